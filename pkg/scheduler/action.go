@@ -1,0 +1,115 @@
+package scheduler
+
+import (
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// ActionKind says what an Action asks the runner to do.
+type ActionKind uint8
+
+// The kinds of action.
+const (
+	// ActRecord: append the change to the event log. It always stands before the
+	// effect it describes.
+	ActRecord ActionKind = iota
+	// ActSuspend: suspend all queues of Target; answer with Suspended{Seq}.
+	ActSuspend
+	// ActResume: resume all queues of Target; answer with Resumed{Seq}.
+	ActResume
+	// ActAnswer: answer the announcement of Lease. Exactly one for each lease.
+	ActAnswer
+)
+
+// Action is what the runner must do, in the order given. It holds no pointers
+// into the core.
+type Action struct {
+	Kind   ActionKind
+	Target gpreempt.ProcessKey
+	Lease  LeaseID
+	// Seq pairs a Suspend or Resume with its result.
+	Seq uint64
+	// Answer is set for ActAnswer.
+	Answer Answer
+	// Record is set for ActRecord.
+	Record Record
+}
+
+// Answer is what an announcement gets.
+type Answer struct {
+	Quiesced bool
+	Reason   QuiesceReason
+	// Suspended is the number of targets suspended on the lease's GPUs.
+	Suspended int
+	// Waited is the time from announcement to answer.
+	Waited time.Duration
+}
+
+// RecordKind says what a Record is about; the numbers are those of the API.
+type RecordKind uint8
+
+// The record kinds.
+const (
+	RecordNone RecordKind = iota
+	RecordTarget
+	RecordLease
+	RecordBreaker
+	RecordPolicy
+	RecordDrain
+	RecordShadow
+)
+
+// Cause is the stable word for why something changed.
+type Cause string
+
+// The causes.
+const (
+	CauseSeen           Cause = "seen"
+	CauseLease          Cause = "lease"
+	CauseByHand         Cause = "by-hand"
+	CauseNewQueue       Cause = "new-queue"
+	CauseDone           Cause = "done"
+	CauseLeaseEnded     Cause = "lease-ended"
+	CauseLingerOver     Cause = "linger-over"
+	CauseShareFloor     Cause = "share-floor"
+	CauseMaxSuspend     Cause = "max-suspend"
+	CauseClass          Cause = "class-changed"
+	CauseHold           Cause = "hold"
+	CausePolicy         Cause = "policy"
+	CauseDrain          Cause = "drain"
+	CauseBreaker        Cause = "breaker-open"
+	CauseGang           Cause = "gang"
+	CauseFailed         Cause = "failed"
+	CauseHardware       Cause = "hardware-error"
+	CauseStuck          Cause = "stuck"
+	CauseAlarm          Cause = "alarm"
+	CauseRetry          Cause = "retry"
+	CauseGone           Cause = "gone"
+	CauseQuarantineOver Cause = "quarantine-over"
+	CauseCooledDown     Cause = "cooled-down"
+	CauseAnnounced      Cause = "announced"
+	CauseStarted        Cause = "started"
+	CauseQuiet          Cause = "quiet"
+	CauseNewTarget      Cause = "new-target"
+)
+
+// Record is one state change. It feeds the event stream, the log, the
+// statistics, the metrics and the trace: there is no second bookkeeping.
+type Record struct {
+	At         Time
+	Kind       RecordKind
+	Target     gpreempt.ProcessKey
+	FromTarget TargetState
+	ToTarget   TargetState
+	Lease      LeaseID
+	FromLease  LeaseState
+	ToLease    LeaseState
+	End        LeaseEnd
+	GPU        gpreempt.GPUID
+	// On is the new state of a breaker or of draining.
+	On    bool
+	Cause Cause
+	// Took is how long a suspend, a resume or a lease lasted.
+	Took time.Duration
+}

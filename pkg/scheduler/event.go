@@ -1,0 +1,247 @@
+package scheduler
+
+import (
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Time is a moment on the runner's monotonic clock: nanoseconds since an
+// arbitrary start. The core never asks what time it is.
+type Time = time.Duration
+
+// LeaseID names a lease within one run of the daemon.
+type LeaseID uint64
+
+// ClientID names whoever holds leases: one process for as long as it lives.
+// 0 is an admin, whose leases outlive any connection.
+type ClientID uint64
+
+// Event is something that happened. The concrete types below are the whole set.
+type Event interface{ event() }
+
+type (
+	// Tick lets due deadlines fire; it carries nothing.
+	Tick struct{}
+
+	// GPUAdded makes a GPU known. Leases and targets on unknown GPUs are refused
+	// or ignored. Adding a GPU twice is harmless.
+	GPUAdded struct {
+		GPU gpreempt.GPUID `json:"gpu"`
+	}
+
+	// TargetSeen makes a process known or updates what is known of it.
+	TargetSeen struct {
+		Target gpreempt.ProcessKey `json:"target"`
+		// Job is the control group the process belongs to, for gang scope job.
+		Job      string            `json:"job,omitempty"`
+		Class    gpreempt.Class    `json:"class"`
+		Priority gpreempt.Priority `json:"priority"`
+		// GPUs its queues are on, ascending, without duplicates. The core keeps
+		// the slice; the caller must not change it afterwards.
+		GPUs []gpreempt.GPUID `json:"gpus,omitempty"`
+		// Queues is a number that grows whenever a queue of the target is born.
+		Queues uint64 `json:"queues,omitempty"`
+		// Ready tells that a mechanism is attached; others are never suspended.
+		Ready bool `json:"ready,omitempty"`
+	}
+
+	// TargetGone says that the process left; also what ESRCH means.
+	TargetGone struct {
+		Target gpreempt.ProcessKey `json:"target"`
+	}
+
+	// LeaseRequested is an announcement. The runner has checked every range.
+	LeaseRequested struct {
+		Lease     LeaseID           `json:"lease"`
+		Client    ClientID          `json:"client,omitempty"`
+		RequestID string            `json:"request_id,omitempty"`
+		GPUs      []gpreempt.GPUID  `json:"gpus,omitempty"`
+		Priority  gpreempt.Priority `json:"priority"`
+		TTL       time.Duration     `json:"ttl"`
+		MaxWait   time.Duration     `json:"max_wait"`
+		ETA       time.Duration     `json:"eta,omitempty"`
+		SLO       time.Duration     `json:"slo,omitempty"`
+		Expected  time.Duration     `json:"expected,omitempty"`
+		OnIdle    bool              `json:"on_idle,omitempty"`
+		// Target, when set, makes it an order by hand: it acts on this target only,
+		// whatever its priority and share floor.
+		Target gpreempt.ProcessKey `json:"target,omitzero"`
+	}
+
+	// LeaseRenewed gives a live lease a new time to live from now.
+	LeaseRenewed struct {
+		Lease LeaseID       `json:"lease"`
+		TTL   time.Duration `json:"ttl"`
+	}
+
+	// LeaseFinished ends a lease, for any reason but expiry and idleness, which
+	// the core finds itself.
+	LeaseFinished struct {
+		Lease LeaseID  `json:"lease"`
+		End   LeaseEnd `json:"end"`
+	}
+
+	// ClientGone ends every lease of a client.
+	ClientGone struct {
+		Client ClientID `json:"client"`
+		End    LeaseEnd `json:"end"`
+	}
+
+	// ClientBacklog tells whether the GPU queues of a client's process have work:
+	// write pointer ahead of read pointer on any of them.
+	ClientBacklog struct {
+		Client ClientID `json:"client"`
+		Busy   bool     `json:"busy"`
+	}
+
+	// Suspended is the result of a Suspend action.
+	Suspended struct {
+		Target gpreempt.ProcessKey `json:"target"`
+		// Seq is the Seq of the action.
+		Seq    uint64  `json:"seq"`
+		Result Outcome `json:"result"`
+		// FailedGPUs are those that reported a hardware error.
+		FailedGPUs []gpreempt.GPUID `json:"failed_gpus,omitempty"`
+		// Took is how long the mechanism needed.
+		Took time.Duration `json:"took"`
+	}
+
+	// Resumed is the result of a Resume action.
+	Resumed struct {
+		Target     gpreempt.ProcessKey `json:"target"`
+		Seq        uint64              `json:"seq"`
+		Result     Outcome             `json:"result"`
+		FailedGPUs []gpreempt.GPUID    `json:"failed_gpus,omitempty"`
+		Took       time.Duration       `json:"took"`
+	}
+
+	// Alarm is a sign from outside that a GPU is unwell, such as a line of the
+	// kernel log: the breaker of that GPU opens. GPU 0 means every GPU.
+	Alarm struct {
+		GPU gpreempt.GPUID `json:"gpu"`
+	}
+
+	// Hold keeps a target running for a time, whatever leases say, and ends its
+	// quarantine and every order by hand against it.
+	Hold struct {
+		Target gpreempt.ProcessKey `json:"target"`
+		For    time.Duration       `json:"for,omitempty"`
+	}
+
+	// PolicyChanged replaces the policy.
+	PolicyChanged struct {
+		Policy Policy `json:"policy"`
+	}
+
+	// Drain starts or ends draining.
+	Drain struct {
+		On bool `json:"on"`
+	}
+)
+
+func (Tick) event()           {}
+func (GPUAdded) event()       {}
+func (TargetSeen) event()     {}
+func (TargetGone) event()     {}
+func (LeaseRequested) event() {}
+func (LeaseRenewed) event()   {}
+func (LeaseFinished) event()  {}
+func (ClientGone) event()     {}
+func (ClientBacklog) event()  {}
+func (Suspended) event()      {}
+func (Resumed) event()        {}
+func (Alarm) event()          {}
+func (Hold) event()           {}
+func (PolicyChanged) event()  {}
+func (Drain) event()          {}
+
+// Outcome is what became of a suspend or a resume.
+type Outcome uint8
+
+// The outcomes.
+const (
+	// OutcomeOK: every queue of the target is as asked.
+	OutcomeOK Outcome = iota
+	// OutcomeGone: the process left meanwhile.
+	OutcomeGone
+	// OutcomeFailed: some queue is not as asked; the mechanism has undone what it
+	// could. The target is quarantined.
+	OutcomeFailed
+	// OutcomeHardware: the GPU reported an error; the target is quarantined and
+	// the breaker of the GPU opens.
+	OutcomeHardware
+)
+
+// LeaseEnd is why a lease ended.
+type LeaseEnd uint8
+
+// The ends; the numbers are those of the API.
+const (
+	EndNone LeaseEnd = iota
+	EndCompleted
+	EndExpired
+	EndDisconnected
+	EndClientDied
+	EndIdle
+	EndReleased
+)
+
+// TargetState is where a target stands.
+type TargetState uint8
+
+// The target states; the numbers are those of the API. A state ends only as
+// written beside it.
+const (
+	// TargetNone is before the first sight of a target.
+	TargetNone TargetState = iota
+	// TargetRunning ends with a Suspend action, a quarantine or the process.
+	TargetRunning
+	// TargetSuspending ends with the Suspended event.
+	TargetSuspending
+	// TargetSuspended ends with a Resume action, or a second Suspend when a queue
+	// was born meanwhile, or the process.
+	TargetSuspended
+	// TargetResuming ends with the Resumed event.
+	TargetResuming
+	// TargetQuarantined is running, and left alone until the quarantine ends.
+	TargetQuarantined
+	// TargetGone is final.
+	TargetLeft
+)
+
+// LeaseState is where a lease stands.
+type LeaseState uint8
+
+// The lease states; the numbers are those of the API.
+const (
+	LeaseNone LeaseState = iota
+	// LeaseWaiting (API: REQUESTED) ends when its eta or slack says so, or with
+	// the lease.
+	LeaseWaiting
+	// LeaseQuiescing ends when nothing more is to be suspended for it.
+	LeaseQuiescing
+	// LeaseHeld ends with the lease; it goes back to Quiescing when a new target
+	// appears on its GPUs.
+	LeaseHeld
+	// LeaseEnded is final.
+	LeaseEnded
+)
+
+// QuiesceReason says why an announcement was answered as it was.
+type QuiesceReason uint8
+
+// The reasons; the numbers are those of the API.
+const (
+	QuiesceNone QuiesceReason = iota
+	QuiesceDone
+	QuiesceNothingToDo
+	QuiesceMaxWait
+	QuiesceDeferred
+	QuiesceNotAwaited
+	QuiesceShareFloor
+	QuiesceUnsafe
+	QuiesceShadow
+	QuiesceDraining
+	QuiesceEnded
+)
