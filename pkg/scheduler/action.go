@@ -71,6 +71,7 @@ const (
 	CauseNewQueue       Cause = "new-queue"
 	CauseDone           Cause = "done"
 	CauseLeaseEnded     Cause = "lease-ended"
+	CauseLinger         Cause = "linger"
 	CauseLingerOver     Cause = "linger-over"
 	CauseShareFloor     Cause = "share-floor"
 	CauseMaxSuspend     Cause = "max-suspend"
@@ -92,6 +93,15 @@ const (
 	CauseStarted        Cause = "started"
 	CauseQuiet          Cause = "quiet"
 	CauseNewTarget      Cause = "new-target"
+	// CauseCoalesced is on a lease that found offline work still suspended from
+	// the lease before.
+	CauseCoalesced Cause = "coalesced"
+	// CauseNotReady is why a target without a mechanism is left alone.
+	CauseNotReady Cause = "not-ready"
+	// CauseNoLease is why a target runs: nothing asks for its GPUs.
+	CauseNoLease Cause = "no-lease"
+	// CauseQuarantine is why a target that failed is left alone.
+	CauseQuarantine Cause = "quarantine"
 )
 
 // Record is one state change. It feeds the event stream, the log, the

@@ -244,4 +244,5 @@ const (
 	QuiesceShadow
 	QuiesceDraining
 	QuiesceEnded
+	QuiesceHold
 )

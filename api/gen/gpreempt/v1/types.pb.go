@@ -310,6 +310,8 @@ const (
 	QuiesceReason_QUIESCE_REASON_DRAINING QuiesceReason = 9
 	// The lease ended while the answer was outstanding.
 	QuiesceReason_QUIESCE_REASON_ENDED QuiesceReason = 10
+	// An admin keeps a target running.
+	QuiesceReason_QUIESCE_REASON_HOLD QuiesceReason = 11
 )
 
 // Enum value maps for QuiesceReason.
@@ -326,6 +328,7 @@ var (
 		8:  "QUIESCE_REASON_SHADOW",
 		9:  "QUIESCE_REASON_DRAINING",
 		10: "QUIESCE_REASON_ENDED",
+		11: "QUIESCE_REASON_HOLD",
 	}
 	QuiesceReason_value = map[string]int32{
 		"QUIESCE_REASON_UNSPECIFIED":   0,
@@ -339,6 +342,7 @@ var (
 		"QUIESCE_REASON_SHADOW":        8,
 		"QUIESCE_REASON_DRAINING":      9,
 		"QUIESCE_REASON_ENDED":         10,
+		"QUIESCE_REASON_HOLD":          11,
 	}
 )
 
@@ -2200,7 +2204,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x16LEASE_END_DISCONNECTED\x10\x03\x12\x19\n" +
 	"\x15LEASE_END_CLIENT_DIED\x10\x04\x12\x12\n" +
 	"\x0eLEASE_END_IDLE\x10\x05\x12\x16\n" +
-	"\x12LEASE_END_RELEASED\x10\x06*\xd1\x02\n" +
+	"\x12LEASE_END_RELEASED\x10\x06*\xea\x02\n" +
 	"\rQuiesceReason\x12\x1e\n" +
 	"\x1aQUIESCE_REASON_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13QUIESCE_REASON_DONE\x10\x01\x12 \n" +
@@ -2213,7 +2217,8 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x15QUIESCE_REASON_SHADOW\x10\b\x12\x1b\n" +
 	"\x17QUIESCE_REASON_DRAINING\x10\t\x12\x18\n" +
 	"\x14QUIESCE_REASON_ENDED\x10\n" +
-	"*s\n" +
+	"\x12\x17\n" +
+	"\x13QUIESCE_REASON_HOLD\x10\v*s\n" +
 	"\vSuspendWhen\x12\x1c\n" +
 	"\x18SUSPEND_WHEN_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14SUSPEND_WHEN_AT_ONCE\x10\x01\x12\x14\n" +

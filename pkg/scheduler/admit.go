@@ -1,0 +1,207 @@
+package scheduler
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Bounds of an announcement that no policy sets.
+const (
+	MaxRequestID = 64
+	MaxWaitLimit = 10 * time.Second
+	MaxETA       = time.Minute
+	MaxSLO       = 10 * time.Minute
+)
+
+// Admit checks an announcement before it becomes an event. When it repeats one
+// by the same client and request id, or orders by hand what is ordered already,
+// the lease there is comes back. Errors are *gpreempt.Error.
+func (c *Core) Admit(req LeaseRequested) (repeated LeaseID, err error) {
+	if len(req.RequestID) > MaxRequestID {
+		return 0, invalid(gpreempt.ReasonRequestIDTooLong, fmt.Sprintf("request_id has %d bytes", len(req.RequestID)),
+			fmt.Sprintf("use at most %d", MaxRequestID))
+	}
+	if req.RequestID != "" {
+		if id, ok := c.requests[requestKey{req.Client, req.RequestID}]; ok {
+			return id, c.sameRequest(id, req)
+		}
+	}
+	byHand := !req.Target.IsZero()
+	if req.Priority > gpreempt.MaxPriority && !byHand {
+		return 0, invalid(gpreempt.ReasonPriorityRange, fmt.Sprintf("priority %d is out of range", req.Priority), "use 0 to 15")
+	}
+	check := c.checkTTL
+	if byHand {
+		check = c.checkOrderTTL
+	}
+	if err := check(req.TTL); err != nil {
+		return 0, err
+	}
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+		limit time.Duration
+	}{{"max_wait", req.MaxWait, MaxWaitLimit}, {"eta", req.ETA, MaxETA}, {"slo", req.SLO, MaxSLO}, {"expected", req.Expected, MaxSLO}} {
+		if d.value < 0 || d.value > d.limit {
+			return 0, invalid(gpreempt.ReasonDurationRange, fmt.Sprintf("%s %v is out of range", d.name, d.value),
+				fmt.Sprintf("use 0 to %v", d.limit))
+		}
+	}
+	if byHand {
+		t := c.targets[req.Target]
+		if t == nil {
+			return 0, UnknownTarget(req.Target)
+		}
+		if t.class != gpreempt.Offline {
+			return 0, &gpreempt.Error{
+				Code: gpreempt.CodeFailedPrecondition, Reason: gpreempt.ReasonNotOffline,
+				Message: fmt.Sprintf("target %v is %v, and only offline targets are suspended", req.Target, t.class),
+				Next:    fmt.Sprintf("classify it first: gpctl target classify %v offline", req.Target),
+			}
+		}
+		if len(t.orders) > 0 {
+			return t.orders[0].id, nil
+		}
+	}
+	for _, id := range req.GPUs {
+		if c.gpus[id] == nil {
+			return 0, UnknownGPU(id.String())
+		}
+	}
+	return 0, c.room(req.Client)
+}
+
+func (c *Core) checkTTL(ttl time.Duration) error {
+	return checkTTL(ttl, c.policy.MaxTTL, "max_ttl")
+}
+
+func (c *Core) checkOrderTTL(ttl time.Duration) error {
+	return checkTTL(ttl, c.policy.MaxSuspend, "max_suspend")
+}
+
+func checkTTL(ttl, limit time.Duration, knob string) error {
+	if ttl > 0 && ttl <= limit {
+		return nil
+	}
+	return invalid(gpreempt.ReasonTTLRange, fmt.Sprintf("ttl %v is out of range", ttl),
+		fmt.Sprintf("use more than 0 and at most %v, the policy's %s", limit, knob))
+}
+
+func (c *Core) room(id ClientID) error {
+	if cl := c.clients[id]; id != 0 && cl != nil && len(cl.leases) >= c.limits.LeasesPerClient {
+		return &gpreempt.Error{
+			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesPerClient,
+			Message: fmt.Sprintf("this client holds %d leases, the most it may", len(cl.leases)),
+			Next:    "complete some, or raise limits.leases_per_client",
+		}
+	}
+	if len(c.leases) >= c.limits.LeasesTotal {
+		return &gpreempt.Error{
+			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesTotal,
+			Message: fmt.Sprintf("%d leases are live on this host, the most there may be", len(c.leases)),
+			Next:    "see who holds them with gpctl lease list, or raise limits.leases_total",
+		}
+	}
+	return nil
+}
+
+func (c *Core) sameRequest(id LeaseID, req LeaseRequested) error {
+	var first LeaseRequested
+	if l := c.leases[id]; l != nil {
+		first = l.req
+	} else {
+		first = c.ended[c.endedByID[id]].req
+	}
+	same := slices.Equal(first.GPUs, req.GPUs)
+	first.Lease, first.GPUs, req.Lease, req.GPUs = 0, nil, 0, nil
+	if same && equalRequests(first, req) {
+		return nil
+	}
+	return &gpreempt.Error{
+		Code: gpreempt.CodeAlreadyExists, Reason: gpreempt.ReasonRequestIDReused,
+		Message: fmt.Sprintf("request_id %q was used by another announcement of this client", req.RequestID),
+		Next:    "use a new id for each announcement and the same one only to retry it unchanged",
+	}
+}
+
+func equalRequests(a, b LeaseRequested) bool {
+	return a.Client == b.Client && a.Priority == b.Priority && a.TTL == b.TTL && a.MaxWait == b.MaxWait && a.ETA == b.ETA &&
+		a.SLO == b.SLO && a.Expected == b.Expected && a.OnIdle == b.OnIdle && a.Target == b.Target
+}
+
+// Answered gives the answer a lease got, also after it ended; ok is false while
+// it waits for one.
+func (c *Core) Answered(id LeaseID) (answer Answer, ok bool) {
+	if l := c.leases[id]; l != nil {
+		return l.answer, l.answered
+	}
+	if at, known := c.endedByID[id]; known {
+		a := c.ended[at].answer
+		return Answer{Reason: QuiesceEnded, Waited: a.Waited}, true
+	}
+	return Answer{}, false
+}
+
+// Ended tells how a lease ended and how long it lived, for those remembered.
+func (c *Core) Ended(id LeaseID) (end LeaseEnd, held time.Duration, ok bool) {
+	at, ok := c.endedByID[id]
+	if !ok {
+		return EndNone, 0, false
+	}
+	return c.ended[at].end, c.ended[at].held, true
+}
+
+// Owned checks that a lease is known and that the client may act on it; client 0
+// (an admin) may act on any. Errors are *gpreempt.Error.
+func (c *Core) Owned(client ClientID, id LeaseID) error {
+	var owner ClientID
+	if l := c.leases[id]; l != nil {
+		owner = l.req.Client
+	} else if at, ok := c.endedByID[id]; ok {
+		owner = c.ended[at].req.Client
+	} else {
+		return UnknownLease()
+	}
+	if client != 0 && client != owner {
+		return &gpreempt.Error{
+			Code: gpreempt.CodePermissionDenied, Reason: gpreempt.ReasonForeignLease,
+			Message: "the lease belongs to another process",
+			Next:    "only the process that announced it may complete or renew it; an admin may use gpctl lease release",
+		}
+	}
+	return nil
+}
+
+// UnknownLease is the error for a lease id that means nothing here.
+func UnknownLease() error {
+	return &gpreempt.Error{
+		Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownLease,
+		Message: "no such lease",
+		Next:    "it ended long ago or belongs to an earlier run of the daemon: announce again",
+	}
+}
+
+// UnknownGPU is the error for a GPU that is not on this host.
+func UnknownGPU(name string) error {
+	return &gpreempt.Error{
+		Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonUnknownGPU,
+		Message: fmt.Sprintf("GPU %s is not on this host", name),
+		Next:    "gpctl gpu list shows those that are",
+	}
+}
+
+// UnknownTarget is the error for a process that owns no queues.
+func UnknownTarget(key gpreempt.ProcessKey) error {
+	return &gpreempt.Error{
+		Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownTarget,
+		Message: fmt.Sprintf("process %v owns no GPU queues, or has exited", key),
+		Next:    "gpctl target list shows those that do",
+	}
+}
+
+func invalid(reason gpreempt.Reason, message, next string) error {
+	return &gpreempt.Error{Code: gpreempt.CodeInvalidArgument, Reason: reason, Message: message, Next: next}
+}

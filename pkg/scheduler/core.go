@@ -1,0 +1,318 @@
+// Package scheduler decides which offline processes are off the GPUs, and when.
+//
+// Core is the decision: events in, actions out, no I/O, no goroutine, no clock.
+// The same events give the same actions, byte for byte. Runner is the edge: it
+// has the clock, serialises events and carries the actions out.
+//
+// What the core promises, whatever clients, targets and mechanisms do:
+//
+//  1. A target is suspended only while a live lease of higher priority covers
+//     one of its gang's GPUs, or during the bounded linger after it.
+//  2. Every suspension has a deadline: the lease's TTL, max_suspend, the share floor.
+//  3. Only targets of class offline and lower priority are suspended.
+//  4. One action is in flight per target; queues born while their target is
+//     suspended are suspended too.
+//  5. No announcement waits longer than its max_wait.
+//  6. The last overlapping lease out resumes; calls are idempotent by request id.
+//  7. Failures quarantine the target, hardware errors open the GPU's breaker:
+//     everything resumes and nothing more is suspended there until it closes.
+//  8. Draining and policy changes leave nothing suspended that should not be.
+package scheduler
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Times the core keeps that are not policy: nobody should have to tune them.
+const (
+	// QuarantineTime is how long a target that failed is left alone.
+	QuarantineTime = 5 * time.Minute
+	// BreakerTime is how long nothing is suspended on a GPU after an alarm.
+	BreakerTime = 30 * time.Second
+	// StuckAfter is how long a suspend or resume may take before the GPU is
+	// treated as unwell; KFD itself gives up after 9 s.
+	StuckAfter = 2 * time.Second
+	// RetryMin and RetryMax bound the back-off of a resume that failed.
+	RetryMin = 100 * time.Millisecond
+	RetryMax = 5 * time.Second
+	// IdleGrace is how long the queues of a client must be empty before a lease
+	// with OnIdle ends: a serving loop pauses between two kernels of one request.
+	IdleGrace = 2 * time.Millisecond
+)
+
+// endedKept is how many ended leases are remembered, so that a late Complete or
+// a repeated request id is answered rather than refused.
+const endedKept = 4096
+
+// Limits bounds what clients may hold.
+type Limits struct {
+	// LeasesPerClient bounds the live leases of one client; admins are exempt.
+	LeasesPerClient int
+	// LeasesTotal bounds all live leases.
+	LeasesTotal int
+}
+
+// Core is the scheduler's state. It is not safe for concurrent use.
+type Core struct {
+	policy   Policy
+	limits   Limits
+	draining bool
+	now      Time
+
+	gpus     map[gpreempt.GPUID]*gpu
+	gpuOrder []*gpu // by id
+	targets  map[gpreempt.ProcessKey]*target
+	order    []*target        // by key: whatever walks all targets walks this
+	jobs     map[string]*gang // gangs of scope job
+	leases   map[LeaseID]*lease
+	clients  map[ClientID]*client
+	requests map[requestKey]LeaseID
+
+	ended     []endedLease // ring once endedKept long
+	endedNext int
+	endedByID map[LeaseID]int
+
+	timers  timerHeap
+	seq     uint64
+	surveys uint64
+	dirty   []*gang
+	pending []*lease // unanswered or not yet quiet
+	free    []*lease
+	actions []Action
+}
+
+type requestKey struct {
+	client ClientID
+	id     string
+}
+
+// New gives an empty core. The policy must be valid.
+func New(policy Policy, limits Limits) *Core {
+	return &Core{
+		policy:    policy,
+		limits:    limits,
+		gpus:      map[gpreempt.GPUID]*gpu{},
+		targets:   map[gpreempt.ProcessKey]*target{},
+		jobs:      map[string]*gang{},
+		leases:    map[LeaseID]*lease{},
+		clients:   map[ClientID]*client{},
+		requests:  map[requestKey]LeaseID{},
+		endedByID: map[LeaseID]int{},
+	}
+}
+
+// Step takes one event at a time and gives what must be done, in order. The
+// slice is valid until the next Step. Time never goes back: an earlier now
+// counts as the last one.
+func (c *Core) Step(now Time, ev Event) []Action {
+	c.now = max(c.now, now)
+	clear(c.actions)
+	c.actions = c.actions[:0]
+	for t := c.timers.popDue(c.now); t != nil; t = c.timers.popDue(c.now) {
+		t.owner.fire(c)
+	}
+	c.apply(ev)
+	c.settle()
+	return c.actions
+}
+
+// NextDeadline is when Step(Tick) must be called at the latest.
+func (c *Core) NextDeadline() (Time, bool) { return c.timers.next() }
+
+func (c *Core) apply(ev Event) {
+	switch ev := ev.(type) {
+	case Tick:
+	case GPUAdded:
+		c.gpu(ev.GPU)
+	case TargetSeen:
+		c.targetSeen(ev)
+	case TargetGone:
+		if t := c.targets[ev.Target]; t != nil {
+			c.targetGone(t)
+		}
+	case LeaseRequested:
+		c.leaseRequested(ev)
+	case LeaseRenewed:
+		if l := c.leases[ev.Lease]; l != nil {
+			l.expires = c.now + ev.TTL
+			c.setLeaseTimer(l)
+		}
+	case LeaseFinished:
+		if l := c.leases[ev.Lease]; l != nil {
+			c.endLease(l, ev.End)
+		}
+	case ClientGone:
+		if cl := c.clients[ev.Client]; cl != nil {
+			for len(cl.leases) > 0 {
+				c.endLease(cl.leases[len(cl.leases)-1], ev.End)
+			}
+			delete(c.clients, ev.Client)
+		}
+	case ClientBacklog:
+		c.clientBacklog(ev)
+	case Suspended:
+		c.suspended(ev)
+	case Resumed:
+		c.resumed(ev)
+	case Alarm:
+		for _, g := range c.gpuOrder {
+			if ev.GPU == 0 || g.id == ev.GPU {
+				c.openBreaker(g, CauseAlarm)
+			}
+		}
+	case Hold:
+		c.hold(ev)
+	case PolicyChanged:
+		c.setPolicy(ev.Policy)
+	case Drain:
+		if c.draining != ev.On {
+			c.draining = ev.On
+			c.record(Record{Kind: RecordDrain, On: ev.On})
+			c.markAll()
+		}
+	}
+}
+
+func (c *Core) setPolicy(p Policy) {
+	rescope := p.Gang != c.policy.Gang
+	for _, t := range c.order {
+		c.charge(t.gang)
+	}
+	c.policy = p
+	c.record(Record{Kind: RecordPolicy})
+	if rescope {
+		for _, t := range c.order {
+			c.leaveGang(t)
+		}
+		for _, t := range c.order {
+			c.joinGang(t)
+		}
+	}
+	for _, t := range c.order {
+		t.gang.budget = min(t.gang.budget, c.budgetCap())
+		t.gang.lingerUntil = min(t.gang.lingerUntil, c.now+c.linger(t.gang))
+	}
+	for _, l := range c.pending {
+		if l.state == LeaseWaiting {
+			if l.startAt = c.startTime(l); c.now >= l.startAt {
+				c.startLease(l)
+			}
+			c.setLeaseTimer(l)
+		}
+	}
+	c.markAll()
+}
+
+// settle brings what is in line with what should be: first the gangs that
+// something happened to, then the leases that still wait.
+func (c *Core) settle() {
+	for i := 0; i < len(c.dirty); i++ {
+		g := c.dirty[i]
+		g.dirty = false
+		if len(g.members) > 0 {
+			c.evaluate(g)
+		} else {
+			c.timers.clear(&g.timer)
+		}
+	}
+	c.dirty = c.dirty[:0]
+	kept := c.pending[:0]
+	for _, l := range c.pending {
+		if c.settleLease(l) {
+			kept = append(kept, l)
+		} else {
+			l.pending = false
+		}
+	}
+	clear(c.pending[len(kept):])
+	c.pending = kept
+}
+
+func (c *Core) mark(g *gang) {
+	if !g.dirty {
+		g.dirty = true
+		c.dirty = append(c.dirty, g)
+	}
+}
+
+func (c *Core) markAll() {
+	for _, t := range c.order {
+		c.mark(t.gang)
+	}
+}
+
+func (c *Core) markGPU(g *gpu) {
+	for _, gg := range g.gangs {
+		c.mark(gg)
+	}
+}
+
+func (c *Core) record(r Record) {
+	r.At = c.now
+	c.actions = append(c.actions, Action{Kind: ActRecord, Record: r})
+}
+
+// gpu is a GPU node and what is known of the announcements on it.
+type gpu struct {
+	id     gpreempt.GPUID
+	gangs  []*gang // with a member on it
+	leases []*lease
+	// started counts started leases by priority; top is the highest, -1 for none.
+	started [gpreempt.MaxPriority + 1]int
+	top     int
+
+	breakerUntil Time
+	breakerOpen  bool
+	timer        timer
+
+	// gap learns the time from the end of the last lease to the next announcement.
+	gap     estimate
+	lastEnd Time
+	quiet   bool // lastEnd is set and no lease came since
+}
+
+func (c *Core) gpu(id gpreempt.GPUID) *gpu {
+	g := c.gpus[id]
+	if g == nil {
+		g = &gpu{id: id, top: -1}
+		g.timer.owner = g
+		c.gpus[id] = g
+		at, _ := slices.BinarySearchFunc(c.gpuOrder, id, func(g *gpu, id gpreempt.GPUID) int { return cmp.Compare(g.id, id) })
+		c.gpuOrder = slices.Insert(c.gpuOrder, at, g)
+	}
+	return g
+}
+
+// setTop recounts top and tells whether it changed.
+func (g *gpu) setTop() bool {
+	old := g.top
+	g.top = -1
+	for p := range g.started {
+		if g.started[p] > 0 {
+			g.top = p
+		}
+	}
+	return g.top != old
+}
+
+func (c *Core) openBreaker(g *gpu, cause Cause) {
+	g.breakerUntil = c.now + BreakerTime
+	c.timers.set(&g.timer, g.breakerUntil)
+	if g.breakerOpen {
+		return
+	}
+	g.breakerOpen = true
+	c.record(Record{Kind: RecordBreaker, GPU: g.id, On: true, Cause: cause})
+	c.markGPU(g)
+}
+
+// fire closes the breaker.
+func (g *gpu) fire(c *Core) {
+	g.breakerOpen = false
+	c.record(Record{Kind: RecordBreaker, GPU: g.id, Cause: CauseCooledDown})
+	c.markGPU(g)
+}

@@ -1,0 +1,43 @@
+package scheduler
+
+import "strconv"
+
+// word gives the name of an enum value, for logs and scenario tests.
+func word[T ~uint8](v T, names ...string) string {
+	if int(v) < len(names) {
+		return names[v]
+	}
+	return strconv.Itoa(int(v))
+}
+
+// String names the state.
+func (s TargetState) String() string {
+	return word(s, "none", "running", "suspending", "suspended", "resuming", "quarantined", "gone")
+}
+
+// String names the state.
+func (s LeaseState) String() string {
+	return word(s, "none", "requested", "quiescing", "held", "ended")
+}
+
+// String names the end.
+func (e LeaseEnd) String() string {
+	return word(e, "none", "completed", "expired", "disconnected", "client-died", "idle", "released")
+}
+
+// String names the reason.
+func (r QuiesceReason) String() string {
+	return word(r, "none", "done", "nothing-to-do", "max-wait", "deferred", "not-awaited", "share-floor", "unsafe", "shadow", "draining", "ended", "hold")
+}
+
+// String names the outcome.
+func (o Outcome) String() string { return word(o, "ok", "gone", "failed", "hardware") }
+
+// String names the choice as the config file does.
+func (w SuspendWhen) String() string { return word(w, "unset", "at-once", "eta", "slack") }
+
+// String names the choice as the config file does.
+func (l Linger) String() string { return word(l, "unset", "none", "fixed", "adaptive") }
+
+// String names the scope as the config file does.
+func (g GangScope) String() string { return word(g, "unset", "process", "job") }

@@ -1,0 +1,218 @@
+package scheduler
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Clock tells the time. It is monotonic and safe for concurrent use.
+type Clock interface{ Now() Time }
+
+// Executor carries out suspends and resumes. Its methods must not block and must
+// not call the Runner: the result comes later, through Runner.Post.
+type Executor interface {
+	Suspend(target gpreempt.ProcessKey, seq uint64)
+	Resume(target gpreempt.ProcessKey, seq uint64)
+}
+
+// Reply takes the answer to an announcement. It must not block.
+type Reply func(LeaseID, Answer)
+
+// Timer is a one-shot alarm clock. Set re-arms it and may be called while another
+// goroutine is in Wait; Close ends Wait with an error.
+type Timer interface {
+	Set(d time.Duration) error
+	Wait() error
+	Close() error
+}
+
+// Runner serialises events into a Core and carries its actions out in order.
+// All methods are safe for concurrent use; none blocks on anything but the lock,
+// which is held for one Step and the hand-over of its actions, never across I/O
+// (docs/adr/0002).
+type Runner struct {
+	clock    Clock
+	executor Executor
+	record   func(Record)
+	timer    Timer
+
+	mu       sync.Mutex // guards all below
+	core     *Core
+	armed    Time // what timer is set to
+	nextID   LeaseID
+	replies  map[LeaseID][]Reply
+	stopping bool
+}
+
+// NewRunner gives a runner. record is called for every state change, in order,
+// under the runner's lock: it must not block and not call the runner.
+func NewRunner(core *Core, clock Clock, timer Timer, executor Executor, record func(Record)) *Runner {
+	return &Runner{core: core, clock: clock, timer: timer, executor: executor, record: record, replies: map[LeaseID][]Reply{}}
+}
+
+// Run fires deadlines until ctx ends, then closes the timer. beat is called on
+// every turn, and at least every beatEvery, with the lock free: it feeds the
+// watchdog, so a scheduler that hangs is noticed.
+func (r *Runner) Run(ctx context.Context, beatEvery time.Duration, beat func()) error {
+	stop := context.AfterFunc(ctx, func() { _ = r.timer.Close() })
+	defer stop()
+	for {
+		r.turn(beatEvery)
+		beat()
+		if err := r.timer.Wait(); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("scheduler: the timer failed: %w", err)
+		}
+	}
+}
+
+// turn fires what is due and arms the timer for what comes next.
+func (r *Runner) turn(atMost time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.clock.Now()
+	if due, ok := r.core.NextDeadline(); ok && due <= now {
+		r.step(now, Tick{})
+	}
+	r.arm(now, now+atMost)
+	if due, ok := r.core.NextDeadline(); ok && due < r.armed {
+		r.arm(now, due)
+	}
+}
+
+func (r *Runner) arm(now, due Time) {
+	r.armed = due
+	if err := r.timer.Set(max(due-now, time.Nanosecond)); err != nil {
+		// Without a timer nothing would ever expire: Wait fails too, and Run ends.
+		_ = r.timer.Close()
+	}
+}
+
+// Post takes in an event that has no answer.
+func (r *Runner) Post(ev Event) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.step(r.clock.Now(), ev)
+}
+
+// Announce takes in an announcement; req.Lease is ignored, the id comes back.
+// reply is called exactly once unless an error comes back, possibly before
+// Announce returns. Errors are *gpreempt.Error.
+func (r *Runner) Announce(req LeaseRequested, reply Reply) (LeaseID, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.stopping {
+		return 0, &gpreempt.Error{
+			Code: gpreempt.CodeUnavailable, Reason: gpreempt.ReasonShuttingDown,
+			Message: "the daemon is shutting down", Next: "go on without a lease, and announce again when it is back",
+		}
+	}
+	id, err := r.core.Admit(req)
+	if err != nil {
+		return 0, err
+	}
+	now := r.clock.Now()
+	if id != 0 {
+		if !req.Target.IsZero() {
+			r.step(now, LeaseRenewed{Lease: id, TTL: req.TTL})
+		}
+		if answer, ok := r.core.Answered(id); ok {
+			reply(id, answer)
+		} else {
+			r.replies[id] = append(r.replies[id], reply)
+		}
+		return id, nil
+	}
+	r.nextID++
+	req.Lease = r.nextID
+	r.replies[req.Lease] = []Reply{reply}
+	r.step(now, req)
+	return req.Lease, nil
+}
+
+// Complete ends a lease of the client; client 0, an admin, may end any. A lease
+// that ended already tells how. Errors are *gpreempt.Error.
+func (r *Runner) Complete(client ClientID, id LeaseID, end LeaseEnd) (LeaseEnd, time.Duration, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.core.Owned(client, id); err != nil {
+		return EndNone, 0, err
+	}
+	if how, held, ok := r.core.Ended(id); ok {
+		return how, held, nil
+	}
+	r.step(r.clock.Now(), LeaseFinished{Lease: id, End: end})
+	how, held, _ := r.core.Ended(id)
+	return how, held, nil
+}
+
+// Renew gives a live lease a new time to live. Errors are *gpreempt.Error.
+func (r *Runner) Renew(client ClientID, id LeaseID, ttl time.Duration) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err := r.core.Owned(client, id); err != nil {
+		return err
+	}
+	if _, _, ended := r.core.Ended(id); ended {
+		return UnknownLease()
+	}
+	if err := r.core.checkTTL(ttl); err != nil {
+		return err
+	}
+	r.step(r.clock.Now(), LeaseRenewed{Lease: id, TTL: ttl})
+	return nil
+}
+
+// View gives read access under the lock; fn must not block and must keep nothing
+// but copies.
+func (r *Runner) View(fn func(c *Core)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fn(r.core)
+}
+
+// Now is the runner's time.
+func (r *Runner) Now() Time { return r.clock.Now() }
+
+// SetLimits replaces the limits; leases beyond them stay.
+func (r *Runner) SetLimits(l Limits) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.core.limits = l
+}
+
+// Stop refuses announcements from now on and resumes everything.
+func (r *Runner) Stop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stopping = true
+	r.step(r.clock.Now(), Drain{On: true})
+}
+
+func (r *Runner) step(now Time, ev Event) {
+	actions := r.core.Step(now, ev)
+	for i := range actions {
+		switch a := &actions[i]; a.Kind {
+		case ActRecord:
+			r.record(a.Record)
+		case ActSuspend:
+			r.executor.Suspend(a.Target, a.Seq)
+		case ActResume:
+			r.executor.Resume(a.Target, a.Seq)
+		case ActAnswer:
+			for _, reply := range r.replies[a.Lease] {
+				reply(a.Lease, a.Answer)
+			}
+			delete(r.replies, a.Lease)
+		}
+	}
+	if due, ok := r.core.NextDeadline(); ok && due < r.armed {
+		r.arm(now, due)
+	}
+}

@@ -1,0 +1,241 @@
+package scheduler
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// target is a process that owns queues.
+type target struct {
+	key      gpreempt.ProcessKey
+	job      string
+	class    gpreempt.Class
+	priority gpreempt.Priority
+	gpus     []gpreempt.GPUID
+	ready    bool
+	gang     *gang
+
+	state TargetState
+	since Time
+	// seq is that of the action in flight.
+	seq uint64
+	// queues is what the inventory counted; suspendedQueues is what it had
+	// counted when the last Suspend was sent.
+	queues, suspendedQueues uint64
+
+	quarantinedUntil Time
+	holdUntil        Time // an admin keeps it running
+	retryAt          Time
+	retries          int
+	retrying         bool // a resume failed and waits for retryAt
+	stuck            bool
+	shadowed         bool // reported as suspended under a shadow policy
+	timer            timer
+
+	suspend, resume estimate
+	suspends        uint64
+	awaySince       Time
+	away            time.Duration // total time not running, up to awaySince
+	orders          []*lease      // live leases that name it, oldest first
+}
+
+func (t *target) isAway() bool {
+	return t.state == TargetSuspending || t.state == TargetSuspended || t.state == TargetResuming
+}
+
+func (c *Core) targetSeen(ev TargetSeen) {
+	t := c.targets[ev.Target]
+	if t == nil {
+		t = &target{key: ev.Target, since: c.now}
+		t.timer.owner = t
+		c.targets[ev.Target] = t
+		at, _ := slices.BinarySearchFunc(c.order, ev.Target, func(t *target, k gpreempt.ProcessKey) int { return t.key.Compare(k) })
+		c.order = slices.Insert(c.order, at, t)
+		t.job, t.class, t.priority, t.gpus, t.ready, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Ready, ev.Queues
+		c.setTargetState(t, TargetRunning, CauseSeen, 0, 0)
+		c.joinGang(t)
+		return
+	}
+	regang := t.job != ev.Job || t.class != ev.Class || t.priority != ev.Priority || !slices.Equal(t.gpus, ev.GPUs)
+	if !regang && t.ready == ev.Ready && t.queues == ev.Queues {
+		return
+	}
+	if regang {
+		c.leaveGang(t)
+	}
+	t.job, t.class, t.priority, t.gpus, t.ready, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Ready, ev.Queues
+	if regang {
+		c.joinGang(t)
+	}
+	c.mark(t.gang)
+}
+
+func (c *Core) targetGone(t *target) {
+	for len(t.orders) > 0 {
+		c.endLease(t.orders[0], EndReleased)
+	}
+	c.setTargetState(t, TargetLeft, CauseGone, 0, 0)
+	c.leaveGang(t)
+	c.timers.clear(&t.timer)
+	delete(c.targets, t.key)
+	if at, ok := slices.BinarySearchFunc(c.order, t.key, func(t *target, k gpreempt.ProcessKey) int { return t.key.Compare(k) }); ok {
+		c.order = slices.Delete(c.order, at, at+1)
+	}
+}
+
+// setTargetState changes the state and leaves the record of it.
+func (c *Core) setTargetState(t *target, to TargetState, cause Cause, lease LeaseID, took time.Duration) {
+	from := t.state
+	wasAway := t.isAway()
+	t.state, t.since = to, c.now
+	switch away := t.isAway(); {
+	case away && !wasAway:
+		t.awaySince = c.now
+	case !away && wasAway:
+		t.away += c.now - t.awaySince
+	}
+	c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: from, ToTarget: to, Cause: cause, Lease: lease, Took: took})
+}
+
+// suspendTarget sends a Suspend, also for queues born since the last one.
+func (c *Core) suspendTarget(t *target, cause Cause, lease LeaseID) {
+	c.setTargetState(t, TargetSuspending, cause, lease, 0)
+	t.suspendedQueues = t.queues
+	c.send(t, ActSuspend)
+}
+
+func (c *Core) resumeTarget(t *target, cause Cause) {
+	c.setTargetState(t, TargetResuming, cause, 0, 0)
+	c.send(t, ActResume)
+}
+
+func (c *Core) send(t *target, kind ActionKind) {
+	c.seq++
+	t.seq, t.stuck, t.retrying = c.seq, false, false
+	c.actions = append(c.actions, Action{Kind: kind, Target: t.key, Seq: t.seq})
+	c.setTargetTimer(t)
+}
+
+// setTargetTimer arms the one thing a target waits for: its action to come
+// back, the retry of a resume, or the end of its quarantine.
+func (c *Core) setTargetTimer(t *target) {
+	switch {
+	case t.retrying:
+		c.timers.set(&t.timer, t.retryAt)
+	case (t.state == TargetSuspending || t.state == TargetResuming) && !t.stuck:
+		c.timers.set(&t.timer, t.since+StuckAfter)
+	case t.state == TargetQuarantined:
+		c.timers.set(&t.timer, t.quarantinedUntil)
+	default:
+		c.timers.clear(&t.timer)
+	}
+}
+
+func (t *target) fire(c *Core) {
+	switch {
+	case t.retrying:
+		c.resumeTarget(t, CauseRetry)
+	case t.state == TargetSuspending || t.state == TargetResuming:
+		t.stuck = true
+		for _, id := range t.gpus {
+			c.openBreaker(c.gpu(id), CauseStuck)
+		}
+	case t.state == TargetQuarantined:
+		c.setTargetState(t, TargetRunning, CauseQuarantineOver, 0, 0)
+		c.mark(t.gang)
+	}
+}
+
+func (c *Core) suspended(ev Suspended) {
+	t := c.targets[ev.Target]
+	if t == nil || t.state != TargetSuspending || t.seq != ev.Seq {
+		return // an answer to an action that no longer counts
+	}
+	c.charge(t.gang)
+	switch ev.Result {
+	case OutcomeOK:
+		t.suspend.learn(ev.Took)
+		t.suspends++
+		c.setTargetState(t, TargetSuspended, CauseDone, 0, ev.Took)
+		c.setTargetTimer(t)
+	case OutcomeGone:
+		c.targetGone(t)
+		return
+	default:
+		c.quarantine(t, ev.Result, ev.FailedGPUs)
+		// The mechanism has undone what it could; a resume of everything is
+		// harmless and makes sure.
+		c.resumeTarget(t, failureCause(ev.Result))
+	}
+	c.mark(t.gang)
+}
+
+func (c *Core) resumed(ev Resumed) {
+	t := c.targets[ev.Target]
+	if t == nil || t.state != TargetResuming || t.retrying || t.seq != ev.Seq {
+		return
+	}
+	c.charge(t.gang)
+	switch ev.Result {
+	case OutcomeOK:
+		t.resume.learn(ev.Took)
+		t.retries = 0
+		to, cause := TargetRunning, CauseDone
+		if t.quarantinedUntil > c.now {
+			to, cause = TargetQuarantined, CauseQuarantine
+		}
+		c.setTargetState(t, to, cause, 0, ev.Took)
+	case OutcomeGone:
+		c.targetGone(t)
+		return
+	default:
+		c.quarantine(t, ev.Result, ev.FailedGPUs)
+		t.retrying = true
+		t.retryAt = c.now + min(RetryMin<<min(t.retries, 10), RetryMax)
+		t.retries++
+		// It stays in Resuming: it may still be off the GPU.
+		c.setTargetState(t, TargetResuming, failureCause(ev.Result), 0, ev.Took)
+	}
+	c.setTargetTimer(t)
+	c.mark(t.gang)
+}
+
+func failureCause(o Outcome) Cause {
+	if o == OutcomeHardware {
+		return CauseHardware
+	}
+	return CauseFailed
+}
+
+func (c *Core) quarantine(t *target, o Outcome, gpus []gpreempt.GPUID) {
+	t.quarantinedUntil = c.now + QuarantineTime
+	if o != OutcomeHardware {
+		return
+	}
+	if len(gpus) == 0 {
+		gpus = t.gpus
+	}
+	for _, id := range gpus {
+		c.openBreaker(c.gpu(id), CauseHardware)
+	}
+}
+
+func (c *Core) hold(ev Hold) {
+	t := c.targets[ev.Target]
+	if t == nil {
+		return
+	}
+	for len(t.orders) > 0 {
+		c.endLease(t.orders[0], EndReleased)
+	}
+	t.quarantinedUntil = c.now
+	if t.state == TargetQuarantined {
+		c.setTargetState(t, TargetRunning, CauseHold, 0, 0)
+		c.setTargetTimer(t)
+	}
+	c.charge(t.gang)
+	t.holdUntil = c.now + ev.For
+	c.mark(t.gang)
+}

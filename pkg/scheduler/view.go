@@ -1,0 +1,276 @@
+package scheduler
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// LeaseInfo is a live lease as readers see it.
+type LeaseInfo struct {
+	ID       LeaseID
+	Client   ClientID
+	GPUs     []gpreempt.GPUID
+	Priority gpreempt.Priority
+	State    LeaseState
+	Created  Time
+	Expires  Time
+	// Target is set for an order by hand.
+	Target gpreempt.ProcessKey
+}
+
+// TargetInfo is a target as readers see it.
+type TargetInfo struct {
+	Key      gpreempt.ProcessKey
+	Class    gpreempt.Class
+	Priority gpreempt.Priority
+	State    TargetState
+	Since    Time
+	// RunsBy is the latest moment it runs again, while it is away.
+	RunsBy         Time
+	GPUs           []gpreempt.GPUID
+	Ready          bool
+	Suspends       uint64
+	SuspendedTotal time.Duration
+	LearnedSuspend time.Duration
+	LearnedResume  time.Duration
+}
+
+// GPUInfo is a GPU as readers see it.
+type GPUInfo struct {
+	ID            gpreempt.GPUID
+	Leases        int
+	Suspended     int
+	BreakerOpen   bool
+	BreakerCloses Time
+}
+
+// Explanation is why a target is, or is not, suspended.
+type Explanation struct {
+	Verdict string
+	Steps   []ExplainStep
+	Leases  []LeaseID
+}
+
+// ExplainStep is one of the checks behind an Explanation.
+type ExplainStep struct {
+	Question string
+	Holds    bool
+	Detail   string
+}
+
+// Policy gives the policy in force.
+func (c *Core) Policy() Policy { return c.policy }
+
+// Draining tells whether nothing is to be suspended.
+func (c *Core) Draining() bool { return c.draining }
+
+// Leases gives the live leases, oldest first.
+func (c *Core) Leases() []LeaseInfo {
+	infos := make([]LeaseInfo, 0, len(c.leases))
+	for _, l := range c.leases {
+		infos = append(infos, l.info())
+	}
+	slices.SortFunc(infos, func(a, b LeaseInfo) int {
+		return cmp.Or(cmp.Compare(a.Created, b.Created), cmp.Compare(a.ID, b.ID))
+	})
+	return infos
+}
+
+func (l *lease) info() LeaseInfo {
+	return LeaseInfo{
+		ID: l.id, Client: l.req.Client, GPUs: l.req.GPUs, Priority: l.req.Priority, State: l.state,
+		Created: l.created, Expires: l.expires, Target: l.req.Target,
+	}
+}
+
+// Targets gives every target, by key.
+func (c *Core) Targets() []TargetInfo {
+	infos := make([]TargetInfo, 0, len(c.order))
+	for _, t := range c.order {
+		infos = append(infos, c.targetInfo(t))
+	}
+	return infos
+}
+
+// Target gives one target.
+func (c *Core) Target(key gpreempt.ProcessKey) (TargetInfo, bool) {
+	t := c.targets[key]
+	if t == nil {
+		return TargetInfo{}, false
+	}
+	return c.targetInfo(t), true
+}
+
+func (c *Core) targetInfo(t *target) TargetInfo {
+	info := TargetInfo{
+		Key: t.key, Class: t.class, Priority: t.priority, State: t.state, Since: t.since, GPUs: t.gpus, Ready: t.ready,
+		Suspends: t.suspends, SuspendedTotal: t.away, LearnedSuspend: t.suspend.mean, LearnedResume: t.resume.mean,
+	}
+	if t.isAway() {
+		info.SuspendedTotal += c.now - t.awaySince
+		info.RunsBy = c.runsBy(t.gang)
+	}
+	return info
+}
+
+// runsBy is the deadline of rule 2.
+func (c *Core) runsBy(g *gang) Time {
+	if !g.held {
+		return c.now
+	}
+	by := c.maxSuspendAt(g)
+	// The bucket was last charged at budgetAt and empties since.
+	if c.policy.ShareFloor > 0 && !g.byHand() {
+		by = min(by, g.budgetAt+max(0, g.budget))
+	}
+	last := Time(0)
+	for _, u := range g.gpus {
+		for _, l := range u.leases {
+			if l.started && l.req.Priority > g.priority {
+				last = max(last, l.expires)
+			}
+		}
+	}
+	for _, m := range g.members {
+		for _, l := range m.orders {
+			last = max(last, l.expires)
+		}
+	}
+	if g.leased {
+		last += c.policy.LingerMax
+	}
+	return max(c.now, min(by, max(last, g.lingerUntil)))
+}
+
+// GPUs gives every GPU, by id.
+func (c *Core) GPUs() []GPUInfo {
+	infos := make([]GPUInfo, 0, len(c.gpuOrder))
+	for _, u := range c.gpuOrder {
+		info := GPUInfo{ID: u.id, Leases: len(u.leases), BreakerOpen: u.breakerOpen}
+		if u.breakerOpen {
+			info.BreakerCloses = u.breakerUntil
+		}
+		for _, g := range u.gangs {
+			for _, m := range g.members {
+				if m.state == TargetSuspended && slices.Contains(m.gpus, u.id) {
+					info.Suspended++
+				}
+			}
+		}
+		infos = append(infos, info)
+	}
+	return infos
+}
+
+// Away counts the targets that are not running.
+func (c *Core) Away() int {
+	n := 0
+	for _, t := range c.order {
+		if t.isAway() {
+			n++
+		}
+	}
+	return n
+}
+
+// IdleWatched gives the clients with a lease that ends by idleness: those whose
+// queues somebody has to watch.
+func (c *Core) IdleWatched() []ClientID {
+	var ids []ClientID
+	for _, l := range c.leases {
+		if l.req.OnIdle && !slices.Contains(ids, l.req.Client) {
+			ids = append(ids, l.req.Client)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Explain says why a target is, or is not, suspended: the same checks as decide,
+// in the same order.
+func (c *Core) Explain(key gpreempt.ProcessKey) (Explanation, bool) {
+	t := c.targets[key]
+	if t == nil {
+		return Explanation{}, false
+	}
+	g := t.gang
+	var e Explanation
+	step := func(question string, holds bool, format string, args ...any) {
+		e.Steps = append(e.Steps, ExplainStep{question, holds, fmt.Sprintf(format, args...)})
+	}
+	step("its class is offline", t.class == gpreempt.Offline, "class %v, priority %d", t.class, t.priority)
+	step("a mechanism is attached", t.ready, "%s", map[bool]string{true: "attached", false: "not attached: see attach_error of the target"}[t.ready])
+	step("it is not in quarantine", t.quarantinedUntil <= c.now, "%s", left("quarantine ends", t.quarantinedUntil-c.now))
+	if len(g.members) > 1 {
+		step("every process of its job may be suspended", !slices.ContainsFunc(g.members, func(m *target) bool { return !m.ready || m.quarantinedUntil > c.now }),
+			"%d processes in %s", len(g.members), g.job)
+	}
+	step("the daemon is not draining", !c.draining, "draining: %v", c.draining)
+	open := []string{}
+	for _, u := range g.gpus {
+		if u.breakerOpen {
+			open = append(open, fmt.Sprintf("GPU %v for %v", u.id, (u.breakerUntil-c.now).Round(time.Millisecond)))
+		}
+	}
+	step("no breaker is open on its GPUs", len(open) == 0, "%s", cmp.Or(strings.Join(open, ", "), "closed"))
+	step("no admin holds it running", c.now >= g.holdUntil(), "%s", left("hold ends", g.holdUntil()-c.now))
+	step("it does not owe itself running time", g.forced == "" && c.now >= g.runUntil, "%s; %s",
+		left("must run", g.runUntil-c.now), c.floorText(g))
+	step("it is not ordered to stop by hand", !g.byHand(), "%s", map[bool]string{true: "ordered by an admin", false: "no order"}[g.byHand()])
+	step("no lease outranks it on its GPUs", g.top() <= int(g.priority), "highest lease priority %s against %d", rank(g.top()), g.priority)
+	for _, l := range c.Leases() {
+		if l.Target == key || slices.ContainsFunc(l.GPUs, func(id gpreempt.GPUID) bool { return slices.Contains(t.gpus, id) }) {
+			e.Leases = append(e.Leases, l.ID)
+		}
+	}
+	e.Verdict = c.verdictText(t)
+	return e, true
+}
+
+func rank(top int) string {
+	if top < 0 {
+		return "none"
+	}
+	return fmt.Sprint(top)
+}
+
+func left(what string, d time.Duration) string {
+	if d <= 0 {
+		return "no"
+	}
+	return fmt.Sprintf("%s in %v", what, d.Round(time.Millisecond))
+}
+
+func (c *Core) floorText(g *gang) string {
+	if c.policy.ShareFloor <= 0 {
+		return "no share floor"
+	}
+	budget := g.budget
+	if g.held && !g.byHand() {
+		budget -= c.now - g.budgetAt
+	}
+	return fmt.Sprintf("may be suspended for %v more before the share floor of %.0f%%", budget.Round(time.Millisecond), 100*c.policy.ShareFloor)
+}
+
+func (c *Core) verdictText(t *target) string {
+	v := c.decide(t.gang)
+	mood := ""
+	if c.policy.Shadow {
+		mood = " (shadow policy: reported, not done)"
+	}
+	switch t.state {
+	case TargetSuspending, TargetSuspended:
+		return fmt.Sprintf("It is suspended because of: %s%s.", v.cause, mood)
+	case TargetResuming:
+		return fmt.Sprintf("It is being resumed because of: %s.", v.cause)
+	}
+	if v.suspend {
+		return fmt.Sprintf("It is to be suspended because of: %s%s.", v.cause, mood)
+	}
+	return fmt.Sprintf("It runs because of: %s.", v.cause)
+}
