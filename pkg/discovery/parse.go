@@ -1,0 +1,231 @@
+package discovery
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// ParseError says where the text of a kernel file is not what it should be.
+type ParseError struct {
+	// File is the path below the root of the host, or "" when only text was parsed.
+	File string
+	// Line counts from 1.
+	Line int
+	// Problem says what is wrong with the line.
+	Problem string
+}
+
+func (e *ParseError) Error() string {
+	if e.File == "" {
+		return fmt.Sprintf("line %d: %s", e.Line, e.Problem)
+	}
+	return fmt.Sprintf("%s:%d: %s", e.File, e.Line, e.Problem)
+}
+
+// NodeProperties is what we use of a topology node's file "properties".
+type NodeProperties struct {
+	// SIMDs is the number of SIMD units in the node, SIMDsPerCU in one compute unit.
+	SIMDs, SIMDsPerCU uint64
+	// GFX is gfx_target_version: major*10000 + minor*100 + step.
+	GFX uint64
+	// Domain and Location are the PCI address; Location is bus<<8 | devfn.
+	Domain, Location uint64
+	// RenderMinor is N of /dev/dri/renderDN.
+	RenderMinor uint64
+	// CPQueues is num_cp_queues; see queueSlots for what it counts.
+	CPQueues uint64
+	// XCCs is num_xcc, 0 on kernels that do not know it.
+	XCCs uint64
+}
+
+// ParseNodeProperties reads "name value" lines in any order. Names it does not
+// know are passed over, whatever their value. The error is a *ParseError, or
+// that of r.
+func ParseNodeProperties(r io.Reader) (NodeProperties, error) {
+	var p NodeProperties
+	fields := map[string]*uint64{
+		"simd_count":         &p.SIMDs,
+		"simd_per_cu":        &p.SIMDsPerCU,
+		"gfx_target_version": &p.GFX,
+		"domain":             &p.Domain,
+		"location_id":        &p.Location,
+		"drm_render_minor":   &p.RenderMinor,
+		"num_cp_queues":      &p.CPQueues,
+		"num_xcc":            &p.XCCs,
+	}
+	lines := bufio.NewScanner(r)
+	n := 0
+	for lines.Scan() {
+		n++
+		name, value, _ := strings.Cut(lines.Text(), " ")
+		field, used := fields[name]
+		if !used {
+			continue
+		}
+		// 32 bits: every value we use fits, and sums and products of them then
+		// fit 64. (hive_id and unique_id, which do not fit, are not used.)
+		v, err := strconv.ParseUint(strings.TrimSpace(value), 10, 32)
+		if err != nil {
+			return NodeProperties{}, &ParseError{Line: n, Problem: fmt.Sprintf("%s is %q, want a decimal number below 2^32", name, value)}
+		}
+		*field = v
+	}
+	if err := lines.Err(); err != nil {
+		return NodeProperties{}, fmt.Errorf("after line %d: %w", n, err)
+	}
+	return p, nil
+}
+
+// ParseNumber reads a file that holds one decimal number of at most the given
+// bits, with or without a newline: the queue files of KFD have none, gpu_id has
+// one. The error is a *ParseError.
+func ParseNumber(b []byte, bits int) (uint64, error) {
+	text := string(bytes.TrimSuffix(b, []byte("\n")))
+	v, err := strconv.ParseUint(text, 10, bits)
+	if err != nil {
+		return 0, &ParseError{Line: 1, Problem: fmt.Sprintf("%q is not a decimal number of %d bits", text, bits)}
+	}
+	return v, nil
+}
+
+// ParseQueueType reads the file "type" of a queue: a number of KFD's internal
+// enumeration, not of its uAPI.
+//
+// 0 is compute (PM4 and AQL alike) and 1 SDMA on every kernel. 3 is SDMA over
+// xGMI on newer kernels; on 6.12 and older it was a kernel queue that never
+// shows here. 4 is SDMA over xGMI on older kernels and SDMA on a chosen engine
+// on newer ones, and 5 the latter on older ones: both are called SDMA, which is
+// right either way.
+func ParseQueueType(b []byte) (gpreempt.QueueType, error) {
+	v, err := ParseNumber(b, 31)
+	if err != nil {
+		return gpreempt.QueueUnknown, err
+	}
+	switch v {
+	case 0:
+		return gpreempt.QueueCompute, nil
+	case 1, 4, 5:
+		return gpreempt.QueueSDMA, nil
+	case 3:
+		return gpreempt.QueueSDMAXGMI, nil
+	}
+	return gpreempt.QueueUnknown, nil
+}
+
+// ProcStat is what we use of /proc/PID/stat.
+type ProcStat struct {
+	PID  int32
+	Comm string
+	// State is the letter of field 3.
+	State byte
+	// Threads is the number of threads that have not ended.
+	Threads int
+	// Start is the start time in clock ticks since boot.
+	Start uint64
+}
+
+// Alive tells whether any thread can still run. A leader that ended before its
+// other threads shows as a zombie with threads.
+func (s ProcStat) Alive() bool {
+	switch s.State {
+	case 'X', 'x':
+		return false
+	case 'Z':
+		return s.Threads > 1
+	}
+	return true
+}
+
+// Fields of /proc/PID/stat after the command name, counted from 0.
+const (
+	statState   = 3 - 3
+	statThreads = 20 - 3
+	statStart   = 22 - 3
+)
+
+// ParseProcStat reads /proc/PID/stat. The command name stands in parentheses
+// and may hold anything, parentheses, spaces and newlines included: it ends at
+// the last one. The error is a *ParseError.
+func ParseProcStat(b []byte) (ProcStat, error) {
+	refuse := func(problem string) (ProcStat, error) {
+		return ProcStat{}, &ParseError{Line: 1, Problem: problem}
+	}
+	opening, closing := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
+	if opening < 0 || closing < opening {
+		return refuse("no command name in parentheses")
+	}
+	pid, err := strconv.ParseInt(string(bytes.TrimSpace(b[:opening])), 10, 32)
+	if err != nil || pid <= 0 {
+		return refuse(fmt.Sprintf("the pid is %q, want a positive number", b[:opening]))
+	}
+	s := ProcStat{PID: int32(pid), Comm: string(b[opening+1 : closing])}
+	n := 0
+	for field := range bytes.FieldsSeq(b[closing+1:]) {
+		switch n {
+		case statState:
+			s.State = field[0]
+		case statThreads:
+			if s.Threads, err = strconv.Atoi(string(field)); err != nil {
+				return refuse(fmt.Sprintf("field 20, the number of threads, is %q", field))
+			}
+		case statStart:
+			if s.Start, err = strconv.ParseUint(string(field), 10, 64); err != nil {
+				return refuse(fmt.Sprintf("field 22, the start time, is %q", field))
+			}
+			return s, nil
+		}
+		n++
+	}
+	return refuse(fmt.Sprintf("only %d fields, want 22 or more", n+2))
+}
+
+// ParseProcStatusUID reads the effective user id from /proc/PID/status. The
+// error is a *ParseError.
+func ParseProcStatusUID(b []byte) (uint32, error) {
+	n := 0
+	for line := range bytes.Lines(b) {
+		n++
+		ids, found := bytes.CutPrefix(line, []byte("Uid:"))
+		if !found {
+			continue
+		}
+		fields := bytes.Fields(ids) // real, effective, saved, file system
+		if len(fields) != 4 {
+			return 0, &ParseError{Line: n, Problem: fmt.Sprintf("Uid has %d numbers, want 4", len(fields))}
+		}
+		uid, err := strconv.ParseUint(string(fields[1]), 10, 32)
+		if err != nil {
+			return 0, &ParseError{Line: n, Problem: fmt.Sprintf("the effective Uid is %q, want a number", fields[1])}
+		}
+		return uint32(uid), nil
+	}
+	return 0, &ParseError{Line: max(n, 1), Problem: "no line begins with Uid:"}
+}
+
+// ParseProcCgroup gives the cgroup v2 path from /proc/PID/cgroup, or "" when
+// the process is in none.
+func ParseProcCgroup(b []byte) string {
+	for line := range bytes.Lines(b) {
+		if path, found := bytes.CutPrefix(line, []byte("0::")); found {
+			return text(bytes.TrimSuffix(path, []byte("\n")))
+		}
+	}
+	return ""
+}
+
+// ParseProcCmdline gives the words of /proc/PID/cmdline with spaces between.
+func ParseProcCmdline(b []byte) string {
+	return text(bytes.ReplaceAll(bytes.TrimRight(b, "\x00"), []byte{0}, []byte{' '}))
+}
+
+// text makes bytes a process chose itself fit to be sent on: what is not UTF-8
+// becomes U+FFFD.
+func text(b []byte) string {
+	return strings.ToValidUTF8(string(b), "\uFFFD")
+}

@@ -1,0 +1,117 @@
+package discovery
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+const nodesDir = "sys/class/kfd/kfd/topology/nodes"
+
+// mesGFX is the first gfx_target_version whose firmware schedules queue by
+// queue. No file says which scheduler is in use.
+const mesGFX = 110000
+
+// mecQueues is what the one compute micro-engine KFD uses can hold: 4 pipes of
+// 8 queues.
+const mecQueues = 32
+
+// GPUs reads the topology and gives its GPU nodes, ascending by node number.
+// CPU nodes are left out. A node the device cgroup hides from us is left out
+// too, and is a warning of every Scan from then on. An error names the file and
+// the line, and leaves those warnings as they were.
+func (f *FS) GPUs() ([]gpreempt.GPU, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	entries, err := fs.ReadDir(f.root, nodesDir)
+	if err != nil {
+		return nil, fmt.Errorf("read the KFD topology: %w: check that the amdgpu driver is loaded and has a GPU", err)
+	}
+	var gpus []gpreempt.GPU
+	var denied []string
+	for _, entry := range entries {
+		number, err := strconv.ParseUint(entry.Name(), 10, 31)
+		if err != nil {
+			continue
+		}
+		gpu, err := f.gpu(int(number))
+		switch {
+		case err == nil && gpu.ID != 0:
+			gpus = append(gpus, gpu)
+		case err == nil, vanished(err):
+		case errors.Is(err, fs.ErrPermission):
+			denied = append(denied, fmt.Sprintf("KFD topology node %d is left out: %v: allow the daemon its GPU in the devices cgroup", number, err))
+		default:
+			return nil, fmt.Errorf("read the KFD topology: %w", err)
+		}
+	}
+	f.denied = denied
+	slices.SortFunc(gpus, func(a, b gpreempt.GPU) int { return a.Node - b.Node })
+	return gpus, nil
+}
+
+// gpu reads one node; the ID is 0 when it is a CPU.
+func (f *FS) gpu(node int) (gpreempt.GPU, error) {
+	dir := nodesDir + "/" + strconv.Itoa(node)
+	id, err := f.number(dir+"/gpu_id", 32)
+	if err != nil || id == 0 {
+		return gpreempt.GPU{}, err
+	}
+	b, err := f.read(dir+"/name", maxFile)
+	if err != nil {
+		return gpreempt.GPU{}, err
+	}
+	name := strings.TrimSpace(text(b))
+	path := dir + "/properties"
+	if b, err = f.read(path, maxFile); err != nil {
+		return gpreempt.GPU{}, err
+	}
+	p, err := ParseNodeProperties(bytes.NewReader(b))
+	if err != nil {
+		return gpreempt.GPU{}, inFile(path, err)
+	}
+	return gpuOf(node, gpreempt.GPUID(id), name, p), nil
+}
+
+// gpuOf says what the properties of a GPU node mean.
+func gpuOf(node int, id gpreempt.GPUID, name string, p NodeProperties) gpreempt.GPU {
+	if name == "" || name == "ip discovery" { // the driver has no name for newer chips
+		name = gfxName(p.GFX)
+	}
+	bus, device, function := p.Location>>8&0xff, p.Location>>3&0x1f, p.Location&0x7
+	return gpreempt.GPU{
+		ID:          id,
+		Node:        node,
+		Name:        name,
+		GFX:         uint32(p.GFX),
+		BDF:         fmt.Sprintf("%04x:%02x:%02x.%x", p.Domain, bus, device, function),
+		RenderMinor: int(p.RenderMinor),
+		XCCs:        int(max(p.XCCs, 1)),
+		CUs:         int(p.SIMDs / max(p.SIMDsPerCU, 1)),
+		QueueSlots:  queueSlots(p),
+		MES:         p.GFX >= mesGFX,
+	}
+}
+
+// gfxName gives the name compilers use: 90402 is gfx942, 90010 is gfx90a.
+func gfxName(version uint64) string {
+	return fmt.Sprintf("gfx%d%x%x", version/10000, version/100%100, version%100)
+}
+
+// queueSlots gives how many user compute queues run at once. A queue takes the
+// same slot on each XCC, so that is the number of slots on one of them. The
+// mainline driver gives just that in num_cp_queues (24 on MI300X with its 8
+// XCCs), AMD's own one gives the sum over the XCCs (120 on MI308X with 4). A
+// number that no single XCC can hold tells the sum.
+func queueSlots(p NodeProperties) int {
+	if p.CPQueues > mecQueues && p.XCCs > 1 {
+		return int(p.CPQueues / p.XCCs)
+	}
+	return int(p.CPQueues)
+}
