@@ -1,0 +1,107 @@
+// Package testutil hides how a test package finds out that it leaked: the
+// goroutine and file descriptor checks around a test run, and short paths for
+// the sockets tests listen on.
+package testutil
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// fdDir lists the open descriptors of this process.
+const fdDir = "/proc/self/fd"
+
+// VerifyMain runs the tests and then fails the run when goroutines or file
+// descriptors outlived them. It returns the exit code:
+//
+//	func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
+//
+// A run that failed already keeps its code and is not checked: tests that stop
+// half way leak, and the leaks would hide what went wrong.
+func VerifyMain(m *testing.M) int { return verifyMain(m, os.Stderr) }
+
+func verifyMain(m goleak.TestingM, stderr io.Writer) int {
+	before, err := openFDs()
+	if err != nil {
+		fmt.Fprintf(stderr, "testutil: cannot check for leaked file descriptors: %v\n", err)
+		return 1
+	}
+	if code := m.Run(); code != 0 {
+		return code
+	}
+	// Goroutines first: this waits for those on their way out, and what they hold
+	// open is closed once they are gone.
+	if err := goleak.Find(); err != nil {
+		fmt.Fprintf(stderr, "testutil: goroutines outlived the tests that started them: %v\n", err)
+		return 1
+	}
+	after, err := openFDs()
+	if err != nil {
+		fmt.Fprintf(stderr, "testutil: cannot check for leaked file descriptors: %v\n", err)
+		return 1
+	}
+	if leaked := leakedFDs(before, after); len(leaked) > 0 {
+		fmt.Fprintf(stderr, "testutil: file descriptors outlived the tests that opened them:\n\t%s\n", strings.Join(leaked, "\n\t"))
+		return 1
+	}
+	return 0
+}
+
+// openFDs gives what each open descriptor of this process leads to.
+func openFDs() (map[int]string, error) {
+	entries, err := os.ReadDir(fdDir)
+	if err != nil {
+		return nil, err
+	}
+	fds := make(map[int]string, len(entries))
+	for _, entry := range entries {
+		fd, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			return nil, fmt.Errorf("%s has an entry that is no number: %q", fdDir, entry.Name())
+		}
+		target, err := os.Readlink(filepath.Join(fdDir, entry.Name()))
+		if err != nil {
+			continue // the descriptor of the listing itself, closed by now
+		}
+		fds[fd] = target
+	}
+	return fds, nil
+}
+
+// leakedFDs gives a line for each descriptor that is new in after. The runtime
+// opens one epoll and one eventfd when it first polls, and keeps them: one of
+// each is not a leak.
+func leakedFDs(before, after map[int]string) []string {
+	allowance := map[string]int{"anon_inode:[eventpoll]": 1, "anon_inode:[eventfd]": 1}
+	for _, target := range before {
+		if allowance[target] > 0 {
+			allowance[target]--
+		}
+	}
+	fds := make([]int, 0, len(after))
+	for fd := range after {
+		fds = append(fds, fd)
+	}
+	slices.Sort(fds)
+	var leaked []string
+	for _, fd := range fds {
+		target := after[fd]
+		if before[fd] == target {
+			continue
+		}
+		if allowance[target] > 0 {
+			allowance[target]--
+			continue
+		}
+		leaked = append(leaked, fmt.Sprintf("fd %d -> %s", fd, target))
+	}
+	return leaked
+}

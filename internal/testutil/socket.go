@@ -1,0 +1,32 @@
+package testutil
+
+import (
+	"os"
+	"testing"
+)
+
+// maxSocketDir is the longest directory that leaves room for a name in a unix
+// socket's address, which holds 108 bytes with its final zero.
+const maxSocketDir = 80
+
+// TempSocketDir gives a new directory whose path is at most 80 bytes long, and
+// removes it when the test ends. t.TempDir is no good for sockets: its path
+// holds the name of the test, and a socket's path may have 107 bytes in all.
+func TempSocketDir(tb testing.TB) string {
+	tb.Helper()
+	parent := os.TempDir()
+	const suffix = len("/gp-0123456789")
+	if len(parent)+suffix > maxSocketDir {
+		parent = "/tmp"
+	}
+	dir, err := os.MkdirTemp(parent, "gp-") //nolint:usetesting // tb.TempDir is what this replaces
+	if err != nil {
+		tb.Fatalf("making a directory for sockets: %v", err)
+	}
+	tb.Cleanup(func() {
+		if err := os.RemoveAll(dir); err != nil {
+			tb.Errorf("removing the directory for sockets: %v", err)
+		}
+	})
+	return dir
+}
