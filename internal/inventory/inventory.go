@@ -1,0 +1,220 @@
+// Package inventory hides how one scan after another becomes the set of living
+// processes and queues, with a log of what changed.
+package inventory
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// ReadChunk is the most changes one Read gives.
+const ReadChunk = 256
+
+// ErrCompacted reports that a reader asked to go on from a revision the
+// inventory cannot go on from: what follows it is overwritten, or it never was.
+var ErrCompacted error = &gpreempt.Error{
+	Code:    gpreempt.CodeOutOfRange,
+	Reason:  gpreempt.ReasonRevisionCompacted,
+	Message: "the queue changes after this revision are no longer kept",
+	Next:    "list the queues again and watch from the revision of the list",
+}
+
+// ChangeKind says what became of a queue.
+type ChangeKind uint8
+
+// The kinds of change.
+const (
+	// Added: the queue was born.
+	Added ChangeKind = iota + 1
+	// Modified is a queue that stays and has other facts. No scan leads to it:
+	// other facts under the same id are taken for another queue, which is removed
+	// and added, so that none that is new escapes a suspension.
+	Modified
+	// Removed: the queue was destroyed, or its process left.
+	Removed
+)
+
+// Change is one step from a set of queues to the next.
+type Change struct {
+	// Revision is the position among all changes: the first has 1, the next one more.
+	Revision uint64
+	Kind     ChangeKind
+	// Queue is the queue as it is, or was when it was removed.
+	Queue QueueEntry
+}
+
+// QueueEntry is a queue with the wall clock time of the scan that found it.
+type QueueEntry struct {
+	gpreempt.Queue
+	FirstSeen time.Time
+}
+
+// Diff is what one scan changed. A process that left and one that came with the
+// same pid are Gone and Born.
+type Diff struct {
+	// Born are processes seen for the first time.
+	Born []discovery.Proc
+	// Changed are processes whose facts or queues are not what they were.
+	Changed []discovery.Proc
+	// Gone are processes that left.
+	Gone []gpreempt.ProcessKey
+	// Queues are the changes of queues, those of the processes above included.
+	Queues []Change
+}
+
+// Empty tells that nothing changed.
+func (d Diff) Empty() bool {
+	return len(d.Born) == 0 && len(d.Changed) == 0 && len(d.Gone) == 0 && len(d.Queues) == 0
+}
+
+// Inventory is who lives now. Apply and SetGPUs are called by one goroutine,
+// everything else by any number. What it gives out is shared and must not be
+// changed.
+type Inventory struct {
+	// mu guards everything below. It is held to copy and to compare, never to wait.
+	mu        sync.Mutex
+	gpus      []gpreempt.GPU
+	processes []process // ascending by pid
+	// ring holds the last changes; the change of revision r is at (r-1) modulo its
+	// length.
+	ring []Change
+	last uint64
+	// wake is closed and forgotten by the next change; nil when nobody waits.
+	wake chan struct{}
+}
+
+// process is a living process with what the scan does not tell.
+type process struct {
+	discovery.Proc
+	// firstSeen belongs to Queues, index by index.
+	firstSeen []time.Time
+	// born is how many queues it has ever had.
+	born uint64
+}
+
+// New gives an empty inventory that keeps the last capacity changes, at least 1.
+func New(capacity int) *Inventory {
+	return &Inventory{ring: make([]Change, max(capacity, 1))}
+}
+
+// SetGPUs replaces the GPUs. The slice is kept.
+func (v *Inventory) SetGPUs(gpus []gpreempt.GPU) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.gpus = gpus
+}
+
+// GPUs gives what SetGPUs was given.
+func (v *Inventory) GPUs() []gpreempt.GPU {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.gpus
+}
+
+// Processes gives the living processes, ascending by pid.
+func (v *Inventory) Processes() []discovery.Proc {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	procs := make([]discovery.Proc, len(v.processes))
+	for n, p := range v.processes {
+		procs[n] = p.Proc
+	}
+	return procs
+}
+
+// Process gives one living process. A key with Start 0 is the living process
+// with that pid.
+func (v *Inventory) Process(key gpreempt.ProcessKey) (discovery.Proc, bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	p, ok := v.find(key)
+	return p.Proc, ok
+}
+
+func (v *Inventory) find(key gpreempt.ProcessKey) (process, bool) {
+	n, found := slices.BinarySearchFunc(v.processes, key.PID, func(p process, pid int32) int {
+		return int(p.Key.PID) - int(pid)
+	})
+	if !found || key.Start != 0 && v.processes[n].Key != key {
+		return process{}, false
+	}
+	return v.processes[n], true
+}
+
+// QueuesBorn gives how many queues were ever born in a living process; it never
+// falls. It is 0 for a process that is not known or left.
+func (v *Inventory) QueuesBorn(key gpreempt.ProcessKey) uint64 {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	p, _ := v.find(key)
+	return p.born
+}
+
+// Queues gives the living queues, ascending by pid and id, and the revision
+// after which they are these: Read from there on tells how they change.
+func (v *Inventory) Queues() ([]QueueEntry, uint64) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	var all []QueueEntry
+	for _, p := range v.processes {
+		for n, q := range p.Queues {
+			all = append(all, QueueEntry{Queue: q, FirstSeen: p.firstSeen[n]})
+		}
+	}
+	return all, v.last
+}
+
+// Revision gives the revision of the newest change; 0 before the first.
+func (v *Inventory) Revision() uint64 {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.last
+}
+
+// Read appends to dst the changes after a revision, oldest first, at most
+// ReadChunk of them, and none when there are none yet. Revision 0 is the empty
+// inventory. The error is ErrCompacted: changes next to after are overwritten,
+// or after is a revision this inventory has not reached.
+func (v *Inventory) Read(after uint64, dst []Change) ([]Change, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if after > v.last || v.last-after > uint64(len(v.ring)) {
+		return dst, ErrCompacted
+	}
+	for r := after + 1; r <= min(v.last, after+ReadChunk); r++ {
+		dst = append(dst, *v.slot(r))
+	}
+	return dst, nil
+}
+
+// slot is the place of a revision in the ring.
+func (v *Inventory) slot(revision uint64) *Change {
+	return &v.ring[(revision-1)%uint64(len(v.ring))]
+}
+
+// Wait returns nil as soon as Revision is past after, or the cause of ctx when
+// that is done first.
+func (v *Inventory) Wait(ctx context.Context, after uint64) error {
+	for {
+		v.mu.Lock()
+		if v.last > after {
+			v.mu.Unlock()
+			return nil
+		}
+		if v.wake == nil {
+			v.wake = make(chan struct{})
+		}
+		wake := v.wake
+		v.mu.Unlock()
+		select {
+		case <-wake:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
