@@ -1,0 +1,172 @@
+package config
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+func TestDefaultIsValid(t *testing.T) {
+	if err := Default().Validate(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestDefaultFileMeansTheDefaults(t *testing.T) {
+	if diff := cmp.Diff(Default(), parse(t, string(DefaultYAML()))); diff != "" {
+		t.Errorf("Parse(DefaultYAML()) (-want +got):\n%s", diff)
+	}
+}
+
+// What the default file shows commented out must be right too.
+func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
+	all := regexp.MustCompile(`(?m)^( *)#(\S| )`).ReplaceAllStringFunc(string(DefaultYAML()), func(s string) string {
+		if strings.HasSuffix(s, "# ") {
+			return s // prose
+		}
+		return strings.Replace(s, "#", "", 1)
+	})
+	all = regexp.MustCompile(`(?m)^#(  )`).ReplaceAllString(all, "$1")
+	want := Default()
+	want.Rules = []Rule{
+		{Name: "training", Match: Match{Comm: "python*", Cgroup: "/slurm/*"}, Class: gpreempt.Offline, Priority: new(gpreempt.Priority(0))},
+		{Name: "inference", Match: Match{UID: new(uint32(990))}, Class: gpreempt.Online},
+	}
+	if diff := cmp.Diff(want, parse(t, all)); diff != "" {
+		t.Errorf("uncommented (-want +got):\n%s\n%s", diff, all)
+	}
+}
+
+func TestDefaultFileExplainsEveryKey(t *testing.T) {
+	lines := strings.Split(string(DefaultYAML()), "\n")
+	for _, f := range fields {
+		name := f.key[strings.LastIndex(f.key, ".")+1:]
+		found := false
+		for i, line := range lines {
+			if strings.HasPrefix(strings.TrimLeft(line, " #"), name+": ") {
+				found = strings.HasPrefix(strings.TrimSpace(lines[i-1]), "# ")
+			}
+		}
+		if !found {
+			t.Errorf("%s has no comment above it", f.key)
+		}
+	}
+	for i, line := range lines {
+		if len(line) > 100 {
+			t.Errorf("line %d is %d bytes long", i+1, len(line))
+		}
+	}
+}
+
+// The ranges of the policy are the scheduler's; what the file says of them is
+// held against it here: both ends are accepted, what lies beyond is not.
+func TestDocumentedRangesOfThePolicyAreTrue(t *testing.T) {
+	bounds := regexp.MustCompile(`([0-9][0-9.]*(?:ms|s|m)?) to ([0-9][0-9.]*(?:ms|s|m)?)\.`)
+	checked := 0
+	for _, f := range fields {
+		m := bounds.FindStringSubmatch(f.doc)
+		if section(f.key) != "policy" || m == nil {
+			continue
+		}
+		checked++
+		name := strings.TrimPrefix(f.key, policyPrefix)
+		for _, end := range m[1:] {
+			text := "policy: {max_ttl: 10m, " + name + ": " + end + "}"
+			if name == "max_ttl" {
+				text = "policy: {default_ttl: 1ms, max_ttl: " + end + "}"
+			}
+			if _, err := Parse("f", []byte(text)); err != nil {
+				t.Errorf("%s: %v", text, err)
+			}
+		}
+		beyond := "0.96"
+		if d, err := time.ParseDuration(m[2]); err == nil {
+			beyond = (d + time.Nanosecond).String()
+		}
+		if text := "policy: {" + name + ": " + beyond + "}"; !refused(text) {
+			t.Errorf("%s was accepted", text)
+		}
+	}
+	if checked < 7 {
+		t.Errorf("found %d ranges in the documentation of the policy, want at least 7", checked)
+	}
+}
+
+func refused(text string) bool {
+	_, err := Parse("f", []byte(text))
+	return err != nil
+}
+
+func TestChangesTellWhatNeedsARestart(t *testing.T) {
+	old := parse(t, `
+rules:
+  - {name: a, match: {comm: a}, class: offline}
+  - {name: b, match: {comm: b}, class: offline, priority: 2}
+  - {name: c, match: {comm: c}, class: online}
+`)
+	changed := parse(t, `
+socket: /run/x.sock
+access: {admin_groups: [wheel, 0]}
+limits: {burst: 5000, max_message_bytes: 4096}
+policy: {preset: shadow, max_wait: 5ms}
+discovery: {interval: 1s}
+rules:
+  - {name: d, match: {cgroup: "/batch/*", uid: 7}, class: offline}
+  - {name: c, match: {comm: c}, class: online}
+  - {name: b, match: {comm: b}, class: offline, priority: 3}
+`)
+	want := []Change{
+		{Key: "socket", From: "/run/gpreempt/gpreemptd.sock", To: "/run/x.sock"},
+		{Key: "access.admin_groups", From: "[gpreempt-admin]", To: "[wheel, 0]", Live: true},
+		{Key: "limits.burst", From: "4000", To: "5000", Live: true},
+		{Key: "limits.max_message_bytes", From: "65536", To: "4096"},
+		{Key: "policy.preset", From: "balanced", To: "custom", Live: true},
+		{Key: "policy.shadow", From: "false", To: "true", Live: true},
+		{Key: "policy.max_wait", From: "20ms", To: "5ms", Live: true},
+		{Key: "discovery.interval", From: "250ms", To: "1s", Live: true},
+		{Key: "rules.a", From: `offline if comm="a"`, Live: true},
+		{Key: "rules.b", From: `offline priority 2 if comm="b"`, To: `offline priority 3 if comm="b"`, Live: true},
+		{Key: "rules.d", To: `offline if cgroup="/batch/*" uid=7`, Live: true},
+		{Key: "rules", From: "b, c", To: "c, b", Live: true},
+	}
+	if diff := cmp.Diff(want, Changes(old, changed)); diff != "" {
+		t.Errorf("Changes (-want +got):\n%s", diff)
+	}
+	if got := Changes(old, old); got != nil {
+		t.Errorf("a file against itself: %v", got)
+	}
+	if got, want := want[8].String(), `rules.a: offline if comm="a" -> none`; got != want {
+		t.Errorf("String() = %q, want %q", got, want)
+	}
+}
+
+func TestValidateFindsWhatNoFileSaid(t *testing.T) {
+	c := Default()
+	c.Socket = "/" + strings.Repeat("x", 107)
+	c.Policy.Preset, c.Policy.Gang, c.Policy.Linger = scheduler.PresetCustom, 9, 0
+	c.Rules = []Rule{{Name: "a\n", Match: Match{Comm: "x"}, Class: 9, Priority: new(gpreempt.PriorityAdmin)}}
+	c.Access.AdminUsers = []string{"a b", ""}
+	want := strings.Join([]string{
+		"socket: the path is longer than 107 bytes: choose a shorter one, such as /run/gpreempt/gpreemptd.sock",
+		`access.admin_users: "a b" is not a name: write a name as in /etc/passwd or /etc/group, or a decimal id`,
+		"access.admin_users: a name is empty: write a name as in /etc/passwd or /etc/group, or a decimal id",
+		"policy.linger: want none, fixed or adaptive: remove it to have the preset's value",
+		"policy.gang: want process or job: remove it to have the preset's value",
+		`rules[0].name: "a\n" is not a name: use at most 64 printable characters`,
+		"rules[0].class: class(9) is not known: say online, offline or unmanaged",
+		"rules[0].priority: 16 is outside 0 to 15: choose a number in that range",
+	}, "\n")
+	err := c.Validate()
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	if diff := cmp.Diff(want, err.Error()); diff != "" {
+		t.Errorf("Validate (-want +got):\n%s", diff)
+	}
+}

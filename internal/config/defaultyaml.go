@@ -1,0 +1,67 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+)
+
+// DefaultYAML gives a file that means Default and explains every key. Keys that
+// are commented out, without a space behind the #, show what they would be.
+func DefaultYAML() []byte {
+	var b strings.Builder
+	comment(&b, "", "Configuration of gpreemptd. Every key has its default here: what you leave out does not change. "+
+		"Durations have a unit: 20ms, 1.5s, 10m. After a change: systemctl reload gpreemptd; the log tells what was "+
+		"taken over and what needs a restart.")
+	c, current := Default(), ""
+	for _, f := range fields {
+		s, indent := section(f.key), ""
+		if s != current {
+			current = s
+			if s == "discovery" {
+				// Rules follow the policy: they are what people come to write.
+				rulesSection(&b)
+			}
+			b.WriteString("\n")
+			comment(&b, "", sections[s])
+			b.WriteString(s + ":\n")
+		} else if s == "" {
+			b.WriteString("\n")
+		}
+		if s != "" {
+			indent = "  "
+		}
+		doc := f.doc
+		if f.max > 0 {
+			doc = fmt.Sprintf("%s %d to %d.", doc, f.min, f.max)
+		}
+		comment(&b, indent, doc)
+		mark := ""
+		if s == "policy" && f.key != policyPrefix+"preset" {
+			// Written out, a knob would stay as it is when the preset changes.
+			mark = "#"
+		}
+		fmt.Fprintf(&b, "%s%s%s: %s\n", indent, mark, strings.TrimPrefix(f.key, s+"."), text(f.at(&c)))
+	}
+	return []byte(b.String())
+}
+
+func rulesSection(b *strings.Builder) {
+	b.WriteString("\n")
+	comment(b, "", sections["rules"])
+	for _, line := range rulesExample {
+		b.WriteString("#" + line + "\n")
+	}
+}
+
+// comment writes doc as comment lines of at most 100 columns.
+func comment(b *strings.Builder, indent, doc string) {
+	line := indent + "#"
+	for word := range strings.FieldsSeq(doc) {
+		if len(line)+1+len(word) > 100 {
+			b.WriteString(line + "\n")
+			line = indent + "#"
+		}
+		line += " " + word
+	}
+	b.WriteString(line + "\n")
+}

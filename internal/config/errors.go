@@ -1,0 +1,98 @@
+package config
+
+import (
+	"strconv"
+	"strings"
+)
+
+// Error is one mistake in the configuration: where, what, and the remedy.
+type Error struct {
+	// File is the name given to Parse; "" for a Config that was not parsed.
+	File string
+	// Line and Column count from 1; 0 when unknown.
+	Line, Column int
+	// Key is the dotted key, such as "policy.share_floor" or "rules[0].class";
+	// "" for the file as a whole.
+	Key     string
+	Problem string
+	Remedy  string
+}
+
+// Error gives "FILE:LINE:COLUMN: KEY: PROBLEM: REMEDY" without what is unknown.
+func (e *Error) Error() string {
+	var b strings.Builder
+	if e.File != "" {
+		b.WriteString(e.File)
+		for _, n := range []int{e.Line, e.Column} {
+			if n > 0 {
+				b.WriteString(":" + strconv.Itoa(n))
+			}
+		}
+		b.WriteString(": ")
+	}
+	if e.Key != "" {
+		b.WriteString(e.Key + ": ")
+	}
+	b.WriteString(e.Problem)
+	if e.Remedy != "" {
+		b.WriteString(": " + e.Remedy)
+	}
+	return b.String()
+}
+
+// Errors is every mistake found, in the order of the file.
+type Errors []*Error
+
+// Error gives one line for each.
+func (es Errors) Error() string {
+	lines := make([]string, len(es))
+	for i, e := range es {
+		lines[i] = e.Error()
+	}
+	return strings.Join(lines, "\n")
+}
+
+// Unwrap lets errors.As find an *Error.
+func (es Errors) Unwrap() []error {
+	errs := make([]error, len(es))
+	for i, e := range es {
+		errs[i] = e
+	}
+	return errs
+}
+
+// nearest gives the candidate most like word, or "" when none is much like it.
+func nearest(word string, candidates []string) string {
+	best, least := "", 1+max(1, len(word)/3)
+	for _, c := range candidates {
+		if d := distance(word, c); d < least {
+			best, least = c, d
+		}
+	}
+	return best
+}
+
+// distance is the number of letters to insert, delete, replace or swap with
+// their neighbour to turn a into b.
+func distance(a, b string) int {
+	before, row := make([]int, len(b)+1), make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		next := make([]int, len(b)+1)
+		next[0] = i + 1
+		for j := range len(b) {
+			change := 0
+			if a[i] != b[j] {
+				change = 1
+			}
+			next[j+1] = min(row[j+1]+1, next[j]+1, row[j]+change)
+			if i > 0 && j > 0 && a[i] == b[j-1] && a[i-1] == b[j] {
+				next[j+1] = min(next[j+1], before[j-1]+1)
+			}
+		}
+		before, row = row, next
+	}
+	return row[len(b)]
+}

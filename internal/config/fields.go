@@ -1,0 +1,247 @@
+package config
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// field is one key of the file. The table below is the only list of them: the
+// parser, the default file and the comparison of two files all read it.
+type field struct {
+	// key is "section.name", or "name" at the top.
+	key string
+	// doc says what the key does; the range of an int is added to it.
+	doc string
+	// live tells that a running daemon can take a new value.
+	live bool
+	// min and max bound an int.
+	min, max int
+	// at gives a pointer to the value: *string, *int, *float64, *bool, *[]string,
+	// *time.Duration or a pointer to an enum of the scheduler.
+	at func(*Config) any
+}
+
+const policyPrefix = "policy."
+
+// fields lists every key but those of rules, in the order of the default file.
+var fields = []field{
+	{
+		key: "socket",
+		doc: "Unix socket the daemon serves, an absolute path of at most 107 bytes.",
+		at:  func(c *Config) any { return &c.Socket },
+	},
+	{
+		key: "access.online_groups", live: true,
+		doc: "Groups whose members may announce online work. Names or numeric ids, here and below.",
+		at:  func(c *Config) any { return &c.Access.OnlineGroups },
+	},
+	{
+		key: "access.admin_groups", live: true,
+		doc: "Groups whose members may use gpctl to the full.",
+		at:  func(c *Config) any { return &c.Access.AdminGroups },
+	},
+	{
+		key: "access.online_users", live: true,
+		doc: "Users who may announce online work, besides those groups.",
+		at:  func(c *Config) any { return &c.Access.OnlineUsers },
+	},
+	{
+		key: "access.admin_users", live: true,
+		doc: "Users who may use gpctl to the full, besides those groups.",
+		at:  func(c *Config) any { return &c.Access.AdminUsers },
+	},
+	{
+		key: "limits.leases_per_client", live: true, min: 1, max: 100_000,
+		doc: "Live leases one process may hold.",
+		at:  func(c *Config) any { return &c.Limits.LeasesPerClient },
+	},
+	{
+		key: "limits.leases_total", live: true, min: 1, max: 100_000,
+		doc: "Live leases of all processes together.",
+		at:  func(c *Config) any { return &c.Limits.LeasesTotal },
+	},
+	{
+		key: "limits.streams_per_client", live: true, min: 1, max: 1000,
+		doc: "Open streams (sessions, watches) of one process.",
+		at:  func(c *Config) any { return &c.Limits.StreamsPerClient },
+	},
+	{
+		key: "limits.requests_per_second", live: true, min: 1, max: 1_000_000,
+		doc: "Calls and session frames per second one process may make in the long run.",
+		at:  func(c *Config) any { return &c.Limits.RequestsPerSecond },
+	},
+	{
+		key: "limits.burst", live: true, min: 1, max: 1_000_000,
+		doc: "Calls it may make at once before that rate holds.",
+		at:  func(c *Config) any { return &c.Limits.Burst },
+	},
+	{
+		key: "limits.max_message_bytes", min: 4096, max: 16 << 20,
+		doc: "Largest request taken, in bytes.",
+		at:  func(c *Config) any { return &c.Limits.MaxMessageBytes },
+	},
+	{
+		key: "policy.preset", live: true,
+		doc: "Policy to begin from: balanced (waits for the announced eta, lingers when that is cheaper, keeps 10 % " +
+			"of the time for offline work), strict (online work first, whatever it costs), slo (suspends only when " +
+			"the SLO is at risk), share (half of the time for offline work), shadow (decides and reports, never " +
+			"acts). The knobs below come with it; set one to change it.",
+		at: func(c *Config) any { return &c.Policy.Preset },
+	},
+	{
+		key: "policy.suspend_when", live: true,
+		doc: "When offline work is taken off the GPUs of a new lease: at-once, eta (at the announced eta minus the " +
+			"learned suspend time) or slack (at the last moment that still meets the announced SLO).",
+		at: func(c *Config) any { return &c.Policy.SuspendWhen },
+	},
+	{
+		key: "policy.linger", live: true,
+		doc: "How long offline work stays suspended after the last lease: none, fixed (linger_max) or adaptive (until " +
+			"the next announcement is overdue, if it is expected sooner than a resume and suspend would cost).",
+		at: func(c *Config) any { return &c.Policy.Linger },
+	},
+	{
+		key: "policy.linger_max", live: true,
+		doc: "Bound of the linger, 0s to 1s.",
+		at:  func(c *Config) any { return &c.Policy.LingerMax },
+	},
+	{
+		key: "policy.share_floor", live: true,
+		doc: "Share of the time that offline work runs whatever leases say, 0 to 0.95.",
+		at:  func(c *Config) any { return &c.Policy.ShareFloor },
+	},
+	{
+		key: "policy.share_window", live: true,
+		doc: "Stretch of time over which the share floor may be borrowed against, 100ms to 10m.",
+		at:  func(c *Config) any { return &c.Policy.ShareWindow },
+	},
+	{
+		key: "policy.max_suspend", live: true,
+		doc: "Longest time one suspension lasts, 10ms to 10m.",
+		at:  func(c *Config) any { return &c.Policy.MaxSuspend },
+	},
+	{
+		key: "policy.min_run", live: true,
+		doc: "Shortest time offline work runs once max_suspend or the share floor has resumed it, 1ms to 1m.",
+		at:  func(c *Config) any { return &c.Policy.MinRun },
+	},
+	{
+		key: "policy.gang", live: true,
+		doc: "What is suspended together: process (all queues of a process) or job (all offline processes of a " +
+			"control group).",
+		at: func(c *Config) any { return &c.Policy.Gang },
+	},
+	{
+		key: "policy.shadow", live: true,
+		doc: "Decide and report, never act: true or false.",
+		at:  func(c *Config) any { return &c.Policy.Shadow },
+	},
+	{
+		key: "policy.max_wait", live: true,
+		doc: "Longest wait of an announcement that names none, 0s to 10s.",
+		at:  func(c *Config) any { return &c.Policy.MaxWait },
+	},
+	{
+		key: "policy.default_ttl", live: true,
+		doc: "Time to live of a lease that names none, 1ms to max_ttl.",
+		at:  func(c *Config) any { return &c.Policy.DefaultTTL },
+	},
+	{
+		key: "policy.max_ttl", live: true,
+		doc: "Longest time to live a client may ask for, 1ms to 10m.",
+		at:  func(c *Config) any { return &c.Policy.MaxTTL },
+	},
+	{
+		key: "discovery.interval", live: true,
+		doc: "Time between two looks at the queues of the host, 50ms to 10s. New offline work is known, and can be " +
+			"suspended, after at most this long.",
+		at: func(c *Config) any { return &c.Discovery.Interval },
+	},
+	{
+		key: "log.level", live: true,
+		doc: "Least severe message logged: debug, info, warn or error.",
+		at:  func(c *Config) any { return &c.Log.Level },
+	},
+}
+
+// sections says what each group of keys is about.
+var sections = map[string]string{
+	"access":    "Who may call. The user the daemon runs as, and root, always have every right.",
+	"limits":    "What clients can ask of the daemon.",
+	"policy":    "When offline work is suspended and when it runs again.",
+	"rules":     rulesDoc,
+	"discovery": "How the daemon finds queues.",
+	"log":       "What the daemon logs.",
+}
+
+const rulesDoc = "Which processes are online and which offline; the first rule that matches wins, and a process no rule " +
+	"matches is unmanaged: never suspended. Everything under match must hold: comm (command name), cmdline " +
+	"(command line), cgroup (control group path) are globs for the whole of it (* any run, ? any one, [ab] one of " +
+	"these), uid is a number. class is online, offline or unmanaged. priority is 0 to 15, by default 11 for online, " +
+	"0 for offline, 7 for unmanaged; a lease suspends offline processes of lower priority than its own."
+
+var rulesExample = []string{
+	"rules:",
+	"  - name: training",
+	"    match:",
+	`      comm: "python*"`,
+	`      cgroup: "/slurm/*"`,
+	"    class: offline",
+	"    priority: 0",
+	"  - name: inference",
+	"    match:",
+	"      uid: 990",
+	"    class: online",
+}
+
+// section gives the first part of a dotted key, "" for a key at the top.
+func section(key string) string {
+	s, _, nested := strings.Cut(key, ".")
+	if !nested {
+		return ""
+	}
+	return s
+}
+
+// text writes the value at p as the file has it.
+func text(p any) string {
+	switch v := p.(type) {
+	case *string:
+		return *v
+	case *int:
+		return strconv.Itoa(*v)
+	case *float64:
+		return strconv.FormatFloat(*v, 'g', -1, 64)
+	case *bool:
+		return strconv.FormatBool(*v)
+	case *[]string:
+		return "[" + strings.Join(*v, ", ") + "]"
+	case *time.Duration:
+		return durationText(*v)
+	case *scheduler.SuspendWhen:
+		return words.Of(gpreemptv1.SuspendWhen(*v))
+	case *scheduler.Linger:
+		return words.Of(gpreemptv1.Linger(*v))
+	case *scheduler.GangScope:
+		return words.Of(gpreemptv1.GangScope(*v))
+	}
+	panic(fmt.Sprintf("config: no text for a %T", p))
+}
+
+// durationText writes 1m0s as 1m and 10m0s as 10m.
+func durationText(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
