@@ -1,0 +1,136 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/version"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+var update = flag.Bool("update", false, "write what gpctl prints into the scripts of testdata")
+
+func TestMain(m *testing.M) {
+	time.Local = time.UTC
+	version.Version = "v0.3.0"
+	goleak.VerifyTestMain(m)
+}
+
+// TestScripts runs the scripts of testdata against a fake machine of their own:
+//
+//	gpctl ARGS        runs gpctl, which must succeed
+//	gpctl <FILE ARGS  with standard input
+//	exits CODE ARGS   runs gpctl, which must end with CODE
+//	terminal ARGS     runs gpctl as on a terminal
+//
+// Sockets: GPREEMPT_SOCKET is the machine, $DENIED refuses everyone, $SILENT
+// never answers, $DEAD has nobody who listens.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                "testdata",
+		UpdateScripts:      *update,
+		RequireUniqueNames: true,
+		Setup: func(env *testscript.Env) error {
+			test, ok := env.T().(testing.TB)
+			if !ok {
+				t.Fatal("testscript runs no testing.TB")
+			}
+			sockets := []struct{ name, file string }{
+				{SocketEnv, "machine.sock"}, {"DENIED", "denied.sock"}, {"SILENT", "silent.sock"}, {"DEAD", "dead.sock"},
+			}
+			for _, s := range sockets {
+				env.Setenv(s.name, filepath.Join(env.WorkDir, s.file))
+			}
+			serve(test, env.Getenv(SocketEnv), newMachine())
+			serve(test, env.Getenv("DENIED"), newMachine(), grpc.UnaryInterceptor(denyAll))
+			serve(test, env.Getenv("SILENT"), newMachine(), grpc.UnaryInterceptor(silence))
+			dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: env.Getenv("DEAD"), Net: "unix"})
+			if err != nil {
+				return err
+			}
+			dead.SetUnlinkOnClose(false)
+			return dead.Close()
+		},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"gpctl":    func(ts *testscript.TestScript, _ bool, args []string) { runGpctl(ts, ExitOK, false, args) },
+			"terminal": func(ts *testscript.TestScript, _ bool, args []string) { runGpctl(ts, ExitOK, true, args) },
+			"exits": func(ts *testscript.TestScript, _ bool, args []string) {
+				code, err := strconv.Atoi(args[0])
+				ts.Check(err)
+				runGpctl(ts, code, false, args[1:])
+			},
+		},
+	})
+}
+
+func runGpctl(ts *testscript.TestScript, want int, terminal bool, args []string) {
+	stdin := ""
+	if len(args) > 0 {
+		if file, ok := strings.CutPrefix(args[0], "<"); ok {
+			stdin, args = ts.ReadFile(file), args[1:]
+		}
+	}
+	var stdout, stderr bytes.Buffer
+	code := Run(context.Background(), args, IO{
+		In: strings.NewReader(stdin), Out: &stdout, Err: &stderr, Getenv: ts.Getenv, Now: func() time.Time { return noon }, Terminal: terminal,
+	})
+	// The scripts hold for any directory.
+	work := strings.NewReplacer(ts.Getenv("WORK")+"/", "/run/")
+	ts.Stdout().Write([]byte(work.Replace(stdout.String())))
+	ts.Stderr().Write([]byte(work.Replace(stderr.String())))
+	if code != want {
+		ts.Fatalf("gpctl %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), code, want, stdout.String(), stderr.String())
+	}
+}
+
+func denyAll(context.Context, any, *grpc.UnaryServerInfo, grpc.UnaryHandler) (any, error) {
+	return nil, refuse(gpreempt.CodePermissionDenied, gpreempt.ReasonNotAdmin, "uid 1000 has no admin right",
+		"ask to be added to the group gpreempt-admin")
+}
+
+func silence(ctx context.Context, _ any, _ *grpc.UnaryServerInfo, _ grpc.UnaryHandler) (any, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+func TestMainPrintsToTheStreamsItIsGiven(t *testing.T) {
+	var stdout, stderr bytes.Buffer
+	code := Main(t.Context(), []string{"version"}, strings.NewReader(""), &stdout, &stderr, func(string) string { return "" })
+	if got, want := stdout.String(), "gpctl v0.3.0\n"; code != ExitOK || got != want || stderr.Len() > 0 {
+		t.Errorf("code %d, stdout %q, stderr %q, want 0 and %q", code, got, stderr.String(), want)
+	}
+}
+
+func TestFilesAreNoTerminals(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if isTerminal(f) || isTerminal(&bytes.Buffer{}) {
+		t.Error("a file or a buffer was taken for a terminal")
+	}
+}
+
+func TestAnOlderDaemonIsSaidToBeOne(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	serve(t, socket, gpreemptv1.UnimplementedAdminServiceServer{})
+	var stderr bytes.Buffer
+	code := Main(t.Context(), []string{"status", "--socket", socket}, strings.NewReader(""), &bytes.Buffer{}, &stderr, func(string) string { return "" })
+	if code != ExitFailure || !strings.HasPrefix(stderr.String(), "gpctl: the daemon does not know this command: ") {
+		t.Errorf("code %d, stderr %q", code, stderr.String())
+	}
+}

@@ -1,0 +1,75 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/version"
+)
+
+// completionCommand prints scripts for shells; the package puts them in place.
+func completionCommand() *cobra.Command {
+	script := func(shell, where string, generate func(*cobra.Command, io.Writer) error) *cobra.Command {
+		return &cobra.Command{
+			Use:     shell,
+			Short:   "Print the completion script for " + shell,
+			Example: "  " + where,
+			Args:    operands(),
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				return generate(cmd.Root(), cmd.OutOrStdout())
+			},
+		}
+	}
+	return noun("completion", "Print completion scripts for shells",
+		script("bash", "source <(gpctl completion bash)", func(root *cobra.Command, w io.Writer) error {
+			return root.GenBashCompletionV2(w, true)
+		}),
+		script("zsh", `gpctl completion zsh > "${fpath[1]}/_gpctl"`, func(root *cobra.Command, w io.Writer) error {
+			return root.GenZshCompletion(w)
+		}),
+		script("fish", "gpctl completion fish | source", func(root *cobra.Command, w io.Writer) error {
+			return root.GenFishCompletion(w, true)
+		}),
+	)
+}
+
+// offer completes a word from what the daemon knows; someone waits at a prompt.
+func (a *app) offer(cmd *cobra.Command, list func(context.Context, gpreemptv1.AdminServiceClient) ([]cobra.Completion, error)) ([]cobra.Completion, cobra.ShellCompDirective) {
+	a.timeout = time.Second
+	var choices []cobra.Completion
+	err := a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+		var err error
+		choices, err = list(ctx, admin)
+		return err
+	})
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return choices, cobra.ShellCompDirectiveNoFileComp
+}
+
+func (a *app) versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Show the version of gpctl; gpctl status shows the daemon's",
+		Args:  operands(),
+		RunE: func(*cobra.Command, []string) error {
+			var err error
+			switch a.output {
+			case formatJSON:
+				err = json.NewEncoder(a.Out).Encode(map[string]string{"version": version.String()})
+			case formatYAML:
+				_, err = fmt.Fprintf(a.Out, "version: %s\n", version.String())
+			default:
+				_, err = fmt.Fprintf(a.Out, "gpctl %s\n", version.String())
+			}
+			return err
+		},
+	}
+}

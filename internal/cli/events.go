@@ -1,0 +1,115 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/words"
+)
+
+// lastEvents is how many events are shown when none are asked for.
+const lastEvents = 20
+
+func (a *app) eventsCommand() *cobra.Command {
+	var (
+		follow, all bool
+		since       uint64
+	)
+	cmd := &cobra.Command{
+		Use:   "events",
+		Short: "Show what changed: suspends, resumes, leases, breakers, admins",
+		Long: fmt.Sprintf(`Shows the last %d changes of state; --all shows every one the daemon remembers,
+--since those after a revision. --follow goes on until interrupted. -o json
+gives one object a line.`, lastEvents),
+		Example: "  gpctl events --follow\n  gpctl events --since 1200 -o json",
+		Args:    operands(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if all && cmd.Flags().Changed("since") {
+				return usage(cmd, "--all and --since exclude each other")
+			}
+			ctx, cancel := cmd.Context(), context.CancelFunc(func() {})
+			if !follow {
+				ctx, cancel = context.WithTimeout(ctx, a.timeout)
+			}
+			defer cancel()
+			return a.stream(ctx, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+				if !all && !cmd.Flags().Changed("since") {
+					st, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
+					if err != nil {
+						return err
+					}
+					since = st.GetEventRevision() - min(lastEvents, st.GetEventRevision())
+				}
+				// Revisions begin with 1: after 0 is all there is.
+				stream, err := admin.WatchEvents(ctx, &gpreemptv1.WatchEventsRequest{
+					AfterRevision: since, FromStart: since == 0, NoFollow: !follow,
+				})
+				if err != nil {
+					return err
+				}
+				t := a.printer().table("", columns{"TIME:15", ">REVISION", "ABOUT:7", "WHICH:20", "CHANGE:25", "WHY"})
+				none := true
+				err = each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
+					none = false
+					return a.showLine(m, func(*printer) { printEvent(t, m.GetEvent()) })
+				})
+				if err == nil && none && !a.forPrograms() {
+					t.p.linef("Nothing has happened.")
+				}
+				return err
+			})
+		},
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens from now on")
+	cmd.Flags().Uint64Var(&since, "since", 0, "only events after this revision")
+	cmd.Flags().BoolVar(&all, "all", false, "every event the daemon remembers")
+	return cmd
+}
+
+func printEvent(t *table, e *gpreemptv1.Event) {
+	var which string
+	var change cell
+	switch e.GetKind() {
+	case gpreemptv1.EventKind_EVENT_KIND_TARGET, gpreemptv1.EventKind_EVENT_KIND_SHADOW:
+		which = e.GetTargetId()
+		change = state(e.GetToTarget())
+		if from := words.Of(e.GetFromTarget()); from != "" {
+			change.text = from + " > " + change.text
+		}
+	case gpreemptv1.EventKind_EVENT_KIND_LEASE:
+		which = e.GetLeaseId()
+		change.text = words.Of(e.GetToLease())
+		if from := words.Of(e.GetFromLease()); from != "" {
+			change.text = from + " > " + change.text
+		}
+		if end := words.Of(e.GetEnd()); end != "" {
+			change.text += ": " + end
+		}
+	case gpreemptv1.EventKind_EVENT_KIND_BREAKER:
+		which = fmt.Sprintf("GPU %d", e.GetGpuId())
+	default:
+	}
+	var why []string
+	if e.GetCause() != "" {
+		why = append(why, e.GetCause())
+	}
+	if e.GetKind() != gpreemptv1.EventKind_EVENT_KIND_LEASE && e.GetLeaseId() != "" {
+		if e.GetCause() == "lease" {
+			why = nil
+		}
+		why = append(why, "lease "+e.GetLeaseId())
+	}
+	if e.GetTook() != nil {
+		why = append(why, "took "+took(e.GetTook()))
+	}
+	if e.GetMessage() != "" {
+		why = append(why, e.GetMessage())
+	}
+	t.row(text(e.GetAt().AsTime().Local().Format("15:04:05.000000")), text(e.GetRevision()), text(words.Of(e.GetKind())), text(which), change,
+		text(strings.Join(why, ", ")))
+	t.flush()
+}

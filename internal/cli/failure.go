@@ -1,0 +1,157 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// The exit codes. Scripts rely on them: they do not change.
+const (
+	ExitOK          = 0
+	ExitFailure     = 1
+	ExitUsage       = 2
+	ExitUnreachable = 3
+	ExitNotFound    = 4
+	ExitDenied      = 5
+	ExitRefused     = 6
+)
+
+// failure is an error as gpctl ends with it.
+type failure struct {
+	code    int
+	message string
+	// next is what to do, "" when there is nothing to say.
+	next string
+}
+
+func (f *failure) Error() string { return f.message }
+
+func (f *failure) print(w io.Writer) {
+	fmt.Fprintf(w, "gpctl: %s\n", printable(f.message))
+	if f.next != "" {
+		fmt.Fprintf(w, "  try: %s\n", printable(f.next))
+	}
+}
+
+// usage is a mistake on the command line of cmd.
+func usage(cmd *cobra.Command, format string, args ...any) error {
+	return &failure{code: ExitUsage, message: fmt.Sprintf(format, args...), next: cmd.CommandPath() + " --help"}
+}
+
+// fromDaemon turns what a call gave into what to tell.
+func (a *app) fromDaemon(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	if f, ok := errors.AsType[*failure](err); ok {
+		return f
+	}
+	code := status.Code(err)
+	if code == codes.DeadlineExceeded || errors.Is(err, context.DeadlineExceeded) {
+		return &failure{
+			code:    ExitUnreachable,
+			message: fmt.Sprintf("the daemon at %s did not answer within %s", a.socket, duration(a.timeout)),
+			next:    "systemctl status gpreemptd, or give it longer with --timeout",
+		}
+	}
+	e, ok := errors.AsType[*gpreempt.Error](errgrpc.FromStatus(err))
+	if !ok {
+		return err
+	}
+	f := &failure{code: ExitFailure, message: e.Message, next: e.Next}
+	switch e.Code {
+	case gpreempt.CodeNotFound:
+		f.code = ExitNotFound
+	case gpreempt.CodePermissionDenied, gpreempt.CodeUnauthenticated:
+		f.code = ExitDenied
+	case gpreempt.CodeInvalidArgument, gpreempt.CodeAlreadyExists, gpreempt.CodeResourceExhausted,
+		gpreempt.CodeFailedPrecondition, gpreempt.CodeOutOfRange:
+		f.code = ExitRefused
+	case gpreempt.CodeUnavailable:
+		if e.Reason == gpreempt.ReasonDaemonUnavailable {
+			return a.diagnose(ctx)
+		}
+		f.code = ExitUnreachable
+	case gpreempt.Code(codes.Unimplemented):
+		f.message = "the daemon does not know this command: " + e.Message
+		f.next = "gpctl status shows its version, gpctl version your own"
+	case gpreempt.CodeInternal:
+	}
+	return f
+}
+
+// diagnose finds out why the daemon cannot be reached.
+func (a *app) diagnose(ctx context.Context) *failure {
+	d := net.Dialer{Timeout: time.Second}
+	conn, err := d.DialContext(ctx, "unix", a.socket)
+	if err == nil {
+		conn.Close()
+	}
+	return unreachable(a.socket, err, groupOf(a.socket))
+}
+
+// unreachable explains what connecting to socket gave; group owns the socket, or
+// the directory that hides it, and is "" when unknown.
+func unreachable(socket string, err error, group string) *failure {
+	f := &failure{code: ExitUnreachable, next: "systemctl status gpreemptd"}
+	switch {
+	case err == nil:
+		f.message = fmt.Sprintf("the daemon at %s hung up", socket)
+	case errors.Is(err, fs.ErrNotExist):
+		f.message = fmt.Sprintf("cannot reach the daemon: there is no socket %s", socket)
+		f.next += ", or name its socket with --socket"
+	case errors.Is(err, fs.ErrPermission):
+		f.code = ExitDenied
+		f.message = fmt.Sprintf("permission denied on the daemon's socket %s", socket)
+		switch group {
+		case "", "root":
+			f.next = "run gpctl as root"
+		default:
+			f.message += ", which is for the group " + group
+			f.next = fmt.Sprintf("sudo usermod -aG %s $USER, then log in again; or run gpctl as root", group)
+		}
+	case errors.Is(err, syscall.ECONNREFUSED):
+		f.message = fmt.Sprintf("cannot reach the daemon: nobody listens on %s", socket)
+	default:
+		f.message = fmt.Sprintf("cannot reach the daemon at %s: %v", socket, err)
+	}
+	return f
+}
+
+// groupOf names the group of the file at path, or of the nearest directory above
+// it that can be seen.
+func groupOf(path string) string {
+	for ; ; path = filepath.Dir(path) {
+		if info, err := os.Stat(path); err == nil {
+			st, ok := info.Sys().(*syscall.Stat_t)
+			if !ok {
+				return ""
+			}
+			id := strconv.FormatUint(uint64(st.Gid), 10)
+			if g, err := user.LookupGroupId(id); err == nil {
+				return g.Name
+			}
+			return id
+		}
+		if path == filepath.Dir(path) {
+			return ""
+		}
+	}
+}

@@ -1,0 +1,150 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+)
+
+func (a *app) gpuCommand() *cobra.Command {
+	list := &cobra.Command{
+		Use:   "list",
+		Short: "List the GPU nodes, their load and their breakers",
+		Args:  operands(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+				resp, err := admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{})
+				if err != nil {
+					return err
+				}
+				return a.show(resp, func(p *printer) { printGPUs(p, resp.GetGpus()) })
+			})
+		},
+	}
+	return noun("gpu", "The GPU nodes of this host", list)
+}
+
+func printGPUs(p *printer, list []*gpreemptv1.Gpu) {
+	if len(list) == 0 {
+		p.linef("This host has no GPU nodes.")
+		return
+	}
+	t := p.table("", columns{
+		">NODE", ">GPU", "NAME", "GFX", "BDF", "RENDER", "+>XCC", "+>CU", "+SCHEDULER", ">QUEUES", ">LEASES", ">SUSPENDED", "BREAKER",
+	})
+	for _, g := range list {
+		queues := cell{text: strconv.FormatUint(uint64(g.GetQueueCount()), 10)}
+		if slots := g.GetQueueSlots(); slots > 0 {
+			queues.text += fmt.Sprintf("/%d", slots)
+			if g.GetQueueCount() > slots {
+				queues.style = styleNote // the firmware time-slices them
+			}
+		}
+		breaker := cell{text: "closed"}
+		if g.GetBreakerOpen() {
+			breaker = cell{"open for " + took(g.GetBreakerClosesIn()), styleBad}
+		}
+		scheduler := "HWS"
+		if g.GetMes() {
+			scheduler = "MES"
+		}
+		render := "-"
+		if g.GetRenderMinor() > 0 {
+			render = fmt.Sprintf("renderD%d", g.GetRenderMinor())
+		}
+		t.row(text(g.GetNode()), text(g.GetGpuId()), text(g.GetName()), text(gfx(g.GetGfxTargetVersion())), text(or(g.GetBdf(), "-")),
+			text(render), text(g.GetXccCount()), text(g.GetCuCount()), text(scheduler), queues, text(g.GetLeaseCount()),
+			text(g.GetSuspendedCount()), breaker)
+	}
+	t.flush()
+}
+
+// gfx writes gfx_target_version 90402 as compilers do, gfx942; the step is
+// hexadecimal, as in gfx90a.
+func gfx(v uint32) string {
+	if v == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("gfx%d%x%x", v/10000, v/100%100, v%100)
+}
+
+var bdf = regexp.MustCompile(`^([0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}\.[0-7]$`)
+
+const selectorHelp = "a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them"
+
+// parseGPU reads a GPU as people name it.
+func parseGPU(s string) (*gpreemptv1.GpuSelector, error) {
+	number := func(text string) (uint32, bool) {
+		n, err := strconv.ParseUint(text, 10, 32)
+		return uint32(n), err == nil
+	}
+	if n, ok := number(s); ok && n > 0 {
+		return &gpreemptv1.GpuSelector{By: &gpreemptv1.GpuSelector_GpuId{GpuId: n}}, nil
+	}
+	if rest, found := strings.CutPrefix(s, "node:"); found {
+		if n, ok := number(rest); ok {
+			return &gpreemptv1.GpuSelector{By: &gpreemptv1.GpuSelector_Node{Node: n}}, nil
+		}
+	}
+	if rest, found := strings.CutPrefix(strings.TrimPrefix(s, "/dev/dri/"), "renderD"); found {
+		if n, ok := number(rest); ok {
+			return &gpreemptv1.GpuSelector{By: &gpreemptv1.GpuSelector_RenderMinor{RenderMinor: n}}, nil
+		}
+	}
+	if bdf.MatchString(s) {
+		return &gpreemptv1.GpuSelector{By: &gpreemptv1.GpuSelector_Bdf{Bdf: strings.ToLower(s)}}, nil
+	}
+	return nil, fmt.Errorf("GPU %q: want %s", s, selectorHelp)
+}
+
+// findGPU gives the gpu_id of the GPU that s names, 0 for "".
+func findGPU(ctx context.Context, cmd *cobra.Command, admin gpreemptv1.AdminServiceClient, s string) (uint32, error) {
+	if s == "" {
+		return 0, nil
+	}
+	sel, err := parseGPU(s)
+	if err != nil {
+		return 0, usage(cmd, "%v", err)
+	}
+	resp, err := admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{})
+	if err != nil {
+		return 0, err
+	}
+	for _, g := range resp.GetGpus() {
+		if selects(sel, g) {
+			return g.GetGpuId(), nil
+		}
+	}
+	return 0, &failure{code: ExitNotFound, message: fmt.Sprintf("there is no GPU %s on this host", s), next: "gpctl gpu list"}
+}
+
+func selects(sel *gpreemptv1.GpuSelector, g *gpreemptv1.Gpu) bool {
+	switch by := sel.GetBy().(type) {
+	case *gpreemptv1.GpuSelector_GpuId:
+		return by.GpuId == g.GetGpuId()
+	case *gpreemptv1.GpuSelector_Node:
+		return by.Node == g.GetNode()
+	case *gpreemptv1.GpuSelector_RenderMinor:
+		return by.RenderMinor == g.GetRenderMinor()
+	case *gpreemptv1.GpuSelector_Bdf:
+		return sameBDF(by.Bdf, g.GetBdf())
+	}
+	return false
+}
+
+// sameBDF compares PCI addresses; one without a domain is in domain 0.
+func sameBDF(a, b string) bool {
+	full := func(s string) string {
+		if strings.Count(s, ":") == 1 {
+			s = "0000:" + s
+		}
+		return strings.ToLower(s)
+	}
+	return full(a) == full(b)
+}

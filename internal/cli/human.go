@@ -1,0 +1,185 @@
+package cli
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// duration writes d with the two or three digits a person reads: 850µs, 1.2ms,
+// 45.3s, 3m20s, 2h05m, 4d3h.
+func duration(d time.Duration) string {
+	if d < 0 {
+		return "-" + duration(-d)
+	}
+	unit := func(u time.Duration, name string) string {
+		v := float64(d) / float64(u)
+		if v >= 99.95 {
+			return fmt.Sprintf("%.0f%s", v, name)
+		}
+		return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") + name
+	}
+	whole := func(big, small time.Duration, bigName, smallName string) string {
+		b, s := d/big, d%big/small
+		if s == 0 {
+			return fmt.Sprintf("%d%s", b, bigName)
+		}
+		return fmt.Sprintf("%d%s%d%s", b, bigName, s, smallName)
+	}
+	switch {
+	case d == 0:
+		return "0s"
+	case d < time.Microsecond:
+		return fmt.Sprintf("%dns", d)
+	// A hair below the next unit is written in it: 999.7µs is 1ms.
+	case d < time.Millisecond-500*time.Nanosecond:
+		return unit(time.Microsecond, "µs")
+	case d < time.Second-500*time.Microsecond:
+		return unit(time.Millisecond, "ms")
+	case d < time.Minute-50*time.Millisecond:
+		return unit(time.Second, "s")
+	case d < time.Hour:
+		d = d.Round(time.Second)
+		return whole(time.Minute, time.Second, "m", "s")
+	case d < 24*time.Hour:
+		return whole(time.Hour, time.Minute, "h", "m")
+	}
+	return whole(24*time.Hour, time.Hour, "d", "h")
+}
+
+// took is duration for a field of the API, "-" when it is absent.
+func took(d *durationpb.Duration) string {
+	if d == nil {
+		return "-"
+	}
+	return duration(d.AsDuration())
+}
+
+// age is the time since at, "-" when it is absent.
+func (a *app) age(at *timestamppb.Timestamp) string {
+	if at == nil {
+		return "-"
+	}
+	return duration(max(0, a.Now().Sub(at.AsTime())))
+}
+
+// size writes a number of bytes in the largest unit that divides it.
+func size(n uint64) string {
+	for _, u := range []struct {
+		bytes uint64
+		name  string
+	}{{1 << 30, "GiB"}, {1 << 20, "MiB"}, {1 << 10, "KiB"}} {
+		if n >= u.bytes && n%u.bytes == 0 {
+			return strconv.FormatUint(n/u.bytes, 10) + u.name
+		}
+	}
+	return strconv.FormatUint(n, 10) + "B"
+}
+
+// count writes "1 target", "3 targets".
+func count[N ~int | ~uint32 | ~uint64](n N, thing string) string {
+	if n != 1 {
+		thing += "s"
+	}
+	return fmt.Sprintf("%d %s", n, thing)
+}
+
+// gpus writes gpu_ids; a narrow table shows how many when they are many.
+func gpus(ids []uint32, wide bool) string {
+	if len(ids) == 0 {
+		return "-"
+	}
+	if len(ids) > 3 && !wide {
+		return count(len(ids), "GPU")
+	}
+	var s []string
+	for _, id := range ids {
+		s = append(s, strconv.FormatUint(uint64(id), 10))
+	}
+	return strings.Join(s, ",")
+}
+
+// priority writes a rank; that of an admin's own lease has a name.
+func priority(p uint32) string {
+	if p == uint32(gpreempt.PriorityAdmin) {
+		return "admin"
+	}
+	return strconv.FormatUint(uint64(p), 10)
+}
+
+// state writes a target's state so that what needs attention stands out.
+func state(s gpreemptv1.TargetState) cell {
+	c := cell{text: or(words.Of(s), "-")}
+	switch s {
+	case gpreemptv1.TargetState_TARGET_STATE_SUSPENDED, gpreemptv1.TargetState_TARGET_STATE_SUSPENDING:
+		c.style = styleNote
+	case gpreemptv1.TargetState_TARGET_STATE_QUARANTINED:
+		c.style = styleBad
+	default:
+	}
+	return c
+}
+
+func or(s, instead string) string {
+	if s == "" {
+		return instead
+	}
+	return s
+}
+
+// cut shortens s to n runes.
+func cut(s string, n int) string {
+	if r := []rune(s); len(r) > n {
+		return string(r[:n-1]) + "…"
+	}
+	return s
+}
+
+// printable replaces what would move the cursor or change the terminal.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return '?'
+		}
+		return r
+	}, s)
+}
+
+// quiesce says why an announcement was answered as it was.
+func quiesce(r gpreemptv1.QuiesceReason) string {
+	switch r {
+	case gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE:
+		return "everything that may be suspended is suspended"
+	case gpreemptv1.QuiesceReason_QUIESCE_REASON_NOTHING_TO_DO:
+		return "there was nothing to suspend"
+	case gpreemptv1.QuiesceReason_QUIESCE_REASON_MAX_WAIT:
+		return "max_wait passed first; suspending goes on"
+	case gpreemptv1.QuiesceReason_QUIESCE_REASON_DEFERRED:
+		return "the policy waits for the eta or the SLO's last moment"
+	case gpreemptv1.QuiesceReason_QUIESCE_REASON_NOT_AWAITED:
+		return "the answer was not to wait for it"
+	case gpreemptv1.QuiesceReason_QUIESCE_REASON_SHARE_FLOOR:
+		return "offline work has used up the time it may be kept waiting"
+	case gpreemptv1.QuiesceReason_QUIESCE_REASON_UNSAFE:
+		return "a target is quarantined or the breaker of a GPU is open"
+	case gpreemptv1.QuiesceReason_QUIESCE_REASON_SHADOW:
+		return "the policy is a shadow: it decides and never acts"
+	case gpreemptv1.QuiesceReason_QUIESCE_REASON_DRAINING:
+		return "the daemon is draining"
+	case gpreemptv1.QuiesceReason_QUIESCE_REASON_ENDED:
+		return "the lease has ended meanwhile"
+	case gpreemptv1.QuiesceReason_QUIESCE_REASON_HOLD:
+		return "an admin keeps a target running"
+	default:
+		return or(words.Of(r), "the daemon gave no reason")
+	}
+}

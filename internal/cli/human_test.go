@@ -1,0 +1,233 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/words"
+)
+
+func TestDurationsHaveTheDigitsAPersonReads(t *testing.T) {
+	tests := map[time.Duration]string{
+		0:                                 "0s",
+		7:                                 "7ns",
+		850 * time.Microsecond:            "850µs",
+		1500 * time.Nanosecond:            "1.5µs",
+		999_700 * time.Nanosecond:         "1ms",
+		1234 * time.Microsecond:           "1.2ms",
+		20 * time.Millisecond:             "20ms",
+		99_970 * time.Microsecond:         "100ms",
+		123_456 * time.Microsecond:        "123ms",
+		999_800 * time.Microsecond:        "1s",
+		45_310 * time.Millisecond:         "45.3s",
+		59_990 * time.Millisecond:         "1m",
+		200 * time.Second:                 "3m20s",
+		2*time.Hour + 5*time.Minute:       "2h5m",
+		2 * time.Hour:                     "2h",
+		4*24*time.Hour + 3*time.Hour + 59: "4d3h",
+		-20 * time.Millisecond:            "-20ms",
+	}
+	for d, want := range tests {
+		if got := duration(d); got != want {
+			t.Errorf("duration(%v) = %q, want %q", d, got, want)
+		}
+	}
+}
+
+func TestSizesAreInTheUnitThatFits(t *testing.T) {
+	for n, want := range map[uint64]string{0: "0B", 1000: "1000B", 4096: "4KiB", 1 << 20: "1MiB", 3 << 30: "3GiB", 1<<20 + 1: "1048577B"} {
+		if got := size(n); got != want {
+			t.Errorf("size(%d) = %q, want %q", n, got, want)
+		}
+	}
+}
+
+func TestGraphicsVersionsAreSaidAsCompilersDo(t *testing.T) {
+	for v, want := range map[uint32]string{0: "-", 90402: "gfx942", 90010: "gfx90a", 110000: "gfx1100", 90008: "gfx908"} {
+		if got := gfx(v); got != want {
+			t.Errorf("gfx(%d) = %q, want %q", v, got, want)
+		}
+	}
+}
+
+func TestEveryQuiesceReasonHasItsSentence(t *testing.T) {
+	for _, w := range words.All[gpreemptv1.QuiesceReason]() {
+		r, err := words.Parse[gpreemptv1.QuiesceReason](w)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s := quiesce(r); !strings.Contains(s, " ") {
+			t.Errorf("%s is said as %q", w, s)
+		}
+	}
+}
+
+func TestEveryKnobIsExplained(t *testing.T) {
+	for _, k := range knobs() {
+		if knobMeaning[string(k.Name())] == "" {
+			t.Errorf("%s has no meaning in wide output", k.Name())
+		}
+	}
+	if len(knobMeaning) != len(knobs()) {
+		t.Errorf("%d meanings for %d knobs", len(knobMeaning), len(knobs()))
+	}
+}
+
+func TestEveryCommandSaysWhatItDoes(t *testing.T) {
+	var visit func(cmd *cobra.Command)
+	visit = func(cmd *cobra.Command) {
+		if cmd.Short == "" || cmd.Args == nil && cmd.Name() != "help" {
+			t.Errorf("%s: no short description, or any operands accepted", cmd.CommandPath())
+		}
+		for _, c := range cmd.Commands() {
+			visit(c)
+		}
+	}
+	visit(New(IO{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}, Getenv: func(string) string { return "" }}))
+}
+
+func TestGpctlLooksWhereTheDaemonServes(t *testing.T) {
+	if want := config.Default().Socket; DefaultSocket != want {
+		t.Errorf("DefaultSocket = %s, the daemon's default is %s", DefaultSocket, want)
+	}
+}
+
+func TestUnreachableDaemonsAreExplained(t *testing.T) {
+	dial := func(errno syscall.Errno) error {
+		return &net.OpError{Op: "dial", Net: "unix", Err: os.NewSyscallError("connect", errno)}
+	}
+	tests := []struct {
+		name  string
+		err   error
+		group string
+		want  failure
+	}{
+		{"no socket", dial(syscall.ENOENT), "gpreempt", failure{
+			ExitUnreachable, "cannot reach the daemon: there is no socket /run/s", "systemctl status gpreemptd, or name its socket with --socket",
+		}},
+		{"nobody listens", dial(syscall.ECONNREFUSED), "gpreempt", failure{
+			ExitUnreachable, "cannot reach the daemon: nobody listens on /run/s", "systemctl status gpreemptd",
+		}},
+		{"not in the group", dial(syscall.EACCES), "gpreempt", failure{
+			ExitDenied, "permission denied on the daemon's socket /run/s, which is for the group gpreempt",
+			"sudo usermod -aG gpreempt $USER, then log in again; or run gpctl as root",
+		}},
+		{"root's own", dial(syscall.EACCES), "root", failure{
+			ExitDenied, "permission denied on the daemon's socket /run/s", "run gpctl as root",
+		}},
+		{"it answers, but not us", nil, "gpreempt", failure{ExitUnreachable, "the daemon at /run/s hung up", "systemctl status gpreemptd"}},
+		{"something else", dial(syscall.EMFILE), "gpreempt", failure{
+			ExitUnreachable, "cannot reach the daemon at /run/s: dial unix: connect: too many open files", "systemctl status gpreemptd",
+		}},
+	}
+	for _, tt := range tests {
+		if diff := cmp.Diff(tt.want, *unreachable("/run/s", tt.err, tt.group), cmp.AllowUnexported(failure{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+func TestTheGroupOfAHiddenSocketIsThatOfItsDirectory(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Chown(dir, -1, 424242); err != nil {
+		if errors.Is(err, fs.ErrPermission) {
+			t.Skip("only root can give a directory to a group")
+		}
+		t.Fatal(err)
+	}
+	if got := groupOf(filepath.Join(dir, "sub", "s")); got != "424242" {
+		t.Errorf("groupOf = %q, want 424242", got)
+	}
+}
+
+func TestWhatOthersNamedCannotSteerTheTerminal(t *testing.T) {
+	const hostile = "a\x1b[2J\r\n\x07\u202eb\u009b"
+	if got, want := printable(hostile), "a?[2J????b?"; got != want {
+		t.Errorf("printable = %q, want %q", got, want)
+	}
+}
+
+func TestGPUsAreNamedInFourWays(t *testing.T) {
+	tests := map[string]*gpreemptv1.GpuSelector{
+		"34535":               {By: &gpreemptv1.GpuSelector_GpuId{GpuId: 34535}},
+		"node:0":              {By: &gpreemptv1.GpuSelector_Node{}},
+		"renderD128":          {By: &gpreemptv1.GpuSelector_RenderMinor{RenderMinor: 128}},
+		"/dev/dri/renderD129": {By: &gpreemptv1.GpuSelector_RenderMinor{RenderMinor: 129}},
+		"0000:C1:00.0":        {By: &gpreemptv1.GpuSelector_Bdf{Bdf: "0000:c1:00.0"}},
+		"c1:00.7":             {By: &gpreemptv1.GpuSelector_Bdf{Bdf: "c1:00.7"}},
+		"":                    nil,
+		"0":                   nil,
+		"-1":                  nil,
+		"4294967296":          nil,
+		"node:":               nil,
+		"node:x":              nil,
+		"renderD":             nil,
+		"c1:00":               nil,
+		"c1:00.8":             nil,
+	}
+	for s, want := range tests {
+		got, err := parseGPU(s)
+		if (err == nil) != (want != nil) {
+			t.Errorf("parseGPU(%q): %v", s, err)
+		} else if got.String() != want.String() {
+			t.Errorf("parseGPU(%q) = %v, want %v", s, got, want)
+		}
+	}
+}
+
+// FuzzParseGPU checks that what is accepted names a GPU and what is not is told
+// with the ways to name one.
+func FuzzParseGPU(f *testing.F) {
+	for _, s := range []string{"34535", "node:2", "renderD128", "0000:c1:00.0", "c1:00.0", "", "node:-1"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		sel, err := parseGPU(s)
+		if err != nil {
+			if !strings.Contains(err.Error(), "node:N") {
+				t.Errorf("parseGPU(%q): %v", s, err)
+			}
+			return
+		}
+		g := &gpreemptv1.Gpu{
+			GpuId: sel.GetGpuId(), Node: sel.GetNode(), Bdf: sel.GetBdf(), RenderMinor: sel.GetRenderMinor(),
+		}
+		if !selects(sel, g) {
+			t.Errorf("parseGPU(%q) = %v, which does not select %v", s, sel, g)
+		}
+	})
+}
+
+// FuzzReadPolicy checks that a policy on standard input is either refused or
+// becomes a request that sets what it lists.
+func FuzzReadPolicy(f *testing.F) {
+	f.Add([]byte("policy:\n  share_floor: 0.3\n  max_wait: 0.005s\n"))
+	f.Add([]byte(`{"preset": "custom", "linger": "LINGER_NONE", "shadow": true}`))
+	f.Add([]byte("a: &a [*a]\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		a := &app{IO: IO{In: bytes.NewReader(data)}}
+		req := &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{}}
+		if err := a.readPolicy(&cobra.Command{Use: "set"}, req); err != nil {
+			if f, ok := errors.AsType[*failure](err); !ok || f.code != ExitUsage {
+				t.Errorf("not a usage error: %v", err)
+			}
+			return
+		}
+		if len(req.GetFields()) == 0 && req.GetPreset() == "" && !bytes.Contains(data, []byte("preset")) {
+			t.Error("accepted, and asks for nothing")
+		}
+	})
+}

@@ -1,0 +1,475 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// noon is the wall clock of the fake machine and of gpctl in the tests.
+var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noon.Add(-d)) }
+
+func dur(d time.Duration) *durationpb.Duration { return durationpb.New(d) }
+
+// machine is a fake host behind the admin service: two GPUs and a few processes
+// that answer to the admin's verbs, on a clock that stands still.
+type machine struct {
+	gpreemptv1.UnimplementedAdminServiceServer
+
+	mu       sync.Mutex // guards all below
+	gpus     []*gpreemptv1.Gpu
+	targets  []*gpreemptv1.Target
+	leases   []*gpreemptv1.Lease
+	policy   *gpreemptv1.Policy
+	warnings []*gpreemptv1.Warning
+	events   []*gpreemptv1.Event
+	draining bool
+}
+
+func newMachine() *machine {
+	offline, online, unmanaged := gpreemptv1.Class_CLASS_OFFLINE, gpreemptv1.Class_CLASS_ONLINE, gpreemptv1.Class_CLASS_UNMANAGED
+	running, suspended := gpreemptv1.TargetState_TARGET_STATE_RUNNING, gpreemptv1.TargetState_TARGET_STATE_SUSPENDED
+	quarantined, suspending := gpreemptv1.TargetState_TARGET_STATE_QUARANTINED, gpreemptv1.TargetState_TARGET_STATE_SUSPENDING
+	return &machine{
+		gpus: []*gpreemptv1.Gpu{
+			{
+				GpuId: 34535, Node: 2, Name: "mi300x", GfxTargetVersion: 90402, Bdf: "0000:c1:00.0", RenderMinor: 128, XccCount: 8,
+				CuCount: 304, QueueSlots: 24, QueueCount: 30, LeaseCount: 1, SuspendedCount: 1,
+			},
+			{
+				GpuId: 41235, Node: 3, Name: "mi300x", GfxTargetVersion: 90402, Bdf: "0000:c6:00.0", RenderMinor: 136, XccCount: 8,
+				CuCount: 304, QueueSlots: 24, QueueCount: 4, BreakerOpen: true, BreakerClosesIn: dur(42 * time.Second),
+			},
+		},
+		targets: []*gpreemptv1.Target{
+			{
+				TargetId: "4242@1001", Pid: 4242, Comm: "python3", Cmdline: "python3 train.py --epochs 90", Uid: 1000, Cgroup: "/slurm/job_7",
+				Class: offline, Priority: 0, DecidedBy: "rule training", State: suspended, GpuIds: []uint32{34535, 41235}, QueueCount: 3,
+				Mechanism: "sim", InState: dur(1234 * time.Microsecond), RunsWithin: dur(1900 * time.Millisecond), Suspends: 17,
+				SuspendedTotal: dur(3400 * time.Millisecond), LearnedSuspend: dur(850 * time.Microsecond), LearnedResume: dur(420 * time.Microsecond),
+			},
+			{
+				TargetId: "4300@1002", Pid: 4300, Comm: "evil\x1b[31m", Cmdline: "evil \x1b]0;title\x07" + strings.Repeat("x", 200), Uid: 1001,
+				Cgroup: "/user.slice", Class: offline, Priority: 3, DecidedBy: "admin", State: running, GpuIds: []uint32{34535}, QueueCount: 1,
+				InState: dur(95 * time.Second), AttachError: "a debugger is attached to it",
+			},
+			{
+				TargetId: "4400@1003", Pid: 4400, Comm: "preprocess", Uid: 1000, Class: offline, Priority: 0, DecidedBy: "rule training",
+				State: quarantined, GpuIds: []uint32{41235}, QueueCount: 1, Mechanism: "sim", InState: dur(12 * time.Second), Suspends: 1,
+				SuspendedTotal: dur(20 * time.Millisecond),
+			},
+			{
+				TargetId: "5001@2000", Pid: 5001, Comm: "tritonserver", Cmdline: "tritonserver --model-repository /models", Uid: 990,
+				Class: online, Priority: 11, DecidedBy: "rule inference", State: running, GpuIds: []uint32{34535}, QueueCount: 2,
+				InState: dur(26*time.Hour + 5*time.Minute),
+			},
+			{
+				TargetId: "6000@3000", Pid: 6000, Comm: "monitor", Class: unmanaged, Priority: 7, DecidedBy: "default", State: running,
+				GpuIds: []uint32{1, 2, 34535, 41235}, QueueCount: 1, InState: dur(0),
+			},
+		},
+		leases: []*gpreemptv1.Lease{
+			{
+				LeaseId: "k3-1", GpuIds: []uint32{34535}, Priority: 11, State: gpreemptv1.LeaseState_LEASE_STATE_HELD, ClientPid: 5001,
+				ClientUid: 990, CreatedAt: ago(1500 * time.Microsecond), ExpiresIn: dur(998500 * time.Microsecond), Label: "llama",
+			},
+			{
+				LeaseId: "k3-2", GpuIds: []uint32{34535, 41235}, Priority: 16, State: gpreemptv1.LeaseState_LEASE_STATE_QUIESCING,
+				CreatedAt: ago(40 * time.Microsecond), ExpiresIn: dur(2 * time.Second), TargetIds: []string{"4242@1001"},
+			},
+		},
+		policy: balanced(),
+		warnings: []*gpreemptv1.Warning{
+			{
+				Code: "BREAKER_OPEN", Severity: "error", Text: "GPU 41235 reported a hardware error; nothing is suspended on it",
+				Remedy: "look for amdgpu in the kernel log; the breaker closes by itself in 42s",
+			},
+			{Code: "UNKNOWN_GROUP", Severity: "warning", Text: "this host has no group gpreempt-admin", Remedy: "groupadd gpreempt-admin"},
+		},
+		events: []*gpreemptv1.Event{
+			{
+				Revision: 1, At: ago(3 * time.Second), Kind: gpreemptv1.EventKind_EVENT_KIND_LEASE, LeaseId: "k3-1",
+				ToLease: gpreemptv1.LeaseState_LEASE_STATE_QUIESCING, Cause: "announced",
+			},
+			{
+				Revision: 2, At: ago(3*time.Second - 40*time.Microsecond), Kind: gpreemptv1.EventKind_EVENT_KIND_TARGET, TargetId: "4242@1001",
+				FromTarget: running, ToTarget: suspending, LeaseId: "k3-1", Cause: "lease",
+			},
+			{
+				Revision: 3, At: ago(3*time.Second - 890*time.Microsecond), Kind: gpreemptv1.EventKind_EVENT_KIND_TARGET, TargetId: "4242@1001",
+				FromTarget: suspending, ToTarget: suspended, Cause: "done", Took: dur(850 * time.Microsecond),
+			},
+			{
+				Revision: 4, At: ago(2 * time.Second), Kind: gpreemptv1.EventKind_EVENT_KIND_LEASE, LeaseId: "k2-9",
+				FromLease: gpreemptv1.LeaseState_LEASE_STATE_HELD, ToLease: gpreemptv1.LeaseState_LEASE_STATE_ENDED,
+				End: gpreemptv1.LeaseEnd_LEASE_END_CLIENT_DIED, Took: dur(time.Second),
+			},
+			{
+				Revision: 5, At: ago(time.Second), Kind: gpreemptv1.EventKind_EVENT_KIND_BREAKER, GpuId: 41235, Cause: "hardware-error",
+				Message: "the breaker is open",
+			},
+			{
+				Revision: 6, At: ago(0), Kind: gpreemptv1.EventKind_EVENT_KIND_ADMIN, Message: "uid 0 pid 99: classify 4300 offline",
+			},
+		},
+	}
+}
+
+func balanced() *gpreemptv1.Policy {
+	return &gpreemptv1.Policy{
+		Preset: "balanced", SuspendWhen: gpreemptv1.SuspendWhen_SUSPEND_WHEN_ETA, Linger: gpreemptv1.Linger_LINGER_ADAPTIVE,
+		LingerMax: dur(20 * time.Millisecond), ShareFloor: 0.1, ShareWindow: dur(10 * time.Second), MaxSuspend: dur(2 * time.Second),
+		MinRun: dur(50 * time.Millisecond), Gang: gpreemptv1.GangScope_GANG_SCOPE_PROCESS, MaxWait: dur(20 * time.Millisecond),
+		DefaultTtl: dur(time.Second), MaxTtl: dur(time.Minute),
+	}
+}
+
+// serve answers on a unix socket until the test ends.
+func serve(t testing.TB, socket string, m gpreemptv1.AdminServiceServer, opts ...grpc.ServerOption) {
+	t.Helper()
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := grpc.NewServer(opts...)
+	gpreemptv1.RegisterAdminServiceServer(s, m)
+	done := make(chan error, 1)
+	go func() { done <- s.Serve(l) }()
+	t.Cleanup(func() {
+		s.Stop()
+		// A script may be over before Serve has begun.
+		if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+			t.Error(err)
+		}
+	})
+}
+
+func refuse(code gpreempt.Code, reason gpreempt.Reason, message, next string) error {
+	return errgrpc.ToStatus(&gpreempt.Error{Code: code, Reason: reason, Message: message, Next: next})
+}
+
+func (m *machine) target(id string) (*gpreemptv1.Target, error) {
+	for _, t := range m.targets {
+		if t.GetTargetId() == id || strconv.Itoa(int(t.GetPid())) == id {
+			return t, nil
+		}
+	}
+	return nil, refuse(gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget, "there is no target "+id, "list them with `gpctl target list`")
+}
+
+func (m *machine) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (*gpreemptv1.GetStatusResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	resp := &gpreemptv1.GetStatusResponse{
+		Version: "v0.3.0", StartedAt: ago(3*time.Hour + 12*time.Minute), Backend: "simulated mi300x", GpuCount: uint32(len(m.gpus)),
+		TargetCount: uint32(len(m.targets)), LeaseCount: uint32(len(m.leases)), Draining: m.draining, Policy: m.policy.GetPreset(),
+		Warnings: m.warnings, InventoryRevision: 12, EventRevision: uint64(len(m.events)),
+	}
+	for _, t := range m.targets {
+		resp.QueueCount += t.GetQueueCount()
+		if t.GetClass() == gpreemptv1.Class_CLASS_OFFLINE {
+			resp.OfflineCount++
+		}
+		if t.GetState() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED {
+			resp.SuspendedCount++
+		}
+	}
+	return resp, nil
+}
+
+func (m *machine) ListGpus(context.Context, *gpreemptv1.ListGpusRequest) (*gpreemptv1.ListGpusResponse, error) {
+	return &gpreemptv1.ListGpusResponse{Gpus: m.gpus}, nil
+}
+
+func (m *machine) ListTargets(_ context.Context, req *gpreemptv1.ListTargetsRequest) (*gpreemptv1.ListTargetsResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	resp := &gpreemptv1.ListTargetsResponse{}
+	for _, t := range m.targets {
+		if (req.GetClass() == 0 || req.GetClass() == t.GetClass()) && (req.GetGpuId() == 0 || slices.Contains(t.GetGpuIds(), req.GetGpuId())) {
+			resp.Targets = append(resp.Targets, proto.CloneOf(t))
+		}
+	}
+	return resp, nil
+}
+
+func (m *machine) queues() []*gpreemptv1.Queue {
+	var all []*gpreemptv1.Queue
+	for _, t := range m.targets {
+		for i := range t.GetQueueCount() {
+			q := &gpreemptv1.Queue{
+				TargetId: t.GetTargetId(), Pid: t.GetPid(), QueueId: i, GpuId: t.GetGpuIds()[int(i)%len(t.GetGpuIds())], Type: "compute",
+				RingBytes: 64 << 10, Class: t.GetClass(), Priority: t.GetPriority(), State: t.GetState(), Comm: t.GetComm(),
+				FirstSeen: ago(time.Duration(i+1) * 90 * time.Second),
+			}
+			if i == 2 {
+				q.Type, q.RingBytes = "sdma", 1<<20
+			}
+			all = append(all, q)
+		}
+	}
+	return all
+}
+
+func (m *machine) ListQueues(_ context.Context, req *gpreemptv1.ListQueuesRequest) (*gpreemptv1.ListQueuesResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	resp := &gpreemptv1.ListQueuesResponse{Revision: 12}
+	for _, q := range m.queues() {
+		of := req.GetTargetId() == "" || req.GetTargetId() == q.GetTargetId() || req.GetTargetId() == strconv.Itoa(int(q.GetPid()))
+		if of && (req.GetGpuId() == 0 || req.GetGpuId() == q.GetGpuId()) && (req.GetClass() == 0 || req.GetClass() == q.GetClass()) {
+			resp.Queues = append(resp.Queues, q)
+		}
+	}
+	return resp, nil
+}
+
+// WatchQueues shows the queues there are, one that goes, and then shuts down.
+func (m *machine) WatchQueues(req *gpreemptv1.WatchQueuesRequest, out grpc.ServerStreamingServer[gpreemptv1.WatchQueuesResponse]) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if req.GetAfterRevision() == 1 {
+		return refuse(gpreempt.CodeOutOfRange, gpreempt.ReasonRevisionCompacted, "revision 1 is no longer remembered", "list the queues again")
+	}
+	queues := m.queues()
+	if req.GetAfterRevision() == 0 {
+		for i, q := range queues {
+			err := out.Send(&gpreemptv1.WatchQueuesResponse{Revision: uint64(i + 1), Change: gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED, Queue: q})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	last := &gpreemptv1.WatchQueuesResponse{Revision: 13, Change: gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED, Queue: queues[0]}
+	if err := out.Send(last); err != nil {
+		return err
+	}
+	return refuse(gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown, "the daemon is shutting down", "wait for it to start again")
+}
+
+func (m *machine) ListLeases(context.Context, *gpreemptv1.ListLeasesRequest) (*gpreemptv1.ListLeasesResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return &gpreemptv1.ListLeasesResponse{Leases: slices.Clone(m.leases)}, nil
+}
+
+func (m *machine) CreateLease(_ context.Context, req *gpreemptv1.CreateLeaseRequest) (*gpreemptv1.CreateLeaseResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	ask := req.GetAnnounce()
+	if ask.GetPriority() > 15 {
+		return nil, refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonPriorityRange, fmt.Sprintf("priority %d is outside 0 to 15", ask.GetPriority()), "ask for less")
+	}
+	var ids []uint32
+	for _, g := range m.gpus {
+		if len(ask.GetGpus()) == 0 || slices.ContainsFunc(ask.GetGpus(), func(s *gpreemptv1.GpuSelector) bool { return selects(s, g) }) {
+			ids = append(ids, g.GetGpuId())
+		}
+	}
+	if len(ids) < len(ask.GetGpus()) {
+		return nil, refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonUnknownGPU, "this host has no such GPU", "gpctl gpu list")
+	}
+	ttl := ask.GetTtl()
+	if ttl == nil {
+		ttl = m.policy.GetDefaultTtl()
+	}
+	l := &gpreemptv1.Lease{
+		LeaseId: fmt.Sprintf("k3-%d", len(m.leases)+1), GpuIds: ids, Priority: ask.GetPriority(), State: gpreemptv1.LeaseState_LEASE_STATE_HELD,
+		CreatedAt: ago(0), ExpiresIn: ttl, Label: ask.GetLabel(),
+	}
+	m.leases = append(m.leases, l)
+	resp := &gpreemptv1.NotifyOnlineResponse{
+		LeaseId: l.GetLeaseId(), Quiesced: true, Reason: gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE, SuspendedTargets: 1, GpuIds: ids, Ttl: ttl,
+		Timing: &gpreemptv1.Timing{Decide: dur(9 * time.Microsecond), Quiesce: dur(850 * time.Microsecond), Total: dur(861 * time.Microsecond)},
+	}
+	if m.draining {
+		resp.Quiesced, resp.Reason, resp.SuspendedTargets = false, gpreemptv1.QuiesceReason_QUIESCE_REASON_DRAINING, 0
+	}
+	return &gpreemptv1.CreateLeaseResponse{Announced: resp}, nil
+}
+
+func (m *machine) ReleaseLease(_ context.Context, req *gpreemptv1.ReleaseLeaseRequest) (*gpreemptv1.ReleaseLeaseResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	i := slices.IndexFunc(m.leases, func(l *gpreemptv1.Lease) bool { return l.GetLeaseId() == req.GetLeaseId() })
+	if i < 0 {
+		return nil, refuse(gpreempt.CodeNotFound, gpreempt.ReasonUnknownLease, "there is no lease "+req.GetLeaseId(), "list them with `gpctl lease list`")
+	}
+	m.leases = slices.Delete(m.leases, i, i+1)
+	return &gpreemptv1.ReleaseLeaseResponse{End: gpreemptv1.LeaseEnd_LEASE_END_RELEASED}, nil
+}
+
+func (m *machine) SuspendTarget(_ context.Context, req *gpreemptv1.SuspendTargetRequest) (*gpreemptv1.SuspendTargetResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t, err := m.target(req.GetTargetId())
+	switch {
+	case err != nil:
+		return nil, err
+	case t.GetClass() != gpreemptv1.Class_CLASS_OFFLINE:
+		return nil, refuse(gpreempt.CodeFailedPrecondition, gpreempt.ReasonNotOffline, "target "+t.GetTargetId()+" is not offline",
+			"gpctl target classify "+req.GetTargetId()+" offline")
+	case req.GetTtl().AsDuration() <= 0 || req.GetTtl().AsDuration() > m.policy.GetMaxSuspend().AsDuration():
+		return nil, refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange, "a suspension lasts more than 0 and at most 2s", "choose a shorter ttl")
+	}
+	resp := &gpreemptv1.SuspendTargetResponse{LeaseId: "k3-9", Timing: &gpreemptv1.Timing{Total: dur(861 * time.Microsecond)}}
+	if t.GetState() == gpreemptv1.TargetState_TARGET_STATE_QUARANTINED {
+		resp.Reason = gpreemptv1.QuiesceReason_QUIESCE_REASON_UNSAFE
+		return resp, nil
+	}
+	t.State, t.RunsWithin = gpreemptv1.TargetState_TARGET_STATE_SUSPENDED, req.GetTtl()
+	resp.Quiesced, resp.Reason = true, gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE
+	return resp, nil
+}
+
+func (m *machine) ResumeTarget(_ context.Context, req *gpreemptv1.ResumeTargetRequest) (*gpreemptv1.ResumeTargetResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t, err := m.target(req.GetTargetId())
+	if err != nil {
+		return nil, err
+	}
+	t.State, t.RunsWithin = gpreemptv1.TargetState_TARGET_STATE_RUNNING, nil
+	return &gpreemptv1.ResumeTargetResponse{State: t.GetState()}, nil
+}
+
+func (m *machine) ClassifyTarget(_ context.Context, req *gpreemptv1.ClassifyTargetRequest) (*gpreemptv1.ClassifyTargetResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t, err := m.target(req.GetTargetId())
+	if err != nil {
+		return nil, err
+	}
+	t.Class, t.Priority, t.DecidedBy = req.GetClass(), 0, "admin"
+	if req.Priority != nil {
+		t.Priority = req.GetPriority()
+	}
+	if req.GetClass() == gpreemptv1.Class_CLASS_UNSPECIFIED {
+		t.Class, t.Priority, t.DecidedBy = gpreemptv1.Class_CLASS_UNMANAGED, 7, "default"
+	}
+	return &gpreemptv1.ClassifyTargetResponse{Target: t}, nil
+}
+
+func (m *machine) ExplainTarget(_ context.Context, req *gpreemptv1.ExplainTargetRequest) (*gpreemptv1.ExplainTargetResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	t, err := m.target(req.GetTargetId())
+	if err != nil {
+		return nil, err
+	}
+	resp := &gpreemptv1.ExplainTargetResponse{Target: t}
+	offline := t.GetClass() == gpreemptv1.Class_CLASS_OFFLINE
+	resp.Steps = append(resp.Steps, &gpreemptv1.ExplainStep{Question: "its class is offline", Holds: offline, Detail: t.GetDecidedBy()})
+	if !offline {
+		resp.Verdict = "It runs: only offline targets are suspended."
+		return resp, nil
+	}
+	resp.Steps = append(resp.Steps, &gpreemptv1.ExplainStep{Question: "a lease of higher priority covers a GPU of it", Holds: true, Detail: "k3-1 has 11, it has 0"})
+	resp.Leases = m.leases[:1]
+	resp.Verdict = "It is suspended for lease k3-1."
+	return resp, nil
+}
+
+func (m *machine) GetPolicy(context.Context, *gpreemptv1.GetPolicyRequest) (*gpreemptv1.GetPolicyResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return &gpreemptv1.GetPolicyResponse{Policy: proto.CloneOf(m.policy), Presets: []string{"balanced", "strict", "shadow"}}, nil
+}
+
+func (m *machine) SetPolicy(_ context.Context, req *gpreemptv1.SetPolicyRequest) (*gpreemptv1.SetPolicyResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	next := proto.CloneOf(m.policy)
+	switch req.GetPreset() {
+	case "":
+	case "balanced":
+		next = balanced()
+	case "shadow":
+		next = balanced()
+		next.Preset, next.Shadow = "shadow", true
+	default:
+		return nil, refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonBadPolicy, "there is no preset "+req.GetPreset(), "choose balanced, strict or shadow")
+	}
+	from, to := req.GetPolicy().ProtoReflect(), next.ProtoReflect()
+	for _, k := range knobs() {
+		if slices.Contains(req.GetFields(), string(k.Name())) {
+			to.Set(k, from.Get(k))
+			next.Preset = "custom"
+		}
+	}
+	if next.GetShareFloor() > 0.95 {
+		return nil, refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonBadPolicy, "share_floor: 2 is outside 0 to 0.95", "choose a value in that range")
+	}
+	if named := balanced(); next.GetPreset() == "custom" {
+		next.Preset = "balanced"
+		if !proto.Equal(next, named) {
+			next.Preset = "custom"
+		}
+	}
+	if !req.GetDryRun() {
+		m.policy = next
+	}
+	return &gpreemptv1.SetPolicyResponse{Policy: next}, nil
+}
+
+func (m *machine) WatchEvents(req *gpreemptv1.WatchEventsRequest, out grpc.ServerStreamingServer[gpreemptv1.WatchEventsResponse]) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, e := range m.events {
+		if e.GetRevision() > req.GetAfterRevision() && (req.GetAfterRevision() > 0 || req.GetFromStart()) {
+			if err := out.Send(&gpreemptv1.WatchEventsResponse{Event: e}); err != nil {
+				return err
+			}
+		}
+	}
+	if req.GetNoFollow() {
+		return nil
+	}
+	return refuse(gpreempt.CodeResourceExhausted, gpreempt.ReasonSlowReader, "the reader fell too far behind", "begin again with --since 6")
+}
+
+func (m *machine) GetStatistics(context.Context, *gpreemptv1.GetStatisticsRequest) (*gpreemptv1.GetStatisticsResponse, error) {
+	us := func(n int) *durationpb.Duration { return dur(time.Duration(n) * time.Microsecond) }
+	return &gpreemptv1.GetStatisticsResponse{Statistics: &gpreemptv1.Statistics{
+		Announcements: 1200, Quiesced: 1190, MaxWaitPassed: 10, Suspends: 640, Resumes: 639, Failures: 2, Coalesced: 560, ForcedResumes: 12,
+		QuiesceLatency: &gpreemptv1.LatencySummary{Count: 1190, Mean: us(910), P50: us(850), P95: us(1900), P99: us(4200), Max: us(19800)},
+		SuspendLatency: &gpreemptv1.LatencySummary{Count: 640, Mean: us(850), P50: us(820), P95: us(1200), P99: us(2000), Max: us(3000)},
+		ResumeLatency:  &gpreemptv1.LatencySummary{Count: 639, Mean: us(420), P50: us(400), P95: us(600), P99: us(900), Max: us(1100)},
+		LeaseDuration:  &gpreemptv1.LatencySummary{},
+	}}, nil
+}
+
+func (m *machine) SetDrain(_ context.Context, req *gpreemptv1.SetDrainRequest) (*gpreemptv1.SetDrainResponse, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.draining = req.GetDrain()
+	resp := &gpreemptv1.SetDrainResponse{Draining: m.draining}
+	for _, t := range m.targets {
+		if t.GetState() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED {
+			if m.draining && req.GetWait() {
+				t.State, t.RunsWithin = gpreemptv1.TargetState_TARGET_STATE_RUNNING, nil
+			} else {
+				resp.SuspendedCount++
+			}
+		}
+	}
+	return resp, nil
+}
