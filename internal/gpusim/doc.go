@@ -1,0 +1,30 @@
+// Package gpusim hides a simulated machine full of GPUs behind what a kernel
+// driver offers: processes, queues, suspend and resume, and sysfs.
+//
+// Machine is a discrete-event model in virtual time: the same calls at the same
+// virtual times with the same seed give the same result to the nanosecond.
+// Realtime runs a Machine along the wall clock.
+//
+// What is modelled:
+//
+//   - AQL and SDMA queues are rings with a write and a read index. Packets start
+//     in order; one waits for all before it to end unless its Overlap is set.
+//     The read index passes a packet when it and all before it have ended.
+//   - Running kernels share a GPU: while their occupancies add up to no more
+//     than 1 they run at full speed, beyond that each at the same fraction of it.
+//     Copies share the link in the same way and leave the compute units alone.
+//   - A queue runs only while it is mapped to a hardware slot. When the queues or
+//     the processes of a GPU do not all fit, sets of them take turns.
+//   - HWS: every suspend, resume, turn, birth and death of a queue is a runlist
+//     cycle: all queues of that GPU are unmapped, the rest is mapped again, and
+//     meanwhile nothing on that GPU progresses. Preempted kernels keep their
+//     place. A process has its GPUs handled one after the other.
+//   - MES: each queue is removed and added by itself; the others run on.
+//   - Suspending and resuming one process are serialised, and so is all that
+//     happens to one GPU's schedule.
+//
+// What is not modelled: priorities, memory, caches, clocks, resets.
+//
+// Every duration is modelled, none measured on hardware. Whatever prints a
+// result of this package has to call it simulated.
+package gpusim
