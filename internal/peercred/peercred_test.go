@@ -1,0 +1,357 @@
+package peercred
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
+)
+
+// listen gives a listener and the path to reach it by.
+func listen(t *testing.T, opts ...Option) (*listener, string) {
+	t.Helper()
+	path := filepath.Join(testutil.TempSocketDir(t), "s")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pl := NewListener(l, opts...).(*listener)
+	t.Cleanup(func() { pl.Close() })
+	return pl, path
+}
+
+func accept(t *testing.T, l net.Listener) *Conn {
+	t.Helper()
+	c, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c.(*Conn)
+}
+
+func dial(t *testing.T, path string) net.Conn {
+	t.Helper()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// serve reads until the end and closes, as gRPC does.
+func serve(c *Conn) {
+	_, _ = io.Copy(io.Discard, c)
+	_ = c.Close()
+}
+
+// myself is this process as a peer.
+func myself(t *testing.T) Peer {
+	t.Helper()
+	stat, err := readStat(int32(os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	groups, err := os.Getgroups()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := Peer{PID: int32(os.Getpid()), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Start: stat.start}
+	for _, g := range groups {
+		p.Groups = append(p.Groups, uint32(g))
+	}
+	return p
+}
+
+var sortGroups = cmp.Options{cmpopts.SortSlices(func(a, b uint32) bool { return a < b }), cmpopts.EquateEmpty()}
+
+func TestPeerIsTheProcessThatConnected(t *testing.T) {
+	l, path := listen(t)
+	dial(t, path)
+	c := accept(t, l)
+	if diff := cmp.Diff(myself(t), c.Peer(), sortGroups); diff != "" {
+		t.Errorf("this process (-want +got):\n%s", diff)
+	}
+
+	other := start(t, "client", path, nil)
+	got := accept(t, l).Peer()
+	want := myself(t)
+	want.PID, want.Start = int32(other.cmd.Process.Pid), got.Start
+	if diff := cmp.Diff(want, got, sortGroups); diff != "" {
+		t.Errorf("a child (-want +got):\n%s", diff)
+	}
+	if got.Start < c.Peer().Start {
+		t.Errorf("the child started at %d, before this process at %d", got.Start, c.Peer().Start)
+	}
+}
+
+func TestPeerIsProvedOnKernelsWithoutPeerPidfd(t *testing.T) {
+	l, path := listen(t)
+	l.open = openPID
+	client := start(t, "client", path, nil)
+	c := accept(t, l)
+	stat, err := readStat(int32(client.cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := myself(t)
+	want.PID, want.Start = int32(client.cmd.Process.Pid), stat.start
+	if diff := cmp.Diff(want, c.Peer(), sortGroups); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if err := client.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-c.Done()
+	if !c.Died() {
+		t.Error("Died is false after SIGKILL")
+	}
+}
+
+func TestEveryGroupIsSeen(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to give a child groups")
+	}
+	want := []uint32{7}
+	for i := range uint32(100) {
+		want = append(want, 70000+i) // more than fit the first buffer
+	}
+	l, path := listen(t)
+	start(t, "client", path, func(cmd *exec.Cmd) {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Gid: 4242, Groups: want}}
+	})
+	got := accept(t, l).Peer()
+	slices.Sort(got.Groups)
+	if diff := cmp.Diff(Peer{PID: got.PID, GID: 4242, Groups: want, Start: got.Start}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestClosedConnectionIsDoneAndNobodyDied(t *testing.T) {
+	l, path := listen(t)
+	client := start(t, "client", path, nil)
+	c := accept(t, l)
+	if c.Died() {
+		t.Error("Died is true before the end")
+	}
+	client.order(t) // to close
+	serve(c)
+	<-c.Done()
+	if c.Died() {
+		t.Error("Died is true, but the process only closed its end")
+	}
+	if err := c.Close(); err != nil {
+		t.Errorf("second Close: %v", err)
+	}
+}
+
+func TestKilledClientIsDoneAndDied(t *testing.T) {
+	for name, reader := range map[string]func(*Conn){
+		// The end of the bytes is seen before the death is.
+		"while reading": serve,
+		// Nobody reads, so only the death ends it.
+		"while not reading": func(*Conn) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, path := listen(t)
+			for range 5 {
+				client := start(t, "client", path, nil)
+				c := accept(t, l)
+				read := make(chan struct{})
+				go func() { defer close(read); reader(c) }()
+				if err := client.cmd.Process.Kill(); err != nil {
+					t.Fatal(err)
+				}
+				<-c.Done()
+				if !c.Died() {
+					t.Error("Died is false after SIGKILL")
+				}
+				<-read
+			}
+		})
+	}
+}
+
+func TestDeathCutsOffWhoeverInheritedTheSocket(t *testing.T) {
+	l, path := listen(t)
+	parent := start(t, "parent", path, nil)
+	c := accept(t, l)
+	if got := parent.line(t); got != "holding" {
+		t.Fatalf("the grandchild said %q", got)
+	}
+	select {
+	case <-c.Done():
+		t.Fatal("over while its process lives")
+	default:
+	}
+	parent.order(t) // to exit
+	serve(c)
+	<-c.Done()
+	if !c.Died() {
+		t.Error("Died is false, but the process exited")
+	}
+	if got := parent.line(t); got != "cut off" {
+		t.Errorf("the grandchild said %q", got)
+	}
+}
+
+func TestProcessThatDiesWhileItIsIdentifiedIsRefused(t *testing.T) {
+	for name, open := range map[string]func(int, int32) (int, uint64, error){"peer pidfd": openPeer, "older kernel": openPID} {
+		t.Run(name, func(t *testing.T) {
+			refused := make(chan error, 1)
+			l, path := listen(t, OnRefused(func(err error) { refused <- err }))
+			client := start(t, "client", path, nil)
+			l.open = func(socket int, pid int32) (int, uint64, error) {
+				if pid != int32(client.cmd.Process.Pid) {
+					return openPeer(socket, pid)
+				}
+				pidfd, begun, err := open(socket, pid)
+				_ = client.cmd.Process.Kill()
+				_ = client.cmd.Wait()
+				return pidfd, begun, err
+			}
+			next := make(chan Peer, 1)
+			go func() {
+				defer close(next)
+				c, err := l.Accept()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				c.Close()
+				next <- c.(*Conn).Peer()
+			}()
+			err := <-refused
+			want := fmt.Sprintf("connection of pid %d, uid %d refused: it has exited meanwhile", client.cmd.Process.Pid, os.Geteuid())
+			if !errors.Is(err, ErrExited) || err.Error() != want {
+				t.Errorf("refused with %q, want %q", err, want)
+			}
+			dial(t, path)
+			if got := <-next; got.PID != int32(os.Getpid()) {
+				t.Errorf("the next connection is of pid %d", got.PID)
+			}
+		})
+	}
+}
+
+func TestProcessOutOfSightIsRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make a pid namespace")
+	}
+	path := filepath.Join(testutil.TempSocketDir(t), "s")
+	server := start(t, "server", path, func(cmd *exec.Cmd) {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	})
+	if got := server.line(t); got != "listening" {
+		t.Fatalf("the server said %q", got)
+	}
+	conn := dial(t, path)
+	want := "connection of uid 0 refused: its process is in a pid namespace that gpreemptd does not see into:" +
+		" run gpreemptd in the host's pid namespace (hostPID: true in a pod)"
+	if got := server.line(t); got != want {
+		t.Errorf("refused with %q,\nwant %q", got, want)
+	}
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("reading gave %v, want the end: refused connections are closed", err)
+	}
+}
+
+func TestExitedProcessCannotBeOpened(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), roleKey+"=exit")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	_, _, err := openPID(-1, int32(cmd.Process.Pid))
+	if err == nil || !strings.Contains(err.Error(), "start time cannot be read") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestSilentPeersHoldUpNobody(t *testing.T) {
+	l, path := listen(t)
+	for range 3 {
+		dial(t, path) // and say nothing
+	}
+	for range 3 {
+		accept(t, l)
+	}
+}
+
+func TestAcceptEndsWithTheListener(t *testing.T) {
+	l, path := listen(t)
+	dial(t, path)
+	c := accept(t, l)
+	l.Close()
+	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("Accept gave %v", err)
+	}
+	select {
+	case <-c.Done():
+		t.Error("the listener took a connection with it")
+	default:
+	}
+}
+
+func TestDescriptorsAreClosedAndNotInherited(t *testing.T) {
+	count := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	fail := false
+	l, path := listen(t, OnRefused(func(error) { fail = false }))
+	l.open = func(socket int, pid int32) (int, uint64, error) {
+		if fail {
+			return -1, 0, ErrExited
+		}
+		return openPeer(socket, pid)
+	}
+	before := count()
+	for i := range 20 {
+		client, err := net.Dial("unix", path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fail = i%2 == 1; fail { // then Accept refuses and takes the next
+			client.Close()
+			if client, err = net.Dial("unix", path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c := accept(t, l)
+		raw, err := c.pidfd.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = raw.Control(func(fd uintptr) {
+			if flags, err := unix.FcntlInt(fd, unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
+				t.Errorf("the pidfd has flags %#x, %v; want close on exec", flags, err)
+			}
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		client.Close()
+		c.Close()
+	}
+	if after := count(); after != before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}

@@ -1,0 +1,153 @@
+package peercred
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
+)
+
+// The test binary plays other processes when these are set.
+const (
+	roleKey   = "PEERCRED_TEST_ROLE"
+	socketKey = "PEERCRED_TEST_SOCKET"
+)
+
+func TestMain(m *testing.M) {
+	if role := os.Getenv(roleKey); role != "" {
+		if err := play(role, os.Getenv(socketKey)); err != nil {
+			fmt.Fprintln(os.Stderr, role+":", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(testutil.VerifyMain(m))
+}
+
+// play is the main of a child. Each role obeys lines on its standard input.
+func play(role, socket string) error {
+	orders := bufio.NewReader(os.Stdin)
+	order := func() { _, _ = orders.ReadString('\n') } // or the end of the test
+	switch role {
+	case "exit":
+		return nil
+	case "client": // connect, close on the first order, exit on the second
+		conn, err := net.Dial("unix", socket)
+		if err != nil {
+			return err
+		}
+		order()
+		conn.Close()
+		order()
+		return nil
+	case "parent": // connect, leave the socket to a grandchild and exit
+		conn, err := net.Dial("unix", socket)
+		if err != nil {
+			return err
+		}
+		file, err := conn.(*net.UnixConn).File()
+		if err != nil {
+			return err
+		}
+		heir := exec.Command("/proc/self/exe")
+		heir.Env = append(os.Environ(), roleKey+"=heir")
+		heir.ExtraFiles = []*os.File{file}
+		heir.Stdout, heir.Stderr = os.Stdout, os.Stderr
+		if err := heir.Start(); err != nil {
+			return err
+		}
+		order()
+		return nil
+	case "heir": // hold an inherited socket until it ends
+		file := os.NewFile(3, "socket")
+		conn, err := net.FileConn(file)
+		if err != nil {
+			return err
+		}
+		file.Close()
+		fmt.Println("holding")
+		if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+			return fmt.Errorf("reading the inherited socket gave %w, want the end", err)
+		}
+		fmt.Println("cut off")
+		return nil
+	case "server": // accept one connection and say why not
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+		if err != nil {
+			return err
+		}
+		pl := NewListener(l, OnRefused(func(err error) { fmt.Println(err) }))
+		fmt.Println("listening")
+		go func() { _, _ = pl.Accept() }()
+		order()
+		return nil
+	}
+	return fmt.Errorf("no such role")
+}
+
+// child is another process.
+type child struct {
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	lines *bufio.Reader
+}
+
+// start starts the test binary in a role; prepare may change how. The child is
+// killed and reaped with the test at the latest.
+func start(t *testing.T, role, socket string, prepare func(*exec.Cmd)) *child {
+	t.Helper()
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), roleKey+"="+role, socketKey+"="+socket)
+	cmd.Stderr = os.Stderr
+	if prepare != nil {
+		prepare(cmd)
+	}
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// A pipe of our own: Wait would close that of StdoutPipe, which a grandchild
+	// still writes to.
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdout = w
+	err = cmd.Start()
+	w.Close()
+	if err != nil {
+		r.Close()
+		t.Skipf("starting a child in role %s: %v", role, err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		r.Close()
+	})
+	return &child{cmd: cmd, in: in, lines: bufio.NewReader(r)}
+}
+
+func (c *child) order(t *testing.T) {
+	t.Helper()
+	if _, err := io.WriteString(c.in, "\n"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// line gives what the child, or a child of its own, says next.
+func (c *child) line(t *testing.T) string {
+	t.Helper()
+	s, err := c.lines.ReadString('\n')
+	if err != nil {
+		t.Fatalf("the child said %q and then %v", s, err)
+	}
+	return strings.TrimSuffix(s, "\n")
+}
