@@ -1,0 +1,161 @@
+package authz
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
+	reflectionalphapb "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
+
+	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/peercred"
+)
+
+// fullMethods gives the methods of a service as gRPC calls them.
+func fullMethods(desc grpc.ServiceDesc) (all []string) {
+	for _, m := range desc.Methods {
+		all = append(all, "/"+desc.ServiceName+"/"+m.MethodName)
+	}
+	for _, s := range desc.Streams {
+		all = append(all, "/"+desc.ServiceName+"/"+s.StreamName)
+	}
+	slices.Sort(all)
+	return all
+}
+
+func TestEveryMethodHasItsNeed(t *testing.T) {
+	const nobody = Rights(0)
+	got := map[string]Rights{}
+	for _, desc := range []grpc.ServiceDesc{gpreemptv1.OnlineService_ServiceDesc, gpreemptv1.AdminService_ServiceDesc} {
+		for _, method := range fullMethods(desc) {
+			need, ok := Need(method)
+			if !ok {
+				t.Errorf("%s has no entry: say in this package who may call it", method)
+			}
+			got[method] = need
+		}
+	}
+	const online, admin = "/gpreempt.v1.OnlineService/", "/gpreempt.v1.AdminService/"
+	want := map[string]Rights{
+		online + "NotifyOnline":  Online,
+		online + "Complete":      Online,
+		online + "Renew":         Online,
+		online + "Session":       Online,
+		admin + "GetStatus":      Admin | Online,
+		admin + "ListGpus":       Admin | Online,
+		admin + "ListTargets":    Admin | Online,
+		admin + "ListQueues":     Admin | Online,
+		admin + "WatchQueues":    Admin | Online,
+		admin + "ListLeases":     Admin | Online,
+		admin + "ExplainTarget":  Admin | Online,
+		admin + "GetPolicy":      Admin | Online,
+		admin + "WatchEvents":    Admin | Online,
+		admin + "GetStatistics":  Admin | Online,
+		admin + "CreateLease":    Admin,
+		admin + "ReleaseLease":   Admin,
+		admin + "SuspendTarget":  Admin,
+		admin + "ResumeTarget":   Admin,
+		admin + "ClassifyTarget": Admin,
+		admin + "SetPolicy":      Admin,
+		admin + "SetDrain":       Admin,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("needs (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(methods))); diff != "" {
+		t.Errorf("methods that are in the table and in no service, or the reverse (-want +got):\n%s", diff)
+	}
+
+	for _, same := range []struct {
+		desc grpc.ServiceDesc
+		want Rights
+	}{
+		{simv1.SimService_ServiceDesc, Online | Admin},
+		{healthpb.Health_ServiceDesc, nobody},
+		{reflectionpb.ServerReflection_ServiceDesc, nobody},
+		{reflectionalphapb.ServerReflection_ServiceDesc, nobody},
+	} {
+		for _, method := range fullMethods(same.desc) {
+			if got, ok := Need(method); got != same.want || !ok {
+				t.Errorf("%s needs %v, %v; want %v", method, got, ok, same.want)
+			}
+		}
+	}
+}
+
+func TestUnknownMethodsAreForNobody(t *testing.T) {
+	for _, method := range []string{
+		"", "/", "//", "gpreempt.v1.AdminService", "/gpreempt.v1.AdminService/", "/gpreempt.v1.AdminService/GetEverything",
+		"/gpreempt.v2.OnlineService/NotifyOnline", "/grpc.health.v1.Health", "/grpc.health.v1.Health/", "/grpc.channelz.v1.Channelz/GetServers",
+	} {
+		if need, ok := Need(method); ok {
+			t.Errorf("%q needs %v; want nobody to be allowed", method, need)
+		}
+	}
+}
+
+func TestRights(t *testing.T) {
+	policy := Policy{
+		OwnerUID:   1,
+		OnlineGIDs: []uint32{100, 101}, AdminGIDs: []uint32{200},
+		OnlineUIDs: []uint32{10}, AdminUIDs: []uint32{20},
+	}
+	const all = Online | Admin
+	for _, tc := range []struct {
+		name string
+		peer peercred.Peer
+		want Rights
+	}{
+		{"a stranger", peercred.Peer{UID: 5, GID: 5, Groups: []uint32{6, 7}}, 0},
+		{"root", peercred.Peer{UID: 0, GID: 5}, all},
+		{"the owner", peercred.Peer{UID: 1, GID: 5}, all},
+		{"an online user", peercred.Peer{UID: 10, GID: 5}, Online},
+		{"an admin user", peercred.Peer{UID: 20, GID: 5}, all},
+		{"an online group of its own", peercred.Peer{UID: 5, GID: 101}, Online},
+		{"an online group among others", peercred.Peer{UID: 5, GID: 5, Groups: []uint32{7, 100}}, Online},
+		{"an admin group of its own", peercred.Peer{UID: 5, GID: 200}, all},
+		{"an admin group among others", peercred.Peer{UID: 5, GID: 5, Groups: []uint32{7, 200}}, all},
+		{"online by user, admin by group", peercred.Peer{UID: 10, GID: 200}, all},
+		{"a uid is no gid", peercred.Peer{UID: 200, GID: 20, Groups: []uint32{10, 0, 1}}, 0},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if got := policy.Rights(tc.peer); got != tc.want {
+				t.Errorf("rights %b, want %b", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestEmptyPolicyLetsRootInOnly(t *testing.T) {
+	if got := (Policy{}).Rights(peercred.Peer{UID: 1000, GID: 0, Groups: []uint32{0}}); got != 0 {
+		t.Errorf("a member of the root group has %b", got)
+	}
+	if got := (Policy{}).Rights(peercred.Peer{}); got != Online|Admin {
+		t.Errorf("root has %b", got)
+	}
+}
+
+func TestAnyRightOfANeedIsEnough(t *testing.T) {
+	got := map[string]bool{}
+	for _, have := range []Rights{0, Online, Admin, Online | Admin} {
+		for _, need := range []Rights{0, Online, Admin, Online | Admin} {
+			if have.Allows(need) {
+				got[fmt.Sprintf("%02b for %02b", have, need)] = true
+			}
+		}
+	}
+	want := map[string]bool{
+		"00 for 00": true, "01 for 00": true, "10 for 00": true, "11 for 00": true,
+		"01 for 01": true, "11 for 01": true, "10 for 10": true, "11 for 10": true,
+		"01 for 11": true, "10 for 11": true, "11 for 11": true,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("allowed (-want +got):\n%s", diff)
+	}
+}
