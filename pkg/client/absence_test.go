@@ -1,0 +1,393 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+func TestAddress(t *testing.T) {
+	for _, tc := range []struct{ addr, target, err string }{
+		{"", "unix:///run/gpreempt/gpreemptd.sock", ""},
+		{"/run/other.sock", "unix:///run/other.sock", ""},
+		{"unix:///run/other.sock", "unix:///run/other.sock", ""},
+		{"unix:other.sock", "unix:other.sock", ""},
+		{"localhost:50051", "", `address "localhost:50051" of gpreemptd is no unix socket: write it as unix:///run/gpreempt/gpreemptd.sock`},
+		{"other.sock", "", `address "other.sock" of gpreemptd is no unix socket: write it as unix:///run/gpreempt/gpreemptd.sock`},
+	} {
+		c, err := Dial(tc.addr)
+		if err != nil {
+			if err.Error() != tc.err {
+				t.Errorf("%q: %v, want %q", tc.addr, err, tc.err)
+			}
+			continue
+		}
+		if got := c.cc.Target(); got != tc.target || tc.err != "" {
+			t.Errorf("%q leads to %q, want %q%s", tc.addr, got, tc.target, tc.err)
+		}
+		c.Close()
+	}
+}
+
+func TestWithoutDaemonWorkGoesOnUnprotectedAndIsToldOnce(t *testing.T) {
+	path := socketPath(t)
+	got, hook := reports()
+	c := newClient(t, path, hook)
+	s, err := c.Session(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		for _, l := range []*Lease{acquire(t, c, patient), acquire(t, s, patient)} {
+			if reason := gpreempt.ReasonOf(l.Cause()); reason != gpreempt.ReasonDaemonUnavailable {
+				t.Errorf("cause %v", l.Cause())
+			}
+			want := facts{Cause: l.Cause(), GPUs: []gpreempt.GPUID{}}
+			if diff := cmp.Diff(want, factsOf(l)); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			release(t, l)
+			if isLost(l) {
+				t.Error("a lease that never was is lost")
+			}
+		}
+	}
+	ran := false
+	if err := c.Do(t.Context(), patient, func(context.Context) error { ran = true; return nil }); err != nil || !ran {
+		t.Errorf("Do: ran %v, %v", ran, err)
+	}
+	if err := <-got; gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable || !strings.Contains(err.Error(), path) {
+		t.Errorf("told %v", err)
+	}
+
+	d := newDaemon()
+	d.listen(t, path)
+	if err := <-got; err != nil {
+		t.Errorf("told %v, want that protection is back", err)
+	}
+	for _, l := range []*Lease{acquire(t, c, patient), acquire(t, s, patient)} {
+		if !l.Protected() {
+			t.Errorf("unprotected: %v", l.Cause())
+		}
+	}
+	if len(got) > 0 {
+		t.Errorf("told again: %v", <-got)
+	}
+}
+
+func TestDefaultIsOneLogLine(t *testing.T) {
+	var log strings.Builder
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{
+		ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+			if a.Key == slog.TimeKey {
+				return slog.Attr{}
+			}
+			return a
+		},
+	})))
+	defer slog.SetDefault(before)
+	c, err := Dial(socketPath(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for range 3 {
+		acquire(t, c, patient)
+	}
+	if !strings.HasPrefix(log.String(), `level=WARN msg="gpreempt: inference runs unprotected" error="gpreemptd cannot be reached: `) ||
+		strings.Count(log.String(), "\n") != 1 {
+		t.Errorf("logged:\n%s", log.String())
+	}
+}
+
+func TestFailClosedGivesTheError(t *testing.T) {
+	path := socketPath(t)
+	c := newClient(t, path, FailClosed())
+	s, err := c.Session(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Acquire(t.Context(), patient); gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable {
+		t.Errorf("client: %v", err)
+	}
+	if _, err := s.Acquire(t.Context(), patient); gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable {
+		t.Errorf("session: %v", err)
+	}
+}
+
+func TestRefusalsThatPassAreNoErrorsAndOthersAre(t *testing.T) {
+	for _, tc := range []struct {
+		code   gpreempt.Code
+		reason gpreempt.Reason
+		passes bool
+	}{
+		{gpreempt.CodeInvalidArgument, gpreempt.ReasonUnknownGPU, false},
+		{gpreempt.CodeNotFound, gpreempt.ReasonUnknownLease, false},
+		{gpreempt.CodeAlreadyExists, gpreempt.ReasonRequestIDReused, false},
+		{gpreempt.CodePermissionDenied, gpreempt.ReasonNotOnline, false},
+		{gpreempt.CodeFailedPrecondition, gpreempt.ReasonNotOffline, false},
+		{gpreempt.CodeOutOfRange, gpreempt.ReasonRevisionCompacted, false},
+		{gpreempt.CodeUnauthenticated, gpreempt.ReasonNoIdentity, false},
+		{gpreempt.CodeResourceExhausted, gpreempt.ReasonMessageTooLarge, false},
+		{gpreempt.CodeResourceExhausted, gpreempt.ReasonLeasesPerClient, true},
+		{gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited, true},
+		{gpreempt.CodeInternal, gpreempt.ReasonInternal, true},
+		{gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown, true},
+	} {
+		refusal := &gpreempt.Error{Code: tc.code, Reason: tc.reason, Message: "no", Next: "go away"}
+		try := func(t *testing.T, wantErr bool, opts ...Option) {
+			t.Helper()
+			for _, way := range []string{"client", "session"} {
+				_, quiet := reports()
+				c, d := newPair(t, append([]Option{quiet}, opts...)...)
+				d.on = func(context.Context, any) error { return refusal }
+				s, err := c.Session(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				var l *Lease
+				if way == "client" {
+					l, err = c.Acquire(t.Context(), patient)
+				} else {
+					l, err = s.Acquire(t.Context(), patient)
+				}
+				if !wantErr && err == nil {
+					err = l.Cause()
+				} else if !wantErr || err == nil {
+					t.Errorf("%s: lease %v, error %v", way, l, err)
+				}
+				if diff := cmp.Diff(error(refusal), err); diff != "" {
+					t.Errorf("%s: (-want +got):\n%s", way, diff)
+				}
+				c.Close()
+			}
+		}
+		t.Run(string(tc.reason), func(t *testing.T) {
+			try(t, !tc.passes)
+			try(t, true, FailClosed())
+		})
+	}
+}
+
+// hang is a daemon's on: it never answers.
+func hang(ctx context.Context, _ any) error {
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func TestHungDaemonCostsItsPatienceOnce(t *testing.T) {
+	for name, tc := range map[string]struct {
+		request Request
+		want    time.Duration
+	}{
+		"stated":   {Request{MaxWait: 20 * time.Millisecond}, 120 * time.Millisecond},
+		"unstated": {Request{}, 300 * time.Millisecond},
+		"none":     {Request{MaxWait: NoWait}, 100 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDaemon()
+				d.on = hang
+				got, hook := reports()
+				c, end := newBubble(t, d, hook)
+				defer end()
+				begun := time.Now()
+				l := acquire(t, c, tc.request)
+				if took := time.Since(begun); took != tc.want || l.Protected() {
+					t.Errorf("protected %v after %v, want false after %v", l.Protected(), took, tc.want)
+				}
+				begun = time.Now()
+				acquire(t, c, tc.request)
+				if took := time.Since(begun); took != 0 {
+					t.Errorf("the next took %v, want no time at all", took)
+				}
+				if err := <-got; gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable {
+					t.Errorf("told %v", err)
+				}
+			})
+		})
+	}
+}
+
+func TestAcquireEndsWithItsContext(t *testing.T) {
+	for _, way := range []string{"client", "session"} {
+		t.Run(way, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDaemon()
+				d.on = hang
+				c, end := newBubble(t, d)
+				defer end()
+				s, err := c.Session(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+				defer cancel()
+				if way == "client" {
+					_, err = c.Acquire(ctx, patient)
+				} else {
+					_, err = s.Acquire(ctx, patient)
+				}
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("got %v", err)
+				}
+				if c.guard.unreachable() != nil {
+					t.Error("the daemon is taken for absent, but it was the caller who left")
+				}
+			})
+		})
+	}
+}
+
+func TestProbeWaitsForADaemonThatServes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var refuse atomic.Bool
+		refuse.Store(true)
+		d := newDaemon()
+		d.on = func(context.Context, any) error {
+			if refuse.Load() {
+				return &gpreempt.Error{Code: gpreempt.CodeUnavailable, Reason: gpreempt.ReasonShuttingDown, Message: "shutting down"}
+			}
+			return nil
+		}
+		got, hook := reports()
+		c, end := newBubble(t, d, hook)
+		defer end()
+		d.health.SetServing(false)
+		acquire(t, c, patient)
+		if err := <-got; gpreempt.ReasonOf(err) != gpreempt.ReasonShuttingDown {
+			t.Errorf("told %v", err)
+		}
+		time.Sleep(time.Minute)
+		if len(got) > 0 {
+			t.Errorf("told %v while the daemon does not serve", <-got)
+		}
+		refuse.Store(false)
+		d.health.SetServing(true)
+		begun := time.Now()
+		if err := <-got; err != nil {
+			t.Errorf("told %v", err)
+		}
+		if took := time.Since(begun); took > probeMax {
+			t.Errorf("noticed after %v, want at most %v", took, probeMax)
+		}
+		if l := acquire(t, c, patient); !l.Protected() {
+			t.Errorf("unprotected: %v", l.Cause())
+		}
+	})
+}
+
+func TestOverloadIsToldOnceNotForEachRefusal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int64
+		var overload atomic.Bool
+		overload.Store(true)
+		d := newDaemon()
+		d.on = func(_ context.Context, request any) error {
+			if _, ok := request.(*gpreemptv1.NotifyOnlineRequest); ok && overload.Load() && calls.Add(1)%2 == 1 {
+				return &gpreempt.Error{Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonRateLimited, Message: "too many"}
+			}
+			return nil
+		}
+		got, hook := reports()
+		c, end := newBubble(t, d, hook)
+		defer end()
+		granted := 0
+		for range 10 {
+			if acquire(t, c, patient).Protected() {
+				granted++
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		if granted != 5 {
+			t.Errorf("%d of 10 protected, want 5", granted)
+		}
+		overload.Store(false)
+		time.Sleep(settle)
+		acquire(t, c, patient)
+		acquire(t, c, patient)
+		var told []gpreempt.Reason
+		for len(got) > 0 {
+			told = append(told, gpreempt.ReasonOf(<-got))
+		}
+		if diff := cmp.Diff([]gpreempt.Reason{gpreempt.ReasonRateLimited, ""}, told); diff != "" {
+			t.Errorf("told (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestDaemonThatRestartsTakesItsLeasesAlong(t *testing.T) {
+	path := socketPath(t)
+	got, hook := reports()
+	c := newClient(t, path, hook)
+	s, err := c.Session(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		d := newDaemon()
+		stop := d.listen(t, path)
+		// The moment without a daemon may have been noticed.
+		for _, from := range []func() *Lease{
+			func() *Lease { return acquire(t, c, patient) },
+			func() *Lease { return acquire(t, s, patient) },
+		} {
+			l := from()
+			for !l.Protected() {
+				for err := range got {
+					if err == nil {
+						break
+					}
+				}
+				l = from()
+			}
+			defer func() { release(t, l) }()
+			defer func() { <-l.Lost() }()
+		}
+		stop()
+	}
+}
+
+func TestCallersMayBeMany(t *testing.T) {
+	path := socketPath(t)
+	_, hook := reports()
+	c := newClient(t, path, hook)
+	s, err := c.Session(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var callers sync.WaitGroup
+	for range 8 {
+		for _, do := range []func(context.Context, Request, func(context.Context) error) error{c.Do, s.Do} {
+			callers.Go(func() {
+				for range 20 {
+					if err := do(t.Context(), patient, func(context.Context) error { return nil }); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	// The daemon comes and goes meanwhile.
+	for range 3 {
+		newDaemon().listen(t, path)()
+	}
+	d := newDaemon()
+	d.listen(t, path)
+	callers.Wait()
+	if d.leases() != 0 {
+		t.Errorf("%d leases were not completed", d.leases())
+	}
+}

@@ -1,0 +1,136 @@
+package client
+
+import (
+	"context"
+	"sync"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Session is the client's other way to announce: frames of one stream, which
+// spares each announcement the cost of a call. When the stream breaks its leases
+// are lost, and the next Acquire opens another.
+type Session struct {
+	c      *Client
+	ctx    context.Context // the session's life, which its streams share
+	cancel context.CancelCauseFunc
+	// opening has room for the one who opens a stream.
+	opening chan struct{}
+
+	mu      sync.Mutex // guards current
+	current *stream
+}
+
+// Session gives a session that lives until Close, until ctx is done or until the
+// client is closed. Its stream is opened by the first Acquire.
+func (c *Client) Session(ctx context.Context) (*Session, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := c.over(); err != nil {
+		return nil, err
+	}
+	s := &Session{c: c, opening: make(chan struct{}, 1)}
+	s.ctx, s.cancel = context.WithCancelCause(ctx)
+	return s, nil
+}
+
+// Acquire is Client.Acquire over the session's stream. After Close it gives
+// ErrClosed, and after the end of the session's context the cause of that.
+func (s *Session) Acquire(ctx context.Context, r Request) (*Lease, error) {
+	return s.c.acquire(ctx, s, &r)
+}
+
+// Do is Client.Do over the session's stream.
+func (s *Session) Do(ctx context.Context, r Request, fn func(ctx context.Context) error) error {
+	return s.c.do(ctx, s, &r, fn)
+}
+
+// over tells why the session can announce no more.
+func (s *Session) over() error {
+	if err := s.c.over(); err != nil {
+		return err
+	}
+	return context.Cause(s.ctx)
+}
+
+// Close ends the stream and with it the session's leases.
+func (s *Session) Close() error {
+	s.cancel(ErrClosed)
+	s.mu.Lock()
+	st := s.current
+	s.mu.Unlock()
+	if st != nil {
+		<-st.done
+	}
+	return nil
+}
+
+// announce sends the announcement by the session's stream. A stream that breaks
+// before the answer took the lease with it, so asking once more is harmless; a
+// stream may have broken long ago without anyone having noticed.
+func (s *Session) announce(ctx context.Context, a *gpreemptv1.NotifyOnlineRequest) (*gpreemptv1.NotifyOnlineResponse, link, error) {
+	answer, st, err := s.try(ctx, a)
+	if gpreempt.ReasonOf(err) == gpreempt.ReasonDaemonUnavailable && ctx.Err() == nil {
+		answer, st, err = s.try(ctx, a)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	return answer, st, nil
+}
+
+func (s *Session) try(ctx context.Context, a *gpreemptv1.NotifyOnlineRequest) (*gpreemptv1.NotifyOnlineResponse, *stream, error) {
+	st, err := s.stream(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	answer, err := st.call(ctx, &gpreemptv1.SessionRequest{Frame: &gpreemptv1.SessionRequest_Announce{Announce: a}})
+	if err != nil {
+		return nil, nil, err
+	}
+	if answer.GetAnnounced() == nil {
+		return nil, nil, errWrongFrame
+	}
+	return answer.GetAnnounced(), st, nil
+}
+
+var errWrongFrame error = &gpreempt.Error{
+	Code: gpreempt.CodeInternal, Reason: gpreempt.ReasonBadFrame,
+	Message: "gpreemptd answered with a frame of another kind",
+	Next:    "check that the daemon and this program are of the same version",
+}
+
+// stream gives a stream that stood when it was looked at, opening one if need be.
+func (s *Session) stream(ctx context.Context) (*stream, error) {
+	if st := s.standing(); st != nil {
+		return st, nil
+	}
+	select {
+	case s.opening <- struct{}{}:
+		defer func() { <-s.opening }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if st := s.standing(); st != nil {
+		return st, nil // somebody else opened it meanwhile
+	}
+	st, err := open(ctx, s.ctx, s.c)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	s.current = st
+	s.mu.Unlock()
+	return st, nil
+}
+
+func (s *Session) standing() *stream {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current == nil || s.current.held.isBroken() {
+		return nil
+	}
+	return s.current
+}

@@ -1,0 +1,313 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+func newSession(t *testing.T, c *Client) *Session {
+	t.Helper()
+	s, err := c.Session(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestSessionUsesOneStream(t *testing.T) {
+	c, d := newPair(t)
+	s := newSession(t, c)
+	release(t, acquire(t, s, patient))
+	release(t, acquire(t, s, patient))
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	d.expect(t, "session begun", "announced lease-1", "completed lease-1", "announced lease-2", "completed lease-2", "session over")
+}
+
+func TestAnswersFindTheirQuestions(t *testing.T) {
+	c, d := newPair(t)
+	// Answered in the reverse order: the first waits for the last.
+	last := make(chan struct{})
+	d.on = func(_ context.Context, request any) error {
+		if r, ok := request.(*gpreemptv1.NotifyOnlineRequest); ok {
+			switch r.GetLabel() {
+			case "first":
+				<-last
+			case "last":
+				defer close(last)
+				return &gpreempt.Error{Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonUnknownGPU, Message: "last"}
+			}
+		}
+		return nil
+	}
+	s := newSession(t, c)
+	release(t, acquire(t, s, patient)) // opens the stream
+	first := make(chan *Lease)
+	var waiting sync.WaitGroup
+	waiting.Go(func() {
+		r := patient
+		r.Label = "first"
+		l, err := s.Acquire(t.Context(), r)
+		if err != nil {
+			t.Error(err)
+		}
+		first <- l
+	})
+	r := patient
+	r.Label = "last"
+	if l, err := s.Acquire(t.Context(), r); gpreempt.ReasonOf(err) != gpreempt.ReasonUnknownGPU {
+		t.Errorf("last: %v, %v", l, err)
+	}
+	l := <-first
+	waiting.Wait()
+	if !l.Protected() {
+		t.Errorf("first: %v", l.Cause())
+	}
+	// A refused frame leaves the stream standing.
+	release(t, acquire(t, s, patient))
+	d.expect(t, "session begun", "announced lease-1", "completed lease-1", "announced lease-2", "announced lease-3", "completed lease-3")
+}
+
+func TestBrokenStreamTakesItsLeasesAndNoOthers(t *testing.T) {
+	c, d := newPair(t)
+	s := newSession(t, c)
+	mine, other := acquire(t, s, patient), acquire(t, c, patient)
+	d.on = func(_ context.Context, request any) error {
+		if _, ok := request.(*gpreemptv1.RenewRequest); ok {
+			return errHangUp
+		}
+		return nil
+	}
+	mine.renew() // the daemon ends the stream
+	<-mine.Lost()
+	if mine.Protected() {
+		t.Error("protected after its stream broke")
+	}
+	release(t, mine)
+	if isLost(other) {
+		t.Error("the lease of a call went with the stream")
+	}
+	release(t, other)
+	if l := acquire(t, s, patient); !l.Protected() {
+		t.Errorf("the stream was not opened again: %v", l.Cause())
+	}
+}
+
+func TestAnnouncementOnAStreamThatBreaksIsRepeated(t *testing.T) {
+	c, d := newPair(t)
+	broken := false
+	var mu sync.Mutex
+	d.on = func(_ context.Context, request any) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if _, ok := request.(*gpreemptv1.NotifyOnlineRequest); ok && !broken {
+			broken = true
+			return errHangUp
+		}
+		return nil
+	}
+	if l := acquire(t, newSession(t, c), patient); !l.Protected() {
+		t.Errorf("unprotected: %v", l.Cause())
+	}
+	d.expect(t, "session begun")
+}
+
+func TestLateAnswerIsCompleted(t *testing.T) {
+	for name, leave := range map[string]func(t *testing.T, s *Session){
+		"caller left": func(t *testing.T, s *Session) {
+			t.Helper()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			defer cancel()
+			if _, err := s.Acquire(ctx, patient); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
+		},
+		"patience ended": func(t *testing.T, s *Session) {
+			t.Helper()
+			if l := acquire(t, s, Request{MaxWait: time.Millisecond}); l.Protected() {
+				t.Error("protected")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDaemon()
+				d.on = func(_ context.Context, request any) error {
+					if _, ok := request.(*gpreemptv1.NotifyOnlineRequest); ok {
+						time.Sleep(time.Second)
+					}
+					return nil
+				}
+				_, hook := reports()
+				c, end := newBubble(t, d, hook)
+				defer end()
+				leave(t, newSession(t, c))
+				d.expect(t, "session begun", "announced lease-1", "completed lease-1")
+			})
+		})
+	}
+}
+
+func TestClosedSessionHasNoLeases(t *testing.T) {
+	c, d := newPair(t)
+	s := newSession(t, c)
+	l := acquire(t, s, patient)
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-l.Lost()
+	release(t, l)
+	if _, err := s.Acquire(t.Context(), patient); !errors.Is(err, ErrClosed) {
+		t.Errorf("Acquire gave %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Errorf("second Close: %v", err)
+	}
+	d.expect(t, "session begun", "announced lease-1", "session over")
+	if l := acquire(t, c, patient); !l.Protected() {
+		t.Error("closing the session closed the client")
+	}
+}
+
+func TestSessionEndsWithItsContext(t *testing.T) {
+	c, d := newPair(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	s, err := c.Session(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := acquire(t, s, patient)
+	gone := errors.New("the model was unloaded")
+	cancel(gone)
+	<-l.Lost()
+	if _, err := s.Acquire(t.Context(), patient); !errors.Is(err, gone) {
+		t.Errorf("Acquire gave %v, want the cause", err)
+	}
+	d.expect(t, "session begun", "announced lease-1", "session over")
+	if _, err := c.Session(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("Session gave %v", err)
+	}
+}
+
+func TestCloseDuringAnAcquireEndsIt(t *testing.T) {
+	for name, closeIt := range map[string]func(*Client, *Session){
+		"session": func(_ *Client, s *Session) { s.Close() },
+		"client":  func(c *Client, _ *Session) { c.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d := newDaemon()
+				asked := make(chan struct{}, 1)
+				d.on = func(ctx context.Context, request any) error {
+					if _, ok := request.(*gpreemptv1.NotifyOnlineRequest); ok {
+						asked <- struct{}{}
+						<-ctx.Done()
+					}
+					return nil
+				}
+				c, end := newBubble(t, d)
+				defer end()
+				s := newSession(t, c)
+				got := make(chan error)
+				go func() { _, err := s.Acquire(t.Context(), patient); got <- err }()
+				<-asked
+				closeIt(c, s)
+				if err := <-got; !errors.Is(err, ErrClosed) {
+					t.Errorf("Acquire gave %v", err)
+				}
+			})
+		})
+	}
+}
+
+// deaf begins sessions and reads nothing.
+type deaf struct{ *daemon }
+
+func (d deaf) Session(rpc gpreemptv1.OnlineService_SessionServer) error {
+	<-rpc.Context().Done()
+	return nil
+}
+
+func TestDaemonThatStopsReadingCostsNoMoreThanPatience(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		got, hook := reports()
+		c, end := newBubbleOf(t, deaf{newDaemon()}, hook)
+		defer end()
+		s := newSession(t, c)
+		st, err := s.stream(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Fill all that lies between us and the daemon.
+		full := Request{Label: strings.Repeat("x", 1<<20)}
+		call, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		begun := time.Now()
+		for err == nil {
+			err = st.send(call, &gpreemptv1.SessionRequest{Frame: &gpreemptv1.SessionRequest_Announce{Announce: full.announcement()}})
+		}
+		if took := time.Since(begun); took != time.Minute {
+			t.Errorf("sending failed after %v with %v, want when its time was over", took, err)
+		}
+		begun = time.Now()
+		l := acquire(t, s, Request{MaxWait: 20 * time.Millisecond})
+		if took := time.Since(begun); took != 120*time.Millisecond || l.Protected() {
+			t.Errorf("protected %v after %v, want false after 120ms", l.Protected(), took)
+		}
+		if err := <-got; gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable {
+			t.Errorf("told %v", err)
+		}
+	})
+}
+
+// wrongAnswers answers every frame with a completion.
+type wrongAnswers struct{ *daemon }
+
+func (wrongAnswers) Session(rpc gpreemptv1.OnlineService_SessionServer) error {
+	for {
+		frame, err := rpc.Recv()
+		if err != nil {
+			return err
+		}
+		err = rpc.Send(&gpreemptv1.SessionResponse{
+			Tag: frame.GetTag(), Frame: &gpreemptv1.SessionResponse_Completed{Completed: &gpreemptv1.CompleteResponse{}},
+		})
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func TestAnswerOfTheWrongKindIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, end := newBubbleOf(t, wrongAnswers{newDaemon()}, FailClosed())
+		defer end()
+		if _, err := newSession(t, c).Acquire(t.Context(), patient); gpreempt.ReasonOf(err) != gpreempt.ReasonBadFrame {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestRawStubsShareTheConnection(t *testing.T) {
+	c, d := newPair(t)
+	answer, err := c.Online().NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.expect(t, "announced "+answer.GetLeaseId())
+	if _, err := c.Admin().GetStatus(t.Context(), &gpreemptv1.GetStatusRequest{}); err == nil {
+		t.Error("the stand-in has no admin service, and answered")
+	}
+	if _, err := gpreemptv1.NewOnlineServiceClient(c.Conn()).Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: answer.GetLeaseId()}); err != nil {
+		t.Error(err)
+	}
+}

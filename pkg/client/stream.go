@@ -1,0 +1,190 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// stream is one stream of a session, and the link of the leases that came by it.
+type stream struct {
+	c      *Client
+	rpc    gpreemptv1.OnlineService_SessionClient
+	cancel context.CancelFunc
+	held   leaseSet
+
+	// sending has room for the one who sends. watchdog is the sender's: it cancels
+	// the stream when sending takes longer than its caller has time, as it does
+	// when the daemon has stopped reading.
+	sending  chan struct{}
+	watchdog *time.Timer
+
+	mu      sync.Mutex // guards what follows
+	tag     uint64
+	waiting map[uint64]chan<- *gpreemptv1.SessionResponse
+
+	done chan struct{} // closed when the stream is broken and its leases are lost
+	err  error         // why; written before done is closed
+}
+
+// open opens a stream that lives as long as life; ctx bounds the opening.
+func open(ctx, life context.Context, c *Client) (*stream, error) {
+	life, cancel := context.WithCancel(life)
+	stop := context.AfterFunc(ctx, cancel)
+	rpc, err := c.online.Session(life)
+	if !stop() {
+		cancel()
+		return nil, ctx.Err()
+	}
+	if err != nil {
+		cancel()
+		return nil, errgrpc.FromStatus(err)
+	}
+	st := &stream{
+		c: c, rpc: rpc, cancel: cancel,
+		sending: make(chan struct{}, 1), watchdog: time.AfterFunc(time.Hour, cancel),
+		waiting: make(map[uint64]chan<- *gpreemptv1.SessionResponse),
+		done:    make(chan struct{}),
+	}
+	st.watchdog.Stop()
+	if !c.spawn(st.receive) {
+		cancel()
+		return nil, ErrClosed
+	}
+	return st, nil
+}
+
+// receive hands out answers until the stream breaks.
+func (st *stream) receive() {
+	for {
+		answer, err := st.rpc.Recv()
+		if err == nil {
+			st.deliver(answer)
+			continue
+		}
+		st.err = errgrpc.FromStatus(err)
+		if errors.Is(err, io.EOF) {
+			st.err = &gpreempt.Error{
+				Code: gpreempt.CodeUnavailable, Reason: gpreempt.ReasonDaemonUnavailable,
+				Message: "gpreemptd ended the session", Next: "acquire again",
+			}
+		}
+		st.cancel()
+		st.held.breakAll()
+		close(st.done)
+		return
+	}
+}
+
+func (st *stream) deliver(answer *gpreemptv1.SessionResponse) {
+	st.mu.Lock()
+	waiter, ok := st.waiting[answer.GetTag()]
+	delete(st.waiting, answer.GetTag())
+	st.mu.Unlock()
+	switch {
+	case ok:
+		waiter <- answer // it has room
+	case answer.GetAnnounced() != nil:
+		// Whoever asked has gone on without it: nobody would ever release it.
+		st.c.spawn(func() {
+			ctx, cancel := context.WithTimeout(st.c.background, releaseBound)
+			defer cancel()
+			_ = st.complete(ctx, answer.GetAnnounced().GetLeaseId()) // its TTL is the second line
+		})
+	}
+}
+
+// call sends a frame and gives its answer. A context that ends after the frame
+// was sent takes back nothing; see deliver for the answer nobody waits for.
+func (st *stream) call(ctx context.Context, frame *gpreemptv1.SessionRequest) (*gpreemptv1.SessionResponse, error) {
+	waiter := make(chan *gpreemptv1.SessionResponse, 1)
+	st.mu.Lock()
+	st.tag++
+	frame.Tag = st.tag
+	st.waiting[frame.GetTag()] = waiter
+	st.mu.Unlock()
+
+	if err := st.send(ctx, frame); err != nil {
+		st.abandon(frame.GetTag())
+		return nil, err
+	}
+	var answer *gpreemptv1.SessionResponse
+	select {
+	case answer = <-waiter:
+	case <-st.done:
+		if st.abandon(frame.GetTag()) {
+			return nil, st.err
+		}
+		answer = <-waiter // it came just before the end
+	case <-ctx.Done():
+		if st.abandon(frame.GetTag()) {
+			return nil, ctx.Err()
+		}
+		answer = <-waiter // it came just in time
+	}
+	if refusal := answer.GetError(); refusal != nil {
+		return nil, errgrpc.FromFrame(refusal)
+	}
+	return answer, nil
+}
+
+// abandon tells whether the answer to tag was still outstanding. Nobody waits
+// for it any more.
+func (st *stream) abandon(tag uint64) bool {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	_, outstanding := st.waiting[tag]
+	delete(st.waiting, tag)
+	return outstanding
+}
+
+func (st *stream) send(ctx context.Context, frame *gpreemptv1.SessionRequest) error {
+	select {
+	case st.sending <- struct{}{}:
+		defer func() { <-st.sending }()
+	case <-st.done:
+		return st.err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		st.watchdog.Reset(time.Until(deadline))
+		defer st.watchdog.Stop()
+	}
+	err := st.rpc.Send(frame)
+	if errors.Is(err, io.EOF) { // the reason comes by Recv
+		<-st.done
+		return st.err
+	}
+	return errgrpc.FromStatus(err)
+}
+
+func (st *stream) leases() *leaseSet { return &st.held }
+
+func (st *stream) complete(ctx context.Context, id string) error {
+	answer, err := st.call(ctx, &gpreemptv1.SessionRequest{
+		Frame: &gpreemptv1.SessionRequest_Complete{Complete: &gpreemptv1.CompleteRequest{LeaseId: id}},
+	})
+	if err == nil && answer.GetCompleted() == nil {
+		err = errWrongFrame
+	}
+	return err
+}
+
+func (st *stream) renew(ctx context.Context, id string, ttl time.Duration) (time.Duration, error) {
+	answer, err := st.call(ctx, &gpreemptv1.SessionRequest{
+		Frame: &gpreemptv1.SessionRequest_Renew{Renew: &gpreemptv1.RenewRequest{LeaseId: id, Ttl: durationpb.New(ttl)}},
+	})
+	if err == nil && answer.GetRenewed() == nil {
+		err = errWrongFrame
+	}
+	return answer.GetRenewed().GetTtl().AsDuration(), err
+}

@@ -1,0 +1,90 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/errgrpc"
+)
+
+// transport is gRPC's view of a unix socket: there is nothing to encrypt, and
+// the daemon learns from its kernel who we are. It puts a *connection around
+// each socket, so that a call can tell by which one its lease came.
+type transport struct{ c *Client }
+
+func (t transport) ClientHandshake(_ context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	conn := &connection{Conn: raw, c: t.c}
+	return conn, authInfo{
+		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
+		conn:           conn,
+	}, nil
+}
+
+func (transport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("gpreempt client: these credentials are for clients")
+}
+
+func (transport) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "unix"}
+}
+
+func (t transport) Clone() credentials.TransportCredentials { return t }
+
+func (transport) OverrideServerName(string) error { return nil }
+
+type authInfo struct {
+	credentials.CommonAuthInfo
+	conn *connection
+}
+
+func (authInfo) AuthType() string { return "unix" }
+
+// connection is a link for the leases of bare calls. The calls may go by a later
+// connection than the lease came by; then the daemon does not know the lease.
+type connection struct {
+	net.Conn
+	c    *Client
+	held leaseSet
+	once sync.Once
+	err  error
+}
+
+// Close is called by gRPC as soon as the connection fails.
+func (l *connection) Close() error {
+	l.once.Do(func() {
+		l.err = l.Conn.Close()
+		l.held.breakAll()
+	})
+	return l.err
+}
+
+func (l *connection) leases() *leaseSet { return &l.held }
+
+func (l *connection) complete(ctx context.Context, id string) error {
+	_, err := l.c.online.Complete(ctx, &gpreemptv1.CompleteRequest{LeaseId: id})
+	return errgrpc.FromStatus(err)
+}
+
+func (l *connection) renew(ctx context.Context, id string, ttl time.Duration) (time.Duration, error) {
+	answer, err := l.c.online.Renew(ctx, &gpreemptv1.RenewRequest{LeaseId: id, Ttl: durationpb.New(ttl)})
+	return answer.GetTtl().AsDuration(), errgrpc.FromStatus(err)
+}
+
+// announce is the bare call.
+func (c *Client) announce(ctx context.Context, a *gpreemptv1.NotifyOnlineRequest) (*gpreemptv1.NotifyOnlineResponse, link, error) {
+	var via peer.Peer
+	answer, err := c.online.NotifyOnline(ctx, a, grpc.Peer(&via))
+	if err != nil {
+		return nil, nil, errgrpc.FromStatus(err)
+	}
+	return answer, via.AuthInfo.(authInfo).conn, nil
+}
