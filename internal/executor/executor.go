@@ -58,7 +58,7 @@ type worker struct {
 
 // New gives an executor without targets.
 func New(cfg Config) *Executor {
-	ctx, cancel := context.WithCancel(context.Background()) //nolint:gosec // G118: Close calls cancel
+	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // an executor outlives its maker's call; Close ends it
 	return &Executor{cfg: cfg, ctx: ctx, cancel: cancel, workers: map[gpreempt.ProcessKey]*worker{}}
 }
 

@@ -255,7 +255,7 @@ func (f *FS) read(path string, limit int) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer file.Close() //nolint:errcheck // it was opened for reading
+	defer file.Close()
 	n := 0
 	for n < limit {
 		m, err := file.Read(f.buf[n:limit])

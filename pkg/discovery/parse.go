@@ -142,27 +142,28 @@ func (s ProcStat) Alive() bool {
 	return true
 }
 
-// Fields of /proc/PID/stat after the command name, counted from 0.
+// Fields of /proc/PID/stat after the command name, counted from 0: proc(5) calls
+// them 3, 20 and 22.
 const (
-	statState   = 3 - 3
-	statThreads = 20 - 3
-	statStart   = 22 - 3
+	statState   = 0
+	statThreads = 17
+	statStart   = 19
 )
 
 // ParseProcStat reads /proc/PID/stat. The command name stands in parentheses
 // and may hold anything, parentheses, spaces and newlines included: it ends at
 // the last one. The error is a *ParseError.
 func ParseProcStat(b []byte) (ProcStat, error) {
-	refuse := func(problem string) (ProcStat, error) {
-		return ProcStat{}, &ParseError{Line: 1, Problem: problem}
+	refuse := func(problem string) error {
+		return &ParseError{Line: 1, Problem: problem}
 	}
 	opening, closing := bytes.IndexByte(b, '('), bytes.LastIndexByte(b, ')')
 	if opening < 0 || closing < opening {
-		return refuse("no command name in parentheses")
+		return ProcStat{}, refuse("no command name in parentheses")
 	}
 	pid, err := strconv.ParseInt(string(bytes.TrimSpace(b[:opening])), 10, 32)
 	if err != nil || pid <= 0 {
-		return refuse(fmt.Sprintf("the pid is %q, want a positive number", b[:opening]))
+		return ProcStat{}, refuse(fmt.Sprintf("the pid is %q, want a positive number", b[:opening]))
 	}
 	s := ProcStat{PID: int32(pid), Comm: string(b[opening+1 : closing])}
 	n := 0
@@ -172,17 +173,17 @@ func ParseProcStat(b []byte) (ProcStat, error) {
 			s.State = field[0]
 		case statThreads:
 			if s.Threads, err = strconv.Atoi(string(field)); err != nil {
-				return refuse(fmt.Sprintf("field 20, the number of threads, is %q", field))
+				return ProcStat{}, refuse(fmt.Sprintf("field 20, the number of threads, is %q", field))
 			}
 		case statStart:
 			if s.Start, err = strconv.ParseUint(string(field), 10, 64); err != nil {
-				return refuse(fmt.Sprintf("field 22, the start time, is %q", field))
+				return ProcStat{}, refuse(fmt.Sprintf("field 22, the start time, is %q", field))
 			}
 			return s, nil
 		}
 		n++
 	}
-	return refuse(fmt.Sprintf("only %d fields, want 22 or more", n+2))
+	return ProcStat{}, refuse(fmt.Sprintf("only %d fields, want 22 or more", n+2))
 }
 
 // ParseProcStatusUID reads the effective user id from /proc/PID/status. The

@@ -80,8 +80,7 @@ func TestParsersNameTheLineAndTheProblem(t *testing.T) {
 	}
 	for _, test := range tests {
 		err := parse[test.file](test.text)
-		var parseError *discovery.ParseError
-		if !errors.As(err, &parseError) || err.Error() != test.want {
+		if _, ok := errors.AsType[*discovery.ParseError](err); !ok || err.Error() != test.want {
 			t.Errorf("%s %q: error %v, want *ParseError %s", test.file, test.text, err, test.want)
 		}
 	}

@@ -85,8 +85,7 @@ func (e *Error) Is(target error) bool {
 
 // ReasonOf gives the reason of the first *Error in err's chain, or "".
 func ReasonOf(err error) Reason {
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Reason
 	}
 	return ""
