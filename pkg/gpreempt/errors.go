@@ -35,6 +35,8 @@ const (
 	ReasonDurationRange      Reason = "DURATION_OUT_OF_RANGE"
 	ReasonRequestIDReused    Reason = "REQUEST_ID_REUSED"
 	ReasonRequestIDTooLong   Reason = "REQUEST_ID_TOO_LONG"
+	ReasonLabelTooLong       Reason = "LABEL_TOO_LONG"
+	ReasonIdleByHand         Reason = "COMPLETE_ON_IDLE_REFUSED"
 	ReasonMissingField       Reason = "MISSING_FIELD"
 	ReasonLeasesPerClient    Reason = "LEASES_PER_CLIENT"
 	ReasonLeasesTotal        Reason = "LEASES_TOTAL"
@@ -54,6 +56,8 @@ const (
 	ReasonInternal           Reason = "INTERNAL"
 	ReasonDaemonUnavailable  Reason = "DAEMON_UNAVAILABLE"
 	ReasonSimulationRejected Reason = "SIMULATION_REJECTED"
+	ReasonSecondDaemon       Reason = "SECOND_DAEMON"
+	ReasonSocketTaken        Reason = "SOCKET_TAKEN"
 )
 
 // Error is an error for the person who reads it: what happened, to what, and

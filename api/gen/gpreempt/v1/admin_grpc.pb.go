@@ -66,7 +66,8 @@ type AdminServiceClient interface {
 	// ListLeases gives live leases. Reads.
 	ListLeases(ctx context.Context, in *ListLeasesRequest, opts ...grpc.CallOption) (*ListLeasesResponse, error)
 	// CreateLease makes a lease that belongs to no connection and lives until its
-	// TTL or ReleaseLease. Changes. Errors as OnlineService.NotifyOnline.
+	// TTL or ReleaseLease. Changes. Errors as OnlineService.NotifyOnline, and
+	// INVALID_ARGUMENT: MISSING_FIELD, COMPLETE_ON_IDLE_REFUSED.
 	CreateLease(ctx context.Context, in *CreateLeaseRequest, opts ...grpc.CallOption) (*CreateLeaseResponse, error)
 	// ReleaseLease ends any lease, whoever holds it. Changes, idempotent.
 	// NOT_FOUND: UNKNOWN_LEASE.
@@ -326,7 +327,8 @@ type AdminServiceServer interface {
 	// ListLeases gives live leases. Reads.
 	ListLeases(context.Context, *ListLeasesRequest) (*ListLeasesResponse, error)
 	// CreateLease makes a lease that belongs to no connection and lives until its
-	// TTL or ReleaseLease. Changes. Errors as OnlineService.NotifyOnline.
+	// TTL or ReleaseLease. Changes. Errors as OnlineService.NotifyOnline, and
+	// INVALID_ARGUMENT: MISSING_FIELD, COMPLETE_ON_IDLE_REFUSED.
 	CreateLease(context.Context, *CreateLeaseRequest) (*CreateLeaseResponse, error)
 	// ReleaseLease ends any lease, whoever holds it. Changes, idempotent.
 	// NOT_FOUND: UNKNOWN_LEASE.

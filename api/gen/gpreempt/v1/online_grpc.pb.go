@@ -36,14 +36,15 @@ const (
 // nothing else. Every error carries a google.rpc.ErrorInfo with domain
 // "gpreempt", a stable reason and, in the message, what to do next. All calls:
 // UNAUTHENTICATED/PEER_IDENTITY_MISSING, PERMISSION_DENIED/ONLINE_RIGHT_MISSING,
-// RESOURCE_EXHAUSTED/RATE_LIMITED, RESOURCE_EXHAUSTED/MESSAGE_TOO_LARGE.
+// RESOURCE_EXHAUSTED/RATE_LIMITED, RESOURCE_EXHAUSTED/MESSAGE_TOO_LARGE (the one
+// error without an ErrorInfo: gRPC itself refuses such a message).
 type OnlineServiceClient interface {
 	// NotifyOnline announces work on GPUs and gives a lease. It answers when the
 	// GPUs are quiet, and never later than max_wait after its arrival; a lease is
 	// given either way. Idempotent by request_id: the same call again by the same
 	// process gives the same lease.
 	// INVALID_ARGUMENT: UNKNOWN_GPU, PRIORITY_OUT_OF_RANGE, TTL_OUT_OF_RANGE,
-	// DURATION_OUT_OF_RANGE, REQUEST_ID_TOO_LONG. ALREADY_EXISTS:
+	// DURATION_OUT_OF_RANGE, REQUEST_ID_TOO_LONG, LABEL_TOO_LONG. ALREADY_EXISTS:
 	// REQUEST_ID_REUSED (same id, different request). RESOURCE_EXHAUSTED:
 	// LEASES_PER_CLIENT, LEASES_TOTAL. UNAVAILABLE: SHUTTING_DOWN.
 	NotifyOnline(ctx context.Context, in *NotifyOnlineRequest, opts ...grpc.CallOption) (*NotifyOnlineResponse, error)
@@ -123,14 +124,15 @@ type OnlineService_SessionClient = grpc.BidiStreamingClient[SessionRequest, Sess
 // nothing else. Every error carries a google.rpc.ErrorInfo with domain
 // "gpreempt", a stable reason and, in the message, what to do next. All calls:
 // UNAUTHENTICATED/PEER_IDENTITY_MISSING, PERMISSION_DENIED/ONLINE_RIGHT_MISSING,
-// RESOURCE_EXHAUSTED/RATE_LIMITED, RESOURCE_EXHAUSTED/MESSAGE_TOO_LARGE.
+// RESOURCE_EXHAUSTED/RATE_LIMITED, RESOURCE_EXHAUSTED/MESSAGE_TOO_LARGE (the one
+// error without an ErrorInfo: gRPC itself refuses such a message).
 type OnlineServiceServer interface {
 	// NotifyOnline announces work on GPUs and gives a lease. It answers when the
 	// GPUs are quiet, and never later than max_wait after its arrival; a lease is
 	// given either way. Idempotent by request_id: the same call again by the same
 	// process gives the same lease.
 	// INVALID_ARGUMENT: UNKNOWN_GPU, PRIORITY_OUT_OF_RANGE, TTL_OUT_OF_RANGE,
-	// DURATION_OUT_OF_RANGE, REQUEST_ID_TOO_LONG. ALREADY_EXISTS:
+	// DURATION_OUT_OF_RANGE, REQUEST_ID_TOO_LONG, LABEL_TOO_LONG. ALREADY_EXISTS:
 	// REQUEST_ID_REUSED (same id, different request). RESOURCE_EXHAUSTED:
 	// LEASES_PER_CLIENT, LEASES_TOTAL. UNAVAILABLE: SHUTTING_DOWN.
 	NotifyOnline(context.Context, *NotifyOnlineRequest) (*NotifyOnlineResponse, error)

@@ -1,0 +1,287 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+const (
+	// settleTime is how long ResumeTarget and SetDrain wait at most for targets to
+	// run again.
+	settleTime = 10 * time.Second
+	// maxHold bounds how long an admin may keep a target running.
+	maxHold = time.Hour
+)
+
+// adminEvent leaves the trace of a verb: who, and what. r says on what.
+func (s *Server) adminEvent(ctx context.Context, r scheduler.Record, format string, args ...any) {
+	peer := callerOf(ctx).peer
+	r.At = s.cfg.Scheduler.Now()
+	s.cfg.Events.AppendAdmin(s.cfg.Now(), fmt.Sprintf("uid %d pid %d: ", peer.UID, peer.PID)+fmt.Sprintf(format, args...), r)
+}
+
+// resolve finds the living process a target id names, "PID" or "PID@START".
+func (s *Server) resolve(id string) (discovery.Proc, error) {
+	key, err := gpreempt.ParseProcessKey(id)
+	if err != nil {
+		return discovery.Proc{}, &gpreempt.Error{
+			Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownTarget,
+			Message: fmt.Sprintf("%.64q is no target", id), Next: "use PID or PID@START, as gpctl target list prints it",
+		}
+	}
+	proc, ok := s.cfg.Inventory.Process(key)
+	if !ok {
+		return discovery.Proc{}, &gpreempt.Error{
+			Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownTarget,
+			Message: fmt.Sprintf("process %s owns no GPU queues, or has exited", id), Next: "gpctl target list shows those that do",
+		}
+	}
+	return proc, nil
+}
+
+// CreateLease makes a lease that belongs to no connection.
+func (a adminService) CreateLease(ctx context.Context, req *gpreemptv1.CreateLeaseRequest) (*gpreemptv1.CreateLeaseResponse, error) {
+	s := a.s
+	arrived := s.cfg.Scheduler.Now()
+	caller := callerOf(ctx)
+	if req.GetAnnounce() == nil {
+		return nil, &gpreempt.Error{
+			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonMissingField,
+			Message: "announce is missing", Next: "set it; an empty one means all GPUs and the defaults",
+		}
+	}
+	if req.GetAnnounce().GetCompleteOnIdle() {
+		return nil, &gpreempt.Error{
+			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonIdleByHand,
+			Message: "a lease by hand cannot end by idleness: it belongs to no process whose queues could be watched",
+			Next:    "leave complete_on_idle out, and give a ttl",
+		}
+	}
+	w := waiters.Get().(*waiter)
+	defer w.free()
+	ann, err := s.prepare(req.GetAnnounce(), 0, caller, w.policyReader)
+	if err != nil {
+		return nil, err
+	}
+	g, err := s.announce(ctx, w, arrived, order{
+		announcement: ann, client: s.byHand, label: req.GetAnnounce().GetLabel(), uid: caller.peer.UID,
+		accepted: func(id scheduler.LeaseID) {
+			s.adminEvent(ctx, scheduler.Record{Lease: id}, "lease create on GPUs %v for %v, priority %d", ann.req.GPUs, ann.req.TTL, ann.req.Priority)
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &gpreemptv1.CreateLeaseResponse{Announced: s.answerMessage(g, &ann)}, nil
+}
+
+// ReleaseLease ends any lease, whoever holds it.
+func (a adminService) ReleaseLease(ctx context.Context, req *gpreemptv1.ReleaseLeaseRequest) (*gpreemptv1.ReleaseLeaseResponse, error) {
+	s := a.s
+	id, err := parseLeaseID(s.leasePrefix, req.GetLeaseId())
+	if err != nil {
+		return nil, err
+	}
+	end, _, err := s.cfg.Scheduler.Complete(0, id, scheduler.EndReleased)
+	if err != nil {
+		return nil, err
+	}
+	s.byHand.drop(id)
+	s.adminEvent(ctx, scheduler.Record{Lease: id}, "lease release %s", req.GetLeaseId())
+	return &gpreemptv1.ReleaseLeaseResponse{End: gpreemptv1.LeaseEnd(end)}, nil
+}
+
+// SuspendTarget suspends one offline target by hand, for a bounded time.
+func (a adminService) SuspendTarget(ctx context.Context, req *gpreemptv1.SuspendTargetRequest) (*gpreemptv1.SuspendTargetResponse, error) {
+	s := a.s
+	arrived := s.cfg.Scheduler.Now()
+	proc, err := s.resolve(req.GetTargetId())
+	if err != nil {
+		return nil, err
+	}
+	ttl, err := ttlOf(req.GetTtl())
+	if req.GetTtl() != nil && err != nil {
+		return nil, err
+	}
+	w := waiters.Get().(*waiter)
+	defer w.free()
+	s.cfg.Scheduler.View(w.read)
+	ann := announcement{req: scheduler.LeaseRequested{
+		Priority: gpreempt.PriorityAdmin, TTL: ttl, MaxWait: w.policy.MaxWait, Target: proc.Key,
+	}}
+	g, err := s.announce(ctx, w, arrived, order{
+		announcement: ann, client: s.byHand, uid: callerOf(ctx).peer.UID,
+		accepted: func(id scheduler.LeaseID) {
+			s.adminEvent(ctx, scheduler.Record{Target: proc.Key, Lease: id}, "target suspend %v for %v", proc.Key, ttl)
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	m := s.answerMessage(g, &ann)
+	return &gpreemptv1.SuspendTargetResponse{LeaseId: m.GetLeaseId(), Quiesced: m.GetQuiesced(), Reason: m.GetReason(), Timing: m.GetTiming()}, nil
+}
+
+// ResumeTarget ends a suspension by hand and a quarantine, and with hold keeps
+// the target running.
+func (a adminService) ResumeTarget(ctx context.Context, req *gpreemptv1.ResumeTargetRequest) (*gpreemptv1.ResumeTargetResponse, error) {
+	s := a.s
+	proc, err := s.resolve(req.GetTargetId())
+	if err != nil {
+		return nil, err
+	}
+	hold, err := durationOf("hold", req.GetHold())
+	if req.GetHold() != nil && err != nil {
+		return nil, err
+	}
+	if hold < 0 || hold > maxHold {
+		return nil, &gpreempt.Error{
+			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonDurationRange,
+			Message: fmt.Sprintf("hold %v is out of range", hold), Next: fmt.Sprintf("use 0 to %v", maxHold),
+		}
+	}
+	state, known := s.targetState(proc.Key)
+	if !known {
+		return nil, scheduler.UnknownTarget(proc.Key)
+	}
+	s.adminEvent(ctx, scheduler.Record{Target: proc.Key}, "target resume %v, hold %v", proc.Key, hold)
+	s.cfg.Scheduler.Post(scheduler.Hold{Target: proc.Key, For: hold})
+	err = s.await(ctx, func() bool {
+		state, known = s.targetState(proc.Key)
+		return !known || state == scheduler.TargetRunning || state == scheduler.TargetQuarantined
+	})
+	if err != nil {
+		return nil, err
+	}
+	if !known {
+		state = scheduler.TargetLeft
+	}
+	return &gpreemptv1.ResumeTargetResponse{State: gpreemptv1.TargetState(state)}, nil
+}
+
+func (s *Server) targetState(key gpreempt.ProcessKey) (state scheduler.TargetState, known bool) {
+	s.cfg.Scheduler.View(func(c *scheduler.Core) {
+		var info scheduler.TargetInfo
+		info, known = c.Target(key)
+		state = info.State
+	})
+	return state, known
+}
+
+// await returns when done says so, or after settleTime; done is asked again
+// after each event. The error is the end of ctx or of the server.
+func (s *Server) await(ctx context.Context, done func() bool) error {
+	bounded, cancel := context.WithTimeout(ctx, settleTime)
+	defer cancel()
+	stop := context.AfterFunc(s.closing, cancel) //nolint:contextcheck // two contexts bound the wait: the call's and the server's
+	defer stop()
+	for {
+		revision := s.cfg.Events.Revision()
+		if done() {
+			return nil
+		}
+		if err := s.cfg.Events.Wait(bounded, revision); err != nil {
+			switch {
+			case ctx.Err() != nil:
+				return context.Cause(ctx)
+			case s.closing.Err() != nil:
+				return errShuttingDown
+			}
+			return nil // the caller tells how far it came
+		}
+	}
+}
+
+// ClassifyTarget overrides class and priority of one process.
+func (a adminService) ClassifyTarget(ctx context.Context, req *gpreemptv1.ClassifyTargetRequest) (*gpreemptv1.ClassifyTargetResponse, error) {
+	s := a.s
+	decision, ttl, err := overrideOf(req)
+	if err != nil {
+		return nil, err
+	}
+	proc, err := s.resolve(req.GetTargetId())
+	if err != nil {
+		return nil, err
+	}
+	if !s.cfg.Directory.Override(proc.Key, decision, ttl) {
+		return nil, scheduler.UnknownTarget(proc.Key)
+	}
+	r := scheduler.Record{Target: proc.Key}
+	switch {
+	case decision == nil:
+		s.adminEvent(ctx, r, "target classify %v by the rules again", proc.Key)
+	case ttl == 0:
+		s.adminEvent(ctx, r, "target classify %v %v, priority %d", proc.Key, decision.Class, decision.Priority)
+	default:
+		s.adminEvent(ctx, r, "target classify %v %v, priority %d, for %v", proc.Key, decision.Class, decision.Priority, ttl)
+	}
+	o := s.ownerOf(proc)
+	return &gpreemptv1.ClassifyTargetResponse{Target: o.message(s.moment())}, nil
+}
+
+// overrideOf reads the decision a request asks for; nil takes an override back.
+// ttl 0: for as long as the process lives.
+func overrideOf(req *gpreemptv1.ClassifyTargetRequest) (decision *classify.Decision, ttl time.Duration, err error) {
+	class, ok := classOf(req.GetClass())
+	if !ok && req.GetClass() != gpreemptv1.Class_CLASS_UNSPECIFIED {
+		return nil, 0, &gpreempt.Error{
+			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonBadClass,
+			Message: fmt.Sprintf("class %d is unknown", req.GetClass()), Next: "use online, offline or unmanaged",
+		}
+	}
+	if !ok && (req.Priority != nil || req.GetTtl() != nil) {
+		return nil, 0, &gpreempt.Error{
+			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonBadClass,
+			Message: "priority and ttl are given without a class", Next: "give the class too; to take an override back, give neither",
+		}
+	}
+	if !ok {
+		return nil, 0, nil
+	}
+	priority := classify.DefaultPriority(class)
+	if req.Priority != nil {
+		if req.GetPriority() > uint32(gpreempt.MaxPriority) {
+			return nil, 0, priorityRange(req.GetPriority())
+		}
+		priority = gpreempt.Priority(req.GetPriority())
+	}
+	if req.GetTtl() != nil {
+		if ttl, err = ttlOf(req.GetTtl()); err != nil {
+			return nil, 0, err
+		}
+		if ttl <= 0 {
+			return nil, 0, &gpreempt.Error{
+				Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonTTLRange,
+				Message: fmt.Sprintf("ttl %v is out of range", ttl), Next: "use more than 0, or leave it out: until the process exits",
+			}
+		}
+	}
+	return &classify.Decision{Class: class, Priority: priority, By: classify.ByAdmin}, ttl, nil
+}
+
+// SetDrain starts or ends draining.
+func (a adminService) SetDrain(ctx context.Context, req *gpreemptv1.SetDrainRequest) (*gpreemptv1.SetDrainResponse, error) {
+	s := a.s
+	s.adminEvent(ctx, scheduler.Record{}, "drain %v", req.GetDrain())
+	s.cfg.Scheduler.Post(scheduler.Drain{On: req.GetDrain()})
+	m := &gpreemptv1.SetDrainResponse{}
+	look := func() bool {
+		s.cfg.Scheduler.View(func(c *scheduler.Core) { m.Draining, m.SuspendedCount = c.Draining(), uint32(c.Away()) })
+		return m.GetSuspendedCount() == 0
+	}
+	if !req.GetWait() || !req.GetDrain() {
+		look()
+		return m, nil
+	}
+	if err := s.await(ctx, look); err != nil {
+		return nil, err
+	}
+	return m, nil
+}

@@ -1,0 +1,117 @@
+package server
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/reflect/protoreflect"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// TestEnumsHaveTheNumbersOfTheAPI compares names, so a value added in the middle
+// of either shows.
+func TestEnumsHaveTheNumbersOfTheAPI(t *testing.T) {
+	check := func(e protoreflect.Enum, prefix string, word func(uint8) string, aliases map[string]string) {
+		t.Helper()
+		values := e.Descriptor().Values()
+		for i := range values.Len() {
+			v := values.Get(i)
+			api := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(string(v.Name()), prefix), "_", "-"))
+			ours := word(uint8(v.Number()))
+			if alias, ok := aliases[ours]; ok {
+				ours = alias
+			}
+			if api != ours && !(v.Number() == 0 && api == "unspecified") {
+				t.Errorf("%s: %d is %q in the API and %q in the scheduler", prefix, v.Number(), api, ours)
+			}
+		}
+		if extra := word(uint8(values.Len())); extra != fmt.Sprint(values.Len()) {
+			t.Errorf("%s: the API has no %q", prefix, extra)
+		}
+	}
+	check(gpreemptv1.TargetState(0), "TARGET_STATE_", func(n uint8) string { return scheduler.TargetState(n).String() }, nil)
+	check(gpreemptv1.LeaseState(0), "LEASE_STATE_", func(n uint8) string { return scheduler.LeaseState(n).String() }, nil)
+	check(gpreemptv1.LeaseEnd(0), "LEASE_END_", func(n uint8) string { return scheduler.LeaseEnd(n).String() }, nil)
+	check(gpreemptv1.QuiesceReason(0), "QUIESCE_REASON_", func(n uint8) string { return scheduler.QuiesceReason(n).String() }, nil)
+	check(gpreemptv1.SuspendWhen(0), "SUSPEND_WHEN_", func(n uint8) string { return scheduler.SuspendWhen(n).String() }, nil)
+	check(gpreemptv1.Linger(0), "LINGER_", func(n uint8) string { return scheduler.Linger(n).String() }, map[string]string{"unset": "unspecified"})
+	check(gpreemptv1.GangScope(0), "GANG_SCOPE_", func(n uint8) string { return scheduler.GangScope(n).String() }, nil)
+
+	got := map[scheduler.RecordKind]gpreemptv1.EventKind{}
+	for _, k := range []scheduler.RecordKind{
+		scheduler.RecordTarget, scheduler.RecordLease, scheduler.RecordBreaker, scheduler.RecordPolicy, scheduler.RecordDrain, scheduler.RecordShadow,
+	} {
+		got[k] = gpreemptv1.EventKind(k)
+	}
+	if diff := cmp.Diff(map[scheduler.RecordKind]gpreemptv1.EventKind{
+		scheduler.RecordTarget: gpreemptv1.EventKind_EVENT_KIND_TARGET, scheduler.RecordLease: gpreemptv1.EventKind_EVENT_KIND_LEASE,
+		scheduler.RecordBreaker: gpreemptv1.EventKind_EVENT_KIND_BREAKER, scheduler.RecordPolicy: gpreemptv1.EventKind_EVENT_KIND_POLICY,
+		scheduler.RecordDrain: gpreemptv1.EventKind_EVENT_KIND_DRAIN, scheduler.RecordShadow: gpreemptv1.EventKind_EVENT_KIND_SHADOW,
+	}, got); diff != "" {
+		t.Errorf("kinds of events (-want +got):\n%s", diff)
+	}
+	for _, c := range []gpreempt.Class{gpreempt.Unmanaged, gpreempt.Online, gpreempt.Offline} {
+		if back, ok := classOf(classMessage(c)); !ok || back != c || !strings.EqualFold("CLASS_"+c.String(), classMessage(c).String()) {
+			t.Errorf("class %v is %v in the API, and back %v", c, classMessage(c), back)
+		}
+	}
+}
+
+func TestClientsAreProcesses(t *testing.T) {
+	for _, key := range []gpreempt.ProcessKey{{PID: 1, Start: 0}, {PID: 1, Start: 1}, {PID: 1<<22 - 1, Start: 1<<42 - 1}, offline} {
+		if got := ProcessOf(ClientOf(key)); got != key || ClientOf(key) == 0 {
+			t.Errorf("%v becomes client %d and comes back as %v", key, ClientOf(key), got)
+		}
+	}
+}
+
+func FuzzParseLeaseID(f *testing.F) {
+	for _, s := range []string{"", "-", "000000000000feed-1", "000000000000beef-1", "000000000000feed-01", "000000000000feed-18446744073709551616"} {
+		f.Add(s)
+	}
+	prefix := leasePrefix(epoch)
+	f.Fuzz(func(t *testing.T, s string) {
+		id, err := parseLeaseID(prefix, s)
+		if err == nil && leaseID(prefix, id) != s {
+			t.Errorf("%q is read as %d, which is written %q", s, id, leaseID(prefix, id))
+		}
+		if err != nil && gpreempt.ReasonOf(err) != gpreempt.ReasonUnknownLease {
+			t.Errorf("%q: %v, want UNKNOWN_LEASE", s, err)
+		}
+	})
+}
+
+func FuzzParseBDF(f *testing.F) {
+	for _, s := range []string{"", "0000:0a:00.0", "0a:00.0", "10000:e1:1f.7", "0:0:0:0.0", "00:20.0", "00:00.8", "-1:00.0", "0x:00.0", "::."} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		b, ok := parseBDF(s)
+		if !ok {
+			return
+		}
+		again, ok := parseBDF(fmt.Sprintf("%04x:%02x:%02x.%x", b.domain, b.bus, b.device, b.function))
+		if !ok || again != b {
+			t.Errorf("%q is read as %+v, and that as %+v, %v", s, b, again, ok)
+		}
+	})
+}
+
+func TestParseBDF(t *testing.T) {
+	for s, want := range map[string]bdf{
+		"0000:0a:00.0":    {0, 0x0a, 0, 0},
+		"0A:1f.7":         {0, 0x0a, 0x1f, 7},
+		"10000:e1:00.0":   {0x10000, 0xe1, 0, 0},
+		"ffffffff:0:0.0":  {0xffffffff, 0, 0, 0},
+		"100000000:0:0.0": {}, "0000:100:00.0": {}, "0000:0a:20.0": {}, "0000:0a:00.8": {}, "0a:00": {}, "0.0": {}, ":0a:00.0": {}, "0000:0a:00.": {}, "+0:0a:00.0": {},
+	} {
+		if got, ok := parseBDF(s); got != want && ok || ok != (want != bdf{}) {
+			t.Errorf("%q: %+v, %v; want %+v", s, got, ok, want)
+		}
+	}
+}

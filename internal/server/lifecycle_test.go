@@ -1,0 +1,191 @@
+package server
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/reflection/grpc_reflection_v1"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+func TestHealthIsServingOnlyWhenSaidSo(t *testing.T) {
+	h := startHost(t)
+	health := grpc_health_v1.NewHealthClient(h.dial(t))
+	check := func(service string) grpc_health_v1.HealthCheckResponse_ServingStatus {
+		t.Helper()
+		r, err := health.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: service})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.GetStatus()
+	}
+	got := []grpc_health_v1.HealthCheckResponse_ServingStatus{check("")}
+	h.server.SetServing(true)
+	got = append(got, check(""), check("gpreempt.v1.OnlineService"), check("gpreempt.v1.AdminService"))
+	h.server.SetServing(false)
+	got = append(got, check(""))
+	const down, up = grpc_health_v1.HealthCheckResponse_NOT_SERVING, grpc_health_v1.HealthCheckResponse_SERVING
+	if diff := cmp.Diff([]grpc_health_v1.HealthCheckResponse_ServingStatus{down, up, up, up, down}, got); diff != "" {
+		t.Errorf("health (-want +got):\n%s", diff)
+	}
+}
+
+func TestReflectionNamesTheServices(t *testing.T) {
+	h := startHost(t)
+	st, err := grpc_reflection_v1.NewServerReflectionClient(h.dial(t)).ServerReflectionInfo(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = st.Send(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := st.Recv()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, s := range r.GetListServicesResponse().GetService() {
+		names = append(names, s.GetName())
+	}
+	want := []string{
+		"gpreempt.v1.AdminService", "gpreempt.v1.OnlineService", "grpc.health.v1.Health",
+		"grpc.reflection.v1.ServerReflection", "grpc.reflection.v1alpha.ServerReflection",
+	}
+	if diff := cmp.Diff(want, names); diff != "" {
+		t.Errorf("services (-want +got):\n%s", diff)
+	}
+}
+
+// TestShutdownDoesNotWaitForIdleStreams opens a stream of each kind, and an
+// announcement that waits, and leaves them: each must end by itself.
+func TestShutdownDoesNotWaitForIdleStreams(t *testing.T) {
+	h := startHost(t)
+	conn := h.dial(t)
+	admin, online := gpreemptv1.NewAdminServiceClient(conn), gpreemptv1.NewOnlineServiceClient(conn)
+	session, err := online.Session(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := conversation{t, session}
+	c.do(completeFrame(1, "x"))
+	queues, err := admin.WatchQueues(t.Context(), &gpreemptv1.WatchQueuesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := queues.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	log, err := admin.WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{FromStart: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := log.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	reflection, err := grpc_reflection_v1.NewServerReflectionClient(conn).ServerReflectionInfo(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := reflection.Send(&grpc_reflection_v1.ServerReflectionRequest{MessageRequest: &grpc_reflection_v1.ServerReflectionRequest_ListServices{}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := reflection.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	health, err := grpc_health_v1.NewHealthClient(conn).Watch(t.Context(), &grpc_health_v1.HealthCheckRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := health.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	h.machine.freeze()
+	waited := make(chan error, 1)
+	go func() {
+		_, err := online.NotifyOnline(context.Background(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute)})
+		waited <- err
+	}()
+	h.until(t, "the announcement", func() bool { return len(h.leases()) == 1 })
+
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	h.server.Shutdown(ctx)
+	if ctx.Err() != nil {
+		t.Fatal("Shutdown waited for a stream until it was cut short")
+	}
+	want(t, <-waited, gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown)
+	if got := h.leases(); len(got) > 0 {
+		t.Errorf("the announcement that waited left a lease: %v", got)
+	}
+	for { // what was sent before the end may come first
+		if _, err := queues.Recv(); err != nil {
+			want(t, err, gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown)
+			break
+		}
+	}
+}
+
+// TestShutdownIsBounded has a client that never reads: its session cannot be
+// ended gently.
+func TestShutdownIsBounded(t *testing.T) {
+	h := startHost(t)
+	c := h.session(t)
+	c.do(completeFrame(0, "x"))
+	full := make(chan struct{})
+	go func() { // more answers than the connection takes unread
+		defer close(full)
+		for tag := range uint64(5000) {
+			if c.stream.Send(completeFrame(tag, "x")) != nil {
+				return
+			}
+		}
+	}()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	h.server.Shutdown(ctx)
+	<-full
+}
+
+func TestAnnouncementsAreRefusedWhileShuttingDown(t *testing.T) {
+	h := startHost(t)
+	h.server.close(errShuttingDown)
+	before := h.events.Revision()
+	_, err := h.online(t).NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{})
+	want(t, err, gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown)
+	if got := h.events.Revision(); got != before {
+		t.Errorf("the refused announcement left %d events, want none", got-before)
+	}
+	if _, err := h.admin(t).GetStatus(t.Context(), &gpreemptv1.GetStatusRequest{}); err != nil {
+		t.Errorf("GetStatus while shutting down: %v", err)
+	}
+}
+
+func TestShutdownEndsTheWaitForADrain(t *testing.T) {
+	h := startHost(t)
+	admin := h.admin(t)
+	if _, err := h.online(t).NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute)}); err != nil {
+		t.Fatal(err)
+	}
+	h.machine.freeze()
+	waited := make(chan error, 1)
+	go func() {
+		_, err := admin.SetDrain(context.Background(), &gpreemptv1.SetDrainRequest{Drain: true, Wait: true})
+		waited <- err
+	}()
+	h.until(t, "the drain", func() bool { s, _ := h.server.targetState(offline); return s == scheduler.TargetResuming })
+	ctx, cancel := context.WithTimeout(t.Context(), settleTime/2)
+	defer cancel()
+	h.server.Shutdown(ctx)
+	if ctx.Err() != nil {
+		t.Error("Shutdown waited for the drain")
+	}
+	want(t, <-waited, gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown)
+}

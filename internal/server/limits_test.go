@@ -1,0 +1,267 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+func TestFloodAboveTheRateIsRefused(t *testing.T) {
+	h := startHost(t)
+	h.setLimits(func(l *Limits) { l.RequestsPerSecond, l.Burst = 1, 5 })
+	online := h.online(t)
+	refused := 0
+	for range 50 {
+		_, err := online.Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: "x"})
+		if reason(err) == gpreempt.ReasonRateLimited {
+			want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited)
+			refused++
+		}
+	}
+	if refused < 40 {
+		t.Errorf("%d of 50 calls refused, want about 45", refused)
+	}
+	// Another connection does not help, a reload does.
+	_, err := h.online(t).Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: "x"})
+	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited)
+	h.setLimits(func(l *Limits) { l.RequestsPerSecond, l.Burst = 1000, 1000 })
+	_, err = online.Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: "x"})
+	want(t, err, gpreempt.CodeNotFound, gpreempt.ReasonUnknownLease)
+}
+
+func TestTooLargeAMessageIsRefused(t *testing.T) {
+	h := startHost(t)
+	_, err := h.online(t).NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Label: strings.Repeat("x", 5<<20)})
+	if status.Code(err) != codes.ResourceExhausted || reason(err) != gpreempt.ReasonMessageTooLarge {
+		t.Errorf("unary: %v, want RESOURCE_EXHAUSTED that reads as MESSAGE_TOO_LARGE", err)
+	}
+	c := h.session(t)
+	lease := c.do(announceFrame(1, &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute)})).GetAnnounced().GetLeaseId()
+	_ = c.stream.Send(announceFrame(2, &gpreemptv1.NotifyOnlineRequest{Label: strings.Repeat("x", 5<<20)}))
+	if _, err := c.stream.Recv(); status.Code(err) != codes.ResourceExhausted || reason(err) != gpreempt.ReasonMessageTooLarge {
+		t.Errorf("stream: %v, want RESOURCE_EXHAUSTED that reads as MESSAGE_TOO_LARGE", err)
+	}
+	if end := h.ended(t, lease); end != scheduler.EndDisconnected {
+		t.Errorf("the lease of the broken stream ended as %v, want disconnected", end)
+	}
+}
+
+func TestStreamsPerClientAreBounded(t *testing.T) {
+	h := startHost(t)
+	h.setLimits(func(l *Limits) { l.StreamsPerClient = 2 })
+	first, second := h.session(t), h.session(t)
+	for _, c := range []conversation{first, second} {
+		c.do(completeFrame(1, "x")) // it is open now
+	}
+	st, err := h.admin(t).WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{})
+	if err == nil {
+		_, err = st.Recv()
+	}
+	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonStreamsPerClient)
+	if err := first.stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.stream.Recv(); !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	h.session(t).do(completeFrame(1, "x"))
+}
+
+func TestConnectionsPerUserAreBounded(t *testing.T) {
+	core, logs := observer.New(zap.WarnLevel)
+	h := startHost(t, func(c *Config, _ *scheduler.Limits) { c.Log = zap.New(core) })
+	h.setLimits(func(l *Limits) { l.ConnectionsPerUID = 2 })
+	var conns []*grpc.ClientConn
+	for range 2 {
+		conn := h.dial(t)
+		conns = append(conns, conn)
+		if _, err := gpreemptv1.NewAdminServiceClient(conn).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	raw, err := net.Dial("unix", h.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	if _, err := raw.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("the connection above the limit reads %v, want its end", err)
+	}
+	if logs.Len() == 0 {
+		t.Error("the refusal is not in the log")
+	}
+	// Where one ended there is room for another: gRPC reconnects by itself.
+	_ = conns[0].Close()
+	_, err = h.admin(t).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestRightsAreAskedOnEveryCall(t *testing.T) {
+	h := startHost(t)
+	conn := h.dialAsNobody(t)
+	online, admin := gpreemptv1.NewOnlineServiceClient(conn), gpreemptv1.NewAdminServiceClient(conn)
+	uid := uint32(os.Getuid())
+	if uid == 0 {
+		uid = nobody
+	}
+	type outcome struct{ announce, read, change gpreempt.Reason }
+	try := func(p authz.Policy) outcome {
+		h.mu.Lock()
+		h.rights = func() authz.Policy { return p }
+		h.mu.Unlock()
+		_, announce := online.NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{})
+		_, read := admin.GetStatus(t.Context(), &gpreemptv1.GetStatusRequest{})
+		_, change := admin.SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{})
+		return outcome{reason(announce), reason(read), reason(change)}
+	}
+	const owner = 1 << 30
+	got := []outcome{
+		try(authz.Policy{OwnerUID: owner}),
+		try(authz.Policy{OwnerUID: owner, OnlineUIDs: []uint32{uid}}),
+		try(authz.Policy{OwnerUID: owner, AdminUIDs: []uint32{uid}}),
+	}
+	if diff := cmp.Diff([]outcome{
+		{gpreempt.ReasonNotOnline, gpreempt.ReasonNotAdmin, gpreempt.ReasonNotAdmin},
+		{"", "", gpreempt.ReasonNotAdmin},
+		{"", "", ""},
+	}, got, cmp.AllowUnexported(outcome{})); diff != "" {
+		t.Errorf("nobody, an online user, an admin (-want +got):\n%s", diff)
+	}
+	if err := conn.Invoke(t.Context(), "/gpreempt.v1.AdminService/Nothing", &gpreemptv1.GetStatusRequest{}, &gpreemptv1.GetStatusResponse{}); status.Code(err) != codes.Unimplemented {
+		t.Errorf("a method that does not exist: %v, want UNIMPLEMENTED", err)
+	}
+	if _, err := grpc_health_v1.NewHealthClient(conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil {
+		t.Errorf("health needs no right: %v", err)
+	}
+}
+
+// nobody is the uid whose rights a test changes when its own is 0, which has all.
+const nobody = 65534
+
+// dialAsNobody makes a connection of this process with the uid nobody, when the
+// tests run as root, or the own uid.
+func (h *host) dialAsNobody(t *testing.T) *grpc.ClientConn {
+	t.Helper()
+	if os.Getuid() != 0 {
+		return h.dial(t)
+	}
+	for path, mode := range map[string]os.FileMode{filepath.Dir(h.socket): 0o755, h.socket: 0o777} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dial := func(context.Context, string) (conn net.Conn, err error) {
+		dialed := make(chan struct{})
+		go func() {
+			defer close(dialed)
+			// The uid is this thread's alone, and the thread ends with the goroutine.
+			runtime.LockOSThread()
+			if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 { //nolint:forbidigo // syscall.Setresuid would change every thread
+				err = errno
+				return
+			}
+			conn, err = net.Dial("unix", h.socket)
+		}()
+		<-dialed
+		return conn, err
+	}
+	conn, err := grpc.NewClient("passthrough:socket", grpc.WithContextDialer(dial), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// panicking is a scheduler with a defect.
+type panicking struct {
+	Scheduler
+	on atomic.Bool
+}
+
+func (p *panicking) Complete(c scheduler.ClientID, id scheduler.LeaseID, end scheduler.LeaseEnd) (scheduler.LeaseEnd, time.Duration, error) {
+	if p.on.Load() {
+		panic("a defect")
+	}
+	return p.Scheduler.Complete(c, id, end)
+}
+
+func TestPanicIsAnErrorOfOneCall(t *testing.T) {
+	core, logs := observer.New(zap.ErrorLevel)
+	p := &panicking{}
+	h := startHost(t, func(c *Config, _ *scheduler.Limits) { c.Scheduler, c.Log = p, zap.New(core) })
+	p.Scheduler = h.runner
+	p.on.Store(true)
+	online := h.online(t)
+	_, err := online.Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: "000000000000feed-1"})
+	want(t, err, gpreempt.CodeInternal, gpreempt.ReasonInternal)
+	c := h.session(t)
+	c.send(completeFrame(1, "000000000000feed-1"))
+	_, err = c.stream.Recv()
+	want(t, err, gpreempt.CodeInternal, gpreempt.ReasonInternal)
+	p.on.Store(false)
+	if _, err := online.NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{}); err != nil {
+		t.Errorf("the server did not go on: %v", err)
+	}
+	if logs.Len() != 2 || !strings.Contains(logs.All()[0].ContextMap()["stack"].(string), "panicking") {
+		t.Errorf("logged %v; want both panics with their stacks", logs.All())
+	}
+}
+
+func TestConnectionsLeaveNothingBehind(t *testing.T) {
+	h := startHost(t)
+	for range 1000 {
+		conn, err := grpc.NewClient("unix:"+h.socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		online := gpreemptv1.NewOnlineServiceClient(conn)
+		if _, err := online.NotifyOnline(context.Background(), &gpreemptv1.NotifyOnlineRequest{MaxWait: durationpb.New(0)}); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.Close()
+	}
+	h.server.clients.wait()
+	cs := h.server.clients
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if len(cs.byConn)+len(cs.byID)+len(cs.byUID) > 0 {
+		t.Errorf("left behind: %d connections, %d clients, %d users", len(cs.byConn), len(cs.byID), len(cs.byUID))
+	}
+	if got := h.leases(); len(got) > 0 {
+		t.Errorf("left behind: leases %v", got)
+	}
+}
+
+func TestCallerWithoutIdentityIsRefused(t *testing.T) {
+	h := startHost(t)
+	_, err := h.server.interceptUnary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: gpreemptv1.OnlineService_Complete_FullMethodName},
+		func(context.Context, any) (any, error) { t.Error("the handler was reached"); return nil, nil })
+	want(t, err, gpreempt.CodeUnauthenticated, gpreempt.ReasonNoIdentity)
+}

@@ -1,0 +1,172 @@
+package server
+
+import (
+	"context"
+	"slices"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// adminService implements gpreempt.v1.AdminService. What reads is here; admin.go
+// has what changes something, watch.go the streams.
+type adminService struct {
+	gpreemptv1.UnimplementedAdminServiceServer
+	s *Server
+}
+
+// GetStatus gives the state of the daemon.
+func (a adminService) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (*gpreemptv1.GetStatusResponse, error) {
+	s := a.s
+	m := &gpreemptv1.GetStatusResponse{
+		Version: s.cfg.Version, StartedAt: timestamppb.New(s.started), Backend: s.cfg.Backend,
+		GpuCount: uint32(len(s.cfg.Inventory.GPUs())), InventoryRevision: s.cfg.Inventory.Revision(),
+		EventRevision: s.cfg.Events.Revision(),
+	}
+	p := s.picture(func(c *scheduler.Core) {
+		m.LeaseCount = uint32(len(c.Leases()))
+		m.Draining, m.Policy = c.Draining(), c.Policy().Preset
+	})
+	for i := range p.owners {
+		o := &p.owners[i]
+		if len(o.proc.Queues) == 0 {
+			continue
+		}
+		m.TargetCount++
+		m.QueueCount += uint32(len(o.proc.Queues))
+		if o.class() == gpreempt.Offline {
+			m.OfflineCount++
+		}
+		if o.info.State == scheduler.TargetSuspended {
+			m.SuspendedCount++
+		}
+	}
+	for _, w := range s.cfg.Warnings() {
+		m.Warnings = append(m.Warnings, &gpreemptv1.Warning{Code: w.Code, Severity: w.Severity, Text: w.Text, Remedy: w.Remedy})
+	}
+	return m, nil
+}
+
+// ListGpus gives the GPU nodes.
+func (a adminService) ListGpus(context.Context, *gpreemptv1.ListGpusRequest) (*gpreemptv1.ListGpusResponse, error) {
+	s := a.s
+	infos := map[gpreempt.GPUID]scheduler.GPUInfo{}
+	s.cfg.Scheduler.View(func(c *scheduler.Core) {
+		for _, info := range c.GPUs() {
+			infos[info.ID] = info
+		}
+	})
+	queues := map[gpreempt.GPUID]int{}
+	all, _ := s.cfg.Inventory.Queues()
+	for _, q := range all {
+		queues[q.GPU]++
+	}
+	now := s.moment()
+	gpus := slices.SortedFunc(slices.Values(s.cfg.Inventory.GPUs()), func(a, b gpreempt.GPU) int { return a.Node - b.Node })
+	m := &gpreemptv1.ListGpusResponse{}
+	for _, g := range gpus {
+		m.Gpus = append(m.Gpus, gpuMessage(g, infos[g.ID], queues[g.ID], now))
+	}
+	return m, nil
+}
+
+// ListTargets gives the processes that own queues.
+func (a adminService) ListTargets(_ context.Context, req *gpreemptv1.ListTargetsRequest) (*gpreemptv1.ListTargetsResponse, error) {
+	p := a.s.picture(nil)
+	m := &gpreemptv1.ListTargetsResponse{}
+	for i := range p.owners {
+		o := &p.owners[i]
+		if len(o.proc.Queues) > 0 && classMatches(req.GetClass(), o) &&
+			(req.GetGpuId() == 0 || slices.Contains(gpusOf(o.proc), gpreempt.GPUID(req.GetGpuId()))) {
+			m.Targets = append(m.Targets, o.message(p.now))
+		}
+	}
+	return m, nil
+}
+
+// ListQueues gives the queues, with the revision to watch from.
+func (a adminService) ListQueues(_ context.Context, req *gpreemptv1.ListQueuesRequest) (*gpreemptv1.ListQueuesResponse, error) {
+	var only gpreempt.ProcessKey
+	if req.GetTargetId() != "" {
+		proc, err := a.s.resolve(req.GetTargetId())
+		if err != nil {
+			return nil, err
+		}
+		only = proc.Key
+	}
+	// The owners are read first: whoever watches from the revision then sees every
+	// change that this list does not show.
+	p := a.s.picture(nil)
+	queues, revision := a.s.cfg.Inventory.Queues()
+	m := &gpreemptv1.ListQueuesResponse{Revision: revision}
+	for _, q := range queues {
+		o := p.owner(q.Process)
+		if (only.IsZero() || q.Process == only) && (req.GetGpuId() == 0 || uint32(q.GPU) == req.GetGpuId()) && classMatches(req.GetClass(), o) {
+			qm := queueMessage(q, o)
+			if o == nil { // born after the owners were read
+				qm.State = gpreemptv1.TargetState_TARGET_STATE_UNSPECIFIED
+			}
+			m.Queues = append(m.Queues, qm)
+		}
+	}
+	return m, nil
+}
+
+// classMatches is a filter that CLASS_UNSPECIFIED passes; nothing is known of a
+// nil owner.
+func classMatches(want gpreemptv1.Class, o *owner) bool {
+	return want == gpreemptv1.Class_CLASS_UNSPECIFIED || o != nil && classMessage(o.class()) == want
+}
+
+// ListLeases gives the live leases, oldest first.
+func (a adminService) ListLeases(context.Context, *gpreemptv1.ListLeasesRequest) (*gpreemptv1.ListLeasesResponse, error) {
+	var leases []scheduler.LeaseInfo
+	a.s.cfg.Scheduler.View(func(c *scheduler.Core) { leases = c.Leases() })
+	now := a.s.moment()
+	m := &gpreemptv1.ListLeasesResponse{}
+	for _, l := range leases {
+		m.Leases = append(m.Leases, a.s.leaseMessage(l, now))
+	}
+	return m, nil
+}
+
+// ExplainTarget tells why a target is, or is not, suspended.
+func (a adminService) ExplainTarget(_ context.Context, req *gpreemptv1.ExplainTargetRequest) (*gpreemptv1.ExplainTargetResponse, error) {
+	s := a.s
+	proc, err := s.resolve(req.GetTargetId())
+	if err != nil {
+		return nil, err
+	}
+	o := owner{proc: proc}
+	o.facts, _ = s.cfg.Directory.Facts(proc.Key)
+	var e scheduler.Explanation
+	var leases []scheduler.LeaseInfo
+	var known bool
+	s.cfg.Scheduler.View(func(c *scheduler.Core) {
+		o.info, _ = c.Target(proc.Key)
+		leases = c.Leases()
+		e, known = c.Explain(proc.Key)
+	})
+	if !known {
+		return nil, scheduler.UnknownTarget(proc.Key)
+	}
+	now := s.moment()
+	m := &gpreemptv1.ExplainTargetResponse{Target: o.message(now), Verdict: e.Verdict}
+	for _, step := range e.Steps {
+		m.Steps = append(m.Steps, &gpreemptv1.ExplainStep{Question: step.Question, Holds: step.Holds, Detail: step.Detail})
+	}
+	for _, l := range leases {
+		if slices.Contains(e.Leases, l.ID) {
+			m.Leases = append(m.Leases, s.leaseMessage(l, now))
+		}
+	}
+	return m, nil
+}
+
+// GetStatistics gives counters and latencies.
+func (a adminService) GetStatistics(context.Context, *gpreemptv1.GetStatisticsRequest) (*gpreemptv1.GetStatisticsResponse, error) {
+	return &gpreemptv1.GetStatisticsResponse{Statistics: statisticsMessage(a.s.cfg.Events.Stats())}, nil
+}

@@ -1,0 +1,452 @@
+package server
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/events"
+	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/peercred"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// TestMain runs the tests, or, with childEnv set, is another process that calls
+// the server of one.
+func TestMain(m *testing.M) {
+	if socket := os.Getenv(childEnv); socket != "" {
+		os.Exit(childMain(socket, os.Stdin, os.Stdout))
+	}
+	os.Exit(testutil.VerifyMain(m))
+}
+
+const childEnv = "GPREEMPT_SERVER_TEST_SOCKET"
+
+// childMain obeys lines on stdin: "announce" prints a new lease, "complete ID"
+// and "renew ID" print the reason of the error or "ok".
+func childMain(socket string, in io.Reader, out io.Writer) int {
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return 1
+	}
+	defer conn.Close()
+	online := gpreemptv1.NewOnlineServiceClient(conn)
+	lines := bufio.NewScanner(in)
+	for lines.Scan() {
+		var verb, id string
+		_, _ = fmt.Sscan(lines.Text(), &verb, &id)
+		var err error
+		switch verb {
+		case "announce":
+			var r *gpreemptv1.NotifyOnlineResponse
+			if r, err = online.NotifyOnline(context.Background(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute)}); err == nil {
+				fmt.Fprintln(out, r.GetLeaseId())
+				continue
+			}
+		case "complete":
+			_, err = online.Complete(context.Background(), &gpreemptv1.CompleteRequest{LeaseId: id})
+		case "renew":
+			_, err = online.Renew(context.Background(), &gpreemptv1.RenewRequest{LeaseId: id})
+		}
+		if err != nil {
+			fmt.Fprintln(out, gpreempt.ReasonOf(errgrpc.FromStatus(err)))
+		} else {
+			fmt.Fprintln(out, "ok")
+		}
+	}
+	return 0
+}
+
+// child is another process that calls the server.
+type child struct {
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	lines *bufio.Scanner
+}
+
+func (h *host) startChild(t *testing.T) *child {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childEnv+"="+h.socket, "GORACE=atexit_sleep_ms=0")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	c := &child{cmd: cmd, in: in, lines: bufio.NewScanner(out)}
+	t.Cleanup(func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+	})
+	return c
+}
+
+// do sends a line and gives the answer.
+func (c *child) do(t *testing.T, line string) string {
+	t.Helper()
+	if _, err := fmt.Fprintln(c.in, line); err != nil {
+		t.Fatal(err)
+	}
+	if !c.lines.Scan() {
+		t.Fatalf("the child said nothing to %q: %v", line, c.lines.Err())
+	}
+	return c.lines.Text()
+}
+
+// monotonic is a scheduler clock.
+type monotonic struct{ start time.Time }
+
+func (m monotonic) Now() scheduler.Time { return time.Since(m.start) }
+
+// machine is a machine whose targets can be suspended: it does what it is told,
+// one after another, and reports. While frozen it does not report.
+type machine struct {
+	post  func(scheduler.Event)
+	todo  chan scheduler.Event
+	quit  chan struct{}
+	mu    sync.Mutex // guards all below
+	froze []scheduler.Event
+	ice   bool
+}
+
+func newMachine() *machine {
+	return &machine{todo: make(chan scheduler.Event, 64), quit: make(chan struct{})}
+}
+
+func (m *machine) Suspend(target gpreempt.ProcessKey, seq uint64) {
+	m.order(scheduler.Suspended{Target: target, Seq: seq, Took: time.Millisecond})
+}
+
+func (m *machine) Resume(target gpreempt.ProcessKey, seq uint64) {
+	m.order(scheduler.Resumed{Target: target, Seq: seq, Took: time.Millisecond})
+}
+
+func (m *machine) order(result scheduler.Event) {
+	select {
+	case m.todo <- result:
+	case <-m.quit:
+	}
+}
+
+func (m *machine) run() {
+	for {
+		var ev scheduler.Event
+		select {
+		case ev = <-m.todo:
+		case <-m.quit:
+			return
+		}
+		m.mu.Lock()
+		frozen := m.ice
+		if frozen {
+			m.froze = append(m.froze, ev)
+		}
+		m.mu.Unlock()
+		if !frozen {
+			m.post(ev)
+		}
+	}
+}
+
+func (m *machine) freeze() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ice = true
+}
+
+func (m *machine) thaw() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.ice = false
+	for _, ev := range m.froze {
+		m.order(ev)
+	}
+	m.froze = nil
+}
+
+// directory knows the processes of a test.
+type directory struct {
+	inv  *inventory.Inventory
+	post func(scheduler.Event)
+	mu   sync.Mutex // guards all below
+	of   map[gpreempt.ProcessKey]Facts
+}
+
+func (d *directory) Facts(key gpreempt.ProcessKey) (Facts, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f, ok := d.of[key]
+	return f, ok
+}
+
+func (d *directory) Override(key gpreempt.ProcessKey, decision *classify.Decision, _ time.Duration) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f, ok := d.of[key]
+	if !ok {
+		return false
+	}
+	f.Decision = classify.Decision{Class: gpreempt.Unmanaged, Priority: 7, By: classify.ByDefault}
+	if decision != nil {
+		f.Decision = *decision
+	}
+	d.tell(key, f)
+	return true
+}
+
+// tell stores facts and tells the scheduler of them.
+func (d *directory) tell(key gpreempt.ProcessKey, f Facts) {
+	d.of[key] = f
+	proc, _ := d.inv.Process(key)
+	gpus := gpusOf(proc)
+	slices.Sort(gpus)
+	d.post(scheduler.TargetSeen{
+		Target: key, Class: f.Decision.Class, Priority: f.Decision.Priority, GPUs: gpus, Queues: d.inv.QueuesBorn(key), Ready: true,
+	})
+}
+
+// host is a server with everything behind it, on a socket.
+type host struct {
+	server    *Server
+	runner    *scheduler.Runner
+	events    *events.Log
+	inventory *inventory.Inventory
+	directory *directory
+	machine   *machine
+	socket    string
+
+	mu     sync.Mutex // guards limits, rights, procs
+	limits Limits
+	rights func() authz.Policy
+	procs  []discovery.Proc
+}
+
+// The host has two GPUs. The offline process has a queue on each, the other one
+// a queue on the second.
+const (
+	gpuA gpreempt.GPUID = 100
+	gpuB gpreempt.GPUID = 200
+)
+
+var (
+	gpus = []gpreempt.GPU{
+		{ID: gpuA, Node: 2, Name: "simulated", BDF: "0000:0a:00.0", RenderMinor: 128, QueueSlots: 24},
+		{ID: gpuB, Node: 3, Name: "simulated", BDF: "0001:80:00.0", RenderMinor: 129, QueueSlots: 24},
+	}
+	offline = gpreempt.ProcessKey{PID: 4_000_001, Start: 11}
+	other   = gpreempt.ProcessKey{PID: 4_000_002, Start: 22}
+	epoch   = uint64(0xfeed)
+	seen    = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+)
+
+type option func(*Config, *scheduler.Limits)
+
+func startHost(tb testing.TB, opts ...option) *host {
+	tb.Helper()
+	h := &host{
+		events: events.NewLog(1024), inventory: inventory.New(1024), machine: newMachine(),
+		limits: Limits{StreamsPerClient: 16, RequestsPerSecond: 1_000_000, Burst: 1_000_000, ConnectionsPerUID: 4096},
+		rights: func() authz.Policy { return authz.Policy{OwnerUID: uint32(os.Getuid())} },
+		socket: filepath.Join(testutil.TempSocketDir(tb), "gpreemptd.sock"),
+	}
+	cfg := Config{
+		Events: h.events, Inventory: h.inventory, MaxMessageBytes: 64 << 10, Epoch: epoch, Now: time.Now,
+		Log: zap.NewNop(), Version: "v1.2.3", Backend: "simulated mi300x",
+		Limits: func() Limits { h.mu.Lock(); defer h.mu.Unlock(); return h.limits },
+		Authz:  func() authz.Policy { h.mu.Lock(); defer h.mu.Unlock(); return h.rights() },
+	}
+	leases := scheduler.Limits{LeasesPerClient: 64, LeasesTotal: 4096}
+	for _, opt := range opts {
+		opt(&cfg, &leases)
+	}
+	policy := scheduler.DefaultPolicy()
+	policy.ShareFloor, policy.MaxWait = 0, 10*time.Second
+	h.runner = scheduler.NewRunner(scheduler.New(policy.Normalize(), leases), monotonic{time.Now()}, scheduler.NewTimer(), h.machine,
+		func(r scheduler.Record) { h.events.Append(time.Now(), r) })
+	h.machine.post = h.runner.Post
+	if cfg.Scheduler == nil {
+		cfg.Scheduler = h.runner
+	}
+	h.directory = &directory{inv: h.inventory, post: h.runner.Post, of: map[gpreempt.ProcessKey]Facts{}}
+	cfg.Directory = h.directory
+
+	h.inventory.SetGPUs(gpus)
+	for _, g := range gpus {
+		h.runner.Post(scheduler.GPUAdded{GPU: g.ID})
+	}
+	h.setProcs(
+		discovery.Proc{
+			Process: gpreempt.Process{Key: offline, Comm: "train", Cmdline: "python train.py", UID: 1001, Cgroup: "/batch"},
+			Queues: []gpreempt.Queue{
+				{Process: offline, ID: 0, GPU: gpuA, Type: gpreempt.QueueCompute, RingBytes: 4096},
+				{Process: offline, ID: 1, GPU: gpuB, Type: gpreempt.QueueSDMA, RingBytes: 8192},
+			},
+		},
+		discovery.Proc{
+			Process: gpreempt.Process{Key: other, Comm: "serve", UID: 1002},
+			Queues:  []gpreempt.Queue{{Process: other, ID: 0, GPU: gpuB, Type: gpreempt.QueueCompute, RingBytes: 4096}},
+		},
+	)
+	h.directory.mu.Lock()
+	h.directory.tell(offline, Facts{Decision: classify.Decision{Class: gpreempt.Offline, Priority: 0, By: "rule batch"}, Mechanism: "sim"})
+	h.directory.tell(other, Facts{Decision: classify.Decision{Class: gpreempt.Unmanaged, Priority: 7, By: "default"}})
+	h.directory.mu.Unlock()
+
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(h.machine.run)
+	wg.Go(func() { _ = h.runner.Run(ctx, time.Minute, func() {}) })
+	h.server = New(cfg)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: h.socket, Net: "unix"})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	wg.Go(func() {
+		if err := h.server.Serve(peercred.NewListener(l)); err != nil {
+			tb.Errorf("Serve: %v", err)
+		}
+	})
+	tb.Cleanup(func() {
+		stop, over := context.WithTimeout(context.Background(), 10*time.Second)
+		defer over()
+		h.server.Shutdown(stop)
+		if stop.Err() != nil {
+			tb.Error("Shutdown had to be cut short")
+		}
+		if ids := h.server.Clients(); len(ids) > 0 {
+			tb.Errorf("clients remain after Shutdown: %v", ids)
+		}
+		cancel()
+		close(h.machine.quit)
+		wg.Wait()
+	})
+	return h
+}
+
+// setProcs replaces the living processes.
+func (h *host) setProcs(procs ...discovery.Proc) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.procs = procs
+	h.inventory.Apply(seen, discovery.Snapshot{Processes: procs})
+}
+
+func (h *host) setLimits(change func(*Limits)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	change(&h.limits)
+}
+
+// dial makes a connection of its own.
+func (h *host) dial(tb testing.TB) *grpc.ClientConn {
+	tb.Helper()
+	conn, err := grpc.NewClient("unix:"+h.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(16<<20)))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+func (h *host) online(tb testing.TB) gpreemptv1.OnlineServiceClient {
+	tb.Helper()
+	return gpreemptv1.NewOnlineServiceClient(h.dial(tb))
+}
+
+func (h *host) admin(tb testing.TB) gpreemptv1.AdminServiceClient {
+	tb.Helper()
+	return gpreemptv1.NewAdminServiceClient(h.dial(tb))
+}
+
+// anyConnection gives a connection the server has.
+func (h *host) anyConnection() *connection {
+	cs := h.server.clients
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for _, c := range cs.byConn {
+		return c
+	}
+	return nil
+}
+
+// leases gives the live leases.
+func (h *host) leases() (infos []scheduler.LeaseInfo) {
+	h.runner.View(func(c *scheduler.Core) { infos = c.Leases() })
+	return infos
+}
+
+// until waits for something that an event tells of.
+func (h *host) until(tb testing.TB, what string, is func() bool) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for {
+		revision := h.events.Revision()
+		if is() {
+			return
+		}
+		if err := h.events.Wait(ctx, revision); err != nil {
+			tb.Fatalf("waiting for %s: %v", what, err)
+		}
+	}
+}
+
+// ended waits for the end of a lease and gives it.
+func (h *host) ended(tb testing.TB, lease string) (end scheduler.LeaseEnd) {
+	tb.Helper()
+	id, err := parseLeaseID(h.server.leasePrefix, lease)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	h.until(tb, "the end of lease "+lease, func() (over bool) {
+		h.runner.View(func(c *scheduler.Core) { end, _, over = c.Ended(id) })
+		return over
+	})
+	return end
+}
+
+// reason gives the reason of an error that came over gRPC.
+func reason(err error) gpreempt.Reason { return gpreempt.ReasonOf(errgrpc.FromStatus(err)) }
+
+// want fails the test unless err has code and reason.
+func want(tb testing.TB, err error, code gpreempt.Code, r gpreempt.Reason) {
+	tb.Helper()
+	got, ok := errgrpc.FromStatus(err).(*gpreempt.Error) //nolint:errorlint // FromStatus gives it bare
+	switch {
+	case !ok:
+		tb.Errorf("error %v, want code %d and reason %s", err, code, r)
+	case got.Code != code || got.Reason != r:
+		tb.Errorf("code %d, reason %s (%v); want code %d, reason %s", got.Code, got.Reason, got, code, r)
+	case got.Message == "" || got.Next == "":
+		tb.Errorf("reason %s says %q, %q: want what happened and what to do next", got.Reason, got.Message, got.Next)
+	}
+}

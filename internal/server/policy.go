@@ -1,0 +1,145 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// policyMessage gives the API's form of a policy.
+func policyMessage(p scheduler.Policy) *gpreemptv1.Policy {
+	return &gpreemptv1.Policy{
+		Preset: p.Preset, SuspendWhen: gpreemptv1.SuspendWhen(p.SuspendWhen), Linger: gpreemptv1.Linger(p.Linger),
+		LingerMax: durationpb.New(p.LingerMax), ShareFloor: p.ShareFloor, ShareWindow: durationpb.New(p.ShareWindow),
+		MaxSuspend: durationpb.New(p.MaxSuspend), MinRun: durationpb.New(p.MinRun), Gang: gpreemptv1.GangScope(p.Gang),
+		Shadow: p.Shadow, MaxWait: durationpb.New(p.MaxWait), DefaultTtl: durationpb.New(p.DefaultTTL), MaxTtl: durationpb.New(p.MaxTTL),
+	}
+}
+
+// mergePolicy gives the policy a request asks for, when base is in force. The
+// name in the request's policy is not a knob: the knobs decide what they are
+// called. The error is INVALID_POLICY and names the knob.
+func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (scheduler.Policy, error) {
+	p := base
+	if req.GetPreset() != "" {
+		var err error
+		if p, err = scheduler.PresetByName(req.GetPreset()); err != nil {
+			return p, badPolicy(err.Error(), "gpctl policy get lists the presets")
+		}
+	}
+	knobs := (*gpreemptv1.Policy)(nil).ProtoReflect().Descriptor().Fields()
+	for _, name := range req.GetFields() {
+		if knobs.ByName(protoreflect.Name(name)) == nil || name == "preset" {
+			return p, badPolicy(fmt.Sprintf("fields: %.64q is no knob", name), "use the names of the policy's fields, such as share_floor")
+		}
+	}
+	m := req.GetPolicy().ProtoReflect()
+	for i := range knobs.Len() {
+		knob := knobs.Get(i)
+		if !m.Has(knob) && !slices.Contains(req.GetFields(), string(knob.Name())) {
+			continue
+		}
+		if err := setKnob(&p, knob, m.Get(knob)); err != nil {
+			return p, err
+		}
+	}
+	if err := p.Validate(); err != nil {
+		next := "gpctl policy get shows what is in force"
+		if k, ok := errors.AsType[*scheduler.KnobError](err); ok {
+			next = fmt.Sprintf("change %s, or what it has to agree with", k.Knob)
+		}
+		return p, badPolicy(err.Error(), next)
+	}
+	return p.Normalize(), nil
+}
+
+func setKnob(p *scheduler.Policy, knob protoreflect.FieldDescriptor, v protoreflect.Value) error {
+	switch name := string(knob.Name()); name {
+	case "suspend_when":
+		return setEnum(&p.SuspendWhen, knob, v)
+	case "linger":
+		return setEnum(&p.Linger, knob, v)
+	case "gang":
+		return setEnum(&p.Gang, knob, v)
+	case "linger_max":
+		return setTime(&p.LingerMax, name, v)
+	case "share_window":
+		return setTime(&p.ShareWindow, name, v)
+	case "max_suspend":
+		return setTime(&p.MaxSuspend, name, v)
+	case "min_run":
+		return setTime(&p.MinRun, name, v)
+	case "max_wait":
+		return setTime(&p.MaxWait, name, v)
+	case "default_ttl":
+		return setTime(&p.DefaultTTL, name, v)
+	case "max_ttl":
+		return setTime(&p.MaxTTL, name, v)
+	case "share_floor":
+		p.ShareFloor = v.Float()
+	case "shadow":
+		p.Shadow = v.Bool()
+	}
+	return nil
+}
+
+// setEnum sets an enum with the API's numbers; those the API does not have must
+// not be cut down to some it has.
+func setEnum[E ~uint8](to *E, knob protoreflect.FieldDescriptor, v protoreflect.Value) error {
+	if knob.Enum().Values().ByNumber(v.Enum()) == nil {
+		return badPolicy(fmt.Sprintf("%s: %d is not one of its values", knob.Name(), v.Enum()), "use a name the API has; a newer gpctl may know more than an older daemon")
+	}
+	*to = E(v.Enum())
+	return nil
+}
+
+func setTime(to *time.Duration, name string, v protoreflect.Value) error {
+	d := v.Message().Interface().(*durationpb.Duration)
+	if d == nil {
+		d = &durationpb.Duration{}
+	}
+	if err := d.CheckValid(); err != nil {
+		return badPolicy(name+": "+err.Error(), "use seconds and nanos of the same sign, as google.protobuf.Duration says")
+	}
+	*to = d.AsDuration()
+	return nil
+}
+
+func badPolicy(message, next string) error {
+	return &gpreempt.Error{Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonBadPolicy, Message: message, Next: next}
+}
+
+func (s *Server) policy() (p scheduler.Policy) {
+	s.cfg.Scheduler.View(func(c *scheduler.Core) { p = c.Policy() })
+	return p
+}
+
+// GetPolicy gives the policy in force.
+func (a adminService) GetPolicy(context.Context, *gpreemptv1.GetPolicyRequest) (*gpreemptv1.GetPolicyResponse, error) {
+	return &gpreemptv1.GetPolicyResponse{Policy: policyMessage(a.s.policy()), Presets: scheduler.PresetNames()}, nil
+}
+
+// SetPolicy replaces the policy until the next reload or restart.
+func (a adminService) SetPolicy(ctx context.Context, req *gpreemptv1.SetPolicyRequest) (*gpreemptv1.SetPolicyResponse, error) {
+	s := a.s
+	s.policyMu.Lock()
+	defer s.policyMu.Unlock()
+	p, err := mergePolicy(s.policy(), req)
+	if err != nil {
+		return nil, err
+	}
+	if !req.GetDryRun() {
+		s.adminEvent(ctx, scheduler.Record{}, "policy set: %s", p.Preset)
+		s.cfg.Scheduler.Post(scheduler.PolicyChanged{Policy: p})
+	}
+	return &gpreemptv1.SetPolicyResponse{Policy: policyMessage(p)}, nil
+}

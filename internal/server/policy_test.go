@@ -1,0 +1,135 @@
+package server
+
+import (
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+func changed(p scheduler.Policy, change func(*scheduler.Policy)) scheduler.Policy {
+	change(&p)
+	return p.Normalize()
+}
+
+func TestMergePolicy(t *testing.T) {
+	base := scheduler.DefaultPolicy()
+	strict, err := scheduler.PresetByName("strict")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name string
+		req  *gpreemptv1.SetPolicyRequest
+		want scheduler.Policy
+	}{
+		{"nothing", &gpreemptv1.SetPolicyRequest{}, base},
+		{"preset", &gpreemptv1.SetPolicyRequest{Preset: "strict"}, strict},
+		{
+			"knob on top of the present", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{ShareFloor: 0.3, Linger: gpreemptv1.Linger_LINGER_FIXED}},
+			changed(base, func(p *scheduler.Policy) { p.ShareFloor, p.Linger = 0.3, scheduler.LingerFixed }),
+		},
+		{
+			"knob on top of a preset", &gpreemptv1.SetPolicyRequest{Preset: "strict", Policy: &gpreemptv1.Policy{MaxWait: durationpb.New(time.Second)}},
+			changed(strict, func(p *scheduler.Policy) { p.MaxWait = time.Second }),
+		},
+		{
+			"zero values by name", &gpreemptv1.SetPolicyRequest{Fields: []string{"share_floor", "linger_max", "max_wait", "shadow"}},
+			changed(base, func(p *scheduler.Policy) { p.ShareFloor, p.LingerMax, p.MaxWait = 0, 0, 0 }),
+		},
+		{
+			"a time that is 0 and given", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{LingerMax: durationpb.New(0)}},
+			changed(base, func(p *scheduler.Policy) { p.LingerMax = 0 }),
+		},
+		{"what is in force, sent back", &gpreemptv1.SetPolicyRequest{Policy: policyMessage(base)}, base},
+		{"a whole preset, sent back", &gpreemptv1.SetPolicyRequest{Policy: policyMessage(strict), Fields: []string{"share_floor"}}, strict},
+		{
+			"every knob", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{
+				SuspendWhen: gpreemptv1.SuspendWhen_SUSPEND_WHEN_SLACK, Linger: gpreemptv1.Linger_LINGER_NONE, LingerMax: durationpb.New(1),
+				ShareFloor: 0.5, ShareWindow: durationpb.New(time.Second), MaxSuspend: durationpb.New(time.Second), MinRun: durationpb.New(time.Second),
+				Gang: gpreemptv1.GangScope_GANG_SCOPE_JOB, Shadow: true, MaxWait: durationpb.New(2), DefaultTtl: durationpb.New(time.Second),
+				MaxTtl: durationpb.New(time.Minute),
+			}},
+			scheduler.Policy{
+				Preset: "custom", SuspendWhen: scheduler.SuspendSlack, Linger: scheduler.LingerNone, LingerMax: 1, ShareFloor: 0.5,
+				ShareWindow: time.Second, MaxSuspend: time.Second, MinRun: time.Second, Gang: scheduler.GangJob, Shadow: true, MaxWait: 2,
+				DefaultTTL: time.Second, MaxTTL: time.Minute,
+			},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got, err := mergePolicy(base, tc.req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("policy (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestBadPolicyNamesTheKnob(t *testing.T) {
+	for knob, req := range map[string]*gpreemptv1.SetPolicyRequest{
+		"bogus":        {Preset: "bogus"},
+		"nonsense":     {Fields: []string{"nonsense"}},
+		"preset":       {Fields: []string{"preset"}},
+		"share_floor":  {Policy: &gpreemptv1.Policy{ShareFloor: math.NaN()}},
+		"share_window": {Fields: []string{"share_window"}},
+		"linger_max":   {Policy: &gpreemptv1.Policy{LingerMax: durationpb.New(time.Minute)}},
+		"max_suspend":  {Policy: &gpreemptv1.Policy{MaxSuspend: &durationpb.Duration{Seconds: 1, Nanos: -1}}},
+		"gang":         {Fields: []string{"gang"}},
+		"linger":       {Policy: &gpreemptv1.Policy{Linger: 257}}, // 1 when cut to a byte
+		"suspend_when": {Policy: &gpreemptv1.Policy{SuspendWhen: -1}},
+		"default_ttl":  {Policy: &gpreemptv1.Policy{MaxTtl: durationpb.New(time.Millisecond)}},
+	} {
+		_, err := mergePolicy(scheduler.DefaultPolicy(), req)
+		if gpreempt.ReasonOf(err) != gpreempt.ReasonBadPolicy || !strings.Contains(err.Error(), knob) {
+			t.Errorf("%v: %v; want INVALID_POLICY that names %s", req, err, knob)
+		}
+	}
+}
+
+func TestSetPolicyIsInForceUnlessDry(t *testing.T) {
+	h := startHost(t)
+	admin := h.admin(t)
+	before, err := admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(scheduler.PresetNames(), before.GetPresets()); diff != "" {
+		t.Errorf("presets (-want +got):\n%s", diff)
+	}
+	slo := policyMessage(scheduler.Presets()[2])
+	dry, err := admin.SetPolicy(t.Context(), &gpreemptv1.SetPolicyRequest{Preset: "slo", DryRun: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	between, err := admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := admin.SetPolicy(t.Context(), &gpreemptv1.SetPolicyRequest{Preset: "slo"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []*gpreemptv1.Policy{slo, before.GetPolicy(), slo, slo}
+	if diff := cmp.Diff(want, []*gpreemptv1.Policy{dry.GetPolicy(), between.GetPolicy(), set.GetPolicy(), after.GetPolicy()}, protocmp.Transform()); diff != "" {
+		t.Errorf("dry, after that, set, after that (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{by("policy set: slo")}, h.verbs(t)); diff != "" {
+		t.Errorf("admin events (-want +got):\n%s", diff)
+	}
+}

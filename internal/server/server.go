@@ -1,0 +1,255 @@
+// Package server hides how the daemon answers its callers: both services of
+// gpreempt.v1 over gRPC, who is on the other end of each connection, and what
+// ends when that connection, stream or process does.
+package server
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/health"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/events"
+	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/peercred"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// Bounds of a connection that nobody should have to tune.
+const (
+	// streamsPerConnection is how many calls one connection may have in flight.
+	streamsPerConnection = 256
+	// handshakeTime is how long a new connection may take to say what it wants.
+	handshakeTime = 5 * time.Second
+	// maxHeaderBytes bounds the header of a call; ours are a few hundred bytes.
+	maxHeaderBytes = 16 << 10
+	// pingInterval is how often a client may ping without being shut out.
+	pingInterval = 10 * time.Second
+)
+
+// Scheduler is what the server needs of *scheduler.Runner.
+type Scheduler interface {
+	Announce(req scheduler.LeaseRequested, reply scheduler.Reply) (scheduler.LeaseID, error)
+	Complete(client scheduler.ClientID, id scheduler.LeaseID, end scheduler.LeaseEnd) (scheduler.LeaseEnd, time.Duration, error)
+	Renew(client scheduler.ClientID, id scheduler.LeaseID, ttl time.Duration) error
+	Post(ev scheduler.Event)
+	View(fn func(c *scheduler.Core))
+	Now() scheduler.Time
+}
+
+// EventLog is what the server needs of *events.Log.
+type EventLog interface {
+	AppendAdmin(at time.Time, text string, r scheduler.Record)
+	Answered(a scheduler.Answer)
+	Read(after uint64, dst []events.Entry) ([]events.Entry, error)
+	Revision() uint64
+	Wait(ctx context.Context, after uint64) error
+	Stats() events.Stats
+}
+
+// Inventory is what the server needs of *inventory.Inventory.
+type Inventory interface {
+	GPUs() []gpreempt.GPU
+	Processes() []discovery.Proc
+	Process(key gpreempt.ProcessKey) (discovery.Proc, bool)
+	Queues() ([]inventory.QueueEntry, uint64)
+	Revision() uint64
+	Read(after uint64, dst []inventory.Change) ([]inventory.Change, error)
+	Wait(ctx context.Context, after uint64) error
+}
+
+// Directory knows what rules and admins say of the living processes. Its methods
+// are safe for concurrent use.
+type Directory interface {
+	// Facts tells what is known of a process beside its queues; false when it is
+	// not known.
+	Facts(key gpreempt.ProcessKey) (Facts, bool)
+	// Override puts decision above the rules for ttl, or until the process exits
+	// when ttl is 0; nil takes an override back. When it returns, the scheduler
+	// knows. False when the process is not known.
+	Override(key gpreempt.ProcessKey, decision *classify.Decision, ttl time.Duration) bool
+}
+
+// Facts is what a Directory knows of a process.
+type Facts struct {
+	Decision classify.Decision
+	// Mechanism is the name of the attached one; "" when none is.
+	Mechanism string
+	// AttachError says why none could be attached; "" when none failed.
+	AttachError string
+}
+
+// Limits bounds what a client can ask of the server.
+type Limits struct {
+	// StreamsPerClient bounds the streams a process has open, of all kinds.
+	StreamsPerClient int
+	// RequestsPerSecond and Burst are per process; a Session frame counts as a
+	// request.
+	RequestsPerSecond, Burst int
+	// ConnectionsPerUID bounds the connections of all processes of a user.
+	ConnectionsPerUID int
+}
+
+// Warning is a condition an admin should know.
+type Warning struct {
+	// Code is stable.
+	Code string
+	// Severity is "warning" or "error".
+	Severity string
+	// Text says what is wrong, Remedy what to do.
+	Text, Remedy string
+}
+
+// Config is what a Server needs. Every field must be set but Warnings and
+// Register.
+type Config struct {
+	Scheduler Scheduler
+	Events    EventLog
+	Inventory Inventory
+	Directory Directory
+	// Authz gives the policy in force; it is asked on every call.
+	Authz func() authz.Policy
+	// Limits gives the limits in force; it is asked on every call.
+	Limits func() Limits
+	// MaxMessageBytes bounds a request. gRPC itself refuses more, as
+	// RESOURCE_EXHAUSTED before any of our code runs: that one refusal carries no
+	// ErrorInfo, and clients know it by its text (errgrpc.FromStatus does).
+	MaxMessageBytes int
+	// Epoch tells the leases of this run of the daemon from those of others.
+	Epoch uint64
+	// Now is the wall clock.
+	Now     func() time.Time
+	Log     *zap.Logger
+	Version string
+	// Backend is "kfd", or "simulated MACHINE".
+	Backend string
+	// Warnings gives what GetStatus shows; nil: nothing.
+	Warnings func() []Warning
+	// Register adds more services before serving begins; nil: none.
+	Register func(grpc.ServiceRegistrar)
+}
+
+// Server is the gRPC server of the daemon. Its methods are safe for concurrent use.
+type Server struct {
+	cfg     Config
+	grpc    *grpc.Server
+	health  *health.Server
+	clients *clients
+	// byHand holds the leases that belong to no connection.
+	byHand  *client
+	started time.Time
+	// leasePrefix begins every lease id of this run.
+	leasePrefix string
+
+	// closing ends when Shutdown is called.
+	closing context.Context
+	close   context.CancelCauseFunc
+
+	policyMu sync.Mutex // held through SetPolicy: it reads, changes and writes
+}
+
+// New gives a server that is not yet serving, and reports itself NOT_SERVING.
+func New(cfg Config) *Server {
+	if cfg.Warnings == nil {
+		cfg.Warnings = func() []Warning { return nil }
+	}
+	s := &Server{
+		cfg:         cfg,
+		health:      health.NewServer(),
+		byHand:      newClient(scheduler.ClientID(0), peercred.Peer{}),
+		started:     cfg.Now(),
+		leasePrefix: leasePrefix(cfg.Epoch),
+	}
+	s.clients = newClients(s)
+	s.closing, s.close = context.WithCancelCause(context.Background()) //nolint:forbidigo // a server has no caller whose context it could be; Shutdown ends it
+	s.grpc = grpc.NewServer(
+		grpc.Creds(&doorkeeper{TransportCredentials: peercred.Credentials(), clients: s.clients}),
+		grpc.UnaryInterceptor(s.interceptUnary),
+		grpc.StreamInterceptor(s.interceptStream),
+		grpc.MaxRecvMsgSize(cfg.MaxMessageBytes),
+		grpc.MaxConcurrentStreams(streamsPerConnection),
+		grpc.MaxHeaderListSize(maxHeaderBytes),
+		grpc.ConnectionTimeout(handshakeTime),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
+		grpc.WaitForHandlers(true),
+	)
+	gpreemptv1.RegisterOnlineServiceServer(s.grpc, onlineService{s: s})
+	gpreemptv1.RegisterAdminServiceServer(s.grpc, adminService{s: s})
+	if cfg.Register != nil {
+		cfg.Register(s.grpc)
+	}
+	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
+	reflection.Register(s.grpc)
+	s.SetServing(false)
+	return s
+}
+
+// Serve answers callers on lis, a listener of peercred, until Shutdown, and
+// closes lis. After Shutdown it returns nil. It may be called for several
+// listeners at once.
+func (s *Server) Serve(lis net.Listener) error {
+	if err := s.grpc.Serve(lis); err != nil && s.closing.Err() == nil {
+		return fmt.Errorf("serve the API on %v: %w", lis.Addr(), err)
+	}
+	return nil
+}
+
+// SetServing says what the health service answers, for the server as a whole
+// and for each service. After Shutdown it is NOT_SERVING for good.
+func (s *Server) SetServing(serving bool) {
+	status := grpc_health_v1.HealthCheckResponse_NOT_SERVING
+	if serving {
+		status = grpc_health_v1.HealthCheckResponse_SERVING
+	}
+	s.health.SetServingStatus("", status)
+	for name := range s.grpc.GetServiceInfo() {
+		s.health.SetServingStatus(name, status)
+	}
+}
+
+// Shutdown refuses new announcements, ends every stream, lets calls in flight
+// finish, and returns when no handler and no connection is left. When ctx is
+// done first, it cuts the connections. It may be called before Serve.
+func (s *Server) Shutdown(ctx context.Context) {
+	s.close(errShuttingDown)
+	s.health.Shutdown()
+	stopped := make(chan struct{})
+	go func() {
+		s.grpc.GracefulStop()
+		close(stopped)
+	}()
+	select {
+	case <-stopped:
+	case <-ctx.Done():
+		s.grpc.Stop()
+		<-stopped
+	}
+	s.clients.wait()
+}
+
+// Clients gives the clients that are connected now, in ascending order.
+func (s *Server) Clients() []scheduler.ClientID {
+	ids := s.clients.ids()
+	slices.Sort(ids)
+	return ids
+}
+
+var errShuttingDown error = &gpreempt.Error{
+	Code: gpreempt.CodeUnavailable, Reason: gpreempt.ReasonShuttingDown,
+	Message: "the daemon is shutting down",
+	Next:    "go on without a lease, and announce again when it is back",
+}

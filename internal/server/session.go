@@ -1,0 +1,239 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// maxOutstanding is how many announcements of one stream may wait for their
+// answer to be sent. It bounds what a client that does not read can make the
+// daemon remember.
+const maxOutstanding = 1024
+
+// session is one Session stream. One goroutine reads frames and answers at once
+// what can be answered at once; the handler sends what is answered later, so
+// neither waits for the scheduler.
+type session struct {
+	s      *Server
+	stream grpc.BidiStreamingServer[gpreemptv1.SessionRequest, gpreemptv1.SessionResponse]
+	caller *connection
+	// holder is for the leases announced here.
+	holder holder
+	policy *policyReader // the reader's
+	// answers holds announcements that were answered later. There is room for
+	// all that are outstanding, so the scheduler's reply never blocks.
+	answers     chan *pending
+	outstanding atomic.Int32
+
+	sending sync.Mutex // held through each send: a stream takes one sender at a time
+}
+
+// Session is NotifyOnline, Complete and Renew over one stream.
+func (o onlineService) Session(st grpc.BidiStreamingServer[gpreemptv1.SessionRequest, gpreemptv1.SessionResponse]) error {
+	ctx := st.Context()
+	ses := &session{
+		s: o.s, stream: st, caller: callerOf(ctx), policy: newPolicyReader(),
+		answers: make(chan *pending, maxOutstanding),
+	}
+	ended := make(chan error, 1)
+	// The reader ends with the stream, which ends when this handler returns. It,
+	// and not the handler, ends the leases: the handler may be held up by a client
+	// that does not read its answers.
+	go func() {
+		err := ses.read()
+		ses.end()
+		ended <- err
+	}()
+	for {
+		select {
+		case p := <-ses.answers:
+			if err := ses.sendAnswer(p); err != nil {
+				return err
+			}
+		case err := <-ended:
+			if err != nil {
+				return err
+			}
+			return ses.flush()
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// end ends every lease announced on the stream.
+func (ses *session) end() {
+	c := ses.caller.client
+	ses.s.endAll(c, c.release(&ses.holder))
+}
+
+// flush sends the answers of a half-closed stream: by now every announcement
+// has one.
+func (ses *session) flush() error {
+	for {
+		select {
+		case p := <-ses.answers:
+			if err := ses.sendAnswer(p); err != nil {
+				return err
+			}
+		default:
+			return nil
+		}
+	}
+}
+
+// read takes in frames until the client has sent its last; then the error is nil.
+func (ses *session) read() (err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			err = ses.s.panicked(gpreemptv1.OnlineService_Session_FullMethodName, r)
+		}
+	}()
+	for {
+		req, err := ses.stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		resp, err := ses.frame(req)
+		if err != nil {
+			resp = &gpreemptv1.SessionResponse{Frame: &gpreemptv1.SessionResponse_Error{Error: errgrpc.ToFrame(err)}}
+		}
+		if resp == nil {
+			continue // answered later
+		}
+		resp.Tag = req.GetTag()
+		if err := ses.send(resp); err != nil {
+			return err
+		}
+	}
+}
+
+// frame carries out one frame. Neither response nor error: it is answered later.
+func (ses *session) frame(req *gpreemptv1.SessionRequest) (*gpreemptv1.SessionResponse, error) {
+	c := ses.caller.client
+	if err := c.allow(ses.s.cfg.Limits()); err != nil {
+		return nil, err
+	}
+	switch f := req.GetFrame().(type) {
+	case *gpreemptv1.SessionRequest_Announce:
+		return ses.announce(req.GetTag(), f.Announce)
+	case *gpreemptv1.SessionRequest_Complete:
+		completed, err := ses.s.complete(c, f.Complete)
+		if err != nil {
+			return nil, err
+		}
+		return &gpreemptv1.SessionResponse{Frame: &gpreemptv1.SessionResponse_Completed{Completed: completed}}, nil
+	case *gpreemptv1.SessionRequest_Renew:
+		renewed, err := ses.s.renew(c, f.Renew, ses.policy)
+		if err != nil {
+			return nil, err
+		}
+		return &gpreemptv1.SessionResponse{Frame: &gpreemptv1.SessionResponse_Renewed{Renewed: renewed}}, nil
+	default:
+		return nil, &gpreempt.Error{
+			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonBadFrame,
+			Message: fmt.Sprintf("frame %d holds nothing this daemon knows", req.GetTag()),
+			Next:    "set one of announce, complete and renew; a newer client may know frames an older daemon does not",
+		}
+	}
+}
+
+// Who answers an announcement of a stream.
+const (
+	undecided    = iota // it is in the scheduler
+	answeredNow         // the reader: the answer came while it was in the scheduler
+	answersLater        // the handler
+)
+
+// pending is an announcement of a stream on its way.
+type pending struct {
+	ses *session
+	tag uint64
+	announcement
+	granted
+	state atomic.Uint32
+	known bool
+}
+
+// announce takes in an announcement.
+func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*gpreemptv1.SessionResponse, error) {
+	s, c := ses.s, ses.caller.client
+	arrived := s.cfg.Scheduler.Now()
+	if s.closing.Err() != nil {
+		return nil, errShuttingDown
+	}
+	if ses.outstanding.Load() >= maxOutstanding {
+		return nil, &gpreempt.Error{
+			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonRateLimited,
+			Message: fmt.Sprintf("%d announcements of this stream wait for their answer, the most that may", maxOutstanding),
+			Next:    "read the answers before announcing more",
+		}
+	}
+	a, err := s.prepare(req, c.id, ses.caller, ses.policy)
+	if err != nil {
+		return nil, err
+	}
+	p := &pending{ses: ses, tag: tag, announcement: a}
+	p.timing.arrived = arrived
+	ses.outstanding.Add(1)
+	id, err := s.cfg.Scheduler.Announce(a.req, p.reply)
+	if err != nil {
+		ses.outstanding.Add(-1)
+		return nil, err
+	}
+	// The reply, which may run meanwhile, touches neither timing nor known.
+	p.timing.decided = s.cfg.Scheduler.Now()
+	known, alive := c.keep(s, id, held{by: &ses.holder, label: req.GetLabel()})
+	p.known = known
+	if !alive {
+		s.clients.disown(c, id)
+	}
+	if p.state.CompareAndSwap(undecided, answersLater) {
+		return nil, nil //nolint:nilnil // the handler answers
+	}
+	return p.response(), nil
+}
+
+// reply takes the scheduler's answer. It runs under the scheduler's lock.
+func (p *pending) reply(id scheduler.LeaseID, answer scheduler.Answer) {
+	p.id, p.answer = id, answer
+	if !p.state.CompareAndSwap(undecided, answeredNow) {
+		p.ses.answers <- p
+	}
+}
+
+// response makes the frame that answers p.
+func (p *pending) response() *gpreemptv1.SessionResponse {
+	s := p.ses.s
+	p.ses.outstanding.Add(-1)
+	p.timing.answered = s.cfg.Scheduler.Now()
+	if !p.known {
+		s.cfg.Events.Answered(p.answer)
+	}
+	return &gpreemptv1.SessionResponse{
+		Tag:   p.tag,
+		Frame: &gpreemptv1.SessionResponse_Announced{Announced: s.answerMessage(p.granted, &p.announcement)},
+	}
+}
+
+func (ses *session) sendAnswer(p *pending) error { return ses.send(p.response()) }
+
+func (ses *session) send(resp *gpreemptv1.SessionResponse) error {
+	ses.sending.Lock()
+	defer ses.sending.Unlock()
+	return ses.stream.Send(resp)
+}
