@@ -1,0 +1,141 @@
+// Command gpreemptd is the daemon: it watches the KFD queues of a host and takes
+// offline ones off the GPUs while online work runs.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/daemon"
+	"github.com/gpreempt/gpreempt/internal/gpusim"
+	"github.com/gpreempt/gpreempt/internal/version"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// The main thread never exits, so a goroutine that traces a process and ends must
+// not be on it: the kernel would keep the process traced for ever.
+func init() { runtime.LockOSThread() }
+
+func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+
+func run(args []string, stdout, stderr io.Writer) int {
+	// Signals first: one that comes during a slow start is not lost.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	root := command()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	var told *gpreempt.Error
+	if errors.As(err, &told) && told.Next != "" {
+		fmt.Fprintf(stderr, "gpreemptd: %s\n  try: %s\n", told.Message, told.Next)
+	} else {
+		fmt.Fprintf(stderr, "gpreemptd: %v\n", err)
+	}
+	return 1
+}
+
+func command() *cobra.Command {
+	root := &cobra.Command{
+		Use:           "gpreemptd",
+		Short:         "Take offline GPU queues off AMD GPUs while online work runs",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		Args:          cobra.NoArgs,
+		RunE:          help,
+	}
+	root.AddCommand(serveCommand(), configCommand(), versionCommand())
+	return root
+}
+
+// help makes a command of one that only groups others: cobra does not look at the
+// operands of those, and would take a misspelt command for a question.
+func help(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+
+func serveCommand() *cobra.Command {
+	var (
+		opts    daemon.Options
+		machine string
+	)
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "Run the daemon in the foreground",
+		Long: `Run the daemon in the foreground until SIGINT or SIGTERM, which resume
+everything first. SIGHUP reads the config file again and takes over what differs.
+
+With --sim the daemon serves simulated GPUs instead of hardware: nothing on the
+host is touched, and everything it reports is simulated.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			opts.ConfigGiven = cmd.Flags().Changed("config")
+			if machine != "" {
+				spec, err := gpusim.PresetByName(machine)
+				if err != nil {
+					return err
+				}
+				opts.Sim = &spec
+			}
+			return daemon.Run(cmd.Context(), opts)
+		},
+	}
+	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "config file; its absence is an error only when this is given")
+	cmd.Flags().StringVar(&opts.Socket, "socket", "", "listen here instead of where the config file says")
+	cmd.Flags().StringVar(&machine, "sim", "", "serve this simulated machine: "+daemon.SimMachines())
+	cmd.Flags().IntVar(&opts.SimGPUs, "sim-gpus", 1, "number of simulated GPUs")
+	cmd.Flags().Uint64Var(&opts.SimSeed, "sim-seed", 1, "seed of the simulation")
+	return cmd
+}
+
+func configCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "config", Short: "Write or check the config file", Args: cobra.NoArgs, RunE: help}
+	cmd.AddCommand(&cobra.Command{
+		Use:   "default",
+		Short: "Print the default config file, with every key explained",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := cmd.OutOrStdout().Write(config.DefaultYAML())
+			return err
+		},
+	}, &cobra.Command{
+		Use:   "check [FILE]",
+		Short: "Check a config file and name every mistake in it",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path := config.DefaultPath
+			if len(args) == 1 {
+				path = args[0]
+			}
+			if _, err := daemon.LoadConfig(path); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: good\n", path)
+			return err
+		},
+	})
+	return cmd
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "gpreemptd", version.String())
+			return err
+		},
+	}
+}

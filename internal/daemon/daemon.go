@@ -1,0 +1,460 @@
+// Package daemon wires the parts of gpreemptd together, in start order, and
+// takes them down again in reverse.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	systemd "github.com/coreos/go-systemd/v22/daemon"
+	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
+	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/events"
+	"github.com/gpreempt/gpreempt/internal/executor"
+	"github.com/gpreempt/gpreempt/internal/gpusim"
+	"github.com/gpreempt/gpreempt/internal/hrtimer"
+	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/peercred"
+	"github.com/gpreempt/gpreempt/internal/server"
+	"github.com/gpreempt/gpreempt/internal/version"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+const (
+	// eventsKept and changesKept are what watchers can go back by.
+	eventsKept  = 16384
+	changesKept = 8192
+	// connectionsPerUID bounds what one user's processes hold open.
+	connectionsPerUID = 256
+	// shutdownTime bounds an orderly end: resume everything, answer calls in flight.
+	shutdownTime = 10 * time.Second
+	// beatEvery is how often the scheduler shows that it is alive at the least.
+	beatEvery = time.Second
+)
+
+// Options is what the command line says.
+type Options struct {
+	// ConfigPath is the config file; it may be missing unless ConfigGiven.
+	ConfigPath  string
+	ConfigGiven bool
+	// Socket replaces the config file's when not "".
+	Socket string
+	// Sim is the simulated machine to serve; nil for the hardware of the host.
+	Sim     *gpusim.Spec
+	SimGPUs int
+	SimSeed uint64
+	// Log replaces the logger made from the config when not nil.
+	Log *zap.Logger
+	// Ready, when not nil, is called once the daemon serves.
+	Ready func()
+}
+
+// LoadConfig reads a config file and checks what only the daemon can: that its
+// rules compile.
+func LoadConfig(path string) (config.Config, error) {
+	c, err := config.Load(path)
+	if err != nil {
+		return config.Config{}, err
+	}
+	if _, err := classifier(c.Rules); err != nil {
+		return config.Config{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return c, nil
+}
+
+func classifier(rules []config.Rule) (*classify.Classifier, error) {
+	converted := make([]classify.Rule, 0, len(rules))
+	for _, r := range rules {
+		converted = append(converted, classify.Rule{
+			Name: r.Name, Class: r.Class, Priority: r.Priority,
+			Match: classify.Match{Comm: r.Match.Comm, Cmdline: r.Match.Cmdline, Cgroup: r.Match.Cgroup, UID: r.Match.UID},
+		})
+	}
+	return classify.New(converted)
+}
+
+// clock is the daemon's monotonic time.
+type clock struct{ start time.Time }
+
+func (c clock) Now() time.Duration { return time.Since(c.start) }
+
+// daemon is the parts that live as long as the process.
+type daemon struct {
+	opts    Options
+	log     *zap.Logger
+	level   zap.AtomicLevel
+	backend *backend
+	hangups <-chan os.Signal // SIGHUP
+
+	config    atomic.Pointer[config.Config]
+	authz     atomic.Pointer[authz.Policy]
+	warnings  warnings
+	events    *events.Log
+	inventory *inventory.Inventory
+	targets   *targets
+	executor  *executor.Executor
+	runner    *scheduler.Runner
+	server    *server.Server
+	idle      *idleWatch
+}
+
+// Run serves until ctx ends, then resumes everything and returns. It is the whole
+// daemon but for the signals that end the process.
+func Run(ctx context.Context, opts Options) (err error) {
+	// From here on: a SIGHUP that nobody waits for would end the process.
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	defer signal.Stop(hangups)
+	cfg, err := opts.load()
+	if err != nil {
+		return err
+	}
+	d := &daemon{opts: opts, level: zap.NewAtomicLevel(), hangups: hangups}
+	if d.log = opts.Log; d.log == nil {
+		var queue *logQueue
+		d.log, queue = newLogger(d.level, os.Stderr)
+		defer queue.Close()
+	}
+	if err := d.level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
+		return fmt.Errorf("log level: %w", err)
+	}
+	if d.backend, err = openBackend(opts); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.backend.close()) }()
+	listener, release, err := listen(ctx, cfg.Socket, d.backend.lockPath(cfg.Socket))
+	if err != nil {
+		return err
+	}
+	defer release()
+	if err := d.build(cfg); err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	return d.serve(ctx, peercred.NewListener(listener, peercred.OnRefused(func(err error) {
+		d.log.Warn("a connection is refused", zap.Error(err))
+	})))
+}
+
+// load reads the config file and lets the command line have the last word.
+func (o Options) load() (config.Config, error) {
+	cfg, err := LoadConfig(o.ConfigPath)
+	if errors.Is(err, fs.ErrNotExist) && !o.ConfigGiven {
+		cfg, err = config.Default(), nil
+	}
+	if err != nil {
+		return config.Config{}, err
+	}
+	if o.Socket != "" {
+		cfg.Socket = o.Socket
+	}
+	return cfg, nil
+}
+
+// build makes the parts, from the bottom up. Nothing runs yet but the workers'
+// bookkeeping.
+func (d *daemon) build(cfg config.Config) error {
+	rules, err := classifier(cfg.Rules)
+	if err != nil {
+		return err
+	}
+	timer, err := hrtimer.New()
+	if err != nil {
+		return err
+	}
+	time0 := clock{time.Now()}
+	d.events = events.NewLog(eventsKept)
+	d.inventory = inventory.New(changesKept)
+	d.config.Store(&cfg)
+	d.authz.Store(d.lookUpAccess(cfg.Access))
+	d.executor = executor.New(executor.Config{
+		Mechanism: d.backend.mechanism,
+		Post:      func(ev scheduler.Event) { d.runner.Post(ev) },
+		Attached:  func(key gpreempt.ProcessKey, err error) { d.targets.attached(key, err) },
+		Now:       time0.Now,
+		Log:       d.log.Named("executor"),
+	})
+	core := scheduler.New(cfg.Policy, limits(cfg))
+	d.runner = scheduler.NewRunner(core, time0, timer, d.executor, d.record)
+	d.targets = &targets{
+		inventory: d.inventory, attacher: d.executor, mechanism: d.backend.mechanism.Name(), post: d.runner.Post, now: time.Now,
+		log: d.log.Named("targets"), classifier: rules, known: map[gpreempt.ProcessKey]*knownTarget{},
+	}
+	d.server = server.New(server.Config{
+		Scheduler: announcer{d.runner, d.onIdleLease},
+		Events:    d.events,
+		Inventory: d.inventory,
+		Directory: d.targets,
+		Authz:     func() authz.Policy { return *d.authz.Load() },
+		Limits: func() server.Limits {
+			l := d.config.Load().Limits
+			return server.Limits{
+				StreamsPerClient: l.StreamsPerClient, RequestsPerSecond: l.RequestsPerSecond, Burst: l.Burst,
+				ConnectionsPerUID: connectionsPerUID,
+			}
+		},
+		MaxMessageBytes: cfg.Limits.MaxMessageBytes,
+		Epoch:           uint64(time.Now().UnixNano()),
+		Now:             time.Now,
+		Log:             d.log.Named("server"),
+		Version:         version.String(),
+		Backend:         d.backend.name,
+		Warnings:        d.warnings.list,
+		Register:        d.register,
+	})
+	d.idle = &idleWatch{runner: d.runner, client: server.ProcessOf, busy: d.backend.busy, wake: make(chan struct{}, 1)}
+	d.warnings.set("backend", d.backend.warnings...)
+	return nil
+}
+
+func (d *daemon) register(r grpc.ServiceRegistrar) {
+	if d.backend.simServer != nil {
+		simv1.RegisterSimServiceServer(r, d.backend.simServer)
+	}
+}
+
+func limits(cfg config.Config) scheduler.Limits {
+	return scheduler.Limits{LeasesPerClient: cfg.Limits.LeasesPerClient, LeasesTotal: cfg.Limits.LeasesTotal}
+}
+
+// record takes every state change of the scheduler: the one place from which the
+// event stream, the statistics and the log are fed.
+func (d *daemon) record(r scheduler.Record) {
+	d.events.Append(time.Now(), r)
+	d.logRecord(r)
+}
+
+// serve runs the parts until ctx ends.
+func (d *daemon) serve(ctx context.Context, listener net.Listener) error {
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	failed := make(chan error, 2)
+	var parts sync.WaitGroup
+	parts.Go(func() {
+		if err := d.runner.Run(running, beatEvery, d.beat); err != nil {
+			failed <- err
+		}
+	})
+	if err := d.findGPUs(); err != nil {
+		stop()
+		parts.Wait()
+		return errors.Join(err, listener.Close())
+	}
+	d.scan()
+	parts.Go(func() { d.discover(running) })
+	parts.Go(func() { d.idle.run(running) })
+	parts.Go(func() { d.reloadOnHangup(running) })
+	parts.Go(func() {
+		if err := d.server.Serve(listener); err != nil {
+			failed <- err
+		}
+	})
+	d.server.SetServing(true)
+	d.notify(systemd.SdNotifyReady)
+	d.log.Info("serving", zap.String("socket", d.config.Load().Socket), zap.String("backend", d.backend.name),
+		zap.String("version", version.String()), zap.Int("gpus", len(d.inventory.GPUs())))
+	if d.opts.Ready != nil {
+		d.opts.Ready()
+	}
+	var failure error
+	select {
+	case <-ctx.Done():
+	case failure = <-failed:
+	}
+	d.notify(systemd.SdNotifyStopping)
+	err := d.shutdown(ctx)
+	stop()
+	parts.Wait()
+	return errors.Join(failure, err)
+}
+
+// shutdown resumes everything first, then ends calls, then lets the targets go.
+// The mechanism's Close resumes whatever an action in flight left behind.
+func (d *daemon) shutdown(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
+	defer cancel()
+	d.runner.Stop()
+	quiet := d.awaitAllRunning(ctx)
+	d.server.Shutdown(ctx)
+	if d.backend.simServer != nil {
+		d.backend.simServer.Close()
+	}
+	if err := errors.Join(quiet, d.executor.Close(ctx)); err != nil {
+		return fmt.Errorf("shut down: %w", err)
+	}
+	d.log.Info("stopped, nothing is suspended")
+	return nil
+}
+
+// awaitAllRunning returns when no target is away any more.
+func (d *daemon) awaitAllRunning(ctx context.Context) error {
+	for {
+		revision := d.events.Revision()
+		away := 0
+		d.runner.View(func(c *scheduler.Core) { away = c.Away() })
+		if away == 0 {
+			return nil
+		}
+		if err := d.events.Wait(ctx, revision); err != nil {
+			return fmt.Errorf("%d targets still being resumed: %w", away, err)
+		}
+	}
+}
+
+// findGPUs tells inventory and scheduler which GPUs there are.
+func (d *daemon) findGPUs() error {
+	gpus, err := d.backend.fs.GPUs()
+	if errors.Is(err, fs.ErrNotExist) {
+		d.warnings.set("gpus", server.Warning{
+			Code: "NO_KFD", Severity: "error", Text: "this host has no /sys/class/kfd: the amdgpu driver is not loaded or found no GPU",
+			Remedy: "load amdgpu (dmesg | grep -i kfd), then restart gpreemptd; or try gpreemptd serve --sim mi300x",
+		})
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("find GPUs: %w", err)
+	}
+	d.inventory.SetGPUs(gpus)
+	for _, gpu := range gpus {
+		d.runner.Post(scheduler.GPUAdded{GPU: gpu.ID})
+	}
+	return nil
+}
+
+// discover looks at the queues again and again.
+func (d *daemon) discover(ctx context.Context) {
+	ticker := time.NewTicker(d.config.Load().Discovery.Interval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+			ticker.Reset(d.config.Load().Discovery.Interval)
+			d.scan()
+		}
+	}
+}
+
+func (d *daemon) scan() {
+	snapshot, err := d.backend.fs.Scan()
+	if errors.Is(err, fs.ErrNotExist) {
+		return // told by findGPUs
+	}
+	if err != nil {
+		d.warnings.set("scan", server.Warning{
+			Code: "SCAN_FAILED", Severity: "error", Text: "the queues cannot be read: " + err.Error(),
+			Remedy: "gpreemptd needs to read /sys/class/kfd and /proc; what it knew before still stands",
+		})
+		return
+	}
+	d.warnings.set("scan", scanWarnings(snapshot)...)
+	d.targets.apply(d.inventory.Apply(time.Now(), snapshot))
+}
+
+func scanWarnings(s discovery.Snapshot) []server.Warning {
+	if len(s.Warnings) == 0 {
+		return nil
+	}
+	return []server.Warning{{
+		Code: "SCAN_INCOMPLETE", Severity: "warning", Text: strings.Join(s.Warnings, "; "),
+		Remedy: "what could not be read is left out and never suspended",
+	}}
+}
+
+// beat feeds the watchdog from the loop that matters.
+func (d *daemon) beat() { d.notify(systemd.SdNotifyWatchdog) }
+
+// notify tells systemd; that it cannot be told is no reason to stop.
+func (d *daemon) notify(state string) {
+	if _, err := systemd.SdNotify(false, state); err != nil {
+		d.log.Warn("systemd could not be told", zap.String("state", state), zap.Error(err))
+	}
+}
+
+// reloadOnHangup takes over a changed config file on SIGHUP.
+func (d *daemon) reloadOnHangup(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.hangups:
+			d.reload()
+		}
+	}
+}
+
+// reload takes over what differs and can be changed while running. A file with a
+// mistake changes nothing.
+func (d *daemon) reload() {
+	cfg, err := d.opts.load()
+	if err != nil {
+		d.log.Error("the config file is wrong; nothing changes", zap.Error(err))
+		d.warnings.set("reload", server.Warning{
+			Code: "CONFIG_REJECTED", Severity: "warning",
+			// One mistake a line; a warning is one line.
+			Text:   "the config file was not taken over: " + strings.ReplaceAll(err.Error(), "\n", "; "),
+			Remedy: "mend it (gpreemptd config check), then reload again",
+		})
+		return
+	}
+	old := *d.config.Load()
+	changes := config.Changes(old, cfg)
+	var restart []string
+	for _, c := range changes {
+		d.log.Info("config changed", zap.String("key", c.Key), zap.String("from", c.From), zap.String("to", c.To), zap.Bool("live", c.Live))
+		if !c.Live {
+			restart = append(restart, c.Key)
+		}
+	}
+	d.apply(old, cfg)
+	d.warnings.set("reload")
+	if len(restart) > 0 {
+		d.warnings.set("reload", server.Warning{
+			Code: "RESTART_NEEDED", Severity: "warning", Text: "changed in the config file but not in force: " + strings.Join(restart, ", "),
+			Remedy: "systemctl restart gpreemptd",
+		})
+	}
+}
+
+// apply brings the parts in line with cfg, but for what needs a restart: that
+// stays as it is, so that the next reload still tells it. The rules compile: load
+// checked.
+func (d *daemon) apply(old, cfg config.Config) {
+	rules, err := classifier(cfg.Rules)
+	if err != nil {
+		d.log.Error("the rules do not compile; nothing changes", zap.Error(err))
+		return
+	}
+	if err := d.level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
+		d.log.Error("the log level is unknown; nothing changes", zap.Error(err))
+		return
+	}
+	cfg.Socket, cfg.Limits.MaxMessageBytes = old.Socket, old.Limits.MaxMessageBytes
+	d.config.Store(&cfg)
+	d.authz.Store(d.lookUpAccess(cfg.Access))
+	d.runner.SetLimits(limits(cfg))
+	// Not the old file's: an admin's policy ends with a reload.
+	var inForce scheduler.Policy
+	d.runner.View(func(c *scheduler.Core) { inForce = c.Policy() })
+	if cfg.Policy != inForce {
+		d.runner.Post(scheduler.PolicyChanged{Policy: cfg.Policy})
+	}
+	d.targets.setRules(rules)
+}

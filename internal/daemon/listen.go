@@ -1,0 +1,127 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// socketMode lets the owner and the group of the socket in; rights inside are
+// decided by identity.
+const socketMode = 0o660
+
+// listen takes the instance lock, clears a socket a dead daemon left, and
+// listens. The lock is held until release is called; a lock file is never
+// deleted, since deleting it would let two daemons hold "the" lock.
+func listen(ctx context.Context, socket, lockPath string) (listener *net.UnixListener, release func(), err error) {
+	for _, dir := range []string{filepath.Dir(socket), filepath.Dir(lockPath)} {
+		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // G301: clients have to get through to the socket
+			return nil, nil, fmt.Errorf("directory of the socket: %w", err)
+		}
+	}
+	lock, err := takeLock(lockPath)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			_ = lock.Close()
+		}
+	}()
+	if err := clearStale(ctx, socket); err != nil {
+		return nil, nil, err
+	}
+	listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		return nil, nil, fmt.Errorf("listen on %s: %w", socket, err)
+	}
+	if err := os.Chmod(socket, socketMode); err != nil {
+		_ = listener.Close()
+		return nil, nil, fmt.Errorf("mode of %s: %w", socket, err)
+	}
+	return listener, func() { _ = lock.Close() }, nil
+}
+
+// takeLock holds an exclusive lock on a file; whoever holds it has written its
+// pid there, for the message of the one who comes second.
+func takeLock(path string) (*os.File, error) {
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // G302: the pid in it is public
+	if err != nil {
+		return nil, fmt.Errorf("instance lock: %w", err)
+	}
+	if err := lockFile(file); err != nil {
+		pid, _ := os.ReadFile(path)
+		_ = file.Close()
+		if !errors.Is(err, errLocked) {
+			return nil, fmt.Errorf("instance lock %s: %w", path, err)
+		}
+		return nil, &gpreempt.Error{
+			Code: gpreempt.CodeAlreadyExists, Reason: gpreempt.ReasonSecondDaemon,
+			Message: fmt.Sprintf("another gpreemptd (pid %s) holds %s", strings.TrimSpace(string(pid)), path),
+			Next:    "one daemon serves a host; stop that one first, or talk to it with gpctl status",
+		}
+	}
+	if err := errors.Join(file.Truncate(0), writeAll(file, strconv.Itoa(os.Getpid())+"\n")); err != nil {
+		_ = file.Close()
+		return nil, fmt.Errorf("instance lock %s: %w", path, err)
+	}
+	return file, nil
+}
+
+func writeAll(file *os.File, text string) error {
+	_, err := file.WriteAt([]byte(text), 0)
+	return err
+}
+
+// clearStale removes the socket of a daemon that is dead. It removes nothing
+// that answers and nothing that is not a socket.
+func clearStale(ctx context.Context, socket string) error {
+	info, err := os.Lstat(socket)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("socket path: %w", err)
+	case info.Mode().Type() != fs.ModeSocket:
+		return &gpreempt.Error{
+			Code: gpreempt.CodeFailedPrecondition, Reason: gpreempt.ReasonSocketTaken,
+			Message: fmt.Sprintf("%s exists and is not a socket", socket),
+			Next:    "move it away, or choose another path for socket in the config file",
+		}
+	}
+	dialer := net.Dialer{Timeout: time.Second}
+	conn, err := dialer.DialContext(ctx, "unix", socket)
+	switch {
+	case err == nil:
+		_ = conn.Close()
+		return &gpreempt.Error{
+			Code: gpreempt.CodeAlreadyExists, Reason: gpreempt.ReasonSocketTaken,
+			Message: fmt.Sprintf("another program listens on %s", socket),
+			Next:    "stop it, or choose another path for socket in the config file",
+		}
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case !errors.Is(err, syscall.ECONNREFUSED):
+		// Only a refused connection proves that nobody listens: a program too busy to
+		// accept and one with a socket of another type give other errors.
+		return &gpreempt.Error{
+			Code: gpreempt.CodeAlreadyExists, Reason: gpreempt.ReasonSocketTaken,
+			Message: fmt.Sprintf("%s may be another program's: %v", socket, err),
+			Next:    "stop that program or remove the socket, or choose another path for socket in the config file",
+		}
+	}
+	if err := os.Remove(socket); err != nil {
+		return fmt.Errorf("socket left by a daemon that died: %w", err)
+	}
+	return nil
+}
