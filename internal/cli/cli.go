@@ -149,7 +149,7 @@ Environment:
 
 	root.AddCommand(
 		a.statusCommand(), a.gpuCommand(), a.targetCommand(), a.queueCommand(), a.leaseCommand(), a.policyCommand(),
-		a.eventsCommand(), a.statsCommand(), a.drainCommand(), completionCommand(), a.versionCommand(),
+		a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.demoCommand(), completionCommand(), a.versionCommand(),
 	)
 	return root
 }

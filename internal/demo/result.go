@@ -1,0 +1,225 @@
+package demo
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+)
+
+// Arm is one of the ways the two kinds of work meet.
+type Arm string
+
+// The arms.
+const (
+	OfflineAlone Arm = "offline alone"
+	OnlineAlone  Arm = "online alone"
+	Shared       Arm = "both, without gpreempt"
+	Protected    Arm = "both, with gpreempt"
+)
+
+// Run is one repeat of one arm.
+type Run struct {
+	Arm    Arm `json:"arm"`
+	Repeat int `json:"repeat"`
+	// Seconds is how long it lasted on the wall clock.
+	Seconds float64 `json:"seconds"`
+	// LatencyMS is the raw sample of each request, in milliseconds from the moment
+	// it was due to the moment its result was there.
+	LatencyMS []float64 `json:"latency_ms,omitempty"`
+	// OfflineWork is GPU seconds of offline work done per second.
+	OfflineWork float64 `json:"offline_work,omitempty"`
+	Executed    uint64  `json:"offline_packets_executed,omitempty"`
+	Lost        uint64  `json:"offline_packets_lost"`
+	Repeated    uint64  `json:"offline_packets_repeated"`
+	// NotQuiesced counts announcements answered before the GPU was quiet.
+	NotQuiesced int `json:"not_quiesced"`
+}
+
+// ArmSummary is what the repeats of an arm come to.
+type ArmSummary struct {
+	Arm    Arm     `json:"arm"`
+	Online Summary `json:"online"`
+	// OfflineShare is offline throughput as a share of offline alone.
+	OfflineShare float64 `json:"offline_share"`
+}
+
+// Summary describes latencies in milliseconds: nearest-rank percentiles over all
+// repeats, and how far the repeats' own p99 lie apart.
+type Summary struct {
+	N         int     `json:"n"`
+	P50       float64 `json:"p50_ms"`
+	P95       float64 `json:"p95_ms"`
+	P99       float64 `json:"p99_ms"`
+	Max       float64 `json:"max_ms"`
+	P99Spread float64 `json:"p99_spread_ms"`
+}
+
+// Expectation is a promise of the demo and whether it was kept.
+type Expectation struct {
+	What  string  `json:"what"`
+	Got   float64 `json:"got"`
+	Limit float64 `json:"limit"`
+	// AtLeast tells that Got must be Limit or more; else Limit or less.
+	AtLeast bool `json:"at_least"`
+	Kept    bool `json:"kept"`
+}
+
+// Result is the whole demo, as build/demo.json holds it.
+type Result struct {
+	// Simulated is always true: no figure here was measured on a GPU.
+	Simulated bool   `json:"simulated"`
+	Machine   string `json:"machine"`
+	Version   string `json:"version"`
+	Seed      uint64 `json:"seed"`
+	// What the workload was.
+	RequestsPerSecond float64 `json:"requests_per_second"`
+	RequestMS         float64 `json:"request_gpu_ms"`
+	OfflineQueues     int     `json:"offline_queues"`
+	OfflineKernelMS   float64 `json:"offline_kernel_ms"`
+	// ModelledSuspendMS is what the model makes a suspend of the offline job cost.
+	ModelledSuspendMS float64 `json:"modelled_suspend_ms"`
+	Suspends          uint64  `json:"suspends"`
+	Resumes           uint64  `json:"resumes"`
+	LearnedSuspendMS  float64 `json:"learned_suspend_ms"`
+	LearnedResumeMS   float64 `json:"learned_resume_ms"`
+
+	Arms         []ArmSummary  `json:"arms"`
+	Expectations []Expectation `json:"expectations"`
+	Runs         []Run         `json:"runs"`
+}
+
+// summarise folds the runs into arms and checks the expectations.
+func (r *Result) summarise() {
+	alone := mean(r.of(OfflineAlone), func(run Run) float64 { return run.OfflineWork })
+	arms := map[Arm]ArmSummary{}
+	for _, arm := range []Arm{OnlineAlone, Shared, Protected} {
+		runs := r.of(arm)
+		s := ArmSummary{Arm: arm, Online: summary(runs)}
+		if arm != OnlineAlone && alone > 0 {
+			s.OfflineShare = mean(runs, func(run Run) float64 { return run.OfflineWork }) / alone
+		}
+		arms[arm] = s
+		r.Arms = append(r.Arms, s)
+	}
+	var lost, repeated uint64
+	for _, run := range r.Runs {
+		lost += run.Lost
+		repeated += run.Repeated
+	}
+	duty := r.RequestsPerSecond * r.RequestMS / 1000
+	r.Expectations = nil
+	r.expect("online p99 with gpreempt, ms (alone + modelled suspend + 2)", arms[Protected].Online.P99,
+		arms[OnlineAlone].Online.P99+r.ModelledSuspendMS+2, false)
+	r.expect("offline throughput with gpreempt (what the online duty leaves - 0.05)", arms[Protected].OfflineShare, 1-duty-0.05, true)
+	r.expect("offline packets lost", float64(lost), 0, false)
+	r.expect("offline packets run twice", float64(repeated), 0, false)
+	r.expect("suspends", float64(r.Suspends), 1, true)
+}
+
+func (r *Result) expect(what string, got, limit float64, atLeast bool) {
+	kept := got <= limit
+	if atLeast {
+		kept = got >= limit
+	}
+	r.Expectations = append(r.Expectations, Expectation{what, got, limit, atLeast, kept})
+}
+
+// Broken names the expectations that were not kept.
+func (r *Result) Broken() []string {
+	var broken []string
+	for _, e := range r.Expectations {
+		if !e.Kept {
+			broken = append(broken, fmt.Sprintf("%s: %.3g, limit %.3g", e.What, e.Got, e.Limit))
+		}
+	}
+	return broken
+}
+
+func (r *Result) of(arm Arm) []Run {
+	var runs []Run
+	for _, run := range r.Runs {
+		if run.Arm == arm {
+			runs = append(runs, run)
+		}
+	}
+	return runs
+}
+
+func mean(runs []Run, value func(Run) float64) float64 {
+	if len(runs) == 0 {
+		return 0
+	}
+	sum := 0.0
+	for _, run := range runs {
+		sum += value(run)
+	}
+	return sum / float64(len(runs))
+}
+
+func summary(runs []Run) Summary {
+	var all, p99s []float64
+	for _, run := range runs {
+		if len(run.LatencyMS) == 0 {
+			continue
+		}
+		all = append(all, run.LatencyMS...)
+		p99s = append(p99s, percentile(run.LatencyMS, 0.99))
+	}
+	if len(all) == 0 {
+		return Summary{}
+	}
+	return Summary{
+		N: len(all), P50: percentile(all, 0.5), P95: percentile(all, 0.95), P99: percentile(all, 0.99),
+		Max: slices.Max(all), P99Spread: slices.Max(p99s) - slices.Min(p99s),
+	}
+}
+
+// percentile is the nearest-rank percentile of samples, which are not empty.
+func percentile(samples []float64, p float64) float64 {
+	sorted := slices.Sorted(slices.Values(samples))
+	rank := int(math.Ceil(p * float64(len(sorted))))
+	return sorted[max(rank, 1)-1]
+}
+
+// Print writes the result for people.
+func (r *Result) Print(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "\nSimulated %s: an inference server at %.0f requests/s (%.1f ms of GPU each) and a training job of %d queues\n",
+		r.Machine, r.RequestsPerSecond, r.RequestMS, r.OfflineQueues)
+	fmt.Fprintf(&b, "(%.0f ms kernels, always busy) on one GPU. Every figure is simulated: modelled GPU, real daemon, real gRPC.\n\n", r.OfflineKernelMS)
+	tw := tabwriter.NewWriter(&b, 0, 0, 3, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(tw, "simulated\tn\tp50 ms\tp95 ms\tp99 ms\tmax ms\tp99 spread\toffline work\t")
+	for _, a := range r.Arms {
+		share := "-"
+		if a.Arm != OnlineAlone {
+			share = fmt.Sprintf("%.1f %%", 100*a.OfflineShare)
+		}
+		fmt.Fprintf(tw, "%s\t%d\t%.2f\t%.2f\t%.2f\t%.2f\t±%.2f\t%s\t\n", a.Arm, a.Online.N, a.Online.P50, a.Online.P95,
+			a.Online.P99, a.Online.Max, a.Online.P99Spread/2, share)
+	}
+	if err := tw.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(&b, "\n%d suspends, %d resumes; learned %s per suspend, %s per resume (model: %s).\n\n", r.Suspends, r.Resumes,
+		ms(r.LearnedSuspendMS), ms(r.LearnedResumeMS), ms(r.ModelledSuspendMS))
+	for _, e := range r.Expectations {
+		mark, relation := "ok  ", "<="
+		if !e.Kept {
+			mark = "FAIL"
+		}
+		if e.AtLeast {
+			relation = ">="
+		}
+		fmt.Fprintf(&b, "%s  %s: %.4g %s %.4g\n", mark, e.What, e.Got, relation, e.Limit)
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+func ms(v float64) string {
+	return time.Duration(v * float64(time.Millisecond)).Round(time.Microsecond).String()
+}

@@ -1,0 +1,79 @@
+package demo
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// runs gives a result whose figures are easy to check by hand.
+func runs() *Result {
+	r := &Result{
+		Simulated: true, Machine: "mi300x", RequestsPerSecond: 20, RequestMS: 6, OfflineQueues: 10, OfflineKernelMS: 25,
+		ModelledSuspendMS: 0.4, Suspends: 4, Resumes: 4, LearnedSuspendMS: 0.4, LearnedResumeMS: 0.3,
+		Runs: []Run{
+			{Arm: OfflineAlone, OfflineWork: 1, Executed: 100},
+			{Arm: OnlineAlone, Repeat: 1, LatencyMS: []float64{7, 5, 6, 8}},
+			{Arm: OnlineAlone, Repeat: 2, LatencyMS: []float64{6, 6, 6, 7}},
+			{Arm: Shared, LatencyMS: []float64{20, 30}, OfflineWork: 0.9},
+			{Arm: Protected, Repeat: 1, LatencyMS: []float64{7, 9}, OfflineWork: 0.86},
+			{Arm: Protected, Repeat: 2, LatencyMS: []float64{7, 8}, OfflineWork: 0.84},
+		},
+	}
+	r.summarise()
+	return r
+}
+
+func TestRepeatsAreFoldedIntoArms(t *testing.T) {
+	want := []ArmSummary{
+		{Arm: OnlineAlone, Online: Summary{N: 8, P50: 6, P95: 8, P99: 8, Max: 8, P99Spread: 1}},
+		{Arm: Shared, Online: Summary{N: 2, P50: 20, P95: 30, P99: 30, Max: 30}, OfflineShare: 0.9},
+		{Arm: Protected, Online: Summary{N: 4, P50: 7, P95: 9, P99: 9, Max: 9, P99Spread: 1}, OfflineShare: 0.85},
+	}
+	if diff := cmp.Diff(want, runs().Arms); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestKeptExpectationsAreNotBroken(t *testing.T) {
+	if broken := runs().Broken(); broken != nil {
+		t.Errorf("broken: %q", broken)
+	}
+}
+
+func TestEachBrokenExpectationIsNamed(t *testing.T) {
+	for name, spoil := range map[string]func(*Result){
+		"online p99 with gpreempt":             func(r *Result) { r.Runs[4].LatencyMS[0] = 11 },
+		"offline throughput with gpreempt":     func(r *Result) { r.Runs[4].OfflineWork = 0.7 },
+		"offline packets lost":                 func(r *Result) { r.Runs[3].Lost = 1 },
+		"offline packets run twice":            func(r *Result) { r.Runs[5].Repeated = 1 },
+		"suspends":                             func(r *Result) { r.Suspends = 0 },
+		"online p99 with gpreempt, ms (alone ": func(r *Result) { r.ModelledSuspendMS = -2 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := runs()
+			spoil(r)
+			r.Arms = nil
+			r.summarise()
+			if broken := r.Broken(); len(broken) != 1 || !strings.HasPrefix(broken[0], name) {
+				t.Errorf("broken: %q, want one that begins with %q", broken, name)
+			}
+		})
+	}
+}
+
+func TestTheTableSaysSimulatedAndHowEachExpectationWent(t *testing.T) {
+	r := runs()
+	r.Expectations[0].Kept = false
+	var out bytes.Buffer
+	if err := r.Print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"Simulated mi300x", "simulated", string(Protected), "85.0 %", "±0.50", "FAIL  online p99", "ok    offline packets lost: 0 <= 0"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+}
