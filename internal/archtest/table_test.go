@@ -1,0 +1,112 @@
+package archtest
+
+// rule says what a package may do.
+type rule struct {
+	// imports are the packages of this module it may import, below the module
+	// path. Test files may import more; the generated code under api/gen is not
+	// held to the table, but importing it is.
+	imports []string
+	// stdOnly: no package from outside this module and the standard library.
+	stdOnly bool
+	// pure: a function of its arguments. No os, no net, no system calls, no
+	// reading of the clock, no sleeping, no random numbers.
+	pure bool
+	// timers is the one file of a pure package that may start a timer: it is the
+	// edge, and what the package decides does not depend on it.
+	timers string
+	// kernel: may import golang.org/x/sys.
+	kernel bool
+	// unsafe: may import unsafe, in files named *_unsafe.go.
+	unsafe bool
+}
+
+// The generated packages.
+const (
+	apiV1 = "api/gen/gpreempt/v1"
+	simV1 = "api/gen/gpreempt/sim/v1"
+)
+
+// table is the import table of docs/architecture.md, lowest layer first: a
+// package may import only what stands above it here. Change it on purpose and
+// in a commit of its own. An entry may exist before its package does.
+var table = []struct {
+	pkg string
+	rule
+}{
+	// Words: the domain, the API's codes and names. No I/O.
+	{apiV1, rule{}},
+	{simV1, rule{}},
+	{"internal/version", rule{stdOnly: true}},
+	{"internal/testutil", rule{}},
+	{"internal/archtest", rule{stdOnly: true}},
+	{"pkg/gpreempt", rule{stdOnly: true}},
+	{"internal/errgrpc", rule{imports: []string{apiV1, "pkg/gpreempt"}}},
+
+	// Decisions: pure, or with the filesystem as an argument.
+	{"pkg/scheduler", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true, timers: "timer_std.go"}},
+	{"internal/classify", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true}},
+	{"pkg/discovery", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
+	{"internal/inventory", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
+	{"internal/events", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}, stdOnly: true}},
+	{"internal/words", rule{imports: []string{apiV1, "pkg/gpreempt", "pkg/scheduler"}}},
+
+	// Kernel: the only packages that make system calls Go has no words for.
+	{"internal/hrtimer", rule{kernel: true}},
+	{"internal/peercred", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
+	{"internal/authz", rule{imports: []string{apiV1, simV1, "internal/peercred", "pkg/gpreempt"}}},
+	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
+	{"internal/tracer", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+
+	// Mechanisms and the simulated machine.
+	{"internal/preempt", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
+	{"internal/gpusim", rule{imports: []string{"internal/hrtimer", "pkg/gpreempt"}, stdOnly: true}},
+	{"internal/preempt/sim", rule{imports: []string{"internal/gpusim", "internal/preempt", "pkg/gpreempt"}}},
+	{"internal/simserver", rule{imports: []string{
+		simV1, "internal/errgrpc", "internal/gpusim", "internal/peercred", "pkg/gpreempt",
+	}}},
+
+	// The daemon.
+	{"internal/executor", rule{imports: []string{"internal/preempt", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/config", rule{imports: []string{
+		apiV1, "internal/classify", "internal/gpusim", "internal/words", "pkg/gpreempt", "pkg/scheduler",
+	}}},
+	{"internal/server", rule{imports: []string{
+		apiV1, simV1, "internal/authz", "internal/classify", "internal/errgrpc", "internal/events", "internal/inventory",
+		"internal/peercred", "internal/version", "internal/words", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler",
+	}}},
+	{"internal/daemon", rule{imports: []string{
+		apiV1, simV1, "internal/authz", "internal/classify", "internal/config", "internal/events", "internal/executor",
+		"internal/gpusim", "internal/hrtimer", "internal/inventory", "internal/peercred", "internal/preempt",
+		"internal/preempt/sim", "internal/server", "internal/simserver", "internal/version", "internal/words",
+		"pkg/discovery", "pkg/gpreempt", "pkg/scheduler",
+	}}},
+	{"cmd/gpreemptd", rule{imports: []string{
+		"internal/config", "internal/daemon", "internal/gpusim", "internal/version", "pkg/gpreempt",
+	}}},
+
+	// The clients: they reach the daemon over its socket and in no other way.
+	{"pkg/client", rule{imports: []string{apiV1, "internal/errgrpc", "pkg/gpreempt"}}},
+	{"internal/demo", rule{imports: []string{
+		apiV1, simV1, "internal/errgrpc", "internal/gpusim", "internal/version", "internal/words", "pkg/client", "pkg/gpreempt",
+	}}},
+	{"internal/cli", rule{imports: []string{
+		apiV1, simV1, "internal/demo", "internal/errgrpc", "internal/gpusim", "internal/version", "internal/words", "pkg/client", "pkg/gpreempt",
+	}}},
+	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/demo", "internal/version", "pkg/gpreempt"}}},
+
+	// Test files only: they run the built binaries, and measure.
+	{"internal/e2e", rule{}},
+	{"internal/bench", rule{}},
+}
+
+// notInGpctl are the packages gpctl must not link, however indirectly: an
+// admin's laptop needs no kernel interface, and gpctl must not be able to act
+// behind the daemon's back. A name stands for the packages below it too.
+var notInGpctl = map[string]string{
+	"pkg/kfd":           "gpctl asks the daemon; it does not talk to the driver",
+	"internal/tracer":   "gpctl never attaches to a process",
+	"internal/preempt":  "only the daemon suspends and resumes",
+	"internal/executor": "only the daemon suspends and resumes",
+	"internal/daemon":   "gpctl starts the daemon as a process, or not at all",
+	"internal/server":   "gpctl is a client",
+}
