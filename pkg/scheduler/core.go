@@ -210,7 +210,7 @@ func (c *Core) setPolicy(p Policy) {
 // settle brings what is in line with what should be: first the gangs that
 // something happened to, then the leases that still wait.
 func (c *Core) settle() {
-	for i := 0; i < len(c.dirty); i++ {
+	for i := 0; i < len(c.dirty); i++ { //nolint:intrange // evaluating one may mark another
 		g := c.dirty[i]
 		g.dirty = false
 		if len(g.members) > 0 {
@@ -253,7 +253,20 @@ func (c *Core) markGPU(g *gpu) {
 
 func (c *Core) record(r Record) {
 	r.At = c.now
-	c.actions = append(c.actions, Action{Kind: ActRecord, Record: r})
+	c.emit(ActRecord).Record = r
+}
+
+// emit adds an action, to be filled in place: they are large, and many.
+func (c *Core) emit(kind ActionKind) *Action {
+	n := len(c.actions)
+	if n < cap(c.actions) {
+		c.actions = c.actions[:n+1] // Step has cleared it
+	} else {
+		c.actions = append(c.actions, Action{})
+	}
+	a := &c.actions[n]
+	a.Kind = kind
+	return a
 }
 
 // gpu is a GPU node and what is known of the announcements on it.

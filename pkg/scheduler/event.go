@@ -24,8 +24,8 @@ type (
 	// Tick lets due deadlines fire; it carries nothing.
 	Tick struct{}
 
-	// GPUAdded makes a GPU known. Leases and targets on unknown GPUs are refused
-	// or ignored. Adding a GPU twice is harmless.
+	// GPUAdded makes a GPU known, as a target with queues on it does. Leases on
+	// unknown GPUs are refused. Adding a GPU twice is harmless.
 	GPUAdded struct {
 		GPU gpreempt.GPUID `json:"gpu"`
 	}

@@ -63,7 +63,7 @@ func (c *Core) joinGang(t *target) {
 	}
 	if t.gang != nil {
 		c.charge(g)
-		g.inherit(t.gang, t.isAway())
+		c.inherit(g, t.gang, t.isAway())
 	}
 	t.gang = g
 	at, _ := slices.BinarySearchFunc(g.members, t.key, func(m *target, k gpreempt.ProcessKey) int { return m.key.Compare(k) })
@@ -76,10 +76,16 @@ func (c *Core) joinGang(t *target) {
 // class, priority, job or set of GPUs is owed what it was owed before, so that
 // reclassifying refills no share budget and begins no new max_suspend. Where two
 // gangs meet, the better promise holds.
-func (g *gang) inherit(old *gang, away bool) {
+func (c *Core) inherit(g, old *gang, away bool) {
 	g.budget = min(g.budget, old.budget)
 	g.mustRunUntil(old.runUntil, old.runCause)
-	if !old.held || !away {
+	if !old.held {
+		return
+	}
+	if !away {
+		if old.forced != "" { // the rest of its old gang is not back yet
+			g.mustRunUntil(c.now+c.policy.MinRun, old.forced)
+		}
 		return
 	}
 	if !g.held {
@@ -120,6 +126,9 @@ func (c *Core) regroup(g *gang) {
 	for _, u := range g.gpus {
 		u.gangs = append(u.gangs, g)
 	}
+	// A linger is for the gang there was: a member that no lease ever outranked
+	// must not be drawn into it.
+	g.lingerUntil, g.leased = 0, g.leased && g.top() > int(g.priority)
 }
 
 func (g *gang) anyAway() bool {
@@ -132,6 +141,11 @@ func (g *gang) anyShadowed() bool {
 
 func (g *gang) byHand() bool {
 	return slices.ContainsFunc(g.members, func(t *target) bool { return len(t.orders) > 0 })
+}
+
+// lingers tells whether the gang is off the GPUs for the next lease only.
+func (g *gang) lingers() bool {
+	return g.verdict.cause == CauseLinger && !slices.ContainsFunc(g.members, func(t *target) bool { return t.state == TargetResuming })
 }
 
 // holdUntil is when the last hold on a member ends.
@@ -210,7 +224,7 @@ func (c *Core) decide(g *gang) verdict {
 	if g.held && c.now < g.lingerUntil {
 		return verdict{true, CauseLinger}
 	}
-	if g.held && g.lingerUntil > g.heldSince {
+	if g.held && g.lingerUntil > 0 {
 		return verdict{cause: CauseLingerOver}
 	}
 	if g.held {
@@ -257,7 +271,10 @@ func (c *Core) follow(g *gang) {
 	}
 	leased := g.top() > int(g.priority)
 	if g.leased && !leased {
-		g.lingerUntil = c.now + c.linger(g)
+		g.lingerUntil = 0
+		if d := c.linger(g); d > 0 {
+			g.lingerUntil = c.now + d
+		}
 	}
 	g.leased = leased
 }
@@ -296,6 +313,7 @@ func (c *Core) act(g *gang, v verdict) {
 		switch {
 		case m.state == TargetSuspended && !v.suspend:
 			c.resumeTarget(m, v.cause)
+			c.disturb(g)
 		case m.state == TargetSuspended && m.queues != m.suspendedQueues:
 			c.suspendTarget(m, CauseNewQueue, 0)
 			c.unquiet(g)
@@ -372,8 +390,24 @@ func (c *Core) unquiet(g *gang) {
 	for _, u := range g.gpus {
 		for _, l := range u.leases {
 			if l.state == LeaseHeld && l.req.Priority > g.priority {
+				l.quiet, l.coalesced = false, false
 				c.setLeaseState(l, LeaseQuiescing, CauseNewTarget)
 				c.await(l)
+			}
+		}
+	}
+}
+
+// disturb notes on leases that were quiet that the gang runs although they
+// outrank it: what they take from now on teaches nothing.
+func (c *Core) disturb(g *gang) {
+	for _, u := range g.gpus {
+		if u.top <= int(g.priority) {
+			continue
+		}
+		for _, l := range u.leases {
+			if l.req.Priority > g.priority {
+				l.quiet = false
 			}
 		}
 	}

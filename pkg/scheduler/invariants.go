@@ -85,6 +85,8 @@ func (c *Core) checkTarget(t *target) error {
 		if t.timer.index == 0 {
 			return fmt.Errorf("a quarantine without an end")
 		}
+	default:
+		return fmt.Errorf("it is listed in a state that is none of a living target")
 	}
 	return nil
 }

@@ -26,13 +26,14 @@ type lease struct {
 	created Time
 	expires Time
 	startAt Time
-	heldAt  Time // when the GPUs were quiet first
-	quiet   bool // heldAt is set
+	heldAt  Time // when the GPUs became quiet
+	quiet   bool // since heldAt, without a break
 
 	started   bool
 	answered  bool
 	answer    Answer
-	pending   bool // in Core.pending
+	pending   bool  // in Core.pending
+	awaits    *gang // a gang that was on its way when last looked at
 	coalesced bool
 
 	sawWork   bool
@@ -186,7 +187,7 @@ func (c *Core) startLease(l *lease) {
 	}
 	for _, u := range l.gpus {
 		for _, g := range u.gangs {
-			l.coalesced = l.coalesced || g.held && !g.leased && c.now < g.lingerUntil && g.below(l.req.Priority)
+			l.coalesced = l.coalesced || g.lingers() && g.below(l.req.Priority)
 		}
 		u.started[l.req.Priority]++
 		if u.setTop() {
@@ -222,41 +223,81 @@ func (l *lease) fire(c *Core) {
 	} // else settle answers, and arms it
 }
 
-// survey looks at everything the lease outranks on its GPUs.
-func (c *Core) survey(l *lease) (quiet bool, suspended int, waiting bool, blocked QuiesceReason) {
+// survey is how things stand with everything a lease outranks on its GPUs.
+type survey struct {
+	// quiet: all of it is suspended; waiting: some of it will be, without more ado.
+	quiet, waiting bool
+	suspended      int           // targets
+	blocked        QuiesceReason // why some of it stays, the worst reason
+}
+
+func (c *Core) survey(l *lease) survey {
 	c.surveys++
-	quiet = true
-	look := func(g *gang) {
-		if g.seen == c.surveys {
-			return
-		}
-		g.seen = c.surveys
-		fresh := true
-		for _, m := range g.members {
-			fresh = fresh && m.state == TargetSuspended && m.queues == m.suspendedQueues
-		}
-		switch {
-		case fresh:
-			suspended += len(g.members)
-		case !g.verdict.suspend:
-			quiet, blocked = false, worse(blocked, blockReason(g.verdict.cause))
-		case c.policy.Shadow:
-			quiet, blocked = false, worse(blocked, QuiesceShadow)
-		default:
-			quiet, waiting = false, true
-		}
-	}
+	s := survey{quiet: true}
 	if l.target != nil {
-		look(l.target.gang)
+		c.look(&s, l.target.gang)
 	}
 	for _, u := range l.gpus {
 		for _, g := range u.gangs {
-			if g.below(l.req.Priority) {
-				look(g)
+			if g.seen != c.surveys && g.below(l.req.Priority) {
+				g.seen = c.surveys
+				c.look(&s, g)
 			}
 		}
 	}
-	return quiet, suspended, waiting, blocked
+	return s
+}
+
+func (c *Core) look(s *survey, g *gang) {
+	switch {
+	case g.fresh():
+		s.suspended += len(g.members)
+	case g.coming(c.policy.Shadow):
+		s.quiet, s.waiting = false, true
+	case g.verdict.suspend:
+		s.quiet, s.blocked = false, worse(s.blocked, QuiesceShadow)
+	default:
+		s.quiet, s.blocked = false, worse(s.blocked, blockReason(g.verdict.cause))
+	}
+}
+
+// fresh tells whether all of the gang is suspended, new queues included.
+func (g *gang) fresh() bool {
+	for _, m := range g.members {
+		if m.state != TargetSuspended || m.queues != m.suspendedQueues {
+			return false
+		}
+	}
+	return true
+}
+
+// coming tells whether the gang is not suspended yet, but will be.
+func (g *gang) coming(shadow bool) bool { return g.verdict.suspend && !shadow && !g.fresh() }
+
+// mustWait tells cheaply that a lease has something to wait for, and nothing else
+// to do: while many targets go one by one, each looks at one of them, the last to
+// be asked, not at all of them.
+func (c *Core) mustWait(l *lease) bool {
+	if l.target != nil || c.policy.Shadow || !l.answered && c.now >= l.created+l.req.MaxWait {
+		return false
+	}
+	if g := l.awaits; g != nil && g.coming(false) && g.below(l.req.Priority) && g.touches(l.gpus) {
+		return true
+	}
+	for _, u := range slices.Backward(l.gpus) {
+		for _, g := range slices.Backward(u.gangs) {
+			if g.coming(false) && g.below(l.req.Priority) {
+				l.awaits = g
+				return true
+			}
+		}
+	}
+	l.awaits = nil
+	return false
+}
+
+func (g *gang) touches(gpus []*gpu) bool {
+	return slices.ContainsFunc(g.gpus, func(u *gpu) bool { return slices.Contains(gpus, u) })
 }
 
 // blockReason is what an announcement is told about a gang that stays.
@@ -295,9 +336,13 @@ func (c *Core) settleLease(l *lease) bool {
 			c.sendAnswer(l, Answer{Reason: QuiesceDeferred})
 		}
 		return true
+	default: // started: below
 	}
-	quiet, suspended, waiting, blocked := c.survey(l)
-	if quiet && l.state == LeaseQuiescing {
+	if c.mustWait(l) {
+		return true
+	}
+	s := c.survey(l)
+	if s.quiet && l.state == LeaseQuiescing {
 		cause := CauseQuiet
 		if l.coalesced && !l.quiet {
 			cause = CauseCoalesced
@@ -309,16 +354,16 @@ func (c *Core) settleLease(l *lease) bool {
 	}
 	if !l.answered {
 		switch {
-		case quiet && suspended > 0:
-			c.sendAnswer(l, Answer{Quiesced: true, Reason: QuiesceDone, Suspended: suspended})
-		case quiet:
+		case s.quiet && s.suspended > 0:
+			c.sendAnswer(l, Answer{Quiesced: true, Reason: QuiesceDone, Suspended: s.suspended})
+		case s.quiet:
 			c.sendAnswer(l, Answer{Quiesced: true, Reason: QuiesceNothingToDo})
-		case !waiting:
-			c.sendAnswer(l, Answer{Reason: blocked, Suspended: suspended})
+		case !s.waiting:
+			c.sendAnswer(l, Answer{Reason: s.blocked, Suspended: s.suspended})
 		case l.req.MaxWait == 0:
-			c.sendAnswer(l, Answer{Reason: QuiesceNotAwaited, Suspended: suspended})
+			c.sendAnswer(l, Answer{Reason: QuiesceNotAwaited, Suspended: s.suspended})
 		case c.now >= l.created+l.req.MaxWait:
-			c.sendAnswer(l, Answer{Reason: QuiesceMaxWait, Suspended: suspended})
+			c.sendAnswer(l, Answer{Reason: QuiesceMaxWait, Suspended: s.suspended})
 		}
 	}
 	return !l.answered || l.state == LeaseQuiescing
@@ -327,7 +372,8 @@ func (c *Core) settleLease(l *lease) bool {
 func (c *Core) sendAnswer(l *lease, a Answer) {
 	a.Waited = c.now - l.created
 	l.answered, l.answer = true, a
-	c.actions = append(c.actions, Action{Kind: ActAnswer, Lease: l.id, Answer: a})
+	action := c.emit(ActAnswer)
+	action.Lease, action.Answer = l.id, a
 	if l.state != LeaseEnded {
 		c.setLeaseTimer(l)
 	}
@@ -412,8 +458,7 @@ func (c *Core) clientBacklog(ev ClientBacklog) {
 	if cl == nil {
 		return
 	}
-	for i := len(cl.leases) - 1; i >= 0; i-- {
-		l := cl.leases[i]
+	for _, l := range slices.Backward(cl.leases) { // from the end: an ended lease leaves the slice
 		switch {
 		case !l.req.OnIdle:
 		case ev.Busy:

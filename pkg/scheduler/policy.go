@@ -54,8 +54,10 @@ type Policy struct {
 	// LingerMax bounds the linger, 0 to 1 s.
 	LingerMax time.Duration `json:"linger_max"`
 	// ShareFloor is the share of time an offline gang runs at least, 0 to 0.95.
-	// Over any stretch of time T its suspended time is at most
-	// (1-floor)*T + floor*(1-floor)*ShareWindow, plus the resumes themselves.
+	// Over any stretch of time T the time it is away is at most
+	// (1-floor)*T + floor*(1-floor)*ShareWindow + floor*late, where late is how
+	// long the last resume of the stretch took, and the suspend before it if that
+	// was still on its way when the resume was due. Orders by hand do not count.
 	ShareFloor float64 `json:"share_floor"`
 	// ShareWindow is the stretch over which the floor may be borrowed against,
 	// 100 ms to 10 min.
@@ -173,8 +175,8 @@ func (p Policy) Validate() error {
 		{"max_suspend", p.MaxSuspend, 10 * time.Millisecond, 10 * time.Minute},
 		{"min_run", p.MinRun, time.Millisecond, time.Minute},
 		{"max_wait", p.MaxWait, 0, 10 * time.Second},
-		{"default_ttl", p.DefaultTTL, time.Millisecond, p.MaxTTL},
 		{"max_ttl", p.MaxTTL, time.Millisecond, 10 * time.Minute},
+		{"default_ttl", p.DefaultTTL, time.Millisecond, p.MaxTTL},
 	}
 	for _, d := range durations {
 		if d.value < d.min || d.value > d.max {

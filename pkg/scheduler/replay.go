@@ -11,8 +11,21 @@ import (
 var eventTypes = func() map[string]reflect.Type {
 	types := map[string]reflect.Type{}
 	for _, ev := range []Event{
-		Tick{}, GPUAdded{}, TargetSeen{}, TargetGone{}, LeaseRequested{}, LeaseRenewed{}, LeaseFinished{}, ClientGone{},
-		ClientBacklog{}, Suspended{}, Resumed{}, Alarm{}, Hold{}, PolicyChanged{}, Drain{},
+		Tick{},
+		GPUAdded{},
+		TargetSeen{},
+		TargetGone{},
+		LeaseRequested{},
+		LeaseRenewed{},
+		LeaseFinished{},
+		ClientGone{},
+		ClientBacklog{},
+		Suspended{},
+		Resumed{},
+		Alarm{},
+		Hold{},
+		PolicyChanged{},
+		Drain{},
 	} {
 		types[reflect.TypeOf(ev).Name()] = reflect.TypeOf(ev)
 	}
@@ -89,6 +102,8 @@ func (r Record) String() string {
 		b.WriteString("record policy")
 	case RecordDrain:
 		fmt.Fprintf(&b, "record drain on=%v", r.On)
+	default:
+		b.WriteString("record")
 	}
 	if r.Cause != "" {
 		fmt.Fprintf(&b, " cause=%s", r.Cause)

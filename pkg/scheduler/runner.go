@@ -76,14 +76,22 @@ func (r *Runner) Run(ctx context.Context, beatEvery time.Duration, beat func()) 
 func (r *Runner) turn(atMost time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	now := r.catchUp()
+	wake := now + atMost
+	if due, ok := r.core.NextDeadline(); ok {
+		wake = min(wake, due)
+	}
+	r.arm(now, wake)
+}
+
+// catchUp fires what is due, so that what is asked of the core next is answered
+// as of now: a lease may be overdue that the timer has not ended yet.
+func (r *Runner) catchUp() Time {
 	now := r.clock.Now()
 	if due, ok := r.core.NextDeadline(); ok && due <= now {
 		r.step(now, Tick{})
 	}
-	r.arm(now, now+atMost)
-	if due, ok := r.core.NextDeadline(); ok && due < r.armed {
-		r.arm(now, due)
-	}
+	return now
 }
 
 func (r *Runner) arm(now, due Time) {
@@ -113,11 +121,11 @@ func (r *Runner) Announce(req LeaseRequested, reply Reply) (LeaseID, error) {
 			Message: "the daemon is shutting down", Next: "go on without a lease, and announce again when it is back",
 		}
 	}
+	now := r.catchUp()
 	id, err := r.core.Admit(req)
 	if err != nil {
 		return 0, err
 	}
-	now := r.clock.Now()
 	if id != 0 {
 		if !req.Target.IsZero() {
 			r.step(now, LeaseRenewed{Lease: id, TTL: req.TTL})
@@ -156,6 +164,7 @@ func (r *Runner) Complete(client ClientID, id LeaseID, end LeaseEnd) (LeaseEnd, 
 func (r *Runner) Renew(client ClientID, id LeaseID, ttl time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	now := r.catchUp()
 	if err := r.core.Owned(client, id); err != nil {
 		return err
 	}
@@ -165,15 +174,16 @@ func (r *Runner) Renew(client ClientID, id LeaseID, ttl time.Duration) error {
 	if err := r.core.checkTTL(ttl); err != nil {
 		return err
 	}
-	r.step(r.clock.Now(), LeaseRenewed{Lease: id, TTL: ttl})
+	r.step(now, LeaseRenewed{Lease: id, TTL: ttl})
 	return nil
 }
 
-// View gives read access under the lock; fn must not block and must keep nothing
-// but copies.
+// View gives read access under the lock, as of now; fn must not block and must
+// keep nothing but copies.
 func (r *Runner) View(fn func(c *Core)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.step(r.clock.Now(), Tick{})
 	fn(r.core)
 }
 

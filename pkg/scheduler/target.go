@@ -114,7 +114,8 @@ func (c *Core) resumeTarget(t *target, cause Cause) {
 func (c *Core) send(t *target, kind ActionKind) {
 	c.seq++
 	t.seq, t.stuck, t.retrying = c.seq, false, false
-	c.actions = append(c.actions, Action{Kind: kind, Target: t.key, Seq: t.seq})
+	a := c.emit(kind)
+	a.Target, a.Seq = t.key, t.seq
 	c.setTargetTimer(t)
 }
 

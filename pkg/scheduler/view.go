@@ -141,7 +141,7 @@ func (c *Core) runsBy(g *gang) Time {
 			last = max(last, l.expires)
 		}
 	}
-	if g.leased {
+	if g.leased && c.policy.Linger != LingerNone {
 		last += c.policy.LingerMax
 	}
 	return max(c.now, min(by, max(last, g.lingerUntil)))
@@ -223,6 +223,7 @@ func (c *Core) Explain(key gpreempt.ProcessKey) (Explanation, bool) {
 		left("must run", g.runUntil-c.now), c.floorText(g))
 	step("it is not ordered to stop by hand", !g.byHand(), "%s", map[bool]string{true: "ordered by an admin", false: "no order"}[g.byHand()])
 	step("no lease outranks it on its GPUs", g.top() <= int(g.priority), "highest lease priority %s against %d", rank(g.top()), g.priority)
+	step("it does not linger for the next lease", !g.held || c.now >= g.lingerUntil, "%s", left("linger ends", g.lingerUntil-c.now))
 	for _, l := range c.Leases() {
 		if l.Target == key || slices.ContainsFunc(l.GPUs, func(id gpreempt.GPUID) bool { return slices.Contains(t.gpus, id) }) {
 			e.Leases = append(e.Leases, l.ID)
@@ -268,9 +269,10 @@ func (c *Core) verdictText(t *target) string {
 		return fmt.Sprintf("It is suspended because of: %s%s.", v.cause, mood)
 	case TargetResuming:
 		return fmt.Sprintf("It is being resumed because of: %s.", v.cause)
+	default:
+		if v.suspend {
+			return fmt.Sprintf("It is to be suspended because of: %s%s.", v.cause, mood)
+		}
+		return fmt.Sprintf("It runs because of: %s.", v.cause)
 	}
-	if v.suspend {
-		return fmt.Sprintf("It is to be suspended because of: %s%s.", v.cause, mood)
-	}
-	return fmt.Sprintf("It runs because of: %s.", v.cause)
 }

@@ -1,0 +1,331 @@
+package scheduler
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// What the observer holds against a core: the promises of the package comment,
+// after every step and for every Suspend.
+
+// justified says why a Suspend may not be: rules 1, 3, 7 and 8.
+func (o *observer) justified(t *seenTarget, why Record) error {
+	if err := o.eligible(t); err != nil {
+		return err
+	}
+	if o.now < t.runsUntil {
+		return fmt.Errorf("it is owed running time until %v", t.runsUntil)
+	}
+	if o.ordered(t) {
+		o.counts["ByHand"]++
+		return nil
+	}
+	if o.outranked(t) {
+		return nil
+	}
+	if o.now < o.lingersUntil(t) && (why.Cause == CauseNewQueue || len(o.gang(t)) > 1) {
+		return nil // only to keep whole what is suspended already
+	}
+	return errors.New("rule 1: nothing asks for it")
+}
+
+// eligible says why a target may not be off the GPUs, whoever asks.
+func (o *observer) eligible(t *seenTarget) error {
+	switch {
+	case o.draining:
+		return errors.New("rule 8: draining")
+	case o.policy.Shadow:
+		return errors.New("the policy is shadow")
+	}
+	for _, m := range o.gang(t) {
+		switch {
+		case m.Class != gpreempt.Offline:
+			return fmt.Errorf("rule 3: class %v", m.Class)
+		case !m.Ready:
+			return errors.New("no mechanism is attached")
+		case o.now < m.quarantinedUntil:
+			return fmt.Errorf("rule 7: quarantine of %v until %v", m.Target, m.quarantinedUntil)
+		case o.now < m.holdUntil:
+			return fmt.Errorf("an admin holds %v running until %v", m.Target, m.holdUntil)
+		}
+		for _, id := range m.GPUs {
+			if o.now < o.breaker[id] {
+				return fmt.Errorf("rule 7: the breaker of GPU %v is open until %v", id, o.breaker[id])
+			}
+		}
+	}
+	return nil
+}
+
+// gang is what is suspended together with t, t included, by key.
+func (o *observer) gang(t *seenTarget) []*seenTarget {
+	if o.policy.Gang != GangJob || t.Job == "" || t.Class != gpreempt.Offline {
+		return []*seenTarget{t}
+	}
+	var members []*seenTarget
+	for _, m := range o.targets {
+		if m.Class == gpreempt.Offline && m.Job == t.Job && !o.left[m.Target] {
+			members = append(members, m)
+		}
+	}
+	slices.SortFunc(members, func(a, b *seenTarget) int { return a.Target.Compare(b.Target) })
+	return members
+}
+
+func (o *observer) ordered(t *seenTarget) bool {
+	members := o.gang(t)
+	for _, l := range o.leases {
+		if l.live && l.order && l.bound && slices.ContainsFunc(members, func(m *seenTarget) bool { return m.Target == l.Target }) {
+			return true
+		}
+	}
+	return false
+}
+
+func (o *observer) outranked(t *seenTarget) bool {
+	for _, l := range o.leases {
+		if l.live && !l.order && (l.state == LeaseQuiescing || l.state == LeaseHeld) && o.covers(l, t) {
+			return true
+		}
+	}
+	return false
+}
+
+// covers tells whether a lease is about t: it outranks the gang on one of its GPUs.
+func (o *observer) covers(l *seenLease, t *seenTarget) bool {
+	if t.Class != gpreempt.Offline {
+		return false
+	}
+	shared := false
+	for _, m := range o.gang(t) {
+		if m.Priority >= l.Priority {
+			return false
+		}
+		shared = shared || slices.ContainsFunc(m.GPUs, func(id gpreempt.GPUID) bool { return slices.Contains(l.GPUs, id) })
+	}
+	return shared
+}
+
+func away(s TargetState) bool {
+	return s == TargetSuspending || s == TargetSuspended || s == TargetResuming
+}
+
+func (o *observer) checkEnds() error {
+	for id, end := range o.ends {
+		return fmt.Errorf("rule 2: lease %d should have ended (%v)", id, end)
+	}
+	for key := range o.left {
+		return fmt.Errorf("target %v left and no record says so", key)
+	}
+	return nil
+}
+
+func (o *observer) checkTargets() error {
+	if o.policy.ShareFloor > 0 {
+		o.calmAt = max(o.calmAt, o.now+o.policy.MinRun)
+	}
+	for _, t := range o.targets {
+		if err := o.checkTarget(t); err != nil {
+			return fmt.Errorf("target %v, %v: %w", t.Target, t.state, err)
+		}
+	}
+	for _, t := range o.targets {
+		leased := o.outranked(t)
+		if t.leased && !leased {
+			t.lingerUntil = o.now + o.longestLinger()
+		}
+		t.leased = leased
+	}
+	return nil
+}
+
+func (o *observer) checkTarget(t *seenTarget) error {
+	inFlight := t.flight != 0
+	switch t.state {
+	case TargetSuspending:
+		if !inFlight || t.kind != ActSuspend {
+			return errors.New("no suspend is in flight")
+		}
+	case TargetResuming:
+		if (!inFlight || t.kind != ActResume) && !t.waitsForRetry {
+			return errors.New("no resume is in flight")
+		}
+		if t.waitsForRetry && o.now >= t.failedAt+RetryMax {
+			return fmt.Errorf("the resume failed at %v and is not tried again", t.failedAt)
+		}
+	default:
+		if inFlight {
+			return fmt.Errorf("action %d is in flight", t.flight)
+		}
+	}
+	switch t.state {
+	case TargetSuspended:
+		return o.checkSuspended(t)
+	case TargetQuarantined:
+		if o.now >= t.quarantinedUntil {
+			return errors.New("the quarantine is over")
+		}
+	case TargetRunning:
+		if o.now < t.quarantinedUntil {
+			return errors.New("rule 7: it should be in quarantine")
+		}
+		return o.checkRunning(t)
+	}
+	return nil
+}
+
+func (o *observer) checkSuspended(t *seenTarget) error {
+	if err := o.eligible(t); err != nil {
+		return err
+	}
+	if t.Queues != t.sentWith {
+		return errors.New("rule 4: a queue was born and runs")
+	}
+	for _, m := range o.gang(t) {
+		if !away(m.state) {
+			return fmt.Errorf("its gang is torn: %v is %v", m.Target, m.state)
+		}
+		if o.now >= m.awaySince+o.policy.MaxSuspend {
+			return fmt.Errorf("rule 2: %v is away since %v, longer than max_suspend %v", m.Target, m.awaySince, o.policy.MaxSuspend)
+		}
+	}
+	if o.ordered(t) || o.outranked(t) {
+		return nil
+	}
+	if until := o.lingersUntil(t); o.now >= until {
+		return fmt.Errorf("rule 1: no lease asks for it, and the linger is over at %v", until)
+	}
+	o.counts["Lingered"]++
+	return nil
+}
+
+// lingersUntil is the latest end of the linger of t's gang.
+func (o *observer) lingersUntil(t *seenTarget) Time {
+	until := t.lingerUntil
+	for _, m := range o.gang(t) {
+		until = max(until, m.lingerUntil)
+		if m.leased && !o.outranked(m) {
+			until = max(until, o.now+o.longestLinger()) // the end of the lease is news of this step
+		}
+	}
+	return until
+}
+
+// checkRunning says when a target should not be running: only where no promise
+// of running time can be in the way.
+func (o *observer) checkRunning(t *seenTarget) error {
+	asked := o.ordered(t) || o.outranked(t)
+	if blocked := o.eligible(t); !asked || blocked != nil || o.policy.ShareFloor > 0 || o.now < o.calmAt {
+		return nil //nolint:nilerr // what blocks it is why it may run
+	}
+	for _, m := range o.gang(t) {
+		if m.state != TargetRunning || o.now < m.ranSince+o.policy.MinRun || o.now < m.runsUntil {
+			return nil
+		}
+	}
+	return errors.New("it runs although a lease or an order asks for it")
+}
+
+func (o *observer) checkLeases() error {
+	for id, l := range o.leases {
+		if err := o.checkLease(id, l); err != nil {
+			return fmt.Errorf("lease %d, %v: %w", id, l.state, err)
+		}
+		if !l.live {
+			delete(o.leases, id)
+		}
+	}
+	return nil
+}
+
+func (o *observer) checkLease(id LeaseID, l *seenLease) error {
+	answer, now := o.answers[id]
+	switch {
+	case !l.live:
+		if !l.answered || l.state != LeaseEnded {
+			return errors.New("it ended without an answer or a record")
+		}
+		if now && answer.Reason != QuiesceEnded {
+			return fmt.Errorf("it ended, the answer says %v", answer.Reason)
+		}
+		return nil
+	case !l.answered && o.now >= l.created+l.MaxWait:
+		return errors.New("rule 5: no answer by max_wait")
+	case l.state == LeaseWaiting && (o.policy.SuspendWhen == SuspendAtOnce || o.now >= l.created+max(l.ETA, l.SLO) || l.order && l.bound):
+		return errors.New("it should have started")
+	}
+	quiet, suspended := true, 0
+	for _, t := range o.targets {
+		if l.order && l.Target != t.Target && !slices.ContainsFunc(o.gang(t), func(m *seenTarget) bool { return m.Target == l.Target }) {
+			continue
+		}
+		if !l.order && !o.covers(l, t) {
+			continue
+		}
+		whole := true
+		for _, m := range o.gang(t) {
+			whole = whole && m.state == TargetSuspended && m.Queues == m.sentWith
+		}
+		quiet = quiet && whole
+		if whole {
+			suspended++
+		}
+	}
+	if l.order && !l.bound {
+		quiet, suspended = true, 0
+	}
+	if quiet && l.state == LeaseQuiescing {
+		return errors.New("all is quiet and it does not know")
+	}
+	if quiet && l.state == LeaseHeld && !l.answered {
+		return errors.New("all is quiet and it got no answer")
+	}
+	if !now {
+		return nil
+	}
+	return o.checkAnswer(l, answer, quiet, suspended)
+}
+
+func (o *observer) checkAnswer(l *seenLease, a Answer, quiet bool, suspended int) error {
+	wrong := fmt.Errorf("the answer says quiesced=%v, %v, %d suspended; there is quiet=%v, %d suspended", a.Quiesced, a.Reason, a.Suspended, quiet, suspended)
+	started := l.state != LeaseWaiting
+	ok := false
+	switch a.Reason {
+	case QuiesceDone:
+		o.counts["Quiesced"]++
+		ok = quiet && suspended > 0
+	case QuiesceNothingToDo:
+		ok = quiet && suspended == 0
+	case QuiesceMaxWait:
+		o.counts["MaxWaits"]++
+		ok = !quiet && started && o.now >= l.created+l.MaxWait && l.MaxWait > 0
+	case QuiesceNotAwaited:
+		ok = !quiet && started && l.MaxWait == 0
+	case QuiesceDeferred:
+		o.counts["Deferred"]++
+		ok = !started && o.now >= l.created+l.MaxWait
+	case QuiesceShareFloor, QuiesceUnsafe, QuiesceHold:
+		ok = !quiet && started
+	case QuiesceShadow:
+		ok = !quiet && started && o.policy.Shadow
+	case QuiesceDraining:
+		ok = !quiet && started && o.draining
+	}
+	if !ok || a.Quiesced != (a.Reason == QuiesceDone || a.Reason == QuiesceNothingToDo) || started && a.Suspended != suspended {
+		return wrong
+	}
+	return nil
+}
+
+func (o *observer) checkBreakers() error {
+	for _, id := range slices.Sorted(maps.Keys(o.breaker)) {
+		if open := o.now < o.breaker[id]; open != o.shown[id] {
+			return fmt.Errorf("rule 7: the breaker of GPU %v is open until %v, the records say open=%v", id, o.breaker[id], o.shown[id])
+		}
+	}
+	return nil
+}

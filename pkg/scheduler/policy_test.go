@@ -1,0 +1,143 @@
+package scheduler
+
+import (
+	"errors"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestPresetsAreValidAndKnowTheirNames(t *testing.T) {
+	var names []string
+	for _, p := range Presets() {
+		names = append(names, p.Preset)
+		if err := p.Validate(); err != nil {
+			t.Errorf("%s: %v", p.Preset, err)
+		}
+		byName, err := PresetByName(p.Preset)
+		if err != nil || byName != p {
+			t.Errorf("PresetByName(%q) = %+v, %v", p.Preset, byName, err)
+		}
+		anonymous := p
+		anonymous.Preset = "whatever"
+		if got := anonymous.Normalize(); got != p {
+			t.Errorf("the knobs of %s normalize to %s", p.Preset, got.Preset)
+		}
+	}
+	if diff := cmp.Diff([]string{"balanced", "strict", "slo", "share", "shadow"}, names); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(names, PresetNames()); diff != "" {
+		t.Error(diff)
+	}
+	if got := DefaultPolicy().Preset; got != "balanced" {
+		t.Errorf("the default is %q", got)
+	}
+	_, err := PresetByName("best")
+	if diff := cmp.Diff(`policy preset "best" is none of [balanced strict slo share shadow]`, err.Error()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestEachKnobMakesAPolicyCustom(t *testing.T) {
+	for knob, turn := range map[string]func(*Policy){
+		"suspend_when": func(p *Policy) { p.SuspendWhen = SuspendAtOnce },
+		"linger":       func(p *Policy) { p.Linger = LingerFixed },
+		"linger_max":   func(p *Policy) { p.LingerMax++ },
+		"share_floor":  func(p *Policy) { p.ShareFloor += 0.01 },
+		"share_window": func(p *Policy) { p.ShareWindow++ },
+		"max_suspend":  func(p *Policy) { p.MaxSuspend++ },
+		"min_run":      func(p *Policy) { p.MinRun++ },
+		"gang":         func(p *Policy) { p.Gang = GangJob },
+		"max_wait":     func(p *Policy) { p.MaxWait++ },
+		"default_ttl":  func(p *Policy) { p.DefaultTTL++ },
+		"max_ttl":      func(p *Policy) { p.MaxTTL++ },
+	} {
+		p := DefaultPolicy()
+		turn(&p)
+		want := p
+		want.Preset = PresetCustom
+		if got := p.Normalize(); got != want {
+			t.Errorf("%s turned: %+v", knob, got)
+		}
+	}
+}
+
+func TestValidateNamesTheKnobOutOfRange(t *testing.T) {
+	type limits struct {
+		knob     string
+		set      func(*Policy, time.Duration)
+		min, max time.Duration
+	}
+	for _, l := range []limits{
+		{"linger_max", func(p *Policy, d time.Duration) { p.LingerMax = d }, 0, time.Second},
+		{"share_window", func(p *Policy, d time.Duration) { p.ShareWindow = d }, 100 * time.Millisecond, 10 * time.Minute},
+		{"max_suspend", func(p *Policy, d time.Duration) { p.MaxSuspend = d }, 10 * time.Millisecond, 10 * time.Minute},
+		{"min_run", func(p *Policy, d time.Duration) { p.MinRun = d }, time.Millisecond, time.Minute},
+		{"max_wait", func(p *Policy, d time.Duration) { p.MaxWait = d }, 0, 10 * time.Second},
+		{"default_ttl", func(p *Policy, d time.Duration) { p.DefaultTTL = d }, time.Millisecond, time.Minute},
+		{"max_ttl", func(p *Policy, d time.Duration) { p.MaxTTL, p.DefaultTTL = d, min(d, p.DefaultTTL) }, time.Millisecond, 10 * time.Minute},
+	} {
+		for _, c := range []struct {
+			value time.Duration
+			ok    bool
+		}{{l.min, true}, {l.max, true}, {l.min - 1, false}, {l.max + 1, false}, {-time.Hour, false}, {math.MaxInt64, false}} {
+			p := DefaultPolicy()
+			l.set(&p, c.value)
+			checkKnob(t, p, l.knob, c.ok)
+		}
+	}
+	for share, ok := range map[float64]bool{0: true, 0.95: true, 1e-9: true, 0.951: false, -0.001: false, 1: false, math.Inf(1): false, math.NaN(): false} {
+		p := DefaultPolicy()
+		p.ShareFloor = share
+		checkKnob(t, p, "share_floor", ok)
+	}
+	for v := range uint8(6) {
+		p := DefaultPolicy()
+		p.SuspendWhen = SuspendWhen(v)
+		checkKnob(t, p, "suspend_when", v >= 1 && v <= 3)
+		p = DefaultPolicy()
+		p.Linger = Linger(v)
+		checkKnob(t, p, "linger", v >= 1 && v <= 3)
+		p = DefaultPolicy()
+		p.Gang = GangScope(v)
+		checkKnob(t, p, "gang", v >= 1 && v <= 2)
+	}
+}
+
+func checkKnob(t *testing.T, p Policy, knob string, ok bool) {
+	t.Helper()
+	err := p.Validate()
+	wrong, isKnob := errors.AsType[*KnobError](err)
+	switch {
+	case ok && err != nil:
+		t.Errorf("%+v: %v", p, err)
+	case !ok && err == nil:
+		t.Errorf("%s of %+v is accepted", knob, p)
+	case !ok && (!isKnob || wrong.Knob != knob || wrong.Problem == ""):
+		t.Errorf("%s of %+v: %v", knob, p, err)
+	}
+}
+
+func TestEnumsHaveTheNamesOfTheAPI(t *testing.T) {
+	got := map[string][]string{}
+	for v := range uint8(13) {
+		got["target"] = append(got["target"], TargetState(v).String())
+		got["lease"] = append(got["lease"], LeaseState(v).String())
+		got["end"] = append(got["end"], LeaseEnd(v).String())
+		got["reason"] = append(got["reason"], QuiesceReason(v).String())
+		got["outcome"] = append(got["outcome"], Outcome(v).String())
+	}
+	want := map[string][]string{
+		"target":  {"none", "running", "suspending", "suspended", "resuming", "quarantined", "gone", "7", "8", "9", "10", "11", "12"},
+		"lease":   {"none", "requested", "quiescing", "held", "ended", "5", "6", "7", "8", "9", "10", "11", "12"},
+		"end":     {"none", "completed", "expired", "disconnected", "client-died", "idle", "released", "7", "8", "9", "10", "11", "12"},
+		"reason":  {"none", "done", "nothing-to-do", "max-wait", "deferred", "not-awaited", "share-floor", "unsafe", "shadow", "draining", "ended", "hold", "12"},
+		"outcome": {"ok", "gone", "failed", "hardware", "4", "5", "6", "7", "8", "9", "10", "11", "12"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,220 @@
+package scheduler
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// episode is one stretch a target was away.
+type episode struct {
+	from, sentAt, suspendedAt, resumeAt, to Time
+}
+
+// beyond is how far a stretch may run into debt: the resume, and the Suspend that
+// was still on its way when the resume was due and could not be taken back.
+func (e episode) beyond() time.Duration {
+	d := e.to - e.resumeAt
+	if e.suspendedAt < e.sentAt || e.suspendedAt == e.resumeAt {
+		d += e.resumeAt - e.sentAt
+	}
+	return d
+}
+
+// punctual is a machine whose deadlines fire on time and whose mechanism takes
+// the time it takes.
+type punctual struct {
+	world
+	due  []arrival
+	cost func(ActionKind) time.Duration
+	fail func() bool
+	away map[gpreempt.ProcessKey]*episode
+	past map[gpreempt.ProcessKey][]episode
+}
+
+type arrival struct {
+	at Time
+	ev Event
+}
+
+func newPunctual(p Policy, roll dice) *punctual {
+	m := &punctual{away: map[gpreempt.ProcessKey]*episode{}, past: map[gpreempt.ProcessKey][]episode{}}
+	m.world = *newWorld(p, roll)
+	m.taken = m.follow
+	return m
+}
+
+// follow schedules the results and keeps the episodes.
+func (m *punctual) follow(now Time, _ Event, actions []Action) {
+	for _, a := range actions {
+		switch {
+		case a.Kind == ActSuspend || a.Kind == ActResume:
+			took, result := m.cost(a.Kind), OutcomeOK
+			if m.fail() {
+				result = OutcomeFailed
+			}
+			var ev Event = Suspended{Target: a.Target, Seq: a.Seq, Took: took, Result: result}
+			if a.Kind == ActResume {
+				ev = Resumed{Target: a.Target, Seq: a.Seq, Took: took, Result: result}
+			}
+			m.due = append(m.due, arrival{now + took, ev})
+		case a.Kind == ActRecord && a.Record.Kind == RecordTarget:
+			m.followTarget(now, a.Record)
+		}
+	}
+	slices.SortStableFunc(m.due, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
+}
+
+func (m *punctual) followTarget(now Time, r Record) {
+	e := m.away[r.Target]
+	if e == nil {
+		e = &episode{from: now, resumeAt: -1}
+	}
+	switch {
+	case r.ToTarget == TargetSuspending:
+		e.sentAt = now
+		m.away[r.Target] = e
+	case r.ToTarget == TargetSuspended:
+		e.suspendedAt = now
+	case r.ToTarget == TargetResuming && e.resumeAt < 0:
+		e.resumeAt = now
+	case away(r.FromTarget) && !away(r.ToTarget):
+		e.to = now
+		m.past[r.Target] = append(m.past[r.Target], *e)
+		delete(m.away, r.Target)
+	}
+}
+
+// run lets time pass up to a moment; every deadline and result comes on time.
+func (m *punctual) run(until Time) error {
+	for {
+		at, ev := until, Event(Tick{})
+		if len(m.due) > 0 && m.due[0].at <= at {
+			at, ev = m.due[0].at, m.due[0].ev
+		}
+		if due, ok := m.core.NextDeadline(); ok && due <= at {
+			at, ev = due, Tick{}
+		}
+		if _, tick := ev.(Tick); !tick {
+			m.due = m.due[1:]
+		}
+		m.now = max(m.now, at)
+		if err := m.step(ev); err != nil {
+			return err
+		}
+		if _, tick := ev.(Tick); tick && at == until {
+			return nil
+		}
+	}
+}
+
+// TestShareFloorHolds storms a few targets with leases and measures what each
+// target got. The promise: over any stretch of time T, the time away is at most
+//
+//	(1-f)*T + f*(1-f)*W + f*D
+//
+// with f the floor, W the window and D how far the last suspension of the stretch
+// ran beyond the moment it was due to end (episode.beyond). Proof: the budget is
+// at most (1-f)*W when the stretch begins; it loses the time away A, gains at most
+// (T-A)*(1-f)/f, and is at least -D when the stretch ends. Solve for A.
+func TestShareFloorHolds(t *testing.T) {
+	const seeds = 24
+	episodes, tight := 0, 0
+	for seed := range uint64(seeds) {
+		roll := seeded(seed)
+		pick := func(from ...time.Duration) time.Duration { return from[roll(len(from))] }
+		p := DefaultPolicy()
+		p.ShareFloor = []float64{0.01, 0.1, 0.25, 0.5, 0.75, 0.95}[roll(6)]
+		p.ShareWindow = pick(100*time.Millisecond, 333*time.Millisecond, 2*time.Second)
+		p.MaxSuspend = pick(10*time.Millisecond, 100*time.Millisecond, 2*time.Second, time.Minute)
+		p.MinRun = pick(time.Millisecond, 20*time.Millisecond)
+		p.Linger = Linger(1 + roll(3))
+		m := newPunctual(p, roll)
+		slowest := pick(0, 400*time.Microsecond, 5*time.Millisecond, 30*time.Millisecond)
+		m.cost = func(ActionKind) time.Duration { return slowest/4 + slowest*time.Duration(roll(16))/16 }
+		failures := roll(3) == 0
+		m.fail = func() bool { return failures && roll(200) == 0 }
+		if err := storm(m, 800, pick(time.Millisecond, 10*time.Millisecond, 50*time.Millisecond)); err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		for key, past := range m.past {
+			episodes += len(past)
+			n, err := checkShare(p, past)
+			if err != nil {
+				t.Fatalf("seed %d, target %v, window %v, slowest %v: %v", seed, key, p.ShareWindow, slowest, err)
+			}
+			tight += n
+		}
+	}
+	t.Logf("%d stretches away, %d of them close to the bound", episodes, tight)
+	if episodes < 5_000 || tight < 10_000 {
+		t.Error("the storm is too mild to prove anything")
+	}
+}
+
+// storm announces, completes and changes things at random for some steps.
+func storm(m *punctual, steps int, pace time.Duration) error {
+	for id := range gpreempt.GPUID(2) {
+		m.step(GPUAdded{id + 1})
+	}
+	seen := make([]TargetSeen, 3)
+	for i := range seen {
+		seen[i] = TargetSeen{
+			Target: gpreempt.ProcessKey{PID: int32(100 + i), Start: 1}, Class: gpreempt.Offline, Ready: true,
+			GPUs: [][]gpreempt.GPUID{{1}, {2}, {1, 2}}[i],
+		}
+		if err := m.step(seen[i]); err != nil {
+			return err
+		}
+	}
+	for range steps {
+		if err := m.run(m.now + pace*time.Duration(m.roll(16))/16); err != nil {
+			return err
+		}
+		var err error
+		switch i := m.roll(3); m.roll(10) {
+		case 0:
+			seen[i].Queues++
+			err = m.step(seen[i])
+		case 1:
+			seen[i].Priority = gpreempt.Priority(m.roll(4))
+			err = m.step(seen[i])
+		case 2, 3, 4:
+			err = m.finish()
+		default:
+			gpus := [][]gpreempt.GPUID{{1}, {2}, {1, 2}}[i]
+			err = m.request(LeaseRequested{Client: 1, GPUs: gpus, Priority: 11, TTL: 1 + 4*pace*time.Duration(m.roll(64))/16})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkShare measures every stretch from the start of one suspension to the end
+// of another, which is where the most is away, and counts those near the bound.
+func checkShare(p Policy, past []episode) (tight int, err error) {
+	f := p.ShareFloor
+	for i := range past {
+		var total time.Duration
+		for j := i; j < len(past); j++ {
+			total += past[j].to - past[j].from
+			stretch := past[j].to - past[i].from
+			bound := (1-f)*float64(stretch) + f*(1-f)*float64(p.ShareWindow) + f*float64(past[j].beyond())
+			// The floor is kept in millionths and the budget in nanoseconds.
+			bound += 2e-6*float64(stretch) + float64(j-i+1)*10
+			if float64(total) > bound {
+				return tight, fmt.Errorf("away %v in the %v from %v on, with a floor of %v at most %v", total, stretch, past[i].from, f, time.Duration(bound))
+			}
+			if float64(total) > 0.97*bound {
+				tight++
+			}
+		}
+	}
+	return tight, nil
+}
