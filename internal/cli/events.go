@@ -77,7 +77,7 @@ func printEvent(t *table, e *gpreemptv1.Event) {
 	case gpreemptv1.EventKind_EVENT_KIND_TARGET, gpreemptv1.EventKind_EVENT_KIND_SHADOW:
 		which = e.GetTargetId()
 		change = state(e.GetToTarget())
-		if from := words.Of(e.GetFromTarget()); from != "" {
+		if from := words.Of(e.GetFromTarget()); from != "" && e.GetFromTarget() != e.GetToTarget() {
 			change.text = from + " > " + change.text
 		}
 	case gpreemptv1.EventKind_EVENT_KIND_LEASE:

@@ -25,7 +25,7 @@ func (c *Core) Admit(req LeaseRequested) (repeated LeaseID, err error) {
 			fmt.Sprintf("use at most %d", MaxRequestID))
 	}
 	if req.RequestID != "" {
-		if id, ok := c.requests[requestKey{req.Client, req.RequestID}]; ok {
+		if id, ok := c.requests[requestKey{req.Client, req.RequestID}]; ok && !c.lost(id) {
 			return id, c.sameRequest(id, req)
 		}
 	}
@@ -106,6 +106,13 @@ func (c *Core) room(id ClientID) error {
 		}
 	}
 	return nil
+}
+
+// lost tells that a lease ended because its client lost touch: a retry of that
+// announcement after reconnecting is a new one.
+func (c *Core) lost(id LeaseID) bool {
+	end, _, ended := c.Ended(id)
+	return ended && (end == EndDisconnected || end == EndClientDied)
 }
 
 func (c *Core) sameRequest(id LeaseID, req LeaseRequested) error {

@@ -422,6 +422,7 @@ func (o *observer) takeTargetRecord(r Record) error {
 		return errors.New("a target nobody saw")
 	case t.state != r.FromTarget:
 		return fmt.Errorf("the last record says %v", t.state)
+	case r.Cause == CauseClass && r.FromTarget == r.ToTarget: // judged anew
 	case !slices.Contains(moves[r.FromTarget], r.ToTarget):
 		return errors.New("no such move")
 	}

@@ -102,10 +102,14 @@ func (r *Runner) arm(now, due Time) {
 	}
 }
 
-// Post takes in an event that has no answer.
+// Post takes in an event that has no answer. After Stop the draining is not
+// ended any more.
 func (r *Runner) Post(ev Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if drain, ok := ev.(Drain); ok && r.stopping && !drain.On {
+		return
+	}
 	r.step(r.clock.Now(), ev)
 }
 

@@ -65,7 +65,11 @@ func (c *Core) targetSeen(ev TargetSeen) {
 	if regang {
 		c.leaveGang(t)
 	}
+	judged := t.class != ev.Class || t.priority != ev.Priority
 	t.job, t.class, t.priority, t.gpus, t.ready, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Ready, ev.Queues
+	if judged {
+		c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Cause: CauseClass})
+	}
 	if regang {
 		c.joinGang(t)
 	}

@@ -242,7 +242,7 @@ func rank(top int) string {
 
 func left(what string, d time.Duration) string {
 	if d <= 0 {
-		return "no"
+		return "none"
 	}
 	return fmt.Sprintf("%s in %v", what, d.Round(time.Millisecond))
 }

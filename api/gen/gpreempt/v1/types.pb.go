@@ -547,7 +547,7 @@ type EventKind int32
 const (
 	// Not given.
 	EventKind_EVENT_KIND_UNSPECIFIED EventKind = 0
-	// A target changed state.
+	// A target changed state; or, with from and to alike, its class or priority.
 	EventKind_EVENT_KIND_TARGET EventKind = 1
 	// A lease changed state.
 	EventKind_EVENT_KIND_LEASE EventKind = 2
