@@ -23,8 +23,8 @@ type Config struct {
 	Mechanism preempt.Mechanism
 	// Post takes the result of every action; it may call the Executor.
 	Post func(scheduler.Event)
-	// Attached is told once for each Attach, from the target's worker: nil when
-	// the target can be suspended now.
+	// Attached is told once for each Attach that no Detach undid meanwhile, from the
+	// target's worker: nil when the target can be suspended now.
 	Attached func(target gpreempt.ProcessKey, err error)
 	// Now is a monotonic clock, for how long actions take.
 	Now func() time.Duration
@@ -144,7 +144,9 @@ func (e *Executor) hand(target gpreempt.ProcessKey, c command) bool {
 
 func (e *Executor) work(w *worker) {
 	session, err := e.attach(w.target)
-	e.cfg.Attached(w.target, err)
+	if e.current(w) {
+		e.cfg.Attached(w.target, err)
+	}
 	for c := range w.commands {
 		e.do(w.target, session, c)
 	}
@@ -154,6 +156,14 @@ func (e *Executor) work(w *worker) {
 	if err := session.Close(); err != nil {
 		e.cfg.Log.Warn("a target could not be released", zap.Stringer("target", w.target), zap.Error(err))
 	}
+}
+
+// current tells whether w is still the worker of its target: what a worker that
+// was let go finds out says nothing about the one after it.
+func (e *Executor) current(w *worker) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.workers[w.target] == w
 }
 
 func (e *Executor) attach(target gpreempt.ProcessKey) (s preempt.Session, err error) {

@@ -242,8 +242,12 @@ func (c *Conn) Close() error {
 		return c.closeErr
 	default:
 	}
-	return c.end(c.dead() || c.leaving())
+	return c.end(c.Exiting())
 }
+
+// Exiting tells whether the process has exited or is about to. It is true from
+// the moment a dying process begins to lose its sockets, which is before Done.
+func (c *Conn) Exiting() bool { return c.dead() || c.leaving() }
 
 func (c *Conn) end(died bool) error {
 	c.once.Do(func() {

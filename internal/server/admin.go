@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"go.uber.org/zap"
+
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -24,7 +26,9 @@ const (
 func (s *Server) adminEvent(ctx context.Context, r scheduler.Record, format string, args ...any) {
 	peer := callerOf(ctx).peer
 	r.At = s.cfg.Scheduler.Now()
-	s.cfg.Events.AppendAdmin(s.cfg.Now(), fmt.Sprintf("uid %d pid %d: ", peer.UID, peer.PID)+fmt.Sprintf(format, args...), r)
+	verb := fmt.Sprintf(format, args...)
+	s.cfg.Events.AppendAdmin(s.cfg.Now(), fmt.Sprintf("uid %d pid %d: ", peer.UID, peer.PID)+verb, r)
+	s.cfg.Log.Info("an admin verb was used", zap.Uint32("uid", peer.UID), zap.Int32("pid", peer.PID), zap.String("verb", verb))
 }
 
 // resolve finds the living process a target id names, "PID" or "PID@START".

@@ -235,7 +235,7 @@ func (cs *clients) leave(c *connection) {
 	case c.client.conns == 0:
 		cs.s.cfg.Scheduler.Post(scheduler.ClientGone{Client: c.client.id, End: scheduler.EndDisconnected})
 	default:
-		cs.s.endAll(c.client, leases)
+		cs.s.endAll(c.client, leases, scheduler.EndDisconnected)
 	}
 }
 
@@ -244,7 +244,7 @@ func (cs *clients) leave(c *connection) {
 func (cs *clients) disown(c *client, id scheduler.LeaseID) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	cs.s.endAll(c, []scheduler.LeaseID{id})
+	cs.s.endAll(c, []scheduler.LeaseID{id}, scheduler.EndDisconnected)
 	if cs.byID[c.id] == nil {
 		// The lease made the scheduler remember the client again.
 		cs.s.cfg.Scheduler.Post(scheduler.ClientGone{Client: c.id, End: scheduler.EndDisconnected})
@@ -252,10 +252,10 @@ func (cs *clients) disown(c *client, id scheduler.LeaseID) {
 }
 
 // endAll ends leases because their connection or stream did.
-func (s *Server) endAll(c *client, leases []scheduler.LeaseID) {
+func (s *Server) endAll(c *client, leases []scheduler.LeaseID, how scheduler.LeaseEnd) {
 	for _, id := range leases {
 		// The only errors are that it is forgotten or not ours: nothing to end.
-		_, _, _ = s.cfg.Scheduler.Complete(c.id, id, scheduler.EndDisconnected)
+		_, _, _ = s.cfg.Scheduler.Complete(c.id, id, how)
 	}
 }
 

@@ -72,10 +72,15 @@ func (o onlineService) Session(st grpc.BidiStreamingServer[gpreemptv1.SessionReq
 	}
 }
 
-// end ends every lease announced on the stream.
+// end ends every lease announced on the stream. A stream breaks before the death
+// of its process is told, so that is asked.
 func (ses *session) end() {
+	how := scheduler.EndDisconnected
+	if ses.caller.conn.Exiting() {
+		how = scheduler.EndClientDied
+	}
 	c := ses.caller.client
-	ses.s.endAll(c, c.release(&ses.holder))
+	ses.s.endAll(c, c.release(&ses.holder), how)
 }
 
 // flush sends the answers of a half-closed stream: by now every announcement
