@@ -65,3 +65,20 @@ func (d *daemon) lookUpAccess(a config.Access) *authz.Policy {
 	}
 	return p
 }
+
+// openSocket lets the members of the first online group connect: a socket has one
+// group, so admins who are not root belong to it as well. What they may do is
+// decided call by call.
+func (d *daemon) openSocket(p *authz.Policy, socket string) {
+	d.warnings.set("socket")
+	if len(p.OnlineGIDs) == 0 {
+		return
+	}
+	if err := os.Chown(socket, -1, int(p.OnlineGIDs[0])); err != nil {
+		d.warnings.set("socket", server.Warning{
+			Code: "SOCKET_GROUP", Severity: "warning",
+			Text:   fmt.Sprintf("the socket could not be given to group %d, so its members cannot connect: %v", p.OnlineGIDs[0], err),
+			Remedy: "run gpreemptd as root, or as a member of the first group of access.online_groups",
+		})
+	}
+}

@@ -182,7 +182,9 @@ func (d *daemon) build(cfg config.Config) error {
 	d.events = events.NewLog(eventsKept)
 	d.inventory = inventory.New(changesKept)
 	d.config.Store(&cfg)
-	d.authz.Store(d.lookUpAccess(cfg.Access))
+	access := d.lookUpAccess(cfg.Access)
+	d.authz.Store(access)
+	d.openSocket(access, cfg.Socket)
 	d.executor = executor.New(executor.Config{
 		Mechanism: d.backend.mechanism,
 		Post:      func(ev scheduler.Event) { d.runner.Post(ev) },
@@ -448,7 +450,9 @@ func (d *daemon) apply(old, cfg config.Config) {
 	}
 	cfg.Socket, cfg.Limits.MaxMessageBytes = old.Socket, old.Limits.MaxMessageBytes
 	d.config.Store(&cfg)
-	d.authz.Store(d.lookUpAccess(cfg.Access))
+	access := d.lookUpAccess(cfg.Access)
+	d.authz.Store(access)
+	d.openSocket(access, cfg.Socket)
 	d.runner.SetLimits(limits(cfg))
 	// Not the old file's: an admin's policy ends with a reload.
 	var inForce scheduler.Policy

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/internal/version"
+)
+
+func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
+
+// ran is how a run of gpreemptd went.
+type ran struct {
+	code     int
+	out, err string
+}
+
+func runWith(args ...string) ran {
+	var out, errs bytes.Buffer
+	code := run(args, &out, &errs)
+	return ran{code, out.String(), errs.String()}
+}
+
+// write gives a file with that text.
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "gpreemptd.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestDefaultConfigPassesItsOwnCheck(t *testing.T) {
+	text := runWith("config", "default")
+	if text.code != 0 || text.err != "" || !strings.Contains(text.out, "socket: /run/gpreempt/gpreemptd.sock") {
+		t.Fatalf("config default: %+v", text)
+	}
+	path := write(t, text.out)
+	if diff := cmp.Diff(ran{0, path + ": good\n", ""}, runWith("config", "check", path), cmp.AllowUnexported(ran{})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestConfigCheckNamesEveryMistake(t *testing.T) {
+	for _, tc := range []struct {
+		text  string
+		wants []string // after the path
+	}{
+		{
+			"policy:\n  preset: strikt\nlimits:\n  burst: 0\nsokcet: /run/x\n",
+			[]string{":2:", "policy.preset", "did you mean strict?", ":4:", "limits.burst", "1 to 1000000", ":5:", "sokcet", "did you mean socket?"},
+		},
+		{
+			"rules:\n  - name: a\n    match:\n      comm: \"[\"\n    class: offline\n",
+			[]string{`rule 1 "a": comm`, "add the ]"},
+		},
+		{"policy: [\n", []string{":1", "not valid YAML"}},
+	} {
+		path := write(t, tc.text)
+		got := runWith("config", "check", path)
+		if got.code != 1 || got.out != "" || !strings.Contains(got.err, path+":") {
+			t.Errorf("%+v; want exit status 1, no output and the path", got)
+		}
+		for _, want := range tc.wants {
+			if !strings.Contains(got.err, want) {
+				t.Errorf("it does not say %q:\n%s", want, got.err)
+			}
+		}
+	}
+	missing := filepath.Join(t.TempDir(), "no.yaml")
+	if got := runWith("config", "check", missing); got.code != 1 || !strings.Contains(got.err, missing) {
+		t.Errorf("a file that is not there: %+v", got)
+	}
+}
+
+func TestVersionIsTold(t *testing.T) {
+	want := ran{0, "gpreemptd " + version.String() + "\n", ""}
+	if diff := cmp.Diff(want, runWith("version"), cmp.AllowUnexported(ran{})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestHelpNamesCommandsAndFlags(t *testing.T) {
+	for _, tc := range []struct {
+		args  []string
+		wants []string
+	}{
+		{nil, []string{"serve", "config", "version"}},
+		{[]string{"--help"}, []string{"serve", "config", "version"}},
+		{[]string{"serve", "--help"}, []string{"--config", "--socket", "--sim", "mi300x", "SIGHUP"}},
+		{[]string{"config", "--help"}, []string{"default", "check"}},
+	} {
+		got := runWith(tc.args...)
+		if got.code != 0 || got.err != "" {
+			t.Errorf("%q: exit status %d, %q", tc.args, got.code, got.err)
+		}
+		for _, want := range tc.wants {
+			if !strings.Contains(got.out, want) {
+				t.Errorf("%q: the help does not name %q:\n%s", tc.args, want, got.out)
+			}
+		}
+	}
+}
+
+// A refusal is on standard error, says what is wrong, and ends with 1.
+func TestWrongCommandLinesAreRefused(t *testing.T) {
+	bad := write(t, "limits:\n  burst: 0\n")
+	for _, tc := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"srve"}, `"srve"`},
+		{[]string{"serve", "now"}, `"now"`},
+		{[]string{"serve", "--no-such-flag"}, "--no-such-flag"},
+		{[]string{"serve", "--sim", "h100"}, "mi300x"},
+		{[]string{"serve", "--sim", "mi300x", "--sim-gpus", "0", "--config", write(t, "")}, "0"},
+		{[]string{"serve", "--sim", "mi300x", "--config", bad}, bad + ":2:"},
+		{[]string{"serve", "--sim", "mi300x", "--config", bad + ".not"}, bad + ".not"},
+		{[]string{"config", "chekc"}, `"chekc"`},
+		{[]string{"config", "check", bad, bad}, "at most 1"},
+		{[]string{"version", "please"}, `"please"`},
+	} {
+		got := runWith(tc.args...)
+		if got.code != 1 || got.out != "" || !strings.HasPrefix(got.err, "gpreemptd: ") || !strings.Contains(got.err, tc.want) {
+			t.Errorf("%q: %+v, want exit status 1 and an error with %q", tc.args, got, tc.want)
+		}
+	}
+}

@@ -1,0 +1,146 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// desk is a scheduler with an idle watch, in a synctest bubble.
+type desk struct {
+	announcer
+	watch *idleWatch
+	ends  []scheduler.LeaseEnd // guarded by the scheduler's lock
+	// busy and known are what the queues of every client show.
+	busy, known atomic.Bool
+	looks       atomic.Int64
+}
+
+// noTargets is an executor that is never asked.
+type noTargets struct{}
+
+func (noTargets) Suspend(gpreempt.ProcessKey, uint64) {}
+func (noTargets) Resume(gpreempt.ProcessKey, uint64)  {}
+
+func newDesk(t *testing.T) *desk {
+	t.Helper()
+	d := &desk{}
+	d.known.Store(true)
+	core := scheduler.New(scheduler.DefaultPolicy(), scheduler.Limits{LeasesPerClient: 10, LeasesTotal: 10})
+	runner := scheduler.NewRunner(core, clock{time.Now()}, scheduler.NewTimer(), noTargets{}, func(r scheduler.Record) {
+		if r.ToLease == scheduler.LeaseEnded {
+			d.ends = append(d.ends, r.End)
+		}
+	})
+	runner.Post(scheduler.GPUAdded{GPU: 1})
+	d.watch = &idleWatch{
+		runner: runner,
+		client: func(id scheduler.ClientID) gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: int32(id)} },
+		busy: func(gpreempt.ProcessKey) (bool, bool) {
+			d.looks.Add(1)
+			return d.busy.Load(), d.known.Load()
+		},
+		wake: make(chan struct{}, 1),
+	}
+	d.announcer = announcer{runner, d.watch.kick}
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	go d.watch.run(ctx)
+	go func() { _ = runner.Run(ctx, time.Hour, func() {}) }()
+	synctest.Wait()
+	return d
+}
+
+// announce gives a lease of ten seconds.
+func (d *desk) announce(t *testing.T, client scheduler.ClientID, onIdle bool) {
+	t.Helper()
+	_, err := d.Announce(scheduler.LeaseRequested{
+		Client: client, GPUs: []gpreempt.GPUID{1}, Priority: gpreempt.PriorityHigh, TTL: 10 * time.Second, OnIdle: onIdle,
+	}, func(scheduler.LeaseID, scheduler.Answer) {})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// pass lets time go by: the bubble's, so this waits for nothing.
+func pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func (d *desk) ended(t *testing.T, want ...scheduler.LeaseEnd) {
+	t.Helper()
+	var got []scheduler.LeaseEnd
+	d.View(func(*scheduler.Core) { got = slices.Clone(d.ends) })
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("how leases ended (-want +got):\n%s", diff)
+	}
+}
+
+func TestLeaseEndsOnceItsOwnerHadWorkAndHasNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		d.announce(t, 7, true)
+		pass(time.Second)
+		d.ended(t) // no work yet
+		d.busy.Store(true)
+		pass(time.Second)
+		d.ended(t)
+		d.busy.Store(false)
+		pass(idleEvery) // a gap between two kernels is shorter than the grace
+		d.ended(t)
+		pass(scheduler.IdleGrace + idleEvery)
+		d.ended(t, scheduler.EndIdle)
+	})
+}
+
+func TestNobodyIsLookedAtWithoutALeaseThatEndsByIdleness(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		d.announce(t, 7, false)
+		pass(time.Second)
+		if n := d.looks.Load(); n != 0 {
+			t.Errorf("looked %d times for a plain lease", n)
+		}
+		d.announce(t, 8, true)
+		pass(time.Second)
+		if n := d.looks.Load(); n < 900 || n > 1100 {
+			t.Errorf("looked %d times in a second, want each millisecond", n)
+		}
+		pass(time.Minute) // both have expired
+		n := d.looks.Load()
+		pass(time.Hour)
+		if got := d.looks.Load(); got != n {
+			t.Errorf("looked %d times with no lease left", got-n)
+		}
+		// And it wakes up again.
+		d.announce(t, 8, true)
+		pass(10 * idleEvery)
+		if d.looks.Load() == n {
+			t.Error("a new lease woke nobody")
+		}
+	})
+}
+
+func TestUnknownBacklogNeverEndsALease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDesk(t)
+		d.busy.Store(true)
+		d.announce(t, 7, true)
+		pass(time.Second)
+		d.known.Store(false)
+		d.busy.Store(false)
+		pass(8 * time.Second)
+		d.ended(t)
+		pass(2 * time.Second)
+		d.ended(t, scheduler.EndExpired)
+	})
+}

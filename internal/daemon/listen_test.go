@@ -1,0 +1,209 @@
+package daemon
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// place is where a daemon would listen.
+type place struct{ socket, lock string }
+
+func newPlace(t *testing.T) place {
+	t.Helper()
+	dir := filepath.Join(testutil.TempSocketDir(t), "run")
+	return place{filepath.Join(dir, "d.sock"), filepath.Join(dir, "d.lock")}
+}
+
+// listen succeeds; close ends it as a daemon does.
+func (p place) listen(t *testing.T) (closeAll func()) {
+	t.Helper()
+	l, release, err := listen(t.Context(), p.socket, p.lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		l.Close()
+		release()
+	}
+}
+
+// refused checks that listening fails for a reason, and gives the error.
+func (p place) refused(t *testing.T, reason gpreempt.Reason) *gpreempt.Error {
+	t.Helper()
+	_, _, err := listen(t.Context(), p.socket, p.lock)
+	e, ok := errors.AsType[*gpreempt.Error](err)
+	if !ok || e.Reason != reason || e.Next == "" {
+		t.Fatalf("got %v, want a refusal for %s that says what to do", err, reason)
+	}
+	return e
+}
+
+func TestSecondDaemonIsRefusedAndToldWhoIsFirst(t *testing.T) {
+	p := newPlace(t)
+	closeFirst := p.listen(t)
+	want := "another gpreemptd (pid " + strconv.Itoa(os.Getpid()) + ") holds " + p.lock
+	if e := p.refused(t, gpreempt.ReasonSecondDaemon); e.Message != want {
+		t.Errorf("it says %q, want %q", e.Message, want)
+	}
+	// The same lock under another socket is the same host.
+	other := place{p.socket + "2", p.lock}
+	other.refused(t, gpreempt.ReasonSecondDaemon)
+	if conn, err := net.Dial("unix", p.socket); err != nil {
+		t.Errorf("the first daemon's socket is gone: %v", err)
+	} else {
+		conn.Close()
+	}
+	closeFirst()
+	p.listen(t)()
+}
+
+func TestRefusedStartGivesTheLockBack(t *testing.T) {
+	p := newPlace(t)
+	if err := os.MkdirAll(p.socket, 0o755); err != nil { // a directory is in the way
+		t.Fatal(err)
+	}
+	p.refused(t, gpreempt.ReasonSocketTaken)
+	if err := os.Remove(p.socket); err != nil {
+		t.Fatal(err)
+	}
+	p.listen(t)()
+}
+
+func TestLockFileHoldsTheLastPidOnly(t *testing.T) {
+	p := newPlace(t)
+	if err := os.MkdirAll(filepath.Dir(p.lock), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(p.lock, []byte("12345678901234\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	defer p.listen(t)()
+	text, err := os.ReadFile(p.lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(strconv.Itoa(os.Getpid())+"\n", string(text)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestSocketIsForOwnerAndGroup(t *testing.T) {
+	p := newPlace(t)
+	defer p.listen(t)()
+	info, err := os.Stat(p.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := info.Mode(), os.ModeSocket|0o660; got != want {
+		t.Errorf("mode %v, want %v", got, want)
+	}
+}
+
+func TestSocketOfADeadDaemonIsReplaced(t *testing.T) {
+	p := newPlace(t)
+	l, release, err := listen(t.Context(), p.socket, p.lock)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	release()
+	if _, err := os.Lstat(p.socket); err != nil {
+		t.Fatalf("there is no socket to replace: %v", err)
+	}
+	closeNew := p.listen(t)
+	defer closeNew()
+	conn, err := net.Dial("unix", p.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+}
+
+// Whoever holds the path in whatever way, it stays theirs.
+func TestWhatIsAnothersIsLeftAlone(t *testing.T) {
+	for name, occupy := range map[string]func(t *testing.T, path string){
+		"a program that listens": func(t *testing.T, path string) {
+			l, err := net.Listen("unix", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { l.Close() })
+		},
+		"a program that takes datagrams": func(t *testing.T, path string) {
+			c, err := net.ListenPacket("unixgram", path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+		},
+		"a program too busy to accept": busyListener,
+		"a file": func(t *testing.T, path string) {
+			if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"a link": func(t *testing.T, path string) {
+			if err := os.Symlink("/dev/null", path); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlace(t)
+			if err := os.MkdirAll(filepath.Dir(p.socket), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			occupy(t, p.socket)
+			before, err := os.Lstat(p.socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := p.refused(t, gpreempt.ReasonSocketTaken)
+			if !strings.Contains(e.Message, p.socket) {
+				t.Errorf("it does not name the path: %v", e)
+			}
+			after, err := os.Lstat(p.socket)
+			if err != nil || !os.SameFile(before, after) {
+				t.Errorf("the path leads elsewhere, or nowhere: %v", err)
+			}
+		})
+	}
+}
+
+// busyListener listens and lets its backlog fill up.
+func busyListener(t *testing.T, path string) {
+	t.Helper()
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { syscall.Close(fd) })
+	if err := syscall.Bind(fd, &syscall.SockaddrUnix{Name: path}); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Listen(fd, 0); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		conn, err := net.Dial("unix", path)
+		if errors.Is(err, syscall.EAGAIN) {
+			return
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+	}
+}

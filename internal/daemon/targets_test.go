@@ -1,0 +1,253 @@
+package daemon
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/preempt"
+	"github.com/gpreempt/gpreempt/internal/server"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// host is a host whose processes and clock the test moves, and whose mechanism
+// only writes down what it is asked.
+type host struct {
+	*targets
+	t     *testing.T
+	clock time.Time
+	procs []discovery.Proc
+	said  []string // what attacher and scheduler heard, in order
+}
+
+func newHost(t *testing.T, rules ...classify.Rule) *host {
+	t.Helper()
+	h := &host{t: t, clock: time.Unix(1000, 0)}
+	h.targets = &targets{
+		inventory: inventory.New(16), attacher: h, mechanism: "fake", post: h.post,
+		now: func() time.Time { return h.clock }, log: zap.NewNop(),
+		classifier: rulesOf(t, rules...), known: map[gpreempt.ProcessKey]*knownTarget{},
+	}
+	return h
+}
+
+func rulesOf(t *testing.T, rules ...classify.Rule) *classify.Classifier {
+	t.Helper()
+	c, err := classify.New(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// offlineTrainers makes processes called train* offline with priority 2.
+func offlineTrainers() classify.Rule {
+	two := gpreempt.Priority(2)
+	return classify.Rule{Name: "training", Match: classify.Match{Comm: "train*"}, Class: gpreempt.Offline, Priority: &two}
+}
+
+func (h *host) Attach(key gpreempt.ProcessKey) { h.said = append(h.said, fmt.Sprint("attach ", key)) }
+
+func (h *host) Detach(key gpreempt.ProcessKey) { h.said = append(h.said, fmt.Sprint("detach ", key)) }
+
+func (h *host) post(ev scheduler.Event) {
+	switch ev := ev.(type) {
+	case scheduler.TargetSeen:
+		h.said = append(h.said, fmt.Sprintf("seen %v %v %d on %v, %d queues born, ready %v", ev.Target, ev.Class, ev.Priority, ev.GPUs, ev.Queues, ev.Ready))
+	case scheduler.TargetGone:
+		h.said = append(h.said, fmt.Sprint("gone ", ev.Target))
+	default:
+		h.t.Errorf("unexpected %T", ev)
+	}
+}
+
+// scan looks at the host again.
+func (h *host) scan() { h.apply(h.inventory.Apply(h.clock, discovery.Snapshot{Processes: h.procs})) }
+
+// heard checks what was said since the last check.
+func (h *host) heard(want ...string) {
+	h.t.Helper()
+	if diff := cmp.Diff(want, h.said); diff != "" {
+		h.t.Errorf("what was said (-want +got):\n%s", diff)
+	}
+	h.said = nil
+}
+
+func (h *host) facts(key gpreempt.ProcessKey, want server.Facts) {
+	h.t.Helper()
+	got, known := h.Facts(key)
+	if !known {
+		h.t.Errorf("%v is not known", key)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		h.t.Errorf("facts of %v (-want +got):\n%s", key, diff)
+	}
+}
+
+var (
+	trainer = gpreempt.ProcessKey{PID: 100, Start: 1}
+	viewer  = gpreempt.ProcessKey{PID: 200, Start: 2}
+
+	byRule    = classify.Decision{Class: gpreempt.Offline, Priority: 2, By: "rule training"}
+	byDefault = classify.Decision{Class: gpreempt.Unmanaged, Priority: 7, By: "default"}
+	byAdmin   = classify.Decision{Class: gpreempt.Offline, Priority: 0, By: "admin"}
+)
+
+// proc is a process with a queue on each GPU.
+func proc(key gpreempt.ProcessKey, comm string, gpus ...gpreempt.GPUID) discovery.Proc {
+	p := discovery.Proc{Process: gpreempt.Process{Key: key, Comm: comm}}
+	for id, gpu := range gpus {
+		p.Queues = append(p.Queues, gpreempt.Queue{Process: key, ID: uint32(id), GPU: gpu, Type: gpreempt.QueueCompute})
+	}
+	return p
+}
+
+func TestOnlyOfflineProcessesGetAMechanism(t *testing.T) {
+	h := newHost(t, offlineTrainers())
+	h.procs = []discovery.Proc{proc(trainer, "trainer", 9, 5, 9), proc(viewer, "viewer", 5)}
+	h.scan()
+	h.heard(
+		"seen 100@1 offline 2 on [5 9], 3 queues born, ready false", "attach 100@1",
+		"seen 200@2 unmanaged 7 on [5], 1 queues born, ready false",
+	)
+	h.facts(trainer, server.Facts{Decision: byRule})
+	h.attached(trainer, nil)
+	h.heard("seen 100@1 offline 2 on [5 9], 3 queues born, ready true")
+	h.facts(trainer, server.Facts{Decision: byRule, Mechanism: "fake"})
+	h.facts(viewer, server.Facts{Decision: byDefault})
+
+	// Nothing new, nothing said; a queue more is told and does not attach again.
+	h.scan()
+	h.heard()
+	h.procs[0] = proc(trainer, "trainer", 9, 5, 9, 9)
+	h.scan()
+	h.heard("seen 100@1 offline 2 on [5 9], 4 queues born, ready true")
+
+	h.procs = h.procs[1:]
+	h.scan()
+	h.heard("gone 100@1", "detach 100@1")
+	if _, known := h.Facts(trainer); known {
+		t.Error("a process that left is still known")
+	}
+	h.attached(trainer, nil) // it was on its way
+	h.heard()
+}
+
+func TestNewRulesJudgeTheLivingAgain(t *testing.T) {
+	h := newHost(t)
+	h.procs = []discovery.Proc{proc(trainer, "trainer", 5)}
+	h.scan()
+	h.heard("seen 100@1 unmanaged 7 on [5], 1 queues born, ready false")
+	h.setRules(rulesOf(t, offlineTrainers()))
+	h.heard("seen 100@1 offline 2 on [5], 1 queues born, ready false", "attach 100@1")
+	h.attached(trainer, nil)
+	h.said = nil
+	h.setRules(rulesOf(t))
+	h.heard("seen 100@1 unmanaged 7 on [5], 1 queues born, ready false", "detach 100@1")
+	h.facts(trainer, server.Facts{Decision: byDefault})
+}
+
+func TestOverrideHoldsUntilItsTimeIsOver(t *testing.T) {
+	h := newHost(t)
+	h.procs = []discovery.Proc{proc(trainer, "trainer", 5)}
+	h.scan()
+	h.said = nil
+	if !h.Override(trainer, &byAdmin, time.Minute) {
+		t.Fatal("the process is not known")
+	}
+	h.heard("seen 100@1 offline 0 on [5], 1 queues born, ready false", "attach 100@1")
+	h.attached(trainer, nil)
+	h.said = nil
+
+	// Rules do not matter meanwhile, nor does a change of the process.
+	h.setRules(rulesOf(t, offlineTrainers()))
+	h.facts(trainer, server.Facts{Decision: byAdmin, Mechanism: "fake"})
+	h.setRules(rulesOf(t))
+	h.said = nil
+	h.clock = h.clock.Add(time.Minute - 1)
+	h.scan()
+	h.heard()
+	h.clock = h.clock.Add(1)
+	h.scan()
+	h.heard("seen 100@1 unmanaged 7 on [5], 1 queues born, ready false", "detach 100@1")
+	h.facts(trainer, server.Facts{Decision: byDefault})
+}
+
+func TestOverrideWithoutTimeHoldsUntilItIsTakenBack(t *testing.T) {
+	h := newHost(t, offlineTrainers())
+	h.procs = []discovery.Proc{proc(trainer, "trainer", 5)}
+	h.scan()
+	online := classify.Decision{Class: gpreempt.Online, Priority: 11, By: "admin"}
+	h.Override(trainer, &online, time.Second)
+	h.Override(trainer, &online, 0) // the second call's time is what counts
+	h.said = nil
+	h.clock = h.clock.Add(1000 * time.Hour)
+	h.scan()
+	h.heard()
+	h.facts(trainer, server.Facts{Decision: online})
+	h.Override(trainer, nil, 0)
+	h.heard("seen 100@1 offline 2 on [5], 1 queues born, ready false", "attach 100@1")
+	if h.Override(viewer, &online, 0) {
+		t.Error("a process nobody has seen can be classified")
+	}
+}
+
+func TestFailedAttachIsToldAndTriedAgain(t *testing.T) {
+	h := newHost(t, offlineTrainers())
+	h.procs = []discovery.Proc{proc(trainer, "trainer", 5)}
+	h.scan()
+	h.said = nil
+	h.attached(trainer, errors.New("ptrace: already traced by pid 7"))
+	h.heard("seen 100@1 offline 2 on [5], 1 queues born, ready false")
+	h.facts(trainer, server.Facts{Decision: byRule, AttachError: "ptrace: already traced by pid 7"})
+
+	h.clock = h.clock.Add(attachAgain - 1)
+	h.scan()
+	h.heard()
+	h.clock = h.clock.Add(1)
+	h.scan()
+	h.heard("detach 100@1", "attach 100@1")
+	h.clock = h.clock.Add(attachAgain)
+	h.scan()
+	h.heard() // it is on its way
+	h.attached(trainer, nil)
+	h.heard("seen 100@1 offline 2 on [5], 1 queues born, ready true")
+	h.facts(trainer, server.Facts{Decision: byRule, Mechanism: "fake"})
+	h.clock = h.clock.Add(attachAgain)
+	h.scan()
+	h.heard()
+}
+
+func TestFailureIsForgottenWithTheClass(t *testing.T) {
+	h := newHost(t, offlineTrainers())
+	h.procs = []discovery.Proc{proc(trainer, "trainer", 5)}
+	h.scan()
+	h.attached(trainer, errors.New("no"))
+	h.setRules(rulesOf(t))
+	h.facts(trainer, server.Facts{Decision: byDefault})
+	h.said = nil
+	h.clock = h.clock.Add(attachAgain)
+	h.scan()
+	h.heard()
+	h.attached(trainer, nil) // what was on its way counts no more
+	h.heard()
+	h.facts(trainer, server.Facts{Decision: byDefault})
+}
+
+func TestProcessThatLeftDuringAttachIsNoFailure(t *testing.T) {
+	h := newHost(t, offlineTrainers())
+	h.procs = []discovery.Proc{proc(trainer, "trainer", 5)}
+	h.scan()
+	h.said = nil
+	h.attached(trainer, fmt.Errorf("attach: %w", preempt.ErrGone))
+	h.heard()
+	h.facts(trainer, server.Facts{Decision: byRule})
+}
