@@ -1,0 +1,60 @@
+// Package e2e hides nothing: it runs the built gpreemptd and gpctl against each
+// other on simulated GPUs, and sees only what a user would.
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
+
+	// What the binaries are made of. The tests do not use it; the imports make go
+	// test run them again, and not take them from its cache, when it changes.
+	_ "github.com/gpreempt/gpreempt/internal/cli"
+	_ "github.com/gpreempt/gpreempt/internal/daemon"
+)
+
+// The paths of the binaries under test.
+var gpreemptd, gpctl string
+
+// TestMain runs the tests, or is one of the processes they start.
+func TestMain(m *testing.M) {
+	switch {
+	case os.Getenv(clientEnv) != "":
+		os.Exit(clientMain(os.Getenv(clientEnv), os.Stdin, os.Stdout))
+	case os.Getenv(heirEnv) != "":
+		os.Exit(heirMain(os.Stdout))
+	}
+	os.Exit(testMain(m))
+}
+
+func testMain(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "gpreempt-e2e-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "e2e: no directory for the binaries:", err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	if err := build(dir); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e: the binaries cannot be built:", err)
+		return 1
+	}
+	gpreemptd, gpctl = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl")
+	return testutil.VerifyMain(m)
+}
+
+// build puts the binaries into dir.
+func build(dir string) error {
+	args := []string{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator)}
+	if raceDetector {
+		args = append(args, "-race")
+	}
+	out, err := exec.Command("go", append(args, "../../cmd/gpreemptd", "../../cmd/gpctl")...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	return nil
+}
