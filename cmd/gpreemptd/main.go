@@ -118,7 +118,7 @@ func configCommand() *cobra.Command {
 			if len(args) == 1 {
 				path = args[0]
 			}
-			if _, err := daemon.LoadConfig(path); err != nil {
+			if _, err := config.Load(path); err != nil {
 				return err
 			}
 			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: good\n", path)

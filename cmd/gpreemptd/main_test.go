@@ -59,7 +59,7 @@ func TestConfigCheckNamesEveryMistake(t *testing.T) {
 		},
 		{
 			"rules:\n  - name: a\n    match:\n      comm: \"[\"\n    class: offline\n",
-			[]string{`rule 1 "a": comm`, "add the ]"},
+			[]string{":4:13:", `rules[0].match.comm: "["`, "add the ]"},
 		},
 		{"policy: [\n", []string{":1", "not valid YAML"}},
 	} {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/gpreempt/gpreempt/internal/classify"
 )
 
 // Change is one difference between two configurations.
@@ -38,15 +40,15 @@ func Changes(from, to Config) []Change {
 	for _, r := range from.Rules {
 		is := ""
 		if i := indexRule(to.Rules, r.Name); i >= 0 {
-			is = to.Rules[i].text()
+			is = ruleText(to.Rules[i])
 		}
-		if was := r.text(); was != is {
+		if was := ruleText(r); was != is {
 			changes = append(changes, Change{Key: "rules." + r.Name, From: was, To: is, Live: true})
 		}
 	}
 	for _, r := range to.Rules {
 		if indexRule(from.Rules, r.Name) < 0 {
-			changes = append(changes, Change{Key: "rules." + r.Name, To: r.text(), Live: true})
+			changes = append(changes, Change{Key: "rules." + r.Name, To: ruleText(r), Live: true})
 		}
 	}
 	// The first rule that matches wins, so an order that changed is a change; what
@@ -57,12 +59,12 @@ func Changes(from, to Config) []Change {
 	return changes
 }
 
-func indexRule(rules []Rule, name string) int {
-	return slices.IndexFunc(rules, func(r Rule) bool { return r.Name == name })
+func indexRule(rules []classify.Rule, name string) int {
+	return slices.IndexFunc(rules, func(r classify.Rule) bool { return r.Name == name })
 }
 
 // order names those of rules that are also in others.
-func order(rules, others []Rule) string {
+func order(rules, others []classify.Rule) string {
 	var names []string
 	for _, r := range rules {
 		if indexRule(others, r.Name) >= 0 {
@@ -73,7 +75,7 @@ func order(rules, others []Rule) string {
 }
 
 // text writes a rule in one line.
-func (r Rule) text() string {
+func ruleText(r classify.Rule) string {
 	var b strings.Builder
 	b.WriteString(r.Class.String())
 	if r.Priority != nil {

@@ -5,7 +5,7 @@ package config
 import (
 	"time"
 
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -20,7 +20,7 @@ type Config struct {
 	Access    Access
 	Limits    Limits
 	Policy    scheduler.Policy
-	Rules     []Rule
+	Rules     []classify.Rule
 	Discovery Discovery
 	Log       Log
 }
@@ -41,25 +41,6 @@ type Limits struct {
 	RequestsPerSecond int
 	Burst             int
 	MaxMessageBytes   int
-}
-
-// Rule classifies the processes it matches; the first rule that matches wins.
-type Rule struct {
-	// Name is unique and is what `gpctl target list` shows.
-	Name  string
-	Match Match
-	Class gpreempt.Class
-	// Priority is the class's default when nil.
-	Priority *gpreempt.Priority
-}
-
-// Match is what a rule asks of a process. Everything that is set must hold;
-// something is set.
-type Match struct {
-	// Comm, Cmdline and Cgroup are globs; "" matches anything.
-	Comm, Cmdline, Cgroup string
-	// UID is the effective user id; nil matches anyone.
-	UID *uint32
 }
 
 // Discovery says how the daemon watches KFD.

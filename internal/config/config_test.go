@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -34,9 +35,9 @@ func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 	})
 	all = regexp.MustCompile(`(?m)^#(  )`).ReplaceAllString(all, "$1")
 	want := Default()
-	want.Rules = []Rule{
-		{Name: "training", Match: Match{Comm: "python*", Cgroup: "/slurm/*"}, Class: gpreempt.Offline, Priority: new(gpreempt.Priority(0))},
-		{Name: "inference", Match: Match{UID: new(uint32(990))}, Class: gpreempt.Online},
+	want.Rules = []classify.Rule{
+		{Name: "training", Match: classify.Match{Comm: "python*", Cgroup: "/slurm/*"}, Class: gpreempt.Offline, Priority: new(gpreempt.Priority(0))},
+		{Name: "inference", Match: classify.Match{UID: new(uint32(990))}, Class: gpreempt.Online},
 	}
 	if diff := cmp.Diff(want, parse(t, all)); diff != "" {
 		t.Errorf("uncommented (-want +got):\n%s\n%s", diff, all)
@@ -150,7 +151,7 @@ func TestValidateFindsWhatNoFileSaid(t *testing.T) {
 	c := Default()
 	c.Socket = "/" + strings.Repeat("x", 107)
 	c.Policy.Preset, c.Policy.Gang, c.Policy.Linger = scheduler.PresetCustom, 9, 0
-	c.Rules = []Rule{{Name: "a\n", Match: Match{Comm: "x"}, Class: 9, Priority: new(gpreempt.PriorityAdmin)}}
+	c.Rules = []classify.Rule{{Name: "a\n", Match: classify.Match{Comm: "x"}, Class: 9, Priority: new(gpreempt.PriorityAdmin)}}
 	c.Access.AdminUsers = []string{"a b", ""}
 	want := strings.Join([]string{
 		"socket: the path is longer than 107 bytes: choose a shorter one, such as /run/gpreempt/gpreemptd.sock",

@@ -15,6 +15,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -267,8 +268,8 @@ func (p *parser) rules(n *yaml.Node) {
 	}
 }
 
-func (p *parser) rule(n *yaml.Node, path string) Rule {
-	var r Rule
+func (p *parser) rule(n *yaml.Node, path string) classify.Rule {
+	var r classify.Rule
 	for _, e := range p.mapping(n, path, []string{"name", "match", "class", "priority"}) {
 		switch at := join(path, e.name); e.name {
 		case "name":
@@ -287,8 +288,8 @@ func (p *parser) rule(n *yaml.Node, path string) Rule {
 	return r
 }
 
-func (p *parser) match(n *yaml.Node, path string) Match {
-	var m Match
+func (p *parser) match(n *yaml.Node, path string) classify.Match {
+	var m classify.Match
 	for _, e := range p.mapping(n, path, []string{"comm", "cmdline", "cgroup", "uid"}) {
 		switch at := join(path, e.name); e.name {
 		case "comm":

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -90,13 +91,13 @@ log: {level: debug}
 			ShareFloor: 0.25, ShareWindow: time.Minute, MaxSuspend: 3 * time.Second, MinRun: 1500 * time.Millisecond,
 			Gang: scheduler.GangJob, Shadow: true, DefaultTTL: 2 * time.Second, MaxTTL: 10 * time.Minute,
 		},
-		Rules: []Rule{
+		Rules: []classify.Rule{
 			{
 				Name:  "train",
-				Match: Match{Comm: "python*", Cmdline: "*train.py*", Cgroup: "/slurm/*", UID: new(uint32(1000))},
+				Match: classify.Match{Comm: "python*", Cmdline: "*train.py*", Cgroup: "/slurm/*", UID: new(uint32(1000))},
 				Class: gpreempt.Offline, Priority: new(gpreempt.Priority(3)),
 			},
-			{Name: "rest", Match: Match{UID: new(uint32(0))}, Class: gpreempt.Online},
+			{Name: "rest", Match: classify.Match{UID: new(uint32(0))}, Class: gpreempt.Online},
 		},
 		Discovery: Discovery{Interval: time.Second},
 		Log:       Log{Level: "debug"},
@@ -227,6 +228,13 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 				`6:11: rules[2].name: "x" is the name of rules[1] too: give each rule a name of its own`,
 				"8:15: rules[2].priority: 16 is outside 0 to 15: write a whole number from 0 to 15",
 				"9:5: rules[3]: is the number 5: write keys and values, one `key: value` a line",
+			},
+		},
+		{
+			"globs", "rules:\n  - name: a\n    match: {comm: \"[\", cgroup: slurm}\n    class: offline\n",
+			[]string{
+				`3:19: rules[0].match.comm: "[": the [ at character 1 is not closed: add the ], or write [[] for the character itself`,
+				`3:32: rules[0].match.cgroup: "slurm": it matches no path, as they begin with /: begin it with / or *`,
 			},
 		},
 		{

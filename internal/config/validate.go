@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode"
 
+	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -114,7 +115,36 @@ func policyProblems(p scheduler.Policy) Errors {
 	}
 }
 
-func ruleProblems(rules []Rule) Errors {
+// globProblems asks the classifier about the globs of rules[i]; what it says holds
+// the remedy too.
+func globProblems(i int, m classify.Match) Errors {
+	_, err := classify.New([]classify.Rule{{Name: "x", Match: m}})
+	var es Errors
+	for _, field := range []string{"comm", "cmdline", "cgroup"} {
+		for _, e := range ruleErrors(err) {
+			if e.Field == field {
+				es = append(es, &Error{Key: fmt.Sprintf("rules[%d].match.%s", i, field), Problem: e.Problem})
+			}
+		}
+	}
+	return es
+}
+
+func ruleErrors(err error) []*classify.RuleError {
+	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // what classify.New joins is this error, not one inside it
+	if !ok {
+		return nil
+	}
+	var all []*classify.RuleError
+	for _, one := range joined.Unwrap() {
+		if e, ok := errors.AsType[*classify.RuleError](one); ok {
+			all = append(all, e)
+		}
+	}
+	return all
+}
+
+func ruleProblems(rules []classify.Rule) Errors {
 	var es Errors
 	first := map[string]int{}
 	for i, r := range rules {
@@ -131,7 +161,7 @@ func ruleProblems(rules []Rule) Errors {
 		default:
 			first[r.Name] = i
 		}
-		if r.Match == (Match{}) {
+		if r.Match == (classify.Match{}) {
 			add("match", "is empty, which would match every process",
 				`give comm, cmdline, cgroup or uid; comm: "*" if every process is meant`)
 		}
@@ -141,6 +171,7 @@ func ruleProblems(rules []Rule) Errors {
 		if r.Priority != nil && *r.Priority > gpreempt.MaxPriority {
 			add("priority", fmt.Sprintf("%d is outside 0 to %d", *r.Priority, gpreempt.MaxPriority), "choose a number in that range")
 		}
+		es = append(es, globProblems(i, r.Match)...)
 	}
 	return es
 }

@@ -66,30 +66,6 @@ type Options struct {
 	Ready func()
 }
 
-// LoadConfig reads a config file and checks what only the daemon can: that its
-// rules compile.
-func LoadConfig(path string) (config.Config, error) {
-	c, err := config.Load(path)
-	if err != nil {
-		return config.Config{}, err
-	}
-	if _, err := classifier(c.Rules); err != nil {
-		return config.Config{}, fmt.Errorf("%s: %w", path, err)
-	}
-	return c, nil
-}
-
-func classifier(rules []config.Rule) (*classify.Classifier, error) {
-	converted := make([]classify.Rule, 0, len(rules))
-	for _, r := range rules {
-		converted = append(converted, classify.Rule{
-			Name: r.Name, Class: r.Class, Priority: r.Priority,
-			Match: classify.Match{Comm: r.Match.Comm, Cmdline: r.Match.Cmdline, Cgroup: r.Match.Cgroup, UID: r.Match.UID},
-		})
-	}
-	return classify.New(converted)
-}
-
 // clock is the daemon's monotonic time.
 type clock struct{ start time.Time }
 
@@ -154,7 +130,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 
 // load reads the config file and lets the command line have the last word.
 func (o Options) load() (config.Config, error) {
-	cfg, err := LoadConfig(o.ConfigPath)
+	cfg, err := config.Load(o.ConfigPath)
 	if errors.Is(err, fs.ErrNotExist) && !o.ConfigGiven {
 		cfg, err = config.Default(), nil
 	}
@@ -170,7 +146,7 @@ func (o Options) load() (config.Config, error) {
 // build makes the parts, from the bottom up. Nothing runs yet but the workers'
 // bookkeeping.
 func (d *daemon) build(cfg config.Config) error {
-	rules, err := classifier(cfg.Rules)
+	rules, err := classify.New(cfg.Rules)
 	if err != nil {
 		return err
 	}
@@ -439,7 +415,7 @@ func (d *daemon) reload() {
 // stays as it is, so that the next reload still tells it. The rules compile: load
 // checked.
 func (d *daemon) apply(old, cfg config.Config) {
-	rules, err := classifier(cfg.Rules)
+	rules, err := classify.New(cfg.Rules)
 	if err != nil {
 		d.log.Error("the rules do not compile; nothing changes", zap.Error(err))
 		return
