@@ -52,7 +52,7 @@ var table = []struct {
 
 	// Kernel: the only packages that make system calls Go has no words for.
 	{"internal/hrtimer", rule{kernel: true}},
-	{"internal/peercred", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
+	{"internal/peercred", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"internal/authz", rule{imports: []string{apiV1, simV1, "internal/peercred", "pkg/gpreempt"}}},
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"internal/tracer", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},

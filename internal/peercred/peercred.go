@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/peer"
 
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -160,7 +161,7 @@ func openPeer(socket int, pid int32) (pidfd int, start uint64, err error) {
 		_ = unix.Close(pidfd)
 		return -1, 0, unreadable(err)
 	}
-	return pidfd, stat.start, nil
+	return pidfd, stat.Start, nil
 }
 
 // openPID is openPeer for kernels before 6.5, which have no SO_PEERPIDFD. That
@@ -181,8 +182,8 @@ func openPID(_ int, pid int32) (pidfd int, start uint64, err error) {
 		return -1, 0, fmt.Errorf("pidfd_open: %w", err)
 	}
 	after, err := readStat(pid)
-	if err == nil && after.start == before.start {
-		return pidfd, after.start, nil
+	if err == nil && after.Start == before.Start {
+		return pidfd, after.Start, nil
 	}
 	_ = unix.Close(pidfd)
 	if err != nil {
@@ -296,7 +297,7 @@ func (c *Conn) leaving() bool {
 	if err != nil {
 		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
 	}
-	return stat.start != c.peer.Start || stat.flags&exiting != 0
+	return stat.Start != c.peer.Start || stat.Flags&discovery.FlagExiting != 0
 }
 
 // FromContext gives the connection a gRPC call came by; false when it did not

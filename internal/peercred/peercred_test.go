@@ -70,7 +70,7 @@ func myself(t *testing.T) Peer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := Peer{PID: int32(os.Getpid()), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Start: stat.start}
+	p := Peer{PID: int32(os.Getpid()), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Start: stat.Start}
 	for _, g := range groups {
 		p.Groups = append(p.Groups, uint32(g))
 	}
@@ -109,7 +109,7 @@ func TestPeerIsProvedOnKernelsWithoutPeerPidfd(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := myself(t)
-	want.PID, want.Start = int32(client.cmd.Process.Pid), stat.start
+	want.PID, want.Start = int32(client.cmd.Process.Pid), stat.Start
 	if diff := cmp.Diff(want, c.Peer(), sortGroups); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

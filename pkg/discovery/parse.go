@@ -122,13 +122,19 @@ func ParseQueueType(b []byte) (gpreempt.QueueType, error) {
 type ProcStat struct {
 	PID  int32
 	Comm string
-	// State is the letter of field 3.
+	// State is the letter of field 3, that of the main thread.
 	State byte
+	// Flags are the kernel's task flags of the main thread, such as FlagExiting.
+	Flags uint32
 	// Threads is the number of threads that have not ended.
 	Threads int
 	// Start is the start time in clock ticks since boot.
 	Start uint64
 }
+
+// FlagExiting is PF_EXITING (include/linux/sched.h): the thread is on its way out.
+// It is set before the thread gives up its files.
+const FlagExiting = 0x4
 
 // Alive tells whether any thread can still run. A leader that ended before its
 // other threads shows as a zombie with threads.
@@ -143,9 +149,10 @@ func (s ProcStat) Alive() bool {
 }
 
 // Fields of /proc/PID/stat after the command name, counted from 0: proc(5) calls
-// them 3, 20 and 22.
+// them 3, 9, 20 and 22.
 const (
 	statState   = 0
+	statFlags   = 6
 	statThreads = 17
 	statStart   = 19
 )
@@ -171,6 +178,12 @@ func ParseProcStat(b []byte) (ProcStat, error) {
 		switch n {
 		case statState:
 			s.State = field[0]
+		case statFlags:
+			flags, err := strconv.ParseUint(string(field), 10, 32)
+			if err != nil {
+				return ProcStat{}, refuse(fmt.Sprintf("field 9, the task flags, is %q", field))
+			}
+			s.Flags = uint32(flags)
 		case statThreads:
 			if s.Threads, err = strconv.Atoi(string(field)); err != nil {
 				return ProcStat{}, refuse(fmt.Sprintf("field 20, the number of threads, is %q", field))

@@ -26,7 +26,7 @@ func TestParseProcStat(t *testing.T) {
 			t.Errorf("comm %q: %v", comm, err)
 			continue
 		}
-		want := discovery.ProcStat{PID: 4211, Comm: comm, State: 'S', Threads: 64, Start: 987654}
+		want := discovery.ProcStat{PID: 4211, Comm: comm, State: 'S', Flags: 4194304, Threads: 64, Start: 987654}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("comm %q (-want +got):\n%s", comm, diff)
 		}
@@ -168,8 +168,7 @@ func FuzzParseNodeProperties(f *testing.F) {
 		if err != nil && p != (discovery.NodeProperties{}) {
 			t.Errorf("%+v with error %v", p, err)
 		}
-		var parseError *discovery.ParseError
-		if errors.As(err, &parseError) {
+		if parseError, ok := errors.AsType[*discovery.ParseError](err); ok {
 			lines := bytes.Split(b, []byte("\n"))
 			if parseError.Line < 1 || parseError.Line > len(lines) || !bytes.Contains(lines[parseError.Line-1], []byte(strings.Fields(parseError.Problem)[0])) {
 				t.Errorf("error %v does not point at its line", err)
