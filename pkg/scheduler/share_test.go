@@ -70,6 +70,9 @@ func (m *punctual) follow(now Time, _ Event, actions []Action) {
 }
 
 func (m *punctual) followTarget(now Time, r Record) {
+	if r.Cause == CauseClass && r.FromTarget == r.ToTarget {
+		return // judged anew: nothing was sent
+	}
 	e := m.away[r.Target]
 	if e == nil {
 		e = &episode{from: now, resumeAt: -1}
