@@ -1,0 +1,256 @@
+package kfd
+
+import (
+	"encoding/binary"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func TestEnableTellsTheRuntimeState(t *testing.T) {
+	want := RuntimeInfo{RDebug: 0x7f0012345678, State: RuntimeBusy, TTMPSetup: 1}
+	d := open(t, 17, func(_ Request, arg Pointer) (uintptr, error) {
+		*As[RuntimeInfo](As[TrapEnableArgs](arg).RinfoPtr) = want
+		return 0, nil
+	})
+	got, err := d.Enable(42, 0, 9)
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("error %v (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestDebugEventsAreQueriedUntilNoneIsLeft(t *testing.T) {
+	pending := []DebugEvent{
+		{Raised: ECQueueNew.Mask(), GPU: 0x8a31, Queue: 3},
+		{Raised: ECProcessRuntime.Mask()},
+	}
+	want := append([]DebugEvent{}, pending...)
+	d := open(t, 17, func(_ Request, arg Pointer) (uintptr, error) {
+		if len(pending) == 0 {
+			return 0, unix.EAGAIN
+		}
+		a := As[TrapQueryDebugEventArgs](arg)
+		a.ExceptionMask, a.GPUID, a.QueueID = pending[0].Raised, uint32(pending[0].GPU), pending[0].Queue
+		pending = pending[1:]
+		return 0, nil
+	})
+	var got []DebugEvent
+	for {
+		ev, ok, err := d.QueryDebugEvent(42, ECQueueNew.Mask())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !ok {
+			break
+		}
+		got = append(got, ev)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+func TestExceptionInfoIsCutToItsSize(t *testing.T) {
+	for size, want := range map[uint32]int{0: 0, 16: 16, 64: 64, 4096: 64} {
+		d := open(t, 17, func(_ Request, arg Pointer) (uintptr, error) {
+			As[TrapQueryExceptionInfoArgs](arg).InfoSize = size
+			return 0, nil
+		})
+		got, err := d.QueryExceptionInfo(42, 0, ECProcessRuntime, true)
+		if len(got) != want || err != nil {
+			t.Errorf("the driver has %d bytes: got %d, %v; want %d", size, len(got), err, want)
+		}
+	}
+}
+
+func FuzzParseRuntimeInfo(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(words(0x12345678, 0x7f00, 1, 1))
+	f.Add(append(words(0, 0, 3, 0), 1, 2, 3))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		info, err := ParseRuntimeInfo(b)
+		if err != nil {
+			if info != (RuntimeInfo{}) || len(b) >= 16 || !errors.Is(err, ErrInconsistent) {
+				t.Errorf("%d bytes gave %+v and error %v", len(b), info, err)
+			}
+			return
+		}
+		want := RuntimeInfo{
+			RDebug:    binary.NativeEndian.Uint64(b),
+			State:     RuntimeState(binary.NativeEndian.Uint32(b[8:])),
+			TTMPSetup: binary.NativeEndian.Uint32(b[12:]),
+		}
+		if diff := cmp.Diff(want, info); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestPermissionRuleIsProbedByBehaviour(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		errno unix.Errno
+		want  PermissionRule
+		fails bool
+	}{
+		{"answers", 0, PermissionProcess, false},
+		{"refused", unix.EPERM, PermissionThread, false},
+		{"not enabled", unix.EINVAL, PermissionUnknown, true},
+		{"target gone", unix.ESRCH, PermissionUnknown, true},
+		{"secondary context", unix.EOPNOTSUPP, PermissionUnknown, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			d := open(t, 17, func(Request, Pointer) (uintptr, error) {
+				if c.errno != 0 {
+					return 0, c.errno
+				}
+				return 0, nil
+			})
+			got, err := d.ProbePermissionRule(42)
+			if got != c.want || (err != nil) != c.fails || c.fails && !errors.Is(err, c.errno) {
+				t.Errorf("%v, %v; want %v", got, err, c.want)
+			}
+		})
+	}
+}
+
+func TestProfiles(t *testing.T) {
+	old := Profile{Name: "6.5", Version: Version{1, 13}, Permission: PermissionThread, DeviceInfoSize: 120, SMIHostPIDs: true}
+	k612 := old
+	k612.Name, k612.Version = "6.12", Version{1, 17}
+	backport := k612
+	backport.Name, backport.Permission = "6.12.103", PermissionProcess
+	dkms := k612
+	dkms.Name, dkms.Version, dkms.BusyWhileSampling = "amd-dkms", Version{1, 18}, true
+	k72 := Profile{
+		Name: "7.2", Version: Version{1, 23}, Permission: PermissionProcess, DeviceInfoSize: 128, SecondaryContexts: true,
+	}
+	for minor, c := range map[uint32]struct {
+		want   Profile
+		warned bool
+	}{
+		13: {old, false}, 16: {old, false}, 17: {k612, false}, 18: {dkms, false},
+		19: {dkms, true}, 22: {dkms, true}, 23: {k72, false}, 24: {k72, true}, 4000000000: {k72, true},
+	} {
+		v := Version{1, minor}
+		got, warning, err := ProfileFor(v)
+		if diff := cmp.Diff(c.want, got); diff != "" || err != nil {
+			t.Errorf("%v: error %v (-want +got):\n%s", v, err, diff)
+		}
+		var want *UnknownMinor
+		if c.warned {
+			want = &UnknownMinor{Driver: v, Profile: c.want.Name}
+		}
+		if diff := cmp.Diff(want, warning); diff != "" {
+			t.Errorf("%v: warning (-want +got):\n%s", v, diff)
+		}
+	}
+
+	if diff := cmp.Diff(backport, k612.WithPermission(PermissionProcess)); diff != "" {
+		t.Errorf("6.12 with the new rule (-want +got):\n%s", diff)
+	}
+	stable := old
+	stable.Permission = PermissionProcess
+	if diff := cmp.Diff(stable, old.WithPermission(PermissionProcess)); diff != "" {
+		t.Errorf("6.5 with the new rule (-want +got):\n%s", diff)
+	}
+	early := k72
+	early.Permission = PermissionThread
+	if diff := cmp.Diff(early, k72.WithPermission(PermissionThread)); diff != "" {
+		t.Errorf("7.2 with the old rule (-want +got):\n%s", diff)
+	}
+	for _, same := range []PermissionRule{PermissionUnknown, PermissionThread} {
+		if diff := cmp.Diff(k612, k612.WithPermission(same)); diff != "" {
+			t.Errorf("6.12 with the rule %v (-want +got):\n%s", same, diff)
+		}
+	}
+}
+
+func TestUnknownMinorIsWarnedOfWhenOpened(t *testing.T) {
+	d := open(t, 99, refuse(unix.EINVAL))
+	if w := d.Warning(); w == nil || !strings.Contains(w.String(), "1.99") || !strings.Contains(w.String(), "7.2") {
+		t.Errorf("warning %v, want both versions in it", w)
+	}
+	if d.Version() != (Version{1, 99}) {
+		t.Errorf("version %v, want 1.99", d.Version())
+	}
+	if d := open(t, 17, refuse(unix.EINVAL)); d.Warning() != nil {
+		t.Errorf("a known version is warned of: %v", d.Warning())
+	}
+}
+
+func TestExceptionMasks(t *testing.T) {
+	for c, want := range map[ExceptionCode]ExceptionMask{
+		0: 0, ECQueueNew: 0x40000000, ECDeviceQueueDelete: 0x80000000, ECDeviceNew: 0x800000000,
+		ECProcessRuntime: 0x800000000000, ECProcessDeviceRemove: 0x1000000000000, 64: 1 << 63, 65: 0,
+	} {
+		if got := c.Mask(); got != want {
+			t.Errorf("mask of code %d: %v, want %v", c, got, want)
+		}
+	}
+	if m := Exceptions(ECQueueNew, ECProcessRuntime); m != 0x800040000000 || !m.Has(ECQueueNew) || m.Has(ECQueueWaveTrap) || m.Has(0) {
+		t.Errorf("the set of two is %v", m)
+	}
+}
+
+func TestCRIU(t *testing.T) {
+	const fd = 77
+	var ops []CRIUOp
+	sys := fdFunc(func(got int, req Request, arg Pointer) (uintptr, error) {
+		if got != fd || req != ReqCRIUOp {
+			t.Errorf("request %v on descriptor %d", req, got)
+		}
+		a := As[CRIUArgs](arg)
+		ops = append(ops, a.Op)
+		if *a != (CRIUArgs{Op: a.Op}) {
+			t.Errorf("%v carries more than its operation: %+v", a.Op, *a)
+		}
+		if a.Op == CRIUOpProcessInfo {
+			a.PID, a.NumDevices, a.NumBOs, a.NumObjects, a.PrivDataSize = 7, 8, 300, 20, 1<<33
+		}
+		return 0, nil
+	})
+	info, err := CRIUPause(sys, fd, 42)
+	want := CRIUInfo{PID: 7, Devices: 8, BOs: 300, Objects: 20, PrivDataBytes: 1 << 33}
+	if diff := cmp.Diff(want, info); diff != "" || err != nil {
+		t.Errorf("error %v (-want +got):\n%s", err, diff)
+	}
+	if err := CRIUUnpause(sys, fd, 42); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff([]CRIUOp{CRIUOpProcessInfo, CRIUOpUnpause}, ops); diff != "" {
+		t.Errorf("operations (-want +got):\n%s", diff)
+	}
+}
+
+// Pausing twice cannot be undone, so an interrupted pause is the caller's to judge.
+func TestCRIUIsMadeOnce(t *testing.T) {
+	for _, errno := range []unix.Errno{unix.EINTR, unix.EACCES} {
+		n := 0
+		sys := fdFunc(func(int, Request, Pointer) (uintptr, error) { n++; return 0, errno })
+		_, pause := CRIUPause(sys, 7, 42)
+		unpause := CRIUUnpause(sys, 7, 42)
+		if n != 2 || !errors.Is(pause, errno) || !errors.Is(unpause, errno) {
+			t.Errorf("%d calls, errors %v and %v; want 2 and %v", n, pause, unpause, errno)
+		}
+		if errno == unix.EACCES && !strings.Contains(pause.Error(), "CAP_CHECKPOINT_RESTORE") {
+			t.Errorf("error %q does not name the capability", pause)
+		}
+	}
+}
+
+// fdFunc answers ioctls on any descriptor.
+type fdFunc func(fd int, req Request, arg Pointer) (uintptr, error)
+
+func (fdFunc) Open(string, int) (int, error) { return -1, unix.EBADF }
+func (fdFunc) Read(int, []byte) (int, error) { return 0, unix.EBADF }
+func (fdFunc) Write(int, []byte) (int, error) {
+	return 0, unix.EBADF
+}
+func (fdFunc) Close(int) error { return unix.EBADF }
+func (f fdFunc) Ioctl(fd int, req Request, arg Pointer) (uintptr, error) {
+	return f(fd, req, arg)
+}

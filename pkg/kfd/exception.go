@@ -1,0 +1,121 @@
+package kfd
+
+import "fmt"
+
+// ExceptionCode is enum kfd_dbg_trap_exception_code of kfd_ioctl.h: what can
+// happen to a queue, a GPU or a process that a debugger may be told of.
+type ExceptionCode uint32
+
+// The exception codes.
+const (
+	ECQueueWaveAbort                             ExceptionCode = 1
+	ECQueueWaveTrap                              ExceptionCode = 2
+	ECQueueWaveMathError                         ExceptionCode = 3
+	ECQueueWaveIllegalInstruction                ExceptionCode = 4
+	ECQueueWaveMemoryViolation                   ExceptionCode = 5
+	ECQueueWaveApertureViolation                 ExceptionCode = 6
+	ECQueuePacketDispatchDimInvalid              ExceptionCode = 16
+	ECQueuePacketDispatchGroupSegmentSizeInvalid ExceptionCode = 17
+	ECQueuePacketDispatchCodeInvalid             ExceptionCode = 18
+	ECQueuePacketReserved                        ExceptionCode = 19
+	ECQueuePacketUnsupported                     ExceptionCode = 20
+	ECQueuePacketDispatchWorkGroupSizeInvalid    ExceptionCode = 21
+	ECQueuePacketDispatchRegisterInvalid         ExceptionCode = 22
+	ECQueuePacketVendorUnsupported               ExceptionCode = 23
+	ECQueuePreemptionError                       ExceptionCode = 30
+	// ECQueueNew is set on every queue at birth, debugger or not. While it is set
+	// the queue cannot be suspended; a snapshot that clears it lifts that.
+	ECQueueNew              ExceptionCode = 31
+	ECDeviceQueueDelete     ExceptionCode = 32
+	ECDeviceMemoryViolation ExceptionCode = 33
+	ECDeviceRASError        ExceptionCode = 34
+	ECDeviceFatalHalt       ExceptionCode = 35
+	ECDeviceNew             ExceptionCode = 36
+	// ECProcessRuntime is raised when the target enters or leaves the ROCm
+	// runtime. It then blocks until SendRuntimeEvent sends it this code: a
+	// debugger that does not answer hangs every clean exit.
+	ECProcessRuntime      ExceptionCode = 48
+	ECProcessDeviceRemove ExceptionCode = 49
+)
+
+// ExceptionMask is a set of exception codes, code c being bit c-1 (KFD_EC_MASK).
+type ExceptionMask uint64
+
+// The classes of exceptions: whose they are, and those of queue packets.
+const (
+	ExceptionsOfQueue   ExceptionMask = 0x607f803f
+	ExceptionsOfDevice  ExceptionMask = 0xf80000000
+	ExceptionsOfProcess ExceptionMask = 0x1800000000000
+	ExceptionsOfPacket  ExceptionMask = 0x7f8000
+)
+
+// Mask gives the set that holds c alone; codes no mask has room for give none.
+func (c ExceptionCode) Mask() ExceptionMask {
+	if c < 1 || c > 64 {
+		return 0
+	}
+	return 1 << (c - 1)
+}
+
+// Exceptions gives the set of codes.
+func Exceptions(codes ...ExceptionCode) ExceptionMask {
+	var m ExceptionMask
+	for _, c := range codes {
+		m |= c.Mask()
+	}
+	return m
+}
+
+// Has tells whether c is in the set.
+func (m ExceptionMask) Has(c ExceptionCode) bool { return m&c.Mask() != 0 }
+
+// String gives the set in hexadecimal, as the header writes it.
+func (m ExceptionMask) String() string { return fmt.Sprintf("%#x", uint64(m)) }
+
+// TrapOp is enum kfd_dbg_trap_operations of kfd_ioctl.h: what a DBG_TRAP call does.
+type TrapOp uint32
+
+// The operations.
+const (
+	TrapEnable                TrapOp = 0
+	TrapDisable               TrapOp = 1
+	TrapSendRuntimeEvent      TrapOp = 2
+	TrapSetExceptionsEnabled  TrapOp = 3
+	TrapSetWaveLaunchOverride TrapOp = 4
+	TrapSetWaveLaunchMode     TrapOp = 5
+	TrapSuspendQueues         TrapOp = 6
+	TrapResumeQueues          TrapOp = 7
+	TrapSetNodeAddressWatch   TrapOp = 8
+	TrapClearNodeAddressWatch TrapOp = 9
+	TrapSetFlags              TrapOp = 10
+	TrapQueryDebugEvent       TrapOp = 11
+	TrapQueryExceptionInfo    TrapOp = 12
+	TrapGetQueueSnapshot      TrapOp = 13
+	TrapGetDeviceSnapshot     TrapOp = 14
+)
+
+var trapOpNames = [...]string{
+	TrapEnable:                "ENABLE",
+	TrapDisable:               "DISABLE",
+	TrapSendRuntimeEvent:      "SEND_RUNTIME_EVENT",
+	TrapSetExceptionsEnabled:  "SET_EXCEPTIONS_ENABLED",
+	TrapSetWaveLaunchOverride: "SET_WAVE_LAUNCH_OVERRIDE",
+	TrapSetWaveLaunchMode:     "SET_WAVE_LAUNCH_MODE",
+	TrapSuspendQueues:         "SUSPEND_QUEUES",
+	TrapResumeQueues:          "RESUME_QUEUES",
+	TrapSetNodeAddressWatch:   "SET_NODE_ADDRESS_WATCH",
+	TrapClearNodeAddressWatch: "CLEAR_NODE_ADDRESS_WATCH",
+	TrapSetFlags:              "SET_FLAGS",
+	TrapQueryDebugEvent:       "QUERY_DEBUG_EVENT",
+	TrapQueryExceptionInfo:    "QUERY_EXCEPTION_INFO",
+	TrapGetQueueSnapshot:      "GET_QUEUE_SNAPSHOT",
+	TrapGetDeviceSnapshot:     "GET_DEVICE_SNAPSHOT",
+}
+
+// String gives the header's name without KFD_IOC_DBG_TRAP_.
+func (o TrapOp) String() string {
+	if int64(o) < int64(len(trapOpNames)) {
+		return trapOpNames[o]
+	}
+	return fmt.Sprintf("op(%d)", uint32(o))
+}

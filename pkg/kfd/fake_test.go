@@ -1,0 +1,110 @@
+package kfd
+
+import (
+	"encoding/binary"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// ioctlFunc answers ioctls in place of the kernel; files open and close, and
+// nothing can be read.
+type ioctlFunc func(req Request, arg Pointer) (uintptr, error)
+
+const fakeFD = 3
+
+func (ioctlFunc) Open(string, int) (int, error)  { return fakeFD, nil }
+func (ioctlFunc) Read(int, []byte) (int, error)  { return 0, unix.EBADF }
+func (ioctlFunc) Write(int, []byte) (int, error) { return 0, unix.EBADF }
+func (ioctlFunc) Close(int) error                { return nil }
+func (f ioctlFunc) Ioctl(_ int, req Request, arg Pointer) (uintptr, error) {
+	return f(req, arg)
+}
+
+// ofVersion answers GET_VERSION, and leaves the rest to f.
+func ofVersion(minor uint32, f ioctlFunc) ioctlFunc {
+	return func(req Request, arg Pointer) (uintptr, error) {
+		if req == ReqGetVersion {
+			v := As[GetVersionArgs](arg)
+			v.Major, v.Minor = 1, minor
+			return 0, nil
+		}
+		return f(req, arg)
+	}
+}
+
+// open gives a device of interface version 1.minor that f answers for.
+func open(t *testing.T, minor uint32, f ioctlFunc) *Device {
+	t.Helper()
+	d, err := OpenWith(ofVersion(minor, f), DevicePath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// refuse answers every call with an errno.
+func refuse(errno unix.Errno) ioctlFunc {
+	return func(Request, Pointer) (uintptr, error) { return 0, errno }
+}
+
+// interrupted answers n calls with EINTR and then leaves it to f; *calls counts.
+func interrupted(n int, calls *int, f ioctlFunc) ioctlFunc {
+	return func(req Request, arg Pointer) (uintptr, error) {
+		if *calls++; *calls <= n {
+			if req == ReqDbgTrap {
+				scribble(arg)
+			}
+			return 0, unix.EINTR
+		}
+		return f(req, arg)
+	}
+}
+
+// scribble writes into what the driver may write to, as a call cut short might.
+func scribble(arg Pointer) {
+	switch trapOf(arg) {
+	case TrapSuspendQueues:
+		s := As[TrapSuspendQueuesArgs](arg)
+		for i := range s.NumQueues {
+			SliceAt[uint32](s.QueueArrayPtr, int(s.NumQueues))[i] |= QueueInvalidMask | QueueErrorMask
+		}
+	case TrapResumeQueues:
+		s := As[TrapResumeQueuesArgs](arg)
+		for i := range SliceAt[uint32](s.QueueArrayPtr, int(s.NumQueues)) {
+			SliceAt[uint32](s.QueueArrayPtr, int(s.NumQueues))[i] |= QueueInvalidMask
+		}
+	case TrapSetExceptionsEnabled:
+		As[TrapSetExceptionsEnabledArgs](arg).ExceptionMask = 0
+	case TrapQueryDebugEvent:
+		q := As[TrapQueryDebugEventArgs](arg)
+		q.ExceptionMask, q.GPUID, q.QueueID = 1, 2, 3
+	case TrapQueryExceptionInfo:
+		As[TrapQueryExceptionInfoArgs](arg).InfoSize = 0
+	case TrapGetQueueSnapshot:
+		s := As[TrapQueueSnapshotArgs](arg)
+		s.NumQueues, s.EntrySize = 0, 0
+	case TrapGetDeviceSnapshot:
+		s := As[TrapDeviceSnapshotArgs](arg)
+		s.NumDevices, s.EntrySize = 0, 0
+	default:
+	}
+}
+
+// trapOf gives the operation of a DBG_TRAP call: the same place in every arm.
+func trapOf(arg Pointer) TrapOp { return As[TrapDisableArgs](arg).Op }
+
+// words puts 32-bit words one after the other in the machine's order, which is
+// how a structure looks in memory.
+func words(ws ...uint32) []byte {
+	var b []byte
+	for _, w := range ws {
+		b = binary.NativeEndian.AppendUint32(b, w)
+	}
+	return b
+}

@@ -1,0 +1,193 @@
+package kfd
+
+import (
+	"errors"
+	"fmt"
+)
+
+// Version is what GET_VERSION answers: the version of the ioctl interface.
+type Version struct {
+	Major uint32
+	Minor uint32
+}
+
+// String gives "major.minor".
+func (v Version) String() string { return fmt.Sprintf("%d.%d", v.Major, v.Minor) }
+
+// ErrVersion reports a driver whose interface this package does not speak.
+var ErrVersion = errors.New("KFD interface not supported")
+
+// PermissionRule says whom the driver lets debug a process, the process itself
+// aside (kfd_ioctl_set_debug_trap). Every operation but as said needs it.
+type PermissionRule uint8
+
+// The rules.
+const (
+	// PermissionUnknown means that it could not be told.
+	PermissionUnknown PermissionRule = iota
+	// PermissionThread: only the OS thread that traces (ptrace) the target's main
+	// thread, at every operation. DISABLE asks nothing. Linux 6.5 to 6.12.102 and
+	// before 7.2, where no stable release brought the other rule.
+	PermissionThread
+	// PermissionProcess: that thread, or any thread of the process that enabled
+	// debugging last, tracing or not. DISABLE asks the same. Linux 6.12.103, 7.2.
+	PermissionProcess
+)
+
+// String gives a word for the rule.
+func (r PermissionRule) String() string {
+	switch r {
+	case PermissionUnknown:
+		return "unknown"
+	case PermissionThread:
+		return "thread"
+	case PermissionProcess:
+		return "process"
+	}
+	return fmt.Sprintf("rule(%d)", uint8(r))
+}
+
+// Profile is how a line of drivers behaves, as far as callers of this package
+// have to know.
+type Profile struct {
+	// Name is the driver's kernel, or amd-dkms for AMD's own package.
+	Name string
+	// Version is the first interface version with this behaviour.
+	Version Version
+	// Permission is the rule in the source the profile was read from. Stable
+	// releases changed it within one interface version, so it is what to assume
+	// until Device.ProbePermissionRule has told; PermissionThread is the stricter,
+	// and who keeps to it does right under both.
+	Permission PermissionRule
+	// DeviceInfoSize is sizeof(struct kfd_dbg_device_info_entry) in bytes.
+	DeviceInfoSize uint32
+	// SecondaryContexts tells that a process may have several KFD contexts, of
+	// which only the first can be debugged: EOPNOTSUPP for the others.
+	SecondaryContexts bool
+	// BusyWhileSampling tells that debugging may fail with EBUSY while the PC
+	// sampler is active.
+	BusyWhileSampling bool
+	// SMIHostPIDs tells that SMI events name processes by their pid in the host's
+	// namespace, and not by the one in the process's own.
+	SMIHostPIDs bool
+}
+
+// delta is one node of the tree of profiles: what changed since its parent.
+type delta struct {
+	name   string
+	parent string
+	minor  uint32
+	// through is the last minor version known to behave the same.
+	through uint32
+	// backport marks a change within an interface version: the version does not
+	// tell it from its parent, only a probe does.
+	backport bool
+	change   func(*Profile)
+}
+
+// tree holds every profile after its parent. A new version is a new node here and
+// a layout file in testdata.
+var tree = []delta{
+	{
+		// The first with DBG_TRAP in this form. Up to 1.16 nothing changed that this
+		// package uses.
+		name: "6.5", minor: 13, through: 16,
+		change: func(p *Profile) {
+			p.Permission = PermissionThread
+			p.DeviceInfoSize = 120
+			p.SMIHostPIDs = true
+		},
+	},
+	{name: "6.12", parent: "6.5", minor: 17, through: 17, change: func(*Profile) {}},
+	{
+		name: "6.12.103", parent: "6.12", minor: 17, through: 17, backport: true,
+		change: func(p *Profile) { p.Permission = PermissionProcess },
+	},
+	{
+		// AMD's package reports 1.18 with 6.12's debug structures. Mainline kernels
+		// of that version have no such EBUSY; expecting it does no harm there.
+		// AMD's older packages, before 1.13, have a DBG_TRAP of another form under
+		// another number, and are refused.
+		name: "amd-dkms", parent: "6.12", minor: 18, through: 18,
+		change: func(p *Profile) { p.BusyWhileSampling = true },
+	},
+	{
+		name: "7.2", parent: "6.12.103", minor: 23, through: 23,
+		change: func(p *Profile) {
+			p.DeviceInfoSize = 128
+			p.SecondaryContexts = true
+			p.SMIHostPIDs = false
+		},
+	},
+}
+
+// profile builds the node named name from the root down.
+func profile(name string) Profile {
+	for _, d := range tree {
+		if d.name != name {
+			continue
+		}
+		var p Profile
+		if d.parent != "" {
+			p = profile(d.parent)
+		}
+		p.Name = d.name
+		p.Version = Version{Major: 1, Minor: d.minor}
+		d.change(&p)
+		return p
+	}
+	panic("kfd: no profile " + name) // a name in the tree that is not in the tree
+}
+
+// UnknownMinor warns that a driver is of a version nobody compared with this
+// package; the nearest older profile is used for it.
+type UnknownMinor struct {
+	Driver  Version
+	Profile string
+}
+
+// String says it to the admin.
+func (w UnknownMinor) String() string {
+	return fmt.Sprintf("KFD interface %v is not known; it is spoken to like that of %s, whose calls newer drivers have kept so far", w.Driver, w.Profile)
+}
+
+// ProfileFor gives the profile for a driver. A minor version that is not known
+// gets that of the nearest older one and a warning; another major version, or one
+// older than 1.13, which has no DBG_TRAP, gives ErrVersion.
+func ProfileFor(v Version) (Profile, *UnknownMinor, error) {
+	if v.Major != 1 {
+		return Profile{}, nil, fmt.Errorf("%w: it is version %v, and only 1.13 and later minor versions of 1 are known", ErrVersion, v)
+	}
+	var best *delta
+	for i := range tree {
+		if d := &tree[i]; !d.backport && d.minor <= v.Minor {
+			best = d
+		}
+	}
+	if best == nil {
+		return Profile{}, nil, fmt.Errorf("%w: version %v has no queue suspension; it needs 1.13 (Linux 6.5, or a package of AMD's driver as new)", ErrVersion, v)
+	}
+	if v.Minor > best.through {
+		return profile(best.name), &UnknownMinor{Driver: v, Profile: best.name}, nil
+	}
+	return profile(best.name), nil, nil
+}
+
+// WithPermission gives the profile for a driver that was found to follow rule r:
+// that of the backport where it is known, and else p with the rule changed.
+// PermissionUnknown changes nothing.
+func (p Profile) WithPermission(r PermissionRule) Profile {
+	if r == PermissionUnknown || r == p.Permission {
+		return p
+	}
+	for _, d := range tree {
+		if !d.backport || d.parent != p.Name {
+			continue
+		}
+		if child := profile(d.name); child.Permission == r {
+			return child
+		}
+	}
+	p.Permission = r
+	return p
+}

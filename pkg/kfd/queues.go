@@ -1,0 +1,204 @@
+package kfd
+
+import (
+	"fmt"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
+
+// What the driver sets in the array of ids (kfd_ioctl.h). An id that still
+// carries one of these names no queue in the next call.
+const (
+	// QueueErrorMask is KFD_DBG_QUEUE_ERROR_MASK: the hardware failed.
+	QueueErrorMask uint32 = 1 << 30
+	// QueueInvalidMask is KFD_DBG_QUEUE_INVALID_MASK: the queue was passed over.
+	QueueInvalidMask uint32 = 1 << 31
+)
+
+// QueueStatus is what became of one queue in a call to suspend or resume.
+type QueueStatus uint8
+
+// What can become of a queue. The driver tells OK, Skipped and HardwareError;
+// ResolveSkipped finds out what Skipped stands for.
+const (
+	// QueueOK: it is as asked, by this call or already before.
+	QueueOK QueueStatus = iota
+	// QueueSkipped: gone, new, or not taken; the driver does not tell which.
+	QueueSkipped
+	// QueueHardwareError: the GPU failed or is being reset. The driver counts the
+	// queue as suspended although it may still run, and says OK when asked again.
+	QueueHardwareError
+	// QueueGone: the target has no such queue.
+	QueueGone
+	// QueueNew: ECQueueNew is set; clear it by a snapshot, then suspend again.
+	QueueNew
+	// QueueNotTaken: it is being destroyed, or the GPU failed at another queue first.
+	QueueNotTaken
+)
+
+// String gives words for the status.
+func (s QueueStatus) String() string {
+	switch s {
+	case QueueOK:
+		return "ok"
+	case QueueSkipped:
+		return "skipped"
+	case QueueHardwareError:
+		return "hardware error"
+	case QueueGone:
+		return "gone"
+	case QueueNew:
+		return "new"
+	case QueueNotTaken:
+		return "not taken"
+	}
+	return fmt.Sprintf("status(%d)", uint8(s))
+}
+
+// QueueResult is what became of one queue.
+type QueueResult struct {
+	ID     uint32
+	Status QueueStatus
+}
+
+// Suspend takes the queues ids of pid off their GPUs (suspend_queues) and tells
+// for each what became of it, in the order of ids; ids is not written to. An
+// *Error means that the driver refused the call as a whole and suspended nothing.
+// A nil error says nothing of any queue: look at each status.
+//
+// Each call preempts every process on each GPU that has one of the queues, unless
+// the firmware schedules queue by queue: name all queues of a process in one call,
+// those for copying (SDMA) too. It may block for 9 seconds a GPU. What new queues
+// are born meanwhile run. No ids is no call.
+//
+// More than MaxQueues ids, one that occurs twice or one with the bits of
+// QueueErrorMask or QueueInvalidMask set are refused with EINVAL before the driver
+// sees them. ErrInconsistent means that any of the queues may be suspended now: the
+// way out is ResumeAll. Other errors are at [Error].
+func (d *Device) Suspend(pid int32, ids []uint32, grace GracePeriod) ([]QueueResult, error) {
+	array, err := cleanIDs(pid, TrapSuspendQueues, ids)
+	if err != nil || len(ids) == 0 {
+		return nil, err
+	}
+	args := TrapSuspendQueuesArgs{
+		PID:           uint32(pid),
+		Op:            TrapSuspendQueues,
+		QueueArrayPtr: PointerToSlice(array),
+		NumQueues:     uint32(len(array)),
+		GracePeriod:   grace.field,
+	}
+	n, err := d.trapAgain(pid, TrapSuspendQueues, PointerTo(&args), func() { copy(array, ids) })
+	if err != nil {
+		return nil, err
+	}
+	return results(pid, TrapSuspendQueues, ids, array, n)
+}
+
+// Resume lets the queues ids of pid run again (resume_queues); all that is said
+// of Suspend holds. A queue that runs is OK.
+func (d *Device) Resume(pid int32, ids []uint32) ([]QueueResult, error) {
+	array, err := cleanIDs(pid, TrapResumeQueues, ids)
+	if err != nil || len(ids) == 0 {
+		return nil, err
+	}
+	args := TrapResumeQueuesArgs{
+		PID:           uint32(pid),
+		Op:            TrapResumeQueues,
+		QueueArrayPtr: PointerToSlice(array),
+		NumQueues:     uint32(len(array)),
+	}
+	n, err := d.trapAgain(pid, TrapResumeQueues, PointerTo(&args), func() { copy(array, ids) })
+	if err != nil {
+		return nil, err
+	}
+	return results(pid, TrapResumeQueues, ids, array, n)
+}
+
+// ResumeAll lets every queue of pid run again (resume_queues without an array)
+// and gives their number. Queues of a GPU that failed are missing from the number
+// and nowhere else: compare it with a snapshot. It may block like Suspend.
+func (d *Device) ResumeAll(pid int32) (int, error) {
+	args := TrapResumeQueuesArgs{PID: uint32(pid), Op: TrapResumeQueues}
+	n, err := d.trapAgain(pid, TrapResumeQueues, PointerTo(&args), func() {})
+	if err != nil {
+		return 0, err
+	}
+	return int(n), nil
+}
+
+// cleanIDs checks ids and gives room for the copy that is sent. No ids give no
+// array, and must not be sent: without an array RESUME_QUEUES means all queues.
+func cleanIDs(pid int32, op TrapOp, ids []uint32) ([]uint32, error) {
+	refused := &Error{Op: trapName(op), PID: pid, Queue: NoQueue, Errno: unix.EINVAL}
+	if len(ids) > MaxQueues {
+		return nil, fmt.Errorf("%d queues in one call, at most %d: %w", len(ids), MaxQueues, refused)
+	}
+	array := slices.Sorted(slices.Values(ids))
+	for i, id := range array {
+		switch {
+		case id&(QueueErrorMask|QueueInvalidMask) != 0:
+			return nil, fmt.Errorf("%#x is no queue id, its upper bits hold the outcome of an earlier call: %w", id, refused)
+		case i > 0 && id == array[i-1]:
+			return nil, fmt.Errorf("queue %d is named twice: %w", id, refused)
+		}
+	}
+	return array, nil
+}
+
+// results tells what became of ids from the array the driver wrote and the number
+// it returned, which counts the clean ones. Where the two differ the array was not
+// written back: the driver only logs that.
+func results(pid int32, op TrapOp, ids, array []uint32, n uintptr) ([]QueueResult, error) {
+	res := make([]QueueResult, len(ids))
+	var ok uintptr
+	for i, id := range ids {
+		res[i] = QueueResult{ID: id, Status: status(array[i])}
+		if got := array[i] &^ (QueueErrorMask | QueueInvalidMask); got != id {
+			return nil, fmt.Errorf("%s of process %d: %w: queue %d came back as %d", trapName(op), pid, ErrInconsistent, id, got)
+		}
+		if res[i].Status == QueueOK {
+			ok++
+		}
+	}
+	if ok != n {
+		return nil, fmt.Errorf("%s of process %d: %w: it counts %d queues and marks %d", trapName(op), pid, ErrInconsistent, n, ok)
+	}
+	return res, nil
+}
+
+// status reads the bits of one id. The driver may set both.
+func status(id uint32) QueueStatus {
+	switch {
+	case id&QueueErrorMask != 0:
+		return QueueHardwareError
+	case id&QueueInvalidMask != 0:
+		return QueueSkipped
+	}
+	return QueueOK
+}
+
+// ResolveSkipped gives results with each QueueSkipped replaced by what a snapshot
+// taken after the call shows it to be: QueueGone, QueueNew or QueueNotTaken. The
+// snapshot may be one that clears ECQueueNew.
+func ResolveSkipped(results []QueueResult, snapshot []QueueSnapshotEntry) []QueueResult {
+	raised := make(map[uint32]ExceptionMask, len(snapshot))
+	for i := range snapshot {
+		raised[snapshot[i].QueueID] = snapshot[i].ExceptionStatus
+	}
+	out := slices.Clone(results)
+	for i := range out {
+		if out[i].Status != QueueSkipped {
+			continue
+		}
+		switch mask, lives := raised[out[i].ID]; {
+		case !lives:
+			out[i].Status = QueueGone
+		case mask.Has(ECQueueNew):
+			out[i].Status = QueueNew
+		default:
+			out[i].Status = QueueNotTaken
+		}
+	}
+	return out
+}

@@ -1,0 +1,329 @@
+package kfd
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// marking answers suspend and resume by setting bits on ids, and returns how many
+// it left clean plus more.
+func marking(bits map[uint32]uint32, more int, seen *[][]uint32) ioctlFunc {
+	return func(_ Request, arg Pointer) (uintptr, error) {
+		var array []uint32
+		switch trapOf(arg) {
+		case TrapSuspendQueues:
+			a := As[TrapSuspendQueuesArgs](arg)
+			array = SliceAt[uint32](a.QueueArrayPtr, int(a.NumQueues))
+		case TrapResumeQueues:
+			a := As[TrapResumeQueuesArgs](arg)
+			array = SliceAt[uint32](a.QueueArrayPtr, int(a.NumQueues))
+		default:
+			return 0, unix.EINVAL
+		}
+		*seen = append(*seen, slices.Clone(array))
+		n := more
+		for i, id := range array {
+			if array[i] |= bits[id]; array[i] == id {
+				n++
+			}
+		}
+		return uintptr(n), nil
+	}
+}
+
+func TestSuspendTellsEachQueueApart(t *testing.T) {
+	var seen [][]uint32
+	d := open(t, 17, marking(map[uint32]uint32{
+		5: QueueInvalidMask,
+		6: QueueErrorMask,
+		7: QueueErrorMask | QueueInvalidMask,
+	}, 0, &seen))
+	ids := []uint32{7, 0, 5, 6, 1023}
+	want := []QueueResult{
+		{7, QueueHardwareError}, {0, QueueOK}, {5, QueueSkipped}, {6, QueueHardwareError}, {1023, QueueOK},
+	}
+	for name, call := range map[string]func() ([]QueueResult, error){
+		"suspend": func() ([]QueueResult, error) { return d.Suspend(1, ids, GracePeriod{}) },
+		"resume":  func() ([]QueueResult, error) { return d.Resume(1, ids) },
+	} {
+		got, err := call()
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestOutcomesNeverLeakIntoTheNextCall(t *testing.T) {
+	var seen [][]uint32
+	d := open(t, 17, marking(map[uint32]uint32{2: QueueErrorMask, 1: QueueInvalidMask}, 0, &seen))
+	ids := []uint32{3, 2, 1}
+	for range 2 {
+		if _, err := d.Suspend(1, ids, GracePeriod{}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.Resume(1, ids); err != nil {
+			t.Fatal(err)
+		}
+	}
+	clean := []uint32{3, 2, 1}
+	if diff := cmp.Diff([][]uint32{clean, clean, clean, clean}, seen); diff != "" {
+		t.Errorf("ids sent (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(clean, ids); diff != "" {
+		t.Errorf("the caller's ids (-want +got):\n%s", diff)
+	}
+}
+
+func TestIDsNoDriverShouldSee(t *testing.T) {
+	var seen [][]uint32
+	d := open(t, 17, marking(nil, 0, &seen))
+	for name, ids := range map[string][]uint32{
+		"too many":          make([]uint32, MaxQueues+1),
+		"twice":             {4, 5, 4},
+		"marked an error":   {1, 2 | QueueErrorMask},
+		"marked as invalid": {QueueInvalidMask},
+	} {
+		if res, err := d.Suspend(42, ids, GracePeriod{}); !errors.Is(err, unix.EINVAL) || res != nil {
+			t.Errorf("suspend, %s: %v, %v; want EINVAL", name, res, err)
+		}
+		if res, err := d.Resume(42, ids); !errors.Is(err, unix.EINVAL) || res != nil {
+			t.Errorf("resume, %s: %v, %v; want EINVAL", name, res, err)
+		}
+	}
+	// Resuming nothing must not become resuming everything.
+	for _, none := range [][]uint32{nil, {}} {
+		if res, err := d.Suspend(42, none, GracePeriod{}); err != nil || len(res) != 0 {
+			t.Errorf("suspend of nothing: %v, %v", res, err)
+		}
+		if res, err := d.Resume(42, none); err != nil || len(res) != 0 {
+			t.Errorf("resume of nothing: %v, %v", res, err)
+		}
+	}
+	if len(seen) != 0 {
+		t.Errorf("the driver was sent %v", seen)
+	}
+	most := make([]uint32, MaxQueues)
+	for i := range most {
+		most[i] = uint32(i)
+	}
+	if res, err := d.Suspend(42, most, GracePeriod{}); err != nil || len(res) != MaxQueues {
+		t.Errorf("suspend of %d: %d results, %v", MaxQueues, len(res), err)
+	}
+}
+
+func TestAnswersThatContradictThemselves(t *testing.T) {
+	var seen [][]uint32
+	// The array was not written back: the number says that one queue is missing.
+	d := open(t, 17, marking(nil, -1, &seen))
+	if res, err := d.Suspend(42, []uint32{1, 2}, GracePeriod{}); !errors.Is(err, ErrInconsistent) || res != nil {
+		t.Errorf("a count too low: %v, %v; want %v", res, err, ErrInconsistent)
+	}
+	d = open(t, 17, marking(nil, 1, &seen))
+	if res, err := d.Resume(42, []uint32{1, 2}); !errors.Is(err, ErrInconsistent) || res != nil {
+		t.Errorf("a count too high: %v, %v; want %v", res, err, ErrInconsistent)
+	}
+	d = open(t, 17, marking(map[uint32]uint32{1: 4}, 1, &seen))
+	if res, err := d.Suspend(42, []uint32{1, 2}, GracePeriod{}); !errors.Is(err, ErrInconsistent) || res != nil {
+		t.Errorf("another id: %v, %v; want %v", res, err, ErrInconsistent)
+	}
+}
+
+func TestResumeAllCounts(t *testing.T) {
+	d := open(t, 17, func(Request, Pointer) (uintptr, error) { return 12, nil })
+	if n, err := d.ResumeAll(42); n != 12 || err != nil {
+		t.Errorf("%d, %v; want 12", n, err)
+	}
+}
+
+func TestSkippedQueuesAreResolvedBySnapshot(t *testing.T) {
+	results := []QueueResult{{1, QueueSkipped}, {2, QueueSkipped}, {3, QueueSkipped}, {4, QueueOK}, {5, QueueHardwareError}}
+	before := slices.Clone(results)
+	got := ResolveSkipped(results, []QueueSnapshotEntry{
+		{QueueID: 2, ExceptionStatus: Exceptions(ECQueueNew, ECQueueWaveTrap)},
+		{QueueID: 3, ExceptionStatus: ECQueueWaveTrap.Mask()},
+		{QueueID: 4, ExceptionStatus: ECQueueNew.Mask()},
+	})
+	want := []QueueResult{{1, QueueGone}, {2, QueueNew}, {3, QueueNotTaken}, {4, QueueOK}, {5, QueueHardwareError}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(before, results); diff != "" {
+		t.Errorf("the argument changed (-before +after):\n%s", diff)
+	}
+}
+
+func TestGracePeriodIsNeverInfinite(t *testing.T) {
+	for _, n := range []int{-1, 256, 512, 1 << 31, 0xffffffff} {
+		if g, err := NewGracePeriod(n); err == nil {
+			t.Errorf("%d gave %v", n, g)
+		}
+	}
+	for n := range MaxGracePeriod + 1 {
+		g, err := NewGracePeriod(n)
+		if err != nil || g.field != uint32(n) {
+			t.Errorf("%d gave %#x, %v", n, g.field, err)
+		}
+	}
+	if one, err := NewGracePeriod(1); err != nil || fmt.Sprint(GracePeriod{}, one, DefaultGracePeriod()) != "none 1000 GPU core clocks the GPU's default" {
+		t.Errorf("they are called %v, %v, %v (%v)", GracePeriod{}, one, DefaultGracePeriod(), err)
+	}
+}
+
+// machine has queues that are born between snapshots.
+type machine struct {
+	queues []QueueSnapshotEntry
+	// births are how many queues are born before each snapshot.
+	births []int
+	// filled is the size of an entry to the driver, 0 for ours.
+	filled uint32
+	calls  int
+}
+
+func (m *machine) ioctl(_ Request, arg Pointer) (uintptr, error) {
+	if m.calls < len(m.births) {
+		for range m.births[m.calls] {
+			m.queues = append(m.queues, QueueSnapshotEntry{
+				QueueID: uint32(len(m.queues)), RingSize: 4096, CtxSaveRestoreAreaSize: 99, ExceptionStatus: ECQueueNew.Mask(),
+			})
+		}
+	}
+	m.calls++
+	a := As[TrapQueueSnapshotArgs](arg)
+	filled := a.EntrySize
+	if m.filled != 0 {
+		filled = min(filled, m.filled)
+	}
+	room := int(a.NumQueues)
+	buf := SliceAt[byte](a.SnapshotBufPtr, room*int(a.EntrySize))
+	for i := range m.queues {
+		q := &m.queues[len(m.queues)-1-i] // the newest first
+		if i == room {
+			break
+		}
+		copy(buf[i*int(a.EntrySize):][:filled], bytesOf(q))
+		q.ExceptionStatus &^= a.ExceptionMask
+	}
+	a.NumQueues, a.EntrySize = uint32(len(m.queues)), filled
+	return 0, nil
+}
+
+func TestSnapshotGrowsUntilItHasEverything(t *testing.T) {
+	m := &machine{births: []int{70, 20}}
+	got, err := open(t, 17, m.ioctl).Snapshot(42, ECQueueNew.Mask())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// 64 fitted at first, 86 the second time, 106 the third.
+	if len(got) != 90 || m.calls != 3 {
+		t.Errorf("%d queues in %d calls, want 90 in 3", len(got), m.calls)
+	}
+	for i, q := range got {
+		want := QueueSnapshotEntry{QueueID: uint32(89 - i), RingSize: 4096, CtxSaveRestoreAreaSize: 99, ExceptionStatus: ECQueueNew.Mask()}
+		if diff := cmp.Diff(want, q); diff != "" {
+			t.Fatalf("entry %d (-want +got):\n%s", i, diff)
+		}
+	}
+	for _, q := range m.queues {
+		if q.ExceptionStatus != 0 {
+			t.Errorf("queue %d is still new", q.QueueID)
+		}
+	}
+}
+
+func TestSnapshotThatNeverFitsEnds(t *testing.T) {
+	m := &machine{births: []int{100, 100, 100, 100, 100, 100, 100, 100, 100}}
+	if got, err := open(t, 17, m.ioctl).Snapshot(42, 0); !errors.Is(err, ErrInconsistent) || m.calls != maxAttempts {
+		t.Errorf("%d queues and error %v in %d calls; want %v in %d", len(got), err, m.calls, ErrInconsistent, maxAttempts)
+	}
+}
+
+func TestShortEntriesLeaveTheRestZero(t *testing.T) {
+	m := &machine{births: []int{2}, filled: 56} // all but the save area and what is reserved
+	got, err := open(t, 17, m.ioctl).Snapshot(42, 0)
+	want := []QueueSnapshotEntry{
+		{QueueID: 1, RingSize: 4096, ExceptionStatus: ECQueueNew.Mask()},
+		{QueueID: 0, RingSize: 4096, ExceptionStatus: ECQueueNew.Mask()},
+	}
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("error %v (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestDeviceSnapshotHasTheStrideOfTheProfile(t *testing.T) {
+	gpus := []DeviceInfoEntry{{GPUID: 0x8a31, DebugProp: 1, Capability2: 7}, {GPUID: 5, NumXCC: 8, Capability2: 9}}
+	for minor, capability2 := range map[uint32]bool{17: false, 23: true} {
+		d := open(t, minor, func(_ Request, arg Pointer) (uintptr, error) {
+			a := As[TrapDeviceSnapshotArgs](arg)
+			buf := SliceAt[byte](a.SnapshotBufPtr, int(a.NumDevices*a.EntrySize))
+			for i := range gpus {
+				copy(buf[i*int(a.EntrySize):][:a.EntrySize], bytesOf(&gpus[i]))
+			}
+			a.NumDevices = uint32(len(gpus))
+			return 0, nil
+		})
+		got, err := d.DeviceSnapshot(42, 0)
+		want := slices.Clone(gpus)
+		for i := range want {
+			if !capability2 {
+				want[i].Capability2 = 0
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("1.%d: error %v (-want +got):\n%s", minor, err, diff)
+		}
+	}
+}
+
+func TestSnapshotsThatCannotBe(t *testing.T) {
+	for name, a := range map[string]answer{
+		"nothing filled":   {total: 1},
+		"more than stride": {total: 1, filled: queueEntrySize + 1},
+		"too many":         {total: maxEntries + 1, filled: queueEntrySize},
+	} {
+		calls := 0
+		d := open(t, 17, func(_ Request, arg Pointer) (uintptr, error) {
+			calls++
+			s := As[TrapQueueSnapshotArgs](arg)
+			s.NumQueues, s.EntrySize = a.total, a.filled
+			return 0, nil
+		})
+		if got, err := d.Snapshot(42, 0); !errors.Is(err, ErrInconsistent) || got != nil || calls != 1 {
+			t.Errorf("%s: %d queues and error %v in %d calls, want %v", name, len(got), err, calls, ErrInconsistent)
+		}
+	}
+}
+
+func FuzzDecodeEntries(f *testing.F) {
+	f.Add(bytes.Repeat([]byte{0xa5}, 130), uint32(2), uint32(40))
+	f.Add(make([]byte, 128), uint32(2), uint32(64))
+	f.Add(make([]byte, 128), uint32(9), uint32(56))
+	f.Add([]byte{}, uint32(1), uint32(0))
+	f.Add(make([]byte, 64), uint32(0xffffffff), uint32(65))
+	f.Fuzz(func(t *testing.T, buf []byte, total, filled uint32) {
+		entries, err := decodeEntries[QueueSnapshotEntry](buf, answer{total: total, filled: filled}, queueEntrySize)
+		if err != nil {
+			if entries != nil {
+				t.Errorf("%d entries and error %v", len(entries), err)
+			}
+			return
+		}
+		if want := min(int(total), len(buf)/int(queueEntrySize)); len(entries) != want {
+			t.Errorf("%d entries, want %d", len(entries), want)
+		}
+		for i := range entries {
+			b := bytesOf(&entries[i])
+			if diff := cmp.Diff(buf[i*int(queueEntrySize):][:filled], b[:filled]); diff != "" || !allZero(b[filled:]) {
+				t.Errorf("entry %d: %x after %d bytes (-want +got):\n%s", i, b[filled:], filled, diff)
+			}
+		}
+	})
+}

@@ -1,0 +1,104 @@
+package kfd
+
+import "fmt"
+
+// Request is an ioctl request number: direction<<30 | size<<16 | 'K'<<8 | number.
+// Direction is 1 to the kernel, 2 from it, 3 both. The driver picks the handler
+// by the number alone; size says how many bytes it copies.
+type Request uint32
+
+// The request numbers of kfd_ioctl.h (AMDKFD_IOC_*), Linux 6.12 and 7.2, 64 bits.
+const (
+	ReqGetVersion             Request = 0x80084B01
+	ReqCreateQueue            Request = 0xC0604B02
+	ReqDestroyQueue           Request = 0xC0084B03
+	ReqSetMemoryPolicy        Request = 0x40204B04
+	ReqGetClockCounters       Request = 0xC0284B05
+	ReqGetProcessApertures    Request = 0x81904B06
+	ReqUpdateQueue            Request = 0x40184B07
+	ReqCreateEvent            Request = 0xC0204B08
+	ReqDestroyEvent           Request = 0x40084B09
+	ReqSetEvent               Request = 0x40084B0A
+	ReqResetEvent             Request = 0x40084B0B
+	ReqWaitEvents             Request = 0xC0184B0C
+	ReqSetScratchBackingVA    Request = 0xC0104B11
+	ReqGetTileConfig          Request = 0xC0284B12
+	ReqSetTrapHandler         Request = 0x40184B13
+	ReqGetProcessAperturesNew Request = 0xC0104B14
+	ReqAcquireVM              Request = 0x40084B15
+	ReqAllocMemoryOfGPU       Request = 0xC0284B16
+	ReqFreeMemoryOfGPU        Request = 0x40084B17
+	ReqMapMemoryToGPU         Request = 0xC0184B18
+	ReqUnmapMemoryFromGPU     Request = 0xC0184B19
+	ReqSetCUMask              Request = 0x40104B1A
+	ReqGetQueueWaveState      Request = 0xC0184B1B
+	ReqGetDmabufInfo          Request = 0xC0204B1C
+	ReqImportDmabuf           Request = 0xC0184B1D
+	ReqAllocQueueGWS          Request = 0xC0104B1E
+	ReqSMIEvents              Request = 0xC0084B1F
+	// ReqSVM is the smallest form: its size grows with the number of attributes.
+	ReqSVM             Request = 0xC0184B20
+	ReqSetXnackMode    Request = 0xC0044B21
+	ReqCRIUOp          Request = 0xC0384B22
+	ReqAvailableMemory Request = 0xC0104B23
+	ReqExportDmabuf    Request = 0xC0104B24
+	ReqRuntimeEnable   Request = 0xC0104B25
+	ReqDbgTrap         Request = 0xC0204B26
+	// ReqCreateProcess and ReqProfiler came between 6.12 and 7.2.
+	ReqCreateProcess Request = 0x00004B27
+	ReqProfiler      Request = 0xC0104B28
+)
+
+// requestNames holds what follows AMDKFD_IOC_ in the header.
+var requestNames = map[Request]string{
+	ReqGetVersion:             "GET_VERSION",
+	ReqCreateQueue:            "CREATE_QUEUE",
+	ReqDestroyQueue:           "DESTROY_QUEUE",
+	ReqSetMemoryPolicy:        "SET_MEMORY_POLICY",
+	ReqGetClockCounters:       "GET_CLOCK_COUNTERS",
+	ReqGetProcessApertures:    "GET_PROCESS_APERTURES",
+	ReqUpdateQueue:            "UPDATE_QUEUE",
+	ReqCreateEvent:            "CREATE_EVENT",
+	ReqDestroyEvent:           "DESTROY_EVENT",
+	ReqSetEvent:               "SET_EVENT",
+	ReqResetEvent:             "RESET_EVENT",
+	ReqWaitEvents:             "WAIT_EVENTS",
+	ReqSetScratchBackingVA:    "SET_SCRATCH_BACKING_VA",
+	ReqGetTileConfig:          "GET_TILE_CONFIG",
+	ReqSetTrapHandler:         "SET_TRAP_HANDLER",
+	ReqGetProcessAperturesNew: "GET_PROCESS_APERTURES_NEW",
+	ReqAcquireVM:              "ACQUIRE_VM",
+	ReqAllocMemoryOfGPU:       "ALLOC_MEMORY_OF_GPU",
+	ReqFreeMemoryOfGPU:        "FREE_MEMORY_OF_GPU",
+	ReqMapMemoryToGPU:         "MAP_MEMORY_TO_GPU",
+	ReqUnmapMemoryFromGPU:     "UNMAP_MEMORY_FROM_GPU",
+	ReqSetCUMask:              "SET_CU_MASK",
+	ReqGetQueueWaveState:      "GET_QUEUE_WAVE_STATE",
+	ReqGetDmabufInfo:          "GET_DMABUF_INFO",
+	ReqImportDmabuf:           "IMPORT_DMABUF",
+	ReqAllocQueueGWS:          "ALLOC_QUEUE_GWS",
+	ReqSMIEvents:              "SMI_EVENTS",
+	ReqSVM:                    "SVM",
+	ReqSetXnackMode:           "SET_XNACK_MODE",
+	ReqCRIUOp:                 "CRIU_OP",
+	ReqAvailableMemory:        "AVAILABLE_MEMORY",
+	ReqExportDmabuf:           "EXPORT_DMABUF",
+	ReqRuntimeEnable:          "RUNTIME_ENABLE",
+	ReqDbgTrap:                "DBG_TRAP",
+	ReqCreateProcess:          "CREATE_PROCESS",
+	ReqProfiler:               "PROFILER",
+}
+
+// Number gives the part the driver picks the handler by.
+func (r Request) Number() uint8 { return uint8(r) }
+
+// Size gives the bytes of the structure the request carries.
+func (r Request) Size() int { return int(r >> 16 & 0x3fff) }
+
+// String gives the header's name without AMDKFD_IOC_.
+func (r Request) String() string {
+	if name, ok := requestNames[r]; ok {
+		return name
+	}
+	return fmt.Sprintf("request(%#x)", uint32(r))
+}
