@@ -55,7 +55,7 @@ var table = []struct {
 	{"internal/peercred", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"internal/authz", rule{imports: []string{apiV1, simV1, "internal/peercred", "pkg/gpreempt"}}},
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
-	{"internal/tracer", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"internal/tracer", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 
 	// Mechanisms and the simulated machine.
 	{"internal/preempt", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
