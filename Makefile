@@ -15,7 +15,8 @@ COUNT    ?= 20
 FUZZTIME ?= 20s
 SOAK     ?= 10m
 BENCH    ?= .
-BENCH_PACKAGES ?= ./...
+# What the daemon adds to gRPC, and the scheduler alone; ./... for every benchmark.
+BENCH_PACKAGES ?= ./internal/bench ./pkg/scheduler
 # Where goroutines, locks and timers meet.
 RACE_PACKAGES  ?= ./pkg/scheduler/... ./internal/daemon/... ./internal/events/... ./internal/executor/... \
 	./internal/hrtimer/... ./internal/inventory/... ./internal/peercred/... ./internal/server/...
