@@ -131,7 +131,7 @@ func globProblems(i int, m classify.Match) Errors {
 }
 
 func ruleErrors(err error) []*classify.RuleError {
-	joined, ok := err.(interface{ Unwrap() []error }) //nolint:errorlint // what classify.New joins is this error, not one inside it
+	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return nil
 	}

@@ -40,10 +40,3 @@ func TestZombieIsExiting(t *testing.T) {
 		t.Error(err)
 	}
 }
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}

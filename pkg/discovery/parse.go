@@ -124,8 +124,6 @@ type ProcStat struct {
 	Comm string
 	// State is the letter of field 3, that of the main thread.
 	State byte
-	// Parent is the process id of the parent.
-	Parent int32
 	// Flags are the kernel's task flags of the main thread, such as FlagExiting.
 	Flags uint32
 	// Threads is the number of threads that have not ended.
@@ -137,9 +135,6 @@ type ProcStat struct {
 // FlagExiting is PF_EXITING (include/linux/sched.h): the thread is on its way out.
 // It is set before the thread gives up its files.
 const FlagExiting = 0x4
-
-// MainEnded tells whether the main thread has ended; others may still run.
-func (s ProcStat) MainEnded() bool { return s.State == 'Z' || s.State == 'X' || s.State == 'x' }
 
 // Alive tells whether any thread can still run. A leader that ended before its
 // other threads shows as a zombie with threads.
@@ -154,10 +149,9 @@ func (s ProcStat) Alive() bool {
 }
 
 // Fields of /proc/PID/stat after the command name, counted from 0: proc(5) calls
-// them 3, 4, 9, 20 and 22.
+// them 3, 9, 20 and 22.
 const (
 	statState   = 0
-	statParent  = 1
 	statFlags   = 6
 	statThreads = 17
 	statStart   = 19
@@ -184,12 +178,6 @@ func ParseProcStat(b []byte) (ProcStat, error) {
 		switch n {
 		case statState:
 			s.State = field[0]
-		case statParent:
-			parent, err := strconv.ParseInt(string(field), 10, 32)
-			if err != nil {
-				return ProcStat{}, refuse(fmt.Sprintf("field 4, the parent, is %q", field))
-			}
-			s.Parent = int32(parent)
 		case statFlags:
 			flags, err := strconv.ParseUint(string(field), 10, 32)
 			if err != nil {
