@@ -19,19 +19,13 @@ makes them: the first "no" is what decides.`,
 		Example:           "  gpctl target explain 4242",
 		Args:              operands("TARGET"),
 		ValidArgsFunction: a.named,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			target, err := targetOperand(cmd, args)
+		RunE: a.onTarget(func(ctx context.Context, admin gpreemptv1.AdminServiceClient, target string) error {
+			resp, err := admin.ExplainTarget(ctx, &gpreemptv1.ExplainTargetRequest{TargetId: target})
 			if err != nil {
 				return err
 			}
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-				resp, err := admin.ExplainTarget(ctx, &gpreemptv1.ExplainTargetRequest{TargetId: target})
-				if err != nil {
-					return err
-				}
-				return a.show(resp, func(p *printer) { a.printExplanation(p, resp) })
-			})
-		},
+			return a.show(resp, func(p *printer) { a.printExplanation(p, resp) })
+		}),
 	}
 }
 

@@ -79,42 +79,36 @@ func (a *app) queueFind() *cobra.Command {
 		Example:           "  gpctl queue find 4242",
 		Args:              operands("PID"),
 		ValidArgsFunction: a.named,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			target, err := targetOperand(cmd, args)
+		RunE: a.onTarget(func(ctx context.Context, admin gpreemptv1.AdminServiceClient, target string) error {
+			resp, err := admin.ListQueues(ctx, &gpreemptv1.ListQueuesRequest{TargetId: target})
 			if err != nil {
 				return err
 			}
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-				resp, err := admin.ListQueues(ctx, &gpreemptv1.ListQueuesRequest{TargetId: target})
-				if err != nil {
-					return err
+			if len(resp.GetQueues()) == 0 {
+				return &failure{
+					code:    ExitNotFound,
+					message: fmt.Sprintf("process %s has no KFD queues", target),
+					next:    "gpctl target list; the pid is that of the daemon's pid namespace",
 				}
-				if len(resp.GetQueues()) == 0 {
-					return &failure{
-						code:    ExitNotFound,
-						message: fmt.Sprintf("process %s has no KFD queues", target),
-						next:    "gpctl target list; the pid is that of the daemon's pid namespace",
-					}
+			}
+			if a.forPrograms() {
+				return a.show(resp, nil)
+			}
+			owner, err := admin.ExplainTarget(ctx, &gpreemptv1.ExplainTargetRequest{TargetId: target})
+			if err != nil {
+				return err
+			}
+			return a.show(resp, func(p *printer) {
+				a.printTarget(p, owner.GetTarget())
+				p.linef("")
+				t := p.table("", columns{">QUEUE", "TYPE", ">GPU", ">RING", ">AGE", "FIRST SEEN"})
+				for _, q := range resp.GetQueues() {
+					t.row(text(q.GetQueueId()), text(q.GetType()), text(q.GetGpuId()), text(size(q.GetRingBytes())), text(a.age(q.GetFirstSeen())),
+						text(q.GetFirstSeen().AsTime().Local().Format("2006-01-02 15:04:05")))
 				}
-				if a.forPrograms() {
-					return a.show(resp, nil)
-				}
-				owner, err := admin.ExplainTarget(ctx, &gpreemptv1.ExplainTargetRequest{TargetId: target})
-				if err != nil {
-					return err
-				}
-				return a.show(resp, func(p *printer) {
-					a.printTarget(p, owner.GetTarget())
-					p.linef("")
-					t := p.table("", columns{">QUEUE", "TYPE", ">GPU", ">RING", ">AGE", "FIRST SEEN"})
-					for _, q := range resp.GetQueues() {
-						t.row(text(q.GetQueueId()), text(q.GetType()), text(q.GetGpuId()), text(size(q.GetRingBytes())), text(a.age(q.GetFirstSeen())),
-							text(q.GetFirstSeen().AsTime().Local().Format("2006-01-02 15:04:05")))
-					}
-					t.flush()
-				})
+				t.flush()
 			})
-		},
+		}),
 	}
 }
 

@@ -131,6 +131,18 @@ func targetOperand(cmd *cobra.Command, args []string) (string, error) {
 	return args[0], nil
 }
 
+// onTarget is what a command about one TARGET runs: it checks the operand and asks
+// the daemon.
+func (a *app) onTarget(ask func(ctx context.Context, admin gpreemptv1.AdminServiceClient, target string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		target, err := targetOperand(cmd, args)
+		if err != nil {
+			return err
+		}
+		return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error { return ask(ctx, admin, target) })
+	}
+}
+
 func (a *app) targetClassify() *cobra.Command {
 	var (
 		rank uint32
@@ -240,25 +252,19 @@ for that time whatever leases say.`,
 		Example:           "  gpctl target resume 4242 --hold 10m",
 		Args:              operands("TARGET"),
 		ValidArgsFunction: a.named,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			target, err := targetOperand(cmd, args)
+		RunE: a.onTarget(func(ctx context.Context, admin gpreemptv1.AdminServiceClient, target string) error {
+			resp, err := admin.ResumeTarget(ctx, &gpreemptv1.ResumeTargetRequest{TargetId: target, Hold: durationpb.New(hold)})
 			if err != nil {
 				return err
 			}
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-				resp, err := admin.ResumeTarget(ctx, &gpreemptv1.ResumeTargetRequest{TargetId: target, Hold: durationpb.New(hold)})
-				if err != nil {
-					return err
+			return a.show(resp, func(p *printer) {
+				kept := ""
+				if hold > 0 {
+					kept = fmt.Sprintf(", and runs for %s whatever leases say", duration(hold))
 				}
-				return a.show(resp, func(p *printer) {
-					kept := ""
-					if hold > 0 {
-						kept = fmt.Sprintf(", and runs for %s whatever leases say", duration(hold))
-					}
-					p.line(text(fmt.Sprintf("target %s is ", target)), state(resp.GetState()), text(kept))
-				})
+				p.line(text(fmt.Sprintf("target %s is ", target)), state(resp.GetState()), text(kept))
 			})
-		},
+		}),
 	}
 	cmd.Flags().DurationVar(&hold, "hold", 0, "keep it running this long whatever leases say, 0s to 1h")
 	return cmd
