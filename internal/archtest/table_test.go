@@ -55,10 +55,19 @@ var table = []struct {
 	{"internal/peercred", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"internal/authz", rule{imports: []string{apiV1, simV1, "internal/peercred", "pkg/gpreempt"}}},
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
+	{"pkg/kfd/kfdtest", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	{"internal/tracer", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 
 	// Mechanisms and the simulated machine.
 	{"internal/preempt", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
+	{"internal/hazard", rule{imports: []string{"pkg/gpreempt"}}},
+	{"internal/journal", rule{imports: []string{"pkg/gpreempt"}, kernel: true}},
+	{"internal/preempt/dbgtrap", rule{imports: []string{"internal/preempt", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"internal/preempt/criu", rule{imports: []string{
+		"internal/journal", "internal/preempt", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
+	}, kernel: true}},
+	{"internal/preempt/freezer", rule{imports: []string{"internal/journal", "internal/preempt", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
+	{"internal/preempt/ladder", rule{imports: []string{"internal/preempt", "pkg/gpreempt"}}},
 	{"internal/gpusim", rule{imports: []string{"internal/hrtimer", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/preempt/sim", rule{imports: []string{"internal/gpusim", "internal/preempt", "pkg/gpreempt"}}},
 	{"internal/simserver", rule{imports: []string{
@@ -67,18 +76,21 @@ var table = []struct {
 
 	// The daemon.
 	{"internal/executor", rule{imports: []string{"internal/preempt", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/breaker", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
+	{"internal/doctor", rule{imports: []string{apiV1, "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/config", rule{imports: []string{
-		apiV1, "internal/classify", "internal/gpusim", "internal/words", "pkg/gpreempt", "pkg/scheduler",
+		apiV1, "internal/classify", "internal/gpusim", "internal/hazard", "internal/words", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/server", rule{imports: []string{
-		apiV1, simV1, "internal/authz", "internal/classify", "internal/errgrpc", "internal/events", "internal/inventory",
+		apiV1, simV1, "internal/authz", "internal/classify", "internal/doctor", "internal/errgrpc", "internal/events", "internal/inventory",
 		"internal/peercred", "internal/version", "internal/words", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/daemon", rule{imports: []string{
-		apiV1, simV1, "internal/authz", "internal/classify", "internal/config", "internal/events", "internal/executor",
-		"internal/gpusim", "internal/hrtimer", "internal/inventory", "internal/peercred", "internal/preempt",
-		"internal/preempt/sim", "internal/server", "internal/simserver", "internal/version", "internal/words",
-		"pkg/discovery", "pkg/gpreempt", "pkg/scheduler",
+		apiV1, simV1, "internal/authz", "internal/breaker", "internal/classify", "internal/config", "internal/doctor",
+		"internal/events", "internal/executor", "internal/gpusim", "internal/hazard", "internal/hrtimer", "internal/inventory",
+		"internal/journal", "internal/peercred", "internal/preempt", "internal/preempt/criu", "internal/preempt/dbgtrap",
+		"internal/preempt/freezer", "internal/preempt/ladder", "internal/preempt/sim", "internal/server", "internal/simserver",
+		"internal/tracer", "internal/version", "internal/words", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},
 	{"cmd/gpreemptd", rule{imports: []string{
 		"internal/config", "internal/daemon", "internal/gpusim", "internal/version", "pkg/gpreempt",
@@ -94,7 +106,10 @@ var table = []struct {
 	}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/demo", "internal/version", "pkg/gpreempt"}}},
 
-	// Test files only: they run the built binaries, and measure.
+	// Test files only, or what runs them: they run the built binaries, measure, and
+	// compare the fake driver with the real one.
+	{"internal/conformance", rule{imports: []string{"pkg/gpreempt", "pkg/kfd", "pkg/kfd/kfdtest"}, kernel: true, unsafe: true}},
+	{"internal/vm", rule{kernel: true}},
 	{"internal/e2e", rule{}},
 	{"internal/bench", rule{}},
 }

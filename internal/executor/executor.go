@@ -19,8 +19,8 @@ import (
 
 // Config is what an Executor needs.
 type Config struct {
-	// Mechanism attaches to targets.
-	Mechanism preempt.Mechanism
+	// Mechanism attaches to targets: a preempt.Mechanism, or a choice of several.
+	Mechanism Attacher
 	// Post takes the result of every action; it may call the Executor.
 	Post func(scheduler.Event)
 	// Attached is told once for each Attach that no Detach undid meanwhile, from the
@@ -29,6 +29,11 @@ type Config struct {
 	// Now is a monotonic clock, for how long actions take.
 	Now func() time.Duration
 	Log *zap.Logger
+}
+
+// Attacher is the part of preempt.Mechanism the executor uses.
+type Attacher interface {
+	Attach(ctx context.Context, target gpreempt.ProcessKey) (preempt.Session, error)
 }
 
 // Executor implements scheduler.Executor. Its methods are safe for concurrent use.

@@ -96,7 +96,9 @@ const (
 // Capability bits of the topology: SVM, precise memory, wave launch override and
 // mode, trap debugging with firmware support, watch points.
 const (
-	capabilityCDNA = 0x08000000 | 0x20000000 | 0x40000 | 0x20000 | 0x10000 | 0x8000 | 0x2000 | 2<<8 | 0x80
+	capabilityDebugFirmware = 0x20000000
+
+	capabilityCDNA = 0x08000000 | capabilityDebugFirmware | 0x40000 | 0x20000 | 0x10000 | 0x8000 | 0x2000 | 2<<8 | 0x80
 	capabilityRDNA = capabilityCDNA &^ 0x40000
 )
 
@@ -261,6 +263,8 @@ func (s Spec) gpus(n int) []gpreempt.GPU {
 			CUs:         s.CUs,
 			QueueSlots:  s.Slots,
 			MES:         s.MES,
+
+			DebugFirmware: s.topology.capability&capabilityDebugFirmware != 0,
 		})
 	}
 	return all

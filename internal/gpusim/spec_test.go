@@ -84,7 +84,7 @@ func TestMI308XIsTheKnownHost(t *testing.T) {
 	}
 	all := New(s, 8, 1).GPUs()
 	want := gpreempt.GPU{
-		ID: 0xf7bc, Node: 2, Name: "ip discovery", GFX: 90402, BDF: "0000:0a:00.0", RenderMinor: 128, XCCs: 4, CUs: 80, QueueSlots: 24,
+		ID: 0xf7bc, Node: 2, Name: "ip discovery", GFX: 90402, BDF: "0000:0a:00.0", RenderMinor: 128, XCCs: 4, CUs: 80, QueueSlots: 24, DebugFirmware: true,
 	}
 	if diff := cmp.Diff(want, all[0]); diff != "" {
 		t.Errorf("first GPU (-want +got):\n%s", diff)

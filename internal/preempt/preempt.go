@@ -30,8 +30,12 @@ func (e *HardwareError) Unwrap() error { return e.Err }
 // Mechanism is one way to stop and restart processes. Its methods may be called
 // by several goroutines at once.
 type Mechanism interface {
-	// Name is the stable word shown to people: dbgtrap, criu, freezer, sim.
+	// Name is the stable word shown to people: dbgtrap, criu, freezer,
+	// sim.
 	Name() string
+	// Probe finds out whether Attach has a chance, without any effect on the target.
+	// It does not block for long, and tells a process that left by the evidence.
+	Probe(ctx context.Context, target gpreempt.ProcessKey) Capability
 	// Attach prepares a target, off the hot path. It returns ErrGone when the
 	// process left.
 	Attach(ctx context.Context, target gpreempt.ProcessKey) (Session, error)

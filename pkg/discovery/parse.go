@@ -42,6 +42,8 @@ type NodeProperties struct {
 	CPQueues uint64
 	// XCCs is num_xcc, 0 on kernels that do not know it.
 	XCCs uint64
+	// Capability is HSA_CAP_*: what the driver can do with the node.
+	Capability uint64
 }
 
 // ParseNodeProperties reads "name value" lines in any order. Names it does not
@@ -58,6 +60,7 @@ func ParseNodeProperties(r io.Reader) (NodeProperties, error) {
 		"drm_render_minor":   &p.RenderMinor,
 		"num_cp_queues":      &p.CPQueues,
 		"num_xcc":            &p.XCCs,
+		"capability":         &p.Capability,
 	}
 	lines := bufio.NewScanner(r)
 	n := 0
@@ -124,6 +127,8 @@ type ProcStat struct {
 	Comm string
 	// State is the letter of field 3, that of the main thread.
 	State byte
+	// Parent is the process id of the parent.
+	Parent int32
 	// Flags are the kernel's task flags of the main thread, such as FlagExiting.
 	Flags uint32
 	// Threads is the number of threads that have not ended.
@@ -135,6 +140,9 @@ type ProcStat struct {
 // FlagExiting is PF_EXITING (include/linux/sched.h): the thread is on its way out.
 // It is set before the thread gives up its files.
 const FlagExiting = 0x4
+
+// MainEnded tells whether the main thread has ended; others may still run.
+func (s ProcStat) MainEnded() bool { return s.State == 'Z' || s.State == 'X' || s.State == 'x' }
 
 // Alive tells whether any thread can still run. A leader that ended before its
 // other threads shows as a zombie with threads.
@@ -149,9 +157,10 @@ func (s ProcStat) Alive() bool {
 }
 
 // Fields of /proc/PID/stat after the command name, counted from 0: proc(5) calls
-// them 3, 9, 20 and 22.
+// them 3, 4, 9, 20 and 22.
 const (
 	statState   = 0
+	statParent  = 1
 	statFlags   = 6
 	statThreads = 17
 	statStart   = 19
@@ -178,6 +187,12 @@ func ParseProcStat(b []byte) (ProcStat, error) {
 		switch n {
 		case statState:
 			s.State = field[0]
+		case statParent:
+			parent, err := strconv.ParseInt(string(field), 10, 32)
+			if err != nil {
+				return ProcStat{}, refuse(fmt.Sprintf("field 4, the parent, is %q", field))
+			}
+			s.Parent = int32(parent)
 		case statFlags:
 			flags, err := strconv.ParseUint(string(field), 10, 32)
 			if err != nil {

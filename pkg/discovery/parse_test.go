@@ -26,7 +26,7 @@ func TestParseProcStat(t *testing.T) {
 			t.Errorf("comm %q: %v", comm, err)
 			continue
 		}
-		want := discovery.ProcStat{PID: 4211, Comm: comm, State: 'S', Flags: 4194304, Threads: 64, Start: 987654}
+		want := discovery.ProcStat{PID: 4211, Comm: comm, State: 'S', Parent: 1, Flags: 4194304, Threads: 64, Start: 987654}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("comm %q (-want +got):\n%s", comm, diff)
 		}
@@ -114,12 +114,12 @@ func TestQueueTypeIsTheInternalEnumeration(t *testing.T) {
 func TestNodePropertiesAreReadByName(t *testing.T) {
 	got, err := discovery.ParseNodeProperties(strings.NewReader(
 		"num_xcc 8\nunique_id 18446744073709551616\nsomething new altogether\nsimd_per_cu 4\n\nsimd_count 1216\n" +
-			"gfx_target_version 90402\ndomain 1\nlocation_id 2560\ndrm_render_minor 128\nnum_cp_queues 24"))
+			"gfx_target_version 90402\ndomain 1\nlocation_id 2560\ndrm_render_minor 128\ncapability 2893521536\nnum_cp_queues 24"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := discovery.NodeProperties{
-		SIMDs: 1216, SIMDsPerCU: 4, GFX: 90402, Domain: 1, Location: 2560, RenderMinor: 128, CPQueues: 24, XCCs: 8,
+		SIMDs: 1216, SIMDsPerCU: 4, GFX: 90402, Domain: 1, Location: 2560, RenderMinor: 128, CPQueues: 24, XCCs: 8, Capability: 2893521536,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("properties (-want +got):\n%s", diff)

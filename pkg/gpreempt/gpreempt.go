@@ -187,6 +187,9 @@ type GPU struct {
 	// MES tells that the firmware schedules queue by queue (gfx11 and later)
 	// instead of by runlist.
 	MES bool
+	// DebugFirmware tells that the firmware can be debugged: without it on all GPUs
+	// of a host, ROCm's runtime does not let its queues be suspended by DBG_TRAP.
+	DebugFirmware bool
 }
 
 // Process is what is known of a KFD process, apart from its queues.

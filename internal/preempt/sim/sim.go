@@ -25,6 +25,15 @@ func New(rt *gpusim.Realtime) *Mechanism { return &Mechanism{rt: rt} }
 // Name implements preempt.Mechanism.
 func (*Mechanism) Name() string { return "sim" }
 
+// Probe implements preempt.Mechanism: every simulated process can be suspended.
+func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) preempt.Capability {
+	e := preempt.Evidence{Check: "simulated process", Found: "it lives", OK: true}
+	if !m.rt.Alive(target) {
+		e = preempt.Evidence{Check: "simulated process", Found: "it has exited"}
+	}
+	return preempt.Capability{Evidence: []preempt.Evidence{e}}
+}
+
 // Attach implements preempt.Mechanism. It does not touch the GPUs.
 func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (preempt.Session, error) {
 	if err := context.Cause(ctx); err != nil {
