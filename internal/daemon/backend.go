@@ -23,9 +23,10 @@ import (
 // backend is what lies below the daemon: the KFD of the host, or a simulated
 // machine in its place.
 type backend struct {
-	name      string
-	fs        *discovery.FS
-	mechanism preempt.Mechanism
+	name string
+	fs   *discovery.FS
+	// rungs are the mechanisms, best first.
+	rungs []preempt.Mechanism
 	// busy tells whether the queues of a process have work; false, false when that
 	// cannot be read.
 	busy      func(gpreempt.ProcessKey) (busy, known bool)
@@ -56,9 +57,9 @@ func openBackend(o Options) (*backend, error) {
 	}
 	machine := gpusim.Start(gpusim.New(*o.Sim, o.SimGPUs, o.SimSeed), timer)
 	return &backend{
-		name:      "simulated " + o.Sim.Name,
-		fs:        discovery.NewFS(machine.FS()),
-		mechanism: sim.New(machine),
+		name:  "simulated " + o.Sim.Name,
+		fs:    discovery.NewFS(machine.FS()),
+		rungs: []preempt.Mechanism{sim.New(machine)},
 		busy: func(key gpreempt.ProcessKey) (bool, bool) {
 			b, err := machine.Backlog(key)
 			return b.Packets > 0, err == nil
@@ -82,10 +83,9 @@ func identify(ctx context.Context) (pid int32, start uint64, uid uint32, done <-
 // it shows and classifies, and suspends nothing.
 func hostBackend() *backend {
 	return &backend{
-		name:      "kfd",
-		fs:        discovery.NewFS(os.DirFS("/")),
-		mechanism: noMechanism{},
-		busy:      func(gpreempt.ProcessKey) (bool, bool) { return false, false },
+		name: "kfd",
+		fs:   discovery.NewFS(os.DirFS("/")),
+		busy: func(gpreempt.ProcessKey) (bool, bool) { return false, false },
 		warnings: []server.Warning{{
 			Code: "NO_MECHANISM", Severity: "error",
 			Text:   "this version has no way to suspend queues on hardware: it watches and classifies, and leaves everything running",
@@ -110,15 +110,4 @@ func (b *backend) close() error {
 	}
 	b.simServer.Close()
 	return b.machine.Close()
-}
-
-// noMechanism refuses every target, so that none is ever suspended.
-type noMechanism struct{}
-
-var errNoMechanism = errors.New("this version has no way to suspend queues on hardware")
-
-func (noMechanism) Name() string { return "none" }
-
-func (noMechanism) Attach(context.Context, gpreempt.ProcessKey) (preempt.Session, error) {
-	return nil, errNoMechanism
 }

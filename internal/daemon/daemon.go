@@ -30,6 +30,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/peercred"
+	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/internal/version"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -85,6 +86,7 @@ type daemon struct {
 	events    *events.Log
 	inventory *inventory.Inventory
 	targets   *targets
+	ladder    *ladder.Ladder
 	executor  *executor.Executor
 	runner    *scheduler.Runner
 	server    *server.Server
@@ -161,8 +163,14 @@ func (d *daemon) build(cfg config.Config) error {
 	access := d.lookUpAccess(cfg.Access)
 	d.authz.Store(access)
 	d.openSocket(access, cfg.Socket)
+	d.ladder = ladder.New(ladder.Config{
+		Rungs: d.backend.rungs,
+		Lost:  func(key gpreempt.ProcessKey, err error) { d.targets.attached(key, err) },
+		Now:   time.Now,
+		Log:   d.log.Named("ladder"),
+	})
 	d.executor = executor.New(executor.Config{
-		Mechanism: d.backend.mechanism,
+		Mechanism: d.ladder,
 		Post:      func(ev scheduler.Event) { d.runner.Post(ev) },
 		Attached:  func(key gpreempt.ProcessKey, err error) { d.targets.attached(key, err) },
 		Now:       time0.Now,
@@ -171,7 +179,7 @@ func (d *daemon) build(cfg config.Config) error {
 	core := scheduler.New(cfg.Policy, limits(cfg))
 	d.runner = scheduler.NewRunner(core, time0, timer, d.executor, d.record)
 	d.targets = &targets{
-		inventory: d.inventory, attacher: d.executor, mechanism: d.backend.mechanism.Name(), post: d.runner.Post, now: time.Now,
+		inventory: d.inventory, attacher: d.executor, chooser: d.ladder, post: d.runner.Post, now: time.Now,
 		log: d.log.Named("targets"), classifier: rules, known: map[gpreempt.ProcessKey]*knownTarget{},
 	}
 	d.server = server.New(server.Config{

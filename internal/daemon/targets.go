@@ -11,6 +11,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/preempt"
+	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -19,6 +20,12 @@ import (
 
 // attachAgain is how long after a failed attach the next one is tried.
 const attachAgain = 5 * time.Second
+
+// chooser is the part of the ladder that targets need.
+type chooser interface {
+	Choice(gpreempt.ProcessKey) (ladder.Choice, bool)
+	Forget(gpreempt.ProcessKey)
+}
 
 // attacher is the part of the executor that targets need.
 type attacher interface {
@@ -32,7 +39,7 @@ type attacher interface {
 type targets struct {
 	inventory *inventory.Inventory
 	attacher  attacher
-	mechanism string
+	chooser   chooser
 	post      func(scheduler.Event)
 	now       func() time.Time
 	log       *zap.Logger
@@ -66,6 +73,7 @@ func (t *targets) apply(diff inventory.Diff) {
 		delete(t.known, key)
 		t.post(scheduler.TargetGone{Target: key})
 		t.attacher.Detach(key)
+		t.chooser.Forget(key)
 	}
 	for _, proc := range slices.Concat(diff.Born, diff.Changed) {
 		k := t.known[proc.Key]
@@ -159,7 +167,8 @@ func (t *targets) tell(k *knownTarget) {
 	})
 }
 
-// attached hears how an Attach went.
+// attached hears how an Attach went, or that what was attached can suspend no
+// longer: then another Attach follows.
 func (t *targets) attached(key gpreempt.ProcessKey, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -185,7 +194,8 @@ func (t *targets) Facts(key gpreempt.ProcessKey) (server.Facts, bool) {
 	}
 	facts := server.Facts{Decision: k.decision}
 	if k.ready {
-		facts.Mechanism = t.mechanism
+		choice, _ := t.chooser.Choice(key)
+		facts.Mechanism = choice.Mechanism
 	}
 	if k.failure != nil {
 		facts.AttachError = k.failure.Error()

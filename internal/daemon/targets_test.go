@@ -12,6 +12,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/preempt"
+	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -32,7 +33,7 @@ func newHost(t *testing.T, rules ...classify.Rule) *host {
 	t.Helper()
 	h := &host{t: t, clock: time.Unix(1000, 0)}
 	h.targets = &targets{
-		inventory: inventory.New(16), attacher: h, mechanism: "fake", post: h.post,
+		inventory: inventory.New(16), attacher: h, chooser: h, post: h.post,
 		now: func() time.Time { return h.clock }, log: zap.NewNop(),
 		classifier: rulesOf(t, rules...), known: map[gpreempt.ProcessKey]*knownTarget{},
 	}
@@ -57,6 +58,12 @@ func offlineTrainers() classify.Rule {
 func (h *host) Attach(key gpreempt.ProcessKey) { h.said = append(h.said, fmt.Sprint("attach ", key)) }
 
 func (h *host) Detach(key gpreempt.ProcessKey) { h.said = append(h.said, fmt.Sprint("detach ", key)) }
+
+func (h *host) Choice(gpreempt.ProcessKey) (ladder.Choice, bool) {
+	return ladder.Choice{Mechanism: "fake"}, true
+}
+
+func (h *host) Forget(key gpreempt.ProcessKey) { h.said = append(h.said, fmt.Sprint("forget ", key)) }
 
 func (h *host) post(ev scheduler.Event) {
 	switch ev := ev.(type) {
@@ -133,7 +140,7 @@ func TestOnlyOfflineProcessesGetAMechanism(t *testing.T) {
 
 	h.procs = h.procs[1:]
 	h.scan()
-	h.heard("gone 100@1", "detach 100@1")
+	h.heard("gone 100@1", "detach 100@1", "forget 100@1")
 	if _, known := h.Facts(trainer); known {
 		t.Error("a process that left is still known")
 	}

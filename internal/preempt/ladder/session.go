@@ -1,0 +1,155 @@
+package ladder
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/internal/preempt"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// climbEvery is how often a target on a lower rung is tried on the better ones.
+const climbEvery = time.Minute
+
+// session is the session of the mechanism that was chosen. While its target runs
+// it looks for a better one now and then, in the background.
+type session struct {
+	ladder *Ladder
+	target gpreempt.ProcessKey
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+
+	mu sync.Mutex // guards all below; not held while a mechanism is called, but for Close
+	// current is used; better waits to replace it at the next suspend.
+	current, better *chosen
+	betterChoice    Choice
+	suspended       bool
+	climbing        bool
+	nextClimb       time.Time
+	closed          bool
+}
+
+func newSession(l *Ladder, target gpreempt.ProcessKey, c *chosen) *session {
+	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // a session outlives the call that attached it; Close ends it
+	return &session{ladder: l, target: target, ctx: ctx, cancel: cancel, current: c, nextClimb: l.cfg.Now().Add(climbEvery)}
+}
+
+var errClosed = errors.New("the session has been closed")
+
+// Suspend implements preempt.Session.
+func (s *session) Suspend(ctx context.Context) error {
+	c, err := s.takeBetter()
+	if err != nil {
+		return err
+	}
+	err = c.inner.Suspend(ctx)
+	s.check(ctx, c, err, true)
+	return err
+}
+
+// Resume implements preempt.Session.
+func (s *session) Resume(ctx context.Context) error {
+	s.mu.Lock()
+	c, closed := s.current, s.closed
+	s.mu.Unlock()
+	if closed {
+		return errClosed
+	}
+	err := c.inner.Resume(ctx)
+	s.check(ctx, c, err, false)
+	if err == nil {
+		s.lookUp()
+	}
+	return err
+}
+
+// Close implements preempt.Session.
+func (s *session) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	s.cancel()
+	var errs []error
+	for _, c := range []*chosen{s.current, s.better} {
+		if c != nil {
+			errs = append(errs, s.drop(c))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s *session) drop(c *chosen) error {
+	err := c.inner.Close()
+	s.ladder.free(c.slots, s.target)
+	return err
+}
+
+// check takes note of how an action went and reports a mechanism that failed. That
+// the process left or the caller gave up is no failure of it.
+func (s *session) check(ctx context.Context, c *chosen, err error, suspend bool) {
+	s.mu.Lock()
+	if err == nil {
+		s.suspended = suspend
+	}
+	closed := s.closed
+	s.mu.Unlock()
+	if err == nil || closed || errors.Is(err, preempt.ErrGone) || ctx.Err() != nil {
+		return
+	}
+	s.ladder.Lost(s.ladder.cfg.Rungs[c.index].Name(), s.target, err)
+}
+
+// takeBetter gives the mechanism to suspend with, which is the better one when
+// there is one and the target runs.
+func (s *session) takeBetter() (*chosen, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, errClosed
+	}
+	if s.better == nil || s.suspended {
+		return s.current, nil
+	}
+	old := s.current
+	s.current, s.better = s.better, nil
+	s.ladder.setChoice(s.target, s.betterChoice)
+	if err := s.drop(old); err != nil {
+		s.ladder.cfg.Log.Warn("a mechanism that held a running target could not be released",
+			zap.String("mechanism", s.ladder.cfg.Rungs[old.index].Name()), zap.Stringer("target", s.target), zap.Error(err))
+	}
+	return s.current, nil
+}
+
+// lookUp begins to try the better rungs, when it is time for that.
+func (s *session) lookUp() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.ladder.cfg.Now()
+	if s.closed || s.climbing || s.better != nil || s.current.index == 0 || now.Before(s.nextClimb) {
+		return
+	}
+	s.climbing = true
+	s.nextClimb = now.Add(climbEvery)
+	go s.climb(s.current.index)
+}
+
+func (s *session) climb(below int) {
+	better, choice, err := s.ladder.climb(s.ctx, s.target, below)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.climbing = false
+	switch {
+	case err != nil || better == nil: // what there is stays
+	case s.closed:
+		_ = s.drop(better) // it holds nothing back, and nobody is left to tell
+	default:
+		s.better, s.betterChoice = better, choice
+	}
+}
