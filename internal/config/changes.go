@@ -6,13 +6,15 @@ import (
 	"strings"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/hazard"
 )
 
 // Change is one difference between two configurations.
 type Change struct {
-	// Key is the dotted key, "rules.NAME" for a rule, or "rules" for their order.
+	// Key is the dotted key; "rules.NAME" for a rule, or "rules" for their order;
+	// and likewise safety.hazards.ID for a row.
 	Key string
-	// From and To are the values as text; "" where a rule is not.
+	// From and To are the values as text; "" where a rule or a row is not.
 	From, To string
 	// Live tells that a running daemon can take it over; else it needs a restart.
 	Live bool
@@ -29,7 +31,8 @@ func (c Change) String() string {
 	return c.Key + ": " + said(c.From) + " -> " + said(c.To)
 }
 
-// Changes tells what differs, in the order of the default file, rules last.
+// Changes tells what differs, in the order of the default file, rules and hazards
+// last.
 func Changes(from, to Config) []Change {
 	var changes []Change
 	for _, f := range fields {
@@ -37,38 +40,65 @@ func Changes(from, to Config) []Change {
 			changes = append(changes, Change{Key: f.key, From: was, To: is, Live: f.live})
 		}
 	}
-	for _, r := range from.Rules {
+	changes = append(changes, listChanges("rules", ruleEntries(from.Rules), ruleEntries(to.Rules))...)
+	return append(changes, listChanges("safety.hazards", hazardEntries(from.Safety.Hazards), hazardEntries(to.Safety.Hazards))...)
+}
+
+// listEntry is an entry of a list in which the first match wins: its name, and all
+// of it in one line.
+type listEntry struct{ name, text string }
+
+func ruleEntries(rules []classify.Rule) []listEntry {
+	var entries []listEntry
+	for _, r := range rules {
+		entries = append(entries, listEntry{r.Name, ruleText(r)})
+	}
+	return entries
+}
+
+func hazardEntries(rows []hazard.Row) []listEntry {
+	var entries []listEntry
+	for _, r := range rows {
+		entries = append(entries, listEntry{r.ID, r.String()})
+	}
+	return entries
+}
+
+// listChanges tells what differs in a list a running daemon can take over.
+func listChanges(key string, from, to []listEntry) []Change {
+	var changes []Change
+	for _, was := range from {
 		is := ""
-		if i := indexRule(to.Rules, r.Name); i >= 0 {
-			is = ruleText(to.Rules[i])
+		if i := indexEntry(to, was.name); i >= 0 {
+			is = to[i].text
 		}
-		if was := ruleText(r); was != is {
-			changes = append(changes, Change{Key: "rules." + r.Name, From: was, To: is, Live: true})
-		}
-	}
-	for _, r := range to.Rules {
-		if indexRule(from.Rules, r.Name) < 0 {
-			changes = append(changes, Change{Key: "rules." + r.Name, To: ruleText(r), Live: true})
+		if was.text != is {
+			changes = append(changes, Change{Key: key + "." + was.name, From: was.text, To: is, Live: true})
 		}
 	}
-	// The first rule that matches wins, so an order that changed is a change; what
-	// was added or removed has been told.
-	if was, is := order(from.Rules, to.Rules), order(to.Rules, from.Rules); was != is {
-		changes = append(changes, Change{Key: "rules", From: was, To: is, Live: true})
+	for _, is := range to {
+		if indexEntry(from, is.name) < 0 {
+			changes = append(changes, Change{Key: key + "." + is.name, To: is.text, Live: true})
+		}
+	}
+	// The first that matches wins, so an order that changed is a change; what was
+	// added or removed has been told.
+	if was, is := order(from, to), order(to, from); was != is {
+		changes = append(changes, Change{Key: key, From: was, To: is, Live: true})
 	}
 	return changes
 }
 
-func indexRule(rules []classify.Rule, name string) int {
-	return slices.IndexFunc(rules, func(r classify.Rule) bool { return r.Name == name })
+func indexEntry(entries []listEntry, name string) int {
+	return slices.IndexFunc(entries, func(e listEntry) bool { return e.name == name })
 }
 
-// order names those of rules that are also in others.
-func order(rules, others []classify.Rule) string {
+// order names those of entries that are also in others.
+func order(entries, others []listEntry) string {
 	var names []string
-	for _, r := range rules {
-		if indexRule(others, r.Name) >= 0 {
-			names = append(names, r.Name)
+	for _, e := range entries {
+		if indexEntry(others, e.name) >= 0 {
+			names = append(names, e.name)
 		}
 	}
 	return strings.Join(names, ", ")

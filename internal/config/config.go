@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -16,13 +17,26 @@ const DefaultPath = "/etc/gpreempt/gpreemptd.yaml"
 // range, is in fields.go: DefaultYAML prints it.
 type Config struct {
 	// Socket is the absolute path of the unix socket.
-	Socket    string
-	Access    Access
-	Limits    Limits
-	Policy    scheduler.Policy
-	Rules     []classify.Rule
-	Discovery Discovery
-	Log       Log
+	Socket string
+	// Mechanisms are the ways to suspend that may be used, best first. None: the
+	// daemon watches and suspends nothing.
+	Mechanisms Mechanisms
+	Access     Access
+	Limits     Limits
+	Policy     scheduler.Policy
+	Rules      []classify.Rule
+	Safety     Safety
+	Discovery  Discovery
+	Log        Log
+}
+
+// Mechanisms are names of hazard.Mechanisms, none of them twice.
+type Mechanisms []string
+
+// Safety says on which GPUs queues are preempted.
+type Safety struct {
+	// Hazards are looked at before the built-in table.
+	Hazards []hazard.Row
 }
 
 // Access says who may call, by group and user: names or decimal ids, not looked
@@ -58,7 +72,8 @@ type Log struct {
 // Default gives the configuration of an empty file.
 func Default() Config {
 	return Config{
-		Socket: "/run/gpreempt/gpreemptd.sock",
+		Socket:     "/run/gpreempt/gpreemptd.sock",
+		Mechanisms: Mechanisms{"dbgtrap"},
 		Access: Access{
 			OnlineGroups: []string{"gpreempt"},
 			AdminGroups:  []string{"gpreempt-admin"},

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -39,6 +40,12 @@ func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 		{Name: "training", Match: classify.Match{Comm: "python*", Cgroup: "/slurm/*"}, Class: gpreempt.Offline, Priority: new(gpreempt.Priority(0))},
 		{Name: "inference", Match: classify.Match{UID: new(uint32(990))}, Class: gpreempt.Online},
 	}
+	want.Safety.Hazards = []hazard.Row{{
+		ID: "site-gfx1102", GFX: []hazard.GFXRange{{First: 110002, Last: 110002}},
+		Kernel: hazard.KernelRange{{Op: ">=", Version: "7.1"}}, MES: hazard.FirmwareRange{{Op: ">=", Version: 0x60}},
+		Mechanisms: []string{"dbgtrap", "criu"}, Action: hazard.Limit,
+		Why: "Withstood a week of suspensions under load in our lab.",
+	}}
 	if diff := cmp.Diff(want, parse(t, all)); diff != "" {
 		t.Errorf("uncommented (-want +got):\n%s\n%s", diff, all)
 	}
@@ -110,9 +117,15 @@ rules:
   - {name: a, match: {comm: a}, class: offline}
   - {name: b, match: {comm: b}, class: offline, priority: 2}
   - {name: c, match: {comm: c}, class: online}
+safety:
+  hazards:
+    - {id: one, gfx: [gfx1100], action: deny, why: W.}
+    - {id: two, gfx: [gfx1101], action: deny, why: W.}
+    - {id: old, gfx: [gfx1102], action: deny, why: W.}
 `)
 	changed := parse(t, `
 socket: /run/x.sock
+mechanisms: [criu, dbgtrap]
 access: {admin_groups: [wheel, 0]}
 limits: {burst: 5000, max_message_bytes: 4096}
 policy: {preset: shadow, max_wait: 5ms}
@@ -121,9 +134,15 @@ rules:
   - {name: d, match: {cgroup: "/batch/*", uid: 7}, class: offline}
   - {name: c, match: {comm: c}, class: online}
   - {name: b, match: {comm: b}, class: offline, priority: 3}
+safety:
+  hazards:
+    - {id: two, gfx: [gfx1101], action: deny, why: W.}
+    - {id: one, gfx: [gfx1100], action: limit, why: W.}
+    - {id: new, gfx: [gfx1103], action: allow, why: W.}
 `)
 	want := []Change{
 		{Key: "socket", From: "/run/gpreempt/gpreemptd.sock", To: "/run/x.sock"},
+		{Key: "mechanisms", From: "[dbgtrap]", To: "[criu, dbgtrap]"},
 		{Key: "access.admin_groups", From: "[gpreempt-admin]", To: "[wheel, 0]", Live: true},
 		{Key: "limits.burst", From: "4000", To: "5000", Live: true},
 		{Key: "limits.max_message_bytes", From: "65536", To: "4096"},
@@ -135,6 +154,10 @@ rules:
 		{Key: "rules.b", From: `offline priority 2 if comm="b"`, To: `offline priority 3 if comm="b"`, Live: true},
 		{Key: "rules.d", To: `offline if cgroup="/batch/*" uid=7`, Live: true},
 		{Key: "rules", From: "b, c", To: "c, b", Live: true},
+		{Key: "safety.hazards.one", From: "deny dbgtrap, criu if gfx [gfx1100]: W.", To: "limit dbgtrap, criu if gfx [gfx1100]: W.", Live: true},
+		{Key: "safety.hazards.old", From: "deny dbgtrap, criu if gfx [gfx1102]: W.", Live: true},
+		{Key: "safety.hazards.new", To: "allow dbgtrap, criu if gfx [gfx1103]: W.", Live: true},
+		{Key: "safety.hazards", From: "one, two", To: "two, one", Live: true},
 	}
 	if diff := cmp.Diff(want, Changes(old, changed)); diff != "" {
 		t.Errorf("Changes (-want +got):\n%s", diff)
@@ -142,7 +165,7 @@ rules:
 	if got := Changes(old, old); got != nil {
 		t.Errorf("a file against itself: %v", got)
 	}
-	if got, want := want[8].String(), `rules.a: offline if comm="a" -> none`; got != want {
+	if got, want := want[9].String(), `rules.a: offline if comm="a" -> none`; got != want {
 		t.Errorf("String() = %q, want %q", got, want)
 	}
 }
@@ -153,10 +176,13 @@ func TestValidateFindsWhatNoFileSaid(t *testing.T) {
 	c.Policy.Preset, c.Policy.Gang, c.Policy.Linger = scheduler.PresetCustom, 9, 0
 	c.Rules = []classify.Rule{{Name: "a\n", Match: classify.Match{Comm: "x"}, Class: 9, Priority: new(gpreempt.PriorityAdmin)}}
 	c.Access.AdminUsers = []string{"a b", ""}
+	c.Mechanisms = Mechanisms{"criu", "gdb", "criu"}
 	want := strings.Join([]string{
 		"socket: the path is longer than 107 bytes: choose a shorter one, such as /run/gpreempt/gpreemptd.sock",
 		`access.admin_users: "a b" is not a name: write a name as in /etc/passwd or /etc/group, or a decimal id`,
 		"access.admin_users: a name is empty: write a name as in /etc/passwd or /etc/group, or a decimal id",
+		`mechanisms[1]: "gdb" is no mechanism: choose from dbgtrap, criu, freezer`,
+		"mechanisms[2]: criu is given twice: keep the one where it belongs: the first that works is taken",
 		"policy.linger: want none, fixed or adaptive: remove it to have the preset's value",
 		"policy.gang: want process or job: remove it to have the preset's value",
 		`rules[0].name: "a\n" is not a name: use at most 64 printable characters`,

@@ -19,7 +19,8 @@ func DefaultYAML() []byte {
 			current = s
 			if s == "discovery" {
 				// Rules follow the policy: they are what people come to write.
-				rulesSection(&b)
+				commentedSection(&b, "rules", rulesExample)
+				commentedSection(&b, "safety", safetyExample)
 			}
 			b.WriteString("\n")
 			comment(&b, "", sections[s])
@@ -45,10 +46,10 @@ func DefaultYAML() []byte {
 	return []byte(b.String())
 }
 
-func rulesSection(b *strings.Builder) {
+func commentedSection(b *strings.Builder, name string, example []string) {
 	b.WriteString("\n")
-	comment(b, "", sections["rules"])
-	for _, line := range rulesExample {
+	comment(b, "", sections[name])
+	for _, line := range example {
 		b.WriteString("#" + line + "\n")
 	}
 }

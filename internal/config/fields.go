@@ -23,18 +23,28 @@ type field struct {
 	// min and max bound an int.
 	min, max int
 	// at gives a pointer to the value: *string, *int, *float64, *bool, *[]string,
-	// *time.Duration or a pointer to an enum of the scheduler.
+	// *Mechanisms, *time.Duration or a pointer to an enum of the scheduler.
 	at func(*Config) any
 }
 
 const policyPrefix = "policy."
 
-// fields lists every key but those of rules, in the order of the default file.
+// fields lists every key but those of rules and safety.hazards, in the order of
+// the default file.
 var fields = []field{
 	{
 		key: "socket",
 		doc: "Unix socket the daemon serves, an absolute path of at most 107 bytes.",
 		at:  func(c *Config) any { return &c.Socket },
+	},
+	{
+		key: "mechanisms",
+		doc: "Ways to suspend that may be used; the first that works on a process is taken. dbgtrap (the kernel's debug " +
+			"interface: stops kernels in the middle; when gpreemptd dies the kernel resumes everything by itself), criu " +
+			"(pauses a whole process for a checkpoint that is never made: needs no debug support), freezer (stops the " +
+			"program, not its queues: works everywhere, and what is on the GPU runs to its end first). What criu and " +
+			"freezer stopped stays so if gpreemptd dies, until it is started again. [] suspends nothing.",
+		at: func(c *Config) any { return &c.Mechanisms },
 	},
 	{
 		key: "access.online_groups", live: true,
@@ -170,12 +180,23 @@ var fields = []field{
 	},
 }
 
+// keys are all of the file, in the order errors name them: fields, then the two
+// that hold lists.
+var keys = func() []string {
+	var all []string
+	for _, f := range fields {
+		all = append(all, f.key)
+	}
+	return append(all, "rules", "safety.hazards")
+}()
+
 // sections says what each group of keys is about.
 var sections = map[string]string{
 	"access":    "Who may call. The user the daemon runs as, and root, always have every right.",
 	"limits":    "What clients can ask of the daemon.",
 	"policy":    "When offline work is suspended and when it runs again.",
 	"rules":     rulesDoc,
+	"safety":    safetyDoc,
 	"discovery": "How the daemon finds queues.",
 	"log":       "What the daemon logs.",
 }
@@ -200,6 +221,24 @@ var rulesExample = []string{
 	"    class: online",
 }
 
+const safetyDoc = "On which GPUs queues are preempted. A built-in table knows combinations of GPU, kernel and firmware that " +
+	"hang (docs/hazards.md; gpctl doctor shows what it says of this host), and denies RDNA cards and APUs nobody has " +
+	"vouched for. The rows of hazards are looked at before it; the first whose conditions all hold decides. id, gfx, " +
+	"action (allow, limit to one process on a GPU at a time, deny) and why are needed; apu, kernel, driver (in-tree, " +
+	"dkms), mes, mes_kiq, mec, sdma (firmware versions), mechanisms (else dbgtrap and criu), issues and remedy may be " +
+	"given."
+
+var safetyExample = []string{
+	"safety:",
+	"  hazards:",
+	"    - id: site-gfx1102",
+	"      gfx: [gfx1102]",
+	`      kernel: ">=7.1"`,
+	`      mes: ">=0x60"`,
+	"      action: limit",
+	"      why: Withstood a week of suspensions under load in our lab.",
+}
+
 // section gives the first part of a dotted key, "" for a key at the top.
 func section(key string) string {
 	s, _, nested := strings.Cut(key, ".")
@@ -221,6 +260,8 @@ func text(p any) string {
 	case *bool:
 		return strconv.FormatBool(*v)
 	case *[]string:
+		return "[" + strings.Join(*v, ", ") + "]"
+	case *Mechanisms:
 		return "[" + strings.Join(*v, ", ") + "]"
 	case *time.Duration:
 		return durationText(*v)

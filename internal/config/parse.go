@@ -16,6 +16,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -190,11 +191,9 @@ func (p *parser) unknown(k *yaml.Node, path string, known []string) {
 	remedy := "the keys here are " + strings.Join(known, ", ")
 	if near := nearest(k.Value, known); near != "" {
 		remedy = "did you mean " + near + "?"
-	} else if i := slices.IndexFunc(fields, func(f field) bool {
-		return strings.HasSuffix("."+f.key, "."+k.Value)
-	}); i >= 0 {
+	} else if i := slices.IndexFunc(keys, func(key string) bool { return strings.HasSuffix("."+key, "."+k.Value) }); i >= 0 {
 		remedy = "it belongs at the top of the file"
-		if s := section(fields[i].key); s != "" {
+		if s := section(keys[i]); s != "" {
 			remedy = "it belongs under " + s + ":"
 		}
 	}
@@ -206,6 +205,8 @@ func (p *parser) root(n *yaml.Node) {
 		switch {
 		case e.name == "rules":
 			p.rules(e.value)
+		case e.name == "safety":
+			p.safety(e.value)
 		case sections[e.name] != "":
 			p.section(e.name, e.value)
 		default:
@@ -251,6 +252,20 @@ func (p *parser) preset(n *yaml.Node) {
 func (p *parser) field(key string, n *yaml.Node) {
 	i := slices.IndexFunc(fields, func(f field) bool { return f.key == key })
 	p.value(n, key, fields[i].at(&p.config))
+}
+
+// safety reads the rows of hazards in the table's own form, and tells of mistakes
+// in them as of others.
+func (p *parser) safety(n *yaml.Node) {
+	for _, e := range p.mapping(n, "safety", children("safety")) {
+		rows, mistakes := hazard.Decode(e.value)
+		p.config.Safety.Hazards = rows
+		for _, m := range mistakes {
+			p.errs = append(p.errs, &Error{
+				File: p.file, Line: m.Line, Column: m.Column, Key: "safety.hazards" + m.Key, Problem: m.Problem, Remedy: m.Remedy,
+			})
+		}
+	}
 }
 
 func (p *parser) rules(n *yaml.Node) {
@@ -308,9 +323,9 @@ func (p *parser) match(n *yaml.Node, path string) classify.Match {
 // children lists the keys of a section, or those at the top for "".
 func children(parent string) []string {
 	var names []string
-	for _, f := range fields {
-		name := f.key
-		switch s := section(f.key); {
+	for _, key := range keys {
+		name := key
+		switch s := section(key); {
 		case s == parent:
 			name = strings.TrimPrefix(name, parent+".")
 		case parent == "":
@@ -321,9 +336,6 @@ func children(parent string) []string {
 		if !slices.Contains(names, name) {
 			names = append(names, name)
 		}
-	}
-	if parent == "" {
-		names = append(names, "rules")
 	}
 	return names
 }

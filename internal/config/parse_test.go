@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -32,7 +33,8 @@ func TestFilesThatSayNothingMeanTheDefaults(t *testing.T) {
 		"start of document":  "---\n",
 		"null":               "~\n",
 		"empty mapping":      "{}\n",
-		"commented sections": "policy:\n  # preset: strict\nlimits:\nrules:\n",
+		"commented sections": "policy:\n  # preset: strict\nlimits:\nrules:\nsafety:\n",
+		"no hazards":         "safety:\n  hazards:\n",
 	} {
 		if diff := cmp.Diff(Default(), parse(t, text)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
@@ -43,6 +45,7 @@ func TestFilesThatSayNothingMeanTheDefaults(t *testing.T) {
 func TestEveryKeyIsRead(t *testing.T) {
 	got := parse(t, `
 socket: /tmp/x.sock
+mechanisms: [criu, freezer, dbgtrap]
 access:
   online_groups: [serving, 1001]
   admin_groups: []
@@ -77,12 +80,21 @@ rules:
   - name: rest
     match: {uid: 0}
     class: Online
+safety:
+  hazards:
+    - id: ours
+      gfx: [gfx90a]
+      driver: dkms
+      mechanisms: [criu]
+      action: deny
+      why: It hung.
 discovery: {interval: 1s}
 log: {level: debug}
 `)
 	want := Config{
-		Socket: "/tmp/x.sock",
-		Access: Access{OnlineGroups: []string{"serving", "1001"}, OnlineUsers: []string{"triton"}, AdminUsers: []string{"0"}},
+		Socket:     "/tmp/x.sock",
+		Mechanisms: Mechanisms{"criu", "freezer", "dbgtrap"},
+		Access:     Access{OnlineGroups: []string{"serving", "1001"}, OnlineUsers: []string{"triton"}, AdminUsers: []string{"0"}},
 		Limits: Limits{
 			LeasesPerClient: 1, LeasesTotal: 2, StreamsPerClient: 3, RequestsPerSecond: 4, Burst: 5, MaxMessageBytes: 4096,
 		},
@@ -99,11 +111,26 @@ log: {level: debug}
 			},
 			{Name: "rest", Match: classify.Match{UID: new(uint32(0))}, Class: gpreempt.Online},
 		},
+		Safety: Safety{Hazards: []hazard.Row{{
+			ID: "ours", GFX: []hazard.GFXRange{{First: 90010, Last: 90010}}, Driver: hazard.DKMS,
+			Mechanisms: []string{"criu"}, Action: hazard.Deny, Why: "It hung.",
+		}}},
 		Discovery: Discovery{Interval: time.Second},
 		Log:       Log{Level: "debug"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Parse (-want +got):\n%s", diff)
+	}
+}
+
+func TestAnEmptyListOfMechanismsSuspendsNothing(t *testing.T) {
+	c := parse(t, "mechanisms: []\n")
+	if len(c.Mechanisms) > 0 {
+		t.Errorf("mechanisms: %q", c.Mechanisms)
+	}
+	want := []Change{{Key: "mechanisms", From: "[dbgtrap]", To: "[]"}}
+	if diff := cmp.Diff(want, Changes(Default(), c)); diff != "" {
+		t.Errorf("Changes (-want +got):\n%s", diff)
 	}
 }
 
@@ -231,6 +258,38 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 			},
 		},
 		{
+			"unknown mechanisms", "mechanisms: [dbgtrap, freeser, gdb, dbgtrap]\n",
+			[]string{
+				`1:23: mechanisms[1]: "freeser" is no mechanism: did you mean freezer?`,
+				`1:32: mechanisms[2]: "gdb" is no mechanism: choose from dbgtrap, criu, freezer`,
+				"1:37: mechanisms[3]: dbgtrap is given twice: keep the one where it belongs: the first that works is taken",
+			},
+		},
+		{
+			"one mechanism without a list", "mechanisms: dbgtrap\n",
+			[]string{`1:13: mechanisms: is the text "dbgtrap": write a list such as [dbgtrap, freezer], [] to suspend nothing, or remove the key to have the default`},
+		},
+		{
+			"a number for a mechanism", "mechanisms: [1.5]\n",
+			[]string{"1:14: mechanisms: an item is the number 1.5: write a name"},
+		},
+		{
+			"hazards", "safety:\n  hazards:\n    - id: a\n      gfx: [navi]\n      why: W.\n    - 5\nlog: {level: loud}\n",
+			[]string{
+				"3:7: safety.hazards[0].action: is missing: say allow, limit or deny",
+				`4:13: safety.hazards[0].gfx: "navi" is not the name of a GPU architecture: write names such as gfx942, families such as gfx11xx, spans such as gfx1100-gfx1103, or gfx*`,
+				`6:7: safety.hazards[1]: is "5": write keys and values, one ` + "`key: value` a line",
+				`7:14: log.level: "loud" is no level: write debug, info, warn or error`,
+			},
+		},
+		{
+			"misplaced hazards", "hazards: []\nsafety: {rules: []}\n",
+			[]string{
+				"1:1: hazards: unknown key: it belongs under safety:",
+				"2:10: safety.rules: unknown key: it belongs at the top of the file",
+			},
+		},
+		{
 			"globs", "rules:\n  - name: a\n    match: {comm: \"[\", cgroup: slurm}\n    class: offline\n",
 			[]string{
 				`3:19: rules[0].match.comm: "[": the [ at character 1 is not closed: add the ], or write [[] for the character itself`,
@@ -246,7 +305,7 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 			[]string{"2:14: log.level: is an alias (*a), which this file does not use: write a text; put it in quotes if it looks like a number"},
 		},
 		{"merge key", "a: &a {}\nlog:\n  <<: *a\n", []string{
-			"1:1: a: unknown key: the keys here are socket, access, limits, policy, discovery, log, rules",
+			"1:1: a: unknown key: the keys here are socket, mechanisms, access, limits, policy, discovery, log, rules, safety",
 			"3:3: log.<<: unknown key: the keys here are level",
 		}},
 		{"foreign type", "socket: !!binary eA==\n", []string{
@@ -259,7 +318,7 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 			"2: not valid YAML: did not find expected node content: check indentation, colons and quotes there and just above",
 		}},
 		{"control characters", "\"a\\e[31m\": 1\n", []string{
-			"1:1: a?[31m: unknown key: the keys here are socket, access, limits, policy, discovery, log, rules",
+			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, limits, policy, discovery, log, rules, safety",
 		}},
 	}
 	for _, tt := range tests {
@@ -329,6 +388,7 @@ func TestLoadNamesTheFile(t *testing.T) {
 func FuzzParse(f *testing.F) {
 	f.Add(DefaultYAML())
 	f.Add([]byte("rules: [{name: a, match: {uid: 1}, class: offline, priority: 3}]\npolicy: {preset: slo, linger: fixed}"))
+	f.Add([]byte("mechanisms: [freezer]\nsafety: {hazards: [{id: a, gfx: [gfx11xx], kernel: \">=7.0\", action: allow, why: W.}]}"))
 	f.Add([]byte("a: &a [*a]\n<<: *a\n? [x]\n: 1\n--- {}\n"))
 	f.Add([]byte("socket: !!binary x\nlog: 'x\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -12,6 +12,7 @@ import (
 	"unicode"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -53,6 +54,7 @@ func (c Config) problems() Errors {
 			}
 		}
 	}
+	es = append(es, mechanismProblems(c.Mechanisms)...)
 	if l := c.Limits; l.LeasesPerClient > l.LeasesTotal {
 		add("limits.leases_per_client", fmt.Sprintf("%d is more than leases_total, %d", l.LeasesPerClient, l.LeasesTotal),
 			"lower it or raise leases_total")
@@ -65,6 +67,25 @@ func (c Config) problems() Errors {
 		add("log.level", quoted(c.Log.Level)+" is no level", "write debug, info, warn or error")
 	}
 	return append(es, ruleProblems(c.Rules)...)
+}
+
+func mechanismProblems(ms Mechanisms) Errors {
+	var es Errors
+	known := hazard.Mechanisms()
+	for i, m := range ms {
+		key := fmt.Sprintf("mechanisms[%d]", i)
+		switch {
+		case !slices.Contains(known, m):
+			remedy := "choose from " + strings.Join(known, ", ")
+			if near := nearest(m, known); near != "" {
+				remedy = "did you mean " + near + "?"
+			}
+			es = append(es, &Error{Key: key, Problem: quoted(m) + " is no mechanism", Remedy: remedy})
+		case slices.Contains(ms[:i], m):
+			es = append(es, &Error{Key: key, Problem: m + " is given twice", Remedy: "keep the one where it belongs: the first that works is taken"})
+		}
+	}
+	return es
 }
 
 func nameProblem(name string) string {

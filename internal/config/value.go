@@ -19,8 +19,11 @@ import (
 // value reads the value of key from n into the variable at into, whose type says
 // what is wanted. Types are not bent: a number is no text, a text no number.
 func (p *parser) value(n *yaml.Node, key string, into any) bool {
-	if list, ok := into.(*[]string); ok {
-		return p.list(n, key, list)
+	switch list := into.(type) {
+	case *[]string:
+		return p.list(n, key, list, "write a list such as [gpreempt, 1001], [] for nobody, or remove the key to have the default", "write a name or a decimal id")
+	case *Mechanisms:
+		return p.list(n, key, (*[]string)(list), "write a list such as [dbgtrap, freezer], [] to suspend nothing, or remove the key to have the default", "write a name")
 	}
 	if isNull(n) {
 		p.fail(n, key, "has no value", "give one, or remove the key to have the default")
@@ -137,21 +140,23 @@ func (p *parser) unsigned(n *yaml.Node, key string, most uint64) (uint64, bool) 
 	return u, true
 }
 
-// list reads names and decimal ids.
-func (p *parser) list(n *yaml.Node, key string, into *[]string) bool {
+// list reads names and decimal ids. The remedies are for what is no list, and for
+// what is none of those.
+func (p *parser) list(n *yaml.Node, key string, into *[]string, noList, noItem string) bool {
 	if n.Kind != yaml.SequenceNode {
 		problem := "is " + kindOf(n)
 		if isNull(n) {
 			problem = "has no value"
 		}
-		p.fail(n, key, problem, "write a list such as [gpreempt, 1001], [] for nobody, or remove the key to have the default")
+		p.fail(n, key, problem, noList)
 		return false
 	}
 	var names []string
 	good := true
-	for _, item := range n.Content {
+	for i, item := range n.Content {
+		p.nodes[fmt.Sprintf("%s[%d]", key, i)] = item
 		if !isScalar(item, "!!str") && !isScalar(item, "!!int") {
-			p.fail(item, key, "an item is "+kindOf(item), "write a name or a decimal id")
+			p.fail(item, key, "an item is "+kindOf(item), noItem)
 			good = false
 			continue
 		}

@@ -1,0 +1,274 @@
+package breaker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// machine has two whole GPUs and one in two partitions.
+func machine() []gpreempt.GPU {
+	return []gpreempt.GPU{
+		{ID: 11, BDF: "0000:03:00.0"},
+		{ID: 12, BDF: "0000:c5:00.0"},
+		{ID: 21, BDF: "0001:03:00.0"},
+		{ID: 22, BDF: "0001:03:00.1"},
+	}
+}
+
+// alarms gives what a watcher makes of the records.
+func alarms(records ...Record) []string {
+	var got []string
+	w := newWatcher(machine, func(a Alarm) { got = append(got, fmt.Sprintf("%s %s", a.GPU, a.Pattern)) })
+	for _, r := range records {
+		w.see(r)
+	}
+	return got
+}
+
+func TestAlarmsGoToTheGPUsAtTheAddress(t *testing.T) {
+	const reset = ": amdgpu: GPU reset begin!"
+	tests := []struct {
+		name   string
+		record Record
+		want   []string
+	}{
+		{"a whole GPU", Record{Text: "amdgpu 0000:c5:00.0" + reset}, []string{"12 gpu-reset"}},
+		{"partitions", Record{Text: "amdgpu 0001:03:00.0" + reset}, []string{"21 gpu-reset", "22 gpu-reset"}},
+		{"no address", Record{Text: "amdgpu: Failed to quiesce KFD"}, []string{"0 quiesce"}},
+		{"KFD's own device", Record{Text: "kfd kfd: amdgpu: failed to execute runlist", Device: "c237:0"}, []string{"0 runlist"}},
+		{"a GPU that is not ours", Record{Text: "amdgpu 0000:04:00.0" + reset}, nil},
+		{"the kernel's word beside the text", Record{Text: "amdgpu: Failed to evict process queues", Device: "+pci:0000:03:00.0"}, []string{"11 evict"}},
+		{"a program", Record{Facility: 1, Text: "amdgpu 0000:c5:00.0" + reset}, nil},
+	}
+	for _, tt := range tests {
+		if diff := cmp.Diff(tt.want, alarms(tt.record)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+func TestAnAlarmSaysWhatWasSeen(t *testing.T) {
+	const text = "amdgpu 0000:c5:00.0: amdgpu: MES failed to respond to msg=REMOVE_QUEUE"
+	var got []Alarm
+	newWatcher(machine, func(a Alarm) { got = append(got, a) }).see(Record{Text: text})
+	want := []Alarm{{GPU: 12, Pattern: "mes-no-answer", Line: text, Issue: "ROCm/legacy-rocm-build#6273"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("alarms (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheSameAlarmComesOnceASecond(t *testing.T) {
+	at := func(d time.Duration, gpu, text string) Record {
+		return Record{Time: d, Text: "amdgpu " + gpu + ": amdgpu: " + text}
+	}
+	const a, b, reset = "0000:03:00.0", "0000:c5:00.0", "GPU reset begin!"
+	got := alarms(
+		at(10*time.Second, a, reset),
+		at(10*time.Second, a, "MES ring buffer is full."), // another pattern
+		at(10*time.Second, b, reset),                      // another GPU
+		at(10*time.Second+999*time.Millisecond, a, reset),
+		at(9999*time.Millisecond, a, reset), // the clock of another CPU
+		at(11*time.Second, a, reset),        // a second after the first, not after the last
+		at(11*time.Second, a, "Failed to evict queue 1"),
+		at(11*time.Second, a, "Failed to evict queue 2"),
+	)
+	want := []string{"11 gpu-reset", "11 mes-ring-full", "12 gpu-reset", "11 gpu-reset", "11 evict"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("alarms (-want +got):\n%s", diff)
+	}
+}
+
+// fakeLog is a log whose reads are scripted; when the script is over a read waits
+// for Close.
+type fakeLog struct {
+	script []any // a string is a record, an error is one
+	closed chan struct{}
+}
+
+func (f *fakeLog) Read(b []byte) (int, error) {
+	if len(f.script) == 0 {
+		<-f.closed
+		return 0, fs.ErrClosed
+	}
+	next := f.script[0]
+	f.script = f.script[1:]
+	if err, ok := next.(error); ok {
+		return 0, &fs.PathError{Op: "read", Path: "/dev/kmsg", Err: err}
+	}
+	return copy(b, next.(string)), nil
+}
+
+func (f *fakeLog) Close() error {
+	close(f.closed)
+	return nil
+}
+
+func record(seq int) string { return fmt.Sprintf("3,%d,0,-;x\n", seq) }
+
+func TestOverwrittenRecordsAndSignalsAreSurvived(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	log := &fakeLog{closed: make(chan struct{}), script: []any{
+		record(1), syscall.EPIPE, record(5), syscall.EINTR, syscall.EPIPE, syscall.EPIPE, record(9),
+	}}
+	var got []uint64
+	err := follow(ctx, log, func(r Record) {
+		if got = append(got, r.Seq); r.Seq == 9 {
+			cancel()
+		}
+	})
+	if diff := cmp.Diff([]uint64{1, 5, 9}, got); diff != "" || err != nil {
+		t.Errorf("%v, records (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestALogThatBreaksIsAnError(t *testing.T) {
+	for _, last := range []any{syscall.EIO, "nonsense"} {
+		log := &fakeLog{closed: make(chan struct{}), script: []any{record(1), last}}
+		n := 0
+		err := follow(t.Context(), log, func(Record) { n++ })
+		if err == nil || !strings.HasPrefix(err.Error(), "read the kernel log: ") || n != 1 {
+			t.Errorf("%v: %v after %d records", last, err, n)
+		}
+		if errno, ok := last.(syscall.Errno); ok && !errors.Is(err, errno) {
+			t.Errorf("%v does not show %v", err, errno)
+		}
+		<-log.closed
+	}
+}
+
+// A socket keeps records apart as the device does, and is waited on in the same way.
+func TestWaitingEndsWithTheContext(t *testing.T) {
+	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	log, kernel := os.NewFile(uintptr(fds[0]), "log"), os.NewFile(uintptr(fds[1]), "kernel")
+	defer kernel.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	seen, done := make(chan uint64), make(chan error, 1)
+	go func() { done <- follow(ctx, log, func(r Record) { seen <- r.Seq }) }()
+	for seq := range 3 {
+		if _, err := kernel.WriteString(record(seq)); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-seen; got != uint64(seq) {
+			t.Errorf("record %d came as %d", seq, got)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if _, err := log.Stat(); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("the log is left open: %v", err)
+	}
+}
+
+func TestALogThatCannotBeOpenedIsAnErrorWithARemedy(t *testing.T) {
+	dir := t.TempDir()
+	regular, fifo := filepath.Join(dir, "regular"), filepath.Join(dir, "fifo")
+	if err := os.WriteFile(regular, []byte(record(1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	writer, err := os.OpenFile(fifo, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer writer.Close()
+	for path, want := range map[string]error{
+		filepath.Join(dir, "none"): fs.ErrNotExist,
+		regular:                    os.ErrNoDeadline,
+		fifo:                       syscall.ESPIPE,
+	} {
+		err := Watch(t.Context(), path, machine, func(Alarm) {})
+		if !errors.Is(err, want) || !strings.Contains(err.Error(), "CAP_SYSLOG") || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+// realLog gives the kernel's log, and a way to write a line to it as a program does.
+func realLog(t *testing.T) (path string, write func(string)) {
+	t.Helper()
+	path = "/dev/kmsg"
+	out, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Skipf("needs root and %s, to write lines to it: %v", path, err)
+	}
+	t.Cleanup(func() { _ = out.Close() })
+	return path, func(line string) {
+		if _, err := out.WriteString(line); err != nil {
+			t.Errorf("write to %s: %v", path, err)
+		}
+	}
+}
+
+// What a program writes comes by, and is no alarm even where it asks for the
+// kernel's facility; what was in the log before is not read.
+func TestAProgramCannotOpenABreakerThroughTheRealLog(t *testing.T) {
+	path, write := realLog(t)
+	line := func(n int) string {
+		return fmt.Sprintf("amdgpu 0000:c5:00.0: amdgpu: GPU reset begin! (a test of gpreempt, pid %d, line %d; nothing is wrong)", os.Getpid(), n)
+	}
+	write("<6>" + line(1) + "\n")
+	log, err := open(path)
+	if err != nil {
+		t.Skipf("needs CAP_SYSLOG, to read %s: %v", path, err)
+	}
+	write("<6>" + line(2) + "\n")
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var mine []Record
+	w := newWatcher(machine, func(a Alarm) {
+		if strings.Contains(a.Line, "a test of gpreempt") {
+			t.Errorf("an alarm: %+v", a)
+		}
+	})
+	err = follow(ctx, log, func(r Record) {
+		w.see(r)
+		switch r.Text {
+		case line(1):
+			mine = append(mine, r)
+		case line(2):
+			mine = append(mine, r)
+			cancel()
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(mine) != 1 || mine[0].Facility != 1 || mine[0].Text != line(2) {
+		t.Fatalf("of two lines, one before the log was opened, came %+v", mine)
+	}
+	fromKernel := mine[0]
+	fromKernel.Facility = 0
+	if diff := cmp.Diff([]string{"12 gpu-reset"}, alarms(fromKernel)); diff != "" {
+		t.Errorf("the same line from the kernel (-want +got):\n%s", diff)
+	}
+}
+
+func TestWatchingTheRealLogEndsWithTheContext(t *testing.T) {
+	path, _ := realLog(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := Watch(ctx, path, machine, func(Alarm) {}); errors.Is(err, fs.ErrPermission) {
+		t.Skipf("needs CAP_SYSLOG, to read %s: %v", path, err)
+	} else if err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,212 @@
+package hazard
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestKnownMachines(t *testing.T) {
+	newKernel, oldKernel := Host{Kernel: "7.2.13-amd64"}, Host{Kernel: "6.12.43+deb13-amd64"}
+	tests := []struct {
+		name      string
+		host      Host
+		gpu       GPU
+		mechanism string
+		want      string
+	}{
+		{"MI300X", oldKernel, GPU{GFX: 90402}, "dbgtrap", "allow cdna"},
+		{"MI210, criu", oldKernel, GPU{GFX: 90010}, "criu", "allow cdna"},
+		{"MI355X", newKernel, GPU{GFX: 90500}, "dbgtrap", "allow cdna"},
+		{"MI50", oldKernel, GPU{GFX: 90006}, "dbgtrap", "limit gfx9-one-debug-vmid"},
+		{"MI100, criu", oldKernel, GPU{GFX: 90008}, "criu", "allow gfx9-whole-process"},
+		{"Strix Halo, old firmware", newKernel, GPU{GFX: 110501, APU: true, MES: 0x80}, "dbgtrap", "deny gfx1151-mes-80"},
+		{"Strix Halo, broken firmware", newKernel, GPU{GFX: 110501, APU: true, MES: 0x83}, "criu", "deny gfx1151-mes-83"},
+		{"Strix Halo, good firmware, old kernel", oldKernel, GPU{GFX: 110501, APU: true, MES: 0x88}, "dbgtrap", "deny gfx1151-save-area"},
+		{"Strix Halo, repaired", newKernel, GPU{GFX: 110501, APU: true, MES: 0x88}, "dbgtrap", "limit gfx1151-repaired"},
+		{"Strix Halo, firmware not known", newKernel, GPU{GFX: 110501, APU: true}, "dbgtrap", "deny gfx1151-unresponsive"},
+		{
+			"Strix Halo, DKMS driver on an old kernel",
+			Host{Kernel: "6.8.0-137-generic", Driver: "7.1.3.31500000"},
+			GPU{GFX: 110501, APU: true, MES: 0x88},
+			"dbgtrap", "limit gfx1151-repaired",
+		},
+		{
+			"Strix Halo, old DKMS driver on a new kernel",
+			Host{Kernel: "7.0.0-29-generic", Driver: "6.19.4"},
+			GPU{GFX: 110501, APU: true, MES: 0x88},
+			"dbgtrap", "deny gfx1151-save-area",
+		},
+		{"780M", newKernel, GPU{GFX: 110003, APU: true, MES: 0x80}, "dbgtrap", "deny gfx1103-remove-queue"},
+		{"890M", newKernel, GPU{GFX: 110500, APU: true, MES: 0x90}, "dbgtrap", "deny apu"},
+		{"7900 XTX, new kernel", newKernel, GPU{GFX: 110000, MES: 0x55}, "dbgtrap", "limit gfx110x-half-the-cus"},
+		{"7900 XTX, criu", newKernel, GPU{GFX: 110000, MES: 0x55}, "criu", "deny gfx1100-many-processes"},
+		{"7900 XTX, old kernel", oldKernel, GPU{GFX: 110000, MES: 0x55}, "dbgtrap", "deny gfx1100-many-processes"},
+		{"7800 XT, old kernel", oldKernel, GPU{GFX: 110001, MES: 0x55}, "dbgtrap", "deny rdna"},
+		{"7600 XT", newKernel, GPU{GFX: 110002, MES: 0x55}, "dbgtrap", "deny gfx1102-preemption-failed"},
+		{"R9700", newKernel, GPU{GFX: 120001, MES: 0x70}, "dbgtrap", "deny gfx1201-mes-queue"},
+		{"V620", newKernel, GPU{GFX: 100300}, "dbgtrap", "deny gfx1030-oversubscribed"},
+		{"6700 XT, new kernel", newKernel, GPU{GFX: 100301}, "dbgtrap", "limit gfx10-one-debug-vmid"},
+		{"6700 XT, old kernel", oldKernel, GPU{GFX: 100301}, "dbgtrap", "deny rdna"},
+		{"Steam Deck", newKernel, GPU{GFX: 100303, APU: true}, "dbgtrap", "deny apu"},
+		{"a GPU of the future", newKernel, GPU{GFX: 130000}, "dbgtrap", "deny unknown"},
+		{"a Fiji", newKernel, GPU{GFX: 80003}, "criu", "deny unknown"},
+		{"no GFX version", newKernel, GPU{}, "dbgtrap", "deny unknown"},
+		{"a release candidate", Host{Kernel: "7.0.0-rc6"}, GPU{GFX: 110501, APU: true, MES: 0x88}, "dbgtrap", "deny gfx1151-save-area"},
+		{"no kernel version", Host{}, GPU{GFX: 110501, APU: true, MES: 0x88}, "dbgtrap", "deny gfx1151-save-area"},
+		{"the freezer on a bad GPU", newKernel, GPU{GFX: 110003, APU: true}, "freezer", "allow "},
+		{"the simulation", newKernel, GPU{GFX: 110003, APU: true}, "sim", "allow "},
+	}
+	for _, tt := range tests {
+		v := Default().Judge(tt.host, tt.gpu, tt.mechanism)
+		if got := v.Action.String() + " " + v.Row.ID; got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+		if v.Reason == "" {
+			t.Errorf("%s: no reason", tt.name)
+		}
+	}
+}
+
+func TestReasonNamesTheMachineTheRowAndTheIssue(t *testing.T) {
+	v := Default().Judge(Host{Kernel: "6.14.0-37-generic"}, GPU{GFX: 110501, APU: true, MES: 0x83}, "dbgtrap")
+	want := "gfx1151 with MES firmware 0x83 on kernel 6.14.0-37-generic, hazard gfx1151-mes-83: This MES firmware does not answer " +
+		"REMOVE_QUEUE, queues cannot be evicted and the GPU is reset. (ROCm/legacy-rocm-build#5724)"
+	if diff := cmp.Diff(want, v.Reason); diff != "" {
+		t.Errorf("Reason (-want +got):\n%s", diff)
+	}
+	v = Default().Judge(Host{Kernel: "6.8", Driver: "6.16.6"}, GPU{}, "criu")
+	want = "a GPU of unknown architecture on kernel 6.8 with the DKMS driver 6.16.6, hazard unknown: Nobody has looked at preemption on this GPU yet."
+	if diff := cmp.Diff(want, v.Reason); diff != "" {
+		t.Errorf("Reason (-want +got):\n%s", diff)
+	}
+}
+
+// A row that an earlier one hides is a mistake in the order of the table.
+func TestEveryRowDecidesForSomeMachine(t *testing.T) {
+	table := Default()
+	hosts, gpus := machines(table)
+	for _, row := range table.Rows() {
+		for _, mechanism := range row.Mechanisms {
+			if !slices.ContainsFunc(hosts, func(h Host) bool {
+				return slices.ContainsFunc(gpus, func(g GPU) bool { return table.Judge(h, g, mechanism).Row.ID == row.ID })
+			}) {
+				t.Errorf("row %s decides for no machine that asks about %s", row.ID, mechanism)
+			}
+		}
+	}
+}
+
+// machines gives one of every kind the table tells apart, and some beside them.
+func machines(table *Table) ([]Host, []GPU) {
+	kernels, firmware := []string{"6.5.0", "99.0"}, []uint32{0, 0xfff}
+	gfx := []uint32{0}
+	for _, row := range table.Rows() {
+		for _, b := range row.Kernel {
+			kernels = append(kernels, b.Version)
+		}
+		for _, r := range []FirmwareRange{row.MES, row.MESKIQ, row.MEC, row.SDMA} {
+			for _, b := range r {
+				firmware = append(firmware, b.Version, b.Version-1, b.Version+1)
+			}
+		}
+		for _, x := range row.GFX {
+			gfx = append(gfx, x.First, x.Last)
+		}
+	}
+	slices.Sort(gfx)
+	var hosts []Host
+	for _, k := range kernels {
+		hosts = append(hosts, Host{Kernel: k}, Host{Kernel: "6.8", Driver: k})
+	}
+	var gpus []GPU
+	for _, x := range slices.Compact(gfx) {
+		for _, fw := range firmware {
+			for _, apu := range []bool{false, true} {
+				gpus = append(gpus, GPU{GFX: x, APU: apu, MES: fw, MESKIQ: fw, MEC: fw, SDMA: fw})
+			}
+		}
+	}
+	return hosts, gpus
+}
+
+// The last row stands behind the promise that nothing is preempted on a GPU
+// nobody has vouched for.
+func TestNothingIsAllowedOnAGPUWithoutARow(t *testing.T) {
+	hosts, gpus := machines(Default())
+	for _, mechanism := range []string{"dbgtrap", "criu"} {
+		for _, h := range hosts {
+			for _, g := range gpus {
+				if v := Default().Judge(h, g, mechanism); v.Row.ID == "" {
+					t.Fatalf("%+v %+v %s: %s by no row", h, g, mechanism, v.Action)
+				}
+			}
+		}
+	}
+}
+
+func TestSiteRowsAreLookedAtFirst(t *testing.T) {
+	site, err := Parse("site.yaml", []byte(`
+- id: ours
+  gfx: [gfx1103]
+  kernel: ">=7.0.14"
+  mechanisms: [criu]
+  action: allow
+  why: Soaked for a week.
+- id: never
+  gfx: [gfx*]
+  mechanisms: [freezer]
+  action: deny
+  why: Jobs here do not stand it.
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	type answer struct {
+		action Action
+		id     string
+		site   bool
+	}
+	table := Default().With(site)
+	gpu := GPU{GFX: 110003, APU: true}
+	var got []answer
+	for _, q := range []struct{ kernel, mechanism string }{
+		{"7.0.14-8-pve", "criu"},
+		{"7.0.13", "criu"},
+		{"7.0.14-8-pve", "dbgtrap"},
+		{"7.0.14-8-pve", "freezer"},
+	} {
+		v := table.Judge(Host{Kernel: q.kernel}, gpu, q.mechanism)
+		got = append(got, answer{v.Action, v.Row.ID, v.Site})
+	}
+	want := []answer{{Allow, "ours", true}, {Deny, "gfx1103-remove-queue", false}, {Deny, "gfx1103-remove-queue", false}, {Deny, "never", true}}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(answer{})); diff != "" {
+		t.Errorf("verdicts (-want +got):\n%s", diff)
+	}
+	if n, m := len(Default().Rows()), len(table.Rows()); m != n+2 {
+		t.Errorf("%d rows with 2 more than %d", m, n)
+	}
+}
+
+func TestEveryRowSaysWhatToDo(t *testing.T) {
+	for _, row := range Default().Rows() {
+		if row.Action != Allow && row.Remedy == "" {
+			t.Errorf("row %s has no remedy", row.ID)
+		}
+		for _, sentence := range []string{row.Why, row.Remedy} {
+			if sentence != "" && !strings.HasSuffix(sentence, ".") {
+				t.Errorf("row %s: %q is no sentence", row.ID, sentence)
+			}
+		}
+	}
+}
+
+func TestTheZeroActionIsTheSafeOne(t *testing.T) {
+	var a Action
+	if got := fmt.Sprint(a, Limit, Allow, Action(9)); got != "deny limit allow action(9)" {
+		t.Error(got)
+	}
+}

@@ -1,0 +1,155 @@
+package hazard
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestEveryKeyIsRead(t *testing.T) {
+	got, err := Parse("site.yaml", []byte(`
+- id: all-of-it
+  gfx: [gfx90a, gfx11xx]
+  apu: false
+  kernel: ">=6.5 <7.0-rc2"
+  driver: dkms
+  mes: ">=0x40 <0x80"
+  mes_kiq: "=0x6f"
+  mec: ">459"
+  sdma: "<=18"
+  mechanisms: [criu, freezer]
+  action: limit
+  why: >-
+    One sentence
+    on two lines.
+  issues: [ROCm/amdgpu#227, a.b/c_d#1]
+  remedy: Another.
+- {id: least, gfx: ["gfx*"], action: allow, why: Short.}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Row{
+		{
+			ID: "all-of-it", GFX: []GFXRange{{90010, 90010}, {110000, 111515}}, APU: new(false),
+			Kernel: KernelRange{{">=", "6.5"}, {"<", "7.0-rc2"}}, Driver: DKMS,
+			MES: FirmwareRange{{">=", 0x40}, {"<", 0x80}}, MESKIQ: FirmwareRange{{"=", 0x6f}}, MEC: FirmwareRange{{">", 459}}, SDMA: FirmwareRange{{"<=", 18}},
+			Mechanisms: []string{"criu", "freezer"}, Action: Limit,
+			Why: "One sentence on two lines.", Issues: []string{"ROCm/amdgpu#227", "a.b/c_d#1"}, Remedy: "Another.",
+		},
+		{ID: "least", GFX: []GFXRange{everyGFX}, Mechanisms: []string{"dbgtrap", "criu"}, Action: Allow, Why: "Short."},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("Parse (-want +got):\n%s", diff)
+	}
+	text := `limit criu, freezer if gfx [gfx90a, gfx11xx], apu false, driver dkms, kernel >=6.5 <7.0-rc2, mes >=0x40 <0x80, ` +
+		`mes_kiq =0x6f, mec >0x1cb, sdma <=0x12: One sentence on two lines. (ROCm/amdgpu#227, a.b/c_d#1) Another.`
+	if diff := cmp.Diff(text, got[0].String()); diff != "" {
+		t.Errorf("String (-want +got):\n%s", diff)
+	}
+}
+
+func TestFilesThatSayNothingHaveNoRows(t *testing.T) {
+	for _, text := range []string{"", "# nothing\n", "---\n", "~\n", "[]\n"} {
+		if rows, err := Parse("f", []byte(text)); len(rows) > 0 || err != nil {
+			t.Errorf("%q: %v, %v", text, rows, err)
+		}
+	}
+}
+
+func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
+	const rest = ", why: W., action: deny}\n"
+	tests := []struct{ name, text, want string }{
+		{"no list", "id: a\n", "1:1: is a mapping: write a list, each row beginning with `- id: ...`"},
+		{"no row", "- 5\n", `1:3: [0]: is "5": write keys and values, one ` + "`key: value` a line"},
+		{
+			"unknown key", "- {id: a, gfx: [gfx900], because: x" + rest,
+			"1:26: [0].because: unknown key: the keys of a row are id, gfx, apu, kernel, driver, mes, mes_kiq, mec, sdma, mechanisms, action, why, issues, remedy",
+		},
+		{"given twice", "- {id: a, gfx: [gfx900], id: b" + rest, "1:26: [0].id: is given twice, first on line 1: keep one of them"},
+		{"no action", "- id: a\n  gfx: [gfx900]\n  why: W.\n", "1:3: [0].action: is missing: say allow, limit or deny"},
+		{"no gfx", "- id: a\n  why: W.\n  action: deny\n", "1:3: [0].gfx: is missing: list the GPUs it is about, such as [gfx1100] or [gfx11xx]; [gfx*] for all"},
+		{"no id", "- {gfx: [gfx900]" + rest, "1:3: [0].id: is missing: give the row a name of its own, such as site-gfx1100"},
+		{"no reason", "- {id: a, gfx: [gfx900], action: deny}\n", "1:3: [0].why: is missing: say in a sentence why; it is shown to whoever asks"},
+		{"bad id", "- {id: A b, gfx: [gfx900]" + rest, `1:8: [0].id: "A b" is no name for a row: use small letters, digits and dashes`},
+		{
+			"same id", "- {id: a, gfx: [gfx900]" + rest + "- {id: a, gfx: [gfx900]" + rest,
+			"2:8: [1].id: a is the row on line 1 too: give each row a name of its own",
+		},
+		{
+			"bad gfx", "- {id: a, gfx: [gfx900, navi31]" + rest,
+			`1:25: [0].gfx: "navi31" is not the name of a GPU architecture: write names such as gfx942, families such as gfx11xx, spans such as gfx1100-gfx1103, or gfx*`,
+		},
+		{"empty gfx", "- {id: a, gfx: []" + rest, "1:16: [0].gfx: is empty: write names such as gfx942, families such as gfx11xx, spans such as gfx1100-gfx1103, or gfx*"},
+		{"gfx alone", "- {id: a, gfx: gfx900" + rest, `1:16: [0].gfx: is "gfx900": write names such as gfx942, families such as gfx11xx, spans such as gfx1100-gfx1103, or gfx*`},
+		{"apu", "- {id: a, gfx: [gfx900], apu: yes" + rest, `1:31: [0].apu: is "yes": write true or false`},
+		{"kernel", "- {id: a, gfx: [gfx900], kernel: \"7.0\"" + rest, `1:34: [0].kernel: "7.0" is not a comparison: write comparisons such as ">=6.5 <7.0"`},
+		{"kernel number", "- {id: a, gfx: [gfx900], kernel: 7.0" + rest, `1:34: [0].kernel: is "7.0": write comparisons such as ">=6.5 <7.0"`},
+		{"driver", "- {id: a, gfx: [gfx900], driver: amd" + rest, `1:34: [0].driver: "amd" is not known here: write in-tree or dkms`},
+		{"firmware", "- {id: a, gfx: [gfx900], mes: \"=0x\"" + rest, `1:31: [0].mes: "0x" is not a firmware version: write comparisons such as "=0x83" or ">=0x40 <0x80"; 0 means not known`},
+		{"mechanism", "- {id: a, gfx: [gfx900], mechanisms: [gdb]" + rest, `1:39: [0].mechanisms: "gdb" is not known here: write dbgtrap, criu or freezer`},
+		{"mechanism twice", "- {id: a, gfx: [gfx900], mechanisms: [criu, criu]" + rest, "1:45: [0].mechanisms: criu is given twice: keep one of them"},
+		{"action", "- {id: a, gfx: [gfx900], action: forbid, why: W.}\n", `1:34: [0].action: "forbid" is not known here: write allow, limit or deny`},
+		{"why is a number", "- {id: a, gfx: [gfx900], why: 5, action: deny}\n", `1:31: [0].why: is "5": write a text; put it in quotes if it looks like a number`},
+		{"empty why", "- {id: a, gfx: [gfx900], why: \" \", action: deny}\n", "1:31: [0].why: is no sentence: write 1 to 600 printable bytes in one line; `>-` folds lines into one"},
+		{"issue", "- {id: a, gfx: [gfx900], issues: [\"#5\"]" + rest, `1:35: [0].issues: "#5" is not a public issue: write OWNER/REPOSITORY#NUMBER`},
+		{"alias", "- {id: &x a, gfx: [gfx900], remedy: *x" + rest, "1:37: [0].remedy: is an alias, which this file does not use: write a text; put it in quotes if it looks like a number"},
+		{"second document", "[]\n---\n[]\n", "2:1: a second YAML document begins here: keep one document in the file"},
+		{"no YAML", "- [\n", "not valid YAML: yaml: line 1: did not find expected node content: check indentation, colons and quotes there and just above"},
+	}
+	for _, tt := range tests {
+		_, err := Parse("h.yaml", []byte(tt.text))
+		if err == nil {
+			t.Errorf("%s: accepted", tt.name)
+			continue
+		}
+		if diff := cmp.Diff(tt.want, strings.TrimPrefix(strings.TrimPrefix(err.Error(), "h.yaml:"), " ")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+func TestHostileFilesAreRefusedQuickly(t *testing.T) {
+	for name, text := range map[string]string{
+		"deep nesting":  strings.Repeat("[", 100_000),
+		"many mistakes": "[" + strings.Repeat("{x: 1},", 10_000) + "]",
+		"long texts":    "- {" + strings.Repeat("k", 1000) + ": 1, id: " + strings.Repeat("i", 10_000) + "}",
+	} {
+		_, err := Parse("f", []byte(text))
+		if err == nil {
+			t.Errorf("%s: accepted", name)
+		} else if n := len(err.Error()); n > 10_000 {
+			t.Errorf("%s: an error of %d bytes", name, n)
+		}
+	}
+}
+
+// FuzzParse checks that mistakes are told with their place, and that rows taken
+// can be judged by and read again from what they print.
+func FuzzParse(f *testing.F) {
+	f.Add([]byte("- id: a\n  gfx: [gfx10xx]\n  apu: true\n  mes: \"=0x83\"\n  driver: dkms\n  mechanisms: [criu]\n  action: limit\n  why: >-\n    W.\n  issues: [a/b#1]\n"))
+	f.Add([]byte("- {id: a, gfx: [gfx1100-gfx1103, gfx9xx], kernel: \">=6 <7.0-rc1\", action: allow, why: W.}\n"))
+	f.Add([]byte("- &a {id: a, gfx: [*a], mes: \"=0x83\"}\n---\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		rows, err := Parse("f", data)
+		if err != nil {
+			if e, ok := errors.AsType[*Error](err); ok && (e.File != "f" || e.Line == 0 || e.Problem == "" || e.Remedy == "") {
+				t.Fatalf("an incomplete error: %#v", e)
+			}
+			return
+		}
+		for _, row := range rows {
+			if row.ID == "" || row.Why == "" || len(row.GFX) == 0 || len(row.Mechanisms) == 0 || row.Action > Allow {
+				t.Fatalf("an incomplete row: %+v", row)
+			}
+			for _, x := range row.GFX {
+				if again, err := parseGFX(x.String()); err != nil || again != x {
+					t.Fatalf("%v is written %s, read as %v, %v", x, x, again, err)
+				}
+			}
+			Default().With([]Row{row}).Judge(Host{Kernel: "6.12"}, GPU{GFX: row.GFX[0].First, MES: 1}, row.Mechanisms[0])
+		}
+	})
+}
