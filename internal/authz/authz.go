@@ -83,6 +83,7 @@ var methods = map[string]Rights{
 	gpreemptv1.AdminService_WatchEvents_FullMethodName:    reads,
 	gpreemptv1.AdminService_GetStatistics_FullMethodName:  reads,
 	gpreemptv1.AdminService_SetDrain_FullMethodName:       changes,
+	gpreemptv1.AdminService_Diagnose_FullMethodName:       reads,
 }
 
 // services has the services all of whose methods need the same.

@@ -57,6 +57,7 @@ func TestEveryMethodHasItsNeed(t *testing.T) {
 		admin + "GetPolicy":      Admin | Online,
 		admin + "WatchEvents":    Admin | Online,
 		admin + "GetStatistics":  Admin | Online,
+		admin + "Diagnose":       Admin | Online,
 		admin + "CreateLease":    Admin,
 		admin + "ReleaseLease":   Admin,
 		admin + "SuspendTarget":  Admin,

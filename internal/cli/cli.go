@@ -103,6 +103,7 @@ Start with:
   gpctl status                what runs, what is suspended, what is wrong
   gpctl target list           the processes that own GPU queues
   gpctl target explain PID    why one of them is, or is not, suspended
+  gpctl doctor                whether and how gpreempt can work on this host
 
 Exit codes:
   0  done
@@ -112,6 +113,8 @@ Exit codes:
   4  there is no such target, lease, GPU or queue
   5  permission denied, by the daemon or on its socket
   6  refused: an argument out of range, a condition not met, a limit reached
+  7  doctor: a check failed
+  8  doctor: this host has no AMD GPU
 
 Environment:
   ` + SocketEnv + `  path of the daemon's socket, as --socket
@@ -149,7 +152,7 @@ Environment:
 
 	root.AddCommand(
 		a.statusCommand(), a.gpuCommand(), a.targetCommand(), a.queueCommand(), a.leaseCommand(), a.policyCommand(),
-		a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.demoCommand(), completionCommand(), a.versionCommand(),
+		a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.doctorCommand(), a.demoCommand(), completionCommand(), a.versionCommand(),
 	)
 	return root
 }

@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"os"
 	"os/user"
 	"path/filepath"
 	"strconv"
 	"syscall"
-	"time"
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc/codes"
@@ -31,11 +29,15 @@ const (
 	ExitNotFound    = 4
 	ExitDenied      = 5
 	ExitRefused     = 6
+	// Those of gpctl doctor.
+	ExitNotReady = 7
+	ExitNoGPU    = 8
 )
 
 // failure is an error as gpctl ends with it.
 type failure struct {
-	code    int
+	code int
+	// message is "" when the output has said all.
 	message string
 	// next is what to do, "" when there is nothing to say.
 	next string
@@ -44,6 +46,9 @@ type failure struct {
 func (f *failure) Error() string { return f.message }
 
 func (f *failure) print(w io.Writer) {
+	if f.message == "" {
+		return
+	}
 	fmt.Fprintf(w, "gpctl: %s\n", printable(f.message))
 	if f.next != "" {
 		fmt.Fprintf(w, "  try: %s\n", printable(f.next))
@@ -99,12 +104,7 @@ func (a *app) fromDaemon(ctx context.Context, err error) error {
 
 // diagnose finds out why the daemon cannot be reached.
 func (a *app) diagnose(ctx context.Context) *failure {
-	d := net.Dialer{Timeout: time.Second}
-	conn, err := d.DialContext(ctx, "unix", a.socket)
-	if err == nil {
-		conn.Close()
-	}
-	return unreachable(a.socket, err, groupOf(a.socket))
+	return unreachable(a.socket, a.knock(ctx), groupOf(a.socket))
 }
 
 // unreachable explains what connecting to socket gave; group owns the socket, or

@@ -8,12 +8,15 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -427,5 +430,41 @@ func TestEventMessages(t *testing.T) {
 		if diff := cmp.Diff(tc.want, h.server.eventMessage(tc.entry), protocmp.Transform()); diff != "" {
 			t.Errorf("event %d (-want +got):\n%s", tc.entry.Revision, diff)
 		}
+	}
+}
+
+func TestDiagnoseGivesTheReport(t *testing.T) {
+	h := startHost(t)
+	got, err := h.admin(t).Diagnose(t.Context(), &gpreemptv1.DiagnoseRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := &gpreemptv1.DiagnoseResponse{
+		Verdict: gpreemptv1.Verdict_VERDICT_LIMITED, Summary: "it can work", ByDaemon: true, Backend: "simulated mi300x", Version: "v1.2.3",
+		Checks: []*gpreemptv1.Check{{
+			Id: "yama", Title: "Yama", Status: gpreemptv1.CheckStatus_CHECK_STATUS_WARN, Found: "3", Remedy: "lower it",
+		}},
+	}
+	if !proto.Equal(want, got) {
+		t.Errorf("diagnosis %v, want %v", got, want)
+	}
+}
+
+func TestDiagnoseEndsWithItsCall(t *testing.T) {
+	looking := make(chan struct{})
+	h := startHost(t, func(cfg *Config, _ *scheduler.Limits) {
+		cfg.Diagnose = func(ctx context.Context) *doctor.Report {
+			close(looking)
+			<-ctx.Done()
+			return &doctor.Report{}
+		}
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		<-looking
+		cancel()
+	}()
+	if _, err := h.admin(t).Diagnose(ctx, &gpreemptv1.DiagnoseRequest{}); status.Code(err) != codes.Canceled {
+		t.Errorf("error %v, want CANCELED", err)
 	}
 }

@@ -170,3 +170,12 @@ func (a adminService) ExplainTarget(_ context.Context, req *gpreemptv1.ExplainTa
 func (a adminService) GetStatistics(context.Context, *gpreemptv1.GetStatisticsRequest) (*gpreemptv1.GetStatisticsResponse, error) {
 	return &gpreemptv1.GetStatisticsResponse{Statistics: statisticsMessage(a.s.cfg.Events.Stats())}, nil
 }
+
+// Diagnose tells whether and how gpreempt can work on this host.
+func (a adminService) Diagnose(ctx context.Context, _ *gpreemptv1.DiagnoseRequest) (*gpreemptv1.DiagnoseResponse, error) {
+	report := a.s.cfg.Diagnose(ctx)
+	if ctx.Err() != nil { // it may have left out what it had no time for
+		return nil, context.Cause(ctx)
+	}
+	return report.Message(), nil
+}

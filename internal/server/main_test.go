@@ -22,6 +22,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/errgrpc"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
@@ -280,6 +281,12 @@ func startHost(tb testing.TB, opts ...option) *host {
 	cfg := Config{
 		Events: h.events, Inventory: h.inventory, MaxMessageBytes: 64 << 10, Epoch: epoch, Now: time.Now,
 		Log: zap.NewNop(), Version: "v1.2.3", Backend: "simulated mi300x",
+		Diagnose: func(context.Context) *doctor.Report {
+			return &doctor.Report{
+				Verdict: doctor.Limited, Summary: "it can work", ByDaemon: true, Backend: "simulated mi300x", Version: "v1.2.3",
+				Checks: []doctor.Check{{ID: "yama", Title: "Yama", Status: doctor.Warn, Found: "3", Remedy: "lower it"}},
+			}
+		},
 		Limits: func() Limits { h.mu.Lock(); defer h.mu.Unlock(); return h.limits },
 		Authz:  func() authz.Policy { h.mu.Lock(); defer h.mu.Unlock(); return h.rights() },
 	}

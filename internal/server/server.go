@@ -21,6 +21,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/peercred"
@@ -137,6 +138,8 @@ type Config struct {
 	Version string
 	// Backend is "kfd", or "simulated MACHINE".
 	Backend string
+	// Diagnose looks at the host.
+	Diagnose func(context.Context) *doctor.Report
 	// Warnings gives what GetStatus shows; nil: nothing.
 	Warnings func() []Warning
 	// Register adds more services before serving begins; nil: none.

@@ -2085,7 +2085,7 @@ var File_gpreempt_v1_admin_proto protoreflect.FileDescriptor
 
 const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x17gpreempt/v1/admin.proto\x12\vgpreempt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18gpreempt/v1/online.proto\x1a\x17gpreempt/v1/types.proto\"\x12\n" +
+	"\x17gpreempt/v1/admin.proto\x12\vgpreempt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1agpreempt/v1/diagnose.proto\x1a\x18gpreempt/v1/online.proto\x1a\x17gpreempt/v1/types.proto\"\x12\n" +
 	"\x10GetStatusRequest\"\x8e\x04\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
@@ -2208,8 +2208,7 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\x18QUEUE_CHANGE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12QUEUE_CHANGE_ADDED\x10\x01\x12\x19\n" +
 	"\x15QUEUE_CHANGE_MODIFIED\x10\x02\x12\x18\n" +
-	"\x14QUEUE_CHANGE_REMOVED\x10\x032\xfb\n" +
-	"\n" +
+	"\x14QUEUE_CHANGE_REMOVED\x10\x032\xc4\v\n" +
 	"\fAdminService\x12J\n" +
 	"\tGetStatus\x12\x1d.gpreempt.v1.GetStatusRequest\x1a\x1e.gpreempt.v1.GetStatusResponse\x12G\n" +
 	"\bListGpus\x12\x1c.gpreempt.v1.ListGpusRequest\x1a\x1d.gpreempt.v1.ListGpusResponse\x12P\n" +
@@ -2229,7 +2228,8 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\tSetPolicy\x12\x1d.gpreempt.v1.SetPolicyRequest\x1a\x1e.gpreempt.v1.SetPolicyResponse\x12R\n" +
 	"\vWatchEvents\x12\x1f.gpreempt.v1.WatchEventsRequest\x1a .gpreempt.v1.WatchEventsResponse0\x01\x12V\n" +
 	"\rGetStatistics\x12!.gpreempt.v1.GetStatisticsRequest\x1a\".gpreempt.v1.GetStatisticsResponse\x12G\n" +
-	"\bSetDrain\x12\x1c.gpreempt.v1.SetDrainRequest\x1a\x1d.gpreempt.v1.SetDrainResponseB=Z;github.com/gpreempt/gpreempt/api/gen/gpreempt/v1;gpreemptv1b\x06proto3"
+	"\bSetDrain\x12\x1c.gpreempt.v1.SetDrainRequest\x1a\x1d.gpreempt.v1.SetDrainResponse\x12G\n" +
+	"\bDiagnose\x12\x1c.gpreempt.v1.DiagnoseRequest\x1a\x1d.gpreempt.v1.DiagnoseResponseB=Z;github.com/gpreempt/gpreempt/api/gen/gpreempt/v1;gpreemptv1b\x06proto3"
 
 var (
 	file_gpreempt_v1_admin_proto_rawDescOnce sync.Once
@@ -2299,6 +2299,8 @@ var file_gpreempt_v1_admin_proto_goTypes = []any{
 	(*Policy)(nil),                 // 50: gpreempt.v1.Policy
 	(*Event)(nil),                  // 51: gpreempt.v1.Event
 	(*Statistics)(nil),             // 52: gpreempt.v1.Statistics
+	(*DiagnoseRequest)(nil),        // 53: gpreempt.v1.DiagnoseRequest
+	(*DiagnoseResponse)(nil),       // 54: gpreempt.v1.DiagnoseResponse
 }
 var file_gpreempt_v1_admin_proto_depIdxs = []int32{
 	37, // 0: gpreempt.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
@@ -2347,25 +2349,27 @@ var file_gpreempt_v1_admin_proto_depIdxs = []int32{
 	31, // 43: gpreempt.v1.AdminService.WatchEvents:input_type -> gpreempt.v1.WatchEventsRequest
 	33, // 44: gpreempt.v1.AdminService.GetStatistics:input_type -> gpreempt.v1.GetStatisticsRequest
 	35, // 45: gpreempt.v1.AdminService.SetDrain:input_type -> gpreempt.v1.SetDrainRequest
-	2,  // 46: gpreempt.v1.AdminService.GetStatus:output_type -> gpreempt.v1.GetStatusResponse
-	5,  // 47: gpreempt.v1.AdminService.ListGpus:output_type -> gpreempt.v1.ListGpusResponse
-	7,  // 48: gpreempt.v1.AdminService.ListTargets:output_type -> gpreempt.v1.ListTargetsResponse
-	9,  // 49: gpreempt.v1.AdminService.ListQueues:output_type -> gpreempt.v1.ListQueuesResponse
-	11, // 50: gpreempt.v1.AdminService.WatchQueues:output_type -> gpreempt.v1.WatchQueuesResponse
-	13, // 51: gpreempt.v1.AdminService.ListLeases:output_type -> gpreempt.v1.ListLeasesResponse
-	15, // 52: gpreempt.v1.AdminService.CreateLease:output_type -> gpreempt.v1.CreateLeaseResponse
-	17, // 53: gpreempt.v1.AdminService.ReleaseLease:output_type -> gpreempt.v1.ReleaseLeaseResponse
-	19, // 54: gpreempt.v1.AdminService.SuspendTarget:output_type -> gpreempt.v1.SuspendTargetResponse
-	21, // 55: gpreempt.v1.AdminService.ResumeTarget:output_type -> gpreempt.v1.ResumeTargetResponse
-	23, // 56: gpreempt.v1.AdminService.ClassifyTarget:output_type -> gpreempt.v1.ClassifyTargetResponse
-	25, // 57: gpreempt.v1.AdminService.ExplainTarget:output_type -> gpreempt.v1.ExplainTargetResponse
-	28, // 58: gpreempt.v1.AdminService.GetPolicy:output_type -> gpreempt.v1.GetPolicyResponse
-	30, // 59: gpreempt.v1.AdminService.SetPolicy:output_type -> gpreempt.v1.SetPolicyResponse
-	32, // 60: gpreempt.v1.AdminService.WatchEvents:output_type -> gpreempt.v1.WatchEventsResponse
-	34, // 61: gpreempt.v1.AdminService.GetStatistics:output_type -> gpreempt.v1.GetStatisticsResponse
-	36, // 62: gpreempt.v1.AdminService.SetDrain:output_type -> gpreempt.v1.SetDrainResponse
-	46, // [46:63] is the sub-list for method output_type
-	29, // [29:46] is the sub-list for method input_type
+	53, // 46: gpreempt.v1.AdminService.Diagnose:input_type -> gpreempt.v1.DiagnoseRequest
+	2,  // 47: gpreempt.v1.AdminService.GetStatus:output_type -> gpreempt.v1.GetStatusResponse
+	5,  // 48: gpreempt.v1.AdminService.ListGpus:output_type -> gpreempt.v1.ListGpusResponse
+	7,  // 49: gpreempt.v1.AdminService.ListTargets:output_type -> gpreempt.v1.ListTargetsResponse
+	9,  // 50: gpreempt.v1.AdminService.ListQueues:output_type -> gpreempt.v1.ListQueuesResponse
+	11, // 51: gpreempt.v1.AdminService.WatchQueues:output_type -> gpreempt.v1.WatchQueuesResponse
+	13, // 52: gpreempt.v1.AdminService.ListLeases:output_type -> gpreempt.v1.ListLeasesResponse
+	15, // 53: gpreempt.v1.AdminService.CreateLease:output_type -> gpreempt.v1.CreateLeaseResponse
+	17, // 54: gpreempt.v1.AdminService.ReleaseLease:output_type -> gpreempt.v1.ReleaseLeaseResponse
+	19, // 55: gpreempt.v1.AdminService.SuspendTarget:output_type -> gpreempt.v1.SuspendTargetResponse
+	21, // 56: gpreempt.v1.AdminService.ResumeTarget:output_type -> gpreempt.v1.ResumeTargetResponse
+	23, // 57: gpreempt.v1.AdminService.ClassifyTarget:output_type -> gpreempt.v1.ClassifyTargetResponse
+	25, // 58: gpreempt.v1.AdminService.ExplainTarget:output_type -> gpreempt.v1.ExplainTargetResponse
+	28, // 59: gpreempt.v1.AdminService.GetPolicy:output_type -> gpreempt.v1.GetPolicyResponse
+	30, // 60: gpreempt.v1.AdminService.SetPolicy:output_type -> gpreempt.v1.SetPolicyResponse
+	32, // 61: gpreempt.v1.AdminService.WatchEvents:output_type -> gpreempt.v1.WatchEventsResponse
+	34, // 62: gpreempt.v1.AdminService.GetStatistics:output_type -> gpreempt.v1.GetStatisticsResponse
+	36, // 63: gpreempt.v1.AdminService.SetDrain:output_type -> gpreempt.v1.SetDrainResponse
+	54, // 64: gpreempt.v1.AdminService.Diagnose:output_type -> gpreempt.v1.DiagnoseResponse
+	47, // [47:65] is the sub-list for method output_type
+	29, // [29:47] is the sub-list for method input_type
 	29, // [29:29] is the sub-list for extension type_name
 	29, // [29:29] is the sub-list for extension extendee
 	0,  // [0:29] is the sub-list for field type_name
@@ -2376,6 +2380,7 @@ func file_gpreempt_v1_admin_proto_init() {
 	if File_gpreempt_v1_admin_proto != nil {
 		return
 	}
+	file_gpreempt_v1_diagnose_proto_init()
 	file_gpreempt_v1_online_proto_init()
 	file_gpreempt_v1_types_proto_init()
 	file_gpreempt_v1_admin_proto_msgTypes[21].OneofWrappers = []any{}

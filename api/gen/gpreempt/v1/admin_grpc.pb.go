@@ -38,6 +38,7 @@ const (
 	AdminService_WatchEvents_FullMethodName    = "/gpreempt.v1.AdminService/WatchEvents"
 	AdminService_GetStatistics_FullMethodName  = "/gpreempt.v1.AdminService/GetStatistics"
 	AdminService_SetDrain_FullMethodName       = "/gpreempt.v1.AdminService/SetDrain"
+	AdminService_Diagnose_FullMethodName       = "/gpreempt.v1.AdminService/Diagnose"
 )
 
 // AdminServiceClient is the client API for AdminService service.
@@ -103,6 +104,9 @@ type AdminServiceClient interface {
 	// SetDrain starts or ends draining: while it lasts everything runs and nothing
 	// is suspended. Changes, idempotent.
 	SetDrain(ctx context.Context, in *SetDrainRequest, opts ...grpc.CallOption) (*SetDrainResponse, error)
+	// Diagnose looks at the host and tells whether and how gpreempt can work on it.
+	// It touches no process. Reads.
+	Diagnose(ctx context.Context, in *DiagnoseRequest, opts ...grpc.CallOption) (*DiagnoseResponse, error)
 }
 
 type adminServiceClient struct {
@@ -301,6 +305,16 @@ func (c *adminServiceClient) SetDrain(ctx context.Context, in *SetDrainRequest, 
 	return out, nil
 }
 
+func (c *adminServiceClient) Diagnose(ctx context.Context, in *DiagnoseRequest, opts ...grpc.CallOption) (*DiagnoseResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DiagnoseResponse)
+	err := c.cc.Invoke(ctx, AdminService_Diagnose_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServiceServer is the server API for AdminService service.
 // All implementations must embed UnimplementedAdminServiceServer
 // for forward compatibility.
@@ -364,6 +378,9 @@ type AdminServiceServer interface {
 	// SetDrain starts or ends draining: while it lasts everything runs and nothing
 	// is suspended. Changes, idempotent.
 	SetDrain(context.Context, *SetDrainRequest) (*SetDrainResponse, error)
+	// Diagnose looks at the host and tells whether and how gpreempt can work on it.
+	// It touches no process. Reads.
+	Diagnose(context.Context, *DiagnoseRequest) (*DiagnoseResponse, error)
 	mustEmbedUnimplementedAdminServiceServer()
 }
 
@@ -424,6 +441,9 @@ func (UnimplementedAdminServiceServer) GetStatistics(context.Context, *GetStatis
 }
 func (UnimplementedAdminServiceServer) SetDrain(context.Context, *SetDrainRequest) (*SetDrainResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method SetDrain not implemented")
+}
+func (UnimplementedAdminServiceServer) Diagnose(context.Context, *DiagnoseRequest) (*DiagnoseResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method Diagnose not implemented")
 }
 func (UnimplementedAdminServiceServer) mustEmbedUnimplementedAdminServiceServer() {}
 func (UnimplementedAdminServiceServer) testEmbeddedByValue()                      {}
@@ -738,6 +758,24 @@ func _AdminService_SetDrain_Handler(srv interface{}, ctx context.Context, dec fu
 	return interceptor(ctx, in, info, handler)
 }
 
+func _AdminService_Diagnose_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DiagnoseRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).Diagnose(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_Diagnose_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).Diagnose(ctx, req.(*DiagnoseRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // AdminService_ServiceDesc is the grpc.ServiceDesc for AdminService service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -804,6 +842,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "SetDrain",
 			Handler:    _AdminService_SetDrain_Handler,
+		},
+		{
+			MethodName: "Diagnose",
+			Handler:    _AdminService_Diagnose_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

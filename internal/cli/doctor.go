@@ -1,0 +1,262 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/words"
+)
+
+func (a *app) doctorCommand() *cobra.Command {
+	var daemon string
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Tell whether and how gpreempt can work on this host",
+		Long: `Looks at the kernel, the driver, the GPUs and the rights, and tells whether and how
+gpreempt can suspend offline work on this host, and for each process of the driver by
+which mechanism. It touches no process.
+
+The daemon looks. When none runs, gpreemptd diagnose does: it opens the driver, which
+makes it one of the driver's processes for the moment it lives. Run as root to see all.
+Checks that were not made are shown with -o wide.
+
+Ends with 7 when a check failed, and with 8 when there is no AMD GPU.`,
+		Args: operands(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			report, err := a.examine(cmd, daemon)
+			if err != nil {
+				return err
+			}
+			if err := a.show(report, func(p *printer) { a.printReport(p, report) }); err != nil {
+				return err
+			}
+			return judge(report)
+		},
+	}
+	cmd.Flags().StringVar(&daemon, "daemon", "", "the gpreemptd that looks when none runs; else the one beside gpctl, or in PATH")
+	return cmd
+}
+
+// examine asks the daemon, or, when there is none, a process of its program.
+func (a *app) examine(cmd *cobra.Command, daemon string) (*gpreemptv1.DiagnoseResponse, error) {
+	ctx, cancel := context.WithTimeout(cmd.Context(), a.timeout)
+	defer cancel()
+	if err := a.knock(ctx); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		return a.runDiagnosis(ctx, daemon)
+	}
+	var report *gpreemptv1.DiagnoseResponse
+	err := a.stream(ctx, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) (err error) {
+		report, err = admin.Diagnose(ctx, &gpreemptv1.DiagnoseRequest{})
+		return err
+	})
+	return report, err
+}
+
+// knock connects to the daemon's socket and says what that gave.
+func (a *app) knock(ctx context.Context) error {
+	d := net.Dialer{Timeout: time.Second}
+	conn, err := d.DialContext(ctx, "unix", a.socket)
+	if err != nil {
+		return err
+	}
+	return conn.Close()
+}
+
+// runDiagnosis has gpreemptd look without a daemon. gpctl itself does not talk to
+// the driver.
+func (a *app) runDiagnosis(ctx context.Context, daemon string) (*gpreemptv1.DiagnoseResponse, error) {
+	path, err := findDaemon(daemon)
+	if err != nil {
+		f, ok := errors.AsType[*failure](err)
+		if !ok {
+			return nil, err
+		}
+		return nil, &failure{
+			code: ExitUnreachable, message: fmt.Sprintf("no daemon answers on %s, and %s to look instead", a.socket, f.message), next: f.next,
+		}
+	}
+	var stdout, stderr bytes.Buffer
+	diagnose := exec.CommandContext(ctx, path, "diagnose", "--json") //nolint:gosec // G204: the program the admin named, or that belongs to this one
+	diagnose.Stdout, diagnose.Stderr = &stdout, &stderr
+	diagnose.WaitDelay = time.Second
+	report := &gpreemptv1.DiagnoseResponse{}
+	var why string
+	switch err := diagnose.Run(); {
+	case ctx.Err() != nil:
+		why = "it did not end within " + duration(a.timeout)
+	case err != nil:
+		why = or(strings.Join(strings.Fields(stderr.String()), " "), err.Error())
+	case protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(stdout.Bytes(), report) != nil:
+		why = "what it printed is no report"
+	default:
+		return report, nil
+	}
+	return nil, &failure{
+		code: ExitFailure, message: fmt.Sprintf("no daemon answers on %s, and %s diagnose failed: %s", a.socket, path, why),
+		next: "gpreemptd version shows whether it is as new as gpctl; --daemon names another",
+	}
+}
+
+// judge turns the verdict into how gpctl ends; the report has said why.
+func judge(r *gpreemptv1.DiagnoseResponse) error {
+	switch r.GetVerdict() {
+	case gpreemptv1.Verdict_VERDICT_NO_GPU:
+		return &failure{code: ExitNoGPU}
+	case gpreemptv1.Verdict_VERDICT_NOT_READY:
+		return &failure{code: ExitNotReady}
+	default:
+		return nil
+	}
+}
+
+func (a *app) printReport(p *printer, r *gpreemptv1.DiagnoseResponse) {
+	p.line(cell{r.GetSummary(), verdictStyle(r.GetVerdict())})
+	if r.GetRemedy() != "" {
+		p.linef("  try: %s", r.GetRemedy())
+	}
+	if !r.GetByDaemon() {
+		p.linef("No daemon answers on %s; this is what gpreemptd diagnose found.", a.socket)
+	}
+	// Without a GPU the rest is only that nobody looked.
+	if r.GetVerdict() != gpreemptv1.Verdict_VERDICT_NO_GPU || p.wide {
+		a.printChecks(p, r.GetChecks())
+	}
+	if len(r.GetGpus()) > 0 {
+		p.linef("")
+		printDiagnosedGPUs(p, r.GetGpus())
+	}
+	if len(r.GetProcesses()) > 0 {
+		p.linef("")
+		printDiagnosedProcesses(p, r.GetProcesses())
+	}
+}
+
+func verdictStyle(v gpreemptv1.Verdict) style {
+	switch v {
+	case gpreemptv1.Verdict_VERDICT_READY:
+		return styleGood
+	case gpreemptv1.Verdict_VERDICT_LIMITED, gpreemptv1.Verdict_VERDICT_SIMULATED:
+		return styleNote
+	default:
+		return styleBad
+	}
+}
+
+// printChecks lists the checks; those nobody made are for wide output.
+func (a *app) printChecks(p *printer, checks []*gpreemptv1.Check) {
+	width := 0
+	for _, c := range checks {
+		width = max(width, len(printable(c.GetTitle())))
+	}
+	p.linef("")
+	skipped := 0
+	for _, c := range checks {
+		if c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_SKIP && !p.wide {
+			skipped++
+			continue
+		}
+		found := c.GetFound()
+		if c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_OK && !p.wide {
+			found = cut(found, 100)
+		}
+		p.line(a.mark(c.GetStatus()), text(fmt.Sprintf("  %-*s  ", width, c.GetTitle())), text(found))
+		if c.GetRemedy() != "" {
+			p.linef("  try: %s", c.GetRemedy())
+		}
+	}
+	if skipped > 0 {
+		p.linef("%s not made; -o wide tells why", count(skipped, "check"))
+	}
+}
+
+// mark is the sign of a status: a word, or on a terminal that can show it a symbol.
+func (a *app) mark(s gpreemptv1.CheckStatus) cell {
+	c := cell{text: fmt.Sprintf("%-4s", or(words.Of(s), "?"))}
+	symbol := "-"
+	switch s {
+	case gpreemptv1.CheckStatus_CHECK_STATUS_OK:
+		c.style, symbol = styleGood, "✓"
+	case gpreemptv1.CheckStatus_CHECK_STATUS_WARN:
+		c.style, symbol = styleNote, "!"
+	case gpreemptv1.CheckStatus_CHECK_STATUS_FAIL:
+		c.style, symbol = styleBad, "✗"
+	default:
+	}
+	if a.Terminal && a.Getenv("TERM") != "dumb" && unicodeLocale(a.Getenv) {
+		c.text = symbol
+	}
+	return c
+}
+
+// unicodeLocale tells whether the characters of the environment are UTF-8; the
+// first variable that is set decides (locale(7)).
+func unicodeLocale(getenv func(string) string) bool {
+	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
+		if v := strings.ToLower(getenv(name)); v != "" {
+			return strings.Contains(v, "utf-8") || strings.Contains(v, "utf8")
+		}
+	}
+	return false
+}
+
+func printDiagnosedGPUs(p *printer, list []*gpreemptv1.DiagnosedGpu) {
+	t := p.table("", columns{">GPU", "NAME", "GFX", "BDF", "SCHEDULER", ">XCC", "DEBUG", "DEBUGGED", ">QUEUES", "HAZARD", "+REASON"})
+	for _, g := range list {
+		scheduler, debug := "HWS", cell{text: "yes"}
+		if g.GetMes() {
+			scheduler = "MES"
+		}
+		if !g.GetDebugFirmware() {
+			debug = cell{"no", styleBad}
+		}
+		queues := cell{text: fmt.Sprint(g.GetComputeQueues())}
+		if slots := g.GetQueueSlots(); slots > 0 {
+			queues.text += fmt.Sprintf("/%d", slots)
+			if g.GetComputeQueues() > slots {
+				queues.style = styleNote
+			}
+		}
+		hazard := cell{text: or(words.Of(g.GetHazard()), "-")}
+		switch g.GetHazard() {
+		case gpreemptv1.HazardAction_HAZARD_ACTION_DENY:
+			hazard.style = styleBad
+		case gpreemptv1.HazardAction_HAZARD_ACTION_LIMIT:
+			hazard.style = styleNote
+		default:
+		}
+		t.row(text(g.GetGpuId()), text(g.GetName()), text(gfx(g.GetGfxTargetVersion())), text(or(g.GetBdf(), "-")), text(scheduler),
+			text(g.GetXccCount()), debug, text(or(words.Of(g.GetDebugSharing()), "?")), queues, hazard, text(or(g.GetHazardReason(), "-")))
+	}
+	t.flush()
+}
+
+func printDiagnosedProcesses(p *printer, list []*gpreemptv1.DiagnosedProcess) {
+	t := p.table("", columns{">PID", "COMMAND", "MECHANISM", "WHY"})
+	for _, g := range list {
+		mechanism := cell{text: or(g.GetMechanism(), "none")}
+		if g.GetMechanism() == "" && g.GetOffline() {
+			mechanism.style = styleNote
+		}
+		t.row(text(g.GetPid()), text(g.GetComm()), mechanism, text(or(g.GetWhy(), "-")))
+		for _, no := range g.GetRejected() {
+			why := no.GetWhy()
+			if no.GetRemedy() != "" {
+				why += " (" + no.GetRemedy() + ")"
+			}
+			t.row(text(""), text(""), text("not "+no.GetMechanism()), text(why))
+		}
+	}
+	t.flush()
+}

@@ -1,0 +1,387 @@
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/gpusim"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+var update = flag.Bool("update", false, "write the reports into testdata")
+
+// testHost is a fake host, made from a healthy one, and the verdict on it.
+type testHost struct {
+	name  string
+	whole bool
+	make  func(h *fakeHost)
+	want  Verdict
+}
+
+// hosts are fake hosts, by the name of the golden file with what is reported of
+// them. A whole report is kept where whole is set, else only the checks that
+// differ from the healthy host's.
+var hosts = []testHost{
+	{"mi300x", true, func(h *fakeHost) {
+		h.cfg.Processes = func(context.Context) []Process {
+			return []Process{
+				{Key: gpreempt.ProcessKey{PID: 5001, Start: 50010}, Comm: "tritonserver", Why: "it is online"},
+				{
+					Key: gpreempt.ProcessKey{PID: 4242, Start: 42420}, Comm: "python3", Offline: true, Mechanism: "dbgtrap",
+					Why: "KFD version: 1.17, which has DBG_TRAP; runtime: enabled",
+				},
+			}
+		}
+	}, Ready},
+	{"mi300x-diagnosis", true, func(h *fakeHost) { h.diagnosis() }, Limited},
+	{"gfx1100", true, func(h *fakeHost) {
+		h.diagnosis()
+		h.noGPUs()
+		h.noPCI()
+		h.node(1, 777, "ip discovery", 110000, 3, 8, 1, capable)
+		h.device("0000:03:00.0", "0x1002", "0x030000")
+		h.driver.Version, h.driver.Minor, h.driver.Profile, h.driver.ProfileRule = "1.23", 23, "7.2", "process"
+		h.write("proc/sys/kernel/osrelease", "7.2.13\n")
+		h.cfg.Hazards = func([]gpreempt.GPU) []Hazard {
+			return []Hazard{{GPU: 777, Action: HazardLimit, Reason: "MES may not answer when many queues go (ROCm/rocm#6273)", Mechanisms: []string{"dbgtrap", "criu"}}}
+		}
+	}, Limited},
+	{"no-gpu", true, func(h *fakeHost) { h.noDriver(); h.noPCI() }, NoGPU},
+	{"driver-without-gpu", true, func(h *fakeHost) { h.noGPUs(); h.noPCI() }, NoGPU},
+	{"unprivileged", true, func(h *fakeHost) {
+		h.diagnosis()
+		h.write("proc/self/status", processStatus("gpreemptd", 200, 0, 1000, 0))
+		h.noOpen = &fs.PathError{Op: "open", Path: "/dev/kfd", Err: syscall.EACCES}
+		h.denied["dev/kmsg"], h.denied["sys/kernel/debug/kfd/mqds"] = true, true
+	}, Limited},
+	{"simulated", true, func(h *fakeHost) {
+		spec, err := gpusim.PresetByName("mi300x")
+		if err != nil {
+			panic(err)
+		}
+		h.cfg.Root, h.cfg.Simulated = gpusim.New(spec, 2, 1).FS(), "mi300x"
+		h.cfg.OpenDriver = func() (Driver, error) { panic("opened the driver for a simulation") }
+		h.cfg.Processes = func(context.Context) []Process {
+			return []Process{{Key: gpreempt.ProcessKey{PID: 7, Start: 1}, Comm: "train", Offline: true, Mechanism: "sim", Why: "simulated"}}
+		}
+	}, Simulated},
+	{"driver-not-loaded", false, func(h *fakeHost) { h.noDriver() }, NotReady},
+	{"gpu-without-node", false, func(h *fakeHost) { h.noGPUs() }, NotReady},
+	{"gpu-hidden", false, func(h *fakeHost) {
+		h.denied[topology+"nodes/2/gpu_id"], h.denied[topology+"nodes/3/gpu_id"] = true, true
+	}, NotReady},
+	{"topology-unreadable", false, func(h *fakeHost) { h.write(topology+"nodes/2/properties", "simd_count x\n") }, NotReady},
+	{"kernel-6.1", false, func(h *fakeHost) {
+		h.write("proc/sys/kernel/osrelease", "6.1.0-37-amd64\n")
+		h.noOpen = errors.New("KFD interface not supported: version 1.11 has no queue suspension; it needs 1.13")
+	}, NotReady},
+	{"interface-unknown", false, func(h *fakeHost) { h.driver.Version, h.driver.Note = "1.31", "KFD interface 1.31 is not known" }, Limited},
+	{"no-device", false, func(h *fakeHost) { h.noOpen = syscall.ENOENT }, NotReady},
+	{"gpu-reset", false, func(h *fakeHost) { h.noOpen = syscall.EINVAL }, NotReady},
+	{"open-fails", false, func(h *fakeHost) { h.noOpen = syscall.ENOMEM }, NotReady},
+	{"yama-3", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "3\n") }, NotReady},
+	{"no-yama", false, func(h *fakeHost) { h.remove("proc/sys/kernel/yama") }, Ready},
+	{"lockdown", false, func(h *fakeHost) {
+		h.write("sys/kernel/security/lockdown", "none [integrity] confidentiality\n")
+		h.denied["sys/kernel/debug/kfd/mqds"] = true
+	}, Limited},
+	{"lockdown-strange", false, func(h *fakeHost) { h.write("sys/kernel/security/lockdown", "all\n") }, Limited},
+	{"debugger", false, func(h *fakeHost) {
+		h.process(4242, "python3", "python3 train.py", 901, gpuA, gpuB, gpuB)
+		h.process(900, "rocgdb", "rocgdb -p 4242", 0)
+		h.thread(901, 900, "rocgdb")
+		h.process(5001, "tritonserver", "tritonserver", 999, gpuA) // the tracer has just gone
+	}, Limited},
+	{"cgroup-1", false, func(h *fakeHost) {
+		h.remove("sys/fs/cgroup")
+		h.write("sys/fs/cgroup/freezer/tasks", "")
+	}, Limited},
+	{"cgroup-hybrid", false, func(h *fakeHost) {
+		h.remove("sys/fs/cgroup/cgroup.controllers")
+		h.write("sys/fs/cgroup/freezer/tasks", "")
+		h.write("sys/fs/cgroup/unified/cgroup.procs", "")
+	}, Limited},
+	{"no-cgroup", false, func(h *fakeHost) { h.remove("sys/fs/cgroup") }, Limited},
+	{"oversubscribed", false, func(h *fakeHost) {
+		h.process(4300, "many", "many", 0, slices.Repeat([]gpreempt.GPUID{gpuA}, 23)...)
+		h.param("num_kcq", "2")
+	}, Limited},
+	{"slots-unknown", false, func(h *fakeHost) { h.node(3, gpuB, "mi300x", 90402, 0xc6, 0, 8, capable) }, Ready},
+	{"sched-policy-2", false, func(h *fakeHost) { h.param("sched_policy", "2") }, NotReady},
+	{"no-cwsr", false, func(h *fakeHost) { h.param("cwsr_enable", "0") }, NotReady},
+	{"parameters-strange", false, func(h *fakeHost) {
+		h.param("sched_policy", "7")
+		h.param("cwsr_enable", "Y\x1b[2J")
+		h.remove("sys/module/amdgpu/parameters/num_kcq")
+	}, Limited},
+	{"mixed-gpus", false, func(h *fakeHost) {
+		h.node(3, gpuB, "mi50", 90006, 0xc6, 24, 1, capable&^0x20000000)
+	}, NotReady},
+	{"gfx950", false, func(h *fakeHost) { h.node(3, gpuB, "mi350x", 90500, 0xc6, 24, 8, capable) }, Limited},
+	{"gfx950-dkms", false, func(h *fakeHost) {
+		h.node(3, gpuB, "mi350x", 90500, 0xc6, 24, 8, capable)
+		h.driver.Version, h.driver.Minor, h.driver.Profile = "1.18", 18, "amd-dkms"
+	}, Ready},
+	{"rule-thread", false, func(h *fakeHost) { h.driver.Rule = "thread" }, Ready},
+	{"container", false, func(h *fakeHost) {
+		h.files["proc/self/ns/pid"].Data = []byte("pid:[4026532201]")
+		h.noOpen = syscall.EPERM
+		h.remove("dev/kmsg")
+		h.remove("sys/kernel/debug/kfd")
+	}, NotReady},
+	{"user-namespace", false, func(h *fakeHost) { h.write("proc/self/uid_map", "0 100000 65536\n") }, NotReady},
+	{"daemon-without-ptrace", false, func(h *fakeHost) {
+		h.write("proc/self/status", processStatus("gpreemptd", 100, 0, 990, 1<<34))
+	}, NotReady},
+	{"daemon-without-admin", false, func(h *fakeHost) {
+		h.write("proc/self/status", processStatus("gpreemptd", 100, 0, 990, 1<<19))
+		h.denied["dev/kmsg"], h.denied["sys/kernel/debug/kfd/mqds"] = true, true
+	}, Limited},
+	{"second-daemon", false, func(h *fakeHost) {
+		h.process(777, "gpreemptd", "gpreemptd serve", 0)
+		h.process(778, "gpreemptd", "gpreemptd diagnose", 0) // harmless
+	}, NotReady},
+	{"no-groups", false, func(h *fakeHost) { h.write("etc/group", "root:x:0:\n") }, Limited},
+	{"hazard-everywhere", false, func(h *fakeHost) { h.deny(gpuA, gpuB) }, NotReady},
+	{"hazard-on-the-first", false, func(h *fakeHost) { h.deny(gpuA) }, Limited},
+	{"hazard-on-one", false, func(h *fakeHost) { h.deny(gpuB) }, Limited},
+	{"nothing-can-hold-it", false, func(h *fakeHost) {
+		h.cfg.Processes = func(context.Context) []Process {
+			return []Process{{
+				Key: gpreempt.ProcessKey{PID: 4242, Start: 42420}, Comm: "evil\x1b[31m", Offline: true, Rejected: []Rejection{
+					{Mechanism: "dbgtrap", Why: "debugger: evil\x1b[31m holds it", Remedy: "end it"}, {Mechanism: "criu", Why: "not enabled"},
+				},
+			}}
+		}
+	}, Limited},
+	{"queue-unreadable", false, func(h *fakeHost) { h.write("sys/class/kfd/kfd/proc/4242/queues/0/size", "x") }, Limited},
+	{"kernel-strange", false, func(h *fakeHost) {
+		h.write("proc/sys/kernel/osrelease", "linux\n")
+		h.driver.Rule, h.driver.ProfileRule = "", ""
+	}, Limited},
+	{"yama-2", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "2\n") }, Ready},
+	{"yama-strange", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "9\n") }, Limited},
+	{"sched-policy-1", false, func(h *fakeHost) { h.param("sched_policy", "1") }, Ready},
+	{"gfx950-7.2", false, func(h *fakeHost) {
+		h.node(3, gpuB, "mi350x", 90500, 0xc6, 24, 8, capable)
+		h.driver.Version, h.driver.Minor, h.driver.Profile = "1.23", 23, "7.2"
+	}, Ready},
+	{"three-gpus", false, func(h *fakeHost) {
+		h.node(4, 50000, "mi50", 90006, 0xd1, 24, 1, capable)
+		h.cfg.Hazards = func([]gpreempt.GPU) []Hazard { return []Hazard{{GPU: 50000, Action: HazardAllow}} }
+	}, Limited},
+	{"nobody-judges", false, func(h *fakeHost) { h.cfg.Hazards = nil }, Ready},
+	{"running-daemon-diagnosis", false, func(h *fakeHost) {
+		healthy := mi300x() // whose daemon traces 4242
+		h.diagnosis()
+		for name, file := range healthy.files {
+			if !strings.HasPrefix(name, "proc/self/") {
+				h.files[name] = file
+			}
+		}
+	}, Ready},
+	{"container-diagnosis", false, func(h *fakeHost) {
+		h.diagnosis()
+		h.files["proc/self/ns/pid"].Data = []byte("pid:[4026532201]")
+	}, Limited},
+	{"user-namespace-diagnosis", false, func(h *fakeHost) {
+		h.diagnosis()
+		h.write("proc/self/uid_map", "0 1000 1\n")
+	}, Limited},
+	{"no-groups-configured", false, func(h *fakeHost) { h.cfg.Groups = nil }, Ready},
+	{"files-denied", false, func(h *fakeHost) {
+		for _, name := range []string{"proc/sys/kernel/yama/ptrace_scope", "sys/kernel/security/lockdown", "etc/group", "proc/self/uid_map", "proc/locks"} {
+			h.denied[name] = true
+		}
+	}, Ready},
+	{"no-procfs", false, func(h *fakeHost) { h.remove("proc"); h.remove("sys/class/kfd/kfd/proc") }, NotReady},
+}
+
+// deny has the hazard table deny GPUs.
+func (h *fakeHost) deny(denied ...gpreempt.GPUID) {
+	h.cfg.Hazards = func(gpus []gpreempt.GPU) (all []Hazard) {
+		for _, g := range gpus {
+			v := Hazard{GPU: g.ID, Action: HazardAllow}
+			if slices.Contains(denied, g.ID) {
+				v = Hazard{GPU: g.ID, Action: HazardDeny, Reason: "suspending resets the GPU (ROCm/rocm#1)", Mechanisms: []string{"dbgtrap", "criu"}}
+			}
+			all = append(all, v)
+		}
+		return all
+	}
+}
+
+func TestReports(t *testing.T) {
+	healthy := Examine(t.Context(), mi300x().cfg)
+	for _, test := range hosts {
+		t.Run(test.name, func(t *testing.T) {
+			h := mi300x()
+			test.make(h)
+			report := Examine(t.Context(), h.cfg)
+			if report.Verdict != test.want {
+				t.Errorf("verdict %d, want %d", report.Verdict, test.want)
+			}
+			checkWhole(t, report)
+			shown := *report
+			if !test.whole {
+				shown.Checks = slices.DeleteFunc(slices.Clone(report.Checks), func(c Check) bool { return slices.Contains(healthy.Checks, c) })
+			}
+			var got bytes.Buffer
+			if err := shown.Write(&got); err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join("testdata", test.name+".txt")
+			if *update {
+				if err := os.WriteFile(path, got.Bytes(), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(string(want), got.String()); diff != "" {
+				t.Errorf("report (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// checkWhole tests what holds of every report.
+func checkWhole(t *testing.T, r *Report) {
+	t.Helper()
+	var ids []string
+	for _, c := range r.Checks {
+		ids = append(ids, c.ID)
+		if c.Title == "" || c.Found == "" || (c.Remedy == "") != (c.Status == OK || c.Status == Skip) {
+			t.Errorf("check %+v: want what was found, and a remedy just where it is not ok", c)
+		}
+		if c.Found != clean(c.Found) {
+			t.Errorf("check %s can steer a terminal: %q", c.ID, c.Found)
+		}
+	}
+	want := []string{
+		"gpu", "kernel", "kfd-interface", "debug-firmware", "debug-sharing", "permission-rule", "sched-policy", "cwsr", "queue-slots", "hazards",
+		"rights", "namespaces", "yama", "lockdown", "debuggers", "daemon", "groups", "cgroup", "kernel-log", "debugfs", "processes",
+	}
+	if diff := cmp.Diff(want, ids); diff != "" {
+		t.Errorf("ids, which scripts rely on (-want +got):\n%s", diff)
+	}
+	// The API's form has all of it.
+	var b bytes.Buffer
+	if err := r.WriteJSON(&b); err != nil {
+		t.Fatal(err)
+	}
+	back := &gpreemptv1.DiagnoseResponse{}
+	if err := protojson.Unmarshal(b.Bytes(), back); err != nil {
+		t.Fatal(err)
+	}
+	if !proto.Equal(back, r.Message()) {
+		t.Errorf("JSON reads as %v, want %v", back, r.Message())
+	}
+}
+
+func TestAHostWithoutGPUSaysItOnce(t *testing.T) {
+	h := mi300x()
+	h.noDriver()
+	h.noPCI()
+	for _, c := range Examine(t.Context(), h.cfg).Checks {
+		if (c.Status == Skip) == (c.ID == "gpu") {
+			t.Errorf("%s: %v, want the GPU to fail and all else to be skipped", c.ID, c.Status)
+		}
+	}
+}
+
+func TestTheMessageHasEveryFact(t *testing.T) {
+	h := mi300x()
+	h.deny(gpuB)
+	h.node(3, gpuB, "mi50", 90006, 0xc6, 24, 1, capable)
+	h.node(4, 50000, "gfx1100", 110000, 0xd1, 8, 1, 0)
+	h.cfg.Processes = func(context.Context) []Process {
+		return []Process{{
+			Key: gpreempt.ProcessKey{PID: 4242, Start: 7}, Comm: "python3", Offline: true, Mechanism: "freezer", Why: "cgroup: 2",
+			Rejected: []Rejection{{Mechanism: "dbgtrap", Why: "debugger: gdb", Remedy: "end it"}},
+		}}
+	}
+	got := Examine(t.Context(), h.cfg).Message()
+	want := &gpreemptv1.DiagnoseResponse{
+		Verdict: gpreemptv1.Verdict_VERDICT_NOT_READY, ByDaemon: true, Backend: "kfd", Version: "v0.3.0",
+		Gpus: []*gpreemptv1.DiagnosedGpu{
+			{
+				GpuId: 34535, Node: 2, Name: "mi300x", GfxTargetVersion: 90402, Bdf: "0000:c1:00.0", XccCount: 8, DebugFirmware: true,
+				DebugSharing: gpreemptv1.DebugSharing_DEBUG_SHARING_SEVERAL, QueueSlots: 24, ComputeQueues: 2, Hazard: gpreemptv1.HazardAction_HAZARD_ACTION_ALLOW,
+			},
+			{
+				GpuId: 41235, Node: 3, Name: "mi50", GfxTargetVersion: 90006, Bdf: "0000:c6:00.0", XccCount: 1, DebugFirmware: true,
+				DebugSharing: gpreemptv1.DebugSharing_DEBUG_SHARING_ONE, QueueSlots: 24, ComputeQueues: 2, Hazard: gpreemptv1.HazardAction_HAZARD_ACTION_DENY,
+				HazardReason: "suspending resets the GPU (ROCm/rocm#1)",
+			},
+			{
+				GpuId: 50000, Node: 4, Name: "gfx1100", GfxTargetVersion: 110000, Bdf: "0000:d1:00.0", XccCount: 1, Mes: true,
+				DebugSharing: gpreemptv1.DebugSharing_DEBUG_SHARING_SEVERAL, QueueSlots: 8, Hazard: gpreemptv1.HazardAction_HAZARD_ACTION_ALLOW,
+			},
+		},
+		Processes: []*gpreemptv1.DiagnosedProcess{{
+			TargetId: "4242@7", Pid: 4242, Comm: "python3", Offline: true, Mechanism: "freezer", Why: "cgroup: 2",
+			Rejected: []*gpreemptv1.Rejection{{Mechanism: "dbgtrap", Why: "debugger: gdb", Remedy: "end it"}},
+		}},
+		Summary: got.GetSummary(), Remedy: got.GetRemedy(), Checks: got.GetChecks(), // the golden files have these
+	}
+	if !proto.Equal(want, got) {
+		t.Errorf("message\n%v\nwant\n%v", got, want)
+	}
+	if n, status := len(got.GetChecks()), got.GetChecks()[0].GetStatus(); n != 21 || status != gpreemptv1.CheckStatus_CHECK_STATUS_OK {
+		t.Errorf("%d checks, the first %v", n, status)
+	}
+}
+
+// brokenWriter takes nothing.
+type brokenWriter struct{}
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, syscall.EPIPE }
+
+func TestAReportThatCannotBeWrittenIsAnError(t *testing.T) {
+	r := Examine(t.Context(), mi300x().cfg)
+	if r.Write(brokenWriter{}) == nil || r.WriteJSON(brokenWriter{}) == nil {
+		t.Error("the error of the output was swallowed")
+	}
+}
+
+func TestEveryCheckIsDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range Examine(t.Context(), mi300x().cfg).Checks {
+		if !bytes.Contains(doc, []byte("\n| `"+c.ID+"` |")) {
+			t.Errorf("docs/api.md has no row for the check %s", c.ID)
+		}
+	}
+}
+
+func TestGoldenFilesHaveTheirHost(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		name := strings.TrimSuffix(filepath.Base(file), ".txt")
+		if !slices.ContainsFunc(hosts, func(h testHost) bool { return h.name == name }) {
+			t.Errorf("%s belongs to no host", file)
+		}
+	}
+}

@@ -1,0 +1,95 @@
+package doctor
+
+import (
+	"bytes"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// release is the version at the head of a kernel release.
+type release struct{ major, minor, patch int }
+
+// parseRelease reads what uname -r says, such as "6.12.107+deb13-amd64"; a patch
+// level that is not there is 0.
+func parseRelease(s string) (release, error) {
+	var parts [3]int
+	rest := s
+	for i := range parts {
+		digits := len(rest) - len(strings.TrimLeft(rest, "0123456789"))
+		v, err := strconv.ParseUint(rest[:digits], 10, 16)
+		if err != nil {
+			return release{}, fmt.Errorf("kernel release %q does not begin with a version such as 6.12", s)
+		}
+		parts[i] = int(v)
+		rest = rest[digits:]
+		next, found := strings.CutPrefix(rest, ".")
+		if !found || next == "" || next[0] < '0' || next[0] > '9' {
+			if i == 0 {
+				return release{}, fmt.Errorf("kernel release %q does not begin with a version such as 6.12", s)
+			}
+			break
+		}
+		rest = next
+	}
+	return release{parts[0], parts[1], parts[2]}, nil
+}
+
+// atLeast tells whether r is not older than major.minor.patch.
+func (r release) atLeast(major, minor, patch int) bool {
+	switch {
+	case r.major != major:
+		return r.major > major
+	case r.minor != minor:
+		return r.minor > minor
+	}
+	return r.patch >= patch
+}
+
+// parseLockdown finds the mode in force in "none [integrity] confidentiality".
+func parseLockdown(s string) (string, error) {
+	_, rest, opened := strings.Cut(s, "[")
+	mode, _, closed := strings.Cut(rest, "]")
+	if !opened || !closed || mode == "" {
+		return "", fmt.Errorf("%q names no mode in brackets", s)
+	}
+	return mode, nil
+}
+
+// holdsFlock tells from the text of /proc/locks whether a process holds a flock on
+// a file. The file is known by its inode number alone: some file systems show
+// another device number here.
+//
+//	3: FLOCK  ADVISORY  WRITE 4242 00:19:1337 0 EOF
+//
+// Those who wait have an arrow behind the number.
+func holdsFlock(b []byte, inode uint64, pid int32) bool {
+	for line := range bytes.Lines(b) {
+		f := strings.Fields(string(line))
+		if len(f) < 6 || f[1] != "FLOCK" || f[4] != strconv.Itoa(int(pid)) {
+			continue
+		}
+		if parts := strings.Split(f[5], ":"); parts[len(parts)-1] == strconv.FormatUint(inode, 10) {
+			return true
+		}
+	}
+	return false
+}
+
+// groupNames gives the names in the text of /etc/group.
+func groupNames(b []byte) map[string]bool {
+	names := map[string]bool{}
+	for line := range bytes.Lines(b) {
+		if name, _, found := bytes.Cut(line, []byte(":")); found {
+			names[string(name)] = true
+		}
+	}
+	return names
+}
+
+// wholeRange tells whether the text of a uid_map maps every id to itself, as that
+// of the first user namespace does.
+func wholeRange(s string) bool {
+	f := strings.Fields(s)
+	return len(f) == 3 && f[0] == "0" && f[1] == "0" && f[2] == "4294967295"
+}

@@ -1,0 +1,109 @@
+package doctor
+
+import (
+	"bytes"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestKernelReleasesAreRead(t *testing.T) {
+	tests := map[string]release{
+		"6.12.107+deb13-amd64":               {6, 12, 107},
+		"6.1.0-37-amd64":                     {6, 1, 0},
+		"5.14.0-427.13.1.el9_4.x86_64":       {5, 14, 0},
+		"7.2":                                {7, 2, 0},
+		"6.8.0-1018-oracle":                  {6, 8, 0},
+		"6.13-rc3":                           {6, 13, 0},
+		"5.15.153.1-microsoft-standard-WSL2": {5, 15, 153},
+	}
+	for s, want := range tests {
+		if got, err := parseRelease(s); err != nil || got != want {
+			t.Errorf("%q: %v, %v; want %v", s, got, err, want)
+		}
+	}
+	for _, s := range []string{"", "6", "6.", "6.x", "six.one", ".6.1", "99999999.1", "6.99999999.1"} {
+		if got, err := parseRelease(s); err == nil {
+			t.Errorf("%q was read as %v", s, got)
+		}
+	}
+}
+
+func TestReleasesCompareByNumber(t *testing.T) {
+	order := []release{{5, 99, 9}, {6, 4, 200}, {6, 5, 0}, {6, 12, 102}, {6, 12, 103}, {7, 0, 0}}
+	for i, a := range order {
+		for j, b := range order {
+			if got := a.atLeast(b.major, b.minor, b.patch); got != (i >= j) {
+				t.Errorf("%v at least %v: %v", a, b, got)
+			}
+		}
+	}
+}
+
+func TestLockdownModes(t *testing.T) {
+	for s, want := range map[string]string{
+		"[none] integrity confidentiality": "none", "none [integrity] confidentiality": "integrity", "none integrity [confidentiality]": "confidentiality",
+		"none": "", "": "", "[": "", "[]": "", "]x[": "",
+	} {
+		if got, err := parseLockdown(s); got != want || (err == nil) != (want != "") {
+			t.Errorf("%q: %q, %v", s, got, err)
+		}
+	}
+}
+
+func TestALockIsHeldByWhomTheKernelNames(t *testing.T) {
+	const locks = "1: POSIX  ADVISORY  WRITE 7 00:19:1 0 EOF\n2: FLOCK  ADVISORY  WRITE 8 00:19:1 0 EOF\n" +
+		"2: -> FLOCK  ADVISORY  WRITE 9 00:19:1 0 EOF\n3: FLOCK  ADVISORY  READ 10 fd:01:11 0 EOF\nnonsense\n"
+	var got []int32
+	for pid := range int32(12) {
+		if holdsFlock([]byte(locks), 1, pid) {
+			got = append(got, pid)
+		}
+	}
+	if diff := cmp.Diff([]int32{8}, got); diff != "" {
+		t.Errorf("holders of inode 1 (-want +got):\n%s", diff)
+	}
+}
+
+func TestGroupNames(t *testing.T) {
+	got := slices.Sorted(maps.Keys(groupNames([]byte("root:x:0:\n# gpu:\n\nvideo:x:44:a,b\nbroken\n"))))
+	if diff := cmp.Diff([]string{"# gpu", "root", "video"}, got); diff != "" {
+		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+// FuzzKernelTexts checks that no text of the kernel makes a parser panic or accept
+// what cannot be.
+func FuzzKernelTexts(f *testing.F) {
+	for _, s := range []string{
+		"6.12.107+deb13-amd64", "none [integrity] confidentiality", "3: FLOCK  ADVISORY  WRITE 4242 00:19:1337 0 EOF\n", "video:x:44:a,b\n",
+		"         0          0 4294967295\n", "6.", "[", "1: FLOCK a b 1 :",
+	} {
+		f.Add([]byte(s))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		if r, err := parseRelease(string(b)); err == nil && !r.atLeast(0, 0, 0) {
+			t.Errorf("release %v", r)
+		}
+		if mode, err := parseLockdown(string(b)); (err == nil) != (mode != "") {
+			t.Errorf("lockdown mode %q, %v", mode, err)
+		}
+		if holdsFlock(b, 1, 4242) && !bytes.Contains(b, []byte("FLOCK")) {
+			t.Error("a holder without a lock")
+		}
+		for name := range groupNames(b) {
+			if strings.ContainsAny(name, ":\n") {
+				t.Errorf("group name %q", name)
+			}
+		}
+		if wholeRange(string(b)) && !bytes.Contains(b, []byte("4294967295")) {
+			t.Error("the whole range without its size")
+		}
+		if s := clean(string(b)); s != clean(s) {
+			t.Errorf("%q is not clean", s)
+		}
+	})
+}

@@ -1,0 +1,68 @@
+package doctor
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+)
+
+// grafted is the host the test runs on with the GPUs of a fake one.
+type grafted struct {
+	host fs.FS
+	fake *fakeHost
+}
+
+func (g grafted) Open(name string) (fs.File, error) {
+	if strings.HasPrefix(name, "sys/class/kfd") || strings.HasPrefix(name, "sys/bus/pci") {
+		return g.fake.Open(name)
+	}
+	return g.host.Open(name)
+}
+
+func (g grafted) ReadLink(name string) (string, error)   { return fs.ReadLink(g.host, name) }
+func (g grafted) Lstat(name string) (fs.FileInfo, error) { return fs.Lstat(g.host, name) }
+
+func TestTheFilesOfARealKernelAreRead(t *testing.T) {
+	h := mi300x()
+	h.cfg.Root = grafted{os.DirFS("/"), h}
+	report := Examine(t.Context(), h.cfg)
+	checkWhole(t, report)
+	for _, c := range report.Checks {
+		t.Logf("%-4v  %s: %s", c.Status, c.ID, c.Found)
+		switch c.ID {
+		case "kernel", "rights", "namespaces", "groups", "cgroup", "daemon", "yama":
+			if c.Status == Skip {
+				t.Errorf("%s was skipped: %s", c.ID, c.Found)
+			}
+		}
+	}
+}
+
+func TestTheHolderOfARealLockIsFound(t *testing.T) {
+	if _, err := os.ReadFile("/proc/locks"); err != nil {
+		t.Skipf("this kernel shows no /proc/locks: %v", err)
+	}
+	path := filepath.Join(t.TempDir(), "gpreemptd.lock")
+	file, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	if _, err := file.WriteString(strconv.Itoa(os.Getpid()) + "\n"); err != nil {
+		t.Fatal(err)
+	}
+	p := &patient{cfg: Config{Root: os.DirFS("/"), Lock: path}}
+	if got, err := p.running(); got != 0 || err != nil {
+		t.Errorf("nobody holds it: %d, %v", got, err)
+	}
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := p.running(); got != int32(os.Getpid()) || err != nil {
+		t.Errorf("held by %d, %v; want this process, %d", got, err, os.Getpid())
+	}
+}
