@@ -136,6 +136,69 @@ type TrapDeviceSnapshotArgs struct {
 	EntrySize      uint32
 }
 
+// TrapSetWaveLaunchOverrideArgs is struct kfd_ioctl_dbg_trap_args with the arm
+// launch_override, struct kfd_ioctl_dbg_trap_set_wave_launch_override_args.
+type TrapSetWaveLaunchOverrideArgs struct {
+	_            structs.HostLayout
+	PID          uint32
+	Op           TrapOp
+	OverrideMode uint32
+	// EnableMask is what to trap, and afterwards what was trapped before.
+	EnableMask uint32
+	// SupportRequestMask is what to ask for, and afterwards what the GPUs can do.
+	SupportRequestMask uint32
+	Pad                uint32
+	_                  [8]byte
+}
+
+// TrapSetWaveLaunchModeArgs is struct kfd_ioctl_dbg_trap_args with the arm
+// launch_mode, struct kfd_ioctl_dbg_trap_set_wave_launch_mode_args.
+type TrapSetWaveLaunchModeArgs struct {
+	_          structs.HostLayout
+	PID        uint32
+	Op         TrapOp
+	LaunchMode uint32
+	Pad        uint32
+	_          [16]byte
+}
+
+// TrapSetNodeAddressWatchArgs is struct kfd_ioctl_dbg_trap_args with the arm
+// set_node_address_watch, struct kfd_ioctl_dbg_trap_set_node_address_watch_args.
+type TrapSetNodeAddressWatchArgs struct {
+	_       structs.HostLayout
+	PID     uint32
+	Op      TrapOp
+	Address uint64
+	Mode    uint32
+	Mask    uint32
+	GPUID   uint32
+	// ID is the watch point, set by the driver.
+	ID uint32
+}
+
+// TrapClearNodeAddressWatchArgs is struct kfd_ioctl_dbg_trap_args with the arm
+// clear_node_address_watch, struct kfd_ioctl_dbg_trap_clear_node_address_watch_args.
+type TrapClearNodeAddressWatchArgs struct {
+	_     structs.HostLayout
+	PID   uint32
+	Op    TrapOp
+	GPUID uint32
+	ID    uint32
+	_     [16]byte
+}
+
+// TrapSetFlagsArgs is struct kfd_ioctl_dbg_trap_args with the arm set_flags, struct
+// kfd_ioctl_dbg_trap_set_flags_args.
+type TrapSetFlagsArgs struct {
+	_   structs.HostLayout
+	PID uint32
+	Op  TrapOp
+	// Flags is what to set, and afterwards what was set before.
+	Flags uint32
+	Pad   uint32
+	_     [16]byte
+}
+
 // QueueSnapshotEntry is struct kfd_queue_snapshot_entry: one queue of the target.
 // Nothing in it says whether the queue is suspended.
 type QueueSnapshotEntry struct {
@@ -233,3 +296,126 @@ type SMIEventsArgs struct {
 	GPUID  uint32
 	AnonFD uint32
 }
+
+// The structures below are of calls a process makes about itself: this package has
+// no words for them. They are here for those who make such calls, or answer them.
+
+// CreateQueueArgs is struct kfd_ioctl_create_queue_args.
+type CreateQueueArgs struct {
+	_                     structs.HostLayout
+	RingBaseAddress       uint64
+	WritePointerAddress   uint64
+	ReadPointerAddress    uint64
+	DoorbellOffset        uint64 // set by the driver
+	RingSize              uint32 // bytes, a power of two
+	GPUID                 uint32
+	QueueType             uint32
+	QueuePercentage       uint32 // bits 0-7; bits 8-15 are the target XCC of PM4 queues
+	QueuePriority         uint32
+	QueueID               uint32 // set by the driver
+	EOPBufferAddress      uint64
+	EOPBufferSize         uint64
+	CtxSaveRestoreAddress uint64
+	CtxSaveRestoreSize    uint32
+	CtlStackSize          uint32
+	SDMAEngineID          uint32
+	// MetadataRingSize came between 6.12 and 7.2; it was padding.
+	MetadataRingSize uint32
+}
+
+// DestroyQueueArgs is struct kfd_ioctl_destroy_queue_args.
+type DestroyQueueArgs struct {
+	_       structs.HostLayout
+	QueueID uint32
+	Pad     uint32
+}
+
+// UpdateQueueArgs is struct kfd_ioctl_update_queue_args.
+type UpdateQueueArgs struct {
+	_               structs.HostLayout
+	RingBaseAddress uint64
+	QueueID         uint32
+	RingSize        uint32
+	QueuePercentage uint32
+	QueuePriority   uint32
+}
+
+// SetCUMaskArgs is struct kfd_ioctl_set_cu_mask_args.
+type SetCUMaskArgs struct {
+	_         structs.HostLayout
+	QueueID   uint32
+	NumCUMask uint32 // bits, a multiple of 32
+	CUMaskPtr Pointer
+}
+
+// AllocQueueGWSArgs is struct kfd_ioctl_alloc_queue_gws_args.
+type AllocQueueGWSArgs struct {
+	_        structs.HostLayout
+	QueueID  uint32
+	NumGWS   uint32
+	FirstGWS uint32
+	Pad      uint32
+}
+
+// AcquireVMArgs is struct kfd_ioctl_acquire_vm_args.
+type AcquireVMArgs struct {
+	_     structs.HostLayout
+	DRMFD uint32
+	GPUID uint32
+}
+
+// ProcessAperturesNewArgs is struct kfd_ioctl_get_process_apertures_new_args.
+type ProcessAperturesNewArgs struct {
+	_ structs.HostLayout
+	// Apertures has room for NumOfNodes ProcessDeviceApertures.
+	Apertures Pointer
+	// NumOfNodes is that room, and afterwards how many were filled in; 0 asks how
+	// many there are.
+	NumOfNodes uint32
+	Pad        uint32
+}
+
+// ProcessDeviceApertures is struct kfd_process_device_apertures.
+type ProcessDeviceApertures struct {
+	_            structs.HostLayout
+	LDSBase      uint64
+	LDSLimit     uint64
+	ScratchBase  uint64
+	ScratchLimit uint64
+	GPUVMBase    uint64
+	GPUVMLimit   uint64
+	GPUID        uint32
+	Pad          uint32
+}
+
+// RuntimeEnableArgs is struct kfd_ioctl_runtime_enable_args.
+type RuntimeEnableArgs struct {
+	_                structs.HostLayout
+	RDebug           uint64
+	ModeMask         uint32 // of the RuntimeEnableMode constants
+	CapabilitiesMask uint32
+}
+
+// What ModeMask holds: KFD_RUNTIME_ENABLE_MODE_*_MASK. Without the first, the
+// runtime ends.
+const (
+	RuntimeEnableModeEnable   uint32 = 1
+	RuntimeEnableModeTTMPSave uint32 = 2
+)
+
+// ProfilerArgs is struct kfd_ioctl_profiler_args with the union's arm pmc; its
+// member version stands where GPUID does. It came between 6.12 and 7.2.
+type ProfilerArgs struct {
+	_               structs.HostLayout
+	Op              uint32 // of the Profiler constants
+	GPUID           uint32
+	Lock            uint32
+	PerfcountEnable uint32
+}
+
+// The operations of the profiler: enum kfd_profiler_ops.
+const (
+	ProfilerPMC        uint32 = 0
+	ProfilerVersion    uint32 = 2
+	ProfilerPTLControl uint32 = 3
+)

@@ -35,9 +35,13 @@ type cStruct struct {
 	name   string
 	// fields are the C names of the Go fields that are not blank, in order.
 	fields []string
-	// since is the minor version the last fields came with, and how many there are.
+	// since is the minor version the last fields came with, and newer how many there
+	// are; with newer 0 it is the version of the structure itself.
 	since, newer int
 }
+
+// isIn tells whether the structure is in the header of a minor version.
+func (c cStruct) isIn(minor int) bool { return c.newer > 0 || minor >= c.since }
 
 func arm[T any](name string, fields ...string) cStruct {
 	c := cStruct{goType: reflect.TypeFor[T](), name: "kfd_ioctl_dbg_trap_args", fields: []string{"pid", "op"}}
@@ -64,12 +68,37 @@ var cStructs = []cStruct{
 		"fw_version", "gfx_target_version", "simd_count", "max_waves_per_simd", "array_count", "simd_arrays_per_engine",
 		"num_xcc", "capability", "debug_prop", "capability2", "pad",
 	}, since: 23, newer: 2},
+	{goType: reflect.TypeFor[CreateQueueArgs](), name: "kfd_ioctl_create_queue_args", fields: []string{
+		"ring_base_address", "write_pointer_address", "read_pointer_address", "doorbell_offset", "ring_size", "gpu_id", "queue_type",
+		"queue_percentage", "queue_priority", "queue_id", "eop_buffer_address", "eop_buffer_size", "ctx_save_restore_address",
+		"ctx_save_restore_size", "ctl_stack_size", "sdma_engine_id", "metadata_ring_size",
+	}, since: 23, newer: 1},
+	{goType: reflect.TypeFor[DestroyQueueArgs](), name: "kfd_ioctl_destroy_queue_args", fields: []string{"queue_id", "pad"}},
+	{goType: reflect.TypeFor[UpdateQueueArgs](), name: "kfd_ioctl_update_queue_args", fields: []string{
+		"ring_base_address", "queue_id", "ring_size", "queue_percentage", "queue_priority",
+	}},
+	{goType: reflect.TypeFor[SetCUMaskArgs](), name: "kfd_ioctl_set_cu_mask_args", fields: []string{"queue_id", "num_cu_mask", "cu_mask_ptr"}},
+	{goType: reflect.TypeFor[AllocQueueGWSArgs](), name: "kfd_ioctl_alloc_queue_gws_args", fields: []string{"queue_id", "num_gws", "first_gws", "pad"}},
+	{goType: reflect.TypeFor[AcquireVMArgs](), name: "kfd_ioctl_acquire_vm_args", fields: []string{"drm_fd", "gpu_id"}},
+	{goType: reflect.TypeFor[ProcessAperturesNewArgs](), name: "kfd_ioctl_get_process_apertures_new_args", fields: []string{
+		"kfd_process_device_apertures_ptr", "num_of_nodes", "pad",
+	}},
+	{goType: reflect.TypeFor[ProcessDeviceApertures](), name: "kfd_process_device_apertures", fields: []string{
+		"lds_base", "lds_limit", "scratch_base", "scratch_limit", "gpuvm_base", "gpuvm_limit", "gpu_id", "pad",
+	}},
+	{goType: reflect.TypeFor[RuntimeEnableArgs](), name: "kfd_ioctl_runtime_enable_args", fields: []string{"r_debug", "mode_mask", "capabilities_mask"}},
+	{goType: reflect.TypeFor[ProfilerArgs](), name: "kfd_ioctl_profiler_args", fields: []string{"op", "pmc.gpu_id", "pmc.lock", "pmc.perfcount_enable"}, since: 23},
 	arm[TrapEnableArgs]("enable", "exception_mask", "rinfo_ptr", "rinfo_size", "dbg_fd"),
 	arm[TrapDisableArgs](""),
 	arm[TrapSendRuntimeEventArgs]("send_runtime_event", "exception_mask", "gpu_id", "queue_id"),
 	arm[TrapSetExceptionsEnabledArgs]("set_exceptions_enabled", "exception_mask"),
 	arm[TrapSuspendQueuesArgs]("suspend_queues", "exception_mask", "queue_array_ptr", "num_queues", "grace_period"),
 	arm[TrapResumeQueuesArgs]("resume_queues", "queue_array_ptr", "num_queues"),
+	arm[TrapSetWaveLaunchOverrideArgs]("launch_override", "override_mode", "enable_mask", "support_request_mask", "pad"),
+	arm[TrapSetWaveLaunchModeArgs]("launch_mode", "launch_mode", "pad"),
+	arm[TrapSetNodeAddressWatchArgs]("set_node_address_watch", "address", "mode", "mask", "gpu_id", "id"),
+	arm[TrapClearNodeAddressWatchArgs]("clear_node_address_watch", "gpu_id", "id"),
+	arm[TrapSetFlagsArgs]("set_flags", "flags", "pad"),
 	arm[TrapQueryDebugEventArgs]("query_debug_event", "exception_mask", "gpu_id", "queue_id"),
 	arm[TrapQueryExceptionInfoArgs]("query_exception_info", "info_ptr", "info_size", "source_id", "exception_code", "clear_exception"),
 	arm[TrapQueueSnapshotArgs]("queue_snapshot", "exception_mask", "snapshot_buf_ptr", "num_queues", "entry_size"),
@@ -111,6 +140,8 @@ var cConstants = map[string]uint64{
 	"DEBUG_RUNTIME_STATE_ENABLED":                         uint64(RuntimeEnabled),
 	"DEBUG_RUNTIME_STATE_ENABLED_BUSY":                    uint64(RuntimeBusy),
 	"DEBUG_RUNTIME_STATE_ENABLED_ERROR":                   uint64(RuntimeFailed),
+	"KFD_RUNTIME_ENABLE_MODE_ENABLE_MASK":                 uint64(RuntimeEnableModeEnable),
+	"KFD_RUNTIME_ENABLE_MODE_TTMP_SAVE_MASK":              uint64(RuntimeEnableModeTTMPSave),
 	"KFD_IOC_QUEUE_TYPE_COMPUTE":                          uint64(QueueTypeCompute),
 	"KFD_IOC_QUEUE_TYPE_SDMA":                             uint64(QueueTypeSDMA),
 	"KFD_IOC_QUEUE_TYPE_COMPUTE_AQL":                      uint64(QueueTypeComputeAQL),
@@ -138,8 +169,11 @@ var cConstants = map[string]uint64{
 
 // cConstantsOf72 came between 6.12 and 7.2, like newRequests.
 var cConstantsOf72 = map[string]uint64{
-	"KFD_SMI_EVENT_PROCESS_START": uint64(SMIProcessStart),
-	"KFD_SMI_EVENT_PROCESS_END":   uint64(SMIProcessEnd),
+	"KFD_SMI_EVENT_PROCESS_START":  uint64(SMIProcessStart),
+	"KFD_SMI_EVENT_PROCESS_END":    uint64(SMIProcessEnd),
+	"KFD_IOC_PROFILER_PMC":         uint64(ProfilerPMC),
+	"KFD_IOC_PROFILER_VERSION":     uint64(ProfilerVersion),
+	"KFD_IOC_PROFILER_PTL_CONTROL": uint64(ProfilerPTLControl),
 }
 
 var newRequests = []Request{ReqCreateProcess, ReqProfiler}
@@ -166,6 +200,9 @@ func ours(t *testing.T, minor int) map[string]string {
 		t.Fatalf("no profile for minor version %d: %v, %v", minor, warning, err)
 	}
 	for _, c := range cStructs {
+		if !c.isIn(minor) {
+			continue
+		}
 		size := c.goType.Size()
 		if c.goType == reflect.TypeFor[DeviceInfoEntry]() {
 			size = uintptr(p.DeviceInfoSize)
@@ -214,6 +251,9 @@ func probe(minor int) string {
 	line := func(key, format, value string) { fmt.Fprintf(&b, "\tprintf(%q, %s);\n", key+": "+format+"\n", value) }
 	line("version", "%d.%d", "KFD_IOCTL_MAJOR_VERSION, KFD_IOCTL_MINOR_VERSION")
 	for _, c := range cStructs {
+		if !c.isIn(minor) {
+			continue
+		}
 		line("sizeof "+c.name, "%zu", "sizeof(struct "+c.name+")")
 		for _, f := range c.names(minor) {
 			line("offsetof "+c.name+" "+f, "%zu %zu", fmt.Sprintf("offsetof(struct %s, %s), sizeof(((struct %s *)0)->%s)", c.name, f, c.name, f))
@@ -390,9 +430,18 @@ func TestStructuresHaveOnlyFixedSizes(t *testing.T) {
 
 func TestRequestsCarryTheirStructures(t *testing.T) {
 	sizes := map[Request]uintptr{
-		ReqGetVersion: reflect.TypeFor[GetVersionArgs]().Size(),
-		ReqSMIEvents:  reflect.TypeFor[SMIEventsArgs]().Size(),
-		ReqCRIUOp:     reflect.TypeFor[CRIUArgs]().Size(),
+		ReqGetVersion:             reflect.TypeFor[GetVersionArgs]().Size(),
+		ReqCreateQueue:            reflect.TypeFor[CreateQueueArgs]().Size(),
+		ReqDestroyQueue:           reflect.TypeFor[DestroyQueueArgs]().Size(),
+		ReqUpdateQueue:            reflect.TypeFor[UpdateQueueArgs]().Size(),
+		ReqSetCUMask:              reflect.TypeFor[SetCUMaskArgs]().Size(),
+		ReqAllocQueueGWS:          reflect.TypeFor[AllocQueueGWSArgs]().Size(),
+		ReqAcquireVM:              reflect.TypeFor[AcquireVMArgs]().Size(),
+		ReqGetProcessAperturesNew: reflect.TypeFor[ProcessAperturesNewArgs]().Size(),
+		ReqRuntimeEnable:          reflect.TypeFor[RuntimeEnableArgs]().Size(),
+		ReqProfiler:               reflect.TypeFor[ProfilerArgs]().Size(),
+		ReqSMIEvents:              reflect.TypeFor[SMIEventsArgs]().Size(),
+		ReqCRIUOp:                 reflect.TypeFor[CRIUArgs]().Size(),
 	}
 	for req, size := range sizes {
 		if int(size) != req.Size() {

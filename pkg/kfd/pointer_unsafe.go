@@ -48,6 +48,10 @@ func SliceAt[T any](p Pointer, n int) []T {
 	return unsafe.Slice((*T)(p.p), n)
 }
 
+// Add gives the address n bytes further on, in the same piece of memory. It is for
+// implementations of [Sys], like [As].
+func (p Pointer) Add(n int) Pointer { return Pointer{p: unsafe.Add(p.p, n)} }
+
 // bytesOf gives the memory of a structure without pointers in it. Writing any
 // bytes there is safe: each field is a whole number of fixed size.
 func bytesOf[T QueueSnapshotEntry | DeviceInfoEntry | RuntimeInfo](v *T) []byte {

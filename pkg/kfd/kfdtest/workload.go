@@ -1,0 +1,63 @@
+package kfdtest
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// What a ROCm runtime does, in one call each. Errors are errnos.
+
+// OpenKFD opens the driver.
+func (t *Thread) OpenKFD() (fd int, err error) {
+	return t.Open(kfd.DevicePath, unix.O_RDWR|unix.O_CLOEXEC)
+}
+
+// StartRuntime opens the driver and enables the runtime, which has to come before
+// the first queue.
+func (t *Thread) StartRuntime() (fd int, err error) {
+	if fd, err = t.OpenKFD(); err != nil {
+		return fd, err
+	}
+	return fd, t.RuntimeEnable(fd)
+}
+
+// RuntimeEnable is RUNTIME_ENABLE with the mode a runtime gives. A debugger makes it
+// wait.
+func (t *Thread) RuntimeEnable(fd int) error {
+	args := kfd.RuntimeEnableArgs{RDebug: 0x7f0000001000, ModeMask: kfd.RuntimeEnableModeEnable | kfd.RuntimeEnableModeTTMPSave}
+	_, err := t.Ioctl(fd, kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
+	return err
+}
+
+// RuntimeDisable is RUNTIME_ENABLE without the mode: what a clean exit does. A
+// debugger makes it wait.
+func (t *Thread) RuntimeDisable(fd int) error {
+	var args kfd.RuntimeEnableArgs
+	_, err := t.Ioctl(fd, kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
+	return err
+}
+
+// CreateQueue makes a queue of type kfd.QueueTypeComputeAQL or another, with the
+// priority and the percentage a runtime gives, and addresses nothing is at.
+func (t *Thread) CreateQueue(fd int, gpu gpreempt.GPUID, queueType uint32) (id uint32, err error) {
+	t.p.m.mu.Lock()
+	t.p.m.inodes++
+	ring := uint64(t.p.m.inodes) << 20
+	t.p.m.mu.Unlock()
+	args := kfd.CreateQueueArgs{
+		RingBaseAddress: ring, WritePointerAddress: ring + 0x80000, ReadPointerAddress: ring + 0x80008, RingSize: 16384,
+		GPUID: uint32(gpu), QueueType: queueType, QueuePercentage: 100, QueuePriority: 7,
+		CtxSaveRestoreAddress: ring + 0x90000, CtxSaveRestoreSize: 4096, CtlStackSize: 4096,
+	}
+	_, err = t.Ioctl(fd, kfd.ReqCreateQueue, kfd.PointerTo(&args))
+	return args.QueueID, err
+}
+
+// DestroyQueue destroys a queue. One that is suspended makes it wait.
+func (t *Thread) DestroyQueue(fd int, id uint32) error {
+	args := kfd.DestroyQueueArgs{QueueID: id}
+	_, err := t.Ioctl(fd, kfd.ReqDestroyQueue, kfd.PointerTo(&args))
+	return err
+}
