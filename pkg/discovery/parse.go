@@ -127,8 +127,6 @@ type ProcStat struct {
 	Comm string
 	// State is the letter of field 3, that of the main thread.
 	State byte
-	// Parent is the process id of the parent.
-	Parent int32
 	// Flags are the kernel's task flags of the main thread, such as FlagExiting.
 	Flags uint32
 	// Threads is the number of threads that have not ended.
@@ -157,10 +155,9 @@ func (s ProcStat) Alive() bool {
 }
 
 // Fields of /proc/PID/stat after the command name, counted from 0: proc(5) calls
-// them 3, 4, 9, 20 and 22.
+// them 3, 9, 20 and 22.
 const (
 	statState   = 0
-	statParent  = 1
 	statFlags   = 6
 	statThreads = 17
 	statStart   = 19
@@ -187,12 +184,6 @@ func ParseProcStat(b []byte) (ProcStat, error) {
 		switch n {
 		case statState:
 			s.State = field[0]
-		case statParent:
-			parent, err := strconv.ParseInt(string(field), 10, 32)
-			if err != nil {
-				return ProcStat{}, refuse(fmt.Sprintf("field 4, the parent, is %q", field))
-			}
-			s.Parent = int32(parent)
 		case statFlags:
 			flags, err := strconv.ParseUint(string(field), 10, 32)
 			if err != nil {

@@ -26,7 +26,7 @@ func TestParseProcStat(t *testing.T) {
 			t.Errorf("comm %q: %v", comm, err)
 			continue
 		}
-		want := discovery.ProcStat{PID: 4211, Comm: comm, State: 'S', Parent: 1, Flags: 4194304, Threads: 64, Start: 987654}
+		want := discovery.ProcStat{PID: 4211, Comm: comm, State: 'S', Flags: 4194304, Threads: 64, Start: 987654}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("comm %q (-want +got):\n%s", comm, diff)
 		}
