@@ -1,0 +1,152 @@
+package journal
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"path"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// An entry is a text of two lines, the second being JSON and the checksum that of
+// the second with its newline:
+//
+//	gpreempt-pause 1 crc32c=5d3f0c21
+//	{"mechanism":"freezer","pid":4242,"start":123456,...}
+const (
+	magic   = "gpreempt-pause"
+	version = 1
+	// maxSize is more than the longest cgroup path makes it, in bytes.
+	maxSize = 64 << 10
+	// draftPrefix begins the name of a file that is being written.
+	draftPrefix = ".draft-"
+)
+
+// record is the second line.
+type record struct {
+	Mechanism string    `json:"mechanism"`
+	PID       int32     `json:"pid"`
+	Start     uint64    `json:"start"`
+	Cgroup    string    `json:"cgroup,omitempty"`
+	CgroupID  uint64    `json:"cgroup_id,omitempty"`
+	At        time.Time `json:"at"`
+	BootID    string    `json:"boot_id"`
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// What is wrong with a file.
+var (
+	errTorn    = errors.New("it is damaged")
+	errForeign = errors.New("it is no entry of this journal")
+	errNewer   = errors.New("a newer gpreemptd wrote it")
+)
+
+// BadEntry is a file of the journal that nothing can be concluded from.
+type BadEntry struct {
+	Path string
+	Err  error
+}
+
+// Error says what is wrong with the file and what to do about it.
+func (e *BadEntry) Error() string {
+	next := "remove it"
+	switch {
+	case errors.Is(e.Err, errNewer):
+		next = "run the gpreemptd that wrote it with --cleanup, which removes it"
+	case errors.Is(e.Err, errTorn):
+		next = "see whether the process its name begins with runs, restart that process if not, and remove the file"
+	}
+	return fmt.Sprintf("journal of pauses: %s: %v; nothing was done about it: %s", e.Path, e.Err, next)
+}
+
+// Unwrap gives what is wrong.
+func (e *BadEntry) Unwrap() error { return e.Err }
+
+// name gives the name of the file of the entry.
+func (e Entry) name() string { return fileName(e.Target, e.Mechanism) }
+
+func fileName(target gpreempt.ProcessKey, mechanism string) string {
+	return fmt.Sprintf("%d-%d.%s", target.PID, target.Start, mechanism)
+}
+
+// check tells what makes e no entry.
+func (e Entry) check() error {
+	bad := strings.ContainsFunc(e.Mechanism, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-'
+	})
+	switch {
+	case bad || e.Mechanism == "" || len(e.Mechanism) > 64:
+		return fmt.Errorf("%q is no name of a mechanism", e.Mechanism)
+	case e.Target.PID <= 0 || e.Target.Start == 0:
+		return fmt.Errorf("%v is no process", e.Target)
+	case (e.Cgroup == "") != (e.CgroupID == 0):
+		return errors.New("a cgroup has a path and an id, or neither")
+	case e.Cgroup != "" && (e.Cgroup[0] != '/' || path.Clean(e.Cgroup) != e.Cgroup || e.Cgroup == "/"):
+		return fmt.Errorf("%q is no path of a cgroup that can be frozen", e.Cgroup)
+	case len(e.Cgroup) > 4096 || strings.ToValidUTF8(e.Cgroup, "") != e.Cgroup:
+		return errors.New("the path of the cgroup is too long or no text")
+	case e.At.UTC().Year() < 1 || e.At.UTC().Year() > 9999:
+		return fmt.Errorf("%v is no time of a pause", e.At)
+	case e.BootID == "":
+		return errors.New("the boot is missing")
+	}
+	return nil
+}
+
+// encode gives the text of an entry that passed check.
+func (e Entry) encode() []byte {
+	body, err := json.Marshal(record{e.Mechanism, e.Target.PID, e.Target.Start, e.Cgroup, e.CgroupID, e.At.UTC(), e.BootID})
+	if err != nil {
+		panic(err) // numbers, strings and a time in the years JSON has
+	}
+	return seal(append(body, '\n'))
+}
+
+// seal puts the first line before the second.
+func seal(body []byte) []byte {
+	return fmt.Appendf(nil, "%s %d crc32c=%08x\n%s", magic, version, crc32.Checksum(body, castagnoli), body)
+}
+
+// decode reads what encode wrote.
+func decode(text []byte) (Entry, error) {
+	head, body, _ := bytes.Cut(text, []byte("\n"))
+	word, rest, _ := strings.Cut(string(head), " ")
+	number, sum, _ := strings.Cut(rest, " ")
+	v, err := strconv.ParseUint(number, 10, 31)
+	switch {
+	case len(text) == 0:
+		return Entry{}, fmt.Errorf("%w: it is empty", errTorn)
+	case word != magic && strings.HasPrefix(magic, string(text)):
+		return Entry{}, fmt.Errorf("%w: it ends early", errTorn)
+	case word != magic:
+		return Entry{}, fmt.Errorf("%w: it does not begin with %s", errForeign, magic)
+	case err != nil || v == 0:
+		return Entry{}, fmt.Errorf("%w: its format has no number", errTorn)
+	case v > version:
+		return Entry{}, fmt.Errorf("%w: its format is %d, and this one reads %d", errNewer, v, version)
+	case sum != fmt.Sprintf("crc32c=%08x", crc32.Checksum(body, castagnoli)):
+		return Entry{}, fmt.Errorf("%w: its checksum is that of something else", errTorn)
+	}
+	var r record
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&r); err != nil {
+		return Entry{}, fmt.Errorf("%w: %w", errForeign, err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return Entry{}, fmt.Errorf("%w: something follows the entry", errForeign)
+	}
+	e := Entry{r.Mechanism, gpreempt.ProcessKey{PID: r.PID, Start: r.Start}, r.Cgroup, r.CgroupID, r.At, r.BootID}
+	if err := e.check(); err != nil {
+		return Entry{}, fmt.Errorf("%w: %w", errForeign, err)
+	}
+	return e, nil
+}

@@ -1,0 +1,367 @@
+package freezer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/journal"
+	"github.com/gpreempt/gpreempt/internal/preempt"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// cgroup is the open directory of a cgroup: another one by its name is not touched.
+type cgroup struct {
+	dir *os.Root
+	// path is that from the root of the hierarchy, id the inode number.
+	path string
+	id   uint64
+}
+
+// openCgroup gives preempt.ErrGone when there is none.
+func (m *Mechanism) openCgroup(path string) (*cgroup, error) {
+	mnt, err := m.mount()
+	if err != nil {
+		return nil, err
+	}
+	below, ok := mnt.below(path)
+	if !ok {
+		return nil, preempt.ErrGone
+	}
+	dir, err := os.OpenRoot(filepath.Join(m.cfg.Root, mnt.point, below))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, preempt.ErrGone
+	} else if err != nil {
+		return nil, err
+	}
+	info, err := dir.Stat(".")
+	if err != nil {
+		return nil, errors.Join(vanished(err), dir.Close())
+	}
+	// Every directory of Linux has one.
+	return &cgroup{dir, path, info.Sys().(*syscall.Stat_t).Ino}, nil
+}
+
+func (g *cgroup) close() error { return g.dir.Close() }
+
+// vanished gives preempt.ErrGone for what a cgroup answers that was removed.
+func vanished(err error) error {
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return preempt.ErrGone
+	}
+	return err
+}
+
+func (g *cgroup) read(file string) (string, error) {
+	text, err := g.dir.ReadFile(file)
+	if err != nil {
+		return "", fmt.Errorf("cgroup %s: %w", g.path, vanished(err))
+	}
+	return string(bytes.TrimSpace(text)), nil
+}
+
+// set writes cgroup.freeze.
+func (g *cgroup) set(value string) error {
+	f, err := g.dir.OpenFile("cgroup.freeze", os.O_WRONLY, 0)
+	if err == nil {
+		_, err = f.WriteString(value)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		return fmt.Errorf("cgroup %s: %w", g.path, vanished(err))
+	}
+	return nil
+}
+
+func (g *cgroup) thaw() error { return g.set("0") }
+
+// awaitFrozen returns when all of the cgroup is frozen. The kernel wakes who polls
+// cgroup.events for POLLPRI at a change, but not twice in 10 ms (cgroup_file_notify,
+// CGROUP_FILE_NOTIFY_MIN_INTV): a freeze soon after a thaw takes a look too.
+func (g *cgroup) awaitFrozen(ctx context.Context) error {
+	deadline := time.Now().Add(patience)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	f, err := g.dir.Open("cgroup.events")
+	if err != nil {
+		return fmt.Errorf("cgroup %s: %w", g.path, vanished(err))
+	}
+	defer f.Close()
+	fds := []unix.PollFd{{Fd: int32(f.Fd()), Events: unix.POLLPRI}}
+	text := make([]byte, 256)
+	for wait := firstLook; ; wait = min(2*wait, lastLook) {
+		n, err := unix.Pread(int(f.Fd()), text, 0)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("cgroup %s: %w", g.path, vanished(os.NewSyscallError("read cgroup.events", err)))
+		}
+		if err == nil && flat(string(text[:n]), "frozen") == "1" {
+			return nil
+		}
+		left := time.Until(deadline)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case left <= 0:
+			return fmt.Errorf("cgroup %s is not frozen %v after it was asked for: a process in it is deep in the kernel (state D)", g.path, patience)
+		}
+		timeout := unix.NsecToTimespec(int64(min(wait, left)))
+		if _, err := unix.Ppoll(fds, &timeout, nil); err != nil && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("cgroup %s: %w", g.path, os.NewSyscallError("poll", err))
+		}
+	}
+}
+
+// flat gives the value of a key in a text of lines "key value", "" for none.
+func flat(text, key string) string {
+	for line := range strings.Lines(text) {
+		if words := strings.Fields(line); len(words) == 2 && words[0] == key {
+			return words[1]
+		}
+	}
+	return ""
+}
+
+// ownCgroup opens the cgroup that may be frozen to pause the process and what it
+// has started; nil and why when there is none.
+func (m *Mechanism) ownCgroup(target gpreempt.ProcessKey) (*cgroup, string, error) {
+	if mnt, err := m.mount(); err != nil {
+		return nil, "", err
+	} else if mnt == nil {
+		return nil, "cgroup v2 is not mounted", nil
+	}
+	f := facts{target: target.PID}
+	for file, to := range map[string]*string{procPath(m.cfg.Root, target.PID, "cgroup"): &f.path, filepath.Join(m.cfg.Root, "proc/self/cgroup"): &f.own} {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, "", goneOr(err)
+		}
+		*to = discovery.ParseProcCgroup(text)
+	}
+	if why := f.unfitByName(); why != "" {
+		return nil, why, nil
+	}
+	g, err := m.openCgroup(f.path)
+	if errors.Is(err, preempt.ErrGone) {
+		return nil, "its cgroup " + f.path + " cannot be seen from here", nil
+	} else if err != nil {
+		return nil, "", err
+	}
+	why, err := m.unfit(g, f)
+	if err == nil && why == "" {
+		return g, "", nil
+	}
+	if errors.Is(err, preempt.ErrGone) {
+		why, err = "its cgroup "+f.path+" was removed", nil
+	}
+	return nil, why, errors.Join(err, g.close())
+}
+
+// unfit reads what is in the cgroup and tells what is against freezing it, "" for
+// nothing.
+func (m *Mechanism) unfit(g *cgroup, f facts) (string, error) {
+	procs, err := g.read("cgroup.procs")
+	if errors.Is(err, unix.EOPNOTSUPP) { // threaded
+		procs, err = "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	if f.kind, err = g.read("cgroup.type"); err != nil {
+		return "", err
+	}
+	stat, err := g.read("cgroup.stat")
+	if err != nil {
+		return "", err
+	}
+	f.nested = flat(stat, "nr_descendants")
+	f.parents = map[int32]int32{}
+	for word := range strings.FieldsSeq(procs) {
+		pid, err := strconv.ParseInt(word, 10, 32)
+		if err != nil {
+			return "", fmt.Errorf("cgroup %s: cgroup.procs: %w", g.path, err)
+		}
+		f.members = append(f.members, int32(pid))
+		if err := m.ancestry(int32(pid), f); err != nil {
+			return "", err
+		}
+	}
+	return f.unfit(), nil
+}
+
+// ancestry fills f.parents for pid and its ancestors up to the target.
+func (m *Mechanism) ancestry(pid int32, f facts) error {
+	for pid > 0 && pid != f.target {
+		if _, known := f.parents[pid]; known {
+			return nil
+		}
+		path := procPath(m.cfg.Root, pid, "status")
+		status, err := os.ReadFile(path)
+		if err != nil {
+			if errors.Is(goneOr(err), preempt.ErrGone) {
+				return nil // it is nobody's child then, as far as is known
+			}
+			return err
+		}
+		parent, err := strconv.ParseInt(flat(string(status), "PPid:"), 10, 32)
+		if err != nil {
+			return fmt.Errorf("%s: the parent: %w", path, err)
+		}
+		f.parents[pid] = int32(parent)
+		pid = int32(parent)
+	}
+	return nil
+}
+
+// facts are what decides whether the cgroup of a process may be frozen.
+type facts struct {
+	target int32
+	// path is the cgroup of the target, own that of this program; "" for none.
+	path, own string
+	// kind is cgroup.type, nested the number of cgroups below it, as text.
+	kind, nested string
+	// members are the processes in it; parents has the parent of each and of its
+	// ancestors up to the target.
+	members []int32
+	parents map[int32]int32
+}
+
+// unfitByName tells what is against freezing a cgroup as far as its name tells.
+func (f facts) unfitByName() string {
+	base := path.Base(f.path)
+	switch {
+	case f.path == "":
+		return "it is in no cgroup of version 2"
+	case f.path == "/":
+		return "it is in the root cgroup"
+	case path.Clean(f.path) != f.path || strings.HasPrefix(f.path, "/.."):
+		return "its cgroup " + f.path + " cannot be seen from here"
+	case f.own == f.path || strings.HasPrefix(f.own, f.path+"/"):
+		return "this program is in its cgroup " + f.path
+	case strings.HasSuffix(base, ".slice"),
+		base == "init.scope",
+		strings.HasPrefix(base, "session-") && strings.HasSuffix(base, ".scope"),
+		strings.HasPrefix(base, "user@") && strings.HasSuffix(base, ".service"):
+		return "its cgroup " + f.path + " is that of a login session or of systemd"
+	}
+	return ""
+}
+
+// unfit tells what is against freezing a cgroup: it must hold the target, what the
+// target has started, and nothing else.
+func (f facts) unfit() string {
+	switch {
+	case f.kind != "domain":
+		return "its cgroup " + f.path + " is of type " + f.kind
+	case f.nested != "0":
+		return "its cgroup " + f.path + " has others below it"
+	}
+	present := false
+	for _, pid := range f.members {
+		if pid == f.target {
+			present = true
+		} else if !f.descends(pid) {
+			return fmt.Sprintf("process %d in its cgroup %s was not started by it", pid, f.path)
+		}
+	}
+	if !present {
+		return "it has left the cgroup " + f.path
+	}
+	return ""
+}
+
+func (f facts) descends(pid int32) bool {
+	for range len(f.parents) + 1 { // pids that changed hands could make a ring
+		if pid == f.target {
+			return true
+		}
+		pid = f.parents[pid]
+	}
+	return false
+}
+
+// freeze is the pause of all processes of a cgroup.
+type freeze struct {
+	*cgroup
+	m       *Mechanism
+	session *session
+}
+
+func (z *freeze) begun() (bool, error) {
+	value, err := z.read("cgroup.freeze")
+	return value == "1", err
+}
+
+func (z *freeze) begin(ctx context.Context) error {
+	if err := z.set("1"); err != nil {
+		return err
+	}
+	if err := z.awaitFrozen(ctx); err != nil {
+		return err
+	}
+	// Somebody may have moved in meanwhile.
+	why, err := z.m.unfit(z.cgroup, facts{target: z.session.target.PID, path: z.path})
+	switch {
+	case err != nil:
+		return err
+	case why != "":
+		return fmt.Errorf("process %v is not suspended: %s, since a moment ago: try again", z.session.target, why)
+	}
+	return nil
+}
+
+func (z *freeze) undo() error          { return z.thaw() }
+func (z *freeze) entry() journal.Entry { return journal.Entry{Cgroup: z.path, CgroupID: z.id} }
+
+// mount is where the cgroup v2 hierarchy is.
+type mount struct {
+	// root is the cgroup that is mounted at point.
+	root, point string
+}
+
+// below gives the path of a cgroup from the mount point; false when it is not there.
+func (m *mount) below(path string) (string, bool) {
+	switch {
+	case m == nil:
+		return "", false
+	case m.root == "/":
+		return path, true
+	}
+	rest, ok := strings.CutPrefix(path, m.root)
+	return rest, ok && (rest == "" || rest[0] == '/')
+}
+
+// findMount reads /proc/self/mountinfo, whose lines are (proc_pid_mountinfo(5)):
+//
+//	36 35 98:0 /root /point options optional-fields - cgroup2 source options
+//
+// It gives nil when the hierarchy is not mounted.
+func findMount(root string) (*mount, error) {
+	text, err := os.ReadFile(filepath.Join(root, "proc/self/mountinfo"))
+	if err != nil {
+		return nil, err
+	}
+	for line := range strings.Lines(string(text)) {
+		where, what, found := strings.Cut(line, " - ")
+		fields := strings.Fields(where)
+		if found && len(fields) >= 5 && strings.HasPrefix(what, "cgroup2 ") {
+			return &mount{unescape(fields[3]), unescape(fields[4])}, nil
+		}
+	}
+	return nil, nil
+}
+
+// unescape undoes what the kernel does to the characters that divide fields.
+var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace

@@ -1,0 +1,341 @@
+// Package freezer hides how a process is kept from submitting work to its GPUs by
+// stopping it on the CPU.
+//
+// It works on every Linux machine and on every GPU, and it drains instead of
+// preempting: what is in the queues already runs to its end, and a kernel that
+// never ends is not touched. Neither is memory.
+//
+// A process with a cgroup of its own (see unfit for which are not) is frozen with
+// it: its children are too, those born later included, and nobody sees it. Any
+// other process gets a SIGSTOP. That reaches no other process: children that submit
+// work of their own go on doing so. And it is visible: the parent is told, a shell
+// takes its job for suspended, and a SIGCONT from anyone ends the pause.
+//
+// What somebody else has frozen or stopped before is left to them, at Resume too;
+// if they let it go while it is meant to be suspended, it runs.
+//
+// The kernel undoes neither when the daemon dies, so each is journalled first.
+package freezer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/internal/journal"
+	"github.com/gpreempt/gpreempt/internal/preempt"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+const name = "freezer"
+
+// patience is how long a process may take to stop. It takes microseconds, unless a
+// thread is deep in a system call that no signal interrupts.
+const patience = time.Second
+
+// Config is what a Mechanism needs.
+type Config struct {
+	// Root is where the filesystem begins: "/".
+	Root    string
+	Journal Journal
+	Log     *zap.Logger
+}
+
+// Journal is the part of journal.Journal used here.
+type Journal interface {
+	Begin(journal.Entry) error
+	End(target gpreempt.ProcessKey, mechanism string) error
+}
+
+// Mechanism freezes cgroups and stops processes. It implements preempt.Mechanism.
+type Mechanism struct {
+	cfg Config
+	// mount is looked up once.
+	mount func() (*mount, error)
+}
+
+var _ preempt.Mechanism = (*Mechanism)(nil)
+
+// New gives the mechanism.
+func New(cfg Config) *Mechanism {
+	return &Mechanism{cfg: cfg, mount: sync.OnceValues(func() (*mount, error) { return findMount(cfg.Root) })}
+}
+
+// Name implements preempt.Mechanism.
+func (*Mechanism) Name() string { return name }
+
+// Probe implements preempt.Mechanism.
+func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) preempt.Capability {
+	var c preempt.Capability
+	say := func(check, found string, ok bool, remedy string) {
+		c.Evidence = append(c.Evidence, preempt.Evidence{Check: check, Found: found, OK: ok, Remedy: remedy})
+	}
+	if err := unstoppable(target.PID); err != nil {
+		say("process", err.Error(), false, "")
+		return c
+	}
+	p, err := openProcess(m.cfg.Root, target)
+	switch {
+	case errors.Is(err, preempt.ErrGone):
+		say("process", "it has exited", false, "")
+		return c
+	case err != nil:
+		say("process descriptor", err.Error(), false, "run as root on Linux 5.3 or newer")
+		return c
+	}
+	defer m.close(p)
+	say("process descriptor", "it can be had", true, "")
+	g, why, err := m.ownCgroup(target)
+	switch {
+	case err != nil:
+		say("cgroup", err.Error(), false, "")
+	case g == nil:
+		say("cgroup", "SIGSTOP of the process without its children, because "+why, true,
+			"start it in a cgroup of its own, as with systemd-run --scope, and its children are stopped too")
+	default:
+		say("cgroup", g.path+" is its own and is frozen as a whole", true, "")
+		m.closeCgroup(g)
+	}
+	return c
+}
+
+// Attach implements preempt.Mechanism. The session holds a process descriptor.
+func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (preempt.Session, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err := unstoppable(target.PID); err != nil {
+		return nil, fmt.Errorf("process %v: %w", target, err)
+	}
+	p, err := openProcess(m.cfg.Root, target)
+	if err != nil {
+		return nil, err
+	}
+	return &session{m: m, target: target, process: p}, nil
+}
+
+// Undo ends the pause an entry of the journal names and removes the entry. A pause
+// that was not made, is over or whose process has exited is no error. After an
+// error the entry is still there.
+func (m *Mechanism) Undo(_ context.Context, e journal.Entry) error {
+	if e.Mechanism != name {
+		return fmt.Errorf("process %v was paused by %s, not by %s", e.Target, e.Mechanism, name)
+	}
+	if err := m.undo(e); err != nil && !errors.Is(err, preempt.ErrGone) {
+		return fmt.Errorf("let process %v run again: %w", e.Target, err)
+	}
+	return m.cfg.Journal.End(e.Target, name)
+}
+
+func (m *Mechanism) undo(e journal.Entry) error {
+	if e.Cgroup != "" {
+		g, err := m.openCgroup(e.Cgroup)
+		if err != nil {
+			return err
+		}
+		defer m.closeCgroup(g)
+		if g.id != e.CgroupID {
+			return preempt.ErrGone // another one by that name
+		}
+		return g.thaw()
+	}
+	p, err := openProcess(m.cfg.Root, e.Target)
+	if err != nil {
+		return err
+	}
+	defer m.close(p)
+	return p.cont()
+}
+
+// unstoppable tells why a process must not be stopped whatever it does.
+func unstoppable(pid int32) error {
+	switch pid {
+	case int32(os.Getpid()):
+		return errors.New("it is this program itself")
+	case 1:
+		return errors.New("it is the init process")
+	}
+	return nil
+}
+
+// errClosed is what a session gives once it has been closed.
+var errClosed = errors.New("the session with the process has been closed")
+
+type session struct {
+	m      *Mechanism
+	target gpreempt.ProcessKey
+
+	// mu guards what follows. A call holds it to its end, which comes within patience,
+	// so that Close finds no pause half made.
+	mu      sync.Mutex
+	closed  bool
+	process *process
+	// held is the pause to be undone, nil when there is none.
+	held pause
+}
+
+// pause is a way to keep a process off the CPU.
+type pause interface {
+	// begun tells whether somebody else has paused it.
+	begun() (bool, error)
+	// begin pauses and returns when nothing runs any more.
+	begin(ctx context.Context) error
+	// undo may be called whether begin was or not.
+	undo() error
+	// entry says what to journal.
+	entry() journal.Entry
+	close() error
+}
+
+// Suspend implements preempt.Session.
+func (s *session) Suspend(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.closed:
+		return errClosed
+	case ctx.Err() != nil:
+		return context.Cause(ctx)
+	case s.process.exited():
+		return preempt.ErrGone
+	case s.held != nil:
+		return s.again(ctx)
+	}
+	p, err := s.choose()
+	if err != nil {
+		return err
+	}
+	if err = s.pause(ctx, p); err != nil || s.held == nil {
+		s.m.discard(p, s.target)
+	}
+	return err
+}
+
+// again sees to it that what is paused is, whatever others did meanwhile.
+func (s *session) again(ctx context.Context) error {
+	err := s.held.begin(ctx)
+	if err == nil && s.process.exited() {
+		err = preempt.ErrGone
+	}
+	if err == nil {
+		return nil
+	}
+	return errors.Join(err, s.release())
+}
+
+// choose decides how to pause the process as it stands now.
+func (s *session) choose() (pause, error) {
+	g, why, err := s.m.ownCgroup(s.target)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("suspend process %v: %w", s.target, err)
+	case g != nil:
+		return &freeze{cgroup: g, m: s.m, session: s}, nil
+	}
+	s.m.cfg.Log.Debug("stopping the process alone", zap.Stringer("target", s.target), zap.String("why", why))
+	return &stop{session: s}, nil
+}
+
+// pause pauses by p and makes it what is held, unless somebody else has paused by p
+// before. On an error nothing is paused.
+func (s *session) pause(ctx context.Context, p pause) error {
+	if theirs, err := p.begun(); err != nil || theirs {
+		return err
+	}
+	// What was read of the process by its pid was read of this process, if it still
+	// has the pid.
+	if s.process.exited() {
+		return preempt.ErrGone
+	}
+	e := p.entry()
+	e.Mechanism, e.Target, e.At = name, s.target, time.Now()
+	if err := s.m.cfg.Journal.Begin(e); err != nil {
+		return err
+	}
+	err := p.begin(ctx)
+	if err == nil && s.process.exited() {
+		err = preempt.ErrGone
+	}
+	if err == nil {
+		s.held = p
+		return nil
+	}
+	if undone := p.undo(); undone != nil && !errors.Is(undone, preempt.ErrGone) {
+		// The entry stays, for the next Undo.
+		return errors.Join(err, fmt.Errorf("process %v may still be stopped: %w", s.target, undone))
+	}
+	s.m.end(s.target)
+	return err
+}
+
+// Resume implements preempt.Session.
+func (s *session) Resume(context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return errClosed
+	}
+	if err := s.release(); err != nil {
+		return err
+	}
+	if s.process.exited() {
+		return preempt.ErrGone
+	}
+	return nil
+}
+
+// Close implements preempt.Session.
+func (s *session) Close() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil
+	}
+	s.closed = true
+	return errors.Join(s.release(), s.process.close())
+}
+
+// release undoes what is held. It needs mu.
+func (s *session) release() error {
+	if s.held == nil {
+		return nil
+	}
+	if err := s.held.undo(); err != nil && !errors.Is(err, preempt.ErrGone) {
+		return fmt.Errorf("resume process %v: %w", s.target, err)
+	}
+	s.m.discard(s.held, s.target)
+	s.held = nil
+	s.m.end(s.target)
+	return nil
+}
+
+// end crosses out a pause that is over. That this fails changes nothing for the
+// process: the next Undo lets run what runs.
+func (m *Mechanism) end(target gpreempt.ProcessKey) {
+	if err := m.cfg.Journal.End(target, name); err != nil {
+		m.cfg.Log.Warn("a pause that is over is still in the journal", zap.Stringer("target", target), zap.Error(err))
+	}
+}
+
+func (m *Mechanism) discard(p pause, target gpreempt.ProcessKey) {
+	if err := p.close(); err != nil {
+		m.cfg.Log.Warn("a descriptor could not be closed", zap.Stringer("target", target), zap.Error(err))
+	}
+}
+
+func (m *Mechanism) close(p *process) {
+	if err := p.close(); err != nil {
+		m.cfg.Log.Warn("a process descriptor could not be closed", zap.Stringer("target", p.key), zap.Error(err))
+	}
+}
+
+func (m *Mechanism) closeCgroup(g *cgroup) {
+	if err := g.close(); err != nil {
+		m.cfg.Log.Warn("the directory of a cgroup could not be closed", zap.String("cgroup", g.path), zap.Error(err))
+	}
+}
