@@ -1,0 +1,39 @@
+package dbgtrap
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
+)
+
+// roleEnv makes a run of this test binary a program that a test drives.
+const roleEnv = "DBGTRAP_TEST_ROLE"
+
+// A job may end its main thread, so it has to know which one that is.
+func init() {
+	if os.Getenv(roleEnv) == roleJob {
+		runtime.LockOSThread()
+	}
+}
+
+func TestMain(m *testing.M) {
+	switch role := os.Getenv(roleEnv); role {
+	case "":
+		os.Exit(testutil.VerifyMain(m))
+	case roleJob:
+		job := &realJob{endMain: make(chan struct{})}
+		go func() {
+			answerCommands(job.do)
+			os.Exit(0)
+		}()
+		job.main()
+	case roleDaemon:
+		answerCommands(new(realDaemon).do)
+	default:
+		fmt.Fprintf(os.Stderr, "no role %q\n", role)
+		os.Exit(2)
+	}
+}

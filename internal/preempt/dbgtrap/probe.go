@@ -1,0 +1,197 @@
+package dbgtrap
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/preempt"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Probe implements preempt.Mechanism. It reads files and makes no call to the
+// driver. What cannot be told does not stand in the way: Attach finds out.
+func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) preempt.Capability {
+	p, err := pinProcess(m.cfg.Root, target)
+	if errors.Is(err, preempt.ErrGone) {
+		return preempt.Capability{Evidence: []preempt.Evidence{{Check: "process", Found: "it has exited"}}}
+	}
+	if err != nil {
+		return preempt.Capability{Evidence: []preempt.Evidence{{Check: "process", Found: err.Error()}}}
+	}
+	defer p.close()
+	evidence := []preempt.Evidence{
+		{Check: "process", Found: "it lives", OK: true},
+		m.probeInterface(),
+		m.probeScheduler(),
+		m.probeFirmware(target),
+		m.probeVMIDs(target),
+		m.probeTracer(p),
+		m.probeYama(),
+		m.probeRight(),
+	}
+	return preempt.Capability{Evidence: slices.DeleteFunc(evidence, func(e preempt.Evidence) bool { return e.Check == "" })}
+}
+
+func (m *Mechanism) probeInterface() preempt.Evidence {
+	d := m.cfg.Device
+	e := preempt.Evidence{Check: "KFD interface", Found: fmt.Sprintf("%v has DBG_TRAP", d.Version()), OK: true}
+	if w := d.Warning(); w != nil {
+		e.Found += "; " + w.String()
+	}
+	return e
+}
+
+// noHWS is sched_policy without the hardware scheduler (KFD_SCHED_POLICY_NO_HWS):
+// every DBG_TRAP call is refused then.
+const noHWS = "2"
+
+func (m *Mechanism) probeScheduler() preempt.Evidence {
+	policy, err := m.read("sys/module/amdgpu/parameters/sched_policy")
+	switch {
+	case err != nil:
+		return preempt.Evidence{}
+	case policy == noHWS:
+		return preempt.Evidence{
+			Check: "hardware scheduler", Found: "it is turned off: amdgpu.sched_policy is 2",
+			Remedy: "load amdgpu without sched_policy=2",
+		}
+	}
+	return preempt.Evidence{Check: "hardware scheduler", Found: "in use", OK: true}
+}
+
+// probeFirmware looks at what ROCm asks for before it enables its runtime for
+// debugging: firmware that can be debugged, on every GPU.
+func (m *Mechanism) probeFirmware(target gpreempt.ProcessKey) preempt.Evidence {
+	e := preempt.Evidence{Check: "debug firmware", Found: "on all its GPUs", OK: true}
+	gpus := m.cfg.GPUs(target)
+	if len(gpus) == 0 {
+		e.Found = "no GPU has a queue of it yet"
+	}
+	var without []string
+	for _, gpu := range gpus {
+		if !gpu.DebugFirmware {
+			without = append(without, fmt.Sprintf("%v (%s)", gpu.ID, gpu.Name))
+		}
+	}
+	if len(without) > 0 {
+		e.Found, e.OK = "none on GPU "+strings.Join(without, ", "), false
+		e.Remedy = "update the GPU firmware (linux-firmware, or AMD's package), or let another mechanism hold the process"
+	}
+	return e
+}
+
+// probeVMIDs looks at GPUs that can debug one process at a time, for processes this
+// mechanism holds; what others hold shows at Attach.
+func (m *Mechanism) probeVMIDs(target gpreempt.ProcessKey) preempt.Evidence {
+	e := preempt.Evidence{Check: "debugged processes", Found: "room for one more", OK: true}
+	mine := singles(m.cfg.GPUs(target))
+	if len(mine) == 0 {
+		return e
+	}
+	for _, other := range m.held() {
+		if other == target {
+			continue
+		}
+		for _, id := range singles(m.cfg.GPUs(other)) {
+			if slices.Contains(mine, id) {
+				e.Found, e.OK = fmt.Sprintf("GPU %v can debug one process at a time, and process %d is held on it", id, other.PID), false
+				e.Remedy = "let another mechanism hold the process: criu, freezer"
+				return e
+			}
+		}
+	}
+	return e
+}
+
+// singles gives the GPUs that can debug one process at a time.
+func singles(gpus []gpreempt.GPU) []gpreempt.GPUID {
+	var ids []gpreempt.GPUID
+	for _, gpu := range gpus {
+		if !perVMID(gpu.GFX) {
+			ids = append(ids, gpu.ID)
+		}
+	}
+	return ids
+}
+
+func (m *Mechanism) probeTracer(p *pin) preempt.Evidence {
+	e := preempt.Evidence{Check: "tracer", Found: "none", OK: true}
+	status, err := p.dir.ReadFile("status")
+	if err != nil {
+		return preempt.Evidence{}
+	}
+	tid, err := strconv.ParseInt(statusField(status, "TracerPid"), 10, 32)
+	if err != nil || tid == 0 {
+		return e
+	}
+	by := "thread " + strconv.FormatInt(tid, 10)
+	if status, err := m.read(filepath.Join("proc", strconv.FormatInt(tid, 10), "status")); err == nil {
+		if statusField([]byte(status), "Tgid") == strconv.Itoa(os.Getpid()) {
+			e.Found = "this daemon"
+			return e
+		}
+		by = fmt.Sprintf("process %s (%s)", statusField([]byte(status), "Tgid"), statusField([]byte(status), "Name"))
+	}
+	e.Found, e.OK = by+" traces it", false
+	e.Remedy = "end that debugger or tracer; a process has one at a time"
+	return e
+}
+
+// noTracing is Yama's scope in which nobody may trace.
+const noTracing = "3"
+
+func (m *Mechanism) probeYama() preempt.Evidence {
+	scope, err := m.read("proc/sys/kernel/yama/ptrace_scope")
+	switch {
+	case err != nil:
+		return preempt.Evidence{}
+	case scope == noTracing:
+		return preempt.Evidence{
+			Check: "Yama", Found: "kernel.yama.ptrace_scope is 3, which forbids tracing to everyone, root included",
+			Remedy: "set it to 2 or less in /etc/sysctl.d and reboot; 3 cannot be undone at run time",
+		}
+	}
+	return preempt.Evidence{Check: "Yama", Found: "kernel.yama.ptrace_scope is " + scope, OK: true}
+}
+
+func (m *Mechanism) probeRight() preempt.Evidence {
+	e := preempt.Evidence{Check: "CAP_SYS_PTRACE", Found: "the daemon has it", OK: true}
+	status, err := m.read("proc/self/status")
+	if err != nil {
+		return preempt.Evidence{}
+	}
+	caps, err := strconv.ParseUint(statusField([]byte(status), "CapEff"), 16, 64)
+	if err != nil {
+		return preempt.Evidence{}
+	}
+	if caps&(1<<unix.CAP_SYS_PTRACE) == 0 {
+		e.Found, e.OK = "the daemon lacks it", false
+		e.Remedy = "run it as root, or add CAP_SYS_PTRACE to its unit (CapabilityBoundingSet, AmbientCapabilities) or container"
+	}
+	return e
+}
+
+func (m *Mechanism) read(path string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(m.cfg.Root, path))
+	return strings.TrimSpace(string(text)), err
+}
+
+// statusField gives the value of a line "Name:\tvalue" of /proc/PID/status
+// (proc_pid_status(5)), "" when there is none. The kernel escapes line ends in names.
+func statusField(status []byte, name string) string {
+	for line := range bytes.Lines(status) {
+		if field, value, ok := bytes.Cut(line, []byte(":")); ok && string(field) == name {
+			return string(bytes.TrimSpace(value))
+		}
+	}
+	return ""
+}

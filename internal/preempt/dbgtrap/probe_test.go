@@ -1,0 +1,184 @@
+package dbgtrap
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/gpreempt/gpreempt/internal/preempt"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// write puts a file under the root.
+func (f *fixture) write(path, text string) {
+	f.t.Helper()
+	path = filepath.Join(f.root, path)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// healthy makes a host on which nothing stands in the way.
+func healthy(t *testing.T) (*fixture, *job) {
+	t.Helper()
+	f := newFixture(t, "6.12", schedulers["HWS"])
+	j := f.start()
+	f.write("proc/"+strconv.Itoa(int(j.PID()))+"/status", "Name:\tjob\nTgid:\t1\nTracerPid:\t0\n")
+	f.write("proc/self/status", "Name:\tgpreemptd\nCapEff:\t000001ffffffffff\n")
+	f.write("proc/sys/kernel/yama/ptrace_scope", "1\n")
+	f.write("sys/module/amdgpu/parameters/sched_policy", "0\n")
+	f.cfg.GPUs = func(gpreempt.ProcessKey) []gpreempt.GPU {
+		return []gpreempt.GPU{{ID: gpuA, Name: "gfx942", GFX: 90402, DebugFirmware: true}}
+	}
+	return f, j
+}
+
+func TestProbeTellsWhatSpeaksForIt(t *testing.T) {
+	f, j := healthy(t)
+	before := len(f.machine.Calls())
+	got := f.Probe(t.Context(), j.key())
+	want := preempt.Capability{Evidence: []preempt.Evidence{
+		{Check: "process", Found: "it lives", OK: true},
+		{Check: "KFD interface", Found: "1.17 has DBG_TRAP", OK: true},
+		{Check: "hardware scheduler", Found: "in use", OK: true},
+		{Check: "debug firmware", Found: "on all its GPUs", OK: true},
+		{Check: "debugged processes", Found: "room for one more", OK: true},
+		{Check: "tracer", Found: "none", OK: true},
+		{Check: "Yama", Found: "kernel.yama.ptrace_scope is 1", OK: true},
+		{Check: "CAP_SYS_PTRACE", Found: "the daemon has it", OK: true},
+	}}
+	diff(t, "capability", want, got)
+	if !got.Usable() {
+		t.Error("it is not usable")
+	}
+	diff(t, "calls to the driver", before, len(f.machine.Calls()))
+}
+
+func TestProbeNamesWhatStandsInTheWay(t *testing.T) {
+	gpus := func(gpus ...gpreempt.GPU) func(gpreempt.ProcessKey) []gpreempt.GPU {
+		return func(gpreempt.ProcessKey) []gpreempt.GPU { return gpus }
+	}
+	for name, tc := range map[string]struct {
+		spoil func(*fixture, *job)
+		want  preempt.Evidence
+	}{
+		"dead": {
+			func(_ *fixture, j *job) { j.kill() },
+			preempt.Evidence{Check: "process", Found: "it has exited"},
+		},
+		"no hardware scheduler": {
+			func(f *fixture, _ *job) { f.write("sys/module/amdgpu/parameters/sched_policy", "2\n") },
+			preempt.Evidence{
+				Check: "hardware scheduler", Found: "it is turned off: amdgpu.sched_policy is 2",
+				Remedy: "load amdgpu without sched_policy=2",
+			},
+		},
+		"firmware": {
+			func(f *fixture, _ *job) {
+				f.cfg.GPUs = gpus(gpreempt.GPU{ID: gpuA, Name: "gfx1010", GFX: 100100}, gpreempt.GPU{ID: gpuB, DebugFirmware: true})
+			},
+			preempt.Evidence{
+				Check: "debug firmware", Found: "none on GPU 1000 (gfx1010)",
+				Remedy: "update the GPU firmware (linux-firmware, or AMD's package), or let another mechanism hold the process",
+			},
+		},
+		"tracer": {
+			func(f *fixture, j *job) {
+				f.write("proc/"+strconv.Itoa(int(j.PID()))+"/status", "TracerPid:\t77\n")
+				f.write("proc/77/status", "Name:\trocgdb\nTgid:\t70\n")
+			},
+			preempt.Evidence{
+				Check: "tracer", Found: "process 70 (rocgdb) traces it",
+				Remedy: "end that debugger or tracer; a process has one at a time",
+			},
+		},
+		"tracer without a name": {
+			func(f *fixture, j *job) {
+				f.write("proc/"+strconv.Itoa(int(j.PID()))+"/status", "TracerPid:\t77\n")
+			},
+			preempt.Evidence{
+				Check: "tracer", Found: "thread 77 traces it",
+				Remedy: "end that debugger or tracer; a process has one at a time",
+			},
+		},
+		"Yama": {
+			func(f *fixture, _ *job) { f.write("proc/sys/kernel/yama/ptrace_scope", "3\n") },
+			preempt.Evidence{
+				Check: "Yama", Found: "kernel.yama.ptrace_scope is 3, which forbids tracing to everyone, root included",
+				Remedy: "set it to 2 or less in /etc/sysctl.d and reboot; 3 cannot be undone at run time",
+			},
+		},
+		"capability": {
+			func(f *fixture, _ *job) { f.write("proc/self/status", "CapEff:\t0000000000000000\n") },
+			preempt.Evidence{
+				Check: "CAP_SYS_PTRACE", Found: "the daemon lacks it",
+				Remedy: "run it as root, or add CAP_SYS_PTRACE to its unit (CapabilityBoundingSet, AmbientCapabilities) or container",
+			},
+		},
+		"one process at a time": {
+			func(f *fixture, j *job) {
+				other := f.start()
+				f.attach(other)
+				f.cfg.GPUs = gpus(gpreempt.GPU{ID: gpuB, GFX: 90008, DebugFirmware: true})
+			},
+			preempt.Evidence{
+				Check:  "debugged processes",
+				Found:  "GPU 2000 can debug one process at a time, and process 4194306 is held on it",
+				Remedy: "let another mechanism hold the process: criu, freezer",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, j := healthy(t)
+			tc.spoil(f, j)
+			got := f.Probe(t.Context(), j.key())
+			if got.Usable() {
+				t.Error("it is usable")
+			}
+			var blocking []preempt.Evidence
+			for _, e := range got.Evidence {
+				if !e.OK {
+					blocking = append(blocking, e)
+				}
+			}
+			diff(t, "evidence", []preempt.Evidence{tc.want}, blocking)
+		})
+	}
+}
+
+func TestProbeTakesWhatItCannotTellForNoObstacle(t *testing.T) {
+	f := newFixture(t, "6.12", schedulers["HWS"])
+	j := f.start()
+	got := f.Probe(t.Context(), j.key())
+	if !got.Usable() {
+		t.Errorf("not usable: %s", got.Why())
+	}
+}
+
+func TestProcessThisDaemonTracesIsNoObstacle(t *testing.T) {
+	f, j := healthy(t)
+	f.write("proc/"+strconv.Itoa(int(j.PID()))+"/status", "TracerPid:\t77\n")
+	f.write("proc/77/status", "Name:\tgpreemptd\nTgid:\t"+strconv.Itoa(os.Getpid())+"\n")
+	if got := f.Probe(t.Context(), j.key()); !got.Usable() {
+		t.Errorf("not usable: %s", got.Why())
+	}
+}
+
+func FuzzStatusField(f *testing.F) {
+	f.Add([]byte("Name:\tjob\nTracerPid:\t0\n"), "TracerPid")
+	f.Add([]byte("Name:\tTracerPid: 5\\n\n"), "TracerPid")
+	f.Add([]byte(":::\n\n:"), "")
+	f.Fuzz(func(t *testing.T, status []byte, name string) {
+		value := statusField(status, name)
+		if len(value) > len(status) {
+			t.Errorf("a value of %d bytes in %d", len(value), len(status))
+		}
+		if got := statusField([]byte("Other:\tx\n"+"Field:\t"+strconv.Itoa(len(status))+"\n"), "Field"); got != strconv.Itoa(len(status)) {
+			t.Errorf("Field is %q", got)
+		}
+	})
+}
