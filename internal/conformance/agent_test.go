@@ -1,0 +1,242 @@
+package conformance
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// An agent is a process of a script on a real kernel: this binary again, which
+// connects to the host's socket and does what it is told there. After an execve,
+// and in the child of a fork, it connects anew.
+const agentEnv = "GPREEMPT_CONFORMANCE_AGENT"
+
+func init() {
+	if os.Getenv(agentEnv) != "" {
+		runtime.LockOSThread() // the main goroutine stays on the main thread
+	}
+}
+
+// hello is what an agent says first.
+type hello struct {
+	PID int32
+}
+
+// order is a line to an agent: a call for one of its threads, or what it is to do
+// with itself.
+type order struct {
+	ID     int
+	Thread int
+	// What is "" for the call, or one of the constants below.
+	What string
+	Call call
+}
+
+const (
+	orderThread   = "thread"   // make the thread
+	orderEnd      = "end"      // end the thread
+	orderFork     = "fork"     // start a child, with every descriptor that is not closed by execve
+	orderExec     = "exec"     // become this program anew
+	orderExit     = "exit"     // end
+	orderDropCaps = "dropcaps" // the thread gives up what CRIU_OP asks for
+	orderPass     = "pass"     // let go on whom the thread traces, with the signal that stopped it
+)
+
+// result is an agent's answer, by the order's ID.
+type result struct {
+	ID    int
+	Reply reply
+	TID   int32 // of a new thread, or the pid of a child
+	Err   string
+}
+
+// playAgent is the main function of an agent.
+func playAgent() error {
+	conn, err := net.Dial("unix", os.Getenv(agentEnv))
+	if err != nil {
+		return err
+	}
+	g := &agent{out: json.NewEncoder(conn), threads: map[int]chan order{0: make(chan order, 1)}}
+	if err := g.out.Encode(hello{PID: int32(os.Getpid())}); err != nil {
+		return err
+	}
+	go func() {
+		// The socket's end is the agent's.
+		fmt.Fprintln(os.Stderr, "agent:", g.dispatch(json.NewDecoder(conn)))
+		os.Exit(1)
+	}()
+	g.serve(0) // on the main thread
+	select {}
+}
+
+type agent struct {
+	mu      sync.Mutex // guards out
+	out     *json.Encoder
+	threads map[int]chan order // the dispatcher's
+}
+
+func (g *agent) dispatch(in *json.Decoder) error {
+	for {
+		var o order
+		if err := in.Decode(&o); err != nil {
+			return err
+		}
+		if o.What == orderThread {
+			g.threads[o.Thread] = make(chan order, 1)
+			go func(c chan order) {
+				runtime.LockOSThread()
+				g.answer(result{ID: o.ID, TID: int32(unix.Gettid())})
+				g.loop(c) // and returning without unlocking ends the thread
+			}(g.threads[o.Thread])
+			continue
+		}
+		g.threads[o.Thread] <- o
+	}
+}
+
+func (g *agent) serve(thread int) { g.loop(g.threads[thread]) }
+
+func (g *agent) loop(orders chan order) {
+	sys := kernelSystem{kfd.Kernel()}
+	for o := range orders {
+		r := result{ID: o.ID}
+		var err error
+		switch o.What {
+		case "":
+			r.Reply = perform(sys, o.Call)
+		case orderEnd:
+			g.answer(r)
+			return
+		case orderFork:
+			var child *os.Process
+			child, err = os.StartProcess("/proc/self/exe", os.Args, &os.ProcAttr{Env: os.Environ(), Files: []*os.File{nil, os.Stdout, os.Stderr}})
+			if err == nil {
+				r.TID = int32(child.Pid)
+				go child.Wait()
+			}
+		case orderExec:
+			err = syscall.Exec("/proc/self/exe", os.Args, os.Environ())
+		case orderExit:
+			os.Exit(0)
+		case orderDropCaps:
+			err = dropCaps()
+		case orderPass:
+			err = pass(o.Call)
+		default:
+			err = fmt.Errorf("no order %q", o.What)
+		}
+		if err != nil {
+			r.Err = err.Error()
+		}
+		g.answer(r)
+	}
+}
+
+func (g *agent) answer(r result) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if err := g.out.Encode(r); err != nil {
+		fmt.Fprintln(os.Stderr, "agent:", err)
+		os.Exit(1)
+	}
+}
+
+// dropCaps leaves the thread without CAP_CHECKPOINT_RESTORE and CAP_SYS_ADMIN.
+func dropCaps() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return err
+	}
+	for _, c := range []int{unix.CAP_CHECKPOINT_RESTORE, unix.CAP_SYS_ADMIN} {
+		data[c/32].Effective &^= 1 << (c % 32)
+		data[c/32].Permitted &^= 1 << (c % 32)
+		data[c/32].Inheritable &^= 1 << (c % 32)
+	}
+	return unix.Capset(&header, &data[0])
+}
+
+// pass waits until the traced thread stops for a signal, and has it delivered.
+func pass(c call) error {
+	d := doing{values: c.Values}
+	pid := int(d.num("pid", 0))
+	for {
+		var status unix.WaitStatus
+		_, err := unix.Wait4(pid, &status, unix.WALL, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("waiting for %d: %w", pid, err)
+		}
+		if !status.Stopped() {
+			return fmt.Errorf("process %d ended", pid)
+		}
+		signal := status.StopSignal()
+		if uint32(status)>>16 != 0 {
+			signal = 0 // an event, such as an execve
+		}
+		if err := unix.PtraceCont(pid, int(signal)); err != nil { //nolint:forbidigo // on the actor's own locked thread, see loop
+			return fmt.Errorf("letting %d go on: %w", pid, err)
+		}
+		if signal != 0 {
+			return nil
+		}
+	}
+}
+
+// kernelSystem is the running kernel.
+type kernelSystem struct{ kfd.Sys }
+
+func (kernelSystem) Seize(pid int32) error { return unix.PtraceSeize(int(pid)) } //nolint:forbidigo // on the actor's own locked thread, see loop
+
+// Detach stops the thread first, as PTRACE_DETACH wants it.
+func (kernelSystem) Detach(pid int32) error {
+	if err := unix.PtraceInterrupt(int(pid)); err != nil { //nolint:forbidigo // on the actor's own locked thread, see loop
+		return err
+	}
+	var status unix.WaitStatus
+	for {
+		if _, err := unix.Wait4(int(pid), &status, unix.WALL, nil); !errors.Is(err, unix.EINTR) {
+			if err != nil {
+				return err
+			}
+			break
+		}
+	}
+	return unix.PtraceDetach(int(pid)) //nolint:forbidigo // on the actor's own locked thread, see loop
+}
+
+func (kernelSystem) PidfdGetfd(pid int32, fd int) (int, error) {
+	pidfd, err := unix.PidfdOpen(int(pid), 0)
+	if err != nil {
+		return -1, err
+	}
+	defer unix.Close(pidfd)
+	return unix.PidfdGetfd(pidfd, fd, 0)
+}
+
+func (kernelSystem) Pipe(nonblock bool) (r, w int, err error) {
+	flags := unix.O_CLOEXEC
+	if nonblock {
+		flags |= unix.O_NONBLOCK
+	}
+	var fds [2]int
+	err = unix.Pipe2(fds[:], flags)
+	return fds[0], fds[1], err
+}
+
+// Unmapped gives memory nobody may touch; it stays until the process ends.
+func (kernelSystem) Unmapped() (kfd.Pointer, error) {
+	wall, err := unix.Mmap(-1, 0, 1<<16, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	return kfd.PointerToSlice(wall), err
+}

@@ -1,0 +1,6 @@
+//go:build hw
+
+package conformance
+
+// realHardware: whoever built this wants its GPUs used.
+const realHardware = true

@@ -1,0 +1,5 @@
+//go:build !hw
+
+package conformance
+
+const realHardware = false

@@ -1,0 +1,388 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// host is what an expectation is put to.
+type host interface {
+	tags() tags
+	// gpus are the ids that g0, g1 ... stand for.
+	gpus() []uint32
+	spawn() (process, error)
+	// end kills every process there still is.
+	end() error
+}
+
+// An observer sees what no caller of the driver does. Only a fake is one, and so are
+// its processes.
+type (
+	gpuObserver interface {
+		// look gives what became of a GPU since the last look.
+		look(gpu uint32) reply
+	}
+	queueObserver interface {
+		queue(id uint32) reply
+		raise(gpu, queue uint32, mask uint64)
+	}
+)
+
+// process is an actor. What it does returns once it has come about.
+type process interface {
+	pid() int32
+	thread(n int) (thread, error) // 0 is the main thread; others are made when first named
+	fork() (process, error)
+	exec() error
+	exit() error
+	kill() error
+}
+
+// thread does verbs, one at a time.
+type thread interface {
+	tid() int32
+	do(c call) (reply, error)
+	// blocked tells whether it sleeps in the driver.
+	blocked() (bool, error)
+	// interrupt sends it a signal that it handles.
+	interrupt() error
+	// end ends the thread alone.
+	end() error
+	// dropCaps takes the rights a checkpoint needs.
+	dropCaps() error
+}
+
+// patience is how long anything may take before it counts as hanging. Nothing
+// waits that long but a failure.
+const patience = 30 * time.Second
+
+// play plays an expectation's lines; an error is a difference.
+type play struct {
+	host   host
+	tags   tags
+	actors map[string]*actor
+}
+
+// actor is a process of the script.
+type actor struct {
+	process process
+	fds     map[string]int
+	waiting map[int]chan done // per thread: what start started
+}
+
+type done struct {
+	reply reply
+	err   error
+}
+
+// perform puts e to the host; nil means that they agree.
+func (e expectation) perform(h host) (err error) {
+	p := &play{host: h, tags: h.tags(), actors: map[string]*actor{}}
+	defer func() { err = errors.Join(err, h.end()) }()
+	for _, s := range e.steps {
+		if err := p.step(s); err != nil {
+			return fmt.Errorf("%s: %s: %w", s.where, s.text, err)
+		}
+	}
+	return nil
+}
+
+func (p *play) step(s step) error {
+	if isGPU(s.actor) {
+		return p.observe(s)
+	}
+	name, number, _ := strings.Cut(s.actor, ".")
+	n := 0
+	if number != "" {
+		var err error
+		if n, err = strconv.Atoi(number); err != nil {
+			return fmt.Errorf("actor %s: %w", s.actor, err)
+		}
+	}
+	a, err := p.actor(name)
+	if err != nil {
+		return err
+	}
+	t, err := a.process.thread(n)
+	if err != nil {
+		return err
+	}
+	if done, err := p.stage(s, a, n, t); done || err != nil {
+		return err
+	}
+	if s.verb == "await" {
+		return p.await(s, a, n)
+	}
+	for _, s := range expand(s, a) {
+		start := s.verb == "start"
+		if start {
+			if len(s.args) == 0 {
+				return errors.New("want a verb after start")
+			}
+			s.verb, s.args = s.args[0], s.args[1:]
+		}
+		c, err := p.resolve(s, a)
+		if err != nil {
+			return err
+		}
+		if a.waiting[n] != nil {
+			return fmt.Errorf("%s is in a call still", s.actor)
+		}
+		ch := make(chan done, 1)
+		go func() {
+			r, err := t.do(c)
+			ch <- done{r, err}
+		}()
+		a.waiting[n] = ch
+		if start {
+			continue
+		}
+		if err := p.await(s, a, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *play) actor(name string) (*actor, error) {
+	if a := p.actors[name]; a != nil {
+		return a, nil
+	}
+	process, err := p.host.spawn()
+	if err != nil {
+		return nil, fmt.Errorf("starting %s: %w", name, err)
+	}
+	return p.enter(name, process, map[string]int{}), nil
+}
+
+func (p *play) enter(name string, process process, fds map[string]int) *actor {
+	a := &actor{process: process, fds: fds, waiting: map[int]chan done{}}
+	p.actors[name] = a
+	return a
+}
+
+// stage does the verbs about processes and threads themselves.
+func (p *play) stage(s step, a *actor, n int, t thread) (bool, error) {
+	switch s.verb {
+	case "spawn": // named is made
+		return true, nil
+	case "fork":
+		child, err := a.process.fork()
+		if err != nil {
+			return true, err
+		}
+		if len(s.args) != 1 {
+			return true, errors.New("want fork NAME")
+		}
+		p.enter(s.args[0], child, maps.Clone(a.fds))
+		return true, nil
+	case "exec":
+		return true, a.process.exec()
+	case "exit":
+		return true, a.process.exit()
+	case "kill":
+		return true, a.process.kill()
+	case "end":
+		return true, t.end()
+	case "interrupt":
+		return true, t.interrupt()
+	case "dropcaps":
+		return true, t.dropCaps()
+	case "blocked":
+		return true, p.blocked(a, n, t)
+	case "raise", "queue":
+		return true, p.peer(s, a)
+	}
+	return false, nil
+}
+
+// isGPU tells whether an actor is a GPU: g0 or g1.
+func isGPU(name string) bool { return name == "g0" || name == "g1" }
+
+// observe compares what became of a GPU.
+func (p *play) observe(s step) error {
+	observer, ok := p.host.(gpuObserver)
+	if !ok || s.verb != "cycles" {
+		return errors.New("nobody can see that here")
+	}
+	id, err := p.number("gpu", s.actor, nil)
+	if err != nil {
+		return err
+	}
+	want, err := s.answer(p.tags)
+	if err != nil {
+		return err
+	}
+	return p.compare(want, observer.look(number32(id)))
+}
+
+// peer compares how a queue is, or has the hardware raise exceptions of it.
+func (p *play) peer(s step, a *actor) error {
+	observer, ok := a.process.(queueObserver)
+	if !ok {
+		return errors.New("nobody can see that here")
+	}
+	if s.verb == "queue" {
+		want, err := s.answer(p.tags)
+		if err != nil {
+			return err
+		}
+		if len(s.args) != 1 {
+			return errors.New("want queue ID")
+		}
+		return p.compare(want, observer.queue(number32(s.args[0])))
+	}
+	gpu, err := p.number("gpu", s.values["gpu"], a)
+	if err != nil {
+		return err
+	}
+	mask, err := parseMask(s.values["mask"], false)
+	if err != nil {
+		return err
+	}
+	observer.raise(number32(gpu), number32(s.values["queue"]), mask)
+	return nil
+}
+
+// blocked waits until the thread sleeps in the driver.
+func (p *play) blocked(a *actor, n int, t thread) error {
+	ch := a.waiting[n]
+	if ch == nil {
+		return errors.New("it was not told to start anything")
+	}
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	for {
+		if blocked, err := t.blocked(); blocked || err != nil {
+			return err
+		}
+		select {
+		case d := <-ch:
+			return fmt.Errorf("it did not block: %s", d.reply.show(p))
+		case <-late.C:
+			return errors.New("it neither blocks nor ends")
+		case <-tick.C:
+		}
+	}
+}
+
+// await waits for the call under way and compares what came of it.
+func (p *play) await(s step, a *actor, n int) error {
+	ch := a.waiting[n]
+	if ch == nil {
+		return errors.New("it was not told to start anything")
+	}
+	late := time.NewTimer(patience)
+	defer late.Stop()
+	var d done
+	select {
+	case d = <-ch:
+	case <-late.C:
+		return errors.New("no answer, it hangs")
+	}
+	a.waiting[n] = nil
+	if d.err != nil {
+		return d.err
+	}
+	if d.reply.Broken != "" {
+		return errors.New(d.reply.Broken)
+	}
+	if err := p.remember(s, a, d.reply); err != nil {
+		return err
+	}
+	want, err := s.answer(p.tags)
+	if err != nil {
+		return err
+	}
+	return p.compare(want, d.reply)
+}
+
+// remember takes new descriptors into the actor's table.
+func (p *play) remember(s step, a *actor, r reply) error {
+	take := func(name, key string) error {
+		fd, ok := r.Out[key]
+		if !ok {
+			return nil // the call failed
+		}
+		delete(r.Out, key)
+		n, err := strconv.Atoi(fd)
+		a.fds[name] = n
+		return err
+	}
+	as := func(name string) string {
+		if given, ok := s.values["as"]; ok {
+			return given
+		}
+		return name
+	}
+	switch s.verb {
+	case "open":
+		return take(as("kfd"), "fd")
+	case "getfd", "smi":
+		return take(as(s.verb), "fd")
+	case "pipe":
+		name := "ev"
+		if len(s.args) > 0 {
+			name = s.args[0]
+		}
+		return errors.Join(take(name, "w"), take(name+".r", "r"))
+	}
+	return nil
+}
+
+// compare tells how r differs from what was wanted; nil wants any success.
+func (p *play) compare(want *answer, r reply) error {
+	if want == nil {
+		if r.Errno != 0 {
+			return fmt.Errorf("got %s, want success", r.show(p))
+		}
+		return nil
+	}
+	got := map[string]string{}
+	for key := range want.values {
+		got[key] = p.shown(key, r.Out[key])
+	}
+	if r.result() != want.result || !maps.Equal(got, want.values) {
+		return fmt.Errorf("got %s, want %s", r.show(p), want.show())
+	}
+	return nil
+}
+
+// result gives the value returned, or the errno's name.
+func (r reply) result() string {
+	if r.Errno != 0 {
+		if r.Errno == unix.EOPNOTSUPP {
+			return "EOPNOTSUPP" // x/sys prefers its other name
+		}
+		if name := unix.ErrnoName(r.Errno); name != "" {
+			return name
+		}
+		return fmt.Sprintf("errno-%d", uint32(r.Errno)) // such as ENOTSUPP, which is not for user space
+	}
+	return strconv.FormatInt(r.R, 10)
+}
+
+func (r reply) show(p *play) string {
+	shown := map[string]string{}
+	for key, value := range r.Out {
+		shown[key] = p.shown(key, value)
+	}
+	return answer{result: r.result(), values: shown}.show()
+}
+
+func (a answer) show() string {
+	text := a.result
+	for _, key := range slices.Sorted(maps.Keys(a.values)) {
+		text += " " + key + "=" + a.values[key]
+	}
+	return text
+}

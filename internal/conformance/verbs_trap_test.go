@@ -1,0 +1,239 @@
+package conformance
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// The verbs of DBG_TRAP, and of queues.
+
+func (d *doing) pid() uint32 { return uint32(d.num("pid", 0)) }
+
+func (d *doing) trap(arg kfd.Pointer) (int64, error) { return d.ioctl(kfd.ReqDbgTrap, arg) }
+
+func trapEnable(d *doing) (int64, error) {
+	info := make([]kfd.RuntimeInfo, 1)
+	args := kfd.TrapEnableArgs{
+		PID: d.pid(), Op: kfd.TrapEnable, ExceptionMask: d.mask("mask"),
+		RinfoPtr: pointer(d, info), RinfoSize: uint32(d.num("size", 16)), DbgFD: uint32(d.num("events", 0)),
+	}
+	r, err := d.trap(kfd.PointerTo(&args))
+	d.out("rinfo_size", args.RinfoSize)
+	d.out("state", uint32(info[0].State))
+	d.out("r_debug", info[0].RDebug)
+	return r, err
+}
+
+// trapDisable is any operation without arguments of its own.
+func trapDisable(d *doing) (int64, error) {
+	args := kfd.TrapDisableArgs{PID: d.pid(), Op: kfd.TrapOp(d.num("op", uint64(kfd.TrapDisable)))}
+	return d.trap(kfd.PointerTo(&args))
+}
+
+func trapSend(d *doing) (int64, error) {
+	args := kfd.TrapSendRuntimeEventArgs{
+		PID: d.pid(), Op: kfd.TrapSendRuntimeEvent, ExceptionMask: d.mask("mask"),
+		GPUID: uint32(d.num("gpu", 0)), QueueID: uint32(d.num("queue", 0)),
+	}
+	return d.trap(kfd.PointerTo(&args))
+}
+
+func trapSetExceptions(d *doing) (int64, error) {
+	args := kfd.TrapSetExceptionsEnabledArgs{PID: d.pid(), Op: kfd.TrapSetExceptionsEnabled, ExceptionMask: d.mask("mask")}
+	return d.trap(kfd.PointerTo(&args))
+}
+
+func trapSuspend(d *doing) (int64, error) {
+	ids := d.nums("ids")
+	args := kfd.TrapSuspendQueuesArgs{
+		PID: d.pid(), Op: kfd.TrapSuspendQueues, ExceptionMask: d.mask("mask"),
+		QueueArrayPtr: pointer(d, ids), NumQueues: uint32(d.num("n", uint64(len(ids)))), GracePeriod: uint32(d.num("grace", 0)),
+	}
+	r, err := d.trap(kfd.PointerTo(&args))
+	d.out("ids", showIDs(ids))
+	return r, err
+}
+
+func trapResume(d *doing) (int64, error) {
+	ids := d.nums("ids")
+	args := kfd.TrapResumeQueuesArgs{
+		PID: d.pid(), Op: kfd.TrapResumeQueues,
+		QueueArrayPtr: pointer(d, ids), NumQueues: uint32(d.num("n", uint64(len(ids)))),
+	}
+	r, err := d.trap(kfd.PointerTo(&args))
+	d.out("ids", showIDs(ids))
+	return r, err
+}
+
+// showIDs gives ids with what the driver set in them.
+func showIDs(ids []uint32) string {
+	words := make([]string, len(ids))
+	for i, id := range ids {
+		words[i] = fmt.Sprint(id &^ (kfd.QueueErrorMask | kfd.QueueInvalidMask))
+		if id&kfd.QueueInvalidMask != 0 {
+			words[i] += ":invalid"
+		}
+		if id&kfd.QueueErrorMask != 0 {
+			words[i] += ":error"
+		}
+	}
+	return strings.Join(words, ",")
+}
+
+func trapQueryEvent(d *doing) (int64, error) {
+	args := kfd.TrapQueryDebugEventArgs{PID: d.pid(), Op: kfd.TrapQueryDebugEvent, ExceptionMask: d.mask("clear")}
+	r, err := d.trap(kfd.PointerTo(&args))
+	d.out("mask", showMask(args.ExceptionMask))
+	d.out("gpu", args.GPUID)
+	d.out("queue", args.QueueID)
+	return r, err
+}
+
+func trapQueryInfo(d *doing) (int64, error) {
+	info := make([]kfd.RuntimeInfo, 1)
+	args := kfd.TrapQueryExceptionInfoArgs{
+		PID: d.pid(), Op: kfd.TrapQueryExceptionInfo, InfoPtr: pointer(d, info), InfoSize: uint32(d.num("size", 16)),
+		SourceID: uint32(d.num("source", 0)), ExceptionCode: kfd.ExceptionCode(d.num("code", 0)), ClearException: uint32(d.num("clear", 0)),
+	}
+	r, err := d.trap(kfd.PointerTo(&args))
+	d.out("size", args.InfoSize)
+	d.out("state", uint32(info[0].State))
+	d.out("r_debug", info[0].RDebug)
+	return r, err
+}
+
+func trapSnapshot(d *doing) (int64, error) {
+	n := d.num("n", 0)
+	buf := make([]kfd.QueueSnapshotEntry, n)
+	args := kfd.TrapQueueSnapshotArgs{
+		PID: d.pid(), Op: kfd.TrapGetQueueSnapshot, ExceptionMask: d.mask("clear"),
+		SnapshotBufPtr: pointer(d, buf), NumQueues: uint32(n), EntrySize: uint32(d.num("entry", 64)),
+	}
+	r, err := d.trap(kfd.PointerTo(&args))
+	d.out("n", args.NumQueues)
+	d.out("entry", args.EntrySize)
+	if err == nil && n > 0 && d.num("entry", 64) == 64 {
+		var ids, types, sizes, gpus []uint32
+		var status []string
+		for _, q := range buf[:min(args.NumQueues, uint32(n))] {
+			ids, types = append(ids, q.QueueID), append(types, q.QueueType)
+			sizes, gpus = append(sizes, q.RingSize), append(gpus, q.GPUID)
+			status = append(status, showMask(q.ExceptionStatus))
+		}
+		d.list("ids", ids)
+		d.list("types", types)
+		d.list("sizes", sizes)
+		d.list("gpus", gpus)
+		d.out("status", strings.Join(status, ","))
+	}
+	return r, err
+}
+
+func trapDevices(d *doing) (int64, error) {
+	n := d.num("n", 0)
+	buf := make([]kfd.DeviceInfoEntry, max(n, 1))
+	args := kfd.TrapDeviceSnapshotArgs{
+		PID: d.pid(), Op: kfd.TrapGetDeviceSnapshot, ExceptionMask: d.mask("clear"),
+		SnapshotBufPtr: pointer(d, buf), NumDevices: uint32(n), EntrySize: uint32(d.num("entry", 128)),
+	}
+	r, err := d.trap(kfd.PointerTo(&args))
+	d.out("n", args.NumDevices)
+	d.out("entry", args.EntrySize)
+	if err == nil && n > 0 && d.num("entry", 128) == 128 {
+		var gpus, gfx []uint32
+		for _, dev := range buf[:min(args.NumDevices, uint32(n))] {
+			gpus, gfx = append(gpus, dev.GPUID), append(gfx, dev.GFXTargetVersion)
+		}
+		d.list("gpus", gpus)
+		d.list("gfx", gfx)
+	}
+	return r, err
+}
+
+func trapSetFlags(d *doing) (int64, error) {
+	args := kfd.TrapSetFlagsArgs{PID: d.pid(), Op: kfd.TrapSetFlags, Flags: uint32(d.num("flags", 0))}
+	r, err := d.trap(kfd.PointerTo(&args))
+	d.out("flags", args.Flags)
+	return r, err
+}
+
+func trapLaunchMode(d *doing) (int64, error) {
+	args := kfd.TrapSetWaveLaunchModeArgs{PID: d.pid(), Op: kfd.TrapSetWaveLaunchMode, LaunchMode: uint32(d.num("mode", 0))}
+	return d.trap(kfd.PointerTo(&args))
+}
+
+func trapLaunchOverride(d *doing) (int64, error) {
+	args := kfd.TrapSetWaveLaunchOverrideArgs{
+		PID: d.pid(), Op: kfd.TrapSetWaveLaunchOverride, OverrideMode: uint32(d.num("mode", 0)),
+		EnableMask: uint32(d.num("traps", 0)), SupportRequestMask: uint32(d.num("support", 0)),
+	}
+	r, err := d.trap(kfd.PointerTo(&args))
+	d.out("traps", args.EnableMask)
+	d.out("support", args.SupportRequestMask)
+	return r, err
+}
+
+func trapWatch(d *doing) (int64, error) {
+	args := kfd.TrapSetNodeAddressWatchArgs{
+		PID: d.pid(), Op: kfd.TrapSetNodeAddressWatch, Address: d.num("address", 0x1000),
+		Mode: uint32(d.num("mode", 0)), Mask: uint32(d.num("bits", 0)), GPUID: uint32(d.num("gpu", 0)),
+	}
+	r, err := d.trap(kfd.PointerTo(&args))
+	d.out("id", args.ID)
+	return r, err
+}
+
+func trapClearWatch(d *doing) (int64, error) {
+	args := kfd.TrapClearNodeAddressWatchArgs{
+		PID: d.pid(), Op: kfd.TrapClearNodeAddressWatch, GPUID: uint32(d.num("gpu", 0)), ID: uint32(d.num("id", 0)),
+	}
+	return d.trap(kfd.PointerTo(&args))
+}
+
+var queueTypes = map[string]uint32{
+	"compute": kfd.QueueTypeCompute, "sdma": kfd.QueueTypeSDMA, "aql": kfd.QueueTypeComputeAQL,
+	"xgmi": kfd.QueueTypeSDMAXGMI, "engine": kfd.QueueTypeSDMAByEngID,
+}
+
+func createQueue(d *doing) (int64, error) {
+	kind, ok := queueTypes[d.text("type", "aql")]
+	if !ok {
+		kind = uint32(d.num("type", 0))
+	}
+	args := kfd.CreateQueueArgs{
+		RingBaseAddress: d.num("ring", 0x7000_0000_0000), WritePointerAddress: 0x7000_0001_0000, ReadPointerAddress: 0x7000_0001_0008,
+		RingSize: uint32(d.num("size", 65536)), GPUID: uint32(d.num("gpu", 0)), QueueType: kind,
+		QueuePercentage: uint32(d.num("percent", 100)), QueuePriority: uint32(d.num("priority", 7)),
+		CtxSaveRestoreAddress: 0x7000_0002_0000, CtxSaveRestoreSize: 1 << 20, CtlStackSize: 4096,
+		EOPBufferAddress: 0x7000_0040_0000, EOPBufferSize: 4096, SDMAEngineID: uint32(d.num("engine", 0)),
+	}
+	r, err := d.ioctl(kfd.ReqCreateQueue, kfd.PointerTo(&args))
+	d.out("id", args.QueueID)
+	return r, err
+}
+
+func destroyQueue(d *doing) (int64, error) {
+	args := kfd.DestroyQueueArgs{QueueID: uint32(d.num("id", 0))}
+	return d.ioctl(kfd.ReqDestroyQueue, kfd.PointerTo(&args))
+}
+
+func updateQueue(d *doing) (int64, error) {
+	args := kfd.UpdateQueueArgs{
+		RingBaseAddress: d.num("ring", 0x7000_0000_0000), QueueID: uint32(d.num("id", 0)), RingSize: uint32(d.num("size", 65536)),
+		QueuePercentage: uint32(d.num("percent", 100)), QueuePriority: uint32(d.num("priority", 7)),
+	}
+	return d.ioctl(kfd.ReqUpdateQueue, kfd.PointerTo(&args))
+}
+
+func cuMask(d *doing) (int64, error) {
+	mask := []uint32{uint32(d.num("mask", 0xffffffff))}
+	args := kfd.SetCUMaskArgs{QueueID: uint32(d.num("id", 0)), NumCUMask: uint32(d.num("n", 32)), CUMaskPtr: kfd.PointerToSlice(mask)}
+	return d.ioctl(kfd.ReqSetCUMask, kfd.PointerTo(&args))
+}
+
+func gws(d *doing) (int64, error) {
+	args := kfd.AllocQueueGWSArgs{QueueID: uint32(d.num("id", 0)), NumGWS: uint32(d.num("n", 64))}
+	return d.ioctl(kfd.ReqAllocQueueGWS, kfd.PointerTo(&args))
+}

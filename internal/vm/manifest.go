@@ -1,0 +1,62 @@
+package vm
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+)
+
+// ManifestPath is where the guest's init finds its Manifest.
+const ManifestPath = "/manifest.json"
+
+// Manifest is what the init of a guest does: it loads modules, then runs programs,
+// one after the other, and powers off.
+type Manifest struct {
+	// Nonce marks the init's own lines in the output.
+	Nonce string
+	// Modules are the paths of kernel modules, in the order of loading.
+	Modules []string
+	// Need are paths that must exist once the modules are in.
+	Need []string
+	// Programs run one after the other, whatever became of the one before.
+	Programs []Program
+	// Limit is when the init powers off, done or not.
+	Limit time.Duration
+}
+
+// Program is one to run in the guest.
+type Program struct {
+	Path string
+	Args []string
+	Dir  string
+	Env  []string
+}
+
+// WriteResult tells the host what became of a program: the exit status, -1 for one
+// a signal ended. It is for the init.
+func (m Manifest) WriteResult(w io.Writer, program, status int) error {
+	return m.write(w, "program", program, "status", status)
+}
+
+// WriteEnd tells the host that all is done.
+func (m Manifest) WriteEnd(w io.Writer) error { return m.write(w, "end") }
+
+// WriteFailure tells the host that the init could not go on.
+func (m Manifest) WriteFailure(w io.Writer, err error) error {
+	return m.write(w, "failed:", err)
+}
+
+// AddTo puts the manifest into an archive.
+func (m Manifest) AddTo(a *Archive) error {
+	text, err := json.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return a.File(ManifestPath, 0o644, text)
+}
+
+func (m Manifest) write(w io.Writer, words ...any) error {
+	_, err := fmt.Fprintln(w, append([]any{mark, m.Nonce}, words...)...)
+	return err
+}
