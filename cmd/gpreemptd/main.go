@@ -49,15 +49,22 @@ func run(args []string, stdout, stderr io.Writer) int {
 }
 
 func command() *cobra.Command {
+	var cleanup bool
 	root := &cobra.Command{
 		Use:           "gpreemptd",
 		Short:         "Take offline GPU queues off AMD GPUs while online work runs",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
-		RunE:          help,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if cleanup {
+				return daemon.Cleanup(cmd.Context(), cmd.OutOrStdout())
+			}
+			return help(cmd, args)
+		},
 	}
-	root.AddCommand(serveCommand(), configCommand(), versionCommand())
+	root.Flags().BoolVar(&cleanup, "cleanup", false, "let run again what a daemon that died left paused; safe at any time")
+	root.AddCommand(serveCommand(), diagnoseCommand(), configCommand(), versionCommand())
 	return root
 }
 
@@ -96,6 +103,35 @@ host is touched, and everything it reports is simulated.`,
 	cmd.Flags().StringVar(&machine, "sim", "", "serve this simulated machine: "+daemon.SimMachines())
 	cmd.Flags().IntVar(&opts.SimGPUs, "sim-gpus", 1, "number of simulated GPUs")
 	cmd.Flags().Uint64Var(&opts.SimSeed, "sim-seed", 1, "seed of the simulation")
+	return cmd
+}
+
+func diagnoseCommand() *cobra.Command {
+	var (
+		opts   daemon.Options
+		asJSON bool
+	)
+	cmd := &cobra.Command{
+		Use:   "diagnose",
+		Short: "Tell whether and how gpreempt can work on this host",
+		Long: `Tell whether and how gpreempt can work on this host, without a daemon; gpctl doctor
+shows the same and asks the daemon first. It opens the driver, which makes it one of
+the driver's processes until it ends, and suspends nothing.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			opts.ConfigGiven = cmd.Flags().Changed("config")
+			report, err := daemon.Diagnose(cmd.Context(), opts)
+			if err != nil {
+				return err
+			}
+			if asJSON {
+				return report.WriteJSON(cmd.OutOrStdout())
+			}
+			return report.Write(cmd.OutOrStdout())
+		},
+	}
+	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "config file; its absence is an error only when this is given")
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print the JSON of the API's DiagnoseResponse")
 	return cmd
 }
 

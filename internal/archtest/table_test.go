@@ -55,16 +55,19 @@ var table = []struct {
 	{"internal/peercred", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"internal/authz", rule{imports: []string{apiV1, simV1, "internal/peercred", "pkg/gpreempt"}}},
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
-	{"pkg/kfd/kfdtest", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"internal/kfdrules", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
+	{"pkg/kfd/kfdtest", rule{imports: []string{"internal/kfdrules", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/tracer", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 
 	// Mechanisms and the simulated machine.
 	{"internal/preempt", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"internal/hazard", rule{imports: []string{"pkg/gpreempt"}}},
-	{"internal/journal", rule{imports: []string{"pkg/gpreempt"}, kernel: true}},
-	{"internal/preempt/dbgtrap", rule{imports: []string{"internal/preempt", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"internal/journal", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
+	{"internal/preempt/dbgtrap", rule{imports: []string{
+		"internal/preempt", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
+	}, kernel: true}},
 	{"internal/preempt/criu", rule{imports: []string{
-		"internal/journal", "internal/preempt", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
+		"internal/journal", "internal/preempt", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
 	{"internal/preempt/freezer", rule{imports: []string{"internal/journal", "internal/preempt", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
 	{"internal/preempt/ladder", rule{imports: []string{"internal/preempt", "pkg/gpreempt"}}},
@@ -108,8 +111,10 @@ var table = []struct {
 
 	// Test files only, or what runs them: they run the built binaries, measure, and
 	// compare the fake driver with the real one.
-	{"internal/conformance", rule{imports: []string{"pkg/gpreempt", "pkg/kfd", "pkg/kfd/kfdtest"}, kernel: true, unsafe: true}},
-	{"internal/vm", rule{kernel: true}},
+	{"internal/conformance", rule{imports: []string{"pkg/gpreempt", "pkg/kfd", "pkg/kfd/kfdtest"}, kernel: true}},
+	{"internal/vm", rule{}},
+	{"internal/vm/init", rule{imports: []string{"internal/vm"}, kernel: true}},
+	{"internal/vm/run", rule{imports: []string{"internal/vm"}}},
 	{"internal/e2e", rule{}},
 	{"internal/bench", rule{}},
 }

@@ -4,35 +4,53 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"io/fs"
 	"path/filepath"
 	"strings"
+
+	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/gpusim"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/internal/preempt"
+	"github.com/gpreempt/gpreempt/internal/preempt/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/preempt/sim"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/internal/simserver"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // backend is what lies below the daemon: the KFD of the host, or a simulated
 // machine in its place.
 type backend struct {
 	name string
+	// root is the root directory of the machine, and fs the reader of its KFD.
+	root fs.FS
 	fs   *discovery.FS
 	// rungs are the mechanisms, best first.
 	rungs []preempt.Mechanism
 	// busy tells whether the queues of a process have work; false, false when that
 	// cannot be read.
-	busy      func(gpreempt.ProcessKey) (busy, known bool)
-	warnings  []server.Warning
+	busy     func(gpreempt.ProcessKey) (busy, known bool)
+	warnings []server.Warning
+
+	// Of a host only: the driver and the mechanism over it, and the pauses that
+	// outlive the daemon; each nil when it could not be opened.
+	device  *kfd.Device
+	dbgtrap *dbgtrap.Mechanism
+	pauses  *pauses
+
+	// Of a simulated machine only.
 	machine   *gpusim.Realtime
 	simServer *simserver.Server
+}
+
+func (b *backend) warn(code, severity, text, remedy string) {
+	b.warnings = append(b.warnings, server.Warning{Code: code, Severity: severity, Text: text, Remedy: remedy})
 }
 
 // SimMachines names the machines --sim knows.
@@ -44,12 +62,9 @@ func SimMachines() string {
 	return strings.Join(names, ", ")
 }
 
-func openBackend(o Options) (*backend, error) {
+func openBackend(o Options, cfg config.Config, h hooks, log *zap.Logger) (*backend, error) {
 	if o.Sim == nil {
-		return hostBackend(), nil
-	}
-	if err := o.Sim.Validate(o.SimGPUs); err != nil {
-		return nil, fmt.Errorf("simulated machine: %w", err)
+		return openHost(o.machine(), cfg, h, log), nil
 	}
 	timer, err := hrtimer.New()
 	if err != nil {
@@ -58,6 +73,7 @@ func openBackend(o Options) (*backend, error) {
 	machine := gpusim.Start(gpusim.New(*o.Sim, o.SimGPUs, o.SimSeed), timer)
 	return &backend{
 		name:  "simulated " + o.Sim.Name,
+		root:  machine.FS(),
 		fs:    discovery.NewFS(machine.FS()),
 		rungs: []preempt.Mechanism{sim.New(machine)},
 		busy: func(key gpreempt.ProcessKey) (bool, bool) {
@@ -79,35 +95,28 @@ func identify(ctx context.Context) (pid int32, start uint64, uid uint32, done <-
 	return p.PID, p.Start, p.UID, conn.Done(), nil
 }
 
-// hostBackend watches the KFD of the host. This version has no mechanism for it:
-// it shows and classifies, and suspends nothing.
-func hostBackend() *backend {
-	return &backend{
-		name: "kfd",
-		fs:   discovery.NewFS(os.DirFS("/")),
-		busy: func(gpreempt.ProcessKey) (bool, bool) { return false, false },
-		warnings: []server.Warning{{
-			Code: "NO_MECHANISM", Severity: "error",
-			Text:   "this version has no way to suspend queues on hardware: it watches and classifies, and leaves everything running",
-			Remedy: "use it to see and to write rules; gpreemptd serve --sim mi300x shows the whole on a simulated GPU",
-		}},
-	}
-}
-
 // lockPath is where the instance lock lies: one for the host's KFD whatever the
 // socket, since two daemons would fight over the same queues; one for each socket
 // in a simulation.
-func (b *backend) lockPath(socket string) string {
-	if b.machine != nil {
+func (o Options) lockPath(socket string) string {
+	if o.Sim != nil {
 		return socket + ".lock"
 	}
-	return filepath.Join(filepath.Dir(config.Default().Socket), "gpreemptd.lock")
+	return filepath.Join(o.machine().run, "gpreemptd.lock")
 }
 
+// close lets go of what was opened; it waits for no call that hangs.
 func (b *backend) close() error {
-	if b.machine == nil {
-		return nil
+	var errs []error
+	if b.pauses != nil {
+		errs = append(errs, b.pauses.journal.Close())
 	}
-	b.simServer.Close()
-	return b.machine.Close()
+	if b.device != nil {
+		errs = append(errs, b.device.Close())
+	}
+	if b.machine != nil {
+		b.simServer.Close()
+		errs = append(errs, b.machine.Close())
+	}
+	return errors.Join(errs...)
 }

@@ -46,6 +46,8 @@ const (
 	connectionsPerUID = 256
 	// shutdownTime bounds an orderly end: resume everything, answer calls in flight.
 	shutdownTime = 10 * time.Second
+	// scanPause is the least time between two scans.
+	scanPause = 20 * time.Millisecond
 	// beatEvery is how often the scheduler shows that it is alive at the least.
 	beatEvery = time.Second
 )
@@ -65,6 +67,9 @@ type Options struct {
 	Log *zap.Logger
 	// Ready, when not nil, is called once the daemon serves.
 	Ready func()
+
+	// host replaces this host in tests.
+	host *machine
 }
 
 // clock is the daemon's monotonic time.
@@ -79,8 +84,11 @@ type daemon struct {
 	level   zap.AtomicLevel
 	backend *backend
 	hangups <-chan os.Signal // SIGHUP
+	// look asks for a scan before its time.
+	look chan struct{}
 
 	config    atomic.Pointer[config.Config]
+	hazards   atomic.Pointer[hazards]
 	authz     atomic.Pointer[authz.Policy]
 	warnings  warnings
 	events    *events.Log
@@ -104,7 +112,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if err != nil {
 		return err
 	}
-	d := &daemon{opts: opts, level: zap.NewAtomicLevel(), hangups: hangups}
+	d := &daemon{opts: opts, level: zap.NewAtomicLevel(), hangups: hangups, look: make(chan struct{}, 1)}
 	if d.log = opts.Log; d.log == nil {
 		var queue *logQueue
 		d.log, queue = newLogger(d.level, os.Stderr)
@@ -113,15 +121,20 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if err := d.level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
 		return fmt.Errorf("log level: %w", err)
 	}
-	if d.backend, err = openBackend(opts); err != nil {
-		return err
+	if opts.Sim != nil { // before anything is made
+		if err := opts.Sim.Validate(opts.SimGPUs); err != nil {
+			return fmt.Errorf("simulated machine: %w", err)
+		}
 	}
-	defer func() { err = errors.Join(err, d.backend.close()) }()
-	listener, release, err := listen(ctx, cfg.Socket, d.backend.lockPath(cfg.Socket))
+	listener, release, err := listen(ctx, cfg.Socket, opts.lockPath(cfg.Socket))
 	if err != nil {
 		return err
 	}
 	defer release()
+	if d.backend, err = openBackend(opts, cfg, d.hooks(), d.log); err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	defer func() { err = errors.Join(err, d.backend.close()) }()
 	if err := d.build(cfg); err != nil {
 		return errors.Join(err, listener.Close())
 	}
@@ -165,6 +178,7 @@ func (d *daemon) build(cfg config.Config) error {
 	d.openSocket(access, cfg.Socket)
 	d.ladder = ladder.New(ladder.Config{
 		Rungs: d.backend.rungs,
+		Judge: d.judge,
 		Lost:  func(key gpreempt.ProcessKey, err error) { d.targets.attached(key, err) },
 		Now:   time.Now,
 		Log:   d.log.Named("ladder"),
@@ -201,6 +215,7 @@ func (d *daemon) build(cfg config.Config) error {
 		Log:             d.log.Named("server"),
 		Version:         version.String(),
 		Backend:         d.backend.name,
+		Diagnose:        d.diagnose,
 		Warnings:        d.warnings.list,
 		Register:        d.register,
 	})
@@ -242,8 +257,10 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener) error {
 		parts.Wait()
 		return errors.Join(err, listener.Close())
 	}
+	d.undoOrphans(running)
 	d.scan()
 	parts.Go(func() { d.discover(running) })
+	parts.Go(func() { d.watchKernelLog(running) })
 	parts.Go(func() { d.idle.run(running) })
 	parts.Go(func() { d.reloadOnHangup(running) })
 	parts.Go(func() {
@@ -317,13 +334,22 @@ func (d *daemon) findGPUs() error {
 		return fmt.Errorf("find GPUs: %w", err)
 	}
 	d.inventory.SetGPUs(gpus)
+	if d.backend.machine == nil {
+		hazards, unknown := newHazards(d.backend.root, gpus, d.config.Load().Safety.Hazards)
+		d.hazards.Store(hazards)
+		for _, text := range unknown {
+			d.log.Warn("hazard table: " + text)
+		}
+	}
 	for _, gpu := range gpus {
 		d.runner.Post(scheduler.GPUAdded{GPU: gpu.ID})
 	}
 	return nil
 }
 
-// discover looks at the queues again and again.
+// discover looks at the queues again and again, and at once when a mechanism saw
+// one being born; not without a pause, or a program that creates queues in a loop
+// could keep the daemon at it.
 func (d *daemon) discover(ctx context.Context) {
 	ticker := time.NewTicker(d.config.Load().Discovery.Interval)
 	defer ticker.Stop()
@@ -332,8 +358,15 @@ func (d *daemon) discover(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			ticker.Reset(d.config.Load().Discovery.Interval)
-			d.scan()
+		case <-d.look:
+		}
+		ticker.Reset(d.config.Load().Discovery.Interval)
+		d.undoOrphans(ctx)
+		d.scan()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(scanPause):
 		}
 	}
 }
@@ -351,7 +384,9 @@ func (d *daemon) scan() {
 		return
 	}
 	d.warnings.set("scan", scanWarnings(snapshot)...)
-	d.targets.apply(d.inventory.Apply(time.Now(), snapshot))
+	diff := d.inventory.Apply(time.Now(), snapshot)
+	d.targets.apply(diff)
+	d.letGoOutOfReach(diff.Changed)
 }
 
 func scanWarnings(s discovery.Snapshot) []server.Warning {
@@ -432,7 +467,7 @@ func (d *daemon) apply(old, cfg config.Config) {
 		d.log.Error("the log level is unknown; nothing changes", zap.Error(err))
 		return
 	}
-	cfg.Socket, cfg.Limits.MaxMessageBytes = old.Socket, old.Limits.MaxMessageBytes
+	cfg.Socket, cfg.Mechanisms, cfg.Limits.MaxMessageBytes = old.Socket, old.Mechanisms, old.Limits.MaxMessageBytes
 	d.config.Store(&cfg)
 	access := d.lookUpAccess(cfg.Access)
 	d.authz.Store(access)
@@ -443,6 +478,9 @@ func (d *daemon) apply(old, cfg config.Config) {
 	d.runner.View(func(c *scheduler.Core) { inForce = c.Policy() })
 	if cfg.Policy != inForce {
 		d.runner.Post(scheduler.PolicyChanged{Policy: cfg.Policy})
+	}
+	if h := d.hazards.Load(); h != nil {
+		h.override(cfg.Safety.Hazards)
 	}
 	d.targets.setRules(rules)
 }

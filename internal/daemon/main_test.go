@@ -7,4 +7,12 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
+func TestMain(m *testing.M) {
+	switch os.Getenv(roleEnv) {
+	case roleVictim:
+		os.Exit(victimMain(os.Stdin, os.Stdout))
+	case roleDaemon:
+		os.Exit(daemonMain(os.Args[1], os.Args[2], os.Args[3], os.Stdout, os.Stderr))
+	}
+	os.Exit(testutil.VerifyMain(m))
+}

@@ -292,6 +292,7 @@ func (l *Ladder) try(ctx context.Context, m preempt.Mechanism, target gpreempt.P
 	case errors.Is(err, preempt.ErrGone), ctx.Err() != nil:
 		return nil, "", nil, err
 	}
+	l.failed(rung{m.Name(), target}, err)
 	l.cfg.Log.Info("a mechanism cannot hold a target", zap.String("mechanism", m.Name()), zap.Stringer("target", target), zap.Error(err))
 	return nil, "", &Rejection{Mechanism: m.Name(), Why: err.Error()}, nil
 }

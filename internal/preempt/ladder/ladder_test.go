@@ -171,6 +171,10 @@ func TestAttachThatFailsGoesToTheNextRung(t *testing.T) {
 		Mechanism: "middle", Why: "weather: good",
 		Rejected: []Rejection{{Mechanism: "best", Why: "a debugger is there"}},
 	})
+	// Another attempt would disturb the debugger again.
+	if got := f.Survey(t.Context(), job).Mechanism; got != "middle" {
+		t.Errorf("right after: %s, want middle", got)
+	}
 }
 
 func TestNoUsableMechanismIsAnErrorThatNamesEveryReason(t *testing.T) {

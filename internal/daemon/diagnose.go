@@ -1,0 +1,179 @@
+package daemon
+
+import (
+	"context"
+	"os"
+	"slices"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/doctor"
+	"github.com/gpreempt/gpreempt/internal/preempt"
+	"github.com/gpreempt/gpreempt/internal/preempt/criu"
+	"github.com/gpreempt/gpreempt/internal/preempt/dbgtrap"
+	"github.com/gpreempt/gpreempt/internal/preempt/freezer"
+	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
+	"github.com/gpreempt/gpreempt/internal/version"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// diagnose looks at the host from inside the daemon.
+func (d *daemon) diagnose(ctx context.Context) *doctor.Report {
+	cfg := d.config.Load()
+	c := doctor.Config{
+		Root: d.backend.root, ByDaemon: true, Version: version.String(), Lock: d.opts.lockPath(cfg.Socket), Groups: groups(*cfg),
+		OpenDriver: func() (doctor.Driver, error) {
+			if d.backend.device == nil {
+				return openDriver()
+			}
+			found := describe(d.backend.device)
+			if rule := d.backend.dbgtrap.PermissionRule(); rule != kfd.PermissionUnknown {
+				found.Rule = rule.String()
+			}
+			return found, nil
+		},
+		Processes: d.patients,
+	}
+	if d.opts.Sim != nil {
+		c.Simulated = d.opts.Sim.Name
+	}
+	if h := d.hazards.Load(); h != nil {
+		c.Hazards = h.report
+	}
+	return doctor.Examine(ctx, c)
+}
+
+// patients tells how each process of the driver is suspended, or why not.
+func (d *daemon) patients(ctx context.Context) []doctor.Process {
+	var all []doctor.Process
+	for _, proc := range d.inventory.Processes() {
+		facts, known := d.targets.Facts(proc.Key)
+		if !known {
+			continue
+		}
+		choice, ok := d.ladder.Choice(proc.Key)
+		if !ok {
+			choice = d.ladder.Survey(ctx, proc.Key)
+		}
+		all = append(all, patient(proc.Process, facts.Decision, choice))
+	}
+	return all
+}
+
+func patient(proc gpreempt.Process, decision classify.Decision, choice ladder.Choice) doctor.Process {
+	p := doctor.Process{
+		Key: proc.Key, Comm: proc.Comm, Offline: decision.Class == gpreempt.Offline, Mechanism: choice.Mechanism, Why: choice.Why,
+	}
+	if !p.Offline {
+		p.Why = "it is " + decision.Class.String() + ", by " + decision.By + ", and never suspended"
+	}
+	for _, r := range choice.Rejected {
+		p.Rejected = append(p.Rejected, doctor.Rejection(r))
+	}
+	return p
+}
+
+// Diagnose looks at the host without a daemon. It opens the driver, which makes
+// this program one of the driver's processes until it ends, and pauses nothing.
+func Diagnose(ctx context.Context, opts Options) (*doctor.Report, error) {
+	cfg, err := opts.load()
+	if err != nil {
+		return nil, err
+	}
+	rules, err := classify.New(cfg.Rules)
+	if err != nil {
+		return nil, err
+	}
+	root := os.DirFS("/")
+	hosts := discovery.NewFS(root)
+	c := doctor.Config{
+		Root: root, Version: version.String(), Lock: opts.lockPath(cfg.Socket), Groups: groups(cfg), OpenDriver: openDriver,
+	}
+	// What cannot be read here is for the doctor to find, and to say.
+	if gpus, err := hosts.GPUs(); err == nil && len(gpus) > 0 {
+		h, _ := newHazards(root, gpus, cfg.Safety.Hazards)
+		c.Hazards = h.report
+		c.Processes = func(ctx context.Context) []doctor.Process {
+			snapshot, err := hosts.Scan()
+			if err != nil {
+				return nil
+			}
+			s := &survey{gpus: gpus, snapshot: snapshot}
+			l := ladder.New(ladder.Config{Rungs: s.rungs(cfg), Judge: s.judge(h), Now: time.Now, Log: zap.NewNop()})
+			var all []doctor.Process
+			for _, proc := range snapshot.Processes {
+				all = append(all, patient(proc.Process, rules.Decide(proc.Process), l.Survey(ctx, proc.Key)))
+			}
+			return all
+		}
+	}
+	return doctor.Examine(ctx, c), nil
+}
+
+// survey is what there is to probe the mechanisms on.
+type survey struct {
+	gpus     []gpreempt.GPU
+	snapshot discovery.Snapshot
+}
+
+// rungs gives the mechanisms to probe. Nothing attaches, so that none of them needs
+// a thread or the journal. The driver stays open: the program ends soon.
+func (s *survey) rungs(cfg config.Config) []preempt.Mechanism {
+	var all []preempt.Mechanism
+	for _, name := range cfg.Mechanisms {
+		switch name {
+		case "dbgtrap":
+			if device, err := kfd.Open(); err == nil { // the doctor says why not
+				all = append(all, dbgtrap.New(dbgtrap.Config{Device: device, GPUs: s.gpusOf}))
+			}
+		case "criu":
+			all = append(all, criu.New(criu.Config{Sys: kfd.Kernel(), Log: zap.NewNop()}))
+		case "freezer":
+			all = append(all, freezer.New(freezer.Config{Root: "/", Log: zap.NewNop()}))
+		}
+	}
+	return all
+}
+
+func (s *survey) gpusOf(key gpreempt.ProcessKey) []gpreempt.GPU {
+	for _, proc := range s.snapshot.Processes {
+		if proc.Key == key {
+			return gpusWithQueues(s.gpus, proc)
+		}
+	}
+	return nil
+}
+
+func (s *survey) judge(h *hazards) func(string, gpreempt.ProcessKey) ladder.Verdict {
+	return func(mechanism string, target gpreempt.ProcessKey) ladder.Verdict {
+		return h.judge(mechanism, s.gpusOf(target))
+	}
+}
+
+func groups(cfg config.Config) []string {
+	return slices.Concat(cfg.Access.OnlineGroups, cfg.Access.AdminGroups)
+}
+
+func openDriver() (doctor.Driver, error) {
+	device, err := kfd.Open()
+	if err != nil {
+		return doctor.Driver{}, err
+	}
+	return describe(device), device.Close()
+}
+
+func describe(device *kfd.Device) doctor.Driver {
+	found := doctor.Driver{
+		Version: device.Version().String(), Minor: device.Version().Minor,
+		Profile: device.Profile().Name, ProfileRule: device.Profile().Permission.String(),
+	}
+	if w := device.Warning(); w != nil {
+		found.Note = w.String()
+	}
+	return found
+}

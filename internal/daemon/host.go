@@ -1,0 +1,149 @@
+package daemon
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/journal"
+	"github.com/gpreempt/gpreempt/internal/preempt"
+	"github.com/gpreempt/gpreempt/internal/preempt/criu"
+	"github.com/gpreempt/gpreempt/internal/preempt/dbgtrap"
+	"github.com/gpreempt/gpreempt/internal/tracer"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// hooks is what the mechanisms ask of the daemon and tell it. None of them blocks.
+type hooks struct {
+	// gpus gives the GPUs the queues of a target are on.
+	gpus func(gpreempt.ProcessKey) []gpreempt.GPU
+	// births hears that a target has something new to see.
+	births func(gpreempt.ProcessKey)
+	// lost hears that a mechanism holds a target no longer.
+	lost func(mechanism string, target gpreempt.ProcessKey, err error)
+}
+
+// machine is a host: this one, or a fake one in tests.
+type machine struct {
+	// root is where its files begin.
+	root string
+	open func() (*kfd.Device, error)
+	// trace gives the threads that dbgtrap works on.
+	trace dbgtrap.Tracer
+	// run is the directory of what ends with the host: the instance lock and the
+	// journal of pauses.
+	run string
+}
+
+// machine gives the host to work on. systemd names the directory it made for it.
+func (o Options) machine() machine {
+	if o.host != nil {
+		return *o.host
+	}
+	dir, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":")
+	return machine{root: "/", open: kfd.Open, trace: debugThread, run: cmp.Or(dir, filepath.Dir(config.Default().Socket))}
+}
+
+// openHost opens the KFD of the host and the mechanisms over it. What is missing
+// becomes a warning: with what there is the daemon shows and classifies.
+func openHost(m machine, cfg config.Config, h hooks, log *zap.Logger) *backend {
+	root := os.DirFS(m.root)
+	b := &backend{
+		name: "kfd",
+		root: root,
+		fs:   discovery.NewFS(root),
+		busy: func(gpreempt.ProcessKey) (bool, bool) { return false, false },
+	}
+	b.openPauses(journalDir(m.run), log)
+	for _, name := range cfg.Mechanisms {
+		switch {
+		case name == "dbgtrap":
+			if dbgtrap := b.openDbgtrap(m, h, log); dbgtrap != nil {
+				b.rungs = append(b.rungs, dbgtrap)
+			}
+		case b.pauses == nil: // told by openPauses
+		case name == "criu":
+			b.rungs = append(b.rungs, b.pauses.criu)
+		case name == "freezer":
+			b.rungs = append(b.rungs, b.pauses.freezer)
+		}
+	}
+	if len(b.rungs) == 0 {
+		b.warn("NO_MECHANISM", "error", "there is no way to suspend anything here: the daemon watches and classifies, and leaves everything running",
+			"gpctl doctor says what is missing; gpreemptd serve --sim mi300x shows the whole on a simulated GPU")
+	}
+	return b
+}
+
+// openPauses opens the journal, also when no mechanism needs it: an earlier daemon
+// may have left something paused. Somebody may be cleaning up at this moment.
+func (b *backend) openPauses(dir string, log *zap.Logger) {
+	var err error
+	for deadline := time.Now().Add(shutdownTime); ; time.Sleep(100 * time.Millisecond) {
+		if b.pauses, err = openPauses(dir, log); !errors.Is(err, journal.ErrInUse) || time.Now().After(deadline) {
+			break
+		}
+	}
+	if err != nil {
+		b.warn("NO_JOURNAL", "error", "the mechanisms criu and freezer cannot be used, nor their earlier pauses undone: "+err.Error(),
+			"make "+dir+" a directory that only root can write, then restart gpreemptd")
+		return
+	}
+	for _, err := range b.pauses.findOrphans() {
+		b.warn("JOURNAL_UNREADABLE", "error", err.Error(), "")
+	}
+}
+
+func (b *backend) openDbgtrap(m machine, h hooks, log *zap.Logger) preempt.Mechanism {
+	device, err := m.open()
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // findGPUs tells that there is no driver
+		return nil
+	case err != nil:
+		b.warn("KFD_CLOSED", "error", "the mechanism dbgtrap cannot be used: "+err.Error(), "gpctl doctor says what to do")
+		return nil
+	}
+	b.device = device
+	if w := device.Warning(); w != nil {
+		b.warn("KFD_UNKNOWN", "warning", w.String(), "look for a newer gpreempt; until then try it where a GPU may be reset")
+	}
+	b.dbgtrap = dbgtrap.New(dbgtrap.Config{
+		Device: device,
+		Attach: m.trace,
+		Root:   m.root,
+		Births: h.births,
+		Lost:   func(key gpreempt.ProcessKey, err error) { h.lost("dbgtrap", key, err) },
+		GPUs:   h.gpus,
+		Log:    log.Named("dbgtrap"),
+	})
+	return b.dbgtrap
+}
+
+// debugThread and criuThread start a thread that traces a process. An interface
+// that holds a nil *tracer.Thread would not be nil.
+
+func debugThread(ctx context.Context, pid int32, start uint64) (dbgtrap.Thread, error) {
+	t, err := tracer.Attach(ctx, pid, start)
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+func criuThread(ctx context.Context, pid int32, start uint64) (criu.Thread, error) {
+	t, err := tracer.Attach(ctx, pid, start)
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}

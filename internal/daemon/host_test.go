@@ -1,0 +1,351 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap/zaptest"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/preempt/dbgtrap"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/client"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+	"github.com/gpreempt/gpreempt/pkg/kfd/kfdtest"
+)
+
+// fakeHost is a host with a fake driver: the daemon runs on it as it does on a real
+// one, but for the files, the driver and the threads.
+type fakeHost struct {
+	t      *testing.T
+	driver *kfdtest.Machine
+	root   string
+	opts   Options
+}
+
+const gpu gpreempt.GPUID = 63420
+
+func newFakeHost(t *testing.T, profile, config string) *fakeHost {
+	t.Helper()
+	dir := testutil.TempSocketDir(t)
+	h := &fakeHost{
+		t: t, root: t.TempDir(),
+		driver: kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []kfdtest.Node{{ID: gpu, GFX: 90402, XCCs: 8}}}),
+	}
+	h.opts = Options{
+		ConfigPath: filepath.Join(dir, "d.yaml"), ConfigGiven: true, Socket: filepath.Join(dir, "d.sock"), Log: zaptest.NewLogger(t),
+		host: &machine{
+			root:  h.root,
+			open:  func() (*kfd.Device, error) { return kfd.OpenWith(h.driver.Self().Sys(), kfd.DevicePath) },
+			trace: h.trace,
+			run:   filepath.Join(dir, "run"),
+		},
+	}
+	write(t, h.opts.ConfigPath, config)
+	h.put("proc/sys/kernel/osrelease", "6.12.107\n")
+	h.put("sys/class/kfd/kfd/proc/.keep", "")
+	node := "sys/class/kfd/kfd/topology/nodes/1/"
+	h.put(node+"gpu_id", gpu.String()+"\n")
+	h.put(node+"name", "ip discovery\n")
+	h.put(node+"properties", "simd_count 1216\nsimd_per_cu 4\ngfx_target_version 90402\nnum_cp_queues 24\nnum_xcc 8\ncapability 2893521536\n")
+	return h
+}
+
+func (h *fakeHost) put(path, text string) {
+	h.t.Helper()
+	path = filepath.Join(h.root, path)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		h.t.Fatal(err)
+	}
+	write(h.t, path, text)
+}
+
+// fakeJob is a process on it that uses the GPU.
+type fakeJob struct {
+	*kfdtest.Process
+	h  *fakeHost
+	fd int
+}
+
+func (h *fakeHost) start(comm string) *fakeJob {
+	h.t.Helper()
+	p := h.driver.Spawn()
+	fd, err := p.Main().StartRuntime()
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	proc := fmt.Sprintf("proc/%d/", p.PID())
+	h.put(proc+"stat", fmt.Sprintf("%d (%s) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", p.PID(), comm, p.Start()))
+	h.put(proc+"status", "Name:\t"+comm+"\nUid:\t1000\t1000\t1000\t1000\nTracerPid:\t0\n")
+	h.put(proc+"comm", comm+"\n")
+	h.put(proc+"cmdline", comm+"\x00")
+	h.put(proc+"cgroup", "0::/batch\n")
+	j := &fakeJob{p, h, fd}
+	j.create(kfd.QueueTypeComputeAQL)
+	j.create(kfd.QueueTypeSDMA)
+	return j
+}
+
+// create makes a queue, which sysfs shows as the kernel's own enumeration.
+func (j *fakeJob) create(kind uint32) {
+	j.h.t.Helper()
+	id, err := j.Main().CreateQueue(j.fd, gpu, kind)
+	if err != nil {
+		j.h.t.Fatal(err)
+	}
+	internal := "0"
+	if kind == kfd.QueueTypeSDMA {
+		internal = "1"
+	}
+	dir := fmt.Sprintf("sys/class/kfd/kfd/proc/%d/queues/%d/", j.PID(), id)
+	j.h.put(dir+"gpuid", gpu.String())
+	j.h.put(dir+"size", "4096")
+	j.h.put(dir+"type", internal)
+}
+
+// trace is a thread of this process that traces a fake one.
+func (h *fakeHost) trace(_ context.Context, pid int32, _ uint64) (dbgtrap.Thread, error) {
+	t := &fakeThread{calls: make(chan func()), quit: make(chan struct{}), done: make(chan struct{})}
+	seized := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and it ends with the goroutine
+		defer close(t.done)
+		self := h.driver.Self()
+		err := self.SeizeHere(pid)
+		seized <- err
+		if err != nil {
+			return
+		}
+		for {
+			select {
+			case f := <-t.calls:
+				f()
+			case <-t.quit:
+				_ = self.DetachHere(pid) // it may be dead
+				return
+			}
+		}
+	}()
+	if err := <-seized; err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+type fakeThread struct {
+	calls chan func()
+	quit  chan struct{}
+	done  chan struct{}
+}
+
+func (t *fakeThread) Do(_ context.Context, f func() error) error {
+	answer := make(chan error, 1)
+	select {
+	case t.calls <- func() { answer <- f() }:
+		return <-answer
+	case <-t.done:
+		return errors.New("the thread has ended")
+	}
+}
+
+func (t *fakeThread) Detach(context.Context) error {
+	select {
+	case t.quit <- struct{}{}:
+	case <-t.done:
+	}
+	<-t.done
+	return nil
+}
+
+func (t *fakeThread) Done() <-chan struct{} { return t.done }
+func (t *fakeThread) Gone() bool            { return false }
+
+// serve runs the daemon for the rest of the test and gives a client of it; stop
+// ends it early.
+func (h *fakeHost) serve() (c *client.Client, stop func()) {
+	h.t.Helper()
+	ctx, cancel := context.WithCancel(h.t.Context())
+	ready, ended := make(chan struct{}), make(chan error, 1)
+	h.opts.Ready = func() { close(ready) }
+	go func() { ended <- Run(ctx, h.opts) }()
+	select {
+	case <-ready:
+	case err := <-ended:
+		h.t.Fatalf("the daemon does not start: %v", err)
+	}
+	c, err := client.Dial(h.opts.Socket, client.FailClosed())
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	stopped := false
+	stop = func() {
+		if stopped {
+			return
+		}
+		stopped = true
+		if err := c.Close(); err != nil {
+			h.t.Error(err)
+		}
+		cancel()
+		if err := <-ended; err != nil && !h.driver.Self().Dead() {
+			h.t.Errorf("the daemon ends with %v", err)
+		}
+	}
+	h.t.Cleanup(stop)
+	return c, stop
+}
+
+// await waits for the machine to become so.
+func (h *fakeHost) await(what string, cond func() bool) {
+	h.t.Helper()
+	ctx, cancel := context.WithTimeout(h.t.Context(), time.Minute)
+	defer cancel()
+	if err := h.driver.Await(ctx, cond); err != nil {
+		h.t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// target waits until a target is as wanted.
+func (h *fakeHost) target(c *client.Client, j *fakeJob, what string, cond func(*gpreemptv1.Target) bool) {
+	h.t.Helper()
+	for ctx := h.t.Context(); ; {
+		list, err := c.Admin().ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
+		if err != nil {
+			h.t.Fatalf("%s: %v", what, err)
+		}
+		if slices.ContainsFunc(list.GetTargets(), func(t *gpreemptv1.Target) bool { return t.GetPid() == j.PID() && cond(t) }) {
+			return
+		}
+		runtime.Gosched()
+	}
+}
+
+func held(t *gpreemptv1.Target) bool { return t.GetMechanism() == "dbgtrap" }
+
+const trainersAreOffline = "rules:\n  - name: training\n    match:\n      comm: \"train*\"\n    class: offline\n" +
+	"discovery:\n  interval: 50ms\npolicy:\n  preset: strict\n  linger: none\n"
+
+func TestLeaseSuspendsTheQueuesOfTheFakeDriver(t *testing.T) {
+	for _, profile := range []string{"6.5", "6.12", "6.12.103", "7.2"} {
+		t.Run(profile, func(t *testing.T) {
+			h := newFakeHost(t, profile, trainersAreOffline)
+			job, bystander := h.start("trainer"), h.start("viewer")
+			c, stop := h.serve()
+			h.target(c, job, "a mechanism holds it", held)
+
+			lease, err := c.Acquire(t.Context(), client.Request{Label: "chat", MaxWait: 10 * time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff([]uint32{0, 1}, job.Suspended()); diff != "" || !lease.Quiesced() {
+				t.Errorf("quiesced %v, suspended queues (-want +got):\n%s", lease.Quiesced(), diff)
+			}
+			if got := bystander.Suspended(); len(got) > 0 {
+				t.Errorf("queues %v of a process that no rule names are suspended", got)
+			}
+			job.create(kfd.QueueTypeComputeAQL)
+			h.await("a queue born meanwhile is suspended", func() bool { return len(job.Suspended()) == 3 })
+
+			if err := lease.Release(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			h.await("all run again", func() bool { return len(job.Suspended()) == 0 })
+
+			if _, err := c.Acquire(t.Context(), client.Request{MaxWait: 10 * time.Second}); err != nil {
+				t.Fatal(err)
+			}
+			stop()
+			if state, _ := job.KFD(); state.Enabled || len(job.Suspended()) > 0 {
+				t.Errorf("after the daemon: %+v, queues %v suspended", state, job.Suspended())
+			}
+		})
+	}
+}
+
+func TestDaemonThatDiesLeavesNothingSuspendedOnTheFakeDriver(t *testing.T) {
+	h := newFakeHost(t, "6.12", trainersAreOffline)
+	job := h.start("trainer")
+	c, _ := h.serve()
+	h.target(c, job, "a mechanism holds it", held)
+	if _, err := c.Acquire(t.Context(), client.Request{MaxWait: 10 * time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	if len(job.Suspended()) == 0 {
+		t.Fatal("nothing is suspended")
+	}
+	h.driver.Self().Kill() // as the driver sees it
+	if got := job.Suspended(); len(got) > 0 {
+		t.Errorf("queues %v are suspended still", got)
+	}
+}
+
+func TestHazardousGPUIsLeftAlone(t *testing.T) {
+	h := newFakeHost(t, "6.12", trainersAreOffline+
+		"safety:\n  hazards:\n    - id: ours\n      gfx: [gfx942]\n      action: deny\n      why: Ours hangs.\n")
+	job := h.start("trainer")
+	c, _ := h.serve()
+	const want = "dbgtrap: hazard table: gfx942 on kernel 6.12.107, hazard ours: Ours hangs."
+	h.target(c, job, "the table's word", func(target *gpreemptv1.Target) bool { return target.GetAttachError() == want })
+	if state, _ := job.KFD(); state.Enabled {
+		t.Error("the job is debugged")
+	}
+	report, err := c.Admin().Diagnose(t.Context(), &gpreemptv1.DiagnoseRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := report.GetGpus(); len(got) != 1 || got[0].GetHazard() != gpreemptv1.HazardAction_HAZARD_ACTION_DENY {
+		t.Errorf("the doctor's GPUs: %v", got)
+	}
+}
+
+func TestJobThatEndsWhileSuspendedIsForgotten(t *testing.T) {
+	h := newFakeHost(t, "7.2", trainersAreOffline)
+	job := h.start("trainer")
+	c, _ := h.serve()
+	h.target(c, job, "a mechanism holds it", held)
+	if _, err := c.Acquire(t.Context(), client.Request{MaxWait: 10 * time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	job.Kill()
+	for _, dir := range []string{"proc", "sys/class/kfd/kfd/proc"} {
+		if err := os.RemoveAll(filepath.Join(h.root, dir, strconv.Itoa(int(job.PID())))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for {
+		list, err := c.Admin().ListTargets(t.Context(), &gpreemptv1.ListTargetsRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(list.GetTargets()) == 0 {
+			return
+		}
+		runtime.Gosched()
+	}
+}
+
+func TestProcessWithQueuesOutOfReachIsLetGo(t *testing.T) {
+	h := newFakeHost(t, "7.2", trainersAreOffline)
+	job := h.start("trainer")
+	c, _ := h.serve()
+	h.target(c, job, "a mechanism holds it", held)
+	secondary := fmt.Sprintf("sys/class/kfd/kfd/proc/%d/context_0/queues/0/", job.PID())
+	h.put(secondary+"gpuid", gpu.String())
+	h.put(secondary+"size", "4096")
+	h.put(secondary+"type", "0")
+	h.target(c, job, "it is refused", func(target *gpreemptv1.Target) bool {
+		return strings.Contains(target.GetAttachError(), secondaryContexts.Found)
+	})
+	h.await("it is let go", func() bool { state, _ := job.KFD(); return !state.Enabled })
+}

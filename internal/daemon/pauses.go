@@ -1,0 +1,120 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/internal/journal"
+	"github.com/gpreempt/gpreempt/internal/preempt/criu"
+	"github.com/gpreempt/gpreempt/internal/preempt/freezer"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// cleanupTime bounds the undoing of one pause.
+const cleanupTime = 30 * time.Second
+
+// journalDir is where pauses that outlive the daemon are written down. They end
+// with the host, and so does what lies in /run.
+func journalDir(run string) string { return filepath.Join(run, "journal") }
+
+// pauses is the mechanisms whose pauses outlive the daemon, and the journal of them.
+type pauses struct {
+	journal *journal.Journal
+	criu    *criu.Mechanism
+	freezer *freezer.Mechanism
+	log     *zap.Logger
+
+	mu      sync.Mutex // guards orphans
+	orphans []journal.Entry
+}
+
+func openPauses(dir string, log *zap.Logger) (*pauses, error) {
+	j, err := journal.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	return &pauses{
+		journal: j,
+		criu:    criu.New(criu.Config{Sys: kfd.Kernel(), Attach: criuThread, Journal: j, Log: log.Named("criu")}),
+		freezer: freezer.New(freezer.Config{Root: "/", Journal: j, Log: log.Named("freezer")}),
+		log:     log,
+	}, nil
+}
+
+// findOrphans takes what the journal holds for the pauses of a daemon before this
+// one. Call it before anything is paused. The errors are about entries nobody can
+// act on.
+func (p *pauses) findOrphans() []error {
+	entries, bad := p.journal.Entries()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.orphans = entries
+	return bad
+}
+
+// undoOrphans lets what is left of them run again, and tells of those that could
+// not be.
+func (p *pauses) undoOrphans(ctx context.Context) (undone int, failures []error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	left := p.orphans[:0]
+	for _, e := range p.orphans {
+		if err := p.undo(ctx, e); err != nil {
+			left = append(left, e)
+			failures = append(failures, fmt.Errorf("process %d, paused by %s: %w", e.Target.PID, e.Mechanism, err))
+			continue
+		}
+		undone++
+		p.log.Warn("a process that an earlier daemon left paused runs again",
+			zap.Stringer("target", e.Target), zap.String("mechanism", e.Mechanism), zap.Time("paused", e.At))
+	}
+	p.orphans = left
+	return undone, failures
+}
+
+func (p *pauses) undo(ctx context.Context, e journal.Entry) error {
+	ctx, cancel := context.WithTimeout(ctx, cleanupTime)
+	defer cancel()
+	switch e.Mechanism {
+	case p.criu.Name():
+		return p.criu.Undo(ctx, e)
+	case p.freezer.Name():
+		return p.freezer.Undo(ctx, e)
+	}
+	return fmt.Errorf("this version knows no mechanism %q; the one that wrote it has to undo it", e.Mechanism)
+}
+
+// Cleanup lets every process run again that a daemon which died left paused. It may
+// be called at any time and any number of times: while a daemon runs it leaves that
+// one's pauses alone. What it did is written to w.
+func Cleanup(ctx context.Context, w io.Writer) error {
+	return cleanup(ctx, w, journalDir(Options{}.machine().run))
+}
+
+func cleanup(ctx context.Context, w io.Writer, dir string) error {
+	p, err := openPauses(dir, zap.NewNop())
+	switch {
+	case errors.Is(err, journal.ErrInUse):
+		_, err := fmt.Fprintln(w, "a gpreemptd is running and answers for its pauses; nothing to do")
+		return err
+	case err != nil:
+		return err
+	}
+	bad := p.findOrphans()
+	undone, failures := p.undoOrphans(ctx)
+	text := "nothing was left paused"
+	if undone > 0 {
+		text = fmt.Sprintf("processes that run again: %d", undone)
+	}
+	if _, err := fmt.Fprintln(w, text); err != nil {
+		failures = append(failures, err)
+	}
+	return errors.Join(append(append(failures, bad...), p.journal.Close())...)
+}
