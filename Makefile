@@ -13,6 +13,9 @@ BUILDFLAGS = -trimpath -buildvcs=false
 
 COUNT    ?= 20
 FUZZTIME ?= 20s
+FUZZ_PACKAGES ?= cmd internal pkg
+# Where bytes the kernel supplies are decoded.
+KERNEL_DECODERS := pkg/kfd pkg/discovery internal/breaker internal/doctor internal/hazard internal/journal internal/preempt internal/tracer
 SOAK     ?= 10m
 BENCH    ?= .
 # What the daemon adds to gRPC, and the scheduler alone; ./... for every benchmark.
@@ -28,10 +31,10 @@ DIST := gpreempt-$(VERSION)-linux-$(GOARCH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz e2e soak dist clean
+.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz fuzz-kernel e2e vm-kfd soak dist clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 gen: ## Generate api/gen from api/proto
 	$(TOOL) buf generate
@@ -78,15 +81,23 @@ bench: ## Run the benchmarks (BENCH=pattern, COUNT=n); compare runs with benchst
 # A second try, because Go before 1.27 may report the end of FUZZTIME as a failure
 # (golang/go#75804). What was really found is in testdata by then and fails at once.
 fuzz: ## Fuzz each target for FUZZTIME
-	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' cmd internal pkg | \
+	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' $(FUZZ_PACKAGES) | \
 	while IFS=: read -r file func; do \
 		set -- -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME) "./$$(dirname "$$file")"; \
 		echo "$(GO) test $$*"; \
 		$(GO) test "$$@" || { echo 'once more'; $(GO) test "$$@"; } || exit 1; \
 	done
 
+fuzz-kernel: ## Fuzz each decoder of what the kernel supplies for 30 seconds
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=30s FUZZ_PACKAGES='$(KERNEL_DECODERS)'
+
 e2e: ## Test the built binaries against each other on a simulated GPU
 	$(GO) test $(RACE) -count=1 -timeout 10m ./internal/e2e/...
+
+# Package, or package=pattern of its tests.
+VM_PACKAGES ?= ./internal/conformance=TestRealDriver ./internal/tracer ./internal/preempt/dbgtrap=TestRealDriver
+vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skips without QEMU
+	$(GO) run ./internal/vm/run $(VM_PACKAGES)
 
 soak: ## Run the end-to-end soak test for SOAK
 	@grep -q '^func TestSoak' internal/e2e/*_test.go || { echo 'internal/e2e has no soak test' >&2; exit 1; }
