@@ -99,9 +99,9 @@ VM_PACKAGES ?= ./internal/conformance=TestRealDriver ./internal/tracer ./interna
 vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skips without QEMU
 	$(GO) run ./internal/vm/run $(VM_PACKAGES)
 
-soak: ## Run the end-to-end soak test for SOAK
+soak: ## Run the soak tests, end to end and of the tracer, for SOAK each
 	@grep -q '^func TestSoak' internal/e2e/*_test.go || { echo 'internal/e2e has no soak test' >&2; exit 1; }
-	GPREEMPT_SOAK=$(SOAK) $(GO) test $(RACE) -count=1 -timeout 0 -v -run '^TestSoak' ./internal/e2e/...
+	GPREEMPT_SOAK=$(SOAK) $(GO) test $(RACE) -count=1 -timeout 0 -v -run '^TestSoak' ./internal/e2e/... ./internal/tracer
 
 dist: ## Make dist/gpreempt-VERSION-linux-ARCH.tar.gz, the same bytes from the same commit
 	rm -rf dist/$(DIST) && mkdir -p dist/$(DIST)

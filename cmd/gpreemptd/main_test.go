@@ -2,18 +2,41 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/encoding/protojson"
 
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/internal/version"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
+// victimEnv makes this binary a process to be stopped: it answers every line.
+const victimEnv = "GPREEMPT_TEST_VICTIM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(victimEnv) != "" {
+		if _, err := io.Copy(os.Stdout, os.Stdin); err != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(testutil.VerifyMain(m))
+}
 
 // ran is how a run of gpreemptd went.
 type ran struct {
@@ -131,5 +154,86 @@ func TestWrongCommandLinesAreRefused(t *testing.T) {
 		if got.code != 1 || got.out != "" || !strings.HasPrefix(got.err, "gpreemptd: ") || !strings.Contains(got.err, tc.want) {
 			t.Errorf("%q: %+v, want exit status 1 and an error with %q", tc.args, got, tc.want)
 		}
+	}
+}
+
+func TestCleanupLetsRunWhatADeadDaemonLeftPaused(t *testing.T) {
+	dir := t.TempDir()
+	t.Setenv("RUNTIME_DIRECTORY", dir)
+	nothing := ran{0, "nothing was left paused\n", ""}
+	if diff := cmp.Diff(nothing, runWith("--cleanup"), cmp.AllowUnexported(ran{})); diff != "" {
+		t.Error(diff)
+	}
+
+	victim := exec.CommandContext(context.WithoutCancel(t.Context()), "/proc/self/exe")
+	victim.Env = append(os.Environ(), victimEnv+"=1")
+	in, err := victim.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := victim.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := victim.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(in.Close(), victim.Wait()); err != nil {
+			t.Error(err)
+		}
+	})
+	pid := int32(victim.Process.Pid)
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	stat, err := discovery.ParseProcStat(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	j, err := journal.Open(filepath.Join(dir, "journal"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry := journal.Entry{Mechanism: "freezer", Target: gpreempt.ProcessKey{PID: pid, Start: stat.Start}, At: time.Now()}
+	if err := errors.Join(j.Begin(entry), victim.Process.Signal(syscall.SIGSTOP)); err != nil {
+		t.Fatal(err)
+	}
+
+	// A journal that is in use has a daemon to answer for it.
+	if got := runWith("--cleanup"); got.code != 0 || !strings.Contains(got.out, "is running") {
+		t.Errorf("while a daemon runs: %+v", got)
+	}
+	if err := j.Close(); err != nil { // as its death does
+		t.Fatal(err)
+	}
+	undone := ran{0, "processes that run again: 1\n", ""}
+	if diff := cmp.Diff(undone, runWith("--cleanup"), cmp.AllowUnexported(ran{})); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(nothing, runWith("--cleanup"), cmp.AllowUnexported(ran{})); diff != "" {
+		t.Error(diff)
+	}
+	if _, err := io.WriteString(in, "x"); err != nil {
+		t.Fatal(err)
+	}
+	answer := make([]byte, 1)
+	if err := out.(*os.File).SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(out, answer); err != nil {
+		t.Errorf("the process does not run: %v", err)
+	}
+}
+
+func TestDiagnoseTellsTheSameInWordsAndAsJSON(t *testing.T) {
+	words, json := runWith("diagnose"), runWith("diagnose", "--json")
+	var m gpreemptv1.DiagnoseResponse
+	if err := protojson.Unmarshal([]byte(json.out), &m); err != nil || json.code != 0 {
+		t.Fatalf("diagnose --json: %+v: %v", json, err)
+	}
+	if m.GetSummary() == "" || words.code != 0 || !strings.HasPrefix(words.out, m.GetSummary()+"\n") {
+		t.Errorf("diagnose says %+v, its JSON sums up %q", words, m.GetSummary())
 	}
 }

@@ -57,7 +57,7 @@ var table = []struct {
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"internal/kfdrules", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
 	{"pkg/kfd/kfdtest", rule{imports: []string{"internal/kfdrules", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
-	{"internal/tracer", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"internal/tracer", rule{imports: []string{"pkg/discovery"}, kernel: true, unsafe: true}},
 
 	// Mechanisms and the simulated machine.
 	{"internal/preempt", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},

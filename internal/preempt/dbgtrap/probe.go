@@ -1,7 +1,6 @@
 package dbgtrap
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/internal/preempt"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -125,25 +125,38 @@ func singles(gpus []gpreempt.GPU) []gpreempt.GPUID {
 
 func (m *Mechanism) probeTracer(p *pin) preempt.Evidence {
 	e := preempt.Evidence{Check: "tracer", Found: "none", OK: true}
-	status, err := p.dir.ReadFile("status")
+	text, err := p.dir.ReadFile("status")
 	if err != nil {
 		return preempt.Evidence{}
 	}
-	tid, err := strconv.ParseInt(statusField(status, "TracerPid"), 10, 32)
-	if err != nil || tid == 0 {
+	status, err := discovery.ParseProcStatus(text)
+	if err != nil {
+		return preempt.Evidence{}
+	}
+	if status.Tracer == 0 {
 		return e
 	}
-	by := "thread " + strconv.FormatInt(tid, 10)
-	if status, err := m.read(filepath.Join("proc", strconv.FormatInt(tid, 10), "status")); err == nil {
-		if statusField([]byte(status), "Tgid") == strconv.Itoa(os.Getpid()) {
+	by := fmt.Sprintf("thread %d", status.Tracer)
+	if tracer, ok := m.status(strconv.Itoa(int(status.Tracer))); ok {
+		if int(tracer.Process) == os.Getpid() {
 			e.Found = "this daemon"
 			return e
 		}
-		by = fmt.Sprintf("process %s (%s)", statusField([]byte(status), "Tgid"), statusField([]byte(status), "Name"))
+		by = fmt.Sprintf("process %d (%s)", tracer.Process, tracer.Name)
 	}
 	e.Found, e.OK = by+" traces it", false
 	e.Remedy = "end that debugger or tracer; a process has one at a time"
 	return e
+}
+
+// status reads the status of a process or thread; false when it cannot be had.
+func (m *Mechanism) status(name string) (discovery.ProcStatus, bool) {
+	text, err := m.read(filepath.Join("proc", name, "status"))
+	if err != nil {
+		return discovery.ProcStatus{}, false
+	}
+	status, err := discovery.ParseProcStatus([]byte(text))
+	return status, err == nil
 }
 
 // noTracing is Yama's scope in which nobody may trace.
@@ -165,15 +178,11 @@ func (m *Mechanism) probeYama() preempt.Evidence {
 
 func (m *Mechanism) probeRight() preempt.Evidence {
 	e := preempt.Evidence{Check: "CAP_SYS_PTRACE", Found: "the daemon has it", OK: true}
-	status, err := m.read("proc/self/status")
-	if err != nil {
+	status, ok := m.status("self")
+	if !ok {
 		return preempt.Evidence{}
 	}
-	caps, err := strconv.ParseUint(statusField([]byte(status), "CapEff"), 16, 64)
-	if err != nil {
-		return preempt.Evidence{}
-	}
-	if caps&(1<<unix.CAP_SYS_PTRACE) == 0 {
+	if status.Capabilities&(1<<unix.CAP_SYS_PTRACE) == 0 {
 		e.Found, e.OK = "the daemon lacks it", false
 		e.Remedy = "run it as root, or add CAP_SYS_PTRACE to its unit (CapabilityBoundingSet, AmbientCapabilities) or container"
 	}
@@ -183,15 +192,4 @@ func (m *Mechanism) probeRight() preempt.Evidence {
 func (m *Mechanism) read(path string) (string, error) {
 	text, err := os.ReadFile(filepath.Join(m.cfg.Root, path))
 	return strings.TrimSpace(string(text)), err
-}
-
-// statusField gives the value of a line "Name:\tvalue" of /proc/PID/status
-// (proc_pid_status(5)), "" when there is none. The kernel escapes line ends in names.
-func statusField(status []byte, name string) string {
-	for line := range bytes.Lines(status) {
-		if field, value, ok := bytes.Cut(line, []byte(":")); ok && string(field) == name {
-			return string(bytes.TrimSpace(value))
-		}
-	}
-	return ""
 }
