@@ -94,6 +94,9 @@ func (a *app) printTarget(p *printer, g *gpreemptv1.Target) {
 	default:
 		field("mechanism", text(g.GetMechanism()))
 	}
+	if p.wide && g.GetMechanismWhy() != "" {
+		field("", text(g.GetMechanismWhy()))
+	}
 }
 
 func times(n uint64) string {

@@ -63,7 +63,7 @@ func newMachine() *machine {
 			{
 				TargetId: "4242@1001", Pid: 4242, Comm: "python3", Cmdline: "python3 train.py --epochs 90", Uid: 1000, Cgroup: "/slurm/job_7",
 				Class: offline, Priority: 0, DecidedBy: "rule training", State: suspended, GpuIds: []uint32{34535, 41235}, QueueCount: 3,
-				Mechanism: "sim", InState: dur(1234 * time.Microsecond), RunsWithin: dur(1900 * time.Millisecond), Suspends: 17,
+				Mechanism: "sim", MechanismWhy: "simulated process: it lives", InState: dur(1234 * time.Microsecond), RunsWithin: dur(1900 * time.Millisecond), Suspends: 17,
 				SuspendedTotal: dur(3400 * time.Millisecond), LearnedSuspend: dur(850 * time.Microsecond), LearnedResume: dur(420 * time.Microsecond),
 			},
 			{

@@ -195,7 +195,7 @@ func (t *targets) Facts(key gpreempt.ProcessKey) (server.Facts, bool) {
 	facts := server.Facts{Decision: k.decision}
 	if k.ready {
 		choice, _ := t.chooser.Choice(key)
-		facts.Mechanism = choice.Mechanism
+		facts.Mechanism, facts.MechanismWhy = choice.Mechanism, choice.String()
 	}
 	if k.failure != nil {
 		facts.AttachError = k.failure.Error()

@@ -60,7 +60,7 @@ func (h *host) Attach(key gpreempt.ProcessKey) { h.said = append(h.said, fmt.Spr
 func (h *host) Detach(key gpreempt.ProcessKey) { h.said = append(h.said, fmt.Sprint("detach ", key)) }
 
 func (h *host) Choice(gpreempt.ProcessKey) (ladder.Choice, bool) {
-	return ladder.Choice{Mechanism: "fake"}, true
+	return ladder.Choice{Mechanism: "fake", Why: "it is there"}, true
 }
 
 func (h *host) Forget(key gpreempt.ProcessKey) { h.said = append(h.said, fmt.Sprint("forget ", key)) }
@@ -128,7 +128,7 @@ func TestOnlyOfflineProcessesGetAMechanism(t *testing.T) {
 	h.facts(trainer, server.Facts{Decision: byRule})
 	h.attached(trainer, nil)
 	h.heard("seen 100@1 offline 2 on [5 9], 3 queues born, ready true")
-	h.facts(trainer, server.Facts{Decision: byRule, Mechanism: "fake"})
+	h.facts(trainer, server.Facts{Decision: byRule, Mechanism: "fake", MechanismWhy: "it is there"})
 	h.facts(viewer, server.Facts{Decision: byDefault})
 
 	// Nothing new, nothing said; a queue more is told and does not attach again.
@@ -176,7 +176,7 @@ func TestOverrideHoldsUntilItsTimeIsOver(t *testing.T) {
 
 	// Rules do not matter meanwhile, nor does a change of the process.
 	h.setRules(rulesOf(t, offlineTrainers()))
-	h.facts(trainer, server.Facts{Decision: byAdmin, Mechanism: "fake"})
+	h.facts(trainer, server.Facts{Decision: byAdmin, Mechanism: "fake", MechanismWhy: "it is there"})
 	h.setRules(rulesOf(t))
 	h.said = nil
 	h.clock = h.clock.Add(time.Minute - 1)
@@ -227,7 +227,7 @@ func TestFailedAttachIsToldAndTriedAgain(t *testing.T) {
 	h.heard() // it is on its way
 	h.attached(trainer, nil)
 	h.heard("seen 100@1 offline 2 on [5], 1 queues born, ready true")
-	h.facts(trainer, server.Facts{Decision: byRule, Mechanism: "fake"})
+	h.facts(trainer, server.Facts{Decision: byRule, Mechanism: "fake", MechanismWhy: "it is there"})
 	h.clock = h.clock.Add(attachAgain)
 	h.scan()
 	h.heard()

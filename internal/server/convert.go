@@ -106,7 +106,7 @@ func (o *owner) message(now moment) *gpreemptv1.Target {
 		Uid: o.proc.UID, Cgroup: o.proc.Cgroup, Class: classMessage(o.class()), Priority: uint32(o.priority()),
 		DecidedBy: o.facts.Decision.By, State: gpreemptv1.TargetState(o.info.State),
 		GpuIds: newGPUSet(gpusOf(o.proc)).ids, QueueCount: uint32(len(o.proc.Queues)),
-		Mechanism: o.facts.Mechanism, AttachError: o.facts.AttachError,
+		Mechanism: o.facts.Mechanism, AttachError: o.facts.AttachError, MechanismWhy: o.facts.MechanismWhy,
 		Suspends: o.info.Suspends, SuspendedTotal: durationpb.New(o.info.SuspendedTotal),
 	}
 	if o.info.Key.IsZero() {

@@ -90,6 +90,8 @@ type Facts struct {
 	Decision classify.Decision
 	// Mechanism is the name of the attached one; "" when none is.
 	Mechanism string
+	// MechanismWhy says why that one, and what stood in the way of better ones.
+	MechanismWhy string
 	// AttachError says why none could be attached; "" when none failed.
 	AttachError string
 }

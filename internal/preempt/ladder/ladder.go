@@ -62,6 +62,14 @@ type Choice struct {
 	Rejected []Rejection
 }
 
+// String says why it was chosen, and why the better ones were not, in one line.
+func (c Choice) String() string {
+	if len(c.Rejected) == 0 {
+		return c.Why
+	}
+	return c.Why + "; not " + (&NotSuspendable{c.Rejected}).Error()
+}
+
 // Ladder chooses mechanisms. Its methods may be called by several goroutines at
 // once.
 type Ladder struct {

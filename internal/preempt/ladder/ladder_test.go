@@ -158,6 +158,10 @@ func TestBestUsableMechanismIsChosenAndTheOthersAreExplained(t *testing.T) {
 		},
 	}
 	f.wantChoice(t, want)
+	const line = "weather: good; not best: hazard table: row 7 (update the firmware); middle: weather: fog (wait)"
+	if got := want.String(); got != line {
+		t.Errorf("in one line: %s\nwant %s", got, line)
+	}
 	if diff := cmp.Diff(want, f.Survey(t.Context(), job)); diff != "" {
 		t.Errorf("survey (-want +got):\n%s", diff)
 	}

@@ -1150,7 +1150,9 @@ type Target struct {
 	// Learned mean duration of a resume.
 	LearnedResume *durationpb.Duration `protobuf:"bytes,19,opt,name=learned_resume,json=learnedResume,proto3" json:"learned_resume,omitempty"`
 	// Why the mechanism cannot be used, when it cannot.
-	AttachError   string `protobuf:"bytes,20,opt,name=attach_error,json=attachError,proto3" json:"attach_error,omitempty"`
+	AttachError string `protobuf:"bytes,20,opt,name=attach_error,json=attachError,proto3" json:"attach_error,omitempty"`
+	// Why that mechanism, and what stood in the way of better ones.
+	MechanismWhy  string `protobuf:"bytes,21,opt,name=mechanism_why,json=mechanismWhy,proto3" json:"mechanism_why,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1321,6 +1323,13 @@ func (x *Target) GetLearnedResume() *durationpb.Duration {
 func (x *Target) GetAttachError() string {
 	if x != nil {
 		return x.AttachError
+	}
+	return ""
+}
+
+func (x *Target) GetMechanismWhy() string {
+	if x != nil {
+		return x.MechanismWhy
 	}
 	return ""
 }
@@ -2076,7 +2085,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"leaseCount\x12'\n" +
 	"\x0fsuspended_count\x18\r \x01(\rR\x0esuspendedCount\x12!\n" +
 	"\fbreaker_open\x18\x0e \x01(\bR\vbreakerOpen\x12E\n" +
-	"\x11breaker_closes_in\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x0fbreakerClosesIn\"\xf7\x05\n" +
+	"\x11breaker_closes_in\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x0fbreakerClosesIn\"\x9c\x06\n" +
 	"\x06Target\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x12\n" +
@@ -2101,7 +2110,8 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x0fsuspended_total\x18\x11 \x01(\v2\x19.google.protobuf.DurationR\x0esuspendedTotal\x12B\n" +
 	"\x0flearned_suspend\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x0elearnedSuspend\x12@\n" +
 	"\x0elearned_resume\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\rlearnedResume\x12!\n" +
-	"\fattach_error\x18\x14 \x01(\tR\vattachError\"\xe0\x02\n" +
+	"\fattach_error\x18\x14 \x01(\tR\vattachError\x12#\n" +
+	"\rmechanism_why\x18\x15 \x01(\tR\fmechanismWhy\"\xe0\x02\n" +
 	"\x05Queue\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x19\n" +
