@@ -83,7 +83,7 @@ bench: ## Run the benchmarks (BENCH=pattern, COUNT=n); compare runs with benchst
 fuzz: ## Fuzz each target for FUZZTIME
 	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' $(FUZZ_PACKAGES) | \
 	while IFS=: read -r file func; do \
-		set -- -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME) "./$$(dirname "$$file")"; \
+		set -- -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s "./$$(dirname "$$file")"; \
 		echo "$(GO) test $$*"; \
 		$(GO) test "$$@" || { echo 'once more'; $(GO) test "$$@"; } || exit 1; \
 	done

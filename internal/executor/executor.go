@@ -43,8 +43,11 @@ type Executor struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
 
-	mu      sync.Mutex // guards workers and closed
+	mu      sync.Mutex // guards the rest
 	workers map[gpreempt.ProcessKey]*worker
+	// leaving are those that were detached and have not let go of their target yet,
+	// the latest for each target.
+	leaving map[gpreempt.ProcessKey]*worker
 	closed  bool
 }
 
@@ -59,12 +62,16 @@ type worker struct {
 	// commands holds at most the one action the scheduler has in flight; closing
 	// it detaches after that action.
 	commands chan command
+	// before had the target before, and has to let go of it first; nil when there was
+	// none.
+	before *worker
+	done   chan struct{}
 }
 
 // New gives an executor without targets.
 func New(cfg Config) *Executor {
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // an executor outlives its maker's call; Close ends it
-	return &Executor{cfg: cfg, ctx: ctx, cancel: cancel, workers: map[gpreempt.ProcessKey]*worker{}}
+	return &Executor{cfg: cfg, ctx: ctx, cancel: cancel, workers: map[gpreempt.ProcessKey]*worker{}, leaving: map[gpreempt.ProcessKey]*worker{}}
 }
 
 // Attach begins to attach the mechanism to a target; Config.Attached hears how
@@ -75,7 +82,7 @@ func (e *Executor) Attach(target gpreempt.ProcessKey) {
 	if e.closed || e.workers[target] != nil {
 		return
 	}
-	w := &worker{target: target, commands: make(chan command, 1)}
+	w := &worker{target: target, commands: make(chan command, 1), before: e.leaving[target], done: make(chan struct{})}
 	e.workers[target] = w
 	e.wg.Go(func() { e.work(w) })
 }
@@ -91,6 +98,7 @@ func (e *Executor) Detach(target gpreempt.ProcessKey) {
 func (e *Executor) detach(target gpreempt.ProcessKey) {
 	if w := e.workers[target]; w != nil {
 		delete(e.workers, target)
+		e.leaving[target] = w
 		close(w.commands)
 	}
 }
@@ -124,12 +132,23 @@ func (e *Executor) Suspend(target gpreempt.ProcessKey, seq uint64) {
 	}
 }
 
-// Resume hands the action to the target's worker. A target that was detached
-// meanwhile runs already.
+// Resume hands the action to the target's worker. A target that was detached runs
+// once it has been let go of, and not before.
 func (e *Executor) Resume(target gpreempt.ProcessKey, seq uint64) {
-	if !e.hand(target, command{false, seq}) {
-		go e.cfg.Post(scheduler.Resumed{Target: target, Seq: seq, Result: scheduler.OutcomeOK})
+	if e.hand(target, command{false, seq}) {
+		return
 	}
+	outcome := scheduler.OutcomeOK
+	if e.isLeaving(target) {
+		outcome = scheduler.OutcomeFailed
+	}
+	go e.cfg.Post(scheduler.Resumed{Target: target, Seq: seq, Result: outcome})
+}
+
+func (e *Executor) isLeaving(target gpreempt.ProcessKey) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.leaving[target] != nil
 }
 
 func (e *Executor) hand(target gpreempt.ProcessKey, c command) bool {
@@ -148,6 +167,10 @@ func (e *Executor) hand(target gpreempt.ProcessKey, c command) bool {
 }
 
 func (e *Executor) work(w *worker) {
+	defer e.gone(w)
+	if w.before != nil {
+		<-w.before.done
+	}
 	session, err := e.attach(w.target)
 	if e.current(w) {
 		e.cfg.Attached(w.target, err)
@@ -155,12 +178,49 @@ func (e *Executor) work(w *worker) {
 	for c := range w.commands {
 		e.do(w.target, session, c)
 	}
-	if session == nil {
-		return
+	if session != nil {
+		e.release(w.target, session)
 	}
-	if err := session.Close(); err != nil {
-		e.cfg.Log.Warn("a target could not be released", zap.Stringer("target", w.target), zap.Error(err))
+}
+
+// gone notes that w has let go of its target.
+func (e *Executor) gone(w *worker) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.leaving[w.target] == w {
+		delete(e.leaving, w.target)
 	}
+	close(w.done)
+}
+
+const (
+	// firstRelease and lastRelease bound the time between two attempts to let a
+	// target go.
+	firstRelease = 100 * time.Millisecond
+	lastRelease  = 30 * time.Second
+)
+
+// release lets a target go, however often that has to be tried: what is suspended
+// would stay so.
+func (e *Executor) release(target gpreempt.ProcessKey, session preempt.Session) {
+	for wait := firstRelease; ; wait = min(2*wait, lastRelease) {
+		err := closeSession(session)
+		if err == nil {
+			return
+		}
+		e.cfg.Log.Error("a target could not be released and may be suspended; it is tried again",
+			zap.Stringer("target", target), zap.Duration("in", wait), zap.Error(err))
+		select {
+		case <-e.ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+func closeSession(session preempt.Session) (err error) {
+	defer barrier(&err)
+	return session.Close()
 }
 
 // current tells whether w is still the worker of its target: what a worker that

@@ -28,6 +28,7 @@ type machine struct {
 	attach error
 	fail   error
 	panics bool
+	close  error // what Close gives
 	calls  []string // written by the one worker under test
 }
 
@@ -53,7 +54,7 @@ func (s *session) do(name string) error {
 
 func (s *session) Suspend(context.Context) error { return s.do("suspend") }
 func (s *session) Resume(context.Context) error  { return s.do("resume") }
-func (s *session) Close() error                  { s.m.calls = append(s.m.calls, "close"); return nil }
+func (s *session) Close() error                  { s.m.calls = append(s.m.calls, "close"); return s.m.close }
 
 type rig struct {
 	*Executor
@@ -196,6 +197,66 @@ func TestCloseGivesUpOnAStuckMechanismButNotBefore(t *testing.T) {
 		synctest.Wait()
 		if len(r.attached) != 1 {
 			t.Errorf("%d attaches, want 1", len(r.attached))
+		}
+	})
+}
+
+// What is suspended and cannot be released stays so: nobody may be told otherwise,
+// and it is tried until it works.
+func TestTargetThatCannotBeReleasedIsTriedAgainUntilItRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &machine{close: errors.New("a debugger is in the way")}
+		r := newRig(m)
+		r.Attach(job)
+		synctest.Wait()
+		r.Suspend(job, 1)
+		synctest.Wait()
+		r.Detach(job)
+		synctest.Wait()
+		r.Resume(job, 2)
+		r.Attach(job) // has to wait
+		time.Sleep(650 * time.Millisecond)
+		synctest.Wait()
+		if diff := cmp.Diff([]string{"suspend", "close", "close", "close"}, m.calls); diff != "" {
+			t.Errorf("after 0, 100 and 300 ms (-want +got):\n%s", diff)
+		}
+		if len(r.attached) != 1 {
+			t.Errorf("attached %d times while the target is being released", len(r.attached))
+		}
+		m.close = nil
+		time.Sleep(100 * time.Millisecond)
+		synctest.Wait()
+		if len(r.attached) != 2 {
+			t.Errorf("attached %d times, want 2", len(r.attached))
+		}
+		r.Detach(job)
+		synctest.Wait()
+		r.Resume(job, 3)
+		synctest.Wait()
+		if err := r.Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		want := []scheduler.Event{
+			scheduler.Suspended{Target: job, Seq: 1},
+			scheduler.Resumed{Target: job, Seq: 2, Result: scheduler.OutcomeFailed},
+			scheduler.Resumed{Target: job, Seq: 3},
+		}
+		if diff := cmp.Diff(want, r.posted); diff != "" {
+			t.Errorf("posted (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestCloseGivesUpOnATargetThatCannotBeReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &machine{close: errors.New("a debugger is in the way")}
+		r := newRig(m)
+		r.Attach(job)
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := r.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("close gives %v", err)
 		}
 	})
 }

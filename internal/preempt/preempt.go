@@ -51,6 +51,7 @@ type Session interface {
 	Suspend(ctx context.Context) error
 	// Resume puts every queue back; resuming what runs is harmless. Same errors.
 	Resume(ctx context.Context) error
-	// Close detaches; whatever is suspended runs again. It is idempotent.
+	// Close detaches; whatever is suspended runs again. On an error something may
+	// still be suspended, and Close is to be called again. After nil it is idempotent.
 	Close() error
 }

@@ -136,8 +136,8 @@ func (m *Mechanism) reserve(ctx context.Context, target gpreempt.ProcessKey) (*s
 		}
 		select {
 		case <-before.settled:
-			if before.closeErr != nil {
-				return nil, fmt.Errorf("process %d has not been let go yet: %w", target.PID, before.closeErr)
+			if err := before.awaitSettled(); err != nil {
+				return nil, fmt.Errorf("process %d has not been let go yet: %w", target.PID, err)
 			}
 		case <-ctx.Done():
 		}

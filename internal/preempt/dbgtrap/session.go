@@ -28,8 +28,9 @@ type session struct {
 	closing chan struct{} // closed by Close, or when there is nobody to call it
 	once    sync.Once     // closes closing
 	// settled is closed after the first attempt to let the target go; closeErr is
-	// how that went.
+	// how the latest went.
 	settled  chan struct{}
+	mu       sync.Mutex // guards closeErr
 	closeErr error
 
 	// What follows is the goroutine's.
@@ -98,11 +99,25 @@ func (s *session) ask(ctx context.Context, suspend bool) error {
 
 // Close implements preempt.Session. It waits for the call to the driver that is
 // under way. An error says that the target could not be let go yet, which is tried
-// again until it is.
+// again until it is, whether Close is called again or not.
 func (s *session) Close() error {
 	s.close()
+	return s.awaitSettled()
+}
+
+// awaitSettled waits for the first attempt to let the target go, and tells how the
+// latest went.
+func (s *session) awaitSettled() error {
 	<-s.settled
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	return s.closeErr
+}
+
+func (s *session) setCloseErr(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closeErr = err
 }
 
 func (s *session) close() { s.once.Do(func() { close(s.closing) }) }
@@ -169,8 +184,8 @@ func (s *session) serve(ctx context.Context) {
 // finish lets the target go, however long that takes, and tells how the first
 // attempt went.
 func (s *session) finish(ctx context.Context, tell func(error)) {
-	s.closeErr = s.end(ctx)
-	err := s.closeErr
+	err := s.end(ctx)
+	s.setCloseErr(err)
 	if err == nil {
 		s.m.forget(s)
 	}
@@ -184,10 +199,13 @@ func (s *session) finish(ctx context.Context, tell func(error)) {
 	for err != nil {
 		s.putOff(err)
 		<-s.retry.C
-		err = s.end(ctx)
+		if err = s.end(ctx); err != nil {
+			s.setCloseErr(err)
+		}
 	}
 	s.log.Info("the target has been let go after all")
 	s.m.forget(s)
+	s.setCloseErr(nil)
 }
 
 func (s *session) end(ctx context.Context) error {

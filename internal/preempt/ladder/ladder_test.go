@@ -93,9 +93,12 @@ func (h *hold) act(suspend bool) error {
 func (h *hold) Close() error {
 	h.m.mu.Lock()
 	defer h.m.mu.Unlock()
+	if h.m.closeErr != nil {
+		return h.m.closeErr
+	}
 	h.m.open--
 	h.m.suspended = false
-	return h.m.closeErr
+	return nil
 }
 
 // fixture is a ladder of three rungs.
@@ -365,6 +368,27 @@ func TestSuspendedTargetIsNotHandedOver(t *testing.T) {
 			t.Error("the target ran for a moment: it was handed over while suspended")
 		}
 	})
+}
+
+func TestCloseThatFailsIsForTheCallerToRepeat(t *testing.T) {
+	f := newFixture(nil)
+	s := f.attach(t, job)
+	broken := errors.New("a debugger is in the way")
+	f.best.set(func(m *machine) { m.closeErr = broken })
+	for range 2 {
+		if err := s.Close(); !errors.Is(err, broken) {
+			t.Errorf("close gives %v", err)
+		}
+	}
+	f.best.set(func(m *machine) { m.closeErr = nil })
+	for range 2 {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if open, _ := f.best.state(); open != 0 {
+		t.Errorf("%d sessions are open", open)
+	}
 }
 
 func TestCloseReleasesWhatWasFoundMeanwhile(t *testing.T) {

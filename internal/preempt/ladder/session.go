@@ -71,24 +71,22 @@ func (s *session) Resume(ctx context.Context) error {
 func (s *session) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		return nil
-	}
 	s.closed = true
 	s.cancel()
-	var errs []error
-	for _, c := range []*chosen{s.current, s.better} {
-		if c != nil {
-			errs = append(errs, s.drop(c))
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(s.drop(&s.current), s.drop(&s.better))
 }
 
-func (s *session) drop(c *chosen) error {
-	err := c.inner.Close()
-	s.ladder.free(c.slots, s.target)
-	return err
+// drop closes what is held, and keeps it when that fails.
+func (s *session) drop(c **chosen) error {
+	if *c == nil {
+		return nil
+	}
+	if err := (*c).inner.Close(); err != nil {
+		return err
+	}
+	s.ladder.free((*c).slots, s.target)
+	*c = nil
+	return nil
 }
 
 // check takes note of how an action went and reports a mechanism that failed. That
@@ -117,13 +115,13 @@ func (s *session) takeBetter() (*chosen, error) {
 	if s.better == nil || s.suspended {
 		return s.current, nil
 	}
-	old := s.current
+	if err := s.drop(&s.current); err != nil {
+		s.ladder.cfg.Log.Warn("a mechanism that holds a running target does not let go of it for a better one",
+			zap.String("mechanism", s.ladder.cfg.Rungs[s.current.index].Name()), zap.Stringer("target", s.target), zap.Error(err))
+		return s.current, nil
+	}
 	s.current, s.better = s.better, nil
 	s.ladder.setChoice(s.target, s.betterChoice)
-	if err := s.drop(old); err != nil {
-		s.ladder.cfg.Log.Warn("a mechanism that held a running target could not be released",
-			zap.String("mechanism", s.ladder.cfg.Rungs[old.index].Name()), zap.Stringer("target", s.target), zap.Error(err))
-	}
 	return s.current, nil
 }
 
@@ -148,7 +146,11 @@ func (s *session) climb(below int) {
 	switch {
 	case err != nil || better == nil: // what there is stays
 	case s.closed:
-		_ = s.drop(better) // it holds nothing back, and nobody is left to tell
+		// It has suspended nothing, so that all there is to lose is what it occupies.
+		if err := s.drop(&better); err != nil {
+			s.ladder.cfg.Log.Warn("a mechanism that holds a running target does not let go of it",
+				zap.String("mechanism", choice.Mechanism), zap.Stringer("target", s.target), zap.Error(err))
+		}
 	default:
 		s.better, s.betterChoice = better, choice
 	}
