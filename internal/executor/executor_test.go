@@ -28,7 +28,7 @@ type machine struct {
 	attach error
 	fail   error
 	panics bool
-	close  error // what Close gives
+	stuck  int // how often Close fails
 	calls  []string // written by the one worker under test
 }
 
@@ -54,7 +54,15 @@ func (s *session) do(name string) error {
 
 func (s *session) Suspend(context.Context) error { return s.do("suspend") }
 func (s *session) Resume(context.Context) error  { return s.do("resume") }
-func (s *session) Close() error                  { s.m.calls = append(s.m.calls, "close"); return s.m.close }
+
+func (s *session) Close() error {
+	s.m.calls = append(s.m.calls, "close")
+	if s.m.stuck > 0 {
+		s.m.stuck--
+		return errors.New("a debugger is in the way")
+	}
+	return nil
+}
 
 type rig struct {
 	*Executor
@@ -205,7 +213,7 @@ func TestCloseGivesUpOnAStuckMechanismButNotBefore(t *testing.T) {
 // and it is tried until it works.
 func TestTargetThatCannotBeReleasedIsTriedAgainUntilItRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &machine{close: errors.New("a debugger is in the way")}
+		m := &machine{stuck: 3}
 		r := newRig(m)
 		r.Attach(job)
 		synctest.Wait()
@@ -223,7 +231,6 @@ func TestTargetThatCannotBeReleasedIsTriedAgainUntilItRuns(t *testing.T) {
 		if len(r.attached) != 1 {
 			t.Errorf("attached %d times while the target is being released", len(r.attached))
 		}
-		m.close = nil
 		time.Sleep(100 * time.Millisecond)
 		synctest.Wait()
 		if len(r.attached) != 2 {
@@ -249,7 +256,7 @@ func TestTargetThatCannotBeReleasedIsTriedAgainUntilItRuns(t *testing.T) {
 
 func TestCloseGivesUpOnATargetThatCannotBeReleased(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := &machine{close: errors.New("a debugger is in the way")}
+		m := &machine{stuck: 1 << 30}
 		r := newRig(m)
 		r.Attach(job)
 		synctest.Wait()
