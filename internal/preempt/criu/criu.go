@@ -137,7 +137,8 @@ type session struct {
 
 	// mu guards what follows. A call holds it to its end, so that Close finds no pause
 	// half made; the driver takes up to 9 seconds a GPU.
-	mu     sync.Mutex
+	mu sync.Mutex
+	// closed: there is no new pause any more.
 	closed bool
 	// held: the process may be paused, and the journal says so.
 	held bool
@@ -253,19 +254,16 @@ func (m *Mechanism) pauseOnce(fd int, pid int32) (own bool, err error) {
 func (s *session) Resume(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.closed && !s.held {
 		return errClosed
 	}
 	return s.release(ctx)
 }
 
-// Close implements preempt.Session.
+// Close implements preempt.Session. Its errors say that the pause is still held.
 func (s *session) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		return nil
-	}
 	s.closed = true
 	err := s.release(context.Background()) //nolint:forbidigo // no caller's end may leave the process paused
 	if errors.Is(err, preempt.ErrGone) {

@@ -217,6 +217,33 @@ func TestFailedUndoStaysInTheJournal(t *testing.T) {
 	w.mustNote(t)
 }
 
+func TestCloseIsRepeatedUntilNothingIsHeld(t *testing.T) {
+	w := newTestWorld(t, "6.12")
+	p := w.spawn(t)
+	s := attach(t, w.mechanism(), p.Key())
+	must(t, s.Suspend(t.Context()))
+	fault := w.Fail(opUnpause, nil, unix.EIO, true)
+	for range 2 {
+		if err := s.Close(); !errors.Is(err, unix.EIO) {
+			t.Errorf("Close: error %v, want %v", err, unix.EIO)
+		}
+		w.mustBe(t, p, held)
+		w.mustNote(t, p.Key())
+	}
+	if err := s.Suspend(t.Context()); !errors.Is(err, errClosed) {
+		t.Errorf("Suspend: error %v, want %v", err, errClosed)
+	}
+	if err := s.Resume(t.Context()); !errors.Is(err, unix.EIO) {
+		t.Errorf("Resume: error %v, want %v", err, unix.EIO)
+	}
+	fault.Remove()
+	for range 2 {
+		must(t, s.Close())
+		w.mustBe(t, p, runs)
+		w.mustNote(t)
+	}
+}
+
 func TestSuspendAfterAResumeInDoubtPausesAgain(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)

@@ -32,7 +32,7 @@ type Process interface {
 	// Descriptors are the numbers of those of /dev/kfd.
 	Descriptors() ([]int, error)
 	// Take gives this program a descriptor of the open file that has the number there;
-	// EBADF when none has. It is closed with kfd.Sys.
+	// EBADF when none has that is one of /dev/kfd. It is closed with kfd.Sys.
 	Take(number int) (int, error)
 	Close() error
 }
@@ -114,14 +114,16 @@ func (p *process) Tracer() (int32, error) {
 	return s.Tracer, nil
 }
 
-// Descriptors finds the driver by its name, and by its device number where a
-// container gave it another name.
+// Descriptors finds the driver by its device number: a name can be that of anything,
+// and a container may have given the driver another one.
 func (p *process) Descriptors() ([]int, error) {
-	var device unix.Stat_t
-	known := unix.Stat(p.device, &device) == nil && device.Mode&unix.S_IFMT == unix.S_IFCHR
 	entries, err := os.ReadDir(filepath.Join(p.dir, "fd"))
 	if err != nil {
 		return nil, goneOr(err)
+	}
+	driver, err := p.driver()
+	if err != nil {
+		return nil, err
 	}
 	var numbers []int
 	for _, e := range entries {
@@ -132,11 +134,13 @@ func (p *process) Descriptors() ([]int, error) {
 		} else if err != nil {
 			return nil, goneOr(err)
 		}
-		is := strings.TrimSuffix(link, " (deleted)") == p.device
-		// Of files elsewhere a stat may wait for a server.
-		if !is && known && strings.HasPrefix(link, "/dev/") {
-			var s unix.Stat_t
-			is = unix.Stat(path, &s) == nil && s.Mode&unix.S_IFMT == unix.S_IFCHR && s.Rdev == device.Rdev
+		// Looking at files elsewhere may mean to wait for a server.
+		if !strings.HasPrefix(link, "/dev/") {
+			continue
+		}
+		is, err := isDevice(unix.AT_FDCWD, path, driver)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // closed meanwhile
+			return nil, goneOr(err)
 		}
 		if !is {
 			continue
@@ -150,12 +154,47 @@ func (p *process) Descriptors() ([]int, error) {
 	return numbers, nil
 }
 
+// driver gives the device number of the driver as this program sees it.
+func (p *process) driver() (uint64, error) {
+	var s unix.Stat_t
+	if err := unix.Stat(p.device, &s); err != nil {
+		return 0, &fs.PathError{Op: "stat", Path: p.device, Err: err}
+	}
+	if s.Mode&unix.S_IFMT != unix.S_IFCHR {
+		return 0, fmt.Errorf("%s is not the driver: it is no character device", p.device)
+	}
+	return s.Rdev, nil
+}
+
+// isDevice tells whether a file, or dir itself for the path "", is the character
+// device of that number. It is fstat but for waiting for the server of a filesystem.
+func isDevice(dir int, path string, number uint64) (bool, error) {
+	var s unix.Statx_t
+	if err := unix.Statx(dir, path, unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &s); err != nil {
+		return false, os.NewSyscallError("statx", err)
+	}
+	return s.Mode&unix.S_IFMT == unix.S_IFCHR && unix.Mkdev(s.Rdev_major, s.Rdev_minor) == number, nil
+}
+
+// Take looks at what it took: the number may be that of another file by now, and a
+// call of the driver means something else to another driver.
 func (p *process) Take(number int) (int, error) {
 	fd, err := unix.PidfdGetfd(p.fd, number, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return -1, preempt.ErrGone
 	} else if err != nil {
 		return -1, os.NewSyscallError("pidfd_getfd", err)
+	}
+	driver, err := p.driver()
+	is := false
+	if err == nil {
+		is, err = isDevice(fd, "", driver)
+	}
+	if err == nil && !is {
+		err = fmt.Errorf("descriptor %d of the process is not %s: %w", number, p.device, unix.EBADF)
+	}
+	if err != nil {
+		return -1, errors.Join(err, os.NewSyscallError("close", unix.Close(fd)))
 	}
 	return fd, nil
 }

@@ -46,9 +46,9 @@ func sleeper(t *testing.T, file *os.File) (gpreempt.ProcessKey, *exec.Cmd) {
 	return gpreempt.ProcessKey{PID: stat.PID, Start: stat.Start}, cmd
 }
 
-func openFile(t *testing.T, path string, flags int) *os.File {
+func openFile(t *testing.T, path string) *os.File {
 	t.Helper()
-	f, err := os.OpenFile(path, flags, 0o600)
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,10 +56,10 @@ func openFile(t *testing.T, path string, flags int) *os.File {
 	return f
 }
 
+// /dev/zero stands for the driver's device here, so that what was taken shows.
 func TestDescriptorsAreTakenFromARealProcess(t *testing.T) {
-	file := openFile(t, t.TempDir()+"/file", os.O_RDWR|os.O_CREATE)
-	target, cmd := sleeper(t, file)
-	p, err := machine{kfd.DevicePath}.Open(target)
+	target, cmd := sleeper(t, openFile(t, "/dev/zero"))
+	p, err := machine{"/dev/zero"}.Open(target)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -72,14 +72,11 @@ func TestDescriptorsAreTakenFromARealProcess(t *testing.T) {
 	}
 	taken := os.NewFile(uintptr(fd), "taken")
 	defer taken.Close()
-	if _, err := taken.WriteString("by us"); err != nil {
+	got := []byte("not zero")
+	if _, err := io.ReadFull(taken, got); err != nil {
 		t.Fatal(err)
 	}
-	got, err := io.ReadAll(openFile(t, file.Name(), os.O_RDONLY))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff("by us", string(got)); diff != "" {
+	if diff := cmp.Diff(make([]byte, 8), got); diff != "" {
 		t.Error(diff)
 	}
 	if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
@@ -107,7 +104,7 @@ func TestDescriptorsAreTakenFromARealProcess(t *testing.T) {
 }
 
 func TestOtherProcessWithThePidIsNotOpened(t *testing.T) {
-	target, _ := sleeper(t, openFile(t, os.DevNull, os.O_RDWR))
+	target, _ := sleeper(t, openFile(t, os.DevNull))
 	target.Start--
 	if _, err := (machine{}).Open(target); !errors.Is(err, preempt.ErrGone) {
 		t.Errorf("error %v, want %v", err, preempt.ErrGone)
@@ -115,7 +112,7 @@ func TestOtherProcessWithThePidIsNotOpened(t *testing.T) {
 }
 
 // /dev/null stands for the driver's device here.
-func TestTheDriverIsFoundByNameAndByDeviceNumber(t *testing.T) {
+func TestTheDriverIsFoundByItsDeviceNumber(t *testing.T) {
 	name := "/dev/gpreempt-test-" + strconv.Itoa(os.Getpid())
 	var null unix.Stat_t
 	if err := unix.Stat(os.DevNull, &null); err != nil {
@@ -133,7 +130,7 @@ func TestTheDriverIsFoundByNameAndByDeviceNumber(t *testing.T) {
 			alias = name
 		}
 	}
-	target, _ := sleeper(t, openFile(t, alias, os.O_RDWR))
+	target, _ := sleeper(t, openFile(t, alias))
 	p, err := machine{os.DevNull}.Open(target)
 	if err != nil {
 		t.Fatal(err)
@@ -148,6 +145,69 @@ func TestTheDriverIsFoundByNameAndByDeviceNumber(t *testing.T) {
 	}
 }
 
+// A process can give any file the name of the driver, and change what a number is
+// of after it was looked at.
+func TestOtherFilesByTheNameOfTheDriverAreNotTaken(t *testing.T) {
+	name := "/dev/gpreempt-test-file-" + strconv.Itoa(os.Getpid())
+	file, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		t.Skipf("needs to make a file in /dev: %v", err)
+	}
+	defer file.Close()
+	t.Cleanup(func() { _ = os.Remove(name) })
+	for what, c := range map[string]struct {
+		file   *os.File
+		device string
+		want   error
+	}{
+		"regular file":         {file, os.DevNull, unix.EBADF},
+		"another device":       {openFile(t, "/dev/zero"), "/dev/full", unix.EBADF},
+		"no driver here":       {openFile(t, "/dev/zero"), "/dev/gpreempt-none", unix.ENOENT},
+		"driver is no device":  {file, name, nil},
+		"descriptor not there": {nil, os.DevNull, unix.EBADF},
+	} {
+		t.Run(what, func(t *testing.T) {
+			target, _ := sleeper(t, c.file)
+			p, err := machine{c.device}.Open(target)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.Close()
+			before := descriptors(t)
+			fd, err := p.Take(3)
+			if errors.Is(err, unix.EPERM) {
+				t.Skipf("needs the right to trace processes: %v", err)
+			}
+			if err == nil || c.want != nil && !errors.Is(err, c.want) || errors.Is(err, unix.EBADF) != errors.Is(c.want, unix.EBADF) {
+				t.Errorf("descriptor %d, error %v, want %v", fd, err, c.want)
+			}
+			if diff := cmp.Diff(before, descriptors(t)); diff != "" {
+				t.Errorf("descriptors of this program (-before +after):\n%s", diff)
+			}
+			if got, _ := p.Descriptors(); slices.Contains(got, 3) {
+				t.Errorf("descriptors %v, want 3 not among them", got)
+			}
+		})
+	}
+}
+
+// descriptors gives what this program has open.
+func descriptors(t *testing.T) map[string]string {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	open := map[string]string{}
+	for _, e := range entries {
+		// That of the directory has been closed again.
+		if link, err := os.Readlink("/proc/self/fd/" + e.Name()); err == nil {
+			open[e.Name()] = link
+		}
+	}
+	return open
+}
+
 func TestCapabilitiesAreThoseOfThisProgram(t *testing.T) {
 	got, err := machine{}.Capabilities()
 	if err != nil {
@@ -160,9 +220,10 @@ func TestCapabilitiesAreThoseOfThisProgram(t *testing.T) {
 
 // With the real tracer and the real kernel, on a process that does not use a GPU.
 func TestRealProcessWithoutTheDriverIsRefused(t *testing.T) {
-	target, _ := sleeper(t, openFile(t, os.DevNull, os.O_RDWR))
+	target, _ := sleeper(t, openFile(t, os.DevNull))
 	m := New(Config{
 		Sys: kfd.Kernel(), Journal: memory{}, Log: zap.NewNop(),
+		Host: machine{"/dev/full"}, // stands for a driver that it does not use
 		Attach: func(ctx context.Context, pid int32, start uint64) (Thread, error) {
 			return tracer.Attach(ctx, pid, start)
 		},

@@ -169,9 +169,9 @@ func (s *schedule) close(t *rapid.T) {
 	if s.session == nil {
 		t.Skip("no session")
 	}
-	err := s.session.Close()
-	s.session, s.paused, s.closed = nil, false, false
-	if err == nil {
+	s.paused = false
+	if s.session.Close() == nil {
+		s.session, s.closed = nil, false
 		s.mustRun(t)
 	}
 }

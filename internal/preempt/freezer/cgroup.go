@@ -30,36 +30,56 @@ type cgroup struct {
 	id   uint64
 }
 
-// openCgroup gives preempt.ErrGone when there is none.
-func (m *Mechanism) openCgroup(path string) (*cgroup, error) {
-	mnt, err := m.mount()
+// What keeps a cgroup from being opened, or used once it is open.
+var (
+	// errRemoved says that the cgroup is no more: nobody is in it, then, so nobody is
+	// frozen by it. A process that was there lives on elsewhere, or has exited.
+	errRemoved = errors.New("it was removed")
+	// errUnseen says nothing of the cgroup, which may exist and be frozen.
+	errUnseen = errors.New("it cannot be seen from here")
+)
+
+// openCgroup gives errRemoved only when the hierarchy is there to be seen and the
+// cgroup is not in it. Other errors: errUnseen, others.
+func (m *Mechanism) openCgroup(path string) (_ *cgroup, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("cgroup %s: %w", path, err)
+		}
+	}()
+	mnt, err := m.mounted()
 	if err != nil {
 		return nil, err
 	}
 	below, ok := mnt.below(path)
 	if !ok {
-		return nil, preempt.ErrGone
+		return nil, errUnseen
 	}
-	dir, err := os.OpenRoot(filepath.Join(m.cfg.Root, mnt.point, below))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, preempt.ErrGone
-	} else if err != nil {
-		return nil, err
+	top := filepath.Join(m.cfg.Root, mnt.point)
+	// Every cgroup has this file. Something else may be mounted over the hierarchy.
+	if _, err := os.Stat(filepath.Join(top, "cgroup.procs")); err != nil {
+		return nil, fmt.Errorf("%w: is %s the hierarchy? %w", errUnseen, top, err)
+	}
+	dir, err := os.OpenRoot(filepath.Join(top, below))
+	if err != nil {
+		return nil, vanished(err)
 	}
 	info, err := dir.Stat(".")
 	if err != nil {
 		return nil, errors.Join(vanished(err), dir.Close())
 	}
-	// Every directory of Linux has one.
-	return &cgroup{dir, path, info.Sys().(*syscall.Stat_t).Ino}, nil
+	return &cgroup{dir, path, inode(info)}, nil
 }
+
+// inode gives the inode number, which every file of Linux has.
+func inode(info fs.FileInfo) uint64 { return info.Sys().(*syscall.Stat_t).Ino }
 
 func (g *cgroup) close() error { return g.dir.Close() }
 
-// vanished gives preempt.ErrGone for what a cgroup answers that was removed.
+// vanished gives errRemoved for what a cgroup answers that was removed.
 func vanished(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
-		return preempt.ErrGone
+		return errRemoved
 	}
 	return err
 }
@@ -85,7 +105,13 @@ func (g *cgroup) set(value string) error {
 	return nil
 }
 
-func (g *cgroup) thaw() error { return g.set("0") }
+// thaw ends the freeze; that of a cgroup that was removed has ended.
+func (g *cgroup) thaw() error {
+	if err := g.set("0"); !errors.Is(err, errRemoved) {
+		return err
+	}
+	return nil
+}
 
 // awaitFrozen returns when all of the cgroup is frozen. The kernel wakes who polls
 // cgroup.events for POLLPRI at a change, but not twice in 10 ms (cgroup_file_notify,
@@ -137,7 +163,7 @@ func flat(text, key string) string {
 // ownCgroup opens the cgroup that may be frozen to pause the process and what it
 // has started; nil and why when there is none.
 func (m *Mechanism) ownCgroup(target gpreempt.ProcessKey) (*cgroup, string, error) {
-	if mnt, err := m.mount(); err != nil {
+	if mnt, err := m.mounted(); err != nil {
 		return nil, "", err
 	} else if mnt == nil {
 		return nil, "cgroup v2 is not mounted", nil
@@ -154,7 +180,7 @@ func (m *Mechanism) ownCgroup(target gpreempt.ProcessKey) (*cgroup, string, erro
 		return nil, why, nil
 	}
 	g, err := m.openCgroup(f.path)
-	if errors.Is(err, preempt.ErrGone) {
+	if errors.Is(err, errUnseen) || errors.Is(err, errRemoved) {
 		return nil, "its cgroup " + f.path + " cannot be seen from here", nil
 	} else if err != nil {
 		return nil, "", err
@@ -163,7 +189,7 @@ func (m *Mechanism) ownCgroup(target gpreempt.ProcessKey) (*cgroup, string, erro
 	if err == nil && why == "" {
 		return g, "", nil
 	}
-	if errors.Is(err, preempt.ErrGone) {
+	if errors.Is(err, errRemoved) {
 		why, err = "its cgroup "+f.path+" was removed", nil
 	}
 	return nil, why, errors.Join(err, g.close())
@@ -187,18 +213,30 @@ func (m *Mechanism) unfit(g *cgroup, f facts) (string, error) {
 		return "", err
 	}
 	f.nested = flat(stat, "nr_descendants")
+	if f.members, err = parseProcs(procs); err != nil {
+		return "", fmt.Errorf("cgroup %s: cgroup.procs: %w", g.path, err)
+	}
 	f.parents = map[int32]int32{}
-	for word := range strings.FieldsSeq(procs) {
-		pid, err := strconv.ParseInt(word, 10, 32)
-		if err != nil {
-			return "", fmt.Errorf("cgroup %s: cgroup.procs: %w", g.path, err)
-		}
-		f.members = append(f.members, int32(pid))
-		if err := m.ancestry(int32(pid), f); err != nil {
+	for _, pid := range f.members {
+		if err := m.ancestry(pid, f); err != nil {
 			return "", err
 		}
 	}
 	return f.unfit(), nil
+}
+
+// parseProcs reads cgroup.procs: a pid a line, 0 for a process of another pid
+// namespace.
+func parseProcs(text string) ([]int32, error) {
+	var pids []int32
+	for word := range strings.FieldsSeq(text) {
+		pid, err := strconv.ParseUint(word, 10, 31)
+		if err != nil {
+			return nil, err
+		}
+		pids = append(pids, int32(pid))
+	}
+	return pids, nil
 }
 
 // ancestry fills f.parents for pid and its ancestors up to the target.
@@ -324,44 +362,3 @@ func (z *freeze) begin(ctx context.Context) error {
 
 func (z *freeze) undo() error          { return z.thaw() }
 func (z *freeze) entry() journal.Entry { return journal.Entry{Cgroup: z.path, CgroupID: z.id} }
-
-// mount is where the cgroup v2 hierarchy is.
-type mount struct {
-	// root is the cgroup that is mounted at point.
-	root, point string
-}
-
-// below gives the path of a cgroup from the mount point; false when it is not there.
-func (m *mount) below(path string) (string, bool) {
-	switch {
-	case m == nil:
-		return "", false
-	case m.root == "/":
-		return path, true
-	}
-	rest, ok := strings.CutPrefix(path, m.root)
-	return rest, ok && (rest == "" || rest[0] == '/')
-}
-
-// findMount reads /proc/self/mountinfo, whose lines are (proc_pid_mountinfo(5)):
-//
-//	36 35 98:0 /root /point options optional-fields - cgroup2 source options
-//
-// It gives nil when the hierarchy is not mounted.
-func findMount(root string) (*mount, error) {
-	text, err := os.ReadFile(filepath.Join(root, "proc/self/mountinfo"))
-	if err != nil {
-		return nil, err
-	}
-	for line := range strings.Lines(string(text)) {
-		where, what, found := strings.Cut(line, " - ")
-		fields := strings.Fields(where)
-		if found && len(fields) >= 5 && strings.HasPrefix(what, "cgroup2 ") {
-			return &mount{unescape(fields[3]), unescape(fields[4])}, nil
-		}
-	}
-	return nil, nil
-}
-
-// unescape undoes what the kernel does to the characters that divide fields.
-var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace

@@ -28,6 +28,10 @@ var jobHost = map[string]string{
 	jobScope + "cgroup.stat":    "nr_descendants 0\nnr_dying_descendants 3\n",
 	jobScope + "cgroup.freeze":  "0\n",
 	jobScope + "cgroup.threads": "",
+	jobScope + "cgroup.events":  "populated 1\nfrozen 1\n",
+
+	"sys/fs/cgroup/cgroup.procs":              "1\n",
+	"sys/fs/cgroup/system.slice/cgroup.procs": "",
 }
 
 func TestCgroupIsFrozenOnlyWhenItIsTheProcesssOwn(t *testing.T) {

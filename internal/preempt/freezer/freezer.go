@@ -23,6 +23,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
@@ -55,16 +56,14 @@ type Journal interface {
 // Mechanism freezes cgroups and stops processes. It implements preempt.Mechanism.
 type Mechanism struct {
 	cfg Config
-	// mount is looked up once.
-	mount func() (*mount, error)
+	// found is where the cgroup hierarchy is, nil until it was found.
+	found atomic.Pointer[mount]
 }
 
 var _ preempt.Mechanism = (*Mechanism)(nil)
 
 // New gives the mechanism.
-func New(cfg Config) *Mechanism {
-	return &Mechanism{cfg: cfg, mount: sync.OnceValues(func() (*mount, error) { return findMount(cfg.Root) })}
-}
+func New(cfg Config) *Mechanism { return &Mechanism{cfg: cfg} }
 
 // Name implements preempt.Mechanism.
 func (*Mechanism) Name() string { return name }
@@ -120,8 +119,9 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (pre
 }
 
 // Undo ends the pause an entry of the journal names and removes the entry. A pause
-// that was not made, is over or whose process has exited is no error. After an
-// error the entry is still there.
+// that was not made, is over or whose process has exited is no error, nor is a cgroup
+// that was removed; one that cannot be seen from here is. After an error the entry is
+// still there.
 func (m *Mechanism) Undo(_ context.Context, e journal.Entry) error {
 	if e.Mechanism != name {
 		return fmt.Errorf("process %v was paused by %s, not by %s", e.Target, e.Mechanism, name)
@@ -135,12 +135,17 @@ func (m *Mechanism) Undo(_ context.Context, e journal.Entry) error {
 func (m *Mechanism) undo(e journal.Entry) error {
 	if e.Cgroup != "" {
 		g, err := m.openCgroup(e.Cgroup)
-		if err != nil {
+		switch {
+		case errors.Is(err, errRemoved):
+			return nil
+		case errors.Is(err, errUnseen):
+			return fmt.Errorf("%w; try again where the hierarchy of cgroups v2 is mounted as for the gpreemptd that froze it", err)
+		case err != nil:
 			return err
 		}
 		defer m.closeCgroup(g)
 		if g.id != e.CgroupID {
-			return preempt.ErrGone // another one by that name
+			return nil // another one by that name
 		}
 		return g.thaw()
 	}
@@ -172,10 +177,13 @@ type session struct {
 
 	// mu guards what follows. A call holds it to its end, which comes within patience,
 	// so that Close finds no pause half made.
-	mu      sync.Mutex
-	closed  bool
+	mu sync.Mutex
+	// closed: there is no new pause any more.
+	closed bool
+	// process is nil once nothing is held and closed is set.
 	process *process
-	// held is the pause to be undone, nil when there is none.
+	// held is the pause to be undone, nil when there is none: one that was begun, or
+	// whose beginning failed and could not be taken back.
 	held pause
 }
 
@@ -202,7 +210,7 @@ func (s *session) Suspend(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case s.process.exited():
-		return preempt.ErrGone
+		return s.takeBack(preempt.ErrGone)
 	case s.held != nil:
 		return s.again(ctx)
 	}
@@ -210,7 +218,8 @@ func (s *session) Suspend(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err = s.pause(ctx, p); err != nil || s.held == nil {
+	err = s.pause(ctx, p)
+	if s.held == nil {
 		s.m.discard(p, s.target)
 	}
 	return err
@@ -218,14 +227,32 @@ func (s *session) Suspend(ctx context.Context) error {
 
 // again sees to it that what is paused is, whatever others did meanwhile.
 func (s *session) again(ctx context.Context) error {
-	err := s.held.begin(ctx)
-	if err == nil && s.process.exited() {
-		err = preempt.ErrGone
+	return s.takeBack(s.orGone(s.held.begin(ctx)))
+}
+
+// orGone gives preempt.ErrGone in place of whatever came of a process that has
+// exited.
+func (s *session) orGone(err error) error {
+	if s.process.exited() {
+		return preempt.ErrGone
 	}
+	return err
+}
+
+// takeBack undoes what is held after an error. If that fails too, it is not for the
+// caller that the process has exited: what it has started may still be paused.
+func (s *session) takeBack(err error) error {
 	if err == nil {
 		return nil
 	}
-	return errors.Join(err, s.release())
+	undone := s.release()
+	switch {
+	case undone == nil:
+		return err
+	case errors.Is(err, preempt.ErrGone):
+		return undone
+	}
+	return errors.Join(err, undone)
 }
 
 // choose decides how to pause the process as it stands now.
@@ -242,10 +269,14 @@ func (s *session) choose() (pause, error) {
 }
 
 // pause pauses by p and makes it what is held, unless somebody else has paused by p
-// before. On an error nothing is paused.
+// before. On an error nothing is paused, or p is held.
 func (s *session) pause(ctx context.Context, p pause) error {
-	if theirs, err := p.begun(); err != nil || theirs {
-		return err
+	theirs, err := p.begun()
+	if err != nil {
+		return s.orGone(err)
+	}
+	if theirs {
+		return nil
 	}
 	// What was read of the process by its pid was read of this process, if it still
 	// has the pid.
@@ -257,27 +288,15 @@ func (s *session) pause(ctx context.Context, p pause) error {
 	if err := s.m.cfg.Journal.Begin(e); err != nil {
 		return err
 	}
-	err := p.begin(ctx)
-	if err == nil && s.process.exited() {
-		err = preempt.ErrGone
-	}
-	if err == nil {
-		s.held = p
-		return nil
-	}
-	if undone := p.undo(); undone != nil && !errors.Is(undone, preempt.ErrGone) {
-		// The entry stays, for the next Undo.
-		return errors.Join(err, fmt.Errorf("process %v may still be stopped: %w", s.target, undone))
-	}
-	s.m.end(s.target)
-	return err
+	s.held = p
+	return s.takeBack(s.orGone(p.begin(ctx)))
 }
 
 // Resume implements preempt.Session.
 func (s *session) Resume(context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.process == nil {
 		return errClosed
 	}
 	if err := s.release(); err != nil {
@@ -289,24 +308,30 @@ func (s *session) Resume(context.Context) error {
 	return nil
 }
 
-// Close implements preempt.Session.
+// Close implements preempt.Session. Its errors say that the pause is still held.
 func (s *session) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	s.closed = true
+	if s.process == nil {
 		return nil
 	}
-	s.closed = true
-	return errors.Join(s.release(), s.process.close())
+	if err := s.release(); err != nil {
+		return err
+	}
+	s.m.close(s.process)
+	s.process = nil
+	return nil
 }
 
-// release undoes what is held. It needs mu.
+// release undoes what is held. After an error it is still held, and in the journal.
+// It needs mu.
 func (s *session) release() error {
 	if s.held == nil {
 		return nil
 	}
 	if err := s.held.undo(); err != nil && !errors.Is(err, preempt.ErrGone) {
-		return fmt.Errorf("resume process %v: %w", s.target, err)
+		return fmt.Errorf("resume process %v, which may still be stopped: %w", s.target, err)
 	}
 	s.m.discard(s.held, s.target)
 	s.held = nil
