@@ -41,6 +41,7 @@ type backend struct {
 	// Of a host only: the driver and the mechanism over it, and the pauses that
 	// outlive the daemon; each nil when it could not be opened.
 	device  *kfd.Device
+	openErr error // why there is no device, when one was wanted
 	dbgtrap *dbgtrap.Mechanism
 	pauses  *pauses
 

@@ -48,6 +48,8 @@ const (
 	shutdownTime = 10 * time.Second
 	// scanPause is the least time between two scans.
 	scanPause = 20 * time.Millisecond
+	// endTime is how long the parts may take to end after that.
+	endTime = 5 * time.Second
 	// beatEvery is how often the scheduler shows that it is alive at the least.
 	beatEvery = time.Second
 )
@@ -257,7 +259,13 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener) error {
 		parts.Wait()
 		return errors.Join(err, listener.Close())
 	}
-	d.undoOrphans(running)
+	tried := make(chan struct{})
+	parts.Go(func() { d.undoOrphans(running, sync.OnceFunc(func() { close(tried) })) })
+	select { // it takes no time, unless something hangs
+	case <-tried:
+	case <-time.After(orphansTime):
+	case <-ctx.Done():
+	}
 	d.scan()
 	parts.Go(func() { d.discover(running) })
 	parts.Go(func() { d.watchKernelLog(running) })
@@ -283,7 +291,13 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener) error {
 	d.notify(systemd.SdNotifyStopping)
 	err := d.shutdown(ctx)
 	stop()
-	parts.Wait()
+	ended := make(chan struct{})
+	go func() { parts.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(endTime):
+		err = errors.Join(err, errors.New("something hangs in the kernel and is left behind"))
+	}
 	return errors.Join(failure, err)
 }
 
@@ -333,6 +347,10 @@ func (d *daemon) findGPUs() error {
 	if err != nil {
 		return fmt.Errorf("find GPUs: %w", err)
 	}
+	d.warnings.set("gpus")
+	if len(gpus) == 0 {
+		return nil
+	}
 	d.inventory.SetGPUs(gpus)
 	if d.backend.machine == nil {
 		hazards, unknown := newHazards(d.backend.root, gpus, d.config.Load().Safety.Hazards)
@@ -345,6 +363,18 @@ func (d *daemon) findGPUs() error {
 		d.runner.Post(scheduler.GPUAdded{GPU: gpu.ID})
 	}
 	return nil
+}
+
+// lookForGPUs finds GPUs whose driver came after the daemon.
+func (d *daemon) lookForGPUs() {
+	if len(d.inventory.GPUs()) > 0 {
+		return
+	}
+	if err := d.findGPUs(); err != nil {
+		d.warnings.set("gpus", server.Warning{
+			Code: "GPUS_UNREADABLE", Severity: "error", Text: err.Error(), Remedy: "gpreemptd needs to read /sys/class/kfd; it looks again all the time",
+		})
+	}
 }
 
 // discover looks at the queues again and again, and at once when a mechanism saw
@@ -361,7 +391,7 @@ func (d *daemon) discover(ctx context.Context) {
 		case <-d.look:
 		}
 		ticker.Reset(d.config.Load().Discovery.Interval)
-		d.undoOrphans(ctx)
+		d.lookForGPUs()
 		d.scan()
 		select {
 		case <-ctx.Done():

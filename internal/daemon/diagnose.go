@@ -28,7 +28,10 @@ func (d *daemon) diagnose(ctx context.Context) *doctor.Report {
 	c := doctor.Config{
 		Root: d.backend.root, ByDaemon: true, Version: version.String(), Lock: d.opts.lockPath(cfg.Socket), Groups: groups(*cfg),
 		OpenDriver: func() (doctor.Driver, error) {
-			if d.backend.device == nil {
+			switch {
+			case d.backend.openErr != nil: // as it was when dbgtrap wanted it
+				return doctor.Driver{}, d.backend.openErr
+			case d.backend.device == nil: // no mechanism wanted it
 				return openDriver()
 			}
 			found := describe(d.backend.device)

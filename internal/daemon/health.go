@@ -65,9 +65,13 @@ func (d *daemon) judge(mechanism string, target gpreempt.ProcessKey) ladder.Verd
 	if proc, ok := d.inventory.Process(target); ok && outOfReach(mechanism, proc) {
 		return ladder.Verdict{Evidence: secondaryContexts}
 	}
+	if p := d.backend.pauses; p != nil && p.orphaned(target) {
+		return ladder.Verdict{Evidence: preempt.Evidence{Check: "journal", Found: "an earlier daemon's pause of it is not undone yet"}}
+	}
 	h := d.hazards.Load()
 	if h == nil {
-		return ladder.Verdict{Evidence: preempt.Evidence{Check: "hazard table", Found: "it has nothing on this machine", OK: true}}
+		simulated := d.backend.machine != nil
+		return ladder.Verdict{Evidence: preempt.Evidence{Check: "hazard table", Found: "it knows no GPU of this machine", OK: simulated}}
 	}
 	return h.judge(mechanism, d.gpusOf(target))
 }
@@ -102,15 +106,17 @@ const kernelLogAgain = time.Minute
 
 // watchKernelLog opens the breaker of a GPU the kernel complains of.
 func (d *daemon) watchKernelLog(ctx context.Context) {
-	if d.backend.machine != nil || len(d.inventory.GPUs()) == 0 {
+	if d.backend.machine != nil {
 		return
 	}
 	for {
+		works := time.AfterFunc(time.Second, func() { d.warnings.set("kmsg") })
 		err := breaker.Watch(ctx, kernelLog, d.inventory.GPUs, func(a breaker.Alarm) {
 			d.log.Error("the kernel tells of a GPU in trouble", zap.Stringer("gpu", a.GPU), zap.String("pattern", a.Pattern),
 				zap.String("line", a.Line), zap.String("issue", a.Issue))
 			d.runner.Post(scheduler.Alarm{GPU: a.GPU})
 		})
+		works.Stop()
 		if err == nil {
 			return
 		}
@@ -126,18 +132,39 @@ func (d *daemon) watchKernelLog(ctx context.Context) {
 	}
 }
 
-// undoOrphans lets what an earlier daemon left paused run again.
-func (d *daemon) undoOrphans(ctx context.Context) {
+const (
+	// orphansAgain is the time between two attempts to undo an earlier daemon's pauses.
+	orphansAgain = 5 * time.Second
+	// orphansTime is how long the start of the daemon waits for the first.
+	orphansTime = 2 * time.Second
+)
+
+// undoOrphans lets what an earlier daemon left paused run again, and tries until
+// all of it does, which may take as long as a GPU that hangs. It calls tried after
+// the first attempt.
+func (d *daemon) undoOrphans(ctx context.Context, tried func()) {
+	defer tried()
 	if d.backend.pauses == nil {
 		return
 	}
-	_, failures := d.backend.pauses.undoOrphans(ctx)
-	var warnings []server.Warning
-	for _, err := range failures {
-		warnings = append(warnings, server.Warning{
-			Code: "ORPHANED_PAUSE", Severity: "error", Text: fmt.Sprintf("an earlier daemon may have left it paused: %v", err),
-			Remedy: "it is tried again all the time; ending the process ends the pause too",
-		})
+	for {
+		_, failures := d.backend.pauses.undoOrphans(ctx)
+		var warnings []server.Warning
+		for _, err := range failures {
+			warnings = append(warnings, server.Warning{
+				Code: "ORPHANED_PAUSE", Severity: "error", Text: fmt.Sprintf("an earlier daemon may have left it paused: %v", err),
+				Remedy: "it is tried again all the time; ending the process ends the pause too",
+			})
+		}
+		d.warnings.set("orphans", warnings...)
+		tried()
+		if len(failures) == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(orphansAgain):
+		}
 	}
-	d.warnings.set("orphans", warnings...)
 }

@@ -80,7 +80,7 @@ func openHost(m machine, cfg config.Config, h hooks, log *zap.Logger) *backend {
 	}
 	if len(b.rungs) == 0 {
 		b.warn("NO_MECHANISM", "error", "there is no way to suspend anything here: the daemon watches and classifies, and leaves everything running",
-			"gpctl doctor says what is missing; gpreemptd serve --sim mi300x shows the whole on a simulated GPU")
+			"gpctl doctor says what is missing; restart gpreemptd when it is there; gpreemptd serve --sim mi300x shows the whole on a simulated GPU")
 	}
 	return b
 }
@@ -107,10 +107,12 @@ func (b *backend) openPauses(dir string, log *zap.Logger) {
 func (b *backend) openDbgtrap(m machine, h hooks, log *zap.Logger) preempt.Mechanism {
 	device, err := m.open()
 	switch {
-	case errors.Is(err, fs.ErrNotExist): // findGPUs tells that there is no driver
+	case errors.Is(err, fs.ErrNotExist) && !b.hasDriver(): // findGPUs tells it
+		b.openErr = err
 		return nil
 	case err != nil:
-		b.warn("KFD_CLOSED", "error", "the mechanism dbgtrap cannot be used: "+err.Error(), "gpctl doctor says what to do")
+		b.openErr = err
+		b.warn("KFD_CLOSED", "error", "the mechanism dbgtrap cannot be used: "+err.Error(), "gpctl doctor says what to do; then restart gpreemptd")
 		return nil
 	}
 	b.device = device
@@ -127,6 +129,12 @@ func (b *backend) openDbgtrap(m machine, h hooks, log *zap.Logger) preempt.Mecha
 		Log:    log.Named("dbgtrap"),
 	})
 	return b.dbgtrap
+}
+
+// hasDriver tells whether the driver is loaded, whatever became of its device.
+func (b *backend) hasDriver() bool {
+	_, err := fs.Stat(b.root, "sys/class/kfd")
+	return err == nil
 }
 
 // debugThread and criuThread start a thread that traces a process. An interface

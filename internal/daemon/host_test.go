@@ -17,7 +17,10 @@ import (
 	"go.uber.org/zap/zaptest"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/journal"
+	"github.com/gpreempt/gpreempt/internal/preempt/criu"
 	"github.com/gpreempt/gpreempt/internal/preempt/dbgtrap"
+	"github.com/gpreempt/gpreempt/internal/preempt/freezer"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -348,4 +351,48 @@ func TestProcessWithQueuesOutOfReachIsLetGo(t *testing.T) {
 		return strings.Contains(target.GetAttachError(), secondaryContexts.Found)
 	})
 	h.await("it is let go", func() bool { state, _ := job.KFD(); return !state.Enabled })
+}
+
+func TestGPUsThatComeLaterAreFound(t *testing.T) {
+	h := newFakeHost(t, "6.12", trainersAreOffline)
+	node := filepath.Join(h.root, "sys/class/kfd/kfd/topology/nodes/1")
+	away := filepath.Join(h.root, "away")
+	if err := os.Rename(node, away); err != nil {
+		t.Fatal(err)
+	}
+	job := h.start("trainer")
+	c, _ := h.serve()
+	h.target(c, job, "it is refused: the hazard table has to know the GPU first", func(target *gpreemptv1.Target) bool {
+		return strings.Contains(target.GetAttachError(), "it knows no GPU of this machine")
+	})
+	if err := os.Rename(away, node); err != nil {
+		t.Fatal(err)
+	}
+	h.target(c, job, "a mechanism holds it", held)
+}
+
+func TestPauseOfAnEarlierDaemonComesFirst(t *testing.T) {
+	j, err := journal.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := gpreempt.ProcessKey{PID: 7, Start: 7}
+	// A mechanism of another version: nobody here can undo its pause.
+	if err := j.Begin(journal.Entry{Mechanism: "other", Target: key, At: time.Now()}); err != nil {
+		t.Fatal(err)
+	}
+	d := newDaemon(t, "")
+	d.backend.pauses = &pauses{journal: j, log: d.log, criu: criu.New(criu.Config{}), freezer: freezer.New(freezer.Config{})}
+	if bad := d.backend.pauses.findOrphans(); len(bad) > 0 {
+		t.Fatal(bad)
+	}
+	if undone, failures := d.backend.pauses.undoOrphans(t.Context()); undone != 0 || len(failures) != 1 {
+		t.Errorf("undone %d, failures %v", undone, failures)
+	}
+	if v := d.judge("freezer", key); v.Evidence.OK {
+		t.Errorf("a process that is paused already may be held: %+v", v)
+	}
+	if v := d.judge("freezer", gpreempt.ProcessKey{PID: 8, Start: 8}); !v.Evidence.OK {
+		t.Errorf("another process may not be held: %+v", v)
+	}
 }

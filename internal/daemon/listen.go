@@ -55,8 +55,13 @@ func listen(ctx context.Context, socket, lockPath string) (listener *net.UnixLis
 // takeLock holds an exclusive lock on a file; whoever holds it has written its
 // pid there, for the message of the one who comes second.
 func takeLock(path string) (*os.File, error) {
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644) //nolint:gosec // G302: the pid in it is public
+	// Whoever can read the file can lock it, and would keep the daemon from starting.
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
+		return nil, fmt.Errorf("instance lock: %w", err)
+	}
+	if err := file.Chmod(0o600); err != nil {
+		_ = file.Close()
 		return nil, fmt.Errorf("instance lock: %w", err)
 	}
 	if err := lockFile(file); err != nil {

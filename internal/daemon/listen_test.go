@@ -207,3 +207,20 @@ func busyListener(t *testing.T, path string) {
 		t.Cleanup(func() { conn.Close() })
 	}
 }
+
+// Whoever can read the file can hold the lock.
+func TestLockFileIsForItsOwnerAlone(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	if err := os.WriteFile(path, nil, 0o644); err != nil { // of an earlier version
+		t.Fatal(err)
+	}
+	lock, err := takeLock(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	info, err := lock.Stat()
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+}

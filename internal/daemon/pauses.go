@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/preempt/criu"
 	"github.com/gpreempt/gpreempt/internal/preempt/freezer"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -31,7 +33,7 @@ type pauses struct {
 	freezer *freezer.Mechanism
 	log     *zap.Logger
 
-	mu      sync.Mutex // guards orphans
+	mu      sync.Mutex // guards orphans; not held while one is undone
 	orphans []journal.Entry
 }
 
@@ -59,24 +61,39 @@ func (p *pauses) findOrphans() []error {
 	return bad
 }
 
-// undoOrphans lets what is left of them run again, and tells of those that could
-// not be.
+// undoOrphans lets what is left of them run again, all at once, and tells of those
+// that could not be. One caller at a time.
 func (p *pauses) undoOrphans(ctx context.Context) (undone int, failures []error) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	left := p.orphans[:0]
-	for _, e := range p.orphans {
-		if err := p.undo(ctx, e); err != nil {
-			left = append(left, e)
-			failures = append(failures, fmt.Errorf("process %d, paused by %s: %w", e.Target.PID, e.Mechanism, err))
+	orphans := slices.Clone(p.orphans)
+	p.mu.Unlock()
+	errs := make([]error, len(orphans))
+	var all sync.WaitGroup
+	for i, e := range orphans {
+		all.Go(func() { errs[i] = p.undo(ctx, e) })
+	}
+	all.Wait()
+	for i, e := range orphans {
+		if errs[i] != nil {
+			failures = append(failures, fmt.Errorf("process %d, paused by %s: %w", e.Target.PID, e.Mechanism, errs[i]))
 			continue
 		}
 		undone++
+		p.mu.Lock()
+		p.orphans = slices.DeleteFunc(p.orphans, func(o journal.Entry) bool { return o == e })
+		p.mu.Unlock()
 		p.log.Warn("a process that an earlier daemon left paused runs again",
 			zap.Stringer("target", e.Target), zap.String("mechanism", e.Mechanism), zap.Time("paused", e.At))
 	}
-	p.orphans = left
 	return undone, failures
+}
+
+// orphaned tells whether an earlier daemon's pause of a process is not undone yet.
+// Nothing may hold it meanwhile: undoing that pause would undo a new one.
+func (p *pauses) orphaned(target gpreempt.ProcessKey) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.orphans, func(e journal.Entry) bool { return e.Target == target })
 }
 
 func (p *pauses) undo(ctx context.Context, e journal.Entry) error {

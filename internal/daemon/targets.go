@@ -60,6 +60,8 @@ type knownTarget struct {
 	ready     bool
 	failure   error
 	retryAt   time.Time
+	// warned: the log has it that the target cannot be suspended.
+	warned bool
 }
 
 // apply takes in what a scan found, and does what is due at this time.
@@ -173,14 +175,23 @@ func (t *targets) attached(key gpreempt.ProcessKey, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	k := t.known[key]
-	if k == nil || !k.attaching || errors.Is(err, preempt.ErrGone) {
+	if k == nil {
+		t.chooser.Forget(key) // it left before
+		return
+	}
+	if !k.attaching || errors.Is(err, preempt.ErrGone) {
 		return // the next scan finds it gone
 	}
 	k.ready, k.failure = err == nil, err
 	if err != nil {
 		k.retryAt = t.now().Add(attachAgain)
-		t.log.Warn("a target cannot be suspended", zap.Stringer("target", key), zap.String("comm", k.proc.Comm), zap.Error(err))
+		level := zap.WarnLevel
+		if k.warned {
+			level = zap.DebugLevel // it is tried every few seconds
+		}
+		t.log.Log(level, "a target cannot be suspended", zap.Stringer("target", key), zap.String("comm", k.proc.Comm), zap.Error(err))
 	}
+	k.warned = err != nil
 	t.tell(k)
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/inventory"
@@ -145,7 +146,7 @@ func TestOnlyOfflineProcessesGetAMechanism(t *testing.T) {
 		t.Error("a process that left is still known")
 	}
 	h.attached(trainer, nil) // it was on its way
-	h.heard()
+	h.heard("forget 100@1")
 }
 
 func TestNewRulesJudgeTheLivingAgain(t *testing.T) {
@@ -257,4 +258,23 @@ func TestProcessThatLeftDuringAttachIsNoFailure(t *testing.T) {
 	h.attached(trainer, fmt.Errorf("attach: %w", preempt.ErrGone))
 	h.heard()
 	h.facts(trainer, server.Facts{Decision: byRule})
+}
+
+func TestTargetThatKeepsFailingIsWarnedOfOnce(t *testing.T) {
+	h := newHost(t, offlineTrainers())
+	core, logs := observer.New(zap.WarnLevel)
+	h.log = zap.New(core)
+	h.procs = []discovery.Proc{proc(trainer, "trainer", 5)}
+	h.scan()
+	for range 3 {
+		h.attached(trainer, errors.New("a debugger is there"))
+	}
+	if n := logs.Len(); n != 1 {
+		t.Errorf("%d warnings, want 1", n)
+	}
+	h.attached(trainer, nil)
+	h.attached(trainer, errors.New("a debugger is there again"))
+	if n := logs.Len(); n != 2 {
+		t.Errorf("%d warnings, want 2", n)
+	}
 }

@@ -153,6 +153,8 @@ var hosts = []testHost{
 	}, Limited},
 	{"second-daemon", false, func(h *fakeHost) {
 		h.process(777, "gpreemptd", "gpreemptd serve", 0)
+		h.write("proc/777/status", processStatus("gpreemptd", 777, 0, 0, 0))
+		h.process(776, "gpreemptd", "gpreemptd serve", 0)    // a user's, who may call it so
 		h.process(778, "gpreemptd", "gpreemptd diagnose", 0) // harmless
 	}, NotReady},
 	{"no-groups", false, func(h *fakeHost) { h.write("etc/group", "root:x:0:\n") }, Limited},

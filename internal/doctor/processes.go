@@ -51,7 +51,7 @@ func (p *patient) daemon() finding {
 		// Another diagnosis has the driver open for a moment, and suspends nothing.
 		words := strings.Fields(proc.Cmdline)
 		diagnosis := len(words) > 1 && words[1] == "diagnose"
-		if proc.Comm == daemonName && proc.Key.PID != holder && !diagnosis {
+		if proc.Comm == daemonName && proc.UID == 0 && proc.Key.PID != holder && !diagnosis {
 			others = append(others, strconv.Itoa(int(proc.Key.PID)))
 		}
 	}

@@ -38,6 +38,8 @@ const (
 	handshakeTime = 5 * time.Second
 	// maxHeaderBytes bounds the header of a call; ours are a few hundred bytes.
 	maxHeaderBytes = 16 << 10
+	// stopTime is how long handlers may take to end once their connections are cut.
+	stopTime = 2 * time.Second
 	// pingInterval is how often a client may ping without being shut out.
 	pingInterval = 10 * time.Second
 )
@@ -228,7 +230,8 @@ func (s *Server) SetServing(serving bool) {
 
 // Shutdown refuses new announcements, ends every stream, lets calls in flight
 // finish, and returns when no handler and no connection is left. When ctx is
-// done first, it cuts the connections. It may be called before Serve.
+// done first, it cuts the connections and waits a moment longer: a handler that
+// hangs in the kernel must not keep the daemon. It may be called before Serve.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.close(errShuttingDown)
 	s.health.Shutdown()
@@ -240,8 +243,13 @@ func (s *Server) Shutdown(ctx context.Context) {
 	select {
 	case <-stopped:
 	case <-ctx.Done():
-		s.grpc.Stop()
-		<-stopped
+		go s.grpc.Stop()
+		select {
+		case <-stopped:
+		case <-time.After(stopTime):
+			s.cfg.Log.Warn("a call hangs and is left behind")
+			return
+		}
 	}
 	s.clients.wait()
 }

@@ -113,7 +113,7 @@ type NotSuspendable struct{ Rejected []Rejection }
 
 func (e *NotSuspendable) Error() string {
 	if len(e.Rejected) == 0 {
-		return "no mechanism is enabled; the config key mechanisms names those to use"
+		return "there is no mechanism to hold it with: the config key mechanisms names those to use, gpctl status says what keeps them away"
 	}
 	parts := make([]string, len(e.Rejected))
 	for i, r := range e.Rejected {
@@ -190,6 +190,9 @@ func (l *Ladder) Forget(target gpreempt.ProcessKey) {
 // does not block.
 func (l *Ladder) Lost(mechanism string, target gpreempt.ProcessKey, err error) {
 	l.failed(rung{mechanism, target}, err)
+	l.mu.Lock()
+	delete(l.choices, target)
+	l.mu.Unlock()
 	l.cfg.Lost(target, err)
 }
 
@@ -313,11 +316,15 @@ func rejected(m preempt.Mechanism, c preempt.Capability) Rejection {
 	return r
 }
 
-// failed leaves a mechanism alone on a target for a time that grows.
+// failed leaves a mechanism alone on a target for a time that grows, until it has
+// done well for as long as the longest of them.
 func (l *Ladder) failed(r rung, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f := l.failures[r]
+	if now := l.cfg.Now(); now.Sub(f.until) > lastBackOff {
+		f.times = 0 // it has done well since
+	}
 	wait := lastBackOff
 	if f.times < 9 { // 10 s << 9 is more than an hour
 		wait = min(firstBackOff<<f.times, lastBackOff)

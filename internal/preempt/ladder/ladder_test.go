@@ -260,6 +260,15 @@ func TestBackOffEndsAtAnHour(t *testing.T) {
 		if got := f.Survey(t.Context(), job).Mechanism; got != "best" {
 			t.Errorf("after the hour: %s, want best", got)
 		}
+		f.Lost("best", job, errors.New("once"))
+		<-f.lost
+		time.Sleep(2*lastBackOff + time.Nanosecond)
+		f.Lost("best", job, errors.New("long after that"))
+		<-f.lost
+		time.Sleep(firstBackOff)
+		if got := f.Survey(t.Context(), job).Mechanism; got != "best" {
+			t.Errorf("after one failure in hours: %s, want best", got)
+		}
 	})
 }
 
