@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/gpreempt/gpreempt/internal/breaker"
 	"github.com/gpreempt/gpreempt/internal/gpusim"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -250,5 +251,22 @@ func TestWhatNeedsARestartIsToldUntilItIsUndone(t *testing.T) {
 	}
 	if codes := d.reloadWith(t, noGroups+"socket: "+socket+"\n"); codes != nil {
 		t.Errorf("undone, it still warns of %v", codes)
+	}
+}
+
+func TestLineOfTheKernelLogOpensTheBreaker(t *testing.T) {
+	d := newDaemon(t, "")
+	gpu := d.inventory.GPUs()[0].ID
+	open := func() (open bool) {
+		d.runner.View(func(c *scheduler.Core) { open = c.GPUs()[0].BreakerOpen })
+		return open
+	}
+	d.alarm(breaker.Alarm{GPU: gpu + 1})
+	if open() {
+		t.Error("another GPU's trouble opens it")
+	}
+	d.alarm(breaker.Alarm{GPU: gpu, Pattern: "mes-no-response"})
+	if !open() {
+		t.Error("its breaker is closed")
 	}
 }

@@ -111,11 +111,7 @@ func (d *daemon) watchKernelLog(ctx context.Context) {
 	}
 	for {
 		works := time.AfterFunc(time.Second, func() { d.warnings.set("kmsg") })
-		err := breaker.Watch(ctx, kernelLog, d.inventory.GPUs, func(a breaker.Alarm) {
-			d.log.Error("the kernel tells of a GPU in trouble", zap.Stringer("gpu", a.GPU), zap.String("pattern", a.Pattern),
-				zap.String("line", a.Line), zap.String("issue", a.Issue))
-			d.runner.Post(scheduler.Alarm{GPU: a.GPU})
-		})
+		err := breaker.Watch(ctx, kernelLog, d.inventory.GPUs, d.alarm)
 		works.Stop()
 		if err == nil {
 			return
@@ -130,6 +126,12 @@ func (d *daemon) watchKernelLog(ctx context.Context) {
 		case <-time.After(kernelLogAgain):
 		}
 	}
+}
+
+func (d *daemon) alarm(a breaker.Alarm) {
+	d.log.Error("the kernel tells of a GPU in trouble", zap.Stringer("gpu", a.GPU), zap.String("pattern", a.Pattern),
+		zap.String("line", a.Line), zap.String("issue", a.Issue))
+	d.runner.Post(scheduler.Alarm{GPU: a.GPU})
 }
 
 const (

@@ -125,7 +125,23 @@ func cleanup(ctx context.Context, w io.Writer, dir string) error {
 		return err
 	}
 	bad := p.findOrphans()
-	undone, failures := p.undoOrphans(ctx)
+	type outcome struct {
+		undone   int
+		failures []error
+	}
+	ended := make(chan outcome, 1)
+	go func() {
+		undone, failures := p.undoOrphans(ctx)
+		ended <- outcome{undone, failures}
+	}()
+	var undone int
+	var failures []error
+	select {
+	case o := <-ended:
+		undone, failures = o.undone, o.failures
+	case <-time.After(cleanupTime + endTime):
+		return errors.New("a call of the driver hangs: processes may still be paused; run it again when the GPU has been reset")
+	}
 	text := "nothing was left paused"
 	if undone > 0 {
 		text = fmt.Sprintf("processes that run again: %d", undone)
