@@ -237,6 +237,7 @@ func (h *fakeHost) target(c *client.Client, j *fakeJob, what string, cond func(*
 func held(t *gpreemptv1.Target) bool { return t.GetMechanism() == "dbgtrap" }
 
 const trainersAreOffline = "rules:\n  - name: training\n    match:\n      comm: \"train*\"\n    class: offline\n" +
+	"limits:\n  requests_per_second: 1000000\n  burst: 1000000\n" + // the tests look all the time
 	"discovery:\n  interval: 50ms\npolicy:\n  preset: strict\n  linger: none\n"
 
 func TestLeaseSuspendsTheQueuesOfTheFakeDriver(t *testing.T) {
