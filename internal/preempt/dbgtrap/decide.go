@@ -115,13 +115,3 @@ func idsOf(snapshot []kfd.QueueSnapshotEntry) []uint32 {
 	}
 	return ids
 }
-
-// perVMID tells whether GPUs of a gfx_target_version can debug several processes at
-// a time (kfd_dbg_is_per_vmid_supported): gfx90a, gfx94x, gfx950, and gfx11 on.
-func perVMID(gfx uint32) bool {
-	switch {
-	case gfx >= 110000, gfx == 90010, gfx == 90500:
-		return true
-	}
-	return gfx >= 90400 && gfx < 90500
-}

@@ -111,14 +111,3 @@ func TestQueuePassedOverAndRebornBeginsAnew(t *testing.T) {
 		t.Error("a queue that the driver passes over although it is not new is tried for ever")
 	}
 }
-
-func TestGPUsThatCanDebugSeveralProcesses(t *testing.T) {
-	for gfx, want := range map[uint32]bool{
-		90000: false, 90006: false, 90008: false, 90010: true, 90402: true, 90500: true,
-		100100: false, 100300: false, 110000: true, 120001: true,
-	} {
-		if got := perVMID(gfx); got != want {
-			t.Errorf("perVMID(%d) = %v, want %v", gfx, got, want)
-		}
-	}
-}

@@ -86,7 +86,7 @@ func (f *fixture) openDevice() {
 		Log:  zaptest.NewLogger(f.t),
 	})
 	f.retry = time.Millisecond
-	f.t.Cleanup(func() { f.await("every target is let go", func() bool { return len(f.held()) == 0 }) })
+	f.t.Cleanup(func() { f.await("every target is let go", func() bool { return f.held() == 0 }) })
 }
 
 // onEach runs a test on fake machines with each driver and each kind of firmware.
@@ -485,4 +485,11 @@ func (j *job) endMain(other *kfdtest.Thread) {
 	j.writeStatOf(task(j.PID()), j.PID(), 'Z', 4, 2)
 	j.writeStat('Z', 4)
 	j.Main().Exit()
+}
+
+// held counts the targets that have a session.
+func (m *Mechanism) held() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.sessions)
 }

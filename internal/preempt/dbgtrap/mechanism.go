@@ -11,7 +11,6 @@ package dbgtrap
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -148,18 +147,6 @@ func (m *Mechanism) forget(s *session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.sessions, s.target)
-}
-
-// held lists the targets that have a session.
-func (m *Mechanism) held() []gpreempt.ProcessKey {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	keys := make([]gpreempt.ProcessKey, 0, len(m.sessions))
-	for key := range m.sessions {
-		keys = append(keys, key)
-	}
-	slices.SortFunc(keys, gpreempt.ProcessKey.Compare)
-	return keys
 }
 
 // PermissionRule gives the driver's permission rule, kfd.PermissionUnknown until the

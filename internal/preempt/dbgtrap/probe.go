@@ -33,7 +33,6 @@ func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) preempt
 		m.probeInterface(),
 		m.probeScheduler(),
 		m.probeFirmware(target),
-		m.probeVMIDs(target),
 		m.probeTracer(p),
 		m.probeYama(),
 		m.probeRight(),
@@ -87,40 +86,6 @@ func (m *Mechanism) probeFirmware(target gpreempt.ProcessKey) preempt.Evidence {
 		e.Remedy = "update the GPU firmware (linux-firmware, or AMD's package), or let another mechanism hold the process"
 	}
 	return e
-}
-
-// probeVMIDs looks at GPUs that can debug one process at a time, for processes this
-// mechanism holds; what others hold shows at Attach.
-func (m *Mechanism) probeVMIDs(target gpreempt.ProcessKey) preempt.Evidence {
-	e := preempt.Evidence{Check: "debugged processes", Found: "room for one more", OK: true}
-	mine := singles(m.cfg.GPUs(target))
-	if len(mine) == 0 {
-		return e
-	}
-	for _, other := range m.held() {
-		if other == target {
-			continue
-		}
-		for _, id := range singles(m.cfg.GPUs(other)) {
-			if slices.Contains(mine, id) {
-				e.Found, e.OK = fmt.Sprintf("GPU %v can debug one process at a time, and process %d is held on it", id, other.PID), false
-				e.Remedy = "let another mechanism hold the process: criu, freezer"
-				return e
-			}
-		}
-	}
-	return e
-}
-
-// singles gives the GPUs that can debug one process at a time.
-func singles(gpus []gpreempt.GPU) []gpreempt.GPUID {
-	var ids []gpreempt.GPUID
-	for _, gpu := range gpus {
-		if !perVMID(gpu.GFX) {
-			ids = append(ids, gpu.ID)
-		}
-	}
-	return ids
 }
 
 func (m *Mechanism) probeTracer(p *pin) preempt.Evidence {

@@ -48,7 +48,6 @@ func TestProbeTellsWhatSpeaksForIt(t *testing.T) {
 		{Check: "KFD interface", Found: "1.17 has DBG_TRAP", OK: true},
 		{Check: "hardware scheduler", Found: "in use", OK: true},
 		{Check: "debug firmware", Found: "on all its GPUs", OK: true},
-		{Check: "debugged processes", Found: "room for one more", OK: true},
 		{Check: "tracer", Found: "none", OK: true},
 		{Check: "Yama", Found: "kernel.yama.ptrace_scope is 1", OK: true},
 		{Check: "CAP_SYS_PTRACE", Found: "the daemon has it", OK: true},
@@ -121,18 +120,6 @@ func TestProbeNamesWhatStandsInTheWay(t *testing.T) {
 			preempt.Evidence{
 				Check: "CAP_SYS_PTRACE", Found: "the daemon lacks it",
 				Remedy: "run it as root, or add CAP_SYS_PTRACE to its unit (CapabilityBoundingSet, AmbientCapabilities) or container",
-			},
-		},
-		"one process at a time": {
-			func(f *fixture, j *job) {
-				other := f.start()
-				f.attach(other)
-				f.cfg.GPUs = gpus(gpreempt.GPU{ID: gpuB, GFX: 90008, DebugFirmware: true})
-			},
-			preempt.Evidence{
-				Check:  "debugged processes",
-				Found:  "GPU 2000 can debug one process at a time, and process 4194306 is held on it",
-				Remedy: "let another mechanism hold the process: criu, freezer",
 			},
 		},
 	} {

@@ -210,7 +210,7 @@ func (h *history) closeIfLost() {
 
 func (h *history) closeNow() {
 	if err := h.s.Close(); err != nil {
-		h.await("the target is let go later", func() bool { return len(h.held()) == 0 })
+		h.await("the target is let go later", func() bool { return h.held() == 0 })
 	}
 	h.await("the target is free", func() bool { s, _ := h.j.KFD(); return !s.Enabled && h.j.allRun() })
 	h.s = nil
