@@ -143,18 +143,22 @@ func (s *survey) rungs(cfg config.Config) []preempt.Mechanism {
 	return all
 }
 
-func (s *survey) gpusOf(key gpreempt.ProcessKey) []gpreempt.GPU {
+func (s *survey) proc(key gpreempt.ProcessKey) discovery.Proc {
 	for _, proc := range s.snapshot.Processes {
 		if proc.Key == key {
-			return gpusWithQueues(s.gpus, proc)
+			return proc
 		}
 	}
-	return nil
+	return discovery.Proc{}
+}
+
+func (s *survey) gpusOf(key gpreempt.ProcessKey) []gpreempt.GPU {
+	return gpusWithQueues(s.gpus, s.proc(key))
 }
 
 func (s *survey) judge(h *hazards) func(string, gpreempt.ProcessKey) ladder.Verdict {
 	return func(mechanism string, target gpreempt.ProcessKey) ladder.Verdict {
-		return h.judge(mechanism, s.gpusOf(target))
+		return h.judge(mechanism, s.proc(target), s.gpus)
 	}
 }
 

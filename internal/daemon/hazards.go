@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"io/fs"
 	"slices"
 	"strings"
@@ -10,6 +11,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -36,9 +38,13 @@ func (h *hazards) override(rows []hazard.Row) {
 	h.table = hazard.Default().With(rows)
 }
 
-// judge tells whether a mechanism may be used on a target with queues on these
+// judge tells whether a mechanism may be used on a process of a machine with these
 // GPUs. One without queues may get them on any GPU.
-func (h *hazards) judge(mechanism string, gpus []gpreempt.GPU) ladder.Verdict {
+func (h *hazards) judge(mechanism string, proc discovery.Proc, all []gpreempt.GPU) ladder.Verdict {
+	if outOfReach(mechanism, proc) {
+		return ladder.Verdict{Evidence: secondaryContexts}
+	}
+	gpus := gpusWithQueues(all, proc)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	v := ladder.Verdict{Evidence: preempt.Evidence{Check: "hazard table", Found: "no hazard is known", OK: true}}
@@ -81,4 +87,41 @@ func (h *hazards) report([]gpreempt.GPU) []doctor.Hazard {
 
 var hazardActions = map[hazard.Action]doctor.HazardAction{
 	hazard.Allow: doctor.HazardAllow, hazard.Limit: doctor.HazardLimit, hazard.Deny: doctor.HazardDeny,
+}
+
+// judge says what stands against a mechanism on a target that the mechanism does not
+// see. A simulated GPU has no hazards.
+func (d *daemon) judge(mechanism string, target gpreempt.ProcessKey) ladder.Verdict {
+	if p := d.backend.pauses; p != nil && p.orphaned(target) {
+		return ladder.Verdict{Evidence: preempt.Evidence{Check: "journal", Found: "an earlier daemon's pause of it is not undone yet"}}
+	}
+	h := d.hazards.Load()
+	if h == nil {
+		simulated := d.backend.machine != nil
+		return ladder.Verdict{Evidence: preempt.Evidence{Check: "hazard table", Found: "it knows no GPU of this machine", OK: simulated}}
+	}
+	proc, _ := d.inventory.Process(target)
+	return h.judge(mechanism, proc, d.inventory.GPUs())
+}
+
+// secondaryContexts stands against dbgtrap, which reaches the first KFD context of a
+// process only (kfd_ioctl_set_debug_trap, Linux 7.2).
+var secondaryContexts = preempt.Evidence{
+	Check: "KFD contexts", Found: "it has queues in a secondary one, which DBG_TRAP cannot suspend",
+	Remedy: "let criu or freezer hold the process: the config key mechanisms names them",
+}
+
+func outOfReach(mechanism string, proc discovery.Proc) bool {
+	return mechanism == "dbgtrap" && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) })
+}
+
+// letGoOutOfReach ends the hold on processes that got queues out of their mechanism's
+// reach since: to say that all of them are suspended would be wrong.
+func (d *daemon) letGoOutOfReach(changed []discovery.Proc) {
+	for _, proc := range changed {
+		choice, _ := d.ladder.Choice(proc.Key)
+		if outOfReach(choice.Mechanism, proc) {
+			d.ladder.Lost(choice.Mechanism, proc.Key, errors.New(secondaryContexts.Found))
+		}
+	}
 }

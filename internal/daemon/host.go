@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // hooks is what the mechanisms ask of the daemon and tell it. None of them blocks.
@@ -31,6 +33,47 @@ type hooks struct {
 	births func(gpreempt.ProcessKey)
 	// lost hears that a mechanism holds a target no longer.
 	lost func(mechanism string, target gpreempt.ProcessKey, err error)
+}
+
+// hooks gives the mechanisms the daemon's ear.
+func (d *daemon) hooks() hooks {
+	return hooks{
+		gpus: d.gpusOf,
+		births: func(gpreempt.ProcessKey) {
+			select {
+			case d.look <- struct{}{}:
+			default: // a scan is asked for already
+			}
+		},
+		lost: func(mechanism string, target gpreempt.ProcessKey, err error) {
+			if hardware, ok := errors.AsType[*preempt.HardwareError](err); ok {
+				for _, gpu := range hardware.GPUs {
+					d.runner.Post(scheduler.Alarm{GPU: gpu})
+				}
+			}
+			d.ladder.Lost(mechanism, target, err)
+		},
+	}
+}
+
+// gpusOf gives the GPUs the queues of a target are on.
+func (d *daemon) gpusOf(key gpreempt.ProcessKey) []gpreempt.GPU {
+	proc, ok := d.inventory.Process(key)
+	if !ok {
+		return nil
+	}
+	return gpusWithQueues(d.inventory.GPUs(), proc)
+}
+
+// gpusWithQueues picks the GPUs that have a queue of a process.
+func gpusWithQueues(gpus []gpreempt.GPU, proc discovery.Proc) []gpreempt.GPU {
+	var with []gpreempt.GPU
+	for _, gpu := range gpus {
+		if slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.GPU == gpu.ID }) {
+			with = append(with, gpu)
+		}
+	}
+	return with
 }
 
 // machine is a host: this one, or a fake one in tests.

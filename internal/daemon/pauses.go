@@ -15,6 +15,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/preempt/criu"
 	"github.com/gpreempt/gpreempt/internal/preempt/freezer"
+	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -150,4 +151,41 @@ func cleanup(ctx context.Context, w io.Writer, dir string) error {
 		failures = append(failures, err)
 	}
 	return errors.Join(append(append(failures, bad...), p.journal.Close())...)
+}
+
+const (
+	// orphansAgain is the time between two attempts to undo an earlier daemon's pauses.
+	orphansAgain = 5 * time.Second
+	// orphansTime is how long the start of the daemon waits for the first.
+	orphansTime = 2 * time.Second
+)
+
+// undoOrphans lets what an earlier daemon left paused run again, and tries until
+// all of it does, which may take as long as a GPU that hangs. It calls tried after
+// the first attempt.
+func (d *daemon) undoOrphans(ctx context.Context, tried func()) {
+	defer tried()
+	if d.backend.pauses == nil {
+		return
+	}
+	for {
+		_, failures := d.backend.pauses.undoOrphans(ctx)
+		var warnings []server.Warning
+		for _, err := range failures {
+			warnings = append(warnings, server.Warning{
+				Code: "ORPHANED_PAUSE", Severity: "error", Text: fmt.Sprintf("an earlier daemon may have left it paused: %v", err),
+				Remedy: "it is tried again all the time; ending the process ends the pause too",
+			})
+		}
+		d.warnings.set("orphans", warnings...)
+		tried()
+		if len(failures) == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(orphansAgain):
+		}
+	}
 }

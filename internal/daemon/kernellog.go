@@ -1,0 +1,48 @@
+package daemon
+
+import (
+	"context"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/internal/breaker"
+	"github.com/gpreempt/gpreempt/internal/server"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// kernelLog is where the kernel tells of GPUs in trouble.
+const kernelLog = "/dev/kmsg"
+
+// kernelLogAgain is how long after it could not be read it is tried again.
+const kernelLogAgain = time.Minute
+
+// watchKernelLog opens the breaker of a GPU the kernel complains of.
+func (d *daemon) watchKernelLog(ctx context.Context) {
+	if d.backend.machine != nil {
+		return
+	}
+	for {
+		works := time.AfterFunc(time.Second, func() { d.warnings.set("kmsg") })
+		err := breaker.Watch(ctx, kernelLog, d.inventory.GPUs, d.alarm)
+		works.Stop()
+		if err == nil {
+			return
+		}
+		d.warnings.set("kmsg", server.Warning{
+			Code: "KERNEL_LOG_UNREADABLE", Severity: "warning", Text: err.Error(),
+			Remedy: "run gpreemptd as root, or with CAP_SYSLOG",
+		})
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(kernelLogAgain):
+		}
+	}
+}
+
+func (d *daemon) alarm(a breaker.Alarm) {
+	d.log.Error("the kernel tells of a GPU in trouble", zap.Stringer("gpu", a.GPU), zap.String("pattern", a.Pattern),
+		zap.String("line", a.Line), zap.String("issue", a.Issue))
+	d.runner.Post(scheduler.Alarm{GPU: a.GPU})
+}
