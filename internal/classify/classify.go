@@ -169,5 +169,5 @@ func (c *Classifier) Decide(p gpreempt.Process) Decision {
 
 func (r *rule) matches(p *gpreempt.Process) bool {
 	return (r.uid == nil || *r.uid == p.UID) &&
-		r.comm.matches(p.Comm) && r.cgroup.matches(p.Cgroup) && r.cmdline.matches(p.Cmdline)
+		r.comm.matches(p.Comm) && r.cgroup.matches(p.Cgroup.Path) && r.cmdline.matches(p.Cmdline)
 }

@@ -14,11 +14,11 @@ import (
 var (
 	vllm = gpreempt.Process{
 		Comm: "vllm", Cmdline: "python3 /usr/bin/vllm serve llama", UID: 1000,
-		Cgroup: "/kubepods.slice/pod7/serving",
+		Cgroup: gpreempt.Cgroup{Path: "/kubepods.slice/pod7/serving"},
 	}
 	training = gpreempt.Process{
 		Comm: "python3", Cmdline: "python3 -m train --epochs 90", UID: 2000,
-		Cgroup: "/kubepods.slice/pod8/training",
+		Cgroup: gpreempt.Cgroup{Path: "/kubepods.slice/pod8/training"},
 	}
 )
 

@@ -164,7 +164,7 @@ func (t *targets) tell(k *knownTarget) {
 	}
 	slices.Sort(gpus)
 	t.post(scheduler.TargetSeen{
-		Target: k.proc.Key, Job: k.proc.Cgroup, Class: k.decision.Class, Priority: k.decision.Priority,
+		Target: k.proc.Key, Job: k.proc.Cgroup.Path, Class: k.decision.Class, Priority: k.decision.Priority,
 		GPUs: gpus, Queues: t.inventory.QueuesBorn(k.proc.Key), Ready: k.ready,
 	})
 }

@@ -73,7 +73,7 @@ func (m *merge) born(p discovery.Proc) {
 }
 
 func (m *merge) stayed(old process, p discovery.Proc) {
-	if old.Process == p.Process && sameQueues(old.Proc, p) {
+	if old.Equal(p.Process) && sameQueues(old.Proc, p) {
 		old.Proc = p
 		m.next = append(m.next, old)
 		return

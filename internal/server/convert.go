@@ -103,7 +103,7 @@ func (o *owner) priority() gpreempt.Priority {
 func (o *owner) message(now moment) *gpreemptv1.Target {
 	m := &gpreemptv1.Target{
 		TargetId: o.proc.Key.String(), Pid: o.proc.Key.PID, Comm: o.proc.Comm, Cmdline: o.proc.Cmdline,
-		Uid: o.proc.UID, Cgroup: o.proc.Cgroup, Class: classMessage(o.class()), Priority: uint32(o.priority()),
+		Uid: o.proc.UID, Cgroup: o.proc.Cgroup.Path, Class: classMessage(o.class()), Priority: uint32(o.priority()),
 		DecidedBy: o.facts.Decision.By, State: gpreemptv1.TargetState(o.info.State),
 		GpuIds: newGPUSet(gpusOf(o.proc)).ids, QueueCount: uint32(len(o.proc.Queues)),
 		Mechanism: o.facts.Mechanism, AttachError: o.facts.AttachError, MechanismWhy: o.facts.MechanismWhy,

@@ -311,7 +311,7 @@ func startHost(tb testing.TB, opts ...option) *host {
 	}
 	h.setProcs(
 		discovery.Proc{
-			Process: gpreempt.Process{Key: offline, Comm: "train", Cmdline: "python train.py", UID: 1001, Cgroup: "/batch"},
+			Process: gpreempt.Process{Key: offline, Comm: "train", Cmdline: "python train.py", UID: 1001, Cgroup: gpreempt.Cgroup{Path: "/batch"}},
 			Queues: []gpreempt.Queue{
 				{Process: offline, ID: 0, GPU: gpuA, Type: gpreempt.QueueCompute, RingBytes: 4096},
 				{Process: offline, ID: 1, GPU: gpuB, Type: gpreempt.QueueSDMA, RingBytes: 8192},

@@ -228,7 +228,7 @@ func (f *FS) facts(key gpreempt.ProcessKey, comm string) (gpreempt.Process, erro
 		return gpreempt.Process{}, err
 	}
 	if b, err = f.read(procPath(key.PID, "cgroup"), maxFile); err == nil {
-		p.Cgroup = ParseProcCgroup(b)
+		p.Cgroup.Path = ParseProcCgroup(b)
 	} else if !vanished(err) {
 		return gpreempt.Process{}, err
 	}

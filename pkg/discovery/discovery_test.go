@@ -196,7 +196,7 @@ var (
 func host() []discovery.Proc {
 	return []discovery.Proc{
 		{
-			Process: gpreempt.Process{Key: vllm, Comm: "vllm", Cmdline: "vllm serve", Cgroup: "/"},
+			Process: gpreempt.Process{Key: vllm, Comm: "vllm", Cmdline: "vllm serve", Cgroup: gpreempt.Cgroup{Path: "/"}},
 			Queues: []gpreempt.Queue{
 				{Process: vllm, ID: 0, GPU: 3183, Type: gpreempt.QueueCompute, RingBytes: 4096},
 				{Process: vllm, ID: 1 << 16, GPU: 3183, Type: gpreempt.QueueSDMAXGMI, RingBytes: 8192},
@@ -209,7 +209,7 @@ func host() []discovery.Proc {
 		{
 			Process: gpreempt.Process{
 				Key: job, Comm: "python (train) x", Cmdline: "python3 -m train.main --epochs 90",
-				UID: 1001, Cgroup: "/kubepods.slice/pod1/training",
+				UID: 1001, Cgroup: gpreempt.Cgroup{Path: "/kubepods.slice/pod1/training"},
 			},
 			Queues: []gpreempt.Queue{
 				{Process: job, ID: 0, GPU: 63420, Type: gpreempt.QueueCompute, RingBytes: 1 << 20},
@@ -342,7 +342,7 @@ func TestFactsThatChangeAreSeenAfterAFewScans(t *testing.T) {
 	m["proc/977/comm"].Data = []byte("sglang\n")
 	want := host()
 	want[0].Comm = "sglang" // at once: the stat file shows it
-	want[2].Cgroup = "/moved"
+	want[2].Cgroup.Path = "/moved"
 	seen := false
 	for n := range 16 {
 		got := scan(t, f).Processes

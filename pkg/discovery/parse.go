@@ -17,15 +17,21 @@ type ParseError struct {
 	File string
 	// Line counts from 1.
 	Line int
-	// Problem says what is wrong with the line.
+	// Column is the byte of the line it begins at, counted from 1; 0 is the whole line.
+	Column int
+	// Problem says what is wrong there.
 	Problem string
 }
 
 func (e *ParseError) Error() string {
-	if e.File == "" {
-		return fmt.Sprintf("line %d: %s", e.Line, e.Problem)
+	at := strconv.Itoa(e.Line)
+	if e.Column > 0 {
+		at += ":" + strconv.Itoa(e.Column)
 	}
-	return fmt.Sprintf("%s:%d: %s", e.File, e.Line, e.Problem)
+	if e.File == "" {
+		return "line " + at + ": " + e.Problem
+	}
+	return e.File + ":" + at + ": " + e.Problem
 }
 
 // NodeProperties is what we use of a topology node's file "properties".

@@ -5,6 +5,8 @@ package gpreempt
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -192,6 +194,45 @@ type GPU struct {
 	DebugFirmware bool
 }
 
+// QueueInfo is what sysfs does not tell of a queue: it is in the snapshots of the
+// driver and in the dumps of debugfs. What is not known is zero.
+type QueueInfo struct {
+	// Source says where the rest is from.
+	Source QueueSource
+	// Note says why something is not known, such as which dumps could be meant.
+	Note string
+	// RingBase is the virtual address of the ring in the owner.
+	RingBase uint64
+	// AQL tells that its packets are AQL packets of 64 bytes.
+	AQL bool
+	// ReadPointer and WritePointer are the virtual addresses in the owner of the
+	// two 64-bit positions: packets for AQL queues, dwords for others of compute,
+	// bytes for SDMA.
+	ReadPointer, WritePointer uint64
+	// SaveArea is the virtual address of the area waves are saved to (CWSR).
+	SaveArea uint64
+	// MQD is the GPU address of its MQD, the first XCC's where there are several.
+	MQD uint64
+	// Doorbell is the byte offset of the doorbell in the process's page.
+	Doorbell uint32
+	// Priority is what the driver was given, when PriorityExact; else HIP's value of
+	// that pipe priority: kernels from 7.x show no more. It is not known unless
+	// Source includes FromMQD.
+	Priority      Priority
+	PriorityExact bool
+}
+
+// QueueSource is a set of where a QueueInfo is from.
+type QueueSource uint8
+
+// The sources.
+const (
+	// FromSnapshot is the driver's debug interface: exact.
+	FromSnapshot QueueSource = 1 << iota
+	// FromMQD is a dump in debugfs, matched to the queue.
+	FromMQD
+)
+
 // Process is what is known of a KFD process, apart from its queues.
 type Process struct {
 	// Key names it.
@@ -200,8 +241,55 @@ type Process struct {
 	Comm string
 	// Cmdline is /proc/PID/cmdline with spaces between the words.
 	Cmdline string
-	// UID is the effective user id.
-	UID uint32
-	// Cgroup is the cgroup v2 path, or "" when unknown.
-	Cgroup string
+	// Exe is where /proc/PID/exe leads, or "" when unknown.
+	Exe string
+	// UID and GID are the effective ids.
+	UID, GID uint32
+	// NamespacePIDs are its pids in the pid namespaces below the daemon's, outermost
+	// first; empty when it is in the daemon's own.
+	NamespacePIDs []int32
+	// Env are the variables of its first environment that were asked for and are set.
+	Env map[string]string
+	// Cgroup is where it is among the control groups.
+	Cgroup Cgroup
+}
+
+// Equal tells whether two processes have the same facts.
+func (p Process) Equal(o Process) bool {
+	return p.Key == o.Key && p.Comm == o.Comm && p.Cmdline == o.Cmdline && p.Exe == o.Exe && p.UID == o.UID && p.GID == o.GID &&
+		slices.Equal(p.NamespacePIDs, o.NamespacePIDs) && maps.Equal(p.Env, o.Env) && p.Cgroup == o.Cgroup
+}
+
+// Cgroup is a place among the control groups, and what its path tells.
+type Cgroup struct {
+	// Path is that of cgroup v2; where processes are still grouped by v1 alone, that
+	// of the systemd hierarchy, or of the first that is not the root. "" is unknown.
+	Path string
+	// Unit and Slice are systemd's innermost, such as train.service and
+	// system.slice; "" when there is none.
+	Unit, Slice string
+	// Runtime is docker, containerd, cri-o or podman; "" when the path does not tell.
+	Runtime string
+	// ContainerID is the full id of the innermost container; "" when in none.
+	ContainerID string
+	// PodUID is the unique id of the Kubernetes pod, with dashes; "" when in none.
+	PodUID string
+}
+
+// Container is what the runtime's socket tells of a container.
+type Container struct {
+	// Name and Image are as the user gave them.
+	Name, Image string
+	// Labels are the container's.
+	Labels map[string]string
+	// Namespace, Pod, PodLabels and PriorityClass are of the Kubernetes pod.
+	Namespace, Pod string
+	PodLabels      map[string]string
+	PriorityClass  string
+}
+
+// Equal tells whether two containers have the same facts.
+func (c Container) Equal(o Container) bool {
+	return c.Name == o.Name && c.Image == o.Image && maps.Equal(c.Labels, o.Labels) &&
+		c.Namespace == o.Namespace && c.Pod == o.Pod && maps.Equal(c.PodLabels, o.PodLabels) && c.PriorityClass == o.PriorityClass
 }

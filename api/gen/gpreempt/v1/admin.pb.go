@@ -150,6 +150,10 @@ type GetStatusResponse struct {
 	InventoryRevision uint64 `protobuf:"varint,13,opt,name=inventory_revision,json=inventoryRevision,proto3" json:"inventory_revision,omitempty"`
 	// Revision of the last event.
 	EventRevision uint64 `protobuf:"varint,14,opt,name=event_revision,json=eventRevision,proto3" json:"event_revision,omitempty"`
+	// Boot id of the host: target ids are unique within it.
+	BootId string `protobuf:"bytes,15,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
+	// Where the daemon learns of queues, the cheapest first.
+	Sources       []*Source `protobuf:"bytes,16,rep,name=sources,proto3" json:"sources,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -280,6 +284,20 @@ func (x *GetStatusResponse) GetEventRevision() uint64 {
 		return x.EventRevision
 	}
 	return 0
+}
+
+func (x *GetStatusResponse) GetBootId() string {
+	if x != nil {
+		return x.BootId
+	}
+	return ""
+}
+
+func (x *GetStatusResponse) GetSources() []*Source {
+	if x != nil {
+		return x.Sources
+	}
+	return nil
 }
 
 // A condition an admin should know.
@@ -444,7 +462,12 @@ type ListTargetsRequest struct {
 	// Only this class.
 	Class Class `protobuf:"varint,1,opt,name=class,proto3,enum=gpreempt.v1.Class" json:"class,omitempty"`
 	// Only those with a queue on this gpu_id.
-	GpuId         uint32 `protobuf:"varint,2,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
+	GpuId uint32 `protobuf:"varint,2,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
+	// Only those in this container: its name, at least four characters of its id, or
+	// NAMESPACE/POD.
+	Container string `protobuf:"bytes,3,opt,name=container,proto3" json:"container,omitempty"`
+	// Only those with this pid, in the daemon's pid namespace or in their own.
+	Pid           int32 `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -489,6 +512,20 @@ func (x *ListTargetsRequest) GetClass() Class {
 func (x *ListTargetsRequest) GetGpuId() uint32 {
 	if x != nil {
 		return x.GpuId
+	}
+	return 0
+}
+
+func (x *ListTargetsRequest) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *ListTargetsRequest) GetPid() int32 {
+	if x != nil {
+		return x.Pid
 	}
 	return 0
 }
@@ -547,7 +584,11 @@ type ListQueuesRequest struct {
 	// Only this gpu_id.
 	GpuId uint32 `protobuf:"varint,2,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
 	// Only owners of this class.
-	Class         Class `protobuf:"varint,3,opt,name=class,proto3,enum=gpreempt.v1.Class" json:"class,omitempty"`
+	Class Class `protobuf:"varint,3,opt,name=class,proto3,enum=gpreempt.v1.Class" json:"class,omitempty"`
+	// Only those of this container, as in ListTargetsRequest.
+	Container string `protobuf:"bytes,4,opt,name=container,proto3" json:"container,omitempty"`
+	// Fill in backlog, which is read from the owners' memory.
+	Backlog       bool `protobuf:"varint,5,opt,name=backlog,proto3" json:"backlog,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -601,6 +642,20 @@ func (x *ListQueuesRequest) GetClass() Class {
 		return x.Class
 	}
 	return Class_CLASS_UNSPECIFIED
+}
+
+func (x *ListQueuesRequest) GetContainer() string {
+	if x != nil {
+		return x.Container
+	}
+	return ""
+}
+
+func (x *ListQueuesRequest) GetBacklog() bool {
+	if x != nil {
+		return x.Backlog
+	}
+	return false
 }
 
 // The queues.
@@ -658,6 +713,152 @@ func (x *ListQueuesResponse) GetRevision() uint64 {
 	return 0
 }
 
+// Which hardware slots; all filters must match, unset ones do.
+type ListHqdsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only this gpu_id.
+	GpuId uint32 `protobuf:"varint,1,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
+	// Only those that hold a queue of this target; "PID" is enough.
+	TargetId string `protobuf:"bytes,2,opt,name=target_id,json=targetId,proto3" json:"target_id,omitempty"`
+	// Empty and stale ones, too.
+	All           bool `protobuf:"varint,3,opt,name=all,proto3" json:"all,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListHqdsRequest) Reset() {
+	*x = ListHqdsRequest{}
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListHqdsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListHqdsRequest) ProtoMessage() {}
+
+func (x *ListHqdsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListHqdsRequest.ProtoReflect.Descriptor instead.
+func (*ListHqdsRequest) Descriptor() ([]byte, []int) {
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ListHqdsRequest) GetGpuId() uint32 {
+	if x != nil {
+		return x.GpuId
+	}
+	return 0
+}
+
+func (x *ListHqdsRequest) GetTargetId() string {
+	if x != nil {
+		return x.TargetId
+	}
+	return ""
+}
+
+func (x *ListHqdsRequest) GetAll() bool {
+	if x != nil {
+		return x.All
+	}
+	return false
+}
+
+// The hardware slots.
+type ListHqdsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the driver's order.
+	Hqds []*Hqd `protobuf:"bytes,1,rep,name=hqds,proto3" json:"hqds,omitempty"`
+	// When they were read, wall clock.
+	ReadAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=read_at,json=readAt,proto3" json:"read_at,omitempty"`
+	// How long that took.
+	Took *durationpb.Duration `protobuf:"bytes,3,opt,name=took,proto3" json:"took,omitempty"`
+	// GPUs whose scheduler is stopped: nothing can be read there.
+	StoppedGpuIds []uint32 `protobuf:"varint,4,rep,packed,name=stopped_gpu_ids,json=stoppedGpuIds,proto3" json:"stopped_gpu_ids,omitempty"`
+	// What was odd about the text the driver gave.
+	Notes         []string `protobuf:"bytes,5,rep,name=notes,proto3" json:"notes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListHqdsResponse) Reset() {
+	*x = ListHqdsResponse{}
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListHqdsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListHqdsResponse) ProtoMessage() {}
+
+func (x *ListHqdsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListHqdsResponse.ProtoReflect.Descriptor instead.
+func (*ListHqdsResponse) Descriptor() ([]byte, []int) {
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ListHqdsResponse) GetHqds() []*Hqd {
+	if x != nil {
+		return x.Hqds
+	}
+	return nil
+}
+
+func (x *ListHqdsResponse) GetReadAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ReadAt
+	}
+	return nil
+}
+
+func (x *ListHqdsResponse) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
+func (x *ListHqdsResponse) GetStoppedGpuIds() []uint32 {
+	if x != nil {
+		return x.StoppedGpuIds
+	}
+	return nil
+}
+
+func (x *ListHqdsResponse) GetNotes() []string {
+	if x != nil {
+		return x.Notes
+	}
+	return nil
+}
+
 // Where to begin.
 type WatchQueuesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -669,7 +870,7 @@ type WatchQueuesRequest struct {
 
 func (x *WatchQueuesRequest) Reset() {
 	*x = WatchQueuesRequest{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[9]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -681,7 +882,7 @@ func (x *WatchQueuesRequest) String() string {
 func (*WatchQueuesRequest) ProtoMessage() {}
 
 func (x *WatchQueuesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[9]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -694,7 +895,7 @@ func (x *WatchQueuesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchQueuesRequest.ProtoReflect.Descriptor instead.
 func (*WatchQueuesRequest) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WatchQueuesRequest) GetAfterRevision() uint64 {
@@ -719,7 +920,7 @@ type WatchQueuesResponse struct {
 
 func (x *WatchQueuesResponse) Reset() {
 	*x = WatchQueuesResponse{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[10]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -731,7 +932,7 @@ func (x *WatchQueuesResponse) String() string {
 func (*WatchQueuesResponse) ProtoMessage() {}
 
 func (x *WatchQueuesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[10]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -744,7 +945,7 @@ func (x *WatchQueuesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchQueuesResponse.ProtoReflect.Descriptor instead.
 func (*WatchQueuesResponse) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WatchQueuesResponse) GetRevision() uint64 {
@@ -777,7 +978,7 @@ type ListLeasesRequest struct {
 
 func (x *ListLeasesRequest) Reset() {
 	*x = ListLeasesRequest{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[11]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -789,7 +990,7 @@ func (x *ListLeasesRequest) String() string {
 func (*ListLeasesRequest) ProtoMessage() {}
 
 func (x *ListLeasesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[11]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -802,7 +1003,7 @@ func (x *ListLeasesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLeasesRequest.ProtoReflect.Descriptor instead.
 func (*ListLeasesRequest) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 // The live leases.
@@ -816,7 +1017,7 @@ type ListLeasesResponse struct {
 
 func (x *ListLeasesResponse) Reset() {
 	*x = ListLeasesResponse{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[12]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -828,7 +1029,7 @@ func (x *ListLeasesResponse) String() string {
 func (*ListLeasesResponse) ProtoMessage() {}
 
 func (x *ListLeasesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[12]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -841,7 +1042,7 @@ func (x *ListLeasesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListLeasesResponse.ProtoReflect.Descriptor instead.
 func (*ListLeasesResponse) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ListLeasesResponse) GetLeases() []*Lease {
@@ -862,7 +1063,7 @@ type CreateLeaseRequest struct {
 
 func (x *CreateLeaseRequest) Reset() {
 	*x = CreateLeaseRequest{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[13]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -874,7 +1075,7 @@ func (x *CreateLeaseRequest) String() string {
 func (*CreateLeaseRequest) ProtoMessage() {}
 
 func (x *CreateLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[13]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -887,7 +1088,7 @@ func (x *CreateLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateLeaseRequest.ProtoReflect.Descriptor instead.
 func (*CreateLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateLeaseRequest) GetAnnounce() *NotifyOnlineRequest {
@@ -908,7 +1109,7 @@ type CreateLeaseResponse struct {
 
 func (x *CreateLeaseResponse) Reset() {
 	*x = CreateLeaseResponse{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[14]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -920,7 +1121,7 @@ func (x *CreateLeaseResponse) String() string {
 func (*CreateLeaseResponse) ProtoMessage() {}
 
 func (x *CreateLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[14]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -933,7 +1134,7 @@ func (x *CreateLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateLeaseResponse.ProtoReflect.Descriptor instead.
 func (*CreateLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateLeaseResponse) GetAnnounced() *NotifyOnlineResponse {
@@ -954,7 +1155,7 @@ type ReleaseLeaseRequest struct {
 
 func (x *ReleaseLeaseRequest) Reset() {
 	*x = ReleaseLeaseRequest{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[15]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -966,7 +1167,7 @@ func (x *ReleaseLeaseRequest) String() string {
 func (*ReleaseLeaseRequest) ProtoMessage() {}
 
 func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[15]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -979,7 +1180,7 @@ func (x *ReleaseLeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseRequest.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseRequest) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ReleaseLeaseRequest) GetLeaseId() string {
@@ -1000,7 +1201,7 @@ type ReleaseLeaseResponse struct {
 
 func (x *ReleaseLeaseResponse) Reset() {
 	*x = ReleaseLeaseResponse{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[16]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1012,7 +1213,7 @@ func (x *ReleaseLeaseResponse) String() string {
 func (*ReleaseLeaseResponse) ProtoMessage() {}
 
 func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[16]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1025,7 +1226,7 @@ func (x *ReleaseLeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReleaseLeaseResponse.ProtoReflect.Descriptor instead.
 func (*ReleaseLeaseResponse) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ReleaseLeaseResponse) GetEnd() LeaseEnd {
@@ -1048,7 +1249,7 @@ type SuspendTargetRequest struct {
 
 func (x *SuspendTargetRequest) Reset() {
 	*x = SuspendTargetRequest{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[17]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1060,7 +1261,7 @@ func (x *SuspendTargetRequest) String() string {
 func (*SuspendTargetRequest) ProtoMessage() {}
 
 func (x *SuspendTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[17]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1073,7 +1274,7 @@ func (x *SuspendTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendTargetRequest.ProtoReflect.Descriptor instead.
 func (*SuspendTargetRequest) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *SuspendTargetRequest) GetTargetId() string {
@@ -1107,7 +1308,7 @@ type SuspendTargetResponse struct {
 
 func (x *SuspendTargetResponse) Reset() {
 	*x = SuspendTargetResponse{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[18]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1119,7 +1320,7 @@ func (x *SuspendTargetResponse) String() string {
 func (*SuspendTargetResponse) ProtoMessage() {}
 
 func (x *SuspendTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[18]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1132,7 +1333,7 @@ func (x *SuspendTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SuspendTargetResponse.ProtoReflect.Descriptor instead.
 func (*SuspendTargetResponse) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *SuspendTargetResponse) GetLeaseId() string {
@@ -1176,7 +1377,7 @@ type ResumeTargetRequest struct {
 
 func (x *ResumeTargetRequest) Reset() {
 	*x = ResumeTargetRequest{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[19]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1188,7 +1389,7 @@ func (x *ResumeTargetRequest) String() string {
 func (*ResumeTargetRequest) ProtoMessage() {}
 
 func (x *ResumeTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[19]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1201,7 +1402,7 @@ func (x *ResumeTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeTargetRequest.ProtoReflect.Descriptor instead.
 func (*ResumeTargetRequest) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *ResumeTargetRequest) GetTargetId() string {
@@ -1229,7 +1430,7 @@ type ResumeTargetResponse struct {
 
 func (x *ResumeTargetResponse) Reset() {
 	*x = ResumeTargetResponse{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[20]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1241,7 +1442,7 @@ func (x *ResumeTargetResponse) String() string {
 func (*ResumeTargetResponse) ProtoMessage() {}
 
 func (x *ResumeTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[20]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1254,7 +1455,7 @@ func (x *ResumeTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeTargetResponse.ProtoReflect.Descriptor instead.
 func (*ResumeTargetResponse) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ResumeTargetResponse) GetState() TargetState {
@@ -1281,7 +1482,7 @@ type ClassifyTargetRequest struct {
 
 func (x *ClassifyTargetRequest) Reset() {
 	*x = ClassifyTargetRequest{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[21]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1293,7 +1494,7 @@ func (x *ClassifyTargetRequest) String() string {
 func (*ClassifyTargetRequest) ProtoMessage() {}
 
 func (x *ClassifyTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[21]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1306,7 +1507,7 @@ func (x *ClassifyTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassifyTargetRequest.ProtoReflect.Descriptor instead.
 func (*ClassifyTargetRequest) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ClassifyTargetRequest) GetTargetId() string {
@@ -1348,7 +1549,7 @@ type ClassifyTargetResponse struct {
 
 func (x *ClassifyTargetResponse) Reset() {
 	*x = ClassifyTargetResponse{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[22]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1360,7 +1561,7 @@ func (x *ClassifyTargetResponse) String() string {
 func (*ClassifyTargetResponse) ProtoMessage() {}
 
 func (x *ClassifyTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[22]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1373,7 +1574,7 @@ func (x *ClassifyTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClassifyTargetResponse.ProtoReflect.Descriptor instead.
 func (*ClassifyTargetResponse) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ClassifyTargetResponse) GetTarget() *Target {
@@ -1394,7 +1595,7 @@ type ExplainTargetRequest struct {
 
 func (x *ExplainTargetRequest) Reset() {
 	*x = ExplainTargetRequest{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[23]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1406,7 +1607,7 @@ func (x *ExplainTargetRequest) String() string {
 func (*ExplainTargetRequest) ProtoMessage() {}
 
 func (x *ExplainTargetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[23]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1419,7 +1620,7 @@ func (x *ExplainTargetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainTargetRequest.ProtoReflect.Descriptor instead.
 func (*ExplainTargetRequest) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ExplainTargetRequest) GetTargetId() string {
@@ -1439,14 +1640,17 @@ type ExplainTargetResponse struct {
 	// The checks in the order the scheduler makes them.
 	Steps []*ExplainStep `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
 	// Live leases that cover one of its GPUs.
-	Leases        []*Lease `protobuf:"bytes,4,rep,name=leases,proto3" json:"leases,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Leases []*Lease `protobuf:"bytes,4,rep,name=leases,proto3" json:"leases,omitempty"`
+	// What classifies it, in order: an admin's word, the rules, its own tags, the
+	// default. The first that matches decides.
+	Classification []*ClassifyStep `protobuf:"bytes,5,rep,name=classification,proto3" json:"classification,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *ExplainTargetResponse) Reset() {
 	*x = ExplainTargetResponse{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[24]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1458,7 +1662,7 @@ func (x *ExplainTargetResponse) String() string {
 func (*ExplainTargetResponse) ProtoMessage() {}
 
 func (x *ExplainTargetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[24]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1471,7 +1675,7 @@ func (x *ExplainTargetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainTargetResponse.ProtoReflect.Descriptor instead.
 func (*ExplainTargetResponse) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ExplainTargetResponse) GetTarget() *Target {
@@ -1502,6 +1706,95 @@ func (x *ExplainTargetResponse) GetLeases() []*Lease {
 	return nil
 }
 
+func (x *ExplainTargetResponse) GetClassification() []*ClassifyStep {
+	if x != nil {
+		return x.Classification
+	}
+	return nil
+}
+
+// One thing that could give a process its class.
+type ClassifyStep struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "admin", "rule NAME", "tag" or "default".
+	By string `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
+	// The class it gives; UNSPECIFIED for an admin who said nothing.
+	Class Class `protobuf:"varint,2,opt,name=class,proto3,enum=gpreempt.v1.Class" json:"class,omitempty"`
+	// It matches.
+	Matches bool `protobuf:"varint,3,opt,name=matches,proto3" json:"matches,omitempty"`
+	// It decides: nothing before it matches.
+	Decides bool `protobuf:"varint,4,opt,name=decides,proto3" json:"decides,omitempty"`
+	// Which part matched or did not, and the facts.
+	Detail        string `protobuf:"bytes,5,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClassifyStep) Reset() {
+	*x = ClassifyStep{}
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClassifyStep) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClassifyStep) ProtoMessage() {}
+
+func (x *ClassifyStep) ProtoReflect() protoreflect.Message {
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClassifyStep.ProtoReflect.Descriptor instead.
+func (*ClassifyStep) Descriptor() ([]byte, []int) {
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ClassifyStep) GetBy() string {
+	if x != nil {
+		return x.By
+	}
+	return ""
+}
+
+func (x *ClassifyStep) GetClass() Class {
+	if x != nil {
+		return x.Class
+	}
+	return Class_CLASS_UNSPECIFIED
+}
+
+func (x *ClassifyStep) GetMatches() bool {
+	if x != nil {
+		return x.Matches
+	}
+	return false
+}
+
+func (x *ClassifyStep) GetDecides() bool {
+	if x != nil {
+		return x.Decides
+	}
+	return false
+}
+
+func (x *ClassifyStep) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 // One check.
 type ExplainStep struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1517,7 +1810,7 @@ type ExplainStep struct {
 
 func (x *ExplainStep) Reset() {
 	*x = ExplainStep{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[25]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1529,7 +1822,7 @@ func (x *ExplainStep) String() string {
 func (*ExplainStep) ProtoMessage() {}
 
 func (x *ExplainStep) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[25]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1542,7 +1835,7 @@ func (x *ExplainStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExplainStep.ProtoReflect.Descriptor instead.
 func (*ExplainStep) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ExplainStep) GetQuestion() string {
@@ -1575,7 +1868,7 @@ type GetPolicyRequest struct {
 
 func (x *GetPolicyRequest) Reset() {
 	*x = GetPolicyRequest{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[26]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1587,7 +1880,7 @@ func (x *GetPolicyRequest) String() string {
 func (*GetPolicyRequest) ProtoMessage() {}
 
 func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[26]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1600,7 +1893,7 @@ func (x *GetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*GetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 // The policy.
@@ -1616,7 +1909,7 @@ type GetPolicyResponse struct {
 
 func (x *GetPolicyResponse) Reset() {
 	*x = GetPolicyResponse{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[27]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1628,7 +1921,7 @@ func (x *GetPolicyResponse) String() string {
 func (*GetPolicyResponse) ProtoMessage() {}
 
 func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[27]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1641,7 +1934,7 @@ func (x *GetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*GetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetPolicyResponse) GetPolicy() *Policy {
@@ -1676,7 +1969,7 @@ type SetPolicyRequest struct {
 
 func (x *SetPolicyRequest) Reset() {
 	*x = SetPolicyRequest{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[28]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1688,7 +1981,7 @@ func (x *SetPolicyRequest) String() string {
 func (*SetPolicyRequest) ProtoMessage() {}
 
 func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[28]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1701,7 +1994,7 @@ func (x *SetPolicyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyRequest.ProtoReflect.Descriptor instead.
 func (*SetPolicyRequest) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *SetPolicyRequest) GetPreset() string {
@@ -1743,7 +2036,7 @@ type SetPolicyResponse struct {
 
 func (x *SetPolicyResponse) Reset() {
 	*x = SetPolicyResponse{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[29]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1755,7 +2048,7 @@ func (x *SetPolicyResponse) String() string {
 func (*SetPolicyResponse) ProtoMessage() {}
 
 func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[29]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1768,7 +2061,7 @@ func (x *SetPolicyResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetPolicyResponse.ProtoReflect.Descriptor instead.
 func (*SetPolicyResponse) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *SetPolicyResponse) GetPolicy() *Policy {
@@ -1793,7 +2086,7 @@ type WatchEventsRequest struct {
 
 func (x *WatchEventsRequest) Reset() {
 	*x = WatchEventsRequest{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[30]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1805,7 +2098,7 @@ func (x *WatchEventsRequest) String() string {
 func (*WatchEventsRequest) ProtoMessage() {}
 
 func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[30]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1818,7 +2111,7 @@ func (x *WatchEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEventsRequest) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *WatchEventsRequest) GetAfterRevision() uint64 {
@@ -1853,7 +2146,7 @@ type WatchEventsResponse struct {
 
 func (x *WatchEventsResponse) Reset() {
 	*x = WatchEventsResponse{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[31]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1865,7 +2158,7 @@ func (x *WatchEventsResponse) String() string {
 func (*WatchEventsResponse) ProtoMessage() {}
 
 func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[31]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1878,7 +2171,7 @@ func (x *WatchEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEventsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEventsResponse) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *WatchEventsResponse) GetEvent() *Event {
@@ -1897,7 +2190,7 @@ type GetStatisticsRequest struct {
 
 func (x *GetStatisticsRequest) Reset() {
 	*x = GetStatisticsRequest{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[32]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1909,7 +2202,7 @@ func (x *GetStatisticsRequest) String() string {
 func (*GetStatisticsRequest) ProtoMessage() {}
 
 func (x *GetStatisticsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[32]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1922,7 +2215,7 @@ func (x *GetStatisticsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatisticsRequest.ProtoReflect.Descriptor instead.
 func (*GetStatisticsRequest) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 // The statistics.
@@ -1936,7 +2229,7 @@ type GetStatisticsResponse struct {
 
 func (x *GetStatisticsResponse) Reset() {
 	*x = GetStatisticsResponse{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[33]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1948,7 +2241,7 @@ func (x *GetStatisticsResponse) String() string {
 func (*GetStatisticsResponse) ProtoMessage() {}
 
 func (x *GetStatisticsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[33]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1961,7 +2254,7 @@ func (x *GetStatisticsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetStatisticsResponse.ProtoReflect.Descriptor instead.
 func (*GetStatisticsResponse) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GetStatisticsResponse) GetStatistics() *Statistics {
@@ -1984,7 +2277,7 @@ type SetDrainRequest struct {
 
 func (x *SetDrainRequest) Reset() {
 	*x = SetDrainRequest{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[34]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1996,7 +2289,7 @@ func (x *SetDrainRequest) String() string {
 func (*SetDrainRequest) ProtoMessage() {}
 
 func (x *SetDrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[34]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2009,7 +2302,7 @@ func (x *SetDrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDrainRequest.ProtoReflect.Descriptor instead.
 func (*SetDrainRequest) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SetDrainRequest) GetDrain() bool {
@@ -2039,7 +2332,7 @@ type SetDrainResponse struct {
 
 func (x *SetDrainResponse) Reset() {
 	*x = SetDrainResponse{}
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[35]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2051,7 +2344,7 @@ func (x *SetDrainResponse) String() string {
 func (*SetDrainResponse) ProtoMessage() {}
 
 func (x *SetDrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_admin_proto_msgTypes[35]
+	mi := &file_gpreempt_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2064,7 +2357,7 @@ func (x *SetDrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetDrainResponse.ProtoReflect.Descriptor instead.
 func (*SetDrainResponse) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SetDrainResponse) GetDraining() bool {
@@ -2086,7 +2379,7 @@ var File_gpreempt_v1_admin_proto protoreflect.FileDescriptor
 const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x17gpreempt/v1/admin.proto\x12\vgpreempt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1agpreempt/v1/diagnose.proto\x1a\x18gpreempt/v1/online.proto\x1a\x17gpreempt/v1/types.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\x8e\x04\n" +
+	"\x10GetStatusRequest\"\xd6\x04\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -2105,7 +2398,9 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\x06policy\x18\v \x01(\tR\x06policy\x120\n" +
 	"\bwarnings\x18\f \x03(\v2\x14.gpreempt.v1.WarningR\bwarnings\x12-\n" +
 	"\x12inventory_revision\x18\r \x01(\x04R\x11inventoryRevision\x12%\n" +
-	"\x0eevent_revision\x18\x0e \x01(\x04R\reventRevision\"e\n" +
+	"\x0eevent_revision\x18\x0e \x01(\x04R\reventRevision\x12\x17\n" +
+	"\aboot_id\x18\x0f \x01(\tR\x06bootId\x12-\n" +
+	"\asources\x18\x10 \x03(\v2\x13.gpreempt.v1.SourceR\asources\"e\n" +
 	"\aWarning\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x1a\n" +
 	"\bseverity\x18\x02 \x01(\tR\bseverity\x12\x12\n" +
@@ -2113,19 +2408,33 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\x06remedy\x18\x04 \x01(\tR\x06remedy\"\x11\n" +
 	"\x0fListGpusRequest\"8\n" +
 	"\x10ListGpusResponse\x12$\n" +
-	"\x04gpus\x18\x01 \x03(\v2\x10.gpreempt.v1.GpuR\x04gpus\"U\n" +
+	"\x04gpus\x18\x01 \x03(\v2\x10.gpreempt.v1.GpuR\x04gpus\"\x85\x01\n" +
 	"\x12ListTargetsRequest\x12(\n" +
 	"\x05class\x18\x01 \x01(\x0e2\x12.gpreempt.v1.ClassR\x05class\x12\x15\n" +
-	"\x06gpu_id\x18\x02 \x01(\rR\x05gpuId\"D\n" +
+	"\x06gpu_id\x18\x02 \x01(\rR\x05gpuId\x12\x1c\n" +
+	"\tcontainer\x18\x03 \x01(\tR\tcontainer\x12\x10\n" +
+	"\x03pid\x18\x04 \x01(\x05R\x03pid\"D\n" +
 	"\x13ListTargetsResponse\x12-\n" +
-	"\atargets\x18\x01 \x03(\v2\x13.gpreempt.v1.TargetR\atargets\"q\n" +
+	"\atargets\x18\x01 \x03(\v2\x13.gpreempt.v1.TargetR\atargets\"\xa9\x01\n" +
 	"\x11ListQueuesRequest\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12\x15\n" +
 	"\x06gpu_id\x18\x02 \x01(\rR\x05gpuId\x12(\n" +
-	"\x05class\x18\x03 \x01(\x0e2\x12.gpreempt.v1.ClassR\x05class\"\\\n" +
+	"\x05class\x18\x03 \x01(\x0e2\x12.gpreempt.v1.ClassR\x05class\x12\x1c\n" +
+	"\tcontainer\x18\x04 \x01(\tR\tcontainer\x12\x18\n" +
+	"\abacklog\x18\x05 \x01(\bR\abacklog\"\\\n" +
 	"\x12ListQueuesResponse\x12*\n" +
 	"\x06queues\x18\x01 \x03(\v2\x12.gpreempt.v1.QueueR\x06queues\x12\x1a\n" +
-	"\brevision\x18\x02 \x01(\x04R\brevision\";\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\"W\n" +
+	"\x0fListHqdsRequest\x12\x15\n" +
+	"\x06gpu_id\x18\x01 \x01(\rR\x05gpuId\x12\x1b\n" +
+	"\ttarget_id\x18\x02 \x01(\tR\btargetId\x12\x10\n" +
+	"\x03all\x18\x03 \x01(\bR\x03all\"\xda\x01\n" +
+	"\x10ListHqdsResponse\x12$\n" +
+	"\x04hqds\x18\x01 \x03(\v2\x10.gpreempt.v1.HqdR\x04hqds\x123\n" +
+	"\aread_at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x06readAt\x12-\n" +
+	"\x04took\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x04took\x12&\n" +
+	"\x0fstopped_gpu_ids\x18\x04 \x03(\rR\rstoppedGpuIds\x12\x14\n" +
+	"\x05notes\x18\x05 \x03(\tR\x05notes\";\n" +
 	"\x12WatchQueuesRequest\x12%\n" +
 	"\x0eafter_revision\x18\x01 \x01(\x04R\rafterRevision\"\x8d\x01\n" +
 	"\x13WatchQueuesResponse\x12\x1a\n" +
@@ -2165,12 +2474,19 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\x16ClassifyTargetResponse\x12+\n" +
 	"\x06target\x18\x01 \x01(\v2\x13.gpreempt.v1.TargetR\x06target\"3\n" +
 	"\x14ExplainTargetRequest\x12\x1b\n" +
-	"\ttarget_id\x18\x01 \x01(\tR\btargetId\"\xba\x01\n" +
+	"\ttarget_id\x18\x01 \x01(\tR\btargetId\"\xfd\x01\n" +
 	"\x15ExplainTargetResponse\x12+\n" +
 	"\x06target\x18\x01 \x01(\v2\x13.gpreempt.v1.TargetR\x06target\x12\x18\n" +
 	"\averdict\x18\x02 \x01(\tR\averdict\x12.\n" +
 	"\x05steps\x18\x03 \x03(\v2\x18.gpreempt.v1.ExplainStepR\x05steps\x12*\n" +
-	"\x06leases\x18\x04 \x03(\v2\x12.gpreempt.v1.LeaseR\x06leases\"W\n" +
+	"\x06leases\x18\x04 \x03(\v2\x12.gpreempt.v1.LeaseR\x06leases\x12A\n" +
+	"\x0eclassification\x18\x05 \x03(\v2\x19.gpreempt.v1.ClassifyStepR\x0eclassification\"\x94\x01\n" +
+	"\fClassifyStep\x12\x0e\n" +
+	"\x02by\x18\x01 \x01(\tR\x02by\x12(\n" +
+	"\x05class\x18\x02 \x01(\x0e2\x12.gpreempt.v1.ClassR\x05class\x12\x18\n" +
+	"\amatches\x18\x03 \x01(\bR\amatches\x12\x18\n" +
+	"\adecides\x18\x04 \x01(\bR\adecides\x12\x16\n" +
+	"\x06detail\x18\x05 \x01(\tR\x06detail\"W\n" +
 	"\vExplainStep\x12\x1a\n" +
 	"\bquestion\x18\x01 \x01(\tR\bquestion\x12\x14\n" +
 	"\x05holds\x18\x02 \x01(\bR\x05holds\x12\x16\n" +
@@ -2208,13 +2524,14 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\x18QUEUE_CHANGE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12QUEUE_CHANGE_ADDED\x10\x01\x12\x19\n" +
 	"\x15QUEUE_CHANGE_MODIFIED\x10\x02\x12\x18\n" +
-	"\x14QUEUE_CHANGE_REMOVED\x10\x032\xc4\v\n" +
+	"\x14QUEUE_CHANGE_REMOVED\x10\x032\x8d\f\n" +
 	"\fAdminService\x12J\n" +
 	"\tGetStatus\x12\x1d.gpreempt.v1.GetStatusRequest\x1a\x1e.gpreempt.v1.GetStatusResponse\x12G\n" +
 	"\bListGpus\x12\x1c.gpreempt.v1.ListGpusRequest\x1a\x1d.gpreempt.v1.ListGpusResponse\x12P\n" +
 	"\vListTargets\x12\x1f.gpreempt.v1.ListTargetsRequest\x1a .gpreempt.v1.ListTargetsResponse\x12M\n" +
 	"\n" +
-	"ListQueues\x12\x1e.gpreempt.v1.ListQueuesRequest\x1a\x1f.gpreempt.v1.ListQueuesResponse\x12R\n" +
+	"ListQueues\x12\x1e.gpreempt.v1.ListQueuesRequest\x1a\x1f.gpreempt.v1.ListQueuesResponse\x12G\n" +
+	"\bListHqds\x12\x1c.gpreempt.v1.ListHqdsRequest\x1a\x1d.gpreempt.v1.ListHqdsResponse\x12R\n" +
 	"\vWatchQueues\x12\x1f.gpreempt.v1.WatchQueuesRequest\x1a .gpreempt.v1.WatchQueuesResponse0\x01\x12M\n" +
 	"\n" +
 	"ListLeases\x12\x1e.gpreempt.v1.ListLeasesRequest\x1a\x1f.gpreempt.v1.ListLeasesResponse\x12P\n" +
@@ -2244,7 +2561,7 @@ func file_gpreempt_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_gpreempt_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_gpreempt_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_gpreempt_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_gpreempt_v1_admin_proto_goTypes = []any{
 	(QueueChange)(0),               // 0: gpreempt.v1.QueueChange
 	(*GetStatusRequest)(nil),       // 1: gpreempt.v1.GetStatusRequest
@@ -2256,123 +2573,136 @@ var file_gpreempt_v1_admin_proto_goTypes = []any{
 	(*ListTargetsResponse)(nil),    // 7: gpreempt.v1.ListTargetsResponse
 	(*ListQueuesRequest)(nil),      // 8: gpreempt.v1.ListQueuesRequest
 	(*ListQueuesResponse)(nil),     // 9: gpreempt.v1.ListQueuesResponse
-	(*WatchQueuesRequest)(nil),     // 10: gpreempt.v1.WatchQueuesRequest
-	(*WatchQueuesResponse)(nil),    // 11: gpreempt.v1.WatchQueuesResponse
-	(*ListLeasesRequest)(nil),      // 12: gpreempt.v1.ListLeasesRequest
-	(*ListLeasesResponse)(nil),     // 13: gpreempt.v1.ListLeasesResponse
-	(*CreateLeaseRequest)(nil),     // 14: gpreempt.v1.CreateLeaseRequest
-	(*CreateLeaseResponse)(nil),    // 15: gpreempt.v1.CreateLeaseResponse
-	(*ReleaseLeaseRequest)(nil),    // 16: gpreempt.v1.ReleaseLeaseRequest
-	(*ReleaseLeaseResponse)(nil),   // 17: gpreempt.v1.ReleaseLeaseResponse
-	(*SuspendTargetRequest)(nil),   // 18: gpreempt.v1.SuspendTargetRequest
-	(*SuspendTargetResponse)(nil),  // 19: gpreempt.v1.SuspendTargetResponse
-	(*ResumeTargetRequest)(nil),    // 20: gpreempt.v1.ResumeTargetRequest
-	(*ResumeTargetResponse)(nil),   // 21: gpreempt.v1.ResumeTargetResponse
-	(*ClassifyTargetRequest)(nil),  // 22: gpreempt.v1.ClassifyTargetRequest
-	(*ClassifyTargetResponse)(nil), // 23: gpreempt.v1.ClassifyTargetResponse
-	(*ExplainTargetRequest)(nil),   // 24: gpreempt.v1.ExplainTargetRequest
-	(*ExplainTargetResponse)(nil),  // 25: gpreempt.v1.ExplainTargetResponse
-	(*ExplainStep)(nil),            // 26: gpreempt.v1.ExplainStep
-	(*GetPolicyRequest)(nil),       // 27: gpreempt.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),      // 28: gpreempt.v1.GetPolicyResponse
-	(*SetPolicyRequest)(nil),       // 29: gpreempt.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),      // 30: gpreempt.v1.SetPolicyResponse
-	(*WatchEventsRequest)(nil),     // 31: gpreempt.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),    // 32: gpreempt.v1.WatchEventsResponse
-	(*GetStatisticsRequest)(nil),   // 33: gpreempt.v1.GetStatisticsRequest
-	(*GetStatisticsResponse)(nil),  // 34: gpreempt.v1.GetStatisticsResponse
-	(*SetDrainRequest)(nil),        // 35: gpreempt.v1.SetDrainRequest
-	(*SetDrainResponse)(nil),       // 36: gpreempt.v1.SetDrainResponse
-	(*timestamppb.Timestamp)(nil),  // 37: google.protobuf.Timestamp
-	(*Gpu)(nil),                    // 38: gpreempt.v1.Gpu
-	(Class)(0),                     // 39: gpreempt.v1.Class
-	(*Target)(nil),                 // 40: gpreempt.v1.Target
-	(*Queue)(nil),                  // 41: gpreempt.v1.Queue
-	(*Lease)(nil),                  // 42: gpreempt.v1.Lease
-	(*NotifyOnlineRequest)(nil),    // 43: gpreempt.v1.NotifyOnlineRequest
-	(*NotifyOnlineResponse)(nil),   // 44: gpreempt.v1.NotifyOnlineResponse
-	(LeaseEnd)(0),                  // 45: gpreempt.v1.LeaseEnd
-	(*durationpb.Duration)(nil),    // 46: google.protobuf.Duration
-	(QuiesceReason)(0),             // 47: gpreempt.v1.QuiesceReason
-	(*Timing)(nil),                 // 48: gpreempt.v1.Timing
-	(TargetState)(0),               // 49: gpreempt.v1.TargetState
-	(*Policy)(nil),                 // 50: gpreempt.v1.Policy
-	(*Event)(nil),                  // 51: gpreempt.v1.Event
-	(*Statistics)(nil),             // 52: gpreempt.v1.Statistics
-	(*DiagnoseRequest)(nil),        // 53: gpreempt.v1.DiagnoseRequest
-	(*DiagnoseResponse)(nil),       // 54: gpreempt.v1.DiagnoseResponse
+	(*ListHqdsRequest)(nil),        // 10: gpreempt.v1.ListHqdsRequest
+	(*ListHqdsResponse)(nil),       // 11: gpreempt.v1.ListHqdsResponse
+	(*WatchQueuesRequest)(nil),     // 12: gpreempt.v1.WatchQueuesRequest
+	(*WatchQueuesResponse)(nil),    // 13: gpreempt.v1.WatchQueuesResponse
+	(*ListLeasesRequest)(nil),      // 14: gpreempt.v1.ListLeasesRequest
+	(*ListLeasesResponse)(nil),     // 15: gpreempt.v1.ListLeasesResponse
+	(*CreateLeaseRequest)(nil),     // 16: gpreempt.v1.CreateLeaseRequest
+	(*CreateLeaseResponse)(nil),    // 17: gpreempt.v1.CreateLeaseResponse
+	(*ReleaseLeaseRequest)(nil),    // 18: gpreempt.v1.ReleaseLeaseRequest
+	(*ReleaseLeaseResponse)(nil),   // 19: gpreempt.v1.ReleaseLeaseResponse
+	(*SuspendTargetRequest)(nil),   // 20: gpreempt.v1.SuspendTargetRequest
+	(*SuspendTargetResponse)(nil),  // 21: gpreempt.v1.SuspendTargetResponse
+	(*ResumeTargetRequest)(nil),    // 22: gpreempt.v1.ResumeTargetRequest
+	(*ResumeTargetResponse)(nil),   // 23: gpreempt.v1.ResumeTargetResponse
+	(*ClassifyTargetRequest)(nil),  // 24: gpreempt.v1.ClassifyTargetRequest
+	(*ClassifyTargetResponse)(nil), // 25: gpreempt.v1.ClassifyTargetResponse
+	(*ExplainTargetRequest)(nil),   // 26: gpreempt.v1.ExplainTargetRequest
+	(*ExplainTargetResponse)(nil),  // 27: gpreempt.v1.ExplainTargetResponse
+	(*ClassifyStep)(nil),           // 28: gpreempt.v1.ClassifyStep
+	(*ExplainStep)(nil),            // 29: gpreempt.v1.ExplainStep
+	(*GetPolicyRequest)(nil),       // 30: gpreempt.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),      // 31: gpreempt.v1.GetPolicyResponse
+	(*SetPolicyRequest)(nil),       // 32: gpreempt.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),      // 33: gpreempt.v1.SetPolicyResponse
+	(*WatchEventsRequest)(nil),     // 34: gpreempt.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),    // 35: gpreempt.v1.WatchEventsResponse
+	(*GetStatisticsRequest)(nil),   // 36: gpreempt.v1.GetStatisticsRequest
+	(*GetStatisticsResponse)(nil),  // 37: gpreempt.v1.GetStatisticsResponse
+	(*SetDrainRequest)(nil),        // 38: gpreempt.v1.SetDrainRequest
+	(*SetDrainResponse)(nil),       // 39: gpreempt.v1.SetDrainResponse
+	(*timestamppb.Timestamp)(nil),  // 40: google.protobuf.Timestamp
+	(*Source)(nil),                 // 41: gpreempt.v1.Source
+	(*Gpu)(nil),                    // 42: gpreempt.v1.Gpu
+	(Class)(0),                     // 43: gpreempt.v1.Class
+	(*Target)(nil),                 // 44: gpreempt.v1.Target
+	(*Queue)(nil),                  // 45: gpreempt.v1.Queue
+	(*Hqd)(nil),                    // 46: gpreempt.v1.Hqd
+	(*durationpb.Duration)(nil),    // 47: google.protobuf.Duration
+	(*Lease)(nil),                  // 48: gpreempt.v1.Lease
+	(*NotifyOnlineRequest)(nil),    // 49: gpreempt.v1.NotifyOnlineRequest
+	(*NotifyOnlineResponse)(nil),   // 50: gpreempt.v1.NotifyOnlineResponse
+	(LeaseEnd)(0),                  // 51: gpreempt.v1.LeaseEnd
+	(QuiesceReason)(0),             // 52: gpreempt.v1.QuiesceReason
+	(*Timing)(nil),                 // 53: gpreempt.v1.Timing
+	(TargetState)(0),               // 54: gpreempt.v1.TargetState
+	(*Policy)(nil),                 // 55: gpreempt.v1.Policy
+	(*Event)(nil),                  // 56: gpreempt.v1.Event
+	(*Statistics)(nil),             // 57: gpreempt.v1.Statistics
+	(*DiagnoseRequest)(nil),        // 58: gpreempt.v1.DiagnoseRequest
+	(*DiagnoseResponse)(nil),       // 59: gpreempt.v1.DiagnoseResponse
 }
 var file_gpreempt_v1_admin_proto_depIdxs = []int32{
-	37, // 0: gpreempt.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	40, // 0: gpreempt.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
 	3,  // 1: gpreempt.v1.GetStatusResponse.warnings:type_name -> gpreempt.v1.Warning
-	38, // 2: gpreempt.v1.ListGpusResponse.gpus:type_name -> gpreempt.v1.Gpu
-	39, // 3: gpreempt.v1.ListTargetsRequest.class:type_name -> gpreempt.v1.Class
-	40, // 4: gpreempt.v1.ListTargetsResponse.targets:type_name -> gpreempt.v1.Target
-	39, // 5: gpreempt.v1.ListQueuesRequest.class:type_name -> gpreempt.v1.Class
-	41, // 6: gpreempt.v1.ListQueuesResponse.queues:type_name -> gpreempt.v1.Queue
-	0,  // 7: gpreempt.v1.WatchQueuesResponse.change:type_name -> gpreempt.v1.QueueChange
-	41, // 8: gpreempt.v1.WatchQueuesResponse.queue:type_name -> gpreempt.v1.Queue
-	42, // 9: gpreempt.v1.ListLeasesResponse.leases:type_name -> gpreempt.v1.Lease
-	43, // 10: gpreempt.v1.CreateLeaseRequest.announce:type_name -> gpreempt.v1.NotifyOnlineRequest
-	44, // 11: gpreempt.v1.CreateLeaseResponse.announced:type_name -> gpreempt.v1.NotifyOnlineResponse
-	45, // 12: gpreempt.v1.ReleaseLeaseResponse.end:type_name -> gpreempt.v1.LeaseEnd
-	46, // 13: gpreempt.v1.SuspendTargetRequest.ttl:type_name -> google.protobuf.Duration
-	47, // 14: gpreempt.v1.SuspendTargetResponse.reason:type_name -> gpreempt.v1.QuiesceReason
-	48, // 15: gpreempt.v1.SuspendTargetResponse.timing:type_name -> gpreempt.v1.Timing
-	46, // 16: gpreempt.v1.ResumeTargetRequest.hold:type_name -> google.protobuf.Duration
-	49, // 17: gpreempt.v1.ResumeTargetResponse.state:type_name -> gpreempt.v1.TargetState
-	39, // 18: gpreempt.v1.ClassifyTargetRequest.class:type_name -> gpreempt.v1.Class
-	46, // 19: gpreempt.v1.ClassifyTargetRequest.ttl:type_name -> google.protobuf.Duration
-	40, // 20: gpreempt.v1.ClassifyTargetResponse.target:type_name -> gpreempt.v1.Target
-	40, // 21: gpreempt.v1.ExplainTargetResponse.target:type_name -> gpreempt.v1.Target
-	26, // 22: gpreempt.v1.ExplainTargetResponse.steps:type_name -> gpreempt.v1.ExplainStep
-	42, // 23: gpreempt.v1.ExplainTargetResponse.leases:type_name -> gpreempt.v1.Lease
-	50, // 24: gpreempt.v1.GetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
-	50, // 25: gpreempt.v1.SetPolicyRequest.policy:type_name -> gpreempt.v1.Policy
-	50, // 26: gpreempt.v1.SetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
-	51, // 27: gpreempt.v1.WatchEventsResponse.event:type_name -> gpreempt.v1.Event
-	52, // 28: gpreempt.v1.GetStatisticsResponse.statistics:type_name -> gpreempt.v1.Statistics
-	1,  // 29: gpreempt.v1.AdminService.GetStatus:input_type -> gpreempt.v1.GetStatusRequest
-	4,  // 30: gpreempt.v1.AdminService.ListGpus:input_type -> gpreempt.v1.ListGpusRequest
-	6,  // 31: gpreempt.v1.AdminService.ListTargets:input_type -> gpreempt.v1.ListTargetsRequest
-	8,  // 32: gpreempt.v1.AdminService.ListQueues:input_type -> gpreempt.v1.ListQueuesRequest
-	10, // 33: gpreempt.v1.AdminService.WatchQueues:input_type -> gpreempt.v1.WatchQueuesRequest
-	12, // 34: gpreempt.v1.AdminService.ListLeases:input_type -> gpreempt.v1.ListLeasesRequest
-	14, // 35: gpreempt.v1.AdminService.CreateLease:input_type -> gpreempt.v1.CreateLeaseRequest
-	16, // 36: gpreempt.v1.AdminService.ReleaseLease:input_type -> gpreempt.v1.ReleaseLeaseRequest
-	18, // 37: gpreempt.v1.AdminService.SuspendTarget:input_type -> gpreempt.v1.SuspendTargetRequest
-	20, // 38: gpreempt.v1.AdminService.ResumeTarget:input_type -> gpreempt.v1.ResumeTargetRequest
-	22, // 39: gpreempt.v1.AdminService.ClassifyTarget:input_type -> gpreempt.v1.ClassifyTargetRequest
-	24, // 40: gpreempt.v1.AdminService.ExplainTarget:input_type -> gpreempt.v1.ExplainTargetRequest
-	27, // 41: gpreempt.v1.AdminService.GetPolicy:input_type -> gpreempt.v1.GetPolicyRequest
-	29, // 42: gpreempt.v1.AdminService.SetPolicy:input_type -> gpreempt.v1.SetPolicyRequest
-	31, // 43: gpreempt.v1.AdminService.WatchEvents:input_type -> gpreempt.v1.WatchEventsRequest
-	33, // 44: gpreempt.v1.AdminService.GetStatistics:input_type -> gpreempt.v1.GetStatisticsRequest
-	35, // 45: gpreempt.v1.AdminService.SetDrain:input_type -> gpreempt.v1.SetDrainRequest
-	53, // 46: gpreempt.v1.AdminService.Diagnose:input_type -> gpreempt.v1.DiagnoseRequest
-	2,  // 47: gpreempt.v1.AdminService.GetStatus:output_type -> gpreempt.v1.GetStatusResponse
-	5,  // 48: gpreempt.v1.AdminService.ListGpus:output_type -> gpreempt.v1.ListGpusResponse
-	7,  // 49: gpreempt.v1.AdminService.ListTargets:output_type -> gpreempt.v1.ListTargetsResponse
-	9,  // 50: gpreempt.v1.AdminService.ListQueues:output_type -> gpreempt.v1.ListQueuesResponse
-	11, // 51: gpreempt.v1.AdminService.WatchQueues:output_type -> gpreempt.v1.WatchQueuesResponse
-	13, // 52: gpreempt.v1.AdminService.ListLeases:output_type -> gpreempt.v1.ListLeasesResponse
-	15, // 53: gpreempt.v1.AdminService.CreateLease:output_type -> gpreempt.v1.CreateLeaseResponse
-	17, // 54: gpreempt.v1.AdminService.ReleaseLease:output_type -> gpreempt.v1.ReleaseLeaseResponse
-	19, // 55: gpreempt.v1.AdminService.SuspendTarget:output_type -> gpreempt.v1.SuspendTargetResponse
-	21, // 56: gpreempt.v1.AdminService.ResumeTarget:output_type -> gpreempt.v1.ResumeTargetResponse
-	23, // 57: gpreempt.v1.AdminService.ClassifyTarget:output_type -> gpreempt.v1.ClassifyTargetResponse
-	25, // 58: gpreempt.v1.AdminService.ExplainTarget:output_type -> gpreempt.v1.ExplainTargetResponse
-	28, // 59: gpreempt.v1.AdminService.GetPolicy:output_type -> gpreempt.v1.GetPolicyResponse
-	30, // 60: gpreempt.v1.AdminService.SetPolicy:output_type -> gpreempt.v1.SetPolicyResponse
-	32, // 61: gpreempt.v1.AdminService.WatchEvents:output_type -> gpreempt.v1.WatchEventsResponse
-	34, // 62: gpreempt.v1.AdminService.GetStatistics:output_type -> gpreempt.v1.GetStatisticsResponse
-	36, // 63: gpreempt.v1.AdminService.SetDrain:output_type -> gpreempt.v1.SetDrainResponse
-	54, // 64: gpreempt.v1.AdminService.Diagnose:output_type -> gpreempt.v1.DiagnoseResponse
-	47, // [47:65] is the sub-list for method output_type
-	29, // [29:47] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	41, // 2: gpreempt.v1.GetStatusResponse.sources:type_name -> gpreempt.v1.Source
+	42, // 3: gpreempt.v1.ListGpusResponse.gpus:type_name -> gpreempt.v1.Gpu
+	43, // 4: gpreempt.v1.ListTargetsRequest.class:type_name -> gpreempt.v1.Class
+	44, // 5: gpreempt.v1.ListTargetsResponse.targets:type_name -> gpreempt.v1.Target
+	43, // 6: gpreempt.v1.ListQueuesRequest.class:type_name -> gpreempt.v1.Class
+	45, // 7: gpreempt.v1.ListQueuesResponse.queues:type_name -> gpreempt.v1.Queue
+	46, // 8: gpreempt.v1.ListHqdsResponse.hqds:type_name -> gpreempt.v1.Hqd
+	40, // 9: gpreempt.v1.ListHqdsResponse.read_at:type_name -> google.protobuf.Timestamp
+	47, // 10: gpreempt.v1.ListHqdsResponse.took:type_name -> google.protobuf.Duration
+	0,  // 11: gpreempt.v1.WatchQueuesResponse.change:type_name -> gpreempt.v1.QueueChange
+	45, // 12: gpreempt.v1.WatchQueuesResponse.queue:type_name -> gpreempt.v1.Queue
+	48, // 13: gpreempt.v1.ListLeasesResponse.leases:type_name -> gpreempt.v1.Lease
+	49, // 14: gpreempt.v1.CreateLeaseRequest.announce:type_name -> gpreempt.v1.NotifyOnlineRequest
+	50, // 15: gpreempt.v1.CreateLeaseResponse.announced:type_name -> gpreempt.v1.NotifyOnlineResponse
+	51, // 16: gpreempt.v1.ReleaseLeaseResponse.end:type_name -> gpreempt.v1.LeaseEnd
+	47, // 17: gpreempt.v1.SuspendTargetRequest.ttl:type_name -> google.protobuf.Duration
+	52, // 18: gpreempt.v1.SuspendTargetResponse.reason:type_name -> gpreempt.v1.QuiesceReason
+	53, // 19: gpreempt.v1.SuspendTargetResponse.timing:type_name -> gpreempt.v1.Timing
+	47, // 20: gpreempt.v1.ResumeTargetRequest.hold:type_name -> google.protobuf.Duration
+	54, // 21: gpreempt.v1.ResumeTargetResponse.state:type_name -> gpreempt.v1.TargetState
+	43, // 22: gpreempt.v1.ClassifyTargetRequest.class:type_name -> gpreempt.v1.Class
+	47, // 23: gpreempt.v1.ClassifyTargetRequest.ttl:type_name -> google.protobuf.Duration
+	44, // 24: gpreempt.v1.ClassifyTargetResponse.target:type_name -> gpreempt.v1.Target
+	44, // 25: gpreempt.v1.ExplainTargetResponse.target:type_name -> gpreempt.v1.Target
+	29, // 26: gpreempt.v1.ExplainTargetResponse.steps:type_name -> gpreempt.v1.ExplainStep
+	48, // 27: gpreempt.v1.ExplainTargetResponse.leases:type_name -> gpreempt.v1.Lease
+	28, // 28: gpreempt.v1.ExplainTargetResponse.classification:type_name -> gpreempt.v1.ClassifyStep
+	43, // 29: gpreempt.v1.ClassifyStep.class:type_name -> gpreempt.v1.Class
+	55, // 30: gpreempt.v1.GetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
+	55, // 31: gpreempt.v1.SetPolicyRequest.policy:type_name -> gpreempt.v1.Policy
+	55, // 32: gpreempt.v1.SetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
+	56, // 33: gpreempt.v1.WatchEventsResponse.event:type_name -> gpreempt.v1.Event
+	57, // 34: gpreempt.v1.GetStatisticsResponse.statistics:type_name -> gpreempt.v1.Statistics
+	1,  // 35: gpreempt.v1.AdminService.GetStatus:input_type -> gpreempt.v1.GetStatusRequest
+	4,  // 36: gpreempt.v1.AdminService.ListGpus:input_type -> gpreempt.v1.ListGpusRequest
+	6,  // 37: gpreempt.v1.AdminService.ListTargets:input_type -> gpreempt.v1.ListTargetsRequest
+	8,  // 38: gpreempt.v1.AdminService.ListQueues:input_type -> gpreempt.v1.ListQueuesRequest
+	10, // 39: gpreempt.v1.AdminService.ListHqds:input_type -> gpreempt.v1.ListHqdsRequest
+	12, // 40: gpreempt.v1.AdminService.WatchQueues:input_type -> gpreempt.v1.WatchQueuesRequest
+	14, // 41: gpreempt.v1.AdminService.ListLeases:input_type -> gpreempt.v1.ListLeasesRequest
+	16, // 42: gpreempt.v1.AdminService.CreateLease:input_type -> gpreempt.v1.CreateLeaseRequest
+	18, // 43: gpreempt.v1.AdminService.ReleaseLease:input_type -> gpreempt.v1.ReleaseLeaseRequest
+	20, // 44: gpreempt.v1.AdminService.SuspendTarget:input_type -> gpreempt.v1.SuspendTargetRequest
+	22, // 45: gpreempt.v1.AdminService.ResumeTarget:input_type -> gpreempt.v1.ResumeTargetRequest
+	24, // 46: gpreempt.v1.AdminService.ClassifyTarget:input_type -> gpreempt.v1.ClassifyTargetRequest
+	26, // 47: gpreempt.v1.AdminService.ExplainTarget:input_type -> gpreempt.v1.ExplainTargetRequest
+	30, // 48: gpreempt.v1.AdminService.GetPolicy:input_type -> gpreempt.v1.GetPolicyRequest
+	32, // 49: gpreempt.v1.AdminService.SetPolicy:input_type -> gpreempt.v1.SetPolicyRequest
+	34, // 50: gpreempt.v1.AdminService.WatchEvents:input_type -> gpreempt.v1.WatchEventsRequest
+	36, // 51: gpreempt.v1.AdminService.GetStatistics:input_type -> gpreempt.v1.GetStatisticsRequest
+	38, // 52: gpreempt.v1.AdminService.SetDrain:input_type -> gpreempt.v1.SetDrainRequest
+	58, // 53: gpreempt.v1.AdminService.Diagnose:input_type -> gpreempt.v1.DiagnoseRequest
+	2,  // 54: gpreempt.v1.AdminService.GetStatus:output_type -> gpreempt.v1.GetStatusResponse
+	5,  // 55: gpreempt.v1.AdminService.ListGpus:output_type -> gpreempt.v1.ListGpusResponse
+	7,  // 56: gpreempt.v1.AdminService.ListTargets:output_type -> gpreempt.v1.ListTargetsResponse
+	9,  // 57: gpreempt.v1.AdminService.ListQueues:output_type -> gpreempt.v1.ListQueuesResponse
+	11, // 58: gpreempt.v1.AdminService.ListHqds:output_type -> gpreempt.v1.ListHqdsResponse
+	13, // 59: gpreempt.v1.AdminService.WatchQueues:output_type -> gpreempt.v1.WatchQueuesResponse
+	15, // 60: gpreempt.v1.AdminService.ListLeases:output_type -> gpreempt.v1.ListLeasesResponse
+	17, // 61: gpreempt.v1.AdminService.CreateLease:output_type -> gpreempt.v1.CreateLeaseResponse
+	19, // 62: gpreempt.v1.AdminService.ReleaseLease:output_type -> gpreempt.v1.ReleaseLeaseResponse
+	21, // 63: gpreempt.v1.AdminService.SuspendTarget:output_type -> gpreempt.v1.SuspendTargetResponse
+	23, // 64: gpreempt.v1.AdminService.ResumeTarget:output_type -> gpreempt.v1.ResumeTargetResponse
+	25, // 65: gpreempt.v1.AdminService.ClassifyTarget:output_type -> gpreempt.v1.ClassifyTargetResponse
+	27, // 66: gpreempt.v1.AdminService.ExplainTarget:output_type -> gpreempt.v1.ExplainTargetResponse
+	31, // 67: gpreempt.v1.AdminService.GetPolicy:output_type -> gpreempt.v1.GetPolicyResponse
+	33, // 68: gpreempt.v1.AdminService.SetPolicy:output_type -> gpreempt.v1.SetPolicyResponse
+	35, // 69: gpreempt.v1.AdminService.WatchEvents:output_type -> gpreempt.v1.WatchEventsResponse
+	37, // 70: gpreempt.v1.AdminService.GetStatistics:output_type -> gpreempt.v1.GetStatisticsResponse
+	39, // 71: gpreempt.v1.AdminService.SetDrain:output_type -> gpreempt.v1.SetDrainResponse
+	59, // 72: gpreempt.v1.AdminService.Diagnose:output_type -> gpreempt.v1.DiagnoseResponse
+	54, // [54:73] is the sub-list for method output_type
+	35, // [35:54] is the sub-list for method input_type
+	35, // [35:35] is the sub-list for extension type_name
+	35, // [35:35] is the sub-list for extension extendee
+	0,  // [0:35] is the sub-list for field type_name
 }
 
 func init() { file_gpreempt_v1_admin_proto_init() }
@@ -2383,14 +2713,14 @@ func file_gpreempt_v1_admin_proto_init() {
 	file_gpreempt_v1_diagnose_proto_init()
 	file_gpreempt_v1_online_proto_init()
 	file_gpreempt_v1_types_proto_init()
-	file_gpreempt_v1_admin_proto_msgTypes[21].OneofWrappers = []any{}
+	file_gpreempt_v1_admin_proto_msgTypes[23].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpreempt_v1_admin_proto_rawDesc), len(file_gpreempt_v1_admin_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   36,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

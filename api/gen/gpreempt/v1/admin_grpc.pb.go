@@ -25,6 +25,7 @@ const (
 	AdminService_ListGpus_FullMethodName       = "/gpreempt.v1.AdminService/ListGpus"
 	AdminService_ListTargets_FullMethodName    = "/gpreempt.v1.AdminService/ListTargets"
 	AdminService_ListQueues_FullMethodName     = "/gpreempt.v1.AdminService/ListQueues"
+	AdminService_ListHqds_FullMethodName       = "/gpreempt.v1.AdminService/ListHqds"
 	AdminService_WatchQueues_FullMethodName    = "/gpreempt.v1.AdminService/WatchQueues"
 	AdminService_ListLeases_FullMethodName     = "/gpreempt.v1.AdminService/ListLeases"
 	AdminService_CreateLease_FullMethodName    = "/gpreempt.v1.AdminService/CreateLease"
@@ -59,6 +60,10 @@ type AdminServiceClient interface {
 	ListTargets(ctx context.Context, in *ListTargetsRequest, opts ...grpc.CallOption) (*ListTargetsResponse, error)
 	// ListQueues gives the queues, with the inventory revision to watch from. Reads.
 	ListQueues(ctx context.Context, in *ListQueuesRequest, opts ...grpc.CallOption) (*ListQueuesResponse, error)
+	// ListHqds reads the hardware slots of all GPUs from the driver: thousands of
+	// register reads, so that answers up to a second old are given again. Reads.
+	// FAILED_PRECONDITION: HQDS_UNREADABLE.
+	ListHqds(ctx context.Context, in *ListHqdsRequest, opts ...grpc.CallOption) (*ListHqdsResponse, error)
 	// WatchQueues streams queue changes after a revision. Reads.
 	// OUT_OF_RANGE: REVISION_COMPACTED (list again). RESOURCE_EXHAUSTED:
 	// SLOW_READER (the reader fell too far behind: list again),
@@ -151,6 +156,16 @@ func (c *adminServiceClient) ListQueues(ctx context.Context, in *ListQueuesReque
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListQueuesResponse)
 	err := c.cc.Invoke(ctx, AdminService_ListQueues_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminServiceClient) ListHqds(ctx context.Context, in *ListHqdsRequest, opts ...grpc.CallOption) (*ListHqdsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListHqdsResponse)
+	err := c.cc.Invoke(ctx, AdminService_ListHqds_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -333,6 +348,10 @@ type AdminServiceServer interface {
 	ListTargets(context.Context, *ListTargetsRequest) (*ListTargetsResponse, error)
 	// ListQueues gives the queues, with the inventory revision to watch from. Reads.
 	ListQueues(context.Context, *ListQueuesRequest) (*ListQueuesResponse, error)
+	// ListHqds reads the hardware slots of all GPUs from the driver: thousands of
+	// register reads, so that answers up to a second old are given again. Reads.
+	// FAILED_PRECONDITION: HQDS_UNREADABLE.
+	ListHqds(context.Context, *ListHqdsRequest) (*ListHqdsResponse, error)
 	// WatchQueues streams queue changes after a revision. Reads.
 	// OUT_OF_RANGE: REVISION_COMPACTED (list again). RESOURCE_EXHAUSTED:
 	// SLOW_READER (the reader fell too far behind: list again),
@@ -402,6 +421,9 @@ func (UnimplementedAdminServiceServer) ListTargets(context.Context, *ListTargets
 }
 func (UnimplementedAdminServiceServer) ListQueues(context.Context, *ListQueuesRequest) (*ListQueuesResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListQueues not implemented")
+}
+func (UnimplementedAdminServiceServer) ListHqds(context.Context, *ListHqdsRequest) (*ListHqdsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListHqds not implemented")
 }
 func (UnimplementedAdminServiceServer) WatchQueues(*WatchQueuesRequest, grpc.ServerStreamingServer[WatchQueuesResponse]) error {
 	return status.Error(codes.Unimplemented, "method WatchQueues not implemented")
@@ -534,6 +556,24 @@ func _AdminService_ListQueues_Handler(srv interface{}, ctx context.Context, dec 
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(AdminServiceServer).ListQueues(ctx, req.(*ListQueuesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _AdminService_ListHqds_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListHqdsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServiceServer).ListHqds(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: AdminService_ListHqds_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServiceServer).ListHqds(ctx, req.(*ListHqdsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -798,6 +838,10 @@ var AdminService_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListQueues",
 			Handler:    _AdminService_ListQueues_Handler,
+		},
+		{
+			MethodName: "ListHqds",
+			Handler:    _AdminService_ListHqds_Handler,
 		},
 		{
 			MethodName: "ListLeases",

@@ -373,6 +373,63 @@ func (QuiesceReason) EnumDescriptor() ([]byte, []int) {
 	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{4}
 }
 
+// What a hardware slot holds.
+type HqdState int32
+
+const (
+	// Not given.
+	HqdState_HQD_STATE_UNSPECIFIED HqdState = 0
+	// Nothing ever, or nothing any more.
+	HqdState_HQD_STATE_EMPTY HqdState = 1
+	// What a queue left behind: it is not active.
+	HqdState_HQD_STATE_STALE HqdState = 2
+	// A queue.
+	HqdState_HQD_STATE_LIVE HqdState = 3
+)
+
+// Enum value maps for HqdState.
+var (
+	HqdState_name = map[int32]string{
+		0: "HQD_STATE_UNSPECIFIED",
+		1: "HQD_STATE_EMPTY",
+		2: "HQD_STATE_STALE",
+		3: "HQD_STATE_LIVE",
+	}
+	HqdState_value = map[string]int32{
+		"HQD_STATE_UNSPECIFIED": 0,
+		"HQD_STATE_EMPTY":       1,
+		"HQD_STATE_STALE":       2,
+		"HQD_STATE_LIVE":        3,
+	}
+)
+
+func (x HqdState) Enum() *HqdState {
+	p := new(HqdState)
+	*p = x
+	return p
+}
+
+func (x HqdState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (HqdState) Descriptor() protoreflect.EnumDescriptor {
+	return file_gpreempt_v1_types_proto_enumTypes[5].Descriptor()
+}
+
+func (HqdState) Type() protoreflect.EnumType {
+	return &file_gpreempt_v1_types_proto_enumTypes[5]
+}
+
+func (x HqdState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use HqdState.Descriptor instead.
+func (HqdState) EnumDescriptor() ([]byte, []int) {
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{5}
+}
+
 // When offline work is taken off the GPUs of a new lease.
 type SuspendWhen int32
 
@@ -414,11 +471,11 @@ func (x SuspendWhen) String() string {
 }
 
 func (SuspendWhen) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpreempt_v1_types_proto_enumTypes[5].Descriptor()
+	return file_gpreempt_v1_types_proto_enumTypes[6].Descriptor()
 }
 
 func (SuspendWhen) Type() protoreflect.EnumType {
-	return &file_gpreempt_v1_types_proto_enumTypes[5]
+	return &file_gpreempt_v1_types_proto_enumTypes[6]
 }
 
 func (x SuspendWhen) Number() protoreflect.EnumNumber {
@@ -427,7 +484,7 @@ func (x SuspendWhen) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SuspendWhen.Descriptor instead.
 func (SuspendWhen) EnumDescriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{5}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
 // How long offline work stays suspended after the last lease ends.
@@ -472,11 +529,11 @@ func (x Linger) String() string {
 }
 
 func (Linger) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpreempt_v1_types_proto_enumTypes[6].Descriptor()
+	return file_gpreempt_v1_types_proto_enumTypes[7].Descriptor()
 }
 
 func (Linger) Type() protoreflect.EnumType {
-	return &file_gpreempt_v1_types_proto_enumTypes[6]
+	return &file_gpreempt_v1_types_proto_enumTypes[7]
 }
 
 func (x Linger) Number() protoreflect.EnumNumber {
@@ -485,7 +542,7 @@ func (x Linger) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Linger.Descriptor instead.
 func (Linger) EnumDescriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{6}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{7}
 }
 
 // What is suspended together.
@@ -525,11 +582,11 @@ func (x GangScope) String() string {
 }
 
 func (GangScope) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpreempt_v1_types_proto_enumTypes[7].Descriptor()
+	return file_gpreempt_v1_types_proto_enumTypes[8].Descriptor()
 }
 
 func (GangScope) Type() protoreflect.EnumType {
-	return &file_gpreempt_v1_types_proto_enumTypes[7]
+	return &file_gpreempt_v1_types_proto_enumTypes[8]
 }
 
 func (x GangScope) Number() protoreflect.EnumNumber {
@@ -538,7 +595,7 @@ func (x GangScope) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GangScope.Descriptor instead.
 func (GangScope) EnumDescriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
 // What an event is about.
@@ -598,11 +655,11 @@ func (x EventKind) String() string {
 }
 
 func (EventKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_gpreempt_v1_types_proto_enumTypes[8].Descriptor()
+	return file_gpreempt_v1_types_proto_enumTypes[9].Descriptor()
 }
 
 func (EventKind) Type() protoreflect.EnumType {
-	return &file_gpreempt_v1_types_proto_enumTypes[8]
+	return &file_gpreempt_v1_types_proto_enumTypes[9]
 }
 
 func (x EventKind) Number() protoreflect.EnumNumber {
@@ -611,7 +668,7 @@ func (x EventKind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use EventKind.Descriptor instead.
 func (EventKind) EnumDescriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 // A GPU, by whichever name the client knows. Exactly one must be set.
@@ -969,6 +1026,9 @@ type Gpu struct {
 	BreakerOpen bool `protobuf:"varint,14,opt,name=breaker_open,json=breakerOpen,proto3" json:"breaker_open,omitempty"`
 	// Time until the breaker closes.
 	BreakerClosesIn *durationpb.Duration `protobuf:"bytes,15,opt,name=breaker_closes_in,json=breakerClosesIn,proto3" json:"breaker_closes_in,omitempty"`
+	// How often the driver evicted a process's queues from it for lack of memory
+	// since the daemon started; absent when the driver does not tell.
+	MemoryEvictions *uint64 `protobuf:"varint,16,opt,name=memory_evictions,json=memoryEvictions,proto3,oneof" json:"memory_evictions,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -1108,6 +1168,140 @@ func (x *Gpu) GetBreakerClosesIn() *durationpb.Duration {
 	return nil
 }
 
+func (x *Gpu) GetMemoryEvictions() uint64 {
+	if x != nil && x.MemoryEvictions != nil {
+		return *x.MemoryEvictions
+	}
+	return 0
+}
+
+// The container a process runs in.
+type Container struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// docker, containerd, cri-o or podman; "" when the control group does not tell.
+	Runtime string `protobuf:"bytes,1,opt,name=runtime,proto3" json:"runtime,omitempty"`
+	// Id, in full.
+	ContainerId string `protobuf:"bytes,2,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
+	// Name; this and what follows is "" until the runtime's socket told it.
+	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	// Image as it was asked for.
+	Image string `protobuf:"bytes,4,opt,name=image,proto3" json:"image,omitempty"`
+	// Labels of the container.
+	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Unique id of the Kubernetes pod.
+	PodUid string `protobuf:"bytes,6,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
+	// Namespace of the pod.
+	Namespace string `protobuf:"bytes,7,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Name of the pod.
+	Pod string `protobuf:"bytes,8,opt,name=pod,proto3" json:"pod,omitempty"`
+	// Labels of the pod.
+	PodLabels map[string]string `protobuf:"bytes,9,rep,name=pod_labels,json=podLabels,proto3" json:"pod_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Priority class of the pod; only the kubelet tells it.
+	PriorityClass string `protobuf:"bytes,10,opt,name=priority_class,json=priorityClass,proto3" json:"priority_class,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Container) Reset() {
+	*x = Container{}
+	mi := &file_gpreempt_v1_types_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Container) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Container) ProtoMessage() {}
+
+func (x *Container) ProtoReflect() protoreflect.Message {
+	mi := &file_gpreempt_v1_types_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Container.ProtoReflect.Descriptor instead.
+func (*Container) Descriptor() ([]byte, []int) {
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Container) GetRuntime() string {
+	if x != nil {
+		return x.Runtime
+	}
+	return ""
+}
+
+func (x *Container) GetContainerId() string {
+	if x != nil {
+		return x.ContainerId
+	}
+	return ""
+}
+
+func (x *Container) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Container) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *Container) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *Container) GetPodUid() string {
+	if x != nil {
+		return x.PodUid
+	}
+	return ""
+}
+
+func (x *Container) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
+}
+
+func (x *Container) GetPod() string {
+	if x != nil {
+		return x.Pod
+	}
+	return ""
+}
+
+func (x *Container) GetPodLabels() map[string]string {
+	if x != nil {
+		return x.PodLabels
+	}
+	return nil
+}
+
+func (x *Container) GetPriorityClass() string {
+	if x != nil {
+		return x.PriorityClass
+	}
+	return ""
+}
+
 // A process that owns KFD queues.
 type Target struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1152,14 +1346,29 @@ type Target struct {
 	// Why the mechanism cannot be used, when it cannot.
 	AttachError string `protobuf:"bytes,20,opt,name=attach_error,json=attachError,proto3" json:"attach_error,omitempty"`
 	// Why that mechanism, and what stood in the way of better ones.
-	MechanismWhy  string `protobuf:"bytes,21,opt,name=mechanism_why,json=mechanismWhy,proto3" json:"mechanism_why,omitempty"`
+	MechanismWhy string `protobuf:"bytes,21,opt,name=mechanism_why,json=mechanismWhy,proto3" json:"mechanism_why,omitempty"`
+	// Group id.
+	Gid uint32 `protobuf:"varint,22,opt,name=gid,proto3" json:"gid,omitempty"`
+	// Path of the program, as the process sees it; "" when unknown.
+	Exe string `protobuf:"bytes,23,opt,name=exe,proto3" json:"exe,omitempty"`
+	// Its pids in the pid namespaces below the daemon's, outermost first: the last
+	// is what it calls itself. Empty when it is in the daemon's own.
+	NamespacePids []int32 `protobuf:"varint,24,rep,packed,name=namespace_pids,json=namespacePids,proto3" json:"namespace_pids,omitempty"`
+	// Its container; absent when it is in none.
+	Container *Container `protobuf:"bytes,25,opt,name=container,proto3" json:"container,omitempty"`
+	// systemd unit, such as train.service; "" when in none.
+	Unit string `protobuf:"bytes,26,opt,name=unit,proto3" json:"unit,omitempty"`
+	// systemd slice, such as system.slice; "" when in none.
+	Slice string `protobuf:"bytes,27,opt,name=slice,proto3" json:"slice,omitempty"`
+	// Variables of its environment that rules and tags look at.
+	Environment   map[string]string `protobuf:"bytes,28,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Target) Reset() {
 	*x = Target{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[4]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1171,7 +1380,7 @@ func (x *Target) String() string {
 func (*Target) ProtoMessage() {}
 
 func (x *Target) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[4]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1184,7 +1393,7 @@ func (x *Target) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Target.ProtoReflect.Descriptor instead.
 func (*Target) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{4}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Target) GetTargetId() string {
@@ -1334,6 +1543,55 @@ func (x *Target) GetMechanismWhy() string {
 	return ""
 }
 
+func (x *Target) GetGid() uint32 {
+	if x != nil {
+		return x.Gid
+	}
+	return 0
+}
+
+func (x *Target) GetExe() string {
+	if x != nil {
+		return x.Exe
+	}
+	return ""
+}
+
+func (x *Target) GetNamespacePids() []int32 {
+	if x != nil {
+		return x.NamespacePids
+	}
+	return nil
+}
+
+func (x *Target) GetContainer() *Container {
+	if x != nil {
+		return x.Container
+	}
+	return nil
+}
+
+func (x *Target) GetUnit() string {
+	if x != nil {
+		return x.Unit
+	}
+	return ""
+}
+
+func (x *Target) GetSlice() string {
+	if x != nil {
+		return x.Slice
+	}
+	return ""
+}
+
+func (x *Target) GetEnvironment() map[string]string {
+	if x != nil {
+		return x.Environment
+	}
+	return nil
+}
+
 // A KFD user queue.
 type Queue struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1358,14 +1616,45 @@ type Queue struct {
 	// Command name of the owner.
 	Comm string `protobuf:"bytes,10,opt,name=comm,proto3" json:"comm,omitempty"`
 	// When it was first seen, wall clock.
-	FirstSeen     *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=first_seen,json=firstSeen,proto3" json:"first_seen,omitempty"`
+	FirstSeen *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=first_seen,json=firstSeen,proto3" json:"first_seen,omitempty"`
+	// Where all that follows is from: "snapshot", "mqds" or "snapshot, mqds"; ""
+	// while nothing tells it, and then it is absent.
+	Source string `protobuf:"bytes,12,opt,name=source,proto3" json:"source,omitempty"`
+	// Why source lacks something: which dumps could be meant, what cannot be read.
+	SourceNote string `protobuf:"bytes,13,opt,name=source_note,json=sourceNote,proto3" json:"source_note,omitempty"`
+	// Virtual address of its ring in the owner.
+	RingAddress uint64 `protobuf:"varint,14,opt,name=ring_address,json=ringAddress,proto3" json:"ring_address,omitempty"`
+	// Its packets are AQL packets of 64 bytes.
+	Aql bool `protobuf:"varint,15,opt,name=aql,proto3" json:"aql,omitempty"`
+	// The priority the driver was given, 0..15. HIP's low, normal and high streams
+	// have 0, 7 and 11. Newer kernels show only which third it is in: see
+	// kfd_priority_exact.
+	KfdPriority *uint32 `protobuf:"varint,16,opt,name=kfd_priority,json=kfdPriority,proto3,oneof" json:"kfd_priority,omitempty"`
+	// kfd_priority is what the driver was given; otherwise it is HIP's value of
+	// that pipe priority.
+	KfdPriorityExact bool `protobuf:"varint,17,opt,name=kfd_priority_exact,json=kfdPriorityExact,proto3" json:"kfd_priority_exact,omitempty"`
+	// Byte offset of its doorbell in the process's doorbell page.
+	DoorbellOffset uint32 `protobuf:"varint,18,opt,name=doorbell_offset,json=doorbellOffset,proto3" json:"doorbell_offset,omitempty"`
+	// GPU address of its MQD (of the first XCC's).
+	MqdAddress uint64 `protobuf:"varint,19,opt,name=mqd_address,json=mqdAddress,proto3" json:"mqd_address,omitempty"`
+	// Address in the owner at which the read pointer is reported.
+	ReadPointerAddress uint64 `protobuf:"varint,20,opt,name=read_pointer_address,json=readPointerAddress,proto3" json:"read_pointer_address,omitempty"`
+	// Address in the owner of the write pointer.
+	WritePointerAddress uint64 `protobuf:"varint,21,opt,name=write_pointer_address,json=writePointerAddress,proto3" json:"write_pointer_address,omitempty"`
+	// What is written and not yet read, in backlog_unit; absent when it cannot be
+	// read. Work that is read may still run.
+	Backlog *uint64 `protobuf:"varint,22,opt,name=backlog,proto3,oneof" json:"backlog,omitempty"`
+	// "packets", "dwords" or "bytes".
+	BacklogUnit string `protobuf:"bytes,23,opt,name=backlog_unit,json=backlogUnit,proto3" json:"backlog_unit,omitempty"`
+	// When one of these facts last changed, wall clock; absent when none has.
+	ChangedAt     *timestamppb.Timestamp `protobuf:"bytes,24,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Queue) Reset() {
 	*x = Queue{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[5]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1377,7 +1666,7 @@ func (x *Queue) String() string {
 func (*Queue) ProtoMessage() {}
 
 func (x *Queue) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[5]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1390,7 +1679,7 @@ func (x *Queue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Queue.ProtoReflect.Descriptor instead.
 func (*Queue) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{5}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Queue) GetTargetId() string {
@@ -1470,6 +1759,523 @@ func (x *Queue) GetFirstSeen() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Queue) GetSource() string {
+	if x != nil {
+		return x.Source
+	}
+	return ""
+}
+
+func (x *Queue) GetSourceNote() string {
+	if x != nil {
+		return x.SourceNote
+	}
+	return ""
+}
+
+func (x *Queue) GetRingAddress() uint64 {
+	if x != nil {
+		return x.RingAddress
+	}
+	return 0
+}
+
+func (x *Queue) GetAql() bool {
+	if x != nil {
+		return x.Aql
+	}
+	return false
+}
+
+func (x *Queue) GetKfdPriority() uint32 {
+	if x != nil && x.KfdPriority != nil {
+		return *x.KfdPriority
+	}
+	return 0
+}
+
+func (x *Queue) GetKfdPriorityExact() bool {
+	if x != nil {
+		return x.KfdPriorityExact
+	}
+	return false
+}
+
+func (x *Queue) GetDoorbellOffset() uint32 {
+	if x != nil {
+		return x.DoorbellOffset
+	}
+	return 0
+}
+
+func (x *Queue) GetMqdAddress() uint64 {
+	if x != nil {
+		return x.MqdAddress
+	}
+	return 0
+}
+
+func (x *Queue) GetReadPointerAddress() uint64 {
+	if x != nil {
+		return x.ReadPointerAddress
+	}
+	return 0
+}
+
+func (x *Queue) GetWritePointerAddress() uint64 {
+	if x != nil {
+		return x.WritePointerAddress
+	}
+	return 0
+}
+
+func (x *Queue) GetBacklog() uint64 {
+	if x != nil && x.Backlog != nil {
+		return *x.Backlog
+	}
+	return 0
+}
+
+func (x *Queue) GetBacklogUnit() string {
+	if x != nil {
+		return x.BacklogUnit
+	}
+	return ""
+}
+
+func (x *Queue) GetChangedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ChangedAt
+	}
+	return nil
+}
+
+// A hardware queue descriptor: a slot for a queue on the GPU.
+type Hqd struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// KFD gpu_id.
+	GpuId uint32 `protobuf:"varint,1,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
+	// KFD topology node number.
+	Node uint32 `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"`
+	// "cp" for compute, "hiq" for the driver's own queue to the scheduler, "sdma".
+	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Accelerator complex die; 0 for SDMA.
+	Xcc uint32 `protobuf:"varint,4,opt,name=xcc,proto3" json:"xcc,omitempty"`
+	// Microengine, "hiq" only.
+	Mec uint32 `protobuf:"varint,5,opt,name=mec,proto3" json:"mec,omitempty"`
+	// Pipe of a compute slot, engine of an SDMA slot.
+	Pipe uint32 `protobuf:"varint,6,opt,name=pipe,proto3" json:"pipe,omitempty"`
+	// Queue of a compute slot, RLC of an SDMA slot.
+	Slot uint32 `protobuf:"varint,7,opt,name=slot,proto3" json:"slot,omitempty"`
+	// What it holds.
+	State HqdState `protobuf:"varint,8,opt,name=state,proto3,enum=gpreempt.v1.HqdState" json:"state,omitempty"`
+	// VMID of the owner's address space.
+	Vmid uint32 `protobuf:"varint,9,opt,name=vmid,proto3" json:"vmid,omitempty"`
+	// CP_HQD_QUEUE_PRIORITY.
+	QueuePriority uint32 `protobuf:"varint,10,opt,name=queue_priority,json=queuePriority,proto3" json:"queue_priority,omitempty"`
+	// CP_HQD_PIPE_PRIORITY: 0 low, 1 medium, 2 high.
+	PipePriority uint32 `protobuf:"varint,11,opt,name=pipe_priority,json=pipePriority,proto3" json:"pipe_priority,omitempty"`
+	// CP_HQD_QUANTUM, as it stands in the register.
+	Quantum uint32 `protobuf:"varint,12,opt,name=quantum,proto3" json:"quantum,omitempty"`
+	// Address of the ring.
+	RingAddress uint64 `protobuf:"varint,13,opt,name=ring_address,json=ringAddress,proto3" json:"ring_address,omitempty"`
+	// Size of the ring in bytes.
+	RingBytes uint64 `protobuf:"varint,14,opt,name=ring_bytes,json=ringBytes,proto3" json:"ring_bytes,omitempty"`
+	// Read pointer, in dwords for compute, as the register has it for SDMA.
+	ReadPointer uint64 `protobuf:"varint,15,opt,name=read_pointer,json=readPointer,proto3" json:"read_pointer,omitempty"`
+	// Write pointer, likewise.
+	WritePointer uint64 `protobuf:"varint,16,opt,name=write_pointer,json=writePointer,proto3" json:"write_pointer,omitempty"`
+	// Byte offset of its doorbell.
+	DoorbellOffset uint32 `protobuf:"varint,17,opt,name=doorbell_offset,json=doorbellOffset,proto3" json:"doorbell_offset,omitempty"`
+	// Its packets are AQL packets.
+	Aql bool `protobuf:"varint,18,opt,name=aql,proto3" json:"aql,omitempty"`
+	// GPU address of the MQD it was loaded from.
+	MqdAddress uint64 `protobuf:"varint,19,opt,name=mqd_address,json=mqdAddress,proto3" json:"mqd_address,omitempty"`
+	// The process whose queue it holds, as in Target; "" when that is not known.
+	TargetId string `protobuf:"bytes,20,opt,name=target_id,json=targetId,proto3" json:"target_id,omitempty"`
+	// That queue's id, when target_id is set.
+	QueueId uint32 `protobuf:"varint,21,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
+	// How the two were matched, or why they were not.
+	Match         string `protobuf:"bytes,22,opt,name=match,proto3" json:"match,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Hqd) Reset() {
+	*x = Hqd{}
+	mi := &file_gpreempt_v1_types_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Hqd) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Hqd) ProtoMessage() {}
+
+func (x *Hqd) ProtoReflect() protoreflect.Message {
+	mi := &file_gpreempt_v1_types_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Hqd.ProtoReflect.Descriptor instead.
+func (*Hqd) Descriptor() ([]byte, []int) {
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *Hqd) GetGpuId() uint32 {
+	if x != nil {
+		return x.GpuId
+	}
+	return 0
+}
+
+func (x *Hqd) GetNode() uint32 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *Hqd) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Hqd) GetXcc() uint32 {
+	if x != nil {
+		return x.Xcc
+	}
+	return 0
+}
+
+func (x *Hqd) GetMec() uint32 {
+	if x != nil {
+		return x.Mec
+	}
+	return 0
+}
+
+func (x *Hqd) GetPipe() uint32 {
+	if x != nil {
+		return x.Pipe
+	}
+	return 0
+}
+
+func (x *Hqd) GetSlot() uint32 {
+	if x != nil {
+		return x.Slot
+	}
+	return 0
+}
+
+func (x *Hqd) GetState() HqdState {
+	if x != nil {
+		return x.State
+	}
+	return HqdState_HQD_STATE_UNSPECIFIED
+}
+
+func (x *Hqd) GetVmid() uint32 {
+	if x != nil {
+		return x.Vmid
+	}
+	return 0
+}
+
+func (x *Hqd) GetQueuePriority() uint32 {
+	if x != nil {
+		return x.QueuePriority
+	}
+	return 0
+}
+
+func (x *Hqd) GetPipePriority() uint32 {
+	if x != nil {
+		return x.PipePriority
+	}
+	return 0
+}
+
+func (x *Hqd) GetQuantum() uint32 {
+	if x != nil {
+		return x.Quantum
+	}
+	return 0
+}
+
+func (x *Hqd) GetRingAddress() uint64 {
+	if x != nil {
+		return x.RingAddress
+	}
+	return 0
+}
+
+func (x *Hqd) GetRingBytes() uint64 {
+	if x != nil {
+		return x.RingBytes
+	}
+	return 0
+}
+
+func (x *Hqd) GetReadPointer() uint64 {
+	if x != nil {
+		return x.ReadPointer
+	}
+	return 0
+}
+
+func (x *Hqd) GetWritePointer() uint64 {
+	if x != nil {
+		return x.WritePointer
+	}
+	return 0
+}
+
+func (x *Hqd) GetDoorbellOffset() uint32 {
+	if x != nil {
+		return x.DoorbellOffset
+	}
+	return 0
+}
+
+func (x *Hqd) GetAql() bool {
+	if x != nil {
+		return x.Aql
+	}
+	return false
+}
+
+func (x *Hqd) GetMqdAddress() uint64 {
+	if x != nil {
+		return x.MqdAddress
+	}
+	return 0
+}
+
+func (x *Hqd) GetTargetId() string {
+	if x != nil {
+		return x.TargetId
+	}
+	return ""
+}
+
+func (x *Hqd) GetQueueId() uint32 {
+	if x != nil {
+		return x.QueueId
+	}
+	return 0
+}
+
+func (x *Hqd) GetMatch() string {
+	if x != nil {
+		return x.Match
+	}
+	return ""
+}
+
+// A way the daemon learns of queues.
+type Source struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "events", "sysfs", "smi", "mqds" or "hqds".
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// It works; else note says why not.
+	Available bool `protobuf:"varint,2,opt,name=available,proto3" json:"available,omitempty"`
+	// How often it is read now; 0 when on demand or by itself.
+	Every *durationpb.Duration `protobuf:"bytes,3,opt,name=every,proto3" json:"every,omitempty"`
+	// How long the last reading took.
+	Took *durationpb.Duration `protobuf:"bytes,4,opt,name=took,proto3" json:"took,omitempty"`
+	// When it was last read, wall clock.
+	ReadAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=read_at,json=readAt,proto3" json:"read_at,omitempty"`
+	// Readings so far.
+	Readings uint64 `protobuf:"varint,6,opt,name=readings,proto3" json:"readings,omitempty"`
+	// What an admin should know.
+	Note          string `protobuf:"bytes,7,opt,name=note,proto3" json:"note,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Source) Reset() {
+	*x = Source{}
+	mi := &file_gpreempt_v1_types_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Source) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Source) ProtoMessage() {}
+
+func (x *Source) ProtoReflect() protoreflect.Message {
+	mi := &file_gpreempt_v1_types_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Source.ProtoReflect.Descriptor instead.
+func (*Source) Descriptor() ([]byte, []int) {
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *Source) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Source) GetAvailable() bool {
+	if x != nil {
+		return x.Available
+	}
+	return false
+}
+
+func (x *Source) GetEvery() *durationpb.Duration {
+	if x != nil {
+		return x.Every
+	}
+	return nil
+}
+
+func (x *Source) GetTook() *durationpb.Duration {
+	if x != nil {
+		return x.Took
+	}
+	return nil
+}
+
+func (x *Source) GetReadAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ReadAt
+	}
+	return nil
+}
+
+func (x *Source) GetReadings() uint64 {
+	if x != nil {
+		return x.Readings
+	}
+	return 0
+}
+
+func (x *Source) GetNote() string {
+	if x != nil {
+		return x.Note
+	}
+	return ""
+}
+
+// How often a rule matched, whether or not it decided.
+type RuleCount struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name of the rule.
+	Rule string `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
+	// The class it gives.
+	Class Class `protobuf:"varint,2,opt,name=class,proto3,enum=gpreempt.v1.Class" json:"class,omitempty"`
+	// Processes it matched since the rules were loaded.
+	Matched uint64 `protobuf:"varint,3,opt,name=matched,proto3" json:"matched,omitempty"`
+	// Of these, those it decided: no rule before it matched, no admin overrode it.
+	Decided uint64 `protobuf:"varint,4,opt,name=decided,proto3" json:"decided,omitempty"`
+	// Processes living now that it matches.
+	MatchesNow uint64 `protobuf:"varint,5,opt,name=matches_now,json=matchesNow,proto3" json:"matches_now,omitempty"`
+	// Of these, those it decides.
+	DecidesNow    uint64 `protobuf:"varint,6,opt,name=decides_now,json=decidesNow,proto3" json:"decides_now,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RuleCount) Reset() {
+	*x = RuleCount{}
+	mi := &file_gpreempt_v1_types_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RuleCount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RuleCount) ProtoMessage() {}
+
+func (x *RuleCount) ProtoReflect() protoreflect.Message {
+	mi := &file_gpreempt_v1_types_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RuleCount.ProtoReflect.Descriptor instead.
+func (*RuleCount) Descriptor() ([]byte, []int) {
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RuleCount) GetRule() string {
+	if x != nil {
+		return x.Rule
+	}
+	return ""
+}
+
+func (x *RuleCount) GetClass() Class {
+	if x != nil {
+		return x.Class
+	}
+	return Class_CLASS_UNSPECIFIED
+}
+
+func (x *RuleCount) GetMatched() uint64 {
+	if x != nil {
+		return x.Matched
+	}
+	return 0
+}
+
+func (x *RuleCount) GetDecided() uint64 {
+	if x != nil {
+		return x.Decided
+	}
+	return 0
+}
+
+func (x *RuleCount) GetMatchesNow() uint64 {
+	if x != nil {
+		return x.MatchesNow
+	}
+	return 0
+}
+
+func (x *RuleCount) GetDecidesNow() uint64 {
+	if x != nil {
+		return x.DecidesNow
+	}
+	return 0
+}
+
 // The scheduling policy: a preset name and the knobs it stands for.
 type Policy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1506,7 +2312,7 @@ type Policy struct {
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[6]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1518,7 +2324,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[6]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1531,7 +2337,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{6}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Policy) GetPreset() string {
@@ -1662,7 +2468,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[7]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1674,7 +2480,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[7]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1687,7 +2493,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Event) GetRevision() uint64 {
@@ -1809,7 +2615,7 @@ type LatencySummary struct {
 
 func (x *LatencySummary) Reset() {
 	*x = LatencySummary{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[8]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1821,7 +2627,7 @@ func (x *LatencySummary) String() string {
 func (*LatencySummary) ProtoMessage() {}
 
 func (x *LatencySummary) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[8]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1834,7 +2640,7 @@ func (x *LatencySummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencySummary.ProtoReflect.Descriptor instead.
 func (*LatencySummary) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *LatencySummary) GetCount() uint64 {
@@ -1908,13 +2714,15 @@ type Statistics struct {
 	ResumeLatency *LatencySummary `protobuf:"bytes,12,opt,name=resume_latency,json=resumeLatency,proto3" json:"resume_latency,omitempty"`
 	// Lifetime of leases.
 	LeaseDuration *LatencySummary `protobuf:"bytes,13,opt,name=lease_duration,json=leaseDuration,proto3" json:"lease_duration,omitempty"`
+	// How often each rule matched, in their order; "tag" comes last.
+	Rules         []*RuleCount `protobuf:"bytes,14,rep,name=rules,proto3" json:"rules,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Statistics) Reset() {
 	*x = Statistics{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[9]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1926,7 +2734,7 @@ func (x *Statistics) String() string {
 func (*Statistics) ProtoMessage() {}
 
 func (x *Statistics) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[9]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1939,7 +2747,7 @@ func (x *Statistics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Statistics.ProtoReflect.Descriptor instead.
 func (*Statistics) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Statistics) GetAnnouncements() uint64 {
@@ -2033,6 +2841,13 @@ func (x *Statistics) GetLeaseDuration() *LatencySummary {
 	return nil
 }
 
+func (x *Statistics) GetRules() []*RuleCount {
+	if x != nil {
+		return x.Rules
+	}
+	return nil
+}
+
 var File_gpreempt_v1_types_proto protoreflect.FileDescriptor
 
 const file_gpreempt_v1_types_proto_rawDesc = "" +
@@ -2065,7 +2880,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x05label\x18\n" +
 	" \x01(\tR\x05label\x12\x1d\n" +
 	"\n" +
-	"target_ids\x18\v \x03(\tR\ttargetIds\"\xe7\x03\n" +
+	"target_ids\x18\v \x03(\tR\ttargetIds\"\xac\x04\n" +
 	"\x03Gpu\x12\x15\n" +
 	"\x06gpu_id\x18\x01 \x01(\rR\x05gpuId\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
@@ -2085,7 +2900,28 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"leaseCount\x12'\n" +
 	"\x0fsuspended_count\x18\r \x01(\rR\x0esuspendedCount\x12!\n" +
 	"\fbreaker_open\x18\x0e \x01(\bR\vbreakerOpen\x12E\n" +
-	"\x11breaker_closes_in\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x0fbreakerClosesIn\"\x9c\x06\n" +
+	"\x11breaker_closes_in\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x0fbreakerClosesIn\x12.\n" +
+	"\x10memory_evictions\x18\x10 \x01(\x04H\x00R\x0fmemoryEvictions\x88\x01\x01B\x13\n" +
+	"\x11_memory_evictions\"\xdd\x03\n" +
+	"\tContainer\x12\x18\n" +
+	"\aruntime\x18\x01 \x01(\tR\aruntime\x12!\n" +
+	"\fcontainer_id\x18\x02 \x01(\tR\vcontainerId\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\x12\x14\n" +
+	"\x05image\x18\x04 \x01(\tR\x05image\x12:\n" +
+	"\x06labels\x18\x05 \x03(\v2\".gpreempt.v1.Container.LabelsEntryR\x06labels\x12\x17\n" +
+	"\apod_uid\x18\x06 \x01(\tR\x06podUid\x12\x1c\n" +
+	"\tnamespace\x18\a \x01(\tR\tnamespace\x12\x10\n" +
+	"\x03pod\x18\b \x01(\tR\x03pod\x12D\n" +
+	"\n" +
+	"pod_labels\x18\t \x03(\v2%.gpreempt.v1.Container.PodLabelsEntryR\tpodLabels\x12%\n" +
+	"\x0epriority_class\x18\n" +
+	" \x01(\tR\rpriorityClass\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a<\n" +
+	"\x0ePodLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcf\b\n" +
 	"\x06Target\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x12\n" +
@@ -2111,7 +2947,17 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x0flearned_suspend\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x0elearnedSuspend\x12@\n" +
 	"\x0elearned_resume\x18\x13 \x01(\v2\x19.google.protobuf.DurationR\rlearnedResume\x12!\n" +
 	"\fattach_error\x18\x14 \x01(\tR\vattachError\x12#\n" +
-	"\rmechanism_why\x18\x15 \x01(\tR\fmechanismWhy\"\xe0\x02\n" +
+	"\rmechanism_why\x18\x15 \x01(\tR\fmechanismWhy\x12\x10\n" +
+	"\x03gid\x18\x16 \x01(\rR\x03gid\x12\x10\n" +
+	"\x03exe\x18\x17 \x01(\tR\x03exe\x12%\n" +
+	"\x0enamespace_pids\x18\x18 \x03(\x05R\rnamespacePids\x124\n" +
+	"\tcontainer\x18\x19 \x01(\v2\x16.gpreempt.v1.ContainerR\tcontainer\x12\x12\n" +
+	"\x04unit\x18\x1a \x01(\tR\x04unit\x12\x14\n" +
+	"\x05slice\x18\x1b \x01(\tR\x05slice\x12F\n" +
+	"\venvironment\x18\x1c \x03(\v2$.gpreempt.v1.Target.EnvironmentEntryR\venvironment\x1a>\n" +
+	"\x10EnvironmentEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xee\x06\n" +
 	"\x05Queue\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x19\n" +
@@ -2126,7 +2972,69 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x04comm\x18\n" +
 	" \x01(\tR\x04comm\x129\n" +
 	"\n" +
-	"first_seen\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\tfirstSeen\"\xfd\x04\n" +
+	"first_seen\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\tfirstSeen\x12\x16\n" +
+	"\x06source\x18\f \x01(\tR\x06source\x12\x1f\n" +
+	"\vsource_note\x18\r \x01(\tR\n" +
+	"sourceNote\x12!\n" +
+	"\fring_address\x18\x0e \x01(\x04R\vringAddress\x12\x10\n" +
+	"\x03aql\x18\x0f \x01(\bR\x03aql\x12&\n" +
+	"\fkfd_priority\x18\x10 \x01(\rH\x00R\vkfdPriority\x88\x01\x01\x12,\n" +
+	"\x12kfd_priority_exact\x18\x11 \x01(\bR\x10kfdPriorityExact\x12'\n" +
+	"\x0fdoorbell_offset\x18\x12 \x01(\rR\x0edoorbellOffset\x12\x1f\n" +
+	"\vmqd_address\x18\x13 \x01(\x04R\n" +
+	"mqdAddress\x120\n" +
+	"\x14read_pointer_address\x18\x14 \x01(\x04R\x12readPointerAddress\x122\n" +
+	"\x15write_pointer_address\x18\x15 \x01(\x04R\x13writePointerAddress\x12\x1d\n" +
+	"\abacklog\x18\x16 \x01(\x04H\x01R\abacklog\x88\x01\x01\x12!\n" +
+	"\fbacklog_unit\x18\x17 \x01(\tR\vbacklogUnit\x129\n" +
+	"\n" +
+	"changed_at\x18\x18 \x01(\v2\x1a.google.protobuf.TimestampR\tchangedAtB\x0f\n" +
+	"\r_kfd_priorityB\n" +
+	"\n" +
+	"\b_backlog\"\xeb\x04\n" +
+	"\x03Hqd\x12\x15\n" +
+	"\x06gpu_id\x18\x01 \x01(\rR\x05gpuId\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x10\n" +
+	"\x03xcc\x18\x04 \x01(\rR\x03xcc\x12\x10\n" +
+	"\x03mec\x18\x05 \x01(\rR\x03mec\x12\x12\n" +
+	"\x04pipe\x18\x06 \x01(\rR\x04pipe\x12\x12\n" +
+	"\x04slot\x18\a \x01(\rR\x04slot\x12+\n" +
+	"\x05state\x18\b \x01(\x0e2\x15.gpreempt.v1.HqdStateR\x05state\x12\x12\n" +
+	"\x04vmid\x18\t \x01(\rR\x04vmid\x12%\n" +
+	"\x0equeue_priority\x18\n" +
+	" \x01(\rR\rqueuePriority\x12#\n" +
+	"\rpipe_priority\x18\v \x01(\rR\fpipePriority\x12\x18\n" +
+	"\aquantum\x18\f \x01(\rR\aquantum\x12!\n" +
+	"\fring_address\x18\r \x01(\x04R\vringAddress\x12\x1d\n" +
+	"\n" +
+	"ring_bytes\x18\x0e \x01(\x04R\tringBytes\x12!\n" +
+	"\fread_pointer\x18\x0f \x01(\x04R\vreadPointer\x12#\n" +
+	"\rwrite_pointer\x18\x10 \x01(\x04R\fwritePointer\x12'\n" +
+	"\x0fdoorbell_offset\x18\x11 \x01(\rR\x0edoorbellOffset\x12\x10\n" +
+	"\x03aql\x18\x12 \x01(\bR\x03aql\x12\x1f\n" +
+	"\vmqd_address\x18\x13 \x01(\x04R\n" +
+	"mqdAddress\x12\x1b\n" +
+	"\ttarget_id\x18\x14 \x01(\tR\btargetId\x12\x19\n" +
+	"\bqueue_id\x18\x15 \x01(\rR\aqueueId\x12\x14\n" +
+	"\x05match\x18\x16 \x01(\tR\x05match\"\xff\x01\n" +
+	"\x06Source\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1c\n" +
+	"\tavailable\x18\x02 \x01(\bR\tavailable\x12/\n" +
+	"\x05every\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05every\x12-\n" +
+	"\x04took\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04took\x123\n" +
+	"\aread_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x06readAt\x12\x1a\n" +
+	"\breadings\x18\x06 \x01(\x04R\breadings\x12\x12\n" +
+	"\x04note\x18\a \x01(\tR\x04note\"\xbf\x01\n" +
+	"\tRuleCount\x12\x12\n" +
+	"\x04rule\x18\x01 \x01(\tR\x04rule\x12(\n" +
+	"\x05class\x18\x02 \x01(\x0e2\x12.gpreempt.v1.ClassR\x05class\x12\x18\n" +
+	"\amatched\x18\x03 \x01(\x04R\amatched\x12\x18\n" +
+	"\adecided\x18\x04 \x01(\x04R\adecided\x12\x1f\n" +
+	"\vmatches_now\x18\x05 \x01(\x04R\n" +
+	"matchesNow\x12\x1f\n" +
+	"\vdecides_now\x18\x06 \x01(\x04R\n" +
+	"decidesNow\"\xfd\x04\n" +
 	"\x06Policy\x12\x16\n" +
 	"\x06preset\x18\x01 \x01(\tR\x06preset\x12;\n" +
 	"\fsuspend_when\x18\x02 \x01(\x0e2\x18.gpreempt.v1.SuspendWhenR\vsuspendWhen\x12+\n" +
@@ -2170,7 +3078,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x03p50\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03p50\x12+\n" +
 	"\x03p95\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03p95\x12+\n" +
 	"\x03p99\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x03p99\x12+\n" +
-	"\x03max\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03max\"\xca\x04\n" +
+	"\x03max\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03max\"\xf8\x04\n" +
 	"\n" +
 	"Statistics\x12$\n" +
 	"\rannouncements\x18\x01 \x01(\x04R\rannouncements\x12\x1a\n" +
@@ -2186,7 +3094,8 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	" \x01(\v2\x1b.gpreempt.v1.LatencySummaryR\x0equiesceLatency\x12D\n" +
 	"\x0fsuspend_latency\x18\v \x01(\v2\x1b.gpreempt.v1.LatencySummaryR\x0esuspendLatency\x12B\n" +
 	"\x0eresume_latency\x18\f \x01(\v2\x1b.gpreempt.v1.LatencySummaryR\rresumeLatency\x12B\n" +
-	"\x0elease_duration\x18\r \x01(\v2\x1b.gpreempt.v1.LatencySummaryR\rleaseDuration*X\n" +
+	"\x0elease_duration\x18\r \x01(\v2\x1b.gpreempt.v1.LatencySummaryR\rleaseDuration\x12,\n" +
+	"\x05rules\x18\x0e \x03(\v2\x16.gpreempt.v1.RuleCountR\x05rules*X\n" +
 	"\x05Class\x12\x15\n" +
 	"\x11CLASS_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fCLASS_UNMANAGED\x10\x01\x12\x10\n" +
@@ -2228,7 +3137,12 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x17QUIESCE_REASON_DRAINING\x10\t\x12\x18\n" +
 	"\x14QUIESCE_REASON_ENDED\x10\n" +
 	"\x12\x17\n" +
-	"\x13QUIESCE_REASON_HOLD\x10\v*s\n" +
+	"\x13QUIESCE_REASON_HOLD\x10\v*c\n" +
+	"\bHqdState\x12\x19\n" +
+	"\x15HQD_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fHQD_STATE_EMPTY\x10\x01\x12\x13\n" +
+	"\x0fHQD_STATE_STALE\x10\x02\x12\x12\n" +
+	"\x0eHQD_STATE_LIVE\x10\x03*s\n" +
 	"\vSuspendWhen\x12\x1c\n" +
 	"\x18SUSPEND_WHEN_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14SUSPEND_WHEN_AT_ONCE\x10\x01\x12\x14\n" +
@@ -2265,82 +3179,101 @@ func file_gpreempt_v1_types_proto_rawDescGZIP() []byte {
 	return file_gpreempt_v1_types_proto_rawDescData
 }
 
-var file_gpreempt_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 9)
-var file_gpreempt_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_gpreempt_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
+var file_gpreempt_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_gpreempt_v1_types_proto_goTypes = []any{
 	(Class)(0),                    // 0: gpreempt.v1.Class
 	(TargetState)(0),              // 1: gpreempt.v1.TargetState
 	(LeaseState)(0),               // 2: gpreempt.v1.LeaseState
 	(LeaseEnd)(0),                 // 3: gpreempt.v1.LeaseEnd
 	(QuiesceReason)(0),            // 4: gpreempt.v1.QuiesceReason
-	(SuspendWhen)(0),              // 5: gpreempt.v1.SuspendWhen
-	(Linger)(0),                   // 6: gpreempt.v1.Linger
-	(GangScope)(0),                // 7: gpreempt.v1.GangScope
-	(EventKind)(0),                // 8: gpreempt.v1.EventKind
-	(*GpuSelector)(nil),           // 9: gpreempt.v1.GpuSelector
-	(*Timing)(nil),                // 10: gpreempt.v1.Timing
-	(*Lease)(nil),                 // 11: gpreempt.v1.Lease
-	(*Gpu)(nil),                   // 12: gpreempt.v1.Gpu
-	(*Target)(nil),                // 13: gpreempt.v1.Target
-	(*Queue)(nil),                 // 14: gpreempt.v1.Queue
-	(*Policy)(nil),                // 15: gpreempt.v1.Policy
-	(*Event)(nil),                 // 16: gpreempt.v1.Event
-	(*LatencySummary)(nil),        // 17: gpreempt.v1.LatencySummary
-	(*Statistics)(nil),            // 18: gpreempt.v1.Statistics
-	(*durationpb.Duration)(nil),   // 19: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
+	(HqdState)(0),                 // 5: gpreempt.v1.HqdState
+	(SuspendWhen)(0),              // 6: gpreempt.v1.SuspendWhen
+	(Linger)(0),                   // 7: gpreempt.v1.Linger
+	(GangScope)(0),                // 8: gpreempt.v1.GangScope
+	(EventKind)(0),                // 9: gpreempt.v1.EventKind
+	(*GpuSelector)(nil),           // 10: gpreempt.v1.GpuSelector
+	(*Timing)(nil),                // 11: gpreempt.v1.Timing
+	(*Lease)(nil),                 // 12: gpreempt.v1.Lease
+	(*Gpu)(nil),                   // 13: gpreempt.v1.Gpu
+	(*Container)(nil),             // 14: gpreempt.v1.Container
+	(*Target)(nil),                // 15: gpreempt.v1.Target
+	(*Queue)(nil),                 // 16: gpreempt.v1.Queue
+	(*Hqd)(nil),                   // 17: gpreempt.v1.Hqd
+	(*Source)(nil),                // 18: gpreempt.v1.Source
+	(*RuleCount)(nil),             // 19: gpreempt.v1.RuleCount
+	(*Policy)(nil),                // 20: gpreempt.v1.Policy
+	(*Event)(nil),                 // 21: gpreempt.v1.Event
+	(*LatencySummary)(nil),        // 22: gpreempt.v1.LatencySummary
+	(*Statistics)(nil),            // 23: gpreempt.v1.Statistics
+	nil,                           // 24: gpreempt.v1.Container.LabelsEntry
+	nil,                           // 25: gpreempt.v1.Container.PodLabelsEntry
+	nil,                           // 26: gpreempt.v1.Target.EnvironmentEntry
+	(*durationpb.Duration)(nil),   // 27: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
 }
 var file_gpreempt_v1_types_proto_depIdxs = []int32{
-	19, // 0: gpreempt.v1.Timing.decide:type_name -> google.protobuf.Duration
-	19, // 1: gpreempt.v1.Timing.quiesce:type_name -> google.protobuf.Duration
-	19, // 2: gpreempt.v1.Timing.total:type_name -> google.protobuf.Duration
+	27, // 0: gpreempt.v1.Timing.decide:type_name -> google.protobuf.Duration
+	27, // 1: gpreempt.v1.Timing.quiesce:type_name -> google.protobuf.Duration
+	27, // 2: gpreempt.v1.Timing.total:type_name -> google.protobuf.Duration
 	2,  // 3: gpreempt.v1.Lease.state:type_name -> gpreempt.v1.LeaseState
 	3,  // 4: gpreempt.v1.Lease.end:type_name -> gpreempt.v1.LeaseEnd
-	20, // 5: gpreempt.v1.Lease.created_at:type_name -> google.protobuf.Timestamp
-	19, // 6: gpreempt.v1.Lease.expires_in:type_name -> google.protobuf.Duration
-	19, // 7: gpreempt.v1.Gpu.breaker_closes_in:type_name -> google.protobuf.Duration
-	0,  // 8: gpreempt.v1.Target.class:type_name -> gpreempt.v1.Class
-	1,  // 9: gpreempt.v1.Target.state:type_name -> gpreempt.v1.TargetState
-	19, // 10: gpreempt.v1.Target.in_state:type_name -> google.protobuf.Duration
-	19, // 11: gpreempt.v1.Target.runs_within:type_name -> google.protobuf.Duration
-	19, // 12: gpreempt.v1.Target.suspended_total:type_name -> google.protobuf.Duration
-	19, // 13: gpreempt.v1.Target.learned_suspend:type_name -> google.protobuf.Duration
-	19, // 14: gpreempt.v1.Target.learned_resume:type_name -> google.protobuf.Duration
-	0,  // 15: gpreempt.v1.Queue.class:type_name -> gpreempt.v1.Class
-	1,  // 16: gpreempt.v1.Queue.state:type_name -> gpreempt.v1.TargetState
-	20, // 17: gpreempt.v1.Queue.first_seen:type_name -> google.protobuf.Timestamp
-	5,  // 18: gpreempt.v1.Policy.suspend_when:type_name -> gpreempt.v1.SuspendWhen
-	6,  // 19: gpreempt.v1.Policy.linger:type_name -> gpreempt.v1.Linger
-	19, // 20: gpreempt.v1.Policy.linger_max:type_name -> google.protobuf.Duration
-	19, // 21: gpreempt.v1.Policy.share_window:type_name -> google.protobuf.Duration
-	19, // 22: gpreempt.v1.Policy.max_suspend:type_name -> google.protobuf.Duration
-	19, // 23: gpreempt.v1.Policy.min_run:type_name -> google.protobuf.Duration
-	7,  // 24: gpreempt.v1.Policy.gang:type_name -> gpreempt.v1.GangScope
-	19, // 25: gpreempt.v1.Policy.max_wait:type_name -> google.protobuf.Duration
-	19, // 26: gpreempt.v1.Policy.default_ttl:type_name -> google.protobuf.Duration
-	19, // 27: gpreempt.v1.Policy.max_ttl:type_name -> google.protobuf.Duration
-	20, // 28: gpreempt.v1.Event.at:type_name -> google.protobuf.Timestamp
-	8,  // 29: gpreempt.v1.Event.kind:type_name -> gpreempt.v1.EventKind
-	1,  // 30: gpreempt.v1.Event.from_target:type_name -> gpreempt.v1.TargetState
-	1,  // 31: gpreempt.v1.Event.to_target:type_name -> gpreempt.v1.TargetState
-	2,  // 32: gpreempt.v1.Event.from_lease:type_name -> gpreempt.v1.LeaseState
-	2,  // 33: gpreempt.v1.Event.to_lease:type_name -> gpreempt.v1.LeaseState
-	3,  // 34: gpreempt.v1.Event.end:type_name -> gpreempt.v1.LeaseEnd
-	19, // 35: gpreempt.v1.Event.took:type_name -> google.protobuf.Duration
-	19, // 36: gpreempt.v1.LatencySummary.mean:type_name -> google.protobuf.Duration
-	19, // 37: gpreempt.v1.LatencySummary.p50:type_name -> google.protobuf.Duration
-	19, // 38: gpreempt.v1.LatencySummary.p95:type_name -> google.protobuf.Duration
-	19, // 39: gpreempt.v1.LatencySummary.p99:type_name -> google.protobuf.Duration
-	19, // 40: gpreempt.v1.LatencySummary.max:type_name -> google.protobuf.Duration
-	17, // 41: gpreempt.v1.Statistics.quiesce_latency:type_name -> gpreempt.v1.LatencySummary
-	17, // 42: gpreempt.v1.Statistics.suspend_latency:type_name -> gpreempt.v1.LatencySummary
-	17, // 43: gpreempt.v1.Statistics.resume_latency:type_name -> gpreempt.v1.LatencySummary
-	17, // 44: gpreempt.v1.Statistics.lease_duration:type_name -> gpreempt.v1.LatencySummary
-	45, // [45:45] is the sub-list for method output_type
-	45, // [45:45] is the sub-list for method input_type
-	45, // [45:45] is the sub-list for extension type_name
-	45, // [45:45] is the sub-list for extension extendee
-	0,  // [0:45] is the sub-list for field type_name
+	28, // 5: gpreempt.v1.Lease.created_at:type_name -> google.protobuf.Timestamp
+	27, // 6: gpreempt.v1.Lease.expires_in:type_name -> google.protobuf.Duration
+	27, // 7: gpreempt.v1.Gpu.breaker_closes_in:type_name -> google.protobuf.Duration
+	24, // 8: gpreempt.v1.Container.labels:type_name -> gpreempt.v1.Container.LabelsEntry
+	25, // 9: gpreempt.v1.Container.pod_labels:type_name -> gpreempt.v1.Container.PodLabelsEntry
+	0,  // 10: gpreempt.v1.Target.class:type_name -> gpreempt.v1.Class
+	1,  // 11: gpreempt.v1.Target.state:type_name -> gpreempt.v1.TargetState
+	27, // 12: gpreempt.v1.Target.in_state:type_name -> google.protobuf.Duration
+	27, // 13: gpreempt.v1.Target.runs_within:type_name -> google.protobuf.Duration
+	27, // 14: gpreempt.v1.Target.suspended_total:type_name -> google.protobuf.Duration
+	27, // 15: gpreempt.v1.Target.learned_suspend:type_name -> google.protobuf.Duration
+	27, // 16: gpreempt.v1.Target.learned_resume:type_name -> google.protobuf.Duration
+	14, // 17: gpreempt.v1.Target.container:type_name -> gpreempt.v1.Container
+	26, // 18: gpreempt.v1.Target.environment:type_name -> gpreempt.v1.Target.EnvironmentEntry
+	0,  // 19: gpreempt.v1.Queue.class:type_name -> gpreempt.v1.Class
+	1,  // 20: gpreempt.v1.Queue.state:type_name -> gpreempt.v1.TargetState
+	28, // 21: gpreempt.v1.Queue.first_seen:type_name -> google.protobuf.Timestamp
+	28, // 22: gpreempt.v1.Queue.changed_at:type_name -> google.protobuf.Timestamp
+	5,  // 23: gpreempt.v1.Hqd.state:type_name -> gpreempt.v1.HqdState
+	27, // 24: gpreempt.v1.Source.every:type_name -> google.protobuf.Duration
+	27, // 25: gpreempt.v1.Source.took:type_name -> google.protobuf.Duration
+	28, // 26: gpreempt.v1.Source.read_at:type_name -> google.protobuf.Timestamp
+	0,  // 27: gpreempt.v1.RuleCount.class:type_name -> gpreempt.v1.Class
+	6,  // 28: gpreempt.v1.Policy.suspend_when:type_name -> gpreempt.v1.SuspendWhen
+	7,  // 29: gpreempt.v1.Policy.linger:type_name -> gpreempt.v1.Linger
+	27, // 30: gpreempt.v1.Policy.linger_max:type_name -> google.protobuf.Duration
+	27, // 31: gpreempt.v1.Policy.share_window:type_name -> google.protobuf.Duration
+	27, // 32: gpreempt.v1.Policy.max_suspend:type_name -> google.protobuf.Duration
+	27, // 33: gpreempt.v1.Policy.min_run:type_name -> google.protobuf.Duration
+	8,  // 34: gpreempt.v1.Policy.gang:type_name -> gpreempt.v1.GangScope
+	27, // 35: gpreempt.v1.Policy.max_wait:type_name -> google.protobuf.Duration
+	27, // 36: gpreempt.v1.Policy.default_ttl:type_name -> google.protobuf.Duration
+	27, // 37: gpreempt.v1.Policy.max_ttl:type_name -> google.protobuf.Duration
+	28, // 38: gpreempt.v1.Event.at:type_name -> google.protobuf.Timestamp
+	9,  // 39: gpreempt.v1.Event.kind:type_name -> gpreempt.v1.EventKind
+	1,  // 40: gpreempt.v1.Event.from_target:type_name -> gpreempt.v1.TargetState
+	1,  // 41: gpreempt.v1.Event.to_target:type_name -> gpreempt.v1.TargetState
+	2,  // 42: gpreempt.v1.Event.from_lease:type_name -> gpreempt.v1.LeaseState
+	2,  // 43: gpreempt.v1.Event.to_lease:type_name -> gpreempt.v1.LeaseState
+	3,  // 44: gpreempt.v1.Event.end:type_name -> gpreempt.v1.LeaseEnd
+	27, // 45: gpreempt.v1.Event.took:type_name -> google.protobuf.Duration
+	27, // 46: gpreempt.v1.LatencySummary.mean:type_name -> google.protobuf.Duration
+	27, // 47: gpreempt.v1.LatencySummary.p50:type_name -> google.protobuf.Duration
+	27, // 48: gpreempt.v1.LatencySummary.p95:type_name -> google.protobuf.Duration
+	27, // 49: gpreempt.v1.LatencySummary.p99:type_name -> google.protobuf.Duration
+	27, // 50: gpreempt.v1.LatencySummary.max:type_name -> google.protobuf.Duration
+	22, // 51: gpreempt.v1.Statistics.quiesce_latency:type_name -> gpreempt.v1.LatencySummary
+	22, // 52: gpreempt.v1.Statistics.suspend_latency:type_name -> gpreempt.v1.LatencySummary
+	22, // 53: gpreempt.v1.Statistics.resume_latency:type_name -> gpreempt.v1.LatencySummary
+	22, // 54: gpreempt.v1.Statistics.lease_duration:type_name -> gpreempt.v1.LatencySummary
+	19, // 55: gpreempt.v1.Statistics.rules:type_name -> gpreempt.v1.RuleCount
+	56, // [56:56] is the sub-list for method output_type
+	56, // [56:56] is the sub-list for method input_type
+	56, // [56:56] is the sub-list for extension type_name
+	56, // [56:56] is the sub-list for extension extendee
+	0,  // [0:56] is the sub-list for field type_name
 }
 
 func init() { file_gpreempt_v1_types_proto_init() }
@@ -2354,13 +3287,15 @@ func file_gpreempt_v1_types_proto_init() {
 		(*GpuSelector_Bdf)(nil),
 		(*GpuSelector_RenderMinor)(nil),
 	}
+	file_gpreempt_v1_types_proto_msgTypes[3].OneofWrappers = []any{}
+	file_gpreempt_v1_types_proto_msgTypes[6].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpreempt_v1_types_proto_rawDesc), len(file_gpreempt_v1_types_proto_rawDesc)),
-			NumEnums:      9,
-			NumMessages:   10,
+			NumEnums:      10,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
