@@ -46,6 +46,8 @@ var table = []struct {
 	{"pkg/scheduler", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true, timers: "timer_std.go"}},
 	{"internal/classify", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true}},
 	{"pkg/discovery", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
+	{"pkg/discovery/debugfs", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
+	{"pkg/discovery/hiplog", rule{}},
 	{"internal/inventory", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/events", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}, stdOnly: true}},
 	{"internal/words", rule{imports: []string{apiV1, "pkg/gpreempt", "pkg/scheduler"}}},
@@ -58,6 +60,8 @@ var table = []struct {
 	{"internal/kfdrules", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
 	{"pkg/kfd/kfdtest", rule{imports: []string{"internal/kfdrules", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/tracer", rule{imports: []string{"pkg/discovery"}, kernel: true, unsafe: true}},
+
+	{"internal/backlog", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true}},
 
 	// Mechanisms and the simulated machine.
 	{"internal/preempt", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
@@ -78,20 +82,24 @@ var table = []struct {
 	}}},
 
 	// The daemon.
+	{"internal/container", rule{imports: []string{"pkg/gpreempt"}}},
+	{"internal/observer", rule{imports: []string{
+		"internal/inventory", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd",
+	}}},
 	{"internal/executor", rule{imports: []string{"internal/preempt", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/breaker", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"internal/doctor", rule{imports: []string{apiV1, "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/config", rule{imports: []string{
-		apiV1, "internal/classify", "internal/gpusim", "internal/hazard", "internal/words", "pkg/gpreempt", "pkg/scheduler",
+		apiV1, "internal/classify", "internal/container", "internal/gpusim", "internal/hazard", "internal/words", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/server", rule{imports: []string{
-		apiV1, simV1, "internal/authz", "internal/classify", "internal/doctor", "internal/errgrpc", "internal/events", "internal/inventory",
-		"internal/peercred", "internal/version", "internal/words", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler",
+		apiV1, simV1, "internal/authz", "internal/backlog", "internal/classify", "internal/doctor", "internal/errgrpc", "internal/events",
+		"internal/inventory", "internal/observer", "internal/peercred", "internal/version", "internal/words", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/daemon", rule{imports: []string{
-		apiV1, simV1, "internal/authz", "internal/breaker", "internal/classify", "internal/config", "internal/doctor",
+		apiV1, simV1, "internal/authz", "internal/backlog", "internal/breaker", "internal/classify", "internal/config", "internal/container", "internal/doctor",
 		"internal/events", "internal/executor", "internal/gpusim", "internal/hazard", "internal/hrtimer", "internal/inventory",
-		"internal/journal", "internal/peercred", "internal/preempt", "internal/preempt/criu", "internal/preempt/dbgtrap",
+		"internal/journal", "internal/observer", "internal/peercred", "internal/preempt", "internal/preempt/criu", "internal/preempt/dbgtrap",
 		"internal/preempt/freezer", "internal/preempt/ladder", "internal/preempt/sim", "internal/server", "internal/simserver",
 		"internal/tracer", "internal/version", "internal/words", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},
@@ -101,11 +109,13 @@ var table = []struct {
 
 	// The clients: they reach the daemon over its socket and in no other way.
 	{"pkg/client", rule{imports: []string{apiV1, "internal/errgrpc", "pkg/gpreempt"}}},
+	{"internal/kfdtrace", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/demo", rule{imports: []string{
 		apiV1, simV1, "internal/errgrpc", "internal/gpusim", "internal/version", "internal/words", "pkg/client", "pkg/gpreempt",
 	}}},
 	{"internal/cli", rule{imports: []string{
-		apiV1, simV1, "internal/demo", "internal/errgrpc", "internal/gpusim", "internal/version", "internal/words", "pkg/client", "pkg/gpreempt",
+		apiV1, simV1, "internal/demo", "internal/errgrpc", "internal/gpusim", "internal/kfdtrace", "internal/version", "internal/words", "pkg/client",
+		"pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt",
 	}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/demo", "internal/version", "pkg/gpreempt"}}},
 
