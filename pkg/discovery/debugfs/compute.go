@@ -1,0 +1,293 @@
+package debugfs
+
+import (
+	"fmt"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Where the registers of a hardware queue are in the MQD: register i is dword
+// mqdRegisters+i, on gfx9 to gfx12 alike (v9_structs.h to v12_structs.h).
+const mqdRegisters = 128
+
+// The registers of a compute queue, by their place.
+const (
+	regMQDBase         = 0 // and 1
+	regActive          = 2
+	regVMID            = 3
+	regPersistentState = 4
+	regPipePriority    = 5
+	regQueuePriority   = 6
+	regQuantum         = 7
+	regPQBase          = 8 // and 9
+	regPQRptr          = 10
+	regRptrReport      = 11 // and 12
+	regWptrPoll        = 13 // and 14
+	regDoorbell        = 15
+	regPQControl       = 17
+	regDequeueRequest  = 24
+	regEOPBase         = 37 // and 38
+	regEOPControl      = 39
+	regSaveBase        = 43 // and 44
+	regStackOffset     = 46
+	regStackSize       = 47
+	regWaveOffset      = 48
+	regSaveSize        = 49
+	regError           = 51
+	regAQLControl      = 53
+	regPQWptr          = 54 // and 55
+)
+
+// The dwords of an MQD before and behind its registers.
+const (
+	mqdHeader                   = 0
+	mqdDispatchInitiator        = 1
+	mqdDim                      = 2  // to 4
+	mqdNumThread                = 8  // to 10
+	mqdThreadMgmt01             = 23 // se0 and se1
+	mqdThreadMgmt23             = 26 // se2 and se3
+	mqdLogicalXCC               = 39
+	mqdChunk                    = 41
+	mqdStride                   = 226
+	mqdWords                    = mqdRegisters + hqdRegisters
+	aqlPacketDwords             = 16
+	computeHeader        uint32 = 0xC0310800
+)
+
+// Compute is a compute queue, of the image in memory (MQD) or of the registers of
+// a slot (HQD).
+type Compute struct {
+	// Words is what it was decoded from: shared, not to be changed.
+	Words []uint32
+	// Registers are the 56 registers in the order of the hardware, from CP_MQD_BASE_ADDR
+	// to CP_HQD_PQ_WPTR_HI: a part of Words.
+	Registers []uint32
+	// Image tells that it is an image in memory. Active and the positions then are of
+	// the time the queue was last taken off the hardware: exact while it is suspended,
+	// out of date while it is mapped, and zero, as VMID is, as long as it never was
+	// taken off.
+	Image bool
+	// Valid tells that an image begins with the header the driver gives it
+	// (0xC0310800); registers are always valid.
+	Valid bool
+
+	// MQD is the GPU address of the image. Each XCC has its own.
+	MQD uint64
+	// Active tells that the slot holds a queue, for registers. In an image it tells
+	// nothing: the driver does not write it.
+	Active bool
+	// VMID is the address space of the process while it is on the GPU. The firmware
+	// gives it out anew each time.
+	VMID int
+	// PipePriority is 0 low, 1 medium, 2 high. QueuePriority is what the driver was
+	// given, 0 to 15, up to 6.12, and 0 later. See Priority.
+	PipePriority, QueuePriority uint32
+	Quantum                     Quantum
+
+	// RingBase is the virtual address of the ring in the owner, RingBytes its size.
+	RingBase, RingBytes uint64
+	// AQL tells that packets are AQL packets of 64 bytes, not PM4.
+	AQL bool
+	// ReadPosition is the position read from, in dwords. As many of its bits count as
+	// the ring has dwords: of some queues it wraps, of others it does not.
+	// WritePosition is the position written to, in dwords, and never wraps.
+	ReadPosition  uint32
+	WritePosition uint64
+	// ReadPointer and WritePointer are the virtual addresses in the owner of the
+	// positions as the program sees them.
+	ReadPointer, WritePointer uint64
+	// Empty tells that the hardware sees nothing to read in the ring (PQ_EMPTY).
+	Empty bool
+	// NoUpdateReadPointer tells that the hardware does not write its read position to
+	// ReadPointer. The driver wants that of AQL queues, but not of the first XCC of
+	// several.
+	NoUpdateReadPointer bool
+
+	// Doorbell is the doorbell's place in the GPU's doorbells, in dwords.
+	// DoorbellEnabled is set in a slot that listens to it.
+	Doorbell        uint32
+	DoorbellEnabled bool
+
+	// SaveArea is the virtual address in the owner of the area the waves of this XCC
+	// are saved to when the queue is preempted in the middle of a kernel (CWSR), 0 for
+	// none. SaveBytes is its size for one XCC; the areas of the XCCs follow each other.
+	SaveArea, SaveBytes uint64
+	// ControlStackBytes and ControlStackOffset (of the next free byte, growing down)
+	// and WaveStateOffset are within the save area, in bytes. Saved waves move the
+	// latter two.
+	ControlStackBytes, ControlStackOffset, WaveStateOffset uint32
+	// SaveWaves tells that preempting the queue saves its waves, instead of waiting
+	// for them (QSWITCH_MODE).
+	SaveWaves bool
+
+	// EOPBase is the GPU address of the ring for ends of kernels, 0 for none, EOPBytes
+	// its size.
+	EOPBase, EOPBytes uint64
+	// DequeueRequest is not 0 while the hardware is asked to give the queue up.
+	DequeueRequest uint32
+	// Error is CP_HQD_ERROR; 0 is none.
+	Error uint32
+
+	// The rest is known of an image only.
+
+	// CUMask has a bit for each compute unit the queue may use, for the first four
+	// shader engines; all ones is all of them. Those of further engines are elsewhere
+	// on each generation.
+	CUMask [4]uint32
+	// DispatchInitiator, Grid and Workgroup are of the last kernel when the queue was
+	// last taken off the hardware: Grid in workgroups or work items, as the packet had
+	// it, Workgroup in work items.
+	DispatchInitiator uint32
+	Grid, Workgroup   [3]uint32
+	// Stride is the distance in bytes from this MQD to that of the next XCC; 0 where a
+	// queue has one XCC. LogicalXCC and Chunk, the number of workgroups an XCC takes
+	// at a time, have a meaning where Stride is not 0.
+	Stride            uint64
+	LogicalXCC, Chunk uint32
+}
+
+// Quantum is how long a queue runs before another of the same priority on its
+// pipe has its turn (CP_HQD_QUANTUM).
+type Quantum struct {
+	// Enabled: without, it runs until it is empty.
+	Enabled bool
+	// Scale says what Duration, 0 to 63, counts: 1 is milliseconds (QUANTUM_SCALE_1MS
+	// of the driver's cik_regs.h). No public text says what 0 is.
+	Scale, Duration uint8
+}
+
+// String gives the quantum for people: "1 ms", "off", or the two fields where the
+// unit is not known.
+func (q Quantum) String() string {
+	switch {
+	case !q.Enabled:
+		return "off"
+	case q.Scale == 1:
+		return fmt.Sprintf("%d ms", q.Duration)
+	}
+	return fmt.Sprintf("%d of scale %d", q.Duration, q.Scale)
+}
+
+// DecodeCompute tells the meaning of the 56 registers of a compute slot or of the
+// HIQ, or of an MQD of 2048 or 4096 bytes, of gfx9 to gfx12. An MQD that was cut
+// behind its registers will do. The words are kept, not copied.
+func DecodeCompute(words []uint32) (Compute, error) {
+	c := Compute{Words: words, Registers: words, Valid: true}
+	if len(words) != hqdRegisters {
+		if len(words) < mqdWords {
+			return Compute{}, fmt.Errorf("%d words are neither the %d registers of a slot nor an MQD of %d words", len(words), hqdRegisters, computeWords)
+		}
+		c.image()
+	}
+	r := c.Registers
+	c.MQD = wide(r, regMQDBase)
+	c.Active = r[regActive]&1 != 0
+	c.VMID = int(r[regVMID] & 0xf)
+	c.PipePriority, c.QueuePriority = r[regPipePriority], r[regQueuePriority]
+	c.Quantum = Quantum{Enabled: r[regQuantum]&1 != 0, Scale: uint8(r[regQuantum] >> 4 & 1), Duration: uint8(r[regQuantum] >> 8 & 0x3f)}
+
+	c.RingBase = wide(r, regPQBase) << 8
+	control := r[regPQControl]
+	c.RingBytes = 4 << (control&0x3f + 1) // 0 above what 64 bits hold
+	c.Empty = control&(1<<15) != 0
+	c.NoUpdateReadPointer = control&(1<<27) != 0
+	c.AQL = r[regAQLControl]&1 != 0
+	c.ReadPosition, c.WritePosition = r[regPQRptr], wide(r, regPQWptr)
+	c.ReadPointer, c.WritePointer = wide(r, regRptrReport), wide(r, regWptrPoll)
+	c.Doorbell = r[regDoorbell] & 0x0ffffffc >> 2
+	c.DoorbellEnabled = r[regDoorbell]&(1<<30) != 0
+
+	c.SaveArea, c.SaveBytes = wide(r, regSaveBase), uint64(r[regSaveSize])
+	c.ControlStackBytes, c.ControlStackOffset, c.WaveStateOffset = r[regStackSize], r[regStackOffset], r[regWaveOffset]
+	c.SaveWaves = r[regPersistentState]&(1<<30) != 0
+	if c.EOPBase = wide(r, regEOPBase) << 8; c.EOPBase != 0 {
+		c.EOPBytes = 8 << (r[regEOPControl] & 0x3f)
+	}
+	c.DequeueRequest, c.Error = r[regDequeueRequest], r[regError]
+	return c, nil
+}
+
+// image tells the meaning of what an image has beside the registers.
+func (c *Compute) image() {
+	w := c.Words
+	c.Image, c.Valid = true, w[mqdHeader] == computeHeader
+	c.Registers = w[mqdRegisters:mqdWords:mqdWords]
+	c.CUMask = [4]uint32{w[mqdThreadMgmt01], w[mqdThreadMgmt01+1], w[mqdThreadMgmt23], w[mqdThreadMgmt23+1]}
+	c.DispatchInitiator = w[mqdDispatchInitiator]
+	c.Grid, c.Workgroup = [3]uint32(w[mqdDim:]), [3]uint32(w[mqdNumThread:])
+	// Only gfx9.4.3 and its kin have these words. On others that of the stride is
+	// reserved and 0, and those of the XCC are masks of compute units or more; of the
+	// larger image of gfx12.1 they are not known.
+	if len(w) == computeWords && w[mqdStride] != 0 {
+		c.Stride, c.LogicalXCC, c.Chunk = uint64(w[mqdStride]), w[mqdLogicalXCC], w[mqdChunk]
+	}
+}
+
+// wide is the 64-bit value of two words, the lower first.
+func wide(words []uint32, at int) uint64 { return uint64(words[at+1])<<32 | uint64(words[at]) }
+
+// BacklogDwords is how many dwords of the ring are written and not read, from 0 to
+// the ring's size less one. It holds for a live slot and for the image of a
+// suspended queue. A ring that is full to the last packet gives 0 too: of a live
+// slot Empty tells the one from the other.
+func (c *Compute) BacklogDwords() uint64 {
+	if c.RingBytes == 0 {
+		return 0
+	}
+	return (c.WritePosition - uint64(c.ReadPosition)) & (c.RingBytes/4 - 1)
+}
+
+// BacklogPackets is BacklogDwords in AQL packets. ok is false for PM4, whose
+// packets have no fixed size.
+func (c *Compute) BacklogPackets() (packets uint64, ok bool) {
+	return c.BacklogDwords() / aqlPacketDwords, c.AQL
+}
+
+// Priority gives the KFD priority of a queue, and whether it is exactly what the
+// driver was given.
+//
+// Up to 6.12 the driver writes it to the queue priority and its class to the pipe
+// priority: 0 to 6 low, 7 to 10 medium, 11 to 15 high (pipe_priority_map). From 7.x
+// on it writes the class only, and the queue priority stays 0; then the answer is
+// what HIP gives a queue of that class, or 0 where there is no such class. So a queue priority that fits the class is
+// exact, and 0 in a class that is not low is from a later kernel. 0 in the low
+// class may be either, unless writes says that this kernel writes the queue
+// priority: WritesPriority tells it from the other queues of the same dump.
+func (c *Compute) Priority(writes bool) (p gpreempt.Priority, exact bool) {
+	if q := c.QueuePriority; q <= uint32(gpreempt.MaxPriority) && pipePriority(q) == c.PipePriority && (q > 0 || writes) {
+		return gpreempt.Priority(q), true
+	}
+	switch c.PipePriority {
+	case pipeLow:
+		return gpreempt.PriorityLow, false
+	case pipeMedium:
+		return gpreempt.PriorityNormal, false
+	case pipeHigh:
+		return gpreempt.PriorityHigh, false
+	}
+	return 0, false
+}
+
+// The pipe priorities.
+const (
+	pipeLow = iota
+	pipeMedium
+	pipeHigh
+)
+
+// pipePriority is the driver's pipe_priority_map.
+func pipePriority(priority uint32) uint32 {
+	switch {
+	case priority < 7:
+		return pipeLow
+	case priority < 11:
+		return pipeMedium
+	}
+	return pipeHigh
+}
+
+// WritesPriority tells whether the queue proves that its kernel writes the queue
+// priority. Kernels that do not leave it 0.
+func (c *Compute) WritesPriority() bool {
+	return c.QueuePriority > 0 && c.QueuePriority <= uint32(gpreempt.MaxPriority) && pipePriority(c.QueuePriority) == c.PipePriority
+}

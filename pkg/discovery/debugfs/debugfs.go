@@ -1,0 +1,94 @@
+// Package debugfs hides the text and the register layouts of the files amdkfd
+// keeps in debugfs: what a dump says becomes queues, hardware slots and runlists,
+// joined to the queues of sysfs and of the driver's snapshots where that is
+// certain.
+//
+// Everything here is a function of its arguments: the caller reads the files.
+// Reading them is not free. mqds takes the mutex of each process, and hqds reads
+// thousands of registers one by one; both are for looking on from time to time,
+// never for a hot path.
+//
+// A dump is three things at once. The MQD of a queue (mqds) is the driver's and
+// the firmware's image of it in memory: what the driver writes is current, the
+// positions are those of the last time the queue was taken off the hardware. The
+// HQD (hqds) is a slot of the hardware as it is now, which may be the leftovers
+// of a queue long gone. The runlist (rls) is what was last handed to the
+// scheduler firmware.
+package debugfs
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+)
+
+// The files, below the root of the host.
+const (
+	MQDs     = "sys/kernel/debug/kfd/mqds"
+	HQDs     = "sys/kernel/debug/kfd/hqds"
+	Runlists = "sys/kernel/debug/kfd/rls"
+)
+
+// Warning is something in a file that is not an error and was not understood in
+// full: a line no kernel known to us prints, or a dump that ends early.
+type Warning struct {
+	// Line counts from 1.
+	Line int
+	// Text says what is there and what was done about it.
+	Text string
+}
+
+// maxWarnings bounds what a file of anything can make us keep.
+const maxWarnings = 32
+
+// warnings collects a bounded number of them.
+type warnings struct {
+	list []Warning
+	more int
+}
+
+func (w *warnings) add(line int, format string, args ...any) {
+	if w.full() {
+		return
+	}
+	w.list = append(w.list, Warning{Line: line, Text: fmt.Sprintf(format, args...)})
+}
+
+// skipped adds a line of text that was not understood, shown to a person: it may be
+// any bytes, and too many of them.
+func (w *warnings) skipped(line int, what string, text []byte) {
+	if w.full() {
+		return
+	}
+	const most = 60
+	more := ""
+	if len(text) > most {
+		text, more = text[:most], "..."
+	}
+	w.list = append(w.list, Warning{Line: line, Text: fmt.Sprintf("%s: %q%s", what, text, more)})
+}
+
+// full counts one that there is no place for.
+func (w *warnings) full() bool {
+	if len(w.list) < maxWarnings {
+		return false
+	}
+	w.more++
+	return true
+}
+
+// all gives the warnings by line, and the number of those left out as the last of
+// them.
+func (w *warnings) all(line int) []Warning {
+	slices.SortStableFunc(w.list, func(a, b Warning) int { return cmp.Compare(a.Line, b.Line) })
+	if w.more > 0 {
+		return append(w.list, Warning{Line: line, Text: fmt.Sprintf("%d more warnings", w.more)})
+	}
+	return w.list
+}
+
+func malformed(line, column int, problem string) error {
+	return &discovery.ParseError{Line: line, Column: column, Problem: problem}
+}

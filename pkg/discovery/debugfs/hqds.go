@@ -1,0 +1,303 @@
+package debugfs
+
+import (
+	"strconv"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// SlotKind is what sort of hardware queue a slot is.
+type SlotKind uint8
+
+// The kinds.
+const (
+	// SlotCP is a compute queue of the first MEC.
+	SlotCP SlotKind = iota
+	// SlotHIQ is the queue the driver hands runlists to the firmware with. Under MES
+	// there is none, and what the slot holds has no meaning.
+	SlotHIQ
+	// SlotSDMA is a queue of a DMA engine.
+	SlotSDMA
+)
+
+// String gives the word used in the output.
+func (k SlotKind) String() string {
+	switch k {
+	case SlotCP:
+		return "cp"
+	case SlotHIQ:
+		return "hiq"
+	case SlotSDMA:
+		return "sdma"
+	}
+	return "kind(" + strconv.Itoa(int(k)) + ")"
+}
+
+// HQDDump is what hqds holds.
+type HQDDump struct {
+	Nodes    []HQDNode
+	Warnings []Warning
+}
+
+// HQDNode is one GPU node.
+type HQDNode struct {
+	// Node is the topology node number; CPU nodes count too.
+	Node int
+	GPU  gpreempt.GPUID
+	// Line is where the node begins.
+	Line int
+	// Stopped tells that the driver does not schedule on it: there are no slots then.
+	Stopped bool
+	// Slots are in the order of the text: for each XCC the HIQ and the CP slots, then
+	// SDMA.
+	Slots []HQD
+}
+
+// HQD is one slot as dumped.
+type HQD struct {
+	Kind SlotKind
+	// XCC is the number the text calls Inst: logical, and not from 0 in a partition;
+	// 0 for SDMA and on kernels before 6.5, which have none.
+	XCC int
+	// MEC counts from 1: 1 for CP slots, which the text does not say, and 0 for SDMA.
+	MEC int
+	// Pipe and Queue are the place within the MEC; for SDMA the engine and its queue.
+	Pipe, Queue int
+	// Line is where the slot begins.
+	Line int
+	// Address is the byte address of the first register. It differs from GPU to GPU
+	// and from XCC to XCC: registers are known by their place in Registers.
+	Address uint32
+	// Registers are shared and must not be changed.
+	Registers []uint32
+}
+
+// hqdRegisters is the number of registers of a CP or HIQ slot on gfx9 and later.
+const hqdRegisters = 56
+
+// ParseHQDs reads hqds (kfd_debugfs_hqds_by_device, dqm_debugfs_hqds,
+// seq_reg_dump) of kernels 6.1 to 7.2 and of AMD's own driver. The error is a
+// *discovery.ParseError.
+//
+// A text that ends early gives what is complete, with a warning. So does a line
+// that is in no kernel known to us: where it stands for a slot, the data below it
+// is passed over.
+func ParseHQDs(b []byte) (HQDDump, error) {
+	p := hqdParser{lines: lines{rest: b}, words: make([]uint32, 0, len(b)/10)}
+	if err := p.run(); err != nil {
+		return HQDDump{}, err
+	}
+	return HQDDump{Nodes: p.nodes, Warnings: p.all(p.line)}, nil
+}
+
+// hqdParser fills shared slices, as mqdParser does.
+type hqdParser struct {
+	lines
+	warnings
+	words []uint32
+	slots []HQD
+	nodes []HQDNode
+
+	rows owner
+	// Where the open node and slot begin in the slices above.
+	firstSlot, firstWord int
+	// last is the number of words in the last row of the open slot, 0 when there is
+	// none; after is the address that follows it.
+	last  int
+	after uint32
+}
+
+func (p *hqdParser) run() error {
+	for {
+		line, whole, ok := p.next()
+		if !ok {
+			p.endSlot(true)
+			p.endNode()
+			return nil
+		}
+		var err error
+		if whole {
+			err = p.read(line)
+		} else {
+			err = p.torn(line)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// hqdIndent is how far rows are indented.
+const hqdIndent = 4
+
+func (p *hqdParser) read(line []byte) error {
+	if indented(line, hqdIndent) {
+		address, words, ok := row(line, hqdIndent, p.words)
+		if ok {
+			return p.row(address, words)
+		}
+		if isRow(line, hqdIndent) {
+			return badRow(p.line, line, hqdIndent)
+		}
+	}
+	s := scan{line: line}
+	switch {
+	case s.has("Node "):
+		return p.node(&s)
+	case string(line) == " Device is stopped":
+		return p.stopped()
+	case s.has("   Inst "):
+		d := HQD{Kind: SlotHIQ, XCC: s.decimal()}
+		s.text(", HIQ on MEC ")
+		return p.hiq(&s, d)
+	case s.has("  HIQ on MEC "): // 6.1
+		return p.hiq(&s, HQD{Kind: SlotHIQ})
+	case s.has(" Inst "):
+		d := HQD{Kind: SlotCP, XCC: s.decimal(), MEC: 1}
+		s.text(",  CP Pipe ")
+		return p.cp(&s, d)
+	case s.has("  CP Pipe "): // 6.1
+		return p.cp(&s, HQD{Kind: SlotCP, MEC: 1})
+	case s.has("  SDMA Engine "):
+		d := HQD{Kind: SlotSDMA, Pipe: s.decimal()}
+		s.text(", RLC ")
+		d.Queue = s.decimal()
+		return p.slot(&s, d)
+	case indented(line, 1), indented(line, 2), indented(line, 3):
+		p.endSlot(false)
+		p.rows = unknown
+		p.skipped(p.line, "the slot is passed over", line)
+	default:
+		p.skipped(p.line, "the line is passed over", line)
+	}
+	return nil
+}
+
+func (p *hqdParser) hiq(s *scan, d HQD) error {
+	d.MEC = s.decimal()
+	s.text(" Pipe ")
+	d.Pipe = s.decimal()
+	s.text(" Queue ")
+	d.Queue = s.decimal()
+	return p.slot(s, d)
+}
+
+func (p *hqdParser) cp(s *scan, d HQD) error {
+	d.Pipe = s.decimal()
+	s.text(", Queue ")
+	d.Queue = s.decimal()
+	return p.slot(s, d)
+}
+
+func (p *hqdParser) node(s *scan) error {
+	node := s.decimal()
+	s.text(", gpu_id ")
+	gpu := s.hex()
+	s.text(":")
+	if err := s.end(p.line); err != nil {
+		return err
+	}
+	p.endSlot(false)
+	p.endNode()
+	p.nodes = append(p.nodes, HQDNode{Node: node, GPU: gpreempt.GPUID(gpu), Line: p.line})
+	return nil
+}
+
+func (p *hqdParser) stopped() error {
+	if len(p.nodes) == 0 {
+		return malformed(p.line, 1, "a device before any node")
+	}
+	p.endSlot(false)
+	p.nodes[len(p.nodes)-1].Stopped = true
+	return nil
+}
+
+func (p *hqdParser) slot(s *scan, d HQD) error {
+	if err := s.end(p.line); err != nil {
+		return err
+	}
+	if len(p.nodes) == 0 {
+		return malformed(p.line, 1, "a slot before any node")
+	}
+	p.endSlot(false)
+	d.Line = p.line
+	p.slots = append(p.slots, d)
+	p.firstWord, p.rows, p.last = len(p.words), aQueue, 0
+	return nil
+}
+
+// row takes a row whose words are already appended to p.words' array. The kernel
+// begins a row after 8 registers or where the addresses leave a gap.
+func (p *hqdParser) row(address uint32, words []uint32) error {
+	switch p.rows {
+	case nothing:
+		return malformed(p.line, 1, "data that belongs to no slot")
+	case unknown:
+		return nil
+	case aQueue:
+	}
+	if address%4 != 0 {
+		return malformed(p.line, hqdIndent+1, "want an address that is a multiple of 4")
+	}
+	switch {
+	case p.last == 0:
+		p.slots[len(p.slots)-1].Address = address
+	case address < p.after:
+		return malformed(p.line, hqdIndent+1, "want an address from "+hex8(p.after)+" on")
+	case address == p.after && p.last != rowWords:
+		return malformed(p.line, hqdIndent+1, "want an address above "+hex8(p.after)+": a row goes on until it has 8 words")
+	}
+	p.last = len(words) - len(p.words)
+	p.words, p.after = words, address+4*uint32(p.last)
+	return nil
+}
+
+// endSlot takes the open slot. atEnd: the text ends here.
+func (p *hqdParser) endSlot(atEnd bool) {
+	open := p.rows == aQueue
+	p.rows = nothing
+	if !open {
+		return
+	}
+	d := &p.slots[len(p.slots)-1]
+	n := len(p.words)
+	whole := p.whole(d.Kind, n-p.firstWord)
+	if n == p.firstWord || atEnd && !whole {
+		p.add(d.Line, "the slot is passed over: it has %d registers, and not all of them", n-p.firstWord)
+		p.words = p.words[:p.firstWord]
+		p.slots = p.slots[:len(p.slots)-1]
+		return
+	}
+	if !whole {
+		p.add(d.Line, "%d registers are of no GPU known, and not decoded", n-p.firstWord)
+	}
+	d.Registers = p.words[p.firstWord:n:n]
+}
+
+// whole tells whether a slot has as many registers as one of its kind can have.
+func (p *hqdParser) whole(kind SlotKind, n int) bool {
+	if kind != SlotSDMA {
+		return n == hqdRegisters
+	}
+	return sdmaRegisters(n) != SDMAUnknown
+}
+
+func (p *hqdParser) endNode() {
+	if len(p.nodes) == 0 {
+		return
+	}
+	n := len(p.slots)
+	if n > p.firstSlot {
+		p.nodes[len(p.nodes)-1].Slots = p.slots[p.firstSlot:n:n]
+	}
+	p.firstSlot = n
+}
+
+// torn takes the last line of a text that was cut, as mqdParser's does.
+func (p *hqdParser) torn(line []byte) error {
+	if len(line) == fullRow(hqdIndent) && isRow(line, hqdIndent) {
+		return p.read(line)
+	}
+	p.skipped(p.line, "the text ends within a line, which is passed over", line)
+	return nil
+}

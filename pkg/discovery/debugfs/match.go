@@ -1,0 +1,395 @@
+package debugfs
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Known is a queue of a process as sysfs has it, with its snapshot where there is
+// one.
+type Known struct {
+	ID   uint32
+	GPU  gpreempt.GPUID
+	Type gpreempt.QueueType
+	// RingBytes is the size of the ring; 0 is unknown.
+	RingBytes uint64
+	// Snapshot has RingBase, ReadPointer, WritePointer and SaveArea of
+	// GET_QUEUE_SNAPSHOT; nil when only sysfs is known. What is 0 in it is unknown.
+	Snapshot *gpreempt.QueueInfo
+}
+
+// MatchQueues finds the dump of each queue of one process, and gives what is then
+// known of the queue: index by index with known. dumps are those of all the
+// process's blocks; gfx gives the gfx_target_version of a GPU, 0 when unknown, and
+// may be nil. FromMQD is set where the dump is certainly that of the queue; where
+// it is not, Note says which could be meant.
+//
+// A queue with a snapshot is known by its ring's address, GPU and kind, and what
+// else both sides know has to agree: the two pointers, the save area and the
+// ring's size. Two queues with all of it the same cannot be told apart. Both
+// lists are newest first; so when known is in the order of the snapshot, and not
+// sorted by id, a dump out of order means that a queue came or went between the
+// two looks, which Note says. The caller does best to look at the snapshot before
+// and after the dump, and to want both the same.
+//
+// A queue without is known by its GPU, kind and ring's size, when it is the only
+// one of that size, and when both sides have the same number of that GPU and kind.
+// Order does not help there: ids are given lowest first, so while ids without a
+// gap are those of a process that never destroyed a queue, they are as well those
+// of one that destroyed a queue and created another, which took its id and not its
+// place in the list.
+func MatchQueues(known []Known, dumps []MQD, gfx func(gpreempt.GPUID) uint32) []gpreempt.QueueInfo {
+	m := matcher{known: known, cands: candidates(dumps, gfx), of: make([]int, len(known)), notes: make([][]string, len(known))}
+	m.bySnapshot()
+	m.byOrder()
+	m.bySize()
+	infos := make([]gpreempt.QueueInfo, len(known))
+	for i := range known {
+		if s := known[i].Snapshot; s != nil {
+			infos[i] = *s
+			if s.Note != "" {
+				m.notes[i] = slices.Insert(m.notes[i], 0, s.Note)
+			}
+		}
+		if c := m.of[i]; c >= 0 {
+			m.cands[c].fill(&infos[i], m.writesPriority())
+		}
+		infos[i].Note = strings.Join(m.notes[i], "; ")
+	}
+	return infos
+}
+
+// candidate is a dump, decoded.
+type candidate struct {
+	line    int
+	gpu     gpreempt.GPUID
+	sdma    bool
+	compute *Compute // nil for SDMA
+	// problem says why the dump cannot be used.
+	problem                            string
+	ring, ringBytes, read, write, save uint64
+	doorbell                           uint32
+}
+
+func candidates(dumps []MQD, gfx func(gpreempt.GPUID) uint32) []candidate {
+	cands := make([]candidate, 0, len(dumps))
+	for i := range dumps {
+		d := &dumps[i]
+		if d.Kind == KindDIQ || len(d.XCCs) == 0 {
+			continue // no queue of the process
+		}
+		c := candidate{line: d.Line, gpu: d.GPU, sdma: d.Kind == KindSDMA}
+		var err error
+		if c.sdma {
+			err = c.decodeSDMA(d, gfx)
+		} else {
+			err = c.decodeCompute(d)
+		}
+		if err != nil {
+			c.problem = err.Error()
+		}
+		cands = append(cands, c)
+	}
+	return cands
+}
+
+func (c *candidate) decodeSDMA(d *MQD, gfx func(gpreempt.GPUID) uint32) error {
+	var version uint32
+	if gfx != nil {
+		version = gfx(d.GPU)
+	}
+	s, err := DecodeSDMA(d.XCCs[0], version)
+	if err != nil {
+		return err
+	}
+	c.ring, c.ringBytes, c.read, c.write, c.doorbell = s.RingBase, s.RingBytes, s.ReadPointer, s.WritePointer, s.Doorbell
+	return nil
+}
+
+func (c *candidate) decodeCompute(d *MQD) error {
+	q, err := DecodeCompute(d.XCCs[0])
+	if err != nil {
+		return err
+	}
+	if !q.Valid {
+		return fmt.Errorf("it begins with %08x instead of %08x", q.Words[mqdHeader], computeHeader)
+	}
+	c.compute = &q
+	c.ring, c.ringBytes, c.read, c.write, c.save, c.doorbell = q.RingBase, q.RingBytes, q.ReadPointer, q.WritePointer, q.SaveArea, q.Doorbell
+	for _, words := range d.XCCs[1:] {
+		o, err := DecodeCompute(words)
+		if err != nil {
+			return err
+		}
+		if o.RingBase != q.RingBase {
+			return fmt.Errorf("its XCCs have different rings, %#x and %#x", q.RingBase, o.RingBase)
+		}
+	}
+	return nil
+}
+
+// could tells whether a candidate is of the GPU and kind of a queue.
+func (c *candidate) could(k *Known) bool {
+	if c.gpu != k.GPU {
+		return false
+	}
+	switch k.Type {
+	case gpreempt.QueueCompute:
+		return !c.sdma
+	case gpreempt.QueueSDMA, gpreempt.QueueSDMAXGMI:
+		return c.sdma
+	case gpreempt.QueueUnknown:
+	}
+	return true
+}
+
+// agrees tells whether all that a candidate and the snapshot both know is the same.
+func (c *candidate) agrees(k *Known) bool {
+	same := func(ours, is uint64) bool { return ours == 0 || is == 0 || ours == is }
+	return same(k.Snapshot.ReadPointer, c.read) && same(k.Snapshot.WritePointer, c.write) &&
+		same(k.Snapshot.SaveArea, c.save) && same(k.RingBytes, c.ringBytes)
+}
+
+// contradiction says what of a candidate that does not agree is not what the
+// snapshot has.
+func (c *candidate) contradiction(k *Known) string {
+	for _, f := range [...]struct {
+		name     string
+		ours, is uint64
+	}{
+		{"read pointer", k.Snapshot.ReadPointer, c.read},
+		{"write pointer", k.Snapshot.WritePointer, c.write},
+		{"save area", k.Snapshot.SaveArea, c.save},
+	} {
+		if f.ours != 0 && f.is != 0 && f.ours != f.is {
+			return fmt.Sprintf("its %s is %#x instead of %#x", f.name, f.is, f.ours)
+		}
+	}
+	return fmt.Sprintf("that is of %d bytes instead of %d", c.ringBytes, k.RingBytes)
+}
+
+// fill adds what the dump tells.
+func (c *candidate) fill(info *gpreempt.QueueInfo, writesPriority bool) {
+	info.Source |= gpreempt.FromMQD
+	for _, f := range [...]struct {
+		to   *uint64
+		from uint64
+	}{
+		{&info.RingBase, c.ring},
+		{&info.ReadPointer, c.read},
+		{&info.WritePointer, c.write},
+		{&info.SaveArea, c.save},
+	} {
+		if *f.to == 0 {
+			*f.to = f.from
+		}
+	}
+	info.Doorbell = c.doorbell
+	if c.compute == nil { // the MQD of an SDMA queue has no priority
+		return
+	}
+	info.AQL, info.MQD = c.compute.AQL, c.compute.MQD
+	info.Priority, info.PriorityExact = c.compute.Priority(writesPriority)
+}
+
+// matcher joins known and cands. of is the candidate of each queue, -1 for none.
+type matcher struct {
+	known []Known
+	cands []candidate
+	of    []int
+	notes [][]string
+}
+
+func (m *matcher) note(i int, format string, args ...any) {
+	m.notes[i] = append(m.notes[i], fmt.Sprintf(format, args...))
+}
+
+// writesPriority tells whether any dump proves that the kernel writes the queue
+// priority.
+func (m *matcher) writesPriority() bool {
+	return slices.ContainsFunc(m.cands, func(c candidate) bool { return c.compute != nil && c.compute.WritesPriority() })
+}
+
+// bySnapshot matches the queues whose ring's address is known.
+func (m *matcher) bySnapshot() {
+	byRing := map[uint64][]int{}
+	for c := range m.cands {
+		if m.cands[c].problem == "" {
+			byRing[m.cands[c].ring] = append(byRing[m.cands[c].ring], c)
+		}
+	}
+	claims := map[int][]int{} // candidate -> queues
+	for i := range m.known {
+		m.of[i] = -1
+		k := &m.known[i]
+		if !k.located() {
+			continue
+		}
+		var fit, unfit []int
+		for _, c := range byRing[k.Snapshot.RingBase] {
+			switch {
+			case !m.cands[c].could(k):
+			case m.cands[c].agrees(k):
+				fit = append(fit, c)
+			default:
+				unfit = append(unfit, c)
+			}
+		}
+		switch {
+		case len(fit) == 1:
+			m.of[i] = fit[0]
+		case len(fit) > 1:
+			m.note(i, "%s have its ring %#x, and nothing tells them apart", m.lines(fit), k.Snapshot.RingBase)
+		case len(unfit) > 0:
+			m.note(i, "%s has its ring %#x, but %s: another queue may have taken its place",
+				m.lines(unfit[:1]), k.Snapshot.RingBase, m.cands[unfit[0]].contradiction(k))
+		default:
+			m.note(i, "no dump has its ring %#x%s", k.Snapshot.RingBase, m.unusable(k))
+		}
+		for _, c := range fit {
+			claims[c] = append(claims[c], i)
+		}
+	}
+	for i := range m.known {
+		if c := m.of[i]; c >= 0 && len(claims[c]) > 1 {
+			m.of[i] = -1
+			m.note(i, "%s fits queues %s alike", m.lines([]int{c}), m.ids(claims[c]))
+		}
+	}
+}
+
+// located tells whether the ring's address of a queue is known.
+func (k *Known) located() bool { return k.Snapshot != nil && k.Snapshot.RingBase != 0 }
+
+// byOrder looks whether dumps come in the order of the snapshot.
+func (m *matcher) byOrder() {
+	ascending := slices.IsSortedFunc(m.known, func(a, b Known) int { return int(int64(a.ID) - int64(b.ID)) })
+	if ascending {
+		return // an order by id, which says nothing of age
+	}
+	newest := -1
+	for i, c := range m.of {
+		if c < 0 {
+			continue
+		}
+		if c < newest {
+			m.note(i, "%s is not where the order of the snapshot has it: a queue came or went between the two looks", m.lines([]int{c}))
+		}
+		newest = max(newest, c)
+	}
+}
+
+// group is what has a GPU and a kind, and with bytes also a size of the ring.
+type group struct {
+	gpu   gpreempt.GPUID
+	sdma  bool
+	bytes uint64
+}
+
+// bySize matches the queues of which only GPU, kind and size are known.
+func (m *matcher) bySize() {
+	queues, dumps := map[group][]int{}, map[group][]int{}
+	add := func(to map[group][]int, g group, i int) {
+		if g.bytes != 0 {
+			to[g] = append(to[g], i)
+		}
+		g.bytes = 0
+		to[g] = append(to[g], i)
+	}
+	taken := map[int]bool{}
+	for i := range m.known {
+		if m.of[i] >= 0 {
+			taken[m.of[i]] = true
+		} else if g, ok := m.known[i].group(); ok {
+			add(queues, g, i)
+		}
+	}
+	for c := range m.cands {
+		if d := &m.cands[c]; !taken[c] {
+			add(dumps, group{gpu: d.gpu, sdma: d.sdma, bytes: d.ringBytes}, c)
+		}
+	}
+	for i := range m.known {
+		k := &m.known[i]
+		if m.of[i] >= 0 || k.located() {
+			continue
+		}
+		g, ok := k.group()
+		if !ok {
+			m.note(i, "neither its type nor its ring is known")
+			continue
+		}
+		all := group{gpu: g.gpu, sdma: g.sdma}
+		// One of unknown size might be the only one of any size.
+		rivals, fit := queues[g], dumps[g]
+		sizeless := slices.ContainsFunc(queues[all], func(o int) bool { return m.known[o].RingBytes == 0 })
+		if sizeless {
+			rivals = queues[all]
+		}
+		switch {
+		case len(queues[all]) != len(dumps[all]):
+			m.note(i, "%d queues of its kind on its GPU, but %d dumps%s", len(queues[all]), len(dumps[all]), m.unusable(k))
+		case len(fit) == 0:
+			m.note(i, "no dump has a ring of its %d bytes%s", k.RingBytes, m.unusable(k))
+		case len(fit) > 1 || len(rivals) > 1:
+			m.note(i, "nothing but the size of the ring is known, and %s could be that of queues %s", m.lines(fit), m.ids(rivals))
+		case m.cands[fit[0]].problem != "":
+			m.note(i, "no dump is left%s", m.unusable(k))
+		default:
+			m.of[i] = fit[0]
+		}
+	}
+}
+
+// group gives what a queue without a ring's address is known by.
+func (k *Known) group() (g group, ok bool) {
+	switch k.Type {
+	case gpreempt.QueueCompute:
+		return group{gpu: k.GPU, bytes: k.RingBytes}, true
+	case gpreempt.QueueSDMA, gpreempt.QueueSDMAXGMI:
+		return group{gpu: k.GPU, sdma: true, bytes: k.RingBytes}, true
+	case gpreempt.QueueUnknown:
+	}
+	return group{}, false
+}
+
+// unusable names the dumps that could be of k, but cannot be read.
+func (m *matcher) unusable(k *Known) string {
+	for c := range m.cands {
+		if d := &m.cands[c]; d.problem != "" && d.could(k) {
+			return fmt.Sprintf(" (%s cannot be used: %s)", m.lines([]int{c}), d.problem)
+		}
+	}
+	return ""
+}
+
+// lines names dumps to a person.
+func (m *matcher) lines(cands []int) string {
+	numbers := list(cands, func(c int) string { return strconv.Itoa(m.cands[c].line) })
+	if len(cands) == 1 {
+		return "the dump of line " + numbers
+	}
+	return "the dumps of lines " + numbers
+}
+
+// ids names queues to a person.
+func (m *matcher) ids(known []int) string {
+	return list(known, func(i int) string { return strconv.FormatUint(uint64(m.known[i].ID), 10) })
+}
+
+// list names a bounded number of things.
+func list(items []int, name func(int) string) string {
+	const most = 8
+	var words []string
+	for _, i := range items[:min(most, len(items))] {
+		words = append(words, name(i))
+	}
+	if n := len(items) - most; n > 0 {
+		words = append(words, fmt.Sprintf("%d more", n))
+	}
+	return strings.Join(words, ", ")
+}

@@ -1,0 +1,335 @@
+package debugfs
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Owner is a queue that may be in a slot.
+type Owner struct {
+	Process gpreempt.ProcessKey
+	ID      uint32
+	GPU     gpreempt.GPUID
+	// RingBytes is the size of its ring; 0 is unknown.
+	RingBytes uint64
+	// Info is what MatchQueues gave; what is 0 in it is not known.
+	Info gpreempt.QueueInfo
+}
+
+// SlotMatch says whose queue is in a slot.
+type SlotMatch struct {
+	// Owner is the index of the owner, -1 for none or for one that is not certain.
+	Owner int
+	// How says by what it is known, or why it is not.
+	How string
+}
+
+// MatchSlots finds the queue of each live slot, index by index with slots. slots
+// are those of one dump, and owners all queues known of the same GPUs.
+//
+// The MQD's address names a queue: each has its own, and each XCC of it too. An
+// owner knows that of its first XCC. The driver lays those of the other XCCs
+// behind it at one distance, and their save areas as well (init_mqd_v9_4_3); the
+// distance is not in the registers. So on an XCC that is not the GPU's first, a
+// slot is that of the queue whose first XCC's slot has the same ring in the same
+// address space (VMID), at an MQD address before it.
+//
+// Where no MQD's address is known, of SDMA and of queues seen in a snapshot only,
+// a slot is that of the only owner with its ring, in an address space that is known
+// to be its process's, or where every queue's ring is known: processes may well
+// have rings at the same address. Pointers and save area have to agree
+// wherever both are known. The firmware may put another process into a VMID while
+// the registers are read; then the VMID proves nothing, and How says so.
+func MatchSlots(slots []Slot, owners []Owner) []SlotMatch {
+	m := slotMatcher{
+		slots: slots, owners: owners, matches: make([]SlotMatch, len(slots)),
+		mqds: map[gpuAddress][]int{}, rings: map[gpuAddress][]int{},
+		unknown: map[gpreempt.GPUID][]uint64{}, first: map[firstSlot][]int{}, rank: map[gpuXCC]int{}, spaces: map[gpuVMID]*space{},
+	}
+	for i := range owners {
+		o := &owners[i]
+		if o.Info.MQD != 0 {
+			k := gpuAddress{o.GPU, o.Info.MQD}
+			m.mqds[k] = append(m.mqds[k], i)
+		}
+		if o.Info.RingBase != 0 {
+			k := gpuAddress{o.GPU, o.Info.RingBase}
+			m.rings[k] = append(m.rings[k], i)
+		} else {
+			m.unknown[o.GPU] = append(m.unknown[o.GPU], o.RingBytes)
+		}
+	}
+	m.ranks()
+	// What is certain by itself first: the rest leans on it.
+	m.each(m.idle)
+	for _, i := range m.each(m.byAddress) {
+		m.learn(i)
+	}
+	for _, i := range m.each(m.byFirst) {
+		m.learn(i)
+	}
+	m.doubt(m.each(m.byRing))
+	return m.matches
+}
+
+// each asks a step about the slots without an answer, and gives those it found an
+// owner for.
+func (m *slotMatcher) each(step func(i int)) (found []int) {
+	for i := range m.slots {
+		if m.matches[i].How != "" {
+			continue
+		}
+		if step(i); m.matches[i].How != "" && m.matches[i].Owner >= 0 {
+			found = append(found, i)
+		}
+	}
+	return found
+}
+
+// doubt takes back what was found by the ring alone where that makes an address
+// space two processes'.
+func (m *slotMatcher) doubt(found []int) {
+	for _, i := range found {
+		m.learn(i)
+	}
+	for _, i := range found {
+		f := m.facts(&m.slots[i])
+		if m.spaces[f.gpuVMID].mixed {
+			m.answer(i, -1, "its ring %#x is that of queue %s, but the slots of VMID %d are of more than one process", f.ring, m.name(m.matches[i].Owner), f.vmid)
+		}
+	}
+}
+
+type gpuAddress struct {
+	gpu     gpreempt.GPUID
+	address uint64
+}
+
+type gpuXCC struct {
+	gpu gpreempt.GPUID
+	xcc int
+}
+
+type gpuVMID struct {
+	gpu  gpreempt.GPUID
+	vmid int
+}
+
+// firstSlot is what the slots of a queue on several XCCs have in common.
+type firstSlot struct {
+	gpuVMID
+	ring uint64
+}
+
+// space is whose an address space is.
+type space struct {
+	process gpreempt.ProcessKey
+	// mixed: slots of two processes had it.
+	mixed bool
+}
+
+type slotMatcher struct {
+	slots   []Slot
+	owners  []Owner
+	matches []SlotMatch
+	// mqds and rings are the owners by these addresses.
+	mqds, rings map[gpuAddress][]int
+	// unknown are the sizes of the rings of which the address is not known.
+	unknown map[gpreempt.GPUID][]uint64
+	// first are the live slots of the first XCC of each GPU that have an owner.
+	first map[firstSlot][]int
+	// rank counts the XCCs of a GPU in the order of the dump, from 0.
+	rank   map[gpuXCC]int
+	spaces map[gpuVMID]*space
+}
+
+func (m *slotMatcher) ranks() {
+	count := map[gpreempt.GPUID]int{}
+	for i := range m.slots {
+		s := &m.slots[i]
+		k := gpuXCC{s.GPU, s.XCC}
+		if _, seen := m.rank[k]; seen || s.Kind == SlotSDMA {
+			continue
+		}
+		m.rank[k] = count[s.GPU]
+		count[s.GPU]++
+	}
+}
+
+// learn keeps what a match tells of the slots to come.
+func (m *slotMatcher) learn(i int) {
+	s := &m.slots[i]
+	f := m.facts(s)
+	process := m.owners[m.matches[i].Owner].Process
+	if sp := m.spaces[f.gpuVMID]; sp == nil {
+		m.spaces[f.gpuVMID] = &space{process: process}
+	} else if sp.process != process {
+		sp.mixed = true
+	}
+	if s.Kind == SlotCP && f.rank == 0 {
+		m.first[f.firstSlot] = append(m.first[f.firstSlot], i)
+	}
+}
+
+// facts is what can be compared of any slot.
+type facts struct {
+	firstSlot
+	ringBytes, mqd, read, write, save uint64
+	// rank is that of the slot's XCC; 0 for SDMA.
+	rank uint64
+}
+
+func (m *slotMatcher) facts(s *Slot) facts {
+	if s.Kind == SlotSDMA {
+		d := &s.SDMA
+		return facts{firstSlot{gpuVMID{s.GPU, d.VMID}, d.RingBase}, d.RingBytes, d.MQD, d.ReadPointer, d.WritePointer, 0, 0}
+	}
+	c, rank := &s.Compute, uint64(m.rank[gpuXCC{s.GPU, s.XCC}])
+	f := facts{firstSlot{gpuVMID{s.GPU, c.VMID}, c.RingBase}, c.RingBytes, c.MQD, c.ReadPointer, c.WritePointer, c.SaveArea, rank}
+	// The save areas of the XCCs follow each other: what the owner knows is the first.
+	if f.save != 0 {
+		f.save -= rank * c.SaveBytes
+	}
+	return f
+}
+
+// mayBe tells whether a slot's MQD may be that of the queue whose first XCC has it
+// at base: the same, or behind it by so many times one distance, in pages.
+func (f *facts) mayBe(base uint64) bool {
+	if f.rank == 0 {
+		return f.mqd == base
+	}
+	return f.mqd > base && (f.mqd-base)%(f.rank*4096) == 0
+}
+
+// contradicts says what of a slot is not what an owner has, or "".
+func (f *facts) contradicts(o *Owner) string {
+	for _, x := range [...]struct {
+		name     string
+		ours, is uint64
+	}{
+		{"ring", o.Info.RingBase, f.ring},
+		{"read pointer", o.Info.ReadPointer, f.read},
+		{"write pointer", o.Info.WritePointer, f.write},
+		{"save area", o.Info.SaveArea, f.save},
+	} {
+		if x.ours != 0 && x.is != 0 && x.ours != x.is {
+			return fmt.Sprintf("%s %#x instead of %#x", x.name, x.is, x.ours)
+		}
+	}
+	if o.RingBytes != 0 && f.ringBytes != 0 && o.RingBytes != f.ringBytes {
+		return fmt.Sprintf("a ring of %d bytes instead of %d", f.ringBytes, o.RingBytes)
+	}
+	return ""
+}
+
+func (m *slotMatcher) answer(i, owner int, format string, args ...any) {
+	m.matches[i] = SlotMatch{Owner: owner, How: fmt.Sprintf(format, args...)}
+}
+
+// idle answers for the slots without a queue of a process.
+func (m *slotMatcher) idle(i int) {
+	s := &m.slots[i]
+	switch {
+	case s.Kind == SlotHIQ:
+		m.answer(i, -1, "the driver's own queue")
+	case s.State == Empty:
+		m.answer(i, -1, "empty")
+	case s.State == Stale:
+		m.answer(i, -1, "not active: what it holds is left of a queue that is not there any more")
+	}
+}
+
+// byAddress answers for the slots whose MQD's address an owner has.
+func (m *slotMatcher) byAddress(i int) {
+	f := m.facts(&m.slots[i])
+	owners := m.mqds[gpuAddress{f.gpu, f.mqd}]
+	switch len(owners) {
+	case 0:
+	case 1:
+		o := owners[0]
+		if c := f.contradicts(&m.owners[o]); c != "" {
+			m.answer(i, -1, "its MQD %#x is that of queue %s, but it has %s: another queue may have taken its place", f.mqd, m.name(o), c)
+			return
+		}
+		m.answer(i, o, "MQD %#x", f.mqd)
+	default:
+		m.answer(i, -1, "its MQD %#x is that of queues %s alike", f.mqd, m.names(owners))
+	}
+}
+
+// byFirst answers for the slots of further XCCs whose queue is in a slot of the
+// first.
+func (m *slotMatcher) byFirst(i int) {
+	f := m.facts(&m.slots[i])
+	if f.rank == 0 {
+		return
+	}
+	var fit []int
+	at := 0
+	for _, j := range m.first[f.firstSlot] {
+		o := m.matches[j].Owner
+		if f.mayBe(m.slots[j].Compute.MQD) && f.contradicts(&m.owners[o]) == "" && !slices.Contains(fit, o) {
+			fit, at = append(fit, o), j
+		}
+	}
+	switch len(fit) {
+	case 0:
+	case 1:
+		m.answer(i, fit[0], "ring %#x in VMID %d, as in pipe %d queue %d of XCC %d",
+			f.ring, f.vmid, m.slots[at].Pipe, m.slots[at].Queue, m.slots[at].XCC)
+	default:
+		m.answer(i, -1, "its ring %#x in VMID %d is that of queues %s alike", f.ring, f.vmid, m.names(fit))
+	}
+}
+
+// byRing answers for the rest.
+func (m *slotMatcher) byRing(i int) {
+	f := m.facts(&m.slots[i])
+	sp := m.spaces[f.gpuVMID]
+	var fit []int
+	why := ""
+	for _, o := range m.rings[gpuAddress{f.gpu, f.ring}] {
+		owner := &m.owners[o]
+		switch c := f.contradicts(owner); {
+		case c != "":
+			why = fmt.Sprintf("queue %s has its ring %#x, but the slot has %s", m.name(o), f.ring, c)
+		case owner.Info.MQD != 0 && f.mqd != 0 && !f.mayBe(owner.Info.MQD):
+			why = fmt.Sprintf("queue %s has its ring %#x, but MQD %#x, to which %#x does not belong", m.name(o), f.ring, owner.Info.MQD, f.mqd)
+		case sp != nil && !sp.mixed && sp.process != owner.Process:
+			why = fmt.Sprintf("queue %s has its ring %#x, but VMID %d is that of process %d", m.name(o), f.ring, f.vmid, sp.process.PID)
+		default:
+			fit = append(fit, o)
+		}
+	}
+	switch {
+	case len(fit) == 1 && sp != nil && !sp.mixed:
+		m.answer(i, fit[0], "ring %#x in VMID %d of its process", f.ring, f.vmid)
+	case len(fit) == 1 && m.slots[i].Kind == SlotCP && m.owners[fit[0]].Info.MQD != 0:
+		m.answer(i, -1, "its ring %#x is that of queue %s, but nothing shows that its MQD %#x is", f.ring, m.name(fit[0]), f.mqd)
+	case len(fit) == 1 && m.mayBeUnknown(&f):
+		m.answer(i, -1, "its ring %#x is that of queue %s, but there are queues whose rings are not known", f.ring, m.name(fit[0]))
+	case len(fit) == 1:
+		m.answer(i, fit[0], "ring %#x, which no other queue has", f.ring)
+	case len(fit) > 1:
+		m.answer(i, -1, "its ring %#x is that of queues %s alike", f.ring, m.names(fit))
+	case why != "":
+		m.answer(i, -1, "%s", why)
+	default:
+		m.answer(i, -1, "no known queue has its MQD %#x or ring %#x", f.mqd, f.ring)
+	}
+}
+
+// mayBeUnknown tells whether a slot may be that of a queue whose ring is not known.
+func (m *slotMatcher) mayBeUnknown(f *facts) bool {
+	return slices.ContainsFunc(m.unknown[f.gpu], func(size uint64) bool { return size == 0 || f.ringBytes == 0 || size == f.ringBytes })
+}
+
+// name is an owner's name for people.
+func (m *slotMatcher) name(o int) string {
+	return fmt.Sprintf("%d of process %d", m.owners[o].ID, m.owners[o].Process.PID)
+}
+
+func (m *slotMatcher) names(owners []int) string { return list(owners, m.name) }

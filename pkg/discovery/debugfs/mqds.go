@@ -1,0 +1,348 @@
+package debugfs
+
+import (
+	"strconv"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Kind is what sort of queue an MQD is of.
+type Kind uint8
+
+// The kinds.
+const (
+	KindCompute Kind = iota
+	// KindSDMA is SDMA over xGMI too: the text does not tell them apart.
+	KindSDMA
+	// KindDIQ is a queue of the driver's own for debugging, on 6.12 and before. It is
+	// no queue of the process.
+	KindDIQ
+)
+
+// String gives the word used in the output.
+func (k Kind) String() string {
+	switch k {
+	case KindCompute:
+		return "compute"
+	case KindSDMA:
+		return "sdma"
+	case KindDIQ:
+		return "diq"
+	}
+	return "kind(" + strconv.Itoa(int(k)) + ")"
+}
+
+// MQDDump is what mqds holds.
+type MQDDump struct {
+	Processes []MQDProcess
+	Warnings  []Warning
+}
+
+// MQDProcess is one block of mqds. A pid may come more than once: kernels from
+// 7.x print each secondary context of a process as a process.
+type MQDProcess struct {
+	// PID is in the first pid namespace of the host.
+	PID int32
+	// PASID is one up to 6.12. Later kernels print the pid in its place, so it is
+	// good for nothing but looking at.
+	PASID uint32
+	// Line is where the block begins.
+	Line int
+	// Queues are newest first, as the driver lists them.
+	Queues []MQD
+}
+
+// MQD is the memory image of one queue. The text has no queue id.
+type MQD struct {
+	Kind Kind
+	GPU  gpreempt.GPUID
+	// Line is where the queue begins.
+	Line int
+	// XCCs are the dumps, one for each XCC of a compute queue and at least one. Others
+	// have one. Their words are shared and must not be changed; DecodeCompute and
+	// DecodeSDMA tell their meaning.
+	XCCs [][]uint32
+}
+
+// The sizes of the dumps, in words. The compute MQD of gfx12.1 is the larger one,
+// and so is the SDMA MQD of gfx10.
+const (
+	computeWords, computeWordsLarge = 512, 1024
+	sdmaWords, sdmaWordsLarge       = 128, 130
+)
+
+// ParseMQDs reads mqds (kfd_debugfs_mqds_by_process, pqm_debugfs_mqds) of kernels
+// 6.1 to 7.2 and of AMD's own driver. The error is a *discovery.ParseError.
+//
+// A text that ends early gives what is complete, with a warning. So does a line
+// that is in no kernel known to us: where it stands for a queue, the data below
+// it is passed over. Of a queue that is not of compute only the first dump is
+// kept: after a compute queue of several XCCs the kernel repeats the dump as many
+// times, each time of the memory behind the last.
+func ParseMQDs(b []byte) (MQDDump, error) {
+	p := mqdParser{
+		lines: lines{rest: b},
+		// A row of n words takes 14+9n bytes: no word takes fewer than 10.
+		words: make([]uint32, 0, len(b)/10),
+	}
+	if err := p.run(); err != nil {
+		return MQDDump{}, err
+	}
+	return MQDDump{Processes: p.processes, Warnings: p.all(p.line)}, nil
+}
+
+// mqdParser fills shared slices: queues and processes take parts of them, whose
+// contents never change once taken.
+type mqdParser struct {
+	lines
+	warnings
+	words     []uint32
+	dumps     [][]uint32
+	queues    []MQD
+	processes []MQDProcess
+
+	// rows says what the rows of data to come belong to.
+	rows owner
+	// Where the open process, queue and dump begin in the slices above.
+	firstQueue, firstDump, firstWord int
+	// last is the number of words in the last row of the open dump.
+	last int
+	// open: the open dump has rows.
+	open bool
+}
+
+// owner is what rows of data belong to.
+type owner uint8
+
+const (
+	// nothing: there must be none.
+	nothing owner = iota
+	// aQueue is the last of the queues or slots.
+	aQueue
+	// unknown is something passed over.
+	unknown
+)
+
+func (p *mqdParser) run() error {
+	for {
+		line, whole, ok := p.next()
+		if !ok {
+			p.endQueue(true)
+			p.endProcess()
+			return nil
+		}
+		var err error
+		if whole {
+			err = p.read(line)
+		} else {
+			err = p.torn(line)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// mqdIndent is how far rows are indented.
+const mqdIndent = 4
+
+func (p *mqdParser) read(line []byte) error {
+	if indented(line, mqdIndent) {
+		address, words, ok := row(line, mqdIndent, p.words)
+		if ok {
+			return p.row(address, words)
+		}
+		if isRow(line, mqdIndent) {
+			return badRow(p.line, line, mqdIndent)
+		}
+	}
+	s := scan{line: line}
+	switch {
+	case s.has("Process "):
+		return p.process(&s)
+	case s.has("  Compute queue on device "):
+		return p.queue(&s, KindCompute)
+	case s.has("  SDMA queue on device "):
+		return p.queue(&s, KindSDMA)
+	case s.has("  DIQ on device "):
+		return p.queue(&s, KindDIQ)
+	case indented(line, 2):
+		// "Bad user queue type", "Queue node with bad user queue type", "Bad kernel queue
+		// type" and "Weird: Queue node with neither kernel nor user queue", or what a
+		// kernel to come has.
+		p.endQueue(false)
+		p.rows = unknown
+		p.skipped(p.line, "the queue is passed over", line)
+	default:
+		p.skipped(p.line, "the line is passed over", line)
+	}
+	return nil
+}
+
+// badRow is the error of a row that is none.
+func badRow(n int, line []byte, indent int) error {
+	column, problem := explain(line, indent)
+	return malformed(n, column, problem)
+}
+
+func (p *mqdParser) process(s *scan) error {
+	pid := s.decimal()
+	s.text(" PASID ")
+	var pasid uint64
+	if s.has("0x") {
+		pasid = uint64(s.hex())
+	} else {
+		pasid = s.number(10, 1<<32-1, "want a decimal number below 2^32, or a hexadecimal one after 0x")
+	}
+	s.text(":")
+	if err := s.end(p.line); err != nil {
+		return err
+	}
+	if pid == 0 {
+		return malformed(p.line, len("Process ")+1, "want a positive pid")
+	}
+	p.endQueue(false)
+	p.endProcess()
+	p.processes = append(p.processes, MQDProcess{PID: int32(pid), PASID: uint32(pasid), Line: p.line})
+	return nil
+}
+
+func (p *mqdParser) queue(s *scan, kind Kind) error {
+	gpu := s.hex()
+	if err := s.end(p.line); err != nil {
+		return err
+	}
+	if len(p.processes) == 0 {
+		return malformed(p.line, 1, "a queue before any process")
+	}
+	p.endQueue(false)
+	p.queues = append(p.queues, MQD{Kind: kind, GPU: gpreempt.GPUID(gpu), Line: p.line})
+	p.firstDump, p.firstWord, p.rows = len(p.dumps), len(p.words), aQueue
+	return nil
+}
+
+// row takes a row whose words stand behind p.words in the same array.
+func (p *mqdParser) row(offset uint32, words []uint32) error {
+	switch p.rows {
+	case nothing:
+		return malformed(p.line, 1, "data that belongs to no queue")
+	case unknown:
+		return nil
+	case aQueue:
+	}
+	added := words[len(p.words):]
+	if offset == 0 {
+		p.endDump()
+		p.open, p.last = true, rowWords
+	}
+	switch want := 4 * (len(p.words) - p.firstWord); {
+	case !p.open:
+		return malformed(p.line, mqdIndent+1, "want offset 00000000: a dump begins here")
+	case p.last != rowWords:
+		return malformed(p.line, mqdIndent+1, "want offset 00000000 of the next dump: the row above ended this one")
+	case int64(offset) != int64(want):
+		return malformed(p.line, mqdIndent+1, "want offset "+hex8(uint32(want))+", or 00000000 of the next dump")
+	}
+	p.last = len(added)
+	if len(p.words)+len(added) == len(words) {
+		p.words = words
+	} else { // endDump dropped words: the row moves down to where they began
+		p.words = append(p.words, added...)
+	}
+	return nil
+}
+
+// endDump takes the open dump, or drops it when the queue has all it may have.
+func (p *mqdParser) endDump() {
+	if !p.open {
+		return
+	}
+	p.open = false
+	q := &p.queues[len(p.queues)-1]
+	if !p.whole(q.Kind) {
+		p.add(q.Line, "a dump of %d bytes is of no known size", 4*(len(p.words)-p.firstWord))
+	}
+	if q.Kind != KindCompute && len(p.dumps) > p.firstDump {
+		p.words = p.words[:p.firstWord]
+		return
+	}
+	n := len(p.words)
+	p.dumps = append(p.dumps, p.words[p.firstWord:n:n])
+	p.firstWord = n
+}
+
+// endQueue takes the open queue. atEnd: the text ends here.
+func (p *mqdParser) endQueue(atEnd bool) {
+	if p.rows != aQueue {
+		p.rows = nothing
+		return
+	}
+	p.rows = nothing
+	q := &p.queues[len(p.queues)-1]
+	if atEnd && p.open && !p.whole(q.Kind) {
+		p.add(p.line, "the text ends within the dump of the queue of line %d: what there is of it is passed over", q.Line)
+		p.open = false
+		p.words = p.words[:p.firstWord]
+	}
+	p.endDump()
+	if len(p.dumps) == p.firstDump {
+		p.add(q.Line, "the queue is passed over: it has no whole dump")
+		p.queues = p.queues[:len(p.queues)-1]
+		return
+	}
+	n := len(p.dumps)
+	q.XCCs = p.dumps[p.firstDump:n:n]
+	if atEnd && p.shorter(q) {
+		p.add(q.Line, "the queue has fewer or shorter dumps than another on the same GPU: the text may end early")
+	}
+}
+
+// whole tells whether the open dump has one of the sizes known of its kind.
+func (p *mqdParser) whole(kind Kind) bool {
+	n := len(p.words) - p.firstWord
+	if kind == KindSDMA {
+		return n == sdmaWords || n == sdmaWordsLarge
+	}
+	return n == computeWords || n == computeWordsLarge
+}
+
+// shorter tells whether q, the last queue, has less than another of its kind.
+func (p *mqdParser) shorter(q *MQD) bool {
+	last := q.XCCs[len(q.XCCs)-1]
+	for i := range p.queues {
+		o := &p.queues[i]
+		if o.GPU == q.GPU && o.Kind == q.Kind && (len(o.XCCs) > len(q.XCCs) || len(o.XCCs[0]) > len(last)) {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *mqdParser) endProcess() {
+	if len(p.processes) == 0 {
+		return
+	}
+	n := len(p.queues)
+	if n > p.firstQueue {
+		p.processes[len(p.processes)-1].Queues = p.queues[p.firstQueue:n:n]
+	}
+	p.firstQueue = n
+}
+
+// torn takes the last line of a text that was cut. Nothing of it can be trusted to
+// be whole but a row with all its words.
+func (p *mqdParser) torn(line []byte) error {
+	if len(line) == fullRow(mqdIndent) && isRow(line, mqdIndent) {
+		return p.read(line)
+	}
+	p.skipped(p.line, "the text ends within a line, which is passed over", line)
+	return nil
+}
+
+// fullRow is the length of a row with all its words.
+func fullRow(indent int) int { return indent + 9 + 9*rowWords }
+
+func hex8(v uint32) string {
+	s := strconv.FormatUint(uint64(v), 16)
+	return "00000000"[len(s):] + s
+}
