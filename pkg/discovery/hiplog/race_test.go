@@ -1,0 +1,5 @@
+//go:build race
+
+package hiplog_test
+
+const raceEnabled = true

@@ -1,0 +1,285 @@
+package hiplog
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"strconv"
+)
+
+const (
+	bufferBytes = 256 << 10
+	// maxLine is what is kept of a line. HIP cuts its messages at 4096 bytes.
+	maxLine = 64 << 10
+)
+
+// Levels counts records by AMD_LOG_LEVEL's level; in JSON an object with the
+// levels that occur.
+type Levels [10]uint64
+
+// MarshalJSON gives {"3":1290,"4":55}.
+func (l Levels) MarshalJSON() ([]byte, error) {
+	occur := map[string]uint64{}
+	for level, n := range l {
+		if n > 0 {
+			occur[strconv.Itoa(level)] = n
+		}
+	}
+	return json.Marshal(occur)
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (l *Levels) UnmarshalJSON(b []byte) error {
+	var occur map[int]uint64
+	if err := json.Unmarshal(b, &occur); err != nil {
+		return err
+	}
+	*l = Levels{}
+	for level, n := range occur {
+		if level >= 0 && level < len(l) {
+			l[level] = n
+		}
+	}
+	return nil
+}
+
+// Totals is what Scan read.
+type Totals struct {
+	// Bytes are those of the text, after decompression.
+	Bytes uint64 `json:"bytes"`
+	Lines uint64 `json:"lines"`
+	// Records are those of HIP; a line can hold several.
+	Records uint64 `json:"records"`
+	Levels  Levels `json:"levels"`
+	// ROCrRecords, within Records, are those of ROCr, which have no level.
+	ROCrRecords uint64 `json:"rocr_records"`
+	// OtherLines hold no record: the program's own output, and the ends of records
+	// that were torn.
+	OtherLines uint64 `json:"other_lines"`
+	// TornLines are those where writers got into each other's way: a record begins
+	// behind other text, or breaks off.
+	TornLines uint64 `json:"torn_lines"`
+	// CutLines were longer than 64 KiB; the rest of them was passed over.
+	CutLines uint64 `json:"cut_lines"`
+	// ColouredLines hold ANSI escape sequences.
+	ColouredLines uint64 `json:"coloured_lines"`
+	// NULBytes were passed over: a file cut short while it is written has holes.
+	NULBytes uint64 `json:"nul_bytes"`
+	// The times of records in microseconds since boot: the first and the last in
+	// the file, the least and the greatest. 0 without records.
+	FirstMicros uint64 `json:"first_us"`
+	LastMicros  uint64 `json:"last_us"`
+	MinMicros   uint64 `json:"min_us"`
+	MaxMicros   uint64 `json:"max_us"`
+}
+
+// Scan reads a log, compressed or not (see Open), and calls fn with each record in
+// the order of the file. It needs the same memory for a log of any size. It ends
+// with the first error of r or of fn, with the totals up to there.
+func Scan(r io.Reader, fn func(*Record) error) (Totals, error) {
+	return scanAll(r, fn, func([]byte) {})
+}
+
+// scanAll is Scan that also hands over the lines without a record.
+func scanAll(r io.Reader, fn func(*Record) error, other func([]byte)) (_ Totals, err error) {
+	text, err := Open(r)
+	if err != nil {
+		return Totals{}, err
+	}
+	defer func() {
+		if closeErr := text.Close(); err == nil {
+			err = closeErr
+		}
+	}()
+	s := scanner{fn: fn, other: other}
+	err = s.scan(text)
+	return s.totals, err
+}
+
+type scanner struct {
+	fn       func(*Record) error
+	other    func([]byte)
+	totals   Totals
+	rec      Record
+	prefixes prefixes
+	plain    []byte // a line without its colours
+	// skipping: what comes up to the next line feed was cut off.
+	skipping bool
+}
+
+func (s *scanner) scan(r io.Reader) error {
+	buf := make([]byte, bufferBytes)
+	kept := 0
+	for empty := 0; ; {
+		n, readErr := r.Read(buf[kept:])
+		s.totals.Bytes += uint64(n)
+		fresh := s.dropNULs(buf[kept : kept+n])
+		rest, err := s.lines(buf[:kept+fresh], kept)
+		if err != nil {
+			return err
+		}
+		kept = copy(buf, rest)
+		switch {
+		case readErr == nil && n > 0:
+			empty = 0
+		case readErr == nil:
+			if empty++; empty == 100 {
+				return io.ErrNoProgress
+			}
+		default:
+			if kept > 0 && !s.skipping {
+				if err := s.line(buf[:kept]); err != nil {
+					return err
+				}
+			}
+			if errors.Is(readErr, io.EOF) {
+				return nil
+			}
+			return readErr
+		}
+	}
+}
+
+// dropNULs closes the holes in b and gives the length of what is left.
+func (s *scanner) dropNULs(b []byte) int {
+	hole := bytes.IndexByte(b, 0)
+	if hole < 0 {
+		return len(b)
+	}
+	left := hole
+	for _, c := range b[hole:] {
+		if c != 0 {
+			b[left] = c
+			left++
+		}
+	}
+	s.totals.NULBytes += uint64(len(b) - left)
+	return left
+}
+
+// lines hands on the lines of b, which holds no line feed before fresh, and gives
+// the beginning of the last.
+func (s *scanner) lines(b []byte, fresh int) ([]byte, error) {
+	for {
+		feed := bytes.IndexByte(b[fresh:], '\n')
+		if feed < 0 {
+			break
+		}
+		line := b[:fresh+feed]
+		b, fresh = b[fresh+feed+1:], 0
+		if s.skipping {
+			s.skipping = false
+			continue
+		}
+		if err := s.line(line); err != nil {
+			return nil, err
+		}
+	}
+	if s.skipping {
+		return nil, nil
+	}
+	if len(b) > maxLine {
+		s.skipping = true
+		return nil, s.line(b)
+	}
+	return b, nil
+}
+
+func (s *scanner) line(b []byte) error {
+	s.totals.Lines++
+	if len(b) > maxLine {
+		s.totals.CutLines++
+		b = b[:maxLine]
+	}
+	for len(b) > 0 && b[len(b)-1] == '\r' {
+		b = b[:len(b)-1]
+	}
+	if bytes.IndexByte(b, '\x1b') >= 0 {
+		s.totals.ColouredLines++
+		b = s.withoutColours(b)
+	}
+	torn := false
+	head, ok := s.prefixes.parse(b)
+	if !ok {
+		var at int
+		if at, head = s.prefixes.next(b); at < 0 {
+			s.totals.OtherLines++
+			s.other(b)
+			return nil
+		}
+		torn = true
+		b = b[at:]
+	}
+	for {
+		message := b[head.length:]
+		at, next := s.prefixes.next(message)
+		if at >= 0 {
+			torn = true
+			message, b = message[:at], message[at:]
+		}
+		if err := s.record(head, message, &torn); err != nil {
+			return err
+		}
+		if at < 0 {
+			break
+		}
+		head = next
+	}
+	if torn {
+		s.totals.TornLines++
+	}
+	return nil
+}
+
+// record hands on a record.
+func (s *scanner) record(head prefix, message []byte, torn *bool) error {
+	rec, t := &s.rec, &s.totals
+	*rec = Record{
+		Line: t.Lines, Level: head.level, Source: head.source, SourceLine: head.line, Micros: head.micros,
+		PID: head.pid, TID: head.tid, Message: message, ID: -1,
+	}
+	cutDuration(rec)
+	parseMessage(rec)
+	if rec.Torn {
+		*torn = true
+	}
+	if t.Records == 0 {
+		t.FirstMicros, t.MinMicros, t.MaxMicros = rec.Micros, rec.Micros, rec.Micros
+	}
+	t.Records++
+	t.LastMicros = rec.Micros
+	t.MinMicros, t.MaxMicros = min(t.MinMicros, rec.Micros), max(t.MaxMicros, rec.Micros)
+	if rec.Level >= 0 {
+		t.Levels[rec.Level]++
+	}
+	if rec.ROCr {
+		t.ROCrRecords++
+	}
+	return s.fn(rec)
+}
+
+// withoutColours copies b without its escape sequences (ECMA-48: CSI, parameters,
+// a final byte from @ to ~).
+func (s *scanner) withoutColours(b []byte) []byte {
+	s.plain = s.plain[:0]
+	for {
+		esc := bytes.IndexByte(b, '\x1b')
+		if esc < 0 {
+			s.plain = append(s.plain, b...)
+			return s.plain
+		}
+		s.plain = append(s.plain, b[:esc]...)
+		b = b[esc+1:]
+		if len(b) == 0 || b[0] != '[' {
+			continue
+		}
+		b = b[1:]
+		for len(b) > 0 && b[0] >= 0x20 && b[0] < 0x40 {
+			b = b[1:]
+		}
+		if len(b) > 0 && b[0] >= 0x40 && b[0] < 0x7f {
+			b = b[1:]
+		}
+	}
+}
