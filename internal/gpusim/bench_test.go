@@ -1,6 +1,7 @@
 package gpusim
 
 import (
+	"io/fs"
 	"testing"
 	"time"
 
@@ -64,4 +65,37 @@ func BenchmarkSuspendResumeAtNoCost(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
+}
+
+// BenchmarkDebugfs reads the files of a host with 8 GPUs on which 20 processes have 4
+// queues each.
+func BenchmarkDebugfs(b *testing.B) {
+	spec, err := PresetByName("mi300x")
+	if err != nil {
+		b.Fatal(err)
+	}
+	r := newRig(b, spec, 8)
+	for i := range 20 {
+		r.start("p", 4, i%8)
+	}
+	for _, name := range []string{"mqds", "hqds", "rls"} {
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				text, err := fs.ReadFile(r.FS(), "sys/kernel/debug/kfd/"+name)
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.SetBytes(int64(len(text)))
+			}
+		})
+	}
+	// How long the machine is held meanwhile.
+	b.Run("looking", func(b *testing.B) {
+		for b.Loop() {
+			r.viewMQDs()
+			r.viewHQDs()
+			r.viewRunlists()
+		}
+	})
 }

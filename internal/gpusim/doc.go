@@ -22,8 +22,17 @@
 //   - MES: each queue is removed and added by itself; the others run on.
 //   - Suspending and resuming one process are serialised, and so is all that
 //     happens to one GPU's schedule.
+//   - A mapped queue has a hardware slot and its process a VMID. A slot keeps what
+//     was in it when its queue leaves; the queue's MQD keeps where it was when it was
+//     last taken off.
 //
-// What is not modelled: priorities, memory, caches, clocks, resets.
+// What is not modelled: what priorities do, memory, caches, clocks, resets, a
+// process's secondary contexts, queues of the driver's own other than the HIQ.
+//
+// The file tree has the texts of the kernel that was set (SetKernel): sysfs and
+// debugfs of the driver, and /proc as far as GPU processes are concerned. Formats,
+// places of registers and fields are the driver's. Values that nothing in the model
+// stands for are those a host with MI308X showed, or made up.
 //
 // Every duration is modelled, none measured on hardware. Whatever prints a
 // result of this package has to call it simulated.

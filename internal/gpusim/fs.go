@@ -11,10 +11,15 @@ import (
 	"time"
 )
 
-// node is a file or a directory of the tree. A directory has either entries, or
+// node is a file, a link or a directory of the tree. A directory has either entries, or
 // names and find when what is in it changes.
 type node struct {
-	data    []byte
+	data []byte
+	// show, when set, looks at the machine and gives what makes the file's content, which
+	// needs the machine no longer. Like those of debugfs, such a file has no size.
+	show func() func() []byte
+	// link is where a link leads.
+	link    string
 	entries map[string]*node
 	names   func() []string
 	find    func(name string) *node
@@ -23,15 +28,6 @@ type node struct {
 func file(text string) *node { return &node{data: []byte(text)} }
 
 func dir(entries map[string]*node) *node { return &node{entries: entries} }
-
-func (n *node) isDir() bool { return n.entries != nil || n.find != nil }
-
-func (n *node) child(name string) *node {
-	if n.find != nil {
-		return n.find(name)
-	}
-	return n.entries[name]
-}
 
 func (n *node) list() []string {
 	var names []string
@@ -47,8 +43,10 @@ func (n *node) list() []string {
 }
 
 // FS is the machine's file tree, rooted at "/": what of sysfs and /proc tells of
-// GPUs and GPU processes, in the formats of Linux 6.12. Every call renders the
-// state of that moment; a file that has been opened keeps its content.
+// GPUs and GPU processes, in the formats of the kernel that was set. Every call renders
+// the state of that moment; a file that has been opened keeps its content. Its links
+// are those to the programs of processes: they lead to the host's files, and opening one
+// gives an empty file.
 type FS struct {
 	// with calls its argument while the machine may be looked at.
 	with func(func(*Machine))
@@ -61,27 +59,57 @@ var (
 	_ fs.ReadFileFS = (*FS)(nil)
 	_ fs.ReadDirFS  = (*FS)(nil)
 	_ fs.StatFS     = (*FS)(nil)
+	_ fs.ReadLinkFS = (*FS)(nil)
 )
 
-// entry is a file or directory as it was at one moment.
+// entry is a file, link or directory as it was at one moment.
 type entry struct {
-	name     string
-	dir      bool
+	child
+	// link is where a link leads, size what Stat says.
+	link     string
+	size     int64
 	data     []byte
 	children []child
 }
 
+// child is an entry of a directory. typ is a file's, a directory's or a link's.
 type child struct {
 	name string
-	dir  bool
+	typ  fs.FileMode
 }
 
-// get renders what name stands for.
-func (f *FS) get(op, name string) (entry, error) {
+func (n *node) child(name string) *node {
+	if n.find != nil {
+		return n.find(name)
+	}
+	return n.entries[name]
+}
+
+func (n *node) typ() fs.FileMode {
+	switch {
+	case n.entries != nil || n.find != nil:
+		return fs.ModeDir
+	case n.link != "":
+		return fs.ModeSymlink
+	}
+	return 0
+}
+
+// follow gives what a link stands for, which for all others is themselves.
+func (e entry) follow() entry {
+	if e.typ == fs.ModeSymlink {
+		return entry{child: child{name: e.name}}
+	}
+	return e
+}
+
+// get renders what name stands for, with the content of a file if that is wanted.
+func (f *FS) get(op, name string, content bool) (entry, error) {
 	if !fs.ValidPath(name) {
 		return entry{}, &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}
 	}
 	var e entry
+	var text func() []byte
 	found := false
 	f.with(func(m *Machine) {
 		n := m.root()
@@ -93,38 +121,44 @@ func (f *FS) get(op, name string) (entry, error) {
 			}
 		}
 		found = true
-		e = entry{name: path.Base(name), dir: n.isDir(), data: bytes.Clone(n.data)}
-		if e.dir {
+		e = entry{child: child{path.Base(name), n.typ()}, link: n.link, size: int64(len(n.data)), data: bytes.Clone(n.data)}
+		if e.typ.IsDir() {
 			for _, name := range n.list() {
-				e.children = append(e.children, child{name, n.child(name).isDir()})
+				e.children = append(e.children, child{name, n.child(name).typ()})
 			}
+		}
+		if n.show != nil && content {
+			text = n.show()
 		}
 	})
 	if !found {
 		return entry{}, &fs.PathError{Op: op, Path: name, Err: fs.ErrNotExist}
+	}
+	if text != nil {
+		e.data = text()
 	}
 	return e, nil
 }
 
 // Open implements fs.FS.
 func (f *FS) Open(name string) (fs.File, error) {
-	e, err := f.get("open", name)
+	e, err := f.get("open", name, true)
 	if err != nil {
 		return nil, err
 	}
-	if e.dir {
+	if e.typ.IsDir() {
 		return &openDir{path: name, entry: e, rest: f.dirEntries(name, e)}, nil
 	}
-	return &openFile{Reader: bytes.NewReader(e.data), entry: e}, nil
+	return &openFile{Reader: bytes.NewReader(e.data), entry: e.follow()}, nil
 }
 
 // ReadFile implements fs.ReadFileFS.
 func (f *FS) ReadFile(name string) ([]byte, error) {
-	e, err := f.get("open", name)
+	e, err := f.get("open", name, true)
 	if err != nil {
 		return nil, err
 	}
-	if e.dir {
+	if e.typ.IsDir() {
 		return nil, &fs.PathError{Op: "read", Path: name, Err: errIsDir}
 	}
 	return e.data, nil
@@ -132,11 +166,11 @@ func (f *FS) ReadFile(name string) ([]byte, error) {
 
 // ReadDir implements fs.ReadDirFS.
 func (f *FS) ReadDir(name string) ([]fs.DirEntry, error) {
-	e, err := f.get("open", name)
+	e, err := f.get("open", name, false)
 	if err != nil {
 		return nil, err
 	}
-	if !e.dir {
+	if !e.typ.IsDir() {
 		return nil, &fs.PathError{Op: "readdir", Path: name, Err: errNotDir}
 	}
 	return f.dirEntries(name, e), nil
@@ -144,11 +178,32 @@ func (f *FS) ReadDir(name string) ([]fs.DirEntry, error) {
 
 // Stat implements fs.StatFS.
 func (f *FS) Stat(name string) (fs.FileInfo, error) {
-	e, err := f.get("stat", name)
+	e, err := f.get("stat", name, false)
+	if err != nil {
+		return nil, err
+	}
+	return e.follow().info(), nil
+}
+
+// Lstat implements fs.ReadLinkFS.
+func (f *FS) Lstat(name string) (fs.FileInfo, error) {
+	e, err := f.get("lstat", name, false)
 	if err != nil {
 		return nil, err
 	}
 	return e.info(), nil
+}
+
+// ReadLink implements fs.ReadLinkFS.
+func (f *FS) ReadLink(name string) (string, error) {
+	e, err := f.get("readlink", name, false)
+	if err != nil {
+		return "", err
+	}
+	if e.typ != fs.ModeSymlink {
+		return "", &fs.PathError{Op: "readlink", Path: name, Err: fs.ErrInvalid}
+	}
+	return e.link, nil
 }
 
 var (
@@ -171,37 +226,32 @@ type dirEntry struct {
 	path string
 }
 
-func (d dirEntry) Name() string { return d.name }
-func (d dirEntry) IsDir() bool  { return d.dir }
-
-func (d dirEntry) Type() fs.FileMode {
-	if d.dir {
-		return fs.ModeDir
-	}
-	return 0
-}
-
-func (d dirEntry) Info() (fs.FileInfo, error) { return d.fs.Stat(d.path) }
+func (d dirEntry) Name() string               { return d.name }
+func (d dirEntry) IsDir() bool                { return d.typ.IsDir() }
+func (d dirEntry) Type() fs.FileMode          { return d.typ }
+func (d dirEntry) Info() (fs.FileInfo, error) { return d.fs.Lstat(d.path) }
 func (d dirEntry) String() string             { return fs.FormatDirEntry(d) }
 
-func (e entry) info() fs.FileInfo { return info{name: e.name, size: int64(len(e.data)), dir: e.dir} }
+func (e entry) info() fs.FileInfo { return info{child: e.child, size: e.size} }
 
 type info struct {
-	name string
+	child
 	size int64
-	dir  bool
 }
 
 func (i info) Name() string       { return i.name }
 func (i info) Size() int64        { return i.size }
-func (i info) IsDir() bool        { return i.dir }
+func (i info) IsDir() bool        { return i.typ.IsDir() }
 func (i info) ModTime() time.Time { return time.Time{} }
 func (i info) Sys() any           { return nil }
 func (i info) String() string     { return fs.FormatFileInfo(i) }
 
 func (i info) Mode() fs.FileMode {
-	if i.dir {
-		return fs.ModeDir | 0o555
+	switch {
+	case i.typ.IsDir():
+		return i.typ | 0o555
+	case i.typ == fs.ModeSymlink:
+		return i.typ | 0o777
 	}
 	return 0o444
 }

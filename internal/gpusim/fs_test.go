@@ -22,7 +22,11 @@ func inhabited(t *testing.T) rig {
 	}
 	r := newRig(t, s, 8)
 	for _, spec := range []ProcSpec{
-		{PID: 42, Start: 777, Comm: "a process) with a long name", Cmdline: []string{"python3", "train.py", "--lr 1"}, UID: 1000, Cgroup: "/batch/job-1"},
+		{
+			PID: 42, Start: 777, Comm: "a process) with a long name", Cmdline: []string{"python3", "train.py", "--lr 1"}, UID: 1000, GID: 100,
+			Env: map[string]string{"PATH": "/bin", "GPREEMPT_CLASS": "offline"}, Exe: "/opt/python3.12",
+			NamespacePIDs: []int32{17, 1}, Cgroup: "/batch/job-1",
+		},
 		{PID: 7, Start: 555, Comm: "online"},
 	} {
 		key, err := r.StartProcess(spec)
@@ -42,6 +46,10 @@ func TestFSBehavesLikeAFileSystem(t *testing.T) {
 		"sys/class/kfd/kfd/topology/nodes/9/gpu_id",
 		"sys/class/kfd/kfd/proc/42/queues/0/gpuid",
 		"proc/7/stat",
+		"proc/7/exe",
+		"sys/kernel/debug/kfd/mqds",
+		"sys/kernel/debug/kfd/hqds",
+		"sys/kernel/debug/kfd/rls",
 	)
 	if err != nil {
 		t.Error(err)
@@ -67,6 +75,8 @@ func TestFSShowsProcessesAsTheKernelDoes(t *testing.T) {
 		"proc/42/comm":    "a process) with\n",
 		"proc/42/cmdline": "python3\x00train.py\x00--lr 1\x00",
 		"proc/42/cgroup":  "0::/batch/job-1\n",
+		"proc/42/environ": "GPREEMPT_CLASS=offline\x00PATH=/bin\x00",
+		"proc/7/environ":  "",
 		"proc/7/cgroup":   "0::/\n",
 		"proc/7/cmdline":  "online\x00",
 		"sys/class/kfd/kfd/topology/nodes/10/gpu_id":          "",
@@ -96,10 +106,59 @@ func TestFSShowsProcessesAsTheKernelDoes(t *testing.T) {
 	}
 	status, err := fs.ReadFile(r.FS(), "proc/42/status")
 	r.ok(err)
-	for _, line := range []string{"Name:\ta process) with\n", "Uid:\t1000\t1000\t1000\t1000\n", "NSpid:\t42\n"} {
+	for _, line := range []string{
+		"Name:\ta process) with\n", "Uid:\t1000\t1000\t1000\t1000\n", "Gid:\t100\t100\t100\t100\n", "NSpid:\t42\t17\t1\n",
+	} {
 		if !strings.Contains(string(status), line) {
 			t.Errorf("status lacks %q:\n%s", line, status)
 		}
+	}
+	status, err = fs.ReadFile(r.FS(), "proc/7/status")
+	r.ok(err)
+	if line := "\nNSpid:\t7\n"; !strings.Contains(string(status), line) {
+		t.Errorf("status lacks %q:\n%s", line, status)
+	}
+	for name, want := range map[string]string{"proc/42/exe": "/opt/python3.12", "proc/7/exe": "/usr/bin/online"} {
+		if got, err := r.FS().ReadLink(name); err != nil || got != want {
+			t.Errorf("%s leads to %q, %v, want %q", name, got, err, want)
+		}
+	}
+	if _, err := r.FS().ReadLink("proc/7/comm"); !errors.Is(err, fs.ErrInvalid) {
+		t.Errorf("ReadLink of a file = %v", err)
+	}
+	if _, err := r.FS().ReadLink("proc/8/exe"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("ReadLink of nothing = %v", err)
+	}
+}
+
+func TestSysfsIsTheKernels(t *testing.T) {
+	r := inhabited(t)
+	files := []string{"pasid", "queues/0/type", "queues/1/type", "queues/2/type"}
+	got := map[Kernel][]string{}
+	for _, k := range []Kernel{Linux612, Linux61, Linux72, DKMS} {
+		// Linux612 is what it is without being told.
+		if k != Linux612 {
+			r.SetKernel(k)
+		}
+		for _, name := range files {
+			data, err := fs.ReadFile(r.FS(), "sys/class/kfd/kfd/proc/42/"+name)
+			r.ok(err)
+			got[k] = append(got[k], string(data))
+		}
+		data, err := fs.ReadFile(r.FS(), "sys/class/kfd/kfd/topology/nodes/2/properties")
+		r.ok(err)
+		if has := strings.Contains(string(data), "\ncapability2 0\ndebug_prop "); has != (k == Linux72) {
+			t.Errorf("%v: capability2 is there: %v", k, has)
+		}
+	}
+	want := map[Kernel][]string{
+		Linux61:  {"32769\n", "0", "1", "4"},
+		Linux612: {"32769\n", "0", "1", "4"},
+		Linux72:  {"0\n", "0", "1", "3"},
+		DKMS:     {"0\n", "0", "1", "4"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("%v (-want +got):\n%s", files, diff)
 	}
 }
 

@@ -26,6 +26,21 @@ type gpu struct {
 	crowded     bool
 	turn        timer
 
+	// slots are those for compute queues, sdma those for copy queues, engine by engine.
+	slots, sdma []slot
+	// tenants are who has the VMIDs, pages who has which page of doorbells.
+	tenants []tenant
+	pages   []*process
+	// mqds are whose MQDs are where, sdmaQueues and xgmiQueues whom the engines' queues
+	// are given to. sdmaMemory are the MQDs of those, which stand one after the other.
+	mqds, sdmaQueues, xgmiQueues []*queue
+	sdmaMemory                   []*memory
+	// computeBirths counts the compute queues there ever were.
+	computeBirths int
+	runlist       []listed
+	// stopped makes debugfs say so.
+	stopped bool
+
 	faults []Fault
 
 	cycles         uint64
@@ -87,6 +102,10 @@ func (q *queue) rank() rank { return rank{q.proc.birth, q.birth} }
 
 func newGPU(m *Machine, index int) *gpu {
 	g := &gpu{m: m, index: index}
+	g.slots = make([]slot, m.spec.Slots)
+	g.sdma = make([]slot, (m.spec.SDMAEngines+m.spec.XGMIEngines)*m.spec.SDMAQueuesPerEngine)
+	g.sdmaMemory = make([]*memory, len(g.sdma))
+	g.tenants = make([]tenant, m.spec.VMIDs)
 	for _, p := range []*pool{&g.compute, &g.copies} {
 		p.m = m
 		p.ended = func(k *packet) { k.q.ran(k) }
@@ -306,6 +325,9 @@ func (g *gpu) restore(q *queue) {
 		return
 	}
 	g.injectLoss(q)
+	if q.slot == nil {
+		g.seat(q)
+	}
 	q.mapped = true
 	for _, k := range q.inflight {
 		q.pool.add(k)

@@ -1,5 +1,7 @@
 package gpusim
 
+import "slices"
+
 // HWS: the firmware takes the whole runlist off the GPU and puts the new one on.
 
 // beginHWS unmaps every queue of the GPU.
@@ -13,7 +15,10 @@ func (g *gpu) beginHWS() {
 	g.compute.clear()
 	g.copies.clear()
 	for _, q := range g.queues {
-		q.mapped = false
+		if q.mapped {
+			q.mapped = false
+			g.unseat(q)
+		}
 	}
 	g.note()
 	cost := g.injectStuck()
@@ -52,6 +57,8 @@ func (g *gpu) unmapped() {
 	}
 	if o.kind == opTurn {
 		g.first = g.next
+	} else {
+		g.makeRunlist()
 	}
 	o.set = g.choose()
 	var saved int64
@@ -68,8 +75,14 @@ func (g *gpu) unmapped() {
 	g.after(g.m.cost(g.m.spec.Costs.Map)+g.m.share(g.m.spec.Costs.Restore, saved), phaseMap)
 }
 
-// remapped lets the mapped queues run.
+// remapped lets the mapped queues run. The firmware goes through the runlist from its
+// beginning, which is where the newest are, and gives each the next slot.
 func (g *gpu) remapped() {
+	for _, q := range slices.Backward(g.op.set) {
+		if !q.dead && !q.suspended {
+			g.seat(q)
+		}
+	}
 	for _, q := range g.op.set {
 		g.restore(q)
 	}

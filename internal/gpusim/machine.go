@@ -49,8 +49,11 @@ type Machine struct {
 
 	calls   []call
 	calling bool
-	// static is the part of the file tree that never changes.
-	static *node
+	// kernel is whose texts the file tree imitates.
+	kernel Kernel
+	// topology and debugfs are parts of the file tree that do not change by
+	// themselves.
+	topology, debugfs *node
 }
 
 // call is a function to be called once the machine has come to rest.
@@ -90,7 +93,8 @@ func New(spec Spec, gpus int, seed uint64) *Machine {
 	for i := range m.facts {
 		m.gpus = append(m.gpus, newGPU(m, i))
 	}
-	m.static = m.topologyTree()
+	m.debugfs = m.debugfsDir()
+	m.SetKernel(Linux612)
 	return m
 }
 

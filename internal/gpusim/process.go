@@ -3,6 +3,7 @@ package gpusim
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -20,8 +21,14 @@ type ProcSpec struct {
 	Comm string
 	// Cmdline is its command line, word by word.
 	Cmdline []string
-	// UID is its user.
-	UID uint32
+	// Env is its environment.
+	Env map[string]string
+	// Exe is its program; empty: Comm in /usr/bin.
+	Exe string
+	// UID and GID are its user and group.
+	UID, GID uint32
+	// NamespacePIDs are its pids in the pid namespaces below the host's, outermost first.
+	NamespacePIDs []int32
 	// Cgroup is its cgroup v2 path; empty: "/".
 	Cgroup string
 }
@@ -124,6 +131,8 @@ func (m *Machine) StartProcess(spec ProcSpec) (gpreempt.ProcessKey, error) {
 	m.births++
 	p := &process{m: m, key: key, spec: spec, birth: m.births, counters: ProcessCounters{Process: key, Comm: spec.Comm}}
 	p.spec.Cmdline = slices.Clone(spec.Cmdline)
+	p.spec.Env = maps.Clone(spec.Env)
+	p.spec.NamespacePIDs = slices.Clone(spec.NamespacePIDs)
 	m.procs = append(m.procs, p)
 	m.byKey[key] = p
 	return key, nil
@@ -146,6 +155,9 @@ func (m *Machine) EndProcess(key gpreempt.ProcessKey) error {
 				q.drop()
 				left = true
 			}
+		}
+		if i := slices.Index(g.pages, p); i >= 0 {
+			g.pages[i] = nil
 		}
 		if left {
 			g.enqueue(&op{kind: opRefresh, proc: p})
@@ -227,6 +239,19 @@ func (m *Machine) Backlog(key gpreempt.ProcessKey) (Backlog, error) {
 		b.Queues = append(b.Queues, QueueIndexes{ID: q.id, Read: q.read, Write: q.write})
 	}
 	return b, nil
+}
+
+// QueueBacklog tells how many packets a queue is behind: write index minus read index.
+func (m *Machine) QueueBacklog(key gpreempt.ProcessKey, id uint32) (packets uint64, err error) {
+	p, err := m.process(key)
+	if err != nil {
+		return 0, err
+	}
+	q, ok := p.queue(id)
+	if !ok {
+		return 0, fmt.Errorf("%w: %d of %v", ErrNoQueue, id, key)
+	}
+	return q.write - q.read, nil
 }
 
 // queue finds one of the process's.

@@ -81,8 +81,11 @@ type queue struct {
 	read, launch, write uint64
 	// inflight are those started and not over.
 	inflight []*packet
-	// mapped: in a hardware slot, so that it makes progress.
+	// memory is its MQD.
+	memory *memory
+	// mapped: in a hardware slot, so that it makes progress. slot is that one.
 	mapped bool
+	slot   *slot
 	// suspended: not to be mapped.
 	suspended bool
 	// doomed: to be destroyed when it is resumed.
@@ -121,6 +124,7 @@ func (m *Machine) CreateQueue(key gpreempt.ProcessKey, gpu gpreempt.GPUID, typ g
 	if typ != gpreempt.QueueCompute {
 		q.pool = &g.copies
 	}
+	q.setUp()
 	p.queues = slices.Insert(p.queues, int(id), q)
 	g.list(q)
 	g.enqueue(&op{kind: opRefresh, proc: p, queues: []*queue{q}})
@@ -344,6 +348,7 @@ func (q *queue) unmap() {
 		q.pool.remove(k)
 	}
 	q.mapped = false
+	q.gpu.unseat(q)
 }
 
 // demand is how much of the GPU what is in flight fills; copies fill nothing.
@@ -373,6 +378,7 @@ func (q *queue) drop() {
 	for i := q.read; i < q.write; i++ {
 		q.proc.counters.account(q.at(i), &q.proc.counters.Abandoned)
 	}
+	q.tearDown()
 	q.dead = true
 	q.ring, q.inflight = nil, nil
 	q.read, q.launch, q.write = 0, 0, 0

@@ -296,11 +296,19 @@ func TestLookingChangesNothing(t *testing.T) {
 	run := func(look bool) (string, []ProcessCounters) {
 		c := newCrowd(crowdSpecs()[0], 2, 3)
 		rng := rand.New(rand.NewPCG(3, 3))
-		for range 2000 {
+		for i := range 2000 {
 			c.step(func(n int, _ string) int { return rng.IntN(n) })
 			if look {
 				c.m.Counters()
 				c.m.GPUCounters()
+			}
+			if look && i%50 == 0 {
+				c.m.Truth()
+				for _, name := range []string{"mqds", "hqds", "rls"} {
+					if _, err := c.m.FS().ReadFile("sys/kernel/debug/kfd/" + name); err != nil {
+						panic(err)
+					}
+				}
 			}
 		}
 		c.finish()

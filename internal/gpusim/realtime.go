@@ -175,6 +175,12 @@ func (r *Realtime) Submit(key gpreempt.ProcessKey, id uint32, k Packet) (err err
 	return err
 }
 
+// SetQueuePriority is Machine.SetQueuePriority.
+func (r *Realtime) SetQueuePriority(key gpreempt.ProcessKey, id uint32, priority gpreempt.Priority) (err error) {
+	r.Do(func(m *Machine) { err = m.SetQueuePriority(key, id, priority) })
+	return err
+}
+
 // SetFault is Machine.SetFault.
 func (r *Realtime) SetFault(f Fault) (err error) {
 	r.Do(func(m *Machine) { err = m.SetFault(f) })
@@ -203,6 +209,18 @@ func (r *Realtime) GPUCounters() (all []GPUCounters) {
 func (r *Realtime) Backlog(key gpreempt.ProcessKey) (b Backlog, err error) {
 	r.Do(func(m *Machine) { b, err = m.Backlog(key) })
 	return b, err
+}
+
+// Snapshot is Machine.Snapshot.
+func (r *Realtime) Snapshot(key gpreempt.ProcessKey) (infos map[uint32]gpreempt.QueueInfo) {
+	r.Do(func(m *Machine) { infos = m.Snapshot(key) })
+	return infos
+}
+
+// QueueBacklog is Machine.QueueBacklog.
+func (r *Realtime) QueueBacklog(key gpreempt.ProcessKey, id uint32) (packets uint64, err error) {
+	r.Do(func(m *Machine) { packets, err = m.QueueBacklog(key, id) })
+	return packets, err
 }
 
 // FS is the machine's file tree; each call sees one moment. It may be used by any

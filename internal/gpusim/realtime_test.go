@@ -90,6 +90,15 @@ func TestRealtimeSuspendWaitsForTheMachine(t *testing.T) {
 	if err != nil || b.Packets != 1 {
 		t.Errorf("backlog = %+v, %v; want the packet to wait", b, err)
 	}
+	if n, err := rt.QueueBacklog(a, 0); n != 1 || err != nil {
+		t.Errorf("backlog of queue 0 = %d, %v; want the packet to wait", n, err)
+	}
+	if _, err := rt.QueueBacklog(a, 2); !errors.Is(err, ErrNoQueue) {
+		t.Errorf("backlog of a queue that does not exist: %v", err)
+	}
+	if err := rt.SetQueuePriority(a, 0, gpreempt.PriorityHigh); err != nil {
+		t.Error(err)
+	}
 	if _, err := rt.Resume(t.Context(), a, []uint32{0, 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -191,6 +200,11 @@ func TestRealtimeFromManyGoroutines(t *testing.T) {
 			rt.GPUCounters()
 			if _, err := fs.Glob(rt.FS(), "sys/class/kfd/kfd/proc/*/queues/*/gpuid"); err != nil {
 				t.Error(err)
+			}
+			for _, name := range []string{"mqds", "hqds", "rls"} {
+				if _, err := fs.ReadFile(rt.FS(), "sys/kernel/debug/kfd/"+name); err != nil {
+					t.Error(err)
+				}
 			}
 		}
 	})

@@ -2,7 +2,9 @@ package gpusim
 
 import (
 	"fmt"
+	"maps"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,9 +13,12 @@ import (
 
 // root is the tree as it is now.
 func (m *Machine) root() *node {
-	kfd := dir(map[string]*node{"topology": m.static, "proc": m.kfdProcs()})
+	kfd := dir(map[string]*node{"topology": m.topology, "proc": m.kfdProcs()})
 	return dir(map[string]*node{
-		"sys":  dir(map[string]*node{"class": dir(map[string]*node{"kfd": dir(map[string]*node{"kfd": kfd})})}),
+		"sys": dir(map[string]*node{
+			"class":  dir(map[string]*node{"kfd": dir(map[string]*node{"kfd": kfd})}),
+			"kernel": dir(map[string]*node{"debug": dir(map[string]*node{"kfd": m.debugfs})}),
+		}),
 		"proc": m.procDirs(),
 	})
 }
@@ -131,6 +136,9 @@ func (m *Machine) gpuProperties(index int) string {
 	p.add("local_mem_size", 0)
 	p.add("fw_version", uint64(t.firmware))
 	p.add("capability", uint64(t.capability))
+	if m.kernel == Linux72 {
+		p.add("capability2", 0)
+	}
 	p.add("debug_prop", uint64(t.debugProp))
 	p.add("sdma_fw_version", uint64(t.sdmaFirmware))
 	p.add("unique_id", 0x5349_4d00_0000_0000|uint64(g.ID))
@@ -152,7 +160,7 @@ func (s Spec) saveArea() (size, stack int) {
 func (m *Machine) kfdProcs() *node {
 	return m.byPID(func(p *process) *node {
 		entries := map[string]*node{
-			"pasid":  file(fmt.Sprintf("%d\n", 0x8000+p.birth%0x8000)),
+			"pasid":  file(m.kernel.pasidFile(p.pasid())),
 			"queues": p.queueDirs(),
 		}
 		for i, g := range m.facts {
@@ -193,22 +201,10 @@ func (p *process) queueDirs() *node {
 		dirs[strconv.FormatUint(uint64(q.id), 10)] = dir(map[string]*node{
 			"gpuid": file(p.m.facts[q.gpu.index].ID.String()),
 			"size":  file(strconv.Itoa(len(q.ring) * packetBytes)),
-			"type":  file(strconv.Itoa(sysfsType(q.typ))),
+			"type":  file(strconv.Itoa(p.m.kernel.sysfsType(q.typ))),
 		})
 	}
 	return dir(dirs)
-}
-
-// sysfsType is the number Linux 6.12 shows for a queue type.
-func sysfsType(t gpreempt.QueueType) int {
-	switch t {
-	case gpreempt.QueueSDMA:
-		return 1
-	case gpreempt.QueueSDMAXGMI:
-		return 4
-	case gpreempt.QueueCompute, gpreempt.QueueUnknown:
-	}
-	return 0
 }
 
 // vram is what the queues of a process take up on a GPU: rings and save areas.
@@ -234,6 +230,8 @@ func (m *Machine) procDirs() *node {
 			"cgroup":  file("0::" + path.Join("/", p.spec.Cgroup) + "\n"),
 			"cmdline": file(p.cmdline()),
 			"comm":    file(p.comm() + "\n"),
+			"environ": file(p.environ()),
+			"exe":     {link: p.exe()},
 			"stat":    file(p.stat()),
 			"status":  file(p.status()),
 		})
@@ -261,9 +259,30 @@ func (p *process) stat() string {
 		strings.Repeat(" 0", 30) + "\n"
 }
 
+// environ is in order of the names, so that it is the same every time.
+func (p *process) environ() string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(p.spec.Env)) {
+		b.WriteString(name + "=" + p.spec.Env[name] + "\x00")
+	}
+	return b.String()
+}
+
+func (p *process) exe() string {
+	if p.spec.Exe != "" {
+		return p.spec.Exe
+	}
+	return "/usr/bin/" + p.spec.Comm
+}
+
 func (p *process) status() string {
-	pid, uid := p.key.PID, p.spec.UID
+	pid, uid, gid := p.key.PID, p.spec.UID, p.spec.GID
+	var inner strings.Builder
+	for _, pid := range p.spec.NamespacePIDs {
+		fmt.Fprintf(&inner, "\t%d", pid)
+	}
 	return fmt.Sprintf("Name:\t%s\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t%d\nNgid:\t0\nPid:\t%d\nPPid:\t1\nTracerPid:\t0\n"+
-		"Uid:\t%d\t%d\t%d\t%d\nGid:\t%d\t%d\t%d\t%d\nFDSize:\t64\nGroups:\t\nNStgid:\t%d\nNSpid:\t%d\nNSpgid:\t%d\nNSsid:\t%d\nKthread:\t0\nThreads:\t1\n",
-		p.comm(), pid, pid, uid, uid, uid, uid, uid, uid, uid, uid, pid, pid, pid, pid)
+		"Uid:\t%d\t%d\t%d\t%d\nGid:\t%d\t%d\t%d\t%d\nFDSize:\t64\nGroups:\t\n"+
+		"NStgid:\t%d%[13]s\nNSpid:\t%[12]d%[13]s\nNSpgid:\t%[12]d%[13]s\nNSsid:\t%[12]d%[13]s\nKthread:\t0\nThreads:\t1\n",
+		p.comm(), pid, pid, uid, uid, uid, uid, gid, gid, gid, gid, pid, inner.String())
 }
