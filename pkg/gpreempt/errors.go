@@ -53,6 +53,7 @@ const (
 	ReasonShuttingDown       Reason = "SHUTTING_DOWN"
 	ReasonRevisionCompacted  Reason = "REVISION_COMPACTED"
 	ReasonSlowReader         Reason = "SLOW_READER"
+	ReasonHQDsUnreadable     Reason = "HQDS_UNREADABLE"
 	ReasonInternal           Reason = "INTERNAL"
 	ReasonDaemonUnavailable  Reason = "DAEMON_UNAVAILABLE"
 	ReasonSimulationRejected Reason = "SIMULATION_REJECTED"

@@ -213,7 +213,7 @@ type QueueInfo struct {
 	SaveArea uint64
 	// MQD is the GPU address of its MQD, the first XCC's where there are several.
 	MQD uint64
-	// Doorbell is the byte offset of the doorbell in the process's page.
+	// Doorbell is the place of its doorbell among the GPU's, in dwords.
 	Doorbell uint32
 	// Priority is what the driver was given, when PriorityExact; else HIP's value of
 	// that pipe priority: kernels from 7.x show no more. It is not known unless
@@ -292,4 +292,14 @@ type Container struct {
 func (c Container) Equal(o Container) bool {
 	return c.Name == o.Name && c.Image == o.Image && maps.Equal(c.Labels, o.Labels) &&
 		c.Namespace == o.Namespace && c.Pod == o.Pod && maps.Equal(c.PodLabels, o.PodLabels) && c.PriorityClass == o.PriorityClass
+}
+
+// Warning is a condition an admin should know.
+type Warning struct {
+	// Code is stable.
+	Code string
+	// Severity is "warning" or "error".
+	Severity string
+	// Text says what is wrong, Remedy what to do.
+	Text, Remedy string
 }

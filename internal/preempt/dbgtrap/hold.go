@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -56,6 +57,8 @@ type hold struct {
 	stranded bool
 	// news is set when queues were born or the runtime came or went.
 	news bool
+	// seen is the last snapshot: for Queues, which any goroutine may ask.
+	seen atomic.Pointer[[]kfd.QueueSnapshotEntry]
 }
 
 func newHold(m *Mechanism, target gpreempt.ProcessKey) *hold {
@@ -277,6 +280,9 @@ func (h *hold) snapshot() ([]kfd.QueueSnapshotEntry, error) {
 		h.news = h.news || slices.ContainsFunc(snapshot, func(q kfd.QueueSnapshotEntry) bool {
 			return q.ExceptionStatus.Has(kfd.ECQueueNew)
 		})
+		if err == nil {
+			h.seen.Store(&snapshot)
+		}
 		return snapshot, err
 	}
 }

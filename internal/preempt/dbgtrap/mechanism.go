@@ -149,6 +149,24 @@ func (m *Mechanism) forget(s *session) {
 	delete(m.sessions, s.target)
 }
 
+// Queues gives the queues of a target as the driver last told them: new since its
+// last event at the latest, while those that left since may still be among them.
+// False when the target is not held. It makes no call to the driver, and what it
+// gives is shared and must not be changed.
+func (m *Mechanism) Queues(target gpreempt.ProcessKey) ([]kfd.QueueSnapshotEntry, bool) {
+	m.mu.Lock()
+	s := m.sessions[target]
+	m.mu.Unlock()
+	if s == nil {
+		return nil, false
+	}
+	snapshot := s.hold.seen.Load()
+	if snapshot == nil {
+		return nil, false
+	}
+	return *snapshot, true
+}
+
 // PermissionRule gives the driver's permission rule, kfd.PermissionUnknown until the
 // first target has told.
 func (m *Mechanism) PermissionRule() kfd.PermissionRule {

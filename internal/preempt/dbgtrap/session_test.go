@@ -3,6 +3,7 @@ package dbgtrap
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -51,6 +52,30 @@ func TestHotPathIsTwoCallsEachWay(t *testing.T) {
 		snapshot := kfdtest.TrapOp(kfd.TrapGetQueueSnapshot)
 		want := []kfdtest.Op{snapshot, kfdtest.TrapOp(kfd.TrapSuspendQueues), kfdtest.TrapOp(kfd.TrapResumeQueues), snapshot}
 		diff(t, "calls", want, f.machine.Ops(f.machine.Self())[before:])
+	})
+}
+
+func TestQueuesOfATargetAreKnownFromTheirBirthOn(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		ids := func() []uint32 {
+			queues, _ := f.Queues(j.key())
+			return idsOf(queues)
+		}
+		if queues, held := f.Queues(j.key()); held {
+			t.Errorf("a target that is not held has queues %v", queues)
+		}
+		s := f.attach(j)
+		diff(t, "attached", []uint32{3, 2, 1, 0}, ids())
+		calls := len(f.machine.Calls())
+		ids()
+		diff(t, "calls to the driver", calls, len(f.machine.Calls()))
+		id := j.create(gpuA, kfd.QueueTypeComputeAQL)
+		f.await("the new one is known", func() bool { return slices.Contains(ids(), id) })
+		f.must("close", s.Close())
+		if queues, held := f.Queues(j.key()); held {
+			t.Errorf("a target that was let go has queues %v", queues)
+		}
 	})
 }
 

@@ -1,0 +1,256 @@
+package backlog
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// ownerEnv makes the test program the owner of positions: those it names.
+const ownerEnv = "GPREEMPT_TEST_BACKLOG_OWNER"
+
+func TestMain(m *testing.M) {
+	if positions := os.Getenv(ownerEnv); positions != "" {
+		own(positions)
+		return
+	}
+	testutil.VerifyMain(m)
+}
+
+// own keeps positions in its memory, says where, and lives until its input ends.
+func own(positions string) {
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		panic(err)
+	}
+	for n, word := range strings.Fields(positions) {
+		value, err := strconv.ParseUint(word, 10, 64)
+		if err != nil {
+			panic(err)
+		}
+		binary.NativeEndian.PutUint64(page[wordBytes*n:], value)
+	}
+	fmt.Printf("%p\n", page)
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
+
+// owner starts a process that keeps positions from an address on.
+func owner(t *testing.T, positions ...uint64) (key gpreempt.ProcessKey, address uint64) {
+	t.Helper()
+	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), os.Args[0])
+	cmd.Env = append(os.Environ(), ownerEnv+"="+strings.Trim(fmt.Sprint(positions), "[]"))
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = stdin.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	if address, err = strconv.ParseUint(strings.TrimSpace(line), 0, 64); err != nil {
+		t.Fatal(err)
+	}
+	stat, err := statOf(int32(cmd.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return gpreempt.ProcessKey{PID: stat.PID, Start: stat.Start}, address
+}
+
+// queue has its positions at two addresses and a ring of 4096 bytes.
+func queue(kind gpreempt.QueueType, aql bool, read, write uint64) Queue {
+	return Queue{
+		Queue: gpreempt.Queue{Type: kind, RingBytes: 4096},
+		Info:  gpreempt.QueueInfo{AQL: aql, ReadPointer: read, WritePointer: write},
+	}
+}
+
+func TestBacklogsOfAProcessAreRead(t *testing.T) {
+	key, at := owner(t, 7, 10, 1020, 3, 4096, 8192, 5, 5, 9, 8)
+	pair := func(n uint64) (read, write uint64) { return at + 16*n, at + 16*n + 8 }
+	of := func(kind gpreempt.QueueType, aql bool, n uint64) Queue {
+		read, write := pair(n)
+		return queue(kind, aql, read, write)
+	}
+	got, err := New().Read(t.Context(), key, []Queue{
+		of(gpreempt.QueueCompute, true, 0),
+		queue(gpreempt.QueueCompute, true, 0, 0), // nobody knows where
+		of(gpreempt.QueueCompute, false, 1),
+		of(gpreempt.QueueSDMA, false, 2),
+		queue(gpreempt.QueueCompute, true, 8, 16), // where nothing is mapped
+		of(gpreempt.QueueCompute, true, 3),
+		of(gpreempt.QueueCompute, true, 4), // read more than was written: no positions
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Backlog{
+		{Known: true, Value: 3, Unit: Packets},
+		{},
+		{Known: true, Value: 7, Unit: Dwords},
+		{Known: true, Value: 4096, Unit: Bytes},
+		{},
+		{Known: true, Unit: Packets},
+		{},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("backlogs (-want +got):\n%s", diff)
+	}
+}
+
+func TestPositionsThatWrapAreRead(t *testing.T) {
+	const top = 1<<64 - 1
+	for _, test := range []struct {
+		kind        gpreempt.QueueType
+		aql         bool
+		read, write uint64
+		want        Backlog
+	}{
+		{gpreempt.QueueCompute, true, top, 2, Backlog{true, 3, Packets}},
+		{gpreempt.QueueCompute, true, 0, 64, Backlog{true, 64, Packets}},
+		{gpreempt.QueueCompute, true, 0, 65, Backlog{}},
+		{gpreempt.QueueCompute, false, 1023, 0, Backlog{true, 1, Dwords}},
+		{gpreempt.QueueSDMA, false, 0, 4097, Backlog{}},
+		{gpreempt.QueueSDMAXGMI, false, 64, 128, Backlog{true, 64, Bytes}},
+	} {
+		if got := of(queue(test.kind, test.aql, 8, 16), test.read, test.write); got != test.want {
+			t.Errorf("%v, AQL %v, from %d to %d: %+v, want %+v", test.kind, test.aql, test.read, test.write, got, test.want)
+		}
+	}
+}
+
+func TestManyQueuesAreRead(t *testing.T) {
+	key, at := owner(t, 1, 3)
+	queues := make([]Queue, 2000)
+	want := make([]Backlog, len(queues))
+	for n := range queues {
+		queues[n] = queue(gpreempt.QueueCompute, true, at, at+8)
+		want[n] = Backlog{Known: true, Value: 2, Unit: Packets}
+	}
+	got, err := New().Read(t.Context(), key, queues)
+	if diff := cmp.Diff(want, got); diff != "" || err != nil {
+		t.Errorf("error %v, backlogs (-want +got):\n%s", err, diff)
+	}
+}
+
+func TestAnotherProcessWithThePIDIsNotRead(t *testing.T) {
+	key, at := owner(t, 1, 3)
+	key.Start++
+	if got, err := New().Read(t.Context(), key, []Queue{queue(gpreempt.QueueCompute, true, at, at+8)}); !errors.Is(err, ErrGone) || got != nil {
+		t.Errorf("backlogs %v, error %v; want %v", got, err, ErrGone)
+	}
+	gone := gpreempt.ProcessKey{PID: 1 << 30, Start: 1}
+	if _, err := New().Read(t.Context(), gone, []Queue{queue(gpreempt.QueueCompute, true, at, at+8)}); !errors.Is(err, ErrGone) {
+		t.Errorf("error %v; want %v", err, ErrGone)
+	}
+}
+
+func TestUnknownPositionsNeedNoProcess(t *testing.T) {
+	got, err := New().Read(t.Context(), gpreempt.ProcessKey{}, []Queue{{}, {}})
+	if diff := cmp.Diff([]Backlog{{}, {}}, got); diff != "" || err != nil {
+		t.Errorf("error %v, backlogs (-want +got):\n%s", err, diff)
+	}
+}
+
+// silent is a reader of memory that does not answer before release is closed.
+func silent(release <-chan struct{}) *Reader {
+	r := New()
+	r.peek = func(_ int32, addresses, _ []uint64) (int, error) {
+		<-release
+		return len(addresses), nil
+	}
+	r.proc = func(pid int32) (discovery.ProcStat, error) {
+		return discovery.ProcStat{PID: pid, State: 'S', Start: 1}, nil
+	}
+	return r
+}
+
+func TestMemoryThatDoesNotAnswerHoldsUpNobody(t *testing.T) {
+	release := make(chan struct{})
+	r := silent(release)
+	queues := []Queue{queue(gpreempt.QueueCompute, true, 8, 16)}
+	read := func(pid int32) error {
+		_, err := r.Read(t.Context(), gpreempt.ProcessKey{PID: pid, Start: 1}, queues)
+		return err
+	}
+	for pid := range int32(maxStuck) {
+		if err := read(pid + 1); !errors.Is(err, ErrBusy) {
+			t.Fatalf("process %d: error %v, want %v", pid+1, err, ErrBusy)
+		}
+	}
+	if len(r.reading) != maxStuck {
+		t.Errorf("%d goroutines read, want %d", len(r.reading), maxStuck)
+	}
+	if err := read(1); !errors.Is(err, ErrBusy) {
+		t.Errorf("once more: error %v, want %v", err, ErrBusy)
+	}
+	if err := read(maxStuck + 1); !errors.Is(err, ErrBusy) {
+		t.Errorf("one more: error %v, want %v", err, ErrBusy)
+	}
+	close(release)
+	for read(1) != nil { // as soon as it has answered
+	}
+}
+
+func TestReadEndsWithItsContext(t *testing.T) {
+	release := make(chan struct{})
+	defer close(release)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	why := errors.New("enough")
+	cancel(why)
+	_, err := silent(release).Read(ctx, gpreempt.ProcessKey{PID: 1, Start: 1}, []Queue{queue(gpreempt.QueueCompute, true, 8, 16)})
+	if !errors.Is(err, why) {
+		t.Errorf("error %v, want %v", err, why)
+	}
+}
+
+func BenchmarkRead(b *testing.B) {
+	words := make([]uint64, 2)
+	stat, err := statOf(int32(os.Getpid()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	at, err := strconv.ParseUint(fmt.Sprintf("%p", words), 0, 64)
+	if err != nil {
+		b.Fatal(err)
+	}
+	queues := make([]Queue, 8)
+	for n := range queues {
+		queues[n] = queue(gpreempt.QueueCompute, true, at, at+8)
+	}
+	r := New()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := r.Read(b.Context(), gpreempt.ProcessKey{PID: stat.PID, Start: stat.Start}, queues); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
