@@ -1,0 +1,86 @@
+package container
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// dockerTalk asks over Docker's API, which Podman has too: GET
+// /containers/ID/json, "Inspect a container". Without a version in the path it is
+// the newest the peer has; what is read here has been in all of them.
+func dockerTalk(ctx context.Context, conn net.Conn, id string) (gpreempt.Container, error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/containers/"+url.PathEscape(id)+"/json", nil)
+	if err != nil {
+		return gpreempt.Container{}, err
+	}
+	request.Close = true
+	if err := request.Write(conn); err != nil {
+		return gpreempt.Container{}, err
+	}
+	stream := &io.LimitedReader{R: conn, N: maxHeader + maxAnswer}
+	response, err := http.ReadResponse(bufio.NewReader(stream), request)
+	if err != nil {
+		if stream.N <= 0 {
+			return gpreempt.Container{}, tooLarge()
+		}
+		return gpreempt.Container{}, err
+	}
+	defer response.Body.Close()
+	switch response.StatusCode {
+	case http.StatusOK:
+	case http.StatusNotFound:
+		return gpreempt.Container{}, errUnknown
+	default:
+		return gpreempt.Container{}, &answerError{"HTTP status " + response.Status}
+	}
+	body, err := io.ReadAll(response.Body)
+	if stream.N <= 0 {
+		return gpreempt.Container{}, tooLarge()
+	}
+	if err != nil {
+		return gpreempt.Container{}, err
+	}
+	return parseInspect(body, id)
+}
+
+func tooLarge() error {
+	return &answerError{fmt.Sprintf("the answer is larger than %d KiB", maxAnswer>>10)}
+}
+
+// parseInspect reads what Docker's API says of a container.
+func parseInspect(body []byte, id string) (gpreempt.Container, error) {
+	var inspect struct {
+		ID     string `json:"Id"`
+		Name   string
+		Image  string
+		Config struct {
+			Image  string
+			Labels map[string]string
+		}
+	}
+	if err := json.NewDecoder(bytes.NewReader(body)).Decode(&inspect); err != nil {
+		return gpreempt.Container{}, &answerError{"the answer is not what Docker's API gives: " + cut(err.Error(), maxText)}
+	}
+	if inspect.ID != id {
+		return gpreempt.Container{}, errUnknown // the name of another is taken for an id too
+	}
+	labels := inspect.Config.Labels
+	return clean(gpreempt.Container{
+		// The kubelet's containers have a name made of all the rest.
+		Name:      cmp.Or(labels[labelContainer], strings.TrimPrefix(inspect.Name, "/")),
+		Image:     cmp.Or(inspect.Config.Image, inspect.Image),
+		Labels:    cleanLabels(labels),
+		Namespace: labels[labelPodNamespace], Pod: labels[labelPod],
+	}), nil
+}

@@ -1,0 +1,258 @@
+package container
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"time"
+
+	"go.uber.org/zap"
+)
+
+const (
+	// kubeletTimeout bounds what asking the kubelet takes.
+	kubeletTimeout = 10 * time.Second
+	// kubeletPause is the shortest time between two askings. Each gives all pods.
+	kubeletPause = 10 * time.Second
+	// maxPodList bounds the kubelet's answer, in bytes: some 250 pods, of which few
+	// have 20 KiB. maxPods bounds how many are kept.
+	maxPodList = 16 << 20
+	maxPods    = 2048
+	// maxFile bounds the files with the token and the certificates, in bytes.
+	maxFile = 1 << 20
+)
+
+// podFacts is what only the kubelet knows of a pod as it is now. A runtime has the
+// labels a pod was started with, and no priority class.
+type podFacts struct {
+	namespace, name, priorityClass string
+	labels                         map[string]string
+}
+
+// podList is what the kubelet said last, and how asking it goes.
+type podList struct {
+	// facts are those of the pods, by unique id.
+	facts map[string]podFacts
+	// asked is when it was asked last, next when to ask again.
+	asked, next time.Time
+	err         error
+	failures    int
+}
+
+// runKubelet asks the kubelet when a container of a pod was looked up for the first
+// time, and from time to time, until ctx ends.
+func (r *Resolver) runKubelet(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.wakeKubelet:
+		case <-timer.C:
+		}
+		pause := r.kubeletDue()
+		if pause <= 0 {
+			facts, err := r.kubeletPods(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			r.takePods(facts, err)
+			pause = r.kubeletDue()
+		}
+		timer.Reset(max(pause, 0))
+	}
+}
+
+// kubeletDue gives how long the kubelet need not be asked.
+func (r *Resolver) kubeletDue() time.Duration {
+	now := r.cfg.Now()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	next := now.Add(idleAfter)
+	for _, e := range r.entries {
+		if e.pod == "" || now.Sub(e.used) >= idleAfter {
+			continue
+		}
+		at := r.pods.next
+		if r.pods.failures == 0 && e.since.After(r.pods.asked) {
+			at = r.pods.asked.Add(kubeletPause)
+		}
+		if at.Before(next) {
+			next = at
+		}
+	}
+	return next.Sub(now)
+}
+
+// takePods keeps what the kubelet said. What it said before stays when it fails.
+func (r *Resolver) takePods(facts map[string]podFacts, err error) {
+	now := r.cfg.Now()
+	var changed []string
+	r.mu.Lock()
+	p := &r.pods
+	was := p.err
+	p.asked, p.err = now, err
+	if err == nil {
+		p.facts, p.failures, p.next = facts, 0, now.Add(refreshEvery)
+		for _, e := range r.entries {
+			if e.show(facts) {
+				changed = append(changed, e.key.id)
+			}
+		}
+	} else {
+		p.next = now.Add(max(kubeletPause, backOff(p.failures, refreshEvery)))
+		p.failures++
+	}
+	r.mu.Unlock()
+	switch {
+	case err != nil && was == nil:
+		r.cfg.Log.Warn("kubelet does not tell of its pods", zap.String("kubelet", r.cfg.Kubelet), zap.Error(err))
+	case err == nil && was != nil:
+		r.cfg.Log.Info("kubelet tells of its pods again", zap.String("kubelet", r.cfg.Kubelet))
+	}
+	for _, id := range changed {
+		r.cfg.Changed(id)
+	}
+}
+
+// kubeletPods asks for all pods of the node. The token and the certificates are
+// replaced while the daemon runs, so they are read each time, and no connection is
+// kept.
+func (r *Resolver) kubeletPods(ctx context.Context) (map[string]podFacts, error) {
+	address, err := url.Parse(r.cfg.Kubelet)
+	if err != nil {
+		return nil, err
+	}
+	if address.Path == "" || address.Path == "/" {
+		address.Path = "/pods"
+	}
+	ctx, cancel := context.WithTimeout(ctx, kubeletTimeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	if r.cfg.KubeletToken != "" {
+		if address.Scheme != "https" {
+			return nil, errors.New("a token is not sent where others can read it: the address must begin with https://")
+		}
+		token, err := readFile(r.cfg.KubeletToken)
+		if err != nil {
+			return nil, err
+		}
+		request.Header.Set("Authorization", "Bearer "+string(bytes.TrimSpace(token)))
+	}
+	trust := &tls.Config{MinVersion: tls.VersionTLS12}
+	if r.cfg.KubeletCA != "" {
+		pem, err := readFile(r.cfg.KubeletCA)
+		if err != nil {
+			return nil, err
+		}
+		if trust.RootCAs = x509.NewCertPool(); !trust.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s holds no certificate", r.cfg.KubeletCA)
+		}
+	}
+	transport := &http.Transport{
+		DialContext: new(net.Dialer).DialContext, TLSClientConfig: trust, DisableKeepAlives: true, MaxResponseHeaderBytes: maxHeader,
+	}
+	defer transport.CloseIdleConnections()
+	response, err := transport.RoundTrip(request) // follows no redirection with the token
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("GET %s: HTTP status %s", address.Redacted(), response.Status)
+	}
+	return parsePods(response.Body)
+}
+
+// readFile reads a file that is not expected to be large.
+func readFile(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxFile))
+}
+
+// parsePods reads a list of pods (core/v1 PodList) one by one: of all that it says
+// there is no room to keep more than a little.
+func parsePods(list io.Reader) (map[string]podFacts, error) {
+	facts := map[string]podFacts{}
+	limited := &io.LimitedReader{R: list, N: maxPodList}
+	err := parseList(json.NewDecoder(limited), facts)
+	switch {
+	case err == nil:
+		return facts, nil
+	case limited.N <= 0:
+		return nil, fmt.Errorf("the list of pods is larger than %d MiB", maxPodList>>20)
+	default:
+		return nil, fmt.Errorf("the list of pods: %w", err)
+	}
+}
+
+func parseList(decoder *json.Decoder, facts map[string]podFacts) error {
+	if start, err := decoder.Token(); err != nil {
+		return err
+	} else if start != json.Delim('{') {
+		return fmt.Errorf("it begins with %.20q", fmt.Sprint(start))
+	}
+	for decoder.More() {
+		name, err := decoder.Token()
+		if err != nil {
+			return err
+		}
+		if name == "items" {
+			err = parseItems(decoder, facts)
+		} else {
+			var other json.RawMessage
+			err = decoder.Decode(&other)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	_, err := decoder.Token() // the end, or why there is none
+	return err
+}
+
+func parseItems(decoder *json.Decoder, facts map[string]podFacts) error {
+	if start, err := decoder.Token(); err != nil || start == nil { // null: there are none
+		return err
+	} else if start != json.Delim('[') {
+		return fmt.Errorf("items begins with %.20q", fmt.Sprint(start))
+	}
+	for decoder.More() {
+		var pod struct {
+			Metadata struct {
+				Name, Namespace, UID string
+				Labels               map[string]string
+			}
+			Spec struct{ PriorityClassName string }
+		}
+		if err := decoder.Decode(&pod); err != nil {
+			return err
+		}
+		if len(facts) == maxPods {
+			return fmt.Errorf("it has more than %d", maxPods)
+		}
+		facts[cut(pod.Metadata.UID, maxText)] = podFacts{
+			namespace: cut(pod.Metadata.Namespace, maxText), name: cut(pod.Metadata.Name, maxText),
+			priorityClass: cut(pod.Spec.PriorityClassName, maxText), labels: cleanLabels(pod.Metadata.Labels),
+		}
+	}
+	_, err := decoder.Token()
+	return err
+}

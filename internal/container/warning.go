@@ -1,0 +1,110 @@
+package container
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// The codes of the warnings.
+const (
+	// CodeUnknown: no runtime knows a container.
+	CodeUnknown = "CONTAINER_UNKNOWN"
+	// CodeUnreachable: a runtime does not answer.
+	CodeUnreachable = "CONTAINER_RUNTIME_UNREACHABLE"
+	// CodeRefused: a runtime's answer is too large or makes no sense.
+	CodeRefused = "CONTAINER_ANSWER_REFUSED"
+	// CodeKubelet: the kubelet does not tell of its pods.
+	CodeKubelet = "KUBELET_UNREACHABLE"
+)
+
+// kubeletRemedy is what to do where the kubelet does not tell.
+const kubeletRemedy = "see whether containers.kubelet is its address, containers.kubelet_token a token that may get nodes/proxy, " +
+	"and containers.kubelet_ca what signed its certificate; until then priority classes are not known"
+
+// sureAfter is after how many askings in a row a container is called unknown: a
+// runtime may hear of it a moment later than the kernel.
+const sureAfter = 3
+
+// Warnings gives what an admin should know, one of each kind at most but for
+// sockets; nothing on a host without containers.
+func (r *Resolver) Warnings() []gpreempt.Warning {
+	r.mu.Lock()
+	var missed bool
+	var unknown, unusable []*entry
+	for _, e := range r.entries {
+		switch {
+		case e.state == unreachable:
+			missed = true
+		case e.state == refused:
+			unusable = append(unusable, e)
+		case (e.state == isUnknown || e.state == noSocket) && !e.ever && e.failures >= sureAfter:
+			unknown = append(unknown, e)
+		}
+	}
+	byID := func(a, b *entry) int { return strings.Compare(a.key.id, b.key.id) }
+	slices.SortFunc(unknown, byID)
+	slices.SortFunc(unusable, byID)
+	var refusal error
+	if len(unusable) > 0 {
+		refusal = unusable[0].err
+	}
+	var remedy string
+	if len(unknown) > 0 {
+		remedy = unknown[0].remedy()
+	}
+	kubelet := r.pods.err
+	r.mu.Unlock()
+
+	var all []gpreempt.Warning
+	warn := func(code, remedy, format string, args ...any) {
+		all = append(all, gpreempt.Warning{Code: code, Severity: "warning", Text: fmt.Sprintf(format, args...), Remedy: remedy})
+	}
+	if missed {
+		for _, s := range r.sockets {
+			s.mu.Lock()
+			err := s.err
+			s.mu.Unlock()
+			if err != nil {
+				warn(CodeUnreachable, "see whether the runtime is up; if it is not in use, take its socket out of containers.sockets or remove it",
+					"the container runtime at %s does not answer: %v", s.path, err)
+			}
+		}
+	}
+	if len(unusable) > 0 {
+		warn(CodeRefused, "look at the container with the runtime's own tool (docker inspect, crictl inspect): rules by its name, image or labels do not match it",
+			"what a runtime says of %s cannot be used: %v", containers(unusable), refusal)
+	}
+	if len(unknown) > 0 {
+		warn(CodeUnknown, remedy, "no container runtime knows %s", containers(unknown))
+	}
+	if kubelet != nil {
+		warn(CodeKubelet, kubeletRemedy,
+			"the kubelet at %s does not tell of its pods: %v", r.cfg.Kubelet, kubelet)
+	}
+	return all
+}
+
+// remedy says what to do about a container that no runtime knows.
+func (e *entry) remedy() string {
+	switch {
+	case e.key.user != 0:
+		return fmt.Sprintf("it is a rootless container of user %d: add the socket of that user's runtime to containers.sockets, such as /run/user/%d/podman/podman.sock", e.key.user, e.key.user)
+	case e.state == noSocket:
+		return "add the socket of its runtime to containers.sockets"
+	case e.runtime == "containerd" && e.pod == "":
+		return "containerd tells over the CRI of Kubernetes' containers only: match those of nerdctl and ctr by container id or cgroup"
+	}
+	return "if it runs inside another container, as with docker-in-docker or kind, match it by container id or cgroup; else add the socket of its runtime to containers.sockets"
+}
+
+// containers names some containers, the first of them by its id.
+func containers(list []*entry) string {
+	text := "container " + list[0].key.id[:min(len(list[0].key.id), 12)]
+	if len(list) > 1 {
+		text += fmt.Sprintf(" and %d more", len(list)-1)
+	}
+	return text
+}
