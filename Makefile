@@ -14,15 +14,17 @@ BUILDFLAGS = -trimpath -buildvcs=false
 COUNT    ?= 20
 FUZZTIME ?= 20s
 FUZZ_PACKAGES ?= cmd internal pkg
-# Where bytes the kernel supplies are decoded.
-KERNEL_DECODERS := pkg/kfd pkg/discovery internal/breaker internal/doctor internal/hazard internal/journal internal/preempt internal/tracer
+# Where texts are parsed that others write, and where else bytes the kernel supplies
+# are decoded.
+PARSERS := pkg/discovery internal/container internal/kfdtrace
+KERNEL_DECODERS := pkg/kfd internal/breaker internal/doctor internal/hazard internal/journal internal/preempt internal/tracer
 SOAK     ?= 10m
 BENCH    ?= .
-# What the daemon adds to gRPC, and the scheduler alone; ./... for every benchmark.
-BENCH_PACKAGES ?= ./internal/bench ./pkg/scheduler
+# What the daemon adds to gRPC, the scheduler alone, reading; ./... for every benchmark.
+BENCH_PACKAGES ?= ./internal/bench ./pkg/scheduler ./pkg/discovery/...
 # Where goroutines, locks and timers meet.
 RACE_PACKAGES  ?= ./pkg/scheduler/... ./internal/daemon/... ./internal/events/... ./internal/executor/... \
-	./internal/hrtimer/... ./internal/inventory/... ./internal/peercred/... ./internal/server/...
+	./internal/hrtimer/... ./internal/inventory/... ./internal/observer/... ./internal/peercred/... ./internal/server/...
 
 # dist: the times in the archive are those of the commit.
 GOARCH ?= $(shell $(GO) env GOARCH)
@@ -78,30 +80,36 @@ demo: build ## Show a suspend and a resume on a simulated GPU
 bench: ## Run the benchmarks (BENCH=pattern, COUNT=n); compare runs with benchstat
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(if $(filter file,$(origin COUNT)),,-count=$(COUNT)) $(BENCH_PACKAGES)
 
-# A second try, because Go before 1.27 may report the end of FUZZTIME as a failure
-# (golang/go#75804). What was really found is in testdata by then and fails at once.
+# One worker each, as many at a time as there are CPUs. A second try, because Go
+# before 1.27 may report the end of FUZZTIME as a failure (golang/go#75804). What was
+# really found is in testdata by then and fails at once.
+define fuzz_one
+file=$${1%%:*}; func=$${1##*func }; \
+set -- -run "^$$" -fuzz "^$$func\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s -parallel 1 "./$$(dirname "$$file")"; \
+out=$$($(GO) test "$$@" 2>&1) || out=$$($(GO) test "$$@" 2>&1) || { echo "$(GO) test $$*"; echo "$$out"; exit 255; }; \
+echo "$$func: $$(echo "$$out" | grep "^fuzz:" | tail -n 1)"
+endef
+export fuzz_one
 fuzz: ## Fuzz each target for FUZZTIME
 	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' $(FUZZ_PACKAGES) | \
-	while IFS=: read -r file func; do \
-		set -- -run '^$$' -fuzz "^$${func#func }$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s "./$$(dirname "$$file")"; \
-		echo "$(GO) test $$*"; \
-		$(GO) test "$$@" || { echo 'once more'; $(GO) test "$$@"; } || exit 1; \
-	done
+	xargs -d '\n' -n 1 -P "$$(nproc)" sh -c "$$fuzz_one" fuzz
 
-fuzz-kernel: ## Fuzz each decoder of what the kernel supplies for 30 seconds
+fuzz-kernel: ## Fuzz what reads the kernel's text and structures: parsers for 60 seconds, the rest for 30
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=60s FUZZ_PACKAGES='$(PARSERS)'
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=30s FUZZ_PACKAGES='$(KERNEL_DECODERS)'
 
 e2e: ## Test the built binaries against each other on a simulated GPU
 	$(GO) test $(RACE) -count=1 -timeout 10m ./internal/e2e/...
 
 # Package, or package=pattern of its tests.
-VM_PACKAGES ?= ./internal/conformance=TestRealDriver ./internal/tracer ./internal/preempt/dbgtrap=TestRealDriver
+VM_PACKAGES ?= ./internal/conformance=TestRealDriver ./internal/tracer ./internal/preempt/dbgtrap=TestRealDriver \
+	./internal/kfdtrace=TestRealTracefs
 vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skips without QEMU
-	$(GO) run ./internal/vm/run $(VM_PACKAGES)
+	$(GO) run ./internal/vm/run -limit 10m $(VM_PACKAGES)
 
-soak: ## Run the soak tests, end to end and of the tracer, for SOAK each
+soak: ## Run the soak tests, end to end, of the tracer and of the inventory, for SOAK each
 	@grep -q '^func TestSoak' internal/e2e/*_test.go || { echo 'internal/e2e has no soak test' >&2; exit 1; }
-	GPREEMPT_SOAK=$(SOAK) $(GO) test $(RACE) -count=1 -timeout 0 -v -run '^TestSoak' ./internal/e2e/... ./internal/tracer
+	GPREEMPT_SOAK=$(SOAK) $(GO) test $(RACE) -count=1 -timeout 0 -v -run '^TestSoak' ./internal/e2e/... ./internal/tracer ./internal/inventory
 
 dist: ## Make dist/gpreempt-VERSION-linux-ARCH.tar.gz, the same bytes from the same commit
 	rm -rf dist/$(DIST) && mkdir -p dist/$(DIST)

@@ -1,10 +1,11 @@
-// Package classify hides how rules decide the class and priority of a process.
+// Package classify hides how rules and tags decide the class and priority of a
+// process.
 package classify
 
 import (
 	"errors"
 	"fmt"
-	"unicode/utf8"
+	"slices"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -19,38 +20,36 @@ type Rule struct {
 	Priority *gpreempt.Priority
 }
 
-// Match says which processes a rule is for: those for which every field that is
-// set holds. At least one must be set.
-//
-// The texts are globs for the whole of what they are compared with: * is any
-// run of characters, / and none included, ? is any one, [ab0-9] one of these
-// and [!ab0-9] or [^ab0-9] one that is none of these. There is no escape: [*] is
-// a star. A glob that is "" is not set.
-type Match struct {
-	// Comm is for the command name, of which the kernel keeps 15 bytes.
-	Comm string
-	// Cmdline is for the words of the command line with spaces between, of which
-	// 4096 bytes are kept.
-	Cmdline string
-	// Cgroup is for the cgroup v2 path, which begins with /.
-	Cgroup string
-	// UID is the effective user id.
-	UID *uint32
+// Subject is what rules look at: a process and all that is known of it.
+type Subject struct {
+	gpreempt.Process
+	// Container is what the runtime told of its container; zero when it has not, or
+	// when there is none.
+	Container gpreempt.Container
+	// GPUs are those of the host, or at least those its queues are on.
+	GPUs []gpreempt.GPU
+	// Queues are its queues, in any order.
+	Queues []Queue
 }
 
-// maxComm is how many bytes the kernel keeps of a command name.
-const maxComm = 15
+// Queue is a queue and what is known of it beyond sysfs.
+type Queue struct {
+	gpreempt.Queue
+	Info gpreempt.QueueInfo
+}
 
 // Decision is what a process is, and why.
 type Decision struct {
 	Class    gpreempt.Class
 	Priority gpreempt.Priority
-	// By is "rule NAME", ByDefault, or ByAdmin when an admin overrode the rules.
+	// By is "rule NAME", ByTag, ByDefault, or ByAdmin when an admin overrode all of
+	// these.
 	By string
 }
 
 // What decides when no rule does.
 const (
+	ByTag     = "tag"
 	ByDefault = "default"
 	ByAdmin   = "admin"
 )
@@ -72,14 +71,20 @@ type RuleError struct {
 	// Index counts the rules from 0.
 	Index int
 	Name  string
-	// Field is the name of the field in the config file.
+	// Field is the name of the field in the config file, below match where it is one
+	// of a Match: "class", "comm", "gpu[1]", or as Member gives it.
 	Field string
-	// Problem says what is wrong and what to do.
-	Problem string
+	// Problem says what is wrong, Remedy what to do; Remedy is "" where Problem says
+	// it all.
+	Problem, Remedy string
 }
 
 func (e *RuleError) Error() string {
-	return fmt.Sprintf("rule %d %q: %s: %s", e.Index+1, e.Name, e.Field, e.Problem)
+	text := fmt.Sprintf("rule %d %q: %s: %s", e.Index+1, e.Name, e.Field, e.Problem)
+	if e.Remedy != "" {
+		text += ": " + e.Remedy
+	}
+	return text
 }
 
 // Classifier decides by a fixed list of rules. It may be used by several
@@ -90,10 +95,13 @@ type Classifier struct {
 
 // rule is a Rule made ready to match.
 type rule struct {
-	comm, cmdline, cgroup glob
-	uid                   *uint32
-	decision              Decision
+	name       string
+	conditions []condition
+	decision   Decision
 }
+
+// refusal takes a mistake in one field of a rule.
+type refusal func(field, problem, remedy string)
 
 // New checks and prepares rules. The error joins a *RuleError for everything
 // that is wrong with them.
@@ -101,14 +109,15 @@ func New(rules []Rule) (*Classifier, error) {
 	c := &Classifier{rules: make([]rule, 0, len(rules))}
 	names := make(map[string]int, len(rules))
 	var problems []error
-	for n, r := range rules {
-		refuse := func(field, format string, args ...any) {
-			problems = append(problems, &RuleError{Index: n, Name: r.Name, Field: field, Problem: fmt.Sprintf(format, args...)})
+	for n := range rules {
+		r := &rules[n]
+		refuse := func(field, problem, remedy string) {
+			problems = append(problems, &RuleError{Index: n, Name: r.Name, Field: field, Problem: problem, Remedy: remedy})
 		}
 		if r.Name == "" {
-			refuse("name", "it is empty: give the rule a name, decisions show it")
+			refuse("name", "it is empty", "give the rule a name, decisions show it")
 		} else if first, taken := names[r.Name]; taken {
-			refuse("name", "rule %d has the same: give each rule its own", first+1)
+			refuse("name", fmt.Sprintf("rule %d has the same", first+1), "give each rule its own")
 		} else {
 			names[r.Name] = n
 		}
@@ -120,54 +129,97 @@ func New(rules []Rule) (*Classifier, error) {
 	return c, nil
 }
 
-func compileRule(r Rule, refuse func(field, format string, args ...any)) rule {
-	if r.Match == (Match{}) {
-		refuse("match", `it is empty and would match every process: set one of comm, cmdline, cgroup and uid, or comm: "*" if every process is meant`)
+func compileRule(r *Rule, refuse refusal) rule {
+	conditions := r.Match.conditions(refuse)
+	if len(conditions) == 0 {
+		refuse("match", "it is empty and would match every process",
+			`set a field of it, such as comm, cgroup or uid, or comm: "*" if every process is meant`)
 	}
 	if r.Class > gpreempt.Offline {
-		refuse("class", "%v is none of online, offline, unmanaged", r.Class)
+		refuse("class", fmt.Sprintf("%v is none of online, offline, unmanaged", r.Class), "")
 	}
 	priority := DefaultPriority(r.Class)
 	if r.Priority != nil {
 		priority = *r.Priority
 	}
 	if priority > gpreempt.MaxPriority {
-		refuse("priority", "%d is outside 0 to %d", priority, gpreempt.MaxPriority)
+		refuse("priority", fmt.Sprintf("%d is outside 0 to %d", priority, gpreempt.MaxPriority), "")
 	}
-	compile := func(field, pattern string) glob {
-		g, err := compileGlob(pattern)
-		if err != nil {
-			refuse(field, "%q: %v", pattern, err)
-		}
-		return g
-	}
-	out := rule{
-		comm:     compile("comm", r.Match.Comm),
-		cmdline:  compile("cmdline", r.Match.Cmdline),
-		cgroup:   compile("cgroup", r.Match.Cgroup),
-		uid:      r.Match.UID,
+	return rule{
+		name: r.Name, conditions: conditions,
 		decision: Decision{Class: r.Class, Priority: priority, By: "rule " + r.Name},
 	}
-	if out.comm.shortest() > maxComm {
-		refuse("comm", "%q: it matches no name of %d bytes or less, and the kernel keeps no more: end it in * earlier, or match cmdline", r.Match.Comm, maxComm)
-	}
-	if first, _ := utf8.DecodeRuneInString(r.Match.Cgroup); r.Match.Cgroup != "" && first != '/' && first != '*' && first != '?' && first != '[' {
-		refuse("cgroup", "%q: it matches no path, as they begin with /: begin it with / or *", r.Match.Cgroup)
-	}
-	return out
 }
 
-// Decide gives the decision of the first rule that matches p, or unmanaged.
-func (c *Classifier) Decide(p gpreempt.Process) Decision {
+// Decide gives the decision of the first rule that matches s, else that of its
+// tag, else unmanaged. It allocates nothing.
+func (c *Classifier) Decide(s *Subject) Decision {
 	for n := range c.rules {
-		if r := &c.rules[n]; r.matches(&p) {
+		if r := &c.rules[n]; r.matches(s) {
 			return r.decision
 		}
 	}
-	return Decision{Class: gpreempt.Unmanaged, Priority: DefaultPriority(gpreempt.Unmanaged), By: ByDefault}
+	if _, d, found := tagOf(s.Env); found {
+		return d
+	}
+	return byDefault
 }
 
-func (r *rule) matches(p *gpreempt.Process) bool {
-	return (r.uid == nil || *r.uid == p.UID) &&
-		r.comm.matches(p.Comm) && r.cgroup.matches(p.Cgroup.Path) && r.cmdline.matches(p.Cmdline)
+var byDefault = Decision{Class: gpreempt.Unmanaged, Priority: DefaultPriority(gpreempt.Unmanaged), By: ByDefault}
+
+func (r *rule) matches(s *Subject) bool {
+	for n := range r.conditions {
+		if !r.conditions[n].holds(s) {
+			return false
+		}
+	}
+	return true
+}
+
+// Matching tells of each rule whether it matches s, whatever is before it, and
+// then whether s has a tag. The answer is in dst's array where it fits, and what
+// was in dst is gone.
+func (c *Classifier) Matching(s *Subject, dst []bool) []bool {
+	dst = dst[:0]
+	for n := range c.rules {
+		dst = append(dst, c.rules[n].matches(s))
+	}
+	_, _, found := tagOf(s.Env)
+	return append(dst, found)
+}
+
+// Names are those of the rules and then ByTag: the order of Matching.
+func (c *Classifier) Names() []string {
+	names := make([]string, 0, len(c.rules)+1)
+	for n := range c.rules {
+		names = append(names, c.rules[n].name)
+	}
+	return append(names, ByTag)
+}
+
+// Classes are what the rules give, in the order of Matching. The last, of the
+// tag, is Unmanaged: which class a tag gives is different for each process.
+func (c *Classifier) Classes() []gpreempt.Class {
+	classes := make([]gpreempt.Class, 0, len(c.rules)+1)
+	for n := range c.rules {
+		classes = append(classes, c.rules[n].decision.Class)
+	}
+	return append(classes, gpreempt.Unmanaged)
+}
+
+// Env names the variables that rules and tags look at, sorted, each once.
+func (c *Classifier) Env() []string {
+	var names []string
+	for _, t := range tags {
+		names = append(names, t.class, t.priority)
+	}
+	for n := range c.rules {
+		for _, condition := range c.rules[n].conditions {
+			if condition.field == env {
+				names = append(names, condition.key)
+			}
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }

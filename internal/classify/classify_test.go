@@ -1,8 +1,8 @@
 package classify_test
 
 import (
-	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -11,16 +11,47 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
+// vllm is a process of which nothing is known but what /proc always tells;
+// training one of which everything is.
 var (
-	vllm = gpreempt.Process{
-		Comm: "vllm", Cmdline: "python3 /usr/bin/vllm serve llama", UID: 1000,
+	vllm = classify.Subject{Process: gpreempt.Process{
+		Comm: "vllm", Cmdline: "python3 /usr/bin/vllm serve llama", UID: 1000, GID: 1000,
 		Cgroup: gpreempt.Cgroup{Path: "/kubepods.slice/pod7/serving"},
-	}
-	training = gpreempt.Process{
-		Comm: "python3", Cmdline: "python3 -m train --epochs 90", UID: 2000,
-		Cgroup: gpreempt.Cgroup{Path: "/kubepods.slice/pod8/training"},
+	}}
+	training = classify.Subject{
+		Process: gpreempt.Process{
+			Comm: "python3", Cmdline: "python3 -m train --epochs 90", Exe: "/opt/conda/bin/python3.11", UID: 2000, GID: 2001,
+			Env: map[string]string{"RANK": "3", "EMPTY": ""},
+			Cgroup: gpreempt.Cgroup{
+				Path: "/kubepods.slice/pod8/training", Unit: "cri-containerd-" + containerID + ".scope", Slice: "kubepods.slice",
+				Runtime: "containerd", ContainerID: containerID, PodUID: "9f2c1d4e-1111-2222-3333-444455556666",
+			},
+		},
+		Container: gpreempt.Container{
+			Name: "trainer", Image: "rocm/pytorch:6.4", Labels: map[string]string{"io.x/tier": "batch"},
+			Namespace: "research", Pod: "train-0", PodLabels: map[string]string{"app": "bert", "app.kubernetes.io/name": "llm"},
+			PriorityClass: "low",
+		},
+		GPUs: []gpreempt.GPU{
+			{ID: 51110, Node: 1, BDF: "0000:03:00.0", RenderMinor: 128},
+			{ID: 3183, Node: 2, BDF: "0001:c1:00.0", RenderMinor: 129},
+		},
+		Queues: []classify.Queue{
+			compute(0, 4096, gpreempt.QueueInfo{Source: gpreempt.FromMQD, RingBase: 0x7f0000001000, Priority: 11, PriorityExact: true}),
+			compute(1, 1<<20, gpreempt.QueueInfo{Source: gpreempt.FromMQD, RingBase: 0x7f0000200000, Priority: 3, PriorityExact: true}),
+			compute(2, 1<<20, gpreempt.QueueInfo{Source: gpreempt.FromSnapshot, RingBase: 0x7f0000400000, Priority: 15}),
+			{Queue: gpreempt.Queue{ID: 3, GPU: 3183, Type: gpreempt.QueueSDMA, RingBytes: 1 << 20}, Info: gpreempt.QueueInfo{
+				Source: gpreempt.FromMQD, RingBase: 0x7f0000600000, Priority: 9,
+			}},
+		},
 	}
 )
+
+const containerID = "3f2a7b8c9d0e3f2a7b8c9d0e3f2a7b8c9d0e3f2a7b8c9d0e3f2a7b8c9d0e3f2a"
+
+func compute(id uint32, ringBytes uint64, info gpreempt.QueueInfo) classify.Queue {
+	return classify.Queue{Queue: gpreempt.Queue{ID: id, GPU: 3183, Type: gpreempt.QueueCompute, RingBytes: ringBytes}, Info: info}
+}
 
 func compile(tb testing.TB, rules ...classify.Rule) *classify.Classifier {
 	tb.Helper()
@@ -37,7 +68,7 @@ func TestWithoutAMatchingRuleAProcessIsUnmanaged(t *testing.T) {
 		compile(t),
 		compile(t, classify.Rule{Name: "serve", Match: classify.Match{Comm: "vllm"}, Class: gpreempt.Online}),
 	} {
-		if diff := cmp.Diff(want, c.Decide(training)); diff != "" {
+		if diff := cmp.Diff(want, c.Decide(&training)); diff != "" {
 			t.Errorf("decision (-want +got):\n%s", diff)
 		}
 	}
@@ -59,7 +90,7 @@ func TestClassesHaveDefaultPriorities(t *testing.T) {
 	for _, test := range tests {
 		c := compile(t, classify.Rule{Name: "all", Match: classify.Match{Comm: "*"}, Class: test.class, Priority: test.priority})
 		want := classify.Decision{Class: test.class, Priority: test.want, By: "rule all"}
-		if diff := cmp.Diff(want, c.Decide(vllm)); diff != "" {
+		if diff := cmp.Diff(want, c.Decide(&vllm)); diff != "" {
 			t.Errorf("decision (-want +got):\n%s", diff)
 		}
 	}
@@ -72,139 +103,82 @@ func TestTheFirstMatchingRuleDecides(t *testing.T) {
 		classify.Rule{Name: "rest", Match: classify.Match{Comm: "*"}, Class: gpreempt.Unmanaged},
 	)
 	want := map[string]string{"vllm": "rule serving", "python3": "rule python", "": "rule rest"}
-	for _, p := range []gpreempt.Process{vllm, training, {}} {
-		if got := c.Decide(p).By; got != want[p.Comm] {
-			t.Errorf("%q: by %q, want %q", p.Comm, got, want[p.Comm])
+	for _, s := range []classify.Subject{vllm, training, {}} {
+		if got := c.Decide(&s).By; got != want[s.Comm] {
+			t.Errorf("%q: by %q, want %q", s.Comm, got, want[s.Comm])
 		}
 	}
 }
 
-func TestARuleMatchesWhenAllItsFieldsDo(t *testing.T) {
-	uid := func(id uint32) *uint32 { return &id }
-	tests := []struct {
-		name  string
-		match classify.Match
-		want  bool
-	}{
-		{"comm", classify.Match{Comm: "python3"}, true},
-		{"a part of comm", classify.Match{Comm: "python"}, false},
-		{"comm is case-sensitive", classify.Match{Comm: "Python3"}, false},
-		{"star in cmdline over slashes and spaces", classify.Match{Cmdline: "*train*"}, true},
-		{"star in cgroup over slashes", classify.Match{Cgroup: "/kubepods.slice/*training"}, true},
-		{"whole cgroup", classify.Match{Cgroup: "/kubepods.slice"}, false},
-		{"uid", classify.Match{UID: uid(2000)}, true},
-		{"another uid", classify.Match{UID: uid(0)}, false},
-		{"all", classify.Match{Comm: "python?", Cmdline: "python3 -m *", Cgroup: "*/pod[0-9]/*", UID: uid(2000)}, true},
-		{"all but comm", classify.Match{Comm: "vllm", Cmdline: "*", Cgroup: "*", UID: uid(2000)}, false},
-		{"all but cmdline", classify.Match{Comm: "*", Cmdline: "vllm*", Cgroup: "*", UID: uid(2000)}, false},
-		{"all but cgroup", classify.Match{Comm: "*", Cmdline: "*", Cgroup: "/system*", UID: uid(2000)}, false},
-		{"all but uid", classify.Match{Comm: "*", Cmdline: "*", Cgroup: "*", UID: uid(2001)}, false},
+func TestMatchingTellsOfEveryRuleAndTheTag(t *testing.T) {
+	c := compile(t,
+		classify.Rule{Name: "serving", Match: classify.Match{Cgroup: "*/serving"}, Class: gpreempt.Online},
+		classify.Rule{Name: "python", Match: classify.Match{Comm: "python3", Env: map[string]string{"RANK": "*"}}, Class: gpreempt.Offline},
+		classify.Rule{Name: "rest", Match: classify.Match{Comm: "*", Env: map[string]string{"RANK": "*"}}},
+	)
+	if diff := cmp.Diff([]string{"serving", "python", "rest", "tag"}, c.Names()); diff != "" {
+		t.Errorf("names (-want +got):\n%s", diff)
 	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			c := compile(t, classify.Rule{Name: "r", Match: test.match, Class: gpreempt.Offline})
-			if got := c.Decide(training).By == "rule r"; got != test.want {
-				t.Errorf("matches: %v, want %v", got, test.want)
-			}
-		})
+	if diff := cmp.Diff([]gpreempt.Class{gpreempt.Online, gpreempt.Offline, gpreempt.Unmanaged, gpreempt.Unmanaged}, c.Classes()); diff != "" {
+		t.Errorf("classes (-want +got):\n%s", diff)
 	}
-}
-
-func TestRulesThatCannotBeMeantAreRefused(t *testing.T) {
-	sixteen := gpreempt.PriorityAdmin
-	match := classify.Match{Comm: "x"}
-	tests := []struct {
-		name  string
-		rules []classify.Rule
-		want  string
-	}{
-		{
-			"no name",
-			[]classify.Rule{{Match: match}},
-			`rule 1 "": name: it is empty: give the rule a name, decisions show it`,
-		},
-		{
-			"the same name twice",
-			[]classify.Rule{{Name: "a", Match: match}, {Name: "b", Match: match}, {Name: "a", Match: match}},
-			`rule 3 "a": name: rule 1 has the same: give each rule its own`,
-		},
-		{
-			"nothing to match",
-			[]classify.Rule{{Name: "a"}},
-			`rule 1 "a": match: it is empty and would match every process: set one of comm, cmdline, cgroup and uid, or comm: "*" if every process is meant`,
-		},
-		{
-			"no such class",
-			[]classify.Rule{{Name: "a", Match: match, Class: 9}},
-			`rule 1 "a": class: class(9) is none of online, offline, unmanaged`,
-		},
-		{
-			"a priority of admins",
-			[]classify.Rule{{Name: "a", Match: match, Priority: &sixteen}},
-			`rule 1 "a": priority: 16 is outside 0 to 15`,
-		},
-		{
-			"an open set",
-			[]classify.Rule{{Name: "a", Match: classify.Match{Cmdline: "py[thon"}}},
-			`rule 1 "a": cmdline: "py[thon": the [ at character 3 is not closed: add the ], or write [[] for the character itself`,
-		},
-		{
-			"an empty range",
-			[]classify.Rule{{Name: "a", Match: classify.Match{Cgroup: "/pod[9-0]"}}},
-			`rule 1 "a": cgroup: "/pod[9-0]": the [ at character 5 has the range 9-0, which is empty: write 0-9`,
-		},
-		{
-			"what is not text",
-			[]classify.Rule{{Name: "a", Match: classify.Match{Cmdline: "caf\xe9"}}},
-			`rule 1 "a": cmdline: "caf\xe9": it is not UTF-8: save the file as UTF-8, and write ? for a character that is not`,
-		},
-		{
-			"a name the kernel cuts",
-			[]classify.Rule{{Name: "a", Match: classify.Match{Comm: "text-generation-*"}}},
-			`rule 1 "a": comm: "text-generation-*": it matches no name of 15 bytes or less, and the kernel keeps no more: end it in * earlier, or match cmdline`,
-		},
-		{
-			"a relative cgroup",
-			[]classify.Rule{{Name: "a", Match: classify.Match{Cgroup: "system.slice/*"}}},
-			`rule 1 "a": cgroup: "system.slice/*": it matches no path, as they begin with /: begin it with / or *`,
-		},
-		{
-			"several at once",
-			[]classify.Rule{{Name: "a"}, {Name: "b", Match: match, Class: 3}},
-			`rule 1 "a": match: it is empty and would match every process: set one of comm, cmdline, cgroup and uid, or comm: "*" if every process is meant` +
-				"\n" + `rule 2 "b": class: class(3) is none of online, offline, unmanaged`,
-		},
+	want := []string{"AMD_QUEUE_PRIORITY", "AMD_QUEUE_TAG", "GPREEMPT_CLASS", "GPREEMPT_PRIORITY", "RANK"}
+	if diff := cmp.Diff(want, c.Env()); diff != "" {
+		t.Errorf("variables (-want +got):\n%s", diff)
 	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			c, err := classify.New(test.rules)
-			var rule *classify.RuleError
-			if c != nil || !errors.As(err, &rule) || err.Error() != test.want {
-				t.Errorf("error %v\nwant  %s", err, test.want)
-			}
-		})
+	dst := []bool{true, true, true, true, true, true}
+	got := c.Matching(&training, dst)
+	if diff := cmp.Diff([]bool{false, true, true, false}, got); diff != "" {
+		t.Errorf("training (-want +got):\n%s", diff)
+	}
+	if &got[0] != &dst[0] {
+		t.Error("a slice that fits was not used")
+	}
+	tagged := vllm
+	tagged.Env = map[string]string{"GPREEMPT_CLASS": "offline"}
+	if diff := cmp.Diff([]bool{true, false, false, true}, c.Matching(&tagged, nil)); diff != "" {
+		t.Errorf("vllm with a tag (-want +got):\n%s", diff)
 	}
 }
 
-func TestDecideAllocatesNothing(t *testing.T) {
-	c := compile(t, classify.Rule{Name: "train", Match: classify.Match{Cmdline: "*train*[0-9]"}, Class: gpreempt.Offline})
-	if allocs := testing.AllocsPerRun(100, func() { c.Decide(training) }); allocs != 0 {
+func TestDecideAndMatchingAllocateNothing(t *testing.T) {
+	last := everything()
+	last.Cmdline = "*--model=*"
+	c := compile(t, classify.Rule{Name: "train", Match: last, Class: gpreempt.Offline})
+	tagged := training
+	tagged.Env = map[string]string{
+		"RANK": "3", "GPREEMPT_CLASS": "BATCH", "AMD_QUEUE_TAG": "Offline_AI", "AMD_QUEUE_PRIORITY": "two",
+	}
+	if got, want := c.Decide(&tagged), (classify.Decision{Class: gpreempt.Offline, By: "tag"}); got != want {
+		t.Errorf("decision %+v, want %+v", got, want)
+	}
+	dst := make([]bool, 2)
+	if allocs := testing.AllocsPerRun(100, func() { c.Decide(&tagged); c.Matching(&tagged, dst) }); allocs != 0 {
 		t.Errorf("%v allocations, want 0", allocs)
 	}
 }
 
+// BenchmarkDecide is for a process nothing matches, with a long command line:
+// "all" with rules that set every field and of which the last looked at does not
+// hold, "usual" with rules as people write them.
 func BenchmarkDecide(b *testing.B) {
-	var rules []classify.Rule
-	for n := range 50 {
-		rules = append(rules, classify.Rule{
-			Name:  fmt.Sprint(n),
-			Match: classify.Match{Cmdline: fmt.Sprintf("*--model=*%d", n), Cgroup: "/kubepods.slice/*"},
-			Class: gpreempt.Offline,
+	s := training
+	s.Cmdline += strings.Repeat(" --option=value", 250)
+	for name, match := range map[string]classify.Match{
+		"all":   everything(),
+		"usual": {Cgroup: "/kubepods.slice/*"},
+	} {
+		var rules []classify.Rule
+		for n := range 50 {
+			match.Cmdline = fmt.Sprintf("*--model=*%d*", n)
+			rules = append(rules, classify.Rule{Name: fmt.Sprint(n), Match: match, Class: gpreempt.Offline})
+		}
+		c := compile(b, rules...)
+		b.Run(name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				c.Decide(&s)
+			}
 		})
-	}
-	c := compile(b, rules...)
-	b.ReportAllocs()
-	for b.Loop() {
-		c.Decide(training)
 	}
 }

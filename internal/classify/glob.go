@@ -1,9 +1,8 @@
 package classify
 
 import (
-	"errors"
 	"fmt"
-	"slices"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -14,8 +13,8 @@ type glob []element
 // element is one part of a glob.
 type element struct {
 	kind elementKind
-	// char is for literal.
-	char rune
+	// text is for literal; not empty.
+	text string
 	// ranges are for oneOf: first and last of each included; negated turns it round.
 	ranges  [][2]rune
 	negated bool
@@ -24,38 +23,46 @@ type element struct {
 type elementKind uint8
 
 const (
-	literal elementKind = iota // one certain character
+	literal elementKind = iota // certain characters
 	anyOne                     // any one character
 	oneOf                      // one of a set of characters
 	anyRun                     // any run of characters, also none
 )
 
-func (e *element) matches(r rune) bool {
-	switch e.kind {
-	case literal:
-		return r == e.char
-	case anyOne:
-		return true
-	case oneOf:
-		in := slices.ContainsFunc(e.ranges, func(x [2]rune) bool { return x[0] <= r && r <= x[1] })
-		return in != e.negated
-	case anyRun:
+// begins tells whether text begins with what e stands for, and the length of it
+// in bytes. It is not for anyRun.
+func (e *element) begins(text string) (length int, ok bool) {
+	if e.kind == literal {
+		return len(e.text), strings.HasPrefix(text, e.text)
 	}
-	return false
+	r, size := utf8.DecodeRuneInString(text)
+	if size == 0 || e.kind == anyOne {
+		return size, size > 0
+	}
+	for _, x := range e.ranges {
+		if x[0] <= r && r <= x[1] {
+			return size, !e.negated
+		}
+	}
+	return size, e.negated
 }
 
+// globError says what is wrong with a pattern, and what would be right.
+type globError struct{ problem, remedy string }
+
 // compileGlob reads a pattern. The error says at which character it is wrong,
-// counted from 1, and what would be right.
-func compileGlob(pattern string) (glob, error) {
+// counted from 1.
+func compileGlob(pattern string) (glob, *globError) {
 	if !utf8.ValidString(pattern) {
-		return nil, errors.New("it is not UTF-8: save the file as UTF-8, and write ? for a character that is not")
+		return nil, &globError{"it is not UTF-8", "save the file as UTF-8, and write ? for a character that is not"}
 	}
 	chars := []rune(pattern)
 	var g glob
 	for n := 0; n < len(chars); n++ {
+		last := len(g) - 1
 		switch chars[n] {
 		case '*':
-			if len(g) == 0 || g[len(g)-1].kind != anyRun {
+			if last < 0 || g[last].kind != anyRun {
 				g = append(g, element{kind: anyRun})
 			}
 		case '?':
@@ -63,12 +70,19 @@ func compileGlob(pattern string) (glob, error) {
 		case '[':
 			e, length, err := compileSet(chars[n:])
 			if err != nil {
-				return nil, fmt.Errorf("the [ at character %d %w", n+1, err)
+				return nil, &globError{fmt.Sprintf("the [ at character %d %s", n+1, err.problem), err.remedy}
 			}
 			g = append(g, e)
 			n += length - 1
+		case utf8.RuneError:
+			// It stands for bytes that are not UTF-8 too: not to be compared as text.
+			g = append(g, element{kind: oneOf, ranges: [][2]rune{{utf8.RuneError, utf8.RuneError}}})
 		default:
-			g = append(g, element{kind: literal, char: chars[n]})
+			if last < 0 || g[last].kind != literal {
+				g = append(g, element{kind: literal})
+				last++
+			}
+			g[last].text += string(chars[n])
 		}
 	}
 	return g, nil
@@ -76,7 +90,7 @@ func compileGlob(pattern string) (glob, error) {
 
 // compileSet reads the set chars begins with and gives its length. In it, a ]
 // that comes first is a member, and so is a - that comes first or last.
-func compileSet(chars []rune) (e element, length int, err error) {
+func compileSet(chars []rune) (e element, length int, err *globError) {
 	e.kind = oneOf
 	n := 1
 	if n < len(chars) && (chars[n] == '!' || chars[n] == '^') {
@@ -93,22 +107,36 @@ func compileSet(chars []rune) (e element, length int, err error) {
 			n += 2
 		}
 		if low > high {
-			return e, 0, fmt.Errorf("has the range %c-%c, which is empty: write %c-%c", low, high, high, low)
+			return e, 0, &globError{fmt.Sprintf("has the range %c-%c, which is empty", low, high), fmt.Sprintf("write %c-%c", high, low)}
 		}
 		e.ranges = append(e.ranges, [2]rune{low, high})
 	}
-	return e, 0, errors.New("is not closed: add the ], or write [[] for the character itself")
+	return e, 0, &globError{"is not closed", "add the ], or write [[] for the character itself"}
 }
 
 // shortest is the number of characters in the shortest text g matches.
 func (g glob) shortest() int {
 	n := 0
 	for _, e := range g {
-		if e.kind != anyRun {
+		switch e.kind {
+		case anyRun:
+		case literal:
+			n += utf8.RuneCountInString(e.text)
+		default:
 			n++
 		}
 	}
 	return n
+}
+
+// mayEndIn tells whether g may match a text with this end, as far as its own last
+// literal tells.
+func (g glob) mayEndIn(end string) bool {
+	if len(g) == 0 || g[len(g)-1].kind != literal {
+		return true
+	}
+	last := g[len(g)-1].text
+	return strings.HasSuffix(last, end) || (len(g) > 1 && strings.HasSuffix(end, last))
 }
 
 // matches tells whether all of text matches. What is not UTF-8 in it counts as
@@ -118,31 +146,44 @@ func (g glob) matches(text string) bool {
 	if len(g) == 0 {
 		return true
 	}
+	// The parts of a literal are whole characters, so it occurs nowhere but between
+	// characters: it may be looked for as bytes.
+	if last := &g[len(g)-1]; last.kind == literal && !strings.HasSuffix(text, last.text) {
+		return false
+	}
 	at, pos := 0, 0            // next in g, next in text
 	retryAt, retryPos := -1, 0 // behind the last run, and what it has not eaten yet
 	for {
-		if at < len(g) && g[at].kind == anyRun {
+		switch {
+		case at < len(g) && g[at].kind == anyRun:
 			at++
 			if at == len(g) {
 				return true
 			}
 			retryAt, retryPos = at, pos
-			continue
-		}
-		if pos == len(text) {
+		case pos == len(text):
 			return at == len(g)
+		case at < len(g):
+			if length, ok := g[at].begins(text[pos:]); ok {
+				at++
+				pos += length
+				continue
+			}
+			fallthrough
+		default:
+			if retryAt < 0 {
+				return false
+			}
+			_, size := utf8.DecodeRuneInString(text[retryPos:])
+			retryPos += size
 		}
-		r, size := utf8.DecodeRuneInString(text[pos:])
-		if at < len(g) && g[at].matches(r) {
-			at++
-			pos += size
-			continue
+		if g[retryAt].kind == literal {
+			skip := strings.Index(text[retryPos:], g[retryAt].text)
+			if skip < 0 {
+				return false
+			}
+			retryPos += skip
 		}
-		if retryAt < 0 {
-			return false
-		}
-		_, size = utf8.DecodeRuneInString(text[retryPos:])
-		retryPos += size
 		at, pos = retryAt, retryPos
 	}
 }

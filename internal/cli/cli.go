@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,8 +30,14 @@ type IO struct {
 	Getenv func(string) string
 	// Now is the wall clock, for ages.
 	Now func() time.Time
-	// Terminal tells that a person watches Out.
-	Terminal bool
+	// Terminal and ErrTerminal tell that a person watches Out and Err.
+	Terminal, ErrTerminal bool
+	// Sleep waits for d, or until ctx ends, which it says.
+	Sleep func(ctx context.Context, d time.Duration) error
+	// Environ gives the environment, and Exec replaces gpctl by a program, as
+	// execve(2): it returns when that failed.
+	Environ func() []string
+	Exec    func(path string, args, env []string) error
 }
 
 // Main runs gpctl with args, without the program's name, and gives its exit code.
@@ -38,7 +45,20 @@ type IO struct {
 func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
 	return Run(ctx, args, IO{
 		In: stdin, Out: stdout, Err: stderr, Getenv: getenv, Now: time.Now, Terminal: isTerminal(stdout),
+		ErrTerminal: isTerminal(stderr),
+		Sleep:       sleep, Environ: os.Environ, Exec: syscall.Exec,
 	})
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return nil
+	}
 }
 
 // Run is Main with everything given.
@@ -103,6 +123,7 @@ Start with:
   gpctl status                what runs, what is suspended, what is wrong
   gpctl target list           the processes that own GPU queues
   gpctl target explain PID    why one of them is, or is not, suspended
+  gpctl queue find PID        its queues, wherever it runs
   gpctl doctor                whether and how gpreempt can work on this host
 
 Exit codes:
@@ -151,8 +172,10 @@ Environment:
 	complete(root, "output", formats)
 
 	root.AddCommand(
-		a.statusCommand(), a.gpuCommand(), a.targetCommand(), a.queueCommand(), a.leaseCommand(), a.policyCommand(),
-		a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.doctorCommand(), a.demoCommand(), completionCommand(), a.versionCommand(),
+		a.statusCommand(), a.gpuCommand(), a.targetCommand(), a.queueCommand(), a.hqdCommand(), a.mqdCommand(), a.amdlogCommand(),
+		a.traceCommand(), a.leaseCommand(),
+		a.policyCommand(), a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.runCommand(), a.doctorCommand(), a.demoCommand(),
+		completionCommand(), a.versionCommand(),
 	)
 	return root
 }
@@ -214,6 +237,13 @@ func operands(names ...string) cobra.PositionalArgs {
 func complete(cmd *cobra.Command, flag string, choices []string) {
 	fixed := cobra.FixedCompletions(choices, cobra.ShellCompDirectiveNoFileComp)
 	if err := cmd.RegisterFlagCompletionFunc(flag, fixed); err != nil {
+		panic(err) // the flag does not exist: a mistake in this package
+	}
+}
+
+// completeBy offers for a flag what fn finds.
+func completeBy(cmd *cobra.Command, flag string, fn cobra.CompletionFunc) {
+	if err := cmd.RegisterFlagCompletionFunc(flag, fn); err != nil {
 		panic(err) // the flag does not exist: a mistake in this package
 	}
 }

@@ -35,6 +35,7 @@ func TestMain(m *testing.M) {
 //	gpctl <FILE ARGS  with standard input
 //	exits CODE ARGS   runs gpctl, which must end with CODE
 //	terminal ARGS     runs gpctl as on a terminal
+//	python FILE WANT  has Python, where there is one, read FILE and compares queues
 //
 // Sockets: GPREEMPT_SOCKET is the machine, $DENIED refuses everyone, $SILENT
 // never answers, $DEAD has nobody who listens.
@@ -72,6 +73,7 @@ func TestScripts(t *testing.T) {
 				ts.Check(err)
 				runGpctl(ts, code, false, args[1:])
 			},
+			"python": python,
 		},
 	})
 }
@@ -84,15 +86,28 @@ func runGpctl(ts *testscript.TestScript, want int, terminal bool, args []string)
 		}
 	}
 	var stdout, stderr bytes.Buffer
-	code := Run(context.Background(), args, IO{
-		In: strings.NewReader(stdin), Out: &stdout, Err: &stderr, Getenv: ts.Getenv, Now: func() time.Time { return noon }, Terminal: terminal,
-	})
+	streams := IO{
+		In: strings.NewReader(stdin), Out: &stdout, Err: &stderr, Getenv: ts.Getenv, Terminal: terminal, ErrTerminal: terminal,
+		Environ: func() []string { return []string{"HOME=/root", "GPREEMPT_PRIORITY=9", "GPREEMPT_CLASS=online"} },
+		Exec:    execve(&stdout),
+	}
+	streams.Now, streams.Sleep = clock()
+	code := Run(context.Background(), args, streams)
 	// The scripts hold for any directory.
 	work := strings.NewReplacer(ts.Getenv("WORK")+"/", "/run/")
 	ts.Stdout().Write([]byte(work.Replace(stdout.String())))
 	ts.Stderr().Write([]byte(work.Replace(stderr.String())))
 	if code != want {
 		ts.Fatalf("gpctl %s: exit code %d, want %d\n%s%s", strings.Join(args, " "), code, want, stdout.String(), stderr.String())
+	}
+}
+
+// clock stands at noon but for the time slept.
+func clock() (now func() time.Time, sleep func(context.Context, time.Duration) error) {
+	at := noon
+	return func() time.Time { return at }, func(ctx context.Context, d time.Duration) error {
+		at = at.Add(d)
+		return ctx.Err()
 	}
 }
 

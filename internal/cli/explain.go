@@ -3,6 +3,9 @@ package cli
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -14,8 +17,9 @@ func (a *app) targetExplain() *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain TARGET",
 		Short: "Tell why a process is, or is not, suspended",
-		Long: `Tells what holds for one process now, then the checks in the order the scheduler
-makes them: the first "no" is what decides.`,
+		Long: `Tells what holds for one process now, then what could give it its class, in order:
+the first that matches decides. Then the checks in the order the scheduler makes them:
+the first "no" is what decides.`,
 		Example:           "  gpctl target explain 4242",
 		Args:              operands("TARGET"),
 		ValidArgsFunction: a.named,
@@ -34,6 +38,10 @@ func (a *app) printExplanation(p *printer, e *gpreemptv1.ExplainTargetResponse) 
 	p.linef("")
 	a.printTarget(p, e.GetTarget())
 
+	if steps := e.GetClassification(); len(steps) > 0 {
+		p.linef("")
+		printClassification(p, steps)
+	}
 	if steps := e.GetSteps(); len(steps) > 0 {
 		p.linef("")
 		t := p.table("", columns{">#", "HOLDS", "CHECK", "FACTS"})
@@ -55,12 +63,33 @@ func (a *app) printExplanation(p *printer, e *gpreemptv1.ExplainTargetResponse) 
 	a.printLeases(p, e.GetLeases())
 }
 
+// printClassification lists what could give a target its class; the first that
+// matches decides.
+func printClassification(p *printer, steps []*gpreemptv1.ClassifyStep) {
+	t := p.table("", columns{">#", "MATCHES", "BY", "CLASS", "FACTS"})
+	for i, s := range steps {
+		matches := cell{text: "no"}
+		switch {
+		case s.GetDecides():
+			matches = cell{"decides", styleGood}
+		case s.GetMatches():
+			matches = cell{"yes", styleNote}
+		}
+		t.row(text(i+1), matches, text(s.GetBy()), text(or(words.Of(s.GetClass()), "-")), text(s.GetDetail()))
+	}
+	t.flush()
+}
+
 // printTarget writes what is known of one target, a line for each group of facts.
 func (a *app) printTarget(p *printer, g *gpreemptv1.Target) {
 	field := func(name string, value ...cell) {
 		p.line(append([]cell{text(fmt.Sprintf("  %-9s  ", name))}, value...)...)
 	}
-	field("process", text(fmt.Sprintf("%d %s, uid %d", g.GetPid(), g.GetComm(), g.GetUid())))
+	user := fmt.Sprintf("uid %d", g.GetUid())
+	if p.wide {
+		user += fmt.Sprintf(", gid %d", g.GetGid())
+	}
+	field("process", text(fmt.Sprintf("%d %s, %s", g.GetPid(), g.GetComm(), user)))
 	if g.GetCmdline() != "" {
 		length := 100
 		if p.wide {
@@ -68,9 +97,19 @@ func (a *app) printTarget(p *printer, g *gpreemptv1.Target) {
 		}
 		field("command", text(cut(g.GetCmdline(), length)))
 	}
+	if g.GetExe() != "" {
+		field("program", text(g.GetExe()))
+	}
 	if p.wide {
 		field("target", text(g.GetTargetId()))
 		field("cgroup", text(or(g.GetCgroup(), "-")))
+	}
+	if g.GetUnit() != "" || p.wide && g.GetSlice() != "" {
+		field("unit", text(or(g.GetUnit(), "-")+in(g.GetSlice())))
+	}
+	printContainer(field, g, p.wide)
+	if p.wide {
+		printMap(field, "variable", g.GetEnvironment())
 	}
 	field("class", text(fmt.Sprintf("%s, priority %d, by %s", words.Of(g.GetClass()), g.GetPriority(), or(g.GetDecidedBy(), "default"))))
 
@@ -97,6 +136,51 @@ func (a *app) printTarget(p *printer, g *gpreemptv1.Target) {
 	if p.wide && g.GetMechanismWhy() != "" {
 		field("", text(g.GetMechanismWhy()))
 	}
+}
+
+// printContainer says which container and pod a process is in, and what it calls
+// itself there.
+func printContainer(field func(string, ...cell), g *gpreemptv1.Target, wide bool) {
+	if c := g.GetContainer(); c != nil {
+		name := containerName(c)
+		if wide {
+			name = strings.TrimSpace(c.GetName() + " " + c.GetContainerId())
+		}
+		if c.GetRuntime() != "" {
+			name += " of " + c.GetRuntime()
+		}
+		field("container", text(name))
+		if c.GetImage() != "" {
+			field("image", text(c.GetImage()))
+		}
+		if pod := podName(c); pod != "-" {
+			if c.GetPriorityClass() != "" {
+				pod += ", priority class " + c.GetPriorityClass()
+			}
+			field("pod", text(pod))
+		}
+		if wide {
+			printMap(field, "label", c.GetLabels())
+			printMap(field, "pod label", c.GetPodLabels())
+		}
+	}
+	if len(g.GetNamespacePids()) > 0 {
+		field("own pid", text(ownPID(g)+", as it sees itself"))
+	}
+}
+
+func printMap(field func(string, ...cell), name string, m map[string]string) {
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		field(name, text(k+"="+m[k]))
+	}
+}
+
+// in writes the slice of a unit.
+func in(slice string) string {
+	if slice == "" {
+		return ""
+	}
+	return " in " + slice
 }
 
 func times(n uint64) string {

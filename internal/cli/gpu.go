@@ -16,7 +16,11 @@ func (a *app) gpuCommand() *cobra.Command {
 	list := &cobra.Command{
 		Use:   "list",
 		Short: "List the GPU nodes, their load and their breakers",
-		Args:  operands(),
+		Long: `Lists the GPU nodes, their load and their breakers.
+
+EVICTIONS is how often the driver took a process's queues off the GPU for lack of
+memory since the daemon started; - when the driver does not tell.`,
+		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
 				resp, err := admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{})
@@ -30,13 +34,27 @@ func (a *app) gpuCommand() *cobra.Command {
 	return noun("gpu", "The GPU nodes of this host", list)
 }
 
+// gpuNames completes names of GPUs: the gpu_ids.
+func (a *app) gpuNames(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return a.offer(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) ([]cobra.Completion, error) {
+		resp, err := admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{})
+		var ids []cobra.Completion
+		for _, g := range resp.GetGpus() {
+			about := fmt.Sprintf("%s, node %d, %s", printable(g.GetName()), g.GetNode(), printable(g.GetBdf()))
+			ids = append(ids, cobra.CompletionWithDesc(strconv.FormatUint(uint64(g.GetGpuId()), 10), about))
+		}
+		return ids, err
+	})
+}
+
 func printGPUs(p *printer, list []*gpreemptv1.Gpu) {
 	if len(list) == 0 {
 		p.linef("This host has no GPU nodes.")
 		return
 	}
 	t := p.table("", columns{
-		">NODE", ">GPU", "NAME", "GFX", "BDF", "RENDER", "+>XCC", "+>CU", "+SCHEDULER", ">QUEUES", ">LEASES", ">SUSPENDED", "BREAKER",
+		">NODE", ">GPU", "NAME", "GFX", "BDF", "RENDER", "+>XCC", "+>CU", "+SCHEDULER", ">QUEUES", ">LEASES", ">SUSPENDED",
+		">EVICTIONS", "BREAKER",
 	})
 	for _, g := range list {
 		queues := cell{text: strconv.FormatUint(uint64(g.GetQueueCount()), 10)}
@@ -50,6 +68,13 @@ func printGPUs(p *printer, list []*gpreemptv1.Gpu) {
 		if g.GetBreakerOpen() {
 			breaker = cell{"open for " + took(g.GetBreakerClosesIn()), styleBad}
 		}
+		evictions := cell{text: "-"}
+		if g.MemoryEvictions != nil {
+			evictions.text = strconv.FormatUint(g.GetMemoryEvictions(), 10)
+			if g.GetMemoryEvictions() > 0 {
+				evictions.style = styleNote
+			}
+		}
 		scheduler := "HWS"
 		if g.GetMes() {
 			scheduler = "MES"
@@ -60,7 +85,7 @@ func printGPUs(p *printer, list []*gpreemptv1.Gpu) {
 		}
 		t.row(text(g.GetNode()), text(g.GetGpuId()), text(g.GetName()), text(gfx(g.GetGfxTargetVersion())), text(or(g.GetBdf(), "-")),
 			text(render), text(g.GetXccCount()), text(g.GetCuCount()), text(scheduler), queues, text(g.GetLeaseCount()),
-			text(g.GetSuspendedCount()), breaker)
+			text(g.GetSuspendedCount()), evictions, breaker)
 	}
 	t.flush()
 }
@@ -76,7 +101,7 @@ func gfx(v uint32) string {
 
 var bdf = regexp.MustCompile(`^([0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}\.[0-7]$`)
 
-const selectorHelp = "a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them"
+const selectorHelp = "a gpu_id, node:N, a PCI address or renderDN, as gpctl gpu list shows them"
 
 // parseGPU reads a GPU as people name it.
 func parseGPU(s string) (*gpreemptv1.GpuSelector, error) {

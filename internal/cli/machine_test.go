@@ -42,13 +42,18 @@ type machine struct {
 	warnings []*gpreemptv1.Warning
 	events   []*gpreemptv1.Event
 	draining bool
+
+	// What the queues and the slots are at each look, from 1; nil is always the same.
+	queuesAt func(look int) ([]*gpreemptv1.Queue, error)
+	slotsAt  func(look int) (*gpreemptv1.ListHqdsResponse, error)
+	looks    int
 }
 
 func newMachine() *machine {
 	offline, online, unmanaged := gpreemptv1.Class_CLASS_OFFLINE, gpreemptv1.Class_CLASS_ONLINE, gpreemptv1.Class_CLASS_UNMANAGED
 	running, suspended := gpreemptv1.TargetState_TARGET_STATE_RUNNING, gpreemptv1.TargetState_TARGET_STATE_SUSPENDED
 	quarantined, suspending := gpreemptv1.TargetState_TARGET_STATE_QUARANTINED, gpreemptv1.TargetState_TARGET_STATE_SUSPENDING
-	return &machine{
+	m := &machine{
 		gpus: []*gpreemptv1.Gpu{
 			{
 				GpuId: 34535, Node: 2, Name: "mi300x", GfxTargetVersion: 90402, Bdf: "0000:c1:00.0", RenderMinor: 128, XccCount: 8,
@@ -131,6 +136,8 @@ func newMachine() *machine {
 			},
 		},
 	}
+	m.describe()
+	return m
 }
 
 func balanced() *gpreemptv1.Policy {
@@ -181,7 +188,8 @@ func (m *machine) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (*gpr
 	resp := &gpreemptv1.GetStatusResponse{
 		Version: "v0.3.0", StartedAt: ago(3*time.Hour + 12*time.Minute), Backend: "simulated mi300x", GpuCount: uint32(len(m.gpus)),
 		TargetCount: uint32(len(m.targets)), LeaseCount: uint32(len(m.leases)), Draining: m.draining, Policy: m.policy.GetPreset(),
-		Warnings: m.warnings, InventoryRevision: 12, EventRevision: uint64(len(m.events)),
+		Warnings: m.warnings, InventoryRevision: 12, EventRevision: uint64(len(m.events)), BootId: "5a3e0f1c-9d0b-4a57-8a31-1f0c3e6a7b52",
+		Sources: sources(),
 	}
 	for _, t := range m.targets {
 		resp.QueueCount += t.GetQueueCount()
@@ -197,72 +205,6 @@ func (m *machine) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (*gpr
 
 func (m *machine) ListGpus(context.Context, *gpreemptv1.ListGpusRequest) (*gpreemptv1.ListGpusResponse, error) {
 	return &gpreemptv1.ListGpusResponse{Gpus: m.gpus}, nil
-}
-
-func (m *machine) ListTargets(_ context.Context, req *gpreemptv1.ListTargetsRequest) (*gpreemptv1.ListTargetsResponse, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	resp := &gpreemptv1.ListTargetsResponse{}
-	for _, t := range m.targets {
-		if (req.GetClass() == 0 || req.GetClass() == t.GetClass()) && (req.GetGpuId() == 0 || slices.Contains(t.GetGpuIds(), req.GetGpuId())) {
-			resp.Targets = append(resp.Targets, proto.CloneOf(t))
-		}
-	}
-	return resp, nil
-}
-
-func (m *machine) queues() []*gpreemptv1.Queue {
-	var all []*gpreemptv1.Queue
-	for _, t := range m.targets {
-		for i := range t.GetQueueCount() {
-			q := &gpreemptv1.Queue{
-				TargetId: t.GetTargetId(), Pid: t.GetPid(), QueueId: i, GpuId: t.GetGpuIds()[int(i)%len(t.GetGpuIds())], Type: "compute",
-				RingBytes: 64 << 10, Class: t.GetClass(), Priority: t.GetPriority(), State: t.GetState(), Comm: t.GetComm(),
-				FirstSeen: ago(time.Duration(i+1) * 90 * time.Second),
-			}
-			if i == 2 {
-				q.Type, q.RingBytes = "sdma", 1<<20
-			}
-			all = append(all, q)
-		}
-	}
-	return all
-}
-
-func (m *machine) ListQueues(_ context.Context, req *gpreemptv1.ListQueuesRequest) (*gpreemptv1.ListQueuesResponse, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	resp := &gpreemptv1.ListQueuesResponse{Revision: 12}
-	for _, q := range m.queues() {
-		of := req.GetTargetId() == "" || req.GetTargetId() == q.GetTargetId() || req.GetTargetId() == strconv.Itoa(int(q.GetPid()))
-		if of && (req.GetGpuId() == 0 || req.GetGpuId() == q.GetGpuId()) && (req.GetClass() == 0 || req.GetClass() == q.GetClass()) {
-			resp.Queues = append(resp.Queues, q)
-		}
-	}
-	return resp, nil
-}
-
-// WatchQueues shows the queues there are, one that goes, and then shuts down.
-func (m *machine) WatchQueues(req *gpreemptv1.WatchQueuesRequest, out grpc.ServerStreamingServer[gpreemptv1.WatchQueuesResponse]) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if req.GetAfterRevision() == 1 {
-		return refuse(gpreempt.CodeOutOfRange, gpreempt.ReasonRevisionCompacted, "revision 1 is no longer remembered", "list the queues again")
-	}
-	queues := m.queues()
-	if req.GetAfterRevision() == 0 {
-		for i, q := range queues {
-			err := out.Send(&gpreemptv1.WatchQueuesResponse{Revision: uint64(i + 1), Change: gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED, Queue: q})
-			if err != nil {
-				return err
-			}
-		}
-	}
-	last := &gpreemptv1.WatchQueuesResponse{Revision: 13, Change: gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED, Queue: queues[0]}
-	if err := out.Send(last); err != nil {
-		return err
-	}
-	return refuse(gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown, "the daemon is shutting down", "wait for it to start again")
 }
 
 func (m *machine) ListLeases(context.Context, *gpreemptv1.ListLeasesRequest) (*gpreemptv1.ListLeasesResponse, error) {
@@ -375,7 +317,7 @@ func (m *machine) ExplainTarget(_ context.Context, req *gpreemptv1.ExplainTarget
 	if err != nil {
 		return nil, err
 	}
-	resp := &gpreemptv1.ExplainTargetResponse{Target: t}
+	resp := &gpreemptv1.ExplainTargetResponse{Target: t, Classification: classification(t)}
 	offline := t.GetClass() == gpreemptv1.Class_CLASS_OFFLINE
 	resp.Steps = append(resp.Steps, &gpreemptv1.ExplainStep{Question: "its class is offline", Holds: offline, Detail: t.GetDecidedBy()})
 	if !offline {
@@ -454,6 +396,11 @@ func (m *machine) GetStatistics(context.Context, *gpreemptv1.GetStatisticsReques
 		SuspendLatency: &gpreemptv1.LatencySummary{Count: 640, Mean: us(850), P50: us(820), P95: us(1200), P99: us(2000), Max: us(3000)},
 		ResumeLatency:  &gpreemptv1.LatencySummary{Count: 639, Mean: us(420), P50: us(400), P95: us(600), P99: us(900), Max: us(1100)},
 		LeaseDuration:  &gpreemptv1.LatencySummary{},
+		Rules: []*gpreemptv1.RuleCount{
+			{Rule: "training", Class: gpreemptv1.Class_CLASS_OFFLINE, Matched: 12, Decided: 11, MatchesNow: 2, DecidesNow: 2},
+			{Rule: "inference", Class: gpreemptv1.Class_CLASS_ONLINE, Matched: 1, Decided: 1, MatchesNow: 1, DecidesNow: 1},
+			{Rule: "tag", Matched: 3},
+		},
 	}}, nil
 }
 

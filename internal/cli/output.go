@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 
 	"go.yaml.in/yaml/v3"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -46,14 +47,61 @@ func marshal(m proto.Message) ([]byte, error) {
 	return protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
 }
 
-// writeJSON puts the proto's JSON into one layout: protojson varies its own on
-// purpose.
+// extend is the JSON of m with the fields of more behind its own. Both are objects
+// with at least one field.
+func extend(m proto.Message, more any) (json.RawMessage, error) {
+	data, err := marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("cannot write the answer as JSON: %w", err)
+	}
+	rest, err := plainJSON(more)
+	if err != nil {
+		return nil, err
+	}
+	return slices.Concat(bytes.TrimSuffix(bytes.TrimSpace(data), []byte("}")), []byte(","), rest[1:]), nil
+}
+
+// plainJSON is json.Marshal that leaves <, > and & as they are, as protojson does.
+func plainJSON(v any) ([]byte, error) {
+	var raw bytes.Buffer
+	enc := json.NewEncoder(&raw)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		return nil, fmt.Errorf("cannot write the answer as JSON: %w", err)
+	}
+	return bytes.TrimSpace(raw.Bytes()), nil
+}
+
+// showData is show for what is no message: gpctl itself found it out. data is
+// written as encoding/json does, with names as messages have them.
+func (a *app) showData(data any, people func(p *printer)) error {
+	if !a.forPrograms() {
+		p := a.printer()
+		people(p)
+		return p.err
+	}
+	raw, err := plainJSON(data)
+	switch {
+	case err != nil:
+		return err
+	case a.output == formatYAML:
+		return layoutYAML(a.Out, raw)
+	}
+	return layoutJSON(a.Out, raw, "  ")
+}
+
 func writeJSON(w io.Writer, m proto.Message, indent string) error {
 	data, err := marshal(m)
 	if err != nil {
 		return fmt.Errorf("cannot write the answer as JSON: %w", err)
 	}
+	return layoutJSON(w, data, indent)
+}
+
+// layoutJSON puts JSON into one layout: protojson varies its own on purpose.
+func layoutJSON(w io.Writer, data []byte, indent string) error {
 	var out bytes.Buffer
+	var err error
 	if indent == "" {
 		err = json.Compact(&out, data)
 	} else {
@@ -67,13 +115,17 @@ func writeJSON(w io.Writer, m proto.Message, indent string) error {
 	return err
 }
 
-// writeYAML writes the same data in the same order: JSON is YAML, in a style
-// that is dropped here.
 func writeYAML(w io.Writer, m proto.Message) error {
 	data, err := marshal(m)
 	if err != nil {
 		return fmt.Errorf("cannot write the answer as YAML: %w", err)
 	}
+	return layoutYAML(w, data)
+}
+
+// layoutYAML writes the same data in the same order: JSON is YAML, in a style
+// that is dropped here.
+func layoutYAML(w io.Writer, data []byte) error {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(data, &doc); err != nil {
 		return fmt.Errorf("cannot write the answer as YAML: %w", err)

@@ -9,6 +9,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/version"
+	"github.com/gpreempt/gpreempt/internal/words"
 )
 
 func (a *app) statusCommand() *cobra.Command {
@@ -55,7 +56,12 @@ func (a *app) printStatus(p *printer, st *gpreemptv1.GetStatusResponse) {
 		field("inventory", fmt.Sprintf("revision %d", st.GetInventoryRevision()), styleNone)
 		field("events", fmt.Sprintf("revision %d", st.GetEventRevision()), styleNone)
 		field("socket", a.socket, styleNone)
+		field("boot id", or(st.GetBootId(), "-"), styleNone)
 		field("gpctl", version.String(), styleNone)
+		if len(st.GetSources()) > 0 {
+			p.linef("")
+			a.printSources(p, st.GetSources())
+		}
 	}
 
 	for _, w := range st.GetWarnings() {
@@ -65,6 +71,24 @@ func (a *app) printStatus(p *printer, st *gpreemptv1.GetStatusResponse) {
 			p.linef("  try: %s", w.GetRemedy())
 		}
 	}
+}
+
+// printSources lists where the daemon learns of queues.
+func (a *app) printSources(p *printer, list []*gpreemptv1.Source) {
+	t := p.table("  ", columns{"SOURCE", "WORKS", ">EVERY", ">TOOK", ">LAST", ">READINGS", "NOTE"})
+	for _, s := range list {
+		works := cell{"yes", styleGood}
+		if !s.GetAvailable() {
+			works = cell{"no", styleNote}
+		}
+		every := took(s.GetEvery())
+		if s.GetEvery().AsDuration() == 0 {
+			every = "-"
+		}
+		t.row(text(s.GetName()), works, text(every), text(took(s.GetTook())), text(a.age(s.GetReadAt())), text(s.GetReadings()),
+			text(or(s.GetNote(), "-")))
+	}
+	t.flush()
 }
 
 // health says in a few words whether someone has to act.
@@ -159,6 +183,22 @@ func printStats(p *printer, s *gpreemptv1.Statistics) {
 	latency("suspend", s.GetSuspendLatency(), "one target")
 	latency("resume", s.GetResumeLatency(), "one target")
 	latency("lease", s.GetLeaseDuration(), "from announcement to end")
+	t.flush()
+
+	if len(s.GetRules()) > 0 {
+		p.linef("")
+		printRules(p, s.GetRules())
+	}
+}
+
+// printRules says how often each rule matched: one that never does, or that never
+// decides, is worth a look.
+func printRules(p *printer, list []*gpreemptv1.RuleCount) {
+	t := p.table("", columns{"RULE", "CLASS", ">MATCHED", ">DECIDED", ">MATCHES NOW", ">DECIDES NOW"})
+	for _, r := range list {
+		t.row(text(r.GetRule()), text(or(words.Of(r.GetClass()), "-")), text(r.GetMatched()), text(r.GetDecided()), text(r.GetMatchesNow()),
+			text(r.GetDecidesNow()))
+	}
 	t.flush()
 }
 

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,12 +22,45 @@ func (a *app) targetCommand() *cobra.Command {
 }
 
 // filter is what lists can be narrowed by.
-type filter struct{ class, gpu, target string }
+type filter struct {
+	class, gpu, target, container string
+	pid                           int32
+}
 
-func (f *filter) flags(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.class, "class", "", "only this class: "+strings.Join(words.All[gpreemptv1.Class](), ", "))
-	cmd.Flags().StringVar(&f.gpu, "gpu", "", "only this GPU: "+selectorHelp)
-	complete(cmd, "class", words.All[gpreemptv1.Class]())
+// filterFlags gives cmd the flags named, with their completion.
+func (a *app) filterFlags(cmd *cobra.Command, f *filter, names ...string) {
+	for _, name := range names {
+		switch name {
+		case "class":
+			cmd.Flags().StringVar(&f.class, name, "", "only this class: "+strings.Join(words.All[gpreemptv1.Class](), ", "))
+			complete(cmd, name, words.All[gpreemptv1.Class]())
+		case "gpu":
+			cmd.Flags().StringVar(&f.gpu, name, "", "only this GPU: "+selectorHelp)
+			completeBy(cmd, name, a.gpuNames)
+		case "target":
+			cmd.Flags().StringVar(&f.target, name, "", "only this process: PID or PID@START")
+			completeBy(cmd, name, a.targetNames)
+		case "container":
+			cmd.Flags().StringVar(&f.container, name, "", "only this container: its name, the beginning of its id, or NAMESPACE/POD")
+			completeBy(cmd, name, a.containerNames)
+		case "pid":
+			cmd.Flags().Int32Var(&f.pid, name, 0, "only the process with this pid, on the host or in its container")
+			completeBy(cmd, name, a.targetNames)
+		}
+	}
+}
+
+// check reads the class, and finds what no daemon could.
+func (f *filter) check(cmd *cobra.Command) (gpreemptv1.Class, error) {
+	if f.target != "" {
+		if _, err := targetOperand(cmd, []string{f.target}); err != nil {
+			return 0, err
+		}
+	}
+	if cmd.Flags().Changed("pid") && f.pid <= 0 {
+		return 0, usage(cmd, "--pid %d: a pid is more than 0", f.pid)
+	}
+	return parseClass(cmd, f.class)
 }
 
 // parseClass reads a class, "" as no class.
@@ -44,12 +78,11 @@ func parseClass(cmd *cobra.Command, s string) (gpreemptv1.Class, error) {
 func (a *app) targetList() *cobra.Command {
 	var f filter
 	cmd := &cobra.Command{
-		Use:     "list",
-		Short:   "List the processes that own GPU queues, and where they stand",
-		Example: "  gpctl target list\n  gpctl target list --class offline --gpu node:2 -o wide",
-		Args:    operands(),
+		Use:   "list",
+		Short: "List the processes that own GPU queues, and where they stand",
+		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			class, err := parseClass(cmd, f.class)
+			class, err := f.check(cmd)
 			if err != nil {
 				return err
 			}
@@ -58,7 +91,7 @@ func (a *app) targetList() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{Class: class, GpuId: gpu})
+				resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{Class: class, GpuId: gpu, Container: f.container, Pid: f.pid})
 				if err != nil {
 					return err
 				}
@@ -66,7 +99,7 @@ func (a *app) targetList() *cobra.Command {
 			})
 		},
 	}
-	f.flags(cmd)
+	a.filterFlags(cmd, &f, "class", "gpu", "container", "pid")
 	return cmd
 }
 
@@ -81,7 +114,7 @@ func printTargets(p *printer, list []*gpreemptv1.Target, filtered bool) {
 	}
 	t := p.table("", columns{
 		">PID", "COMMAND", "CLASS", ">PRIO", "BY", "STATE", ">FOR", "GPUS", ">QUEUES", "+MECHANISM", "+>SUSPENDS", "+>SUSPENDED",
-		"+>LEARNED", "+TARGET", "+>UID", "+CGROUP", "NOTE", "+COMMAND LINE",
+		"+>LEARNED", "+TARGET", "+>UID", "CONTAINER", "+>PID IN IT", "+POD", "+UNIT", "+CGROUP", "NOTE", "+COMMAND LINE",
 	})
 	for _, g := range list {
 		learned := took(g.GetLearnedSuspend()) + "/" + took(g.GetLearnedResume())
@@ -91,9 +124,34 @@ func printTargets(p *printer, list []*gpreemptv1.Target, filtered bool) {
 		t.row(text(g.GetPid()), text(g.GetComm()), text(words.Of(g.GetClass())), text(g.GetPriority()), text(or(g.GetDecidedBy(), "-")),
 			state(g.GetState()), text(took(g.GetInState())), text(gpus(g.GetGpuIds(), p.wide)), text(g.GetQueueCount()),
 			text(or(g.GetMechanism(), "-")), text(g.GetSuspends()), text(took(g.GetSuspendedTotal())), text(learned),
-			text(g.GetTargetId()), text(g.GetUid()), text(or(g.GetCgroup(), "-")), note(g), text(cut(g.GetCmdline(), 100)))
+			text(g.GetTargetId()), text(g.GetUid()), text(containerName(g.GetContainer())), text(ownPID(g)), text(podName(g.GetContainer())),
+			text(or(g.GetUnit(), "-")), text(or(g.GetCgroup(), "-")), note(g), text(cut(g.GetCmdline(), 100)))
 	}
 	t.flush()
+}
+
+// containerName names a container as people do: by its name, else by the beginning
+// of its id.
+func containerName(c *gpreemptv1.Container) string {
+	id := c.GetContainerId()
+	return or(c.GetName(), or(id[:min(12, len(id))], "-"))
+}
+
+// podName is NAMESPACE/POD, or the pod's unique id while that is not known.
+func podName(c *gpreemptv1.Container) string {
+	if c.GetPod() == "" {
+		return or(c.GetPodUid(), "-")
+	}
+	return c.GetNamespace() + "/" + c.GetPod()
+}
+
+// ownPID is what a process in a pid namespace of its own calls itself.
+func ownPID(g *gpreemptv1.Target) string {
+	own := g.GetNamespacePids()
+	if len(own) == 0 {
+		return "-"
+	}
+	return strconv.Itoa(int(own[len(own)-1]))
 }
 
 // note is what a person should know of a target besides its state.
@@ -108,10 +166,14 @@ func note(g *gpreemptv1.Target) cell {
 }
 
 // named completes TARGET operands: the pids that the daemon knows.
-func (a *app) named(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+func (a *app) named(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
+	return a.targetNames(cmd, args, word)
+}
+
+func (a *app) targetNames(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	return a.offer(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) ([]cobra.Completion, error) {
 		resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
 		var pids []cobra.Completion
@@ -120,6 +182,20 @@ func (a *app) named(cmd *cobra.Command, args []string, _ string) ([]cobra.Comple
 			pids = append(pids, cobra.CompletionWithDesc(strconv.Itoa(int(g.GetPid())), about))
 		}
 		return pids, err
+	})
+}
+
+func (a *app) containerNames(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return a.offer(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) ([]cobra.Completion, error) {
+		resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
+		var names []cobra.Completion
+		for _, g := range resp.GetTargets() {
+			if c := g.GetContainer(); c != nil {
+				names = append(names, cobra.CompletionWithDesc(printable(containerName(c)), printable(or(c.GetImage(), c.GetRuntime()))))
+			}
+		}
+		slices.Sort(names)
+		return slices.Compact(names), err
 	})
 }
 

@@ -104,21 +104,11 @@ func order(entries, others []listEntry) string {
 	return strings.Join(names, ", ")
 }
 
-// text writes a rule in one line.
+// ruleText writes a rule in one line.
 func ruleText(r classify.Rule) string {
-	var b strings.Builder
-	b.WriteString(r.Class.String())
+	text := r.Class.String()
 	if r.Priority != nil {
-		fmt.Fprintf(&b, " priority %d", *r.Priority)
+		text += fmt.Sprintf(" priority %d", *r.Priority)
 	}
-	b.WriteString(" if")
-	for _, m := range []struct{ name, glob string }{{"comm", r.Match.Comm}, {"cmdline", r.Match.Cmdline}, {"cgroup", r.Match.Cgroup}} {
-		if m.glob != "" {
-			fmt.Fprintf(&b, " %s=%q", m.name, m.glob)
-		}
-	}
-	if r.Match.UID != nil {
-		fmt.Fprintf(&b, " uid=%d", *r.Match.UID)
-	}
-	return b.String()
+	return text + " if " + r.Match.String()
 }

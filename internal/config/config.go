@@ -3,9 +3,11 @@
 package config
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/container"
 	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -27,6 +29,7 @@ type Config struct {
 	Rules      []classify.Rule
 	Safety     Safety
 	Discovery  Discovery
+	Containers Containers
 	Log        Log
 }
 
@@ -59,8 +62,21 @@ type Limits struct {
 
 // Discovery says how the daemon watches KFD.
 type Discovery struct {
-	// Interval is the time between two looks at the queues.
-	Interval time.Duration
+	// Interval and IdleInterval are the shortest and the longest pause between two
+	// looks at the queues.
+	Interval, IdleInterval time.Duration
+	// MQDsInterval is the time between two readings of the dumps of queues in
+	// debugfs, 0 for never.
+	MQDsInterval time.Duration
+}
+
+// Containers says who is asked what containers are called.
+type Containers struct {
+	// Sockets are the paths of the runtimes' sockets; none: no runtime is asked.
+	Sockets []string
+	// Kubelet is the address of the kubelet's API, or "". KubeletToken and KubeletCA
+	// are files: the token to show it, and the certificates that vouch for it.
+	Kubelet, KubeletToken, KubeletCA string
 }
 
 // Log says what the daemon logs.
@@ -86,8 +102,9 @@ func Default() Config {
 			Burst:             4000,
 			MaxMessageBytes:   64 << 10,
 		},
-		Policy:    scheduler.DefaultPolicy(),
-		Discovery: Discovery{Interval: 250 * time.Millisecond},
-		Log:       Log{Level: "info"},
+		Policy:     scheduler.DefaultPolicy(),
+		Discovery:  Discovery{Interval: 50 * time.Millisecond, IdleInterval: time.Second, MQDsInterval: time.Second},
+		Containers: Containers{Sockets: slices.Clone(container.DefaultSockets)},
+		Log:        Log{Level: "info"},
 	}
 }

@@ -39,6 +39,17 @@ func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 	want.Rules = []classify.Rule{
 		{Name: "training", Match: classify.Match{Comm: "python*", Cgroup: "/slurm/*"}, Class: gpreempt.Offline, Priority: new(gpreempt.Priority(0))},
 		{Name: "inference", Match: classify.Match{UID: new(uint32(990))}, Class: gpreempt.Online},
+		{
+			Name: "batch-pods",
+			Match: classify.Match{Pod: classify.PodMatch{
+				Namespace: "batch-*", Labels: map[string]string{"app.kubernetes.io/component": "train*"},
+			}},
+			Class: gpreempt.Offline,
+		},
+		{
+			Name: "low-priority-streams", Match: classify.Match{QueuePriority: &classify.PriorityRange{Min: 0, Max: 6}},
+			Class: gpreempt.Offline,
+		},
 	}
 	want.Safety.Hazards = []hazard.Row{{
 		ID: "site-gfx1102", GFX: []hazard.GFXRange{{First: 110002, Last: 110002}},
@@ -57,7 +68,7 @@ func TestDefaultFileExplainsEveryKey(t *testing.T) {
 		name := f.key[strings.LastIndex(f.key, ".")+1:]
 		found := false
 		for i, line := range lines {
-			if strings.HasPrefix(strings.TrimLeft(line, " #"), name+": ") {
+			if strings.HasPrefix(strings.TrimLeft(line, " #"), name+":") && !found {
 				found = strings.HasPrefix(strings.TrimSpace(lines[i-1]), "# ")
 			}
 		}
@@ -129,9 +140,10 @@ mechanisms: [criu, dbgtrap]
 access: {admin_groups: [wheel, 0]}
 limits: {burst: 5000, max_message_bytes: 4096}
 policy: {preset: shadow, max_wait: 5ms}
-discovery: {interval: 1s}
+discovery: {interval: 1s, mqds_interval: 0s}
+containers: {sockets: [], kubelet: "https://127.0.0.1:10250", kubelet_token: /etc/gpreempt/token}
 rules:
-  - {name: d, match: {cgroup: "/batch/*", uid: 7}, class: offline}
+  - {name: d, match: {cgroup: "/batch/*", uid: 7, pod: {labels: {app: "x*"}}, queue_priority: {max: 6}}, class: offline}
   - {name: c, match: {comm: c}, class: online}
   - {name: b, match: {comm: b}, class: offline, priority: 3}
 safety:
@@ -149,10 +161,14 @@ safety:
 		{Key: "policy.preset", From: "balanced", To: "custom", Live: true},
 		{Key: "policy.shadow", From: "false", To: "true", Live: true},
 		{Key: "policy.max_wait", From: "20ms", To: "5ms", Live: true},
-		{Key: "discovery.interval", From: "250ms", To: "1s", Live: true},
+		{Key: "discovery.interval", From: "50ms", To: "1s", Live: true},
+		{Key: "discovery.mqds_interval", From: "1s", To: "0s", Live: true},
+		{Key: "containers.sockets", From: "[" + strings.Join(Default().Containers.Sockets, ", ") + "]", To: "[]"},
+		{Key: "containers.kubelet", From: `""`, To: "https://127.0.0.1:10250"},
+		{Key: "containers.kubelet_token", From: `""`, To: "/etc/gpreempt/token"},
 		{Key: "rules.a", From: `offline if comm="a"`, Live: true},
 		{Key: "rules.b", From: `offline priority 2 if comm="b"`, To: `offline priority 3 if comm="b"`, Live: true},
-		{Key: "rules.d", To: `offline if cgroup="/batch/*" uid=7`, Live: true},
+		{Key: "rules.d", To: `offline if uid=7 cgroup="/batch/*" pod.labels.app="x*" queue_priority=0..6`, Live: true},
 		{Key: "rules", From: "b, c", To: "c, b", Live: true},
 		{Key: "safety.hazards.one", From: "deny dbgtrap, criu if gfx [gfx1100]: W.", To: "limit dbgtrap, criu if gfx [gfx1100]: W.", Live: true},
 		{Key: "safety.hazards.old", From: "deny dbgtrap, criu if gfx [gfx1102]: W.", Live: true},
@@ -165,7 +181,7 @@ safety:
 	if got := Changes(old, old); got != nil {
 		t.Errorf("a file against itself: %v", got)
 	}
-	if got, want := want[9].String(), `rules.a: offline if comm="a" -> none`; got != want {
+	if got, want := want[13].String(), `rules.a: offline if comm="a" -> none`; got != want {
 		t.Errorf("String() = %q, want %q", got, want)
 	}
 }
@@ -177,6 +193,11 @@ func TestValidateFindsWhatNoFileSaid(t *testing.T) {
 	c.Rules = []classify.Rule{{Name: "a\n", Match: classify.Match{Comm: "x"}, Class: 9, Priority: new(gpreempt.PriorityAdmin)}}
 	c.Access.AdminUsers = []string{"a b", ""}
 	c.Mechanisms = Mechanisms{"criu", "gdb", "criu"}
+	c.Rules = append(c.Rules, classify.Rule{Name: "b", Match: classify.Match{
+		GPU: []string{"card0"}, Pod: classify.PodMatch{Labels: map[string]string{"a/b": "["}},
+	}})
+	c.Discovery = Discovery{Interval: time.Millisecond, IdleInterval: 2 * time.Minute, MQDsInterval: -1}
+	c.Containers.KubeletCA = "ca.pem"
 	want := strings.Join([]string{
 		"socket: the path is longer than 107 bytes: choose a shorter one, such as /run/gpreempt/gpreemptd.sock",
 		`access.admin_users: "a b" is not a name: write a name as in /etc/passwd or /etc/group, or a decimal id`,
@@ -185,9 +206,15 @@ func TestValidateFindsWhatNoFileSaid(t *testing.T) {
 		"mechanisms[2]: criu is given twice: keep the one where it belongs: the first that works is taken",
 		"policy.linger: want none, fixed or adaptive: remove it to have the preset's value",
 		"policy.gang: want process or job: remove it to have the preset's value",
+		"discovery.interval: 1ms is outside 10ms to 10s: choose a duration in that range; 50ms suits most hosts",
+		"discovery.idle_interval: 2m is outside 10ms to 1m: choose a duration in that range, which begins with interval, or remove the key",
+		"discovery.mqds_interval: -1ns is outside 100ms to 1h: choose a duration in that range, or 0s for never",
+		`containers.kubelet_ca: "ca.pem" is not a clean absolute path: write it from / on, without // or ..`,
 		`rules[0].name: "a\n" is not a name: use at most 64 printable characters`,
 		"rules[0].class: class(9) is not known: say online, offline or unmanaged",
 		"rules[0].priority: 16 is outside 0 to 15: choose a number in that range",
+		`rules[1].match.pod.labels["a/b"]: "[": the [ at character 1 is not closed: add the ], or write [[] for the character itself`,
+		"rules[1].match.gpu[0]: \"card0\" names no GPU: write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them",
 	}, "\n")
 	err := c.Validate()
 	if err == nil {

@@ -41,7 +41,14 @@ func DefaultYAML() []byte {
 			// Written out, a knob would stay as it is when the preset changes.
 			mark = "#"
 		}
-		fmt.Fprintf(&b, "%s%s%s: %s\n", indent, mark, strings.TrimPrefix(f.key, s+"."), text(f.at(&c)))
+		line := fmt.Sprintf("%s%s%s: %s\n", indent, mark, strings.TrimPrefix(f.key, s+"."), text(f.at(&c)))
+		if list, ok := f.at(&c).(*[]string); ok && len(line) > columns {
+			line = fmt.Sprintf("%s%s:\n", indent, strings.TrimPrefix(f.key, s+"."))
+			for _, item := range *list {
+				line += indent + "  - " + item + "\n"
+			}
+		}
+		b.WriteString(line)
 	}
 	return []byte(b.String())
 }
@@ -54,15 +61,20 @@ func commentedSection(b *strings.Builder, name string, example []string) {
 	}
 }
 
-// comment writes doc as comment lines of at most 100 columns.
+// columns is the length of the longest line.
+const columns = 100
+
+// comment writes doc as comment lines. A line break in it begins a new line.
 func comment(b *strings.Builder, indent, doc string) {
-	line := indent + "#"
-	for word := range strings.FieldsSeq(doc) {
-		if len(line)+1+len(word) > 100 {
-			b.WriteString(line + "\n")
-			line = indent + "#"
+	for paragraph := range strings.SplitSeq(doc, "\n") {
+		line := indent + "#"
+		for word := range strings.FieldsSeq(paragraph) {
+			if len(line)+1+len(word) > columns {
+				b.WriteString(line + "\n")
+				line = indent + "#"
+			}
+			line += " " + word
 		}
-		line += " " + word
+		b.WriteString(line + "\n")
 	}
-	b.WriteString(line + "\n")
 }

@@ -169,9 +169,44 @@ var fields = []field{
 	},
 	{
 		key: "discovery.interval", live: true,
-		doc: "Time between two looks at the queues of the host, 50ms to 10s. New offline work is known, and can be " +
-			"suspended, after at most this long.",
+		doc: "Shortest pause between two looks at the queues of the host, 10ms to 10s: how soon new offline work is " +
+			"known, and can be suspended, while others come and go.",
 		at: func(c *Config) any { return &c.Discovery.Interval },
+	},
+	{
+		key: "discovery.idle_interval", live: true,
+		doc: "Longest pause between them, when nothing has changed for a while, interval to 1m. Without the key it is 1s, " +
+			"or interval if that is longer.",
+		at: func(c *Config) any { return &c.Discovery.IdleInterval },
+	},
+	{
+		key: "discovery.mqds_interval", live: true,
+		doc: "Time between two readings of the driver's dumps of all queues in debugfs, which tell of their priorities and " +
+			"rings: 100ms to 1h, or 0s for never. It stretches by itself while nothing changes and where reading is slow.",
+		at: func(c *Config) any { return &c.Discovery.MQDsInterval },
+	},
+	{
+		key: "containers.sockets",
+		doc: "Sockets of container runtimes, absolute paths; those that do not exist are passed over. If the file's name " +
+			"begins with docker or podman it speaks Docker's API, else the CRI of Kubernetes. [] asks no runtime: then " +
+			"rules by a container's name, image or labels match nothing, and rules by its pod only with a kubelet.",
+		at: func(c *Config) any { return &c.Containers.Sockets },
+	},
+	{
+		key: "containers.kubelet",
+		doc: `Address of the kubelet's API, such as https://127.0.0.1:10250; "" does not ask it. Only the kubelet tells ` +
+			"priority classes of pods, and labels that were changed.",
+		at: func(c *Config) any { return &c.Containers.Kubelet },
+	},
+	{
+		key: "containers.kubelet_token",
+		doc: `File with the token to show the kubelet, which must allow to get nodes/proxy; "" shows none.`,
+		at:  func(c *Config) any { return &c.Containers.KubeletToken },
+	},
+	{
+		key: "containers.kubelet_ca",
+		doc: `File with the certificates that vouch for the kubelet; "" trusts those of the host.`,
+		at:  func(c *Config) any { return &c.Containers.KubeletCA },
 	},
 	{
 		key: "log.level", live: true,
@@ -192,20 +227,36 @@ var keys = func() []string {
 
 // sections says what each group of keys is about.
 var sections = map[string]string{
-	"access":    "Who may call. The user the daemon runs as, and root, always have every right.",
-	"limits":    "What clients can ask of the daemon.",
-	"policy":    "When offline work is suspended and when it runs again.",
-	"rules":     rulesDoc,
-	"safety":    safetyDoc,
-	"discovery": "How the daemon finds queues.",
-	"log":       "What the daemon logs.",
+	"access":     "Who may call. The user the daemon runs as, and root, always have every right.",
+	"limits":     "What clients can ask of the daemon.",
+	"policy":     "When offline work is suspended and when it runs again.",
+	"rules":      rulesDoc,
+	"safety":     safetyDoc,
+	"discovery":  "How the daemon finds queues.",
+	"containers": "Who is asked for the names, images, labels and pods of containers.",
+	"log":        "What the daemon logs.",
 }
 
-const rulesDoc = "Which processes are online and which offline; the first rule that matches wins, and a process no rule " +
-	"matches is unmanaged: never suspended. Everything under match must hold: comm (command name), cmdline " +
-	"(command line), cgroup (control group path) are globs for the whole of it (* any run, ? any one, [ab] one of " +
-	"these), uid is a number. class is online, offline or unmanaged. priority is 0 to 15, by default 11 for online, " +
-	"0 for offline, 7 for unmanaged; a lease suspends offline processes of lower priority than its own."
+const rulesDoc = "Which processes are online and which offline; the first rule that matches wins. A process no rule matches " +
+	"is what it says itself in its environment: GPREEMPT_CLASS (as a class below) and GPREEMPT_PRIORITY, which gpctl run " +
+	"sets, or AMD_QUEUE_TAG, beginning with ONLINE or OFFLINE, and AMD_QUEUE_PRIORITY. Any other process is unmanaged: " +
+	"never suspended.\n" +
+	"class is online, offline or unmanaged. priority is 0 to 15, by default 11 for online, 0 for offline, 7 for " +
+	"unmanaged; a lease suspends offline processes of lower priority than its own.\n" +
+	"Everything under match must hold. Texts are globs for the whole of it, best in quotes: * any run, ? any one, [ab] " +
+	"one of these. What is not known of a process matches nothing. gpctl target explain shows what was compared.\n" +
+	"- comm, cmdline, exe: command name, command line, path of the program.\n" +
+	"- uid, gid: effective ids, numbers.\n" +
+	"- cgroup: control group path. unit, slice: systemd's innermost, such as train.service and batch.slice.\n" +
+	"- env: {NAME: glob}: variables that were set when the program began.\n" +
+	"- container: {id, name, image, runtime: globs, labels: {NAME: glob}}; runtime is docker, containerd, cri-o or podman.\n" +
+	"- pod: {namespace, name, priority_class: globs, labels: {NAME: glob}}, of Kubernetes; priority_class needs " +
+	"containers.kubelet.\n" +
+	"- gpu: [gpu_id, node:N, PCI address, renderDN]: one of its queues is on one of these.\n" +
+	"- queue_priority: {min, max}: the highest priority of its compute queues, 0 to 15. HIP's low, normal and high " +
+	"streams have 0, 7 and 11, and kernels 7.x tell only these three apart. It is known where debugfs is readable and " +
+	"mqds_interval is not 0s.\n" +
+	"- ring_address: {from, to}: the ring of one of its queues begins there, in virtual memory."
 
 var rulesExample = []string{
 	"rules:",
@@ -219,6 +270,16 @@ var rulesExample = []string{
 	"    match:",
 	"      uid: 990",
 	"    class: online",
+	"  - name: batch-pods",
+	"    match:",
+	"      pod:",
+	`        namespace: "batch-*"`,
+	`        labels: {app.kubernetes.io/component: "train*"}`,
+	"    class: offline",
+	"  - name: low-priority-streams",
+	"    match:",
+	"      queue_priority: {max: 6}",
+	"    class: offline",
 }
 
 const safetyDoc = "On which GPUs queues are preempted. A built-in table knows combinations of GPU, kernel and firmware that " +
@@ -252,6 +313,9 @@ func section(key string) string {
 func text(p any) string {
 	switch v := p.(type) {
 	case *string:
+		if *v == "" {
+			return `""`
+		}
 		return *v
 	case *int:
 		return strconv.Itoa(*v)

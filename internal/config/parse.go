@@ -12,10 +12,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -52,6 +52,11 @@ func Parse(name string, data []byte) (Config, error) {
 	p := &parser{file: name, config: Default(), nodes: map[string]*yaml.Node{}}
 	if root := p.document(data); root != nil {
 		p.root(root)
+	}
+	if _, given := p.nodes["discovery.idle_interval"]; !given {
+		// Who asks for fewer looks asks for no more when nothing happens.
+		d := &p.config.Discovery
+		d.IdleInterval = max(d.IdleInterval, d.Interval)
 	}
 	for _, e := range p.config.problems() {
 		p.place(e)
@@ -125,27 +130,40 @@ func (p *parser) document(data []byte) *yaml.Node {
 	case errors.Is(err, io.EOF):
 		return nil
 	case err != nil:
-		p.syntax(err)
+		p.syntax(data, err)
 		return nil
 	}
 	switch err := dec.Decode(&second); {
 	case errors.Is(err, io.EOF):
 	case err != nil:
-		p.syntax(err)
+		p.syntax(data, err)
 	default:
 		p.fail(&second, "", "a second YAML document begins here", "keep one document in the file")
 	}
 	return doc.Content[0]
 }
 
-func (p *parser) syntax(err error) {
+var unknownAnchor = regexp.MustCompile(`^unknown anchor '(.*)' referenced$`)
+
+func (p *parser) syntax(data []byte, err error) {
 	problem := strings.TrimPrefix(err.Error(), "yaml: ")
 	e := &Error{File: p.file, Remedy: "check indentation, colons and quotes there and just above"}
 	if m := yamlLine.FindStringSubmatch(problem); m != nil {
 		e.Line, _ = strconv.Atoi(m[1])
 		problem = problem[len(m[0]):]
 	}
-	e.Problem = "not valid YAML: " + problem
+	// Who forgets the quotes of a glob that begins with * has written an alias.
+	const quotes = "put a text that begins with * in quotes"
+	if m := unknownAnchor.FindStringSubmatch(problem); m != nil {
+		e.Remedy = quotes
+		if at := bytes.Index(data, []byte("*"+m[1])); at >= 0 && e.Line == 0 {
+			e.Line = 1 + bytes.Count(data[:at], []byte("\n"))
+			e.Column = 1 + utf8.RuneCount(data[bytes.LastIndexByte(data[:at], '\n')+1:at])
+		}
+	} else if problem == "did not find expected alphabetic or numeric character" {
+		e.Remedy = quotes
+	}
+	e.Problem = "not valid YAML: " + cut(problem)
 	p.errs = append(p.errs, e)
 }
 
@@ -189,7 +207,11 @@ func (p *parser) mapping(n *yaml.Node, path string, known []string) []entry {
 
 func (p *parser) unknown(k *yaml.Node, path string, known []string) {
 	remedy := "the keys here are " + strings.Join(known, ", ")
-	if near := nearest(k.Value, known); near != "" {
+	if place := placeInRule(path, k.Value); place != "" {
+		remedy = place
+	} else if outer, inner, dotted := strings.Cut(k.Value, "."); dotted && slices.Contains(known, outer) {
+		remedy = fmt.Sprintf("write %s: and below it, further in, %s:", outer, cut(inner))
+	} else if near := nearest(k.Value, known); near != "" {
 		remedy = "did you mean " + near + "?"
 	} else if i := slices.IndexFunc(keys, func(key string) bool { return strings.HasSuffix("."+key, "."+k.Value) }); i >= 0 {
 		remedy = "it belongs at the top of the file"
@@ -266,58 +288,6 @@ func (p *parser) safety(n *yaml.Node) {
 			})
 		}
 	}
-}
-
-func (p *parser) rules(n *yaml.Node) {
-	if isNull(n) {
-		return
-	}
-	if n.Kind != yaml.SequenceNode {
-		p.fail(n, "rules", "is "+kindOf(n), "write a list, each rule beginning with `- name: ...`")
-		return
-	}
-	for i, item := range n.Content {
-		path := fmt.Sprintf("rules[%d]", i)
-		p.nodes[path] = item
-		p.config.Rules = append(p.config.Rules, p.rule(item, path))
-	}
-}
-
-func (p *parser) rule(n *yaml.Node, path string) classify.Rule {
-	var r classify.Rule
-	for _, e := range p.mapping(n, path, []string{"name", "match", "class", "priority"}) {
-		switch at := join(path, e.name); e.name {
-		case "name":
-			p.value(e.value, at, &r.Name)
-		case "match":
-			r.Match = p.match(e.value, at)
-		case "class":
-			p.value(e.value, at, &r.Class)
-		case "priority":
-			p.value(e.value, at, &r.Priority)
-		}
-	}
-	if _, given := p.nodes[path+".class"]; !given && n.Kind == yaml.MappingNode {
-		p.fail(n, path+".class", "is missing", "say online, offline or unmanaged")
-	}
-	return r
-}
-
-func (p *parser) match(n *yaml.Node, path string) classify.Match {
-	var m classify.Match
-	for _, e := range p.mapping(n, path, []string{"comm", "cmdline", "cgroup", "uid"}) {
-		switch at := join(path, e.name); e.name {
-		case "comm":
-			p.value(e.value, at, &m.Comm)
-		case "cmdline":
-			p.value(e.value, at, &m.Cmdline)
-		case "cgroup":
-			p.value(e.value, at, &m.Cgroup)
-		case "uid":
-			p.value(e.value, at, &m.UID)
-		}
-	}
-	return m
 }
 
 // children lists the keys of a section, or those at the top for "".

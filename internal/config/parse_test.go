@@ -80,6 +80,30 @@ rules:
   - name: rest
     match: {uid: 0}
     class: Online
+  - name: all
+    match:
+      exe: "/opt/*"
+      gid: 44
+      unit: train.service
+      slice: "batch-*.slice"
+      env: {RANK: "0", "my.var": "*"}
+      container:
+        id: "3f2a*"
+        name: trainer
+        image: "rocm/pytorch:*"
+        runtime: podman
+        labels: {tier: "batch"}
+      pod:
+        namespace: research
+        name: "train-*"
+        priority_class: low
+        labels:
+          app.kubernetes.io/name: llm
+          job: "*"
+      gpu: [51110, node:1, 0000:03:00.0, "c1:00.0", renderD128]
+      queue_priority: {min: 1, max: 6}
+      ring_address: {from: 0x7F0000000000, to: "140000000000000"}
+    class: unmanaged
 safety:
   hazards:
     - id: ours
@@ -88,7 +112,12 @@ safety:
       mechanisms: [criu]
       action: deny
       why: It hung.
-discovery: {interval: 1s}
+discovery: {interval: 10ms, idle_interval: 10s, mqds_interval: 0}
+containers:
+  sockets: [/run/user/1000/podman/podman.sock]
+  kubelet: https://127.0.0.1:10250
+  kubelet_token: /etc/gpreempt/token
+  kubelet_ca: /var/lib/kubelet/pki/ca.crt
 log: {level: debug}
 `)
 	want := Config{
@@ -110,13 +139,31 @@ log: {level: debug}
 				Class: gpreempt.Offline, Priority: new(gpreempt.Priority(3)),
 			},
 			{Name: "rest", Match: classify.Match{UID: new(uint32(0))}, Class: gpreempt.Online},
+			{Name: "all", Match: classify.Match{
+				Exe: "/opt/*", GID: new(uint32(44)), Unit: "train.service", Slice: "batch-*.slice",
+				Env: map[string]string{"RANK": "0", "my.var": "*"},
+				Container: classify.ContainerMatch{
+					ID: "3f2a*", Name: "trainer", Image: "rocm/pytorch:*", Runtime: "podman", Labels: map[string]string{"tier": "batch"},
+				},
+				Pod: classify.PodMatch{
+					Namespace: "research", Name: "train-*", PriorityClass: "low",
+					Labels: map[string]string{"app.kubernetes.io/name": "llm", "job": "*"},
+				},
+				GPU:           []string{"51110", "node:1", "0000:03:00.0", "c1:00.0", "renderD128"},
+				QueuePriority: &classify.PriorityRange{Min: 1, Max: 6},
+				RingAddress:   &classify.AddressRange{From: 0x7f0000000000, To: 140000000000000},
+			}},
 		},
 		Safety: Safety{Hazards: []hazard.Row{{
 			ID: "ours", GFX: []hazard.GFXRange{{First: 90010, Last: 90010}}, Driver: hazard.DKMS,
 			Mechanisms: []string{"criu"}, Action: hazard.Deny, Why: "It hung.",
 		}}},
-		Discovery: Discovery{Interval: time.Second},
-		Log:       Log{Level: "debug"},
+		Discovery: Discovery{Interval: 10 * time.Millisecond, IdleInterval: 10 * time.Second},
+		Containers: Containers{
+			Sockets: []string{"/run/user/1000/podman/podman.sock"}, Kubelet: "https://127.0.0.1:10250",
+			KubeletToken: "/etc/gpreempt/token", KubeletCA: "/var/lib/kubelet/pki/ca.crt",
+		},
+		Log: Log{Level: "debug"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Parse (-want +got):\n%s", diff)
@@ -131,6 +178,25 @@ func TestAnEmptyListOfMechanismsSuspendsNothing(t *testing.T) {
 	want := []Change{{Key: "mechanisms", From: "[dbgtrap]", To: "[]"}}
 	if diff := cmp.Diff(want, Changes(Default(), c)); diff != "" {
 		t.Errorf("Changes (-want +got):\n%s", diff)
+	}
+}
+
+// Empty is not nil: what is asked then is told apart from the default.
+func TestAnEmptyListOfSocketsAsksNoRuntime(t *testing.T) {
+	if diff := cmp.Diff(Containers{Sockets: []string{}}, parse(t, "containers: {sockets: []}\n").Containers); diff != "" {
+		t.Errorf("Containers (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheIdleIntervalFollowsALongerInterval(t *testing.T) {
+	for text, want := range map[string]time.Duration{
+		"discovery: {interval: 100ms}":                    time.Second,
+		"discovery: {interval: 5s}":                       5 * time.Second,
+		"discovery: {interval: 100ms, idle_interval: 1m}": time.Minute,
+	} {
+		if got := parse(t, text).Discovery.IdleInterval; got != want {
+			t.Errorf("%s: %v, want %v", text, got, want)
+		}
 	}
 }
 
@@ -157,11 +223,7 @@ func TestAPresetBringsItsKnobsWhereverItStands(t *testing.T) {
 }
 
 func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
-	tests := []struct {
-		name string
-		text string
-		want []string // without the file name
-	}{
+	tests := []mistakes{
 		{
 			"out of range", "policy:\n  share_floor: 1.5\n",
 			[]string{"2:16: policy.share_floor: 1.5 is outside 0 to 0.95: remove it to have the preset's value"},
@@ -250,8 +312,8 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 				"2:5: rules[0].name: is missing: give the rule a name of its own",
 				`3:12: rules[0].class: "batch" is not known here: write unmanaged, online or offline`,
 				"4:5: rules[1].class: is missing: say online, offline or unmanaged",
-				"5:19: rules[1].match.comm: is the number 7: write a text; put it in quotes if it looks like a number",
-				`6:5: rules[2].match: is empty, which would match every process: give comm, cmdline, cgroup or uid; comm: "*" if every process is meant`,
+				`5:19: rules[1].match.comm: is the number 7: put it in quotes: "7"`,
+				`6:5: rules[2].match: is empty, which would match every process: give comm, cmdline, exe or another field; comm: "*" if every process is meant`,
 				`6:11: rules[2].name: "x" is the name of rules[1] too: give each rule a name of its own`,
 				"8:15: rules[2].priority: 16 is outside 0 to 15: write a whole number from 0 to 15",
 				"9:5: rules[3]: is the number 5: write keys and values, one `key: value` a line",
@@ -297,6 +359,48 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 			},
 		},
 		{
+			"discovery", "discovery: {interval: 5ms, idle_interval: 2m, mqds_interval: 50ms}\n",
+			[]string{
+				"1:23: discovery.interval: 5ms is outside 10ms to 10s: choose a duration in that range; 50ms suits most hosts",
+				"1:43: discovery.idle_interval: 2m is outside 10ms to 1m: choose a duration in that range, which begins with interval, or remove the key",
+				"1:62: discovery.mqds_interval: 50ms is outside 100ms to 1h: choose a duration in that range, or 0s for never",
+			},
+		},
+		{
+			"interval above the idle one", "discovery: {interval: 2s, idle_interval: 1s}\n",
+			[]string{"1:42: discovery.idle_interval: 1s is outside 2s to 1m: choose a duration in that range, which begins with interval, or remove the key"},
+		},
+		{
+			"sockets", "containers:\n  sockets: [unix:///run/crio/crio.sock, run/x, /run/a, /run/a, /" + strings.Repeat("x", 107) + ", 7]\n  socket: x\n",
+			[]string{
+				`2:13: containers.sockets[0]: "unix:///run/crio/crio.sock" is not a clean absolute path: write the path alone: /run/crio/crio.sock`,
+				`2:41: containers.sockets[1]: "run/x" is not a clean absolute path: write it from / on, without // or ..`,
+				`2:56: containers.sockets[3]: "/run/a" is given twice: keep one of them`,
+				"2:64: containers.sockets[4]: the path is longer than 107 bytes: no socket can have it; make a symbolic link with a shorter one",
+				`2:174: containers.sockets[5]: "7" is not a clean absolute path: write it from / on, without // or ..`,
+				"3:3: containers.socket: unknown key: did you mean sockets?",
+			},
+		},
+		{
+			"no list of sockets", "containers: {sockets: /run/docker.sock}\n",
+			[]string{`1:23: containers.sockets: is the text "/run/docker.sock": write a list such as [/run/docker.sock], [] to ask no runtime, or remove the key to have the default`},
+		},
+		{
+			"kubelet", "containers:\n  kubelet: 127.0.0.1:10250\n  kubelet_token: token\n",
+			[]string{
+				`2:12: containers.kubelet: "127.0.0.1:10250" is not the address of a kubelet: write one such as https://127.0.0.1:10250`,
+				`3:18: containers.kubelet_token: "token" is not a clean absolute path: write it from / on, without // or ..`,
+			},
+		},
+		{
+			"a token in the open", "containers:\n  kubelet: http://127.0.0.1:10255\n  kubelet_token: /t\n",
+			[]string{"2:12: containers.kubelet: a token is not sent where others can read it: begin the address with https://, or remove kubelet_token"},
+		},
+		{
+			"a token for nobody", "containers:\n  kubelet_token: /t\n",
+			[]string{"2:18: containers.kubelet_token: there is no kubelet to use it with: give its address as kubelet, or remove this"},
+		},
+		{
 			"nobody's uid", "rules: [{name: a, match: {uid: 4294967295}, class: offline}]\n",
 			[]string{"1:32: rules[0].match.uid: 4294967295 is outside 0 to 4294967294: write a whole number from 0 to 4294967294"},
 		},
@@ -305,7 +409,7 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 			[]string{"2:14: log.level: is an alias (*a), which this file does not use: write a text; put it in quotes if it looks like a number"},
 		},
 		{"merge key", "a: &a {}\nlog:\n  <<: *a\n", []string{
-			"1:1: a: unknown key: the keys here are socket, mechanisms, access, limits, policy, discovery, log, rules, safety",
+			"1:1: a: unknown key: the keys here are socket, mechanisms, access, limits, policy, discovery, containers, log, rules, safety",
 			"3:3: log.<<: unknown key: the keys here are level",
 		}},
 		{"foreign type", "socket: !!binary eA==\n", []string{
@@ -318,9 +422,16 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 			"2: not valid YAML: did not find expected node content: check indentation, colons and quotes there and just above",
 		}},
 		{"control characters", "\"a\\e[31m\": 1\n", []string{
-			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, limits, policy, discovery, log, rules, safety",
+			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, limits, policy, discovery, containers, log, rules, safety",
 		}},
 	}
+	checkMistakes(t, tests)
+}
+
+// checkMistakes holds what Parse tells of texts against what is wanted, without
+// the file name.
+func checkMistakes(t *testing.T, tests []mistakes) {
+	t.Helper()
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			_, err := Parse("gpreemptd.yaml", []byte(tt.text))
@@ -337,6 +448,11 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 			}
 		})
 	}
+}
+
+type mistakes struct {
+	name, text string
+	want       []string
 }
 
 func TestHostileFilesAreRefusedQuickly(t *testing.T) {
@@ -389,6 +505,10 @@ func FuzzParse(f *testing.F) {
 	f.Add(DefaultYAML())
 	f.Add([]byte("rules: [{name: a, match: {uid: 1}, class: offline, priority: 3}]\npolicy: {preset: slo, linger: fixed}"))
 	f.Add([]byte("mechanisms: [freezer]\nsafety: {hazards: [{id: a, gfx: [gfx11xx], kernel: \">=7.0\", action: allow, why: W.}]}"))
+	f.Add([]byte("rules: [{name: a, class: online, match: {comm: \"[\", env: {A: x, B: 1}, pod: {labels: {a/b: \"*\"}}, container: {id: \"3f\"}}}]"))
+	f.Add([]byte("rules: [{name: a, class: online, match: {gpu: [node:1, 7, x], queue_priority: {min: 9}, ring_address: {from: 0x10, to: 5}}}]"))
+	f.Add([]byte("containers: {sockets: [/a, b], kubelet: http://x, kubelet_token: /t}\ndiscovery: {idle_interval: 1ms, mqds_interval: 0}"))
+	f.Add([]byte("rules: [{name: a, class: online, match: {comm: *x}}]"))
 	f.Add([]byte("a: &a [*a]\n<<: *a\n? [x]\n: 1\n--- {}\n"))
 	f.Add([]byte("socket: !!binary x\nlog: 'x\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {

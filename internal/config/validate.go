@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"net/url"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -35,9 +36,9 @@ func (c Config) problems() Errors {
 		es = append(es, &Error{Key: key, Problem: problem, Remedy: remedy})
 	}
 
-	if c.Socket != filepath.Clean(c.Socket) || !filepath.IsAbs(c.Socket) {
-		add("socket", quoted(c.Socket)+" is not a clean absolute path", "write it from / on, without // or ..")
-	} else if len(c.Socket) > maxSocketPath || strings.ContainsRune(c.Socket, 0) {
+	if problem, remedy := pathProblem(c.Socket); problem != "" {
+		add("socket", problem, remedy)
+	} else if len(c.Socket) > maxSocketPath {
 		add("socket", fmt.Sprintf("the path is longer than %d bytes", maxSocketPath), "choose a shorter one, such as "+Default().Socket)
 	}
 	for _, f := range fields {
@@ -47,6 +48,9 @@ func (c Config) problems() Errors {
 				add(f.key, fmt.Sprintf("%d is outside %d to %d", *v, f.min, f.max), "choose a number in that range")
 			}
 		case *[]string:
+			if section(f.key) != "access" {
+				continue
+			}
 			for _, name := range *v {
 				if problem := nameProblem(name); problem != "" {
 					add(f.key, problem, "write a name as in /etc/passwd or /etc/group, or a decimal id")
@@ -60,13 +64,80 @@ func (c Config) problems() Errors {
 			"lower it or raise leases_total")
 	}
 	es = append(es, policyProblems(c.Policy)...)
-	if d := c.Discovery.Interval; d < 50*time.Millisecond || d > 10*time.Second {
-		add("discovery.interval", durationText(d)+" is outside 50ms to 10s", "choose a duration in that range; 250ms suits most hosts")
-	}
+	es = append(es, discoveryProblems(c.Discovery)...)
+	es = append(es, containersProblems(c.Containers)...)
 	if levels := []string{"debug", "info", "warn", "error"}; !slices.Contains(levels, c.Log.Level) {
 		add("log.level", quoted(c.Log.Level)+" is no level", "write debug, info, warn or error")
 	}
 	return append(es, ruleProblems(c.Rules)...)
+}
+
+// pathProblem tells what is wrong with the path of a file; "" when nothing is.
+func pathProblem(path string) (problem, remedy string) {
+	if path != filepath.Clean(path) || !filepath.IsAbs(path) || strings.ContainsRune(path, 0) {
+		return quoted(path) + " is not a clean absolute path", "write it from / on, without // or .."
+	}
+	return "", ""
+}
+
+func discoveryProblems(d Discovery) Errors {
+	var es Errors
+	check := func(key string, v, least, most time.Duration, remedy string) {
+		if v < least || v > most {
+			es = append(es, &Error{
+				Key:     "discovery." + key,
+				Problem: fmt.Sprintf("%s is outside %s to %s", durationText(v), durationText(least), durationText(most)), Remedy: remedy,
+			})
+		}
+	}
+	check("interval", d.Interval, 10*time.Millisecond, 10*time.Second, "choose a duration in that range; 50ms suits most hosts")
+	least := min(max(d.Interval, 10*time.Millisecond), 10*time.Second)
+	check("idle_interval", d.IdleInterval, least, time.Minute, "choose a duration in that range, which begins with interval, or remove the key")
+	if d.MQDsInterval != 0 {
+		check("mqds_interval", d.MQDsInterval, 100*time.Millisecond, time.Hour, "choose a duration in that range, or 0s for never")
+	}
+	return es
+}
+
+func containersProblems(c Containers) Errors {
+	var es Errors
+	add := func(key, problem, remedy string) {
+		es = append(es, &Error{Key: "containers." + key, Problem: problem, Remedy: remedy})
+	}
+	for i, path := range c.Sockets {
+		key := fmt.Sprintf("sockets[%d]", i)
+		problem, remedy := pathProblem(path)
+		if rest, found := strings.CutPrefix(path, "unix://"); found {
+			remedy = "write the path alone: " + cut(rest)
+		}
+		switch {
+		case problem != "":
+			add(key, problem, remedy)
+		case len(path) > maxSocketPath:
+			add(key, fmt.Sprintf("the path is longer than %d bytes", maxSocketPath), "no socket can have it; make a symbolic link with a shorter one")
+		case slices.Contains(c.Sockets[:i], path):
+			add(key, quoted(path)+" is given twice", "keep one of them")
+		}
+	}
+	u, err := url.Parse(c.Kubelet)
+	switch {
+	case c.Kubelet == "":
+	case err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "":
+		add("kubelet", quoted(c.Kubelet)+" is not the address of a kubelet", "write one such as https://127.0.0.1:10250")
+	case u.Scheme == "http" && c.KubeletToken != "":
+		add("kubelet", "a token is not sent where others can read it", "begin the address with https://, or remove kubelet_token")
+	}
+	for _, file := range []struct{ key, path string }{{"kubelet_token", c.KubeletToken}, {"kubelet_ca", c.KubeletCA}} {
+		if file.path == "" {
+			continue
+		}
+		if problem, remedy := pathProblem(file.path); problem != "" {
+			add(file.key, problem, remedy)
+		} else if c.Kubelet == "" {
+			add(file.key, "there is no kubelet to use it with", "give its address as kubelet, or remove this")
+		}
+	}
+	return es
 }
 
 func mechanismProblems(ms Mechanisms) Errors {
@@ -136,17 +207,19 @@ func policyProblems(p scheduler.Policy) Errors {
 	}
 }
 
-// globProblems asks the classifier about the globs of rules[i]; what it says holds
-// the remedy too.
-func globProblems(i int, m classify.Match) Errors {
+// matchProblems asks the classifier about the match of rules[i].
+func matchProblems(i int, m classify.Match) Errors {
 	_, err := classify.New([]classify.Rule{{Name: "x", Match: m}})
 	var es Errors
-	for _, field := range []string{"comm", "cmdline", "cgroup"} {
-		for _, e := range ruleErrors(err) {
-			if e.Field == field {
-				es = append(es, &Error{Key: fmt.Sprintf("rules[%d].match.%s", i, field), Problem: e.Problem})
-			}
+	for _, e := range ruleErrors(err) {
+		if e.Field == "match" {
+			es = append(es, &Error{
+				Key: fmt.Sprintf("rules[%d].match", i), Problem: "is empty, which would match every process",
+				Remedy: "give " + strings.Join(matchKeys()[:3], ", ") + ` or another field; comm: "*" if every process is meant`,
+			})
+			continue
 		}
+		es = append(es, &Error{Key: fmt.Sprintf("rules[%d].match.%s", i, e.Field), Problem: e.Problem, Remedy: e.Remedy})
 	}
 	return es
 }
@@ -182,17 +255,13 @@ func ruleProblems(rules []classify.Rule) Errors {
 		default:
 			first[r.Name] = i
 		}
-		if r.Match == (classify.Match{}) {
-			add("match", "is empty, which would match every process",
-				`give comm, cmdline, cgroup or uid; comm: "*" if every process is meant`)
-		}
 		if r.Class > gpreempt.Offline {
 			add("class", r.Class.String()+" is not known", "say online, offline or unmanaged")
 		}
 		if r.Priority != nil && *r.Priority > gpreempt.MaxPriority {
 			add("priority", fmt.Sprintf("%d is outside 0 to %d", *r.Priority, gpreempt.MaxPriority), "choose a number in that range")
 		}
-		es = append(es, globProblems(i, r.Match)...)
+		es = append(es, matchProblems(i, r.Match)...)
 	}
 	return es
 }

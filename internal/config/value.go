@@ -21,6 +21,13 @@ import (
 func (p *parser) value(n *yaml.Node, key string, into any) bool {
 	switch list := into.(type) {
 	case *[]string:
+		if key == "containers.sockets" {
+			good := p.list(n, key, list, "write a list such as [/run/docker.sock], [] to ask no runtime, or remove the key to have the default", "write a path")
+			if *list == nil {
+				*list = []string{} // nil could be taken for the default
+			}
+			return good
+		}
 		return p.list(n, key, list, "write a list such as [gpreempt, 1001], [] for nobody, or remove the key to have the default", "write a name or a decimal id")
 	case *Mechanisms:
 		return p.list(n, key, (*[]string)(list), "write a list such as [dbgtrap, freezer], [] to suspend nothing, or remove the key to have the default", "write a name")

@@ -9,7 +9,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/internal/config"
-	"github.com/gpreempt/gpreempt/internal/server"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // lookUpAccess turns the names of the config file into ids. A name this host does
@@ -57,7 +57,7 @@ func (d *daemon) lookUpAccess(a config.Access) *authz.Policy {
 	}
 	d.warnings.set("access")
 	if len(unknown) > 0 {
-		d.warnings.set("access", server.Warning{
+		d.warnings.set("access", gpreempt.Warning{
 			Code: "UNKNOWN_PRINCIPAL", Severity: "warning",
 			Text:   fmt.Sprintf("access names what this host does not know: %s", strings.Join(unknown, ", ")),
 			Remedy: "create it (groupadd --system gpreempt) or take it out of the config file, then reload; until then it gives nobody a right",
@@ -75,7 +75,7 @@ func (d *daemon) openSocket(p *authz.Policy, socket string) {
 		return
 	}
 	if err := os.Chown(socket, -1, int(p.OnlineGIDs[0])); err != nil {
-		d.warnings.set("socket", server.Warning{
+		d.warnings.set("socket", gpreempt.Warning{
 			Code: "SOCKET_GROUP", Severity: "warning",
 			Text:   fmt.Sprintf("the socket could not be given to group %d, so its members cannot connect: %v", p.OnlineGIDs[0], err),
 			Remedy: "run gpreemptd as root, or as a member of the first group of access.online_groups",

@@ -8,7 +8,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/internal/config"
-	"github.com/gpreempt/gpreempt/internal/server"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 func TestNamesAndNumbersBecomeIds(t *testing.T) {
@@ -38,7 +38,7 @@ func TestUnknownNamesGiveNobodyARightAndAreTold(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	wantWarnings := []server.Warning{{
+	wantWarnings := []gpreempt.Warning{{
 		Code: "UNKNOWN_PRINCIPAL", Severity: "warning",
 		Text: "access names what this host does not know: group no-such-group, user no-such-user, user -1, user 4294967296",
 	}}
@@ -60,13 +60,13 @@ func TestUnknownNamesGiveNobodyARightAndAreTold(t *testing.T) {
 
 func TestWarningsAreKeptByPartInAFixedOrder(t *testing.T) {
 	var w warnings
-	w.set("scan", server.Warning{Code: "S"})
-	w.set("access", server.Warning{Code: "A1"}, server.Warning{Code: "A2"})
-	w.set("reload", server.Warning{Code: "R"})
-	w.set("scan", server.Warning{Code: "S2"})
+	w.set("scan", gpreempt.Warning{Code: "S"})
+	w.set("access", gpreempt.Warning{Code: "A1"}, gpreempt.Warning{Code: "A2"})
+	w.set("reload", gpreempt.Warning{Code: "R"})
+	w.set("scan", gpreempt.Warning{Code: "S2"})
 	w.set("reload")
 	w.set("gpus")
-	want := []server.Warning{{Code: "A1"}, {Code: "A2"}, {Code: "S2"}}
+	want := []gpreempt.Warning{{Code: "A1"}, {Code: "A2"}, {Code: "S2"}}
 	if diff := cmp.Diff(want, w.list()); diff != "" {
 		t.Error(diff)
 	}

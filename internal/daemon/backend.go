@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/gpusim"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
@@ -17,7 +18,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/internal/preempt/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/preempt/sim"
-	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/internal/simserver"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -33,10 +33,12 @@ type backend struct {
 	fs   *discovery.FS
 	// rungs are the mechanisms, best first.
 	rungs []preempt.Mechanism
-	// busy tells whether the queues of a process have work; false, false when that
-	// cannot be read.
-	busy     func(gpreempt.ProcessKey) (busy, known bool)
-	warnings []server.Warning
+	// snapshot gives the queues of a held process by id as the driver tells them; nil
+	// when it does not.
+	snapshot func(gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo
+	// backlogs reads the work waiting on queues of a process.
+	backlogs func(context.Context, gpreempt.ProcessKey, []backlog.Queue) ([]backlog.Backlog, error)
+	warnings []gpreempt.Warning
 
 	// Of a host only: the driver and the mechanism over it, and the pauses that
 	// outlive the daemon; each nil when it could not be opened.
@@ -51,7 +53,7 @@ type backend struct {
 }
 
 func (b *backend) warn(code, severity, text, remedy string) {
-	b.warnings = append(b.warnings, server.Warning{Code: code, Severity: severity, Text: text, Remedy: remedy})
+	b.warnings = append(b.warnings, gpreempt.Warning{Code: code, Severity: severity, Text: text, Remedy: remedy})
 }
 
 // SimMachines names the machines --sim knows.
@@ -77,10 +79,18 @@ func openBackend(o Options, cfg config.Config, h hooks, log *zap.Logger) (*backe
 		root:  machine.FS(),
 		fs:    discovery.NewFS(machine.FS()),
 		rungs: []preempt.Mechanism{sim.New(machine)},
-		busy: func(key gpreempt.ProcessKey) (bool, bool) {
-			b, err := machine.Backlog(key)
-			return b.Packets > 0, err == nil
+		backlogs: func(_ context.Context, key gpreempt.ProcessKey, queues []backlog.Queue) ([]backlog.Backlog, error) {
+			all := make([]backlog.Backlog, len(queues))
+			for n, q := range queues {
+				packets, err := machine.QueueBacklog(key, q.ID)
+				if err != nil {
+					return nil, err
+				}
+				all[n] = backlog.Backlog{Known: true, Value: packets, Unit: backlog.Packets}
+			}
+			return all, nil
 		},
+		snapshot:  machine.Snapshot,
 		machine:   machine,
 		simServer: simserver.New(machine, identify),
 	}, nil

@@ -24,16 +24,17 @@ import (
 	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/container"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/executor"
 	"github.com/gpreempt/gpreempt/internal/gpusim"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/internal/version"
-	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -46,8 +47,6 @@ const (
 	connectionsPerUID = 256
 	// shutdownTime bounds an orderly end: resume everything, answer calls in flight.
 	shutdownTime = 10 * time.Second
-	// scanPause is the least time between two scans.
-	scanPause = 20 * time.Millisecond
 	// endTime is how long the parts may take to end after that.
 	endTime = 5 * time.Second
 	// beatEvery is how often the scheduler shows that it is alive at the least.
@@ -81,26 +80,26 @@ func (c clock) Now() time.Duration { return time.Since(c.start) }
 
 // daemon is the parts that live as long as the process.
 type daemon struct {
-	opts    Options
-	log     *zap.Logger
-	level   zap.AtomicLevel
-	backend *backend
-	hangups <-chan os.Signal // SIGHUP
-	// look asks for a scan before its time.
-	look chan struct{}
-
+	opts      Options
+	log       *zap.Logger
+	level     zap.AtomicLevel
+	backend   *backend
+	hangups   <-chan os.Signal // SIGHUP
 	config    atomic.Pointer[config.Config]
 	hazards   atomic.Pointer[hazards]
 	authz     atomic.Pointer[authz.Policy]
 	warnings  warnings
 	events    *events.Log
 	inventory *inventory.Inventory
-	targets   *targets
-	ladder    *ladder.Ladder
-	executor  *executor.Executor
-	runner    *scheduler.Runner
-	server    *server.Server
-	idle      *idleWatch
+	observer  *observer.Observer
+	// containers is nil in a simulation.
+	containers *container.Resolver
+	targets    *targets
+	ladder     *ladder.Ladder
+	executor   *executor.Executor
+	runner     *scheduler.Runner
+	server     *server.Server
+	idle       *idleWatch
 }
 
 // Run serves until ctx ends, then resumes everything and returns. It is the whole
@@ -114,7 +113,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if err != nil {
 		return err
 	}
-	d := &daemon{opts: opts, level: zap.NewAtomicLevel(), hangups: hangups, look: make(chan struct{}, 1)}
+	d := &daemon{opts: opts, level: zap.NewAtomicLevel(), hangups: hangups}
 	if d.log = opts.Log; d.log == nil {
 		var queue *logQueue
 		d.log, queue = newLogger(d.level, os.Stderr)
@@ -194,15 +193,21 @@ func (d *daemon) build(cfg config.Config) error {
 	})
 	core := scheduler.New(cfg.Policy, limits(cfg))
 	d.runner = scheduler.NewRunner(core, time0, timer, d.executor, d.record)
+	d.openContainers(cfg.Containers)
 	d.targets = &targets{
-		inventory: d.inventory, attacher: d.executor, chooser: d.ladder, post: d.runner.Post, now: time.Now,
-		log: d.log.Named("targets"), classifier: rules, known: map[gpreempt.ProcessKey]*knownTarget{},
+		inventory: d.inventory, container: d.container, attacher: d.executor, chooser: d.ladder, post: d.runner.Post, now: time.Now,
+		log: d.log.Named("targets"), known: map[gpreempt.ProcessKey]*knownTarget{},
 	}
+	d.setRules(rules)
+	d.openObserver()
 	d.server = server.New(server.Config{
 		Scheduler: announcer{d.runner, d.onIdleLease},
 		Events:    d.events,
 		Inventory: d.inventory,
 		Directory: d.targets,
+		Observer:  d.observer,
+		Backlogs:  d.backlogs,
+		BootID:    bootID(),
 		Authz:     func() authz.Policy { return *d.authz.Load() },
 		Limits: func() server.Limits {
 			l := d.config.Load().Limits
@@ -218,10 +223,10 @@ func (d *daemon) build(cfg config.Config) error {
 		Version:         version.String(),
 		Backend:         d.backend.name,
 		Diagnose:        d.diagnose,
-		Warnings:        d.warnings.list,
+		Warnings:        d.listWarnings,
 		Register:        d.register,
 	})
-	d.idle = &idleWatch{runner: d.runner, client: server.ProcessOf, busy: d.backend.busy, wake: make(chan struct{}, 1)}
+	d.idle = &idleWatch{runner: d.runner, client: server.ProcessOf, busy: d.busy, wake: make(chan struct{}, 1)}
 	d.warnings.set("backend", d.backend.warnings...)
 	return nil
 }
@@ -266,8 +271,11 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener) error {
 	case <-time.After(orphansTime):
 	case <-ctx.Done():
 	}
-	d.scan()
-	parts.Go(func() { d.discover(running) })
+	d.observer.Scan()
+	parts.Go(func() { d.observer.Run(running) })
+	if d.containers != nil {
+		parts.Go(func() { d.containers.Run(running) })
+	}
 	parts.Go(func() { d.watchKernelLog(running) })
 	parts.Go(func() { d.idle.run(running) })
 	parts.Go(func() { d.reloadOnHangup(running) })
@@ -338,7 +346,7 @@ func (d *daemon) awaitAllRunning(ctx context.Context) error {
 func (d *daemon) findGPUs() error {
 	gpus, err := d.backend.fs.GPUs()
 	if errors.Is(err, fs.ErrNotExist) {
-		d.warnings.set("gpus", server.Warning{
+		d.warnings.set("gpus", gpreempt.Warning{
 			Code: "NO_KFD", Severity: "error", Text: "this host has no /sys/class/kfd: the amdgpu driver is not loaded or found no GPU",
 			Remedy: "load amdgpu (dmesg | grep -i kfd), then restart gpreemptd; or try gpreemptd serve --sim mi300x",
 		})
@@ -371,62 +379,10 @@ func (d *daemon) lookForGPUs() {
 		return
 	}
 	if err := d.findGPUs(); err != nil {
-		d.warnings.set("gpus", server.Warning{
+		d.warnings.set("gpus", gpreempt.Warning{
 			Code: "GPUS_UNREADABLE", Severity: "error", Text: err.Error(), Remedy: "gpreemptd needs to read /sys/class/kfd; it looks again all the time",
 		})
 	}
-}
-
-// discover looks at the queues again and again, and at once when a mechanism saw
-// one being born; not without a pause, or a program that creates queues in a loop
-// could keep the daemon at it.
-func (d *daemon) discover(ctx context.Context) {
-	ticker := time.NewTicker(d.config.Load().Discovery.Interval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		case <-d.look:
-		}
-		ticker.Reset(d.config.Load().Discovery.Interval)
-		d.lookForGPUs()
-		d.scan()
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(scanPause):
-		}
-	}
-}
-
-func (d *daemon) scan() {
-	snapshot, err := d.backend.fs.Scan()
-	if errors.Is(err, fs.ErrNotExist) {
-		return // told by findGPUs
-	}
-	if err != nil {
-		d.warnings.set("scan", server.Warning{
-			Code: "SCAN_FAILED", Severity: "error", Text: "the queues cannot be read: " + err.Error(),
-			Remedy: "gpreemptd needs to read /sys/class/kfd and /proc; what it knew before still stands",
-		})
-		return
-	}
-	d.warnings.set("scan", scanWarnings(snapshot)...)
-	diff := d.inventory.Apply(time.Now(), snapshot)
-	d.targets.apply(diff)
-	d.letGoOutOfReach(diff.Changed)
-}
-
-func scanWarnings(s discovery.Snapshot) []server.Warning {
-	if len(s.Warnings) == 0 {
-		return nil
-	}
-	return []server.Warning{{
-		Code: "SCAN_INCOMPLETE", Severity: "warning", Text: strings.Join(s.Warnings, "; "),
-		Remedy: "what could not be read is left out and never suspended",
-	}}
 }
 
 // beat feeds the watchdog from the loop that matters.
@@ -457,7 +413,7 @@ func (d *daemon) reload() {
 	cfg, err := d.opts.load()
 	if err != nil {
 		d.log.Error("the config file is wrong; nothing changes", zap.Error(err))
-		d.warnings.set("reload", server.Warning{
+		d.warnings.set("reload", gpreempt.Warning{
 			Code: "CONFIG_REJECTED", Severity: "warning",
 			// One mistake a line; a warning is one line.
 			Text:   "the config file was not taken over: " + strings.ReplaceAll(err.Error(), "\n", "; "),
@@ -477,7 +433,7 @@ func (d *daemon) reload() {
 	d.apply(old, cfg)
 	d.warnings.set("reload")
 	if len(restart) > 0 {
-		d.warnings.set("reload", server.Warning{
+		d.warnings.set("reload", gpreempt.Warning{
 			Code: "RESTART_NEEDED", Severity: "warning", Text: "changed in the config file but not in force: " + strings.Join(restart, ", "),
 			Remedy: "systemctl restart gpreemptd",
 		})
@@ -497,7 +453,8 @@ func (d *daemon) apply(old, cfg config.Config) {
 		d.log.Error("the log level is unknown; nothing changes", zap.Error(err))
 		return
 	}
-	cfg.Socket, cfg.Mechanisms, cfg.Limits.MaxMessageBytes = old.Socket, old.Mechanisms, old.Limits.MaxMessageBytes
+	cfg.Socket, cfg.Mechanisms, cfg.Containers = old.Socket, old.Mechanisms, old.Containers
+	cfg.Limits.MaxMessageBytes = old.Limits.MaxMessageBytes
 	d.config.Store(&cfg)
 	access := d.lookUpAccess(cfg.Access)
 	d.authz.Store(access)
@@ -512,5 +469,5 @@ func (d *daemon) apply(old, cfg config.Config) {
 	if h := d.hazards.Load(); h != nil {
 		h.override(cfg.Safety.Hazards)
 	}
-	d.targets.setRules(rules)
+	d.setRules(rules)
 }

@@ -187,7 +187,7 @@ rules: [{name: all, match: {comm: "*"}, class: offline}]
 	if _, err := d.backend.machine.CreateQueue(key, d.inventory.GPUs()[0].ID, gpreempt.QueueCompute, 64); err != nil {
 		t.Fatal(err)
 	}
-	d.scan()
+	d.observer.Scan()
 	if facts, _ := d.targets.Facts(key); facts.Decision.By != "rule all" {
 		t.Errorf("a new process is decided by %q, want the new rule", facts.Decision.By)
 	}

@@ -2,7 +2,6 @@ package daemon
 
 import (
 	"context"
-	"os"
 	"slices"
 	"time"
 
@@ -92,8 +91,9 @@ func Diagnose(ctx context.Context, opts Options) (*doctor.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	root := os.DirFS("/")
+	root := discovery.Host("/")
 	hosts := discovery.NewFS(root)
+	hosts.SetEnv(rules.Env())
 	c := doctor.Config{
 		Root: root, Version: version.String(), Lock: opts.lockPath(cfg.Socket), Groups: groups(cfg), OpenDriver: openDriver,
 	}
@@ -110,7 +110,9 @@ func Diagnose(ctx context.Context, opts Options) (*doctor.Report, error) {
 			l := ladder.New(ladder.Config{Rungs: s.rungs(cfg), Judge: s.judge(h), Now: time.Now, Log: zap.NewNop()})
 			var all []doctor.Process
 			for _, proc := range snapshot.Processes {
-				all = append(all, patient(proc.Process, rules.Decide(proc.Process), l.Survey(ctx, proc.Key)))
+				// No daemon is there to know container names, priorities and addresses.
+				subject := classify.Subject{Process: proc.Process, GPUs: gpusWithQueues(gpus, proc)}
+				all = append(all, patient(proc.Process, rules.Decide(&subject), l.Survey(ctx, proc.Key)))
 			}
 			return all
 		}

@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/preempt"
@@ -38,13 +39,8 @@ type hooks struct {
 // hooks gives the mechanisms the daemon's ear.
 func (d *daemon) hooks() hooks {
 	return hooks{
-		gpus: d.gpusOf,
-		births: func(gpreempt.ProcessKey) {
-			select {
-			case d.look <- struct{}{}:
-			default: // a scan is asked for already
-			}
-		},
+		gpus:   d.gpusOf,
+		births: func(gpreempt.ProcessKey) { d.observer.Look() },
 		lost: func(mechanism string, target gpreempt.ProcessKey, err error) {
 			if hardware, ok := errors.AsType[*preempt.HardwareError](err); ok {
 				for _, gpu := range hardware.GPUs {
@@ -100,13 +96,14 @@ func (o Options) machine() machine {
 // openHost opens the KFD of the host and the mechanisms over it. What is missing
 // becomes a warning: with what there is the daemon shows and classifies.
 func openHost(m machine, cfg config.Config, h hooks, log *zap.Logger) *backend {
-	root := os.DirFS(m.root)
+	root := discovery.Host(m.root)
 	b := &backend{
 		name: "kfd",
 		root: root,
 		fs:   discovery.NewFS(root),
-		busy: func(gpreempt.ProcessKey) (bool, bool) { return false, false },
 	}
+	memory := backlog.New()
+	b.backlogs = memory.Read
 	b.openPauses(journalDir(m.run), log)
 	for _, name := range cfg.Mechanisms {
 		switch {
@@ -171,6 +168,7 @@ func (b *backend) openDbgtrap(m machine, h hooks, log *zap.Logger) preempt.Mecha
 		GPUs:   h.gpus,
 		Log:    log.Named("dbgtrap"),
 	})
+	b.snapshot = func(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo { return snapshot(b.dbgtrap, key) }
 	return b.dbgtrap
 }
 

@@ -15,6 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap/zaptest"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/journal"
@@ -90,7 +92,7 @@ func (h *fakeHost) start(comm string) *fakeJob {
 	}
 	proc := fmt.Sprintf("proc/%d/", p.PID())
 	h.put(proc+"stat", fmt.Sprintf("%d (%s) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", p.PID(), comm, p.Start()))
-	h.put(proc+"status", "Name:\t"+comm+"\nUid:\t1000\t1000\t1000\t1000\nTracerPid:\t0\n")
+	h.put(proc+"status", "Name:\t"+comm+"\nUid:\t1000\t1000\t1000\t1000\nGid:\t100\t100\t100\t100\nTracerPid:\t0\n")
 	h.put(proc+"comm", comm+"\n")
 	h.put(proc+"cmdline", comm+"\x00")
 	h.put(proc+"cgroup", "0::/batch\n")
@@ -395,5 +397,84 @@ func TestPauseOfAnEarlierDaemonComesFirst(t *testing.T) {
 	}
 	if v := d.judge("freezer", gpreempt.ProcessKey{PID: 8, Start: 8}); !v.Evidence.OK {
 		t.Errorf("another process may not be held: %+v", v)
+	}
+}
+
+func TestQueuesOfAHeldTargetAreKnownByTheirRings(t *testing.T) {
+	h := newFakeHost(t, "6.12", trainersAreOffline)
+	job := h.start("trainer")
+	c, _ := h.serve()
+	h.target(c, job, "a mechanism holds it", held)
+	for {
+		list, err := c.Admin().ListQueues(t.Context(), &gpreemptv1.ListQueuesRequest{TargetId: strconv.Itoa(int(job.PID()))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rings := map[uint64]bool{}
+		for _, q := range list.GetQueues() {
+			if q.GetSource() == "snapshot" && q.GetRingAddress() != 0 {
+				rings[q.GetRingAddress()] = true
+			}
+		}
+		if len(rings) == 2 {
+			return
+		}
+		runtime.Gosched()
+	}
+}
+
+// warns tells whether the daemon has a warning.
+func (h *fakeHost) warns(c *client.Client, code string) bool {
+	h.t.Helper()
+	got, err := c.Admin().GetStatus(h.t.Context(), &gpreemptv1.GetStatusRequest{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return slices.ContainsFunc(got.GetWarnings(), func(w *gpreemptv1.Warning) bool { return w.GetCode() == code })
+}
+
+func TestEvictionsByTheDriverAreShown(t *testing.T) {
+	for _, profile := range []string{"6.12", "7.2"} {
+		t.Run(profile, func(t *testing.T) {
+			h := newFakeHost(t, profile, trainersAreOffline)
+			job := h.start("viewer")
+			c, _ := h.serve()
+			evictions := func() *uint64 {
+				list, err := c.Admin().ListGpus(t.Context(), &gpreemptv1.ListGpusRequest{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				return list.GetGpus()[0].MemoryEvictions
+			}
+			for evictions() == nil {
+				runtime.Gosched()
+			}
+			if err := job.Evict(kfd.TriggerTTM); err != nil {
+				t.Fatal(err)
+			}
+			for *evictions() == 0 || !h.warns(c, "GPU_MEMORY_SHORT") {
+				runtime.Gosched()
+			}
+		})
+	}
+}
+
+func TestMissingDebugfsIsNamedAndSuspendingWorksWithout(t *testing.T) {
+	h := newFakeHost(t, "6.12", trainersAreOffline)
+	job := h.start("trainer")
+	c, _ := h.serve()
+	h.target(c, job, "a mechanism holds it", held)
+	for {
+		if h.warns(c, "DEBUGFS_MISSING") {
+			break
+		}
+		runtime.Gosched()
+	}
+	if _, err := c.Admin().ListHqds(t.Context(), &gpreemptv1.ListHqdsRequest{}); status.Code(err) != codes.FailedPrecondition {
+		t.Errorf("the hardware slots: %v", err)
+	}
+	lease, err := c.Acquire(t.Context(), client.Request{MaxWait: 10 * time.Second})
+	if err != nil || !lease.Quiesced() {
+		t.Errorf("an announcement: %v, %v", lease, err)
 	}
 }

@@ -17,7 +17,7 @@ const idleEvery = time.Millisecond
 type idleWatch struct {
 	runner *scheduler.Runner
 	client func(scheduler.ClientID) gpreempt.ProcessKey
-	busy   func(gpreempt.ProcessKey) (busy, known bool)
+	busy   func(context.Context, gpreempt.ProcessKey) (busy, known bool)
 	wake   chan struct{}
 }
 
@@ -40,7 +40,7 @@ func (w *idleWatch) run(ctx context.Context) {
 		case <-w.wake:
 		}
 		ticker.Reset(idleEvery)
-		for w.look() {
+		for w.look(ctx) {
 			select {
 			case <-ctx.Done():
 				return
@@ -51,11 +51,11 @@ func (w *idleWatch) run(ctx context.Context) {
 }
 
 // look reports on every client with such a lease; false when there is none.
-func (w *idleWatch) look() bool {
+func (w *idleWatch) look(ctx context.Context) bool {
 	var watched []scheduler.ClientID
 	w.runner.View(func(c *scheduler.Core) { watched = c.IdleWatched() })
 	for _, id := range watched {
-		if busy, known := w.busy(w.client(id)); known {
+		if busy, known := w.busy(ctx, w.client(id)); known {
 			w.runner.Post(scheduler.ClientBacklog{Client: id, Busy: busy})
 		}
 	}

@@ -44,7 +44,7 @@ func newDesk(t *testing.T) *desk {
 	d.watch = &idleWatch{
 		runner: runner,
 		client: func(id scheduler.ClientID) gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: int32(id)} },
-		busy: func(gpreempt.ProcessKey) (bool, bool) {
+		busy: func(context.Context, gpreempt.ProcessKey) (bool, bool) {
 			d.looks.Add(1)
 			return d.busy.Load(), d.known.Load()
 		},

@@ -7,7 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/breaker"
-	"github.com/gpreempt/gpreempt/internal/server"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -29,7 +29,7 @@ func (d *daemon) watchKernelLog(ctx context.Context) {
 		if err == nil {
 			return
 		}
-		d.warnings.set("kmsg", server.Warning{
+		d.warnings.set("kmsg", gpreempt.Warning{
 			Code: "KERNEL_LOG_UNREADABLE", Severity: "warning", Text: err.Error(),
 			Remedy: "run gpreemptd as root, or with CAP_SYSLOG",
 		})

@@ -190,7 +190,7 @@ func TestNothingStaysStoppedAfterTheDaemonIsKilled(t *testing.T) {
 func (h *fakeHost) showReal(key gpreempt.ProcessKey, stat string) {
 	proc := fmt.Sprintf("proc/%d/", key.PID)
 	h.put(proc+"stat", stat)
-	h.put(proc+"status", "Uid:\t0\t0\t0\t0\n")
+	h.put(proc+"status", "Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n")
 	h.put(proc+"comm", "trainer\n")
 	h.put(proc+"cmdline", "trainer\x00")
 	h.put(proc+"cgroup", "0::/\n")

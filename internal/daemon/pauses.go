@@ -15,7 +15,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/preempt/criu"
 	"github.com/gpreempt/gpreempt/internal/preempt/freezer"
-	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -170,9 +169,9 @@ func (d *daemon) undoOrphans(ctx context.Context, tried func()) {
 	}
 	for {
 		_, failures := d.backend.pauses.undoOrphans(ctx)
-		var warnings []server.Warning
+		var warnings []gpreempt.Warning
 		for _, err := range failures {
-			warnings = append(warnings, server.Warning{
+			warnings = append(warnings, gpreempt.Warning{
 				Code: "ORPHANED_PAUSE", Severity: "error", Text: fmt.Sprintf("an earlier daemon may have left it paused: %v", err),
 				Remedy: "it is tried again all the time; ending the process ends the pause too",
 			})

@@ -38,6 +38,8 @@ type attacher interface {
 // safe for concurrent use.
 type targets struct {
 	inventory *inventory.Inventory
+	// container gives what is known of a container.
+	container func(gpreempt.Cgroup) gpreempt.Container
 	attacher  attacher
 	chooser   chooser
 	post      func(scheduler.Event)
@@ -47,6 +49,9 @@ type targets struct {
 	mu         sync.Mutex // guards all below; taken before the scheduler's lock
 	classifier *classify.Classifier
 	known      map[gpreempt.ProcessKey]*knownTarget
+	// matched and decided count processes by rule, since the rules were loaded; the
+	// tags come last.
+	matched, decided []uint64
 }
 
 type knownTarget struct {
@@ -55,6 +60,9 @@ type knownTarget struct {
 	// override is an admin's word; it holds until expires, or for good when that is zero.
 	override *classify.Decision
 	expires  time.Time
+	// matching tells which rules match; everMatched and everDecided which it was
+	// counted for.
+	matching, everMatched, everDecided []bool
 
 	attaching bool // Attach was called and not undone by Detach
 	ready     bool
@@ -93,6 +101,7 @@ func (t *targets) apply(diff inventory.Diff) {
 func (t *targets) due() {
 	now := t.now()
 	for _, k := range t.known {
+		t.container(k.proc.Cgroup) // what is asked for is kept up to date
 		if k.override != nil && !k.expires.IsZero() && !now.Before(k.expires) {
 			k.override = nil
 			t.decide(k)
@@ -110,9 +119,102 @@ func (t *targets) setRules(c *classify.Classifier) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.classifier = c
+	rules := len(c.Names())
+	t.matched, t.decided = make([]uint64, rules), make([]uint64, rules)
 	for _, k := range t.known {
+		k.everMatched, k.everDecided = nil, nil
 		t.decide(k)
 	}
+}
+
+// told hears that the facts of a process's queues changed.
+func (t *targets) told(proc discovery.Proc) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if k := t.known[proc.Key]; k != nil {
+		t.decide(k)
+	}
+}
+
+// containerTold hears that something new is known of a container.
+func (t *targets) containerTold(id string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, k := range t.known {
+		if k.proc.Cgroup.ContainerID == id {
+			t.decide(k)
+		}
+	}
+}
+
+// subject is all that a process is judged by.
+func (t *targets) subject(k *knownTarget) *classify.Subject {
+	s := &classify.Subject{
+		Process: k.proc.Process, Container: t.container(k.proc.Cgroup), GPUs: gpusWithQueues(t.inventory.GPUs(), k.proc),
+	}
+	for _, q := range t.inventory.QueuesOf(k.proc.Key) {
+		s.Queues = append(s.Queues, classify.Queue{Queue: q.Queue, Info: q.Info})
+	}
+	return s
+}
+
+// count takes note of the rules that match a process.
+func (t *targets) count(k *knownTarget, s *classify.Subject) {
+	k.matching = t.classifier.Matching(s, k.matching[:0])
+	if k.everMatched == nil {
+		k.everMatched, k.everDecided = make([]bool, len(k.matching)), make([]bool, len(k.matching))
+	}
+	for n, matches := range k.matching {
+		if matches && !k.everMatched[n] {
+			k.everMatched[n] = true
+			t.matched[n]++
+		}
+	}
+	if n := k.deciding(); n >= 0 && !k.everDecided[n] {
+		k.everDecided[n] = true
+		t.decided[n]++
+	}
+}
+
+// deciding gives the rule that decides; -1 when none does.
+func (k *knownTarget) deciding() int {
+	if k.override != nil {
+		return -1
+	}
+	return slices.Index(k.matching, true)
+}
+
+// RuleCounts tells how often each rule matched.
+func (t *targets) RuleCounts() []server.RuleCount {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	classes := t.classifier.Classes()
+	counts := make([]server.RuleCount, len(t.matched))
+	for n, name := range t.classifier.Names() {
+		counts[n] = server.RuleCount{Rule: name, Class: classes[n], Matched: t.matched[n], Decided: t.decided[n]}
+	}
+	for _, k := range t.known {
+		for n, matches := range k.matching {
+			if matches {
+				counts[n].MatchesNow++
+			}
+		}
+		if n := k.deciding(); n >= 0 {
+			counts[n].DecidesNow++
+		}
+	}
+	return counts
+}
+
+// Explain goes through what could classify a process.
+func (t *targets) Explain(key gpreempt.ProcessKey) []classify.Step {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	k := t.known[key]
+	if k == nil {
+		return nil
+	}
+	return t.classifier.Explain(t.subject(k), k.override)
 }
 
 // Override puts an admin's word above the rules, for ttl or for as long as the
@@ -136,7 +238,9 @@ func (t *targets) Override(key gpreempt.ProcessKey, decision *classify.Decision,
 // decide judges a process, tells the scheduler, and attaches to what became
 // offline or lets go of what no longer is.
 func (t *targets) decide(k *knownTarget) {
-	k.decision = t.classifier.Decide(k.proc.Process)
+	s := t.subject(k)
+	t.count(k, s)
+	k.decision = t.classifier.Decide(s)
 	if k.override != nil {
 		k.decision = *k.override
 	}
@@ -203,7 +307,7 @@ func (t *targets) Facts(key gpreempt.ProcessKey) (server.Facts, bool) {
 	if k == nil {
 		return server.Facts{}, false
 	}
-	facts := server.Facts{Decision: k.decision}
+	facts := server.Facts{Decision: k.decision, Container: t.container(k.proc.Cgroup)}
 	if k.ready {
 		choice, _ := t.chooser.Choice(key)
 		facts.Mechanism, facts.MechanismWhy = choice.Mechanism, choice.String()

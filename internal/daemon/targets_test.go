@@ -27,7 +27,9 @@ type host struct {
 	t     *testing.T
 	clock time.Time
 	procs []discovery.Proc
-	said  []string // what attacher and scheduler heard, in order
+	// containers is what a runtime tells, by container id.
+	containers map[string]gpreempt.Container
+	said       []string // what attacher and scheduler heard, in order
 }
 
 func newHost(t *testing.T, rules ...classify.Rule) *host {
@@ -35,9 +37,10 @@ func newHost(t *testing.T, rules ...classify.Rule) *host {
 	h := &host{t: t, clock: time.Unix(1000, 0)}
 	h.targets = &targets{
 		inventory: inventory.New(16), attacher: h, chooser: h, post: h.post,
-		now: func() time.Time { return h.clock }, log: zap.NewNop(),
-		classifier: rulesOf(t, rules...), known: map[gpreempt.ProcessKey]*knownTarget{},
+		now: func() time.Time { return h.clock }, log: zap.NewNop(), known: map[gpreempt.ProcessKey]*knownTarget{},
+		container: func(at gpreempt.Cgroup) gpreempt.Container { return h.containers[at.ContainerID] },
 	}
+	h.setRules(rulesOf(t, rules...))
 	return h
 }
 
@@ -276,5 +279,87 @@ func TestTargetThatKeepsFailingIsWarnedOfOnce(t *testing.T) {
 	h.attached(trainer, errors.New("a debugger is there again"))
 	if n := logs.Len(); n != 2 {
 		t.Errorf("%d warnings, want 2", n)
+	}
+}
+
+func TestProcessIsJudgedAgainWhenItsContainerIsKnown(t *testing.T) {
+	h := newHost(t, classify.Rule{Name: "batch", Match: classify.Match{Container: classify.ContainerMatch{Name: "bert-*"}}, Class: gpreempt.Offline})
+	h.procs = []discovery.Proc{{Process: gpreempt.Process{Key: trainer, Comm: "python3", Cgroup: gpreempt.Cgroup{ContainerID: "c1"}}}}
+	h.scan()
+	h.facts(trainer, server.Facts{Decision: byDefault})
+	bert := gpreempt.Container{Name: "bert-0"}
+	h.containers = map[string]gpreempt.Container{"c1": bert}
+	h.containerTold("c2")
+	h.facts(trainer, server.Facts{Decision: byDefault, Container: bert})
+	h.containerTold("c1")
+	h.facts(trainer, server.Facts{Decision: classify.Decision{Class: gpreempt.Offline, By: "rule batch"}, Container: bert})
+}
+
+func TestProcessIsJudgedAgainWhenItsQueuesAreKnown(t *testing.T) {
+	low := classify.Rule{Name: "low", Match: classify.Match{QueuePriority: &classify.PriorityRange{Max: 6}}, Class: gpreempt.Offline}
+	h := newHost(t, low)
+	proc := discovery.Proc{
+		Process: gpreempt.Process{Key: trainer, Comm: "python3"},
+		Queues:  []gpreempt.Queue{{Process: trainer, GPU: 1, Type: gpreempt.QueueCompute, RingBytes: 1 << 20}},
+	}
+	h.procs = []discovery.Proc{proc}
+	h.scan()
+	h.facts(trainer, server.Facts{Decision: byDefault})
+	h.inventory.SetInfos(h.clock, proc, []gpreempt.QueueInfo{{Source: gpreempt.FromMQD, Priority: 0, PriorityExact: true}})
+	h.told(proc)
+	h.facts(trainer, server.Facts{Decision: classify.Decision{Class: gpreempt.Offline, By: "rule low"}})
+}
+
+func TestRulesAreCountedWhetherOrNotTheyDecide(t *testing.T) {
+	all := classify.Rule{Name: "all", Match: classify.Match{Comm: "*"}, Class: gpreempt.Online}
+	h := newHost(t, offlineTrainers(), all)
+	start := func(key gpreempt.ProcessKey, comm string) {
+		h.procs = append(h.procs, discovery.Proc{Process: gpreempt.Process{Key: key, Comm: comm}})
+	}
+	start(trainer, "train")
+	start(viewer, "viewer")
+	h.scan()
+	h.scan()
+	counts := func(what string, want ...server.RuleCount) {
+		t.Helper()
+		want = append(want, server.RuleCount{Rule: "tag"})
+		if diff := cmp.Diff(want, h.RuleCounts()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	counts("both live",
+		server.RuleCount{Rule: "training", Class: gpreempt.Offline, Matched: 1, Decided: 1, MatchesNow: 1, DecidesNow: 1},
+		server.RuleCount{Rule: "all", Class: gpreempt.Online, Matched: 2, Decided: 1, MatchesNow: 2, DecidesNow: 1})
+	h.Override(trainer, &byAdmin, 0)
+	h.procs = h.procs[:1]
+	h.scan()
+	counts("one left, the other is an admin's",
+		server.RuleCount{Rule: "training", Class: gpreempt.Offline, Matched: 1, Decided: 1, MatchesNow: 1},
+		server.RuleCount{Rule: "all", Class: gpreempt.Online, Matched: 2, Decided: 1, MatchesNow: 1})
+	h.setRules(rulesOf(t, all))
+	counts("new rules", server.RuleCount{Rule: "all", Class: gpreempt.Online, Matched: 1, MatchesNow: 1})
+}
+
+func TestClassificationIsExplained(t *testing.T) {
+	h := newHost(t, offlineTrainers())
+	h.procs = []discovery.Proc{{Process: gpreempt.Process{Key: trainer, Comm: "train"}}}
+	h.scan()
+	who := func() (by []string) {
+		for _, step := range h.Explain(trainer) {
+			if step.Decides {
+				by = append(by, step.By)
+			}
+		}
+		return by
+	}
+	if got := who(); !cmp.Equal(got, []string{"rule training"}) {
+		t.Errorf("decided by %v", got)
+	}
+	h.Override(trainer, &byAdmin, 0)
+	if got := who(); !cmp.Equal(got, []string{"admin"}) {
+		t.Errorf("decided by %v after an admin's word", got)
+	}
+	if got := h.Explain(viewer); got != nil {
+		t.Errorf("an unknown process is explained by %v", got)
 	}
 }

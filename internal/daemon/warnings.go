@@ -5,21 +5,21 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/gpreempt/gpreempt/internal/server"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // warnings holds what an admin should know now, by the part that says so.
 type warnings struct {
 	mu      sync.Mutex // guards current
-	current map[string][]server.Warning
+	current map[string][]gpreempt.Warning
 }
 
 // set replaces what a part has to say; nothing when all is well again.
-func (w *warnings) set(part string, now ...server.Warning) {
+func (w *warnings) set(part string, now ...gpreempt.Warning) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.current == nil {
-		w.current = map[string][]server.Warning{}
+		w.current = map[string][]gpreempt.Warning{}
 	}
 	if len(now) == 0 {
 		delete(w.current, part)
@@ -29,10 +29,10 @@ func (w *warnings) set(part string, now ...server.Warning) {
 }
 
 // list gives all of them, in a fixed order.
-func (w *warnings) list() []server.Warning {
+func (w *warnings) list() []gpreempt.Warning {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var all []server.Warning
+	var all []gpreempt.Warning
 	for _, part := range slices.Sorted(maps.Keys(w.current)) {
 		all = append(all, w.current[part]...)
 	}

@@ -92,7 +92,7 @@ func (h *fakeHost) thread(tid, pid int, comm string) {
 }
 
 func processStatus(comm string, pid, tracer, uid int, caps uint64) string {
-	return fmt.Sprintf("Name:\t%s\nTgid:\t%d\nPid:\t%[2]d\nTracerPid:\t%d\nUid:\t%d\t%[4]d\t%[4]d\t%[4]d\nCapEff:\t%016x\n", comm, pid, tracer, uid, caps)
+	return fmt.Sprintf("Name:\t%s\nTgid:\t%d\nPid:\t%[2]d\nTracerPid:\t%d\nUid:\t%d\t%[4]d\t%[4]d\t%[4]d\nGid:\t%[4]d\t%[4]d\t%[4]d\t%[4]d\nCapEff:\t%016x\n", comm, pid, tracer, uid, caps)
 }
 
 // allCaps is the effective set of root.

@@ -37,11 +37,65 @@ func (v *Inventory) Apply(at time.Time, s discovery.Snapshot) Diff {
 		m.gone(p)
 	}
 	v.processes = m.next
-	if len(m.diff.Queues) > 0 && v.wake != nil {
+	if len(m.diff.Queues) > 0 {
+		v.wakeReaders()
+	}
+	return m.diff
+}
+
+// wakeReaders lets those who wait for a change go on.
+func (v *Inventory) wakeReaders() {
+	if v.wake != nil {
 		close(v.wake)
 		v.wake = nil
 	}
-	return m.diff
+}
+
+// SetInfos takes in what other sources told of the queues of a process, index by
+// index with proc.Queues; at is the wall clock time of it. Queues that are not those
+// of proc any more are passed over, since what was told is not of them, and so are
+// those infos has nothing for. What differs becomes a change. Readers see either all
+// of it or none.
+//
+// What was told of a queue ends with it: another one under its id begins without.
+func (v *Inventory) SetInfos(at time.Time, proc discovery.Proc, infos []gpreempt.QueueInfo) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	n, known := v.index(proc.Key)
+	if !known || proc.Key.Start == 0 {
+		return
+	}
+	p := &v.processes[n]
+	copied := false
+	o := 0
+	for n, q := range proc.Queues[:min(len(proc.Queues), len(infos))] {
+		for o < len(p.Queues) && p.Queues[o].ID < q.ID {
+			o++
+		}
+		if o == len(p.Queues) {
+			break
+		}
+		if p.Queues[o] != q || incarnation(p.Proc, o) != incarnation(proc, n) || p.entries[o].Info == infos[n] {
+			continue
+		}
+		if !copied { // readers may hold the old ones
+			p.entries = slices.Clone(p.entries)
+			copied = true
+		}
+		p.entries[o].Info, p.entries[o].ChangedAt = infos[n], at
+		v.log(Modified, p.entries[o])
+	}
+	if copied {
+		v.wakeReaders()
+	}
+}
+
+// log makes a change the newest one.
+func (v *Inventory) log(kind ChangeKind, q QueueEntry) Change {
+	v.last++
+	c := Change{Revision: v.last, Kind: kind, Queue: q}
+	*v.slot(v.last) = c
+	return c
 }
 
 // merge goes through the old and the new processes side by side.
@@ -52,18 +106,14 @@ type merge struct {
 	diff      Diff
 }
 
-func (m *merge) change(kind ChangeKind, q gpreempt.Queue, firstSeen time.Time) {
-	v := m.inventory
-	v.last++
-	c := Change{Revision: v.last, Kind: kind, Queue: QueueEntry{Queue: q, FirstSeen: firstSeen}}
-	*v.slot(v.last) = c
-	m.diff.Queues = append(m.diff.Queues, c)
+func (m *merge) change(kind ChangeKind, q QueueEntry) {
+	m.diff.Queues = append(m.diff.Queues, m.inventory.log(kind, q))
 }
 
 func (m *merge) gone(p process) {
 	m.diff.Gone = append(m.diff.Gone, p.Key)
-	for n, q := range p.Queues {
-		m.change(Removed, q, p.firstSeen[n])
+	for _, q := range p.entries {
+		m.change(Removed, q)
 	}
 }
 
@@ -89,27 +139,28 @@ func sameQueues(a, b discovery.Proc) bool {
 
 // queues goes through the old and the new queues of one process side by side.
 func (m *merge) queues(old process, p discovery.Proc) process {
-	next := process{Proc: p, firstSeen: make([]time.Time, 0, len(p.Queues)), born: old.born}
+	next := process{Proc: p, entries: make([]QueueEntry, 0, len(p.Queues)), born: old.born}
 	o := 0
 	for n, q := range p.Queues {
 		for ; o < len(old.Queues) && old.Queues[o].ID < q.ID; o++ {
-			m.change(Removed, old.Queues[o], old.firstSeen[o])
+			m.change(Removed, old.entries[o])
 		}
 		if o < len(old.Queues) && old.Queues[o].ID == q.ID {
 			if old.Queues[o] == q && incarnation(old.Proc, o) == incarnation(p, n) {
-				next.firstSeen = append(next.firstSeen, old.firstSeen[o])
+				next.entries = append(next.entries, old.entries[o])
 				o++
 				continue
 			}
-			m.change(Removed, old.Queues[o], old.firstSeen[o])
+			m.change(Removed, old.entries[o])
 			o++
 		}
-		m.change(Added, q, m.at)
-		next.firstSeen = append(next.firstSeen, m.at)
+		born := QueueEntry{Queue: q, FirstSeen: m.at}
+		m.change(Added, born)
+		next.entries = append(next.entries, born)
 		next.born++
 	}
 	for ; o < len(old.Queues); o++ {
-		m.change(Removed, old.Queues[o], old.firstSeen[o])
+		m.change(Removed, old.entries[o])
 	}
 	return next
 }

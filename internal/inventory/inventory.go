@@ -31,9 +31,9 @@ type ChangeKind uint8
 const (
 	// Added: the queue was born.
 	Added ChangeKind = iota + 1
-	// Modified is a queue that stays and has other facts. No scan leads to it:
-	// other facts under the same id are taken for another queue, which is removed
-	// and added, so that none that is new escapes a suspension.
+	// Modified is a queue that stays and of which SetInfos told something new. No
+	// scan leads to it: other facts under the same id are taken for another queue,
+	// which is removed and added, so that none that is new escapes a suspension.
 	Modified
 	// Removed: the queue was destroyed, or its process left.
 	Removed
@@ -48,10 +48,16 @@ type Change struct {
 	Queue QueueEntry
 }
 
-// QueueEntry is a queue with the wall clock time of the scan that found it.
+// QueueEntry is a queue with what is known of it beyond the scan.
 type QueueEntry struct {
 	gpreempt.Queue
+	// FirstSeen is the wall clock time of the scan that found it.
 	FirstSeen time.Time
+	// Info is what SetInfos was last given for it.
+	Info gpreempt.QueueInfo
+	// ChangedAt is the wall clock time at which Info last changed, zero when it never
+	// has.
+	ChangedAt time.Time
 }
 
 // Diff is what one scan changed. A process that left and one that came with the
@@ -72,9 +78,9 @@ func (d Diff) Empty() bool {
 	return len(d.Born) == 0 && len(d.Changed) == 0 && len(d.Gone) == 0 && len(d.Queues) == 0
 }
 
-// Inventory is who lives now. Apply and SetGPUs are called by one goroutine,
-// everything else by any number. What it gives out is shared and must not be
-// changed.
+// Inventory is who lives now. Apply, SetInfos and SetGPUs are called by one
+// goroutine, everything else by any number. What it gives out is shared and must not
+// be changed.
 type Inventory struct {
 	// mu guards everything below. It is held to copy and to compare, never to wait.
 	mu        sync.Mutex
@@ -91,8 +97,8 @@ type Inventory struct {
 // process is a living process with what the scan does not tell.
 type process struct {
 	discovery.Proc
-	// firstSeen belongs to Queues, index by index.
-	firstSeen []time.Time
+	// entries belong to Queues, index by index.
+	entries []QueueEntry
 	// born is how many queues it has ever had.
 	born uint64
 }
@@ -137,13 +143,19 @@ func (v *Inventory) Process(key gpreempt.ProcessKey) (discovery.Proc, bool) {
 }
 
 func (v *Inventory) find(key gpreempt.ProcessKey) (process, bool) {
-	n, found := slices.BinarySearchFunc(v.processes, key.PID, func(p process, pid int32) int {
-		return int(p.Key.PID) - int(pid)
-	})
-	if !found || key.Start != 0 && v.processes[n].Key != key {
+	n, found := v.index(key)
+	if !found {
 		return process{}, false
 	}
 	return v.processes[n], true
+}
+
+// index gives the place of a process.
+func (v *Inventory) index(key gpreempt.ProcessKey) (n int, found bool) {
+	n, found = slices.BinarySearchFunc(v.processes, key.PID, func(p process, pid int32) int {
+		return int(p.Key.PID) - int(pid)
+	})
+	return n, found && (key.Start == 0 || v.processes[n].Key == key)
 }
 
 // QueuesBorn gives how many queues were ever born in a living process; it never
@@ -162,11 +174,18 @@ func (v *Inventory) Queues() ([]QueueEntry, uint64) {
 	defer v.mu.Unlock()
 	var all []QueueEntry
 	for _, p := range v.processes {
-		for n, q := range p.Queues {
-			all = append(all, QueueEntry{Queue: q, FirstSeen: p.firstSeen[n]})
-		}
+		all = append(all, p.entries...)
 	}
 	return all, v.last
+}
+
+// QueuesOf gives the queues of one living process, ascending by id; nil when it is
+// not known.
+func (v *Inventory) QueuesOf(key gpreempt.ProcessKey) []QueueEntry {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	p, _ := v.find(key)
+	return p.entries
 }
 
 // Revision gives the revision of the newest change; 0 before the first.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -185,6 +186,73 @@ func TestQueuesKeepTheTimeTheyWereFirstSeen(t *testing.T) {
 	}
 }
 
+func TestWhatIsToldOfAQueueEndsWithIt(t *testing.T) {
+	v := inventory.New(64)
+	p := proc(10, 1, 0, 1)
+	p.Incarnations = []uint64{71, 72}
+	told := []gpreempt.QueueInfo{{RingBase: 0x1000}, {Note: "two dumps could be meant"}}
+	known := func(p discovery.Proc, n, seen, changed int, info gpreempt.QueueInfo) inventory.QueueEntry {
+		e := entry(p, n, seen)
+		e.Info, e.ChangedAt = info, at(changed)
+		return e
+	}
+	check := func(when string, changes []inventory.Change, want ...inventory.QueueEntry) {
+		t.Helper()
+		got, revision := v.Queues()
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: queues (-want +got):\n%s", when, diff)
+		}
+		if diff := cmp.Diff(want, v.QueuesOf(p.Key)); diff != "" {
+			t.Errorf("%s: queues of the process (-want +got):\n%s", when, diff)
+		}
+		read, err := v.Read(revision-uint64(len(changes)), nil)
+		if diff := cmp.Diff(changes, read, cmpopts.IgnoreFields(inventory.Change{}, "Revision")); diff != "" || err != nil {
+			t.Errorf("%s: %v; changes (-want +got):\n%s", when, err, diff)
+		}
+	}
+	modified := func(q inventory.QueueEntry) inventory.Change {
+		return inventory.Change{Kind: inventory.Modified, Queue: q}
+	}
+
+	v.Apply(at(1), snapshot(p))
+	v.SetInfos(at(2), p, told)
+	both := []inventory.QueueEntry{known(p, 0, 1, 2, told[0]), known(p, 1, 1, 2, told[1])}
+	check("told", []inventory.Change{modified(both[0]), modified(both[1])}, both...)
+	v.SetInfos(at(3), p, told)
+	check("told the same", []inventory.Change{modified(both[0]), modified(both[1])}, both...)
+	v.SetInfos(at(4), p, []gpreempt.QueueInfo{{}})
+	check("known no longer", []inventory.Change{modified(known(p, 0, 1, 4, gpreempt.QueueInfo{}))}, known(p, 0, 1, 4, gpreempt.QueueInfo{}), both[1])
+	v.Apply(at(5), snapshot(p))
+	v.SetInfos(at(5), p, told)
+	both[0] = known(p, 0, 1, 5, told[0])
+	check("told again", []inventory.Change{modified(both[0])}, both...)
+
+	reborn := p
+	reborn.Incarnations = []uint64{99, 72}
+	v.Apply(at(6), snapshot(reborn))
+	check("one is another queue", []inventory.Change{
+		{Kind: inventory.Removed, Queue: both[0]}, {Kind: inventory.Added, Queue: entry(p, 0, 6)},
+	}, entry(p, 0, 6), both[1])
+	late := []gpreempt.QueueInfo{{RingBase: 0x2000}, {RingBase: 0x3000}}
+	v.SetInfos(at(7), p, late) // of the older list: of one queue it is true
+	both[1] = known(p, 1, 1, 7, late[1])
+	check("told late", []inventory.Change{modified(both[1])}, entry(p, 0, 6), both[1])
+
+	_, revision := v.Queues()
+	successor := proc(10, 2, 0, 1)
+	v.SetInfos(at(8), successor, told) // not born yet
+	v.SetInfos(at(8), proc(10, 0, 0, 1), told)
+	v.SetInfos(at(8), proc(12, 1, 0), told)
+	if got := v.Revision(); got != revision {
+		t.Errorf("what is told of others led to revision %d, from %d", got, revision)
+	}
+	v.Apply(at(9), snapshot(successor))
+	v.SetInfos(at(9), reborn, late)
+	if got, _ := v.Queues(); !slices.Equal(got, []inventory.QueueEntry{entry(successor, 0, 9), entry(successor, 1, 9)}) {
+		t.Errorf("the queues of a successor are %+v", got)
+	}
+}
+
 func TestQueuesBornOnlyGrows(t *testing.T) {
 	key := gpreempt.ProcessKey{PID: 10, Start: 1}
 	v := inventory.New(8)
@@ -278,7 +346,13 @@ func TestWaitReturnsWithTheNextChange(t *testing.T) {
 		if len(woken) != 0 {
 			t.Fatal("Wait(1) returned at revision 1")
 		}
-		v.Apply(at(3), snapshot(proc(10, 1, 0, 1)))
+		p := proc(10, 1, 0)
+		v.SetInfos(at(2), p, make([]gpreempt.QueueInfo, 1))
+		synctest.Wait()
+		if len(woken) != 0 {
+			t.Fatal("Wait(1) returned though nothing new was told")
+		}
+		v.SetInfos(at(3), p, []gpreempt.QueueInfo{{RingBase: 1}})
 		for range cap(woken) {
 			if err := <-woken; err != nil {
 				t.Error(err)
@@ -299,7 +373,7 @@ func TestWaitReturnsWithTheNextChange(t *testing.T) {
 
 func TestConcurrentReadersSeeWholeScans(t *testing.T) {
 	const scans = 500
-	v := inventory.New(4 * scans)
+	v := inventory.New(6 * scans)
 	pair := []discovery.Proc{proc(10, 1, 0, 1), proc(11, 1)}
 	swapped := []discovery.Proc{proc(10, 1), proc(11, 1, 0, 1)}
 	v.Apply(at(0), snapshot(pair...))
@@ -308,18 +382,22 @@ func TestConcurrentReadersSeeWholeScans(t *testing.T) {
 		for n := range scans {
 			pair, swapped = swapped, pair
 			v.Apply(at(n), snapshot(pair...))
+			for _, p := range pair {
+				v.SetInfos(at(n), p, []gpreempt.QueueInfo{{RingBase: 1}, {RingBase: 1}})
+			}
 		}
 	})
 	for range 3 {
 		wg.Go(func() {
-			for after := uint64(0); after < 2+4*scans; {
+			for after := uint64(0); after < 2+6*scans; {
 				if err := v.Wait(t.Context(), after); err != nil {
 					t.Error(err)
 					return
 				}
 				queues, revision := v.Queues()
-				// Each scan has 4 changes: 2 queues go and 2 come.
-				if len(queues) != 2 || queues[0].Process != queues[1].Process || revision%4 != 2 {
+				// Each scan has 4 changes, 2 queues go and 2 come, and then 2 are told of.
+				if len(queues) != 2 || queues[0].Process != queues[1].Process || queues[0].Info != queues[1].Info ||
+					revision%6 != 0 && revision%6 != 2 {
 					t.Errorf("revision %d has queues %v", revision, queues)
 					return
 				}

@@ -1,11 +1,14 @@
 package inventory_test
 
 import (
+	"context"
 	"errors"
+	"maps"
 	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"pgregory.net/rapid"
 
 	"github.com/gpreempt/gpreempt/internal/inventory"
@@ -37,62 +40,155 @@ func drawSnapshot(t *rapid.T) discovery.Snapshot {
 	return s
 }
 
+// drawInfos gives something to say of the queues of p, of few things, so that it is
+// often what was said before; now and then of fewer or more queues than there are.
+func drawInfos(t *rapid.T, p discovery.Proc) []gpreempt.QueueInfo {
+	infos := make([]gpreempt.QueueInfo, rapid.IntRange(max(len(p.Queues)-1, 0), len(p.Queues)+1).Draw(t, "infos"))
+	for n := range infos {
+		infos[n].RingBase = rapid.Uint64Range(0, 2).Draw(t, "ring")
+	}
+	return infos
+}
+
+// compareQueues orders queues as Queues does.
+func compareQueues(a, b inventory.QueueEntry) int {
+	if d := a.Process.Compare(b.Process); d != 0 {
+		return d
+	}
+	return int(a.ID) - int(b.ID)
+}
+
 // fold applies changes to a set of queues in the order of Queues.
 func fold(t *rapid.T, queues []inventory.QueueEntry, changes []inventory.Change) []inventory.QueueEntry {
 	queues = slices.Clone(queues)
 	for _, c := range changes {
-		n, found := slices.BinarySearchFunc(queues, c.Queue, func(a, b inventory.QueueEntry) int {
-			if d := a.Process.Compare(b.Process); d != 0 {
-				return d
-			}
-			return int(a.ID) - int(b.ID)
-		})
+		n, found := slices.BinarySearchFunc(queues, c.Queue, compareQueues)
 		switch c.Kind {
 		case inventory.Added:
-			if found {
-				t.Fatalf("%+v added twice", c)
+			if found || c.Queue.Info != (gpreempt.QueueInfo{}) || !c.Queue.ChangedAt.IsZero() {
+				t.Fatalf("%+v added twice, or with something known of it", c)
 			}
 			queues = slices.Insert(queues, n, c.Queue)
+		case inventory.Modified:
+			if !found || queues[n].Queue != c.Queue.Queue || queues[n].FirstSeen != c.Queue.FirstSeen || queues[n].Info == c.Queue.Info {
+				t.Fatalf("%+v modified, but it is another queue, or nothing of it changed", c)
+			}
+			queues[n] = c.Queue
 		case inventory.Removed:
 			if !found || queues[n] != c.Queue {
 				t.Fatalf("%+v removed, but there is none", c)
 			}
 			queues = slices.Delete(queues, n, n+1)
-		default:
-			t.Fatalf("%+v: no scan modifies a queue", c)
 		}
 	}
 	return queues
 }
 
+// model is what an inventory is to hold, kept in the plainest way: each queue under
+// everything that makes it the one it is.
+type model struct {
+	processes []discovery.Proc
+	queues    map[identity]inventory.QueueEntry
+	born      map[gpreempt.ProcessKey]uint64
+}
+
+type identity struct {
+	gpreempt.Queue
+	incarnation uint64
+}
+
+func (m *model) apply(n int, s discovery.Snapshot) {
+	queues := map[identity]inventory.QueueEntry{}
+	born := map[gpreempt.ProcessKey]uint64{}
+	for _, p := range s.Processes {
+		born[p.Key] = m.born[p.Key]
+		for q, queue := range p.Queues {
+			id := identity{queue, p.Incarnations[q]}
+			entry, stayed := m.queues[id]
+			if !stayed {
+				entry = inventory.QueueEntry{Queue: queue, FirstSeen: at(n)}
+				born[p.Key]++
+			}
+			queues[id] = entry
+		}
+	}
+	m.processes, m.queues, m.born = s.Processes, queues, born
+}
+
+func (m *model) setInfos(n int, p discovery.Proc, infos []gpreempt.QueueInfo) {
+	for q, queue := range p.Queues[:min(len(p.Queues), len(infos))] {
+		id := identity{queue, p.Incarnations[q]}
+		if entry, lives := m.queues[id]; lives && entry.Info != infos[q] {
+			entry.Info, entry.ChangedAt = infos[q], at(n)
+			m.queues[id] = entry
+		}
+	}
+}
+
+func (m *model) list() []inventory.QueueEntry {
+	return slices.SortedFunc(maps.Values(m.queues), compareQueues)
+}
+
+// Whatever scans and infos come, the inventory holds what the model holds, and the
+// changes from any kept revision on lead to it.
 func TestFoldingTheChangesFromAnyKeptRevisionGivesTheQueues(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		capacity := rapid.IntRange(1, 40).Draw(t, "capacity")
 		v := inventory.New(capacity)
+		m := &model{}
 		type state struct {
 			revision uint64
 			queues   []inventory.QueueEntry
 		}
 		states := []state{{}}
-		born := map[gpreempt.ProcessKey]uint64{}
-		for n := range rapid.IntRange(1, 12).Draw(t, "scans") {
-			s := drawSnapshot(t)
-			d := v.Apply(at(n), s)
-			for _, c := range d.Queues {
-				if c.Kind == inventory.Added {
-					born[c.Queue.Process]++
-				}
+		var seen []discovery.Proc // living and dead
+		type given struct{ now, then []inventory.QueueEntry }
+		var out []given // what was given out, and a copy
+		for n := range rapid.IntRange(1, 16).Draw(t, "steps") {
+			before := v.Revision()
+			if len(seen) == 0 || rapid.Bool().Draw(t, "scan") {
+				s := drawSnapshot(t)
+				seen = append(seen, s.Processes...)
+				v.Apply(at(n), s)
+				m.apply(n, s)
+			} else {
+				p := rapid.SampledFrom(seen).Draw(t, "process")
+				infos := drawInfos(t, p)
+				v.SetInfos(at(n), p, infos)
+				m.setInfos(n, p, infos)
 			}
-			for _, key := range d.Gone {
-				delete(born, key)
+			ctx, cancel := context.WithCancel(t.Context())
+			if v.Revision() == before {
+				cancel()
 			}
-			for _, p := range s.Processes {
-				if got := v.QueuesBorn(p.Key); got != born[p.Key] {
-					t.Fatalf("%v: %d queues born, want %d", p.Key, got, born[p.Key])
-				}
+			if err := v.Wait(ctx, before); (err == nil) != (v.Revision() > before) {
+				t.Fatalf("Wait(%d) at %d: %v", before, v.Revision(), err)
 			}
+			cancel()
 			queues, revision := v.Queues()
+			if want := m.list(); !slices.Equal(want, queues) {
+				t.Fatalf("step %d: queues (-want +got):\n%s", n, cmp.Diff(want, queues))
+			}
+			for _, p := range seen {
+				if got := v.QueuesBorn(p.Key); got != m.born[p.Key] {
+					t.Fatalf("%v: %d queues born, want %d", p.Key, got, m.born[p.Key])
+				}
+				of := slices.DeleteFunc(m.list(), func(q inventory.QueueEntry) bool { return q.Process != p.Key })
+				got := v.QueuesOf(p.Key)
+				if !slices.Equal(of, got) {
+					t.Fatalf("queues of %v (-want +got):\n%s", p.Key, cmp.Diff(of, got))
+				}
+				out = append(out, given{got, of})
+			}
 			states = append(states, state{revision, queues})
+		}
+		for _, g := range out {
+			if !slices.Equal(g.now, g.then) {
+				t.Fatalf("what was given out became something else (-then +now):\n%s", cmp.Diff(g.then, g.now))
+			}
+		}
+		if diff := cmp.Diff(m.processes, v.Processes(), cmpopts.EquateEmpty()); diff != "" {
+			t.Fatalf("processes (-want +got):\n%s", diff)
 		}
 		now := states[len(states)-1]
 		for _, from := range states {
@@ -111,12 +207,8 @@ func TestFoldingTheChangesFromAnyKeptRevisionGivesTheQueues(t *testing.T) {
 					t.Fatalf("revision %d is the %d-th after %d", c.Revision, n+1, from.revision)
 				}
 			}
-			got := fold(t, from.queues, changes)
-			if len(got) == 0 {
-				got = nil
-			}
-			if diff := cmp.Diff(now.queues, got); diff != "" {
-				t.Fatalf("from revision %d (-queues +folded):\n%s", from.revision, diff)
+			if got := fold(t, from.queues, changes); !slices.Equal(now.queues, got) {
+				t.Fatalf("from revision %d (-queues +folded):\n%s", from.revision, cmp.Diff(now.queues, got))
 			}
 		}
 	})

@@ -270,8 +270,10 @@ func TestExplainNamesChecksAndLeases(t *testing.T) {
 }
 
 func TestListsShowTheHost(t *testing.T) {
-	warning := Warning{Code: "W", Severity: "warning", Text: "text", Remedy: "remedy"}
-	h := startHost(t, func(c *Config, _ *scheduler.Limits) { c.Warnings = func() []Warning { return []Warning{warning} } })
+	warning := gpreempt.Warning{Code: "W", Severity: "warning", Text: "text", Remedy: "remedy"}
+	h := startHost(t, func(c *Config, _ *scheduler.Limits) {
+		c.Warnings = func() []gpreempt.Warning { return []gpreempt.Warning{warning} }
+	})
 	r, err := h.online(t).NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute), Gpus: []*gpreemptv1.GpuSelector{byID(gpuA)}})
 	if err != nil || !r.GetQuiesced() {
 		t.Fatal(r, err)
@@ -285,8 +287,8 @@ func TestListsShowTheHost(t *testing.T) {
 	if diff := cmp.Diff(&gpreemptv1.GetStatusResponse{
 		Version: "v1.2.3", StartedAt: timestamppb.New(h.server.started), Backend: "simulated mi300x", GpuCount: 2, TargetCount: 2,
 		OfflineCount: 1, SuspendedCount: 1, QueueCount: 3, LeaseCount: 1, Policy: "custom", InventoryRevision: 3,
-		EventRevision: h.events.Revision(),
-		Warnings:      []*gpreemptv1.Warning{{Code: "W", Severity: "warning", Text: "text", Remedy: "remedy"}},
+		EventRevision: h.events.Revision(), BootId: "b007",
+		Warnings: []*gpreemptv1.Warning{{Code: "W", Severity: "warning", Text: "text", Remedy: "remedy"}},
 	}, status, protocmp.Transform()); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}

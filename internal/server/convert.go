@@ -2,6 +2,7 @@ package server
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -107,6 +108,8 @@ func (o *owner) message(now moment) *gpreemptv1.Target {
 		DecidedBy: o.facts.Decision.By, State: gpreemptv1.TargetState(o.info.State),
 		GpuIds: newGPUSet(gpusOf(o.proc)).ids, QueueCount: uint32(len(o.proc.Queues)),
 		Mechanism: o.facts.Mechanism, AttachError: o.facts.AttachError, MechanismWhy: o.facts.MechanismWhy,
+		Gid: o.proc.GID, Exe: o.proc.Exe, NamespacePids: o.proc.NamespacePIDs, Container: containerMessage(o.proc.Cgroup, o.facts.Container),
+		Unit: o.proc.Cgroup.Unit, Slice: o.proc.Cgroup.Slice, Environment: o.proc.Env,
 		Suspends: o.info.Suspends, SuspendedTotal: durationpb.New(o.info.SuspendedTotal),
 	}
 	if o.info.Key.IsZero() {
@@ -127,6 +130,39 @@ func (o *owner) message(now moment) *gpreemptv1.Target {
 	return m
 }
 
+// containerMessage describes a container; nil when the process is in none.
+func containerMessage(at gpreempt.Cgroup, c gpreempt.Container) *gpreemptv1.Container {
+	if at.ContainerID == "" && at.PodUID == "" {
+		return nil
+	}
+	return &gpreemptv1.Container{
+		Runtime: at.Runtime, ContainerId: at.ContainerID, Name: c.Name, Image: c.Image, Labels: c.Labels,
+		PodUid: at.PodUID, Namespace: c.Namespace, Pod: c.Pod, PodLabels: c.PodLabels, PriorityClass: c.PriorityClass,
+	}
+}
+
+// shortestID is how much of a container id names it.
+const shortestID = 4
+
+// inContainer is a filter that "" passes: the name of a container, the beginning of
+// its id, or NAMESPACE/POD. Nothing is known of a nil owner.
+func inContainer(name string, o *owner) bool {
+	if name == "" {
+		return true
+	}
+	if o == nil {
+		return false
+	}
+	c, id := &o.facts.Container, o.proc.Cgroup.ContainerID
+	return name == c.Name || len(name) >= shortestID && strings.HasPrefix(id, name) || c.Pod != "" && name == c.Namespace+"/"+c.Pod
+}
+
+// hasPID is a filter that 0 passes: the pid in the daemon's namespace or in one of
+// the process's own.
+func hasPID(pid int32, o *owner) bool {
+	return pid == 0 || o.proc.Key.PID == pid || slices.Contains(o.proc.NamespacePIDs, pid)
+}
+
 // queueMessage describes a queue; owner is nil when its process has left.
 func queueMessage(q inventory.QueueEntry, o *owner) *gpreemptv1.Queue {
 	m := &gpreemptv1.Queue{
@@ -137,7 +173,28 @@ func queueMessage(q inventory.QueueEntry, o *owner) *gpreemptv1.Queue {
 		m.Class, m.Priority = classMessage(o.class()), uint32(o.priority())
 		m.State, m.Comm = gpreemptv1.TargetState(o.info.State), o.proc.Comm
 	}
+	if !q.ChangedAt.IsZero() {
+		m.ChangedAt = timestamppb.New(q.ChangedAt)
+	}
+	info := &q.Info
+	m.Source, m.SourceNote = sourceWords(info.Source), info.Note
+	m.RingAddress, m.Aql, m.DoorbellOffset, m.MqdAddress = info.RingBase, info.AQL, info.Doorbell, info.MQD
+	m.ReadPointerAddress, m.WritePointerAddress = info.ReadPointer, info.WritePointer
+	if q.Type == gpreempt.QueueCompute && info.Source&gpreempt.FromMQD != 0 {
+		m.KfdPriority, m.KfdPriorityExact = new(uint32(info.Priority)), info.PriorityExact
+	}
 	return m
+}
+
+func sourceWords(s gpreempt.QueueSource) string {
+	var words []string
+	if s&gpreempt.FromSnapshot != 0 {
+		words = append(words, "snapshot")
+	}
+	if s&gpreempt.FromMQD != 0 {
+		words = append(words, "mqds")
+	}
+	return strings.Join(words, ", ")
 }
 
 func (s *Server) leaseMessage(l scheduler.LeaseInfo, now moment) *gpreemptv1.Lease {
@@ -192,14 +249,21 @@ func (s *Server) eventMessage(e events.Entry) *gpreemptv1.Event {
 	return m
 }
 
-func statisticsMessage(st events.Stats) *gpreemptv1.Statistics {
-	return &gpreemptv1.Statistics{
+func statisticsMessage(st events.Stats, rules []RuleCount) *gpreemptv1.Statistics {
+	m := &gpreemptv1.Statistics{
 		Announcements: st.Announcements, Quiesced: st.Quiesced, MaxWaitPassed: st.MaxWaitPassed,
 		Suspends: st.Suspends, Resumes: st.Resumes, Failures: st.Failures, Coalesced: st.Coalesced,
 		ForcedResumes: st.ForcedResumes, ShadowSuspends: st.ShadowSuspends,
 		QuiesceLatency: latencyMessage(st.Quiesce), SuspendLatency: latencyMessage(st.Suspend),
 		ResumeLatency: latencyMessage(st.Resume), LeaseDuration: latencyMessage(st.Lease),
 	}
+	for _, r := range rules {
+		m.Rules = append(m.Rules, &gpreemptv1.RuleCount{
+			Rule: r.Rule, Class: classMessage(r.Class), Matched: r.Matched, Decided: r.Decided,
+			MatchesNow: r.MatchesNow, DecidesNow: r.DecidesNow,
+		})
+	}
+	return m
 }
 
 func latencyMessage(l events.Latency) *gpreemptv1.LatencySummary {

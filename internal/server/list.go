@@ -7,6 +7,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -24,7 +26,7 @@ func (a adminService) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (
 	m := &gpreemptv1.GetStatusResponse{
 		Version: s.cfg.Version, StartedAt: timestamppb.New(s.started), Backend: s.cfg.Backend,
 		GpuCount: uint32(len(s.cfg.Inventory.GPUs())), InventoryRevision: s.cfg.Inventory.Revision(),
-		EventRevision: s.cfg.Events.Revision(),
+		EventRevision: s.cfg.Events.Revision(), BootId: s.cfg.BootID,
 	}
 	p := s.picture(func(c *scheduler.Core) {
 		m.LeaseCount = uint32(len(c.Leases()))
@@ -47,6 +49,9 @@ func (a adminService) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (
 	for _, w := range s.cfg.Warnings() {
 		m.Warnings = append(m.Warnings, &gpreemptv1.Warning{Code: w.Code, Severity: w.Severity, Text: w.Text, Remedy: w.Remedy})
 	}
+	for _, source := range s.cfg.Observer.Sources() {
+		m.Sources = append(m.Sources, sourceMessage(source))
+	}
 	return m, nil
 }
 
@@ -68,7 +73,11 @@ func (a adminService) ListGpus(context.Context, *gpreemptv1.ListGpusRequest) (*g
 	gpus := slices.SortedFunc(slices.Values(s.cfg.Inventory.GPUs()), func(a, b gpreempt.GPU) int { return a.Node - b.Node })
 	m := &gpreemptv1.ListGpusResponse{}
 	for _, g := range gpus {
-		m.Gpus = append(m.Gpus, gpuMessage(g, infos[g.ID], queues[g.ID], now))
+		gpu := gpuMessage(g, infos[g.ID], queues[g.ID], now)
+		if n, told := s.cfg.Observer.MemoryEvictions(g.ID); told {
+			gpu.MemoryEvictions = &n
+		}
+		m.Gpus = append(m.Gpus, gpu)
 	}
 	return m, nil
 }
@@ -79,7 +88,7 @@ func (a adminService) ListTargets(_ context.Context, req *gpreemptv1.ListTargets
 	m := &gpreemptv1.ListTargetsResponse{}
 	for i := range p.owners {
 		o := &p.owners[i]
-		if len(o.proc.Queues) > 0 && classMatches(req.GetClass(), o) &&
+		if len(o.proc.Queues) > 0 && classMatches(req.GetClass(), o) && inContainer(req.GetContainer(), o) && hasPID(req.GetPid(), o) &&
 			(req.GetGpuId() == 0 || slices.Contains(gpusOf(o.proc), gpreempt.GPUID(req.GetGpuId()))) {
 			m.Targets = append(m.Targets, o.message(p.now))
 		}
@@ -88,7 +97,7 @@ func (a adminService) ListTargets(_ context.Context, req *gpreemptv1.ListTargets
 }
 
 // ListQueues gives the queues, with the revision to watch from.
-func (a adminService) ListQueues(_ context.Context, req *gpreemptv1.ListQueuesRequest) (*gpreemptv1.ListQueuesResponse, error) {
+func (a adminService) ListQueues(ctx context.Context, req *gpreemptv1.ListQueuesRequest) (*gpreemptv1.ListQueuesResponse, error) {
 	var only gpreempt.ProcessKey
 	if req.GetTargetId() != "" {
 		proc, err := a.s.resolve(req.GetTargetId())
@@ -101,18 +110,47 @@ func (a adminService) ListQueues(_ context.Context, req *gpreemptv1.ListQueuesRe
 	// change that this list does not show.
 	p := a.s.picture(nil)
 	queues, revision := a.s.cfg.Inventory.Queues()
+	queues = slices.DeleteFunc(queues, func(q inventory.QueueEntry) bool {
+		o := p.owner(q.Process)
+		return !only.IsZero() && q.Process != only || req.GetGpuId() != 0 && uint32(q.GPU) != req.GetGpuId() ||
+			!classMatches(req.GetClass(), o) || !inContainer(req.GetContainer(), o)
+	})
 	m := &gpreemptv1.ListQueuesResponse{Revision: revision}
 	for _, q := range queues {
 		o := p.owner(q.Process)
-		if (only.IsZero() || q.Process == only) && (req.GetGpuId() == 0 || uint32(q.GPU) == req.GetGpuId()) && classMatches(req.GetClass(), o) {
-			qm := queueMessage(q, o)
-			if o == nil { // born after the owners were read
-				qm.State = gpreemptv1.TargetState_TARGET_STATE_UNSPECIFIED
-			}
-			m.Queues = append(m.Queues, qm)
+		qm := queueMessage(q, o)
+		if o == nil { // born after the owners were read
+			qm.State = gpreemptv1.TargetState_TARGET_STATE_UNSPECIFIED
+		}
+		m.Queues = append(m.Queues, qm)
+	}
+	if req.GetBacklog() {
+		if err := a.s.addBacklogs(ctx, queues, m.GetQueues()); err != nil {
+			return nil, err
 		}
 	}
 	return m, nil
+}
+
+// addBacklogs reads the backlogs of queues, which are ascending by process, into
+// their messages. One that cannot be read stays absent.
+func (s *Server) addBacklogs(ctx context.Context, queues []inventory.QueueEntry, messages []*gpreemptv1.Queue) error {
+	for len(queues) > 0 {
+		n := 1
+		for n < len(queues) && queues[n].Process == queues[0].Process {
+			n++
+		}
+		for i, b := range s.cfg.Backlogs(ctx, queues[0].Process, queues[:n]) {
+			if b.Known {
+				messages[i].Backlog, messages[i].BacklogUnit = &b.Value, b.Unit
+			}
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		queues, messages = queues[n:], messages[n:]
+	}
+	return nil
 }
 
 // classMatches is a filter that CLASS_UNSPECIFIED passes; nothing is known of a
@@ -155,6 +193,15 @@ func (a adminService) ExplainTarget(_ context.Context, req *gpreemptv1.ExplainTa
 	}
 	now := s.moment()
 	m := &gpreemptv1.ExplainTargetResponse{Target: o.message(now), Verdict: e.Verdict}
+	for _, step := range s.cfg.Directory.Explain(proc.Key) {
+		class := gpreemptv1.Class_CLASS_UNSPECIFIED
+		if step.By != classify.ByAdmin || step.Matches {
+			class = classMessage(step.Class)
+		}
+		m.Classification = append(m.Classification, &gpreemptv1.ClassifyStep{
+			By: step.By, Class: class, Matches: step.Matches, Decides: step.Decides, Detail: step.Detail,
+		})
+	}
 	for _, step := range e.Steps {
 		m.Steps = append(m.Steps, &gpreemptv1.ExplainStep{Question: step.Question, Holds: step.Holds, Detail: step.Detail})
 	}
@@ -168,7 +215,7 @@ func (a adminService) ExplainTarget(_ context.Context, req *gpreemptv1.ExplainTa
 
 // GetStatistics gives counters and latencies.
 func (a adminService) GetStatistics(context.Context, *gpreemptv1.GetStatisticsRequest) (*gpreemptv1.GetStatisticsResponse, error) {
-	return &gpreemptv1.GetStatisticsResponse{Statistics: statisticsMessage(a.s.cfg.Events.Stats())}, nil
+	return &gpreemptv1.GetStatisticsResponse{Statistics: statisticsMessage(a.s.cfg.Events.Stats(), a.s.cfg.Directory.RuleCounts())}, nil
 }
 
 // Diagnose tells whether and how gpreempt can work on this host.

@@ -21,11 +21,13 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/errgrpc"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -199,6 +201,21 @@ type directory struct {
 	post func(scheduler.Event)
 	mu   sync.Mutex // guards all below
 	of   map[gpreempt.ProcessKey]Facts
+	// steps and counts are what Explain and RuleCounts answer.
+	steps  []classify.Step
+	counts []RuleCount
+}
+
+func (d *directory) Explain(gpreempt.ProcessKey) []classify.Step {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.steps
+}
+
+func (d *directory) RuleCounts() []RuleCount {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.counts
 }
 
 func (d *directory) Facts(key gpreempt.ProcessKey) (Facts, bool) {
@@ -232,6 +249,21 @@ func (d *directory) tell(key gpreempt.ProcessKey, f Facts) {
 	d.post(scheduler.TargetSeen{
 		Target: key, Class: f.Decision.Class, Priority: f.Decision.Priority, GPUs: gpus, Queues: d.inv.QueuesBorn(key), Ready: true,
 	})
+}
+
+// sights is an Observer that has seen nothing, or what it is given.
+type sights struct {
+	sources   []observer.Source
+	hqds      *observer.HQDs
+	hqdsErr   error
+	evictions map[gpreempt.GPUID]uint64
+}
+
+func (s *sights) Sources() []observer.Source                   { return s.sources }
+func (s *sights) HQDs(context.Context) (*observer.HQDs, error) { return s.hqds, s.hqdsErr }
+func (s *sights) MemoryEvictions(gpu gpreempt.GPUID) (n uint64, ok bool) {
+	n, ok = s.evictions[gpu]
+	return n, ok
 }
 
 // host is a server with everything behind it, on a socket.
@@ -280,7 +312,8 @@ func startHost(tb testing.TB, opts ...option) *host {
 	}
 	cfg := Config{
 		Events: h.events, Inventory: h.inventory, MaxMessageBytes: 64 << 10, Epoch: epoch, Now: time.Now,
-		Log: zap.NewNop(), Version: "v1.2.3", Backend: "simulated mi300x",
+		Log: zap.NewNop(), Version: "v1.2.3", Backend: "simulated mi300x", Observer: &sights{}, BootID: "b007",
+		Backlogs: func(context.Context, gpreempt.ProcessKey, []inventory.QueueEntry) []backlog.Backlog { return nil },
 		Diagnose: func(context.Context) *doctor.Report {
 			return &doctor.Report{
 				Verdict: doctor.Limited, Summary: "it can work", ByDaemon: true, Backend: "simulated mi300x", Version: "v1.2.3",

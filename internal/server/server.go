@@ -20,10 +20,12 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -85,17 +87,41 @@ type Directory interface {
 	// when ttl is 0; nil takes an override back. When it returns, the scheduler
 	// knows. False when the process is not known.
 	Override(key gpreempt.ProcessKey, decision *classify.Decision, ttl time.Duration) bool
+	// Explain goes through what could classify a process, in order; nil when it is
+	// not known.
+	Explain(key gpreempt.ProcessKey) []classify.Step
+	// RuleCounts tells how often each rule matched, in their order, the tags last.
+	RuleCounts() []RuleCount
+}
+
+// RuleCount tells how often a rule matched.
+type RuleCount struct {
+	// Rule is its name, and Class what it gives; "tag" gives what it says.
+	Rule  string
+	Class gpreempt.Class
+	// Matched and Decided count processes since the rules were loaded, and
+	// MatchesNow and DecidesNow those that live.
+	Matched, Decided, MatchesNow, DecidesNow uint64
 }
 
 // Facts is what a Directory knows of a process.
 type Facts struct {
 	Decision classify.Decision
+	// Container is what the runtime told of the container it is in.
+	Container gpreempt.Container
 	// Mechanism is the name of the attached one; "" when none is.
 	Mechanism string
 	// MechanismWhy says why that one, and what stood in the way of better ones.
 	MechanismWhy string
 	// AttachError says why none could be attached; "" when none failed.
 	AttachError string
+}
+
+// Observer is what the server needs of *observer.Observer.
+type Observer interface {
+	Sources() []observer.Source
+	HQDs(ctx context.Context) (*observer.HQDs, error)
+	MemoryEvictions(gpu gpreempt.GPUID) (uint64, bool)
 }
 
 // Limits bounds what a client can ask of the server.
@@ -109,16 +135,6 @@ type Limits struct {
 	ConnectionsPerUID int
 }
 
-// Warning is a condition an admin should know.
-type Warning struct {
-	// Code is stable.
-	Code string
-	// Severity is "warning" or "error".
-	Severity string
-	// Text says what is wrong, Remedy what to do.
-	Text, Remedy string
-}
-
 // Config is what a Server needs. Every field must be set but Warnings and
 // Register.
 type Config struct {
@@ -126,6 +142,12 @@ type Config struct {
 	Events    EventLog
 	Inventory Inventory
 	Directory Directory
+	Observer  Observer
+	// Backlogs reads the work waiting on queues of one process, index by index; nil
+	// when it cannot be read.
+	Backlogs func(ctx context.Context, key gpreempt.ProcessKey, queues []inventory.QueueEntry) []backlog.Backlog
+	// BootID is the boot id of the host.
+	BootID string
 	// Authz gives the policy in force; it is asked on every call.
 	Authz func() authz.Policy
 	// Limits gives the limits in force; it is asked on every call.
@@ -145,7 +167,7 @@ type Config struct {
 	// Diagnose looks at the host.
 	Diagnose func(context.Context) *doctor.Report
 	// Warnings gives what GetStatus shows; nil: nothing.
-	Warnings func() []Warning
+	Warnings func() []gpreempt.Warning
 	// Register adds more services before serving begins; nil: none.
 	Register func(grpc.ServiceRegistrar)
 }
@@ -172,7 +194,7 @@ type Server struct {
 // New gives a server that is not yet serving, and reports itself NOT_SERVING.
 func New(cfg Config) *Server {
 	if cfg.Warnings == nil {
-		cfg.Warnings = func() []Warning { return nil }
+		cfg.Warnings = func() []gpreempt.Warning { return nil }
 	}
 	s := &Server{
 		cfg:         cfg,

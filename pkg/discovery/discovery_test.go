@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -26,9 +28,9 @@ const (
 	nodes = "sys/class/kfd/kfd/topology/nodes/"
 )
 
-// tree reads a text of testdata: files behind lines "-- path --". In cmdline
-// files a tilde stands for the zero byte; queue files lose their newline, as
-// they have none.
+// tree reads a text of testdata: files behind lines "-- path --". In cmdline and
+// environ a tilde stands for the zero byte; queue files lose their newline, as they
+// have none; exe is a link.
 func tree(t *testing.T, name string) fstest.MapFS {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", name))
@@ -49,7 +51,10 @@ func tree(t *testing.T, name string) fstest.MapFS {
 		switch {
 		case strings.Contains(path, "/queues/"):
 			file.Data = bytes.TrimSuffix(file.Data, []byte("\n"))
-		case strings.HasSuffix(path, "/cmdline"):
+		case strings.HasSuffix(path, "/exe"):
+			file.Mode = fs.ModeSymlink
+			file.Data = bytes.TrimSuffix(file.Data, []byte("\n"))
+		case strings.HasSuffix(path, "/cmdline"), strings.HasSuffix(path, "/environ"):
 			file.Data = bytes.ReplaceAll(bytes.TrimSuffix(file.Data, []byte("\n")), []byte("~"), []byte{0})
 		}
 	}
@@ -69,6 +74,15 @@ func (o onOpen) Open(path string) (fs.File, error) {
 	return o.FS.Open(path)
 }
 
+func (o onOpen) ReadLink(path string) (string, error) {
+	if err := o.hook(path); err != nil {
+		return "", &fs.PathError{Op: "readlink", Path: path, Err: err}
+	}
+	return fs.ReadLink(o.FS, path)
+}
+
+func (o onOpen) Lstat(path string) (fs.FileInfo, error) { return fs.Lstat(o.FS, path) }
+
 // failing makes one file fail to open.
 func failing(m fs.FS, path string, err error) fs.FS {
 	return onOpen{m, func(opened string) error {
@@ -77,6 +91,13 @@ func failing(m fs.FS, path string, err error) fs.FS {
 		}
 		return nil
 	}}
+}
+
+// newFS gives a reader that waits for what it reads, however busy the machine is.
+func newFS(root fs.FS) *discovery.FS {
+	f := discovery.NewFS(root)
+	f.SetPatience(time.Minute)
+	return f
 }
 
 func scan(t *testing.T, f *discovery.FS) discovery.Snapshot {
@@ -100,7 +121,7 @@ func TestGPUsAreReadFromTheTopology(t *testing.T) {
 		nodes + "10/name":       {Data: []byte("navi31\n")},
 		nodes + "10/properties": {Data: []byte("simd_count 192\nsimd_per_cu 2\ngfx_target_version 110000\nlocation_id 779\ndrm_render_minor 129\nnum_cp_queues 8\n")},
 	})
-	got, err := discovery.NewFS(m).GPUs()
+	got, err := newFS(m).GPUs()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +149,7 @@ func TestQueueSlotsAreThoseOfOneXCC(t *testing.T) {
 		properties := m[nodes+"2/properties"]
 		properties.Data = bytes.Replace(properties.Data, []byte("num_cp_queues 24"), fmt.Appendf(nil, "num_cp_queues %d", test.cpQueues), 1)
 		properties.Data = bytes.Replace(properties.Data, []byte("num_xcc 8"), fmt.Appendf(nil, "num_xcc %d", test.xccs), 1)
-		got, err := discovery.NewFS(m).GPUs()
+		got, err := newFS(m).GPUs()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -144,7 +165,7 @@ func TestQueueSlotsAreThoseOfOneXCC(t *testing.T) {
 func TestGPUDeniedByTheCgroupBecomesAWarning(t *testing.T) {
 	m := tree(t, "mi300x.txt")
 	maps.Copy(m, tree(t, "host.txt"))
-	f := discovery.NewFS(failing(m, nodes+"2/gpu_id", syscall.EPERM))
+	f := newFS(failing(m, nodes+"2/gpu_id", syscall.EPERM))
 	gpus, err := f.GPUs()
 	if err != nil || len(gpus) != 0 {
 		t.Errorf("GPUs: %v, %v; want none and no error", gpus, err)
@@ -158,7 +179,7 @@ func TestGPUDeniedByTheCgroupBecomesAWarning(t *testing.T) {
 func TestTopologyErrorsNameFileAndLine(t *testing.T) {
 	m := tree(t, "mi300x.txt")
 	m[nodes+"2/properties"].Data = []byte("domain 0\nnum_xcc eight\n")
-	_, err := discovery.NewFS(m).GPUs()
+	_, err := newFS(m).GPUs()
 	const want = "read the KFD topology: " + nodes + `2/properties:2: num_xcc is "eight", want a decimal number below 2^32`
 	if err == nil || err.Error() != want {
 		t.Errorf("error %v\nwant  %s", err, want)
@@ -167,7 +188,7 @@ func TestTopologyErrorsNameFileAndLine(t *testing.T) {
 
 func TestNodeThatVanishesIsLeftOutSilently(t *testing.T) {
 	for _, err := range []error{syscall.ENOENT, syscall.ENODEV} {
-		f := discovery.NewFS(failing(tree(t, "mi300x.txt"), nodes+"2/properties", err))
+		f := newFS(failing(tree(t, "mi300x.txt"), nodes+"2/properties", err))
 		if gpus, err := f.GPUs(); err != nil || len(gpus) != 0 {
 			t.Errorf("GPUs: %v, %v; want none and no error", gpus, err)
 		}
@@ -175,7 +196,7 @@ func TestNodeThatVanishesIsLeftOutSilently(t *testing.T) {
 }
 
 func TestWithoutTheDriverErrorsSaySo(t *testing.T) {
-	f := discovery.NewFS(fstest.MapFS{})
+	f := newFS(fstest.MapFS{})
 	for _, read := range []func() error{
 		func() error { _, err := f.GPUs(); return err },
 		func() error { _, err := f.Scan(); return err },
@@ -196,7 +217,7 @@ var (
 func host() []discovery.Proc {
 	return []discovery.Proc{
 		{
-			Process: gpreempt.Process{Key: vllm, Comm: "vllm", Cmdline: "vllm serve", Cgroup: gpreempt.Cgroup{Path: "/"}},
+			Process: gpreempt.Process{Key: vllm, Comm: "vllm", Cmdline: "vllm serve", Exe: "/opt/vllm", Cgroup: gpreempt.Cgroup{Path: "/"}},
 			Queues: []gpreempt.Queue{
 				{Process: vllm, ID: 0, GPU: 3183, Type: gpreempt.QueueCompute, RingBytes: 4096},
 				{Process: vllm, ID: 1 << 16, GPU: 3183, Type: gpreempt.QueueSDMAXGMI, RingBytes: 8192},
@@ -204,12 +225,12 @@ func host() []discovery.Proc {
 			},
 		},
 		{
-			Process: gpreempt.Process{Key: info, Comm: "rocminfo", UID: 5},
+			Process: gpreempt.Process{Key: info, Comm: "rocminfo", UID: 5, GID: 6},
 		},
 		{
 			Process: gpreempt.Process{
 				Key: job, Comm: "python (train) x", Cmdline: "python3 -m train.main --epochs 90",
-				UID: 1001, Cgroup: gpreempt.Cgroup{Path: "/kubepods.slice/pod1/training"},
+				Exe: "/usr/bin/python3.11", UID: 1001, GID: 101, NamespacePIDs: []int32{318, 1}, Cgroup: gpreempt.Cgroup{Path: "/kubepods.slice/pod1/training", Slice: "kubepods.slice"},
 			},
 			Queues: []gpreempt.Queue{
 				{Process: job, ID: 0, GPU: 63420, Type: gpreempt.QueueCompute, RingBytes: 1 << 20},
@@ -226,7 +247,7 @@ func without(procs []discovery.Proc, pids ...int32) []discovery.Proc {
 }
 
 func TestScanFindsProcessesAndQueues(t *testing.T) {
-	f := discovery.NewFS(tree(t, "host.txt"))
+	f := newFS(tree(t, "host.txt"))
 	for range 3 {
 		if diff := cmp.Diff(discovery.Snapshot{Processes: host()}, scan(t, f)); diff != "" {
 			t.Fatalf("snapshot (-want +got):\n%s", diff)
@@ -238,6 +259,11 @@ func TestWhatVanishesDuringAScanIsLeftOutSilently(t *testing.T) {
 	jobWithout := func(queue uint32) []discovery.Proc {
 		h := host()
 		h[2].Queues = slices.DeleteFunc(h[2].Queues, func(q gpreempt.Queue) bool { return q.ID == queue })
+		return h
+	}
+	jobUnknown := func(forget func(*discovery.Proc)) []discovery.Proc {
+		h := host()
+		forget(&h[2])
 		return h
 	}
 	jobWithoutQueues := host()
@@ -254,11 +280,13 @@ func TestWhatVanishesDuringAScanIsLeftOutSilently(t *testing.T) {
 		{procs + "4211/queues/0/type", jobWithout(0)},
 		{"proc/4211/stat", without(host(), 4211)},
 		{"proc/4211/status", without(host(), 4211)},
+		{"proc/4211/cmdline", jobUnknown(func(p *discovery.Proc) { p.Cmdline = "" })},
+		{"proc/4211/exe", jobUnknown(func(p *discovery.Proc) { p.Exe = "" })},
 	}
 	for _, errno := range []error{syscall.ENOENT, syscall.ENODEV, syscall.ESRCH} {
 		for _, test := range tests {
 			t.Run(errno.Error()+"/"+test.path, func(t *testing.T) {
-				f := discovery.NewFS(failing(tree(t, "host.txt"), test.path, errno))
+				f := newFS(failing(tree(t, "host.txt"), test.path, errno))
 				if diff := cmp.Diff(discovery.Snapshot{Processes: test.want}, scan(t, f)); diff != "" {
 					t.Errorf("snapshot (-want +got):\n%s", diff)
 				}
@@ -271,11 +299,11 @@ func TestWhatCannotBeReadIsAWarning(t *testing.T) {
 	m := tree(t, "host.txt")
 	m[procs+"977/queues/0/size"].Data = []byte("many")
 	m["proc/1200/status"].Data = []byte("Name:\tx\nUid:\t1\n")
-	f := discovery.NewFS(failing(m, "proc/4211/stat", syscall.EACCES))
+	f := newFS(failing(m, "proc/4211/stat", syscall.EACCES))
 	want := discovery.Snapshot{Processes: without(host(), 1200, 4211), Warnings: []string{
+		"queue 0 of process 977 left out: " + procs + `977/queues/0/size:1: "many" is not a decimal number of 64 bits`,
 		"process 1200 is left out: proc/1200/status:2: Uid has 1 numbers, want 4",
 		"process 4211 is left out: open proc/4211/stat: permission denied",
-		"queue 0 of process 977 left out: " + procs + `977/queues/0/size:1: "many" is not a decimal number of 64 bits`,
 	}}
 	want.Processes[0].Queues = want.Processes[0].Queues[1:]
 	if diff := cmp.Diff(want, scan(t, f)); diff != "" {
@@ -289,7 +317,7 @@ func TestWarningsAreBounded(t *testing.T) {
 		m[procs+strconv.Itoa(pid+1)+"/pasid"] = &fstest.MapFile{}
 		m["proc/"+strconv.Itoa(pid+1)+"/stat"] = &fstest.MapFile{}
 	}
-	got := scan(t, discovery.NewFS(m)).Warnings
+	got := scan(t, newFS(m)).Warnings
 	if len(got) != 33 || got[32] != "68 more warnings of this kind" {
 		t.Errorf("%d warnings, the last %q", len(got), got[len(got)-1])
 	}
@@ -299,14 +327,14 @@ func TestDirectoryThatOutlivesItsProcessIsSkipped(t *testing.T) {
 	m := tree(t, "host.txt")
 	m["proc/4211/stat"].Data = []byte(stat(4211, "python", 'Z', 1, 987654))
 	delete(m, "proc/977/stat")
-	if diff := cmp.Diff(discovery.Snapshot{Processes: without(host(), 977, 4211)}, scan(t, discovery.NewFS(m))); diff != "" {
+	if diff := cmp.Diff(discovery.Snapshot{Processes: without(host(), 977, 4211)}, scan(t, newFS(m))); diff != "" {
 		t.Errorf("snapshot (-want +got):\n%s", diff)
 	}
 }
 
 func TestPidThatChangesHandsDuringAScanIsSkipped(t *testing.T) {
 	m := tree(t, "host.txt")
-	f := discovery.NewFS(onOpen{m, func(path string) error {
+	f := newFS(onOpen{m, func(path string) error {
 		if path == "proc/4211/cgroup" {
 			m["proc/4211/stat"] = &fstest.MapFile{Data: []byte(stat(4211, "bash", 'S', 1, 999999))}
 		}
@@ -323,7 +351,7 @@ func TestPidThatChangesHandsDuringAScanIsSkipped(t *testing.T) {
 
 func TestWithoutInodeNumbersQueuesAreReadEachTime(t *testing.T) {
 	m := tree(t, "host.txt")
-	f := discovery.NewFS(m)
+	f := newFS(m)
 	scan(t, f)
 	m[procs+"4211/queues/1/gpuid"].Data = []byte("3183")
 	want := host()
@@ -333,33 +361,35 @@ func TestWithoutInodeNumbersQueuesAreReadEachTime(t *testing.T) {
 	}
 }
 
-func TestFactsThatChangeAreSeenAfterAFewScans(t *testing.T) {
-	m := tree(t, "host.txt")
-	f := discovery.NewFS(m)
-	scan(t, f)
-	m["proc/4211/cgroup"].Data = []byte("0::/moved\n")
-	m["proc/977/stat"].Data = bytes.Replace(m["proc/977/stat"].Data, []byte("vllm"), []byte("sglang"), 1)
-	m["proc/977/comm"].Data = []byte("sglang\n")
-	want := host()
-	want[0].Comm = "sglang" // at once: the stat file shows it
-	want[2].Cgroup.Path = "/moved"
-	seen := false
-	for n := range 16 {
-		got := scan(t, f).Processes
-		if got[0].Comm != "sglang" {
-			t.Fatalf("scan %d has comm %q", n, got[0].Comm)
+func TestFactsThatChangeAreSeenWithin15Seconds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := tree(t, "host.txt")
+		f := newFS(m)
+		scan(t, f)
+		m["proc/4211/cgroup"].Data = []byte("0::/moved\n")
+		m["proc/4211/cmdline"].Data = []byte("a title")
+		m["proc/977/stat"].Data = bytes.Replace(m["proc/977/stat"].Data, []byte("vllm"), []byte("sglang"), 1)
+		m["proc/977/comm"].Data = []byte("sglang\n")
+		want := host()
+		want[0].Comm = "sglang" // at once: the stat file shows it
+		want[2].Cgroup = gpreempt.Cgroup{Path: "/moved"}
+		want[2].Cmdline = "a title"
+		for range 15 {
+			if got := scan(t, f).Processes; got[0].Comm != "sglang" {
+				t.Fatalf("comm is %q", got[0].Comm)
+			}
+			time.Sleep(time.Second)
 		}
-		seen = cmp.Equal(want, got)
-	}
-	if !seen {
-		t.Errorf("after 16 scans (-want +got):\n%s", cmp.Diff(want, scan(t, f).Processes))
-	}
+		if diff := cmp.Diff(want, scan(t, f).Processes); diff != "" {
+			t.Errorf("after 15 s (-want +got):\n%s", diff)
+		}
+	})
 }
 
 func TestLongCommandLinesAreCut(t *testing.T) {
 	m := tree(t, "host.txt")
 	m["proc/977/cmdline"].Data = bytes.Repeat([]byte("x"), 1<<20)
-	got := scan(t, discovery.NewFS(m)).Processes[0].Cmdline
+	got := scan(t, newFS(m)).Processes[0].Cmdline
 	if got != strings.Repeat("x", 4096) {
 		t.Errorf("%d bytes, want 4096", len(got))
 	}
@@ -372,7 +402,7 @@ func TestNonProcessEntriesArePassedOver(t *testing.T) {
 			m[procs+dir+"/"+file] = &fstest.MapFile{Data: []byte(text)}
 		}
 	}
-	if diff := cmp.Diff(discovery.Snapshot{Processes: host()}, scan(t, discovery.NewFS(m))); diff != "" {
+	if diff := cmp.Diff(discovery.Snapshot{Processes: host()}, scan(t, newFS(m))); diff != "" {
 		t.Errorf("snapshot (-want +got):\n%s", diff)
 	}
 }

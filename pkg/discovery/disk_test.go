@@ -9,8 +9,11 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/fstest"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -30,13 +33,16 @@ func onDisk(tb testing.TB, m fstest.MapFS) string {
 // counting counts the files opened.
 type counting struct {
 	fs.FS
+	mu     sync.Mutex // guards opened
 	opened []string
 }
 
 func (c *counting) Open(path string) (fs.File, error) {
 	if !strings.HasSuffix(path, "/stat") {
 		if info, err := fs.Stat(c.FS, path); err == nil && !info.IsDir() {
+			c.mu.Lock()
 			c.opened = append(c.opened, path)
+			c.mu.Unlock()
 		}
 	}
 	return c.FS.Open(path)
@@ -44,55 +50,66 @@ func (c *counting) Open(path string) (fs.File, error) {
 
 func (c *counting) Stat(path string) (fs.FileInfo, error)      { return fs.Stat(c.FS, path) }
 func (c *counting) ReadDir(path string) ([]fs.DirEntry, error) { return fs.ReadDir(c.FS, path) }
+func (c *counting) ReadLink(path string) (string, error)       { return fs.ReadLink(c.FS, path) }
+func (c *counting) Lstat(path string) (fs.FileInfo, error)     { return fs.Lstat(c.FS, path) }
 
 func TestScanReadsOnlyWhatIsNew(t *testing.T) {
-	dir := onDisk(t, tree(t, "host.txt"))
-	c := &counting{FS: os.DirFS(dir)}
-	f := discovery.NewFS(c)
-	first := scan(t, f)
-	for n := range first.Processes {
-		if len(first.Processes[n].Incarnations) != len(first.Processes[n].Queues) {
-			t.Fatalf("%d incarnations of %d queues", len(first.Processes[n].Incarnations), len(first.Processes[n].Queues))
+	synctest.Test(t, func(t *testing.T) {
+		dir := onDisk(t, tree(t, "host.txt"))
+		c := &counting{FS: os.DirFS(dir)}
+		f := newFS(c)
+		first := scan(t, f)
+		for n := range first.Processes {
+			if len(first.Processes[n].Incarnations) != len(first.Processes[n].Queues) {
+				t.Fatalf("%d incarnations of %d queues", len(first.Processes[n].Incarnations), len(first.Processes[n].Queues))
+			}
+			first.Processes[n].Incarnations = nil
 		}
-		first.Processes[n].Incarnations = nil
-	}
-	if diff := cmp.Diff(discovery.Snapshot{Processes: host()}, first); diff != "" {
-		t.Fatalf("snapshot (-want +got):\n%s", diff)
-	}
-
-	// The facts of each process are read again once in 16 scans: 4 files each,
-	// of which pid 1200 has but one.
-	c.opened = nil
-	for range 16 {
-		scan(t, f)
-	}
-	if len(c.opened) != 9 {
-		t.Errorf("16 scans of what did not change opened %d files, want 9: %v", len(c.opened), c.opened)
-	}
-
-	c.opened = nil
-	queue := filepath.Join(dir, procs, "4211/queues/2")
-	if err := os.CopyFS(queue, os.DirFS(filepath.Join(dir, procs, "4211/queues/1"))); err != nil {
-		t.Fatal(err)
-	}
-	got := scan(t, f).Processes[2]
-	want := host()[2].Queues
-	born := want[1]
-	born.ID = 2
-	want = append(want[:2:2], born, want[2])
-	if diff := cmp.Diff(want, got.Queues); diff != "" {
-		t.Errorf("queues with a new one (-want +got):\n%s", diff)
-	}
-	for _, path := range c.opened {
-		if strings.Contains(path, "/queues/") && !strings.Contains(path, "4211/queues/2/") {
-			t.Errorf("opened %s again", path)
+		if diff := cmp.Diff(discovery.Snapshot{Processes: host()}, first); diff != "" {
+			t.Fatalf("snapshot (-want +got):\n%s", diff)
 		}
-	}
+
+		c.opened = nil
+		for range 100 {
+			scan(t, f)
+		}
+		if len(c.opened) != 0 {
+			t.Errorf("100 scans of what did not change opened %v", c.opened)
+		}
+		// The facts of each process are read again once in 10 s: 4 files each, of
+		// which pid 1200 has but one.
+		for range 15 {
+			time.Sleep(time.Second)
+			scan(t, f)
+		}
+		if len(c.opened) != 9 {
+			t.Errorf("15 s in which nothing changed opened %d files, want 9: %v", len(c.opened), c.opened)
+		}
+
+		c.opened = nil
+		queue := filepath.Join(dir, procs, "4211/queues/2")
+		if err := os.CopyFS(queue, os.DirFS(filepath.Join(dir, procs, "4211/queues/1"))); err != nil {
+			t.Fatal(err)
+		}
+		got := scan(t, f).Processes[2]
+		want := host()[2].Queues
+		born := want[1]
+		born.ID = 2
+		want = append(want[:2:2], born, want[2])
+		if diff := cmp.Diff(want, got.Queues); diff != "" {
+			t.Errorf("queues with a new one (-want +got):\n%s", diff)
+		}
+		for _, path := range c.opened {
+			if strings.Contains(path, "/queues/") && !strings.Contains(path, "4211/queues/2/") {
+				t.Errorf("opened %s again", path)
+			}
+		}
+	})
 }
 
 func TestQueueBornUnderAnOldIDIsAnotherIncarnation(t *testing.T) {
 	dir := onDisk(t, tree(t, "host.txt"))
-	f := discovery.NewFS(os.DirFS(dir))
+	f := newFS(os.DirFS(dir))
 	before := scan(t, f).Processes[2]
 
 	// While the old directory exists the new one cannot get its inode number.
@@ -121,7 +138,7 @@ func TestQueueBornUnderAnOldIDIsAnotherIncarnation(t *testing.T) {
 
 func TestQueueThatIsDestroyedDisappears(t *testing.T) {
 	dir := onDisk(t, tree(t, "host.txt"))
-	f := discovery.NewFS(os.DirFS(dir))
+	f := newFS(os.DirFS(dir))
 	before := scan(t, f)
 	if err := os.RemoveAll(filepath.Join(dir, procs, "4211/queues/0")); err != nil {
 		t.Fatal(err)
@@ -137,7 +154,7 @@ func TestQueueThatIsDestroyedDisappears(t *testing.T) {
 
 func TestPidUsedAgainIsAnotherProcess(t *testing.T) {
 	dir := onDisk(t, tree(t, "host.txt"))
-	f := discovery.NewFS(os.DirFS(dir))
+	f := newFS(os.DirFS(dir))
 	scan(t, f)
 	files := map[string]string{
 		"stat":    stat(4211, "python (train) x", 'S', 64, 999999),
@@ -229,7 +246,7 @@ func TestFactsAgreeWithRocminfoOnARealHost(t *testing.T) {
 		m[node+"/properties"] = &fstest.MapFile{Data: fmt.Appendf(nil,
 			"simd_count %d\nsimd_per_cu %d\nlocation_id %s\ngfx_target_version 90402\n", cus*perCU, perCU, fact("BDFID"))}
 	}
-	gpus, err := discovery.NewFS(m).GPUs()
+	gpus, err := newFS(m).GPUs()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,54 +260,4 @@ func TestFactsAgreeWithRocminfoOnARealHost(t *testing.T) {
 	if diff := cmp.Diff(truth.Truth.BDF, got); diff != "" {
 		t.Errorf("PCI addresses by node (-want +got):\n%s", diff)
 	}
-}
-
-// bigHost has many processes of 5 queues each.
-func bigHost(processes int) fstest.MapFS {
-	m := fstest.MapFS{}
-	add := func(path, text string) { m[path] = &fstest.MapFile{Data: []byte(text)} }
-	for n := range processes {
-		pid := 1000 + n
-		dir := procs + strconv.Itoa(pid)
-		add(dir+"/pasid", "0\n")
-		for q := range 5 {
-			queue := dir + "/queues/" + strconv.Itoa(q)
-			add(queue+"/gpuid", "63420")
-			add(queue+"/size", "1048576")
-			add(queue+"/type", "0")
-		}
-		proc := "proc/" + strconv.Itoa(pid)
-		add(proc+"/stat", stat(pid, "python3", 'S', 8, uint64(pid)))
-		add(proc+"/status", "Name:\tpython3\nUid:\t1000\t1000\t1000\t1000\n")
-		add(proc+"/comm", "python3\n")
-		add(proc+"/cmdline", "python3\x00train.py\x00")
-		add(proc+"/cgroup", "0::/system.slice/job.service\n")
-	}
-	return m
-}
-
-// BenchmarkScan measures the first scan of 1000 processes with 5 queues each,
-// and those of an unchanged host after it.
-func BenchmarkScan(b *testing.B) {
-	root := os.DirFS(onDisk(b, bigHost(1000)))
-	b.Run("first", func(b *testing.B) {
-		b.ReportAllocs()
-		for b.Loop() {
-			if _, err := discovery.NewFS(root).Scan(); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("unchanged", func(b *testing.B) {
-		f := discovery.NewFS(root)
-		if _, err := f.Scan(); err != nil {
-			b.Fatal(err)
-		}
-		b.ReportAllocs()
-		for b.Loop() {
-			if _, err := f.Scan(); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
 }

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -106,11 +107,14 @@ func ParseNumber(b []byte, bits int) (uint64, error) {
 // ParseQueueType reads the file "type" of a queue: a number of KFD's internal
 // enumeration, not of its uAPI.
 //
-// 0 is compute (PM4 and AQL alike) and 1 SDMA on every kernel. 3 is SDMA over
-// xGMI on newer kernels; on 6.12 and older it was a kernel queue that never
-// shows here. 4 is SDMA over xGMI on older kernels and SDMA on a chosen engine
-// on newer ones, and 5 the latter on older ones: both are called SDMA, which is
-// right either way.
+// 0 is compute (PM4 and AQL alike) and 1 SDMA on every kernel. Later numbers moved
+// when DIQ, 3 on 6.12 and older, was removed (enum kfd_queue_type): DIQ was the
+// kernel's own and never showed here, so that 3 is SDMA over xGMI, of a newer
+// kernel. 4 is SDMA over xGMI on older kernels and SDMA on a chosen engine on newer
+// ones, and 5 the latter on older ones: both are called SDMA, which is right either
+// way. Nothing tells which numbering a driver has: the release of the kernel says
+// little where AMD's own package has replaced the driver, and what else changed in
+// sysfs (contexts, a pasid of 0) need not have come with it.
 func ParseQueueType(b []byte) (gpreempt.QueueType, error) {
 	v, err := ParseNumber(b, 31)
 	if err != nil {
@@ -211,43 +215,26 @@ func ParseProcStat(b []byte) (ProcStat, error) {
 	return ProcStat{}, refuse(fmt.Sprintf("only %d fields, want 22 or more", n+2))
 }
 
-// ParseProcStatusUID reads the effective user id from /proc/PID/status. The
-// error is a *ParseError.
-func ParseProcStatusUID(b []byte) (uint32, error) {
-	n := 0
-	for line := range bytes.Lines(b) {
-		n++
-		ids, found := bytes.CutPrefix(line, []byte("Uid:"))
-		if !found {
-			continue
-		}
-		fields := bytes.Fields(ids) // real, effective, saved, file system
-		if len(fields) != 4 {
-			return 0, &ParseError{Line: n, Problem: fmt.Sprintf("Uid has %d numbers, want 4", len(fields))}
-		}
-		uid, err := strconv.ParseUint(string(fields[1]), 10, 32)
-		if err != nil {
-			return 0, &ParseError{Line: n, Problem: fmt.Sprintf("the effective Uid is %q, want a number", fields[1])}
-		}
-		return uint32(uid), nil
-	}
-	return 0, &ParseError{Line: max(n, 1), Problem: "no line begins with Uid:"}
-}
-
-// ParseProcCgroup gives the cgroup v2 path from /proc/PID/cgroup, or "" when
-// the process is in none.
-func ParseProcCgroup(b []byte) string {
-	for line := range bytes.Lines(b) {
-		if path, found := bytes.CutPrefix(line, []byte("0::")); found {
-			return text(bytes.TrimSuffix(path, []byte("\n")))
-		}
-	}
-	return ""
-}
-
 // ParseProcCmdline gives the words of /proc/PID/cmdline with spaces between.
 func ParseProcCmdline(b []byte) string {
 	return text(bytes.ReplaceAll(bytes.TrimRight(b, "\x00"), []byte{0}, []byte{' '}))
+}
+
+// ParseProcEnviron gives the variables of /proc/PID/environ that have one of the
+// names, each with its first value, as getenv(3) would find it. Values are cut at
+// 4 KiB; what has no "=" is passed over.
+func ParseProcEnviron(b []byte, names []string) map[string]string {
+	env := map[string]string{}
+	for word := range bytes.SplitSeq(b, []byte{0}) {
+		name, value, isVariable := bytes.Cut(word, []byte("="))
+		if !isVariable || !slices.Contains(names, string(name)) {
+			continue
+		}
+		if _, set := env[string(name)]; !set {
+			env[string(name)] = text(value[:min(len(value), maxValue)])
+		}
+	}
+	return env
 }
 
 // text makes bytes a process chose itself fit to be sent on: what is not UTF-8

@@ -54,7 +54,7 @@ func TestProcessWithoutRunnableThreadsIsNotAlive(t *testing.T) {
 func TestParsersNameTheLineAndTheProblem(t *testing.T) {
 	parse := map[string]func(string) error{
 		"stat":   func(s string) error { _, err := discovery.ParseProcStat([]byte(s)); return err },
-		"status": func(s string) error { _, err := discovery.ParseProcStatusUID([]byte(s)); return err },
+		"status": func(s string) error { _, err := discovery.ParseProcIDs([]byte(s)); return err },
 		"type":   func(s string) error { _, err := discovery.ParseQueueType([]byte(s)); return err },
 		"properties": func(s string) error {
 			_, err := discovery.ParseNodeProperties(strings.NewReader(s))
@@ -69,9 +69,14 @@ func TestParsersNameTheLineAndTheProblem(t *testing.T) {
 		{"stat", "5 (a) S 1 2", "line 1: only 5 fields, want 22 or more"},
 		{"stat", strings.Replace(stat(5, "a", 'S', 1, 77), " 77 ", " x ", 1), `line 1: field 22, the start time, is "x"`},
 		{"stat", strings.Replace(stat(5, "a", 'S', 99, 77), " 99 ", " ? ", 1), `line 1: field 20, the number of threads, is "?"`},
-		{"status", "Name:\ta\n", "line 1: no line begins with Uid:"},
+		{"status", "Name:\ta\nUid:\t1\t1\t1\t1\n", "line 2: no line begins with Uid:, or none with Gid:"},
+		{"status", "", "line 1: no line begins with Uid:, or none with Gid:"},
 		{"status", "Name:\ta\nUid:\t1\t2\n", "line 2: Uid has 2 numbers, want 4"},
-		{"status", "Name:\ta\nUid:\t1\tx\t1\t1\n", `line 2: the effective Uid is "x", want a number`},
+		{"status", "Name:\ta\nUid:\t1\tx\t1\t1\n", `line 2: Uid has the effective id "x", want a number`},
+		{"status", "Gid:\t1\t-1\t1\t1\n", `line 1: Gid has the effective id "-1", want a number`},
+		{"status", "NSpid:\n", "line 1: NSpid has 0 numbers, want 1 to 33"},
+		{"status", "NSpid:" + strings.Repeat("\t1", 34), "line 1: NSpid has 34 numbers, want 1 to 33"},
+		{"status", "NSpid:\t7\t0\n", `line 1: NSpid has the pid "0", want a positive number`},
 		{"type", "", `line 1: "" is not a decimal number of 31 bits`},
 		{"type", "0x1", `line 1: "0x1" is not a decimal number of 31 bits`},
 		{"properties", "domain 0\nsimd_count\n", `line 2: simd_count is "", want a decimal number below 2^32`},
@@ -126,21 +131,6 @@ func TestNodePropertiesAreReadByName(t *testing.T) {
 	}
 }
 
-func TestCgroupIsTheVersion2Path(t *testing.T) {
-	tests := map[string]string{
-		"0::/a/b.slice\n":                   "/a/b.slice",
-		"2:cpu:/x\n1:name=systemd:/y\n0::/": "/",
-		"2:cpu:/x\n":                        "",
-		"":                                  "",
-		"0::/caf\xe9\n":                     "/caf\uFFFD",
-	}
-	for text, want := range tests {
-		if got := discovery.ParseProcCgroup([]byte(text)); got != want {
-			t.Errorf("%q: %q, want %q", text, got, want)
-		}
-	}
-}
-
 func FuzzParseProcStat(f *testing.F) {
 	f.Add([]byte(stat(4211, "python (train) x", 'S', 64, 987654)))
 	f.Add([]byte("1 (a) S"))
@@ -179,23 +169,34 @@ func FuzzParseNodeProperties(f *testing.F) {
 }
 
 func FuzzProcTexts(f *testing.F) {
-	f.Add([]byte("Name:\ta\nUid:\t1000\t1001\t1002\t1003\n"))
-	f.Add([]byte("0::/kubepods.slice\n"))
 	f.Add([]byte("python3\x00-m\x00train\x00"))
 	f.Add([]byte("\xff\x00\xfe"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if _, err := discovery.ParseProcStatusUID(b); err != nil {
-			var parseError *discovery.ParseError
-			if !errors.As(err, &parseError) || parseError.Line < 1 {
-				t.Errorf("error %v names no line", err)
-			}
-		}
 		if _, err := discovery.ParseQueueType(b); err == nil && len(bytes.Trim(b, "0123456789")) > 1 {
 			t.Errorf("%q was taken for a queue type", b)
 		}
 		cmdline := discovery.ParseProcCmdline(b)
-		if cgroup := discovery.ParseProcCgroup(b); !utf8.ValidString(cgroup) || !utf8.ValidString(cmdline) || strings.Contains(cmdline, "\x00") {
-			t.Errorf("cgroup %q, cmdline %q of %q", cgroup, cmdline, b)
+		if !utf8.ValidString(cmdline) || strings.Contains(cmdline, "\x00") {
+			t.Errorf("cmdline %q of %q", cmdline, b)
+		}
+	})
+}
+
+// FuzzParseProcEnviron compares with a plainer reading.
+func FuzzParseProcEnviron(f *testing.F) {
+	f.Add([]byte("PATH=/usr/bin\x00GPREEMPT_CLASS=offline\x00GPREEMPT_CLASS=x\x00"), "GPREEMPT_CLASS")
+	f.Add([]byte("=\x00a\x00\x00A==\xff"), "A")
+	f.Add([]byte("A=\x00"), "")
+	f.Fuzz(func(t *testing.T, b []byte, name string) {
+		want := map[string]string{}
+		for word := range strings.SplitSeq(string(b), "\x00") {
+			if rest, found := strings.CutPrefix(word, name+"="); found && !strings.Contains(name, "=") && len(want) == 0 {
+				want[name] = strings.ToValidUTF8(rest[:min(len(rest), 4096)], "\uFFFD")
+			}
+		}
+		before := bytes.Clone(b)
+		if diff := cmp.Diff(want, discovery.ParseProcEnviron(b, []string{name})); diff != "" || !bytes.Equal(b, before) {
+			t.Errorf("%q (-want +got):\n%s", name, diff)
 		}
 	})
 }

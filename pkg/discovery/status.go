@@ -43,7 +43,7 @@ func ParseProcStatus(b []byte) (ProcStatus, error) {
 			v, err = strconv.ParseUint(value, 10, 31)
 			s.Tracer = int32(v)
 		case "Uid":
-			s.UID, err = ParseProcStatusUID(line)
+			s.UID, err = effective(rest)
 		case "CapEff":
 			s.Capabilities, err = strconv.ParseUint(value, 16, 64)
 		default:
@@ -60,4 +60,77 @@ func ParseProcStatus(b []byte) (ProcStatus, error) {
 		}
 	}
 	return s, nil
+}
+
+// ProcIDs is who a process is, as /proc/PID/status tells.
+type ProcIDs struct {
+	// UID and GID are the effective ids.
+	UID, GID uint32
+	// NamespacePIDs are its pids in the pid namespaces below that of /proc, outermost
+	// first; nil when there are none.
+	NamespacePIDs []int32
+}
+
+// maxNamespaces is how many pid namespaces can be one in another (MAX_PID_NS_LEVEL).
+const maxNamespaces = 32
+
+// ParseProcIDs reads a status file. Kernels without pid namespaces have no line
+// NSpid. The error is a *ParseError.
+func ParseProcIDs(b []byte) (ProcIDs, error) {
+	var ids ProcIDs
+	uid, gid := false, false
+	n := 0
+	for line := range bytes.Lines(b) {
+		n++
+		name, rest, _ := bytes.Cut(line, []byte(":"))
+		var err error
+		switch string(name) {
+		case "Uid":
+			uid = true
+			ids.UID, err = effective(rest)
+		case "Gid":
+			gid = true
+			ids.GID, err = effective(rest)
+		case "NSpid":
+			ids.NamespacePIDs, err = nested(rest)
+		}
+		if err != nil {
+			return ProcIDs{}, &ParseError{Line: n, Problem: string(name) + " " + err.Error()}
+		}
+	}
+	if !uid || !gid {
+		return ProcIDs{}, &ParseError{Line: max(n, 1), Problem: "no line begins with Uid:, or none with Gid:"}
+	}
+	return ids, nil
+}
+
+// effective reads the second of real, effective, saved and file system id.
+func effective(b []byte) (uint32, error) {
+	fields := bytes.Fields(b)
+	if len(fields) != 4 {
+		return 0, fmt.Errorf("has %d numbers, want 4", len(fields))
+	}
+	id, err := strconv.ParseUint(string(fields[1]), 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("has the effective id %q, want a number", fields[1])
+	}
+	return uint32(id), nil
+}
+
+// nested reads the pids behind the first, which is the one /proc knows.
+func nested(b []byte) (pids []int32, err error) {
+	fields := bytes.Fields(b)
+	if len(fields) == 0 || len(fields) > maxNamespaces+1 {
+		return nil, fmt.Errorf("has %d numbers, want 1 to %d", len(fields), maxNamespaces+1)
+	}
+	for n, field := range fields {
+		pid, err := strconv.ParseUint(string(field), 10, 31)
+		if err != nil || pid == 0 {
+			return nil, fmt.Errorf("has the pid %q, want a positive number", field)
+		}
+		if n > 0 {
+			pids = append(pids, int32(pid))
+		}
+	}
+	return pids, nil
 }

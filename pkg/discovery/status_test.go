@@ -1,6 +1,9 @@
 package discovery_test
 
 import (
+	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
@@ -55,6 +58,39 @@ func FuzzParseProcStatus(f *testing.F) {
 		}
 		if !utf8.ValidString(s.Name) || s.Process < 0 || s.Tracer < 0 {
 			t.Errorf("accepted %+v", s)
+		}
+	})
+}
+
+// FuzzParseProcIDs checks that what is written is read, whatever stands around it.
+func FuzzParseProcIDs(f *testing.F) {
+	f.Add(uint32(1001), uint32(100), int32(318), "Name:\tpython\n", "Seccomp:\t0\n")
+	f.Add(uint32(0), uint32(0), int32(0), "", "")
+	f.Add(uint32(1<<32-1), uint32(5), int32(1), "Uid:\n", "NSpid:\t1\tx\n")
+	f.Fuzz(func(t *testing.T, uid, gid uint32, nested int32, before, after string) {
+		want := discovery.ProcIDs{UID: uid, GID: gid}
+		pids := "4211"
+		if nested > 0 {
+			want.NamespacePIDs = []int32{nested}
+			pids += "\t" + strconv.Itoa(int(nested))
+		}
+		own := fmt.Sprintf("Uid:\t1\t%d\t2\t3\nGid:\t1\t%d\t2\t3\nNSpid:\t%s\n", uid, gid, pids)
+		if got, err := discovery.ParseProcIDs([]byte(own)); err != nil || !cmp.Equal(want, got) {
+			t.Fatalf("%q gave %+v, %v", own, got, err)
+		}
+		text := before + "\n" + own + after
+		got, err := discovery.ParseProcIDs([]byte(text))
+		if err != nil && !cmp.Equal(got, discovery.ProcIDs{}) {
+			t.Errorf("refused, and gave %+v", got)
+		}
+		others := func(line string) bool {
+			return strings.HasPrefix(line, "Uid:") || strings.HasPrefix(line, "Gid:") || strings.HasPrefix(line, "NSpid:")
+		}
+		if err == nil && !slices.ContainsFunc(strings.Split(before+"\n"+after, "\n"), others) && !cmp.Equal(want, got) {
+			t.Errorf("%q gave %+v, want %+v", text, got, want)
+		}
+		if slices.ContainsFunc(got.NamespacePIDs, func(pid int32) bool { return pid <= 0 }) {
+			t.Errorf("accepted %+v", got)
 		}
 	})
 }

@@ -63,13 +63,13 @@ func (f *FS) gpu(node int) (gpreempt.GPU, error) {
 	if err != nil || id == 0 {
 		return gpreempt.GPU{}, err
 	}
-	b, err := f.read(dir+"/name", maxFile)
+	b, err := f.read(dir + "/name")
 	if err != nil {
 		return gpreempt.GPU{}, err
 	}
 	name := strings.TrimSpace(text(b))
 	path := dir + "/properties"
-	if b, err = f.read(path, maxFile); err != nil {
+	if b, err = f.read(path); err != nil {
 		return gpreempt.GPU{}, err
 	}
 	p, err := ParseNodeProperties(bytes.NewReader(b))

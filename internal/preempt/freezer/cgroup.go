@@ -174,7 +174,7 @@ func (m *Mechanism) ownCgroup(target gpreempt.ProcessKey) (*cgroup, string, erro
 		if err != nil {
 			return nil, "", goneOr(err)
 		}
-		*to = discovery.ParseProcCgroup(text)
+		*to = discovery.CgroupV2Path(text)
 	}
 	if why := f.unfitByName(); why != "" {
 		return nil, why, nil

@@ -308,7 +308,7 @@ func newCgroup(t *testing.T) (string, *os.File) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own := discovery.ParseProcCgroup(text)
+	own := discovery.CgroupV2Path(text)
 	path := filepath.Join(own, "gpreempt-test-"+strconv.Itoa(os.Getpid())+"-"+strconv.FormatInt(time.Now().UnixNano(), 36))
 	below, ok := mnt.below(path)
 	if !ok {

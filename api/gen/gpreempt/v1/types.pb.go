@@ -1633,7 +1633,7 @@ type Queue struct {
 	// kfd_priority is what the driver was given; otherwise it is HIP's value of
 	// that pipe priority.
 	KfdPriorityExact bool `protobuf:"varint,17,opt,name=kfd_priority_exact,json=kfdPriorityExact,proto3" json:"kfd_priority_exact,omitempty"`
-	// Byte offset of its doorbell in the process's doorbell page.
+	// Place of its doorbell among the GPU's, in dwords.
 	DoorbellOffset uint32 `protobuf:"varint,18,opt,name=doorbell_offset,json=doorbellOffset,proto3" json:"doorbell_offset,omitempty"`
 	// GPU address of its MQD (of the first XCC's).
 	MqdAddress uint64 `protobuf:"varint,19,opt,name=mqd_address,json=mqdAddress,proto3" json:"mqd_address,omitempty"`
@@ -1881,11 +1881,11 @@ type Hqd struct {
 	RingAddress uint64 `protobuf:"varint,13,opt,name=ring_address,json=ringAddress,proto3" json:"ring_address,omitempty"`
 	// Size of the ring in bytes.
 	RingBytes uint64 `protobuf:"varint,14,opt,name=ring_bytes,json=ringBytes,proto3" json:"ring_bytes,omitempty"`
-	// Read pointer, in dwords for compute, as the register has it for SDMA.
+	// Position read from, in dwords for compute, in bytes for SDMA.
 	ReadPointer uint64 `protobuf:"varint,15,opt,name=read_pointer,json=readPointer,proto3" json:"read_pointer,omitempty"`
-	// Write pointer, likewise.
+	// Position written to, likewise.
 	WritePointer uint64 `protobuf:"varint,16,opt,name=write_pointer,json=writePointer,proto3" json:"write_pointer,omitempty"`
-	// Byte offset of its doorbell.
+	// Place of its doorbell among the GPU's, in dwords.
 	DoorbellOffset uint32 `protobuf:"varint,17,opt,name=doorbell_offset,json=doorbellOffset,proto3" json:"doorbell_offset,omitempty"`
 	// Its packets are AQL packets.
 	Aql bool `protobuf:"varint,18,opt,name=aql,proto3" json:"aql,omitempty"`

@@ -1,0 +1,201 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"github.com/spf13/cobra"
+
+	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
+)
+
+func (a *app) amdlogCommand() *cobra.Command {
+	return noun("amdlog", "What the logs of AMD's HIP runtime tell of queues", a.amdlogAnalyze(), a.amdlogCompare())
+}
+
+// makeLog tells how to make a log, for the help.
+const makeLog = `A log is made by running a program with
+
+  AMD_LOG_LEVEL=4 AMD_LOG_MASK=0x98 AMD_LOG_LEVEL_FILE=/tmp/hip.log program
+
+which makes a file /tmp/hip.log_PID for each process. Level 3 tells of queues and the
+names of kernels, 4 of every packet too; the newest ROCm needs 5 for both. AMD_LOG_MASK
+0x8 is packets, 0x10 queues, 0x80 kernels and 0x2 the streams that packets come from;
+without it all is logged. Logging slows the program down: the intervals are those of the
+program while it logs.
+
+Logs may be compressed with gzip or zstd. No daemon and no rights are needed.`
+
+func (a *app) amdlogAnalyze() *cobra.Command {
+	return &cobra.Command{
+		Use:   "analyze FILE",
+		Short: "Show the hardware queues in a HIP log and what was done on them",
+		Long: `Shows the hardware queues in a HIP log: where their rings are, how many streams share
+them, and what was dispatched to them and how often. - is standard input.
+
+HWQ is the address of the ring, as ` + "`gpctl queue list -o wide`" + ` shows it for the same
+process. HSA-ID is a counter of the runtime and not the driver's queue id, and HSA-PRIO is
+low, normal or high, not the driver's 0 to 15. STREAMS is the most streams that shared the
+queue at once, EVERY the median time between dispatches and P99 the time that 99 of 100
+keep. BACKLOG is the most packets that a packet found waiting.
+
+` + makeLog,
+		Example: `  gpctl amdlog analyze /tmp/hip.log_4242
+  ssh host cat /tmp/hip.log_4242 | gpctl amdlog analyze - -o json`,
+		Args:              operands("FILE"),
+		ValidArgsFunction: files(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			log, err := a.analyzeLog(args[0])
+			if err != nil {
+				return err
+			}
+			return a.showData(log, func(p *printer) { printAnalysis(p, log) })
+		},
+	}
+}
+
+func (a *app) amdlogCompare() *cobra.Command {
+	return &cobra.Command{
+		Use:   "compare A B",
+		Short: "Compare two HIP logs and advise how the two can share a GPU",
+		Long: `Compares the HIP logs of two workloads: the queues they have in common, the kernels they
+launch, how often they dispatch and how far they fall behind; and advises whether stream
+priorities may do for them or one has to be suspended while the other works. One of A and
+B may be -, standard input.
+
+The advice is drawn from these lines alone. Nothing is measured on a GPU.
+
+` + makeLog,
+		Example:           "  gpctl amdlog compare online.log offline.log.zst",
+		Args:              operands("A", "B"),
+		ValidArgsFunction: files(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if args[0] == "-" && args[1] == "-" {
+				return usage(cmd, "only one of A and B can be standard input")
+			}
+			var logs [2]*analyzedLog
+			for i, path := range args {
+				var err error
+				if logs[i], err = a.analyzeLog(path); err != nil {
+					return err
+				}
+			}
+			compared := &comparedLogs{logs[0].File, logs[1].File, hiplog.Compare(logs[0].Analysis, logs[1].Analysis)}
+			return a.showData(compared, func(p *printer) { printComparison(p, compared) })
+		},
+	}
+}
+
+// files lets the shell offer files for the first operands.
+func files(operands int) cobra.CompletionFunc {
+	return func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		if len(args) < operands {
+			return nil, cobra.ShellCompDirectiveDefault
+		}
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+}
+
+// analyzedLog is an analysis as it is printed for programs.
+type analyzedLog struct {
+	File string `json:"file"`
+	*hiplog.Analysis
+}
+
+// comparedLogs is a comparison as it is printed for programs.
+type comparedLogs struct {
+	FileA string `json:"file_a"`
+	FileB string `json:"file_b"`
+	*hiplog.Comparison
+}
+
+// analyzeLog reads the log at path, or standard input for "-", and shows how far it
+// is to whoever watches.
+func (a *app) analyzeLog(path string) (*analyzedLog, error) {
+	name := path
+	r := a.In
+	if path == "-" {
+		name = "standard input"
+	} else {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, unreadable(path, err)
+		}
+		defer f.Close()
+		r = f
+		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Size() >= worthABar && a.ErrTerminal && a.Getenv("TERM") != "dumb" {
+			p := watched{f, progress(a.Err, path, info.Size())}
+			defer p.end()
+			r = p
+		}
+	}
+	analysis, err := hiplog.Analyze(r)
+	switch {
+	case err != nil:
+		return nil, unreadable(name, err)
+	case analysis.Records == 0:
+		f := &failure{code: ExitFailure, next: hiplog.Hint}
+		switch {
+		case analysis.Truncated:
+			f.message = fmt.Sprintf("%s holds no line of a HIP log before its compressed data end early", name)
+		case analysis.Bytes == 0:
+			f.message = name + " is empty: there is no HIP log in it"
+		default:
+			f.message = fmt.Sprintf("%s holds no line of a HIP log, in %s", name, count(analysis.Lines, "line"))
+		}
+		return nil, f
+	}
+	return &analyzedLog{name, analysis}, nil
+}
+
+func unreadable(name string, err error) error {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
+		err = path.Err
+	}
+	f := &failure{code: ExitFailure, message: fmt.Sprintf("cannot read %s: %v", name, err)}
+	if errors.Is(err, fs.ErrPermission) {
+		f.code = ExitDenied
+		f.next = "run gpctl as a user who may read it"
+	}
+	return f
+}
+
+// worthABar is the size from which a file takes long enough to read, in bytes.
+const worthABar = 16 << 20
+
+// watched shows how far the reading of a file is.
+type watched struct {
+	r   io.Reader
+	bar *progressbar.ProgressBar
+}
+
+// progress is a bar for reading size bytes of the file at path.
+func progress(w io.Writer, path string, size int64) *progressbar.ProgressBar {
+	return progressbar.NewOptions64(size,
+		progressbar.OptionSetWriter(w),
+		progressbar.OptionSetDescription(cut(printable(filepath.Base(path)), 30)),
+		progressbar.OptionShowBytes(true),
+		progressbar.OptionUseIECUnits(true),
+		progressbar.OptionSetWidth(20),
+		progressbar.OptionThrottle(100*time.Millisecond),
+	)
+}
+
+func (p watched) Read(b []byte) (int, error) {
+	n, err := p.r.Read(b)
+	// The bar's error is that the file grew since, or that the terminal is gone.
+	_ = p.bar.Add(n)
+	return n, err
+}
+
+// end takes the bar off the screen.
+func (p watched) end() {
+	_ = p.bar.Clear()
+	_ = p.bar.Exit()
+}

@@ -1,0 +1,320 @@
+package cli
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
+)
+
+func printAnalysis(p *printer, log *analyzedLog) {
+	p.line(cell{log.File, styleBold}, text(": "+about(log.Analysis)))
+	for i := range log.Processes {
+		p.linef("%s", aboutProcess(&log.Processes[i]))
+	}
+	if len(log.PIDs) == 0 && len(log.PIDsInText) > 0 {
+		p.linef("the program printed: process %s", numbers(log.PIDsInText))
+	}
+	if len(log.Queues) > 0 {
+		p.linef("")
+		printLogQueues(p, log.Queues)
+		p.linef("HWQ is the address of the ring; HSA-ID is the runtime's counter, not the driver's queue id.")
+	}
+	printLaunches(p, log.Processes)
+	printLogWarnings(p, "", log.Warnings)
+}
+
+func about(a *hiplog.Analysis) string {
+	said := fmt.Sprintf("%s of HIP in %s, over %s", count(a.Records, "record"), count(a.Lines, "line"), micros(a.MaxMicros-a.MinMicros))
+	for level := len(a.Levels) - 1; level >= 0; level-- {
+		if a.Levels[level] > 0 {
+			return said + fmt.Sprintf(", up to level %d", level)
+		}
+	}
+	return said
+}
+
+func aboutProcess(q *hiplog.Process) string {
+	said := []string{count(q.Queues, "queue")}
+	if q.QueuesPerPriority > 0 {
+		said[0] += fmt.Sprintf(" (at most %d per priority)", q.QueuesPerPriority)
+	}
+	if q.Threads > 0 {
+		said = append(said, count(q.Threads, "thread"))
+	}
+	said = append(said, launchesOf(q), fmt.Sprintf("%d dispatches", q.Dispatches), count(q.Barriers, "barrier"))
+	if q.Intervals.Count > 0 {
+		said = append(said, fmt.Sprintf("a dispatch every %s (p99 %s)", micros(q.Intervals.P50), micros(q.Intervals.P99)))
+	}
+	return "process " + logPID(q.PID) + ": " + strings.Join(said, ", ")
+}
+
+func launchesOf(q *hiplog.Process) string {
+	if q.Launches.Total == 1 {
+		return "1 launch"
+	}
+	return fmt.Sprintf("%d launches", q.Launches.Total)
+}
+
+func printLogQueues(p *printer, queues []hiplog.Queue) {
+	t := p.table("", columns{
+		">PID", "HWQ", ">HSA-ID", ">PACKETS", "HSA-PRIO", ">STREAMS", ">DISPATCHES", ">BARRIERS", ">EVERY", ">P99", ">BACKLOG", "KERNEL",
+		"+SWQ", "+CREATED", "+DELETED", "+>MIN", "+>MEAN", "+>P95", "+>MAX", "+RPTR", "+WPTR", "+FIRST", "+LAST", "+CUS", "+HIP STREAMS",
+	})
+	for i := range queues {
+		q := &queues[i]
+		hwq, packets, streams, backlog, kernel, cus := "-", "-", "-", "-", "-", "-"
+		if q.HWq != 0 {
+			hwq = q.HWq.String()
+		}
+		if q.SizePackets > 0 {
+			packets = strconv.FormatUint(q.SizePackets, 10)
+		}
+		if q.Acquired+q.Selected > 0 {
+			streams = strconv.FormatUint(q.MaxRefCount, 10)
+		}
+		if q.MaxBacklog != nil {
+			backlog = strconv.FormatUint(q.MaxBacklog.Packets, 10)
+		}
+		if len(q.Kernels.Top) > 0 {
+			kernel = cut(q.Kernels.Top[0].Name, 40)
+			if more := q.Kernels.Distinct - 1; more > 0 {
+				kernel += fmt.Sprintf(" +%d", more)
+			}
+		}
+		if q.CUMask != "" {
+			cus = "0x" + cut(q.CUMask, 40)
+		}
+		every := func(v uint64) cell {
+			if q.Intervals.Count == 0 {
+				return text("-")
+			}
+			return text(micros(v))
+		}
+		t.row(text(logPID(q.PID)), text(hwq), text(numbers(q.IDs)), text(packets), text(or(q.Priority, "-")), text(streams),
+			text(q.Dispatches), text(q.Barriers), every(q.Intervals.P50), every(q.Intervals.P99), text(backlog), text(kernel),
+			text(addresses(q.SWqs)), text(happened(q.Created)), text(happened(q.Deleted)), every(q.Intervals.Min),
+			every(uint64(q.Intervals.Mean)), every(q.Intervals.P95), every(q.Intervals.Max), text(fromTo(q.ReadIndex)), text(fromTo(q.WriteIndex)),
+			text(happened(q.FirstDispatch)), text(happened(q.LastDispatch)), text(cus), text(addresses(q.Streams)))
+	}
+	t.flush()
+}
+
+// printLaunches shows which kernels each process launched most.
+func printLaunches(p *printer, processes []hiplog.Process) {
+	shown := 5
+	if p.wide {
+		shown = 20
+	}
+	for i := range processes {
+		mix := &processes[i].Launches
+		if mix.Total == 0 {
+			continue
+		}
+		p.linef("")
+		p.linef("launched by process %s: %s", logPID(processes[i].PID), count(mix.Distinct, "kernel"))
+		t := p.table("  ", columns{">LAUNCHES", ">SHARE", "KERNEL"})
+		rest := mix.Total
+		for _, k := range mix.Top[:min(shown, len(mix.Top))] {
+			t.row(text(k.Count), text(percent(k.Count, mix.Total)), text(kernelName(p, k.Name)))
+			rest -= k.Count
+		}
+		if rest > 0 {
+			others := "(all others)"
+			if mix.Others > 0 {
+				others = fmt.Sprintf("(all others; %d launches are of kernels not told apart)", mix.Others)
+			}
+			t.row(text(rest), text(percent(rest, mix.Total)), text(others))
+		}
+		t.flush()
+	}
+}
+
+// kernelName shortens a name: those of templates fill screens.
+func kernelName(p *printer, name string) string {
+	if p.wide {
+		return name
+	}
+	return cut(name, 90)
+}
+
+func printLogWarnings(p *printer, of string, warnings []hiplog.Warning) {
+	for _, w := range warnings {
+		p.linef("")
+		p.line(cell{"warning", styleNote}, text(" "+of+w.Code+": "+w.Text))
+		if w.Next != "" {
+			p.linef("  try: %s", w.Next)
+		}
+	}
+}
+
+func printComparison(p *printer, c *comparedLogs) {
+	p.line(cell{c.Advice.Text, styleBold})
+	for _, reason := range c.Advice.Reasons {
+		p.linef("  because %s", reason)
+	}
+	for _, limit := range c.Advice.Limits {
+		p.linef("  but %s", limit)
+	}
+	p.linef("")
+	p.linef("A is %s", c.FileA)
+	p.linef("B is %s", c.FileB)
+	p.linef("")
+	t := p.table("", columns{"", "A", "B"})
+	row := func(name string, of func(*hiplog.Side) string) { t.row(text(name), text(of(&c.A)), text(of(&c.B))) }
+	row("processes", func(s *hiplog.Side) string { return numbers(s.PIDs) })
+	row("time", func(s *hiplog.Side) string { return micros(s.MaxMicros - s.MinMicros) })
+	row("queues", func(s *hiplog.Side) string { return strconv.Itoa(len(s.Queues)) })
+	row("hsa ids", func(s *hiplog.Side) string { return numbers(idsOf(s)) })
+	row("launches", func(s *hiplog.Side) string {
+		return fmt.Sprint(sum(s, func(q *hiplog.Process) uint64 { return q.Launches.Total }))
+	})
+	row("dispatches", func(s *hiplog.Side) string { return fmt.Sprint(s.Dispatches) })
+	row("barriers", func(s *hiplog.Side) string { return fmt.Sprint(s.Barriers) })
+	row("dispatch every", func(s *hiplog.Side) string { return intervalsOf(s, func(i *hiplog.Intervals) uint64 { return i.P50 }) })
+	row("  p99", func(s *hiplog.Side) string { return intervalsOf(s, func(i *hiplog.Intervals) uint64 { return i.P99 }) })
+	row("  longest", func(s *hiplog.Side) string { return intervalsOf(s, func(i *hiplog.Intervals) uint64 { return i.Max }) })
+	row("deepest backlog", func(s *hiplog.Side) string {
+		if s.MaxBacklog == nil {
+			return "-"
+		}
+		return count(s.MaxBacklog.Packets, "packet")
+	})
+	t.flush()
+	p.linef("")
+	p.linef("queues: %d in both, %d only in A, %d only in B, %d undecided; %s at the same address by coincidence",
+		c.Common, c.OnlyA, c.OnlyB, c.Unknown, count(c.Coincidences, "pair"))
+	p.linef("time together: %s, if both are of one host without a reboot between", micros(c.OverlapMicros))
+	if c.KernelOverlap != nil {
+		p.linef("kernels: %d in both of %d; %.0f %% of the launches overlap", c.CommonKernels, c.DistinctKernels, 100**c.KernelOverlap)
+	}
+	printMatches(p, c.Matches)
+	printSharedKernels(p, c.Comparison)
+	if p.wide {
+		for _, s := range []*hiplog.Side{&c.A, &c.B} {
+			if len(s.Queues) > 0 {
+				p.linef("")
+				printLogQueues(p, s.Queues)
+			}
+		}
+	}
+	printLogWarnings(p, "A: ", c.A.Warnings)
+	printLogWarnings(p, "B: ", c.B.Warnings)
+}
+
+func printMatches(p *printer, matches []hiplog.Match) {
+	if len(matches) == 0 {
+		return
+	}
+	p.linef("")
+	t := p.table("", columns{"HWQ", ">PID A", ">PID B", "QUEUE", "WHY"})
+	for _, m := range matches {
+		verdict := cell{text: string(m.Verdict)}
+		if m.Verdict == hiplog.SameQueue {
+			verdict.style = styleNote
+		}
+		t.row(text(m.HWq), text(logPID(m.PIDA)), text(logPID(m.PIDB)), verdict, text(m.Why))
+	}
+	t.flush()
+}
+
+func printSharedKernels(p *printer, c *hiplog.Comparison) {
+	if len(c.Kernels) == 0 {
+		return
+	}
+	shown := 10
+	if p.wide {
+		shown = len(c.Kernels)
+	}
+	p.linef("")
+	t := p.table("", columns{">IN A", ">IN B", "KERNEL"})
+	for _, k := range c.Kernels[:min(shown, len(c.Kernels))] {
+		t.row(text(k.A), text(k.B), text(kernelName(p, k.Name)))
+	}
+	t.flush()
+}
+
+func idsOf(s *hiplog.Side) []uint32 {
+	var ids []uint32
+	for i := range s.Queues {
+		ids = append(ids, s.Queues[i].IDs...)
+	}
+	return ids
+}
+
+func sum(s *hiplog.Side, of func(*hiplog.Process) uint64) uint64 {
+	n := uint64(0)
+	for i := range s.Processes {
+		n += of(&s.Processes[i])
+	}
+	return n
+}
+
+// intervalsOf writes a figure of each process that has intervals.
+func intervalsOf(s *hiplog.Side, of func(*hiplog.Intervals) uint64) string {
+	var said []string
+	for i := range s.Processes {
+		if s.Processes[i].Intervals.Count > 0 {
+			said = append(said, micros(of(&s.Processes[i].Intervals)))
+		}
+	}
+	return or(few(said), "-")
+}
+
+// few joins words and leaves out what would fill the screen.
+func few(words []string) string {
+	if more := len(words) - 8; more > 0 {
+		words = append(words[:8:8], fmt.Sprintf("+%d", more))
+	}
+	return strings.Join(words, ",")
+}
+
+func numbers[N ~int32 | ~uint32](list []N) string {
+	var said []string
+	for _, n := range list {
+		said = append(said, fmt.Sprint(n))
+	}
+	return or(few(said), "-")
+}
+
+func addresses(list []hiplog.Address) string {
+	var said []string
+	for _, v := range list {
+		said = append(said, v.String())
+	}
+	return or(few(said), "-")
+}
+
+func logPID(pid int32) string {
+	if pid == 0 {
+		return "?"
+	}
+	return strconv.Itoa(int(pid))
+}
+
+// micros writes a number of microseconds.
+func micros(n uint64) string {
+	return duration(time.Duration(min(n, math.MaxInt64/1000)) * time.Microsecond)
+}
+
+func percent(part, whole uint64) string {
+	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(whole))
+}
+
+// happened tells where in the log something is, and when after boot.
+func happened(e *hiplog.Event) string {
+	if e == nil {
+		return "-"
+	}
+	return fmt.Sprintf("line %d at %d.%06ds", e.Line, e.Micros/1e6, e.Micros%1e6)
+}
+
+func fromTo(r *hiplog.Range) string {
+	if r == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%d..%d", r.Min, r.Max)
+}

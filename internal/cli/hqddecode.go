@@ -1,0 +1,170 @@
+package cli
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+)
+
+func (a *app) hqdDecode() *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "decode FILE",
+		Short: "Decode a dump of hqds from debugfs",
+		Long: `Decodes a dump of the file hqds of amdkfd's debugfs directory: a line for each hardware
+slot that holds a queue; --all shows those too that are empty, that hold what a queue
+left behind (stale), and the driver's own queues to the scheduler (hiq; with MES they
+mean nothing). Kernels 6.1 to 7.2, AMD's own driver; gfx9 to gfx12.
+
+READ and WRITTEN are in dwords, 16 to an AQL packet; of SDMA queues in bytes.
+-o wide and -o json have more.
+
+` + fmt.Sprintf(aboutDumps, "hqds", "hqd"),
+		Example:           "  gpctl hqd decode hqds.txt\n  gpctl hqd decode hqds.txt --all -o json",
+		Args:              operands("FILE"),
+		ValidArgsFunction: files(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			file, data, err := a.readDump(args[0])
+			if err != nil {
+				return err
+			}
+			dump, err := debugfs.ParseHQDs(data)
+			if err == nil && len(dump.Nodes) == 0 {
+				err = nothingIn(data, dump.Warnings)
+			}
+			if err != nil {
+				return notADump(file, "hqd", data, err)
+			}
+			decoded := decodeHQDs(&dump, all)
+			decoded.Warnings = a.warnDump(file, dump.Warnings)
+			return a.showData(decoded, func(p *printer) { printHQDs(p, file, decoded) })
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "empty and stale slots and the driver's own, too")
+	return cmd
+}
+
+// decodedHQDs is a dump of hqds, decoded.
+type decodedHQDs struct {
+	Nodes    []decodedNode `json:"nodes"`
+	Slots    []decodedSlot `json:"slots"`
+	Warnings []dumpWarning `json:"warnings"`
+}
+
+// decodedNode is a GPU; its slots are counted without the driver's own.
+type decodedNode struct {
+	Node    int    `json:"node"`
+	GPU     uint32 `json:"gpu_id"`
+	Stopped bool   `json:"stopped"`
+	Live    int    `json:"live"`
+	Stale   int    `json:"stale"`
+	Empty   int    `json:"empty"`
+}
+
+type decodedSlot struct {
+	Node    int          `json:"node"`
+	GPU     uint32       `json:"gpu_id"`
+	Kind    string       `json:"kind"`
+	XCC     int          `json:"xcc"`
+	MEC     int          `json:"mec"`
+	Pipe    int          `json:"pipe"`
+	Slot    int          `json:"slot"`
+	State   string       `json:"state"`
+	Address hexAddress   `json:"register_address"`
+	Compute *computeJSON `json:"compute,omitempty"`
+	SDMA    *sdmaJSON    `json:"sdma,omitempty"`
+
+	slot *debugfs.Slot
+}
+
+// decodeHQDs tells the meaning of the slots of a dump: of those in use, or of all.
+func decodeHQDs(dump *debugfs.HQDDump, all bool) *decodedHQDs {
+	out := &decodedHQDs{Nodes: []decodedNode{}, Slots: []decodedSlot{}}
+	for i := range dump.Nodes {
+		n := &dump.Nodes[i]
+		out.Nodes = append(out.Nodes, decodedNode{Node: n.Node, GPU: uint32(n.GPU), Stopped: n.Stopped})
+	}
+	slots := dump.Slots()
+	writes := false
+	for i := range slots {
+		s := &slots[i]
+		writes = writes || s.Kind == debugfs.SlotCP && s.State == debugfs.Live && s.Compute.WritesPriority()
+	}
+	for i := range slots {
+		s := &slots[i]
+		for j := range out.Nodes {
+			if n := &out.Nodes[j]; n.Node == s.Node && n.GPU == uint32(s.GPU) && s.Kind != debugfs.SlotHIQ {
+				switch s.State {
+				case debugfs.Live:
+					n.Live++
+				case debugfs.Stale:
+					n.Stale++
+				case debugfs.Empty:
+					n.Empty++
+				}
+			}
+		}
+		if (s.State != debugfs.Live || s.Kind == debugfs.SlotHIQ) && !all {
+			continue
+		}
+		d := decodedSlot{
+			Node: s.Node, GPU: uint32(s.GPU), Kind: s.Kind.String(), XCC: s.XCC, MEC: s.MEC, Pipe: s.Pipe, Slot: s.Queue, State: s.State.String(),
+			Address: hexAddress(s.Address), slot: s,
+		}
+		if s.Kind == debugfs.SlotSDMA {
+			d.SDMA = sdmaForJSON(&s.SDMA)
+		} else {
+			d.Compute = computeForJSON(&s.Compute, writes)
+		}
+		out.Slots = append(out.Slots, d)
+	}
+	return out
+}
+
+func printHQDs(p *printer, file string, d *decodedHQDs) {
+	if len(d.Nodes) == 0 {
+		p.linef("%s is empty: it has no GPU", file)
+		return
+	}
+	if len(d.Slots) > 0 {
+		t := p.table("", columns{
+			">NODE", ">GPU", "KIND", ">XCC", "+>MEC", ">PIPE", ">SLOT", "HOLDS", ">VMID", ">PRIO", "PIPE PRIO", ">ADDRESS", ">RING", ">READ", ">WRITTEN",
+			">BEHIND", ">DOORBELL", "PACKETS", "+QUANTUM", "+>MQD", "+>READ POINTER AT", "+>WRITE POINTER AT", "+>SAVE AREA", "+>DEQUEUE", "+>ERROR",
+			"+>REGISTERS AT",
+		})
+		for i := range d.Slots {
+			d.Slots[i].print(t)
+		}
+		t.flush()
+		p.linef("")
+	}
+	for _, n := range d.Nodes {
+		if n.Stopped {
+			p.line(text(fmt.Sprintf("node %d, GPU %d: ", n.Node, n.GPU)), cell{"its scheduler is stopped", styleBad})
+			continue
+		}
+		p.linef("node %d, GPU %d: %d of %s in use, %d stale", n.Node, n.GPU, n.Live, count(n.Live+n.Stale+n.Empty, "slot"), n.Stale)
+	}
+}
+
+func (d *decodedSlot) print(t *table) {
+	held := cell{text: d.State}
+	if d.slot.State == debugfs.Live {
+		held.style = styleGood
+	}
+	place := []cell{text(d.Node), text(d.GPU), text(d.Kind), text(d.XCC), text(d.MEC), text(d.Pipe), text(d.Slot), held}
+	if s := d.SDMA; s != nil {
+		q := &d.slot.SDMA
+		t.row(append(place, text(q.VMID), text("-"), text("-"), text(address(q.RingBase)), text(ringSize(q.RingBase, q.RingBytes)), text(q.ReadPosition),
+			text(q.WritePosition), text(sdmaBacklog(q)), text(fmt.Sprintf("0x%x", q.Doorbell*4)), text("SDMA"), text("-"), text(address(q.MQD)),
+			text(address(q.ReadPointer)), text(address(q.WritePointer)), text("-"), text("-"), text("-"), text(address(uint64(d.Address))))...)
+		return
+	}
+	c := &d.slot.Compute
+	t.row(append(place, text(c.VMID), text(c.QueuePriority), text(pipePriorityName(c.PipePriority)), text(address(c.RingBase)),
+		text(ringSize(c.RingBase, c.RingBytes)), text(c.ReadPosition), text(c.WritePosition), text(computeBacklog(c)), text(fmt.Sprintf("0x%x", c.Doorbell*4)),
+		text(computePackets(c)), text(c.Quantum), text(address(c.MQD)), text(address(c.ReadPointer)), text(address(c.WritePointer)), text(saveArea(c)),
+		text(c.DequeueRequest), text(c.Error), text(address(uint64(d.Address))))...)
+}

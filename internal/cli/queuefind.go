@@ -1,0 +1,310 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// finding is what queue find knows of one process.
+type finding struct {
+	// pid is that on the host, or the one asked for when all is from a log.
+	pid int32
+	// target is nil when all is from a log.
+	target *gpreemptv1.Target
+	queues []foundQueue
+	// revision is that of the inventory, to watch from.
+	revision uint64
+	// logOnly are the queues of the log that no queue of the target was matched with.
+	logOnly []hiplog.Address
+	// notes are what a reader must know to trust the rest.
+	notes     []string
+	simulated string
+	file      string
+}
+
+// foundQueue is a queue and what was joined with it.
+type foundQueue struct {
+	queue *gpreemptv1.Queue
+	// active tells whether a hardware slot holds it; nil is unknown, and why says why.
+	active *bool
+	why    string
+	// slots is how many hold it: one for each XCC.
+	slots int
+	// noID tells that the queue id is unknown: it is from a log that has none.
+	noID bool
+	// log is what the log has of it, nil when nothing.
+	log *hiplog.Queue
+}
+
+func (a *app) queueFind() *cobra.Command {
+	var (
+		pid                    int32
+		container, log, pyfile string
+	)
+	cmd := &cobra.Command{
+		Use:   "find PID",
+		Short: "Show all about the queues of one process",
+		Long: `Shows the queues of one process: their addresses, ids and whether a hardware slot of
+the GPU holds them now (active). PID is that on the host or the one the process has in
+its container; when several processes have it, they are listed and none is chosen.
+
+--amd-log joins the queues of a HIP log by the addresses of their rings, its "HWq". The
+log is made with AMD_LOG_LEVEL=3 or more in the environment of the process (4 for pids
+and dispatches) and, for a file, AMD_LOG_LEVEL_FILE; it may be compressed with gzip or
+zstd, and - is standard input. Without a daemon, or when the process is gone, the log is
+all there is: the queue ids are then the runtime's own, which are not the driver's, and
+whether a queue is active is unknown.
+
+--python-config writes the queues to queue_config_pid_PID.py in the working directory,
+or to the file named with =, as a Python list:
+  queues = [{'addr': 0x..., 'queue_id': 1, 'pid': 4242, 'is_active': True}, ...]
+None stands for what is unknown. Only a file that gpctl wrote is replaced.`,
+		Example: "  gpctl queue find 4242\n  gpctl queue find --pid 17 --container trainer\n" +
+			"  gpctl queue find 4242 --amd-log amd_log_level5.txt --python-config",
+		Args: func(cmd *cobra.Command, args []string) error {
+			switch given := cmd.Flags().Changed("pid"); {
+			case len(args) > 1:
+				hint := ""
+				if cmd.Flags().Changed("python-config") {
+					hint = "; a file for --python-config stands behind ="
+				}
+				return usage(cmd, "%q is one operand too many%s", args[1], hint)
+			case len(args) == 1 && given:
+				return usage(cmd, "PID and --pid exclude each other")
+			case len(args) == 0 && !given:
+				return usage(cmd, "PID is missing")
+			}
+			return nil
+		},
+		ValidArgsFunction: a.named,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			key := gpreempt.ProcessKey{PID: pid}
+			var err error
+			if len(args) == 1 {
+				key, err = gpreempt.ParseProcessKey(args[0])
+			}
+			switch {
+			case err != nil:
+				return usage(cmd, "%v", err)
+			case key.PID <= 0:
+				return usage(cmd, "--pid %d: a pid is more than 0", key.PID)
+			case pyfile == "-":
+				return usage(cmd, "--python-config writes a file; -o json writes to standard output")
+			}
+			f, err := a.find(cmd, key, container, log)
+			if err != nil {
+				return err
+			}
+			if cmd.Flags().Changed("python-config") {
+				f.file = pyfile
+				if pyfile == pythonFile {
+					f.file = strings.ReplaceAll(pythonFile, "PID", strconv.Itoa(int(f.pid)))
+				}
+				if err := writePythonConfig(f.file, pythonConfig(f.queues, a.about(f))); err != nil {
+					return err
+				}
+			}
+			data, err := f.data()
+			if err != nil {
+				return err
+			}
+			return a.showData(data, func(p *printer) { a.printFinding(p, f) })
+		},
+	}
+	cmd.Flags().Int32Var(&pid, "pid", 0, "the process, as PID")
+	cmd.Flags().StringVar(&container, "container", "", "the container it is in: its name, the beginning of its id, or NAMESPACE/POD")
+	cmd.Flags().StringVar(&log, "amd-log", "", "a HIP log of the process, - is standard input")
+	cmd.Flags().StringVar(&pyfile, "python-config", "", "write the queues to a Python `FILE`")
+	cmd.Flags().Lookup("python-config").NoOptDefVal = pythonFile
+	completeBy(cmd, "pid", a.targetNames)
+	completeBy(cmd, "container", a.containerNames)
+	return cmd
+}
+
+// pythonFile is where --python-config writes when it names no file.
+const pythonFile = "queue_config_pid_PID.py"
+
+// find asks the daemon, and the log if there is one.
+func (a *app) find(cmd *cobra.Command, key gpreempt.ProcessKey, container, logPath string) (*finding, error) {
+	var logged *logFacts
+	if logPath != "" {
+		var err error
+		if logged, err = a.readLog(logPath); err != nil {
+			return nil, err
+		}
+	}
+	f := &finding{pid: key.PID}
+	err := a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+		return a.ask(ctx, admin, key, container, f)
+	})
+	if err != nil {
+		said, ok := errors.AsType[*failure](err)
+		if logged == nil || !ok || !slices.Contains([]int{ExitUnreachable, ExitDenied, ExitNotFound}, said.code) {
+			return nil, err
+		}
+		return f.fromLog(logged, said.message)
+	}
+	if logged != nil {
+		if err := f.join(logged); err != nil {
+			return nil, err
+		}
+	}
+	return f, nil
+}
+
+// ask finds the process, its queues and the hardware slots that hold them.
+func (a *app) ask(ctx context.Context, admin gpreemptv1.AdminServiceClient, key gpreempt.ProcessKey, container string, f *finding) error {
+	target, err := one(ctx, admin, key, container)
+	if err != nil {
+		return err
+	}
+	list, err := admin.ListQueues(ctx, &gpreemptv1.ListQueuesRequest{TargetId: target.GetTargetId()})
+	if err != nil {
+		return err
+	}
+	if len(list.GetQueues()) == 0 {
+		return &failure{
+			code: ExitNotFound, message: fmt.Sprintf("process %s has no KFD queues any more", target.GetTargetId()), next: "gpctl target list",
+		}
+	}
+	st, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	f.target, f.pid, f.simulated, f.revision = target, target.GetPid(), simulated(st), list.GetRevision()
+	// Not only those of the target: a slot that nobody could be matched with may
+	// hold a queue of it.
+	slots, err := admin.ListHqds(ctx, &gpreemptv1.ListHqdsRequest{})
+	if err != nil {
+		why := a.fromDaemon(ctx, err).Error()
+		for _, q := range list.GetQueues() {
+			f.queues = append(f.queues, foundQueue{queue: q, why: why})
+		}
+		return nil
+	}
+	f.notes = append(f.notes, fmt.Sprintf("active is what the hardware slots held %s ago", a.age(slots.GetReadAt())))
+	for _, q := range list.GetQueues() {
+		found := foundQueue{queue: q}
+		found.active, found.slots, found.why = held(q, slots)
+		f.queues = append(f.queues, found)
+	}
+	return nil
+}
+
+// unknowns says for which queues it is unknown whether they are active, and why; the
+// numbers are those of the list.
+func (f *finding) unknowns() []string {
+	which := map[string][]string{}
+	var order []string
+	for i, q := range f.queues {
+		if q.why == "" {
+			continue
+		}
+		if which[q.why] == nil {
+			order = append(order, q.why)
+		}
+		which[q.why] = append(which[q.why], strconv.Itoa(i+1))
+	}
+	for i, why := range order {
+		some := ""
+		if len(which[why]) < len(f.queues) {
+			some = ", # " + strings.Join(which[why], ", ")
+		}
+		order[i] = fmt.Sprintf("unknown whether active%s: %s", some, why)
+	}
+	return order
+}
+
+// simulated names the machine when no hardware is involved, else it is "".
+func simulated(st *gpreemptv1.GetStatusResponse) string {
+	machine, found := strings.CutPrefix(st.GetBackend(), "simulated")
+	if !found {
+		return ""
+	}
+	return or(strings.TrimSpace(machine), "machine")
+}
+
+// one gives the only process that key names, in its container if that is given.
+func one(ctx context.Context, admin gpreemptv1.AdminServiceClient, key gpreempt.ProcessKey, container string) (*gpreemptv1.Target, error) {
+	resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{Pid: key.PID, Container: container})
+	if err != nil {
+		return nil, err
+	}
+	matching := resp.GetTargets()
+	name := strconv.Itoa(int(key.PID))
+	if key.Start != 0 {
+		name = key.String()
+		matching = slices.DeleteFunc(matching, func(g *gpreemptv1.Target) bool { return g.GetTargetId() != name })
+	}
+	switch len(matching) {
+	case 1:
+		return matching[0], nil
+	case 0:
+		if container != "" {
+			return nil, &failure{
+				code: ExitNotFound, message: fmt.Sprintf("no process %s in container %s has KFD queues", name, container),
+				next: "gpctl target list -o wide",
+			}
+		}
+		return nil, &failure{
+			code: ExitNotFound, message: fmt.Sprintf("process %s has no KFD queues", name),
+			next: "gpctl target list; the pid is that on the host, or the one in the container",
+		}
+	}
+	var which []string
+	for _, g := range matching {
+		where := "on the host"
+		if len(g.GetNamespacePids()) > 0 {
+			where = "in a pid namespace, " + ownPID(g) + " there"
+		}
+		if c := g.GetContainer(); c != nil {
+			where = fmt.Sprintf("in container %s, %s there", containerName(c), or(strings.TrimPrefix(ownPID(g), "-"), name))
+		}
+		which = append(which, fmt.Sprintf("%s (%s, %s)", g.GetTargetId(), g.GetComm(), where))
+	}
+	return nil, &failure{
+		code: ExitRefused, message: fmt.Sprintf("pid %s names %d processes: %s", name, len(matching), strings.Join(which, "; ")),
+		next: "name one of them as PID@START, or its container with --container",
+	}
+}
+
+// held tells whether a slot holds q, and how many do; nil and why when the slots do
+// not tell.
+func held(q *gpreemptv1.Queue, slots *gpreemptv1.ListHqdsResponse) (active *bool, n int, why string) {
+	kind := "sdma"
+	if q.GetType() == "compute" {
+		kind = "cp"
+	}
+	for _, h := range slots.GetHqds() {
+		if h.GetState() != gpreemptv1.HqdState_HQD_STATE_LIVE || h.GetGpuId() != q.GetGpuId() {
+			continue
+		}
+		switch {
+		case h.GetTargetId() == q.GetTargetId() && h.GetQueueId() == q.GetQueueId():
+			n++
+		case h.GetTargetId() != "" || h.GetKind() != kind:
+		case q.GetRingAddress() == 0 || h.GetRingAddress() == q.GetRingAddress():
+			why = "a slot of its GPU holds a queue that could be this one: " + or(h.GetMatch(), "nobody's that is known")
+		}
+	}
+	yes := n > 0
+	switch {
+	case yes:
+		return &yes, n, ""
+	case slices.Contains(slots.GetStoppedGpuIds(), q.GetGpuId()):
+		return nil, 0, fmt.Sprintf("the scheduler of GPU %d is stopped", q.GetGpuId())
+	case why != "":
+		return nil, 0, why
+	}
+	return &yes, 0, ""
+}

@@ -1,0 +1,148 @@
+package cli
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
+)
+
+// logFacts is what a HIP log has of queues and processes.
+type logFacts struct {
+	path     string
+	analysis *hiplog.Analysis
+}
+
+// readLog reads the log at path, or standard input for "-".
+func (a *app) readLog(path string) (*logFacts, error) {
+	log, err := a.analyzeLog(path)
+	if err != nil {
+		return nil, err
+	}
+	return &logFacts{path, log.Analysis}, nil
+}
+
+// of gives the queues of the process that has one of pids, and refuses a log of
+// others.
+func (l *logFacts) of(f *finding, pids ...int32) ([]*hiplog.Queue, error) {
+	known := l.analysis.PIDs
+	if len(known) > 0 && !slices.ContainsFunc(known, func(pid int32) bool { return slices.Contains(pids, pid) }) {
+		var theirs []string
+		for _, pid := range known {
+			theirs = append(theirs, strconv.Itoa(int(pid)))
+		}
+		return nil, &failure{
+			code: ExitFailure, message: fmt.Sprintf("the log %s is of pid %s, not of %d", l.path, strings.Join(theirs, ", "), pids[0]),
+			next: fmt.Sprintf("gpctl queue find %s --amd-log %s", theirs[0], l.path),
+		}
+	}
+	var queues []*hiplog.Queue
+	nowhere := 0
+	for i := range l.analysis.Queues {
+		q := &l.analysis.Queues[i]
+		switch {
+		case q.PID != 0 && !slices.Contains(pids, q.PID):
+		case q.HWq == 0:
+			nowhere++
+		default:
+			queues = append(queues, q)
+		}
+	}
+	if len(queues) == 0 {
+		return nil, &failure{
+			code: ExitNotFound, message: fmt.Sprintf("the log %s does not tell the address of any queue", l.path), next: hiplog.Hint,
+		}
+	}
+	if len(known) == 0 {
+		f.notes = append(f.notes, "the log has no pids: that it is of this process is for you to know")
+	}
+	if nowhere > 0 {
+		f.notes = append(f.notes, fmt.Sprintf("%s of the log left out: their addresses are not in it", count(nowhere, "queue")))
+	}
+	if l.analysis.Truncated {
+		f.notes = append(f.notes, "the log ends early")
+	}
+	return queues, nil
+}
+
+// fromLog makes the log all there is; why says what the daemon could not do.
+func (f *finding) fromLog(l *logFacts, why string) (*finding, error) {
+	f.notes = []string{why + "; all of this is from the log", "the queue ids are the runtime's own, not the driver's"}
+	logged, err := l.of(f, f.pid)
+	if err != nil {
+		return nil, err
+	}
+	for _, q := range logged {
+		found := foundQueue{log: q, noID: len(q.IDs) == 0, why: "the log does not tell"}
+		if q.Deletions > 0 && q.Deletions >= q.Creations {
+			found.active, found.why = new(bool), ""
+		}
+		ids := q.IDs
+		if found.noID {
+			ids = []uint32{0}
+		}
+		// A ring's memory may be used again, for a queue with another id.
+		for _, id := range ids {
+			found.queue = &gpreemptv1.Queue{
+				Pid: f.pid, QueueId: id, Type: "compute", RingAddress: uint64(q.HWq), RingBytes: q.SizePackets * aqlPacket, Aql: true, Source: "log",
+			}
+			f.queues = append(f.queues, found)
+		}
+	}
+	return f, nil
+}
+
+// aqlPacket is the size of an AQL packet in bytes.
+const aqlPacket = 64
+
+// join gives each queue what the log has of it: the address of its ring is the same.
+func (f *finding) join(l *logFacts) error {
+	logged, err := l.of(f, append([]int32{f.target.GetPid()}, f.target.GetNamespacePids()...)...)
+	if err != nil {
+		return err
+	}
+	joined := map[hiplog.Address]bool{}
+	unknown := 0
+	for i := range f.queues {
+		at := hiplog.Address(f.queues[i].queue.GetRingAddress())
+		n := slices.IndexFunc(logged, func(q *hiplog.Queue) bool { return q.HWq == at })
+		switch {
+		case at == 0:
+			unknown++
+		case n >= 0:
+			f.queues[i].log = logged[n]
+			joined[at] = true
+		}
+	}
+	for _, q := range logged {
+		if !joined[q.HWq] {
+			f.logOnly = append(f.logOnly, q.HWq)
+		}
+	}
+	if unknown > 0 {
+		f.notes = append(f.notes, fmt.Sprintf("%s not looked for in the log: the address of the ring is unknown", count(unknown, "queue")))
+	}
+	return nil
+}
+
+// logIDs writes the runtime's ids of a queue.
+func logIDs(q *hiplog.Queue) string {
+	if q == nil || len(q.IDs) == 0 {
+		return "-"
+	}
+	var s []string
+	for _, id := range q.IDs {
+		s = append(s, strconv.FormatUint(uint64(id), 10))
+	}
+	return strings.Join(s, ",")
+}
+
+func logDispatches(q *hiplog.Queue) string {
+	if q == nil {
+		return "-"
+	}
+	return strconv.FormatUint(q.Dispatches, 10)
+}

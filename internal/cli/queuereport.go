@@ -1,0 +1,173 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
+)
+
+// about says what a reader of the Python file must know.
+func (a *app) about(f *finding) []string {
+	lines := []string{fmt.Sprintf("written   %s", a.Now().UTC().Format("2006-01-02T15:04:05Z"))}
+	if g := f.target; g != nil {
+		lines = append(lines, fmt.Sprintf("process   %s %s, %s", g.GetTargetId(), g.GetComm(), words.Of(g.GetClass())))
+		if g.GetContainer() != nil {
+			lines = append(lines, fmt.Sprintf("container %s, pid %s in it", containerName(g.GetContainer()), ownPID(g)))
+		}
+	} else {
+		lines = append(lines, fmt.Sprintf("process   %d", f.pid))
+	}
+	if f.simulated != "" {
+		lines = append(lines, "simulated "+f.simulated+": no hardware is involved")
+	}
+	for _, note := range f.notes {
+		lines = append(lines, "note      "+note)
+	}
+	for _, note := range f.unknowns() {
+		lines = append(lines, "note      "+note)
+	}
+	return append(lines, "", "addr: virtual address of the ring in the process.", "is_active: a hardware slot of the GPU held the queue.",
+		"None is unknown.")
+}
+
+// data is the finding for programs: messages, with what was joined behind the
+// fields of each queue.
+func (f *finding) data() (any, error) {
+	type joined struct {
+		Active *bool         `json:"active"`
+		Why    string        `json:"active_note"`
+		Slots  int           `json:"active_slots"`
+		NoID   bool          `json:"queue_id_unknown,omitempty"`
+		Log    *hiplog.Queue `json:"log,omitempty"`
+	}
+	out := struct {
+		PID       int32             `json:"pid"`
+		Target    json.RawMessage   `json:"target,omitempty"`
+		Queues    []json.RawMessage `json:"queues"`
+		Revision  uint64            `json:"revision,string,omitempty"`
+		LogOnly   []hiplog.Address  `json:"log_only_ring_addresses,omitempty"`
+		Notes     []string          `json:"notes"`
+		Simulated string            `json:"simulated,omitempty"`
+		File      string            `json:"python_config,omitempty"`
+	}{PID: f.pid, Revision: f.revision, LogOnly: f.logOnly, Notes: f.notes, Simulated: f.simulated, File: f.file}
+	if f.target != nil {
+		raw, err := marshal(f.target)
+		if err != nil {
+			return nil, fmt.Errorf("cannot write the answer as JSON: %w", err)
+		}
+		out.Target = raw
+	}
+	for _, q := range f.queues {
+		raw, err := extend(q.queue, joined{q.active, q.why, q.slots, q.noID, q.log})
+		if err != nil {
+			return nil, err
+		}
+		out.Queues = append(out.Queues, raw)
+	}
+	return out, nil
+}
+
+// box writes a title that stands out.
+func box(p *printer, title string) {
+	bar := "+" + strings.Repeat("-", len(title)+8) + "+"
+	p.linef("%s", bar)
+	p.line(text("|    "), cell{title, styleBold}, text("    |"))
+	p.linef("%s", bar)
+}
+
+func (a *app) printFinding(p *printer, f *finding) {
+	box(p, "queue info summary")
+	if f.target != nil {
+		a.printTarget(p, f.target)
+	} else {
+		p.linef("  process    %d", f.pid)
+	}
+	if f.simulated != "" {
+		p.line(text("  simulated  "), cell{f.simulated + ": no hardware is involved", styleNote})
+	}
+	p.linef("")
+
+	ids, dispatches := "+LOG IDS", "+>DISPATCHES"
+	if slices.ContainsFunc(f.queues, func(q foundQueue) bool { return q.log != nil }) {
+		ids, dispatches = "LOG IDS", ">DISPATCHES"
+	}
+	t := p.table("", columns{
+		">#", "ADDRESS", ">QUEUE ID", ">PID", "ACTIVE", "TYPE", ">GPU", ">RING", ">HWPRIO", ids, dispatches, ">AGE", "+FIRST SEEN", "+>SLOTS",
+		"+>DOORBELL", "+>MQD", "+>READ POINTER AT", "+>WRITE POINTER AT", "+PACKETS", "+SOURCE", "+NOTE",
+	})
+	active := 0
+	for i, found := range f.queues {
+		q := found.queue
+		at, id, gpu, first, ring := "unknown", "unknown", "-", "-", "-"
+		if !found.noID {
+			id = fmt.Sprint(q.GetQueueId())
+		}
+		if q.GetRingAddress() != 0 {
+			at = fmt.Sprintf("0x%016x", q.GetRingAddress())
+		}
+		if q.GetGpuId() != 0 {
+			gpu = fmt.Sprint(q.GetGpuId())
+		}
+		if q.GetFirstSeen() != nil {
+			first = q.GetFirstSeen().AsTime().Local().Format("2006-01-02 15:04:05")
+		}
+		if q.GetRingBytes() != 0 {
+			ring = size(q.GetRingBytes())
+		}
+		if found.active != nil && *found.active {
+			active++
+		}
+		t.row(text(i+1), text(at), text(id), text(q.GetPid()), found.activity(), text(q.GetType()), text(gpu), text(ring),
+			text(hardwarePriority(q)), text(logIDs(found.log)), text(logDispatches(found.log)), text(a.age(q.GetFirstSeen())), text(first),
+			text(found.slots), text(doorbell(q)), text(address(q.GetMqdAddress())), text(address(q.GetReadPointerAddress())),
+			text(address(q.GetWritePointerAddress())), text(packets(q)), text(or(q.GetSource(), "-")), text(or(cut(q.GetSourceNote(), 120), "-")))
+	}
+	t.flush()
+	p.linef("")
+	a.printTotals(p, f, active)
+}
+
+// activity says whether a slot holds the queue.
+func (q *foundQueue) activity() cell {
+	switch {
+	case q.active == nil:
+		return cell{"unknown", styleNote}
+	case *q.active:
+		return cell{"yes", styleGood}
+	}
+	return cell{text: "no"}
+}
+
+func (a *app) printTotals(p *printer, f *finding, active int) {
+	unknown := 0
+	for _, q := range f.queues {
+		if q.active == nil {
+			unknown++
+		}
+	}
+	total := fmt.Sprintf("total  %s, %d active", count(len(f.queues), "queue"), active)
+	if unknown > 0 {
+		total += fmt.Sprintf(", %d unknown", unknown)
+	}
+	p.linef("%s", total)
+	for _, note := range f.notes {
+		p.linef("note   %s", note)
+	}
+	for _, note := range f.unknowns() {
+		p.linef("note   %s", note)
+	}
+	if len(f.logOnly) > 0 {
+		var at []string
+		for _, ring := range f.logOnly {
+			at = append(at, ring.String())
+		}
+		p.linef("note   in the log, but no queue of the process is known to have it: %s", strings.Join(at, ", "))
+	}
+	if f.file != "" {
+		p.linef("file   %s", f.file)
+	}
+}

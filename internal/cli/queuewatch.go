@@ -1,0 +1,129 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/words"
+)
+
+func (a *app) queueWatch() *cobra.Command {
+	var since uint64
+	cmd := &cobra.Command{
+		Use:   "watch",
+		Short: "Show queues as they appear, change and go",
+		Long: `Shows the present queues, then every change until interrupted. --since goes on
+after a revision seen before; -o json gives one object a line.
+
+FACTS is what is known of a queue that appears, and what changed, from > to, of one
+that was seen before.`,
+		Example: "  gpctl queue watch\n  gpctl queue watch --since 1200 -o json",
+		Args:    operands(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.stream(cmd.Context(), func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+				stream, err := admin.WatchQueues(ctx, &gpreemptv1.WatchQueuesRequest{AfterRevision: since})
+				if err != nil {
+					return err
+				}
+				t := a.printer().table("", columns{
+					">REVISION", "CHANGE:8", ">PID:7", "COMMAND:15", ">QUEUE", "TYPE:9", ">GPU:5", "CLASS:9", "STATE:11", "+TARGET:20", "FACTS",
+				})
+				known := map[queueKey]*gpreemptv1.Queue{}
+				return each(stream, func(m *gpreemptv1.WatchQueuesResponse) error {
+					return a.showLine(m, func(*printer) {
+						q := m.GetQueue()
+						t.row(text(m.GetRevision()), change(m.GetChange()), text(q.GetPid()), text(q.GetComm()), text(q.GetQueueId()), text(q.GetType()),
+							text(q.GetGpuId()), text(words.Of(q.GetClass())), state(q.GetState()), text(q.GetTargetId()),
+							text(strings.Join(facts(known[keyOf(q)], q), ", ")))
+						t.flush()
+						if m.GetChange() == gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED {
+							delete(known, keyOf(q))
+						} else {
+							known[keyOf(q)] = q
+						}
+					})
+				})
+			})
+		},
+	}
+	cmd.Flags().Uint64Var(&since, "since", 0, "only changes after this revision")
+	return cmd
+}
+
+// queueKey names a queue as long as it lives.
+type queueKey struct {
+	target string
+	id     uint32
+}
+
+func keyOf(q *gpreemptv1.Queue) queueKey { return queueKey{q.GetTargetId(), q.GetQueueId()} }
+
+// facts says what is known of a queue, when before is nil, or what became of that.
+func facts(before, q *gpreemptv1.Queue) []string {
+	var said []string
+	fact := func(name string, of func(*gpreemptv1.Queue) string) {
+		now := of(q)
+		switch {
+		case before == nil && now != "-":
+			said = append(said, strings.TrimSpace(name+" "+now))
+		case before != nil && of(before) != now:
+			said = append(said, strings.TrimSpace(name+" "+of(before)+" > "+now))
+		}
+	}
+	if before != nil {
+		fact("class", func(q *gpreemptv1.Queue) string { return or(words.Of(q.GetClass()), "-") })
+		fact("priority", func(q *gpreemptv1.Queue) string { return fmt.Sprint(q.GetPriority()) })
+		fact("", func(q *gpreemptv1.Queue) string { return or(words.Of(q.GetState()), "-") })
+	}
+	fact("ring", func(q *gpreemptv1.Queue) string { return ring(q.GetRingAddress(), q.GetRingBytes()) })
+	fact("driver's priority", hardwarePriority)
+	fact("doorbell", doorbell)
+	fact("by", func(q *gpreemptv1.Queue) string { return or(q.GetSource(), "-") })
+	return said
+}
+
+// ring writes where a ring is and its size.
+func ring(at, bytes uint64) string {
+	switch {
+	case bytes == 0:
+		return address(at)
+	case at == 0:
+		return size(bytes)
+	}
+	return address(at) + " of " + size(bytes)
+}
+
+func change(c gpreemptv1.QueueChange) cell {
+	said := cell{text: words.Of(c)}
+	switch c {
+	case gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED:
+		said.style = styleGood
+	case gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED:
+		said.style = styleNote
+	default:
+	}
+	return said
+}
+
+// each hands on what a stream brings until it ends.
+func each[M any](stream grpc.ServerStreamingClient[M], fn func(*M) error) error {
+	for {
+		m, err := stream.Recv()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		if err := fn(m); err != nil {
+			return err
+		}
+	}
+}

@@ -1,0 +1,278 @@
+package cli
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+)
+
+// samples is what several looks at the queues found. It decides nothing about when
+// to look.
+type samples struct {
+	times     []time.Time
+	counts    []int
+	queues    map[sampledKey]*sampledQueue
+	processes []sampledProcess // by appearance
+}
+
+// sampledProcess is one process through all samples.
+type sampledProcess struct {
+	target, command string
+	most            int // queues at once
+}
+
+// sampledKey names one queue: an id is used again after a queue is destroyed.
+type sampledKey struct {
+	queueKey
+	born int64
+}
+
+// sampledQueue is one queue through all samples.
+type sampledQueue struct {
+	queue       *gpreemptv1.Queue // as it was last seen
+	seen        int
+	first, last int // samples, counted from 1
+	// backlogs counts the samples that had one; the rest is of these.
+	backlogs    int
+	least, most uint64
+	sum         float64
+}
+
+// add is one look. The queues are those that are asked about, each once.
+func (s *samples) add(at time.Time, list []*gpreemptv1.Queue) {
+	if s.queues == nil {
+		s.queues = map[sampledKey]*sampledQueue{}
+	}
+	s.times = append(s.times, at)
+	s.counts = append(s.counts, len(list))
+	now := map[string]int{}
+	for _, q := range list {
+		now[q.GetTargetId()]++
+		n := slices.IndexFunc(s.processes, func(p sampledProcess) bool { return p.target == q.GetTargetId() })
+		if n < 0 {
+			n = len(s.processes)
+			s.processes = append(s.processes, sampledProcess{target: q.GetTargetId()})
+		}
+		s.processes[n].command = q.GetComm()
+		s.processes[n].most = max(s.processes[n].most, now[q.GetTargetId()])
+
+		key := sampledKey{keyOf(q), q.GetFirstSeen().AsTime().UnixNano()}
+		was := s.queues[key]
+		if was == nil {
+			was = &sampledQueue{first: len(s.times), least: math.MaxUint64}
+			s.queues[key] = was
+		}
+		was.queue, was.last = q, len(s.times)
+		was.seen++
+		if q.Backlog != nil {
+			was.backlogs++
+			was.sum += float64(q.GetBacklog())
+			was.least, was.most = min(was.least, q.GetBacklog()), max(was.most, q.GetBacklog())
+		}
+	}
+}
+
+// sampleReport is what the samples tell.
+type sampleReport struct {
+	Began     string            `json:"began"`
+	Ended     string            `json:"ended"`
+	Interval  string            `json:"interval"`
+	Samples   int               `json:"samples"`
+	Simulated string            `json:"simulated,omitempty"`
+	Queues    []json.RawMessage `json:"queues"`
+	PerSample perSample         `json:"queues_per_sample"`
+	Types     map[string]int    `json:"types"`
+	GPUs      map[string]int    `json:"gpus"`
+	// Came and Went are queues that the first and the last sample do not have.
+	Came int    `json:"came"`
+	Went int    `json:"went"`
+	Runs []runs `json:"runs"`
+
+	queues []*sampledQueue
+}
+
+// perSample is about how many queues there were at once.
+type perSample struct {
+	Counts []int   `json:"counts"`
+	Min    int     `json:"min"`
+	Mean   float64 `json:"mean"`
+	Max    int     `json:"max"`
+	Std    float64 `json:"std"`
+	// Stable tells that the number never changed by more than one.
+	Stable bool `json:"stable"`
+}
+
+// runs compares the processes of one command, each of which is a run of it.
+type runs struct {
+	Command string `json:"command"`
+	// Processes and Queues are index by index; of each the most it had at once.
+	Processes []string `json:"processes"`
+	Queues    []int    `json:"queues"`
+	// Consistent tells that these differ by one at most.
+	Consistent bool `json:"consistent"`
+}
+
+// seenQueue is what the samples add to a queue.
+type seenQueue struct {
+	Seen      int      `json:"seen"`
+	Frequency float64  `json:"frequency"`
+	First     int      `json:"first_sample"`
+	Last      int      `json:"last_sample"`
+	Backlogs  int      `json:"backlog_samples"`
+	Least     *uint64  `json:"backlog_min,string,omitempty"`
+	Mean      *float64 `json:"backlog_mean,omitempty"`
+	Most      *uint64  `json:"backlog_max,string,omitempty"`
+}
+
+// report sums up at least one sample.
+func (s *samples) report(interval time.Duration) (*sampleReport, error) {
+	r := &sampleReport{
+		Began: s.times[0].UTC().Format(time.RFC3339Nano), Ended: s.times[len(s.times)-1].UTC().Format(time.RFC3339Nano),
+		Interval: interval.String(), Samples: len(s.times), Queues: []json.RawMessage{}, PerSample: spread(s.counts),
+		Types: map[string]int{}, GPUs: map[string]int{}, Runs: s.runs(),
+	}
+	r.queues = slices.SortedFunc(maps.Values(s.queues), func(a, b *sampledQueue) int {
+		return cmp.Or(cmp.Compare(a.queue.GetPid(), b.queue.GetPid()), cmp.Compare(a.queue.GetTargetId(), b.queue.GetTargetId()),
+			cmp.Compare(a.first, b.first), cmp.Compare(a.queue.GetQueueId(), b.queue.GetQueueId()))
+	})
+	for _, q := range r.queues {
+		r.Types[q.queue.GetType()]++
+		r.GPUs[strconv.FormatUint(uint64(q.queue.GetGpuId()), 10)]++
+		if q.first > 1 {
+			r.Came++
+		}
+		if q.last < len(s.times) {
+			r.Went++
+		}
+		more := seenQueue{
+			Seen: q.seen, Frequency: float64(q.seen) / float64(len(s.times)), First: q.first, Last: q.last, Backlogs: q.backlogs,
+		}
+		if q.backlogs > 0 {
+			mean := q.mean()
+			more.Least, more.Mean, more.Most = &q.least, &mean, &q.most
+		}
+		raw, err := extend(q.queue, more)
+		if err != nil {
+			return nil, err
+		}
+		r.Queues = append(r.Queues, raw)
+	}
+	return r, nil
+}
+
+func (q *sampledQueue) mean() float64 { return q.sum / float64(q.backlogs) }
+
+func spread(counts []int) perSample {
+	s := perSample{Counts: counts, Min: slices.Min(counts), Max: slices.Max(counts)}
+	sum := 0
+	for _, n := range counts {
+		sum += n
+	}
+	s.Mean = float64(sum) / float64(len(counts))
+	for _, n := range counts {
+		s.Std += (float64(n) - s.Mean) * (float64(n) - s.Mean)
+	}
+	s.Std = math.Sqrt(s.Std / float64(len(counts)))
+	s.Stable = s.Max-s.Min <= 1
+	return s
+}
+
+// runs groups the processes by their command.
+func (s *samples) runs() []runs {
+	var all []runs
+	for _, p := range s.processes {
+		n := slices.IndexFunc(all, func(r runs) bool { return r.Command == p.command })
+		if n < 0 {
+			n = len(all)
+			all = append(all, runs{Command: p.command})
+		}
+		all[n].Processes = append(all[n].Processes, p.target)
+		all[n].Queues = append(all[n].Queues, p.most)
+		all[n].Consistent = slices.Max(all[n].Queues)-slices.Min(all[n].Queues) <= 1
+	}
+	return all
+}
+
+// enoughRuns is how many runs of a program show that it always has as many queues.
+const enoughRuns = 5
+
+func (a *app) printSamples(p *printer, s *samples, r *sampleReport) {
+	p.line(cell{fmt.Sprintf("%s over %s: %s of %s", count(r.Samples, "sample"), duration(s.times[len(s.times)-1].Sub(s.times[0])),
+		count(len(r.queues), "queue"), numberOf(len(s.processes), "process", "processes")), styleBold})
+	if r.Simulated != "" {
+		p.line(cell{"simulated " + r.Simulated + ": no hardware is involved", styleNote})
+	}
+	if len(r.queues) == 0 {
+		return
+	}
+	p.linef("")
+	t := p.table("", columns{
+		">PID", "COMMAND", ">QUEUE", "TYPE", ">GPU", ">ADDRESS", ">RING", ">HWPRIO", ">SEEN", ">OF ALL", "+>FIRST", "+>LAST", ">BACKLOG MIN",
+		">MEAN", ">MAX", "UNIT", "+TARGET",
+	})
+	for _, s := range r.queues {
+		q := s.queue
+		least, mean, most, unit := "-", "-", "-", "-"
+		if s.backlogs > 0 {
+			least, most, unit = strconv.FormatUint(s.least, 10), strconv.FormatUint(s.most, 10), q.GetBacklogUnit()
+			mean = strconv.FormatFloat(s.mean(), 'f', 1, 64)
+		}
+		t.row(text(q.GetPid()), text(q.GetComm()), text(q.GetQueueId()), text(q.GetType()), text(q.GetGpuId()), text(address(q.GetRingAddress())),
+			text(size(q.GetRingBytes())), text(hardwarePriority(q)), text(fmt.Sprintf("%d/%d", s.seen, r.Samples)),
+			text(fmt.Sprintf("%.0f %%", 100*float64(s.seen)/float64(r.Samples))), text(s.first), text(s.last), text(least), text(mean), text(most),
+			text(or(unit, "-")), text(q.GetTargetId()))
+	}
+	t.flush()
+	p.linef("")
+
+	n := r.PerSample
+	p.linef("queues at once  min %d, mean %.1f, max %d, std %.2f", n.Min, n.Mean, n.Max, n.Std)
+	p.linef("types           %s", distribution(r.Types))
+	p.linef("GPUs            %s", distribution(r.GPUs))
+	p.linef("came, went      %d, %d", r.Came, r.Went)
+	if n.Stable {
+		p.line(text("stability       "), cell{"stable: the number differs by one at most", styleGood})
+	} else {
+		p.line(text("stability       "), cell{fmt.Sprintf("not stable: between %d and %d queues", n.Min, n.Max), styleNote})
+	}
+	for _, run := range r.Runs {
+		if len(run.Processes) < 2 {
+			continue
+		}
+		said := cell{"as many each time, give or take one", styleGood}
+		if !run.Consistent {
+			said = cell{"not as many each time", styleNote}
+		}
+		few := ""
+		if len(run.Processes) < enoughRuns {
+			few = fmt.Sprintf("; %d runs would show it better", enoughRuns)
+		}
+		p.line(text(fmt.Sprintf("runs            %s of %s with %s queues: ", numberOf(len(run.Processes), "process", "processes"), run.Command,
+			strings.Trim(fmt.Sprint(run.Queues), "[]"))), said, text(few))
+	}
+}
+
+// numberOf is count for words whose plural is not theirs with an s.
+func numberOf(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+// distribution writes how many of each there are, the most first.
+func distribution(of map[string]int) string {
+	names := slices.SortedFunc(maps.Keys(of), func(a, b string) int { return cmp.Or(cmp.Compare(of[b], of[a]), cmp.Compare(a, b)) })
+	for i, name := range names {
+		names[i] = fmt.Sprintf("%s %d", name, of[name])
+	}
+	return strings.Join(names, ", ")
+}

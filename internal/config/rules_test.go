@@ -1,0 +1,148 @@
+package config
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/internal/classify"
+)
+
+func TestRangesOfARuleHaveTheEndsOfTheirKind(t *testing.T) {
+	for text, want := range map[string]classify.Match{
+		"queue_priority: {min: 11}":              {QueuePriority: &classify.PriorityRange{Min: 11, Max: 15}},
+		"queue_priority: {max: 0}":               {QueuePriority: &classify.PriorityRange{}},
+		"ring_address: {from: 1}":                {RingAddress: &classify.AddressRange{From: 1, To: 1<<64 - 1}},
+		"ring_address: {to: 0xffffffffffffffff}": {RingAddress: &classify.AddressRange{To: 1<<64 - 1}},
+		`ring_address: {from: "0X10", to: 16}`:   {RingAddress: &classify.AddressRange{From: 16, To: 16}},
+	} {
+		got := parse(t, "rules: [{name: a, class: offline, match: {"+text+"}}]").Rules[0].Match
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", text, diff)
+		}
+	}
+}
+
+func TestMistakesInRulesAreToldWithPlaceAndRemedy(t *testing.T) {
+	checkMistakes(t, []mistakes{
+		{
+			"texts of a match",
+			"rules:\n  - name: a\n    class: offline\n    match:\n      comm: \"\"\n      exe:\n      unit: [a, b]\n      slice: true\n      cmdline: {a: b}\n",
+			[]string{
+				`5:13: rules[0].match.comm: is empty: write "*" if any will do, or remove the key`,
+				`6:11: rules[0].match.exe: is empty: write "*" if any will do, or remove the key`,
+				"7:13: rules[0].match.unit: is a list: write one text, and one more rule for each of the others",
+				`8:14: rules[0].match.slice: is the truth value true: put it in quotes: "true"`,
+				"9:16: rules[0].match.cmdline: is a mapping: write a text in quotes",
+			},
+		},
+		{
+			"texts that match nothing",
+			"rules:\n  - name: a\n    class: offline\n    match:\n      exe: python3\n      unit: train\n      slice: batch\n      container: {id: 3f2a7b8c9d0e, runtime: crio}\n",
+			[]string{
+				`5:12: rules[0].match.exe: "python3": it matches no path, as they begin with /: begin it with / or *`,
+				`6:13: rules[0].match.unit: "train": it matches no unit, as they end in .service or .scope: end it in one of these or in *, such as "train.service"`,
+				`7:14: rules[0].match.slice: "batch": it matches no slice, as they end in .slice: end it in that or in *, such as "batch.slice"`,
+				`8:23: rules[0].match.container.id: "3f2a7b8c9d0e": it is a part of an id, and they have 64 digits: write "3f2a7b8c9d0e*"`,
+				`8:46: rules[0].match.container.runtime: "crio": it matches no runtime: the runtimes known are docker, containerd, cri-o, podman`,
+			},
+		},
+		{
+			"variables and labels",
+			"rules:\n  - name: a\n    class: offline\n    match:\n      env:\n        WORLD_SIZE: 8\n        RANK:\n        A: x\n        A: y\n        \"B=1\": x\n        7: x\n" +
+				"      pod:\n        labels:\n          app: \"[\"\n          app.kubernetes.io/name: \"[z-a]\"\n",
+			[]string{
+				`6:21: rules[0].match.env.WORLD_SIZE: is the number 8: put it in quotes: "8"`,
+				`7:14: rules[0].match.env.RANK: is empty: write "*" if any will do, or remove the key`,
+				"9:9: rules[0].match.env.A: is given twice, first on line 8: keep one of them",
+				"11:9: rules[0].match.env: a name is the number 7: write a text, in quotes if it looks like something else",
+				`14:16: rules[0].match.pod.labels.app: "[": the [ at character 1 is not closed: add the ], or write [[] for the character itself`,
+				`15:35: rules[0].match.pod.labels["app.kubernetes.io/name"]: "[z-a]": the [ at character 1 has the range z-a, which is empty: write a-z`,
+			},
+		},
+		{
+			"the name of a variable", "rules: [{name: a, class: offline, match: {env: {\"B=1\": x}}}]\n",
+			[]string{`1:56: rules[0].match.env["B=1"]: it is not the name of a variable: write NAME: value, without =`},
+		},
+		{
+			"fields that are empty",
+			"rules:\n  - name: a\n    class: offline\n    match:\n      env: {}\n      container:\n      pod: {labels: {}}\n      gpu: []\n      queue_priority: {}\n      ring_address:\n",
+			[]string{
+				`5:12: rules[0].match.env: is empty: write what must hold, such as {NAME: "*"}, or remove the key`,
+				`6:17: rules[0].match.container: is empty: write what must hold, such as {name: "..."}, or remove the key`,
+				`7:21: rules[0].match.pod.labels: is empty: write what must hold, such as {NAME: "*"}, or remove the key`,
+				"8:12: rules[0].match.gpu: is empty: list what names a GPU, a gpu_id, node:N without a space, a PCI address or renderDN, or remove the key",
+				"9:23: rules[0].match.queue_priority: is empty: write what must hold, such as {min: 0, max: 6}, or remove the key",
+				"10:20: rules[0].match.ring_address: is empty: write what must hold, such as {from: 0x7f0000000000, to: 0x7fffffffffff}, or remove the key",
+			},
+		},
+		{
+			"fields of another form",
+			"rules:\n  - name: a\n    class: offline\n    match:\n      env: RANK=0\n      container: vllm\n      pod: [a]\n      gpu: renderD128\n      queue_priority: 11\n      ring_address: 0x7f0000000000-0x7f0000001000\n",
+			[]string{
+				`5:12: rules[0].match.env: is the text "RANK=0": write keys and values, such as {NAME: "*"}`,
+				`6:18: rules[0].match.container: is the text "vllm": write keys and values, such as {name: "..."}`,
+				`7:12: rules[0].match.pod: is a list: write keys and values, such as {name: "..."}`,
+				`8:12: rules[0].match.gpu: is the text "renderD128": write a list such as [renderD128] or [node:1, node:2]`,
+				"9:23: rules[0].match.queue_priority: is the number 11: write keys and values, such as {min: 0, max: 6}",
+				`10:21: rules[0].match.ring_address: is the text "0x7f0000000000-0x7f0000001000": write keys and values, such as {from: 0x7f0000000000, to: 0x7fffffffffff}`,
+			},
+		},
+		{
+			"GPUs",
+			"rules:\n  - name: a\n    class: offline\n    match:\n      gpu: [node: 1, card0, 0xc7a6]\n",
+			[]string{
+				"5:13: rules[0].match.gpu: an item is a mapping: write a gpu_id, node:N without a space, a PCI address or renderDN",
+			},
+		},
+		{
+			"names of no GPU",
+			"rules:\n  - name: a\n    class: offline\n    match:\n      gpu: [node:1, card0, 0xc7a6]\n",
+			[]string{
+				"5:21: rules[0].match.gpu[1]: \"card0\" names no GPU: write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them",
+				"5:28: rules[0].match.gpu[2]: \"0xc7a6\" names no GPU: write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them",
+			},
+		},
+		{
+			"ranges",
+			"rules:\n  - name: a\n    class: offline\n    match:\n      queue_priority: {min: 11, max: 7}\n      ring_address: {from: 0x2000, to: 0x1000}\n" +
+				"  - name: b\n    class: offline\n    match:\n      queue_priority: {min: -1, max: 16, mx: 1}\n      ring_address: {from: 7f0000000000, to: 007f}\n" +
+				"  - name: c\n    class: offline\n    match: {ring_address: {from: 0123, to: 18446744073709551616}}\n",
+			[]string{
+				"5:23: rules[0].match.queue_priority: min 11 is above max 7, which no priority can be: swap them",
+				"6:21: rules[0].match.ring_address: from 0x2000 is above to 0x1000, where no address is: swap them",
+				"10:29: rules[1].match.queue_priority.min: -1 is outside 0 to 15: write a whole number from 0 to 15",
+				"10:38: rules[1].match.queue_priority.max: 16 is outside 0 to 15: write a whole number from 0 to 15",
+				"10:42: rules[1].match.queue_priority.mx: unknown key: did you mean max?",
+				`11:28: rules[1].match.ring_address.from: "7f0000000000" is not an address: write hexadecimal digits behind 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
+				`11:46: rules[1].match.ring_address.to: "007f" is not an address: write hexadecimal digits behind 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
+				`14:34: rules[2].match.ring_address.from: "0123" is not an address: write hexadecimal digits behind 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
+				`14:44: rules[2].match.ring_address.to: "18446744073709551616" is not an address: write hexadecimal digits behind 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
+			},
+		},
+		{
+			"misplaced keys of a rule",
+			"rules:\n  - name: a\n    class: offline\n    comm: x\n    match:\n      uid: 0\n      image: x\n      labels: {a: b}\n      class: online\n      container.name: x\n      gpus: [1]\n      user: root\n" +
+				"      pod: {name: x, image: y, comm: z}\n",
+			[]string{
+				"4:5: rules[0].comm: unknown key: it belongs under match:",
+				"7:7: rules[0].match.image: unknown key: it belongs under container:",
+				"8:7: rules[0].match.labels: unknown key: it belongs under container: or pod:",
+				"9:7: rules[0].match.class: unknown key: it belongs beside match:, not in it",
+				"10:7: rules[0].match.container.name: unknown key: write container: and below it, further in, name:",
+				"11:7: rules[0].match.gpus: unknown key: did you mean gpu?",
+				"12:7: rules[0].match.user: unknown key: the keys here are comm, cmdline, exe, uid, gid, cgroup, unit, slice, env, container, pod, gpu, queue_priority, ring_address",
+				"13:22: rules[0].match.pod.image: unknown key: it belongs under container:",
+				"13:32: rules[0].match.pod.comm: unknown key: it belongs under match:",
+			},
+		},
+		{
+			"a glob without quotes", "rules:\n  - name: é\n    class: offline\n    match: {uid: 0, comm: *train}\n",
+			[]string{"4:27: not valid YAML: unknown anchor 'train' referenced: put a text that begins with * in quotes"},
+		},
+		{
+			"another glob without quotes", "rules:\n  - name: a\n    class: offline\n    match:\n      cgroup: */serving\n",
+			[]string{"5: not valid YAML: did not find expected alphabetic or numeric character: put a text that begins with * in quotes"},
+		},
+	})
+}

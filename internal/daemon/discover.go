@@ -1,0 +1,161 @@
+package daemon
+
+import (
+	"context"
+	"os"
+	"strings"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/internal/backlog"
+	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/container"
+	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/observer"
+	"github.com/gpreempt/gpreempt/internal/preempt/dbgtrap"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// openObserver makes the observer of the queues.
+func (d *daemon) openObserver() {
+	cfg := observer.Config{
+		Root:      d.backend.root,
+		FS:        d.backend.fs,
+		Inventory: d.inventory,
+		Intervals: func() observer.Intervals {
+			c := d.config.Load().Discovery
+			return observer.Intervals{Shortest: c.Interval, Longest: c.IdleInterval, MQDs: c.MQDsInterval}
+		},
+		Before: d.lookForGPUs,
+		Scanned: func(diff inventory.Diff) {
+			d.targets.apply(diff)
+			d.letGoOutOfReach(diff.Changed)
+		},
+		Told: d.targets.told,
+		Busy: func() (busy bool) {
+			d.runner.View(func(c *scheduler.Core) { busy = len(c.Leases()) > 0 })
+			return busy
+		},
+		Warn: d.warnings.set,
+		Now:  time.Now,
+		Log:  d.log.Named("observer"),
+	}
+	if d.backend.snapshot != nil {
+		cfg.Snapshot = d.snapshot
+	}
+	if d.backend.device != nil {
+		cfg.SMI = d.openSMI
+	}
+	d.observer = observer.New(cfg)
+}
+
+// snapshot gives the queues of a held target as the driver tells them.
+func (d *daemon) snapshot(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo {
+	if facts, _ := d.targets.Facts(key); facts.Mechanism == "" {
+		return nil
+	}
+	return d.backend.snapshot(key)
+}
+
+// snapshot gives the queues of a process that dbgtrap holds.
+func snapshot(m *dbgtrap.Mechanism, key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo {
+	queues, held := m.Queues(key)
+	if !held {
+		return nil
+	}
+	infos := make(map[uint32]gpreempt.QueueInfo, len(queues))
+	for _, q := range queues {
+		infos[q.QueueID] = gpreempt.QueueInfo{
+			Source: gpreempt.FromSnapshot, RingBase: q.RingBaseAddress, AQL: q.QueueType == kfd.QueueTypeComputeAQL,
+			ReadPointer: q.ReadPointerAddress, WritePointer: q.WritePointerAddress, SaveArea: q.CtxSaveRestoreAddress,
+		}
+	}
+	return infos
+}
+
+// openSMI opens the events of a GPU that tell of all processes.
+func (d *daemon) openSMI(gpu gpreempt.GPUID) (observer.Stream, error) {
+	stream, err := d.backend.device.OpenSMI(gpu)
+	if err != nil {
+		return nil, err
+	}
+	if err := stream.Select(kfd.SMIEvents(kfd.SMIQueueEviction) | kfd.SMIAllProcesses); err != nil {
+		_ = stream.Close() // nothing came of it
+		return nil, err
+	}
+	return stream, nil
+}
+
+// openContainers makes what learns the names of containers. In a simulation there
+// are none.
+func (d *daemon) openContainers(cfg config.Containers) {
+	if d.backend.machine != nil {
+		return
+	}
+	d.containers = container.New(container.Config{
+		Sockets: cfg.Sockets, Kubelet: cfg.Kubelet, KubeletToken: cfg.KubeletToken, KubeletCA: cfg.KubeletCA,
+		Changed: func(id string) { d.targets.containerTold(id) },
+		Log:     d.log.Named("containers"),
+		Now:     time.Now,
+	})
+}
+
+// container gives what is known of a container.
+func (d *daemon) container(at gpreempt.Cgroup) gpreempt.Container {
+	if d.containers == nil {
+		return gpreempt.Container{}
+	}
+	c, _ := d.containers.Lookup(at)
+	return c
+}
+
+// listWarnings gives what an admin should know now.
+func (d *daemon) listWarnings() []gpreempt.Warning {
+	all := d.warnings.list()
+	if d.containers != nil {
+		all = append(all, d.containers.Warnings()...)
+	}
+	return all
+}
+
+// setRules takes over new rules, and has what they look at read.
+func (d *daemon) setRules(c *classify.Classifier) {
+	d.backend.fs.SetEnv(c.Env())
+	d.targets.setRules(c)
+}
+
+// backlogs reads the work waiting on queues of a process.
+func (d *daemon) backlogs(ctx context.Context, key gpreempt.ProcessKey, queues []inventory.QueueEntry) []backlog.Backlog {
+	asked := make([]backlog.Queue, len(queues))
+	for n, q := range queues {
+		asked[n] = backlog.Queue{Queue: q.Queue, Info: q.Info}
+	}
+	all, err := d.backend.backlogs(ctx, key, asked)
+	if err != nil {
+		d.log.Debug("a backlog cannot be read", zap.Stringer("target", key), zap.Error(err))
+	}
+	return all
+}
+
+// busy tells whether the queues of a process have work; false, false when that
+// cannot be read of any.
+func (d *daemon) busy(ctx context.Context, key gpreempt.ProcessKey) (busy, known bool) {
+	for _, b := range d.backlogs(ctx, key, d.inventory.QueuesOf(key)) {
+		known = known || b.Known
+		busy = busy || b.Value > 0
+	}
+	return busy, known
+}
+
+// bootID gives the boot id of this host, "" where there is none.
+func bootID() string {
+	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "" // it is shown only
+	}
+	return strings.TrimSpace(string(b))
+}

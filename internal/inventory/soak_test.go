@@ -1,0 +1,418 @@
+package inventory_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// soakEnv gives the duration of TestSoak, which is a few seconds without.
+const soakEnv = "GPREEMPT_SOAK"
+
+// The pauses of the scanner, those of the daemon by default.
+const shortest, longest = 50 * time.Millisecond, time.Second
+
+// scanner keeps an inventory true, as the daemon does.
+type scanner struct {
+	files *discovery.FS
+	v     *inventory.Inventory
+
+	mu   sync.Mutex // guards all below
+	more *sync.Cond // told after each scan
+	// begun counts the scans that began, applied those of which the inventory knows.
+	begun, applied int
+	// intervals are the times from one scan's end to the next one's.
+	intervals []time.Duration
+	// came and went say which scan found that something came or went, and when.
+	came, went map[any]finding
+	warnings   []string
+	err        error
+}
+
+type finding struct {
+	scan int
+	at   time.Time
+}
+
+// run scans until ctx ends.
+func (s *scanner) run(ctx context.Context) {
+	pace := discovery.NewPace(shortest, longest)
+	tick := time.NewTicker(shortest)
+	defer tick.Stop()
+	last := time.Now()
+	for next := last; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		changed, err := s.files.Changed()
+		if err == nil && !changed && time.Now().Before(next) {
+			continue
+		}
+		s.mu.Lock()
+		s.begun++
+		s.mu.Unlock()
+		began := time.Now()
+		found, err := s.files.Scan()
+		d := s.v.Apply(time.Now(), found)
+		now := time.Now()
+		s.mu.Lock()
+		s.note(d, now)
+		s.intervals = append(s.intervals, now.Sub(last))
+		s.warnings = found.Warnings
+		if err != nil {
+			s.err = err
+		}
+		s.applied++
+		s.more.Broadcast()
+		s.mu.Unlock()
+		last, next = now, now.Add(pace.Next(!d.Empty(), now.Sub(began)))
+	}
+}
+
+// note keeps what a scan found. No two processes have the same key, no two queues
+// rings of the same size.
+func (s *scanner) note(d inventory.Diff, now time.Time) {
+	f := finding{s.begun, now}
+	for _, key := range d.Gone {
+		s.went[key] = f
+	}
+	for _, p := range d.Born {
+		s.came[p.Key] = f
+	}
+	for _, c := range d.Queues {
+		switch c.Kind {
+		case inventory.Added:
+			s.came[c.Queue.RingBytes] = f
+		case inventory.Removed:
+			s.went[c.Queue.RingBytes] = f
+		}
+	}
+}
+
+func (s *scanner) counts() (begun, applied int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.begun, s.applied
+}
+
+// event is something that came or went in the world.
+type event struct {
+	what any
+	at   time.Time
+	// before is how many scans had begun when it was so: the next one has to see it.
+	before int
+	// until is how many scans were through when it came to an end, -1 while it has
+	// not: one of which that is not so need not have seen it.
+	until int
+}
+
+// soak is the truth, and what became of it.
+type soak struct {
+	*world
+	*scanner
+	r         *rand.Rand
+	children  map[int32]*child
+	queues    map[int32]map[uint32]gpreempt.Queue
+	came      map[any]*event
+	went      []*event
+	rings     uint64
+	lags      []time.Duration
+	did       map[string]int
+	revision  uint64
+	followers map[uint64]inventory.QueueEntry // by ring size, what the changes say
+}
+
+// Processes and queues are born and die at random, real processes in a simulated
+// sysfs. Whenever the world stands still, the next scan makes the inventory equal to
+// it; and whatever happens shows in the first scan that begins after it.
+func TestSoak(t *testing.T) {
+	length := 3 * time.Second
+	if text := os.Getenv(soakEnv); text != "" {
+		var err error
+		if length, err = time.ParseDuration(text); err != nil {
+			t.Fatalf("%s: %v", soakEnv, err)
+		}
+	}
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	w := newWorld(t)
+	sc := &scanner{files: w.files(), v: inventory.New(1 << 14), came: map[any]finding{}, went: map[any]finding{}}
+	sc.more = sync.NewCond(&sc.mu)
+	s := &soak{
+		world: w, scanner: sc, r: rand.New(rand.NewPCG(seed, 0)), children: map[int32]*child{}, queues: map[int32]map[uint32]gpreempt.Queue{},
+		came: map[any]*event{}, did: map[string]int{}, followers: map[uint64]inventory.QueueEntry{},
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	var scanning sync.WaitGroup
+	scanning.Go(func() { sc.run(ctx) })
+	defer func() {
+		for _, c := range s.children {
+			c.end()
+		}
+	}()
+	defer scanning.Wait()
+	defer stop()
+
+	for end := time.Now().Add(length); time.Now().Before(end) && !t.Failed(); {
+		// A burst, at a pace of its own, and now and then a rest in which the scanner
+		// slows down.
+		pause := time.Duration(s.r.IntN(10)) * time.Millisecond
+		for range 1 + s.r.IntN(60) {
+			s.step()
+			s.wait(time.Duration(s.r.Int64N(int64(pause) + 1)))
+		}
+		s.wait(time.Duration(s.r.Int64N(int64([]time.Duration{time.Millisecond, shortest, shortest, 2 * longest}[s.r.IntN(4)]))))
+		s.checkpoint()
+	}
+	s.report()
+}
+
+// wait lets a time pass in which nothing happens in the world.
+func (s *soak) wait(d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-s.t.Context().Done():
+	}
+}
+
+// step does one thing.
+func (s *soak) step() {
+	pids := slices.Sorted(maps.Keys(s.children))
+	if len(pids) == 0 || s.r.IntN(12) == 0 && len(pids) < 10 {
+		s.birth()
+		return
+	}
+	pid := pids[s.r.IntN(len(pids))]
+	if s.r.IntN(16) == 0 {
+		s.death(pid)
+		return
+	}
+	id := uint32(s.r.IntN(8))
+	if q, lives := s.queues[pid][id]; lives {
+		s.destroy(q)
+		if s.r.IntN(2) == 0 {
+			return
+		}
+	}
+	s.create(s.children[pid].key, id)
+}
+
+func (s *soak) happened(what string) { s.did[what]++ }
+
+// begins notes that something came, after it did.
+func (s *soak) begins(what any) {
+	begun, _ := s.counts()
+	s.came[what] = &event{what: what, at: time.Now(), before: begun, until: -1}
+}
+
+// ends notes that something will go, before it does.
+func (s *soak) ends(what any) {
+	if e := s.came[what]; e != nil { // else it was accounted for
+		_, e.until = s.counts()
+	}
+}
+
+// ended notes that something went, after it did.
+func (s *soak) ended(what any) {
+	begun, _ := s.counts()
+	s.went = append(s.went, &event{what: what, at: time.Now(), before: begun, until: -1})
+}
+
+func (s *soak) birth() {
+	c := startChild(s.t, fmt.Sprintf("child%d", s.did["processes born"]))
+	s.addProcess(c.key.PID)
+	s.children[c.key.PID], s.queues[c.key.PID] = c, map[uint32]gpreempt.Queue{}
+	s.begins(c.key)
+	s.happened("processes born")
+}
+
+func (s *soak) death(pid int32) {
+	c := s.children[pid]
+	delete(s.children, pid)
+	s.ends(c.key)
+	for _, q := range s.queues[pid] {
+		s.ends(q.RingBytes)
+	}
+	// KFD forgets a process some time after it died, and never before.
+	c.end()
+	s.ended(c.key)
+	for _, q := range s.queues[pid] {
+		s.ended(q.RingBytes)
+	}
+	delete(s.queues, pid)
+	s.wait(time.Duration(s.r.Int64N(int64(2*shortest))) * time.Duration(s.r.IntN(2)))
+	s.remove(s.process(pid))
+	s.happened("processes died")
+}
+
+func (s *soak) create(owner gpreempt.ProcessKey, id uint32) {
+	s.rings++
+	q := gpreempt.Queue{
+		Process: owner, ID: id, GPU: gpreempt.GPUID(1 + s.r.IntN(8)), Type: gpreempt.QueueCompute, RingBytes: s.rings << 12,
+	}
+	s.addQueue(q)
+	s.queues[owner.PID][id] = q
+	s.begins(q.RingBytes)
+	s.happened("queues born")
+}
+
+func (s *soak) destroy(q gpreempt.Queue) {
+	s.ends(q.RingBytes)
+	delete(s.queues[q.Process.PID], q.ID)
+	s.remove(s.queueDir(q))
+	s.ended(q.RingBytes)
+	s.happened("queues destroyed")
+}
+
+// checkpoint waits for a scan of the world as it stands and compares.
+func (s *soak) checkpoint() {
+	s.t.Helper()
+	s.happened("checkpoints")
+	s.nextScan()
+	s.compareQueues()
+	s.compareProcesses()
+	s.follow()
+
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil || len(s.warnings) > 0 {
+		s.t.Errorf("a scan says %v and warns %q", s.err, s.warnings)
+	}
+	for what, e := range s.came {
+		found, seen := s.scanner.came[what]
+		switch {
+		case seen && found.scan > e.before+1:
+			s.t.Errorf("%v came after %d scans had begun, and scan %d found it", what, e.before, found.scan)
+		case !seen && (e.until < 0 || e.until > e.before):
+			s.t.Errorf("%v came after %d scans had begun, was there until %d were through, and none found it", what, e.before, e.until)
+		case seen:
+			s.lags = append(s.lags, max(found.at.Sub(e.at), 0))
+		}
+	}
+	for _, e := range s.went {
+		_, seen := s.scanner.came[e.what]
+		found, told := s.scanner.went[e.what]
+		if seen && (!told || found.scan > e.before+1) {
+			s.t.Errorf("%v went after %d scans had begun, and scan %d found that (0 is none)", e.what, e.before, found.scan)
+		}
+		if seen && told {
+			s.lags = append(s.lags, max(found.at.Sub(e.at), 0))
+		}
+		delete(s.scanner.came, e.what)
+	}
+	clear(s.came)
+	s.went = nil
+	clear(s.scanner.went)
+}
+
+// nextScan waits until a scan is through that begins now or later.
+func (s *soak) nextScan() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	next := s.begun + 1
+	for s.applied < next {
+		s.more.Wait()
+	}
+}
+
+// compareQueues compares at once: the world has not moved since the scan began.
+func (s *soak) compareQueues() {
+	s.t.Helper()
+	var want []gpreempt.Queue
+	for _, pid := range slices.Sorted(maps.Keys(s.queues)) {
+		for _, id := range slices.Sorted(maps.Keys(s.queues[pid])) {
+			want = append(want, s.queues[pid][id])
+		}
+	}
+	all, _ := s.v.Queues()
+	var got []gpreempt.Queue
+	for _, q := range all {
+		got = append(got, q.Queue)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		s.t.Fatalf("queues (-want +got):\n%s", diff)
+	}
+}
+
+// compareProcesses has some patience with what is read beside the scan.
+func (s *soak) compareProcesses() {
+	s.t.Helper()
+	var want []gpreempt.Process
+	for _, pid := range slices.Sorted(maps.Keys(s.children)) {
+		want = append(want, s.children[pid].process(s.t))
+	}
+	for scans := 0; ; scans++ {
+		var got []gpreempt.Process
+		all := true
+		for _, p := range s.v.Processes() {
+			got = append(got, p.Process)
+			all = all && whole(p.Process)
+		}
+		if all || scans == 100 {
+			if diff := cmp.Diff(want, got); diff != "" {
+				s.t.Fatalf("processes (-want +got):\n%s", diff)
+			}
+			return
+		}
+		s.happened("scans waited for facts")
+		s.nextScan()
+	}
+}
+
+// follow folds the changes since the last checkpoint.
+func (s *soak) follow() {
+	s.t.Helper()
+	all, now := s.v.Queues()
+	for s.revision < now {
+		changes, err := s.v.Read(s.revision, nil)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		for _, c := range changes {
+			if c.Kind == inventory.Removed {
+				delete(s.followers, c.Queue.RingBytes)
+			} else {
+				s.followers[c.Queue.RingBytes] = c.Queue
+			}
+		}
+		s.revision = changes[len(changes)-1].Revision
+	}
+	want := map[uint64]inventory.QueueEntry{}
+	for _, q := range all {
+		want[q.RingBytes] = q
+	}
+	if diff := cmp.Diff(want, s.followers); diff != "" {
+		s.t.Fatalf("the changes up to revision %d (-queues +folded):\n%s", now, diff)
+	}
+}
+
+func (s *soak) report() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	quantile := func(all []time.Duration, q float64) time.Duration {
+		if len(all) == 0 {
+			return 0
+		}
+		slices.Sort(all)
+		return all[int(q*float64(len(all)-1))].Round(10 * time.Microsecond)
+	}
+	s.t.Logf("did %v in %d scans", s.did, s.applied)
+	s.t.Logf("lag of %d births and deaths: p50 %v, p99 %v; time from scan to scan: p50 %v, p99 %v, longest %v", len(s.lags),
+		quantile(s.lags, 0.5), quantile(s.lags, 0.99), quantile(s.intervals, 0.5), quantile(s.intervals, 0.99), quantile(s.intervals, 1))
+}

@@ -1,0 +1,129 @@
+package observer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// hqdsAge is how old an answer may be that is given again: one reading is thousands
+// of register reads under a lock of the driver's.
+const hqdsAge = time.Second
+
+// HQDs is one reading of the hardware slots.
+type HQDs struct {
+	// Slots are in the driver's order.
+	Slots []debugfs.Slot
+	// Owners are the queues there were; Matches says for each slot which of them it
+	// holds.
+	Owners  []debugfs.Owner
+	Matches []debugfs.SlotMatch
+	// Stopped are GPUs of which nothing can be read.
+	Stopped []gpreempt.GPUID
+	// Warnings are what was odd.
+	Warnings []debugfs.Warning
+	// ReadAt is when they were read, and Took how long that took.
+	ReadAt time.Time
+	Took   time.Duration
+}
+
+// hqdReader reads hqds once for all who ask at the same time.
+type hqdReader struct {
+	observer *Observer
+
+	mu sync.Mutex // guards what follows
+	// under is the reading that goes on; nil when none does.
+	under *hqdReading
+	last  *HQDs
+}
+
+// hqdReading is a reading that goes on; ended is closed when it is over.
+type hqdReading struct {
+	ended chan struct{}
+	got   *HQDs
+	err   error
+}
+
+// HQDs reads the hardware slots, or gives the answer of less than a second ago. What
+// it gives is shared and must not be changed. The error is a *gpreempt.Error, or
+// the cause of ctx.
+func (o *Observer) HQDs(ctx context.Context) (*HQDs, error) {
+	r := &o.hqds
+	r.mu.Lock()
+	if r.last != nil && o.cfg.Now().Sub(r.last.ReadAt) < hqdsAge {
+		defer r.mu.Unlock()
+		return r.last, nil
+	}
+	reading := r.under
+	if reading == nil {
+		reading = &hqdReading{ended: make(chan struct{})}
+		r.under = reading
+		go r.read(reading)
+	}
+	r.mu.Unlock()
+	select {
+	case <-reading.ended:
+		return reading.got, reading.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// read is made by a goroutine of its own: a GPU that hangs may keep it.
+func (r *hqdReader) read(reading *hqdReading) {
+	o := r.observer
+	began := o.cfg.Now()
+	text, err := readFile(o.cfg.Root, debugfs.HQDs)
+	var d debugfs.HQDDump
+	if err == nil {
+		d, err = debugfs.ParseHQDs(text)
+	}
+	o.read(hqds, began, 0, err)
+	if err != nil {
+		reading.err = hqdsError(err)
+	} else {
+		reading.got = o.match(d)
+		reading.got.ReadAt = o.cfg.Now()
+		reading.got.Took = reading.got.ReadAt.Sub(began)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.under, r.last = nil, reading.got
+	close(reading.ended)
+}
+
+func hqdsError(err error) error {
+	e := &gpreempt.Error{
+		Code: gpreempt.CodeFailedPrecondition, Reason: gpreempt.ReasonHQDsUnreadable,
+		Message: fmt.Sprintf("the hardware slots cannot be read: %v", err), Next: "gpctl doctor says what is in the way",
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		e.Next = "mount -t debugfs none /sys/kernel/debug, where the kernel has CONFIG_DEBUG_FS"
+	case errors.Is(err, fs.ErrPermission):
+		e.Next = "run gpreemptd as root outside of containers; kernel lockdown may be in force"
+	}
+	return e
+}
+
+// match joins the slots with the queues there are.
+func (o *Observer) match(d debugfs.HQDDump) *HQDs {
+	h := &HQDs{Slots: d.Slots(), Warnings: d.Warnings}
+	queues, _ := o.cfg.Inventory.Queues()
+	for _, q := range queues {
+		h.Owners = append(h.Owners, debugfs.Owner{Process: q.Process, ID: q.ID, GPU: q.GPU, RingBytes: q.RingBytes, Info: q.Info})
+	}
+	h.Matches = debugfs.MatchSlots(h.Slots, h.Owners)
+	for _, node := range d.Nodes {
+		if node.Stopped {
+			h.Stopped = append(h.Stopped, node.GPU)
+		}
+	}
+	return h
+}

@@ -1,0 +1,160 @@
+package observer
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// Stream is the events of one GPU, as *kfd.SMIStream has them.
+type Stream interface {
+	Read() ([]kfd.SMIEvent, error)
+	Close() error
+}
+
+// evictionsRecent is how long evictions are worth a warning.
+const evictionsRecent = time.Minute
+
+// smiReader counts how often the driver took queues off a GPU by itself. It is read
+// with every look at sysfs: a reading that finds nothing is one short system call.
+type smiReader struct {
+	streams map[gpreempt.GPUID]Stream // those of Run; nil where it could not be opened
+
+	mu sync.Mutex // guards what follows
+	// memory counts evictions for lack of memory; recent is when the last was.
+	memory map[gpreempt.GPUID]uint64
+	recent map[gpreempt.GPUID]time.Time
+}
+
+// MemoryEvictions gives how often the driver took the queues of a process off a GPU
+// because another one needed the memory, since the Observer runs: at least, as the
+// driver drops events that nobody fetches in time. False when it does not tell.
+func (o *Observer) MemoryEvictions(gpu gpreempt.GPUID) (uint64, bool) {
+	r := &o.smi
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n, told := r.memory[gpu]
+	return n, told
+}
+
+// readSMI takes in the events of every GPU.
+func (o *Observer) readSMI() {
+	if o.cfg.SMI == nil {
+		return
+	}
+	began := o.cfg.Now()
+	var failure error
+	open := 0
+	for _, gpu := range o.cfg.Inventory.GPUs() {
+		stream, tried := o.smi.streams[gpu.ID]
+		if !tried {
+			stream = o.openSMI(gpu.ID)
+		}
+		if stream == nil {
+			continue
+		}
+		events, err := stream.Read()
+		if err != nil {
+			failure = err
+			continue
+		}
+		open++
+		for _, event := range events {
+			o.takeSMI(event)
+		}
+	}
+	if open > 0 || failure != nil {
+		o.read(smi, began, o.cfg.Intervals().Shortest, failure)
+	}
+	o.warnEvictions()
+}
+
+// openSMI opens the events of a GPU, once: what cannot be opened is left alone.
+func (o *Observer) openSMI(gpu gpreempt.GPUID) Stream {
+	r := &o.smi
+	if r.streams == nil {
+		r.streams = map[gpreempt.GPUID]Stream{}
+	}
+	stream, err := o.cfg.SMI(gpu)
+	if err != nil {
+		o.cfg.Log.Info("the driver's events of a GPU cannot be read", zap.Stringer("gpu", gpu), zap.Error(err))
+		o.note(smi, func(s *Source) { s.Note = err.Error() })
+		o.cfg.Warn(smi, gpreempt.Warning{
+			Code: "SMI_UNAVAILABLE", Severity: "warning", Text: fmt.Sprintf("GPU %v does not tell when it lacks memory: %v", gpu, err),
+			Remedy: "run gpreemptd as root; it does without",
+		})
+		r.streams[gpu] = nil
+		return nil
+	}
+	r.streams[gpu] = stream
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.memory == nil {
+		r.memory, r.recent = map[gpreempt.GPUID]uint64{}, map[gpreempt.GPUID]time.Time{}
+	}
+	r.memory[gpu] += 0 // from now on it is told
+	return stream
+}
+
+func (o *Observer) takeSMI(event kfd.SMIEvent) {
+	if event.ID != kfd.SMIQueueEviction {
+		return
+	}
+	eviction, err := kfd.ParseQueueEviction(event)
+	if err != nil {
+		o.cfg.Log.Debug("an event of the driver is not understood", zap.Error(err))
+		return
+	}
+	if eviction.Trigger != kfd.TriggerTTM {
+		return
+	}
+	now := o.cfg.Now()
+	r := &o.smi
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, ours := r.memory[eviction.GPU]; ours {
+		r.memory[eviction.GPU]++
+		r.recent[eviction.GPU] = now
+	}
+}
+
+// warnEvictions says which GPUs lack memory at present: queues that the driver took
+// off come back after seconds, and no lease brings them back sooner.
+func (o *Observer) warnEvictions() {
+	now := o.cfg.Now()
+	var short []string
+	r := &o.smi
+	r.mu.Lock()
+	for gpu, at := range r.recent {
+		if now.Sub(at) < evictionsRecent {
+			short = append(short, fmt.Sprintf("GPU %v (%d times so far)", gpu, r.memory[gpu]))
+		}
+	}
+	warned := len(short) > 0
+	r.mu.Unlock()
+	if !warned {
+		o.cfg.Warn("memory")
+		return
+	}
+	slices.Sort(short)
+	o.cfg.Warn("memory", gpreempt.Warning{
+		Code: "GPU_MEMORY_SHORT", Severity: "warning",
+		Text:   "the driver takes queues off for lack of GPU memory, in the last minute on " + strings.Join(short, ", ") + ": online work may stall for seconds, whatever gpreempt suspends",
+		Remedy: "let the processes on it use less memory together than it has: gpreempt frees time, not memory",
+	})
+}
+
+func (r *smiReader) close() {
+	for _, stream := range r.streams {
+		if stream != nil {
+			_ = stream.Close() // nothing depends on it any more
+		}
+	}
+}

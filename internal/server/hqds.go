@@ -1,0 +1,89 @@
+package server
+
+import (
+	"context"
+	"fmt"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/observer"
+	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// ListHqds reads the hardware slots.
+func (a adminService) ListHqds(ctx context.Context, req *gpreemptv1.ListHqdsRequest) (*gpreemptv1.ListHqdsResponse, error) {
+	var only gpreempt.ProcessKey
+	if req.GetTargetId() != "" {
+		proc, err := a.s.resolve(req.GetTargetId())
+		if err != nil {
+			return nil, err
+		}
+		only = proc.Key
+	}
+	h, err := a.s.cfg.Observer.HQDs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	m := &gpreemptv1.ListHqdsResponse{ReadAt: timestamppb.New(h.ReadAt), Took: durationpb.New(h.Took)}
+	for n := range h.Slots {
+		slot, match := &h.Slots[n], h.Matches[n]
+		var holder *debugfs.Owner
+		if match.Owner >= 0 {
+			holder = &h.Owners[match.Owner]
+		}
+		switch {
+		case !req.GetAll() && slot.State != debugfs.Live,
+			req.GetGpuId() != 0 && req.GetGpuId() != uint32(slot.GPU),
+			!only.IsZero() && (holder == nil || holder.Process != only):
+			continue
+		}
+		m.Hqds = append(m.Hqds, hqdMessage(slot, holder, match.How))
+	}
+	m.StoppedGpuIds = gpuIDs(h.Stopped)
+	for _, w := range h.Warnings {
+		m.Notes = append(m.Notes, fmt.Sprintf("line %d of hqds: %s", w.Line, w.Text))
+	}
+	return m, nil
+}
+
+// quantumRegister is the place of CP_HQD_QUANTUM among the registers of a slot.
+const quantumRegister = 7
+
+func hqdMessage(s *debugfs.Slot, holder *debugfs.Owner, how string) *gpreemptv1.Hqd {
+	m := &gpreemptv1.Hqd{
+		GpuId: uint32(s.GPU), Node: uint32(s.Node), Kind: s.Kind.String(), Xcc: uint32(s.XCC), Mec: uint32(s.MEC),
+		Pipe: uint32(s.Pipe), Slot: uint32(s.Queue), State: gpreemptv1.HqdState(s.State) + 1, Match: how,
+	}
+	if s.Kind == debugfs.SlotSDMA {
+		m.Vmid = uint32(s.SDMA.VMID)
+		m.RingAddress, m.RingBytes = s.SDMA.RingBase, s.SDMA.RingBytes
+		m.ReadPointer, m.WritePointer = s.SDMA.ReadPosition, s.SDMA.WritePosition
+		m.DoorbellOffset = s.SDMA.Doorbell
+	} else {
+		c := &s.Compute
+		m.Vmid, m.QueuePriority, m.PipePriority = uint32(c.VMID), c.QueuePriority, c.PipePriority
+		m.RingAddress, m.RingBytes, m.Aql, m.MqdAddress = c.RingBase, c.RingBytes, c.AQL, c.MQD
+		m.ReadPointer, m.WritePointer, m.DoorbellOffset = uint64(c.ReadPosition), c.WritePosition, c.Doorbell
+		if len(c.Registers) > quantumRegister {
+			m.Quantum = c.Registers[quantumRegister]
+		}
+	}
+	if holder != nil {
+		m.TargetId, m.QueueId = holder.Process.String(), holder.ID
+	}
+	return m
+}
+
+func sourceMessage(s observer.Source) *gpreemptv1.Source {
+	m := &gpreemptv1.Source{
+		Name: s.Name, Available: s.Available, Every: durationpb.New(s.Every), Took: durationpb.New(s.Took),
+		Readings: s.Readings, Note: s.Note,
+	}
+	if !s.ReadAt.IsZero() {
+		m.ReadAt = timestamppb.New(s.ReadAt)
+	}
+	return m
+}

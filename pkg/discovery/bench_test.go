@@ -1,0 +1,217 @@
+package discovery_test
+
+import (
+	"io/fs"
+	"os"
+	"runtime"
+	"strconv"
+	"syscall"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+)
+
+// bigHost has processes of some queues each on 8 GPUs, with every file that
+// kfd_process.c makes for them.
+func bigHost(processes, queues int) fstest.MapFS {
+	m := fstest.MapFS{}
+	add := func(path, text string) { m[path] = &fstest.MapFile{Data: []byte(text)} }
+	for n := range processes {
+		pid := 1000 + n
+		dir := procs + strconv.Itoa(pid)
+		add(dir+"/pasid", strconv.Itoa(32770+n)+"\n")
+		for gpu := range 8 {
+			id := strconv.Itoa(63420 + gpu)
+			add(dir+"/vram_"+id, "2147483648\n")
+			add(dir+"/sdma_"+id, "0\n")
+			add(dir+"/stats_"+id+"/evicted_ms", "0\n")
+			add(dir+"/stats_"+id+"/cu_occupancy", "0\n")
+			for _, counter := range []string{"faults", "page_in", "page_out"} {
+				add(dir+"/counters_"+id+"/"+counter, "0\n")
+			}
+		}
+		for q := range queues {
+			queue := dir + "/queues/" + strconv.Itoa(q)
+			add(queue+"/gpuid", strconv.Itoa(63420+q%8))
+			add(queue+"/size", "1048576")
+			add(queue+"/type", "0")
+		}
+		proc := "proc/" + strconv.Itoa(pid)
+		add(proc+"/stat", stat(pid, "python3", 'S', 8, uint64(pid)))
+		add(proc+"/status", "Name:\tpython3\nUid:\t1000\t1000\t1000\t1000\nGid:\t1000\t1000\t1000\t1000\nNSpid:\t"+strconv.Itoa(pid)+"\n")
+		add(proc+"/comm", "python3\n")
+		add(proc+"/cmdline", "python3\x00train.py\x00")
+		add(proc+"/environ", "PATH=/usr/bin\x00GPREEMPT_CLASS=offline\x00")
+		add(proc+"/cgroup", "0::/system.slice/job.service\n")
+	}
+	return m
+}
+
+// inMemory writes a tree to a directory of a tmpfs, on which, as on sysfs, an inode
+// number is never used again.
+func inMemory(tb testing.TB, m fstest.MapFS) string {
+	tb.Helper()
+	var st syscall.Statfs_t
+	if err := syscall.Statfs("/dev/shm", &st); err != nil || st.Type != 0x01021994 {
+		tb.Skip("/dev/shm is no tmpfs: inode numbers of other file systems may be used again")
+	}
+	dir, err := os.MkdirTemp("/dev/shm", "gpreempt") //nolint:usetesting // TempDir is seldom on a tmpfs
+	if err != nil {
+		tb.Skipf("/dev/shm cannot be written: %v", err)
+	}
+	tb.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.CopyFS(dir, m); err != nil {
+		tb.Fatal(err)
+	}
+	return dir
+}
+
+// cpu gives the CPU time this process has used, user and system.
+func cpu(tb testing.TB) time.Duration {
+	tb.Helper()
+	var use syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &use); err != nil {
+		tb.Fatal(err)
+	}
+	return time.Duration(use.Utime.Nano() + use.Stime.Nano())
+}
+
+// cost gives the CPU time of one of many calls.
+func cost(tb testing.TB, call func()) time.Duration {
+	tb.Helper()
+	const calls = 200
+	runtime.GC()
+	before := cpu(tb)
+	for range calls {
+		call()
+	}
+	return (cpu(tb) - before) / calls
+}
+
+// leastCalls makes the system calls no scan of processes with queues can do without:
+// it lists the processes and the queues of each, and sees whether it still lives.
+func leastCalls(tb testing.TB, dir string) func() {
+	tb.Helper()
+	buf := make([]byte, 64<<10)
+	list := func(path string, each func(pid string)) {
+		fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_CLOEXEC|syscall.O_DIRECTORY, 0)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		defer syscall.Close(fd)
+		var names []string
+		for {
+			n, err := syscall.ReadDirent(fd, buf)
+			if err != nil {
+				tb.Fatal(err)
+			}
+			if n == 0 {
+				break
+			}
+			if each != nil {
+				_, _, names = syscall.ParseDirent(buf[:n], -1, names)
+			}
+		}
+		for _, name := range names {
+			each(name)
+		}
+	}
+	return func() {
+		list(dir+"/"+procs, func(pid string) {
+			list(dir+"/"+procs+pid+"/queues", nil)
+			fd, err := syscall.Open(dir+"/proc/"+pid+"/stat", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
+			if err != nil {
+				tb.Fatal(err)
+			}
+			defer syscall.Close(fd)
+			if _, err := syscall.Read(fd, buf); err != nil {
+				tb.Fatal(err)
+			}
+		})
+	}
+}
+
+// BenchmarkScan measures the first scan of 100 processes with 8 queues each, and
+// those of an unchanged host after it. The last measure is the CPU time of a scan
+// as a multiple of what leastCalls uses in the same run.
+func BenchmarkScan(b *testing.B) {
+	memory, disk := inMemory(b, bigHost(100, 8)), onDisk(b, bigHost(100, 8))
+	roots := []struct {
+		name, dir string
+		root      fs.FS
+	}{
+		{"tmpfs", memory, discovery.Host(memory)},
+		{"disk", disk, discovery.Host(disk)},
+		{"os.DirFS", memory, os.DirFS(memory)},
+	}
+	for _, r := range roots {
+		b.Run("first/"+r.name, func(b *testing.B) {
+			b.ReportAllocs()
+			before := cpu(b)
+			for b.Loop() {
+				f := discovery.NewFS(r.root)
+				f.SetEnv([]string{"GPREEMPT_CLASS"})
+				if s, err := f.Scan(); err != nil || len(s.Processes) != 100 {
+					b.Fatal(len(s.Processes), err)
+				}
+			}
+			b.ReportMetric(float64((cpu(b)-before).Microseconds())/float64(b.N)/1000, "cpu-ms/scan")
+		})
+		b.Run("unchanged/"+r.name, func(b *testing.B) {
+			f := newFS(r.root)
+			if _, err := f.Scan(); err != nil {
+				b.Fatal(err)
+			}
+			least := cost(b, leastCalls(b, r.dir))
+			b.ReportAllocs()
+			before := cpu(b)
+			for b.Loop() {
+				if _, err := f.Scan(); err != nil {
+					b.Fatal(err)
+				}
+			}
+			perScan := float64((cpu(b) - before).Nanoseconds()) / float64(b.N)
+			b.ReportMetric(perScan/1e6, "cpu-ms/scan")
+			b.ReportMetric(perScan/float64(least.Nanoseconds()), "times-least")
+		})
+	}
+}
+
+// BenchmarkIdle computes from the cost of the calls which share of a core a daemon
+// uses for looking at 10 processes of 8 queues on which nothing changes: a scan when
+// Pace says so, between 50 ms and 1 s, and FS.Changed each 50 ms.
+func BenchmarkIdle(b *testing.B) {
+	const shortest, longest, span = 50 * time.Millisecond, time.Second, time.Hour
+	dir := inMemory(b, bigHost(10, 8))
+	f := newFS(discovery.Host(dir))
+	f.SetEnv([]string{"GPREEMPT_CLASS"})
+	must := func(err error) {
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	_, err := f.Scan()
+	must(err)
+	for b.Loop() {
+		scan := cost(b, func() { _, err := f.Scan(); must(err) })
+		look := cost(b, func() { _, err := f.Changed(); must(err) })
+		// Each process has its facts read again each 10 s, 360 times in the hour.
+		again := cost(b, func() {
+			fresh := newFS(discovery.Host(dir))
+			fresh.SetEnv([]string{"GPREEMPT_CLASS"})
+			_, err := fresh.Scan()
+			must(err)
+		})
+		pace := discovery.NewPace(shortest, longest)
+		scans := 0
+		for at := time.Duration(0); at < span; scans++ {
+			at += scan + pace.Next(false, scan)
+		}
+		used := time.Duration(scans)*scan + time.Duration(span.Milliseconds()/shortest.Milliseconds())*look + 360*again
+		b.ReportMetric(float64(scan.Nanoseconds())/1e3, "cpu-µs/scan")
+		b.ReportMetric(float64(look.Nanoseconds())/1e3, "cpu-µs/look")
+		b.ReportMetric(100*used.Seconds()/span.Seconds(), "%core")
+	}
+}

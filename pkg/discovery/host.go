@@ -1,0 +1,329 @@
+package discovery
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"syscall"
+)
+
+// tree is how a scan reads below its root.
+type tree interface {
+	open(dir string) (directory, error)
+	// unique tells that the file system of a directory never gives an inode number to
+	// a second file.
+	unique(dir string) bool
+	// stamp tells a directory from those that had its name before.
+	stamp(dir string) (stamp, error)
+	// read reads a file from its beginning until it ends or buf is full.
+	read(name string, buf []byte) (int, error)
+}
+
+// directory is an open directory.
+type directory interface {
+	// list calls each with every name in it, which is valid during the call, and with
+	// the inode number that goes with it, 0 when it is not known.
+	list(each func(name []byte, inode uint64)) error
+	// subdirectories gives a number that is another one when a directory in it has
+	// more or fewer subdirectories than it had, or 0 when that is not known.
+	subdirectories(name string) uint64
+	open(path string) (directory, error)
+	// read is that of the tree, from here.
+	read(path string, buf []byte) (int, error)
+	close()
+}
+
+// stamp is equal for two directories only when they are the same one; the inode is
+// 0 when the file system has none. The change time is for file systems that use
+// inode numbers again: they do so no sooner than a tick of the clock, one hopes.
+type stamp struct {
+	inode  uint64
+	change syscall.Timespec
+}
+
+// fsTree is any file system.
+type fsTree struct{ fs.FS }
+
+func (t fsTree) open(dir string) (directory, error) { return fsDir{t.FS, dir}, nil }
+
+func (t fsTree) unique(string) bool { return false }
+
+func (t fsTree) read(name string, buf []byte) (int, error) { return readFS(t.FS, name, buf) }
+
+func readFS(root fs.FS, name string, buf []byte) (int, error) {
+	file, err := root.Open(name)
+	if err != nil {
+		return 0, err
+	}
+	defer file.Close()
+	n, err := io.ReadFull(file, buf)
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		err = nil
+	}
+	return n, err
+}
+
+func (t fsTree) stamp(dir string) (stamp, error) {
+	info, err := fs.Stat(t.FS, dir)
+	if err != nil {
+		return stamp{}, err
+	}
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return stamp{}, nil
+	}
+	return stamp{inode: st.Ino, change: st.Ctim}, nil
+}
+
+// fsDir is a directory of any file system: what is wrong with it shows when it is
+// listed.
+type fsDir struct {
+	root fs.FS
+	path string
+}
+
+func (d fsDir) list(each func(name []byte, inode uint64)) error {
+	entries, err := fs.ReadDir(d.root, d.path)
+	for _, entry := range entries {
+		each([]byte(entry.Name()), 0)
+	}
+	return err
+}
+
+func (d fsDir) open(path string) (directory, error) { return fsDir{d.root, d.path + "/" + path}, nil }
+
+func (d fsDir) read(path string, buf []byte) (int, error) {
+	return readFS(d.root, d.path+"/"+path, buf)
+}
+func (d fsDir) subdirectories(string) uint64 { return 0 }
+func (d fsDir) close()                       {}
+
+// dirFS is what os.DirFS gives.
+type dirFS interface {
+	fs.StatFS
+	fs.ReadFileFS
+	fs.ReadDirFS
+	fs.ReadLinkFS
+}
+
+// host is a directory as a root: for others the file system os.DirFS makes of it,
+// for scans what fewer system calls and no garbage can tell.
+type host struct {
+	dirFS
+	root string
+}
+
+// hostTree is how one FS reads a host.
+type hostTree struct {
+	*host
+	// buf is where directories are read to, under the lock of the FS.
+	buf []byte
+}
+
+// Host gives the directory root as a file system: os.DirFS(root), which an FS can
+// scan at a fraction of the cost.
+func Host(root string) fs.FS {
+	files, ok := os.DirFS(root).(dirFS)
+	if !ok {
+		panic("os.DirFS is not what its documentation says")
+	}
+	return &host{dirFS: files, root: root}
+}
+
+// Magic numbers of file systems (include/uapi/linux/magic.h).
+const (
+	sysfsMagic = 0x62656572
+	tmpfsMagic = 0x01021994
+)
+
+// unique knows sysfs and tmpfs.
+//
+// On sysfs an inode number is the id of the kernfs node, in the directory
+// (kernfs_fop_readdir) as in the inode (kernfs_get_inode): 64 bits of which the
+// lower 32 go round and the upper ones count the rounds (__kernfs_new_node), so that
+// none comes twice; before Linux 5.5 there were the lower ones only. tmpfs counts
+// up too, in 32 or 64 bits (shmem_reserve_inode).
+func (h *host) unique(dir string) bool {
+	var st syscall.Statfs_t
+	for {
+		switch err := syscall.Statfs(h.path(dir), &st); err {
+		case nil:
+			return st.Type == sysfsMagic || st.Type == tmpfsMagic
+		case syscall.EINTR:
+		default:
+			return false
+		}
+	}
+}
+
+// Where the parts of a struct linux_dirent64 begin (include/linux/dirent.h).
+const (
+	direntInode  = 0
+	direntLength = 16
+	direntName   = 19
+)
+
+// parseDirents calls each with the entries in b, as getdents64 writes them, but for
+// "." and "..". It tells whether b held whole entries only.
+func parseDirents(b []byte, each func(name []byte, inode uint64)) bool {
+	for len(b) > 0 {
+		if len(b) <= direntName {
+			return false
+		}
+		length := int(binary.NativeEndian.Uint16(b[direntLength:]))
+		if length <= direntName || length > len(b) {
+			return false
+		}
+		name, _, ended := bytes.Cut(b[direntName:length], []byte{0})
+		if !ended || len(name) == 0 {
+			return false
+		}
+		if string(name) != "." && string(name) != ".." {
+			each(name, binary.NativeEndian.Uint64(b[direntInode:]))
+		}
+		b = b[length:]
+	}
+	return true
+}
+
+func (h *host) read(name string, buf []byte) (int, error) {
+	n, op, err := readAt(atCWD, h.path(name), buf)
+	if err != nil {
+		return 0, &fs.PathError{Op: op, Path: name, Err: err}
+	}
+	return n, nil
+}
+
+// readAt opens and reads once. Files of procfs and sysfs, as regular files, then give
+// all there is or all that fits (seq_read_iter of single_open, kernfs_fop_read_iter,
+// proc_pid_cmdline_read, environ_read). op is the call that failed.
+func readAt(dir int, name string, buf []byte) (n int, op string, err error) {
+	fd, err := openAt(dir, name, 0)
+	if err != nil {
+		return 0, "open", err
+	}
+	defer syscall.Close(fd)
+	for {
+		if n, err = syscall.Read(fd, buf); !errors.Is(err, syscall.EINTR) {
+			return n, "read", err
+		}
+	}
+}
+
+func (h *host) stamp(dir string) (stamp, error) {
+	var st syscall.Stat_t
+	for {
+		switch err := syscall.Stat(h.path(dir), &st); err {
+		case nil:
+			return stamp{inode: st.Ino, change: st.Ctim}, nil
+		case syscall.EINTR:
+		default:
+			return stamp{}, &fs.PathError{Op: "stat", Path: dir, Err: err}
+		}
+	}
+}
+
+func (h *host) path(name string) string { return h.root + "/" + name }
+
+// openAt opens a name below a directory.
+func openAt(dir int, name string, flags int) (fd int, err error) {
+	for {
+		fd, err = syscall.Openat(dir, name, syscall.O_RDONLY|syscall.O_CLOEXEC|flags, 0)
+		if err != syscall.EINTR {
+			return fd, err
+		}
+	}
+}
+
+// atCWD is AT_FDCWD (include/uapi/linux/fcntl.h): names are as the process sees them.
+const atCWD = -100
+
+func (h hostTree) open(dir string) (directory, error) {
+	fd, err := openAt(atCWD, h.path(dir), syscall.O_DIRECTORY)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
+	}
+	root, err := os.OpenRoot(h.path(dir))
+	if err != nil {
+		_ = syscall.Close(fd) // it was only read
+		return nil, err
+	}
+	return &hostDir{fd: fd, root: root, name: dir, buf: h.buf}, nil
+}
+
+// hostDir is an open directory of a host. What is in it is opened from there: on
+// sysfs each part of a path is looked up the slow way (kernfs_dop_revalidate).
+type hostDir struct {
+	fd int
+	// root is the same directory for one that was opened by its path, else nil.
+	root   *os.Root
+	parent *hostDir // nil for one that was opened by its path
+	name   string
+	buf    []byte
+}
+
+// list reads the inode numbers from the directory itself, where os.ReadDir would
+// look at each entry for them. It is called once.
+func (d *hostDir) list(each func(name []byte, inode uint64)) error {
+	for {
+		n, err := syscall.ReadDirent(d.fd, d.buf)
+		switch {
+		case err == syscall.EINTR:
+		case err != nil:
+			return &fs.PathError{Op: "readdirent", Path: d.path(), Err: err}
+		case n == 0:
+			return nil
+		case !parseDirents(d.buf[:n], each):
+			return &fs.PathError{Op: "readdirent", Path: d.path(), Err: syscall.EBADMSG}
+		}
+	}
+}
+
+// subdirectories gives the number of links to a directory: each subdirectory is one
+// more, with its "..", where the file system counts them so at all.
+func (d *hostDir) subdirectories(name string) uint64 {
+	if d.root == nil {
+		return 0
+	}
+	info, err := d.root.Lstat(name)
+	if err != nil {
+		return 0
+	}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Nlink >= 2 {
+		return st.Nlink
+	}
+	return 0
+}
+
+func (d *hostDir) open(path string) (directory, error) {
+	fd, err := openAt(d.fd, path, syscall.O_DIRECTORY)
+	if err != nil {
+		return nil, &fs.PathError{Op: "open", Path: d.path() + "/" + path, Err: err}
+	}
+	return &hostDir{fd: fd, parent: d, name: path, buf: d.buf}, nil
+}
+
+func (d *hostDir) read(path string, buf []byte) (int, error) {
+	n, op, err := readAt(d.fd, path, buf)
+	if err != nil {
+		return 0, &fs.PathError{Op: op, Path: d.path() + "/" + path, Err: err}
+	}
+	return n, nil
+}
+
+func (d *hostDir) close() { // it was only read
+	_ = syscall.Close(d.fd)
+	if d.root != nil {
+		_ = d.root.Close()
+	}
+}
+
+func (d *hostDir) path() string {
+	if d.parent == nil {
+		return d.name
+	}
+	return d.parent.path() + "/" + d.name
+}
