@@ -70,7 +70,7 @@ var methods = map[string]Rights{
 	gpreemptv1.AdminService_ListGpus_FullMethodName:       reads,
 	gpreemptv1.AdminService_ListTargets_FullMethodName:    reads,
 	gpreemptv1.AdminService_ListQueues_FullMethodName:     reads,
-	gpreemptv1.AdminService_ListHqds_FullMethodName:       reads,
+	gpreemptv1.AdminService_ListHqds_FullMethodName:       changes,
 	gpreemptv1.AdminService_WatchQueues_FullMethodName:    reads,
 	gpreemptv1.AdminService_ListLeases_FullMethodName:     reads,
 	gpreemptv1.AdminService_CreateLease_FullMethodName:    changes,

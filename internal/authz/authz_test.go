@@ -51,7 +51,7 @@ func TestEveryMethodHasItsNeed(t *testing.T) {
 		admin + "ListGpus":       Admin | Online,
 		admin + "ListTargets":    Admin | Online,
 		admin + "ListQueues":     Admin | Online,
-		admin + "ListHqds":       Admin | Online,
+		admin + "ListHqds":       Admin,
 		admin + "WatchQueues":    Admin | Online,
 		admin + "ListLeases":     Admin | Online,
 		admin + "ExplainTarget":  Admin | Online,

@@ -26,6 +26,8 @@ type Subject struct {
 	// Container is what the runtime told of its container; zero when it has not, or
 	// when there is none.
 	Container gpreempt.Container
+	// ContainerKnown tells that the runtime has answered.
+	ContainerKnown bool
 	// GPUs are those of the host, or at least those its queues are on.
 	GPUs []gpreempt.GPU
 	// Queues are its queues, in any order.
@@ -45,6 +47,9 @@ type Decision struct {
 	// By is "rule NAME", ByTag, ByDefault, or ByAdmin when an admin overrode all of
 	// these.
 	By string
+	// Waits tells that a rule would make it offline, and that an earlier one, which By
+	// names, may match once more is known: until then it is unmanaged.
+	Waits bool
 }
 
 // What decides when no rule does.
@@ -98,6 +103,8 @@ type rule struct {
 	name       string
 	conditions []condition
 	decision   Decision
+	// waiting is the decision while it is not known whether the rule matches.
+	waiting Decision
 }
 
 // refusal takes a mistake in one field of a rule.
@@ -148,21 +155,47 @@ func compileRule(r *Rule, refuse refusal) rule {
 	return rule{
 		name: r.Name, conditions: conditions,
 		decision: Decision{Class: r.Class, Priority: priority, By: "rule " + r.Name},
+		waiting:  Decision{Class: gpreempt.Unmanaged, Priority: DefaultPriority(gpreempt.Unmanaged), By: "rule " + r.Name + " may match", Waits: true},
 	}
 }
 
 // Decide gives the decision of the first rule that matches s, else that of its
 // tag, else unmanaged. It allocates nothing.
+//
+// What is not known yet makes nobody preemptible: while an earlier rule of another
+// class may match once it is, no rule and no tag makes the process offline.
 func (c *Classifier) Decide(s *Subject) Decision {
-	for n := range c.rules {
-		if r := &c.rules[n]; r.matches(s) {
-			return r.decision
+	d, waits := byDefault, -1
+	n := 0
+	for ; n < len(c.rules); n++ {
+		r := &c.rules[n]
+		if r.matches(s) {
+			d = r.decision
+			break
+		}
+		if waits < 0 && r.decision.Class != gpreempt.Offline && r.mayMatch(s) {
+			waits = n
 		}
 	}
-	if _, d, found := tagOf(s.Env); found {
-		return d
+	if n == len(c.rules) {
+		if _, tag, found := tagOf(s.Env); found {
+			d = tag
+		}
 	}
-	return byDefault
+	if d.Class == gpreempt.Offline && waits >= 0 {
+		return c.rules[waits].waiting
+	}
+	return d
+}
+
+// mayMatch tells of a rule that does not match s that it may when more is known.
+func (r *rule) mayMatch(s *Subject) bool {
+	for n := range r.conditions {
+		if c := &r.conditions[n]; !c.holds(s) && !c.mayHold(s) {
+			return false
+		}
+	}
+	return true
 }
 
 var byDefault = Decision{Class: gpreempt.Unmanaged, Priority: DefaultPriority(gpreempt.Unmanaged), By: ByDefault}

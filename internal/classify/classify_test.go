@@ -37,11 +37,11 @@ var (
 			{ID: 3183, Node: 2, BDF: "0001:c1:00.0", RenderMinor: 129},
 		},
 		Queues: []classify.Queue{
-			compute(0, 4096, gpreempt.QueueInfo{Source: gpreempt.FromMQD, RingBase: 0x7f0000001000, Priority: 11, PriorityExact: true}),
-			compute(1, 1<<20, gpreempt.QueueInfo{Source: gpreempt.FromMQD, RingBase: 0x7f0000200000, Priority: 3, PriorityExact: true}),
-			compute(2, 1<<20, gpreempt.QueueInfo{Source: gpreempt.FromSnapshot, RingBase: 0x7f0000400000, Priority: 15}),
+			compute(0, 4096, gpreempt.QueueInfo{Source: gpreempt.FromMQD, PriorityKnown: true, RingBase: 0x7f0000001000, Priority: 11, PriorityExact: true}),
+			compute(1, 1<<20, gpreempt.QueueInfo{Source: gpreempt.FromMQD, PriorityKnown: true, RingBase: 0x7f0000200000, Priority: 3, PriorityExact: true}),
+			compute(2, 1<<20, gpreempt.QueueInfo{Source: gpreempt.FromSnapshot, PriorityKnown: true, RingBase: 0x7f0000400000, Priority: 1}),
 			{Queue: gpreempt.Queue{ID: 3, GPU: 3183, Type: gpreempt.QueueSDMA, RingBytes: 1 << 20}, Info: gpreempt.QueueInfo{
-				Source: gpreempt.FromMQD, RingBase: 0x7f0000600000, Priority: 9,
+				Source: gpreempt.FromMQD, PriorityKnown: true, RingBase: 0x7f0000600000, Priority: 9,
 			}},
 		},
 	}

@@ -2,6 +2,7 @@ package classify
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -104,8 +105,9 @@ func (c *condition) holds(s *Subject) bool {
 		_, on := c.selected(s)
 		return on
 	case queuePriority:
-		p, known := highestPriority(s)
-		return known && c.includes(uint64(p.Priority))
+		p, known, all := highestPriority(s)
+		// One that is not known may be the highest.
+		return known && c.includes(uint64(p.Priority)) && (all || c.last >= uint64(gpreempt.MaxPriority))
 	case ringAddress:
 		_, inside := c.ring(s)
 		return inside
@@ -115,13 +117,30 @@ func (c *condition) holds(s *Subject) bool {
 	}
 }
 
+// mayHold tells of a condition that does not hold that it may when what is not known
+// of s yet is known.
+func (c *condition) mayHold(s *Subject) bool {
+	switch {
+	case c.field == cmdline, c.field == exe, c.field == env:
+		return s.Unread
+	case c.field == containerName, c.field == containerImage, c.field == containerLabels, c.field.ofPod():
+		return s.Cgroup.ContainerID != "" && !s.ContainerKnown
+	case c.field == queuePriority:
+		highest, known, all := highestPriority(s)
+		return !all && (!known || uint64(highest.Priority) <= c.last)
+	case c.field == ringAddress:
+		return slices.ContainsFunc(s.Queues, func(q Queue) bool { return q.Info.RingBase == 0 })
+	}
+	return false
+}
+
 // text gives what a glob is compared with.
 func (c *condition) text(s *Subject) (text string, known bool) {
 	switch c.field {
 	case comm:
 		return s.Comm, true
 	case cmdline:
-		return s.Cmdline, true
+		return s.Cmdline, !s.Unread
 	case cgroup:
 		return s.Cgroup.Path, true
 	case exe:
@@ -198,19 +217,21 @@ func (c *condition) ring(s *Subject) (address uint64, inside bool) {
 const utilityRing = 4096
 
 // highestPriority gives what is known of the compute queue with the highest known
-// priority.
-func highestPriority(s *Subject) (highest gpreempt.QueueInfo, known bool) {
-	all := onlyUtility(s)
+// priority, and whether that of all is known.
+func highestPriority(s *Subject) (highest gpreempt.QueueInfo, known, all bool) {
+	utility := onlyUtility(s)
+	all = true
 	for n := range s.Queues {
 		q := &s.Queues[n]
-		if q.Type != gpreempt.QueueCompute || q.Info.Source&gpreempt.FromMQD == 0 || (q.RingBytes == utilityRing && !all) {
-			continue
-		}
-		if !known || q.Info.Priority > highest.Priority {
+		switch {
+		case q.Type != gpreempt.QueueCompute, q.RingBytes == utilityRing && !utility:
+		case !q.Info.PriorityKnown:
+			all = false
+		case !known || q.Info.Priority > highest.Priority:
 			highest, known = q.Info, true
 		}
 	}
-	return highest, known
+	return highest, known, all
 }
 
 // onlyUtility tells that every compute queue has a ring of that size: then they

@@ -50,6 +50,10 @@ func (c *Classifier) Explain(s *Subject, override *Decision) []Step {
 			Detail: "what no admin, rule or tag classifies is unmanaged",
 		})
 	first := slices.IndexFunc(steps, func(step Step) bool { return step.Matches })
+	if d := c.Decide(s); d.Waits && override == nil {
+		first = slices.IndexFunc(steps, func(step Step) bool { return step.By+" may match" == d.By })
+		steps[first].Detail += "; it may match once that is known: until then nothing makes the process offline"
+	}
 	steps[first].Decides = true
 	return steps
 }
@@ -102,7 +106,7 @@ func (c *condition) explainUnknown(s *Subject) string {
 	f, told := c.field, !s.Container.Equal(gpreempt.Container{})
 	inPod := s.Cgroup.PodUID != "" || s.Container.Pod != ""
 	switch {
-	case f == exe:
+	case f == cmdline, f == exe, f == env && s.Unread:
 		return "it is not known"
 	case f == env:
 		return "it is not set"
@@ -174,11 +178,14 @@ func (c *condition) explainPriority(s *Subject, is string) string {
 	if !slices.ContainsFunc(s.Queues, func(q Queue) bool { return q.Type == gpreempt.QueueCompute }) {
 		return "queue_priority: it has no compute queues"
 	}
-	highest, known := highestPriority(s)
+	highest, known, all := highestPriority(s)
 	if !known {
 		return "queue_priority: it is not known of any of its compute queues"
 	}
 	text := fmt.Sprintf("queue_priority %d %s in %d to %d", highest.Priority, is, c.first, c.last)
+	if !all {
+		text = fmt.Sprintf("queue_priority: of some queues it is not known, of the others %d at most", highest.Priority)
+	}
 	if !highest.PriorityExact {
 		text += " (this kernel tells only 0, 7 and 11 apart)"
 	}

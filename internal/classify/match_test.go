@@ -282,7 +282,7 @@ func TestWhatIsNotKnownDoesNotMatch(t *testing.T) {
 
 func TestQueuePriorityIsTheProgramsOwn(t *testing.T) {
 	known := func(p gpreempt.Priority) gpreempt.QueueInfo {
-		return gpreempt.QueueInfo{Source: gpreempt.FromMQD, Priority: p}
+		return gpreempt.QueueInfo{Source: gpreempt.FromMQD, Priority: p, PriorityKnown: true}
 	}
 	tests := []struct {
 		name   string
@@ -299,6 +299,8 @@ func TestQueuePriorityIsTheProgramsOwn(t *testing.T) {
 			compute(0, 4096, known(7)),
 			{Queue: gpreempt.Queue{Type: gpreempt.QueueSDMA, RingBytes: 1 << 20}, Info: known(11)},
 		}, 7},
+		{"one that is not known may be higher", []classify.Queue{compute(0, 8192, known(7)), compute(1, 8192, gpreempt.QueueInfo{})}, -1},
+		{"and cannot be higher than the highest", []classify.Queue{compute(0, 8192, known(15)), compute(1, 8192, gpreempt.QueueInfo{})}, 15},
 		{"low is a priority", []classify.Queue{compute(0, 8192, known(0))}, 0},
 	}
 	for _, test := range tests {

@@ -40,7 +40,8 @@ func drawSubject(t *rapid.T) *classify.Subject {
 			Namespace: someText.Draw(t, "namespace"), Pod: someText.Draw(t, "pod"), PodLabels: someMap.Draw(t, "pod labels"),
 			PriorityClass: someText.Draw(t, "priority class"),
 		},
-		GPUs: []gpreempt.GPU{{ID: 1, Node: 1, BDF: "0000:01:00.0", RenderMinor: 128}, {ID: 2, Node: 2, BDF: "0000:02:00.0", RenderMinor: 129}},
+		ContainerKnown: true,
+		GPUs:           []gpreempt.GPU{{ID: 1, Node: 1, BDF: "0000:01:00.0", RenderMinor: 128}, {ID: 2, Node: 2, BDF: "0000:02:00.0", RenderMinor: 129}},
 	}
 	for _, variable := range [][]string{
 		{"GPREEMPT_CLASS", "", "Online", "offline", "no"},
@@ -61,7 +62,7 @@ func drawSubject(t *rapid.T) *classify.Subject {
 				RingBytes: rapid.SampledFrom([]uint64{4096, 8192}).Draw(t, "bytes"),
 			},
 			Info: gpreempt.QueueInfo{
-				Source: gpreempt.QueueSource(rapid.IntRange(0, 3).Draw(t, "source")), Priority: somePriority.Draw(t, "priority"),
+				Source: gpreempt.QueueSource(rapid.IntRange(0, 3).Draw(t, "source")), Priority: somePriority.Draw(t, "priority"), PriorityKnown: true,
 				RingBase: rapid.SampledFrom([]uint64{0, 0x1000, 0x2000}).Draw(t, "base"),
 			},
 		})
@@ -123,6 +124,61 @@ func setSome(t *rapid.T, m *classify.Match) {
 	field()
 }
 
+// before gives a subject of which less is known than of s.
+func before(t *rapid.T, s *classify.Subject) *classify.Subject {
+	p := *s
+	if rapid.Bool().Draw(t, "memory unread") {
+		p.Exe, p.Cmdline, p.Env, p.Unread = "", "", nil, true
+	}
+	if p.Cgroup.ContainerID != "" && rapid.Bool().Draw(t, "runtime has not answered") {
+		p.Container, p.ContainerKnown = gpreempt.Container{}, false
+	}
+	p.Queues = slices.Clone(s.Queues)
+	for n := range p.Queues {
+		if rapid.Bool().Draw(t, "nothing known of the queue") {
+			p.Queues[n].Info = gpreempt.QueueInfo{}
+		}
+	}
+	return &p
+}
+
+// What is not known yet never makes a process offline that is not once it is known.
+func TestNothingIsOfflineBeforeItIsKnownToBe(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		rules, s := drawRules(t), drawSubject(t)
+		c, err := classify.New(rules)
+		if err != nil {
+			t.Fatal(err)
+		}
+		early := before(t, s)
+		if d, then := c.Decide(early), c.Decide(s); d.Class == gpreempt.Offline && then.Class != gpreempt.Offline {
+			t.Fatalf("%+v before, %+v when all is known\nrules %+v\nbefore %+v\nknown %+v", d, then, rules, early, s)
+		}
+		waits(t, c, early)
+	})
+}
+
+// waits checks the steps of a decision that waits.
+func waits(t *rapid.T, c *classify.Classifier, s *classify.Subject) {
+	d := c.Decide(s)
+	if !d.Waits {
+		return
+	}
+	var deciding []classify.Step
+	steps := c.Explain(s, nil)
+	for _, step := range steps {
+		if step.Decides {
+			deciding = append(deciding, step)
+		}
+	}
+	if len(deciding) != 1 || deciding[0].Matches || deciding[0].Class == gpreempt.Offline || deciding[0].By+" may match" != d.By {
+		t.Fatalf("%+v is explained by %+v", d, steps)
+	}
+	if first := slices.IndexFunc(steps, func(step classify.Step) bool { return step.Matches }); steps[first].Class != gpreempt.Offline {
+		t.Fatalf("%+v waits, and nothing would make it offline: %+v", d, steps)
+	}
+}
+
 func TestDecideExplainAndMatchingAgree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rules, s := drawRules(t), drawSubject(t)
@@ -131,6 +187,10 @@ func TestDecideExplainAndMatchingAgree(t *testing.T) {
 			t.Fatal(err)
 		}
 		d, steps, matching := c.Decide(s), c.Explain(s, nil), c.Matching(s, nil)
+		if d.Waits { // see TestNothingIsOfflineBeforeItIsKnownToBe
+			waits(t, c, s)
+			return
+		}
 
 		// One step for each, in order; the first that matches decides, and it says
 		// what Decide does.

@@ -37,7 +37,7 @@ func (d *daemon) openObserver() {
 		},
 		Told: d.targets.told,
 		Busy: func() (busy bool) {
-			d.runner.View(func(c *scheduler.Core) { busy = len(c.Leases()) > 0 })
+			d.runner.View(func(c *scheduler.Core) { busy = c.LeaseCount() > 0 })
 			return busy
 		},
 		Warn: d.warnings.set,
@@ -105,12 +105,11 @@ func (d *daemon) openContainers(cfg config.Containers) {
 }
 
 // container gives what is known of a container.
-func (d *daemon) container(at gpreempt.Cgroup) gpreempt.Container {
+func (d *daemon) container(at gpreempt.Cgroup) (c gpreempt.Container, known bool) {
 	if d.containers == nil {
-		return gpreempt.Container{}
+		return gpreempt.Container{}, true
 	}
-	c, _ := d.containers.Lookup(at)
-	return c
+	return d.containers.Lookup(at)
 }
 
 // listWarnings gives what an admin should know now.
@@ -126,6 +125,9 @@ func (d *daemon) listWarnings() []gpreempt.Warning {
 func (d *daemon) setRules(c *classify.Classifier) {
 	d.backend.fs.SetEnv(c.Env())
 	d.targets.setRules(c)
+	if d.observer != nil { // not the first rules
+		d.observer.Rescan()
+	}
 }
 
 // backlogs reads the work waiting on queues of a process.
@@ -141,14 +143,18 @@ func (d *daemon) backlogs(ctx context.Context, key gpreempt.ProcessKey, queues [
 	return all
 }
 
-// busy tells whether the queues of a process have work; false, false when that
-// cannot be read of any.
+// busy tells whether the queues of a process have work. It is known when one has, or
+// when all could be read.
 func (d *daemon) busy(ctx context.Context, key gpreempt.ProcessKey) (busy, known bool) {
-	for _, b := range d.backlogs(ctx, key, d.inventory.QueuesOf(key)) {
-		known = known || b.Known
-		busy = busy || b.Value > 0
+	backlogs := d.backlogs(ctx, key, d.inventory.QueuesOf(key))
+	known = len(backlogs) > 0
+	for _, b := range backlogs {
+		if b.Value > 0 {
+			return true, true
+		}
+		known = known && b.Known
 	}
-	return busy, known
+	return false, known
 }
 
 // bootID gives the boot id of this host, "" where there is none.

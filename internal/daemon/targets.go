@@ -39,7 +39,7 @@ type attacher interface {
 type targets struct {
 	inventory *inventory.Inventory
 	// container gives what is known of a container.
-	container func(gpreempt.Cgroup) gpreempt.Container
+	container func(gpreempt.Cgroup) (c gpreempt.Container, known bool)
 	attacher  attacher
 	chooser   chooser
 	post      func(scheduler.Event)
@@ -52,6 +52,8 @@ type targets struct {
 	// matched and decided count processes by rule, since the rules were loaded; the
 	// tags come last.
 	matched, decided []uint64
+	// rereads is how many scans have to end before what new rules look at was read.
+	rereads int
 }
 
 type knownTarget struct {
@@ -94,7 +96,29 @@ func (t *targets) apply(diff inventory.Diff) {
 		k.proc = proc
 		t.decide(k)
 	}
+	t.reread()
 	t.due()
+}
+
+// subset tells whether all of some sorted words are among others.
+func subset(some, others []string) bool {
+	return !slices.ContainsFunc(some, func(word string) bool { return !slices.Contains(others, word) })
+}
+
+// reread judges everything again once what new rules look at was read.
+func (t *targets) reread() {
+	if t.rereads == 0 {
+		return
+	}
+	if t.rereads--; t.rereads > 0 {
+		return
+	}
+	for key, k := range t.known {
+		if proc, ok := t.inventory.Process(key); ok {
+			k.proc = proc
+			t.decide(k)
+		}
+	}
 }
 
 // due ends overrides whose time is over and tries failed attaches again.
@@ -118,6 +142,12 @@ func (t *targets) due() {
 func (t *targets) setRules(c *classify.Classifier) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.classifier != nil && len(t.known) > 0 && !subset(c.Env(), t.classifier.Env()) {
+		t.rereads = 2 // the scan that goes on may have begun before
+		for _, k := range t.known {
+			k.proc.Unread = true
+		}
+	}
 	t.classifier = c
 	rules := len(c.Names())
 	t.matched, t.decided = make([]uint64, rules), make([]uint64, rules)
@@ -149,9 +179,8 @@ func (t *targets) containerTold(id string) {
 
 // subject is all that a process is judged by.
 func (t *targets) subject(k *knownTarget) *classify.Subject {
-	s := &classify.Subject{
-		Process: k.proc.Process, Container: t.container(k.proc.Cgroup), GPUs: gpusWithQueues(t.inventory.GPUs(), k.proc),
-	}
+	s := &classify.Subject{Process: k.proc.Process, GPUs: gpusWithQueues(t.inventory.GPUs(), k.proc)}
+	s.Container, s.ContainerKnown = t.container(k.proc.Cgroup)
 	for _, q := range t.inventory.QueuesOf(k.proc.Key) {
 		s.Queues = append(s.Queues, classify.Queue{Queue: q.Queue, Info: q.Info})
 	}
@@ -178,7 +207,7 @@ func (t *targets) count(k *knownTarget, s *classify.Subject) {
 
 // deciding gives the rule that decides; -1 when none does.
 func (k *knownTarget) deciding() int {
-	if k.override != nil {
+	if k.override != nil || k.decision.Waits {
 		return -1
 	}
 	return slices.Index(k.matching, true)
@@ -239,8 +268,8 @@ func (t *targets) Override(key gpreempt.ProcessKey, decision *classify.Decision,
 // offline or lets go of what no longer is.
 func (t *targets) decide(k *knownTarget) {
 	s := t.subject(k)
-	t.count(k, s)
 	k.decision = t.classifier.Decide(s)
+	t.count(k, s)
 	if k.override != nil {
 		k.decision = *k.override
 	}
@@ -307,7 +336,8 @@ func (t *targets) Facts(key gpreempt.ProcessKey) (server.Facts, bool) {
 	if k == nil {
 		return server.Facts{}, false
 	}
-	facts := server.Facts{Decision: k.decision, Container: t.container(k.proc.Cgroup)}
+	facts := server.Facts{Decision: k.decision}
+	facts.Container, _ = t.container(k.proc.Cgroup)
 	if k.ready {
 		choice, _ := t.chooser.Choice(key)
 		facts.Mechanism, facts.MechanismWhy = choice.Mechanism, choice.String()

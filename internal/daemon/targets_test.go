@@ -38,7 +38,10 @@ func newHost(t *testing.T, rules ...classify.Rule) *host {
 	h.targets = &targets{
 		inventory: inventory.New(16), attacher: h, chooser: h, post: h.post,
 		now: func() time.Time { return h.clock }, log: zap.NewNop(), known: map[gpreempt.ProcessKey]*knownTarget{},
-		container: func(at gpreempt.Cgroup) gpreempt.Container { return h.containers[at.ContainerID] },
+		container: func(at gpreempt.Cgroup) (c gpreempt.Container, known bool) {
+			c, known = h.containers[at.ContainerID]
+			return c, known
+		},
 	}
 	h.setRules(rulesOf(t, rules...))
 	return h
@@ -305,7 +308,7 @@ func TestProcessIsJudgedAgainWhenItsQueuesAreKnown(t *testing.T) {
 	h.procs = []discovery.Proc{proc}
 	h.scan()
 	h.facts(trainer, server.Facts{Decision: byDefault})
-	h.inventory.SetInfos(h.clock, proc, []gpreempt.QueueInfo{{Source: gpreempt.FromMQD, Priority: 0, PriorityExact: true}})
+	h.inventory.SetInfos(h.clock, proc, []gpreempt.QueueInfo{{Source: gpreempt.FromMQD, PriorityKnown: true, PriorityExact: true}})
 	h.told(proc)
 	h.facts(trainer, server.Facts{Decision: classify.Decision{Class: gpreempt.Offline, By: "rule low"}})
 }
@@ -362,4 +365,39 @@ func TestClassificationIsExplained(t *testing.T) {
 	if got := h.Explain(viewer); got != nil {
 		t.Errorf("an unknown process is explained by %v", got)
 	}
+}
+
+// A process must not be held, let alone suspended, for the time it takes to learn
+// that an earlier rule is about it.
+func TestProcessIsNotOfflineWhileAnEarlierRuleMayMatch(t *testing.T) {
+	h := newHost(t,
+		classify.Rule{Name: "serving", Match: classify.Match{Container: classify.ContainerMatch{Name: "serve-*"}}, Class: gpreempt.Online},
+		offlineTrainers())
+	h.procs = []discovery.Proc{{Process: gpreempt.Process{Key: trainer, Comm: "train", Cgroup: gpreempt.Cgroup{ContainerID: "c1"}}}}
+	h.scan()
+	waits := classify.Decision{Class: gpreempt.Unmanaged, Priority: 7, By: "rule serving may match", Waits: true}
+	h.facts(trainer, server.Facts{Decision: waits})
+	h.heard("seen 100@1 unmanaged 7 on [], 0 queues born, ready false")
+
+	h.containers = map[string]gpreempt.Container{"c1": {Name: "train-0"}}
+	h.containerTold("c1")
+	h.heard("seen 100@1 offline 2 on [], 0 queues born, ready false", "attach 100@1")
+}
+
+// The environment was read for the old rules: what the new ones look at is not
+// known before the next scan.
+func TestNewRulesWaitForTheVariablesTheyLookAt(t *testing.T) {
+	h := newHost(t, offlineTrainers())
+	proc := discovery.Proc{Process: gpreempt.Process{Key: trainer, Comm: "train"}}
+	h.procs = []discovery.Proc{proc}
+	h.scan()
+	h.said = nil
+	online := classify.Rule{Name: "prod", Match: classify.Match{Env: map[string]string{"TEAM": "prod"}}, Class: gpreempt.Online}
+	h.setRules(rulesOf(t, online, classify.Rule{Name: "all", Match: classify.Match{Comm: "*"}, Class: gpreempt.Offline}))
+	h.facts(trainer, server.Facts{Decision: classify.Decision{Class: gpreempt.Unmanaged, Priority: 7, By: "rule prod may match", Waits: true}})
+	h.scan() // it may have begun before
+	proc.Env = map[string]string{"TEAM": "prod"}
+	h.procs = []discovery.Proc{proc}
+	h.scan()
+	h.facts(trainer, server.Facts{Decision: classify.Decision{Class: gpreempt.Online, Priority: 11, By: "rule prod"}})
 }

@@ -133,7 +133,7 @@ func (q *queue) truth() QueueTruth {
 		},
 		Info: gpreempt.QueueInfo{
 			RingBase: s.ring.base, AQL: q.typ == gpreempt.QueueCompute, ReadPointer: s.read, WritePointer: s.write,
-			SaveArea: s.save, MQD: s.mqd, Doorbell: s.doorbell, Priority: s.priority, PriorityExact: true,
+			SaveArea: s.save, MQD: s.mqd, Doorbell: s.doorbell, Priority: s.priority, PriorityKnown: q.typ == gpreempt.QueueCompute, PriorityExact: true,
 		},
 		MQDs:      s.mqds(m),
 		SaveBytes: s.saveBytes, StackBytes: s.stackBytes, Doorbell: s.doorbell, Engine: s.engine, EngineQueue: s.rlc,

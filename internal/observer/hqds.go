@@ -45,40 +45,45 @@ type hqdReader struct {
 
 // hqdReading is a reading that goes on; ended is closed when it is over.
 type hqdReading struct {
+	began time.Time
 	ended chan struct{}
 	got   *HQDs
 	err   error
 }
 
-// HQDs reads the hardware slots, or gives the answer of less than a second ago. What
-// it gives is shared and must not be changed. The error is a *gpreempt.Error, or
-// the cause of ctx.
-func (o *Observer) HQDs(ctx context.Context) (*HQDs, error) {
+// HQDs reads the hardware slots, or gives the answer of less than a second ago when
+// that was begun after notBefore. What it gives is shared and must not be changed.
+// The error is a *gpreempt.Error, or the cause of ctx.
+func (o *Observer) HQDs(ctx context.Context, notBefore time.Time) (*HQDs, error) {
 	r := &o.hqds
-	r.mu.Lock()
-	if r.last != nil && o.cfg.Now().Sub(r.last.ReadAt) < hqdsAge {
-		defer r.mu.Unlock()
-		return r.last, nil
-	}
-	reading := r.under
-	if reading == nil {
-		reading = &hqdReading{ended: make(chan struct{})}
-		r.under = reading
-		go r.read(reading)
-	}
-	r.mu.Unlock()
-	select {
-	case <-reading.ended:
-		return reading.got, reading.err
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+	for {
+		r.mu.Lock()
+		if r.last != nil && o.cfg.Now().Sub(r.last.ReadAt) < hqdsAge && !r.last.ReadAt.Add(-r.last.Took).Before(notBefore) {
+			defer r.mu.Unlock()
+			return r.last, nil
+		}
+		reading := r.under
+		if reading == nil {
+			reading = &hqdReading{began: o.cfg.Now(), ended: make(chan struct{})}
+			r.under = reading
+			go r.read(reading)
+		}
+		r.mu.Unlock()
+		select {
+		case <-reading.ended:
+			if !reading.began.Before(notBefore) {
+				return reading.got, reading.err
+			}
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
 	}
 }
 
 // read is made by a goroutine of its own: a GPU that hangs may keep it.
 func (r *hqdReader) read(reading *hqdReading) {
 	o := r.observer
-	began := o.cfg.Now()
+	began := reading.began
 	text, err := readFile(o.cfg.Root, debugfs.HQDs)
 	var d debugfs.HQDDump
 	if err == nil {

@@ -11,6 +11,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -34,16 +35,20 @@ func (o *Observer) readMQDs(ctx context.Context, every Intervals, due time.Time)
 	now := o.cfg.Now()
 	switch {
 	case every.MQDs == 0:
+		o.cfg.Warn(mqds)
 		o.note(mqds, func(s *Source) { s.Available, s.Note = false, "discovery.mqds_interval is 0s" })
 		return
-	case o.reading || now.Before(due):
+	case o.reading:
+		o.warnHang(now)
+		return
+	case now.Before(due):
 		return
 	case o.cfg.Busy() && now.Sub(due) < mqdsPatience*every.MQDs:
 		return
 	}
-	o.reading = true
+	o.reading, o.began = true, now
 	go func() {
-		d := dump{began: o.cfg.Now()}
+		d := dump{began: now}
 		var text []byte
 		if text, d.err = readFile(o.cfg.Root, debugfs.MQDs); d.err == nil {
 			d.mqds, d.err = debugfs.ParseMQDs(text)
@@ -54,6 +59,21 @@ func (o *Observer) readMQDs(ctx context.Context, every Intervals, due time.Time)
 		case <-ctx.Done():
 		}
 	}()
+}
+
+// hangs is how long a reading may take before it is called hanging.
+const hangs = 10 * time.Second
+
+// warnHang says that a reading does not come back.
+func (o *Observer) warnHang(now time.Time) {
+	if now.Sub(o.began) < hangs {
+		return
+	}
+	o.note(mqds, func(s *Source) { s.Available, s.Note = false, "it has been read for more than 10s" })
+	o.cfg.Warn(mqds, gpreempt.Warning{
+		Code: "MQDS_HANGS", Severity: "warning", Text: "the driver has not answered for more than 10 s what its queues are: it may wait for a GPU that hangs",
+		Remedy: "dmesg | grep -i amdgpu; what is known of queues beyond sysfs is of before",
+	})
 }
 
 // readFile reads a whole file of debugfs. Its size is not known before.
@@ -89,6 +109,10 @@ func (o *Observer) digest(d dump) time.Duration {
 		if len(proc.Queues) == 0 {
 			continue
 		}
+		if o.bornSince(proc.Key, d.began) {
+			changed = true
+			continue
+		}
 		dumps := []debugfs.MQD{} // that it has none is known, too
 		for _, p := range d.mqds.Processes {
 			if p.PID == proc.Key.PID {
@@ -115,6 +139,12 @@ func (o *Observer) digest(d dump) time.Duration {
 	pause := o.mqdsPace.Next(changed, d.took)
 	o.read(mqds, d.began, pause, nil)
 	return pause
+}
+
+// bornSince tells whether a process has queues that may be younger than a dump: then
+// it may be of an earlier process or queue, and the next one is waited for.
+func (o *Observer) bornSince(key gpreempt.ProcessKey, began time.Time) bool {
+	return slices.ContainsFunc(o.cfg.Inventory.QueuesOf(key), func(q inventory.QueueEntry) bool { return !q.FirstSeen.Before(began) })
 }
 
 // unreadable says what it means that mqds cannot be read.

@@ -109,8 +109,9 @@ type Observer struct {
 
 	// What follows belongs to the goroutine of Run.
 	scanPace, mqdsPace *discovery.Pace
-	// reading tells that mqds is being read.
+	// reading tells that mqds is being read, since began.
 	reading bool
+	began   time.Time
 
 	mu      sync.Mutex // guards sources
 	sources map[string]*Source
@@ -178,9 +179,14 @@ func (o *Observer) Look() {
 		s.Available, s.ReadAt, s.Note = true, now, ""
 		s.Readings++
 	})
+	o.Rescan()
+}
+
+// Rescan asks for a scan before its time: what scans read has changed.
+func (o *Observer) Rescan() {
 	select {
 	case o.look <- struct{}{}:
-	default: // one is asked for already
+	default:
 	}
 }
 
@@ -258,6 +264,7 @@ func (o *Observer) Scan() (pause time.Duration, changed bool) {
 				Remedy: "gpreemptd needs to read /sys/class/kfd and /proc; what it knew before still stands",
 			})
 		}
+		o.cfg.Scanned(inventory.Diff{}) // what is due by time alone is due
 		return pause, false
 	}
 	o.cfg.Warn(sysfs, scanWarnings(snapshot)...)
@@ -269,7 +276,7 @@ func (o *Observer) Scan() (pause time.Duration, changed bool) {
 	for _, proc := range told {
 		o.cfg.Told(proc)
 	}
-	return pause, len(diff.Queues) > 0
+	return pause, len(diff.Queues)+len(told) > 0
 }
 
 // takeSnapshots looks at the snapshots of processes that have queues of which none
@@ -322,10 +329,10 @@ func (o *Observer) describe(proc discovery.Proc, dumps []debugfs.MQD) bool {
 	}
 	before := o.cfg.Inventory.Revision()
 	infos := make([]gpreempt.QueueInfo, len(proc.Queues))
+	for n, q := range o.cfg.Inventory.QueuesOf(proc.Key) { // proc is as it is there
+		infos[n] = q.Info
+	}
 	if dumps == nil {
-		for n, q := range o.cfg.Inventory.QueuesOf(proc.Key) { // as Apply has just made them
-			infos[n] = q.Info
-		}
 		for n, q := range proc.Queues {
 			told, ok := snapshot[q.ID]
 			switch {
@@ -340,8 +347,13 @@ func (o *Observer) describe(proc discovery.Proc, dumps []debugfs.MQD) bool {
 		known := make([]debugfs.Known, len(proc.Queues))
 		for n, q := range proc.Queues {
 			known[n] = debugfs.Known{ID: q.ID, GPU: q.GPU, Type: q.Type, RingBytes: q.RingBytes}
-			if told, ok := snapshot[q.ID]; ok {
+			if told, ok := snapshot[q.ID]; ok && (infos[n].RingBase == 0 || infos[n].RingBase == told.RingBase) {
 				known[n].Snapshot = &told
+			} else if infos[n].Source&gpreempt.FromMQD != 0 {
+				// What was certain of a queue stays so: the rest is told apart by it.
+				earlier := infos[n]
+				earlier.Note = ""
+				known[n].Snapshot = &earlier
 			}
 		}
 		infos = debugfs.MatchQueues(known, dumps, o.gfxOf)

@@ -428,3 +428,76 @@ func TestEventsThatCannotBeOpenedAreNamed(t *testing.T) {
 		}
 	})
 }
+
+func TestSlotsAreReadAgainWhenTheAnswerIsOfBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		const file = "sys/kernel/debug/kfd/hqds"
+		w.put(file, "Node 1, gpu_id f7bc:\n Device is stopped\n")
+		w.with(func() { w.slow[file] = 100 * time.Millisecond })
+		read := func(notBefore time.Time, want int) {
+			t.Helper()
+			h, err := w.HQDs(t.Context(), notBefore)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := locked(w, func() int { return w.opened[file] }); n != want || !slices.Equal(h.Stopped, []gpreempt.GPUID{gpu}) {
+				t.Errorf("read %d times, want %d; stopped %v", n, want, h.Stopped)
+			}
+		}
+		read(time.Time{}, 1)
+		read(time.Time{}, 1)
+		read(time.Now(), 2)
+		time.Sleep(time.Second)
+		read(time.Time{}, 3)
+		// One that goes on began before.
+		go func() { _, _ = w.HQDs(t.Context(), time.Now()) }()
+		synctest.Wait()
+		time.Sleep(50 * time.Millisecond)
+		read(time.Now(), 5)
+	})
+}
+
+func TestWhatWasCertainOfAQueueStaysKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.start(7, 0)
+		w.put(mqdsFile, "Process 7 PASID 7:\n"+mqd(0x7f0000100000, 0, 7))
+		w.run()
+		time.Sleep(2 * time.Second)
+		// A second one of the same size: by the first one they are told apart.
+		w.create(7, 5)
+		w.put(kfdDir+"proc/7/queues/5/size", "4096")
+		w.put(mqdsFile, "Process 7 PASID 7:\n"+mqd(0x7f0000200000, 0, 7)+mqd(0x7f0000100000, 0, 7))
+		time.Sleep(5 * time.Second)
+		if diff := cmp.Diff(map[string]uint64{"7/0": 0x7f0000100000, "7/5": 0x7f0000200000}, w.rings()); diff != "" {
+			t.Errorf("rings (-want +got):\n%s", diff)
+		}
+		w.put(mqdsFile, "")
+		time.Sleep(time.Minute)
+		if diff := cmp.Diff(map[string]uint64{"7/0": 0x7f0000100000, "7/5": 0x7f0000200000}, w.rings()); diff != "" {
+			t.Errorf("rings after a dump without them (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestADumpOfBeforeIsNotOfTheNextProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.start(7, 0)
+		w.put(mqdsFile, "Process 7 PASID 7:\n"+mqd(0x7f0000100000, 0, 7))
+		w.with(func() { w.slow[mqdsFile] = time.Second })
+		w.run()
+		time.Sleep(200 * time.Millisecond) // mqds is being read
+		w.put("proc/7/stat", "7 (train) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 999 0 0\n")
+		time.Sleep(time.Second)
+		if diff := cmp.Diff(map[string]uint64{"7/0": 0}, w.rings()); diff != "" {
+			t.Errorf("rings (-want +got):\n%s", diff)
+		}
+		w.with(func() { delete(w.slow, mqdsFile) })
+		time.Sleep(2 * time.Minute)
+		if diff := cmp.Diff(map[string]uint64{"7/0": 0x7f0000100000}, w.rings()); diff != "" {
+			t.Errorf("rings when it was read again (-want +got):\n%s", diff)
+		}
+	})
+}

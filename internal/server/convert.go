@@ -180,7 +180,7 @@ func queueMessage(q inventory.QueueEntry, o *owner) *gpreemptv1.Queue {
 	m.Source, m.SourceNote = sourceWords(info.Source), info.Note
 	m.RingAddress, m.Aql, m.DoorbellOffset, m.MqdAddress = info.RingBase, info.AQL, info.Doorbell, info.MQD
 	m.ReadPointerAddress, m.WritePointerAddress = info.ReadPointer, info.WritePointer
-	if q.Type == gpreempt.QueueCompute && info.Source&gpreempt.FromMQD != 0 {
+	if info.PriorityKnown {
 		m.KfdPriority, m.KfdPriorityExact = new(uint32(info.Priority)), info.PriorityExact
 	}
 	return m

@@ -3,6 +3,8 @@ package server
 import (
 	"context"
 	"fmt"
+	"slices"
+	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -16,14 +18,19 @@ import (
 // ListHqds reads the hardware slots.
 func (a adminService) ListHqds(ctx context.Context, req *gpreemptv1.ListHqdsRequest) (*gpreemptv1.ListHqdsResponse, error) {
 	var only gpreempt.ProcessKey
+	var on []gpreempt.GPUID // the GPUs of its queues
+	var notBefore time.Time
 	if req.GetTargetId() != "" {
 		proc, err := a.s.resolve(req.GetTargetId())
 		if err != nil {
 			return nil, err
 		}
-		only = proc.Key
+		only, on = proc.Key, gpusOf(proc)
+		if o := a.s.ownerOf(proc); !o.info.Key.IsZero() { // as it is since it was last suspended or resumed
+			notBefore = a.s.moment().at(o.info.Since).AsTime()
+		}
 	}
-	h, err := a.s.cfg.Observer.HQDs(ctx)
+	h, err := a.s.cfg.Observer.HQDs(ctx, notBefore)
 	if err != nil {
 		return nil, err
 	}
@@ -42,11 +49,25 @@ func (a adminService) ListHqds(ctx context.Context, req *gpreemptv1.ListHqdsRequ
 		}
 		m.Hqds = append(m.Hqds, hqdMessage(slot, holder, match.How))
 	}
+	if unmatched := unmatchedSlots(h, on); unmatched > 0 {
+		m.Notes = append(m.Notes, fmt.Sprintf("%d live slots hold queues that could not be told apart, and may be its: that a slot is not listed here proves nothing", unmatched))
+	}
 	m.StoppedGpuIds = gpuIDs(h.Stopped)
 	for _, w := range h.Warnings {
 		m.Notes = append(m.Notes, fmt.Sprintf("line %d of hqds: %s", w.Line, w.Text))
 	}
 	return m, nil
+}
+
+// unmatchedSlots counts the live slots of GPUs whose queue is not known.
+func unmatchedSlots(h *observer.HQDs, gpus []gpreempt.GPUID) (n int) {
+	for i := range h.Slots {
+		s := &h.Slots[i]
+		if s.State == debugfs.Live && s.Kind != debugfs.SlotHIQ && h.Matches[i].Owner < 0 && slices.Contains(gpus, s.GPU) {
+			n++
+		}
+	}
+	return n
 }
 
 // quantumRegister is the place of CP_HQD_QUANTUM among the registers of a slot.

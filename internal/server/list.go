@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -29,7 +30,7 @@ func (a adminService) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (
 		EventRevision: s.cfg.Events.Revision(), BootId: s.cfg.BootID,
 	}
 	p := s.picture(func(c *scheduler.Core) {
-		m.LeaseCount = uint32(len(c.Leases()))
+		m.LeaseCount = uint32(c.LeaseCount())
 		m.Draining, m.Policy = c.Draining(), c.Policy().Preset
 	})
 	for i := range p.owners {
@@ -83,14 +84,18 @@ func (a adminService) ListGpus(context.Context, *gpreemptv1.ListGpusRequest) (*g
 }
 
 // ListTargets gives the processes that own queues.
-func (a adminService) ListTargets(_ context.Context, req *gpreemptv1.ListTargetsRequest) (*gpreemptv1.ListTargetsResponse, error) {
+func (a adminService) ListTargets(ctx context.Context, req *gpreemptv1.ListTargetsRequest) (*gpreemptv1.ListTargetsResponse, error) {
 	p := a.s.picture(nil)
 	m := &gpreemptv1.ListTargetsResponse{}
 	for i := range p.owners {
 		o := &p.owners[i]
 		if len(o.proc.Queues) > 0 && classMatches(req.GetClass(), o) && inContainer(req.GetContainer(), o) && hasPID(req.GetPid(), o) &&
 			(req.GetGpuId() == 0 || slices.Contains(gpusOf(o.proc), gpreempt.GPUID(req.GetGpuId()))) {
-			m.Targets = append(m.Targets, o.message(p.now))
+			target := o.message(p.now)
+			if !a.s.mayReadMemory(ctx, o.proc.UID) {
+				target.Environment = nil
+			}
+			m.Targets = append(m.Targets, target)
 		}
 	}
 	return m, nil
@@ -130,6 +135,14 @@ func (a adminService) ListQueues(ctx context.Context, req *gpreemptv1.ListQueues
 		}
 	}
 	return m, nil
+}
+
+// mayReadMemory tells whether the caller may see what stands in the memory of a
+// user's processes, such as their environment: the kernel shows it to that user
+// and to root.
+func (s *Server) mayReadMemory(ctx context.Context, uid uint32) bool {
+	caller := callerOf(ctx).peer
+	return caller.UID == uid || s.cfg.Authz().Rights(caller).Allows(authz.Admin)
 }
 
 // addBacklogs reads the backlogs of queues, which are ascending by process, into
@@ -172,7 +185,7 @@ func (a adminService) ListLeases(context.Context, *gpreemptv1.ListLeasesRequest)
 }
 
 // ExplainTarget tells why a target is, or is not, suspended.
-func (a adminService) ExplainTarget(_ context.Context, req *gpreemptv1.ExplainTargetRequest) (*gpreemptv1.ExplainTargetResponse, error) {
+func (a adminService) ExplainTarget(ctx context.Context, req *gpreemptv1.ExplainTargetRequest) (*gpreemptv1.ExplainTargetResponse, error) {
 	s := a.s
 	proc, err := s.resolve(req.GetTargetId())
 	if err != nil {
@@ -193,10 +206,17 @@ func (a adminService) ExplainTarget(_ context.Context, req *gpreemptv1.ExplainTa
 	}
 	now := s.moment()
 	m := &gpreemptv1.ExplainTargetResponse{Target: o.message(now), Verdict: e.Verdict}
+	readable := s.mayReadMemory(ctx, proc.UID)
+	if !readable {
+		m.Target.Environment = nil
+	}
 	for _, step := range s.cfg.Directory.Explain(proc.Key) {
 		class := gpreemptv1.Class_CLASS_UNSPECIFIED
 		if step.By != classify.ByAdmin || step.Matches {
 			class = classMessage(step.Class)
+		}
+		if !readable { // it may quote the environment
+			step.Detail = "shown to admins, and to the owner of the process"
 		}
 		m.Classification = append(m.Classification, &gpreemptv1.ClassifyStep{
 			By: step.By, Class: class, Matches: step.Matches, Decides: step.Decides, Detail: step.Detail,

@@ -259,8 +259,9 @@ type sights struct {
 	evictions map[gpreempt.GPUID]uint64
 }
 
-func (s *sights) Sources() []observer.Source                   { return s.sources }
-func (s *sights) HQDs(context.Context) (*observer.HQDs, error) { return s.hqds, s.hqdsErr }
+func (s *sights) Sources() []observer.Source                              { return s.sources }
+func (s *sights) HQDs(context.Context, time.Time) (*observer.HQDs, error) { return s.hqds, s.hqdsErr }
+
 func (s *sights) MemoryEvictions(gpu gpreempt.GPUID) (n uint64, ok bool) {
 	n, ok = s.evictions[gpu]
 	return n, ok

@@ -120,7 +120,7 @@ type Facts struct {
 // Observer is what the server needs of *observer.Observer.
 type Observer interface {
 	Sources() []observer.Source
-	HQDs(ctx context.Context) (*observer.HQDs, error)
+	HQDs(ctx context.Context, notBefore time.Time) (*observer.HQDs, error)
 	MemoryEvictions(gpu gpreempt.GPUID) (uint64, bool)
 }
 

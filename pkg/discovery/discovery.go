@@ -195,6 +195,9 @@ func (f *FS) Scan() (Snapshot, error) {
 		}
 	}
 	s.Warnings = append(s.Warnings, f.readMemories(found, now)...)
+	for _, k := range found {
+		k.proc.Unread = !k.memory.told || !slices.Equal(k.memory.asked, f.env)
+	}
 	if len(found) > 0 {
 		s.Processes = make([]Proc, len(found))
 	}

@@ -193,7 +193,10 @@ func (f *FS) take(r *reading) {
 		return
 	}
 	p, m := &k.proc.Process, &k.memory
-	p.Exe, p.Cmdline = r.exe, r.cmdline
+	// A process whose main thread has ended shows neither any more.
+	if r.exe != "" || r.cmdline != "" || !m.told {
+		p.Exe, p.Cmdline = r.exe, r.cmdline
+	}
 	if r.envRead {
 		// What was read first stands, of variables that were looked for then: programs
 		// that show a title in ps write it over their environment.

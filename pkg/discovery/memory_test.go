@@ -118,7 +118,7 @@ func hostEnv() []discovery.Proc {
 
 // unread forgets what is in the memory of process 4211.
 func unread(procs []discovery.Proc) []discovery.Proc {
-	procs[2].Exe, procs[2].Cmdline, procs[2].Env = "", "", nil
+	procs[2].Exe, procs[2].Cmdline, procs[2].Env, procs[2].Unread = "", "", nil, true
 	return procs
 }
 

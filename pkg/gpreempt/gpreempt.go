@@ -215,10 +215,11 @@ type QueueInfo struct {
 	MQD uint64
 	// Doorbell is the place of its doorbell among the GPU's, in dwords.
 	Doorbell uint32
-	// Priority is what the driver was given, when PriorityExact; else HIP's value of
-	// that pipe priority: kernels from 7.x show no more. It is not known unless
-	// Source includes FromMQD.
+	// Priority, when PriorityKnown, is what the driver was given, if PriorityExact; else
+	// HIP's value of that pipe priority: kernels from 7.x show no more. It may be known
+	// of a queue whose dump is not, when all dumps that could be meant have the same.
 	Priority      Priority
+	PriorityKnown bool
 	PriorityExact bool
 }
 
@@ -250,6 +251,9 @@ type Process struct {
 	NamespacePIDs []int32
 	// Env are the variables of its first environment that were asked for and are set.
 	Env map[string]string
+	// Unread tells that Exe, Cmdline and Env, which take its own memory to answer, have
+	// not been read since they were asked for.
+	Unread bool
 	// Cgroup is where it is among the control groups.
 	Cgroup Cgroup
 }
@@ -257,7 +261,7 @@ type Process struct {
 // Equal tells whether two processes have the same facts.
 func (p Process) Equal(o Process) bool {
 	return p.Key == o.Key && p.Comm == o.Comm && p.Cmdline == o.Cmdline && p.Exe == o.Exe && p.UID == o.UID && p.GID == o.GID &&
-		slices.Equal(p.NamespacePIDs, o.NamespacePIDs) && maps.Equal(p.Env, o.Env) && p.Cgroup == o.Cgroup
+		slices.Equal(p.NamespacePIDs, o.NamespacePIDs) && maps.Equal(p.Env, o.Env) && p.Unread == o.Unread && p.Cgroup == o.Cgroup
 }
 
 // Cgroup is a place among the control groups, and what its path tells.

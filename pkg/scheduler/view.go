@@ -69,6 +69,9 @@ func (c *Core) Policy() Policy { return c.policy }
 // Draining tells whether nothing is to be suspended.
 func (c *Core) Draining() bool { return c.draining }
 
+// LeaseCount gives the number of live leases.
+func (c *Core) LeaseCount() int { return len(c.leases) }
+
 // Leases gives the live leases, oldest first.
 func (c *Core) Leases() []LeaseInfo {
 	infos := make([]LeaseInfo, 0, len(c.leases))

@@ -26,7 +26,8 @@ type Known struct {
 // known of the queue: index by index with known. dumps are those of all the
 // process's blocks; gfx gives the gfx_target_version of a GPU, 0 when unknown, and
 // may be nil. FromMQD is set where the dump is certainly that of the queue; where
-// it is not, Note says which could be meant.
+// it is not, Note says which could be meant; the priority is known nonetheless where
+// all of them have the same.
 //
 // A queue with a snapshot is known by its ring's address, GPU and kind, and what
 // else both sides know has to agree: the two pointers, the save area and the
@@ -43,7 +44,7 @@ type Known struct {
 // of one that destroyed a queue and created another, which took its id and not its
 // place in the list.
 func MatchQueues(known []Known, dumps []MQD, gfx func(gpreempt.GPUID) uint32) []gpreempt.QueueInfo {
-	m := matcher{known: known, cands: candidates(dumps, gfx), of: make([]int, len(known)), notes: make([][]string, len(known))}
+	m := matcher{known: known, cands: candidates(dumps, gfx), of: make([]int, len(known)), notes: make([][]string, len(known)), couldBe: make([][]int, len(known))}
 	m.bySnapshot()
 	m.byOrder()
 	m.bySize()
@@ -57,6 +58,8 @@ func MatchQueues(known []Known, dumps []MQD, gfx func(gpreempt.GPUID) uint32) []
 		}
 		if c := m.of[i]; c >= 0 {
 			m.cands[c].fill(&infos[i], m.writesPriority())
+		} else {
+			m.fillAlike(&infos[i], m.couldBe[i])
 		}
 		infos[i].Note = strings.Join(m.notes[i], "; ")
 	}
@@ -194,6 +197,7 @@ func (c *candidate) fill(info *gpreempt.QueueInfo, writesPriority bool) {
 	}
 	info.AQL, info.MQD = c.compute.AQL, c.compute.MQD
 	info.Priority, info.PriorityExact = c.compute.Priority(writesPriority)
+	info.PriorityKnown = true
 }
 
 // matcher joins known and cands. of is the candidate of each queue, -1 for none.
@@ -202,6 +206,31 @@ type matcher struct {
 	cands []candidate
 	of    []int
 	notes [][]string
+	// couldBe are the candidates of which one is that of the queue, where it is not
+	// known which.
+	couldBe [][]int
+}
+
+// fillAlike adds what all of some candidates have in common.
+func (m *matcher) fillAlike(info *gpreempt.QueueInfo, cands []int) {
+	if len(cands) == 0 || info.PriorityKnown {
+		return
+	}
+	writes := m.writesPriority()
+	var priority gpreempt.Priority
+	var exact bool
+	for n, c := range cands {
+		q := m.cands[c].compute
+		if q == nil || m.cands[c].problem != "" {
+			return
+		}
+		p, e := q.Priority(writes)
+		if n > 0 && (p != priority || e != exact) {
+			return
+		}
+		priority, exact = p, e
+	}
+	info.Priority, info.PriorityExact, info.PriorityKnown = priority, exact, true
 }
 
 func (m *matcher) note(i int, format string, args ...any) {
@@ -336,6 +365,7 @@ func (m *matcher) bySize() {
 		case len(fit) == 0:
 			m.note(i, "no dump has a ring of its %d bytes%s", k.RingBytes, m.unusable(k))
 		case len(fit) > 1 || len(rivals) > 1:
+			m.couldBe[i] = fit
 			m.note(i, "nothing but the size of the ring is known, and %s could be that of queues %s", m.lines(fit), m.ids(rivals))
 		case m.cands[fit[0]].problem != "":
 			m.note(i, "no dump is left%s", m.unusable(k))

@@ -56,7 +56,7 @@ func (q queue) snapshot() *gpreempt.QueueInfo {
 func (q queue) info() gpreempt.QueueInfo {
 	i := *q.snapshot()
 	i.Source |= gpreempt.FromMQD
-	i.AQL, i.MQD, i.Doorbell, i.Priority, i.PriorityExact = true, q.mqd, q.doorbell, gpreempt.Priority(q.priority), true
+	i.AQL, i.MQD, i.Doorbell, i.Priority, i.PriorityKnown, i.PriorityExact = true, q.mqd, q.doorbell, gpreempt.Priority(q.priority), true, true
 	return i
 }
 
@@ -244,9 +244,18 @@ func TestQueuesAreMatchedToTheirDumps(t *testing.T) {
 			knowns{bare(q(1).known(0, gpu)), bare(q(2).known(1, gpu)), bare(q(4).known(2, gpu2))},
 			dumps{q(4).dump(12, gpu2, 1), q(2).dump(11, gpu, 1), q(1).dump(10, gpu, 1)},
 			infos{
-				{Note: "nothing but the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1"},
-				{Note: "nothing but the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1"},
+				{Note: "nothing but the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1", Priority: 7, PriorityKnown: true, PriorityExact: true},
+				{Note: "nothing but the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1", Priority: 7, PriorityKnown: true, PriorityExact: true},
 				only(q(4).info()),
+			},
+		},
+		{
+			"without a snapshot: two of a size and of different priority, of which that is not known either",
+			knowns{bare(q(1).known(0, gpu)), bare(q(2).known(1, gpu))},
+			dumps{func() debugfs.MQD { high := q(2); high.priority, high.pipe = 11, 2; return high.dump(11, gpu, 1) }(), q(1).dump(10, gpu, 1)},
+			infos{
+				{Note: "nothing but the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1"},
+				{Note: "nothing but the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1"},
 			},
 		},
 		{
@@ -272,8 +281,8 @@ func TestQueuesAreMatchedToTheirDumps(t *testing.T) {
 			knowns{func() debugfs.Known { k := bare(q(1).known(0, gpu)); k.RingBytes = 0; return k }(), bare(sized(2, 4096).known(1, gpu))},
 			dumps{sized(2, 4096).dump(12, gpu, 1), q(1).dump(11, gpu, 1)},
 			infos{
-				{Note: "nothing but the size of the ring is known, and the dumps of lines 12, 11 could be that of queues 0, 1"},
-				{Note: "nothing but the size of the ring is known, and the dump of line 12 could be that of queues 0, 1"},
+				{Note: "nothing but the size of the ring is known, and the dumps of lines 12, 11 could be that of queues 0, 1", Priority: 7, PriorityKnown: true, PriorityExact: true},
+				{Note: "nothing but the size of the ring is known, and the dump of line 12 could be that of queues 0, 1", Priority: 7, PriorityKnown: true, PriorityExact: true},
 			},
 		},
 		{

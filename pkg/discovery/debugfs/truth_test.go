@@ -438,7 +438,7 @@ func TestCapturedSlotsAreMatchedToTheirQueues(t *testing.T) {
 		want.Source |= gpreempt.FromMQD
 		want.AQL, want.MQD = true, number(t, x.MQDBase)
 		want.Doorbell = x.Doorbell
-		want.Priority, want.PriorityExact = gpreempt.PriorityNormal, true
+		want.Priority, want.PriorityKnown, want.PriorityExact = gpreempt.PriorityNormal, true, true
 		if diff := gocmp.Diff(want, info); diff != "" {
 			t.Errorf("queue %d (-want +got):\n%s", known[i].ID, diff)
 		}

@@ -61,7 +61,8 @@ type AdminServiceClient interface {
 	// ListQueues gives the queues, with the inventory revision to watch from. Reads.
 	ListQueues(ctx context.Context, in *ListQueuesRequest, opts ...grpc.CallOption) (*ListQueuesResponse, error)
 	// ListHqds reads the hardware slots of all GPUs from the driver: thousands of
-	// register reads, so that answers up to a second old are given again. Reads.
+	// register reads, so that answers up to a second old are given again. Needs the
+	// admin right.
 	// FAILED_PRECONDITION: HQDS_UNREADABLE.
 	ListHqds(ctx context.Context, in *ListHqdsRequest, opts ...grpc.CallOption) (*ListHqdsResponse, error)
 	// WatchQueues streams queue changes after a revision. Reads.
@@ -349,7 +350,8 @@ type AdminServiceServer interface {
 	// ListQueues gives the queues, with the inventory revision to watch from. Reads.
 	ListQueues(context.Context, *ListQueuesRequest) (*ListQueuesResponse, error)
 	// ListHqds reads the hardware slots of all GPUs from the driver: thousands of
-	// register reads, so that answers up to a second old are given again. Reads.
+	// register reads, so that answers up to a second old are given again. Needs the
+	// admin right.
 	// FAILED_PRECONDITION: HQDS_UNREADABLE.
 	ListHqds(context.Context, *ListHqdsRequest) (*ListHqdsResponse, error)
 	// WatchQueues streams queue changes after a revision. Reads.
