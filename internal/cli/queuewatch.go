@@ -33,7 +33,7 @@ that was seen before.`,
 					return err
 				}
 				t := a.printer().table("", columns{
-					">REVISION", "CHANGE:8", ">PID:7", "COMMAND:15", ">QUEUE", "TYPE:9", ">GPU:5", "CLASS:9", "STATE:11", "+TARGET:20", "FACTS",
+					">REVISION", "CHANGE:8", ">PID:7", "COMMAND:15", ">QUEUE", "TYPE:9", ">GPU:5", "CLASS:9", "STATE:11", "+TARGET:20", "+AT:23", "FACTS",
 				})
 				known := map[queueKey]*gpreemptv1.Queue{}
 				return each(stream, func(m *gpreemptv1.WatchQueuesResponse) error {
@@ -41,7 +41,7 @@ that was seen before.`,
 						q := m.GetQueue()
 						t.row(text(m.GetRevision()), change(m.GetChange()), text(q.GetPid()), text(q.GetComm()), text(q.GetQueueId()), text(q.GetType()),
 							text(q.GetGpuId()), text(words.Of(q.GetClass())), state(q.GetState()), text(q.GetTargetId()),
-							text(strings.Join(facts(known[keyOf(q)], q), ", ")))
+							text(m.GetAt().AsTime().Local().Format("2006-01-02 15:04:05.000")), text(strings.Join(facts(known[keyOf(q)], q), ", ")))
 						t.flush()
 						if m.GetChange() == gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED {
 							delete(known, keyOf(q))

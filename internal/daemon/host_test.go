@@ -33,7 +33,7 @@ import (
 // fakeHost is a host with a fake driver: the daemon runs on it as it does on a real
 // one, but for the files, the driver and the threads.
 type fakeHost struct {
-	t      *testing.T
+	t      testing.TB
 	driver *kfdtest.Machine
 	root   string
 	opts   Options
@@ -41,7 +41,7 @@ type fakeHost struct {
 
 const gpu gpreempt.GPUID = 63420
 
-func newFakeHost(t *testing.T, profile, config string) *fakeHost {
+func newFakeHost(t testing.TB, profile, config string) *fakeHost {
 	t.Helper()
 	dir := testutil.TempSocketDir(t)
 	h := &fakeHost{

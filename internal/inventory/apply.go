@@ -83,7 +83,7 @@ func (v *Inventory) SetInfos(at time.Time, proc discovery.Proc, infos []gpreempt
 			copied = true
 		}
 		p.entries[o].Info, p.entries[o].ChangedAt = infos[n], at
-		v.log(Modified, p.entries[o])
+		v.log(Modified, p.entries[o], at)
 	}
 	if copied {
 		v.wakeReaders()
@@ -91,9 +91,9 @@ func (v *Inventory) SetInfos(at time.Time, proc discovery.Proc, infos []gpreempt
 }
 
 // log makes a change the newest one.
-func (v *Inventory) log(kind ChangeKind, q QueueEntry) Change {
+func (v *Inventory) log(kind ChangeKind, q QueueEntry, at time.Time) Change {
 	v.last++
-	c := Change{Revision: v.last, Kind: kind, Queue: q}
+	c := Change{Revision: v.last, Kind: kind, At: at, Queue: q}
 	*v.slot(v.last) = c
 	return c
 }
@@ -107,7 +107,7 @@ type merge struct {
 }
 
 func (m *merge) change(kind ChangeKind, q QueueEntry) {
-	m.diff.Queues = append(m.diff.Queues, m.inventory.log(kind, q))
+	m.diff.Queues = append(m.diff.Queues, m.inventory.log(kind, q, m.at))
 }
 
 func (m *merge) gone(p process) {

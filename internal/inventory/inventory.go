@@ -44,6 +44,8 @@ type Change struct {
 	// Revision is the position among all changes: the first has 1, the next one more.
 	Revision uint64
 	Kind     ChangeKind
+	// At is the wall clock time of the scan, or of what else told it.
+	At time.Time
 	// Queue is the queue as it is, or was when it was removed.
 	Queue QueueEntry
 }

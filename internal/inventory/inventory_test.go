@@ -149,6 +149,9 @@ func TestApplyTellsWhatChanged(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
+			for n := range test.want.Queues {
+				test.want.Queues[n].At = at(2)
+			}
 			v := inventory.New(64)
 			v.Apply(at(1), test.before)
 			before := v.Revision()
@@ -211,7 +214,7 @@ func TestWhatIsToldOfAQueueEndsWithIt(t *testing.T) {
 		}
 	}
 	modified := func(q inventory.QueueEntry) inventory.Change {
-		return inventory.Change{Kind: inventory.Modified, Queue: q}
+		return inventory.Change{Kind: inventory.Modified, At: q.ChangedAt, Queue: q}
 	}
 
 	v.Apply(at(1), snapshot(p))
@@ -231,7 +234,7 @@ func TestWhatIsToldOfAQueueEndsWithIt(t *testing.T) {
 	reborn.Incarnations = []uint64{99, 72}
 	v.Apply(at(6), snapshot(reborn))
 	check("one is another queue", []inventory.Change{
-		{Kind: inventory.Removed, Queue: both[0]}, {Kind: inventory.Added, Queue: entry(p, 0, 6)},
+		{Kind: inventory.Removed, At: at(6), Queue: both[0]}, {Kind: inventory.Added, At: at(6), Queue: entry(p, 0, 6)},
 	}, entry(p, 0, 6), both[1])
 	late := []gpreempt.QueueInfo{{RingBase: 0x2000}, {RingBase: 0x3000}}
 	v.SetInfos(at(7), p, late) // of the older list: of one queue it is true

@@ -3,8 +3,10 @@ package server
 import (
 	"context"
 	"errors"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/events"
@@ -96,8 +98,8 @@ type queueWatch struct {
 	queues, events uint64
 }
 
-func (w *queueWatch) send(change gpreemptv1.QueueChange, q inventory.QueueEntry, o *owner) error {
-	return w.stream.Send(&gpreemptv1.WatchQueuesResponse{Revision: w.queues, Change: change, Queue: queueMessage(q, o)})
+func (w *queueWatch) send(change gpreemptv1.QueueChange, at time.Time, q inventory.QueueEntry, o *owner) error {
+	return w.stream.Send(&gpreemptv1.WatchQueuesResponse{Revision: w.queues, Change: change, At: timestamppb.New(at), Queue: queueMessage(q, o)})
 }
 
 func (w *queueWatch) sendPresent() error {
@@ -105,7 +107,7 @@ func (w *queueWatch) sendPresent() error {
 	p := w.s.picture(nil)
 	w.queues = revision
 	for _, q := range queues {
-		if err := w.send(gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED, q, p.owner(q.Process)); err != nil {
+		if err := w.send(gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED, q.FirstSeen, q, p.owner(q.Process)); err != nil {
 			return err
 		}
 	}
@@ -129,7 +131,7 @@ func (w *queueWatch) sendChanges() (some bool, err error) {
 		case inventory.Removed:
 		}
 		w.queues = c.Revision
-		if err := w.send(kind, c.Queue, p.owner(c.Queue.Process)); err != nil {
+		if err := w.send(kind, c.At, c.Queue, p.owner(c.Queue.Process)); err != nil {
 			return true, err
 		}
 	}
@@ -143,6 +145,7 @@ func (w *queueWatch) sendModified() (some bool, err error) {
 		return false, err
 	}
 	w.events = entries[len(entries)-1].Revision
+	changed := entries[len(entries)-1].At
 	touched := map[gpreempt.ProcessKey]bool{}
 	for _, e := range entries {
 		// The first sight of a target is told by its queues being added.
@@ -165,7 +168,7 @@ func (w *queueWatch) sendModified() (some bool, err error) {
 	p := w.s.picture(nil)
 	for _, q := range queues {
 		if o := p.owner(q.Process); o != nil && touched[q.Process] {
-			if err := w.send(gpreemptv1.QueueChange_QUEUE_CHANGE_MODIFIED, q, o); err != nil {
+			if err := w.send(gpreemptv1.QueueChange_QUEUE_CHANGE_MODIFIED, changed, q, o); err != nil {
 				return true, err
 			}
 		}

@@ -913,7 +913,10 @@ type WatchQueuesResponse struct {
 	// What happened.
 	Change QueueChange `protobuf:"varint,2,opt,name=change,proto3,enum=gpreempt.v1.QueueChange" json:"change,omitempty"`
 	// The queue, after the change; as it last was when removed.
-	Queue         *Queue `protobuf:"bytes,3,opt,name=queue,proto3" json:"queue,omitempty"`
+	Queue *Queue `protobuf:"bytes,3,opt,name=queue,proto3" json:"queue,omitempty"`
+	// When the change was seen, wall clock; of a queue that is present, when that was
+	// first seen.
+	At            *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=at,proto3" json:"at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -965,6 +968,13 @@ func (x *WatchQueuesResponse) GetChange() QueueChange {
 func (x *WatchQueuesResponse) GetQueue() *Queue {
 	if x != nil {
 		return x.Queue
+	}
+	return nil
+}
+
+func (x *WatchQueuesResponse) GetAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.At
 	}
 	return nil
 }
@@ -2436,11 +2446,12 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\x0fstopped_gpu_ids\x18\x04 \x03(\rR\rstoppedGpuIds\x12\x14\n" +
 	"\x05notes\x18\x05 \x03(\tR\x05notes\";\n" +
 	"\x12WatchQueuesRequest\x12%\n" +
-	"\x0eafter_revision\x18\x01 \x01(\x04R\rafterRevision\"\x8d\x01\n" +
+	"\x0eafter_revision\x18\x01 \x01(\x04R\rafterRevision\"\xb9\x01\n" +
 	"\x13WatchQueuesResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x120\n" +
 	"\x06change\x18\x02 \x01(\x0e2\x18.gpreempt.v1.QueueChangeR\x06change\x12(\n" +
-	"\x05queue\x18\x03 \x01(\v2\x12.gpreempt.v1.QueueR\x05queue\"\x13\n" +
+	"\x05queue\x18\x03 \x01(\v2\x12.gpreempt.v1.QueueR\x05queue\x12*\n" +
+	"\x02at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\x13\n" +
 	"\x11ListLeasesRequest\"@\n" +
 	"\x12ListLeasesResponse\x12*\n" +
 	"\x06leases\x18\x01 \x03(\v2\x12.gpreempt.v1.LeaseR\x06leases\"R\n" +
@@ -2638,71 +2649,72 @@ var file_gpreempt_v1_admin_proto_depIdxs = []int32{
 	47, // 10: gpreempt.v1.ListHqdsResponse.took:type_name -> google.protobuf.Duration
 	0,  // 11: gpreempt.v1.WatchQueuesResponse.change:type_name -> gpreempt.v1.QueueChange
 	45, // 12: gpreempt.v1.WatchQueuesResponse.queue:type_name -> gpreempt.v1.Queue
-	48, // 13: gpreempt.v1.ListLeasesResponse.leases:type_name -> gpreempt.v1.Lease
-	49, // 14: gpreempt.v1.CreateLeaseRequest.announce:type_name -> gpreempt.v1.NotifyOnlineRequest
-	50, // 15: gpreempt.v1.CreateLeaseResponse.announced:type_name -> gpreempt.v1.NotifyOnlineResponse
-	51, // 16: gpreempt.v1.ReleaseLeaseResponse.end:type_name -> gpreempt.v1.LeaseEnd
-	47, // 17: gpreempt.v1.SuspendTargetRequest.ttl:type_name -> google.protobuf.Duration
-	52, // 18: gpreempt.v1.SuspendTargetResponse.reason:type_name -> gpreempt.v1.QuiesceReason
-	53, // 19: gpreempt.v1.SuspendTargetResponse.timing:type_name -> gpreempt.v1.Timing
-	47, // 20: gpreempt.v1.ResumeTargetRequest.hold:type_name -> google.protobuf.Duration
-	54, // 21: gpreempt.v1.ResumeTargetResponse.state:type_name -> gpreempt.v1.TargetState
-	43, // 22: gpreempt.v1.ClassifyTargetRequest.class:type_name -> gpreempt.v1.Class
-	47, // 23: gpreempt.v1.ClassifyTargetRequest.ttl:type_name -> google.protobuf.Duration
-	44, // 24: gpreempt.v1.ClassifyTargetResponse.target:type_name -> gpreempt.v1.Target
-	44, // 25: gpreempt.v1.ExplainTargetResponse.target:type_name -> gpreempt.v1.Target
-	29, // 26: gpreempt.v1.ExplainTargetResponse.steps:type_name -> gpreempt.v1.ExplainStep
-	48, // 27: gpreempt.v1.ExplainTargetResponse.leases:type_name -> gpreempt.v1.Lease
-	28, // 28: gpreempt.v1.ExplainTargetResponse.classification:type_name -> gpreempt.v1.ClassifyStep
-	43, // 29: gpreempt.v1.ClassifyStep.class:type_name -> gpreempt.v1.Class
-	55, // 30: gpreempt.v1.GetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
-	55, // 31: gpreempt.v1.SetPolicyRequest.policy:type_name -> gpreempt.v1.Policy
-	55, // 32: gpreempt.v1.SetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
-	56, // 33: gpreempt.v1.WatchEventsResponse.event:type_name -> gpreempt.v1.Event
-	57, // 34: gpreempt.v1.GetStatisticsResponse.statistics:type_name -> gpreempt.v1.Statistics
-	1,  // 35: gpreempt.v1.AdminService.GetStatus:input_type -> gpreempt.v1.GetStatusRequest
-	4,  // 36: gpreempt.v1.AdminService.ListGpus:input_type -> gpreempt.v1.ListGpusRequest
-	6,  // 37: gpreempt.v1.AdminService.ListTargets:input_type -> gpreempt.v1.ListTargetsRequest
-	8,  // 38: gpreempt.v1.AdminService.ListQueues:input_type -> gpreempt.v1.ListQueuesRequest
-	10, // 39: gpreempt.v1.AdminService.ListHqds:input_type -> gpreempt.v1.ListHqdsRequest
-	12, // 40: gpreempt.v1.AdminService.WatchQueues:input_type -> gpreempt.v1.WatchQueuesRequest
-	14, // 41: gpreempt.v1.AdminService.ListLeases:input_type -> gpreempt.v1.ListLeasesRequest
-	16, // 42: gpreempt.v1.AdminService.CreateLease:input_type -> gpreempt.v1.CreateLeaseRequest
-	18, // 43: gpreempt.v1.AdminService.ReleaseLease:input_type -> gpreempt.v1.ReleaseLeaseRequest
-	20, // 44: gpreempt.v1.AdminService.SuspendTarget:input_type -> gpreempt.v1.SuspendTargetRequest
-	22, // 45: gpreempt.v1.AdminService.ResumeTarget:input_type -> gpreempt.v1.ResumeTargetRequest
-	24, // 46: gpreempt.v1.AdminService.ClassifyTarget:input_type -> gpreempt.v1.ClassifyTargetRequest
-	26, // 47: gpreempt.v1.AdminService.ExplainTarget:input_type -> gpreempt.v1.ExplainTargetRequest
-	30, // 48: gpreempt.v1.AdminService.GetPolicy:input_type -> gpreempt.v1.GetPolicyRequest
-	32, // 49: gpreempt.v1.AdminService.SetPolicy:input_type -> gpreempt.v1.SetPolicyRequest
-	34, // 50: gpreempt.v1.AdminService.WatchEvents:input_type -> gpreempt.v1.WatchEventsRequest
-	36, // 51: gpreempt.v1.AdminService.GetStatistics:input_type -> gpreempt.v1.GetStatisticsRequest
-	38, // 52: gpreempt.v1.AdminService.SetDrain:input_type -> gpreempt.v1.SetDrainRequest
-	58, // 53: gpreempt.v1.AdminService.Diagnose:input_type -> gpreempt.v1.DiagnoseRequest
-	2,  // 54: gpreempt.v1.AdminService.GetStatus:output_type -> gpreempt.v1.GetStatusResponse
-	5,  // 55: gpreempt.v1.AdminService.ListGpus:output_type -> gpreempt.v1.ListGpusResponse
-	7,  // 56: gpreempt.v1.AdminService.ListTargets:output_type -> gpreempt.v1.ListTargetsResponse
-	9,  // 57: gpreempt.v1.AdminService.ListQueues:output_type -> gpreempt.v1.ListQueuesResponse
-	11, // 58: gpreempt.v1.AdminService.ListHqds:output_type -> gpreempt.v1.ListHqdsResponse
-	13, // 59: gpreempt.v1.AdminService.WatchQueues:output_type -> gpreempt.v1.WatchQueuesResponse
-	15, // 60: gpreempt.v1.AdminService.ListLeases:output_type -> gpreempt.v1.ListLeasesResponse
-	17, // 61: gpreempt.v1.AdminService.CreateLease:output_type -> gpreempt.v1.CreateLeaseResponse
-	19, // 62: gpreempt.v1.AdminService.ReleaseLease:output_type -> gpreempt.v1.ReleaseLeaseResponse
-	21, // 63: gpreempt.v1.AdminService.SuspendTarget:output_type -> gpreempt.v1.SuspendTargetResponse
-	23, // 64: gpreempt.v1.AdminService.ResumeTarget:output_type -> gpreempt.v1.ResumeTargetResponse
-	25, // 65: gpreempt.v1.AdminService.ClassifyTarget:output_type -> gpreempt.v1.ClassifyTargetResponse
-	27, // 66: gpreempt.v1.AdminService.ExplainTarget:output_type -> gpreempt.v1.ExplainTargetResponse
-	31, // 67: gpreempt.v1.AdminService.GetPolicy:output_type -> gpreempt.v1.GetPolicyResponse
-	33, // 68: gpreempt.v1.AdminService.SetPolicy:output_type -> gpreempt.v1.SetPolicyResponse
-	35, // 69: gpreempt.v1.AdminService.WatchEvents:output_type -> gpreempt.v1.WatchEventsResponse
-	37, // 70: gpreempt.v1.AdminService.GetStatistics:output_type -> gpreempt.v1.GetStatisticsResponse
-	39, // 71: gpreempt.v1.AdminService.SetDrain:output_type -> gpreempt.v1.SetDrainResponse
-	59, // 72: gpreempt.v1.AdminService.Diagnose:output_type -> gpreempt.v1.DiagnoseResponse
-	54, // [54:73] is the sub-list for method output_type
-	35, // [35:54] is the sub-list for method input_type
-	35, // [35:35] is the sub-list for extension type_name
-	35, // [35:35] is the sub-list for extension extendee
-	0,  // [0:35] is the sub-list for field type_name
+	40, // 13: gpreempt.v1.WatchQueuesResponse.at:type_name -> google.protobuf.Timestamp
+	48, // 14: gpreempt.v1.ListLeasesResponse.leases:type_name -> gpreempt.v1.Lease
+	49, // 15: gpreempt.v1.CreateLeaseRequest.announce:type_name -> gpreempt.v1.NotifyOnlineRequest
+	50, // 16: gpreempt.v1.CreateLeaseResponse.announced:type_name -> gpreempt.v1.NotifyOnlineResponse
+	51, // 17: gpreempt.v1.ReleaseLeaseResponse.end:type_name -> gpreempt.v1.LeaseEnd
+	47, // 18: gpreempt.v1.SuspendTargetRequest.ttl:type_name -> google.protobuf.Duration
+	52, // 19: gpreempt.v1.SuspendTargetResponse.reason:type_name -> gpreempt.v1.QuiesceReason
+	53, // 20: gpreempt.v1.SuspendTargetResponse.timing:type_name -> gpreempt.v1.Timing
+	47, // 21: gpreempt.v1.ResumeTargetRequest.hold:type_name -> google.protobuf.Duration
+	54, // 22: gpreempt.v1.ResumeTargetResponse.state:type_name -> gpreempt.v1.TargetState
+	43, // 23: gpreempt.v1.ClassifyTargetRequest.class:type_name -> gpreempt.v1.Class
+	47, // 24: gpreempt.v1.ClassifyTargetRequest.ttl:type_name -> google.protobuf.Duration
+	44, // 25: gpreempt.v1.ClassifyTargetResponse.target:type_name -> gpreempt.v1.Target
+	44, // 26: gpreempt.v1.ExplainTargetResponse.target:type_name -> gpreempt.v1.Target
+	29, // 27: gpreempt.v1.ExplainTargetResponse.steps:type_name -> gpreempt.v1.ExplainStep
+	48, // 28: gpreempt.v1.ExplainTargetResponse.leases:type_name -> gpreempt.v1.Lease
+	28, // 29: gpreempt.v1.ExplainTargetResponse.classification:type_name -> gpreempt.v1.ClassifyStep
+	43, // 30: gpreempt.v1.ClassifyStep.class:type_name -> gpreempt.v1.Class
+	55, // 31: gpreempt.v1.GetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
+	55, // 32: gpreempt.v1.SetPolicyRequest.policy:type_name -> gpreempt.v1.Policy
+	55, // 33: gpreempt.v1.SetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
+	56, // 34: gpreempt.v1.WatchEventsResponse.event:type_name -> gpreempt.v1.Event
+	57, // 35: gpreempt.v1.GetStatisticsResponse.statistics:type_name -> gpreempt.v1.Statistics
+	1,  // 36: gpreempt.v1.AdminService.GetStatus:input_type -> gpreempt.v1.GetStatusRequest
+	4,  // 37: gpreempt.v1.AdminService.ListGpus:input_type -> gpreempt.v1.ListGpusRequest
+	6,  // 38: gpreempt.v1.AdminService.ListTargets:input_type -> gpreempt.v1.ListTargetsRequest
+	8,  // 39: gpreempt.v1.AdminService.ListQueues:input_type -> gpreempt.v1.ListQueuesRequest
+	10, // 40: gpreempt.v1.AdminService.ListHqds:input_type -> gpreempt.v1.ListHqdsRequest
+	12, // 41: gpreempt.v1.AdminService.WatchQueues:input_type -> gpreempt.v1.WatchQueuesRequest
+	14, // 42: gpreempt.v1.AdminService.ListLeases:input_type -> gpreempt.v1.ListLeasesRequest
+	16, // 43: gpreempt.v1.AdminService.CreateLease:input_type -> gpreempt.v1.CreateLeaseRequest
+	18, // 44: gpreempt.v1.AdminService.ReleaseLease:input_type -> gpreempt.v1.ReleaseLeaseRequest
+	20, // 45: gpreempt.v1.AdminService.SuspendTarget:input_type -> gpreempt.v1.SuspendTargetRequest
+	22, // 46: gpreempt.v1.AdminService.ResumeTarget:input_type -> gpreempt.v1.ResumeTargetRequest
+	24, // 47: gpreempt.v1.AdminService.ClassifyTarget:input_type -> gpreempt.v1.ClassifyTargetRequest
+	26, // 48: gpreempt.v1.AdminService.ExplainTarget:input_type -> gpreempt.v1.ExplainTargetRequest
+	30, // 49: gpreempt.v1.AdminService.GetPolicy:input_type -> gpreempt.v1.GetPolicyRequest
+	32, // 50: gpreempt.v1.AdminService.SetPolicy:input_type -> gpreempt.v1.SetPolicyRequest
+	34, // 51: gpreempt.v1.AdminService.WatchEvents:input_type -> gpreempt.v1.WatchEventsRequest
+	36, // 52: gpreempt.v1.AdminService.GetStatistics:input_type -> gpreempt.v1.GetStatisticsRequest
+	38, // 53: gpreempt.v1.AdminService.SetDrain:input_type -> gpreempt.v1.SetDrainRequest
+	58, // 54: gpreempt.v1.AdminService.Diagnose:input_type -> gpreempt.v1.DiagnoseRequest
+	2,  // 55: gpreempt.v1.AdminService.GetStatus:output_type -> gpreempt.v1.GetStatusResponse
+	5,  // 56: gpreempt.v1.AdminService.ListGpus:output_type -> gpreempt.v1.ListGpusResponse
+	7,  // 57: gpreempt.v1.AdminService.ListTargets:output_type -> gpreempt.v1.ListTargetsResponse
+	9,  // 58: gpreempt.v1.AdminService.ListQueues:output_type -> gpreempt.v1.ListQueuesResponse
+	11, // 59: gpreempt.v1.AdminService.ListHqds:output_type -> gpreempt.v1.ListHqdsResponse
+	13, // 60: gpreempt.v1.AdminService.WatchQueues:output_type -> gpreempt.v1.WatchQueuesResponse
+	15, // 61: gpreempt.v1.AdminService.ListLeases:output_type -> gpreempt.v1.ListLeasesResponse
+	17, // 62: gpreempt.v1.AdminService.CreateLease:output_type -> gpreempt.v1.CreateLeaseResponse
+	19, // 63: gpreempt.v1.AdminService.ReleaseLease:output_type -> gpreempt.v1.ReleaseLeaseResponse
+	21, // 64: gpreempt.v1.AdminService.SuspendTarget:output_type -> gpreempt.v1.SuspendTargetResponse
+	23, // 65: gpreempt.v1.AdminService.ResumeTarget:output_type -> gpreempt.v1.ResumeTargetResponse
+	25, // 66: gpreempt.v1.AdminService.ClassifyTarget:output_type -> gpreempt.v1.ClassifyTargetResponse
+	27, // 67: gpreempt.v1.AdminService.ExplainTarget:output_type -> gpreempt.v1.ExplainTargetResponse
+	31, // 68: gpreempt.v1.AdminService.GetPolicy:output_type -> gpreempt.v1.GetPolicyResponse
+	33, // 69: gpreempt.v1.AdminService.SetPolicy:output_type -> gpreempt.v1.SetPolicyResponse
+	35, // 70: gpreempt.v1.AdminService.WatchEvents:output_type -> gpreempt.v1.WatchEventsResponse
+	37, // 71: gpreempt.v1.AdminService.GetStatistics:output_type -> gpreempt.v1.GetStatisticsResponse
+	39, // 72: gpreempt.v1.AdminService.SetDrain:output_type -> gpreempt.v1.SetDrainResponse
+	59, // 73: gpreempt.v1.AdminService.Diagnose:output_type -> gpreempt.v1.DiagnoseResponse
+	55, // [55:74] is the sub-list for method output_type
+	36, // [36:55] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_gpreempt_v1_admin_proto_init() }
