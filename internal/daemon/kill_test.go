@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -66,6 +67,8 @@ type child struct {
 
 func startChild(t *testing.T, role string, args ...string) *child {
 	t.Helper()
+	runtime.LockOSThread() // it is killed when the thread ends that started it
+	t.Cleanup(runtime.UnlockOSThread)
 	c := &child{Cmd: exec.CommandContext(context.Background(), "/proc/self/exe", args...)}
 	c.Env = append(os.Environ(), roleEnv+"="+role)
 	c.Stderr = os.Stderr

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"slices"
 	"strconv"
 	"testing"
@@ -25,6 +26,10 @@ import (
 // descriptor 3.
 func sleeper(t *testing.T, file *os.File) (gpreempt.ProcessKey, *exec.Cmd) {
 	t.Helper()
+	// The signal comes when the thread ends that started it: not one that a tracer
+	// may get, which ends with the trace.
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
 	cmd := exec.CommandContext(context.Background(), "cat")
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	cmd.ExtraFiles = []*os.File{file}
