@@ -94,6 +94,8 @@ type app struct {
 	socket  string
 	output  string
 	timeout time.Duration
+	// simulated names what the daemon serves in place of hardware, "" with it.
+	simulated string
 }
 
 // The formats of --output.

@@ -67,6 +67,7 @@ func TestATagClassifiesWhereNoRuleDoes(t *testing.T) {
 	d := start(t, atOnce)
 	pid := d.startJob("simulation")
 	d.eventually("the job is known", func() bool { return d.target(pid) != nil })
+	d.check(0, "simulated mi300x: no hardware is involved", "target", "list")
 	d.check(0, "neither GPREEMPT_CLASS nor AMD_QUEUE_TAG is set", "target", "explain", fmt.Sprint(pid))
 	r := d.ctl("run", "--class", "offline", "--priority", "3", "--", "/bin/sh", "-c", "echo $GPREEMPT_CLASS $GPREEMPT_PRIORITY")
 	if r.Code != 0 || r.Out != "offline 3\n" {

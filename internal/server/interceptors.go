@@ -26,6 +26,11 @@ func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnarySe
 	if err != nil {
 		return nil, errgrpc.ToStatus(err)
 	}
+	if s.simulated != nil && strings.HasPrefix(info.FullMethod, oursForAdmins) {
+		if err := grpc.SetHeader(ctx, s.simulated); err != nil {
+			return nil, errgrpc.ToStatus(err)
+		}
+	}
 	if resp, err = handler(withCaller(ctx, c), req); err != nil {
 		return nil, errgrpc.ToStatus(err)
 	}
@@ -39,6 +44,11 @@ func (s *Server) interceptStream(srv any, ss grpc.ServerStream, info *grpc.Strea
 	c, err := s.admit(ss.Context(), info.FullMethod)
 	if err != nil {
 		return errgrpc.ToStatus(err)
+	}
+	if s.simulated != nil && strings.HasPrefix(info.FullMethod, oursForAdmins) {
+		if err := ss.SetHeader(s.simulated); err != nil {
+			return errgrpc.ToStatus(err)
+		}
 	}
 	if err := c.client.openStream(s.cfg.Limits()); err != nil {
 		return errgrpc.ToStatus(err)
@@ -56,6 +66,9 @@ func (s *Server) interceptStream(srv any, ss grpc.ServerStream, info *grpc.Strea
 
 // ours begins the methods of the two services in this package.
 const ours = "/gpreempt.v1."
+
+// oursForAdmins begins those of the service for admins.
+const oursForAdmins = ours + "AdminService/"
 
 // stream is a gRPC stream with a context of ours.
 type stream struct {

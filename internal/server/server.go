@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/reflection"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -27,6 +28,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/internal/peercred"
+	"github.com/gpreempt/gpreempt/internal/words"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -184,6 +186,9 @@ type Server struct {
 	// leasePrefix begins every lease id of this run.
 	leasePrefix string
 
+	// simulated is the header of a simulated backend; nil with hardware.
+	simulated metadata.MD
+
 	// closing ends when Shutdown is called.
 	closing context.Context
 	close   context.CancelCauseFunc
@@ -202,6 +207,9 @@ func New(cfg Config) *Server {
 		byHand:      newClient(scheduler.ClientID(0), peercred.Peer{}),
 		started:     cfg.Now(),
 		leasePrefix: leasePrefix(cfg.Epoch),
+	}
+	if cfg.Backend != "kfd" {
+		s.simulated = metadata.Pairs(words.SimulatedHeader, cfg.Backend)
 	}
 	s.clients = newClients(s)
 	s.closing, s.close = context.WithCancelCause(context.Background()) //nolint:forbidigo // a server has no caller whose context it could be; Shutdown ends it

@@ -24,7 +24,7 @@ func (l *lines) next() (line []byte, whole, ok bool) {
 		line, l.rest = l.rest, nil
 		return line, false, true
 	}
-	line, l.rest = l.rest[:end], l.rest[end+1:]
+	line, l.rest = bytes.TrimSuffix(l.rest[:end], []byte("\r")), l.rest[end+1:] // it may come from another system
 	return line, true, true
 }
 
