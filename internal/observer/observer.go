@@ -68,6 +68,9 @@ const (
 	// mqdsPatience is how many times the shortest pause a reading is put off while
 	// the driver is needed for other things.
 	mqdsPatience = 10
+	// looks is how many cheap looks there are from one scan to the next while nothing
+	// changes: each wakes a processor.
+	looks = 5
 	// scanGap is the least time between two scans, or a program that creates queues
 	// in a loop could keep the daemon at it.
 	scanGap = 20 * time.Millisecond
@@ -195,7 +198,8 @@ func (o *Observer) Run(ctx context.Context) {
 	defer o.smi.close()
 	every := o.cfg.Intervals()
 	now := o.cfg.Now()
-	nextScan, nextDump := now.Add(every.Shortest), now
+	pause := every.Shortest
+	nextScan, nextDump := now.Add(pause), now
 	tick := time.NewTimer(every.Shortest)
 	defer tick.Stop()
 	for {
@@ -214,7 +218,8 @@ func (o *Observer) Run(ctx context.Context) {
 		o.scanPace.Set(every.Shortest, every.Longest)
 		o.readSMI()
 		if now = o.cfg.Now(); looked || !now.Before(nextScan) || o.processesChanged() {
-			pause, changed := o.Scan()
+			var changed bool
+			pause, changed = o.Scan()
 			now = o.cfg.Now()
 			nextScan = now.Add(pause)
 			if changed {
@@ -222,7 +227,7 @@ func (o *Observer) Run(ctx context.Context) {
 			}
 		}
 		o.readMQDs(ctx, every, nextDump)
-		tick.Reset(min(every.Shortest, max(nextScan.Sub(o.cfg.Now()), scanGap)))
+		tick.Reset(min(max(every.Shortest, pause/looks), max(nextScan.Sub(o.cfg.Now()), scanGap)))
 		if looked { // not again at once
 			select {
 			case <-ctx.Done():
