@@ -115,7 +115,7 @@ func container(path string) (runtime, id string) {
 			return "containerd", name
 		}
 	}
-	if runtime == "" && strings.HasPrefix(path, "/default/"+id) {
+	if runtime == "" && id != "" && strings.HasPrefix(path, "/default/"+id) {
 		runtime = "containerd"
 	}
 	return runtime, id

@@ -333,6 +333,7 @@ func FuzzParseCgroup(f *testing.F) {
 	f.Add([]byte("0::/system.slice/docker-" + outer + ".scope/kubelet.slice/" + podSlice + "/cri-containerd-" + inner + ".scope (deleted)\n"))
 	f.Add([]byte("0::/system.slice/containerd.service/" + podSlice + ":cri-containerd:" + inner + "\n"))
 	f.Add([]byte("0::/default/redis-1\n"))
+	f.Add([]byte(":0:/default/"))
 	f.Add([]byte("1:name=systemd:/_cpu.service\n0::/\xff"))
 	f.Add([]byte("0::relative\n:::\n::\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
