@@ -137,7 +137,7 @@ Exit codes:
   5  permission denied, by the daemon or on its socket
   6  refused: an argument out of range, a condition not met, a limit reached
   7  doctor: a check failed
-  8  doctor: this host has no AMD GPU
+  8  doctor, trace: this host has no AMD GPU
 
 Environment:
   ` + SocketEnv + `  path of the daemon's socket, as --socket
