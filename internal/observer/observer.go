@@ -335,30 +335,22 @@ func (o *Observer) describe(proc discovery.Proc, dumps []debugfs.MQD) bool {
 	before := o.cfg.Inventory.Revision()
 	infos := make([]gpreempt.QueueInfo, len(proc.Queues))
 	for n, q := range o.cfg.Inventory.QueuesOf(proc.Key) { // proc is as it is there
-		infos[n] = q.Info
-	}
-	if dumps == nil {
-		for n, q := range proc.Queues {
-			told, ok := snapshot[q.ID]
-			switch {
-			case !ok:
-			case infos[n].Source&gpreempt.FromMQD == 0:
-				infos[n] = told
-			case infos[n].RingBase == told.RingBase: // else the next dump tells
-				infos[n].Source |= gpreempt.FromSnapshot
-			}
+		told, ok := snapshot[q.ID]
+		switch infos[n] = q.Info; {
+		case !ok:
+		case infos[n].Source&gpreempt.FromMQD == 0:
+			infos[n] = told
+		case infos[n].RingBase == told.RingBase: // else the snapshot is of its predecessor
+			infos[n].Source |= gpreempt.FromSnapshot
 		}
-	} else {
+	}
+	if dumps != nil {
 		known := make([]debugfs.Known, len(proc.Queues))
 		for n, q := range proc.Queues {
 			known[n] = debugfs.Known{ID: q.ID, GPU: q.GPU, Type: q.Type, RingBytes: q.RingBytes}
-			if told, ok := snapshot[q.ID]; ok && (infos[n].RingBase == 0 || infos[n].RingBase == told.RingBase) {
-				known[n].Snapshot = &told
-			} else if infos[n].Source&gpreempt.FromMQD != 0 {
-				// What was certain of a queue stays so: the rest is told apart by it.
-				earlier := infos[n]
-				earlier.Note = ""
-				known[n].Snapshot = &earlier
+			if infos[n].Source != 0 { // what was certain stays so, and tells the rest apart
+				infos[n].Note = ""
+				known[n].Snapshot = &infos[n]
 			}
 		}
 		infos = debugfs.MatchQueues(known, dumps, o.gfxOf)

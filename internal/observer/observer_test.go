@@ -501,3 +501,28 @@ func TestADumpOfBeforeIsNotOfTheNextProcess(t *testing.T) {
 		}
 	})
 }
+
+func TestADumpWithoutAHeldQueueTakesNothingBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		key := w.start(7, 0)
+		const ring = 0x7f0000100000
+		w.with(func() {
+			w.snapshots[key] = map[uint32]gpreempt.QueueInfo{0: {Source: gpreempt.FromSnapshot, RingBase: ring, AQL: true}}
+		})
+		w.put(mqdsFile, "Process 7 PASID 7:\n"+mqd(ring, 0, 7))
+		w.run()
+		time.Sleep(5 * time.Second)
+		before := w.inventory.QueuesOf(key)[0].Info
+		if both := gpreempt.FromSnapshot | gpreempt.FromMQD; before.Source != both || !before.PriorityKnown || before.MQD == 0 {
+			t.Fatalf("known at first: %+v", before)
+		}
+		w.put(mqdsFile, "")
+		time.Sleep(time.Minute)
+		after := w.inventory.QueuesOf(key)[0].Info
+		after.Note = before.Note // it says that the dump lacks it
+		if diff := cmp.Diff(before, after); diff != "" {
+			t.Errorf("after a dump without it (-before +after):\n%s", diff)
+		}
+	})
+}

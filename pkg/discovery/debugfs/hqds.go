@@ -108,23 +108,12 @@ type hqdParser struct {
 }
 
 func (p *hqdParser) run() error {
-	for {
-		line, whole, ok := p.next()
-		if !ok {
-			p.endSlot(true)
-			p.endNode()
-			return nil
-		}
-		var err error
-		if whole {
-			err = p.read(line)
-		} else {
-			err = p.torn(line)
-		}
-		if err != nil {
-			return err
-		}
+	if err := p.each(p.read, p.torn); err != nil {
+		return err
 	}
+	p.endSlot(true)
+	p.endNode()
+	return nil
 }
 
 // hqdIndent is how far rows are indented.

@@ -28,6 +28,24 @@ func (l *lines) next() (line []byte, whole, ok bool) {
 	return line, true, true
 }
 
+// each gives the lines to read, and a last one that was cut to torn, until there
+// are no more or one of them has an error.
+func (l *lines) each(read, torn func(line []byte) error) error {
+	for {
+		line, whole, ok := l.next()
+		if !ok {
+			return nil
+		}
+		take := read
+		if !whole {
+			take = torn
+		}
+		if err := take(line); err != nil {
+			return err
+		}
+	}
+}
+
 // scan reads the fields of one line from left to right. What comes after the
 // first that is not as wanted is not read.
 type scan struct {

@@ -124,23 +124,12 @@ const (
 )
 
 func (p *mqdParser) run() error {
-	for {
-		line, whole, ok := p.next()
-		if !ok {
-			p.endQueue(true)
-			p.endProcess()
-			return nil
-		}
-		var err error
-		if whole {
-			err = p.read(line)
-		} else {
-			err = p.torn(line)
-		}
-		if err != nil {
-			return err
-		}
+	if err := p.each(p.read, p.torn); err != nil {
+		return err
 	}
+	p.endQueue(true)
+	p.endProcess()
+	return nil
 }
 
 // mqdIndent is how far rows are indented.

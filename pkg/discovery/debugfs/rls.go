@@ -50,20 +50,20 @@ type rlsParser struct {
 const rlsIndent = 2
 
 func (p *rlsParser) run() error {
-	for {
-		line, whole, ok := p.next()
-		if !ok {
-			p.endRunlist()
-			return nil
-		}
-		if !whole && (len(line) != fullRow(rlsIndent) || !isRow(line, rlsIndent)) {
-			p.skipped(p.line, "the text ends within a line, which is passed over", line)
-			continue
-		}
-		if err := p.read(line); err != nil {
-			return err
-		}
+	if err := p.each(p.read, p.torn); err != nil {
+		return err
 	}
+	p.endRunlist()
+	return nil
+}
+
+// torn reads a last line that was cut, if it is whole by its length.
+func (p *rlsParser) torn(line []byte) error {
+	if len(line) != fullRow(rlsIndent) || !isRow(line, rlsIndent) {
+		p.skipped(p.line, "the text ends within a line, which is passed over", line)
+		return nil
+	}
+	return p.read(line)
 }
 
 func (p *rlsParser) read(line []byte) error {
