@@ -111,7 +111,7 @@ var table = []struct {
 	{"pkg/client", rule{imports: []string{apiV1, "internal/errgrpc", "pkg/gpreempt"}}},
 	{"internal/kfdtrace", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/demo", rule{imports: []string{
-		apiV1, simV1, "internal/errgrpc", "internal/gpusim", "internal/version", "internal/words", "pkg/client", "pkg/gpreempt",
+		apiV1, simV1, "internal/errgrpc", "internal/gpusim", "internal/hrtimer", "internal/version", "internal/words", "pkg/client", "pkg/gpreempt",
 	}}},
 	{"internal/cli", rule{imports: []string{
 		apiV1, simV1, "internal/demo", "internal/errgrpc", "internal/gpusim", "internal/kfdtrace", "internal/version", "internal/words", "pkg/client",

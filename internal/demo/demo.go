@@ -125,10 +125,11 @@ func open(ctx context.Context, o Options) (*stage, error) {
 	}
 	s := &stage{socket: filepath.Join(dir, "gpreemptd.sock")}
 	s.undo = append(s.undo, func() error { return os.RemoveAll(dir) })
-	stop, err := startDaemon(ctx, o, dir, s.socket)
+	pid, stop, err := startDaemon(ctx, o, dir, s.socket)
 	if err != nil {
 		return nil, errors.Join(err, s.close())
 	}
+	s.daemon = pid
 	s.undo = append(s.undo, stop)
 	if err := s.connect(ctx); err != nil {
 		return nil, errors.Join(err, s.close())
@@ -137,10 +138,10 @@ func open(ctx context.Context, o Options) (*stage, error) {
 }
 
 // startDaemon runs gpreemptd on a simulated machine and returns once it serves.
-func startDaemon(ctx context.Context, o Options, dir, socket string) (stop func() error, err error) {
+func startDaemon(ctx context.Context, o Options, dir, socket string) (pid int, stop func() error, err error) {
 	config := filepath.Join(dir, "gpreemptd.yaml")
 	if err := os.WriteFile(config, []byte(configYAML), 0o600); err != nil {
-		return nil, fmt.Errorf("demo: %w", err)
+		return 0, nil, fmt.Errorf("demo: %w", err)
 	}
 	cmd := exec.CommandContext(ctx, o.Daemon, //nolint:gosec // G204: the daemon is the one whoever runs the demo named
 		"serve", "--config", config, "--socket", socket, "--sim", o.Machine,
@@ -149,9 +150,9 @@ func startDaemon(ctx context.Context, o Options, dir, socket string) (stop func(
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 10 * time.Second
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("demo: start %s: %w", o.Daemon, err)
+		return 0, nil, fmt.Errorf("demo: start %s: %w", o.Daemon, err)
 	}
-	return func() error {
+	return cmd.Process.Pid, func() error {
 		if err := cmd.Process.Signal(os.Interrupt); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			return fmt.Errorf("demo: stop the daemon: %w", err)
 		}
@@ -169,6 +170,7 @@ type stage struct {
 	offline *grpc.ClientConn
 	online  *grpc.ClientConn
 	queue   uint32
+	daemon  int   // its pid
 	pid     int32 // of the last job
 	// learned is what the daemon learned of the last protected job.
 	learnedSuspend, learnedResume time.Duration
@@ -220,16 +222,22 @@ func (s *stage) play(ctx context.Context, arm Arm, duration time.Duration) (*Run
 	if err != nil {
 		return nil, err
 	}
+	yard, err := layYardstick(os.Getpid(), s.daemon)
+	if err != nil {
+		return nil, err
+	}
 	started := time.Now()
 	if arm == OfflineAlone {
 		err = sleep(ctx, duration)
 	} else {
 		err = s.serve(ctx, run, arm == Protected, duration)
 	}
-	if err != nil {
+	run.Seconds = time.Since(started).Seconds()
+	late, own, lateErr := yard.take()
+	if err := errors.Join(err, lateErr); err != nil {
 		return nil, err
 	}
-	run.Seconds = time.Since(started).Seconds()
+	run.LateMS, run.OwnCPU = late, own
 	if arm == OnlineAlone {
 		return run, nil
 	}
