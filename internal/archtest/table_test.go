@@ -119,12 +119,27 @@ var table = []struct {
 	}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/demo", "internal/version", "pkg/gpreempt"}}},
 
+	// The emulated machine: real programs on the rules of the driver and the modelled GPUs.
+	{"internal/seccomp", rule{kernel: true, unsafe: true}},
+	{"internal/kfdemu/abi", rule{stdOnly: true}},
+	{"internal/kfdemu/drm", rule{stdOnly: true}},
+	{"internal/kfdemu/tree", rule{imports: []string{"internal/kfdemu/drm"}, kernel: true}},
+	{"internal/kfdemu/host", rule{imports: []string{"internal/kfdrules", "pkg/gpreempt"}, kernel: true}},
+	{"internal/kfdemu/engine", rule{imports: []string{"internal/gpusim", "internal/hrtimer", "internal/kfdemu/abi", "pkg/gpreempt"}, stdOnly: true, unsafe: true}},
+	{"internal/kfdemu", rule{imports: []string{
+		"internal/gpusim", "internal/hrtimer", "internal/kfdemu/drm", "internal/kfdemu/engine", "internal/kfdemu/host", "internal/kfdemu/tree",
+		"internal/kfdrules", "internal/seccomp", "pkg/gpreempt", "pkg/kfd",
+	}, kernel: true}},
+	{"cmd/kfdemu", rule{imports: []string{"internal/gpusim", "internal/kfdemu", "internal/kfdrules", "internal/version"}}},
+
 	// Test files only, or what runs them: they run the built binaries, measure, and
 	// compare the fake driver with the real one.
 	{"internal/conformance", rule{imports: []string{"pkg/gpreempt", "pkg/kfd", "pkg/kfd/kfdtest"}, kernel: true}},
 	{"internal/vm", rule{}},
 	{"internal/vm/init", rule{imports: []string{"internal/vm"}, kernel: true}},
 	{"internal/vm/run", rule{imports: []string{"internal/vm"}}},
+	{"internal/e2e/kfdwork", rule{imports: []string{"internal/kfdemu/abi", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"internal/e2e/kfdclient", rule{imports: []string{"internal/e2e/kfdwork"}}},
 	{"internal/e2e", rule{}},
 	{"internal/bench", rule{}},
 }

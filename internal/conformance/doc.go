@@ -26,7 +26,7 @@
 // Actors are processes, made when they are first named; T is the main thread of
 // process T and T.1, T.2 are others. "start VERB" does not wait for the answer,
 // "blocked" waits until the call sleeps in the driver, "await" until it returns. The
-// other verbs are in verbs_test.go, verbs_trap_test.go and, those about processes, in
+// other verbs are in the files verbs_*_test.go and, those about processes, in
 // play_test.go; attach and runtime stand for several (names_test.go). Masks are
 // numbers or names joined by "+", such as runtime+new; a process's name stands for
 // its pid, g0 and g1 for GPUs.

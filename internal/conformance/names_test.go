@@ -134,6 +134,16 @@ func (p *play) number(key, value string, a *actor) (string, error) {
 		}
 		id, err := p.id(name)
 		return before + id + after, err
+	case "to": // GPUs
+		words := strings.Split(value, ",")
+		for i, word := range words {
+			id, err := p.number("gpu", word, a)
+			if err != nil {
+				return "", err
+			}
+			words[i] = id
+		}
+		return strings.Join(words, ","), nil
 	case "ids", "words":
 		words := strings.Split(value, ",")
 		for i, word := range words {

@@ -2,8 +2,10 @@ package kfdrules
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // Config says what driver and what GPUs there are.
@@ -12,12 +14,100 @@ type Config struct {
 	Profile string
 	// Nodes are the GPU nodes, in the driver's order; none is allowed.
 	Nodes []Node
+	// CPUNodes is how many nodes of the topology are CPUs, 0 stands for 1.
+	CPUNodes int
 	// NoHWS is the module parameter sched_policy=2: the driver schedules without
 	// firmware, and cannot debug.
 	NoHWS bool
 	// Now gives CLOCK_BOOTTIME in nanoseconds, for SMI events. It is called with the
 	// driver's lock held. Nil counts microseconds, one for each event.
 	Now func() int64
+	// Queue, if not nil, is told of each queue before the hardware first learns of it, and
+	// when it never will again (init_mqd, free_mqd), with the driver's lock held: it must
+	// not call the driver.
+	Queue func(q MappedQueue, born bool)
+	// Clock reads the clocks of GET_CLOCK_COUNTERS, and Raw of it says what is left of a
+	// wait for events. It is called with the driver's lock held. Nil counts from New on,
+	// by package time.
+	Clock func() Clocks
+	// After has wake called when d has passed, unless stop is called before, which may be
+	// at any time. Both are called with the driver's lock held, which wake takes: After
+	// must not call it, and stop must not wait for it. Nil is time.AfterFunc.
+	After func(d time.Duration, wake func()) (stop func())
+	// Offsets, if not nil, are the mmap offsets handed out instead of the driver's own.
+	Offsets *Offsets
+}
+
+// Clocks are what clocks say at one moment.
+type Clocks struct {
+	// Raw and Boot are CLOCK_MONOTONIC_RAW and CLOCK_BOOTTIME, in nanoseconds.
+	Raw, Boot int64
+	// GPU is the counter of the GPUs, 100 MHz.
+	GPU uint64
+}
+
+// clocksSince is Config.Clock for who gives none.
+func clocksSince(start time.Time) func() Clocks {
+	return func() Clocks {
+		ns := time.Since(start).Nanoseconds()
+		return Clocks{Raw: ns, Boot: ns, GPU: uint64(ns / 10)}
+	}
+}
+
+// afterFunc is Config.After for who gives none.
+func afterFunc(d time.Duration, wake func()) (stop func()) {
+	timer := time.AfterFunc(d, wake)
+	return func() { timer.Stop() }
+}
+
+// Offsets are the mmap offsets of what is not memory. The driver's own have bit 63
+// set, or as much as no file but a device can be mapped at. They are called with the
+// driver's lock held: they must not wait and must not call the driver.
+type Offsets struct {
+	// Doorbells gives the offset of a process's doorbells on a GPU, which are
+	// DoorbellBytes long. Its lowest 13 bits are 0.
+	Doorbells func(gpreempt.GPUID) uint64
+	// Events is that of the page of a process's signal events, which is EventBytes long.
+	Events uint64
+	// MMIO gives that of the page with the registers remapped for processes.
+	MMIO func(gpreempt.GPUID) uint64
+}
+
+// DoorbellBytes is the length of a process's doorbells on a GPU
+// (kfd_doorbell_process_slice), EventBytes that of the page of its signal events
+// (KFD_SIGNAL_EVENT_LIMIT times 8).
+const (
+	DoorbellBytes = 8192
+	EventBytes    = 8 * 4096
+)
+
+// The driver's own (KFD_MMAP_TYPE_*, KFD_MMAP_GPU_ID); KFD_MMAP_TYPE_MMIO is 0.
+const (
+	mmapDoorbells = 3 << 62
+	mmapEvents    = 2 << 62
+)
+
+func mmapGPU(id gpreempt.GPUID) uint64 { return uint64(id&0xffff) << 46 }
+
+func (cfg *Config) eventPage() uint64 {
+	if cfg.Offsets != nil {
+		return cfg.Offsets.Events
+	}
+	return mmapEvents
+}
+
+func (cfg *Config) mmio(id gpreempt.GPUID) uint64 {
+	if cfg.Offsets != nil {
+		return cfg.Offsets.MMIO(id)
+	}
+	return mmapGPU(id)
+}
+
+func (cfg *Config) doorbells(id gpreempt.GPUID) uint64 {
+	if cfg.Offsets != nil {
+		return cfg.Offsets.Doorbells(id)
+	}
+	return mmapDoorbells | mmapGPU(id)
 }
 
 // Node is a GPU node: a GPU, or a partition of one.
@@ -33,6 +123,8 @@ type Node struct {
 	NoDebugFirmware bool
 	// NoGWSDebug: processes that use GWS cannot be debugged.
 	NoGWSDebug bool
+	// VRAM is the memory in bytes, 0 stands for 192 GiB.
+	VRAM uint64
 }
 
 // mes tells whether the firmware schedules queue by queue.
@@ -95,6 +187,10 @@ type profile struct {
 	smiInside bool
 	// dequeueFirst: a dying target's queues go before debugging is disabled.
 	dequeueFirst bool
+	// eventAge: who waits for events can say how old they were when it looked last.
+	eventAge bool
+	// waitLimit is how many events a wait may name.
+	waitLimit uint32
 	// gfx950 is known.
 	gfx950 bool
 }
@@ -108,11 +204,11 @@ func Profiles() []string {
 }
 
 func profileOf(name string) (profile, error) {
-	p := profile{minor: 13, deviceInfoSize: 120, lastIoctl: 0x26, smiFIFO: 1024, smiNeedsBit: true}
+	p := profile{minor: 13, deviceInfoSize: 120, lastIoctl: 0x26, smiFIFO: 1024, smiNeedsBit: true, waitLimit: maxWaiters}
 	if name == "6.5" {
 		return p, nil
 	}
-	p.minor, p.enotty, p.arrayChecks = 17, true, true
+	p.minor, p.enotty, p.arrayChecks, p.eventAge = 17, true, true, true
 	switch name {
 	case "6.12":
 		return p, nil
@@ -131,7 +227,7 @@ func profileOf(name string) (profile, error) {
 		p.minor, p.lastIoctl, p.deviceInfoSize = 23, 0x28, 128
 		p.contexts, p.enableUnwinds, p.destroyRecovers = true, true, true
 		p.smiFIFO, p.smiNeedsBit, p.smiInside = 8192, false, true
-		p.dequeueFirst, p.gfx950 = true, true
+		p.dequeueFirst, p.gfx950, p.waitLimit = true, true, kfd.SignalEventLimit
 		return p, nil
 	}
 	return p, fmt.Errorf("no profile %q: there are %q", name, Profiles())

@@ -23,6 +23,7 @@ const (
 	EBUSY      = syscall.EBUSY
 	EEXIST     = syscall.EEXIST
 	ENODEV     = syscall.ENODEV
+	EADDRINUSE = syscall.EADDRINUSE
 	EINVAL     = syscall.EINVAL
 	ENOTTY     = syscall.ENOTTY
 	ENOSPC     = syscall.ENOSPC
@@ -88,12 +89,34 @@ const (
 	reqDbgWaveControl  kfd.Request = 0x40104B10
 )
 
-// handlers are the ioctls that have rules here; the others answer ENOSYS.
+// handlers are the ioctls.
 var handlers = map[kfd.Request]handler{
 	kfd.ReqGetVersion:             (*Driver).getVersion,
 	kfd.ReqCreateQueue:            (*Driver).createQueue,
 	kfd.ReqDestroyQueue:           (*Driver).destroyQueue,
+	kfd.ReqSetMemoryPolicy:        (*Driver).setMemoryPolicy,
+	kfd.ReqGetClockCounters:       (*Driver).clockCounters,
+	kfd.ReqGetProcessApertures:    (*Driver).aperturesOld,
 	kfd.ReqUpdateQueue:            (*Driver).updateQueue,
+	kfd.ReqCreateEvent:            (*Driver).createEvent,
+	kfd.ReqDestroyEvent:           (*Driver).destroyEvent,
+	kfd.ReqSetEvent:               (*Driver).setEvent,
+	kfd.ReqResetEvent:             (*Driver).resetEvent,
+	kfd.ReqWaitEvents:             (*Driver).waitEvents,
+	kfd.ReqSetScratchBackingVA:    (*Driver).setScratchBackingVA,
+	kfd.ReqGetTileConfig:          (*Driver).tileConfig,
+	kfd.ReqSetTrapHandler:         (*Driver).setTrapHandler,
+	kfd.ReqAllocMemoryOfGPU:       (*Driver).allocMemory,
+	kfd.ReqFreeMemoryOfGPU:        (*Driver).freeMemory,
+	kfd.ReqMapMemoryToGPU:         (*Driver).mapMemory,
+	kfd.ReqUnmapMemoryFromGPU:     (*Driver).unmapMemory,
+	kfd.ReqGetQueueWaveState:      (*Driver).waveState,
+	kfd.ReqGetDmabufInfo:          (*Driver).dmabufInfo,
+	kfd.ReqImportDmabuf:           (*Driver).importDmabuf,
+	kfd.ReqSVM:                    (*Driver).svmCall,
+	kfd.ReqSetXnackMode:           (*Driver).setXnackMode,
+	kfd.ReqAvailableMemory:        (*Driver).availableMemory,
+	kfd.ReqExportDmabuf:           (*Driver).exportDmabuf,
 	kfd.ReqSetCUMask:              (*Driver).setCUMask,
 	kfd.ReqAllocQueueGWS:          (*Driver).allocQueueGWS,
 	kfd.ReqAcquireVM:              (*Driver).acquireVM,
@@ -113,17 +136,7 @@ var handlers = map[kfd.Request]handler{
 // requests has the driver's own request for each number.
 var requests = func() map[uint8]kfd.Request {
 	m := map[uint8]kfd.Request{}
-	for _, req := range []kfd.Request{
-		kfd.ReqGetVersion, kfd.ReqCreateQueue, kfd.ReqDestroyQueue, kfd.ReqSetMemoryPolicy, kfd.ReqGetClockCounters,
-		kfd.ReqGetProcessApertures, kfd.ReqUpdateQueue, kfd.ReqCreateEvent, kfd.ReqDestroyEvent, kfd.ReqSetEvent,
-		kfd.ReqResetEvent, kfd.ReqWaitEvents, reqDbgRegister, reqDbgUnregister, reqDbgAddressWatch, reqDbgWaveControl,
-		kfd.ReqSetScratchBackingVA, kfd.ReqGetTileConfig, kfd.ReqSetTrapHandler, kfd.ReqGetProcessAperturesNew,
-		kfd.ReqAcquireVM, kfd.ReqAllocMemoryOfGPU, kfd.ReqFreeMemoryOfGPU, kfd.ReqMapMemoryToGPU,
-		kfd.ReqUnmapMemoryFromGPU, kfd.ReqSetCUMask, kfd.ReqGetQueueWaveState, kfd.ReqGetDmabufInfo,
-		kfd.ReqImportDmabuf, kfd.ReqAllocQueueGWS, kfd.ReqSMIEvents, kfd.ReqSVM, kfd.ReqSetXnackMode, kfd.ReqCRIUOp,
-		kfd.ReqAvailableMemory, kfd.ReqExportDmabuf, kfd.ReqRuntimeEnable, kfd.ReqDbgTrap, kfd.ReqCreateProcess,
-		kfd.ReqProfiler,
-	} {
+	for req := range handlers {
 		m[req.Number()] = req
 	}
 	return m
@@ -161,11 +174,7 @@ func (d *Driver) Ioctl(t Task, f *File, req kfd.Request, arg Memory) (r1 uintptr
 	if own&dirIn != 0 && !read(arg, c.data[:c.usize]) {
 		return 0, EFAULT
 	}
-	handle := handlers[own]
-	if handle == nil {
-		return 0, ENOSYS
-	}
-	n, err := handle(d, c)
+	n, err := handlers[own](d, c)
 	if own&dirOut != 0 && !writeAt(arg, 0, c.data[:c.usize]) {
 		return 0, EFAULT
 	}
@@ -186,7 +195,7 @@ func (d *Driver) noLonger(*call) (int, errno) { return 0, EPERM }
 // aperturesNew is kfd_ioctl_get_process_apertures_new.
 func (d *Driver) aperturesNew(c *call) (int, errno) {
 	p, room := c.p, int(c.u32(8))
-	if room > len(d.gpus)+1 { // the topology has a node for the CPU, too
+	if room > len(d.gpus)+max(d.cfg.CPUNodes, 1) { // all nodes of the topology
 		return 0, EINVAL
 	}
 	d.lock(c, &p.mutex)
@@ -196,20 +205,26 @@ func (d *Driver) aperturesNew(c *call) (int, errno) {
 		return 0, 0
 	}
 	n := min(room, len(p.pdds))
+	c.put32(8, uint32(n))
+	if !writeAt(c.pointer(0), 0, apertureEntries(p.pdds[:n])) {
+		return 0, EFAULT
+	}
+	return 0, 0
+}
+
+// apertureEntrySize is sizeof(struct kfd_process_device_apertures).
+const apertureEntrySize = 56
+
+func apertureEntries(pdds []*pdd) []byte {
 	var b []byte
-	for _, x := range p.pdds[:n] {
+	for _, x := range pdds {
 		a := aperturesOf(x)
 		for _, v := range []uint64{a.ldsBase, a.ldsLimit, a.scratchBase, a.scratchLimit, a.gpuvmBase, a.gpuvmLimit} {
 			b = binary.NativeEndian.AppendUint64(b, v)
 		}
-		b = binary.NativeEndian.AppendUint32(b, uint32(x.gpu.node.ID))
-		b = binary.NativeEndian.AppendUint32(b, 0)
+		b = append(b, u32s(uint32(x.gpu.node.ID), 0)...)
 	}
-	c.put32(8, uint32(n))
-	if !writeAt(c.pointer(0), 0, b) {
-		return 0, EFAULT
-	}
-	return 0, 0
+	return b
 }
 
 // apertures are those of every GPU (kfd_init_apertures_v9).

@@ -10,6 +10,7 @@ package kfdrules
 import (
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -36,8 +37,13 @@ type Driver struct {
 	changes uint64
 	// waiting has the calls that wait, and whether a signal ends it.
 	waiting map[*call]bool
+	// eventWaits are those of them that wait for events. They look again when an event
+	// changes that they wait for, and not at every change of the driver's.
+	eventWaits map[*eventWait]bool
 	// locked counts the resets under way (kfd_locked).
 	locked int
+	// serial is the last queue's.
+	serial uint64
 	// clock stands in for Config.Now.
 	clock int64
 }
@@ -58,6 +64,9 @@ type Step struct {
 	// NoQueue for none.
 	Process int32
 	Queue   uint32
+	// Queues are those that will be in the runlist of a StepMap, in the driver's order,
+	// or the one of a StepAdd or StepRemove; of other steps none.
+	Queues []MappedQueue
 }
 
 // StepKind says what kind of step.
@@ -94,7 +103,13 @@ func New(cfg Config, hook func(Step) Outcome) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{cfg: cfg, prof: prof, hook: hook, waiting: map[*call]bool{}}
+	if cfg.Clock == nil {
+		cfg.Clock = clocksSince(time.Now())
+	}
+	if cfg.After == nil {
+		cfg.After = afterFunc
+	}
+	d := &Driver{cfg: cfg, prof: prof, hook: hook, waiting: map[*call]bool{}, eventWaits: map[*eventWait]bool{}}
 	d.changed = sync.NewCond(&d.mu)
 	for _, n := range cfg.Nodes {
 		n.XCCs = max(n.XCCs, 1)
@@ -108,6 +123,9 @@ func New(cfg Config, hook func(Step) Outcome) (*Driver, error) {
 func (d *Driver) Wake() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for w := range d.eventWaits {
+		w.cond.Signal()
+	}
 	d.note()
 }
 

@@ -79,6 +79,7 @@ func (d *Driver) sendRuntimeEvent(c *call, p *process) errno {
 			return ENODEV
 		}
 		d.evict(c, x) // kfd_dqm_evict_pasid; nobody restores it
+		p.signalFault(orImprecise(x.fault, x.gpu))
 		mask &^= violation
 	}
 	if runtime := kfd.ECProcessRuntime.Mask(); mask&runtime != 0 {
@@ -200,6 +201,28 @@ func (d *Driver) Raise(mm MM, id gpreempt.GPUID, queue uint32, mask kfd.Exceptio
 		return false
 	}
 	c := &call{d: d}
+	return d.interrupt(c, p, g, queue, mask, nil)
+}
+
+// Fault is a memory access of a process that a GPU could not make: the interrupt of
+// it (event_interrupt_wq_v9). The process is told by its memory events, if no debugger
+// wants to know; its queues leave the GPU for good.
+func (d *Driver) Fault(mm MM, id gpreempt.GPUID, fault MemoryFault) {
+	d.mu.Lock()
+	defer d.leave()
+	p, g := d.byMM(mm), d.gpu(id)
+	if p == nil || g == nil {
+		return
+	}
+	d.emit(g, kfd.SMIVMFault, 0, "%x:%s\n", uint32(p.pid), p.lead.Comm())
+	d.interrupt(&call{d: d}, p, g, kfd.NoQueue, kfd.ECDeviceMemoryViolation.Mask(), fault.data(g))
+}
+
+// interrupt is kfd_set_dbg_ev_from_interrupt.
+func (d *Driver) interrupt(c *call, p *process, g *gpu, queue uint32, mask kfd.ExceptionMask, fault []byte) bool {
+	if x := p.pdd(uint32(g.node.ID)); p.enabled && x.fault == nil && mask.Has(kfd.ECDeviceMemoryViolation) {
+		x.fault = fault
+	}
 	if d.raise(c, p, g, mask, queue, nil) {
 		return true
 	}
@@ -214,7 +237,8 @@ func (d *Driver) Raise(mm MM, id gpreempt.GPUID, queue uint32, mask kfd.Exceptio
 		q.sent |= mask
 		return true
 	case mask.Has(kfd.ECDeviceMemoryViolation):
-		d.evict(c, p.pdd(uint32(id)))
+		d.evict(c, p.pdd(uint32(g.node.ID)))
+		p.signalFault(orImprecise(fault, g))
 		return true
 	}
 	return false

@@ -28,6 +28,9 @@ type gpu struct {
 	resets    uint32
 	smi       []*SMIStream
 
+	// vramUsed counts bytes, vramUsedAligned what AVAILABLE_MEMORY takes off.
+	vramUsed, vramUsedAligned uint64
+
 	unmaps, maps, adds, removes int
 	graces                      []uint32
 	cycled                      map[int32]int
@@ -49,6 +52,13 @@ func (d *Driver) step(c *call, kind StepKind, g *gpu, p *process, q *queue) errn
 	}
 	if d.hook != nil {
 		s := Step{Kind: kind, GPU: g.node.ID, Op: c.op, Caller: c.caller, Process: p.pid, Queue: id}
+		switch kind {
+		case StepMap:
+			s.Queues = mappedQueues(d.activeOn(g))
+		case StepAdd, StepRemove:
+			s.Queues = mappedQueues([]*queue{q})
+		case StepUnmap, StepShaderDebugger:
+		}
 		out := d.hook(s)
 		if out.Held != nil {
 			d.wait(c, func() bool { return !out.Held() })
@@ -247,6 +257,7 @@ func (d *Driver) StartReset(id gpreempt.GPUID) {
 	g.resetting = true
 	clear(g.mapped)
 	g.runlist = false
+	d.signalReset(g)
 	d.note()
 }
 

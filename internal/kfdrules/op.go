@@ -2,6 +2,7 @@ package kfdrules
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -25,6 +26,22 @@ func RequestOp(req kfd.Request) Op {
 		req = known
 	}
 	return Op(req.String())
+}
+
+// Ops are the names of all calls there are, sorted.
+func Ops() []Op {
+	ops := []Op{OpOpen}
+	for _, req := range requests {
+		ops = append(ops, RequestOp(req))
+	}
+	for op := kfd.TrapEnable; op <= kfd.TrapGetDeviceSnapshot; op++ {
+		ops = append(ops, TrapOp(op))
+	}
+	for op := kfd.CRIUOpProcessInfo; op <= kfd.CRIUOpResume; op++ {
+		ops = append(ops, CRIUOp(op))
+	}
+	slices.Sort(ops)
+	return ops
 }
 
 // Described is what can be read from a call's arguments before it is made.

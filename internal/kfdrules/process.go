@@ -20,7 +20,11 @@ type process struct {
 	// queuesGone: its queues were taken down at the end.
 	queuesGone bool
 
+	// events is event_mutex: of the events of debuggers, and of signals.
 	mutex, events mutex
+	signals       signals
+	svm           []*svmRange // by address; none overlap
+	xnack         bool
 	pdds          []*pdd
 	queues        []*queue // the newest first, as in the driver's list
 	slots         [kfd.MaxQueues]bool
@@ -50,15 +54,22 @@ type pdd struct {
 	exceptions kfd.ExceptionMask
 	watches    uint32
 	gws        bool
+	// fault is what is known of ECDeviceMemoryViolation (vm_fault_exc_data).
+	fault []byte
+	// memory is by handle (alloc_idr), mmapped counts the mmap offsets given out.
+	memory  map[uint32]*object
+	mmapped uint64
 }
 
 // queue is struct queue and its properties.
 type queue struct {
 	id                                    uint32
+	serial                                uint64
 	pdd                                   *pdd
 	kind                                  uint32 // of uAPI
 	ring, write, read, ctx                uint64
 	size, percent, priority, ctxSize      uint32
+	ctlStackSize                          uint32
 	exceptions, sent                      kfd.ExceptionMask
 	suspended, evicted, active, destroyed bool
 	destroying                            bool
@@ -109,7 +120,7 @@ func (d *Driver) createProcess(t Task) (*process, errno) {
 
 // newProcess makes a process without a reference (create_process).
 func (d *Driver) newProcess(lead Task, mm MM) *process {
-	p := &process{lead: lead, pid: lead.TID(), mm: mm, table: true}
+	p := &process{lead: lead, pid: lead.TID(), mm: mm, table: true, xnack: len(d.gpus) == 0}
 	for _, g := range d.gpus {
 		p.pdds = append(p.pdds, &pdd{p: p, gpu: g})
 	}
@@ -222,6 +233,7 @@ func (d *Driver) bury() {
 				d.smiProcess(x, kfd.SMIProcessEnd)
 			}
 		}
+		p.freeAll()
 		d.procs = slices.DeleteFunc(d.procs, func(o *process) bool { return o == p })
 		d.note()
 	}
@@ -251,6 +263,7 @@ func (d *Driver) terminate(c *call, p *process) {
 		}
 		for _, q := range queues { // what did not work is followed by a reset of its waves
 			delete(g.mapped, q)
+			d.tellQueue(q, false)
 		}
 		d.unlock(&g.dqm)
 	}

@@ -74,20 +74,34 @@ func (d *Driver) newQueue(c *call, kind, percent uint32) (*queue, errno) {
 	q := &queue{
 		id: uint32(slot), pdd: x, kind: kind, exceptions: kfd.ECQueueNew.Mask(),
 		ring: c.u64(0), write: c.u64(8), read: c.u64(16), ctx: c.u64(72),
-		size: c.u32(32), percent: percent, priority: c.u32(48), ctxSize: c.u32(80),
+		size: c.u32(32), percent: percent, priority: c.u32(48), ctxSize: c.u32(80), ctlStackSize: c.u32(84),
 		evicted: x.evicted > 0, workaround: p.enabled && x.gpu.node.cwsrWorkaround(),
 	}
+	d.serial++
+	q.serial = d.serial
 	p.slots[slot] = true
+	d.tellQueue(q, true)
 	if err := d.start(c, q); err != 0 {
 		p.slots[slot] = false
+		d.tellQueue(q, false)
 		return nil, err
 	}
 	p.queues = slices.Insert(p.queues, 0, q)
 	c.put32(52, q.id)
-	c.put64(24, 3<<62|uint64(x.gpu.node.ID&0xffff)<<46|uint64(q.id)*8) // KFD_MMAP_TYPE_DOORBELL, KFD_MMAP_GPU_ID
+	c.put64(24, d.cfg.doorbells(x.gpu.node.ID)|uint64(q.doorbell()))
 	d.note()
 	return q, 0
 }
+
+func (d *Driver) tellQueue(q *queue, born bool) {
+	if d.cfg.Queue != nil {
+		d.cfg.Queue(mappedQueues([]*queue{q})[0], born)
+	}
+}
+
+// doorbell is where the queue's doorbell is among its process's on the GPU, in
+// bytes. The driver picks others for some queues.
+func (q *queue) doorbell() uint32 { return q.id * 8 }
 
 // start puts a new queue on its GPU (create_queue_cpsch).
 func (d *Driver) start(c *call, q *queue) (err errno) {
@@ -126,6 +140,7 @@ func (d *Driver) destroyQueue(c *call) (int, errno) {
 		q.destroyed = true
 		p.queues = slices.DeleteFunc(p.queues, func(o *queue) bool { return o == q })
 		p.slots[q.id] = false
+		d.tellQueue(q, false)
 		d.note()
 	}
 	return 0, err

@@ -10,9 +10,11 @@ import (
 
 // QueueState is one queue.
 type QueueState struct {
-	ID   uint32
-	GPU  gpreempt.GPUID
-	Type uint32
+	ID uint32
+	// Serial is never the same for two queues of a Driver.
+	Serial uint64
+	GPU    gpreempt.GPUID
+	Type   uint32
 	// Suspended, Evicted, Active and Destroying are the driver's flags.
 	Suspended, Evicted, Active, Destroying bool
 	// Running tells whether the queue is on the GPU: the driver's Active once the
@@ -22,11 +24,40 @@ type QueueState struct {
 	Exceptions, Sent kfd.ExceptionMask
 	// Size is that of the ring in bytes.
 	Size, Percent, Priority uint32
+	// Ring, Read and Write are the addresses of the ring and of its read and write
+	// indexes in the process, as it gave them.
+	Ring, Read, Write uint64
+	// Ctx and CtxSize are where waves are saved, and the bytes there.
+	Ctx     uint64
+	CtxSize uint32
+	// Doorbell is where the queue's is among the process's doorbells on the GPU, in
+	// bytes.
+	Doorbell uint32
+}
+
+// MappedQueue is a queue as the hardware learns of it.
+type MappedQueue struct {
+	// PID is the process's, MM its address space, nil if that has gone.
+	PID int32
+	MM  MM
+	QueueState
+}
+
+func mappedQueues(queues []*queue) []MappedQueue {
+	mapped := make([]MappedQueue, len(queues))
+	for i, q := range queues {
+		mapped[i] = MappedQueue{PID: q.pdd.p.pid, MM: q.pdd.p.mm, QueueState: q.state()}
+	}
+	return mapped
 }
 
 // ProcessState is one process of the driver's.
 type ProcessState struct {
 	PID int32
+	// MM is its address space, nil once that has gone. Secondary: it is a context made
+	// by CREATE_PROCESS, of which an address space may have several.
+	MM        MM
+	Secondary bool
 	// Alive: its address space is.
 	Alive bool
 	// Enabled: debugging is enabled, by Debugger as far as the driver knows, 0 if the
@@ -94,7 +125,7 @@ func (d *Driver) Process(mm MM) (ProcessState, bool) {
 
 func (p *process) state() ProcessState {
 	s := ProcessState{
-		PID: p.pid, Alive: p.mm != nil, Enabled: p.enabled, Debugged: p.debugged, Runtime: p.runtime, Mask: p.mask,
+		PID: p.pid, MM: p.mm, Secondary: p.secondary, Alive: p.mm != nil, Enabled: p.enabled, Debugged: p.debugged, Runtime: p.runtime, Mask: p.mask,
 		Exceptions: p.exceptions, Acks: p.acks, Paused: p.paused,
 	}
 	if p.debugger != nil {
@@ -104,13 +135,18 @@ func (p *process) state() ProcessState {
 		s.Evicted = append(s.Evicted, x.evicted)
 	}
 	for _, q := range p.queues {
-		s.Queues = append(s.Queues, QueueState{
-			ID: q.id, GPU: q.pdd.gpu.node.ID, Type: q.kind, Suspended: q.suspended, Evicted: q.evicted, Active: q.active,
-			Destroying: q.destroying, Running: q.pdd.gpu.mapped[q], Exceptions: q.exceptions, Sent: q.sent,
-			Size: q.size, Percent: q.percent, Priority: q.priority,
-		})
+		s.Queues = append(s.Queues, q.state())
 	}
 	return s
+}
+
+func (q *queue) state() QueueState {
+	return QueueState{
+		ID: q.id, Serial: q.serial, GPU: q.pdd.gpu.node.ID, Type: q.kind, Suspended: q.suspended, Evicted: q.evicted, Active: q.active,
+		Destroying: q.destroying, Running: q.pdd.gpu.mapped[q], Exceptions: q.exceptions, Sent: q.sent,
+		Size: q.size, Percent: q.percent, Priority: q.priority,
+		Ring: q.ring, Read: q.read, Write: q.write, Ctx: q.ctx, CtxSize: q.ctxSize, Doorbell: q.doorbell(),
+	}
 }
 
 // GPU gives the state of a GPU, false if there is none.

@@ -17,13 +17,19 @@
 //
 // A call that the driver would make wait blocks its goroutine. Everything waits on
 // what synctest knows, so a Machine made in a bubble works there; a Machine outside
-// of one is waited for with [Machine.Await]. Nothing sleeps or reads a clock.
+// of one is waited for with [Machine.Await]. Nothing sleeps, and only the timeout of
+// WAIT_EVENTS and GET_CLOCK_COUNTERS have to do with the clock, that of package time.
 //
 // # What is not faked
 //
-// There is no GPU memory: CREATE_QUEUE and UPDATE_QUEUE take any address for mapped,
-// and CREATE_QUEUE acquires the VM if the process has not. Calls about memory and
-// events, and the CRIU operations that copy, answer ENOSYS, which the driver never
+// GPU memory is counted, and nothing is behind it: CREATE_QUEUE and UPDATE_QUEUE, SVM
+// and memory of the process (AllocUserptr) take any address for mapped, no mmap offset
+// leads anywhere, memory of the host has no limit, and what the driver keeps for page
+// tables is not taken off AVAILABLE_MEMORY. CREATE_QUEUE acquires the VM if the process
+// has not, and ACQUIRE_VM takes any descriptor. A signal event is signalled by its
+// number alone: its slot in the event page is neither read nor written. No file is a
+// dma-buf, and EXPORT_DMABUF says that there is no room for one. GET_QUEUE_WAVE_STATE
+// finds no waves. The CRIU operations that copy answer ENOSYS, which the driver never
 // does. ptrace knows who traces whom and stops nobody.
 package kfdtest
 
@@ -58,6 +64,10 @@ type (
 	QueueState = kfdrules.QueueState
 	// GPUState is the state of a GPU node.
 	GPUState = kfdrules.GPUState
+	// MemoryFault is what a GPU says of an address it could not use.
+	MemoryFault = kfdrules.MemoryFault
+	// Allocation is GPU memory of a process.
+	Allocation = kfdrules.Allocation
 	// Op names a call: "open", "CREATE_QUEUE", "DBG_TRAP SUSPEND_QUEUES",
 	// "CRIU_OP UNPAUSE".
 	Op = kfdrules.Op

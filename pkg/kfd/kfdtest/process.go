@@ -275,6 +275,36 @@ func (p *Process) Raise(gpu gpreempt.GPUID, queue uint32, mask kfd.ExceptionMask
 	return old != nil && p.m.driver.Raise(old, gpu, queue, mask)
 }
 
+// SignalEvent has a GPU signal one of the process's events, as the end of a kernel
+// does (kfd_signal_event_interrupt).
+func (p *Process) SignalEvent(id uint32) {
+	if mm := p.addressSpace(); mm != nil {
+		p.m.driver.SignalEvent(mm, id)
+	}
+}
+
+// Fault has a GPU tell of an address of the process's that it could not use.
+func (p *Process) Fault(gpu gpreempt.GPUID, fault MemoryFault) {
+	if mm := p.addressSpace(); mm != nil {
+		p.m.driver.Fault(mm, gpu, fault)
+	}
+}
+
+// Allocations gives the process's GPU memory, by handle.
+func (p *Process) Allocations() []Allocation {
+	if mm := p.addressSpace(); mm != nil {
+		return p.m.driver.Allocations(mm)
+	}
+	return nil
+}
+
+// addressSpace gives nil once the process has none.
+func (p *Process) addressSpace() *mm {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	return p.mm
+}
+
 // Evict takes the process's queues off all GPUs the way a lack of memory does, and
 // Restore brings them back; SMI events tell of both.
 func (p *Process) Evict(trigger kfd.SMITrigger) error {

@@ -1,0 +1,154 @@
+package kfd
+
+import "structs"
+
+// The structures of GPU memory: of calls a process makes about itself.
+
+// AllocMemoryArgs is struct kfd_ioctl_alloc_memory_of_gpu_args.
+type AllocMemoryArgs struct {
+	_      structs.HostLayout
+	VAAddr uint64
+	Size   uint64 // bytes
+	Handle uint64 // set by the driver
+	// MmapOffset is where the process maps the memory from its render node, or for
+	// AllocMMIORemap from /dev/kfd. For AllocUserptr it is the address in the process,
+	// and given.
+	MmapOffset uint64
+	GPUID      uint32
+	Flags      uint32 // of the Alloc constants
+}
+
+// What Flags holds: KFD_IOC_ALLOC_MEM_FLAGS_*. The first five are kinds of memory,
+// the others attributes.
+const (
+	AllocVRAM         uint32 = 1 << 0
+	AllocGTT          uint32 = 1 << 1
+	AllocUserptr      uint32 = 1 << 2
+	AllocDoorbell     uint32 = 1 << 3
+	AllocMMIORemap    uint32 = 1 << 4
+	AllocContiguous   uint32 = 1 << 23
+	AllocExtCoherent  uint32 = 1 << 24
+	AllocUncached     uint32 = 1 << 25
+	AllocCoherent     uint32 = 1 << 26
+	AllocAQLQueueMem  uint32 = 1 << 27
+	AllocNoSubstitute uint32 = 1 << 28
+	AllocPublic       uint32 = 1 << 29
+	AllocExecutable   uint32 = 1 << 30
+	AllocWritable     uint32 = 1 << 31
+)
+
+// FreeMemoryArgs is struct kfd_ioctl_free_memory_of_gpu_args.
+type FreeMemoryArgs struct {
+	_      structs.HostLayout
+	Handle uint64
+}
+
+// MapMemoryArgs is struct kfd_ioctl_map_memory_to_gpu_args.
+type MapMemoryArgs struct {
+	_                 structs.HostLayout
+	Handle            uint64
+	DeviceIDsArrayPtr Pointer
+	NumDevices        uint32
+	// NumSuccess is how many are done already, and afterwards how many are now.
+	NumSuccess uint32
+}
+
+// UnmapMemoryArgs is struct kfd_ioctl_unmap_memory_from_gpu_args.
+type UnmapMemoryArgs struct {
+	_                 structs.HostLayout
+	Handle            uint64
+	DeviceIDsArrayPtr Pointer
+	NumDevices        uint32
+	NumSuccess        uint32 // as of MapMemoryArgs
+}
+
+// AvailableMemoryArgs is struct kfd_ioctl_get_available_memory_args.
+type AvailableMemoryArgs struct {
+	_         structs.HostLayout
+	Available uint64 // bytes, set by the driver
+	GPUID     uint32
+	Pad       uint32
+}
+
+// DmabufInfoArgs is struct kfd_ioctl_get_dmabuf_info_args.
+type DmabufInfoArgs struct {
+	_            structs.HostLayout
+	Size         uint64 // bytes, set by the driver
+	MetadataPtr  Pointer
+	MetadataSize uint32
+	GPUID        uint32 // set by the driver
+	Flags        uint32 // of the Alloc constants, set by the driver
+	DmabufFD     uint32
+}
+
+// ImportDmabufArgs is struct kfd_ioctl_import_dmabuf_args.
+type ImportDmabufArgs struct {
+	_        structs.HostLayout
+	VAAddr   uint64
+	Handle   uint64 // set by the driver
+	GPUID    uint32
+	DmabufFD uint32
+}
+
+// ExportDmabufArgs is struct kfd_ioctl_export_dmabuf_args.
+type ExportDmabufArgs struct {
+	_        structs.HostLayout
+	Handle   uint64
+	Flags    uint32 // of open(2)
+	DmabufFD uint32 // set by the driver
+}
+
+// SVMArgs is struct kfd_ioctl_svm_args. NumAttrs SVMAttributes follow it, and the
+// size in the request counts them.
+type SVMArgs struct {
+	_         structs.HostLayout
+	StartAddr uint64
+	Size      uint64 // bytes
+	Op        uint32 // of the SVMOp constants
+	NumAttrs  uint32
+}
+
+// SVMAttribute is struct kfd_ioctl_svm_attribute.
+type SVMAttribute struct {
+	_     structs.HostLayout
+	Type  uint32 // of the SVMAttr constants
+	Value uint32
+}
+
+// What SVMArgs.Op says: enum kfd_ioctl_svm_op.
+const (
+	SVMOpSetAttr uint32 = 0
+	SVMOpGetAttr uint32 = 1
+)
+
+// What SVMAttribute.Type says: enum kfd_ioctl_svm_attr_type.
+const (
+	SVMAttrPreferredLoc  uint32 = 0
+	SVMAttrPrefetchLoc   uint32 = 1
+	SVMAttrAccess        uint32 = 2
+	SVMAttrAccessInPlace uint32 = 3
+	SVMAttrNoAccess      uint32 = 4
+	SVMAttrSetFlags      uint32 = 5
+	SVMAttrClrFlags      uint32 = 6
+	SVMAttrGranularity   uint32 = 7 // pages, as a power of two
+)
+
+// The locations that are no GPU: enum kfd_ioctl_svm_location.
+const (
+	SVMLocationSysmem    uint32 = 0
+	SVMLocationUndefined uint32 = 0xffffffff
+)
+
+// The flags a range has from birth: KFD_IOCTL_SVM_FLAG_*.
+const (
+	SVMFlagHostAccess uint32 = 1
+	SVMFlagCoherent   uint32 = 2
+)
+
+// SetXnackModeArgs is struct kfd_ioctl_set_xnack_mode_args.
+type SetXnackModeArgs struct {
+	_ structs.HostLayout
+	// XnackEnabled is 0, 1 or, as a signed number, negative to ask, and afterwards what
+	// it is.
+	XnackEnabled uint32
+}

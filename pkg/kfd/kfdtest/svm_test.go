@@ -1,0 +1,194 @@
+package kfdtest_test
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// svmCall is a call with its attributes.
+type svmCall struct {
+	kfd.SVMArgs
+	Attrs [8]kfd.SVMAttribute
+}
+
+func (s *scene) svm(c *svmCall) error {
+	const header, attribute = 24, 8
+	req := kfd.ReqSVM&0xc000ffff | kfd.Request(header+attribute*c.NumAttrs)<<16
+	return s.do(req, kfd.PointerTo(c))
+}
+
+func attr(kind, value uint32) kfd.SVMAttribute { return kfd.SVMAttribute{Type: kind, Value: value} }
+
+func svmOf(op uint32, start, size uint64, attrs []kfd.SVMAttribute) *svmCall {
+	c := &svmCall{SVMArgs: kfd.SVMArgs{StartAddr: start, Size: size, Op: op, NumAttrs: uint32(len(attrs))}}
+	copy(c.Attrs[:], attrs)
+	return c
+}
+
+func (s *scene) svmSet(start, size uint64, attrs ...kfd.SVMAttribute) error {
+	return s.svm(svmOf(kfd.SVMOpSetAttr, start, size, attrs))
+}
+
+func (s *scene) svmGet(start, size uint64, attrs ...kfd.SVMAttribute) []kfd.SVMAttribute {
+	s.Helper()
+	c := svmOf(kfd.SVMOpGetAttr, start, size, attrs)
+	s.must(s.svm(c))
+	return c.Attrs[:len(attrs)]
+}
+
+const pages = 0x7f0000000000
+
+func TestAttributesOfAddressesNobodyTold(t *testing.T) {
+	onProfiles(t, hws, func(s *scene) {
+		s.same([]kfd.SVMAttribute{
+			attr(kfd.SVMAttrPreferredLoc, kfd.SVMLocationUndefined), attr(kfd.SVMAttrPrefetchLoc, kfd.SVMLocationUndefined),
+			attr(kfd.SVMAttrNoAccess, uint32(gpuA)), attr(kfd.SVMAttrSetFlags, 3), attr(kfd.SVMAttrClrFlags, ^uint32(3)),
+			attr(kfd.SVMAttrGranularity, 9),
+		}, s.svmGet(pages, 8192,
+			attr(kfd.SVMAttrPreferredLoc, 0), attr(kfd.SVMAttrPrefetchLoc, 0), attr(kfd.SVMAttrAccess, uint32(gpuA)),
+			attr(kfd.SVMAttrSetFlags, 0), attr(kfd.SVMAttrClrFlags, 0), attr(kfd.SVMAttrGranularity, 0)))
+		_, err := s.xnack(1)
+		s.must(err)
+		s.same([]kfd.SVMAttribute{attr(kfd.SVMAttrAccess, uint32(gpuA))}, s.svmGet(pages, 4096, attr(kfd.SVMAttrAccess, uint32(gpuA))))
+	})
+}
+
+func TestAttributesHoldForTheAddressesAlone(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		s.acquire(gpuA)
+		at := func(page uint64, n uint64, attrs ...kfd.SVMAttribute) {
+			s.Helper()
+			s.must(s.svmSet(pages+page*4096, n*4096, attrs...))
+		}
+		granularity := func(page uint64, n uint64) uint32 {
+			s.Helper()
+			return s.svmGet(pages+page*4096, n*4096, attr(kfd.SVMAttrGranularity, 0))[0].Value
+		}
+		at(2, 2, attr(kfd.SVMAttrGranularity, 4))
+		at(6, 1, attr(kfd.SVMAttrGranularity, 3))
+		at(3, 6, attr(kfd.SVMAttrGranularity, 5)) // over both, and what is between and behind
+		at(10, 1, attr(kfd.SVMAttrGranularity, 200))
+		at(4, 1, attr(kfd.SVMAttrGranularity, 1)) // in the middle of one
+		var got []uint32
+		for page := range uint64(12) {
+			got = append(got, granularity(page, 1))
+		}
+		s.same([]uint32{9, 9, 4, 5, 1, 5, 5, 5, 5, 9, 0x3f, 9}, got)
+		s.same(uint32(1), granularity(0, 20)) // the least
+		at(0, 20, attr(kfd.SVMAttrSetFlags, 0x10), attr(kfd.SVMAttrPreferredLoc, uint32(gpuB)))
+		at(0, 5, attr(kfd.SVMAttrClrFlags, 1), attr(kfd.SVMAttrPreferredLoc, 0))
+		s.same([]kfd.SVMAttribute{
+			attr(kfd.SVMAttrSetFlags, 0x12), attr(kfd.SVMAttrClrFlags, ^uint32(0x13)), attr(kfd.SVMAttrPreferredLoc, kfd.SVMLocationUndefined),
+		}, s.svmGet(pages, 20*4096, attr(kfd.SVMAttrSetFlags, 0), attr(kfd.SVMAttrClrFlags, 0), attr(kfd.SVMAttrPreferredLoc, 0)))
+		s.same([]kfd.SVMAttribute{attr(kfd.SVMAttrPreferredLoc, uint32(gpuB))},
+			s.svmGet(pages+5*4096, 15*4096, attr(kfd.SVMAttrPreferredLoc, 0)))
+	})
+}
+
+func TestRangeBeforeAnotherKeepsItsOwn(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		s.acquire(gpuA)
+		s.must(s.svmSet(pages+15*4096, 4096, attr(kfd.SVMAttrPreferredLoc, uint32(gpuA))))
+		s.must(s.svmSet(pages+12*4096, 4096, attr(kfd.SVMAttrPreferredLoc, uint32(gpuB))))
+		s.must(s.svmSet(pages, 20*4096, attr(kfd.SVMAttrSetFlags, 0x10)))
+		var got []uint32
+		for _, page := range []uint64{11, 12, 13, 15, 16} {
+			got = append(got, s.svmGet(pages+page*4096, 4096, attr(kfd.SVMAttrPreferredLoc, 0))[0].Value)
+		}
+		const none = kfd.SVMLocationUndefined
+		s.same([]uint32{none, uint32(gpuB), none, uint32(gpuA), none}, got)
+	})
+}
+
+func TestAccessOfGPUs(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		s.acquire(gpuA)
+		access := func(gpu gpreempt.GPUID) uint32 {
+			return s.svmGet(pages, 8192, attr(kfd.SVMAttrAccess, uint32(gpu)))[0].Type
+		}
+		s.must(s.svmSet(pages, 8192, attr(kfd.SVMAttrAccess, uint32(gpuA)), attr(kfd.SVMAttrAccessInPlace, uint32(gpuB))))
+		s.same([]uint32{kfd.SVMAttrAccess, kfd.SVMAttrAccessInPlace}, []uint32{access(gpuA), access(gpuB)})
+		s.must(s.svmSet(pages, 4096, attr(kfd.SVMAttrAccessInPlace, uint32(gpuA)), attr(kfd.SVMAttrNoAccess, uint32(gpuB))))
+		s.same([]uint32{kfd.SVMAttrNoAccess, kfd.SVMAttrNoAccess}, []uint32{access(gpuA), access(gpuB)})
+	})
+}
+
+func TestAddressesAreOfOneKindOfMemory(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		handle := s.alloc(gpuA, kfd.AllocVRAM, 4096)
+		va := s.job.Allocations()[0].VA
+		_, err := s.mapTo(handle, 0, gpuA)
+		s.must(err)
+		s.want(unix.EADDRINUSE, s.svmSet(va-4096, 2*4096))
+		s.must(s.svmSet(va+4096, 4096))
+		args := kfd.AllocMemoryArgs{VAAddr: va + 4096, Size: 4096, GPUID: uint32(gpuA), Flags: kfd.AllocGTT}
+		s.want(unix.EADDRINUSE, s.do(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)))
+		args = kfd.AllocMemoryArgs{Size: 4096, GPUID: uint32(gpuA), Flags: kfd.AllocUserptr, MmapOffset: va + 4096}
+		s.want(unix.EADDRINUSE, s.do(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)))
+	})
+}
+
+func TestSVMCallsAreChecked(t *testing.T) {
+	onProfiles(t, hws, func(s *scene) {
+		flags := []kfd.SVMAttribute{attr(kfd.SVMAttrSetFlags, 1)}
+		s.want(unix.EINVAL, s.svmSet(pages, 4096, flags...)) // before the first VM
+		s.acquire(gpuA)
+		s.must(s.svmSet(pages, 4096, flags...))
+		for _, c := range []*svmCall{
+			svmOf(kfd.SVMOpSetAttr, pages+1, 4096, flags),
+			svmOf(kfd.SVMOpSetAttr, pages, 4095, flags),
+			svmOf(kfd.SVMOpSetAttr, 0, 4096, flags),
+			svmOf(kfd.SVMOpSetAttr, pages, 0, flags),
+			svmOf(2, pages, 4096, flags),
+			svmOf(kfd.SVMOpSetAttr, pages, 4096, []kfd.SVMAttribute{attr(8, 0)}),
+			svmOf(kfd.SVMOpSetAttr, pages, 4096, []kfd.SVMAttribute{attr(kfd.SVMAttrAccess, 5)}),
+			svmOf(kfd.SVMOpSetAttr, pages, 4096, []kfd.SVMAttribute{attr(kfd.SVMAttrPrefetchLoc, kfd.SVMLocationUndefined)}),
+			svmOf(kfd.SVMOpGetAttr, pages, 4096, []kfd.SVMAttribute{attr(kfd.SVMAttrAccess, 5)}),
+			svmOf(kfd.SVMOpGetAttr, pages, 4096, []kfd.SVMAttribute{attr(kfd.SVMAttrNoAccess, uint32(gpuA))}),
+		} {
+			s.want(unix.EINVAL, s.svm(c))
+		}
+		more := svmOf(kfd.SVMOpSetAttr, pages, 4096, flags)
+		more.NumAttrs = 2 // than the request carries
+		s.want(unix.EINVAL, s.do(kfd.ReqSVM&0xc000ffff|32<<16, kfd.PointerTo(more)))
+	})
+}
+
+// xnack sets the mode, and gives what it is.
+func (s *scene) xnack(mode int32) (uint32, error) {
+	args := kfd.SetXnackModeArgs{XnackEnabled: uint32(mode)}
+	err := s.do(kfd.ReqSetXnackMode, kfd.PointerTo(&args))
+	return args.XnackEnabled, err
+}
+
+func TestXnackIsAMatterOfTheGPUs(t *testing.T) {
+	for gfx, can := range map[uint32]bool{hws: true, single: false, mes: false} {
+		stage(t, "6.12", gfx, func(s *scene) {
+			mode := func() uint32 {
+				s.Helper()
+				mode, err := s.xnack(-1)
+				s.must(err)
+				return mode
+			}
+			s.same(uint32(0), mode())
+			_, err := s.xnack(0)
+			s.must(err)
+			if !can {
+				_, err = s.xnack(1)
+				s.want(unix.EPERM, err)
+				return
+			}
+			_, err = s.xnack(7)
+			s.must(err)
+			s.same(uint32(1), mode())
+			s.queue(gpuA)
+			_, err = s.xnack(1)
+			s.want(unix.EBUSY, err)
+			s.same(uint32(1), mode())
+		})
+	}
+}
