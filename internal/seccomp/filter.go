@@ -1,0 +1,135 @@
+package seccomp
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+)
+
+// Offsets in struct seccomp_data (include/uapi/linux/seccomp.h).
+const (
+	dataNR   = 0
+	dataArch = 4
+	dataArgs = 16
+)
+
+// maxTypes keeps jumps within the 8 bits they have.
+const maxTypes = 200
+
+// numbers are the system calls a filter looks at. The tables are written out
+// because x/sys knows only those of the architecture it is built for.
+type numbers struct {
+	arch                                             uint32
+	ioctl, openat, openat2, fstat, newfstatat, statx uint32
+	// open is 0 where there is only openat.
+	open uint32
+}
+
+var architectures = map[string]numbers{
+	"amd64": {
+		arch:  unix.AUDIT_ARCH_X86_64,
+		ioctl: 16, open: 2, openat: 257, openat2: 437, fstat: 5, newfstatat: 262, statx: 332,
+	},
+	"arm64": {
+		arch:  unix.AUDIT_ARCH_AARCH64,
+		ioctl: 29, openat: 56, openat2: 437, fstat: 80, newfstatat: 79, statx: 291,
+	},
+}
+
+// Filter gives the program that hands over, on the architecture goarch (amd64 or
+// arm64, as runtime.GOARCH spells them):
+//
+//   - ioctls of the types given, at most 200, that have a direction (_IOR, _IOW
+//     or _IOWR), whatever their number and size;
+//   - open and openat for reading and writing (O_RDWR), and every openat2, whose
+//     flags a filter cannot see;
+//   - fstat, and newfstatat and statx of a descriptor (AT_EMPTY_PATH).
+//
+// Everything else is allowed, other architectures' calls included.
+func Filter(goarch string, ioctlTypes ...byte) ([]unix.SockFilter, error) {
+	nr, ok := architectures[goarch]
+	if !ok {
+		return nil, fmt.Errorf("seccomp: no system call numbers for the architecture %q: amd64 and arm64 are known", goarch)
+	}
+	if len(ioctlTypes) > maxTypes {
+		return nil, fmt.Errorf("seccomp: %d ioctl types in one filter, at most %d fit", len(ioctlTypes), maxTypes)
+	}
+	p := []unix.SockFilter{
+		load(dataArch),
+		jump(unix.BPF_JEQ, nr.arch, 1, 0),
+		ret(unix.SECCOMP_RET_ALLOW),
+		load(dataNR),
+	}
+	on := func(number uint32, body ...unix.SockFilter) {
+		p = append(p, jump(unix.BPF_JEQ, number, 0, len(body)))
+		p = append(p, body...)
+	}
+	on(nr.ioctl, ioctls(ioctlTypes)...)
+	on(nr.openat, readWrite(2)...)
+	if nr.open != 0 {
+		on(nr.open, readWrite(1)...)
+	}
+	on(nr.openat2, ret(unix.SECCOMP_RET_USER_NOTIF))
+	on(nr.fstat, ret(unix.SECCOMP_RET_USER_NOTIF))
+	on(nr.newfstatat, bitSet(3, unix.AT_EMPTY_PATH)...)
+	on(nr.statx, bitSet(2, unix.AT_EMPTY_PATH)...)
+	return append(p, ret(unix.SECCOMP_RET_ALLOW)), nil
+}
+
+// ioctls ends with a verdict on the request in the second argument. The
+// direction bits keep terminals out: their ioctls (0x4Bxx, 0x54xx) have none.
+func ioctls(types []byte) []unix.SockFilter {
+	p := []unix.SockFilter{
+		loadArg(1),
+		jump(unix.BPF_JSET, 0xc0000000, 1, 0),
+		ret(unix.SECCOMP_RET_ALLOW),
+		alu(unix.BPF_RSH, 8),
+		alu(unix.BPF_AND, 0xff),
+	}
+	for i, t := range types {
+		p = append(p, jump(unix.BPF_JEQ, uint32(t), len(types)-i, 0))
+	}
+	return append(p, ret(unix.SECCOMP_RET_ALLOW), ret(unix.SECCOMP_RET_USER_NOTIF))
+}
+
+// readWrite ends with a verdict on the open flags in an argument.
+func readWrite(arg uint32) []unix.SockFilter {
+	return []unix.SockFilter{
+		loadArg(arg),
+		alu(unix.BPF_AND, unix.O_ACCMODE),
+		jump(unix.BPF_JEQ, unix.O_RDWR, 0, 1),
+		ret(unix.SECCOMP_RET_USER_NOTIF),
+		ret(unix.SECCOMP_RET_ALLOW),
+	}
+}
+
+// bitSet ends with a verdict on a flag in an argument.
+func bitSet(arg, flag uint32) []unix.SockFilter {
+	return []unix.SockFilter{
+		loadArg(arg),
+		jump(unix.BPF_JSET, flag, 0, 1),
+		ret(unix.SECCOMP_RET_USER_NOTIF),
+		ret(unix.SECCOMP_RET_ALLOW),
+	}
+}
+
+func load(offset uint32) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
+}
+
+// loadArg loads the low half of an argument, which is all the kernel looks at in
+// those of type int.
+func loadArg(n uint32) unix.SockFilter { return load(dataArgs + 8*n) }
+
+func alu(op uint16, k uint32) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_K | op, K: k}
+}
+
+// jump skips yes or no instructions.
+func jump(op uint16, k uint32, yes, no int) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_K | op, Jt: uint8(yes), Jf: uint8(no), K: k}
+}
+
+func ret(action uint32) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: action}
+}

@@ -1,0 +1,137 @@
+package seccomp
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// required are the flags every filter of this package is installed with.
+const required = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
+
+// Install puts the filter on the calling thread, which must be locked
+// (runtime.LockOSThread), and gives the descriptor of its listener, which is
+// closed on exec. The filter cannot be taken off: the thread has it until it
+// ends, what the thread executes and forks inherits it. no_new_privs is set on
+// the thread unless it has CAP_SYS_ADMIN, without which the kernel asks for it:
+// set-user-ID programs then gain nothing.
+//
+// From here on, calls that the filter hands over wait until NewListener serves
+// the descriptor. The error is ErrAlready, or says what the machine lacks.
+func Install(filter []unix.SockFilter) (int, error) {
+	fd, errno := setFilter(filter, required)
+	if errno == unix.EACCES {
+		if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+			return -1, fmt.Errorf("seccomp: no CAP_SYS_ADMIN, and no_new_privs cannot be set: %w", err)
+		}
+		fd, errno = setFilter(filter, required)
+	}
+	switch errno {
+	case 0:
+	case unix.EBUSY:
+		return -1, fmt.Errorf("seccomp: %w", ErrAlready)
+	default:
+		if err := kernelSupport(); err != nil {
+			return -1, err
+		}
+		return -1, fmt.Errorf("seccomp: the filter of %d instructions cannot be installed: %w", len(filter), errno)
+	}
+	return fd, nil
+}
+
+// Supported tells whether this package works here for the calling process: nil,
+// ErrAlready, or an error that says what the machine lacks. It tries it, on a
+// thread that then ends.
+func Supported() error {
+	if err := kernelSupport(); err != nil {
+		return err
+	}
+	if err := procSupport(); err != nil {
+		return err
+	}
+	var err error
+	OwnThread(func() {
+		var fd int
+		if fd, err = Install([]unix.SockFilter{ret(unix.SECCOMP_RET_ALLOW)}); err == nil {
+			err = unix.Close(fd)
+		}
+	})
+	return err
+}
+
+// kernelSupport tells what the kernel lacks without installing anything.
+func kernelSupport() error {
+	switch errno := actionAvailable(unix.SECCOMP_RET_USER_NOTIF); errno {
+	case 0:
+	case unix.ENOSYS:
+		return fmt.Errorf("seccomp: no seccomp(2): the kernel is built without CONFIG_SECCOMP_FILTER, or a sandbox around this process hides it: %w", errno)
+	case unix.EPERM, unix.EACCES:
+		return fmt.Errorf("seccomp: seccomp(2) is forbidden to this process, by a container's seccomp profile or a security module: %w", errno)
+	case unix.EOPNOTSUPP, unix.EINVAL:
+		return fmt.Errorf("seccomp: the kernel lacks user notification (SECCOMP_RET_USER_NOTIF, Linux 5.0): %w", errno)
+	default:
+		return fmt.Errorf("seccomp: cannot ask for user notification: %w", errno)
+	}
+	got, errno := kernelSizes()
+	if errno != 0 {
+		return fmt.Errorf("seccomp: cannot ask for the sizes of the kernel's structures: %w", errno)
+	}
+	if got != mySizes {
+		return fmt.Errorf("seccomp: the kernel's notifications, responses and call data have %d, %d and %d bytes, this package knows them with %d, %d and %d",
+			got.notif, got.response, got.data, mySizes.notif, mySizes.response, mySizes.data)
+	}
+	switch _, errno := setFilter(nil, required); errno {
+	case unix.EFAULT: // it knows the flags, and looked for the filter
+	case unix.EINVAL:
+		return fmt.Errorf("seccomp: the kernel lacks SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (Linux 5.19), without which signals repeat calls: %w", errno)
+	case unix.EPERM, unix.EACCES, unix.ENOSYS:
+		return fmt.Errorf("seccomp: filters are forbidden to this process, by a container's seccomp profile or a security module: %w", errno)
+	default:
+		return fmt.Errorf("seccomp: cannot ask for SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV: %w", errno)
+	}
+	return nil
+}
+
+// procSupport tells whether /proc shows callers under the ids the kernel
+// reports them with.
+func procSupport() error {
+	self, err := os.Readlink("/proc/self")
+	if err != nil {
+		return fmt.Errorf("seccomp: no /proc, which tells whether a caller was interrupted: %w", err)
+	}
+	if self != strconv.Itoa(os.Getpid()) {
+		return fmt.Errorf("seccomp: /proc shows another pid namespace: this is process %d here and %s there", os.Getpid(), self)
+	}
+	return nil
+}
+
+// OwnThread runs f on a thread of its own and returns when f has: a locked thread
+// that ends with f, and with it the filter f may have put on it. It is never the
+// first thread of the process, which does not end.
+func OwnThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and not unlocked, which ends the thread
+		if !onMainThread() {
+			f()
+			return
+		}
+		OwnThread(f) // the main thread is taken until then
+		runtime.UnlockOSThread()
+	}()
+	<-done
+}
+
+func onMainThread() bool { return unix.Gettid() == unix.Getpid() }
+
+// gone tells whether an errno of a listener says that the caller is no more:
+// ENOENT, there is no such call; ESRCH, it ended while a descriptor was added.
+func gone(errno syscall.Errno) bool {
+	return errors.Is(errno, unix.ENOENT) || errors.Is(errno, unix.ESRCH)
+}

@@ -1,0 +1,162 @@
+package seccomp
+
+import (
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestThisMachineIsSupportedUnlessItSaysWhy(t *testing.T) {
+	if err := Supported(); err != nil {
+		t.Skip(err)
+	}
+}
+
+// seccompFails is a filter with which seccomp(2) fails with an errno when its
+// operation is op and its flags have those given: a machine that lacks something.
+func seccompFails(op, flags uint32, errno syscall.Errno) []unix.SockFilter {
+	p := []unix.SockFilter{
+		load(dataNR),
+		jump(unix.BPF_JEQ, unix.SYS_SECCOMP, 1, 0),
+		ret(unix.SECCOMP_RET_ALLOW),
+		loadArg(0),
+		jump(unix.BPF_JEQ, op, 1, 0),
+		ret(unix.SECCOMP_RET_ALLOW),
+	}
+	if flags != 0 {
+		p = append(p, loadArg(1), jump(unix.BPF_JSET, flags, 1, 0), ret(unix.SECCOMP_RET_ALLOW))
+	}
+	return append(p, ret(unix.SECCOMP_RET_ERRNO|uint32(errno)))
+}
+
+// imitate makes the machine another for the calling thread.
+func imitate(t *testing.T, filter []unix.SockFilter) {
+	t.Helper()
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		t.Error(err)
+	}
+	if _, errno := setFilter(filter, 0); errno != 0 {
+		t.Errorf("a filter without a listener: %v", errno)
+	}
+}
+
+func TestErrorsSayWhatTheMachineLacks(t *testing.T) {
+	needSupport(t)
+	for name, tc := range map[string]struct {
+		filter []unix.SockFilter
+		want   string
+	}{
+		"no seccomp":          {seccompFails(unix.SECCOMP_GET_ACTION_AVAIL, 0, unix.ENOSYS), "CONFIG_SECCOMP_FILTER"},
+		"a container":         {seccompFails(unix.SECCOMP_GET_ACTION_AVAIL, 0, unix.EPERM), "seccomp profile"},
+		"before Linux 5.0":    {seccompFails(unix.SECCOMP_GET_ACTION_AVAIL, 0, unix.EOPNOTSUPP), "SECCOMP_RET_USER_NOTIF"},
+		"before Linux 5.19":   {seccompFails(unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, unix.EINVAL), "WAIT_KILLABLE_RECV (Linux 5.19)"},
+		"filters forbidden":   {seccompFails(unix.SECCOMP_SET_MODE_FILTER, 0, unix.EPERM), "filters are forbidden"},
+		"something new":       {seccompFails(unix.SECCOMP_GET_NOTIF_SIZES, 0, unix.EIO), "sizes of the kernel's structures"},
+		"something else new":  {seccompFails(unix.SECCOMP_GET_ACTION_AVAIL, 0, unix.EIO), "cannot ask for user notification"},
+		"a flag nobody knows": {seccompFails(unix.SECCOMP_SET_MODE_FILTER, 0, unix.EIO), "cannot ask for SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			OwnThread(func() {
+				imitate(t, tc.filter)
+				if err := kernelSupport(); err == nil || !strings.Contains(err.Error(), tc.want) {
+					t.Errorf("got %v, want %q in it", err, tc.want)
+				}
+			})
+		})
+	}
+}
+
+func TestInstallSaysWhatTheKernelLacks(t *testing.T) {
+	needSupport(t)
+	filter := testFilter(t)
+	OwnThread(func() {
+		old := seccompFails(unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, unix.EINVAL)
+		imitate(t, old)
+		if _, err := Install(filter); err == nil || !strings.Contains(err.Error(), "Linux 5.19") {
+			t.Errorf("got %v, want the kernel it takes in it", err)
+		}
+	})
+}
+
+func TestInstallSaysWhenTheFilterIsBad(t *testing.T) {
+	needSupport(t)
+	OwnThread(func() {
+		fd, err := Install([]unix.SockFilter{{Code: 0xffff}})
+		if !errors.Is(err, unix.EINVAL) || !strings.Contains(err.Error(), "filter of 1 instructions") {
+			t.Errorf("got %d, %v", fd, err)
+		}
+	})
+}
+
+func TestSupportedTellsOfAListener(t *testing.T) {
+	p := launch(t, newDevice(t), "supported")
+	if got := p.finish(); !strings.Contains(got, ErrAlready.Error()) {
+		t.Errorf("under a listener: got %q, want %q in it", got, ErrAlready)
+	}
+}
+
+func TestSupportedTellsOfAForeignProc(t *testing.T) {
+	cmd := command(t, "supported")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
+	out := output(cmd)
+	if err := cmd.Start(); errors.Is(err, unix.EPERM) {
+		t.Skip("needs CAP_SYS_ADMIN, to make a pid namespace")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := out(), "/proc shows another pid namespace: this is process 1 here"; !strings.Contains(got, want) {
+		t.Errorf("got %q, want %q in it", got, want)
+	}
+}
+
+func TestOwnThreadIsNeverTheFirst(t *testing.T) {
+	cmd := command(t, "own")
+	out := output(cmd)
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := out(), "false\n"; got != want {
+		t.Errorf("is it: got %q, want %q", got, want)
+	}
+}
+
+// Installed by somebody with CAP_SYS_ADMIN, the filter leaves set-user-ID
+// programs their privilege.
+func TestPrivilegedThreadsKeepTheirPrivileges(t *testing.T) {
+	needSupport(t)
+	OwnThread(func() {
+		fd, err := Install([]unix.SockFilter{ret(unix.SECCOMP_RET_ALLOW)})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		unix.Close(fd)
+		nnp, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
+		if err != nil {
+			t.Error(err)
+		}
+		want := 1
+		if hasSysAdmin(t) {
+			want = 0
+		}
+		if nnp != want {
+			t.Errorf("no_new_privs is %d, want %d", nnp, want)
+		}
+	})
+}
+
+// hasSysAdmin tells whether the calling thread has CAP_SYS_ADMIN.
+func hasSysAdmin(t *testing.T) bool {
+	t.Helper()
+	var caps [2]unix.CapUserData
+	if err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &caps[0]); err != nil {
+		t.Fatal(err)
+	}
+	return caps[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
+}

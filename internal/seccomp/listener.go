@@ -1,0 +1,155 @@
+package seccomp
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// Listener answers the calls of all threads under one filter.
+type Listener struct {
+	fd     int
+	handle func(*Call)
+	blocks func(*Call) bool
+	// closing: no more calls are received, those under way count as interrupted.
+	closing atomic.Bool
+	// busy counts the goroutines and watches that still use fd: the number must not
+	// become another file's under them.
+	busy sync.WaitGroup
+	// done is closed when fd is; err is set before.
+	done chan struct{}
+	err  error
+	// mu guards stop, an eventfd that ends the wait for calls, -1 when it is closed.
+	mu   sync.Mutex
+	stop int
+}
+
+// NewListener serves a filter's listener, and closes fd when it is done with it.
+// handle answers each call before it returns; a call that it leaves without an
+// answer gets ENOSYS. It is called for one call after the other, except those for
+// which blocks says true: they have a goroutine each, and must watch the call to
+// know when to give up.
+func NewListener(fd int, handle func(*Call), blocks func(*Call) bool) *Listener {
+	l := &Listener{fd: fd, handle: handle, blocks: blocks, done: make(chan struct{})}
+	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		l.stop = -1
+		l.err = errors.Join(fmt.Errorf("seccomp: no eventfd for a listener, its callers get ENOSYS: %w", err), unix.Close(fd))
+		close(l.done)
+		return l
+	}
+	l.stop = stop
+	go l.serve()
+	return l
+}
+
+// Thread filters the calling thread and serves its calls from the other threads of
+// the process. The thread must be locked, may not be the first of the process
+// (ErrMainThread), and keeps the filter until it ends, which OwnThread sees to.
+// What it executes and forks is served too. Threads the process starts later
+// are not filtered, because Go starts them from an unlocked one.
+//
+// It is for tests and measurements: calls that block must be made with
+// entersyscall (os, syscall.Syscall; not syscall.RawSyscall), or the process
+// waits for itself.
+func Thread(filter []unix.SockFilter, handle func(*Call), blocks func(*Call) bool) (*Listener, error) {
+	if onMainThread() {
+		return nil, fmt.Errorf("seccomp: %w", ErrMainThread)
+	}
+	fd, err := Install(filter)
+	if err != nil {
+		return nil, err
+	}
+	return NewListener(fd, handle, blocks), nil
+}
+
+// Wait waits until no thread is left under the filter and all calls are over,
+// which is no error, or the listener was closed, which is none either, or calls
+// can no longer be received.
+func (l *Listener) Wait() error {
+	<-l.done
+	return l.err
+}
+
+// Close ends the listener and waits until the calls under way are over: they
+// count as interrupted, and those that are watched are woken. Calls that the
+// filter hands over afterwards, and those that have no answer by then, fail with
+// ENOSYS. It gives what Wait does. A handler must not call it.
+func (l *Listener) Close() error {
+	l.closing.Store(true)
+	l.mu.Lock()
+	if l.stop >= 0 {
+		// It fails only when the counter is full, and then the loop is awake.
+		_, _ = unix.Write(l.stop, binary.NativeEndian.AppendUint64(nil, 1))
+	}
+	l.mu.Unlock()
+	return l.Wait()
+}
+
+func (l *Listener) serve() {
+	err := l.receive()
+	l.closing.Store(true)
+	l.busy.Wait()
+	l.mu.Lock()
+	l.err = errors.Join(err, unix.Close(l.fd), unix.Close(l.stop))
+	l.stop = -1
+	l.mu.Unlock()
+	close(l.done)
+}
+
+// receive takes calls until there can be no more, or Close says so.
+func (l *Listener) receive() error {
+	// The receiving ioctl is called only when there is something to receive: before
+	// Linux 6.11 nothing but a call or a signal ends it.
+	fds := []unix.PollFd{{Fd: int32(l.fd), Events: unix.POLLIN}, {Fd: int32(l.stop), Events: unix.POLLIN}}
+	for {
+		_, err := unix.Poll(fds, -1)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return fmt.Errorf("seccomp: wait for calls: %w", err)
+		case fds[1].Revents != 0:
+			return nil
+		case fds[0].Revents&unix.POLLIN != 0:
+			if err := l.next(); err != nil {
+				return err
+			}
+		case fds[0].Revents&unix.POLLHUP != 0:
+			return nil // nobody is left under the filter
+		case fds[0].Revents&unix.POLLNVAL != 0:
+			return fmt.Errorf("seccomp: wait for calls: descriptor %d is closed", l.fd)
+		default:
+			// POLLERR: a signal arrived while the filter was locked (seccomp_notify_poll).
+		}
+	}
+}
+
+// next receives a call and has it answered.
+func (l *Listener) next() error {
+	n, errno := receive(l.fd)
+	switch {
+	case errors.Is(errno, unix.ENOENT):
+		return nil // a signal took the caller away in between
+	case errno != 0:
+		return fmt.Errorf("seccomp: receive a call: %w", errno)
+	}
+	c := &Call{ID: n.id, TID: int32(n.pid), NR: int(n.data.nr), Args: n.data.args, listener: l}
+	if l.blocks(c) {
+		l.busy.Go(func() { l.answer(c) })
+		return nil
+	}
+	l.answer(c)
+	return nil
+}
+
+func (l *Listener) answer(c *Call) {
+	l.handle(c)
+	if c.life.Load() != over {
+		_ = c.Return(0, unix.ENOSYS) // or it is gone
+	}
+}

@@ -1,0 +1,235 @@
+package seccomp
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The hand-over, over a unix socket that keeps messages apart (SOCK_SEQPACKET):
+// the program sends protocol with the listener attached, the supervisor answers
+// accepted, with a mount namespace attached if there is one to enter, or refused
+// and a text.
+const (
+	protocol byte = 1
+	accepted byte = 0
+	refused  byte = 1
+
+	// maxMessage bounds the text of a refusal, in bytes.
+	maxMessage = 4096
+	// patience is how long a peer may take to send its listener.
+	patience = 10 * time.Second
+	// acceptAgain is the pause after a connection could not be accepted, most
+	// likely for want of a descriptor.
+	acceptAgain = 100 * time.Millisecond
+)
+
+// Peer is a process that hands a listener over, as it was when it connected and
+// as the supervisor's namespaces show it.
+type Peer struct {
+	PID      int32
+	UID, GID uint32
+}
+
+// Server receives the listeners of programs that Enter.
+type Server struct {
+	socket *net.UnixListener
+	accept func(Peer, int) (int, error)
+	failed func(error)
+	work   sync.WaitGroup
+
+	// mu guards conns, the connections under way; nil once the server is closed.
+	mu    sync.Mutex
+	conns map[*net.UnixConn]struct{}
+}
+
+// Serve listens on a unix socket: a path, or "@name" for one without a file.
+//
+// accept is given each listener, with the process that brings it. With no error
+// the descriptor is accept's from then on, and what it returns is a descriptor of
+// a mount namespace for the program to enter, -1 for none; the server does not
+// close it. With an error the program is told the text. accept must be quick to
+// have the listener served, and may be called for several programs at a time.
+//
+// Only processes of the supervisor's own user and root are accepted, and only
+// from pid namespaces the supervisor can see into. failed is told of every
+// hand-over that came to nothing and may be called from several goroutines.
+func Serve(socket string, accept func(peer Peer, listener int) (namespace int, err error), failed func(error)) (*Server, error) {
+	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	if err != nil {
+		return nil, fmt.Errorf("seccomp: %w", err)
+	}
+	s := &Server{socket: l, accept: accept, failed: failed, conns: make(map[*net.UnixConn]struct{})}
+	s.work.Go(s.serve)
+	return s, nil
+}
+
+// Close stops listening, removes the socket's file, breaks off hand-overs under
+// way and waits for them. Listeners that were accepted go on.
+func (s *Server) Close() error {
+	err := s.socket.Close()
+	s.mu.Lock()
+	for conn := range s.conns {
+		_ = conn.Close() // its goroutine reports what broke
+	}
+	s.conns = nil
+	s.mu.Unlock()
+	s.work.Wait()
+	return err
+}
+
+func (s *Server) serve() {
+	for {
+		conn, err := s.socket.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			s.failed(fmt.Errorf("seccomp: accept on %s: %w", s.socket.Addr(), err))
+			time.Sleep(acceptAgain)
+			continue
+		}
+		if !s.begin(conn) {
+			_ = conn.Close()
+			return
+		}
+		s.work.Go(func() {
+			defer s.end(conn)
+			if err := s.handOver(conn); err != nil {
+				s.failed(err)
+			}
+		})
+	}
+}
+
+func (s *Server) begin(conn *net.UnixConn) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.conns == nil {
+		return false
+	}
+	s.conns[conn] = struct{}{}
+	return true
+}
+
+func (s *Server) end(conn *net.UnixConn) {
+	_ = conn.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.conns, conn)
+}
+
+// handOver serves one connection.
+func (s *Server) handOver(conn *net.UnixConn) error {
+	peer, err := peerOf(conn)
+	if err != nil {
+		return fmt.Errorf("seccomp: hand-over: %w", err)
+	}
+	namespace, err := s.take(conn, peer)
+	if err != nil {
+		text := append([]byte{refused}, err.Error()...)
+		_, werr := conn.Write(text[:min(len(text), maxMessage)])
+		return fmt.Errorf("seccomp: hand-over from process %d of user %d: %w", peer.PID, peer.UID, errors.Join(err, werr))
+	}
+	var rights []byte
+	if namespace >= 0 {
+		rights = unix.UnixRights(namespace)
+	}
+	if _, _, err := conn.WriteMsgUnix([]byte{accepted}, rights, nil); err != nil {
+		return fmt.Errorf("seccomp: hand-over from process %d of user %d: acknowledge: %w", peer.PID, peer.UID, err)
+	}
+	return nil
+}
+
+// take receives the listener of a peer and gives it to accept. The message is
+// read even of those who are not welcome: closing a socket with a message unread
+// would keep the refusal from them.
+func (s *Server) take(conn *net.UnixConn, peer Peer) (namespace int, err error) {
+	if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+		return -1, err
+	}
+	message, fd, err := readMessage(conn)
+	if err != nil {
+		return -1, err
+	}
+	if err = peer.welcome(uint32(os.Geteuid())); err == nil {
+		namespace, err = s.offer(peer, message, fd)
+	}
+	if err != nil && fd >= 0 {
+		err = errors.Join(err, unix.Close(fd))
+	}
+	return namespace, err
+}
+
+// offer gives accept what is a listener, as far as can be told.
+func (s *Server) offer(peer Peer, message []byte, fd int) (namespace int, err error) {
+	if len(message) != 1 || message[0] != protocol || fd < 0 {
+		return -1, fmt.Errorf("no listener in the message %q: it is not a program that enters, or one of another version", message)
+	}
+	return s.accept(peer, fd)
+}
+
+// welcome tells whether a supervisor of the user euid serves the peer.
+func (p Peer) welcome(euid uint32) error {
+	if p.UID != euid && p.UID != 0 {
+		return fmt.Errorf("user %d cannot enter: the supervisor serves its own user %d and root", p.UID, euid)
+	}
+	if p.PID == 0 {
+		return errors.New("the program is in a pid namespace that the supervisor cannot see into")
+	}
+	return nil
+}
+
+// peerOf asks the kernel who is at the other end.
+func peerOf(conn *net.UnixConn) (Peer, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return Peer{}, err
+	}
+	var cred *unix.Ucred
+	var sockErr error
+	if err := raw.Control(func(fd uintptr) {
+		cred, sockErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	}); err != nil {
+		return Peer{}, err
+	}
+	if sockErr != nil {
+		return Peer{}, fmt.Errorf("who is there: %w", sockErr)
+	}
+	return Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}, nil
+}
+
+// readMessage reads a message and the descriptor attached to it, -1 if there is
+// none. Descriptors beyond the first are closed.
+func readMessage(conn *net.UnixConn) (message []byte, fd int, err error) {
+	buf := make([]byte, maxMessage)
+	oob := make([]byte, unix.CmsgSpace(4*4))
+	n, oobn, _, _, err := conn.ReadMsgUnix(buf, oob)
+	if err != nil {
+		return nil, -1, err
+	}
+	fd = -1
+	controls, err := unix.ParseSocketControlMessage(oob[:oobn])
+	if err != nil {
+		return nil, -1, fmt.Errorf("descriptors of a message: %w", err)
+	}
+	for _, control := range controls {
+		rights, err := unix.ParseUnixRights(&control)
+		if err != nil {
+			continue // no descriptors in it
+		}
+		for _, r := range rights {
+			if fd < 0 {
+				fd = r
+				continue
+			}
+			_ = unix.Close(r)
+		}
+	}
+	return buf[:n], fd, nil
+}

@@ -1,0 +1,346 @@
+package seccomp
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
+)
+
+// supervisor is a server whose programs use a device.
+type supervisor struct {
+	*Server
+	socket string
+	peers  chan Peer
+	failed chan error
+
+	mu        sync.Mutex
+	listeners []*Listener
+}
+
+// supervise serves programs until the test ends. They enter the mount namespace,
+// unless it is -1.
+func supervise(t *testing.T, d served, namespace int) *supervisor {
+	t.Helper()
+	return superviseOn(t, socketPath(t), d, namespace)
+}
+
+func socketPath(t *testing.T) string {
+	t.Helper()
+	return filepath.Join(testutil.TempSocketDir(t), "socket")
+}
+
+func superviseOn(t *testing.T, socket string, d served, namespace int) *supervisor {
+	t.Helper()
+	needSupport(t)
+	s := &supervisor{socket: socket, peers: make(chan Peer, 16), failed: make(chan error, 16)}
+	var err error
+	s.Server, err = Serve(s.socket, func(peer Peer, fd int) (int, error) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.listeners = append(s.listeners, NewListener(fd, d.handle, d.blocks))
+		s.peers <- peer
+		return namespace, nil
+	}, func(err error) { s.failed <- err })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+		for _, l := range s.listeners {
+			if err := l.Wait(); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	return s
+}
+
+// enter runs a client that enters the supervisor and becomes another.
+func (s *supervisor) enter(t *testing.T, client string, args ...string) string {
+	t.Helper()
+	return runCommand(t, command(t, "enter", append([]string{s.socket, client}, args...)...))
+}
+
+func runCommand(t *testing.T, cmd *exec.Cmd) string {
+	t.Helper()
+	out := output(cmd)
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v, it printed %q", err, out())
+	}
+	return out()
+}
+
+func TestProgramsEnter(t *testing.T) {
+	d := newDevice(t)
+	s := supervise(t, d, -1)
+	for i := range 3 {
+		if got, want := s.enter(t, "echo", "1", "2"), "1 0\n2 0\n"; got != want {
+			t.Errorf("program %d printed %q, want %q", i, got, want)
+		}
+		peer := <-s.peers
+		if want := (Peer{PID: peer.PID, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}); peer != want || peer.PID <= 0 {
+			t.Errorf("got %+v, want %+v", peer, want)
+		}
+	}
+	if diff := cmp.Diff(map[int]int{3: 2}, d.echoCounts()); diff != "" {
+		t.Errorf("how many calls were seen how often (-want +got):\n%s", diff)
+	}
+}
+
+func TestProgramEntersOnce(t *testing.T) {
+	s := supervise(t, newDevice(t), -1)
+	if got, want := s.enter(t, "reenter", s.socket), "true\n5 0\n"; got != want {
+		t.Errorf("is it %v, and the calls after it: got %q, want %q", ErrAlready, got, want)
+	}
+}
+
+func TestProgramIsToldWhyItIsRefused(t *testing.T) {
+	needSupport(t)
+	socket := socketPath(t)
+	failed := make(chan error, 1)
+	s, err := Serve(socket, func(Peer, int) (int, error) {
+		return -1, errors.New("the device is full" + strings.Repeat("!", 2*maxMessage))
+	}, func(err error) { failed <- err })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	got := runCommand(t, command(t, "enter", socket, "echo"))
+	if want := "refuses: the device is full!"; !strings.Contains(got, want) {
+		t.Errorf("the program was told %q, want %q in it", got, want)
+	}
+	if err := <-failed; !strings.Contains(err.Error(), "the device is full") {
+		t.Errorf("the supervisor was told %v", err)
+	}
+}
+
+func TestOtherUsersAreRefused(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to be another user")
+	}
+	s := superviseOn(t, fmt.Sprintf("@gpreempt-seccomp-%d", os.Getpid()), newDevice(t), -1)
+	cmd := command(t, "enter", s.socket, "echo", "1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	if got, want := runCommand(t, cmd), "user 65534 cannot enter: the supervisor serves its own user 0 and root"; !strings.Contains(got, want) {
+		t.Errorf("the program was told %q, want %q in it", got, want)
+	}
+	if err := <-s.failed; !strings.Contains(err.Error(), "of user 65534") {
+		t.Errorf("the supervisor was told %v", err)
+	}
+	if len(s.peers) != 0 {
+		t.Error("it was accepted")
+	}
+}
+
+func TestWhoIsWelcome(t *testing.T) {
+	for _, tc := range []struct {
+		peer Peer
+		euid uint32
+		want bool
+	}{
+		{Peer{PID: 5, UID: 1000}, 1000, true},
+		{Peer{PID: 5, UID: 0}, 1000, true},
+		{Peer{PID: 5, UID: 1001}, 1000, false},
+		{Peer{PID: 5, UID: 1001}, 0, false},
+		{Peer{PID: 0, UID: 0}, 0, false}, // in a pid namespace that cannot be seen into
+	} {
+		if err := tc.peer.welcome(tc.euid); (err == nil) != tc.want {
+			t.Errorf("%+v at a supervisor of user %d: %v", tc.peer, tc.euid, err)
+		}
+	}
+}
+
+func TestMessagesWithoutAListenerAreRefused(t *testing.T) {
+	s := supervise(t, newDevice(t), -1)
+	for name, send := range map[string]func(*net.UnixConn) error{
+		"no descriptor": func(c *net.UnixConn) error { _, err := c.Write([]byte{protocol}); return err },
+		"another version": func(c *net.UnixConn) error {
+			_, _, err := c.WriteMsgUnix([]byte{protocol + 1}, unix.UnixRights(0), nil)
+			return err
+		},
+		"more than one descriptor": func(c *net.UnixConn) error {
+			_, _, err := c.WriteMsgUnix([]byte("hello"), unix.UnixRights(0, 0, 0), nil)
+			return err
+		},
+	} {
+		conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: s.socket, Net: "unixpacket"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := send(conn); err != nil {
+			t.Fatal(err)
+		}
+		answer := make([]byte, maxMessage)
+		n, err := conn.Read(answer)
+		if err != nil || n < 2 || answer[0] != refused {
+			t.Errorf("%s: answer %q, %v, want a refusal", name, answer[:n], err)
+		}
+		conn.Close()
+		<-s.failed
+	}
+}
+
+func TestClosingBreaksOffHandOvers(t *testing.T) {
+	socket := socketPath(t)
+	failed := make(chan error, 1)
+	s, err := Serve(socket, func(Peer, int) (int, error) { return -1, nil }, func(err error) { failed <- err })
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if _, err := conn.Read(make([]byte, 1)); err == nil {
+		t.Error("the connection goes on")
+	}
+	if _, err := os.Stat(socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket's file: %v, want it gone", err)
+	}
+}
+
+func TestNoSupervisorSaysSo(t *testing.T) {
+	got := runCommand(t, command(t, "enter", socketPath(t), "echo"))
+	if !strings.Contains(got, "no supervisor") {
+		t.Errorf("got %q", got)
+	}
+}
+
+// A program under a supervisor that is killed gets errors, and does not hang.
+func TestCallsFailWithENOSYSOnceTheSupervisorIsKilled(t *testing.T) {
+	needSupport(t)
+	socket := socketPath(t)
+	supervisor := command(t, "supervisor", socket)
+	stdout, err := supervisor.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := supervisor.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(stdout)
+	expect := func(want string) {
+		t.Helper()
+		if !lines.Scan() || lines.Text() != want {
+			t.Fatalf("the supervisor printed %q, %v, want %q", lines.Text(), lines.Err(), want)
+		}
+	}
+	expect("ready")
+	client := command(t, "enter", socket, "twice")
+	out := output(client)
+	if err := client.Start(); err != nil {
+		t.Fatal(err)
+	}
+	expect("blocked")
+	if err := supervisor.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = supervisor.Wait() // killed
+	if err := client.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := out(), fmt.Sprintf("%d %d\n", int(unix.ENOSYS), int(unix.ENOSYS)); got != want {
+		t.Errorf("errnos %q, want ENOSYS twice, %q", got, want)
+	}
+}
+
+// namespace makes a mount namespace in which dir has a file marker with a text,
+// and an empty directory sub.
+func namespace(t *testing.T, dir, text string) int {
+	t.Helper()
+	fd := -1
+	allowed := true
+	OwnThread(func() {
+		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); errors.Is(err, unix.EPERM) {
+			allowed = false
+			return
+		} else if err != nil {
+			t.Errorf("make a mount namespace: %v", err)
+			return
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			t.Error(err)
+			return
+		}
+		if err := unix.Mount("none", dir, "tmpfs", 0, ""); err != nil {
+			t.Error(err)
+			return
+		}
+		if err := os.WriteFile(filepath.Join(dir, "marker"), []byte(text), 0o644); err != nil {
+			t.Error(err)
+			return
+		}
+		var err error
+		if fd, err = unix.Open("/proc/thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	switch {
+	case t.Failed():
+		t.FailNow()
+	case !allowed:
+		t.Skip("needs CAP_SYS_ADMIN, to make a mount namespace")
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
+func TestProgramEntersTheMountNamespaceWhereItIs(t *testing.T) {
+	dir := t.TempDir()
+	s := supervise(t, newDevice(t), namespace(t, dir, "inside"))
+	cmd := command(t, "enter", s.socket, "where")
+	cmd.Dir = dir
+	if got, want := runCommand(t, cmd), dir+" inside 0\n"; got != want {
+		t.Errorf("directory, marker, no_new_privs: got %q, want %q", got, want)
+	}
+}
+
+func TestWorkingDirectoryThatIsNotInTheNamespaceIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	sub := filepath.Join(dir, "sub")
+	if err := os.Mkdir(sub, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := supervise(t, newDevice(t), namespace(t, dir, ""))
+	cmd := command(t, "enter", s.socket, "where")
+	cmd.Dir = sub
+	if got := runCommand(t, cmd); !strings.Contains(got, "working directory "+sub) {
+		t.Errorf("got %q, want the directory %s in it", got, sub)
+	}
+}
+
+// Without privilege a program enters with no_new_privs.
+func TestProgramWithoutPrivilegeEnters(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to take the privilege away")
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "marker"), []byte("here"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	s := supervise(t, newDevice(t), -1)
+	cmd := command(t, "unprivileged", s.socket, "where")
+	cmd.Dir = dir
+	if got, want := runCommand(t, cmd), dir+" here 1\n"; got != want {
+		t.Errorf("directory, marker, no_new_privs: got %q, want %q", got, want)
+	}
+}
