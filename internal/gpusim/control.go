@@ -57,6 +57,9 @@ func (m *Machine) Resume(key gpreempt.ProcessKey, ids []uint32, done func([]Queu
 }
 
 func (m *Machine) control(kind opKind, key gpreempt.ProcessKey, ids []uint32, done func([]QueueResult)) error {
+	if err := m.ruledBy(ruleOwn); err != nil {
+		return err
+	}
 	p, err := m.process(key)
 	if err != nil {
 		return err

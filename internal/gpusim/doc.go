@@ -22,12 +22,16 @@
 //   - MES: each queue is removed and added by itself; the others run on.
 //   - Suspending and resuming one process are serialised, and so is all that
 //     happens to one GPU's schedule.
+//   - A machine decides its schedule itself, as CreateQueue, Suspend and Resume ask, or a
+//     driver outside does, with AttachQueue and the two halves of a cycle, Unmap and Map
+//     (HWS), or AddQueue and RemoveQueue (MES). Costs, turns, counters and texts are the
+//     same. SchedulerCycles counts a Map that follows an Unmap as part of its cycle.
 //   - A mapped queue has a hardware slot and its process a VMID. A slot keeps what
 //     was in it when its queue leaves; the queue's MQD keeps where it was when it was
 //     last taken off.
 //
-// What is not modelled: what priorities do, memory, caches, clocks, resets, a
-// process's secondary contexts, queues of the driver's own other than the HIQ.
+// What is not modelled: what priorities do, memory, caches, clocks, resets other than
+// what ClearGPU says, a process's secondary contexts, queues of the driver's own other than the HIQ.
 //
 // The file tree has the texts of the kernel that was set (SetKernel): sysfs and
 // debugfs of the driver, and /proc as far as GPU processes are concerned. Formats,

@@ -13,13 +13,14 @@ type FaultKind uint8
 
 // The kinds of fault.
 const (
-	// FaultSuspendError makes a suspend on the GPU report a hardware error. As
+	// FaultSuspendError makes a Suspend on the GPU report a hardware error. As
 	// with the driver, queues it was to take off stay marked as suspended.
 	FaultSuspendError FaultKind = iota + 1
-	// FaultResumeError makes a resume on the GPU report a hardware error. As with
+	// FaultResumeError makes a Resume on the GPU report a hardware error. As with
 	// the driver, its queues run again all the same.
 	FaultResumeError
-	// FaultSuspendStuck makes a suspend on the GPU take Delay longer.
+	// FaultSuspendStuck makes a Suspend on the GPU take Delay longer, or an Unmap or a
+	// RemoveQueue.
 	FaultSuspendStuck
 	// FaultLosePacket drops the oldest packet in flight of a queue that is being
 	// restored: the rest of it is never executed.
@@ -74,6 +75,9 @@ func (g *gpu) injectStuck() time.Duration {
 
 // injectError makes the change under way fail from where it is.
 func (g *gpu) injectError() bool {
+	if g.op.request == nil {
+		return false
+	}
 	kind := FaultSuspendError
 	switch g.op.kind {
 	case opSuspend:

@@ -25,6 +25,9 @@ type gpu struct {
 	first, next rank
 	crowded     bool
 	turn        timer
+	// half tells that what was mapped has been taken off by Unmap, a cycle that Map
+	// completes.
+	half bool
 
 	// slots are those for compute queues, sdma those for copy queues, engine by engine.
 	slots, sdma []slot
@@ -65,8 +68,10 @@ type op struct {
 	set []*queue
 	// loaded tells that there was something to unmap (HWS).
 	loaded bool
-	// request is whose part this is; nil for none.
+	// request is whose part this is; nil for none. done is what a driver outside is to be
+	// told by; nil for nothing.
 	request *request
+	done    func()
 }
 
 type opKind uint8
@@ -146,6 +151,13 @@ func (g *gpu) note() {
 	g.executing, g.executingSince = executing, g.m.now
 }
 
+// reschedule takes in that other packets run than before.
+func (g *gpu) reschedule() {
+	g.compute.schedule()
+	g.copies.schedule()
+	g.note()
+}
+
 // enqueue adds a change of the schedule; the changes are made one by one.
 func (g *gpu) enqueue(o *op) {
 	g.ops = append(g.ops, o)
@@ -196,9 +208,7 @@ func (g *gpu) enter(p phase) {
 // finish ends the change under way.
 func (g *gpu) finish() {
 	o := g.op
-	g.compute.schedule()
-	g.copies.schedule()
-	g.note()
+	g.reschedule()
 	if o.kind == opTurn {
 		// The next quantum is counted from here.
 		g.m.timers.stop(&g.turn)
@@ -208,6 +218,7 @@ func (g *gpu) finish() {
 	if o.request != nil {
 		o.request.finished(o)
 	}
+	g.m.notify(o.done)
 	g.begin()
 }
 

@@ -32,7 +32,7 @@ func (g *gpu) beginHWS() {
 // else's sake.
 func (g *gpu) blame() {
 	o := g.op
-	if n := len(g.queues); n > 0 && o.proc == nil && g.queues[0].proc == g.queues[n-1].proc {
+	if n := len(g.queues); n > 0 && o.kind == opTurn && g.queues[0].proc == g.queues[n-1].proc {
 		// A process that takes turns with itself.
 		return
 	}
@@ -65,13 +65,15 @@ func (g *gpu) unmapped() {
 	for _, q := range o.set {
 		saved += q.demand()
 	}
-	if o.loaded || len(o.set) > 0 {
+	if !g.half && (o.loaded || len(o.set) > 0) {
 		g.cycles++
 	}
 	if len(o.set) == 0 {
+		g.half = g.half || o.loaded && g.m.rule == ruleDriver
 		g.after(0, phaseMap)
 		return
 	}
+	g.half = false
 	g.after(g.m.cost(g.m.spec.Costs.Map)+g.m.share(g.m.spec.Costs.Restore, saved), phaseMap)
 }
 

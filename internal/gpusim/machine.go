@@ -20,6 +20,9 @@ var (
 	ErrRingFull = errors.New("the ring of the simulated queue is full")
 	// ErrNoGPU: the machine has no GPU with that id.
 	ErrNoGPU = errors.New("no such simulated GPU")
+	// ErrScheduler: that is not how the schedule is changed, as it is for a driver
+	// outside to decide or not, or as the firmware is of the other kind.
+	ErrScheduler = errors.New("not how the simulated machine is scheduled")
 )
 
 // Machine is a host with GPUs in virtual time. It is not safe for concurrent
@@ -42,6 +45,11 @@ type Machine struct {
 	byKey  map[gpreempt.ProcessKey]*process
 	ended  []ProcessCounters
 	births uint64
+	// rule is who decides the schedule.
+	rule rule
+	// revision and moves are what Revision and Moves give.
+	revision, moves uint64
+	onUnmap         func(QueueRef)
 	// lastPID and lastStart make keys unique.
 	lastPID   int32
 	lastStart uint64
@@ -63,6 +71,10 @@ type call struct {
 
 	control func([]QueueResult)
 	results []QueueResult
+
+	// notify is a function without arguments, off a queue OnUnmap is about.
+	notify func()
+	off    *queue
 }
 
 // firstPID is above the largest pid Linux can give (2^22), so that a simulated
@@ -148,10 +160,15 @@ func (m *Machine) callBack() {
 	for i := 0; i < len(m.calls); i++ {
 		c := m.calls[i]
 		m.calls[i] = call{}
-		if c.control != nil {
+		switch {
+		case c.control != nil:
 			c.control(c.results)
-		} else {
+		case c.notify != nil:
+			c.notify()
+		case c.off == nil:
 			c.done(c.started, c.ended)
+		case !c.off.dead && m.onUnmap != nil:
+			m.onUnmap(QueueRef{c.off.proc.key, c.off.id})
 		}
 	}
 	m.calls = m.calls[:0]
@@ -187,6 +204,19 @@ func (m *Machine) process(key gpreempt.ProcessKey) (*process, error) {
 		return p, nil
 	}
 	return nil, fmt.Errorf("%w: %v", ErrNoProcess, key)
+}
+
+// queue finds one of a living process.
+func (m *Machine) queue(key gpreempt.ProcessKey, id uint32) (*queue, error) {
+	p, err := m.process(key)
+	if err != nil {
+		return nil, err
+	}
+	q, ok := p.queue(id)
+	if !ok {
+		return nil, fmt.Errorf("%w: %d of %v", ErrNoQueue, id, key)
+	}
+	return q, nil
 }
 
 func (m *Machine) processByPID(pid int32) *process {

@@ -32,9 +32,7 @@ func (g *gpu) removeNext() {
 		q.unmap()
 		o.mark(q)
 		g.cycles++
-		g.compute.schedule()
-		g.copies.schedule()
-		g.note()
+		g.reschedule()
 		cost := g.injectStuck() + g.m.cost(g.m.spec.Costs.RemoveQueue) + g.m.share(g.m.spec.Costs.Save, saved)
 		g.after(cost, phaseRemove)
 		return
@@ -106,9 +104,7 @@ func (g *gpu) fill() {
 			g.restore(q)
 		}
 	}
-	g.compute.schedule()
-	g.copies.schedule()
-	g.note()
+	g.reschedule()
 }
 
 // switchSets takes off the queues whose turn is over.
@@ -124,9 +120,7 @@ func (g *gpu) switchSets() {
 			g.cycles++
 		}
 	}
-	g.compute.schedule()
-	g.copies.schedule()
-	g.note()
+	g.reschedule()
 	cost := g.m.share(g.m.spec.Costs.Save, state)
 	state = 0
 	for _, q := range o.set {

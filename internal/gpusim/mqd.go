@@ -78,8 +78,6 @@ const (
 	privateMQD            = 1 << 8
 	eopControlOf4KiB      = 9
 	eopFetcher, eopEnd    = 1 << 30, 0x7f_8000
-
-	dwordsPerPacket = packetBytes / 4
 )
 
 // What a slot holds that was never used, after an MI308X.
@@ -135,14 +133,19 @@ func (t *dialect) registers(r []uint32, s *setup, priority gpreempt.Priority, at
 	put(r, regPQBase, s.ring.base>>8)
 	put(r, regPQRptrReport, s.read)
 	put(r, regPQWptrPoll, s.write)
-	r[regDoorbell] = s.doorbell<<2 | doorbellDrop
-	control := uint32(pqUnordered|pqSlotBased|pqQueueFull|pqRptrBlock) | log2(s.ring.bytes/4) - 1
-	if t.major == 9 {
-		control |= pqClamp
-	}
-	// Of several XCCs, the first writes the read index.
-	if t.spec.XCCs == 1 || xcc > 0 {
-		control |= pqNoUpdateRptr
+	r[regDoorbell] = s.doorbell << 2
+	control := uint32(pqUnordered|pqRptrBlock) | log2(s.ring.bytes/4) - 1
+	if !s.pm4 {
+		control |= pqSlotBased | pqQueueFull
+		if t.major == 9 {
+			control |= pqClamp
+		}
+		// Of several XCCs, the first writes the read index.
+		if t.spec.XCCs == 1 || xcc > 0 {
+			control |= pqNoUpdateRptr
+		}
+		r[regAQLControl] = 1
+		r[regDoorbell] |= doorbellDrop
 	}
 	r[regPQControl] = control
 	r[regIBControl] = ibAvailable
@@ -158,7 +161,6 @@ func (t *dialect) registers(r []uint32, s *setup, priority gpreempt.Priority, at
 	put(r, regSaveBase, s.save+uint64(xcc)*uint64(s.saveBytes))
 	r[regStackOffset], r[regStackSize], r[regWaveStateOffset] = s.stackBytes, s.stackBytes, s.stackBytes
 	r[regSaveSize] = s.saveBytes
-	r[regAQLControl] = 1
 	if !at.known {
 		if t.kernel == DKMS {
 			r[regActive] = 1
@@ -168,8 +170,8 @@ func (t *dialect) registers(r []uint32, s *setup, priority gpreempt.Priority, at
 	r[regActive] = 1
 	r[regVMID] = uint32(at.vmid) | uint32(at.vmid)<<8
 	// The read pointer wraps with the ring, the write pointer does not.
-	r[regPQRptr] = uint32(at.read*dwordsPerPacket) & uint32(s.ring.bytes/4-1)
-	put(r, regPQWptr, at.write*dwordsPerPacket)
+	r[regPQRptr] = uint32(at.read/4) & uint32(s.ring.bytes/4-1)
+	put(r, regPQWptr, at.write/4)
 	r[regDoorbell] |= doorbellEnabled
 	if at.read == at.write {
 		r[regPQControl] |= pqEmpty
@@ -193,8 +195,8 @@ func (t *dialect) computeMQD(w []uint32, m *memory, xcc int) {
 		w[mqdTGChunkSize] = 1
 		w[mqdStrideOfXCCs] = uint32(m.mqdStride)
 	}
-	if m.saved.known {
-		put(w, mqdReadIndex, m.saved.read)
+	if m.saved.known && !m.pm4 {
+		put(w, mqdReadIndex, m.saved.read/packetBytes)
 	}
 	t.registers(w[mqdRegisters:][:registersOfQueue], m.setup, m.priority, m.saved, xcc)
 }

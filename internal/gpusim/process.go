@@ -135,6 +135,7 @@ func (m *Machine) StartProcess(spec ProcSpec) (gpreempt.ProcessKey, error) {
 	p.spec.NamespacePIDs = slices.Clone(spec.NamespacePIDs)
 	m.procs = append(m.procs, p)
 	m.byKey[key] = p
+	m.changed()
 	return key, nil
 }
 
@@ -159,11 +160,12 @@ func (m *Machine) EndProcess(key gpreempt.ProcessKey) error {
 		if i := slices.Index(g.pages, p); i >= 0 {
 			g.pages[i] = nil
 		}
-		if left {
+		if left && m.rule == ruleOwn {
 			g.enqueue(&op{kind: opRefresh, proc: p})
 		}
 	}
 	p.queues = nil
+	m.changed()
 	p.counters.Ended = true
 	if len(m.ended) == maxEnded {
 		m.ended = slices.Delete(m.ended, 0, maxEnded/4)
@@ -243,22 +245,23 @@ func (m *Machine) Backlog(key gpreempt.ProcessKey) (Backlog, error) {
 
 // QueueBacklog tells how many packets a queue is behind: write index minus read index.
 func (m *Machine) QueueBacklog(key gpreempt.ProcessKey, id uint32) (packets uint64, err error) {
-	p, err := m.process(key)
+	q, err := m.queue(key, id)
 	if err != nil {
 		return 0, err
-	}
-	q, ok := p.queue(id)
-	if !ok {
-		return 0, fmt.Errorf("%w: %d of %v", ErrNoQueue, id, key)
 	}
 	return q.write - q.read, nil
 }
 
 // queue finds one of the process's.
 func (p *process) queue(id uint32) (*queue, bool) {
-	i, ok := slices.BinarySearchFunc(p.queues, id, func(q *queue, id uint32) int { return cmp.Compare(q.id, id) })
+	i, ok := p.search(id)
 	if !ok {
 		return nil, false
 	}
 	return p.queues[i], true
+}
+
+// search tells where one of the process's is, or would be.
+func (p *process) search(id uint32) (int, bool) {
+	return slices.BinarySearchFunc(p.queues, id, func(q *queue, id uint32) int { return cmp.Compare(q.id, id) })
 }

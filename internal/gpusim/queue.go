@@ -20,6 +20,8 @@ type Packet struct {
 	Occupancy float64
 	// Bytes is how much a copy moves. Copy queues only, where it must be positive.
 	Bytes int64
+	// RingBytes is how much of the ring the packet takes up; 0: 64.
+	RingBytes uint32
 	// Jitter spreads Duration evenly over 1-Jitter to 1+Jitter of its value, drawn
 	// from the machine's seed: 0 to 0.9.
 	Jitter float64
@@ -32,7 +34,7 @@ type Packet struct {
 	Done func(started, ended time.Duration)
 }
 
-// packetBytes is the size of a packet on its ring.
+// packetBytes is the size of a packet on its ring, unless it says something else.
 const packetBytes = 64
 
 // Limits of a queue, as the kernel has them.
@@ -56,6 +58,7 @@ type packet struct {
 	// remaining is the part of alone that is left, in nanoseconds.
 	remaining float64
 	overlap   bool
+	bytes     uint64
 	started   time.Duration
 	done      func(started, ended time.Duration)
 	// executions counts how often it ran to the end: the proof that it ran once.
@@ -76,9 +79,11 @@ type queue struct {
 	// birth orders the queues of a process.
 	birth uint64
 	// ring holds packet i at i modulo its size. Packets from read to launch have
-	// been started, those from launch to write wait.
-	ring                []*packet
-	read, launch, write uint64
+	// been started, those from launch to write wait. readBytes and writeBytes are read and
+	// write in bytes, which do not wrap.
+	ring                  []*packet
+	read, launch, write   uint64
+	readBytes, writeBytes uint64
 	// inflight are those started and not over.
 	inflight []*packet
 	// memory is its MQD.
@@ -98,6 +103,9 @@ type queue struct {
 // the process. ringPackets is a power of two from 16 to 2^20. The queue runs once
 // the GPU's schedule has taken it in, also when the process is suspended.
 func (m *Machine) CreateQueue(key gpreempt.ProcessKey, gpu gpreempt.GPUID, typ gpreempt.QueueType, ringPackets int) (uint32, error) {
+	if err := m.ruledBy(ruleOwn); err != nil {
+		return 0, err
+	}
 	p, err := m.process(key)
 	if err != nil {
 		return 0, err
@@ -119,17 +127,35 @@ func (m *Machine) CreateQueue(key gpreempt.ProcessKey, gpu gpreempt.GPUID, typ g
 		}
 		id++
 	}
-	m.births++
-	q := &queue{proc: p, gpu: g, pool: &g.compute, id: id, typ: typ, birth: m.births, ring: make([]*packet, ringPackets)}
-	if typ != gpreempt.QueueCompute {
-		q.pool = &g.copies
-	}
-	q.setUp()
-	p.queues = slices.Insert(p.queues, int(id), q)
-	g.list(q)
+	q := p.newQueue(g, m.ownSpec(id, typ, ringPackets))
+	q.memory.doorbell += q.ownDoorbell()
+	q.join()
 	g.enqueue(&op{kind: opRefresh, proc: p, queues: []*queue{q}})
 	m.callBack()
 	return id, nil
+}
+
+// newQueue makes a queue with a place for everything, in no list yet.
+func (p *process) newQueue(g *gpu, spec QueueSpec) *queue {
+	p.m.births++
+	q := &queue{
+		proc: p, gpu: g, pool: &g.compute, id: spec.ID, typ: spec.Type, birth: p.m.births,
+		ring: make([]*packet, minRingPackets),
+	}
+	if q.typ != gpreempt.QueueCompute {
+		q.pool = &g.copies
+	}
+	q.setUp(spec)
+	return q
+}
+
+// join makes the queue one of its process and GPU.
+func (q *queue) join() {
+	p := q.proc
+	i, _ := p.search(q.id)
+	p.queues = slices.Insert(p.queues, i, q)
+	q.gpu.list(q)
+	p.m.changed()
 }
 
 // roomFor tells why a queue cannot be made, if so.
@@ -168,42 +194,41 @@ func (m *Machine) roomFor(p *process, g *gpu, typ gpreempt.QueueType) error {
 // DestroyQueue takes a queue away; what is on it is abandoned. A suspended queue
 // goes when it is resumed, as the driver makes its owner wait until then.
 func (m *Machine) DestroyQueue(key gpreempt.ProcessKey, id uint32) error {
-	p, err := m.process(key)
-	if err != nil {
+	if err := m.ruledBy(ruleOwn); err != nil {
 		return err
 	}
-	q, ok := p.queue(id)
-	if !ok {
-		return fmt.Errorf("%w: %d of %v", ErrNoQueue, id, key)
+	q, err := m.queue(key, id)
+	if err != nil {
+		return err
 	}
 	if q.suspended {
 		q.doomed = true
 		return nil
 	}
 	q.destroy()
-	q.gpu.enqueue(&op{kind: opRefresh, proc: p})
+	q.gpu.enqueue(&op{kind: opRefresh, proc: q.proc})
 	m.callBack()
 	return nil
 }
 
 // Submit puts a packet on a queue's ring. A suspended queue takes packets, too.
 func (m *Machine) Submit(key gpreempt.ProcessKey, id uint32, k Packet) error {
-	p, err := m.process(key)
+	q, err := m.queue(key, id)
 	if err != nil {
 		return err
 	}
-	q, ok := p.queue(id)
-	if !ok {
-		return fmt.Errorf("%w: %d of %v", ErrNoQueue, id, key)
+	bytes := uint64(k.RingBytes)
+	if bytes == 0 {
+		bytes = packetBytes
 	}
-	if q.write-q.read == uint64(len(q.ring)) {
-		return fmt.Errorf("%w: queue %d of %v holds %d packets", ErrRingFull, id, key, len(q.ring))
+	if taken := q.writeBytes - q.readBytes; taken+bytes > q.memory.ring.bytes {
+		return fmt.Errorf("%w: queue %d of %v has %d packets in %d of %d bytes", ErrRingFull, id, key, q.write-q.read, taken, q.memory.ring.bytes)
 	}
 	if err := k.check(q.typ); err != nil {
 		return fmt.Errorf("queue %d of %v: %w", id, key, err)
 	}
 	own := m.packet()
-	own.q, own.overlap, own.done = q, k.Overlap, k.Done
+	own.q, own.overlap, own.bytes, own.done = q, k.Overlap, bytes, k.Done
 	if q.typ == gpreempt.QueueCompute {
 		own.demand = max(int64(math.Round(k.Occupancy*full)), 1)
 		own.alone = max(m.spread(k.Duration, k.Jitter), 1)
@@ -212,9 +237,8 @@ func (m *Machine) Submit(key gpreempt.ProcessKey, id uint32, k Packet) error {
 		own.alone = max(overRate(k.Bytes, float64(m.spec.CopyRate)), 1)
 	}
 	own.remaining = float64(own.alone)
-	q.ring[q.write&uint64(len(q.ring)-1)] = own
-	q.write++
-	p.counters.Submitted++
+	q.push(own)
+	q.proc.counters.Submitted++
 	if q.mapped {
 		q.dispatch()
 		q.pool.schedule()
@@ -253,6 +277,21 @@ func (m *Machine) packet() *packet {
 		return k
 	}
 	return &packet{}
+}
+
+// push puts k on the ring. Packets can be smaller than 64 bytes, so that a ring of the
+// size the queue's has may be too small.
+func (q *queue) push(k *packet) {
+	if n := uint64(len(q.ring)); q.write-q.read == n {
+		ring := make([]*packet, 2*n)
+		for i := q.read; i < q.write; i++ {
+			ring[i&(2*n-1)] = q.at(i)
+		}
+		q.ring = ring
+	}
+	q.ring[q.write&uint64(len(q.ring)-1)] = k
+	q.write++
+	q.writeBytes += k.bytes
 }
 
 func (q *queue) at(i uint64) *packet { return q.ring[i&uint64(len(q.ring)-1)] }
@@ -302,6 +341,7 @@ func (q *queue) retire(k *packet) {
 		k := q.at(q.read)
 		q.ring[q.read&uint64(len(q.ring)-1)] = nil
 		q.read++
+		q.readBytes += k.bytes
 		q.proc.counters.account(k, &q.proc.counters.Lost)
 		*k = packet{}
 		q.proc.m.spare = append(q.proc.m.spare, k)
@@ -326,12 +366,17 @@ func (k *packet) workDone() time.Duration {
 	if k.executions > 0 || k.q.typ != gpreempt.QueueCompute {
 		return 0
 	}
+	return times(k.alone-time.Duration(k.left()), k.demand)
+}
+
+// left is how much of alone is left now, in nanoseconds.
+func (k *packet) left() float64 {
 	remaining := k.remaining
 	if k.q.mapped {
 		pool := k.q.pool
 		remaining -= float64(pool.m.now-pool.settled) * pool.speed()
 	}
-	return times(k.alone-time.Duration(max(remaining, 0)), k.demand)
+	return max(remaining, 0)
 }
 
 func times(d time.Duration, millionths int64) time.Duration {
@@ -367,6 +412,7 @@ func (q *queue) destroy() {
 	q.drop()
 	p := q.proc
 	p.queues = slices.DeleteFunc(p.queues, func(o *queue) bool { return o == q })
+	p.m.changed()
 }
 
 // drop ends the queue and accounts for what is on it.
@@ -382,4 +428,5 @@ func (q *queue) drop() {
 	q.dead = true
 	q.ring, q.inflight = nil, nil
 	q.read, q.launch, q.write = 0, 0, 0
+	q.readBytes, q.writeBytes = 0, 0
 }

@@ -168,7 +168,7 @@ func (c *crowd) check() string {
 	return ""
 }
 
-// finish resumes everything, runs to the end and checks what came of it.
+// finish resumes everything, and audits.
 func (c *crowd) finish() string {
 	for _, key := range c.procs {
 		c.asked++
@@ -176,6 +176,11 @@ func (c *crowd) finish() string {
 			panic(err)
 		}
 	}
+	return c.audit()
+}
+
+// audit runs to the end and checks what came of everything.
+func (c *crowd) audit() string {
 	for next, ok := c.m.Next(); ok; next, ok = c.m.Next() {
 		c.m.AdvanceTo(next)
 	}

@@ -18,6 +18,7 @@ type listed struct {
 // GPU with its queues that are to run, the newest first (pm_create_runlist_ib). There is
 // none when nothing is to run. Sets of queues taking turns is the firmware's affair.
 func (g *gpu) makeRunlist() {
+	g.m.moves++
 	clear(g.runlist)
 	g.runlist = g.runlist[:0]
 	process := 0

@@ -120,8 +120,8 @@ func (t *dialect) sdmaWords(w []uint32, s *setup, at place) {
 	if at.known {
 		w[0] |= uint32(at.vmid) << sdmaVMIDShift
 		// Both count bytes and do not wrap.
-		put(w, 3, at.read*packetBytes)
-		put(w, 5, at.write*packetBytes)
+		put(w, 3, at.read)
+		put(w, 5, at.write)
 	}
 }
 

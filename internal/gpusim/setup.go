@@ -9,7 +9,9 @@ import (
 
 // setup is where everything of a queue is. It never changes.
 type setup struct {
-	typ  gpreempt.QueueType
+	typ gpreempt.QueueType
+	// pm4: it is a compute queue that is not of AQL.
+	pm4  bool
 	ring region
 	// read and write are the addresses of the queue's two positions in its process.
 	read, write uint64
@@ -43,12 +45,13 @@ type memory struct {
 // place is how far a queue was and in which VMID, when it was last seen in hardware.
 type place struct {
 	// known is false for a queue that has never been taken off.
-	known       bool
-	vmid        uint8
+	known bool
+	vmid  uint8
+	// read and write are in bytes, and do not wrap.
 	read, write uint64
 }
 
-// Addresses in a process. All processes have the same, as the allocator of every
+// Addresses in a process, unless a driver outside has others. All processes have the same, as the allocator of every
 // process begins at the same place in forked ones: an address tells a queue of one
 // process from another of its queues, and nothing else. A queue that is made again
 // is where the old one was.
@@ -94,27 +97,44 @@ const (
 	sdmaDoorbells, doorbellsPerEngine, oddDoorbells = 0x100, 10, 512
 )
 
-// setUp finds a place for everything of q and takes it.
-func (q *queue) setUp() {
+// ownSpec says where the queues of a process without a driver outside have everything,
+// but for the doorbell.
+func (m *Machine) ownSpec(id uint32, typ gpreempt.QueueType, ringPackets int) QueueSpec {
+	arena := arenaBase + uint64(id)*arenaStep%maxQueues*arenaBytes
+	spec := QueueSpec{
+		ID: id, Type: typ, Ring: arena + ringOffset, RingBytes: uint64(ringPackets) * packetBytes, Priority: gpreempt.PriorityNormal,
+		Read: arena + queueOffset + sdmaReadOffset, Write: arena + queueOffset + sdmaWriteOffset,
+	}
+	if typ != gpreempt.QueueCompute {
+		return spec
+	}
+	spec.Read, spec.Write = arena+queueOffset+aqlReadOffset, arena+queueOffset+aqlWriteOffset
+	if m.spec.major() >= 10 {
+		spec.EOP = arena + eopOffset
+	}
+	size, _ := m.spec.saveArea()
+	spec.Save, spec.SaveBytes = arena+saveOffset, uint32(size)
+	return spec
+}
+
+// setUp finds a place for everything of q that spec has none for, and takes it.
+func (q *queue) setUp(spec QueueSpec) {
 	m, g := q.proc.m, q.gpu
-	arena := arenaBase + uint64(q.id)*arenaStep%maxQueues*arenaBytes
 	s := &setup{
-		typ:  q.typ,
-		ring: region{arena + ringOffset, uint64(len(q.ring)) * packetBytes},
+		typ: q.typ, ring: region{spec.Ring, spec.RingBytes}, read: spec.Read, write: spec.Write,
 		page: uint32(take(&g.pages, q.proc)+firstDoorbellPage) * doorbellPageDwords,
 	}
-	q.memory = &memory{setup: s, priority: gpreempt.PriorityNormal}
+	s.doorbell = s.page + spec.Doorbell/4
+	q.memory = &memory{setup: s, priority: spec.Priority}
 	if q.typ != gpreempt.QueueCompute {
-		s.read, s.write = arena+queueOffset+sdmaReadOffset, arena+queueOffset+sdmaWriteOffset
 		q.setUpSDMA(s)
 		return
 	}
-	s.read, s.write = arena+queueOffset+aqlReadOffset, arena+queueOffset+aqlWriteOffset
-	if m.spec.major() >= 10 {
-		s.eop = arena + eopOffset
+	s.pm4, s.eop = spec.PM4, spec.EOP
+	_, stack := m.spec.saveArea()
+	if spec.Save != 0 {
+		s.save, s.saveBytes, s.stackBytes = spec.Save, spec.SaveBytes, uint32(stack)
 	}
-	size, stack := m.spec.saveArea()
-	s.save, s.saveBytes, s.stackBytes = arena+saveOffset, uint32(size), uint32(stack)
 	switch {
 	case m.spec.MES:
 		s.mqdStride = pageBytes
@@ -125,7 +145,6 @@ func (q *queue) setUp() {
 		s.mqdStride = computeMQDBytes
 	}
 	s.mqd = userMQDs + uint64(occupy(&g.mqds, q))*s.mqdStride*uint64(m.spec.XCCs)
-	s.doorbell = s.page + uint32(q.freeDoorbell())*doorbellDwords
 	s.logicXCC = g.computeBirths % m.spec.XCCs
 	g.computeBirths++
 }
@@ -140,7 +159,6 @@ func (q *queue) setUpSDMA(s *setup) {
 	id := occupy(queues, q)
 	s.engine += id % engines
 	s.rlc = id / engines
-	s.doorbell = s.page + uint32(sdmaDoorbells+s.engine*doorbellsPerEngine+s.rlc%2*oddDoorbells+s.rlc/2)*doorbellDwords
 	if spec.MES {
 		s.mqdStride = pageBytes
 		s.mqd = userMQDs + uint64(occupy(&g.mqds, q))*s.mqdStride*uint64(spec.XCCs)
@@ -150,6 +168,16 @@ func (q *queue) setUpSDMA(s *setup) {
 	s.mqdStride = uint64(spec.sdma().words) * 4
 	s.mqd = kernelMQDs + uint64(spec.XCCs)*computeMQDBytes + uint64(at)*s.mqdStride
 	g.sdmaMemory[at] = q.memory
+}
+
+// ownDoorbell is where q has its doorbell in its process's page, in dwords, when there is
+// no driver outside.
+func (q *queue) ownDoorbell() uint32 {
+	if q.typ == gpreempt.QueueCompute {
+		return uint32(q.freeDoorbell()) * doorbellDwords
+	}
+	s := q.memory
+	return uint32(sdmaDoorbells+s.engine*doorbellsPerEngine+s.rlc%2*oddDoorbells+s.rlc/2) * doorbellDwords
 }
 
 // freeDoorbell gives the lowest that no compute queue of the process has on the GPU.
@@ -194,24 +222,22 @@ func take[T comparable](all *[]T, v T) int {
 
 // SetQueuePriority changes a queue's priority, 0 to MaxPriority, as UPDATE_QUEUE
 // does: it is in the MQD at once, and in hardware after the GPU's schedule has been
-// gone through once more. It does not change who runs.
+// gone through once more, which a driver outside has to do itself. It does not change
+// who runs.
 func (m *Machine) SetQueuePriority(key gpreempt.ProcessKey, id uint32, priority gpreempt.Priority) error {
-	p, err := m.process(key)
+	q, err := m.queue(key, id)
 	if err != nil {
 		return err
-	}
-	q, ok := p.queue(id)
-	if !ok {
-		return fmt.Errorf("%w: %d of %v", ErrNoQueue, id, key)
 	}
 	if priority > gpreempt.MaxPriority {
 		return fmt.Errorf("queue %d of %v: a priority is 0 to %d, not %d", id, key, gpreempt.MaxPriority, priority)
 	}
 	q.memory.priority = priority
-	if q.suspended {
+	m.moves++
+	if q.suspended || m.rule == ruleDriver {
 		return nil
 	}
-	o := &op{kind: opRefresh, proc: p}
+	o := &op{kind: opRefresh, proc: q.proc}
 	if m.spec.MES {
 		q.unmap()
 		q.pool.schedule()

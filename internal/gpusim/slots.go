@@ -60,6 +60,7 @@ func (g *gpu) seat(q *queue) {
 	}
 	g.tenants[vmid].queues++
 	q.slot = &slots[free]
+	g.m.moves++
 	*q.slot = slot{
 		q: q, was: q.memory.setup, priority: q.memory.priority,
 		at: place{known: true, vmid: uint8(g.m.spec.firstVMID()+vmid) & 0xf},
@@ -69,6 +70,10 @@ func (g *gpu) seat(q *queue) {
 // unseat takes q out of its slot. Where it was is written to its MQD, and stays in
 // the slot.
 func (g *gpu) unseat(q *queue) {
+	g.m.moves++
+	if g.m.onUnmap != nil && len(q.inflight) > 0 {
+		g.m.calls = append(g.m.calls, call{off: q})
+	}
 	q.memory.saved = q.now()
 	q.slot.at = q.memory.saved
 	q.slot.q, q.slot = nil, nil
@@ -91,7 +96,7 @@ func (g *gpu) vmid(p *process) int {
 // now is how far a queue is that is in a slot.
 func (q *queue) now() place {
 	at := q.slot.at
-	at.read, at.write = q.read, q.write
+	at.read, at.write = q.readBytes, q.writeBytes
 	return at
 }
 

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // root is the tree as it is now.
@@ -196,28 +194,38 @@ func (m *Machine) byPID(render func(*process) *node) *node {
 // queueDirs is the queues directory of a process. Its files end without a
 // newline, as the kernel's do.
 func (p *process) queueDirs() *node {
-	dirs := map[string]*node{}
-	for _, q := range p.queues {
-		dirs[strconv.FormatUint(uint64(q.id), 10)] = dir(map[string]*node{
-			"gpuid": file(p.m.facts[q.gpu.index].ID.String()),
-			"size":  file(strconv.Itoa(len(q.ring) * packetBytes)),
-			"type":  file(strconv.Itoa(p.m.kernel.sysfsType(q.typ))),
-		})
+	return &node{
+		names: func() []string {
+			var names []string
+			for _, q := range p.queues {
+				names = append(names, strconv.FormatUint(uint64(q.id), 10))
+			}
+			return names
+		},
+		find: func(name string) *node {
+			id, err := strconv.ParseUint(name, 10, 32)
+			if err != nil || strconv.FormatUint(id, 10) != name {
+				return nil
+			}
+			q, ok := p.queue(uint32(id))
+			if !ok {
+				return nil
+			}
+			return dir(map[string]*node{
+				"gpuid": file(p.m.facts[q.gpu.index].ID.String()),
+				"size":  file(strconv.FormatUint(q.memory.ring.bytes, 10)),
+				"type":  file(strconv.Itoa(p.m.kernel.sysfsType(q.typ))),
+			})
+		},
 	}
-	return dir(dirs)
 }
 
 // vram is what the queues of a process take up on a GPU: rings and save areas.
-func (p *process) vram(g *gpu) int {
-	size, _ := p.m.spec.saveArea()
-	sum := 0
+func (p *process) vram(g *gpu) uint64 {
+	sum := uint64(0)
 	for _, q := range p.queues {
-		if q.gpu != g {
-			continue
-		}
-		sum += len(q.ring) * packetBytes
-		if q.typ == gpreempt.QueueCompute {
-			sum += size * p.m.spec.XCCs
+		if q.gpu == g {
+			sum += q.memory.ring.bytes + uint64(q.memory.saveBytes)*uint64(p.m.spec.XCCs)
 		}
 	}
 	return sum

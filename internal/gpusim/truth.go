@@ -44,7 +44,7 @@ type QueueTruth struct {
 // Position is how far a queue is, and in which address space.
 type Position struct {
 	VMID int
-	// Read and Write count packets since the queue was made.
+	// Read and Write count packets of 64 bytes since the queue was made.
 	Read, Write uint64
 }
 
@@ -132,7 +132,7 @@ func (q *queue) truth() QueueTruth {
 			Process: q.proc.key, ID: q.id, GPU: m.facts[q.gpu.index].ID, Type: q.typ, RingBytes: s.ring.bytes,
 		},
 		Info: gpreempt.QueueInfo{
-			RingBase: s.ring.base, AQL: q.typ == gpreempt.QueueCompute, ReadPointer: s.read, WritePointer: s.write,
+			RingBase: s.ring.base, AQL: q.typ == gpreempt.QueueCompute && !s.pm4, ReadPointer: s.read, WritePointer: s.write,
 			SaveArea: s.save, MQD: s.mqd, Doorbell: s.doorbell, Priority: s.priority, PriorityKnown: q.typ == gpreempt.QueueCompute, PriorityExact: true,
 		},
 		MQDs:      s.mqds(m),
@@ -162,7 +162,9 @@ func (s *setup) mqds(m *Machine) []uint64 {
 	return all
 }
 
-func (p place) position() Position { return Position{VMID: int(p.vmid), Read: p.read, Write: p.write} }
+func (p place) position() Position {
+	return Position{VMID: int(p.vmid), Read: p.read / packetBytes, Write: p.write / packetBytes}
+}
 
 func (s *slot) truth(m *Machine) SlotTruth {
 	if s.was == nil {
