@@ -98,7 +98,7 @@ func (o Options) machine() machine {
 func openHost(m machine, cfg config.Config, h hooks, log *zap.Logger) *backend {
 	root := discovery.Host(m.root)
 	b := &backend{
-		name: "kfd",
+		name: discovery.Backend(root),
 		root: root,
 		fs:   discovery.NewFS(root),
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -185,7 +186,7 @@ type Report struct {
 	// Summary says it in a sentence, Remedy what to do about it; "" for nothing.
 	Summary, Remedy string
 	ByDaemon        bool
-	// Backend is "kfd", or "simulated MACHINE".
+	// Backend is "kfd", "simulated MACHINE" or "emulated MACHINE".
 	Backend string
 	Version string
 	// Checks are in the order they are best read; each id once.
@@ -275,7 +276,7 @@ var checks = []struct {
 // touches no process; where it may not look, the report says so.
 func Examine(ctx context.Context, cfg Config) *Report {
 	p := see(ctx, cfg)
-	report := &Report{ByDaemon: cfg.ByDaemon, Backend: "kfd", Version: cfg.Version, GPUs: p.gpus, Processes: p.told}
+	report := &Report{ByDaemon: cfg.ByDaemon, Backend: discovery.Backend(cfg.Root), Version: cfg.Version, GPUs: p.gpus, Processes: p.told}
 	if cfg.Simulated != "" {
 		report.Backend = "simulated " + cfg.Simulated
 	}

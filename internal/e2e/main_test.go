@@ -17,8 +17,9 @@ import (
 	_ "github.com/gpreempt/gpreempt/internal/daemon"
 )
 
-// The paths of the binaries under test.
-var gpreemptd, gpctl string
+// The paths of the binaries under test, and of the clients of an emulated GPU.
+// trainBinary is clientBinary by the name of an offline job.
+var gpreemptd, gpctl, kfdemuBinary, clientBinary, trainBinary string
 
 // TestMain runs the tests, or is one of the processes they start.
 func TestMain(m *testing.M) {
@@ -42,7 +43,12 @@ func testMain(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "e2e: the binaries cannot be built:", err)
 		return 1
 	}
-	gpreemptd, gpctl = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl")
+	gpreemptd, gpctl, kfdemuBinary = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "kfdemu")
+	clientBinary, trainBinary = filepath.Join(dir, "kfdclient"), filepath.Join(dir, "train")
+	if err := os.Link(clientBinary, trainBinary); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		return 1
+	}
 	return testutil.VerifyMain(m)
 }
 
@@ -52,9 +58,14 @@ func build(dir string) error {
 	if raceDetector {
 		args = append(args, "-race")
 	}
-	out, err := exec.Command("go", append(args, "../../cmd/gpreemptd", "../../cmd/gpctl")...).CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("%w\n%s", err, out)
+	// The programs that stand for others' are built as those are: without the detector.
+	for _, args := range [][]string{
+		append(args, "../../cmd/gpreemptd", "../../cmd/gpctl"),
+		{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator), "../../cmd/kfdemu", "./kfdclient"},
+	} {
+		if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
 	}
 	return nil
 }

@@ -45,7 +45,7 @@ type Task interface {
 	// open.
 	File(fd uint32) EventFile
 	// Install gives the task's process a descriptor for a new event stream
-	// (anon_inode_getfd).
+	// (anon_inode_getfd), or a negative errno.
 	Install(*SMIStream) int
 }
 

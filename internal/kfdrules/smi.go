@@ -30,8 +30,12 @@ func (d *Driver) smiEvents(c *call) (int, errno) {
 	if d.prof.smiInside {
 		s.pid = c.task.PIDInside()
 	}
+	fd := c.task.Install(s)
+	if fd < 0 {
+		return 0, errno(-fd)
+	}
 	x.gpu.smi = append(x.gpu.smi, s)
-	c.put32(4, uint32(c.task.Install(s)))
+	c.put32(4, uint32(fd))
 	return 0, 0
 }
 

@@ -164,7 +164,7 @@ type Config struct {
 	Now     func() time.Time
 	Log     *zap.Logger
 	Version string
-	// Backend is "kfd", or "simulated MACHINE".
+	// Backend is "kfd", or what stands for it: "simulated MACHINE", "emulated MACHINE".
 	Backend string
 	// Diagnose looks at the host.
 	Diagnose func(context.Context) *doctor.Report
@@ -186,7 +186,7 @@ type Server struct {
 	// leasePrefix begins every lease id of this run.
 	leasePrefix string
 
-	// simulated is the header of a simulated backend; nil with hardware.
+	// simulated is the header of a simulated or emulated backend; nil with hardware.
 	simulated metadata.MD
 
 	// closing ends when Shutdown is called.

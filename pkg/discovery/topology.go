@@ -14,6 +14,21 @@ import (
 
 const nodesDir = "sys/class/kfd/kfd/topology/nodes"
 
+// EmulatedFile is there only when the driver is an emulated one, and says which; kfdemu
+// makes it.
+const EmulatedFile = "sys/class/kfd/kfd/emulated"
+
+// Backend names what is behind /dev/kfd of the machine whose root directory is root:
+// "kfd", or what calls itself emulated, in which case no hardware is involved.
+func Backend(root fs.FS) string {
+	text, err := fs.ReadFile(root, EmulatedFile)
+	if err != nil {
+		return "kfd"
+	}
+	line, _, _ := strings.Cut(string(text), "\n")
+	return "emulated " + line
+}
+
 // mesGFX is the first gfx_target_version whose firmware schedules queue by
 // queue. No file says which scheduler is in use.
 const mesGFX = 110000

@@ -126,7 +126,7 @@ type GetStatusResponse struct {
 	Version string `protobuf:"bytes,1,opt,name=version,proto3" json:"version,omitempty"`
 	// When it started, wall clock.
 	StartedAt *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
-	// "kfd", or "simulated MACHINE" when no hardware is involved.
+	// "kfd", or "simulated MACHINE" or "emulated MACHINE" when no hardware is involved.
 	Backend string `protobuf:"bytes,3,opt,name=backend,proto3" json:"backend,omitempty"`
 	// GPU nodes.
 	GpuCount uint32 `protobuf:"varint,4,opt,name=gpu_count,json=gpuCount,proto3" json:"gpu_count,omitempty"`

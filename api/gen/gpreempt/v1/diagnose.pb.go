@@ -309,7 +309,7 @@ type DiagnoseResponse struct {
 	// Whether the daemon was asked. Otherwise a short-lived process of the same
 	// program looked, which does not know what the daemon has attached to.
 	ByDaemon bool `protobuf:"varint,4,opt,name=by_daemon,json=byDaemon,proto3" json:"by_daemon,omitempty"`
-	// "kfd", or "simulated MACHINE" when no hardware is involved.
+	// "kfd", or "simulated MACHINE" or "emulated MACHINE" when no hardware is involved.
 	Backend string `protobuf:"bytes,5,opt,name=backend,proto3" json:"backend,omitempty"`
 	// Version of gpreemptd.
 	Version string `protobuf:"bytes,6,opt,name=version,proto3" json:"version,omitempty"`

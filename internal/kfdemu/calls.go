@@ -1,0 +1,315 @@
+package kfdemu
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/kfdemu/drm"
+	"github.com/gpreempt/gpreempt/internal/kfdemu/host"
+	"github.com/gpreempt/gpreempt/internal/kfdrules"
+	"github.com/gpreempt/gpreempt/internal/seccomp"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// blocks tells which calls may take their time.
+func blocks(c *seccomp.Call) bool {
+	return c.NR == unix.SYS_IOCTL || c.NR == unix.SYS_OPENAT || c.NR == unix.SYS_OPENAT2 || c.NR == sysOpen
+}
+
+// call answers a call.
+func (e *Emulator) call(c *seccomp.Call) {
+	var err error
+	switch c.NR {
+	case unix.SYS_IOCTL:
+		err = e.ioctl(c)
+	case unix.SYS_OPENAT, unix.SYS_OPENAT2, sysOpen:
+		err = e.open(c)
+	default:
+		err = e.stat(c)
+	}
+	if !errors.Is(err, seccomp.ErrGone) {
+		e.trouble("answer a call", err)
+	}
+}
+
+// caller gives the thread that waits in a call, nil if it has died.
+func (e *Emulator) caller(c *seccomp.Call) *host.Task {
+	task, err := e.host.Task(c.TID)
+	if err != nil || !c.Valid() {
+		return nil
+	}
+	return task
+}
+
+// ioctl answers an ioctl, if its file is one of ours.
+func (e *Emulator) ioctl(c *seccomp.Call) error {
+	f := e.files.behind(c.TID, c.Args[0])
+	if f == nil {
+		return c.Continue()
+	}
+	task := e.caller(c)
+	if task == nil {
+		return nil
+	}
+	req, arg := uint32(c.Args[1]), c.Args[2]
+	if f.kfd == nil {
+		gpu, _ := e.tree.Device(f.render) // it was opened
+		return c.Return(0, drm.Ioctl(req, arg, task.Space(), gpu))
+	}
+	if req>>8&0xff != 'K' {
+		return c.Return(0, unix.ENOTTY)
+	}
+	began := time.Now()
+	task.Begin(c.Interrupted, func(fd int) (int, error) { return c.AddFD(fd, false) })
+	memory := task.Memory(arg)
+	what := kfdrules.Describe(kfd.Request(req), memory)
+	result, errno, injected := e.driverCall(c, f, task, kfd.Request(req), memory, what)
+	e.tell(Event{
+		Kind: EventCall, PID: task.Leader().TID(), TID: c.TID, Op: string(what.Op), Target: what.Target, Queues: what.Queues, Mask: what.Mask,
+		Result: result, Errno: errnoName(errno), Took: float64(time.Since(began)) / float64(time.Microsecond), Text: injected,
+	})
+	task.End()
+	err := c.Return(result, errno)
+	if errors.Is(err, seccomp.ErrNotInterrupted) {
+		err = c.Return(0, unix.EINTR) // what was pending is no longer
+	}
+	return err
+}
+
+// driverCall makes a call of the driver, with the faults there are for it.
+func (e *Emulator) driverCall(c *seccomp.Call, f *file, task *host.Task, req kfd.Request, memory kfdrules.Memory, what kfdrules.Described) (int64, syscall.Errno, string) {
+	caller := task.Leader().TID()
+	fault := e.faults.forCall(what.Op, caller, what.Target)
+	if fault != nil {
+		e.tell(Event{Kind: EventFault, Op: string(what.Op), PID: caller, Target: what.Target, Errno: errnoName(fault.Errno)})
+		if errno, stop := e.before(fault, caller, what.Target); stop {
+			return 0, errno, "injected"
+		}
+	}
+	c.Watch(e.askWake)
+	var had []kfdrules.Allocation
+	if what.Op == opFree {
+		had = e.driver.Allocations(f.space)
+	}
+	r1, errno := e.driver.Ioctl(task, f.kfd, req, memory)
+	result := int64(r1)
+	if what.Op == opFree {
+		e.trouble("give memory back", e.files.free(f.space, had, e.driver.Allocations(f.space)))
+	}
+	if settles[what.Op] {
+		e.settle()
+	}
+	if fault != nil && fault.After {
+		if fault.Kill != KillNobody {
+			e.trouble("kill for a fault", kill(victim(fault, caller, what.Target)))
+		}
+		if fault.Errno != 0 {
+			return 0, fault.Errno, "injected"
+		}
+	}
+	return result, errno, ""
+}
+
+var opFree = kfdrules.RequestOp(kfd.ReqFreeMemoryOfGPU)
+
+// settles are the calls after which there may be other processes than before.
+var settles = map[kfdrules.Op]bool{
+	kfdrules.RequestOp(kfd.ReqCreateQueue): true, kfdrules.RequestOp(kfd.ReqDestroyQueue): true, kfdrules.RequestOp(kfd.ReqUpdateQueue): true,
+	kfdrules.RequestOp(kfd.ReqCreateProcess): true, kfdrules.TrapOp(kfd.TrapEnable): true,
+}
+
+// before does what a fault does before a call has had an effect. stop: errno is the
+// answer.
+func (e *Emulator) before(f *Fault, caller, target int32) (errno syscall.Errno, stop bool) {
+	if f.Do != nil {
+		f.Do()
+	}
+	if f.Delay > 0 {
+		select {
+		case <-time.After(f.Delay):
+		case <-e.over:
+		}
+	}
+	if f.After {
+		return 0, false
+	}
+	if f.Kill != KillNobody {
+		e.trouble("kill for a fault", kill(victim(f, caller, target)))
+		if f.Kill == KillCaller {
+			return unix.EINTR, true // nobody hears it
+		}
+	}
+	return f.Errno, f.Errno != 0
+}
+
+func victim(f *Fault, caller, target int32) int32 {
+	if f.Kill == KillCaller {
+		return caller
+	}
+	return target
+}
+
+// kill ends a process and waits until it has ended, at most a second: a process that
+// waits for this call's answer may be its own debugger.
+func kill(pid int32) error {
+	fd, err := unix.PidfdOpen(int(pid), 0)
+	if err != nil {
+		return err
+	}
+	err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	if err == nil {
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 1000)
+	}
+	return errors.Join(err, unix.Close(fd))
+}
+
+// open answers an open of one of our files.
+func (e *Emulator) open(c *seccomp.Call) error {
+	at, name, flags := int32(c.Args[0]), c.Args[1], c.Args[2]
+	if c.NR == sysOpen {
+		at = unix.AT_FDCWD
+		name, flags = c.Args[0], c.Args[1]
+	}
+	task := e.caller(c)
+	if task == nil {
+		return nil
+	}
+	space := task.Space()
+	if space == nil {
+		return c.Continue()
+	}
+	if c.NR == unix.SYS_OPENAT2 { // struct open_how begins with the flags
+		var err error
+		if flags, err = readWord(space, c.Args[2]); err != nil {
+			return c.Continue()
+		}
+	}
+	text, err := readString(space, name)
+	if err != nil || !c.Valid() {
+		return c.Continue() // the kernel itself finds the words for it
+	}
+	kind, render := deviceAt(c.TID, at, text)
+	if kind == noDevice || flags&unix.O_ACCMODE != unix.O_RDWR {
+		return c.Continue()
+	}
+	// A program that was executed in the place of another starts with nothing of it.
+	e.sweep()
+	e.ending.await(space.PID())
+	f := &file{space: space, render: render}
+	began := time.Now()
+	errno := e.openDevice(kind, f, task)
+	defer func() {
+		e.tell(Event{
+			Kind: EventCall, PID: task.Leader().TID(), TID: c.TID, Op: string(kfdrules.OpOpen), Text: text, Errno: errnoName(errno),
+			Took: float64(time.Since(began)) / float64(time.Microsecond),
+		})
+	}()
+	if errno != 0 {
+		return c.Return(0, errno)
+	}
+	if err := e.files.add(f); err != nil {
+		e.trouble("open "+text, err)
+		if f.kfd != nil {
+			e.driver.Release(f.kfd)
+		}
+		return c.Return(0, unix.ENOMEM)
+	}
+	e.settle()
+	return c.ReturnFD(f.fd, flags&unix.O_CLOEXEC != 0)
+}
+
+func (e *Emulator) openDevice(kind device, f *file, task *host.Task) syscall.Errno {
+	if kind == renderDevice {
+		if _, ok := e.tree.Device(f.render); !ok {
+			return unix.ENOENT
+		}
+		return 0
+	}
+	caller := task.Leader().TID()
+	if fault := e.faults.forCall(kfdrules.OpOpen, caller, 0); fault != nil {
+		e.tell(Event{Kind: EventFault, Op: string(kfdrules.OpOpen), PID: caller, Errno: errnoName(fault.Errno)})
+		if errno, stop := e.before(fault, caller, 0); stop {
+			return errno
+		}
+	}
+	opened, err := e.driver.Open(task)
+	if err != nil {
+		var errno syscall.Errno
+		errors.As(err, &errno)
+		return errno
+	}
+	f.kfd = opened
+	return 0
+}
+
+// device is which file of ours a path leads to.
+type device int
+
+const (
+	noDevice device = iota
+	kfdDevice
+	renderDevice
+)
+
+// deviceAt tells where a path leads, seen from a thread and a directory it has open.
+func deviceAt(tid, at int32, name string) (kind device, render uint32) {
+	if !strings.Contains(name, "kfd") && !strings.Contains(name, "renderD") {
+		return noDevice, 0
+	}
+	if !path.IsAbs(name) {
+		dir := fmt.Sprintf("/proc/%d/fd/%d", tid, at)
+		if at == unix.AT_FDCWD {
+			dir = fmt.Sprintf("/proc/%d/cwd", tid)
+		}
+		base, err := os.Readlink(dir)
+		if err != nil {
+			return noDevice, 0
+		}
+		name = path.Join(base, name)
+	}
+	name = path.Clean(name)
+	if name == kfd.DevicePath {
+		return kfdDevice, 0
+	}
+	minor, ok := strings.CutPrefix(name, "/dev/dri/renderD")
+	if n, err := strconv.ParseUint(minor, 10, 20); ok && err == nil {
+		return renderDevice, uint32(n)
+	}
+	return noDevice, 0
+}
+
+// stat answers fstat and the like for one of our files: a device, which a memory file
+// is not.
+func (e *Emulator) stat(c *seccomp.Call) error {
+	f := e.files.behind(c.TID, c.Args[0])
+	if f == nil {
+		return c.Continue()
+	}
+	task := e.caller(c)
+	if task == nil {
+		return nil
+	}
+	major, minor := uint32(drm.KFDMajor), uint32(0)
+	if f.kfd == nil {
+		major, minor = drm.Major, f.render
+	}
+	out, answer := c.Args[1], drm.Stat(major, minor, f.id.Inode)
+	switch c.NR {
+	case unix.SYS_STATX:
+		out, answer = c.Args[4], drm.Statx(major, minor, f.id.Inode)
+	case sysNewfstatat:
+		out = c.Args[2]
+	}
+	if err := task.Space().WriteAt(answer, out); err != nil {
+		return c.Return(0, unix.EFAULT)
+	}
+	return c.Return(0, 0)
+}

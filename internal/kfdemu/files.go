@@ -1,0 +1,200 @@
+package kfdemu
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/kfdemu/host"
+	"github.com/gpreempt/gpreempt/internal/kfdrules"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// file is an emulated file that is open: a memory file whose inode is known.
+type file struct {
+	id    host.FileID
+	space *host.Space
+	// kfd is what the driver has for /dev/kfd; nil for a render node, whose minor is
+	// render.
+	kfd    *kfdrules.File
+	render uint32
+	fd     int
+	// doorbells are mapped for /dev/kfd: those of each GPU one after the other. They stay
+	// until the file is closed and no queue has one of them; both are guarded by files.mu.
+	doorbells []byte
+	queues    int
+	closed    bool
+}
+
+// files are the emulated files that are open.
+type files struct {
+	mu   sync.Mutex
+	byID map[host.FileID]*file
+	gpus []gpreempt.GPU
+}
+
+func newFiles() files { return files{byID: map[host.FileID]*file{}} }
+
+// What is where in a file of /dev/kfd: the doorbells of one GPU after another, then
+// the page of events, then those with registers. A memory file cannot have the
+// driver's own offsets, which are negative. Render nodes are sparse: what was
+// allocated is anywhere below renderBytes.
+const (
+	eventsAt    = 1 << 30
+	mmioAt      = 2 << 30
+	kfdBytes    = 3 << 30
+	renderBytes = 1 << 46
+)
+
+// offsets tells the driver what is where.
+func (s *files) offsets(gpus []gpreempt.GPU) *kfdrules.Offsets {
+	s.gpus = gpus
+	return &kfdrules.Offsets{
+		Doorbells: func(id gpreempt.GPUID) uint64 { return uint64(s.index(id)) * kfdrules.DoorbellBytes },
+		Events:    eventsAt,
+		MMIO:      func(id gpreempt.GPUID) uint64 { return mmioAt + uint64(s.index(id))*uint64(os.Getpagesize()) },
+	}
+}
+
+func (s *files) index(id gpreempt.GPUID) int {
+	return slices.IndexFunc(s.gpus, func(g gpreempt.GPU) bool { return g.ID == id })
+}
+
+// add makes a file of f, which is put where its inode finds it. The caller gives the
+// descriptor away and, as long as the file is in use, must not close it.
+func (s *files) add(f *file) (err error) {
+	name, size := "kfd", int64(kfdBytes)
+	if f.kfd == nil {
+		name, size = fmt.Sprintf("renderD%d", f.render), renderBytes
+	}
+	if f.fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
+		return fmt.Errorf("make an emulated file: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, unix.Close(f.fd))
+		}
+	}()
+	if err := unix.Ftruncate(f.fd, size); err != nil {
+		return fmt.Errorf("make room in an emulated file: %w", err)
+	}
+	// The program could make it shorter than what is mapped here.
+	if _, err := unix.FcntlInt(uintptr(f.fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		return fmt.Errorf("seal an emulated file: %w", err)
+	}
+	if f.id, err = host.FileIDOf(f.fd); err != nil {
+		return err
+	}
+	if f.kfd != nil && len(s.gpus) > 0 {
+		f.doorbells, err = unix.Mmap(f.fd, 0, len(s.gpus)*kfdrules.DoorbellBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			return fmt.Errorf("map the doorbells: %w", err)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.byID[f.id] = f
+	return nil
+}
+
+// remove forgets a file: whoever still has it open has a memory file.
+func (s *files) remove(f *file) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.byID, f.id)
+	f.closed = true
+	return errors.Join(f.unmap(), unix.Close(f.fd))
+}
+
+// unmap gives the doorbells back once nobody needs them. It needs files.mu.
+func (f *file) unmap() error {
+	if !f.closed || f.queues > 0 || f.doorbells == nil {
+		return nil
+	}
+	doorbells := f.doorbells
+	f.doorbells = nil
+	return unix.Munmap(doorbells)
+}
+
+// of gives the files a process opened, the oldest first.
+func (s *files) of(space *host.Space) []*file {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []*file
+	for _, f := range s.byID {
+		if f.space == space {
+			all = append(all, f)
+		}
+	}
+	slices.SortFunc(all, func(a, b *file) int { return a.id.Compare(b.id) })
+	return all
+}
+
+// behind finds the file behind a thread's descriptor, nil if it is none of ours.
+func (s *files) behind(tid int32, fd uint64) *file {
+	id, err := host.FileIDAt(tid, fd)
+	if err != nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byID[id]
+}
+
+// doorbell gives the eight bytes of a queue's doorbell, which stay until drop is called.
+func (s *files) doorbell(space *host.Space, gpu gpreempt.GPUID, at uint32) (doorbell []byte, drop func() error) {
+	all := s.of(space)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.IndexFunc(all, func(f *file) bool { return f.doorbells != nil && !f.closed })
+	if i < 0 || at+8 > kfdrules.DoorbellBytes {
+		return nil, nil
+	}
+	f := all[i]
+	f.queues++
+	begin := uint32(s.index(gpu))*kfdrules.DoorbellBytes + at
+	return f.doorbells[begin : begin+8], func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f.queues--
+		return f.unmap()
+	}
+}
+
+// free gives the host back what stood for memory of a process's that is allocated no
+// longer. Its addresses are not used again.
+func (s *files) free(space *host.Space, had, has []kfdrules.Allocation) error {
+	var errs []error
+	for _, a := range had {
+		if a.Offset == 0 || slices.ContainsFunc(has, func(b kfdrules.Allocation) bool { return a.Handle == b.Handle }) {
+			continue
+		}
+		for _, f := range s.of(space) {
+			if f.kfd == nil && f.render == s.render(a.GPU) {
+				errs = append(errs, unix.Fallocate(f.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(a.Offset), int64(a.Size)))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s *files) render(id gpreempt.GPUID) uint32 { return uint32(s.gpus[s.index(id)].RenderMinor) }
+
+// close forgets all files.
+func (s *files) close() error {
+	s.mu.Lock()
+	var all []*file
+	for _, f := range s.byID {
+		all = append(all, f)
+	}
+	s.mu.Unlock()
+	var errs []error
+	for _, f := range all {
+		errs = append(errs, s.remove(f))
+	}
+	return errors.Join(errs...)
+}

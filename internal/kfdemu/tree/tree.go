@@ -1,0 +1,248 @@
+// Package tree hides how the files of an emulated GPU driver get to their places in
+// /sys and /dev, for the programs that are to see them and for nobody else.
+//
+// A Tree is a directory of plain files, which its owner keeps up to date. A mount
+// namespace shows them at their places among the host's: where the host has a
+// directory too, a tmpfs stands for it in which the host's entries are bound. The host
+// itself is not changed, and nothing is mounted outside of that namespace.
+//
+// Nothing in these files comes from hardware: what gpusim does not model is made up in
+// the driver's formats.
+package tree
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Where things are in the tree of gpusim, which has no links, and in that of the host.
+const (
+	classDir  = "sys/class/kfd/kfd"
+	deviceDir = "sys/devices/virtual/kfd/kfd"
+	debugDir  = "sys/kernel/debug/kfd"
+	procDir   = deviceDir + "/proc"
+	nodesDir  = deviceDir + "/topology/nodes"
+)
+
+// modulesFile stands for the host's list of loaded modules, among which rocminfo looks for
+// the driver.
+const (
+	modulesFile = "modules"
+	hostModules = "/proc/modules"
+)
+
+// scratchDir is where files are made before they are renamed to their place, and
+// mountDir is where a namespace is put together.
+const (
+	scratchDir = "scratch"
+	mountDir   = "mount"
+)
+
+// Tree is a directory with the files of an emulated driver. Its methods may be called
+// by several goroutines.
+type Tree struct {
+	dir   string
+	files func() fs.FS
+	// nodes is the topology.
+	nodes []node
+
+	// mu guards what follows, and is held while files are written.
+	mu sync.Mutex
+	// procs is what was last written below procDir.
+	procs folder
+	// made numbers the entries of scratchDir.
+	made uint64
+	// namespace is the descriptor of the mount namespace, -1 before there is one.
+	namespace int
+	closed    bool
+}
+
+// New writes the tree of files() to dir: its sys, at the places the driver has them,
+// and what ROCm's libraries and tools look for besides. Its proc is left out: the
+// processes are real. files is called for each look at the machine.
+//
+// dir must be empty or not there. When it is "", New makes a directory on a tmpfs, if
+// it may write to one: there an inode number is never used twice, which readers of
+// sysfs count on.
+func New(dir string, files func() fs.FS) (_ *Tree, err error) {
+	if dir, err = makeDir(dir); err != nil {
+		return nil, fmt.Errorf("make the directory of the emulated sysfs: %w", err)
+	}
+	t := &Tree{dir: dir, files: files, namespace: -1}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.RemoveAll(dir))
+		}
+	}()
+	for _, name := range []string{scratchDir, mountDir, procDir, debugDir} {
+		if err := mkdirAll(t.path(name)); err != nil {
+			return nil, fmt.Errorf("write the emulated sysfs: %w", err)
+		}
+	}
+	if err := t.writeStatic(files()); err != nil {
+		return nil, fmt.Errorf("write the emulated sysfs: %w", err)
+	}
+	if err := errors.Join(t.Processes(), t.Debugfs()); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// makeDir gives dir, or a new directory on a tmpfs, as an absolute path.
+func makeDir(dir string) (string, error) {
+	if dir == "" {
+		return os.MkdirTemp(tmpfs(), "kfdemu-")
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // other users' programs look up names through it
+		return "", err
+	}
+	entries, err := os.ReadDir(dir)
+	if err == nil && len(entries) > 0 {
+		err = fmt.Errorf("%s is not empty: it has %s", dir, entries[0].Name())
+	}
+	return dir, err
+}
+
+// tmpfs gives a directory on a tmpfs that we may write to, else the one for temporary
+// files.
+func tmpfs() string {
+	for _, dir := range []string{"/run", os.Getenv("XDG_RUNTIME_DIR"), "/dev/shm"} {
+		var st unix.Statfs_t
+		if dir != "" && unix.Statfs(dir, &st) == nil && st.Type == unix.TMPFS_MAGIC && unix.Access(dir, unix.W_OK|unix.X_OK) == nil {
+			return dir
+		}
+	}
+	return os.TempDir()
+}
+
+// Dir is where the tree is: it has sys and dev.
+func (t *Tree) Dir() string { return t.dir }
+
+// Close removes the tree. Programs in the namespace keep what they see, which no
+// longer changes, as far as they have it open; the namespace goes with the last of them.
+func (t *Tree) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return nil
+	}
+	t.closed = true
+	var err error
+	if t.namespace >= 0 {
+		err = unix.Close(t.namespace)
+		t.namespace = -1
+	}
+	if err := errors.Join(err, os.RemoveAll(t.dir)); err != nil {
+		return fmt.Errorf("remove the emulated sysfs: %w", err)
+	}
+	return nil
+}
+
+func (t *Tree) path(name string) string { return t.dir + "/" + name }
+
+// writeStatic writes what does not change while the machine is the same.
+func (t *Tree) writeStatic(files fs.FS) error {
+	modelled, err := readNodes(files)
+	if err != nil {
+		return err
+	}
+	host, err := hostNodes()
+	if err != nil {
+		return err
+	}
+	t.nodes = onHost(modelled, host)
+	all := made(t.nodes, host)
+	err = fs.WalkDir(files, "sys", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case name == classDir+"/proc" || name == classDir+"/topology/nodes" || name == debugDir:
+			return fs.SkipDir
+		case d.IsDir():
+			return nil
+		}
+		b, err := fs.ReadFile(files, name)
+		if err != nil {
+			return err
+		}
+		if rest, ok := strings.CutPrefix(name, classDir); ok {
+			name = deviceDir + rest
+		}
+		all.files[name] = string(b)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	loaded, err := os.ReadFile(hostModules)
+	switch {
+	case err == nil:
+		all.files[modulesFile] = withDriver(string(loaded))
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	for name, text := range all.files {
+		if err := write(t.path(name), text); err != nil {
+			return err
+		}
+	}
+	for name, target := range all.links {
+		if err := mkdirAll(path.Dir(t.path(name))); err != nil {
+			return err
+		}
+		if err := os.Symlink(target, t.path(name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withDriver gives a list of loaded modules with the driver in it, once.
+func withDriver(loaded string) string {
+	var b strings.Builder
+	b.WriteString("amdgpu 1 0 - Live 0x0000000000000000\n")
+	for line := range strings.Lines(loaded) {
+		if !strings.HasPrefix(line, "amdgpu ") {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
+}
+
+// write makes a file that everybody may read, whatever the umask, and the directories
+// above it.
+func write(name, text string) error {
+	if err := mkdirAll(path.Dir(name)); err != nil {
+		return err
+	}
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil { //nolint:gosec // sysfs is for everybody to read
+		return err
+	}
+	return os.Chmod(name, 0o444) //nolint:gosec // as above
+}
+
+// mkdirAll makes a directory and those above it, for everybody to read.
+func mkdirAll(name string) error {
+	if st, err := os.Stat(name); err == nil && st.IsDir() {
+		return nil
+	}
+	if err := mkdirAll(path.Dir(name)); err != nil {
+		return err
+	}
+	if err := os.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // sysfs is for everybody to read
+		return err
+	}
+	return os.Chmod(name, 0o755) //nolint:gosec // as above
+}
