@@ -80,6 +80,7 @@ const (
 	mapProcess, mapQueues, runList = 0xa1, 0xa2, 0xa5
 
 	mapProcessWords, mapProcessWordsAldebaran = 16, 21
+	firstAldebaran                            = 90010 // gfx90a
 	mapQueuesWords, runListWords              = 7, 4
 
 	processQuantum = 10 << 25
@@ -132,7 +133,7 @@ func (v *viewRunlists) packets(entries []runlistEntry) []uint32 {
 		}
 		processes++
 		words := mapProcessWords
-		if v.major == 9 {
+		if v.major == 9 && v.spec.GFX >= firstAldebaran {
 			words = mapProcessWordsAldebaran
 		}
 		p := add(mapProcess, words)

@@ -152,6 +152,13 @@ func Presets() []Spec {
 	mi210.Name, mi210.Product, mi210.CUs = "mi210", "AMD Instinct MI210", 104
 	mi210.topology.deviceID = 0x740f
 
+	mi100 := mi250x
+	mi100.Name, mi100.Product = "mi100", "AMD Instinct MI100"
+	mi100.GFX, mi100.CUs, mi100.XGMIEngines = 90008, 120, 6
+	mi100.topology.kernelName, mi100.topology.deviceID = "arcturus", 0x738c
+	mi100.topology.clockMHz, mi100.topology.firmware, mi100.topology.sdmaFirmware = 1502, 68, 18
+	mi100.topology.capability = capabilityCDNA &^ 0x40000
+
 	rx := cdna3
 	rx.Name, rx.Product = "rx7900xtx", "AMD Radeon RX 7900 XTX"
 	rx.GFX, rx.XCCs, rx.CUs, rx.MES, rx.Slots = 110000, 1, 96, true, 8
@@ -165,8 +172,8 @@ func Presets() []Spec {
 		contextBytesPerCU: contextPerCURDNA3, controlStackBytePerWav: 12,
 	}
 
-	peak := map[string]float64{"mi300x": 5.3e12, "mi308x": 5.3e12, "mi250x": 1.6e12, "mi210": 1.6e12, "rx7900xtx": 0.96e12}
-	presets := []Spec{mi300x, mi308x, mi250x, mi210, rx}
+	peak := map[string]float64{"mi300x": 5.3e12, "mi308x": 5.3e12, "mi250x": 1.6e12, "mi210": 1.6e12, "mi100": 1.2e12, "rx7900xtx": 0.96e12}
+	presets := []Spec{mi300x, mi308x, mi250x, mi210, mi100, rx}
 	for i := range presets {
 		s := &presets[i]
 		s.ContextBytes = int64(s.CUs) * int64(s.topology.contextBytesPerCU)

@@ -26,6 +26,7 @@ func TestPresets(t *testing.T) {
 		"mi308x":    {90402, 4, 80, 24, false, 46.6, 0xba6000},
 		"mi250x":    {90010, 1, 110, 24, false, 64.0, 110*596<<10 + 0x7000},
 		"mi210":     {90010, 1, 104, 24, false, 60.5, 104*596<<10 + 0x7000},
+		"mi100":     {90008, 1, 120, 24, false, 69.8, 120*596<<10 + 0x8000},
 		"rx7900xtx": {110000, 1, 96, 8, true, 43.9, 96*468<<10 + 0xa000},
 	}
 	got := map[string]facts{}
@@ -50,7 +51,7 @@ func TestPresetByNameTellsTheNames(t *testing.T) {
 		t.Errorf("PresetByName = %q, %v", s.Name, err)
 	}
 	_, err = PresetByName("mi9000")
-	if err == nil || !strings.Contains(err.Error(), "mi300x, mi308x, mi250x, mi210, rx7900xtx") {
+	if err == nil || !strings.Contains(err.Error(), "mi300x, mi308x, mi250x, mi210, mi100, rx7900xtx") {
 		t.Errorf("error %v does not name the presets", err)
 	}
 }

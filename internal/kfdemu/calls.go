@@ -49,16 +49,31 @@ func (e *Emulator) caller(c *seccomp.Call) *host.Task {
 	return task
 }
 
+// enter is caller for a call that the driver is to carry out: end is to be called when
+// it has.
+func (e *Emulator) enter(c *seccomp.Call) (task *host.Task, end func()) {
+	if task = e.caller(c); task == nil {
+		return nil, nil
+	}
+	end = e.ending.enter(task.Space())
+	if !c.Valid() { // it may have been taken down already
+		end()
+		return nil, nil
+	}
+	return task, end
+}
+
 // ioctl answers an ioctl, if its file is one of ours.
 func (e *Emulator) ioctl(c *seccomp.Call) error {
 	f := e.files.behind(c.TID, c.Args[0])
 	if f == nil {
 		return c.Continue()
 	}
-	task := e.caller(c)
+	task, end := e.enter(c)
 	if task == nil {
 		return nil
 	}
+	defer end()
 	req, arg := uint32(c.Args[1]), c.Args[2]
 	if f.kfd == nil {
 		gpu, _ := e.tree.Device(f.render) // it was opened
@@ -200,9 +215,16 @@ func (e *Emulator) open(c *seccomp.Call) error {
 	if kind == noDevice || flags&unix.O_ACCMODE != unix.O_RDWR {
 		return c.Continue()
 	}
-	// A program that was executed in the place of another starts with nothing of it.
+	// Who was killed in a call has, for the kernel, not died before the call has ended and
+	// the driver has taken everything down. Who is started because of that death finds it
+	// so, and opens this first. So does a program executed in the place of another.
 	e.sweep()
-	e.ending.await(space.PID())
+	e.ending.await()
+	task, end := e.enter(c)
+	if task == nil {
+		return nil
+	}
+	defer end()
 	f := &file{space: space, render: render}
 	began := time.Now()
 	errno := e.openDevice(kind, f, task)

@@ -84,6 +84,8 @@ type Emulator struct {
 	telling sync.Mutex
 	// settling has one settle at a time.
 	settling sync.Mutex
+	// sweeping has one sweep at a time: what has begun to end is noted when it returns.
+	sweeping sync.Mutex
 
 	closing sync.Once
 	closed  error
@@ -110,7 +112,7 @@ func New(cfg Config) (e *Emulator, err error) {
 		return nil, fmt.Errorf("kfdemu: %w", err)
 	}
 	e = &Emulator{
-		cfg: cfg, began: time.Now(), dir: cfg.Dir, files: newFiles(), gpus: newHardware(),
+		cfg: cfg, began: time.Now(), dir: cfg.Dir, files: newFiles(), gpus: newHardware(), ending: newEndings(),
 		wake: make(chan struct{}, 1), over: make(chan struct{}),
 	}
 	defer func() {
@@ -188,7 +190,7 @@ func (e *Emulator) build() error {
 		<-asleep
 		return nil
 	}, e.listeners.close)
-	server, err := seccomp.Serve(e.Socket(), e.accept, func(err error) { e.trouble("let a program join", err) })
+	server, err := seccomp.Serve(e.Socket(), e.accept, e.joinFailed)
 	if err != nil {
 		return err
 	}
@@ -213,7 +215,11 @@ func (e *Emulator) rules() (kfdrules.Config, error) {
 		Offsets: e.files.offsets(e.rt.GPUs()),
 	}
 	for _, g := range e.rt.GPUs() {
-		cfg.Nodes = append(cfg.Nodes, kfdrules.Node{ID: g.ID, GFX: g.GFX, XCCs: g.XCCs})
+		spec := e.cfg.Spec
+		cfg.Nodes = append(cfg.Nodes, kfdrules.Node{
+			ID: g.ID, GFX: g.GFX, XCCs: g.XCCs,
+			SDMAQueues: spec.SDMAEngines * spec.SDMAQueuesPerEngine, XGMIQueues: spec.XGMIEngines * spec.SDMAQueuesPerEngine,
+		})
 	}
 	return cfg, err
 }
@@ -263,14 +269,14 @@ func (e *Emulator) Socket() string { return filepath.Join(e.dir, "kfdemu.sock") 
 // Driver is the state of the driver, for tests and for evictions and resets.
 func (e *Emulator) Driver() *kfdrules.Driver { return e.driver }
 
-// Waiting tells whether a thread waits inside the driver.
-func (e *Emulator) Waiting(tid int32) bool {
+// Waiting tells whether a thread waits inside the driver, and whether a signal would
+// end that; one does not for a step of the hardware.
+func (e *Emulator) Waiting(tid int32) (waiting, interruptible bool) {
 	task, err := e.host.Task(tid)
 	if err != nil {
-		return false // it is no more
+		return false, false // it is no more
 	}
-	waiting, _ := e.driver.Waiting(task)
-	return waiting
+	return e.driver.Waiting(task)
 }
 
 // GPUs describes the GPUs.

@@ -304,48 +304,16 @@ func (e *Emulator) followHost() {
 // sweep finds address spaces that have ended, and takes down what belongs to them. As
 // the driver may have to wait for the hardware then, nobody waits for that here.
 func (e *Emulator) sweep() {
-	e.ending.mu.Lock()
-	defer e.ending.mu.Unlock()
+	e.sweeping.Lock()
+	defer e.sweeping.Unlock()
 	for _, space := range e.host.Sweep() {
-		over := e.ending.begin(space.PID())
+		over := e.ending.begin(space)
 		e.workers.Go(func() {
 			defer over()
+			e.ending.awaitCalls(space)
 			e.release(space)
 			e.settle()
 		})
-	}
-}
-
-// endings are the processes that are being taken down.
-type endings struct {
-	mu    sync.Mutex
-	byPID map[int32]chan struct{}
-}
-
-// begin notes one; over is to be called when it has been taken down. It needs mu.
-func (s *endings) begin(pid int32) (over func()) {
-	done := make(chan struct{})
-	if s.byPID == nil {
-		s.byPID = map[int32]chan struct{}{}
-	}
-	s.byPID[pid] = done
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.byPID[pid] == done {
-			delete(s.byPID, pid)
-		}
-		close(done)
-	}
-}
-
-// await waits until nothing is left of earlier programs of the process.
-func (s *endings) await(pid int32) {
-	s.mu.Lock()
-	done := s.byPID[pid]
-	s.mu.Unlock()
-	if done != nil {
-		<-done
 	}
 }
 

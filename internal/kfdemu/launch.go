@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"runtime"
 	"sync"
@@ -92,6 +93,14 @@ func Exec(socket, treeDir, program string, args, env []string) error {
 func (e *Emulator) accept(_ seccomp.Peer, listener int) (mounts int, err error) {
 	e.listeners.add(seccomp.NewListener(listener, e.call, blocks))
 	return e.namespace.fd, nil
+}
+
+// joinFailed hears of a program that did not join. One that was killed meanwhile is no
+// trouble.
+func (e *Emulator) joinFailed(err error) {
+	if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
+		e.trouble("let a program join", err)
+	}
 }
 
 // AwaitUnused waits until no program is on the machine any more.

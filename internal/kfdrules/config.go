@@ -123,6 +123,9 @@ type Node struct {
 	NoDebugFirmware bool
 	// NoGWSDebug: processes that use GWS cannot be debugged.
 	NoGWSDebug bool
+	// SDMAQueues and XGMIQueues are how many queues for copies there can be, over PCIe and
+	// over XGMI; 0 is no limit.
+	SDMAQueues, XGMIQueues int
 	// VRAM is the memory in bytes, 0 stands for 192 GiB.
 	VRAM uint64
 }

@@ -1,6 +1,7 @@
 package kfdrules_test
 
 import (
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -113,6 +114,98 @@ func TestStepsSayWhichQueuesTheHardwareGets(t *testing.T) {
 		}
 	}
 }
+
+func TestQueuesAreToldFromBeforeTheHardwareKnowsThemUntilItForgets(t *testing.T) {
+	type told struct {
+		What   string
+		Serial uint64
+	}
+	var got []told
+	fail := false
+	d := newDriver(t, 90402, kfdrules.Config{Queue: func(q kfdrules.MappedQueue, born bool) {
+		what := "gone"
+		if born {
+			what = "born"
+		}
+		got = append(got, told{what, q.Serial})
+	}}, func(s kfdrules.Step) kfdrules.Outcome {
+		got = append(got, told{What: string(s.Kind)})
+		if fail {
+			return kfdrules.Outcome{Errno: kfdrules.EIO}
+		}
+		return kfdrules.Outcome{}
+	})
+	c := newClient(t, d, 10)
+	id, _ := c.queue(1 << 20)
+	c.call(kfd.ReqDestroyQueue, id)
+	c.queue(2 << 20)
+	fail = true
+	memory := space{bytes: append(words(3<<20, 0, 1, 0, 2, 0, 0, 0, 4096, 7, 2, 100, 5), make([]byte, 512)...)}
+	if _, errno := d.Ioctl(c.task, c.file, kfd.ReqCreateQueue, memory); errno != kfdrules.EIO {
+		t.Errorf("a queue the hardware did not take: %v, want EIO", errno)
+	}
+	fail = false
+	d.MMReleased(c.task, c.task.MM())
+	d.Release(c.file)
+	want := []told{
+		{"born", 1}, {What: "map"}, {What: "unmap"}, {"gone", 1},
+		{"born", 2}, {What: "map"},
+		{"born", 3}, {What: "unmap"}, {"gone", 3},
+		{What: "unmap"}, {"gone", 2},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestEnginesHaveSoManyQueuesForCopies(t *testing.T) {
+	d, err := kfdrules.New(kfdrules.Config{
+		Profile: "6.12", Nodes: []kfdrules.Node{{ID: 7, GFX: 90402, SDMAQueues: 2, XGMIQueues: 1}, {ID: 8, GFX: 90402, SDMAQueues: 2}},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b := newClient(t, d, 10), newClient(t, d, 20)
+	var got []syscall.Errno
+	create := func(c *client, gpu, kind uint32) {
+		memory := space{bytes: append(words(1<<20, 0, 1, 0, 2, 0, 0, 0, 4096, gpu, kind, 100, 5), make([]byte, 512)...)}
+		_, errno := c.d.Ioctl(c.task, c.file, kfd.ReqCreateQueue, memory)
+		got = append(got, errno)
+	}
+	create(a, 7, kfd.QueueTypeSDMA)
+	create(b, 7, kfd.QueueTypeSDMA)
+	create(a, 7, kfd.QueueTypeSDMA) // the engines of all processes together
+	create(a, 8, kfd.QueueTypeSDMA)
+	create(a, 7, kfd.QueueTypeSDMAXGMI)
+	create(a, 7, kfd.QueueTypeSDMAXGMI)
+	create(a, 7, kfd.QueueTypeComputeAQL)
+	a.call(kfd.ReqDestroyQueue, 0)
+	create(b, 7, kfd.QueueTypeSDMA)
+	const ok, full = syscall.Errno(0), kfdrules.ENOMEM
+	if diff := cmp.Diff([]syscall.Errno{ok, ok, full, ok, ok, full, ok, ok}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestStreamThatFindsNoDescriptorIsNone(t *testing.T) {
+	d := newDriver(t, 90402, kfdrules.Config{}, nil)
+	c := newClient(t, d, 10)
+	full := &fullTask{c.task}
+	f, err := d.Open(full)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, errno := d.Ioctl(full, f, kfd.ReqSMIEvents, space{bytes: words(7, 0)}); errno != syscall.EMFILE {
+		t.Errorf("%v, want EMFILE", errno)
+	}
+}
+
+// fullTask has no descriptor to give.
+type fullTask struct{ *task }
+
+func (t *fullTask) Leader() kfdrules.Task           { return t }
+func (t *fullTask) Install(*kfdrules.SMIStream) int { return -int(syscall.EMFILE) }
+func (t *fullTask) MM() kfdrules.MM                 { return "full" }
 
 func TestOffsetsAreThoseOfTheConfiguration(t *testing.T) {
 	d := newDriver(t, 90402, kfdrules.Config{Offsets: &kfdrules.Offsets{

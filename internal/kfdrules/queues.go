@@ -71,6 +71,9 @@ func (d *Driver) newQueue(c *call, kind, percent uint32) (*queue, errno) {
 	if x.gpu.queues >= maxQueuesPerDevice {
 		return nil, EPERM
 	}
+	if !d.roomForCopies(x.gpu, kind) {
+		return nil, ENOMEM
+	}
 	q := &queue{
 		id: uint32(slot), pdd: x, kind: kind, exceptions: kfd.ECQueueNew.Mask(),
 		ring: c.u64(0), write: c.u64(8), read: c.u64(16), ctx: c.u64(72),
@@ -91,6 +94,31 @@ func (d *Driver) newQueue(c *call, kind, percent uint32) (*queue, errno) {
 	c.put64(24, d.cfg.doorbells(x.gpu.node.ID)|uint64(q.doorbell()))
 	d.note()
 	return q, 0
+}
+
+// roomForCopies tells whether an engine of a GPU has a queue left, if kind wants one
+// (allocate_sdma_queue).
+func (d *Driver) roomForCopies(g *gpu, kind uint32) bool {
+	limit := 0
+	switch kind {
+	case kfd.QueueTypeSDMA:
+		limit = g.node.SDMAQueues
+	case kfd.QueueTypeSDMAXGMI:
+		limit = g.node.XGMIQueues
+	}
+	if limit == 0 {
+		return true
+	}
+	for _, p := range d.procs {
+		for _, x := range p.pdds {
+			for _, q := range x.queues {
+				if x.gpu == g && q.kind == kind {
+					limit--
+				}
+			}
+		}
+	}
+	return limit > 0
 }
 
 func (d *Driver) tellQueue(q *queue, born bool) {
