@@ -137,7 +137,6 @@ var opFree = kfdrules.RequestOp(kfd.ReqFreeMemoryOfGPU)
 
 // settles are the calls after which there may be other processes than before.
 var settles = map[kfdrules.Op]bool{
-	kfdrules.RequestOp(kfd.ReqCreateQueue): true, kfdrules.RequestOp(kfd.ReqDestroyQueue): true, kfdrules.RequestOp(kfd.ReqUpdateQueue): true,
 	kfdrules.RequestOp(kfd.ReqCreateProcess): true, kfdrules.TrapOp(kfd.TrapEnable): true,
 }
 

@@ -23,9 +23,9 @@ type file struct {
 	kfd    *kfdrules.File
 	render uint32
 	fd     int
-	// doorbells are mapped for /dev/kfd: those of each GPU one after the other. They stay
-	// until the file is closed and no queue has one of them; both are guarded by files.mu.
-	doorbells []byte
+	// doorbells are mapped for /dev/kfd: those of each GPU. They stay until the file is
+	// closed and no queue has one of them; both are guarded by files.mu.
+	doorbells [][]byte
 	queues    int
 	closed    bool
 }
@@ -41,20 +41,23 @@ func newFiles() files { return files{byID: map[host.FileID]*file{}} }
 
 // What is where in a file of /dev/kfd: the doorbells of one GPU after another, then
 // the page of events, then those with registers. A memory file cannot have the
-// driver's own offsets, which are negative. Render nodes are sparse: what was
-// allocated is anywhere below renderBytes.
+// driver's own offsets, which are negative. In one of a render node, what was allocated
+// is anywhere. All are sparse.
 const (
-	eventsAt    = 1 << 30
-	mmioAt      = 2 << 30
-	kfdBytes    = 3 << 30
-	renderBytes = 1 << 46
+	// doorbellsApart: for its first queue on a GPU libhsakmt 5.2 takes the lower half of
+	// the offset for where a doorbell is among the process's, and maps at the upper.
+	doorbellsApart = 1 << 32
+
+	eventsAt  = 1 << 30
+	mmioAt    = 2 << 30
+	fileBytes = 1 << 46
 )
 
 // offsets tells the driver what is where.
 func (s *files) offsets(gpus []gpreempt.GPU) *kfdrules.Offsets {
 	s.gpus = gpus
 	return &kfdrules.Offsets{
-		Doorbells: func(id gpreempt.GPUID) uint64 { return uint64(s.index(id)) * kfdrules.DoorbellBytes },
+		Doorbells: func(id gpreempt.GPUID) uint64 { return uint64(s.index(id)) * doorbellsApart },
 		Events:    eventsAt,
 		MMIO:      func(id gpreempt.GPUID) uint64 { return mmioAt + uint64(s.index(id))*uint64(os.Getpagesize()) },
 	}
@@ -67,9 +70,9 @@ func (s *files) index(id gpreempt.GPUID) int {
 // add makes a file of f, which is put where its inode finds it. The caller gives the
 // descriptor away and, as long as the file is in use, must not close it.
 func (s *files) add(f *file) (err error) {
-	name, size := "kfd", int64(kfdBytes)
+	name := "kfd"
 	if f.kfd == nil {
-		name, size = fmt.Sprintf("renderD%d", f.render), renderBytes
+		name = fmt.Sprintf("renderD%d", f.render)
 	}
 	if f.fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
 		return fmt.Errorf("make an emulated file: %w", err)
@@ -79,7 +82,7 @@ func (s *files) add(f *file) (err error) {
 			err = errors.Join(err, unix.Close(f.fd))
 		}
 	}()
-	if err := unix.Ftruncate(f.fd, size); err != nil {
+	if err := unix.Ftruncate(f.fd, fileBytes); err != nil {
 		return fmt.Errorf("make room in an emulated file: %w", err)
 	}
 	// The program could make it shorter than what is mapped here.
@@ -89,11 +92,16 @@ func (s *files) add(f *file) (err error) {
 	if f.id, err = host.FileIDOf(f.fd); err != nil {
 		return err
 	}
-	if f.kfd != nil && len(s.gpus) > 0 {
-		f.doorbells, err = unix.Mmap(f.fd, 0, len(s.gpus)*kfdrules.DoorbellBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-		if err != nil {
-			return fmt.Errorf("map the doorbells: %w", err)
+	for i := range s.gpus {
+		if f.kfd == nil {
+			break
 		}
+		mapped, err := unix.Mmap(f.fd, int64(i)*doorbellsApart, kfdrules.DoorbellBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			f.closed = true // whatever is mapped is of no use
+			return errors.Join(fmt.Errorf("map the doorbells: %w", err), f.unmap())
+		}
+		f.doorbells = append(f.doorbells, mapped)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -111,13 +119,15 @@ func (s *files) remove(f *file) error {
 }
 
 // unmap gives the doorbells back once nobody needs them. It needs files.mu.
-func (f *file) unmap() error {
-	if !f.closed || f.queues > 0 || f.doorbells == nil {
+func (f *file) unmap() (err error) {
+	if !f.closed || f.queues > 0 {
 		return nil
 	}
-	doorbells := f.doorbells
+	for _, mapped := range f.doorbells {
+		err = errors.Join(err, unix.Munmap(mapped))
+	}
 	f.doorbells = nil
-	return unix.Munmap(doorbells)
+	return err
 }
 
 // of gives the files a process opened, the oldest first.
@@ -156,8 +166,7 @@ func (s *files) doorbell(space *host.Space, gpu gpreempt.GPUID, at uint32) (door
 	}
 	f := all[i]
 	f.queues++
-	begin := uint32(s.index(gpu))*kfdrules.DoorbellBytes + at
-	return f.doorbells[begin : begin+8], func() error {
+	return f.doorbells[s.index(gpu)][at : at+8], func() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		f.queues--

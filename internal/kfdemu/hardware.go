@@ -225,6 +225,7 @@ func (e *Emulator) settle() {
 	e.gpus.mu.Lock()
 	gone := maps.Clone(e.gpus.procs)
 	e.gpus.mu.Unlock()
+	before := len(gone)
 	// A process that is made meanwhile is not in gone, and stays.
 	states := e.driver.Processes()
 
@@ -252,8 +253,11 @@ func (e *Emulator) settle() {
 		})
 		e.tell(Event{Kind: EventProcessEnd, PID: key.PID})
 	}
+	same := len(gone) == 0 && len(e.gpus.procs) == before
 	e.gpus.mu.Unlock()
-	e.trouble("write the files of processes", e.tree.Processes())
+	if !same {
+		e.trouble("write the files of processes", e.tree.Processes())
+	}
 }
 
 // anyEnding tells whether another settle will find processes gone.
@@ -271,18 +275,22 @@ func (e *Emulator) gpuFault(serial, address uint64) {
 	e.tell(Event{Kind: EventGPUFault, PID: ref.Process.PID, Queue: &ref.ID, Address: address})
 }
 
-// How often the files that follow the GPUs are written while something moves.
+// How often it is looked for processes that ended, and how often the files are written
+// that follow the GPUs, at most: those of what the driver and the firmware did, and
+// those of how far queues in hardware slots are.
 const (
-	lookPeriod = 2 * time.Millisecond
-	mqdsPeriod = 20 * time.Millisecond
+	sweepPeriod = 2 * time.Millisecond
+	movesPeriod = 20 * time.Millisecond
+	slotsPeriod = 100 * time.Millisecond
 )
 
 // followHost notices processes that ended or became another program, and keeps
 // debugfs up to date.
 func (e *Emulator) followHost() {
-	tick := time.NewTicker(lookPeriod)
+	tick := time.NewTicker(sweepPeriod)
 	defer tick.Stop()
-	var written time.Time
+	var moves, slots time.Time
+	var moved, seated uint64
 	for {
 		select {
 		case <-e.host.Ended():
@@ -294,11 +302,29 @@ func (e *Emulator) followHost() {
 		if e.gpus.anyEnding() {
 			e.settle()
 		}
-		if time.Since(written) >= mqdsPeriod {
-			written = time.Now()
-			e.trouble("write debugfs", e.tree.Debugfs())
+		now := time.Now()
+		if now.Sub(moves) < movesPeriod {
+			continue
+		}
+		moves = now
+		var n uint64
+		e.rt.Do(func(m *gpusim.Machine) { n = m.Moves() })
+		if n != moved {
+			moved = n
+			e.trouble("write debugfs", e.tree.Debugfs("mqds", "rls"))
+		}
+		// Slots also change when the last queue has gone.
+		if now.Sub(slots) >= slotsPeriod && (n != seated || e.hasQueues()) {
+			slots, seated = now, n
+			e.trouble("write debugfs", e.tree.Debugfs("hqds"))
 		}
 	}
+}
+
+func (e *Emulator) hasQueues() bool {
+	e.gpus.mu.Lock()
+	defer e.gpus.mu.Unlock()
+	return len(e.gpus.queues) > 0
 }
 
 // sweep finds address spaces that have ended, and takes down what belongs to them. As
