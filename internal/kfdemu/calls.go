@@ -109,6 +109,9 @@ func (e *Emulator) driverCall(c *seccomp.Call, f *file, task *host.Task, req kfd
 			return 0, errno, "injected"
 		}
 	}
+	if what.Op == opCreateQueue {
+		e.files.creates(f)
+	}
 	c.Watch(e.askWake)
 	var had []kfdrules.Allocation
 	if what.Op == opFree {
@@ -133,7 +136,10 @@ func (e *Emulator) driverCall(c *seccomp.Call, f *file, task *host.Task, req kfd
 	return result, errno, ""
 }
 
-var opFree = kfdrules.RequestOp(kfd.ReqFreeMemoryOfGPU)
+var (
+	opCreateQueue = kfdrules.RequestOp(kfd.ReqCreateQueue)
+	opFree        = kfdrules.RequestOp(kfd.ReqFreeMemoryOfGPU)
+)
 
 // settles are the calls after which there may be other processes than before.
 var settles = map[kfdrules.Op]bool{
@@ -179,8 +185,13 @@ func kill(pid int32) error {
 		return err
 	}
 	err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
-	if err == nil {
-		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 1000)
+	for end := time.Now().Add(time.Second); err == nil; {
+		left := max(time.Until(end), 0)
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds()))
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+		err = nil
 	}
 	return errors.Join(err, unix.Close(fd))
 }

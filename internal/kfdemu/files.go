@@ -1,6 +1,7 @@
 package kfdemu
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -28,6 +29,8 @@ type file struct {
 	doorbells [][]byte
 	queues    int
 	closed    bool
+	// asked is when a queue was last asked for by it: see creates.
+	asked uint64
 }
 
 // files are the emulated files that are open.
@@ -35,6 +38,8 @@ type files struct {
 	mu   sync.Mutex
 	byID map[host.FileID]*file
 	gpus []gpreempt.GPU
+	// asked counts queues that were asked for.
+	asked uint64
 }
 
 func newFiles() files { return files{byID: map[host.FileID]*file{}} }
@@ -130,7 +135,7 @@ func (f *file) unmap() (err error) {
 	return err
 }
 
-// of gives the files a process opened, the oldest first.
+// of gives the files a process opened.
 func (s *files) of(space *host.Space) []*file {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -140,7 +145,6 @@ func (s *files) of(space *host.Space) []*file {
 			all = append(all, f)
 		}
 	}
-	slices.SortFunc(all, func(a, b *file) int { return a.id.Compare(b.id) })
 	return all
 }
 
@@ -155,16 +159,25 @@ func (s *files) behind(tid int32, fd uint64) *file {
 	return s.byID[id]
 }
 
+// creates notes that a queue is asked for by a file: its doorbell will be mapped by that
+// one, of several that a process may have open.
+func (s *files) creates(f *file) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked++
+	f.asked = s.asked
+}
+
 // doorbell gives the eight bytes of a queue's doorbell, which stay until drop is called.
 func (s *files) doorbell(space *host.Space, gpu gpreempt.GPUID, at uint32) (doorbell []byte, drop func() error) {
 	all := s.of(space)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := slices.IndexFunc(all, func(f *file) bool { return f.doorbells != nil && !f.closed })
-	if i < 0 || at+8 > kfdrules.DoorbellBytes {
+	all = slices.DeleteFunc(all, func(f *file) bool { return f.doorbells == nil || f.closed })
+	if len(all) == 0 || at+8 > kfdrules.DoorbellBytes {
 		return nil, nil
 	}
-	f := all[i]
+	f := slices.MaxFunc(all, func(a, b *file) int { return cmp.Compare(a.asked, b.asked) })
 	f.queues++
 	return f.doorbells[s.index(gpu)][at : at+8], func() error {
 		s.mu.Lock()

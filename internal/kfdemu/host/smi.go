@@ -88,10 +88,16 @@ func (h *Host) giveEvents() {
 
 // endStreams ends the streams that programs have closed; with all every one.
 func (h *Host) endStreams(all bool) {
+	// They are asked without h.mu: who has a stream's lock waits for the driver's, and
+	// who has that for h.mu.
+	over := map[*stream]bool{}
+	for _, s := range h.openStreams() {
+		over[s] = s.isOver()
+	}
 	h.mu.Lock()
 	var ended []*stream
 	h.streams = slices.DeleteFunc(slices.Clone(h.streams), func(s *stream) bool {
-		if all || s.isOver() {
+		if all || over[s] {
 			ended = append(ended, s)
 			return true
 		}
