@@ -316,6 +316,11 @@ func (t *targets) attached(key gpreempt.ProcessKey, err error) {
 		return // the next scan finds it gone
 	}
 	k.ready, k.failure = err == nil, err
+	if errors.Is(err, preempt.ErrReplaced) {
+		k.retryAt = t.now() // with the next scan
+		t.tell(k)
+		return
+	}
 	if err != nil {
 		k.retryAt = t.now().Add(attachAgain)
 		level := zap.WarnLevel

@@ -280,7 +280,9 @@ func classify(err error) (scheduler.Outcome, []gpreempt.GPUID) {
 	switch {
 	case err == nil:
 		return scheduler.OutcomeOK, nil
-	case errors.Is(err, preempt.ErrGone):
+	case errors.Is(err, preempt.ErrGone), errors.Is(err, preempt.ErrReplaced):
+		// With its memory the driver let go of all that was suspended. As a new program it
+		// is seen again.
 		return scheduler.OutcomeGone, nil
 	case errors.As(err, &hardware):
 		return scheduler.OutcomeHardware, hardware.GPUs

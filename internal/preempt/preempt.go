@@ -13,6 +13,11 @@ import (
 // ErrGone reports that the target process left: an event, not a failure.
 var ErrGone = errors.New("the target process has exited")
 
+// ErrReplaced reports that the target process runs another program now (execve), and
+// that whatever was known of its queues is void: an event, too. It can be attached to
+// again at once.
+var ErrReplaced = errors.New("the process has replaced its program")
+
 // HardwareError reports that GPUs failed to do what the mechanism asked: the
 // GPU may be hung or in reset, and must be left alone.
 type HardwareError struct {

@@ -17,9 +17,8 @@ import (
 var (
 	// ErrDebugged says that another debugger holds the process on the GPU.
 	ErrDebugged = errors.New("another debugger holds the process on the GPU")
-	// ErrReplaced says that the process runs another program now (execve), and that
-	// whatever was known of its queues is void.
-	ErrReplaced = errors.New("the process has replaced its program")
+	// ErrReplaced is preempt's.
+	ErrReplaced = preempt.ErrReplaced
 )
 
 // errClosed is what a session gives once it has been closed.

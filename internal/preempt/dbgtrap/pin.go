@@ -3,6 +3,7 @@ package dbgtrap
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -20,6 +21,9 @@ import (
 type pin struct {
 	dir   *os.Root
 	start uint64
+	// mem is the memory of the program there was, nil where it cannot be had. It keeps
+	// nothing of it alive.
+	mem *os.File
 }
 
 // pinProcess gives preempt.ErrGone when the process is gone.
@@ -40,7 +44,18 @@ func pinProcess(root string, target gpreempt.ProcessKey) (*pin, error) {
 		p.close()
 		return nil, err
 	}
+	p.mem, _ = p.dir.Open("mem") // without it a new program is told from what the driver says
 	return p, nil
+}
+
+// replaced tells whether the program there was is no more: reading its memory gives
+// nothing then (mem_rw), and before it an error or what is there.
+func (p *pin) replaced() bool {
+	if p.mem == nil {
+		return false
+	}
+	_, err := p.mem.ReadAt(make([]byte, 1), 0)
+	return errors.Is(err, io.EOF)
 }
 
 // stat reads the process's state: preempt.ErrGone when it is gone.
@@ -113,7 +128,12 @@ func (p *pin) gone() error {
 }
 
 // close loses nothing: the directory was only read.
-func (p *pin) close() { _ = p.dir.Close() }
+func (p *pin) close() {
+	_ = p.dir.Close()
+	if p.mem != nil {
+		_ = p.mem.Close()
+	}
+}
 
 // vanished tells that a file of a process could not be read because the process
 // ended.

@@ -27,19 +27,29 @@ func (h *hold) regain(ctx context.Context) error {
 	if _, err := h.pin.living(); err != nil {
 		return err // not to meddle with another process of that pid
 	}
-	if h.thread == nil || over(h.thread) {
-		if err := h.letGo(ctx); err != nil {
+	if h.pin.replaced() {
+		return h.pin.gone()
+	}
+	anew := h.thread == nil || over(h.thread)
+	if anew {
+		if err := h.retrace(ctx); err != nil {
 			return err
-		}
-		if err := h.trace(ctx); err != nil {
-			return h.whyUntraced(err)
 		}
 	}
 	// Permitted now, since this thread traces it.
-	err := h.on(ctx, func() error {
+	look := func() error {
 		_, err := h.m.cfg.Device.Snapshot(h.pid, 0)
 		return err
-	})
+	}
+	err := h.on(ctx, look)
+	if errors.Is(err, unix.EPERM) && !anew {
+		// It does not trace it any more, and has not heard of it: the kernel tells nobody
+		// when an execve by another thread takes the place of the main one.
+		if err := h.retrace(ctx); err != nil {
+			return err
+		}
+		err = h.on(ctx, look)
+	}
 	switch ours := h.pipe.taken(); {
 	case left(err):
 		return h.pin.gone()
@@ -57,6 +67,17 @@ func (h *hold) regain(ctx context.Context) error {
 	}
 	h.log.Info("the target answers to us again")
 	return h.stepBack(ctx)
+}
+
+// retrace has a new thread trace the target.
+func (h *hold) retrace(ctx context.Context) error {
+	if err := h.letGo(ctx); err != nil {
+		return err
+	}
+	if err := h.trace(ctx); err != nil {
+		return h.whyUntraced(err)
+	}
+	return nil
 }
 
 // whyUntraced says what it means that the target cannot be traced.

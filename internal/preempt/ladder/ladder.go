@@ -319,6 +319,9 @@ func rejected(m preempt.Mechanism, c preempt.Capability) Rejection {
 // failed leaves a mechanism alone on a target for a time that grows, until it has
 // done well for as long as the longest of them.
 func (l *Ladder) failed(r rung, err error) {
+	if errors.Is(err, preempt.ErrReplaced) {
+		return // of the new program nothing is known
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f := l.failures[r]
