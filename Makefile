@@ -1,5 +1,5 @@
 # Everything here is a command a person could type; `make help` lists it.
-# Nothing needs a GPU: tests, demo and end-to-end tests run on a simulated one.
+# Nothing needs a GPU: tests, demo and end-to-end tests run on simulated and emulated ones.
 
 GO      ?= go
 RACE    ?= -race
@@ -33,7 +33,7 @@ DIST := gpreempt-$(VERSION)-linux-$(GOARCH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz fuzz-kernel e2e vm-kfd soak dist clean
+.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz fuzz-kernel e2e e2e-rocm vm-kfd soak dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,11 +71,11 @@ test: ## Run every test, with the race detector (RACE= without)
 race: ## Run the concurrent packages COUNT times with the race detector
 	$(GO) test -race -count=$(COUNT) -timeout 30m $(RACE_PACKAGES)
 
-build: ## Build gpreemptd and gpctl into build/
+build: ## Build gpreemptd, gpctl and kfdemu into build/
 	CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o build/ ./cmd/...
 
-demo: build ## Show a suspend and a resume on a simulated GPU
-	build/gpctl demo --json build/demo.json
+demo: build ## Show a suspend and a resume on an emulated GPU, or a simulated one (DEMO=--sim)
+	build/gpctl demo --json build/demo.json $(DEMO)
 
 bench: ## Run the benchmarks (BENCH=pattern, COUNT=n); compare runs with benchstat
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(if $(filter file,$(origin COUNT)),,-count=$(COUNT)) $(BENCH_PACKAGES)
@@ -98,8 +98,11 @@ fuzz-kernel: ## Fuzz what reads the kernel's text and structures: parsers for 60
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=60s FUZZ_PACKAGES='$(PARSERS)'
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=30s FUZZ_PACKAGES='$(KERNEL_DECODERS)'
 
-e2e: ## Test the built binaries against each other on a simulated GPU
-	$(GO) test $(RACE) -count=1 -timeout 10m ./internal/e2e/...
+e2e: ## Test the built binaries against each other, on simulated and emulated GPUs; figures in build/e2e.json
+	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -count=1 -timeout 20m ./internal/e2e/...
+
+e2e-rocm: ## Run AMD's own tools and libraries on an emulated GPU; skips what is not installed
+	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -count=1 -timeout 10m -v -run '^TestROCm' ./internal/e2e
 
 # Package, or package=pattern of its tests.
 VM_PACKAGES ?= ./internal/conformance=TestRealDriver ./internal/tracer ./internal/preempt/dbgtrap=TestRealDriver \
@@ -109,7 +112,8 @@ vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skip
 
 soak: ## Run the soak tests, end to end, of the tracer and of the inventory, for SOAK each
 	@grep -q '^func TestSoak' internal/e2e/*_test.go || { echo 'internal/e2e has no soak test' >&2; exit 1; }
-	GPREEMPT_SOAK=$(SOAK) $(GO) test $(RACE) -count=1 -timeout 0 -v -run '^TestSoak' ./internal/e2e/... ./internal/tracer ./internal/inventory
+	GPREEMPT_SOAK=$(SOAK) GPREEMPT_E2E_RACE=$(RACE) $(GO) test -count=1 -timeout 0 -v -run '^TestSoak' ./internal/e2e
+	GPREEMPT_SOAK=$(SOAK) $(GO) test $(RACE) -count=1 -timeout 0 -v -run '^TestSoak' ./internal/tracer ./internal/inventory
 
 dist: ## Make dist/gpreempt-VERSION-linux-ARCH.tar.gz, the same bytes from the same commit
 	rm -rf dist/$(DIST) && mkdir -p dist/$(DIST)

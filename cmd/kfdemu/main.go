@@ -32,8 +32,11 @@ const exitTrouble = 125
 func main() {
 	err := command().Execute()
 	var ended *exec.ExitError
+	var status exitStatus
 	switch {
 	case err == nil:
+	case errors.As(err, &status):
+		os.Exit(int(status))
 	case errors.As(err, &ended):
 		os.Exit(exitCode(ended))
 	default:
@@ -62,7 +65,7 @@ Everything is EMULATED: no figure says anything about a real GPU.`,
 		Version:       version.String(),
 		SilenceErrors: true, SilenceUsage: true,
 	}
-	root.AddCommand(runCommand(), execCommand())
+	root.AddCommand(runCommand(), execCommand(), checkCommand(), workCommand(), answerCommand())
 	return root
 }
 

@@ -130,16 +130,18 @@ var table = []struct {
 		"internal/gpusim", "internal/hrtimer", "internal/kfdemu/drm", "internal/kfdemu/engine", "internal/kfdemu/host", "internal/kfdemu/tree",
 		"internal/kfdrules", "internal/seccomp", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
-	{"cmd/kfdemu", rule{imports: []string{"internal/gpusim", "internal/kfdemu", "internal/kfdrules", "internal/version"}}},
+	{"internal/kfdwork", rule{imports: []string{"internal/kfdemu/abi", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"cmd/kfdemu", rule{imports: []string{"internal/gpusim", "internal/kfdemu", "internal/kfdrules", "internal/kfdwork", "internal/version"}}},
 
 	// Test files only, or what runs them: they run the built binaries, measure, and
-	// compare the fake driver with the real one.
-	{"internal/conformance", rule{imports: []string{"pkg/gpreempt", "pkg/kfd", "pkg/kfd/kfdtest"}, kernel: true}},
+	// compare the fake and the emulated driver with the real one.
+	{"internal/conformance", rule{imports: []string{
+		"internal/gpusim", "internal/kfdemu", "internal/kfdrules", "internal/seccomp", "pkg/gpreempt", "pkg/kfd", "pkg/kfd/kfdtest",
+	}, kernel: true, unsafe: true}},
 	{"internal/vm", rule{}},
 	{"internal/vm/init", rule{imports: []string{"internal/vm"}, kernel: true}},
 	{"internal/vm/run", rule{imports: []string{"internal/vm"}}},
-	{"internal/e2e/kfdwork", rule{imports: []string{"internal/kfdemu/abi", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
-	{"internal/e2e/kfdclient", rule{imports: []string{"internal/e2e/kfdwork"}}},
+	{"internal/e2e/kfdclient", rule{imports: []string{"internal/kfdwork"}}},
 	{"internal/e2e", rule{}},
 	{"internal/bench", rule{}},
 }

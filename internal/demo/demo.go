@@ -1,5 +1,5 @@
-// Package demo plays the product's main job on a simulated GPU: it starts a real
-// daemon, an inference client and a training job, and measures what each sees.
+// Package demo plays the product's main job on an emulated or a simulated GPU: it starts
+// a real daemon, an inference server and a training job, and measures what each sees.
 package demo
 
 import (
@@ -8,17 +8,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/types/known/durationpb"
-
-	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/gpusim"
 	"github.com/gpreempt/gpreempt/internal/version"
@@ -29,8 +23,13 @@ import (
 type Options struct {
 	// Daemon is the path of the gpreemptd binary.
 	Daemon string
-	// Machine is the simulated machine, one GPU of it.
+	// Emulator is the path of the kfdemu binary when this process runs on an emulated
+	// machine, with one GPU; "" is for the simulator, which the daemon brings along.
+	Emulator string
+	// Machine is the kind of GPU, and Backend what the daemon says it serves: "emulated"
+	// or "simulated" with the machine.
 	Machine string
+	Backend string
 	Seed    uint64
 	// Repeats of each arm, and how long one lasts.
 	Repeats  int
@@ -51,6 +50,8 @@ const (
 	jobQueues         = 10
 	jobKernel         = 25 * time.Millisecond
 	jobOccupancy      = 0.3
+	jobWork           = time.Duration(jobOccupancy * float64(jobKernel)) // GPU time of a kernel
+	jobDepth          = 2
 	jobComm           = "train"
 	warmUp            = 300 * time.Millisecond
 )
@@ -64,24 +65,58 @@ rules:
 log: {level: warn}
 `
 
-// Play runs the demo. It needs no rights and touches nothing but a temporary
-// directory of its own.
+// emulatedYAML is added on an emulated machine: no hardware can hang there.
+const emulatedYAML = `safety:
+  hazards:
+    - {id: emulated, gfx: ["gfx*"], action: allow, why: It is emulated.}
+`
+
+// machine is what the demo is played on. One goroutine calls it, but for request.
+type machine interface {
+	// startJob starts the training job and gives its pid; stopJob ends it and tells what
+	// became of its packets.
+	startJob(ctx context.Context) (pid int32, err error)
+	stopJob(ctx context.Context) (packets, error)
+	// work gives how much work each part of the job has done by a moment soon.
+	work(ctx context.Context) ([]progress, error)
+	// request has the inference server do what a request takes, and waits for it.
+	request(ctx context.Context) error
+	// processes are the pids of what plays, besides this process and the daemon.
+	processes() []int
+	close() error
+}
+
+// packets says what became of those of a job.
+type packets struct{ executed, lost, repeated uint64 }
+
+// progress is GPU time of work done by a moment, on a clock of the machine's.
+type progress struct{ at, work time.Duration }
+
+// rate is the GPU time of work done in a second between two looks at all parts of a job.
+func rate(begin, end []progress) (sum float64) {
+	for i := range begin {
+		sum += (end[i].work - begin[i].work).Seconds() / (end[i].at - begin[i].at).Seconds()
+	}
+	return sum
+}
+
+// Play runs the demo. It touches nothing but a temporary directory of its own.
 func Play(ctx context.Context, o Options) (result *Result, err error) {
 	s, err := open(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
+	defer func() { err = andThen(err, s.close()) }()
 
 	result = &Result{
-		Simulated: true, Machine: o.Machine, Version: version.String(), Seed: o.Seed,
+		Simulated: o.Emulator == "", Emulated: o.Emulator != "", Backend: o.Backend, Machine: o.Machine, Version: version.String(), Seed: o.Seed,
 		RequestsPerSecond: requestsPerSecond, RequestMS: milliseconds(requestKernels * kernelTime), OfflineQueues: jobQueues,
 		OfflineKernelMS: milliseconds(jobKernel), ModelledSuspendMS: milliseconds(o.Spec.SuspendTime(1, jobQueues, 1)),
 	}
 	arms := []Arm{OfflineAlone, OnlineAlone, Shared, Protected}
 	for repeat := range o.Repeats {
 		for i, arm := range arms {
-			fmt.Fprintf(o.Progress, "simulated run %2d of %d: %s\n", repeat*len(arms)+i+1, o.Repeats*len(arms), arm)
+			fmt.Fprintf(o.Progress, "%s run %2d of %d: %s\n", result.kind(), repeat*len(arms)+i+1, o.Repeats*len(arms), arm)
 			run, err := s.play(ctx, arm, o.Duration)
 			if err != nil {
 				return nil, fmt.Errorf("demo: %s: %w", arm, err)
@@ -97,14 +132,14 @@ func Play(ctx context.Context, o Options) (result *Result, err error) {
 	return result, nil
 }
 
-// Live starts the daemon, the job and the inference client, tells started the
+// Live starts the daemon, the job and the inference server, tells started the
 // socket, and lets them run until ctx ends: something to look at with gpctl.
 func Live(ctx context.Context, o Options, started func(socket string)) (err error) {
 	s, err := open(ctx, o)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.close()) }()
+	defer func() { err = andThen(err, s.close()) }()
 	if err := s.startJob(ctx, Protected); err != nil {
 		return fmt.Errorf("demo: %w", err)
 	}
@@ -117,59 +152,67 @@ func Live(ctx context.Context, o Options, started func(socket string)) (err erro
 	return nil
 }
 
-// open sets the stage: a daemon in a directory of its own, and connections to it.
-func open(ctx context.Context, o Options) (*stage, error) {
+// open sets the stage: a daemon in a directory of its own, what it serves, and
+// connections to it.
+func open(ctx context.Context, o Options) (s *stage, err error) {
 	dir, err := os.MkdirTemp("", "gpreempt-demo-")
 	if err != nil {
 		return nil, fmt.Errorf("demo: %w", err)
 	}
-	s := &stage{socket: filepath.Join(dir, "gpreemptd.sock")}
+	s = &stage{socket: filepath.Join(dir, "gpreemptd.sock")}
 	s.undo = append(s.undo, func() error { return os.RemoveAll(dir) })
-	pid, stop, err := startDaemon(ctx, o, dir, s.socket)
+	defer func() {
+		if err != nil {
+			err = andThen(fmt.Errorf("demo: %w", err), s.close())
+			s = nil
+		}
+	}()
+	daemon, err := startDaemon(o, dir, s.socket)
 	if err != nil {
-		return nil, errors.Join(err, s.close())
+		return s, err
 	}
-	s.daemon = pid
-	s.undo = append(s.undo, stop)
-	if err := s.connect(ctx); err != nil {
-		return nil, errors.Join(err, s.close())
+	s.daemon = daemon.pid()
+	s.undo = append(s.undo, daemon.interrupt)
+	if s.client, err = client.Dial("unix://"+s.socket, client.FailClosed()); err != nil {
+		return s, err
 	}
+	s.undo = append(s.undo, s.client.Close)
+	if err := s.awaitDaemon(ctx, daemon, o.Backend); err != nil {
+		return s, err
+	}
+	if o.Emulator == "" {
+		s.machine, err = simulate(ctx, s.socket)
+	} else {
+		s.machine, err = emulate(ctx, o.Emulator, dir, o.Progress)
+	}
+	if err != nil {
+		return s, err
+	}
+	s.undo = append(s.undo, s.machine.close)
 	return s, nil
 }
 
-// startDaemon runs gpreemptd on a simulated machine and returns once it serves.
-func startDaemon(ctx context.Context, o Options, dir, socket string) (pid int, stop func() error, err error) {
+// startDaemon runs gpreemptd.
+func startDaemon(o Options, dir, socket string) (*process, error) {
 	config := filepath.Join(dir, "gpreemptd.yaml")
-	if err := os.WriteFile(config, []byte(configYAML), 0o600); err != nil {
-		return 0, nil, fmt.Errorf("demo: %w", err)
+	args, text := []string{"serve", "--config", config, "--socket", socket}, configYAML
+	if o.Emulator == "" {
+		args = append(args, "--sim", o.Machine, "--sim-seed", fmt.Sprint(o.Seed))
+	} else {
+		text += emulatedYAML
 	}
-	cmd := exec.CommandContext(ctx, o.Daemon, //nolint:gosec // G204: the daemon is the one whoever runs the demo named
-		"serve", "--config", config, "--socket", socket, "--sim", o.Machine,
-		"--sim-seed", fmt.Sprint(o.Seed))
-	cmd.Stderr = o.Progress
-	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-	cmd.WaitDelay = 10 * time.Second
-	if err := cmd.Start(); err != nil {
-		return 0, nil, fmt.Errorf("demo: start %s: %w", o.Daemon, err)
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return nil, err
 	}
-	return cmd.Process.Pid, func() error {
-		if err := cmd.Process.Signal(os.Interrupt); err != nil && !errors.Is(err, os.ErrProcessDone) {
-			return fmt.Errorf("demo: stop the daemon: %w", err)
-		}
-		if err := cmd.Wait(); err != nil {
-			return fmt.Errorf("demo: the daemon ended with: %w", err)
-		}
-		return nil
-	}, nil
+	// Its journal is not to be the host's.
+	return startProcess(o.Progress, []string{"RUNTIME_DIRECTORY=" + dir}, o.Daemon, args...)
 }
 
-// stage is the daemon and the actors' connections to it.
+// stage is the daemon, the machine it serves and the actors' connections to them.
 type stage struct {
+	machine machine
 	socket  string
 	client  *client.Client
-	offline *grpc.ClientConn
-	online  *grpc.ClientConn
-	queue   uint32
 	daemon  int   // its pid
 	pid     int32 // of the last job
 	// learned is what the daemon learned of the last protected job.
@@ -178,25 +221,33 @@ type stage struct {
 	undo []func() error
 }
 
-func (s *stage) connect(ctx context.Context) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+// awaitDaemon returns when the daemon serves, and serves what it should: nothing that is
+// called emulated or simulated must turn out to be hardware.
+func (s *stage) awaitDaemon(ctx context.Context, daemon *process, backend string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if s.client, err = client.Dial("unix://"+s.socket, client.FailClosed()); err != nil {
-		return err
-	}
-	s.undo = append(s.undo, s.client.Close)
-	for _, conn := range []**grpc.ClientConn{&s.offline, &s.online} {
-		if *conn, err = grpc.NewClient("unix://"+s.socket, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
-			return fmt.Errorf("demo: %w", err)
+	for {
+		status, err := s.client.Admin().GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
+		switch {
+		case err == nil && status.GetBackend() != backend:
+			return fmt.Errorf("the daemon serves %q and not %q", status.GetBackend(), backend)
+		case err == nil:
+			return nil
+		case daemon.hasEnded():
+			return errors.New("the daemon ended at once")
 		}
-		s.undo = append(s.undo, (*conn).Close)
+		if sleep(ctx, 20*time.Millisecond) != nil {
+			return fmt.Errorf("the daemon did not come up: %w", err)
+		}
 	}
-	queue, err := simv1.NewSimServiceClient(s.online).CreateQueue(ctx, &simv1.CreateQueueRequest{}, grpc.WaitForReady(true))
-	if err != nil {
-		return fmt.Errorf("demo: the daemon did not come up: %w", err)
+}
+
+// andThen is an error with what went wrong after it, in a line.
+func andThen(err, later error) error {
+	if err == nil || later == nil {
+		return errors.Join(err, later)
 	}
-	s.queue = queue.GetQueueId()
-	return nil
+	return fmt.Errorf("%w; and then: %w", err, later)
 }
 
 func (s *stage) close() error {
@@ -218,11 +269,14 @@ func (s *stage) play(ctx context.Context, arm Arm, duration time.Duration) (*Run
 	if arm == OfflineAlone {
 		duration /= 2
 	}
-	begin, work, err := s.offlineWork(ctx)
-	if err != nil {
-		return nil, err
+	var begin []progress
+	if arm != OnlineAlone {
+		var err error
+		if begin, err = s.machine.work(ctx); err != nil {
+			return nil, err
+		}
 	}
-	yard, err := layYardstick(os.Getpid(), s.daemon)
+	yard, err := layYardstick(append(s.machine.processes(), os.Getpid(), s.daemon)...)
 	if err != nil {
 		return nil, err
 	}
@@ -233,43 +287,38 @@ func (s *stage) play(ctx context.Context, arm Arm, duration time.Duration) (*Run
 		err = s.serve(ctx, run, arm == Protected, duration)
 	}
 	run.Seconds = time.Since(started).Seconds()
-	late, own, lateErr := yard.take()
-	if err := errors.Join(err, lateErr); err != nil {
+	var yardErr error
+	run.LateMS, run.OwnCPU, yardErr = yard.take()
+	if err := errors.Join(err, yardErr); err != nil {
 		return nil, err
 	}
-	run.LateMS, run.OwnCPU = late, own
 	if arm == OnlineAlone {
 		return run, nil
 	}
-	end, done, err := s.offlineWork(ctx)
+	end, err := s.machine.work(ctx)
 	if err != nil {
 		return nil, err
 	}
-	run.OfflineWork = (done - work).Seconds() / (end - begin).Seconds()
+	run.OfflineWork = rate(begin, end)
 	if arm == Protected {
 		if err := s.noteLearned(ctx); err != nil {
 			return nil, err
 		}
 	}
-	stopped, err := simv1.NewSimServiceClient(s.offline).StopJob(ctx, &simv1.StopJobRequest{Pid: s.pid})
+	done, err := s.machine.stopJob(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c := stopped.GetCounters()
-	run.Executed, run.Lost, run.Repeated = c.GetExecuted(), c.GetLost(), c.GetRepeated()
+	run.Executed, run.Lost, run.Repeated = done.executed, done.lost, done.repeated
 	return run, nil
 }
 
 // startJob starts the training job and, for the protected arm, waits until the
 // daemon has found it and may suspend it.
-func (s *stage) startJob(ctx context.Context, arm Arm) error {
-	job, err := simv1.NewSimServiceClient(s.offline).StartJob(ctx, &simv1.StartJobRequest{
-		Comm: jobComm, Queues: jobQueues, Kernel: &simv1.Kernel{Duration: durationpb.New(jobKernel), Occupancy: jobOccupancy},
-	})
-	if err != nil {
+func (s *stage) startJob(ctx context.Context, arm Arm) (err error) {
+	if s.pid, err = s.machine.startJob(ctx); err != nil {
 		return err
 	}
-	s.pid = job.GetPid()
 	if arm == Protected {
 		if err := s.awaitTarget(ctx); err != nil {
 			return err
@@ -280,20 +329,25 @@ func (s *stage) startJob(ctx context.Context, arm Arm) error {
 
 // awaitTarget returns when the daemon lists the job as a target it can suspend.
 func (s *stage) awaitTarget(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	why := "the daemon did not find the job"
 	for {
 		list, err := s.client.Admin().ListTargets(ctx, &gpreemptv1.ListTargetsRequest{Class: gpreemptv1.Class_CLASS_OFFLINE})
 		if err != nil {
 			return err
 		}
 		for _, target := range list.GetTargets() {
-			if target.GetPid() == s.pid && target.GetMechanism() != "" && target.GetQueueCount() == jobQueues {
+			switch {
+			case target.GetPid() != s.pid:
+			case target.GetMechanism() != "" && target.GetQueueCount() == jobQueues:
 				return nil
+			default:
+				why = fmt.Sprintf("the daemon cannot suspend the job with its %d queues: %s %s", target.GetQueueCount(), target.GetMechanismWhy(), target.GetAttachError())
 			}
 		}
 		if err := sleep(ctx, 20*time.Millisecond); err != nil {
-			return fmt.Errorf("the daemon did not find the job: %w", err)
+			return fmt.Errorf("%s: %w", why, err)
 		}
 	}
 }
@@ -312,7 +366,9 @@ func (s *stage) serve(ctx context.Context, run *Run, announce bool, duration tim
 	for i := range n {
 		due := begin.Add(time.Duration(i) * time.Second / requestsPerSecond)
 		if err := sleep(ctx, time.Until(due)); err != nil {
+			mu.Lock()
 			errs = append(errs, err)
+			mu.Unlock()
 			break
 		}
 		wg.Go(func() {
@@ -343,26 +399,8 @@ func (s *stage) request(ctx context.Context, due time.Time, announce bool) (quie
 		quiesced = lease.Quiesced()
 		defer func() { err = errors.Join(err, lease.Release(ctx)) }()
 	}
-	kernels := make([]*simv1.Kernel, requestKernels)
-	for i := range kernels {
-		kernels[i] = &simv1.Kernel{Duration: durationpb.New(kernelTime), Occupancy: onlineOccupancy}
-	}
-	_, err = simv1.NewSimServiceClient(s.online).Submit(ctx, &simv1.SubmitRequest{QueueId: s.queue, Kernels: kernels})
+	err = s.machine.request(ctx)
 	return quiesced, time.Since(due), err
-}
-
-// offlineWork gives the simulated time and the work the job has done by then.
-func (s *stage) offlineWork(ctx context.Context) (now, work time.Duration, err error) {
-	counters, err := simv1.NewSimServiceClient(s.online).GetCounters(ctx, &simv1.GetCountersRequest{})
-	if err != nil {
-		return 0, 0, err
-	}
-	for _, p := range counters.GetProcesses() {
-		if p.GetPid() == s.pid {
-			work = p.GetWork().AsDuration()
-		}
-	}
-	return counters.GetNow().AsDuration(), work, nil
 }
 
 // finish reads what the daemon counted and learned.

@@ -60,7 +60,8 @@ func (y *yardstick) measure() {
 }
 
 // take ends the measurement. late is how late one waking in a hundred was at least, in
-// milliseconds; own is how much of the CPUs the demo's processes used themselves, 0 to 1.
+// milliseconds; own is how much of the CPUs the
+// demo's processes used themselves, 0 to 1.
 func (y *yardstick) take() (late, own float64, err error) {
 	err = y.timer.Close()
 	<-y.ended

@@ -2,6 +2,7 @@ package demo
 
 import (
 	"bytes"
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -114,9 +115,72 @@ func TestTheTableSaysSimulatedAndHowEachExpectationWent(t *testing.T) {
 	if err := r.Print(&out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Simulated mi300x", "simulated", string(Protected), "85.0 %", "±0.50", "FAIL  online p99", "ok    offline packets lost: 0 <= 0"} {
+	for _, want := range []string{"SIMULATED mi300x", "Every figure is simulated", "SIMULATED   n", string(Protected), "85.0 %", "±0.50", "FAIL  online p99", "ok    offline packets lost: 0 <= 0"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
+	}
+}
+
+// emulatedRuns is runs of an emulated machine.
+func emulatedRuns() *Result {
+	r := runs()
+	r.Simulated, r.Emulated, r.Backend = false, true, "emulated mi300x x1 with the rules of 6.12 (kfdemu)"
+	r.Arms = nil
+	r.summarise()
+	return r
+}
+
+func TestTheTableSaysEmulated(t *testing.T) {
+	r := emulatedRuns()
+	var out bytes.Buffer
+	if err := r.Print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"EMULATED mi300x", "Every figure is emulated", "EMULATED   n", r.Backend} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	if strings.Contains(strings.ToLower(out.String()), "simulated") {
+		t.Errorf("called simulated:\n%s", out.String())
+	}
+}
+
+func TestTheJSONSaysWhatTheFiguresAre(t *testing.T) {
+	for name, r := range map[string]*Result{`"simulated":true,"emulated":false`: runs(), `"simulated":false,"emulated":true,"backend":"emulated mi300x x1`: emulatedRuns()} {
+		text, err := json.Marshal(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), name) {
+			t.Errorf("no %s in %s", name, text)
+		}
+	}
+}
+
+// An emulated driver's calls take time of their own, so that a time there says nothing
+// of gpreempt's; a packet that is lost is lost there, too.
+func TestOnlyPacketsAndSuspendsAreJudgedOnTheEmulator(t *testing.T) {
+	r := emulatedRuns()
+	r.Runs[4].LatencyMS, r.Runs[5].LatencyMS, r.Runs[4].OfflineWork = []float64{18, 30}, []float64{18, 30}, 0.5
+	r.Arms = nil
+	r.summarise()
+	if broken := r.Broken(); broken != nil {
+		t.Errorf("broken: %q", broken)
+	}
+	var out bytes.Buffer
+	if err := r.Print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"miss  online p50", "miss  online p99", "miss  offline throughput", "Not judged: the emulator's own work"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+	r.Runs[3].Lost, r.Arms = 1, nil
+	r.summarise()
+	if broken := r.Broken(); len(broken) != 1 || !strings.HasPrefix(broken[0], "offline packets lost") {
+		t.Errorf("broken: %q, want the lost packet", broken)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"os/signal"
 	"syscall"
 
-	"github.com/gpreempt/gpreempt/internal/e2e/kfdwork"
+	"github.com/gpreempt/gpreempt/internal/kfdwork"
 )
 
 func main() { os.Exit(run()) }

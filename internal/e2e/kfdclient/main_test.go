@@ -12,7 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpreempt/gpreempt/internal/e2e/kfdwork"
+	"github.com/gpreempt/gpreempt/internal/kfdwork"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 

@@ -28,7 +28,7 @@ func UserNamespace() (*syscall.SysProcAttr, error) {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: gid, HostID: gid, Size: 1}},
 		// What the program that is started may do in its namespace, which it otherwise
 		// loses when it is no root's.
-		AmbientCaps: []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_CHROOT},
+		AmbientCaps: []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_CHROOT, unix.CAP_SYS_PTRACE},
 	}, nil
 }
 
@@ -42,13 +42,15 @@ func Enter(dir string) error {
 }
 
 // DropPrivileges takes from the calling, locked thread all that it may do in its user
-// namespace, so that the program it executes may not do more than the host lets its
-// user. A user that is root there has it back after execve.
+// namespace but CAP_SYS_PTRACE, so that the program it executes may not do more than the
+// host lets its user, except to trace its neighbours in that namespace: gpreemptd does
+// not try without. A user that is root there has it all back after execve.
 func DropPrivileges() error {
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var none [2]unix.CapUserData
+	const trace = 1 << unix.CAP_SYS_PTRACE
+	kept := [2]unix.CapUserData{{Effective: trace, Permitted: trace, Inheritable: trace}}
 	// Ambient capabilities go with the permitted ones (cap_capset).
-	if err := unix.Capset(&hdr, &none[0]); err != nil {
+	if err := unix.Capset(&hdr, &kept[0]); err != nil {
 		return fmt.Errorf("drop the privileges of the user namespace: %w", err)
 	}
 	return nil

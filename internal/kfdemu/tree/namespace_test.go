@@ -245,7 +245,7 @@ func TestAnUnprivilegedEmulatorHasAUserNamespace(t *testing.T) {
 	// It is outside of the program's user namespace.
 	want.Warnings = []string{fmt.Sprintf("program of process %[1]d left out: readlink /proc/%[1]d/exe: permission denied", emulator.PID)}
 	want.MQDs = map[int32]int{emulator.PID: len(queues)}
-	want.Effective = "0000000000000000"
+	want.Effective = "0000000000080000" // CAP_SYS_PTRACE
 	// Others' programs are shown no addresses.
 	want.Modules = addresses.ReplaceAllString(want.Modules, "")
 	got.Modules = addresses.ReplaceAllString(got.Modules, "")

@@ -53,13 +53,13 @@ const (
 // to help; the error is flag.ErrHelp if that was asked for.
 func ParseArgs(args []string, help io.Writer) (Config, error) {
 	var c Config
-	flags := flag.NewFlagSet("kfdclient", flag.ContinueOnError)
+	flags := flag.NewFlagSet("", flag.ContinueOnError)
 	flags.SetOutput(help)
 	gpus := flags.String("gpus", "all", "the `IDS` of the GPUs to work on, with commas between, or all")
 	flags.IntVar(&c.Queues, "queues", 1, "compute queues on each GPU")
 	flags.BoolVar(&c.SDMA, "sdma", false, "one more queue on each GPU, which copies memory")
 	flags.BoolVar(&c.Runtime, "runtime", false, "RUNTIME_ENABLE first")
-	flags.Uint64Var(&c.Packets, "packets", 0, "packets for each queue; 0: until told to stop")
+	flags.Uint64Var(&c.Packets, "packets", 0, "packets for each queue, or for each answer; 0: until told to stop")
 	kernel := flags.Uint64("duration", 0, "how long a kernel runs, in `US`; 0: the emulator's own")
 	occupancy := flags.Uint("occupancy", 0, "how much of the GPU a kernel takes, in `MILLIONTHS`; 0: all")
 	flags.Float64Var(&c.Rate, "rate", 0, "packets for each queue in a second; 0: as many as run")

@@ -9,6 +9,7 @@ type Message struct {
 	//	created    Queues has the new one
 	//	destroyed  Queues has the one that was; with it the proof of what it did
 	//	report     how it stands: Queues, Tally
+	//	answer     the packets that were asked for are over
 	//	rtenabled, rtdisabled
 	//	fork       PID is a child's, Errno what the driver told it
 	//	crash      what comes next is SIGSEGV

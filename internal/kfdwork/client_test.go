@@ -38,11 +38,17 @@ type program struct {
 
 func start(t *testing.T, ctx context.Context, m *machine, args ...string) *program { //nolint:revive // t comes first in a test
 	t.Helper()
+	return run(t, func(in io.Reader, out io.Writer) int { return Main(ctx, m, args, in, out, io.Discard) })
+}
+
+// run is start for any client.
+func run(t *testing.T, client func(in io.Reader, out io.Writer) int) *program {
+	t.Helper()
 	in, stdin := io.Pipe()
 	stdout, out := io.Pipe()
 	p := &program{t: t, in: stdin, messages: make(chan Message, 100), code: make(chan int, 1)}
 	go func() {
-		p.code <- Main(ctx, m, args, in, out, io.Discard)
+		p.code <- client(in, out)
 		_ = out.Close()
 		_ = in.Close()
 	}()

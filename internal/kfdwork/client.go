@@ -68,10 +68,16 @@ func Main(ctx context.Context, sys Sys, args []string, in io.Reader, out, help i
 	c.load.start()
 	c.serve(ctx, in)
 	c.asked.Wait()
+	return c.finish()
+}
+
+// finish proves what was done, says so, gives everything back and tells the exit code.
+// The queues are gone.
+func (c *client) finish() int {
 	c.load.prove()
 	tally := c.load.tally()
 	c.say(Message{Event: "done", Queues: c.load.queues(), Tally: tally})
-	err = c.load.leaveRuntime()
+	err := c.load.leaveRuntime()
 	if err = errors.Join(err, c.load.close()); err != nil {
 		c.fail(err)
 	}

@@ -2,10 +2,10 @@
 // but system calls and memory, and how it proves that every packet ran exactly once
 // and in order.
 //
-// It is for tests: what runs the packets is an emulator (package abi says what it
-// understands), not hardware. A real GPU would take its ring, its registers and the
-// code of its kernels in memory that was allocated and mapped for it; here they are
-// in plain memory of the process.
+// It is for tests, samples and the demo: what runs the packets is an emulator (package
+// abi says what it understands), not hardware. A real GPU would take its ring, its
+// registers and the code of its kernels in memory that was allocated and mapped for it;
+// here they are in plain memory of the process.
 //
 // # The proof
 //

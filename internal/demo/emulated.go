@@ -1,0 +1,136 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// emulated is an emulated machine this process runs on. The job and the inference server
+// are programs of their own that call its driver.
+type emulated struct {
+	log io.Writer
+	// train is the program with the name of a job.
+	train  string
+	began  time.Time
+	job    *process
+	server *process
+	// asking has one request at a time: the server answers them in turn.
+	asking sync.Mutex
+}
+
+func emulate(ctx context.Context, emulator, dir string, log io.Writer) (*emulated, error) {
+	m := &emulated{log: log, train: filepath.Join(dir, jobComm), began: time.Now()}
+	if err := os.Symlink(emulator, m.train); err != nil {
+		return nil, err
+	}
+	var err error
+	m.server, err = startSample(ctx, log, emulator, append([]string{"answer", "--packets", strconv.Itoa(requestKernels)},
+		kernel(kernelTime, onlineOccupancy)...)...)
+	if err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// kernel gives the flags for one.
+func kernel(takes time.Duration, occupancy float64) []string {
+	return []string{"--duration", fmt.Sprint(takes.Microseconds()), "--occupancy", fmt.Sprint(int(occupancy * 1e6))}
+}
+
+func (m *emulated) startJob(ctx context.Context) (int32, error) {
+	job, err := startSample(ctx, m.log, m.train, append([]string{"work", "--runtime", "--queues", strconv.Itoa(jobQueues), "--depth", strconv.Itoa(jobDepth)},
+		kernel(jobKernel, jobOccupancy)...)...)
+	if err != nil {
+		return 0, err
+	}
+	m.job = job
+	return int32(job.pid()), nil
+}
+
+// stopJob lets the job's queues run empty. The job proves then what each did.
+func (m *emulated) stopJob(ctx context.Context) (packets, error) {
+	job := m.job
+	if err := job.tell("stop"); err != nil {
+		return packets{}, err
+	}
+	done, err := job.await(ctx, "done")
+	if done.Event == "" {
+		return packets{}, fmt.Errorf("the job does not end, as if a packet of it were lost: %w", err)
+	}
+	<-job.ended
+	m.job = nil
+	p := packets{executed: done.Count, lost: done.Packets - min(done.Packets, done.Count+done.Abandoned), repeated: done.Count - min(done.Count, done.Packets)}
+	if p.lost == 0 && p.repeated == 0 && (err != nil || !done.OK || job.err != nil) {
+		return p, fmt.Errorf("the job cannot prove that each packet ran once and in order: %w", errors.Join(err, job.err))
+	}
+	return p, nil
+}
+
+// work waits for the next kernel of each queue to end: only kernels that have ended can be
+// counted, so each queue is looked at when one has.
+func (m *emulated) work(ctx context.Context) ([]progress, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	parts, before := make([]progress, jobQueues), make([]uint64, jobQueues)
+	for look, waiting := 0, jobQueues; ; look++ {
+		if err := m.job.tell("report"); err != nil {
+			return nil, err
+		}
+		report, err := m.job.await(ctx, "report")
+		if err == nil && len(report.Queues) != jobQueues {
+			err = fmt.Errorf("the job has %d queues, and was started with %d", len(report.Queues), jobQueues)
+		}
+		if err != nil {
+			return nil, err
+		}
+		now := time.Since(m.began)
+		for i, q := range report.Queues {
+			if parts[i].at == 0 && look > 0 && q.Count != before[i] {
+				parts[i] = progress{at: now, work: time.Duration(q.Count) * jobWork}
+				waiting--
+			}
+			before[i] = q.Count
+		}
+		if waiting == 0 {
+			return parts, nil
+		}
+		if err := sleep(ctx, time.Millisecond); err != nil {
+			return nil, fmt.Errorf("%d of %d queues of the job do nothing: %w", waiting, jobQueues, err)
+		}
+	}
+}
+
+func (m *emulated) request(ctx context.Context) error {
+	m.asking.Lock()
+	defer m.asking.Unlock()
+	if err := m.server.tell(""); err != nil {
+		return err
+	}
+	_, err := m.server.await(ctx, "answer")
+	return err
+}
+
+func (m *emulated) processes() []int {
+	// The emulator started this process.
+	pids := []int{os.Getppid(), m.server.pid()}
+	if m.job != nil {
+		pids = append(pids, m.job.pid())
+	}
+	return pids
+}
+
+// close ends the job as it is, and has the server prove what it did.
+func (m *emulated) close() error {
+	var errs []error
+	if m.job != nil {
+		errs = append(errs, m.job.kill())
+	}
+	return errors.Join(append(errs, m.server.finish())...)
+}
