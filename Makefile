@@ -100,9 +100,11 @@ fuzz-kernel: ## Fuzz what reads the kernel's text and structures: parsers for 60
 
 e2e: ## Test the built binaries against each other, on simulated and emulated GPUs; figures in build/e2e.json
 	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -count=1 -timeout 20m ./internal/e2e/...
+	$(GO) test -count=1 -timeout 10m -run '^TestEmulated' ./internal/conformance -every
 
+# apt-get install -y --no-install-recommends gcc libc6-dev rocminfo rocm-smi libhsakmt-dev libhsa-runtime-dev
 e2e-rocm: ## Run AMD's own tools and libraries on an emulated GPU; skips what is not installed
-	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -count=1 -timeout 10m -v -run '^TestROCm' ./internal/e2e
+	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -tags rocm -count=1 -timeout 10m -v -run '^TestROCm' ./internal/e2e
 
 # Package, or package=pattern of its tests.
 VM_PACKAGES ?= ./internal/conformance=TestRealDriver ./internal/tracer ./internal/preempt/dbgtrap=TestRealDriver \

@@ -26,6 +26,9 @@ func init() {
 	}
 }
 
+// interruption is a signal to threads that Go's runtime has a handler for.
+const interruption = unix.SIGWINCH
+
 // hello is what an agent says first.
 type hello struct {
 	PID int32
@@ -61,6 +64,9 @@ type result struct {
 
 // playAgent is the main function of an agent.
 func playAgent() error {
+	if err := neverRestart(interruption); err != nil {
+		return err
+	}
 	conn, err := net.Dial("unix", os.Getenv(agentEnv))
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 // Package conformance hides how one table of expectations about the driver is put
 // to whatever claims to be it: the fake of kfdtest, in each of its versions and
-// machines, and the driver of the running kernel. It has no code but tests.
+// machines, the emulator of kfdemu, and the driver of the running kernel. It has no
+// code but tests.
 //
 // # The table
 //

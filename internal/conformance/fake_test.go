@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/gpreempt/gpreempt/internal/kfdrules"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 	"github.com/gpreempt/gpreempt/pkg/kfd/kfdtest"
@@ -76,7 +77,7 @@ func TestFakeDriversMeetTheTable(t *testing.T) {
 		for _, m := range machines {
 			name, holds := profile+", "+m.name, m.tags(profile)
 			t.Run(name, func(t *testing.T) {
-				compare(t, "kfdtest "+name, holds, func(*testing.T) host { return newFakeHost(profile, m, holds) })
+				compare(t, "kfdtest "+name, holds, nil, func(*testing.T) host { return newFakeHost(profile, m, holds) })
 			})
 		}
 	}
@@ -137,6 +138,11 @@ func (h *fakeHost) look(gpu uint32) reply {
 	id := gpreempt.GPUID(gpu)
 	now, before := h.machine.GPU(id), h.seen[id]
 	h.seen[id] = now
+	return lookReply(before, now)
+}
+
+// lookReply tells what became of a GPU between two looks.
+func lookReply(before, now kfdrules.GPUState) reply {
 	// Whom the cycles took off the GPU.
 	var cycled []string
 	for _, pid := range slices.Sorted(maps.Keys(now.Cycled)) {
@@ -146,7 +152,7 @@ func (h *fakeHost) look(gpu uint32) reply {
 	}
 	grace := make([]string, 0, len(now.Grace))
 	for _, g := range now.Grace[len(before.Grace):] {
-		if g == kfdtest.DefaultGrace {
+		if g == kfdrules.DefaultGrace {
 			grace = append(grace, "default")
 		} else {
 			grace = append(grace, strconv.FormatUint(uint64(g), 10))
@@ -203,6 +209,10 @@ func (p *fakeProcess) queue(id uint32) reply {
 	if !ok {
 		return reply{}
 	}
+	return queueReply(q)
+}
+
+func queueReply(q kfdrules.QueueState) reply {
 	flag := func(b bool) string {
 		if b {
 			return "1"

@@ -71,8 +71,10 @@ func (h *kernelHost) accept() {
 func (h *kernelHost) tags() tags     { return h.holds }
 func (h *kernelHost) gpus() []uint32 { return nil }
 
-func (h *kernelHost) spawn() (process, error) {
-	cmd := exec.Command("/proc/self/exe")
+func (h *kernelHost) spawn() (process, error) { return h.start(exec.Command("/proc/self/exe")) }
+
+// start starts an agent by a command.
+func (h *kernelHost) start(cmd *exec.Cmd) (*kernelProcess, error) {
 	// Go's own signals to threads would stop a traced one.
 	cmd.Env = append(os.Environ(), agentEnv+"="+h.listener.Addr().String(), "GODEBUG=asyncpreemptoff=1")
 	cmd.Stderr = os.Stderr
@@ -222,7 +224,9 @@ func (p *kernelProcess) thread(n int) (thread, error) {
 	return t, nil
 }
 
-func (p *kernelProcess) fork() (process, error) {
+func (p *kernelProcess) fork() (process, error) { return p.child() }
+
+func (p *kernelProcess) child() (*kernelProcess, error) {
 	r, err := p.ask(order{What: orderFork})
 	if err != nil {
 		return nil, err
@@ -343,10 +347,10 @@ func (t *kernelThread) blocked() (bool, error) {
 	return strings.HasPrefix(string(text), "16 ") && state == "S", err
 }
 
-// interrupt sends a signal that Go's runtime has a handler for. If the thread is
+// interrupt sends a signal that there is a handler for. If the thread is
 // traced it stops first, until its tracer lets it go on.
 func (t *kernelThread) interrupt() error {
-	if err := unix.Tgkill(int(t.p.id), int(t.id), unix.SIGWINCH); err != nil {
+	if err := unix.Tgkill(int(t.p.id), int(t.id), interruption); err != nil {
 		return err
 	}
 	tracer := t.p.tracer

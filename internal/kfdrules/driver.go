@@ -31,6 +31,8 @@ type Driver struct {
 	// procs are the processes, the oldest first; dying those of them that no
 	// reference holds, which a worker takes down.
 	procs, dying []*process
+	// walkers counts debuggers at their end that walk through procs.
+	walkers int
 	// puts are files to let go of once the lock is given back.
 	puts []EventFile
 	// changes counts them.

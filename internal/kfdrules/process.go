@@ -17,6 +17,9 @@ type process struct {
 	secondary bool
 	// refs are open files, the address space, and a debug session.
 	refs int
+	// users are debuggers' calls that hold the address space; unmapped: they alone do.
+	users    int
+	unmapped bool
 	// queuesGone: its queues were taken down at the end.
 	queuesGone bool
 
@@ -173,7 +176,7 @@ func (d *Driver) Release(f *File) {
 
 // MMReleased is the end of an address space: the last thread that had it died or
 // became another program. by is the thread that waits while the driver does its
-// work, which needs locks others may hold.
+// work, which needs locks others may hold; or a debugger's call under way does it.
 func (d *Driver) MMReleased(by Task, mm MM) {
 	d.mu.Lock()
 	defer d.leave()
@@ -181,7 +184,16 @@ func (d *Driver) MMReleased(by Task, mm MM) {
 	if p == nil {
 		return
 	}
-	d.released(&call{d: d, task: by, caller: p.pid}, p)
+	if p.users > 0 {
+		p.unmapped = true
+		return
+	}
+	d.mmReleased(&call{d: d, task: by, caller: p.pid}, p)
+}
+
+// mmReleased is kfd_process_notifier_release.
+func (d *Driver) mmReleased(c *call, p *process) {
+	d.released(c, p)
 	d.unref(p) // mmu_notifier_put, and in the end kfd_process_free_notifier
 	d.note()
 }
@@ -189,12 +201,16 @@ func (d *Driver) MMReleased(by Task, mm MM) {
 // released is kfd_process_notifier_release_internal.
 func (d *Driver) released(c *call, p *process) {
 	p.table = false
+	// Whoever has found it in the table is waited for (synchronize_srcu): without that
+	// both would end its session.
+	d.wait(c, func() bool { return d.walkers == 0 })
 	if d.prof.dequeueFirst {
 		d.terminate(c, p)
 	}
 	p.mm = nil
 	d.disable(c, p)
 	if p.debugged > 0 {
+		d.walkers++
 		for _, target := range slices.Clone(d.procs) {
 			if !target.table || target.debugger != p {
 				continue
@@ -206,6 +222,8 @@ func (d *Driver) released(c *call, p *process) {
 				break
 			}
 		}
+		d.walkers--
+		d.note()
 	}
 }
 

@@ -30,11 +30,16 @@ func (d *Driver) dbgTrap(c *call) (int, errno) {
 	if !d.allowed(c, target, op) {
 		return 0, EPERM
 	}
-	// The reference of the call: the target may die meanwhile.
+	// The reference of the call: the target may die meanwhile. Its address space lasts
+	// as long as the call (get_task_mm), which then does what is to be done at its end.
 	target.refs++
+	target.users++
 	d.lock(c, &target.mutex)
 	defer func() {
 		d.unlock(&target.mutex)
+		if target.users--; target.users == 0 && target.unmapped {
+			d.mmReleased(c, target)
+		}
 		d.unref(target)
 	}()
 

@@ -92,7 +92,7 @@ func TestFilterHandsOver(t *testing.T) {
 			"write ioctl, other type": {n.ioctl, [6]uint64{3, write | 8<<16 | 'y'<<8 | 1}, unix.SECCOMP_RET_USER_NOTIF},
 			"ioctl of any size":       {n.ioctl, [6]uint64{3, read | write | 0x3fff<<16 | 'X'<<8 | 0xff}, unix.SECCOMP_RET_USER_NOTIF},
 			"sign-extended request":   {n.ioctl, [6]uint64{3, 0xffffffff00000000 | read | 'X'<<8}, unix.SECCOMP_RET_USER_NOTIF},
-			"ioctl of no direction":   {n.ioctl, [6]uint64{3, 'X'<<8 | 1}, unix.SECCOMP_RET_ALLOW},
+			"ioctl of no direction":   {n.ioctl, [6]uint64{3, 'X'<<8 | 1}, unix.SECCOMP_RET_USER_NOTIF},
 			"terminal ioctl":          {n.ioctl, [6]uint64{3, unix.TCGETS}, unix.SECCOMP_RET_ALLOW},
 			"ioctl of another type":   {n.ioctl, [6]uint64{3, read | 8<<16 | 'Z'<<8}, unix.SECCOMP_RET_ALLOW},
 			"read and write":          {n.openat, [6]uint64{cwd, 1, unix.O_RDWR | unix.O_CLOEXEC}, unix.SECCOMP_RET_USER_NOTIF},

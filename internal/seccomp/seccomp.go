@@ -36,8 +36,7 @@
 //     other supervisor can take over.
 //
 // What it cannot do: calls made through io_uring do not pass the filter, neither
-// do 32-bit programs on a 64-bit kernel; ioctls without a direction (_IO) cannot
-// be told from those of terminals and are never handed over.
+// do 32-bit programs on a 64-bit kernel.
 package seccomp
 
 import (
