@@ -412,6 +412,9 @@ func (d *daemon) offlineTarget(w *worker, queues int) {
 // cannotEmulate says why no machine can be emulated here, "" if it can. A machine
 // that should and cannot is found by the other way round: CI looks for this text.
 func cannotEmulate() string {
+	if raceDetector {
+		return "the emulated machine is part of the test process, and ten times slower with the race detector: make e2e has it in the daemon only"
+	}
 	if err := seccomp.Supported(); err != nil {
 		return "no emulated machine here: " + err.Error()
 	}

@@ -52,10 +52,14 @@ func testMain(m *testing.M) int {
 	return testutil.VerifyMain(m)
 }
 
+// racing tells that gpreemptd and gpctl are built with the race detector: when the
+// tests are, or when the environment says so.
+func racing() bool { return raceDetector || os.Getenv("GPREEMPT_E2E_RACE") != "" }
+
 // build puts the binaries into dir.
 func build(dir string) error {
 	args := []string{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator)}
-	if raceDetector {
+	if racing() {
 		args = append(args, "-race")
 	}
 	// The programs that stand for others' are built as those are: without the detector.

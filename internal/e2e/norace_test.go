@@ -2,6 +2,5 @@
 
 package e2e
 
-// raceDetector tells that the binaries are built with the race detector, as the
-// test was.
+// raceDetector tells that the tests themselves have the race detector.
 const raceDetector = false
