@@ -146,7 +146,7 @@ func TestQueueDestroyedWhileSuspendedIsGoneAfterTheLease(t *testing.T) {
 		job.tell("destroy %d", id)
 		m.eventually("the queue waits to be destroyed", func() bool { return m.flags(job.PID)[id].Destroying })
 	}
-	m.elapse(20 * time.Millisecond)
+	m.elapse()
 	dying := queueFlags{Suspended: true, Destroying: true}
 	if diff := cmp.Diff(map[uint32]queueFlags{old: dying, born: dying, keeps: offGPU}, m.flags(job.PID)); diff != "" {
 		t.Errorf("the queues during the lease (-want +got):\n%s", diff)

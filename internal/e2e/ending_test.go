@@ -7,7 +7,6 @@ import (
 	"slices"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/gpreempt/gpreempt/internal/kfdemu"
 )
@@ -37,7 +36,7 @@ func TestJobThatIsToldToStopWhileSuspendedEndsAfterTheLease(t *testing.T) {
 		m, d, job, other := endings(t, profile)
 		lease := d.announce(t.Context())
 		job.tell("stop")
-		m.elapse(20 * time.Millisecond)
+		m.elapse()
 		m.checkEach(job, 2, offGPU)
 		d.complete(lease.GetLeaseId())
 		job.finish()
@@ -59,7 +58,7 @@ func TestJobThatExitsCleanlyWhileSuspendedEndsAfterTheLease(t *testing.T) {
 		}
 		job.tell("stop")
 		m.awaitEach(job, 2, queueFlags{Suspended: true, Destroying: true})
-		m.elapse(20 * time.Millisecond)
+		m.elapse()
 		m.checkEach(job, 2, queueFlags{Suspended: true, Destroying: true})
 		d.complete(lease.GetLeaseId())
 		job.finish()

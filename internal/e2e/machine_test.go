@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -92,16 +93,14 @@ func (m *emulated) events(match func(kfdemu.Event) bool) (matching []kfdemu.Even
 	return matching
 }
 
-// await waits for an event that matches, from index on, and gives the index after it.
-func (m *emulated) await(what string, from int, match func(kfdemu.Event) bool) (kfdemu.Event, int) {
+// await waits for an event that matches, from index on.
+func (m *emulated) await(what string, from int, match func(kfdemu.Event) bool) {
 	m.t.Helper()
 	late := time.After(patience)
 	for {
 		all, end, next := m.log.since(from)
-		for i, e := range all {
-			if match(e) {
-				return e, from + i + 1
-			}
+		if slices.ContainsFunc(all, match) {
+			return
 		}
 		from = end
 		select {
@@ -321,21 +320,20 @@ func (w *worker) tell(format string, args ...any) {
 
 // stop has a worker finish, and checks that each of its packets ran exactly once and
 // that it ends well.
-func (w *worker) stop() report {
+func (w *worker) stop() {
 	w.t.Helper()
 	w.tell("stop")
-	return w.finish()
+	w.finish()
 }
 
 // finish is stop for a worker that stops by itself.
-func (w *worker) finish() report {
+func (w *worker) finish() {
 	w.t.Helper()
 	done := w.await("done")
 	w.awaitEnd()
 	if !done.OK || !w.cmd.ProcessState.Success() {
 		w.t.Errorf("worker %d: %s, %v", w.PID, done.Line, w.cmd.ProcessState)
 	}
-	return done
 }
 
 // awaitEnd waits until the process has ended.

@@ -94,15 +94,15 @@ func (m *emulated) awaitEach(w *worker, n int, want queueFlags) {
 	m.eventually("the queues of a worker", func() bool { return m.each(w.PID, n, want) })
 }
 
-// elapse lets the GPUs go on for a while.
-func (m *emulated) elapse(d time.Duration) {
+// elapse lets the GPUs go on for 20 ms.
+func (m *emulated) elapse() {
 	m.t.Helper()
 	now := func() (at time.Duration) {
 		m.Machine(func(machine *gpusim.Machine) { at = machine.Now() })
 		return at
 	}
 	began := now()
-	m.eventually("the GPUs go on", func() bool { return now() >= began+d })
+	m.eventually("the GPUs go on", func() bool { return now() >= began+20*time.Millisecond })
 }
 
 // stands gives how far the GPU got with each queue of a worker: the packets that
@@ -123,7 +123,7 @@ func (w *worker) stands() map[uint32]uint64 {
 func (m *emulated) checkStill(w *worker) {
 	m.t.Helper()
 	before := w.stands()
-	m.elapse(20 * time.Millisecond)
+	m.elapse()
 	if diff := cmp.Diff(before, w.stands()); diff != "" {
 		m.t.Errorf("packets of worker %d ran while it was suspended (-before +after):\n%s", w.PID, diff)
 	}

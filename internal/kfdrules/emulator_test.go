@@ -148,10 +148,17 @@ func TestQueuesAreToldFromBeforeTheHardwareKnowsThemUntilItForgets(t *testing.T)
 	d.MMReleased(c.task, c.task.MM())
 	d.Release(c.file)
 	want := []told{
-		{"born", 1}, {What: "map"}, {What: "unmap"}, {"gone", 1},
-		{"born", 2}, {What: "map"},
-		{"born", 3}, {What: "unmap"}, {"gone", 3},
-		{What: "unmap"}, {"gone", 2},
+		{"born", 1},
+		{What: "map"},
+		{What: "unmap"},
+		{"gone", 1},
+		{"born", 2},
+		{What: "map"},
+		{"born", 3},
+		{What: "unmap"},
+		{"gone", 3},
+		{What: "unmap"},
+		{"gone", 2},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
