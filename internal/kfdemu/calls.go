@@ -1,10 +1,12 @@
 package kfdemu
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -113,14 +115,14 @@ func (e *Emulator) driverCall(c *seccomp.Call, f *file, task *host.Task, req kfd
 		e.files.creates(f)
 	}
 	c.Watch(e.askWake)
-	var had []kfdrules.Allocation
+	var freed *kfdrules.Allocation
 	if what.Op == opFree {
-		had = e.driver.Allocations(f.space)
+		freed = e.allocation(f.space, memory)
 	}
 	r1, errno := e.driver.Ioctl(task, f.kfd, req, memory)
 	result := int64(r1)
-	if what.Op == opFree {
-		e.trouble("give memory back", e.files.free(f.space, had, e.driver.Allocations(f.space)))
+	if freed != nil && errno == 0 {
+		e.trouble("give memory back", e.files.free(f.space, *freed))
 	}
 	if settles[what.Op] {
 		e.settle()
@@ -134,6 +136,20 @@ func (e *Emulator) driverCall(c *seccomp.Call, f *file, task *host.Task, req kfd
 		}
 	}
 	return result, errno, ""
+}
+
+// allocation is what FREE_MEMORY_OF_GPU names, nil if there is no such thing.
+func (e *Emulator) allocation(space *host.Space, arg kfdrules.Memory) *kfdrules.Allocation {
+	handle := make([]byte, 8)
+	if arg == nil || !arg.Read(handle) {
+		return nil
+	}
+	all := e.driver.Allocations(space)
+	i := slices.IndexFunc(all, func(a kfdrules.Allocation) bool { return a.Handle == binary.NativeEndian.Uint64(handle) })
+	if i < 0 {
+		return nil
+	}
+	return &all[i]
 }
 
 var (

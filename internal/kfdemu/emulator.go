@@ -211,8 +211,7 @@ var kernels = map[string]gpusim.Kernel{
 func (e *Emulator) rules() (kfdrules.Config, error) {
 	cpus, err := tree.CPUNodes()
 	cfg := kfdrules.Config{
-		Profile: e.cfg.Profile, CPUNodes: cpus, Now: func() int64 { return clock(unix.CLOCK_BOOTTIME) }, Clock: e.clocks, Queue: e.queue,
-		Offsets: e.files.offsets(e.rt.GPUs()),
+		Profile: e.cfg.Profile, CPUNodes: cpus, Clock: e.clocks, Queue: e.queue, Offsets: e.files.offsets(e.rt.GPUs()),
 	}
 	for _, g := range e.rt.GPUs() {
 		spec := e.cfg.Spec

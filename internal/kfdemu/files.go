@@ -189,16 +189,14 @@ func (s *files) doorbell(space *host.Space, gpu gpreempt.GPUID, at uint32) (door
 
 // free gives the host back what stood for memory of a process's that is allocated no
 // longer. Its addresses are not used again.
-func (s *files) free(space *host.Space, had, has []kfdrules.Allocation) error {
+func (s *files) free(space *host.Space, a kfdrules.Allocation) error {
+	if a.Offset == 0 {
+		return nil // it was the process's own
+	}
 	var errs []error
-	for _, a := range had {
-		if a.Offset == 0 || slices.ContainsFunc(has, func(b kfdrules.Allocation) bool { return a.Handle == b.Handle }) {
-			continue
-		}
-		for _, f := range s.of(space) {
-			if f.kfd == nil && f.render == s.render(a.GPU) {
-				errs = append(errs, unix.Fallocate(f.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(a.Offset), int64(a.Size)))
-			}
+	for _, f := range s.of(space) {
+		if f.kfd == nil && f.render == s.render(a.GPU) {
+			errs = append(errs, unix.Fallocate(f.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(a.Offset), int64(a.Size)))
 		}
 	}
 	return errors.Join(errs...)

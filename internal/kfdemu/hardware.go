@@ -216,9 +216,9 @@ func (e *Emulator) startProcess(space *host.Space) (err error) {
 	return nil
 }
 
-// settle has the modelled hardware and the files follow the driver: processes that
-// are new, those that are gone, and their queues. It is called before the call that
-// changed something is answered.
+// settle has the modelled hardware and the files follow the driver: processes that are
+// new and those that are gone; queues are followed one by one, see queue. It is called
+// before the call that changed something is answered.
 func (e *Emulator) settle() {
 	e.settling.Lock()
 	defer e.settling.Unlock()

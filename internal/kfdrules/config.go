@@ -19,16 +19,13 @@ type Config struct {
 	// NoHWS is the module parameter sched_policy=2: the driver schedules without
 	// firmware, and cannot debug.
 	NoHWS bool
-	// Now gives CLOCK_BOOTTIME in nanoseconds, for SMI events. It is called with the
-	// driver's lock held. Nil counts microseconds, one for each event.
-	Now func() int64
 	// Queue, if not nil, is told of each queue before the hardware first learns of it, and
 	// when it never will again (init_mqd, free_mqd), with the driver's lock held: it must
 	// not call the driver.
 	Queue func(q MappedQueue, born bool)
-	// Clock reads the clocks of GET_CLOCK_COUNTERS, and Raw of it says what is left of a
-	// wait for events. It is called with the driver's lock held. Nil counts from New on,
-	// by package time.
+	// Clock reads the clocks of GET_CLOCK_COUNTERS; Raw of it says what is left of a wait
+	// for events, and Boot when an SMI event was. It is called with the driver's lock held.
+	// Nil counts from New on, by package time, and SMI events by microseconds, one each.
 	Clock func() Clocks
 	// After has wake called when d has passed, unless stop is called before, which may be
 	// at any time. Both are called with the driver's lock held, which wake takes: After

@@ -46,8 +46,10 @@ type Driver struct {
 	locked int
 	// serial is the last queue's.
 	serial uint64
-	// clock stands in for Config.Now.
-	clock int64
+	// events stands in for Config.Clock where that was nil: it counts SMI events, in
+	// nanoseconds.
+	countEvents bool
+	events      int64
 }
 
 // errno is 0 or why a call failed.
@@ -105,13 +107,14 @@ func New(cfg Config, hook func(Step) Outcome) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Clock == nil {
+	countEvents := cfg.Clock == nil
+	if countEvents {
 		cfg.Clock = clocksSince(time.Now())
 	}
 	if cfg.After == nil {
 		cfg.After = afterFunc
 	}
-	d := &Driver{cfg: cfg, prof: prof, hook: hook, waiting: map[*call]bool{}, eventWaits: map[*eventWait]bool{}}
+	d := &Driver{cfg: cfg, prof: prof, hook: hook, countEvents: countEvents, waiting: map[*call]bool{}, eventWaits: map[*eventWait]bool{}}
 	d.changed = sync.NewCond(&d.mu)
 	for _, n := range cfg.Nodes {
 		n.XCCs = max(n.XCCs, 1)

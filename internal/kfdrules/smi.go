@@ -123,9 +123,9 @@ func (d *Driver) smiProcess(x *pdd, id kfd.SMIEventID) {
 }
 
 func (d *Driver) boottime() int64 {
-	if d.cfg.Now != nil {
-		return d.cfg.Now()
+	if !d.countEvents {
+		return d.cfg.Clock().Boot
 	}
-	d.clock += 1000
-	return d.clock
+	d.events += 1000
+	return d.events
 }

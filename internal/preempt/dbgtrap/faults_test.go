@@ -282,8 +282,8 @@ func TestTargetThatReplacesItsProgramAtAnyPointIsLetGo(t *testing.T) {
 					j := f.start()
 					f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(op), Caller: f.machine.Self(), Stage: stage, Do: j.exec})
 					for _, err := range f.life(j) {
-						if err != nil && !errors.Is(err, ErrReplaced) && !errors.Is(err, preempt.ErrGone) {
-							t.Errorf("%v, want ErrReplaced", err)
+						if err != nil && !errors.Is(err, preempt.ErrReplaced) && !errors.Is(err, preempt.ErrGone) {
+							t.Errorf("%v, want preempt.ErrReplaced", err)
 						}
 					}
 					j.wantFree()
@@ -306,8 +306,8 @@ func TestReplacedProgramIsReported(t *testing.T) {
 		s := f.attach(j)
 		f.must("suspend", s.Suspend(t.Context()))
 		j.exec()
-		wantErr(t, "lost", receive(f, "the loss", f.lost), ErrReplaced)
-		wantErr(t, "suspend", s.Suspend(t.Context()), ErrReplaced)
+		wantErr(t, "lost", receive(f, "the loss", f.lost), preempt.ErrReplaced)
+		wantErr(t, "suspend", s.Suspend(t.Context()), preempt.ErrReplaced)
 		f.must("close", s.Close())
 	})
 }

@@ -118,13 +118,13 @@ func ending(stat discovery.ProcStat) bool {
 }
 
 // gone tells why the driver knows the process no longer: preempt.ErrGone, or
-// ErrReplaced when it lives.
+// preempt.ErrReplaced when it lives.
 func (p *pin) gone() error {
 	tid, err := p.living()
 	if err != nil {
 		return err
 	}
-	return fmt.Errorf("process %d: %w: attach to it again when it uses the GPU", tid, ErrReplaced)
+	return fmt.Errorf("process %d: %w: attach to it again when it uses the GPU", tid, preempt.ErrReplaced)
 }
 
 // close loses nothing: the directory was only read.

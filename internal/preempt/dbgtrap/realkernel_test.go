@@ -166,11 +166,11 @@ func TestRealDriverTargetReplacesItsProgram(t *testing.T) {
 	job.must("enable")
 	s := f.attach(t, job)
 	job.must("exec")
-	if err := <-f.lost; !errors.Is(err, ErrReplaced) {
-		t.Errorf("lost hears %v, want ErrReplaced", err)
+	if err := <-f.lost; !errors.Is(err, preempt.ErrReplaced) {
+		t.Errorf("lost hears %v, want preempt.ErrReplaced", err)
 	}
-	if err := s.Suspend(t.Context()); !errors.Is(err, ErrReplaced) {
-		t.Errorf("suspend gives %v, want ErrReplaced", err)
+	if err := s.Suspend(t.Context()); !errors.Is(err, preempt.ErrReplaced) {
+		t.Errorf("suspend gives %v, want preempt.ErrReplaced", err)
 	}
 	mustDo(t, "close", s.Close())
 	job.must("open")

@@ -21,7 +21,7 @@ import (
 //   - the thread that traced the target lost it: another one does.
 //
 // Queues that were suspended run afterwards in the second case. An error is
-// preempt.ErrGone, ErrReplaced, ErrDebugged, *RuntimeError, *tracer.DeniedError, or
+// preempt.ErrGone, preempt.ErrReplaced, ErrDebugged, *RuntimeError, *tracer.DeniedError, or
 // what else stood in the way.
 func (h *hold) regain(ctx context.Context) error {
 	if _, err := h.pin.living(); err != nil {

@@ -69,7 +69,7 @@ func newSession(m *Mechanism, target gpreempt.ProcessKey) *session {
 }
 
 // Suspend implements preempt.Session. Errors beyond the interface's: *RuntimeError,
-// ErrDebugged, ErrReplaced, a *kfd.Error, the cause of ctx. When ctx ends first the
+// ErrDebugged, preempt.ErrReplaced, a *kfd.Error, the cause of ctx. When ctx ends first the
 // driver goes on, and what it suspends is resumed.
 func (s *session) Suspend(ctx context.Context) error { return s.ask(ctx, true) }
 
