@@ -132,23 +132,25 @@ func (e *Executor) Suspend(target gpreempt.ProcessKey, seq uint64) {
 	}
 }
 
-// Resume hands the action to the target's worker. A target that was detached runs
-// once it has been let go of, and not before.
+// Resume hands the action to the target's worker. A target that was detached, even while
+// it was being suspended, runs once it has been let go of: that is waited for, and no
+// failure.
 func (e *Executor) Resume(target gpreempt.ProcessKey, seq uint64) {
 	if e.hand(target, command{false, seq}) {
 		return
 	}
-	outcome := scheduler.OutcomeOK
-	if e.isLeaving(target) {
-		outcome = scheduler.OutcomeFailed
-	}
-	go e.cfg.Post(scheduler.Resumed{Target: target, Seq: seq, Result: outcome})
-}
-
-func (e *Executor) isLeaving(target gpreempt.ProcessKey) bool {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.leaving[target] != nil
+	leaving := e.leaving[target]
+	e.mu.Unlock()
+	go func() {
+		outcome := scheduler.OutcomeOK
+		if leaving != nil {
+			if <-leaving.done; e.ctx.Err() != nil { // it may have been given up
+				outcome = scheduler.OutcomeFailed
+			}
+		}
+		e.cfg.Post(scheduler.Resumed{Target: target, Seq: seq, Result: outcome})
+	}()
 }
 
 func (e *Executor) hand(target gpreempt.ProcessKey, c command) bool {
