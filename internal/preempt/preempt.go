@@ -18,6 +18,11 @@ var ErrGone = errors.New("the target process has exited")
 // again at once.
 var ErrReplaced = errors.New("the process has replaced its program")
 
+// ErrDebugged reports that another debugger holds the process on the GPU: nothing has
+// failed, and how long that one stays does not depend on how long it has stayed. What is
+// returned wraps it and names the process.
+var ErrDebugged = errors.New("another debugger holds the process on the GPU")
+
 // HardwareError reports that GPUs failed to do what the mechanism asked: the
 // GPU may be hung or in reset, and must be left alone.
 type HardwareError struct {

@@ -12,10 +12,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// ErrDebugged says that another debugger holds the process on the GPU. What is returned
-// says which process it is about and what to do.
-var ErrDebugged = errors.New("another debugger holds the process on the GPU")
-
 // errClosed is what a session gives once it has been closed.
 var errClosed = errors.New("the session with the process has been closed")
 
@@ -55,7 +51,7 @@ func final(err error) bool {
 	if _, ok := errors.AsType[*tracer.DeniedError](err); ok {
 		return true
 	}
-	return errors.Is(err, preempt.ErrGone) || errors.Is(err, preempt.ErrReplaced) || errors.Is(err, ErrDebugged)
+	return errors.Is(err, preempt.ErrGone) || errors.Is(err, preempt.ErrReplaced) || errors.Is(err, preempt.ErrDebugged)
 }
 
 // lostTouch tells that the driver, or the tracer, no longer takes this program for

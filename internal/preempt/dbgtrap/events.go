@@ -12,6 +12,10 @@ import (
 // maxEvents is more than can be pending: one for each queue and one of the process.
 const maxEvents = kfd.MaxQueues + 1
 
+// maxLooks bounds how often new queues are looked at in one go: a target that makes them
+// all the time keeps nobody from suspending it.
+const maxLooks = 4
+
 // serve takes in what happened since the last call and answers what the target
 // waits for. A runtime that cannot be used is an error, as are queues without one.
 func (h *hold) serve(ctx context.Context) error {
@@ -31,14 +35,15 @@ func (h *hold) serve(ctx context.Context) error {
 	return nil
 }
 
-// drain asks the driver until nothing is pending and gives the number of queues
-// when some were born. It is made on the tracing thread.
+// drain asks the driver until nothing is pending, or for long enough, and gives the
+// number of queues when some were born. It is made on the tracing thread.
 func (h *hold) drain() (queues int, err error) {
 	if h.owesAck {
 		if err := h.acknowledge(); err != nil {
 			return 0, err
 		}
 	}
+	looks := 0
 	for range maxEvents {
 		event, pending, err := h.m.cfg.Device.QueryDebugEvent(h.pid, 0)
 		if err != nil || !pending {
@@ -50,6 +55,10 @@ func (h *hold) drain() (queues int, err error) {
 				return queues, err
 			}
 			continue
+		}
+		if looks++; looks > maxLooks {
+			h.pipe.stir()
+			return queues, nil
 		}
 		snapshot, err := h.snapshot()
 		if err != nil {

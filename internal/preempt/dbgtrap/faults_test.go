@@ -197,13 +197,13 @@ func (f *fixture) life(j *job) (errs []error) {
 		_, _ = j.Main().CreateQueue(j.fd, gpuA, kfd.QueueTypeComputeAQL) // it may be dead
 	}
 	errs = append(errs, s.Suspend(f.t.Context()))
+	errs = append(errs, s.Resume(f.t.Context()))
 	if !j.Dead() {
 		_ = j.Main().RuntimeDisable(j.fd)
 	}
 	if err := s.Suspend(f.t.Context()); !endedRuntime(err) {
 		errs = append(errs, err)
 	}
-	errs = append(errs, s.Resume(f.t.Context()))
 	return append(errs, s.Close())
 }
 

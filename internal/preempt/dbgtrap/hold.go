@@ -85,7 +85,7 @@ func (h *hold) begin(ctx, attaching context.Context) error {
 		// is one that does not trace it; it gets it back by the same way once we let go
 		// of the trace, which is next.
 		h.unstick(ctx)
-		return fmt.Errorf("process %d: %w: end it (rocgdb, a GPU core dump, another gpreemptd), or let another mechanism hold the process: %w", h.target.PID, ErrDebugged, err)
+		return fmt.Errorf("process %d: %w: end it (rocgdb, a GPU core dump, another gpreemptd), or let another mechanism hold the process: %w", h.target.PID, preempt.ErrDebugged, err)
 	case left(err):
 		return h.pin.gone()
 	case err != nil:

@@ -58,7 +58,8 @@ type Config struct {
 // session for each process.
 type Mechanism struct {
 	cfg Config
-	// retry is how long to wait before letting a target run is tried again.
+	// retry is how long to wait before letting a target run is tried again, and for the
+	// end of one that has shut its runtime down.
 	retry time.Duration
 
 	mu sync.Mutex // guards what follows; not held across a call of anything
@@ -94,7 +95,7 @@ func (*Mechanism) Name() string { return "dbgtrap" }
 
 // Attach implements preempt.Mechanism. It interrupts every process on every GPU
 // the target can see, for a moment, and may take seconds for each of them. Errors
-// beyond preempt.ErrGone: *RuntimeError, ErrDebugged, what the tracer says, a
+// beyond preempt.ErrGone: *RuntimeError, preempt.ErrDebugged, what the tracer says, a
 // *kfd.Error, or the cause of ctx; the target is let go then.
 func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (preempt.Session, error) {
 	s, err := m.reserve(ctx, target)

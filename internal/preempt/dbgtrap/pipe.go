@@ -55,15 +55,20 @@ func (p *eventPipe) drain() {
 	for {
 		n, err := p.read.Read(buf)
 		if n > 0 {
-			select {
-			case p.stirred <- struct{}{}:
-			default: // it is to be looked at already
-			}
+			p.stir()
 		}
 		if err != nil { // io.EOF, or the file was closed
 			close(p.ended)
 			return
 		}
+	}
+}
+
+// stir has somebody look at the target.
+func (p *eventPipe) stir() {
+	select {
+	case p.stirred <- struct{}{}:
+	default: // it is to be looked at already
 	}
 }
 

@@ -218,7 +218,7 @@ func TestRealDriverSecondDebuggerIsRefusedAndTheFirstGetsItsRightBack(t *testing
 		t.Fatal("two debuggers hold the process")
 	}
 	// Where the kernel asks for the tracing thread, the first one traces it still.
-	if !errors.Is(err, ErrDebugged) && !strings.Contains(err.Error(), "traced by") {
+	if !errors.Is(err, preempt.ErrDebugged) && !strings.Contains(err.Error(), "traced by") {
 		t.Errorf("the second debugger is told %v", err)
 	}
 	daemon.must("resume")

@@ -21,7 +21,7 @@ import (
 //   - the thread that traced the target lost it: another one does.
 //
 // Queues that were suspended run afterwards in the second case. An error is
-// preempt.ErrGone, preempt.ErrReplaced, ErrDebugged, *RuntimeError, *tracer.DeniedError, or
+// preempt.ErrGone, preempt.ErrReplaced, preempt.ErrDebugged, *RuntimeError, *tracer.DeniedError, or
 // what else stood in the way.
 func (h *hold) regain(ctx context.Context) error {
 	if _, err := h.pin.living(); err != nil {
@@ -58,7 +58,7 @@ func (h *hold) regain(ctx context.Context) error {
 	case err == nil && ours:
 		err = h.reclaim(ctx)
 	case err == nil:
-		return fmt.Errorf("process %d: %w: it ended our debugging and began its own", h.target.PID, ErrDebugged)
+		return fmt.Errorf("process %d: %w: it ended our debugging and began its own", h.target.PID, preempt.ErrDebugged)
 	case errors.Is(err, unix.EINVAL):
 		err = h.revive(ctx)
 	}
@@ -90,7 +90,7 @@ func (h *hold) whyUntraced(err error) error {
 	}
 	if denied, ok := errors.AsType[*tracer.DeniedError](err); ok && denied.Tracer != 0 {
 		// Whoever traces it has the right to debug it, or can take it.
-		return fmt.Errorf("process %d: %w: %w", h.target.PID, ErrDebugged, err)
+		return fmt.Errorf("process %d: %w: %w", h.target.PID, preempt.ErrDebugged, err)
 	}
 	return fmt.Errorf("the driver no longer takes us for the debugger: %w", err)
 }
@@ -109,13 +109,13 @@ func (h *hold) reclaim(ctx context.Context) error {
 // means it.
 func (h *hold) revive(ctx context.Context) error {
 	if h.revived {
-		return fmt.Errorf("process %d: %w: it ended our debugging", h.target.PID, ErrDebugged)
+		return fmt.Errorf("process %d: %w: it ended our debugging", h.target.PID, preempt.ErrDebugged)
 	}
 	h.revived = true
 	h.log.Warn("somebody ended the debugging of the target, which is enabled again", zap.Bool("was_suspended", len(h.held) > 0))
 	err := h.enable(ctx)
 	if errors.Is(err, unix.EALREADY) {
-		return fmt.Errorf("process %d: %w: %w", h.target.PID, ErrDebugged, err)
+		return fmt.Errorf("process %d: %w: %w", h.target.PID, preempt.ErrDebugged, err)
 	}
 	return err
 }

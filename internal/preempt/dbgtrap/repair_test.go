@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 	"github.com/gpreempt/gpreempt/pkg/kfd/kfdtest"
 )
@@ -52,7 +53,7 @@ func TestTargetOfAnotherDebuggerIsRefused(t *testing.T) {
 		}
 		d.detach(j)
 		_, err := f.Attach(t.Context(), j.key())
-		wantErr(t, "attach", err, ErrDebugged)
+		wantErr(t, "attach", err, preempt.ErrDebugged)
 		wantErr(t, "attach", err, unix.EALREADY)
 		// It can help itself the way we do, because we do not trace the process.
 		wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
@@ -83,7 +84,7 @@ func TestTargetThatADeadDebuggerLeftSuspendedRunsAgain(t *testing.T) {
 		thief.Kill()
 		j.wantSuspended() // or there is nothing to test
 		_, err = f.Attach(t.Context(), j.key())
-		wantErr(t, "attach", err, ErrDebugged)
+		wantErr(t, "attach", err, preempt.ErrDebugged)
 		j.wantRunning()
 	})
 }
@@ -98,7 +99,7 @@ func TestTargetThatDebugsItselfIsRefused(t *testing.T) {
 		_, err = own.Enable(j.PID(), subscribed, w)
 		f.must("enable", err)
 		_, err = f.Attach(t.Context(), j.key())
-		wantErr(t, "attach", err, ErrDebugged)
+		wantErr(t, "attach", err, preempt.ErrDebugged)
 		if s, _ := j.KFD(); !s.Enabled {
 			t.Error("its own debugging was ended")
 		}
@@ -164,7 +165,7 @@ func TestTargetThatAnotherDebuggerKeepsIsLostAndResumedWhenItCan(t *testing.T) {
 		f.must("attach", err)
 		f.must("suspend", s.Suspend(t.Context()))
 		wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
-		wantErr(t, "resume", s.Resume(t.Context()), ErrDebugged)
+		wantErr(t, "resume", s.Resume(t.Context()), preempt.ErrDebugged)
 		if err := s.Close(); err == nil {
 			t.Error("a target that could not be let go is let go")
 		}
@@ -196,7 +197,7 @@ func TestDebuggingThatSomebodyEndedIsEnabledAgainOnce(t *testing.T) {
 		j.create(gpuB, kfd.QueueTypeComputeAQL)
 		f.await("a new queue is suspended", j.allSuspended)
 		end()
-		wantErr(t, "lost", receive(f, "the loss", f.lost), ErrDebugged)
+		wantErr(t, "lost", receive(f, "the loss", f.lost), preempt.ErrDebugged)
 		f.await("the target is free", func() bool { s, _ := j.KFD(); return !s.Enabled && j.allRun() })
 		f.must("close", s.Close())
 	})
@@ -212,7 +213,7 @@ func TestTargetThatAnotherDebuggerTookOverIsLeftToIt(t *testing.T) {
 		f.must("pipe", err)
 		_, err = d.device.Enable(j.PID(), subscribed, w)
 		f.must("the other's ENABLE", err)
-		wantErr(t, "lost", receive(f, "the loss", f.lost), ErrDebugged)
+		wantErr(t, "lost", receive(f, "the loss", f.lost), preempt.ErrDebugged)
 		f.must("close", s.Close())
 		if _, err := d.device.Snapshot(j.PID(), 0); err != nil {
 			t.Errorf("the other debugger was disturbed: %v", err)
@@ -275,7 +276,7 @@ func TestTargetTakenWhileItIsOwedAResumeIsLost(t *testing.T) {
 		wantErr(t, "resume", s.Resume(t.Context()), unix.EFAULT)
 		wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
 		broken.Remove()
-		wantErr(t, "lost", receive(f, "the loss", f.lost), ErrDebugged)
+		wantErr(t, "lost", receive(f, "the loss", f.lost), preempt.ErrDebugged)
 		d.Kill()
 		f.await("the target is free", func() bool { s, _ := j.KFD(); return !s.Enabled && j.allRun() })
 		if err := s.Close(); err != nil {

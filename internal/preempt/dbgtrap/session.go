@@ -45,6 +45,9 @@ type session struct {
 	owed  bool
 	retry *time.Timer
 	wait  time.Duration
+	// ending fires when a target that is to be suspended has been without its runtime
+	// for so long that it does not just end.
+	ending *time.Timer
 }
 
 var _ preempt.Session = (*session)(nil)
@@ -69,7 +72,7 @@ func newSession(m *Mechanism, target gpreempt.ProcessKey) *session {
 }
 
 // Suspend implements preempt.Session. Errors beyond the interface's: *RuntimeError,
-// ErrDebugged, preempt.ErrReplaced, a *kfd.Error, the cause of ctx. When ctx ends first the
+// preempt.ErrDebugged, preempt.ErrReplaced, a *kfd.Error, the cause of ctx. When ctx ends first the
 // driver goes on, and what it suspends is resumed.
 func (s *session) Suspend(ctx context.Context) error { return s.ask(ctx, true) }
 
@@ -135,8 +138,9 @@ func (s *session) isClosing() bool {
 // lasts.
 func (s *session) run(attaching context.Context, up chan<- error) {
 	ctx := context.WithoutCancel(attaching) // whatever becomes of the caller, the target is let go in order
-	s.retry = time.NewTimer(0)
+	s.retry, s.ending = time.NewTimer(0), time.NewTimer(0)
 	s.retry.Stop()
+	s.ending.Stop()
 	err := guard(func() error { return s.hold.begin(ctx, attaching) })
 	if err == nil {
 		select {
@@ -170,11 +174,13 @@ func (s *session) serve(ctx context.Context) {
 		case c := <-s.calls:
 			s.handle(ctx, c)
 		case <-stirred:
-			s.attend(ctx)
+			s.attend(ctx, true)
 		case <-ended:
-			s.attend(ctx)
+			s.attend(ctx, true)
 		case <-untraced:
-			s.attend(ctx)
+			s.attend(ctx, true)
+		case <-s.ending.C:
+			s.attend(ctx, false)
 		case <-s.retry.C:
 			s.payBack(ctx)
 		}
@@ -272,16 +278,24 @@ func (s *session) release(ctx context.Context) error {
 }
 
 // attend looks what the target is about. What is born while it is suspended is
-// suspended at once.
-func (s *session) attend(ctx context.Context) {
+// suspended at once. A target that ends shuts its runtime down first, and with that
+// all its queues run; is it not gone some time later, and patience at its end, then who
+// takes it for suspended has to hear of that.
+func (s *session) attend(ctx context.Context, patient bool) {
+	if s.over != nil {
+		return
+	}
 	err := guard(func() error {
 		if err := s.hold.serve(ctx); err != nil || !s.wanted {
 			return err
 		}
 		return s.hold.suspend(ctx)
 	})
-	if e, ok := errors.AsType[*RuntimeError](err); ok && e.Ended {
-		err = nil // it is shutting down: Suspend tells who asks, and it may come back
+	if e, ok := errors.AsType[*RuntimeError](err); ok && e.Ended && (patient || !s.wanted) {
+		err = nil // Suspend tells who asks, and the runtime may come back
+		if s.wanted {
+			s.ending.Reset(s.m.retry)
+		}
 	}
 	if err != nil {
 		s.conclude(ctx, err)

@@ -6,6 +6,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -260,6 +263,7 @@ func TestCleanExitIsNotHeldUp(t *testing.T) {
 
 func TestCleanExitWhileSuspendedEndsWithTheRuntime(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
+		f.retry = time.Hour // it may take its time
 		j := f.start()
 		s := f.attach(j)
 		f.must("suspend", s.Suspend(t.Context()))
@@ -277,6 +281,22 @@ func TestCleanExitWhileSuspendedEndsWithTheRuntime(t *testing.T) {
 		j.create(gpuA, kfd.QueueTypeComputeAQL)
 		f.await("what was born is suspended", j.allSuspended)
 		j.die(j.Exit)
+	})
+}
+
+func TestTargetThatStaysWithoutItsRuntimeIsNotTakenForSuspended(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		s := f.attach(j)
+		f.must("suspend", s.Suspend(t.Context()))
+		j.disable() // the driver resumes
+		want := &RuntimeError{Target: j.key(), State: kfd.RuntimeDisabled, Queues: 4, Ended: true}
+		if diff := cmp.Diff(error(want), receive(f, "the loss", f.lost)); diff != "" {
+			t.Errorf("lost (-want +got):\n%s", diff)
+		}
+		f.must("resume", s.Resume(t.Context()))
+		f.must("close", s.Close())
+		j.wantFree()
 	})
 }
 

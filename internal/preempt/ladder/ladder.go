@@ -317,7 +317,8 @@ func rejected(m preempt.Mechanism, c preempt.Capability) Rejection {
 }
 
 // failed leaves a mechanism alone on a target for a time that grows, until it has
-// done well for as long as the longest of them.
+// done well for as long as the longest of them. It does not grow while a debugger is in
+// the way: the target can be held as soon as that one ends.
 func (l *Ladder) failed(r rung, err error) {
 	if errors.Is(err, preempt.ErrReplaced) {
 		return // of the new program nothing is known
@@ -332,6 +333,11 @@ func (l *Ladder) failed(r rung, err error) {
 	if f.times < 9 { // 10 s << 9 is more than an hour
 		wait = min(firstBackOff<<f.times, lastBackOff)
 	}
-	f.err, f.times, f.until = err, f.times+1, l.cfg.Now().Add(wait)
+	if errors.Is(err, preempt.ErrDebugged) {
+		wait = firstBackOff
+	} else {
+		f.times++
+	}
+	f.err, f.until = err, l.cfg.Now().Add(wait)
 	l.failures[r] = f
 }

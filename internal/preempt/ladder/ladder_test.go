@@ -3,6 +3,7 @@ package ladder
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -268,6 +269,55 @@ func TestBackOffEndsAtAnHour(t *testing.T) {
 		time.Sleep(firstBackOff)
 		if got := f.Survey(t.Context(), job).Mechanism; got != "best" {
 			t.Errorf("after one failure in hours: %s, want best", got)
+		}
+	})
+}
+
+func TestBackOffDoesNotGrowWhileADebuggerIsInTheWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(nil)
+		for range 80 {
+			f.Lost("best", job, fmt.Errorf("process 100: %w", preempt.ErrDebugged))
+			<-f.lost
+			time.Sleep(firstBackOff - time.Nanosecond)
+			if got := f.Survey(t.Context(), job).Mechanism; got != "middle" {
+				t.Fatalf("just before %v are over: %s, want middle", firstBackOff, got)
+			}
+			time.Sleep(time.Nanosecond)
+			if got := f.Survey(t.Context(), job).Mechanism; got != "best" {
+				t.Fatalf("after %v: %s, want best", firstBackOff, got)
+			}
+		}
+	})
+}
+
+// A resume is tried again until it works.
+func TestActionThatFailsAgainAndAgainIsOneFailure(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFixture(nil)
+		s := f.attach(t, job)
+		act := func(what string, do func(context.Context) error, want error) {
+			t.Helper()
+			if err := do(t.Context()); !errors.Is(err, want) {
+				t.Fatalf("%s gives %v, want %v", what, err, want)
+			}
+		}
+		broken := errors.New("it does not go on")
+		act("suspend", s.Suspend, nil)
+		f.best.set(func(m *machine) { m.actionErr = broken })
+		for range 5 {
+			act("resume", s.Resume, broken)
+		}
+		f.best.set(func(m *machine) { m.actionErr = nil })
+		act("resume", s.Resume, nil)
+		f.best.set(func(m *machine) { m.actionErr = broken })
+		act("suspend", s.Suspend, broken)
+		if got := len(f.lost); got != 2 {
+			t.Errorf("lost was told %d times, want once for each time it began to fail", got)
+		}
+		time.Sleep(2 * firstBackOff)
+		if got := f.Survey(t.Context(), job).Mechanism; got != "best" {
+			t.Errorf("after the time of two failures: %s, want best", got)
 		}
 	})
 }

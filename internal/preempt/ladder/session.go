@@ -28,9 +28,12 @@ type session struct {
 	current, better *chosen
 	betterChoice    Choice
 	suspended       bool
-	climbing        bool
-	nextClimb       time.Time
-	closed          bool
+	// lost: the mechanism has failed, and nothing has worked since. A resume is tried
+	// again and again, which is one failure and not many.
+	lost      bool
+	climbing  bool
+	nextClimb time.Time
+	closed    bool
 }
 
 func newSession(l *Ladder, target gpreempt.ProcessKey, c *chosen) *session {
@@ -94,11 +97,12 @@ func (s *session) drop(c **chosen) error {
 func (s *session) check(ctx context.Context, c *chosen, err error, suspend bool) {
 	s.mu.Lock()
 	if err == nil {
-		s.suspended = suspend
+		s.suspended, s.lost = suspend, false
 	}
-	closed := s.closed
+	told := err == nil || s.lost || s.closed || errors.Is(err, preempt.ErrGone) || ctx.Err() != nil
+	s.lost = s.lost || !told
 	s.mu.Unlock()
-	if err == nil || closed || errors.Is(err, preempt.ErrGone) || ctx.Err() != nil {
+	if told {
 		return
 	}
 	s.ladder.Lost(s.ladder.cfg.Rungs[c.index].Name(), s.target, err)
