@@ -142,6 +142,7 @@ var table = []struct {
 	{"internal/vm/init", rule{imports: []string{"internal/vm"}, kernel: true}},
 	{"internal/vm/run", rule{imports: []string{"internal/vm"}}},
 	{"internal/e2e/kfdclient", rule{imports: []string{"internal/kfdwork"}}},
+	{"internal/e2e/meter", rule{imports: []string{"api/gen/gpreempt/v1", "pkg/client", "pkg/kfd"}}},
 	{"internal/e2e", rule{}},
 	{"internal/bench", rule{}},
 }

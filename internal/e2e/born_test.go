@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -146,7 +147,7 @@ func TestQueueDestroyedWhileSuspendedIsGoneAfterTheLease(t *testing.T) {
 		job.tell("destroy %d", id)
 		m.eventually("the queue waits to be destroyed", func() bool { return m.flags(job.PID)[id].Destroying })
 	}
-	m.elapse()
+	m.elapse(20 * time.Millisecond)
 	dying := queueFlags{Suspended: true, Destroying: true}
 	if diff := cmp.Diff(map[uint32]queueFlags{old: dying, born: dying, keeps: offGPU}, m.flags(job.PID)); diff != "" {
 		t.Errorf("the queues during the lease (-want +got):\n%s", diff)
@@ -232,4 +233,30 @@ func TestJobThatMakesAndLosesItsOnlyQueueDuringALeaseIsSuspended(t *testing.T) {
 	m.gone(d, job.PID)
 	m.checkDebugs(d, 0)
 	d.complete(lease.GetLeaseId())
+}
+
+// Whenever the daemon asks what is new there is one queue more.
+func TestJobThatMakesQueuesAllTheTimeIsSuspendedSoon(t *testing.T) {
+	m := emulate(t, kfdemu.Config{})
+	job := m.work("--duration", "500", "--runtime")
+	d := m.start(atOnce)
+	d.offlineTarget(job, 1)
+	const most = 60
+	var born atomic.Int32
+	atSuspend := make(chan int32, 1)
+	m.Inject(kfdemu.Fault{Op: kfdrules.TrapOp(kfd.TrapQueryDebugEvent), Target: job.PID, Always: true, Do: func() {
+		if born.Add(1) <= most {
+			job.create()
+		}
+	}})
+	m.Inject(kfdemu.Fault{Op: kfdrules.TrapOp(kfd.TrapSuspendQueues), Target: job.PID, Do: func() { atSuspend <- born.Load() }})
+	job.create() // from here on one thing leads to another
+	lease := d.announce(t.Context())
+	if n := <-atSuspend; n > most/2 {
+		t.Errorf("the job was suspended after %d new queues", n)
+	}
+	m.eventually("all of it is suspended", func() bool { return m.each(job.PID, most+2, offGPU) })
+	d.complete(lease.GetLeaseId())
+	m.awaitEach(job, most+2, onGPU)
+	job.stop()
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/gpreempt/gpreempt/internal/kfdemu"
 )
@@ -36,7 +37,7 @@ func TestJobThatIsToldToStopWhileSuspendedEndsAfterTheLease(t *testing.T) {
 		m, d, job, other := endings(t, profile)
 		lease := d.announce(t.Context())
 		job.tell("stop")
-		m.elapse()
+		m.elapse(20 * time.Millisecond)
 		m.checkEach(job, 2, offGPU)
 		d.complete(lease.GetLeaseId())
 		job.finish()
@@ -58,7 +59,7 @@ func TestJobThatExitsCleanlyWhileSuspendedEndsAfterTheLease(t *testing.T) {
 		}
 		job.tell("stop")
 		m.awaitEach(job, 2, queueFlags{Suspended: true, Destroying: true})
-		m.elapse()
+		m.elapse(20 * time.Millisecond)
 		m.checkEach(job, 2, queueFlags{Suspended: true, Destroying: true})
 		d.complete(lease.GetLeaseId())
 		job.finish()

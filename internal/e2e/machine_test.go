@@ -326,14 +326,15 @@ func (w *worker) stop() {
 	w.finish()
 }
 
-// finish is stop for a worker that stops by itself.
-func (w *worker) finish() {
+// finish is stop for a worker that stops by itself, and gives what it says at its end.
+func (w *worker) finish() report {
 	w.t.Helper()
 	done := w.await("done")
 	w.awaitEnd()
 	if !done.OK || !w.cmd.ProcessState.Success() {
 		w.t.Errorf("worker %d: %s, %v", w.PID, done.Line, w.cmd.ProcessState)
 	}
+	return done
 }
 
 // awaitEnd waits until the process has ended.

@@ -155,3 +155,22 @@ func TestRuntimeDoesNotWaitForADaemonThatDied(t *testing.T) {
 		})
 	}
 }
+
+// A runtime that is shut down takes its queues back: the driver resumes them. A program
+// does that on its way out, but this one stays.
+func TestProgramThatEndsItsRuntimeInALeaseIsNotSaidToBeSuspended(t *testing.T) {
+	eachRule(t, func(t *testing.T, profile string) {
+		m := emulate(t, kfdemu.Config{Profile: profile})
+		job := m.work("--duration", "500", "--runtime")
+		d := m.start(atOnce)
+		d.offlineTarget(job, 1)
+		lease := d.announce(t.Context())
+		job.tell("rtdisable")
+		job.await("rtdisabled")
+		m.awaitEach(job, 1, onGPU)
+		d.eventually("the daemon does not say that it is suspended", func() bool { return d.target(job.PID).GetState() != suspended })
+		job.stop()
+		m.gone(d, job.PID)
+		d.complete(lease.GetLeaseId())
+	})
+}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/gpusim"
@@ -94,15 +95,15 @@ func (m *emulated) awaitEach(w *worker, n int, want queueFlags) {
 	m.eventually("the queues of a worker", func() bool { return m.each(w.PID, n, want) })
 }
 
-// elapse lets the GPUs go on for 20 ms.
-func (m *emulated) elapse() {
+// elapse lets the GPUs go on for a time.
+func (m *emulated) elapse(d time.Duration) {
 	m.t.Helper()
 	now := func() (at time.Duration) {
 		m.Machine(func(machine *gpusim.Machine) { at = machine.Now() })
 		return at
 	}
 	began := now()
-	m.eventually("the GPUs go on", func() bool { return now() >= began+20*time.Millisecond })
+	m.eventually("the GPUs go on", func() bool { return now() >= began+d })
 }
 
 // stands gives how far the GPU got with each queue of a worker: the packets that
@@ -123,7 +124,7 @@ func (w *worker) stands() map[uint32]uint64 {
 func (m *emulated) checkStill(w *worker) {
 	m.t.Helper()
 	before := w.stands()
-	m.elapse()
+	m.elapse(20 * time.Millisecond)
 	if diff := cmp.Diff(before, w.stands()); diff != "" {
 		m.t.Errorf("packets of worker %d ran while it was suspended (-before +after):\n%s", w.PID, diff)
 	}
@@ -286,4 +287,35 @@ func (m *emulated) checkNoResume(w *worker, from int) {
 			m.t.Errorf("worker %d was resumed during the lease: %+v", w.PID, e)
 		}
 	}
+}
+
+// A job whose class changes while it is being suspended runs again, and is one like any
+// other when it is offline again: nothing about it has failed.
+func TestJobThatIsReclassifiedWhileItIsBeingSuspendedIsSuspendedTheNextTime(t *testing.T) {
+	m := emulate(t, kfdemu.Config{})
+	job := m.work("--queues", "2", "--duration", "500", "--runtime")
+	d := m.start(atOnce)
+	d.offlineTarget(job, 2)
+	suspending := m.halt(kfd.TrapSuspendQueues, job.PID)
+	answer := d.announcing()
+	suspending.await()
+	if _, err := d.admin.ClassifyTarget(t.Context(), &gpreemptv1.ClassifyTargetRequest{
+		TargetId: d.target(job.PID).GetTargetId(), Class: gpreemptv1.Class_CLASS_ONLINE, Ttl: durationpb.New(300 * time.Millisecond),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	suspending.release()
+	d.complete((<-answer).GetLeaseId())
+	m.awaitEach(job, 2, onGPU)
+	m.awaitProgress(job)
+
+	d.offlineTarget(job, 2)
+	lease := d.announce(t.Context())
+	m.checkFrozen(job)
+	if got := d.target(job.PID); got.GetState() != suspended {
+		t.Errorf("the job is %v, want it suspended", got)
+	}
+	d.complete(lease.GetLeaseId())
+	m.awaitEach(job, 2, onGPU)
+	job.stop()
 }

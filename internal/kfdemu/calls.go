@@ -88,6 +88,11 @@ func (e *Emulator) ioctl(c *seccomp.Call) error {
 	task.Begin(c.Interrupted, func(fd int) (int, error) { return c.AddFD(fd, false) })
 	memory := task.Memory(arg)
 	what := kfdrules.Describe(kfd.Request(req), memory)
+	if target, ok := task.Find(what.Target).(*host.Task); ok {
+		// The driver holds on to its memory for the call (get_task_mm): if it dies, then
+		// with the end of that.
+		defer e.ending.enter(target.Space())()
+	}
 	result, errno, injected := e.driverCall(c, f, task, kfd.Request(req), memory, what)
 	e.tell(Event{
 		Kind: EventCall, PID: task.Leader().TID(), TID: c.TID, Op: string(what.Op), Target: what.Target, Queues: what.Queues, Mask: what.Mask,

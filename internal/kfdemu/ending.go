@@ -9,9 +9,9 @@ import (
 )
 
 // endings are the address spaces that are being taken down, and the calls under way that
-// hold that up: a thread that is killed in a call of the driver leaves it, and what it
-// has there, when the call ends. The kernel that asks us about the call does not wait so
-// long.
+// hold that up, of the process itself or about it: a thread that is killed in a call of
+// the driver leaves it, and what it has there, when the call ends. The kernel that asks
+// us about the call does not wait so long.
 type endings struct {
 	mu sync.Mutex // guards all below
 	// over is closed when one has been taken down.

@@ -1,0 +1,271 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gpreempt/gpreempt/internal/kfdemu"
+	"github.com/gpreempt/gpreempt/internal/kfdrules"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// figuresFile has the figures of one run of the tests.
+const figuresFile = "../../build/e2e.json"
+
+// figures are what the tests of this run measured, by what it is about.
+var figures struct {
+	mu    sync.Mutex
+	about map[string]figure
+}
+
+// figure is something that was measured on an emulated machine: it says nothing about a
+// real GPU.
+type figure struct {
+	Emulated bool `json:"emulated"`
+	// RaceDetector tells that gpreemptd was built with it, which makes it slow.
+	RaceDetector bool      `json:"race_detector"`
+	Taken        time.Time `json:"taken"`
+	Figure       any       `json:"figure"`
+}
+
+// tellFigures writes figures down, with all of this run so far.
+func tellFigures(t *testing.T, about string, race bool, what any) {
+	t.Helper()
+	figures.mu.Lock()
+	defer figures.mu.Unlock()
+	if figures.about == nil {
+		figures.about = map[string]figure{}
+	}
+	figures.about[about] = figure{Emulated: true, RaceDetector: race, Taken: time.Now().UTC(), Figure: what}
+	text, err := json.MarshalIndent(figures.about, "", "  ")
+	if err == nil {
+		err = os.MkdirAll(filepath.Dir(figuresFile), 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(figuresFile, append(text, '\n'), 0o600)
+	}
+	if err != nil {
+		t.Errorf("write %s: %v", figuresFile, err)
+	}
+}
+
+// spread is how times are spread, in microseconds.
+type spread struct {
+	N   int     `json:"n"`
+	P50 float64 `json:"p50_us"`
+	P99 float64 `json:"p99_us"`
+	Max float64 `json:"max_us"`
+}
+
+func spreadOf(all []time.Duration) spread {
+	if len(all) == 0 {
+		return spread{}
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
+	return spread{len(sorted), us(sorted[len(sorted)/2]), us(sorted[len(sorted)*99/100]), us(sorted[len(sorted)-1])}
+}
+
+// measured is a machine in a process of its own, and programs on it: as a user has them,
+// none of them built with the race detector.
+type measured struct {
+	t                        *testing.T
+	meter, gpreemptd, socket string
+	log                      string
+	machine                  *exec.Cmd
+	stop                     func()
+}
+
+// measure starts one.
+func measure(t *testing.T) *measured {
+	t.Helper()
+	if reason := cannotEmulate(); reason != "" {
+		t.Skip(reason)
+	}
+	m := &measured{t: t, meter: withoutDetector(t, "meter"), gpreemptd: withoutDetector(t, "gpreemptd"), log: filepath.Join(t.TempDir(), "log")}
+	m.machine = exec.Command(kfdemuBinary, "run", "--log", m.log, "--", m.meter, "machine")
+	m.machine.Env, m.machine.Stderr = environment(), os.Stderr
+	in, err := m.machine.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := m.machine.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.machine.Start(); err != nil {
+		t.Fatal(err)
+	}
+	m.stop = sync.OnceFunc(func() {
+		_ = in.Close() // that ends it
+		if err := m.machine.Wait(); err != nil {
+			t.Errorf("the emulated machine: %v", err)
+		}
+	})
+	t.Cleanup(m.stop)
+	if err := json.NewDecoder(out).Decode(&m.socket); err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// withoutDetector gives the path of a program that was built as users have it.
+func withoutDetector(t *testing.T, program string) string {
+	t.Helper()
+	dir, err := builtWithout()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, program)
+}
+
+// builtWithout builds, once, beside the other programs.
+var builtWithout = sync.OnceValues(func() (dir string, err error) {
+	dir = filepath.Join(filepath.Dir(gpreemptd), "without")
+	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", dir+string(filepath.Separator), "./meter", "../../cmd/gpreemptd").CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w\n%s", err, out)
+	}
+	return dir, err
+})
+
+// command is a program on the machine.
+func (m *measured) command(program string, args ...string) *exec.Cmd {
+	return exec.Command(kfdemuBinary, append([]string{"exec", "--socket", m.socket, "--", program}, args...)...)
+}
+
+// read runs the meter and reads what it says.
+func (m *measured) read(cmd *exec.Cmd, answer any) {
+	m.t.Helper()
+	var out, errs bytes.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr = environment(), &out, &errs
+	err := cmd.Run()
+	if err == nil {
+		err = json.Unmarshal(out.Bytes(), answer)
+	}
+	if err != nil {
+		m.t.Fatalf("%v: %v; it wrote:\n%s%s", cmd.Args, err, &out, &errs)
+	}
+}
+
+// calls is what the meter says of them.
+type calls struct {
+	Each []time.Duration
+	All  time.Duration
+}
+
+// events reads the machine's log, once it has ended.
+func (m *measured) events() []kfdemu.Event {
+	m.t.Helper()
+	m.stop()
+	file, err := os.Open(m.log)
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	defer file.Close()
+	var events []kfdemu.Event
+	scanner := bufio.NewScanner(file)
+	for scanner.Scan() {
+		var e kfdemu.Event
+		if err := json.Unmarshal(scanner.Bytes(), &e); err != nil {
+			m.t.Fatalf("the machine's log: %v in %s", err, scanner.Text())
+		}
+		events = append(events, e)
+	}
+	if err := scanner.Err(); err != nil {
+		m.t.Fatal(err)
+	}
+	return events
+}
+
+func TestFiguresOfAnAnnouncementThroughTheDriver(t *testing.T) {
+	const announcements, least = 300, 10
+	m := measure(t)
+	dir := testutil.TempSocketDir(t)
+	d := prepare(t, dir, atOnce)
+	d.process = m.command(m.gpreemptd, "serve", "--socket", d.socket, "--config", d.config)
+	d.process.Env, d.process.Stderr = environment("RUNTIME_DIRECTORY="+dir), d.log
+	d.run()
+	d.awaitServing()
+	d.events = watchEvents(t, d.admin)
+	workers := &emulated{t: t}
+	job := workers.spawn(m.command(trainBinary, "--queues", "2", "--duration", "2000", "--occupancy", "500000", "--runtime"))
+	job.await("ready")
+	d.offlineTarget(job, 2)
+
+	var took calls
+	m.read(exec.Command(m.meter, "announce", d.socket, strconv.Itoa(announcements)), &took)
+	job.stop()
+	d.stop()
+	var suspensions []time.Duration
+	for _, e := range m.events() {
+		if e.Kind == kfdemu.EventCall && e.Op == string(kfdrules.TrapOp(kfd.TrapSuspendQueues)) {
+			suspensions = append(suspensions, time.Duration(e.Took*float64(time.Microsecond)))
+		}
+	}
+	if len(took.Each) != announcements || len(suspensions) != announcements {
+		t.Fatalf("%d announcements took %d suspensions, want %d of both", len(took.Each), len(suspensions), announcements)
+	}
+	own := make([]time.Duration, announcements)
+	for i := range own {
+		own[i] = took.Each[i] - suspensions[i]
+	}
+	// What comes first is new to everybody.
+	tellFigures(t, "NotifyOnline answered quiesced, through dbgtrap, one job of two queues", false, struct {
+		Total   spread `json:"total"`
+		Suspend spread `json:"emulated_suspend_queues"`
+		Own     spread `json:"total_minus_suspend_queues"`
+	}{spreadOf(took.Each[least:]), spreadOf(suspensions[least:]), spreadOf(own[least:])})
+}
+
+func TestFiguresOfACallOfTheDriver(t *testing.T) {
+	m := measure(t)
+	for _, threads := range []int{1, 4} {
+		var took calls
+		const n = 5000
+		m.read(m.command(m.meter, "ioctl", strconv.Itoa(threads), strconv.Itoa(n)), &took)
+		tellFigures(t, fmt.Sprintf("intercepted ioctl GET_VERSION, %d threads", threads), false, struct {
+			spread
+			Rate float64 `json:"calls_per_second"`
+		}{spreadOf(took.Each), float64(threads*n) / took.All.Seconds()})
+	}
+}
+
+func TestFiguresOfAProgramThatDoesNotUseTheDriver(t *testing.T) {
+	m := measure(t)
+	const rounds, work = 9, "80"
+	// What a program takes, by the clock and of the processors.
+	type effort struct{ Wall, CPU time.Duration }
+	var native, emulated struct{ wall, cpu []time.Duration }
+	for range rounds { // in turns: the host may have something else to do
+		var took effort
+		m.read(exec.Command(m.meter, "native", work), &took)
+		native.wall, native.cpu = append(native.wall, took.Wall), append(native.cpu, took.CPU)
+		m.read(m.command(m.meter, "native", work), &took)
+		emulated.wall, emulated.cpu = append(emulated.wall, took.Wall), append(emulated.cpu, took.CPU)
+	}
+	type figures struct {
+		Without spread  `json:"without"`
+		With    spread  `json:"with"`
+		Ratio   float64 `json:"ratio_of_p50"`
+	}
+	compare := func(without, with []time.Duration) figures {
+		a, b := spreadOf(without), spreadOf(with)
+		return figures{a, b, b.P50 / a.P50}
+	}
+	tellFigures(t, "a program that computes and makes 64000 system calls, none of them to the driver, without and with kfdemu exec", false, struct {
+		Wall figures `json:"wall"`
+		CPU  figures `json:"cpu"`
+	}{compare(native.wall, emulated.wall), compare(native.cpu, emulated.cpu)})
+}
