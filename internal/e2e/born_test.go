@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -259,4 +260,38 @@ func TestJobThatMakesQueuesAllTheTimeIsSuspendedSoon(t *testing.T) {
 	d.complete(lease.GetLeaseId())
 	m.awaitEach(job, most+2, onGPU)
 	job.stop()
+}
+
+// All of a job's threads that wait to destroy a queue go on at once when a lease ends,
+// and the driver lets them one after another.
+func TestJobThatDestroysManyQueuesBetweenTwoLeasesIsSuspendedInTheSecond(t *testing.T) {
+	eachRule(t, func(t *testing.T, profile string) {
+		const queues = 40
+		m := emulate(t, kfdemu.Config{Profile: profile})
+		job := m.work("--queues", strconv.Itoa(queues), "--duration", "500", "--runtime")
+		d := m.start(atOnce)
+		d.offlineTarget(job, queues)
+		lease := d.announce(t.Context())
+		for id := range queues - 1 {
+			job.tell("destroy %d", id+1)
+		}
+		m.eventually("its threads wait in the driver", func() bool {
+			waiting := 0
+			for _, q := range m.flags(job.PID) {
+				if q.Destroying {
+					waiting++
+				}
+			}
+			return waiting == queues-1
+		})
+		d.complete(lease.GetLeaseId())
+		lease = d.announce(t.Context())
+		m.awaitEach(job, 1, offGPU)
+		if got := d.target(job.PID); got.GetState() != suspended {
+			t.Errorf("the job is %v, want it suspended", got)
+		}
+		d.complete(lease.GetLeaseId())
+		m.awaitEach(job, 1, onGPU)
+		job.stop()
+	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -28,7 +29,7 @@ func (h *hold) suspend(ctx context.Context) error {
 			}
 		}
 		if h.state == kfd.RuntimeEnabled {
-			err := h.op(ctx, h.suspendRounds)
+			err := h.suspendAll(ctx)
 			if stale || !errors.Is(err, errRuntimeOff) {
 				return err
 			}
@@ -46,6 +47,35 @@ func (h *hold) suspend(ctx context.Context) error {
 		}
 		return err
 	}
+}
+
+// endingTime bounds how long queues that are being destroyed are waited for. One takes
+// the driver about a millisecond, of one process they go one after another, and each of
+// those that were waiting for a resume is woken by it.
+const endingTime = 100 * time.Millisecond
+
+// suspendAll gives queues that are being destroyed, which the driver does not suspend,
+// the time for that.
+func (h *hold) suspendAll(ctx context.Context) error {
+	for wait, waited := time.Millisecond, time.Duration(0); ; wait *= 2 {
+		err := h.op(ctx, h.suspendRounds)
+		if _, ending := errors.AsType[*endingError](err); !ending || waited >= endingTime {
+			return err
+		}
+		<-time.After(wait)
+		waited += wait
+	}
+}
+
+// endingError reports queues that are being destroyed: they run, and cannot be
+// suspended.
+type endingError struct {
+	pid    int32
+	queues []uint32
+}
+
+func (e *endingError) Error() string {
+	return fmt.Sprintf("queues %v of process %d are being destroyed and cannot be suspended: try again when they are gone", e.queues, e.pid)
 }
 
 // suspendRounds suspends what a snapshot shows until nothing is left, all queues in
@@ -70,7 +100,7 @@ func (h *hold) suspendRounds() error {
 		case len(v.failed) > 0:
 			return &preempt.HardwareError{GPUs: v.failed, Err: fmt.Errorf("suspend the queues of process %d: the GPU is hung or in reset: look for amdgpu errors in the kernel log", h.target.PID)}
 		case len(v.refused) > 0:
-			return fmt.Errorf("queues %v of process %d are being destroyed and cannot be suspended: try again when they are gone", v.refused, h.target.PID)
+			return &endingError{h.target.PID, v.refused}
 		case !v.again:
 			return nil
 		}
