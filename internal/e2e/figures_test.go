@@ -208,10 +208,23 @@ func TestFiguresOfAnAnnouncementThroughTheDriver(t *testing.T) {
 	m.read(exec.Command(m.meter, "announce", d.socket, strconv.Itoa(announcements)), &took)
 	job.stop()
 	d.stop()
-	var suspensions []time.Duration
+	// What the driver was asked for an announcement: from the resume before it to the
+	// suspension that ends it.
+	var suspensions, driver []time.Duration
+	var asked time.Duration
+	calls := 0
 	for _, e := range m.events() {
-		if e.Kind == kfdemu.EventCall && e.Op == string(kfdrules.TrapOp(kfd.TrapSuspendQueues)) {
-			suspensions = append(suspensions, time.Duration(e.Took*float64(time.Microsecond)))
+		if e.Kind != kfdemu.EventCall || e.Target != job.PID {
+			continue
+		}
+		took := time.Duration(e.Took * float64(time.Microsecond))
+		asked += took
+		calls++
+		switch e.Op {
+		case string(kfdrules.TrapOp(kfd.TrapSuspendQueues)):
+			suspensions, driver = append(suspensions, took), append(driver, asked)
+		case string(kfdrules.TrapOp(kfd.TrapResumeQueues)):
+			asked = 0
 		}
 	}
 	if len(took.Each) != announcements || len(suspensions) != announcements {
@@ -219,14 +232,20 @@ func TestFiguresOfAnAnnouncementThroughTheDriver(t *testing.T) {
 	}
 	own := make([]time.Duration, announcements)
 	for i := range own {
-		own[i] = took.Each[i] - suspensions[i]
+		own[i] = took.Each[i] - driver[i]
 	}
 	// What comes first is new to everybody.
 	tellFigures(t, "NotifyOnline answered quiesced, through dbgtrap, one job of two queues", false, struct {
-		Total   spread `json:"total"`
-		Suspend spread `json:"emulated_suspend_queues"`
-		Own     spread `json:"total_minus_suspend_queues"`
-	}{spreadOf(took.Each[least:]), spreadOf(suspensions[least:]), spreadOf(own[least:])})
+		Total   spread  `json:"total"`
+		Suspend spread  `json:"emulated_suspend_queues"`
+		Driver  spread  `json:"all_emulated_calls"`
+		Own     spread  `json:"total_minus_emulated_calls"`
+		Share   float64 `json:"own_share_of_p50"`
+		Calls   float64 `json:"calls_for_each_lease"`
+	}{
+		spreadOf(took.Each[least:]), spreadOf(suspensions[least:]), spreadOf(driver[least:]), spreadOf(own[least:]),
+		spreadOf(own[least:]).P50 / spreadOf(took.Each[least:]).P50, float64(calls) / announcements,
+	})
 }
 
 func TestFiguresOfACallOfTheDriver(t *testing.T) {
