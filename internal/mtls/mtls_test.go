@@ -1,0 +1,338 @@
+package mtls
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
+)
+
+func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
+
+// patience bounds every wait of a test that is broken.
+const patience = 10 * time.Second
+
+// door is a listener with its keeper, and what each handshake gave.
+type door struct {
+	t       *testing.T
+	ca      *testutil.Authority
+	files   Files
+	keeper  *Keeper
+	address string
+	proved  chan *Conn
+	refused chan error
+}
+
+func open(t *testing.T) *door {
+	t.Helper()
+	d := &door{t: t, ca: testutil.NewAuthority(t, "ours"), proved: make(chan *Conn, 256), refused: make(chan error, 256)}
+	cert, key := d.ca.Issue(testutil.ForServer)
+	d.files = Files{Certificate: cert, Key: key, ClientCA: d.ca.File}
+	var err error
+	if d.keeper, err = NewKeeper(d.files); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.address = raw.Addr().String()
+	l := NewListener(raw, d.keeper)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			wg.Go(func() { // as gRPC does
+				_ = conn.SetDeadline(time.Now().Add(patience))
+				if _, _, err := Credentials().ServerHandshake(conn); err != nil {
+					d.refused <- err
+					_ = conn.Close()
+					return
+				}
+				_ = conn.SetDeadline(time.Time{})
+				d.proved <- conn.(*Conn)
+			})
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		wg.Wait()
+		close(d.proved)
+		for c := range d.proved {
+			_ = c.Close()
+		}
+	})
+	return d
+}
+
+// config is that of a client with a certificate; "" shows none.
+func (d *door) config(cert, key string) *tls.Config {
+	d.t.Helper()
+	pem, err := os.ReadFile(d.ca.File)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	c := &tls.Config{RootCAs: x509.NewCertPool(), ServerName: "localhost", NextProtos: []string{"h2"}}
+	c.RootCAs.AppendCertsFromPEM(pem)
+	if cert != "" {
+		pair, err := tls.LoadX509KeyPair(cert, key)
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return c
+}
+
+// dial connects and does not shake hands yet.
+func (d *door) dial(c *tls.Config) *tls.Conn {
+	d.t.Helper()
+	raw, err := net.Dial("tcp", d.address)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(func() { _ = raw.Close() })
+	_ = raw.SetDeadline(time.Now().Add(patience))
+	return tls.Client(raw, c)
+}
+
+// enter gives the server's end of a connection that must be let in, and the
+// client's.
+func (d *door) enter(c *tls.Config) (server *Conn, client *tls.Conn) {
+	d.t.Helper()
+	client = d.dial(c)
+	if err := client.Handshake(); err != nil {
+		d.t.Fatal(err)
+	}
+	select {
+	case server = <-d.proved:
+	case err := <-d.refused:
+		d.t.Fatal(err)
+	case <-time.After(patience):
+		d.t.Fatal("no handshake")
+	}
+	d.t.Cleanup(func() { _ = server.Close() })
+	return server, client
+}
+
+func TestPeerIsWhatItsCertificateSays(t *testing.T) {
+	d := open(t)
+	cert, key := d.ca.Issue(testutil.Named("web.example", "web"), testutil.WithURI("spiffe://example/web"), func(c *x509.Certificate) {
+		c.Subject = pkix.Name{CommonName: "web frontend", Organization: []string{"Example"}}
+	})
+	server, client := d.enter(d.config(cert, key))
+	want := Peer{
+		Names:   []string{"uri:spiffe://example/web", "dns:web.example", "dns:web", "cn:web frontend"},
+		Subject: "CN=web frontend,O=Example", Serial: "3", Address: client.LocalAddr().String(),
+	}
+	if diff := cmp.Diff(want, server.Peer()); diff != "" {
+		t.Errorf("peer (-want +got):\n%s", diff)
+	}
+	if v := client.ConnectionState().Version; v != tls.VersionTLS13 {
+		t.Errorf("TLS version %x", v)
+	}
+	_ = client.Close()
+	if _, err := server.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("read %v, want the end", err)
+	}
+	_ = server.Close()
+	<-server.Done()
+	if server.Died() || server.Exiting() {
+		t.Error("a process on another host is said to have died")
+	}
+}
+
+func TestNobodyGetsInWithoutAGoodCertificate(t *testing.T) {
+	d := open(t)
+	foreign := testutil.NewAuthority(t, "ours") // of the same name
+	issue := func(a *testutil.Authority, change ...func(*x509.Certificate)) *tls.Config {
+		cert, key := a.Issue(append(change, testutil.Named("web.example"))...)
+		return d.config(cert, key)
+	}
+	good := issue(d.ca)
+	old := good.Clone()
+	old.MaxVersion = tls.VersionTLS12
+	for _, tc := range []struct {
+		name   string
+		config *tls.Config
+		// client and server are part of what each learns.
+		client, server string
+	}{
+		{"no certificate", d.config("", ""), "certificate required", "didn't provide a certificate"},
+		{"expired", issue(d.ca, testutil.Valid(-time.Hour, -time.Minute)), "expired certificate", "expired or is not yet valid"},
+		{"not yet valid", issue(d.ca, testutil.Valid(time.Minute, time.Hour)), "expired certificate", "expired or is not yet valid"},
+		{"of a foreign authority", issue(foreign), "unknown certificate authority", "unknown authority"},
+		{"for servers only", issue(d.ca, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), "bad certificate", "incompatible key usage"},
+		{"TLS 1.2", old, "protocol version", "unsupported versions"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			client := d.dial(tc.config)
+			err := client.Handshake()
+			if err == nil {
+				_, err = client.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")) // as gRPC does, without waiting
+			}
+			if err == nil {
+				_, err = client.Read(make([]byte, 1))
+			}
+			if err == nil || !strings.Contains(err.Error(), tc.client) {
+				t.Errorf("the client learns %v, want %q", err, tc.client)
+			}
+			select {
+			case err := <-d.refused:
+				if !strings.Contains(err.Error(), tc.server) || !strings.Contains(err.Error(), client.LocalAddr().String()) {
+					t.Errorf("the daemon says %v, want %q and the address", err, tc.server)
+				}
+			case <-d.proved:
+				t.Error("it was let in")
+			}
+		})
+	}
+	d.enter(good) // the others did no harm
+}
+
+func TestPlainTCPIsNoWayIn(t *testing.T) {
+	d := open(t)
+	raw, err := net.Dial("tcp", d.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	if _, err := raw.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-d.refused; !strings.Contains(err.Error(), "does not look like a TLS handshake") {
+		t.Error(err)
+	}
+	ours, theirs := net.Pipe()
+	defer theirs.Close()
+	defer ours.Close()
+	if _, _, err := Credentials().ServerHandshake(ours); err == nil {
+		t.Error("a connection of another listener was let in")
+	}
+	if _, _, err := Credentials().ClientHandshake(context.Background(), "", ours); err == nil {
+		t.Error("credentials for servers served a client")
+	}
+}
+
+func TestConnectionEndsWithItsCertificate(t *testing.T) {
+	d := open(t)
+	cert, key := d.ca.Issue(testutil.Valid(-time.Hour, 2*time.Second))
+	server, client := d.enter(d.config(cert, key))
+	select {
+	case <-server.Done():
+	case <-time.After(patience):
+		t.Fatal("the connection outlives the certificate")
+	}
+	if _, err := client.Read(make([]byte, 1)); err == nil {
+		t.Error("the client can still read")
+	}
+}
+
+func TestNewAuthoritiesCutWhomTheyDoNotKnow(t *testing.T) {
+	d := open(t)
+	cert, key := d.ca.Issue()
+	before, _ := d.enter(d.config(cert, key))
+	other := testutil.NewAuthority(t, "other")
+	otherCert, otherKey := other.Issue()
+
+	files := d.files
+	files.ClientCA = other.File + ".missing"
+	if err := d.keeper.Load(files); err == nil || !strings.Contains(err.Error(), files.ClientCA) {
+		t.Errorf("error %v, want one about the missing file", err)
+	}
+	again, _ := d.enter(d.config(cert, key)) // everything is as it was
+
+	if err := d.keeper.Load(d.files); err != nil { // nothing changed
+		t.Fatal(err)
+	}
+	select {
+	case <-before.Done():
+		t.Fatal("cut, though its authority is the same")
+	default:
+	}
+	files.ClientCA = other.File
+	if err := d.keeper.Load(files); err != nil {
+		t.Fatal(err)
+	}
+	<-before.Done()
+	<-again.Done()
+	_ = d.dial(d.config(cert, key)).Handshake() // the client may learn it later
+	<-d.refused
+	d.enter(d.config(otherCert, otherKey))
+}
+
+func TestFilesAreNamedWhenWrong(t *testing.T) {
+	ca := testutil.NewAuthority(t, "ours")
+	cert, key := ca.Issue(testutil.ForServer)
+	_, stranger := ca.Issue()
+	for name, tc := range map[string]struct {
+		files Files
+		want  string
+	}{
+		"no certificate":   {Files{"/nowhere", key, ca.File}, "/nowhere"},
+		"another's key":    {Files{cert, stranger, ca.File}, stranger},
+		"no authorities":   {Files{cert, key, "/nowhere"}, "/nowhere"},
+		"not certificates": {Files{cert, key, key}, key},
+	} {
+		if _, err := NewKeeper(tc.files); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: %v, want it to name %s", name, err, tc.want)
+		}
+	}
+}
+
+func TestStrangersTakeABoundedNumberOfPlaces(t *testing.T) {
+	d := open(t)
+	cert, key := d.ca.Issue()
+	config := d.config(cert, key)
+	var silent []net.Conn
+	for range maxUnproved {
+		raw, err := net.Dial("tcp", d.address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer raw.Close()
+		silent = append(silent, raw)
+	}
+	// Connections are accepted in order: one more is closed at once.
+	raw, err := net.Dial("tcp", d.address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	_ = raw.SetReadDeadline(time.Now().Add(patience))
+	if _, err := raw.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("one too many reads %v, want its end", err)
+	}
+	_ = silent[0].Close()
+	<-d.refused // its place is free
+	for range 3 {
+		d.enter(config) // who is proved takes none
+	}
+}
+
+func TestPrincipalIsAllNames(t *testing.T) {
+	for _, other := range []Peer{{Names: []string{"dns:a"}}, {Names: []string{"dns:b", "dns:a"}}, {Names: []string{`dns:a" "dns:b`}}, {}} {
+		if (Peer{Names: []string{"dns:a", "dns:b"}}).Principal() == other.Principal() {
+			t.Errorf("taken for %v", other.Names)
+		}
+	}
+	a, b := Peer{Names: []string{"dns:a"}, Address: "1", Serial: "1"}, Peer{Names: []string{"dns:a"}, Address: "2", Serial: "2"}
+	if a.Principal() != b.Principal() {
+		t.Error("a renewed certificate is another client")
+	}
+}
