@@ -55,7 +55,8 @@ var table = []struct {
 	// Kernel: the only packages that make system calls Go has no words for.
 	{"internal/hrtimer", rule{kernel: true}},
 	{"internal/peercred", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
-	{"internal/authz", rule{imports: []string{apiV1, simV1, "internal/peercred", "pkg/gpreempt"}}},
+	{"internal/mtls", rule{imports: []string{"pkg/gpreempt"}}},
+	{"internal/authz", rule{imports: []string{apiV1, simV1, "internal/mtls", "internal/peercred", "pkg/gpreempt"}}},
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"internal/kfdrules", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
 	{"pkg/kfd/kfdtest", rule{imports: []string{"internal/kfdrules", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
@@ -94,12 +95,12 @@ var table = []struct {
 	}}},
 	{"internal/server", rule{imports: []string{
 		apiV1, simV1, "internal/authz", "internal/backlog", "internal/classify", "internal/doctor", "internal/errgrpc", "internal/events",
-		"internal/inventory", "internal/observer", "internal/peercred", "internal/version", "internal/words", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
+		"internal/inventory", "internal/mtls", "internal/observer", "internal/peercred", "internal/version", "internal/words", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/daemon", rule{imports: []string{
 		apiV1, simV1, "internal/authz", "internal/backlog", "internal/breaker", "internal/classify", "internal/config", "internal/container", "internal/doctor",
 		"internal/events", "internal/executor", "internal/gpusim", "internal/hazard", "internal/hrtimer", "internal/inventory",
-		"internal/journal", "internal/observer", "internal/peercred", "internal/preempt", "internal/preempt/criu", "internal/preempt/dbgtrap",
+		"internal/journal", "internal/mtls", "internal/observer", "internal/peercred", "internal/preempt", "internal/preempt/criu", "internal/preempt/dbgtrap",
 		"internal/preempt/freezer", "internal/preempt/ladder", "internal/preempt/sim", "internal/server", "internal/simserver",
 		"internal/tracer", "internal/version", "internal/words", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},

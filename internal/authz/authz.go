@@ -8,24 +8,37 @@ import (
 	"strings"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/peercred"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
+
+// Peer is a proved identity: a peercred.Peer, a process of this host, or a
+// mtls.Peer, whoever holds a certificate. Any other has no rights.
+type Peer interface {
+	// Process is the process, zero when the peer is none of this host.
+	Process() gpreempt.ProcessKey
+	// Principal names whom the peer acts for: what limits beyond one process count by.
+	Principal() string
+	// String names the peer for people.
+	String() string
+}
 
 // Rights is a set of rights.
 type Rights uint8
 
 // The rights.
 const (
-	// Online: announce work and end what one announced, and look at everything.
+	// Online: announce work and end what one announced.
 	Online Rights = 1 << iota
-	// Admin: everything. Policy.Rights never gives it without Online, since an
-	// admin may create leases anyway.
+	// Read: look at everything but what stands in the memory of processes.
+	Read
+	// Admin: everything. Policy.Rights never gives it without the others.
 	Admin
 )
 
-// Allows tells whether r satisfies need, as Need gives it: any right of need is
-// enough, and when need is 0 none is necessary.
-func (r Rights) Allows(need Rights) bool { return need == 0 || r&need != 0 }
+// Allows tells whether r satisfies need, as Need gives it.
+func (r Rights) Allows(need Rights) bool { return r&need == need }
 
 // Policy says who has which rights. Uid 0 and the owner have all; the groups
 // count whether they are a caller's own or supplementary.
@@ -36,18 +49,53 @@ type Policy struct {
 	OnlineGIDs, AdminGIDs []uint32
 	// OnlineUIDs and AdminUIDs are users who have the right.
 	OnlineUIDs, AdminUIDs []uint32
+	// OnlineNames and AdminNames are names of certificates, as mtls.Peer has them.
+	OnlineNames, AdminNames []string
 }
 
 // Rights gives the rights of peer; 0 when it has none.
-func (p Policy) Rights(peer peercred.Peer) Rights {
+func (p Policy) Rights(peer Peer) Rights {
+	switch peer := peer.(type) {
+	case peercred.Peer:
+		return p.ofProcess(peer)
+	case mtls.Peer:
+		return p.ofCertificate(peer)
+	}
+	return 0
+}
+
+// MayReadMemory tells whether peer may see what stands in the memory of a user's
+// processes, such as their environment: the kernel shows it to that user and to
+// root.
+func (p Policy) MayReadMemory(peer Peer, uid uint32) bool {
+	process, ok := peer.(peercred.Peer)
+	return ok && process.UID == uid || p.Rights(peer).Allows(Admin)
+}
+
+// ofProcess: who may announce on a host may look at it, as anybody can with ps.
+func (p Policy) ofProcess(peer peercred.Peer) Rights {
 	in := func(uids, gids []uint32) bool {
 		return slices.Contains(uids, peer.UID) || slices.Contains(gids, peer.GID) ||
 			slices.ContainsFunc(peer.Groups, func(g uint32) bool { return slices.Contains(gids, g) })
 	}
 	switch {
 	case peer.UID == 0 || peer.UID == p.OwnerUID || in(p.AdminUIDs, p.AdminGIDs):
-		return Admin | Online
+		return Admin | Read | Online
 	case in(p.OnlineUIDs, p.OnlineGIDs):
+		return Read | Online
+	}
+	return 0
+}
+
+// ofCertificate: whoever announces from another host learns nothing of this one.
+func (p Policy) ofCertificate(peer mtls.Peer) Rights {
+	in := func(names []string) bool {
+		return slices.ContainsFunc(peer.Names, func(name string) bool { return slices.Contains(names, name) })
+	}
+	switch {
+	case in(p.AdminNames):
+		return Admin | Read | Online
+	case in(p.OnlineNames):
 		return Online
 	}
 	return 0
@@ -55,7 +103,7 @@ func (p Policy) Rights(peer peercred.Peer) Rights {
 
 // The needs of the admin service's two kinds of calls.
 const (
-	reads   = Admin | Online
+	reads   = Read
 	changes = Admin
 )
 
@@ -89,14 +137,14 @@ var methods = map[string]Rights{
 
 // services has the services all of whose methods need the same.
 var services = map[string]Rights{
-	"gpreempt.sim.v1.SimService":               Online | Admin,
+	"gpreempt.sim.v1.SimService":               Read,
 	"grpc.health.v1.Health":                    0,
 	"grpc.reflection.v1.ServerReflection":      0,
 	"grpc.reflection.v1alpha.ServerReflection": 0,
 }
 
-// Need gives the rights of which a caller of fullMethod, "/package.Service/Method",
-// must have one; 0: being identified is enough. false: nobody may call it, since
+// Need gives the right a caller of fullMethod, "/package.Service/Method", must
+// have; 0: being identified is enough. false: nobody may call it, since
 // it is not known.
 func Need(fullMethod string) (Rights, bool) {
 	if need, ok := methods[fullMethod]; ok {

@@ -14,6 +14,7 @@ import (
 
 	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/peercred"
 )
 
@@ -47,18 +48,18 @@ func TestEveryMethodHasItsNeed(t *testing.T) {
 		online + "Complete":      Online,
 		online + "Renew":         Online,
 		online + "Session":       Online,
-		admin + "GetStatus":      Admin | Online,
-		admin + "ListGpus":       Admin | Online,
-		admin + "ListTargets":    Admin | Online,
-		admin + "ListQueues":     Admin | Online,
+		admin + "GetStatus":      Read,
+		admin + "ListGpus":       Read,
+		admin + "ListTargets":    Read,
+		admin + "ListQueues":     Read,
 		admin + "ListHqds":       Admin,
-		admin + "WatchQueues":    Admin | Online,
-		admin + "ListLeases":     Admin | Online,
-		admin + "ExplainTarget":  Admin | Online,
-		admin + "GetPolicy":      Admin | Online,
-		admin + "WatchEvents":    Admin | Online,
-		admin + "GetStatistics":  Admin | Online,
-		admin + "Diagnose":       Admin | Online,
+		admin + "WatchQueues":    Read,
+		admin + "ListLeases":     Read,
+		admin + "ExplainTarget":  Read,
+		admin + "GetPolicy":      Read,
+		admin + "WatchEvents":    Read,
+		admin + "GetStatistics":  Read,
+		admin + "Diagnose":       Read,
 		admin + "CreateLease":    Admin,
 		admin + "ReleaseLease":   Admin,
 		admin + "SuspendTarget":  Admin,
@@ -78,7 +79,7 @@ func TestEveryMethodHasItsNeed(t *testing.T) {
 		desc grpc.ServiceDesc
 		want Rights
 	}{
-		{simv1.SimService_ServiceDesc, Online | Admin},
+		{simv1.SimService_ServiceDesc, Read},
 		{healthpb.Health_ServiceDesc, nobody},
 		{reflectionpb.ServerReflection_ServiceDesc, nobody},
 		{reflectionalphapb.ServerReflection_ServiceDesc, nobody},
@@ -107,24 +108,32 @@ func TestRights(t *testing.T) {
 		OwnerUID:   1,
 		OnlineGIDs: []uint32{100, 101}, AdminGIDs: []uint32{200},
 		OnlineUIDs: []uint32{10}, AdminUIDs: []uint32{20},
+		OnlineNames: []string{"dns:web.example", "uri:spiffe://example/web"}, AdminNames: []string{"cn:ops"},
 	}
-	const all = Online | Admin
+	const all = Online | Read | Admin
 	for _, tc := range []struct {
 		name string
-		peer peercred.Peer
+		peer Peer
 		want Rights
 	}{
 		{"a stranger", peercred.Peer{UID: 5, GID: 5, Groups: []uint32{6, 7}}, 0},
 		{"root", peercred.Peer{UID: 0, GID: 5}, all},
 		{"the owner", peercred.Peer{UID: 1, GID: 5}, all},
-		{"an online user", peercred.Peer{UID: 10, GID: 5}, Online},
+		{"an online user", peercred.Peer{UID: 10, GID: 5}, Online | Read},
 		{"an admin user", peercred.Peer{UID: 20, GID: 5}, all},
-		{"an online group of its own", peercred.Peer{UID: 5, GID: 101}, Online},
-		{"an online group among others", peercred.Peer{UID: 5, GID: 5, Groups: []uint32{7, 100}}, Online},
+		{"an online group of its own", peercred.Peer{UID: 5, GID: 101}, Online | Read},
+		{"an online group among others", peercred.Peer{UID: 5, GID: 5, Groups: []uint32{7, 100}}, Online | Read},
 		{"an admin group of its own", peercred.Peer{UID: 5, GID: 200}, all},
 		{"an admin group among others", peercred.Peer{UID: 5, GID: 5, Groups: []uint32{7, 200}}, all},
 		{"online by user, admin by group", peercred.Peer{UID: 10, GID: 200}, all},
 		{"a uid is no gid", peercred.Peer{UID: 200, GID: 20, Groups: []uint32{10, 0, 1}}, 0},
+		{"a listed certificate", mtls.Peer{Names: []string{"dns:web.example"}}, Online},
+		{"one of its names is listed", mtls.Peer{Names: []string{"uri:other", "uri:spiffe://example/web", "cn:web"}}, Online},
+		{"an admin's certificate", mtls.Peer{Names: []string{"dns:ops.example", "cn:ops"}}, all},
+		{"the name of another kind", mtls.Peer{Names: []string{"cn:web.example", "dns:ops"}}, 0},
+		{"part of a name", mtls.Peer{Names: []string{"dns:web.example.org", "dns:web", "dns:a.web.example", "dns:*.example"}}, 0},
+		{"a certificate without names", mtls.Peer{Subject: "O=web.example"}, 0},
+		{"nobody", nil, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if got := policy.Rights(tc.peer); got != tc.want {
@@ -138,26 +147,51 @@ func TestEmptyPolicyLetsRootInOnly(t *testing.T) {
 	if got := (Policy{}).Rights(peercred.Peer{UID: 1000, GID: 0, Groups: []uint32{0}}); got != 0 {
 		t.Errorf("a member of the root group has %b", got)
 	}
-	if got := (Policy{}).Rights(peercred.Peer{}); got != Online|Admin {
+	if got := (Policy{}).Rights(peercred.Peer{}); got != Online|Read|Admin {
 		t.Errorf("root has %b", got)
+	}
+	if got := (Policy{}).Rights(mtls.Peer{Names: []string{""}}); got != 0 {
+		t.Errorf("a certificate has %b", got)
 	}
 }
 
-func TestAnyRightOfANeedIsEnough(t *testing.T) {
+func TestRightsAllowWhatTheyHold(t *testing.T) {
 	got := map[string]bool{}
-	for _, have := range []Rights{0, Online, Admin, Online | Admin} {
-		for _, need := range []Rights{0, Online, Admin, Online | Admin} {
+	for _, have := range []Rights{0, Online, Online | Read, Online | Read | Admin} {
+		for _, need := range []Rights{0, Online, Read, Admin} {
 			if have.Allows(need) {
-				got[fmt.Sprintf("%02b for %02b", have, need)] = true
+				got[fmt.Sprintf("%03b for %03b", have, need)] = true
 			}
 		}
 	}
 	want := map[string]bool{
-		"00 for 00": true, "01 for 00": true, "10 for 00": true, "11 for 00": true,
-		"01 for 01": true, "11 for 01": true, "10 for 10": true, "11 for 10": true,
-		"01 for 11": true, "10 for 11": true, "11 for 11": true,
+		"000 for 000": true,
+		"001 for 000": true, "001 for 001": true,
+		"011 for 000": true, "011 for 001": true, "011 for 010": true,
+		"111 for 000": true, "111 for 001": true, "111 for 010": true, "111 for 100": true,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("allowed (-want +got):\n%s", diff)
+	}
+}
+
+func TestMemoryIsForItsUserAndAdmins(t *testing.T) {
+	policy := Policy{OwnerUID: 1, OnlineUIDs: []uint32{10}, AdminUIDs: []uint32{20}, OnlineNames: []string{"cn:web"}, AdminNames: []string{"cn:ops"}}
+	got := map[string]bool{}
+	for name, peer := range map[string]Peer{
+		"its user": peercred.Peer{UID: 30}, "another": peercred.Peer{UID: 10}, "an admin": peercred.Peer{UID: 20}, "root": peercred.Peer{},
+		"online by certificate": mtls.Peer{Names: []string{"cn:web"}}, "admin by certificate": mtls.Peer{Names: []string{"cn:ops"}}, "nobody": nil,
+	} {
+		got[name] = policy.MayReadMemory(peer, 30)
+	}
+	want := map[string]bool{
+		"its user": true, "another": false, "an admin": true, "root": true,
+		"online by certificate": false, "admin by certificate": true, "nobody": false,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("may read (-want +got):\n%s", diff)
+	}
+	if (Policy{}).MayReadMemory(mtls.Peer{}, 0) {
+		t.Error("a certificate reads the memory of root")
 	}
 }

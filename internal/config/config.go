@@ -24,6 +24,7 @@ type Config struct {
 	// daemon watches and suspends nothing.
 	Mechanisms Mechanisms
 	Access     Access
+	TCP        TCP
 	Limits     Limits
 	Policy     scheduler.Policy
 	Rules      []classify.Rule
@@ -47,6 +48,19 @@ type Safety struct {
 type Access struct {
 	OnlineGroups, AdminGroups []string
 	OnlineUsers, AdminUsers   []string
+}
+
+// TCP says how clients on other hosts reach the daemon: with certificates on both
+// sides, or not at all.
+type TCP struct {
+	// Address is "HOST:PORT" to listen on, or "", and then all else is, too.
+	Address string
+	// Certificate, Key and ClientCA are PEM files: the daemon's certificate and its
+	// key, and the authorities of its clients.
+	Certificate, Key, ClientCA string
+	// Online and Admin are names of certificates with these rights, as mtls.Peer has
+	// them.
+	Online, Admin []string
 }
 
 // Limits bounds what clients can ask of the daemon.

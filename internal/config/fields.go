@@ -67,8 +67,42 @@ var fields = []field{
 		at:  func(c *Config) any { return &c.Access.AdminUsers },
 	},
 	{
+		key: "tcp.address",
+		doc: `Address to listen on, HOST:PORT, such as 10.0.0.5:7443 or [::]:7443; "" serves the socket alone. Each side ` +
+			"shows a certificate, TLS is 1.3, and there is no other way in.",
+		at: func(c *Config) any { return &c.TCP.Address },
+	},
+	{
+		key: "tcp.certificate", live: true,
+		doc: "File with the daemon's certificate, PEM, followed by those between it and its authority. It is read again at " +
+			"each reload, like the next two.",
+		at: func(c *Config) any { return &c.TCP.Certificate },
+	},
+	{
+		key: "tcp.key", live: true,
+		doc: "File with its private key, PEM.",
+		at:  func(c *Config) any { return &c.TCP.Key },
+	},
+	{
+		key: "tcp.client_ca", live: true,
+		doc: "File with the certificates of the authorities that vouch for clients, PEM. An authority used for nothing else " +
+			"is best.",
+		at: func(c *Config) any { return &c.TCP.ClientCA },
+	},
+	{
+		key: "tcp.online", live: true,
+		doc: "Names of certificates whose holders may announce online work, and nothing else: uri:URI and dns:NAME for an " +
+			"alternative name, cn:NAME for the common name. The whole name counts; there are no wildcards.",
+		at: func(c *Config) any { return &c.TCP.Online },
+	},
+	{
+		key: "tcp.admin", live: true,
+		doc: "Names of certificates whose holders may use gpctl to the full.",
+		at:  func(c *Config) any { return &c.TCP.Admin },
+	},
+	{
 		key: "limits.leases_per_client", live: true, min: 1, max: 100_000,
-		doc: "Live leases one process may hold.",
+		doc: "Live leases one process, or the holder of a certificate, may hold.",
 		at:  func(c *Config) any { return &c.Limits.LeasesPerClient },
 	},
 	{
@@ -228,6 +262,7 @@ var keys = func() []string {
 // sections says what each group of keys is about.
 var sections = map[string]string{
 	"access":     "Who may call. The user the daemon runs as, and root, always have every right.",
+	"tcp":        "Clients on other hosts, who show a certificate. Nobody has a right there who is not named here.",
 	"limits":     "What clients can ask of the daemon.",
 	"policy":     "When offline work is suspended and when it runs again.",
 	"rules":      rulesDoc,

@@ -401,6 +401,21 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 			[]string{"2:18: containers.kubelet_token: there is no kubelet to use it with: give its address as kubelet, or remove this"},
 		},
 		{
+			"TCP without certificates", "tcp:\n  address: 7443\n",
+			[]string{"2:12: tcp.address: is the number 7443: write a text; put it in quotes if it looks like a number"},
+		},
+		{
+			"TCP", "tcp:\n  address: 0.0.0.0\n  certificate: cert.pem\n  client_ca: /ca.pem\n  online: [web.example, 'dns:']\n  admin: cn:ops\n",
+			[]string{
+				`2:3: tcp.key: is missing: without certificates nobody is served by TCP: name the file, or remove address`,
+				`2:12: tcp.address: "0.0.0.0" is no address to listen on: write HOST:PORT, such as 10.0.0.5:7443 or [::]:7443`,
+				`3:16: tcp.certificate: "cert.pem" is not a clean absolute path: write it from / on, without // or ..`,
+				`5:12: tcp.online[0]: "web.example" is no name of a certificate: write uri:URI, dns:NAME or cn:NAME`,
+				`5:25: tcp.online[1]: "dns:" is no name of a certificate: write uri:URI, dns:NAME or cn:NAME`,
+				`6:10: tcp.admin: is the text "cn:ops": write a list such as [dns:web.example], or remove the key: nobody`,
+			},
+		},
+		{
 			"nobody's uid", "rules: [{name: a, match: {uid: 4294967295}, class: offline}]\n",
 			[]string{"1:32: rules[0].match.uid: 4294967295 is outside 0 to 4294967294: write a whole number from 0 to 4294967294"},
 		},
@@ -409,7 +424,7 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 			[]string{"2:14: log.level: is an alias (*a), which this file does not use: write a text; put it in quotes if it looks like a number"},
 		},
 		{"merge key", "a: &a {}\nlog:\n  <<: *a\n", []string{
-			"1:1: a: unknown key: the keys here are socket, mechanisms, access, limits, policy, discovery, containers, log, rules, safety",
+			"1:1: a: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, discovery, containers, log, rules, safety",
 			"3:3: log.<<: unknown key: the keys here are level",
 		}},
 		{"foreign type", "socket: !!binary eA==\n", []string{
@@ -422,7 +437,7 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 			"2: not valid YAML: did not find expected node content: check indentation, colons and quotes there and just above",
 		}},
 		{"control characters", "\"a\\e[31m\": 1\n", []string{
-			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, limits, policy, discovery, containers, log, rules, safety",
+			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, discovery, containers, log, rules, safety",
 		}},
 	}
 	checkMistakes(t, tests)

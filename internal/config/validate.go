@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/url"
 	"path/filepath"
 	"reflect"
@@ -58,6 +59,7 @@ func (c Config) problems() Errors {
 			}
 		}
 	}
+	es = append(es, tcpProblems(c.TCP)...)
 	es = append(es, mechanismProblems(c.Mechanisms)...)
 	if l := c.Limits; l.LeasesPerClient > l.LeasesTotal {
 		add("limits.leases_per_client", fmt.Sprintf("%d is more than leases_total, %d", l.LeasesPerClient, l.LeasesTotal),
@@ -78,6 +80,42 @@ func pathProblem(path string) (problem, remedy string) {
 		return quoted(path) + " is not a clean absolute path", "write it from / on, without // or .."
 	}
 	return "", ""
+}
+
+func tcpProblems(t TCP) Errors {
+	var es Errors
+	add := func(key, problem, remedy string) {
+		es = append(es, &Error{Key: "tcp." + key, Problem: problem, Remedy: remedy})
+	}
+	if t.Address != "" {
+		host, port, err := net.SplitHostPort(t.Address)
+		if n, bad := strconv.ParseUint(port, 10, 16); err != nil || bad != nil || n == 0 || host != "" && net.ParseIP(host) == nil && nameProblem(host) != "" {
+			add("address", quoted(t.Address)+" is no address to listen on", "write HOST:PORT, such as 10.0.0.5:7443 or [::]:7443")
+		}
+	}
+	for _, file := range []struct{ key, path string }{{"certificate", t.Certificate}, {"key", t.Key}, {"client_ca", t.ClientCA}} {
+		if file.path == "" {
+			if t.Address != "" {
+				add(file.key, "is missing: without certificates nobody is served by TCP", "name the file, or remove address")
+			}
+			continue
+		}
+		if problem, remedy := pathProblem(file.path); problem != "" {
+			add(file.key, problem, remedy)
+		}
+	}
+	for _, list := range []struct {
+		key   string
+		names []string
+	}{{"online", t.Online}, {"admin", t.Admin}} {
+		for i, name := range list.names {
+			kind, rest, _ := strings.Cut(name, ":")
+			if !slices.Contains([]string{"uri", "dns", "cn"}, kind) || rest == "" || strings.ContainsFunc(rest, func(r rune) bool { return !unicode.IsPrint(r) }) {
+				add(fmt.Sprintf("%s[%d]", list.key, i), quoted(name)+" is no name of a certificate", "write uri:URI, dns:NAME or cn:NAME")
+			}
+		}
+	}
+	return es
 }
 
 func discoveryProblems(d Discovery) Errors {

@@ -28,6 +28,9 @@ func (p *parser) value(n *yaml.Node, key string, into any) bool {
 			}
 			return good
 		}
+		if section(key) == "tcp" {
+			return p.list(n, key, list, "write a list such as [dns:web.example], or remove the key: nobody", "write uri:URI, dns:NAME or cn:NAME")
+		}
 		return p.list(n, key, list, "write a list such as [gpreempt, 1001], [] for nobody, or remove the key to have the default", "write a name or a decimal id")
 	case *Mechanisms:
 		return p.list(n, key, (*[]string)(list), "write a list such as [dbgtrap, freezer], [] to suspend nothing, or remove the key to have the default", "write a name")

@@ -12,9 +12,10 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// lookUpAccess turns the names of the config file into ids. A name this host does
+// lookUpAccess turns the names of users and groups of the config file into ids. A name this host does
 // not know gives nobody a right, and is told.
-func (d *daemon) lookUpAccess(a config.Access) *authz.Policy {
+func (d *daemon) lookUpAccess(cfg config.Config) *authz.Policy {
+	a := cfg.Access
 	var unknown []string
 	group := func(name string) (string, error) {
 		g, err := user.LookupGroup(name)
@@ -54,6 +55,9 @@ func (d *daemon) lookUpAccess(a config.Access) *authz.Policy {
 		AdminGIDs:  ids("group", a.AdminGroups, group),
 		OnlineUIDs: ids("user", a.OnlineUsers, person),
 		AdminUIDs:  ids("user", a.AdminUsers, person),
+
+		OnlineNames: cfg.TCP.Online,
+		AdminNames:  cfg.TCP.Admin,
 	}
 	d.warnings.set("access")
 	if len(unknown) > 0 {

@@ -13,10 +13,10 @@ import (
 
 func TestNamesAndNumbersBecomeIds(t *testing.T) {
 	d := &daemon{}
-	got := d.lookUpAccess(config.Access{
+	got := d.lookUpAccess(config.Config{Access: config.Access{
 		OnlineGroups: []string{"root", "990"}, AdminGroups: []string{"991"},
 		OnlineUsers: []string{"992"}, AdminUsers: []string{"root"},
-	})
+	}})
 	want := &authz.Policy{
 		OwnerUID: uint32(os.Geteuid()), OnlineGIDs: []uint32{0, 990}, AdminGIDs: []uint32{991},
 		OnlineUIDs: []uint32{992}, AdminUIDs: []uint32{0},
@@ -31,9 +31,9 @@ func TestNamesAndNumbersBecomeIds(t *testing.T) {
 
 func TestUnknownNamesGiveNobodyARightAndAreTold(t *testing.T) {
 	d := &daemon{}
-	got := d.lookUpAccess(config.Access{
+	got := d.lookUpAccess(config.Config{Access: config.Access{
 		OnlineGroups: []string{"no-such-group", "root"}, AdminUsers: []string{"no-such-user", "-1", "4294967296"},
-	})
+	}})
 	want := &authz.Policy{OwnerUID: uint32(os.Geteuid()), OnlineGIDs: []uint32{0}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -52,7 +52,7 @@ func TestUnknownNamesGiveNobodyARightAndAreTold(t *testing.T) {
 	if diff := cmp.Diff(wantWarnings, warnings); diff != "" {
 		t.Error(diff)
 	}
-	d.lookUpAccess(config.Access{})
+	d.lookUpAccess(config.Config{})
 	if got := d.warnings.list(); len(got) > 0 {
 		t.Errorf("it still warns of %v", got)
 	}

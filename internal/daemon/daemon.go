@@ -18,6 +18,7 @@ import (
 
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
 
 	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
@@ -30,6 +31,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/gpusim"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
@@ -100,6 +102,8 @@ type daemon struct {
 	runner     *scheduler.Runner
 	server     *server.Server
 	idle       *idleWatch
+	audit      *zap.Logger
+	keeper     *mtls.Keeper // nil without TCP
 }
 
 // Run serves until ctx ends, then resumes everything and returns. It is the whole
@@ -114,10 +118,10 @@ func Run(ctx context.Context, opts Options) (err error) {
 		return err
 	}
 	d := &daemon{opts: opts, level: zap.NewAtomicLevel(), hangups: hangups}
-	if d.log = opts.Log; d.log == nil {
-		var queue *logQueue
-		d.log, queue = newLogger(d.level, os.Stderr)
+	if d.log, d.audit = opts.Log, opts.Log; d.log == nil {
+		queue := newLogQueue(os.Stderr)
 		defer queue.Close()
+		d.log, d.audit = newLogger(d.level, queue), newLogger(zapcore.DebugLevel, queue)
 	}
 	if err := d.level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
 		return fmt.Errorf("log level: %w", err)
@@ -139,9 +143,17 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if err := d.build(cfg); err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	return d.serve(ctx, peercred.NewListener(listener, peercred.OnRefused(func(err error) {
+	listeners := []net.Listener{peercred.NewListener(listener, peercred.OnRefused(func(err error) {
 		d.log.Warn("a connection is refused", zap.Error(err))
-	})))
+	}))}
+	remote, err := d.listenTCP(ctx, cfg.TCP)
+	if err != nil {
+		return errors.Join(err, closeAll(listeners))
+	}
+	if remote != nil {
+		listeners = append(listeners, remote)
+	}
+	return d.serve(ctx, listeners)
 }
 
 // load reads the config file and lets the command line have the last word.
@@ -174,7 +186,8 @@ func (d *daemon) build(cfg config.Config) error {
 	d.events = events.NewLog(eventsKept)
 	d.inventory = inventory.New(changesKept)
 	d.config.Store(&cfg)
-	access := d.lookUpAccess(cfg.Access)
+	d.reloadCertificates(cfg.TCP)
+	access := d.lookUpAccess(cfg)
 	d.authz.Store(access)
 	d.openSocket(access, cfg.Socket)
 	d.ladder = ladder.New(ladder.Config{
@@ -220,6 +233,7 @@ func (d *daemon) build(cfg config.Config) error {
 		Epoch:           uint64(time.Now().UnixNano()),
 		Now:             time.Now,
 		Log:             d.log.Named("server"),
+		Audit:           d.audit.Named("audit"),
 		Version:         version.String(),
 		Backend:         d.backend.name,
 		Diagnose:        d.diagnose,
@@ -249,10 +263,10 @@ func (d *daemon) record(r scheduler.Record) {
 }
 
 // serve runs the parts until ctx ends.
-func (d *daemon) serve(ctx context.Context, listener net.Listener) error {
+func (d *daemon) serve(ctx context.Context, listeners []net.Listener) error {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	failed := make(chan error, 2)
+	failed := make(chan error, 1+len(listeners))
 	var parts sync.WaitGroup
 	parts.Go(func() {
 		if err := d.runner.Run(running, beatEvery, d.beat); err != nil {
@@ -262,7 +276,7 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener) error {
 	if err := d.findGPUs(); err != nil {
 		stop()
 		parts.Wait()
-		return errors.Join(err, listener.Close())
+		return errors.Join(err, closeAll(listeners))
 	}
 	tried := make(chan struct{})
 	parts.Go(func() { d.undoOrphans(running, sync.OnceFunc(func() { close(tried) })) })
@@ -279,14 +293,16 @@ func (d *daemon) serve(ctx context.Context, listener net.Listener) error {
 	parts.Go(func() { d.watchKernelLog(running) })
 	parts.Go(func() { d.idle.run(running) })
 	parts.Go(func() { d.reloadOnHangup(running) })
-	parts.Go(func() {
-		if err := d.server.Serve(listener); err != nil {
-			failed <- err
-		}
-	})
+	for _, listener := range listeners {
+		parts.Go(func() {
+			if err := d.server.Serve(listener); err != nil {
+				failed <- err
+			}
+		})
+	}
 	d.server.SetServing(true)
 	d.notify(systemd.SdNotifyReady)
-	d.log.Info("serving", zap.String("socket", d.config.Load().Socket), zap.String("backend", d.backend.name),
+	d.log.Info("serving", zap.String("socket", d.config.Load().Socket), zap.String("tcp", d.config.Load().TCP.Address), zap.String("backend", d.backend.name),
 		zap.String("version", version.String()), zap.Int("gpus", len(d.inventory.GPUs())))
 	if d.opts.Ready != nil {
 		d.opts.Ready()
@@ -453,10 +469,12 @@ func (d *daemon) apply(old, cfg config.Config) {
 		d.log.Error("the log level is unknown; nothing changes", zap.Error(err))
 		return
 	}
+	cfg.TCP.Address = old.TCP.Address
 	cfg.Socket, cfg.Mechanisms, cfg.Containers = old.Socket, old.Mechanisms, old.Containers
 	cfg.Limits.MaxMessageBytes = old.Limits.MaxMessageBytes
 	d.config.Store(&cfg)
-	access := d.lookUpAccess(cfg.Access)
+	d.reloadCertificates(cfg.TCP)
+	access := d.lookUpAccess(cfg)
 	d.authz.Store(access)
 	d.openSocket(access, cfg.Socket)
 	d.runner.SetLimits(limits(cfg))

@@ -20,14 +20,13 @@ const (
 	logPatience = time.Second
 )
 
-// newLogger writes one line of JSON per event to w, for systemd's journal to
-// pick up. The caller closes the queue last.
-func newLogger(level zap.AtomicLevel, w io.Writer) (*zap.Logger, *logQueue) {
+// newLogger writes one line of JSON per event to w, for systemd's journal to pick
+// up.
+func newLogger(level zapcore.LevelEnabler, w io.Writer) *zap.Logger {
 	cfg := zap.NewProductionEncoderConfig()
 	cfg.TimeKey = "time"
 	cfg.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	q := newLogQueue(w)
-	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(cfg), zapcore.AddSync(q), level)), q
+	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(cfg), zapcore.AddSync(w), level))
 }
 
 // logQueue passes lines on from a goroutine of its own. State changes are logged

@@ -51,7 +51,8 @@ func TestLogIsWrittenLineByLineToItsEnd(t *testing.T) {
 	r := &reader{let: make(chan struct{})}
 	close(r.let)
 	level := zap.NewAtomicLevel()
-	log, queue := newLogger(level, r)
+	queue := newLogQueue(r)
+	log := newLogger(level, queue)
 	log.Info("one")
 	log.Debug("too fine")
 	level.SetLevel(zapcore.DebugLevel)
@@ -65,7 +66,8 @@ func TestLogIsWrittenLineByLineToItsEnd(t *testing.T) {
 func TestReaderWhoStopsReadingLosesLinesAndHoldsUpNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &reader{let: make(chan struct{})}
-		log, queue := newLogger(zap.NewAtomicLevel(), r)
+		queue := newLogQueue(r)
+		log := newLogger(zap.NewAtomicLevel(), queue)
 		const lost = 17
 		log.Info("first")
 		synctest.Wait() // it is being written
@@ -106,7 +108,8 @@ func TestChangesAreLoggedAsLoudlyAsSomebodyMustAct(t *testing.T) {
 	} {
 		r := &reader{let: make(chan struct{})}
 		close(r.let)
-		log, queue := newLogger(zap.NewAtomicLevelAt(zapcore.DebugLevel), r)
+		queue := newLogQueue(r)
+		log := newLogger(zap.NewAtomicLevelAt(zapcore.DebugLevel), queue)
 		(&daemon{log: log}).logRecord(tc.record)
 		queue.Close()
 		if diff := cmp.Diff([]string{tc.want + " state changed 0"}, r.said(t)); diff != "" {

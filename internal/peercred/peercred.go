@@ -41,6 +41,13 @@ type Peer struct {
 // Process gives the name of the process as the rest of the daemon uses it.
 func (p Peer) Process() gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: p.PID, Start: p.Start} }
 
+// Principal names what the process acts for: two processes with the same belong to
+// the same user.
+func (p Peer) Principal() string { return fmt.Sprintf("uid %d", p.UID) }
+
+// String names the peer for people.
+func (p Peer) String() string { return fmt.Sprintf("uid %d pid %d", p.UID, p.PID) }
+
 // Option changes what a listener does.
 type Option func(*listener)
 

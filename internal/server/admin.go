@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"go.uber.org/zap"
-
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -22,13 +20,15 @@ const (
 	maxHold = time.Hour
 )
 
-// adminEvent leaves the trace of a verb: who, and what. r says on what.
+// adminEvent leaves the trace of a verb in the event log, who and what, and for the
+// audit log. r says on what.
 func (s *Server) adminEvent(ctx context.Context, r scheduler.Record, format string, args ...any) {
-	peer := callerOf(ctx).peer
 	r.At = s.cfg.Scheduler.Now()
 	verb := fmt.Sprintf(format, args...)
-	s.cfg.Events.AppendAdmin(s.cfg.Now(), fmt.Sprintf("uid %d pid %d: ", peer.UID, peer.PID)+verb, r)
-	s.cfg.Log.Info("an admin verb was used", zap.Uint32("uid", peer.UID), zap.Int32("pid", peer.PID), zap.String("verb", verb))
+	s.cfg.Events.AppendAdmin(s.cfg.Now(), fmt.Sprintf("%v: %s", callerOf(ctx).peer, verb), r)
+	if did, ok := ctx.Value(deedKey{}).(*deed); ok {
+		*did = deed{verb: verb, record: r}
+	}
 }
 
 // resolve finds the living process a target id names, "PID" or "PID@START".
@@ -61,13 +61,6 @@ func (a adminService) CreateLease(ctx context.Context, req *gpreemptv1.CreateLea
 			Message: "announce is missing", Next: "set it; an empty one means all GPUs and the defaults",
 		}
 	}
-	if req.GetAnnounce().GetCompleteOnIdle() {
-		return nil, &gpreempt.Error{
-			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonIdleByHand,
-			Message: "a lease by hand cannot end by idleness: it belongs to no process whose queues could be watched",
-			Next:    "leave complete_on_idle out, and give a ttl",
-		}
-	}
 	w := waiters.Get().(*waiter)
 	defer w.free()
 	ann, err := s.prepare(req.GetAnnounce(), 0, caller, w.policyReader)
@@ -75,7 +68,7 @@ func (a adminService) CreateLease(ctx context.Context, req *gpreemptv1.CreateLea
 		return nil, err
 	}
 	g, err := s.announce(ctx, w, arrived, order{
-		announcement: ann, client: s.byHand, label: req.GetAnnounce().GetLabel(), uid: caller.peer.UID,
+		announcement: ann, client: s.byHand, label: req.GetAnnounce().GetLabel(), admin: caller.peer,
 		accepted: func(id scheduler.LeaseID) {
 			s.adminEvent(ctx, scheduler.Record{Lease: id}, "lease create on GPUs %v for %v, priority %d", ann.req.GPUs, ann.req.TTL, ann.req.Priority)
 		},
@@ -121,7 +114,7 @@ func (a adminService) SuspendTarget(ctx context.Context, req *gpreemptv1.Suspend
 		Priority: gpreempt.PriorityAdmin, TTL: ttl, MaxWait: w.policy.MaxWait, Target: proc.Key,
 	}}
 	g, err := s.announce(ctx, w, arrived, order{
-		announcement: ann, client: s.byHand, uid: callerOf(ctx).peer.UID,
+		announcement: ann, client: s.byHand, admin: callerOf(ctx).peer,
 		accepted: func(id scheduler.LeaseID) {
 			s.adminEvent(ctx, scheduler.Record{Target: proc.Key, Lease: id}, "target suspend %v for %v", proc.Key, ttl)
 		},

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -44,6 +45,13 @@ func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.Clien
 		Client: id, RequestID: req.GetRequestId(), Priority: gpreempt.PriorityHigh,
 		TTL: pr.policy.DefaultTTL, MaxWait: pr.policy.MaxWait, OnIdle: req.GetCompleteOnIdle(),
 	}}
+	if a.req.OnIdle && ProcessOf(id).PID == 0 {
+		return announcement{}, &gpreempt.Error{
+			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonIdleByHand,
+			Message: "this lease cannot end by idleness: it belongs to no process of this host whose queues could be watched",
+			Next:    "leave complete_on_idle out, and give a ttl",
+		}
+	}
 	if req.Priority != nil {
 		if req.GetPriority() > uint32(gpreempt.MaxPriority) {
 			return announcement{}, priorityRange(req.GetPriority())
@@ -144,7 +152,7 @@ type order struct {
 	client *client
 	by     *holder // nil for a lease by hand
 	label  string
-	uid    uint32
+	admin  authz.Peer // who makes a lease by hand
 	// accepted, when set, is told of the lease before the wait.
 	accepted func(scheduler.LeaseID)
 }
@@ -173,7 +181,7 @@ func (s *Server) announce(ctx context.Context, w *waiter, arrived scheduler.Time
 		return granted{}, err
 	}
 	g := granted{id: id, timing: times{arrived: arrived, decided: s.cfg.Scheduler.Now()}}
-	known, alive := o.client.keep(s, id, held{by: o.by, label: o.label, uid: o.uid, waiting: 1})
+	known, alive := o.client.keep(s, id, held{by: o.by, label: o.label, admin: o.admin, waiting: 1})
 	if !alive {
 		s.clients.disown(o.client, id)
 		w.drain()

@@ -1,12 +1,14 @@
 package server
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"sync"
 
 	"golang.org/x/time/rate"
 
-	"github.com/gpreempt/gpreempt/internal/peercred"
+	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -15,7 +17,20 @@ import (
 // start time in the low ones. So a process is the same client on each of its
 // connections and after it reconnects, and nothing has to remember it. The
 // kernel's pids have at most 22 bits; 42 bits of clock ticks are 1394 years.
+//
+// Whoever holds a certificate is the client with pid 0 and a digest of its names
+// for a start time, and so the same client on each of its connections too. That
+// two of n such clients are taken for one has a chance of n² in 2⁴³.
 const startBits = 42
+
+// clientOf gives the client a peer is.
+func clientOf(p authz.Peer) scheduler.ClientID {
+	if key := p.Process(); !key.IsZero() {
+		return ClientOf(key)
+	}
+	digest := sha256.Sum256([]byte(p.Principal()))
+	return max(1, ClientOf(gpreempt.ProcessKey{Start: binary.BigEndian.Uint64(digest[:])}))
+}
 
 // ClientOf gives the client a process is. It is never 0, the admin's, for a
 // process that exists.
@@ -23,7 +38,8 @@ func ClientOf(key gpreempt.ProcessKey) scheduler.ClientID {
 	return scheduler.ClientID(uint64(key.PID)<<startBits | key.Start&(1<<startBits-1))
 }
 
-// ProcessOf is the inverse of ClientOf.
+// ProcessOf is the inverse of ClientOf. The pid is 0 when the client is no process
+// of this host.
 func ProcessOf(id scheduler.ClientID) gpreempt.ProcessKey {
 	return gpreempt.ProcessKey{PID: int32(uint64(id) >> startBits), Start: uint64(id) & (1<<startBits - 1)}
 }
@@ -39,16 +55,17 @@ type held struct {
 	// by hand, which ends with nothing.
 	by    *holder
 	label string
-	// uid is the admin's, for a lease by hand.
-	uid uint32
+	// admin is who made a lease by hand.
+	admin authz.Peer
 	// waiting is the number of calls that wait for the answer.
 	waiting int
 }
 
-// client is a process with connections, or the one with id 0: the admins.
+// client is a process or the holder of a certificate with connections, or the one
+// with id 0 and no peer: the admins.
 type client struct {
 	id   scheduler.ClientID
-	peer peercred.Peer
+	peer authz.Peer
 
 	// conns is guarded by clients.mu.
 	conns int
@@ -59,13 +76,15 @@ type client struct {
 	streams int
 	limiter *rate.Limiter
 	gpus    gpuCache
+
+	refusals scarce // lines of the audit log
 }
 
 // minPrune is how many leases a client may have before the server looks which of
 // them ended without a word to it: by expiry, idleness or an admin.
 const minPrune = 64
 
-func newClient(id scheduler.ClientID, peer peercred.Peer) *client {
+func newClient(id scheduler.ClientID, peer authz.Peer) *client {
 	return &client{id: id, peer: peer, leases: map[scheduler.LeaseID]held{}, prune: minPrune}
 }
 
@@ -155,45 +174,45 @@ func (c *client) note(id scheduler.LeaseID) held {
 
 // connection is one accepted connection.
 type connection struct {
-	conn   *peercred.Conn
-	peer   peercred.Peer
+	link   link
+	peer   authz.Peer
 	client *client
 	// holder is for the leases of unary calls.
 	holder holder
 }
 
-// clients knows the connections and the processes behind them.
+// clients knows the connections and the clients behind them.
 type clients struct {
 	s *Server
 
-	mu     sync.Mutex // guards all below; taken before client.mu and the scheduler's lock
-	left   sync.Cond  // a connection left
-	byConn map[*peercred.Conn]*connection
-	byID   map[scheduler.ClientID]*client
-	byUID  map[uint32]int // connections
+	mu          sync.Mutex // guards all below; taken before client.mu and the scheduler's lock
+	left        sync.Cond  // a connection left
+	byLink      map[link]*connection
+	byID        map[scheduler.ClientID]*client
+	byPrincipal map[string]int // connections
 }
 
 func newClients(s *Server) *clients {
 	cs := &clients{
-		s:      s,
-		byConn: map[*peercred.Conn]*connection{},
-		byID:   map[scheduler.ClientID]*client{},
-		byUID:  map[uint32]int{},
+		s:           s,
+		byLink:      map[link]*connection{},
+		byID:        map[scheduler.ClientID]*client{},
+		byPrincipal: map[string]int{},
 	}
 	cs.left.L = &cs.mu
 	return cs
 }
 
 // join takes in a new connection and watches over it. The error says that its
-// user has too many.
-func (cs *clients) join(conn *peercred.Conn) error {
+// principal has too many.
+func (cs *clients) join(l link) error {
+	peer := peerOf(l)
 	limit := cs.s.cfg.Limits().ConnectionsPerUID
-	peer := conn.Peer()
-	id := ClientOf(peer.Process())
+	id, principal := clientOf(peer), peer.Principal()
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if n := cs.byUID[peer.UID]; n >= limit {
-		return fmt.Errorf("uid %d has %d connections, the most it may", peer.UID, n)
+	if n := cs.byPrincipal[principal]; n >= limit {
+		return fmt.Errorf("connection of %v refused: %s has %d, the most it may", peer, principal, n)
 	}
 	cl := cs.byID[id]
 	if cl == nil {
@@ -201,11 +220,11 @@ func (cs *clients) join(conn *peercred.Conn) error {
 		cs.byID[id] = cl
 	}
 	cl.conns++
-	cs.byUID[peer.UID]++
-	c := &connection{conn: conn, peer: peer, client: cl}
-	cs.byConn[conn] = c
+	cs.byPrincipal[principal]++
+	c := &connection{link: l, peer: peer, client: cl}
+	cs.byLink[l] = c
 	go func() { // ends with the connection; wait waits for it
-		<-conn.Done()
+		<-l.Done()
 		cs.leave(c)
 	}()
 	return nil
@@ -218,16 +237,18 @@ func (cs *clients) leave(c *connection) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	defer cs.left.Broadcast()
-	delete(cs.byConn, c.conn)
-	cs.byUID[c.peer.UID]--
-	if cs.byUID[c.peer.UID] == 0 {
-		delete(cs.byUID, c.peer.UID)
+	delete(cs.byLink, c.link)
+	principal := c.peer.Principal()
+	cs.byPrincipal[principal]--
+	if cs.byPrincipal[principal] == 0 {
+		delete(cs.byPrincipal, principal)
 	}
 	c.client.conns--
 	leases := c.client.release(&c.holder)
-	died := c.conn.Died()
+	died := c.link.Died()
 	if c.client.conns == 0 {
 		delete(cs.byID, c.client.id)
+		cs.s.auditRest(c)
 	}
 	switch {
 	case died:
@@ -259,10 +280,10 @@ func (s *Server) endAll(c *client, leases []scheduler.LeaseID, how scheduler.Lea
 	}
 }
 
-func (cs *clients) of(conn *peercred.Conn) *connection {
+func (cs *clients) of(l link) *connection {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	return cs.byConn[conn]
+	return cs.byLink[l]
 }
 
 func (cs *clients) byClient(id scheduler.ClientID) *client {
@@ -285,7 +306,7 @@ func (cs *clients) ids() []scheduler.ClientID {
 func (cs *clients) wait() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	for len(cs.byConn) > 0 {
+	for len(cs.byLink) > 0 {
 		cs.left.Wait()
 	}
 }

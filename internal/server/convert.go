@@ -204,11 +204,13 @@ func (s *Server) leaseMessage(l scheduler.LeaseInfo, now moment) *gpreemptv1.Lea
 	}
 	if l.Client == 0 {
 		h := s.byHand.note(l.ID)
-		m.Label, m.ClientUid = h.label, h.uid
+		m.Label = h.label
+		setHolder(m, h.admin)
 	} else {
 		m.ClientPid = ProcessOf(l.Client).PID
 		if c := s.clients.byClient(l.Client); c != nil {
-			m.Label, m.ClientUid = c.note(l.ID).label, c.peer.UID
+			m.Label = c.note(l.ID).label
+			setHolder(m, c.peer)
 		}
 	}
 	if !l.Target.IsZero() {

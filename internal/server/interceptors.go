@@ -12,7 +12,6 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/internal/errgrpc"
-	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -22,9 +21,13 @@ import (
 // It is one function rather than a chain because a chain allocates for each link.
 func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	defer s.recoverPanic(info.FullMethod, &err)
-	c, err := s.admit(ctx, info.FullMethod)
+	c, need, err := s.admit(ctx, info.FullMethod)
 	if err != nil {
+		s.auditRefusal(c, info.FullMethod, req, err)
 		return nil, errgrpc.ToStatus(err)
+	}
+	if need == authz.Admin {
+		handler = s.audited(c, info.FullMethod, handler)
 	}
 	if s.simulated != nil && strings.HasPrefix(info.FullMethod, oursForAdmins) {
 		if err := grpc.SetHeader(ctx, s.simulated); err != nil {
@@ -41,8 +44,9 @@ func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnarySe
 // context ends when the server shuts down.
 func (s *Server) interceptStream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	defer s.recoverPanic(info.FullMethod, &err)
-	c, err := s.admit(ss.Context(), info.FullMethod)
+	c, _, err := s.admit(ss.Context(), info.FullMethod)
 	if err != nil {
+		s.auditRefusal(c, info.FullMethod, nil, err)
 		return errgrpc.ToStatus(err)
 	}
 	if s.simulated != nil && strings.HasPrefix(info.FullMethod, oursForAdmins) {
@@ -51,6 +55,7 @@ func (s *Server) interceptStream(srv any, ss grpc.ServerStream, info *grpc.Strea
 		}
 	}
 	if err := c.client.openStream(s.cfg.Limits()); err != nil {
+		s.auditRefusal(c, info.FullMethod, nil, err)
 		return errgrpc.ToStatus(err)
 	}
 	defer c.client.closeStream()
@@ -96,38 +101,38 @@ func (s *stream) RecvMsg(m any) error {
 	}
 }
 
-// admit finds out who calls and whether they may.
-func (s *Server) admit(ctx context.Context, method string) (*connection, error) {
-	conn, ok := peercred.FromContext(ctx)
-	if !ok {
-		return nil, errNoIdentity
+// admit finds out who calls, what right that needs, and whether they have it. The
+// connection is given with an error too, when there is one.
+func (s *Server) admit(ctx context.Context, method string) (c *connection, need authz.Rights, err error) {
+	l := linkOf(ctx)
+	if l == nil {
+		return nil, 0, errNoIdentity
 	}
-	c := s.clients.of(conn)
-	if c == nil { // it has just ended
-		return nil, errNoIdentity
+	if c = s.clients.of(l); c == nil { // it has just ended
+		return nil, 0, errNoIdentity
 	}
 	need, known := authz.Need(method)
 	if !known || !s.cfg.Authz().Rights(c.peer).Allows(need) {
-		return nil, forbidden(c.peer, method, need)
+		return c, need, forbidden(c.peer, method, need)
 	}
-	return c, c.client.allow(s.cfg.Limits())
+	return c, need, c.client.allow(s.cfg.Limits())
 }
 
 var errNoIdentity error = &gpreempt.Error{
 	Code: gpreempt.CodeUnauthenticated, Reason: gpreempt.ReasonNoIdentity,
-	Message: "the kernel does not say which process calls",
+	Message: "nothing proves who calls",
 	Next:    "connect over the daemon's unix socket, from a process the daemon can see in its pid namespace",
 }
 
-func forbidden(peer peercred.Peer, method string, need authz.Rights) error {
+func forbidden(peer authz.Peer, method string, need authz.Rights) error {
 	e := &gpreempt.Error{
 		Code: gpreempt.CodePermissionDenied, Reason: gpreempt.ReasonNotOnline,
-		Message: fmt.Sprintf("uid %d may not call %s", peer.UID, method),
-		Next:    "add the user to one of access.online_groups, and log in again",
+		Message: fmt.Sprintf("%v may not call %s", peer, method),
+		Next:    howToGet(peer, "online"),
 	}
 	if need&authz.Online == 0 || strings.HasPrefix(method, "/"+gpreemptv1.AdminService_ServiceDesc.ServiceName+"/") {
 		e.Reason = gpreempt.ReasonNotAdmin
-		e.Next = "add the user to one of access.admin_groups, and log in again"
+		e.Next = howToGet(peer, "admin")
 	}
 	return e
 }

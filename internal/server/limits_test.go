@@ -251,8 +251,8 @@ func TestConnectionsLeaveNothingBehind(t *testing.T) {
 	cs := h.server.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if len(cs.byConn)+len(cs.byID)+len(cs.byUID) > 0 {
-		t.Errorf("left behind: %d connections, %d clients, %d users", len(cs.byConn), len(cs.byID), len(cs.byUID))
+	if len(cs.byLink)+len(cs.byID)+len(cs.byPrincipal) > 0 {
+		t.Errorf("left behind: %d connections, %d clients, %d users", len(cs.byLink), len(cs.byID), len(cs.byPrincipal))
 	}
 	if got := h.leases(); len(got) > 0 {
 		t.Errorf("left behind: leases %v", got)

@@ -7,7 +7,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -137,12 +136,9 @@ func (a adminService) ListQueues(ctx context.Context, req *gpreemptv1.ListQueues
 	return m, nil
 }
 
-// mayReadMemory tells whether the caller may see what stands in the memory of a
-// user's processes, such as their environment: the kernel shows it to that user
-// and to root.
+// mayReadMemory is authz.Policy.MayReadMemory for the caller.
 func (s *Server) mayReadMemory(ctx context.Context, uid uint32) bool {
-	caller := callerOf(ctx).peer
-	return caller.UID == uid || s.cfg.Authz().Rights(caller).Allows(authz.Admin)
+	return s.cfg.Authz().MayReadMemory(callerOf(ctx).peer, uid)
 }
 
 // addBacklogs reads the backlogs of queues, which are ascending by process, into

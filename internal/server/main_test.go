@@ -313,7 +313,7 @@ func startHost(tb testing.TB, opts ...option) *host {
 	}
 	cfg := Config{
 		Events: h.events, Inventory: h.inventory, MaxMessageBytes: 64 << 10, Epoch: epoch, Now: time.Now,
-		Log: zap.NewNop(), Version: "v1.2.3", Backend: "simulated mi300x", Observer: &sights{}, BootID: "b007",
+		Log: zap.NewNop(), Audit: zap.NewNop(), Version: "v1.2.3", Backend: "simulated mi300x", Observer: &sights{}, BootID: "b007",
 		Backlogs: func(context.Context, gpreempt.ProcessKey, []inventory.QueueEntry) []backlog.Backlog { return nil },
 		Diagnose: func(context.Context) *doctor.Report {
 			return &doctor.Report{
@@ -433,7 +433,7 @@ func (h *host) anyConnection() *connection {
 	cs := h.server.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	for _, c := range cs.byConn {
+	for _, c := range cs.byLink {
 		return c
 	}
 	return nil

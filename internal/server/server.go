@@ -26,6 +26,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/internal/words"
@@ -133,7 +134,8 @@ type Limits struct {
 	// RequestsPerSecond and Burst are per process; a Session frame counts as a
 	// request.
 	RequestsPerSecond, Burst int
-	// ConnectionsPerUID bounds the connections of all processes of a user.
+	// ConnectionsPerUID bounds the connections of all processes of a user, and
+	// those of a certificate's names.
 	ConnectionsPerUID int
 }
 
@@ -161,8 +163,11 @@ type Config struct {
 	// Epoch tells the leases of this run of the daemon from those of others.
 	Epoch uint64
 	// Now is the wall clock.
-	Now     func() time.Time
-	Log     *zap.Logger
+	Now func() time.Time
+	Log *zap.Logger
+	// Audit takes a line for each call that needs the admin right, and for each
+	// refused call of the admin service.
+	Audit   *zap.Logger
 	Version string
 	// Backend is "kfd", or what stands for it: "simulated MACHINE", "emulated MACHINE".
 	Backend string
@@ -193,6 +198,8 @@ type Server struct {
 	closing context.Context
 	close   context.CancelCauseFunc
 
+	refusals scarce // log lines of connections
+
 	policyMu sync.Mutex // held through SetPolicy: it reads, changes and writes
 }
 
@@ -204,7 +211,7 @@ func New(cfg Config) *Server {
 	s := &Server{
 		cfg:         cfg,
 		health:      health.NewServer(),
-		byHand:      newClient(scheduler.ClientID(0), peercred.Peer{}),
+		byHand:      newClient(scheduler.ClientID(0), nil),
 		started:     cfg.Now(),
 		leasePrefix: leasePrefix(cfg.Epoch),
 	}
@@ -214,7 +221,7 @@ func New(cfg Config) *Server {
 	s.clients = newClients(s)
 	s.closing, s.close = context.WithCancelCause(context.Background()) //nolint:forbidigo // a server has no caller whose context it could be; Shutdown ends it
 	s.grpc = grpc.NewServer(
-		grpc.Creds(&doorkeeper{TransportCredentials: peercred.Credentials(), clients: s.clients}),
+		grpc.Creds(&doorkeeper{TransportCredentials: peercred.Credentials(), certified: mtls.Credentials(), clients: s.clients}),
 		grpc.UnaryInterceptor(s.interceptUnary),
 		grpc.StreamInterceptor(s.interceptStream),
 		grpc.MaxRecvMsgSize(cfg.MaxMessageBytes),
@@ -235,8 +242,8 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Serve answers callers on lis, a listener of peercred, until Shutdown, and
-// closes lis. After Shutdown it returns nil. It may be called for several
+// Serve answers callers on lis, a listener of peercred or mtls, until Shutdown, and
+// closes lis. Connections of any other listener are closed unheard. After Shutdown it returns nil. It may be called for several
 // listeners at once.
 func (s *Server) Serve(lis net.Listener) error {
 	if err := s.grpc.Serve(lis); err != nil && s.closing.Err() == nil {

@@ -76,7 +76,7 @@ func (o onlineService) Session(st grpc.BidiStreamingServer[gpreemptv1.SessionReq
 // of its process is told, so that is asked.
 func (ses *session) end() {
 	how := scheduler.EndDisconnected
-	if ses.caller.conn.Exiting() {
+	if ses.caller.link.Exiting() {
 		how = scheduler.EndClientDied
 	}
 	c := ses.caller.client

@@ -881,9 +881,12 @@ type Lease struct {
 	// Name the client gave its work; free text of at most 128 bytes.
 	Label string `protobuf:"bytes,10,opt,name=label,proto3" json:"label,omitempty"`
 	// Targets an admin named; such a lease acts on them only.
-	TargetIds     []string `protobuf:"bytes,11,rep,name=target_ids,json=targetIds,proto3" json:"target_ids,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	TargetIds []string `protobuf:"bytes,11,rep,name=target_ids,json=targetIds,proto3" json:"target_ids,omitempty"`
+	// First name of the holder's certificate, such as "dns:web.example", when it came
+	// by TCP; then client_pid and client_uid say nothing.
+	ClientCertificate string `protobuf:"bytes,12,opt,name=client_certificate,json=clientCertificate,proto3" json:"client_certificate,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Lease) Reset() {
@@ -991,6 +994,13 @@ func (x *Lease) GetTargetIds() []string {
 		return x.TargetIds
 	}
 	return nil
+}
+
+func (x *Lease) GetClientCertificate() string {
+	if x != nil {
+		return x.ClientCertificate
+	}
+	return ""
 }
 
 // A GPU node.
@@ -2862,7 +2872,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x06Timing\x121\n" +
 	"\x06decide\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x06decide\x123\n" +
 	"\aquiesce\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\aquiesce\x12/\n" +
-	"\x05total\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05total\"\x97\x03\n" +
+	"\x05total\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05total\"\xc6\x03\n" +
 	"\x05Lease\x12\x19\n" +
 	"\blease_id\x18\x01 \x01(\tR\aleaseId\x12\x17\n" +
 	"\agpu_ids\x18\x02 \x03(\rR\x06gpuIds\x12\x1a\n" +
@@ -2880,7 +2890,8 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x05label\x18\n" +
 	" \x01(\tR\x05label\x12\x1d\n" +
 	"\n" +
-	"target_ids\x18\v \x03(\tR\ttargetIds\"\xac\x04\n" +
+	"target_ids\x18\v \x03(\tR\ttargetIds\x12-\n" +
+	"\x12client_certificate\x18\f \x01(\tR\x11clientCertificate\"\xac\x04\n" +
 	"\x03Gpu\x12\x15\n" +
 	"\x06gpu_id\x18\x01 \x01(\rR\x05gpuId\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\rR\x04node\x12\x12\n" +

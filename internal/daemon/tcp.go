@@ -1,0 +1,67 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/mtls"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// silence is how soon a host that is gone without a word is found out: its
+// connections hold leases.
+var silence = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}
+
+func certificateFiles(t config.TCP) mtls.Files {
+	return mtls.Files{Certificate: t.Certificate, Key: t.Key, ClientCA: t.ClientCA}
+}
+
+// listenTCP opens the way in for clients on other hosts; nil when the config has
+// none. It is never one without certificates.
+func (d *daemon) listenTCP(ctx context.Context, t config.TCP) (net.Listener, error) {
+	if t.Address == "" {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	keeper, err := mtls.NewKeeper(certificateFiles(t))
+	if err != nil {
+		return nil, fmt.Errorf("serve TCP: %w: mend the file, or remove tcp.address from the config file", err)
+	}
+	listen := net.ListenConfig{KeepAliveConfig: silence}
+	l, err := listen.Listen(ctx, "tcp", t.Address)
+	if err != nil {
+		return nil, fmt.Errorf("serve TCP: %w: tcp.address must be free and this host's", err)
+	}
+	d.keeper = keeper
+	return mtls.NewListener(l, keeper), nil
+}
+
+// reloadCertificates reads the files again. While one is wrong, those from before
+// stay in force.
+func (d *daemon) reloadCertificates(t config.TCP) {
+	if d.keeper == nil || t.Certificate == "" { // it is no longer wanted, from the next start on
+		return
+	}
+	d.warnings.set("tcp")
+	if err := d.keeper.Load(certificateFiles(t)); err != nil {
+		d.log.Error("the certificates for TCP are wrong; those from before stay in force", zap.Error(err))
+		d.warnings.set("tcp", gpreempt.Warning{
+			Code: "CERTIFICATE_REJECTED", Severity: "warning", Text: "the certificates for TCP were not taken over: " + err.Error(),
+			Remedy: "mend the files, then reload again",
+		})
+	}
+}
+
+// closeAll closes listeners that were not served.
+func closeAll(listeners []net.Listener) error {
+	var errs []error
+	for _, l := range listeners {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(errs...)
+}
