@@ -22,6 +22,15 @@ const DefaultSocket = "/run/gpreempt/gpreemptd.sock"
 // SocketEnv names the environment variable that changes DefaultSocket.
 const SocketEnv = "GPREEMPT_SOCKET"
 
+// AddressEnv names the environment variable that has gpctl ask a daemon on another
+// host. CertEnv, KeyEnv and CAEnv name those for the files that needs.
+const (
+	AddressEnv = "GPREEMPT_ADDRESS"
+	CertEnv    = "GPREEMPT_CERT"
+	KeyEnv     = "GPREEMPT_KEY"
+	CAEnv      = "GPREEMPT_CA"
+)
+
 // IO is all that a run of gpctl sees of the world, besides the daemon.
 type IO struct {
 	In       io.Reader
@@ -91,7 +100,11 @@ func isTerminal(w io.Writer) bool {
 // app is one run: the world and the global flags.
 type app struct {
 	IO
-	socket  string
+	socket string
+	// address is "tcp://HOST:PORT" of a daemon on another host, "" for the socket;
+	// cert, key and ca are files for it.
+	address, cert, key, ca string
+
 	output  string
 	timeout time.Duration
 	// simulated names what the daemon serves in place of hardware, "" with it.
@@ -140,8 +153,10 @@ Exit codes:
   8  doctor, trace: this host has no AMD GPU
 
 Environment:
-  ` + SocketEnv + `  path of the daemon's socket, as --socket
-  NO_COLOR         no colour, even on a terminal`,
+  ` + SocketEnv + `   path of the daemon's socket, as --socket
+  ` + AddressEnv + `  address of a daemon on another host, as --address; and so
+                    ` + CertEnv + `, ` + KeyEnv + `, ` + CAEnv + `
+  NO_COLOR          no colour, even on a terminal`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          cobra.ArbitraryArgs,
@@ -158,7 +173,7 @@ Environment:
 			case a.timeout <= 0:
 				return usage(cmd, "--timeout must be more than 0")
 			}
-			return nil
+			return a.checkAddress(cmd)
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
@@ -169,6 +184,10 @@ Environment:
 
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.socket, "socket", socket, "socket of the daemon (env "+SocketEnv+")")
+	flags.StringVar(&a.address, "address", streams.Getenv(AddressEnv), "daemon on another host, tcp://HOST:PORT (env "+AddressEnv+")")
+	flags.StringVar(&a.cert, "cert", streams.Getenv(CertEnv), "with --address: your certificate, PEM (env "+CertEnv+")")
+	flags.StringVar(&a.key, "key", streams.Getenv(KeyEnv), "with --address: its key, PEM (env "+KeyEnv+")")
+	flags.StringVar(&a.ca, "ca", streams.Getenv(CAEnv), "with --address: who vouches for the daemon, PEM (env "+CAEnv+")")
 	flags.StringVarP(&a.output, "output", "o", formatTable, "format: "+strings.Join(formats, ", "))
 	flags.DurationVar(&a.timeout, "timeout", 15*time.Second, "how long to wait for an answer")
 	complete(root, "output", formats)

@@ -7,16 +7,12 @@ import (
 
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/pkg/client"
 )
-
-// maxAnswer bounds an answer of the daemon, in bytes: thousands of targets with
-// their command lines.
-const maxAnswer = 64 << 20
 
 // call runs fn with a client, which has --timeout for all it asks.
 func (a *app) call(cmd *cobra.Command, fn func(context.Context, gpreemptv1.AdminServiceClient) error) error {
@@ -47,29 +43,65 @@ func (a *app) noteSimulated(header metadata.MD) {
 
 // stream is call for as long as ctx lasts.
 func (a *app) stream(ctx context.Context, fn func(context.Context, gpreemptv1.AdminServiceClient) error) error {
-	conn, err := dial(a.socket, grpc.WithUnaryInterceptor(
-		func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			var header metadata.MD
-			err := invoke(ctx, method, req, reply, cc, append(opts, grpc.Header(&header))...)
-			a.noteSimulated(header)
-			return err
-		}))
+	c, err := a.dial()
 	if err != nil {
-		return a.fromDaemon(ctx, err)
+		return err
 	}
-	defer conn.Close()
-	return a.fromDaemon(ctx, fn(ctx, gpreemptv1.NewAdminServiceClient(conn)))
+	defer c.Close()
+	return a.fromDaemon(ctx, fn(ctx, gpreemptv1.NewAdminServiceClient(noting{c.Conn(), a})))
 }
 
-// dial prepares a connection to the daemon's socket; the first call makes it.
-func dial(socket string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
-	path, err := filepath.Abs(socket)
-	if err != nil {
-		return nil, err
+// dial prepares a connection to the daemon; the first call makes it.
+func (a *app) dial() (*client.Client, error) {
+	if a.address == "" {
+		path, err := filepath.Abs(a.socket)
+		if err != nil {
+			return nil, err
+		}
+		return client.Dial(path)
 	}
-	return grpc.NewClient("unix://"+path, append(more,
-		// The socket is local: the kernel tells each side who the other is.
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
-	)...)
+	c, err := client.Dial(a.address, client.Certificate(a.cert, a.key, a.ca))
+	if err != nil {
+		return nil, &failure{
+			code: ExitUsage, message: err.Error(), next: "give --address, --cert, --key and --ca, or set " + AddressEnv + " and its like",
+		}
+	}
+	return c, nil
+}
+
+// daemonAt names the daemon for people.
+func (a *app) daemonAt() string { return or(a.address, a.socket) }
+
+// checkAddress tells what is wrong with how the daemon is named. A flag goes before
+// the environment: --socket means the daemon of this host.
+func (a *app) checkAddress(cmd *cobra.Command) error {
+	given := func(name string) bool { return cmd.Flags().Changed(name) }
+	if given("socket") {
+		if given("address") {
+			return usage(cmd, "--socket and --address name two daemons")
+		}
+		a.address = ""
+	}
+	for _, file := range []struct{ name, value string }{{"cert", a.cert}, {"key", a.key}, {"ca", a.ca}} {
+		switch {
+		case a.address != "" && file.value == "":
+			return usage(cmd, "--%s is missing: %s needs --cert, --key and --ca", file.name, a.address)
+		case a.address == "" && given(file.name):
+			return usage(cmd, "--%s needs --address: on a socket the kernel tells the daemon who calls", file.name)
+		}
+	}
+	return nil
+}
+
+// noting keeps what the daemon says of itself beside its answers.
+type noting struct {
+	grpc.ClientConnInterface
+	a *app
+}
+
+func (n noting) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	var header metadata.MD
+	err := n.ClientConnInterface.Invoke(ctx, method, args, reply, append(opts, grpc.Header(&header))...)
+	n.a.noteSimulated(header)
+	return err
 }

@@ -49,11 +49,12 @@ Ends with 7 when a check failed, and with 8 when there is no AMD GPU.`,
 	return cmd
 }
 
-// examine asks the daemon, or, when there is none, a process of its program.
+// examine asks the daemon, or, when there is none on this host, a process of its
+// program.
 func (a *app) examine(cmd *cobra.Command, daemon string) (*gpreemptv1.DiagnoseResponse, error) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), a.timeout)
 	defer cancel()
-	if err := a.knock(ctx); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+	if err := a.knock(ctx); a.address == "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)) {
 		return a.runDiagnosis(ctx, daemon)
 	}
 	var report *gpreemptv1.DiagnoseResponse

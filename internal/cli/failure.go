@@ -10,6 +10,7 @@ import (
 	"os/user"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -72,7 +73,7 @@ func (a *app) fromDaemon(ctx context.Context, err error) error {
 	if code == codes.DeadlineExceeded || errors.Is(err, context.DeadlineExceeded) {
 		return &failure{
 			code:    ExitUnreachable,
-			message: fmt.Sprintf("the daemon at %s did not answer within %s", a.socket, duration(a.timeout)),
+			message: fmt.Sprintf("the daemon at %s did not answer within %s", a.daemonAt(), duration(a.timeout)),
 			next:    "systemctl status gpreemptd, or give it longer with --timeout",
 		}
 	}
@@ -90,7 +91,10 @@ func (a *app) fromDaemon(ctx context.Context, err error) error {
 		gpreempt.CodeFailedPrecondition, gpreempt.CodeOutOfRange:
 		f.code = ExitRefused
 	case gpreempt.CodeUnavailable:
-		if e.Reason == gpreempt.ReasonDaemonUnavailable {
+		switch {
+		case e.Reason == gpreempt.ReasonDaemonUnavailable && a.address != "":
+			return farAway(a.address, status.Convert(err).Message())
+		case e.Reason == gpreempt.ReasonDaemonUnavailable:
 			return a.diagnose(ctx)
 		}
 		f.code = ExitUnreachable
@@ -105,6 +109,28 @@ func (a *app) fromDaemon(ctx context.Context, err error) error {
 // diagnose finds out why the daemon cannot be reached.
 func (a *app) diagnose(ctx context.Context) *failure {
 	return unreachable(a.socket, a.knock(ctx), groupOf(a.socket))
+}
+
+// farAway explains why a daemon on another host cannot be reached: text is what
+// gRPC says of the last attempt.
+func farAway(address, text string) *failure {
+	if _, quoted, ok := strings.Cut(text, "desc = "); ok {
+		if plain, err := strconv.Unquote(strings.TrimSpace(quoted)); err == nil {
+			text = plain
+		}
+	}
+	f := &failure{
+		code: ExitUnreachable, message: fmt.Sprintf("cannot reach the daemon at %s: %s", address, text),
+		next: "check the address, and tcp.address in the config file of that daemon",
+	}
+	switch {
+	case strings.Contains(text, "remote error: tls:"):
+		f.code = ExitDenied
+		f.next = "check the dates, the authority and the use (client) of the certificate in --cert; the daemon's log says more"
+	case strings.Contains(text, "x509:"):
+		f.next = "--ca has to vouch for the daemon's certificate, and that has to be for the host in --address"
+	}
+	return f
 }
 
 // unreachable explains what connecting to socket gave; group owns the socket, or

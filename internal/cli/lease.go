@@ -45,8 +45,11 @@ func (a *app) printLeases(p *printer, list []*gpreemptv1.Lease) {
 		"LEASE", "LABEL", "STATE", ">PRIO", "GPUS", "HOLDER", "+>UID", ">AGE", ">EXPIRES IN", "+TARGETS",
 	})
 	for _, l := range list {
-		holder := "admin"
-		if l.GetClientPid() > 0 {
+		holder, uid := "admin", fmt.Sprint(l.GetClientUid())
+		switch {
+		case l.GetClientCertificate() != "":
+			holder, uid = l.GetClientCertificate(), "-"
+		case l.GetClientPid() > 0:
 			holder = fmt.Sprintf("pid %d", l.GetClientPid())
 		}
 		where := words.Of(l.GetState())
@@ -54,7 +57,7 @@ func (a *app) printLeases(p *printer, list []*gpreemptv1.Lease) {
 			where += ": " + end
 		}
 		t.row(text(l.GetLeaseId()), text(or(l.GetLabel(), "-")), text(where), text(priority(l.GetPriority())), text(gpus(l.GetGpuIds(), p.wide)),
-			text(holder), text(l.GetClientUid()), text(a.age(l.GetCreatedAt())), text(took(l.GetExpiresIn())),
+			text(holder), text(uid), text(a.age(l.GetCreatedAt())), text(took(l.GetExpiresIn())),
 			text(or(strings.Join(l.GetTargetIds(), ","), "-")))
 	}
 	t.flush()

@@ -55,7 +55,7 @@ func (a *app) printStatus(p *printer, st *gpreemptv1.GetStatusResponse) {
 	if p.wide {
 		field("inventory", fmt.Sprintf("revision %d", st.GetInventoryRevision()), styleNone)
 		field("events", fmt.Sprintf("revision %d", st.GetEventRevision()), styleNone)
-		field("socket", a.socket, styleNone)
+		field("daemon", a.daemonAt(), styleNone)
 		field("boot id", or(st.GetBootId(), "-"), styleNone)
 		field("gpctl", version.String(), styleNone)
 		if len(st.GetSources()) > 0 {

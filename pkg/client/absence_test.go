@@ -14,8 +14,33 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
+
+func TestCertificateIsReadAtOnceAndForTCPOnly(t *testing.T) {
+	ca := testutil.NewAuthority(t, "ours")
+	cert, key := ca.Issue()
+	for _, tc := range []struct {
+		addr, cert, key, ca string
+		err                 string // part of it
+	}{
+		{"tcp://gpu7:7443", cert, key, ca.File, ""},
+		{"tcp://gpu7:7443", "/nowhere", key, ca.File, "/nowhere"},
+		{"tcp://gpu7:7443", cert, key, "/nowhere", "/nowhere"},
+		{"tcp://gpu7:7443", cert, key, key, key},
+		{"", cert, key, ca.File, "takes no certificate"},
+		{"/run/other.sock", cert, key, ca.File, "takes no certificate"},
+	} {
+		c, err := Dial(tc.addr, Certificate(tc.cert, tc.key, tc.ca))
+		if err == nil {
+			c.Close()
+		}
+		if (err == nil) != (tc.err == "") || err != nil && !strings.Contains(err.Error(), tc.err) {
+			t.Errorf("%+v: %v", tc, err)
+		}
+	}
+}
 
 func TestAddress(t *testing.T) {
 	for _, tc := range []struct{ addr, target, err string }{
@@ -23,8 +48,11 @@ func TestAddress(t *testing.T) {
 		{"/run/other.sock", "unix:///run/other.sock", ""},
 		{"unix:///run/other.sock", "unix:///run/other.sock", ""},
 		{"unix:other.sock", "unix:other.sock", ""},
-		{"localhost:50051", "", `address "localhost:50051" of gpreemptd is no unix socket: write it as unix:///run/gpreempt/gpreemptd.sock`},
-		{"other.sock", "", `address "other.sock" of gpreemptd is no unix socket: write it as unix:///run/gpreempt/gpreemptd.sock`},
+		{"localhost:50051", "", `address "localhost:50051" of gpreemptd is no unix socket and no tcp://HOST:PORT: write it as unix:///run/gpreempt/gpreemptd.sock`},
+		{"other.sock", "", `address "other.sock" of gpreemptd is no unix socket and no tcp://HOST:PORT: write it as unix:///run/gpreempt/gpreemptd.sock`},
+		{"tcp://gpu7:7443", "", `address "tcp://gpu7:7443" of gpreemptd needs a certificate: give the option Certificate`},
+		{"tcp://gpu7", "", `address "tcp://gpu7" of gpreemptd: write it as tcp://HOST:PORT`},
+		{"tcp://:7443", "", `address "tcp://:7443" of gpreemptd: write it as tcp://HOST:PORT`},
 	} {
 		c, err := Dial(tc.addr)
 		if err != nil {

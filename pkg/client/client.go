@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"strings"
 	"sync"
 	"time"
 
@@ -54,11 +53,13 @@ func withDialer(dial func(context.Context, string) (net.Conn, error)) Option {
 
 // Client talks to one daemon.
 type Client struct {
-	cc         *grpc.ClientConn
-	online     gpreemptv1.OnlineServiceClient
-	grpc       []grpc.DialOption
-	failClosed bool
-	guard      guard
+	cc     *grpc.ClientConn
+	online gpreemptv1.OnlineServiceClient
+	grpc   []grpc.DialOption
+	// certificate is nil on a unix socket.
+	certificate *certificate
+	failClosed  bool
+	guard       guard
 
 	// background is the context of what no call waits for; Close ends it.
 	background context.Context
@@ -68,25 +69,22 @@ type Client struct {
 	wg         sync.WaitGroup
 }
 
-// Dial gives a client of the daemon at addr: "unix:///PATH", an absolute path,
-// or "" for DefaultAddr. It does not connect yet, so it succeeds without a
-// daemon; the error is about addr.
+// Dial gives a client of the daemon at addr: "unix:///PATH", an absolute path, or
+// "" for DefaultAddr; or "tcp://HOST:PORT" with Certificate, for a daemon on another
+// host. It does not connect yet, so it succeeds without a daemon; the error is
+// about addr and the files of Certificate.
 func Dial(addr string, opts ...Option) (*Client, error) {
-	switch {
-	case addr == "":
-		addr = DefaultAddr
-	case strings.HasPrefix(addr, "/"):
-		addr = "unix://" + addr
-	case !strings.HasPrefix(addr, "unix:"):
-		return nil, fmt.Errorf("address %q of gpreemptd is no unix socket: write it as %s", addr, DefaultAddr)
-	}
 	c := &Client{guard: guard{report: logProtection}}
-	//nolint:forbidigo // what runs in the background belongs to the client and to none of its calls
-	c.background, c.stop = context.WithCancel(context.Background())
 	for _, opt := range opts {
 		opt(c)
 	}
-	cc, err := grpc.NewClient(addr, append([]grpc.DialOption{
+	target, err := c.target(addr)
+	if err != nil {
+		return nil, err
+	}
+	//nolint:forbidigo // what runs in the background belongs to the client and to none of its calls
+	c.background, c.stop = context.WithCancel(context.Background())
+	cc, err := grpc.NewClient(target, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(transport{c}),
 		// A connection with no call in flight may still carry leases.
 		grpc.WithIdleTimeout(0),

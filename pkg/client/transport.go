@@ -16,12 +16,20 @@ import (
 	"github.com/gpreempt/gpreempt/internal/errgrpc"
 )
 
-// transport is gRPC's view of a unix socket: there is nothing to encrypt, and
-// the daemon learns from its kernel who we are. It puts a *connection around
-// each socket, so that a call can tell by which one its lease came.
+// transport is gRPC's view of a unix socket, where there is nothing to encrypt and
+// the daemon learns from its kernel who we are; and of TCP, where certificates say
+// it. It puts a *connection around each socket, so that a call can tell by which
+// one its lease came.
 type transport struct{ c *Client }
 
-func (t transport) ClientHandshake(_ context.Context, _ string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+func (t transport) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	if t.c.certificate != nil {
+		secured, err := t.c.certificate.secure(ctx, authority, raw)
+		if err != nil {
+			return nil, nil, err
+		}
+		raw = secured
+	}
 	conn := &connection{Conn: raw, c: t.c}
 	return conn, authInfo{
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},
@@ -34,8 +42,11 @@ func (transport) ServerHandshake(net.Conn) (net.Conn, credentials.AuthInfo, erro
 }
 
 func (transport) Info() credentials.ProtocolInfo {
-	return credentials.ProtocolInfo{SecurityProtocol: "unix"}
+	return credentials.ProtocolInfo{SecurityProtocol: protocol}
 }
+
+// protocol is the name gRPC shows for these credentials.
+const protocol = "gpreempt"
 
 func (t transport) Clone() credentials.TransportCredentials { return t }
 
@@ -46,7 +57,7 @@ type authInfo struct {
 	conn *connection
 }
 
-func (authInfo) AuthType() string { return "unix" }
+func (authInfo) AuthType() string { return protocol }
 
 // connection is a link for the leases of bare calls. The calls may go by a later
 // connection than the lease came by; then the daemon does not know the lease.
