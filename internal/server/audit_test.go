@@ -1,0 +1,288 @@
+package server
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// startAudited starts a host whose audit log is kept.
+func startAudited(t *testing.T, opts ...option) (*host, *observer.ObservedLogs) {
+	t.Helper()
+	core, logs := observer.New(zap.DebugLevel)
+	return startHost(t, append(opts, func(c *Config, _ *scheduler.Limits) { c.Audit = zap.New(core) })...), logs
+}
+
+// line gives a line of the audit log without what differs from run to run.
+func line(e observer.LoggedEntry) map[string]any {
+	m := e.ContextMap()
+	for _, key := range []string{"start", "exe", "cgroup", "serial", "address", "gid", "error"} {
+		delete(m, key)
+	}
+	m["message"], m["level"] = e.Message, e.Level.String()
+	return m
+}
+
+func linesOf(logs *observer.ObservedLogs) (lines []map[string]any) {
+	for _, e := range logs.TakeAll() {
+		lines = append(lines, line(e))
+	}
+	return lines
+}
+
+func TestEveryChangeByAnAdminIsAudited(t *testing.T) {
+	h, logs := startAudited(t)
+	admin, target := h.admin(t), offline.String()
+	ctx := t.Context()
+	lease, err := admin.CreateLease(ctx, &gpreemptv1.CreateLeaseRequest{Announce: minute(gpuB)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := lease.GetAnnounced().GetLeaseId()
+	for _, call := range []func() error{
+		func() error {
+			_, err := admin.ReleaseLease(ctx, &gpreemptv1.ReleaseLeaseRequest{LeaseId: id})
+			return err
+		},
+		func() error {
+			_, err := admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: target, Ttl: durationpb.New(time.Second)})
+			return err
+		},
+		func() error {
+			_, err := admin.ResumeTarget(ctx, &gpreemptv1.ResumeTargetRequest{TargetId: target})
+			return err
+		},
+		func() error {
+			_, err := admin.ClassifyTarget(ctx, &gpreemptv1.ClassifyTargetRequest{TargetId: target, Class: gpreemptv1.Class_CLASS_ONLINE})
+			return err
+		},
+		func() error {
+			_, err := admin.SetPolicy(ctx, &gpreemptv1.SetPolicyRequest{Preset: "strict"})
+			return err
+		},
+		func() error {
+			_, err := admin.SetDrain(ctx, &gpreemptv1.SetDrainRequest{Drain: true})
+			return err
+		},
+	} {
+		if err := call(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Looking is no change.
+	if _, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	// What is allowed and fails is a call too.
+	if _, err := admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: "1\nfake"}); err == nil {
+		t.Error("nothing was suspended")
+	}
+
+	suspended := strings.TrimPrefix(id, h.server.leasePrefix)
+	if suspended != "1" {
+		t.Fatalf("the lease is number %s", suspended)
+	}
+	done := func(method, request, verb string, more ...any) map[string]any {
+		m := map[string]any{
+			"message": "admin call", "level": "info", "audit": true, "outcome": "done", "method": method, "request": request, "verb": verb,
+			"uid": uint32(os.Getuid()), "pid": int32(os.Getpid()),
+		}
+		for i := 0; i < len(more); i += 2 {
+			m[more[i].(string)] = more[i+1]
+		}
+		return m
+	}
+	want := []map[string]any{
+		done("CreateLease", `{"announce":{"gpus":[{"gpu_id":200}],"ttl":"60s","max_wait":"0s"}}`, "lease create on GPUs [200] for 1m0s, priority 11", "lease", id),
+		done("ReleaseLease", fmt.Sprintf(`{"lease_id":%q}`, id), "lease release "+id, "lease", id),
+		done("SuspendTarget", fmt.Sprintf(`{"target_id":%q,"ttl":"1s"}`, target), "target suspend "+target+" for 1s", "lease", h.server.leasePrefix+"2", "target", target),
+		done("ResumeTarget", fmt.Sprintf(`{"target_id":%q}`, target), "target resume "+target+", hold 0s", "target", target),
+		done("ClassifyTarget", fmt.Sprintf(`{"target_id":%q,"class":"CLASS_ONLINE"}`, target), "target classify "+target+" online, priority 11", "target", target),
+		done("SetPolicy", `{"preset":"strict"}`, "policy set: strict"),
+		done("SetDrain", `{"drain":true}`, "drain true"),
+		{
+			"message": "admin call", "level": "info", "audit": true, "outcome": "failed", "method": "SuspendTarget", "request": `{"target_id":"1\nfake"}`,
+			"reason": "UNKNOWN_TARGET", "uid": uint32(os.Getuid()), "pid": int32(os.Getpid()),
+		},
+	}
+	if diff := cmp.Diff(want, linesOf(logs)); diff != "" {
+		t.Errorf("audit log (-want +got):\n%s", diff)
+	}
+}
+
+func TestAuditSaysWhereTheCallerComesFrom(t *testing.T) {
+	h, logs := startAudited(t)
+	if _, err := h.admin(t).SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cgroup, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := logs.All()[0].ContextMap()
+	if m["exe"] != exe || m["start"] != h.anyConnection().peer.Process().Start || m["gid"] != uint32(os.Getgid()) {
+		t.Errorf("line %v, want program %s, start and group", m, exe)
+	}
+	if path, ok := m["cgroup"].(string); !ok || path == "" || !strings.Contains(string(cgroup), ":"+path) {
+		t.Errorf("control group %v, want one of\n%s", m["cgroup"], cgroup)
+	}
+}
+
+func TestCallsByCertificateAreAuditedWithSubjectAndAddress(t *testing.T) {
+	h, logs := startAudited(t)
+	r := h.openTCP(t)
+	for _, holder := range []string{"ops", "web"} {
+		c := r.dial(map[string]func(*x509.Certificate){"ops": ops, "web": web}[holder])
+		_, err := c.Admin().SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{})
+		if (err == nil) != (holder == "ops") {
+			t.Errorf("%s: %v", holder, err)
+		}
+	}
+	var addresses []string
+	for _, e := range logs.All() {
+		addresses = append(addresses, e.ContextMap()["address"].(string))
+	}
+	if len(addresses) != 2 || addresses[0] == addresses[1] || !strings.HasPrefix(addresses[0], "127.0.0.1:") {
+		t.Errorf("addresses %q", addresses)
+	}
+	want := []map[string]any{
+		{
+			"message": "admin call", "level": "info", "audit": true, "outcome": "done", "method": "SetDrain", "request": "{}", "verb": "drain false",
+			"certificate": "uri:spiffe://example/ops", "subject": "O=Example",
+		},
+		{
+			"message": "admin call", "level": "warn", "audit": true, "outcome": "refused", "method": "SetDrain", "request": "{}",
+			"reason": "ADMIN_RIGHT_MISSING", "certificate": "dns:web.example", "subject": "O=Example",
+		},
+	}
+	if diff := cmp.Diff(want, linesOf(logs)); diff != "" {
+		t.Errorf("audit log (-want +got):\n%s", diff)
+	}
+}
+
+func TestRefusalsAreAuditedAndCountedWhenThereAreMany(t *testing.T) {
+	h, logs := startAudited(t)
+	h.mu.Lock()
+	h.rights = func() authz.Policy { return authz.Policy{OwnerUID: 1 << 30} }
+	h.mu.Unlock()
+	conn := h.dialAsNobody(t)
+	admin := gpreemptv1.NewAdminServiceClient(conn)
+	const calls = 500
+	for range calls {
+		_, err := admin.SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{Drain: true})
+		want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotAdmin)
+	}
+	// Looking without a right is refused too, and a stream.
+	st, err := admin.WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{})
+	if err == nil {
+		_, err = st.Recv()
+	}
+	want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotAdmin)
+	// What is no admin call is not in the audit log.
+	_, err = gpreemptv1.NewOnlineServiceClient(conn).NotifyOnline(t.Context(), minute(gpuA))
+	want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotOnline)
+	_ = conn.Close()
+	h.server.clients.wait()
+
+	lines := linesOf(logs)
+	var told uint64
+	for _, l := range lines {
+		if l["outcome"] != "refused" || l["message"] != "admin call" || l["level"] != "warn" {
+			t.Fatalf("line %v", l)
+		}
+		if l["method"] != nil {
+			told++
+		}
+		if n, ok := l["unlogged"].(uint64); ok {
+			told += n
+		}
+	}
+	if told != calls+1 {
+		t.Errorf("the audit log accounts for %d refusals, want %d", told, calls+1)
+	}
+	if n := len(lines); n > calls/2 {
+		t.Errorf("%d lines for %d refusals", n, calls)
+	}
+	if got := h.verbs(t); len(got) > 0 {
+		t.Errorf("refusals drove %d events out of the event log", len(got))
+	}
+}
+
+func TestCallsAboveTheRateAreAudited(t *testing.T) {
+	h, logs := startAudited(t)
+	h.setLimits(func(l *Limits) { l.RequestsPerSecond, l.Burst = 1, 1 })
+	admin := h.admin(t)
+	for range 3 {
+		_, _ = admin.SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{}) // some are refused
+	}
+	reasons := map[any]int{}
+	for _, e := range logs.All() {
+		reasons[e.ContextMap()["reason"]]++
+	}
+	if reasons["RATE_LIMITED"] < 1 || len(logs.All()) != 3 {
+		t.Errorf("lines %v, want one for each call, with RATE_LIMITED", reasons)
+	}
+}
+
+func TestPanicOfAnAdminCallIsAudited(t *testing.T) {
+	p := &panicking{}
+	h, logs := startAudited(t, func(c *Config, _ *scheduler.Limits) { c.Scheduler = p })
+	p.Scheduler = h.runner
+	p.on.Store(true)
+	_, err := h.admin(t).ReleaseLease(t.Context(), &gpreemptv1.ReleaseLeaseRequest{LeaseId: "000000000000feed-1"})
+	want(t, err, gpreempt.CodeInternal, gpreempt.ReasonInternal)
+	if m := logs.All()[0].ContextMap(); m["outcome"] != "panicked" || m["method"] != "ReleaseLease" {
+		t.Errorf("line %v", m)
+	}
+}
+
+func TestAuditKeepsARequestToOneBoundedLine(t *testing.T) {
+	hostile := "1\n{\"audit\":true}\x1b[2J\u202e"
+	text := requestText(&gpreemptv1.SuspendTargetRequest{TargetId: hostile})
+	if strings.ContainsAny(text, "\n\x1b") {
+		t.Errorf("written as %q", text)
+	}
+	var back map[string]string
+	if err := json.Unmarshal([]byte(text), &back); err != nil || back["target_id"] != hostile {
+		t.Errorf("read back as %q, %v", back, err)
+	}
+	long := requestText(&gpreemptv1.SuspendTargetRequest{TargetId: strings.Repeat("é", 10_000)})
+	if len(long) > maxAudited+len("...") || !strings.HasSuffix(long, "...") {
+		t.Errorf("%d bytes of a long request", len(long))
+	}
+	if text := requestText(&gpreemptv1.SuspendTargetRequest{TargetId: "\xff"}); !strings.HasPrefix(text, "unreadable: ") {
+		t.Errorf("no UTF-8: %s", text)
+	}
+}
+
+func TestCallOfNobodyIsAudited(t *testing.T) {
+	h, logs := startAudited(t)
+	_, err := h.server.interceptUnary(t.Context(), &gpreemptv1.SetDrainRequest{}, &grpc.UnaryServerInfo{FullMethod: gpreemptv1.AdminService_SetDrain_FullMethodName},
+		func(context.Context, any) (any, error) { t.Error("the handler was reached"); return nil, nil })
+	want(t, err, gpreempt.CodeUnauthenticated, gpreempt.ReasonNoIdentity)
+	if diff := cmp.Diff([]map[string]any{{
+		"message": "admin call", "level": "warn", "audit": true, "outcome": "refused", "method": "SetDrain", "request": "{}", "reason": "PEER_IDENTITY_MISSING",
+	}}, linesOf(logs)); diff != "" {
+		t.Errorf("audit log (-want +got):\n%s", diff)
+	}
+}
