@@ -204,6 +204,8 @@ type directory struct {
 	// steps and counts are what Explain and RuleCounts answer.
 	steps  []classify.Step
 	counts []RuleCount
+	// strangers were to be overridden, and are not known.
+	strangers []gpreempt.ProcessKey
 }
 
 func (d *directory) Explain(gpreempt.ProcessKey) []classify.Step {
@@ -230,6 +232,7 @@ func (d *directory) Override(key gpreempt.ProcessKey, decision *classify.Decisio
 	defer d.mu.Unlock()
 	f, ok := d.of[key]
 	if !ok {
+		d.strangers = append(d.strangers, key)
 		return false
 	}
 	f.Decision = classify.Decision{Class: gpreempt.Unmanaged, Priority: 7, By: classify.ByDefault}
