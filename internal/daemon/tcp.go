@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -13,10 +12,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
-
-// silence is how soon a host that is gone without a word is found out: its
-// connections hold leases.
-var silence = net.KeepAliveConfig{Enable: true, Idle: 10 * time.Second, Interval: 5 * time.Second, Count: 3}
 
 func certificateFiles(t config.TCP) mtls.Files {
 	return mtls.Files{Certificate: t.Certificate, Key: t.Key, ClientCA: t.ClientCA}
@@ -32,13 +27,12 @@ func (d *daemon) listenTCP(ctx context.Context, t config.TCP) (net.Listener, err
 	if err != nil {
 		return nil, fmt.Errorf("serve TCP: %w: mend the file, or remove tcp.address from the config file", err)
 	}
-	listen := net.ListenConfig{KeepAliveConfig: silence}
-	l, err := listen.Listen(ctx, "tcp", t.Address)
+	l, err := mtls.Listen(ctx, t.Address, keeper)
 	if err != nil {
 		return nil, fmt.Errorf("serve TCP: %w: tcp.address must be free and this host's", err)
 	}
 	d.keeper = keeper
-	return mtls.NewListener(l, keeper), nil
+	return l, nil
 }
 
 // reloadCertificates reads the files again. While one is wrong, those from before

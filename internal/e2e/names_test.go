@@ -21,7 +21,7 @@ func unprintable(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }
 // A job chooses its own name and a client its label: neither must be able to write
 // lines or commands to a terminal into what gpctl prints or the daemon logs.
 func TestNamesOfOthersReachNeitherTerminalNorLogAsCommands(t *testing.T) {
-	const name, label = "train\x1b[2J\n{x", "llm\x1b]0;x\a\r\n{\"level\":\"info\",\"audit\":true}\u202e"
+	const name, label = "train\x1b[2J\n{x\xff", "llm\x1b]0;x\a\r\n{\"level\":\"info\",\"audit\":true}\u202e"
 	m := emulate(t, kfdemu.Config{})
 	program := filepath.Join(filepath.Dir(trainBinary), name)
 	if err := os.Link(trainBinary, program); err != nil {
@@ -59,10 +59,10 @@ func TestNamesOfOthersReachNeitherTerminalNorLogAsCommands(t *testing.T) {
 			}
 		}
 	}
-	// Programs get them as they are.
+	// Programs get them as they are, but for what is no text.
 	r := d.ctl("target", "list", "-o", "json")
 	var list gpreemptv1.ListTargetsResponse
-	if err := protojson.Unmarshal([]byte(r.Out), &list); err != nil || list.GetTargets()[0].GetComm() != name {
+	if err := protojson.Unmarshal([]byte(r.Out), &list); err != nil || list.GetTargets()[0].GetComm() != strings.ToValidUTF8(name, "\ufffd") {
 		t.Errorf("the name comes as %q, %v", list.GetTargets(), err)
 	}
 	d.complete(lease.GetLeaseId())

@@ -9,8 +9,10 @@ import (
 	"io"
 	"net"
 	"sync"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/credentials"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -20,6 +22,9 @@ const (
 	// maxUnproved bounds the connections whose handshake is not done: strangers
 	// must not use up the daemon's descriptors.
 	maxUnproved = 64
+	// silence is how soon a host that is gone without a word is found out: its
+	// connections hold leases.
+	silence = 20 * time.Second
 	// farewell is how long a refused client may take to read why.
 	farewell = 500 * time.Millisecond
 	// protocol is the name gRPC shows for these credentials.
@@ -69,11 +74,26 @@ func (p Peer) Principal() string { return fmt.Sprintf("certificate %q", p.Names)
 // String names the peer for people.
 func (p Peer) String() string { return fmt.Sprintf("certificate %.128q", p.Name()) }
 
-// NewListener gives a listener whose connections are all *Conn, to be served with
-// Credentials. Accept makes no call that a client can keep waiting: the handshake
-// comes later. Beyond a bound of connections without one, more are closed.
-func NewListener(l net.Listener, k *Keeper) net.Listener {
-	return &listener{Listener: l, keeper: k, unproved: make(chan struct{}, maxUnproved)}
+// Listen gives a listener on a TCP address whose connections are all *Conn, to be
+// served with Credentials. Accept makes no call that a client can keep waiting: the
+// handshake comes later. Beyond a bound of connections without one, more are closed.
+func Listen(ctx context.Context, address string, k *Keeper) (net.Listener, error) {
+	config := net.ListenConfig{
+		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: silence / 2, Interval: silence / 5, Count: 2},
+		Control: func(_, _ string, socket syscall.RawConn) error {
+			var failure error
+			err := socket.Control(func(fd uintptr) {
+				// For what was sent and never acknowledged; accepted sockets inherit it.
+				failure = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(silence.Milliseconds()))
+			})
+			return errors.Join(err, failure)
+		},
+	}
+	l, err := config.Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, err
+	}
+	return &listener{Listener: l, keeper: k, unproved: make(chan struct{}, maxUnproved)}, nil
 }
 
 type listener struct {
@@ -190,7 +210,7 @@ type AuthInfo struct {
 // AuthType names the protocol.
 func (AuthInfo) AuthType() string { return protocol }
 
-// Credentials gives server credentials for connections of NewListener; any other
+// Credentials gives server credentials for connections of Listen; any other
 // connection fails the handshake.
 func Credentials() credentials.TransportCredentials { return transport{} }
 
@@ -199,7 +219,7 @@ type transport struct{}
 func (transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	c, ok := raw.(*Conn)
 	if !ok {
-		return nil, nil, fmt.Errorf("mtls: %T is no connection of mtls.NewListener", raw)
+		return nil, nil, fmt.Errorf("mtls: %T is no connection of mtls.Listen", raw)
 	}
 	if err := c.prove(); err != nil {
 		_ = c.Close()

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
@@ -44,12 +45,11 @@ func open(t *testing.T) *door {
 	if d.keeper, err = NewKeeper(d.files); err != nil {
 		t.Fatal(err)
 	}
-	raw, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := Listen(t.Context(), "127.0.0.1:0", d.keeper)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.address = raw.Addr().String()
-	l := NewListener(raw, d.keeper)
+	d.address = l.Addr().String()
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		for {
@@ -226,6 +226,35 @@ func TestPlainTCPIsNoWayIn(t *testing.T) {
 	}
 	if _, _, err := Credentials().ClientHandshake(context.Background(), "", ours); err == nil {
 		t.Error("credentials for servers served a client")
+	}
+}
+
+func TestHostThatIsGoneIsFoundOut(t *testing.T) {
+	d := open(t)
+	cert, key := d.ca.Issue()
+	server, _ := d.enter(d.config(cert, key))
+	socket, err := server.raw.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]int{}
+	err = socket.Control(func(fd uintptr) {
+		for name, option := range map[string]int{
+			"unacknowledged, ms": unix.TCP_USER_TIMEOUT, "idle, s": unix.TCP_KEEPIDLE, "interval, s": unix.TCP_KEEPINTVL, "probes": unix.TCP_KEEPCNT,
+		} {
+			value, err := unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, option)
+			if err != nil {
+				t.Error(err)
+			}
+			got[name] = value
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]int{"unacknowledged, ms": 20_000, "idle, s": 10, "interval, s": 4, "probes": 2}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("socket options (-want +got):\n%s", diff)
 	}
 }
 

@@ -42,13 +42,13 @@ func (h *host) openTCP(t *testing.T) *remote {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := mtls.Listen(t.Context(), "127.0.0.1:0", keeper)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.address = "tcp://" + l.Addr().String()
 	served := make(chan error, 1)
-	go func() { served <- h.server.Serve(mtls.NewListener(l, keeper)) }()
+	go func() { served <- h.server.Serve(l) }()
 	t.Cleanup(func() {
 		_ = l.Close()
 		<-served // it says that the listener is closed, or nothing

@@ -47,10 +47,11 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // AdminService shows and steers the daemon. Callers need the admin right
-// (docs/api.md); calls that only read need the admin or the online right. All
+// (docs/api.md); calls that only read need the right to read. All
 // calls: UNAUTHENTICATED/PEER_IDENTITY_MISSING, PERMISSION_DENIED/
 // ADMIN_RIGHT_MISSING, RESOURCE_EXHAUSTED/RATE_LIMITED. Calls that change
-// something leave an ADMIN event with the caller's uid and pid.
+// something leave an ADMIN event that says who called; they and all refusals leave
+// a line in the audit log (docs/threat-model.md).
 type AdminServiceClient interface {
 	// GetStatus gives the state of the daemon. Reads.
 	GetStatus(ctx context.Context, in *GetStatusRequest, opts ...grpc.CallOption) (*GetStatusResponse, error)
@@ -336,10 +337,11 @@ func (c *adminServiceClient) Diagnose(ctx context.Context, in *DiagnoseRequest, 
 // for forward compatibility.
 //
 // AdminService shows and steers the daemon. Callers need the admin right
-// (docs/api.md); calls that only read need the admin or the online right. All
+// (docs/api.md); calls that only read need the right to read. All
 // calls: UNAUTHENTICATED/PEER_IDENTITY_MISSING, PERMISSION_DENIED/
 // ADMIN_RIGHT_MISSING, RESOURCE_EXHAUSTED/RATE_LIMITED. Calls that change
-// something leave an ADMIN event with the caller's uid and pid.
+// something leave an ADMIN event that says who called; they and all refusals leave
+// a line in the audit log (docs/threat-model.md).
 type AdminServiceServer interface {
 	// GetStatus gives the state of the daemon. Reads.
 	GetStatus(context.Context, *GetStatusRequest) (*GetStatusResponse, error)

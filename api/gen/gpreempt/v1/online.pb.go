@@ -31,7 +31,7 @@ type NotifyOnlineRequest struct {
 	// every call is a new announcement.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// GPUs the work will use. Empty: those on which the calling process has
-	// queues, or all GPUs of the host when it has none yet.
+	// queues, or all GPUs of the host when it has none yet or calls by TCP.
 	Gpus []*GpuSelector `protobuf:"bytes,2,rep,name=gpus,proto3" json:"gpus,omitempty"`
 	// Rank of the work, 0..15; targets of lower priority are suspended. Absent: 11
 	// (HIP's high).
@@ -50,7 +50,7 @@ type NotifyOnlineRequest struct {
 	// Time the work takes on quiet GPUs, if the client knows, 0 to 10 min.
 	Expected *durationpb.Duration `protobuf:"bytes,8,opt,name=expected,proto3" json:"expected,omitempty"`
 	// End the lease when the queues of this process had work and then none: for
-	// clients that cannot call Complete.
+	// clients that cannot call Complete. COMPLETE_ON_IDLE_REFUSED by TCP.
 	CompleteOnIdle bool `protobuf:"varint,9,opt,name=complete_on_idle,json=completeOnIdle,proto3" json:"complete_on_idle,omitempty"`
 	// Name of the work for people, at most 128 bytes.
 	Label         string `protobuf:"bytes,10,opt,name=label,proto3" json:"label,omitempty"`

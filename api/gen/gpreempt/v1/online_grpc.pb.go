@@ -44,7 +44,8 @@ type OnlineServiceClient interface {
 	// given either way. Idempotent by request_id: the same call again by the same
 	// process gives the same lease.
 	// INVALID_ARGUMENT: UNKNOWN_GPU, PRIORITY_OUT_OF_RANGE, TTL_OUT_OF_RANGE,
-	// DURATION_OUT_OF_RANGE, REQUEST_ID_TOO_LONG, LABEL_TOO_LONG. ALREADY_EXISTS:
+	// DURATION_OUT_OF_RANGE, REQUEST_ID_TOO_LONG, LABEL_TOO_LONG,
+	// COMPLETE_ON_IDLE_REFUSED. ALREADY_EXISTS:
 	// REQUEST_ID_REUSED (same id, different request). RESOURCE_EXHAUSTED:
 	// LEASES_PER_CLIENT, LEASES_TOTAL. UNAVAILABLE: SHUTTING_DOWN.
 	NotifyOnline(ctx context.Context, in *NotifyOnlineRequest, opts ...grpc.CallOption) (*NotifyOnlineResponse, error)
@@ -132,7 +133,8 @@ type OnlineServiceServer interface {
 	// given either way. Idempotent by request_id: the same call again by the same
 	// process gives the same lease.
 	// INVALID_ARGUMENT: UNKNOWN_GPU, PRIORITY_OUT_OF_RANGE, TTL_OUT_OF_RANGE,
-	// DURATION_OUT_OF_RANGE, REQUEST_ID_TOO_LONG, LABEL_TOO_LONG. ALREADY_EXISTS:
+	// DURATION_OUT_OF_RANGE, REQUEST_ID_TOO_LONG, LABEL_TOO_LONG,
+	// COMPLETE_ON_IDLE_REFUSED. ALREADY_EXISTS:
 	// REQUEST_ID_REUSED (same id, different request). RESOURCE_EXHAUSTED:
 	// LEASES_PER_CLIENT, LEASES_TOTAL. UNAVAILABLE: SHUTTING_DOWN.
 	NotifyOnline(context.Context, *NotifyOnlineRequest) (*NotifyOnlineResponse, error)
