@@ -60,11 +60,17 @@ func (a *app) dial() (*client.Client, error) {
 		}
 		return client.Dial(path)
 	}
+	wrong := func(message string) error {
+		return &failure{code: ExitUsage, message: message, next: "give --address, --cert, --key and --ca, or set " + AddressEnv + " and its like"}
+	}
+	for _, file := range []struct{ flag, path string }{{"cert", a.cert}, {"key", a.key}, {"ca", a.ca}} {
+		if file.path == "" {
+			return nil, wrong(fmt.Sprintf("--%s is missing for %s", file.flag, a.address))
+		}
+	}
 	c, err := client.Dial(a.address, client.Certificate(a.cert, a.key, a.ca))
 	if err != nil {
-		return nil, &failure{
-			code: ExitUsage, message: err.Error(), next: "give --address, --cert, --key and --ca, or set " + AddressEnv + " and its like",
-		}
+		return nil, wrong(err.Error())
 	}
 	return c, nil
 }
@@ -72,22 +78,19 @@ func (a *app) dial() (*client.Client, error) {
 // daemonAt names the daemon for people.
 func (a *app) daemonAt() string { return or(a.address, a.socket) }
 
-// checkAddress tells what is wrong with how the daemon is named. A flag goes before
-// the environment: --socket means the daemon of this host.
+// checkAddress tells which flags contradict each other. A flag goes before the
+// environment: --socket means the daemon of this host.
 func (a *app) checkAddress(cmd *cobra.Command) error {
-	given := func(name string) bool { return cmd.Flags().Changed(name) }
-	if given("socket") {
-		if given("address") {
-			return usage(cmd, "--socket and --address name two daemons")
-		}
+	given := cmd.Flags().Changed
+	switch {
+	case given("socket") && given("address"):
+		return usage(cmd, "--socket and --address name two daemons")
+	case given("socket"):
 		a.address = ""
 	}
-	for _, file := range []struct{ name, value string }{{"cert", a.cert}, {"key", a.key}, {"ca", a.ca}} {
-		switch {
-		case a.address != "" && file.value == "":
-			return usage(cmd, "--%s is missing: %s needs --cert, --key and --ca", file.name, a.address)
-		case a.address == "" && given(file.name):
-			return usage(cmd, "--%s needs --address: on a socket the kernel tells the daemon who calls", file.name)
+	for _, flag := range []string{"cert", "key", "ca"} {
+		if a.address == "" && given(flag) {
+			return usage(cmd, "--%s needs --address: on a socket the kernel tells the daemon who calls", flag)
 		}
 	}
 	return nil

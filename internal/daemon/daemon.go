@@ -143,9 +143,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if err := d.build(cfg); err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	listeners := []net.Listener{peercred.NewListener(listener, peercred.OnRefused(func(err error) {
-		d.log.Warn("a connection is refused", zap.Error(err))
-	}))}
+	listeners := []net.Listener{peercred.NewListener(listener, peercred.OnRefused(d.server.Refused))}
 	remote, err := d.listenTCP(ctx, cfg.TCP)
 	if err != nil {
 		return errors.Join(err, closeAll(listeners))

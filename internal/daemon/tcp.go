@@ -27,7 +27,7 @@ func (d *daemon) listenTCP(ctx context.Context, t config.TCP) (net.Listener, err
 	if err != nil {
 		return nil, fmt.Errorf("serve TCP: %w: mend the file, or remove tcp.address from the config file", err)
 	}
-	l, err := mtls.Listen(ctx, t.Address, keeper)
+	l, err := mtls.Listen(ctx, t.Address, keeper, d.server.Refused)
 	if err != nil {
 		return nil, fmt.Errorf("serve TCP: %w: tcp.address must be free and this host's", err)
 	}

@@ -252,6 +252,7 @@ func TestTCPRefusesEveryOtherCertificate(t *testing.T) {
 		{"two daemons", nil, []string{"--socket", d.socket, "--address", "tcp://" + w.address, "status"}, 2, "two daemons"},
 		{"no key", env[:2], []string{"status"}, 2, "--key is missing"},
 		{"a certificate for a socket", nil, []string{"--cert", cert, "status"}, 2, "--cert needs --address"},
+		{"what asks no daemon needs no key", env[:1], []string{"version"}, 0, ""},
 		{"no scheme", env[1:], []string{"--address", w.address, "status"}, 2, "tcp://HOST:PORT"},
 		{"a file that is not there", env, []string{"--cert", "/nowhere.pem", "status"}, 2, "/nowhere.pem"},
 		{"another's authority", env, []string{"--ca", foreign.File, "status"}, 3, "--ca has to vouch"},

@@ -76,8 +76,9 @@ func (p Peer) String() string { return fmt.Sprintf("certificate %.128q", p.Name(
 
 // Listen gives a listener on a TCP address whose connections are all *Conn, to be
 // served with Credentials. Accept makes no call that a client can keep waiting: the
-// handshake comes later. Beyond a bound of connections without one, more are closed.
-func Listen(ctx context.Context, address string, k *Keeper) (net.Listener, error) {
+// handshake comes later. Beyond a bound of connections without one, more are closed
+// and refused, which must not block, is told.
+func Listen(ctx context.Context, address string, k *Keeper, refused func(error)) (net.Listener, error) {
 	config := net.ListenConfig{
 		KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: silence / 2, Interval: silence / 5, Count: 2},
 		Control: func(_, _ string, socket syscall.RawConn) error {
@@ -93,12 +94,13 @@ func Listen(ctx context.Context, address string, k *Keeper) (net.Listener, error
 	if err != nil {
 		return nil, err
 	}
-	return &listener{Listener: l, keeper: k, unproved: make(chan struct{}, maxUnproved)}, nil
+	return &listener{Listener: l, keeper: k, refused: refused, unproved: make(chan struct{}, maxUnproved)}, nil
 }
 
 type listener struct {
 	net.Listener
 	keeper   *Keeper
+	refused  func(error)
 	unproved chan struct{} // a place for each connection without a handshake
 }
 
@@ -116,6 +118,7 @@ func (l *listener) Accept() (net.Conn, error) {
 			}, nil
 		default:
 			_ = raw.Close()
+			l.refused(fmt.Errorf("connection from %v refused: %d others have not shaken hands yet", raw.RemoteAddr(), maxUnproved))
 		}
 	}
 }

@@ -45,7 +45,7 @@ func open(t *testing.T) *door {
 	if d.keeper, err = NewKeeper(d.files); err != nil {
 		t.Fatal(err)
 	}
-	l, err := Listen(t.Context(), "127.0.0.1:0", d.keeper)
+	l, err := Listen(t.Context(), "127.0.0.1:0", d.keeper, func(err error) { d.refused <- err })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -346,6 +346,9 @@ func TestStrangersTakeABoundedNumberOfPlaces(t *testing.T) {
 	_ = raw.SetReadDeadline(time.Now().Add(patience))
 	if _, err := raw.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("one too many reads %v, want its end", err)
+	}
+	if err := <-d.refused; !strings.Contains(err.Error(), "64 others") || !strings.Contains(err.Error(), raw.LocalAddr().String()) {
+		t.Errorf("it says %v", err)
 	}
 	_ = silent[0].Close()
 	<-d.refused // its place is free

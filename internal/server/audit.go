@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
-	"io"
 	"strings"
 	"sync"
 
@@ -184,16 +182,4 @@ func requestText(m proto.Message) string {
 		return strings.ToValidUTF8(string(line.Bytes()[:maxAudited]), "") + "..."
 	}
 	return line.String()
-}
-
-// refused logs a connection that was not let in. One that says nothing, such as
-// that of a prober, is no trouble.
-func (s *Server) refused(err error) {
-	if errors.Is(err, io.EOF) {
-		s.cfg.Log.Debug("a connection ended before it began", zap.Error(err))
-		return
-	}
-	if held, through := s.refusals.next(); through {
-		s.cfg.Log.Warn("a connection is refused", zap.Error(err), zap.Uint64("unlogged", held))
-	}
 }

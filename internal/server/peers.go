@@ -2,7 +2,9 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io"
 	"net"
 
 	"go.uber.org/zap"
@@ -77,11 +79,11 @@ func (d *doorkeeper) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthIn
 	}
 	conn, info, err := way.ServerHandshake(raw)
 	if err != nil {
-		d.clients.s.refused(err)
+		d.clients.s.Refused(err)
 		return nil, nil, err
 	}
 	if err := d.clients.join(linkIn(info)); err != nil {
-		d.clients.s.refused(err)
+		d.clients.s.Refused(err)
 		return nil, nil, err
 	}
 	return conn, info, nil
@@ -89,6 +91,19 @@ func (d *doorkeeper) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthIn
 
 func (d *doorkeeper) Clone() credentials.TransportCredentials {
 	return &doorkeeper{TransportCredentials: d.TransportCredentials.Clone(), certified: d.certified.Clone(), clients: d.clients}
+}
+
+// Refused logs a connection that was not let in: a few a second, and how many
+// there were between. One that says nothing, such as that of a prober, is no
+// trouble. It does not block.
+func (s *Server) Refused(err error) {
+	if errors.Is(err, io.EOF) {
+		s.cfg.Log.Debug("a connection ended before it began", zap.Error(err))
+		return
+	}
+	if held, through := s.refusals.next(); through {
+		s.cfg.Log.Warn("a connection is refused", zap.Error(err), zap.Uint64("unlogged", held))
+	}
 }
 
 // setHolder says in a message whose a lease is.

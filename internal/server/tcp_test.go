@@ -42,7 +42,7 @@ func (h *host) openTCP(t *testing.T) *remote {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := mtls.Listen(t.Context(), "127.0.0.1:0", keeper)
+	l, err := mtls.Listen(t.Context(), "127.0.0.1:0", keeper, h.server.Refused)
 	if err != nil {
 		t.Fatal(err)
 	}

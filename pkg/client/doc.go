@@ -7,6 +7,9 @@
 //	err = c.Do(ctx, client.Request{Label: "chat", MaxWait: 20 * time.Millisecond},
 //		func(ctx context.Context) error { return model.Run(ctx, batch) })
 //
+// With Certificate the daemon may be on another host; then the lease covers the GPUs
+// the request names, or all of that host.
+//
 // Do announces the work, waits until the offline work on the GPUs is suspended
 // or max_wait has passed, runs the function, and completes the lease whatever
 // the function does. Acquire and Lease.Release are its two halves. A Session is

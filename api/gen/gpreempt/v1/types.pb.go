@@ -870,7 +870,8 @@ type Lease struct {
 	State LeaseState `protobuf:"varint,4,opt,name=state,proto3,enum=gpreempt.v1.LeaseState" json:"state,omitempty"`
 	// Why it ended, when state is ENDED.
 	End LeaseEnd `protobuf:"varint,5,opt,name=end,proto3,enum=gpreempt.v1.LeaseEnd" json:"end,omitempty"`
-	// Process id of the holder in the daemon's pid namespace; 0 for an admin lease.
+	// Process id of the holder in the daemon's pid namespace; 0 for an admin lease and
+	// by TCP.
 	ClientPid int32 `protobuf:"varint,6,opt,name=client_pid,json=clientPid,proto3" json:"client_pid,omitempty"`
 	// User id of the holder.
 	ClientUid uint32 `protobuf:"varint,7,opt,name=client_uid,json=clientUid,proto3" json:"client_uid,omitempty"`
