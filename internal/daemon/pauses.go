@@ -51,13 +51,15 @@ func openPauses(dir string, log *zap.Logger) (*pauses, error) {
 }
 
 // findOrphans takes what the journal holds for the pauses of a daemon before this
-// one. Call it before anything is paused. The errors are about entries nobody can
-// act on.
+// one. Call it before anything is paused. The errors are about files that cannot be
+// read: a name alone is acted on when it names a mechanism that there is.
 func (p *pauses) findOrphans() []error {
 	entries, bad := p.journal.Entries()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.orphans = entries
+	p.orphans = slices.DeleteFunc(entries, func(e journal.Entry) bool {
+		return e.NameOnly && e.Mechanism != p.criu.Name() && e.Mechanism != p.freezer.Name()
+	})
 	return bad
 }
 
@@ -119,7 +121,7 @@ func cleanup(ctx context.Context, w io.Writer, dir string) error {
 	p, err := openPauses(dir, zap.NewNop())
 	switch {
 	case errors.Is(err, journal.ErrInUse):
-		_, err := fmt.Fprintln(w, "a gpreemptd is running and answers for its pauses; nothing to do")
+		_, err := fmt.Fprintln(w, "a gpreemptd is running, or cleaning up, and answers for what is paused; nothing to do")
 		return err
 	case err != nil:
 		return err

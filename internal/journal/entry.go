@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 	"io"
 	"path"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -49,7 +50,7 @@ var (
 	errNewer   = errors.New("a newer gpreemptd wrote it")
 )
 
-// BadEntry is a file of the journal that nothing can be concluded from.
+// BadEntry is a file of the journal that cannot be read.
 type BadEntry struct {
 	Path string
 	Err  error
@@ -57,14 +58,14 @@ type BadEntry struct {
 
 // Error says what is wrong with the file and what to do about it.
 func (e *BadEntry) Error() string {
-	next := "remove it"
-	switch {
-	case errors.Is(e.Err, errNewer):
-		next = "run the gpreemptd that wrote it with --cleanup, which removes it"
-	case errors.Is(e.Err, errTorn):
-		next = "see whether the process its name begins with runs, restart that process if not, and remove the file"
+	next := "nothing was done about it: remove it"
+	if named := nameOnly(filepath.Base(e.Path)); named.NameOnly {
+		next = fmt.Sprintf("process %d, which its name begins with, is let run again as far as a name tells how: see whether it does, and restart it if not", named.Target.PID)
 	}
-	return fmt.Sprintf("journal of pauses: %s: %v; nothing was done about it: %s", e.Path, e.Err, next)
+	if errors.Is(e.Err, errNewer) {
+		next += "; run the gpreemptd that wrote the file with --cleanup, which removes it"
+	}
+	return fmt.Sprintf("journal of pauses: %s: %v; %s", e.Path, e.Err, next)
 }
 
 // Unwrap gives what is wrong.
@@ -77,16 +78,26 @@ func fileName(target gpreempt.ProcessKey, mechanism string) string {
 	return fmt.Sprintf("%d-%d.%s", target.PID, target.Start, mechanism)
 }
 
+// nameOnly gives what the name of a file says, and the zero Entry for one that Begin
+// would not have given.
+func nameOnly(name string) Entry {
+	process, mechanism, _ := strings.Cut(name, ".")
+	pid, start, _ := strings.Cut(process, "-")
+	p, errPID := strconv.ParseInt(pid, 10, 32)
+	s, errStart := strconv.ParseUint(start, 10, 64)
+	e := Entry{Mechanism: mechanism, Target: gpreempt.ProcessKey{PID: int32(p), Start: s}, NameOnly: true}
+	if errPID != nil || errStart != nil || e.checkName() != nil || e.name() != name {
+		return Entry{}
+	}
+	return e
+}
+
 // check tells what makes e no entry.
 func (e Entry) check() error {
-	bad := strings.ContainsFunc(e.Mechanism, func(r rune) bool {
-		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-'
-	})
+	if err := e.checkName(); err != nil {
+		return err
+	}
 	switch {
-	case bad || e.Mechanism == "" || len(e.Mechanism) > 64:
-		return fmt.Errorf("%q is no name of a mechanism", e.Mechanism)
-	case e.Target.PID <= 0 || e.Target.Start == 0:
-		return fmt.Errorf("%v is no process", e.Target)
 	case (e.Cgroup == "") != (e.CgroupID == 0):
 		return errors.New("a cgroup has a path and an id, or neither")
 	case e.Cgroup != "" && (e.Cgroup[0] != '/' || path.Clean(e.Cgroup) != e.Cgroup || e.Cgroup == "/"):
@@ -97,6 +108,20 @@ func (e Entry) check() error {
 		return fmt.Errorf("%v is no time of a pause", e.At)
 	case e.BootID == "":
 		return errors.New("the boot is missing")
+	}
+	return nil
+}
+
+// checkName tells what keeps e from having a file.
+func (e Entry) checkName() error {
+	bad := strings.ContainsFunc(e.Mechanism, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-'
+	})
+	switch {
+	case bad || e.Mechanism == "" || len(e.Mechanism) > 64:
+		return fmt.Errorf("%q is no name of a mechanism", e.Mechanism)
+	case e.Target.PID <= 0 || e.Target.Start == 0:
+		return fmt.Errorf("%v is no process", e.Target)
 	}
 	return nil
 }
@@ -144,7 +169,10 @@ func decode(text []byte) (Entry, error) {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return Entry{}, fmt.Errorf("%w: something follows the entry", errForeign)
 	}
-	e := Entry{r.Mechanism, gpreempt.ProcessKey{PID: r.PID, Start: r.Start}, r.Cgroup, r.CgroupID, r.At, r.BootID}
+	e := Entry{
+		Mechanism: r.Mechanism, Target: gpreempt.ProcessKey{PID: r.PID, Start: r.Start},
+		Cgroup: r.Cgroup, CgroupID: r.CgroupID, At: r.At, BootID: r.BootID,
+	}
 	if err := e.check(); err != nil {
 		return Entry{}, fmt.Errorf("%w: %w", errForeign, err)
 	}

@@ -37,6 +37,9 @@ type Entry struct {
 	// BootID is the boot the pause belongs to, as /proc/sys/kernel/random/boot_id
 	// says it. Begin fills it in.
 	BootID string
+	// NameOnly says that the file cannot be read, and that its name is all there is to
+	// go by: what is known is Mechanism and Target. Entries sets it.
+	NameOnly bool
 }
 
 // Errors to match with errors.Is.
@@ -58,6 +61,9 @@ type Journal struct {
 	// mu is held for reading by what writes single entries, so that Entries, which
 	// holds it for writing, does not take a file that is being written for a left-over.
 	mu sync.RWMutex
+	// newer are the files of a format this program does not know, by name: they are for
+	// the program that wrote them to remove.
+	newer sync.Map
 }
 
 // dirMode and fileMode keep the journal to its owner.
@@ -100,6 +106,7 @@ func (j *Journal) Begin(e Entry) error {
 	if err := j.write(e.name(), e.encode()); err != nil {
 		return fmt.Errorf("note the pause of process %v in the journal %s, without which it is not paused: %w", e.Target, j.path, err)
 	}
+	j.newer.Delete(e.name()) // it is ours now
 	return nil
 }
 
@@ -118,10 +125,14 @@ func (j *Journal) write(name string, text []byte) error {
 }
 
 // End notes that the process is no longer paused by the mechanism. No note of the
-// pause is no error.
+// pause is no error. The note of a newer program stays: it may say more than this one
+// can undo.
 func (j *Journal) End(target gpreempt.ProcessKey, mechanism string) error {
 	j.mu.RLock()
 	defer j.mu.RUnlock()
+	if _, newer := j.newer.Load(fileName(target, mechanism)); newer {
+		return nil
+	}
 	if err := ignoreAbsent(j.disk.remove(fileName(target, mechanism))); err != nil {
 		return fmt.Errorf("remove the note of a pause of process %v, which is over, from the journal %s: %w", target, j.path, err)
 	}
@@ -129,9 +140,11 @@ func (j *Journal) End(target gpreempt.ProcessKey, mechanism string) error {
 }
 
 // Entries lists the pauses that may be in effect, in no order. The errors are about
-// files that were passed over, a *BadEntry each, or about the directory. Files that
-// stand for no pause are removed: those of an earlier boot, and what a Begin that
-// was cut short left.
+// files that cannot be read, a *BadEntry each, or about the directory. Of a file that
+// only the owner could have written, the name is believed whatever became of the text:
+// to let run what runs harms nobody, and to leave a process paused does. Files that
+// stand for no pause are removed: those of an earlier boot, and what a Begin that was
+// cut short left.
 func (j *Journal) Entries() ([]Entry, []error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -151,6 +164,12 @@ func (j *Journal) Entries() ([]Entry, []error) {
 			}
 		case err != nil:
 			errs = append(errs, err)
+			if e.NameOnly {
+				entries = append(entries, e)
+			}
+			if errors.Is(err, errNewer) {
+				j.newer.Store(name, nil)
+			}
 		default:
 			entries = append(entries, e)
 		}
@@ -174,7 +193,7 @@ func (j *Journal) read(name string) (Entry, error) {
 	}
 	if err != nil {
 		bad.Err = err
-		return Entry{}, bad
+		return nameOnly(name), bad
 	}
 	return e, nil
 }

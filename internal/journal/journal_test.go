@@ -206,24 +206,23 @@ func TestUnsafeDirectoriesAreRefused(t *testing.T) {
 	open(t, path("real"))
 }
 
+// put writes a file into a journal from outside.
+func put(t testing.TB, dir, name string, text []byte) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestFilesThatProveNothingArePassedOver(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "journal")
 	j := open(t, dir)
 	begin(t, j, stopped)
-	good := string(stopped.encode())
-	write := func(name, text string) {
-		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+	good := stopped.encode()
+	for _, name := range []string{"core", "0-1.criu", "1-0.criu", "01-1.criu", "-1-1.criu", "1-1", "1-1.", "1-1.Criu", "1-1.criu.bak", "99999999999-1.criu"} {
+		put(t, dir, name, good)
 	}
-	write("1-1.torn", good[:len(good)/2])
-	write("1-2.empty", "")
-	write("1-3.renamed", good)
-	write("1-4.newer", strings.Replace(good, "pause 1", "pause 2", 1))
-	write("1-5.foreign", "hello\n")
-	write("1-6.huge", strings.Repeat("x", maxSize+1))
-	write("1-7.others", good)
+	put(t, dir, "1-7.others", good)
 	if err := os.Chmod(filepath.Join(dir, "1-7.others"), 0o666); err != nil {
 		t.Fatal(err)
 	}
@@ -233,28 +232,106 @@ func TestFilesThatProveNothingArePassedOver(t *testing.T) {
 	if err := syscall.Mkfifo(filepath.Join(dir, "1-9.fifo"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	put(t, dir, "1-6.huge", bytes.Repeat([]byte("x"), maxSize+1))
 	if err := os.Mkdir(filepath.Join(dir, "directory"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	bad := []string{
-		"1-1.torn", "1-2.empty", "1-3.renamed", "1-4.newer", "1-5.foreign", "1-6.huge", "1-7.others", "1-8.link", "1-9.fifo", "directory",
+		"core", "0-1.criu", "1-0.criu", "01-1.criu", "-1-1.criu", "1-1", "1-1.", "1-1.Criu", "1-1.criu.bak", "99999999999-1.criu",
+		"1-6.huge", "1-7.others", "1-8.link", "1-9.fifo", "directory",
 	}
 	for range 2 { // they are left where they are
 		mustHold(t, j, []Entry{stopped}, bad...)
 	}
 }
 
+// byName is what is left of an entry whose text cannot be read.
+func byName(e Entry) Entry { return Entry{Mechanism: e.Mechanism, Target: e.Target, NameOnly: true} }
+
+// Whatever became of the text of an entry, the process its name says is in the list,
+// once, and nothing else of the text is believed.
+func TestDamagedEntryIsKnownByItsName(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "journal")
+	j := open(t, dir)
+	good := frozen.encode()
+	damaged := map[string][]byte{
+		"no entry at all": []byte("hello\n"), "something behind it": append(bytes.Clone(good), ' '),
+		"of another process": stopped.encode(), "zeros": make([]byte, len(good)),
+	}
+	for n := range len(good) { // written in part, or with a block that never came
+		damaged[fmt.Sprintf("ends before byte %d", n)] = good[:n]
+		damaged[fmt.Sprintf("zeros from byte %d on", n)] = append(bytes.Clone(good[:n]), make([]byte, len(good)-n)...)
+	}
+	for bit := range 8 * len(good) {
+		text := bytes.Clone(good)
+		text[bit/8] ^= 1 << (bit % 8)
+		damaged[fmt.Sprintf("bit %d flipped", bit)] = text
+	}
+	for what, text := range damaged {
+		put(t, dir, frozen.name(), text)
+		begin(t, j, stopped) // one that is whole
+		mustHold(t, j, []Entry{stopped, byName(frozen)}, frozen.name())
+		for _, e := range []Entry{stopped, frozen} {
+			if err := j.End(e.Target, e.Mechanism); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// That of a newer program stays, and is none unless the flip made it one.
+		if _, err := os.Stat(filepath.Join(dir, frozen.name())); err == nil {
+			if _, err := decode(text); !errors.Is(err, errNewer) {
+				t.Errorf("%s: the file is still there after the pause was undone", what)
+			}
+			if err := os.Remove(filepath.Join(dir, frozen.name())); err != nil {
+				t.Fatal(err)
+			}
+		}
+		j.newer.Clear()
+		if t.Failed() {
+			t.Fatal(what)
+		}
+	}
+	t.Logf("%d damaged entries", len(damaged))
+}
+
+func TestEntryOfANewerProgramIsActedOnAndLeftToIt(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "journal")
+	newer := bytes.Replace(frozen.encode(), []byte("pause 1"), []byte("pause 2"), 1)
+	for range 2 { // two lives of this program
+		j := open(t, dir)
+		put(t, dir, frozen.name(), newer)
+		mustHold(t, j, []Entry{byName(frozen)}, frozen.name())
+		if err := j.End(frozen.Target, frozen.Mechanism); err != nil {
+			t.Fatal(err)
+		}
+		mustHold(t, j, []Entry{byName(frozen)}, frozen.name())
+		// A pause of its own is its own.
+		begin(t, j, frozen)
+		mustHold(t, j, []Entry{frozen})
+		if err := j.End(frozen.Target, frozen.Mechanism); err != nil {
+			t.Fatal(err)
+		}
+		mustHold(t, j, nil)
+		if err := j.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestErrorsAboutFilesSayWhatToDo(t *testing.T) {
-	for want, err := range map[string]error{
-		"journal of pauses: /run/gpreempt/journal/7-9.criu: it is damaged: it is empty; nothing was done about it: " +
-			"see whether the process its name begins with runs, restart that process if not, and remove the file": errOf(decode(nil)),
-		"journal of pauses: /run/gpreempt/journal/7-9.criu: a newer gpreemptd wrote it: its format is 3, and this one reads 1; nothing was done about it: " +
-			"run the gpreemptd that wrote it with --cleanup, which removes it": errOf(decode([]byte("gpreempt-pause 3 ?"))),
-		"journal of pauses: /run/gpreempt/journal/7-9.criu: it is no entry of this journal: it does not begin with gpreempt-pause; nothing was done about it: " +
-			"remove it": errOf(decode([]byte("core"))),
+	const byName = "process 7, which its name begins with, is let run again as far as a name tells how: see whether it does, and restart it if not"
+	for want, bad := range map[string]*BadEntry{
+		"journal of pauses: /run/gpreempt/journal/7-9.criu: it is damaged: it is empty; " + byName: {
+			Path: "/run/gpreempt/journal/7-9.criu", Err: errOf(decode(nil)),
+		},
+		"journal of pauses: /run/gpreempt/journal/7-9.criu: a newer gpreemptd wrote it: its format is 3, and this one reads 1; " + byName +
+			"; run the gpreemptd that wrote the file with --cleanup, which removes it": {
+			Path: "/run/gpreempt/journal/7-9.criu", Err: errOf(decode([]byte("gpreempt-pause 3 ?"))),
+		},
+		"journal of pauses: /run/gpreempt/journal/core: it is no entry of this journal: it does not begin with gpreempt-pause; nothing was done about it: remove it": {
+			Path: "/run/gpreempt/journal/core", Err: errOf(decode([]byte("core"))),
+		},
 	} {
-		got := (&BadEntry{Path: "/run/gpreempt/journal/7-9.criu", Err: err}).Error()
-		if diff := cmp.Diff(want, got); diff != "" {
+		if diff := cmp.Diff(want, bad.Error()); diff != "" {
 			t.Error(diff)
 		}
 	}

@@ -154,7 +154,23 @@ func (m *Mechanism) undo(e journal.Entry) error {
 		return err
 	}
 	defer m.close(p)
+	if e.NameOnly {
+		if err := m.thawOwn(e.Target); err != nil {
+			return err
+		}
+	}
 	return p.cont()
+}
+
+// thawOwn ends the freeze of the cgroup that choose would freeze now: which one was
+// frozen is not known, and perhaps somebody else's freeze is ended.
+func (m *Mechanism) thawOwn(target gpreempt.ProcessKey) error {
+	g, _, err := m.ownCgroup(target)
+	if err != nil || g == nil {
+		return err
+	}
+	defer m.closeCgroup(g)
+	return g.thaw()
 }
 
 // unstoppable tells why a process must not be stopped whatever it does.

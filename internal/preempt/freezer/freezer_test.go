@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -301,6 +302,42 @@ func TestUndoLetsOrphansRunAndIsIdempotent(t *testing.T) {
 				t.Errorf("Undo after the exit: %v", err)
 			}
 		})
+	}
+}
+
+// A damaged entry tells the process and not how it was paused.
+func TestUndoByNameAloneEndsEitherPause(t *testing.T) {
+	m, v, dir := newFake(t)
+	byName := journal.Entry{Mechanism: name, Target: v.key, NameOnly: true}
+	s := m.attach(t, v.key)
+	m.suspend(t, s)
+	freeze := filepath.Join(dir, "cgroup.freeze")
+	if got := read(t, freeze); got != "1" {
+		t.Fatalf("cgroup.freeze is %s, want 1", got)
+	}
+	if err := unix.Kill(int(v.key.PID), unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for v.states(t) != "T" {
+		runtime.Gosched()
+	}
+	for range 2 {
+		if err := m.Undo(t.Context(), byName); err != nil {
+			t.Error(err)
+		}
+		v.mustRun(t)
+		if got := read(t, freeze); got != "0" {
+			t.Errorf("cgroup.freeze is %s, want 0", got)
+		}
+	}
+	other := byName
+	other.Target.Start++ // the pid was used again
+	write(t, freeze, "1")
+	if err := m.Undo(t.Context(), other); err != nil {
+		t.Error(err)
+	}
+	if got := read(t, freeze); got != "1" {
+		t.Errorf("the cgroup of a process the entry does not name was thawed")
 	}
 }
 
