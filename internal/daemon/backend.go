@@ -65,9 +65,9 @@ func SimMachines() string {
 	return strings.Join(names, ", ")
 }
 
-func openBackend(o Options, cfg config.Config, h hooks, log *zap.Logger) (*backend, error) {
+func openBackend(ctx context.Context, o Options, cfg config.Config, h hooks, log *zap.Logger) (*backend, error) {
 	if o.Sim == nil {
-		return openHost(o.machine(), cfg, h, log), nil
+		return openHost(ctx, o.machine(), cfg, h, log), nil
 	}
 	timer, err := hrtimer.New()
 	if err != nil {

@@ -33,7 +33,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/observer"
-	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/internal/version"
@@ -113,10 +112,17 @@ func Run(ctx context.Context, opts Options) (err error) {
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
-	cfg, err := opts.load()
+	// Or the death of whoever reads the log would be the daemon's.
+	pipes := make(chan os.Signal, 1)
+	signal.Notify(pipes, syscall.SIGPIPE)
+	defer signal.Stop(pipes)
+	cfg, found, err := opts.load()
 	if err != nil {
 		return err
 	}
+	// Once there was one, a file that is missing is a mistake: half a minute without it,
+	// while somebody edits, must not put all rules out of force.
+	opts.ConfigGiven = opts.ConfigGiven || found
 	d := &daemon{opts: opts, level: zap.NewAtomicLevel(), hangups: hangups}
 	if d.log, d.audit = opts.Log, opts.Log; d.log == nil {
 		queue := newLogQueue(os.Stderr)
@@ -136,14 +142,18 @@ func Run(ctx context.Context, opts Options) (err error) {
 		return err
 	}
 	defer release()
-	if d.backend, err = openBackend(opts, cfg, d.hooks(), d.log); err != nil {
+	if d.backend, err = openBackend(ctx, opts, cfg, d.hooks(), d.log); err != nil {
 		return errors.Join(err, listener.Close())
 	}
 	defer func() { err = errors.Join(err, d.backend.close()) }()
 	if err := d.build(cfg); err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	listeners := []net.Listener{peercred.NewListener(listener, peercred.OnRefused(d.server.Refused))}
+	clients, err := d.identified(listener)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	listeners := []net.Listener{clients}
 	remote, err := d.listenTCP(ctx, cfg.TCP)
 	if err != nil {
 		return errors.Join(err, closeAll(listeners))
@@ -154,19 +164,21 @@ func Run(ctx context.Context, opts Options) (err error) {
 	return d.serve(ctx, listeners)
 }
 
-// load reads the config file and lets the command line have the last word.
-func (o Options) load() (config.Config, error) {
+// load reads the config file, tells whether there is one, and lets the command line
+// have the last word.
+func (o Options) load() (_ config.Config, found bool, err error) {
 	cfg, err := config.Load(o.ConfigPath)
+	found = err == nil
 	if errors.Is(err, fs.ErrNotExist) && !o.ConfigGiven {
 		cfg, err = config.Default(), nil
 	}
 	if err != nil {
-		return config.Config{}, err
+		return config.Config{}, false, err
 	}
 	if o.Socket != "" {
 		cfg.Socket = o.Socket
 	}
-	return cfg, nil
+	return cfg, found, nil
 }
 
 // build makes the parts, from the bottom up. Nothing runs yet but the workers'
@@ -424,7 +436,8 @@ func (d *daemon) reloadOnHangup(ctx context.Context) {
 // reload takes over what differs and can be changed while running. A file with a
 // mistake changes nothing.
 func (d *daemon) reload() {
-	cfg, err := d.opts.load()
+	cfg, found, err := d.opts.load()
+	d.opts.ConfigGiven = d.opts.ConfigGiven || found
 	if err != nil {
 		d.log.Error("the config file is wrong; nothing changes", zap.Error(err))
 		d.warnings.set("reload", gpreempt.Warning{

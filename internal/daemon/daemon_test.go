@@ -88,12 +88,12 @@ func newDaemon(t *testing.T, text string) *daemon {
 	t.Helper()
 	opts := simulated(t, t.TempDir())
 	write(t, opts.ConfigPath, text)
-	cfg, err := opts.load()
+	cfg, _, err := opts.load()
 	if err != nil {
 		t.Fatal(err)
 	}
 	d := &daemon{opts: opts, log: opts.Log, audit: opts.Log, level: zap.NewAtomicLevel()}
-	if d.backend, err = openBackend(opts, cfg, d.hooks(), d.log); err != nil {
+	if d.backend, err = openBackend(t.Context(), opts, cfg, d.hooks(), d.log); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.build(cfg); err != nil {

@@ -95,7 +95,7 @@ func (o Options) machine() machine {
 
 // openHost opens the KFD of the host and the mechanisms over it. What is missing
 // becomes a warning: with what there is the daemon shows and classifies.
-func openHost(m machine, cfg config.Config, h hooks, log *zap.Logger) *backend {
+func openHost(ctx context.Context, m machine, cfg config.Config, h hooks, log *zap.Logger) *backend {
 	root := discovery.Host(m.root)
 	b := &backend{
 		name: discovery.Backend(root),
@@ -104,7 +104,7 @@ func openHost(m machine, cfg config.Config, h hooks, log *zap.Logger) *backend {
 	}
 	memory := backlog.New()
 	b.backlogs = memory.Read
-	b.openPauses(journalDir(m.run), log)
+	b.openPauses(ctx, journalDir(m.run), log)
 	for _, name := range cfg.Mechanisms {
 		switch {
 		case name == "dbgtrap":
@@ -126,12 +126,19 @@ func openHost(m machine, cfg config.Config, h hooks, log *zap.Logger) *backend {
 }
 
 // openPauses opens the journal, also when no mechanism needs it: an earlier daemon
-// may have left something paused. Somebody may be cleaning up at this moment.
-func (b *backend) openPauses(dir string, log *zap.Logger) {
+// may have left something paused. Somebody may be cleaning up at this moment: that is
+// waited for, until ctx ends.
+func (b *backend) openPauses(ctx context.Context, dir string, log *zap.Logger) {
+	ctx, cancel := context.WithTimeout(ctx, shutdownTime)
+	defer cancel()
 	var err error
-	for deadline := time.Now().Add(shutdownTime); ; time.Sleep(100 * time.Millisecond) {
-		if b.pauses, err = openPauses(dir, log); !errors.Is(err, journal.ErrInUse) || time.Now().After(deadline) {
+	for {
+		if b.pauses, err = openPauses(dir, log); !errors.Is(err, journal.ErrInUse) || ctx.Err() != nil {
 			break
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
 		}
 	}
 	if err != nil {

@@ -13,6 +13,10 @@ import (
 	"syscall"
 	"time"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -50,6 +54,42 @@ func listen(ctx context.Context, socket, lockPath string) (listener *net.UnixLis
 		return nil, nil, fmt.Errorf("mode of %s: %w", socket, err)
 	}
 	return listener, func() { _ = lock.Close() }, nil
+}
+
+// identified gives the connections of a listener with who is at the other end. They
+// may use three quarters of the file descriptors, two each: what the daemon does for
+// itself, such as to let a process run again, must not fail for want of one.
+func (d *daemon) identified(listener *net.UnixListener) (net.Listener, error) {
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		return nil, fmt.Errorf("limit of file descriptors: %w", err)
+	}
+	most := int(min(files.Cur, 1<<20)) * 3 / 8
+	// Whoever connects again and again must not fill the log.
+	log := d.log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
+		return zapcore.NewSamplerWithOptions(c, acceptsTime, acceptsLogged, 0)
+	}))
+	return acceptLog{peercred.NewListener(listener, peercred.AtMost(most), peercred.OnRefused(d.server.Refused)), log}, nil
+}
+
+// acceptsLogged is how many failures to accept are logged in each acceptsTime.
+const (
+	acceptsLogged = 5
+	acceptsTime   = time.Minute
+)
+
+// acceptLog tells that nobody can be let in; gRPC waits and tries again by itself.
+type acceptLog struct {
+	net.Listener
+	log *zap.Logger
+}
+
+func (l acceptLog) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil && !errors.Is(err, net.ErrClosed) {
+		l.log.Warn("no connection can be accepted; those there are go on", zap.Error(err))
+	}
+	return conn, err
 }
 
 // takeLock holds an exclusive lock on a file; whoever holds it has written its

@@ -12,9 +12,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -56,12 +58,17 @@ type Option func(*listener)
 // is called by Accept, so it must not block.
 func OnRefused(report func(error)) Option { return func(l *listener) { l.refused = report } }
 
+// AtMost bounds the connections that are open at a time. One more is closed at once
+// and reported to OnRefused with ErrFull; whoever has one keeps it. Each takes two
+// file descriptors.
+func AtMost(n int) Option { return func(l *listener) { l.most = int64(n) } }
+
 // NewListener gives a listener whose connections are all *Conn. A connection
 // whose peer cannot be identified is closed and Accept goes on to the next.
 // Accept makes no call that a peer can keep waiting. Closing the listener
 // closes l and leaves the accepted connections alone.
 func NewListener(l *net.UnixListener, opts ...Option) net.Listener {
-	nl := &listener{UnixListener: l, refused: func(error) {}, open: openPeer}
+	nl := &listener{UnixListener: l, refused: func(error) {}, open: openPeer, most: math.MaxInt64}
 	for _, opt := range opts {
 		opt(nl)
 	}
@@ -73,6 +80,9 @@ type listener struct {
 	refused func(error)
 	// open is openPeer, or what a test puts there to be an older kernel.
 	open func(socket int, pid int32) (pidfd int, start uint64, err error)
+	// most is how many connections there may be, and held how many there are.
+	most int64
+	held atomic.Int64
 }
 
 func (l *listener) Accept() (net.Conn, error) {
@@ -81,9 +91,12 @@ func (l *listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		conn, err := l.identify(socket)
-		if err == nil {
+		if l.held.Load() >= l.most {
+			err = fmt.Errorf("connection refused: %d are open: %w", l.most, ErrFull)
+		} else if conn, failure := l.identify(socket); failure == nil {
 			return conn, nil
+		} else {
+			err = failure
 		}
 		_ = socket.Close()
 		l.refused(err)
@@ -111,7 +124,7 @@ func (l *listener) identify(socket *net.UnixConn) (*Conn, error) {
 		_ = unix.Close(pidfd)
 		return nil, refusal(p, fmt.Errorf("its pidfd: %w", err))
 	}
-	c := &Conn{Conn: socket, peer: p, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), done: make(chan struct{})}
+	c := &Conn{Conn: socket, peer: p, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), done: make(chan struct{}), held: &l.held}
 	// Only a file in the runtime's poller takes deadlines; one that is not would
 	// block a thread for each client.
 	if err := c.pidfd.SetReadDeadline(time.Time{}); err != nil {
@@ -127,6 +140,7 @@ func (l *listener) identify(socket *net.UnixConn) (*Conn, error) {
 		_ = c.pidfd.Close()
 		return nil, refusal(p, ErrExited)
 	}
+	l.held.Add(1)
 	go c.watch(exit)
 	return c, nil
 }
@@ -203,6 +217,9 @@ func openPID(_ int, pid int32) (pidfd int, start uint64, err error) {
 // could be identified: no trouble of the host, and nothing to do.
 var ErrExited = errors.New("it has exited meanwhile")
 
+// ErrFull is what OnRefused gets, wrapped, for a connection beyond AtMost.
+var ErrFull = errors.New("no more fit: end some clients, or give gpreemptd more file descriptors (LimitNOFILE)")
+
 func unreadable(err error) error {
 	return fmt.Errorf("its start time cannot be read: %w: if it is alive, give gpreemptd a /proc of its own pid namespace, without hidepid", err)
 }
@@ -217,6 +234,7 @@ type Conn struct {
 	net.Conn
 	peer  Peer
 	pidfd *os.File
+	held  *atomic.Int64 // counts it until the end
 
 	once     sync.Once
 	done     chan struct{}
@@ -262,6 +280,7 @@ func (c *Conn) end(died bool) error {
 		c.died = died
 		c.closeErr = c.Conn.Close()
 		_ = c.pidfd.Close()
+		c.held.Add(-1)
 		close(c.done)
 	})
 	return c.closeErr

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"runtime"
 	"slices"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -26,7 +27,7 @@ func (a adminService) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (
 	m := &gpreemptv1.GetStatusResponse{
 		Version: s.cfg.Version, StartedAt: timestamppb.New(s.started), Backend: s.cfg.Backend,
 		GpuCount: uint32(len(s.cfg.Inventory.GPUs())), InventoryRevision: s.cfg.Inventory.Revision(),
-		EventRevision: s.cfg.Events.Revision(), BootId: s.cfg.BootID,
+		EventRevision: s.cfg.Events.Revision(), BootId: s.cfg.BootID, GoroutineCount: uint32(runtime.NumGoroutine()),
 	}
 	p := s.picture(func(c *scheduler.Core) {
 		m.LeaseCount = uint32(c.LeaseCount())

@@ -153,9 +153,11 @@ type GetStatusResponse struct {
 	// Boot id of the host: target ids are unique within it.
 	BootId string `protobuf:"bytes,15,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`
 	// Where the daemon learns of queues, the cheapest first.
-	Sources       []*Source `protobuf:"bytes,16,rep,name=sources,proto3" json:"sources,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Sources []*Source `protobuf:"bytes,16,rep,name=sources,proto3" json:"sources,omitempty"`
+	// Goroutines of the daemon: a number that grows for hours is a leak.
+	GoroutineCount uint32 `protobuf:"varint,17,opt,name=goroutine_count,json=goroutineCount,proto3" json:"goroutine_count,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -298,6 +300,13 @@ func (x *GetStatusResponse) GetSources() []*Source {
 		return x.Sources
 	}
 	return nil
+}
+
+func (x *GetStatusResponse) GetGoroutineCount() uint32 {
+	if x != nil {
+		return x.GoroutineCount
+	}
+	return 0
 }
 
 // A condition an admin should know.
@@ -2389,7 +2398,7 @@ var File_gpreempt_v1_admin_proto protoreflect.FileDescriptor
 const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x17gpreempt/v1/admin.proto\x12\vgpreempt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1agpreempt/v1/diagnose.proto\x1a\x18gpreempt/v1/online.proto\x1a\x17gpreempt/v1/types.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xd6\x04\n" +
+	"\x10GetStatusRequest\"\xff\x04\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -2410,7 +2419,8 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\x12inventory_revision\x18\r \x01(\x04R\x11inventoryRevision\x12%\n" +
 	"\x0eevent_revision\x18\x0e \x01(\x04R\reventRevision\x12\x17\n" +
 	"\aboot_id\x18\x0f \x01(\tR\x06bootId\x12-\n" +
-	"\asources\x18\x10 \x03(\v2\x13.gpreempt.v1.SourceR\asources\"e\n" +
+	"\asources\x18\x10 \x03(\v2\x13.gpreempt.v1.SourceR\asources\x12'\n" +
+	"\x0fgoroutine_count\x18\x11 \x01(\rR\x0egoroutineCount\"e\n" +
 	"\aWarning\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x1a\n" +
 	"\bseverity\x18\x02 \x01(\tR\bseverity\x12\x12\n" +
