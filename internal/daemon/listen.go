@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -93,7 +94,7 @@ func (l acceptLog) Accept() (net.Conn, error) {
 }
 
 // takeLock holds an exclusive lock on a file; whoever holds it has written its
-// pid there, for the message of the one who comes second.
+// pid there, if there was room, for the message of the one who comes second.
 func takeLock(path string) (*os.File, error) {
 	// Whoever can read the file can lock it, and would keep the daemon from starting.
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -112,20 +113,16 @@ func takeLock(path string) (*os.File, error) {
 		}
 		return nil, &gpreempt.Error{
 			Code: gpreempt.CodeAlreadyExists, Reason: gpreempt.ReasonSecondDaemon,
-			Message: fmt.Sprintf("another gpreemptd (pid %s) holds %s", strings.TrimSpace(string(pid)), path),
+			Message: fmt.Sprintf("another gpreemptd (pid %s) holds %s", cmp.Or(strings.TrimSpace(string(pid)), "unknown"), path),
 			Next:    "one daemon serves a host; stop that one first, or talk to it with gpctl status",
 		}
 	}
-	if err := errors.Join(file.Truncate(0), writeAll(file, strconv.Itoa(os.Getpid())+"\n")); err != nil {
-		_ = file.Close()
-		return nil, fmt.Errorf("instance lock %s: %w", path, err)
+	// A disk that is full is no reason not to start: the lock holds without the pid, and
+	// an earlier daemon's pauses may have to be undone.
+	if file.Truncate(0) == nil {
+		_, _ = file.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	return file, nil
-}
-
-func writeAll(file *os.File, text string) error {
-	_, err := file.WriteAt([]byte(text), 0)
-	return err
 }
 
 // clearStale removes the socket of a daemon that is dead. It removes nothing

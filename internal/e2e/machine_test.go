@@ -153,9 +153,15 @@ func (m *emulated) startIn(dir, config string) *daemon {
 // launch runs a daemon on the machine and waits for nothing.
 func (m *emulated) launch(dir, config string) *daemon {
 	m.t.Helper()
+	return m.launchWith(dir, dir, config)
+}
+
+// launchWith is launch with a state directory of its own.
+func (m *emulated) launchWith(dir, state, config string) *daemon {
+	m.t.Helper()
 	d := prepare(m.t, dir, config)
 	d.process = m.Command(context.Background(), gpreemptd, "serve", "--socket", d.socket, "--config", d.config)
-	d.process.Env = environment("RUNTIME_DIRECTORY=" + dir)
+	d.process.Env = environment("RUNTIME_DIRECTORY=" + state)
 	d.process.Stderr = d.log
 	d.run()
 	return d
