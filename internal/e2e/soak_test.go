@@ -373,26 +373,6 @@ func (s *soak) sample() []usage {
 	}
 }
 
-// procStatus gives a number of /proc/PID/status.
-func (s *soak) procStatus(key string) int {
-	s.t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", s.process.Process.Pid))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		if value, ok := strings.CutPrefix(line, key+":"); ok {
-			n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(value), " kB"))
-			if err != nil {
-				s.t.Fatal(err)
-			}
-			return n
-		}
-	}
-	s.t.Fatalf("/proc/PID/status has no %s", key)
-	return 0
-}
-
 // checkGrowth compares the last third with the one in the middle: the first is
 // for what is allocated once.
 func checkGrowth(t *testing.T, samples []usage) {
