@@ -341,6 +341,26 @@ func TestOverdueLeasesAreOver(t *testing.T) {
 	})
 }
 
+// A daemon that was stopped, or a machine that was asleep, while the clock went on.
+func TestNightWithoutATurnEndsInAResumeAtTheNext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine() // Run is not called yet
+		m.announce(t, request())
+		const night = 8 * time.Hour
+		time.Sleep(night)
+		m.takeLog()
+		m.running(t)
+		time.Sleep(time.Millisecond)
+		resumed := slices.ContainsFunc(m.takeLog(), func(line string) bool { return line == fmt.Sprintf("%v resume %v", night, alpha) })
+		var leases []LeaseInfo
+		var away int
+		m.View(func(c *Core) { leases, away = c.Leases(), c.Away() })
+		if !resumed || len(leases) != 0 || away != 0 {
+			t.Errorf("at its first turn it resumed: %v; then there are leases %v, and %d targets away", resumed, leases, away)
+		}
+	})
+}
+
 func TestViewIsAsOfNow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
