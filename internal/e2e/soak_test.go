@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,10 +24,13 @@ import (
 const soakEnv = "GPREEMPT_SOAK"
 
 const (
-	soakReport = 10 * time.Second
-	// What RSS, descriptors and threads may grow by from the first third of the
-	// soak to the last: what is live at a moment is random.
-	rssSlack, fdSlack, threadSlack = 48 << 10, 16, 16
+	// soakCycles is how often the phases of the load come, one after the other. The
+	// first time is for what is allocated once.
+	soakCycles = 6
+	// soakQueues is how many queues the job has that is there all the time.
+	soakQueues = 10
+	// stressEvery is the time between two announcements under stress.
+	stressEvery = 10 * time.Millisecond
 )
 
 // soak is a daemon under random load.
@@ -35,6 +39,9 @@ type soak struct {
 	seed uint64
 	// ctx ends with the load.
 	ctx context.Context
+	// doing names the phase; nil when there are none.
+	doing   atomic.Pointer[string]
+	streams uint64 // of random numbers given out
 
 	mu       sync.Mutex // guards all below
 	did      map[string]int
@@ -49,36 +56,40 @@ func TestSoak(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	d := start(t, soakConfig(0), "--sim", "mi300x", "--sim-gpus", "2")
-	ctx, cancel := context.WithTimeout(t.Context(), length)
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	s := &soak{daemon: d, seed: seed, ctx: ctx, did: map[string]int{}}
-	before, fds := d.status(), d.fds()
-
-	var load sync.WaitGroup
-	for n := range uint64(3) {
-		load.Go(func() { s.repeat(10+n, s.announcements) })
+	kmsg := openKernelLog(t)
+	job, err := d.sim.StartJob(ctx, &simv1.StartJobRequest{Comm: "trainer", Queues: soakQueues, Kernel: kernel(time.Millisecond)})
+	if err != nil {
+		t.Fatal(err)
 	}
-	load.Go(func() { s.repeat(20, s.sessions) })
-	load.Go(func() { s.repeat(30, s.jobs) })
-	load.Go(func() { s.repeat(31, s.jobs) })
-	load.Go(func() { s.repeat(40, s.kills) })
-	load.Go(func() { s.repeat(50, s.admins) })
-	samples := s.sample()
-	load.Wait()
+	d.eventually("the job is known", func() bool { return d.status().GetQueueCount() == soakQueues })
+	before := d.status()
+
+	sampled := make(chan []usage, 1)
+	go func() {
+		defer close(sampled)
+		sampled <- s.sampleUntil(ctx, max(time.Second, min(soakReport, length/60)))
+	}()
+	var rests []usage
+	for range soakCycles {
+		cycle := length / soakCycles
+		s.phase("gaps", cycle*5/12, s.gaps)
+		s.phase("stress", cycle/6, s.stress)
+		s.phase("chaos", cycle*5/12, s.announcements, s.announcements, s.announcements, s.sessions, s.jobs, s.jobs, s.kills, s.admins)
+		rests = append(rests, s.rested(before, rests))
+	}
+	cancel()
+	samples := <-sampled
 
 	t.Logf("did %v", s.did)
 	for _, f := range s.failures {
 		t.Error(f)
 	}
 	checkGrowth(t, samples)
-	// Nothing of the load is left.
-	d.check(0, "", "policy", "set", "strict")
-	d.check(0, "", "drain", "off")
-	d.eventually("no leases, jobs or suspensions are left", func() bool {
-		st := d.status()
-		return st.GetLeaseCount() == 0 && st.GetSuspendedCount() == 0 && st.GetTargetCount() == before.GetTargetCount()
-	})
-	d.eventually(fmt.Sprintf("back to %d descriptors", fds), func() bool { return d.fds() == fds })
+	checkRests(t, rests)
+	kmsg.check(t)
 	counters, err := d.sim.GetCounters(t.Context(), &simv1.GetCountersRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -88,6 +99,86 @@ func TestSoak(t *testing.T) {
 			t.Errorf("packets were lost or repeated: %v", c)
 		}
 	}
+	d.stopJob(job.GetPid())
+}
+
+// phase has the daemon under a kind of load for a while.
+func (s *soak) phase(name string, length time.Duration, loads ...func(*rand.Rand)) {
+	ctx, cancel := context.WithTimeout(s.t.Context(), length)
+	defer cancel()
+	s.ctx = ctx
+	s.doing.Store(&name)
+	var all sync.WaitGroup
+	for n, load := range loads {
+		s.streams++
+		stream := s.streams<<8 + uint64(n)
+		all.Go(func() { s.repeat(stream, load) })
+	}
+	all.Wait()
+}
+
+// rested waits until nothing of the load is left, and gives what the daemon takes then.
+// After the first time that is the same descriptors and goroutines.
+func (s *soak) rested(before *gpreemptv1.GetStatusResponse, earlier []usage) usage {
+	s.t.Helper()
+	s.doing.Store(new("rest"))
+	s.check(0, "", "policy", "set", "strict")
+	s.check(0, "", "drain", "off")
+	s.eventually("no leases, jobs or suspensions are left", func() bool {
+		st := s.status()
+		return st.GetLeaseCount() == 0 && st.GetSuspendedCount() == 0 && st.GetTargetCount() == before.GetTargetCount() && !st.GetDraining()
+	})
+	var now usage
+	for late := time.Now().Add(patience); time.Now().Before(late); {
+		now = s.usage()
+		if len(earlier) > 0 && now.fds == earlier[0].fds && now.goroutines == earlier[0].goroutines {
+			break
+		}
+		next, ctx := s.events.next(), s.t.Context() // or a moment
+		select {
+		case <-next:
+		case <-time.After(20 * time.Millisecond):
+		case <-ctx.Done():
+		}
+		if len(earlier) == 0 && time.Until(late) < patience-5*time.Second {
+			break
+		}
+	}
+	return now
+}
+
+// gaps is online work that comes now and then.
+func (s *soak) gaps(r *rand.Rand) {
+	s.work(between(r, 50*time.Millisecond, 500*time.Millisecond))
+	s.rest(between(r, time.Second, 10*time.Second))
+}
+
+// stress is online work that comes all the time.
+func (s *soak) stress(*rand.Rand) {
+	tick := time.NewTicker(stressEvery)
+	defer tick.Stop()
+	for s.ctx.Err() == nil {
+		s.work(stressEvery / 4)
+		select {
+		case <-tick.C:
+		case <-s.ctx.Done():
+		}
+	}
+}
+
+// work is one announcement, for which everything leaves the GPUs, and its end.
+func (s *soak) work(length time.Duration) {
+	lease, err := s.online.NotifyOnline(s.ctx, announcement())
+	s.result("work", err)
+	if err != nil {
+		return
+	}
+	if !lease.GetQuiesced() {
+		s.fail("online work found the GPUs busy: %v", lease)
+	}
+	s.rest(length)
+	_, err = s.online.Complete(s.t.Context(), &gpreemptv1.CompleteRequest{LeaseId: lease.GetLeaseId()})
+	s.result("work done", err)
 }
 
 func soakConfig(n uint64) string {
@@ -346,50 +437,5 @@ func (s *soak) steer(r *rand.Rand, target string) (what string, err error) {
 	default:
 		_, err = s.admin.ExplainTarget(s.ctx, &gpreemptv1.ExplainTargetRequest{TargetId: target})
 		return "explain", err
-	}
-}
-
-// usage is what the daemon takes of the host.
-type usage struct{ rss, fds, threads int } // rss in KiB
-
-// sample looks at the daemon until the soak is over.
-func (s *soak) sample() []usage {
-	s.t.Helper()
-	tick := time.NewTicker(soakReport)
-	defer tick.Stop()
-	var samples []usage
-	for began := time.Now(); ; {
-		select {
-		case <-tick.C:
-		case <-s.ctx.Done():
-			return samples
-		case <-s.exited:
-			s.t.Error("gpreemptd is gone")
-			return samples
-		}
-		u := usage{rss: s.procStatus("VmRSS"), fds: s.fds(), threads: s.procStatus("Threads")}
-		samples = append(samples, u)
-		s.t.Logf("%v: RSS %d KiB, %d descriptors, %d threads", time.Since(began).Round(time.Second), u.rss, u.fds, u.threads)
-	}
-}
-
-// checkGrowth compares the last third with the one in the middle: the first is
-// for what is allocated once.
-func checkGrowth(t *testing.T, samples []usage) {
-	t.Helper()
-	third := len(samples) / 3
-	if third < 2 {
-		t.Logf("%d samples are too few to tell growth", len(samples))
-		return
-	}
-	most := func(part []usage) (m usage) {
-		for _, u := range part {
-			m = usage{max(m.rss, u.rss), max(m.fds, u.fds), max(m.threads, u.threads)}
-		}
-		return m
-	}
-	before, after := most(samples[third:2*third]), most(samples[2*third:])
-	if after.rss > before.rss+rssSlack || after.fds > before.fds+fdSlack || after.threads > before.threads+threadSlack {
-		t.Errorf("the daemon grows: at most %+v in the middle third, %+v in the last", before, after)
 	}
 }
