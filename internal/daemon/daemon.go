@@ -116,13 +116,10 @@ func Run(ctx context.Context, opts Options) (err error) {
 	pipes := make(chan os.Signal, 1)
 	signal.Notify(pipes, syscall.SIGPIPE)
 	defer signal.Stop(pipes)
-	cfg, found, err := opts.load()
+	cfg, err := opts.load()
 	if err != nil {
 		return err
 	}
-	// Once there was one, a file that is missing is a mistake: half a minute without it,
-	// while somebody edits, must not put all rules out of force.
-	opts.ConfigGiven = opts.ConfigGiven || found
 	d := &daemon{opts: opts, level: zap.NewAtomicLevel(), hangups: hangups}
 	if d.log, d.audit = opts.Log, opts.Log; d.log == nil {
 		queue := newLogQueue(os.Stderr)
@@ -164,21 +161,23 @@ func Run(ctx context.Context, opts Options) (err error) {
 	return d.serve(ctx, listeners)
 }
 
-// load reads the config file, tells whether there is one, and lets the command line
-// have the last word.
-func (o Options) load() (_ config.Config, found bool, err error) {
+// load reads the config file and lets the command line have the last word. Once there
+// was a file, that it is missing is a mistake: a moment without it, while somebody
+// edits, must not put all rules out of force.
+func (o *Options) load() (config.Config, error) {
 	cfg, err := config.Load(o.ConfigPath)
-	found = err == nil
-	if errors.Is(err, fs.ErrNotExist) && !o.ConfigGiven {
-		cfg, err = config.Default(), nil
-	}
-	if err != nil {
-		return config.Config{}, false, err
+	switch {
+	case err == nil:
+		o.ConfigGiven = true
+	case errors.Is(err, fs.ErrNotExist) && !o.ConfigGiven:
+		cfg = config.Default()
+	default:
+		return config.Config{}, err
 	}
 	if o.Socket != "" {
 		cfg.Socket = o.Socket
 	}
-	return cfg, found, nil
+	return cfg, nil
 }
 
 // build makes the parts, from the bottom up. Nothing runs yet but the workers'
@@ -436,8 +435,7 @@ func (d *daemon) reloadOnHangup(ctx context.Context) {
 // reload takes over what differs and can be changed while running. A file with a
 // mistake changes nothing.
 func (d *daemon) reload() {
-	cfg, found, err := d.opts.load()
-	d.opts.ConfigGiven = d.opts.ConfigGiven || found
+	cfg, err := d.opts.load()
 	if err != nil {
 		d.log.Error("the config file is wrong; nothing changes", zap.Error(err))
 		d.warnings.set("reload", gpreempt.Warning{

@@ -88,7 +88,7 @@ func newDaemon(t *testing.T, text string) *daemon {
 	t.Helper()
 	opts := simulated(t, t.TempDir())
 	write(t, opts.ConfigPath, text)
-	cfg, _, err := opts.load()
+	cfg, err := opts.load()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -219,6 +219,28 @@ func TestReloadOfAWrongFileChangesNothingAndSaysWhere(t *testing.T) {
 	}
 	if codes := d.reloadWith(t, noGroups+"policy: {preset: strict}\n"); codes != nil {
 		t.Errorf("mended, it still warns of %v", codes)
+	}
+}
+
+func TestConfigFileThatVanishesIsAMistakeAlsoAtTheDefaultPlace(t *testing.T) {
+	d := newDaemon(t, noGroups+"policy: {preset: strict}\n")
+	before := *d.config.Load()
+	if err := os.Remove(d.opts.ConfigPath); err != nil {
+		t.Fatal(err)
+	}
+	d.reload()
+	var codes []string
+	for _, w := range d.warnings.list() {
+		codes = append(codes, w.Code)
+	}
+	if diff := cmp.Diff([]string{"CONFIG_REJECTED"}, codes); diff != "" {
+		t.Errorf("warnings: %s", diff)
+	}
+	if diff := cmp.Diff(before, *d.config.Load()); diff != "" {
+		t.Error(diff)
+	}
+	if codes := d.reloadWith(t, noGroups+"policy: {preset: strict}\n"); codes != nil {
+		t.Errorf("it is back, and the daemon still warns of %v", codes)
 	}
 }
 

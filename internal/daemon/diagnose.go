@@ -83,7 +83,7 @@ func patient(proc gpreempt.Process, decision classify.Decision, choice ladder.Ch
 // Diagnose looks at the host without a daemon. It opens the driver, which makes
 // this program one of the driver's processes until it ends, and pauses nothing.
 func Diagnose(ctx context.Context, opts Options) (*doctor.Report, error) {
-	cfg, _, err := opts.load()
+	cfg, err := opts.load()
 	if err != nil {
 		return nil, err
 	}
