@@ -56,21 +56,19 @@ func TestSoak(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
 	d := start(t, soakConfig(0), "--sim", "mi300x", "--sim-gpus", "2")
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	s := &soak{daemon: d, seed: seed, ctx: ctx, did: map[string]int{}}
+	s := &soak{daemon: d, seed: seed, ctx: t.Context(), did: map[string]int{}}
 	kmsg := openKernelLog(t)
-	job, err := d.sim.StartJob(ctx, &simv1.StartJobRequest{Comm: "trainer", Queues: soakQueues, Kernel: kernel(time.Millisecond)})
+	job, err := d.sim.StartJob(t.Context(), &simv1.StartJobRequest{Comm: "trainer", Queues: soakQueues, Kernel: kernel(time.Millisecond)})
 	if err != nil {
 		t.Fatal(err)
 	}
 	d.eventually("the job is known", func() bool { return d.status().GetQueueCount() == soakQueues })
 	before := d.status()
 
-	sampled := make(chan []usage, 1)
+	over, sampled := make(chan struct{}), make(chan []usage, 1)
 	go func() {
 		defer close(sampled)
-		sampled <- s.sampleUntil(ctx, max(time.Second, min(soakReport, length/60)))
+		sampled <- s.sampleUntil(over, max(time.Second, min(soakReport, length/60)))
 	}()
 	var rests []usage
 	for range soakCycles {
@@ -80,7 +78,7 @@ func TestSoak(t *testing.T) {
 		s.phase("chaos", cycle*5/12, s.announcements, s.announcements, s.announcements, s.sessions, s.jobs, s.jobs, s.kills, s.admins)
 		rests = append(rests, s.rested(before, rests))
 	}
-	cancel()
+	close(over)
 	samples := <-sampled
 
 	t.Logf("did %v", s.did)
@@ -124,6 +122,11 @@ func (s *soak) rested(before *gpreemptv1.GetStatusResponse, earlier []usage) usa
 	s.doing.Store(new("rest"))
 	s.check(0, "", "policy", "set", "strict")
 	s.check(0, "", "drain", "off")
+	s.eventually("the time is over that a job was promised by an earlier policy", func() bool {
+		lease, answer := s.ask(time.Second)
+		s.complete(lease)
+		return answer.Quiesced
+	})
 	s.eventually("no leases, jobs or suspensions are left", func() bool {
 		st := s.status()
 		return st.GetLeaseCount() == 0 && st.GetSuspendedCount() == 0 && st.GetTargetCount() == before.GetTargetCount() && !st.GetDraining()

@@ -150,7 +150,7 @@ func TestProcessWhoseEntryIsDamagedRunsAgain(t *testing.T) {
 				if err := os.WriteFile(file, damage(text), 0o600); err != nil {
 					t.Fatal(err)
 				}
-				told := ""
+				var told string
 				if by == "--cleanup" {
 					r := cleanup(dir)
 					if r.Code != 1 || r.Out != oneRunsAgain {

@@ -258,7 +258,7 @@ func TestDamagedEntryIsKnownByItsName(t *testing.T) {
 		"no entry at all": []byte("hello\n"), "something behind it": append(bytes.Clone(good), ' '),
 		"of another process": stopped.encode(), "zeros": make([]byte, len(good)),
 	}
-	for n := range len(good) { // written in part, or with a block that never came
+	for n := range good { // written in part, or with a block that never came
 		damaged[fmt.Sprintf("ends before byte %d", n)] = good[:n]
 		damaged[fmt.Sprintf("zeros from byte %d on", n)] = append(bytes.Clone(good[:n]), make([]byte, len(good)-n)...)
 	}
