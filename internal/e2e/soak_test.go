@@ -351,7 +351,8 @@ func (s *soak) jobs(r *rand.Rand) {
 				req.GpuIds = append(req.GpuIds, g.GetGpuId())
 			}
 		}
-		resp, err := s.sim.StartJob(s.ctx, req)
+		// Also when the phase is over: a job whose pid nobody hears would stay.
+		resp, err := s.sim.StartJob(s.t.Context(), req)
 		s.result("start job", err)
 		if err == nil {
 			pids = append(pids, resp.GetPid())
@@ -400,13 +401,14 @@ func (s *soak) admins(r *rand.Rand) {
 	case 0, 1:
 		what = "policy"
 		preset := []string{"strict", "balanced", "slo", "share", "shadow"}[r.IntN(5)]
-		_, err = s.admin.SetPolicy(s.ctx, &gpreemptv1.SetPolicyRequest{Preset: preset})
+		// Also when the phase is over, here and below: a call that is given up may come later.
+		_, err = s.admin.SetPolicy(s.t.Context(), &gpreemptv1.SetPolicyRequest{Preset: preset})
 	case 2:
 		what = "drain"
-		_, err = s.admin.SetDrain(s.ctx, &gpreemptv1.SetDrainRequest{Drain: true, Wait: true})
+		_, err = s.admin.SetDrain(s.t.Context(), &gpreemptv1.SetDrainRequest{Drain: true, Wait: true})
 		s.result("drain on", err)
 		s.rest(between(r, 0, 200*time.Millisecond))
-		_, err = s.admin.SetDrain(s.ctx, &gpreemptv1.SetDrainRequest{})
+		_, err = s.admin.SetDrain(s.t.Context(), &gpreemptv1.SetDrainRequest{})
 	case 3:
 		what = "reload"
 		s.reload(soakConfig(r.Uint64N(10)))
