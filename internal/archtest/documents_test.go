@@ -14,11 +14,12 @@ import (
 
 // documents promise something and name the tests that show it.
 var documents = []string{
+	"docs/reliability.md",
 	"docs/threat-model.md",
 }
 
-// namedTest is the name of a test in a document.
-var namedTest = regexp.MustCompile("`((?:Test|Fuzz|Benchmark)[A-Z0-9][A-Za-z0-9_]*)`")
+// namedTest is the name of a test in a document, with its package or without.
+var namedTest = regexp.MustCompile("`((?:[a-z0-9_/]+\\.)?(?:Test|Fuzz|Benchmark)[A-Z0-9][A-Za-z0-9_]*)`")
 
 func TestDocumentsNameTestsThatExist(t *testing.T) {
 	root := os.DirFS("../..")
@@ -54,7 +55,7 @@ func checkDocuments(t *tree, root fs.FS, documents []string) (problems []string)
 	return problems
 }
 
-// tests gives the names of all functions in test files.
+// tests gives the names of all functions in test files, without and with the package.
 func (t *tree) tests() map[string]bool {
 	names := map[string]bool{}
 	for _, p := range t.packages {
@@ -65,6 +66,7 @@ func (t *tree) tests() map[string]bool {
 			for _, decl := range f.syntax.Decls {
 				if fn, ok := decl.(*ast.FuncDecl); ok && fn.Recv == nil {
 					names[fn.Name.Name] = true
+					names[p.dir+"."+fn.Name.Name] = true
 				}
 			}
 		}
@@ -74,12 +76,13 @@ func (t *tree) tests() map[string]bool {
 
 func TestDocumentThatNamesALostTestIsFound(t *testing.T) {
 	root := fstest.MapFS{
-		"go.mod":    {Data: []byte("module example.com/m\n")},
-		"a_test.go": {Data: []byte("package m\nfunc TestThere() {}\nfunc (x) TestMethod() {}\ntype x int\n")},
-		"a.go":      {Data: []byte("package m\nfunc TestNotInATestFile() {}\n")},
-		"good.md":   {Data: []byte("| `TestThere` | and FuzzNothing, which is not marked |")},
-		"bad.md":    {Data: []byte("`TestGone` `FuzzGone` `TestMethod` `TestNotInATestFile` `TestThere`")},
-		"none.md":   {Data: []byte("nothing")},
+		"go.mod":      {Data: []byte("module example.com/m\n")},
+		"a_test.go":   {Data: []byte("package m\nfunc TestThere() {}\nfunc (x) TestMethod() {}\ntype x int\n")},
+		"a.go":        {Data: []byte("package m\nfunc TestNotInATestFile() {}\n")},
+		"b/b_test.go": {Data: []byte("package b\nfunc TestB() {}\n")},
+		"good.md":     {Data: []byte("| `TestThere`, `TestB`, `b.TestB` | and FuzzNothing, which is not marked |")},
+		"bad.md":      {Data: []byte("`TestGone` `FuzzGone` `TestMethod` `TestNotInATestFile` `TestThere` `b.TestThere`")},
+		"none.md":     {Data: []byte("nothing")},
 	}
 	module, err := load(root)
 	if err != nil {
@@ -90,6 +93,7 @@ func TestDocumentThatNamesALostTestIsFound(t *testing.T) {
 		"bad.md names FuzzGone, which is no test: name the one that shows it now",
 		"bad.md names TestMethod, which is no test: name the one that shows it now",
 		"bad.md names TestNotInATestFile, which is no test: name the one that shows it now",
+		"bad.md names b.TestThere, which is no test: name the one that shows it now",
 		"none.md names no test: write their names as `TestName`",
 	}
 	if diff := cmp.Diff(want, checkDocuments(module, root, []string{"good.md", "bad.md", "none.md"})); diff != "" {
