@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/coreos/go-systemd/v22/activation"
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -70,6 +71,8 @@ type Options struct {
 	// Ready, when not nil, is called once the daemon serves.
 	Ready func()
 
+	// passed are the sockets systemd passed, before Run asks for them.
+	passed []*os.File
 	// host replaces this host in tests.
 	host *machine
 }
@@ -103,6 +106,8 @@ type daemon struct {
 	idle       *idleWatch
 	audit      *zap.Logger
 	keeper     *mtls.Keeper // nil without TCP
+	// statusAt is when systemd was told last how it goes; the scheduler's loop uses it.
+	statusAt time.Time
 }
 
 // Run serves until ctx ends, then resumes everything and returns. It is the whole
@@ -116,15 +121,16 @@ func Run(ctx context.Context, opts Options) (err error) {
 	pipes := make(chan os.Signal, 1)
 	signal.Notify(pipes, syscall.SIGPIPE)
 	defer signal.Stop(pipes)
+	opts.passed = append(opts.passed, activation.Files(true)...)
 	cfg, err := opts.load()
 	if err != nil {
 		return err
 	}
 	d := &daemon{opts: opts, level: zap.NewAtomicLevel(), hangups: hangups}
 	if d.log, d.audit = opts.Log, opts.Log; d.log == nil {
-		queue := newLogQueue(os.Stderr)
+		log, queue := openLog()
 		defer queue.Close()
-		d.log, d.audit = newLogger(d.level, queue), newLogger(zapcore.DebugLevel, queue)
+		d.log, d.audit = log(d.level), log(zapcore.DebugLevel)
 	}
 	if err := d.level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
 		return fmt.Errorf("log level: %w", err)
@@ -134,7 +140,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 			return fmt.Errorf("simulated machine: %w", err)
 		}
 	}
-	listener, release, err := listen(ctx, cfg.Socket, opts.lockPath(cfg.Socket))
+	listener, release, err := listen(ctx, cfg.Socket, opts.lockPath(cfg.Socket), opts.passed)
 	if err != nil {
 		return err
 	}
@@ -310,7 +316,7 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener) error {
 		})
 	}
 	d.server.SetServing(true)
-	d.notify(systemd.SdNotifyReady)
+	d.notify(systemd.SdNotifyReady + "\nSTATUS=" + d.status())
 	d.log.Info("serving", zap.String("socket", d.config.Load().Socket), zap.String("tcp", d.config.Load().TCP.Address), zap.String("backend", d.backend.name),
 		zap.String("version", version.String()), zap.Int("gpus", len(d.inventory.GPUs())))
 	if d.opts.Ready != nil {
@@ -321,7 +327,7 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener) error {
 	case <-ctx.Done():
 	case failure = <-failed:
 	}
-	d.notify(systemd.SdNotifyStopping)
+	d.notify(systemd.SdNotifyStopping + "\nSTATUS=letting everything run again")
 	err := d.shutdown(ctx)
 	stop()
 	ended := make(chan struct{})
@@ -380,10 +386,14 @@ func (d *daemon) findGPUs() error {
 	if err != nil {
 		return fmt.Errorf("find GPUs: %w", err)
 	}
-	d.warnings.set("gpus")
 	if len(gpus) == 0 {
+		d.warnings.set("gpus", gpreempt.Warning{
+			Code: "NO_GPU", Severity: "error", Text: "the amdgpu driver is loaded and shows no GPU that computes",
+			Remedy: "see what it says of the GPU (dmesg | grep -i amdgpu); gpreemptd looks again all the time",
+		})
 		return nil
 	}
+	d.warnings.set("gpus")
 	d.inventory.SetGPUs(gpus)
 	if d.backend.machine == nil {
 		hazards, unknown := newHazards(d.backend.root, gpus, d.config.Load().Safety.Hazards)
@@ -410,16 +420,6 @@ func (d *daemon) lookForGPUs() {
 	}
 }
 
-// beat feeds the watchdog from the loop that matters.
-func (d *daemon) beat() { d.notify(systemd.SdNotifyWatchdog) }
-
-// notify tells systemd; that it cannot be told is no reason to stop.
-func (d *daemon) notify(state string) {
-	if _, err := systemd.SdNotify(false, state); err != nil {
-		d.log.Warn("systemd could not be told", zap.String("state", state), zap.Error(err))
-	}
-}
-
 // reloadOnHangup takes over a changed config file on SIGHUP.
 func (d *daemon) reloadOnHangup(ctx context.Context) {
 	for {
@@ -427,7 +427,9 @@ func (d *daemon) reloadOnHangup(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-d.hangups:
+			d.notify(systemd.SdNotifyReloading)
 			d.reload()
+			d.notify(systemd.SdNotifyReady)
 		}
 	}
 }

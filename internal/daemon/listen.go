@@ -25,10 +25,10 @@ import (
 // decided by identity.
 const socketMode = 0o660
 
-// listen takes the instance lock, clears a socket a dead daemon left, and
-// listens. The lock is held until release is called; a lock file is never
+// listen takes the instance lock, and serves on the socket that systemd passed; when
+// it passed none, it clears a socket a dead daemon left, and listens. The lock is held until release is called; a lock file is never
 // deleted, since deleting it would let two daemons hold "the" lock.
-func listen(ctx context.Context, socket, lockPath string) (listener *net.UnixListener, release func(), err error) {
+func listen(ctx context.Context, socket, lockPath string, passed []*os.File) (listener *net.UnixListener, release func(), err error) {
 	for _, dir := range []string{filepath.Dir(socket), filepath.Dir(lockPath)} {
 		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // G301: clients have to get through to the socket
 			return nil, nil, fmt.Errorf("directory of the socket: %w", err)
@@ -43,18 +43,31 @@ func listen(ctx context.Context, socket, lockPath string) (listener *net.UnixLis
 			_ = lock.Close()
 		}
 	}()
-	if err := clearStale(ctx, socket); err != nil {
+	if len(passed) > 0 {
+		listener, err = adopt(passed, socket)
+	} else {
+		listener, err = bind(ctx, socket)
+	}
+	if err != nil {
 		return nil, nil, err
 	}
-	listener, err = net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	return listener, func() { _ = lock.Close() }, nil
+}
+
+// bind listens on a path that nobody else uses.
+func bind(ctx context.Context, socket string) (*net.UnixListener, error) {
+	if err := clearStale(ctx, socket); err != nil {
+		return nil, err
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 	if err != nil {
-		return nil, nil, fmt.Errorf("listen on %s: %w", socket, err)
+		return nil, fmt.Errorf("listen on %s: %w", socket, err)
 	}
 	if err := os.Chmod(socket, socketMode); err != nil {
 		_ = listener.Close()
-		return nil, nil, fmt.Errorf("mode of %s: %w", socket, err)
+		return nil, fmt.Errorf("mode of %s: %w", socket, err)
 	}
-	return listener, func() { _ = lock.Close() }, nil
+	return listener, nil
 }
 
 // identified gives the connections of a listener with who is at the other end. They

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"os"
 	"sync/atomic"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -20,13 +22,30 @@ const (
 	logPatience = time.Second
 )
 
-// newLogger writes one line of JSON per event to w, for systemd's journal to pick
-// up.
-func newLogger(level zapcore.LevelEnabler, w io.Writer) *zap.Logger {
+// linesLost says that the queue was full.
+const linesLost = "log lines are lost: whoever reads them is too slow"
+
+// openLog opens the daemon's log: journald with fields where standard error leads there,
+// else lines on standard error. What it gives makes loggers, each for events of a level
+// and above; the caller closes their queue last.
+func openLog() (func(zapcore.LevelEnabler) *zap.Logger, *logQueue) {
+	if isJournal(os.Getenv("JOURNAL_STREAM"), os.Stderr) {
+		return journaldLog(journaldSocket)
+	}
+	return jsonLog(os.Stderr)
+}
+
+// jsonLog is openLog for one line of JSON per event to w.
+func jsonLog(w io.Writer) (func(zapcore.LevelEnabler) *zap.Logger, *logQueue) {
 	cfg := zap.NewProductionEncoderConfig()
 	cfg.TimeKey = "time"
 	cfg.EncodeTime = zapcore.RFC3339NanoTimeEncoder
-	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(cfg), zapcore.AddSync(w), level))
+	q := newLogQueue(w, func(lines int64) []byte {
+		return fmt.Appendf(nil, `{"level":"warn","time":%q,"msg":%q,"lines":%d}`+"\n", time.Now().Format(time.RFC3339Nano), linesLost, lines)
+	})
+	return func(level zapcore.LevelEnabler) *zap.Logger {
+		return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(cfg), zapcore.AddSync(q), level))
+	}, q
 }
 
 // logQueue passes lines on from a goroutine of its own. State changes are logged
@@ -35,14 +54,15 @@ func newLogger(level zapcore.LevelEnabler, w io.Writer) *zap.Logger {
 // that is what the log says.
 type logQueue struct {
 	to    io.Writer
+	gap   func(lines int64) []byte // the line that says so many are lost
 	lines chan []byte
 	lost  atomic.Int64
 	stop  chan struct{}
 	done  chan struct{}
 }
 
-func newLogQueue(to io.Writer) *logQueue {
-	q := &logQueue{to: to, lines: make(chan []byte, logKept), stop: make(chan struct{}), done: make(chan struct{})}
+func newLogQueue(to io.Writer, gap func(int64) []byte) *logQueue {
+	q := &logQueue{to: to, gap: gap, lines: make(chan []byte, logKept), stop: make(chan struct{}), done: make(chan struct{})}
 	go q.run()
 	return q
 }
@@ -80,8 +100,7 @@ func (q *logQueue) run() {
 func (q *logQueue) pass(line []byte) {
 	_, _ = q.to.Write(line)
 	if n := q.lost.Swap(0); n > 0 {
-		_, _ = fmt.Fprintf(q.to, `{"level":"warn","time":%q,"msg":"log lines are lost: whoever reads them is too slow","lines":%d}`+"\n",
-			time.Now().Format(time.RFC3339Nano), n)
+		_, _ = q.to.Write(q.gap(n))
 	}
 }
 
@@ -108,6 +127,21 @@ func (d *daemon) logRecord(r scheduler.Record) {
 		level = zapcore.InfoLevel
 	}
 	if entry := d.log.Check(level, "state changed"); entry != nil {
-		entry.Write(zap.Stringer("change", r))
+		entry.Write(append(about(r), zap.Stringer("change", r))...)
 	}
+}
+
+// about gives what a state change is about, for filters.
+func about(r scheduler.Record) []zap.Field {
+	var fields []zap.Field
+	if r.Target != (gpreempt.ProcessKey{}) {
+		fields = append(fields, zap.Stringer("target", r.Target))
+	}
+	if r.Lease != 0 {
+		fields = append(fields, zap.Uint64("lease", uint64(r.Lease)))
+	}
+	if r.GPU != 0 {
+		fields = append(fields, zap.Stringer("gpu", r.GPU))
+	}
+	return fields
 }

@@ -51,8 +51,8 @@ func TestLogIsWrittenLineByLineToItsEnd(t *testing.T) {
 	r := &reader{let: make(chan struct{})}
 	close(r.let)
 	level := zap.NewAtomicLevel()
-	queue := newLogQueue(r)
-	log := newLogger(level, queue)
+	logs, queue := jsonLog(r)
+	log := logs(level)
 	log.Info("one")
 	log.Debug("too fine")
 	level.SetLevel(zapcore.DebugLevel)
@@ -66,8 +66,8 @@ func TestLogIsWrittenLineByLineToItsEnd(t *testing.T) {
 func TestReaderWhoStopsReadingLosesLinesAndHoldsUpNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &reader{let: make(chan struct{})}
-		queue := newLogQueue(r)
-		log := newLogger(zap.NewAtomicLevel(), queue)
+		logs, queue := jsonLog(r)
+		log := logs(zap.NewAtomicLevel())
 		const lost = 17
 		log.Info("first")
 		synctest.Wait() // it is being written
@@ -108,8 +108,8 @@ func TestChangesAreLoggedAsLoudlyAsSomebodyMustAct(t *testing.T) {
 	} {
 		r := &reader{let: make(chan struct{})}
 		close(r.let)
-		queue := newLogQueue(r)
-		log := newLogger(zap.NewAtomicLevelAt(zapcore.DebugLevel), queue)
+		logs, queue := jsonLog(r)
+		log := logs(zap.NewAtomicLevelAt(zapcore.DebugLevel))
 		(&daemon{log: log}).logRecord(tc.record)
 		queue.Close()
 		if diff := cmp.Diff([]string{tc.want + " state changed 0"}, r.said(t)); diff != "" {

@@ -59,6 +59,7 @@ const (
 	ReasonSimulationRejected Reason = "SIMULATION_REJECTED"
 	ReasonSecondDaemon       Reason = "SECOND_DAEMON"
 	ReasonSocketTaken        Reason = "SOCKET_TAKEN"
+	ReasonSocketPassed       Reason = "SOCKET_PASSED"
 )
 
 // Error is an error for the person who reads it: what happened, to what, and

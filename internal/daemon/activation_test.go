@@ -1,0 +1,119 @@
+package daemon
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// fileOf gives a copy of what l or c has open, as systemd passes it.
+func fileOf(t *testing.T, open interface{ File() (*os.File, error) }) *os.File {
+	t.Helper()
+	f, err := open.File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+// systemdListens is systemd, which keeps its own descriptor of the socket.
+func systemdListens(t *testing.T, path string) *net.UnixListener {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+func TestPassedSocketIsServedAndOutlivesTheDaemon(t *testing.T) {
+	path := filepath.Join(testutil.TempSocketDir(t), "d.sock")
+	owned := systemdListens(t, path)
+	lock := path + ".lock"
+	for _, round := range []string{"the first daemon", "the next one"} {
+		waiting, err := net.Dial("unix", path) // while no daemon runs
+		if err != nil {
+			t.Fatalf("before %s: %v", round, err)
+		}
+		l, release, err := listen(t.Context(), path, lock, []*os.File{fileOf(t, owned)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		served, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		served.Close()
+		waiting.Close()
+		l.Close()
+		release()
+	}
+}
+
+func TestPassedSocketThatIsNotTheDaemonsIsRefusedInWords(t *testing.T) {
+	dir := testutil.TempSocketDir(t)
+	path := filepath.Join(dir, "d.sock")
+	other := filepath.Join(dir, "other.sock")
+	for want, passed := range map[string]func(t *testing.T) []*os.File{
+		"2 sockets": func(t *testing.T) []*os.File {
+			l := systemdListens(t, path)
+			return []*os.File{fileOf(t, l), fileOf(t, l)}
+		},
+		"the socket " + other + ", and the config file says " + path: func(t *testing.T) []*os.File {
+			return []*os.File{fileOf(t, systemdListens(t, other))}
+		},
+		"a unix datagram socket,": func(t *testing.T) []*os.File {
+			c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "datagrams"), Net: "unixgram"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { c.Close() })
+			return []*os.File{fileOf(t, c)}
+		},
+		"a unix seqpacket socket,": func(t *testing.T) []*os.File {
+			l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: other, Net: "unixpacket"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { l.Close() })
+			return []*os.File{fileOf(t, l)}
+		},
+		"a IPv4 stream socket,": func(t *testing.T) []*os.File {
+			l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { l.Close() })
+			return []*os.File{fileOf(t, l)}
+		},
+		"that does not listen": func(t *testing.T) []*os.File { // Accept=yes
+			pair, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { syscall.Close(pair[1]) })
+			return []*os.File{os.NewFile(uintptr(pair[0]), "pair")}
+		},
+		"a descriptor that is no socket": func(t *testing.T) []*os.File {
+			f, err := os.Open(os.DevNull)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return []*os.File{f}
+		},
+	} {
+		t.Run(want, func(t *testing.T) {
+			_, _, err := listen(t.Context(), path, path+".lock", passed(t))
+			if gpreempt.ReasonOf(err) != gpreempt.ReasonSocketPassed || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "gpreemptd.socket") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+}

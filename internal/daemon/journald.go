@@ -1,0 +1,169 @@
+package daemon
+
+import (
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+)
+
+const (
+	// journaldSocket is where journald takes entries with fields.
+	journaldSocket = "/run/systemd/journal/socket"
+	// journaldName is the daemon's name in syslog's sense.
+	journaldName = "gpreemptd"
+	// fieldPrefix keeps our fields apart from those of others.
+	fieldPrefix = "GPREEMPT_"
+	// fieldMax bounds a field, in bytes, so that a whole entry fits into a datagram
+	// (net.core.wmem_default, 208 KiB).
+	fieldMax = 16 << 10
+)
+
+// isJournal tells whether a file is the stream to journald that systemd opened for this
+// service, by what it says in JOURNAL_STREAM: device and inode.
+func isJournal(stream string, f *os.File) bool {
+	info, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	return ok && stream == fmt.Sprintf("%d:%d", stat.Dev, stat.Ino)
+}
+
+// journaldLog is openLog for one entry per event, with a field for each of the event's,
+// to journald's socket.
+func journaldLog(socket string) (func(zapcore.LevelEnabler) *zap.Logger, *logQueue) {
+	q := newLogQueue(journald(socket), func(lines int64) []byte {
+		e := zapcore.Entry{Level: zapcore.WarnLevel, Message: linesLost}
+		return journaldEntry(e, []zapcore.Field{zap.Int64("lines", lines)})
+	})
+	return func(level zapcore.LevelEnabler) *zap.Logger { return zap.New(&journaldCore{LevelEnabler: level, queue: q}) }, q
+}
+
+// journald is the path of journald's socket.
+type journald string
+
+// Write sends one entry. It connects anew each time, so that a journald that was
+// restarted gets it.
+func (j journald) Write(entry []byte) (int, error) {
+	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: string(j), Net: "unixgram"})
+	if err != nil {
+		return 0, err
+	}
+	defer conn.Close()
+	return conn.Write(entry)
+}
+
+// journaldCore makes entries for journald of events.
+type journaldCore struct {
+	zapcore.LevelEnabler
+	queue  *logQueue
+	fields []zapcore.Field
+}
+
+// With gives a core that adds fields to each entry.
+func (c *journaldCore) With(fields []zapcore.Field) zapcore.Core {
+	return &journaldCore{LevelEnabler: c.LevelEnabler, queue: c.queue, fields: slices.Concat(c.fields, fields)}
+}
+
+// Check adds the core to those that write an event that is loud enough.
+func (c *journaldCore) Check(e zapcore.Entry, checked *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	if c.Enabled(e.Level) {
+		return checked.AddCore(e, c)
+	}
+	return checked
+}
+
+// Write queues the entry.
+func (c *journaldCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
+	_, err := c.queue.Write(journaldEntry(e, slices.Concat(c.fields, fields)))
+	return err
+}
+
+// Sync does nothing: the end of the queue does.
+func (c *journaldCore) Sync() error { return nil }
+
+// journaldEntry gives an entry in journald's native form
+// (https://systemd.io/JOURNAL_NATIVE_PROTOCOL). MESSAGE is for people, who see nothing
+// else, and has all of it; the fields are for filters.
+func journaldEntry(e zapcore.Entry, fields []zapcore.Field) []byte {
+	var typed, told []string // NAME and value in turn; what MESSAGE says of them
+	add := func(name, value string) { typed = append(typed, name, value) }
+	for _, f := range fields {
+		m := zapcore.NewMapObjectEncoder()
+		f.AddTo(m)
+		for _, key := range slices.Sorted(maps.Keys(m.Fields)) {
+			value := fieldText(m.Fields[key])
+			add(fieldPrefix+fieldName(key), value)
+			told = append(told, key+"="+value)
+		}
+	}
+	message := e.Message
+	if len(told) > 0 {
+		message += ": " + strings.Join(told, ", ")
+	}
+	if e.LoggerName != "" {
+		add(fieldPrefix+"LOGGER", e.LoggerName)
+	}
+	var entry []byte
+	entry = appendField(entry, "MESSAGE", message)
+	entry = appendField(entry, "PRIORITY", priority(e.Level))
+	entry = appendField(entry, "SYSLOG_IDENTIFIER", journaldName)
+	for i := 0; i < len(typed); i += 2 {
+		entry = appendField(entry, typed[i], typed[i+1])
+	}
+	return entry
+}
+
+func fieldText(value any) string {
+	if t, ok := value.(time.Time); ok {
+		return t.Format(time.RFC3339Nano)
+	}
+	return fmt.Sprint(value)
+}
+
+// fieldName gives the name journald takes for a key of ours: A to Z, 0 to 9 and _.
+func fieldName(key string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
+			return r
+		}
+		return '_'
+	}, strings.ToUpper(key))
+}
+
+// appendField writes NAME=value, or with the length where the value has several lines.
+func appendField(entry []byte, name, value string) []byte {
+	value = value[:min(len(value), fieldMax)]
+	entry = append(entry, name...)
+	if strings.Contains(value, "\n") {
+		entry = append(entry, '\n')
+		entry = binary.LittleEndian.AppendUint64(entry, uint64(len(value)))
+	} else {
+		entry = append(entry, '=')
+	}
+	return append(append(entry, value...), '\n')
+}
+
+// priority is syslog's.
+func priority(l zapcore.Level) string {
+	switch {
+	case l <= zapcore.DebugLevel:
+		return "7"
+	case l == zapcore.InfoLevel:
+		return "6"
+	case l == zapcore.WarnLevel:
+		return "4"
+	case l == zapcore.ErrorLevel:
+		return "3"
+	}
+	return "2"
+}

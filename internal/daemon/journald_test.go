@@ -1,0 +1,212 @@
+package daemon
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// fakeJournald takes entries as journald does.
+type fakeJournald struct {
+	path string
+	conn *net.UnixConn
+}
+
+func newFakeJournald(t *testing.T) *fakeJournald {
+	t.Helper()
+	path := filepath.Join(testutil.TempSocketDir(t), "journal")
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return &fakeJournald{path, conn}
+}
+
+// next gives the fields of the next entry.
+func (j *fakeJournald) next(t *testing.T) map[string]string {
+	t.Helper()
+	if err := j.conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 256<<10)
+	n, err := j.conn.Read(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields, err := parseEntry(b[:n])
+	if err != nil {
+		t.Fatalf("%v in %q", err, b[:n])
+	}
+	return fields
+}
+
+// parseEntry reads journald's native form.
+func parseEntry(b []byte) (map[string]string, error) {
+	fields := map[string]string{}
+	for len(b) > 0 {
+		line, rest, ok := bytes.Cut(b, []byte("\n"))
+		if !ok {
+			return nil, errors.New("a line does not end")
+		}
+		name, value, short := strings.Cut(string(line), "=")
+		if !short {
+			if len(rest) < 8 || uint64(len(rest)-8) <= binary.LittleEndian.Uint64(rest) {
+				return nil, errors.New("a value is cut off")
+			}
+			n := int(binary.LittleEndian.Uint64(rest))
+			value, rest = string(rest[8:8+n]), rest[8+n:]
+			if rest[0] != '\n' {
+				return nil, errors.New("a value is longer than it says")
+			}
+			rest = rest[1:]
+		}
+		if _, twice := fields[name]; twice || strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") != "" || strings.HasPrefix(name, "_") {
+			return nil, fmt.Errorf("field %q", name)
+		}
+		fields[name], b = value, rest
+	}
+	return fields, nil
+}
+
+func TestJournaldGetsAFieldForEachOfTheEvents(t *testing.T) {
+	j := newFakeJournald(t)
+	logs, queue := journaldLog(j.path)
+	log := logs(zap.NewAtomicLevel())
+	log.Debug("too fine")
+	log.Named("executor").With(zap.Stringer("target", gpreempt.ProcessKey{PID: 7, Start: 9})).Error("a call hangs",
+		zap.Duration("after", 2*time.Second), zap.Error(errors.New("one\ntwo")), zap.Bool("was-suspended", true))
+	want := map[string]string{
+		"MESSAGE":  "a call hangs: target=7@9, after=2s, error=one\ntwo, was-suspended=true",
+		"PRIORITY": "3", "SYSLOG_IDENTIFIER": "gpreemptd",
+		"GPREEMPT_TARGET": "7@9", "GPREEMPT_AFTER": "2s", "GPREEMPT_ERROR": "one\ntwo", "GPREEMPT_WAS_SUSPENDED": "true", "GPREEMPT_LOGGER": "executor",
+	}
+	if diff := cmp.Diff(want, j.next(t)); diff != "" {
+		t.Error(diff)
+	}
+	queue.Close()
+}
+
+func TestJournaldKnowsHowLoudAChangeIsAndWhatItIsAbout(t *testing.T) {
+	j := newFakeJournald(t)
+	logs, queue := journaldLog(j.path)
+	log := logs(zap.NewAtomicLevelAt(zapcore.DebugLevel))
+	defer queue.Close()
+	d := &daemon{log: log}
+	for _, tc := range []struct {
+		record scheduler.Record
+		want   map[string]string
+	}{
+		{
+			scheduler.Record{
+				Kind: scheduler.RecordTarget, Target: gpreempt.ProcessKey{PID: 7, Start: 9}, FromTarget: scheduler.TargetSuspending,
+				ToTarget: scheduler.TargetSuspended, Cause: scheduler.CauseDone, Lease: 3,
+			},
+			map[string]string{"PRIORITY": "7", "GPREEMPT_TARGET": "7@9", "GPREEMPT_LEASE": "3"},
+		},
+		{
+			scheduler.Record{Kind: scheduler.RecordBreaker, GPU: 23256, On: true, Cause: scheduler.CauseStuck},
+			map[string]string{"PRIORITY": "4", "GPREEMPT_GPU": "23256"},
+		},
+		{scheduler.Record{Kind: scheduler.RecordPolicy}, map[string]string{"PRIORITY": "6"}},
+	} {
+		d.logRecord(tc.record)
+		got := j.next(t)
+		for _, name := range []string{"MESSAGE", "SYSLOG_IDENTIFIER"} {
+			delete(got, name)
+		}
+		tc.want["GPREEMPT_CHANGE"] = tc.record.String()
+		if diff := cmp.Diff(tc.want, got); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
+// Nothing a client or a kernel says makes a field of its own, or an entry too long to send.
+func TestJournaldEntriesKeepTheirForm(t *testing.T) {
+	j := newFakeJournald(t)
+	logs, queue := journaldLog(j.path)
+	log := logs(zap.NewAtomicLevel())
+	defer queue.Close()
+	long := strings.Repeat("x\nPRIORITY=0\n", 100<<10)
+	log.Warn("client says "+long, zap.String("why", long), zap.String("text", "a\n_PID=1"), zap.ByteString("stack", []byte(long)), zap.String("Ärger=", "x"))
+	got := j.next(t)
+	want := map[string]string{
+		"MESSAGE": ("client says " + long)[:fieldMax], "PRIORITY": "4", "SYSLOG_IDENTIFIER": "gpreemptd",
+		"GPREEMPT_WHY": long[:fieldMax], "GPREEMPT_TEXT": "a\n_PID=1", "GPREEMPT_STACK": long[:fieldMax], "GPREEMPT__RGER_": "x",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// A journald that takes nothing more holds up the log, and nobody who logs.
+func TestJournaldThatStopsReadingIsToldWhatIsLost(t *testing.T) {
+	j := newFakeJournald(t)
+	logs, queue := journaldLog(j.path)
+	log := logs(zap.NewAtomicLevel())
+	const sent = 2 * logKept
+	for range sent { // more than queue and socket hold
+		log.Info("line")
+	}
+	lines, lost := 0, 0
+	for lost == 0 {
+		entry := j.next(t)
+		if entry["MESSAGE"] == "line" {
+			lines++
+			continue
+		}
+		if entry["PRIORITY"] != "4" || !strings.HasPrefix(entry["MESSAGE"], linesLost) {
+			t.Fatalf("%v", entry)
+		}
+		if _, err := fmt.Sscan(entry["GPREEMPT_LINES"], &lost); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for lines+lost < sent {
+		if entry := j.next(t); entry["MESSAGE"] != "line" {
+			t.Fatalf("%v", entry)
+		}
+		lines++
+	}
+	queue.Close()
+}
+
+func TestLogGoesToJournaldOnlyWhereStandardErrorDoes(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stat := info.Sys().(*syscall.Stat_t)
+	for stream, want := range map[string]bool{
+		fmt.Sprintf("%d:%d", stat.Dev, stat.Ino):   true,
+		fmt.Sprintf("%d:%d", stat.Dev, stat.Ino+1): false,
+		"":    false,
+		"1:x": false,
+	} {
+		if got := isJournal(stream, f); got != want {
+			t.Errorf("%q: %v", stream, got)
+		}
+	}
+}

@@ -1,0 +1,57 @@
+package daemon
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	systemd "github.com/coreos/go-systemd/v22/daemon"
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// statusEvery is how often systemd is told how the daemon does, at the most.
+const statusEvery = time.Second
+
+// beat feeds the watchdog from the loop that matters, and says how it goes.
+func (d *daemon) beat() {
+	state := systemd.SdNotifyWatchdog
+	if now := time.Now(); now.Sub(d.statusAt) >= statusEvery {
+		d.statusAt = now
+		state += "\nSTATUS=" + d.status()
+	}
+	d.notify(state)
+}
+
+// notify tells systemd; that it cannot be told is no reason to stop.
+func (d *daemon) notify(state string) {
+	if _, err := systemd.SdNotify(false, state); err != nil {
+		d.log.Warn("systemd could not be told", zap.String("state", state), zap.Error(err))
+	}
+}
+
+// status is what systemctl status shows. The name of the backend tells a simulated or
+// emulated machine.
+func (d *daemon) status() string {
+	var leases, away int
+	d.runner.View(func(c *scheduler.Core) { leases, away = c.LeaseCount(), c.Away() })
+	return statusLine(d.backend.name, len(d.inventory.GPUs()), leases, away, d.listWarnings())
+}
+
+func statusLine(backend string, gpus, leases, away int, warnings []gpreempt.Warning) string {
+	line := fmt.Sprintf("%s: GPUs %d, leases %d, suspended targets %d", backend, gpus, leases, away)
+	if len(warnings) == 0 {
+		return line
+	}
+	worst := warnings[0]
+	for _, w := range warnings {
+		if w.Severity == "error" {
+			worst = w
+			break
+		}
+	}
+	text, _, _ := strings.Cut(worst.Text, "\n")
+	return fmt.Sprintf("%s, warnings %d (gpctl status): %s", line, len(warnings), text)
+}

@@ -1,0 +1,101 @@
+package daemon
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// fakeSystemd takes what a service tells.
+func fakeSystemd(t *testing.T) (next func(line string) string) {
+	t.Helper()
+	path := filepath.Join(testutil.TempSocketDir(t), "notify")
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	t.Setenv("NOTIFY_SOCKET", path)
+	return func(line string) string {
+		t.Helper()
+		for {
+			if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+				t.Fatal(err)
+			}
+			b := make([]byte, 4096)
+			n, err := conn.Read(b)
+			if err != nil {
+				t.Fatalf("%s never comes: %v", line, err)
+			}
+			if text := string(b[:n]); slices.Contains(strings.Split(text, "\n"), line) {
+				return text
+			}
+		}
+	}
+}
+
+func TestSystemdIsToldHowItGoes(t *testing.T) {
+	next := fakeSystemd(t)
+	dir := testutil.TempSocketDir(t)
+	opts := simulated(t, dir)
+	write(t, opts.ConfigPath, noGroups)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- Run(ctx, opts) }()
+	const status = "\nSTATUS=simulated mi300x: GPUs 1, leases 0, suspended targets 0"
+	for _, line := range []string{"READY=1", "WATCHDOG=1", "WATCHDOG=1"} {
+		if got := next(line); got != line+status && got != line {
+			t.Errorf("systemd hears %q", got)
+		}
+	}
+	cancel()
+	next("STOPPING=1")
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSystemdIsToldOfAReload(t *testing.T) {
+	next := fakeSystemd(t)
+	d := newDaemon(t, noGroups)
+	hangups := make(chan os.Signal, 1)
+	d.hangups = hangups
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { d.reloadOnHangup(ctx); close(ended) }()
+	write(t, d.opts.ConfigPath, noGroups+"policy: {preset: strict}\n")
+	hangups <- syscall.SIGHUP
+	next("RELOADING=1")
+	next("READY=1")
+	if d.config.Load().Policy == config.Default().Policy {
+		t.Error("ready before the file was taken over")
+	}
+	cancel()
+	<-ended
+}
+
+func TestStatusNamesTheWorstWarning(t *testing.T) {
+	for want, warnings := range map[string][]gpreempt.Warning{
+		"kfd: GPUs 8, leases 2, suspended targets 1": nil,
+		"kfd: GPUs 8, leases 2, suspended targets 1, warnings 2 (gpctl status): b": {
+			{Severity: "warning", Text: "a"}, {Severity: "error", Text: "b\nc"},
+		},
+		"kfd: GPUs 8, leases 2, suspended targets 1, warnings 1 (gpctl status): a": {{Severity: "warning", Text: "a"}},
+	} {
+		if diff := cmp.Diff(want, statusLine("kfd", 8, 2, 1, warnings)); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
