@@ -106,6 +106,8 @@ type daemon struct {
 	idle       *idleWatch
 	audit      *zap.Logger
 	keeper     *mtls.Keeper // nil without TCP
+	// generation is that of the topology when its GPUs were read last; the observer uses it.
+	generation string
 	// statusAt is when systemd was told last how it goes; the scheduler's loop uses it.
 	statusAt time.Time
 }
@@ -408,12 +410,19 @@ func (d *daemon) findGPUs() error {
 	return nil
 }
 
-// lookForGPUs finds GPUs whose driver came after the daemon.
+// topologyGeneration is a file of the driver's that changes once a GPU has come or gone.
+const topologyGeneration = "sys/class/kfd/kfd/topology/generation_id"
+
+// lookForGPUs finds GPUs that came after the daemon: a driver that is being loaded
+// brings one after the other.
 func (d *daemon) lookForGPUs() {
-	if len(d.inventory.GPUs()) > 0 {
+	generation, err := fs.ReadFile(d.backend.root, topologyGeneration)
+	if len(d.inventory.GPUs()) > 0 && (err != nil || string(generation) == d.generation) {
 		return
 	}
+	d.generation = string(generation)
 	if err := d.findGPUs(); err != nil {
+		d.generation = ""
 		d.warnings.set("gpus", gpreempt.Warning{
 			Code: "GPUS_UNREADABLE", Severity: "error", Text: err.Error(), Remedy: "gpreemptd needs to read /sys/class/kfd; it looks again all the time",
 		})

@@ -60,11 +60,18 @@ func newFakeHost(t testing.TB, profile, config string) *fakeHost {
 	write(t, h.opts.ConfigPath, config)
 	h.put("proc/sys/kernel/osrelease", "6.12.107\n")
 	h.put("sys/class/kfd/kfd/proc/.keep", "")
-	node := "sys/class/kfd/kfd/topology/nodes/1/"
-	h.put(node+"gpu_id", gpu.String()+"\n")
-	h.put(node+"name", "ip discovery\n")
-	h.put(node+"properties", "simd_count 1216\nsimd_per_cu 4\ngfx_target_version 90402\nnum_cp_queues 24\nnum_xcc 8\ncapability 2893521536\n")
+	h.addGPU(1, gpu)
 	return h
+}
+
+// addGPU shows a GPU as the driver does when it has found one.
+func (h *fakeHost) addGPU(node int, id gpreempt.GPUID) {
+	h.t.Helper()
+	dir := fmt.Sprintf("sys/class/kfd/kfd/topology/nodes/%d/", node)
+	h.put(dir+"name", "ip discovery\n")
+	h.put(dir+"properties", "simd_count 1216\nsimd_per_cu 4\ngfx_target_version 90402\nnum_cp_queues 24\nnum_xcc 8\ncapability 2893521536\n")
+	h.put(dir+"gpu_id", id.String()+"\n")
+	h.put(topologyGeneration, fmt.Sprintf("%d\n", node))
 }
 
 func (h *fakeHost) put(path, text string) {
@@ -372,6 +379,14 @@ func TestGPUsThatComeLaterAreFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.target(c, job, "a mechanism holds it", held)
+	h.addGPU(2, gpu+1) // the driver brings one after the other
+	for ctx, count := h.t.Context(), uint32(0); count != 2; {
+		status, err := c.Admin().GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
+		if err != nil {
+			t.Fatalf("the second GPU: %v", err)
+		}
+		count = status.GetGpuCount()
+	}
 }
 
 func TestPauseOfAnEarlierDaemonComesFirst(t *testing.T) {

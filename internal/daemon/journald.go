@@ -45,7 +45,9 @@ func journaldLog(socket string) (func(zapcore.LevelEnabler) *zap.Logger, *logQue
 		e := zapcore.Entry{Level: zapcore.WarnLevel, Message: linesLost}
 		return journaldEntry(e, []zapcore.Field{zap.Int64("lines", lines)})
 	})
-	return func(level zapcore.LevelEnabler) *zap.Logger { return zap.New(&journaldCore{LevelEnabler: level, queue: q}) }, q
+	return func(level zapcore.LevelEnabler) *zap.Logger {
+		return zap.New(&journaldCore{LevelEnabler: level, queue: q})
+	}, q
 }
 
 // journald is the path of journald's socket.
