@@ -15,6 +15,9 @@ import (
 // statusEvery is how often systemd is told how the daemon does, at the most.
 const statusEvery = time.Second
 
+// statusMax bounds what it is told of warnings, in bytes.
+const statusMax = 500
+
 // beat feeds the watchdog from the loop that matters, and says how it goes.
 func (d *daemon) beat() {
 	state := systemd.SdNotifyWatchdog
@@ -45,13 +48,16 @@ func statusLine(backend string, gpus, leases, away int, warnings []gpreempt.Warn
 	if len(warnings) == 0 {
 		return line
 	}
-	worst := warnings[0]
+	var errors, all []string
 	for _, w := range warnings {
+		all = append(all, w.Text)
 		if w.Severity == "error" {
-			worst = w
-			break
+			errors = append(errors, w.Text)
 		}
 	}
-	text, _, _ := strings.Cut(worst.Text, "\n")
-	return fmt.Sprintf("%s, warnings %d (gpctl status): %s", line, len(warnings), text)
+	if len(errors) > 0 {
+		all = errors
+	}
+	text := strings.ReplaceAll(strings.Join(all, "; "), "\n", " ")
+	return fmt.Sprintf("%s, warnings %d (gpctl status): %s", line, len(warnings), text[:min(len(text), statusMax)])
 }

@@ -86,11 +86,11 @@ func TestSystemdIsToldOfAReload(t *testing.T) {
 	<-ended
 }
 
-func TestStatusNamesTheWorstWarning(t *testing.T) {
+func TestStatusNamesTheWorstWarnings(t *testing.T) {
 	for want, warnings := range map[string][]gpreempt.Warning{
 		"kfd: GPUs 8, leases 2, suspended targets 1": nil,
-		"kfd: GPUs 8, leases 2, suspended targets 1, warnings 2 (gpctl status): b": {
-			{Severity: "warning", Text: "a"}, {Severity: "error", Text: "b\nc"},
+		"kfd: GPUs 8, leases 2, suspended targets 1, warnings 3 (gpctl status): b c; d": {
+			{Severity: "warning", Text: "a"}, {Severity: "error", Text: "b\nc"}, {Severity: "error", Text: "d"},
 		},
 		"kfd: GPUs 8, leases 2, suspended targets 1, warnings 1 (gpctl status): a": {{Severity: "warning", Text: "a"}},
 	} {
