@@ -33,7 +33,7 @@ DIST := gpreempt-$(VERSION)-linux-$(GOARCH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz fuzz-kernel e2e e2e-rocm vm-kfd soak dist clean
+.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz fuzz-kernel e2e e2e-rocm vm-kfd vmtest soak dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -111,6 +111,10 @@ VM_PACKAGES ?= ./internal/conformance=TestRealDriver ./internal/tracer ./interna
 	./internal/kfdtrace=TestRealTracefs
 vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skips without QEMU
 	$(GO) run ./internal/vm/run -limit 10m $(VM_PACKAGES)
+
+# apt-get install -y --no-install-recommends qemu-system-x86 mmdebstrap e2fsprogs
+vmtest: ## Test the units of deploy/systemd in a Debian guest in QEMU; skips without QEMU or mmdebstrap
+	$(GO) run ./internal/vm/run -systemd -limit 8m ./internal/e2e/systemd
 
 # The race detector's memory grows with what it has seen, so the daemon is built without.
 soak: ## Run the soak tests, end to end, of the tracer and of the inventory, for SOAK each

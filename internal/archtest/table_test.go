@@ -145,6 +145,7 @@ var table = []struct {
 	{"internal/e2e/kfdclient", rule{imports: []string{"internal/kfdwork"}}},
 	{"internal/e2e/meter", rule{imports: []string{"api/gen/gpreempt/v1", "pkg/client", "pkg/kfd"}}},
 	{"internal/e2e", rule{}},
+	{"internal/e2e/systemd", rule{}},
 	{"internal/bench", rule{}},
 }
 

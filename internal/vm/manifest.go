@@ -10,13 +10,25 @@ import (
 // ManifestPath is where the guest's init finds its Manifest.
 const ManifestPath = "/manifest.json"
 
+// Overlay is the directory of an initramfs whose files are put over those of a
+// distribution's root, see Manifest.Root.
+const Overlay = "/overlay"
+
+// StewardArg makes the init the steward of a guest, who runs its programs; it is a
+// child of the first process.
+const StewardArg = "steward"
+
 // Manifest is what the init of a guest does: it loads modules, then runs programs,
-// one after the other, and powers off.
+// one after the other, and powers off. With a Root it hands the machine over to the
+// first process of a distribution, which starts the steward as a service.
 type Manifest struct {
 	// Nonce marks the init's own lines in the output.
 	Nonce string
 	// Modules are the paths of kernel modules, in the order of loading.
 	Modules []string
+	// Root is the block device of an ext4 file system that becomes the root; "" to stay
+	// in the initramfs.
+	Root string
 	// Need are paths that must exist once the modules are in.
 	Need []string
 	// Programs run one after the other, whatever became of the one before.

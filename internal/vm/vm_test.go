@@ -280,3 +280,12 @@ func TestKernelFetchedBeforeNeedsNoNetwork(t *testing.T) {
 		t.Errorf("%q, %v", k.Image(), err)
 	}
 }
+
+func TestRootThatCannotBeMadeIsAReasonToSkip(t *testing.T) {
+	t.Setenv(CacheEnv, t.TempDir())
+	t.Setenv("PATH", t.TempDir())
+	image, err := FetchRoot(t.Context())
+	if _, ok := errors.AsType[*MissingError](err); !ok || !strings.Contains(err.Error(), "apt-get install mmdebstrap") {
+		t.Errorf("%q, %v", image, err)
+	}
+}

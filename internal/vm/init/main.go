@@ -19,18 +19,13 @@ import (
 // output is the serial port the host reads; the kernel writes to the first.
 const output = "/dev/ttyS1"
 
-// stewardArg makes this program the steward, who runs the programs. The kernel
-// takes all children of the first process for orphans, whose terminal signals to
-// stop it ignores; below the steward they are as on any machine.
-const stewardArg = "steward"
-
 func main() {
 	switch {
 	case os.Getpid() == 1:
 		err := first()
 		unix.Sync()
 		fmt.Fprintln(os.Stderr, "init: power off:", errors.Join(err, unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)))
-	case os.Getppid() == 1 && len(os.Args) == 2 && os.Args[1] == stewardArg:
+	case os.Getppid() == 1 && len(os.Args) == 2 && os.Args[1] == vm.StewardArg:
 		if err := steward(); err != nil {
 			fmt.Fprintln(os.Stderr, "init: steward:", err)
 			os.Exit(1)
@@ -64,7 +59,11 @@ func first() error {
 	if err := prepare(m); err != nil {
 		return errors.Join(err, m.WriteFailure(out, err))
 	}
-	steward, err := os.StartProcess("/init", []string{"/init", stewardArg}, &os.ProcAttr{
+	if m.Root != "" {
+		err := handOver(m.Root)
+		return errors.Join(err, m.WriteFailure(out, err))
+	}
+	steward, err := os.StartProcess("/init", []string{"/init", vm.StewardArg}, &os.ProcAttr{
 		Dir: "/", Files: []*os.File{nil, os.Stderr, os.Stderr}, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
@@ -150,7 +149,9 @@ func prepare(m vm.Manifest) error {
 	return nil
 }
 
-// steward runs the programs, each to its end and in a process group of its own.
+// steward runs the programs, each to its end and in a process group of its own. The
+// kernel takes all children of the first process for orphans, whose terminal signals
+// to stop it ignores; below the steward they are as on any machine.
 func steward() error {
 	m, err := readManifest()
 	if err != nil {
@@ -158,6 +159,9 @@ func steward() error {
 	}
 	out, err := openOutput()
 	if err != nil {
+		return err
+	}
+	if err := raw(out); err != nil { // systemd has set up the ports anew
 		return err
 	}
 	for i, p := range m.Programs {

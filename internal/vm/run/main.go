@@ -1,9 +1,11 @@
 // Command run runs the tests of packages in a guest with the real driver of
 // Debian's kernel:
 //
-//	go run ./internal/vm/run [-series 6.12] [-module amdgpu] [-need /dev/kfd] [-limit 5m] PACKAGE[=TESTS]...
+//	go run ./internal/vm/run [-systemd] [-series 6.12] [-module amdgpu] [-need /dev/kfd] [-limit 5m] PACKAGE[=TESTS]...
 //
-// TESTS is a pattern for -test.run. It ends with status 0 when every package passed,
+// TESTS is a pattern for -test.run. With -systemd the guest is a Debian with systemd as
+// its first process and what we ship installed; the driver's modules are there to be
+// loaded (see systemd.go). It ends with status 0 when every package passed,
 // and also, after a line that begins with SKIP, when the host has no emulator or no
 // kernel can be had.
 package main
@@ -31,6 +33,7 @@ import (
 type options struct {
 	series, module, need string
 	limit                time.Duration
+	systemd              bool
 	packages             []string
 }
 
@@ -40,6 +43,7 @@ func main() {
 	flag.StringVar(&o.module, "module", "amdgpu", "kernel `module` to load")
 	flag.StringVar(&o.need, "need", "/dev/kfd", "`path` the module has to bring")
 	flag.DurationVar(&o.limit, "limit", 5*time.Minute, "how long the guest may take")
+	flag.BoolVar(&o.systemd, "systemd", false, "a Debian guest with systemd, with gpreemptd installed")
 	flag.Parse()
 	o.packages = flag.Args()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt) //nolint:forbidigo // main makes the first context
@@ -48,7 +52,7 @@ func main() {
 	var missing *vm.MissingError
 	switch {
 	case errors.As(err, &missing):
-		fmt.Fprintln(os.Stdout, "SKIP tests on the real driver:", missing)
+		fmt.Fprintf(os.Stdout, "SKIP tests in a guest (%s): %v\n", strings.Join(o.packages, " "), missing)
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "vm:", err)
 		os.Exit(1)
@@ -74,12 +78,19 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	}
 	m := vm.Manifest{Nonce: rand.Text(), Need: []string{o.need}, Limit: o.limit}
 	initramfs := filepath.Join(dir, "initramfs")
-	if err := o.pack(ctx, dir, initramfs, &m, modules); err != nil {
-		return errors.Join(err, os.RemoveAll(dir))
-	}
 	guest := vm.Guest{
 		Kernel: kernel.Image(), Initramfs: initramfs, MemoryMiB: 1024,
 		Append: "rdinit=/init oops=panic", Timeout: o.limit + 30*time.Second, Console: filepath.Join(dir, "console"),
+	}
+	content := o.bare(&m, modules)
+	if o.systemd {
+		content, err = o.debian(ctx, dir, kernel, &guest, &m, modules)
+	}
+	if err == nil {
+		err = o.pack(ctx, dir, initramfs, &m, content)
+	}
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(dir))
 	}
 	built := time.Since(began)
 	fmt.Fprintf(out, "vm: Linux %s in QEMU, with %s and no GPU\n", kernel.Release, o.module)
@@ -119,8 +130,31 @@ func tail(console string) []byte {
 	return text[max(0, len(text)-4096):]
 }
 
+// files adds to an archive.
+type files func(a *vm.Archive) error
+
+// bare gives what a guest needs that is nothing but kernel and tests.
+func (o options) bare(m *vm.Manifest, modules []vm.Module) files {
+	return func(a *vm.Archive) (err error) {
+		m.Modules, err = addModules(a, "/modules", modules)
+		return err
+	}
+}
+
+// addModules adds modules, and gives their paths in the order of loading.
+func addModules(a *vm.Archive, dir string, modules []vm.Module) (paths []string, err error) {
+	for i, module := range modules {
+		path := fmt.Sprintf("%s/%02d-%s.ko", dir, i, module.Name)
+		if err := a.File(path, 0o644, module.Data); err != nil {
+			return nil, err
+		}
+		paths = append(paths, path)
+	}
+	return paths, nil
+}
+
 // pack builds the test binaries and writes the guest's initramfs.
-func (o options) pack(ctx context.Context, dir, initramfs string, m *vm.Manifest, modules []vm.Module) error {
+func (o options) pack(ctx context.Context, dir, initramfs string, m *vm.Manifest, content files) error {
 	f, err := os.Create(initramfs)
 	if err != nil {
 		return err
@@ -139,12 +173,8 @@ func (o options) pack(ctx context.Context, dir, initramfs string, m *vm.Manifest
 	if err := add(a, "/init", bin); err != nil {
 		return err
 	}
-	for i, module := range modules {
-		path := fmt.Sprintf("/modules/%02d-%s.ko", i, module.Name)
-		if err := a.File(path, 0o644, module.Data); err != nil {
-			return err
-		}
-		m.Modules = append(m.Modules, path)
+	if err := content(a); err != nil {
+		return err
 	}
 	for i, spec := range o.packages {
 		p, err := o.test(ctx, a, filepath.Join(dir, fmt.Sprintf("test-%d", i)), spec)
@@ -169,23 +199,28 @@ func (o options) test(ctx context.Context, a *vm.Archive, bin, spec string) (vm.
 	if err != nil {
 		return vm.Program{}, fmt.Errorf("go list %s: %w", pkg, err)
 	}
-	home := "/test/" + strings.TrimLeft(pkg, "./")
+	home, above := "/test/"+strings.TrimLeft(pkg, "./"), ""
 	p := vm.Program{
 		Path: home + "/test", Dir: home,
 		Args: []string{"-test.v", "-test.timeout=" + o.limit.String()},
 		Env:  []string{"PATH=/bin", "HOME=/tmp", "TMPDIR=/tmp"},
 	}
+	if o.systemd {
+		above = vm.Overlay
+		p.Env = debianEnv
+		p.Args = append(p.Args, "-test.failfast") // each goes on from where the one before left the machine
+	}
 	if tests != "" {
 		p.Args = append(p.Args, "-test.run="+tests)
 	}
-	if err := add(a, p.Path, bin); err != nil {
+	if err := add(a, above+p.Path, bin); err != nil {
 		return vm.Program{}, err
 	}
 	data := filepath.Join(string(bytes.TrimSpace(source)), "testdata")
 	if _, err := os.Stat(data); err != nil {
 		return p, nil //nolint:nilerr // most packages have none
 	}
-	return p, a.Tree(home+"/testdata", os.DirFS(data))
+	return p, a.Tree(above+home+"/testdata", os.DirFS(data))
 }
 
 // build makes a static binary: the guest has no libraries.

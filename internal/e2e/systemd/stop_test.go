@@ -1,0 +1,171 @@
+package systemd
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestClientsWaitWhileTheDaemonStartsAgain(t *testing.T) {
+	startWorker(t)
+	restarted := make(chan struct{})
+	go func() {
+		defer close(restarted)
+		for range 3 {
+			_, _ = command(t, "systemctl", "restart", service) // the state is judged below
+		}
+	}()
+	calls := 0
+	for {
+		answers(t) // fails the test if it gets none
+		calls++
+		select {
+		case <-restarted:
+			if got := property(t, "ActiveState"); got != "active" {
+				t.Errorf("it is %s", got)
+			}
+			t.Logf("%d calls during 3 restarts, each answered", calls)
+			return
+		default:
+		}
+	}
+}
+
+// hit does something bad to the daemon while the worker is frozen. It gives the times
+// until the worker ran, and until one who calls from then on, tries times, was answered.
+func hit(t *testing.T, signal syscall.Signal, tries int) (ran, answered time.Duration) {
+	t.Helper()
+	restarts, before := number(t, "NRestarts"), number(t, "MainPID")
+	c := suspend(t)
+	began := time.Now()
+	if err := syscall.Kill(before, signal); err != nil {
+		t.Fatal(err)
+	}
+	call := make(chan time.Duration)
+	go func() {
+		defer close(call)
+		for range tries {
+			if status, _ := command(t, "gpctl", "--socket", path, "status"); status == 0 {
+				call <- time.Since(began)
+				return
+			}
+		}
+	}()
+	ran = mustRun(t, began)
+	answered, ok := <-call
+	if !ok {
+		t.Errorf("a call made while the daemon was down was not answered\n%s", lastWords(t))
+	}
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "the next daemon", nowAndThen, func() bool { return property(t, "ActiveState") == "active" })
+	if got := number(t, "NRestarts"); got != restarts+1 || number(t, "MainPID") == before {
+		t.Errorf("restarts: %d, want %d\n%s", got, restarts+1, lastWords(t))
+	}
+	eventually(t, "nobody is suspended", nowAndThen, func() bool { return strings.Contains(property(t, "StatusText"), "suspended targets 0") })
+	mustRun(t, began)
+	mustLeaveNothing(t)
+	return ran, answered
+}
+
+// slack is what a recovery may take beyond the watchdog's time: 1 s, or on a machine so
+// busy that starting a service takes longer, as much as four of those.
+func slack(t *testing.T) time.Duration {
+	t.Helper()
+	began := time.Now()
+	must(t, "systemd-run", "--quiet", "--wait", "gpreemptd", "version")
+	took := time.Since(began)
+	t.Logf("a service that does nothing takes %.2f s on this machine", took.Seconds())
+	return max(time.Second, 4*took)
+}
+
+func TestDaemonThatHangsIsKilledAndNothingStaysSuspended(t *testing.T) {
+	watchdog, err := time.ParseDuration(property(t, "WatchdogUSec"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	most := watchdog + slack(t)
+	// A call that the daemon accepts as it is woken to die ends with it.
+	ran, answered := hit(t, syscall.SIGSTOP, 2)
+	if ran > most {
+		t.Errorf("suspended for %v after the daemon stopped, want at most %v", ran, most)
+	}
+	t.Logf("WatchdogSec %v: the worker ran again %.2f s after the daemon stopped, a call was answered after %.2f s",
+		watchdog, ran.Seconds(), answered.Seconds())
+}
+
+func TestDaemonThatIsKilledIsReplacedAndNothingStaysSuspended(t *testing.T) {
+	most := slack(t)
+	ran, answered := hit(t, syscall.SIGKILL, 1)
+	if ran > most {
+		t.Errorf("suspended for %v after the daemon was killed, want at most %v", ran, most)
+	}
+	t.Logf("SIGKILL: the worker ran again after %.2f s, a waiting call was answered after %.2f s", ran.Seconds(), answered.Seconds())
+}
+
+func TestReloadTakesOverAGoodFileAndNamesABadOne(t *testing.T) {
+	pid := property(t, "MainPID")
+	file := "/etc/gpreempt/gpreemptd.yaml"
+	write(t, file, config+"log: {level: debug}\n")
+	must(t, "systemctl", "reload", service)
+	eventually(t, "the change is in the journal", nowAndThen, func() bool { return len(entries(t, "GPREEMPT_KEY=log.level", "GPREEMPT_TO=debug")) == 1 })
+	write(t, file, config+"log: {level: loud}\n")
+	must(t, "systemctl", "reload", service)
+	eventually(t, "the status names the mistake", nowAndThen, func() bool { return strings.Contains(property(t, "StatusText"), "was not taken over") })
+	write(t, file, config+"log: {level: debug}\n")
+	must(t, "systemctl", "reload", service)
+	eventually(t, "the status is well again", nowAndThen, func() bool { return !strings.Contains(property(t, "StatusText"), "was not taken over") })
+	if got := property(t, "MainPID"); got != pid || property(t, "ActiveState") != "active" {
+		t.Errorf("process %s is now %s, %s", pid, got, property(t, "ActiveState"))
+	}
+}
+
+func TestStopLetsEverythingRunAndLeavesNothing(t *testing.T) {
+	c := suspend(t)
+	began := time.Now()
+	must(t, "systemctl", "stop", socket, service)
+	stopped := time.Since(began)
+	mustRun(t, began)
+	if err := c.Close(); err != nil {
+		t.Error(err)
+	}
+	mustLeaveNothing(t)
+	if out := must(t, "gpreemptd", "--cleanup"); out != "nothing was left paused\n" {
+		t.Errorf("gpreemptd --cleanup: %s", out)
+	}
+	if got := property(t, "ActiveState") + " " + property(t, "Result"); got != "inactive success" {
+		t.Errorf("it is %s\n%s", got, lastWords(t))
+	}
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the socket: %v", err)
+	}
+	if status, out := command(t, "gpctl", "--socket", path, "--timeout", "5s", "status"); status == 0 {
+		t.Errorf("somebody answers: %s", out)
+	}
+	if got := entries(t, "MESSAGE=stopped, nothing is suspended"); len(got) == 0 {
+		t.Errorf("the journal does not say that nothing is suspended\n%s", lastWords(t))
+	}
+	// A target, as it was suspended and resumed; debug, since the reload.
+	if got := entries(t, "PRIORITY=7", "MESSAGE=state changed", "+", "GPREEMPT_LEASE=1"); len(got) == 0 {
+		t.Errorf("the journal cannot be filtered by lease\n%s", lastWords(t))
+	}
+	t.Logf("stopped after %.2f s", stopped.Seconds())
+}
+
+func TestFirstCallStartsTheDaemon(t *testing.T) {
+	must(t, "systemctl", "start", socket)
+	if got := property(t, "ActiveState"); got != "inactive" {
+		t.Fatalf("it is %s before anybody calls", got)
+	}
+	began := time.Now()
+	answers(t)
+	t.Logf("socket activation: answered after %.2f s", time.Since(began).Seconds())
+	if got := property(t, "ActiveState"); got != "active" {
+		t.Errorf("it is %s", got)
+	}
+}
