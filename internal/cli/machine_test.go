@@ -401,6 +401,7 @@ func (m *machine) GetStatistics(context.Context, *gpreemptv1.GetStatisticsReques
 			{Rule: "inference", Class: gpreemptv1.Class_CLASS_ONLINE, Matched: 1, Decided: 1, MatchesNow: 1, DecidesNow: 1},
 			{Rule: "tag", Matched: 3},
 		},
+		Refusals: []*gpreemptv1.RefusalCount{{Reason: "RATE_LIMITED", Count: 1400}, {Reason: "UNKNOWN_LEASE", Count: 3}},
 	}}, nil
 }
 

@@ -185,6 +185,14 @@ func printStats(p *printer, s *gpreemptv1.Statistics) {
 	latency("lease", s.GetLeaseDuration(), "from announcement to end")
 	t.flush()
 
+	if len(s.GetRefusals()) > 0 {
+		p.linef("")
+		t = p.table("", columns{"REFUSED", ">COUNT"})
+		for _, r := range s.GetRefusals() {
+			t.row(text(r.GetReason()), text(r.GetCount()))
+		}
+		t.flush()
+	}
 	if len(s.GetRules()) > 0 {
 		p.linef("")
 		printRules(p, s.GetRules())

@@ -66,12 +66,17 @@ type TCP struct {
 // Limits bounds what clients can ask of the daemon.
 type Limits struct {
 	LeasesPerClient  int
+	LeasesPerUser    int
 	LeasesTotal      int
 	StreamsPerClient int
-	// RequestsPerSecond and Burst are per client.
-	RequestsPerSecond int
-	Burst             int
-	MaxMessageBytes   int
+	// RequestsPerSecond and Burst are per client, RequestsPerUser per second and
+	// user.
+	RequestsPerSecond  int
+	Burst              int
+	RequestsPerUser    int
+	ConnectionsPerUser int
+	ConnectionsTotal   int
+	MaxMessageBytes    int
 }
 
 // Discovery says how the daemon watches KFD.
@@ -109,12 +114,16 @@ func Default() Config {
 			AdminGroups:  []string{"gpreempt-admin"},
 		},
 		Limits: Limits{
-			LeasesPerClient:   64,
-			LeasesTotal:       4096,
-			StreamsPerClient:  16,
-			RequestsPerSecond: 2000,
-			Burst:             4000,
-			MaxMessageBytes:   64 << 10,
+			LeasesPerClient:    64,
+			LeasesPerUser:      1024,
+			LeasesTotal:        4096,
+			StreamsPerClient:   16,
+			RequestsPerSecond:  2000,
+			Burst:              4000,
+			RequestsPerUser:    8000,
+			ConnectionsPerUser: 256,
+			ConnectionsTotal:   1024,
+			MaxMessageBytes:    64 << 10,
 		},
 		Policy:     scheduler.DefaultPolicy(),
 		Discovery:  Discovery{Interval: 50 * time.Millisecond, IdleInterval: time.Second, MQDsInterval: time.Second},

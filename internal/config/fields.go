@@ -106,6 +106,11 @@ var fields = []field{
 		at:  func(c *Config) any { return &c.Limits.LeasesPerClient },
 	},
 	{
+		key: "limits.leases_per_user", live: true, min: 1, max: 100_000,
+		doc: "Live leases all processes of one user may hold together; at least leases_per_client.",
+		at:  func(c *Config) any { return &c.Limits.LeasesPerUser },
+	},
+	{
 		key: "limits.leases_total", live: true, min: 1, max: 100_000,
 		doc: "Live leases of all processes together.",
 		at:  func(c *Config) any { return &c.Limits.LeasesTotal },
@@ -124,6 +129,22 @@ var fields = []field{
 		key: "limits.burst", live: true, min: 1, max: 1_000_000,
 		doc: "Calls it may make at once before that rate holds.",
 		at:  func(c *Config) any { return &c.Limits.Burst },
+	},
+	{
+		key: "limits.requests_per_user", live: true, min: 1, max: 1_000_000,
+		doc: "Calls and session frames per second all processes of one user may make together in the long run; at " +
+			"least requests_per_second. The burst is in proportion.",
+		at: func(c *Config) any { return &c.Limits.RequestsPerUser },
+	},
+	{
+		key: "limits.connections_per_user", live: true, min: 1, max: 100_000,
+		doc: "Connections all processes of one user may have open together.",
+		at:  func(c *Config) any { return &c.Limits.ConnectionsPerUser },
+	},
+	{
+		key: "limits.connections_total", live: true, min: 1, max: 100_000,
+		doc: "Connections of all users together. Each takes two of the file descriptors the daemon may have.",
+		at:  func(c *Config) any { return &c.Limits.ConnectionsTotal },
 	},
 	{
 		key: "limits.max_message_bytes", min: 4096, max: 16 << 20,

@@ -53,10 +53,14 @@ access:
   admin_users: ["0"]
 limits:
   leases_per_client: 1
-  leases_total: 2
+  leases_per_user: 2
+  leases_total: 3
   streams_per_client: 3
   requests_per_second: 4
   burst: 5
+  requests_per_user: 6
+  connections_per_user: 7
+  connections_total: 8
   max_message_bytes: 4096
 policy:
   share_floor: 0.25
@@ -125,7 +129,8 @@ log: {level: debug}
 		Mechanisms: Mechanisms{"criu", "freezer", "dbgtrap"},
 		Access:     Access{OnlineGroups: []string{"serving", "1001"}, OnlineUsers: []string{"triton"}, AdminUsers: []string{"0"}},
 		Limits: Limits{
-			LeasesPerClient: 1, LeasesTotal: 2, StreamsPerClient: 3, RequestsPerSecond: 4, Burst: 5, MaxMessageBytes: 4096,
+			LeasesPerClient: 1, LeasesPerUser: 2, LeasesTotal: 3, StreamsPerClient: 3, RequestsPerSecond: 4, Burst: 5, RequestsPerUser: 6,
+			ConnectionsPerUser: 7, ConnectionsTotal: 8, MaxMessageBytes: 4096,
 		},
 		Policy: scheduler.Policy{
 			Preset: "custom", SuspendWhen: scheduler.SuspendSlack, Linger: scheduler.LingerFixed, LingerMax: 7 * time.Millisecond,

@@ -45,8 +45,6 @@ const (
 	// eventsKept and changesKept are what watchers can go back by.
 	eventsKept  = 16384
 	changesKept = 8192
-	// connectionsPerUID bounds what one user's processes hold open.
-	connectionsPerUID = 256
 	// shutdownTime bounds an orderly end: resume everything, answer calls in flight.
 	shutdownTime = 10 * time.Second
 	// endTime is how long the parts may take to end after that.
@@ -243,7 +241,7 @@ func (d *daemon) build(cfg config.Config) error {
 			l := d.config.Load().Limits
 			return server.Limits{
 				StreamsPerClient: l.StreamsPerClient, RequestsPerSecond: l.RequestsPerSecond, Burst: l.Burst,
-				ConnectionsPerUID: connectionsPerUID,
+				RequestsPerUser: l.RequestsPerUser, ConnectionsPerUser: l.ConnectionsPerUser, ConnectionsTotal: l.ConnectionsTotal,
 			}
 		},
 		MaxMessageBytes: cfg.Limits.MaxMessageBytes,
@@ -269,7 +267,8 @@ func (d *daemon) register(r grpc.ServiceRegistrar) {
 }
 
 func limits(cfg config.Config) scheduler.Limits {
-	return scheduler.Limits{LeasesPerClient: cfg.Limits.LeasesPerClient, LeasesTotal: cfg.Limits.LeasesTotal}
+	l := cfg.Limits
+	return scheduler.Limits{LeasesPerClient: l.LeasesPerClient, LeasesPerUser: l.LeasesPerUser, LeasesTotal: l.LeasesTotal}
 }
 
 // record takes every state change of the scheduler: the one place from which the

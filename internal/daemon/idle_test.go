@@ -34,7 +34,7 @@ func newDesk(t *testing.T) *desk {
 	t.Helper()
 	d := &desk{}
 	d.known.Store(true)
-	core := scheduler.New(scheduler.DefaultPolicy(), scheduler.Limits{LeasesPerClient: 10, LeasesTotal: 10})
+	core := scheduler.New(scheduler.DefaultPolicy(), scheduler.Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10})
 	runner := scheduler.NewRunner(core, clock{time.Now()}, scheduler.NewTimer(), noTargets{}, func(r scheduler.Record) {
 		if r.ToLease == scheduler.LeaseEnded {
 			d.ends = append(d.ends, r.End)

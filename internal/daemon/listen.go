@@ -33,6 +33,9 @@ func listen(ctx context.Context, socket, lockPath string, passed []*os.File) (li
 		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // G301: clients have to get through to the socket
 			return nil, nil, fmt.Errorf("directory of the socket: %w", err)
 		}
+		if err := checkDirectory(dir); err != nil {
+			return nil, nil, err
+		}
 	}
 	lock, err := takeLock(lockPath)
 	if err != nil {
@@ -83,7 +86,7 @@ func (d *daemon) identified(listener *net.UnixListener) (net.Listener, error) {
 	log := d.log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
 		return zapcore.NewSamplerWithOptions(c, acceptsTime, acceptsLogged, 0)
 	}))
-	return acceptLog{peercred.NewListener(listener, peercred.AtMost(most), peercred.OnRefused(d.server.Refused)), log}, nil
+	return acceptLog{peercred.NewListener(listener, peercred.AtMost(most), peercred.Admit(d.server.MayConnect), peercred.OnRefused(d.server.Refused)), log}, nil
 }
 
 // acceptsLogged is how many failures to accept are logged in each acceptsTime.
@@ -104,6 +107,23 @@ func (l acceptLog) Accept() (net.Conn, error) {
 		l.log.Warn("no connection can be accepted; those there are go on", zap.Error(err))
 	}
 	return conn, err
+}
+
+// checkDirectory refuses a directory in which anybody may replace what the daemon
+// puts there: clients would be talking to whoever did.
+func checkDirectory(dir string) error {
+	info, err := os.Stat(dir)
+	if err != nil {
+		return fmt.Errorf("directory of the socket: %w", err)
+	}
+	if info.Mode().Perm()&0o002 == 0 || info.Mode()&fs.ModeSticky != 0 {
+		return nil
+	}
+	return &gpreempt.Error{
+		Code: gpreempt.CodeFailedPrecondition, Reason: gpreempt.ReasonOpenDirectory,
+		Message: fmt.Sprintf("everybody may write to %s, and so put another socket in the place of the daemon's", dir),
+		Next:    "chmod o-w " + dir + ", or choose another path for socket in the config file",
+	}
 }
 
 // takeLock holds an exclusive lock on a file; whoever holds it has written its

@@ -154,6 +154,16 @@ func TestWhatIsAnothersIsLeftAlone(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
+		"a directory": func(t *testing.T, path string) {
+			if err := os.Mkdir(path, 0o755); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"a link to where nothing is": func(t *testing.T, path string) {
+			if err := os.Symlink(path+".not-there", path); err != nil {
+				t.Fatal(err)
+			}
+		},
 		"a link": func(t *testing.T, path string) {
 			if err := os.Symlink("/dev/null", path); err != nil {
 				t.Fatal(err)
@@ -223,4 +233,27 @@ func TestLockFileIsForItsOwnerAlone(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
+}
+
+// Where everybody may write, everybody can put a socket of their own in the place of
+// the daemon's.
+func TestDirectoryThatIsOpenToEverybodyIsRefused(t *testing.T) {
+	p := newPlace(t)
+	dir := filepath.Dir(p.socket)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if e := p.refused(t, gpreempt.ReasonOpenDirectory); !strings.Contains(e.Next, dir) {
+		t.Errorf("it does not name the directory: %v", e)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("it left %v: %v", left, err)
+	}
+	if err := os.Chmod(dir, 0o777|os.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
+	p.listen(t)()
 }

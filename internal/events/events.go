@@ -4,6 +4,7 @@ package events
 
 import (
 	"context"
+	"maps"
 	"sync"
 	"time"
 
@@ -159,12 +160,21 @@ func (l *Log) Answered(a scheduler.Answer) {
 	l.fold.answer(a)
 }
 
+// Refused counts a request or a connection that was refused. It is as cheap as
+// Append.
+func (l *Log) Refused(why gpreempt.Reason) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.fold.refused(why)
+}
+
 // Stats gives the statistics over everything ever appended and answered. Under
 // the lock it only copies; the percentiles are sorted out afterwards.
 func (l *Log) Stats() Stats {
 	copied := new(fold)
 	l.mu.Lock()
 	*copied = l.fold
+	copied.counts.Refused = maps.Clone(l.fold.counts.Refused)
 	l.mu.Unlock()
 	return copied.stats()
 }

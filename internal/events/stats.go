@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -38,6 +39,9 @@ type Stats struct {
 	ForcedResumes uint64
 	// ShadowSuspends are what the shadow policy would have suspended.
 	ShadowSuspends uint64
+	// Refused counts requests and connections that were refused, by why; nil when
+	// none was.
+	Refused map[gpreempt.Reason]uint64
 	// Quiesce is from announcement to quiet GPUs, Suspend and Resume are what the
 	// mechanism needed, Lease is how long leases lived.
 	Quiesce, Suspend, Resume, Lease Latency
@@ -97,6 +101,13 @@ func (f *fold) answer(a scheduler.Answer) {
 	if a.Reason == scheduler.QuiesceMaxWait {
 		f.counts.MaxWaitPassed++
 	}
+}
+
+func (f *fold) refused(why gpreempt.Reason) {
+	if f.counts.Refused == nil {
+		f.counts.Refused = map[gpreempt.Reason]uint64{}
+	}
+	f.counts.Refused[why]++
 }
 
 // samples keeps the exact sum of all durations and the last of them. Durations

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpreempt/gpreempt/internal/events"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -238,5 +239,24 @@ func BenchmarkStats(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		l.Stats()
+	}
+}
+
+func TestRefusalsAreCountedByReason(t *testing.T) {
+	l := events.NewLog(1)
+	if got := l.Stats().Refused; got != nil {
+		t.Errorf("refused before anything was: %v", got)
+	}
+	l.Refused(gpreempt.ReasonRateLimited)
+	first := l.Stats().Refused
+	l.Refused(gpreempt.ReasonRateLimited)
+	l.Refused(gpreempt.ReasonLeasesPerUser)
+	got := []map[gpreempt.Reason]uint64{first, l.Stats().Refused}
+	want := []map[gpreempt.Reason]uint64{
+		{gpreempt.ReasonRateLimited: 1},
+		{gpreempt.ReasonRateLimited: 2, gpreempt.ReasonLeasesPerUser: 1},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("refusals, and after two more (-want +got):\n%s", diff)
 	}
 }

@@ -63,12 +63,17 @@ func OnRefused(report func(error)) Option { return func(l *listener) { l.refused
 // file descriptors.
 func AtMost(n int) Option { return func(l *listener) { l.most = int64(n) } }
 
+// Admit has may called with the user of each connection, before anything else is
+// done for it: an error refuses it, wrapped, at the price of two system calls. may is
+// called by Accept, so it must not block.
+func Admit(may func(uid uint32) error) Option { return func(l *listener) { l.may = may } }
+
 // NewListener gives a listener whose connections are all *Conn. A connection
 // whose peer cannot be identified is closed and Accept goes on to the next.
 // Accept makes no call that a peer can keep waiting. Closing the listener
 // closes l and leaves the accepted connections alone.
 func NewListener(l *net.UnixListener, opts ...Option) net.Listener {
-	nl := &listener{UnixListener: l, refused: func(error) {}, open: openPeer, most: math.MaxInt64}
+	nl := &listener{UnixListener: l, refused: func(error) {}, may: func(uint32) error { return nil }, open: openPeer, most: math.MaxInt64}
 	for _, opt := range opts {
 		opt(nl)
 	}
@@ -78,6 +83,7 @@ func NewListener(l *net.UnixListener, opts ...Option) net.Listener {
 type listener struct {
 	*net.UnixListener
 	refused func(error)
+	may     func(uid uint32) error
 	// open is openPeer, or what a test puts there to be an older kernel.
 	open func(socket int, pid int32) (pidfd int, start uint64, err error)
 	// most is how many connections there may be, and held how many there are.
@@ -156,6 +162,9 @@ func (l *listener) lookup(socket int) (p Peer, pidfd int, err error) {
 	if p.PID == 0 {
 		return p, -1, fmt.Errorf("connection of uid %d refused: its process is in a pid namespace that gpreemptd does not see into:"+
 			" run gpreemptd in the host's pid namespace (hostPID: true in a pod)", p.UID)
+	}
+	if err := l.may(p.UID); err != nil {
+		return p, -1, refusal(p, err)
 	}
 	if p.Groups, err = peerGroups(socket); err != nil {
 		return p, -1, refusal(p, fmt.Errorf("SO_PEERGROUPS: %w", err))

@@ -355,3 +355,26 @@ func TestDescriptorsAreClosedAndNotInherited(t *testing.T) {
 		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 }
+
+func TestRefusedUserCostsNoIdentification(t *testing.T) {
+	why := errors.New("too many")
+	refused := make(chan error, 1)
+	l, path := listen(t, Admit(func(uid uint32) error {
+		if uid != uint32(os.Geteuid()) {
+			t.Errorf("asked for uid %d", uid)
+		}
+		return why
+	}), OnRefused(func(err error) { refused <- err }))
+	l.open = func(int, int32) (int, uint64, error) {
+		t.Error("a refused connection is identified")
+		return -1, 0, ErrExited
+	}
+	go func() { _, _ = l.Accept() }() // ends with the listener
+	conn := dial(t, path)
+	if err := <-refused; !errors.Is(err, why) {
+		t.Errorf("refused with %v, want %v", err, why)
+	}
+	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("reading gave %v, want the end", err)
+	}
+}

@@ -42,7 +42,7 @@ type announcement struct {
 func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.ClientID, caller *connection, pr *policyReader) (announcement, error) {
 	s.cfg.Scheduler.View(pr.read)
 	a := announcement{req: scheduler.LeaseRequested{
-		Client: id, RequestID: req.GetRequestId(), Priority: gpreempt.PriorityHigh,
+		Client: id, User: caller.client.user.id, RequestID: req.GetRequestId(), Priority: gpreempt.PriorityHigh,
 		TTL: pr.policy.DefaultTTL, MaxWait: pr.policy.MaxWait, OnIdle: req.GetCompleteOnIdle(),
 	}}
 	if a.req.OnIdle && ProcessOf(id).PID == 0 {

@@ -3,10 +3,8 @@ package server
 import (
 	"crypto/sha256"
 	"encoding/binary"
-	"fmt"
 	"sync"
-
-	"golang.org/x/time/rate"
+	"time"
 
 	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -66,6 +64,7 @@ type held struct {
 type client struct {
 	id   scheduler.ClientID
 	peer authz.Peer
+	user *user // nil for the admins
 
 	// conns is guarded by clients.mu.
 	conns int
@@ -74,9 +73,9 @@ type client struct {
 	leases  map[scheduler.LeaseID]held
 	prune   int // len(leases) at which ended ones are looked for
 	streams int
-	limiter *rate.Limiter
 	gpus    gpuCache
 
+	meter    meter
 	refusals scarce // lines of the audit log
 }
 
@@ -84,8 +83,8 @@ type client struct {
 // them ended without a word to it: by expiry, idleness or an admin.
 const minPrune = 64
 
-func newClient(id scheduler.ClientID, peer authz.Peer) *client {
-	return &client{id: id, peer: peer, leases: map[scheduler.LeaseID]held{}, prune: minPrune}
+func newClient(id scheduler.ClientID, peer authz.Peer, u *user) *client {
+	return &client{id: id, peer: peer, user: u, leases: map[scheduler.LeaseID]held{}, prune: minPrune}
 }
 
 // keep notes that the lease ends with by from now on. known tells that it had
@@ -185,49 +184,51 @@ type connection struct {
 type clients struct {
 	s *Server
 
-	mu          sync.Mutex // guards all below; taken before client.mu and the scheduler's lock
-	left        sync.Cond  // a connection left
-	byLink      map[link]*connection
-	byID        map[scheduler.ClientID]*client
-	byPrincipal map[string]int // connections
+	mu     sync.Mutex // guards all below; taken before client.mu and the scheduler's lock
+	left   sync.Cond  // a connection left
+	byLink map[link]*connection
+	byID   map[scheduler.ClientID]*client
+	users  map[string]*user // by principal
+	// pruneUsers is len(users) at which those without connections are looked for.
+	pruneUsers int
 }
 
 func newClients(s *Server) *clients {
 	cs := &clients{
-		s:           s,
-		byLink:      map[link]*connection{},
-		byID:        map[scheduler.ClientID]*client{},
-		byPrincipal: map[string]int{},
+		s:      s,
+		byLink: map[link]*connection{},
+		byID:   map[scheduler.ClientID]*client{},
+		users:  map[string]*user{},
 	}
 	cs.left.L = &cs.mu
 	return cs
 }
 
-// join takes in a new connection and watches over it. The error says that its
-// principal has too many.
-func (cs *clients) join(l link) error {
+// join takes in a new connection and watches over it. The error says why not.
+func (cs *clients) join(l link) (*connection, error) {
 	peer := peerOf(l)
-	limit := cs.s.cfg.Limits().ConnectionsPerUID
-	id, principal := clientOf(peer), peer.Principal()
+	id := clientOf(peer)
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if n := cs.byPrincipal[principal]; n >= limit {
-		return fmt.Errorf("connection of %v refused: %s has %d, the most it may", peer, principal, n)
+	u, err := cs.mayConnect(peer.Principal())
+	if err != nil {
+		return nil, err
 	}
+	u.meter.charge(time.Now(), cs.s.cfg.Limits().shared(), connectionBytes/2)
 	cl := cs.byID[id]
 	if cl == nil {
-		cl = newClient(id, peer)
+		cl = newClient(id, peer, u)
 		cs.byID[id] = cl
 	}
 	cl.conns++
-	cs.byPrincipal[principal]++
+	u.conns++
 	c := &connection{link: l, peer: peer, client: cl}
 	cs.byLink[l] = c
 	go func() { // ends with the connection; wait waits for it
 		<-l.Done()
 		cs.leave(c)
 	}()
-	return nil
+	return c, nil
 }
 
 // leave ends what ends with a connection. The lock is held through it, so that a
@@ -238,11 +239,7 @@ func (cs *clients) leave(c *connection) {
 	defer cs.mu.Unlock()
 	defer cs.left.Broadcast()
 	delete(cs.byLink, c.link)
-	principal := c.peer.Principal()
-	cs.byPrincipal[principal]--
-	if cs.byPrincipal[principal] == 0 {
-		delete(cs.byPrincipal, principal)
-	}
+	c.client.user.conns--
 	c.client.conns--
 	leases := c.client.release(&c.holder)
 	died := c.link.Died()

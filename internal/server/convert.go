@@ -1,6 +1,7 @@
 package server
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -264,6 +265,9 @@ func statisticsMessage(st events.Stats, rules []RuleCount) *gpreemptv1.Statistic
 			Rule: r.Rule, Class: classMessage(r.Class), Matched: r.Matched, Decided: r.Decided,
 			MatchesNow: r.MatchesNow, DecidesNow: r.DecidesNow,
 		})
+	}
+	for _, why := range slices.Sorted(maps.Keys(st.Refused)) {
+		m.Refusals = append(m.Refusals, &gpreemptv1.RefusalCount{Reason: string(why), Count: st.Refused[why]})
 	}
 	return m
 }

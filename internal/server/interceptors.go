@@ -15,16 +15,21 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// interceptUnary is what stands before every call that is not a stream. The
-// order is a security property: nothing a handler does can get past recovery,
-// and nobody reaches a handler unknown, without the right, or above the rate.
-// It is one function rather than a chain because a chain allocates for each link.
+// interceptUnary is what stands before every call that is not a stream, behind
+// guard. The order is a security property: nothing a handler does can get past
+// recovery, and nobody reaches a handler unknown, without the right, or above the
+// rate.
 func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	defer s.recoverPanic(info.FullMethod, &err)
-	c, need, err := s.admit(ctx, info.FullMethod)
+	c, known := ctx.Value(callerKey{}).(*connection)
+	if !known {
+		s.auditRefusal(nil, info.FullMethod, req, errNoIdentity)
+		return nil, s.refuse(errNoIdentity)
+	}
+	need, err := s.allow(c, info.FullMethod)
 	if err != nil {
 		s.auditRefusal(c, info.FullMethod, req, err)
-		return nil, errgrpc.ToStatus(err)
+		return nil, s.refuse(err)
 	}
 	if need == authz.Admin {
 		handler = s.audited(c, info.FullMethod, handler)
@@ -34,8 +39,8 @@ func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnarySe
 			return nil, errgrpc.ToStatus(err)
 		}
 	}
-	if resp, err = handler(withCaller(ctx, c), req); err != nil {
-		return nil, errgrpc.ToStatus(err)
+	if resp, err = handler(ctx, req); err != nil {
+		return nil, s.refuse(err)
 	}
 	return resp, nil
 }
@@ -44,10 +49,13 @@ func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnarySe
 // context ends when the server shuts down.
 func (s *Server) interceptStream(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) (err error) {
 	defer s.recoverPanic(info.FullMethod, &err)
-	c, _, err := s.admit(ss.Context(), info.FullMethod)
+	c, err := s.enter(ss.Context())
+	if err == nil {
+		_, err = s.allow(c, info.FullMethod)
+	}
 	if err != nil {
 		s.auditRefusal(c, info.FullMethod, nil, err)
-		return errgrpc.ToStatus(err)
+		return s.refuse(err)
 	}
 	if s.simulated != nil && strings.HasPrefix(info.FullMethod, oursForAdmins) {
 		if err := ss.SetHeader(s.simulated); err != nil {
@@ -56,15 +64,15 @@ func (s *Server) interceptStream(srv any, ss grpc.ServerStream, info *grpc.Strea
 	}
 	if err := c.client.openStream(s.cfg.Limits()); err != nil {
 		s.auditRefusal(c, info.FullMethod, nil, err)
-		return errgrpc.ToStatus(err)
+		return s.refuse(err)
 	}
 	defer c.client.closeStream()
 	ctx, cancel := context.WithCancelCause(withCaller(ss.Context(), c))
 	defer cancel(nil)
 	stop := context.AfterFunc(s.closing, func() { cancel(context.Cause(s.closing)) })
 	defer stop()
-	if err := handler(srv, &stream{ServerStream: ss, ctx: ctx, foreign: !strings.HasPrefix(info.FullMethod, ours)}); err != nil {
-		return errgrpc.ToStatus(err)
+	if err := handler(srv, &stream{ServerStream: ss, s: s, ctx: ctx, foreign: !strings.HasPrefix(info.FullMethod, ours)}); err != nil {
+		return s.refuse(err)
 	}
 	return nil
 }
@@ -78,6 +86,7 @@ const oursForAdmins = ours + "AdminService/"
 // stream is a gRPC stream with a context of ours.
 type stream struct {
 	grpc.ServerStream
+	s   *Server
 	ctx context.Context //nolint:containedctx // that is what grpc.ServerStream asks for
 	// foreign handlers do not know that the context may end before the stream.
 	foreign bool
@@ -89,10 +98,10 @@ func (s *stream) Context() context.Context { return s.ctx }
 // The goroutine ends with the stream, right after the handler.
 func (s *stream) RecvMsg(m any) error {
 	if !s.foreign {
-		return s.ServerStream.RecvMsg(m)
+		return s.receive(m)
 	}
 	received := make(chan error, 1)
-	go func() { received <- s.ServerStream.RecvMsg(m) }()
+	go func() { received <- s.receive(m) }()
 	select {
 	case err := <-received:
 		return err
@@ -101,21 +110,19 @@ func (s *stream) RecvMsg(m any) error {
 	}
 }
 
-// admit finds out who calls, what right that needs, and whether they have it. The
-// connection is given with an error too, when there is one.
-func (s *Server) admit(ctx context.Context, method string) (c *connection, need authz.Rights, err error) {
-	l := linkOf(ctx)
-	if l == nil {
-		return nil, 0, errNoIdentity
-	}
-	if c = s.clients.of(l); c == nil { // it has just ended
-		return nil, 0, errNoIdentity
-	}
+func (s *stream) receive(m any) error {
+	err := s.ServerStream.RecvMsg(m)
+	s.s.countTooLarge(err)
+	return err
+}
+
+// allow gives the right a method needs, and whether a caller has it.
+func (s *Server) allow(c *connection, method string) (need authz.Rights, err error) {
 	need, known := authz.Need(method)
 	if !known || !s.cfg.Authz().Rights(c.peer).Allows(need) {
-		return c, need, forbidden(c.peer, method, need)
+		return need, forbidden(c.peer, method, need)
 	}
-	return c, need, c.client.allow(s.cfg.Limits())
+	return need, nil
 }
 
 var errNoIdentity error = &gpreempt.Error{
@@ -141,7 +148,7 @@ func forbidden(peer authz.Peer, method string, need authz.Rights) error {
 // other client's leases with it.
 func (s *Server) recoverPanic(method string, err *error) {
 	if r := recover(); r != nil {
-		*err = errgrpc.ToStatus(s.panicked(method, r))
+		*err = s.refuse(s.panicked(method, r))
 	}
 }
 

@@ -4,28 +4,8 @@ import (
 	"context"
 	"fmt"
 
-	"golang.org/x/time/rate"
-
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
-
-// allow takes one request off what the client may ask now.
-func (c *client) allow(l Limits) error {
-	c.mu.Lock()
-	if c.limiter == nil || c.limiter.Limit() != rate.Limit(l.RequestsPerSecond) || c.limiter.Burst() != l.Burst {
-		c.limiter = rate.NewLimiter(rate.Limit(l.RequestsPerSecond), l.Burst)
-	}
-	limiter := c.limiter
-	c.mu.Unlock()
-	if limiter.Allow() {
-		return nil
-	}
-	return &gpreempt.Error{
-		Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonRateLimited,
-		Message: fmt.Sprintf("%v asks more than %d times a second", c.peer, l.RequestsPerSecond),
-		Next:    "ask less often, or raise limits.requests_per_second",
-	}
-}
 
 // openStream counts a stream in; closeStream counts it out.
 func (c *client) openStream(l Limits) error {

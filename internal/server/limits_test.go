@@ -94,7 +94,7 @@ func TestStreamsPerClientAreBounded(t *testing.T) {
 func TestConnectionsPerUserAreBounded(t *testing.T) {
 	core, logs := observer.New(zap.WarnLevel)
 	h := startHost(t, func(c *Config, _ *scheduler.Limits) { c.Log = zap.New(core) })
-	h.setLimits(func(l *Limits) { l.ConnectionsPerUID = 2 })
+	h.setLimits(func(l *Limits) { l.ConnectionsPerUser = 2 })
 	var conns []*grpc.ClientConn
 	for range 2 {
 		conn := h.dial(t)
@@ -251,8 +251,8 @@ func TestConnectionsLeaveNothingBehind(t *testing.T) {
 	cs := h.server.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if len(cs.byLink)+len(cs.byID)+len(cs.byPrincipal) > 0 {
-		t.Errorf("left behind: %d connections, %d clients, %d users", len(cs.byLink), len(cs.byID), len(cs.byPrincipal))
+	if len(cs.byLink)+len(cs.byID) > 0 || len(cs.users) != 1 {
+		t.Errorf("left behind: %d connections, %d clients, %d users; want the account of one user", len(cs.byLink), len(cs.byID), len(cs.users))
 	}
 	if got := h.leases(); len(got) > 0 {
 		t.Errorf("left behind: leases %v", got)

@@ -310,7 +310,10 @@ func startHost(tb testing.TB, opts ...option) *host {
 	tb.Helper()
 	h := &host{
 		events: events.NewLog(1024), inventory: inventory.New(1024), machine: newMachine(),
-		limits: Limits{StreamsPerClient: 16, RequestsPerSecond: 1_000_000, Burst: 1_000_000, ConnectionsPerUID: 4096},
+		limits: Limits{
+			StreamsPerClient: 16, RequestsPerSecond: 1_000_000, Burst: 1_000_000, RequestsPerUser: 1_000_000,
+			ConnectionsPerUser: 4096, ConnectionsTotal: 4096,
+		},
 		rights: func() authz.Policy { return authz.Policy{OwnerUID: uint32(os.Getuid())} },
 		socket: filepath.Join(testutil.TempSocketDir(tb), "gpreemptd.sock"),
 	}
@@ -327,7 +330,7 @@ func startHost(tb testing.TB, opts ...option) *host {
 		Limits: func() Limits { h.mu.Lock(); defer h.mu.Unlock(); return h.limits },
 		Authz:  func() authz.Policy { h.mu.Lock(); defer h.mu.Unlock(); return h.rights() },
 	}
-	leases := scheduler.Limits{LeasesPerClient: 64, LeasesTotal: 4096}
+	leases := scheduler.Limits{LeasesPerClient: 64, LeasesPerUser: 4096, LeasesTotal: 4096}
 	for _, opt := range opts {
 		opt(&cfg, &leases)
 	}

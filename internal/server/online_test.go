@@ -344,7 +344,7 @@ func TestCanceledAnnouncementLeavesNoLease(t *testing.T) {
 func TestRetryTakesTheLeaseOverFromACanceledCall(t *testing.T) {
 	h := startHost(t)
 	h.machine.freeze()
-	c := newClient(77, peercred.Peer{})
+	c := newClient(77, peercred.Peer{}, nil)
 	req := scheduler.LeaseRequested{
 		Client: 77, RequestID: "r1", GPUs: []gpreempt.GPUID{gpuA}, Priority: 11, TTL: time.Minute, MaxWait: 10 * time.Second,
 	}
@@ -399,7 +399,9 @@ func TestLeasesThatEndByThemselvesAreForgotten(t *testing.T) {
 
 func TestAnnouncementsAboveTheLimitAreRefused(t *testing.T) {
 	const limit = 10_000
-	h := startHost(t, func(_ *Config, l *scheduler.Limits) { l.LeasesPerClient, l.LeasesTotal = limit, limit+1 })
+	h := startHost(t, func(_ *Config, l *scheduler.Limits) {
+		l.LeasesPerClient, l.LeasesPerUser, l.LeasesTotal = limit, limit+1, limit+1
+	})
 	req := &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute), MaxWait: durationpb.New(0), Gpus: []*gpreemptv1.GpuSelector{byID(gpuA)}}
 	c := h.session(t)
 	go func() {

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/peercred"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // What differs between a process on a unix socket and the holder of a certificate
@@ -23,6 +25,7 @@ import (
 // link is an accepted connection whose peer is proved: a *peercred.Conn or a
 // *mtls.Conn.
 type link interface {
+	Close() error
 	// Done is closed when the connection is over.
 	Done() <-chan struct{}
 	// Died tells, once Done is closed, that it ended because its process died.
@@ -82,25 +85,31 @@ func (d *doorkeeper) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthIn
 		d.clients.s.Refused(err)
 		return nil, nil, err
 	}
-	if err := d.clients.join(linkIn(info)); err != nil {
+	c, err := d.clients.join(linkIn(info))
+	if err != nil {
 		d.clients.s.Refused(err)
 		return nil, nil, err
 	}
-	return conn, info, nil
+	return &paced{Conn: conn, s: d.clients.s, of: c}, info, nil
 }
 
 func (d *doorkeeper) Clone() credentials.TransportCredentials {
 	return &doorkeeper{TransportCredentials: d.TransportCredentials.Clone(), certified: d.certified.Clone(), clients: d.clients}
 }
 
-// Refused logs a connection that was not let in: a few a second, and how many
-// there were between. One that says nothing, such as that of a prober, is no
+// Refused counts a connection that was not let in, and logs a few a second and how
+// many there were between. One that says nothing, such as that of a prober, is no
 // trouble. It does not block.
 func (s *Server) Refused(err error) {
 	if errors.Is(err, io.EOF) {
 		s.cfg.Log.Debug("a connection ended before it began", zap.Error(err))
 		return
 	}
+	why := gpreempt.ReasonOf(err)
+	if errors.Is(err, peercred.ErrFull) {
+		why = gpreempt.ReasonConnsTotal
+	}
+	s.cfg.Events.Refused(cmp.Or(why, gpreempt.ReasonNoIdentity))
 	if held, through := s.refusals.next(); through {
 		s.cfg.Log.Warn("a connection is refused", zap.Error(err), zap.Uint64("unlogged", held))
 	}

@@ -37,12 +37,33 @@ import (
 
 // Bounds of a connection that nobody should have to tune.
 const (
-	// streamsPerConnection is how many calls one connection may have in flight.
-	streamsPerConnection = 256
+	// streamsPerConnection is how many calls one connection may have in flight; a
+	// client of gRPC has the rest wait. It bounds what one descriptor costs, also
+	// under a flood of streams that are reset at once: gRPC takes no more of them
+	// than this before their handlers have ended.
+	streamsPerConnection = 128
+	// callsPerUser is how many calls that are no streams all processes of a user may
+	// have in flight. Each may hold a message of the largest size.
+	callsPerUser = 1024
 	// handshakeTime is how long a new connection may take to say what it wants.
 	handshakeTime = 5 * time.Second
-	// maxHeaderBytes bounds the header of a call; ours are a few hundred bytes.
+	// messageTime is how long the message of a call may take to follow its header.
+	messageTime = 5 * time.Second
+	// A connection on which nothing comes for idleTime is asked for a sign of life,
+	// and closed when none comes for answerTime. It is for frames that were begun and
+	// never end, behind which the sign cannot come, and for hosts that vanish.
+	idleTime, answerTime = 20 * time.Second, 10 * time.Second
+	// maxHeaderBytes bounds the header of a call, unpacked; ours are a few hundred
+	// bytes. gRPC's default is 16 MB.
 	maxHeaderBytes = 16 << 10
+	// windowBytes is what a client may send on a stream before it is read. Fixed,
+	// because gRPC would raise it to 16 MB for a client that sends fast, and asks
+	// each client how fast it is by a ping for every burst.
+	windowBytes = 64 << 10
+	// readBytes is how much of a connection is read at once. What has been read is
+	// dealt with before a client is made to wait (paced), so it is kept small:
+	// gRPC's 32 KB hold a thousand announcements.
+	readBytes = 8 << 10
 	// stopTime is how long handlers may take to end once their connections are cut.
 	stopTime = 2 * time.Second
 	// pingInterval is how often a client may ping without being shut out.
@@ -63,6 +84,7 @@ type Scheduler interface {
 type EventLog interface {
 	AppendAdmin(at time.Time, text string, r scheduler.Record)
 	Answered(a scheduler.Answer)
+	Refused(why gpreempt.Reason)
 	Read(after uint64, dst []events.Entry) ([]events.Entry, error)
 	Revision() uint64
 	Wait(ctx context.Context, after uint64) error
@@ -134,9 +156,13 @@ type Limits struct {
 	// RequestsPerSecond and Burst are per process; a Session frame counts as a
 	// request.
 	RequestsPerSecond, Burst int
-	// ConnectionsPerUID bounds the connections of all processes of a user, and
-	// those of a certificate's names.
-	ConnectionsPerUID int
+	// RequestsPerUser is per second for all processes of a user, or all clients with a
+	// certificate's names, with a burst in proportion. It counts as RequestsPerSecond
+	// when that is more.
+	RequestsPerUser int
+	// ConnectionsPerUser bounds the connections of the same, and ConnectionsTotal
+	// those of all.
+	ConnectionsPerUser, ConnectionsTotal int
 }
 
 // Config is what a Server needs. Every field must be set but Warnings and
@@ -157,8 +183,8 @@ type Config struct {
 	// Limits gives the limits in force; it is asked on every call.
 	Limits func() Limits
 	// MaxMessageBytes bounds a request. gRPC itself refuses more, as
-	// RESOURCE_EXHAUSTED before any of our code runs: that one refusal carries no
-	// ErrorInfo, and clients know it by its text (errgrpc.FromStatus does).
+	// RESOURCE_EXHAUSTED: that one refusal carries no ErrorInfo, and clients know it
+	// by its text (errgrpc.FromStatus does).
 	MaxMessageBytes int
 	// Epoch tells the leases of this run of the daemon from those of others.
 	Epoch uint64
@@ -211,7 +237,7 @@ func New(cfg Config) *Server {
 	s := &Server{
 		cfg:         cfg,
 		health:      health.NewServer(),
-		byHand:      newClient(scheduler.ClientID(0), nil),
+		byHand:      newClient(scheduler.ClientID(0), nil, nil),
 		started:     cfg.Now(),
 		leasePrefix: leasePrefix(cfg.Epoch),
 	}
@@ -222,22 +248,26 @@ func New(cfg Config) *Server {
 	s.closing, s.close = context.WithCancelCause(context.Background()) //nolint:forbidigo // a server has no caller whose context it could be; Shutdown ends it
 	s.grpc = grpc.NewServer(
 		grpc.Creds(&doorkeeper{TransportCredentials: peercred.Credentials(), certified: mtls.Credentials(), clients: s.clients}),
-		grpc.UnaryInterceptor(s.interceptUnary),
+		grpc.UnaryInterceptor(s.interceptUnary), // behind guard
 		grpc.StreamInterceptor(s.interceptStream),
 		grpc.MaxRecvMsgSize(cfg.MaxMessageBytes),
 		grpc.MaxConcurrentStreams(streamsPerConnection),
 		grpc.MaxHeaderListSize(maxHeaderBytes),
+		grpc.StaticStreamWindowSize(windowBytes),
+		grpc.ReadBufferSize(readBytes),
 		grpc.ConnectionTimeout(handshakeTime),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: idleTime, Timeout: answerTime}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
 	)
-	gpreemptv1.RegisterOnlineServiceServer(s.grpc, onlineService{s: s})
-	gpreemptv1.RegisterAdminServiceServer(s.grpc, adminService{s: s})
+	guarded := &guard{s: s}
+	gpreemptv1.RegisterOnlineServiceServer(guarded, onlineService{s: s})
+	gpreemptv1.RegisterAdminServiceServer(guarded, adminService{s: s})
 	if cfg.Register != nil {
-		cfg.Register(s.grpc)
+		cfg.Register(guarded)
 	}
-	grpc_health_v1.RegisterHealthServer(s.grpc, s.health)
-	reflection.Register(s.grpc)
+	grpc_health_v1.RegisterHealthServer(guarded, s.health)
+	reflection.Register(guarded)
 	s.SetServing(false)
 	return s
 }

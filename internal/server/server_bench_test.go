@@ -110,7 +110,7 @@ func BenchmarkPairBareGRPC(b *testing.B) {
 }
 
 func BenchmarkPairTrivialScheduler(b *testing.B) {
-	core := scheduler.New(scheduler.DefaultPolicy(), scheduler.Limits{LeasesPerClient: 64, LeasesTotal: 64})
+	core := scheduler.New(scheduler.DefaultPolicy(), scheduler.Limits{LeasesPerClient: 64, LeasesPerUser: 64, LeasesTotal: 64})
 	core.Step(0, scheduler.GPUAdded{GPU: gpuB})
 	h := startHost(b, func(c *Config, _ *scheduler.Limits) { c.Scheduler = &trivial{core: core, clock: monotonic{time.Now()}} })
 	pair(b, h.online(b))

@@ -18,8 +18,8 @@ import (
 
 // maxOutstanding is how many announcements of one stream may wait for their
 // answer to be sent. It bounds what a client that does not read can make the
-// daemon remember.
-const maxOutstanding = 1024
+// daemon remember, with limits.streams_per_client and the connections of a user.
+const maxOutstanding = 128
 
 // session is one Session stream. One goroutine reads frames and answers at once
 // what can be answered at once; the handler sends what is answered later, so
@@ -115,6 +115,7 @@ func (ses *session) read() (err error) {
 		}
 		resp, err := ses.frame(req)
 		if err != nil {
+			ses.s.countRefusal(err)
 			resp = &gpreemptv1.SessionResponse{Frame: &gpreemptv1.SessionResponse_Error{Error: errgrpc.ToFrame(err)}}
 		}
 		if resp == nil {
@@ -130,7 +131,7 @@ func (ses *session) read() (err error) {
 // frame carries out one frame. Neither response nor error: it is answered later.
 func (ses *session) frame(req *gpreemptv1.SessionRequest) (*gpreemptv1.SessionResponse, error) {
 	c := ses.caller.client
-	if err := c.allow(ses.s.cfg.Limits()); err != nil {
+	if err := c.ask(ses.s.cfg.Limits()); err != nil {
 		return nil, err
 	}
 	switch f := req.GetFrame().(type) {

@@ -127,7 +127,7 @@ func TestSessionGoesOnAfterARefusedFrame(t *testing.T) {
 }
 
 func TestHalfClosedSessionEndsItsLeasesAndAnswersWhatIsOpen(t *testing.T) {
-	const open = 500
+	const open = 100
 	h := startHost(t, func(_ *Config, l *scheduler.Limits) { l.LeasesPerClient = open })
 	h.machine.freeze()
 	defer h.machine.thaw()

@@ -249,7 +249,7 @@ func TestQuotasAreThoseOfTheNamesInACertificate(t *testing.T) {
 	_, refused = other.Online().Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: "x"})
 	want(t, refused, gpreempt.CodeNotFound, gpreempt.ReasonUnknownLease)
 
-	h.setLimits(func(l *Limits) { l.ConnectionsPerUID, l.RequestsPerSecond, l.Burst = 2, 1000, 1000 })
+	h.setLimits(func(l *Limits) { l.ConnectionsPerUser, l.RequestsPerSecond, l.Burst = 2, 1000, 1000 })
 	if err := announce(r.dial(web)); status.Code(err) != codes.Unavailable {
 		t.Errorf("a connection above the limit: %v, want UNAVAILABLE", err)
 	}

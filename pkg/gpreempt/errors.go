@@ -39,9 +39,13 @@ const (
 	ReasonIdleByHand         Reason = "COMPLETE_ON_IDLE_REFUSED"
 	ReasonMissingField       Reason = "MISSING_FIELD"
 	ReasonLeasesPerClient    Reason = "LEASES_PER_CLIENT"
+	ReasonLeasesPerUser      Reason = "LEASES_PER_USER"
 	ReasonLeasesTotal        Reason = "LEASES_TOTAL"
 	ReasonRateLimited        Reason = "RATE_LIMITED"
 	ReasonStreamsPerClient   Reason = "STREAMS_PER_CLIENT"
+	ReasonConnsPerUser       Reason = "CONNECTIONS_PER_USER"
+	ReasonConnsTotal         Reason = "CONNECTIONS_TOTAL"
+	ReasonSlowRequest        Reason = "SLOW_REQUEST"
 	ReasonMessageTooLarge    Reason = "MESSAGE_TOO_LARGE"
 	ReasonNotOnline          Reason = "ONLINE_RIGHT_MISSING"
 	ReasonNotAdmin           Reason = "ADMIN_RIGHT_MISSING"
@@ -60,6 +64,7 @@ const (
 	ReasonSecondDaemon       Reason = "SECOND_DAEMON"
 	ReasonSocketTaken        Reason = "SOCKET_TAKEN"
 	ReasonSocketPassed       Reason = "SOCKET_PASSED"
+	ReasonOpenDirectory      Reason = "SOCKET_DIRECTORY_OPEN"
 )
 
 // Error is an error for the person who reads it: what happened, to what, and

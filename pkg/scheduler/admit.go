@@ -71,7 +71,7 @@ func (c *Core) Admit(req LeaseRequested) (repeated LeaseID, err error) {
 			return 0, UnknownGPU(id.String())
 		}
 	}
-	return 0, c.room(req.Client)
+	return 0, c.room(req.Client, req.User)
 }
 
 func (c *Core) checkTTL(ttl time.Duration) error {
@@ -90,12 +90,19 @@ func checkTTL(ttl, limit time.Duration, knob string) error {
 		fmt.Sprintf("use more than 0 and at most %v, the policy's %s", limit, knob))
 }
 
-func (c *Core) room(id ClientID) error {
+func (c *Core) room(id ClientID, user UserID) error {
 	if cl := c.clients[id]; id != 0 && cl != nil && len(cl.leases) >= c.limits.LeasesPerClient {
 		return &gpreempt.Error{
 			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesPerClient,
 			Message: fmt.Sprintf("this client holds %d leases, the most it may", len(cl.leases)),
 			Next:    "complete some, or raise limits.leases_per_client",
+		}
+	}
+	if n := c.perUser[user]; id != 0 && n >= max(c.limits.LeasesPerUser, c.limits.LeasesPerClient) {
+		return &gpreempt.Error{
+			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesPerUser,
+			Message: fmt.Sprintf("the processes of this user hold %d leases together, the most they may", n),
+			Next:    "complete some, or raise limits.leases_per_user",
 		}
 	}
 	if len(c.leases) >= c.limits.LeasesTotal {
@@ -135,7 +142,7 @@ func (c *Core) sameRequest(id LeaseID, req LeaseRequested) error {
 }
 
 func equalRequests(a, b LeaseRequested) bool {
-	return a.Client == b.Client && a.Priority == b.Priority && a.TTL == b.TTL && a.MaxWait == b.MaxWait && a.ETA == b.ETA &&
+	return a.Client == b.Client && a.User == b.User && a.Priority == b.Priority && a.TTL == b.TTL && a.MaxWait == b.MaxWait && a.ETA == b.ETA &&
 		a.SLO == b.SLO && a.Expected == b.Expected && a.OnIdle == b.OnIdle && a.Target == b.Target
 }
 

@@ -52,6 +52,10 @@ const endedKept = 4096
 type Limits struct {
 	// LeasesPerClient bounds the live leases of one client; admins are exempt.
 	LeasesPerClient int
+	// LeasesPerUser bounds the live leases of all clients of one user, so that
+	// nobody gets more by running more processes; admins are exempt. It counts as
+	// LeasesPerClient when that is more.
+	LeasesPerUser int
 	// LeasesTotal bounds all live leases.
 	LeasesTotal int
 }
@@ -70,6 +74,7 @@ type Core struct {
 	jobs     map[string]*gang // gangs of scope job
 	leases   map[LeaseID]*lease
 	clients  map[ClientID]*client
+	perUser  map[UserID]int // live leases, but those of admins
 	requests map[requestKey]LeaseID
 
 	ended     []endedLease // ring once endedKept long
@@ -100,6 +105,7 @@ func New(policy Policy, limits Limits) *Core {
 		jobs:      map[string]*gang{},
 		leases:    map[LeaseID]*lease{},
 		clients:   map[ClientID]*client{},
+		perUser:   map[UserID]int{},
 		requests:  map[requestKey]LeaseID{},
 		endedByID: map[LeaseID]int{},
 	}

@@ -25,7 +25,7 @@ type rig struct {
 func newRig(targets, gpusEach, elsewhere int, covered ...gpreempt.GPUID) *rig {
 	p, _ := PresetByName("strict")
 	p.Linger = LingerNone
-	r := &rig{core: New(p, Limits{LeasesPerClient: 10, LeasesTotal: 10})}
+	r := &rig{core: New(p, Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10})}
 	for id := range gpreempt.GPUID(9) {
 		r.core.Step(0, GPUAdded{id + 1})
 	}

@@ -17,6 +17,10 @@ type LeaseID uint64
 // 0 is an admin, whose leases outlive any connection.
 type ClientID uint64
 
+// UserID names whom clients belong to: all processes of one user together are
+// bounded by what a user may hold.
+type UserID string
+
 // Event is something that happened. The concrete types below are the whole set.
 type Event interface{ event() }
 
@@ -55,6 +59,7 @@ type (
 	LeaseRequested struct {
 		Lease     LeaseID           `json:"lease"`
 		Client    ClientID          `json:"client,omitempty"`
+		User      UserID            `json:"user,omitempty"`
 		RequestID string            `json:"request_id,omitempty"`
 		GPUs      []gpreempt.GPUID  `json:"gpus,omitempty"`
 		Priority  gpreempt.Priority `json:"priority"`

@@ -48,7 +48,7 @@ func (w *world) finishAll() error {
 func (c *Core) leftovers() error {
 	var errs []error
 	for what, n := range map[string]int{
-		"targets": len(c.targets), "targets in order": len(c.order), "jobs": len(c.jobs), "leases": len(c.leases), "clients": len(c.clients),
+		"targets": len(c.targets), "targets in order": len(c.order), "jobs": len(c.jobs), "leases": len(c.leases), "clients": len(c.clients), "users": len(c.perUser),
 		"timers": len(c.timers.items), "dirty gangs": len(c.dirty), "pending leases": len(c.pending),
 	} {
 		if n != 0 {

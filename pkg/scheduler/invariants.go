@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -113,8 +114,12 @@ func (c *Core) checkLease(l *lease) error {
 func (c *Core) checkBooks() error {
 	started := map[*gpu][gpreempt.MaxPriority + 1]int{}
 	perClient := map[*client]int{}
+	perUser := map[UserID]int{}
 	for _, l := range c.leases {
 		perClient[l.client]++
+		if l.client.id != 0 {
+			perUser[l.req.User]++
+		}
 		for _, u := range l.gpus {
 			n := started[u]
 			if l.started {
@@ -135,6 +140,9 @@ func (c *Core) checkBooks() error {
 		if len(cl.leases) != perClient[cl] {
 			return fmt.Errorf("client %d lists %d leases and holds %d", cl.id, len(cl.leases), perClient[cl])
 		}
+	}
+	if !maps.Equal(perUser, c.perUser) {
+		return fmt.Errorf("users hold leases %v, counted are %v", perUser, c.perUser)
 	}
 	if len(c.dirty) != 0 {
 		return fmt.Errorf("%d gangs left unsettled", len(c.dirty))

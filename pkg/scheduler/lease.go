@@ -64,6 +64,9 @@ func (c *Core) leaseRequested(ev LeaseRequested) {
 		c.clients[ev.Client] = l.client
 	}
 	l.client.leases = append(l.client.leases, l)
+	if ev.Client != 0 {
+		c.perUser[ev.User]++
+	}
 	c.leases[l.id] = l
 	if ev.RequestID != "" {
 		c.requests[requestKey{ev.Client, ev.RequestID}] = l.id
@@ -391,6 +394,11 @@ func (c *Core) endLease(l *lease, end LeaseEnd) {
 	l.client.leases = remove(l.client.leases, l)
 	if len(l.client.leases) == 0 && l.client.id == 0 {
 		delete(c.clients, 0)
+	}
+	if user := l.req.User; l.client.id != 0 {
+		if c.perUser[user]--; c.perUser[user] == 0 {
+			delete(c.perUser, user)
+		}
 	}
 	if l.target != nil {
 		c.charge(l.target.gang)

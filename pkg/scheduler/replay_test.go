@@ -128,7 +128,7 @@ var oneOfEach = []Event{
 	},
 	TargetGone{gpreempt.ProcessKey{PID: 1, Start: 2}},
 	LeaseRequested{
-		Lease: 1, Client: 2, RequestID: "r", GPUs: []gpreempt.GPUID{3}, Priority: 4, TTL: 5, MaxWait: 6, ETA: 7, SLO: 8, Expected: 9,
+		Lease: 1, Client: 2, User: "u", RequestID: "r", GPUs: []gpreempt.GPUID{3}, Priority: 4, TTL: 5, MaxWait: 6, ETA: 7, SLO: 8, Expected: 9,
 		OnIdle: true, Target: gpreempt.ProcessKey{PID: 10, Start: 11},
 	},
 	LeaseRenewed{1, 2},

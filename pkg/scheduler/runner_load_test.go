@@ -16,7 +16,7 @@ func TestRunnerUnderLoad(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
 		m.running(t)
-		m.SetLimits(Limits{LeasesPerClient: 1000, LeasesTotal: 1000})
+		m.SetLimits(Limits{LeasesPerClient: 1000, LeasesPerUser: 1000, LeasesTotal: 1000})
 		for id := range gpreempt.GPUID(4) {
 			m.Post(GPUAdded{id + 1})
 		}

@@ -68,7 +68,7 @@ func newMachine() *machine {
 	m := &machine{start: time.Now(), suspend: 400 * time.Microsecond, resume: 350 * time.Microsecond}
 	p, _ := PresetByName("strict")
 	p.Linger = LingerNone
-	m.Runner = NewRunner(New(p, Limits{LeasesPerClient: 4, LeasesTotal: 100}), m, NewTimer(), m, func(r Record) { m.note("%v", r) })
+	m.Runner = NewRunner(New(p, Limits{LeasesPerClient: 4, LeasesPerUser: 100, LeasesTotal: 100}), m, NewTimer(), m, func(r Record) { m.note("%v", r) })
 	m.Post(GPUAdded{1})
 	m.Post(TargetSeen{Target: alpha, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{1}, Queues: 1, Ready: true})
 	m.takeLog()
@@ -406,10 +406,10 @@ func TestLimits(t *testing.T) {
 		}
 		_, err := m.Announce(request(), nil)
 		reason(t, err, gpreempt.ReasonLeasesPerClient)
-		m.SetLimits(Limits{LeasesPerClient: 9, LeasesTotal: 4})
+		m.SetLimits(Limits{LeasesPerClient: 9, LeasesPerUser: 9, LeasesTotal: 4})
 		_, err = m.Announce(request(), nil)
 		reason(t, err, gpreempt.ReasonLeasesTotal)
-		m.SetLimits(Limits{LeasesPerClient: 9, LeasesTotal: 5})
+		m.SetLimits(Limits{LeasesPerClient: 9, LeasesPerUser: 5, LeasesTotal: 5})
 		m.announce(t, request())
 		time.Sleep(time.Millisecond)
 	})

@@ -26,7 +26,7 @@ import (
 //	gpu ID...
 //	target PID@START [class= prio= gpus= job= queues= ready=]   what is left out stays, or is offline 0 1 "" 1 true
 //	gone PID@START
-//	lease ID [client= gpus= prio= ttl= maxwait= eta= slo= expected= idle request=]   1 1 11 1s 20ms
+//	lease ID [client= user= gpus= prio= ttl= maxwait= eta= slo= expected= idle request=]   1 1 11 1s 20ms
 //	order ID target=PID@START [client= ttl= maxwait=]   a suspension by hand
 //	admit [as lease or order]            what Admit says, without announcing
 //	renew ID ttl= | complete ID [end=] | clientgone ID [end=] | backlog ID busy|empty
@@ -153,7 +153,7 @@ func (s *scenario) run(cmd string, a arguments) error {
 		return s.setPolicy(a)
 	}
 	if s.core == nil {
-		s.core, s.observer = New(s.policy, Limits{LeasesPerClient: 3, LeasesTotal: 8}), newObserver(s.policy)
+		s.core, s.observer = New(s.policy, Limits{LeasesPerClient: 3, LeasesPerUser: 5, LeasesTotal: 8}), newObserver(s.policy)
 	}
 	switch cmd {
 	case "at", "after", "late", "autoreply":
@@ -327,6 +327,7 @@ func (s *scenario) request(cmd string, a arguments) (LeaseRequested, error) {
 	_, req.OnIdle = a.text("idle")
 	return req, errors.Join(
 		fill(a, "client", &req.Client, number[ClientID]),
+		fill(a, "user", &req.User, func(s string) (UserID, error) { return UserID(s), nil }),
 		fill(a, "request", &req.RequestID, func(s string) (string, error) { return s, nil }),
 		fill(a, "gpus", &req.GPUs, gpuList),
 		fill(a, "prio", &req.Priority, number[gpreempt.Priority]),

@@ -38,7 +38,7 @@ type world struct {
 	taken func(now Time, ev Event, actions []Action)
 }
 
-var worldLimits = Limits{LeasesPerClient: 6, LeasesTotal: 24}
+var worldLimits = Limits{LeasesPerClient: 6, LeasesPerUser: 9, LeasesTotal: 24}
 
 func newWorld(p Policy, roll dice) *world {
 	return &world{roll: roll, core: New(p, worldLimits), observer: newObserver(p), taken: func(Time, Event, []Action) {}}
@@ -288,6 +288,7 @@ func (w *world) announce() error {
 		Client: w.client(), GPUs: w.gpuIDs(), Priority: w.prio(), TTL: min(time.Millisecond+64*w.span(9), w.observer.policy.MaxTTL),
 		MaxWait: w.maybe(w.span(8)), ETA: w.maybe(w.span(7)), SLO: w.maybe(w.span(8)), Expected: w.maybe(w.span(7)), OnIdle: w.roll(4) == 0,
 	}
+	req.User = UserID(fmt.Sprint("u", req.Client%3))
 	if w.roll(4) == 0 {
 		req.RequestID = fmt.Sprint("r", w.roll(6))
 	}

@@ -2726,7 +2726,9 @@ type Statistics struct {
 	// Lifetime of leases.
 	LeaseDuration *LatencySummary `protobuf:"bytes,13,opt,name=lease_duration,json=leaseDuration,proto3" json:"lease_duration,omitempty"`
 	// How often each rule matched, in their order; "tag" comes last.
-	Rules         []*RuleCount `protobuf:"bytes,14,rep,name=rules,proto3" json:"rules,omitempty"`
+	Rules []*RuleCount `protobuf:"bytes,14,rep,name=rules,proto3" json:"rules,omitempty"`
+	// Requests and connections that were refused, by reason, in alphabetical order.
+	Refusals      []*RefusalCount `protobuf:"bytes,15,rep,name=refusals,proto3" json:"refusals,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2857,6 +2859,68 @@ func (x *Statistics) GetRules() []*RuleCount {
 		return x.Rules
 	}
 	return nil
+}
+
+func (x *Statistics) GetRefusals() []*RefusalCount {
+	if x != nil {
+		return x.Refusals
+	}
+	return nil
+}
+
+// How often the daemon refused something for one reason.
+type RefusalCount struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Reason of the error, as in docs/api.md.
+	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Calls, session frames and connections.
+	Count         uint64 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RefusalCount) Reset() {
+	*x = RefusalCount{}
+	mi := &file_gpreempt_v1_types_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RefusalCount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RefusalCount) ProtoMessage() {}
+
+func (x *RefusalCount) ProtoReflect() protoreflect.Message {
+	mi := &file_gpreempt_v1_types_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RefusalCount.ProtoReflect.Descriptor instead.
+func (*RefusalCount) Descriptor() ([]byte, []int) {
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *RefusalCount) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *RefusalCount) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
 }
 
 var File_gpreempt_v1_types_proto protoreflect.FileDescriptor
@@ -3090,7 +3154,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x03p50\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03p50\x12+\n" +
 	"\x03p95\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03p95\x12+\n" +
 	"\x03p99\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x03p99\x12+\n" +
-	"\x03max\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03max\"\xf8\x04\n" +
+	"\x03max\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03max\"\xaf\x05\n" +
 	"\n" +
 	"Statistics\x12$\n" +
 	"\rannouncements\x18\x01 \x01(\x04R\rannouncements\x12\x1a\n" +
@@ -3107,7 +3171,11 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x0fsuspend_latency\x18\v \x01(\v2\x1b.gpreempt.v1.LatencySummaryR\x0esuspendLatency\x12B\n" +
 	"\x0eresume_latency\x18\f \x01(\v2\x1b.gpreempt.v1.LatencySummaryR\rresumeLatency\x12B\n" +
 	"\x0elease_duration\x18\r \x01(\v2\x1b.gpreempt.v1.LatencySummaryR\rleaseDuration\x12,\n" +
-	"\x05rules\x18\x0e \x03(\v2\x16.gpreempt.v1.RuleCountR\x05rules*X\n" +
+	"\x05rules\x18\x0e \x03(\v2\x16.gpreempt.v1.RuleCountR\x05rules\x125\n" +
+	"\brefusals\x18\x0f \x03(\v2\x19.gpreempt.v1.RefusalCountR\brefusals\"<\n" +
+	"\fRefusalCount\x12\x16\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count*X\n" +
 	"\x05Class\x12\x15\n" +
 	"\x11CLASS_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fCLASS_UNMANAGED\x10\x01\x12\x10\n" +
@@ -3192,7 +3260,7 @@ func file_gpreempt_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_gpreempt_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_gpreempt_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_gpreempt_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_gpreempt_v1_types_proto_goTypes = []any{
 	(Class)(0),                    // 0: gpreempt.v1.Class
 	(TargetState)(0),              // 1: gpreempt.v1.TargetState
@@ -3218,74 +3286,76 @@ var file_gpreempt_v1_types_proto_goTypes = []any{
 	(*Event)(nil),                 // 21: gpreempt.v1.Event
 	(*LatencySummary)(nil),        // 22: gpreempt.v1.LatencySummary
 	(*Statistics)(nil),            // 23: gpreempt.v1.Statistics
-	nil,                           // 24: gpreempt.v1.Container.LabelsEntry
-	nil,                           // 25: gpreempt.v1.Container.PodLabelsEntry
-	nil,                           // 26: gpreempt.v1.Target.EnvironmentEntry
-	(*durationpb.Duration)(nil),   // 27: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
+	(*RefusalCount)(nil),          // 24: gpreempt.v1.RefusalCount
+	nil,                           // 25: gpreempt.v1.Container.LabelsEntry
+	nil,                           // 26: gpreempt.v1.Container.PodLabelsEntry
+	nil,                           // 27: gpreempt.v1.Target.EnvironmentEntry
+	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 29: google.protobuf.Timestamp
 }
 var file_gpreempt_v1_types_proto_depIdxs = []int32{
-	27, // 0: gpreempt.v1.Timing.decide:type_name -> google.protobuf.Duration
-	27, // 1: gpreempt.v1.Timing.quiesce:type_name -> google.protobuf.Duration
-	27, // 2: gpreempt.v1.Timing.total:type_name -> google.protobuf.Duration
+	28, // 0: gpreempt.v1.Timing.decide:type_name -> google.protobuf.Duration
+	28, // 1: gpreempt.v1.Timing.quiesce:type_name -> google.protobuf.Duration
+	28, // 2: gpreempt.v1.Timing.total:type_name -> google.protobuf.Duration
 	2,  // 3: gpreempt.v1.Lease.state:type_name -> gpreempt.v1.LeaseState
 	3,  // 4: gpreempt.v1.Lease.end:type_name -> gpreempt.v1.LeaseEnd
-	28, // 5: gpreempt.v1.Lease.created_at:type_name -> google.protobuf.Timestamp
-	27, // 6: gpreempt.v1.Lease.expires_in:type_name -> google.protobuf.Duration
-	27, // 7: gpreempt.v1.Gpu.breaker_closes_in:type_name -> google.protobuf.Duration
-	24, // 8: gpreempt.v1.Container.labels:type_name -> gpreempt.v1.Container.LabelsEntry
-	25, // 9: gpreempt.v1.Container.pod_labels:type_name -> gpreempt.v1.Container.PodLabelsEntry
+	29, // 5: gpreempt.v1.Lease.created_at:type_name -> google.protobuf.Timestamp
+	28, // 6: gpreempt.v1.Lease.expires_in:type_name -> google.protobuf.Duration
+	28, // 7: gpreempt.v1.Gpu.breaker_closes_in:type_name -> google.protobuf.Duration
+	25, // 8: gpreempt.v1.Container.labels:type_name -> gpreempt.v1.Container.LabelsEntry
+	26, // 9: gpreempt.v1.Container.pod_labels:type_name -> gpreempt.v1.Container.PodLabelsEntry
 	0,  // 10: gpreempt.v1.Target.class:type_name -> gpreempt.v1.Class
 	1,  // 11: gpreempt.v1.Target.state:type_name -> gpreempt.v1.TargetState
-	27, // 12: gpreempt.v1.Target.in_state:type_name -> google.protobuf.Duration
-	27, // 13: gpreempt.v1.Target.runs_within:type_name -> google.protobuf.Duration
-	27, // 14: gpreempt.v1.Target.suspended_total:type_name -> google.protobuf.Duration
-	27, // 15: gpreempt.v1.Target.learned_suspend:type_name -> google.protobuf.Duration
-	27, // 16: gpreempt.v1.Target.learned_resume:type_name -> google.protobuf.Duration
+	28, // 12: gpreempt.v1.Target.in_state:type_name -> google.protobuf.Duration
+	28, // 13: gpreempt.v1.Target.runs_within:type_name -> google.protobuf.Duration
+	28, // 14: gpreempt.v1.Target.suspended_total:type_name -> google.protobuf.Duration
+	28, // 15: gpreempt.v1.Target.learned_suspend:type_name -> google.protobuf.Duration
+	28, // 16: gpreempt.v1.Target.learned_resume:type_name -> google.protobuf.Duration
 	14, // 17: gpreempt.v1.Target.container:type_name -> gpreempt.v1.Container
-	26, // 18: gpreempt.v1.Target.environment:type_name -> gpreempt.v1.Target.EnvironmentEntry
+	27, // 18: gpreempt.v1.Target.environment:type_name -> gpreempt.v1.Target.EnvironmentEntry
 	0,  // 19: gpreempt.v1.Queue.class:type_name -> gpreempt.v1.Class
 	1,  // 20: gpreempt.v1.Queue.state:type_name -> gpreempt.v1.TargetState
-	28, // 21: gpreempt.v1.Queue.first_seen:type_name -> google.protobuf.Timestamp
-	28, // 22: gpreempt.v1.Queue.changed_at:type_name -> google.protobuf.Timestamp
+	29, // 21: gpreempt.v1.Queue.first_seen:type_name -> google.protobuf.Timestamp
+	29, // 22: gpreempt.v1.Queue.changed_at:type_name -> google.protobuf.Timestamp
 	5,  // 23: gpreempt.v1.Hqd.state:type_name -> gpreempt.v1.HqdState
-	27, // 24: gpreempt.v1.Source.every:type_name -> google.protobuf.Duration
-	27, // 25: gpreempt.v1.Source.took:type_name -> google.protobuf.Duration
-	28, // 26: gpreempt.v1.Source.read_at:type_name -> google.protobuf.Timestamp
+	28, // 24: gpreempt.v1.Source.every:type_name -> google.protobuf.Duration
+	28, // 25: gpreempt.v1.Source.took:type_name -> google.protobuf.Duration
+	29, // 26: gpreempt.v1.Source.read_at:type_name -> google.protobuf.Timestamp
 	0,  // 27: gpreempt.v1.RuleCount.class:type_name -> gpreempt.v1.Class
 	6,  // 28: gpreempt.v1.Policy.suspend_when:type_name -> gpreempt.v1.SuspendWhen
 	7,  // 29: gpreempt.v1.Policy.linger:type_name -> gpreempt.v1.Linger
-	27, // 30: gpreempt.v1.Policy.linger_max:type_name -> google.protobuf.Duration
-	27, // 31: gpreempt.v1.Policy.share_window:type_name -> google.protobuf.Duration
-	27, // 32: gpreempt.v1.Policy.max_suspend:type_name -> google.protobuf.Duration
-	27, // 33: gpreempt.v1.Policy.min_run:type_name -> google.protobuf.Duration
+	28, // 30: gpreempt.v1.Policy.linger_max:type_name -> google.protobuf.Duration
+	28, // 31: gpreempt.v1.Policy.share_window:type_name -> google.protobuf.Duration
+	28, // 32: gpreempt.v1.Policy.max_suspend:type_name -> google.protobuf.Duration
+	28, // 33: gpreempt.v1.Policy.min_run:type_name -> google.protobuf.Duration
 	8,  // 34: gpreempt.v1.Policy.gang:type_name -> gpreempt.v1.GangScope
-	27, // 35: gpreempt.v1.Policy.max_wait:type_name -> google.protobuf.Duration
-	27, // 36: gpreempt.v1.Policy.default_ttl:type_name -> google.protobuf.Duration
-	27, // 37: gpreempt.v1.Policy.max_ttl:type_name -> google.protobuf.Duration
-	28, // 38: gpreempt.v1.Event.at:type_name -> google.protobuf.Timestamp
+	28, // 35: gpreempt.v1.Policy.max_wait:type_name -> google.protobuf.Duration
+	28, // 36: gpreempt.v1.Policy.default_ttl:type_name -> google.protobuf.Duration
+	28, // 37: gpreempt.v1.Policy.max_ttl:type_name -> google.protobuf.Duration
+	29, // 38: gpreempt.v1.Event.at:type_name -> google.protobuf.Timestamp
 	9,  // 39: gpreempt.v1.Event.kind:type_name -> gpreempt.v1.EventKind
 	1,  // 40: gpreempt.v1.Event.from_target:type_name -> gpreempt.v1.TargetState
 	1,  // 41: gpreempt.v1.Event.to_target:type_name -> gpreempt.v1.TargetState
 	2,  // 42: gpreempt.v1.Event.from_lease:type_name -> gpreempt.v1.LeaseState
 	2,  // 43: gpreempt.v1.Event.to_lease:type_name -> gpreempt.v1.LeaseState
 	3,  // 44: gpreempt.v1.Event.end:type_name -> gpreempt.v1.LeaseEnd
-	27, // 45: gpreempt.v1.Event.took:type_name -> google.protobuf.Duration
-	27, // 46: gpreempt.v1.LatencySummary.mean:type_name -> google.protobuf.Duration
-	27, // 47: gpreempt.v1.LatencySummary.p50:type_name -> google.protobuf.Duration
-	27, // 48: gpreempt.v1.LatencySummary.p95:type_name -> google.protobuf.Duration
-	27, // 49: gpreempt.v1.LatencySummary.p99:type_name -> google.protobuf.Duration
-	27, // 50: gpreempt.v1.LatencySummary.max:type_name -> google.protobuf.Duration
+	28, // 45: gpreempt.v1.Event.took:type_name -> google.protobuf.Duration
+	28, // 46: gpreempt.v1.LatencySummary.mean:type_name -> google.protobuf.Duration
+	28, // 47: gpreempt.v1.LatencySummary.p50:type_name -> google.protobuf.Duration
+	28, // 48: gpreempt.v1.LatencySummary.p95:type_name -> google.protobuf.Duration
+	28, // 49: gpreempt.v1.LatencySummary.p99:type_name -> google.protobuf.Duration
+	28, // 50: gpreempt.v1.LatencySummary.max:type_name -> google.protobuf.Duration
 	22, // 51: gpreempt.v1.Statistics.quiesce_latency:type_name -> gpreempt.v1.LatencySummary
 	22, // 52: gpreempt.v1.Statistics.suspend_latency:type_name -> gpreempt.v1.LatencySummary
 	22, // 53: gpreempt.v1.Statistics.resume_latency:type_name -> gpreempt.v1.LatencySummary
 	22, // 54: gpreempt.v1.Statistics.lease_duration:type_name -> gpreempt.v1.LatencySummary
 	19, // 55: gpreempt.v1.Statistics.rules:type_name -> gpreempt.v1.RuleCount
-	56, // [56:56] is the sub-list for method output_type
-	56, // [56:56] is the sub-list for method input_type
-	56, // [56:56] is the sub-list for extension type_name
-	56, // [56:56] is the sub-list for extension extendee
-	0,  // [0:56] is the sub-list for field type_name
+	24, // 56: gpreempt.v1.Statistics.refusals:type_name -> gpreempt.v1.RefusalCount
+	57, // [57:57] is the sub-list for method output_type
+	57, // [57:57] is the sub-list for method input_type
+	57, // [57:57] is the sub-list for extension type_name
+	57, // [57:57] is the sub-list for extension extendee
+	0,  // [0:57] is the sub-list for field type_name
 }
 
 func init() { file_gpreempt_v1_types_proto_init() }
@@ -3307,7 +3377,7 @@ func file_gpreempt_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpreempt_v1_types_proto_rawDesc), len(file_gpreempt_v1_types_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   17,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1,0 +1,267 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/peercred"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// Whatever the pace of the asking, no stretch of time has more than the burst and the
+// rate allow, and whoever asks more slowly is never refused.
+func TestMeterGrantsTheRateAndTheBurstAndNoMore(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		perSecond, burst := rapid.IntRange(1, 10_000).Draw(t, "per second"), rapid.IntRange(1, 100).Draw(t, "burst")
+		a := newAllowance(perSecond, burst)
+		var m meter
+		began := time.Unix(1000, 0)
+		now, granted := began, 0
+		for _, gap := range rapid.SliceOfN(rapid.Int64Range(0, int64(3*a.request)), 1, 300).Draw(t, "gaps") {
+			now = now.Add(time.Duration(gap))
+			if m.ask(now, a) {
+				granted++
+			}
+			if most := burst + int(now.Sub(began)/a.request); granted > most {
+				t.Fatalf("%d granted within %v, at most %d may be", granted, now.Sub(began), most)
+			}
+		}
+		for range 50 { // on time, once what was spent is made up for
+			now = now.Add(a.request)
+			m.ask(now, a)
+		}
+		for range 50 {
+			if now = now.Add(a.request); !m.ask(now, a) {
+				t.Fatalf("refused at the rate of %d a second", perSecond)
+			}
+		}
+	})
+}
+
+func TestDebtIsPaidByTimeAndBounded(t *testing.T) {
+	a := newAllowance(1000, 1000) // 256 000 bytes a second, and at once
+	var m meter
+	now := time.Unix(1000, 0)
+	m.charge(now, a, 256_000)
+	got := []time.Duration{m.debt(now)}
+	m.charge(now, a, 25_600)
+	got = append(got, m.debt(now), m.debt(now.Add(60*time.Millisecond)), m.debt(now.Add(time.Second)))
+	m.charge(now, a, 1<<30)
+	got = append(got, m.debt(now))
+	want := []time.Duration{0, 100 * time.Millisecond, 40 * time.Millisecond, 0, maxDebt}
+	for i := range got { // a byte is no whole number of nanoseconds
+		got[i] = got[i].Round(time.Millisecond)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("debts (-want +got):\n%s", diff)
+	}
+}
+
+// endless is a connection with a byte to read at any time.
+type endless struct{ net.Conn }
+
+func (endless) Read(b []byte) (int, error) { return len(b[:1]), nil }
+
+func TestConnectionInDebtIsNotReadUntilItIsPaid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
+		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
+		c := newClient(1, peercred.Peer{}, &user{})
+		p := &paced{Conn: endless{}, s: s, of: &connection{link: &peercred.Conn{}, client: c}}
+		read := func() time.Duration {
+			began := time.Now()
+			if _, err := p.Read(make([]byte, 10)); err != nil {
+				t.Fatal(err)
+			}
+			return time.Since(began).Round(time.Millisecond)
+		}
+		free := read()
+		c.charge(l, 256_000+25_600) // of its own: 100 ms
+		own := read()
+		c.user.meter.charge(time.Now(), l.shared(), 3*1024_000) // of its user's: about 2 s
+		shared := read()
+		if free != 0 || own != 100*time.Millisecond || shared < time.Second || shared > 3*time.Second {
+			t.Errorf("reads waited %v, %v and %v; want 0, 100ms and about 2s", free, own, shared)
+		}
+	})
+}
+
+func TestConnectionsThatWaitedTogetherTakeTurns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const connections = 50
+		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
+		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
+		c := newClient(1, peercred.Peer{}, &user{})
+		c.charge(l, 256_000+25_600)
+		began, read := time.Now(), make(chan time.Duration, connections)
+		for range connections {
+			go func() {
+				p := &paced{Conn: endless{}, s: s, of: &connection{link: &peercred.Conn{}, client: c}}
+				if _, err := p.Read(make([]byte, 10)); err != nil {
+					t.Error(err)
+				}
+				read <- time.Since(began)
+			}()
+		}
+		var last time.Duration
+		for range connections {
+			last = max(last, <-read)
+		}
+		// A turn takes 8 ms at this rate; two may look at the same time.
+		if took := last - 100*time.Millisecond; took < connections/4*8*time.Millisecond {
+			t.Errorf("%d connections were read within %v", connections, took)
+		}
+	})
+}
+
+// What a user has had outlives the connections and the processes it had it with.
+func TestWhoConnectsAnewGetsNothingNew(t *testing.T) {
+	h := startHost(t)
+	h.setLimits(func(l *Limits) { l.RequestsPerSecond, l.Burst, l.RequestsPerUser = 1, 20, 1 })
+	complete := func() gpreempt.Reason {
+		conn := h.dial(t)
+		defer conn.Close()
+		_, err := gpreemptv1.NewOnlineServiceClient(conn).Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: "x"})
+		return reason(err)
+	}
+	refused := 0
+	for range 30 {
+		if complete() == gpreempt.ReasonRateLimited {
+			refused++
+		}
+		h.server.clients.wait() // the client is forgotten
+	}
+	if refused < 8 {
+		t.Errorf("%d of 30 calls over a connection each were refused, want about 10", refused)
+	}
+	if got := h.startChild(t).do(t, "complete x"); got != string(gpreempt.ReasonRateLimited) {
+		t.Errorf("another process of the user gets %s, want RATE_LIMITED", got)
+	}
+	if n := h.events.Stats().Refused[gpreempt.ReasonRateLimited]; n != uint64(refused)+1 {
+		t.Errorf("%d refusals are counted, %d were told", n, refused+1)
+	}
+}
+
+func TestLeasesOfAUserAreBoundedOverItsProcesses(t *testing.T) {
+	h := startHost(t, func(_ *Config, l *scheduler.Limits) { l.LeasesPerClient, l.LeasesPerUser = 2, 3 })
+	online := h.online(t)
+	for range 2 {
+		if _, err := online.NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	child := h.startChild(t)
+	if got := child.do(t, "announce"); len(got) < 16 {
+		t.Errorf("the third lease: %s", got)
+	}
+	if got := child.do(t, "announce"); got != string(gpreempt.ReasonLeasesPerUser) {
+		t.Errorf("the fourth lease: %s, want LEASES_PER_USER", got)
+	}
+}
+
+// gRPC refuses these before the guard has anything in hand.
+func TestTooLargeAMessageIsCounted(t *testing.T) {
+	h := startHost(t)
+	large := &gpreemptv1.NotifyOnlineRequest{Label: string(make([]byte, 5<<20))}
+	_, err := h.online(t).NotifyOnline(t.Context(), large)
+	c := h.session(t)
+	_ = c.stream.Send(announceFrame(1, large)) // an error shows below
+	_, streamErr := c.stream.Recv()
+	if reason(err) != gpreempt.ReasonMessageTooLarge || reason(streamErr) != gpreempt.ReasonMessageTooLarge {
+		t.Errorf("%v and %v, want both refused for their size", err, streamErr)
+	}
+	counted := func() uint64 { return h.events.Stats().Refused[gpreempt.ReasonMessageTooLarge] }
+	// The status is sent before it is counted.
+	for late := time.After(10 * time.Second); counted() < 2; {
+		select {
+		case <-late:
+			t.Fatalf("%d are counted, want 2", counted())
+		default:
+			runtime.Gosched()
+		}
+	}
+}
+
+// A call whose message does not come ends its connection, and is counted.
+func TestCallWithoutItsMessageEndsItsConnection(t *testing.T) {
+	h := startHost(t)
+	conn, err := net.Dial("unix", h.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(3 * messageTime)); err != nil {
+		t.Fatal(err)
+	}
+	b := append([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"), rawFrame(4, 0, 0, nil)...)
+	b = append(b, rawCall(gpreemptv1.OnlineService_NotifyOnline_FullMethodName)...)
+	b = append(b, rawFrame(0, 0, 1, []byte{0, 0, 0, 0, 9, 1})...)
+	if _, err := conn.Write(b); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, conn); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the connection lives on: %v", err)
+	}
+	if diff := cmp.Diff(map[gpreempt.Reason]uint64{gpreempt.ReasonSlowRequest: 1}, h.events.Stats().Refused); diff != "" {
+		t.Errorf("counted (-want +got):\n%s", diff)
+	}
+}
+
+func TestCallsInFlightOfAUserAreBounded(t *testing.T) {
+	u := &user{id: "uid 7"}
+	for range callsPerUser {
+		if err := u.begin(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want(t, u.begin(), gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited)
+	u.end()
+	if err := u.begin(); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestConnectionsOfAllUsersAreBounded(t *testing.T) {
+	h := startHost(t)
+	h.setLimits(func(l *Limits) { l.ConnectionsTotal = 1 })
+	if _, err := h.admin(t).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	want(t, h.server.MayConnect(12345), gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsTotal)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := h.admin(t).GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{}); err == nil {
+		t.Error("a second connection is served")
+	}
+	if h.events.Stats().Refused[gpreempt.ReasonConnsTotal] == 0 {
+		t.Error("no refusal is counted")
+	}
+}
+
+// Users who connected once are forgotten when nothing is to be remembered of them.
+func TestUsersWithNothingToRememberAreForgotten(t *testing.T) {
+	h := startHost(t)
+	for uid := range uint32(100_000) {
+		if err := h.server.MayConnect(uid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cs := h.server.clients
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if n := len(cs.users); n > 50_000 {
+		t.Errorf("%d users are remembered", n)
+	}
+}
