@@ -33,7 +33,7 @@ DIST := gpreempt-$(VERSION)-linux-$(GOARCH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz fuzz-kernel e2e e2e-rocm vm-kfd vmtest soak dist clean
+.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz fuzz-kernel e2e e2e-rocm vm-kfd vmtest soak flood dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -121,6 +121,10 @@ soak: ## Run the soak tests, end to end, of the tracer and of the inventory, for
 	@grep -q '^func TestSoak' internal/e2e/*_test.go || { echo 'internal/e2e has no soak test' >&2; exit 1; }
 	GPREEMPT_SOAK=$(SOAK) $(GO) test -count=1 -timeout 0 -v -run '^TestSoak' ./internal/e2e
 	GPREEMPT_SOAK=$(SOAK) $(GO) test $(RACE) -count=1 -timeout 0 -v -run '^TestSoak' ./internal/tracer ./internal/inventory
+
+FLOOD ?= 30s
+flood: ## Offer 10^5 announcements a second for FLOOD, and judge what a legitimate client sees of it
+	GPREEMPT_FLOOD=$(FLOOD) $(GO) test -count=1 -timeout 10m -v -run '^TestFloodOfAnnouncements$$' ./internal/e2e
 
 dist: ## Make dist/gpreempt-VERSION-linux-ARCH.tar.gz, the same bytes from the same commit
 	rm -rf dist/$(DIST) && mkdir -p dist/$(DIST)

@@ -26,6 +26,8 @@ func TestMain(m *testing.M) {
 	switch {
 	case os.Getenv(clientEnv) != "":
 		os.Exit(clientMain(os.Getenv(clientEnv), os.Stdin, os.Stdout))
+	case os.Getenv(hostileEnv) != "":
+		os.Exit(hostileMain(os.Getenv(hostileEnv), os.Stdout))
 	case os.Getenv(heirEnv) != "":
 		os.Exit(heirMain(os.Stdout))
 	}

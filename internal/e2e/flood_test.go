@@ -1,0 +1,222 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+)
+
+// floodEnv gives the duration of the flood, and with it the figure is judged: the
+// machine must be the test's own then.
+const floodEnv = "GPREEMPT_FLOOD"
+
+const (
+	floodRate = 100_000
+	// floodMemory is what the daemon may need more under a flood, in KiB.
+	floodMemory = 64 << 10
+	// stranger is the user of the hostile client, when the tests run as root.
+	stranger = 65534
+)
+
+// forStrangers is a config with the right to announce for the stranger.
+const forStrangers = `
+access:
+  online_groups: ["65534"]
+  admin_groups: []
+`
+
+// startForStrangers starts a daemon whose socket the stranger can reach.
+func startForStrangers(t *testing.T) *daemon {
+	t.Helper()
+	dir := testutil.TempSocketDir(t)
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return startIn(t, dir, forStrangers)
+}
+
+// asStranger has a command run as another user than the test's, if it can.
+func asStranger(cmd *exec.Cmd) *exec.Cmd {
+	if os.Getuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: stranger, Gid: stranger}}
+	}
+	return cmd
+}
+
+// self gives the test binary at a path where a stranger can run it.
+func (d *daemon) self() string {
+	d.t.Helper()
+	path := filepath.Join(filepath.Dir(d.socket), "client")
+	data, err := os.ReadFile(os.Args[0])
+	if err == nil {
+		err = os.WriteFile(path, data, 0o755)
+	}
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return path
+}
+
+// attack starts a hostile client, and returns when its connections stand. outcome
+// waits for its end.
+func (d *daemon) attack(a attack) (outcome func() tally) {
+	d.t.Helper()
+	a.Socket = d.socket
+	text, err := json.Marshal(a)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	cmd := asStranger(exec.Command(d.self()))
+	cmd.Env, cmd.Stderr = environment(hostileEnv+"="+string(text)), os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		d.t.Fatal(err)
+	}
+	d.t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	out := bufio.NewReader(stdout)
+	if line, _ := out.ReadString('\n'); line != "ready\n" {
+		d.t.Fatalf("the hostile client says %q", line)
+	}
+	return func() (is tally) {
+		d.t.Helper()
+		if err := json.NewDecoder(out).Decode(&is); err != nil {
+			d.t.Fatalf("the hostile client says nothing of its end: %v", err)
+		}
+		return is
+	}
+}
+
+// refusals is what the daemon counted, by reason.
+func (d *daemon) refusals() map[string]uint64 {
+	d.t.Helper()
+	st, err := d.admin.GetStatistics(d.t.Context(), &gpreemptv1.GetStatisticsRequest{})
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	all := map[string]uint64{}
+	for _, r := range st.GetStatistics().GetRefusals() {
+		all[r.GetReason()] = r.GetCount()
+	}
+	return all
+}
+
+// kib reads a line of /proc/PID/status of the daemon, such as VmRSS.
+func (d *daemon) kib(name string) int {
+	d.t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.process.Process.Pid))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	for line := range bytes.Lines(status) {
+		if f := bytes.Fields(line); len(f) > 1 && string(f[0]) == name+":" {
+			n, err := strconv.Atoi(string(f[1]))
+			if err != nil {
+				d.t.Fatal(err)
+			}
+			return n
+		}
+	}
+	d.t.Fatalf("no %s in /proc", name)
+	return 0
+}
+
+// serveUntil announces and completes as an inference server does, some hundred times a
+// second, and gives how long the announcements took.
+func (d *daemon) serveUntil(done <-chan struct{}) (took []time.Duration) {
+	d.t.Helper()
+	tick := time.NewTicker(3 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return took
+		case <-tick.C:
+		}
+		began := time.Now()
+		lease, err := d.online.NotifyOnline(d.t.Context(), &gpreemptv1.NotifyOnlineRequest{MaxWait: durationpb.New(time.Second)})
+		took = append(took, time.Since(began))
+		if err != nil {
+			d.t.Errorf("the legitimate client is refused: %v", err)
+			return took
+		}
+		d.complete(lease.GetLeaseId())
+	}
+}
+
+func percentile(took []time.Duration, percent int) time.Duration {
+	if len(took) == 0 {
+		return 0
+	}
+	slices.Sort(took)
+	return took[(len(took)*percent+99)/100-1]
+}
+
+// TestFloodOfAnnouncements: a hostile client offers 10^5 announcements a second, by
+// streams and by calls; the legitimate client beside it hardly notices, the daemon
+// stays small, and it counts as many refusals as the hostile client is told.
+func TestFloodOfAnnouncements(t *testing.T) {
+	length, judged := 3*time.Second, false
+	if text := os.Getenv(floodEnv); text != "" {
+		var err error
+		if length, err = time.ParseDuration(text); err != nil {
+			t.Fatal(err)
+		}
+		judged = true
+	}
+	d := startForStrangers(t)
+	quiet := func() []time.Duration {
+		ctx, cancel := context.WithTimeout(t.Context(), length/2)
+		defer cancel()
+		return d.serveUntil(ctx.Done())
+	}
+	unloaded := quiet()
+	before, rss := d.refusals(), d.kib("VmRSS")
+	outcome := d.attack(attack{PerSecond: floodRate, Length: length, Sessions: 4, Calls: 4})
+	ctx, cancel := context.WithTimeout(t.Context(), length)
+	defer cancel()
+	loaded := d.serveUntil(ctx.Done())
+	is := outcome()
+	peak := d.kib("VmHWM")
+	unloaded = append(unloaded, quiet()...) // the machine may have become busier
+
+	var counted uint64
+	for reason, n := range d.refusals() {
+		counted += n - before[reason]
+	}
+	was, now := percentile(unloaded, 99), percentile(loaded, 99)
+	t.Logf("offered %.0f/s for %v: %d, of which %d were sent, %d accepted, %d refused (the daemon counts %d), %d reset; "+
+		"p50 of the legitimate client %v unloaded, %v loaded; p99 %v and %v (%.2f times); RSS %d KiB before, %d KiB at most",
+		float64(is.Offered)/length.Seconds(), length, is.Offered, is.Sent, is.Accepted, is.Refused, counted, is.Reset,
+		percentile(unloaded, 50), percentile(loaded, 50), was, now, float64(now)/float64(was), rss, peak)
+	if is.Failure != "" {
+		t.Errorf("the hostile client ended by: %s", is.Failure)
+	}
+	if is.Sent != is.Accepted+is.Refused || is.Refused != counted || is.Refused == 0 {
+		t.Errorf("%d sent, %d accepted, %d refused, %d counted by the daemon; every refusal is to be told and counted", is.Sent, is.Accepted, is.Refused, counted)
+	}
+	if grown := peak - rss; grown > floodMemory && !racing() {
+		t.Errorf("the daemon grew by %d KiB, want at most %d", grown, floodMemory)
+	}
+	// Where other things run beside the test, a p99 of some milliseconds is theirs.
+	if most := 3 * was; now > most && (judged || now > 100*time.Millisecond) {
+		t.Errorf("p99 under the flood is %v, want at most 3 times %v", now, was)
+	}
+}
