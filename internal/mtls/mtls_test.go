@@ -130,6 +130,30 @@ func (d *door) enter(c *tls.Config) (server *Conn, client *tls.Conn) {
 	return server, client
 }
 
+// awaitEnd waits for the end of a connection.
+func (d *door) awaitEnd(c *Conn, why string) {
+	d.t.Helper()
+	select {
+	case <-c.Done():
+	case <-time.After(patience):
+		d.t.Fatalf("a connection stands, though %s", why)
+	}
+}
+
+// awaitRefusal gives why a connection was refused.
+func (d *door) awaitRefusal() error {
+	d.t.Helper()
+	select {
+	case err := <-d.refused:
+		return err
+	case <-d.proved:
+		d.t.Fatal("it was let in")
+	case <-time.After(patience):
+		d.t.Fatal("it was neither refused nor let in")
+	}
+	return nil
+}
+
 func TestPeerIsWhatItsCertificateSays(t *testing.T) {
 	d := open(t)
 	cert, key := d.ca.Issue(testutil.Named("web.example", "web"), testutil.WithURI("spiffe://example/web"), func(c *x509.Certificate) {
@@ -192,13 +216,8 @@ func TestNobodyGetsInWithoutAGoodCertificate(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tc.client) {
 				t.Errorf("the client learns %v, want %q", err, tc.client)
 			}
-			select {
-			case err := <-d.refused:
-				if !strings.Contains(err.Error(), tc.server) || !strings.Contains(err.Error(), client.LocalAddr().String()) {
-					t.Errorf("the daemon says %v, want %q and the address", err, tc.server)
-				}
-			case <-d.proved:
-				t.Error("it was let in")
+			if err := d.awaitRefusal(); !strings.Contains(err.Error(), tc.server) || !strings.Contains(err.Error(), client.LocalAddr().String()) {
+				t.Errorf("the daemon says %v, want %q and the address", err, tc.server)
 			}
 		})
 	}
@@ -215,7 +234,7 @@ func TestPlainTCPIsNoWayIn(t *testing.T) {
 	if _, err := raw.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")); err != nil {
 		t.Fatal(err)
 	}
-	if err := <-d.refused; !strings.Contains(err.Error(), "does not look like a TLS handshake") {
+	if err := d.awaitRefusal(); !strings.Contains(err.Error(), "does not look like a TLS handshake") {
 		t.Error(err)
 	}
 	ours, theirs := net.Pipe()
@@ -262,11 +281,7 @@ func TestConnectionEndsWithItsCertificate(t *testing.T) {
 	d := open(t)
 	cert, key := d.ca.Issue(testutil.Valid(-time.Hour, 2*time.Second))
 	server, client := d.enter(d.config(cert, key))
-	select {
-	case <-server.Done():
-	case <-time.After(patience):
-		t.Fatal("the connection outlives the certificate")
-	}
+	d.awaitEnd(server, "the certificate expired")
 	if _, err := client.Read(make([]byte, 1)); err == nil {
 		t.Error("the client can still read")
 	}
@@ -298,10 +313,10 @@ func TestNewAuthoritiesCutWhomTheyDoNotKnow(t *testing.T) {
 	if err := d.keeper.Load(files); err != nil {
 		t.Fatal(err)
 	}
-	<-before.Done()
-	<-again.Done()
+	d.awaitEnd(before, "its authority is gone")
+	d.awaitEnd(again, "its authority is gone")
 	_ = d.dial(d.config(cert, key)).Handshake() // the client may learn it later
-	<-d.refused
+	_ = d.awaitRefusal()
 	d.enter(d.config(otherCert, otherKey))
 }
 
@@ -347,11 +362,11 @@ func TestStrangersTakeABoundedNumberOfPlaces(t *testing.T) {
 	if _, err := raw.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("one too many reads %v, want its end", err)
 	}
-	if err := <-d.refused; !strings.Contains(err.Error(), "64 others") || !strings.Contains(err.Error(), raw.LocalAddr().String()) {
+	if err := d.awaitRefusal(); !strings.Contains(err.Error(), "64 others") || !strings.Contains(err.Error(), raw.LocalAddr().String()) {
 		t.Errorf("it says %v", err)
 	}
 	_ = silent[0].Close()
-	<-d.refused // its place is free
+	_ = d.awaitRefusal() // its place is free
 	for range 3 {
 		d.enter(config) // who is proved takes none
 	}
