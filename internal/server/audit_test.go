@@ -193,7 +193,7 @@ func TestRefusalsAreAuditedAndCountedWhenThereAreMany(t *testing.T) {
 		want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotAdmin)
 	}
 	// Looking without a right is refused too, and a stream.
-	st, err := admin.WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{})
+	st, err := admin.WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{NoFollow: true})
 	if err == nil {
 		_, err = st.Recv()
 	}

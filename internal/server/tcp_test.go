@@ -176,7 +176,7 @@ func TestOnlineCertificateLearnsNothingOfTheHost(t *testing.T) {
 		err := c.Conn().Invoke(t.Context(), full, &gpreemptv1.GetStatusRequest{}, &reply)
 		want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotAdmin)
 	}
-	st, err := c.Admin().WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{})
+	st, err := c.Admin().WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{NoFollow: true})
 	if err == nil {
 		_, err = st.Recv()
 	}
