@@ -78,7 +78,7 @@ func TestNamesOfOthersReachNeitherTerminalNorLogAsCommands(t *testing.T) {
 		if err := json.Unmarshal([]byte(line), &entry); err != nil {
 			t.Errorf("%v in log line %q", err, line)
 		}
-		if i := strings.IndexFunc(line, func(r rune) bool { return unicode.IsControl(r) }); i >= 0 {
+		if i := strings.IndexFunc(line, unicode.IsControl); i >= 0 {
 			t.Errorf("a control character at %d of %q", i, line)
 		}
 		if entry["audit"] == true {

@@ -114,8 +114,16 @@ func hostile(f protoreflect.FieldDescriptor) []protoreflect.Value {
 			return nil // its own fields are gone through
 		}
 		for _, d := range []*durationpb.Duration{
-			{}, {Seconds: math.MaxInt64}, {Seconds: math.MinInt64}, {Seconds: -1}, {Nanos: -1}, {Nanos: math.MaxInt32}, {Seconds: 1, Nanos: -1},
-			{Seconds: 1 << 40}, {Seconds: 315_576_000_000}, {Nanos: 1},
+			{},
+			{Seconds: math.MaxInt64},
+			{Seconds: math.MinInt64},
+			{Seconds: -1},
+			{Nanos: -1},
+			{Nanos: math.MaxInt32},
+			{Seconds: 1, Nanos: -1},
+			{Seconds: 1 << 40},
+			{Seconds: 315_576_000_000},
+			{Nanos: 1},
 		} {
 			add(d.ProtoReflect())
 		}
