@@ -215,8 +215,9 @@ func TestFloodOfAnnouncements(t *testing.T) {
 	if grown := peak - rss; grown > floodMemory && !racing() {
 		t.Errorf("the daemon grew by %d KiB, want at most %d", grown, floodMemory)
 	}
-	// Where other things run beside the test, a p99 of some milliseconds is theirs.
-	if most := 3 * was; now > most && (judged || now > 100*time.Millisecond) {
+	// Where other things run beside the test, a p99 of some milliseconds is theirs; with
+	// the race detector it is that of the detector.
+	if most := 3 * was; now > most && (judged || now > 100*time.Millisecond && !racing()) {
 		t.Errorf("p99 under the flood is %v, want at most 3 times %v", now, was)
 	}
 }
