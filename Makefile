@@ -114,7 +114,7 @@ vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skip
 
 # apt-get install -y --no-install-recommends qemu-system-x86 mmdebstrap e2fsprogs
 vmtest: ## Test the units of deploy/systemd in a Debian guest in QEMU; skips without QEMU or mmdebstrap
-	$(GO) run ./internal/vm/run -systemd -limit 8m ./internal/e2e/systemd
+	$(GO) run ./internal/vm/run -systemd -limit 10m ./internal/e2e/systemd
 
 # The race detector's memory grows with what it has seen, so the daemon is built without.
 soak: ## Run the soak tests, end to end, of the tracer and of the inventory, for SOAK each

@@ -80,9 +80,9 @@ func steady(t *testing.T) {
 	}
 }
 
-func TestDriverThatComesLateIsTakenUpAndNoGPUIsNoCrash(t *testing.T) {
-	steady(t)
-	before := property(t, "MainPID")
+// loadDriver loads amdgpu, with what it needs, unless it is there.
+func loadDriver(t *testing.T) {
+	t.Helper()
 	modules, err := filepath.Glob("/modules/*.ko")
 	if err != nil || len(modules) == 0 {
 		t.Fatalf("no modules: %v", err)
@@ -95,6 +95,12 @@ func TestDriverThatComesLateIsTakenUpAndNoGPUIsNoCrash(t *testing.T) {
 	if _, err := os.Stat("/dev/kfd"); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func TestDriverThatComesLateIsTakenUpAndNoGPUIsNoCrash(t *testing.T) {
+	steady(t)
+	before := property(t, "MainPID")
+	loadDriver(t)
 	eventually(t, "the daemon that knows the driver", nowAndThen, func() bool {
 		return property(t, "MainPID") != before && property(t, "ActiveState") == "active" && strings.Contains(property(t, "StatusText"), "shows no GPU")
 	})
