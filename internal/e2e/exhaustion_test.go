@@ -15,6 +15,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/kfdemu"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // filesLimit sets how many descriptors the daemon may have, and gives what it was.
@@ -162,8 +163,12 @@ func TestConnectionsLeaveDescriptorsToTheDaemon(t *testing.T) {
 		t.Errorf("%d of %d descriptors are used", got, limit)
 	}
 	refusals := strings.Count(d.log.String(), "a connection is refused")
-	if refusals == 0 || refusals > 10 {
-		t.Errorf("%d refusals are logged, want some and not each", refusals)
+	refused := 2*limit - len(served)
+	if refusals == 0 || refusals > refused/2 {
+		t.Errorf("%d of %d refusals are logged, want some and not each", refusals, refused)
+	}
+	if n := d.refusals()[string(gpreempt.ReasonConnsTotal)]; n != uint64(refused) {
+		t.Errorf("%d of %d refusals are counted", n, refused)
 	}
 	says(t, d.log.String(), "LimitNOFILE")
 	lease := d.announce(t.Context())
