@@ -249,8 +249,9 @@ var fields = []field{
 	},
 	{
 		key: "containers.kubelet",
-		doc: `Address of the kubelet's API, such as https://127.0.0.1:10250; "" does not ask it. Only the kubelet tells ` +
-			"priority classes of pods, and labels that were changed.",
+		doc: `Address of the kubelet's API, such as https://127.0.0.1:10250; "" does not ask it. $(NAME) is the daemon's ` +
+			"environment variable NAME, for one file on many nodes. Only the kubelet tells priority classes of pods, and " +
+			"labels that were changed.",
 		at: func(c *Config) any { return &c.Containers.Kubelet },
 	},
 	{

@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 
@@ -97,10 +98,25 @@ func (d *daemon) openContainers(cfg config.Containers) {
 		return
 	}
 	d.containers = container.New(container.Config{
-		Sockets: cfg.Sockets, Kubelet: cfg.Kubelet, KubeletToken: cfg.KubeletToken, KubeletCA: cfg.KubeletCA,
+		Sockets: cfg.Sockets, Kubelet: expand(cfg.Kubelet, os.LookupEnv), KubeletToken: cfg.KubeletToken, KubeletCA: cfg.KubeletCA,
 		Changed: func(id string) { d.targets.containerTold(id) },
 		Log:     d.log.Named("containers"),
 		Now:     time.Now,
+	})
+}
+
+// variable is a reference to a variable of the environment, as Kubernetes writes it
+// in the fields of a pod.
+var variable = regexp.MustCompile(`\$\([A-Za-z_][A-Za-z0-9_]*\)`)
+
+// expand puts variables in. One that is not set stays as it is, so that whoever
+// reads the failure that follows sees its name.
+func expand(text string, lookup func(string) (string, bool)) string {
+	return variable.ReplaceAllStringFunc(text, func(reference string) string {
+		if value, ok := lookup(reference[2 : len(reference)-1]); ok {
+			return value
+		}
+		return reference
 	})
 }
 
