@@ -33,10 +33,10 @@ DIST := gpreempt-$(VERSION)-linux-$(GOARCH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz fuzz-kernel e2e e2e-rocm vm-kfd vmtest soak flood dist clean
+.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz fuzz-kernel e2e e2e-rocm vm-kfd vmtest soak flood kubernetes kubernetes-test dist clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 gen: ## Generate api/gen from api/proto
 	$(TOOL) buf generate
@@ -125,6 +125,15 @@ soak: ## Run the soak tests, end to end, of the tracer and of the inventory, for
 FLOOD ?= 30s
 flood: ## Offer 10^5 announcements a second for FLOOD, and judge what a legitimate client sees of it
 	GPREEMPT_FLOOD=$(FLOOD) $(GO) test -count=1 -timeout 10m -v -run '^TestFloodOfAnnouncements$$' ./internal/e2e
+
+kubernetes: ## Write the config file of the Helm chart and the manifests rendered from it
+	cd deploy/kubernetes && $(GO) test -count=1 -run '^TestConfigFileOfTheChart' . -update
+	cd deploy/kubernetes && $(GO) test -count=1 -run '^TestManifests' . -update
+
+kubernetes-test: ## Test chart, manifests and examples against the Kubernetes API; skips where its modules cannot be had
+	@cd deploy/kubernetes && if ! $(GO) list -deps -test ./... >/dev/null 2>&1; then \
+		echo 'SKIP: the modules of deploy/kubernetes cannot be had; go list -deps -test ./... there says why'; \
+	else $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout 10m ./...; fi
 
 dist: ## Make dist/gpreempt-VERSION-linux-ARCH.tar.gz, the same bytes from the same commit
 	rm -rf dist/$(DIST) && mkdir -p dist/$(DIST)

@@ -1,0 +1,184 @@
+// Package kubernetes tests what is beside it: the chart, the manifests rendered from
+// it, the examples. It is a module of its own, so that nothing it takes can change
+// what the shipped binaries link.
+package kubernetes
+
+import (
+	"bytes"
+	"flag"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"helm.sh/helm/v3/pkg/lint"
+	"helm.sh/helm/v3/pkg/lint/support"
+)
+
+var update = flag.Bool("update", false, "write chart/files and manifests instead of comparing with them")
+
+// values are those of the user.
+type values = map[string]any
+
+// placeholder stands for the image nobody has published.
+const placeholder = "example.invalid/gpreempt:unset"
+
+// installs are ways to install the chart, by the manifest that comes of it; those
+// without a name are checked and not written down.
+var installs = map[string]values{
+	"manifests/gpreempt.yaml": {},
+	"manifests/gpreempt-device-plugin.yaml": {
+		"deviceResources": values{"squat.ai/gpreempt": "1"},
+	},
+	"every mechanism, the kubelet's own certificate": {
+		"mechanisms":      []any{"dbgtrap", "criu", "freezer"},
+		"deviceResources": values{"squat.ai/gpreempt": "1"},
+		"runtimeSocket":   "",
+		"kubelet": values{
+			"enabled": true, "host": "$(NODE_NAME)", "nodeCA": "/var/lib/kubelet/pki/kubelet.crt", "allowProxy": true,
+		},
+	},
+	"the kubelet, priority classes": {
+		"kubelet": values{"enabled": true},
+		"rules": []any{
+			values{"name": "batch", "match": values{"pod": values{"priority_class": "batch-*"}}, "class": "offline"},
+		},
+		"imagePullSecrets": []any{values{"name": "registry"}},
+	},
+	"all that may be empty": {
+		"rules": []any{}, "mechanisms": []any{}, "runtimeSocket": "", "networkPolicy": false,
+		"affinity": nil, "nodeSelector": nil, "tolerations": []any{},
+	},
+	"a config file of one's own": {
+		"config": "access:\n  online_groups: [\"{{ .Values.socketGroup }}\"]\n  admin_groups: []\n",
+	},
+}
+
+// render gives the objects of an installation, as helm template writes them.
+func render(t *testing.T, user values) string {
+	t.Helper()
+	text, err := tryRender(user)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func tryRender(user values) (string, error) {
+	chart, err := loader.LoadDir("chart")
+	if err != nil {
+		return "", err
+	}
+	release := chartutil.ReleaseOptions{Name: "gpreempt", Namespace: "gpreempt", Revision: 1, IsInstall: true}
+	all, err := chartutil.ToRenderValues(chart, user, release, chartutil.DefaultCapabilities)
+	if err != nil {
+		return "", err
+	}
+	// Strict finds misspelt values, and takes one that the user has emptied for one.
+	emptied := slices.Contains(slices.Collect(maps.Values(user)), nil)
+	files, err := engine.Engine{Strict: !emptied}.Render(chart, all)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if text := strings.TrimSpace(files[name]); text != "" && strings.HasSuffix(name, ".yaml") {
+			b.WriteString("---\n# Source: " + name + "\n" + text + "\n")
+		}
+	}
+	return b.String(), nil
+}
+
+// withImage gives the values with the image that has to be named.
+func withImage(user values) values {
+	user = maps.Clone(user)
+	user["image"] = placeholder
+	return user
+}
+
+func TestManifestsAreThoseOfTheChart(t *testing.T) {
+	for name, user := range installs {
+		if !strings.HasPrefix(name, "manifests/") {
+			continue
+		}
+		text := "# Generated from chart/ by make kubernetes. Do not edit: change the chart, or use it.\n" + render(t, withImage(user))
+		golden(t, name, []byte(text))
+	}
+}
+
+// golden compares a file with what it is to be, or writes it.
+func golden(t *testing.T, name string, want []byte) {
+	t.Helper()
+	if *update {
+		if err := os.WriteFile(name, want, 0o644); err != nil { //nolint:gosec // G306: everybody may read it
+			t.Fatal(err)
+		}
+		return
+	}
+	got, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(want, got) {
+		t.Errorf("%s is stale, run make kubernetes (-want +got):\n%s", name, cmp.Diff(string(want), string(got)))
+	}
+}
+
+func TestChartNamesTheImageThatIsMissing(t *testing.T) {
+	_, err := tryRender(values{})
+	if err == nil || !strings.Contains(err.Error(), "--set image=REGISTRY/gpreempt:TAG") {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestHelmFindsNoFaultWithTheChart(t *testing.T) {
+	for name, user := range installs {
+		for _, m := range lint.All("chart", withImage(user), "gpreempt", true).Messages {
+			if m.Severity > support.InfoSev { // an icon is for catalogues of charts
+				t.Errorf("%s: %v", name, m)
+			}
+		}
+	}
+}
+
+// documents splits a file of YAML documents.
+func documents(text string) []string {
+	var all []string
+	for _, document := range strings.Split("\n"+text, "\n---") {
+		if lines := strings.Split(document, "\n"); slices.ContainsFunc(lines, func(l string) bool {
+			return strings.TrimSpace(l) != "" && !strings.HasPrefix(strings.TrimSpace(l), "#")
+		}) {
+			all = append(all, document)
+		}
+	}
+	return all
+}
+
+// everything gives all there is to apply, by where it comes from.
+func everything(t *testing.T) map[string]string {
+	t.Helper()
+	all := map[string]string{}
+	for name, user := range installs {
+		all[name] = render(t, withImage(user))
+	}
+	for _, pattern := range []string{"manifests/namespace.yaml", "examples/*.yaml"} {
+		files, err := filepath.Glob(pattern)
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s: %d files, %v", pattern, len(files), err)
+		}
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all[file] = string(text)
+		}
+	}
+	return all
+}

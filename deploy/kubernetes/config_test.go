@@ -1,0 +1,95 @@
+package kubernetes
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// configHead is what stands before the first key of the chart's config file.
+const configHead = `# Configuration of gpreemptd in Kubernetes: what gpreemptd config default prints, but for what values of the
+# chart say: mechanisms, the group of the socket, rules, runtime and kubelet. Every other key has its default
+# here. Durations have a unit: 20ms, 1.5s, 10m. After a change the pods have to be replaced, which helm upgrade
+# does by itself.
+`
+
+// configEdits turn the default config file into the template of the chart. Each
+// matches once.
+var configEdits = []struct{ pattern, template string }{
+	{`\A(?:#.*\n)+`, configHead},
+	{`(?m)^mechanisms: .*$`, `mechanisms: {{ .Values.mechanisms | toJson }}`},
+	{`(?m)^  online_groups: .*$`, `  # The image knows numbers only.
+  online_groups: ["{{ .Values.socketGroup | int }}"]`},
+	{`(?m)^  admin_groups: .*$`, `  # None: kubectl exec in the pod of the daemon is root, who has every right.
+  admin_groups: []`},
+	{`(?m)^#rules:\n(?:#.*\n)+`, `${0}rules: {{- if .Values.rules }}{{ .Values.rules | toYaml | nindent 2 }}{{ else }} []{{ end }}
+`},
+	{`(?m)^  sockets:\n(?:    - .*\n)+`, `  sockets: {{ list .Values.runtimeSocket | compact | toJson }}
+`},
+	{`(?m)^  kubelet: .*$`, `  kubelet: {{ if .Values.kubelet.enabled }}https://{{ .Values.kubelet.host }}:{{ .Values.kubelet.port }}{{ else }}""{{ end }}`},
+	{`(?m)^  kubelet_token: .*$`, `  kubelet_token: {{ if .Values.kubelet.enabled }}/var/run/secrets/kubernetes.io/serviceaccount/token{{ else }}""{{ end }}`},
+	{`(?m)^  kubelet_ca: .*$`, `  kubelet_ca: {{ if not .Values.kubelet.enabled }}""{{ else if .Values.kubelet.nodeCA }}/etc/gpreempt-kubelet/ca.crt{{ else }}/var/run/secrets/kubernetes.io/serviceaccount/ca.crt{{ end }}`},
+}
+
+// programs builds gpreemptd and gpctl, once, and gives the directory they are in.
+var programs = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "gpreempt-kubernetes")
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.Command("go", "build", "-o", dir, "./cmd/gpreemptd", "./cmd/gpctl")
+	cmd.Dir, cmd.Stderr = "../..", os.Stderr
+	return dir, cmd.Run()
+})
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if dir, _ := programs(); dir != "" {
+		_ = os.RemoveAll(dir)
+	}
+	os.Exit(code)
+}
+
+// program gives the path of one of them.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	dir, err := programs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Join(dir, name)
+}
+
+func TestConfigFileOfTheChartIsTheDefaultOne(t *testing.T) {
+	text, err := exec.Command(program(t, "gpreemptd"), "config", "default").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, edit := range configEdits {
+		pattern := regexp.MustCompile(edit.pattern)
+		if n := len(pattern.FindAllIndex(text, -1)); n != 1 {
+			t.Fatalf("%s matches %d times in the default config file, want once", edit.pattern, n)
+		}
+		text = pattern.ReplaceAll(text, []byte(edit.template))
+	}
+	golden(t, "chart/files/gpreemptd.yaml", text)
+}
+
+func TestDaemonAcceptsItsConfigFile(t *testing.T) {
+	for name, user := range installs {
+		file := filepath.Join(t.TempDir(), "gpreemptd.yaml")
+		config := find[*corev1.ConfigMap](t, decode(t, name, render(t, withImage(user)))).Data["gpreemptd.yaml"]
+		if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command(program(t, "gpreemptd"), "config", "check", file).CombinedOutput(); err != nil {
+			t.Errorf("%s: %s", name, strings.TrimSpace(string(out)))
+		}
+	}
+}

@@ -1,0 +1,153 @@
+package kubernetes
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// TestProbesTellAHungDaemon runs what the DaemonSet runs, with a simulated GPU in
+// place of the node's and its socket elsewhere.
+func TestProbesTellAHungDaemon(t *testing.T) {
+	objects := decode(t, "chart", render(t, withImage(values{})))
+	spec := find[*appsv1.DaemonSet](t, objects).Spec.Template.Spec
+	container := spec.Containers[0]
+	dir := t.TempDir()
+	config, socket := filepath.Join(dir, "gpreemptd.yaml"), filepath.Join(dir, "s")
+	if err := os.WriteFile(config, []byte(find[*corev1.ConfigMap](t, objects).Data["gpreemptd.yaml"]), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := slices.Clone(container.Args)
+	args[slices.Index(args, "/etc/gpreempt/gpreemptd.yaml")] = config
+	daemon := exec.Command(program(t, "gpreemptd"), append(args, "--socket", socket, "--sim", "mi300x")...)
+	daemon.Stderr = t.Output()
+	if err := daemon.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- daemon.Wait() }()
+	t.Cleanup(func() {
+		_ = daemon.Process.Kill() // unless it has ended
+	})
+
+	// probe does what the kubelet does with a probe: no more than its timeout.
+	probe := func(p *corev1.Probe) error {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(p.TimeoutSeconds)*time.Second)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, program(t, p.Exec.Command[0]), p.Exec.Command[1:]...)
+		cmd.Env = append(os.Environ(), "GPREEMPT_SOCKET="+socket)
+		err := cmd.Run()
+		if ctx.Err() != nil {
+			t.Errorf("%v took longer than the probe's timeout", p.Exec.Command)
+		}
+		return err
+	}
+	serves := false
+	for range container.StartupProbe.FailureThreshold {
+		if serves = probe(container.StartupProbe) == nil; serves {
+			break
+		}
+		select {
+		case err := <-ended:
+			t.Fatalf("the daemon ended: %v", err)
+		case <-time.After(time.Duration(container.StartupProbe.PeriodSeconds) * time.Second):
+		}
+	}
+	if !serves {
+		t.Fatal("the startup probe never succeeded")
+	}
+	check := func(state string, healthy bool) {
+		for name, p := range map[string]*corev1.Probe{"readiness": container.ReadinessProbe, "liveness": container.LivenessProbe} {
+			if err := probe(p); (err == nil) != healthy {
+				t.Errorf("%s probe of a daemon that %s: %v", name, state, err)
+			}
+		}
+	}
+	check("serves", true)
+	signal(t, daemon, syscall.SIGSTOP)
+	check("hangs", false)
+	signal(t, daemon, syscall.SIGCONT)
+	check("serves again", true)
+
+	signal(t, daemon, syscall.SIGTERM)
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Errorf("the daemon ended with %v", err)
+		}
+	case <-time.After(time.Duration(*spec.TerminationGracePeriodSeconds) * time.Second):
+		t.Error("the daemon does not end within the grace period")
+	}
+}
+
+func signal(t *testing.T, cmd *exec.Cmd, s syscall.Signal) {
+	t.Helper()
+	if err := cmd.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestExamplesFitTheChart: the daemon's directory, group and labels stand in files
+// that no template fills.
+func TestExamplesFitTheChart(t *testing.T) {
+	objects := decode(t, "chart", render(t, withImage(values{})))
+	all := everything(t)
+	online := find[*appsv1.Deployment](t, decode(t, "online", all["examples/online.yaml"])).Spec.Template
+	offline := find[*batchv1.Job](t, decode(t, "offline", all["examples/offline.yaml"])).Spec.Template
+	daemon := find[*appsv1.DaemonSet](t, objects).Spec.Template
+
+	type facts struct {
+		Directory, Mount string
+		ReadOnly         bool
+		Groups           []int64
+		Classes          []string
+	}
+	var chart struct {
+		SocketGroup int64
+		Rules       []struct {
+			Class string
+			Match struct {
+				Pod struct{ Labels map[string]string }
+			}
+		}
+	}
+	text, err := os.ReadFile("chart/values.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(text, &chart); err != nil {
+		t.Fatal(err)
+	}
+	var want facts
+	for _, v := range daemon.Spec.Volumes {
+		if v.Name == "run" {
+			want.Directory = v.HostPath.Path
+		}
+	}
+	want.Mount, want.ReadOnly, want.Groups = want.Directory, true, []int64{chart.SocketGroup}
+	for _, rule := range chart.Rules {
+		if rule.Match.Pod.Labels["gpreempt/class"] == rule.Class {
+			want.Classes = append(want.Classes, rule.Class)
+		}
+	}
+	mount := online.Spec.Containers[0].VolumeMounts[0]
+	got := facts{
+		Directory: online.Spec.Volumes[0].HostPath.Path, Mount: mount.MountPath, ReadOnly: mount.ReadOnly,
+		Groups:  online.Spec.SecurityContext.SupplementalGroups,
+		Classes: []string{offline.Labels["gpreempt/class"], online.Labels["gpreempt/class"]},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-chart +examples):\n%s", diff)
+	}
+}
