@@ -33,7 +33,7 @@ DIST := gpreempt-$(VERSION)-linux-$(GOARCH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz fuzz-kernel e2e e2e-rocm vm-kfd vmtest soak flood kubernetes kubernetes-test dist clean
+.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz fuzz-kernel e2e e2e-rocm vm-kfd vmtest soak flood kubernetes kubernetes-test kubernetes-api dist clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -134,6 +134,11 @@ kubernetes-test: ## Test chart, manifests and examples against the Kubernetes AP
 	@cd deploy/kubernetes && if ! $(GO) list -deps -test ./... >/dev/null 2>&1; then \
 		echo 'SKIP: the modules of deploy/kubernetes cannot be had; go list -deps -test ./... there says why'; \
 	else $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout 10m ./...; fi
+
+# apt-get install -y --no-install-recommends etcd-server
+kubernetes-api: ## Have a real API server accept them: builds kube-apiserver, for minutes; skips without etcd
+	cd deploy/kubernetes && $(GO) build -o ../../build/ k8s.io/kubernetes/cmd/kube-apiserver
+	cd deploy/kubernetes && PATH="$(CURDIR)/build:$$PATH" $(GO) test -count=1 -v -run '^TestAPIServer' .
 
 dist: ## Make dist/gpreempt-VERSION-linux-ARCH.tar.gz, the same bytes from the same commit
 	rm -rf dist/$(DIST) && mkdir -p dist/$(DIST)

@@ -116,7 +116,7 @@ func TestManifestsAreThoseOfTheChart(t *testing.T) {
 func golden(t *testing.T, name string, want []byte) {
 	t.Helper()
 	if *update {
-		if err := os.WriteFile(name, want, 0o644); err != nil { //nolint:gosec // G306: everybody may read it
+		if err := os.WriteFile(name, want, 0o644); err != nil {
 			t.Fatal(err)
 		}
 		return
@@ -150,7 +150,7 @@ func TestHelmFindsNoFaultWithTheChart(t *testing.T) {
 // documents splits a file of YAML documents.
 func documents(text string) []string {
 	var all []string
-	for _, document := range strings.Split("\n"+text, "\n---") {
+	for document := range strings.SplitSeq("\n"+text, "\n---") {
 		if lines := strings.Split(document, "\n"); slices.ContainsFunc(lines, func(l string) bool {
 			return strings.TrimSpace(l) != "" && !strings.HasPrefix(strings.TrimSpace(l), "#")
 		}) {

@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -37,15 +38,16 @@ var configEdits = []struct{ pattern, template string }{
 	{`(?m)^  kubelet_ca: .*$`, `  kubelet_ca: {{ if not .Values.kubelet.enabled }}""{{ else if .Values.kubelet.nodeCA }}/etc/gpreempt-kubelet/ca.crt{{ else }}/var/run/secrets/kubernetes.io/serviceaccount/ca.crt{{ end }}`},
 }
 
-// programs builds gpreemptd and gpctl, once, and gives the directory they are in.
+// programs builds the product, once, and gives the directory it is in.
 var programs = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "gpreempt-kubernetes")
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.Command("go", "build", "-o", dir, "./cmd/gpreemptd", "./cmd/gpctl")
+	cmd := exec.Command("go", "build", "-o", dir+"/", "./cmd/...")
 	cmd.Dir, cmd.Stderr = "../..", os.Stderr
-	return dir, cmd.Run()
+	// Jobs of other users start what is in it.
+	return dir, errors.Join(os.Chmod(dir, 0o755), cmd.Run())
 })
 
 func TestMain(m *testing.M) {

@@ -284,6 +284,7 @@ func TestSuspensionThatHangsIsToldAndEveryQueueRunsAfterIt(t *testing.T) {
 			third, answer := d.ask(10*time.Second, bad)
 			checkSaid(t, "after 2 s", said{false, unsafeNow, 0}, answer)
 			d.check(0, "breaker", "target", "explain", fmt.Sprint(ill.PID))
+			d.check(0, "gpreemptd", "status") // what the probes in Kubernetes ask
 			for _, lease := range []string{onBad, third, onGood, second} {
 				d.complete(lease)
 			}
