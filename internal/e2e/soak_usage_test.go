@@ -176,6 +176,9 @@ func (k kernelLog) check(t *testing.T) {
 		}
 		lines++
 		text := string(record[:n])
+		if strings.Contains(text, "a test of gpreempt") {
+			continue // others try the reading of this log
+		}
 		if slices.ContainsFunc([]string{"gpreempt", "amdgpu", "kfd", "BUG:", "Oops", "blocked for more than"}, func(s string) bool { return strings.Contains(text, s) }) {
 			t.Errorf("the kernel log says: %s", text)
 		}
