@@ -1,12 +1,15 @@
 package e2e
 
 import (
+	"context"
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"syscall"
 	"testing"
 
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
@@ -47,4 +50,56 @@ func TestClientsWaitInAPassedSocketForTheNextDaemon(t *testing.T) {
 			t.Errorf("after %v: the socket is systemd's: %v", how, err)
 		}
 	}
+}
+
+// Whoever calls while one daemon follows another is answered by one of them.
+func TestClientsAreAnsweredWhileDaemonsFollowOneAnother(t *testing.T) {
+	dir := testutil.TempSocketDir(t)
+	path := filepath.Join(dir, "gpreemptd.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	const daemons, callers = 10, 4
+	var calls sync.WaitGroup
+	over := make(chan struct{})
+	for range callers {
+		calls.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-over:
+					return
+				default:
+				}
+				if err := askOnce(t.Context(), path); err != nil {
+					t.Errorf("call %d: %v", n, err)
+				}
+			}
+		})
+	}
+	for range daemons {
+		d := passedSocket(t, dir, l)
+		d.run()
+		d.awaitServing()
+		d.signal(syscall.SIGTERM)
+		d.checkExit(0)
+	}
+	last := passedSocket(t, dir, l)
+	last.run()
+	close(over)
+	calls.Wait()
+}
+
+// askOnce asks for the status on a connection of its own.
+func askOnce(ctx context.Context, socket string) error {
+	conn, err := connect(socket)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	_, err = gpreemptv1.NewAdminServiceClient(conn).GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
+	return err
 }

@@ -76,6 +76,7 @@ type doorkeeper struct {
 }
 
 func (d *doorkeeper) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	d.clients.s.door.begun()
 	way := d.TransportCredentials
 	if _, ok := raw.(*mtls.Conn); ok {
 		way = d.certified

@@ -225,6 +225,7 @@ type Server struct {
 	close   context.CancelCauseFunc
 
 	refusals scarce // log lines of connections
+	door     door
 
 	policyMu sync.Mutex // held through SetPolicy: it reads, changes and writes
 }
@@ -276,7 +277,7 @@ func New(cfg Config) *Server {
 // closes lis. Connections of any other listener are closed unheard. After Shutdown it returns nil. It may be called for several
 // listeners at once.
 func (s *Server) Serve(lis net.Listener) error {
-	if err := s.grpc.Serve(lis); err != nil && s.closing.Err() == nil {
+	if err := s.grpc.Serve(s.door.listen(lis)); err != nil && s.closing.Err() == nil {
 		return fmt.Errorf("serve the API on %v: %w", lis.Addr(), err)
 	}
 	return nil
@@ -302,6 +303,7 @@ func (s *Server) SetServing(serving bool) {
 func (s *Server) Shutdown(ctx context.Context) {
 	s.close(errShuttingDown)
 	s.health.Shutdown()
+	s.door.close(ctx)
 	stopped := make(chan struct{})
 	go func() {
 		s.grpc.GracefulStop()
