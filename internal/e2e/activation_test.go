@@ -8,6 +8,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/testutil"
@@ -102,4 +103,27 @@ func askOnce(ctx context.Context, socket string) error {
 	defer cancel()
 	_, err = gpreemptv1.NewAdminServiceClient(conn).GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
 	return err
+}
+
+// A daemon may take its time to start.
+func TestClientWaitsInAPassedSocketForLongerThanAnAttemptToConnectAgain(t *testing.T) {
+	t.Parallel()
+	dir := testutil.TempSocketDir(t)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "gpreemptd.sock"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	d := passedSocket(t, dir, l)
+	answer := make(chan result, 1)
+	go func() { answer <- d.ctl("--timeout", "1m", "status") }()
+	select {
+	case r := <-answer:
+		t.Errorf("gpctl, called while no daemon ran: %+v", r)
+	case <-time.After(3 * time.Second): // it waits
+		d.run()
+		if r := <-answer; r.Code != 0 {
+			t.Errorf("gpctl, called 3 s before a daemon ran: %+v", r)
+		}
+	}
 }

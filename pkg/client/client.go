@@ -23,6 +23,10 @@ const (
 	// reconnectMin and reconnectMax bound the pause between two attempts to connect.
 	reconnectMin = 50 * time.Millisecond
 	reconnectMax = 2 * time.Second
+	// connectTime bounds one attempt. A socket that systemd keeps takes a connection while
+	// the daemon starts again, and who waits in its queue fails no sooner than its call's
+	// own deadline.
+	connectTime = 20 * time.Second
 	// maxAnswer bounds an answer in bytes: thousands of targets with their command
 	// lines.
 	maxAnswer = 64 << 20
@@ -91,7 +95,7 @@ func Dial(addr string, opts ...Option) (*Client, error) {
 		grpc.WithDisableServiceConfig(),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: reconnectMin, Multiplier: 1.6, Jitter: 0.2, MaxDelay: reconnectMax},
-			MinConnectTimeout: reconnectMax,
+			MinConnectTimeout: connectTime,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
 	}, c.grpc...)...)
