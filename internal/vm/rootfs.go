@@ -16,7 +16,6 @@ import (
 // What a guest with systemd runs: Debian's minimum, and these.
 const (
 	rootSuite    = "bookworm"
-	rootMirror   = "http://deb.debian.org/debian"
 	rootPackages = "systemd-sysv,udev,dbus,kmod,procps"
 	rootMiB      = 640
 )
@@ -30,7 +29,7 @@ func FetchRoot(ctx context.Context) (string, error) {
 		return "", err
 	}
 	what := fnv.New32a()
-	fmt.Fprint(what, rootSuite, rootMirror, rootPackages, rootMiB)
+	fmt.Fprint(what, rootSuite, rootPackages, rootMiB)
 	image := filepath.Join(cache, fmt.Sprintf("root-%s-%08x.ext4", rootSuite, what.Sum32()))
 	if _, err := os.Stat(image); !errors.Is(err, fs.ErrNotExist) {
 		return image, err
@@ -51,7 +50,7 @@ func FetchRoot(ctx context.Context) (string, error) {
 	tree, made := filepath.Join(tmp, "tree"), filepath.Join(tmp, "image")
 	debian := exec.CommandContext(ctx, "mmdebstrap", "--quiet", "--variant=minbase", "--include="+rootPackages, //nolint:gosec // constants
 		"--dpkgopt=path-exclude=/usr/share/doc/*", "--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*",
-		rootSuite, tree, rootMirror)
+		rootSuite, tree)
 	if text, err := debian.CombinedOutput(); err != nil {
 		return "", &MissingError{
 			What:   fmt.Sprintf("mmdebstrap could not make a Debian %s (%v: %s)", rootSuite, err, lastLine(text)),
