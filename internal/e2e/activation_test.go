@@ -14,6 +14,18 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
+// keepSocket listens, as systemd does, where daemons in a directory serve. The test
+// closes it, and with that takes the path away, before the daemons are cleaned up after.
+func keepSocket(t *testing.T) (dir string, l *net.UnixListener) {
+	t.Helper()
+	dir = testutil.TempSocketDir(t)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "gpreemptd.sock"), Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir, l
+}
+
 // passedSocket prepares a daemon that gets its socket as systemd passes it.
 func passedSocket(t *testing.T, dir string, l *net.UnixListener) *daemon {
 	t.Helper()
@@ -30,12 +42,7 @@ func passedSocket(t *testing.T, dir string, l *net.UnixListener) *daemon {
 }
 
 func TestClientsWaitInAPassedSocketForTheNextDaemon(t *testing.T) {
-	dir := testutil.TempSocketDir(t)
-	path := filepath.Join(dir, "gpreemptd.sock")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir, l := keepSocket(t)
 	defer l.Close()
 	for _, how := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
 		d := passedSocket(t, dir, l)
@@ -47,7 +54,7 @@ func TestClientsWaitInAPassedSocketForTheNextDaemon(t *testing.T) {
 		}
 		d.signal(how)
 		d.checkExit(map[syscall.Signal]int{syscall.SIGKILL: -1, syscall.SIGTERM: 0}[how])
-		if _, err := os.Lstat(path); err != nil {
+		if _, err := os.Lstat(l.Addr().String()); err != nil {
 			t.Errorf("after %v: the socket is systemd's: %v", how, err)
 		}
 	}
@@ -55,12 +62,7 @@ func TestClientsWaitInAPassedSocketForTheNextDaemon(t *testing.T) {
 
 // Whoever calls while one daemon follows another is answered by one of them.
 func TestClientsAreAnsweredWhileDaemonsFollowOneAnother(t *testing.T) {
-	dir := testutil.TempSocketDir(t)
-	path := filepath.Join(dir, "gpreemptd.sock")
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir, l := keepSocket(t)
 	defer l.Close()
 	const daemons, callers = 10, 4
 	var calls sync.WaitGroup
@@ -73,7 +75,7 @@ func TestClientsAreAnsweredWhileDaemonsFollowOneAnother(t *testing.T) {
 					return
 				default:
 				}
-				if err := askOnce(t.Context(), path); err != nil {
+				if err := askOnce(t.Context(), l.Addr().String()); err != nil {
 					t.Errorf("call %d: %v", n, err)
 				}
 			}
@@ -108,11 +110,7 @@ func askOnce(ctx context.Context, socket string) error {
 // A daemon may take its time to start.
 func TestClientWaitsInAPassedSocketForLongerThanAnAttemptToConnectAgain(t *testing.T) {
 	t.Parallel()
-	dir := testutil.TempSocketDir(t)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, "gpreemptd.sock"), Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir, l := keepSocket(t)
 	defer l.Close()
 	d := passedSocket(t, dir, l)
 	answer := make(chan result, 1)
