@@ -97,10 +97,11 @@ var table = []struct {
 		apiV1, simV1, "internal/authz", "internal/backlog", "internal/classify", "internal/doctor", "internal/errgrpc", "internal/events",
 		"internal/inventory", "internal/mtls", "internal/observer", "internal/peercred", "internal/version", "internal/words", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
 	}}},
+	{"internal/metrics", rule{imports: []string{"internal/events", "internal/observer", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/daemon", rule{imports: []string{
 		apiV1, simV1, "internal/authz", "internal/backlog", "internal/breaker", "internal/classify", "internal/config", "internal/container", "internal/doctor",
 		"internal/events", "internal/executor", "internal/gpusim", "internal/hazard", "internal/hrtimer", "internal/inventory",
-		"internal/journal", "internal/mtls", "internal/observer", "internal/peercred", "internal/preempt", "internal/preempt/criu", "internal/preempt/dbgtrap",
+		"internal/journal", "internal/metrics", "internal/mtls", "internal/observer", "internal/peercred", "internal/preempt", "internal/preempt/criu", "internal/preempt/dbgtrap",
 		"internal/preempt/freezer", "internal/preempt/ladder", "internal/preempt/sim", "internal/server", "internal/simserver",
 		"internal/tracer", "internal/version", "internal/words", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},

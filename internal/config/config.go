@@ -31,6 +31,7 @@ type Config struct {
 	Safety     Safety
 	Discovery  Discovery
 	Containers Containers
+	Metrics    Metrics
 	Log        Log
 }
 
@@ -96,6 +97,12 @@ type Containers struct {
 	// Kubelet is the address of the kubelet's API, or "". KubeletToken and KubeletCA
 	// are files: the token to show it, and the certificates that vouch for it.
 	Kubelet, KubeletToken, KubeletCA string
+}
+
+// Metrics says where the daemon is observed over HTTP.
+type Metrics struct {
+	// Address is "HOST:PORT" to listen on, or "".
+	Address string
 }
 
 // Log says what the daemon logs.

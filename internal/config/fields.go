@@ -265,6 +265,12 @@ var fields = []field{
 		at:  func(c *Config) any { return &c.Containers.KubeletCA },
 	},
 	{
+		key: "metrics.address",
+		doc: "Address to listen on, HOST:PORT, such as 127.0.0.1:9477; \"\" serves none. Whoever reaches it can read: the " +
+			"figures name GPUs and mechanisms, and no process, user or command.",
+		at: func(c *Config) any { return &c.Metrics.Address },
+	},
+	{
 		key: "log.level", live: true,
 		doc: "Least severe message logged: debug, info, warn or error.",
 		at:  func(c *Config) any { return &c.Log.Level },
@@ -291,6 +297,7 @@ var sections = map[string]string{
 	"safety":     safetyDoc,
 	"discovery":  "How the daemon finds queues.",
 	"containers": "Who is asked for the names, images, labels and pods of containers.",
+	"metrics":    "What Prometheus scrapes (/metrics, docs/metrics.md), and probes over HTTP (/healthz, /readyz).",
 	"log":        "What the daemon logs.",
 }
 

@@ -429,7 +429,7 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 			[]string{"2:14: log.level: is an alias (*a), which this file does not use: write a text; put it in quotes if it looks like a number"},
 		},
 		{"merge key", "a: &a {}\nlog:\n  <<: *a\n", []string{
-			"1:1: a: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, discovery, containers, log, rules, safety",
+			"1:1: a: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, discovery, containers, metrics, log, rules, safety",
 			"3:3: log.<<: unknown key: the keys here are level",
 		}},
 		{"foreign type", "socket: !!binary eA==\n", []string{
@@ -442,7 +442,7 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 			"2: not valid YAML: did not find expected node content: check indentation, colons and quotes there and just above",
 		}},
 		{"control characters", "\"a\\e[31m\": 1\n", []string{
-			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, discovery, containers, log, rules, safety",
+			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, discovery, containers, metrics, log, rules, safety",
 		}},
 	}
 	checkMistakes(t, tests)

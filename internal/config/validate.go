@@ -68,6 +68,9 @@ func (c Config) problems() Errors {
 	es = append(es, policyProblems(c.Policy)...)
 	es = append(es, discoveryProblems(c.Discovery)...)
 	es = append(es, containersProblems(c.Containers)...)
+	if !isAddress(c.Metrics.Address) {
+		add("metrics.address", quoted(c.Metrics.Address)+" is no address to listen on", "write HOST:PORT, such as 127.0.0.1:9477")
+	}
 	if levels := []string{"debug", "info", "warn", "error"}; !slices.Contains(levels, c.Log.Level) {
 		add("log.level", quoted(c.Log.Level)+" is no level", "write debug, info, warn or error")
 	}
@@ -87,11 +90,8 @@ func tcpProblems(t TCP) Errors {
 	add := func(key, problem, remedy string) {
 		es = append(es, &Error{Key: "tcp." + key, Problem: problem, Remedy: remedy})
 	}
-	if t.Address != "" {
-		host, port, err := net.SplitHostPort(t.Address)
-		if n, bad := strconv.ParseUint(port, 10, 16); err != nil || bad != nil || n == 0 || host != "" && net.ParseIP(host) == nil && nameProblem(host) != "" {
-			add("address", quoted(t.Address)+" is no address to listen on", "write HOST:PORT, such as 10.0.0.5:7443 or [::]:7443")
-		}
+	if !isAddress(t.Address) {
+		add("address", quoted(t.Address)+" is no address to listen on", "write HOST:PORT, such as 10.0.0.5:7443 or [::]:7443")
 	}
 	for _, file := range []struct{ key, path string }{{"certificate", t.Certificate}, {"key", t.Key}, {"client_ca", t.ClientCA}} {
 		if file.path == "" {
@@ -116,6 +116,16 @@ func tcpProblems(t TCP) Errors {
 		}
 	}
 	return es
+}
+
+// isAddress tells whether one can listen there; "" is nowhere.
+func isAddress(address string) bool {
+	if address == "" {
+		return true
+	}
+	host, port, err := net.SplitHostPort(address)
+	n, bad := strconv.ParseUint(port, 10, 16)
+	return err == nil && bad == nil && n != 0 && (host == "" || net.ParseIP(host) != nil || nameProblem(host) == "")
 }
 
 func discoveryProblems(d Discovery) Errors {

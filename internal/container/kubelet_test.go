@@ -127,11 +127,9 @@ func TestKubeletThatFailsTakesNothingAway(t *testing.T) {
 	k.say("not this one", podsText("other", nil))
 	r.advanceUntil(t, r.logged, "the warning", "kubelet does not tell of its pods")
 	r.lookup(t, inPod, want, true)
-	wantWarnings := []gpreempt.Warning{{
-		Code: CodeKubelet, Severity: "warning",
-		Text:   "the kubelet at " + k.url + " does not tell of its pods: GET " + k.url + "/pods: HTTP status 401 Unauthorized",
-		Remedy: kubeletRemedy,
-	}}
+	wantWarnings := []gpreempt.Warning{gpreempt.WarnKubelet.Warn(
+		"the kubelet at " + k.url + " does not tell of its pods: GET " + k.url + "/pods: HTTP status 401 Unauthorized",
+	)}
 	if diff := cmp.Diff(wantWarnings, r.Warnings()); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}

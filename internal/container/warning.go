@@ -8,22 +8,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// The codes of the warnings.
-const (
-	// CodeUnknown: no runtime knows a container.
-	CodeUnknown = "CONTAINER_UNKNOWN"
-	// CodeUnreachable: a runtime does not answer.
-	CodeUnreachable = "CONTAINER_RUNTIME_UNREACHABLE"
-	// CodeRefused: a runtime's answer is too large or makes no sense.
-	CodeRefused = "CONTAINER_ANSWER_REFUSED"
-	// CodeKubelet: the kubelet does not tell of its pods.
-	CodeKubelet = "KUBELET_UNREACHABLE"
-)
-
-// kubeletRemedy is what to do where the kubelet does not tell.
-const kubeletRemedy = "see whether containers.kubelet is its address, containers.kubelet_token a token that may get nodes/proxy, " +
-	"and containers.kubelet_ca what signed its certificate; until then priority classes are not known"
-
 // sureAfter is after how many askings in a row a container is called unknown: a
 // runtime may hear of it a moment later than the kernel.
 const sureAfter = 3
@@ -59,8 +43,8 @@ func (r *Resolver) Warnings() []gpreempt.Warning {
 	r.mu.Unlock()
 
 	var all []gpreempt.Warning
-	warn := func(code, remedy, format string, args ...any) {
-		all = append(all, gpreempt.Warning{Code: code, Severity: "warning", Text: fmt.Sprintf(format, args...), Remedy: remedy})
+	warn := func(code gpreempt.WarningCode, format string, args ...any) {
+		all = append(all, code.Warn(fmt.Sprintf(format, args...)))
 	}
 	if missed {
 		for _, s := range r.sockets {
@@ -68,21 +52,18 @@ func (r *Resolver) Warnings() []gpreempt.Warning {
 			err := s.err
 			s.mu.Unlock()
 			if err != nil {
-				warn(CodeUnreachable, "see whether the runtime is up; if it is not in use, take its socket out of containers.sockets or remove it",
-					"the container runtime at %s does not answer: %v", s.path, err)
+				warn(gpreempt.WarnContainerRuntime, "the container runtime at %s does not answer: %v", s.path, err)
 			}
 		}
 	}
 	if len(unusable) > 0 {
-		warn(CodeRefused, "look at the container with the runtime's own tool (docker inspect, crictl inspect): rules by its name, image or labels do not match it",
-			"what a runtime says of %s cannot be used: %v", containers(unusable), refusal)
+		warn(gpreempt.WarnContainerAnswer, "what a runtime says of %s cannot be used: %v", containers(unusable), refusal)
 	}
 	if len(unknown) > 0 {
-		warn(CodeUnknown, remedy, "no container runtime knows %s", containers(unknown))
+		all = append(all, gpreempt.WarnContainerUnknown.Warn("no container runtime knows "+containers(unknown)).WithRemedy(remedy))
 	}
 	if kubelet != nil {
-		warn(CodeKubelet, kubeletRemedy,
-			"the kubelet at %s does not tell of its pods: %v", r.cfg.Kubelet, kubelet)
+		warn(gpreempt.WarnKubelet, "the kubelet at %s does not tell of its pods: %v", r.cfg.Kubelet, kubelet)
 	}
 	return all
 }

@@ -61,11 +61,7 @@ func (d *daemon) lookUpAccess(cfg config.Config) *authz.Policy {
 	}
 	d.warnings.set("access")
 	if len(unknown) > 0 {
-		d.warnings.set("access", gpreempt.Warning{
-			Code: "UNKNOWN_PRINCIPAL", Severity: "warning",
-			Text:   fmt.Sprintf("access names what this host does not know: %s", strings.Join(unknown, ", ")),
-			Remedy: "create it (groupadd --system gpreempt) or take it out of the config file, then reload; until then it gives nobody a right",
-		})
+		d.warnings.set("access", gpreempt.WarnUnknownPrincipal.Warn(fmt.Sprintf("access names what this host does not know: %s", strings.Join(unknown, ", "))))
 	}
 	return p
 }
@@ -79,10 +75,6 @@ func (d *daemon) openSocket(p *authz.Policy, socket string) {
 		return
 	}
 	if err := os.Chown(socket, -1, int(p.OnlineGIDs[0])); err != nil {
-		d.warnings.set("socket", gpreempt.Warning{
-			Code: "SOCKET_GROUP", Severity: "warning",
-			Text:   fmt.Sprintf("the socket could not be given to group %d, so its members cannot connect: %v", p.OnlineGIDs[0], err),
-			Remedy: "run gpreemptd as root, or as a member of the first group of access.online_groups",
-		})
+		d.warnings.set("socket", gpreempt.WarnSocketGroup.Warn(fmt.Sprintf("the socket could not be given to group %d, so its members cannot connect: %v", p.OnlineGIDs[0], err)))
 	}
 }

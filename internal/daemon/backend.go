@@ -52,9 +52,7 @@ type backend struct {
 	simServer *simserver.Server
 }
 
-func (b *backend) warn(code, severity, text, remedy string) {
-	b.warnings = append(b.warnings, gpreempt.Warning{Code: code, Severity: severity, Text: text, Remedy: remedy})
-}
+func (b *backend) warn(w gpreempt.Warning) { b.warnings = append(b.warnings, w) }
 
 // SimMachines names the machines --sim knows.
 func SimMachines() string {

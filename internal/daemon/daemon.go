@@ -106,6 +106,10 @@ type daemon struct {
 	keeper     *mtls.Keeper // nil without TCP
 	// generation is that of the topology when its GPUs were read last; the observer uses it.
 	generation string
+	// ready tells that the daemon serves.
+	ready atomic.Bool
+	// told is which warnings the log knows of; the scheduler's loop uses it.
+	told told
 	// statusAt is when systemd was told last how it goes; the scheduler's loop uses it.
 	statusAt time.Time
 }
@@ -126,7 +130,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if err != nil {
 		return err
 	}
-	d := &daemon{opts: opts, level: zap.NewAtomicLevel(), hangups: hangups}
+	d := &daemon{opts: opts, level: zap.NewAtomicLevel(), hangups: hangups, told: told{}}
 	if d.log, d.audit = opts.Log, opts.Log; d.log == nil {
 		log, queue := openLog()
 		defer queue.Close()
@@ -164,7 +168,11 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if remote != nil {
 		listeners = append(listeners, remote)
 	}
-	return d.serve(ctx, listeners)
+	metrics, err := d.listenMetrics(ctx, cfg.Metrics)
+	if err != nil {
+		return errors.Join(err, closeAll(listeners))
+	}
+	return d.serve(ctx, listeners, metrics)
 }
 
 // load reads the config file and lets the command line have the last word. Once there
@@ -272,14 +280,19 @@ func limits(cfg config.Config) scheduler.Limits {
 }
 
 // record takes every state change of the scheduler: the one place from which the
-// event stream, the statistics and the log are fed.
+// event stream, the statistics, the metrics and the log are fed.
 func (d *daemon) record(r scheduler.Record) {
-	d.events.Append(time.Now(), r)
+	mechanism := ""
+	if r.ToTarget == scheduler.TargetSuspended {
+		held, _ := d.ladder.Choice(r.Target)
+		mechanism = held.Mechanism
+	}
+	d.events.Append(time.Now(), r, mechanism)
 	d.logRecord(r)
 }
 
-// serve runs the parts until ctx ends.
-func (d *daemon) serve(ctx context.Context, listeners []net.Listener) error {
+// serve runs the parts until ctx ends. scraped may be nil.
+func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped net.Listener) error {
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	failed := make(chan error, 1+len(listeners))
@@ -292,7 +305,7 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener) error {
 	if err := d.findGPUs(); err != nil {
 		stop()
 		parts.Wait()
-		return errors.Join(err, closeAll(listeners))
+		return errors.Join(err, closeAll(listeners), closeMetrics(scraped))
 	}
 	tried := make(chan struct{})
 	parts.Go(func() { d.undoOrphans(running, sync.OnceFunc(func() { close(tried) })) })
@@ -316,7 +329,11 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener) error {
 			}
 		})
 	}
+	if scraped != nil {
+		parts.Go(func() { d.serveMetrics(running, scraped) })
+	}
 	d.server.SetServing(true)
+	d.ready.Store(true)
 	d.notify(systemd.SdNotifyReady + "\nSTATUS=" + d.status())
 	d.log.Info("serving", zap.String("socket", d.config.Load().Socket), zap.String("tcp", d.config.Load().TCP.Address), zap.String("backend", d.backend.name),
 		zap.String("version", version.String()), zap.Int("gpus", len(d.inventory.GPUs())))
@@ -328,6 +345,7 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener) error {
 	case <-ctx.Done():
 	case failure = <-failed:
 	}
+	d.ready.Store(false)
 	d.notify(systemd.SdNotifyStopping + "\nSTATUS=letting everything run again")
 	err := d.shutdown(ctx)
 	stop()
@@ -378,20 +396,14 @@ func (d *daemon) awaitAllRunning(ctx context.Context) error {
 func (d *daemon) findGPUs() error {
 	gpus, err := d.backend.fs.GPUs()
 	if errors.Is(err, fs.ErrNotExist) {
-		d.warnings.set("gpus", gpreempt.Warning{
-			Code: "NO_KFD", Severity: "error", Text: "this host has no /sys/class/kfd: the amdgpu driver is not loaded or found no GPU",
-			Remedy: "load amdgpu (dmesg | grep -i kfd), then restart gpreemptd; or try gpreemptd serve --sim mi300x",
-		})
+		d.warnings.set("gpus", gpreempt.WarnNoKFD.Warn("this host has no /sys/class/kfd: the amdgpu driver is not loaded or found no GPU"))
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("find GPUs: %w", err)
 	}
 	if len(gpus) == 0 {
-		d.warnings.set("gpus", gpreempt.Warning{
-			Code: "NO_GPU", Severity: "error", Text: "the amdgpu driver is loaded and shows no GPU that computes",
-			Remedy: "see what it says of the GPU (dmesg | grep -i amdgpu); gpreemptd looks again all the time",
-		})
+		d.warnings.set("gpus", gpreempt.WarnNoGPU.Warn("the amdgpu driver is loaded and shows no GPU that computes"))
 		return nil
 	}
 	d.warnings.set("gpus")
@@ -422,9 +434,7 @@ func (d *daemon) lookForGPUs() {
 	d.generation = string(generation)
 	if err := d.findGPUs(); err != nil {
 		d.generation = ""
-		d.warnings.set("gpus", gpreempt.Warning{
-			Code: "GPUS_UNREADABLE", Severity: "error", Text: err.Error(), Remedy: "gpreemptd needs to read /sys/class/kfd; it looks again all the time",
-		})
+		d.warnings.set("gpus", gpreempt.WarnGPUsUnreadable.Warn(err.Error()))
 	}
 }
 
@@ -448,12 +458,8 @@ func (d *daemon) reload() {
 	cfg, err := d.opts.load()
 	if err != nil {
 		d.log.Error("the config file is wrong; nothing changes", zap.Error(err))
-		d.warnings.set("reload", gpreempt.Warning{
-			Code: "CONFIG_REJECTED", Severity: "warning",
-			// One mistake a line; a warning is one line.
-			Text:   "the config file was not taken over: " + strings.ReplaceAll(err.Error(), "\n", "; "),
-			Remedy: "mend it (gpreemptd config check), then reload again",
-		})
+		// One mistake a line; a warning is one line.
+		d.warnings.set("reload", gpreempt.WarnConfigRejected.Warn("the config file was not taken over: "+strings.ReplaceAll(err.Error(), "\n", "; ")))
 		return
 	}
 	old := *d.config.Load()
@@ -468,10 +474,7 @@ func (d *daemon) reload() {
 	d.apply(old, cfg)
 	d.warnings.set("reload")
 	if len(restart) > 0 {
-		d.warnings.set("reload", gpreempt.Warning{
-			Code: "RESTART_NEEDED", Severity: "warning", Text: "changed in the config file but not in force: " + strings.Join(restart, ", "),
-			Remedy: "systemctl restart gpreemptd",
-		})
+		d.warnings.set("reload", gpreempt.WarnRestartNeeded.Warn("changed in the config file but not in force: "+strings.Join(restart, ", ")))
 	}
 }
 
@@ -488,7 +491,7 @@ func (d *daemon) apply(old, cfg config.Config) {
 		d.log.Error("the log level is unknown; nothing changes", zap.Error(err))
 		return
 	}
-	cfg.TCP.Address = old.TCP.Address
+	cfg.TCP.Address, cfg.Metrics = old.TCP.Address, old.Metrics
 	cfg.Socket, cfg.Mechanisms, cfg.Containers = old.Socket, old.Mechanisms, old.Containers
 	cfg.Limits.MaxMessageBytes = old.Limits.MaxMessageBytes
 	d.config.Store(&cfg)

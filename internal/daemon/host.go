@@ -119,8 +119,7 @@ func openHost(ctx context.Context, m machine, cfg config.Config, h hooks, log *z
 		}
 	}
 	if len(b.rungs) == 0 {
-		b.warn("NO_MECHANISM", "error", "there is no way to suspend anything here: the daemon watches and classifies, and leaves everything running",
-			"gpctl doctor says what is missing; restart gpreemptd when it is there; gpreemptd serve --sim mi300x shows the whole on a simulated GPU")
+		b.warn(gpreempt.WarnNoMechanism.Warn("there is no way to suspend anything here: the daemon watches and classifies, and leaves everything running"))
 	}
 	return b
 }
@@ -142,12 +141,12 @@ func (b *backend) openPauses(ctx context.Context, dir string, log *zap.Logger) {
 		}
 	}
 	if err != nil {
-		b.warn("NO_JOURNAL", "error", "the mechanisms criu and freezer cannot be used, nor their earlier pauses undone: "+err.Error(),
-			"make "+dir+" a directory that only root can write, then restart gpreemptd")
+		b.warn(gpreempt.WarnNoJournal.Warn("the mechanisms criu and freezer cannot be used, nor their earlier pauses undone: " + err.Error()).
+			WithRemedy("make " + dir + " a directory that only root can write, then restart gpreemptd"))
 		return
 	}
 	for _, err := range b.pauses.findOrphans() {
-		b.warn("JOURNAL_UNREADABLE", "error", err.Error(), "")
+		b.warn(gpreempt.WarnJournalUnreadable.Warn(err.Error()))
 	}
 }
 
@@ -159,12 +158,12 @@ func (b *backend) openDbgtrap(m machine, h hooks, log *zap.Logger) preempt.Mecha
 		return nil
 	case err != nil:
 		b.openErr = err
-		b.warn("KFD_CLOSED", "error", "the mechanism dbgtrap cannot be used: "+err.Error(), "gpctl doctor says what to do; then restart gpreemptd")
+		b.warn(gpreempt.WarnKFDClosed.Warn("the mechanism dbgtrap cannot be used: " + err.Error()))
 		return nil
 	}
 	b.device = device
 	if w := device.Warning(); w != nil {
-		b.warn("KFD_UNKNOWN", "warning", w.String(), "look for a newer gpreempt; until then try it where a GPU may be reset")
+		b.warn(gpreempt.WarnKFDUnknown.Warn(w.String()))
 	}
 	b.dbgtrap = dbgtrap.New(dbgtrap.Config{
 		Device: device,

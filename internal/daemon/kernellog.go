@@ -29,10 +29,7 @@ func (d *daemon) watchKernelLog(ctx context.Context) {
 		if err == nil {
 			return
 		}
-		d.warnings.set("kmsg", gpreempt.Warning{
-			Code: "KERNEL_LOG_UNREADABLE", Severity: "warning", Text: err.Error(),
-			Remedy: "run gpreemptd as root, or with CAP_SYSLOG",
-		})
+		d.warnings.set("kmsg", gpreempt.WarnKernelLogUnreadable.Warn(err.Error()))
 		select {
 		case <-ctx.Done():
 			return

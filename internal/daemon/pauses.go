@@ -173,10 +173,7 @@ func (d *daemon) undoOrphans(ctx context.Context, tried func()) {
 		_, failures := d.backend.pauses.undoOrphans(ctx)
 		var warnings []gpreempt.Warning
 		for _, err := range failures {
-			warnings = append(warnings, gpreempt.Warning{
-				Code: "ORPHANED_PAUSE", Severity: "error", Text: fmt.Sprintf("an earlier daemon may have left it paused: %v", err),
-				Remedy: "it is tried again all the time; ending the process ends the pause too",
-			})
+			warnings = append(warnings, gpreempt.WarnOrphanedPause.Warn(fmt.Sprintf("an earlier daemon may have left it paused: %v", err)))
 		}
 		d.warnings.set("orphans", warnings...)
 		tried()

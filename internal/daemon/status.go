@@ -23,6 +23,7 @@ func (d *daemon) beat() {
 	state := systemd.SdNotifyWatchdog
 	if now := time.Now(); now.Sub(d.statusAt) >= statusEvery {
 		d.statusAt = now
+		d.told.tell(d.log, d.listWarnings())
 		state += "\nSTATUS=" + d.status()
 	}
 	d.notify(state)

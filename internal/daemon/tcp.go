@@ -44,10 +44,7 @@ func (d *daemon) reloadCertificates(t config.TCP) {
 	d.warnings.set("tcp")
 	if err := d.keeper.Load(certificateFiles(t)); err != nil {
 		d.log.Error("the certificates for TCP are wrong; those from before stay in force", zap.Error(err))
-		d.warnings.set("tcp", gpreempt.Warning{
-			Code: "CERTIFICATE_REJECTED", Severity: "warning", Text: "the certificates for TCP were not taken over: " + err.Error(),
-			Remedy: "mend the files, then reload again",
-		})
+		d.warnings.set("tcp", gpreempt.WarnCertificateRejected.Warn("the certificates for TCP were not taken over: "+err.Error()))
 	}
 }
 

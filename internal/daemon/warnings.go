@@ -5,6 +5,9 @@ import (
 	"slices"
 	"sync"
 
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -37,4 +40,31 @@ func (w *warnings) list() []gpreempt.Warning {
 		all = append(all, w.current[part]...)
 	}
 	return all
+}
+
+// told is what the log was last told of warnings, by code. One goroutine uses it.
+type told map[string]gpreempt.Warning
+
+// tell logs what began to hold and what no longer does. A text that changes is not
+// news: some have counts and times in them.
+func (t told) tell(log *zap.Logger, now []gpreempt.Warning) {
+	holds := map[string]bool{}
+	for _, w := range now {
+		holds[w.Code] = true
+		if _, known := t[w.Code]; known {
+			continue
+		}
+		t[w.Code] = w
+		level := zapcore.WarnLevel
+		if w.Severity == gpreempt.SeverityError {
+			level = zapcore.ErrorLevel
+		}
+		log.Log(level, "a warning holds", zap.String("code", w.Code), zap.String("severity", w.Severity), zap.String("text", w.Text), zap.String("remedy", w.Remedy))
+	}
+	for _, code := range slices.Sorted(maps.Keys(t)) {
+		if !holds[code] {
+			log.Info("a warning is over", zap.String("code", code), zap.String("severity", t[code].Severity))
+			delete(t, code)
+		}
+	}
 }

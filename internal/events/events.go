@@ -53,28 +53,31 @@ type Log struct {
 // NewLog gives an empty log that keeps the last capacity entries, at least 1.
 // It takes its memory, some 150 bytes an entry, at once.
 func NewLog(capacity int) *Log {
-	return &Log{ring: make([]Entry, max(capacity, 1))}
+	l := &Log{ring: make([]Entry, max(capacity, 1))}
+	l.fold.init()
+	return l
 }
 
 // Append adds a state change seen at the given wall clock time. It allocates
 // nothing and waits for nobody but readers: for a copy of at most ReadChunk
-// entries, or of the 4 times LatencySamples durations of Stats.
-func (l *Log) Append(at time.Time, r scheduler.Record) {
-	l.append(at, r, "")
+// entries, or of the 4 times LatencySamples durations of Stats. mechanism is the
+// name of what holds the record's target, "" when nothing does; it is only counted.
+func (l *Log) Append(at time.Time, r scheduler.Record, mechanism string) {
+	l.append(at, r, mechanism, "")
 }
 
 // AppendAdmin adds a verb an admin used: text says which and who, and must not
 // be empty; r says on what, and its kind is ignored. It counts in no statistic.
 func (l *Log) AppendAdmin(at time.Time, text string, r scheduler.Record) {
 	r.Kind = scheduler.RecordNone
-	l.append(at, r, text)
+	l.append(at, r, "", text)
 }
 
-func (l *Log) append(at time.Time, r scheduler.Record, admin string) {
+func (l *Log) append(at time.Time, r scheduler.Record, mechanism, admin string) {
 	l.mu.Lock()
 	l.last++
 	l.ring[l.slot(l.last)] = Entry{Revision: l.last, At: at, Record: r, Admin: admin}
-	l.fold.record(r)
+	l.fold.record(r, mechanism)
 	wake := l.wake
 	l.wake = nil
 	l.mu.Unlock()
@@ -153,11 +156,12 @@ func (l *Log) Wait(ctx context.Context, after uint64) error {
 	}
 }
 
-// Answered counts the answer to an announcement. It is as cheap as Append.
-func (l *Log) Answered(a scheduler.Answer) {
+// Answered counts the answer to an announcement, and where its time went. It is as
+// cheap as Append.
+func (l *Log) Answered(a scheduler.Answer, s Stages) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.fold.answer(a)
+	l.fold.answer(a, s)
 }
 
 // Refused counts a request or a connection that was refused. It is as cheap as
@@ -174,7 +178,8 @@ func (l *Log) Stats() Stats {
 	copied := new(fold)
 	l.mu.Lock()
 	*copied = l.fold
-	copied.counts.Refused = maps.Clone(l.fold.counts.Refused)
+	t := &copied.totals
+	t.Resuming, t.Failures, t.Refused = maps.Clone(t.Resuming), maps.Clone(t.Failures), maps.Clone(t.Refused)
 	l.mu.Unlock()
 	return copied.stats()
 }

@@ -36,7 +36,7 @@ func entry(n uint64) events.Entry {
 
 func appendN(l *events.Log, from, to uint64) {
 	for n := from; n <= to; n++ {
-		l.Append(at(n), record(n))
+		l.Append(at(n), record(n), "")
 	}
 }
 
@@ -113,7 +113,7 @@ func TestReadAgreesWithAnUnboundedList(t *testing.T) {
 			"append": func(t *rapid.T) {
 				for range rapid.IntRange(1, 300).Draw(t, "count") {
 					n := uint64(len(all) + 1)
-					l.Append(at(n), record(n))
+					l.Append(at(n), record(n), "")
 					all = append(all, entry(n))
 				}
 			},
@@ -198,7 +198,7 @@ func TestFollowersSeeEveryEntryOnce(t *testing.T) {
 	for w := range writers {
 		wg.Go(func() {
 			for n := range total / writers {
-				l.Append(at(0), record(uint64(w*total+n)))
+				l.Append(at(0), record(uint64(w*total+n)), "")
 			}
 		})
 	}
@@ -236,8 +236,8 @@ func TestAppendAllocatesNothing(t *testing.T) {
 	}
 	now := time.Now()
 	allocs := testing.AllocsPerRun(1000, func() {
-		l.Append(now, r)
-		l.Answered(scheduler.Answer{Quiesced: true, Waited: time.Millisecond})
+		l.Append(now, r, "")
+		l.Answered(scheduler.Answer{Quiesced: true, Waited: time.Millisecond}, events.Stages{})
 	})
 	if allocs != 0 {
 		t.Errorf("%v allocations per append, want 0", allocs)
@@ -253,7 +253,7 @@ func BenchmarkAppend(b *testing.B) {
 	now := time.Now()
 	b.ReportAllocs()
 	for b.Loop() {
-		l.Append(now, r)
+		l.Append(now, r, "")
 	}
 }
 

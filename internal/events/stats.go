@@ -1,7 +1,6 @@
 package events
 
 import (
-	"math/bits"
 	"slices"
 	"time"
 
@@ -50,93 +49,113 @@ type Stats struct {
 // fold is the statistics in the making. It is a function of the records and
 // answers given to it, in their order.
 type fold struct {
-	counts                          Stats // its Latency fields stay empty
+	totals                          Totals // its histograms, and what follows from the log, stay empty
+	decide, wait, reply             Histogram
 	quiesce, suspend, resume, lease samples
+	// away targets there are since awayAt.
+	away   int
+	awayAt scheduler.Time
 }
 
-func (f *fold) record(r scheduler.Record) {
+func (f *fold) init() {
+	for _, h := range [...]*Histogram{&f.decide, &f.wait, &f.reply, &f.quiesce.Histogram, &f.suspend.Histogram, &f.resume.Histogram} {
+		h.bounds = callBounds
+	}
+	f.lease.bounds = leaseBounds
+}
+
+func (f *fold) record(r scheduler.Record, mechanism string) {
 	switch r.Kind {
 	case scheduler.RecordTarget:
-		f.target(r)
+		f.moved(r)
+		f.target(r, mechanism)
 	case scheduler.RecordLease:
 		if r.Cause == scheduler.CauseCoalesced {
-			f.counts.Coalesced++
+			f.totals.Coalesced++
 		}
 		if r.ToLease == scheduler.LeaseEnded {
+			f.totals.Ended[r.End]++
 			f.lease.add(r.Took)
 		}
 	case scheduler.RecordShadow:
 		if r.ToTarget == scheduler.TargetSuspended {
-			f.counts.ShadowSuspends++
+			f.totals.ShadowSuspends++
 		}
-	case scheduler.RecordNone, scheduler.RecordBreaker, scheduler.RecordPolicy, scheduler.RecordDrain:
+	case scheduler.RecordBreaker:
+		if r.On {
+			count(&f.totals.Openings, Opening{r.GPU, r.Cause})
+		}
+	case scheduler.RecordNone, scheduler.RecordPolicy, scheduler.RecordDrain:
 	}
 }
 
-func (f *fold) target(r scheduler.Record) {
+func (f *fold) target(r scheduler.Record, mechanism string) {
 	from, to := r.FromTarget, r.ToTarget
+	if from != to && to == scheduler.TargetQuarantined {
+		f.totals.Quarantined++
+	}
 	// A failed suspend or resume is followed by a resume into quarantine: the
 	// failure is counted when it happens, the resume as one that succeeded.
 	intoQuarantine := to == scheduler.TargetQuarantined && r.Cause == scheduler.CauseQuarantine
 	switch {
 	case from == scheduler.TargetSuspending && to == scheduler.TargetSuspended:
-		f.counts.Suspends++
 		f.suspend.add(r.Took)
+		count(&f.totals.By, mechanism)
 	case from == scheduler.TargetResuming && (to == scheduler.TargetRunning || intoQuarantine):
-		f.counts.Resumes++
 		f.resume.add(r.Took)
 	case r.Cause == scheduler.CauseFailed, r.Cause == scheduler.CauseHardware, from != to && to == scheduler.TargetQuarantined:
-		f.counts.Failures++
-	case to == scheduler.TargetResuming && (r.Cause == scheduler.CauseShareFloor || r.Cause == scheduler.CauseMaxSuspend):
-		f.counts.ForcedResumes++
+		count(&f.totals.Failures, Failure{during(from), r.Cause})
+	case from == to: // a retry, or another class
+	case to == scheduler.TargetSuspending:
+		count(&f.totals.Ordered, r.Cause)
+	case to == scheduler.TargetResuming:
+		count(&f.totals.Resuming, r.Cause)
 	}
 }
 
-func (f *fold) answer(a scheduler.Answer) {
-	f.counts.Announcements++
+func (f *fold) answer(a scheduler.Answer, s Stages) {
+	f.totals.Announcements[a.Reason]++
+	f.decide.add(max(s.Decide, 0))
+	f.wait.add(max(a.Waited, 0))
+	f.reply.add(max(s.Reply, 0))
 	if a.Quiesced {
-		f.counts.Quiesced++
 		f.quiesce.add(a.Waited)
 	}
-	if a.Reason == scheduler.QuiesceMaxWait {
-		f.counts.MaxWaitPassed++
-	}
 }
 
-func (f *fold) refused(why gpreempt.Reason) {
-	if f.counts.Refused == nil {
-		f.counts.Refused = map[gpreempt.Reason]uint64{}
-	}
-	f.counts.Refused[why]++
-}
+func (f *fold) refused(why gpreempt.Reason) { count(&f.totals.Refused, why) }
 
-// samples keeps the exact sum of all durations and the last of them. Durations
-// below 0 count as 0.
+// samples keeps the last durations beside the histogram of all. Durations below 0
+// count as 0.
 type samples struct {
-	count uint64
-	// sumHigh and sumLow are the 128-bit sum in nanoseconds: 64 bits would
-	// overflow after 292 years of lease time, a few months at 1000 leases.
-	sumHigh, sumLow uint64
-	last            [LatencySamples]time.Duration
+	Histogram
+
+	last [LatencySamples]time.Duration
 }
 
 func (s *samples) add(d time.Duration) {
 	d = max(d, 0)
 	s.last[s.count%LatencySamples] = d
-	s.count++
-	var carry uint64
-	s.sumLow, carry = bits.Add64(s.sumLow, uint64(d), 0)
-	s.sumHigh += carry
+	s.Histogram.add(d)
 }
 
 // stats summarises the fold, and spoils the order of its samples: it is called
 // on a copy.
 func (f *fold) stats() Stats {
-	s := f.counts
-	s.Quiesce = f.quiesce.latency()
-	s.Suspend = f.suspend.latency()
-	s.Resume = f.resume.latency()
-	s.Lease = f.lease.latency()
+	t := &f.totals
+	s := Stats{
+		Quiesced: f.quiesce.count, MaxWaitPassed: t.Announcements[scheduler.QuiesceMaxWait],
+		Suspends: f.suspend.count, Resumes: f.resume.count,
+		Coalesced: t.Coalesced, ForcedResumes: t.Resuming[scheduler.CauseShareFloor] + t.Resuming[scheduler.CauseMaxSuspend],
+		ShadowSuspends: t.ShadowSuspends, Refused: t.Refused,
+		Quiesce: f.quiesce.latency(), Suspend: f.suspend.latency(), Resume: f.resume.latency(), Lease: f.lease.latency(),
+	}
+	for _, n := range t.Announcements {
+		s.Announcements += n
+	}
+	for _, n := range t.Failures {
+		s.Failures += n
+	}
 	return s
 }
 
@@ -144,12 +163,11 @@ func (s *samples) latency() Latency {
 	if s.count == 0 {
 		return Latency{}
 	}
-	mean, _ := bits.Div64(s.sumHigh, s.sumLow, s.count)
 	sorted := s.last[:min(s.count, LatencySamples)]
 	slices.Sort(sorted)
 	return Latency{
 		Count: s.count,
-		Mean:  time.Duration(mean),
+		Mean:  s.mean(),
 		P50:   nearestRank(sorted, 50),
 		P95:   nearestRank(sorted, 95),
 		P99:   nearestRank(sorted, 99),

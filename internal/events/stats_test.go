@@ -129,7 +129,7 @@ func TestStatsCountWhatRecordsSay(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			l := events.NewLog(1) // counts do not depend on what is kept
 			for _, r := range test.records {
-				l.Append(time.Time{}, r)
+				l.Append(time.Time{}, r, "")
 			}
 			if diff := cmp.Diff(test.want, l.Stats()); diff != "" {
 				t.Errorf("statistics (-want +got):\n%s", diff)
@@ -140,9 +140,9 @@ func TestStatsCountWhatRecordsSay(t *testing.T) {
 
 func TestStatsCountAnswers(t *testing.T) {
 	l := events.NewLog(1)
-	l.Answered(scheduler.Answer{Quiesced: true, Reason: scheduler.QuiesceDone, Waited: 4 * time.Millisecond})
-	l.Answered(scheduler.Answer{Reason: scheduler.QuiesceMaxWait, Waited: 20 * time.Millisecond})
-	l.Answered(scheduler.Answer{Reason: scheduler.QuiesceShareFloor})
+	l.Answered(scheduler.Answer{Quiesced: true, Reason: scheduler.QuiesceDone, Waited: 4 * time.Millisecond}, events.Stages{})
+	l.Answered(scheduler.Answer{Reason: scheduler.QuiesceMaxWait, Waited: 20 * time.Millisecond}, events.Stages{})
+	l.Answered(scheduler.Answer{Reason: scheduler.QuiesceShareFloor}, events.Stages{})
 	want := events.Stats{Announcements: 3, Quiesced: 1, MaxWaitPassed: 1, Quiesce: one(4 * time.Millisecond)}
 	if diff := cmp.Diff(want, l.Stats()); diff != "" {
 		t.Errorf("statistics (-want +got):\n%s", diff)
@@ -161,7 +161,7 @@ func TestPercentilesAreOverTheLastSamplesAndTheMeanOverAll(t *testing.T) {
 	l := events.NewLog(1)
 	const extra = 1000
 	for n := range events.LatencySamples + extra {
-		l.Append(time.Time{}, target(scheduler.TargetSuspending, scheduler.TargetSuspended, scheduler.CauseDone, time.Duration(n)))
+		l.Append(time.Time{}, target(scheduler.TargetSuspending, scheduler.TargetSuspended, scheduler.CauseDone, time.Duration(n)), "")
 	}
 	// Kept are extra .. extra+4095; the p-th percentile is the ceil(p*4096/100)-th.
 	want := events.Latency{
@@ -183,7 +183,7 @@ func TestPercentilesAreOverTheLastSamplesAndTheMeanOverAll(t *testing.T) {
 func TestMeanSurvivesSumsOver64Bits(t *testing.T) {
 	l := events.NewLog(1)
 	for range 4 {
-		l.Append(time.Time{}, scheduler.Record{Kind: scheduler.RecordLease, ToLease: scheduler.LeaseEnded, Took: math.MaxInt64})
+		l.Append(time.Time{}, scheduler.Record{Kind: scheduler.RecordLease, ToLease: scheduler.LeaseEnded, Took: math.MaxInt64}, "")
 	}
 	want := one(math.MaxInt64)
 	want.Count = 4
@@ -199,7 +199,7 @@ func TestPercentilesHoldTheirDefinition(t *testing.T) {
 		samples := rapid.SliceOfN(rapid.Int64Range(0, 50), 1, 300).Draw(t, "samples")
 		l := events.NewLog(1)
 		for _, s := range samples {
-			l.Append(time.Time{}, target(scheduler.TargetResuming, scheduler.TargetRunning, scheduler.CauseDone, time.Duration(s)))
+			l.Append(time.Time{}, target(scheduler.TargetResuming, scheduler.TargetRunning, scheduler.CauseDone, time.Duration(s)), "")
 		}
 		percentile := func(percent int) time.Duration {
 			for candidate := int64(0); ; candidate++ {
@@ -233,8 +233,8 @@ func BenchmarkStats(b *testing.B) {
 	l := events.NewLog(1)
 	for n := range 2 * events.LatencySamples {
 		took := time.Duration(n * 7919 % 104729)
-		l.Append(time.Time{}, target(scheduler.TargetSuspending, scheduler.TargetSuspended, scheduler.CauseDone, took))
-		l.Append(time.Time{}, target(scheduler.TargetResuming, scheduler.TargetRunning, scheduler.CauseDone, took))
+		l.Append(time.Time{}, target(scheduler.TargetSuspending, scheduler.TargetSuspended, scheduler.CauseDone, took), "")
+		l.Append(time.Time{}, target(scheduler.TargetResuming, scheduler.TargetRunning, scheduler.CauseDone, took), "")
 	}
 	b.ReportAllocs()
 	for b.Loop() {

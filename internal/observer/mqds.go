@@ -70,10 +70,7 @@ func (o *Observer) warnHang(now time.Time) {
 		return
 	}
 	o.note(mqds, func(s *Source) { s.Available, s.Note = false, "it has been read for more than 10s" })
-	o.cfg.Warn(mqds, gpreempt.Warning{
-		Code: "MQDS_HANGS", Severity: "warning", Text: "the driver has not answered for more than 10 s what its queues are: it may wait for a GPU that hangs",
-		Remedy: "dmesg | grep -i amdgpu; what is known of queues beyond sysfs is of before",
-	})
+	o.cfg.Warn(mqds, gpreempt.WarnMQDsHangs.Warn("the driver has not answered for more than 10 s what its queues are: it may wait for a GPU that hangs"))
 }
 
 // readFile reads a whole file of debugfs. Its size is not known before.
@@ -130,10 +127,7 @@ func (o *Observer) digest(d dump) time.Duration {
 	}
 	if len(d.mqds.Warnings) > 0 {
 		w := d.mqds.Warnings[0]
-		warnings = append(warnings, gpreempt.Warning{
-			Code: "MQDS_ODD", Severity: "warning", Text: fmt.Sprintf("line %d of mqds: %s (%d such lines)", w.Line, w.Text, len(d.mqds.Warnings)),
-			Remedy: "what is odd is left out: tell the authors of gpreempt, with the file /sys/kernel/debug/kfd/mqds",
-		})
+		warnings = append(warnings, gpreempt.WarnMQDsOdd.Warn(fmt.Sprintf("line %d of mqds: %s (%d such lines)", w.Line, w.Text, len(d.mqds.Warnings))))
 	}
 	o.cfg.Warn(mqds, warnings...)
 	pause := o.mqdsPace.Next(changed, d.took)
@@ -149,15 +143,12 @@ func (o *Observer) bornSince(key gpreempt.ProcessKey, began time.Time) bool {
 
 // unreadable says what it means that mqds cannot be read.
 func unreadable(err error) gpreempt.Warning {
-	w := gpreempt.Warning{
-		Code: "MQDS_UNREADABLE", Severity: "warning", Text: "the queues' MQDs cannot be read, so that ring addresses and queue priorities are known only of held targets: " + err.Error(),
-		Remedy: "gpctl doctor says what is in the way; discovery.mqds_interval: 0s does without",
-	}
+	code := gpreempt.WarnMQDsUnreadable
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		w.Code, w.Remedy = "DEBUGFS_MISSING", "mount -t debugfs none /sys/kernel/debug, where the kernel has CONFIG_DEBUG_FS; discovery.mqds_interval: 0s does without"
+		code = gpreempt.WarnDebugfsMissing
 	case errors.Is(err, fs.ErrPermission):
-		w.Code, w.Remedy = "DEBUGFS_DENIED", "run gpreemptd as root outside of containers; kernel lockdown may be in force; discovery.mqds_interval: 0s does without"
+		code = gpreempt.WarnDebugfsDenied
 	}
-	return w
+	return code.Warn("the queues' MQDs cannot be read, so that ring addresses and queue priorities are known only of held targets: " + err.Error())
 }

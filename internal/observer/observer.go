@@ -92,8 +92,9 @@ type Source struct {
 	// Every is how often it is read now; 0 when on demand or by itself.
 	Every time.Duration
 	// Took is how long the last reading took, ReadAt when it was, Readings how many
-	// there were.
+	// there were, and Spent how long they took together.
 	Took     time.Duration
+	Spent    time.Duration
 	ReadAt   time.Time
 	Readings uint64
 	// Note says what an admin should know.
@@ -167,6 +168,7 @@ func (o *Observer) read(name string, began time.Time, every time.Duration, err e
 	now := o.cfg.Now()
 	o.note(name, func(s *Source) {
 		s.Available, s.Every, s.Took, s.ReadAt = err == nil, every, now.Sub(began), now
+		s.Spent += s.Took
 		s.Readings++
 		s.Note = ""
 		if err != nil {
@@ -264,10 +266,7 @@ func (o *Observer) Scan() (pause time.Duration, changed bool) {
 		pause = o.scanPace.Next(false, took)
 		o.read(sysfs, began, pause, err)
 		if !errors.Is(err, fs.ErrNotExist) { // that there is no driver is told elsewhere
-			o.cfg.Warn(sysfs, gpreempt.Warning{
-				Code: "SCAN_FAILED", Severity: "error", Text: "the queues cannot be read: " + err.Error(),
-				Remedy: "gpreemptd needs to read /sys/class/kfd and /proc; what it knew before still stands",
-			})
+			o.cfg.Warn(sysfs, gpreempt.WarnScanFailed.Warn("the queues cannot be read: "+err.Error()))
 		}
 		o.cfg.Scanned(inventory.Diff{}) // what is due by time alone is due
 		return pause, false
@@ -305,10 +304,7 @@ func scanWarnings(s discovery.Snapshot) []gpreempt.Warning {
 	if len(s.Warnings) == 0 {
 		return nil
 	}
-	return []gpreempt.Warning{{
-		Code: "SCAN_INCOMPLETE", Severity: "warning", Text: strings.Join(s.Warnings, "; "),
-		Remedy: "what could not be read is left out, or shown without it; a process without its facts is matched by fewer rules",
-	}}
+	return []gpreempt.Warning{gpreempt.WarnScanIncomplete.Warn(strings.Join(s.Warnings, "; "))}
 }
 
 // gfxOf gives the gfx_target_version of a GPU, 0 when it is not known.

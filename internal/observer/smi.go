@@ -86,10 +86,7 @@ func (o *Observer) openSMI(gpu gpreempt.GPUID) Stream {
 	if err != nil {
 		o.cfg.Log.Info("the driver's events of a GPU cannot be read", zap.Stringer("gpu", gpu), zap.Error(err))
 		o.note(smi, func(s *Source) { s.Note = err.Error() })
-		o.cfg.Warn(smi, gpreempt.Warning{
-			Code: "SMI_UNAVAILABLE", Severity: "warning", Text: fmt.Sprintf("GPU %v does not tell when it lacks memory: %v", gpu, err),
-			Remedy: "run gpreemptd as root; it does without",
-		})
+		o.cfg.Warn(smi, gpreempt.WarnSMIUnavailable.Warn(fmt.Sprintf("GPU %v does not tell when it lacks memory: %v", gpu, err)))
 		r.streams[gpu] = nil
 		return nil
 	}
@@ -144,11 +141,7 @@ func (o *Observer) warnEvictions() {
 		return
 	}
 	slices.Sort(short)
-	o.cfg.Warn("memory", gpreempt.Warning{
-		Code: "GPU_MEMORY_SHORT", Severity: "warning",
-		Text:   "the driver takes queues off for lack of GPU memory, in the last minute on " + strings.Join(short, ", ") + ": online work may stall for seconds, whatever gpreempt suspends",
-		Remedy: "let the processes on it use less memory together than it has: gpreempt frees time, not memory",
-	})
+	o.cfg.Warn("memory", gpreempt.WarnGPUMemoryShort.Warn("the driver takes queues off for lack of GPU memory, in the last minute on "+strings.Join(short, ", ")+": online work may stall for seconds, whatever gpreempt suspends"))
 }
 
 func (r *smiReader) close() {

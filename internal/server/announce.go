@@ -10,6 +10,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -169,6 +170,11 @@ type times struct {
 	arrived, decided, answered scheduler.Time
 }
 
+// stages tells where the time of an answered announcement went.
+func (t times) stages(a scheduler.Answer) events.Stages {
+	return events.Stages{Decide: t.decided - t.arrived, Reply: t.answered - t.decided - a.Waited}
+}
+
 // announce hands an order to the scheduler and waits for the answer. When ctx or
 // the server ends first, the lease ends too, unless it is an order on a target,
 // which is bounded by its ttl, or a retry has taken it over.
@@ -200,7 +206,7 @@ func (s *Server) announce(ctx context.Context, w *waiter, arrived scheduler.Time
 	g.timing.answered = s.cfg.Scheduler.Now()
 	o.client.answered(id)
 	if !known {
-		s.cfg.Events.Answered(g.answer)
+		s.cfg.Events.Answered(g.answer, g.timing.stages(g.answer))
 	}
 	return g, nil
 }

@@ -83,7 +83,7 @@ type Scheduler interface {
 // EventLog is what the server needs of *events.Log.
 type EventLog interface {
 	AppendAdmin(at time.Time, text string, r scheduler.Record)
-	Answered(a scheduler.Answer)
+	Answered(a scheduler.Answer, s events.Stages)
 	Refused(why gpreempt.Reason)
 	Read(after uint64, dst []events.Entry) ([]events.Entry, error)
 	Revision() uint64

@@ -228,7 +228,7 @@ func (p *pending) response() *gpreemptv1.SessionResponse {
 	p.ses.outstanding.Add(-1)
 	p.timing.answered = s.cfg.Scheduler.Now()
 	if !p.known {
-		s.cfg.Events.Answered(p.answer)
+		s.cfg.Events.Answered(p.answer, p.timing.stages(p.answer))
 	}
 	return &gpreemptv1.SessionResponse{
 		Tag:   p.tag,

@@ -297,13 +297,3 @@ func (c Container) Equal(o Container) bool {
 	return c.Name == o.Name && c.Image == o.Image && maps.Equal(c.Labels, o.Labels) &&
 		c.Namespace == o.Namespace && c.Pod == o.Pod && maps.Equal(c.PodLabels, o.PodLabels) && c.PriorityClass == o.PriorityClass
 }
-
-// Warning is a condition an admin should know.
-type Warning struct {
-	// Code is stable.
-	Code string
-	// Severity is "warning" or "error".
-	Severity string
-	// Text says what is wrong, Remedy what to do.
-	Text, Remedy string
-}

@@ -254,11 +254,30 @@ func (c *Core) floorText(g *gang) string {
 	if c.policy.ShareFloor <= 0 {
 		return "no share floor"
 	}
-	budget := g.budget
-	if g.held && !g.byHand() {
-		budget -= c.now - g.budgetAt
+	return fmt.Sprintf("may be suspended for %v more before the share floor of %.0f%%", c.budgetLeft(g).Round(time.Millisecond), 100*c.policy.ShareFloor)
+}
+
+// budgetLeft is a gang's budget as of now.
+func (c *Core) budgetLeft(g *gang) time.Duration {
+	now := *g
+	c.charge(&now)
+	return now.budget
+}
+
+// FloorUse tells how much of the time that the share floor lets an offline gang be
+// suspended at once is used up, of the gang with the least left: 0 to 1, and 0 without
+// a floor.
+func (c *Core) FloorUse() float64 {
+	if floorPPM(c.policy.ShareFloor) == 0 {
+		return 0
 	}
-	return fmt.Sprintf("may be suspended for %v more before the share floor of %.0f%%", budget.Round(time.Millisecond), 100*c.policy.ShareFloor)
+	use := 0.0
+	for _, t := range c.order {
+		if t.class == gpreempt.Offline {
+			use = max(use, 1-float64(c.budgetLeft(t.gang))/float64(c.budgetCap()))
+		}
+	}
+	return min(use, 1)
 }
 
 func (c *Core) verdictText(t *target) string {

@@ -1,0 +1,63 @@
+package daemon
+
+import (
+	"context"
+	"net"
+
+	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/metrics"
+	"github.com/gpreempt/gpreempt/internal/version"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// listenMetrics opens the listener of metrics; nil when the config has none.
+func (d *daemon) listenMetrics(ctx context.Context, m config.Metrics) (net.Listener, error) {
+	if m.Address == "" {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	return metrics.Listen(ctx, m.Address)
+}
+
+// closeMetrics closes the listener of metrics when nobody serves it.
+func closeMetrics(l net.Listener) error {
+	if l == nil {
+		return nil
+	}
+	return l.Close()
+}
+
+func (d *daemon) serveMetrics(ctx context.Context, l net.Listener) {
+	metrics.Serve(ctx, l, metrics.Handler(metrics.Config{
+		Snapshot: d.scrape,
+		Alive:    func() { d.runner.View(func(*scheduler.Core) {}) },
+		Ready:    d.ready.Load,
+	}), d.log.Named("metrics"))
+}
+
+// scrape gathers what a scrape tells of.
+func (d *daemon) scrape() metrics.Snapshot {
+	s := metrics.Snapshot{
+		Version: version.String(), Backend: d.backend.name,
+		GPUs: d.inventory.GPUs(), Sources: d.observer.Sources(), Processes: len(d.inventory.Processes()),
+		Queues: map[gpreempt.GPUID]int{}, Warnings: d.listWarnings(),
+	}
+	for _, rung := range d.backend.rungs {
+		s.Mechanisms = append(s.Mechanisms, rung.Name())
+	}
+	all, _ := d.inventory.Queues()
+	for _, q := range all {
+		s.Queues[q.GPU]++
+	}
+	var targets []scheduler.TargetInfo
+	d.runner.View(func(c *scheduler.Core) {
+		targets, s.Leases, s.States = c.Targets(), c.Leases(), c.GPUs()
+		s.Floor, s.FloorUse, s.Draining = c.Policy().ShareFloor, c.FloorUse(), c.Draining()
+		s.Totals = d.events.Totals(d.runner.Now())
+	})
+	for _, t := range targets {
+		held, _ := d.ladder.Choice(t.Key)
+		s.Targets = append(s.Targets, metrics.Target{Class: t.Class, State: t.State, Mechanism: held.Mechanism})
+	}
+	return s
+}

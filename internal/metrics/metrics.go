@@ -1,0 +1,232 @@
+// Package metrics hides the names and the form in which the daemon's statistics are
+// scraped. It counts nothing: each scrape is made from a snapshot of what the records
+// of the scheduler gave, and of what is now.
+package metrics
+
+import (
+	"maps"
+	"runtime"
+	"slices"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/gpreempt/gpreempt/internal/events"
+	"github.com/gpreempt/gpreempt/internal/observer"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// Snapshot is what one scrape tells of.
+type Snapshot struct {
+	Version string
+	// Backend is "kfd", or what stands for it: "simulated MACHINE", "emulated MACHINE".
+	Backend string
+	// Mechanisms are the names of those that may be used.
+	Mechanisms []string
+	Totals     *events.Totals
+	// GPUs are those of the inventory, and States what the scheduler knows of them.
+	GPUs    []gpreempt.GPU
+	States  []scheduler.GPUInfo
+	Leases  []scheduler.LeaseInfo
+	Targets []Target
+	// Floor is the policy's share floor, FloorUse what is used up of it.
+	Floor, FloorUse float64
+	Draining        bool
+	Sources         []observer.Source
+	Processes       int
+	// Queues are counted by GPU.
+	Queues   map[gpreempt.GPUID]int
+	Warnings []gpreempt.Warning
+}
+
+// Target is what a snapshot tells of a target. Mechanism is "" when none holds it.
+type Target struct {
+	Class     gpreempt.Class
+	State     scheduler.TargetState
+	Mechanism string
+}
+
+// New gives a collector that asks for a snapshot at each scrape, from any number of
+// goroutines.
+func New(snapshot func() Snapshot) prometheus.Collector { return collector(snapshot) }
+
+type collector func() Snapshot
+
+// Describe implements prometheus.Collector.
+func (collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, m := range table {
+		ch <- m.desc
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	s := c()
+	out := output(ch)
+	out.value(buildInfo, 1, s.Version, runtime.Version(), s.Backend)
+	out.announcements(s.Totals)
+	out.preemptions(s.Totals, s.Mechanisms)
+	out.targets(s.Targets)
+	out.gpus(s)
+	out.leases(s)
+	out.discovery(s)
+	out.health(s)
+}
+
+// output is where metrics go.
+type output chan<- prometheus.Metric
+
+func (o output) value(m *metric, v float64, labels ...string) {
+	o <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
+}
+
+func (o output) histogram(m *metric, h *events.Histogram, labels ...string) {
+	o <- newHistogram(m.desc, h, labels...)
+}
+
+func (o output) yes(m *metric, is bool, labels ...string) {
+	v := 0.0
+	if is {
+		v = 1
+	}
+	o.value(m, v, labels...)
+}
+
+func (o output) announcements(t *events.Totals) {
+	for reason := scheduler.QuiesceDone; int(reason) < len(t.Announcements); reason++ {
+		o.value(announcements, float64(t.Announcements[reason]), reason.String())
+	}
+	o.histogram(stage, &t.Decide, "decide")
+	o.histogram(stage, &t.Wait, "wait")
+	o.histogram(stage, &t.Reply, "reply")
+	o.histogram(quiesce, &t.Quiesce)
+}
+
+// Those that are there from the beginning: a rate over what appears with its first
+// event misses that event.
+var (
+	suspendCauses = []scheduler.Cause{scheduler.CauseLease, scheduler.CauseByHand, scheduler.CauseNewQueue}
+	resumeCauses  = []scheduler.Cause{
+		scheduler.CauseLeaseEnded, scheduler.CauseLingerOver, scheduler.CauseShareFloor, scheduler.CauseMaxSuspend, scheduler.CauseBreaker,
+	}
+	failureKinds = []events.Failure{
+		{During: events.DuringSuspend, Cause: scheduler.CauseFailed},
+		{During: events.DuringSuspend, Cause: scheduler.CauseHardware},
+		{During: events.DuringResume, Cause: scheduler.CauseFailed},
+		{During: events.DuringResume, Cause: scheduler.CauseHardware},
+	}
+	openingCauses = []scheduler.Cause{scheduler.CauseAlarm, scheduler.CauseStuck, scheduler.CauseHardware}
+)
+
+// keys gives those of a map and the ones that are always there.
+func keys[K comparable](always []K, counted map[K]uint64) map[K]uint64 {
+	all := make(map[K]uint64, len(always))
+	for _, k := range always {
+		all[k] = 0
+	}
+	maps.Copy(all, counted)
+	return all
+}
+
+func (o output) preemptions(t *events.Totals, mechanisms []string) {
+	for cause, n := range keys(suspendCauses, t.Ordered) {
+		o.value(preemptions, float64(n), string(cause))
+	}
+	for mechanism, n := range keys(mechanisms, t.By) {
+		o.value(suspends, float64(n), named(mechanism))
+	}
+	for cause, n := range keys(resumeCauses, t.Resuming) {
+		o.value(resumes, float64(n), string(cause))
+	}
+	for failure, n := range keys(failureKinds, t.Failures) {
+		o.value(failures, float64(n), failure.During.String(), string(failure.Cause))
+	}
+	o.histogram(suspend, &t.Suspend)
+	o.histogram(resume, &t.Resume)
+	o.value(quarantines, float64(t.Quarantined))
+	o.value(away, t.Away.Seconds())
+	o.value(shadow, float64(t.ShadowSuspends))
+}
+
+// named gives the name of a mechanism, and a word for none.
+func named(mechanism string) string {
+	if mechanism == "" {
+		return "none"
+	}
+	return mechanism
+}
+
+func (o output) targets(list []Target) {
+	count := map[Target]int{{Class: gpreempt.Offline, State: scheduler.TargetRunning}: 0}
+	for _, t := range list {
+		count[t]++
+	}
+	for t, n := range count {
+		o.value(targets, float64(n), t.Class.String(), t.State.String(), named(t.Mechanism))
+	}
+}
+
+func (o output) gpus(s Snapshot) {
+	for _, gpu := range s.GPUs {
+		o.value(gpuInfo, 1, gpu.ID.String(), gpu.Name, gpu.BDF)
+		o.value(queues, float64(s.Queues[gpu.ID]), gpu.ID.String())
+	}
+	opened := map[events.Opening]uint64{}
+	for _, gpu := range s.States {
+		id := gpu.ID.String()
+		o.value(gpuSuspended, float64(gpu.Suspended), id)
+		o.value(gpuLeases, float64(gpu.Leases), id)
+		o.yes(breakerOpen, gpu.BreakerOpen, id)
+		for _, cause := range openingCauses {
+			opened[events.Opening{GPU: gpu.ID, Cause: cause}] = 0
+		}
+	}
+	maps.Copy(opened, s.Totals.Openings)
+	for opening, n := range opened {
+		o.value(openings, float64(n), opening.GPU.String(), string(opening.Cause))
+	}
+}
+
+func (o output) leases(s Snapshot) {
+	var states [scheduler.LeaseEnded]int
+	for _, l := range s.Leases {
+		states[l.State]++
+	}
+	for state := scheduler.LeaseWaiting; state < scheduler.LeaseEnded; state++ {
+		o.value(leases, float64(states[state]), state.String())
+	}
+	for end := scheduler.EndCompleted; int(end) < len(s.Totals.Ended); end++ {
+		o.value(leasesEnded, float64(s.Totals.Ended[end]), end.String())
+	}
+	o.histogram(lease, &s.Totals.Lease)
+	o.value(coalesced, float64(s.Totals.Coalesced))
+	o.value(floor, s.Floor)
+	o.value(floorUse, s.FloorUse)
+	o.yes(draining, s.Draining)
+}
+
+func (o output) discovery(s Snapshot) {
+	for _, source := range s.Sources {
+		o.yes(sourceUp, source.Available, source.Name)
+		o.value(readings, float64(source.Readings), source.Name)
+		o.value(readingTime, source.Spent.Seconds(), source.Name)
+	}
+	o.value(processes, float64(s.Processes))
+}
+
+func (o output) health(s Snapshot) {
+	for reason, n := range s.Totals.Refused {
+		o.value(refusals, float64(n), string(reason))
+	}
+	for _, kind := range gpreempt.WarningKinds() {
+		now := 0
+		for w := range slices.Values(s.Warnings) {
+			if w.Code == string(kind.Code) {
+				now++
+			}
+		}
+		o.value(warnings, float64(now), string(kind.Code), kind.Severity)
+	}
+	o.value(appended, float64(s.Totals.Appended))
+	o.value(overwritten, float64(s.Totals.Overwritten))
+}

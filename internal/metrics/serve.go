@@ -1,0 +1,88 @@
+package metrics
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"go.uber.org/zap"
+	"golang.org/x/net/netutil"
+)
+
+// Bounds of a listener that shows figures and takes no orders.
+const (
+	connections = 64
+	scrapes     = 4
+	// headerTime is how long a request may take to arrive, answerTime how long its
+	// answer may take to be read, idleTime how long a connection is kept for another.
+	headerTime, answerTime, idleTime = 5 * time.Second, 10 * time.Second, 2 * time.Minute
+	maxHeaderBytes                   = 8 << 10
+)
+
+// Config is what a Handler needs.
+type Config struct {
+	Snapshot func() Snapshot
+	// Alive returns when the scheduler has answered. It may block for as long as that
+	// hangs, and must tell nobody why.
+	Alive func()
+	// Ready tells that the daemon serves: it has started, and is not about to end.
+	Ready func() bool
+}
+
+// Handler serves /metrics, /healthz and /readyz, and nothing else.
+func Handler(c Config) http.Handler {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(New(c.Snapshot), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: scrapes, Timeout: answerTime}))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		c.Alive()
+		answer(w, true)
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, c.Ready()) })
+	return mux
+}
+
+// answer is for probes: it tells nothing of the host.
+func answer(w http.ResponseWriter, ok bool) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	if !ok {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_, _ = w.Write([]byte("not ready\n"))
+		return
+	}
+	_, _ = w.Write([]byte("ok\n"))
+}
+
+// Listen opens address, HOST:PORT, for Serve.
+func Listen(ctx context.Context, address string) (net.Listener, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("serve metrics: %w: metrics.address must be free and this host's", err)
+	}
+	return netutil.LimitListener(l, connections), nil
+}
+
+// Serve answers until ctx ends, then cuts what is open: a scrape is not worth waiting
+// for. What goes wrong goes to the log: the daemon works on without it.
+func Serve(ctx context.Context, l net.Listener, h http.Handler, log *zap.Logger) {
+	errorLog, err := zap.NewStdLogAt(log, zap.DebugLevel)
+	if err != nil {
+		log.Error("the errors of metrics clients are not logged", zap.Error(err))
+	}
+	s := &http.Server{
+		Handler: h, ReadTimeout: headerTime, WriteTimeout: answerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeaderBytes, ErrorLog: errorLog,
+	}
+	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
+	defer stop()
+	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
+		log.Error("metrics are no longer served", zap.Error(err))
+	}
+}
