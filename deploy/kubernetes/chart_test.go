@@ -51,6 +51,14 @@ var installs = map[string]values{
 		},
 		"imagePullSecrets": []any{values{"name": "registry"}},
 	},
+	"metrics": {
+		"metrics": values{"enabled": true, "podMonitor": true, "podMonitorLabels": values{"release": "prometheus"}},
+	},
+	"metrics for one namespace": {
+		"metrics": values{
+			"enabled": true, "from": []any{values{"namespaceSelector": values{"matchLabels": values{"kubernetes.io/metadata.name": "monitoring"}}}},
+		},
+	},
 	"all that may be empty": {
 		"rules": []any{}, "mechanisms": []any{}, "runtimeSocket": "", "networkPolicy": false,
 		"affinity": nil, "nodeSelector": nil, "tolerations": []any{},

@@ -111,7 +111,7 @@ var (
 		"How much of the time the share floor lets an offline gang be suspended is used up, of the gang with the least left: 0 to 1.",
 		"At 1 leases no longer suspend it: online work waits or shares. More GPUs, or a lower policy.share_floor.")
 	draining = define(prometheus.GaugeValue, "gpreempt_draining",
-		"1 while an admin has the daemon suspend nothing.", "gpctl drain --off ends it.")
+		"1 while an admin has the daemon suspend nothing.", "gpctl drain off ends it.")
 
 	sourceUp = define(prometheus.GaugeValue, "gpreempt_discovery_source_available",
 		"1 while a source of discovery can be read.", "gpctl status tells what it says; docs/discovery.md what is missing without it.", "source")
