@@ -20,7 +20,8 @@ Everything is read from the records that the event stream and the log are made f
 counting them is about 1 % of an announcement and its Complete where a suspend costs nothing (` + "`BenchmarkRecords`" + `; simulated GPU).
 
 - Histograms come in both forms. A Prometheus that scrapes native histograms (` + "`scrape_native_histograms: true`" + `, or
-  ` + "`--enable-feature=native-histograms`" + ` before 3.8) gets 8 buckets to each factor of 2; any other gets the classic buckets.
+  ` + "`--enable-feature=native-histograms`" + ` before 3.8) gets 8 buckets to each factor of 2; any other gets the classic buckets. Dashboard and rules read
+  the classic ones: where native ones are scraped, set ` + "`always_scrape_classic_histograms: true`" + ` too (Prometheus 3).
 - Labels are bounded: GPUs of the host, and words of ours. There is no pid, command, user, client or lease in them.
 - ` + "`gpreempt_build_info`" + ` says by its label ` + "`backend`" + ` whether GPUs are simulated or emulated: then no latency says anything about hardware.
 - Beside these there are those of the Go runtime and of the process (` + "`go_*`, `process_*`" + `).
