@@ -26,8 +26,13 @@ func TestHistogramsAreThoseOfTheClientLibrary(t *testing.T) {
 		})
 		for range rapid.IntRange(0, 40).Draw(t, "durations") {
 			d := time.Duration(rapid.Int64Range(0, int64(200*time.Hour)).Draw(t, "ns"))
-			if rapid.Bool().Draw(t, "short") {
+			switch rapid.IntRange(0, 2).Draw(t, "size") {
+			case 0:
 				d %= 10 * time.Millisecond
+			case 1: // where buckets end
+				d = rapid.SampledFrom([]time.Duration{
+					0, 1953125, 10 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 1024 * time.Second,
+				}).Draw(t, "bound")
 			}
 			log.Answered(scheduler.Answer{Reason: scheduler.QuiesceDone, Waited: d}, events.Stages{})
 			theirs.Observe(d.Seconds())
