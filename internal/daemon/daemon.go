@@ -149,6 +149,13 @@ func Run(ctx context.Context, opts Options) (err error) {
 		return err
 	}
 	defer release()
+	scraped, err := listenMetrics(ctx, cfg.Metrics) // before parts are made that have to be ended
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	if scraped != nil {
+		defer func() { _ = scraped.Close() }() // the daemon's end has closed it, unless it did not get that far
+	}
 	if d.backend, err = openBackend(ctx, opts, cfg, d.hooks(), d.log); err != nil {
 		return errors.Join(err, listener.Close())
 	}
@@ -168,11 +175,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if remote != nil {
 		listeners = append(listeners, remote)
 	}
-	metrics, err := d.listenMetrics(ctx, cfg.Metrics)
-	if err != nil {
-		return errors.Join(err, closeAll(listeners))
-	}
-	return d.serve(ctx, listeners, metrics)
+	return d.serve(ctx, listeners, scraped)
 }
 
 // load reads the config file and lets the command line have the last word. Once there
@@ -305,7 +308,7 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	if err := d.findGPUs(); err != nil {
 		stop()
 		parts.Wait()
-		return errors.Join(err, closeAll(listeners), closeMetrics(scraped))
+		return errors.Join(err, closeAll(listeners))
 	}
 	tried := make(chan struct{})
 	parts.Go(func() { d.undoOrphans(running, sync.OnceFunc(func() { close(tried) })) })

@@ -12,19 +12,11 @@ import (
 )
 
 // listenMetrics opens the listener of metrics; nil when the config has none.
-func (d *daemon) listenMetrics(ctx context.Context, m config.Metrics) (net.Listener, error) {
+func listenMetrics(ctx context.Context, m config.Metrics) (net.Listener, error) {
 	if m.Address == "" {
 		return nil, nil //nolint:nilnil // there is none
 	}
 	return metrics.Listen(ctx, m.Address)
-}
-
-// closeMetrics closes the listener of metrics when nobody serves it.
-func closeMetrics(l net.Listener) error {
-	if l == nil {
-		return nil
-	}
-	return l.Close()
 }
 
 func (d *daemon) serveMetrics(ctx context.Context, l net.Listener) {
