@@ -410,6 +410,10 @@ func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
 			[]string{"2:12: tcp.address: is the number 7443: write a text; put it in quotes if it looks like a number"},
 		},
 		{
+			"metrics", "metrics: {address: 127.0.0.1}\n",
+			[]string{`1:20: metrics.address: "127.0.0.1" is no address to listen on: write HOST:PORT, such as 127.0.0.1:9477`},
+		},
+		{
 			"TCP", "tcp:\n  address: 0.0.0.0\n  certificate: cert.pem\n  client_ca: /ca.pem\n  online: [web.example, 'dns:']\n  admin: cn:ops\n",
 			[]string{
 				`2:3: tcp.key: is missing: without certificates nobody is served by TCP: name the file, or remove address`,
