@@ -105,9 +105,8 @@ var table = []struct {
 		"internal/preempt/freezer", "internal/preempt/ladder", "internal/preempt/sim", "internal/server", "internal/simserver",
 		"internal/tracer", "internal/version", "internal/words", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},
-	{"cmd/gpreemptd", rule{imports: []string{
-		"internal/config", "internal/daemon", "internal/gpusim", "internal/version", "pkg/gpreempt",
-	}}},
+	{"internal/daemoncmd", rule{imports: []string{"internal/config", "internal/daemon", "internal/gpusim", "internal/version"}}},
+	{"cmd/gpreemptd", rule{imports: []string{"internal/daemoncmd", "internal/version", "pkg/gpreempt"}}},
 
 	// The clients: they reach the daemon over its socket and in no other way.
 	{"pkg/client", rule{imports: []string{apiV1, "internal/errgrpc", "pkg/gpreempt"}}},
@@ -154,10 +153,11 @@ var table = []struct {
 // admin's laptop needs no kernel interface, and gpctl must not be able to act
 // behind the daemon's back. A name stands for the packages below it too.
 var notInGpctl = map[string]string{
-	"pkg/kfd":           "gpctl asks the daemon; it does not talk to the driver",
-	"internal/tracer":   "gpctl never attaches to a process",
-	"internal/preempt":  "only the daemon suspends and resumes",
-	"internal/executor": "only the daemon suspends and resumes",
-	"internal/daemon":   "gpctl starts the daemon as a process, or not at all",
-	"internal/server":   "gpctl is a client",
+	"pkg/kfd":            "gpctl asks the daemon; it does not talk to the driver",
+	"internal/tracer":    "gpctl never attaches to a process",
+	"internal/preempt":   "only the daemon suspends and resumes",
+	"internal/executor":  "only the daemon suspends and resumes",
+	"internal/daemon":    "gpctl starts the daemon as a process, or not at all",
+	"internal/daemoncmd": "gpctl starts the daemon as a process, or not at all",
+	"internal/server":    "gpctl is a client",
 }
