@@ -293,7 +293,7 @@ func (d *hostDir) subdirectories(name string) uint64 {
 		return 0
 	}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Nlink >= 2 {
-		return st.Nlink
+		return uint64(st.Nlink) //nolint:unconvert // 32 bits wide on arm64
 	}
 	return 0
 }
