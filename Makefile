@@ -26,14 +26,14 @@ BENCH_PACKAGES ?= ./internal/bench ./pkg/scheduler ./pkg/discovery/...
 RACE_PACKAGES  ?= ./pkg/scheduler/... ./internal/daemon/... ./internal/events/... ./internal/executor/... \
 	./internal/hrtimer/... ./internal/inventory/... ./internal/observer/... ./internal/peercred/... ./internal/server/...
 
-# dist: the times in the archive are those of the commit.
-GOARCH ?= $(shell $(GO) env GOARCH)
+# dist: the times of all files are that of the commit.
+ARCHS ?= amd64,arm64
+COMMITS ?= $(shell git rev-list --count HEAD 2>/dev/null || echo 0)
 SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
-DIST := gpreempt-$(VERSION)-linux-$(GOARCH)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz fuzz-kernel e2e e2e-rocm vm-kfd vmtest soak flood kubernetes kubernetes-test kubernetes-api dist clean
+.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz fuzz-kernel e2e e2e-rocm vm-kfd vmtest soak flood kubernetes kubernetes-test kubernetes-api dist dist-twice packages-test clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -140,15 +140,29 @@ kubernetes-api: ## Have a real API server accept them: builds kube-apiserver, fo
 	cd deploy/kubernetes && $(GO) build -o ../../build/ k8s.io/kubernetes/cmd/kube-apiserver
 	cd deploy/kubernetes && PATH="$(CURDIR)/build:$$PATH" $(GO) test -count=1 -v -run '^TestAPIServer' .
 
-dist: ## Make dist/gpreempt-VERSION-linux-ARCH.tar.gz, the same bytes from the same commit
-	rm -rf dist/$(DIST) && mkdir -p dist/$(DIST)
-	CGO_ENABLED=0 GOOS=linux GOARCH=$(GOARCH) $(GO) build $(BUILDFLAGS) -ldflags '-s -w $(LDFLAGS)' -o dist/$(DIST)/ ./cmd/...
-	cp LICENSE dist/$(DIST)/
-	cd dist/$(DIST) && sha256sum -- $$(LC_ALL=C ls) > ../SHA256SUMS.tmp && mv ../SHA256SUMS.tmp SHA256SUMS
-	tar --sort=name --format=gnu --mtime=@$(SOURCE_DATE_EPOCH) --owner=0 --group=0 --numeric-owner --mode=u+w,go-w,a+rX \
-		-C dist -cf - $(DIST) | gzip -9n > dist/$(DIST).tar.gz
-	rm -rf dist/$(DIST)
-	cd dist && sha256sum $(DIST).tar.gz
+dist: ## Make tar.gz, deb, rpm, SBOM and checksums in dist/, the same bytes from the same commit (ARCHS=amd64,arm64)
+	rm -rf dist
+	cd deploy/packaging && $(GO) run . -version '$(VERSION)' -commits $(COMMITS) -date $(SOURCE_DATE_EPOCH) -arch $(ARCHS) -out ../../dist
+
+dist-twice: ## Make dist from two copies of the commit, in directories and with umasks that differ, and compare
+	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
+	for copy in one/short another/much/longer; do \
+		mkdir -p "$$tmp/$$copy"; git archive HEAD | tar -x -C "$$tmp/$$copy"; \
+		case $$copy in one/*) umask 022 ;; *) umask 077 ;; esac; \
+		$(MAKE) --no-print-directory -C "$$tmp/$$copy" dist VERSION='$(VERSION)' COMMITS=$(COMMITS) SOURCE_DATE_EPOCH=$(SOURCE_DATE_EPOCH); \
+	done; \
+	cmp "$$tmp/one/short/dist/SHA256SUMS" "$$tmp/another/much/longer/dist/SHA256SUMS" && echo 'twice the same bytes'
+
+# apt-get install -y --no-install-recommends lintian rpm qemu-system-x86 mmdebstrap e2fsprogs
+packages-test: ## Test the packages: lintian, rpm, and the deb from install to purge in a Debian guest; skips what is not there
+	cd deploy/packaging && $(GO) mod tidy -diff && $(GO) vet . && $(GO) test -timeout 5m .
+	rm -rf build/packages
+	cd deploy/packaging && $(GO) run . -version '$(VERSION)' -commits $(COMMITS) -date $(SOURCE_DATE_EPOCH) -arch amd64 -out ../../build/packages
+	@if command -v lintian >/dev/null; then lintian --allow-root --fail-on error,warning build/packages/*.deb && echo 'lintian: clean'; \
+	else echo 'SKIP lintian: apt-get install lintian'; fi
+	@if command -v rpm >/dev/null; then rpm -K --nosignature build/packages/*.rpm && rpm -qpl build/packages/*.rpm | grep -qx /usr/bin/gpreemptd; \
+	else echo 'SKIP rpm: apt-get install rpm'; fi
+	$(GO) run ./internal/vm/run -systemd -deb build/packages/*.deb -limit 10m ./internal/e2e/systemd='^TestPackage$$'
 
 clean: ## Remove what build and dist made
 	rm -rf build dist

@@ -1,11 +1,12 @@
 // Command run runs the tests of packages in a guest with the real driver of
 // Debian's kernel:
 //
-//	go run ./internal/vm/run [-systemd] [-series 6.12] [-module amdgpu] [-need /dev/kfd] [-limit 5m] PACKAGE[=TESTS]...
+//	go run ./internal/vm/run [-systemd [-deb FILE]] [-series 6.12] [-module amdgpu] [-need /dev/kfd] [-limit 5m] PACKAGE[=TESTS]...
 //
 // TESTS is a pattern for -test.run. With -systemd the guest is a Debian with systemd as
 // its first process and what we ship installed; the driver's modules are there to be
-// loaded (see systemd.go). It ends with status 0 when every package passed,
+// loaded (see systemd.go); with -deb nothing of ours is installed, and the package is
+// there. It ends with status 0 when every package passed,
 // and also, after a line that begins with SKIP, when the host has no emulator or no
 // kernel can be had.
 package main
@@ -34,6 +35,7 @@ type options struct {
 	series, module, need string
 	limit                time.Duration
 	systemd              bool
+	deb                  string
 	packages             []string
 }
 
@@ -44,6 +46,7 @@ func main() {
 	flag.StringVar(&o.need, "need", "/dev/kfd", "`path` the module has to bring")
 	flag.DurationVar(&o.limit, "limit", 5*time.Minute, "how long the guest may take")
 	flag.BoolVar(&o.systemd, "systemd", false, "a Debian guest with systemd, with gpreemptd installed")
+	flag.StringVar(&o.deb, "deb", "", "with -systemd: this `package` in place of what it would install")
 	flag.Parse()
 	o.packages = flag.Args()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt) //nolint:forbidigo // main makes the first context

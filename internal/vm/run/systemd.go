@@ -59,6 +59,12 @@ func (o options) debian(ctx context.Context, dir string, kernel vm.Kernel, guest
 		if _, err := addModules(a, vm.Overlay+"/modules", driver); err != nil {
 			return err
 		}
+		if err := a.File(vm.Overlay+"/etc/systemd/system/gpreempt-vm.service", 0o644, []byte(stewardUnit)); err != nil {
+			return err
+		}
+		if o.deb != "" {
+			return add(a, vm.Overlay+"/packages/gpreempt.deb", o.deb)
+		}
 		for from, to := range installed {
 			text, err := os.ReadFile(filepath.Join(string(bytes.TrimSpace(root)), from))
 			if err != nil {
@@ -77,6 +83,6 @@ func (o options) debian(ctx context.Context, dir string, kernel vm.Kernel, guest
 				return err
 			}
 		}
-		return a.File(vm.Overlay+"/etc/systemd/system/gpreempt-vm.service", 0o644, []byte(stewardUnit))
+		return nil
 	}, nil
 }

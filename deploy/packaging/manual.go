@@ -1,0 +1,111 @@
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/cpuguy83/go-md2man/v2/md2man"
+	"github.com/spf13/cobra"
+	"github.com/spf13/cobra/doc"
+
+	"github.com/gpreempt/gpreempt/internal/cli"
+	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/daemoncmd"
+)
+
+// commands gives the programs that people type, by section of the manual.
+func commands() map[string]*cobra.Command {
+	return map[string]*cobra.Command{"1": cli.New(cli.IO{Getenv: func(string) string { return "" }}), "8": daemoncmd.New()}
+}
+
+// writeManual writes the manual below dir, packed as distributions do: a page for each
+// command, and gpreemptd.yaml(5).
+func writeManual(dir, version string, date time.Time) error {
+	pages := filepath.Join(dir, "pages")
+	for number, root := range commands() {
+		section := filepath.Join(pages, "man"+number)
+		if err := os.MkdirAll(section, 0o755); err != nil {
+			return err
+		}
+		untagged(root)
+		header := &doc.GenManHeader{Section: number, Source: "gpreempt " + version, Manual: "gpreempt", Date: &date}
+		if err := doc.GenManTree(root, header, section); err != nil {
+			return err
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(pages, "man5"), 0o755); err != nil {
+		return err
+	}
+	title := fmt.Sprintf("%% \"gpreemptd.yaml\" \"5\" \"%s\" \"gpreempt %s\" \"gpreempt\"\n", date.Format("Jan 2006"), version)
+	page := md2man.Render([]byte(title + config.Manual()))
+	if err := os.WriteFile(filepath.Join(pages, "man5", "gpreemptd.yaml.5"), page, 0o644); err != nil {
+		return err
+	}
+	all, err := filepath.Glob(filepath.Join(pages, "man*", "*"))
+	if err != nil {
+		return err
+	}
+	for _, name := range all {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		within, err := filepath.Rel(pages, name)
+		if err != nil {
+			return err
+		}
+		if err := stage(filepath.Join(dir, "man", within+".gz"), packed(text), 0o644); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(pages)
+}
+
+// untagged keeps a remark of the generator's out of the pages.
+func untagged(cmd *cobra.Command) {
+	cmd.DisableAutoGenTag = true
+	for _, sub := range cmd.Commands() {
+		untagged(sub)
+	}
+}
+
+// packed is gzip -9n.
+func packed(text []byte) []byte {
+	var b bytes.Buffer
+	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
+	if err != nil {
+		panic(err) // the level is good
+	}
+	_, _ = z.Write(text) // a Buffer takes everything
+	_ = z.Close()
+	return b.Bytes()
+}
+
+// writeCompletions writes what the shells complete by.
+func writeCompletions(dir string) error {
+	for _, root := range commands() {
+		name := root.Name()
+		var bash, zsh, fish bytes.Buffer
+		if err := root.GenBashCompletionV2(&bash, true); err != nil {
+			return err
+		}
+		if err := root.GenZshCompletion(&zsh); err != nil {
+			return err
+		}
+		if err := root.GenFishCompletion(&fish, true); err != nil {
+			return err
+		}
+		for file, script := range map[string][]byte{
+			"bash/" + name: bash.Bytes(), "zsh/_" + name: zsh.Bytes(), "fish/" + name + ".fish": fish.Bytes(),
+		} {
+			if err := stage(filepath.Join(dir, "completions", file), script, 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

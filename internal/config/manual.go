@@ -1,0 +1,67 @@
+package config
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Manual gives the manual page of the file in the Markdown that md2man reads, without
+// its title: every key with its default and whether a reload takes it over.
+func Manual() string {
+	var b strings.Builder
+	b.WriteString("# NAME\ngpreemptd.yaml - configuration of gpreemptd\n\n# SYNOPSIS\n" + DefaultPath + "\n\n# DESCRIPTION\n" +
+		"One YAML file. Every key may be left out and has the default given here. Durations have a unit: 20ms, 1.5s, 10m. " +
+		"**gpreemptd config default** prints a file with all of this as comments; **gpreemptd config check** names every " +
+		"mistake in one. After a change, **systemctl reload gpreemptd**; the log tells what was taken over. Keys marked " +
+		"*restart* wait for **systemctl restart gpreemptd**.\n")
+	c, current := Default(), ""
+	for i, f := range fields {
+		s := section(f.key)
+		switch {
+		case i == 0:
+			b.WriteString("\n# KEYS AT THE TOP\n")
+		case s != current:
+			if s == "discovery" {
+				listed(&b, "rules", rulesExample)
+				listed(&b, "safety", safetyExample)
+			}
+			heading(&b, s)
+		}
+		current = s
+		doc := f.doc
+		if f.max > 0 {
+			doc = fmt.Sprintf("%s %d to %d.", doc, f.min, f.max)
+		}
+		if !f.live {
+			doc += " (*restart*)"
+		}
+		fmt.Fprintf(&b, "\n**%s**, default %s\n: %s\n", plain(f.key), plain(text(f.at(&c))), strings.ReplaceAll(plain(doc), `(\*restart\*)`, "(*restart*)"))
+	}
+	b.WriteString("\n# SEE ALSO\n**gpreemptd(8)**, **gpreemptd-config-default(8)**, **gpctl(1)**, /usr/share/doc/gpreempt\n")
+	return b.String()
+}
+
+func heading(b *strings.Builder, name string) {
+	fmt.Fprintf(b, "\n# %s\n", strings.ToUpper(name))
+	for line := range strings.SplitSeq(sections[name], "\n") {
+		if item, ok := strings.CutPrefix(line, "- "); ok {
+			fmt.Fprintf(b, "\n* %s\n", plain(item))
+		} else {
+			fmt.Fprintf(b, "\n%s\n", plain(line))
+		}
+	}
+}
+
+// listed describes a section whose keys are lists of a form of their own.
+func listed(b *strings.Builder, name string, example []string) {
+	heading(b, name)
+	b.WriteString("\nAn example:\n\n")
+	for _, line := range example {
+		b.WriteString("    " + line + "\n")
+	}
+}
+
+// plain keeps Markdown from reading anything into a text.
+var markdown = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `_`, `\_`, "`", "\\`", `[`, `\[`, `]`, `\]`, `<`, `\<`, `>`, `\>`, `#`, `\#`)
+
+func plain(s string) string { return markdown.Replace(s) }
