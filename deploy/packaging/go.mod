@@ -8,6 +8,7 @@ replace github.com/gpreempt/gpreempt => ../..
 
 require (
 	github.com/cpuguy83/go-md2man/v2 v2.0.6
+	github.com/google/go-cmp v0.7.0
 	github.com/goreleaser/nfpm/v2 v2.45.1
 	github.com/gpreempt/gpreempt v0.0.0-00010101000000-000000000000
 	github.com/spf13/cobra v1.10.2

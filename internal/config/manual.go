@@ -32,10 +32,11 @@ func Manual() string {
 		if f.max > 0 {
 			doc = fmt.Sprintf("%s %d to %d.", doc, f.min, f.max)
 		}
+		restart := ""
 		if !f.live {
-			doc += " (*restart*)"
+			restart = " (*restart*)"
 		}
-		fmt.Fprintf(&b, "\n**%s**, default %s\n: %s\n", plain(f.key), plain(text(f.at(&c))), strings.ReplaceAll(plain(doc), `(\*restart\*)`, "(*restart*)"))
+		fmt.Fprintf(&b, "\n**%s**, default %s\n: %s%s\n", plain(f.key), plain(text(f.at(&c))), plain(doc), restart)
 	}
 	b.WriteString("\n# SEE ALSO\n**gpreemptd(8)**, **gpreemptd-config-default(8)**, **gpctl(1)**, /usr/share/doc/gpreempt\n")
 	return b.String()
@@ -61,7 +62,7 @@ func listed(b *strings.Builder, name string, example []string) {
 	}
 }
 
-// plain keeps Markdown from reading anything into a text.
 var markdown = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `_`, `\_`, "`", "\\`", `[`, `\[`, `]`, `\]`, `<`, `\<`, `>`, `\>`, `#`, `\#`)
 
+// plain keeps Markdown from reading anything into a text.
 func plain(s string) string { return markdown.Replace(s) }

@@ -1,5 +1,5 @@
-// Package systemd tests what deploy/systemd installs, in a guest whose first process is
-// systemd: make vmtest. The tests run in the order of the files' names, on one machine:
+// Package systemd tests what deploy/systemd installs, and the deb, in a guest whose first
+// process is systemd: make vmtest, make packages-test. The tests run in the order of the files' names, on one machine:
 // first without the driver, then with the real driver and no GPU, and last with a FAKED list
 // of GPU processes in which a real process is a trainer, for the freezer to stop.
 package systemd

@@ -52,9 +52,6 @@ func packageInstall(t *testing.T) {
 	}
 	must(t, "gpreemptd", "config", "check")
 	must(t, "getent", "group", "gpreempt", "gpreempt-admin")
-	if got := must(t, "dpkg", "--verify", "gpreempt"); strings.Contains(got, "5") && !strings.Contains(got, "missing") {
-		t.Errorf("dpkg --verify: %s", got)
-	}
 }
 
 func packageSimulated(t *testing.T) {
