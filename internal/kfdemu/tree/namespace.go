@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"runtime"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -261,12 +262,23 @@ func bind(from, at string) error {
 	return nil
 }
 
-// readOnly keeps programs with privileges from changing what is mounted at at.
+// busyTime is how long a file of a mount may still be open for writing.
+const busyTime = time.Second
+
+// readOnly keeps programs with privileges from changing what is mounted at at. The
+// kernel refuses while a file there is open for writing (mnt_hold_writers), which one
+// that has been closed still is in a child that another thread has just forked, until
+// the child executes its program.
 func readOnly(at string) error {
-	if err := unix.MountSetattr(unix.AT_FDCWD, at, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}); err != nil {
-		return fmt.Errorf("make a mount read-only: %w", err)
+	for end := time.Now().Add(busyTime); ; time.Sleep(time.Millisecond) {
+		err := unix.MountSetattr(unix.AT_FDCWD, at, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(end) {
+			return fmt.Errorf("make a mount read-only: %w", err)
+		}
 	}
-	return nil
 }
 
 // explain says what a process lacks that may not do something. It is called by the
