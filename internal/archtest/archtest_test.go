@@ -28,6 +28,7 @@ var checks = []struct {
 	{"UnsafeStaysInItsFiles", checkUnsafe},
 	{"GpctlLinksNoKernelPackage", checkGpctl},
 	{"TestsSleepInBubblesOnly", checkTestSleep},
+	{"LogLinesHaveConstantMessagesAndKeysOfLogkey", checkLogs},
 }
 
 func TestTree(t *testing.T) {
@@ -319,6 +320,36 @@ var now = clock.Now`},
 				"internal/cli/b_test.go": `package cli; import ("testing/synctest"; "time"); func g() { synctest.Wait(); time.Sleep(1) }`,
 			},
 			want: []string{"internal/cli/a_test.go:1:40: time.Sleep"},
+		},
+		{
+			name:  "log lines that nobody finds again",
+			check: checkLogs,
+			files: map[string]string{
+				"internal/logkey/k.go": `package logkey; import "go.uber.org/zap"; func A(s string) zap.Field { return zap.String("a", s) }`,
+				"internal/cli/a.go": `package cli
+import ("fmt"; "go.uber.org/zap")
+const fixed = "fixed"
+type s struct{ out *zap.Logger }
+func which(b bool) string { if b { return "one thing" }; return "another" }
+func (s s) f(x string) {
+	s.out.Info("a row: " + x)
+	mine := s.out.With().Named("n")
+	mine.Warn(fmt.Sprintf("a %s", x))
+	s.out.Log(0, x)
+	s.out.Debug("gpu 1 is lost")
+	s.out.Error("no field of ours", zap.String("a", x))
+	s.out.Info(fixed); s.out.Check(0, which(true)); x.Info(x)
+}`,
+				"internal/demo/b.go": `package demo; import "go.uber.org/zap"; func g(log *zap.Logger) { log.Info("GPU 2 is lost"); log.Info("100 %d"); log.Info("fixed") }`,
+			},
+			want: []string{
+				"internal/cli/a.go:12:34: zap.String",
+				"internal/cli/a.go:7:2: the message of a log line is no constant",
+				"internal/cli/a.go:9:2: the message of a log line is no constant",
+				"internal/cli/a.go:10:2: the message of a log line is no constant",
+				`internal/demo/b.go:1:67: "GPU 2 is lost" differs`,
+				`internal/demo/b.go:1:94: "100 %d" differs`,
+			},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

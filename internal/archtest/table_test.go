@@ -40,6 +40,7 @@ var table = []struct {
 	{"internal/testutil", rule{}},
 	{"internal/archtest", rule{stdOnly: true}},
 	{"pkg/gpreempt", rule{stdOnly: true}},
+	{"internal/logkey", rule{imports: []string{"pkg/gpreempt"}}},
 	{"internal/errgrpc", rule{imports: []string{apiV1, "pkg/gpreempt"}}},
 
 	// Decisions: pure, or with the filesystem as an argument.
@@ -69,13 +70,13 @@ var table = []struct {
 	{"internal/hazard", rule{imports: []string{"pkg/gpreempt"}}},
 	{"internal/journal", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"internal/preempt/dbgtrap", rule{imports: []string{
-		"internal/preempt", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
+		"internal/logkey", "internal/preempt", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
 	{"internal/preempt/criu", rule{imports: []string{
-		"internal/journal", "internal/preempt", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
+		"internal/journal", "internal/logkey", "internal/preempt", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
-	{"internal/preempt/freezer", rule{imports: []string{"internal/journal", "internal/preempt", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
-	{"internal/preempt/ladder", rule{imports: []string{"internal/preempt", "pkg/gpreempt"}}},
+	{"internal/preempt/freezer", rule{imports: []string{"internal/journal", "internal/logkey", "internal/preempt", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
+	{"internal/preempt/ladder", rule{imports: []string{"internal/logkey", "internal/preempt", "pkg/gpreempt"}}},
 	{"internal/gpusim", rule{imports: []string{"internal/hrtimer", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/preempt/sim", rule{imports: []string{"internal/gpusim", "internal/preempt", "pkg/gpreempt"}}},
 	{"internal/simserver", rule{imports: []string{
@@ -83,11 +84,11 @@ var table = []struct {
 	}}},
 
 	// The daemon.
-	{"internal/container", rule{imports: []string{"pkg/gpreempt"}}},
+	{"internal/container", rule{imports: []string{"internal/logkey", "pkg/gpreempt"}}},
 	{"internal/observer", rule{imports: []string{
-		"internal/inventory", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd",
+		"internal/inventory", "internal/logkey", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd",
 	}}},
-	{"internal/executor", rule{imports: []string{"internal/preempt", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/executor", rule{imports: []string{"internal/logkey", "internal/preempt", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/breaker", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"internal/doctor", rule{imports: []string{apiV1, "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/config", rule{imports: []string{
@@ -95,13 +96,13 @@ var table = []struct {
 	}}},
 	{"internal/server", rule{imports: []string{
 		apiV1, simV1, "internal/authz", "internal/backlog", "internal/classify", "internal/doctor", "internal/errgrpc", "internal/events",
-		"internal/inventory", "internal/mtls", "internal/observer", "internal/peercred", "internal/version", "internal/words", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
+		"internal/inventory", "internal/logkey", "internal/mtls", "internal/observer", "internal/peercred", "internal/version", "internal/words", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
 	}}},
-	{"internal/metrics", rule{imports: []string{"internal/events", "internal/observer", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/metrics", rule{imports: []string{"internal/events", "internal/logkey", "internal/observer", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/daemon", rule{imports: []string{
 		apiV1, simV1, "internal/authz", "internal/backlog", "internal/breaker", "internal/classify", "internal/config", "internal/container", "internal/doctor",
 		"internal/events", "internal/executor", "internal/gpusim", "internal/hazard", "internal/hrtimer", "internal/inventory",
-		"internal/journal", "internal/metrics", "internal/mtls", "internal/observer", "internal/peercred", "internal/preempt", "internal/preempt/criu", "internal/preempt/dbgtrap",
+		"internal/journal", "internal/logkey", "internal/metrics", "internal/mtls", "internal/observer", "internal/peercred", "internal/preempt", "internal/preempt/criu", "internal/preempt/dbgtrap",
 		"internal/preempt/freezer", "internal/preempt/ladder", "internal/preempt/sim", "internal/server", "internal/simserver",
 		"internal/tracer", "internal/version", "internal/words", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},

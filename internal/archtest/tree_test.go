@@ -20,6 +20,8 @@ type tree struct {
 	module string
 	// packages by directory, slash-separated, below the root.
 	packages map[string]*pkg
+	// loggers is what loggerNames gives, once it has.
+	loggers map[string]bool
 }
 
 // pkg is the source of one directory.

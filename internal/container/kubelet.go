@@ -15,7 +15,7 @@ import (
 	"os"
 	"time"
 
-	"go.uber.org/zap"
+	"github.com/gpreempt/gpreempt/internal/logkey"
 )
 
 const (
@@ -116,9 +116,9 @@ func (r *Resolver) takePods(facts map[string]podFacts, err error) {
 	r.mu.Unlock()
 	switch {
 	case err != nil && was == nil:
-		r.cfg.Log.Warn("kubelet does not tell of its pods", zap.String("kubelet", r.cfg.Kubelet), zap.Error(err))
+		r.cfg.Log.Warn("kubelet does not tell of its pods", logkey.Kubelet(r.cfg.Kubelet), logkey.Err(err))
 	case err == nil && was != nil:
-		r.cfg.Log.Info("kubelet tells of its pods again", zap.String("kubelet", r.cfg.Kubelet))
+		r.cfg.Log.Info("kubelet tells of its pods again", logkey.Kubelet(r.cfg.Kubelet))
 	}
 	for _, id := range changed {
 		r.cfg.Changed(id)

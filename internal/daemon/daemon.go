@@ -32,6 +32,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/gpusim"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
@@ -83,7 +84,8 @@ func (c clock) Now() time.Duration { return time.Since(c.start) }
 // daemon is the parts that live as long as the process.
 type daemon struct {
 	opts      Options
-	log       *zap.Logger
+	log       *zap.Logger // but what repeats
+	changes   *zap.Logger // of states: each of them
 	level     zap.AtomicLevel
 	backend   *backend
 	hangups   <-chan os.Signal // SIGHUP
@@ -104,6 +106,8 @@ type daemon struct {
 	idle       *idleWatch
 	audit      *zap.Logger
 	keeper     *mtls.Keeper // nil without TCP
+	// epoch begins the lease ids of this run.
+	epoch uint64
 	// generation is that of the topology when its GPUs were read last; the observer uses it.
 	generation string
 	// ready tells that the daemon serves.
@@ -131,11 +135,14 @@ func Run(ctx context.Context, opts Options) (err error) {
 		return err
 	}
 	d := &daemon{opts: opts, level: zap.NewAtomicLevel(), hangups: hangups, told: told{}}
-	if d.log, d.audit = opts.Log, opts.Log; d.log == nil {
+	if d.changes, d.audit = opts.Log, opts.Log; opts.Log == nil {
 		log, queue := openLog()
 		defer queue.Close()
-		d.log, d.audit = log(d.level), log(zapcore.DebugLevel)
+		d.changes, d.audit = log(d.level), log(zapcore.DebugLevel)
 	}
+	var again repeats
+	defer again.close()
+	d.log = again.limit(d.changes)
 	if err := d.level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
 		return fmt.Errorf("log level: %w", err)
 	}
@@ -209,6 +216,7 @@ func (d *daemon) build(cfg config.Config) error {
 		return err
 	}
 	time0 := clock{time.Now()}
+	d.epoch = uint64(time0.start.UnixNano())
 	d.events = events.NewLog(eventsKept)
 	d.inventory = inventory.New(changesKept)
 	d.config.Store(&cfg)
@@ -256,7 +264,7 @@ func (d *daemon) build(cfg config.Config) error {
 			}
 		},
 		MaxMessageBytes: cfg.Limits.MaxMessageBytes,
-		Epoch:           uint64(time.Now().UnixNano()),
+		Epoch:           d.epoch,
 		Now:             time.Now,
 		Log:             d.log.Named("server"),
 		Audit:           d.audit.Named("audit"),
@@ -338,8 +346,8 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	d.server.SetServing(true)
 	d.ready.Store(true)
 	d.notify(systemd.SdNotifyReady + "\nSTATUS=" + d.status())
-	d.log.Info("serving", zap.String("socket", d.config.Load().Socket), zap.String("tcp", d.config.Load().TCP.Address), zap.String("backend", d.backend.name),
-		zap.String("version", version.String()), zap.Int("gpus", len(d.inventory.GPUs())))
+	d.log.Info("serving", logkey.Socket(d.config.Load().Socket), logkey.TCP(d.config.Load().TCP.Address), logkey.Backend(d.backend.name),
+		logkey.Version(version.String()), logkey.GPUs(len(d.inventory.GPUs())))
 	if d.opts.Ready != nil {
 		d.opts.Ready()
 	}
@@ -415,7 +423,7 @@ func (d *daemon) findGPUs() error {
 		hazards, unknown := newHazards(d.backend.root, gpus, d.config.Load().Safety.Hazards)
 		d.hazards.Store(hazards)
 		for _, text := range unknown {
-			d.log.Warn("hazard table: " + text)
+			d.log.Warn("what the hazard table asks for is not known", logkey.Text(text))
 		}
 	}
 	for _, gpu := range gpus {
@@ -460,7 +468,7 @@ func (d *daemon) reloadOnHangup(ctx context.Context) {
 func (d *daemon) reload() {
 	cfg, err := d.opts.load()
 	if err != nil {
-		d.log.Error("the config file is wrong; nothing changes", zap.Error(err))
+		d.log.Error("the config file is wrong; nothing changes", logkey.Err(err))
 		// One mistake a line; a warning is one line.
 		d.warnings.set("reload", gpreempt.WarnConfigRejected.Warn("the config file was not taken over: "+strings.ReplaceAll(err.Error(), "\n", "; ")))
 		return
@@ -469,7 +477,7 @@ func (d *daemon) reload() {
 	changes := config.Changes(old, cfg)
 	var restart []string
 	for _, c := range changes {
-		d.log.Info("config changed", zap.String("key", c.Key), zap.String("from", c.From), zap.String("to", c.To), zap.Bool("live", c.Live))
+		d.changes.Info("config changed", logkey.Config(c.Key), logkey.From(c.From), logkey.To(c.To), logkey.Live(c.Live))
 		if !c.Live {
 			restart = append(restart, c.Key)
 		}
@@ -487,11 +495,11 @@ func (d *daemon) reload() {
 func (d *daemon) apply(old, cfg config.Config) {
 	rules, err := classify.New(cfg.Rules)
 	if err != nil {
-		d.log.Error("the rules do not compile; nothing changes", zap.Error(err))
+		d.log.Error("the rules do not compile; nothing changes", logkey.Err(err))
 		return
 	}
 	if err := d.level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
-		d.log.Error("the log level is unknown; nothing changes", zap.Error(err))
+		d.log.Error("the log level is unknown; nothing changes", logkey.Err(err))
 		return
 	}
 	cfg.TCP.Address, cfg.Metrics = old.TCP.Address, old.Metrics

@@ -92,7 +92,7 @@ func newDaemon(t *testing.T, text string) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{opts: opts, log: opts.Log, audit: opts.Log, level: zap.NewAtomicLevel()}
+	d := &daemon{opts: opts, log: opts.Log, changes: opts.Log, audit: opts.Log, level: zap.NewAtomicLevel()}
 	if d.backend, err = openBackend(t.Context(), opts, cfg, d.hooks(), d.log); err != nil {
 		t.Fatal(err)
 	}

@@ -7,13 +7,12 @@ import (
 	"strings"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/container"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/internal/preempt/dbgtrap"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -154,7 +153,7 @@ func (d *daemon) backlogs(ctx context.Context, key gpreempt.ProcessKey, queues [
 	}
 	all, err := d.backend.backlogs(ctx, key, asked)
 	if err != nil {
-		d.log.Debug("a backlog cannot be read", zap.Stringer("target", key), zap.Error(err))
+		d.log.Debug("a backlog cannot be read", logkey.Target(key), logkey.Err(err))
 	}
 	return all
 }

@@ -13,6 +13,8 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/gpreempt/gpreempt/internal/logkey"
 )
 
 const (
@@ -43,7 +45,7 @@ func isJournal(stream string, f *os.File) bool {
 func journaldLog(socket string) (func(zapcore.LevelEnabler) *zap.Logger, *logQueue) {
 	q := newLogQueue(journald(socket), func(lines int64) []byte {
 		e := zapcore.Entry{Level: zapcore.WarnLevel, Message: linesLost}
-		return journaldEntry(e, []zapcore.Field{zap.Int64("lines", lines)})
+		return journaldEntry(e, []zapcore.Field{logkey.Lost(lines)})
 	})
 	return func(level zapcore.LevelEnabler) *zap.Logger {
 		return zap.New(&journaldCore{LevelEnabler: level, queue: q})

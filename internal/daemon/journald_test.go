@@ -108,7 +108,7 @@ func TestJournaldKnowsHowLoudAChangeIsAndWhatItIsAbout(t *testing.T) {
 	logs, queue := journaldLog(j.path)
 	log := logs(zap.NewAtomicLevelAt(zapcore.DebugLevel))
 	defer queue.Close()
-	d := &daemon{log: log}
+	d := &daemon{changes: log}
 	for _, tc := range []struct {
 		record scheduler.Record
 		want   map[string]string
@@ -175,7 +175,7 @@ func TestJournaldThatStopsReadingIsToldWhatIsLost(t *testing.T) {
 		if entry["PRIORITY"] != "4" || !strings.HasPrefix(entry["MESSAGE"], linesLost) {
 			t.Fatalf("%v", entry)
 		}
-		if _, err := fmt.Sscan(entry["GPREEMPT_LINES"], &lost); err != nil {
+		if _, err := fmt.Sscan(entry["GPREEMPT_LOST"], &lost); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -4,9 +4,8 @@ import (
 	"context"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/gpreempt/gpreempt/internal/breaker"
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -39,7 +38,7 @@ func (d *daemon) watchKernelLog(ctx context.Context) {
 }
 
 func (d *daemon) alarm(a breaker.Alarm) {
-	d.log.Error("the kernel tells of a GPU in trouble", zap.Stringer("gpu", a.GPU), zap.String("pattern", a.Pattern),
-		zap.String("line", a.Line), zap.String("issue", a.Issue))
+	d.log.Error("the kernel tells of a GPU in trouble", logkey.GPU(a.GPU), logkey.Pattern(a.Pattern),
+		logkey.Text(a.Line), logkey.Issue(a.Issue))
 	d.runner.Post(scheduler.Alarm{GPU: a.GPU})
 }

@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -82,18 +82,8 @@ func (d *daemon) identified(listener *net.UnixListener) (net.Listener, error) {
 		return nil, fmt.Errorf("limit of file descriptors: %w", err)
 	}
 	most := int(min(files.Cur, 1<<20)) * 3 / 8
-	// Whoever connects again and again must not fill the log.
-	log := d.log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core {
-		return zapcore.NewSamplerWithOptions(c, acceptsTime, acceptsLogged, 0)
-	}))
-	return acceptLog{peercred.NewListener(listener, peercred.AtMost(most), peercred.Admit(d.server.MayConnect), peercred.OnRefused(d.server.Refused)), log}, nil
+	return acceptLog{peercred.NewListener(listener, peercred.AtMost(most), peercred.Admit(d.server.MayConnect), peercred.OnRefused(d.server.Refused)), d.log}, nil
 }
-
-// acceptsLogged is how many failures to accept are logged in each acceptsTime.
-const (
-	acceptsLogged = 5
-	acceptsTime   = time.Minute
-)
 
 // acceptLog tells that nobody can be let in; gRPC waits and tries again by itself.
 type acceptLog struct {
@@ -104,7 +94,7 @@ type acceptLog struct {
 func (l acceptLog) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err != nil && !errors.Is(err, net.ErrClosed) {
-		l.log.Warn("no connection can be accepted; those there are go on", zap.Error(err))
+		l.log.Warn("no connection can be accepted; those there are go on", logkey.Err(err))
 	}
 	return conn, err
 }

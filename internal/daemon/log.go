@@ -11,7 +11,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -41,7 +42,7 @@ func jsonLog(w io.Writer) (func(zapcore.LevelEnabler) *zap.Logger, *logQueue) {
 	cfg.TimeKey = "time"
 	cfg.EncodeTime = zapcore.RFC3339NanoTimeEncoder
 	q := newLogQueue(w, func(lines int64) []byte {
-		return fmt.Appendf(nil, `{"level":"warn","time":%q,"msg":%q,"lines":%d}`+"\n", time.Now().Format(time.RFC3339Nano), linesLost, lines)
+		return fmt.Appendf(nil, `{"level":"warn","time":%q,"msg":%q,"lost":%d}`+"\n", time.Now().Format(time.RFC3339Nano), linesLost, lines)
 	})
 	return func(level zapcore.LevelEnabler) *zap.Logger {
 		return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(cfg), zapcore.AddSync(q), level))
@@ -115,33 +116,84 @@ func (q *logQueue) Close() {
 	}
 }
 
-// logRecord writes a state change: what a person may have to act on at Warn,
-// what an admin asked for at Info, the daily work at Debug.
+// logRecord writes a state change, in one line: what a person may have to act on at
+// Warn, what somebody did to a target or to all at Info, the daily work at Debug. There
+// are seven lines of that to an announcement, and a server may announce thousands of
+// times a second; who wants to see it has the event stream.
 func (d *daemon) logRecord(r scheduler.Record) {
 	level := zapcore.DebugLevel
 	switch {
 	case r.Kind == scheduler.RecordBreaker && r.On, r.ToTarget == scheduler.TargetQuarantined,
 		r.Cause == scheduler.CauseFailed, r.Cause == scheduler.CauseHardware:
 		level = zapcore.WarnLevel
-	case r.Kind == scheduler.RecordPolicy, r.Kind == scheduler.RecordDrain, r.Kind == scheduler.RecordBreaker:
+	case r.Kind == scheduler.RecordPolicy, r.Kind == scheduler.RecordDrain, r.Kind == scheduler.RecordBreaker,
+		judgedAnew(r), r.Cause == scheduler.CauseQuarantineOver:
 		level = zapcore.InfoLevel
 	}
-	if entry := d.log.Check(level, "state changed"); entry != nil {
-		entry.Write(append(about(r), zap.Stringer("change", r))...)
+	if entry := d.changes.Check(level, changed(r)); entry != nil {
+		entry.Write(d.about(r)...)
 	}
 }
 
-// about gives what a state change is about, for filters.
-func about(r scheduler.Record) []zap.Field {
-	var fields []zap.Field
-	if r.Target != (gpreempt.ProcessKey{}) {
-		fields = append(fields, zap.Stringer("target", r.Target))
+// judgedAnew tells that the class or the priority of a target changed, and its state
+// did not.
+func judgedAnew(r scheduler.Record) bool {
+	return r.Kind == scheduler.RecordTarget && r.Cause == scheduler.CauseClass && r.FromTarget == r.ToTarget
+}
+
+// changed gives the message of a state change.
+func changed(r scheduler.Record) string {
+	switch {
+	case judgedAnew(r):
+		return "target judged anew"
+	case r.Kind == scheduler.RecordTarget:
+		return "target changed"
+	case r.Kind == scheduler.RecordShadow:
+		return "target would have changed"
+	case r.Kind == scheduler.RecordLease:
+		return "lease changed"
+	case r.Kind == scheduler.RecordBreaker && r.On:
+		return "breaker opened"
+	case r.Kind == scheduler.RecordBreaker:
+		return "breaker closed"
+	case r.Kind == scheduler.RecordDrain && r.On:
+		return "drain began"
+	case r.Kind == scheduler.RecordDrain:
+		return "drain ended"
+	case r.Kind == scheduler.RecordPolicy:
+		return "policy changed"
+	}
+	return "state changed"
+}
+
+// about gives what a state change is about, and what changed.
+func (d *daemon) about(r scheduler.Record) []zap.Field {
+	fields := make([]zap.Field, 0, 8)
+	switch r.Kind {
+	case scheduler.RecordTarget, scheduler.RecordShadow:
+		fields = append(fields, logkey.Target(r.Target))
+		if judgedAnew(r) || r.Cause == scheduler.CauseSeen {
+			fields = append(fields, logkey.Class(r.Class))
+		}
+		if !judgedAnew(r) {
+			fields = append(fields, logkey.From(r.FromTarget.String()), logkey.To(r.ToTarget.String()))
+		}
+	case scheduler.RecordLease:
+		fields = append(fields, logkey.From(r.FromLease.String()), logkey.To(r.ToLease.String()))
+		if r.End != scheduler.EndNone {
+			fields = append(fields, logkey.End(r.End))
+		}
+	case scheduler.RecordBreaker:
+		fields = append(fields, logkey.GPU(r.GPU))
 	}
 	if r.Lease != 0 {
-		fields = append(fields, zap.Uint64("lease", uint64(r.Lease)))
+		fields = append(fields, logkey.Lease(server.LeaseID(d.epoch, r.Lease)))
 	}
-	if r.GPU != 0 {
-		fields = append(fields, zap.Stringer("gpu", r.GPU))
+	if r.Cause != "" {
+		fields = append(fields, logkey.Cause(string(r.Cause)))
+	}
+	if r.Took != 0 {
+		fields = append(fields, logkey.Took(r.Took))
 	}
 	return fields
 }

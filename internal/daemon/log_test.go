@@ -34,7 +34,7 @@ func (r *reader) said(t *testing.T) (all []string) {
 		var l struct {
 			Level, Msg string
 			Time       time.Time
-			Lines      int
+			Lost       int
 		}
 		if err := json.Unmarshal(line, &l); err != nil {
 			t.Fatalf("%v in %s", err, line)
@@ -42,7 +42,7 @@ func (r *reader) said(t *testing.T) (all []string) {
 		if l.Time.IsZero() {
 			t.Errorf("no time in %s", line)
 		}
-		all = append(all, fmt.Sprint(l.Level, " ", l.Msg, " ", l.Lines))
+		all = append(all, fmt.Sprint(l.Level, " ", l.Msg, " ", l.Lost))
 	}
 	return all
 }
@@ -110,7 +110,7 @@ func TestChangesAreLoggedAsLoudlyAsSomebodyMustAct(t *testing.T) {
 		close(r.let)
 		logs, queue := jsonLog(r)
 		log := logs(zap.NewAtomicLevelAt(zapcore.DebugLevel))
-		(&daemon{log: log}).logRecord(tc.record)
+		(&daemon{changes: log}).logRecord(tc.record)
 		queue.Close()
 		if diff := cmp.Diff([]string{tc.want + " state changed 0"}, r.said(t)); diff != "" {
 			t.Errorf("%v: %s", tc.record, diff)

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/journal"
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/preempt/criu"
 	"github.com/gpreempt/gpreempt/internal/preempt/freezer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -85,7 +86,7 @@ func (p *pauses) undoOrphans(ctx context.Context) (undone int, failures []error)
 		p.orphans = slices.DeleteFunc(p.orphans, func(o journal.Entry) bool { return o == e })
 		p.mu.Unlock()
 		p.log.Warn("a process that an earlier daemon left paused runs again",
-			zap.Stringer("target", e.Target), zap.String("mechanism", e.Mechanism), zap.Time("paused", e.At))
+			logkey.Target(e.Target), logkey.Mechanism(e.Mechanism), logkey.Since(e.At))
 	}
 	return undone, failures
 }

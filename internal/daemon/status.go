@@ -6,8 +6,8 @@ import (
 	"time"
 
 	systemd "github.com/coreos/go-systemd/v22/daemon"
-	"go.uber.org/zap"
 
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -23,7 +23,7 @@ func (d *daemon) beat() {
 	state := systemd.SdNotifyWatchdog
 	if now := time.Now(); now.Sub(d.statusAt) >= statusEvery {
 		d.statusAt = now
-		d.told.tell(d.log, d.listWarnings())
+		d.told.tell(d.changes, d.listWarnings())
 		state += "\nSTATUS=" + d.status()
 	}
 	d.notify(state)
@@ -32,7 +32,7 @@ func (d *daemon) beat() {
 // notify tells systemd; that it cannot be told is no reason to stop.
 func (d *daemon) notify(state string) {
 	if _, err := systemd.SdNotify(false, state); err != nil {
-		d.log.Warn("systemd could not be told", zap.String("state", state), zap.Error(err))
+		d.log.Warn("systemd could not be told", logkey.State(state), logkey.Err(err))
 	}
 }
 

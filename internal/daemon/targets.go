@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
 	"github.com/gpreempt/gpreempt/internal/server"
@@ -327,7 +328,7 @@ func (t *targets) attached(key gpreempt.ProcessKey, err error) {
 		if k.warned {
 			level = zap.DebugLevel // it is tried every few seconds
 		}
-		t.log.Log(level, "a target cannot be suspended", zap.Stringer("target", key), zap.String("comm", k.proc.Comm), zap.Error(err))
+		t.log.Log(level, "a target cannot be suspended", logkey.Target(key), logkey.Comm(k.proc.Comm), logkey.Err(err))
 	}
 	k.warned = err != nil
 	t.tell(k)

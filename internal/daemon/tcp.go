@@ -6,9 +6,8 @@ import (
 	"fmt"
 	"net"
 
-	"go.uber.org/zap"
-
 	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -43,7 +42,7 @@ func (d *daemon) reloadCertificates(t config.TCP) {
 	}
 	d.warnings.set("tcp")
 	if err := d.keeper.Load(certificateFiles(t)); err != nil {
-		d.log.Error("the certificates for TCP are wrong; those from before stay in force", zap.Error(err))
+		d.log.Error("the certificates for TCP are wrong; those from before stay in force", logkey.Err(err))
 		d.warnings.set("tcp", gpreempt.WarnCertificateRejected.Warn("the certificates for TCP were not taken over: "+err.Error()))
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -59,11 +60,11 @@ func (t told) tell(log *zap.Logger, now []gpreempt.Warning) {
 		if w.Severity == gpreempt.SeverityError {
 			level = zapcore.ErrorLevel
 		}
-		log.Log(level, "a warning holds", zap.String("code", w.Code), zap.String("severity", w.Severity), zap.String("text", w.Text), zap.String("remedy", w.Remedy))
+		log.Log(level, "a warning holds", logkey.Code(w.Code), logkey.Severity(w.Severity), logkey.Text(w.Text), logkey.Remedy(w.Remedy))
 	}
 	for _, code := range slices.Sorted(maps.Keys(t)) {
 		if !holds[code] {
-			log.Info("a warning is over", zap.String("code", code), zap.String("severity", t[code].Severity))
+			log.Info("a warning is over", logkey.Code(code), logkey.Severity(t[code].Severity))
 			delete(t, code)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -211,7 +212,7 @@ func (e *Executor) release(target gpreempt.ProcessKey, session preempt.Session) 
 			return
 		}
 		e.cfg.Log.Error("a target could not be released and may be suspended; it is tried again",
-			zap.Stringer("target", target), zap.Duration("in", wait), zap.Error(err))
+			logkey.Target(target), logkey.RetryIn(wait), logkey.Err(err))
 		select {
 		case <-e.ctx.Done():
 			return
@@ -244,7 +245,7 @@ func (e *Executor) do(target gpreempt.ProcessKey, session preempt.Session, c com
 	took := e.cfg.Now() - begin
 	outcome, gpus := classify(err)
 	if outcome != scheduler.OutcomeOK && outcome != scheduler.OutcomeGone {
-		e.cfg.Log.Warn("an action on a target failed", zap.Stringer("target", target), zap.Bool("suspend", c.suspend), zap.Error(err))
+		e.cfg.Log.Warn("an action on a target failed", logkey.Target(target), logkey.Suspend(c.suspend), logkey.Err(err))
 	}
 	if c.suspend {
 		e.cfg.Post(scheduler.Suspended{Target: target, Seq: c.seq, Result: outcome, FailedGPUs: gpus, Took: took})

@@ -13,6 +13,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
 	"golang.org/x/net/netutil"
+
+	"github.com/gpreempt/gpreempt/internal/logkey"
 )
 
 // Bounds of a listener that shows figures and takes no orders.
@@ -75,7 +77,7 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 func Serve(ctx context.Context, l net.Listener, h http.Handler, log *zap.Logger) {
 	errorLog, err := zap.NewStdLogAt(log, zap.DebugLevel)
 	if err != nil {
-		log.Error("the errors of metrics clients are not logged", zap.Error(err))
+		log.Error("the errors of metrics clients are not logged", logkey.Err(err))
 	}
 	s := &http.Server{
 		Handler: h, ReadTimeout: headerTime, WriteTimeout: answerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeaderBytes, ErrorLog: errorLog,
@@ -83,6 +85,6 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, log *zap.Logger)
 	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
 	defer stop()
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		log.Error("metrics are no longer served", zap.Error(err))
+		log.Error("metrics are no longer served", logkey.Err(err))
 	}
 }

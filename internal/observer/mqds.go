@@ -9,9 +9,8 @@ import (
 	"slices"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -123,7 +122,7 @@ func (o *Observer) digest(d dump) time.Duration {
 	}
 	var warnings []gpreempt.Warning
 	for _, w := range d.mqds.Warnings {
-		o.cfg.Log.Debug("the driver's mqds has a line that is odd", zap.Int("line", w.Line), zap.String("text", w.Text))
+		o.cfg.Log.Debug("the driver's mqds has a line that is odd", logkey.Line(w.Line), logkey.Text(w.Text))
 	}
 	if len(d.mqds.Warnings) > 0 {
 		w := d.mqds.Warnings[0]

@@ -7,8 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"go.uber.org/zap"
-
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -84,7 +83,7 @@ func (o *Observer) openSMI(gpu gpreempt.GPUID) Stream {
 	}
 	stream, err := o.cfg.SMI(gpu)
 	if err != nil {
-		o.cfg.Log.Info("the driver's events of a GPU cannot be read", zap.Stringer("gpu", gpu), zap.Error(err))
+		o.cfg.Log.Info("the driver's events of a GPU cannot be read", logkey.GPU(gpu), logkey.Err(err))
 		o.note(smi, func(s *Source) { s.Note = err.Error() })
 		o.cfg.Warn(smi, gpreempt.WarnSMIUnavailable.Warn(fmt.Sprintf("GPU %v does not tell when it lacks memory: %v", gpu, err)))
 		r.streams[gpu] = nil
@@ -106,7 +105,7 @@ func (o *Observer) takeSMI(event kfd.SMIEvent) {
 	}
 	eviction, err := kfd.ParseQueueEviction(event)
 	if err != nil {
-		o.cfg.Log.Debug("an event of the driver is not understood", zap.Error(err))
+		o.cfg.Log.Debug("an event of the driver is not understood", logkey.Err(err))
 		return
 	}
 	if eviction.Trigger != kfd.TriggerTTM {

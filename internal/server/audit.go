@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -100,13 +101,13 @@ func (s *Server) audited(c *connection, method string, next grpc.UnaryHandler) g
 
 func (d deed) fields(s *Server) (fields []zap.Field) {
 	if d.verb != "" {
-		fields = append(fields, zap.String("verb", d.verb))
+		fields = append(fields, logkey.Verb(d.verb))
 	}
 	if !d.record.Target.IsZero() {
-		fields = append(fields, zap.Stringer("target", d.record.Target))
+		fields = append(fields, logkey.Target(d.record.Target))
 	}
 	if d.record.Lease != 0 {
-		fields = append(fields, zap.String("lease", leaseID(s.leasePrefix, d.record.Lease)))
+		fields = append(fields, logkey.Lease(leaseID(s.leasePrefix, d.record.Lease)))
 	}
 	return fields
 }
@@ -125,7 +126,7 @@ func (s *Server) auditRefusal(c *connection, method string, req any, err error) 
 			return
 		}
 		if held > 0 {
-			more = append(more, zap.Uint64("unlogged", held))
+			more = append(more, logkey.Unlogged(held))
 		}
 	}
 	s.audit(c, auditRefused, method, req, err, more...)
@@ -134,7 +135,7 @@ func (s *Server) auditRefusal(c *connection, method string, req any, err error) 
 // auditRest says how many refusals of a client that leaves had no line.
 func (s *Server) auditRest(c *connection) {
 	if held := c.client.refusals.rest(); held > 0 {
-		s.audit(c, auditRefused, "", nil, nil, zap.Uint64("unlogged", held))
+		s.audit(c, auditRefused, "", nil, nil, logkey.Unlogged(held))
 	}
 }
 
@@ -148,12 +149,12 @@ func (s *Server) audit(c *connection, outcome, method string, req any, err error
 	if entry == nil {
 		return
 	}
-	fields := []zap.Field{zap.Bool("audit", true), zap.String("outcome", outcome)}
+	fields := []zap.Field{logkey.Audit(), logkey.Outcome(outcome)}
 	if method != "" {
-		fields = append(fields, zap.String("method", strings.TrimPrefix(method, oursForAdmins)))
+		fields = append(fields, logkey.Method(strings.TrimPrefix(method, oursForAdmins)))
 	}
 	if m, ok := req.(proto.Message); ok {
-		fields = append(fields, zap.String("request", requestText(m)))
+		fields = append(fields, logkey.Request(requestText(m)))
 	}
 	if c != nil {
 		fields = append(fields, c.fields()...)
@@ -161,9 +162,9 @@ func (s *Server) audit(c *connection, outcome, method string, req any, err error
 	fields = append(fields, more...)
 	if err != nil {
 		if reason := gpreempt.ReasonOf(errgrpc.FromStatus(err)); reason != "" {
-			fields = append(fields, zap.String("reason", string(reason)))
+			fields = append(fields, logkey.Reason(reason))
 		}
-		fields = append(fields, zap.Error(err))
+		fields = append(fields, logkey.Err(err))
 	}
 	entry.Write(fields...)
 }

@@ -4,10 +4,10 @@ import (
 	"context"
 	"time"
 
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
 	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -91,9 +91,7 @@ func (s *Server) countTooLarge(err error) {
 // no other way to end a call whose message is waited for.
 func (s *Server) cut(c *connection, method string) {
 	s.cfg.Events.Refused(gpreempt.ReasonSlowRequest)
-	if held, through := s.refusals.next(); through {
-		s.cfg.Log.Warn("a connection is closed: the message of a call did not follow its header in time",
-			zap.Stringer("peer", c.peer), zap.String("method", method), zap.Duration("waited", messageTime), zap.Uint64("unlogged", held))
-	}
+	s.cfg.Log.Warn("a connection is closed: the message of a call did not follow its header in time",
+		logkey.Peer(c.peer), logkey.Method(method), logkey.Waited(messageTime))
 	_ = c.link.Close()
 }

@@ -6,12 +6,12 @@ import (
 	"runtime/debug"
 	"strings"
 
-	"go.uber.org/zap"
 	"google.golang.org/grpc"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -153,7 +153,7 @@ func (s *Server) recoverPanic(method string, err *error) {
 }
 
 func (s *Server) panicked(method string, r any) error {
-	s.cfg.Log.Error("a handler panicked", zap.String("method", method), zap.Any("panic", r), zap.ByteString("stack", debug.Stack()))
+	s.cfg.Log.Error("a handler panicked", logkey.Method(method), logkey.Panic(r), logkey.Stack(debug.Stack()))
 	return &gpreempt.Error{
 		Code: gpreempt.CodeInternal, Reason: gpreempt.ReasonInternal,
 		Message: method + " failed inside the daemon",

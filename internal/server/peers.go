@@ -14,6 +14,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -98,12 +99,11 @@ func (d *doorkeeper) Clone() credentials.TransportCredentials {
 	return &doorkeeper{TransportCredentials: d.TransportCredentials.Clone(), certified: d.certified.Clone(), clients: d.clients}
 }
 
-// Refused counts a connection that was not let in, and logs a few a second and how
-// many there were between. One that says nothing, such as that of a prober, is no
+// Refused counts and logs a connection that was not let in. One that says nothing, such as that of a prober, is no
 // trouble. It does not block.
 func (s *Server) Refused(err error) {
 	if errors.Is(err, io.EOF) {
-		s.cfg.Log.Debug("a connection ended before it began", zap.Error(err))
+		s.cfg.Log.Debug("a connection ended before it began", logkey.Err(err))
 		return
 	}
 	why := gpreempt.ReasonOf(err)
@@ -111,9 +111,7 @@ func (s *Server) Refused(err error) {
 		why = gpreempt.ReasonConnsTotal
 	}
 	s.cfg.Events.Refused(cmp.Or(why, gpreempt.ReasonNoIdentity))
-	if held, through := s.refusals.next(); through {
-		s.cfg.Log.Warn("a connection is refused", zap.Error(err), zap.Uint64("unlogged", held))
-	}
+	s.cfg.Log.Warn("a connection is refused", logkey.Err(err))
 }
 
 // setHolder says in a message whose a lease is.
@@ -130,14 +128,14 @@ func setHolder(m *gpreemptv1.Lease, p authz.Peer) {
 func (c *connection) fields() []zap.Field {
 	switch p := c.peer.(type) {
 	case peercred.Peer:
-		fields := []zap.Field{zap.Uint32("uid", p.UID), zap.Uint32("gid", p.GID), zap.Int32("pid", p.PID), zap.Uint64("start", p.Start)}
+		fields := []zap.Field{logkey.UID(p.UID), logkey.GID(p.GID), logkey.PID(p.PID), logkey.Start(p.Start)}
 		if origin, known := c.link.(*peercred.Conn).Origin(); known {
-			fields = append(fields, zap.String("exe", origin.Exe), zap.String("cgroup", origin.Cgroup))
+			fields = append(fields, logkey.Exe(origin.Exe), logkey.Cgroup(origin.Cgroup))
 		}
 		return fields
 	case mtls.Peer:
 		return []zap.Field{
-			zap.String("certificate", p.Name()), zap.String("subject", p.Subject), zap.String("serial", p.Serial), zap.String("address", p.Address),
+			logkey.Certificate(p.Name()), logkey.CertificateSubject(p.Subject), logkey.Serial(p.Serial), logkey.Address(p.Address),
 		}
 	}
 	return nil

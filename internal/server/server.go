@@ -224,8 +224,7 @@ type Server struct {
 	closing context.Context
 	close   context.CancelCauseFunc
 
-	refusals scarce // log lines of connections
-	door     door
+	door door
 
 	policyMu sync.Mutex // held through SetPolicy: it reads, changes and writes
 }

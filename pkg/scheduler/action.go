@@ -112,11 +112,13 @@ type Record struct {
 	Target     gpreempt.ProcessKey
 	FromTarget TargetState
 	ToTarget   TargetState
-	Lease      LeaseID
-	FromLease  LeaseState
-	ToLease    LeaseState
-	End        LeaseEnd
-	GPU        gpreempt.GPUID
+	// Class is that of the target; set for RecordTarget.
+	Class     gpreempt.Class
+	Lease     LeaseID
+	FromLease LeaseState
+	ToLease   LeaseState
+	End       LeaseEnd
+	GPU       gpreempt.GPUID
 	// On is the new state of a breaker or of draining.
 	On    bool
 	Cause Cause

@@ -68,7 +68,7 @@ func (c *Core) targetSeen(ev TargetSeen) {
 	judged := t.class != ev.Class || t.priority != ev.Priority
 	t.job, t.class, t.priority, t.gpus, t.ready, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Ready, ev.Queues
 	if judged {
-		c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Cause: CauseClass})
+		c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseClass})
 	}
 	if regang {
 		c.joinGang(t)
@@ -100,7 +100,7 @@ func (c *Core) setTargetState(t *target, to TargetState, cause Cause, lease Leas
 	case !away && wasAway:
 		t.away += c.now - t.awaySince
 	}
-	c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: from, ToTarget: to, Cause: cause, Lease: lease, Took: took})
+	c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: from, ToTarget: to, Class: t.class, Cause: cause, Lease: lease, Took: took})
 }
 
 // suspendTarget sends a Suspend, also for queues born since the last one.

@@ -38,6 +38,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/internal/journal"
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -124,7 +125,7 @@ func (m *Mechanism) unpause(ctx context.Context, target gpreempt.ProcessKey) err
 // process: the next Undo unpauses what is not paused.
 func (m *Mechanism) end(target gpreempt.ProcessKey) {
 	if err := m.cfg.Journal.End(target, name); err != nil {
-		m.cfg.Log.Warn("a pause that is over is still in the journal", zap.Stringer("target", target), zap.Error(err))
+		m.cfg.Log.Warn("a pause that is over is still in the journal", logkey.Target(target), logkey.Err(err))
 	}
 }
 

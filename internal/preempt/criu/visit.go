@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/internal/tracer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -43,7 +43,7 @@ func (m *Mechanism) visit(ctx context.Context, target gpreempt.ProcessKey, do fu
 	defer func() {
 		// It ends within a second; the caller's end does not shorten that.
 		if err := thread.Detach(context.WithoutCancel(ctx)); err != nil {
-			m.cfg.Log.Warn("the trace of a process did not end", zap.Stringer("target", target), zap.Error(err))
+			m.cfg.Log.Warn("the trace of a process did not end", logkey.Target(target), logkey.Err(err))
 		}
 	}()
 	return gone(do(&visit{m, target, p, thread}))
@@ -65,7 +65,7 @@ func (v *visit) call(ctx context.Context, numbers []int, f func([]file) error) e
 		for _, f := range files {
 			if err := v.m.cfg.Sys.Close(f.fd); err != nil {
 				v.m.cfg.Log.Warn("a descriptor of a process could not be closed: its GPU memory stays when it dies",
-					zap.Stringer("target", v.target), zap.Error(err))
+					logkey.Target(v.target), logkey.Err(err))
 			}
 		}
 	}()
@@ -110,13 +110,13 @@ func (v *visit) unpause(ctx context.Context) error {
 	case own == 0:
 		return errNoContext
 	}
-	v.m.cfg.Log.Debug("unpaused", zap.Stringer("target", v.target), zap.Int("descriptors", own), zap.Int("paused", paused))
+	v.m.cfg.Log.Debug("unpaused", logkey.Target(v.target), logkey.Descriptors(own), logkey.Paused(paused))
 	return nil
 }
 
 func (m *Mechanism) close(p Process, target gpreempt.ProcessKey) {
 	if err := p.Close(); err != nil {
-		m.cfg.Log.Warn("a process descriptor could not be closed", zap.Stringer("target", target), zap.Error(err))
+		m.cfg.Log.Warn("a process descriptor could not be closed", logkey.Target(target), logkey.Err(err))
 	}
 }
 

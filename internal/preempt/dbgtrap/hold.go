@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/internal/tracer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -64,7 +65,7 @@ type hold struct {
 func newHold(m *Mechanism, target gpreempt.ProcessKey) *hold {
 	return &hold{
 		m: m, target: target, pid: target.PID, held: idSet{},
-		log: m.cfg.Log.With(zap.Stringer("target", target)),
+		log: m.cfg.Log.With(logkey.Target(target)),
 	}
 }
 
@@ -105,7 +106,7 @@ func (h *hold) unstick(ctx context.Context) {
 		return err
 	})
 	if err != nil {
-		h.log.Info("a target that another debugger holds may be suspended, and could not be resumed", zap.Error(err))
+		h.log.Info("a target that another debugger holds may be suspended, and could not be resumed", logkey.Err(err))
 	}
 }
 
@@ -146,7 +147,7 @@ func (h *hold) op(ctx context.Context, f func() error) error {
 		err = h.on(ctx, f)
 	}
 	if lostTouch(err) {
-		h.log.Debug("the target does not answer to us", zap.Error(err))
+		h.log.Debug("the target does not answer to us", logkey.Err(err))
 		if err := h.regain(ctx); err != nil {
 			return err
 		}

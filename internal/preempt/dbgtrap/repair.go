@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 
-	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/internal/tracer"
 )
@@ -112,7 +112,7 @@ func (h *hold) revive(ctx context.Context) error {
 		return fmt.Errorf("process %d: %w: it ended our debugging", h.target.PID, preempt.ErrDebugged)
 	}
 	h.revived = true
-	h.log.Warn("somebody ended the debugging of the target, which is enabled again", zap.Bool("was_suspended", len(h.held) > 0))
+	h.log.Warn("somebody ended the debugging of the target, which is enabled again", logkey.WasSuspended(len(h.held) > 0))
 	err := h.enable(ctx)
 	if errors.Is(err, unix.EALREADY) {
 		return fmt.Errorf("process %d: %w: %w", h.target.PID, preempt.ErrDebugged, err)

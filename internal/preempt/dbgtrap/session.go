@@ -10,6 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -67,7 +68,7 @@ func newSession(m *Mechanism, target gpreempt.ProcessKey) *session {
 		closing: make(chan struct{}),
 		settled: make(chan struct{}),
 		hold:    newHold(m, target),
-		log:     m.cfg.Log.With(zap.Stringer("target", target)),
+		log:     m.cfg.Log.With(logkey.Target(target)),
 	}
 }
 
@@ -239,7 +240,7 @@ func (s *session) handle(ctx context.Context, c call) {
 		case ends:
 			s.report(err)
 		case err != nil:
-			s.log.Warn("an action on the target failed after it was given up", zap.Bool("suspend", c.suspend), zap.Error(err))
+			s.log.Warn("an action on the target failed after it was given up", logkey.Suspend(c.suspend), logkey.Err(err))
 		case c.suspend: // too late: nobody knows that it is suspended
 			if err := s.release(ctx); final(err) {
 				s.conclude(ctx, err)
@@ -327,7 +328,7 @@ func (s *session) report(err error) {
 	if s.isClosing() {
 		return
 	}
-	s.log.Warn("the target can be suspended no longer", zap.Error(err))
+	s.log.Warn("the target can be suspended no longer", logkey.Err(err))
 	go s.m.cfg.Lost(s.target, err)
 }
 
@@ -355,7 +356,7 @@ func (s *session) payBack(ctx context.Context) {
 // putOff has something tried again later.
 func (s *session) putOff(err error) {
 	s.wait = min(max(2*s.wait, s.m.retry), maxRetry)
-	s.log.Error("the target may be suspended and could not be resumed: trying again", zap.Duration("in", s.wait), zap.Error(err))
+	s.log.Error("the target may be suspended and could not be resumed: trying again", logkey.RetryIn(s.wait), logkey.Err(err))
 	s.retry.Reset(s.wait)
 }
 

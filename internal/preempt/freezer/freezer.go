@@ -29,6 +29,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/journal"
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -280,7 +281,7 @@ func (s *session) choose() (pause, error) {
 	case g != nil:
 		return &freeze{cgroup: g, m: s.m, session: s}, nil
 	}
-	s.m.cfg.Log.Debug("stopping the process alone", zap.Stringer("target", s.target), zap.String("why", why))
+	s.m.cfg.Log.Debug("stopping the process alone", logkey.Target(s.target), logkey.Why(why))
 	return &stop{session: s}, nil
 }
 
@@ -359,24 +360,24 @@ func (s *session) release() error {
 // process: the next Undo lets run what runs.
 func (m *Mechanism) end(target gpreempt.ProcessKey) {
 	if err := m.cfg.Journal.End(target, name); err != nil {
-		m.cfg.Log.Warn("a pause that is over is still in the journal", zap.Stringer("target", target), zap.Error(err))
+		m.cfg.Log.Warn("a pause that is over is still in the journal", logkey.Target(target), logkey.Err(err))
 	}
 }
 
 func (m *Mechanism) discard(p pause, target gpreempt.ProcessKey) {
 	if err := p.close(); err != nil {
-		m.cfg.Log.Warn("a descriptor could not be closed", zap.Stringer("target", target), zap.Error(err))
+		m.cfg.Log.Warn("a descriptor could not be closed", logkey.Target(target), logkey.Err(err))
 	}
 }
 
 func (m *Mechanism) close(p *process) {
 	if err := p.close(); err != nil {
-		m.cfg.Log.Warn("a process descriptor could not be closed", zap.Stringer("target", p.key), zap.Error(err))
+		m.cfg.Log.Warn("a process descriptor could not be closed", logkey.Target(p.key), logkey.Err(err))
 	}
 }
 
 func (m *Mechanism) closeCgroup(g *cgroup) {
 	if err := g.close(); err != nil {
-		m.cfg.Log.Warn("the directory of a cgroup could not be closed", zap.String("cgroup", g.path), zap.Error(err))
+		m.cfg.Log.Warn("the directory of a cgroup could not be closed", logkey.Cgroup(g.path), logkey.Err(err))
 	}
 }

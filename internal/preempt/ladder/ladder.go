@@ -13,6 +13,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -304,7 +305,7 @@ func (l *Ladder) try(ctx context.Context, m preempt.Mechanism, target gpreempt.P
 		return nil, "", nil, err
 	}
 	l.failed(rung{m.Name(), target}, err)
-	l.cfg.Log.Info("a mechanism cannot hold a target", zap.String("mechanism", m.Name()), zap.Stringer("target", target), zap.Error(err))
+	l.cfg.Log.Info("a mechanism cannot hold a target", logkey.Mechanism(m.Name()), logkey.Target(target), logkey.Err(err))
 	return nil, "", &Rejection{Mechanism: m.Name(), Why: err.Error()}, nil
 }
 

@@ -6,8 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"go.uber.org/zap"
-
+	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -121,7 +120,7 @@ func (s *session) takeBetter() (*chosen, error) {
 	}
 	if err := s.drop(&s.current); err != nil {
 		s.ladder.cfg.Log.Warn("a mechanism that holds a running target does not let go of it for a better one",
-			zap.String("mechanism", s.ladder.cfg.Rungs[s.current.index].Name()), zap.Stringer("target", s.target), zap.Error(err))
+			logkey.Mechanism(s.ladder.cfg.Rungs[s.current.index].Name()), logkey.Target(s.target), logkey.Err(err))
 		return s.current, nil
 	}
 	s.current, s.better = s.better, nil
@@ -153,7 +152,7 @@ func (s *session) climb(below int) {
 		// It has suspended nothing, so that all there is to lose is what it occupies.
 		if err := s.drop(&better); err != nil {
 			s.ladder.cfg.Log.Warn("a mechanism that holds a running target does not let go of it",
-				zap.String("mechanism", choice.Mechanism), zap.Stringer("target", s.target), zap.Error(err))
+				logkey.Mechanism(choice.Mechanism), logkey.Target(s.target), logkey.Err(err))
 		}
 	default:
 		s.better, s.betterChoice = better, choice
