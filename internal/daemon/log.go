@@ -118,7 +118,7 @@ func (q *logQueue) Close() {
 
 // logRecord writes a state change, in one line: what a person may have to act on at
 // Warn, what somebody did to a target or to all at Info, the daily work at Debug. There
-// are seven lines of that to an announcement, and a server may announce thousands of
+// are eight lines of that to an announcement that suspends one process, and a server may announce thousands of
 // times a second; who wants to see it has the event stream.
 func (d *daemon) logRecord(r scheduler.Record) {
 	level := zapcore.DebugLevel
@@ -179,15 +179,16 @@ func (d *daemon) about(r scheduler.Record) []zap.Field {
 			fields = append(fields, logkey.From(r.FromTarget.String()), logkey.To(r.ToTarget.String()))
 		}
 	case scheduler.RecordLease:
-		fields = append(fields, logkey.From(r.FromLease.String()), logkey.To(r.ToLease.String()))
+		fields = append(fields, d.lease(r), logkey.From(r.FromLease.String()), logkey.To(r.ToLease.String()))
 		if r.End != scheduler.EndNone {
 			fields = append(fields, logkey.End(r.End))
 		}
 	case scheduler.RecordBreaker:
 		fields = append(fields, logkey.GPU(r.GPU))
+	case scheduler.RecordNone, scheduler.RecordPolicy, scheduler.RecordDrain:
 	}
-	if r.Lease != 0 {
-		fields = append(fields, logkey.Lease(server.LeaseID(d.epoch, r.Lease)))
+	if r.Lease != 0 && r.Kind != scheduler.RecordLease {
+		fields = append(fields, d.lease(r))
 	}
 	if r.Cause != "" {
 		fields = append(fields, logkey.Cause(string(r.Cause)))
@@ -196,4 +197,8 @@ func (d *daemon) about(r scheduler.Record) []zap.Field {
 		fields = append(fields, logkey.Took(r.Took))
 	}
 	return fields
+}
+
+func (d *daemon) lease(r scheduler.Record) zap.Field {
+	return logkey.Lease(server.LeaseID(d.epoch, r.Lease))
 }

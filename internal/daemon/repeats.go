@@ -70,12 +70,12 @@ func (r *repeatedLines) due(now time.Time) (write []line) {
 	return write
 }
 
-// next gives when due is to be asked, if ever.
-func (r *repeatedLines) next() (at time.Time, any bool) {
+// next gives when due is to be asked; no time when nothing is remembered.
+func (r *repeatedLines) next() time.Time {
 	if len(r.order) == 0 {
-		return time.Time{}, false
+		return time.Time{}
 	}
-	return r.of[r.order[0]].until, true
+	return r.of[r.order[0]].until
 }
 
 // rest gives the lines that are held back.
@@ -163,7 +163,7 @@ func (r *repeats) wake() {
 
 // wakeLocked sees to it that wake is called.
 func (r *repeats) wakeLocked(now time.Time) {
-	if at, any := r.lines.next(); any && r.timer == nil {
+	if at := r.lines.next(); !at.IsZero() && r.timer == nil {
 		r.timer = time.AfterFunc(at.Sub(now), r.wake)
 	}
 }

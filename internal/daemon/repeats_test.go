@@ -1,8 +1,12 @@
 package daemon
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,6 +17,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -115,7 +120,7 @@ func TestRepeatsAreRememberedWithinBoundsAndNoneIsLost(t *testing.T) {
 	if given != 3*kinds {
 		t.Errorf("%d lines are accounted for, want %d", given, 3*kinds)
 	}
-	if at, any := lines.next(); any {
+	if at := lines.next(); !at.IsZero() {
 		t.Errorf("something waits until %v", at)
 	}
 }
@@ -133,5 +138,48 @@ func TestRepeatsEndAtTheirTimeAndAreForgotten(t *testing.T) {
 	}
 	if got := lines.due(now.Add(2 * repeatTime)); got != nil || len(lines.of) != 0 {
 		t.Errorf("%v, and %d are remembered", got, len(lines.of))
+	}
+}
+
+// Of connections that are refused the daemon's log has the first, and at its end the
+// last with how many there were between.
+func TestDaemonHoldsBackWhatRepeatsAndTellsAtItsEnd(t *testing.T) {
+	core, logs := observer.New(zapcore.DebugLevel)
+	opts := simulated(t, testutil.TempSocketDir(t))
+	opts.Log = zap.New(core)
+	write(t, opts.ConfigPath, noGroups+"limits: {connections_total: 1}\n")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ready, ended := make(chan struct{}), make(chan error, 1)
+	opts.Ready = func() { close(ready) }
+	go func() { ended <- Run(ctx, opts) }()
+	select {
+	case <-ready:
+	case err := <-ended:
+		t.Fatal(err)
+	}
+	for n := range 6 {
+		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: opts.Socket, Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = conn.Close() }()
+		if n == 0 {
+			continue // it is let in
+		}
+		if _, err := io.Copy(io.Discard, conn); err != nil && !errors.Is(err, syscall.ECONNRESET) {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	var repeated []any
+	for _, e := range logs.FilterMessage("a connection is refused").All() {
+		repeated = append(repeated, e.ContextMap()["repeated"])
+	}
+	if diff := cmp.Diff([]any{nil, uint64(3)}, repeated); diff != "" {
+		t.Errorf("repeats (-want +got):\n%s", diff)
 	}
 }

@@ -128,7 +128,7 @@ func Live(live bool) zap.Field { return zap.Bool("live", live) }
 
 // What is wrong.
 
-// Err is what went wrong; nothing when err is nil.
+// Err is what went wrong. It makes no field of nil.
 func Err(err error) zap.Field { return zap.Error(err) }
 
 // Code is the stable code of a warning.
