@@ -15,7 +15,10 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -69,7 +72,8 @@ func TestRepeatsAreToldApartByWhatTheyAreAbout(t *testing.T) {
 			log.Warn("it fails", logkey.Target(one), logkey.Err(errors.New("this time so")))
 			log.With(logkey.Target(other)).Warn("it fails", logkey.Err(errors.New("so")))
 			log.Error("it fails", logkey.Target(one))
-			log.Named("part").Warn("it fails", logkey.Target(one))
+			log.Named("part").With(logkey.Target(one)).Warn("it fails")
+			log.Named("part").With(logkey.Target(other)).Warn("it fails")
 			log.Debug("it is tried", logkey.Target(one))
 		}
 		again.close()
@@ -78,7 +82,7 @@ func TestRepeatsAreToldApartByWhatTheyAreAbout(t *testing.T) {
 		said := func(fields string) []string {
 			return []string{
 				"0s it fails map[error:this time so " + fields + "target:1@1]\n", "0s it fails map[error:so " + fields + "target:2@1]\n",
-				"0s it fails map[" + fields + "target:1@1]\n", "0s it fails map[" + fields + "target:1@1]\n",
+				"0s it fails map[" + fields + "target:1@1]\n", "0s it fails map[" + fields + "target:1@1]\n", "0s it fails map[" + fields + "target:2@1]\n",
 			}
 		}
 		tried := "0s it is tried map[target:1@1]\n"
@@ -158,18 +162,23 @@ func TestDaemonHoldsBackWhatRepeatsAndTellsAtItsEnd(t *testing.T) {
 	case err := <-ended:
 		t.Fatal(err)
 	}
-	for n := range 6 {
+	admitted, err := grpc.NewClient("unix:"+opts.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = admitted.Close() }()
+	if _, err := gpreemptv1.NewAdminServiceClient(admitted).GetStatus(t.Context(), &gpreemptv1.GetStatusRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
 		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: opts.Socket, Net: "unix"})
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { _ = conn.Close() }()
-		if n == 0 {
-			continue // it is let in
-		}
 		if _, err := io.Copy(io.Discard, conn); err != nil && !errors.Is(err, syscall.ECONNRESET) {
 			t.Fatal(err)
 		}
+		_ = conn.Close()
 	}
 	cancel()
 	if err := <-ended; err != nil {
