@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -115,5 +116,29 @@ func TestChangesAreLoggedAsLoudlyAsSomebodyMustAct(t *testing.T) {
 		if diff := cmp.Diff([]string{tc.want + " 0"}, r.said(t)); diff != "" {
 			t.Errorf("%v: %s", tc.record, diff)
 		}
+	}
+}
+
+// BenchmarkChanges tells what the lines of an announcement that suspends one target, and
+// its Complete, cost the scheduler's loop: left out, and written.
+func BenchmarkChanges(b *testing.B) {
+	target := gpreempt.ProcessKey{PID: 4711, Start: 123456}
+	var changes []scheduler.Record
+	for range 4 {
+		changes = append(changes,
+			scheduler.Record{Kind: scheduler.RecordLease, Lease: 1, FromLease: scheduler.LeaseQuiescing, ToLease: scheduler.LeaseHeld, Cause: scheduler.CauseQuiet, Took: time.Millisecond},
+			scheduler.Record{Kind: scheduler.RecordTarget, Target: target, FromTarget: scheduler.TargetSuspending, ToTarget: scheduler.TargetSuspended, Lease: 1, Cause: scheduler.CauseDone, Took: time.Millisecond})
+	}
+	for _, level := range []zapcore.Level{zapcore.InfoLevel, zapcore.DebugLevel} {
+		b.Run(level.String(), func(b *testing.B) {
+			logs, queue := jsonLog(io.Discard)
+			defer queue.Close()
+			d := &daemon{changes: logs(level), epoch: 1}
+			for b.Loop() {
+				for _, r := range changes {
+					d.logRecord(r)
+				}
+			}
+		})
 	}
 }

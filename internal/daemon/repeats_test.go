@@ -146,7 +146,7 @@ func TestRepeatsEndAtTheirTimeAndAreForgotten(t *testing.T) {
 }
 
 // Of connections that are refused the daemon's log has the first, and at its end the
-// last with how many there were between.
+// last with how many there were between; of changes and calls of admins it has each.
 func TestDaemonHoldsBackWhatRepeatsAndTellsAtItsEnd(t *testing.T) {
 	core, logs := observer.New(zapcore.DebugLevel)
 	opts := simulated(t, testutil.TempSocketDir(t))
@@ -180,9 +180,19 @@ func TestDaemonHoldsBackWhatRepeatsAndTellsAtItsEnd(t *testing.T) {
 		}
 		_ = conn.Close()
 	}
+	for n := range 8 { // states and what admins do are told each time
+		if _, err := gpreemptv1.NewAdminServiceClient(admitted).SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{Drain: n%2 == 0}); err != nil {
+			t.Fatal(err)
+		}
+	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
+	}
+	for message, want := range map[string]int{"admin call": 8, "drain began": 4 + 1, "drain ended": 4} { // the end drains, too
+		if got := logs.FilterMessage(message).Len(); got != want {
+			t.Errorf("%d lines %q, want %d", got, message, want)
+		}
 	}
 	var repeated []any
 	for _, e := range logs.FilterMessage("a connection is refused").All() {
