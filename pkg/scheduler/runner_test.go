@@ -564,3 +564,105 @@ func TestRecordsComeBeforeEffects(t *testing.T) {
 		}
 	})
 }
+
+// While one goroutine works on the core, others leave their events with it and go on,
+// and nothing that was left is forgotten or seen too late.
+func TestPostDoesNotWaitForTheLock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		held, free := make(chan struct{}), make(chan struct{})
+		go m.View(func(*Core) { close(held); <-free })
+		<-held
+		m.Post(GPUAdded{2}) // would not return
+		m.Post(TargetSeen{Target: beta, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{2}, Queues: 1, Ready: true})
+		if diff := cmp.Diff([]string(nil), m.takeLog()); diff != "" {
+			t.Errorf("the core was used without the lock (-want +got):\n%s", diff)
+		}
+		close(free)
+		synctest.Wait()
+		if diff := cmp.Diff([]string{"0s record target=101@1 none->running cause=seen"}, m.takeLog()); diff != "" {
+			t.Errorf("what was left is not taken in (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// An executor that has the result at once may say so in the midst of the step.
+func TestPostInTheMidstOfAStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		e := &immediate{}
+		m.Runner.executor, e.post = e, m.Post
+		_, answers := m.announce(t, request())
+		expect(t, answers, answered{Lease: 1, Answer: Answer{Quiesced: true, Reason: QuiesceDone, Suspended: 1}})
+	})
+}
+
+type immediate struct{ post func(Event) }
+
+func (e *immediate) Suspend(t gpreempt.ProcessKey, seq uint64) {
+	e.post(Suspended{Target: t, Seq: seq})
+}
+
+func (e *immediate) Resume(t gpreempt.ProcessKey, seq uint64) { e.post(Resumed{Target: t, Seq: seq}) }
+
+// Many post at the same time; each event is taken in once, and those of one goroutine
+// in their order.
+func TestEachPostedEventIsTakenInOnce(t *testing.T) {
+	const posters, each = 8, 500
+	var got, want [posters][]gpreempt.GPUID
+	poster := func(gpu gpreempt.GPUID) int { return int(gpu-1) / each }
+	p, _ := PresetByName("strict")
+	e := &immediate{}
+	runner := NewRunner(New(p, Limits{}), wallClock{time.Now()}, NewTimer(), e, func(r Record) {
+		i := poster(r.GPU)
+		got[i] = append(got[i], r.GPU)
+	})
+	e.post = runner.Post
+	var work sync.WaitGroup
+	for gpu := gpreempt.GPUID(1); gpu <= posters*each; gpu++ {
+		runner.Post(GPUAdded{gpu})
+		i := poster(gpu)
+		want[i] = append(want[i], gpu)
+	}
+	for i := range posters {
+		work.Go(func() {
+			for _, gpu := range want[i] {
+				runner.Post(Alarm{GPU: gpu})
+			}
+		})
+	}
+	work.Wait()
+	if diff := cmp.Diff(want, got); diff != "" { // and nobody has to come by for what is left
+		t.Errorf("breakers opened (-want +got):\n%s", diff)
+	}
+}
+
+// Whoever lets go of the lock sees what was posted up to then, however late.
+func TestNothingPostedIsLeftBehind(t *testing.T) {
+	e := &immediate{}
+	p, _ := PresetByName("strict")
+	runner := NewRunner(New(p, Limits{}), wallClock{time.Now()}, NewTimer(), e, func(Record) {})
+	turns, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		for range turns {
+			runner.View(func(*Core) {})
+			done <- struct{}{}
+		}
+	}()
+	defer close(turns)
+	for i := range 100_000 {
+		turns <- struct{}{}
+		for range i % 64 { // meets the other at another place each time
+			runner.posted.none()
+		}
+		runner.Post(Tick{})
+		<-done
+		if !runner.posted.none() {
+			t.Fatalf("an event is left that nobody takes in, after %d rounds", i)
+		}
+	}
+}
+
+type wallClock struct{ origin time.Time }
+
+func (c wallClock) Now() Time { return time.Since(c.origin) }
