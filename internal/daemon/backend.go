@@ -72,11 +72,15 @@ func openBackend(ctx context.Context, o Options, cfg config.Config, h hooks, log
 		return nil, fmt.Errorf("simulated machine: %w", err)
 	}
 	machine := gpusim.Start(gpusim.New(*o.Sim, o.SimGPUs, o.SimSeed), timer)
+	mechanism := o.SimMechanism
+	if mechanism == nil {
+		mechanism = sim.New(machine)
+	}
 	return &backend{
 		name:  "simulated " + o.Sim.Name,
 		root:  machine.FS(),
 		fs:    discovery.NewFS(machine.FS()),
-		rungs: []preempt.Mechanism{sim.New(machine)},
+		rungs: []preempt.Mechanism{mechanism},
 		backlogs: func(_ context.Context, key gpreempt.ProcessKey, queues []backlog.Queue) ([]backlog.Backlog, error) {
 			all := make([]backlog.Backlog, len(queues))
 			for n, q := range queues {

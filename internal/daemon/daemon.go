@@ -35,6 +35,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/observer"
+	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/internal/version"
@@ -65,6 +66,9 @@ type Options struct {
 	Sim     *gpusim.Spec
 	SimGPUs int
 	SimSeed uint64
+	// SimMechanism replaces the simulated machine's mechanism when not nil: benchmarks
+	// have one that takes no time.
+	SimMechanism preempt.Mechanism
 	// Log replaces the logger made from the config when not nil.
 	Log *zap.Logger
 	// Ready, when not nil, is called once the daemon serves.
@@ -114,6 +118,10 @@ type daemon struct {
 	ready atomic.Bool
 	// told is which warnings the log knows of; the scheduler's loop uses it.
 	told told
+	// recordedAt is the wall clock of the last step with a record, and recorded the
+	// scheduler's; record uses them, under the scheduler's lock.
+	recorded   scheduler.Time
+	recordedAt time.Time
 	// statusAt is when systemd was told last how it goes; the scheduler's loop uses it.
 	statusAt time.Time
 }
@@ -298,7 +306,10 @@ func (d *daemon) record(r scheduler.Record) {
 		held, _ := d.ladder.Choice(r.Target)
 		mechanism = held.Mechanism
 	}
-	d.events.Append(time.Now(), r, mechanism)
+	if r.At != d.recorded || d.recordedAt.IsZero() { // a step makes many records, and asking for the time takes as long as keeping one
+		d.recorded, d.recordedAt = r.At, time.Now()
+	}
+	d.events.Append(d.recordedAt, r, mechanism)
 	d.logRecord(r)
 }
 

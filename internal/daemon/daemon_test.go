@@ -99,6 +99,7 @@ func newDaemon(t *testing.T, text string) *daemon {
 	if err := d.build(cfg); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { d.server.Shutdown(t.Context()) })
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	go func() { ended <- d.runner.Run(ctx, time.Hour, func() {}) }()

@@ -60,6 +60,10 @@ const (
 	// because gRPC would raise it to 16 MB for a client that sends fast, and asks
 	// each client how fast it is by a ping for every burst.
 	windowBytes = 64 << 10
+	// streamWorkers handle calls on stacks that have grown already: a goroutine made for
+	// a call grows its own anew, which is a tenth of an announcement. When all are busy,
+	// as with streams, calls get goroutines of their own.
+	streamWorkers = 16
 	// readBytes is how much of a connection is read at once. What has been read is
 	// dealt with before a client is made to wait (paced), so it is kept small:
 	// gRPC's 32 KB hold a thousand announcements.
@@ -259,6 +263,7 @@ func New(cfg Config) *Server {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: idleTime, Timeout: answerTime}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
+		grpc.NumStreamWorkers(streamWorkers),
 	)
 	guarded := &guard{s: s}
 	gpreemptv1.RegisterOnlineServiceServer(guarded, onlineService{s: s})
