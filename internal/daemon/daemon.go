@@ -171,6 +171,13 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if scraped != nil {
 		defer func() { _ = scraped.Close() }() // the daemon's end has closed it, unless it did not get that far
 	}
+	remote, err := d.listenTCP(ctx, cfg.TCP)
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	if remote != nil {
+		defer func() { _ = remote.Close() }()
+	}
 	if d.backend, err = openBackend(ctx, opts, cfg, d.hooks(), d.log); err != nil {
 		return errors.Join(err, listener.Close())
 	}
@@ -183,10 +190,6 @@ func Run(ctx context.Context, opts Options) (err error) {
 		return errors.Join(err, listener.Close())
 	}
 	listeners := []net.Listener{clients}
-	remote, err := d.listenTCP(ctx, cfg.TCP)
-	if err != nil {
-		return errors.Join(err, closeAll(listeners))
-	}
 	if remote != nil {
 		listeners = append(listeners, remote)
 	}
@@ -228,7 +231,6 @@ func (d *daemon) build(cfg config.Config) error {
 	d.events = events.NewLog(eventsKept)
 	d.inventory = inventory.New(changesKept)
 	d.config.Store(&cfg)
-	d.reloadCertificates(cfg.TCP)
 	access := d.lookUpAccess(cfg)
 	d.authz.Store(access)
 	d.openSocket(access, cfg.Socket)

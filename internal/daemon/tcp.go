@@ -26,7 +26,7 @@ func (d *daemon) listenTCP(ctx context.Context, t config.TCP) (net.Listener, err
 	if err != nil {
 		return nil, fmt.Errorf("serve TCP: %w: mend the file, or remove tcp.address from the config file", err)
 	}
-	l, err := mtls.Listen(ctx, t.Address, keeper, d.server.Refused)
+	l, err := mtls.Listen(ctx, t.Address, keeper, func(err error) { d.server.Refused(err) }) // there is a server before it accepts
 	if err != nil {
 		return nil, fmt.Errorf("serve TCP: %w: tcp.address must be free and this host's", err)
 	}
