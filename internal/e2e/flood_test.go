@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"syscall"
@@ -58,20 +57,6 @@ func asStranger(cmd *exec.Cmd) *exec.Cmd {
 	return cmd
 }
 
-// self gives the test binary at a path where a stranger can run it.
-func (d *daemon) self() string {
-	d.t.Helper()
-	path := filepath.Join(filepath.Dir(d.socket), "client")
-	data, err := os.ReadFile(os.Args[0])
-	if err == nil {
-		err = os.WriteFile(path, data, 0o755)
-	}
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	return path
-}
-
 // attack starts a hostile client, and returns when its connections stand. outcome
 // waits for its end.
 func (d *daemon) attack(a attack) (outcome func() tally) {
@@ -81,7 +66,7 @@ func (d *daemon) attack(a attack) (outcome func() tally) {
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	cmd := asStranger(exec.Command(d.self()))
+	cmd := asStranger(exec.Command(strangersBinary))
 	cmd.Env, cmd.Stderr = environment(hostileEnv+"="+string(text)), os.Stderr
 	stdout, err := cmd.StdoutPipe()
 	if err != nil {

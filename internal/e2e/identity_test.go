@@ -55,7 +55,7 @@ func TestClientInNamespacesIsTheHostsProcess(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d := startForStrangers(t)
-			cmd := exec.Command(d.self())
+			cmd := exec.Command(strangersBinary)
 			cmd.SysProcAttr = &syscall.SysProcAttr{
 				Cloneflags:  flags,
 				UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(uid), Size: 1}},

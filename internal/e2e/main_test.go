@@ -18,8 +18,9 @@ import (
 )
 
 // The paths of the binaries under test, and of the clients of an emulated GPU.
-// trainBinary is clientBinary by the name of an offline job.
-var gpreemptd, gpctl, kfdemuBinary, clientBinary, trainBinary string
+// trainBinary is clientBinary by the name of an offline job, strangersBinary that of
+// the tests where another user can run it.
+var gpreemptd, gpctl, kfdemuBinary, clientBinary, trainBinary, strangersBinary string
 
 // TestMain runs the tests, or is one of the processes they start.
 func TestMain(m *testing.M) {
@@ -51,7 +52,26 @@ func testMain(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		return 1
 	}
+	strangersBinary = filepath.Join(dir, "stranger")
+	if err := copySelf(strangersBinary); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e: no copy of the tests for other users:", err)
+		return 1
+	}
 	return testutil.VerifyMain(m)
+}
+
+// copySelf puts the test binary where every user can run it. It has to be done before a
+// test starts: a file that is open for writing while some other test forks stays so in
+// the child until that becomes its program, and cannot be run for as long (ETXTBSY).
+func copySelf(path string) error {
+	data, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path, data, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(filepath.Dir(path), 0o711)
 }
 
 // racing tells that gpreemptd and gpctl are built with the race detector: when the
