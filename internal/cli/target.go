@@ -339,6 +339,9 @@ for that time whatever leases say.`,
 					kept = fmt.Sprintf(", and runs for %s whatever leases say", duration(hold))
 				}
 				p.line(text(fmt.Sprintf("target %s is ", target)), state(resp.GetState()), text(kept))
+				if resp.GetState() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED {
+					p.linef("  a lease has it: --hold lets it run all the same, and gpctl target explain %s names the lease", target)
+				}
 			})
 		}),
 	}

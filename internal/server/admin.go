@@ -150,9 +150,10 @@ func (a adminService) ResumeTarget(ctx context.Context, req *gpreemptv1.ResumeTa
 	}
 	s.adminEvent(ctx, scheduler.Record{Target: proc.Key}, "target resume %v, hold %v", proc.Key, hold)
 	s.cfg.Scheduler.Post(scheduler.Hold{Target: proc.Key, For: hold})
+	// What is to run is being resumed by now; what is suspended stays so, for a lease.
 	err = s.await(ctx, func() bool {
 		state, known = s.targetState(proc.Key)
-		return !known || state == scheduler.TargetRunning || state == scheduler.TargetQuarantined
+		return !known || state == scheduler.TargetRunning || state == scheduler.TargetQuarantined || state == scheduler.TargetSuspended
 	})
 	if err != nil {
 		return nil, err

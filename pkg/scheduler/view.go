@@ -207,7 +207,7 @@ func (c *Core) Explain(key gpreempt.ProcessKey) (Explanation, bool) {
 		e.Steps = append(e.Steps, ExplainStep{question, holds, fmt.Sprintf(format, args...)})
 	}
 	step("its class is offline", t.class == gpreempt.Offline, "class %v, priority %d", t.class, t.priority)
-	step("a mechanism is attached", t.ready, "%s", map[bool]string{true: "attached", false: "not attached: see attach_error of the target"}[t.ready])
+	step("a mechanism is attached", t.ready, "%s", map[bool]string{true: "attached", false: "not attached: its mechanism says why"}[t.ready])
 	step("it is not in quarantine", t.quarantinedUntil <= c.now, "%s", left("quarantine ends", t.quarantinedUntil-c.now))
 	if len(g.members) > 1 {
 		step("every process of its job may be suspended", !slices.ContainsFunc(g.members, func(m *target) bool { return !m.ready || m.quarantinedUntil > c.now }),

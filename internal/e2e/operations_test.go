@@ -1,0 +1,186 @@
+package e2e
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/gpreempt/gpreempt/internal/cli"
+	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/daemoncmd"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// docs is where the documents are, and operations the one whose words are all checked.
+const (
+	docs       = "../../docs"
+	operations = docs + "/ops.md"
+)
+
+func readText(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+var (
+	codeSpan = regexp.MustCompile("`([^`\n]+)`")
+	codeLine = regexp.MustCompile(`(?m)^    (?:sudo )?((?:gpctl|gpreemptd)\b.*)$`)
+	// commandEnd is where the shell, or a comment, takes over.
+	commandEnd = regexp.MustCompile(`\s*(?:[|;>&]|\s#).*$`)
+)
+
+// commands gives every call of our programs in a document, as words.
+func commands(document string) (all [][]string) {
+	var lines []string
+	for _, m := range codeLine.FindAllStringSubmatch(document, -1) {
+		lines = append(lines, m[1])
+	}
+	for _, m := range codeSpan.FindAllStringSubmatch(document, -1) {
+		if program, _, _ := strings.Cut(m[1], " "); program == "gpctl" || program == "gpreemptd" {
+			lines = append(lines, m[1])
+		}
+	}
+	for _, line := range lines {
+		words := strings.Fields(commandEnd.ReplaceAllString(line, ""))
+		if len(words) > 1 && !slices.ContainsFunc(all, func(w []string) bool { return slices.Equal(w, words) }) {
+			all = append(all, words)
+		}
+	}
+	return all
+}
+
+// understood parses a command as its program does, and runs nothing.
+func understood(words []string) error {
+	root := daemoncmd.New()
+	if words[0] == "gpctl" {
+		root = cli.New(cli.IO{Out: io.Discard, Err: io.Discard, Getenv: func(string) string { return "" }})
+	}
+	cmd, rest, err := root.Find(words[1:])
+	if err != nil {
+		return err
+	}
+	if err := cmd.ParseFlags(rest); err != nil {
+		return err
+	}
+	operands := cmd.Flags().Args()
+	if cmd.HasAvailableSubCommands() && len(operands) > 0 {
+		return cobra.NoArgs(cmd, operands)
+	}
+	return cmd.ValidateArgs(operands)
+}
+
+// found gives what a pattern's first group finds.
+func found(pattern, text string) (all []string) {
+	for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
+		all = append(all, m[1])
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// configKeys are those of the config file, as the manual lists them.
+func configKeys() []string {
+	keys := []string{"rules", "safety.hazards"}
+	return append(keys, found(`(?m)^\*\*([a-z_.]+)\*\*, default`, strings.ReplaceAll(config.Manual(), `\`, ""))...)
+}
+
+func TestRunbookNamesOnlyWhatExists(t *testing.T) {
+	runbook := readText(t, operations)
+	all := commands(runbook)
+	if len(all) < 30 {
+		t.Errorf("%d commands were found in %s", len(all), operations)
+	}
+	for _, words := range all {
+		if err := understood(words); err != nil {
+			t.Errorf("%q: %v", strings.Join(words, " "), err)
+		}
+	}
+	check := func(what string, known, named []string) {
+		t.Helper()
+		if len(named) == 0 {
+			t.Errorf("%s names no %s", operations, what)
+		}
+		for _, name := range named {
+			if !slices.Contains(known, name) {
+				t.Errorf("%s is no %s", name, what)
+			}
+		}
+	}
+	keys := configKeys()
+	sections := map[string]bool{}
+	for _, key := range keys {
+		section, _, _ := strings.Cut(key, ".")
+		sections[section] = true
+	}
+	named := slices.DeleteFunc(found("`([a-z]+\\.[a-z_]+)[`:]", runbook), func(name string) bool {
+		section, _, _ := strings.Cut(name, ".")
+		return !sections[section]
+	})
+	check("key of the config file", keys, named)
+	check("metric", found("`(gpreempt_[a-z_]+)`", readText(t, docs+"/metrics.md")), found("`(gpreempt_[a-z_]+)", runbook))
+	var codes []string
+	for _, kind := range gpreempt.WarningKinds() {
+		codes = append(codes, string(kind.Code))
+	}
+	codes = append(codes, found("(?m)^\\| `([A-Z_]+)`", readText(t, docs+"/api.md"))...)
+	codes = append(codes, "GPREEMPT_SOCKET")
+	check("warning, reason or variable", codes, found("`([A-Z]+(?:_[A-Z]+)+)`", runbook))
+	_, verdicts, _ := strings.Cut(runbook, "\n## It runs because of")
+	verdicts, _, _ = strings.Cut(verdicts, "\n## ")
+	rows := strings.Join(found(`(?m)^\| ([^|]*) \|`, verdicts), "\n")
+	check("cause", found(`(?m)^\s*Cause\w+\s+Cause = "([a-z-]+)"`, readText(t, "../../pkg/scheduler/action.go")), found("`([a-z-]+)`", rows))
+	for _, link := range found(`\]\(([^)#]+)(?:#[^)]*)?\)`, runbook) {
+		if _, err := os.Stat(filepath.Join(docs, link)); err != nil {
+			t.Errorf("a link leads nowhere: %v", err)
+		}
+	}
+}
+
+// elsewhere are commands that have tests of their own: what needs a host's tracefs, what
+// takes a minute, what is no client.
+var elsewhere = [][]string{{"gpctl", "trace"}, {"gpctl", "demo"}, {"gpreemptd"}}
+
+// TestEveryCommandOfTheRunbookWorks runs them in their order, as somebody would who
+// tries one after the other on simulated GPUs.
+func TestEveryCommandOfTheRunbookWorks(t *testing.T) {
+	d := start(t, atOnce)
+	pid := d.startOffline()
+	n := 0
+	for _, words := range commands(readText(t, operations)) {
+		if slices.ContainsFunc(elsewhere, func(begin []string) bool {
+			return len(words) >= len(begin) && slices.Equal(words[:len(begin)], begin)
+		}) {
+			continue
+		}
+		work := announcement()
+		work.MaxWait = durationpb.New(time.Millisecond) // some of them let no GPU become quiet
+		lease, err := d.online.NotifyOnline(t.Context(), work)
+		if err != nil {
+			t.Fatal(err)
+		}
+		args := strings.Fields(strings.NewReplacer(
+			"PID", strconv.Itoa(int(pid)), "LEASE", lease.GetLeaseId(), "GPU", strconv.Itoa(int(d.target(pid).GetGpuIds()[0])),
+			"NAME=VALUE", "share_floor=0.2", "--follow", "--all", // which ends
+		).Replace(strings.Join(words[1:], " ")))
+		if r := d.ctl(args...); r.Code != 0 {
+			t.Errorf("gpctl %s: exit status %d: %s%s", strings.Join(args, " "), r.Code, r.Out, r.Err)
+		}
+		d.complete(lease.GetLeaseId())
+		n++
+	}
+	t.Logf("%d commands work", n)
+	d.stopJob(pid)
+}
