@@ -1,19 +1,28 @@
 package systemd
 
 import (
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 )
 
 const (
 	deb     = "/packages/gpreempt.deb"
 	options = "/etc/default/gpreemptd"
 	sim     = "GPREEMPTD_OPTIONS=--sim mi300x\n"
+	yaml    = "/etc/gpreempt/gpreemptd.yaml"
+	scraped = "127.0.0.1:9477"
 )
+
+// metricsKey is where the config file says what is scraped.
+var metricsKey = regexp.MustCompile(`(?s)(\nmetrics:\n.*?\n  address: )""`)
 
 // TestPackage takes the deb from the first installation on a clean Debian to its purge.
 // Each step goes on from where the one before left the machine.
@@ -26,6 +35,7 @@ func TestPackage(t *testing.T) {
 		run  func(*testing.T)
 	}{
 		{"InstallIsUpWithoutADriver", packageInstall},
+		{"MetricsAreScrapedOnceTheConfigSaysWhere", packageScraped},
 		{"SimulatedGPUIsCalledSo", packageSimulated},
 		{"UpgradeHandsOverAndKeepsWhatWasEdited", packageUpgrade},
 		{"ChangeOfVersionLeavesADisabledServiceAlone", packageDisabled},
@@ -45,7 +55,13 @@ func packageInstall(t *testing.T) {
 		t.Errorf("status %q", got)
 	}
 	steady(t)
-	t.Log(answers(t))
+	said := answers(t)
+	t.Log(said)
+	for _, want := range []string{"NO_KFD", "try: load amdgpu"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("gpctl status does not say %s:\n%s", want, said)
+		}
+	}
 	for _, unit := range []string{service, socket} {
 		if got := strings.TrimSpace(must(t, "systemctl", "is-enabled", unit)); got != "enabled" {
 			t.Errorf("%s is %s", unit, got)
@@ -53,6 +69,60 @@ func packageInstall(t *testing.T) {
 	}
 	must(t, "gpreemptd", "config", "check")
 	must(t, "getent", "group", "gpreempt", "gpreempt-admin")
+}
+
+// get reads a page of the daemon's.
+func get(t *testing.T, page string) (status int, body string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+scraped+page, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(text)
+}
+
+// packageScraped gives the key in the commented config file its value, as somebody would
+// with an editor.
+func packageScraped(t *testing.T) {
+	text, err := os.ReadFile(yaml)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edited := metricsKey.ReplaceAllString(string(text), "${1}"+scraped)
+	if edited == string(text) {
+		t.Fatalf("%s has no metrics.address:\n%s", yaml, text)
+	}
+	write(t, yaml, edited)
+	must(t, "gpreemptd", "config", "check")
+	must(t, "systemctl", "restart", service)
+	for _, page := range []string{"/healthz", "/readyz"} {
+		if status, body := get(t, page); status != http.StatusOK {
+			t.Errorf("%s answers %d: %s", page, status, body)
+		}
+	}
+	status, body := get(t, "/metrics")
+	for _, want := range []string{
+		`gpreempt_build_info{backend="kfd",`, `gpreempt_warnings{code="NO_KFD",severity="error"} 1`, "gpreempt_announcements_total", "process_start_time_seconds",
+	} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the scrape (%d) has no %s:\n%s", status, want, body)
+		}
+	}
+	// The same check as promtool check metrics, which a guest need not have.
+	problems, err := promlint.New(strings.NewReader(body)).Lint()
+	if err != nil || len(problems) > 0 {
+		t.Errorf("the scrape: %v, %v", problems, err)
+	}
+	t.Logf("%d lines of metrics", strings.Count(body, "\n"))
 }
 
 func packageSimulated(t *testing.T) {
@@ -114,6 +184,9 @@ func packageUpgrade(t *testing.T) {
 	if text, err := os.ReadFile(options); err != nil || string(text) != sim {
 		t.Errorf("%s: %q, %v", options, text, err)
 	}
+	if _, body := get(t, "/metrics"); !strings.Contains(body, `backend="simulated mi300x"`) {
+		t.Errorf("the scrape after the upgrade:\n%s", body)
+	}
 }
 
 func packageDisabled(t *testing.T) {
@@ -142,7 +215,7 @@ func packageRemove(t *testing.T) {
 			t.Errorf("%s is %s", unit, out)
 		}
 	}
-	for _, stays := range []string{options, "/etc/gpreempt/gpreemptd.yaml"} {
+	for _, stays := range []string{options, yaml} {
 		if _, err := os.Stat(stays); err != nil {
 			t.Error(err)
 		}
@@ -156,7 +229,7 @@ func packagePurge(t *testing.T) {
 	if err != nil || len(links) > 0 {
 		t.Errorf("left: %v, %v", links, err)
 	}
-	for _, gone := range []string{options, "/etc/gpreempt/gpreemptd.yaml", "/run/gpreempt", "/var/lib/systemd/deb-systemd-helper-enabled/gpreemptd.service.dsh-also"} {
+	for _, gone := range []string{options, yaml, "/run/gpreempt", "/var/lib/systemd/deb-systemd-helper-enabled/gpreemptd.service.dsh-also"} {
 		if _, err := os.Lstat(gone); err == nil {
 			t.Errorf("%s is still there", gone)
 		}
