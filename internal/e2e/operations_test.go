@@ -177,9 +177,10 @@ func TestEveryCommandOfTheRunbookWorks(t *testing.T) {
 		).Replace(strings.Join(words[1:], " ")))
 		if r := d.ctl(args...); r.Code != 0 {
 			t.Errorf("gpctl %s: exit status %d: %s%s", strings.Join(args, " "), r.Code, r.Out, r.Err)
+		} else {
+			n++
 		}
 		d.complete(lease.GetLeaseId())
-		n++
 	}
 	t.Logf("%d commands work", n)
 	d.stopJob(pid)
