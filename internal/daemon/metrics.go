@@ -41,6 +41,9 @@ func (d *daemon) scrape() metrics.Snapshot {
 	for _, q := range all {
 		s.Queues[q.GPU]++
 	}
+	if d.backend.device != nil {
+		s.DriverCalls, s.DriverTime = d.backend.device.Calls()
+	}
 	var targets []scheduler.TargetInfo
 	d.runner.View(func(c *scheduler.Core) {
 		targets, s.Leases, s.States = c.Targets(), c.Leases(), c.GPUs()

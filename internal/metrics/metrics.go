@@ -7,6 +7,7 @@ import (
 	"maps"
 	"runtime"
 	"slices"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -33,7 +34,10 @@ type Snapshot struct {
 	Floor, FloorUse float64
 	Draining        bool
 	Sources         []observer.Source
-	Processes       int
+	// DriverCalls have returned, and took DriverTime together.
+	DriverCalls int64
+	DriverTime  time.Duration
+	Processes   int
 	// Queues are counted by GPU.
 	Queues   map[gpreempt.GPUID]int
 	Warnings []gpreempt.Warning
@@ -211,6 +215,8 @@ func (o output) discovery(s Snapshot) {
 		o.value(readings, float64(source.Readings), source.Name)
 		o.value(readingTime, source.Spent.Seconds(), source.Name)
 	}
+	o.value(driverCalls, float64(s.DriverCalls))
+	o.value(driverTime, s.DriverTime.Seconds())
 	o.value(processes, float64(s.Processes))
 }
 

@@ -119,6 +119,12 @@ var (
 		"Readings of a source.", "How busy discovery is.", "source")
 	readingTime = define(prometheus.CounterValue, "gpreempt_discovery_reading_seconds_total",
 		"Time spent reading a source.", "Its rate is the share of one CPU at most; longer discovery.interval and mqds_interval lower it.", "source")
+	driverCalls = define(prometheus.CounterValue, "gpreempt_driver_calls_total",
+		"Calls to the driver that returned: suspends, resumes, snapshots and what they take. 0 in a simulation.",
+		"Some for each suspend and resume, few otherwise.")
+	driverTime = define(prometheus.CounterValue, "gpreempt_driver_call_seconds_total",
+		"Time that calls to the driver took, of all threads together.",
+		"Beside gpreempt_suspend_seconds: how much of a suspend is the driver and the GPU, and how much the daemon.")
 	processes = define(prometheus.GaugeValue, "gpreempt_processes",
 		"Processes the driver knows.", "What discovery reads each time.")
 	queues = define(prometheus.GaugeValue, "gpreempt_queues",

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -86,6 +88,12 @@ func (d *Device) Profile() Profile { return d.profile }
 // Warning is not nil when the driver's minor version is not a known one.
 func (d *Device) Warning() *UnknownMinor { return d.warning }
 
+// Calls gives how many ioctls have returned, whatever they returned, and how long they
+// took together.
+func (d *Device) Calls() (n int64, took time.Duration) {
+	return d.handle.calls.Load(), time.Duration(d.handle.took.Load())
+}
+
 // GetVersion asks for the version of the ioctl interface (kfd_ioctl_get_version).
 func (d *Device) GetVersion() (Version, error) {
 	var args GetVersionArgs
@@ -122,6 +130,8 @@ func (d *Device) trapAgain(pid int32, op TrapOp, args Pointer, prepare func()) (
 type handle struct {
 	sys Sys
 	fd  int
+	// calls is how many ioctls returned, and took how long they lasted in nanoseconds.
+	calls, took atomic.Int64
 
 	// mu guards what follows. It is not held across a call.
 	mu     sync.Mutex
@@ -167,7 +177,11 @@ func (h *handle) ioctl(req Request, arg Pointer) (uintptr, error) {
 		return 0, err
 	}
 	defer h.release()
-	return h.sys.Ioctl(h.fd, req, arg)
+	begin := time.Now()
+	r1, err := h.sys.Ioctl(h.fd, req, arg)
+	h.calls.Add(1)
+	h.took.Add(int64(time.Since(begin)))
+	return r1, err
 }
 
 func (h *handle) read(p []byte) (n int, err error) {

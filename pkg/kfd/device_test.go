@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -458,4 +460,20 @@ func TestKernelIoctl(t *testing.T) {
 	if _, err := sys.Open("/dev/null/kfd", unix.O_RDWR); !errors.Is(err, unix.ENOTDIR) {
 		t.Errorf("open: %v, want ENOTDIR", err)
 	}
+}
+
+func TestCallsAreCountedWithTheirTimeWhateverComesOfThem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := open(t, 17, func(Request, Pointer) (uintptr, error) {
+			time.Sleep(3 * time.Millisecond) // of the bubble
+			return 0, unix.EPERM
+		})
+		before, took := d.Calls()
+		if _, err := d.ResumeAll(7); !errors.Is(err, unix.EPERM) {
+			t.Fatal(err)
+		}
+		if n, all := d.Calls(); n != before+1 || all != took+3*time.Millisecond {
+			t.Errorf("%d calls of %v, after %d of %v and one of 3ms", n, all, before, took)
+		}
+	})
 }
