@@ -51,6 +51,7 @@ var table = []struct {
 	{"pkg/discovery/hiplog", rule{}},
 	{"internal/inventory", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/events", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}, stdOnly: true}},
+	{"internal/spans", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
 	{"internal/words", rule{imports: []string{apiV1, "pkg/gpreempt", "pkg/scheduler"}}},
 
 	// Kernel: the only packages that make system calls Go has no words for.
@@ -116,8 +117,8 @@ var table = []struct {
 		apiV1, simV1, "internal/errgrpc", "internal/gpusim", "internal/hrtimer", "internal/version", "internal/words", "pkg/client", "pkg/gpreempt",
 	}}},
 	{"internal/cli", rule{imports: []string{
-		apiV1, simV1, "internal/demo", "internal/errgrpc", "internal/gpusim", "internal/kfdtrace", "internal/version", "internal/words", "pkg/client",
-		"pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt",
+		apiV1, simV1, "internal/demo", "internal/errgrpc", "internal/gpusim", "internal/kfdtrace", "internal/spans", "internal/version", "internal/words",
+		"pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/demo", "internal/version", "pkg/gpreempt"}}},
 

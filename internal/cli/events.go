@@ -83,7 +83,7 @@ func printEvent(t *table, e *gpreemptv1.Event) {
 	case gpreemptv1.EventKind_EVENT_KIND_LEASE:
 		which = e.GetLeaseId()
 		change.text = words.Of(e.GetToLease())
-		if from := words.Of(e.GetFromLease()); from != "" {
+		if from := words.Of(e.GetFromLease()); from != "" && e.GetFromLease() != e.GetToLease() {
 			change.text = from + " > " + change.text
 		}
 		if end := words.Of(e.GetEnd()); end != "" {

@@ -3,8 +3,11 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 
 	"go.yaml.in/yaml/v3"
@@ -147,4 +150,24 @@ func plain(n *yaml.Node) {
 	for _, c := range n.Content {
 		plain(c)
 	}
+}
+
+// replaceFile puts what write writes where path says, whole or not at all; flag is what
+// named the path. Anybody may read it: what gpctl writes is of no use without the right
+// to look into the processes.
+func replaceFile(path, flag string, write func(io.Writer) error) (err error) {
+	tmp, err := os.CreateTemp(filepath.Dir(path), ".gpctl-*")
+	if err != nil {
+		return &failure{code: ExitFailure, message: fmt.Sprintf("cannot write %s: %v", path, err), next: "name another place with " + flag}
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, os.Remove(tmp.Name()))
+		}
+	}()
+	err = write(tmp)
+	if err = errors.Join(err, tmp.Chmod(0o644), tmp.Sync(), tmp.Close()); err != nil {
+		return err
+	}
+	return os.Rename(tmp.Name(), path)
 }

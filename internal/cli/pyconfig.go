@@ -4,9 +4,9 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 )
@@ -47,27 +47,14 @@ func pythonConfig(queues []foundQueue, about []string) string {
 
 // writePythonConfig puts content where path says, whole or not at all. Only a file
 // of its own kind is replaced.
-func writePythonConfig(path, content string) (err error) {
+func writePythonConfig(path, content string) error {
 	if err := mayReplace(path); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".gpctl-*.py")
-	if err != nil {
-		return &failure{code: ExitFailure, message: fmt.Sprintf("cannot write %s: %v", path, err), next: "name another place with --python-config=FILE"}
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(tmp.Name()))
-		}
-	}()
-	_, err = tmp.WriteString(content)
-	// Anybody may read addresses and ids; they are of no use without the right to
-	// look into the process.
-	err = errors.Join(err, tmp.Chmod(0o644), tmp.Sync(), tmp.Close())
-	if err != nil {
+	return replaceFile(path, "--python-config=FILE", func(w io.Writer) error {
+		_, err := io.WriteString(w, content)
 		return err
-	}
-	return os.Rename(tmp.Name(), path)
+	})
 }
 
 // mayReplace refuses what gpctl did not write.

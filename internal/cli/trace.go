@@ -20,7 +20,7 @@ import (
 )
 
 func (a *app) traceCommand() *cobra.Command {
-	return noun("trace", "Record what the driver does", a.traceKFD(traceHost{
+	return noun("trace", "Record what the driver does, and export what the daemon did", a.traceExport(), a.traceKFD(traceHost{
 		root: os.DirFS("/"), symbols: "/proc/kallsyms",
 		tracefs: func() (kfdtrace.FS, error) { return kfdtrace.Find() },
 	}))

@@ -226,7 +226,7 @@ func (s *Server) eventMessage(e events.Entry) *gpreemptv1.Event {
 		Revision: e.Revision, At: timestamppb.New(e.At), Kind: gpreemptv1.EventKind(r.Kind),
 		FromTarget: gpreemptv1.TargetState(r.FromTarget), ToTarget: gpreemptv1.TargetState(r.ToTarget),
 		FromLease: gpreemptv1.LeaseState(r.FromLease), ToLease: gpreemptv1.LeaseState(r.ToLease),
-		End: gpreemptv1.LeaseEnd(r.End), GpuId: uint32(r.GPU), Cause: string(r.Cause),
+		End: gpreemptv1.LeaseEnd(r.End), GpuId: uint32(r.GPU), Cause: string(r.Cause), Clock: durationpb.New(r.At),
 	}
 	if !r.Target.IsZero() {
 		m.TargetId = r.Target.String()

@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"slices"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -33,6 +34,7 @@ func (a adminService) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (
 		m.LeaseCount = uint32(c.LeaseCount())
 		m.Draining, m.Policy = c.Draining(), c.Policy().Preset
 	})
+	m.Clock = durationpb.New(p.now.scheduler)
 	for i := range p.owners {
 		o := &p.owners[i]
 		if len(o.proc.Queues) == 0 {

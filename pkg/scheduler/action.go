@@ -104,7 +104,9 @@ const (
 	CauseQuarantine Cause = "quarantine"
 )
 
-// Record is one state change. It feeds the event stream, the log, the
+// Record is one state change. With from and to alike it is of a target a new class or
+// priority, or a resume that failed, and of a lease the answer that its GPUs are not
+// quiet, with the QuiesceReason for a cause. It feeds the event stream, the log, the
 // statistics, the metrics and the trace: there is no second bookkeeping.
 type Record struct {
 	At         Time
@@ -122,6 +124,6 @@ type Record struct {
 	// On is the new state of a breaker or of draining.
 	On    bool
 	Cause Cause
-	// Took is how long a suspend, a resume or a lease lasted.
+	// Took is how long a suspend, a resume, a lease or the wait for an answer lasted.
 	Took time.Duration
 }

@@ -375,6 +375,9 @@ func (c *Core) settleLease(l *lease) bool {
 func (c *Core) sendAnswer(l *lease, a Answer) {
 	a.Waited = c.now - l.created
 	l.answered, l.answer = true, a
+	if !a.Quiesced && l.state != LeaseEnded { // else a change of state says it
+		c.record(Record{Kind: RecordLease, Lease: l.id, FromLease: l.state, ToLease: l.state, Cause: Cause(a.Reason.String()), Took: a.Waited})
+	}
 	action := c.emit(ActAnswer)
 	action.Lease, action.Answer = l.id, a
 	if l.state != LeaseEnded {

@@ -321,6 +321,8 @@ func (o *observer) takeAction(a Action, before []Action) error {
 			return errors.New("answered twice")
 		case a.Answer.Waited != o.now-l.created:
 			return fmt.Errorf("it waited %v", o.now-l.created)
+		case !o.recorded(a, before):
+			return errors.New("no record says it")
 		}
 		l.answered = true
 		o.answers[a.Lease] = a.Answer

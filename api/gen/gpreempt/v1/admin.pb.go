@@ -156,8 +156,10 @@ type GetStatusResponse struct {
 	Sources []*Source `protobuf:"bytes,16,rep,name=sources,proto3" json:"sources,omitempty"`
 	// Goroutines of the daemon: a number that grows for hours is a leak.
 	GoroutineCount uint32 `protobuf:"varint,17,opt,name=goroutine_count,json=goroutineCount,proto3" json:"goroutine_count,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// The clock of events, now.
+	Clock         *durationpb.Duration `protobuf:"bytes,18,opt,name=clock,proto3" json:"clock,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetStatusResponse) Reset() {
@@ -307,6 +309,13 @@ func (x *GetStatusResponse) GetGoroutineCount() uint32 {
 		return x.GoroutineCount
 	}
 	return 0
+}
+
+func (x *GetStatusResponse) GetClock() *durationpb.Duration {
+	if x != nil {
+		return x.Clock
+	}
+	return nil
 }
 
 // A condition an admin should know.
@@ -2398,7 +2407,7 @@ var File_gpreempt_v1_admin_proto protoreflect.FileDescriptor
 const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"\x17gpreempt/v1/admin.proto\x12\vgpreempt.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1agpreempt/v1/diagnose.proto\x1a\x18gpreempt/v1/online.proto\x1a\x17gpreempt/v1/types.proto\"\x12\n" +
-	"\x10GetStatusRequest\"\xff\x04\n" +
+	"\x10GetStatusRequest\"\xb0\x05\n" +
 	"\x11GetStatusResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x129\n" +
 	"\n" +
@@ -2420,7 +2429,8 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\x0eevent_revision\x18\x0e \x01(\x04R\reventRevision\x12\x17\n" +
 	"\aboot_id\x18\x0f \x01(\tR\x06bootId\x12-\n" +
 	"\asources\x18\x10 \x03(\v2\x13.gpreempt.v1.SourceR\asources\x12'\n" +
-	"\x0fgoroutine_count\x18\x11 \x01(\rR\x0egoroutineCount\"e\n" +
+	"\x0fgoroutine_count\x18\x11 \x01(\rR\x0egoroutineCount\x12/\n" +
+	"\x05clock\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\x05clock\"e\n" +
 	"\aWarning\x12\x12\n" +
 	"\x04code\x18\x01 \x01(\tR\x04code\x12\x1a\n" +
 	"\bseverity\x18\x02 \x01(\tR\bseverity\x12\x12\n" +
@@ -2626,12 +2636,12 @@ var file_gpreempt_v1_admin_proto_goTypes = []any{
 	(*SetDrainResponse)(nil),       // 39: gpreempt.v1.SetDrainResponse
 	(*timestamppb.Timestamp)(nil),  // 40: google.protobuf.Timestamp
 	(*Source)(nil),                 // 41: gpreempt.v1.Source
-	(*Gpu)(nil),                    // 42: gpreempt.v1.Gpu
-	(Class)(0),                     // 43: gpreempt.v1.Class
-	(*Target)(nil),                 // 44: gpreempt.v1.Target
-	(*Queue)(nil),                  // 45: gpreempt.v1.Queue
-	(*Hqd)(nil),                    // 46: gpreempt.v1.Hqd
-	(*durationpb.Duration)(nil),    // 47: google.protobuf.Duration
+	(*durationpb.Duration)(nil),    // 42: google.protobuf.Duration
+	(*Gpu)(nil),                    // 43: gpreempt.v1.Gpu
+	(Class)(0),                     // 44: gpreempt.v1.Class
+	(*Target)(nil),                 // 45: gpreempt.v1.Target
+	(*Queue)(nil),                  // 46: gpreempt.v1.Queue
+	(*Hqd)(nil),                    // 47: gpreempt.v1.Hqd
 	(*Lease)(nil),                  // 48: gpreempt.v1.Lease
 	(*NotifyOnlineRequest)(nil),    // 49: gpreempt.v1.NotifyOnlineRequest
 	(*NotifyOnlineResponse)(nil),   // 50: gpreempt.v1.NotifyOnlineResponse
@@ -2649,82 +2659,83 @@ var file_gpreempt_v1_admin_proto_depIdxs = []int32{
 	40, // 0: gpreempt.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
 	3,  // 1: gpreempt.v1.GetStatusResponse.warnings:type_name -> gpreempt.v1.Warning
 	41, // 2: gpreempt.v1.GetStatusResponse.sources:type_name -> gpreempt.v1.Source
-	42, // 3: gpreempt.v1.ListGpusResponse.gpus:type_name -> gpreempt.v1.Gpu
-	43, // 4: gpreempt.v1.ListTargetsRequest.class:type_name -> gpreempt.v1.Class
-	44, // 5: gpreempt.v1.ListTargetsResponse.targets:type_name -> gpreempt.v1.Target
-	43, // 6: gpreempt.v1.ListQueuesRequest.class:type_name -> gpreempt.v1.Class
-	45, // 7: gpreempt.v1.ListQueuesResponse.queues:type_name -> gpreempt.v1.Queue
-	46, // 8: gpreempt.v1.ListHqdsResponse.hqds:type_name -> gpreempt.v1.Hqd
-	40, // 9: gpreempt.v1.ListHqdsResponse.read_at:type_name -> google.protobuf.Timestamp
-	47, // 10: gpreempt.v1.ListHqdsResponse.took:type_name -> google.protobuf.Duration
-	0,  // 11: gpreempt.v1.WatchQueuesResponse.change:type_name -> gpreempt.v1.QueueChange
-	45, // 12: gpreempt.v1.WatchQueuesResponse.queue:type_name -> gpreempt.v1.Queue
-	40, // 13: gpreempt.v1.WatchQueuesResponse.at:type_name -> google.protobuf.Timestamp
-	48, // 14: gpreempt.v1.ListLeasesResponse.leases:type_name -> gpreempt.v1.Lease
-	49, // 15: gpreempt.v1.CreateLeaseRequest.announce:type_name -> gpreempt.v1.NotifyOnlineRequest
-	50, // 16: gpreempt.v1.CreateLeaseResponse.announced:type_name -> gpreempt.v1.NotifyOnlineResponse
-	51, // 17: gpreempt.v1.ReleaseLeaseResponse.end:type_name -> gpreempt.v1.LeaseEnd
-	47, // 18: gpreempt.v1.SuspendTargetRequest.ttl:type_name -> google.protobuf.Duration
-	52, // 19: gpreempt.v1.SuspendTargetResponse.reason:type_name -> gpreempt.v1.QuiesceReason
-	53, // 20: gpreempt.v1.SuspendTargetResponse.timing:type_name -> gpreempt.v1.Timing
-	47, // 21: gpreempt.v1.ResumeTargetRequest.hold:type_name -> google.protobuf.Duration
-	54, // 22: gpreempt.v1.ResumeTargetResponse.state:type_name -> gpreempt.v1.TargetState
-	43, // 23: gpreempt.v1.ClassifyTargetRequest.class:type_name -> gpreempt.v1.Class
-	47, // 24: gpreempt.v1.ClassifyTargetRequest.ttl:type_name -> google.protobuf.Duration
-	44, // 25: gpreempt.v1.ClassifyTargetResponse.target:type_name -> gpreempt.v1.Target
-	44, // 26: gpreempt.v1.ExplainTargetResponse.target:type_name -> gpreempt.v1.Target
-	29, // 27: gpreempt.v1.ExplainTargetResponse.steps:type_name -> gpreempt.v1.ExplainStep
-	48, // 28: gpreempt.v1.ExplainTargetResponse.leases:type_name -> gpreempt.v1.Lease
-	28, // 29: gpreempt.v1.ExplainTargetResponse.classification:type_name -> gpreempt.v1.ClassifyStep
-	43, // 30: gpreempt.v1.ClassifyStep.class:type_name -> gpreempt.v1.Class
-	55, // 31: gpreempt.v1.GetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
-	55, // 32: gpreempt.v1.SetPolicyRequest.policy:type_name -> gpreempt.v1.Policy
-	55, // 33: gpreempt.v1.SetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
-	56, // 34: gpreempt.v1.WatchEventsResponse.event:type_name -> gpreempt.v1.Event
-	57, // 35: gpreempt.v1.GetStatisticsResponse.statistics:type_name -> gpreempt.v1.Statistics
-	1,  // 36: gpreempt.v1.AdminService.GetStatus:input_type -> gpreempt.v1.GetStatusRequest
-	4,  // 37: gpreempt.v1.AdminService.ListGpus:input_type -> gpreempt.v1.ListGpusRequest
-	6,  // 38: gpreempt.v1.AdminService.ListTargets:input_type -> gpreempt.v1.ListTargetsRequest
-	8,  // 39: gpreempt.v1.AdminService.ListQueues:input_type -> gpreempt.v1.ListQueuesRequest
-	10, // 40: gpreempt.v1.AdminService.ListHqds:input_type -> gpreempt.v1.ListHqdsRequest
-	12, // 41: gpreempt.v1.AdminService.WatchQueues:input_type -> gpreempt.v1.WatchQueuesRequest
-	14, // 42: gpreempt.v1.AdminService.ListLeases:input_type -> gpreempt.v1.ListLeasesRequest
-	16, // 43: gpreempt.v1.AdminService.CreateLease:input_type -> gpreempt.v1.CreateLeaseRequest
-	18, // 44: gpreempt.v1.AdminService.ReleaseLease:input_type -> gpreempt.v1.ReleaseLeaseRequest
-	20, // 45: gpreempt.v1.AdminService.SuspendTarget:input_type -> gpreempt.v1.SuspendTargetRequest
-	22, // 46: gpreempt.v1.AdminService.ResumeTarget:input_type -> gpreempt.v1.ResumeTargetRequest
-	24, // 47: gpreempt.v1.AdminService.ClassifyTarget:input_type -> gpreempt.v1.ClassifyTargetRequest
-	26, // 48: gpreempt.v1.AdminService.ExplainTarget:input_type -> gpreempt.v1.ExplainTargetRequest
-	30, // 49: gpreempt.v1.AdminService.GetPolicy:input_type -> gpreempt.v1.GetPolicyRequest
-	32, // 50: gpreempt.v1.AdminService.SetPolicy:input_type -> gpreempt.v1.SetPolicyRequest
-	34, // 51: gpreempt.v1.AdminService.WatchEvents:input_type -> gpreempt.v1.WatchEventsRequest
-	36, // 52: gpreempt.v1.AdminService.GetStatistics:input_type -> gpreempt.v1.GetStatisticsRequest
-	38, // 53: gpreempt.v1.AdminService.SetDrain:input_type -> gpreempt.v1.SetDrainRequest
-	58, // 54: gpreempt.v1.AdminService.Diagnose:input_type -> gpreempt.v1.DiagnoseRequest
-	2,  // 55: gpreempt.v1.AdminService.GetStatus:output_type -> gpreempt.v1.GetStatusResponse
-	5,  // 56: gpreempt.v1.AdminService.ListGpus:output_type -> gpreempt.v1.ListGpusResponse
-	7,  // 57: gpreempt.v1.AdminService.ListTargets:output_type -> gpreempt.v1.ListTargetsResponse
-	9,  // 58: gpreempt.v1.AdminService.ListQueues:output_type -> gpreempt.v1.ListQueuesResponse
-	11, // 59: gpreempt.v1.AdminService.ListHqds:output_type -> gpreempt.v1.ListHqdsResponse
-	13, // 60: gpreempt.v1.AdminService.WatchQueues:output_type -> gpreempt.v1.WatchQueuesResponse
-	15, // 61: gpreempt.v1.AdminService.ListLeases:output_type -> gpreempt.v1.ListLeasesResponse
-	17, // 62: gpreempt.v1.AdminService.CreateLease:output_type -> gpreempt.v1.CreateLeaseResponse
-	19, // 63: gpreempt.v1.AdminService.ReleaseLease:output_type -> gpreempt.v1.ReleaseLeaseResponse
-	21, // 64: gpreempt.v1.AdminService.SuspendTarget:output_type -> gpreempt.v1.SuspendTargetResponse
-	23, // 65: gpreempt.v1.AdminService.ResumeTarget:output_type -> gpreempt.v1.ResumeTargetResponse
-	25, // 66: gpreempt.v1.AdminService.ClassifyTarget:output_type -> gpreempt.v1.ClassifyTargetResponse
-	27, // 67: gpreempt.v1.AdminService.ExplainTarget:output_type -> gpreempt.v1.ExplainTargetResponse
-	31, // 68: gpreempt.v1.AdminService.GetPolicy:output_type -> gpreempt.v1.GetPolicyResponse
-	33, // 69: gpreempt.v1.AdminService.SetPolicy:output_type -> gpreempt.v1.SetPolicyResponse
-	35, // 70: gpreempt.v1.AdminService.WatchEvents:output_type -> gpreempt.v1.WatchEventsResponse
-	37, // 71: gpreempt.v1.AdminService.GetStatistics:output_type -> gpreempt.v1.GetStatisticsResponse
-	39, // 72: gpreempt.v1.AdminService.SetDrain:output_type -> gpreempt.v1.SetDrainResponse
-	59, // 73: gpreempt.v1.AdminService.Diagnose:output_type -> gpreempt.v1.DiagnoseResponse
-	55, // [55:74] is the sub-list for method output_type
-	36, // [36:55] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	42, // 3: gpreempt.v1.GetStatusResponse.clock:type_name -> google.protobuf.Duration
+	43, // 4: gpreempt.v1.ListGpusResponse.gpus:type_name -> gpreempt.v1.Gpu
+	44, // 5: gpreempt.v1.ListTargetsRequest.class:type_name -> gpreempt.v1.Class
+	45, // 6: gpreempt.v1.ListTargetsResponse.targets:type_name -> gpreempt.v1.Target
+	44, // 7: gpreempt.v1.ListQueuesRequest.class:type_name -> gpreempt.v1.Class
+	46, // 8: gpreempt.v1.ListQueuesResponse.queues:type_name -> gpreempt.v1.Queue
+	47, // 9: gpreempt.v1.ListHqdsResponse.hqds:type_name -> gpreempt.v1.Hqd
+	40, // 10: gpreempt.v1.ListHqdsResponse.read_at:type_name -> google.protobuf.Timestamp
+	42, // 11: gpreempt.v1.ListHqdsResponse.took:type_name -> google.protobuf.Duration
+	0,  // 12: gpreempt.v1.WatchQueuesResponse.change:type_name -> gpreempt.v1.QueueChange
+	46, // 13: gpreempt.v1.WatchQueuesResponse.queue:type_name -> gpreempt.v1.Queue
+	40, // 14: gpreempt.v1.WatchQueuesResponse.at:type_name -> google.protobuf.Timestamp
+	48, // 15: gpreempt.v1.ListLeasesResponse.leases:type_name -> gpreempt.v1.Lease
+	49, // 16: gpreempt.v1.CreateLeaseRequest.announce:type_name -> gpreempt.v1.NotifyOnlineRequest
+	50, // 17: gpreempt.v1.CreateLeaseResponse.announced:type_name -> gpreempt.v1.NotifyOnlineResponse
+	51, // 18: gpreempt.v1.ReleaseLeaseResponse.end:type_name -> gpreempt.v1.LeaseEnd
+	42, // 19: gpreempt.v1.SuspendTargetRequest.ttl:type_name -> google.protobuf.Duration
+	52, // 20: gpreempt.v1.SuspendTargetResponse.reason:type_name -> gpreempt.v1.QuiesceReason
+	53, // 21: gpreempt.v1.SuspendTargetResponse.timing:type_name -> gpreempt.v1.Timing
+	42, // 22: gpreempt.v1.ResumeTargetRequest.hold:type_name -> google.protobuf.Duration
+	54, // 23: gpreempt.v1.ResumeTargetResponse.state:type_name -> gpreempt.v1.TargetState
+	44, // 24: gpreempt.v1.ClassifyTargetRequest.class:type_name -> gpreempt.v1.Class
+	42, // 25: gpreempt.v1.ClassifyTargetRequest.ttl:type_name -> google.protobuf.Duration
+	45, // 26: gpreempt.v1.ClassifyTargetResponse.target:type_name -> gpreempt.v1.Target
+	45, // 27: gpreempt.v1.ExplainTargetResponse.target:type_name -> gpreempt.v1.Target
+	29, // 28: gpreempt.v1.ExplainTargetResponse.steps:type_name -> gpreempt.v1.ExplainStep
+	48, // 29: gpreempt.v1.ExplainTargetResponse.leases:type_name -> gpreempt.v1.Lease
+	28, // 30: gpreempt.v1.ExplainTargetResponse.classification:type_name -> gpreempt.v1.ClassifyStep
+	44, // 31: gpreempt.v1.ClassifyStep.class:type_name -> gpreempt.v1.Class
+	55, // 32: gpreempt.v1.GetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
+	55, // 33: gpreempt.v1.SetPolicyRequest.policy:type_name -> gpreempt.v1.Policy
+	55, // 34: gpreempt.v1.SetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
+	56, // 35: gpreempt.v1.WatchEventsResponse.event:type_name -> gpreempt.v1.Event
+	57, // 36: gpreempt.v1.GetStatisticsResponse.statistics:type_name -> gpreempt.v1.Statistics
+	1,  // 37: gpreempt.v1.AdminService.GetStatus:input_type -> gpreempt.v1.GetStatusRequest
+	4,  // 38: gpreempt.v1.AdminService.ListGpus:input_type -> gpreempt.v1.ListGpusRequest
+	6,  // 39: gpreempt.v1.AdminService.ListTargets:input_type -> gpreempt.v1.ListTargetsRequest
+	8,  // 40: gpreempt.v1.AdminService.ListQueues:input_type -> gpreempt.v1.ListQueuesRequest
+	10, // 41: gpreempt.v1.AdminService.ListHqds:input_type -> gpreempt.v1.ListHqdsRequest
+	12, // 42: gpreempt.v1.AdminService.WatchQueues:input_type -> gpreempt.v1.WatchQueuesRequest
+	14, // 43: gpreempt.v1.AdminService.ListLeases:input_type -> gpreempt.v1.ListLeasesRequest
+	16, // 44: gpreempt.v1.AdminService.CreateLease:input_type -> gpreempt.v1.CreateLeaseRequest
+	18, // 45: gpreempt.v1.AdminService.ReleaseLease:input_type -> gpreempt.v1.ReleaseLeaseRequest
+	20, // 46: gpreempt.v1.AdminService.SuspendTarget:input_type -> gpreempt.v1.SuspendTargetRequest
+	22, // 47: gpreempt.v1.AdminService.ResumeTarget:input_type -> gpreempt.v1.ResumeTargetRequest
+	24, // 48: gpreempt.v1.AdminService.ClassifyTarget:input_type -> gpreempt.v1.ClassifyTargetRequest
+	26, // 49: gpreempt.v1.AdminService.ExplainTarget:input_type -> gpreempt.v1.ExplainTargetRequest
+	30, // 50: gpreempt.v1.AdminService.GetPolicy:input_type -> gpreempt.v1.GetPolicyRequest
+	32, // 51: gpreempt.v1.AdminService.SetPolicy:input_type -> gpreempt.v1.SetPolicyRequest
+	34, // 52: gpreempt.v1.AdminService.WatchEvents:input_type -> gpreempt.v1.WatchEventsRequest
+	36, // 53: gpreempt.v1.AdminService.GetStatistics:input_type -> gpreempt.v1.GetStatisticsRequest
+	38, // 54: gpreempt.v1.AdminService.SetDrain:input_type -> gpreempt.v1.SetDrainRequest
+	58, // 55: gpreempt.v1.AdminService.Diagnose:input_type -> gpreempt.v1.DiagnoseRequest
+	2,  // 56: gpreempt.v1.AdminService.GetStatus:output_type -> gpreempt.v1.GetStatusResponse
+	5,  // 57: gpreempt.v1.AdminService.ListGpus:output_type -> gpreempt.v1.ListGpusResponse
+	7,  // 58: gpreempt.v1.AdminService.ListTargets:output_type -> gpreempt.v1.ListTargetsResponse
+	9,  // 59: gpreempt.v1.AdminService.ListQueues:output_type -> gpreempt.v1.ListQueuesResponse
+	11, // 60: gpreempt.v1.AdminService.ListHqds:output_type -> gpreempt.v1.ListHqdsResponse
+	13, // 61: gpreempt.v1.AdminService.WatchQueues:output_type -> gpreempt.v1.WatchQueuesResponse
+	15, // 62: gpreempt.v1.AdminService.ListLeases:output_type -> gpreempt.v1.ListLeasesResponse
+	17, // 63: gpreempt.v1.AdminService.CreateLease:output_type -> gpreempt.v1.CreateLeaseResponse
+	19, // 64: gpreempt.v1.AdminService.ReleaseLease:output_type -> gpreempt.v1.ReleaseLeaseResponse
+	21, // 65: gpreempt.v1.AdminService.SuspendTarget:output_type -> gpreempt.v1.SuspendTargetResponse
+	23, // 66: gpreempt.v1.AdminService.ResumeTarget:output_type -> gpreempt.v1.ResumeTargetResponse
+	25, // 67: gpreempt.v1.AdminService.ClassifyTarget:output_type -> gpreempt.v1.ClassifyTargetResponse
+	27, // 68: gpreempt.v1.AdminService.ExplainTarget:output_type -> gpreempt.v1.ExplainTargetResponse
+	31, // 69: gpreempt.v1.AdminService.GetPolicy:output_type -> gpreempt.v1.GetPolicyResponse
+	33, // 70: gpreempt.v1.AdminService.SetPolicy:output_type -> gpreempt.v1.SetPolicyResponse
+	35, // 71: gpreempt.v1.AdminService.WatchEvents:output_type -> gpreempt.v1.WatchEventsResponse
+	37, // 72: gpreempt.v1.AdminService.GetStatistics:output_type -> gpreempt.v1.GetStatisticsResponse
+	39, // 73: gpreempt.v1.AdminService.SetDrain:output_type -> gpreempt.v1.SetDrainResponse
+	59, // 74: gpreempt.v1.AdminService.Diagnose:output_type -> gpreempt.v1.DiagnoseResponse
+	56, // [56:75] is the sub-list for method output_type
+	37, // [37:56] is the sub-list for method input_type
+	37, // [37:37] is the sub-list for extension type_name
+	37, // [37:37] is the sub-list for extension extendee
+	0,  // [0:37] is the sub-list for field type_name
 }
 
 func init() { file_gpreempt_v1_admin_proto_init() }

@@ -606,7 +606,8 @@ const (
 	EventKind_EVENT_KIND_UNSPECIFIED EventKind = 0
 	// A target changed state; or, with from and to alike, its class or priority.
 	EventKind_EVENT_KIND_TARGET EventKind = 1
-	// A lease changed state.
+	// A lease changed state; or, with from and to alike, its announcement was answered
+	// although the GPUs are not quiet, for the reason that is the cause.
 	EventKind_EVENT_KIND_LEASE EventKind = 2
 	// The breaker of a GPU opened or closed.
 	EventKind_EVENT_KIND_BREAKER EventKind = 3
@@ -2472,7 +2473,10 @@ type Event struct {
 	// How long the step took: of a suspend, a resume, a lease.
 	Took *durationpb.Duration `protobuf:"bytes,13,opt,name=took,proto3" json:"took,omitempty"`
 	// More for people; who did it, for ADMIN.
-	Message       string `protobuf:"bytes,14,opt,name=message,proto3" json:"message,omitempty"`
+	Message string `protobuf:"bytes,14,opt,name=message,proto3" json:"message,omitempty"`
+	// The daemon's monotonic clock, nanoseconds since it started: for durations, which
+	// the wall clock may get wrong. Events are in its order.
+	Clock         *durationpb.Duration `protobuf:"bytes,15,opt,name=clock,proto3" json:"clock,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2603,6 +2607,13 @@ func (x *Event) GetMessage() string {
 		return x.Message
 	}
 	return ""
+}
+
+func (x *Event) GetClock() *durationpb.Duration {
+	if x != nil {
+		return x.Clock
+	}
+	return nil
 }
 
 // A summary of durations.
@@ -3129,7 +3140,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\bmax_wait\x18\v \x01(\v2\x19.google.protobuf.DurationR\amaxWait\x12:\n" +
 	"\vdefault_ttl\x18\f \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"defaultTtl\x122\n" +
-	"\amax_ttl\x18\r \x01(\v2\x19.google.protobuf.DurationR\x06maxTtl\"\xb0\x04\n" +
+	"\amax_ttl\x18\r \x01(\v2\x19.google.protobuf.DurationR\x06maxTtl\"\xe1\x04\n" +
 	"\x05Event\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12*\n" +
@@ -3147,7 +3158,8 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x06gpu_id\x18\v \x01(\rR\x05gpuId\x12\x14\n" +
 	"\x05cause\x18\f \x01(\tR\x05cause\x12-\n" +
 	"\x04took\x18\r \x01(\v2\x19.google.protobuf.DurationR\x04took\x12\x18\n" +
-	"\amessage\x18\x0e \x01(\tR\amessage\"\x89\x02\n" +
+	"\amessage\x18\x0e \x01(\tR\amessage\x12/\n" +
+	"\x05clock\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x05clock\"\x89\x02\n" +
 	"\x0eLatencySummary\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\x04R\x05count\x12-\n" +
 	"\x04mean\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04mean\x12+\n" +
@@ -3340,22 +3352,23 @@ var file_gpreempt_v1_types_proto_depIdxs = []int32{
 	2,  // 43: gpreempt.v1.Event.to_lease:type_name -> gpreempt.v1.LeaseState
 	3,  // 44: gpreempt.v1.Event.end:type_name -> gpreempt.v1.LeaseEnd
 	28, // 45: gpreempt.v1.Event.took:type_name -> google.protobuf.Duration
-	28, // 46: gpreempt.v1.LatencySummary.mean:type_name -> google.protobuf.Duration
-	28, // 47: gpreempt.v1.LatencySummary.p50:type_name -> google.protobuf.Duration
-	28, // 48: gpreempt.v1.LatencySummary.p95:type_name -> google.protobuf.Duration
-	28, // 49: gpreempt.v1.LatencySummary.p99:type_name -> google.protobuf.Duration
-	28, // 50: gpreempt.v1.LatencySummary.max:type_name -> google.protobuf.Duration
-	22, // 51: gpreempt.v1.Statistics.quiesce_latency:type_name -> gpreempt.v1.LatencySummary
-	22, // 52: gpreempt.v1.Statistics.suspend_latency:type_name -> gpreempt.v1.LatencySummary
-	22, // 53: gpreempt.v1.Statistics.resume_latency:type_name -> gpreempt.v1.LatencySummary
-	22, // 54: gpreempt.v1.Statistics.lease_duration:type_name -> gpreempt.v1.LatencySummary
-	19, // 55: gpreempt.v1.Statistics.rules:type_name -> gpreempt.v1.RuleCount
-	24, // 56: gpreempt.v1.Statistics.refusals:type_name -> gpreempt.v1.RefusalCount
-	57, // [57:57] is the sub-list for method output_type
-	57, // [57:57] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	28, // 46: gpreempt.v1.Event.clock:type_name -> google.protobuf.Duration
+	28, // 47: gpreempt.v1.LatencySummary.mean:type_name -> google.protobuf.Duration
+	28, // 48: gpreempt.v1.LatencySummary.p50:type_name -> google.protobuf.Duration
+	28, // 49: gpreempt.v1.LatencySummary.p95:type_name -> google.protobuf.Duration
+	28, // 50: gpreempt.v1.LatencySummary.p99:type_name -> google.protobuf.Duration
+	28, // 51: gpreempt.v1.LatencySummary.max:type_name -> google.protobuf.Duration
+	22, // 52: gpreempt.v1.Statistics.quiesce_latency:type_name -> gpreempt.v1.LatencySummary
+	22, // 53: gpreempt.v1.Statistics.suspend_latency:type_name -> gpreempt.v1.LatencySummary
+	22, // 54: gpreempt.v1.Statistics.resume_latency:type_name -> gpreempt.v1.LatencySummary
+	22, // 55: gpreempt.v1.Statistics.lease_duration:type_name -> gpreempt.v1.LatencySummary
+	19, // 56: gpreempt.v1.Statistics.rules:type_name -> gpreempt.v1.RuleCount
+	24, // 57: gpreempt.v1.Statistics.refusals:type_name -> gpreempt.v1.RefusalCount
+	58, // [58:58] is the sub-list for method output_type
+	58, // [58:58] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_gpreempt_v1_types_proto_init() }

@@ -1,0 +1,325 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/spans"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// The processes of a trace, which viewers show as groups of tracks in this order.
+const (
+	groupDaemon = 1 + iota
+	groupLeases
+	groupTargets
+	groupGPUs
+)
+
+var groupNames = map[int]string{groupDaemon: "gpreemptd", groupLeases: "Leases", groupTargets: "Targets", groupGPUs: "GPUs"}
+
+// traceTime is a time or a duration of a trace: microseconds, with three decimals.
+type traceTime time.Duration
+
+// MarshalJSON writes it as a number.
+func (m traceTime) MarshalJSON() ([]byte, error) {
+	return fmt.Appendf(nil, "%d.%03d", m/1000, m%1000), nil
+}
+
+// traceEvent is an entry of Chrome's Trace Event Format.
+type traceEvent struct {
+	Name  string         `json:"name"`
+	Phase string         `json:"ph"`
+	Cat   string         `json:"cat,omitempty"`
+	TS    *traceTime        `json:"ts,omitempty"`
+	Dur   *traceTime        `json:"dur,omitempty"`
+	PID   int            `json:"pid"`
+	TID   int            `json:"tid"`
+	ID    uint64         `json:"id,omitempty"`
+	Scope string         `json:"s,omitempty"`
+	Bind  string         `json:"bp,omitempty"`
+	Args  map[string]any `json:"args,omitempty"`
+}
+
+// chromeTrace is the JSON Object Format of it.
+type chromeTrace struct {
+	Unit   string            `json:"displayTimeUnit"`
+	Other  map[string]string `json:"otherData"`
+	Events []traceEvent      `json:"traceEvents"`
+}
+
+// write writes one event a line.
+func (c *chromeTrace) write(w io.Writer) error {
+	other, err := plainJSON(c.Other)
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Fprintf(w, "{\"displayTimeUnit\":%q,\"otherData\":%s,\"traceEvents\":[", c.Unit, other); err != nil {
+		return err
+	}
+	for i, e := range c.Events {
+		line, err := plainJSON(e)
+		if err != nil {
+			return err
+		}
+		before := ",\n"
+		if i == 0 {
+			before = "\n"
+		}
+		if _, err := fmt.Fprintf(w, "%s%s", before, line); err != nil {
+			return err
+		}
+	}
+	_, err = io.WriteString(w, "\n]}\n")
+	return err
+}
+
+// traceInput is what a trace is made of.
+type traceInput struct {
+	// events are all the daemon remembers, in their order.
+	events []*gpreemptv1.Event
+	// now is the daemon's clock at the export, and comms the names of targets by id.
+	now   time.Duration
+	comms map[string]string
+	// since leaves out what was over that long before now, unless it is 0, and lease,
+	// unless it is "", what has nothing to do with that lease.
+	since time.Duration
+	lease string
+}
+
+// traceMaker makes a trace. Times are those of the daemon's clock.
+type traceMaker struct {
+	traceInput
+	// leases are the ids by number: the first has 1.
+	leases  []string
+	numbers map[string]scheduler.LeaseID
+	// lanes and rows are the tracks of leases and of targets.
+	lanes map[scheduler.LeaseID]int
+	rows  map[gpreempt.ProcessKey]int
+	out   []traceEvent
+}
+
+// traceOf makes a trace of events. Whatever they are, in whatever order, it is valid.
+func traceOf(in traceInput) []traceEvent {
+	m := traceMaker{
+		traceInput: in, numbers: map[string]scheduler.LeaseID{}, lanes: map[scheduler.LeaseID]int{}, rows: map[gpreempt.ProcessKey]int{},
+	}
+	var builder spans.Builder
+	var all []spans.Span
+	var records []scheduler.Record
+	for _, e := range in.events {
+		r := m.record(e)
+		records = append(records, r)
+		all = builder.Add(r, all)
+	}
+	all = builder.Open(m.now, all)
+	all = slices.DeleteFunc(all, func(s spans.Span) bool { return !m.wanted(s.End, s.Lease) })
+	slices.SortFunc(all, func(a, b spans.Span) int { return cmp.Or(cmp.Compare(a.Begin, b.Begin), cmp.Compare(a.Seq, b.Seq)) })
+	m.layOut(all)
+	for _, s := range all {
+		m.span(s)
+	}
+	for i, e := range in.events {
+		m.instant(e, records[i])
+	}
+	// What is within another follows it; a sort that keeps the order keeps that.
+	slices.SortStableFunc(m.out, func(a, b traceEvent) int { return cmp.Compare(*a.TS, *b.TS) })
+	return append(m.names(), m.out...)
+}
+
+// wanted tells whether something that was over at a time, for a lease or none, is asked for.
+func (m *traceMaker) wanted(end time.Duration, lease scheduler.LeaseID) bool {
+	return (m.since == 0 || end >= m.now-m.since) && (m.lease == "" || m.leaseID(lease) == m.lease)
+}
+
+func (m *traceMaker) leaseID(id scheduler.LeaseID) string {
+	if id == 0 {
+		return ""
+	}
+	return m.leases[id-1]
+}
+
+// record turns an event back into what it was made of. The states have the API's numbers.
+func (m *traceMaker) record(e *gpreemptv1.Event) scheduler.Record {
+	r := scheduler.Record{
+		At: max(0, e.GetClock().AsDuration()), Kind: scheduler.RecordKind(e.GetKind()),
+		FromTarget: scheduler.TargetState(e.GetFromTarget()), ToTarget: scheduler.TargetState(e.GetToTarget()),
+		FromLease: scheduler.LeaseState(e.GetFromLease()), ToLease: scheduler.LeaseState(e.GetToLease()),
+		End: scheduler.LeaseEnd(e.GetEnd()), GPU: gpreempt.GPUID(e.GetGpuId()), Cause: scheduler.Cause(e.GetCause()), Took: e.GetTook().AsDuration(),
+		// The record says it by a flag, the event by its text alone.
+		On: e.GetCause() != string(scheduler.CauseCooledDown),
+	}
+	r.Target, _ = gpreempt.ParseProcessKey(e.GetTargetId())
+	if id := e.GetLeaseId(); id != "" {
+		if m.numbers[id] == 0 {
+			m.leases = append(m.leases, id)
+			m.numbers[id] = scheduler.LeaseID(len(m.leases))
+		}
+		r.Lease = m.numbers[id]
+	}
+	return r
+}
+
+// layOut gives each target a track, and each lease the first that is free: leases
+// overlap, and the spans of a track must not.
+func (m *traceMaker) layOut(all []spans.Span) {
+	var free []time.Duration // by lane, when its last lease ends
+	for _, s := range all {
+		if _, known := m.rows[s.Target]; !known && !s.Target.IsZero() {
+			m.rows[s.Target] = len(m.rows) + 1
+		}
+		if s.Kind != spans.Lease {
+			continue
+		}
+		lane := slices.IndexFunc(free, func(end time.Duration) bool { return end <= s.Begin })
+		if lane < 0 {
+			lane = len(free)
+			free = append(free, 0)
+		}
+		free[lane] = s.End
+		m.lanes[s.Lease] = lane + 1
+	}
+}
+
+func at(t time.Duration) *traceTime { return new(traceTime(t)) }
+
+func (m *traceMaker) emit(e traceEvent, t time.Duration) {
+	e.TS = at(t)
+	m.out = append(m.out, e)
+}
+
+// span writes a span, and what belongs to it.
+func (m *traceMaker) span(s spans.Span) {
+	args := map[string]any{}
+	note := func(key, value string) {
+		if value != "" {
+			args[key] = value
+		}
+	}
+	note("lease_id", m.leaseID(s.Lease))
+	note("cause", s.Cause)
+	note("ended", s.Ended)
+	if s.Took > 0 {
+		args["mechanism_us"] = traceTime(s.Took)
+	}
+	if s.Clipped {
+		args["clipped"] = "it began before the oldest event that is kept"
+	}
+	if s.Open {
+		args["open"] = "it had not ended when this was exported"
+	}
+	e := traceEvent{Name: s.Kind.String(), Phase: "X", Dur: at(s.End - s.Begin), Args: args}
+	switch {
+	case s.Kind == spans.Announce: // it overlaps others
+		if !s.Open {
+			args["waited_us"] = traceTime(s.End - s.Begin)
+			m.emit(traceEvent{Name: "answered", Phase: "i", Cat: "lease", PID: groupLeases, TID: m.lanes[s.Lease], Scope: "t", Args: args}, s.End)
+		}
+		return
+	case s.Kind == spans.BreakerOpen:
+		e.Cat, e.PID, e.TID = "breaker", groupGPUs, int(s.GPU)
+		args["gpu_id"] = uint32(s.GPU)
+	case s.Kind < spans.Running:
+		e.Cat, e.PID, e.TID = "lease", groupLeases, m.lanes[s.Lease]
+	default:
+		e.Cat, e.PID, e.TID = "target", groupTargets, m.rows[s.Target]
+		args["target_id"] = s.Target.String()
+	}
+	m.emit(e, s.Begin)
+	// An arrow from the lease to what it suspends.
+	if lane := m.lanes[s.Lease]; s.Kind == spans.Suspending && !s.Clipped && lane != 0 {
+		arrow := traceEvent{Name: "decided", Cat: "lease", ID: s.Seq}
+		from, to := arrow, arrow
+		from.Phase, from.PID, from.TID = "s", groupLeases, lane
+		to.Phase, to.Bind, to.PID, to.TID = "f", "e", e.PID, e.TID
+		m.emit(from, s.Begin)
+		m.emit(to, s.Begin)
+	}
+}
+
+// instant writes what happened at once.
+func (m *traceMaker) instant(e *gpreemptv1.Event, r scheduler.Record) {
+	i := traceEvent{Phase: "i", Cat: "daemon", PID: groupDaemon, TID: 1, Scope: "t", Args: map[string]any{"revision": e.GetRevision()}}
+	switch e.GetKind() {
+	case gpreemptv1.EventKind_EVENT_KIND_TARGET:
+		if r.FromTarget != r.ToTarget {
+			return
+		}
+		i.Name, i.Cat, i.PID, i.TID = or(e.GetCause(), "changed"), "target", groupTargets, m.rows[r.Target]
+	case gpreemptv1.EventKind_EVENT_KIND_SHADOW:
+		i.Name, i.Cat, i.PID, i.TID = "would run", "target", groupTargets, m.rows[r.Target]
+		if r.ToTarget == scheduler.TargetSuspended {
+			i.Name = "would be suspended"
+		}
+		i.Args["cause"] = e.GetCause()
+	case gpreemptv1.EventKind_EVENT_KIND_POLICY:
+		i.Name = "policy changed"
+	case gpreemptv1.EventKind_EVENT_KIND_DRAIN, gpreemptv1.EventKind_EVENT_KIND_ADMIN:
+		i.Name = or(e.GetMessage(), "admin")
+	default:
+		return
+	}
+	if m.wanted(r.At, r.Lease) && (i.PID != groupTargets || i.TID != 0) {
+		m.emit(i, r.At)
+	}
+}
+
+// names gives the names of all tracks in use.
+func (m *traceMaker) names() []traceEvent {
+	type track struct{ group, row int }
+	used := map[track]bool{}
+	for _, e := range m.out {
+		used[track{e.PID, 0}], used[track{e.PID, e.TID}] = true, true
+	}
+	var events []traceEvent
+	meta := func(name string, t track, key string, value any) {
+		events = append(events, traceEvent{Name: name, Phase: "M", PID: t.group, TID: t.row, Args: map[string]any{key: value}})
+	}
+	title := func(t track, name string) {
+		if used[t] {
+			meta("thread_name", t, "name", name)
+			meta("thread_sort_index", t, "sort_index", t.row)
+		}
+	}
+	for group := groupDaemon; group <= groupGPUs; group++ {
+		if used[track{group, 0}] {
+			meta("process_name", track{group, 0}, "name", groupNames[group])
+			meta("process_sort_index", track{group, 0}, "sort_index", group)
+		}
+	}
+	title(track{groupDaemon, 1}, "changes")
+	lanes := 0
+	for _, lane := range m.lanes {
+		lanes = max(lanes, lane)
+	}
+	for lane := range lanes {
+		title(track{groupLeases, lane + 1}, fmt.Sprintf("lease %d at a time", lane+1))
+	}
+	targets := make([]gpreempt.ProcessKey, len(m.rows))
+	for key, row := range m.rows {
+		targets[row-1] = key
+	}
+	for i, key := range targets {
+		name := fmt.Sprint(key.PID)
+		if comm := m.comms[key.String()]; comm != "" {
+			name += " " + comm
+		}
+		title(track{groupTargets, i + 1}, name)
+	}
+	var gpus []int
+	for t := range used {
+		if t.group == groupGPUs && t.row != 0 {
+			gpus = append(gpus, t.row)
+		}
+	}
+	slices.Sort(gpus)
+	for _, gpu := range gpus {
+		title(track{groupGPUs, gpu}, fmt.Sprintf("GPU %d", gpu))
+	}
+	return events
+}

@@ -1,0 +1,97 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/version"
+)
+
+func (a *app) traceExport() *cobra.Command {
+	var (
+		in   traceInput
+		path string
+	)
+	cmd := &cobra.Command{
+		Use:   "export",
+		Short: "Write what happened as a trace that Perfetto and Chrome open",
+		Long: `Writes what the daemon remembers of leases, suspends and resumes as a trace in Chrome's
+JSON format, for https://ui.perfetto.dev or chrome://tracing. The daemon remembers the
+last changes, as gpctl events --all shows them; nothing has to be set up before.
+
+Each lease and each process has a track. What began before the oldest change that is
+kept begins there and says so (clipped); what has not ended ends with the export and
+says so (open). Times are microseconds since the daemon started.`,
+		Example: "  gpctl trace export --output-file /tmp/gpreempt.json --since 30s",
+		Args:    operands(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if in.since < 0 || cmd.Flags().Changed("since") && in.since == 0 {
+				return usage(cmd, "--since must be more than 0")
+			}
+			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+				trace, err := a.fetchTrace(ctx, admin, in)
+				switch {
+				case err != nil:
+					return err
+				case path == "":
+					return trace.write(a.Out)
+				}
+				// A device or a pipe would be gone, and root may replace it.
+				if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
+					return &failure{code: ExitRefused, message: path + " is no regular file: it stays as it is", next: "name another file with --output-file, or redirect standard output"}
+				}
+				return replaceFile(path, "--output-file", trace.write)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&path, "output-file", "", "write it here, and not to standard output")
+	cmd.Flags().DurationVar(&in.since, "since", 0, "only what was not over that long ago")
+	cmd.Flags().StringVar(&in.lease, "lease", "", "only this lease and what was suspended for it")
+	return cmd
+}
+
+// fetchTrace asks the daemon for all that in lacks.
+func (a *app) fetchTrace(ctx context.Context, admin gpreemptv1.AdminServiceClient, in traceInput) (*chromeTrace, error) {
+	targets, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
+	if err != nil {
+		return nil, err
+	}
+	in.comms = map[string]string{}
+	for _, t := range targets.GetTargets() {
+		in.comms[t.GetTargetId()] = t.GetComm()
+	}
+	stream, err := admin.WatchEvents(ctx, &gpreemptv1.WatchEventsRequest{FromStart: true, NoFollow: true})
+	if err != nil {
+		return nil, err
+	}
+	err = each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
+		in.events = append(in.events, m.GetEvent())
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	st, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
+	if err != nil {
+		return nil, err
+	}
+	in.now = st.GetClock().AsDuration()
+	known := func(e *gpreemptv1.Event) bool { return e.GetLeaseId() == in.lease }
+	if in.lease != "" && !slices.ContainsFunc(in.events, known) {
+		return nil, &failure{code: ExitNotFound, message: fmt.Sprintf("no event that is kept is about lease %s", in.lease), next: "gpctl events --all"}
+	}
+	trace := &chromeTrace{Unit: "ms", Events: traceOf(in), Other: map[string]string{
+		"gpctl": version.String(), "gpreemptd": st.GetVersion(), "backend": st.GetBackend(), "boot_id": st.GetBootId(),
+		"exported_at": a.Now().Format(time.RFC3339Nano),
+	}}
+	if n := len(in.events); n > 0 {
+		trace.Other["revisions"] = fmt.Sprintf("%d to %d", in.events[0].GetRevision(), in.events[n-1].GetRevision())
+	}
+	return trace, nil
+}
