@@ -36,8 +36,8 @@ type traceEvent struct {
 	Name  string         `json:"name"`
 	Phase string         `json:"ph"`
 	Cat   string         `json:"cat,omitempty"`
-	TS    *traceTime        `json:"ts,omitempty"`
-	Dur   *traceTime        `json:"dur,omitempty"`
+	TS    *traceTime     `json:"ts,omitempty"`
+	Dur   *traceTime     `json:"dur,omitempty"`
 	PID   int            `json:"pid"`
 	TID   int            `json:"tid"`
 	ID    uint64         `json:"id,omitempty"`
@@ -154,13 +154,17 @@ func (m *traceMaker) record(e *gpreemptv1.Event) scheduler.Record {
 		// The record says it by a flag, the event by its text alone.
 		On: e.GetCause() != string(scheduler.CauseCooledDown),
 	}
-	r.Target, _ = gpreempt.ParseProcessKey(e.GetTargetId())
+	r.Target, _ = gpreempt.ParseProcessKey(e.GetTargetId()) // it has its name from that type
 	if id := e.GetLeaseId(); id != "" {
 		if m.numbers[id] == 0 {
 			m.leases = append(m.leases, id)
 			m.numbers[id] = scheduler.LeaseID(len(m.leases))
 		}
 		r.Lease = m.numbers[id]
+	}
+	if r.Kind == scheduler.RecordTarget && r.Target.IsZero() || r.Kind == scheduler.RecordLease && r.Lease == 0 ||
+		r.Kind == scheduler.RecordBreaker && r.GPU == 0 {
+		r.Kind = scheduler.RecordNone // about nothing
 	}
 	return r
 }
@@ -217,8 +221,10 @@ func (m *traceMaker) span(s spans.Span) {
 	switch {
 	case s.Kind == spans.Announce: // it overlaps others
 		if !s.Open {
-			args["waited_us"] = traceTime(s.End - s.Begin)
-			m.emit(traceEvent{Name: "answered", Phase: "i", Cat: "lease", PID: groupLeases, TID: m.lanes[s.Lease], Scope: "t", Args: args}, s.End)
+			m.emit(traceEvent{
+				Name: "answered", Phase: "i", Cat: "lease", PID: groupLeases, TID: m.lanes[s.Lease], Scope: "t",
+				Args: map[string]any{"lease_id": m.leaseID(s.Lease), "answer": s.Ended, "waited_us": traceTime(s.End - s.Begin)},
+			}, s.End)
 		}
 		return
 	case s.Kind == spans.BreakerOpen:
@@ -298,7 +304,7 @@ func (m *traceMaker) names() []traceEvent {
 		lanes = max(lanes, lane)
 	}
 	for lane := range lanes {
-		title(track{groupLeases, lane + 1}, fmt.Sprintf("lease %d at a time", lane+1))
+		title(track{groupLeases, lane + 1}, fmt.Sprintf("lane %d", lane+1))
 	}
 	targets := make([]gpreempt.ProcessKey, len(m.rows))
 	for key, row := range m.rows {
@@ -307,7 +313,7 @@ func (m *traceMaker) names() []traceEvent {
 	for i, key := range targets {
 		name := fmt.Sprint(key.PID)
 		if comm := m.comms[key.String()]; comm != "" {
-			name += " " + comm
+			name += " " + printable(comm)
 		}
 		title(track{groupTargets, i + 1}, name)
 	}

@@ -136,9 +136,15 @@ func newMachine() *machine {
 			},
 		},
 	}
+	for _, e := range m.events {
+		e.Clock = dur(uptime - noon.Sub(e.GetAt().AsTime()))
+	}
 	m.describe()
 	return m
 }
+
+// uptime is how long the daemon of a machine has been up.
+const uptime = 3*time.Hour + 12*time.Minute
 
 func balanced() *gpreemptv1.Policy {
 	return &gpreemptv1.Policy{
@@ -186,7 +192,7 @@ func (m *machine) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (*gpr
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	resp := &gpreemptv1.GetStatusResponse{
-		Version: "v0.3.0", StartedAt: ago(3*time.Hour + 12*time.Minute), Backend: "simulated mi300x", GpuCount: uint32(len(m.gpus)),
+		Version: "v0.3.0", StartedAt: ago(uptime), Clock: dur(uptime), Backend: "simulated mi300x", GpuCount: uint32(len(m.gpus)),
 		TargetCount: uint32(len(m.targets)), LeaseCount: uint32(len(m.leases)), Draining: m.draining, Policy: m.policy.GetPreset(),
 		Warnings: m.warnings, InventoryRevision: 12, EventRevision: uint64(len(m.events)), BootId: "5a3e0f1c-9d0b-4a57-8a31-1f0c3e6a7b52",
 		Sources: sources(),

@@ -308,6 +308,23 @@ func (o *observer) longestLinger() time.Duration {
 	return o.policy.LingerMax
 }
 
+// recorded tells whether one of the records before an answer says it was given.
+func (o *observer) recorded(a Action, before []Action) bool {
+	if a.Answer.Reason == QuiesceEnded {
+		return true // the end says it
+	}
+	return slices.ContainsFunc(before, func(b Action) bool {
+		r := b.Record
+		if b.Kind != ActRecord || r.Kind != RecordLease || r.Lease != a.Lease {
+			return false
+		}
+		if a.Answer.Quiesced {
+			return r.ToLease == LeaseHeld
+		}
+		return r.FromLease == r.ToLease && r.Cause == Cause(a.Answer.Reason.String()) && r.Took == a.Answer.Waited
+	})
+}
+
 func (o *observer) takeAction(a Action, before []Action) error {
 	switch a.Kind {
 	case ActRecord:
