@@ -99,11 +99,12 @@ var table = []struct {
 		apiV1, simV1, "internal/authz", "internal/backlog", "internal/classify", "internal/doctor", "internal/errgrpc", "internal/events",
 		"internal/inventory", "internal/logkey", "internal/mtls", "internal/observer", "internal/peercred", "internal/version", "internal/words", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
 	}}},
+	{"internal/otlp", rule{imports: []string{"internal/events", "internal/spans", "pkg/scheduler"}}},
 	{"internal/metrics", rule{imports: []string{"internal/events", "internal/logkey", "internal/observer", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/daemon", rule{imports: []string{
 		apiV1, simV1, "internal/authz", "internal/backlog", "internal/breaker", "internal/classify", "internal/config", "internal/container", "internal/doctor",
 		"internal/events", "internal/executor", "internal/gpusim", "internal/hazard", "internal/hrtimer", "internal/inventory",
-		"internal/journal", "internal/logkey", "internal/metrics", "internal/mtls", "internal/observer", "internal/peercred", "internal/preempt", "internal/preempt/criu", "internal/preempt/dbgtrap",
+		"internal/journal", "internal/logkey", "internal/metrics", "internal/mtls", "internal/observer", "internal/otlp", "internal/peercred", "internal/preempt", "internal/preempt/criu", "internal/preempt/dbgtrap",
 		"internal/preempt/freezer", "internal/preempt/ladder", "internal/preempt/sim", "internal/server", "internal/simserver",
 		"internal/tracer", "internal/version", "internal/words", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},

@@ -32,6 +32,7 @@ type Config struct {
 	Discovery  Discovery
 	Containers Containers
 	Metrics    Metrics
+	Tracing    Tracing
 	Log        Log
 }
 
@@ -97,6 +98,12 @@ type Containers struct {
 	// Kubelet is the address of the kubelet's API, or "". KubeletToken and KubeletCA
 	// are files: the token to show it, and the certificates that vouch for it.
 	Kubelet, KubeletToken, KubeletCA string
+}
+
+// Tracing says where traces of leases go.
+type Tracing struct {
+	// Endpoint is the collector; "" is none.
+	Endpoint string
 }
 
 // Metrics says where the daemon is observed over HTTP.

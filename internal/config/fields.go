@@ -271,6 +271,12 @@ var fields = []field{
 		at: func(c *Config) any { return &c.Metrics.Address },
 	},
 	{
+		key: "tracing.endpoint",
+		doc: "Collector that takes OTLP over gRPC: HOST:PORT, such as 127.0.0.1:4317, or unix:PATH, both in clear text, or " +
+			"https://HOST:PORT; \"\" sends none. It is told of processes by pid.",
+		at: func(c *Config) any { return &c.Tracing.Endpoint },
+	},
+	{
 		key: "log.level", live: true,
 		doc: "Least severe message logged: debug, info, warn or error.",
 		at:  func(c *Config) any { return &c.Log.Level },
@@ -298,6 +304,7 @@ var sections = map[string]string{
 	"discovery":  "How the daemon finds queues.",
 	"containers": "Who is asked for the names, images, labels and pods of containers.",
 	"metrics":    "What Prometheus scrapes (/metrics, docs/metrics.md), and probes over HTTP (/healthz, /readyz).",
+	"tracing":    "Where OpenTelemetry traces of announcements go (docs/tracing.md).",
 	"log":        "What the daemon logs.",
 }
 

@@ -71,6 +71,9 @@ func (c Config) problems() Errors {
 	if !isAddress(c.Metrics.Address) {
 		add("metrics.address", quoted(c.Metrics.Address)+" is no address to listen on", "write HOST:PORT, such as 127.0.0.1:9477")
 	}
+	if !isEndpoint(c.Tracing.Endpoint) {
+		add("tracing.endpoint", quoted(c.Tracing.Endpoint)+" is no collector", "write HOST:PORT, such as 127.0.0.1:4317, unix:PATH or https://HOST:PORT")
+	}
 	if levels := []string{"debug", "info", "warn", "error"}; !slices.Contains(levels, c.Log.Level) {
 		add("log.level", quoted(c.Log.Level)+" is no level", "write debug, info, warn or error")
 	}
@@ -126,6 +129,17 @@ func isAddress(address string) bool {
 	host, port, err := net.SplitHostPort(address)
 	n, bad := strconv.ParseUint(port, 10, 16)
 	return err == nil && bad == nil && n != 0 && (host == "" || net.ParseIP(host) != nil || nameProblem(host) == "")
+}
+
+// isEndpoint tells what isAddress takes with a host, with or without https://, and
+// unix: with a clean absolute path.
+func isEndpoint(endpoint string) bool {
+	if path, unix := strings.CutPrefix(endpoint, "unix:"); unix {
+		problem, _ := pathProblem(path)
+		return problem == ""
+	}
+	address, https := strings.CutPrefix(endpoint, "https://")
+	return isAddress(address) && !strings.HasPrefix(address, ":") && !(https && address == "")
 }
 
 func discoveryProblems(d Discovery) Errors {

@@ -35,6 +35,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/observer"
+	"github.com/gpreempt/gpreempt/internal/otlp"
 	"github.com/gpreempt/gpreempt/internal/preempt"
 	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
 	"github.com/gpreempt/gpreempt/internal/server"
@@ -108,6 +109,7 @@ type daemon struct {
 	runner     *scheduler.Runner
 	server     *server.Server
 	idle       *idleWatch
+	traces     *otlp.Exporter // nil without
 	audit      *zap.Logger
 	keeper     *mtls.Keeper // nil without TCP
 	// epoch begins the lease ids of this run.
@@ -182,7 +184,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 		return errors.Join(err, listener.Close())
 	}
 	defer func() { err = errors.Join(err, d.backend.close()) }()
-	if err := d.build(cfg); err != nil {
+	if err := d.build(ctx, cfg); err != nil {
 		return errors.Join(err, listener.Close())
 	}
 	clients, err := d.identified(listener)
@@ -217,7 +219,7 @@ func (o *Options) load() (config.Config, error) {
 
 // build makes the parts, from the bottom up. Nothing runs yet but the workers'
 // bookkeeping.
-func (d *daemon) build(cfg config.Config) error {
+func (d *daemon) build(ctx context.Context, cfg config.Config) error {
 	rules, err := classify.New(cfg.Rules)
 	if err != nil {
 		return err
@@ -257,6 +259,13 @@ func (d *daemon) build(cfg config.Config) error {
 	}
 	d.setRules(rules)
 	d.openObserver()
+	if d.traces, err = d.openTracing(ctx, cfg.Tracing); err != nil {
+		return err
+	}
+	var traced func(context.Context, scheduler.LeaseID, scheduler.Time, scheduler.Time)
+	if d.traces != nil {
+		traced = d.traces.Announced
+	}
 	d.server = server.New(server.Config{
 		Scheduler: announcer{d.runner, d.onIdleLease},
 		Events:    d.events,
@@ -282,6 +291,7 @@ func (d *daemon) build(cfg config.Config) error {
 		Backend:         d.backend.name,
 		Diagnose:        d.diagnose,
 		Warnings:        d.listWarnings,
+		Traced:          traced,
 		Register:        d.register,
 	})
 	d.idle = &idleWatch{runner: d.runner, client: server.ProcessOf, busy: d.busy, wake: make(chan struct{}, 1)}
@@ -352,6 +362,9 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 				failed <- err
 			}
 		})
+	}
+	if d.traces != nil {
+		parts.Go(func() { d.traces.Run(running) })
 	}
 	if scraped != nil {
 		parts.Go(func() { d.serveMetrics(running, scraped) })
@@ -515,7 +528,7 @@ func (d *daemon) apply(old, cfg config.Config) {
 		d.log.Error("the log level is unknown; nothing changes", logkey.Err(err))
 		return
 	}
-	cfg.TCP.Address, cfg.Metrics = old.TCP.Address, old.Metrics
+	cfg.TCP.Address, cfg.Metrics, cfg.Tracing = old.TCP.Address, old.Metrics, old.Tracing
 	cfg.Socket, cfg.Mechanisms, cfg.Containers = old.Socket, old.Mechanisms, old.Containers
 	cfg.Limits.MaxMessageBytes = old.Limits.MaxMessageBytes
 	d.config.Store(&cfg)

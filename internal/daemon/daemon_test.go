@@ -96,7 +96,7 @@ func newDaemon(t *testing.T, text string) *daemon {
 	if d.backend, err = openBackend(t.Context(), opts, cfg, d.hooks(), d.log); err != nil {
 		t.Fatal(err)
 	}
-	if err := d.build(cfg); err != nil {
+	if err := d.build(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.server.Shutdown(t.Context()) })

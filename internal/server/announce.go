@@ -187,6 +187,9 @@ func (s *Server) announce(ctx context.Context, w *waiter, arrived scheduler.Time
 		return granted{}, err
 	}
 	g := granted{id: id, timing: times{arrived: arrived, decided: s.cfg.Scheduler.Now()}}
+	if s.cfg.Traced != nil {
+		s.cfg.Traced(ctx, id, arrived, g.timing.decided)
+	}
 	known, alive := o.client.keep(s, id, held{by: o.by, label: o.label, admin: o.admin, waiting: 1})
 	if !alive {
 		s.clients.disown(o.client, id)

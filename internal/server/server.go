@@ -169,7 +169,7 @@ type Limits struct {
 	ConnectionsPerUser, ConnectionsTotal int
 }
 
-// Config is what a Server needs. Every field must be set but Warnings and
+// Config is what a Server needs. Every field must be set but Warnings, Traced and
 // Register.
 type Config struct {
 	Scheduler Scheduler
@@ -205,6 +205,9 @@ type Config struct {
 	Diagnose func(context.Context) *doctor.Report
 	// Warnings gives what GetStatus shows; nil: nothing.
 	Warnings func() []gpreempt.Warning
+	// Traced takes note of an announcement whose call has ctx, for traces; nil: there
+	// are none. It must not block.
+	Traced func(ctx context.Context, lease scheduler.LeaseID, arrived, decided scheduler.Time)
 	// Register adds more services before serving begins; nil: none.
 	Register func(grpc.ServiceRegistrar)
 }
@@ -276,6 +279,9 @@ func New(cfg Config) *Server {
 	s.SetServing(false)
 	return s
 }
+
+// LeaseID gives the API's name of a lease.
+func (s *Server) LeaseID(id scheduler.LeaseID) string { return leaseID(s.leasePrefix, id) }
 
 // Serve answers callers on lis, a listener of peercred or mtls, until Shutdown, and
 // closes lis. Connections of any other listener are closed unheard. After Shutdown it returns nil. It may be called for several

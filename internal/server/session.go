@@ -203,6 +203,9 @@ func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*
 	}
 	// The reply, which may run meanwhile, touches neither timing nor known.
 	p.timing.decided = s.cfg.Scheduler.Now()
+	if s.cfg.Traced != nil {
+		s.cfg.Traced(ses.stream.Context(), id, arrived, p.timing.decided)
+	}
 	known, alive := c.keep(s, id, held{by: &ses.holder, label: req.GetLabel()})
 	p.known = known
 	if !alive {
