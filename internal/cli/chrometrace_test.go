@@ -101,17 +101,16 @@ type writtenEvent struct {
 }
 
 // nanos reads microseconds with three decimals.
-func nanos(t testing.TB, n json.Number) time.Duration {
-	t.Helper()
+func nanos(n json.Number) time.Duration {
 	d, err := time.ParseDuration(n.String() + "us")
 	if err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
 	return d
 }
 
-func (e writtenEvent) begin(t testing.TB) time.Duration { return nanos(t, e.TS) }
-func (e writtenEvent) end(t testing.TB) time.Duration   { return nanos(t, e.TS) + nanos(t, e.Dur) }
+func (e writtenEvent) begin() time.Duration { return nanos(e.TS) }
+func (e writtenEvent) end() time.Duration   { return nanos(e.TS) + nanos(e.Dur) }
 
 func writeTrace(t testing.TB, in traceInput) []byte {
 	t.Helper()
@@ -175,10 +174,10 @@ func checkTrace(t testing.TB, schema *jsonschema.Resolved, text []byte) written 
 		if !groups[e.PID] || !rows[at] {
 			t.Fatalf("%v is on a track without a name", e)
 		}
-		if e.begin(t) < last {
+		if e.begin() < last {
 			t.Fatalf("%v is out of order", e)
 		}
-		last = e.begin(t)
+		last = e.begin()
 		switch e.PH {
 		case "s":
 			arrows[e.ID]++
@@ -188,10 +187,10 @@ func checkTrace(t testing.TB, schema *jsonschema.Resolved, text []byte) written 
 		if e.PH != "X" {
 			continue
 		}
-		for n := len(open[at]); n > 0 && open[at][n-1].end(t) <= e.begin(t); n-- {
+		for n := len(open[at]); n > 0 && open[at][n-1].end() <= e.begin(); n-- {
 			open[at] = open[at][:n-1]
 		}
-		if n := len(open[at]); n > 0 && open[at][n-1].end(t) < e.end(t) {
+		if n := len(open[at]); n > 0 && open[at][n-1].end() < e.end() {
 			t.Fatalf("%v outlasts what it is in, %v", e, open[at][n-1])
 		}
 		open[at] = append(open[at], e)
@@ -213,7 +212,7 @@ func checkTrace(t testing.TB, schema *jsonschema.Resolved, text []byte) written 
 			continue
 		}
 		// A lease may end while something is still being suspended for it.
-		if e.begin(t) < lease.begin(t) || e.begin(t) > lease.end(t) {
+		if e.begin() < lease.begin() || e.begin() > lease.end() {
 			t.Fatalf("%v does not begin within its lease, %v", e, lease)
 		}
 	}
@@ -227,7 +226,7 @@ func TestTraceOfOnePreemption(t *testing.T) {
 	w := checkTrace(t, traceSchema(t), text)
 	const golden = "testdata/preemption.trace.json"
 	if *update {
-		if err := os.WriteFile(golden, text, 0o644); err != nil { //nolint:gosec // G306: it is checked in
+		if err := os.WriteFile(golden, text, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -245,15 +244,14 @@ func TestTraceOfOnePreemption(t *testing.T) {
 		}
 	}
 	for _, e := range w.TraceEvents {
-		if e.Name == "suspend" && (e.begin(t) < lease.begin(t) || e.end(t) > lease.end(t)) {
+		if e.Name == "suspend" && (e.begin() < lease.begin() || e.end() > lease.end()) {
 			t.Errorf("%v is not within the lease", e)
 		}
 	}
 }
 
 // stages gives the spans and instants of a trace as "name [begin end]", with what marks them.
-func stages(t *testing.T, w written) []string {
-	t.Helper()
+func stages(w written) []string {
 	var all []string
 	for _, e := range w.TraceEvents {
 		mark := ""
@@ -264,9 +262,9 @@ func stages(t *testing.T, w written) []string {
 		}
 		switch e.PH {
 		case "X":
-			all = append(all, fmt.Sprintf("%s %v-%v%s", e.Name, e.begin(t), e.end(t), mark))
+			all = append(all, fmt.Sprintf("%s %v-%v%s", e.Name, e.begin(), e.end(), mark))
 		case "i":
-			all = append(all, fmt.Sprintf("%s at %v%s", e.Name, e.begin(t), mark))
+			all = append(all, fmt.Sprintf("%s at %v%s", e.Name, e.begin(), mark))
 		}
 	}
 	return all
@@ -277,7 +275,7 @@ func TestTraceSaysWhatItDoesNotKnow(t *testing.T) {
 	schema := traceSchema(t)
 	at := func(from, to int, in traceInput) []string {
 		in.events = events[from:to]
-		return stages(t, checkTrace(t, schema, writeTrace(t, in)))
+		return stages(checkTrace(t, schema, writeTrace(t, in)))
 	}
 	suspended := slices.IndexFunc(events, func(e *gpreemptv1.Event) bool { return e.GetToLease() == gpreemptv1.LeaseState_LEASE_STATE_HELD })
 	for _, tc := range []struct {

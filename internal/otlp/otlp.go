@@ -247,8 +247,8 @@ func (e *Exporter) begin(a announced, zero time.Time) {
 	parent := propagation.TraceContext{}.Extract(context.Background(), //nolint:forbidigo // the context of spans, which nobody waits for
 		propagation.MapCarrier{"traceparent": a.parent, "tracestate": a.state})
 	t := &leaseTrace{zero: zero}
-	t.ctx, t.announce = e.tracer.Start(parent, spans.Announce.String(), trace.WithSpanKind(trace.SpanKindServer),
-		trace.WithTimestamp(zero.Add(a.arrived)), trace.WithAttributes(attribute.String("gpreempt.lease", e.cfg.LeaseID(a.lease))))
+	t.ctx, t.announce = e.tracer.Start(parent, //nolint:spancheck // it ends with the answer, in add
+		spans.Announce.String(), trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(zero.Add(a.arrived)), trace.WithAttributes(attribute.String("gpreempt.lease", e.cfg.LeaseID(a.lease))))
 	_, decide := e.tracer.Start(t.ctx, "decide", trace.WithTimestamp(zero.Add(a.arrived)))
 	decide.End(trace.WithTimestamp(zero.Add(a.decided)))
 	delete(e.leases, e.order[e.next])

@@ -410,7 +410,8 @@ func TestEventMessages(t *testing.T) {
 		want  *gpreemptv1.Event
 	}{
 		{
-			events.Entry{Revision: 1, At: seen, Record: scheduler.Record{At: 1 * time.Second,
+			events.Entry{Revision: 1, At: seen, Record: scheduler.Record{
+				At:   1 * time.Second,
 				Kind: scheduler.RecordTarget, Target: offline, FromTarget: scheduler.TargetSuspending, ToTarget: scheduler.TargetSuspended,
 				Lease: 7, Cause: scheduler.CauseDone, Took: time.Millisecond,
 			}},
@@ -421,7 +422,8 @@ func TestEventMessages(t *testing.T) {
 			},
 		},
 		{
-			events.Entry{Revision: 2, At: seen, Record: scheduler.Record{At: 2 * time.Second,
+			events.Entry{Revision: 2, At: seen, Record: scheduler.Record{
+				At:   2 * time.Second,
 				Kind: scheduler.RecordLease, Lease: 7, FromLease: scheduler.LeaseHeld, ToLease: scheduler.LeaseEnded, End: scheduler.EndExpired,
 			}},
 			&gpreemptv1.Event{
