@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/jsonschema-go/jsonschema"
@@ -156,4 +157,6 @@ func TestTraceOfACallerGoesOnInTheDaemon(t *testing.T) {
 			t.Errorf("%s: the announcement is below %s, want the caller's %s", name, parent, span)
 		}
 	}
+	d.reload(atOnce)
+	d.eventually("a restart is asked for", func() bool { return strings.Contains(d.warned("RESTART_NEEDED").GetText(), "tracing.endpoint") })
 }

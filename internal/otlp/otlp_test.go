@@ -318,6 +318,29 @@ func TestChangesThatAreOverwrittenAreToldAndNoEnd(t *testing.T) {
 	h.discard(t)
 }
 
+// The log is read before the call has left its context, by chance.
+func TestSpansOfALeaseWaitForItsContext(t *testing.T) {
+	h := newHost(t, "127.0.0.1:1")
+	h.preempt(7)
+	h.take(t.Context(), 0)
+	if len(h.batch) != 0 || len(h.early) != spansOfPreemption-1 {
+		t.Fatalf("%d spans, %d wait; want 0 and all but decide", len(h.batch), len(h.early))
+	}
+	h.announced(t, 7, sampled())
+	h.take(t.Context(), h.log.Revision())
+	if len(h.batch) != spansOfPreemption || len(h.early) != 0 || len(h.lost) != 0 {
+		t.Errorf("%d spans, %d wait, %d losses; want all", len(h.batch), len(h.early), len(h.lost))
+	}
+	// A context that never comes is waited for once.
+	h.preempt(8)
+	h.take(t.Context(), h.log.Revision()-12)
+	h.take(t.Context(), h.log.Revision())
+	if err := h.next(t); err == nil || !strings.Contains(err.Error(), "no longer known") || len(h.early) != 0 {
+		t.Errorf("told %v, %d wait", err, len(h.early))
+	}
+	h.discard(t)
+}
+
 func TestLeasesThatAreRememberedAreBounded(t *testing.T) {
 	h := newHost(t, "127.0.0.1:1")
 	for i := range scheduler.LeaseID(leasesKept + 100) {
