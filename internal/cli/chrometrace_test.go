@@ -112,7 +112,7 @@ func nanos(n json.Number) time.Duration {
 func (e writtenEvent) begin() time.Duration { return nanos(e.TS) }
 func (e writtenEvent) end() time.Duration   { return nanos(e.TS) + nanos(e.Dur) }
 
-func writeTrace(t testing.TB, in traceInput) []byte {
+func writeTrace(t rapid.TB, in traceInput) []byte {
 	t.Helper()
 	var out bytes.Buffer
 	trace := chromeTrace{Unit: "ms", Other: map[string]string{"backend": "simulated"}, Events: traceOf(in)}
@@ -141,7 +141,7 @@ func traceSchema(t testing.TB) *jsonschema.Resolved {
 }
 
 // checkTrace holds a trace against the format, and against what no schema can say.
-func checkTrace(t testing.TB, schema *jsonschema.Resolved, text []byte) written {
+func checkTrace(t rapid.TB, schema *jsonschema.Resolved, text []byte) written {
 	t.Helper()
 	var decoded any
 	if err := json.Unmarshal(text, &decoded); err != nil {
@@ -370,18 +370,17 @@ func anyEvents(t *rapid.T) []*gpreemptv1.Event {
 	}), 0, 40).Draw(t, "events")
 }
 
-func anyTrace(tb testing.TB, schema *jsonschema.Resolved) func(*rapid.T) {
-	tb.Helper()
+func anyTrace(schema *jsonschema.Resolved) func(*rapid.T) {
 	return func(t *rapid.T) {
 		in := traceInput{
 			events: anyEvents(t), now: time.Duration(rapid.Int64().Draw(t, "now")),
 			since: time.Duration(rapid.Int64Min(0).Draw(t, "since")), lease: rapid.SampledFrom([]string{"", "a"}).Draw(t, "only"),
 			comms: map[string]string{"1@1": rapid.String().Draw(t, "comm")},
 		}
-		checkTrace(tb, schema, writeTrace(tb, in))
+		checkTrace(t, schema, writeTrace(t, in))
 	}
 }
 
-func TestTraceOfAnyEventsIsValid(t *testing.T) { rapid.Check(t, anyTrace(t, traceSchema(t))) }
+func TestTraceOfAnyEventsIsValid(t *testing.T) { rapid.Check(t, anyTrace(traceSchema(t))) }
 
-func FuzzTrace(f *testing.F) { f.Fuzz(rapid.MakeFuzz(anyTrace(f, traceSchema(f)))) }
+func FuzzTrace(f *testing.F) { f.Fuzz(rapid.MakeFuzz(anyTrace(traceSchema(f)))) }
