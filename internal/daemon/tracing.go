@@ -5,6 +5,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/otlp"
+	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/internal/version"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -18,7 +19,7 @@ func (d *daemon) openTracing(ctx context.Context, t config.Tracing) (*otlp.Expor
 	return otlp.New(ctx, otlp.Config{
 		Endpoint: t.Endpoint, Events: d.events, Version: version.String(), Backend: d.backend.name,
 		Now:     func() scheduler.Time { return d.runner.Now() },
-		LeaseID: func(id scheduler.LeaseID) string { return d.server.LeaseID(id) },
+		LeaseID: func(id scheduler.LeaseID) string { return server.LeaseID(d.epoch, id) },
 		Lost: func(err error) {
 			if err == nil {
 				d.warnings.set("tracing")

@@ -280,9 +280,6 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// LeaseID gives the API's name of a lease.
-func (s *Server) LeaseID(id scheduler.LeaseID) string { return leaseID(s.leasePrefix, id) }
-
 // Serve answers callers on lis, a listener of peercred or mtls, until Shutdown, and
 // closes lis. Connections of any other listener are closed unheard. After Shutdown it returns nil. It may be called for several
 // listeners at once.
