@@ -150,6 +150,8 @@ func changed(r scheduler.Record) string {
 		return "target changed"
 	case r.Kind == scheduler.RecordShadow:
 		return "target would have changed"
+	case r.Kind == scheduler.RecordLease && r.FromLease == r.ToLease:
+		return "lease answered"
 	case r.Kind == scheduler.RecordLease:
 		return "lease changed"
 	case r.Kind == scheduler.RecordBreaker && r.On:

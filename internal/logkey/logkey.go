@@ -114,7 +114,7 @@ func Cause(cause string) zap.Field { return zap.String("cause", cause) }
 // End is how a lease ended.
 func End(end fmt.Stringer) zap.Field { return zap.Stringer("end", end) }
 
-// Took is how long a suspend, a resume or a lease lasted.
+// Took is how long a suspend, a resume, a lease or the wait for an answer lasted.
 func Took(d time.Duration) zap.Field { return zap.Duration("took", d) }
 
 // Class is the class of a target: online, offline or unmanaged.
