@@ -151,7 +151,7 @@ func TestRunbookNamesOnlyWhatExists(t *testing.T) {
 
 // elsewhere are commands that have tests of their own: what needs a host's tracefs, what
 // takes a minute, what is no client.
-var elsewhere = [][]string{{"gpctl", "trace"}, {"gpctl", "demo"}, {"gpreemptd"}}
+var elsewhere = [][]string{{"gpctl", "trace", "kfd"}, {"gpctl", "demo"}, {"gpreemptd"}}
 
 // TestEveryCommandOfTheRunbookWorks runs them in their order, as somebody would who
 // tries one after the other on simulated GPUs.
