@@ -89,7 +89,8 @@ func (c clock) Now() time.Duration { return time.Since(c.start) }
 // daemon is the parts that live as long as the process.
 type daemon struct {
 	opts      Options
-	log       *zap.Logger // but what repeats
+	log       *zap.Logger // but what repeats, which repeats holds back
+	repeats   repeats
 	changes   *zap.Logger // of states: each of them
 	level     zap.AtomicLevel
 	backend   *backend
@@ -150,9 +151,8 @@ func Run(ctx context.Context, opts Options) (err error) {
 		defer queue.Close()
 		d.changes, d.audit = log(d.level), log(zapcore.DebugLevel)
 	}
-	var again repeats
-	defer again.close()
-	d.log = again.limit(d.changes)
+	defer d.repeats.close()
+	d.log = d.repeats.limit(d.changes)
 	if err := d.level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
 		return fmt.Errorf("log level: %w", err)
 	}
@@ -410,6 +410,7 @@ func (d *daemon) shutdown(ctx context.Context) error {
 	if err := errors.Join(quiet, d.executor.Close(ctx)); err != nil {
 		return fmt.Errorf("shut down: %w", err)
 	}
+	d.repeats.close() // or its lines would come after the last one
 	d.log.Info("stopped, nothing is suspended")
 	return nil
 }
