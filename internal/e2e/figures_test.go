@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
@@ -13,11 +12,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-
-	"github.com/gpreempt/gpreempt/internal/kfdemu"
-	"github.com/gpreempt/gpreempt/internal/kfdrules"
-	"github.com/gpreempt/gpreempt/internal/testutil"
-	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // figuresFile has the figures of one run of the tests.
@@ -77,14 +71,13 @@ func spreadOf(all []time.Duration) spread {
 	return spread{len(sorted), us(sorted[len(sorted)/2]), us(sorted[len(sorted)*99/100]), us(sorted[len(sorted)-1])}
 }
 
-// measured is a machine in a process of its own, and programs on it: as a user has them,
-// none of them built with the race detector.
+// measured is a machine in a process of its own, and a program on it that is not built
+// with the race detector.
 type measured struct {
-	t                        *testing.T
-	meter, gpreemptd, socket string
-	log                      string
-	machine                  *exec.Cmd
-	stop                     func()
+	t             *testing.T
+	meter, socket string
+	machine       *exec.Cmd
+	stop          func()
 }
 
 // measure starts one.
@@ -93,8 +86,8 @@ func measure(t *testing.T) *measured {
 	if reason := cannotEmulate(); reason != "" {
 		t.Skip(reason)
 	}
-	m := &measured{t: t, meter: withoutDetector(t, "meter"), gpreemptd: withoutDetector(t, "gpreemptd"), log: filepath.Join(t.TempDir(), "log")}
-	m.machine = exec.Command(kfdemuBinary, "run", "--log", m.log, "--", m.meter, "machine")
+	m := &measured{t: t, meter: withoutDetector(t, "meter")}
+	m.machine = exec.Command(kfdemuBinary, "run", "--", m.meter, "machine")
 	m.machine.Env, m.machine.Stderr = environment(), os.Stderr
 	in, err := m.machine.StdinPipe()
 	if err != nil {
@@ -163,89 +156,6 @@ func (m *measured) read(cmd *exec.Cmd, answer any) {
 type calls struct {
 	Each []time.Duration
 	All  time.Duration
-}
-
-// events reads the machine's log, once it has ended.
-func (m *measured) events() []kfdemu.Event {
-	m.t.Helper()
-	m.stop()
-	file, err := os.Open(m.log)
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	defer file.Close()
-	var events []kfdemu.Event
-	scanner := bufio.NewScanner(file)
-	for scanner.Scan() {
-		var e kfdemu.Event
-		if err := json.Unmarshal(scanner.Bytes(), &e); err != nil {
-			m.t.Fatalf("the machine's log: %v in %s", err, scanner.Text())
-		}
-		events = append(events, e)
-	}
-	if err := scanner.Err(); err != nil {
-		m.t.Fatal(err)
-	}
-	return events
-}
-
-func TestFiguresOfAnAnnouncementThroughTheDriver(t *testing.T) {
-	const announcements, least = 300, 10
-	m := measure(t)
-	dir := testutil.TempSocketDir(t)
-	d := prepare(t, dir, atOnce)
-	d.process = m.command(m.gpreemptd, "serve", "--socket", d.socket, "--config", d.config)
-	d.process.Env, d.process.Stderr = environment("RUNTIME_DIRECTORY="+dir), d.log
-	d.run()
-	d.awaitServing()
-	d.events = watchEvents(t, d.admin)
-	workers := &emulated{t: t}
-	job := workers.spawn(m.command(trainBinary, "--queues", "2", "--duration", "2000", "--occupancy", "500000", "--runtime"))
-	job.await("ready")
-	d.offlineTarget(job, 2)
-
-	var took calls
-	m.read(exec.Command(m.meter, "announce", d.socket, strconv.Itoa(announcements)), &took)
-	job.stop()
-	d.stop()
-	// What the driver was asked for an announcement: from the resume before it to the
-	// suspension that ends it.
-	var suspensions, driver []time.Duration
-	var asked time.Duration
-	calls := 0
-	for _, e := range m.events() {
-		if e.Kind != kfdemu.EventCall || e.Target != job.PID {
-			continue
-		}
-		took := time.Duration(e.Took * float64(time.Microsecond))
-		asked += took
-		calls++
-		switch e.Op {
-		case string(kfdrules.TrapOp(kfd.TrapSuspendQueues)):
-			suspensions, driver = append(suspensions, took), append(driver, asked)
-		case string(kfdrules.TrapOp(kfd.TrapResumeQueues)):
-			asked = 0
-		}
-	}
-	if len(took.Each) != announcements || len(suspensions) != announcements {
-		t.Fatalf("%d announcements took %d suspensions, want %d of both", len(took.Each), len(suspensions), announcements)
-	}
-	own := make([]time.Duration, announcements)
-	for i := range own {
-		own[i] = took.Each[i] - driver[i]
-	}
-	// What comes first is new to everybody.
-	tellFigures(t, "NotifyOnline answered quiesced, through dbgtrap, one job of two queues", false, struct {
-		Total   spread  `json:"total"`
-		Suspend spread  `json:"emulated_suspend_queues"`
-		Driver  spread  `json:"all_emulated_calls"`
-		Own     spread  `json:"total_minus_emulated_calls"`
-		Share   float64 `json:"own_share_of_p50"`
-		Calls   float64 `json:"calls_for_each_lease"`
-	}{
-		spreadOf(took.Each[least:]), spreadOf(suspensions[least:]), spreadOf(driver[least:]), spreadOf(own[least:]),
-		spreadOf(own[least:]).P50 / spreadOf(took.Each[least:]).P50, float64(calls) / announcements,
-	})
 }
 
 func TestFiguresOfACallOfTheDriver(t *testing.T) {

@@ -3,7 +3,6 @@
 package main
 
 import (
-	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -17,15 +16,11 @@ import (
 	"syscall"
 	"time"
 
-	"google.golang.org/protobuf/types/known/durationpb"
-
-	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 func main() {
-	answer, err := run(context.Background(), os.Args[1:]) //nolint:forbidigo // main makes it
+	answer, err := run(os.Args[1:])
 	if err == nil {
 		err = json.NewEncoder(os.Stdout).Encode(answer)
 	}
@@ -40,11 +35,10 @@ func main() {
 
 // run carries out what its arguments say:
 //
-//	machine            give the socket of the machine, and keep that until stdin ends
-//	ioctl THREADS N    make N calls of the driver on each thread
-//	native N           N rounds of work that is none of the driver's business
-//	announce SOCKET N  announce to gpreemptd N times, and give each lease back
-func run(ctx context.Context, args []string) (any, error) {
+//	machine          give the socket of the machine, and keep that until stdin ends
+//	ioctl THREADS N  make N calls of the driver on each thread
+//	native N         N rounds of work that is none of the driver's business
+func run(args []string) (any, error) {
 	if len(args) == 0 {
 		return nil, errors.New("say what to measure")
 	}
@@ -59,8 +53,6 @@ func run(ctx context.Context, args []string) (any, error) {
 		return ioctl(numbers[1], numbers[2])
 	case args[0] == "native" && len(args) == 2:
 		return native(numbers[1])
-	case args[0] == "announce" && len(args) == 3:
-		return announce(ctx, args[1], numbers[2])
 	}
 	return nil, fmt.Errorf("%q is nothing to measure", args)
 }
@@ -129,46 +121,4 @@ func native(n int) (effort, error) {
 	var usage syscall.Rusage
 	err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
 	return effort{wall, time.Duration(usage.Utime.Nano() + usage.Stime.Nano())}, err
-}
-
-// announce gives how long NotifyOnline took each time. Each has to suspend something.
-func announce(ctx context.Context, socket string, n int) (calls, error) {
-	c, err := client.Dial(socket, client.FailClosed())
-	if err != nil {
-		return calls{}, err
-	}
-	defer c.Close()
-	var all calls
-	began := time.Now()
-	for range n {
-		start := time.Now()
-		lease, err := c.Online().NotifyOnline(ctx, &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute), MaxWait: durationpb.New(10 * time.Second)})
-		all.Each = append(all.Each, time.Since(start))
-		if err != nil {
-			return calls{}, err
-		}
-		if !lease.GetQuiesced() || lease.GetSuspendedTargets() == 0 {
-			return calls{}, fmt.Errorf("nothing was suspended: %v", lease)
-		}
-		if _, err := c.Online().Complete(ctx, &gpreemptv1.CompleteRequest{LeaseId: lease.GetLeaseId()}); err != nil {
-			return calls{}, err
-		}
-		if err := resumed(ctx, c.Admin()); err != nil {
-			return calls{}, err
-		}
-	}
-	all.All = time.Since(began)
-	return all, nil
-}
-
-// resumed waits until everything runs, which Complete does not.
-func resumed(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-	for ; ; time.Sleep(time.Millisecond) {
-		list, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
-		if err != nil || !slices.ContainsFunc(list.GetTargets(), func(t *gpreemptv1.Target) bool {
-			return t.GetState() != gpreemptv1.TargetState_TARGET_STATE_RUNNING
-		}) {
-			return err
-		}
-	}
 }
