@@ -19,9 +19,7 @@ FUZZ_PACKAGES ?= cmd internal pkg
 PARSERS := pkg/discovery internal/container internal/kfdtrace
 KERNEL_DECODERS := pkg/kfd internal/breaker internal/doctor internal/hazard internal/journal internal/preempt internal/tracer
 SOAK     ?= 1h
-BENCH    ?= .
-# What the daemon adds to gRPC, the scheduler alone, reading; ./... for every benchmark.
-BENCH_PACKAGES ?= ./internal/bench ./pkg/scheduler ./pkg/discovery/...
+BENCH    ?=
 # Where goroutines, locks and timers meet.
 RACE_PACKAGES  ?= ./pkg/scheduler/... ./internal/daemon/... ./internal/events/... ./internal/executor/... \
 	./internal/hrtimer/... ./internal/inventory/... ./internal/observer/... ./internal/peercred/... ./internal/server/...
@@ -33,7 +31,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench fuzz fuzz-kernel e2e e2e-rocm vm-kfd vmtest soak flood kubernetes kubernetes-test kubernetes-api dist dist-twice packages-test clean
+.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench bench-quick fuzz fuzz-kernel e2e e2e-rocm vm-kfd vmtest soak flood kubernetes kubernetes-test kubernetes-api dist dist-twice packages-test clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,8 +75,13 @@ build: ## Build gpreemptd, gpctl and kfdemu into build/
 demo: build ## Show a suspend and a resume on an emulated GPU, or a simulated one (DEMO=--sim)
 	build/gpctl demo --json build/demo.json $(DEMO)
 
-bench: ## Run the benchmarks (BENCH=pattern, COUNT=n); compare runs with benchstat
-	$(GO) test -run '^$$' -bench '$(BENCH)' -benchmem $(if $(filter file,$(origin COUNT)),,-count=$(COUNT)) $(BENCH_PACKAGES)
+bench: ## Measure what the daemon costs, as ratios in one run: build/bench.json and build/bench.txt (BENCH='-only de')
+	$(GO) build -o build/bench ./internal/bench
+	build/bench $(BENCH)
+
+bench-quick: ## Measure the guarded ratios, in under a minute, and fail when one has grown by half
+	$(GO) build -o build/bench ./internal/bench
+	build/bench -quick
 
 # One worker each, as many at a time as there are CPUs. A second try, because Go
 # before 1.27 may report the end of FUZZTIME as a failure (golang/go#75804). What was

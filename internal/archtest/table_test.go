@@ -146,10 +146,13 @@ var table = []struct {
 	{"internal/vm/init", rule{imports: []string{"internal/vm"}, kernel: true}},
 	{"internal/vm/run", rule{imports: []string{"internal/vm"}}},
 	{"internal/e2e/kfdclient", rule{imports: []string{"internal/kfdwork"}}},
-	{"internal/e2e/meter", rule{imports: []string{"api/gen/gpreempt/v1", "pkg/client", "pkg/kfd"}}},
+	{"internal/e2e/meter", rule{imports: []string{"pkg/kfd"}}},
 	{"internal/e2e", rule{}},
 	{"internal/e2e/systemd", rule{}},
-	{"internal/bench", rule{}},
+	{"internal/bench", rule{imports: []string{
+		apiV1, simV1, "internal/daemon", "internal/events", "internal/gpusim", "internal/kfdemu", "internal/kfdrules", "pkg/client", "pkg/gpreempt",
+		"pkg/kfd", "pkg/scheduler",
+	}}},
 }
 
 // notInGpctl are the packages gpctl must not link, however indirectly: an

@@ -1,6 +1,11 @@
 package daemon
 
 import (
+	"fmt"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -10,33 +15,55 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// BenchmarkIdle tells what share of a core a whole daemon takes that watches 10
-// processes with 8 queues each, none of them offline, while nothing changes: with
-// the default intervals, on a fake driver and a fake sysfs on disk.
+// BenchmarkIdle tells what share of a core a whole daemon takes, and how much memory
+// its process, this one, has: it watches jobs with queues, none of them offline, while
+// nothing changes, with the default intervals, on a fake driver and a fake sysfs. Have
+// TMPDIR on a tmpfs, on which, as on sysfs, an inode number is never used again.
 func BenchmarkIdle(b *testing.B) {
-	h := newFakeHost(b, "6.12", "")
-	h.opts.Log = zap.NewNop()
-	for range 10 {
-		job := h.start("viewer")
-		for range 6 {
-			job.create(kfd.QueueTypeComputeAQL)
-		}
+	for _, c := range []struct{ jobs, queuesEach int }{{10, 8}, {20, 50}} {
+		b.Run(fmt.Sprintf("queues=%d", c.jobs*c.queuesEach), func(b *testing.B) {
+			h := newFakeHost(b, "6.12", "")
+			h.opts.Log = zap.NewNop()
+			for range c.jobs {
+				job := h.start("viewer") // with two
+				for range c.queuesEach - 2 {
+					job.create(kfd.QueueTypeComputeAQL)
+				}
+			}
+			debug.FreeOSMemory() // what making these took is not the daemon's
+			h.serve()
+			cpu := func() time.Duration {
+				var u syscall.Rusage
+				if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+					b.Fatal(err)
+				}
+				return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+			}
+			timer := time.NewTimer(2 * time.Second) // it settles
+			<-timer.C
+			b.ResetTimer()
+			began, used := time.Now(), cpu()
+			for b.Loop() {
+				timer.Reset(time.Second)
+				<-timer.C
+			}
+			b.ReportMetric(100*float64(cpu()-used)/float64(time.Since(began)), "%core")
+			b.ReportMetric(residentMiB(b), "resident-MiB")
+		})
 	}
-	h.serve()
-	cpu := func() time.Duration {
-		var u syscall.Rusage
-		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-			b.Fatal(err)
-		}
-		return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// residentMiB is VmRSS of proc_pid_status(5).
+func residentMiB(b *testing.B) float64 {
+	b.Helper()
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		b.Fatal(err)
 	}
-	timer := time.NewTimer(5 * time.Second) // it settles
-	<-timer.C
-	b.ResetTimer()
-	began, used := time.Now(), cpu()
-	for b.Loop() {
-		timer.Reset(time.Second)
-		<-timer.C
+	_, rest, _ := strings.Cut(string(text), "\nVmRSS:")
+	kib, err := strconv.ParseFloat(strings.Fields(rest)[0], 64)
+	if err != nil {
+		b.Fatal(err)
 	}
-	b.ReportMetric(100*float64(cpu()-used)/float64(time.Since(began)), "%core")
+	return kib / 1024
 }

@@ -17,7 +17,7 @@ const metricsIntro = `# Metrics
 
 With ` + "`metrics.address: 127.0.0.1:9477`" + ` in the config file, gpreemptd serves ` + "`/metrics`" + ` for Prometheus. It is off by default.
 Everything is read from the records that the event stream and the log are made from; nothing is counted twice. Writing and
-counting them is about 1 % of an announcement and its Complete where a suspend costs nothing (` + "`BenchmarkRecords`" + `; simulated GPU).
+counting them is about 1 % of an announcement and its Complete where a suspend costs nothing (section d of [performance.md](performance.md); simulated GPU).
 
 - Histograms come in both forms. A Prometheus that scrapes native histograms (` + "`scrape_native_histograms: true`" + `, or
   ` + "`--enable-feature=native-histograms`" + ` before 3.8) gets 8 buckets to each factor of 2; any other gets the classic buckets. Dashboard and rules read

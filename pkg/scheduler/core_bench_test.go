@@ -15,9 +15,17 @@ type rig struct {
 	now     Time
 	lease   LeaseID
 	request LeaseRequested
+	events  []timedEvent // what Step got, when recorded
+	record  bool
 	steps   []time.Duration // how long each Step took, when measured
 	clock   func() time.Duration
 	todo    []Action
+}
+
+// timedEvent is an event and when it came.
+type timedEvent struct {
+	now Time
+	Event
 }
 
 // newRig has some targets on the 8 GPUs, each with queues on as many GPUs as said
@@ -56,6 +64,9 @@ func newRig(targets, gpusEach, elsewhere int, covered ...gpreempt.GPUID) *rig {
 }
 
 func (r *rig) step(ev Event) []Action {
+	if r.record {
+		r.events = append(r.events, timedEvent{r.now, ev})
+	}
 	if r.clock == nil {
 		return r.core.Step(r.now, ev)
 	}
@@ -136,6 +147,52 @@ func (r *rig) measure(b *testing.B, moved int) {
 	b.ReportMetric(float64(r.steps[len(r.steps)/2]), "p50-ns/step")
 	b.ReportMetric(float64(announce[len(announce)/2]), "p50-ns/announce")
 	b.ReportMetric(float64(moved), "targets")
+}
+
+// ahead makes the steps of whole announcements one by one: the events are those that
+// another core had, made before, so that what is measured is Step alone.
+type ahead struct {
+	*rig
+	twin *rig
+}
+
+func newAhead(targets int) *ahead {
+	r := &ahead{newRig(targets, 1, 0, allEight...), newRig(targets, 1, 0, allEight...)}
+	r.twin.record = true
+	return r
+}
+
+// more makes the events of some rounds.
+func (r *ahead) more() []timedEvent {
+	clear(r.twin.events)
+	r.twin.events = r.twin.events[:0]
+	for range 100 {
+		r.twin.round()
+	}
+	return r.twin.events
+}
+
+// BenchmarkStep is one Step of an announcement over 64 targets on 8 GPUs, from its
+// beginning until they run again, and what Step itself allocates.
+func BenchmarkStep(b *testing.B) {
+	r := newAhead(64)
+	var steps []time.Duration
+	var events []timedEvent
+	b.ReportAllocs()
+	for b.Loop() {
+		if len(events) == 0 {
+			b.StopTimer()
+			events = r.more()
+			steps = slices.Grow(steps, len(events))
+			b.StartTimer()
+		}
+		began := time.Now()
+		r.core.Step(events[0].now, events[0].Event)
+		steps = append(steps, time.Since(began))
+		events = events[1:]
+	}
+	slices.Sort(steps)
+	b.ReportMetric(float64(steps[len(steps)/2]), "p50-ns/step")
 }
 
 // TestAllocationsDoNotGrowWithTargets: what a round allocates is per event (an

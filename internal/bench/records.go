@@ -1,14 +1,10 @@
-package bench
+package main
 
 import (
-	"testing"
+	"context"
 	"time"
 
-	"google.golang.org/protobuf/types/known/durationpb"
-
-	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/events"
-	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -26,34 +22,19 @@ var pair = []scheduler.Record{
 	{Kind: scheduler.RecordTarget, Target: gpreempt.ProcessKey{PID: 1}, FromTarget: scheduler.TargetResuming, ToTarget: scheduler.TargetRunning, Cause: scheduler.CauseDone, Took: time.Millisecond},
 }
 
-// BenchmarkRecords tells which share of an announcement and its Complete, over gRPC and
-// with one target, is the event log with all that metrics and statistics read from
-// it: what would be saved without. The two take turns. At most 3 % is wanted.
-func BenchmarkRecords(b *testing.B) {
-	client := serveDaemon(b, testutil.TempSocketDir(b), 1, 1)
+// recordsTurn writes down what the daemon does of an announcement and its Complete: what
+// would be saved without event log, statistics and metrics.
+func recordsTurn(s *series) turn {
 	log := events.NewLog(16384)
 	answer := scheduler.Answer{Quiesced: true, Reason: scheduler.QuiesceDone, Suspended: 1, Waited: time.Millisecond}
-	now := time.Now()
-	var calls, records time.Duration
-	request := &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute), MaxWait: durationpb.New(time.Second)}
-	for b.Loop() {
-		began := time.Now()
-		resp, err := client.NotifyOnline(b.Context(), request)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if _, err := client.Complete(b.Context(), &gpreemptv1.CompleteRequest{LeaseId: resp.GetLeaseId()}); err != nil {
-			b.Fatal(err)
-		}
-		between := time.Now()
-		for _, r := range pair {
-			log.Append(now, r, "sim")
-		}
-		log.Answered(answer, events.Stages{Decide: 20 * time.Microsecond, Reply: 10 * time.Microsecond})
-		calls += between.Sub(began)
-		records += time.Since(between)
+	return func(context.Context) error {
+		return s.time(func() error {
+			now := time.Now()
+			for _, r := range pair {
+				log.Append(now, r, "sim")
+			}
+			log.Answered(answer, events.Stages{Decide: 20 * time.Microsecond, Reply: 10 * time.Microsecond})
+			return nil
+		})
 	}
-	b.ReportMetric(float64(calls.Nanoseconds())/float64(b.N), "ns/pair")
-	b.ReportMetric(float64(records.Nanoseconds())/float64(b.N), "ns/records")
-	b.ReportMetric(100*float64(records)/float64(calls), "%")
 }

@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/client"
+)
+
+// turn is what one side does in a round: it makes its calls and times them.
+type turn func(ctx context.Context) error
+
+// rhythm is how the sides take turns: so many calls of each in a row, and the pause
+// before each call. A block begins with a call that is not counted.
+type rhythm struct {
+	name  string
+	block int
+	pause time.Duration
+	// rounds is how many there are in a repeat of a full run.
+	rounds int
+}
+
+var (
+	// backToBack is the hardest on the daemon: a server that is waited for at once costs
+	// little, and an announcement finds the resume before it still going on.
+	backToBack = rhythm{"back to back", 20, 0, 100}
+	// paced is more like inference: what went before is over, and servers have to wake up.
+	paced = rhythm{"paced", 1, 150 * time.Microsecond, 400}
+)
+
+// interleave has the sides take turns for so many rounds, and sums the series up after
+// each repeat. Who begins changes from round to round.
+func interleave(ctx context.Context, repeats, rounds int, r rhythm, all []*series, turns ...turn) error {
+	counted := make([]int, len(all))
+	for range repeats {
+		for round := range rounds {
+			for i := range turns {
+				for k, s := range all {
+					counted[k] = len(s.samples)
+				}
+				for call := range 1 + r.block {
+					settle(r.pause)
+					if err := turns[(round+i)%len(turns)](ctx); err != nil {
+						return err
+					}
+					for k, s := range all {
+						if call == 0 {
+							s.samples = s.samples[:counted[k]]
+						}
+					}
+				}
+			}
+		}
+		for _, s := range all {
+			s.endRepeat()
+		}
+	}
+	return nil
+}
+
+// settle lets what the call before has left behind in the servers come to its end, so
+// that no side pays for another's. Short pauses are spent awake: what is measured is
+// not how a CPU wakes up.
+func settle(pause time.Duration) {
+	const awake = 150 * time.Microsecond
+	if pause > awake {
+		time.Sleep(pause - awake)
+		pause = awake
+	}
+	for began := time.Now(); time.Since(began) < pause; {
+	}
+}
+
+// rawTurn sends as many bytes as an announcement has and waits for as many as its
+// answer has.
+func rawTurn(conn net.Conn, s *series) turn {
+	request, answer := make([]byte, proto.Size(announcement)), make([]byte, proto.Size(announced))
+	return func(context.Context) error {
+		return s.time(func() error {
+			if _, err := conn.Write(request); err != nil {
+				return err
+			}
+			_, err := io.ReadFull(conn, answer)
+			return err
+		})
+	}
+}
+
+// exchange is an announcement and the end of its lease: how long each takes, and both
+// together.
+type exchange struct{ notify, complete, pair *series }
+
+func (b *bench) exchange(section, name, rest string) exchange {
+	of := func(call string) *series { return b.series(section, name+"/call="+call+rest) }
+	return exchange{of("NotifyOnline"), of("Complete"), of("Both")}
+}
+
+// addPair adds the last of each up.
+func (x exchange) addPair() {
+	n, c := x.notify.samples, x.complete.samples
+	x.pair.samples = append(x.pair.samples, n[len(n)-1]+c[len(c)-1])
+}
+
+// unaryTurn is an announcement and its Complete by two calls: each alone, and both.
+func unaryTurn(online gpreemptv1.OnlineServiceClient, targets int, x exchange) turn {
+	return func(ctx context.Context) error {
+		var answer *gpreemptv1.NotifyOnlineResponse
+		if err := x.notify.time(func() (err error) {
+			answer, err = online.NotifyOnline(ctx, announcement)
+			return err
+		}); err != nil {
+			return err
+		}
+		if err := quiet(answer, targets); err != nil {
+			return err
+		}
+		if err := x.complete.time(func() error {
+			_, err := online.Complete(ctx, &gpreemptv1.CompleteRequest{LeaseId: answer.GetLeaseId()})
+			return err
+		}); err != nil {
+			return err
+		}
+		x.addPair()
+		return nil
+	}
+}
+
+// streamTurn is the same by two frames of a session.
+func streamTurn(session gpreemptv1.OnlineService_SessionClient, targets int, x exchange) turn {
+	var tag uint64
+	ask := func(s *series, frame *gpreemptv1.SessionRequest) (answer *gpreemptv1.SessionResponse, err error) {
+		tag++
+		frame.Tag = tag
+		err = s.time(func() error {
+			if err := session.Send(frame); err != nil {
+				return err
+			}
+			answer, err = session.Recv()
+			return err
+		})
+		if err == nil && (answer.GetTag() != tag || answer.GetError() != nil) {
+			err = fmt.Errorf("the session answered %v", answer)
+		}
+		return answer, err
+	}
+	return func(context.Context) error {
+		answer, err := ask(x.notify, &gpreemptv1.SessionRequest{Frame: &gpreemptv1.SessionRequest_Announce{Announce: announcement}})
+		if err != nil {
+			return err
+		}
+		if err := quiet(answer.GetAnnounced(), targets); err != nil {
+			return err
+		}
+		if _, err := ask(x.complete, &gpreemptv1.SessionRequest{Frame: &gpreemptv1.SessionRequest_Complete{
+			Complete: &gpreemptv1.CompleteRequest{LeaseId: answer.GetAnnounced().GetLeaseId()},
+		}}); err != nil {
+			return err
+		}
+		x.addPair()
+		return nil
+	}
+}
+
+// sdkTurn is the same by the Go SDK.
+func sdkTurn(session *client.Session, acquire, release *series) turn {
+	request := client.Request{Label: announcement.GetLabel(), TTL: announcement.GetTtl().AsDuration(), MaxWait: announcement.GetMaxWait().AsDuration()}
+	return func(ctx context.Context) error {
+		var lease *client.Lease
+		if err := acquire.time(func() (err error) {
+			lease, err = session.Acquire(ctx, request)
+			return err
+		}); err != nil {
+			return err
+		}
+		if !lease.Quiesced() || lease.SuspendedTargets() != 1 {
+			return errors.New("the SDK's announcement did not suspend the job")
+		}
+		return release.time(func() error { return lease.Release(ctx) })
+	}
+}
+
+// quiet checks that an announcement did what is measured.
+func quiet(answer *gpreemptv1.NotifyOnlineResponse, targets int) error {
+	if !answer.GetQuiesced() || int(answer.GetSuspendedTargets()) != targets {
+		return fmt.Errorf("an announcement was to suspend %d jobs and was answered %v", targets, answer)
+	}
+	return nil
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"slices"
+	"time"
+)
+
+// summary is how the samples of one repeat are spread, in nanoseconds.
+type summary struct {
+	N    int     `json:"n"`
+	Mean float64 `json:"mean_ns"`
+	P50  float64 `json:"p50_ns"`
+	P99  float64 `json:"p99_ns"`
+}
+
+// The statistics of a repeat that are compared.
+func p50(s summary) float64 { return s.P50 }
+func p99(s summary) float64 { return s.P99 }
+
+func summarize(samples []time.Duration) summary {
+	if len(samples) == 0 {
+		return summary{}
+	}
+	sorted := slices.Sorted(slices.Values(samples))
+	var sum time.Duration
+	for _, d := range sorted {
+		sum += d
+	}
+	at := func(p float64) float64 { return float64(sorted[int(p*float64(len(sorted)-1)+0.5)]) }
+	return summary{len(sorted), float64(sum) / float64(len(sorted)), at(0.5), at(0.99)}
+}
+
+// series is one side of a comparison: what is called, and how long it took.
+type series struct {
+	// Section is the letter of the section it belongs to.
+	Section string `json:"section"`
+	// Name is that of a Go benchmark, without its Benchmark.
+	Name string `json:"name"`
+	// Repeats has the samples of each repeat summed up.
+	Repeats []summary `json:"repeats"`
+
+	samples []time.Duration
+}
+
+// time carries out a call and takes down how long it took.
+func (s *series) time(call func() error) error {
+	began := time.Now()
+	err := call()
+	s.samples = append(s.samples, time.Since(began))
+	return err
+}
+
+// endRepeat sums up the samples since the last.
+func (s *series) endRepeat() {
+	s.Repeats = append(s.Repeats, summarize(s.samples))
+	s.samples = s.samples[:0]
+}
+
+// ratios compares a statistic of two series, repeat by repeat; times multiplies the
+// lower side.
+func ratios(of func(summary) float64, over, under *series, times float64) []float64 {
+	all := make([]float64, len(over.Repeats))
+	for i := range all {
+		all[i] = of(over.Repeats[i]) / (times * of(under.Repeats[i]))
+	}
+	return all
+}
+
+// micros gives a statistic of each repeat in microseconds.
+func micros(of func(summary) float64, s *series) []float64 {
+	all := make([]float64, len(s.Repeats))
+	for i, r := range s.Repeats {
+		all[i] = of(r) / 1e3
+	}
+	return all
+}
+
+// median gives the middle value, of an even number the mean of the two.
+func median(all []float64) float64 {
+	if len(all) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(all))
+	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
+}
