@@ -150,9 +150,8 @@ var table = []struct {
 	{"internal/e2e", rule{}},
 	{"internal/e2e/systemd", rule{}},
 	{"internal/bench", rule{imports: []string{
-		apiV1, simV1, "internal/daemon", "internal/events", "internal/gpusim", "internal/kfdemu", "internal/kfdrules", "pkg/client", "pkg/gpreempt",
-		"pkg/kfd", "pkg/scheduler",
-	}}},
+		apiV1, simV1, "internal/daemon", "internal/events", "internal/gpusim", "internal/preempt", "pkg/client", "pkg/gpreempt", "pkg/scheduler",
+	}, kernel: true, unsafe: true}},
 }
 
 // notInGpctl are the packages gpctl must not link, however indirectly: an

@@ -64,9 +64,10 @@ func (echo) Session(stream gpreemptv1.OnlineService_SessionServer) error {
 	}
 }
 
-// The sockets of the echo, in its directory.
+// The sockets of the echo, and the memory it shares, in its directory.
 func rawSocket(dir string) string  { return filepath.Join(dir, "raw.sock") }
 func echoSocket(dir string) string { return filepath.Join(dir, "echo.sock") }
+func laneFile(dir string) string   { return filepath.Join(dir, "lane") }
 
 // serveEcho serves bytes and bare gRPC until stop is closed.
 func serveEcho(ctx context.Context, dir string, ready func()) error {
@@ -84,6 +85,10 @@ func serveEcho(ctx context.Context, dir string, ready func()) error {
 			go pong(conn)
 		}
 	}()
+	fast, err := openLane(laneFile(dir))
+	if err != nil {
+		return errors.Join(err, raw.Close())
+	}
 	lis, err := listeners.Listen(ctx, "unix", echoSocket(dir))
 	if err != nil {
 		return errors.Join(err, raw.Close())
@@ -91,8 +96,19 @@ func serveEcho(ctx context.Context, dir string, ready func()) error {
 	server := grpc.NewServer()
 	gpreemptv1.RegisterOnlineServiceServer(server, echo{})
 	context.AfterFunc(ctx, server.Stop)
+	lost := make(chan error, 1)
+	go func() {
+		lost <- fast.answer()
+		server.Stop()
+	}()
 	ready()
-	return errors.Join(server.Serve(lis), raw.Close())
+	err = errors.Join(server.Serve(lis), raw.Close())
+	select {
+	case broken := <-lost:
+		return errors.Join(broken, err)
+	default: // it answers until the process ends
+		return err
+	}
 }
 
 // pong answers each request's bytes with as many as an answer has.

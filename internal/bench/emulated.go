@@ -3,10 +3,10 @@ package main
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
+	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,9 +18,6 @@ import (
 	"google.golang.org/grpc"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/kfdemu"
-	"github.com/gpreempt/gpreempt/internal/kfdrules"
-	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // emulated is a machine with emulated GPUs, the gpreemptd that users have, and programs
@@ -28,6 +25,7 @@ import (
 type emulated struct {
 	b        *bench
 	socket   string // the machine's
+	metrics  string // the daemon's address of metrics
 	children []*child
 	conn     *grpc.ClientConn // to the daemon
 }
@@ -49,7 +47,7 @@ func (b *bench) emulate(ctx context.Context) (m *emulated, err error) {
 			err = errors.Join(err, m.close())
 		}
 	}()
-	machine, err := m.launch(ctx, "machine", "run", "--log", m.log(), "--", b.self, tellMachineCommand)
+	machine, err := m.launch(ctx, "machine", "run", "--", b.self, tellMachineCommand)
 	if err != nil {
 		return nil, err
 	}
@@ -59,7 +57,10 @@ func (b *bench) emulate(ctx context.Context) (m *emulated, err error) {
 	}
 	m.socket = strings.TrimSpace(says)
 	socket := filepath.Join(b.dir, "emulated.sock")
-	config, err := b.writeConfig(config)
+	if m.metrics, err = freeAddress(ctx); err != nil {
+		return nil, err
+	}
+	config, err := b.writeConfig(config + fmt.Sprintf("metrics: {address: %q}\n", m.metrics))
 	if err != nil {
 		return nil, err
 	}
@@ -72,10 +73,18 @@ func (b *bench) emulate(ctx context.Context) (m *emulated, err error) {
 	return m, nil
 }
 
-func (b *bench) program(name string) string { return filepath.Join(b.dir, name) }
+// freeAddress gives an address that was free a moment ago.
+func freeAddress(ctx context.Context) (string, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
 
-// log is what happens on the machine, one event a line.
-func (m *emulated) log() string { return filepath.Join(m.b.dir, "emulated.events") }
+func (b *bench) program(name string) string { return filepath.Join(b.dir, name) }
 
 // launch runs kfdemu.
 func (m *emulated) launch(ctx context.Context, name string, args ...string) (*child, error) {
@@ -87,23 +96,19 @@ func (m *emulated) launch(ctx context.Context, name string, args ...string) (*ch
 	return c, err
 }
 
-// job starts a program called train with queues on the machine, and gives its pid once
-// it has them.
-func (m *emulated) job(ctx context.Context, sample string, args ...string) (int32, error) {
+// job starts a program called train with queues on the machine, and waits until it has
+// them.
+func (m *emulated) job(ctx context.Context, sample string, args ...string) error {
 	train := m.b.program("train")
 	if err := os.Link(m.b.program("kfdemu"), train); err != nil && !errors.Is(err, os.ErrExist) {
-		return 0, err
+		return err
 	}
 	c, err := m.launch(ctx, "train"+strconv.Itoa(len(m.children)), append([]string{"exec", "--socket", m.socket, "--", train, sample}, args...)...)
 	if err != nil {
-		return 0, err
+		return err
 	}
-	says, err := c.hear()
-	if err != nil {
-		return 0, err
-	}
-	var ready struct{ PID int32 }
-	return ready.PID, json.Unmarshal([]byte(says), &ready)
+	_, err = c.hear()
+	return err
 }
 
 // close ends the programs, the daemon and then the machine.
@@ -119,57 +124,26 @@ func (m *emulated) close() error {
 	return all
 }
 
-// driverCalls reads, after close, how long the driver had for each announcement: from
-// the resume before it to the suspension that ends it.
-func (m *emulated) driverCalls(target int32) (each []time.Duration, err error) {
-	file, err := os.Open(m.log())
+// driverTime is how long the daemon has waited for its driver since it began, as its
+// metrics tell.
+func (m *emulated) driverTime(ctx context.Context) (time.Duration, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.metrics+"/metrics", http.NoBody)
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	defer file.Close()
-	var asked time.Duration
-	lines := bufio.NewScanner(file)
-	for lines.Scan() {
-		var e kfdemu.Event
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			return nil, fmt.Errorf("%s: %w in %s", m.log(), err, lines.Text())
-		}
-		if e.Kind != kfdemu.EventCall || e.Target != target {
-			continue
-		}
-		asked += time.Duration(e.Took * float64(time.Microsecond))
-		switch e.Op {
-		case string(kfdrules.TrapOp(kfd.TrapSuspendQueues)):
-			each = append(each, asked)
-		case string(kfdrules.TrapOp(kfd.TrapResumeQueues)):
-			asked = 0
-		}
-	}
-	return each, lines.Err()
-}
-
-// probe makes a call of the driver that does nothing now and then, until ctx ends, and
-// says then how long each took, in nanoseconds, as JSON.
-func probe(ctx context.Context, out io.Writer) error {
-	device, err := kfd.Open()
+	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	defer device.Close()
-	var calls series
-	for again := time.NewTicker(5 * time.Millisecond); ctx.Err() == nil; {
-		if err := calls.time(func() error {
-			_, err := device.GetVersion()
-			return err
-		}); err != nil {
-			return err
-		}
-		select {
-		case <-again.C:
-		case <-ctx.Done():
+	defer func() { _ = resp.Body.Close() }()
+	const name = "gpreempt_driver_call_seconds_total "
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if value, is := strings.CutPrefix(lines.Text(), name); is {
+			seconds, err := strconv.ParseFloat(value, 64)
+			return time.Duration(seconds * float64(time.Second)), err
 		}
 	}
-	return json.NewEncoder(out).Encode(calls.samples)
+	return 0, fmt.Errorf("the daemon's metrics have no %s", name)
 }
 
 // throughDriver is section h.
@@ -184,14 +158,10 @@ func (b *bench) throughDriver(ctx context.Context) error {
 	}
 	const first = 10 // are new to everybody
 	perRepeat := b.rounds(150)
-	total, nothing := b.series("h", "DbgtrapOnKfdemu/part=Total"), b.series("h", "CallOfKfdemu/call=GET_VERSION")
-	var target int32
+	of := func(part string) *series { return b.series("h", "DbgtrapOnKfdemu/part="+part) }
+	total, driver, own := of("Total"), of("DriverCalls"), of("Own")
 	measure := func() error {
-		prober, err := m.launch(ctx, "probe", "exec", "--socket", m.socket, "--", b.self, probeCommand)
-		if err != nil {
-			return err
-		}
-		if target, err = m.job(ctx, "work", "--queues", "2", "--duration", "2000", "--occupancy", "500000", "--runtime"); err != nil {
+		if err := m.job(ctx, "work", "--queues", "2", "--duration", "2000", "--occupancy", "500000", "--runtime"); err != nil {
 			return err
 		}
 		admin := gpreemptv1.NewAdminServiceClient(m.conn)
@@ -199,7 +169,11 @@ func (b *bench) throughDriver(ctx context.Context) error {
 			return err
 		}
 		online := gpreemptv1.NewOnlineServiceClient(m.conn)
-		for range first + b.repeats*perRepeat {
+		for i := range first + b.repeats*perRepeat {
+			before, err := m.driverTime(ctx)
+			if err != nil {
+				return err
+			}
 			var answer *gpreemptv1.NotifyOnlineResponse
 			if err := total.time(func() (err error) {
 				answer, err = online.NotifyOnline(ctx, announcement)
@@ -210,46 +184,35 @@ func (b *bench) throughDriver(ctx context.Context) error {
 			if err := quiet(answer, 1); err != nil {
 				return err
 			}
+			after, err := m.driverTime(ctx)
+			if err != nil {
+				return err
+			}
 			if _, err := online.Complete(ctx, &gpreemptv1.CompleteRequest{LeaseId: answer.GetLeaseId()}); err != nil {
 				return err
 			}
 			if err := running(ctx, admin); err != nil {
 				return err
 			}
+			if i < first {
+				total.samples = nil
+				continue
+			}
+			driver.samples = append(driver.samples, after-before)
+			own.samples = append(own.samples, total.samples[len(total.samples)-1]-(after-before))
+			if len(own.samples) == perRepeat {
+				total.endRepeat()
+				driver.endRepeat()
+				own.endRepeat()
+			}
 		}
-		_ = prober.in.Close() // that ends it
-		said, err := prober.hear()
-		if err != nil {
-			return err
-		}
-		return json.Unmarshal([]byte(said), &nothing.samples)
+		return nil
 	}
 	if err := errors.Join(measure(), m.close()); err != nil {
 		return err
 	}
-	nothing.endRepeat()
-	calls, err := m.driverCalls(target)
-	if err != nil {
-		return err
-	}
-	if len(calls) != len(total.samples) {
-		return fmt.Errorf("%d announcements took %d suspensions, want as many", len(total.samples), len(calls))
-	}
-	driver, own := b.series("h", "DbgtrapOnKfdemu/part=EmulatedCalls"), b.series("h", "DbgtrapOnKfdemu/part=Own")
-	took := total.samples[first:]
-	calls = calls[first:]
-	total.samples = nil
-	for i := range took {
-		total.samples, driver.samples, own.samples = append(total.samples, took[i]), append(driver.samples, calls[i]), append(own.samples, took[i]-calls[i])
-		if (i+1)%perRepeat == 0 {
-			total.endRepeat()
-			driver.endRepeat()
-			own.endRepeat()
-		}
-	}
 	b.figure("h", "NotifyOnline by dbgtrap on kfdemu, p50", "µs", micros(p50, total))
-	b.figure("h", "an intercepted ioctl that does nothing, p50", "µs", micros(p50, nothing))
-	b.figure("h", "emulated ioctls in it, p50", "µs", micros(p50, driver))
+	b.figure("h", "the emulated driver's calls in it, p50", "µs", micros(p50, driver))
 	b.figure("h", "the daemon's own share, p50", "µs", micros(p50, own)).atMost(150)
 	b.figure("h", "the daemon's own share, p99", "µs", micros(p99, own)).atMost(1000)
 	return nil

@@ -19,6 +19,10 @@ func (b *bench) calls(ctx context.Context) (err error) {
 		return err
 	}
 	defer raw.Close()
+	fast, err := openLane(laneFile(b.dir))
+	if err != nil {
+		return err
+	}
 	bare, err := dial(echoSocket(b.dir))
 	if err != nil {
 		return err
@@ -57,12 +61,14 @@ func (b *bench) calls(ctx context.Context) (err error) {
 		first := len(b.report.Series)
 		rhythm := "/rhythm=" + strings.ReplaceAll(m.name, " ", "")
 		pingpong := b.series("a", "RawSocket/call=PingPong"+rhythm)
+		shared := b.series("a", "SharedMemory/call=PingPong"+rhythm)
 		bareUnary, bareFrames := b.exchange("b", "BareUnary", rhythm), b.exchange("c", "BareStream", rhythm)
 		unary, frames := b.exchange("d", "DaemonUnary", rhythm), b.exchange("e", "DaemonSession", rhythm)
 		acquire, release := b.series("e", "SDKSession/call=Acquire"+rhythm), b.series("e", "SDKSession/call=Release"+rhythm)
 		records := b.series("d", "Records/call=Both"+rhythm)
 		if err := interleave(ctx, b.repeats, b.rounds(m.rounds), m, b.report.Series[first:],
 			rawTurn(raw, pingpong),
+			func(context.Context) error { return shared.time(fast.ask) },
 			unaryTurn(gpreemptv1.NewOnlineServiceClient(bare), 1, bareUnary),
 			unaryTurn(gpreemptv1.NewOnlineServiceClient(h.conn), 1, unary),
 			streamTurn(bareStream, 1, bareFrames),
@@ -73,13 +79,14 @@ func (b *bench) calls(ctx context.Context) (err error) {
 			return err
 		}
 		b.figure("a", "raw ping-pong, p50, "+m.name, "µs", micros(p50, pingpong))
+		b.figure("a", "shared memory and a futex / raw ping-pong, p50, "+m.name, "x", ratios(p50, shared, pingpong, 1))
 		b.figure("b", "bare unary echo / raw ping-pong, p50, "+m.name, "x", ratios(p50, bareUnary.notify, pingpong, 1))
 		b.figure("c", "bare stream echo / raw ping-pong, p50, "+m.name, "x", ratios(p50, bareFrames.notify, pingpong, 1))
 		b.figure("d", "NotifyOnline / unary echo, p50, "+m.name, "x", ratios(p50, unary.notify, bareUnary.notify, 1)).atMost(1.25)
 		b.figure("d", "NotifyOnline / unary echo, p99, "+m.name, "x", ratios(p99, unary.notify, bareUnary.notify, 1)).atMost(1.6)
 		b.figure("d", "NotifyOnline+Complete / two unary echoes, p50, "+m.name, "x", ratios(p50, unary.pair, bareUnary.pair, 1)).atMost(1.25)
 		b.figure("d", "NotifyOnline+Complete / two unary echoes, p99, "+m.name, "x", ratios(p99, unary.pair, bareUnary.pair, 1)).atMost(1.6)
-		b.figure("d", "writing the events down / NotifyOnline+Complete, p50, "+m.name, "x", ratios(p50, records, unary.pair, 1)).atMost(0.03)
+		b.figure("d", "writing the events down / NotifyOnline+Complete, p50, "+m.name, "%", ratios(p50, records, unary.pair, 0.01)).atMost(3)
 		b.figure("e", "announce by Session / stream echo, p50, "+m.name, "x", ratios(p50, frames.notify, bareFrames.notify, 1)).atMost(1.2)
 		b.figure("e", "announce+complete by Session / two stream echoes, p50, "+m.name, "x", ratios(p50, frames.pair, bareFrames.pair, 1)).atMost(1.2)
 		b.figure("e", "SDK's Acquire by Session / stream echo, p50, "+m.name, "x", ratios(p50, acquire, bareFrames.notify, 1))

@@ -26,8 +26,6 @@ const (
 	serveDaemonCommand = "serve-daemon"
 	// tellMachineCommand runs on an emulated machine, which is there as long as it.
 	tellMachineCommand = "tell-machine"
-	// probeCommand runs on an emulated machine, and makes calls of its driver.
-	probeCommand = "probe"
 )
 
 func main() {
@@ -55,8 +53,6 @@ func run(ctx context.Context, args []string) error {
 				<-ctx.Done()
 				return nil
 			})
-		case args[0] == probeCommand && len(args) == 1:
-			return serve(ctx, func(ctx context.Context, _ func()) error { return probe(ctx, os.Stdout) })
 		}
 	}
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
