@@ -14,8 +14,10 @@ import (
 )
 
 const (
-	// repeatTime is how often the log says the same of the same.
-	repeatTime = 10 * time.Second
+	// repeatTime is how often the log says the same of the same in the long run, and
+	// repeatBurst how often at once: what differs between the first few may matter.
+	repeatTime  = 10 * time.Second
+	repeatBurst = 5
 	// repeatsKept bounds what is remembered of such lines.
 	repeatsKept = 512
 )
@@ -29,14 +31,15 @@ type line struct {
 
 // repeated is what is remembered of lines that say the same of the same.
 type repeated struct {
-	until time.Time // before which no other is written
+	until time.Time // when one more may be written
+	left  int       // may be written before that
 	held  uint64    // that came since the last that was written
 	last  line      // of those
 }
 
-// repeatedLines decides which lines are written. A line that says the same of the same
-// as one of the last repeatTime is held back; the last of those is written when that
-// time is over, with how many there were before it. Its zero value is ready. Not safe
+// repeatedLines decides which lines are written. Of lines that say the same of the same
+// repeatBurst are, and one more for each repeatTime; the rest is held back, and the last
+// of those is written with how many there were before it. Its zero value is ready. Not safe
 // for concurrent use.
 type repeatedLines struct {
 	of    map[string]*repeated
@@ -47,6 +50,10 @@ type repeatedLines struct {
 func (r *repeatedLines) add(now time.Time, key string, l line) []line {
 	write := r.due(now)
 	if known := r.of[key]; known != nil {
+		if known.left > 0 {
+			known.left--
+			return append(write, l)
+		}
 		known.held++
 		known.last = l
 		return write
@@ -54,7 +61,11 @@ func (r *repeatedLines) add(now time.Time, key string, l line) []line {
 	if len(r.order) == repeatsKept { // the oldest makes room
 		write = append(write, r.forget()...)
 	}
-	r.open(now, key)
+	if r.of == nil {
+		r.of = map[string]*repeated{}
+	}
+	r.of[key] = &repeated{left: repeatBurst - 1}
+	r.wait(now, key)
 	return append(write, l)
 }
 
@@ -62,9 +73,18 @@ func (r *repeatedLines) add(now time.Time, key string, l line) []line {
 func (r *repeatedLines) due(now time.Time) (write []line) {
 	for len(r.order) > 0 && !now.Before(r.of[r.order[0]].until) {
 		key := r.order[0]
-		if lines := r.forget(); lines != nil {
-			write = append(write, lines...)
-			r.open(now, key) // that was one, too
+		of := r.of[key]
+		if of.held > 0 {
+			write = append(write, r.forget()...)
+			r.of[key] = &repeated{}
+			r.wait(now, key)
+			continue
+		}
+		r.order = slices.Delete(r.order, 0, 1)
+		if of.left++; of.left == repeatBurst {
+			delete(r.of, key)
+		} else {
+			r.wait(now, key)
 		}
 	}
 	return write
@@ -86,11 +106,8 @@ func (r *repeatedLines) rest() (write []line) {
 	return write
 }
 
-func (r *repeatedLines) open(now time.Time, key string) {
-	if r.of == nil {
-		r.of = map[string]*repeated{}
-	}
-	r.of[key] = &repeated{until: now.Add(repeatTime)}
+func (r *repeatedLines) wait(now time.Time, key string) {
+	r.of[key].until = now.Add(repeatTime)
 	r.order = append(r.order, key)
 }
 

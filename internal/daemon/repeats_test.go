@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -44,19 +45,23 @@ func TestRepeatIsWrittenAtFirstAndThenWithHowManyWereLeftOut(t *testing.T) {
 		log, again, logs := observed()
 		defer again.close()
 		began := time.Now()
+		for range repeatBurst - 1 {
+			log.Warn("it fails", logkey.Socket("/run/a"))
+		}
 		for n := range 25 { // one a second
 			log.Warn("it fails", logkey.Socket("/run/a"), logkey.Line(n))
 			time.Sleep(time.Second)
 		}
 		time.Sleep(time.Hour) // it is over
 		log.Warn("it fails", logkey.Socket("/run/a"), logkey.Line(99))
-		want := []string{
+		want := slices.Repeat([]string{"0s it fails map[socket:/run/a]\n"}, repeatBurst-1)
+		want = append(want, []string{
 			"0s it fails map[line:0 socket:/run/a]\n",
 			"9s it fails map[line:9 repeated:8 socket:/run/a]\n",
 			"19s it fails map[line:19 repeated:9 socket:/run/a]\n",
 			"24s it fails map[line:24 repeated:4 socket:/run/a]\n",
 			"1h0m25s it fails map[line:99 socket:/run/a]\n",
-		}
+		}...)
 		if diff := cmp.Diff(want, seen(logs, began)); diff != "" {
 			t.Errorf("log (-want +got):\n%s", diff)
 		}
@@ -68,7 +73,7 @@ func TestRepeatsAreToldApartByWhatTheyAreAbout(t *testing.T) {
 		log, again, logs := observed()
 		began := time.Now()
 		one, other := gpreempt.ProcessKey{PID: 1, Start: 1}, gpreempt.ProcessKey{PID: 2, Start: 1}
-		for range 3 {
+		for range repeatBurst + 2 {
 			log.Warn("it fails", logkey.Target(one), logkey.Err(errors.New("this time so")))
 			log.With(logkey.Target(other)).Warn("it fails", logkey.Err(errors.New("so")))
 			log.Error("it fails", logkey.Target(one))
@@ -86,7 +91,8 @@ func TestRepeatsAreToldApartByWhatTheyAreAbout(t *testing.T) {
 			}
 		}
 		tried := "0s it is tried map[target:1@1]\n"
-		want := append(said(""), tried, tried, tried)
+		want := slices.Repeat(append(said(""), tried), repeatBurst)
+		want = append(want, tried, tried)
 		want = append(want, said("repeated:1 ")...)
 		want = append(want, "0s at the end each is written map[]\n", "0s at the end each is written map[]\n")
 		if diff := cmp.Diff(want, seen(logs, began)); diff != "" {
@@ -101,10 +107,10 @@ func TestRepeatsAreRememberedWithinBoundsAndNoneIsLost(t *testing.T) {
 	of := func(n int) (string, line) {
 		return fmt.Sprint(n), line{entry: zapcore.Entry{Time: now, Message: fmt.Sprint(n)}}
 	}
-	const kinds = 3 * repeatsKept
+	const kinds, each = 3 * repeatsKept, repeatBurst + 2
 	given := 0
 	for n := range kinds {
-		for range 3 {
+		for range each {
 			key, l := of(n)
 			for _, l := range lines.add(now, key, l) {
 				given++
@@ -121,8 +127,8 @@ func TestRepeatsAreRememberedWithinBoundsAndNoneIsLost(t *testing.T) {
 	for _, l := range lines.rest() {
 		given += 1 + int(l.fields[0].Integer)
 	}
-	if given != 3*kinds {
-		t.Errorf("%d lines are accounted for, want %d", given, 3*kinds)
+	if given != each*kinds {
+		t.Errorf("%d lines are accounted for, want %d", given, each*kinds)
 	}
 	if at := lines.next(); !at.IsZero() {
 		t.Errorf("something waits until %v", at)
@@ -132,7 +138,11 @@ func TestRepeatsAreRememberedWithinBoundsAndNoneIsLost(t *testing.T) {
 func TestRepeatsEndAtTheirTimeAndAreForgotten(t *testing.T) {
 	var lines repeatedLines
 	now := time.Unix(1, 0)
-	lines.add(now, "k", line{})
+	for range repeatBurst {
+		if got := lines.add(now, "k", line{}); len(got) != 1 {
+			t.Errorf("%v at once, want the line", got)
+		}
+	}
 	lines.add(now, "k", line{})
 	if got := lines.due(now.Add(repeatTime - 1)); got != nil {
 		t.Errorf("%v before its time", got)
@@ -140,12 +150,17 @@ func TestRepeatsEndAtTheirTimeAndAreForgotten(t *testing.T) {
 	if got := lines.due(now.Add(repeatTime)); len(got) != 1 {
 		t.Errorf("%v at its time, want the one that was held back", got)
 	}
-	if got := lines.due(now.Add(2 * repeatTime)); got != nil || len(lines.of) != 0 {
-		t.Errorf("%v, and %d are remembered", got, len(lines.of))
+	for n := range repeatBurst {
+		if got := lines.due(now.Add(time.Duration(2+n) * repeatTime)); got != nil || len(lines.of) != 1 && n < repeatBurst-1 {
+			t.Errorf("%v after quiet, and %d are remembered", got, len(lines.of))
+		}
+	}
+	if len(lines.of) != 0 || !lines.next().IsZero() {
+		t.Errorf("%d are remembered", len(lines.of))
 	}
 }
 
-// Of connections that are refused the daemon's log has the first, and at its end the
+// Of connections that are refused the daemon's log has the first few, and at its end the
 // last with how many there were between; of changes and calls of admins it has each.
 func TestDaemonHoldsBackWhatRepeatsAndTellsAtItsEnd(t *testing.T) {
 	core, logs := observer.New(zapcore.DebugLevel)
@@ -170,7 +185,7 @@ func TestDaemonHoldsBackWhatRepeatsAndTellsAtItsEnd(t *testing.T) {
 	if _, err := gpreemptv1.NewAdminServiceClient(admitted).GetStatus(t.Context(), &gpreemptv1.GetStatusRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	for range 5 {
+	for range repeatBurst + 4 {
 		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: opts.Socket, Net: "unix"})
 		if err != nil {
 			t.Fatal(err)
@@ -198,7 +213,7 @@ func TestDaemonHoldsBackWhatRepeatsAndTellsAtItsEnd(t *testing.T) {
 	for _, e := range logs.FilterMessage("a connection is refused").All() {
 		repeated = append(repeated, e.ContextMap()["repeated"])
 	}
-	if diff := cmp.Diff([]any{nil, uint64(3)}, repeated); diff != "" {
+	if diff := cmp.Diff(append(make([]any, repeatBurst), uint64(3)), repeated); diff != "" {
 		t.Errorf("repeats (-want +got):\n%s", diff)
 	}
 }
