@@ -22,8 +22,7 @@ import (
 type Config struct {
 	// Mechanism attaches to targets: a preempt.Mechanism, or a choice of several.
 	Mechanism Attacher
-	// Post takes the result of every action, in the midst of Suspend when no worker can
-	// have it; it must not call the Executor before Suspend has returned.
+	// Post takes the result of every action; it may call the Executor.
 	Post func(scheduler.Event)
 	// Attached is told once for each Attach that no Detach undid meanwhile, from the
 	// target's worker: nil when the target can be suspended now.
@@ -128,7 +127,9 @@ func (e *Executor) Close(ctx context.Context) error {
 // Suspend hands the action to the target's worker.
 func (e *Executor) Suspend(target gpreempt.ProcessKey, seq uint64) {
 	if !e.hand(target, command{true, seq}) {
-		e.cfg.Post(scheduler.Suspended{Target: target, Seq: seq, Result: scheduler.OutcomeFailed})
+		// Posting from here would re-enter the scheduler, which is in the middle of
+		// a step.
+		go e.cfg.Post(scheduler.Suspended{Target: target, Seq: seq, Result: scheduler.OutcomeFailed})
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -13,8 +12,8 @@ import (
 // Clock tells the time. It is monotonic and safe for concurrent use.
 type Clock interface{ Now() Time }
 
-// Executor carries out suspends and resumes. Its methods must not block, and call
-// nothing of the Runner but Post, which takes the result, at once or later.
+// Executor carries out suspends and resumes. Its methods must not block and must
+// not call the Runner: the result comes later, through Runner.Post.
 type Executor interface {
 	Suspend(target gpreempt.ProcessKey, seq uint64)
 	Resume(target gpreempt.ProcessKey, seq uint64)
@@ -33,17 +32,15 @@ type Timer interface {
 
 // Runner serialises events into a Core and carries its actions out in order.
 // All methods are safe for concurrent use; none blocks on anything but the lock,
-// which is held for a Step and the hand-over of its actions, and for those of the
-// events posted meanwhile, never across I/O (docs/adr/0002).
+// which is held for one Step and the hand-over of its actions, never across I/O
+// (docs/adr/0002).
 type Runner struct {
 	clock    Clock
 	executor Executor
 	record   func(Record)
 	timer    Timer
 
-	posted posted
-
-	mu       sync.Mutex // guards all below; taken by lock, and let go of by unlock
+	mu       sync.Mutex // guards all below
 	core     *Core
 	armed    Time // what timer is set to
 	nextID   LeaseID
@@ -77,8 +74,8 @@ func (r *Runner) Run(ctx context.Context, beatEvery time.Duration, beat func()) 
 
 // turn fires what is due and arms the timer for what comes next.
 func (r *Runner) turn(atMost time.Duration) {
-	r.lock()
-	defer r.unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	now := r.catchUp()
 	wake := now + atMost
 	if due, ok := r.core.NextDeadline(); ok {
@@ -105,84 +102,23 @@ func (r *Runner) arm(now, due Time) {
 	}
 }
 
-// Post takes in an event that has no answer, before any call that begins after it
-// returns. It never waits: while another goroutine has the lock, that one takes the
-// event in. When many targets are suspended at once, their workers would otherwise
-// queue up for the lock, and be woken one after the other. After Stop the draining is
-// not ended any more.
+// Post takes in an event that has no answer. After Stop the draining is not
+// ended any more.
 func (r *Runner) Post(ev Event) {
-	r.posted.put(ev)
-	if r.mu.TryLock() {
-		r.unlock()
-	}
-}
-
-func (r *Runner) lock() {
 	r.mu.Lock()
-	r.takeIn()
-}
-
-// unlock lets go of the lock with nothing posted that nobody will take in: whoever
-// posted while it was held went away.
-func (r *Runner) unlock() {
-	for {
-		r.takeIn()
-		r.mu.Unlock()
-		if r.posted.none() || !r.mu.TryLock() { // who has it now takes in what was posted
-			return
-		}
+	defer r.mu.Unlock()
+	if drain, ok := ev.(Drain); ok && r.stopping && !drain.On {
+		return
 	}
-}
-
-func (r *Runner) takeIn() {
-	for events := r.posted.take(); len(events) > 0; events = r.posted.take() {
-		now := r.clock.Now()
-		for _, ev := range events {
-			if drain, ok := ev.(Drain); ok && r.stopping && !drain.On {
-				continue
-			}
-			r.step(now, ev)
-		}
-	}
-}
-
-// posted are the events that were posted and not taken in yet.
-type posted struct {
-	n  atomic.Int64
-	mu sync.Mutex // guards the rest
-	// events are in their order; spare is the memory of those taken last.
-	events, spare []Event
-}
-
-func (p *posted) put(ev Event) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.events = append(p.events, ev)
-	p.n.Store(int64(len(p.events)))
-}
-
-func (p *posted) none() bool { return p.n.Load() == 0 }
-
-// take gives what was posted, valid until it is called again.
-func (p *posted) take() []Event {
-	if p.none() {
-		return nil
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	taken := p.events
-	clear(p.spare)
-	p.events, p.spare = p.spare[:0], taken
-	p.n.Store(0)
-	return taken
+	r.step(r.clock.Now(), ev)
 }
 
 // Announce takes in an announcement; req.Lease is ignored, the id comes back.
 // reply is called exactly once unless an error comes back, possibly before
 // Announce returns. Errors are *gpreempt.Error.
 func (r *Runner) Announce(req LeaseRequested, reply Reply) (LeaseID, error) {
-	r.lock()
-	defer r.unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if r.stopping {
 		return 0, &gpreempt.Error{
 			Code: gpreempt.CodeUnavailable, Reason: gpreempt.ReasonShuttingDown,
@@ -215,8 +151,8 @@ func (r *Runner) Announce(req LeaseRequested, reply Reply) (LeaseID, error) {
 // Complete ends a lease of the client; client 0, an admin, may end any. A lease
 // that ended already tells how. Errors are *gpreempt.Error.
 func (r *Runner) Complete(client ClientID, id LeaseID, end LeaseEnd) (LeaseEnd, time.Duration, error) {
-	r.lock()
-	defer r.unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	if err := r.core.Owned(client, id); err != nil {
 		return EndNone, 0, err
 	}
@@ -230,8 +166,8 @@ func (r *Runner) Complete(client ClientID, id LeaseID, end LeaseEnd) (LeaseEnd, 
 
 // Renew gives a live lease a new time to live. Errors are *gpreempt.Error.
 func (r *Runner) Renew(client ClientID, id LeaseID, ttl time.Duration) error {
-	r.lock()
-	defer r.unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	now := r.catchUp()
 	if err := r.core.Owned(client, id); err != nil {
 		return err
@@ -249,8 +185,8 @@ func (r *Runner) Renew(client ClientID, id LeaseID, ttl time.Duration) error {
 // View gives read access under the lock, as of now; fn must not block and must
 // keep nothing but copies.
 func (r *Runner) View(fn func(c *Core)) {
-	r.lock()
-	defer r.unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.step(r.clock.Now(), Tick{})
 	fn(r.core)
 }
@@ -260,15 +196,15 @@ func (r *Runner) Now() Time { return r.clock.Now() }
 
 // SetLimits replaces the limits; leases beyond them stay.
 func (r *Runner) SetLimits(l Limits) {
-	r.lock()
-	defer r.unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.core.limits = l
 }
 
 // Stop refuses announcements from now on and resumes everything.
 func (r *Runner) Stop() {
-	r.lock()
-	defer r.unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.stopping = true
 	r.step(r.clock.Now(), Drain{On: true})
 }
