@@ -121,10 +121,6 @@ type daemon struct {
 	ready atomic.Bool
 	// told is which warnings the log knows of; the scheduler's loop uses it.
 	told told
-	// recordedAt is the wall clock of the last step with a record, and recorded the
-	// scheduler's; record uses them, under the scheduler's lock.
-	recorded   scheduler.Time
-	recordedAt time.Time
 	// statusAt is when systemd was told last how it goes; the scheduler's loop uses it.
 	statusAt time.Time
 }
@@ -318,10 +314,7 @@ func (d *daemon) record(r scheduler.Record) {
 		held, _ := d.ladder.Choice(r.Target)
 		mechanism = held.Mechanism
 	}
-	if r.At != d.recorded || d.recordedAt.IsZero() { // a step makes many records, and asking for the time takes as long as keeping one
-		d.recorded, d.recordedAt = r.At, time.Now()
-	}
-	d.events.Append(d.recordedAt, r, mechanism)
+	d.events.Append(time.Now(), r, mechanism)
 	d.logRecord(r)
 }
 
