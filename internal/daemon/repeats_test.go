@@ -213,6 +213,9 @@ func TestDaemonHoldsBackWhatRepeatsAndTellsAtItsEnd(t *testing.T) {
 	for _, e := range logs.FilterMessage("a connection is refused").All() {
 		repeated = append(repeated, e.ContextMap()["repeated"])
 	}
+	if all := logs.All(); all[len(all)-1].Message != "stopped, nothing is suspended" {
+		t.Errorf("the last line is %q", all[len(all)-1].Message)
+	}
 	if diff := cmp.Diff(append(make([]any, repeatBurst), uint64(3)), repeated); diff != "" {
 		t.Errorf("repeats (-want +got):\n%s", diff)
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -351,6 +352,20 @@ func TestLeasesThatAreRememberedAreBounded(t *testing.T) {
 		t.Errorf("%d leases are known", len(h.leases))
 	}
 	h.discard(t)
+}
+
+// What is kept of a caller is bounded, whatever its headers hold.
+func TestLongHeadersAreNotKept(t *testing.T) {
+	h := newHost(t, "127.0.0.1:1")
+	defer h.discard(t)
+	long := strings.Repeat("0", maxState+1)
+	for i, headers := range [][]string{{"traceparent", sampled()}, {"traceparent", sampled(), "tracestate", long}, {"traceparent", long, "tracestate", "vendor=1"}} {
+		h.Announced(metadata.NewIncomingContext(t.Context(), metadata.Pairs(headers...)), scheduler.LeaseID(i+1), 0, 0)
+	}
+	want := []announced{{lease: 1, parent: sampled()}, {lease: 2, parent: sampled()}, {lease: 3}}
+	if diff := cmp.Diff(want, h.inbox, cmp.AllowUnexported(announced{})); diff != "" {
+		t.Errorf("what is kept (-want +got):\n%s", diff)
+	}
 }
 
 // discard ends an exporter that never ran.
