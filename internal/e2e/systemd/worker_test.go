@@ -107,15 +107,16 @@ func startWorker(t *testing.T) {
 
 // suspend announces online work, for which the worker is frozen. The lease is the
 // client's: it ends with it.
-func suspend(t *testing.T) *client.Client {
+func suspend(t *testing.T) (*client.Client, *client.Lease) {
 	t.Helper()
 	c, err := client.Dial(client.DefaultAddr, client.FailClosed())
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
+	var lease *client.Lease
 	eventually(t, "the worker is suspended", nowAndThen, func() bool {
-		lease, err := c.Acquire(t.Context(), client.Request{MaxWait: 5 * time.Second})
+		lease, err = c.Acquire(t.Context(), client.Request{MaxWait: 5 * time.Second})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -127,7 +128,7 @@ func suspend(t *testing.T) *client.Client {
 	if !frozen(t) {
 		t.Fatalf("the daemon says so, the kernel does not\n%s", lastWords(t))
 	}
-	return c
+	return c, lease
 }
 
 // mustLeaveNothing checks that the journal of pauses is empty.
