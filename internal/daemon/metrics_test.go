@@ -30,21 +30,9 @@ func get(t *testing.T, url string) (status int, body string) {
 	return resp.StatusCode, string(text)
 }
 
-// freePort gives an address that was free a moment ago.
-func freePort(t *testing.T) string {
-	t.Helper()
-	var lc net.ListenConfig
-	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
-}
-
 func TestSimulatedDaemonIsScraped(t *testing.T) {
 	opts := simulated(t, testutil.TempSocketDir(t))
-	address := freePort(t)
+	address := testutil.FreeAddress(t)
 	write(t, opts.ConfigPath, noGroups+"metrics: {address: \""+address+"\"}\n")
 	ctx, cancel := context.WithCancel(t.Context())
 	ready, ended := make(chan struct{}), make(chan error, 1)

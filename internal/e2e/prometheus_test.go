@@ -3,7 +3,6 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -15,6 +14,8 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
 // grafana is where dashboard and alert rules are.
@@ -28,18 +29,6 @@ func program(t *testing.T, name string) string {
 		t.Skipf("needs %s (apt-get install prometheus)", name)
 	}
 	return path
-}
-
-// freeAddress gives an address nobody listens on.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	var lc net.ListenConfig
-	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 // watched is a config that is scraped at an address, allows one lease, and has a mistake
@@ -77,7 +66,7 @@ func startPrometheus(t *testing.T, target string, flags ...string) *prometheus {
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := &prometheus{t: t, address: freeAddress(t), log: &lines{}}
+	p := &prometheus{t: t, address: testutil.FreeAddress(t), log: &lines{}}
 	cmd := exec.CommandContext(t.Context(), path, append([]string{
 		"--config.file=" + config, "--storage.tsdb.path=" + filepath.Join(dir, "data"), "--web.listen-address=" + p.address, "--log.level=warn",
 	}, flags...)...)
@@ -162,7 +151,7 @@ func dashboardQueries(t *testing.T) map[string][]string {
 // simulated GPUs that works, until each query has a number.
 func TestEveryQueryOfTheDashboardReturnsData(t *testing.T) {
 	program(t, "prometheus")
-	address := freeAddress(t)
+	address := testutil.FreeAddress(t)
 	d := start(t, watched(address))
 	pid := d.startOffline()
 	classic := startPrometheus(t, address)
@@ -209,7 +198,7 @@ func TestEveryQueryOfTheDashboardReturnsData(t *testing.T) {
 
 func TestPromtoolAcceptsRulesAndMetrics(t *testing.T) {
 	promtool := program(t, "promtool")
-	address := freeAddress(t)
+	address := testutil.FreeAddress(t)
 	d := start(t, watched(address))
 	pid := d.startOffline()
 	d.busy(pid)

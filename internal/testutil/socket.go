@@ -1,6 +1,7 @@
 package testutil
 
 import (
+	"net"
 	"os"
 	"testing"
 )
@@ -29,4 +30,17 @@ func TempSocketDir(tb testing.TB) string {
 		}
 	})
 	return dir
+}
+
+// FreeAddress gives an address of the loopback that nobody listened on a moment ago, for
+// servers that take no listener.
+func FreeAddress(tb testing.TB) string {
+	tb.Helper()
+	var lc net.ListenConfig
+	l, err := lc.Listen(tb.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatalf("finding a free address: %v", err)
+	}
+	defer func() { _ = l.Close() }()
+	return l.Addr().String()
 }
