@@ -13,11 +13,11 @@ BUILDFLAGS = -trimpath -buildvcs=false
 
 COUNT    ?= 20
 FUZZTIME ?= 20s
-FUZZ_PACKAGES ?= cmd internal pkg
+FUZZ_PACKAGES ?= cmd emu internal pkg
 # Where texts are parsed that others write, and where else bytes the kernel supplies
 # are decoded.
 PARSERS := pkg/discovery internal/container internal/kfdtrace
-KERNEL_DECODERS := pkg/kfd internal/breaker internal/doctor internal/hazard internal/journal internal/preempt internal/tracer
+KERNEL_DECODERS := pkg/kfd internal/breaker internal/doctor internal/hazard internal/journal internal/mechanism internal/tracer
 SOAK     ?= 1h
 BENCH    ?=
 # Where goroutines, locks and timers meet.
@@ -76,11 +76,11 @@ demo: build ## Show a suspend and a resume on an emulated GPU, or a simulated on
 	build/gpctl demo --json build/demo.json $(DEMO)
 
 bench: ## Measure what the daemon costs, as ratios in one run: build/bench.json and build/bench.txt (BENCH='-only de')
-	$(GO) build -o build/bench ./internal/bench
+	$(GO) build -o build/bench ./test/bench
 	build/bench $(BENCH)
 
 bench-quick: ## Measure the guarded ratios, in under a minute, and fail when one has grown by half
-	$(GO) build -o build/bench ./internal/bench
+	$(GO) build -o build/bench ./test/bench
 	build/bench -quick
 
 # One worker each, as many at a time as there are CPUs. A second try, because Go
@@ -102,32 +102,32 @@ fuzz-kernel: ## Fuzz what reads the kernel's text and structures: parsers for 60
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=30s FUZZ_PACKAGES='$(KERNEL_DECODERS)'
 
 e2e: ## Test the built binaries against each other, on simulated and emulated GPUs; figures in build/e2e.json
-	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -count=1 -timeout 20m ./internal/e2e/...
-	$(GO) test -count=1 -timeout 10m -run '^TestEmulated' ./internal/conformance -every
+	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -count=1 -timeout 20m ./test/e2e/...
+	$(GO) test -count=1 -timeout 10m -run '^TestEmulated' ./emu/conformance -every
 
 # apt-get install -y --no-install-recommends gcc libc6-dev rocminfo rocm-smi libhsakmt-dev libhsa-runtime-dev
 e2e-rocm: ## Run AMD's own tools and libraries on an emulated GPU; skips what is not installed
-	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -tags rocm -count=1 -timeout 10m -v -run '^TestROCm' ./internal/e2e
+	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -tags rocm -count=1 -timeout 10m -v -run '^TestROCm' ./test/e2e
 
 # Package, or package=pattern of its tests.
-VM_PACKAGES ?= ./internal/conformance=TestRealDriver ./internal/tracer ./internal/preempt/dbgtrap=TestRealDriver \
+VM_PACKAGES ?= ./emu/conformance=TestRealDriver ./internal/tracer ./internal/mechanism/dbgtrap=TestRealDriver \
 	./internal/kfdtrace=TestRealTracefs
 vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skips without QEMU
-	$(GO) run ./internal/vm/run -limit 10m $(VM_PACKAGES)
+	$(GO) run ./emu/vm/run -limit 10m $(VM_PACKAGES)
 
 # apt-get install -y --no-install-recommends qemu-system-x86 mmdebstrap e2fsprogs
 vmtest: ## Test the units of deploy/systemd in a Debian guest in QEMU; skips without QEMU or mmdebstrap
-	$(GO) run ./internal/vm/run -systemd -limit 10m ./internal/e2e/systemd
+	$(GO) run ./emu/vm/run -systemd -limit 10m ./test/e2e/systemd
 
 # The race detector's memory grows with what it has seen, so the daemon is built without.
 soak: ## Run the soak tests, end to end, of the tracer and of the inventory, for SOAK each
-	@grep -q '^func TestSoak' internal/e2e/*_test.go || { echo 'internal/e2e has no soak test' >&2; exit 1; }
-	GPREEMPT_SOAK=$(SOAK) $(GO) test -count=1 -timeout 0 -v -run '^TestSoak' ./internal/e2e
+	@grep -q '^func TestSoak' test/e2e/*_test.go || { echo 'test/e2e has no soak test' >&2; exit 1; }
+	GPREEMPT_SOAK=$(SOAK) $(GO) test -count=1 -timeout 0 -v -run '^TestSoak' ./test/e2e
 	GPREEMPT_SOAK=$(SOAK) $(GO) test $(RACE) -count=1 -timeout 0 -v -run '^TestSoak' ./internal/tracer ./internal/inventory
 
 FLOOD ?= 30s
 flood: ## Offer 10^5 announcements a second for FLOOD, and judge what a legitimate client sees of it
-	GPREEMPT_FLOOD=$(FLOOD) $(GO) test -count=1 -timeout 10m -v -run '^TestFloodOfAnnouncements$$' ./internal/e2e
+	GPREEMPT_FLOOD=$(FLOOD) $(GO) test -count=1 -timeout 10m -v -run '^TestFloodOfAnnouncements$$' ./test/e2e
 
 kubernetes: ## Write the config file of the Helm chart and the manifests rendered from it
 	cd deploy/kubernetes && $(GO) test -count=1 -run '^TestConfigFileOfTheChart' . -update
@@ -165,7 +165,7 @@ packages-test: ## Test the packages: lintian, rpm, and the deb from install to p
 	else echo 'SKIP lintian: apt-get install lintian'; fi
 	@if command -v rpm >/dev/null; then rpm -K --nosignature build/packages/*.rpm && rpm -qpl build/packages/*.rpm | grep -qx /usr/bin/gpreemptd; \
 	else echo 'SKIP rpm: apt-get install rpm'; fi
-	$(GO) run ./internal/vm/run -systemd -deb build/packages/*.deb -limit 10m ./internal/e2e/systemd='^TestPackage$$'
+	$(GO) run ./emu/vm/run -systemd -deb build/packages/*.deb -limit 10m ./test/e2e/systemd='^TestPackage$$'
 
 clean: ## Remove what build and dist made
 	rm -rf build dist

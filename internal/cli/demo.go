@@ -16,8 +16,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpreempt/gpreempt/internal/demo"
-	"github.com/gpreempt/gpreempt/internal/gpusim"
+	"github.com/gpreempt/gpreempt/emu/demo"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
 )
 
 // demoCommand plays the product's main job on an emulated or a simulated GPU.
@@ -49,7 +49,7 @@ expectation printed at the end was not met.`,
 				return usage(cmd, "--repeats must be at least 1 and --duration at least 100ms")
 			}
 			var err error
-			if opts.Spec, err = gpusim.PresetByName(opts.Machine); err != nil {
+			if opts.Spec, err = gpumodel.PresetByName(opts.Machine); err != nil {
 				return usage(cmd, "--machine: %v", err)
 			}
 			opts.Backend = "simulated " + opts.Machine

@@ -11,8 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpreempt/gpreempt/internal/demo"
-	"github.com/gpreempt/gpreempt/internal/gpusim"
+	"github.com/gpreempt/gpreempt/emu/demo"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
@@ -31,7 +31,7 @@ func (a *app) emulateDemo(ctx context.Context, cmd *cobra.Command, opts *demo.Op
 		}
 		opts.Emulator, opts.Backend = emulator, backend
 		if opts.Machine, err = emulatedMachine(label, given(cmd, "machine", opts.Machine)); err == nil {
-			opts.Spec, err = gpusim.PresetByName(opts.Machine)
+			opts.Spec, err = gpumodel.PresetByName(opts.Machine)
 		}
 		if err != nil {
 			return false, usage(cmd, "this runs on an %s: %v", backend, err)

@@ -10,14 +10,14 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/config"
-	"github.com/gpreempt/gpreempt/internal/gpusim"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
+	"github.com/gpreempt/gpreempt/internal/mechanism/sim"
 	"github.com/gpreempt/gpreempt/internal/peercred"
-	"github.com/gpreempt/gpreempt/internal/preempt"
-	"github.com/gpreempt/gpreempt/internal/preempt/dbgtrap"
-	"github.com/gpreempt/gpreempt/internal/preempt/sim"
 	"github.com/gpreempt/gpreempt/internal/simserver"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -32,7 +32,7 @@ type backend struct {
 	root fs.FS
 	fs   *discovery.FS
 	// rungs are the mechanisms, best first.
-	rungs []preempt.Mechanism
+	rungs []mechanism.Mechanism
 	// snapshot gives the queues of a held process by id as the driver tells them; nil
 	// when it does not.
 	snapshot func(gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo
@@ -48,7 +48,7 @@ type backend struct {
 	pauses  *pauses
 
 	// Of a simulated machine only.
-	machine   *gpusim.Realtime
+	machine   *gpumodel.Realtime
 	simServer *simserver.Server
 }
 
@@ -57,7 +57,7 @@ func (b *backend) warn(w gpreempt.Warning) { b.warnings = append(b.warnings, w) 
 // SimMachines names the machines --sim knows.
 func SimMachines() string {
 	var names []string
-	for _, spec := range gpusim.Presets() {
+	for _, spec := range gpumodel.Presets() {
 		names = append(names, spec.Name)
 	}
 	return strings.Join(names, ", ")
@@ -71,16 +71,16 @@ func openBackend(ctx context.Context, o Options, cfg config.Config, h hooks, log
 	if err != nil {
 		return nil, fmt.Errorf("simulated machine: %w", err)
 	}
-	machine := gpusim.Start(gpusim.New(*o.Sim, o.SimGPUs, o.SimSeed), timer)
-	mechanism := o.SimMechanism
-	if mechanism == nil {
-		mechanism = sim.New(machine)
+	machine := gpumodel.Start(gpumodel.New(*o.Sim, o.SimGPUs, o.SimSeed), timer)
+	mech := o.SimMechanism
+	if mech == nil {
+		mech = sim.New(machine)
 	}
 	return &backend{
 		name:  "simulated " + o.Sim.Name,
 		root:  machine.FS(),
 		fs:    discovery.NewFS(machine.FS()),
-		rungs: []preempt.Mechanism{mechanism},
+		rungs: []mechanism.Mechanism{mech},
 		backlogs: func(_ context.Context, key gpreempt.ProcessKey, queues []backlog.Queue) ([]backlog.Backlog, error) {
 			all := make([]backlog.Backlog, len(queues))
 			for n, q := range queues {

@@ -23,21 +23,21 @@ import (
 	"google.golang.org/grpc"
 
 	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/container"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/executor"
-	"github.com/gpreempt/gpreempt/internal/gpusim"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
 	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/internal/otlp"
-	"github.com/gpreempt/gpreempt/internal/preempt"
-	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/internal/version"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -64,12 +64,12 @@ type Options struct {
 	// Socket replaces the config file's when not "".
 	Socket string
 	// Sim is the simulated machine to serve; nil for the hardware of the host.
-	Sim     *gpusim.Spec
+	Sim     *gpumodel.Spec
 	SimGPUs int
 	SimSeed uint64
 	// SimMechanism replaces the simulated machine's mechanism when not nil: benchmarks
 	// have one that takes no time.
-	SimMechanism preempt.Mechanism
+	SimMechanism mechanism.Mechanism
 	// Log replaces the logger made from the config when not nil.
 	Log *zap.Logger
 	// Ready, when not nil, is called once the daemon serves.

@@ -14,8 +14,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/breaker"
-	"github.com/gpreempt/gpreempt/internal/gpusim"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -24,7 +24,7 @@ import (
 // simulated is how to run a simulated machine with a config file in dir.
 func simulated(t *testing.T, dir string) Options {
 	t.Helper()
-	spec, err := gpusim.PresetByName("mi300x")
+	spec, err := gpumodel.PresetByName("mi300x")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +181,7 @@ rules: [{name: all, match: {comm: "*"}, class: offline}]
 			t.Errorf("announced with %v, want %q", err, want)
 		}
 	}
-	key, err := d.backend.machine.StartProcess(gpusim.ProcSpec{Comm: "anything"})
+	key, err := d.backend.machine.StartProcess(gpumodel.ProcSpec{Comm: "anything"})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,11 +10,11 @@ import (
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/doctor"
-	"github.com/gpreempt/gpreempt/internal/preempt"
-	"github.com/gpreempt/gpreempt/internal/preempt/criu"
-	"github.com/gpreempt/gpreempt/internal/preempt/dbgtrap"
-	"github.com/gpreempt/gpreempt/internal/preempt/freezer"
-	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
+	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
+	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
+	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
 	"github.com/gpreempt/gpreempt/internal/version"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -128,8 +128,8 @@ type survey struct {
 
 // rungs gives the mechanisms to probe. Nothing attaches, so that none of them needs
 // a thread or the journal. The driver stays open: the program ends soon.
-func (s *survey) rungs(cfg config.Config) []preempt.Mechanism {
-	var all []preempt.Mechanism
+func (s *survey) rungs(cfg config.Config) []mechanism.Mechanism {
+	var all []mechanism.Mechanism
 	for _, name := range cfg.Mechanisms {
 		switch name {
 		case "dbgtrap":

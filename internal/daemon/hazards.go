@@ -9,8 +9,8 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/hazard"
-	"github.com/gpreempt/gpreempt/internal/preempt"
-	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -40,22 +40,22 @@ func (h *hazards) override(rows []hazard.Row) {
 
 // judge tells whether a mechanism may be used on a process of a machine with these
 // GPUs. One without queues may get them on any GPU.
-func (h *hazards) judge(mechanism string, proc discovery.Proc, all []gpreempt.GPU) ladder.Verdict {
-	if outOfReach(mechanism, proc) {
+func (h *hazards) judge(name string, proc discovery.Proc, all []gpreempt.GPU) ladder.Verdict {
+	if outOfReach(name, proc) {
 		return ladder.Verdict{Evidence: secondaryContexts}
 	}
 	gpus := gpusWithQueues(all, proc)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	v := ladder.Verdict{Evidence: preempt.Evidence{Check: "hazard table", Found: "no hazard is known", OK: true}}
+	v := ladder.Verdict{Evidence: mechanism.Evidence{Check: "hazard table", Found: "no hazard is known", OK: true}}
 	var limits []string
 	for _, g := range h.gpus {
 		if len(gpus) > 0 && !slices.ContainsFunc(gpus, func(gpu gpreempt.GPU) bool { return gpu.ID == g.ID }) {
 			continue
 		}
-		switch verdict := h.table.Judge(h.host, g, mechanism); verdict.Action {
+		switch verdict := h.table.Judge(h.host, g, name); verdict.Action {
 		case hazard.Deny:
-			v.Evidence = preempt.Evidence{Check: "hazard table", Found: verdict.Reason, Remedy: verdict.Row.Remedy}
+			v.Evidence = mechanism.Evidence{Check: "hazard table", Found: verdict.Reason, Remedy: verdict.Row.Remedy}
 			return v
 		case hazard.Limit:
 			v.Limited = append(v.Limited, g.ID)
@@ -91,28 +91,28 @@ var hazardActions = map[hazard.Action]doctor.HazardAction{
 
 // judge says what stands against a mechanism on a target that the mechanism does not
 // see. A simulated GPU has no hazards.
-func (d *daemon) judge(mechanism string, target gpreempt.ProcessKey) ladder.Verdict {
+func (d *daemon) judge(name string, target gpreempt.ProcessKey) ladder.Verdict {
 	if p := d.backend.pauses; p != nil && p.orphaned(target) {
-		return ladder.Verdict{Evidence: preempt.Evidence{Check: "journal", Found: "an earlier daemon's pause of it is not undone yet"}}
+		return ladder.Verdict{Evidence: mechanism.Evidence{Check: "journal", Found: "an earlier daemon's pause of it is not undone yet"}}
 	}
 	h := d.hazards.Load()
 	if h == nil {
 		simulated := d.backend.machine != nil
-		return ladder.Verdict{Evidence: preempt.Evidence{Check: "hazard table", Found: "it knows no GPU of this machine", OK: simulated}}
+		return ladder.Verdict{Evidence: mechanism.Evidence{Check: "hazard table", Found: "it knows no GPU of this machine", OK: simulated}}
 	}
 	proc, _ := d.inventory.Process(target)
-	return h.judge(mechanism, proc, d.inventory.GPUs())
+	return h.judge(name, proc, d.inventory.GPUs())
 }
 
 // secondaryContexts stands against dbgtrap, which reaches the first KFD context of a
 // process only (kfd_ioctl_set_debug_trap, Linux 7.2).
-var secondaryContexts = preempt.Evidence{
+var secondaryContexts = mechanism.Evidence{
 	Check: "KFD contexts", Found: "it has queues in a secondary one, which DBG_TRAP cannot suspend",
 	Remedy: "let criu or freezer hold the process: the config key mechanisms names them",
 }
 
-func outOfReach(mechanism string, proc discovery.Proc) bool {
-	return mechanism == "dbgtrap" && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) })
+func outOfReach(name string, proc discovery.Proc) bool {
+	return name == "dbgtrap" && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) })
 }
 
 // letGoOutOfReach ends the hold on processes that got queues out of their mechanism's

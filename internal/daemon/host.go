@@ -16,9 +16,9 @@ import (
 	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/journal"
-	"github.com/gpreempt/gpreempt/internal/preempt"
-	"github.com/gpreempt/gpreempt/internal/preempt/criu"
-	"github.com/gpreempt/gpreempt/internal/preempt/dbgtrap"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
+	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/tracer"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -41,13 +41,13 @@ func (d *daemon) hooks() hooks {
 	return hooks{
 		gpus:   d.gpusOf,
 		births: func(gpreempt.ProcessKey) { d.observer.Look() },
-		lost: func(mechanism string, target gpreempt.ProcessKey, err error) {
-			if hardware, ok := errors.AsType[*preempt.HardwareError](err); ok {
+		lost: func(name string, target gpreempt.ProcessKey, err error) {
+			if hardware, ok := errors.AsType[*mechanism.HardwareError](err); ok {
 				for _, gpu := range hardware.GPUs {
 					d.runner.Post(scheduler.Alarm{GPU: gpu})
 				}
 			}
-			d.ladder.Lost(mechanism, target, err)
+			d.ladder.Lost(name, target, err)
 		},
 	}
 }
@@ -150,7 +150,7 @@ func (b *backend) openPauses(ctx context.Context, dir string, log *zap.Logger) {
 	}
 }
 
-func (b *backend) openDbgtrap(m machine, h hooks, log *zap.Logger) preempt.Mechanism {
+func (b *backend) openDbgtrap(m machine, h hooks, log *zap.Logger) mechanism.Mechanism {
 	device, err := m.open()
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && !b.hasDriver(): // findGPUs tells it

@@ -19,15 +19,15 @@ import (
 	"google.golang.org/grpc/status"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/journal"
-	"github.com/gpreempt/gpreempt/internal/preempt/criu"
-	"github.com/gpreempt/gpreempt/internal/preempt/dbgtrap"
-	"github.com/gpreempt/gpreempt/internal/preempt/freezer"
+	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
+	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
+	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
-	"github.com/gpreempt/gpreempt/pkg/kfd/kfdtest"
 )
 
 // fakeHost is a host with a fake driver: the daemon runs on it as it does on a real

@@ -14,8 +14,8 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/logkey"
-	"github.com/gpreempt/gpreempt/internal/preempt/criu"
-	"github.com/gpreempt/gpreempt/internal/preempt/freezer"
+	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
+	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )

@@ -11,8 +11,8 @@ import (
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/logkey"
-	"github.com/gpreempt/gpreempt/internal/preempt"
-	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -313,11 +313,11 @@ func (t *targets) attached(key gpreempt.ProcessKey, err error) {
 		t.chooser.Forget(key) // it left before
 		return
 	}
-	if !k.attaching || errors.Is(err, preempt.ErrGone) {
+	if !k.attaching || errors.Is(err, mechanism.ErrGone) {
 		return // the next scan finds it gone
 	}
 	k.ready, k.failure = err == nil, err
-	if errors.Is(err, preempt.ErrReplaced) {
+	if errors.Is(err, mechanism.ErrReplaced) {
 		k.retryAt = t.now() // with the next scan
 		t.tell(k)
 		return

@@ -12,8 +12,8 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/inventory"
-	"github.com/gpreempt/gpreempt/internal/preempt"
-	"github.com/gpreempt/gpreempt/internal/preempt/ladder"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -261,7 +261,7 @@ func TestProcessThatLeftDuringAttachIsNoFailure(t *testing.T) {
 	h.procs = []discovery.Proc{proc(trainer, "trainer", 5)}
 	h.scan()
 	h.said = nil
-	h.attached(trainer, fmt.Errorf("attach: %w", preempt.ErrGone))
+	h.attached(trainer, fmt.Errorf("attach: %w", mechanism.ErrGone))
 	h.heard()
 	h.facts(trainer, server.Facts{Decision: byRule})
 }

@@ -7,9 +7,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/daemon"
-	"github.com/gpreempt/gpreempt/internal/gpusim"
 	"github.com/gpreempt/gpreempt/internal/version"
 )
 
@@ -56,7 +56,7 @@ host is touched, and everything it reports is simulated.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			opts.ConfigGiven = cmd.Flags().Changed("config")
 			if machine != "" {
-				spec, err := gpusim.PresetByName(machine)
+				spec, err := gpumodel.PresetByName(machine)
 				if err != nil {
 					return err
 				}

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/gpusim"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -69,11 +69,11 @@ var hosts = []testHost{
 		h.denied["dev/kmsg"], h.denied["sys/kernel/debug/kfd/mqds"] = true, true
 	}, Limited},
 	{"simulated", true, func(h *fakeHost) {
-		spec, err := gpusim.PresetByName("mi300x")
+		spec, err := gpumodel.PresetByName("mi300x")
 		if err != nil {
 			panic(err)
 		}
-		h.cfg.Root, h.cfg.Simulated = gpusim.New(spec, 2, 1).FS(), "mi300x"
+		h.cfg.Root, h.cfg.Simulated = gpumodel.New(spec, 2, 1).FS(), "mi300x"
 		h.cfg.OpenDriver = func() (Driver, error) { panic("opened the driver for a simulation") }
 		h.cfg.Processes = func(context.Context) []Process {
 			return []Process{{Key: gpreempt.ProcessKey{PID: 7, Start: 1}, Comm: "train", Offline: true, Mechanism: "sim", Why: "simulated"}}

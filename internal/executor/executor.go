@@ -13,14 +13,14 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/logkey"
-	"github.com/gpreempt/gpreempt/internal/preempt"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // Config is what an Executor needs.
 type Config struct {
-	// Mechanism attaches to targets: a preempt.Mechanism, or a choice of several.
+	// Mechanism attaches to targets: a mechanism.Mechanism, or a choice of several.
 	Mechanism Attacher
 	// Post takes the result of every action; it may call the Executor.
 	Post func(scheduler.Event)
@@ -32,9 +32,9 @@ type Config struct {
 	Log *zap.Logger
 }
 
-// Attacher is the part of preempt.Mechanism the executor uses.
+// Attacher is the part of mechanism.Mechanism the executor uses.
 type Attacher interface {
-	Attach(ctx context.Context, target gpreempt.ProcessKey) (preempt.Session, error)
+	Attach(ctx context.Context, target gpreempt.ProcessKey) (mechanism.Session, error)
 }
 
 // Executor implements scheduler.Executor. Its methods are safe for concurrent use.
@@ -205,7 +205,7 @@ const (
 
 // release lets a target go, however often that has to be tried: what is suspended
 // would stay so.
-func (e *Executor) release(target gpreempt.ProcessKey, session preempt.Session) {
+func (e *Executor) release(target gpreempt.ProcessKey, session mechanism.Session) {
 	for wait := firstRelease; ; wait = min(2*wait, lastRelease) {
 		err := closeSession(session)
 		if err == nil {
@@ -221,7 +221,7 @@ func (e *Executor) release(target gpreempt.ProcessKey, session preempt.Session) 
 	}
 }
 
-func closeSession(session preempt.Session) (err error) {
+func closeSession(session mechanism.Session) (err error) {
 	defer barrier(&err)
 	return session.Close()
 }
@@ -234,12 +234,12 @@ func (e *Executor) current(w *worker) bool {
 	return e.workers[w.target] == w
 }
 
-func (e *Executor) attach(target gpreempt.ProcessKey) (s preempt.Session, err error) {
+func (e *Executor) attach(target gpreempt.ProcessKey) (s mechanism.Session, err error) {
 	defer barrier(&err)
 	return e.cfg.Mechanism.Attach(e.ctx, target)
 }
 
-func (e *Executor) do(target gpreempt.ProcessKey, session preempt.Session, c command) {
+func (e *Executor) do(target gpreempt.ProcessKey, session mechanism.Session, c command) {
 	begin := e.cfg.Now()
 	err := e.call(session, c)
 	took := e.cfg.Now() - begin
@@ -256,7 +256,7 @@ func (e *Executor) do(target gpreempt.ProcessKey, session preempt.Session, c com
 
 var errNotAttached = errors.New("no mechanism is attached to the target")
 
-func (e *Executor) call(session preempt.Session, c command) (err error) {
+func (e *Executor) call(session mechanism.Session, c command) (err error) {
 	defer barrier(&err)
 	switch {
 	case session == nil && c.suspend:
@@ -279,11 +279,11 @@ func barrier(err *error) {
 }
 
 func classify(err error) (scheduler.Outcome, []gpreempt.GPUID) {
-	var hardware *preempt.HardwareError
+	var hardware *mechanism.HardwareError
 	switch {
 	case err == nil:
 		return scheduler.OutcomeOK, nil
-	case errors.Is(err, preempt.ErrGone), errors.Is(err, preempt.ErrReplaced):
+	case errors.Is(err, mechanism.ErrGone), errors.Is(err, mechanism.ErrReplaced):
 		// With its memory the driver let go of all that was suspended. As a new program it
 		// is seen again.
 		return scheduler.OutcomeGone, nil

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/internal/preempt"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -34,7 +34,7 @@ type machine struct {
 
 func (m *machine) Name() string { return "fake" }
 
-func (m *machine) Attach(context.Context, gpreempt.ProcessKey) (preempt.Session, error) {
+func (m *machine) Attach(context.Context, gpreempt.ProcessKey) (mechanism.Session, error) {
 	m.calls = append(m.calls, "attach")
 	if m.attach != nil {
 		return nil, m.attach
@@ -124,8 +124,8 @@ func TestFailuresBecomeOutcomes(t *testing.T) {
 		machine machine
 		want    scheduler.Suspended
 	}{
-		"gone":     {machine{fail: preempt.ErrGone}, scheduler.Suspended{Result: scheduler.OutcomeGone}},
-		"hardware": {machine{fail: &preempt.HardwareError{GPUs: []gpreempt.GPUID{7}, Err: errors.New("unmap timed out")}}, scheduler.Suspended{Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{7}}},
+		"gone":     {machine{fail: mechanism.ErrGone}, scheduler.Suspended{Result: scheduler.OutcomeGone}},
+		"hardware": {machine{fail: &mechanism.HardwareError{GPUs: []gpreempt.GPUID{7}, Err: errors.New("unmap timed out")}}, scheduler.Suspended{Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{7}}},
 		"other":    {machine{fail: errors.New("partial")}, scheduler.Suspended{Result: scheduler.OutcomeFailed}},
 		"panic":    {machine{panics: true}, scheduler.Suspended{Result: scheduler.OutcomeFailed}},
 		"attach":   {machine{attach: errors.New("no permission")}, scheduler.Suspended{Result: scheduler.OutcomeFailed}},

@@ -147,7 +147,7 @@ func (n noGraph) ReadFile(name string) ([]byte, error) {
 }
 
 // TestRealTracefs follows functions of the real amdgpu driver where it is loaded,
-// as in the guest of internal/vm, in both ways.
+// as in the guest of emu/vm, in both ways.
 func TestRealTracefs(t *testing.T) {
 	dir := realTracefs(t)
 	if _, err := os.Stat("/dev/kfd"); err != nil {

@@ -11,7 +11,7 @@ import (
 var namedMetric = regexp.MustCompile(`\bgpreempt_[a-z_]+`)
 
 // TestDashboardAndRulesUseMetricsThatExist is what can be told without Prometheus;
-// internal/e2e has one evaluate the queries.
+// test/e2e has one evaluate the queries.
 func TestDashboardAndRulesUseMetricsThatExist(t *testing.T) {
 	var names []string
 	for _, m := range table {

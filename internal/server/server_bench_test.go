@@ -10,7 +10,7 @@ import (
 )
 
 // BenchmarkHandlers is an announcement and its Complete without gRPC: what our own code
-// costs and allocates. internal/bench measures the whole way.
+// costs and allocates. test/bench measures the whole way.
 func BenchmarkHandlers(b *testing.B) {
 	h := startHost(b)
 	h.directory.mu.Lock()

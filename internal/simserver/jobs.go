@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
-	"github.com/gpreempt/gpreempt/internal/gpusim"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -20,7 +20,7 @@ type job struct {
 	gpus   []gpreempt.GPUID
 	queues int
 	depth  int
-	kernel gpusim.Packet
+	kernel gpumodel.Packet
 }
 
 func (s *Server) job(req *simv1.StartJobRequest) (job, error) {
@@ -53,8 +53,8 @@ func (s *Server) job(req *simv1.StartJobRequest) (job, error) {
 
 // start starts the process and fills its rings: each packet that ends puts the
 // next one on its ring.
-func (j job) start(m *gpusim.Machine) (gpreempt.ProcessKey, error) {
-	key, err := m.StartProcess(gpusim.ProcSpec{Comm: j.comm, Cmdline: []string{j.comm}, UID: j.uid})
+func (j job) start(m *gpumodel.Machine) (gpreempt.ProcessKey, error) {
+	key, err := m.StartProcess(gpumodel.ProcSpec{Comm: j.comm, Cmdline: []string{j.comm}, UID: j.uid})
 	if err != nil {
 		return gpreempt.ProcessKey{}, err
 	}
@@ -98,7 +98,7 @@ func (s *Server) StartJob(ctx context.Context, req *simv1.StartJobRequest) (*sim
 	}
 	j.uid = c.uid
 	var key gpreempt.ProcessKey
-	s.rt.Do(func(m *gpusim.Machine) { key, err = j.start(m) })
+	s.rt.Do(func(m *gpumodel.Machine) { key, err = j.start(m) })
 	if err != nil {
 		return nil, rejected("use fewer queues", "job %q cannot start: %v", j.comm, err)
 	}
@@ -132,7 +132,7 @@ func (s *Server) StopJob(ctx context.Context, req *simv1.StopJobRequest) (*simv1
 func (s *Server) GetCounters(context.Context, *simv1.GetCountersRequest) (*simv1.GetCountersResponse, error) {
 	resp := &simv1.GetCountersResponse{}
 	// One look at the machine, so that the numbers belong together.
-	s.rt.Do(func(m *gpusim.Machine) {
+	s.rt.Do(func(m *gpumodel.Machine) {
 		resp.Now = durationpb.New(m.Now())
 		for _, c := range m.Counters() {
 			resp.Processes = append(resp.Processes, processCounters(c))
@@ -147,7 +147,7 @@ func (s *Server) GetCounters(context.Context, *simv1.GetCountersRequest) (*simv1
 }
 
 // processCounters counts what a process left behind on its rings as pending.
-func processCounters(c gpusim.ProcessCounters) *simv1.ProcessCounters {
+func processCounters(c gpumodel.ProcessCounters) *simv1.ProcessCounters {
 	return &simv1.ProcessCounters{
 		Pid:              c.Process.PID,
 		Submitted:        c.Submitted,

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
-	"github.com/gpreempt/gpreempt/internal/gpusim"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -29,7 +29,7 @@ type Identify func(ctx context.Context) (pid int32, start uint64, uid uint32, do
 type Server struct {
 	simv1.UnimplementedSimServiceServer
 
-	rt       *gpusim.Realtime
+	rt       *gpumodel.Realtime
 	identify Identify
 	stop     chan struct{}
 	watchers sync.WaitGroup
@@ -80,7 +80,7 @@ const (
 )
 
 // New serves the machine. The caller must Close it, before it closes rt.
-func New(rt *gpusim.Realtime, identify Identify) *Server {
+func New(rt *gpumodel.Realtime, identify Identify) *Server {
 	return &Server{rt: rt, identify: identify, stop: make(chan struct{}), clients: map[gpreempt.ProcessKey]*client{}}
 }
 
@@ -184,18 +184,18 @@ func (s *Server) gpus(ids []uint32) ([]gpreempt.GPUID, error) {
 }
 
 // packet checks a kernel.
-func packet(k *simv1.Kernel) (gpusim.Packet, error) {
+func packet(k *simv1.Kernel) (gpumodel.Packet, error) {
 	if err := k.GetDuration().CheckValid(); err != nil {
-		return gpusim.Packet{}, rejected("give each kernel a duration", "the duration of a kernel is no duration: %v", err)
+		return gpumodel.Packet{}, rejected("give each kernel a duration", "the duration of a kernel is no duration: %v", err)
 	}
 	d := k.GetDuration().AsDuration()
 	if d < minKernel || d > maxKernel {
-		return gpusim.Packet{}, rejected(fmt.Sprintf("use %v to %v", minKernel, maxKernel), "a kernel cannot take %v", d)
+		return gpumodel.Packet{}, rejected(fmt.Sprintf("use %v to %v", minKernel, maxKernel), "a kernel cannot take %v", d)
 	}
 	if o := k.GetOccupancy(); math.IsNaN(o) || o <= 0 || o > 1 {
-		return gpusim.Packet{}, rejected("use more than 0, at most 1", "a kernel cannot fill %v of a GPU", o)
+		return gpumodel.Packet{}, rejected("use more than 0, at most 1", "a kernel cannot fill %v of a GPU", o)
 	}
-	return gpusim.Packet{Duration: d, Occupancy: k.GetOccupancy()}, nil
+	return gpumodel.Packet{Duration: d, Occupancy: k.GetOccupancy()}, nil
 }
 
 // CreateQueue implements simv1.SimServiceServer.
@@ -214,7 +214,7 @@ func (s *Server) CreateQueue(ctx context.Context, req *simv1.CreateQueueRequest)
 	}
 	defer s.mu.Unlock()
 	if !c.registered {
-		spec := gpusim.ProcSpec{PID: c.key.PID, Start: c.key.Start, Comm: "online", UID: c.uid}
+		spec := gpumodel.ProcSpec{PID: c.key.PID, Start: c.key.Start, Comm: "online", UID: c.uid}
 		if _, err := s.rt.StartProcess(spec); err != nil {
 			return nil, rejected("try again from a new process", "process %v cannot join the simulated machine: %v", c.key, err)
 		}
@@ -233,7 +233,7 @@ func (s *Server) Submit(ctx context.Context, req *simv1.SubmitRequest) (*simv1.S
 	if n == 0 || n > maxKernels {
 		return nil, rejected(fmt.Sprintf("submit 1 to %d", maxKernels), "%d kernels cannot be submitted at once", n)
 	}
-	packets := make([]gpusim.Packet, 0, n)
+	packets := make([]gpumodel.Packet, 0, n)
 	for _, k := range req.GetKernels() {
 		p, err := packet(k)
 		if err != nil {
@@ -266,7 +266,7 @@ func (s *Server) Submit(ctx context.Context, req *simv1.SubmitRequest) (*simv1.S
 	for i := range packets {
 		packets[i].Done = each
 	}
-	s.rt.Do(func(m *gpusim.Machine) {
+	s.rt.Do(func(m *gpumodel.Machine) {
 		submitted = m.Now()
 		err = submitAll(m, key, req.GetQueueId(), packets)
 	})
@@ -290,12 +290,12 @@ func noQueue(id uint32) error {
 }
 
 // submitAll puts all packets on the ring, or none.
-func submitAll(m *gpusim.Machine, key gpreempt.ProcessKey, queue uint32, packets []gpusim.Packet) error {
+func submitAll(m *gpumodel.Machine, key gpreempt.ProcessKey, queue uint32, packets []gpumodel.Packet) error {
 	b, err := m.Backlog(key)
 	if err != nil {
 		return rejected("connect again", "the calling process has left the simulated machine")
 	}
-	i, ok := slices.BinarySearchFunc(b.Queues, queue, func(q gpusim.QueueIndexes, id uint32) int { return cmp.Compare(q.ID, id) })
+	i, ok := slices.BinarySearchFunc(b.Queues, queue, func(q gpumodel.QueueIndexes, id uint32) int { return cmp.Compare(q.ID, id) })
 	if !ok {
 		return noQueue(queue)
 	}

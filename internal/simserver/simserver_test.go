@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
-	"github.com/gpreempt/gpreempt/internal/gpusim"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -43,14 +43,14 @@ func identify(ctx context.Context) (pid int32, start uint64, uid uint32, done <-
 // bench is a server with a machine.
 type bench struct {
 	*testing.T
-	rt     *gpusim.Realtime
+	rt     *gpumodel.Realtime
 	server *Server
 	gpus   []gpreempt.GPU
 }
 
 func newBench(t *testing.T) *bench {
 	t.Helper()
-	spec, err := gpusim.PresetByName("mi308x")
+	spec, err := gpumodel.PresetByName("mi308x")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +58,7 @@ func newBench(t *testing.T) *bench {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rt := gpusim.Start(gpusim.New(gpusim.ZeroCost(spec), 2, 1), timer)
+	rt := gpumodel.Start(gpumodel.New(gpumodel.ZeroCost(spec), 2, 1), timer)
 	b := &bench{T: t, rt: rt, server: New(rt, identify), gpus: rt.GPUs()}
 	t.Cleanup(func() {
 		b.server.Close()

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpreempt/gpreempt/emu/kfdemu"
+)
+
+// checkTime bounds a check, which takes a quarter of a second on an idle host.
+const checkTime = 20 * time.Second
+
+func checkCommand() *cobra.Command {
+	var (
+		machine string
+		trace   bool
+	)
+	cmd := &cobra.Command{
+		Use:   "check [--machine NAME] [--trace]",
+		Short: "Tell whether a machine can be emulated here",
+		Long: `Emulates a machine and runs a packet on it. Says what is missing if that does not
+work, and ends with 125 then.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, cancel := context.WithTimeout(cmd.Context(), checkTime)
+			defer cancel()
+			if err := check(ctx, machine, trace); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s can be emulated here\n", machine)
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&machine, "machine", "mi300x", "the kind of GPU: "+strings.Join(presets(), ", "))
+	cmd.Flags().BoolVar(&trace, "trace", false, "and whether its programs may trace any other of them, as gpreemptd has to")
+	return cmd
+}
+
+// check runs a packet on a machine, and with trace looks what else the program may do.
+func check(ctx context.Context, name string, trace bool) (err error) {
+	shim, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	machine, err := kfdemu.New(kfdemu.Config{Machine: name, Shim: shim})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, machine.Close()) }()
+	program := machine.Command(ctx, shim, "answer", "--packets", "1")
+	var said bytes.Buffer
+	program.Stderr = &said
+	in, err := program.StdinPipe()
+	if err != nil {
+		return err
+	}
+	out, err := program.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := program.Start(); err != nil {
+		return fmt.Errorf("run a program on the machine: %w", err)
+	}
+	lines := bufio.NewReader(io.TeeReader(out, &said))
+	var untraced error
+	if _, err := lines.ReadString('\n'); err == nil && trace {
+		untraced = tracing(program.Process.Pid) // it waits to be asked
+	}
+	// What goes wrong from here on shows in how it ends.
+	_, _ = io.WriteString(in, "\n")
+	_ = in.Close()
+	_, _ = io.Copy(io.Discard, lines)
+	if program.Wait() != nil {
+		return fmt.Errorf("a program on the machine failed: %v: %s", program.ProcessState, bytes.TrimSpace(said.Bytes()))
+	}
+	return untraced
+}
+
+const ptraceScopeFile = "/proc/sys/kernel/yama/ptrace_scope"
+
+// tracing tells whether a program on the machine may trace all others there.
+func tracing(pid int) error {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return fmt.Errorf("see what a program on the machine may do: %w", err)
+	}
+	scope, err := os.ReadFile(ptraceScopeFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the security module Yama need not be there
+		return err
+	}
+	return mayTrace(string(status), strings.TrimSpace(string(scope)))
+}
+
+// mayTrace tells it by the program's /proc/PID/status and by what Yama is set to, "" for
+// no Yama.
+func mayTrace(status, scope string) error {
+	_, rest, _ := strings.Cut(status, "\nCapEff:")
+	mask, _, _ := strings.Cut(rest, "\n")
+	capabilities, err := strconv.ParseUint(strings.TrimSpace(mask), 16, 64)
+	const sysPtrace = 1 << 19
+	switch {
+	case err != nil:
+		return fmt.Errorf("see what a program on the machine may do: CapEff in /proc/PID/status: %w", err)
+	case capabilities&sysPtrace == 0:
+		return errors.New("its programs may not trace each other, as gpreemptd has to: they have no CAP_SYS_PTRACE; run this as root")
+	case scope == "3":
+		return fmt.Errorf("its programs may not trace each other, as gpreemptd has to: %s is 3 until the next boot", ptraceScopeFile)
+	}
+	return nil
+}

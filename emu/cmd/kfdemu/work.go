@@ -1,0 +1,62 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os/signal"
+	"slices"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpreempt/gpreempt/emu/workload"
+)
+
+// exitStatus ends kfdemu as a sample program does, which has said why.
+type exitStatus int
+
+func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+// sample is a program on the machine: workload.Main or its like.
+type sample func(ctx context.Context, sys workload.Sys, args []string, in io.Reader, out, help io.Writer) int
+
+func workCommand() *cobra.Command {
+	return sampleCommand(workload.Main, "work [flags]", "A sample program that keeps queues busy", `Makes queues of /dev/kfd by plain system calls, keeps them busy with packets, and
+proves at the end that each ran exactly once and in order. Says what it does in lines
+of JSON. Ends when it gets SIGTERM or reads "stop"; "report" has it say how far it is.
+
+It is for an emulated machine, and does nothing useful on another:
+
+  kfdemu run -- kfdemu work --queues 2 --packets 100 --duration 2000 --runtime`)
+}
+
+func answerCommand() *cobra.Command {
+	return sampleCommand(workload.Answer, "answer [flags]", "A sample program that works when it is asked to, as an inference server",
+		`For each line it reads, gives its queue as many packets as --packets says, and says
+"answer" in a line of JSON when the last is over. Ends with its standard input and
+proves then that each packet ran exactly once and in order.
+
+It is for an emulated machine, and does nothing useful on another:
+
+  yes | head -n 100 | kfdemu run -- kfdemu answer --packets 30 --duration 200`)
+}
+
+func sampleCommand(run sample, use, short, long string) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Short: short, Long: long,
+		DisableFlagParsing: true, // they are the program's own
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGTERM, syscall.SIGINT)
+			defer stop()
+			help := cmd.ErrOrStderr()
+			if slices.Contains(args, "-h") || slices.Contains(args, "--help") {
+				fmt.Fprintf(help, "%s\n\n", cmd.Long)
+			}
+			if code := run(ctx, workload.Kernel(), args, cmd.InOrStdin(), cmd.OutOrStdout(), help); code != 0 {
+				return exitStatus(code)
+			}
+			return nil
+		},
+	}
+}

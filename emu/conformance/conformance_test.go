@@ -1,0 +1,199 @@
+package conformance
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "exec" {
+		fmt.Fprintln(os.Stderr, "shim:", shim(os.Args[1:]))
+		os.Exit(1)
+	}
+	if os.Getenv(agentEnv) != "" {
+		if err := playAgent(); err != nil {
+			fmt.Fprintln(os.Stderr, "agent:", err)
+		}
+		os.Exit(1)
+	}
+	os.Exit(testutil.VerifyMain(m))
+}
+
+// table gives the expectations.
+func table(t *testing.T) []expectation {
+	t.Helper()
+	all, err := loadTable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// difference says why a host does not meet an expectation, when something holds.
+type difference struct{ when, why string }
+
+// compare puts to hosts of which holds is true what is for them, each expectation in
+// a test of its name, and sums up.
+// What is in known, by the expectation's name, has to differ.
+func compare(t *testing.T, name string, holds tags, known map[string]difference, h func(*testing.T) host) {
+	t.Helper()
+	asked, differ := 0, 0
+	for _, e := range table(t) {
+		if !e.isFor(holds) {
+			continue
+		}
+		asked++
+		if !t.Run(e.name, func(t *testing.T) {
+			err := e.perform(h(t))
+			d, isKnown := known[e.name]
+			isKnown = isKnown && holds.hold(strings.Fields(d.when))
+			switch {
+			case isKnown && err == nil:
+				t.Errorf("it agrees, though it is said to differ: %s", d.why)
+			case isKnown:
+				differ++
+			case err != nil:
+				t.Error(err)
+			}
+		}) {
+			differ++
+		}
+	}
+	t.Logf("%s: %d expectations, %d agree, %d differ", name, asked, asked-differ, differ)
+	if asked == 0 {
+		t.Error("no expectation is for this host")
+	}
+}
+
+// TestEveryExpectationIsPutToAHost finds conditions that never hold, and misspelt
+// ones.
+func TestEveryExpectationIsPutToAHost(t *testing.T) {
+	hosts := []tags{realTags(profileTags("6.12.117"))}
+	for _, profile := range kfdtest.Profiles() {
+		for _, m := range machines {
+			hosts = append(hosts, m.tags(profile))
+		}
+	}
+	known := tags{}
+	for _, holds := range hosts {
+		maps.Copy(known, holds)
+	}
+	all := table(t)
+	onReal := 0
+	for _, e := range all {
+		if e.isFor(hosts[0]) {
+			onReal++
+		}
+		if !slices.ContainsFunc(hosts, e.isFor) {
+			t.Errorf("%s is for no host", e.name)
+		}
+		conditions := slices.Clone(e.when)
+		for _, s := range e.steps {
+			for _, a := range s.answers {
+				conditions = append(conditions, a.when...)
+			}
+		}
+		for _, c := range conditions {
+			if name := strings.TrimPrefix(c, "!"); !known[name] {
+				t.Errorf("%s has the condition %s, which never holds", e.name, c)
+			}
+		}
+	}
+	t.Logf("%d expectations for %d fakes; %d of them also for a real driver without a GPU", len(all), len(hosts)-1, onReal)
+	if len(all) < 150 || onReal < 60 {
+		t.Error("want 150 and 60 at least: part of the table is lost")
+	}
+}
+
+// realTags adds what holds of a real driver.
+func realTags(holds tags) tags {
+	holds["real"] = true
+	return holds
+}
+
+func TestRealDriverMeetsTheTable(t *testing.T) {
+	version, holds := realDriver(t)
+	h := newKernelHost(t, holds)
+	compare(t, fmt.Sprintf("the driver of Linux %s, KFD %s", release(t), version), holds, nil, func(*testing.T) host { return h })
+}
+
+// realDriver tells what holds of the running kernel's driver. It skips where there
+// is none, and where there are GPUs that someone may be using.
+func realDriver(t *testing.T) (kfd.Version, tags) {
+	t.Helper()
+	device, err := kfd.Open()
+	if err != nil {
+		t.Skipf("no driver to compare with: %v; `make vm-kfd` runs this in a guest that has one", err)
+	}
+	defer device.Close()
+	gpus := gpuNodes(t)
+	if gpus > 0 && !realHardware {
+		t.Skipf("this machine has %d GPU nodes, and the table preempts whatever runs there: build with -tags hw to compare on it", gpus)
+	}
+	profile := device.Profile().Name
+	var minor, patch int
+	if _, err := fmt.Sscanf(release(t), "6.%d.%d", &minor, &patch); err == nil && minor == 12 {
+		// Stable releases of one interface version differ.
+		switch {
+		case patch >= 117:
+			profile = "6.12.117"
+		case patch >= 103:
+			profile = "6.12.103"
+		}
+	}
+	holds := realTags(profileTags(profile))
+	holds["gpu"] = gpus > 0
+	return device.Version(), holds
+}
+
+// profileTags is what holds of the drivers of a profile of kfdtest's.
+func profileTags(profile string) tags {
+	holds := tags{profile: true}
+	switch profile {
+	case "6.12.103", "6.12.117", "7.2":
+		holds["process-rule"] = true
+	default:
+		holds["thread-rule"] = true
+	}
+	if profile == "6.12.117" || profile == "7.2" {
+		holds["destroy-recovers"], holds["enable-unwinds"] = true, true
+	}
+	return holds
+}
+
+func release(t *testing.T) string {
+	t.Helper()
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		t.Fatal(err)
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+// gpuNodes counts the GPUs of the topology: nodes whose gpu_id is not 0.
+func gpuNodes(t *testing.T) int {
+	t.Helper()
+	const nodes = "/sys/class/kfd/kfd/topology/nodes"
+	entries, err := os.ReadDir(nodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for _, e := range entries {
+		id, err := os.ReadFile(nodes + "/" + e.Name() + "/gpu_id")
+		if err != nil || strings.TrimSpace(string(id)) != "0" {
+			n++ // one that may not be read is one
+		}
+	}
+	return n
+}

@@ -1,0 +1,256 @@
+package conformance
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/emu/kfdemu"
+	"github.com/gpreempt/gpreempt/emu/seccomp"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+var every = flag.Bool("every", false, "put the table to every emulated driver there is a machine for here, which takes minutes")
+
+// emulations are the drivers and the machines of kfdtest's that the emulator is compared
+// as: each driver and each machine once. Without -every it is the first two.
+var emulations = []struct{ profile, machine, preset string }{
+	{"6.12.117", "gfx942", "mi300x"},
+	{"7.2", "two gfx1100", "rx7900xtx"},
+	{"6.5", "gfx90a", "mi210"},
+	{"6.12", "gfx1100", "rx7900xtx"},
+	{"6.12.103", "two gfx90a", "mi210"},
+	{"amd-dkms", "gfx908", "mi210"},
+	{"6.12.117", "gfx1201", "rx7900xtx"},
+}
+
+// differs has the expectations the emulator is known not to meet.
+var differs = map[string]difference{
+	"event-page-is-mapped-at-an-offset-of-its-own":                       {why: offsets},
+	"type-letter-is-not-looked-at":                                       {why: filter},
+	"descriptor-from-before-execve-passes-for-the-process-own":           {why: lifetime},
+	"debugging-through-a-descriptor-from-before-execve-finds-no-process": {why: lifetime},
+	"dead-process-stays-listed-while-its-descriptor-is-held":             {why: lifetime},
+	"smi-events-are-selected-by-eight-bytes":                             {why: stream},
+	"checkpoint-without-room":                                            {why: copies},
+	"restore-of-nothing":                                                 {why: copies},
+	"resume-of-a-restored-process-that-is-not":                           {why: copies},
+	"resume-of-a-restored-process-that-never-opened-the-driver":          {why: copies},
+}
+
+// Why the emulator differs.
+const (
+	offsets  = "the driver's offsets have bit 63, with which a memory file cannot be mapped"
+	filter   = "the filter leaves what is none of the driver's requests to the kernel, which knows none for a memory file"
+	stream   = "a socket stands for the stream of events, and takes what is too short"
+	lifetime = "a file of the emulator's ends with the program that opened it, not with its last descriptor"
+	copies   = "processes are not copied: CRIU_OP makes none of the checks for that"
+)
+
+// TestEmulatedDriverMeetsTheTable has the table met by the emulator as by the fake, and
+// as by the real driver where that has more: real processes, real ptrace, sysfs.
+func TestEmulatedDriverMeetsTheTable(t *testing.T) {
+	if err := seccomp.Supported(); err != nil {
+		t.Skip("no emulated machine here: ", err)
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("no emulated machine here: processes of several programs on it need root")
+	}
+	agent := filepath.Join(t.TempDir(), "agent")
+	// Without the race detector, whose processes start slowly.
+	if out, err := exec.Command("go", "test", "-c", "-vet=off", "-o", agent, ".").CombinedOutput(); err != nil {
+		t.Fatalf("building the agent: %v\n%s", err, out)
+	}
+	asked := emulations
+	if !*every {
+		asked = asked[:2]
+	}
+	for _, a := range asked {
+		name := a.profile + ", " + a.machine
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := machines[slices.IndexFunc(machines, func(m machine) bool { return m.name == a.machine })]
+			cfg := kfdemu.Config{Profile: a.profile, GPUs: len(m.nodes), Shim: agent}
+			var err error
+			if cfg.Spec, err = gpumodel.PresetByName(a.preset); err != nil {
+				t.Fatal(err)
+			}
+			cfg.Spec.GFX = m.nodes[0].GFX
+			holds := m.tags(a.profile)
+			holds["real"] = true
+			e := newEmulation(t, cfg)
+			compare(t, "kfdemu "+name, holds, differs, func(*testing.T) host { return e.host(holds) })
+		})
+	}
+}
+
+// emulation is an emulated machine, and a process on it that starts the actors.
+type emulation struct {
+	*kfdemu.Emulator
+	agents   *kernelHost
+	launcher *kernelProcess
+}
+
+func newEmulation(t *testing.T, cfg kfdemu.Config) *emulation {
+	t.Helper()
+	cfg.Dir = testutil.TempSocketDir(t)
+	cfg.Event = func(v kfdemu.Event) {
+		// Faults of the GPU there are: the table's queues have rings where there is no memory.
+		if v.Kind == kfdemu.EventTrouble {
+			t.Errorf("the emulator had trouble: %+v", v)
+		}
+	}
+	e := &emulation{}
+	var err error
+	if e.Emulator, err = kfdemu.New(cfg); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	e.agents = newKernelHost(t, nil)
+	if e.launcher, err = e.agents.start(e.Command(context.Background(), cfg.Shim)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		e.agents.agents = []*kernelProcess{e.launcher}
+		if err := e.agents.end(); err != nil {
+			t.Error(err)
+		}
+	})
+	return e
+}
+
+// host is the machine for one expectation.
+func (e *emulation) host(holds tags) host {
+	h := &emulatedHost{kernelHost: e.agents, e: e, seen: map[gpreempt.GPUID]driver.GPUState{}}
+	h.kernelHost.holds, h.kernelHost.agents = holds, nil
+	for _, g := range e.GPUs() {
+		h.ids = append(h.ids, uint32(g.ID))
+		h.seen[g.ID], _ = e.Driver().GPU(g.ID)
+	}
+	return h
+}
+
+// emulatedHost puts the table to the emulator: an actor is an agent on its machine.
+type emulatedHost struct {
+	*kernelHost
+	e    *emulation
+	ids  []uint32
+	seen map[gpreempt.GPUID]driver.GPUState
+}
+
+func (h *emulatedHost) gpus() []uint32 { return h.ids }
+
+func (h *emulatedHost) spawn() (process, error) { return h.fork(h.e.launcher) }
+
+func (h *emulatedHost) fork(parent *kernelProcess) (process, error) {
+	p, err := parent.child()
+	return &emulatedProcess{kernelProcess: p, host: h}, err
+}
+
+// end also waits until the driver has taken down what was theirs.
+func (h *emulatedHost) end() error {
+	return errors.Join(h.kernelHost.end(), eventually("the emulated driver keeps processes that are dead", func() (bool, error) {
+		return len(h.e.Driver().Processes()) == 0, nil
+	}))
+}
+
+func (h *emulatedHost) look(gpu uint32) reply {
+	id := gpreempt.GPUID(gpu)
+	now, _ := h.e.Driver().GPU(id)
+	before := h.seen[id]
+	h.seen[id] = now
+	return lookReply(before, now)
+}
+
+type emulatedProcess struct {
+	*kernelProcess
+	host *emulatedHost
+}
+
+func (p *emulatedProcess) fork() (process, error) { return p.host.fork(p.kernelProcess) }
+
+func (p *emulatedProcess) exec() error { return p.ending(p.kernelProcess.exec) }
+func (p *emulatedProcess) exit() error { return p.ending(p.kernelProcess.exit) }
+func (p *emulatedProcess) kill() error { return p.ending(p.kernelProcess.kill) }
+
+// ending ends a program, and waits until the driver has taken down what was its and
+// shows it no longer.
+func (p *emulatedProcess) ending(end func() error) error {
+	shown := fmt.Sprintf("/proc/%d/root/sys/class/kfd/kfd/proc/%d", p.host.e.launcher.id, p.id)
+	return errors.Join(end(), eventually("the emulated driver keeps what has ended", func() (bool, error) {
+		if _, there := p.state(); there {
+			return false, nil
+		}
+		_, err := os.Stat(shown)
+		return errors.Is(err, fs.ErrNotExist), ignore(err, fs.ErrNotExist)
+	}))
+}
+
+func (p *emulatedProcess) thread(n int) (thread, error) {
+	t, err := p.kernelProcess.thread(n)
+	if err != nil {
+		return nil, err
+	}
+	return &emulatedThread{t.(*kernelThread), p.host.e}, nil
+}
+
+// state gives what the driver has for the process.
+func (p *emulatedProcess) state() (driver.ProcessState, bool) {
+	states := p.host.e.Driver().Processes()
+	i := slices.IndexFunc(states, func(s driver.ProcessState) bool { return s.PID == p.id && !s.Secondary })
+	if i < 0 {
+		return driver.ProcessState{}, false
+	}
+	return states[i], true
+}
+
+func (p *emulatedProcess) raise(gpu, queue uint32, mask uint64) {
+	if s, ok := p.state(); ok {
+		p.host.e.Driver().Raise(s.MM, gpreempt.GPUID(gpu), queue, kfd.ExceptionMask(mask))
+	}
+}
+
+func (p *emulatedProcess) queue(id uint32) reply {
+	s, _ := p.state()
+	for _, q := range s.Queues {
+		if q.ID == id {
+			return queueReply(q)
+		}
+	}
+	return reply{}
+}
+
+type emulatedThread struct {
+	*kernelThread
+	e *emulation
+}
+
+// blocked asks the driver: a thread sleeps in any call until it is answered. What the
+// hardware does takes time here, and is waited for uninterruptibly.
+func (t *emulatedThread) blocked() (bool, error) {
+	_, interruptible := t.e.Waiting(t.id)
+	return interruptible, nil
+}
+
+// shim makes this process a program on an emulated machine: kfdemu.Config.Shim.
+func shim(args []string) error {
+	if len(args) < 5 || args[1] != "--socket" || args[3] != "--" {
+		return errors.New("want exec --socket SOCKET -- PROGRAM")
+	}
+	return kfdemu.Exec(args[2], "", args[4], args[4:], os.Environ())
+}

@@ -1,0 +1,251 @@
+package conformance
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// The GPUs that scripts call g0 and g1.
+const (
+	firstGPU  gpreempt.GPUID = 0x8a31
+	secondGPU gpreempt.GPUID = 0x1f04
+)
+
+// machine is a kind of machine the table is put to in every profile.
+type machine struct {
+	name  string
+	nodes []kfdtest.Node
+	noHWS bool
+	holds []string
+}
+
+var machines = []machine{
+	{name: "without a GPU"},
+	{
+		name:  "gfx90a",
+		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 90010, XCCs: 1}},
+		holds: []string{"gpu", "queues", "hws", "per-vmid"},
+	},
+	{
+		name:  "gfx942",
+		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 90402, XCCs: 8}},
+		holds: []string{"gpu", "queues", "hws", "per-vmid"},
+	},
+	{
+		name:  "gfx908",
+		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 90008, XCCs: 1}},
+		holds: []string{"gpu", "queues", "hws", "one-vmid"},
+	},
+	{
+		name:  "gfx1100",
+		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 110000, XCCs: 1}},
+		holds: []string{"gpu", "queues", "mes", "per-vmid", "cu-workaround"},
+	},
+	{
+		name:  "gfx1201",
+		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 120001, XCCs: 1}},
+		holds: []string{"gpu", "queues", "mes", "per-vmid"},
+	},
+	{
+		name:  "two gfx90a",
+		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 90010, XCCs: 1}, {ID: secondGPU, GFX: 90010, XCCs: 1}},
+		holds: []string{"gpu", "two-gpus", "queues", "hws", "per-vmid"},
+	},
+	{
+		name:  "two gfx1100",
+		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 110000, XCCs: 1}, {ID: secondGPU, GFX: 110000, XCCs: 1}},
+		holds: []string{"gpu", "two-gpus", "queues", "mes", "per-vmid", "cu-workaround"},
+	},
+	{
+		name:  "gfx90a that cannot debug GWS",
+		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 90010, XCCs: 1, NoGWSDebug: true}},
+		holds: []string{"only", "gpu", "queues", "no-gws-debug"},
+	},
+	{name: "gfx90a without the hardware scheduler", nodes: []kfdtest.Node{{ID: firstGPU, GFX: 90010}}, noHWS: true, holds: []string{"only", "no-hws"}},
+}
+
+func TestFakeDriversMeetTheTable(t *testing.T) {
+	for _, profile := range kfdtest.Profiles() {
+		for _, m := range machines {
+			name, holds := profile+", "+m.name, m.tags(profile)
+			t.Run(name, func(t *testing.T) {
+				compare(t, "kfdtest "+name, holds, nil, func(*testing.T) host { return newFakeHost(profile, m, holds) })
+			})
+		}
+	}
+}
+
+// tags is what holds of the machine with the driver of a profile.
+func (m machine) tags(profile string) tags {
+	holds := profileTags(profile)
+	holds["fake"] = true
+	for _, name := range m.holds {
+		holds[name] = true
+	}
+	if profile == "7.2" && len(m.nodes) == 0 {
+		holds["only"], holds["no-gpu-no-open"] = true, true
+	}
+	return holds
+}
+
+// fakeHost puts the table to a machine of kfdtest's.
+type fakeHost struct {
+	machine *kfdtest.Machine
+	holds   tags
+	ids     []uint32
+	procs   []*kfdtest.Process
+	seen    map[gpreempt.GPUID]kfdtest.GPUState
+}
+
+func newFakeHost(profile string, m machine, holds tags) *fakeHost {
+	h := &fakeHost{
+		machine: kfdtest.New(kfdtest.Config{Profile: profile, Nodes: m.nodes, NoHWS: m.noHWS}),
+		holds:   holds, seen: map[gpreempt.GPUID]kfdtest.GPUState{},
+	}
+	for _, n := range m.nodes {
+		h.ids = append(h.ids, uint32(n.ID))
+	}
+	return h
+}
+
+func (h *fakeHost) tags() tags     { return h.holds }
+func (h *fakeHost) gpus() []uint32 { return h.ids }
+
+func (h *fakeHost) spawn() (process, error) { return h.enter(h.machine.Spawn()), nil }
+
+func (h *fakeHost) enter(p *kfdtest.Process) process {
+	h.procs = append(h.procs, p)
+	return &fakeProcess{host: h, Process: p, threads: map[int]*fakeThread{0: {p.Main()}}}
+}
+
+func (h *fakeHost) end() error {
+	for _, p := range h.procs {
+		p.Kill()
+	}
+	return nil
+}
+
+// look gives what the driver did to a GPU since it was last looked at.
+func (h *fakeHost) look(gpu uint32) reply {
+	id := gpreempt.GPUID(gpu)
+	now, before := h.machine.GPU(id), h.seen[id]
+	h.seen[id] = now
+	return lookReply(before, now)
+}
+
+// lookReply tells what became of a GPU between two looks.
+func lookReply(before, now driver.GPUState) reply {
+	// Whom the cycles took off the GPU.
+	var cycled []string
+	for _, pid := range slices.Sorted(maps.Keys(now.Cycled)) {
+		if now.Cycled[pid] > before.Cycled[pid] {
+			cycled = append(cycled, strconv.Itoa(int(pid)))
+		}
+	}
+	grace := make([]string, 0, len(now.Grace))
+	for _, g := range now.Grace[len(before.Grace):] {
+		if g == driver.DefaultGrace {
+			grace = append(grace, "default")
+		} else {
+			grace = append(grace, strconv.FormatUint(uint64(g), 10))
+		}
+	}
+	return reply{R: int64(now.Unmaps - before.Unmaps), Out: map[string]string{
+		"removes": strconv.Itoa(now.Removes - before.Removes),
+		"adds":    strconv.Itoa(now.Adds - before.Adds),
+		"cycled":  strings.Join(cycled, ","),
+		"grace":   strings.Join(grace, ","),
+	}}
+}
+
+type fakeProcess struct {
+	*kfdtest.Process
+	host    *fakeHost
+	threads map[int]*fakeThread
+}
+
+func (p *fakeProcess) pid() int32 { return p.PID() }
+
+func (p *fakeProcess) thread(n int) (thread, error) {
+	if p.threads[n] == nil {
+		p.threads[n] = &fakeThread{p.NewThread()}
+	}
+	return p.threads[n], nil
+}
+
+func (p *fakeProcess) fork() (process, error) { return p.host.enter(p.Fork()), nil }
+
+func (p *fakeProcess) exec() error {
+	p.Exec()
+	return nil
+}
+
+func (p *fakeProcess) exit() error {
+	p.Exit()
+	return nil
+}
+
+func (p *fakeProcess) kill() error {
+	p.Kill()
+	return nil
+}
+
+// raise has the hardware raise exceptions of a queue.
+func (p *fakeProcess) raise(gpu uint32, queue uint32, mask uint64) {
+	p.Raise(gpreempt.GPUID(gpu), queue, kfd.ExceptionMask(mask))
+}
+
+// queue tells how a queue is; the answer is 1 if it is there.
+func (p *fakeProcess) queue(id uint32) reply {
+	q, ok := p.Queues()[id]
+	if !ok {
+		return reply{}
+	}
+	return queueReply(q)
+}
+
+func queueReply(q driver.QueueState) reply {
+	flag := func(b bool) string {
+		if b {
+			return "1"
+		}
+		return "0"
+	}
+	return reply{R: 1, Out: map[string]string{
+		"suspended": flag(q.Suspended), "active": flag(q.Active), "running": flag(q.Running), "evicted": flag(q.Evicted),
+		"destroying": flag(q.Destroying), "status": showMask(q.Exceptions), "sent": showMask(q.Sent),
+	}}
+}
+
+type fakeThread struct{ *kfdtest.Thread }
+
+func (t *fakeThread) Unmapped() (kfd.Pointer, error) { return kfdtest.Unmapped(), nil }
+
+func (t *fakeThread) tid() int32 { return t.TID() }
+
+func (t *fakeThread) do(c call) (reply, error) { return perform(t, c), nil }
+
+func (t *fakeThread) blocked() (bool, error) { return t.Blocked(), nil }
+
+func (t *fakeThread) interrupt() error {
+	t.Interrupt()
+	return nil
+}
+
+func (t *fakeThread) end() error {
+	t.Exit()
+	return nil
+}
+
+func (t *fakeThread) dropCaps() error {
+	t.Process().SetCaps(kfdtest.CapSysPtrace)
+	return nil
+}

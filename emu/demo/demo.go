@@ -1,0 +1,441 @@
+// Package demo plays the product's main job on an emulated or a simulated GPU: it starts
+// a real daemon, an inference server and a training job, and measures what each sees.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/internal/version"
+	"github.com/gpreempt/gpreempt/pkg/client"
+)
+
+// Options is what the demo plays.
+type Options struct {
+	// Daemon is the path of the gpreemptd binary.
+	Daemon string
+	// Emulator is the path of the kfdemu binary when this process runs on an emulated
+	// machine, with one GPU; "" is for the simulator, which the daemon brings along.
+	Emulator string
+	// Machine is the kind of GPU, and Backend what the daemon says it serves: "emulated"
+	// or "simulated" with the machine.
+	Machine string
+	Backend string
+	Seed    uint64
+	// Repeats of each arm, and how long one lasts.
+	Repeats  int
+	Duration time.Duration
+	// Progress hears what is going on, a line at a time.
+	Progress io.Writer
+	// Spec is the model of Machine.
+	Spec gpumodel.Spec
+}
+
+// The workload. The job alone keeps the GPU full; sharing it, a request takes
+// about as much longer as two processes on a real GPU were seen to (docs/simulation.md).
+const (
+	requestsPerSecond = 20
+	requestKernels    = 30
+	kernelTime        = 200 * time.Microsecond
+	onlineOccupancy   = 0.9
+	jobQueues         = 10
+	jobKernel         = 25 * time.Millisecond
+	jobOccupancy      = 0.3
+	jobWork           = time.Duration(jobOccupancy * float64(jobKernel)) // GPU time of a kernel
+	jobDepth          = 2
+	jobComm           = "train"
+	warmUp            = 300 * time.Millisecond
+)
+
+const configYAML = `access: {online_groups: [], admin_groups: []} # whoever runs the demo has all rights
+rules:
+  - name: training
+    match: {comm: ` + jobComm + `}
+    class: offline
+    priority: 0
+log: {level: warn}
+`
+
+// emulatedYAML is added on an emulated machine: no hardware can hang there.
+const emulatedYAML = `safety:
+  hazards:
+    - {id: emulated, gfx: ["gfx*"], action: allow, why: It is emulated.}
+`
+
+// machine is what the demo is played on. One goroutine calls it, but for request.
+type machine interface {
+	// startJob starts the training job and gives its pid; stopJob ends it and tells what
+	// became of its packets.
+	startJob(ctx context.Context) (pid int32, err error)
+	stopJob(ctx context.Context) (packets, error)
+	// work gives how much work each part of the job has done by a moment soon.
+	work(ctx context.Context) ([]progress, error)
+	// request has the inference server do what a request takes, and waits for it.
+	request(ctx context.Context) error
+	// processes are the pids of what plays, besides this process and the daemon.
+	processes() []int
+	close() error
+}
+
+// packets says what became of those of a job.
+type packets struct{ executed, lost, repeated uint64 }
+
+// progress is GPU time of work done by a moment, on a clock of the machine's.
+type progress struct{ at, work time.Duration }
+
+// rate is the GPU time of work done in a second between two looks at all parts of a job.
+func rate(begin, end []progress) (sum float64) {
+	for i := range begin {
+		sum += (end[i].work - begin[i].work).Seconds() / (end[i].at - begin[i].at).Seconds()
+	}
+	return sum
+}
+
+// Play runs the demo. It touches nothing but a temporary directory of its own.
+func Play(ctx context.Context, o Options) (result *Result, err error) {
+	s, err := open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = andThen(err, s.close()) }()
+
+	result = &Result{
+		Simulated: o.Emulator == "", Emulated: o.Emulator != "", Backend: o.Backend, Machine: o.Machine, Version: version.String(), Seed: o.Seed,
+		RequestsPerSecond: requestsPerSecond, RequestMS: milliseconds(requestKernels * kernelTime), OfflineQueues: jobQueues,
+		OfflineKernelMS: milliseconds(jobKernel), ModelledSuspendMS: milliseconds(o.Spec.SuspendTime(1, jobQueues, 1)),
+	}
+	arms := []Arm{OfflineAlone, OnlineAlone, Shared, Protected}
+	for repeat := range o.Repeats {
+		for i, arm := range arms {
+			fmt.Fprintf(o.Progress, "%s run %2d of %d: %s\n", result.kind(), repeat*len(arms)+i+1, o.Repeats*len(arms), arm)
+			run, err := s.play(ctx, arm, o.Duration)
+			if err != nil {
+				return nil, fmt.Errorf("demo: %s: %w", arm, err)
+			}
+			run.Repeat = repeat + 1
+			result.Runs = append(result.Runs, *run)
+		}
+	}
+	if err := s.finish(ctx, result); err != nil {
+		return nil, err
+	}
+	result.summarise()
+	return result, nil
+}
+
+// Live starts the daemon, the job and the inference server, tells started the
+// socket, and lets them run until ctx ends: something to look at with gpctl.
+func Live(ctx context.Context, o Options, started func(socket string)) (err error) {
+	s, err := open(ctx, o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = andThen(err, s.close()) }()
+	if err := s.startJob(ctx, Protected); err != nil {
+		return fmt.Errorf("demo: %w", err)
+	}
+	started(s.socket)
+	for ctx.Err() == nil {
+		if err := s.serve(ctx, &Run{}, true, o.Duration); err != nil && ctx.Err() == nil {
+			return fmt.Errorf("demo: %w", err)
+		}
+	}
+	return nil
+}
+
+// open sets the stage: a daemon in a directory of its own, what it serves, and
+// connections to it.
+func open(ctx context.Context, o Options) (s *stage, err error) {
+	dir, err := os.MkdirTemp("", "gpreempt-demo-")
+	if err != nil {
+		return nil, fmt.Errorf("demo: %w", err)
+	}
+	s = &stage{socket: filepath.Join(dir, "gpreemptd.sock")}
+	s.undo = append(s.undo, func() error { return os.RemoveAll(dir) })
+	defer func() {
+		if err != nil {
+			err = andThen(fmt.Errorf("demo: %w", err), s.close())
+			s = nil
+		}
+	}()
+	daemon, err := startDaemon(o, dir, s.socket)
+	if err != nil {
+		return s, err
+	}
+	s.daemon = daemon.pid()
+	s.undo = append(s.undo, daemon.interrupt)
+	if s.client, err = client.Dial("unix://"+s.socket, client.FailClosed()); err != nil {
+		return s, err
+	}
+	s.undo = append(s.undo, s.client.Close)
+	if err := s.awaitDaemon(ctx, daemon, o.Backend); err != nil {
+		return s, err
+	}
+	if o.Emulator == "" {
+		s.machine, err = simulate(ctx, s.socket)
+	} else {
+		s.machine, err = emulate(ctx, o.Emulator, dir, o.Progress)
+	}
+	if err != nil {
+		return s, err
+	}
+	s.undo = append(s.undo, s.machine.close)
+	return s, nil
+}
+
+// startDaemon runs gpreemptd.
+func startDaemon(o Options, dir, socket string) (*process, error) {
+	config := filepath.Join(dir, "gpreemptd.yaml")
+	args, text := []string{"serve", "--config", config, "--socket", socket}, configYAML
+	if o.Emulator == "" {
+		args = append(args, "--sim", o.Machine, "--sim-seed", fmt.Sprint(o.Seed))
+	} else {
+		text += emulatedYAML
+	}
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		return nil, err
+	}
+	// Its journal is not to be the host's.
+	return startProcess(o.Progress, []string{"RUNTIME_DIRECTORY=" + dir}, o.Daemon, args...)
+}
+
+// stage is the daemon, the machine it serves and the actors' connections to them.
+type stage struct {
+	machine machine
+	socket  string
+	client  *client.Client
+	daemon  int   // its pid
+	pid     int32 // of the last job
+	// learned is what the daemon learned of the last protected job.
+	learnedSuspend, learnedResume time.Duration
+	// undo takes the stage down, last first.
+	undo []func() error
+}
+
+// awaitDaemon returns when the daemon serves, and serves what it should: nothing that is
+// called emulated or simulated must turn out to be hardware.
+func (s *stage) awaitDaemon(ctx context.Context, daemon *process, backend string) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	for {
+		status, err := s.client.Admin().GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
+		switch {
+		case err == nil && status.GetBackend() != backend:
+			return fmt.Errorf("the daemon serves %q and not %q", status.GetBackend(), backend)
+		case err == nil:
+			return nil
+		case daemon.hasEnded():
+			return errors.New("the daemon ended at once")
+		}
+		if sleep(ctx, 20*time.Millisecond) != nil {
+			return fmt.Errorf("the daemon did not come up: %w", err)
+		}
+	}
+}
+
+// andThen is an error with what went wrong after it, in a line.
+func andThen(err, later error) error {
+	if err == nil || later == nil {
+		return errors.Join(err, later)
+	}
+	return fmt.Errorf("%w; and then: %w", err, later)
+}
+
+func (s *stage) close() error {
+	var errs []error
+	for _, undo := range slices.Backward(s.undo) {
+		errs = append(errs, undo())
+	}
+	return errors.Join(errs...)
+}
+
+// play runs one arm once.
+func (s *stage) play(ctx context.Context, arm Arm, duration time.Duration) (*Run, error) {
+	run := &Run{Arm: arm}
+	if arm != OnlineAlone {
+		if err := s.startJob(ctx, arm); err != nil {
+			return nil, err
+		}
+	}
+	if arm == OfflineAlone {
+		duration /= 2
+	}
+	var begin []progress
+	if arm != OnlineAlone {
+		var err error
+		if begin, err = s.machine.work(ctx); err != nil {
+			return nil, err
+		}
+	}
+	yard, err := layYardstick(append(s.machine.processes(), os.Getpid(), s.daemon)...)
+	if err != nil {
+		return nil, err
+	}
+	started := time.Now()
+	if arm == OfflineAlone {
+		err = sleep(ctx, duration)
+	} else {
+		err = s.serve(ctx, run, arm == Protected, duration)
+	}
+	run.Seconds = time.Since(started).Seconds()
+	var yardErr error
+	run.LateMS, run.OwnCPU, yardErr = yard.take()
+	if err := errors.Join(err, yardErr); err != nil {
+		return nil, err
+	}
+	if arm == OnlineAlone {
+		return run, nil
+	}
+	end, err := s.machine.work(ctx)
+	if err != nil {
+		return nil, err
+	}
+	run.OfflineWork = rate(begin, end)
+	if arm == Protected {
+		if err := s.noteLearned(ctx); err != nil {
+			return nil, err
+		}
+	}
+	done, err := s.machine.stopJob(ctx)
+	if err != nil {
+		return nil, err
+	}
+	run.Executed, run.Lost, run.Repeated = done.executed, done.lost, done.repeated
+	return run, nil
+}
+
+// startJob starts the training job and, for the protected arm, waits until the
+// daemon has found it and may suspend it.
+func (s *stage) startJob(ctx context.Context, arm Arm) (err error) {
+	if s.pid, err = s.machine.startJob(ctx); err != nil {
+		return err
+	}
+	if arm == Protected {
+		if err := s.awaitTarget(ctx); err != nil {
+			return err
+		}
+	}
+	return sleep(ctx, warmUp)
+}
+
+// awaitTarget returns when the daemon lists the job as a target it can suspend.
+func (s *stage) awaitTarget(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	why := "the daemon did not find the job"
+	for {
+		list, err := s.client.Admin().ListTargets(ctx, &gpreemptv1.ListTargetsRequest{Class: gpreemptv1.Class_CLASS_OFFLINE})
+		if err != nil {
+			return err
+		}
+		for _, target := range list.GetTargets() {
+			switch {
+			case target.GetPid() != s.pid:
+			case target.GetMechanism() != "" && target.GetQueueCount() == jobQueues:
+				return nil
+			default:
+				why = fmt.Sprintf("the daemon cannot suspend the job with its %d queues: %s %s", target.GetQueueCount(), target.GetMechanismWhy(), target.GetAttachError())
+			}
+		}
+		if err := sleep(ctx, 20*time.Millisecond); err != nil {
+			return fmt.Errorf("%s: %w", why, err)
+		}
+	}
+}
+
+// serve plays the inference server: requests are due at fixed times whether or
+// not the last one is done, and latency counts from when a request was due.
+func (s *stage) serve(ctx context.Context, run *Run, announce bool, duration time.Duration) error {
+	n := int(duration * requestsPerSecond / time.Second)
+	run.LatencyMS = make([]float64, n)
+	var (
+		wg   sync.WaitGroup
+		mu   sync.Mutex // guards errs and run.NotQuiesced
+		errs []error
+	)
+	begin := time.Now()
+	for i := range n {
+		due := begin.Add(time.Duration(i) * time.Second / requestsPerSecond)
+		if err := sleep(ctx, time.Until(due)); err != nil {
+			mu.Lock()
+			errs = append(errs, err)
+			mu.Unlock()
+			break
+		}
+		wg.Go(func() {
+			quiesced, took, err := s.request(ctx, due, announce)
+			run.LatencyMS[i] = milliseconds(took)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				errs = append(errs, err)
+			}
+			if announce && !quiesced {
+				run.NotQuiesced++
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// request is one inference: announce, run on the GPU, say it is done. Its latency
+// ends with the result; giving the GPU back is not the user's wait.
+func (s *stage) request(ctx context.Context, due time.Time, announce bool) (quiesced bool, took time.Duration, err error) {
+	if announce {
+		lease, err := s.client.Acquire(ctx, client.Request{Label: "demo"})
+		if err != nil {
+			return false, 0, err
+		}
+		quiesced = lease.Quiesced()
+		defer func() { err = errors.Join(err, lease.Release(ctx)) }()
+	}
+	err = s.machine.request(ctx)
+	return quiesced, time.Since(due), err
+}
+
+// finish reads what the daemon counted and learned.
+func (s *stage) finish(ctx context.Context, result *Result) error {
+	stats, err := s.client.Admin().GetStatistics(ctx, &gpreemptv1.GetStatisticsRequest{})
+	if err != nil {
+		return err
+	}
+	st := stats.GetStatistics()
+	result.Suspends, result.Resumes = st.GetSuspends(), st.GetResumes()
+	result.LearnedSuspendMS, result.LearnedResumeMS = milliseconds(s.learnedSuspend), milliseconds(s.learnedResume)
+	return nil
+}
+
+// noteLearned reads what the scheduler learned of the job, which goes with it.
+func (s *stage) noteLearned(ctx context.Context) error {
+	explained, err := s.client.Admin().ExplainTarget(ctx, &gpreemptv1.ExplainTargetRequest{TargetId: fmt.Sprint(s.pid)})
+	if err != nil {
+		return err
+	}
+	s.learnedSuspend = explained.GetTarget().GetLearnedSuspend().AsDuration()
+	s.learnedResume = explained.GetTarget().GetLearnedResume().AsDuration()
+	return nil
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+
+// sleep waits, unless ctx ends first.
+func sleep(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}

@@ -1,0 +1,211 @@
+package driver
+
+import "github.com/gpreempt/gpreempt/pkg/kfd"
+
+// Sizes of what a checkpoint would hold: struct kfd_criu_process_priv_data,
+// kfd_criu_device_priv_data and kfd_criu_queue_priv_data, and a queue's MQD.
+const (
+	criuProcessBytes = 8
+	criuDeviceBytes  = 8
+	criuQueueBytes   = 112
+	criuMQDBytes     = 2048
+)
+
+// criu is kfd_ioctl_criu.
+func (d *Driver) criu(c *call) (int, errno) {
+	op := kfd.CRIUOp(c.u32(48))
+	c.op = CRIUOp(op)
+	switch op {
+	case kfd.CRIUOpProcessInfo:
+		return 0, d.criuProcessInfo(c)
+	case kfd.CRIUOpUnpause:
+		return 0, d.criuUnpause(c)
+	case kfd.CRIUOpCheckpoint, kfd.CRIUOpRestore, kfd.CRIUOpResume:
+		return 0, ENOSYS
+	default:
+		return 0, EINVAL
+	}
+}
+
+// criuProcessInfo is criu_process_info.
+func (d *Driver) criuProcessInfo(c *call) errno {
+	p := c.p
+	d.lock(c, &p.mutex)
+	defer d.unlock(&p.mutex)
+	if len(p.pdds) == 0 {
+		return ENODEV
+	}
+	pausedHere := false
+	if !p.paused || !d.prof.pauseOnce {
+		if err := d.evictProcess(c, p, kfd.TriggerCRIUCheckpoint); err != 0 {
+			if !d.prof.pauseOnce {
+				d.restoreProcess(c, p) // what this fails to do nobody hears of
+				p.paused = false
+			}
+			return err
+		}
+		p.paused, pausedHere = true, true
+	}
+	d.note()
+	c.put32(44, uint32(p.lead.PIDInside()))
+	queues, err := criuQueues(p)
+	if err != 0 {
+		if pausedHere {
+			d.restoreProcess(c, p)
+			p.paused = false
+		}
+		return err
+	}
+	c.put32(32, uint32(len(p.pdds)))
+	c.put32(36, 0)
+	c.put32(40, uint32(queues))
+	c.put64(24, uint64(criuProcessBytes+criuDeviceBytes*len(p.pdds)+(criuQueueBytes+criuMQDBytes)*queues))
+	return 0
+}
+
+// criuQueues is kfd_process_get_queue_info.
+func criuQueues(p *process) (int, errno) {
+	for _, q := range p.queues {
+		if q.kind > kfd.QueueTypeSDMAXGMI {
+			return 0, EOPNOTSUPP
+		}
+	}
+	return len(p.queues), 0
+}
+
+// criuUnpause is criu_unpause.
+func (d *Driver) criuUnpause(c *call) errno {
+	p := c.p
+	d.lock(c, &p.mutex)
+	defer d.unlock(&p.mutex)
+	if !p.paused {
+		return EINVAL
+	}
+	err := d.restoreProcess(c, p)
+	if err == 0 {
+		p.paused = false
+		d.note()
+	}
+	return err
+}
+
+// evictProcess is kfd_process_evict_queues. EIO, of a GPU that hangs or is being
+// reset, is no failure, but what the last GPU answers is returned.
+func (d *Driver) evictProcess(c *call, p *process, trigger kfd.SMITrigger) (err errno) {
+	for i, x := range p.pdds {
+		d.smiEviction(x, trigger)
+		if err = d.evict(c, x); err != 0 && err != EIO {
+			for _, x := range p.pdds[:i] {
+				d.smiRestore(x)
+				d.restore(c, x) // a failure is only logged
+			}
+			return err
+		}
+	}
+	return err
+}
+
+// restoreProcess is kfd_process_restore_queues.
+func (d *Driver) restoreProcess(c *call, p *process) (first errno) {
+	for _, x := range p.pdds {
+		d.smiRestore(x)
+		if err := d.restore(c, x); err != 0 && first == 0 {
+			first = err
+		}
+	}
+	return first
+}
+
+// evict is evict_process_queues_cpsch.
+func (d *Driver) evict(c *call, x *pdd) (err errno) {
+	g := x.gpu
+	d.lock(c, &g.dqm)
+	defer d.unlock(&g.dqm)
+	if x.evicted++; x.evicted > 1 || !x.vm {
+		return 0
+	}
+	for _, q := range x.queues {
+		q.evicted = true
+		if !q.active {
+			continue
+		}
+		q.active = false
+		if d.perQueue(g) {
+			if e := d.removeQueue(c, q); e != 0 {
+				err = e
+			}
+		}
+	}
+	d.note()
+	if d.perQueue(g) {
+		return err
+	}
+	return d.executeQueues(c, g, x.p, DefaultGrace)
+}
+
+// restore is restore_process_queues_cpsch.
+func (d *Driver) restore(c *call, x *pdd) errno {
+	g := x.gpu
+	d.lock(c, &g.dqm)
+	defer d.unlock(&g.dqm)
+	switch {
+	case x.evicted == 0: // WARN_ON_ONCE
+		return 0
+	case x.evicted > 1:
+		x.evicted--
+		d.note()
+		return 0
+	case !x.vm:
+		x.evicted = 0
+		return 0
+	}
+	for _, q := range x.queues {
+		q.evicted = false
+		if !q.wanted() {
+			continue
+		}
+		q.active = true
+		if d.perQueue(g) {
+			if err := d.addQueue(c, q); err != 0 {
+				return err // and the count stays
+			}
+		}
+	}
+	var err errno
+	if !d.perQueue(g) {
+		err = d.executeQueues(c, g, x.p, DefaultGrace)
+	}
+	x.evicted = 0
+	d.note()
+	return err
+}
+
+// Evict takes a process's queues off the GPUs as a lack of memory does, Restore
+// undoes it once. The error is an errno.
+func (d *Driver) Evict(mm MM, trigger kfd.SMITrigger) error {
+	d.mu.Lock()
+	defer d.leave()
+	p := d.byMM(mm)
+	if p == nil {
+		return ESRCH
+	}
+	return orNil(d.evictProcess(&call{d: d}, p, trigger))
+}
+
+// Restore undoes one Evict.
+func (d *Driver) Restore(mm MM) error {
+	d.mu.Lock()
+	defer d.leave()
+	p := d.byMM(mm)
+	if p == nil {
+		return ESRCH
+	}
+	return orNil(d.restoreProcess(&call{d: d}, p))
+}
+
+func orNil(err errno) error {
+	if err == 0 {
+		return nil
+	}
+	return err
+}

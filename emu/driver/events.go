@@ -1,0 +1,245 @@
+package driver
+
+import (
+	"encoding/binary"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// raise sets exceptions, and tells the debugger if it wants to know
+// (kfd_dbg_ev_raise). by is the thread the '.' is written by, nil for a worker. It
+// tells whether the debugger was told.
+func (d *Driver) raise(c *call, p *process, g *gpu, mask kfd.ExceptionMask, source uint32, by Task) bool {
+	if !p.enabled {
+		return false
+	}
+	d.lock(c, &p.events)
+	defer d.unlock(&p.events)
+	switch {
+	case mask&kfd.ExceptionsOfDevice != 0:
+		for _, x := range p.pdds {
+			if x.gpu == g {
+				x.exceptions |= mask & kfd.ExceptionsOfDevice
+			}
+		}
+	case mask&kfd.ExceptionsOfProcess != 0:
+		p.exceptions |= mask & kfd.ExceptionsOfProcess
+	default:
+		if q := p.queue(source); q != nil && q.pdd.gpu == g {
+			q.exceptions |= mask
+		}
+	}
+	d.note()
+	if p.mask&mask == 0 {
+		return false
+	}
+	d.writeDot(c, p, by)
+	return true
+}
+
+// writeDot is kernel_write of a '.'. A full pipe in blocking mode makes the thread
+// wait, until a signal, with the locks it has; a worker waits alone, and here gives
+// up: what is in the pipe says as much.
+func (d *Driver) writeDot(c *call, p *process, by Task) {
+	f := p.eventFile
+	if f == nil {
+		return
+	}
+	if by == nil {
+		f.WriteDot(nil)
+		return
+	}
+	d.waitInterruptible(c, func() bool { return !f.WriteDot(by) })
+}
+
+// setExceptions is kfd_dbg_set_enabled_debug_exception_mask.
+func (d *Driver) setExceptions(c *call, p *process, mask kfd.ExceptionMask) {
+	d.lock(c, &p.events)
+	defer d.unlock(&p.events)
+	pending := p.exceptions
+	for _, q := range p.queues {
+		pending |= q.exceptions
+	}
+	for _, x := range p.pdds {
+		pending |= x.exceptions
+	}
+	if mask&pending != 0 {
+		d.writeDot(c, p, c.task)
+	}
+	p.mask = mask
+}
+
+// sendRuntimeEvent is kfd_dbg_send_exception_to_runtime.
+func (d *Driver) sendRuntimeEvent(c *call, p *process) errno {
+	mask := c.exceptions()
+	if violation := kfd.ECDeviceMemoryViolation.Mask(); mask&violation != 0 {
+		x := p.pdd(c.u32(16))
+		if x == nil {
+			return ENODEV
+		}
+		d.evict(c, x) // kfd_dqm_evict_pasid; nobody restores it
+		p.signalFault(orImprecise(x.fault, x.gpu))
+		mask &^= violation
+	}
+	if runtime := kfd.ECProcessRuntime.Mask(); mask&runtime != 0 {
+		p.acks++
+		mask &^= runtime
+	}
+	if q := p.queue(c.u32(20)); q != nil {
+		q.sent |= mask // a worker, whose errors nobody sees
+	}
+	d.note()
+	return 0
+}
+
+// queryDebugEvent is kfd_dbg_ev_query_debug_event.
+func (d *Driver) queryDebugEvent(c *call, p *process) errno {
+	clearMask := c.exceptions()
+	d.lock(c, &p.events)
+	defer d.unlock(&p.events)
+	status, gpuID, id := kfd.ExceptionMask(0), uint32(0), uint32(0)
+	found := func(pending *kfd.ExceptionMask) bool {
+		if *pending&p.mask == 0 {
+			return false
+		}
+		status = *pending
+		*pending &^= clearMask
+		return true
+	}
+	func() {
+		for _, q := range p.queues {
+			if found(&q.exceptions) {
+				gpuID, id = uint32(q.pdd.gpu.node.ID), q.id
+				return
+			}
+		}
+		for _, x := range p.pdds {
+			if found(&x.exceptions) {
+				gpuID = uint32(x.gpu.node.ID)
+				return
+			}
+		}
+		found(&p.exceptions)
+	}()
+	c.put64(8, uint64(status))
+	c.put32(16, gpuID)
+	c.put32(20, id)
+	if status == 0 {
+		return EAGAIN
+	}
+	d.note()
+	return 0
+}
+
+// queryExceptionInfo is kfd_dbg_trap_query_exception_info.
+func (d *Driver) queryExceptionInfo(c *call, p *process) errno {
+	info, size, source := c.pointer(8), c.u32(16), c.u32(20)
+	code := kfd.ExceptionCode(c.u32(24))
+	if info == nil {
+		return EINVAL
+	}
+	d.lock(c, &p.events)
+	defer d.unlock(&p.events)
+	var pending *kfd.ExceptionMask
+	var known []byte
+	switch mask := code.Mask(); {
+	case mask&kfd.ExceptionsOfQueue != 0:
+		q := p.queue(source)
+		if q == nil {
+			return EINVAL
+		}
+		pending = &q.exceptions
+	case mask&kfd.ExceptionsOfDevice != 0:
+		x := p.pdd(source)
+		if x == nil {
+			return EINVAL
+		}
+		// Of a memory violation the driver has data, whose size it never sets.
+		pending = &x.exceptions
+	case mask&kfd.ExceptionsOfProcess != 0:
+		pending = &p.exceptions
+		if code == kfd.ECProcessRuntime {
+			known = runtimeInfo(p)
+		}
+	default:
+		return EINVAL
+	}
+	if !pending.Has(code) {
+		return ENODATA
+	}
+	if !writeAt(info, 0, known[:min(int(size), len(known))]) {
+		return EFAULT
+	}
+	c.put32(16, uint32(len(known)))
+	if c.u32(28) != 0 {
+		*pending &^= code.Mask()
+		d.note()
+	}
+	return 0
+}
+
+// runtimeInfo is struct kfd_runtime_info.
+func runtimeInfo(p *process) []byte {
+	b := binary.NativeEndian.AppendUint64(nil, p.rdebug)
+	b = binary.NativeEndian.AppendUint32(b, uint32(p.runtime))
+	ttmp := uint32(0)
+	if p.ttmp {
+		ttmp = 1
+	}
+	return binary.NativeEndian.AppendUint32(b, ttmp)
+}
+
+// Raise has exceptions raised as an interrupt does (kfd_set_dbg_ev_from_interrupt):
+// of a queue, or with kfd.NoQueue of a GPU. It tells whether the debugger was told,
+// or the runtime because no debugger wanted to know.
+func (d *Driver) Raise(mm MM, id gpreempt.GPUID, queue uint32, mask kfd.ExceptionMask) bool {
+	d.mu.Lock()
+	defer d.leave()
+	p, g := d.byMM(mm), d.gpu(id)
+	if p == nil || g == nil {
+		return false
+	}
+	c := &call{d: d}
+	return d.interrupt(c, p, g, queue, mask, nil)
+}
+
+// Fault is a memory access of a process that a GPU could not make: the interrupt of
+// it (event_interrupt_wq_v9). The process is told by its memory events, if no debugger
+// wants to know; its queues leave the GPU for good.
+func (d *Driver) Fault(mm MM, id gpreempt.GPUID, fault MemoryFault) {
+	d.mu.Lock()
+	defer d.leave()
+	p, g := d.byMM(mm), d.gpu(id)
+	if p == nil || g == nil {
+		return
+	}
+	d.emit(g, kfd.SMIVMFault, 0, "%x:%s\n", uint32(p.pid), p.lead.Comm())
+	d.interrupt(&call{d: d}, p, g, kfd.NoQueue, kfd.ECDeviceMemoryViolation.Mask(), fault.data(g))
+}
+
+// interrupt is kfd_set_dbg_ev_from_interrupt.
+func (d *Driver) interrupt(c *call, p *process, g *gpu, queue uint32, mask kfd.ExceptionMask, fault []byte) bool {
+	if x := p.pdd(uint32(g.node.ID)); p.enabled && x.fault == nil && mask.Has(kfd.ECDeviceMemoryViolation) {
+		x.fault = fault
+	}
+	if d.raise(c, p, g, mask, queue, nil) {
+		return true
+	}
+	switch {
+	case mask&kfd.ExceptionsOfQueue != 0 && p.runtime == kfd.RuntimeEnabled:
+		d.lock(c, &p.mutex)
+		defer d.unlock(&p.mutex)
+		q := p.queue(queue)
+		if q == nil || q.pdd.gpu != g {
+			return false
+		}
+		q.sent |= mask
+		return true
+	case mask.Has(kfd.ECDeviceMemoryViolation):
+		d.evict(c, p.pdd(uint32(g.node.ID)))
+		p.signalFault(orImprecise(fault, g))
+		return true
+	}
+	return false
+}

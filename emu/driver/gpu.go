@@ -1,0 +1,277 @@
+package driver
+
+import (
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// gpu is a node with its queue manager: struct kfd_node, struct
+// device_queue_manager.
+type gpu struct {
+	node Node
+	dqm  mutex
+	// runlist: one is on the hardware (active_runlist). mapped is what the hardware
+	// runs.
+	runlist bool
+	mapped  map[*queue]bool
+	// queues counts those of all processes (total_queue_count).
+	queues int
+	// grace is the register CP_IQ_WAIT_TIME2.SCH_WAVE.
+	grace uint32
+	// owner has the debug VMID (trap_debug_vmid).
+	owner     *process
+	watches   uint32
+	profiler  *process
+	wakes     int // of destroy_wait
+	resetting bool
+	hung      bool
+	resets    uint32
+	smi       []*SMIStream
+
+	// vramUsed counts bytes, vramUsedAligned what AVAILABLE_MEMORY takes off.
+	vramUsed, vramUsedAligned uint64
+
+	unmaps, maps, adds, removes int
+	graces                      []uint32
+	cycled                      map[int32]int
+}
+
+// maxQueuesPerDevice is the module parameter max_num_of_queues_per_device.
+const maxQueuesPerDevice = 4096
+
+// perQueue tells whether queues come and go one by one, and not with a runlist: by
+// MES, or by the driver itself without HWS.
+func (d *Driver) perQueue(g *gpu) bool { return g.node.mes() || d.cfg.NoHWS }
+
+// step asks the hook how a step ends, and does what it does to the hardware. The
+// GPU's lock is held.
+func (d *Driver) step(c *call, kind StepKind, g *gpu, p *process, q *queue) errno {
+	id := kfd.NoQueue
+	if q != nil {
+		id = q.id
+	}
+	if d.hook != nil {
+		s := Step{Kind: kind, GPU: g.node.ID, Op: c.op, Caller: c.caller, Process: p.pid, Queue: id}
+		switch kind {
+		case StepMap:
+			s.Queues = mappedQueues(d.activeOn(g))
+		case StepAdd, StepRemove:
+			s.Queues = mappedQueues([]*queue{q})
+		case StepUnmap, StepShaderDebugger:
+		}
+		out := d.hook(s)
+		if out.Held != nil {
+			d.wait(c, func() bool { return !out.Held() })
+		}
+		if out.Errno != 0 {
+			g.hung = g.hung || out.Errno == ETIME
+			return out.Errno
+		}
+	}
+	switch kind {
+	case StepUnmap:
+		g.unmaps++
+		pids := map[int32]bool{}
+		for q := range g.mapped {
+			pids[q.pdd.p.pid] = true
+		}
+		for pid := range pids {
+			g.cycled[pid]++
+		}
+		clear(g.mapped)
+		g.runlist = false
+	case StepMap:
+		g.maps++
+		for _, q := range d.activeOn(g) {
+			g.mapped[q] = true
+		}
+		g.runlist = true
+	case StepAdd:
+		g.adds++
+		g.mapped[q] = true
+	case StepRemove:
+		g.removes++
+		delete(g.mapped, q)
+	case StepShaderDebugger:
+	}
+	d.note()
+	return 0
+}
+
+// activeOn gives the queues that belong in the GPU's runlist.
+func (d *Driver) activeOn(g *gpu) []*queue {
+	var queues []*queue
+	for _, p := range d.procs {
+		for _, x := range p.pdds {
+			if x.gpu != g {
+				continue
+			}
+			for _, q := range x.queues {
+				if q.active {
+					queues = append(queues, q)
+				}
+			}
+		}
+	}
+	return queues
+}
+
+// executeQueues is execute_queues_cpsch: all queues off, and those back that are to
+// run. p is for whom.
+func (d *Driver) executeQueues(c *call, g *gpu, p *process, grace uint32) errno {
+	if g.resetting {
+		return EIO
+	}
+	if err := d.unmap(c, g, p, grace); err != 0 {
+		return err
+	}
+	return d.mapQueues(c, g, p)
+}
+
+// unmap is unmap_queues_cpsch.
+func (d *Driver) unmap(c *call, g *gpu, p *process, grace uint32) errno {
+	if g.resetting || !g.runlist { // a reset stops the scheduler (sched_running)
+		return 0
+	}
+	if grace != DefaultGrace {
+		g.grace = graceRegister(grace)
+	}
+	g.graces = append(g.graces, g.grace)
+	if err := d.step(c, StepUnmap, g, p, nil); err != 0 {
+		return err // the grace period stays as it is
+	}
+	if grace != DefaultGrace {
+		g.grace = DefaultGrace
+	}
+	return 0
+}
+
+// graceRegister is what a grace period becomes in its field of 8 bits, where 0 is
+// without end: 0 becomes 1, others are cut off (kfd_packet_manager_v9.c,
+// pm_config_dequeue_wait_counts_v9).
+func graceRegister(grace uint32) uint32 {
+	if grace == 0 {
+		return 1
+	}
+	return grace & 0xff
+}
+
+// mapQueues is map_queues_cpsch.
+func (d *Driver) mapQueues(c *call, g *gpu, p *process) errno {
+	if g.resetting || g.runlist || len(d.activeOn(g)) == 0 {
+		return 0
+	}
+	return d.step(c, StepMap, g, p, nil)
+}
+
+// addQueue and removeQueue are add_queue_mes and remove_queue_mes.
+func (d *Driver) addQueue(c *call, q *queue) errno {
+	if q.pdd.gpu.resetting {
+		return EIO
+	}
+	return d.step(c, StepAdd, q.pdd.gpu, q.pdd.p, q)
+}
+
+func (d *Driver) removeQueue(c *call, q *queue) errno {
+	if q.pdd.gpu.resetting {
+		return EIO
+	}
+	return d.step(c, StepRemove, q.pdd.gpu, q.pdd.p, q)
+}
+
+// refresh has the hardware learn how a process is debugged: debug_refresh_runlist
+// with HWS, kfd_dbg_set_mes_debug_mode with MES.
+func (d *Driver) refresh(c *call, x *pdd) errno {
+	g := x.gpu
+	if d.cfg.NoHWS {
+		return EINVAL
+	}
+	if !g.node.perVMID(d.prof) {
+		return 0
+	}
+	d.lock(c, &g.dqm)
+	defer d.unlock(&g.dqm)
+	if g.node.mes() {
+		return d.step(c, StepShaderDebugger, g, x.p, nil)
+	}
+	if err := d.unmap(c, g, x.p, 0); err != 0 {
+		return err
+	}
+	return d.mapQueues(c, g, x.p)
+}
+
+// reserveVMID is reserve_debug_trap_vmid, releaseVMID is release_debug_trap_vmid.
+func (d *Driver) reserveVMID(c *call, x *pdd) errno {
+	g := x.gpu
+	d.lock(c, &g.dqm)
+	defer d.unlock(&g.dqm)
+	if g.owner != nil {
+		return EBUSY
+	}
+	if err := d.unmap(c, g, x.p, DefaultGrace); err != 0 {
+		return err
+	}
+	g.owner = x.p
+	return d.mapQueues(c, g, x.p)
+}
+
+func (d *Driver) releaseVMID(c *call, x *pdd) {
+	g := x.gpu
+	d.lock(c, &g.dqm)
+	defer d.unlock(&g.dqm)
+	// The driver does not ask whose it is.
+	if g.owner == nil || d.unmap(c, g, x.p, DefaultGrace) != 0 {
+		return
+	}
+	g.owner = nil
+	d.mapQueues(c, g, x.p) // a failure is only logged
+}
+
+func (d *Driver) gpu(id gpreempt.GPUID) *gpu {
+	for _, g := range d.gpus {
+		if g.node.ID == id {
+			return g
+		}
+	}
+	return nil
+}
+
+// StartReset begins a reset of a GPU: all processes are evicted everywhere, and
+// what is asked of the GPU fails with EIO (kgd2kfd_pre_reset).
+func (d *Driver) StartReset(id gpreempt.GPUID) {
+	d.mu.Lock()
+	defer d.leave()
+	g := d.gpu(id)
+	if g == nil || g.resetting {
+		return
+	}
+	g.resets++
+	d.smiReset(g, kfd.SMIGPUPreReset)
+	if d.locked++; d.locked == 1 {
+		for _, p := range d.procs {
+			if p.table {
+				d.evictProcess(&call{d: d}, p, kfd.TriggerSuspend) // a failure is only logged
+			}
+		}
+	}
+	g.resetting = true
+	clear(g.mapped)
+	g.runlist = false
+	d.signalReset(g)
+	d.note()
+}
+
+// EndReset ends it. What was evicted stays so (kgd2kfd_post_reset).
+func (d *Driver) EndReset(id gpreempt.GPUID) {
+	d.mu.Lock()
+	defer d.leave()
+	g := d.gpu(id)
+	if g == nil || !g.resetting {
+		return
+	}
+	g.resetting, g.hung = false, false
+	g.grace = DefaultGrace
+	d.locked--
+	d.smiReset(g, kfd.SMIGPUPostReset)
+	d.note()
+}

@@ -1,0 +1,155 @@
+package driver
+
+// maxWatches is how many watch points a GPU has (MAX_WATCH_ADDRESSES).
+const maxWatches = 4
+
+// setWatch is kfd_dbg_trap_set_dev_address_watch.
+func (d *Driver) setWatch(c *call, target *process) errno {
+	x := target.pdd(c.u32(24))
+	if x == nil {
+		return ENODEV
+	}
+	for id := range uint32(maxWatches) {
+		bit := uint32(1) << id
+		if x.gpu.watches&bit != 0 {
+			continue
+		}
+		c.put32(28, id)
+		if err := d.refresh(c, x); err != 0 {
+			return err
+		}
+		x.gpu.watches |= bit
+		x.watches |= bit
+		return 0
+	}
+	c.put32(28, ^uint32(0)) // KFD_DEBUGGER_INVALID_WATCH_POINT_ID
+	return ENOMEM
+}
+
+// clearWatch is kfd_dbg_trap_clear_dev_address_watch.
+func (d *Driver) clearWatch(c *call, x *pdd, id uint32) errno {
+	if id >= maxWatches || x.watches&(1<<id) == 0 {
+		return EINVAL
+	}
+	if err := d.refresh(c, x); err != 0 {
+		return err
+	}
+	x.gpu.watches &^= 1 << id
+	x.watches &^= 1 << id
+	return 0
+}
+
+// The wave launch modes: enum kfd_dbg_trap_wave_launch_mode.
+const (
+	launchNormal = 0
+	launchHalt   = 1
+	launchDebug  = 3
+)
+
+// setLaunchMode is kfd_dbg_trap_set_wave_launch_mode.
+func (d *Driver) setLaunchMode(c *call, target *process, mode uint32) errno {
+	switch mode {
+	case launchNormal, launchHalt, launchDebug:
+	default:
+		return EINVAL
+	}
+	return d.refreshAll(c, target)
+}
+
+func (d *Driver) refreshAll(c *call, target *process) errno {
+	for _, x := range target.pdds {
+		if err := d.refresh(c, x); err != 0 {
+			return err
+		}
+	}
+	return 0
+}
+
+// What can be trapped: enum kfd_dbg_trap_mask.
+const (
+	trapFloatAndInt  = 0x7f
+	trapAddressWatch = 0x80
+	trapMemory       = 0x100
+	trapWaveStartEnd = 3 << 30
+)
+
+// overrides is validate_trap_override_request: what of mode the GPU can do.
+func (n Node) overrides(mode uint32) (supported uint32, err errno) {
+	const or, replace = 0, 1
+	if n.GFX < 90010 || n.GFX >= 100000 && n.GFX < 110000 { // kgd_gfx_v9_..., kgd_gfx_v10_...
+		if mode != or {
+			return trapAddressWatch, EINVAL
+		}
+		return trapAddressWatch, 0
+	}
+	supported = trapFloatAndInt | trapAddressWatch | trapMemory
+	if n.GFX >= 110004 {
+		supported |= trapWaveStartEnd
+	}
+	if mode != or && mode != replace {
+		return supported, EPERM
+	}
+	return supported, 0
+}
+
+// setLaunchOverride is kfd_dbg_trap_set_wave_launch_override. What was trapped before
+// is not kept: it answers nothing.
+func (d *Driver) setLaunchOverride(c *call, target *process) errno {
+	mode, request := c.u32(8), c.u32(16)
+	supported := ^uint32(0)
+	for _, x := range target.pdds {
+		can, err := x.gpu.node.overrides(mode)
+		supported &= can
+		c.put32(16, supported)
+		if err != 0 {
+			return err
+		}
+	}
+	c.put32(16, supported)
+	if request&^supported != 0 {
+		return EACCES
+	}
+	if len(target.pdds) > 0 {
+		c.put32(12, 0)
+	}
+	return d.refreshAll(c, target)
+}
+
+// The flags: enum kfd_dbg_trap_flags.
+const (
+	flagSingleMemOp       = 1
+	flagSingleALUOp       = 2
+	flagLDSOutOfAddrRange = 4
+)
+
+// setFlags is kfd_dbg_trap_set_flags for a caller.
+func (d *Driver) setFlags(c *call, target *process) errno {
+	before := target.flags
+	err := d.applyFlags(c, target, c.u32(8))
+	c.put32(8, before)
+	return err
+}
+
+// applyFlags is the rest of it.
+func (d *Driver) applyFlags(c *call, target *process, flags uint32) errno {
+	for _, x := range target.pdds {
+		caps, caps2 := x.gpu.node.capabilities(d.prof)
+		if flags&flagSingleMemOp != 0 && caps&capPreciseMemory == 0 ||
+			flags&flagSingleALUOp != 0 && caps&capPreciseALU == 0 ||
+			d.prof.contexts && flags&flagLDSOutOfAddrRange != 0 && caps2&cap2LDSOutOfAddress == 0 {
+			return EACCES
+		}
+	}
+	before := target.flags
+	target.flags = flags
+	for i, x := range target.pdds {
+		if err := d.refresh(c, x); err != 0 {
+			target.flags = before
+			for _, x := range target.pdds[:i] {
+				d.refresh(c, x) // the way back, whose failure nobody looks at
+			}
+			return err
+		}
+	}
+	return 0
+}

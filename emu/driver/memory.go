@@ -1,0 +1,384 @@
+package driver
+
+import (
+	"encoding/binary"
+	"maps"
+	"slices"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+const (
+	pageSize = 4096
+	// defaultVRAM is that of a Node that does not say: 192 GiB.
+	defaultVRAM = 192 << 30
+	// vramAlign is what AVAILABLE_MEMORY counts in (VRAM_AVAILABILITY_ALIGN).
+	vramAlign = 2 << 20
+	// maxObject is more than any host has: memory of the host is not counted here.
+	maxObject = 1 << 46
+	// firstMmapOffset is that of a render node's first memory
+	// (DRM_FILE_PAGE_OFFSET_START).
+	firstMmapOffset = 1 << 32
+)
+
+func alignUp(n, to uint64) uint64 { return (n + to - 1) &^ (to - 1) }
+
+// object is struct kgd_mem: GPU memory of a process.
+type object struct {
+	va, size, offset, user uint64
+	flags                  uint32
+	mapped                 map[*gpu]bool
+}
+
+// bytes is what there is behind it: memory of an AQL queue is mapped twice.
+func (o *object) bytes() uint64 {
+	if o.flags&kfd.AllocAQLQueueMem != 0 {
+		return alignUp(o.size/2, pageSize)
+	}
+	return alignUp(o.size, pageSize)
+}
+
+// vram is how much of it is on the GPU.
+func (o *object) vram() uint64 {
+	if o.flags&kfd.AllocVRAM == 0 {
+		return 0
+	}
+	return o.bytes()
+}
+
+// overlaps tells whether the object's addresses on the GPU are among some. A
+// mapping, as svm_range_check_vm looks for it, is there as soon as it is on a GPU.
+func (o *object) overlaps(start, last uint64) bool {
+	return len(o.mapped) > 0 && o.va <= last && o.va+o.size-1 >= start
+}
+
+// Allocation is memory of a GPU that a process has.
+type Allocation struct {
+	Handle uint64
+	GPU    gpreempt.GPUID
+	// VA is the address on the GPUs, and Size the bytes there: of the memory of an AQL
+	// queue twice what there is.
+	VA, Size uint64
+	Flags    uint32 // of the kfd.Alloc constants
+	// Offset is the mmap offset that was given for it: in the GPU's render node, or for
+	// kfd.AllocMMIORemap in the driver's device.
+	Offset uint64
+	// User is the address in the process of kfd.AllocUserptr.
+	User uint64
+	// Mapped are the GPUs it is mapped on, in order of their ids.
+	Mapped []gpreempt.GPUID
+}
+
+// Allocations gives the memory of the process with an address space, in the order of
+// the handles.
+func (d *Driver) Allocations(mm MM) []Allocation {
+	d.mu.Lock()
+	defer d.leave()
+	p := d.byMM(mm)
+	if p == nil {
+		return nil
+	}
+	var all []Allocation
+	for _, x := range p.pdds {
+		for id, o := range x.memory {
+			a := Allocation{
+				Handle: x.handle(id), GPU: x.gpu.node.ID, VA: o.va, Size: o.size, Flags: o.flags, Offset: o.offset, User: o.user,
+			}
+			for g := range o.mapped {
+				a.Mapped = append(a.Mapped, g.node.ID)
+			}
+			slices.Sort(a.Mapped)
+			all = append(all, a)
+		}
+	}
+	slices.SortFunc(all, func(a, b Allocation) int {
+		if a.Handle < b.Handle {
+			return -1
+		}
+		return 1
+	})
+	return all
+}
+
+// handle is MAKE_HANDLE.
+func (x *pdd) handle(id uint32) uint64 { return uint64(x.gpu.node.ID)<<32 + uint64(id) }
+
+// memoryOf finds what a handle names: the GPU's part of the process, and the memory,
+// nil each if there is none.
+func (p *process) memoryOf(handle uint64) (*pdd, *object) {
+	x := p.pdd(uint32(handle >> 32))
+	if x == nil {
+		return nil, nil
+	}
+	return x, x.memory[uint32(handle)]
+}
+
+// allocMemory is kfd_ioctl_alloc_memory_of_gpu. Memory of the host is not counted
+// here, mmap offsets are used once, a GPU keeps none of its own for page tables, and its whole memory can be seen
+// by the host.
+func (d *Driver) allocMemory(c *call) (int, errno) {
+	p := c.p
+	o := &object{va: c.u64(0), size: c.u64(8), flags: c.u32(36), mapped: map[*gpu]bool{}}
+	given := c.u64(24)
+	switch {
+	case o.size == 0:
+		return 0, EINVAL
+	case p.secondary && o.flags&kfd.AllocUserptr != 0:
+		return 0, EOPNOTSUPP
+	case (o.va != 0 || o.flags&kfd.AllocVRAM == 0) && p.svmAt(o.va, o.va+o.size-1) != nil,
+		o.flags&kfd.AllocUserptr != 0 && p.svmAt(given, given+o.size-1) != nil:
+		return 0, EADDRINUSE
+	}
+	d.lock(c, &p.mutex)
+	defer d.unlock(&p.mutex)
+	x, err := p.bound(c.u32(32))
+	if err != 0 {
+		return 0, err
+	}
+	if err := x.reserve(o, given); err != 0 {
+		return 0, err
+	}
+	o.offset = firstMmapOffset + x.mmapped
+	x.mmapped += o.bytes()
+	if o.flags&kfd.AllocMMIORemap != 0 {
+		o.offset = d.cfg.mmio(x.gpu.node.ID)
+	}
+	var id uint32
+	for x.memory[id] != nil {
+		id++
+	}
+	if x.memory == nil {
+		x.memory = map[uint32]*object{}
+	}
+	x.memory[id] = o
+	c.put64(16, x.handle(id))
+	c.put64(24, o.offset)
+	d.note()
+	return 0, 0
+}
+
+// reserve is what kfd_ioctl_alloc_memory_of_gpu and
+// amdgpu_amdkfd_gpuvm_alloc_memory_of_gpu look at, and the accounting of
+// amdgpu_amdkfd_reserve_mem_limit. given is the address in the process, of a userptr.
+func (x *pdd) reserve(o *object, given uint64) errno {
+	g := x.gpu
+	const registers = kfd.AllocDoorbell | kfd.AllocMMIORemap
+	switch {
+	case o.flags&kfd.AllocDoorbell != 0 && o.size != DoorbellBytes,
+		o.flags&registers == kfd.AllocMMIORemap && o.size != pageSize:
+		return EINVAL
+	case o.flags&(kfd.AllocVRAM|kfd.AllocGTT) != 0:
+	case o.flags&kfd.AllocUserptr != 0 && given == 0,
+		o.flags&(kfd.AllocUserptr|registers) == 0:
+		return EINVAL
+	case o.flags&kfd.AllocUserptr != 0:
+		o.user = given
+	}
+	if o.bytes() == 0 || o.bytes() < o.size/2 { // what is rounded up may overflow
+		return EINVAL
+	}
+	if o.bytes() > maxObject || o.vram() > g.vram()-g.vramUsed {
+		return ENOMEM
+	}
+	g.vramUsed += o.vram()
+	g.vramUsedAligned += alignUp(o.vram(), vramAlign)
+	return 0
+}
+
+// release takes the memory back.
+func (x *pdd) release(o *object) {
+	x.gpu.vramUsed -= o.vram()
+	x.gpu.vramUsedAligned -= alignUp(o.vram(), vramAlign)
+}
+
+// vram is the memory of the GPU in bytes.
+func (g *gpu) vram() uint64 {
+	if g.node.VRAM == 0 {
+		return defaultVRAM
+	}
+	return g.node.VRAM
+}
+
+// freeAll is kfd_process_free_outstanding_kfd_bos.
+func (p *process) freeAll() {
+	for _, x := range p.pdds {
+		for o := range maps.Values(x.memory) {
+			x.release(o)
+		}
+		x.memory = nil
+	}
+}
+
+// freeMemory is kfd_ioctl_free_memory_of_gpu.
+func (d *Driver) freeMemory(c *call) (int, errno) {
+	p, handle := c.p, c.u64(0)
+	d.lock(c, &p.mutex)
+	defer d.unlock(&p.mutex)
+	if p.signals.handle != 0 && p.signals.handle == handle {
+		return 0, EPERM
+	}
+	x, o := p.memoryOf(handle)
+	switch {
+	case o == nil:
+		return 0, EINVAL
+	case len(o.mapped) > 0:
+		return 0, EBUSY
+	}
+	x.release(o)
+	delete(x.memory, uint32(handle))
+	d.note()
+	return 0, 0
+}
+
+// maxDevices is how many GPUs a call can name: more than the kernel allocates for.
+const maxDevices = 1 << 20
+
+// mapMemory is kfd_ioctl_map_memory_to_gpu.
+func (d *Driver) mapMemory(c *call) (int, errno) {
+	return d.eachDevice(c, true, func(o *object, peer *pdd) errno {
+		if !peer.vm {
+			return ENODEV
+		}
+		o.mapped[peer.gpu] = true
+		return 0
+	})
+}
+
+// unmapMemory is kfd_ioctl_unmap_memory_from_gpu.
+func (d *Driver) unmapMemory(c *call) (int, errno) {
+	return d.eachDevice(c, false, func(o *object, peer *pdd) errno {
+		if !o.mapped[peer.gpu] {
+			return EINVAL
+		}
+		delete(o.mapped, peer.gpu)
+		return 0
+	})
+}
+
+// eachDevice does something for each GPU of the array that is not done yet, and
+// counts those that are.
+func (d *Driver) eachDevice(c *call, bound bool, do func(*object, *pdd) errno) (int, errno) {
+	p, handle := c.p, c.u64(0)
+	n, done := c.u32(16), c.u32(20)
+	if n == 0 || done > n {
+		return 0, EINVAL
+	}
+	if n > maxDevices {
+		return 0, ENOMEM
+	}
+	ids, ok := readIDs(c.pointer(8), int(n))
+	if !ok {
+		return 0, EFAULT
+	}
+	d.lock(c, &p.mutex)
+	defer d.unlock(&p.mutex)
+	x, o := p.memoryOf(handle)
+	switch {
+	case x == nil:
+		return 0, EINVAL
+	case bound && !x.vm:
+		return 0, ENODEV
+	case o == nil:
+		return 0, ENOMEM
+	}
+	for i := done; i < n; i++ {
+		peer := p.pdd(ids[i])
+		if peer == nil {
+			return 0, EINVAL
+		}
+		if err := do(o, peer); err != 0 {
+			return 0, err
+		}
+		c.put32(20, i+1)
+		d.note()
+	}
+	return 0, 0
+}
+
+// availableMemory is kfd_ioctl_get_available_memory.
+func (d *Driver) availableMemory(c *call) (int, errno) {
+	d.lock(c, &c.p.mutex)
+	defer d.unlock(&c.p.mutex)
+	x := c.p.pdd(c.u32(8))
+	if x == nil {
+		return 0, EINVAL
+	}
+	used := min(x.gpu.vramUsedAligned, x.gpu.vram())
+	c.put64(0, (x.gpu.vram()-used)&^(vramAlign-1))
+	return 0, 0
+}
+
+// dmabuf is dma_buf_get: no file is a dma-buf here.
+func (d *Driver) dmabuf(c *call, fd uint32) errno {
+	f := c.task.File(fd)
+	if f == nil {
+		return EBADF
+	}
+	d.puts = append(d.puts, f)
+	return EINVAL
+}
+
+// dmabufInfo is kfd_ioctl_get_dmabuf_info.
+func (d *Driver) dmabufInfo(c *call) (int, errno) {
+	if len(d.gpus) == 0 {
+		return 0, EINVAL
+	}
+	return 0, d.dmabuf(c, c.u32(28))
+}
+
+// importDmabuf is kfd_ioctl_import_dmabuf.
+func (d *Driver) importDmabuf(c *call) (int, errno) {
+	d.lock(c, &c.p.mutex)
+	defer d.unlock(&c.p.mutex)
+	if _, err := c.p.bound(c.u32(16)); err != 0 {
+		return 0, err
+	}
+	return 0, d.dmabuf(c, c.u32(20))
+}
+
+// exportDmabuf is kfd_ioctl_export_dmabuf. There are no dma-bufs here: of memory that
+// could become one it says that there is no room for it.
+func (d *Driver) exportDmabuf(c *call) (int, errno) {
+	d.lock(c, &c.p.mutex)
+	defer d.unlock(&c.p.mutex)
+	_, o := c.p.memoryOf(c.u64(0))
+	switch {
+	case o == nil:
+		return 0, EINVAL
+	case o.flags&kfd.AllocUserptr != 0:
+		return 0, EPERM
+	}
+	return 0, ENOMEM
+}
+
+// bound is kfd_process_device_data_by_id and kfd_bind_process_to_device: the process
+// has the GPU, and has acquired its VM.
+func (p *process) bound(gpuID uint32) (*pdd, errno) {
+	x := p.pdd(gpuID)
+	switch {
+	case x == nil:
+		return nil, EINVAL
+	case !x.vm:
+		return nil, ENODEV
+	}
+	return x, 0
+}
+
+// boundOrGone is bound for the calls that say ESRCH of a VM not acquired.
+func (p *process) boundOrGone(gpuID uint32) (*pdd, errno) {
+	x, err := p.bound(gpuID)
+	if err == ENODEV {
+		err = ESRCH
+	}
+	return x, err
+}
+
+// u32s are words in memory.
+func u32s(words ...uint32) []byte {
+	var b []byte
+	for _, w := range words {
+		b = binary.NativeEndian.AppendUint32(b, w)
+	}
+	return b
+}

@@ -1,0 +1,300 @@
+package driver
+
+import (
+	"slices"
+
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// process is struct kfd_process.
+type process struct {
+	lead Task
+	pid  int32 // the lead's
+	mm   MM    // nil once it is gone
+	// table: it is found by its address space.
+	table bool
+	// secondary: it was made by CREATE_PROCESS, and belongs to one open file.
+	secondary bool
+	// refs are open files, the address space, and a debug session.
+	refs int
+	// users are debuggers' calls that hold the address space; unmapped: they alone do.
+	users    int
+	unmapped bool
+	// queuesGone: its queues were taken down at the end.
+	queuesGone bool
+
+	// events is event_mutex: of the events of debuggers, and of signals.
+	mutex, events mutex
+	signals       signals
+	svm           []*svmRange // by address; none overlap
+	xnack         bool
+	pdds          []*pdd
+	queues        []*queue // the newest first, as in the driver's list
+	slots         [kfd.MaxQueues]bool
+
+	enabled      bool
+	debugger     *process
+	debugged     int // debugged_process_count; a thief's death makes it negative
+	eventFile    EventFile
+	mask         kfd.ExceptionMask // exception_enable_mask
+	exceptions   kfd.ExceptionMask
+	rdebug       uint64
+	runtime      kfd.RuntimeState
+	ttmp         bool
+	acks         int  // runtime_enable_sema
+	runtimeRetry bool // is_runtime_retry
+	flags        uint32
+	paused       bool
+}
+
+// pdd is struct kfd_process_device: a process on a GPU.
+type pdd struct {
+	p          *process
+	gpu        *gpu
+	queues     []*queue // the newest first
+	vm         bool     // drm_priv
+	evicted    int
+	exceptions kfd.ExceptionMask
+	watches    uint32
+	gws        bool
+	// fault is what is known of ECDeviceMemoryViolation (vm_fault_exc_data).
+	fault []byte
+	// memory is by handle (alloc_idr), mmapped counts the mmap offsets given out.
+	memory  map[uint32]*object
+	mmapped uint64
+}
+
+// queue is struct queue and its properties.
+type queue struct {
+	id                                    uint32
+	serial                                uint64
+	pdd                                   *pdd
+	kind                                  uint32 // of uAPI
+	ring, write, read, ctx                uint64
+	size, percent, priority, ctxSize      uint32
+	ctlStackSize                          uint32
+	exceptions, sent                      kfd.ExceptionMask
+	suspended, evicted, active, destroyed bool
+	destroying                            bool
+	gws                                   bool
+	userMask                              bool // is_user_cu_masked
+	workaround                            bool // is_dbg_wa
+}
+
+// wanted is QUEUE_IS_ACTIVE.
+func (q *queue) wanted() bool {
+	return q.size > 0 && q.ring != 0 && q.percent > 0 && !q.evicted && !q.suspended
+}
+
+// File is an open file of the device.
+type File struct{ p *process }
+
+// Open opens the device for t (kfd_open). The error is an errno.
+func (d *Driver) Open(t Task) (*File, error) {
+	d.mu.Lock()
+	defer d.leave()
+	p, err := d.createProcess(t)
+	if err != 0 {
+		return nil, err
+	}
+	return &File{p: p}, nil
+}
+
+// createProcess finds or makes the process of t, and takes a reference
+// (kfd_create_process).
+func (d *Driver) createProcess(t Task) (*process, errno) {
+	mm := t.MM()
+	switch {
+	case mm == nil || t.Leader().MM() != mm:
+		return nil, EINVAL
+	case d.prof.contexts && len(d.gpus) == 0:
+		return nil, EINVAL
+	case d.locked > 0:
+		return nil, EINVAL
+	}
+	p := d.byMM(mm)
+	if p == nil {
+		p = d.newProcess(t.Leader(), mm)
+		p.refs++ // of the address space (mmu_notifier_get)
+	}
+	p.refs++
+	return p, 0
+}
+
+// newProcess makes a process without a reference (create_process).
+func (d *Driver) newProcess(lead Task, mm MM) *process {
+	p := &process{lead: lead, pid: lead.TID(), mm: mm, table: true, xnack: len(d.gpus) == 0}
+	for _, g := range d.gpus {
+		p.pdds = append(p.pdds, &pdd{p: p, gpu: g})
+	}
+	d.procs = append(d.procs, p)
+	d.note()
+	return p
+}
+
+// byMM is find_process_by_mm.
+func (d *Driver) byMM(mm MM) *process {
+	for _, p := range d.procs {
+		if p.table && !p.secondary && p.mm == mm {
+			return p
+		}
+	}
+	return nil
+}
+
+// pdd is kfd_process_device_data_by_id, nil if the process has no such GPU.
+func (p *process) pdd(gpuID uint32) *pdd {
+	for _, x := range p.pdds {
+		if uint32(x.gpu.node.ID) == gpuID {
+			return x
+		}
+	}
+	return nil
+}
+
+// queue is get_queue_by_qid.
+func (p *process) queue(id uint32) *queue {
+	for _, q := range p.queues {
+		if q.id == id {
+			return q
+		}
+	}
+	return nil
+}
+
+// Release is the end of an open file, once nobody is in a call on it (kfd_release).
+func (d *Driver) Release(f *File) {
+	d.mu.Lock()
+	defer d.leave()
+	c := &call{d: d, caller: f.p.pid}
+	if f.p.secondary {
+		d.released(c, f.p)
+	}
+	d.unref(f.p)
+	d.note()
+}
+
+// MMReleased is the end of an address space: the last thread that had it died or
+// became another program. by is the thread that waits while the driver does its
+// work, which needs locks others may hold; or a debugger's call under way does it.
+func (d *Driver) MMReleased(by Task, mm MM) {
+	d.mu.Lock()
+	defer d.leave()
+	p := d.byMM(mm)
+	if p == nil {
+		return
+	}
+	if p.users > 0 {
+		p.unmapped = true
+		return
+	}
+	d.mmReleased(&call{d: d, task: by, caller: p.pid}, p)
+}
+
+// mmReleased is kfd_process_notifier_release.
+func (d *Driver) mmReleased(c *call, p *process) {
+	d.released(c, p)
+	d.unref(p) // mmu_notifier_put, and in the end kfd_process_free_notifier
+	d.note()
+}
+
+// released is kfd_process_notifier_release_internal.
+func (d *Driver) released(c *call, p *process) {
+	p.table = false
+	// Whoever has found it in the table is waited for (synchronize_srcu): without that
+	// both would end its session.
+	d.wait(c, func() bool { return d.walkers == 0 })
+	if d.prof.dequeueFirst {
+		d.terminate(c, p)
+	}
+	p.mm = nil
+	d.disable(c, p)
+	if p.debugged > 0 {
+		d.walkers++
+		for _, target := range slices.Clone(d.procs) {
+			if !target.table || target.debugger != p {
+				continue
+			}
+			d.lock(c, &target.mutex)
+			d.disable(c, target)
+			d.unlock(&target.mutex)
+			if p.debugged == 0 {
+				break
+			}
+		}
+		d.walkers--
+		d.note()
+	}
+}
+
+// unref gives a reference back; the last one leaves the rest to a worker
+// (kfd_process_ref_release, kfd_process_wq_release).
+func (d *Driver) unref(p *process) {
+	if p.refs--; p.refs == 0 {
+		d.dying = append(d.dying, p)
+	}
+}
+
+// bury is the worker: it takes down what no reference holds, but waits for no lock.
+func (d *Driver) bury() {
+	locked := func(x *pdd) bool { return x.gpu.dqm.held }
+	for {
+		i := slices.IndexFunc(d.dying, func(p *process) bool { return !slices.ContainsFunc(p.pdds, locked) })
+		if i < 0 {
+			return
+		}
+		p := d.dying[i]
+		d.dying = slices.Delete(d.dying, i, i+1)
+		d.terminate(&call{d: d, caller: p.pid}, p)
+		for _, x := range p.pdds {
+			if x.vm && d.prof.contexts {
+				d.smiProcess(x, kfd.SMIProcessEnd)
+			}
+		}
+		p.freeAll()
+		d.procs = slices.DeleteFunc(d.procs, func(o *process) bool { return o == p })
+		d.note()
+	}
+}
+
+// terminate takes a process's queues down (kfd_process_dequeue_from_all_devices,
+// process_termination_cpsch).
+func (d *Driver) terminate(c *call, p *process) {
+	if p.queuesGone {
+		return
+	}
+	p.queuesGone = true
+	for _, x := range p.pdds {
+		g := x.gpu
+		d.lock(c, &g.dqm)
+		queues := x.queues
+		for _, q := range queues {
+			if q.active && d.perQueue(g) {
+				d.removeQueue(c, q)
+			}
+			q.active, q.destroyed = false, true
+			g.queues--
+		}
+		x.queues = nil
+		if len(queues) > 0 && !d.perQueue(g) {
+			d.executeQueues(c, g, p, DefaultGrace)
+		}
+		for _, q := range queues { // what did not work is followed by a reset of its waves
+			delete(g.mapped, q)
+			d.tellQueue(q, false)
+		}
+		d.unlock(&g.dqm)
+	}
+	p.queues = nil
+}
+
+// leave gives the lock back and ends what was held up.
+func (d *Driver) leave() {
+	d.bury()
+	puts := d.puts
+	d.puts = nil
+	d.mu.Unlock()
+	for _, f := range puts {
+		f.Put()
+	}
+}

@@ -1,0 +1,343 @@
+package driver
+
+import (
+	"slices"
+
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+const (
+	maxPercent  = 100
+	maxPriority = 15
+	minRing     = 1024 // bytes
+	// sdmaEngines and pcieEngines are those of every GPU here: the second are for
+	// PCIe, the others for XGMI.
+	sdmaEngines = 16
+	pcieEngines = 2
+)
+
+func powerOf2(n uint32) bool { return n&(n-1) == 0 } // or 0
+
+// createQueue is kfd_ioctl_create_queue, pqm_create_queue and create_queue_cpsch.
+func (d *Driver) createQueue(c *call) (int, errno) {
+	p := c.p
+	percent, kind := c.u32(44)&0xff, c.u32(40)
+	if percent > maxPercent || c.u32(48) > maxPriority || !powerOf2(c.u32(32)) {
+		return 0, EINVAL
+	}
+	if c.u32(32) < minRing {
+		c.put32(32, minRing)
+	}
+	if d.prof.contexts && !powerOf2(c.u32(92)) {
+		return 0, EINVAL
+	}
+	if kind > kfd.QueueTypeSDMAByEngID {
+		return 0, ENOTSUPP
+	}
+	d.lock(c, &p.mutex)
+	q, err := d.newQueue(c, kind, percent)
+	d.unlock(&p.mutex)
+	if err != 0 {
+		return 0, err
+	}
+	// Without the mutex, as there: the queue may be gone by now.
+	d.raise(c, p, q.pdd.gpu, kfd.ECQueueNew.Mask(), q.id, c.task)
+	return 0, 0
+}
+
+func (d *Driver) newQueue(c *call, kind, percent uint32) (*queue, errno) {
+	p := c.p
+	x := p.pdd(c.u32(36))
+	if x == nil {
+		return nil, EINVAL
+	}
+	if kind == kfd.QueueTypeSDMAByEngID {
+		if c.u32(88) >= sdmaEngines {
+			return nil, EINVAL
+		}
+		kind = kfd.QueueTypeSDMA
+		if c.u32(88) >= pcieEngines {
+			kind = kfd.QueueTypeSDMAXGMI
+		}
+	}
+	d.giveVM(x) // the driver wants ACQUIRE_VM before: ESRCH
+	if len(x.queues) >= x.gpu.node.maxQueues(d.prof) {
+		return nil, ENOSPC
+	}
+	slot := slices.Index(p.slots[:], false)
+	if slot < 0 {
+		return nil, ENOMEM
+	}
+	if x.gpu.queues >= maxQueuesPerDevice {
+		return nil, EPERM
+	}
+	if !d.roomForCopies(x.gpu, kind) {
+		return nil, ENOMEM
+	}
+	q := &queue{
+		id: uint32(slot), pdd: x, kind: kind, exceptions: kfd.ECQueueNew.Mask(),
+		ring: c.u64(0), write: c.u64(8), read: c.u64(16), ctx: c.u64(72),
+		size: c.u32(32), percent: percent, priority: c.u32(48), ctxSize: c.u32(80), ctlStackSize: c.u32(84),
+		evicted: x.evicted > 0, workaround: p.enabled && x.gpu.node.cwsrWorkaround(),
+	}
+	d.serial++
+	q.serial = d.serial
+	p.slots[slot] = true
+	d.tellQueue(q, true)
+	if err := d.start(c, q); err != 0 {
+		p.slots[slot] = false
+		d.tellQueue(q, false)
+		return nil, err
+	}
+	p.queues = slices.Insert(p.queues, 0, q)
+	c.put32(52, q.id)
+	c.put64(24, d.cfg.doorbells(x.gpu.node.ID)|uint64(q.doorbell()))
+	d.note()
+	return q, 0
+}
+
+// roomForCopies tells whether an engine of a GPU has a queue left, if kind wants one
+// (allocate_sdma_queue).
+func (d *Driver) roomForCopies(g *gpu, kind uint32) bool {
+	limit := 0
+	switch kind {
+	case kfd.QueueTypeSDMA:
+		limit = g.node.SDMAQueues
+	case kfd.QueueTypeSDMAXGMI:
+		limit = g.node.XGMIQueues
+	}
+	if limit == 0 {
+		return true
+	}
+	for _, p := range d.procs {
+		for _, x := range p.pdds {
+			for _, q := range x.queues {
+				if x.gpu == g && q.kind == kind {
+					limit--
+				}
+			}
+		}
+	}
+	return limit > 0
+}
+
+func (d *Driver) tellQueue(q *queue, born bool) {
+	if d.cfg.Queue != nil {
+		d.cfg.Queue(mappedQueues([]*queue{q})[0], born)
+	}
+}
+
+// doorbell is where the queue's doorbell is among its process's on the GPU, in
+// bytes. The driver picks others for some queues.
+func (q *queue) doorbell() uint32 { return q.id * 8 }
+
+// start puts a new queue on its GPU (create_queue_cpsch).
+func (d *Driver) start(c *call, q *queue) (err errno) {
+	x, g := q.pdd, q.pdd.gpu
+	d.lock(c, &g.dqm)
+	defer d.unlock(&g.dqm)
+	q.active = q.wanted()
+	x.queues = slices.Insert(x.queues, 0, q)
+	if q.active {
+		if d.perQueue(g) {
+			err = d.addQueue(c, q)
+		} else {
+			err = d.executeQueues(c, g, x.p, DefaultGrace)
+		}
+	}
+	if err != 0 {
+		x.queues = slices.Delete(x.queues, 0, 1)
+		q.active = false
+		return err
+	}
+	g.queues++
+	return 0
+}
+
+// destroyQueue is kfd_ioctl_destroy_queue and pqm_destroy_queue.
+func (d *Driver) destroyQueue(c *call) (int, errno) {
+	p := c.p
+	d.lock(c, &p.mutex)
+	defer d.unlock(&p.mutex)
+	q := p.queue(c.u32(0))
+	if q == nil {
+		return 0, EINVAL
+	}
+	gone, err := d.stop(c, q)
+	if gone {
+		q.destroyed = true
+		p.queues = slices.DeleteFunc(p.queues, func(o *queue) bool { return o == q })
+		p.slots[q.id] = false
+		d.tellQueue(q, false)
+		d.note()
+	}
+	return 0, err
+}
+
+// stop is destroy_queue_cpsch. gone: the queue is off the GPU for good, though there
+// may have been an error.
+func (d *Driver) stop(c *call, q *queue) (gone bool, err errno) {
+	x, g := q.pdd, q.pdd.gpu
+	d.lock(c, &g.dqm)
+	if err := d.awaitDestroy(c, q); err != 0 {
+		d.unlock(&g.dqm)
+		return false, err
+	}
+	if q.active {
+		q.active = false
+		if d.perQueue(g) {
+			err = d.removeQueue(c, q)
+		} else {
+			err = d.executeQueues(c, g, x.p, DefaultGrace)
+		}
+	}
+	x.queues = slices.DeleteFunc(x.queues, func(o *queue) bool { return o == q })
+	g.queues--
+	d.unlock(&g.dqm)
+	d.raise(c, x.p, g, kfd.ECDeviceQueueDelete.Mask(), 0, c.task)
+	return true, err
+}
+
+// awaitDestroy is wait_on_destroy_queue: while the process is debugged, a suspended
+// queue is not destroyed before it is resumed. It waits without the locks, and takes
+// them again.
+func (d *Driver) awaitDestroy(c *call, q *queue) errno {
+	p, g := q.pdd.p, q.pdd.gpu
+	if q.destroying && d.prof.destroyRecovers {
+		return EBUSY
+	}
+	q.destroying = true
+	if !p.enabled || !q.suspended {
+		return 0
+	}
+	d.unlock(&g.dqm)
+	d.unlock(&p.mutex)
+	// wait_event looks at the flag when it is woken, by a resume that worked or by a
+	// signal, and not before.
+	seen := g.wakes
+	resumed := d.waitInterruptible(c, func() bool {
+		if g.wakes == seen && !c.task.Interrupted() {
+			return false
+		}
+		seen = g.wakes
+		return !q.suspended
+	})
+	d.lock(c, &p.mutex)
+	d.lock(c, &g.dqm)
+	if q.destroyed {
+		// Two destroyed it at once: a use after free there, and here a queue unknown.
+		return EINVAL
+	}
+	if !resumed {
+		if d.prof.destroyRecovers {
+			q.destroying = false
+		}
+		return ERESTARTSYS
+	}
+	return 0
+}
+
+// updateQueue is kfd_ioctl_update_queue and pqm_update_queue_properties.
+func (d *Driver) updateQueue(c *call) (int, errno) {
+	p := c.p
+	if c.u32(16)&0xff > maxPercent || c.u32(20) > maxPriority || !powerOf2(c.u32(12)) {
+		return 0, EINVAL
+	}
+	d.lock(c, &p.mutex)
+	defer d.unlock(&p.mutex)
+	q := p.queue(c.u32(8))
+	if q == nil {
+		return 0, EFAULT
+	}
+	q.ring, q.size, q.percent, q.priority = c.u64(0), max(c.u32(12), minRing), c.u32(16)&0xff, c.u32(20)
+	return 0, d.reload(c, q)
+}
+
+// reload is update_queue: the queue leaves its GPU, and is back if it is to run.
+func (d *Driver) reload(c *call, q *queue) errno {
+	x, g := q.pdd, q.pdd.gpu
+	d.lock(c, &g.dqm)
+	defer d.unlock(&g.dqm)
+	if !d.perQueue(g) {
+		if err := d.unmap(c, g, x.p, DefaultGrace); err != 0 {
+			return err
+		}
+		q.active = q.wanted()
+		return d.mapQueues(c, g, x.p)
+	}
+	if q.active {
+		if err := d.removeQueue(c, q); err != 0 {
+			return err
+		}
+	}
+	if q.active = q.wanted(); q.active {
+		return d.addQueue(c, q)
+	}
+	return 0
+}
+
+// maxCUs is how many bits of a CU mask are looked at.
+const maxCUs = 1024
+
+// setCUMask is kfd_ioctl_set_cu_mask and pqm_update_mqd.
+func (d *Driver) setCUMask(c *call) (int, errno) {
+	p, bits := c.p, c.u32(4)
+	if bits%32 != 0 || bits == 0 {
+		return 0, EINVAL
+	}
+	words, ok := readIDs(c.pointer(8), int(min(bits, maxCUs)/32))
+	if !ok {
+		return 0, EFAULT
+	}
+	d.lock(c, &p.mutex)
+	defer d.unlock(&p.mutex)
+	q := p.queue(c.u32(0))
+	if q == nil {
+		return 0, EFAULT
+	}
+	if q.workaround {
+		return 0, EBUSY
+	}
+	if q.pdd.gpu.node.GFX >= 100000 && slices.ContainsFunc(words, unpaired) {
+		return 0, EINVAL
+	}
+	if err := d.reload(c, q); err != 0 {
+		return 0, err
+	}
+	q.userMask = true
+	return 0, 0
+}
+
+// unpaired tells whether one CU of a pair is set and the other is not.
+func unpaired(word uint32) bool {
+	const even = 0x55555555
+	return word&even != word>>1&even
+}
+
+// allocQueueGWS is kfd_ioctl_alloc_queue_gws and pqm_set_gws. Every GPU has GWS.
+func (d *Driver) allocQueueGWS(c *call) (int, errno) {
+	p, wanted := c.p, c.u32(4) != 0
+	d.lock(c, &p.mutex)
+	defer d.unlock(&p.mutex)
+	q := p.queue(c.u32(0))
+	switch {
+	case q == nil:
+		return 0, EINVAL
+	case d.cfg.NoHWS:
+		return 0, ENODEV
+	case p.enabled && q.pdd.gpu.node.noGWSDebug():
+		return 0, EBUSY
+	}
+	c.put32(8, 0)
+	switch {
+	case wanted && q.pdd.gws:
+		return 0, EBUSY
+	case !wanted && !q.pdd.gws:
+		return 0, EINVAL
+	}
+	q.pdd.gws, q.gws = wanted, wanted
+	return 0, d.reload(c, q)
+}
+
+// noGWSDebug tells whether processes with GWS cannot be debugged there.
+func (n Node) noGWSDebug() bool { return n.NoGWSDebug || n.cwsrWorkaround() }

@@ -1,0 +1,88 @@
+package driver
+
+import "github.com/gpreempt/gpreempt/pkg/kfd"
+
+// runtimeEnable is kfd_ioctl_runtime_enable.
+func (d *Driver) runtimeEnable(c *call) (int, errno) {
+	p := c.p
+	d.lock(c, &p.mutex)
+	defer d.unlock(&p.mutex)
+	mode := c.u32(8)
+	if mode&kfd.RuntimeEnableModeEnable != 0 {
+		return 0, d.runtimeOn(c, p, mode&kfd.RuntimeEnableModeTTMPSave != 0)
+	}
+	return 0, d.runtimeOff(c, p)
+}
+
+// runtimeOn is runtime_enable.
+func (d *Driver) runtimeOn(c *call, p *process, ttmp bool) errno {
+	if !p.runtimeRetry {
+		if p.runtime != kfd.RuntimeDisabled {
+			return EBUSY
+		}
+		for _, x := range p.pdds {
+			if len(x.queues) > 0 {
+				return EEXIST
+			}
+			if x.gpu.node.mes() {
+				if err := d.refresh(c, x); err != 0 && d.prof.contexts {
+					return err // 7.2 looks at it
+				}
+			}
+		}
+		p.runtime, p.rdebug, p.ttmp = kfd.RuntimeEnabled, c.u64(0), ttmp
+		d.note()
+	}
+	if !p.enabled {
+		return 0
+	}
+	if !p.runtimeRetry {
+		d.activate(c, p)
+		d.raise(c, p, nil, kfd.ECProcessRuntime.Mask(), 0, c.task)
+	}
+	return d.awaitDebugger(c, p)
+}
+
+// runtimeOff is runtime_disable.
+func (d *Driver) runtimeOff(c *call, p *process) errno {
+	was := p.runtime == kfd.RuntimeEnabled
+	p.runtime, p.rdebug = kfd.RuntimeDisabled, 0
+	d.note()
+	if p.enabled {
+		if was {
+			d.deactivate(c, p, false, 0)
+		}
+		if !p.runtimeRetry {
+			d.raise(c, p, nil, kfd.ECProcessRuntime.Mask(), 0, c.task)
+		}
+		if err := d.awaitDebugger(c, p); err != 0 {
+			return err
+		}
+	}
+	p.ttmp = false
+	var last errno
+	for _, x := range p.pdds {
+		if x.gpu.node.perVMID(d.prof) {
+			if err := d.refresh(c, x); err != 0 && d.prof.contexts {
+				last = err // 7.2 looks at it
+			}
+		}
+	}
+	return last
+}
+
+// awaitDebugger waits, without the mutex, for the debugger's SEND_RUNTIME_EVENT, or
+// takes one that came before (down_interruptible of runtime_enable_sema).
+func (d *Driver) awaitDebugger(c *call, p *process) errno {
+	d.unlock(&p.mutex)
+	answered := d.waitInterruptible(c, func() bool { return p.acks > 0 })
+	if answered {
+		p.acks--
+	}
+	d.lock(c, &p.mutex)
+	p.runtimeRetry = !answered
+	if !answered {
+		return EINTR
+	}
+	return 0
+}

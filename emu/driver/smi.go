@@ -1,0 +1,131 @@
+package driver
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// SMIStream is the events of one GPU for who opened it: struct kfd_smi_client.
+type SMIStream struct {
+	d      *Driver
+	gpu    *gpu
+	pid    int32
+	super  bool
+	events kfd.SMIMask
+	fifo   []byte
+}
+
+// smiEvents is kfd_ioctl_smi_events and kfd_smi_event_open.
+func (d *Driver) smiEvents(c *call) (int, errno) {
+	d.lock(c, &c.p.mutex)
+	x := c.p.pdd(c.u32(0))
+	d.unlock(&c.p.mutex)
+	if x == nil {
+		return 0, EINVAL
+	}
+	s := &SMIStream{d: d, gpu: x.gpu, super: c.task.Capable(CapSysAdmin), pid: c.task.Leader().TID()}
+	if d.prof.smiInside {
+		s.pid = c.task.PIDInside()
+	}
+	fd := c.task.Install(s)
+	if fd < 0 {
+		return 0, errno(-fd)
+	}
+	x.gpu.smi = append(x.gpu.smi, s)
+	c.put32(4, uint32(fd))
+	return 0, 0
+}
+
+// Read is kfd_smi_ev_read: it never waits. The error is an errno.
+func (s *SMIStream) Read(p []byte) (int, error) {
+	s.d.mu.Lock()
+	defer s.d.leave()
+	if len(s.fifo) == 0 || len(p) == 0 {
+		return 0, EAGAIN
+	}
+	n := copy(p, s.fifo)
+	s.fifo = s.fifo[n:]
+	s.d.note()
+	return n, nil
+}
+
+// Write is kfd_smi_ev_write: the mask of events. The error is an errno.
+func (s *SMIStream) Write(p []byte) (int, error) {
+	s.d.mu.Lock()
+	defer s.d.leave()
+	if len(p) < 8 {
+		return 0, EFAULT
+	}
+	s.events = kfd.SMIMask(binary.NativeEndian.Uint64(p))
+	return 8, nil
+}
+
+// Pending tells whether there is something to read (kfd_smi_ev_poll).
+func (s *SMIStream) Pending() bool {
+	s.d.mu.Lock()
+	defer s.d.leave()
+	return len(s.fifo) > 0
+}
+
+// Release is the end of the open file (kfd_smi_ev_release).
+func (s *SMIStream) Release() {
+	s.d.mu.Lock()
+	defer s.d.leave()
+	s.gpu.smi = slices.DeleteFunc(s.gpu.smi, func(o *SMIStream) bool { return o == s })
+}
+
+// wants is kfd_smi_ev_enabled. pid 0 is nobody's event.
+func (s *SMIStream) wants(id kfd.SMIEventID, pid int32) bool {
+	others := s.super && (!s.d.prof.smiNeedsBit || s.events&kfd.SMIAllProcesses != 0)
+	return (pid == 0 || pid == s.pid || others) && s.events&kfd.SMIEvents(id) != 0
+}
+
+// emit is kfd_smi_event_add: what has no room is dropped.
+func (d *Driver) emit(g *gpu, id kfd.SMIEventID, pid int32, format string, args ...any) {
+	line := fmt.Appendf(nil, "%x ", uint32(id))
+	line = fmt.Appendf(line, format, args...)
+	for _, s := range g.smi {
+		if s.wants(id, pid) && len(s.fifo)+len(line) <= d.prof.smiFIFO {
+			s.fifo = append(s.fifo, line...)
+		}
+	}
+	d.note()
+}
+
+// smiPID is what events call a process: kfd_smi_task_to_pid since 7.2.
+func (d *Driver) smiPID(p *process) int32 {
+	if d.prof.smiInside {
+		return p.lead.PIDInside()
+	}
+	return p.pid
+}
+
+func (d *Driver) smiEviction(x *pdd, trigger kfd.SMITrigger) {
+	pid := d.smiPID(x.p)
+	d.emit(x.gpu, kfd.SMIQueueEviction, pid, "%d -%d %x %d\n", d.boottime(), pid, uint32(x.gpu.node.ID), int(trigger))
+}
+
+func (d *Driver) smiRestore(x *pdd) {
+	pid := d.smiPID(x.p)
+	d.emit(x.gpu, kfd.SMIQueueRestore, pid, "%d -%d %x %c\n", d.boottime(), pid, uint32(x.gpu.node.ID), '0')
+}
+
+func (d *Driver) smiReset(g *gpu, id kfd.SMIEventID) {
+	d.emit(g, id, 0, "%x %s\n", g.resets, "")
+}
+
+// smiProcess is kfd_smi_event_process: everybody's event.
+func (d *Driver) smiProcess(x *pdd, id kfd.SMIEventID) {
+	d.emit(x.gpu, id, 0, "%x %s\n", uint32(x.p.pid), x.p.lead.Comm())
+}
+
+func (d *Driver) boottime() int64 {
+	if !d.countEvents {
+		return d.cfg.Clock().Boot
+	}
+	d.events += 1000
+	return d.events
+}

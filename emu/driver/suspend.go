@@ -1,0 +1,217 @@
+package driver
+
+import (
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// queueIDs is get_queue_ids: the array with every id marked invalid.
+func (d *Driver) queueIDs(array Memory, n uint32) ([]uint32, errno) {
+	if d.prof.arrayChecks {
+		if array == nil {
+			if n != 0 {
+				return nil, EINVAL
+			}
+			return nil, 0
+		}
+		if n > kfd.MaxQueues {
+			return nil, EINVAL
+		}
+	}
+	if n > 1<<16 {
+		return nil, ENOMEM // without the checks: more than any memory behind it
+	}
+	ids, ok := readIDs(array, int(n))
+	if !ok {
+		return nil, EFAULT
+	}
+	for i := range ids {
+		ids[i] |= kfd.QueueInvalidMask
+	}
+	return ids, 0
+}
+
+// index is q_array_get_index, -1 if the queue is not named.
+func index(ids []uint32, q *queue) int {
+	for i, id := range ids {
+		if id&^kfd.QueueInvalidMask == q.id {
+			return i
+		}
+	}
+	return -1
+}
+
+// suspendQueues is suspend_queues.
+func (d *Driver) suspendQueues(c *call, p *process, array Memory, n, grace uint32, clearMask kfd.ExceptionMask) (int, errno) {
+	ids, err := d.queueIDs(array, n)
+	if err != 0 {
+		return 0, err
+	}
+	total := 0
+	for _, x := range p.pdds {
+		g := x.gpu
+		d.lock(c, &p.events)
+		d.lock(c, &g.dqm)
+		if g.node.mes() {
+			total += d.suspendEach(c, x, ids, clearMask)
+		} else {
+			total += d.suspendTogether(c, x, ids, grace, clearMask)
+		}
+		d.unlock(&g.dqm)
+		d.unlock(&p.events)
+	}
+	writeIDs(array, ids)
+	return total, 0
+}
+
+// suspendEach is the part of suspend_queues for MES.
+func (d *Driver) suspendEach(c *call, x *pdd, ids []uint32, clearMask kfd.ExceptionMask) (suspended int) {
+	for _, q := range x.queues {
+		i := index(ids, q)
+		if i < 0 {
+			continue
+		}
+		switch err := d.suspendQueue(c, q); err {
+		case 0:
+			ids[i] &^= kfd.QueueInvalidMask
+			q.exceptions &^= clearMask
+			suspended++
+		case EBUSY:
+		default:
+			ids[i] |= kfd.QueueErrorMask
+			return suspended
+		}
+	}
+	return suspended
+}
+
+// suspendTogether is the part of suspend_queues for HWS: one new runlist for the
+// GPU, which is every process's.
+func (d *Driver) suspendTogether(c *call, x *pdd, ids []uint32, grace uint32, clearMask kfd.ExceptionMask) int {
+	suspended := 0
+	for _, q := range x.queues {
+		if i := index(ids, q); i >= 0 && d.suspendQueue(c, q) == 0 {
+			ids[i] &^= kfd.QueueInvalidMask
+			suspended++
+		}
+	}
+	if suspended == 0 {
+		return 0
+	}
+	err := d.executeQueues(c, x.gpu, x.p, grace)
+	for _, q := range x.queues {
+		switch i := index(ids, q); {
+		case i < 0:
+		case err != 0:
+			ids[i] |= kfd.QueueErrorMask
+		default:
+			q.exceptions &^= clearMask
+		}
+	}
+	if err != 0 {
+		return 0
+	}
+	return suspended
+}
+
+// suspendQueue is suspend_single_queue. EBUSY is a queue passed over.
+func (d *Driver) suspendQueue(c *call, q *queue) errno {
+	if q.suspended {
+		return 0
+	}
+	if q.exceptions.Has(kfd.ECQueueNew) || q.destroying {
+		return EBUSY
+	}
+	q.suspended = true
+	d.note()
+	if q.active {
+		if q.pdd.gpu.node.mes() {
+			if err := d.removeQueue(c, q); err != 0 {
+				return err
+			}
+		}
+		q.active = false
+	}
+	return 0
+}
+
+// resumeQueues is resume_queues; without an array it means all queues.
+func (d *Driver) resumeQueues(c *call, p *process, array Memory, n uint32) (int, errno) {
+	var ids []uint32
+	all := array == nil
+	if !all {
+		var err errno
+		if ids, err = d.queueIDs(array, n); err != 0 {
+			return 0, err
+		}
+	}
+	total := 0
+	for _, x := range p.pdds {
+		d.lock(c, &x.gpu.dqm)
+		total += d.resumeOn(c, x, ids, all)
+		d.unlock(&x.gpu.dqm)
+	}
+	if !all {
+		writeIDs(array, ids)
+	}
+	return total, 0
+}
+
+// resumeOn is the part of resume_queues for one GPU.
+func (d *Driver) resumeOn(c *call, x *pdd, ids []uint32, all bool) int {
+	g, resumed := x.gpu, 0
+	for _, q := range x.queues {
+		i := index(ids, q)
+		if !all && i < 0 {
+			continue
+		}
+		err := d.resumeQueue(c, q)
+		if !all {
+			if err != 0 {
+				ids[i] |= kfd.QueueErrorMask
+				break
+			}
+			ids[i] &^= kfd.QueueInvalidMask
+		}
+		if g.node.mes() {
+			g.wakes++
+			if err != 0 {
+				continue
+			}
+		}
+		resumed++
+	}
+	if g.node.mes() || resumed == 0 {
+		d.note()
+		return resumed
+	}
+	if d.executeQueues(c, g, x.p, DefaultGrace) != 0 {
+		for _, q := range x.queues {
+			if i := index(ids, q); i >= 0 {
+				ids[i] |= kfd.QueueErrorMask
+			}
+		}
+		return 0
+	}
+	g.wakes++
+	d.note()
+	return resumed
+}
+
+// resumeQueue is resume_single_queue.
+func (d *Driver) resumeQueue(c *call, q *queue) errno {
+	if !q.suspended {
+		return 0
+	}
+	q.suspended = false
+	d.note()
+	if !q.wanted() {
+		return 0
+	}
+	if q.pdd.gpu.node.mes() {
+		if err := d.addQueue(c, q); err != 0 {
+			return err
+		}
+	}
+	q.active = true
+	return 0
+}

@@ -1,0 +1,224 @@
+package engine
+
+import (
+	"encoding/binary"
+	"time"
+
+	"github.com/gpreempt/gpreempt/emu/abi"
+)
+
+const (
+	// batch is how many packets are read at once, so that no queue keeps the others
+	// waiting.
+	batch = 64
+	// packetTime is how long the packet processor is busy with a packet that runs no
+	// kernel. It is a guess.
+	packetTime = time.Microsecond
+	// allDone is the progress of a kernel that ended.
+	allDone = 1_000_000
+)
+
+// fetchAQL reads packets up to the write index, as far as they can go on.
+func (q *queue) fetchAQL(write uint64) {
+	slots := uint64(q.RingBytes / abi.PacketBytes)
+	at := q.fetched.Load()
+	// A producer may have taken a slot that is not free yet.
+	end := min(write, q.read.Load()+slots)
+	if at >= end {
+		q.waiting = at < write
+		return
+	}
+	first := at & (slots - 1)
+	n := min(end-at, batch, slots-first)
+	var ring [batch * abi.PacketBytes]byte
+	packets := ring[:n*abi.PacketBytes]
+	addr := q.Ring + first*abi.PacketBytes
+	// What stands behind a header is only certain when it is read after the header was
+	// seen: so everything is read twice.
+	if !q.readAt(packets, addr) {
+		return
+	}
+	ready := 0
+	for ready < int(n) && abi.Ready(packets[ready*abi.PacketBytes:]) {
+		ready++
+	}
+	packets = packets[:ready*abi.PacketBytes]
+	if ready > 0 && !q.readAt(packets, addr) {
+		return
+	}
+	for i := range ready {
+		if !q.fetchPacket(packets[i*abi.PacketBytes:][:abi.PacketBytes], addr+uint64(i)*abi.PacketBytes) {
+			q.waiting = !q.stopped.Load()
+			return
+		}
+	}
+	// One that is not written yet, or not free yet, is waited for. When there are more,
+	// they are next.
+	q.waiting = ready < int(n) || at+n == end && end < write
+	q.look = !q.waiting && at+n < end
+}
+
+// fetchPacket takes a packet; false when it cannot go on yet, or the queue stopped.
+func (q *queue) fetchPacket(b []byte, slot uint64) bool {
+	header := abi.HeaderOf(b)
+	p := &packet{
+		bytes: abi.PacketBytes, slot: slot, signal: abi.CompletionOf(b), overlap: !header.Barrier(),
+		time: packetTime, share: 1.0 / abi.WholeGPU,
+	}
+	ok := false
+	switch header.Type() {
+	case abi.PacketDispatch:
+		ok = q.fetchKernel(p, b)
+	case abi.PacketBarrierAnd, abi.PacketBarrierOr:
+		ok = q.mayPass(header) && q.satisfied(header.Type(), abi.DecodeBarrier(b).Deps)
+	case abi.PacketVendor:
+		switch abi.FormatOf(b) {
+		case abi.VendorPM4:
+			ok = true
+		case abi.VendorBarrierValue:
+			ok = q.mayPass(header) && q.met(abi.DecodeBarrierValue(b))
+		default:
+			q.faultInTurn(slot)
+		}
+	default:
+		q.faultInTurn(slot)
+	}
+	if ok {
+		q.take(p, 1)
+	}
+	return ok
+}
+
+// mayPass tells whether a packet that waits for something may look at it: with the
+// barrier bit, all before it must be over.
+func (q *queue) mayPass(h abi.Header) bool { return !h.Barrier() || q.idle() }
+
+// faultInTurn faults once all before is over.
+func (q *queue) faultInTurn(addr uint64) {
+	if q.idle() {
+		q.fault(addr)
+	}
+}
+
+// fetchKernel finds out what a kernel is.
+func (q *queue) fetchKernel(p *packet, b []byte) bool {
+	d := abi.DecodeDispatch(b)
+	p.time, p.share = q.e.cfg.KernelTime, 1
+	var object [abi.KernelBytes]byte
+	switch err := q.Memory.ReadAt(object[:], d.Kernel); {
+	case err != nil && !unmapped(err):
+		q.stop()
+		return false
+	case err != nil:
+		// The code of a real kernel may be where only the GPU can read.
+		return true
+	}
+	k, emulated := abi.DecodeKernel(object[:])
+	if !emulated {
+		return true
+	}
+	if k.Duration > 0 {
+		p.time = k.Duration
+	}
+	if k.Occupancy > 0 {
+		p.share = float64(k.Occupancy) / abi.WholeGPU
+	}
+	switch k.Op {
+	case abi.OpNothing:
+		return true
+	case abi.OpMix:
+		var kernarg [abi.MixBytes]byte
+		err := q.Memory.ReadAt(kernarg[:], d.Kernarg)
+		if err == nil {
+			mix := abi.DecodeMix(kernarg[:])
+			p.mix = &mix
+			return true
+		}
+		if unmapped(err) {
+			q.faultInTurn(d.Kernarg)
+		} else {
+			q.stop()
+		}
+		return false
+	}
+	q.faultInTurn(d.Kernel)
+	return false
+}
+
+// satisfied tells whether what a barrier waits for has come.
+func (q *queue) satisfied(t abi.PacketType, deps [abi.BarrierDeps]uint64) bool {
+	for _, dep := range deps {
+		if dep == 0 {
+			continue
+		}
+		var value [8]byte
+		if !q.readAt(value[:], dep+abi.SignalValue) {
+			return false
+		}
+		zero := value == [8]byte{}
+		if zero && t == abi.PacketBarrierOr {
+			return true
+		}
+		if !zero && t == abi.PacketBarrierAnd {
+			return false
+		}
+	}
+	return t == abi.PacketBarrierAnd
+}
+
+// met tells whether a signal has the value a barrier waits for.
+func (q *queue) met(b abi.BarrierValue) bool {
+	if b.Signal == 0 {
+		return true
+	}
+	var value [8]byte
+	if !q.readAt(value[:], b.Signal+abi.SignalValue) {
+		return false
+	}
+	return b.Condition.Holds(int64(binary.LittleEndian.Uint64(value[:]))&b.Mask, b.Value)
+}
+
+// mix has the effect of a kernel that ended.
+func (q *queue) mix(p *packet) bool {
+	if p.mix == nil {
+		return true
+	}
+	var result [abi.ResultBytes]byte
+	if !q.readAt(result[:], p.mix.Result) {
+		return false
+	}
+	count, hash := binary.LittleEndian.Uint64(result[:]), binary.LittleEndian.Uint64(result[8:])
+	binary.LittleEndian.PutUint64(result[:], count+1)
+	binary.LittleEndian.PutUint64(result[8:], abi.MixHash(hash, p.mix.Value))
+	return q.writeAt(result[:], p.mix.Result) && (p.mix.Progress == 0 || q.write64(p.mix.Progress, allDone))
+}
+
+// retireAQL frees the slot of a packet and tells that it is over.
+func (q *queue) retireAQL(p *packet) bool {
+	invalid := [2]byte{byte(abi.PacketInvalid)}
+	return q.writeAt(invalid[:], p.slot) && q.advance(1) && (p.lost || p.signal == 0 || q.complete(p))
+}
+
+// complete decrements the completion signal of a packet.
+func (q *queue) complete(p *packet) bool {
+	var b [abi.SignalBytes]byte
+	const known = abi.SignalStart
+	if !q.readAt(b[:known], p.signal) {
+		return false
+	}
+	s := abi.DecodeSignal(b[:])
+	s.Start, s.End = q.e.cfg.Ticks(p.started), q.e.cfg.Ticks(p.ended)
+	s.Put(b[:])
+	if !q.writeAt(b[abi.SignalStart:abi.SignalEnd+8], p.signal+abi.SignalStart) ||
+		!q.write64(p.signal+abi.SignalValue, uint64(s.Value-1)) {
+		return false
+	}
+	if s.Mailbox == 0 {
+		return true
+	}
+	if !q.write64(s.Mailbox, uint64(s.Event)) {
+		return false
+	}
+	q.interrupt(s.Event)
+	return true
+}

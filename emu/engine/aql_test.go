@@ -1,0 +1,529 @@
+package engine
+
+import (
+	"encoding/binary"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/emu/abi"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// presets are one machine of each kind of firmware.
+var presets = []string{"mi300x", "rx7900xtx"}
+
+// inWorld runs a test on each, in virtual time.
+func inWorld(t *testing.T, f func(w *world)) {
+	t.Helper()
+	for _, preset := range presets {
+		t.Run(preset, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { f(newWorld(t, preset)) })
+		})
+	}
+}
+
+func check[T any](w *world, what string, want, got T) {
+	w.t.Helper()
+	if diff := cmp.Diff(want, got); diff != "" {
+		w.t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+func TestEveryPacketTakesEffectOnceInOrderAroundTheRing(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		x := w.mixes(abi.Kernel{Duration: 3 * us, Occupancy: 250_000})
+		const n = 100
+		signal := w.signal(abi.Signal{Value: n})
+		for range n {
+			q.send(x.packet(true, signal))
+		}
+		q.drain()
+		check(w, "result", x.want(), x.got())
+		check(w, "read index", n, w.load(q.read))
+		check(w, "signal", 0, w.value(signal))
+		check(w, "progress", 1_000_000, w.load(x.progress))
+		check(w, "counters", []Counters{{Serial: 100, Ref: q.ref, Fetched: n, Read: n, Completed: n}}, w.Counters())
+	})
+}
+
+func TestEffectsOfAPacketFollowOneAnother(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		x := w.mixes(abi.Kernel{Duration: 5 * us})
+		mailbox := w.alloc(8)
+		signal := w.signal(abi.Signal{Value: 1, Mailbox: mailbox, Event: 77})
+		names := map[uint64]string{
+			x.result: "effect", x.progress: "progress", q.base: "header", q.read: "read index",
+			signal + abi.SignalStart: "timestamps", signal + abi.SignalValue: "signal", mailbox: "mailbox",
+		}
+		var order []string
+		w.wrote = func(addr uint64, _ []byte) { order = append(order, names[addr]) }
+		q.send(x.packet(true, signal))
+		event := <-w.events
+		q.drain()
+		check(w, "order", []string{"effect", "progress", "header", "read index", "timestamps", "signal", "mailbox"}, order)
+		check(w, "header", abi.PacketInvalid, abi.HeaderOf(w.get(q.base, 2)).Type())
+		check(w, "event", 77, event)
+		check(w, "mailbox", 77, w.load(mailbox))
+		s := abi.DecodeSignal(w.get(signal, abi.SignalBytes))
+		check(w, "how long it took by its signal", 5*us, time.Duration(s.End-s.Start))
+	})
+}
+
+// TestTheFirstDoorbellIsSeenThoughItSaysZero: the page is all zeros, and so is the
+// first index.
+func TestTheFirstDoorbellIsSeenThoughItSaysZero(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		time.Sleep(50 * ms) // the poller has long gone lazy
+		x := w.mixes(abi.Kernel{Duration: us})
+		q.send(x.packet(true, 0))
+		q.drain()
+		check(w, "result", x.want(), x.got())
+	})
+}
+
+func TestADoorbellRungBeforeAddIsNotLost(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		w.Remove(q.serial)
+		x := w.mixes(abi.Kernel{Duration: us})
+		q.send(x.packet(true, 0))
+		q.bell.Store(silent) // the poller had just taken note of it
+		if err := w.Add(w.spec(q, gpreempt.QueueCompute)); err != nil {
+			w.t.Fatal(err)
+		}
+		q.drain()
+		check(w, "result", x.want(), x.got())
+	})
+}
+
+// TestOneDoorbellForAWholeRing: as HIP does for a graph.
+func TestOneDoorbellForAWholeRing(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q, other := w.aql(1024), w.aql(16)
+		x, y := w.mixes(abi.Kernel{Duration: us}), w.mixes(abi.Kernel{Duration: us})
+		for range 1000 {
+			q.publish(q.reserve(), x.packet(true, 0))
+		}
+		q.ring(999)
+		other.send(y.packet(true, 0))
+		q.drain()
+		other.drain()
+		check(w, "results", []outcome{x.want(), y.want()}, []outcome{x.got(), y.got()})
+	})
+}
+
+func TestDoorbellsMayGoBackAndRepeat(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		x := w.mixes(abi.Kernel{Duration: us})
+		for range 3 {
+			q.publish(q.reserve(), x.packet(true, 0))
+			q.ring(7)
+			q.drain()
+			q.publish(q.reserve(), x.packet(true, 0))
+			q.ring(2)
+			q.drain()
+		}
+		check(w, "result", x.want(), x.got())
+	})
+}
+
+// TestAHoleIsWaitedFor: a later producer is faster, whose doorbell comes first.
+func TestAHoleIsWaitedFor(t *testing.T) {
+	inWorld(t, func(w *world) {
+		for _, hole := range []abi.PacketType{abi.PacketInvalid, abi.PacketVendor} {
+			q := w.aql(16)
+			x := w.mixes(abi.Kernel{Duration: us})
+			slow, fast := q.reserve(), q.reserve()
+			w.put(q.base+slow*abi.PacketBytes, binary.LittleEndian.AppendUint32(nil, uint32(hole)))
+			first, second := x.packet(true, 0), x.packet(true, 0)
+			q.publish(fast, second)
+			q.ring(fast)
+			time.Sleep(5 * ms)
+			check(w, "read index before the hole is filled", 0, w.load(q.read))
+			// Its producer need not ring for what was rung already.
+			q.publish(slow, first)
+			q.drain()
+			check(w, "result", x.want(), x.got())
+		}
+	})
+}
+
+func TestSlotsTakenAheadOfTheReadIndexAreNotReadTwice(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		x := w.mixes(abi.Kernel{Duration: 100 * us})
+		for range 16 {
+			q.publish(q.reserve(), x.packet(true, 0))
+		}
+		// Others have rung already, and wait for slots.
+		w.store(q.write, 20)
+		q.ring(19)
+		time.Sleep(10 * ms)
+		check(w, "result", x.want(), x.got())
+		check(w, "read index", 16, w.load(q.read))
+		for index := range uint64(4) {
+			q.publish(16+index, x.packet(true, 0))
+		}
+		q.drain()
+		check(w, "result in the end", x.want(), x.got())
+	})
+}
+
+func TestBarriersWaitForTheirSignals(t *testing.T) {
+	header := func(typ abi.PacketType) abi.Header { return abi.MakeHeader(typ, true) }
+	tests := map[string]struct {
+		// barrier waits for two signals that are 1.
+		barrier func(a, b uint64) putter
+		// closed are changes that do not let it go on, open is one that does.
+		closed []func(w *world, a, b uint64)
+		open   func(w *world, a, b uint64)
+	}{
+		"and": {
+			barrier: func(a, b uint64) putter {
+				return abi.Barrier{Header: header(abi.PacketBarrierAnd), Deps: [5]uint64{0, a, 0, 0, b}}
+			},
+			closed: []func(w *world, a, b uint64){
+				func(w *world, a, _ uint64) { w.store(a+abi.SignalValue, 0) },
+				func(w *world, _, b uint64) { w.store(b+abi.SignalValue, ^uint64(0)) },
+			},
+			open: func(w *world, _, b uint64) { w.store(b+abi.SignalValue, 0) },
+		},
+		"or": {
+			barrier: func(a, b uint64) putter {
+				return abi.Barrier{Header: header(abi.PacketBarrierOr), Deps: [5]uint64{0, a, 0, 0, b}}
+			},
+			closed: []func(w *world, a, b uint64){func(w *world, a, _ uint64) { w.store(a+abi.SignalValue, 5) }},
+			open:   func(w *world, _, b uint64) { w.store(b+abi.SignalValue, 0) },
+		},
+		"value": {
+			barrier: func(a, _ uint64) putter {
+				return abi.BarrierValue{Header: header(abi.PacketVendor), Signal: a, Value: 0x20, Mask: 0xf0, Condition: abi.ConditionGTE}
+			},
+			closed: []func(w *world, a, b uint64){func(w *world, a, _ uint64) { w.store(a+abi.SignalValue, 0xf1f) }},
+			open:   func(w *world, a, _ uint64) { w.store(a+abi.SignalValue, 0xf2f) },
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				q := w.aql(16)
+				a, b := w.signal(abi.Signal{Value: 1}), w.signal(abi.Signal{Value: 1})
+				x := w.mixes(abi.Kernel{Duration: us})
+				q.send(x.packet(true, 0), test.barrier(a, b), x.packet(false, 0))
+				time.Sleep(5 * ms)
+				check(w, "read index at first", 1, w.load(q.read))
+				for _, change := range test.closed {
+					change(w, a, b)
+					time.Sleep(5 * ms)
+					check(w, "read index before", 1, w.load(q.read))
+				}
+				test.open(w, a, b)
+				q.drain()
+				check(w, "result", x.want(), x.got())
+			})
+		})
+	}
+}
+
+func TestBarriersWithoutSignals(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		done := w.signal(abi.Signal{Value: 3})
+		q.send(
+			abi.Barrier{Header: abi.MakeHeader(abi.PacketBarrierAnd, true), Completion: done},
+			abi.BarrierValue{Header: abi.MakeHeader(abi.PacketVendor, true), Completion: done},
+			abi.PM4{Header: abi.MakeHeader(abi.PacketVendor, true), Buffer: 0x1000, Dwords: 8, Completion: done},
+		)
+		q.drain()
+		check(w, "signal", 0, w.value(done))
+		q.send(abi.Barrier{Header: abi.MakeHeader(abi.PacketBarrierOr, true), Completion: done})
+		time.Sleep(20 * ms)
+		check(w, "read index: no signal satisfies a barrier-OR", 3, w.load(q.read))
+	})
+}
+
+// TestABarrierLooksOnceThoseBeforeItAreOver: a signal that is 0 and used again.
+func TestABarrierLooksOnceThoseBeforeItAreOver(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		x := w.mixes(abi.Kernel{Duration: ms})
+		again := w.signal(abi.Signal{Value: 0})
+		q.send(x.packet(true, 0), abi.Barrier{Header: abi.MakeHeader(abi.PacketBarrierAnd, true), Deps: [5]uint64{again}})
+		time.Sleep(ms / 2)
+		w.store(again+abi.SignalValue, 1)
+		time.Sleep(20 * ms)
+		check(w, "read index", 1, w.load(q.read))
+		w.store(again+abi.SignalValue, 0)
+		q.drain()
+	})
+}
+
+// TestQueuesOfOneProcessWaitForEachOther as HIP's streams do, through signals the GPU
+// decrements.
+func TestQueuesOfOneProcessWaitForEachOther(t *testing.T) {
+	inWorld(t, func(w *world) {
+		a, b := w.aql(16), w.aql(16)
+		x := w.mixes(abi.Kernel{Duration: 50 * us})
+		const rounds = 40
+		began := time.Now()
+		turn := w.signal(abi.Signal{Value: 0})
+		for i := range rounds {
+			q := []*ring{a, b}[i%2]
+			next := w.signal(abi.Signal{Value: 1})
+			q.send(abi.Barrier{Header: abi.MakeHeader(abi.PacketBarrierAnd, true), Deps: [5]uint64{turn}}, x.packet(true, next))
+			turn = next
+		}
+		a.drain()
+		b.drain()
+		check(w, "result", x.want(), x.got())
+		// Nobody waits for the poller's next round, but for a first one.
+		if took := time.Since(began); took > rounds*52*us+100*us {
+			w.t.Errorf("%d rounds of 50µs took %v", rounds, took)
+		}
+	})
+}
+
+// TestAProcessThatAnswersIsAnswered: it puts its next packet on the ring as soon as a
+// long one is over, when the poller has slept long for a while.
+func TestAProcessThatAnswersIsAnswered(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		x := w.mixes(abi.Kernel{Duration: 20 * ms})
+		const rounds = 20
+		began := time.Now()
+		for i := range uint64(rounds) {
+			q.send(x.packet(true, 0))
+			for w.load(q.read) <= i {
+				time.Sleep(5 * us)
+			}
+		}
+		check(w, "result", x.want(), x.got())
+		if took := time.Since(began) - rounds*20*ms; took > rounds*40*us+ms {
+			w.t.Errorf("%d rounds took %v longer than their kernels", rounds, took)
+		}
+	})
+}
+
+func TestPacketsWithoutBarrierBitRunTogetherAndCompleteInOrder(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		slow, fast := w.mixes(abi.Kernel{Duration: ms, Occupancy: 500_000}), w.mixes(abi.Kernel{Duration: 100 * us, Occupancy: 500_000})
+		first, second := w.signal(abi.Signal{Value: 1}), w.signal(abi.Signal{Value: 1})
+		q.send(slow.packet(true, first), fast.packet(false, second))
+		time.Sleep(ms / 2)
+		check(w, "effect of the fast one while the slow one runs", fast.want(), fast.got())
+		check(w, "completions while the slow one runs", []int64{1, 1, 0}, []int64{w.value(first), w.value(second), int64(w.load(q.read))})
+		q.drain()
+		check(w, "completions", []int64{0, 0, 2}, []int64{w.value(first), w.value(second), int64(w.load(q.read))})
+	})
+}
+
+func TestRealKernelsTakeTheConfiguredTime(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		code := w.alloc(256)
+		signal := w.signal(abi.Signal{Value: 2})
+		began := time.Now()
+		for _, kernel := range []uint64{code, 0xdead_0000_0000} { // the GPU's own memory
+			q.send(abi.Dispatch{Header: abi.MakeHeader(abi.PacketDispatch, true), Kernel: kernel, Completion: signal})
+		}
+		q.drain()
+		check(w, "signal", 0, w.value(signal))
+		if took := time.Since(began); took < 200*us || took > 400*us {
+			w.t.Errorf("two kernels of 100µs took %v", took)
+		}
+	})
+}
+
+func TestAQueueThatIsTakenOffStopsAndGoesOnWhereItWas(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q, other := w.aql(16), w.aql(16)
+		x, y := w.mixes(abi.Kernel{Duration: 10 * ms, Occupancy: 400_000}), w.mixes(abi.Kernel{Duration: ms, Occupancy: 400_000})
+		signal := w.signal(abi.Signal{Value: 1})
+		began := time.Now()
+		q.send(x.packet(true, signal))
+		time.Sleep(4 * ms)
+		w.run(other)
+		part := w.load(x.progress)
+		if part < 350_000 || part > 410_000 {
+			w.t.Errorf("progress after 4 of 10 ms: %d millionths", part)
+		}
+		other.send(y.packet(true, 0))
+		time.Sleep(100 * ms)
+		check(w, "while suspended", []uint64{0, 0, 1, part}, []uint64{x.got().Count, w.load(q.read), uint64(w.value(signal)), w.load(x.progress)})
+		check(w, "the other queue", y.want(), y.got())
+		// A suspended queue takes packets.
+		q.send(x.packet(true, 0))
+		w.run(q, other)
+		q.drain()
+		check(w, "result", x.want(), x.got())
+		if took := time.Since(began); took < 120*ms || took > 125*ms {
+			w.t.Errorf("20 ms of work and 100 ms of suspension took %v", took)
+		}
+	})
+}
+
+func TestNothingHappensAfterRemove(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		x := w.mixes(abi.Kernel{Duration: ms})
+		q.send(x.packet(true, 0), x.packet(true, 0), x.packet(true, 0))
+		time.Sleep(3 * ms / 2)
+		w.Remove(q.serial)
+		w.wrote = func(addr uint64, _ []byte) { w.t.Errorf("the GPU wrote to %#x after Remove", addr) }
+		time.Sleep(20 * ms)
+		check(w, "read index", 1, w.load(q.read))
+		check(w, "counters", []Counters{}, w.Counters())
+		w.Remove(q.serial)
+	})
+}
+
+func TestAProcessThatEndedIsNoFault(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		x := w.mixes(abi.Kernel{Duration: ms})
+		q.send(x.packet(true, 0), x.packet(true, 0))
+		time.Sleep(ms / 2)
+		w.crash()
+		time.Sleep(20 * ms)
+		check(w, "faults", 0, len(w.faults))
+		check(w, "counters", []Counters{{Serial: 100, Ref: q.ref, Fetched: 2, Stopped: true}}, w.Counters())
+	})
+}
+
+func TestFaultsStopTheirQueueOnceThoseBeforeAreOver(t *testing.T) {
+	const nowhere = 0x1000
+	mix := abi.Kernel{Op: abi.OpMix, Duration: us}
+	dispatch := abi.MakeHeader(abi.PacketDispatch, true)
+	tests := map[string]func(w *world, q *ring) (bad putter, address uint64){
+		"kernarg": func(w *world, _ *ring) (putter, uint64) {
+			return abi.Dispatch{Header: dispatch, Kernel: w.kernel(mix), Kernarg: nowhere}, nowhere
+		},
+		"result": func(w *world, _ *ring) (putter, uint64) {
+			return abi.Dispatch{Header: dispatch, Kernel: w.kernel(mix), Kernarg: w.mix(abi.Mix{Result: nowhere})}, nowhere
+		},
+		"operation": func(w *world, _ *ring) (putter, uint64) {
+			at := w.kernel(abi.Kernel{Op: 9})
+			return abi.Dispatch{Header: dispatch, Kernel: at}, at
+		},
+		"completion signal": func(*world, *ring) (putter, uint64) {
+			return abi.PM4{Header: abi.MakeHeader(abi.PacketVendor, true), Completion: nowhere}, nowhere
+		},
+		"barrier": func(*world, *ring) (putter, uint64) {
+			return abi.Barrier{Header: abi.MakeHeader(abi.PacketBarrierAnd, true), Deps: [5]uint64{nowhere}}, nowhere + abi.SignalValue
+		},
+		"type": func(_ *world, q *ring) (putter, uint64) {
+			return abi.Barrier{Header: abi.MakeHeader(abi.PacketAgentDispatch, true)}, q.base + abi.PacketBytes
+		},
+		"vendor format": func(_ *world, q *ring) (putter, uint64) {
+			return vendor{3}, q.base + abi.PacketBytes
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(w *world) {
+				q := w.aql(16)
+				x := w.mixes(abi.Kernel{Duration: 100 * us})
+				bad, address := test(w, q)
+				signal := w.signal(abi.Signal{Value: 2})
+				q.send(x.packet(true, signal), bad, abi.PM4{Header: abi.MakeHeader(abi.PacketVendor, true), Completion: signal})
+				got := <-w.faults
+				time.Sleep(20 * ms)
+				check(w, "fault", fault{q.serial, address}, got)
+				check(w, "result", x.want(), x.got())
+				check(w, "signal", 1, w.value(signal))
+				check(w, "faults", 0, len(w.faults))
+			})
+		})
+	}
+}
+
+// vendor is a vendor packet of some format.
+type vendor struct{ format uint32 }
+
+func (v vendor) Put([]byte) uint32 {
+	return uint32(abi.MakeHeader(abi.PacketVendor, true)) | v.format<<16
+}
+
+// TestALostPacketDoesNotHoldUpTheOthers: the machine can be told to lose one.
+func TestALostPacketDoesNotHoldUpTheOthers(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		x := w.mixes(abi.Kernel{Duration: ms})
+		first, second := w.signal(abi.Signal{Value: 1}), w.signal(abi.Signal{Value: 1})
+		q.send(x.packet(true, first), x.packet(true, second))
+		time.Sleep(ms / 2)
+		w.run()
+		w.rt.Do(func(m *gpumodel.Machine) {
+			if err := m.SetFault(gpumodel.Fault{Kind: gpumodel.FaultLosePacket, GPU: w.gpu}); err != nil {
+				w.t.Error(err)
+			}
+		})
+		w.run(q)
+		q.drain()
+		check(w, "read index and signals", []int64{2, 1, 0}, []int64{int64(w.load(q.read)), w.value(first), w.value(second)})
+		check(w, "count", 1, x.got().Count)
+		check(w, "completed", 1, w.Counters()[0].Completed)
+	})
+}
+
+func TestSeveralProducers(t *testing.T) {
+	inWorld(t, func(w *world) {
+		q := w.aql(16)
+		x := w.mixes(abi.Kernel{Duration: us, Occupancy: 1000})
+		const producers, each = 5, 50
+		signal := w.signal(abi.Signal{Value: producers * each})
+		var packets [producers][]putter
+		for i := range packets {
+			for range each {
+				packets[i] = append(packets[i], x.packet(i%2 == 0, signal))
+			}
+		}
+		var all sync.WaitGroup
+		for i := range packets {
+			all.Go(func() {
+				for j, p := range packets[i] {
+					index := q.reserve()
+					time.Sleep(time.Duration((i*7+j*13)%40) * us)
+					q.publish(index, p)
+					time.Sleep(time.Duration((i*11+j*3)%40) * us)
+					q.ring(index)
+				}
+			})
+		}
+		all.Wait()
+		q.drain()
+		check(w, "count", x.sent, x.got().Count)
+		check(w, "read index", x.sent, w.load(q.read))
+		check(w, "signal", 0, w.value(signal))
+	})
+}
+
+func TestQueuesThatCannotBeExecutedAreRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, "mi300x")
+		q := w.aql(16)
+		for name, change := range map[string]func(*Queue){
+			"serial taken": func(*Queue) {},
+			"PM4":          func(s *Queue) { s.Serial, s.AQL = 1, false },
+			"ring":         func(s *Queue) { s.Serial, s.RingBytes = 1, 1000 },
+			"no doorbell":  func(s *Queue) { s.Serial, s.Doorbell = 1, nil },
+			"doorbell":     func(s *Queue) { s.Serial, s.Doorbell = 1, make([]byte, 16)[4:12] },
+		} {
+			spec := w.spec(q, gpreempt.QueueCompute)
+			change(&spec)
+			if err := w.Add(spec); err == nil {
+				t.Errorf("%s: the queue was accepted", name)
+			}
+		}
+	})
+}

@@ -1,0 +1,255 @@
+package engine
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/gpreempt/gpreempt/emu/abi"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/internal/hrtimer"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Config is what the packets do not say.
+type Config struct {
+	// KernelTime is how long a kernel takes that does not say itself; 0: a millisecond.
+	KernelTime time.Duration
+	// Ticks gives the GPU's clock at a time of the machine, which signals get and
+	// GET_CLOCK_COUNTERS must tell of, too; nil: it counts nanoseconds. It is called
+	// with the machine locked.
+	Ticks func(at time.Duration) uint64
+	// OnFault, if not nil, is told that a queue made its GPU do what it cannot, at an
+	// address: of memory that is not there, or of a packet or command that is none. The
+	// queue makes no progress any more. It is called without any lock, and must not
+	// Close the engine.
+	OnFault func(serial, address uint64)
+}
+
+// Queue is a queue as its process made it.
+type Queue struct {
+	// Serial is its name here, never that of another queue.
+	Serial uint64
+	// Ref is what the machine knows it by.
+	Ref  gpumodel.QueueRef
+	Type gpreempt.QueueType
+	// AQL tells that it is a compute queue with AQL packets.
+	AQL bool
+	// Ring is the address of the ring, of RingBytes, a power of two.
+	Ring      uint64
+	RingBytes uint32
+	// Read and Write are the addresses of the two positions, u64 that only grow. Those
+	// of AQL count packets, those of SDMA bytes.
+	Read, Write uint64
+	// Doorbell is the eight bytes in mapped memory that the process writes to. They stay
+	// mapped until Remove has returned. The engine writes all ones there when it has
+	// seen that the process wrote.
+	Doorbell []byte
+	Memory   Memory
+	// Interrupt signals an event of the process; 0 is one that is not told
+	// (abi.Trap). It is called without any lock, and must not Close the engine.
+	Interrupt func(event uint32)
+}
+
+// Engine executes what is on queues. Its methods may be called by several goroutines at
+// once, but not by functions given to the machine.
+type Engine struct {
+	cfg   Config
+	rt    *gpumodel.Realtime
+	timer gpumodel.Timer
+	tasks sync.WaitGroup
+	notes notes
+
+	// ended counts packets that ended; waiting tells that the poller knows of a queue
+	// that may go on when one does; lazy that it sleeps long. kicked tells it to look
+	// before it sleeps.
+	ended                 atomic.Uint64
+	waiting, lazy, kicked atomic.Bool
+
+	// copying is a buffer of whoever has the machine locked.
+	copying []byte
+
+	// mu guards what follows. The machine is never locked while it is held.
+	mu     sync.Mutex
+	queues []*queue
+	closed bool
+}
+
+// New starts an engine for the machine that rt runs. Whoever gets it must Close it,
+// before rt.
+func New(rt *gpumodel.Realtime, cfg Config) (*Engine, error) {
+	timer, err := hrtimer.New()
+	if err != nil {
+		return nil, fmt.Errorf("start the emulated GPUs' packet processors: %w", err)
+	}
+	return start(rt, cfg, timer), nil
+}
+
+func start(rt *gpumodel.Realtime, cfg Config, timer gpumodel.Timer) *Engine {
+	if cfg.KernelTime <= 0 {
+		cfg.KernelTime = time.Millisecond
+	}
+	if cfg.Ticks == nil {
+		cfg.Ticks = func(at time.Duration) uint64 { return uint64(at) }
+	}
+	e := &Engine{cfg: cfg, rt: rt, timer: timer, notes: notes{wake: make(chan struct{}, 1)}}
+	rt.Do(func(m *gpumodel.Machine) {
+		m.OnUnmap(func(ref gpumodel.QueueRef) { e.takenOff(m, ref) })
+	})
+	e.tasks.Go(e.poll)
+	e.tasks.Go(e.notes.tell)
+	return e
+}
+
+// Close ends everything; nothing is written to anybody's memory any more when it has
+// returned. It is idempotent.
+func (e *Engine) Close() error {
+	e.mu.Lock()
+	closed := e.closed
+	queues := e.queues
+	e.closed, e.queues = true, nil
+	e.mu.Unlock()
+	if closed {
+		return nil
+	}
+	e.rt.Do(func(m *gpumodel.Machine) {
+		m.OnUnmap(nil)
+		for _, q := range queues {
+			q.removed.Store(true)
+		}
+	})
+	err := e.timer.Close()
+	e.notes.close()
+	e.tasks.Wait()
+	return err
+}
+
+// Add begins to execute what is on a queue, which the machine knows already. It fails
+// for a compute queue that is not of AQL: PM4 is not emulated.
+func (e *Engine) Add(spec Queue) error {
+	q := &queue{Queue: spec, e: e}
+	var err error
+	switch q.bell, err = bell(spec.Doorbell); {
+	case err != nil:
+	case spec.Type == gpreempt.QueueCompute && !spec.AQL:
+		err = errors.New("PM4 commands are not emulated: nothing on it will run")
+	case spec.RingBytes < abi.PacketBytes || bits.OnesCount32(spec.RingBytes) != 1:
+		err = fmt.Errorf("a ring has a power of two of bytes, not %d", spec.RingBytes)
+	}
+	if err != nil {
+		return fmt.Errorf("execute queue %d of %v: %w", spec.Ref.ID, spec.Ref.Process, err)
+	}
+	// It may have been rung before: what is in memory tells.
+	q.look = true
+
+	e.mu.Lock()
+	if i, taken := e.find(spec.Serial); taken || e.closed {
+		err = fmt.Errorf("execute queue %d of %v: serial %d is taken, or the engine closed", spec.Ref.ID, spec.Ref.Process, spec.Serial)
+	} else {
+		e.queues = slices.Insert(e.queues, i, q)
+	}
+	e.mu.Unlock()
+	e.kick()
+	return err
+}
+
+// Remove forgets a queue: when it has returned, nothing of it happens any more. It does
+// not detach it from the machine. A serial that is not known is none.
+func (e *Engine) Remove(serial uint64) {
+	e.mu.Lock()
+	i, known := e.find(serial)
+	var q *queue
+	if known {
+		q = e.queues[i]
+		e.queues = slices.Delete(e.queues, i, i+1)
+	}
+	e.mu.Unlock()
+	if known {
+		e.rt.Do(func(*gpumodel.Machine) { q.removed.Store(true) })
+	}
+}
+
+// find needs mu.
+func (e *Engine) find(serial uint64) (int, bool) {
+	return slices.BinarySearchFunc(e.queues, serial, func(q *queue, serial uint64) int { return cmp.Compare(q.Serial, serial) })
+}
+
+// Counters is how far a queue is.
+type Counters struct {
+	Serial uint64
+	Ref    gpumodel.QueueRef
+	// Fetched and Read are positions as the process counts them: up to where the ring
+	// has been read, and up to where everything is over.
+	Fetched, Read uint64
+	// Completed is how many packets or commands took effect.
+	Completed uint64
+	// Stopped tells that it makes no progress any more: its GPU faulted, or its memory
+	// is gone.
+	Stopped bool
+}
+
+// Counters gives those of all queues, by serial.
+func (e *Engine) Counters() []Counters {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all := make([]Counters, len(e.queues))
+	for i, q := range e.queues {
+		all[i] = Counters{
+			Serial: q.Serial, Ref: q.Ref, Fetched: q.fetched.Load(), Read: q.read.Load(),
+			Completed: q.completed.Load(), Stopped: q.stopped.Load(),
+		}
+	}
+	return all
+}
+
+// notes are what is to be told to others without any lock, in order.
+type notes struct {
+	wake chan struct{}
+
+	mu     sync.Mutex
+	queued []func()
+	closed bool
+}
+
+// add never waits.
+func (n *notes) add(f func()) {
+	n.mu.Lock()
+	n.queued = append(n.queued, f)
+	n.mu.Unlock()
+	n.ring()
+}
+
+func (n *notes) ring() {
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (n *notes) close() {
+	n.mu.Lock()
+	n.closed = true
+	n.mu.Unlock()
+	n.ring()
+}
+
+// tell goes on until close.
+func (n *notes) tell() {
+	for range n.wake {
+		n.mu.Lock()
+		queued, closed := n.queued, n.closed
+		n.queued = nil
+		n.mu.Unlock()
+		if closed {
+			return
+		}
+		for _, f := range queued {
+			f()
+		}
+	}
+}

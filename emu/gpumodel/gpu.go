@@ -1,0 +1,347 @@
+package gpumodel
+
+import (
+	"slices"
+	"time"
+)
+
+// gpu is one GPU and its schedule.
+type gpu struct {
+	m     *Machine
+	index int
+	// compute and copies are what packets run on.
+	compute, copies pool
+	// queues are all there are, in runlist order: by process, then by queue.
+	queues []*queue
+
+	// op is the change of the schedule under way, ops those that wait.
+	op    *op
+	ops   []*op
+	phase phase
+	timer timer
+
+	// first is where in the runlist the mapped set begins, next where the one
+	// after it will; crowded tells that not everything fits into one set.
+	first, next rank
+	crowded     bool
+	turn        timer
+	// half tells that what was mapped has been taken off by Unmap, a cycle that Map
+	// completes.
+	half bool
+
+	// slots are those for compute queues, sdma those for copy queues, engine by engine.
+	slots, sdma []slot
+	// tenants are who has the VMIDs, pages who has which page of doorbells.
+	tenants []tenant
+	pages   []*process
+	// mqds are whose MQDs are where, sdmaQueues and xgmiQueues whom the engines' queues
+	// are given to. sdmaMemory are the MQDs of those, which stand one after the other.
+	mqds, sdmaQueues, xgmiQueues []*queue
+	sdmaMemory                   []*memory
+	// computeBirths counts the compute queues there ever were.
+	computeBirths int
+	runlist       []listed
+	// stopped makes debugfs say so.
+	stopped bool
+
+	faults []Fault
+
+	cycles         uint64
+	busy           time.Duration
+	executing      bool
+	executingSince time.Duration
+}
+
+// op is a change of a GPU's schedule.
+type op struct {
+	kind opKind
+	// proc is for whose sake; nil for a turn.
+	proc *process
+	// queues are those to suspend or resume, or the one that was born.
+	queues []*queue
+	// at is the index in queues the change has come to (MES).
+	at int
+	// failedFrom is the index of the first of queues the change failed for.
+	failedFrom int
+	failed     bool
+	// set is what is about to be mapped.
+	set []*queue
+	// loaded tells that there was something to unmap (HWS).
+	loaded bool
+	// request is whose part this is; nil for none. done is what a driver outside is to be
+	// told by; nil for nothing.
+	request *request
+	done    func()
+}
+
+type opKind uint8
+
+const (
+	// opRefresh takes in that a queue was born, destroyed or left with its process.
+	opRefresh opKind = iota
+	opSuspend
+	opResume
+	// opTurn maps the next set.
+	opTurn
+)
+
+// phase is what the GPU's timer ends.
+type phase uint8
+
+const (
+	phaseUnmap phase = iota
+	phaseMap
+	phaseRemove
+	phaseAdd
+	phaseSwitch
+)
+
+// rank is the place of a queue in the runlist.
+type rank struct{ process, queue uint64 }
+
+func (r rank) before(o rank) bool {
+	return r.process < o.process || r.process == o.process && r.queue < o.queue
+}
+
+func (q *queue) rank() rank { return rank{q.proc.birth, q.birth} }
+
+func newGPU(m *Machine, index int) *gpu {
+	g := &gpu{m: m, index: index}
+	g.slots = make([]slot, m.spec.Slots)
+	g.sdma = make([]slot, (m.spec.SDMAEngines+m.spec.XGMIEngines)*m.spec.SDMAQueuesPerEngine)
+	g.sdmaMemory = make([]*memory, len(g.sdma))
+	g.tenants = make([]tenant, m.spec.VMIDs)
+	for _, p := range []*pool{&g.compute, &g.copies} {
+		p.m = m
+		p.ended = func(k *packet) { k.q.ran(k) }
+		p.finish.fire = func() {
+			p.expire()
+			g.note()
+		}
+	}
+	g.timer.fire = func() { g.enter(g.phase) }
+	g.turn.fire = g.takeTurn
+	return g
+}
+
+// list puts q into the runlist.
+func (g *gpu) list(q *queue) {
+	i, _ := slices.BinarySearchFunc(g.queues, q.rank(), func(o *queue, r rank) int {
+		if o.rank().before(r) {
+			return -1
+		}
+		return 1
+	})
+	g.queues = slices.Insert(g.queues, i, q)
+}
+
+func (g *gpu) unlist(q *queue) {
+	g.queues = slices.DeleteFunc(g.queues, func(o *queue) bool { return o == q })
+}
+
+// note keeps the time the GPU is busy.
+func (g *gpu) note() {
+	executing := len(g.compute.running)+len(g.copies.running) > 0
+	if executing == g.executing {
+		return
+	}
+	if g.executing {
+		g.busy += g.m.now - g.executingSince
+	}
+	g.executing, g.executingSince = executing, g.m.now
+}
+
+// reschedule takes in that other packets run than before.
+func (g *gpu) reschedule() {
+	g.compute.schedule()
+	g.copies.schedule()
+	g.note()
+}
+
+// enqueue adds a change of the schedule; the changes are made one by one.
+func (g *gpu) enqueue(o *op) {
+	g.ops = append(g.ops, o)
+	if g.op == nil {
+		g.begin()
+	}
+}
+
+// begin starts the change that waits longest.
+func (g *gpu) begin() {
+	for g.op == nil && len(g.ops) > 0 {
+		g.op = g.ops[0]
+		g.ops = slices.Delete(g.ops, 0, 1)
+		if g.m.spec.MES {
+			g.beginMES()
+		} else {
+			g.beginHWS()
+		}
+	}
+}
+
+// after enters a phase once d has passed, at once when d is 0.
+func (g *gpu) after(d time.Duration, next phase) {
+	if d <= 0 {
+		g.enter(next)
+		return
+	}
+	g.phase = next
+	g.m.timers.start(&g.timer, g.m.now+d)
+}
+
+// enter goes on with the change under way: what took time has been done.
+func (g *gpu) enter(p phase) {
+	switch p {
+	case phaseUnmap:
+		g.unmapped()
+	case phaseMap:
+		g.remapped()
+	case phaseRemove:
+		g.removed()
+	case phaseAdd:
+		g.added()
+	case phaseSwitch:
+		g.switched()
+	}
+}
+
+// finish ends the change under way.
+func (g *gpu) finish() {
+	o := g.op
+	g.reschedule()
+	if o.kind == opTurn {
+		// The next quantum is counted from here.
+		g.m.timers.stop(&g.turn)
+	}
+	g.armTurn()
+	g.op = nil
+	if o.request != nil {
+		o.request.finished(o)
+	}
+	g.m.notify(o.done)
+	g.begin()
+}
+
+// result is what became of queues[i].
+func (o *op) result(i int) Result {
+	switch {
+	case o.queues[i].dead:
+		return ResultGone
+	case o.failed && i >= o.failedFrom:
+		return ResultError
+	}
+	return ResultOK
+}
+
+func (o *op) fail(from int) { o.failed, o.failedFrom = true, from }
+
+// mark does to q what the change is about.
+func (o *op) mark(q *queue) {
+	if q.dead {
+		return
+	}
+	switch o.kind {
+	case opSuspend:
+		q.suspended = true
+	case opResume:
+		q.suspended = false
+		if q.doomed {
+			q.destroy()
+		}
+	case opRefresh, opTurn:
+	}
+}
+
+// choose gives the set of queues to map, from first on around the runlist, and
+// notes whether that is all there are.
+func (g *gpu) choose() []*queue {
+	var set []*queue
+	g.crowded = false
+	fit := g.fit()
+	for q := range g.around() {
+		if q.suspended {
+			continue
+		}
+		if !fit.take(q) {
+			g.crowded, g.next = true, q.rank()
+			break
+		}
+		set = append(set, q)
+	}
+	return set
+}
+
+// around walks the runlist once, from first on.
+func (g *gpu) around() func(yield func(*queue) bool) {
+	start := slices.IndexFunc(g.queues, func(q *queue) bool { return !q.rank().before(g.first) })
+	start = max(start, 0)
+	return func(yield func(*queue) bool) {
+		for i := range g.queues {
+			if !yield(g.queues[(start+i)%len(g.queues)]) {
+				return
+			}
+		}
+	}
+}
+
+// fitting counts what a set of mapped queues takes up.
+type fitting struct {
+	slots, vmids int
+	procs        []*process
+}
+
+func (g *gpu) fit() fitting { return fitting{slots: g.m.spec.Slots, vmids: g.m.spec.VMIDs} }
+
+// take adds q if it fits. Copy queues have slots of their own.
+func (f *fitting) take(q *queue) bool {
+	compute := q.pool == &q.gpu.compute
+	known := slices.Contains(f.procs, q.proc)
+	if compute && f.slots == 0 || !known && len(f.procs) == f.vmids {
+		return false
+	}
+	if compute {
+		f.slots--
+	}
+	if !known {
+		f.procs = append(f.procs, q.proc)
+	}
+	return true
+}
+
+// armTurn sets when the next set has its turn, if sets take turns and there is
+// work for any.
+func (g *gpu) armTurn() {
+	switch {
+	case !g.crowded:
+		g.m.timers.stop(&g.turn)
+	case !g.turn.set() && g.hasWork():
+		g.m.timers.start(&g.turn, g.m.now+g.m.spec.Quantum)
+	}
+}
+
+// takeTurn is the end of a quantum.
+func (g *gpu) takeTurn() {
+	if g.crowded && g.hasWork() && !slices.ContainsFunc(g.ops, func(o *op) bool { return o.kind == opTurn }) {
+		g.enqueue(&op{kind: opTurn})
+	}
+}
+
+func (g *gpu) hasWork() bool {
+	return slices.ContainsFunc(g.queues, func(q *queue) bool { return !q.suspended && q.read < q.write })
+}
+
+// restore maps q: what was in flight goes on where it was.
+func (g *gpu) restore(q *queue) {
+	if q.dead || q.suspended || q.mapped {
+		return
+	}
+	g.injectLoss(q)
+	if q.slot == nil {
+		g.seat(q)
+	}
+	q.mapped = true
+	for _, k := range q.inflight {
+		q.pool.add(k)
+	}
+	q.dispatch()
+}

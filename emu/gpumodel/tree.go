@@ -1,0 +1,296 @@
+package gpumodel
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// root is the tree as it is now.
+func (m *Machine) root() *node {
+	kfd := dir(map[string]*node{"topology": m.topology, "proc": m.kfdProcs()})
+	return dir(map[string]*node{
+		"sys": dir(map[string]*node{
+			"class":  dir(map[string]*node{"kfd": dir(map[string]*node{"kfd": kfd})}),
+			"kernel": dir(map[string]*node{"debug": dir(map[string]*node{"kfd": m.debugfs})}),
+		}),
+		"proc": m.procDirs(),
+	})
+}
+
+// cpuNodes is how many CPU nodes come before the GPUs.
+const cpuNodes = firstGPUNode
+
+// topologyTree is /sys/class/kfd/kfd/topology.
+func (m *Machine) topologyTree() *node {
+	nodes := map[string]*node{}
+	for i := range cpuNodes {
+		nodes[strconv.Itoa(i)] = dir(map[string]*node{
+			"gpu_id":     file("0\n"),
+			"name":       file("\n"),
+			"properties": file(m.cpuProperties(i)),
+		})
+	}
+	for i, g := range m.facts {
+		nodes[strconv.Itoa(g.Node)] = dir(map[string]*node{
+			"gpu_id":     file(fmt.Sprintf("%d\n", g.ID)),
+			"name":       file(g.Name + "\n"),
+			"properties": file(m.gpuProperties(i)),
+		})
+	}
+	return dir(map[string]*node{
+		"generation_id":     file("2\n"),
+		"system_properties": file("platform_oem 35498446626881\nplatform_id 71791775140929\nplatform_rev 1\n"),
+		"nodes":             dir(nodes),
+	})
+}
+
+// properties builds a properties file line by line.
+type properties struct{ strings.Builder }
+
+func (p *properties) add(name string, value uint64) {
+	p.WriteString(name + " " + strconv.FormatUint(value, 10) + "\n")
+}
+
+// common lists, in the kernel's order, the properties both kinds of node have
+// between the counts and the clocks.
+var common = []string{
+	"cpu_core_id_base", "simd_id_base", "max_waves_per_simd", "lds_size_in_kb", "gds_size_in_kb", "num_gws", "wave_front_size",
+	"array_count", "simd_arrays_per_engine", "cu_per_simd_array", "simd_per_cu", "max_slots_scratch_cu", "gfx_target_version",
+	"vendor_id", "device_id", "location_id", "domain", "drm_render_minor", "hive_id", "num_sdma_engines", "num_sdma_xgmi_engines",
+	"num_sdma_queues_per_engine", "num_cp_queues", "cwsr_size", "ctl_stack_size",
+}
+
+// clockMHzCPU and coresPerCPU describe the simulated CPU nodes.
+const (
+	clockMHzCPU = 3800
+	coresPerCPU = 112
+)
+
+func (m *Machine) cpuProperties(index int) string {
+	var p properties
+	p.add("cpu_cores_count", coresPerCPU)
+	p.add("simd_count", 0)
+	p.add("mem_banks_count", 1)
+	p.add("caches_count", 0)
+	p.add("io_links_count", uint64(len(m.gpus)))
+	p.add("p2p_links_count", 0)
+	for _, name := range common {
+		if name == "cpu_core_id_base" {
+			p.add(name, uint64(index*coresPerCPU))
+		} else {
+			p.add(name, 0)
+		}
+	}
+	p.add("max_engine_clk_ccompute", clockMHzCPU)
+	return p.String()
+}
+
+func (m *Machine) gpuProperties(index int) string {
+	s, t := m.spec, m.spec.topology
+	g := m.facts[index]
+	var bus uint64
+	if parts := strings.Split(g.BDF, ":"); len(parts) == 3 {
+		bus, _ = strconv.ParseUint(parts[1], 16, 8)
+	}
+	size, stack := s.saveArea()
+	values := map[string]uint64{
+		"simd_id_base":               uint64(0x80001000 + index*0x1000),
+		"max_waves_per_simd":         uint64(t.wavesPerSIMD),
+		"lds_size_in_kb":             64,
+		"num_gws":                    64,
+		"wave_front_size":            uint64(t.waveSize),
+		"array_count":                uint64(t.arrays),
+		"simd_arrays_per_engine":     uint64(t.arraysPerEngine),
+		"cu_per_simd_array":          uint64(t.cusPerArray),
+		"simd_per_cu":                uint64(t.simdsPerCU),
+		"max_slots_scratch_cu":       32,
+		"gfx_target_version":         uint64(s.GFX),
+		"vendor_id":                  0x1002,
+		"device_id":                  uint64(t.deviceID),
+		"location_id":                bus << 8,
+		"drm_render_minor":           uint64(g.RenderMinor),
+		"num_sdma_engines":           uint64(s.SDMAEngines),
+		"num_sdma_xgmi_engines":      uint64(s.XGMIEngines),
+		"num_sdma_queues_per_engine": uint64(s.SDMAQueuesPerEngine),
+		"num_cp_queues":              uint64(s.Slots * s.XCCs),
+		"cwsr_size":                  uint64(size),
+		"ctl_stack_size":             uint64(stack),
+	}
+	var p properties
+	p.add("cpu_cores_count", 0)
+	p.add("simd_count", uint64(s.CUs*t.simdsPerCU))
+	p.add("mem_banks_count", 1)
+	p.add("caches_count", 0)
+	p.add("io_links_count", cpuNodes)
+	p.add("p2p_links_count", uint64(len(m.gpus)-1))
+	for _, name := range common {
+		p.add(name, values[name])
+	}
+	p.add("max_engine_clk_fcompute", uint64(t.clockMHz))
+	p.add("local_mem_size", 0)
+	p.add("fw_version", uint64(t.firmware))
+	p.add("capability", uint64(t.capability))
+	if m.kernel == Linux72 {
+		p.add("capability2", 0)
+	}
+	p.add("debug_prop", uint64(t.debugProp))
+	p.add("sdma_fw_version", uint64(t.sdmaFirmware))
+	p.add("unique_id", 0x5349_4d00_0000_0000|uint64(g.ID))
+	p.add("num_xcc", uint64(s.XCCs))
+	p.add("max_engine_clk_ccompute", clockMHzCPU)
+	return p.String()
+}
+
+// saveArea gives the size of a compute queue's save area on one XCC, and of the
+// control stack in it, as the driver works them out.
+func (s Spec) saveArea() (size, stack int) {
+	const page, wavesPerCU, header = 4096, 32, 40
+	cus := s.CUs / s.XCCs
+	stack = (cus*wavesPerCU*s.topology.controlStackBytePerWav + header + page - 1) / page * page
+	return stack + cus*s.topology.contextBytesPerCU, stack
+}
+
+// kfdProcs is /sys/class/kfd/kfd/proc.
+func (m *Machine) kfdProcs() *node {
+	return m.byPID(func(p *process) *node {
+		entries := map[string]*node{
+			"pasid":  file(m.kernel.pasidFile(p.pasid())),
+			"queues": p.queueDirs(),
+		}
+		for i, g := range m.facts {
+			entries[fmt.Sprintf("vram_%d", g.ID)] = file(fmt.Sprintf("%d\n", p.vram(m.gpus[i])))
+		}
+		return dir(entries)
+	})
+}
+
+// byPID is a directory of the living by pid.
+func (m *Machine) byPID(render func(*process) *node) *node {
+	return &node{
+		names: func() []string {
+			var names []string
+			for _, p := range m.procs {
+				names = append(names, strconv.Itoa(int(p.key.PID)))
+			}
+			return names
+		},
+		find: func(name string) *node {
+			pid, err := strconv.ParseInt(name, 10, 32)
+			if err != nil || strconv.FormatInt(pid, 10) != name {
+				return nil
+			}
+			if p := m.processByPID(int32(pid)); p != nil {
+				return render(p)
+			}
+			return nil
+		},
+	}
+}
+
+// queueDirs is the queues directory of a process. Its files end without a
+// newline, as the kernel's do.
+func (p *process) queueDirs() *node {
+	return &node{
+		names: func() []string {
+			var names []string
+			for _, q := range p.queues {
+				names = append(names, strconv.FormatUint(uint64(q.id), 10))
+			}
+			return names
+		},
+		find: func(name string) *node {
+			id, err := strconv.ParseUint(name, 10, 32)
+			if err != nil || strconv.FormatUint(id, 10) != name {
+				return nil
+			}
+			q, ok := p.queue(uint32(id))
+			if !ok {
+				return nil
+			}
+			return dir(map[string]*node{
+				"gpuid": file(p.m.facts[q.gpu.index].ID.String()),
+				"size":  file(strconv.FormatUint(q.memory.ring.bytes, 10)),
+				"type":  file(strconv.Itoa(p.m.kernel.sysfsType(q.typ))),
+			})
+		},
+	}
+}
+
+// vram is what the queues of a process take up on a GPU: rings and save areas.
+func (p *process) vram(g *gpu) uint64 {
+	sum := uint64(0)
+	for _, q := range p.queues {
+		if q.gpu == g {
+			sum += q.memory.ring.bytes + uint64(q.memory.saveBytes)*uint64(p.m.spec.XCCs)
+		}
+	}
+	return sum
+}
+
+// procDirs is /proc, as far as GPU processes are concerned.
+func (m *Machine) procDirs() *node {
+	return m.byPID(func(p *process) *node {
+		return dir(map[string]*node{
+			"cgroup":  file("0::" + path.Join("/", p.spec.Cgroup) + "\n"),
+			"cmdline": file(p.cmdline()),
+			"comm":    file(p.comm() + "\n"),
+			"environ": file(p.environ()),
+			"exe":     {link: p.exe()},
+			"stat":    file(p.stat()),
+			"status":  file(p.status()),
+		})
+	})
+}
+
+// commBytes is how much of a command name the kernel keeps.
+const commBytes = 15
+
+func (p *process) comm() string {
+	return p.spec.Comm[:min(len(p.spec.Comm), commBytes)]
+}
+
+func (p *process) cmdline() string {
+	if len(p.spec.Cmdline) == 0 {
+		return p.spec.Comm + "\x00"
+	}
+	return strings.Join(p.spec.Cmdline, "\x00") + "\x00"
+}
+
+// stat has 52 fields; field 22 is the start time.
+func (p *process) stat() string {
+	pid := p.key.PID
+	return fmt.Sprintf("%d (%s) S 1 %d %d 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 %d", pid, p.comm(), pid, pid, p.key.Start) +
+		strings.Repeat(" 0", 30) + "\n"
+}
+
+// environ is in order of the names, so that it is the same every time.
+func (p *process) environ() string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(p.spec.Env)) {
+		b.WriteString(name + "=" + p.spec.Env[name] + "\x00")
+	}
+	return b.String()
+}
+
+func (p *process) exe() string {
+	if p.spec.Exe != "" {
+		return p.spec.Exe
+	}
+	return "/usr/bin/" + p.spec.Comm
+}
+
+func (p *process) status() string {
+	pid, uid, gid := p.key.PID, p.spec.UID, p.spec.GID
+	var inner strings.Builder
+	for _, pid := range p.spec.NamespacePIDs {
+		fmt.Fprintf(&inner, "\t%d", pid)
+	}
+	return fmt.Sprintf("Name:\t%s\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t%d\nNgid:\t0\nPid:\t%d\nPPid:\t1\nTracerPid:\t0\n"+
+		"Uid:\t%d\t%d\t%d\t%d\nGid:\t%d\t%d\t%d\t%d\nFDSize:\t64\nGroups:\t\n"+
+		"NStgid:\t%d%[13]s\nNSpid:\t%[12]d%[13]s\nNSpgid:\t%[12]d%[13]s\nNSsid:\t%[12]d%[13]s\nKthread:\t0\nThreads:\t1\n",
+		p.comm(), pid, pid, uid, uid, uid, uid, gid, gid, gid, gid, pid, inner.String())
+}

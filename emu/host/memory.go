@@ -1,0 +1,64 @@
+package host
+
+import (
+	"encoding/binary"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/driver"
+)
+
+// userMemory is memory of a thread that is in a call, as copy_from_user and
+// copy_to_user see it: its protection holds.
+type userMemory struct {
+	tid  int32
+	addr uint64
+}
+
+// unmapped is where nobody has memory.
+const unmapped = 1 << 63
+
+// Memory is the memory of the thread at addr, nil for NULL. It is meant for the time
+// of a call: the thread then cannot end unnoticed or exec.
+func (t *Task) Memory(addr uint64) driver.Memory { return memoryAt(t.tid, addr) }
+
+func memoryAt(tid int32, addr uint64) driver.Memory {
+	if addr == 0 {
+		return nil
+	}
+	return userMemory{tid, addr}
+}
+
+// Read implements driver.Memory.
+func (m userMemory) Read(p []byte) bool {
+	if len(p) == 0 {
+		return true
+	}
+	n, err := unix.ProcessVMReadv(int(m.tid), []unix.Iovec{{Base: &p[0], Len: uint64(len(p))}},
+		[]unix.RemoteIovec{{Base: uintptr(m.addr), Len: len(p)}}, 0)
+	return err == nil && n == len(p)
+}
+
+// Write implements driver.Memory.
+func (m userMemory) Write(p []byte) bool {
+	if len(p) == 0 {
+		return true
+	}
+	n, err := unix.ProcessVMWritev(int(m.tid), []unix.Iovec{{Base: &p[0], Len: uint64(len(p))}},
+		[]unix.RemoteIovec{{Base: uintptr(m.addr), Len: len(p)}}, 0)
+	return err == nil && n == len(p)
+}
+
+// At implements driver.Memory.
+func (m userMemory) At(off int) driver.Memory {
+	return userMemory{m.tid, m.addr + uint64(off)}
+}
+
+// Pointer implements driver.Memory.
+func (m userMemory) Pointer(off int) driver.Memory {
+	var b [8]byte
+	if !m.At(off).Read(b[:]) {
+		return userMemory{m.tid, unmapped}
+	}
+	return memoryAt(m.tid, binary.NativeEndian.Uint64(b[:]))
+}

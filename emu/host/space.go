@@ -1,0 +1,320 @@
+package host
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Space is an address space: the memory of one process from its start or exec to its
+// exec or end. Processes that share memory without being threads of one (vfork) share
+// the Space, whose Key is the lender's. Values of driver.MM are *Space. Its methods may be called by several
+// goroutines at once; a nil Space has ended.
+type Space struct {
+	leader *Task
+	key    gpreempt.ProcessKey
+	serial uint64
+	// bottom is an address that was mapped: the bottom of the stack. To read where
+	// nothing is mapped would take a lock of the process's.
+	bottom uint64
+	exit   *watch
+	// shared: another process has it too, or had.
+	shared atomic.Bool
+	gone   atomic.Bool
+
+	// mu is read-locked by who uses mem, locked by who closes it.
+	mu sync.RWMutex
+	// mem is /proc/PID/mem: it stays with the address space it was opened for, and
+	// reads as empty when that has ended.
+	mem   int
+	pidfd int
+}
+
+// FaultError is an access to memory that is not there.
+type FaultError struct {
+	// Addr is the first byte that could not be read or written.
+	Addr uint64
+}
+
+func (e *FaultError) Error() string { return fmt.Sprintf("nothing is mapped at %#x", e.Addr) }
+
+// Unwrap gives EFAULT.
+func (e *FaultError) Unwrap() error { return unix.EFAULT }
+
+// Key is the process: its id and when it was started. A process that execs gets
+// another Space with the same Key: take down what belongs to the old one, which Sweep
+// gives, before anything is set up for the new one.
+func (s *Space) Key() gpreempt.ProcessKey { return s.key }
+
+// PID is the process's id.
+func (s *Space) PID() int32 { return s.key.PID }
+
+// Leader is the main thread of the process, which may have ended.
+func (s *Space) Leader() *Task { return s.leader }
+
+// Alive tells whether any thread has the address space.
+func (s *Space) Alive() bool {
+	var b [1]byte
+	// An error is a program that has unmapped its stack.
+	return s != nil && !errors.Is(s.ReadAt(b[:], s.bottom), ErrGone)
+}
+
+// ReadAt fills p from the memory at addr, whatever its protection. The error is
+// ErrGone, or a *FaultError, after which the bytes up to its Addr are there.
+func (s *Space) ReadAt(p []byte, addr uint64) error { return s.move(unix.Pread, p, addr) }
+
+// WriteAt copies p to the memory at addr. Private memory is written whatever its
+// protection, shared memory only as far as it is mapped for writing. The error is as
+// for ReadAt.
+func (s *Space) WriteAt(p []byte, addr uint64) error { return s.move(unix.Pwrite, p, addr) }
+
+// move reads or writes. The kernel gives 0 bytes for an address space that has ended,
+// and EIO where nothing is mapped.
+func (s *Space) move(how func(fd int, p []byte, at int64) (int, error), p []byte, addr uint64) error {
+	if s == nil {
+		return ErrGone
+	}
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	for len(p) > 0 {
+		if s.gone.Load() {
+			return ErrGone
+		}
+		n, err := how(s.mem, p, int64(addr))
+		switch {
+		case errors.Is(err, unix.EINTR):
+		case err != nil:
+			return &FaultError{Addr: addr}
+		case n == 0:
+			s.gone.Store(true)
+		default:
+			p, addr = p[n:], addr+uint64(n)
+		}
+	}
+	return nil
+}
+
+// close lets go of the files.
+func (s *Space) close() {
+	s.gone.Store(true)
+	s.exit.remove()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = unix.Close(s.mem) // what was written is in memory already
+	_ = unix.Close(s.pidfd)
+}
+
+// Ended tells, by a value that stands for any number of them, that address spaces
+// have or may have ended. A process that execs is noticed by Sweep alone.
+func (h *Host) Ended() <-chan struct{} { return h.ended }
+
+func (h *Host) tellEnded() {
+	select {
+	case h.ended <- struct{}{}:
+	default: // it is told already
+	}
+}
+
+// Sweep gives the address spaces that have ended since the last call, each once, the
+// oldest first. It also moves what there is in event streams. Call it every few
+// milliseconds, and whenever Ended says so, without the driver's lock; it costs a
+// system call for each address space and two for each stream.
+func (h *Host) Sweep() []*Space {
+	h.takeMasks()
+	h.giveEvents()
+	h.endStreams(false)
+	h.mu.Lock()
+	spaces := slices.Collect(maps.Keys(h.spaces))
+	h.mu.Unlock()
+	for _, s := range spaces {
+		if !s.Alive() {
+			h.end(s)
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	over := h.over
+	h.over = nil
+	slices.SortFunc(over, func(a, b *Space) int { return cmp.Compare(a.serial, b.serial) })
+	return over
+}
+
+// end has Sweep tell of a space that is not alive.
+func (h *Host) end(s *Space) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.spaces[s] {
+		return
+	}
+	delete(h.spaces, s)
+	h.over = append(h.over, s)
+	s.close()
+}
+
+// Space gives the address space of the thread, nil if it has none: it is a zombie, or
+// a thread of the kernel's.
+func (t *Task) Space() *Space {
+	if !t.hasMemory() {
+		return nil
+	}
+	if s := t.knownSpace(); s != nil {
+		return s
+	}
+	t.h.creating.Lock()
+	defer t.h.creating.Unlock()
+	return t.createSpace()
+}
+
+// hasMemory tells whether the thread has an address space: process_vm_readv has ESRCH
+// for those that have not, before it looks at addresses.
+func (t *Task) hasMemory() bool {
+	var b [1]byte
+	_, err := unix.ProcessVMReadv(int(t.tid), []unix.Iovec{{Base: &b[0], Len: 1}}, []unix.RemoteIovec{{Base: 0, Len: 1}}, 0)
+	return !errors.Is(err, unix.ESRCH) && t.exists()
+}
+
+// knownSpace gives the address space the process had when last asked, if it has it
+// still. Threads of a process all have the same.
+func (t *Task) knownSpace() *Space {
+	t.leader.mu.Lock()
+	s := t.leader.space
+	t.leader.mu.Unlock()
+	switch {
+	case s == nil:
+		return nil
+	case !s.Alive():
+		t.h.end(s)
+		t.h.tellEnded()
+		return nil
+	case s.shared.Load() && s.leader != t.leader && !sameMemory(t.tid, s.leader.tid):
+		return nil // it became another program while the one it shared with goes on
+	}
+	return s
+}
+
+// createSpace finds the address space that nobody asked for yet. creating is held.
+func (t *Task) createSpace() *Space {
+	s := t.knownSpace()
+	if s != nil {
+		return s // somebody was faster
+	}
+	if s = t.lentSpace(); s == nil {
+		var err error
+		if s, err = t.openSpace(); err != nil {
+			t.leader.refused(err)
+			return nil
+		}
+	}
+	t.leader.mu.Lock()
+	t.leader.space = s
+	t.leader.mu.Unlock()
+	return s
+}
+
+// refused tells, once, that the memory of the process could not be had, if that is not
+// because it has ended.
+func (t *Task) refused(err error) {
+	t.mu.Lock()
+	told := t.told
+	t.told = true
+	t.mu.Unlock()
+	switch {
+	case told || errors.Is(err, ErrGone):
+		return
+	case errors.Is(err, fs.ErrPermission):
+		err = fmt.Errorf("%w: it takes root, or its own user and kernel.yama.ptrace_scope=0", err)
+	}
+	t.h.trouble(fmt.Errorf("the memory of process %d is out of reach: %w", t.tid, err))
+}
+
+// lentSpace gives the address space of another process that this one uses, as between
+// vfork and exec, nil if it has one of its own.
+func (t *Task) lentSpace() *Space {
+	t.h.mu.Lock()
+	spaces := slices.Collect(maps.Keys(t.h.spaces))
+	t.h.mu.Unlock()
+	for _, s := range spaces {
+		if s.leader != t.leader && sameMemory(t.tid, s.leader.tid) && s.Alive() {
+			s.shared.Store(true)
+			return s
+		}
+	}
+	var buf [4096]byte
+	parent := number(value(t.readStatus(buf[:]), "PPid"))
+	if parent == 0 || !sameMemory(t.tid, parent) {
+		return nil
+	}
+	lender, err := t.h.Task(parent)
+	if err != nil {
+		return nil
+	}
+	s := lender.createSpace()
+	if s != nil {
+		s.shared.Store(true)
+	}
+	return s
+}
+
+// kcmpVM is KCMP_VM (include/uapi/linux/kcmp.h).
+const kcmpVM = 1
+
+// sameMemory tells whether two threads have the same address space. Where kcmp is
+// not to be had, no two processes have.
+func sameMemory(a, b int32) bool {
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(a), uintptr(b), kcmpVM, 0, 0, 0)
+	return errno == 0 && order == 0
+}
+
+// openSpace takes hold of the address space of the thread.
+func (t *Task) openSpace() (*Space, error) {
+	stat, err := os.ReadFile(procPath(t.leader.tid, "stat"))
+	if err != nil {
+		return nil, goneOr(err)
+	}
+	start, err := statField(stat, statStart)
+	if err != nil {
+		return nil, fmt.Errorf("read the start time in %s: %w", procPath(t.leader.tid, "stat"), err)
+	}
+	path := procPath(t.tid, "mem")
+	mem, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, goneOr(&fs.PathError{Op: "open", Path: path, Err: err})
+	}
+	s := &Space{leader: t.leader, key: gpreempt.ProcessKey{PID: t.leader.tid, Start: start}, mem: mem}
+	if own, err := os.ReadFile(procPath(t.tid, "stat")); err == nil {
+		stack, err := statField(own, statStack)
+		if err == nil {
+			s.bottom = stack
+		}
+	}
+	if s.pidfd, err = unix.PidfdOpen(int(t.leader.tid), unix.PIDFD_NONBLOCK); err != nil {
+		_ = unix.Close(mem)
+		return nil, goneOr(err)
+	}
+	if s.exit, err = t.h.poller.add(s.pidfd, unix.EPOLLIN, t.h.tellEnded); err != nil {
+		_ = unix.Close(mem)
+		_ = unix.Close(s.pidfd)
+		return nil, err
+	}
+	t.leader.Comm() // to know it when the process has ended
+	t.h.mu.Lock()
+	defer t.h.mu.Unlock()
+	if t.h.closed || !t.exists() || !s.Alive() {
+		s.close()
+		return nil, ErrGone
+	}
+	t.h.lastSpace++
+	s.serial = t.h.lastSpace
+	t.h.spaces[s] = true
+	return s, nil
+}

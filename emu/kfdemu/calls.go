@@ -1,0 +1,368 @@
+package kfdemu
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/drm"
+	"github.com/gpreempt/gpreempt/emu/host"
+	"github.com/gpreempt/gpreempt/emu/seccomp"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// blocks tells which calls may take their time.
+func blocks(c *seccomp.Call) bool {
+	return c.NR == unix.SYS_IOCTL || c.NR == unix.SYS_OPENAT || c.NR == unix.SYS_OPENAT2 || c.NR == sysOpen
+}
+
+// call answers a call.
+func (e *Emulator) call(c *seccomp.Call) {
+	var err error
+	switch c.NR {
+	case unix.SYS_IOCTL:
+		err = e.ioctl(c)
+	case unix.SYS_OPENAT, unix.SYS_OPENAT2, sysOpen:
+		err = e.open(c)
+	default:
+		err = e.stat(c)
+	}
+	if !errors.Is(err, seccomp.ErrGone) {
+		e.trouble("answer a call", err)
+	}
+}
+
+// caller gives the thread that waits in a call, nil if it has died.
+func (e *Emulator) caller(c *seccomp.Call) *host.Task {
+	task, err := e.host.Task(c.TID)
+	if err != nil || !c.Valid() {
+		return nil
+	}
+	return task
+}
+
+// enter is caller for a call that the driver is to carry out: end is to be called when
+// it has.
+func (e *Emulator) enter(c *seccomp.Call) (task *host.Task, end func()) {
+	if task = e.caller(c); task == nil {
+		return nil, nil
+	}
+	end = e.ending.enter(task.Space())
+	if !c.Valid() { // it may have been taken down already
+		end()
+		return nil, nil
+	}
+	return task, end
+}
+
+// ioctl answers an ioctl, if its file is one of ours.
+func (e *Emulator) ioctl(c *seccomp.Call) error {
+	f := e.files.behind(c.TID, c.Args[0])
+	if f == nil {
+		return c.Continue()
+	}
+	task, end := e.enter(c)
+	if task == nil {
+		return nil
+	}
+	defer end()
+	req, arg := uint32(c.Args[1]), c.Args[2]
+	if f.kfd == nil {
+		gpu, _ := e.tree.Device(f.render) // it was opened
+		return c.Return(0, drm.Ioctl(req, arg, task.Space(), gpu))
+	}
+	if req>>8&0xff != 'K' {
+		return c.Return(0, unix.ENOTTY)
+	}
+	began := time.Now()
+	task.Begin(c.Interrupted, func(fd int) (int, error) { return c.AddFD(fd, false) })
+	memory := task.Memory(arg)
+	what := driver.Describe(kfd.Request(req), memory)
+	if target, ok := task.Find(what.Target).(*host.Task); ok {
+		// The driver holds on to its memory for the call (get_task_mm): if it dies, then
+		// with the end of that.
+		defer e.ending.enter(target.Space())()
+	}
+	result, errno, injected := e.driverCall(c, f, task, kfd.Request(req), memory, what)
+	e.tell(Event{
+		Kind: EventCall, PID: task.Leader().TID(), TID: c.TID, Op: string(what.Op), Target: what.Target, Queues: what.Queues, Mask: what.Mask,
+		Result: result, Errno: errnoName(errno), Took: float64(time.Since(began)) / float64(time.Microsecond), Text: injected,
+	})
+	task.End()
+	err := c.Return(result, errno)
+	if errors.Is(err, seccomp.ErrNotInterrupted) {
+		err = c.Return(0, unix.EINTR) // what was pending is no longer
+	}
+	return err
+}
+
+// driverCall makes a call of the driver, with the faults there are for it.
+func (e *Emulator) driverCall(c *seccomp.Call, f *file, task *host.Task, req kfd.Request, memory driver.Memory, what driver.Described) (int64, syscall.Errno, string) {
+	caller := task.Leader().TID()
+	fault := e.faults.forCall(what.Op, caller, what.Target)
+	if fault != nil {
+		e.tell(Event{Kind: EventFault, Op: string(what.Op), PID: caller, Target: what.Target, Errno: errnoName(fault.Errno)})
+		if errno, stop := e.before(fault, caller, what.Target); stop {
+			return 0, errno, "injected"
+		}
+	}
+	if what.Op == opCreateQueue {
+		e.files.creates(f)
+	}
+	c.Watch(e.askWake)
+	var freed *driver.Allocation
+	if what.Op == opFree {
+		freed = e.allocation(f.space, memory)
+	}
+	r1, errno := e.driver.Ioctl(task, f.kfd, req, memory)
+	result := int64(r1)
+	if freed != nil && errno == 0 {
+		e.trouble("give memory back", e.files.free(f.space, *freed))
+	}
+	if settles[what.Op] {
+		e.settle()
+	}
+	if fault != nil && fault.After {
+		if fault.Kill != KillNobody {
+			e.trouble("kill for a fault", kill(victim(fault, caller, what.Target)))
+		}
+		if fault.Errno != 0 {
+			return 0, fault.Errno, "injected"
+		}
+	}
+	return result, errno, ""
+}
+
+// allocation is what FREE_MEMORY_OF_GPU names, nil if there is no such thing.
+func (e *Emulator) allocation(space *host.Space, arg driver.Memory) *driver.Allocation {
+	handle := make([]byte, 8)
+	if arg == nil || !arg.Read(handle) {
+		return nil
+	}
+	all := e.driver.Allocations(space)
+	i := slices.IndexFunc(all, func(a driver.Allocation) bool { return a.Handle == binary.NativeEndian.Uint64(handle) })
+	if i < 0 {
+		return nil
+	}
+	return &all[i]
+}
+
+var (
+	opCreateQueue = driver.RequestOp(kfd.ReqCreateQueue)
+	opFree        = driver.RequestOp(kfd.ReqFreeMemoryOfGPU)
+)
+
+// settles are the calls after which there may be other processes than before.
+var settles = map[driver.Op]bool{
+	driver.RequestOp(kfd.ReqCreateProcess): true, driver.TrapOp(kfd.TrapEnable): true,
+}
+
+// before does what a fault does before a call has had an effect. stop: errno is the
+// answer.
+func (e *Emulator) before(f *Fault, caller, target int32) (errno syscall.Errno, stop bool) {
+	if f.Do != nil {
+		f.Do()
+	}
+	if f.Delay > 0 {
+		select {
+		case <-time.After(f.Delay):
+		case <-e.over:
+		}
+	}
+	if f.After {
+		return 0, false
+	}
+	if f.Kill != KillNobody {
+		e.trouble("kill for a fault", kill(victim(f, caller, target)))
+		if f.Kill == KillCaller {
+			return unix.EINTR, true // nobody hears it
+		}
+	}
+	return f.Errno, f.Errno != 0
+}
+
+func victim(f *Fault, caller, target int32) int32 {
+	if f.Kill == KillCaller {
+		return caller
+	}
+	return target
+}
+
+// kill ends a process and waits until it has ended, at most a second: a process that
+// waits for this call's answer may be its own debugger.
+func kill(pid int32) error {
+	fd, err := unix.PidfdOpen(int(pid), 0)
+	if err != nil {
+		return err
+	}
+	err = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	for end := time.Now().Add(time.Second); err == nil; {
+		left := max(time.Until(end), 0)
+		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(left.Milliseconds()))
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+		err = nil
+	}
+	return errors.Join(err, unix.Close(fd))
+}
+
+// open answers an open of one of our files.
+func (e *Emulator) open(c *seccomp.Call) error {
+	at, name, flags := int32(c.Args[0]), c.Args[1], c.Args[2]
+	if c.NR == sysOpen {
+		at = unix.AT_FDCWD
+		name, flags = c.Args[0], c.Args[1]
+	}
+	task := e.caller(c)
+	if task == nil {
+		return nil
+	}
+	space := task.Space()
+	if space == nil {
+		return c.Continue()
+	}
+	if c.NR == unix.SYS_OPENAT2 { // struct open_how begins with the flags
+		var err error
+		if flags, err = readWord(space, c.Args[2]); err != nil {
+			return c.Continue()
+		}
+	}
+	text, err := readString(space, name)
+	if err != nil || !c.Valid() {
+		return c.Continue() // the kernel itself finds the words for it
+	}
+	kind, render := deviceAt(c.TID, at, text)
+	if kind == noDevice || flags&unix.O_ACCMODE != unix.O_RDWR {
+		return c.Continue()
+	}
+	// Who was killed in a call has, for the kernel, not died before the call has ended and
+	// the driver has taken everything down. Who is started because of that death finds it
+	// so, and opens this first. So does a program executed in the place of another.
+	e.sweep()
+	e.ending.await()
+	task, end := e.enter(c)
+	if task == nil {
+		return nil
+	}
+	defer end()
+	f := &file{space: space, render: render}
+	began := time.Now()
+	errno := e.openDevice(kind, f, task)
+	defer func() {
+		e.tell(Event{
+			Kind: EventCall, PID: task.Leader().TID(), TID: c.TID, Op: string(driver.OpOpen), Text: text, Errno: errnoName(errno),
+			Took: float64(time.Since(began)) / float64(time.Microsecond),
+		})
+	}()
+	if errno != 0 {
+		return c.Return(0, errno)
+	}
+	if err := e.files.add(f); err != nil {
+		e.trouble("open "+text, err)
+		if f.kfd != nil {
+			e.driver.Release(f.kfd)
+		}
+		return c.Return(0, unix.ENOMEM)
+	}
+	e.settle()
+	return c.ReturnFD(f.fd, flags&unix.O_CLOEXEC != 0)
+}
+
+func (e *Emulator) openDevice(kind device, f *file, task *host.Task) syscall.Errno {
+	if kind == renderDevice {
+		if _, ok := e.tree.Device(f.render); !ok {
+			return unix.ENOENT
+		}
+		return 0
+	}
+	caller := task.Leader().TID()
+	if fault := e.faults.forCall(driver.OpOpen, caller, 0); fault != nil {
+		e.tell(Event{Kind: EventFault, Op: string(driver.OpOpen), PID: caller, Errno: errnoName(fault.Errno)})
+		if errno, stop := e.before(fault, caller, 0); stop {
+			return errno
+		}
+	}
+	opened, err := e.driver.Open(task)
+	if err != nil {
+		var errno syscall.Errno
+		errors.As(err, &errno)
+		return errno
+	}
+	f.kfd = opened
+	return 0
+}
+
+// device is which file of ours a path leads to.
+type device int
+
+const (
+	noDevice device = iota
+	kfdDevice
+	renderDevice
+)
+
+// deviceAt tells where a path leads, seen from a thread and a directory it has open.
+func deviceAt(tid, at int32, name string) (kind device, render uint32) {
+	if !strings.Contains(name, "kfd") && !strings.Contains(name, "renderD") {
+		return noDevice, 0
+	}
+	if !path.IsAbs(name) {
+		dir := fmt.Sprintf("/proc/%d/fd/%d", tid, at)
+		if at == unix.AT_FDCWD {
+			dir = fmt.Sprintf("/proc/%d/cwd", tid)
+		}
+		base, err := os.Readlink(dir)
+		if err != nil {
+			return noDevice, 0
+		}
+		name = path.Join(base, name)
+	}
+	name = path.Clean(name)
+	if name == kfd.DevicePath {
+		return kfdDevice, 0
+	}
+	minor, ok := strings.CutPrefix(name, "/dev/dri/renderD")
+	if n, err := strconv.ParseUint(minor, 10, 20); ok && err == nil {
+		return renderDevice, uint32(n)
+	}
+	return noDevice, 0
+}
+
+// stat answers fstat and the like for one of our files: a device, which a memory file
+// is not.
+func (e *Emulator) stat(c *seccomp.Call) error {
+	f := e.files.behind(c.TID, c.Args[0])
+	if f == nil {
+		return c.Continue()
+	}
+	task := e.caller(c)
+	if task == nil {
+		return nil
+	}
+	major, minor := uint32(drm.KFDMajor), uint32(0)
+	if f.kfd == nil {
+		major, minor = drm.Major, f.render
+	}
+	out, answer := c.Args[1], drm.Stat(major, minor, f.id.Inode)
+	switch c.NR {
+	case unix.SYS_STATX:
+		out, answer = c.Args[4], drm.Statx(major, minor, f.id.Inode)
+	case sysNewfstatat:
+		out = c.Args[2]
+	}
+	if err := task.Space().WriteAt(answer, out); err != nil {
+		return c.Return(0, unix.EFAULT)
+	}
+	return c.Return(0, 0)
+}

@@ -1,0 +1,298 @@
+// Package kfdemu hides how an emulated machine with AMD GPUs is put under unmodified
+// programs: a /dev/kfd that answers their real system calls by the driver's rules, GPUs
+// that execute what they put on their queues, and the kernel's files about both.
+//
+// A supervisor gets the calls by seccomp user notification (package seccomp); package
+// kfdrules decides, package gpusim is the hardware, package engine executes packets in
+// the memory of the programs. Nothing here was compared with AMD hardware: what is seen
+// is emulated. docs/kfdemu.md says what that covers and what it does not.
+package kfdemu
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/engine"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/emu/host"
+	"github.com/gpreempt/gpreempt/emu/seccomp"
+	"github.com/gpreempt/gpreempt/emu/tree"
+	"github.com/gpreempt/gpreempt/internal/hrtimer"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Config says what machine to emulate.
+type Config struct {
+	// Machine is a kind of GPU by its name: see gpumodel.Presets. Spec, if it has a name,
+	// is one instead, for tests.
+	Machine string
+	Spec    gpumodel.Spec
+	// GPUs is how many nodes of it there are, 1 if 0.
+	GPUs int
+	// Profile is the driver: see driver.Profiles. "" is 6.12.
+	Profile string
+	// Seed decides the jitter of modelled durations.
+	Seed uint64
+	// KernelTime is how long a kernel takes that does not say itself: see package abi.
+	// 0 is a millisecond.
+	KernelTime time.Duration
+	// Shim is the program whose verb "exec" starts others under the emulator: emu/cmd/kfdemu.
+	Shim string
+	// Dir is an existing directory for the emulator's socket and files; "" is one of its
+	// own, which goes with it.
+	Dir string
+	// Event, if not nil, hears of everything that happens, one call at a time. It must not
+	// call the emulator, and slows down what it hears of.
+	Event func(Event)
+}
+
+// Emulator is a running one. Its methods may be called by several goroutines at once.
+type Emulator struct {
+	cfg   Config
+	began time.Time
+	dir   string
+	undo  []func() error
+
+	driver *driver.Driver
+	host   *host.Host
+	rt     *gpumodel.Realtime
+	engine *engine.Engine
+	tree   *tree.Tree
+	// namespace is how programs get to see the tree.
+	namespace namespace
+
+	listeners listeners
+	files     files
+	faults    faults
+	gpus      hardware
+	ending    endings
+
+	// wake is asked to have the driver look again at what it waits for.
+	wake    chan struct{}
+	over    chan struct{}
+	workers sync.WaitGroup
+	// telling has one event told at a time.
+	telling sync.Mutex
+	// settling has one settle at a time.
+	settling sync.Mutex
+	// sweeping has one sweep at a time: what has begun to end is noted when it returns.
+	sweeping sync.Mutex
+
+	closing sync.Once
+	closed  error
+}
+
+// New starts a machine without programs. Whoever gets it must Close it.
+func New(cfg Config) (e *Emulator, err error) {
+	if cfg.Spec.Name == "" {
+		if cfg.Spec, err = gpumodel.PresetByName(cfg.Machine); err != nil {
+			return nil, fmt.Errorf("kfdemu: %w", err)
+		}
+	}
+	cfg.GPUs = max(cfg.GPUs, 1)
+	if err := cfg.Spec.Validate(cfg.GPUs); err != nil {
+		return nil, fmt.Errorf("kfdemu: %w", err)
+	}
+	if cfg.Profile == "" {
+		cfg.Profile = "6.12"
+	}
+	if cfg.KernelTime == 0 {
+		cfg.KernelTime = time.Millisecond
+	}
+	if err := seccomp.Supported(); err != nil {
+		return nil, fmt.Errorf("kfdemu: %w", err)
+	}
+	e = &Emulator{
+		cfg: cfg, began: time.Now(), dir: cfg.Dir, files: newFiles(), gpus: newHardware(), ending: newEndings(),
+		wake: make(chan struct{}, 1), over: make(chan struct{}),
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("kfdemu: %w", err), e.Close())
+			e = nil
+		}
+	}()
+	if e.dir == "" {
+		if e.dir, err = os.MkdirTemp("", "kfdemu-"); err != nil {
+			return e, err
+		}
+		e.undo = append(e.undo, func() error { return os.RemoveAll(e.dir) })
+	}
+	if err := e.build(); err != nil {
+		return e, err
+	}
+	return e, nil
+}
+
+// build puts the parts together, the hardware first.
+func (e *Emulator) build() error {
+	kernel, ok := kernels[e.cfg.Profile]
+	if !ok {
+		return fmt.Errorf("no driver profile %q; there are %q", e.cfg.Profile, driver.Profiles())
+	}
+	m := gpumodel.New(e.cfg.Spec, e.cfg.GPUs, e.cfg.Seed)
+	m.SetKernel(kernel)
+	timer, err := hrtimer.New()
+	if err != nil {
+		return err
+	}
+	e.rt = gpumodel.Start(m, timer)
+	e.undo = append(e.undo, e.rt.Close)
+
+	if e.host, err = host.New(e.askWake); err != nil {
+		return err
+	}
+	e.host.OnTrouble(func(err error) { e.trouble("look into a process", err) })
+	e.undo = append(e.undo, e.host.Close, e.files.close)
+	rules, err := e.rules()
+	if err != nil {
+		return err
+	}
+	if e.driver, err = driver.New(rules, e.step); err != nil {
+		return err
+	}
+	if e.engine, err = engine.New(e.rt, engine.Config{KernelTime: e.cfg.KernelTime, Ticks: gpuClock, OnFault: e.gpuFault}); err != nil {
+		return err
+	}
+	e.undo = append(e.undo, e.engine.Close)
+	if e.tree, err = tree.New("", func() fs.FS { return e.rt.FS() }); err != nil {
+		return err
+	}
+	e.undo = append(e.undo, e.tree.Close)
+	label := fmt.Sprintf("%s x%d with the rules of %s (kfdemu)\n", e.cfg.Spec.Name, e.cfg.GPUs, e.cfg.Profile)
+	if err := os.WriteFile(filepath.Join(e.tree.Dir(), emulatedFile), []byte(label), 0o444); err != nil { //nolint:gosec // G306: for everybody to read
+		return err
+	}
+	if err := e.findNamespace(); err != nil {
+		return err
+	}
+	e.workers.Go(e.followHost)
+	// The driver is woken to the last: what is taken down at the end waits for the
+	// hardware, too.
+	still, asleep := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(asleep)
+		e.wakeDriver(still)
+	}()
+	e.undo = append(e.undo, func() error {
+		close(e.over)
+		e.workers.Wait()
+		close(still)
+		<-asleep
+		return nil
+	}, e.listeners.close)
+	server, err := seccomp.Serve(e.Socket(), e.accept, e.joinFailed)
+	if err != nil {
+		return err
+	}
+	e.undo = append(e.undo, server.Close)
+	return nil
+}
+
+// emulatedFile says, where programs see discovery.EmulatedFile, that all is emulated.
+const emulatedFile = "sys/devices/virtual/kfd/kfd/emulated"
+
+// kernels has whose files a profile of the driver shows.
+var kernels = map[string]gpumodel.Kernel{
+	"6.5": gpumodel.Linux61, "6.12": gpumodel.Linux612, "6.12.103": gpumodel.Linux612, "6.12.117": gpumodel.Linux612,
+	"amd-dkms": gpumodel.DKMS, "7.2": gpumodel.Linux72,
+}
+
+// rules describes the machine to the driver.
+func (e *Emulator) rules() (driver.Config, error) {
+	cpus, err := tree.CPUNodes()
+	cfg := driver.Config{
+		Profile: e.cfg.Profile, CPUNodes: cpus, Clock: e.clocks, Queue: e.queue, Offsets: e.files.offsets(e.rt.GPUs()),
+	}
+	for _, g := range e.rt.GPUs() {
+		spec := e.cfg.Spec
+		cfg.Nodes = append(cfg.Nodes, driver.Node{
+			ID: g.ID, GFX: g.GFX, XCCs: g.XCCs,
+			SDMAQueues: spec.SDMAEngines * spec.SDMAQueuesPerEngine, XGMIQueues: spec.XGMIEngines * spec.SDMAQueuesPerEngine,
+		})
+	}
+	return cfg, err
+}
+
+// gpuClock is the counter of the GPUs at a time of the machine: 100 MHz.
+func gpuClock(at time.Duration) uint64 { return uint64(at / 10) }
+
+func (e *Emulator) clocks() driver.Clocks {
+	return driver.Clocks{
+		Raw: clock(unix.CLOCK_MONOTONIC_RAW), Boot: clock(unix.CLOCK_BOOTTIME), GPU: gpuClock(e.rt.Now()),
+	}
+}
+
+// Close ends the machine. Programs that still run find no driver any more: their calls
+// give ENOSYS.
+func (e *Emulator) Close() error {
+	e.closing.Do(func() {
+		for _, undo := range slices.Backward(e.undo) {
+			e.closed = errors.Join(e.closed, undo())
+		}
+	})
+	return e.closed
+}
+
+// askWake has the driver look again at what it waits for, soon. It never waits.
+func (e *Emulator) askWake() {
+	select {
+	case e.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (e *Emulator) wakeDriver(over <-chan struct{}) {
+	for {
+		select {
+		case <-e.wake:
+			e.driver.Wake()
+		case <-over:
+			return
+		}
+	}
+}
+
+// Socket is where programs join the machine.
+func (e *Emulator) Socket() string { return filepath.Join(e.dir, "kfdemu.sock") }
+
+// Driver is the state of the driver, for tests and for evictions and resets.
+func (e *Emulator) Driver() *driver.Driver { return e.driver }
+
+// Waiting tells whether a thread waits inside the driver, and whether a signal would
+// end that; one does not for a step of the hardware.
+func (e *Emulator) Waiting(tid int32) (waiting, interruptible bool) {
+	task, err := e.host.Task(tid)
+	if err != nil {
+		return false, false // it is no more
+	}
+	return e.driver.Waiting(task)
+}
+
+// GPUs describes the GPUs.
+func (e *Emulator) GPUs() []gpreempt.GPU { return e.rt.GPUs() }
+
+// Machine calls fn with the modelled hardware, as gpumodel.Realtime.Do does.
+func (e *Emulator) Machine(fn func(*gpumodel.Machine)) { e.rt.Do(fn) }
+
+// ResetGPU resets a GPU: its queues are gone from it for good, and meanwhile, until done
+// returns, whatever is asked of it fails.
+func (e *Emulator) ResetGPU(id gpreempt.GPUID, meanwhile func()) error {
+	e.driver.StartReset(id)
+	var err error
+	e.rt.Do(func(m *gpumodel.Machine) { err = m.ClearGPU(id) })
+	if meanwhile != nil {
+		meanwhile()
+	}
+	e.driver.EndReset(id)
+	return err
+}

@@ -1,0 +1,243 @@
+package kfdemu
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Fault is something that goes wrong at certain calls or steps of the hardware.
+type Fault struct {
+	// Op is the call: "CREATE_QUEUE", "DBG_TRAP SUSPEND_QUEUES", "open"; or with a Step
+	// the call under way, "" for any.
+	Op driver.Op
+	// Step, if not "", is the step of the hardware it is about; GPU narrows it to one.
+	Step driver.StepKind
+	GPU  gpreempt.GPUID
+	// Caller and Target narrow it to a process, 0 for any: who calls, and whom the call
+	// names or the step is about.
+	Caller, Target int32
+	// Nth is which of those that match: 0 and 1 are the first. Always: from there on all.
+	Nth    int
+	Always bool
+
+	// What happens, in this order. Do is called in the midst of it, for tests; at a step
+	// it must not wait and not use the emulator.
+	Do func()
+	// Kill ends the caller or the target, with SIGKILL, and waits until it is dead.
+	Kill Victim
+	// Delay is how long it takes longer.
+	Delay time.Duration
+	// Errno is given instead of the result: before the call has an effect or, with
+	// After, when it has had it. At a step it is what the hardware gives.
+	Errno syscall.Errno
+	After bool
+}
+
+// Victim is whom a fault kills.
+type Victim string
+
+// The victims.
+const (
+	KillNobody Victim = ""
+	KillCaller Victim = "caller"
+	KillTarget Victim = "target"
+)
+
+// faultErrnos are those a fault can be told to give.
+var faultErrnos = func() map[string]syscall.Errno {
+	m := map[string]syscall.Errno{}
+	for _, e := range []syscall.Errno{
+		syscall.EPERM, syscall.ESRCH, syscall.EINTR, syscall.EIO, syscall.EBADF, syscall.EAGAIN, syscall.ENOMEM, syscall.EACCES,
+		syscall.EFAULT, syscall.EBUSY, syscall.ENODEV, syscall.EINVAL, syscall.ENOTTY, syscall.ENOSPC, syscall.ENOSYS, syscall.ETIME,
+		syscall.EALREADY, syscall.EOPNOTSUPP,
+	} {
+		m[unixErrnoName(e)] = e
+	}
+	return m
+}()
+
+// stepNames are the words for steps in a fault's text.
+var stepNames = map[string]driver.StepKind{
+	"unmap": driver.StepUnmap, "map": driver.StepMap, "add": driver.StepAdd, "remove": driver.StepRemove,
+}
+
+// ParseFault reads WHAT[#N][/gpu=ID][/pid=PID][/target=PID]:ACTION[,ACTION...].
+//
+// WHAT is a call by the driver's name without AMDKFD_IOC_ (CREATE_QUEUE,
+// SUSPEND_QUEUES, open), or step=unmap, map, add or remove. #N strikes the Nth, #N+ it
+// and all later ones; without it all. ACTIONs: delay=80ms, errno=EIO (before any
+// effect), errno-after=EIO (the effect stays), kill=caller, kill=target.
+func ParseFault(text string) (Fault, error) {
+	f, err := parseFault(text)
+	if err != nil {
+		return Fault{}, fmt.Errorf("fault %q: %w; the form is WHAT[#N][/gpu=ID][/pid=PID][/target=PID]:ACTION[,ACTION...]", text, err)
+	}
+	return f, nil
+}
+
+func parseFault(text string) (Fault, error) {
+	fail := func(format string, a ...any) (f Fault, err error) { return f, fmt.Errorf(format, a...) }
+	what, actions, ok := strings.Cut(text, ":")
+	if !ok || what == "" || actions == "" {
+		return fail("it needs a call or a step, a colon and what is to happen")
+	}
+	f := Fault{Always: true}
+	where := strings.Split(what, "/")
+	name, nth, counted := strings.Cut(where[0], "#")
+	if counted {
+		n, later := strings.CutSuffix(nth, "+")
+		v, err := strconv.Atoi(n)
+		if err != nil || v < 1 {
+			return fail("%q is no number from 1 on", nth)
+		}
+		f.Nth, f.Always = v, later
+	}
+	if step, ok := strings.CutPrefix(name, "step="); ok {
+		if f.Step = stepNames[step]; f.Step == "" {
+			return fail("%q is none of the steps unmap, map, add, remove", step)
+		}
+	} else if f.Op, ok = opNamed(name); !ok {
+		return fail("the driver has no call %q", name)
+	}
+	for _, w := range where[1:] {
+		key, value, _ := strings.Cut(w, "=")
+		v, err := strconv.ParseUint(value, 10, 31)
+		if err != nil {
+			return fail("%q is no number", w)
+		}
+		switch key {
+		case "gpu":
+			f.GPU = gpreempt.GPUID(v)
+		case "pid":
+			f.Caller = int32(v)
+		case "target":
+			f.Target = int32(v)
+		default:
+			return fail("%q is none of gpu, pid, target", key)
+		}
+	}
+	if f.GPU != 0 && f.Step == "" {
+		return fail("a GPU narrows down steps, not calls")
+	}
+	for action := range strings.SplitSeq(actions, ",") {
+		key, value, _ := strings.Cut(action, "=")
+		var err error
+		switch key {
+		case "delay":
+			if f.Delay, err = time.ParseDuration(value); err != nil || f.Delay <= 0 {
+				return fail("%q is no positive duration", value)
+			}
+		case "errno", "errno-after":
+			if f.Errno = faultErrnos[value]; f.Errno == 0 {
+				return fail("%q is no errno of the driver's", value)
+			}
+			f.After = key == "errno-after"
+		case "kill":
+			f.Kill = Victim(value)
+			if f.Kill != KillCaller && f.Kill != KillTarget {
+				return fail("%q is neither caller nor target", value)
+			}
+		default:
+			return fail("%q is none of delay, errno, errno-after, kill", key)
+		}
+	}
+	if f.Step != "" && (f.After || f.Kill != KillNobody) {
+		return fail("a step knows delay and errno")
+	}
+	return f, nil
+}
+
+// opNamed finds a call by its name, with or without the name of the ioctl it is an
+// operation of.
+func opNamed(name string) (driver.Op, bool) {
+	for _, op := range driver.Ops() {
+		if string(op) == name || strings.HasSuffix(string(op), " "+name) {
+			return op, true
+		}
+	}
+	return "", false
+}
+
+// Injection is a Fault in its Emulator.
+type Injection struct {
+	Fault
+	set  *faults
+	seen int
+	hits int
+}
+
+// Hits tells how often it has struck.
+func (i *Injection) Hits() int {
+	i.set.mu.Lock()
+	defer i.set.mu.Unlock()
+	return i.hits
+}
+
+// Remove takes the fault out.
+func (i *Injection) Remove() {
+	i.set.mu.Lock()
+	defer i.set.mu.Unlock()
+	for k, o := range i.set.all {
+		if o == i {
+			i.set.all = append(i.set.all[:k:k], i.set.all[k+1:]...)
+			return
+		}
+	}
+}
+
+// faults are those that are in. Those put in first strike first.
+type faults struct {
+	mu  sync.Mutex
+	all []*Injection
+}
+
+// Inject puts a fault in.
+func (e *Emulator) Inject(f Fault) *Injection {
+	i := &Injection{Fault: f, set: &e.faults}
+	e.faults.mu.Lock()
+	defer e.faults.mu.Unlock()
+	e.faults.all = append(e.faults.all, i)
+	return i
+}
+
+// strike gives the fault for what happens now, nil for none.
+func (s *faults) strike(matches func(*Fault) bool) *Fault {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, i := range s.all {
+		if !matches(&i.Fault) {
+			continue
+		}
+		i.seen++
+		if nth := max(i.Nth, 1); i.seen == nth || i.Always && i.seen > nth {
+			i.hits++
+			f := i.Fault
+			return &f
+		}
+	}
+	return nil
+}
+
+// forCall gives the fault for a call.
+func (s *faults) forCall(op driver.Op, caller, target int32) *Fault {
+	return s.strike(func(f *Fault) bool {
+		return f.Step == "" && f.Op == op && is(f.Caller, caller) && is(f.Target, target)
+	})
+}
+
+// forStep gives the fault for a step of the hardware.
+func (s *faults) forStep(step driver.Step) *Fault {
+	return s.strike(func(f *Fault) bool {
+		return f.Step == step.Kind && (f.Op == "" || f.Op == step.Op) && (f.GPU == 0 || f.GPU == step.GPU) &&
+			is(f.Caller, step.Caller) && is(f.Target, step.Process)
+	})
+}
+
+func is(want, pid int32) bool { return want == 0 || want == pid }

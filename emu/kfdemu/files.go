@@ -1,0 +1,220 @@
+package kfdemu
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/host"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// file is an emulated file that is open: a memory file whose inode is known.
+type file struct {
+	id    host.FileID
+	space *host.Space
+	// kfd is what the driver has for /dev/kfd; nil for a render node, whose minor is
+	// render.
+	kfd    *driver.File
+	render uint32
+	fd     int
+	// doorbells are mapped for /dev/kfd: those of each GPU. They stay until the file is
+	// closed and no queue has one of them; both are guarded by files.mu.
+	doorbells [][]byte
+	queues    int
+	closed    bool
+	// asked is when a queue was last asked for by it: see creates.
+	asked uint64
+}
+
+// files are the emulated files that are open.
+type files struct {
+	mu   sync.Mutex
+	byID map[host.FileID]*file
+	gpus []gpreempt.GPU
+	// asked counts queues that were asked for.
+	asked uint64
+}
+
+func newFiles() files { return files{byID: map[host.FileID]*file{}} }
+
+// What is where in a file of /dev/kfd: the doorbells of one GPU after another, then
+// the page of events, then those with registers. A memory file cannot have the
+// driver's own offsets, which are negative. In one of a render node, what was allocated
+// is anywhere. All are sparse.
+const (
+	// doorbellsApart: for its first queue on a GPU libhsakmt 5.2 takes the lower half of
+	// the offset for where a doorbell is among the process's, and maps at the upper.
+	doorbellsApart = 1 << 32
+
+	eventsAt  = 1 << 30
+	mmioAt    = 2 << 30
+	fileBytes = 1 << 46
+)
+
+// offsets tells the driver what is where.
+func (s *files) offsets(gpus []gpreempt.GPU) *driver.Offsets {
+	s.gpus = gpus
+	return &driver.Offsets{
+		Doorbells: func(id gpreempt.GPUID) uint64 { return uint64(s.index(id)) * doorbellsApart },
+		Events:    eventsAt,
+		MMIO:      func(id gpreempt.GPUID) uint64 { return mmioAt + uint64(s.index(id))*uint64(os.Getpagesize()) },
+	}
+}
+
+func (s *files) index(id gpreempt.GPUID) int {
+	return slices.IndexFunc(s.gpus, func(g gpreempt.GPU) bool { return g.ID == id })
+}
+
+// add makes a file of f, which is put where its inode finds it. The caller gives the
+// descriptor away and, as long as the file is in use, must not close it.
+func (s *files) add(f *file) (err error) {
+	name := "kfd"
+	if f.kfd == nil {
+		name = fmt.Sprintf("renderD%d", f.render)
+	}
+	if f.fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
+		return fmt.Errorf("make an emulated file: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, unix.Close(f.fd))
+		}
+	}()
+	if err := unix.Ftruncate(f.fd, fileBytes); err != nil {
+		return fmt.Errorf("make room in an emulated file: %w", err)
+	}
+	// The program could make it shorter than what is mapped here.
+	if _, err := unix.FcntlInt(uintptr(f.fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
+		return fmt.Errorf("seal an emulated file: %w", err)
+	}
+	if f.id, err = host.FileIDOf(f.fd); err != nil {
+		return err
+	}
+	for i := range s.gpus {
+		if f.kfd == nil {
+			break
+		}
+		mapped, err := unix.Mmap(f.fd, int64(i)*doorbellsApart, driver.DoorbellBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+		if err != nil {
+			f.closed = true // whatever is mapped is of no use
+			return errors.Join(fmt.Errorf("map the doorbells: %w", err), f.unmap())
+		}
+		f.doorbells = append(f.doorbells, mapped)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.byID[f.id] = f
+	return nil
+}
+
+// remove forgets a file: whoever still has it open has a memory file.
+func (s *files) remove(f *file) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.byID, f.id)
+	f.closed = true
+	return errors.Join(f.unmap(), unix.Close(f.fd))
+}
+
+// unmap gives the doorbells back once nobody needs them. It needs files.mu.
+func (f *file) unmap() (err error) {
+	if !f.closed || f.queues > 0 {
+		return nil
+	}
+	for _, mapped := range f.doorbells {
+		err = errors.Join(err, unix.Munmap(mapped))
+	}
+	f.doorbells = nil
+	return err
+}
+
+// of gives the files a process opened.
+func (s *files) of(space *host.Space) []*file {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []*file
+	for _, f := range s.byID {
+		if f.space == space {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// behind finds the file behind a thread's descriptor, nil if it is none of ours.
+func (s *files) behind(tid int32, fd uint64) *file {
+	id, err := host.FileIDAt(tid, fd)
+	if err != nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.byID[id]
+}
+
+// creates notes that a queue is asked for by a file: its doorbell will be mapped by that
+// one, of several that a process may have open.
+func (s *files) creates(f *file) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asked++
+	f.asked = s.asked
+}
+
+// doorbell gives the eight bytes of a queue's doorbell, which stay until drop is called.
+func (s *files) doorbell(space *host.Space, gpu gpreempt.GPUID, at uint32) (doorbell []byte, drop func() error) {
+	all := s.of(space)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all = slices.DeleteFunc(all, func(f *file) bool { return f.doorbells == nil || f.closed })
+	if len(all) == 0 || at+8 > driver.DoorbellBytes {
+		return nil, nil
+	}
+	f := slices.MaxFunc(all, func(a, b *file) int { return cmp.Compare(a.asked, b.asked) })
+	f.queues++
+	return f.doorbells[s.index(gpu)][at : at+8], func() error {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f.queues--
+		return f.unmap()
+	}
+}
+
+// free gives the host back what stood for memory of a process's that is allocated no
+// longer. Its addresses are not used again.
+func (s *files) free(space *host.Space, a driver.Allocation) error {
+	if a.Offset == 0 {
+		return nil // it was the process's own
+	}
+	var errs []error
+	for _, f := range s.of(space) {
+		if f.kfd == nil && f.render == s.render(a.GPU) {
+			errs = append(errs, unix.Fallocate(f.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, int64(a.Offset), int64(a.Size)))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s *files) render(id gpreempt.GPUID) uint32 { return uint32(s.gpus[s.index(id)].RenderMinor) }
+
+// close forgets all files.
+func (s *files) close() error {
+	s.mu.Lock()
+	var all []*file
+	for _, f := range s.byID {
+		all = append(all, f)
+	}
+	s.mu.Unlock()
+	var errs []error
+	for _, f := range all {
+		errs = append(errs, s.remove(f))
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,410 @@
+package kfdtest_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// do makes a call of the job's.
+func (s *scene) do(req kfd.Request, args kfd.Pointer) error {
+	_, err := s.job.Main().Ioctl(s.fd, req, args)
+	return err
+}
+
+func (s *scene) newEvent(kind uint32, autoReset bool) uint32 {
+	s.Helper()
+	args := kfd.CreateEventArgs{EventType: kind}
+	if autoReset {
+		args.AutoReset = 1
+	}
+	s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
+	return args.EventID
+}
+
+func (s *scene) setEvent(id uint32) error {
+	return s.do(kfd.ReqSetEvent, kfd.PointerTo(&kfd.SetEventArgs{EventID: id}))
+}
+
+func (s *scene) resetEvent(id uint32) error {
+	return s.do(kfd.ReqResetEvent, kfd.PointerTo(&kfd.ResetEventArgs{EventID: id}))
+}
+
+func (s *scene) destroyEvent(id uint32) error {
+	return s.do(kfd.ReqDestroyEvent, kfd.PointerTo(&kfd.DestroyEventArgs{EventID: id}))
+}
+
+// waited is how a wait ended.
+type waited struct {
+	Result, Timeout uint32
+	Ages            []uint64
+	Err             error
+}
+
+// wait waits for events of the ids, the ages of which the caller may know.
+func (s *scene) wait(t *kfdtest.Thread, all bool, timeout uint32, ids []uint32, ages ...uint64) waited {
+	list := make([]kfd.SignalEventData, len(ids))
+	for i, id := range ids {
+		list[i].EventID = id
+		if i < len(ages) {
+			list[i].LastEventAge = ages[i]
+		}
+	}
+	args := kfd.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(list), NumEvents: uint32(len(ids)), Timeout: timeout}
+	if all {
+		args.WaitForAll = 1
+	}
+	_, err := t.Ioctl(s.fd, kfd.ReqWaitEvents, kfd.PointerTo(&args))
+	w := waited{Result: args.WaitResult, Timeout: args.Timeout, Err: err}
+	for i := range ages {
+		w.Ages = append(w.Ages, list[i].LastEventAge)
+	}
+	return w
+}
+
+// poll tells which of the events are signalled, by not waiting.
+func (s *scene) poll(ids ...uint32) (signalled []uint32) {
+	for _, id := range ids {
+		if w := s.wait(s.job.Main(), false, 0, []uint32{id}); w.Result == kfd.WaitResultComplete && w.Err == nil {
+			signalled = append(signalled, id)
+		}
+	}
+	return signalled
+}
+
+// waiting begins a wait in a thread of its own.
+func (s *scene) waiting(all bool, timeout uint32, ids []uint32) (*kfdtest.Thread, <-chan waited) {
+	t := s.job.NewThread()
+	c := make(chan waited, 1)
+	go func() { c <- s.wait(t, all, timeout, ids) }()
+	synctest.Wait()
+	return t, c
+}
+
+// pass lets time pass.
+func (s *scene) pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func (s *scene) same(want, got any) {
+	s.Helper()
+	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b unix.Errno) bool { return a == b })); diff != "" {
+		s.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestEventsHaveTheLowestNumbersFree(t *testing.T) {
+	onProfiles(t, hws, func(s *scene) {
+		var ids []uint32
+		for _, kind := range []uint32{kfd.EventTypeSignal, kfd.EventTypeMemory, kfd.EventTypeDebug, kfd.EventTypeHWException, 77} {
+			ids = append(ids, s.newEvent(kind, false))
+		}
+		s.same([]uint32{1, 1 << 30, 2, 1<<30 + 1, 1<<30 + 2}, ids)
+		s.must(s.destroyEvent(1))
+		s.must(s.destroyEvent(1 << 30))
+		s.want(unix.EINVAL, s.destroyEvent(1))
+		s.same([]uint32{1, 1 << 30}, []uint32{s.newEvent(kfd.EventTypeSignal, false), s.newEvent(99, false)})
+		args := kfd.CreateEventArgs{EventType: kfd.EventTypeSignal}
+		s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
+		s.same(kfd.CreateEventArgs{EventPageOffset: 2 << 62, EventTriggerData: 3, EventID: 3, EventSlotIndex: 3}, args)
+	})
+}
+
+func TestOnlySignalEventsAreSetByTheProcess(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		s.want(unix.EINVAL, s.setEvent(0)) // the driver's own
+		s.want(unix.EINVAL, s.setEvent(1))
+		for _, kind := range []uint32{kfd.EventTypeDebug, kfd.EventTypeMemory, kfd.EventTypeHWException} {
+			id := s.newEvent(kind, false)
+			s.want(unix.EINVAL, s.setEvent(id))
+			s.want(unix.EINVAL, s.resetEvent(id))
+		}
+		id := s.newEvent(kfd.EventTypeSignal, false)
+		s.must(s.setEvent(id))
+		s.same([]uint32{id}, s.poll(id))
+		s.same([]uint32{id}, s.poll(id))
+		s.must(s.resetEvent(id))
+		s.same([]uint32(nil), s.poll(id))
+	})
+}
+
+func TestGPUSignalsSignalAndDebugEventsAlone(t *testing.T) {
+	stage(t, "7.2", hws, func(s *scene) {
+		ids := []uint32{
+			s.newEvent(kfd.EventTypeSignal, false), s.newEvent(kfd.EventTypeDebug, false),
+			s.newEvent(kfd.EventTypeMemory, false), s.newEvent(kfd.EventTypeHWException, false),
+		}
+		for _, id := range ids {
+			s.job.SignalEvent(id)
+		}
+		s.job.SignalEvent(4000)
+		s.dbg.SignalEvent(1) // another process's number
+		s.same(ids[:2], s.poll(ids...))
+		s.job.Kill()
+		s.job.SignalEvent(ids[0]) // too late
+	})
+}
+
+func TestEventThatResetsItselfWakesAndIsTakenOnce(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		id := s.newEvent(kfd.EventTypeSignal, true)
+		s.must(s.setEvent(id))
+		s.must(s.setEvent(id)) // no count is kept
+		s.same([]uint32{id}, s.poll(id))
+		s.same([]uint32(nil), s.poll(id))
+		_, first := s.waiting(false, kfd.WaitForever, []uint32{id})
+		_, second := s.waiting(false, kfd.WaitForever, []uint32{id})
+		s.job.SignalEvent(id) // wakes whoever waits, and leaves nothing
+		s.same(waited{Timeout: kfd.WaitForever}, <-first)
+		s.same(waited{Timeout: kfd.WaitForever}, <-second)
+		s.same([]uint32(nil), s.poll(id))
+	})
+}
+
+func TestSecondSignalBeforeTheSleeperRunsStays(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		first, second := s.newEvent(kfd.EventTypeSignal, true), s.newEvent(kfd.EventTypeSignal, true)
+		_, done := s.waiting(true, kfd.WaitForever, []uint32{first, second})
+		s.must(s.setEvent(first))
+		synctest.Wait()
+		s.must(s.setEvent(first)) // the wait has its part already
+		s.same([]uint32{first}, s.poll(first))
+		s.must(s.setEvent(second))
+		s.same(waited{Timeout: kfd.WaitForever}, <-done)
+		s.same([]uint32(nil), s.poll(first, second))
+	})
+}
+
+func TestWaitForOneOrForAll(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		ids := []uint32{s.newEvent(kfd.EventTypeSignal, false), s.newEvent(kfd.EventTypeSignal, false)}
+		_, all := s.waiting(true, kfd.WaitForever, ids)
+		_, one := s.waiting(false, kfd.WaitForever, ids)
+		s.must(s.setEvent(ids[1]))
+		s.same(waited{Timeout: kfd.WaitForever}, <-one)
+		synctest.Wait()
+		if len(all) != 0 {
+			s.Error("one event ended the wait for all")
+		}
+		s.must(s.setEvent(ids[0]))
+		s.same(waited{Timeout: kfd.WaitForever}, <-all)
+		s.same(waited{}, s.wait(s.job.Main(), true, 0, nil)) // none is all
+		s.same(waited{Result: kfd.WaitResultTimeout}, s.wait(s.job.Main(), false, 0, []uint32{s.newEvent(77, false)}))
+	})
+}
+
+func TestWaitEndsWithItsTime(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		id := s.newEvent(kfd.EventTypeSignal, false)
+		began := time.Now()
+		s.same(waited{Result: kfd.WaitResultTimeout, Timeout: 1500}, s.wait(s.job.Main(), false, 1500, []uint32{id}))
+		s.same(1500*time.Millisecond, time.Since(began))
+		_, done := s.waiting(false, 1500, []uint32{id})
+		s.pass(time.Second)
+		s.must(s.setEvent(id))
+		s.same(waited{Timeout: 1500}, <-done)
+	})
+}
+
+func TestSignalEndsAWaitAndUndoesIt(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		taken, other := s.newEvent(kfd.EventTypeSignal, true), s.newEvent(kfd.EventTypeSignal, false)
+		s.must(s.setEvent(taken))
+		thread, done := s.waiting(true, 2000, []uint32{taken, other})
+		s.same([]uint32(nil), s.poll(taken))
+		s.pass(700 * time.Millisecond)
+		thread.Interrupt()
+		// What is left of the time is there for the call made again.
+		s.same(waited{Result: kfd.WaitResultFail, Timeout: 1300, Err: unix.EINTR}, <-done)
+		s.same([]uint32{taken}, s.poll(taken))
+		thread, done = s.waiting(false, kfd.WaitForever, []uint32{other})
+		thread.Interrupt()
+		s.same(waited{Result: kfd.WaitResultFail, Timeout: kfd.WaitForever, Err: unix.EINTR}, <-done)
+		_, done = s.waiting(false, kfd.WaitForever, []uint32{other})
+		s.job.Kill()
+		s.same(waited{Result: kfd.WaitResultFail, Timeout: kfd.WaitForever, Err: unix.EOWNERDEAD}, <-done)
+	})
+}
+
+func TestDestroyedEventFailsWhoWaits(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		gone, stays := s.newEvent(kfd.EventTypeSignal, false), s.newEvent(kfd.EventTypeSignal, false)
+		thread, done := s.waiting(false, kfd.WaitForever, []uint32{gone, stays})
+		if !thread.Blocked() {
+			s.Error("it does not wait")
+		}
+		s.must(s.destroyEvent(gone))
+		s.same(waited{Result: kfd.WaitResultFail, Timeout: kfd.WaitForever, Err: unix.EIO}, <-done)
+		s.must(s.setEvent(stays))
+		s.same([]uint32{stays}, s.poll(stays))
+	})
+}
+
+func TestWaitForWhatIsNotThere(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		fail := func(err unix.Errno) waited { return waited{Result: kfd.WaitResultFail, Err: err} }
+		id := s.newEvent(kfd.EventTypeSignal, true)
+		s.must(s.setEvent(id))
+		s.same(fail(unix.EINVAL), s.wait(s.job.Main(), false, 0, []uint32{id, 7}))
+		s.same([]uint32(nil), s.poll(id)) // what was taken by then is lost
+		args := kfd.WaitEventsArgs{NumEvents: 1}
+		s.want(unix.EFAULT, s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
+		args = kfd.WaitEventsArgs{EventsPtr: kfdtest.Unmapped(), NumEvents: 1}
+		s.want(unix.EFAULT, s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
+		s.same(kfd.WaitResultFail, args.WaitResult)
+	})
+}
+
+func TestNumberOfEventsToWaitForIsLimited(t *testing.T) {
+	onProfiles(t, hws, func(s *scene) {
+		limit := uint32(4 << 20 / 56)
+		if s.device.Version().Minor >= 23 {
+			limit = kfd.SignalEventLimit
+		}
+		for n, want := range map[uint32]unix.Errno{limit: unix.EFAULT, limit + 1: unix.ENOMEM} {
+			args := kfd.WaitEventsArgs{EventsPtr: kfdtest.Unmapped(), NumEvents: n}
+			s.want(want, s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
+		}
+	})
+}
+
+func TestAgeTellsOfSignalsBetweenWaits(t *testing.T) {
+	onProfiles(t, hws, func(s *scene) {
+		id := s.newEvent(kfd.EventTypeSignal, true)
+		s.must(s.setEvent(id))
+		s.must(s.setEvent(id))
+		s.same([]uint32{id}, s.poll(id))
+		got := s.wait(s.job.Main(), false, 0, []uint32{id}, 1) // it was 1 at birth
+		want := waited{Ages: []uint64{3}}
+		if s.device.Version().Minor < 14 {
+			want = waited{Result: kfd.WaitResultTimeout, Ages: []uint64{1}}
+		}
+		s.same(want, got)
+		s.same(waited{Result: kfd.WaitResultTimeout, Ages: []uint64{3}}, s.wait(s.job.Main(), false, 0, []uint32{id}, 3))
+	})
+}
+
+func TestEventPageLimitsTheSignals(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		for range 255 {
+			s.newEvent(kfd.EventTypeSignal, false)
+		}
+		args := kfd.CreateEventArgs{EventType: kfd.EventTypeSignal}
+		s.want(unix.ENOSPC, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
+		s.newEvent(kfd.EventTypeMemory, false)
+		// Another page is too late.
+		args.EventPageOffset = s.alloc(gpuA, kfd.AllocGTT, 8*kfd.SignalEventLimit)
+		s.want(unix.EINVAL, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
+	})
+	stage(t, "6.12", hws, func(s *scene) {
+		page := s.alloc(gpuA, kfd.AllocGTT, 8*kfd.SignalEventLimit)
+		for _, handle := range []uint64{s.alloc(gpuA, kfd.AllocGTT, 4096), s.allocUserptr(gpuA), page + 9, 1} {
+			args := kfd.CreateEventArgs{EventPageOffset: handle}
+			s.want(unix.EINVAL, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
+		}
+		args := kfd.CreateEventArgs{EventPageOffset: page}
+		s.must(s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
+		for range kfd.SignalEventLimit - 2 {
+			s.newEvent(kfd.EventTypeSignal, false)
+		}
+		args = kfd.CreateEventArgs{}
+		s.want(unix.ENOSPC, s.do(kfd.ReqCreateEvent, kfd.PointerTo(&args)))
+		s.want(unix.EPERM, s.free(page))
+	})
+}
+
+func TestEventsWaitForADebuggersSuspend(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		ids := s.suspendable(gpuA)
+		event := s.newEvent(kfd.EventTypeSignal, false)
+		hold := s.m.Inject(kfdtest.Fault{Stage: kfdtest.Hardware, Step: kfdtest.StepUnmap, Hold: true})
+		suspended := start(func() error { s.suspend(ids...); return nil })
+		if !waits(suspended) {
+			s.Fatal("the hardware does not hold it")
+		}
+		created := start(func() error {
+			_, err := s.job.NewThread().Ioctl(s.fd, kfd.ReqCreateEvent, kfd.PointerTo(&kfd.CreateEventArgs{}))
+			return err
+		})
+		if !waits(created) {
+			s.Error("an event was made while a debugger has event_mutex")
+		}
+		s.must(s.setEvent(event)) // which does not ask for it
+		hold.Release()
+		s.must(<-suspended)
+		s.must(<-created)
+	})
+}
+
+func TestFaultTellsMemoryEventsAndStopsTheProcess(t *testing.T) {
+	onProfiles(t, hws, func(s *scene) {
+		s.queue(gpuA)
+		s.queue(gpuB)
+		ids := []uint32{s.newEvent(kfd.EventTypeMemory, true), s.newEvent(kfd.EventTypeHWException, true)}
+		s.job.Fault(gpuA, kfdtest.MemoryFault{VA: 0x7f00dead000, NotPresent: true, ReadOnly: true})
+		s.same([]uint32{ids[0]}, s.memoryEvents(ids, kfd.MemoryEventData{
+			NotPresent: 1, ReadOnly: 1, VA: 0x7f00dead000, GPUID: uint32(gpuA), EventID: ids[0],
+		}))
+		s.same([]uint32{1}, s.running())
+	})
+}
+
+// memoryEvents polls, and compares what the first of the events tells.
+func (s *scene) memoryEvents(ids []uint32, want kfd.MemoryEventData) (signalled []uint32) {
+	s.Helper()
+	list := make([]kfd.MemoryEventData, 1)
+	for _, id := range ids {
+		list[0] = kfd.MemoryEventData{EventID: id}
+		args := kfd.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(list), NumEvents: 1}
+		s.must(s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
+		if args.WaitResult == kfd.WaitResultComplete {
+			signalled = append(signalled, id)
+			s.same(want, list[0])
+		}
+	}
+	return signalled
+}
+
+func TestDebuggerDecidesWhetherTheRuntimeHearsOfAFault(t *testing.T) {
+	stage(t, "7.2", hws, func(s *scene) {
+		id := s.newEvent(kfd.EventTypeMemory, true)
+		s.queue(gpuA)
+		_, err := s.device.Enable(s.job.PID(), kfd.ECDeviceMemoryViolation.Mask(), s.pipe)
+		s.must(err)
+		s.job.Fault(gpuA, kfdtest.MemoryFault{VA: 0x1000, NoExecute: true})
+		s.same(1, s.dots())
+		s.same([]uint32(nil), s.poll(id))
+		s.same([]uint32{0}, s.running())
+		args := kfd.TrapSendRuntimeEventArgs{
+			PID: uint32(s.job.PID()), Op: kfd.TrapSendRuntimeEvent, ExceptionMask: kfd.ECDeviceMemoryViolation.Mask(), GPUID: uint32(gpuA),
+		}
+		_, err = s.trap(kfd.PointerTo(&args))
+		s.must(err)
+		s.same([]uint32{id}, s.memoryEvents([]uint32{id}, kfd.MemoryEventData{
+			NoExecute: 1, VA: 0x1000, GPUID: uint32(gpuA), EventID: id,
+		}))
+		s.same([]uint32(nil), s.running())
+	})
+}
+
+func TestResetIsAnEventOfEveryProcess(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		id := s.newEvent(kfd.EventTypeHWException, true)
+		memory := s.newEvent(kfd.EventTypeMemory, true)
+		s.m.StartReset(gpuB)
+		s.m.EndReset(gpuB)
+		list := make([]kfd.HWEventData, 1)
+		list[0].EventID = id
+		args := kfd.WaitEventsArgs{EventsPtr: kfd.PointerToSlice(list), NumEvents: 1}
+		s.must(s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
+		s.same(kfd.HWEventData{MemoryLost: 1, GPUID: uint32(gpuB), EventID: id}, list[0])
+		s.same([]uint32(nil), s.poll(memory))
+	})
+}

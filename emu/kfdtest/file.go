@@ -1,0 +1,350 @@
+package kfdtest
+
+import (
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// file is an open file: struct file.
+type file struct {
+	m    *Machine
+	name string
+	// One of these.
+	kfd  *driver.File
+	smi  *driver.SMIStream
+	pipe *pipe
+
+	// Of an end of a pipe.
+	writes, nonblock bool
+
+	// refs counts descriptors and users. Guarded by Machine.mu.
+	refs int
+}
+
+// descriptor is an entry of a process's table.
+type descriptor struct {
+	file        *file
+	closeOnExec bool
+}
+
+// pipe is what two files have in common. Guarded by Machine.mu.
+type pipe struct {
+	buf              []byte
+	readers, writers int
+}
+
+// pipeSize is the room in a pipe.
+const pipeSize = 65536
+
+// hold finds the file of a descriptor and keeps it open, nil if there is none.
+func (p *Process) hold(fd int) *file {
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	d := p.fds[fd]
+	if d == nil {
+		return nil
+	}
+	d.file.refs++
+	return d.file
+}
+
+// put lets go of a file. No lock is held.
+func (f *file) put() {
+	f.m.mu.Lock()
+	f.refs--
+	last := f.refs == 0
+	if last && f.pipe != nil {
+		if f.writes {
+			f.pipe.writers--
+		} else {
+			f.pipe.readers--
+		}
+	}
+	f.m.mu.Unlock()
+	if !last {
+		return
+	}
+	switch {
+	case f.kfd != nil:
+		f.m.driver.Release(f.kfd)
+	case f.smi != nil:
+		f.smi.Release()
+	default:
+		f.m.driver.Wake()
+	}
+}
+
+// install gives a file the lowest free descriptor. mu is held.
+func (p *Process) install(f *file, closeOnExec bool) int {
+	fd := p.firstFD
+	for p.fds[fd] != nil {
+		fd++
+	}
+	f.refs++
+	p.fds[fd] = &descriptor{file: f, closeOnExec: closeOnExec}
+	return fd
+}
+
+// Open opens /dev/kfd. A fake process finds nothing else; Self finds the rest of the
+// real machine.
+func (t *Thread) Open(path string, flags int) (fd int, err error) {
+	if t.p.real && path != kfd.DevicePath {
+		return kfd.Kernel().Open(path, flags)
+	}
+	if err := t.enter(); err != nil {
+		return -1, err
+	}
+	r1, err := t.observe(Call{Op: OpOpen}, func() (uintptr, error) {
+		if path != kfd.DevicePath {
+			return 0, unix.ENOENT
+		}
+		opened, err := t.p.m.driver.Open(task{t})
+		if err != nil {
+			return 0, err
+		}
+		t.p.m.mu.Lock()
+		defer t.p.m.mu.Unlock()
+		return uintptr(t.p.install(&file{m: t.p.m, name: kfd.DevicePath, kfd: opened}, flags&unix.O_CLOEXEC != 0)), nil
+	})
+	return int(r1), t.leave(err)
+}
+
+// Ioctl calls the driver. EINTR stands for ERESTARTSYS too: handlers here are
+// without SA_RESTART.
+func (t *Thread) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (r1 uintptr, err error) {
+	if err := t.enter(); err != nil {
+		return 0, err
+	}
+	desc := driver.Describe(req, memory(arg))
+	call := Call{Op: desc.Op, Target: desc.Target, Mask: desc.Mask, Queues: desc.Queues, Grace: desc.Grace}
+	r1, err = t.observe(call, func() (uintptr, error) {
+		f := t.p.hold(fd)
+		if f == nil {
+			return 0, unix.EBADF
+		}
+		defer f.put()
+		if f.kfd == nil {
+			return 0, unix.ENOTTY
+		}
+		r1, errno := t.p.m.driver.Ioctl(task{t}, f.kfd, req, memory(arg))
+		if errno == driver.ERESTARTSYS {
+			errno = unix.EINTR
+		}
+		if errno != 0 {
+			return 0, errno
+		}
+		return r1, nil
+	})
+	return r1, t.leave(err)
+}
+
+// Read reads from a pipe or from events.
+func (t *Thread) Read(fd int, b []byte) (n int, err error) {
+	return t.transfer(fd, func(f *file) (int, error) {
+		if f.smi != nil {
+			return f.smi.Read(b)
+		}
+		if f.pipe == nil {
+			return 0, unix.EINVAL
+		}
+		return t.readPipe(f, b)
+	}, func() (int, error) { return kfd.Kernel().Read(fd, b) })
+}
+
+// Write writes to a pipe, or selects events.
+func (t *Thread) Write(fd int, b []byte) (n int, err error) {
+	return t.transfer(fd, func(f *file) (int, error) {
+		if f.smi != nil {
+			return f.smi.Write(b)
+		}
+		if f.pipe == nil {
+			return 0, unix.EINVAL
+		}
+		return t.writePipe(f, b)
+	}, func() (int, error) { return kfd.Kernel().Write(fd, b) })
+}
+
+func (t *Thread) transfer(fd int, do func(*file) (int, error), kernel func() (int, error)) (int, error) {
+	f := t.p.hold(fd)
+	if f == nil {
+		if t.p.real {
+			return kernel()
+		}
+		return -1, unix.EBADF
+	}
+	defer f.put()
+	if err := t.enter(); err != nil {
+		return -1, err
+	}
+	n, err := do(f)
+	if err = t.leave(err); err != nil {
+		return -1, err
+	}
+	return n, nil
+}
+
+// Close closes a descriptor.
+func (t *Thread) Close(fd int) error {
+	t.p.m.mu.Lock()
+	d := t.p.fds[fd]
+	delete(t.p.fds, fd)
+	t.p.m.mu.Unlock()
+	if d == nil {
+		if t.p.real {
+			return kfd.Kernel().Close(fd)
+		}
+		return unix.EBADF
+	}
+	d.file.put()
+	return nil
+}
+
+// Pipe makes a pipe, with O_CLOEXEC, and with O_NONBLOCK if nonblock.
+func (t *Thread) Pipe(nonblock bool) (r, w int, err error) {
+	if err := t.enter(); err != nil {
+		return -1, -1, err
+	}
+	m := t.p.m
+	m.mu.Lock()
+	m.inodes++
+	name := fmt.Sprintf("pipe:[%d]", m.inodes)
+	p := &pipe{readers: 1, writers: 1}
+	r = t.p.install(&file{m: m, name: name, pipe: p, nonblock: nonblock}, true)
+	w = t.p.install(&file{m: m, name: name, pipe: p, nonblock: nonblock, writes: true}, true)
+	m.mu.Unlock()
+	return r, w, t.leave(nil)
+}
+
+// PidfdGetfd gives a descriptor for the open file that is fd in process pid
+// (pidfd_open, pidfd_getfd): ESRCH if there is no such process, EPERM without
+// CapSysPtrace, EBADF if fd is not open there.
+func (t *Thread) PidfdGetfd(pid int32, fd int) (int, error) {
+	if err := t.enter(); err != nil {
+		return -1, err
+	}
+	mine, err := t.observe(Call{Op: OpPidfdGetfd, Target: pid}, func() (uintptr, error) {
+		m := t.p.m
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		other := m.procs[pid]
+		switch {
+		case other == nil || other.exiting || other.dead:
+			return 0, unix.ESRCH
+		case !t.p.caps[CapSysPtrace] && other != t.p:
+			return 0, unix.EPERM
+		case other.fds[fd] == nil:
+			return 0, unix.EBADF
+		}
+		return uintptr(t.p.install(other.fds[fd].file, true)), nil
+	})
+	return int(mine), t.leave(err)
+}
+
+func (t *Thread) readPipe(f *file, b []byte) (n int, err error) {
+	if f.writes {
+		return 0, unix.EBADF
+	}
+	ready := func() bool {
+		f.m.mu.Lock()
+		defer f.m.mu.Unlock()
+		if len(f.pipe.buf) == 0 && f.pipe.writers > 0 {
+			return false
+		}
+		n = copy(b, f.pipe.buf)
+		f.pipe.buf = f.pipe.buf[n:]
+		return true
+	}
+	if !ready() {
+		if f.nonblock {
+			return 0, unix.EAGAIN
+		}
+		if !t.wait(ready) {
+			return 0, unix.EINTR
+		}
+	}
+	f.m.driver.Wake()
+	return n, nil
+}
+
+func (t *Thread) writePipe(f *file, b []byte) (n int, err error) {
+	if !f.writes {
+		return 0, unix.EBADF
+	}
+	ready := func() bool {
+		f.m.mu.Lock()
+		defer f.m.mu.Unlock()
+		switch room := pipeSize - len(f.pipe.buf); {
+		case f.pipe.readers == 0:
+			err = unix.EPIPE
+		case room == 0 || room < len(b) && len(b) <= pipeAtomic:
+			return false
+		default:
+			n = min(room, len(b))
+			f.pipe.buf = append(f.pipe.buf, b[:n]...)
+		}
+		return true
+	}
+	if !ready() {
+		if f.nonblock {
+			return 0, unix.EAGAIN
+		}
+		if !t.wait(ready) {
+			return 0, unix.EINTR
+		}
+	}
+	f.m.driver.Wake()
+	return n, err
+}
+
+// pipeAtomic is PIPE_BUF: what is not longer is written whole or not at all.
+const pipeAtomic = 4096
+
+// Install implements driver.Task.
+func (k task) Install(s *driver.SMIStream) int {
+	m := k.t.p.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return k.t.p.install(&file{m: m, name: "anon_inode:kfd_smi_ev", smi: s}, false)
+}
+
+// File implements driver.Task.
+func (k task) File(fd uint32) driver.EventFile {
+	f := k.t.p.hold(int(fd))
+	switch {
+	case f != nil:
+		return eventFile{f}
+	case k.t.p.real:
+		return dupReal(k.t.p.m, int(fd))
+	}
+	return nil
+}
+
+// eventFile is a faked file that a debugger gave to ENABLE.
+type eventFile struct{ f *file }
+
+// WriteDot implements driver.EventFile. A pipe nobody reads costs the writer a
+// SIGPIPE, and so its life: the driver writes in the target's name (pipe_write).
+func (e eventFile) WriteDot(by driver.Task) (full bool) {
+	e.f.m.mu.Lock()
+	defer e.f.m.mu.Unlock()
+	p := e.f.pipe
+	switch {
+	case p == nil || !e.f.writes:
+	case p.readers == 0:
+		if by, ok := by.(task); ok {
+			by.t.p.killed = true
+		}
+	case len(p.buf) < pipeSize:
+		p.buf = append(p.buf, '.')
+	default:
+		return !e.f.nonblock
+	}
+	return false
+}
+
+// Put implements driver.EventFile.
+func (e eventFile) Put() { e.f.put() }

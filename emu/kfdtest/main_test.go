@@ -1,0 +1,198 @@
+package kfdtest_test
+
+import (
+	"errors"
+	"os"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
+
+// The GPU nodes of the tests, and the kinds of them.
+const (
+	gpuA gpreempt.GPUID = 0x7a31
+	gpuB gpreempt.GPUID = 0x8a31
+
+	hws    = 90402
+	single = 90008
+	mes    = 120001
+)
+
+// told is what debuggers of the tests want to know.
+var told = kfd.Exceptions(kfd.ECQueueNew, kfd.ECProcessRuntime)
+
+// scene is a machine with a job and a debugger, in a bubble.
+type scene struct {
+	*testing.T
+	m      *kfdtest.Machine
+	job    *kfdtest.Process
+	fd     int // the job's
+	dbg    *kfdtest.Process
+	device *kfd.Device
+	// events is where the debugger reads, pipe what it hands to ENABLE.
+	events, pipe int
+}
+
+// stage runs a test on a machine with two GPUs of a kind, a job that started its
+// runtime, and a debugger that traces it.
+func stage(t *testing.T, profile string, gfx uint32, test func(s *scene)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := &scene{T: t, m: kfdtest.New(kfdtest.Config{
+			Profile: profile,
+			Nodes:   []kfdtest.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}},
+		})}
+		s.job, s.dbg = s.m.Spawn(), s.m.Spawn()
+		var err error
+		s.fd, err = s.job.Main().StartRuntime()
+		s.must(err)
+		s.device = s.open(s.dbg)
+		s.events, s.pipe, err = s.dbg.Main().Pipe(true)
+		s.must(err)
+		s.must(s.dbg.Main().Seize(s.job.PID()))
+		test(s)
+		synctest.Wait()
+	})
+}
+
+// onProfiles runs a test with each driver named, all if none is.
+func onProfiles(t *testing.T, gfx uint32, test func(s *scene), profiles ...string) {
+	t.Helper()
+	if len(profiles) == 0 {
+		profiles = kfdtest.Profiles()
+	}
+	for _, profile := range profiles {
+		t.Run(profile, func(t *testing.T) { stage(t, profile, gfx, test) })
+	}
+}
+
+// onEach runs a test with each driver and each kind of GPU.
+func onEach(t *testing.T, test func(s *scene)) {
+	t.Helper()
+	for name, gfx := range map[string]uint32{"HWS": hws, "single VMID": single, "MES": mes} {
+		t.Run(name, func(t *testing.T) { onProfiles(t, gfx, test) })
+	}
+}
+
+func (s *scene) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *scene) want(errno unix.Errno, err error) {
+	s.Helper()
+	if !errors.Is(err, errno) && (errno != 0 || err != nil) {
+		s.Fatalf("got %v, want %v", err, errno)
+	}
+}
+
+func (s *scene) open(p *kfdtest.Process) *kfd.Device {
+	s.Helper()
+	d, err := kfd.OpenWith(p.Main(), kfd.DevicePath)
+	s.must(err)
+	return d
+}
+
+// queue makes a queue of the job's.
+func (s *scene) queue(gpu gpreempt.GPUID) uint32 {
+	s.Helper()
+	id, err := s.job.Main().CreateQueue(s.fd, gpu, kfd.QueueTypeComputeAQL)
+	s.must(err)
+	return id
+}
+
+func (s *scene) enable() kfd.RuntimeInfo {
+	s.Helper()
+	info, err := s.device.Enable(s.job.PID(), told, s.pipe)
+	s.must(err)
+	return info
+}
+
+// suspendable makes queues on the GPUs, enables debugging, and clears EC_QUEUE_NEW.
+func (s *scene) suspendable(gpus ...gpreempt.GPUID) []uint32 {
+	s.Helper()
+	var ids []uint32
+	for _, gpu := range gpus {
+		ids = append(ids, s.queue(gpu))
+	}
+	s.enable()
+	_, err := s.device.Snapshot(s.job.PID(), kfd.ECQueueNew.Mask())
+	s.must(err)
+	return ids
+}
+
+// suspend makes the call with any array, and gives what it returned and the array.
+func (s *scene) suspend(ids ...uint32) (int, []uint32) {
+	s.Helper()
+	ids = slices.Clone(ids)
+	args := kfd.TrapSuspendQueuesArgs{
+		PID: uint32(s.job.PID()), Op: kfd.TrapSuspendQueues, QueueArrayPtr: kfd.PointerToSlice(ids), NumQueues: uint32(len(ids)),
+	}
+	n, err := s.trap(kfd.PointerTo(&args))
+	s.must(err)
+	return n, ids
+}
+
+// trap makes a DBG_TRAP call of the debugger.
+func (s *scene) trap(args kfd.Pointer) (int, error) {
+	n, err := s.dbg.Main().Ioctl(s.fdOf(s.dbg), kfd.ReqDbgTrap, args)
+	return int(n), err
+}
+
+// fdOf gives the process's descriptor of the driver.
+func (s *scene) fdOf(p *kfdtest.Process) int {
+	s.Helper()
+	for fd, name := range p.FDs() {
+		if name == kfd.DevicePath {
+			return fd
+		}
+	}
+	s.Fatal("the process has not opened the driver")
+	return -1
+}
+
+// dots reads what the driver wrote to the debugger.
+func (s *scene) dots() int {
+	s.Helper()
+	b := make([]byte, 100)
+	n, err := s.dbg.Main().Read(s.events, b)
+	if errors.Is(err, unix.EAGAIN) {
+		return 0
+	}
+	s.must(err)
+	return n
+}
+
+// running gives the ids of the job's queues that are on a GPU.
+func (s *scene) running() []uint32 {
+	var ids []uint32
+	for id, q := range s.job.Queues() {
+		if q.Running {
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// start makes a call that may wait, and gives where its error comes.
+func start(call func() error) <-chan error {
+	c := make(chan error, 1)
+	go func() { c <- call() }()
+	synctest.Wait()
+	return c
+}
+
+// waits tells whether a call has not returned.
+func waits(c <-chan error) bool { return len(c) == 0 }

@@ -1,0 +1,259 @@
+package kfdtest_test
+
+import (
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+func (s *scene) acquire(gpus ...gpreempt.GPUID) {
+	s.Helper()
+	for _, gpu := range gpus {
+		s.must(s.do(kfd.ReqAcquireVM, kfd.PointerTo(&kfd.AcquireVMArgs{GPUID: uint32(gpu)})))
+	}
+}
+
+// tryAlloc allocates at an address that the size says.
+func (s *scene) tryAlloc(gpu gpreempt.GPUID, flags uint32, size uint64) (kfd.AllocMemoryArgs, error) {
+	args := kfd.AllocMemoryArgs{VAAddr: 1<<40 + size, Size: size, GPUID: uint32(gpu), Flags: flags}
+	err := s.do(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args))
+	return args, err
+}
+
+// alloc acquires the VM and allocates; it gives the handle.
+func (s *scene) alloc(gpu gpreempt.GPUID, flags uint32, size uint64) uint64 {
+	s.Helper()
+	s.acquire(gpu)
+	args, err := s.tryAlloc(gpu, flags, size)
+	s.must(err)
+	return args.Handle
+}
+
+func (s *scene) allocUserptr(gpu gpreempt.GPUID) uint64 {
+	s.Helper()
+	args := kfd.AllocMemoryArgs{Size: 8 * kfd.SignalEventLimit, GPUID: uint32(gpu), Flags: kfd.AllocUserptr, MmapOffset: 0x7f0000000000}
+	s.must(s.do(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)))
+	return args.Handle
+}
+
+func (s *scene) free(handle uint64) error {
+	return s.do(kfd.ReqFreeMemoryOfGPU, kfd.PointerTo(&kfd.FreeMemoryArgs{Handle: handle}))
+}
+
+// mapTo maps on GPUs from the one that done says on, and gives how many are done.
+func (s *scene) mapTo(handle uint64, done uint32, gpus ...gpreempt.GPUID) (uint32, error) {
+	ids := words(gpus)
+	args := kfd.MapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfd.PointerToSlice(ids), NumDevices: uint32(len(ids)), NumSuccess: done}
+	err := s.do(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&args))
+	return args.NumSuccess, err
+}
+
+func (s *scene) unmapFrom(handle uint64, done uint32, gpus ...gpreempt.GPUID) (uint32, error) {
+	ids := words(gpus)
+	args := kfd.UnmapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfd.PointerToSlice(ids), NumDevices: uint32(len(ids)), NumSuccess: done}
+	err := s.do(kfd.ReqUnmapMemoryFromGPU, kfd.PointerTo(&args))
+	return args.NumSuccess, err
+}
+
+func words(gpus []gpreempt.GPUID) []uint32 {
+	ids := make([]uint32, len(gpus))
+	for i, id := range gpus {
+		ids[i] = uint32(id)
+	}
+	return ids
+}
+
+func (s *scene) available(gpu gpreempt.GPUID) uint64 {
+	s.Helper()
+	args := kfd.AvailableMemoryArgs{GPUID: uint32(gpu)}
+	s.must(s.do(kfd.ReqAvailableMemory, kfd.PointerTo(&args)))
+	return args.Available
+}
+
+func TestMemoryNeedsTheVM(t *testing.T) {
+	onProfiles(t, hws, func(s *scene) {
+		_, err := s.tryAlloc(gpuA, kfd.AllocVRAM, mib)
+		s.want(unix.ENODEV, err)
+		_, err = s.tryAlloc(5, kfd.AllocVRAM, mib)
+		s.want(unix.EINVAL, err)
+		handle := s.alloc(gpuA, kfd.AllocVRAM, mib)
+		n, err := s.mapTo(handle, 0, gpuA, gpuB)
+		s.want(unix.ENODEV, err)
+		s.same(uint32(1), n)
+		importing := kfd.ImportDmabufArgs{GPUID: uint32(gpuB)}
+		s.want(unix.ENODEV, s.do(kfd.ReqImportDmabuf, kfd.PointerTo(&importing)))
+	})
+}
+
+func TestMemoryIsCountedInTwoMebibytes(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		const all = 192 * gib
+		s.same(uint64(all), s.available(gpuA))
+		small := s.alloc(gpuA, kfd.AllocVRAM|kfd.AllocPublic, 4096)
+		s.same(uint64(all-2*mib), s.available(gpuA))
+		queue := s.alloc(gpuA, kfd.AllocVRAM|kfd.AllocAQLQueueMem, 8*mib) // twice in the VM
+		s.same(uint64(all-6*mib), s.available(gpuA))
+		s.alloc(gpuA, kfd.AllocGTT, gib)
+		_, err := s.tryAlloc(gpuA, kfd.AllocVRAM, all-4*mib)
+		s.want(unix.ENOMEM, err)
+		s.same(uint64(all-6*mib), s.available(gpuA))
+		s.same(uint64(all), s.available(gpuB))
+		s.must(s.free(small))
+		s.must(s.free(queue))
+		s.same(uint64(all), s.available(gpuA))
+		s.alloc(gpuA, kfd.AllocVRAM, all)
+		s.same(uint64(0), s.available(gpuA))
+		s.job.Kill()
+		fd, err := s.dbg.Main().OpenKFD()
+		s.must(err)
+		args := kfd.AvailableMemoryArgs{GPUID: uint32(gpuA)}
+		_, err = s.dbg.Main().Ioctl(fd, kfd.ReqAvailableMemory, kfd.PointerTo(&args))
+		s.must(err)
+		s.same(uint64(all), args.Available)
+		args.GPUID = 5
+		_, err = s.dbg.Main().Ioctl(fd, kfd.ReqAvailableMemory, kfd.PointerTo(&args))
+		s.want(unix.EINVAL, err)
+	})
+}
+
+func TestMemoryOfASmallGPU(t *testing.T) {
+	m := kfdtest.New(kfdtest.Config{Profile: "6.12", Nodes: []kfdtest.Node{{ID: gpuA, GFX: hws, VRAM: 3*mib + 4096}}})
+	job := m.Spawn()
+	fd, err := job.Main().OpenKFD()
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := kfd.AvailableMemoryArgs{GPUID: uint32(gpuA)}
+	if _, err := job.Main().Ioctl(fd, kfd.ReqAvailableMemory, kfd.PointerTo(&args)); err != nil || args.Available != 2*mib {
+		t.Errorf("%d bytes available, %v; want 2 MiB", args.Available, err)
+	}
+}
+
+func TestAllocationsAreListed(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		s.acquire(gpuA, gpuB)
+		first := s.alloc(gpuB, kfd.AllocVRAM, 5000)
+		second := s.alloc(gpuA, kfd.AllocGTT|kfd.AllocWritable, 8192)
+		third := s.alloc(gpuB, kfd.AllocVRAM, 4096)
+		user := s.allocUserptr(gpuA)
+		doorbells := s.alloc(gpuA, kfd.AllocDoorbell, 8192)
+		registers := s.alloc(gpuA, kfd.AllocMMIORemap, 4096)
+		n, err := s.mapTo(first, 0, gpuB, gpuA)
+		s.must(err)
+		s.same(uint32(2), n)
+		const a, b = uint64(gpuA) << 32, uint64(gpuB) << 32
+		s.same([]uint64{b, a, b + 1, a + 1, a + 2, a + 3}, []uint64{first, second, third, user, doorbells, registers})
+		s.same([]kfdtest.Allocation{
+			{Handle: second, GPU: gpuA, VA: 1<<40 + 8192, Size: 8192, Flags: kfd.AllocGTT | kfd.AllocWritable, Offset: 1 << 32},
+			{Handle: user, GPU: gpuA, Size: 32768, Flags: kfd.AllocUserptr, Offset: 1<<32 + 8192, User: 0x7f0000000000},
+			{Handle: doorbells, GPU: gpuA, VA: 1<<40 + 8192, Size: 8192, Flags: kfd.AllocDoorbell, Offset: 1<<32 + 8192 + 32768},
+			{Handle: registers, GPU: gpuA, VA: 1<<40 + 4096, Size: 4096, Flags: kfd.AllocMMIORemap, Offset: uint64(gpuA) << 46},
+			{Handle: first, GPU: gpuB, VA: 1<<40 + 5000, Size: 5000, Flags: kfd.AllocVRAM, Offset: 1 << 32, Mapped: []gpreempt.GPUID{gpuA, gpuB}},
+			{Handle: third, GPU: gpuB, VA: 1<<40 + 4096, Size: 4096, Flags: kfd.AllocVRAM, Offset: 1<<32 + 8192},
+		}, s.job.Allocations())
+		s.must(s.free(third))
+		if again := s.alloc(gpuB, kfd.AllocVRAM, 4096); again != third {
+			s.Errorf("handle %#x, want the lowest that is free, %#x", again, third)
+		}
+		s.job.Exec()
+		s.same([]kfdtest.Allocation(nil), s.job.Allocations())
+	})
+}
+
+func TestFlagsOfMemoryAreLookedAt(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		s.acquire(gpuA)
+		for _, c := range []struct {
+			flags uint32
+			size  uint64
+			want  unix.Errno
+		}{
+			{kfd.AllocVRAM, 0, unix.EINVAL},
+			{0, mib, unix.EINVAL},
+			{kfd.AllocWritable, mib, unix.EINVAL},
+			{kfd.AllocUserptr, mib, unix.EINVAL}, // of no address
+			{kfd.AllocDoorbell, 4096, unix.EINVAL},
+			{kfd.AllocMMIORemap, 8192, unix.EINVAL},
+			{kfd.AllocGTT | kfd.AllocAQLQueueMem, 1, unix.EINVAL},
+			{kfd.AllocGTT, ^uint64(0), unix.EINVAL}, // no pages, once rounded up
+			{kfd.AllocGTT, 1 << 60, unix.ENOMEM},
+			{kfd.AllocGTT | kfd.AllocAQLQueueMem, 2, 0},
+			{kfd.AllocDoorbell, 8192, 0},
+			{kfd.AllocMMIORemap, 4096, 0},
+		} {
+			_, err := s.tryAlloc(gpuA, c.flags, c.size)
+			s.want(c.want, err)
+		}
+	})
+}
+
+func TestMappingGoesOnWhereItStopped(t *testing.T) {
+	onProfiles(t, hws, func(s *scene) {
+		handle := s.alloc(gpuA, kfd.AllocVRAM, mib)
+		s.acquire(gpuB)
+		n, err := s.mapTo(handle, 0, gpuA, 5, gpuB)
+		s.want(unix.EINVAL, err)
+		s.same(uint32(1), n)
+		n, err = s.mapTo(handle, n+1, gpuA, 5, gpuB)
+		s.must(err)
+		s.same(uint32(3), n)
+		s.same([]gpreempt.GPUID{gpuA, gpuB}, s.job.Allocations()[0].Mapped)
+		_, err = s.mapTo(handle, 0, gpuA) // a second time is none
+		s.must(err)
+		s.want(unix.EBUSY, s.free(handle))
+		n, err = s.unmapFrom(handle, 0, gpuB, gpuB)
+		s.want(unix.EINVAL, err)
+		s.same(uint32(1), n)
+		_, err = s.unmapFrom(handle, 0, gpuA)
+		s.must(err)
+		s.must(s.free(handle))
+		s.want(unix.EINVAL, s.free(handle))
+		_, err = s.mapTo(handle, 0, gpuA)
+		s.want(unix.ENOMEM, err)
+		_, err = s.mapTo(7, 0, gpuA)
+		s.want(unix.EINVAL, err)
+		_, err = s.mapTo(handle, 2, gpuA)
+		s.want(unix.EINVAL, err)
+		_, err = s.unmapFrom(handle, 0)
+		s.want(unix.EINVAL, err)
+		args := kfd.MapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfdtest.Unmapped(), NumDevices: 1}
+		s.want(unix.EFAULT, s.do(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&args)))
+		args.NumDevices = 1 << 30
+		s.want(unix.ENOMEM, s.do(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&args)))
+	})
+}
+
+func TestNoFileIsADmabuf(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		handle := s.alloc(gpuA, kfd.AllocVRAM, mib)
+		user := s.allocUserptr(gpuA)
+		for fd, want := range map[int]unix.Errno{s.fd: unix.EINVAL, 99: unix.EBADF} {
+			info := kfd.DmabufInfoArgs{DmabufFD: uint32(fd)}
+			s.want(want, s.do(kfd.ReqGetDmabufInfo, kfd.PointerTo(&info)))
+			importing := kfd.ImportDmabufArgs{GPUID: uint32(gpuA), DmabufFD: uint32(fd)}
+			s.want(want, s.do(kfd.ReqImportDmabuf, kfd.PointerTo(&importing)))
+		}
+		for h, want := range map[uint64]unix.Errno{handle: unix.ENOMEM, user: unix.EPERM, handle + 9: unix.EINVAL, 3: unix.EINVAL} {
+			s.want(want, s.do(kfd.ReqExportDmabuf, kfd.PointerTo(&kfd.ExportDmabufArgs{Handle: h})))
+		}
+	})
+}
+
+func TestSecondaryContextHasNoMemoryOfTheProcess(t *testing.T) {
+	stage(t, "7.2", hws, func(s *scene) {
+		s.must(s.do(kfd.ReqCreateProcess, kfd.Pointer{}))
+		s.acquire(gpuA)
+		args := kfd.AllocMemoryArgs{Size: 4096, GPUID: uint32(gpuA), Flags: kfd.AllocUserptr, MmapOffset: 0x7f0000000000}
+		s.want(unix.EOPNOTSUPP, s.do(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args)))
+		s.want(unix.EOPNOTSUPP, s.svm(&svmCall{SVMArgs: kfd.SVMArgs{StartAddr: 4096, Size: 4096}}))
+	})
+}

@@ -1,0 +1,253 @@
+package kfdtest_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// history is a random one: jobs and debuggers come, go, and do as they please.
+type history struct {
+	rt   *rapid.T
+	m    *kfdtest.Machine
+	jobs []*actor
+	dbgs []*actor
+	// stolen: an ENABLE has failed, and whose debugger is whose is open.
+	stolen bool
+}
+
+// actor is a process with an open driver.
+type actor struct {
+	*kfdtest.Process
+	fd, pipe int
+	device   *kfd.Device
+	// thieving has its descriptors of other processes' drivers.
+	thieving map[*actor]int
+}
+
+func (h *history) spawn() *actor {
+	a := &actor{Process: h.m.Spawn(), thieving: map[*actor]int{}}
+	var err error
+	if a.fd, err = a.Main().OpenKFD(); err != nil {
+		h.rt.Fatal(err)
+	}
+	if _, a.pipe, err = a.Main().Pipe(true); err != nil {
+		h.rt.Fatal(err)
+	}
+	if a.device, err = kfd.OpenWith(a.Main(), kfd.DevicePath); err != nil {
+		h.rt.Fatal(err)
+	}
+	return a
+}
+
+// begin makes a call that may wait on a thread of its own. A later signal, resume or
+// death ends it.
+func (h *history) begin(a *actor, call func(t *kfdtest.Thread)) {
+	t := a.NewThread()
+	go call(t)
+	synctest.Wait()
+	if t.Blocked() && rapid.Bool().Draw(h.rt, "interrupt") {
+		t.Interrupt()
+		synctest.Wait()
+	}
+}
+
+func (h *history) actions() map[string]func(*rapid.T) {
+	job := func() *actor { return rapid.SampledFrom(h.jobs).Draw(h.rt, "job") }
+	dbg := func() *actor { return rapid.SampledFrom(h.dbgs).Draw(h.rt, "debugger") }
+	gpu := func() gpreempt.GPUID { return rapid.SampledFrom([]gpreempt.GPUID{gpuA, gpuB}).Draw(h.rt, "gpu") }
+	id := func() uint32 { return uint32(rapid.IntRange(0, 4).Draw(h.rt, "queue")) }
+	return map[string]func(*rapid.T){
+		"create": func(*rapid.T) {
+			j, g := job(), gpu()
+			kind := rapid.SampledFrom([]uint32{kfd.QueueTypeCompute, kfd.QueueTypeSDMA, kfd.QueueTypeComputeAQL}).Draw(h.rt, "type")
+			h.begin(j, func(t *kfdtest.Thread) { _, _ = t.CreateQueue(j.fd, g, kind) })
+		},
+		"destroy": func(*rapid.T) {
+			j, q := job(), id()
+			h.begin(j, func(t *kfdtest.Thread) { _ = t.DestroyQueue(j.fd, q) })
+		},
+		"update": func(*rapid.T) {
+			j := job()
+			args := kfd.UpdateQueueArgs{
+				RingBaseAddress: 1 << 20, QueueID: id(), RingSize: 4096, QueuePercentage: rapid.SampledFrom([]uint32{0, 100}).Draw(h.rt, "percent"),
+			}
+			_, _ = j.Main().Ioctl(j.fd, kfd.ReqUpdateQueue, kfd.PointerTo(&args))
+		},
+		"runtime on":  func(*rapid.T) { j := job(); h.begin(j, func(t *kfdtest.Thread) { _ = t.RuntimeEnable(j.fd) }) },
+		"runtime off": func(*rapid.T) { j := job(); h.begin(j, func(t *kfdtest.Thread) { _ = t.RuntimeDisable(j.fd) }) },
+		"evict":       func(*rapid.T) { _ = job().Evict(kfd.TriggerTTM) },
+		"restore":     func(*rapid.T) { _ = job().Restore() },
+		"seize":       func(*rapid.T) { _ = dbg().Main().Seize(job().PID()) },
+		"detach":      func(*rapid.T) { _ = dbg().Main().Detach(job().PID()) },
+		"enable": func(*rapid.T) {
+			d, j := dbg(), job()
+			if _, err := d.device.Enable(j.PID(), told, d.pipe); errors.Is(err, unix.EALREADY) {
+				h.stolen = true
+			}
+		},
+		"disable":  func(*rapid.T) { _ = dbg().device.Disable(job().PID()) },
+		"snapshot": func(*rapid.T) { _, _ = dbg().device.Snapshot(job().PID(), kfd.ECQueueNew.Mask()) },
+		"suspend":  func(*rapid.T) { h.suspend(dbg(), job()) },
+		"resume":   func(*rapid.T) { _, _ = dbg().device.Resume(job().PID(), []uint32{id()}) },
+		"resume all": func(*rapid.T) {
+			d, j := dbg(), job()
+			if _, err := d.device.ResumeAll(j.PID()); err == nil && j.Suspended() != nil {
+				h.rt.Fatalf("suspended after all were resumed: %v", j.Suspended())
+			}
+		},
+		"answer": func(*rapid.T) {
+			_ = dbg().device.SendRuntimeEvent(job().PID(), kfd.ECProcessRuntime.Mask(), 0, 0)
+		},
+		"query": func(*rapid.T) { _, _, _ = dbg().device.QueryDebugEvent(job().PID(), told) },
+		"pause": func(*rapid.T) {
+			if d, j := dbg(), job(); h.steal(d, j) {
+				_, _ = kfd.CRIUPause(d.Main(), d.thieving[j], j.PID())
+			}
+		},
+		"unpause": func(*rapid.T) {
+			if d, j := dbg(), job(); h.steal(d, j) {
+				_ = kfd.CRIUUnpause(d.Main(), d.thieving[j], j.PID())
+			}
+		},
+		"job dies": func(*rapid.T) {
+			j := job()
+			rapid.SampledFrom([]func(){j.Kill, j.Exec}).Draw(h.rt, "how")()
+			j.Kill()
+			h.jobs[slices.Index(h.jobs, j)] = h.spawn()
+		},
+		"debugger dies": func(*rapid.T) {
+			d := dbg()
+			d.Kill()
+			for _, j := range h.jobs {
+				if s, _ := j.KFD(); s.Enabled && s.Debugger == d.PID() && !h.stolen {
+					h.rt.Fatalf("process %d is debugged by the dead", s.PID)
+				}
+			}
+			h.dbgs[slices.Index(h.dbgs, d)] = h.spawn()
+		},
+		"": func(*rapid.T) {
+			synctest.Wait()
+			h.check()
+		},
+	}
+}
+
+func (h *history) steal(d, j *actor) bool {
+	if _, ok := d.thieving[j]; !ok {
+		fd, err := d.Main().PidfdGetfd(j.PID(), j.fd)
+		if err != nil {
+			return false
+		}
+		d.thieving[j] = fd
+	}
+	return true
+}
+
+// suspend checks what the call answers against what was so before it.
+func (h *history) suspend(d, j *actor) {
+	before := j.Queues()
+	ids := rapid.SliceOfN(rapid.Uint32Range(0, 5), 1, 4).Draw(h.rt, "ids")
+	array := slices.Clone(ids)
+	args := kfd.TrapSuspendQueuesArgs{
+		PID: uint32(j.PID()), Op: kfd.TrapSuspendQueues, QueueArrayPtr: kfd.PointerToSlice(array), NumQueues: uint32(len(array)),
+	}
+	r1, err := d.Main().Ioctl(d.fd, kfd.ReqDbgTrap, kfd.PointerTo(&args))
+	if err != nil {
+		if !slices.Equal(ids, array) {
+			h.rt.Fatalf("%v, and the array became %x", err, array)
+		}
+		return
+	}
+	clean, after := 0, j.Queues()
+	for i, got := range array {
+		q, exists := before[ids[i]]
+		able := exists && (q.Suspended || !q.Destroying && !q.Exceptions.Has(kfd.ECQueueNew))
+		first := !slices.Contains(ids[:i], ids[i])
+		want := ids[i]
+		if !able || !first {
+			want |= kfd.QueueInvalidMask
+		} else {
+			clean++
+		}
+		if got != want || able && !after[ids[i]].Suspended {
+			h.rt.Fatalf("queue %d (%+v): %#x, want %#x; after it %+v", ids[i], q, got, want, after[ids[i]])
+		}
+	}
+	if int(r1) != clean {
+		h.rt.Fatalf("%d suspended, but %d ids are clean", int(r1), clean)
+	}
+}
+
+func (h *history) check() {
+	for _, s := range h.m.Processes() {
+		for _, q := range s.Queues {
+			wanted := q.Size > 0 && q.Percent > 0 && !q.Evicted && !q.Suspended
+			if q.Running != wanted || q.Active != wanted {
+				h.rt.Fatalf("process %d: %+v", s.PID, q)
+			}
+			gpu := slices.Index([]gpreempt.GPUID{gpuA, gpuB}, q.GPU)
+			if q.Evicted != (s.Evicted[gpu] > 0) {
+				h.rt.Fatalf("process %d with evictions %v: %+v", s.PID, s.Evicted, q)
+			}
+			if q.Suspended && !s.Enabled {
+				h.rt.Fatalf("process %d is not debugged: %+v", s.PID, q)
+			}
+		}
+	}
+	if h.stolen {
+		return
+	}
+	count := map[int32]int{}
+	for _, s := range h.m.Processes() {
+		if s.Enabled && s.Debugger != 0 {
+			count[s.Debugger]++
+		}
+	}
+	for _, d := range h.dbgs {
+		if s, ok := d.KFD(); ok && s.Debugged != count[d.PID()] {
+			h.rt.Fatalf("debugger %d debugs %d, by its own count %d", d.PID(), count[d.PID()], s.Debugged)
+		}
+	}
+}
+
+// run lets a random history happen, in a bubble of its own.
+func run(t *testing.T, rt *rapid.T, cfg kfdtest.Config) {
+	var failure any // of rapid, which speaks by panics and to its own goroutine
+	synctest.Test(t, func(*testing.T) {
+		h := &history{rt: rt, m: kfdtest.New(cfg)}
+		defer func() {
+			failure = recover()
+			for _, a := range slices.Concat(h.jobs, h.dbgs) {
+				a.Kill() // and whatever waits comes back
+			}
+		}()
+		h.jobs = []*actor{h.spawn(), h.spawn()}
+		h.dbgs = []*actor{h.spawn(), h.spawn()}
+		rt.Repeat(h.actions())
+	})
+	if failure != nil {
+		panic(failure)
+	}
+}
+
+func TestRandomHistories(t *testing.T) {
+	for name, gfx := range map[string]uint32{"HWS": hws, "single VMID": single, "gfx1100": 110000, "MES": mes} {
+		for _, profile := range kfdtest.Profiles() {
+			t.Run(fmt.Sprintf("%s %s", name, profile), func(t *testing.T) {
+				rapid.Check(t, func(rt *rapid.T) {
+					run(t, rt, kfdtest.Config{Profile: profile, Nodes: []kfdtest.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}}})
+				})
+			})
+		}
+	}
+}

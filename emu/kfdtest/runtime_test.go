@@ -1,0 +1,247 @@
+package kfdtest_test
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// answer is the debugger's answer to EC_PROCESS_RUNTIME.
+func (s *scene) answer() {
+	s.Helper()
+	s.must(s.device.SendRuntimeEvent(s.job.PID(), kfd.ECProcessRuntime.Mask(), 0, 0))
+}
+
+func TestRuntimeEnableOnce(t *testing.T) {
+	onEach(t, func(s *scene) {
+		s.want(unix.EBUSY, s.job.Main().RuntimeEnable(s.fd))
+		s.must(s.job.Main().RuntimeDisable(s.fd))
+		s.queue(gpuA)
+		s.want(unix.EEXIST, s.job.Main().RuntimeEnable(s.fd))
+	})
+}
+
+func TestRuntimeWaitsForTheDebugger(t *testing.T) {
+	onEach(t, func(s *scene) {
+		s.must(s.job.Main().RuntimeDisable(s.fd))
+		if info := s.enable(); info.State != kfd.RuntimeDisabled {
+			s.Fatalf("runtime %v", info.State)
+		}
+		enabled := start(func() error { return s.job.Main().RuntimeEnable(s.fd) })
+		if !waits(enabled) || s.dots() != 1 {
+			s.Fatal("it did not wait, or nothing was told")
+		}
+		event, _, err := s.device.QueryDebugEvent(s.job.PID(), kfd.ECProcessRuntime.Mask())
+		s.must(err)
+		if event.Raised != kfd.ECProcessRuntime.Mask() {
+			s.Errorf("raised: %v", event.Raised)
+		}
+		s.must(func() error { _, err := s.device.ResumeAll(s.job.PID()); return err }()) // activated already
+		s.answer()
+		s.must(<-enabled)
+
+		s.suspendAllOf(s.queue(gpuA))
+		disabled := start(func() error { return s.job.Main().RuntimeDisable(s.fd) })
+		if !waits(disabled) || s.job.Suspended() != nil {
+			s.Errorf("waits: %v, suspended: %v", waits(disabled), s.job.Suspended())
+		}
+		// Neither DISABLE nor death of the debugger answers; a signal ends it.
+		s.dbg.Kill()
+		synctest.Wait()
+		if !waits(disabled) {
+			s.Fatal("the death of the debugger answered")
+		}
+		s.job.Main().Interrupt()
+		s.want(unix.EINTR, <-disabled)
+		s.must(s.job.Main().RuntimeDisable(s.fd))
+	})
+}
+
+func (s *scene) suspendAllOf(ids ...uint32) {
+	s.Helper()
+	_, err := s.device.Snapshot(s.job.PID(), kfd.ECQueueNew.Mask())
+	s.must(err)
+	s.suspend(ids...)
+}
+
+func TestAnswersCount(t *testing.T) {
+	stage(t, "6.12.103", hws, func(s *scene) {
+		s.must(s.job.Main().RuntimeDisable(s.fd))
+		s.enable()
+		s.answer()
+		s.answer()
+		for range 1 {
+			s.must(s.job.Main().RuntimeEnable(s.fd))
+			s.must(s.job.Main().RuntimeDisable(s.fd))
+		}
+		third := start(func() error { return s.job.Main().RuntimeEnable(s.fd) })
+		if !waits(third) {
+			s.Fatal("two answers were enough for three")
+		}
+		s.job.Main().Interrupt()
+		s.want(unix.EINTR, <-third)
+		// The second attempt waits again, and tells nobody a second time.
+		s.dots()
+		third = start(func() error { return s.job.Main().RuntimeEnable(s.fd) })
+		if !waits(third) || s.dots() != 0 {
+			s.Fatal("the retry does not wait, or tells again")
+		}
+		s.answer()
+		s.must(<-third)
+	})
+}
+
+func TestFullPipeInBlockingModeHangsTheTarget(t *testing.T) {
+	onProfiles(t, hws, func(s *scene) {
+		r, w, err := s.dbg.Main().Pipe(false)
+		s.must(err)
+		s.pipe = w
+		s.enable()
+		n, err := s.dbg.Main().Write(w, make([]byte, 65536))
+		if err != nil || n != 65536 {
+			s.Fatal(n, err)
+		}
+		created := start(func() error {
+			_, err := s.job.Main().CreateQueue(s.fd, gpuA, kfd.QueueTypeComputeAQL)
+			return err
+		})
+		queried := start(func() error {
+			_, _, err := s.device.QueryDebugEvent(s.job.PID(), 0)
+			return err
+		})
+		if !waits(created) || !waits(queried) {
+			s.Fatal("it did not wait: the debugger for the target, and that for the debugger")
+		}
+		thread := s.dbg.NewThread()
+		if _, err = thread.Read(r, make([]byte, 1)); err != nil {
+			s.Fatal(err)
+		}
+		s.must(<-created)
+		s.must(<-queried)
+	})
+}
+
+func TestPipeNobodyReadsKillsTheTarget(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		s.enable()
+		s.must(s.dbg.Main().Close(s.events))
+		_, err := s.job.Main().CreateQueue(s.fd, gpuA, kfd.QueueTypeComputeAQL)
+		s.want(unix.EOWNERDEAD, err)
+		if !s.job.Dead() {
+			s.Error("the target survived SIGPIPE")
+		}
+	})
+}
+
+func TestExceptionsGoToTheDebuggerOrTheRuntime(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		id := s.suspendable(gpuA)[0]
+		fault := kfd.ECQueueWaveMemoryViolation.Mask()
+		if !s.job.Raise(gpuA, id, fault) || s.dots() != 0 || s.job.Queues()[id].Sent != fault {
+			s.Error("the runtime was not told of what the debugger does not want to know")
+		}
+		// It stays pending, so that wanting to know later tells at once.
+		s.must(s.device.SetExceptions(s.job.PID(), fault))
+		if s.dots() != 1 {
+			s.Error("the debugger was not told of what was pending")
+		}
+		info, err := s.device.QueryExceptionInfo(s.job.PID(), id, kfd.ECQueueWaveMemoryViolation, true)
+		s.must(err)
+		if len(info) != 0 {
+			s.Errorf("info: %v", info)
+		}
+		_, err = s.device.QueryExceptionInfo(s.job.PID(), id, kfd.ECQueueWaveMemoryViolation, true)
+		s.want(unix.ENODATA, err)
+		_, err = s.device.QueryExceptionInfo(s.job.PID(), 99, kfd.ECQueueWaveMemoryViolation, true)
+		s.want(unix.EINVAL, err)
+		s.want(unix.ENODEV, s.device.SendRuntimeEvent(s.job.PID(), kfd.ECDeviceMemoryViolation.Mask(), 99, 0))
+		s.must(s.device.SendRuntimeEvent(s.job.PID(), fault, gpuA, id))
+	})
+}
+
+func TestQueueDeletionIsToldOfTheGPU(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		id := s.suspendable(gpuB)[0]
+		s.must(s.device.SetExceptions(s.job.PID(), kfd.ECDeviceQueueDelete.Mask()))
+		s.must(s.job.Main().DestroyQueue(s.fd, id))
+		event, _, err := s.device.QueryDebugEvent(s.job.PID(), kfd.ECDeviceQueueDelete.Mask())
+		s.must(err)
+		if event != (kfd.DebugEvent{Raised: kfd.ECDeviceQueueDelete.Mask(), GPU: gpuB}) {
+			s.Errorf("event %+v", event)
+		}
+	})
+}
+
+func TestOtherDebugOperations(t *testing.T) {
+	stage(t, "6.12", hws, func(s *scene) {
+		s.enable()
+		pid := uint32(s.job.PID())
+		flags := kfd.TrapSetFlagsArgs{PID: pid, Op: kfd.TrapSetFlags, Flags: 1}
+		_, err := s.trap(kfd.PointerTo(&flags))
+		s.must(err)
+		if flags.Flags != 0 {
+			s.Errorf("flags before: %d", flags.Flags)
+		}
+		flags.Flags = 2
+		_, err = s.trap(kfd.PointerTo(&flags))
+		s.want(unix.EACCES, err)
+		mode := kfd.TrapSetWaveLaunchModeArgs{PID: pid, Op: kfd.TrapSetWaveLaunchMode, LaunchMode: 2}
+		_, err = s.trap(kfd.PointerTo(&mode))
+		s.want(unix.EINVAL, err)
+		over := kfd.TrapSetWaveLaunchOverrideArgs{PID: pid, Op: kfd.TrapSetWaveLaunchOverride, SupportRequestMask: 1 << 30}
+		_, err = s.trap(kfd.PointerTo(&over))
+		s.want(unix.EACCES, err)
+		if over.SupportRequestMask != 0x1ff {
+			s.Errorf("supported: %#x", over.SupportRequestMask)
+		}
+		watch := kfd.TrapSetNodeAddressWatchArgs{PID: pid, Op: kfd.TrapSetNodeAddressWatch, GPUID: uint32(gpuB)}
+		for id := range uint32(4) {
+			_, err = s.trap(kfd.PointerTo(&watch))
+			s.must(err)
+			if watch.ID != id {
+				s.Errorf("watch point %d, want %d", watch.ID, id)
+			}
+		}
+		_, err = s.trap(kfd.PointerTo(&watch))
+		s.want(unix.ENOMEM, err)
+		watch.GPUID = 5
+		_, err = s.trap(kfd.PointerTo(&watch))
+		s.want(unix.ENODEV, err)
+		clearing := kfd.TrapClearNodeAddressWatchArgs{PID: pid, Op: kfd.TrapClearNodeAddressWatch, GPUID: uint32(gpuB), ID: 3}
+		_, err = s.trap(kfd.PointerTo(&clearing))
+		s.must(err)
+		_, err = s.trap(kfd.PointerTo(&clearing))
+		s.want(unix.EINVAL, err)
+	})
+}
+
+func TestNoDebuggingWithoutHWS(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := kfdtest.New(kfdtest.Config{Profile: "6.12", Nodes: []kfdtest.Node{{ID: gpuA, GFX: hws}}, NoHWS: true})
+		job, dbg := m.Spawn(), m.Spawn()
+		fd, err := job.Main().StartRuntime()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err = job.Main().CreateQueue(fd, gpuA, kfd.QueueTypeComputeAQL); err != nil {
+			t.Fatal(err)
+		}
+		device, err := kfd.OpenWith(dbg.Main(), kfd.DevicePath)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &scene{T: t}
+		s.want(unix.EINVAL, device.Disable(12345))
+		if !job.Queues()[0].Running {
+			t.Error("the queue does not run")
+		}
+		s.must(job.Evict(kfd.TriggerTTM))
+		if job.Queues()[0].Running {
+			t.Error("the queue runs although evicted")
+		}
+	})
+}

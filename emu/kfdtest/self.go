@@ -1,0 +1,180 @@
+package kfdtest
+
+import (
+	"errors"
+	"os"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// firstSelfFD is above the descriptors of a real process.
+const firstSelfFD = 1 << 30
+
+// newSelf makes the process that stands for the running one.
+func (m *Machine) newSelf() *Process {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p := m.spawn(int32(os.Getpid()))
+	p.real, p.firstFD = true, firstSelfFD
+	return p
+}
+
+// Sys is [kfd.Sys] as the process calls it: for Self as the OS thread that makes
+// the call, for others as the main thread.
+//
+// With Self, what a goroutine traces with SeizeHere belongs to the OS thread it is
+// locked to, and ends with that thread. Descriptors that the Machine did not give
+// out are the real ones: reads, writes and closes of them go to the real kernel, so
+// do opens of other files, and one given to ENABLE is duplicated and written to. In
+// a synctest bubble a pipe of the real kernel cannot be waited for; use the threads
+// of a Spawn there.
+func (p *Process) Sys() kfd.Sys {
+	if p.real {
+		return hereSys{p}
+	}
+	return p.main
+}
+
+// SeizeHere is Thread.Seize for the calling OS thread, of Self.
+func (p *Process) SeizeHere(pid int32) error { return p.here().Seize(pid) }
+
+// DetachHere is Thread.Detach for the calling OS thread, of Self.
+func (p *Process) DetachHere(pid int32) error { return p.here().Detach(pid) }
+
+// PidfdGetfdHere is Thread.PidfdGetfd for the calling OS thread, of Self.
+func (p *Process) PidfdGetfdHere(pid int32, fd int) (int, error) { return p.here().PidfdGetfd(pid, fd) }
+
+// here gives the thread that stands for the calling OS thread.
+func (p *Process) here() *Thread {
+	if !p.real {
+		panic("kfdtest: only Self has the thread that calls; others have threads of their own")
+	}
+	tid := int32(unix.Gettid())
+	p.m.mu.Lock()
+	defer p.m.mu.Unlock()
+	for _, t := range p.threads {
+		if t.tid == tid {
+			return t
+		}
+	}
+	return p.newThread(tid)
+}
+
+// tracedBy gives the tracer. Threads of the running process end by themselves, and
+// with them what they trace (exit_ptrace). mu is held.
+func (t *Thread) tracedBy() *Thread {
+	if tracer := t.tracer; tracer != nil && tracer.p.real && tracer.tid < firstID &&
+		errors.Is(unix.Tgkill(os.Getpid(), int(tracer.tid), 0), unix.ESRCH) {
+		t.tracer = nil
+	}
+	return t.tracer
+}
+
+// hereSys is Self, as the calling OS thread. The thread must stay the same between
+// being looked up and calling.
+type hereSys struct{ p *Process }
+
+func (s hereSys) Open(path string, flags int) (int, error) {
+	defer lockThread()()
+	return s.p.here().Open(path, flags)
+}
+
+func (s hereSys) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (uintptr, error) {
+	defer lockThread()()
+	return s.p.here().Ioctl(fd, req, arg)
+}
+
+func (s hereSys) Read(fd int, b []byte) (int, error) {
+	defer lockThread()()
+	return s.p.here().Read(fd, b)
+}
+
+func (s hereSys) Write(fd int, b []byte) (int, error) {
+	defer lockThread()()
+	return s.p.here().Write(fd, b)
+}
+
+func (s hereSys) Close(fd int) error {
+	defer lockThread()()
+	return s.p.here().Close(fd)
+}
+
+func lockThread() (unlock func()) {
+	runtime.LockOSThread()
+	return runtime.UnlockOSThread
+}
+
+// realFile is a descriptor of this process, as an EventFile: a duplicate of it, which
+// is the same open file.
+type realFile struct {
+	m    *Machine
+	fd   int
+	stop int // an eventfd: written to, it ends the wait for room
+
+	mu      sync.Mutex
+	waiting bool
+	done    sync.WaitGroup
+}
+
+// dupReal gives nil if there is no such descriptor.
+func dupReal(m *Machine, fd int) driver.EventFile {
+	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return nil
+	}
+	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		_ = unix.Close(dup) // fget failed, as far as anybody can tell
+		return nil
+	}
+	return &realFile{m: m, fd: dup, stop: stop}
+}
+
+// WriteDot implements driver.EventFile.
+func (f *realFile) WriteDot(driver.Task) (full bool) {
+	room := []unix.PollFd{{Fd: int32(f.fd), Events: unix.POLLOUT}}
+	n, err := unix.Poll(room, 0)
+	flags, _ := unix.FcntlInt(uintptr(f.fd), unix.F_GETFL, 0)
+	if err != nil || n == 0 && flags&unix.O_NONBLOCK == 0 {
+		f.awaitRoom()
+		return true
+	}
+	_, _ = unix.Write(f.fd, []byte{'.'}) // the driver does not look either
+	return false
+}
+
+// awaitRoom has the driver woken when there is room.
+func (f *realFile) awaitRoom() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.waiting {
+		return
+	}
+	f.waiting = true
+	f.done.Go(func() {
+		fds := []unix.PollFd{{Fd: int32(f.fd), Events: unix.POLLOUT}, {Fd: int32(f.stop), Events: unix.POLLIN}}
+		for {
+			if _, err := unix.Poll(fds, -1); !errors.Is(err, unix.EINTR) {
+				break
+			}
+		}
+		f.mu.Lock()
+		f.waiting = false
+		f.mu.Unlock()
+		f.m.driver.Wake()
+	})
+}
+
+// Put implements driver.EventFile.
+func (f *realFile) Put() {
+	one := [8]byte{1}
+	_, _ = unix.Write(f.stop, one[:]) // an eventfd that counts to 1 takes it
+	f.done.Wait()
+	_ = unix.Close(f.stop)
+	_ = unix.Close(f.fd)
+}

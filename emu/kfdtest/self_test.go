@@ -1,0 +1,200 @@
+package kfdtest_test
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// selfDebugs is a machine outside of a bubble, where this process debugs a job.
+func selfDebugs(t *testing.T, profile string) (m *kfdtest.Machine, job *kfdtest.Process, fd int, device *kfd.Device) {
+	t.Helper()
+	m = kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []kfdtest.Node{{ID: gpuA, GFX: hws}}})
+	job = m.Spawn()
+	s := &scene{T: t}
+	fd, err := job.Main().StartRuntime()
+	s.must(err)
+	device, err = kfd.OpenWith(m.Self().Sys(), kfd.DevicePath)
+	s.must(err)
+	t.Cleanup(func() { s.must(device.Close()) })
+	return m, job, fd, device
+}
+
+// onThread runs f on an OS thread of its own, which ends with it.
+func onThread(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and not unlocked: the thread ends
+		if unix.Gettid() == os.Getpid() {
+			onThread(f) // the main thread never ends
+			runtime.UnlockOSThread()
+			return
+		}
+		f()
+	}()
+	<-done
+}
+
+func TestSelfIsTheThreadThatCalls(t *testing.T) {
+	m, job, _, device := selfDebugs(t, "6.12")
+	s := &scene{T: t}
+	if m.Self().PID() != int32(os.Getpid()) {
+		t.Errorf("pid %d", m.Self().PID())
+	}
+	r, w, err := os.Pipe()
+	s.must(err)
+	defer r.Close()
+	onThread(func() {
+		s.must(m.Self().SeizeHere(job.PID()))
+		info, err := device.Enable(job.PID(), told, int(w.Fd()))
+		s.must(err)
+		if info.State != kfd.RuntimeEnabled {
+			t.Errorf("runtime %v", info.State)
+		}
+		onThread(func() {
+			_, err := device.Snapshot(job.PID(), 0)
+			s.want(unix.EPERM, err) // another thread
+			s.want(unix.ESRCH, m.Self().DetachHere(job.PID()))
+		})
+		_, err = device.Snapshot(job.PID(), 0)
+		s.must(err)
+	})
+	// The thread is gone, and with it what it traced.
+	for m.Self().SeizeHere(job.PID()) != nil {
+		runtime.Gosched() // its end may take the kernel a moment
+	}
+	s.must(w.Close()) // the driver has its own
+	job2fd, err := job.Main().OpenKFD()
+	s.must(err)
+	_, err = job.Main().CreateQueue(job2fd, gpuA, kfd.QueueTypeComputeAQL)
+	s.must(err)
+	b := make([]byte, 8)
+	if n, err := r.Read(b); err != nil || string(b[:n]) != "." {
+		t.Errorf("read %q, %v", b[:n], err)
+	}
+	job.Kill() // lets go of the pipe
+	if n, err := r.Read(b); n != 0 || err == nil {
+		t.Errorf("read %d bytes after the end, %v", n, err)
+	}
+}
+
+func TestSelfWaitsForARealPipe(t *testing.T) {
+	m, job, fd, device := selfDebugs(t, "7.2")
+	s := &scene{T: t}
+	var p [2]int
+	s.must(unix.Pipe2(p[:], unix.O_CLOEXEC)) // in blocking mode
+	defer unix.Close(p[0])
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s.must(m.Self().SeizeHere(job.PID()))
+	_, err := device.Enable(job.PID(), told, p[1])
+	s.must(err)
+	size, err := unix.FcntlInt(uintptr(p[1]), unix.F_GETPIPE_SZ, 0)
+	s.must(err)
+	_, err = unix.Write(p[1], make([]byte, size))
+	s.must(err)
+	s.must(unix.Close(p[1]))
+	created := make(chan error, 1)
+	go func() {
+		_, err := job.Main().CreateQueue(fd, gpuA, kfd.QueueTypeComputeAQL)
+		created <- err
+	}()
+	s.must(m.Await(t.Context(), job.Main().Blocked))
+	_, err = unix.Read(p[0], make([]byte, size))
+	s.must(err)
+	s.must(<-created)
+	s.must(device.Disable(job.PID()))
+}
+
+func TestAwaitEndsWithItsContext(t *testing.T) {
+	m, _, _, _ := selfDebugs(t, "6.12")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(unix.EINTR)
+	(&scene{T: t}).want(unix.EINTR, m.Await(ctx, func() bool { return false }))
+}
+
+func TestMachineIsSafeForConcurrentUse(t *testing.T) {
+	m, job, fd, device := selfDebugs(t, "6.12.103")
+	s := &scene{T: t}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s.must(m.Self().SeizeHere(job.PID()))
+	var pipe [2]int
+	s.must(unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK))
+	defer unix.Close(pipe[0])
+	defer unix.Close(pipe[1])
+	_, err := device.Enable(job.PID(), told, pipe[1])
+	s.must(err)
+	var all sync.WaitGroup
+	repeat := func(f func()) {
+		all.Go(func() {
+			for range 100 {
+				f()
+			}
+		})
+	}
+	for range 2 {
+		thread := job.NewThread()
+		repeat(func() {
+			if id, err := thread.CreateQueue(fd, gpuA, kfd.QueueTypeComputeAQL); err == nil && id > 20 {
+				_ = thread.DestroyQueue(fd, id) // it may wait until it is interrupted
+			}
+		})
+		repeat(thread.Interrupt)
+		repeat(func() {
+			snapshot, err := device.Snapshot(job.PID(), kfd.ECQueueNew.Mask())
+			var ids []uint32
+			for _, q := range snapshot {
+				ids = append(ids, q.QueueID)
+			}
+			if err == nil && len(ids) > 0 {
+				_, err = device.Suspend(job.PID(), ids, kfd.GracePeriod{})
+			}
+			if err == nil {
+				_, err = device.ResumeAll(job.PID())
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+		repeat(func() { m.GPU(gpuA); m.Calls(); job.Queues(); m.Processes() })
+	}
+	all.Wait()
+	s.must(device.Disable(job.PID()))
+	if got := job.Suspended(); got != nil {
+		t.Errorf("suspended: %v", got)
+	}
+}
+
+func TestSelfSeesTheRealMachineBesides(t *testing.T) {
+	m, job, fd, _ := selfDebugs(t, "6.12")
+	s := &scene{T: t}
+	sys := m.Self().Sys()
+	var pipe [2]int
+	s.must(unix.Pipe2(pipe[:], unix.O_CLOEXEC))
+	if n, err := sys.Write(pipe[1], []byte("ab")); n != 2 || err != nil {
+		t.Error(n, err)
+	}
+	if n, err := sys.Read(pipe[0], make([]byte, 4)); n != 2 || err != nil {
+		t.Error(n, err)
+	}
+	s.must(sys.Close(pipe[0]))
+	s.must(sys.Close(pipe[1]))
+	null, err := sys.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC)
+	s.must(err)
+	s.must(sys.Close(null))
+	stolen, err := m.Self().PidfdGetfdHere(job.PID(), fd)
+	s.must(err)
+	s.must(sys.Close(stolen))
+	if _, err = job.Sys().Open("/dev/null", 0); err != unix.ENOENT { //nolint:errorlint // errnos as they come
+		t.Errorf("open by a fake process: %v", err)
+	}
+}

@@ -1,0 +1,244 @@
+package kfdtest
+
+import (
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// Thread is a thread, and [kfd.Sys] as that thread calls it: with its rights, its
+// process's descriptors, and what it traces. Several goroutines may use one at
+// once, which no real thread does; then a signal ends any call of it.
+type Thread struct {
+	p   *Process
+	tid int32
+
+	// Guarded by Machine.mu.
+	tracer *Thread
+	dead   bool
+	// calls counts the calls under way, hooks those of them that run a Fault's Do,
+	// held those that a Fault holds or that wait for a pipe.
+	calls, hooks, held int
+	interrupted        bool
+}
+
+var _ kfd.Sys = (*Thread)(nil)
+
+// TID is the thread's id.
+func (t *Thread) TID() int32 { return t.tid }
+
+// Process is the process of the thread.
+func (t *Thread) Process() *Process { return t.p }
+
+// Seize makes the thread the tracer of thread pid (PTRACE_SEIZE): ESRCH if there is
+// none, EPERM if it is traced already or of the same process, or without
+// CapSysPtrace.
+func (t *Thread) Seize(pid int32) error {
+	m := t.p.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	other := m.threads[pid]
+	switch {
+	case t.gone():
+		return unix.EOWNERDEAD
+	case other == nil || other.dead:
+		return unix.ESRCH
+	case other.p == t.p || other.tracedBy() != nil || !t.p.caps[CapSysPtrace]:
+		return unix.EPERM
+	}
+	other.tracer = t
+	return nil
+}
+
+// Detach ends the tracing of pid (PTRACE_DETACH): ESRCH if this thread does not
+// trace it.
+func (t *Thread) Detach(pid int32) error {
+	m := t.p.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	other := m.threads[pid]
+	if t.gone() {
+		return unix.EOWNERDEAD
+	}
+	if other == nil || other.tracedBy() != t {
+		return unix.ESRCH
+	}
+	other.tracer = nil
+	return nil
+}
+
+// Traces tells whether the thread traces pid.
+func (t *Thread) Traces(pid int32) bool {
+	t.p.m.mu.Lock()
+	defer t.p.m.mu.Unlock()
+	other := t.p.m.threads[pid]
+	return other != nil && other.tracedBy() == t
+}
+
+// Exit ends the thread, and with it what it traces; the process with the last one.
+// A call that is under way and that no signal ends goes on.
+func (t *Thread) Exit() {
+	m := t.p.m
+	m.mu.Lock()
+	t.interrupted = t.calls > 0
+	t.die()
+	t.p.threads = slices.DeleteFunc(t.p.threads, func(o *Thread) bool { return o == t })
+	last := len(t.p.threads) == 0
+	m.mu.Unlock()
+	m.driver.Wake()
+	if last {
+		t.p.Kill()
+	}
+}
+
+// Interrupt sends the thread a signal with a handler: a call it is in that waits
+// for what a signal ends gives EINTR. Without a call under way nothing happens.
+func (t *Thread) Interrupt() {
+	t.p.m.mu.Lock()
+	t.interrupted = t.calls > 0
+	t.p.m.mu.Unlock()
+	t.p.m.driver.Wake()
+}
+
+// Blocked tells whether the thread waits in a call: in the driver, for a pipe, or
+// because a Fault holds it.
+func (t *Thread) Blocked() bool {
+	t.p.m.mu.Lock()
+	held := t.held > 0
+	t.p.m.mu.Unlock()
+	waiting, _ := t.p.m.driver.Waiting(task{t})
+	return held || waiting
+}
+
+// idle tells whether the thread is in no call.
+func (t *Thread) idle() bool {
+	t.p.m.mu.Lock()
+	defer t.p.m.mu.Unlock()
+	return t.calls == 0
+}
+
+// stuck tells whether no signal ends the call the thread is in: it waits for a lock
+// of the driver's, or runs code of the test's.
+func (t *Thread) stuck() bool {
+	t.p.m.mu.Lock()
+	hooks := t.hooks > 0
+	t.p.m.mu.Unlock()
+	waiting, interruptible := t.p.m.driver.Waiting(task{t})
+	return hooks || waiting && !interruptible
+}
+
+// die ends the thread and what it traces. mu is held.
+func (t *Thread) die() {
+	t.dead = true
+	for _, o := range t.p.m.threads {
+		if o.tracer == t {
+			o.tracer = nil
+		}
+	}
+}
+
+// gone tells whether the thread no longer runs. mu is held.
+func (t *Thread) gone() bool { return t.dead || t.p.killed }
+
+// enter begins a call.
+func (t *Thread) enter() error {
+	t.p.m.mu.Lock()
+	defer t.p.m.mu.Unlock()
+	if t.gone() {
+		return unix.EOWNERDEAD
+	}
+	t.calls++
+	return nil
+}
+
+// leave ends a call, and with it the process if that was all that kept it. It gives
+// what the call returns.
+func (t *Thread) leave(err error) error {
+	m := t.p.m
+	m.mu.Lock()
+	if t.calls--; t.calls == 0 {
+		t.interrupted = false
+	}
+	gone := t.gone()
+	m.mu.Unlock()
+	if !gone {
+		return err
+	}
+	if t.p.beginExit() {
+		t.p.exit()
+	}
+	m.driver.Wake()
+	return unix.EOWNERDEAD
+}
+
+// wait waits until cond, which is asked without a lock, holds; false is a signal.
+func (t *Thread) wait(cond func() bool) bool {
+	m := t.p.m
+	m.mu.Lock()
+	t.held++
+	m.mu.Unlock()
+	m.driver.Wake()
+	defer func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		t.held--
+	}()
+	return m.driver.Await(cond, task{t}.Interrupted)
+}
+
+// task is a thread as the driver sees it.
+type task struct{ t *Thread }
+
+var _ driver.Task = task{}
+
+func (k task) TID() int32          { return k.t.tid }
+func (k task) Leader() driver.Task { return task{k.t.p.main} }
+func (k task) Comm() string        { return "fake" }
+
+func (k task) MM() driver.MM {
+	k.t.p.m.mu.Lock()
+	defer k.t.p.m.mu.Unlock()
+	if k.t.dead || k.t.p.mm == nil {
+		return nil
+	}
+	return k.t.p.mm
+}
+
+func (k task) Tracer() driver.Task {
+	k.t.p.m.mu.Lock()
+	defer k.t.p.m.mu.Unlock()
+	if tracer := k.t.tracedBy(); tracer != nil {
+		return task{tracer}
+	}
+	return nil
+}
+
+func (k task) Interrupted() bool {
+	k.t.p.m.mu.Lock()
+	defer k.t.p.m.mu.Unlock()
+	return k.t.interrupted || k.t.gone()
+}
+
+func (k task) Capable(c driver.Capability) bool {
+	k.t.p.m.mu.Lock()
+	defer k.t.p.m.mu.Unlock()
+	return k.t.p.caps[c]
+}
+
+func (k task) PIDInside() int32 {
+	k.t.p.m.mu.Lock()
+	defer k.t.p.m.mu.Unlock()
+	return k.t.p.inside
+}
+
+func (k task) Find(pid int32) driver.Task {
+	k.t.p.m.mu.Lock()
+	defer k.t.p.m.mu.Unlock()
+	if t := k.t.p.m.threads[pid]; t != nil {
+		return task{t}
+	}
+	return nil
+}

@@ -1,0 +1,46 @@
+package seccomp_test
+
+import (
+	"fmt"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/seccomp"
+)
+
+// A device whose ioctl 1 of the type 'X' gives the number that was asked for, for
+// one thread of this process.
+func ExampleThread() {
+	const number = 1<<30 | 4<<16 | 'X'<<8 | 1 // _IOW('X', 1, int)
+	filter, err := seccomp.Filter(runtime.GOARCH, 'X')
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	handle := func(c *seccomp.Call) {
+		var err error
+		if c.NR == unix.SYS_IOCTL && uint32(c.Args[1]) == number {
+			err = c.Return(int64(c.Args[2]), 0)
+		} else {
+			err = c.Continue()
+		}
+		if err != nil {
+			fmt.Println(err)
+		}
+	}
+	blocks := func(*seccomp.Call) bool { return false }
+
+	var listener *seccomp.Listener
+	seccomp.OwnThread(func() {
+		if listener, err = seccomp.Thread(filter, handle, blocks); err != nil {
+			return
+		}
+		err = unix.IoctlSetInt(-1, number, 7) // a program would have opened the device
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(listener.Wait())
+}

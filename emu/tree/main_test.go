@@ -1,0 +1,304 @@
+package tree_test
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/emu/tree"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// roleVariable tells a process of the test binary what to be instead of a test.
+const roleVariable = "TREE_TEST_ROLE"
+
+// roles are the programs the tests run. They tell of themselves on standard output.
+var roles = map[string]func(dir string) error{
+	"join": join, "enter": enter, "look": look, "unprivileged": unprivileged, "refused": refused,
+}
+
+// notAllowed is the exit code of a role that the host does not allow.
+const notAllowed = 2
+
+func TestMain(m *testing.M) {
+	if role, dir, ok := strings.Cut(os.Getenv(roleVariable), ":"); ok {
+		if err := roles[role](dir); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			if errors.Is(err, tree.ErrPrivilege) {
+				os.Exit(notAllowed)
+			}
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(testutil.VerifyMain(m))
+}
+
+// become executes the test binary in another role, in the calling thread's place.
+func become(role, dir string) error {
+	if err := os.Setenv(roleVariable, role+":"+dir); err != nil {
+		return err
+	}
+	return syscall.Exec("/proc/self/exe", os.Args, os.Environ())
+}
+
+// program is the test binary in a role.
+func program(role, dir string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), roleVariable+"="+role+":"+dir)
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// run runs a program that ends as look, and gives what that saw.
+func run(tb testing.TB, cmd *exec.Cmd) (s sight) {
+	tb.Helper()
+	out, err := cmd.Output()
+	if err != nil {
+		tb.Fatalf("%s: %v: %s", cmd.Env[len(cmd.Env)-1], err, out)
+	}
+	decode(tb, out, &s)
+	return s
+}
+
+func decode(tb testing.TB, text []byte, v any) {
+	tb.Helper()
+	if err := json.Unmarshal(text, v); err != nil {
+		tb.Fatalf("%q: %v", text, err)
+	}
+}
+
+// namespaceFD is where a program that joins has the namespace.
+const namespaceFD = 3
+
+// join is what a launcher does with the descriptor of a namespace.
+func join(dir string) error {
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_FS); err != nil {
+		return fmt.Errorf("unshare: %w", err)
+	}
+	if err := unix.Setns(namespaceFD, unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("setns: %w", err)
+	}
+	return become("look", dir)
+}
+
+// enter is what a launcher does that was started with the attributes of UserNamespace.
+func enter(dir string) error {
+	runtime.LockOSThread()
+	if err := tree.Enter(dir); err != nil {
+		return err
+	}
+	if err := tree.DropPrivileges(); err != nil {
+		return err
+	}
+	return become("look", dir)
+}
+
+// sight is what a program sees of the emulated driver.
+type sight struct {
+	GPUs     []gpreempt.GPU
+	Queues   []gpreempt.Queue
+	Warnings []string
+	// MQDs is how many queues mqds shows, by process.
+	MQDs map[int32]int
+	// Devices has the mode and the number of the device files.
+	Devices map[string]string
+	// Nearby has what is next to the emulated driver's.
+	Nearby map[string][]string
+	// ReadOnly tells that the files cannot be changed, Natively what opening /dev/kfd gives.
+	ReadOnly bool
+	Natively string
+	// Modules has the list of loaded modules, if the kernel has one.
+	Modules string
+	// Effective are the program's capabilities.
+	Effective string
+	Dir       string
+}
+
+func look(string) error {
+	s := sight{MQDs: map[int32]int{}, Devices: map[string]string{}, Nearby: map[string][]string{}}
+	host := discovery.NewFS(discovery.Host("/"))
+	var err error
+	if s.GPUs, err = host.GPUs(); err != nil {
+		return err
+	}
+	snapshot, err := host.Scan()
+	if err != nil {
+		return err
+	}
+	s.Warnings = snapshot.Warnings
+	for _, p := range snapshot.Processes {
+		s.Queues = append(s.Queues, p.Queues...)
+	}
+	text, err := os.ReadFile("/" + debugfs.MQDs)
+	if err != nil {
+		return err
+	}
+	dump, err := debugfs.ParseMQDs(text)
+	if err != nil {
+		return err
+	}
+	for _, p := range dump.Processes {
+		s.MQDs[p.PID] = len(p.Queues)
+	}
+	for _, name := range []string{"/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD129", "/dev/null"} {
+		var st unix.Stat_t
+		if err := unix.Stat(name, &st); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		s.Devices[name] = fmt.Sprintf("%o %d:%d", st.Mode, unix.Major(st.Rdev), unix.Minor(st.Rdev))
+	}
+	for _, dir := range nearby {
+		if s.Nearby[dir], err = names(dir); err != nil {
+			return err
+		}
+	}
+	err = os.WriteFile("/sys/class/kfd/kfd/topology/generation_id", nil, 0o600)
+	s.ReadOnly = errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.EACCES)
+	if f, err := os.OpenFile("/dev/kfd", os.O_RDWR, 0); err != nil {
+		s.Natively = errors.Unwrap(err).Error()
+	} else {
+		s.Natively = "opened"
+		f.Close()
+	}
+	if err := os.WriteFile("/dev/null", []byte("text"), 0o600); err != nil {
+		return err
+	}
+	if s.Modules, err = modules(); err != nil {
+		return err
+	}
+	if s.Effective, err = effective(); err != nil {
+		return err
+	}
+	if s.Dir, err = os.Getwd(); err != nil {
+		return err
+	}
+	return json.NewEncoder(os.Stdout).Encode(s)
+}
+
+// nearby are directories that stay as they are on the host.
+var nearby = []string{"/sys/fs/cgroup", "/sys/class/net", "/sys/bus/pci/devices", "/sys/devices/system", "/dev/pts"}
+
+// names lists a directory, if there is one.
+func names(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	all := []string{}
+	for _, e := range entries {
+		all = append(all, e.Name())
+	}
+	return all, err
+}
+
+func modules() (string, error) {
+	b, err := os.ReadFile("/proc/modules")
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return string(b), err
+}
+
+func effective() (string, error) {
+	b, err := os.ReadFile("/proc/thread-self/status")
+	_, rest, _ := strings.Cut(string(b), "CapEff:")
+	mask, _, _ := strings.Cut(strings.TrimSpace(rest), "\n")
+	return mask, err
+}
+
+// self is the key of this process.
+func self() (gpreempt.ProcessKey, error) {
+	b, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		return gpreempt.ProcessKey{}, err
+	}
+	st, err := discovery.ParseProcStat(b)
+	return gpreempt.ProcessKey{PID: int32(os.Getpid()), Start: st.Start}, err
+}
+
+// newMachine gives a machine with two GPUs on which this process has two queues.
+func newMachine() (*gpumodel.Machine, []gpreempt.Queue, error) {
+	spec, err := gpumodel.PresetByName("mi300x")
+	if err != nil {
+		return nil, nil, err
+	}
+	key, err := self()
+	if err != nil {
+		return nil, nil, err
+	}
+	m := gpumodel.New(spec, 2, 1)
+	if _, err := m.StartProcess(gpumodel.ProcSpec{PID: key.PID, Start: key.Start}); err != nil {
+		return nil, nil, err
+	}
+	var queues []gpreempt.Queue
+	for i, typ := range []gpreempt.QueueType{gpreempt.QueueCompute, gpreempt.QueueSDMA} {
+		const packets, packetBytes = 1024, 64
+		gpu := m.GPUs()[i].ID
+		id, err := m.CreateQueue(key, gpu, typ, packets)
+		if err != nil {
+			return nil, nil, err
+		}
+		queues = append(queues, gpreempt.Queue{Process: key, ID: id, GPU: gpu, Type: typ, RingBytes: packets * packetBytes})
+	}
+	return m, queues, nil
+}
+
+// unprivileged is an emulator without privileges and a program it starts.
+func unprivileged(string) (err error) {
+	m, _, err := newMachine()
+	if err != nil {
+		return err
+	}
+	t, err := tree.New("", func() fs.FS { return m.FS() })
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	cmd := program("enter", t.Dir())
+	if cmd.SysProcAttr, err = tree.UserNamespace(); err != nil {
+		return err
+	}
+	cmd.Stdout = os.Stdout
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start a program in a user namespace: %w: %w", tree.ErrPrivilege, err)
+	}
+	err = cmd.Wait()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == notAllowed {
+		return tree.ErrPrivilege
+	}
+	return err
+}
+
+// refused is an emulator that may not make a namespace. It tells why.
+func refused(string) (err error) {
+	m, _, err := newMachine()
+	if err != nil {
+		return err
+	}
+	t, err := tree.New("", func() fs.FS { return m.FS() })
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	_, err = t.Namespace()
+	if !errors.Is(err, tree.ErrPrivilege) {
+		return fmt.Errorf("making a namespace gave %w, not ErrPrivilege", err)
+	}
+	fmt.Println(err)
+	return nil
+}

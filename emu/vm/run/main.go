@@ -1,0 +1,276 @@
+// Command run runs the tests of packages in a guest with the real driver of
+// Debian's kernel:
+//
+//	go run ./emu/vm/run [-systemd [-deb FILE]] [-series 6.12] [-module amdgpu] [-need /dev/kfd] [-limit 5m] PACKAGE[=TESTS]...
+//
+// TESTS is a pattern for -test.run. With -systemd the guest is a Debian with systemd as
+// its first process and what we ship installed; the driver's modules are there to be
+// loaded (see systemd.go); with -deb nothing of ours is installed, and the package is
+// there. It ends with status 0 when every package passed,
+// and also, after a line that begins with SKIP, when the host has no emulator or no
+// kernel can be had.
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"crypto/rand"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/gpreempt/gpreempt/emu/vm"
+)
+
+type options struct {
+	series, module, need string
+	limit                time.Duration
+	systemd              bool
+	deb                  string
+	packages             []string
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.series, "series", "6.12", "kernel `series`")
+	flag.StringVar(&o.module, "module", "amdgpu", "kernel `module` to load")
+	flag.StringVar(&o.need, "need", "/dev/kfd", "`path` the module has to bring")
+	flag.DurationVar(&o.limit, "limit", 5*time.Minute, "how long the guest may take")
+	flag.BoolVar(&o.systemd, "systemd", false, "a Debian guest with systemd, with gpreemptd installed")
+	flag.StringVar(&o.deb, "deb", "", "with -systemd: this `package` in place of what it would install")
+	flag.Parse()
+	o.packages = flag.Args()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt) //nolint:forbidigo // main makes the first context
+	err := run(ctx, o, os.Stdout)
+	stop()
+	var missing *vm.MissingError
+	switch {
+	case errors.As(err, &missing):
+		fmt.Fprintf(os.Stdout, "SKIP tests in a guest (%s): %v\n", strings.Join(o.packages, " "), missing)
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "vm:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options, out io.Writer) error {
+	began := time.Now()
+	if err := vm.CheckHost(); err != nil {
+		return err
+	}
+	kernel, err := vm.FetchKernel(ctx, o.series)
+	if err != nil {
+		return err
+	}
+	modules, err := kernel.Modules(ctx, o.module)
+	if err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "gpreempt-vm-")
+	if err != nil {
+		return err
+	}
+	m := vm.Manifest{Nonce: rand.Text(), Need: []string{o.need}, Limit: o.limit}
+	initramfs := filepath.Join(dir, "initramfs")
+	guest := vm.Guest{
+		Kernel: kernel.Image(), Initramfs: initramfs, MemoryMiB: 1024,
+		Append: "rdinit=/init oops=panic", Timeout: o.limit + 30*time.Second, Console: filepath.Join(dir, "console"),
+	}
+	content := o.bare(&m, modules)
+	if o.systemd {
+		content, err = o.debian(ctx, dir, kernel, &guest, &m, modules)
+	}
+	if err == nil {
+		err = o.pack(ctx, dir, initramfs, &m, content)
+	}
+	if err != nil {
+		return errors.Join(err, os.RemoveAll(dir))
+	}
+	built := time.Since(began)
+	fmt.Fprintf(out, "vm: Linux %s in QEMU, with %s and no GPU\n", kernel.Release, o.module)
+	began = time.Now()
+	count := counter{out: out}
+	results, err := m.Run(ctx, guest, &count)
+	if err != nil {
+		// What was booted is kept, to be looked at.
+		return fmt.Errorf("%w; what was booted is in %s; the guest's kernel said last:\n%s", err, dir, tail(guest.Console))
+	}
+	failed := 0
+	for i, status := range results {
+		verdict := "ok"
+		if status != 0 {
+			verdict = fmt.Sprintf("FAILED with status %d", status)
+			failed++
+		}
+		fmt.Fprintf(out, "vm: %-40s %s\n", o.packages[i], verdict)
+	}
+	if count.empty {
+		return errors.New("a package ran no test: its pattern matches none")
+	}
+	fmt.Fprintf(out, "vm: on the real driver of Linux %s: tests passed %d, failed %d, skipped %d; built in %.0f s, guest %.0f s\n",
+		kernel.Release, count.passed, count.failed, count.skipped, built.Seconds(), time.Since(began).Seconds())
+	if failed > 0 {
+		return fmt.Errorf("%d of %d packages failed; what was booted is in %s", failed, len(results), dir)
+	}
+	return os.RemoveAll(dir)
+}
+
+// tail gives the end of the kernel's messages.
+func tail(console string) []byte {
+	text, err := os.ReadFile(console)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	return text[max(0, len(text)-4096):]
+}
+
+// files adds to an archive.
+type files func(a *vm.Archive) error
+
+// bare gives what a guest needs that is nothing but kernel and tests.
+func (o options) bare(m *vm.Manifest, modules []vm.Module) files {
+	return func(a *vm.Archive) (err error) {
+		m.Modules, err = addModules(a, "/modules", modules)
+		return err
+	}
+}
+
+// addModules adds modules, and gives their paths in the order of loading.
+func addModules(a *vm.Archive, dir string, modules []vm.Module) (paths []string, err error) {
+	for i, module := range modules {
+		path := fmt.Sprintf("%s/%02d-%s.ko", dir, i, module.Name)
+		if err := a.File(path, 0o644, module.Data); err != nil {
+			return nil, err
+		}
+		paths = append(paths, path)
+	}
+	return paths, nil
+}
+
+// pack builds the test binaries and writes the guest's initramfs.
+func (o options) pack(ctx context.Context, dir, initramfs string, m *vm.Manifest, content files) error {
+	f, err := os.Create(initramfs)
+	if err != nil {
+		return err
+	}
+	defer f.Close() // for the errors on the way
+	// The emulator unpacks it: what is small is read fast, what is packed hard slowly.
+	z, err := gzip.NewWriterLevel(f, gzip.BestSpeed)
+	if err != nil {
+		return err
+	}
+	a := vm.NewArchive(z)
+	bin := filepath.Join(dir, "init")
+	if err := build(ctx, "build", bin, "github.com/gpreempt/gpreempt/emu/vm/init"); err != nil {
+		return err
+	}
+	if err := add(a, "/init", bin); err != nil {
+		return err
+	}
+	if err := content(a); err != nil {
+		return err
+	}
+	for i, spec := range o.packages {
+		p, err := o.test(ctx, a, filepath.Join(dir, fmt.Sprintf("test-%d", i)), spec)
+		if err != nil {
+			return err
+		}
+		m.Programs = append(m.Programs, p)
+	}
+	if err := m.AddTo(a); err != nil {
+		return err
+	}
+	return errors.Join(a.Close(), z.Close(), f.Close())
+}
+
+// test adds the test binary of a package, and its testdata.
+func (o options) test(ctx context.Context, a *vm.Archive, bin, spec string) (vm.Program, error) {
+	pkg, tests, _ := strings.Cut(spec, "=")
+	if err := build(ctx, "test", bin, pkg); err != nil {
+		return vm.Program{}, err
+	}
+	source, err := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", pkg).Output() //nolint:gosec // the packages the caller named
+	if err != nil {
+		return vm.Program{}, fmt.Errorf("go list %s: %w", pkg, err)
+	}
+	home, above := "/test/"+strings.TrimLeft(pkg, "./"), ""
+	p := vm.Program{
+		Path: home + "/test", Dir: home,
+		Args: []string{"-test.v", "-test.timeout=" + o.limit.String()},
+		Env:  []string{"PATH=/bin", "HOME=/tmp", "TMPDIR=/tmp"},
+	}
+	if o.systemd {
+		above = vm.Overlay
+		p.Env = debianEnv
+		p.Args = append(p.Args, "-test.failfast") // each goes on from where the one before left the machine
+	}
+	if tests != "" {
+		p.Args = append(p.Args, "-test.run="+tests)
+	}
+	if err := add(a, above+p.Path, bin); err != nil {
+		return vm.Program{}, err
+	}
+	data := filepath.Join(string(bytes.TrimSpace(source)), "testdata")
+	if _, err := os.Stat(data); err != nil {
+		return p, nil //nolint:nilerr // most packages have none
+	}
+	return p, a.Tree(above+home+"/testdata", os.DirFS(data))
+}
+
+// build makes a static binary: the guest has no libraries.
+func build(ctx context.Context, verb, out, pkg string) error {
+	args := []string{verb, "-o", out, "-trimpath", "-ldflags=-s -w"}
+	if verb == "test" {
+		args = append(args, "-c", "-vet=off")
+	}
+	cmd := exec.CommandContext(ctx, "go", append(args, pkg)...) //nolint:gosec // the packages the caller named
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
+	if text, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("go %s %s: %w\n%s", verb, pkg, err, text)
+	}
+	return nil
+}
+
+func add(a *vm.Archive, name, path string) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return fmt.Errorf("%w (a package without tests builds to nothing)", err)
+	}
+	return a.File(name, 0o755, data)
+}
+
+// counter passes the output of tests on and counts their verdicts.
+type counter struct {
+	out                     io.Writer
+	passed, failed, skipped int
+	empty                   bool // a package ran no test
+}
+
+var verdict = regexp.MustCompile(`(?m)^\s*--- (PASS|FAIL|SKIP): `)
+
+// Write takes whole lines.
+func (c *counter) Write(b []byte) (int, error) {
+	if bytes.Contains(b, []byte("testing: warning: no tests to run")) {
+		c.empty = true
+	}
+	for _, m := range verdict.FindAllSubmatch(b, -1) {
+		switch string(m[1]) {
+		case "PASS":
+			c.passed++
+		case "FAIL":
+			c.failed++
+		case "SKIP":
+			c.skipped++
+		}
+	}
+	return c.out.Write(b)
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/gpreempt/gpreempt/emu/vm"
+)
+
+// installed is where what we ship goes, by its path in the repository.
+var installed = map[string]string{
+	"deploy/systemd/gpreemptd.service":      "/usr/lib/systemd/system/gpreemptd.service",
+	"deploy/systemd/gpreemptd.socket":       "/usr/lib/systemd/system/gpreemptd.socket",
+	"deploy/systemd/gpreempt.sysusers.conf": "/usr/lib/sysusers.d/gpreempt.conf",
+	"deploy/systemd/gpreempt.tmpfiles.conf": "/usr/lib/tmpfiles.d/gpreempt.conf",
+	"deploy/systemd/70-gpreempt.rules":      "/usr/lib/udev/rules.d/70-gpreempt.rules",
+	"deploy/systemd/gpreemptd.default":      "/etc/default/gpreemptd",
+}
+
+// stewardUnit runs the tests, and ends the machine whatever becomes of them.
+const stewardUnit = `[Unit]
+Description=Tests
+SuccessAction=poweroff-immediate
+FailureAction=poweroff-immediate
+
+[Service]
+ExecStart=/init ` + vm.StewardArg + `
+`
+
+// debianEnv is the environment of the tests; they ask for GPREEMPT_GUEST, as they
+// change the machine they run on.
+var debianEnv = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "TMPDIR=/tmp", "LC_ALL=C", "SYSTEMD_PAGER=", "GPREEMPT_GUEST=systemd"}
+
+// debian makes a guest with a distribution of guest, and gives what is put over it.
+func (o options) debian(ctx context.Context, dir string, kernel vm.Kernel, guest *vm.Guest, m *vm.Manifest, driver []vm.Module) (files, error) {
+	image, err := vm.FetchRoot(ctx)
+	if err != nil {
+		return nil, err
+	}
+	disk, err := kernel.Modules(ctx, "virtio_pci", "virtio_blk", "crc32c_generic", "ext4")
+	if err != nil {
+		return nil, err
+	}
+	guest.Args = append(guest.Args, "-drive", "file="+image+",format=raw,if=virtio,snapshot=on")
+	guest.Append += " systemd.wants=gpreempt-vm.service systemd.show_status=0 systemd.mask=serial-getty@ttyS0.service systemd.mask=getty@tty1.service"
+	m.Root, m.Need = "/dev/vda", nil
+	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		return nil, fmt.Errorf("go list -m: %w", err)
+	}
+	return func(a *vm.Archive) error {
+		if m.Modules, err = addModules(a, "/modules", disk); err != nil {
+			return err
+		}
+		if _, err := addModules(a, vm.Overlay+"/modules", driver); err != nil {
+			return err
+		}
+		if err := a.File(vm.Overlay+"/etc/systemd/system/gpreempt-vm.service", 0o644, []byte(stewardUnit)); err != nil {
+			return err
+		}
+		if o.deb != "" {
+			return add(a, vm.Overlay+"/packages/gpreempt.deb", o.deb)
+		}
+		for from, to := range installed {
+			text, err := os.ReadFile(filepath.Join(string(bytes.TrimSpace(root)), from))
+			if err != nil {
+				return err
+			}
+			if err := a.File(vm.Overlay+to, 0o644, text); err != nil {
+				return err
+			}
+		}
+		for _, name := range []string{"gpreemptd", "gpctl"} {
+			bin := filepath.Join(dir, name)
+			if err := build(ctx, "build", bin, "github.com/gpreempt/gpreempt/cmd/"+name); err != nil {
+				return err
+			}
+			if err := add(a, vm.Overlay+"/usr/bin/"+name, bin); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
+}

@@ -1,0 +1,148 @@
+package workload
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"time"
+)
+
+// Answer is a client that works when it is asked to, as an inference server does: for
+// each line of in it gives every queue as many packets as --packets says, and says
+// "answer" when the last of them is over. It proves what it did and ends when in or ctx
+// ends. Otherwise it is as Main.
+func Answer(ctx context.Context, sys Sys, args []string, in io.Reader, out, help io.Writer) int {
+	cfg, err := ParseArgs(args, help)
+	if err == nil {
+		if err = cfg.atOnce(); err != nil {
+			fmt.Fprintln(help, err)
+		}
+	}
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		return exitProved
+	case err != nil:
+		return exitUsage
+	}
+	c := &client{out: out}
+	if c.load, err = newLoad(sys, cfg, c.fail); err != nil {
+		c.fail(err)
+		return exitWrong
+	}
+	c.say(Message{Event: "ready", PID: os.Getpid(), Queues: c.load.queues()})
+	if err := errors.Join(c.answer(ctx, in), c.load.drain()); err != nil {
+		c.load.failed.Store(true)
+		c.fail(err)
+	}
+	return c.finish()
+}
+
+// atOnce makes room for all packets of an answer.
+func (c *Config) atOnce() error {
+	switch {
+	case c.Packets == 0 || c.Packets > maxDepth:
+		return fmt.Errorf("--packets %d: 1 to %d for each answer", c.Packets, maxDepth)
+	case c.Churn || c.Rate != 0 || c.SDMA:
+		return errors.New("--churn, --rate, --sdma: what works when it is asked to takes none of them")
+	}
+	c.Depth = int(c.Packets)
+	return nil
+}
+
+// answer answers lines until there are no more.
+func (c *client) answer(ctx context.Context, in io.Reader) error {
+	lines, next, end := make(chan string), make(chan struct{}), make(chan struct{})
+	defer close(end)
+	go read(in, lines, next, end)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case _, more := <-lines:
+			if !more {
+				return nil
+			}
+		}
+		if err := c.load.once(); err != nil {
+			return err
+		}
+		c.say(Message{Event: "answer"})
+		next <- struct{}{}
+	}
+}
+
+// once gives each queue the packets of an answer and waits until all are over. The
+// workers have no goroutines of their own.
+func (l *load) once() error {
+	for _, w := range l.workers {
+		if err := w.burst(l.cfg.Packets); err != nil {
+			return err
+		}
+	}
+	for _, w := range l.workers {
+		if err := w.settleBurst(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// burst gives an empty queue n packets, of which the last raises the event.
+func (w *worker) burst(n uint64) error {
+	q, ok := w.queue.(*compute)
+	if !ok {
+		return errors.New("a queue that computes is what it takes")
+	}
+	defer func() { q.wake = w.wake }()
+	for i := range n {
+		q.wake = nil
+		if i == n-1 {
+			q.wake = w.wake
+		}
+		if pushed, _, err := w.turn(time.Now(), true, time.Time{}); err != nil || !pushed {
+			return errors.Join(err, fmt.Errorf("packet %d of %d does not fit into the queue", i+1, n))
+		}
+	}
+	return nil
+}
+
+// settleBurst waits until the packets of a burst are over.
+func (w *worker) settleBurst() error {
+	for missed := false; ; {
+		_, flying, err := w.turn(time.Now(), false, time.Time{})
+		switch {
+		case err != nil:
+			return err
+		case flying == 0 && missed:
+			// The GPU writes first and raises the event then, so it may be about to.
+			if raised, err := w.wake.wait(patience); err != nil || raised {
+				return err
+			}
+			return errors.New("all packets are over, and the event of the last was never raised")
+		case flying == 0:
+			return nil
+		case w.wake == nil:
+			w.watch(patience)
+		default:
+			raised, err := w.wake.wait(patience)
+			if err != nil {
+				return err
+			}
+			missed = !raised
+		}
+	}
+}
+
+// drain ends the queues of workers without goroutines when they are empty, and proves
+// each.
+func (l *load) drain() error {
+	var errs []error
+	for _, w := range l.workers {
+		drained, err := w.drain()
+		errs = append(errs, err, w.destroy(drained))
+	}
+	return errors.Join(errs...)
+}

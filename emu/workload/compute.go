@@ -1,0 +1,212 @@
+package workload
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"github.com/gpreempt/gpreempt/emu/abi"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// normalPriority is what ROCm's runtime gives a queue of normal priority.
+const normalPriority = 7
+
+// minSlots is the smallest ring, a page of packets. Small rings wrap often.
+const minSlots = 64
+
+// Where things are in the memory of a compute queue. Words that one side writes alone
+// have a cache line of their own.
+const (
+	offWrite  = 0
+	offRead   = 128
+	offResult = 256 // the count, then the hash
+	offKernel = 320 // what the kernel is
+	offEOP    = 4096
+	eopBytes  = 4096
+	offRing   = 8192
+)
+
+// compute is an AQL queue, whose kernels count themselves.
+type compute struct {
+	d    *device
+	gpu  gpu
+	wake *event // nil to look at memory instead
+	mem  region
+	save region
+	// slots is the length of the ring, and of the arrays that have an entry for each of
+	// its packets.
+	slots                            uint64
+	offSignals, offArgs, offProgress int
+	doorbell                         *atomic.Uint64
+	written                          uint64 // packets
+}
+
+// newCompute gives the memory of a queue of the depth and with the kernels of cfg.
+func newCompute(d *device, g gpu, wake *event, cfg Config) (*compute, error) {
+	q := &compute{d: d, gpu: g, wake: wake, slots: minSlots}
+	for q.slots < 2*uint64(cfg.Depth) {
+		q.slots *= 2
+	}
+	slots := int(q.slots)
+	q.offSignals = offRing + slots*abi.PacketBytes
+	q.offArgs = q.offSignals + slots*abi.SignalBytes
+	q.offProgress = q.offArgs + slots*abi.MixBytes
+	var err error
+	if q.mem, err = newRegion(q.offProgress + slots*8); err != nil {
+		return nil, err
+	}
+	// ROCm's runtime adds room for a debugger.
+	const debugBytes = 1 << 19
+	if q.save, err = newRegion(int(g.XCCs) * (int(g.SaveArea) + debugBytes)); err != nil {
+		return nil, errors.Join(err, q.mem.free())
+	}
+	abi.Kernel{Op: abi.OpMix, Occupancy: cfg.Occupancy, Duration: cfg.Kernel}.Put(q.mem.mem[offKernel:])
+	return q, nil
+}
+
+func (q *compute) free() error { return errors.Join(q.mem.free(), q.save.free()) }
+
+// reset clears what an earlier queue left.
+func (q *compute) reset() {
+	for _, off := range []int{offWrite, offRead, offResult, offResult + 8} {
+		q.mem.u64(off).Store(0)
+	}
+	for slot := range q.slots {
+		q.mem.u32(offRing + int(slot)*abi.PacketBytes).Store(uint32(abi.PacketInvalid))
+		q.signal(slot).Store(0)
+	}
+	q.written = 0
+}
+
+// create makes the queue.
+func (q *compute) create() (id uint32, err error) {
+	id, q.doorbell, err = q.d.createQueue(&kfd.CreateQueueArgs{
+		RingBaseAddress:       q.mem.addr(offRing),
+		WritePointerAddress:   q.mem.addr(offWrite),
+		ReadPointerAddress:    q.mem.addr(offRead),
+		RingSize:              uint32(q.slots * abi.PacketBytes),
+		GPUID:                 uint32(q.gpu.ID),
+		QueueType:             kfd.QueueTypeComputeAQL,
+		QueuePercentage:       100,
+		QueuePriority:         normalPriority,
+		EOPBufferAddress:      q.mem.addr(offEOP),
+		EOPBufferSize:         eopBytes,
+		CtxSaveRestoreAddress: q.save.addr(0),
+		CtxSaveRestoreSize:    q.gpu.SaveArea,
+		CtlStackSize:          q.gpu.ControlStack,
+	})
+	return id, err
+}
+
+// signal is the value of the completion signal of packet n.
+func (q *compute) signal(n uint64) *atomic.Uint64 {
+	return q.mem.u64(q.signalAt(n) + abi.SignalValue)
+}
+
+func (q *compute) signalAt(n uint64) int { return q.offSignals + int(n%q.slots)*abi.SignalBytes }
+
+// room tells whether the ring takes another packet, and leaves room for the last one.
+func (q *compute) room() bool { return q.written+1-q.mem.u64(offRead).Load() < q.slots }
+
+// push submits a kernel that mixes value into the result, and gives what it will mix.
+func (q *compute) push(value uint64) uint64 {
+	slot := int(q.written % q.slots)
+	args, progress := q.offArgs+slot*abi.MixBytes, q.offProgress+slot*8
+	q.mem.u64(progress).Store(0)
+	abi.Mix{Result: q.mem.addr(offResult), Value: value, Progress: q.mem.addr(progress)}.Put(q.mem.mem[args:])
+	q.submit(abi.Dispatch{
+		Header: abi.MakeHeader(abi.PacketDispatch, true), Dimensions: 1, Workgroup: [3]uint16{1, 1, 1}, Grid: [3]uint32{1, 1, 1},
+		Kernel: q.mem.addr(offKernel), Kernarg: q.mem.addr(args), Completion: q.mem.addr(q.signalAt(q.written)),
+	})
+	return value
+}
+
+// seal submits the last packet: a barrier that depends on the one before it.
+func (q *compute) seal() {
+	b := abi.Barrier{Header: abi.MakeHeader(abi.PacketBarrierAnd, true), Completion: q.mem.addr(q.signalAt(q.written))}
+	if q.written > 0 {
+		b.Deps[0] = q.mem.addr(q.signalAt(q.written - 1))
+	}
+	q.submit(b)
+}
+
+// submit arms the signal of the next packet and gives the packet to the GPU.
+func (q *compute) submit(packet interface{ Put(slot []byte) uint32 }) {
+	signal := abi.Signal{Kind: abi.SignalUser, Value: 1}
+	if q.wake != nil {
+		signal.Mailbox, signal.Event = q.wake.mailbox, q.wake.id
+	}
+	signal.Put(q.mem.mem[q.signalAt(q.written):])
+	slot := offRing + int(q.written%q.slots)*abi.PacketBytes
+	first := packet.Put(q.mem.mem[slot:][:abi.PacketBytes])
+	// The header last: until then the GPU stops there.
+	q.mem.u32(slot).Store(first)
+	q.written++
+	q.mem.u64(offWrite).Store(q.written)
+	q.doorbell.Store(q.written - 1)
+}
+
+// done tells whether packet n is over.
+func (q *compute) done(n uint64) (bool, error) {
+	switch v := q.signal(n).Load(); v {
+	case 1:
+		return false, nil
+	case 0:
+	default:
+		return false, fmt.Errorf("the completion signal of packet %d stands at %d: it was 1, and is 0 when the packet is over", n, int64(v))
+	}
+	if kind := abi.Header(q.mem.u32(offRing + int(n%q.slots)*abi.PacketBytes).Load()).Type(); kind != abi.PacketInvalid {
+		return false, fmt.Errorf("packet %d is over and its slot still holds a packet of type %d", n, kind)
+	}
+	return true, nil
+}
+
+// over is done for a kernel, and looks at what it left behind.
+func (q *compute) over(n uint64) (bool, error) {
+	over, err := q.done(n)
+	if !over || err != nil {
+		return false, err
+	}
+	if p := q.progress(n); p != abi.WholeGPU {
+		return false, fmt.Errorf("packet %d is over and its progress is %d millionths", n, p)
+	}
+	if count, _ := q.result(); count <= n {
+		return false, fmt.Errorf("packet %d is over and %d packets have run", n, count)
+	}
+	return true, nil
+}
+
+// sealed tells whether the last packet is over, and all before it.
+func (q *compute) sealed() (bool, error) { return q.done(q.written - 1) }
+
+// stopped looks at the signals of the kernels from oldest to before end, of a queue that
+// was destroyed after count of its kernels ran: those are 0, and the others 1.
+func (q *compute) stopped(oldest, end, count uint64) error {
+	for n := oldest; n < end; n++ {
+		over, err := q.done(n)
+		if err == nil && over != (n < count) {
+			err = fmt.Errorf("%d packets ran before it was destroyed, and the completion signal of packet %d stands at %d", count, n, q.signal(n).Load())
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// result is how many kernels ran, and what they came to.
+func (q *compute) result() (count, hash uint64) {
+	return q.mem.u64(offResult).Load(), q.mem.u64(offResult + 8).Load()
+}
+
+// progress is how much of kernel n was done when it was last taken off the GPU, or that
+// all of it was, in millionths.
+func (q *compute) progress(n uint64) uint64 {
+	return q.mem.u64(q.offProgress + int(n%q.slots)*8).Load()
+}
+
+// indexes are those of the ring.
+func (q *compute) indexes() (read, write uint64) {
+	return q.mem.u64(offRead).Load(), q.mem.u64(offWrite).Load()
+}

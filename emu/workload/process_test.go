@@ -1,0 +1,124 @@
+package workload
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// childEnv has the test binary do something else than test: what child says.
+const childEnv = "KFDWORK_TEST_CHILD"
+
+func child(what string) int {
+	switch what {
+	case "crash":
+		if err := crash(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		select {}
+	default:
+		return exitUsage
+	}
+}
+
+func TestCrashEndsBySIGSEGV(t *testing.T) {
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), childEnv+"=crash")
+	var exit *exec.ExitError
+	if err := cmd.Run(); !errors.As(err, &exit) {
+		t.Fatalf("the child ended with %v", err)
+	}
+	if status, ok := exit.Sys().(syscall.WaitStatus); !ok || status.Signal() != unix.SIGSEGV {
+		t.Errorf("the child ended with %v, want SIGSEGV", exit)
+	}
+}
+
+// A child of fork has the descriptors of its parent, and none of the GPU's memory.
+func TestForkedChildTriesTheDescriptor(t *testing.T) {
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	child, err := forkAndTry(int(null.Fd()), time.Millisecond)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if child.PID <= 0 || child.Errno != unix.ENOTTY {
+		t.Errorf("the child is %d and was told %v, want a pid and %v", child.PID, child.Errno, unix.ENOTTY)
+	}
+	if err := child.Wait(); err != nil {
+		t.Errorf("waiting for the child: %v", err)
+	}
+	if _, err := unix.Wait4(child.PID, nil, unix.WNOHANG, nil); !errors.Is(err, unix.ECHILD) {
+		t.Errorf("after Wait the child is still there: %v", err)
+	}
+}
+
+// A signal that interrupts ends a read that would wait for ever.
+func TestInterruptingSignalInterrupts(t *testing.T) {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, unix.SIGUSR2)
+	defer signal.Stop(signals)
+	if err := Interrupting(unix.SIGUSR2); err != nil {
+		t.Fatal(err)
+	}
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(pipe[0])
+	defer unix.Close(pipe[1])
+	reader, ended := make(chan int), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		reader <- unix.Gettid()
+		_, err := unix.Read(pipe[0], make([]byte, 1))
+		ended <- err
+	}()
+	tid := <-reader
+	for again := time.NewTicker(time.Millisecond); ; {
+		select {
+		case err := <-ended:
+			again.Stop()
+			if !errors.Is(err, unix.EINTR) {
+				t.Errorf("the read ended with %v, want %v", err, unix.EINTR)
+			}
+			return
+		case <-again.C:
+			if err := unix.Tgkill(unix.Getpid(), tid, unix.SIGUSR2); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// Memory of the GPU is not in a child: the kernel says so of the mapping.
+func TestRegionsAreKeptFromChildren(t *testing.T) {
+	r, err := newRegion(1 << 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := r.free(); err != nil {
+			t.Error(err)
+		}
+	}()
+	flags, err := mappingFlags(r.addr(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const dontCopy = "dc"
+	if !flags[dontCopy] {
+		t.Errorf("the mapping's flags are %v, want %s among them", flags, dontCopy)
+	}
+}

@@ -1,0 +1,138 @@
+package workload
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// sigaction is struct kernel_sigaction of x86-64 and arm64; on the second the kernel
+// has no restorer and the mask stands there.
+type sigaction struct {
+	handler uintptr
+	flags   uint64
+	rest    [2]uint64
+}
+
+const sigsetBytes = 8
+
+// changeAction changes what a signal does; it is not for signals Go's runtime needs.
+func changeAction(sig syscall.Signal, change func(*sigaction)) error {
+	var act sigaction
+	err := rtSigaction(sig, nil, &act)
+	if err == nil {
+		change(&act)
+		err = rtSigaction(sig, &act, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("change what %v does: %w", sig, err)
+	}
+	return nil
+}
+
+func rtSigaction(sig syscall.Signal, to, from *sigaction) error {
+	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(to)), uintptr(unsafe.Pointer(from)), sigsetBytes, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// Interrupting makes a signal that Go's runtime handles interrupt system calls for good:
+// they return EINTR instead of being begun anew (no SA_RESTART).
+func Interrupting(sig syscall.Signal) error {
+	const restart = 0x10000000
+	return changeAction(sig, func(act *sigaction) { act.flags &^= restart })
+}
+
+// crash ends the process by SIGSEGV, as the kernel does with one that has no handler.
+func crash() error {
+	if err := changeAction(unix.SIGSEGV, func(act *sigaction) { *act = sigaction{} }); err != nil {
+		return err
+	}
+	return unix.Kill(unix.Getpid(), unix.SIGSEGV)
+}
+
+// forked is a child of forkAndTry.
+type forked struct {
+	PID   int
+	Errno syscall.Errno
+	// Wait returns when the child has ended, and must be called.
+	Wait func() error
+}
+
+// forkAndTry makes a child that has all descriptors of this process, as fork(2) does,
+// and tells what the driver answers the child when it uses fd. The child lives on for
+// a while.
+func forkAndTry(fd int, linger time.Duration) (forked, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return forked{}, fmt.Errorf("make a pipe: %w", err)
+	}
+	defer func() { _ = r.Close() }()
+	pid, errno := forkThread(fd, int(w.Fd()), linger)
+	_ = w.Close()
+	if errno != 0 {
+		return forked{}, fmt.Errorf("fork: %w", errno)
+	}
+	child := forked{PID: pid, Wait: func() error {
+		for {
+			if _, err := unix.Wait4(pid, nil, 0, nil); !errors.Is(err, unix.EINTR) {
+				return err
+			}
+		}
+	}}
+	var answer [1]byte
+	if _, err := r.Read(answer[:]); err != nil {
+		return child, fmt.Errorf("child %d ended without saying what the driver told it: %w", pid, err)
+	}
+	child.Errno = syscall.Errno(answer[0])
+	return child, nil
+}
+
+// forkThread is fork(2) from a thread that takes no signals meanwhile.
+func forkThread(fd, answer int, linger time.Duration) (int, syscall.Errno) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, before unix.Sigset_t
+	for i := range all.Val {
+		all.Val[i] = ^all.Val[i]
+	}
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, &before); err != nil {
+		return 0, unix.EINVAL
+	}
+	pid, errno := rawFork(uintptr(fd), uintptr(answer), unix.NsecToTimespec(int64(linger)))
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil); err != nil {
+		return 0, unix.EINVAL
+	}
+	return int(pid), errno
+}
+
+// rawFork is the fork. The child has one thread and a Go runtime that cannot schedule,
+// allocate or grow a stack: it makes raw system calls from this very function and ends.
+//
+//go:noinline
+//go:norace
+func rawFork(fd, answer uintptr, linger unix.Timespec) (uintptr, syscall.Errno) {
+	var version kfd.GetVersionArgs
+	var told byte
+	pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
+	if errno != 0 || pid != 0 {
+		return pid, errno
+	}
+	_, _, errno = syscall.RawSyscall(syscall.SYS_IOCTL, fd, uintptr(kfd.ReqGetVersion), uintptr(unsafe.Pointer(&version)))
+	told = byte(errno)
+	_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, answer, uintptr(unsafe.Pointer(&told)), 1)
+	_, _, _ = syscall.RawSyscall(syscall.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&linger)), 0, 0)
+	for {
+		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT_GROUP, 0, 0, 0)
+	}
+}

@@ -1,0 +1,152 @@
+package workload
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
+
+	"github.com/gpreempt/gpreempt/emu/abi"
+)
+
+// mappingFlags are the flags of the mapping that begins at addr or before, as
+// /proc/self/smaps has them.
+func mappingFlags(addr uint64) (map[string]bool, error) {
+	f, err := os.Open("/proc/self/smaps")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	inside := false
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var from, to uint64
+		if n, _ := fmt.Sscanf(lines.Text(), "%x-%x ", &from, &to); n == 2 {
+			inside = from <= addr && addr < to
+		}
+		if list, ok := strings.CutPrefix(lines.Text(), "VmFlags:"); ok && inside {
+			flags := map[string]bool{}
+			for flag := range strings.FieldsSeq(list) {
+				flags[flag] = true
+			}
+			return flags, nil
+		}
+	}
+	return nil, errors.New("no such mapping")
+}
+
+// A proof holds for the packets that ran once and in order, and for nothing else.
+func TestProofHoldsForWhatRanOnceAndInOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		window := rapid.IntRange(1, 8).Draw(t, "window")
+		pushed := rapid.Uint64Range(0, 30).Draw(t, "pushed")
+		p := newProof(window)
+		var values []uint64
+		for n := range pushed {
+			values = append(values, packetValue(3, n))
+			p.push(values[n])
+		}
+		hash := func(values []uint64) (h uint64) {
+			for _, v := range values {
+				h = abi.MixHash(h, v)
+			}
+			return h
+		}
+		ran := rapid.Uint64Range(pushed-min(pushed, uint64(window)), pushed).Draw(t, "ran")
+		if err := p.check(ran, hash(values[:ran])); err != nil {
+			t.Fatalf("%d of %d ran, which is right: %v", ran, pushed, err)
+		}
+		if err := p.checkAll(ran, hash(values[:ran])); (err == nil) != (ran == pushed) {
+			t.Fatalf("all of %d were to run and %d did: %v", pushed, ran, err)
+		}
+		if ran > 0 && p.check(ran-1, hash(values[:ran])) == nil || p.check(ran+1, hash(values[:ran])) == nil {
+			t.Fatalf("the hash of %d packets passes for that of one less or more", ran)
+		}
+		if ran < 2 {
+			return
+		}
+		i := rapid.IntRange(0, int(ran)-2).Draw(t, "swapped")
+		values[i], values[i+1] = values[i+1], values[i]
+		if p.check(ran, hash(values[:ran])) == nil {
+			t.Fatalf("packets %d and %d were swapped, and nothing is wrong", i, i+1)
+		}
+	})
+}
+
+func TestQuantileIsWithinAStepOfTheTruth(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ns := rapid.Int64Range(0, math.MaxInt64).Draw(t, "ns")
+		var l latencies
+		for range 10 {
+			l.add(time.Duration(ns))
+		}
+		got := l.quantile(0.5) * 1000
+		if got < float64(ns) || got > float64(ns)*1.07+1 {
+			t.Fatalf("ten times %d ns have the median %v ns", ns, got)
+		}
+	})
+	var l latencies
+	if got := l.quantile(0.99); got != 0 {
+		t.Errorf("nothing has the quantile %v", got)
+	}
+	var first, second latencies
+	first.add(time.Microsecond)
+	second.add(time.Second)
+	first.merge(&second)
+	if p0, p99 := first.quantile(0), first.quantile(0.99); p0 > 2 || p99 < 1e6 {
+		t.Errorf("of 1 us and 1 s the least is %v us and the most %v us", p0, p99)
+	}
+}
+
+func TestTopologyIsReadAsFarAsThereIsOne(t *testing.T) {
+	gpus := func() []gpu {
+		return []gpu{{ID: 7, ControlStack: 1, SaveArea: 2, XCCs: 1}, {ID: 9, ControlStack: 1, SaveArea: 2, XCCs: 1}}
+	}
+	root := t.TempDir()
+	write := func(node, name, text string) {
+		if err := os.MkdirAll(filepath.Join(root, node), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, node, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("0", "gpu_id", "0\n")
+	write("0", "properties", "cpu_cores_count 4\n")
+	write("1", "gpu_id", "9\n")
+	write("1", "properties", "simd_count 304\ndrm_render_minor 129\ncwsr_size 40960\nctl_stack_size 8192\nnum_xcc 6\n")
+	if err := os.Mkdir(filepath.Join(root, "2"), 0o755); err != nil { // a node the device cgroup hides
+		t.Fatal(err)
+	}
+	got := gpus()
+	if err := describe(root, got); err != nil {
+		t.Fatal(err)
+	}
+	want := gpus()
+	want[1] = gpu{ID: 9, ControlStack: 8192, SaveArea: 40960, XCCs: 6, RenderMinor: 129}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the GPUs (-want +got):\n%s", diff)
+	}
+	if err := describe(filepath.Join(root, "none"), got); err != nil {
+		t.Errorf("a machine without a topology: %v", err)
+	}
+}
+
+func FuzzProperties(f *testing.F) {
+	f.Add("cwsr_size 40960\nctl_stack_size 8192\nnum_xcc 6\n")
+	f.Add("cwsr_size -1\n\ncwsr_size\nnum_xcc 0\ndrm_render_minor 4294967296")
+	f.Fuzz(func(t *testing.T, properties string) {
+		g := gpu{SaveArea: minSaveArea, ControlStack: minControlStack, XCCs: 1}
+		g.describe(properties)
+		if g.SaveArea == 0 || g.ControlStack == 0 || g.XCCs == 0 {
+			t.Errorf("%q makes a GPU whose queues need nothing: %+v", properties, g)
+		}
+	})
+}

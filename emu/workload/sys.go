@@ -1,0 +1,30 @@
+package workload
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// Sys is the part of the operating system a client of the driver calls: the kernel,
+// or something that answers like it. Implementations must be safe for concurrent use;
+// errors are unix.Errno values.
+type Sys interface {
+	kfd.Sys
+	// Map is mmap(2) of n bytes of fd at offset, shared, to read and to write. The
+	// driver's offsets have bit 63 set.
+	Map(fd int, offset int64, n int) ([]byte, error)
+	// Unmap is munmap(2) of what Map gave.
+	Unmap(mem []byte) error
+}
+
+// Kernel gives the running kernel.
+func Kernel() Sys { return kernel{kfd.Kernel()} }
+
+type kernel struct{ kfd.Sys }
+
+func (kernel) Map(fd int, offset int64, n int) ([]byte, error) {
+	return unix.Mmap(fd, offset, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+}
+
+func (kernel) Unmap(mem []byte) error { return unix.Munmap(mem) }

@@ -1,0 +1,442 @@
+package dbgtrap
+
+import (
+	"context"
+	"errors"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// used are the calls a session makes to the driver in its life.
+var used = []kfd.TrapOp{
+	kfd.TrapEnable, kfd.TrapSendRuntimeEvent, kfd.TrapGetQueueSnapshot, kfd.TrapQueryDebugEvent, kfd.TrapQueryExceptionInfo,
+	kfd.TrapSuspendQueues, kfd.TrapResumeQueues, kfd.TrapDisable,
+}
+
+func wantHardware(t *testing.T, what string, err error, gpus ...gpreempt.GPUID) {
+	t.Helper()
+	hardware, ok := errors.AsType[*mechanism.HardwareError](err)
+	if !ok {
+		t.Errorf("%s gives %v, want a hardware error", what, err)
+		return
+	}
+	diff(t, what+": the GPUs that failed", gpus, hardware.GPUs)
+}
+
+func TestGPUThatFailsToSuspendIsNamedAndEverythingRuns(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		s := f.attach(j)
+		broken := f.machine.FailGPU(kfdtest.TrapOp(kfd.TrapSuspendQueues), gpuB, unix.EIO)
+		wantHardware(t, "suspend", s.Suspend(t.Context()), gpuB)
+		j.wantRunning()
+		broken.Remove()
+		f.must("suspend", s.Suspend(t.Context()))
+		j.wantSuspended()
+		f.must("resume", s.Resume(t.Context()))
+		j.wantRunning()
+	})
+}
+
+func TestGPUThatFailsToResumeIsNamedAndTriedAgain(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		s := f.attach(j)
+		f.must("suspend", s.Suspend(t.Context()))
+		broken := f.machine.FailGPU(kfdtest.TrapOp(kfd.TrapResumeQueues), gpuA, unix.EIO)
+		err := s.Resume(t.Context())
+		if f.machine.GPU(gpuA).Adds > 0 { // MES: nothing tells which of them it is
+			wantHardware(t, "resume", err, gpuA, gpuB)
+		} else {
+			wantHardware(t, "resume", err, gpuA)
+		}
+		j.wantRunning()
+		broken.Remove()
+		f.await("all queues are on the GPU", func() bool {
+			for _, q := range j.Queues() {
+				if !q.Running {
+					return false
+				}
+			}
+			return true
+		})
+		f.must("resume", s.Resume(t.Context()))
+		j.wantRunning()
+	})
+}
+
+func TestGPUThatFailsForANewQueueEndsTheHold(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		s := f.attach(j)
+		f.must("suspend", s.Suspend(t.Context()))
+		f.machine.FailGPU(kfdtest.TrapOp(kfd.TrapSuspendQueues), gpuB, unix.EIO)
+		j.create(gpuB, kfd.QueueTypeComputeAQL)
+		wantHardware(t, "lost", receive(f, "the loss", f.lost), gpuB)
+		f.await("all queues run", j.allRun)
+		if err := s.Suspend(t.Context()); err == nil {
+			t.Error("a session that has ended suspends")
+		}
+		f.must("resume", s.Resume(t.Context()))
+		f.must("close", s.Close())
+		j.wantFree()
+	})
+}
+
+func TestHangingSuspendCanBeGivenUpAndIsUndone(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		s := f.attach(j)
+		hang := f.machine.Hang(kfdtest.TrapOp(kfd.TrapSuspendQueues))
+		ctx, cancel := context.WithCancelCause(t.Context())
+		enough := errors.New("that is enough")
+		go func() { <-hang.Reached(); cancel(enough) }()
+		wantErr(t, "suspend", s.Suspend(ctx), enough)
+		wantErr(t, "suspend again", s.Suspend(ctx), enough)
+		hang.Remove()
+		// What comes next comes after it.
+		f.must("resume", s.Resume(t.Context()))
+		j.wantRunning()
+		f.must("suspend", s.Suspend(t.Context()))
+		j.wantSuspended()
+	})
+}
+
+func TestSuspendGivenUpIsUndoneWithoutAnotherCall(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		s := f.attach(j)
+		hang := f.machine.Hang(kfdtest.TrapOp(kfd.TrapSuspendQueues))
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { <-hang.Reached(); cancel() }()
+		wantErr(t, "suspend", s.Suspend(ctx), context.Canceled)
+		resumed := f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(kfd.TrapResumeQueues), Stage: kfdtest.After})
+		hang.Remove()
+		receive(f, "the resume", resumed.Reached())
+		j.wantRunning()
+	})
+}
+
+func TestOtherTargetsAreNotHeldUpByAHang(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, f *fixture) {
+		stuck, other := f.start(), f.start()
+		s, o := f.attach(stuck), f.attach(other)
+		hang := f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(kfd.TrapSuspendQueues), Hold: true})
+		failed := make(chan error)
+		go func() { failed <- s.Suspend(t.Context()) }()
+		receive(f, "the hang", hang.Reached())
+		f.must("suspend", o.Suspend(t.Context()))
+		other.wantSuspended()
+		f.must("resume", o.Resume(t.Context()))
+		other.exitCleanly()
+		hang.Remove()
+		f.must("suspend", receive(f, "the suspension", failed))
+	})
+}
+
+func TestCloseDuringAHangingSuspendLeavesTheTargetFree(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		s := f.attach(j)
+		hang := f.machine.Hang(kfdtest.TrapOp(kfd.TrapSuspendQueues))
+		var calls sync.WaitGroup
+		calls.Go(func() { wantErr(t, "suspend", s.Suspend(context.WithoutCancel(t.Context())), errClosed) })
+		receive(f, "the hang", hang.Reached())
+		s.(*session).close() // as Close does before it waits
+		for range 2 {
+			calls.Go(func() {
+				if err := s.Close(); err != nil {
+					t.Errorf("close: %v", err)
+				}
+				j.wantFree()
+			})
+		}
+		hang.Remove()
+		calls.Wait()
+	})
+}
+
+func TestAttachGivenUpLeavesTheTargetFree(t *testing.T) {
+	for _, op := range []kfd.TrapOp{kfd.TrapEnable, kfd.TrapSendRuntimeEvent, kfd.TrapGetQueueSnapshot} {
+		t.Run(op.String(), func(t *testing.T) {
+			onEachDriver(t, func(t *testing.T, f *fixture) {
+				j := f.start()
+				hang := f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(op), Stage: kfdtest.After, Hold: true})
+				ctx, cancel := context.WithCancel(t.Context())
+				go func() { <-hang.Reached(); cancel() }()
+				_, err := f.Attach(ctx, j.key())
+				wantErr(t, "attach", err, context.Canceled)
+				hang.Remove()
+				s := f.attach(j) // it waits for the one before
+				f.must("suspend", s.Suspend(t.Context()))
+				f.must("close", s.Close())
+				j.wantFree()
+			})
+		})
+	}
+}
+
+// life is a session from its beginning to its end, with a runtime that goes and a
+// queue that is born, whatever the calls say.
+func (f *fixture) life(j *job) (errs []error) {
+	s, err := f.Attach(f.t.Context(), j.key())
+	if err != nil {
+		return []error{err}
+	}
+	errs = append(errs, s.Suspend(f.t.Context()))
+	if !j.Dead() {
+		_, _ = j.Main().CreateQueue(j.fd, gpuA, kfd.QueueTypeComputeAQL) // it may be dead
+	}
+	errs = append(errs, s.Suspend(f.t.Context()))
+	errs = append(errs, s.Resume(f.t.Context()))
+	if !j.Dead() {
+		_ = j.Main().RuntimeDisable(j.fd)
+	}
+	if err := s.Suspend(f.t.Context()); !endedRuntime(err) {
+		errs = append(errs, err)
+	}
+	return append(errs, s.Close())
+}
+
+// endedRuntime tells whether queues cannot be suspended because the runtime has ended.
+func endedRuntime(err error) bool {
+	runtime, ok := errors.AsType[*RuntimeError](err)
+	return ok && runtime.Ended
+}
+
+func TestInterruptedCallsLoseNothing(t *testing.T) {
+	for _, op := range used {
+		for name, stage := range map[string]kfdtest.Stage{"before": kfdtest.Before, "after": kfdtest.After} {
+			t.Run(op.String()+" "+name, func(t *testing.T) {
+				onEachDriver(t, func(t *testing.T, f *fixture) {
+					j := f.start()
+					i := f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(op), Stage: stage, Errno: unix.EINTR})
+					s := f.attach(j)
+					f.must("suspend", s.Suspend(t.Context()))
+					j.wantSuspended()
+					j.create(gpuB, kfd.QueueTypeSDMA)
+					f.await("the new queue is suspended", j.allSuspended)
+					f.must("resume", s.Resume(t.Context()))
+					j.wantRunning()
+					for id := range j.Queues() {
+						j.destroy(id)
+					}
+					for range 3 {
+						j.disable()
+						j.enable()
+					}
+					j.create(gpuA, kfd.QueueTypeComputeAQL)
+					f.must("suspend", s.Suspend(t.Context()))
+					j.wantSuspended()
+					f.must("close", s.Close())
+					j.wantFree()
+					if i.Hits() == 0 {
+						t.Error("nothing was interrupted")
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestTargetThatDiesAtAnyPointIsGone(t *testing.T) {
+	for _, op := range used {
+		for name, stage := range map[string]kfdtest.Stage{"before": kfdtest.Before, "after": kfdtest.After} {
+			t.Run(op.String()+" "+name, func(t *testing.T) {
+				onEachDriver(t, func(t *testing.T, f *fixture) {
+					j := f.start()
+					i := f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(op), Caller: f.machine.Self(), Stage: stage, Do: j.kill})
+					for _, err := range f.life(j) {
+						if err != nil && !errors.Is(err, mechanism.ErrGone) {
+							t.Errorf("%v, want ErrGone", err)
+						}
+					}
+					if i.Hits() == 0 {
+						t.Error("it did not die")
+					}
+					select {
+					case err := <-f.lost:
+						t.Errorf("lost hears %v of a death", err)
+					default:
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestTargetThatReplacesItsProgramAtAnyPointIsLetGo(t *testing.T) {
+	for _, op := range used {
+		for name, stage := range map[string]kfdtest.Stage{"before": kfdtest.Before, "after": kfdtest.After} {
+			t.Run(op.String()+" "+name, func(t *testing.T) {
+				onEachDriver(t, func(t *testing.T, f *fixture) {
+					j := f.start()
+					f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(op), Caller: f.machine.Self(), Stage: stage, Do: j.exec})
+					for _, err := range f.life(j) {
+						if err != nil && !errors.Is(err, mechanism.ErrReplaced) && !errors.Is(err, mechanism.ErrGone) {
+							t.Errorf("%v, want mechanism.ErrReplaced", err)
+						}
+					}
+					j.wantFree()
+					// The next program can be held like any other.
+					j.open()
+					j.enable()
+					j.create(gpuA, kfd.QueueTypeComputeAQL)
+					s := f.attach(j)
+					f.must("suspend", s.Suspend(t.Context()))
+					j.wantSuspended()
+				})
+			})
+		}
+	}
+}
+
+func TestReplacedProgramIsReported(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		s := f.attach(j)
+		f.must("suspend", s.Suspend(t.Context()))
+		j.exec()
+		wantErr(t, "lost", receive(f, "the loss", f.lost), mechanism.ErrReplaced)
+		wantErr(t, "suspend", s.Suspend(t.Context()), mechanism.ErrReplaced)
+		f.must("close", s.Close())
+	})
+}
+
+func TestUnexpectedAnswersLeaveTheTargetFree(t *testing.T) {
+	for _, op := range used {
+		for _, errno := range []unix.Errno{unix.EFAULT, unix.ENOMEM, unix.EPERM, unix.EINVAL, unix.EBUSY} {
+			if op == kfd.TrapDisable && errno == unix.EINVAL {
+				continue // there it means that nothing is left to do
+			}
+			t.Run(op.String()+" "+errno.Error(), func(t *testing.T) {
+				onNewRule(t, func(t *testing.T, f *fixture) {
+					j := f.start()
+					f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(op), Caller: f.machine.Self(), Errno: errno})
+					f.life(j)
+					f.await("the target is free", func() bool { s, _ := j.KFD(); return !s.Enabled && j.allRun() })
+				})
+			})
+		}
+	}
+}
+
+func TestPanicIsAnErrorAndEverythingRuns(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		s := f.attach(j)
+		f.machine.Inject(kfdtest.Fault{
+			Op: kfdtest.TrapOp(kfd.TrapSuspendQueues), Stage: kfdtest.After, Do: func() { panic("out of cheese") },
+		})
+		if err := s.Suspend(t.Context()); err == nil {
+			t.Error("a suspension that panicked worked")
+		}
+		j.wantRunning()
+		f.must("suspend", s.Suspend(t.Context()))
+		j.wantSuspended()
+	})
+}
+
+func TestMainThreadThatEndsLeavesTheProcessHeld(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		other := j.NewThread()
+		s := f.attach(j)
+		f.must("suspend", s.Suspend(t.Context()))
+		j.endMain(other)
+		f.must("resume", s.Resume(t.Context()))
+		j.wantRunning()
+		f.must("suspend", s.Suspend(t.Context()))
+		j.wantSuspended()
+		f.must("close", s.Close())
+		j.wantFree()
+	})
+}
+
+// Of a process with threads that is killed, the main thread is gone before the
+// others are, and the driver has let go of it before it is gone from proc.
+func TestProcessThatIsAboutToVanishIsGone(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		other := j.NewThread()
+		s := f.attach(j)
+		j.writeStatOf(filepath.Join(j.dir(), "task", strconv.Itoa(int(other.TID()))), other.TID(), 'R', 4, 2)
+		j.writeStat('Z', 4)
+		j.Kill()
+		wantErr(t, "suspend", s.Suspend(t.Context()), mechanism.ErrGone)
+		f.must("close", s.Close())
+		select {
+		case err := <-f.lost:
+			t.Errorf("lost hears %v of a death", err)
+		default:
+		}
+	})
+}
+
+func TestMainThreadThatEndsCannotBeRegained(t *testing.T) {
+	onNewRule(t, func(t *testing.T, f *fixture) {
+		j, d := f.start(), f.debugger()
+		other := j.NewThread()
+		s, err := f.Attach(t.Context(), j.key())
+		f.must("attach", err)
+		f.must("suspend", s.Suspend(t.Context()))
+		wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
+		j.endMain(other)
+		if err := s.Resume(t.Context()); !final(err) {
+			t.Errorf("resume gives %v", err)
+		}
+		if err := s.Close(); err == nil {
+			t.Error("a target that could not be let go is let go")
+		}
+		j.kill()
+	})
+}
+
+func TestCloseMayComeAtAnyTime(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		for range 20 {
+			s, err := f.Attach(t.Context(), j.key())
+			f.must("attach", err)
+			var calls sync.WaitGroup
+			calls.Go(func() {
+				for _, call := range []func(context.Context) error{s.Suspend, s.Resume, s.Suspend} {
+					if err := call(context.WithoutCancel(t.Context())); err != nil && !errors.Is(err, errClosed) {
+						t.Errorf("%v, want nil or errClosed", err)
+					}
+				}
+			})
+			for range 2 {
+				calls.Go(func() {
+					if err := s.Close(); err != nil {
+						t.Errorf("close: %v", err)
+					}
+				})
+			}
+			calls.Wait()
+			j.wantFree()
+		}
+	})
+}
+
+func TestResumeThatFailsIsTriedUntilItWorks(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		s := f.attach(j)
+		f.must("suspend", s.Suspend(t.Context()))
+		broken := f.machine.Fail(kfdtest.TrapOp(kfd.TrapResumeQueues), f.machine.Self(), unix.EFAULT, true)
+		wantErr(t, "resume", s.Resume(t.Context()), unix.EFAULT)
+		f.await("it is tried again, and again", func() bool { return broken.Hits() >= 3 })
+		broken.Remove()
+		f.await("all queues run", j.allRun)
+	})
+}

@@ -1,0 +1,224 @@
+package dbgtrap
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+
+	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// Whatever happens to a target and to the calls: after a suspension that worked
+// everything is suspended, and after one that did not, a resume or a close nothing is.
+func TestRandomHistories(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		profile := rapid.SampledFrom([]string{"6.5", "6.12.103", "7.2"}).Draw(rt, "profile")
+		scheduler := rapid.SampledFrom(slices.Sorted(maps.Keys(schedulers))).Draw(rt, "scheduler")
+		newHistory(t, rt, profile, schedulers[scheduler]).run()
+	})
+}
+
+// history is one random history.
+type history struct {
+	*fixture
+	rt *rapid.T
+	j  *job
+	d  *debugger
+	s  mechanism.Session
+
+	suspended bool // as the session was last told, and it said that it worked
+	runtime   bool
+	faults    []*kfdtest.Injection
+}
+
+func newHistory(t *testing.T, rt *rapid.T, profile string, gfx uint32) *history {
+	h := &history{fixture: newFixture(t, profile, gfx), rt: rt}
+	h.j, h.d = h.start(), h.debugger()
+	h.runtime = true
+	return h
+}
+
+func (h *history) run() {
+	for range rapid.IntRange(1, 25).Draw(h.rt, "steps") {
+		if h.s == nil {
+			h.attachNow()
+		}
+		steps := map[string]func(){
+			"suspend": h.suspendNow, "resume": h.resumeNow, "create": h.createNow, "destroy": h.destroyNow,
+			"restart the runtime": h.restartNow, "fault": h.faultNow, "steal": h.stealNow, "disable": h.disableNow,
+			"close": h.closeNow, "exec": h.execNow,
+		}
+		name := rapid.SampledFrom(slices.Sorted(maps.Keys(steps))).Draw(h.rt, "step")
+		steps[name]()
+		h.closeIfLost()
+	}
+	h.healAll()
+	if h.s != nil {
+		h.closeNow()
+	}
+	h.await("the target is free", func() bool { s, _ := h.j.KFD(); return !s.Enabled && h.j.allRun() })
+	h.j.kill()
+}
+
+func (h *history) healAll() {
+	for _, i := range h.faults {
+		i.Remove()
+	}
+	h.faults = nil
+}
+
+func (h *history) attachNow() {
+	h.healAll()
+	s, err := h.Attach(h.t.Context(), h.j.key())
+	if err != nil {
+		h.rt.Fatalf("attach: %v", err)
+	}
+	h.s, h.suspended = s, false
+}
+
+func (h *history) suspendNow() {
+	err := h.s.Suspend(h.t.Context())
+	h.suspended = err == nil
+	if err != nil {
+		h.await(fmt.Sprintf("everything runs after %v", err), h.j.allRun)
+		h.endIfFinal(err)
+		return
+	}
+	h.await("everything is suspended", h.j.allSuspended)
+}
+
+func (h *history) resumeNow() {
+	err := h.s.Resume(h.t.Context())
+	h.suspended = false
+	h.await(fmt.Sprintf("everything runs after %v", err), h.j.allRun)
+	h.endIfFinal(err)
+}
+
+func (h *history) endIfFinal(err error) {
+	if final(err) {
+		h.closeNow()
+	}
+}
+
+func (h *history) createNow() {
+	if !h.runtime || len(h.j.Queues()) > 12 {
+		return
+	}
+	kind := rapid.SampledFrom([]uint32{kfd.QueueTypeComputeAQL, kfd.QueueTypeSDMA}).Draw(h.rt, "kind")
+	gpu := rapid.SampledFrom([]gpreempt.GPUID{gpuA, gpuB}).Draw(h.rt, "gpu")
+	h.j.create(gpu, kind)
+	h.settle()
+}
+
+// settle waits until the session has caught up with what happened.
+func (h *history) settle() {
+	if h.suspended {
+		h.await("what was born is suspended, or the hold has ended", func() bool {
+			return h.j.allSuspended() || len(h.lost) > 0
+		})
+	}
+}
+
+func (h *history) destroyNow() {
+	if h.suspended || len(h.j.Queues()) == 0 {
+		return // it would wait
+	}
+	h.j.destroy(rapid.SampledFrom(slices.Sorted(maps.Keys(h.j.Queues()))).Draw(h.rt, "queue"))
+}
+
+// restartNow is a runtime that ends and begins again. Faults are out of the way:
+// whoever cannot be answered for a time may wait for ever, in the real driver too.
+func (h *history) restartNow() {
+	h.healAll()
+	h.resumeNow()
+	if h.s == nil {
+		return
+	}
+	for id := range h.j.Queues() {
+		h.j.destroy(id)
+	}
+	h.j.disable()
+	h.j.enable()
+}
+
+func (h *history) faultNow() {
+	fault := kfdtest.Fault{Caller: h.machine.Self(), Nth: rapid.IntRange(1, 3).Draw(h.rt, "nth")}
+	op := rapid.SampledFrom(used).Draw(h.rt, "op")
+	switch rapid.IntRange(0, 2).Draw(h.rt, "fault") {
+	case 0:
+		fault.Errno = unix.EINTR
+		fault.Stage = rapid.SampledFrom([]kfdtest.Stage{kfdtest.Before, kfdtest.After}).Draw(h.rt, "stage")
+	case 1:
+		fault.Errno = rapid.SampledFrom([]unix.Errno{unix.EFAULT, unix.ENOMEM}).Draw(h.rt, "errno")
+	case 2:
+		// A GPU that fails in ENABLE or DISABLE may stay reserved for debugging.
+		op = rapid.SampledFrom([]kfd.TrapOp{kfd.TrapSuspendQueues, kfd.TrapResumeQueues}).Draw(h.rt, "op on queues")
+		fault.Errno, fault.Stage = unix.EIO, kfdtest.Hardware
+		fault.GPU = rapid.SampledFrom([]gpreempt.GPUID{gpuA, gpuB}).Draw(h.rt, "gpu")
+	}
+	fault.Op = kfdtest.TrapOp(op)
+	h.faults = append(h.faults, h.machine.Inject(fault))
+}
+
+// stealNow has another debugger try to debug the target, and give up.
+func (h *history) stealNow() {
+	if err := h.d.Main().Seize(h.j.PID()); err != nil {
+		return // it is traced, or being traced
+	}
+	_, w, err := h.d.Main().Pipe(true)
+	h.must("pipe", err)
+	_, err = h.d.device.Enable(h.j.PID(), subscribed, w)
+	h.d.detach(h.j)
+	if err == nil { // the session has ended
+		h.must("disable", h.d.device.Disable(h.j.PID()))
+	} else if !errors.Is(err, unix.EALREADY) {
+		h.rt.Fatalf("the other's ENABLE: %v", err)
+	}
+}
+
+// disableNow has another program end the debugging, where it may.
+func (h *history) disableNow() {
+	h.stealNow()
+	_ = h.d.device.Disable(h.j.PID()) // it may not
+	h.await("the session has dealt with it", func() bool {
+		s, _ := h.j.KFD()
+		return s.Enabled || len(h.lost) > 0
+	})
+	h.closeIfLost()
+	if h.s != nil {
+		h.resumeNow()
+	}
+}
+
+func (h *history) closeIfLost() {
+	select {
+	case <-h.lost:
+		if h.s != nil {
+			h.closeNow()
+		}
+	default:
+	}
+}
+
+func (h *history) closeNow() {
+	if err := h.s.Close(); err != nil {
+		h.await("the target is let go later", func() bool { return h.held() == 0 })
+	}
+	h.await("the target is free", func() bool { s, _ := h.j.KFD(); return !s.Enabled && h.j.allRun() })
+	h.s = nil
+}
+
+func (h *history) execNow() {
+	h.j.exec()
+	h.closeNow()
+	h.j.open()
+	h.j.enable()
+}

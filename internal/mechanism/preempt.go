@@ -1,0 +1,67 @@
+// Package preempt says what a mechanism is: one way to take all queues of a
+// process off the GPUs and put them back.
+package mechanism
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// ErrGone reports that the target process left: an event, not a failure.
+var ErrGone = errors.New("the target process has exited")
+
+// ErrReplaced reports that the target process runs another program now (execve), and
+// that whatever was known of its queues is void: an event, too. It can be attached to
+// again at once.
+var ErrReplaced = errors.New("the process has replaced its program")
+
+// ErrDebugged reports that another debugger holds the process on the GPU: nothing has
+// failed, and how long that one stays does not depend on how long it has stayed. What is
+// returned wraps it and names the process.
+var ErrDebugged = errors.New("another debugger holds the process on the GPU")
+
+// HardwareError reports that GPUs failed to do what the mechanism asked: the
+// GPU may be hung or in reset, and must be left alone.
+type HardwareError struct {
+	GPUs []gpreempt.GPUID
+	Err  error
+}
+
+func (e *HardwareError) Error() string {
+	return fmt.Sprintf("GPU %v reported an error: %v", e.GPUs, e.Err)
+}
+
+// Unwrap gives the cause.
+func (e *HardwareError) Unwrap() error { return e.Err }
+
+// Mechanism is one way to stop and restart processes. Its methods may be called
+// by several goroutines at once.
+type Mechanism interface {
+	// Name is the stable word shown to people: dbgtrap, criu, freezer,
+	// sim.
+	Name() string
+	// Probe finds out whether Attach has a chance, without any effect on the target.
+	// It does not block for long, and tells a process that left by the evidence.
+	Probe(ctx context.Context, target gpreempt.ProcessKey) Capability
+	// Attach prepares a target, off the hot path. It returns ErrGone when the
+	// process left.
+	Attach(ctx context.Context, target gpreempt.ProcessKey) (Session, error)
+}
+
+// Session is a mechanism attached to one target. Its methods are called by one
+// goroutine at a time, except Close, which may come at any time.
+type Session interface {
+	// Suspend takes every queue of the target off its GPUs, those born since the
+	// last call included; suspending what is suspended is harmless. It is all or
+	// nothing: on an error it has resumed what it could. Errors: ErrGone,
+	// *HardwareError, others.
+	Suspend(ctx context.Context) error
+	// Resume puts every queue back; resuming what runs is harmless. Same errors.
+	Resume(ctx context.Context) error
+	// Close detaches; whatever is suspended runs again. On an error something may
+	// still be suspended, and Close is to be called again. After nil it is idempotent.
+	Close() error
+}

@@ -1,0 +1,168 @@
+package arch
+
+// rule says what a package may do.
+type rule struct {
+	// imports are the packages of this module it may import, below the module
+	// path. Test files may import more; the generated code under api/gen is not
+	// held to the table, but importing it is.
+	imports []string
+	// stdOnly: no package from outside this module and the standard library.
+	stdOnly bool
+	// pure: a function of its arguments. No os, no net, no system calls, no
+	// reading of the clock, no sleeping, no random numbers.
+	pure bool
+	// timers is the one file of a pure package that may start a timer: it is the
+	// edge, and what the package decides does not depend on it.
+	timers string
+	// kernel: may import golang.org/x/sys.
+	kernel bool
+	// unsafe: may import unsafe, in files named *_unsafe.go.
+	unsafe bool
+}
+
+// The generated packages.
+const (
+	apiV1 = "api/gen/gpreempt/v1"
+	simV1 = "api/gen/gpreempt/sim/v1"
+)
+
+// table is the import table of docs/architecture.md, lowest layer first: a
+// package may import only what stands above it here. Change it on purpose and
+// in a commit of its own. An entry may exist before its package does.
+var table = []struct {
+	pkg string
+	rule
+}{
+	// Words: the domain, the API's codes and names. No I/O.
+	{apiV1, rule{}},
+	{simV1, rule{}},
+	{"internal/version", rule{stdOnly: true}},
+	{"internal/testutil", rule{}},
+	{"test/arch", rule{stdOnly: true}},
+	{"pkg/gpreempt", rule{stdOnly: true}},
+	{"internal/logkey", rule{imports: []string{"pkg/gpreempt"}}},
+	{"internal/errgrpc", rule{imports: []string{apiV1, "pkg/gpreempt"}}},
+
+	// Decisions: pure, or with the filesystem as an argument.
+	{"pkg/scheduler", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true, timers: "timer_std.go"}},
+	{"internal/classify", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true}},
+	{"pkg/discovery", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
+	{"pkg/discovery/debugfs", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
+	{"pkg/discovery/hiplog", rule{}},
+	{"internal/inventory", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
+	{"internal/events", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}, stdOnly: true}},
+	{"internal/spans", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
+	{"internal/words", rule{imports: []string{apiV1, "pkg/gpreempt", "pkg/scheduler"}}},
+
+	// Kernel: the only packages that make system calls Go has no words for.
+	{"internal/hrtimer", rule{kernel: true}},
+	{"internal/peercred", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
+	{"internal/mtls", rule{imports: []string{"pkg/gpreempt"}, kernel: true}},
+	{"internal/authz", rule{imports: []string{apiV1, simV1, "internal/mtls", "internal/peercred", "pkg/gpreempt"}}},
+	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
+	{"emu/driver", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
+	{"emu/kfdtest", rule{imports: []string{"emu/driver", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"internal/tracer", rule{imports: []string{"pkg/discovery"}, kernel: true, unsafe: true}},
+
+	{"internal/backlog", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true}},
+
+	// Mechanisms and the simulated machine.
+	{"internal/mechanism", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
+	{"internal/hazard", rule{imports: []string{"pkg/gpreempt"}}},
+	{"internal/journal", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
+	{"internal/mechanism/dbgtrap", rule{imports: []string{
+		"internal/logkey", "internal/mechanism", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
+	}, kernel: true}},
+	{"internal/mechanism/criu", rule{imports: []string{
+		"internal/journal", "internal/logkey", "internal/mechanism", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
+	}, kernel: true}},
+	{"internal/mechanism/freezer", rule{imports: []string{"internal/journal", "internal/logkey", "internal/mechanism", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
+	{"internal/mechanism/ladder", rule{imports: []string{"internal/logkey", "internal/mechanism", "pkg/gpreempt"}}},
+	{"emu/gpumodel", rule{imports: []string{"internal/hrtimer", "pkg/gpreempt"}, stdOnly: true}},
+	{"internal/mechanism/sim", rule{imports: []string{"emu/gpumodel", "internal/mechanism", "pkg/gpreempt"}}},
+	{"internal/simserver", rule{imports: []string{
+		simV1, "internal/errgrpc", "emu/gpumodel", "internal/peercred", "pkg/gpreempt",
+	}}},
+
+	// The daemon.
+	{"internal/container", rule{imports: []string{"internal/logkey", "pkg/gpreempt"}}},
+	{"internal/observer", rule{imports: []string{
+		"internal/inventory", "internal/logkey", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd",
+	}}},
+	{"internal/executor", rule{imports: []string{"internal/logkey", "internal/mechanism", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/breaker", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
+	{"internal/doctor", rule{imports: []string{apiV1, "pkg/discovery", "pkg/gpreempt"}}},
+	{"internal/config", rule{imports: []string{
+		apiV1, "internal/classify", "internal/container", "emu/gpumodel", "internal/hazard", "internal/words", "pkg/gpreempt", "pkg/scheduler",
+	}}},
+	{"internal/server", rule{imports: []string{
+		apiV1, simV1, "internal/authz", "internal/backlog", "internal/classify", "internal/doctor", "internal/errgrpc", "internal/events",
+		"internal/inventory", "internal/logkey", "internal/mtls", "internal/observer", "internal/peercred", "internal/version", "internal/words", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
+	}}},
+	{"internal/otlp", rule{imports: []string{"internal/events", "internal/spans", "pkg/scheduler"}}},
+	{"internal/metrics", rule{imports: []string{"internal/events", "internal/logkey", "internal/observer", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/daemon", rule{imports: []string{
+		apiV1, simV1, "internal/authz", "internal/backlog", "internal/breaker", "internal/classify", "internal/config", "internal/container", "internal/doctor",
+		"internal/events", "internal/executor", "emu/gpumodel", "internal/hazard", "internal/hrtimer", "internal/inventory",
+		"internal/journal", "internal/logkey", "internal/metrics", "internal/mtls", "internal/observer", "internal/otlp", "internal/peercred", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
+		"internal/mechanism/freezer", "internal/mechanism/ladder", "internal/mechanism/sim", "internal/server", "internal/simserver",
+		"internal/tracer", "internal/version", "internal/words", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
+	}}},
+	{"internal/daemoncmd", rule{imports: []string{"internal/config", "internal/daemon", "emu/gpumodel", "internal/version"}}},
+	{"cmd/gpreemptd", rule{imports: []string{"internal/daemoncmd", "internal/version", "pkg/gpreempt"}}},
+
+	// The clients: they reach the daemon over its socket and in no other way.
+	{"pkg/client", rule{imports: []string{apiV1, "internal/errgrpc", "pkg/gpreempt"}}},
+	{"internal/kfdtrace", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
+	{"emu/demo", rule{imports: []string{
+		apiV1, simV1, "internal/errgrpc", "emu/gpumodel", "internal/hrtimer", "internal/version", "internal/words", "pkg/client", "pkg/gpreempt",
+	}}},
+	{"internal/cli", rule{imports: []string{
+		apiV1, simV1, "emu/demo", "internal/errgrpc", "emu/gpumodel", "internal/kfdtrace", "internal/spans", "internal/version", "internal/words",
+		"pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler",
+	}}},
+	{"cmd/gpctl", rule{imports: []string{"internal/cli", "emu/demo", "internal/version", "pkg/gpreempt"}}},
+
+	// The emulated machine: real programs on the rules of the driver and the modelled GPUs.
+	{"emu/seccomp", rule{kernel: true, unsafe: true}},
+	{"emu/abi", rule{stdOnly: true}},
+	{"emu/drm", rule{stdOnly: true}},
+	{"emu/tree", rule{imports: []string{"emu/drm"}, kernel: true}},
+	{"emu/host", rule{imports: []string{"emu/driver", "pkg/gpreempt"}, kernel: true}},
+	{"emu/engine", rule{imports: []string{"emu/gpumodel", "internal/hrtimer", "emu/abi", "pkg/gpreempt"}, stdOnly: true, unsafe: true}},
+	{"emu/kfdemu", rule{imports: []string{
+		"emu/gpumodel", "internal/hrtimer", "emu/drm", "emu/engine", "emu/host", "emu/tree",
+		"emu/driver", "emu/seccomp", "pkg/gpreempt", "pkg/kfd",
+	}, kernel: true}},
+	{"emu/workload", rule{imports: []string{"emu/abi", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"emu/cmd/kfdemu", rule{imports: []string{"emu/gpumodel", "emu/kfdemu", "emu/driver", "emu/workload", "internal/version"}}},
+
+	// Test files only, or what runs them: they run the built binaries, measure, and
+	// compare the fake and the emulated driver with the real one.
+	{"emu/conformance", rule{imports: []string{
+		"emu/gpumodel", "emu/kfdemu", "emu/driver", "emu/seccomp", "pkg/gpreempt", "pkg/kfd", "emu/kfdtest",
+	}, kernel: true, unsafe: true}},
+	{"emu/vm", rule{}},
+	{"emu/vm/init", rule{imports: []string{"emu/vm"}, kernel: true}},
+	{"emu/vm/run", rule{imports: []string{"emu/vm"}}},
+	{"test/e2e/kfdclient", rule{imports: []string{"emu/workload"}}},
+	{"test/e2e/meter", rule{imports: []string{"pkg/kfd"}}},
+	{"test/e2e", rule{}},
+	{"test/e2e/systemd", rule{}},
+	{"test/bench", rule{imports: []string{
+		apiV1, simV1, "internal/daemon", "internal/events", "emu/gpumodel", "internal/mechanism", "pkg/client", "pkg/gpreempt", "pkg/scheduler",
+	}, kernel: true, unsafe: true}},
+}
+
+// notInGpctl are the packages gpctl must not link, however indirectly: an
+// admin's laptop needs no kernel interface, and gpctl must not be able to act
+// behind the daemon's back. A name stands for the packages below it too.
+var notInGpctl = map[string]string{
+	"pkg/kfd":            "gpctl asks the daemon; it does not talk to the driver",
+	"internal/tracer":    "gpctl never attaches to a process",
+	"internal/mechanism": "only the daemon suspends and resumes",
+	"internal/executor":  "only the daemon suspends and resumes",
+	"internal/daemon":    "gpctl starts the daemon as a process, or not at all",
+	"internal/daemoncmd": "gpctl starts the daemon as a process, or not at all",
+	"internal/server":    "gpctl is a client",
+}

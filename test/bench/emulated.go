@@ -1,0 +1,231 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+)
+
+// emulated is a machine with emulated GPUs, the gpreemptd that users have, and programs
+// with queues; all of them real processes that make real system calls.
+type emulated struct {
+	b        *bench
+	socket   string // the machine's
+	metrics  string // the daemon's address of metrics
+	children []*child
+	conn     *grpc.ClientConn // to the daemon
+}
+
+// errCannotEmulate tells why there can be no emulated machine here.
+type errCannotEmulate struct{ error }
+
+// emulate starts the machine and the daemon.
+func (b *bench) emulate(ctx context.Context) (m *emulated, err error) {
+	if err := b.build(ctx, "./cmd/gpreemptd", "./emu/cmd/kfdemu"); err != nil {
+		return nil, err
+	}
+	if out, err := exec.CommandContext(ctx, b.program("kfdemu"), "check", "--trace").CombinedOutput(); err != nil {
+		return nil, errCannotEmulate{fmt.Errorf("kfdemu check: %w: %s", err, strings.TrimSpace(string(out)))}
+	}
+	m = &emulated{b: b}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, m.close())
+		}
+	}()
+	machine, err := m.launch(ctx, "machine", "run", "--", b.self, tellMachineCommand)
+	if err != nil {
+		return nil, err
+	}
+	says, err := machine.hear()
+	if err != nil {
+		return nil, err
+	}
+	m.socket = strings.TrimSpace(says)
+	socket := filepath.Join(b.dir, "emulated.sock")
+	if m.metrics, err = freeAddress(ctx); err != nil {
+		return nil, err
+	}
+	config, err := b.writeConfig(config + fmt.Sprintf("metrics: {address: %q}\n", m.metrics))
+	if err != nil {
+		return nil, err
+	}
+	if _, err = m.launch(ctx, "gpreemptd", "exec", "--socket", m.socket, "--", b.program("gpreemptd"), "serve", "--config", config, "--socket", socket); err != nil {
+		return nil, err
+	}
+	if m.conn, err = dial(socket); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// freeAddress gives an address that was free a moment ago.
+func freeAddress(ctx context.Context) (string, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
+
+func (b *bench) program(name string) string { return filepath.Join(b.dir, name) }
+
+// launch runs kfdemu.
+func (m *emulated) launch(ctx context.Context, name string, args ...string) (*child, error) {
+	// The daemon's journal is of its machine.
+	c, err := launch(ctx, m.b.dir, "emulated-"+name, []string{"RUNTIME_DIRECTORY=" + m.b.dir}, m.b.program("kfdemu"), args...)
+	if err == nil {
+		m.children = append(m.children, c)
+	}
+	return c, err
+}
+
+// job starts a program called train with queues on the machine, and waits until it has
+// them.
+func (m *emulated) job(ctx context.Context, sample string, args ...string) error {
+	train := m.b.program("train")
+	if err := os.Link(m.b.program("kfdemu"), train); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	c, err := m.launch(ctx, "train"+strconv.Itoa(len(m.children)), append([]string{"exec", "--socket", m.socket, "--", train, sample}, args...)...)
+	if err != nil {
+		return err
+	}
+	_, err = c.hear()
+	return err
+}
+
+// close ends the programs, the daemon and then the machine.
+func (m *emulated) close() error {
+	var all error
+	if m.conn != nil {
+		all = m.conn.Close()
+	}
+	for _, c := range slices.Backward(m.children) {
+		all = errors.Join(all, c.stop())
+	}
+	m.children, m.conn = nil, nil
+	return all
+}
+
+// driverTime is how long the daemon has waited for its driver since it began, as its
+// metrics tell.
+func (m *emulated) driverTime(ctx context.Context) (time.Duration, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.metrics+"/metrics", http.NoBody)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	const name = "gpreempt_driver_call_seconds_total "
+	for lines := bufio.NewScanner(resp.Body); lines.Scan(); {
+		if value, is := strings.CutPrefix(lines.Text(), name); is {
+			seconds, err := strconv.ParseFloat(value, 64)
+			return time.Duration(seconds * float64(time.Second)), err
+		}
+	}
+	return 0, fmt.Errorf("the daemon's metrics have no %s", name)
+}
+
+// throughDriver is section h.
+func (b *bench) throughDriver(ctx context.Context) error {
+	m, err := b.emulate(ctx)
+	if cannot, ok := errors.AsType[errCannotEmulate](err); ok {
+		b.report.Skipped = append(b.report.Skipped, "h: "+cannot.Error())
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	const first = 10 // are new to everybody
+	perRepeat := b.rounds(150)
+	of := func(part string) *series { return b.series("h", "DbgtrapOnKfdemu/part="+part) }
+	total, driver, own := of("Total"), of("DriverCalls"), of("Own")
+	measure := func() error {
+		if err := m.job(ctx, "work", "--queues", "2", "--duration", "2000", "--occupancy", "500000", "--runtime"); err != nil {
+			return err
+		}
+		admin := gpreemptv1.NewAdminServiceClient(m.conn)
+		if err := awaitTargets(ctx, admin, 1); err != nil {
+			return err
+		}
+		online := gpreemptv1.NewOnlineServiceClient(m.conn)
+		for i := range first + b.repeats*perRepeat {
+			before, err := m.driverTime(ctx)
+			if err != nil {
+				return err
+			}
+			var answer *gpreemptv1.NotifyOnlineResponse
+			if err := total.time(func() (err error) {
+				answer, err = online.NotifyOnline(ctx, announcement)
+				return err
+			}); err != nil {
+				return err
+			}
+			if err := quiet(answer, 1); err != nil {
+				return err
+			}
+			after, err := m.driverTime(ctx)
+			if err != nil {
+				return err
+			}
+			if _, err := online.Complete(ctx, &gpreemptv1.CompleteRequest{LeaseId: answer.GetLeaseId()}); err != nil {
+				return err
+			}
+			if err := running(ctx, admin); err != nil {
+				return err
+			}
+			if i < first {
+				total.samples = nil
+				continue
+			}
+			driver.samples = append(driver.samples, after-before)
+			own.samples = append(own.samples, total.samples[len(total.samples)-1]-(after-before))
+			if len(own.samples) == perRepeat {
+				total.endRepeat()
+				driver.endRepeat()
+				own.endRepeat()
+			}
+		}
+		return nil
+	}
+	if err := errors.Join(measure(), m.close()); err != nil {
+		return err
+	}
+	b.figure("h", "NotifyOnline by dbgtrap on kfdemu, p50", "µs", micros(p50, total))
+	b.figure("h", "the emulated driver's calls in it, p50", "µs", micros(p50, driver))
+	b.figure("h", "the daemon's own share, p50", "µs", micros(p50, own)).atMost(150)
+	b.figure("h", "the daemon's own share, p99", "µs", micros(p99, own)).atMost(1000)
+	return nil
+}
+
+// running waits until everything runs, which Complete does not.
+func running(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+	for ; ; time.Sleep(time.Millisecond) {
+		list, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
+		if err != nil || !slices.ContainsFunc(list.GetTargets(), func(t *gpreemptv1.Target) bool {
+			return t.GetState() != gpreemptv1.TargetState_TARGET_STATE_RUNNING
+		}) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,202 @@
+// Command bench measures what the daemon adds to gRPC, to the driver and to an idle
+// machine. Every figure is a ratio inside one run, or set beside one: the two sides
+// take turns, so a noisy machine disturbs both alike. docs/performance.md tells what
+// each section is.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// The servers run as children of this program.
+const (
+	serveEchoCommand   = "serve-echo"
+	serveDaemonCommand = "serve-daemon"
+	// tellMachineCommand runs on an emulated machine, which is there as long as it.
+	tellMachineCommand = "tell-machine"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	if len(args) > 0 {
+		switch {
+		case args[0] == serveEchoCommand && len(args) == 2:
+			return serve(ctx, func(ctx context.Context, ready func()) error { return serveEcho(ctx, args[1], ready) })
+		case args[0] == serveDaemonCommand && len(args) == 5:
+			return serve(ctx, func(ctx context.Context, ready func()) error {
+				return serveDaemon(ctx, args[1], args[2], args[3], args[4], ready)
+			})
+		case args[0] == tellMachineCommand && len(args) == 1:
+			return serve(ctx, func(ctx context.Context, _ func()) error {
+				fmt.Println(os.Getenv("KFDEMU_SOCKET"))
+				<-ctx.Done()
+				return nil
+			})
+		}
+	}
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	quick := flags.Bool("quick", false, "measure the guarded ratios only, in under a minute, and fail when one has grown by half")
+	only := flags.String("only", "", "measure these sections only, such as de")
+	out := flags.String("o", "build", "directory for bench.json and bench.txt, or bench-quick.json and bench-quick.txt")
+	doc := flags.Bool("doc", false, "measure nothing; put the table of the last full run into "+docPath)
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if *doc {
+		return document(filepath.Join(*out, "bench.json"))
+	}
+	if *quick {
+		r, verdicts, err := guard(ctx, *only)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(writeVerdicts(os.Stdout, verdicts), r.write(filepath.Join(*out, "bench-quick")), r.whole()); err != nil {
+			return err
+		}
+		if regressed(verdicts) != "" {
+			return errors.New("a ratio has grown by half: what did that? make bench tells more; if it is meant, update the reference in test/bench/guard.go")
+		}
+		return nil
+	}
+	r, err := measure(ctx, false, *only)
+	if err != nil {
+		return err
+	}
+	return errors.Join(r.writeTable(os.Stdout), r.write(filepath.Join(*out, "bench")), r.whole())
+}
+
+// serve runs a server until standard input ends.
+func serve(ctx context.Context, server func(ctx context.Context, ready func()) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // whose end is that of the process
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel()
+	}()
+	return server(ctx, func() { fmt.Println("ready") })
+}
+
+// bench is a run.
+type bench struct {
+	self    string // the path of this program
+	dir     string // for sockets and logs
+	quick   bool
+	repeats int
+	began   time.Time
+	report  report
+}
+
+// sections are what is measured, in this order; the quick ones have guarded ratios.
+var sections = []struct {
+	letters string
+	what    string
+	quick   bool
+	measure func(*bench, context.Context) error
+}{
+	{"abcde", "calls", true, (*bench).calls},
+	{"f", "targets at no cost", true, (*bench).manyTargets},
+	{"g", "targets at a modelled cost", false, (*bench).parallel},
+	{"h", "through the emulated driver", false, (*bench).throughDriver},
+	{"i", "many clients", false, (*bench).crowds},
+	{"j", "Core.Step", false, (*bench).step},
+	{"k", "discovery", true, (*bench).discovery},
+	{"l", "an idle daemon", false, (*bench).idle},
+}
+
+func measure(ctx context.Context, quick bool, only string) (r *report, err error) {
+	b := &bench{quick: quick, repeats: 5, began: time.Now()}
+	if quick {
+		b.repeats = 9
+	}
+	b.report = report{Taken: time.Now().UTC(), Go: runtime.Version(), CPUs: runtime.GOMAXPROCS(0), Quick: quick, Simulated: simulated}
+	if b.self, err = os.Executable(); err != nil {
+		return nil, err
+	}
+	if b.dir, err = os.MkdirTemp("", "gp-bench-"); err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(b.dir)) }()
+	echoes, err := b.start(ctx, "echo", serveEchoCommand, b.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, echoes.stop()) }()
+	for _, s := range sections {
+		if quick && !s.quick || only != "" && !strings.ContainsAny(s.letters, only) {
+			continue
+		}
+		b.say("%s: %s", s.letters, s.what)
+		if err := s.measure(b, ctx); err != nil {
+			return nil, fmt.Errorf("section %s: %w", s.letters, err)
+		}
+	}
+	b.say("done")
+	return &b.report, nil
+}
+
+// say tells what is being done.
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%4.0f s  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// rounds is how many there are in a repeat, of so many in a full run.
+func (b *bench) rounds(full int) int {
+	if b.quick {
+		return full / 3
+	}
+	return full
+}
+
+// series adds one to the report.
+func (b *bench) series(section, name string) *series {
+	s := &series{Section: section, Name: name}
+	b.report.Series = append(b.report.Series, s)
+	return s
+}
+
+// figure adds one to the report.
+func (b *bench) figure(section, name, unit string, all []float64) *figure {
+	if len(all) == 0 { // a Go benchmark that has been renamed
+		b.report.missing = append(b.report.missing, name)
+		all = []float64{0}
+	}
+	f := newFigure(section, name, unit, all)
+	b.report.Figures = append(b.report.Figures, f)
+	return f
+}
+
+// writeConfig gives the path of a config file with that text.
+func (b *bench) writeConfig(text string) (string, error) {
+	path := filepath.Join(b.dir, "gpreemptd.yaml")
+	return path, os.WriteFile(path, []byte(text), 0o600)
+}
+
+// build gives the paths of programs of this module, built as users have them.
+func (b *bench) build(ctx context.Context, programs ...string) error {
+	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-o", b.dir + string(filepath.Separator)}, programs...)
+	if out, err := exec.CommandContext(ctx, "go", args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
+	}
+	return nil
+}

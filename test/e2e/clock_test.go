@@ -1,0 +1,150 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/emu/kfdemu"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+)
+
+// swinging builds gpreemptd with a time.Now whose wall clock is a year ahead or behind
+// every other 100 ms. Nothing else can set the clock for one process: time namespaces
+// leave CLOCK_REALTIME alone, and the vDSO is no system call.
+func swinging(t *testing.T) (program string) {
+	t.Helper()
+	if raceDetector {
+		t.Skip("a gpreemptd of its own is built without the race detector: make e2e does")
+	}
+	root, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(strings.TrimSpace(string(root)), "src/time/time.go")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const now = "sec, nsec, mono := runtimeNow()\n"
+	if strings.Count(string(text), now) != 1 {
+		t.Fatalf("time.Now in %s is not what this test changes; it is due for a look", file)
+	}
+	dir := t.TempDir()
+	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{file: filepath.Join(dir, "time.go")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	changed := strings.Replace(string(text), now, now+"\tsec += [...]int64{0, 31e6, -31e6}[mono/1e8%3]\n", 1)
+	for name, text := range map[string]string{"time.go": changed, "overlay.json": string(overlay)} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	program = filepath.Join(dir, "gpreemptd")
+	build := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-overlay", filepath.Join(dir, "overlay.json"), "-o", program, "../../cmd/gpreemptd")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return program
+}
+
+// Leases, waits, overrides, rate limits and the watchdog last as long as they should by
+// the monotonic clock, whatever somebody does to the other.
+func TestWallClockThatJumpsByYearsChangesNoDuration(t *testing.T) {
+	program := swinging(t)
+	m := emulate(t, kfdemu.Config{})
+	job := m.work("--queues", "2", "--duration", "500", "--runtime")
+	dir := testutil.TempSocketDir(t)
+	systemd, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer systemd.Close()
+	d := prepare(t, dir, atOnce)
+	d.process = m.Command(context.Background(), program, "serve", "--socket", d.socket, "--config", d.config)
+	d.process.Env = environment("RUNTIME_DIRECTORY="+dir, "NOTIFY_SOCKET="+filepath.Join(dir, "notify"))
+	d.process.Stderr = d.log
+	d.run()
+	d.awaitServing()
+	d.events = watchEvents(t, d.admin)
+	d.offlineTarget(job, 2)
+
+	// A lease that lasts is not ended, and the watchdog is fed all the time.
+	long := d.announce(t.Context())
+	m.checkFrozen(job)
+	for began := time.Now(); time.Since(began) < 3*time.Second; {
+		if err := systemd.SetReadDeadline(time.Now().Add(2500 * time.Millisecond)); err != nil { // fed every second
+			t.Fatal(err)
+		}
+		if _, err := systemd.Read(make([]byte, 256)); err != nil {
+			t.Fatalf("the watchdog is not fed: %v", err)
+		}
+	}
+	m.checkFrozen(job)
+	if _, err := d.online.Renew(t.Context(), &gpreemptv1.RenewRequest{LeaseId: long.GetLeaseId(), Ttl: durationpb.New(time.Minute)}); err != nil {
+		t.Errorf("a lease of a minute after 3 seconds: %v", err)
+	}
+	d.complete(long.GetLeaseId())
+	m.awaitEach(job, 2, onGPU)
+
+	// One that does not is ended, not before its time and not long after it.
+	for range 5 {
+		const ttl = 250 * time.Millisecond
+		req := announcement()
+		req.Ttl = durationpb.New(ttl)
+		began := time.Now()
+		lease, err := d.online.NotifyOnline(t.Context(), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if end := d.awaitEnd(lease.GetLeaseId()); end != gpreemptv1.LeaseEnd_LEASE_END_EXPIRED {
+			t.Errorf("the lease ended as %v", end)
+		}
+		if took := time.Since(began); took < ttl || took > ttl+5*time.Second {
+			t.Errorf("a lease of %v ended after %v", ttl, took)
+		}
+		m.awaitEach(job, 2, onGPU)
+	}
+
+	// What an admin says lasts as long as he says.
+	began := time.Now()
+	const unmanaged = 500 * time.Millisecond
+	if _, err := d.admin.ClassifyTarget(t.Context(), &gpreemptv1.ClassifyTargetRequest{
+		TargetId: d.target(job.PID).GetTargetId(), Class: gpreemptv1.Class_CLASS_UNMANAGED, Ttl: durationpb.New(unmanaged),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	d.offlineTarget(job, 2)
+	if took := time.Since(began); took < unmanaged {
+		t.Errorf("a class for %v lasted %v", unmanaged, took)
+	}
+	// The rate limit lets through what it should.
+	for range 200 {
+		lease := d.announce(t.Context())
+		d.complete(lease.GetLeaseId())
+	}
+	m.awaitProgress(job)
+	job.stop()
+	d.stop()
+	years := map[string]bool{}
+	for _, line := range d.log.all() {
+		var entry struct{ Time time.Time }
+		if err := json.Unmarshal([]byte(line), &entry); err == nil {
+			years[entry.Time.Format("2006")] = true
+		}
+	}
+	t.Logf("years in the log: %v", years)
+	if len(years) < 2 {
+		t.Errorf("the wall clock has not jumped: %v", years)
+	}
+}

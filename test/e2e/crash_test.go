@@ -1,0 +1,537 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/emu/kfdemu"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+)
+
+// crashPoints is how often a daemon is killed at least, on all machines together.
+const crashPoints = 500
+
+// stage is a part of a daemon's life.
+type stage string
+
+const (
+	starting stage = "start" // until it holds all jobs
+	leasing  stage = "lease" // while it suspends and resumes
+	stopping stage = "stop"  // while it lets go
+)
+
+// crashPoint is a moment at which a daemon is killed: a fault strikes or, without one,
+// a time has passed since the stage began.
+type crashPoint struct {
+	name  string
+	stage stage
+	fault *kfdemu.Fault
+	after time.Duration
+}
+
+// The daemon is killed before and after every call it makes of the driver, in every step
+// that the hardware does for it, and at random times.
+func TestSoakDaemonKilledAnywhereLeavesEveryQueueRunning(t *testing.T) {
+	machines := []kfdemu.Config{
+		// One thread has to trace a target all the time, and the runlist is HWS's.
+		{Machine: "mi300x", GPUs: 2, Profile: "6.12"},
+		// It has not, and MES schedules queue by queue.
+		{Machine: "rx7900xtx", GPUs: 2, Profile: "7.2"},
+	}
+	for _, cfg := range machines {
+		t.Run(cfg.Machine+" "+cfg.Profile, func(t *testing.T) {
+			c := newCrashes(t, cfg)
+			points := c.observe()
+			t.Logf("%d calls and steps to be killed at", len(points))
+			for range max(crashPoints/len(machines)-len(points), 40) {
+				points = append(points, c.random())
+			}
+			c.r.Shuffle(len(points), func(i, j int) { points[i], points[j] = points[j], points[i] })
+			for _, p := range points {
+				c.kill(p)
+			}
+			for until := time.Now().Add(soakLength(t) / time.Duration(len(machines))); time.Now().Before(until) && !t.Failed(); {
+				c.m.log.forgetEvents()
+				c.kill(c.random())
+			}
+			c.finish()
+		})
+	}
+}
+
+// everyGPU has the daemon suspend on GPUs on which that is known to be a hazard.
+const everyGPU = `safety:
+  hazards:
+    - id: emulated
+      gfx: ["gfx*"]
+      action: allow
+      why: It is emulated.
+`
+
+// soakLength is what GPREEMPT_SOAK gives, 0 without.
+func soakLength(t *testing.T) time.Duration {
+	t.Helper()
+	text := os.Getenv(soakEnv)
+	if text == "" {
+		return 0
+	}
+	length, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatalf("%s: %v", soakEnv, err)
+	}
+	return length
+}
+
+// crashes is a machine, the jobs on it, and the daemons that died there.
+type crashes struct {
+	t    *testing.T
+	m    *emulated
+	name string
+	// gpreemptd is the binary: a killed process tells of no races.
+	gpreemptd string
+	dir       string
+	r         *rand.Rand
+	// jobs are offline, and have the same queues all the time; all are those and others.
+	jobs, all []*worker
+	reign     *reign // the daemon there is
+
+	died             map[stage]int
+	missed           []string
+	served, tookOver []time.Duration
+}
+
+func newCrashes(t *testing.T, cfg kfdemu.Config) *crashes {
+	t.Helper()
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	c := &crashes{
+		t: t, m: emulate(t, cfg), name: cfg.Machine + ", driver of " + cfg.Profile,
+		gpreemptd: withoutDetector(t, "gpreemptd"), dir: testutil.TempSocketDir(t),
+		r: rand.New(rand.NewPCG(seed, 0)), died: map[stage]int{},
+	}
+	if err := os.WriteFile(filepath.Join(c.dir, "gpreemptd.yaml"), []byte(soakConfig(0)+everyGPU), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	load := []string{"--runtime", "--duration", "700", "--occupancy", "300000", "--rate", "100"}
+	c.jobs = []*worker{
+		c.m.work(append(load, "--queues", "2")...),
+		c.m.work(append(load, "--queues", "1", "--sdma", "--wait", "poll")...),
+	}
+	c.all = append(slices.Clone(c.jobs),
+		c.m.work(append(load, "--queues", "1", "--churn", "--wait", "poll")...),
+		c.m.serve(append(load, "--queues", "1")...))
+	return c
+}
+
+// reign is a daemon from its start to its end.
+type reign struct {
+	*exec.Cmd
+	log    *lines
+	began  time.Time
+	exited context.Context
+	conn   *grpc.ClientConn
+	online gpreemptv1.OnlineServiceClient
+}
+
+// launch starts a daemon, to be killed by a fault if there is one.
+func (c *crashes) launch(fault *kfdemu.Fault) *kfdemu.Injection {
+	c.t.Helper()
+	if c.reign != nil {
+		if err := c.reign.conn.Close(); err != nil {
+			c.t.Error(err)
+		}
+	}
+	socket := filepath.Join(c.dir, "gpreemptd.sock")
+	r := &reign{
+		Cmd: c.m.Command(context.Background(), c.gpreemptd, "serve", "--socket", socket, "--config", filepath.Join(c.dir, "gpreemptd.yaml")),
+		log: &lines{}, began: time.Now(),
+	}
+	r.Env, r.Stderr = environment("RUNTIME_DIRECTORY="+c.dir), r.log
+	var err error
+	if r.conn, err = connect(socket); err != nil {
+		c.t.Fatal(err)
+	}
+	r.online = gpreemptv1.NewOnlineServiceClient(r.conn)
+	if err := r.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	// It is the shim yet, which makes no calls.
+	strikes := c.arm(r, fault)
+	exited, end := context.WithCancel(context.Background())
+	r.exited = exited
+	go func() {
+		_ = r.Wait() // its end is judged from ProcessState
+		end()
+	}()
+	c.reign = r
+	c.t.Cleanup(func() {
+		_ = r.Process.Kill() // it has ended, unless the test failed
+		<-r.exited.Done()
+		_ = r.conn.Close() // it was, if the daemon is not the last
+		if c.t.Failed() && c.reign == r {
+			c.t.Logf("what the last gpreemptd wrote:\n%s", r.log)
+		}
+	})
+	return strikes
+}
+
+// arm puts a fault in that is the daemon's end, and gives what tells whether it struck.
+func (c *crashes) arm(r *reign, fault *kfdemu.Fault) *kfdemu.Injection {
+	if fault == nil {
+		return nil
+	}
+	f := *fault
+	f.Caller = int32(r.Process.Pid)
+	if f.Step != "" {
+		f.Do = func() { _ = r.Process.Kill() } // it may be dead already
+	}
+	return c.m.Inject(f)
+}
+
+// buried waits for the daemon's end.
+func (c *crashes) buried(how string) *os.ProcessState {
+	c.t.Helper()
+	select {
+	case <-c.reign.exited.Done():
+	case <-time.After(patience):
+		_ = c.reign.Process.Signal(syscall.SIGQUIT) // it writes the stacks of its goroutines
+		c.t.Fatalf("%s: gpreemptd did not end within %v", how, patience)
+	}
+	return c.reign.ProcessState
+}
+
+func (c *crashes) announce() (*gpreemptv1.NotifyOnlineResponse, bool) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.reign.exited, patience)
+	defer cancel()
+	resp, err := c.reign.online.NotifyOnline(ctx, announcement(), grpc.WaitForReady(true))
+	return resp, c.judge("announce", err)
+}
+
+func (c *crashes) complete(lease string) bool {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(c.reign.exited, patience)
+	defer cancel()
+	_, err := c.reign.online.Complete(ctx, &gpreemptv1.CompleteRequest{LeaseId: lease})
+	return c.judge("complete", err)
+}
+
+// judge tells whether a call went well: only the daemon's death excuses one that did
+// not.
+func (c *crashes) judge(what string, err error) bool {
+	c.t.Helper()
+	if err == nil {
+		return true
+	}
+	select {
+	case <-c.reign.exited.Done(): // the end of a connection is seen before that of its process
+	case <-time.After(patience):
+		c.t.Fatalf("%s: %v", what, err)
+	}
+	return false
+}
+
+// takeOver waits until the daemon has suspended all jobs for a lease, and ends that.
+// False: it has died before.
+func (c *crashes) takeOver(measure bool) bool {
+	c.t.Helper()
+	late := time.Now().Add(patience)
+	for first := true; ; first = false {
+		lease, ok := c.announce()
+		if !ok {
+			return false
+		}
+		took := time.Since(c.reign.began)
+		if first && measure {
+			c.served = append(c.served, took)
+		}
+		held := !slices.ContainsFunc(c.jobs, func(w *worker) bool { return !c.m.frozen(w) })
+		if held && measure {
+			c.tookOver = append(c.tookOver, took)
+		}
+		if first && lease.GetQuiesced() && !held {
+			c.t.Errorf("gpreemptd answers %v, and not all jobs are suspended", lease)
+		}
+		if !c.complete(lease.GetLeaseId()) {
+			return false
+		}
+		if held {
+			return true
+		}
+		if time.Now().After(late) {
+			c.t.Fatalf("gpreemptd did not suspend all jobs within %v of its start", patience)
+		}
+	}
+}
+
+// observe finds out what calls a daemon makes and what the hardware does for it, and
+// gives the points at which one can be killed.
+func (c *crashes) observe() []crashPoint {
+	c.t.Helper()
+	var points []crashPoint
+	during := func(s stage, what func()) {
+		from := c.m.now()
+		what()
+		all, _, _ := c.m.log.since(from)
+		points = append(points, pointsIn(s, all, int32(c.reign.Process.Pid))...)
+	}
+	calm := func() { c.m.awaitAll("everything runs after a lease", c.all) }
+	during(starting, func() { c.launch(nil); c.takeOver(true); calm() })
+	during(leasing, func() { c.takeOver(false); calm() })
+	during(stopping, c.stop)
+	c.launch(nil)
+	c.takeOver(true)
+	return points
+}
+
+// pointsIn gives the points there are in what a daemon did.
+func pointsIn(s stage, events []kfdemu.Event, pid int32) []crashPoint {
+	var points []crashPoint
+	counts := map[string]int{}
+	// Until a daemon holds all jobs it looks again and again how far it is.
+	const mostAtStart = 8
+	add := func(when, op string, f kfdemu.Fault) {
+		f.Nth = counts[op]
+		points = append(points, crashPoint{name: fmt.Sprintf("%s: %s %s %d", s, when, op, f.Nth), stage: s, fault: &f})
+	}
+	for _, e := range events {
+		if e.PID != pid || e.Kind != kfdemu.EventCall && e.Kind != kfdemu.EventStep {
+			continue
+		}
+		op := e.Op
+		if e.Kind == kfdemu.EventStep {
+			op = "step " + op
+		}
+		counts[op]++
+		if s == starting && counts[op] > mostAtStart {
+			continue
+		}
+		if e.Kind == kfdemu.EventStep {
+			add("in", op, kfdemu.Fault{Step: driver.StepKind(e.Op)})
+			continue
+		}
+		add("before", op, kfdemu.Fault{Op: driver.Op(e.Op), Kill: kfdemu.KillCaller})
+		if e.Op != string(driver.OpOpen) { // it has no effect yet
+			add("after", op, kfdemu.Fault{Op: driver.Op(e.Op), Kill: kfdemu.KillCaller, After: true})
+		}
+	}
+	return points
+}
+
+// random is a moment under load, or now and then in a daemon's start.
+func (c *crashes) random() crashPoint {
+	if c.r.IntN(8) == 0 {
+		return crashPoint{name: "start: at a random time", stage: starting, after: between(c.r, 0, 150*time.Millisecond)}
+	}
+	return crashPoint{name: "lease: at a random time", stage: leasing, after: between(c.r, 0, 20*time.Millisecond)}
+}
+
+// kill has a daemon die at a point, and sees to what follows: the driver lets everything
+// run, and the next daemon takes over.
+func (c *crashes) kill(p crashPoint) {
+	c.t.Helper()
+	if c.t.Failed() {
+		return
+	}
+	var strikes *kfdemu.Injection
+	if p.stage == starting {
+		c.stop()
+		strikes = c.launch(p.fault)
+	} else {
+		strikes = c.arm(c.reign, p.fault)
+	}
+	switch {
+	case p.fault == nil:
+		c.underLoad(p.after)
+	case p.stage == stopping:
+		c.leave()
+	default:
+		for n := 0; n < 5 && c.takeOver(false); n++ {
+		}
+	}
+	if strikes != nil {
+		if strikes.Hits() == 0 { // a call less than was observed: the jobs did something else
+			c.missed = append(c.missed, p.name)
+		}
+		strikes.Remove()
+	}
+	_ = c.reign.Process.Kill() // it is dead, if it was not missed
+	if state := c.buried(p.name); state.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL && !(p.stage == stopping && state.Success()) {
+		c.t.Errorf("%s: gpreemptd ended with %v", p.name, state)
+	}
+	c.died[p.stage]++
+	if c.r.IntN(2) == 0 { // by its death alone
+		c.m.awaitAll("everything runs after a death ("+p.name+")", c.all)
+	}
+	c.launch(nil)
+	if !c.takeOver(true) {
+		c.t.Errorf("%s: the next gpreemptd ended with %v", p.name, c.reign.ProcessState)
+	}
+	c.m.awaitAll("everything runs after a new gpreemptd took over ("+p.name+")", c.all)
+	c.progress(p.name)
+}
+
+// underLoad kills a daemon after a time, while clients announce and complete.
+func (c *crashes) underLoad(after time.Duration) {
+	c.t.Helper()
+	var clients sync.WaitGroup
+	for range 2 {
+		clients.Go(func() {
+			for c.try() {
+			}
+		})
+	}
+	timer := time.NewTimer(after)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-c.reign.exited.Done():
+	}
+	_ = c.reign.Process.Kill()
+	clients.Wait()
+}
+
+// try is a lease of a client that is told nothing of why it fails.
+func (c *crashes) try() bool {
+	lease, err := c.reign.online.NotifyOnline(c.reign.exited, announcement(), grpc.WaitForReady(true))
+	if err == nil {
+		_, err = c.reign.online.Complete(c.reign.exited, &gpreemptv1.CompleteRequest{LeaseId: lease.GetLeaseId()})
+	}
+	return err == nil
+}
+
+// stop ends a daemon in order, in the middle of a lease.
+func (c *crashes) stop() {
+	c.t.Helper()
+	c.leave()
+	if state := c.reign.ProcessState; !state.Success() {
+		c.t.Errorf("gpreemptd ended with %v", state)
+	}
+}
+
+// leave has a daemon that holds jobs suspended end, however it does.
+func (c *crashes) leave() {
+	c.t.Helper()
+	if _, ok := c.announce(); ok {
+		if err := c.reign.Process.Signal(syscall.SIGINT); err != nil {
+			c.t.Fatal(err)
+		}
+	}
+	c.buried("stop")
+}
+
+// progress waits until every process has had packets executed since now.
+func (c *crashes) progress(after string) {
+	c.t.Helper()
+	before := c.m.executed()
+	c.m.awaitThat("every process makes progress after "+after, func() string {
+		now := c.m.executed()
+		for _, w := range c.all {
+			if now[w.PID] <= before[w.PID] {
+				return fmt.Sprintf("process %d has executed %d packets as before", w.PID, now[w.PID])
+			}
+		}
+		return ""
+	})
+}
+
+// finish ends the jobs, which prove what they did, and tells the figures.
+func (c *crashes) finish() {
+	c.t.Helper()
+	c.stop()
+	for _, w := range c.all {
+		w.stop()
+	}
+	slices.Sort(c.missed)
+	c.t.Logf("%v deaths, %d not at their point %q; the next served after %+v and took over after %+v",
+		c.died, len(c.missed), c.missed, spreadOf(c.served), spreadOf(c.tookOver))
+	within := 0
+	for _, took := range c.tookOver {
+		if took <= time.Second {
+			within++
+		}
+	}
+	tellFigures(c.t, "gpreemptd killed, from the start of the next one, "+c.name, false, struct {
+		Deaths map[stage]int `json:"deaths"`
+		Serves spread        `json:"serves"`
+		Holds  spread        `json:"suspends_all_jobs"`
+		Within int           `json:"suspends_all_jobs_within_1_s"`
+	}{c.died, spreadOf(c.served), spreadOf(c.tookOver), within})
+}
+
+// frozen tells whether a worker has queues and all are suspended.
+func (m *emulated) frozen(w *worker) bool {
+	for _, p := range m.Driver().Processes() {
+		if p.PID == w.PID {
+			return len(p.Queues) > 0 && !slices.ContainsFunc(p.Queues, func(q driver.QueueState) bool { return q.Running || !q.Suspended })
+		}
+	}
+	return false
+}
+
+// executed gives how many packets the GPUs have executed, by process.
+func (m *emulated) executed() map[int32]uint64 {
+	all := map[int32]uint64{}
+	m.Machine(func(g *gpumodel.Machine) {
+		for _, p := range g.Counters() {
+			all[p.Process.PID] = p.Executed
+		}
+	})
+	return all
+}
+
+// awaitAll waits until every queue of the workers runs.
+func (m *emulated) awaitAll(what string, workers []*worker) {
+	m.t.Helper()
+	m.awaitThat(what, func() string {
+		var still []string
+		for _, p := range m.Driver().Processes() {
+			if !slices.ContainsFunc(workers, func(w *worker) bool { return w.PID == p.PID }) {
+				continue
+			}
+			for _, q := range p.Queues {
+				if !q.Destroying && (!q.Running || q.Suspended) {
+					still = append(still, fmt.Sprintf("queue %d of %d: %+v", q.ID, p.PID, q))
+				}
+			}
+		}
+		return strings.Join(still, "\n")
+	})
+}
+
+// awaitThat waits until cond gives "" instead of what is missing: it looks again after
+// each event of the machine, and now and then for what leaves none.
+func (m *emulated) awaitThat(what string, cond func() string) {
+	m.t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	late := time.After(patience)
+	for {
+		_, _, next := m.log.since(0)
+		missing := cond()
+		if missing == "" {
+			return
+		}
+		select {
+		case <-next:
+		case <-tick.C:
+		case <-late:
+			m.t.Fatalf("%s: not within %v: %s", what, patience, missing)
+		}
+	}
+}

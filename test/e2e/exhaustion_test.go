@@ -1,0 +1,265 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/emu/kfdemu"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// filesLimit sets how many descriptors the daemon may have, and gives what it was.
+func (d *daemon) filesLimit(most uint64) (before uint64) {
+	d.t.Helper()
+	var limit unix.Rlimit
+	err := unix.Prlimit(d.process.Process.Pid, unix.RLIMIT_NOFILE, nil, &limit)
+	before, limit.Cur = limit.Cur, most
+	if err == nil {
+		err = unix.Prlimit(d.process.Process.Pid, unix.RLIMIT_NOFILE, &limit, nil)
+	}
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return before
+}
+
+// cpu is the processor time the daemon has used, in ticks of 10 ms.
+func (d *daemon) cpu() (ticks int) {
+	d.t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", d.process.Process.Pid))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	fields := strings.Fields(string(stat[strings.LastIndex(string(stat), ")")+1:]))
+	var user, system int
+	if _, err := fmt.Sscan(fields[11]+" "+fields[12], &user, &system); err != nil { // fields 14 and 15
+		d.t.Fatal(err)
+	}
+	return user + system
+}
+
+// procStatus gives a number of /proc/PID/status.
+func (d *daemon) procStatus(key string) int {
+	d.t.Helper()
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.process.Process.Pid))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if value, ok := strings.CutPrefix(line, key+":"); ok {
+			n, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(value), " kB"))
+			if err != nil {
+				d.t.Fatal(err)
+			}
+			return n
+		}
+	}
+	d.t.Fatalf("/proc/PID/status has no %s", key)
+	return 0
+}
+
+// Not one descriptor is to be had: what is suspended is resumed, who is connected is
+// served, and the rest waits without turning the daemon's wheels or filling its log.
+func TestDaemonOutOfDescriptorsServesThoseItHasAndResumes(t *testing.T) {
+	m := emulate(t, kfdemu.Config{})
+	job := m.work("--queues", "2", "--duration", "500", "--runtime")
+	old := m.work("--queues", "2", "--duration", "500")
+	d := m.start(atOnce + "mechanisms: [dbgtrap, freezer]\n")
+	d.heldBy("dbgtrap", job, 2)
+	d.heldBy("freezer", old, 2)
+	lease := d.announce(t.Context())
+	m.checkAway("dbgtrap", job, 2)
+	m.checkAway("freezer", old, 2)
+
+	logged := len(d.log.all())
+	before := d.filesLimit(3)
+	var waiting []net.Conn
+	for range 50 {
+		conn, err := net.Dial("unix", d.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		waiting = append(waiting, conn)
+	}
+	d.complete(lease.GetLeaseId())
+	m.awaitEach(job, 2, onGPU)
+	m.awaitProgress(job)
+	m.awaitProgress(old)
+	// What follows is answered, whatever can be suspended, and resumed.
+	for range 5 {
+		lease, _ := d.ask(time.Second)
+		d.complete(lease)
+	}
+	m.awaitProgress(job)
+	m.awaitProgress(old)
+	const window = 2 * time.Second
+	used := d.cpu()
+	<-time.After(window)
+	if used = d.cpu() - used; used > 50 {
+		t.Errorf("idle, it used %d ms of processor time in %v", 10*used, window)
+	}
+	if logged = len(d.log.all()) - logged; logged > 50 {
+		t.Errorf("it logged %d lines", logged)
+	}
+	t.Logf("without descriptors: %d ms of processor time in %v, %d lines of log", 10*used, window, logged)
+
+	d.filesLimit(before)
+	for _, conn := range waiting { // a server speaks first in HTTP/2
+		if _, err := conn.Read(make([]byte, 1)); err != nil {
+			t.Errorf("a client that waited is not served: %v", err)
+		}
+		conn.Close()
+	}
+	fresh := m.work("--duration", "500", "--runtime")
+	d.offlineTarget(fresh, 1)
+	last, _ := d.ask(longest)
+	m.awaitEach(fresh, 1, offGPU)
+	d.complete(last)
+	for _, w := range []*worker{fresh, job, old} {
+		m.awaitProgress(w)
+		w.stop()
+	}
+}
+
+// The clients of a daemon with few descriptors get most of them, and not the last.
+func TestConnectionsLeaveDescriptorsToTheDaemon(t *testing.T) {
+	t.Parallel()
+	const limit = 128
+	const most = limit * 3 / 8
+	d := prepare(t, testutil.TempSocketDir(t), atOnce)
+	d.process.Path = "/bin/sh"
+	d.process.Args = append([]string{"sh", "-c", fmt.Sprintf(`ulimit -n %d && exec "$0" "$@"`, limit), gpreemptd}, d.process.Args[1:]...)
+	d.run()
+	d.awaitServing()
+	d.events = watchEvents(t, d.admin)
+	pid := d.startOffline()
+	before, fds := d.status(), d.fds()
+	var served []net.Conn
+	for range 2 * limit {
+		conn, err := net.Dial("unix", d.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := conn.Read(make([]byte, 1)); err == nil {
+			served = append(served, conn)
+		}
+	}
+	if want := most - 1; len(served) != want { // one is the test's own
+		t.Errorf("%d connections are served, want %d", len(served), want)
+	}
+	if got := d.fds(); got > limit-limit/8 {
+		t.Errorf("%d of %d descriptors are used", got, limit)
+	}
+	refusals := strings.Count(d.log.String(), "a connection is refused")
+	refused := 2*limit - len(served)
+	if refusals == 0 || refusals > refused/2 {
+		t.Errorf("%d of %d refusals are logged, want some and not each", refusals, refused)
+	}
+	if n := d.refusals()[string(gpreempt.ReasonConnsTotal)]; n != uint64(refused) {
+		t.Errorf("%d of %d refusals are counted", n, refused)
+	}
+	says(t, d.log.String(), "LimitNOFILE")
+	lease := d.announce(t.Context())
+	d.checkFrozen(pid)
+	d.complete(lease.GetLeaseId())
+	for _, conn := range served {
+		conn.Close()
+	}
+	d.settled(before, fds)
+	d.stopJob(pid)
+}
+
+// Many connections and streams of which nothing is read, and announcements as fast as
+// they can be sent, under a limit of memory: once what is kept is full, more of it takes
+// no more.
+func TestMemoryStaysBoundedWithClientsThatReadNothing(t *testing.T) {
+	t.Parallel()
+	if racing() {
+		t.Skip("the race detector's memory is not the daemon's: run without it")
+	}
+	const limit = 64 << 20
+	d := prepare(t, testutil.TempSocketDir(t), atOnce+"limits:\n  requests_per_second: 1000000\n  burst: 1000000\n")
+	d.process.Env = append(d.process.Env, fmt.Sprintf("GOMEMLIMIT=%d", limit))
+	d.run()
+	d.awaitServing()
+	d.events = watchEvents(t, d.admin)
+	pid := d.startOffline()
+	fds := d.fds()
+	var highs []int
+	for range 4 {
+		d.crowd(100)
+		d.eventually("the clients are gone", func() bool { return d.fds() == fds })
+		high := d.procStatus("VmHWM")
+		highs = append(highs, high)
+	}
+	t.Logf("most resident memory after each round, limit %d KiB: %v KiB", limit>>10, highs)
+	if highs[3] > highs[1]*5/4 || highs[3] > 2*limit>>10 {
+		t.Errorf("most resident memory after each round: %v KiB, want it to stay", highs)
+	}
+	d.checkRuns(pid)
+	d.stopJob(pid)
+}
+
+// crowd has so many clients connect, some of them watch all there is and read none of
+// it, and the test announce and complete as fast as it can.
+func (d *daemon) crowd(clients int) {
+	d.t.Helper()
+	ctx, cancel := context.WithCancel(d.t.Context())
+	defer cancel()
+	const watching = 12 // a process may have 16 streams
+	for n := range clients {
+		conn, err := connect(d.socket)
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		defer conn.Close()
+		admin := gpreemptv1.NewAdminServiceClient(conn)
+		if n < watching {
+			_, err = admin.WatchEvents(ctx, &gpreemptv1.WatchEventsRequest{})
+		} else {
+			_, err = admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
+		}
+		if err != nil {
+			d.t.Fatal(err)
+		}
+	}
+	session, err := d.online.Session(ctx)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	const rounds = 10_000
+	failed := make(chan error, 1)
+	go func() {
+		for tag := range uint64(rounds) {
+			if err := session.Send(announceFrame(tag, announcement())); err != nil {
+				failed <- err
+				return
+			}
+		}
+		failed <- nil
+	}()
+	for range rounds {
+		resp, err := session.Recv()
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		if lease := resp.GetAnnounced().GetLeaseId(); lease != "" {
+			d.complete(lease)
+		}
+	}
+	if err := <-failed; err != nil {
+		d.t.Error(err)
+	}
+}

@@ -1,0 +1,73 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/emu/workload"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// The client in Go and the one in C take the same arguments and say the same where there
+// is no driver.
+func TestBothClientsSayTheSameWithoutADriver(t *testing.T) {
+	if _, err := os.Stat(kfd.DevicePath); err == nil {
+		t.Skipf("%s is there, and the clients are for an emulated one", kfd.DevicePath)
+	}
+	dir := t.TempDir()
+	builds := map[string][]string{
+		"go": {"go", "build", "-buildvcs=false", "-o", filepath.Join(dir, "go"), "."},
+		"c":  {"cc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", filepath.Join(dir, "c"), "../testdata/kfdclient.c"},
+	}
+	for name, command := range builds {
+		t.Run(name, func(t *testing.T) {
+			if _, err := exec.LookPath(command[0]); err != nil {
+				t.Skipf("no compiler: %v", err)
+			}
+			if out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput(); err != nil {
+				t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
+			}
+			client := filepath.Join(dir, name)
+			code, said, _ := execute(t, client, "--queues", "2", "--gpus", "all", "--runtime", "--packets", "3", "--duration", "100",
+				"--occupancy", "1000000", "--rate", "0.5", "--depth", "2", "--sdma", "--churn", "--wait", "poll")
+			var got workload.Message
+			if err := json.Unmarshal(said, &got); err != nil {
+				t.Fatalf("the client said %q: %v", said, err)
+			}
+			if !strings.HasPrefix(got.What, "open /dev/kfd: ") {
+				t.Errorf("the client said %q went wrong", got.What)
+			}
+			got.What = ""
+			const enoent = 2
+			if diff := cmp.Diff(workload.Message{Event: "error", Errno: enoent}, got); code != 1 || diff != "" {
+				t.Errorf("the client ended with %d and said (-want +got):\n%s", code, diff)
+			}
+			for _, wrong := range []string{"--queues -1", "--depth 0", "--wait long", "--rate x", "--rate 1e9", "--gpus x", "--gpus 0", "--speed 1", "now"} {
+				if code, said, help := execute(t, client, strings.Fields(wrong)...); code != 2 || len(said) > 0 || len(help) == 0 {
+					t.Errorf("%s: the client ended with %d, said %q and told %q", wrong, code, said, help)
+				}
+			}
+		})
+	}
+}
+
+// execute runs a client with nothing to read.
+func execute(t *testing.T, client string, args ...string) (code int, out, help []byte) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), client, args...)
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	var exit *exec.ExitError
+	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), stdout.Bytes(), stderr.Bytes()
+}

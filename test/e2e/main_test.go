@@ -1,0 +1,97 @@
+// Package e2e hides nothing: it runs the built gpreemptd and gpctl against each
+// other on simulated GPUs, and sees only what a user would.
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
+
+	// What the binaries are made of. The tests do not use it; the imports make go
+	// test run them again, and not take them from its cache, when it changes.
+	_ "github.com/gpreempt/gpreempt/internal/cli"
+	_ "github.com/gpreempt/gpreempt/internal/daemon"
+)
+
+// The paths of the binaries under test, and of the clients of an emulated GPU.
+// trainBinary is clientBinary by the name of an offline job, strangersBinary that of
+// the tests where another user can run it.
+var gpreemptd, gpctl, kfdemuBinary, clientBinary, trainBinary, strangersBinary string
+
+// TestMain runs the tests, or is one of the processes they start.
+func TestMain(m *testing.M) {
+	switch {
+	case os.Getenv(clientEnv) != "":
+		os.Exit(clientMain(os.Getenv(clientEnv), os.Stdin, os.Stdout))
+	case os.Getenv(hostileEnv) != "":
+		os.Exit(hostileMain(os.Getenv(hostileEnv), os.Stdout))
+	case os.Getenv(heirEnv) != "":
+		os.Exit(heirMain(os.Stdout))
+	}
+	os.Exit(testMain(m))
+}
+
+func testMain(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "gpreempt-e2e-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "e2e: no directory for the binaries:", err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	if err := build(dir); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e: the binaries cannot be built:", err)
+		return 1
+	}
+	gpreemptd, gpctl, kfdemuBinary = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "kfdemu")
+	clientBinary, trainBinary = filepath.Join(dir, "kfdclient"), filepath.Join(dir, "train")
+	if err := os.Link(clientBinary, trainBinary); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		return 1
+	}
+	strangersBinary = filepath.Join(dir, "stranger")
+	if err := copySelf(strangersBinary); err != nil {
+		fmt.Fprintln(os.Stderr, "e2e: no copy of the tests for other users:", err)
+		return 1
+	}
+	return testutil.VerifyMain(m)
+}
+
+// copySelf puts the test binary where every user can run it. It has to be done before a
+// test starts: a file that is open for writing while some other test forks stays so in
+// the child until that becomes its program, and cannot be run for as long (ETXTBSY).
+func copySelf(path string) error {
+	data, err := os.ReadFile(os.Args[0])
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(path, data, 0o755); err != nil {
+		return err
+	}
+	return os.Chmod(filepath.Dir(path), 0o711)
+}
+
+// racing tells that gpreemptd and gpctl are built with the race detector: when the
+// tests are, or when the environment says so.
+func racing() bool { return raceDetector || os.Getenv("GPREEMPT_E2E_RACE") != "" }
+
+// build puts the binaries into dir.
+func build(dir string) error {
+	args := []string{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator)}
+	if racing() {
+		args = append(args, "-race")
+	}
+	// The programs that stand for others' are built as those are: without the detector.
+	for _, args := range [][]string{
+		append(args, "../../cmd/gpreemptd", "../../cmd/gpctl"),
+		{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator), "../../emu/cmd/kfdemu", "./kfdclient"},
+	} {
+		if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%w\n%s", err, out)
+		}
+	}
+	return nil
+}
