@@ -50,7 +50,7 @@ func runWith(args ...string) ran {
 	return ran{code, out.String(), errs.String()}
 }
 
-// write gives a file with that text.
+// write returns a file with that text.
 func write(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "gpreemptd.yaml")

@@ -41,7 +41,7 @@ func init() { // PodMonitor: a type of the Prometheus Operator's
 // strict refuses fields the API does not know, and fields given twice.
 var strict = serializer.NewCodecFactory(legacyscheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
 
-// decode gives the objects of a file as their types of the API.
+// decode returns the objects of a file as their types of the API.
 func decode(t *testing.T, name, text string) []runtime.Object {
 	t.Helper()
 	var objects []runtime.Object
@@ -55,7 +55,7 @@ func decode(t *testing.T, name, text string) []runtime.Object {
 	return objects
 }
 
-// find gives the one object of a type.
+// find returns the one object of a type.
 func find[T runtime.Object](t *testing.T, objects []runtime.Object) T {
 	t.Helper()
 	var found []T

@@ -68,7 +68,7 @@ var installs = map[string]values{
 	},
 }
 
-// render gives the objects of an installation, as helm template writes them.
+// render returns the objects of an installation, as helm template writes them.
 func render(t *testing.T, user values) string {
 	t.Helper()
 	text, err := tryRender(user)
@@ -103,7 +103,7 @@ func tryRender(user values) (string, error) {
 	return b.String(), nil
 }
 
-// withImage gives the values with the image that has to be named.
+// withImage returns the values with the image that has to be named.
 func withImage(user values) values {
 	user = maps.Clone(user)
 	user["image"] = placeholder
@@ -168,7 +168,7 @@ func documents(text string) []string {
 	return all
 }
 
-// everything gives all there is to apply, by where it comes from.
+// everything returns all there is to apply, by where it comes from.
 func everything(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}

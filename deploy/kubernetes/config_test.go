@@ -39,7 +39,7 @@ var configEdits = []struct{ pattern, template string }{
 	{`(?m)^  kubelet_ca: .*$`, `  kubelet_ca: {{ if not .Values.kubelet.enabled }}""{{ else if .Values.kubelet.nodeCA }}/etc/gpreempt-kubelet/ca.crt{{ else }}/var/run/secrets/kubernetes.io/serviceaccount/ca.crt{{ end }}`},
 }
 
-// programs builds the product, once, and gives the directory it is in.
+// programs builds the product, once, and returns the directory it is in.
 var programs = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "gpreempt-kubernetes")
 	if err != nil {
@@ -59,7 +59,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// program gives the path of one of them.
+// program returns the path of one of them.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	dir, err := programs()

@@ -89,7 +89,7 @@ func TestNoCapabilityIsMissingOrLeftOver(t *testing.T) {
 // warning is how gpctl status names one.
 var warning = regexp.MustCompile(`(?m)^(?:warning|error) ([A-Z_]+):`)
 
-// emulate runs suspends on an emulated machine and gives what the daemon warned of;
+// emulate runs suspends on an emulated machine and returns what the daemon warned of;
 // without capabilities it has all.
 func emulate(t *testing.T, patience time.Duration, config string, args []string, capabilities []corev1.Capability) ([]string, error) {
 	t.Helper()

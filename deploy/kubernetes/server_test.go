@@ -127,7 +127,7 @@ type api struct {
 
 const token = "test"
 
-// create makes an object, or tells why the server does not.
+// create makes an object, or reports why the server does not.
 func (a *api) create(ctx context.Context, document, options string) error {
 	var object metav1.PartialObjectMetadata
 	if err := yaml.Unmarshal([]byte(document), &object); err != nil {
@@ -275,7 +275,7 @@ func newKey(t *testing.T) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})
 }
 
-// freeAddresses gives addresses nobody listens on.
+// freeAddresses returns addresses nobody listens on.
 func freeAddresses(t *testing.T, n int) (addresses []string) {
 	t.Helper()
 	for range n {

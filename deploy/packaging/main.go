@@ -162,7 +162,7 @@ func stage(name string, text []byte, mode fs.FileMode) error {
 	return os.Chmod(name, mode)
 }
 
-// dated gives everything below dir one time, and directories and programs the mode of
+// dated returns everything below dir one time, and directories and programs the mode of
 // an installed one, whatever the umask.
 func dated(dir string, date time.Time) error {
 	return filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {

@@ -17,7 +17,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/daemoncmd"
 )
 
-// commands gives the programs that people type, by section of the manual.
+// commands returns the programs that people type, by section of the manual.
 func commands() map[string]*cobra.Command {
 	return map[string]*cobra.Command{"1": cli.New(cli.IO{Getenv: func(string) string { return "" }}), "8": daemoncmd.New()}
 }

@@ -81,7 +81,7 @@ func TestRPMOrdersVersionsAsTheyCame(t *testing.T) {
 	}
 }
 
-// tree gives every file below dir.
+// tree returns every file below dir.
 func tree(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}

@@ -10,7 +10,7 @@ import (
 // since and the commit's short name if it is not the tag's.
 var described = regexp.MustCompile(`^v([0-9]+\.[0-9]+\.[0-9]+)(?:-([0-9A-Za-z.]+))??(?:-([0-9]+)-(g[0-9a-f]+))?(-dirty)?$`)
 
-// packageVersion gives the version of the packages, in a form that dpkg and rpm order as
+// packageVersion returns the version of the packages, in a form that dpkg and rpm order as
 // Semantic Versioning does, with the commits after a tag behind it:
 //
 //	v1.2.0-rc.1  1.2.0~rc.1      v1.2.0-5-gabc1234  1.2.0+5.gabc1234

@@ -40,7 +40,7 @@ const (
 	headerFences = 2<<9 | 2<<11
 )
 
-// MakeHeader gives a header with system-wide fences. With barrier the packet waits for
+// MakeHeader returns a header with system-wide fences. With barrier the packet waits for
 // all before it in its ring.
 func MakeHeader(t PacketType, barrier bool) Header {
 	h := Header(t) | headerFences
@@ -62,7 +62,7 @@ func HeaderOf(packet []byte) Header { return Header(binary.LittleEndian.Uint16(p
 // FormatOf is the format of a vendor packet.
 func FormatOf(packet []byte) VendorFormat { return VendorFormat(packet[2]) }
 
-// Ready tells whether the packet processor takes what is in a slot: it waits at one
+// Ready reports whether the packet processor takes what is in a slot: it waits at one
 // that is INVALID, or that nobody has written to yet.
 func Ready(packet []byte) bool {
 	t := HeaderOf(packet).Type()
@@ -179,7 +179,7 @@ const (
 	ConditionGTE Condition = 3
 )
 
-// Holds tells whether value meets the condition; none that is not known is ever met.
+// Holds reports whether value meets the condition; none that is not known is ever met.
 func (c Condition) Holds(value, reference int64) bool {
 	switch c {
 	case ConditionEQ:

@@ -122,7 +122,7 @@ type Poll struct {
 	Value, Mask uint32
 }
 
-// Holds tells whether a dword of memory lets the commands behind go on.
+// Holds reports whether a dword of memory lets the commands behind go on.
 func (c Poll) Holds(dword uint32) bool {
 	got := dword & c.Mask
 	switch c.Func {
@@ -285,7 +285,7 @@ func CommandBytes(b []byte) (int, error) {
 	return 0, fmt.Errorf("%w: first dword %#x", ErrIllegal, first)
 }
 
-// DecodeCommand reads the command b begins with, and tells how long it is. What it
+// DecodeCommand reads the command b begins with, and describes how long it is. What it
 // returns shares b's memory. The error is ErrShort or ErrIllegal.
 func DecodeCommand(b []byte) (Command, int, error) {
 	n, err := CommandBytes(b)

@@ -241,7 +241,7 @@ func (kernelSystem) Pipe(nonblock bool) (r, w int, err error) {
 	return fds[0], fds[1], err
 }
 
-// Unmapped gives memory nobody may touch; it stays until the process ends.
+// Unmapped returns memory nobody may touch; it stays until the process ends.
 func (kernelSystem) Unmapped() (kfd.Pointer, error) {
 	wall, err := unix.Mmap(-1, 0, 1<<16, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	return kfd.PointerToSlice(wall), err

@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	os.Exit(testutil.VerifyMain(m))
 }
 
-// table gives the expectations.
+// table returns the expectations.
 func table(t *testing.T) []expectation {
 	t.Helper()
 	all, err := loadTable()
@@ -127,7 +127,7 @@ func TestRealDriverMeetsTheTable(t *testing.T) {
 	compare(t, fmt.Sprintf("the driver of Linux %s, KFD %s", release(t), version), holds, nil, func(*testing.T) host { return h })
 }
 
-// realDriver tells what holds of the running kernel's driver. It skips where there
+// realDriver reports what holds of the running kernel's driver. It skips where there
 // is none, and where there are GPUs that someone may be using.
 func realDriver(t *testing.T) (kfd.Version, tags) {
 	t.Helper()

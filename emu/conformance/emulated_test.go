@@ -209,7 +209,7 @@ func (p *emulatedProcess) thread(n int) (thread, error) {
 	return &emulatedThread{t.(*kernelThread), p.host.e}, nil
 }
 
-// state gives what the driver has for the process.
+// state returns what the driver has for the process.
 func (p *emulatedProcess) state() (driver.ProcessState, bool) {
 	states := p.host.e.Driver().Processes()
 	i := slices.IndexFunc(states, func(s driver.ProcessState) bool { return s.PID == p.id && !s.Secondary })

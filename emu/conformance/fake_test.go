@@ -133,7 +133,7 @@ func (h *fakeHost) end() error {
 	return nil
 }
 
-// look gives what the driver did to a GPU since it was last looked at.
+// look returns what the driver did to a GPU since it was last looked at.
 func (h *fakeHost) look(gpu uint32) reply {
 	id := gpreempt.GPUID(gpu)
 	now, before := h.machine.GPU(id), h.seen[id]
@@ -141,7 +141,7 @@ func (h *fakeHost) look(gpu uint32) reply {
 	return lookReply(before, now)
 }
 
-// lookReply tells what became of a GPU between two looks.
+// lookReply reports what became of a GPU between two looks.
 func lookReply(before, now driver.GPUState) reply {
 	// Whom the cycles took off the GPU.
 	var cycled []string
@@ -203,7 +203,7 @@ func (p *fakeProcess) raise(gpu uint32, queue uint32, mask uint64) {
 	p.Raise(gpreempt.GPUID(gpu), queue, kfd.ExceptionMask(mask))
 }
 
-// queue tells how a queue is; the answer is 1 if it is there.
+// queue describes how a queue is; the answer is 1 if it is there.
 func (p *fakeProcess) queue(id uint32) reply {
 	q, ok := p.Queues()[id]
 	if !ok {

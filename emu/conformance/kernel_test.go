@@ -180,7 +180,7 @@ func (p *kernelProcess) read(in *json.Decoder) {
 	}
 }
 
-// send gives the agent an order; the channel is closed without a result if it dies.
+// send returns the agent an order; the channel is closed without a result if it dies.
 func (p *kernelProcess) send(o order) (chan result, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -337,7 +337,7 @@ func (t *kernelThread) do(c call) (reply, error) {
 	return r.Reply, nil
 }
 
-// blocked tells whether the thread sleeps in an ioctl, system call 16.
+// blocked reports whether the thread sleeps in an ioctl, system call 16.
 func (t *kernelThread) blocked() (bool, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/syscall", t.p.id, t.id))
 	if err != nil {

@@ -183,7 +183,7 @@ func (p *play) idOrMarked(word string) (string, error) {
 	return strconv.FormatUint(n, 10), nil
 }
 
-// id gives a process's pid, a thread's id, or the number itself.
+// id returns a process's pid, a thread's id, or the number itself.
 func (p *play) id(word string) (string, error) {
 	if _, err := parseNumber(word); err == nil {
 		return word, nil
@@ -216,7 +216,7 @@ func cutBraces(s string) (before, inside, after string, ok bool) {
 	return before, inside, after, ok
 }
 
-// shown gives a value of a reply as scripts write it.
+// shown returns a value of a reply as scripts write it.
 func (p *play) shown(key, value string) string {
 	switch key {
 	case "gpu", "gpus":

@@ -26,7 +26,7 @@ type host interface {
 // its processes.
 type (
 	gpuObserver interface {
-		// look gives what became of a GPU since the last look.
+		// look returns what became of a GPU since the last look.
 		look(gpu uint32) reply
 	}
 	queueObserver interface {
@@ -49,7 +49,7 @@ type process interface {
 type thread interface {
 	tid() int32
 	do(c call) (reply, error)
-	// blocked tells whether it sleeps in the driver.
+	// blocked reports whether it sleeps in the driver.
 	blocked() (bool, error)
 	// interrupt sends it a signal that it handles.
 	interrupt() error
@@ -203,7 +203,7 @@ func (p *play) stage(s step, a *actor, n int, t thread) (bool, error) {
 	return false, nil
 }
 
-// isGPU tells whether an actor is a GPU: g0 or g1.
+// isGPU reports whether an actor is a GPU: g0 or g1.
 func isGPU(name string) bool { return name == "g0" || name == "g1" }
 
 // observe compares what became of a GPU.
@@ -339,7 +339,7 @@ func (p *play) remember(s step, a *actor, r reply) error {
 	return nil
 }
 
-// compare tells how r differs from what was wanted; nil wants any success.
+// compare describes how r differs from what was wanted; nil wants any success.
 func (p *play) compare(want *answer, r reply) error {
 	if want == nil {
 		if r.Errno != 0 {
@@ -357,7 +357,7 @@ func (p *play) compare(want *answer, r reply) error {
 	return nil
 }
 
-// result gives the value returned, or the errno's name.
+// result returns the value returned, or the errno's name.
 func (r reply) result() string {
 	if r.Errno != 0 {
 		if r.Errno == unix.EOPNOTSUPP {

@@ -43,7 +43,7 @@ type answer struct {
 // tags is what holds of a host.
 type tags map[string]bool
 
-// hold tells whether all conditions do.
+// hold reports whether all conditions do.
 func (t tags) hold(conditions []string) bool {
 	for _, c := range conditions {
 		name, not := strings.CutPrefix(c, "!")
@@ -54,7 +54,7 @@ func (t tags) hold(conditions []string) bool {
 	return true
 }
 
-// isFor tells whether e is to be put to a host. One that is "only" for something
+// isFor reports whether e is to be put to a host. One that is "only" for something
 // else than the rest of the table is asked what names one of its tags.
 func (e expectation) isFor(t tags) bool {
 	if t["only"] && !slices.ContainsFunc(e.when, func(c string) bool { return special[c] }) {

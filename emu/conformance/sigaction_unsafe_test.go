@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The kernel's struct sigaction on 64-bit machines, as far as it is changed here.
+// The kernel's struct sigaction on 64-bit machines, if it is changed here.
 type sigaction struct {
 	_       structs.HostLayout
 	handler uintptr

@@ -49,7 +49,7 @@ var verbs = map[string]func(*doing) (int64, error){
 		fd, err := d.sys.Open(kfd.DevicePath, flags)
 		return d.newFD("fd", fd, err)
 	},
-	// opens tells whether a file can be opened, and what it says.
+	// opens reports whether a file can be opened, and what it says.
 	"opens": func(d *doing) (int64, error) { return 0, d.look() },
 	// vanishes waits until it cannot any more.
 	"vanishes": func(d *doing) (int64, error) {
@@ -253,7 +253,7 @@ func (d *doing) ioctl(req kfd.Request, arg kfd.Pointer) (int64, error) {
 	return int64(int32(r)), err
 }
 
-// pointer gives the address of a buffer, or what "buf" says instead of it.
+// pointer returns the address of a buffer, or what "buf" says instead of it.
 func pointer[T any](d *doing, buf []T) kfd.Pointer {
 	switch how := d.text("buf", "there"); how {
 	case "there":
@@ -358,7 +358,7 @@ var exceptionNames = []struct {
 	{kfd.ECProcessDeviceRemove, "remove"},
 }
 
-// showMask gives a mask as scripts write it.
+// showMask returns a mask as scripts write it.
 func showMask(m kfd.ExceptionMask) string {
 	var words []string
 	for _, e := range exceptionNames {

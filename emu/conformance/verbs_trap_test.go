@@ -67,7 +67,7 @@ func trapResume(d *doing) (int64, error) {
 	return r, err
 }
 
-// showIDs gives ids with what the driver set in them.
+// showIDs returns ids with what the driver set in them.
 func showIDs(ids []uint32) string {
 	words := make([]string, len(ids))
 	for i, id := range ids {

@@ -73,11 +73,11 @@ const emulatedYAML = `safety:
 
 // machine is what the demo is played on. One goroutine calls it, but for request.
 type machine interface {
-	// startJob starts the training job and gives its pid; stopJob ends it and tells what
+	// startJob starts the training job and returns its pid; stopJob ends it and reports what
 	// became of its packets.
 	startJob(ctx context.Context) (pid int32, err error)
 	stopJob(ctx context.Context) (packets, error)
-	// work gives how much work each part of the job has done by a moment soon.
+	// work returns how much work each part of the job has done by a moment soon.
 	work(ctx context.Context) ([]progress, error)
 	// request has the inference server do what a request takes, and waits for it.
 	request(ctx context.Context) error

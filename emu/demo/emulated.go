@@ -39,7 +39,7 @@ func emulate(ctx context.Context, emulator, dir string, log io.Writer) (*emulate
 	return m, nil
 }
 
-// kernel gives the flags for one.
+// kernel returns the flags for one.
 func kernel(takes time.Duration, occupancy float64) []string {
 	return []string{"--duration", fmt.Sprint(takes.Microseconds()), "--occupancy", fmt.Sprint(int(occupancy * 1e6))}
 }

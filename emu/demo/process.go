@@ -121,7 +121,7 @@ func (p *process) hasEnded() bool {
 	}
 }
 
-// tell gives the program a line.
+// tell returns the program a line.
 func (p *process) tell(line string) error {
 	if _, err := io.WriteString(p.in, line+"\n"); err != nil {
 		return fmt.Errorf("tell %s %q: %w", p.name, line, err)
@@ -129,7 +129,7 @@ func (p *process) tell(line string) error {
 	return nil
 }
 
-// await gives the next message of a kind. The error is what went wrong before, if the
+// await returns the next message of a kind. The error is what went wrong before, if the
 // program said so, or that it does not come.
 func (p *process) await(ctx context.Context, event string) (message, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not within %v", patience))

@@ -170,7 +170,7 @@ func (r *Result) expect(e Expectation) {
 	r.Expectations = append(r.Expectations, e)
 }
 
-// judged tells whether e can be judged: figures in time only where the GPU is simulated,
+// judged reports whether e can be judged: figures in time only where the GPU is simulated,
 // because an emulated driver's calls take part in them, and tails only on a machine that
 // is quiet by itself.
 func (r *Result) judged(e Expectation) bool {

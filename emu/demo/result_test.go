@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// runs gives a result whose figures are easy to check by hand.
+// runs returns a result whose figures are easy to check by hand.
 func runs() *Result {
 	r := &Result{
 		Simulated: true, Machine: "mi300x", RequestsPerSecond: 20, RequestMS: 6, OfflineQueues: 10, OfflineKernelMS: 25,

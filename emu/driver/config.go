@@ -61,12 +61,12 @@ func afterFunc(d time.Duration, wake func()) (stop func()) {
 // set, or as much as no file but a device can be mapped at. They are called with the
 // driver's lock held: they must not wait and must not call the driver.
 type Offsets struct {
-	// Doorbells gives the offset of a process's doorbells on a GPU, which are
+	// Doorbells returns the offset of a process's doorbells on a GPU, which are
 	// DoorbellBytes long. Its lowest 13 bits are 0.
 	Doorbells func(gpreempt.GPUID) uint64
 	// Events is that of the page of a process's signal events, which is EventBytes long.
 	Events uint64
-	// MMIO gives that of the page with the registers remapped for processes.
+	// MMIO returns that of the page with the registers remapped for processes.
 	MMIO func(gpreempt.GPUID) uint64
 }
 
@@ -127,10 +127,10 @@ type Node struct {
 	VRAM uint64
 }
 
-// mes tells whether the firmware schedules queue by queue.
+// mes reports whether the firmware schedules queue by queue.
 func (n Node) mes() bool { return n.GFX >= 110000 }
 
-// perVMID tells whether several processes can be debugged at a time
+// perVMID reports whether several processes can be debugged at a time
 // (kfd_dbg_is_per_vmid_supported).
 func (n Node) perVMID(p profile) bool {
 	switch n.GFX {
@@ -142,7 +142,7 @@ func (n Node) perVMID(p profile) bool {
 	return n.GFX >= 110000
 }
 
-// cwsrWorkaround tells whether debugging halves the use of compute units
+// cwsrWorkaround reports whether debugging halves the use of compute units
 // (kfd_dbg_has_cwsr_workaround): gfx 11.0.0 to 11.0.3.
 func (n Node) cwsrWorkaround() bool { return n.GFX >= 110000 && n.GFX <= 110003 }
 

@@ -62,7 +62,7 @@ func (c *call) put64(off int, v uint64) { binary.NativeEndian.PutUint64(c.data[o
 // exceptions is the first field of most of DBG_TRAP's arms.
 func (c *call) exceptions() kfd.ExceptionMask { return kfd.ExceptionMask(c.u64(8)) }
 
-// pointer gives the memory that a field names, nil for NULL.
+// pointer returns the memory that a field names, nil for NULL.
 func (c *call) pointer(off int) Memory {
 	if c.u64(off) == 0 || off+8 > c.usize {
 		return nil

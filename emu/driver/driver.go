@@ -64,7 +64,7 @@ type Step struct {
 	Op Op
 	// Caller is the process that makes the call, 0 for the driver's own work.
 	Caller int32
-	// Process is the one it is done for or to, as far as it is one; Queue likewise,
+	// Process is the one it is done for or to, if it is one; Queue likewise,
 	// NoQueue for none.
 	Process int32
 	Queue   uint32
@@ -92,7 +92,7 @@ const (
 
 // Outcome is how a step ends.
 type Outcome struct {
-	// Held, if not nil, is asked until it gives false; meanwhile the step takes its
+	// Held, if not nil, is asked until it returns false; meanwhile the step takes its
 	// time, with the locks the driver holds then. Call Driver.Wake when its answer
 	// changes.
 	Held func() bool
@@ -100,7 +100,7 @@ type Outcome struct {
 	Errno syscall.Errno
 }
 
-// New gives the driver of cfg. hook, if not nil, is asked before each step of the
+// New returns the driver of cfg. hook, if not nil, is asked before each step of the
 // hardware, with the driver's lock held: it must not call the driver.
 func New(cfg Config, hook func(Step) Outcome) (*Driver, error) {
 	prof, err := profileOf(cfg.Profile)
@@ -134,7 +134,7 @@ func (d *Driver) Wake() {
 	d.note()
 }
 
-// Waiting tells whether t waits inside a call, and whether a signal would end it.
+// Waiting reports whether t waits inside a call, and whether a signal would end it.
 func (d *Driver) Waiting(t Task) (waiting, interruptible bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -146,7 +146,7 @@ func (d *Driver) Waiting(t Task) (waiting, interruptible bool) {
 	return false, false
 }
 
-// Await waits until cond holds, or else stop, and tells whether cond does. Both are
+// Await waits until cond holds, or else stop, and reports whether cond does. Both are
 // asked after every change and every Wake.
 func (d *Driver) Await(cond, stop func() bool) bool {
 	for {

@@ -34,7 +34,7 @@ func newClient(t *testing.T, d *driver.Driver, pid int32) *client {
 	return c
 }
 
-// call makes a call that has to succeed, and gives the words of the memory after it.
+// call makes a call that has to succeed, and returns the words of the memory after it.
 func (c *client) call(req kfd.Request, args ...uint32) []uint32 {
 	c.Helper()
 	memory := space{bytes: append(words(args...), make([]byte, 512)...)}
@@ -44,7 +44,7 @@ func (c *client) call(req kfd.Request, args ...uint32) []uint32 {
 	return wordsOf(memory.bytes)
 }
 
-// queue makes an AQL queue on GPU 7; it gives the id, and the lower half of the
+// queue makes an AQL queue on GPU 7; it returns the id, and the lower half of the
 // doorbell's offset.
 func (c *client) queue(ring uint32) (id, doorbell uint32) {
 	c.Helper()

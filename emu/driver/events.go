@@ -9,7 +9,7 @@ import (
 
 // raise sets exceptions, and tells the debugger if it wants to know
 // (kfd_dbg_ev_raise). by is the thread the '.' is written by, nil for a worker. It
-// tells whether the debugger was told.
+// reports whether the debugger was told.
 func (d *Driver) raise(c *call, p *process, g *gpu, mask kfd.ExceptionMask, source uint32, by Task) bool {
 	if !p.enabled {
 		return false
@@ -191,7 +191,7 @@ func runtimeInfo(p *process) []byte {
 }
 
 // Raise has exceptions raised as an interrupt does (kfd_set_dbg_ev_from_interrupt):
-// of a queue, or with kfd.NoQueue of a GPU. It tells whether the debugger was told,
+// of a queue, or with kfd.NoQueue of a GPU. It reports whether the debugger was told,
 // or the runtime because no debugger wanted to know.
 func (d *Driver) Raise(mm MM, id gpreempt.GPUID, queue uint32, mask kfd.ExceptionMask) bool {
 	d.mu.Lock()

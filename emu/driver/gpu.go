@@ -39,7 +39,7 @@ type gpu struct {
 // maxQueuesPerDevice is the module parameter max_num_of_queues_per_device.
 const maxQueuesPerDevice = 4096
 
-// perQueue tells whether queues come and go one by one, and not with a runlist: by
+// perQueue reports whether queues come and go one by one, and not with a runlist: by
 // MES, or by the driver itself without HWS.
 func (d *Driver) perQueue(g *gpu) bool { return g.node.mes() || d.cfg.NoHWS }
 
@@ -98,7 +98,7 @@ func (d *Driver) step(c *call, kind StepKind, g *gpu, p *process, q *queue) errn
 	return 0
 }
 
-// activeOn gives the queues that belong in the GPU's runlist.
+// activeOn returns the queues that belong in the GPU's runlist.
 func (d *Driver) activeOn(g *gpu) []*queue {
 	var queues []*queue
 	for _, p := range d.procs {

@@ -47,7 +47,7 @@ func (o *object) vram() uint64 {
 	return o.bytes()
 }
 
-// overlaps tells whether the object's addresses on the GPU are among some. A
+// overlaps reports whether the object's addresses on the GPU are among some. A
 // mapping, as svm_range_check_vm looks for it, is there as soon as it is on a GPU.
 func (o *object) overlaps(start, last uint64) bool {
 	return len(o.mapped) > 0 && o.va <= last && o.va+o.size-1 >= start
@@ -70,7 +70,7 @@ type Allocation struct {
 	Mapped []gpreempt.GPUID
 }
 
-// Allocations gives the memory of the process with an address space, in the order of
+// Allocations returns the memory of the process with an address space, in the order of
 // the handles.
 func (d *Driver) Allocations(mm MM) []Allocation {
 	d.mu.Lock()

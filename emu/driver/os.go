@@ -28,23 +28,23 @@ type Task interface {
 	MM() MM
 	// Tracer is the thread that traces this one (ptrace_parent), nil if none does.
 	Tracer() Task
-	// Interrupted tells whether a signal is pending (signal_pending); a fatal one
+	// Interrupted reports whether a signal is pending (signal_pending); a fatal one
 	// counts, and stays.
 	Interrupted() bool
-	// Capable tells whether the task has a capability in the initial namespace.
+	// Capable reports whether the task has a capability in the initial namespace.
 	Capable(Capability) bool
 	// PIDInside is the id of the task's process in the innermost pid namespace it
 	// is in (task_tgid_nr_ns).
 	PIDInside() int32
 	// Comm is the name of the task.
 	Comm() string
-	// Find gives the task that the number pid means to this one (find_get_pid,
+	// Find returns the task that the number pid means to this one (find_get_pid,
 	// get_pid_task), nil if there is none. Zombies are found.
 	Find(pid int32) Task
 	// File takes hold of an open file by its descriptor (fget), nil if it is not
 	// open.
 	File(fd uint32) EventFile
-	// Install gives the task's process a descriptor for a new event stream
+	// Install returns the task's process a descriptor for a new event stream
 	// (anon_inode_getfd), or a negative errno.
 	Install(*SMIStream) int
 }
@@ -57,7 +57,7 @@ type EventFile interface {
 	// be room. What else goes wrong is nobody's concern, as in the driver; but a pipe
 	// without a reader gives by a SIGPIPE (pipe_write).
 	WriteDot(by Task) (full bool)
-	// Put lets go of the file (fput). It is called without the driver's lock.
+	// Put releases the file (fput). It is called without the driver's lock.
 	Put()
 }
 

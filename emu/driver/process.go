@@ -227,7 +227,7 @@ func (d *Driver) released(c *call, p *process) {
 	}
 }
 
-// unref gives a reference back; the last one leaves the rest to a worker
+// unref returns a reference back; the last one leaves the rest to a worker
 // (kfd_process_ref_release, kfd_process_wq_release).
 func (d *Driver) unref(p *process) {
 	if p.refs--; p.refs == 0 {
@@ -288,7 +288,7 @@ func (d *Driver) terminate(c *call, p *process) {
 	p.queues = nil
 }
 
-// leave gives the lock back and ends what was held up.
+// leave returns the lock back and ends what was held up.
 func (d *Driver) leave() {
 	d.bury()
 	puts := d.puts

@@ -96,7 +96,7 @@ func (d *Driver) newQueue(c *call, kind, percent uint32) (*queue, errno) {
 	return q, 0
 }
 
-// roomForCopies tells whether an engine of a GPU has a queue left, if kind wants one
+// roomForCopies reports whether an engine of a GPU has a queue left, if kind wants one
 // (allocate_sdma_queue).
 func (d *Driver) roomForCopies(g *gpu, kind uint32) bool {
 	limit := 0
@@ -308,7 +308,7 @@ func (d *Driver) setCUMask(c *call) (int, errno) {
 	return 0, 0
 }
 
-// unpaired tells whether one CU of a pair is set and the other is not.
+// unpaired reports whether one CU of a pair is set and the other is not.
 func unpaired(word uint32) bool {
 	const even = 0x55555555
 	return word&even != word>>1&even
@@ -339,5 +339,5 @@ func (d *Driver) allocQueueGWS(c *call) (int, errno) {
 	return 0, d.reload(c, q)
 }
 
-// noGWSDebug tells whether processes with GWS cannot be debugged there.
+// noGWSDebug reports whether processes with GWS cannot be debugged there.
 func (n Node) noGWSDebug() bool { return n.NoGWSDebug || n.cwsrWorkaround() }

@@ -21,7 +21,7 @@ type signals struct {
 	mapped uint64
 }
 
-// sorted gives the events in the order of their ids.
+// sorted returns the events in the order of their ids.
 func (s *signals) sorted() []*event {
 	return slices.SortedFunc(maps.Values(s.byID), func(a, b *event) int { return cmp.Compare(a.id, b.id) })
 }

@@ -63,7 +63,7 @@ func (s *SMIStream) Write(p []byte) (int, error) {
 	return 8, nil
 }
 
-// Pending tells whether there is something to read (kfd_smi_ev_poll).
+// Pending reports whether there is something to read (kfd_smi_ev_poll).
 func (s *SMIStream) Pending() bool {
 	s.d.mu.Lock()
 	defer s.d.leave()

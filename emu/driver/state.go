@@ -17,7 +17,7 @@ type QueueState struct {
 	Type   uint32
 	// Suspended, Evicted, Active and Destroying are the driver's flags.
 	Suspended, Evicted, Active, Destroying bool
-	// Running tells whether the queue is on the GPU: the driver's Active once the
+	// Running reports whether the queue is on the GPU: the driver's Active once the
 	// hardware has followed.
 	Running bool
 	// Exceptions are pending, Sent went to the runtime.
@@ -101,7 +101,7 @@ type GPUState struct {
 // DefaultGrace is USE_DEFAULT_GRACE_PERIOD: the register as the firmware set it.
 const DefaultGrace = ^uint32(0)
 
-// Processes gives the state of every process, the oldest first.
+// Processes returns the state of every process, the oldest first.
 func (d *Driver) Processes() []ProcessState {
 	d.mu.Lock()
 	defer d.leave()
@@ -112,7 +112,7 @@ func (d *Driver) Processes() []ProcessState {
 	return states
 }
 
-// Process gives the state of the process with an address space, false if there is
+// Process returns the state of the process with an address space, false if there is
 // none.
 func (d *Driver) Process(mm MM) (ProcessState, bool) {
 	d.mu.Lock()
@@ -149,7 +149,7 @@ func (q *queue) state() QueueState {
 	}
 }
 
-// GPU gives the state of a GPU, false if there is none.
+// GPU returns the state of a GPU, false if there is none.
 func (d *Driver) GPU(id gpreempt.GPUID) (GPUState, bool) {
 	d.mu.Lock()
 	defer d.leave()

@@ -44,7 +44,7 @@ func (r *svmRange) part(start, last uint64) *svmRange {
 	return &cut
 }
 
-// svmAt gives the first range with an address of some, nil if there is none.
+// svmAt returns the first range with an address of some, nil if there is none.
 func (p *process) svmAt(start, last uint64) *svmRange {
 	if i := slices.IndexFunc(p.svm, func(r *svmRange) bool { return r.start <= last && r.last >= start }); i >= 0 {
 		return p.svm[i]

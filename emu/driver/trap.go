@@ -64,7 +64,7 @@ func (d *Driver) allowed(c *call, target *process, op kfd.TrapOp) bool {
 	return op == kfd.TrapDisable
 }
 
-// needsRuntime tells whether op is for processes whose runtime is enabled.
+// needsRuntime reports whether op is for processes whose runtime is enabled.
 func needsRuntime(op kfd.TrapOp) bool {
 	switch op {
 	case kfd.TrapSetWaveLaunchOverride, kfd.TrapSetWaveLaunchMode, kfd.TrapSuspendQueues, kfd.TrapResumeQueues,

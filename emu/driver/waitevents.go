@@ -28,7 +28,7 @@ type eventWaiter struct {
 	memory    Memory
 }
 
-// wake tells whether the wait slept.
+// wake reports whether the wait slept.
 func (w *eventWait) wake() bool {
 	was := w.asleep
 	w.asleep = false

@@ -13,7 +13,7 @@ const (
 	devtmpfsDev = 5
 )
 
-// Stat gives the struct stat of a character device, as fstat(2) writes it.
+// Stat returns the struct stat of a character device, as fstat(2) writes it.
 func Stat(major, minor uint32, inode uint64) []byte {
 	b, err := binary.Append(nil, binary.LittleEndian, syscall.Stat_t{
 		Dev: devtmpfsDev, Ino: inode, Nlink: 1, Mode: deviceMode, Rdev: number(major, minor), Blksize: blockBytes,
@@ -24,7 +24,7 @@ func Stat(major, minor uint32, inode uint64) []byte {
 	return b
 }
 
-// number gives a device number as stat has it (new_encode_dev).
+// number returns a device number as stat has it (new_encode_dev).
 func number(major, minor uint32) uint64 {
 	return uint64(minor&0xff | major<<8 | minor&^0xff<<12)
 }

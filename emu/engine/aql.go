@@ -89,7 +89,7 @@ func (q *queue) fetchPacket(b []byte, slot uint64) bool {
 	return ok
 }
 
-// mayPass tells whether a packet that waits for something may look at it: with the
+// mayPass reports whether a packet that waits for something may look at it: with the
 // barrier bit, all before it must be over.
 func (q *queue) mayPass(h abi.Header) bool { return !h.Barrier() || q.idle() }
 
@@ -145,7 +145,7 @@ func (q *queue) fetchKernel(p *packet, b []byte) bool {
 	return false
 }
 
-// satisfied tells whether what a barrier waits for has come.
+// satisfied reports whether what a barrier waits for has come.
 func (q *queue) satisfied(t abi.PacketType, deps [abi.BarrierDeps]uint64) bool {
 	for _, dep := range deps {
 		if dep == 0 {
@@ -166,7 +166,7 @@ func (q *queue) satisfied(t abi.PacketType, deps [abi.BarrierDeps]uint64) bool {
 	return t == abi.PacketBarrierAnd
 }
 
-// met tells whether a signal has the value a barrier waits for.
+// met reports whether a signal has the value a barrier waits for.
 func (q *queue) met(b abi.BarrierValue) bool {
 	if b.Signal == 0 {
 		return true

@@ -10,7 +10,7 @@ import (
 // write index ever gets that far.
 const silent = ^uint64(0)
 
-// bell gives the doorbell in mapped memory, which the owner keeps mapped.
+// bell returns the doorbell in mapped memory, which the owner keeps mapped.
 func bell(b []byte) (*atomic.Uint64, error) {
 	if len(b) != 8 || uintptr(unsafe.Pointer(&b[0]))%8 != 0 {
 		return nil, fmt.Errorf("a doorbell has 8 bytes at a multiple of 8, not %d", len(b))

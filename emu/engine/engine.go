@@ -20,7 +20,7 @@ import (
 type Config struct {
 	// KernelTime is how long a kernel takes that does not say itself; 0: a millisecond.
 	KernelTime time.Duration
-	// Ticks gives the GPU's clock at a time of the machine, which signals get and
+	// Ticks returns the GPU's clock at a time of the machine, which signals get and
 	// GET_CLOCK_COUNTERS must tell of, too; nil: it counts nanoseconds. It is called
 	// with the machine locked.
 	Ticks func(at time.Duration) uint64
@@ -193,7 +193,7 @@ type Counters struct {
 	Stopped bool
 }
 
-// Counters gives those of all queues, by serial.
+// Counters returns those of all queues, by serial.
 func (e *Engine) Counters() []Counters {
 	e.mu.Lock()
 	defer e.mu.Unlock()

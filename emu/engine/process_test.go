@@ -86,7 +86,7 @@ const (
 )
 
 // child puts as many packets on a queue as its first argument says, of kernels that
-// take as long as its second says, waits for the last one's signal, and tells what it
+// take as long as its second says, waits for the last one's signal, and reports what it
 // sees.
 func child() error {
 	n, err := strconv.ParseUint(os.Args[1], 10, 64)
@@ -136,7 +136,7 @@ func child() error {
 	return nil
 }
 
-// startChild starts one and gives its queue to the engine.
+// startChild starts one and returns its queue to the engine.
 func startChild(t testing.TB, w *world, packets int, took time.Duration) (cmd *exec.Cmd, out *bufio.Reader) {
 	t.Helper()
 	exe, err := os.Executable()

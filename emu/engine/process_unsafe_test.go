@@ -8,7 +8,7 @@ import (
 	"unsafe"
 )
 
-// pages maps memory of this process, and tells where.
+// pages maps memory of this process, and reports where.
 func pages(bytes int) ([]byte, uint64, error) {
 	b, err := syscall.Mmap(-1, 0, bytes, syscall.PROT_READ|syscall.PROT_WRITE, syscall.MAP_ANON|syscall.MAP_PRIVATE)
 	if err != nil {

@@ -78,7 +78,7 @@ func (q *queue) pump() (progress bool) {
 	return q.submit()
 }
 
-// submit hands to the machine what is ready; it tells whether that was anything.
+// submit hands to the machine what is ready; it reports whether that was anything.
 func (q *queue) submit() (progress bool) {
 	if len(q.ready) == 0 {
 		return false

@@ -98,7 +98,7 @@ func (q *queue) fetchCommand(c abi.Command, bytes uint32) bool {
 	return true
 }
 
-// polled tells whether what a command waits for has come, once all before it is over.
+// polled reports whether what a command waits for has come, once all before it is over.
 func (q *queue) polled(c abi.Poll) bool {
 	if !c.Memory {
 		return true
@@ -140,7 +140,7 @@ func (q *queue) retireSDMA(p *packet) bool {
 	return q.advance(step)
 }
 
-// piece gives a buffer of n bytes, pieceBytes at most, to whoever has the machine
+// piece returns a buffer of n bytes, pieceBytes at most, to whoever has the machine
 // locked.
 func (e *Engine) piece(n uint64) []byte {
 	if e.copying == nil {

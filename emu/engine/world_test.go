@@ -41,7 +41,7 @@ const ramBase = 0x7f00_0000_0000
 
 func newRAM(bytes int) *ram { return &ram{base: ramBase, b: make([]byte, bytes), next: ramBase} }
 
-// alloc gives memory at a multiple of 64.
+// alloc returns memory at a multiple of 64.
 func (r *ram) alloc(bytes int) uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -463,7 +463,7 @@ func (w *world) mixes(k abi.Kernel) *mixes {
 	return &mixes{w: w, kernel: w.kernel(k), result: w.alloc(abi.ResultBytes), progress: w.alloc(8)}
 }
 
-// packet gives one more packet that runs the kernel.
+// packet returns one more packet that runs the kernel.
 func (x *mixes) packet(barrier bool, completion uint64) abi.Dispatch {
 	x.sent++
 	x.hash = abi.MixHash(x.hash, x.sent)

@@ -8,7 +8,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// busy gives a machine whose processes keep all their queues busy.
+// busy returns a machine whose processes keep all their queues busy.
 func busy(b *testing.B, spec Spec, procs, queues int) (rig, []gpreempt.ProcessKey) {
 	b.Helper()
 	r := newRig(b, spec, 1)

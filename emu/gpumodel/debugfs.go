@@ -242,7 +242,7 @@ func (p *process) bucket() int { return int(p.birth * 0x9e37_79b9_7f4a_7c15 >> 3
 // pasid is the process's PASID.
 func (p *process) pasid() uint32 { return uint32(0x8000 + p.birth%0x8000) }
 
-// hashed gives the living in the order of the driver's table: by bucket, then the
+// hashed returns the living in the order of the driver's table: by bucket, then the
 // newest first.
 func (m *Machine) hashed() []*process {
 	return slices.SortedFunc(slices.Values(m.procs), func(a, b *process) int {
@@ -250,7 +250,7 @@ func (m *Machine) hashed() []*process {
 	})
 }
 
-// newestFirst gives the queues in the order the driver lists them.
+// newestFirst returns the queues in the order the driver lists them.
 func (p *process) newestFirst() []*queue {
 	return slices.SortedFunc(slices.Values(p.queues), func(a, b *queue) int { return cmp.Compare(b.birth, a.birth) })
 }

@@ -64,7 +64,7 @@ type QueueRef struct {
 	ID      uint32
 }
 
-// AttachQueue gives a process a queue that a driver made. It runs once Map or AddQueue
+// AttachQueue returns a process a queue that a driver made. It runs once Map or AddQueue
 // says so. From the first on, the schedule is for the driver alone to decide: CreateQueue,
 // DestroyQueue, Suspend and Resume give ErrScheduler, as AttachQueue and all that goes with
 // it do on a machine that has queues of its own.
@@ -237,7 +237,7 @@ func (m *Machine) notify(done func()) {
 // flight, be it for a while only, unless it is gone. There is one f; nil is none.
 func (m *Machine) OnUnmap(f func(QueueRef)) { m.onUnmap = f }
 
-// Progress tells how much of the oldest packet a queue has in flight is done, 0 to 1;
+// Progress describes how much of the oldest packet a queue has in flight is done, 0 to 1;
 // false when it has none.
 func (m *Machine) Progress(ref QueueRef) (done float64, ok bool) {
 	q, err := m.queue(ref.Process, ref.ID)

@@ -203,7 +203,7 @@ func (h *herd) still() map[QueueRef]float64 {
 	return all
 }
 
-// check tells what is wrong.
+// check reports what is wrong.
 func (h *herd) check() string {
 	if wrong := h.crowd.check(); wrong != "" || h.wrong != "" {
 		return wrong + h.wrong

@@ -18,7 +18,7 @@ func (r rig) ownSpec(id uint32, gpu int, typ gpreempt.QueueType) QueueSpec {
 	return spec
 }
 
-// attached gives a process with queues compute queues on GPU 0, not mapped.
+// attached returns a process with queues compute queues on GPU 0, not mapped.
 func (r rig) attached(comm string, queues int) gpreempt.ProcessKey {
 	r.Helper()
 	key, err := r.StartProcess(ProcSpec{Comm: comm})

@@ -64,7 +64,7 @@ func (g *gpu) strike(kind FaultKind) (Fault, bool) {
 	return f, true
 }
 
-// injectStuck gives the time a suspend takes longer.
+// injectStuck returns the time a suspend takes longer.
 func (g *gpu) injectStuck() time.Duration {
 	if g.op.kind != opSuspend {
 		return 0

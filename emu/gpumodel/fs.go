@@ -15,7 +15,7 @@ import (
 // names and find when what is in it changes.
 type node struct {
 	data []byte
-	// show, when set, looks at the machine and gives what makes the file's content, which
+	// show, when set, looks at the machine and returns what makes the file's content, which
 	// needs the machine no longer. Like those of debugfs, such a file has no size.
 	show func() func() []byte
 	// link is where a link leads.
@@ -52,7 +52,7 @@ type FS struct {
 	with func(func(*Machine))
 }
 
-// FS gives the machine's file tree.
+// FS returns the machine's file tree.
 func (m *Machine) FS() *FS { return &FS{with: func(look func(*Machine)) { look(m) }} }
 
 var (
@@ -95,7 +95,7 @@ func (n *node) typ() fs.FileMode {
 	return 0
 }
 
-// follow gives what a link stands for, which for all others is themselves.
+// follow returns what a link stands for, which for all others is themselves.
 func (e entry) follow() entry {
 	if e.typ == fs.ModeSymlink {
 		return entry{child: child{name: e.name}}

@@ -252,7 +252,7 @@ func (o *op) mark(q *queue) {
 	}
 }
 
-// choose gives the set of queues to map, from first on around the runlist, and
+// choose returns the set of queues to map, from first on around the runlist, and
 // notes whether that is all there are.
 func (g *gpu) choose() []*queue {
 	var set []*queue

@@ -49,7 +49,7 @@ func (r rig) ok(err error) {
 	}
 }
 
-// start gives a process with queues compute queues on each of gpus, settled.
+// start returns a process with queues compute queues on each of gpus, settled.
 func (r rig) start(comm string, queues int, gpus ...int) gpreempt.ProcessKey {
 	r.Helper()
 	key, err := r.StartProcess(ProcSpec{Comm: comm})

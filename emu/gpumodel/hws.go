@@ -78,7 +78,7 @@ func (g *gpu) unmapped() {
 }
 
 // remapped lets the mapped queues run. The firmware goes through the runlist from its
-// beginning, which is where the newest are, and gives each the next slot.
+// beginning, which is where the newest are, and returns each the next slot.
 func (g *gpu) remapped() {
 	for _, q := range slices.Backward(g.op.set) {
 		if !q.dead && !q.suspended {

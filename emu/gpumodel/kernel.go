@@ -26,7 +26,7 @@ const (
 	DKMS
 )
 
-// String gives the kernel's name.
+// String returns the kernel's name.
 func (k Kernel) String() string {
 	switch k {
 	case Linux61:
@@ -48,7 +48,7 @@ func (m *Machine) SetKernel(k Kernel) {
 	m.changed()
 }
 
-// hasPASIDs tells whether a process has one PASID for all GPUs, which
+// hasPASIDs reports whether a process has one PASID for all GPUs, which
 // kfd_process.pasid was.
 func (k Kernel) hasPASIDs() bool { return k == Linux61 || k == Linux612 }
 

@@ -110,7 +110,7 @@ func New(spec Spec, gpus int, seed uint64) *Machine {
 	return m
 }
 
-// Spec tells what kind of GPU the machine has.
+// Spec reports what kind of GPU the machine has.
 func (m *Machine) Spec() Spec { return m.spec }
 
 // GPUs describes the GPUs, as their topology files do.
@@ -175,10 +175,10 @@ func (m *Machine) callBack() {
 	m.calling = false
 }
 
-// cost gives a modelled cost with its jitter.
+// cost returns a modelled cost with its jitter.
 func (m *Machine) cost(mean time.Duration) time.Duration { return m.spread(mean, m.spec.Costs.Jitter) }
 
-// share gives the cost of parts millionths of a whole context, with its jitter.
+// share returns the cost of parts millionths of a whole context, with its jitter.
 func (m *Machine) share(whole time.Duration, parts int64) time.Duration {
 	return m.cost(time.Duration(float64(whole) * float64(min(parts, full)) / full))
 }

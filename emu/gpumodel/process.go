@@ -175,10 +175,10 @@ func (m *Machine) EndProcess(key gpreempt.ProcessKey) error {
 	return nil
 }
 
-// Alive tells whether the process lives.
+// Alive reports whether the process lives.
 func (m *Machine) Alive(key gpreempt.ProcessKey) bool { return m.byKey[key] != nil }
 
-// Counters gives the counters of every process, those that left included as far
+// Counters returns the counters of every process, those that left included as far
 // as they are remembered (the last 3072 at least), by pid, then start.
 func (m *Machine) Counters() []ProcessCounters {
 	all := slices.Clone(m.ended)
@@ -189,7 +189,7 @@ func (m *Machine) Counters() []ProcessCounters {
 	return all
 }
 
-// ProcessCounters gives the counters of one process, also after it left; false
+// ProcessCounters returns the counters of one process, also after it left; false
 // when it is not known or no longer remembered.
 func (m *Machine) ProcessCounters(key gpreempt.ProcessKey) (ProcessCounters, bool) {
 	if p := m.byKey[key]; p != nil {
@@ -216,7 +216,7 @@ func (p *process) count() ProcessCounters {
 	return c
 }
 
-// GPUCounters gives the counters of every GPU, in node order.
+// GPUCounters returns the counters of every GPU, in node order.
 func (m *Machine) GPUCounters() []GPUCounters {
 	var all []GPUCounters
 	for i, g := range m.gpus {
@@ -229,7 +229,7 @@ func (m *Machine) GPUCounters() []GPUCounters {
 	return all
 }
 
-// Backlog tells how far a process is behind.
+// Backlog describes how far a process is behind.
 func (m *Machine) Backlog(key gpreempt.ProcessKey) (Backlog, error) {
 	p, err := m.process(key)
 	if err != nil {
@@ -243,7 +243,7 @@ func (m *Machine) Backlog(key gpreempt.ProcessKey) (Backlog, error) {
 	return b, nil
 }
 
-// QueueBacklog tells how many packets a queue is behind: write index minus read index.
+// QueueBacklog describes how many packets a queue is behind: write index minus read index.
 func (m *Machine) QueueBacklog(key gpreempt.ProcessKey, id uint32) (packets uint64, err error) {
 	q, err := m.queue(key, id)
 	if err != nil {
@@ -261,7 +261,7 @@ func (p *process) queue(id uint32) (*queue, bool) {
 	return p.queues[i], true
 }
 
-// search tells where one of the process's is, or would be.
+// search reports where one of the process's is, or would be.
 func (p *process) search(id uint32) (int, bool) {
 	return slices.BinarySearchFunc(p.queues, id, func(q *queue, id uint32) int { return cmp.Compare(q.id, id) })
 }

@@ -99,7 +99,7 @@ type queue struct {
 	dead bool
 }
 
-// CreateQueue gives a process a queue and returns its id, the lowest free one of
+// CreateQueue returns a process a queue and returns its id, the lowest free one of
 // the process. ringPackets is a power of two from 16 to 2^20. The queue runs once
 // the GPU's schedule has taken it in, also when the process is suspended.
 func (m *Machine) CreateQueue(key gpreempt.ProcessKey, gpu gpreempt.GPUID, typ gpreempt.QueueType, ringPackets int) (uint32, error) {
@@ -158,7 +158,7 @@ func (q *queue) join() {
 	p.m.changed()
 }
 
-// roomFor tells why a queue cannot be made, if so.
+// roomFor reports why a queue cannot be made, if so.
 func (m *Machine) roomFor(p *process, g *gpu, typ gpreempt.QueueType) error {
 	var room int
 	switch typ {
@@ -269,7 +269,7 @@ func (k Packet) check(typ gpreempt.QueueType) error {
 	return nil
 }
 
-// packet gives a blank one, used before if possible.
+// packet returns a blank one, used before if possible.
 func (m *Machine) packet() *packet {
 	if n := len(m.spare); n > 0 {
 		k := m.spare[n-1]

@@ -126,7 +126,7 @@ func (c *crowd) submit(key gpreempt.ProcessKey, id uint32, pick pick) {
 	}
 }
 
-// check tells what is wrong with the machine, "" when nothing is.
+// check reports what is wrong with the machine, "" when nothing is.
 func (c *crowd) check() string {
 	for _, p := range c.m.Counters() {
 		if p.Submitted != p.Executed+p.Lost+p.Abandoned+p.Pending {

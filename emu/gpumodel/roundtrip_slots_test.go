@@ -171,7 +171,7 @@ type queueKey struct {
 	id      uint32
 }
 
-// queuesInSlots gives whose queue is in each live slot, by the truth.
+// queuesInSlots returns whose queue is in each live slot, by the truth.
 func queuesInSlots(truth gpumodel.Truth) map[slotKey]queueKey {
 	all := map[slotKey]queueKey{}
 	for _, g := range truth.GPUs {

@@ -32,7 +32,7 @@ const maxSDMAWords = 130
 // stretch is n registers one after the other.
 type stretch struct{ from, n int }
 
-// sdma gives the layout for the GPU's generation (v9_structs.h to v12_structs.h, and
+// sdma returns the layout for the GPU's generation (v9_structs.h to v12_structs.h, and
 // hqd_sdma_dump of amdgpu_amdkfd_*.c).
 func (s *Spec) sdma() *sdmaLayout {
 	switch s.major() {

@@ -149,7 +149,7 @@ func (q *queue) setUp(spec QueueSpec) {
 	g.computeBirths++
 }
 
-// setUpSDMA gives q its engine and what goes with that (allocate_sdma_queue).
+// setUpSDMA returns q its engine and what goes with that (allocate_sdma_queue).
 func (q *queue) setUpSDMA(s *setup) {
 	spec, g := &q.proc.m.spec, q.gpu
 	engines, queues := spec.SDMAEngines, &g.sdmaQueues
@@ -180,7 +180,7 @@ func (q *queue) ownDoorbell() uint32 {
 	return uint32(sdmaDoorbells+s.engine*doorbellsPerEngine+s.rlc%2*oddDoorbells+s.rlc/2) * doorbellDwords
 }
 
-// freeDoorbell gives the lowest that no compute queue of the process has on the GPU.
+// freeDoorbell returns the lowest that no compute queue of the process has on the GPU.
 func (q *queue) freeDoorbell() int {
 	var taken [maxQueuesPerGPU + 1]bool
 	for _, o := range q.proc.queues {
@@ -191,7 +191,7 @@ func (q *queue) freeDoorbell() int {
 	return slices.Index(taken[:], false)
 }
 
-// tearDown gives back what setUp took, except what the GPU still remembers.
+// tearDown returns back what setUp took, except what the GPU still remembers.
 func (q *queue) tearDown() {
 	for _, all := range []*[]*queue{&q.gpu.mqds, &q.gpu.sdmaQueues, &q.gpu.xgmiQueues} {
 		if i := slices.Index(*all, q); i >= 0 {
@@ -212,7 +212,7 @@ func occupy[T comparable](all *[]T, v T) int {
 	return i
 }
 
-// take gives the index of v, which gets one if it has none.
+// take returns the index of v, which gets one if it has none.
 func take[T comparable](all *[]T, v T) int {
 	if i := slices.Index(*all, v); i >= 0 {
 		return i

@@ -42,7 +42,7 @@ type tenant struct {
 	queues int
 }
 
-// seat gives q a slot and its process a VMID: the lowest free ones.
+// seat returns q a slot and its process a VMID: the lowest free ones.
 func (g *gpu) seat(q *queue) {
 	slots := g.slots
 	if q.typ != gpreempt.QueueCompute {
@@ -83,7 +83,7 @@ func (g *gpu) unseat(q *queue) {
 	}
 }
 
-// vmid gives the lowest that p has, or that nobody has for nil: -1 when there is none.
+// vmid returns the lowest that p has, or that nobody has for nil: -1 when there is none.
 func (g *gpu) vmid(p *process) int {
 	for i := range g.tenants {
 		if g.tenants[i].proc == p {

@@ -102,7 +102,7 @@ const (
 	capabilityRDNA = capabilityCDNA &^ 0x40000
 )
 
-// Presets gives the kinds of GPU the model knows. A node is a whole GPU, except
+// Presets returns the kinds of GPU the model knows. A node is a whole GPU, except
 // for mi250x, where it is one of the two dies.
 //
 // The sizes are the products'. The costs are assumptions: the fixed parts are
@@ -187,7 +187,7 @@ func overRate(bytes int64, perSecond float64) time.Duration {
 	return time.Duration(float64(bytes) / perSecond * float64(time.Second))
 }
 
-// PresetByName gives a preset, or an error that names them all.
+// PresetByName returns a preset, or an error that names them all.
 func PresetByName(name string) (Spec, error) {
 	var names []string
 	for _, s := range Presets() {
@@ -199,7 +199,7 @@ func PresetByName(name string) (Spec, error) {
 	return Spec{}, fmt.Errorf("there is no simulated GPU %q: the presets are %s", name, strings.Join(names, ", "))
 }
 
-// ZeroCost gives spec with firmware and driver that take no time, so that what is
+// ZeroCost returns spec with firmware and driver that take no time, so that what is
 // left to measure is our own.
 func ZeroCost(spec Spec) Spec {
 	spec.Costs = Costs{}
@@ -209,7 +209,7 @@ func ZeroCost(spec Spec) Spec {
 // maxGPUs is how many GPUs a machine can have.
 const maxGPUs = 64
 
-// Validate tells whether a machine with that many GPUs of the kind can be made.
+// Validate reports whether a machine with that many GPUs of the kind can be made.
 // The presets can, with 1 to 64 GPUs.
 func (s Spec) Validate(gpus int) error {
 	switch {
@@ -277,7 +277,7 @@ func (s Spec) gpus(n int) []gpreempt.GPU {
 	return all
 }
 
-// gpuIDs gives numbers like those the kernel hashes: 16 bits, stable, distinct.
+// gpuIDs returns numbers like those the kernel hashes: 16 bits, stable, distinct.
 func (s Spec) gpuIDs(n int) []gpreempt.GPUID {
 	ids := slices.Clone(s.topology.ids[:min(n, len(s.topology.ids))])
 	hash := fnv.New32a()

@@ -145,7 +145,7 @@ func (m *Machine) gpuProperties(index int) string {
 	return p.String()
 }
 
-// saveArea gives the size of a compute queue's save area on one XCC, and of the
+// saveArea returns the size of a compute queue's save area on one XCC, and of the
 // control stack in it, as the driver works them out.
 func (s Spec) saveArea() (size, stack int) {
 	const page, wavesPerCU, header = 4096, 32, 40

@@ -60,7 +60,7 @@ type GPUTruth struct {
 
 // SlotTruth is a hardware slot.
 type SlotTruth struct {
-	// SDMA tells what kind of slot it is.
+	// SDMA reports what kind of slot it is.
 	SDMA bool
 	// Pipe and Queue are where it is: for SDMA the engine and its queue.
 	Pipe, Queue int
@@ -77,7 +77,7 @@ type SlotTruth struct {
 	At       Position
 }
 
-// Truth tells what debugfs shows now.
+// Truth reports what debugfs shows now.
 func (m *Machine) Truth() Truth {
 	var t Truth
 	for _, p := range m.hashed() {
@@ -107,7 +107,7 @@ func (m *Machine) Truth() Truth {
 	return t
 }
 
-// Snapshot gives the queues of a process by id, with what the driver's debug
+// Snapshot returns the queues of a process by id, with what the driver's debug
 // interface tells of them; nil when there is no such process.
 func (m *Machine) Snapshot(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo {
 	p, err := m.process(key)
@@ -151,7 +151,7 @@ func (q *queue) truth() QueueTruth {
 	return t
 }
 
-// mqds gives the addresses of the MQDs by XCC.
+// mqds returns the addresses of the MQDs by XCC.
 func (s *setup) mqds(m *Machine) []uint64 {
 	all := []uint64{s.mqd}
 	if s.typ == gpreempt.QueueCompute {

@@ -42,7 +42,7 @@ func (t *Task) File(fd uint32) driver.EventFile {
 	return f
 }
 
-// getFile gives a descriptor for the open file that is fd in the thread's table. The
+// getFile returns a descriptor for the open file that is fd in the thread's table. The
 // thread's, and not its leader's, who may have ended; before Linux 6.9 only the leader
 // can be asked.
 func (t *Task) getFile(fd int) (int, error) {

@@ -23,7 +23,7 @@ func fileOf(t *testing.T, task *Task, fd uint64) *eventFile {
 	return f.(*eventFile)
 }
 
-// fill writes dots until the pipe is full, and gives how many; with dropped it stops
+// fill writes dots until the pipe is full, and returns how many; with dropped it stops
 // when they are lost.
 func fill(t *testing.T, f *eventFile) (n int) {
 	t.Helper()
@@ -92,7 +92,7 @@ func TestFullPipeThatDoesNotBlockLosesDots(t *testing.T) {
 	}
 }
 
-// pending tells which threads, or processes, have a SIGPIPE to come.
+// pending reports which threads, or processes, have a SIGPIPE to come.
 func pending(t *testing.T, line string, tids ...int32) []bool {
 	t.Helper()
 	var all []bool

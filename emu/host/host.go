@@ -59,7 +59,7 @@ type Host struct {
 // minTasks is the number of tasks below which looking for ended ones saves nothing.
 const minTasks = 32
 
-// New gives the host of this process. wake is called when something has changed that a
+// New returns the host of this process. wake is called when something has changed that a
 // Task or an EventFile tells of, with no lock held; it may be called at any time until
 // Close returns, and must not wait. A Host uses one file descriptor, one or two for
 // every thread it was asked about, and two for every address space. The error says
@@ -118,7 +118,7 @@ func allowed() error {
 // else; f is called with locks held, the driver's among them, and must not wait.
 func (h *Host) OnTrouble(f func(error)) { h.trouble = f }
 
-// Close lets go of everything: the tasks and address spaces are as good as ended, and
+// Close releases everything: the tasks and address spaces are as good as ended, and
 // the event streams end. It must not be called with the driver's lock held.
 func (h *Host) Close() error {
 	h.mu.Lock()
@@ -143,7 +143,7 @@ func (h *Host) Close() error {
 	return err
 }
 
-// Task gives the thread that tid means now: always the same *Task for one thread, and
+// Task returns the thread that tid means now: always the same *Task for one thread, and
 // never one for two. Threads that have ended are found while their id is taken, as
 // zombies. The error is ErrGone if there is no such thread.
 func (h *Host) Task(tid int32) (*Task, error) {

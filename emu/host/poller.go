@@ -51,7 +51,7 @@ func newPoller() (*poller, error) {
 	return p, nil
 }
 
-// look calls what waits for descriptors that are ready. It gives false if epoll does.
+// look calls what waits for descriptors that are ready. It returns false if epoll does.
 func (p *poller) look(fd int) bool {
 	var events [16]unix.EpollEvent
 	for {

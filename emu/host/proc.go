@@ -17,7 +17,7 @@ func procPath(tid int32, file string) string {
 	return "/proc/" + strconv.Itoa(int(tid)) + "/" + file
 }
 
-// goneOr gives ErrGone for the errors that mean there is no such thread any more.
+// goneOr returns ErrGone for the errors that mean there is no such thread any more.
 func goneOr(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, fs.ErrClosed) {
 		return ErrGone
@@ -25,7 +25,7 @@ func goneOr(err error) error {
 	return err
 }
 
-// value gives what a line of /proc/TID/status says, nil if there is none. The first
+// value returns what a line of /proc/TID/status says, nil if there is none. The first
 // line is the name, in which the kernel escapes newlines.
 func value(status []byte, name string) []byte {
 	_, rest, found := bytes.Cut(status, []byte("\n"+name+":"))
@@ -36,7 +36,7 @@ func value(status []byte, name string) []byte {
 	return bytes.TrimSpace(line)
 }
 
-// number gives a number that stands for a thread or process, 0 for none.
+// number returns a number that stands for a thread or process, 0 for none.
 func number(text []byte) int32 {
 	n, err := strconv.ParseInt(string(text), 10, 32)
 	if err != nil || n < 0 {
@@ -55,7 +55,7 @@ func numbers(status []byte, name string) []int32 {
 	return ids
 }
 
-// has tells whether a capability is in the effective set.
+// has reports whether a capability is in the effective set.
 func has(status []byte, c driver.Capability) bool {
 	set, err := strconv.ParseUint(string(value(status, "CapEff")), 16, 64)
 	return err == nil && c >= 0 && c < 64 && set>>c&1 != 0
@@ -67,7 +67,7 @@ const (
 	statStack = 28 // the address of the bottom of the stack, 0 without permission
 )
 
-// statField gives a field of /proc/TID/stat. The second is the name, in parentheses,
+// statField returns a field of /proc/TID/stat. The second is the name, in parentheses,
 // which may hold anything.
 func statField(stat []byte, n int) (uint64, error) {
 	i := 3
@@ -80,7 +80,7 @@ func statField(stat []byte, n int) (uint64, error) {
 	return 0, fmt.Errorf("it has %d fields, and not %d", i-1, n)
 }
 
-// namespaceOf gives the inode number of a namespace of a thread.
+// namespaceOf returns the inode number of a namespace of a thread.
 func namespaceOf(tid int32, kind string) (uint64, error) {
 	var st unix.Stat_t
 	path := procPath(tid, "ns/"+kind)
@@ -90,7 +90,7 @@ func namespaceOf(tid int32, kind string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// ancestor gives the inode number of the namespace that is so many levels above a
+// ancestor returns the inode number of the namespace that is so many levels above a
 // thread's, 0 if this process may not see it.
 func ancestor(tid int32, kind string, levels int) uint64 {
 	file, err := os.Open(procPath(tid, "ns/"+kind))
@@ -114,7 +114,7 @@ func ancestor(tid int32, kind string, levels int) uint64 {
 	return st.Ino
 }
 
-// fromNamespace gives the id, here, of the thread that is pid in the pid namespace
+// fromNamespace returns the id, here, of the thread that is pid in the pid namespace
 // of thread tid, 0 if there is none.
 func (h *Host) fromNamespace(tid, pid int32) int32 {
 	file, err := os.Open(procPath(tid, "ns/pid"))

@@ -141,7 +141,7 @@ func (p *program) do(word string, args []string) string {
 		return said(detach(arg(args, 0)))
 	case "name":
 		return said(os.WriteFile(fmt.Sprintf("/proc/self/task/%d/comm", unix.Gettid()), []byte(args[0]), 0))
-	case "map": // PROTECTION TEXT, gives the address of two pages of which the second is not there
+	case "map": // PROTECTION TEXT, returns the address of two pages of which the second is not there
 		return p.mapMemory(arg(args, 0), args[1])
 	case "unmap": // ADDRESS: the second page
 		b := p.memory[uint64(arg(args, 0))]
@@ -162,7 +162,7 @@ func (p *program) do(word string, args []string) string {
 		return fmt.Sprint(fd)
 	case "close":
 		return said(unix.Close(arg(args, 0)))
-	case "read": // FD COUNT, gives how many
+	case "read": // FD COUNT, returns how many
 		n, err := unix.Read(arg(args, 0), make([]byte, arg(args, 1)))
 		if err != nil {
 			return err.Error()
@@ -203,7 +203,7 @@ func (p *program) do(word string, args []string) string {
 			err = h.Close()
 		}
 		return said(err)
-	case "reach": // PID, tells what keeps it from that process's memory
+	case "reach": // PID, reports what keeps it from that process's memory
 		h, err := New(func() {})
 		must(err)
 		var trouble []string
@@ -393,7 +393,7 @@ func until(tb testing.TB, what string, cond func() bool) {
 	}
 }
 
-// newHost gives a Host that ends with the test, and the wakes it asks for.
+// newHost returns a Host that ends with the test, and the wakes it asks for.
 func newHost(tb testing.TB) (*Host, <-chan struct{}) {
 	tb.Helper()
 	wakes := make(chan struct{}, 1)

@@ -44,7 +44,7 @@ func (t *Task) Install(smi *driver.SMIStream) int {
 	return fd
 }
 
-// installStream makes a stream and gives its number in the program. The driver's lock
+// installStream makes a stream and returns its number in the program. The driver's lock
 // is held: a stream that nobody got is left to Sweep, which finds it closed.
 func (h *Host) installStream(smi *driver.SMIStream, install func(int) (int, error)) (int, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
@@ -65,7 +65,7 @@ func (h *Host) installStream(smi *driver.SMIStream, install func(int) (int, erro
 	return fd, err
 }
 
-// openStreams gives the streams there are.
+// openStreams returns the streams there are.
 func (h *Host) openStreams() []*stream {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -79,7 +79,7 @@ func (h *Host) takeMasks() {
 	}
 }
 
-// giveEvents gives out the events there are so far.
+// giveEvents returns out the events there are so far.
 func (h *Host) giveEvents() {
 	for _, s := range h.openStreams() {
 		s.giveEvents()

@@ -101,7 +101,7 @@ func (l *listener) subscribe(ids ...kfd.SMIEventID) {
 	}
 }
 
-// read gives what can be read now.
+// read returns what can be read now.
 func (l *listener) read() string {
 	l.t.Helper()
 	b := make([]byte, 1<<16)

@@ -48,7 +48,7 @@ type FaultError struct {
 
 func (e *FaultError) Error() string { return fmt.Sprintf("nothing is mapped at %#x", e.Addr) }
 
-// Unwrap gives EFAULT.
+// Unwrap returns EFAULT.
 func (e *FaultError) Unwrap() error { return unix.EFAULT }
 
 // Key is the process: its id and when it was started. A process that execs gets
@@ -62,7 +62,7 @@ func (s *Space) PID() int32 { return s.key.PID }
 // Leader is the main thread of the process, which may have ended.
 func (s *Space) Leader() *Task { return s.leader }
 
-// Alive tells whether any thread has the address space.
+// Alive reports whether any thread has the address space.
 func (s *Space) Alive() bool {
 	var b [1]byte
 	// An error is a program that has unmapped its stack.
@@ -74,7 +74,7 @@ func (s *Space) Alive() bool {
 func (s *Space) ReadAt(p []byte, addr uint64) error { return s.move(unix.Pread, p, addr) }
 
 // WriteAt copies p to the memory at addr. Private memory is written whatever its
-// protection, shared memory only as far as it is mapped for writing. The error is as
+// protection, shared memory only if it is mapped for writing. The error is as
 // for ReadAt.
 func (s *Space) WriteAt(p []byte, addr uint64) error { return s.move(unix.Pwrite, p, addr) }
 
@@ -104,7 +104,7 @@ func (s *Space) move(how func(fd int, p []byte, at int64) (int, error), p []byte
 	return nil
 }
 
-// close lets go of the files.
+// close releases the files.
 func (s *Space) close() {
 	s.gone.Store(true)
 	s.exit.remove()
@@ -125,7 +125,7 @@ func (h *Host) tellEnded() {
 	}
 }
 
-// Sweep gives the address spaces that have ended since the last call, each once, the
+// Sweep returns the address spaces that have ended since the last call, each once, the
 // oldest first. It also moves what there is in event streams. Call it every few
 // milliseconds, and whenever Ended says so, without the driver's lock; it costs a
 // system call for each address space and two for each stream.
@@ -161,7 +161,7 @@ func (h *Host) end(s *Space) {
 	s.close()
 }
 
-// Space gives the address space of the thread, nil if it has none: it is a zombie, or
+// Space returns the address space of the thread, nil if it has none: it is a zombie, or
 // a thread of the kernel's.
 func (t *Task) Space() *Space {
 	if !t.hasMemory() {
@@ -175,7 +175,7 @@ func (t *Task) Space() *Space {
 	return t.createSpace()
 }
 
-// hasMemory tells whether the thread has an address space: process_vm_readv has ESRCH
+// hasMemory reports whether the thread has an address space: process_vm_readv has ESRCH
 // for those that have not, before it looks at addresses.
 func (t *Task) hasMemory() bool {
 	var b [1]byte
@@ -183,7 +183,7 @@ func (t *Task) hasMemory() bool {
 	return !errors.Is(err, unix.ESRCH) && t.exists()
 }
 
-// knownSpace gives the address space the process had when last asked, if it has it
+// knownSpace returns the address space the process had when last asked, if it has it
 // still. Threads of a process all have the same.
 func (t *Task) knownSpace() *Space {
 	t.leader.mu.Lock()
@@ -237,7 +237,7 @@ func (t *Task) refused(err error) {
 	t.h.trouble(fmt.Errorf("the memory of process %d is out of reach: %w", t.tid, err))
 }
 
-// lentSpace gives the address space of another process that this one uses, as between
+// lentSpace returns the address space of another process that this one uses, as between
 // vfork and exec, nil if it has one of its own.
 func (t *Task) lentSpace() *Space {
 	t.h.mu.Lock()
@@ -268,7 +268,7 @@ func (t *Task) lentSpace() *Space {
 // kcmpVM is KCMP_VM (include/uapi/linux/kcmp.h).
 const kcmpVM = 1
 
-// sameMemory tells whether two threads have the same address space. Where kcmp is
+// sameMemory reports whether two threads have the same address space. Where kcmp is
 // not to be had, no two processes have.
 func sameMemory(a, b int32) bool {
 	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(a), uintptr(b), kcmpVM, 0, 0, 0)

@@ -179,7 +179,7 @@ func TestVforkSharesTheAddressSpaceUntilExec(t *testing.T) {
 	}
 }
 
-// leased gives a program that nobody can exec until release is called: a lease keeps
+// leased returns a program that nobody can exec until release is called: a lease keeps
 // it from being opened.
 func leased(t *testing.T) (path string, release func()) {
 	t.Helper()

@@ -97,7 +97,7 @@ func readComm(tid int32) (string, error) {
 	return string(bytes.TrimSuffix(text, []byte("\n"))), nil
 }
 
-// exists tells whether the thread is still in the kernel's table: it runs, or is a
+// exists reports whether the thread is still in the kernel's table: it runs, or is a
 // zombie that nobody has waited for.
 func (t *Task) exists() bool {
 	var b [1]byte
@@ -105,7 +105,7 @@ func (t *Task) exists() bool {
 	return err == nil
 }
 
-// close lets go of the files.
+// close releases the files.
 func (t *Task) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -116,9 +116,9 @@ func (t *Task) close() {
 	}
 }
 
-// Begin says that the thread is in a call now. interrupted tells whether a signal is
+// Begin says that the thread is in a call now. interrupted reports whether a signal is
 // pending, or the thread dead; install puts a copy of a descriptor of this process
-// into the thread's table and gives its number there. Call it without the driver's
+// into the thread's table and returns its number there. Call it without the driver's
 // lock.
 func (t *Task) Begin(interrupted func() bool, install func(stream int) (int, error)) {
 	t.h.takeMasks()
@@ -179,7 +179,7 @@ func (t *Task) Capable(c driver.Capability) bool {
 	return err == nil && ns == t.h.userNS || !t.h.privileged && ancestor(t.tid, "user", 1) == t.h.userNS
 }
 
-// readStatus gives /proc/TID/status, nothing if the thread is no more.
+// readStatus returns /proc/TID/status, nothing if the thread is no more.
 func (t *Task) readStatus(buf []byte) []byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -21,7 +21,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// blocks tells which calls may take their time.
+// blocks reports which calls may take their time.
 func blocks(c *seccomp.Call) bool {
 	return c.NR == unix.SYS_IOCTL || c.NR == unix.SYS_OPENAT || c.NR == unix.SYS_OPENAT2 || c.NR == sysOpen
 }
@@ -42,7 +42,7 @@ func (e *Emulator) call(c *seccomp.Call) {
 	}
 }
 
-// caller gives the thread that waits in a call, nil if it has died.
+// caller returns the thread that waits in a call, nil if it has died.
 func (e *Emulator) caller(c *seccomp.Call) *host.Task {
 	task, err := e.host.Task(c.TID)
 	if err != nil || !c.Valid() {
@@ -312,7 +312,7 @@ const (
 	renderDevice
 )
 
-// deviceAt tells where a path leads, seen from a thread and a directory it has open.
+// deviceAt reports where a path leads, seen from a thread and a directory it has open.
 func deviceAt(tid, at int32, name string) (kind device, render uint32) {
 	if !strings.Contains(name, "kfd") && !strings.Contains(name, "renderD") {
 		return noDevice, 0

@@ -268,7 +268,7 @@ func (e *Emulator) Socket() string { return filepath.Join(e.dir, "kfdemu.sock") 
 // Driver is the state of the driver, for tests and for evictions and resets.
 func (e *Emulator) Driver() *driver.Driver { return e.driver }
 
-// Waiting tells whether a thread waits inside the driver, and whether a signal would
+// Waiting reports whether a thread waits inside the driver, and whether a signal would
 // end that; one does not for a step of the hardware.
 func (e *Emulator) Waiting(tid int32) (waiting, interruptible bool) {
 	task, err := e.host.Task(tid)

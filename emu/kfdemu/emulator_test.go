@@ -16,7 +16,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// start gives a machine in this process, and what happens on it.
+// start returns a machine in this process, and what happens on it.
 func start(t *testing.T, cfg Config) (*Emulator, func() []string) {
 	t.Helper()
 	if err := seccomp.Supported(); err != nil {

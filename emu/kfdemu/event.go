@@ -60,7 +60,7 @@ type Event struct {
 	Text    string `json:"text,omitempty"`
 }
 
-// tell gives an event to who wants them.
+// tell returns an event to who wants them.
 func (e *Emulator) tell(v Event) {
 	if e.cfg.Event == nil {
 		return

@@ -173,7 +173,7 @@ type Injection struct {
 	hits int
 }
 
-// Hits tells how often it has struck.
+// Hits describes how often it has struck.
 func (i *Injection) Hits() int {
 	i.set.mu.Lock()
 	defer i.set.mu.Unlock()
@@ -207,7 +207,7 @@ func (e *Emulator) Inject(f Fault) *Injection {
 	return i
 }
 
-// strike gives the fault for what happens now, nil for none.
+// strike returns the fault for what happens now, nil for none.
 func (s *faults) strike(matches func(*Fault) bool) *Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -225,14 +225,14 @@ func (s *faults) strike(matches func(*Fault) bool) *Fault {
 	return nil
 }
 
-// forCall gives the fault for a call.
+// forCall returns the fault for a call.
 func (s *faults) forCall(op driver.Op, caller, target int32) *Fault {
 	return s.strike(func(f *Fault) bool {
 		return f.Step == "" && f.Op == op && is(f.Caller, caller) && is(f.Target, target)
 	})
 }
 
-// forStep gives the fault for a step of the hardware.
+// forStep returns the fault for a step of the hardware.
 func (s *faults) forStep(step driver.Step) *Fault {
 	return s.strike(func(f *Fault) bool {
 		return f.Step == step.Kind && (f.Op == "" || f.Op == step.Op) && (f.GPU == 0 || f.GPU == step.GPU) &&

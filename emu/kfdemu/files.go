@@ -123,7 +123,7 @@ func (s *files) remove(f *file) error {
 	return errors.Join(f.unmap(), unix.Close(f.fd))
 }
 
-// unmap gives the doorbells back once nobody needs them. It needs files.mu.
+// unmap returns the doorbells back once nobody needs them. It needs files.mu.
 func (f *file) unmap() (err error) {
 	if !f.closed || f.queues > 0 {
 		return nil
@@ -135,7 +135,7 @@ func (f *file) unmap() (err error) {
 	return err
 }
 
-// of gives the files a process opened.
+// of returns the files a process opened.
 func (s *files) of(space *host.Space) []*file {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,7 +168,7 @@ func (s *files) creates(f *file) {
 	f.asked = s.asked
 }
 
-// doorbell gives the eight bytes of a queue's doorbell, which stay until drop is called.
+// doorbell returns the eight bytes of a queue's doorbell, which stay until drop is called.
 func (s *files) doorbell(space *host.Space, gpu gpreempt.GPUID, at uint32) (doorbell []byte, drop func() error) {
 	all := s.of(space)
 	s.mu.Lock()
@@ -187,7 +187,7 @@ func (s *files) doorbell(space *host.Space, gpu gpreempt.GPUID, at uint32) (door
 	}
 }
 
-// free gives the host back what stood for memory of a process's that is allocated no
+// free returns the host back what stood for memory of a process's that is allocated no
 // longer. Its addresses are not used again.
 func (s *files) free(space *host.Space, a driver.Allocation) error {
 	if a.Offset == 0 {

@@ -26,7 +26,7 @@ type hardware struct {
 // attached is a queue the modelled GPU knows.
 type attached struct {
 	gpumodel.QueueRef
-	// dropDoorbell gives its doorbell back; nil if it has none.
+	// dropDoorbell returns its doorbell back; nil if it has none.
 	dropDoorbell func() error
 }
 
@@ -111,7 +111,7 @@ func addOrRemove(refs []gpumodel.QueueRef, done func(), do func(gpumodel.QueueRe
 	return do(refs[0], done)
 }
 
-// who gives the process a step is for, the zero key if it has gone, and the queues it
+// who returns the process a step is for, the zero key if it has gone, and the queues it
 // is about.
 func (e *Emulator) who(s driver.Step) (by gpreempt.ProcessKey, refs []gpumodel.QueueRef) {
 	e.gpus.mu.Lock()
@@ -233,7 +233,7 @@ func (e *Emulator) settle() {
 	e.gpus.ending = false
 	for _, p := range states {
 		space, ok := p.MM.(*host.Space)
-		if !ok { // its queues are known until the driver lets go of them
+		if !ok { // its queues are known until the driver releases them
 			maps.DeleteFunc(gone, func(s *host.Space, _ bool) bool { return s.PID() == p.PID })
 			e.gpus.ending = true
 			continue
@@ -260,7 +260,7 @@ func (e *Emulator) settle() {
 	}
 }
 
-// anyEnding tells whether another settle will find processes gone.
+// anyEnding reports whether another settle will find processes gone.
 func (h *hardware) anyEnding() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

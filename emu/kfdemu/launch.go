@@ -118,7 +118,7 @@ func (s *listeners) add(l *seccomp.Listener) {
 	s.all = append(s.all, l)
 }
 
-// take gives them all, and has none.
+// take returns them all, and has none.
 func (s *listeners) take() []*seccomp.Listener {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// stolen gives the debugger a descriptor of the job's driver.
+// stolen returns the debugger a descriptor of the job's driver.
 func (s *scene) stolen() int {
 	s.Helper()
 	fd, err := s.dbg.Main().PidfdGetfd(s.job.PID(), s.fd)

@@ -68,7 +68,7 @@ func (s *scene) wait(t *kfdtest.Thread, all bool, timeout uint32, ids []uint32, 
 	return w
 }
 
-// poll tells which of the events are signalled, by not waiting.
+// poll reports which of the events are signalled, by not waiting.
 func (s *scene) poll(ids ...uint32) (signalled []uint32) {
 	for _, id := range ids {
 		if w := s.wait(s.job.Main(), false, 0, []uint32{id}); w.Result == kfd.WaitResultComplete && w.Err == nil {

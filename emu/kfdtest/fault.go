@@ -33,7 +33,7 @@ type Call struct {
 	Injected bool
 }
 
-// Calls gives the calls made so far, in the order they began.
+// Calls returns the calls made so far, in the order they began.
 func (m *Machine) Calls() []Call {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -44,7 +44,7 @@ func (m *Machine) Calls() []Call {
 	return calls
 }
 
-// Ops gives the names of the calls process p has made so far.
+// Ops returns the names of the calls process p has made so far.
 func (m *Machine) Ops(p *Process) []Op {
 	var ops []Op
 	for _, c := range m.Calls() {
@@ -152,14 +152,14 @@ func (m *Machine) Hang(op Op) *Injection {
 // Reached is closed when the fault first strikes.
 func (i *Injection) Reached() <-chan struct{} { return i.reached }
 
-// Hits tells how often it has struck.
+// Hits describes how often it has struck.
 func (i *Injection) Hits() int {
 	i.m.mu.Lock()
 	defer i.m.mu.Unlock()
 	return i.hits
 }
 
-// Release lets go of what it holds, now and later.
+// Release releases what it holds, now and later.
 func (i *Injection) Release() {
 	i.m.mu.Lock()
 	i.released = true
@@ -167,7 +167,7 @@ func (i *Injection) Release() {
 	i.m.driver.Wake()
 }
 
-// Remove takes the fault out, and lets go of what it holds.
+// Remove takes the fault out, and releases what it holds.
 func (i *Injection) Remove() {
 	i.m.mu.Lock()
 	i.m.faults = slices.DeleteFunc(i.m.faults, func(o *Injection) bool { return o == i })
@@ -175,7 +175,7 @@ func (i *Injection) Remove() {
 	i.Release()
 }
 
-// due tells whether the fault strikes now, and counts. mu is held.
+// due reports whether the fault strikes now, and counts. mu is held.
 func (i *Injection) due() bool {
 	if i.seen++; i.seen < i.fault.Nth || i.hits > 0 && !i.fault.Always {
 		return false
@@ -186,7 +186,7 @@ func (i *Injection) due() bool {
 	return true
 }
 
-// matches tells whether the fault is about a call of the process pid, about target.
+// matches reports whether the fault is about a call of the process pid, about target.
 // mu is held.
 func (i *Injection) matches(stage Stage, op Op, pid, target int32) bool {
 	f := &i.fault
@@ -194,7 +194,7 @@ func (i *Injection) matches(stage Stage, op Op, pid, target int32) bool {
 		(f.Target == nil || f.Target == i.m.owner(target))
 }
 
-// owner gives the process that has a thread of that id. mu is held.
+// owner returns the process that has a thread of that id. mu is held.
 func (m *Machine) owner(tid int32) *Process {
 	if t := m.threads[tid]; t != nil {
 		return t.p

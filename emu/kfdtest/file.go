@@ -52,7 +52,7 @@ func (p *Process) hold(fd int) *file {
 	return d.file
 }
 
-// put lets go of a file. No lock is held.
+// put releases a file. No lock is held.
 func (f *file) put() {
 	f.m.mu.Lock()
 	f.refs--
@@ -78,7 +78,7 @@ func (f *file) put() {
 	}
 }
 
-// install gives a file the lowest free descriptor. mu is held.
+// install returns a file the lowest free descriptor. mu is held.
 func (p *Process) install(f *file, closeOnExec bool) int {
 	fd := p.firstFD
 	for p.fds[fd] != nil {
@@ -219,7 +219,7 @@ func (t *Thread) Pipe(nonblock bool) (r, w int, err error) {
 	return r, w, t.leave(nil)
 }
 
-// PidfdGetfd gives a descriptor for the open file that is fd in process pid
+// PidfdGetfd returns a descriptor for the open file that is fd in process pid
 // (pidfd_open, pidfd_getfd): ESRCH if there is no such process, EPERM without
 // CapSysPtrace, EBADF if fd is not open there.
 func (t *Thread) PidfdGetfd(pid int32, fd int) (int, error) {

@@ -120,7 +120,7 @@ type Machine struct {
 // firstID is above the pids of a real kernel (PID_MAX_LIMIT).
 const firstID = 1<<22 + 1
 
-// New gives a machine with no process but Self. It panics if it knows no such
+// New returns a machine with no process but Self. It panics if it knows no such
 // profile, or if two nodes have the same id.
 func New(cfg Config) *Machine {
 	ids := map[gpreempt.GPUID]bool{}
@@ -163,7 +163,7 @@ func (m *Machine) SpawnAt(pid int32) *Process {
 func (m *Machine) Self() *Process { return m.self }
 
 // Await waits until cond holds, asking again after each change of the machine, or
-// until ctx is done, which gives its cause. cond may call the machine, and may be
+// until ctx is done, which returns its cause. cond may call the machine, and may be
 // asked more often than there are changes. In a bubble, synctest.Wait is simpler.
 func (m *Machine) Await(ctx context.Context, cond func() bool) error {
 	defer context.AfterFunc(ctx, m.driver.Wake)()
@@ -173,7 +173,7 @@ func (m *Machine) Await(ctx context.Context, cond func() bool) error {
 	return context.Cause(ctx)
 }
 
-// GPU gives the state of a GPU node. It panics if there is no such node.
+// GPU returns the state of a GPU node. It panics if there is no such node.
 func (m *Machine) GPU(id gpreempt.GPUID) GPUState {
 	g, ok := m.driver.GPU(id)
 	if !ok {
@@ -182,7 +182,7 @@ func (m *Machine) GPU(id gpreempt.GPUID) GPUState {
 	return g
 }
 
-// Processes gives the state of each process the driver has, the oldest first;
+// Processes returns the state of each process the driver has, the oldest first;
 // those that died stay while something holds them.
 func (m *Machine) Processes() []ProcessState { return m.driver.Processes() }
 
@@ -194,7 +194,7 @@ func (m *Machine) StartReset(id gpreempt.GPUID) { m.driver.StartReset(id) }
 // EndReset ends it. Queues stay evicted: after a reset processes do not go on.
 func (m *Machine) EndReset(id gpreempt.GPUID) { m.driver.EndReset(id) }
 
-// newID gives an id that no thread has had. mu is held.
+// newID returns an id that no thread has had. mu is held.
 func (m *Machine) newID() int32 {
 	m.lastID++
 	return m.lastID

@@ -132,7 +132,7 @@ func (s *scene) suspendable(gpus ...gpreempt.GPUID) []uint32 {
 	return ids
 }
 
-// suspend makes the call with any array, and gives what it returned and the array.
+// suspend makes the call with any array, and returns what it returned and the array.
 func (s *scene) suspend(ids ...uint32) (int, []uint32) {
 	s.Helper()
 	ids = slices.Clone(ids)
@@ -150,7 +150,7 @@ func (s *scene) trap(args kfd.Pointer) (int, error) {
 	return int(n), err
 }
 
-// fdOf gives the process's descriptor of the driver.
+// fdOf returns the process's descriptor of the driver.
 func (s *scene) fdOf(p *kfdtest.Process) int {
 	s.Helper()
 	for fd, name := range p.FDs() {
@@ -174,7 +174,7 @@ func (s *scene) dots() int {
 	return n
 }
 
-// running gives the ids of the job's queues that are on a GPU.
+// running returns the ids of the job's queues that are on a GPU.
 func (s *scene) running() []uint32 {
 	var ids []uint32
 	for id, q := range s.job.Queues() {
@@ -194,5 +194,5 @@ func start(call func() error) <-chan error {
 	return c
 }
 
-// waits tells whether a call has not returned.
+// waits reports whether a call has not returned.
 func waits(c <-chan error) bool { return len(c) == 0 }

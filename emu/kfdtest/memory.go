@@ -15,7 +15,7 @@ func Unmapped() kfd.Pointer { return kfd.PointerTo(&nowhere) }
 // userMemory is memory of this process, whoever calls.
 type userMemory struct{ at kfd.Pointer }
 
-// memory gives what p points to, nil for NULL.
+// memory returns what p points to, nil for NULL.
 func memory(p kfd.Pointer) driver.Memory {
 	if p.IsNil() {
 		return nil

@@ -29,7 +29,7 @@ func (s *scene) tryAlloc(gpu gpreempt.GPUID, flags uint32, size uint64) (kfd.All
 	return args, err
 }
 
-// alloc acquires the VM and allocates; it gives the handle.
+// alloc acquires the VM and allocates; it returns the handle.
 func (s *scene) alloc(gpu gpreempt.GPUID, flags uint32, size uint64) uint64 {
 	s.Helper()
 	s.acquire(gpu)
@@ -49,7 +49,7 @@ func (s *scene) free(handle uint64) error {
 	return s.do(kfd.ReqFreeMemoryOfGPU, kfd.PointerTo(&kfd.FreeMemoryArgs{Handle: handle}))
 }
 
-// mapTo maps on GPUs from the one that done says on, and gives how many are done.
+// mapTo maps on GPUs from the one that done says on, and returns how many are done.
 func (s *scene) mapTo(handle uint64, done uint32, gpus ...gpreempt.GPUID) (uint32, error) {
 	ids := words(gpus)
 	args := kfd.MapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfd.PointerToSlice(ids), NumDevices: uint32(len(ids)), NumSuccess: done}

@@ -146,7 +146,7 @@ func (p *Process) Kill() {
 
 func never() bool { return false }
 
-// gone tells whether the process is dead, or has nothing left to do without help.
+// gone reports whether the process is dead, or has nothing left to do without help.
 func (p *Process) gone() bool {
 	p.m.mu.Lock()
 	threads, dead, exiting := slices.Clone(p.threads), p.dead, p.exiting
@@ -166,7 +166,7 @@ func (p *Process) gone() bool {
 	return true
 }
 
-// beginExit tells whether the process is to die and nothing keeps it, once.
+// beginExit reports whether the process is to die and nothing keeps it, once.
 func (p *Process) beginExit() bool {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
@@ -212,14 +212,14 @@ func (p *Process) exit() {
 	m.driver.Wake()
 }
 
-// Dead tells whether the process has died.
+// Dead reports whether the process has died.
 func (p *Process) Dead() bool {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	return p.dead
 }
 
-// FDs gives what each open descriptor leads to, as /proc/PID/fd has it: "/dev/kfd",
+// FDs returns what each open descriptor leads to, as /proc/PID/fd has it: "/dev/kfd",
 // "anon_inode:kfd_smi_ev", "pipe:[1]".
 func (p *Process) FDs() map[int]string {
 	p.m.mu.Lock()
@@ -231,7 +231,7 @@ func (p *Process) FDs() map[int]string {
 	return fds
 }
 
-// KFD gives what the driver knows of the process, false if it never opened the
+// KFD returns what the driver knows of the process, false if it never opened the
 // driver since it last was made anew.
 func (p *Process) KFD() (ProcessState, bool) {
 	p.m.mu.Lock()
@@ -243,7 +243,7 @@ func (p *Process) KFD() (ProcessState, bool) {
 	return p.m.driver.Process(old)
 }
 
-// Queues gives the queues the driver has for the process, by id.
+// Queues returns the queues the driver has for the process, by id.
 func (p *Process) Queues() map[uint32]QueueState {
 	s, _ := p.KFD()
 	queues := map[uint32]QueueState{}
@@ -253,7 +253,7 @@ func (p *Process) Queues() map[uint32]QueueState {
 	return queues
 }
 
-// Suspended gives the ids of the queues that are suspended, in order.
+// Suspended returns the ids of the queues that are suspended, in order.
 func (p *Process) Suspended() []uint32 {
 	var ids []uint32
 	for id, q := range p.Queues() {
@@ -266,7 +266,7 @@ func (p *Process) Suspended() []uint32 {
 }
 
 // Raise has exceptions raised the way the hardware does (kfd_set_dbg_ev_from_interrupt):
-// those of a queue, or of a GPU with queue kfd.NoQueue. It tells whether the debugger
+// those of a queue, or of a GPU with queue kfd.NoQueue. It reports whether the debugger
 // or the runtime was told.
 func (p *Process) Raise(gpu gpreempt.GPUID, queue uint32, mask kfd.ExceptionMask) bool {
 	p.m.mu.Lock()
@@ -290,7 +290,7 @@ func (p *Process) Fault(gpu gpreempt.GPUID, fault MemoryFault) {
 	}
 }
 
-// Allocations gives the process's GPU memory, by handle.
+// Allocations returns the process's GPU memory, by handle.
 func (p *Process) Allocations() []Allocation {
 	if mm := p.addressSpace(); mm != nil {
 		return p.m.driver.Allocations(mm)
@@ -298,7 +298,7 @@ func (p *Process) Allocations() []Allocation {
 	return nil
 }
 
-// addressSpace gives nil once the process has none.
+// addressSpace returns nil once the process has none.
 func (p *Process) addressSpace() *mm {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()

@@ -49,7 +49,7 @@ func (p *Process) DetachHere(pid int32) error { return p.here().Detach(pid) }
 // PidfdGetfdHere is Thread.PidfdGetfd for the calling OS thread, of Self.
 func (p *Process) PidfdGetfdHere(pid int32, fd int) (int, error) { return p.here().PidfdGetfd(pid, fd) }
 
-// here gives the thread that stands for the calling OS thread.
+// here returns the thread that stands for the calling OS thread.
 func (p *Process) here() *Thread {
 	if !p.real {
 		panic("kfdtest: only Self has the thread that calls; others have threads of their own")
@@ -65,7 +65,7 @@ func (p *Process) here() *Thread {
 	return p.newThread(tid)
 }
 
-// tracedBy gives the tracer. Threads of the running process end by themselves, and
+// tracedBy returns the tracer. Threads of the running process end by themselves, and
 // with them what they trace (exit_ptrace). mu is held.
 func (t *Thread) tracedBy() *Thread {
 	if tracer := t.tracer; tracer != nil && tracer.p.real && tracer.tid < firstID &&
@@ -121,7 +121,7 @@ type realFile struct {
 	done    sync.WaitGroup
 }
 
-// dupReal gives nil if there is no such descriptor.
+// dupReal returns nil if there is no such descriptor.
 func dupReal(m *Machine, fd int) driver.EventFile {
 	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {

@@ -80,7 +80,7 @@ func TestSelfIsTheThreadThatCalls(t *testing.T) {
 	if n, err := r.Read(b); err != nil || string(b[:n]) != "." {
 		t.Errorf("read %q, %v", b[:n], err)
 	}
-	job.Kill() // lets go of the pipe
+	job.Kill() // releases the pipe
 	if n, err := r.Read(b); n != 0 || err == nil {
 		t.Errorf("read %d bytes after the end, %v", n, err)
 	}

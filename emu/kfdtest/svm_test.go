@@ -158,7 +158,7 @@ func TestSVMCallsAreChecked(t *testing.T) {
 	})
 }
 
-// xnack sets the mode, and gives what it is.
+// xnack sets the mode, and returns what it is.
 func (s *scene) xnack(mode int32) (uint32, error) {
 	args := kfd.SetXnackModeArgs{XnackEnabled: uint32(mode)}
 	err := s.do(kfd.ReqSetXnackMode, kfd.PointerTo(&args))

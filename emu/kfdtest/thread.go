@@ -70,7 +70,7 @@ func (t *Thread) Detach(pid int32) error {
 	return nil
 }
 
-// Traces tells whether the thread traces pid.
+// Traces reports whether the thread traces pid.
 func (t *Thread) Traces(pid int32) bool {
 	t.p.m.mu.Lock()
 	defer t.p.m.mu.Unlock()
@@ -103,7 +103,7 @@ func (t *Thread) Interrupt() {
 	t.p.m.driver.Wake()
 }
 
-// Blocked tells whether the thread waits in a call: in the driver, for a pipe, or
+// Blocked reports whether the thread waits in a call: in the driver, for a pipe, or
 // because a Fault holds it.
 func (t *Thread) Blocked() bool {
 	t.p.m.mu.Lock()
@@ -113,14 +113,14 @@ func (t *Thread) Blocked() bool {
 	return held || waiting
 }
 
-// idle tells whether the thread is in no call.
+// idle reports whether the thread is in no call.
 func (t *Thread) idle() bool {
 	t.p.m.mu.Lock()
 	defer t.p.m.mu.Unlock()
 	return t.calls == 0
 }
 
-// stuck tells whether no signal ends the call the thread is in: it waits for a lock
+// stuck reports whether no signal ends the call the thread is in: it waits for a lock
 // of the driver's, or runs code of the test's.
 func (t *Thread) stuck() bool {
 	t.p.m.mu.Lock()
@@ -140,7 +140,7 @@ func (t *Thread) die() {
 	}
 }
 
-// gone tells whether the thread no longer runs. mu is held.
+// gone reports whether the thread no longer runs. mu is held.
 func (t *Thread) gone() bool { return t.dead || t.p.killed }
 
 // enter begins a call.

@@ -45,7 +45,7 @@ type Call struct {
 	added atomic.Bool
 }
 
-// Valid tells whether the caller still waits in this call, which it does until
+// Valid reports whether the caller still waits in this call, which it does until
 // it is answered or killed. Everything read about the caller, from its memory or
 // /proc, is worth something only if Valid says true afterwards, and every effect
 // of the call needs a Valid before it.
@@ -53,7 +53,7 @@ func (c *Call) Valid() bool {
 	return c.life.Load() != over && idValid(c.listener.fd, c.ID)
 }
 
-// Interrupted tells whether the wait of a driver in this call would have ended: a
+// Interrupted reports whether the wait of a driver in this call would have ended: a
 // signal, a group stop, a ptrace stop or the freezer waits for the caller, the
 // caller is dead, or the listener is being closed. It does not become false
 // again. When it says true, ERESTARTSYS is the answer. For a watched call it
@@ -131,7 +131,7 @@ func (c *Call) Return(value int64, errno syscall.Errno) error {
 // ERESTART_RESTARTBLOCK, include/linux/errno.h).
 const lastRestart = 516
 
-// mayRestart tells whether ERESTARTSYS will be dealt with on the caller's way back:
+// mayRestart reports whether ERESTARTSYS will be dealt with on the caller's way back:
 // only if something is pending for it.
 func (c *Call) mayRestart() error {
 	if c.interrupted.Load() {
@@ -173,7 +173,7 @@ func (c *Call) answer(r response) error {
 	}
 }
 
-// AddFD gives the caller a descriptor of the file behind fd and leaves the call
+// AddFD returns the caller a descriptor of the file behind fd and leaves the call
 // waiting. It tells the number in the caller. The caller closes it; if it has no
 // room (EMFILE) the call can be answered with that errno.
 //
@@ -199,7 +199,7 @@ func (c *Call) AddFD(fd int, cloexec bool) (int, error) {
 	}
 }
 
-// ReturnFD gives the caller a descriptor of the file behind fd and answers the
+// ReturnFD returns the caller a descriptor of the file behind fd and answers the
 // call with its number. If that fails with EMFILE, the call still waits.
 //
 // It is not done with SECCOMP_ADDFD_FLAG_SEND: when a signal or a stop reaches

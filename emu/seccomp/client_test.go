@@ -214,7 +214,7 @@ func become(client string, args []string) error {
 	return syscall.Exec("/proc/self/exe", append([]string{client}, args...), os.Environ())
 }
 
-// clientUnprivileged gives up its capabilities and enters.
+// clientUnprivileged returns up its capabilities and enters.
 func clientUnprivileged(args []string) error {
 	// Capset is about one thread. What it executes has none either: root would get
 	// them back without these bits.

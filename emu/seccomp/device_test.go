@@ -210,7 +210,7 @@ type program struct {
 	out      func() string
 }
 
-// command gives a client that is not started.
+// command returns a client that is not started.
 func command(t testing.TB, client string, args ...string) *exec.Cmd {
 	t.Helper()
 	// Not the binary's path: other users may not be able to get there.
@@ -259,7 +259,7 @@ func output(cmd *exec.Cmd) func() string {
 	return out.String
 }
 
-// finish waits for the client and gives what it printed; the listener must have
+// finish waits for the client and returns what it printed; the listener must have
 // seen that nobody is left.
 func (p *program) finish() string {
 	p.t.Helper()

@@ -36,7 +36,7 @@ var architectures = map[string]numbers{
 	},
 }
 
-// Filter gives the program that hands over, on the architecture goarch (amd64 or
+// Filter returns the program that hands over, on the architecture goarch (amd64 or
 // arm64, as runtime.GOARCH spells them):
 //
 //   - ioctls of the types given, at most 200, whatever their direction, number and

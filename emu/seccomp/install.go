@@ -15,7 +15,7 @@ import (
 const required = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
 
 // Install puts the filter on the calling thread, which must be locked
-// (runtime.LockOSThread), and gives the descriptor of its listener, which is
+// (runtime.LockOSThread), and returns the descriptor of its listener, which is
 // closed on exec. The filter cannot be taken off: the thread has it until it
 // ends, what the thread executes and forks inherits it. no_new_privs is set on
 // the thread unless it has CAP_SYS_ADMIN, without which the kernel asks for it:
@@ -44,7 +44,7 @@ func Install(filter []unix.SockFilter) (int, error) {
 	return fd, nil
 }
 
-// Supported tells whether this package works here for the calling process: nil,
+// Supported reports whether this package works here for the calling process: nil,
 // ErrAlready, or an error that says what the machine lacks. It tries it, on a
 // thread that then ends.
 func Supported() error {
@@ -64,7 +64,7 @@ func Supported() error {
 	return err
 }
 
-// kernelSupport tells what the kernel lacks without installing anything.
+// kernelSupport reports what the kernel lacks without installing anything.
 func kernelSupport() error {
 	switch errno := actionAvailable(unix.SECCOMP_RET_USER_NOTIF); errno {
 	case 0:
@@ -97,7 +97,7 @@ func kernelSupport() error {
 	return nil
 }
 
-// procSupport tells whether /proc shows callers under the ids the kernel
+// procSupport reports whether /proc shows callers under the ids the kernel
 // reports them with.
 func procSupport() error {
 	self, err := os.Readlink("/proc/self")
@@ -130,7 +130,7 @@ func OwnThread(f func()) {
 
 func onMainThread() bool { return unix.Gettid() == unix.Getpid() }
 
-// gone tells whether an errno of a listener says that the caller is no more:
+// gone reports whether an errno of a listener says that the caller is no more:
 // ENOENT, there is no such call; ESRCH, it ended while a descriptor was added.
 func gone(errno syscall.Errno) bool {
 	return errors.Is(errno, unix.ENOENT) || errors.Is(errno, unix.ESRCH)

@@ -151,7 +151,7 @@ func TestPrivilegedThreadsKeepTheirPrivileges(t *testing.T) {
 	})
 }
 
-// hasSysAdmin tells whether the calling thread has CAP_SYS_ADMIN.
+// hasSysAdmin reports whether the calling thread has CAP_SYS_ADMIN.
 func hasSysAdmin(t *testing.T) bool {
 	t.Helper()
 	var caps [2]unix.CapUserData

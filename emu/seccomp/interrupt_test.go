@@ -207,7 +207,7 @@ func TestNumberOfADeadCallerIsNotTheCaller(t *testing.T) {
 	}
 }
 
-// openTask tells whether a thread has the number.
+// openTask reports whether a thread has the number.
 func openTask(tid int32) bool {
 	stat := openStat(tid)
 	defer stat.close()

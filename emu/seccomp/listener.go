@@ -78,7 +78,7 @@ func (l *Listener) Wait() error {
 // Close ends the listener and waits until the calls under way are over: they
 // count as interrupted, and those that are watched are woken. Calls that the
 // filter hands over afterwards, and those that have no answer by then, fail with
-// ENOSYS. It gives what Wait does. A handler must not call it.
+// ENOSYS. It returns what Wait does. A handler must not call it.
 func (l *Listener) Close() error {
 	l.closing.Store(true)
 	l.mu.Lock()

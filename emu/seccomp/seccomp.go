@@ -28,7 +28,7 @@
 //     repeats the call. Package and program cannot tell that it happened.
 //   - A signal handler without SA_RESTART can make any call that is handed over
 //     fail with EINTR before it is received. It has had no effect then.
-//   - While a call waits for its answer, Call.Interrupted tells what
+//   - While a call waits for its answer, Call.Interrupted reports what
 //     wait_event_interruptible would have told a driver, and the answer
 //     ERESTARTSYS does what it does for a driver.
 //   - When the supervisor ends, calls under way and all later ones that the

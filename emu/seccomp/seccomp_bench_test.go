@@ -44,7 +44,7 @@ func allowed() { _, _ = unix.IoctlGetInt(-1, unix.TIOCOUTQ) }
 
 func echo() { call(nrEcho, 1) }
 
-// report gives the distribution, and how it compares with the native call of the
+// report returns the distribution, and how it compares with the native call of the
 // same run.
 func (m measured) report(b *testing.B, native measured) {
 	b.ReportMetric(float64(m.P50), "p50-ns")

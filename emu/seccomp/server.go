@@ -166,7 +166,7 @@ func (s *Server) take(conn *net.UnixConn, peer Peer) (namespace int, err error) 
 	return namespace, err
 }
 
-// offer gives accept what is a listener, as far as can be told.
+// offer returns accept what is a listener, as far as can be told.
 func (s *Server) offer(peer Peer, message []byte, fd int) (namespace int, err error) {
 	if len(message) != 1 || message[0] != protocol || fd < 0 {
 		return -1, fmt.Errorf("no listener in the message %q: it is not a program that enters, or one of another version", message)
@@ -174,7 +174,7 @@ func (s *Server) offer(peer Peer, message []byte, fd int) (namespace int, err er
 	return s.accept(peer, fd)
 }
 
-// welcome tells whether a supervisor of the user euid serves the peer.
+// welcome reports whether a supervisor of the user euid serves the peer.
 func (p Peer) welcome(euid uint32) error {
 	if p.UID != euid && p.UID != 0 {
 		return fmt.Errorf("user %d cannot enter: the supervisor serves its own user %d and root", p.UID, euid)

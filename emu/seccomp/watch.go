@@ -72,7 +72,7 @@ func (p *poller) run() {
 	}
 }
 
-// look tells whether the watch is over.
+// look reports whether the watch is over.
 func (w *watch) look() bool {
 	c := w.call
 	done := c.life.Load() == over || c.listener.closing.Load() || w.interrupted()

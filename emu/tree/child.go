@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// UserNamespace gives the attributes of a child that needs no privilege to have a mount
+// UserNamespace returns the attributes of a child that needs no privilege to have a mount
 // namespace: it is in a user namespace of its own, with the same user and group, and
 // calls Enter. It says what of the host's settings stands in the way; some of it shows
 // only when the child is started.

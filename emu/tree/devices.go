@@ -58,7 +58,7 @@ const (
 	maxPower        = 750_000_000
 )
 
-// made gives what a tree with these nodes has besides gpusim's files: the nodes with their
+// made returns what a tree with these nodes has besides gpusim's files: the nodes with their
 // memory banks, caches and links, the GPUs as PCI and DRM devices, the driver's module,
 // and the device files, which hold their numbers here.
 func made(nodes []node, host []hostNode) additions {

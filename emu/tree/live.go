@@ -210,7 +210,7 @@ func isOther(name string, was, is folder) bool {
 	return path.Base(path.Dir(name)) == "queues" && (was.files["gpuid"] != is.files["gpuid"] || was.files["type"] != is.files["type"])
 }
 
-// scratch gives a name for something that is to be renamed to its place, or away from it.
+// scratch returns a name for something that is to be renamed to its place, or away from it.
 func (t *Tree) scratch() string {
 	t.made++
 	return t.path(scratchDir + "/" + strconv.FormatUint(t.made, 10))

@@ -18,7 +18,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// inodes gives those of a directory's entries.
+// inodes returns those of a directory's entries.
 func inodes(tb testing.TB, dir string) map[string]uint64 {
 	tb.Helper()
 	entries, err := os.ReadDir(dir)
@@ -149,7 +149,7 @@ func TestWhoHasADumpOpenKeepsIt(t *testing.T) {
 	}
 }
 
-// host gives the tree as a host whose processes are this one's.
+// host returns the tree as a host whose processes are this one's.
 func host(tb testing.TB, emulated *tree.Tree) *discovery.FS {
 	tb.Helper()
 	if err := os.Symlink("/proc", emulated.Dir()+"/proc"); err != nil {

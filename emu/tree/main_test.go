@@ -63,7 +63,7 @@ func program(role, dir string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a program that ends as look, and gives what that saw.
+// run runs a program that ends as look, and returns what that saw.
 func run(tb testing.TB, cmd *exec.Cmd) (s sight) {
 	tb.Helper()
 	out, err := cmd.Output()
@@ -231,7 +231,7 @@ func self() (gpreempt.ProcessKey, error) {
 	return gpreempt.ProcessKey{PID: int32(os.Getpid()), Start: st.Start}, err
 }
 
-// newMachine gives a machine with two GPUs on which this process has two queues.
+// newMachine returns a machine with two GPUs on which this process has two queues.
 func newMachine() (*gpumodel.Machine, []gpreempt.Queue, error) {
 	spec, err := gpumodel.PresetByName("mi300x")
 	if err != nil {
@@ -284,7 +284,7 @@ func unprivileged(string) (err error) {
 	return err
 }
 
-// refused is an emulator that may not make a namespace. It tells why.
+// refused is an emulator that may not make a namespace. It reports why.
 func refused(string) (err error) {
 	m, _, err := newMachine()
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 // The error it is part of names what is missing.
 var ErrPrivilege = errors.New("not allowed")
 
-// Namespace gives a descriptor of a mount namespace in which the tree is at its place,
+// Namespace returns a descriptor of a mount namespace in which the tree is at its place,
 // for setns(2) with CLONE_NEWNS by a thread that has a working directory of its own
 // (CLONE_FS unshared) and both CAP_SYS_ADMIN and CAP_SYS_CHROOT; setns moves that to "/".
 // The namespace is made once, with a copy of the mounts there are then, and the
@@ -47,7 +47,7 @@ func (t *Tree) Namespace() (fd int, err error) {
 
 const namespaceFile = "/proc/thread-self/ns/mnt"
 
-// makeNamespace gives a new namespace and leaves the calling, locked thread where it was:
+// makeNamespace returns a new namespace and leaves the calling, locked thread where it was:
 // should it be the first of the process, it lives on, and what it sees is what others
 // are told the process does.
 func makeNamespace(dir string) (_ int, err error) {
@@ -154,7 +154,7 @@ func (s skeleton) merge(host, added, at string) error {
 	return nil
 }
 
-// below gives an entry of a directory of the host; "" when nothing of it is to be seen: a
+// below returns an entry of a directory of the host; "" when nothing of it is to be seen: a
 // real driver would be mistaken for the emulated one.
 func below(host, name string) string {
 	if host == "" {

@@ -20,7 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// newTree gives the tree of a machine with two queues of this process.
+// newTree returns the tree of a machine with two queues of this process.
 func newTree(tb testing.TB) (*tree.Tree, *gpumodel.Machine, []gpreempt.Queue) {
 	tb.Helper()
 	m, queues, err := newMachine()
@@ -39,7 +39,7 @@ func newTree(tb testing.TB) (*tree.Tree, *gpumodel.Machine, []gpreempt.Queue) {
 	return t, m, queues
 }
 
-// namespace gives the namespace of a tree as a file, or skips the test.
+// namespace returns the namespace of a tree as a file, or skips the test.
 func namespace(tb testing.TB, t *tree.Tree) *os.File {
 	tb.Helper()
 	fd, err := t.Namespace()
@@ -83,7 +83,7 @@ func fromMachine(tb testing.TB, m *gpumodel.Machine, queues []gpreempt.Queue) si
 	return s
 }
 
-// gpusOf gives the GPUs of a machine behind the CPU nodes of this host.
+// gpusOf returns the GPUs of a machine behind the CPU nodes of this host.
 func gpusOf(tb testing.TB, m *gpumodel.Machine) []gpreempt.GPU {
 	tb.Helper()
 	gpus, err := discovery.NewFS(m.FS()).GPUs()

@@ -29,7 +29,7 @@ func (n node) bdf() string {
 	return fmt.Sprintf("%04x:%02x:%02x.%x", n.properties["domain"], at>>8&0xff, at>>3&0x1f, at&7)
 }
 
-// set gives a node with another value of a property.
+// set returns a node with another value of a property.
 func (n node) set(property string, value uint64) node {
 	old := fmt.Sprintf("%s %d\n", property, n.properties[property])
 	n.files, n.properties = maps.Clone(n.files), maps.Clone(n.properties)
@@ -38,7 +38,7 @@ func (n node) set(property string, value uint64) node {
 	return n
 }
 
-// readNodes gives the nodes of gpusim's topology in order.
+// readNodes returns the nodes of gpusim's topology in order.
 func readNodes(files fs.FS) ([]node, error) {
 	const dir = classDir + "/topology/nodes"
 	all, err := read(files, dir)
@@ -80,7 +80,7 @@ func CPUNodes() (int, error) {
 	return len(nodes), err
 }
 
-// hostNodes gives the NUMA nodes of the host, one at least. That they share the memory
+// hostNodes returns the NUMA nodes of the host, one at least. That they share the memory
 // evenly is made up.
 func hostNodes() ([]hostNode, error) {
 	var host unix.Sysinfo_t
@@ -116,7 +116,7 @@ func hostNodes() ([]hostNode, error) {
 	return nodes, nil
 }
 
-// onHost gives the topology with the host's CPU nodes in place of the modelled ones. The
+// onHost returns the topology with the host's CPU nodes in place of the modelled ones. The
 // GPUs follow those.
 func onHost(modelled []node, host []hostNode) []node {
 	gpus := slices.DeleteFunc(slices.Clone(modelled), func(n node) bool { return !n.gpu() })

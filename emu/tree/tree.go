@@ -96,7 +96,7 @@ func New(dir string, files func() fs.FS) (_ *Tree, err error) {
 	return t, nil
 }
 
-// makeDir gives dir, or a new directory on a tmpfs, as an absolute path.
+// makeDir returns dir, or a new directory on a tmpfs, as an absolute path.
 func makeDir(dir string) (string, error) {
 	if dir == "" {
 		return os.MkdirTemp(tmpfs(), "kfdemu-")
@@ -115,7 +115,7 @@ func makeDir(dir string) (string, error) {
 	return dir, err
 }
 
-// tmpfs gives a directory on a tmpfs that we may write to, else the one for temporary
+// tmpfs returns a directory on a tmpfs that we may write to, else the one for temporary
 // files.
 func tmpfs() string {
 	for _, dir := range []string{"/run", os.Getenv("XDG_RUNTIME_DIR"), "/dev/shm"} {
@@ -209,7 +209,7 @@ func (t *Tree) writeStatic(files fs.FS) error {
 	return nil
 }
 
-// withDriver gives a list of loaded modules with the driver in it, once.
+// withDriver returns a list of loaded modules with the driver in it, once.
 func withDriver(loaded string) string {
 	var b strings.Builder
 	b.WriteString("amdgpu 1 0 - Live 0x0000000000000000\n")

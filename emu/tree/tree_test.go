@@ -23,7 +23,7 @@ import (
 
 const procDir = "sys/class/kfd/kfd/proc"
 
-// contents gives the files below a directory, by their path in it.
+// contents returns the files below a directory, by their path in it.
 func contents(tb testing.TB, files fs.FS, dir string) map[string]string {
 	tb.Helper()
 	all := map[string]string{}

@@ -27,10 +27,10 @@ type Kernel struct {
 	dir     string // of the unpacked package
 }
 
-// Image gives the path of the kernel image.
+// Image returns the path of the kernel image.
 func (k Kernel) Image() string { return filepath.Join(k.dir, "boot", "vmlinuz-"+k.Release) }
 
-// FetchKernel gives the newest kernel of a series, such as 6.12, that apt offers
+// FetchKernel returns the newest kernel of a series, such as 6.12, that apt offers
 // for amd64 with all its drivers, or without apt the newest that was fetched
 // before. The package is downloaded once and unpacked in the cache, never
 // installed. Without one the error is a *MissingError.
@@ -97,7 +97,7 @@ func offeredReleases(ctx context.Context, series string) ([]string, error) {
 	return releases, nil
 }
 
-// parseSearch reads "NAME - DESCRIPTION" lines and gives the releases of the
+// parseSearch reads "NAME - DESCRIPTION" lines and returns the releases of the
 // kernels among them, the newest first.
 func parseSearch(text []byte, series string) []string {
 	var releases []string
@@ -166,7 +166,7 @@ type Module struct {
 	Data []byte // ELF, not compressed
 }
 
-// Modules gives the named modules and all they need, in an order of loading.
+// Modules returns the named modules and all they need, in an order of loading.
 func (k Kernel) Modules(ctx context.Context, names ...string) ([]Module, error) {
 	root := filepath.Join(k.dir, "lib", "modules", k.Release)
 	if _, err := os.Stat(root); errors.Is(err, fs.ErrNotExist) {
@@ -197,7 +197,7 @@ func (k Kernel) Modules(ctx context.Context, names ...string) ([]Module, error) 
 	return l.modules, nil
 }
 
-// moduleName gives the name of the module in a file: what is before the dot, with
+// moduleName returns the name of the module in a file: what is before the dot, with
 // the kernel's underscores.
 func moduleName(path string) string {
 	name, _, _ := strings.Cut(filepath.Base(path), ".")
@@ -255,7 +255,7 @@ func readModule(ctx context.Context, path string) ([]byte, error) {
 	return data, nil
 }
 
-// depends gives the names of the modules that one needs, from its .modinfo.
+// depends returns the names of the modules that one needs, from its .modinfo.
 func depends(module []byte) ([]string, error) {
 	f, err := elf.NewFile(bytes.NewReader(module))
 	if err != nil {

@@ -20,7 +20,7 @@ const (
 	rootMiB      = 640
 )
 
-// FetchRoot gives the path of an ext4 image of a Debian with systemd. It is made once,
+// FetchRoot returns the path of an ext4 image of a Debian with systemd. It is made once,
 // as root, and kept with the kernels; boot it with snapshot=on. What the host lacks for
 // it is a *MissingError.
 func FetchRoot(ctx context.Context) (string, error) {

@@ -64,7 +64,7 @@ func (g Guest) Run(ctx context.Context, out io.Writer) error {
 	return nil
 }
 
-// args gives QEMU's command line. One CPU on q35 boots every time; two CPUs of the
+// args returns QEMU's command line. One CPU on q35 boots every time; two CPUs of the
 // emulator can panic the kernel's timer check under load.
 func (g Guest) args(accel string) []string {
 	return append([]string{

@@ -48,7 +48,7 @@ func FuzzParseSearch(f *testing.F) {
 	})
 }
 
-// module gives an ELF file with nothing in it but .modinfo.
+// module returns an ELF file with nothing in it but .modinfo.
 func module(t *testing.T, info string) []byte {
 	t.Helper()
 	const names = "\x00.modinfo\x00.shstrtab\x00"

@@ -11,7 +11,7 @@ import (
 )
 
 // Answer is a client that works when it is asked to, as an inference server does: for
-// each line of in it gives every queue as many packets as --packets says, and says
+// each line of in it returns every queue as many packets as --packets says, and says
 // "answer" when the last of them is over. It proves what it did and ends when in or ctx
 // ends. Otherwise it is as Main.
 func Answer(ctx context.Context, sys Sys, args []string, in io.Reader, out, help io.Writer) int {
@@ -74,7 +74,7 @@ func (c *client) answer(ctx context.Context, in io.Reader) error {
 	}
 }
 
-// once gives each queue the packets of an answer and waits until all are over. The
+// once returns each queue the packets of an answer and waits until all are over. The
 // workers have no goroutines of their own.
 func (l *load) once() error {
 	for _, w := range l.workers {
@@ -90,7 +90,7 @@ func (l *load) once() error {
 	return nil
 }
 
-// burst gives an empty queue n packets, of which the last raises the event.
+// burst returns an empty queue n packets, of which the last raises the event.
 func (w *worker) burst(n uint64) error {
 	q, ok := w.queue.(*compute)
 	if !ok {

@@ -65,7 +65,7 @@ func run(t *testing.T, client func(in io.Reader, out io.Writer) int) *program {
 	return p
 }
 
-// say gives the client a command.
+// say returns the client a command.
 func (p *program) say(format string, args ...any) {
 	p.t.Helper()
 	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
@@ -73,7 +73,7 @@ func (p *program) say(format string, args ...any) {
 	}
 }
 
-// await gives the next message of a kind. Others are passed over, but for errors.
+// await returns the next message of a kind. Others are passed over, but for errors.
 func (p *program) await(event string) Message {
 	p.t.Helper()
 	for message := range p.messages {
@@ -315,7 +315,7 @@ func (p *program) flying(id uint32) {
 	}
 }
 
-// next gives the next message, whatever it is.
+// next returns the next message, whatever it is.
 func (p *program) next() Message {
 	p.t.Helper()
 	message, more := <-p.messages

@@ -42,7 +42,7 @@ type compute struct {
 	written                          uint64 // packets
 }
 
-// newCompute gives the memory of a queue of the depth and with the kernels of cfg.
+// newCompute returns the memory of a queue of the depth and with the kernels of cfg.
 func newCompute(d *device, g gpu, wake *event, cfg Config) (*compute, error) {
 	q := &compute{d: d, gpu: g, wake: wake, slots: minSlots}
 	for q.slots < 2*uint64(cfg.Depth) {
@@ -106,10 +106,10 @@ func (q *compute) signal(n uint64) *atomic.Uint64 {
 
 func (q *compute) signalAt(n uint64) int { return q.offSignals + int(n%q.slots)*abi.SignalBytes }
 
-// room tells whether the ring takes another packet, and leaves room for the last one.
+// room reports whether the ring takes another packet, and leaves room for the last one.
 func (q *compute) room() bool { return q.written+1-q.mem.u64(offRead).Load() < q.slots }
 
-// push submits a kernel that mixes value into the result, and gives what it will mix.
+// push submits a kernel that mixes value into the result, and returns what it will mix.
 func (q *compute) push(value uint64) uint64 {
 	slot := int(q.written % q.slots)
 	args, progress := q.offArgs+slot*abi.MixBytes, q.offProgress+slot*8
@@ -131,7 +131,7 @@ func (q *compute) seal() {
 	q.submit(b)
 }
 
-// submit arms the signal of the next packet and gives the packet to the GPU.
+// submit arms the signal of the next packet and returns the packet to the GPU.
 func (q *compute) submit(packet interface{ Put(slot []byte) uint32 }) {
 	signal := abi.Signal{Kind: abi.SignalUser, Value: 1}
 	if q.wake != nil {
@@ -147,7 +147,7 @@ func (q *compute) submit(packet interface{ Put(slot []byte) uint32 }) {
 	q.doorbell.Store(q.written - 1)
 }
 
-// done tells whether packet n is over.
+// done reports whether packet n is over.
 func (q *compute) done(n uint64) (bool, error) {
 	switch v := q.signal(n).Load(); v {
 	case 1:
@@ -177,7 +177,7 @@ func (q *compute) over(n uint64) (bool, error) {
 	return true, nil
 }
 
-// sealed tells whether the last packet is over, and all before it.
+// sealed reports whether the last packet is over, and all before it.
 func (q *compute) sealed() (bool, error) { return q.done(q.written - 1) }
 
 // stopped looks at the signals of the kernels from oldest to before end, of a queue that

@@ -118,7 +118,7 @@ func parseGPUs(s string) ([]gpreempt.GPUID, error) {
 	return ids, nil
 }
 
-// pick gives those of the GPUs that are to be worked on.
+// pick returns those of the GPUs that are to be worked on.
 func (c *Config) pick(gpus []gpu) ([]gpu, error) {
 	if len(c.GPUs) == 0 {
 		return gpus, nil

@@ -94,12 +94,12 @@ func (q *copier) copyAt(n uint64) int { return offCopies + int(n%maxCopies)*2*co
 // its beginning.
 const maxCommands = 256
 
-// room tells whether the ring takes another copy.
+// room reports whether the ring takes another copy.
 func (q *copier) room() bool {
 	return q.written+maxCommands-q.mem.u64(offRead).Load() <= copyRing && q.pushed-q.count < maxCopies
 }
 
-// push submits a copy of bytes that only value stands for, and gives what it will mix
+// push submits a copy of bytes that only value stands for, and returns what it will mix
 // into the result.
 func (q *copier) push(value uint64) uint64 {
 	n := q.pushed
@@ -147,7 +147,7 @@ func copySum(b []byte) uint64 {
 	return sum
 }
 
-// over tells whether copy n is over, and compares it byte for byte when it first is. It
+// over reports whether copy n is over, and compares it byte for byte when it first is. It
 // is called with the oldest that was not over.
 func (q *copier) over(n uint64) (bool, error) {
 	if n < q.count {

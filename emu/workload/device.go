@@ -97,7 +97,7 @@ func (d *device) findGPUs() error {
 	return describe(topologyNodes, d.gpus)
 }
 
-// acquireVM gives the process an address space on a GPU, by way of the GPU's render
+// acquireVM returns the process an address space on a GPU, by way of the GPU's render
 // node. Where there is no such node it is left out: what stands in for the driver
 // may do without.
 func (d *device) acquireVM(g gpu) error {
@@ -136,7 +136,7 @@ func (d *device) setRuntime(on bool) error {
 // in its lowest bits.
 const doorbellBytes = 8192
 
-// createQueue makes a queue and gives its id and its doorbell, which is good as long as
+// createQueue makes a queue and returns its id and its doorbell, which is good as long as
 // the device is open.
 func (d *device) createQueue(args *kfd.CreateQueueArgs) (uint32, *atomic.Uint64, error) {
 	gpu := gpreempt.GPUID(args.GPUID)

@@ -23,13 +23,13 @@ func (l *latencies) merge(o *latencies) {
 	l.n += o.n
 }
 
-// step gives the step a duration falls in: below 16 ns each has its own.
+// step returns the step a duration falls in: below 16 ns each has its own.
 func step(ns uint64) int {
 	shift := max(bits.Len64(ns)-5, 0)
 	return shift<<4 + int(ns>>shift)
 }
 
-// quantile gives the upper end of the step that holds the q-th part of all durations,
+// quantile returns the upper end of the step that holds the q-th part of all durations,
 // in microseconds.
 func (l *latencies) quantile(q float64) float64 {
 	rest := uint64(q * float64(l.n))

@@ -151,7 +151,7 @@ func (l *load) create() (Queue, error) {
 	return w.state(), nil
 }
 
-// destroy destroys a queue with all that is in it, and tells what it did. It waits as
+// destroy destroys a queue with all that is in it, and reports what it did. It waits as
 // long as the driver does: for ever if the queue is suspended and not resumed.
 func (l *load) destroy(id uint32) (Queue, error) {
 	l.mu.Lock()
@@ -193,7 +193,7 @@ func (l *load) halt() {
 	}
 }
 
-// over tells whether all workers have ended, and there will be no more.
+// over reports whether all workers have ended, and there will be no more.
 func (l *load) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -205,7 +205,7 @@ func (l *load) over() bool {
 	return l.stopped || l.cfg.Packets > 0 && len(l.workers) > 0
 }
 
-// queues tells how each queue stands.
+// queues describes how each queue stands.
 func (l *load) queues() []Queue {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -263,7 +263,7 @@ func (l *load) leaveRuntime() error {
 	return l.setRuntime(false)
 }
 
-// close gives back what the driver and the machine gave. No worker may run.
+// close returns back what the driver and the machine gave. No worker may run.
 func (l *load) close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -84,7 +84,7 @@ func newMachine(t *testing.T, gpus ...gpreempt.GPUID) *machine {
 	return m
 }
 
-// leftovers tells what a client did not give back.
+// leftovers reports what a client did not give back.
 func (m *machine) leftovers() (queues, events, mappings, files int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -98,7 +98,7 @@ func (m *machine) suspend(id uint32, on bool) {
 	m.resumed.Broadcast()
 }
 
-// interrupted tells whether a call is to be, and counts it. Called with mu held.
+// interrupted reports whether a call is to be, and counts it. Called with mu held.
 func (m *machine) interrupted() bool {
 	m.calls++
 	return m.interrupt > 0 && m.calls%m.interrupt == 0
@@ -296,7 +296,7 @@ func (q *fakeQueue) put(addr uint64, b []byte) {
 func (q *fakeQueue) u64(addr uint64) uint64 { return binary.LittleEndian.Uint64(q.get(addr, 8)) }
 func (q *fakeQueue) put64(addr, v uint64)   { q.put(addr, binary.LittleEndian.AppendUint64(nil, v)) }
 
-// wrong tells whether this is the packet that goes wrong in the way f.
+// wrong reports whether this is the packet that goes wrong in the way f.
 func (q *fakeQueue) wrong(f fault) bool { return q.m.fault == f && q.ran == 8 }
 
 // dispatch spends a tick on the packet at the head.

@@ -70,7 +70,7 @@ type forked struct {
 }
 
 // forkAndTry makes a child that has all descriptors of this process, as fork(2) does,
-// and tells what the driver answers the child when it uses fd. The child lives on for
+// and reports what the driver answers the child when it uses fd. The child lives on for
 // a while.
 func forkAndTry(fd int, linger time.Duration) (forked, error) {
 	r, w, err := os.Pipe()

@@ -28,7 +28,7 @@ type proof struct {
 	hashes []uint64
 }
 
-// newProof gives the proof of a queue that holds at most window packets that are not
+// newProof returns the proof of a queue that holds at most window packets that are not
 // known to have run.
 func newProof(window int) proof { return proof{hashes: make([]uint64, window+1)} }
 
@@ -42,7 +42,7 @@ func (p *proof) push(value uint64) {
 // hash is what all packets come to.
 func (p *proof) hash() uint64 { return p.hashes[p.pushed%uint64(len(p.hashes))] }
 
-// check tells whether count packets, and these in order, come to hash.
+// check reports whether count packets, and these in order, come to hash.
 func (p *proof) check(count, hash uint64) error {
 	switch oldest := p.pushed - min(p.pushed, uint64(len(p.hashes)-1)); {
 	case count > p.pushed:

@@ -12,7 +12,7 @@ import (
 // both touch is accessed atomically. The garbage collector does not know it.
 type region struct{ mem []byte }
 
-// newRegion gives size bytes of zeroed memory, which a child of fork does not get:
+// newRegion returns size bytes of zeroed memory, which a child of fork does not get:
 // that is what ROCm's runtime does with all memory of the GPU (MADV_DONTFORK), so that
 // a page is never copied on write under the GPU's feet.
 func newRegion(size int) (region, error) {
@@ -27,7 +27,7 @@ func newRegion(size int) (region, error) {
 	return region{mem: mem}, nil
 }
 
-// free gives the memory back. Nothing may use it any more, on either side.
+// free returns the memory back. Nothing may use it any more, on either side.
 func (r region) free() error {
 	if r.mem == nil {
 		return nil

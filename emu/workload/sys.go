@@ -18,7 +18,7 @@ type Sys interface {
 	Unmap(mem []byte) error
 }
 
-// Kernel gives the running kernel.
+// Kernel returns the running kernel.
 func Kernel() Sys { return kernel{kfd.Kernel()} }
 
 type kernel struct{ kfd.Sys }

@@ -59,7 +59,7 @@ func (w *worker) watch(most time.Duration) {
 	}
 }
 
-// oldestOver tells whether the oldest packet is over, or wrong, which who looks next
+// oldestOver reports whether the oldest packet is over, or wrong, which who looks next
 // will see.
 func (w *worker) oldestOver() bool {
 	w.mu.Lock()

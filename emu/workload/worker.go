@@ -15,15 +15,15 @@ type queue interface {
 	// reset clears what an earlier queue left, create makes the queue.
 	reset()
 	create() (id uint32, err error)
-	// room tells whether the ring takes another packet.
+	// room reports whether the ring takes another packet.
 	room() bool
-	// push submits a packet that only value stands for, and gives what it mixes into
+	// push submits a packet that only value stands for, and returns what it mixes into
 	// the hash when it runs.
 	push(value uint64) uint64
-	// over tells whether packet n is over, and checks it: called for the oldest that
+	// over reports whether packet n is over, and checks it: called for the oldest that
 	// was not.
 	over(n uint64) (bool, error)
-	// seal submits what is behind the last packet, sealed tells whether that is over.
+	// seal submits what is behind the last packet, sealed reports whether that is over.
 	seal()
 	sealed() (bool, error)
 	// stopped checks the packets from oldest to before end, of a queue that was
@@ -176,7 +176,7 @@ func (w *worker) feed(start time.Time, sent uint64) (n uint64, last bool, err er
 	return n, last, errors.Join(err, w.destroy(drain))
 }
 
-// closed tells whether c is closed.
+// closed reports whether c is closed.
 func closed(c <-chan struct{}) bool {
 	select {
 	case <-c:
@@ -195,7 +195,7 @@ func (w *worker) due(start time.Time, n uint64) time.Time {
 }
 
 // turn retires what is over and submits at most one packet, if there is more and it is
-// due. It tells how many are in the queue then.
+// due. It describes how many are in the queue then.
 func (w *worker) turn(now time.Time, more bool, due time.Time) (pushed bool, flying uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -223,7 +223,7 @@ func (w *worker) turn(now time.Time, more bool, due time.Time) (pushed bool, fly
 }
 
 // drain seals the queue and waits until everything in it is over. Abandoned meanwhile
-// it gives up, which is false.
+// it returns up, which is false.
 func (w *worker) drain() (bool, error) {
 	w.mu.Lock()
 	w.queue.seal()
@@ -284,7 +284,7 @@ func (w *worker) settle() error {
 	}
 }
 
-// unchanged tells whether nothing ran after the last queue was destroyed.
+// unchanged reports whether nothing ran after the last queue was destroyed.
 func (w *worker) unchanged() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -294,7 +294,7 @@ func (w *worker) unchanged() error {
 	return nil
 }
 
-// has tells whether id is the worker's queue, and nobody has asked it to leave.
+// has reports whether id is the worker's queue, and nobody has asked it to leave.
 func (w *worker) has(id uint32) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -314,7 +314,7 @@ func (w *worker) sum() total {
 	return t
 }
 
-// state tells how the worker's queue stands.
+// state describes how the worker's queue stands.
 func (w *worker) state() Queue {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -329,7 +329,7 @@ func (w *worker) state() Queue {
 	return q
 }
 
-// free gives back what a worker has that does not run: the queue if there is one, the
+// free returns back what a worker has that does not run: the queue if there is one, the
 // event and the memory.
 func (w *worker) free() error {
 	w.mu.Lock()

@@ -37,7 +37,7 @@ const (
 	Admin
 )
 
-// Allows tells whether r satisfies need, as Need gives it.
+// Allows reports whether r satisfies need, as Need gives it.
 func (r Rights) Allows(need Rights) bool { return r&need == need }
 
 // Policy says who has which rights. Uid 0 and the owner have all; the groups
@@ -53,7 +53,7 @@ type Policy struct {
 	OnlineNames, AdminNames []string
 }
 
-// Rights gives the rights of peer; 0 when it has none.
+// Rights returns the rights of peer; 0 when it has none.
 func (p Policy) Rights(peer Peer) Rights {
 	switch peer := peer.(type) {
 	case peercred.Peer:
@@ -64,7 +64,7 @@ func (p Policy) Rights(peer Peer) Rights {
 	return 0
 }
 
-// MayReadMemory tells whether peer may see what stands in the memory of a user's
+// MayReadMemory reports whether peer may see what stands in the memory of a user's
 // processes, such as their environment: the kernel shows it to that user and to
 // root.
 func (p Policy) MayReadMemory(peer Peer, uid uint32) bool {
@@ -143,7 +143,7 @@ var services = map[string]Rights{
 	"grpc.reflection.v1alpha.ServerReflection": 0,
 }
 
-// Need gives the right a caller of fullMethod, "/package.Service/Method", must
+// Need returns the right a caller of fullMethod, "/package.Service/Method", must
 // have; 0: being identified is enough. false: nobody may call it, since
 // it is not known.
 func Need(fullMethod string) (Rights, bool) {

@@ -18,7 +18,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/peercred"
 )
 
-// fullMethods gives the methods of a service as gRPC calls them.
+// fullMethods returns the methods of a service as gRPC calls them.
 func fullMethods(desc grpc.ServiceDesc) (all []string) {
 	for _, m := range desc.Methods {
 		all = append(all, "/"+desc.ServiceName+"/"+m.MethodName)

@@ -66,12 +66,12 @@ type Reader struct {
 	reading map[int32]struct{}
 }
 
-// New gives a reader of the processes of this host.
+// New returns a reader of the processes of this host.
 func New() *Reader {
 	return &Reader{proc: statOf, peek: peek, reading: map[int32]struct{}{}}
 }
 
-// Read gives the backlogs of queues of one process, index by index. The errors are
+// Read returns the backlogs of queues of one process, index by index. The errors are
 // ErrGone, ErrBusy, what the kernel says, or the cause of ctx.
 //
 // The memory may be backed by what its owner chose, and then does not answer for as

@@ -33,7 +33,7 @@ type Alarm struct {
 	Issue string
 }
 
-// Watch reads the kernel log at path, /dev/kmsg, from its end on, and gives an
+// Watch reads the kernel log at path, /dev/kmsg, from its end on, and returns an
 // alarm for each line that tells of a GPU in trouble: one for every GPU at the
 // address it names, as partitions share one, or one for GPU 0. Lines about other
 // devices than gpus gives are passed over. gpus and alarm are called by the
@@ -68,7 +68,7 @@ func open(path string) (*os.File, error) {
 	return f, nil
 }
 
-// follow gives each record of log to see until ctx ends. It closes log.
+// follow returns each record of log to see until ctx ends. It closes log.
 func follow(ctx context.Context, log io.ReadCloser, see func(Record)) (err error) {
 	closed := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() { closed <- log.Close() }) // wakes the reader
@@ -134,7 +134,7 @@ func (w *watcher) see(r Record) {
 	}
 }
 
-// give gives an alarm unless the same was given less than every before. The
+// give returns an alarm unless the same was given less than every before. The
 // kernel's clock may step back a little from one CPU to another.
 func (w *watcher) give(r Record, p *Pattern, gpu gpreempt.GPUID) {
 	key := repeat{gpu, p.Name}
@@ -145,7 +145,7 @@ func (w *watcher) give(r Record, p *Pattern, gpu gpreempt.GPUID) {
 	w.alarm(Alarm{GPU: gpu, Pattern: p.Name, Line: r.Text, Issue: p.Issue})
 }
 
-// slot gives a PCI address without its function. A GPU is function 0 of its slot,
+// slot returns a PCI address without its function. A GPU is function 0 of its slot,
 // but the topology writes the number of a partition in its place
 // (kfd_topology_add_device).
 func slot(bdf string) string {

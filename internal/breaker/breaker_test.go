@@ -27,7 +27,7 @@ func machine() []gpreempt.GPU {
 	}
 }
 
-// alarms gives what a watcher makes of the records.
+// alarms returns what a watcher makes of the records.
 func alarms(records ...Record) []string {
 	var got []string
 	w := newWatcher(machine, func(a Alarm) { got = append(got, fmt.Sprintf("%s %s", a.GPU, a.Pattern)) })
@@ -202,7 +202,7 @@ func TestALogThatCannotBeOpenedIsAnErrorWithARemedy(t *testing.T) {
 	}
 }
 
-// realLog gives the kernel's log, and a way to write a line to it as a program does.
+// realLog returns the kernel's log, and a way to write a line to it as a program does.
 func realLog(t *testing.T) (path string, write func(string)) {
 	t.Helper()
 	path = "/dev/kmsg"

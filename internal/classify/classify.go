@@ -10,7 +10,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Rule gives a class to the processes it matches.
+// Rule returns a class to the processes it matches.
 type Rule struct {
 	// Name is what decisions call it; unique and not empty.
 	Name  string
@@ -159,7 +159,7 @@ func compileRule(r *Rule, refuse refusal) rule {
 	}
 }
 
-// Decide gives the decision of the first rule that matches s, else that of its
+// Decide returns the decision of the first rule that matches s, else that of its
 // tag, else unmanaged. It allocates nothing.
 //
 // What is not known yet makes nobody preemptible: while an earlier rule of another

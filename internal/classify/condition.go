@@ -94,7 +94,7 @@ func (c *condition) wanted() string {
 	}
 }
 
-// holds tells whether it is so of s. What is not known does not hold.
+// holds reports whether it is so of s. What is not known does not hold.
 func (c *condition) holds(s *Subject) bool {
 	switch c.field {
 	case uid:
@@ -134,7 +134,7 @@ func (c *condition) mayHold(s *Subject) bool {
 	return false
 }
 
-// text gives what a glob is compared with.
+// text returns what a glob is compared with.
 func (c *condition) text(s *Subject) (text string, known bool) {
 	switch c.field {
 	case comm:
@@ -179,7 +179,7 @@ func (c *condition) text(s *Subject) (text string, known bool) {
 
 func (c *condition) includes(n uint64) bool { return c.first <= n && n <= c.last }
 
-// selected gives the first of the selectors that names a GPU with a queue of s.
+// selected returns the first of the selectors that names a GPU with a queue of s.
 func (c *condition) selected(s *Subject) (sel *selector, on bool) {
 	for n := range s.Queues {
 		g := gpuOf(s, s.Queues[n].GPU)
@@ -192,7 +192,7 @@ func (c *condition) selected(s *Subject) (sel *selector, on bool) {
 	return nil, false
 }
 
-// gpuOf gives what is known of a GPU, at least its id.
+// gpuOf returns what is known of a GPU, at least its id.
 func gpuOf(s *Subject, id gpreempt.GPUID) gpreempt.GPU {
 	for n := range s.GPUs {
 		if s.GPUs[n].ID == id {
@@ -202,7 +202,7 @@ func gpuOf(s *Subject, id gpreempt.GPUID) gpreempt.GPU {
 	return gpreempt.GPU{ID: id, Node: -1}
 }
 
-// ring gives the address of a ring in the range.
+// ring returns the address of a ring in the range.
 func (c *condition) ring(s *Subject) (address uint64, inside bool) {
 	for n := range s.Queues {
 		if base := s.Queues[n].Info.RingBase; base != 0 && c.includes(base) {
@@ -216,7 +216,7 @@ func (c *condition) ring(s *Subject) (address uint64, inside bool) {
 // for itself: its priority is not the program's choice.
 const utilityRing = 4096
 
-// highestPriority gives what is known of the compute queue with the highest known
+// highestPriority returns what is known of the compute queue with the highest known
 // priority, and whether that of all is known.
 func highestPriority(s *Subject) (highest gpreempt.QueueInfo, known, all bool) {
 	utility := onlyUtility(s)

@@ -101,7 +101,7 @@ func (c *condition) explain(s *Subject, holds bool) string {
 	}
 }
 
-// explainUnknown tells why there is nothing to compare a glob with.
+// explainUnknown reports why there is nothing to compare a glob with.
 func (c *condition) explainUnknown(s *Subject) string {
 	f, told := c.field, !s.Container.Equal(gpreempt.Container{})
 	inPod := s.Cgroup.PodUID != "" || s.Container.Pod != ""

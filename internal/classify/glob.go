@@ -29,7 +29,7 @@ const (
 	anyRun                     // any run of characters, also none
 )
 
-// begins tells whether text begins with what e stands for, and the length of it
+// begins reports whether text begins with what e stands for, and the length of it
 // in bytes. It is not for anyRun.
 func (e *element) begins(text string) (length int, ok bool) {
 	if e.kind == literal {
@@ -88,7 +88,7 @@ func compileGlob(pattern string) (glob, *globError) {
 	return g, nil
 }
 
-// compileSet reads the set chars begins with and gives its length. In it, a ]
+// compileSet reads the set chars begins with and returns its length. In it, a ]
 // that comes first is a member, and so is a - that comes first or last.
 func compileSet(chars []rune) (e element, length int, err *globError) {
 	e.kind = oneOf
@@ -129,7 +129,7 @@ func (g glob) shortest() int {
 	return n
 }
 
-// mayEndIn tells whether g may match a text with this end, as far as its own last
+// mayEndIn reports whether g may match a text with this end, as far as its own last
 // literal tells.
 func (g glob) mayEndIn(end string) bool {
 	if len(g) == 0 || g[len(g)-1].kind != literal {
@@ -139,7 +139,7 @@ func (g glob) mayEndIn(end string) bool {
 	return strings.HasSuffix(last, end) || (len(g) > 1 && strings.HasSuffix(end, last))
 }
 
-// matches tells whether all of text matches. What is not UTF-8 in it counts as
+// matches reports whether all of text matches. What is not UTF-8 in it counts as
 // one U+FFFD for each byte. The time is at most the product of both lengths: of
 // several runs only the last one ever has to give way.
 func (g glob) matches(text string) bool {

@@ -84,7 +84,7 @@ func (m Match) IsZero() bool {
 	return len(m.conditions(func(_, _, _ string) {})) == 0
 }
 
-// String gives the fields that are set with their values, such as
+// String returns the fields that are set with their values, such as
 // `comm="python*" uid=1000`.
 func (m Match) String() string {
 	var words []string
@@ -193,7 +193,7 @@ var (
 	runtimes = []string{"docker", "containerd", "cri-o", "podman"}
 )
 
-// hopeless tells why a glob matches nothing there can be, and what would; "" when
+// hopeless reports why a glob matches nothing there can be, and what would; "" when
 // it may.
 func hopeless(f field, g glob, pattern string) (problem, remedy string) {
 	switch f {

@@ -124,7 +124,7 @@ func setSome(t *rapid.T, m *classify.Match) {
 	field()
 }
 
-// before gives a subject of which less is known than of s.
+// before returns a subject of which less is known than of s.
 func before(t *rapid.T, s *classify.Subject) *classify.Subject {
 	p := *s
 	if rapid.Bool().Draw(t, "memory unread") {
@@ -284,7 +284,7 @@ func TestARuleIsTheSumOfItsFields(t *testing.T) {
 	})
 }
 
-// parts gives matches of one field each.
+// parts returns matches of one field each.
 func parts(m classify.Match) []classify.Match {
 	all := []classify.Match{
 		{Comm: m.Comm},

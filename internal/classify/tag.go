@@ -11,7 +11,7 @@ import (
 type tag struct {
 	// class and priority are their names.
 	class, priority string
-	// read gives the class; want says what it takes.
+	// read returns the class; want says what it takes.
 	read func(string) (gpreempt.Class, bool)
 	want string
 }
@@ -59,7 +59,7 @@ func readPriority(s string) (gpreempt.Priority, bool) {
 	return n, n <= gpreempt.MaxPriority
 }
 
-// tagOf gives the tag that counts, and what it says.
+// tagOf returns the tag that counts, and what it says.
 func tagOf(env map[string]string) (t *tag, d Decision, found bool) {
 	if len(env) == 0 {
 		return nil, Decision{}, false
@@ -82,7 +82,7 @@ func tagOf(env map[string]string) (t *tag, d Decision, found bool) {
 	return nil, Decision{}, false
 }
 
-// tagDetail tells what the variables say, and which of them say nothing.
+// tagDetail reports what the variables say, and which of them say nothing.
 func tagDetail(env map[string]string) string {
 	counts, _, _ := tagOf(env)
 	var parts []string

@@ -19,7 +19,7 @@ func (a *app) amdlogCommand() *cobra.Command {
 	return noun("amdlog", "What the logs of AMD's HIP runtime tell of queues", a.amdlogAnalyze(), a.amdlogCompare())
 }
 
-// makeLog tells how to make a log, for the help.
+// makeLog describes how to make a log, for the help.
 const makeLog = `A log is made by running a program with
 
   AMD_LOG_LEVEL=4 AMD_LOG_MASK=0x98 AMD_LOG_LEVEL_FILE=/tmp/hip.log program

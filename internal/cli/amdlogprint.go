@@ -304,7 +304,7 @@ func percent(part, whole uint64) string {
 	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(whole))
 }
 
-// happened tells where in the log something is, and when after boot.
+// happened reports where in the log something is, and when after boot.
 func happened(e *hiplog.Event) string {
 	if e == nil {
 		return "-"

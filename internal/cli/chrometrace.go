@@ -132,7 +132,7 @@ func traceOf(in traceInput) []traceEvent {
 	return append(m.names(), m.out...)
 }
 
-// wanted tells whether something that was over at a time, for a lease or none, is asked for.
+// wanted reports whether something that was over at a time, for a lease or none, is asked for.
 func (m *traceMaker) wanted(end time.Duration, lease scheduler.LeaseID) bool {
 	return (m.since == 0 || end >= m.now-m.since) && (m.lease == "" || m.leaseID(lease) == m.lease)
 }
@@ -169,7 +169,7 @@ func (m *traceMaker) record(e *gpreemptv1.Event) scheduler.Record {
 	return r
 }
 
-// layOut gives each target a track, and each lease the first that is free: leases
+// layOut returns each target a track, and each lease the first that is free: leases
 // overlap, and the spans of a track must not.
 func (m *traceMaker) layOut(all []spans.Span) {
 	var free []time.Duration // by lane, when its last lease ends
@@ -275,7 +275,7 @@ func (m *traceMaker) instant(e *gpreemptv1.Event, r scheduler.Record) {
 	}
 }
 
-// names gives the names of all tracks in use.
+// names returns the names of all tracks in use.
 func (m *traceMaker) names() []traceEvent {
 	type track struct{ group, row int }
 	used := map[track]bool{}

@@ -250,7 +250,7 @@ func TestTraceOfOnePreemption(t *testing.T) {
 	}
 }
 
-// stages gives the spans and instants of a trace as "name [begin end]", with what marks them.
+// stages returns the spans and instants of a trace as "name [begin end]", with what marks them.
 func stages(w written) []string {
 	var all []string
 	for _, e := range w.TraceEvents {

@@ -43,13 +43,13 @@ type IO struct {
 	Terminal, ErrTerminal bool
 	// Sleep waits for d, or until ctx ends, which it says.
 	Sleep func(ctx context.Context, d time.Duration) error
-	// Environ gives the environment, and Exec replaces gpctl by a program, as
+	// Environ returns the environment, and Exec replaces gpctl by a program, as
 	// execve(2): it returns when that failed.
 	Environ func() []string
 	Exec    func(path string, args, env []string) error
 }
 
-// Main runs gpctl with args, without the program's name, and gives its exit code.
+// Main runs gpctl with args, without the program's name, and returns its exit code.
 // When ctx ends, so does what gpctl waits for.
 func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
 	return Run(ctx, args, IO{
@@ -121,7 +121,7 @@ const (
 
 var formats = []string{formatTable, formatWide, formatJSON, formatYAML}
 
-// New gives the command tree, which prints to streams.
+// New returns the command tree, which prints to streams.
 func New(streams IO) *cobra.Command {
 	a := &app{IO: streams}
 	socket := DefaultSocket
@@ -201,7 +201,7 @@ Environment:
 	return root
 }
 
-// noun gives a command that only groups verbs.
+// noun returns a command that only groups verbs.
 func noun(name, short string, verbs ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   name,

@@ -78,7 +78,7 @@ func (a *app) dial() (*client.Client, error) {
 // daemonAt names the daemon for people.
 func (a *app) daemonAt() string { return or(a.address, a.socket) }
 
-// checkAddress tells which flags contradict each other. A flag goes before the
+// checkAddress reports which flags contradict each other. A flag goes before the
 // environment: --socket means the daemon of this host.
 func (a *app) checkAddress(cmd *cobra.Command) error {
 	given := cmd.Flags().Changed

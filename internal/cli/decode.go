@@ -283,7 +283,7 @@ func saveArea(c *debugfs.Compute) string {
 
 var gfxName = regexp.MustCompile(`^gfx([0-9]{1,3})([0-9a-f])([0-9a-f])$`)
 
-// parseGFX reads a GPU's name as compilers have it, gfx942, and gives its
+// parseGFX reads a GPU's name as compilers have it, gfx942, and returns its
 // gfx_target_version, 90402.
 func parseGFX(s string) (uint32, error) {
 	m := gfxName.FindStringSubmatch(strings.ToLower(s))

@@ -126,7 +126,7 @@ server are running until Ctrl-C. In another terminal:
 `, backend, SocketEnv, socket)
 }
 
-// findDaemon gives the gpreemptd to start.
+// findDaemon returns the gpreemptd to start.
 func findDaemon(given string) (string, error) {
 	if given != "" {
 		return given, nil

@@ -70,7 +70,7 @@ func given(cmd *cobra.Command, name, value string) string {
 	return ""
 }
 
-// emulatedMachine gives the kind of GPU of an emulated machine, whose label begins as
+// emulatedMachine returns the kind of GPU of an emulated machine, whose label begins as
 // "mi300x x1", if the demo can be played on it. want is the kind that was asked for, if
 // any.
 func emulatedMachine(label, want string) (string, error) {

@@ -201,7 +201,7 @@ func (a *app) mark(s gpreemptv1.CheckStatus) cell {
 	return c
 }
 
-// unicodeLocale tells whether the characters of the environment are UTF-8; the
+// unicodeLocale reports whether the characters of the environment are UTF-8; the
 // first variable that is set decides (locale(7)).
 func unicodeLocale(getenv func(string) string) bool {
 	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// describe gives the processes of the fake machine containers, units and pids of
+// describe returns the processes of the fake machine containers, units and pids of
 // their own: 17 is the pid of two of them in their containers.
 func (m *machine) describe() {
 	m.gpus[0].MemoryEvictions = new(uint64(3))
@@ -60,7 +60,7 @@ func classification(t *gpreemptv1.Target) []*gpreemptv1.ClassifyStep {
 	}
 }
 
-// inContainer tells whether a filter names the container of t.
+// inContainer reports whether a filter names the container of t.
 func inContainer(t *gpreemptv1.Target, name string) bool {
 	c := t.GetContainer()
 	return name == "" || c != nil && (name == c.GetName() || len(name) >= 4 && strings.HasPrefix(c.GetContainerId(), name) ||

@@ -128,7 +128,7 @@ func parseGPU(s string) (*gpreemptv1.GpuSelector, error) {
 	return nil, fmt.Errorf("GPU %q: want %s", s, selectorHelp)
 }
 
-// findGPU gives the gpu_id of the GPU that s names, 0 for "".
+// findGPU returns the gpu_id of the GPU that s names, 0 for "".
 func findGPU(ctx context.Context, cmd *cobra.Command, admin gpreemptv1.AdminServiceClient, s string) (uint32, error) {
 	if s == "" {
 		return 0, nil

@@ -17,7 +17,7 @@ func (a *app) hqdCommand() *cobra.Command {
 	return noun("hqd", "The hardware slots for queues", a.hqdList(), a.hqdWatch(), a.hqdDecode())
 }
 
-// slots gives what to ask for: the slots that f is about.
+// slots returns what to ask for: the slots that f is about.
 func (f *filter) slots(ctx context.Context, cmd *cobra.Command, admin gpreemptv1.AdminServiceClient) (*gpreemptv1.ListHqdsRequest, error) {
 	if _, err := f.check(cmd); err != nil {
 		return nil, err
@@ -225,7 +225,7 @@ func keyOfSlot(h *gpreemptv1.Hqd) slotKey {
 	return slotKey{h.GetGpuId(), h.GetKind(), h.GetXcc(), h.GetMec(), h.GetPipe(), h.GetSlot()}
 }
 
-// bySlot gives the slots that hold a queue.
+// bySlot returns the slots that hold a queue.
 func bySlot(resp *gpreemptv1.ListHqdsResponse) map[slotKey]*gpreemptv1.Hqd {
 	slots := make(map[slotKey]*gpreemptv1.Hqd, len(resp.GetHqds()))
 	for _, h := range ofProcesses(resp.GetHqds()) {

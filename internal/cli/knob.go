@@ -35,7 +35,7 @@ var knobMeaning = map[string]string{
 	"max_ttl":      "longest time to live a client may ask for",
 }
 
-// knobs gives the fields of Policy in the API's order: a knob the API gains is
+// knobs returns the fields of Policy in the API's order: a knob the API gains is
 // shown and set without a change here.
 func knobs() []protoreflect.FieldDescriptor {
 	fields := (*gpreemptv1.Policy)(nil).ProtoReflect().Descriptor().Fields()

@@ -35,7 +35,7 @@ type finding struct {
 // foundQueue is a queue and what was joined with it.
 type foundQueue struct {
 	queue *gpreemptv1.Queue
-	// active tells whether a hardware slot holds it; nil is unknown, and why says why.
+	// active reports whether a hardware slot holds it; nil is unknown, and why says why.
 	active *bool
 	why    string
 	// slots is how many hold it: one for each XCC.
@@ -234,7 +234,7 @@ func simulated(st *gpreemptv1.GetStatusResponse) string {
 	return or(strings.TrimSpace(machine), "machine")
 }
 
-// one gives the only process that key names, in its container if that is given.
+// one returns the only process that key names, in its container if that is given.
 func one(ctx context.Context, admin gpreemptv1.AdminServiceClient, key gpreempt.ProcessKey, container string) (*gpreemptv1.Target, error) {
 	resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{Pid: key.PID, Container: container})
 	if err != nil {
@@ -278,7 +278,7 @@ func one(ctx context.Context, admin gpreemptv1.AdminServiceClient, key gpreempt.
 	}
 }
 
-// held tells whether a slot holds q, and how many do; nil and why when the slots do
+// held reports whether a slot holds q, and how many do; nil and why when the slots do
 // not tell.
 func held(q *gpreemptv1.Queue, slots *gpreemptv1.ListHqdsResponse) (active *bool, n int, why string) {
 	kind := "sdma"

@@ -25,7 +25,7 @@ func (a *app) readLog(path string) (*logFacts, error) {
 	return &logFacts{path, log.Analysis}, nil
 }
 
-// of gives the queues of the process that has one of pids, and refuses a log of
+// of returns the queues of the process that has one of pids, and refuses a log of
 // others.
 func (l *logFacts) of(f *finding, pids ...int32) ([]*hiplog.Queue, error) {
 	known := l.analysis.PIDs
@@ -98,7 +98,7 @@ func (f *finding) fromLog(l *logFacts, why string) (*finding, error) {
 // aqlPacket is the size of an AQL packet in bytes.
 const aqlPacket = 64
 
-// join gives each queue what the log has of it: the address of its ring is the same.
+// join returns each queue what the log has of it: the address of its ring is the same.
 func (f *finding) join(l *logFacts) error {
 	logged, err := l.of(f, append([]int32{f.target.GetPid()}, f.target.GetNamespacePids()...)...)
 	if err != nil {

@@ -204,7 +204,7 @@ func (a *app) look(ctx context.Context, admin gpreemptv1.AdminServiceClient, s *
 	return queues, err
 }
 
-// matches tells whether a command name is of the pattern, which was checked. A / in
+// matches reports whether a command name is of the pattern, which was checked. A / in
 // it is a character like others.
 func matches(pattern, name string) bool {
 	plain := strings.NewReplacer("/", "\x00")
@@ -212,7 +212,7 @@ func matches(pattern, name string) bool {
 	return ok
 }
 
-// within gives fn --timeout.
+// within returns fn --timeout.
 func within[T any](ctx context.Context, a *app, fn func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()

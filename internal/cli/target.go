@@ -27,7 +27,7 @@ type filter struct {
 	pid                           int32
 }
 
-// filterFlags gives cmd the flags named, with their completion.
+// filterFlags returns cmd the flags named, with their completion.
 func (a *app) filterFlags(cmd *cobra.Command, f *filter, names ...string) {
 	for _, name := range names {
 		switch name {

@@ -72,7 +72,7 @@ func (p plainTracefs) Mkdir(dir string) error {
 	return nil
 }
 
-// ReadFile gives as the filter what the kernel makes of the numbers in it.
+// ReadFile returns as the filter what the kernel makes of the numbers in it.
 func (p plainTracefs) ReadFile(name string) ([]byte, error) {
 	if filepath.Base(name) == "set_ftrace_filter" {
 		name = "available_filter_functions"
@@ -87,7 +87,7 @@ func (p plainTracefs) Remove(dir string) error {
 	return os.RemoveAll(filepath.Join(string(p.Dir), dir))
 }
 
-// traceRun runs gpctl trace kfd on a host and gives what it printed and how it
+// traceRun runs gpctl trace kfd on a host and returns what it printed and how it
 // ended.
 type traceRun struct {
 	code          int

@@ -20,7 +20,7 @@ type Change struct {
 	Live bool
 }
 
-// String gives "KEY: FROM -> TO".
+// String returns "KEY: FROM -> TO".
 func (c Change) String() string {
 	said := func(s string) string {
 		if s == "" {
@@ -31,7 +31,7 @@ func (c Change) String() string {
 	return c.Key + ": " + said(c.From) + " -> " + said(c.To)
 }
 
-// Changes tells what differs, in the order of the default file, rules and hazards
+// Changes reports what differs, in the order of the default file, rules and hazards
 // last.
 func Changes(from, to Config) []Change {
 	var changes []Change
@@ -64,7 +64,7 @@ func hazardEntries(rows []hazard.Row) []listEntry {
 	return entries
 }
 
-// listChanges tells what differs in a list a running daemon can take over.
+// listChanges reports what differs in a list a running daemon can take over.
 func listChanges(key string, from, to []listEntry) []Change {
 	var changes []Change
 	for _, was := range from {

@@ -118,7 +118,7 @@ type Log struct {
 	Level string
 }
 
-// Default gives the configuration of an empty file.
+// Default returns the configuration of an empty file.
 func Default() Config {
 	return Config{
 		Socket:     "/run/gpreempt/gpreemptd.sock",

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// DefaultYAML gives a file that means Default and explains every key. Keys that
+// DefaultYAML returns a file that means Default and explains every key. Keys that
 // are commented out, without a space behind the #, show what they would be.
 func DefaultYAML() []byte {
 	var b strings.Builder

@@ -18,7 +18,7 @@ type Error struct {
 	Remedy  string
 }
 
-// Error gives "FILE:LINE:COLUMN: KEY: PROBLEM: REMEDY" without what is unknown.
+// Error returns "FILE:LINE:COLUMN: KEY: PROBLEM: REMEDY" without what is unknown.
 func (e *Error) Error() string {
 	var b strings.Builder
 	if e.File != "" {
@@ -43,7 +43,7 @@ func (e *Error) Error() string {
 // Errors is every mistake found, in the order of the file.
 type Errors []*Error
 
-// Error gives one line for each.
+// Error returns one line for each.
 func (es Errors) Error() string {
 	lines := make([]string, len(es))
 	for i, e := range es {
@@ -61,7 +61,7 @@ func (es Errors) Unwrap() []error {
 	return errs
 }
 
-// nearest gives the candidate most like word, or "" when none is much like it.
+// nearest returns the candidate most like word, or "" when none is much like it.
 func nearest(word string, candidates []string) string {
 	best, least := "", 1+max(1, len(word)/3)
 	for _, c := range candidates {

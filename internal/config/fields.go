@@ -22,7 +22,7 @@ type field struct {
 	live bool
 	// min and max bound an int.
 	min, max int
-	// at gives a pointer to the value: *string, *int, *float64, *bool, *[]string,
+	// at returns a pointer to the value: *string, *int, *float64, *bool, *[]string,
 	// *Mechanisms, *time.Duration or a pointer to an enum of the scheduler.
 	at func(*Config) any
 }
@@ -371,7 +371,7 @@ var safetyExample = []string{
 	"      why: Withstood a week of suspensions under load in our lab.",
 }
 
-// section gives the first part of a dotted key, "" for a key at the top.
+// section returns the first part of a dotted key, "" for a key at the top.
 func section(key string) string {
 	s, _, nested := strings.Cut(key, ".")
 	if !nested {

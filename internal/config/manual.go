@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Manual gives the manual page of the file in the Markdown that md2man reads, without
+// Manual returns the manual page of the file in the Markdown that md2man reads, without
 // its title: every key with its default and whether a reload takes it over.
 func Manual() string {
 	var b strings.Builder

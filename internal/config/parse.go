@@ -98,7 +98,7 @@ func (p *parser) place(e *Error) {
 	p.fail(n, e.Key, e.Problem, e.Remedy)
 }
 
-// within tells whether key is outer or a key inside it.
+// within reports whether key is outer or a key inside it.
 func within(key, outer string) bool {
 	rest, inside := strings.CutPrefix(key, outer)
 	return inside && outer != "" && (rest == "" || rest[0] == '.' || rest[0] == '[')
@@ -118,7 +118,7 @@ func (p *parser) finish() Errors {
 
 var yamlLine = regexp.MustCompile(`^line (\d+): `)
 
-// document gives the root of the only YAML document, or nil when there is none.
+// document returns the root of the only YAML document, or nil when there is none.
 func (p *parser) document(data []byte) *yaml.Node {
 	if len(data) > maxFile {
 		p.fail(nil, "", fmt.Sprintf("the file is larger than %d bytes", maxFile), "is it the right file?")
@@ -173,7 +173,7 @@ type entry struct {
 	key, value *yaml.Node
 }
 
-// mapping gives the entries of n whose keys are among known, and tells of the
+// mapping returns the entries of n whose keys are among known, and tells of the
 // others. An empty value counts as an empty mapping: what is in a section whose
 // lines are all commented out.
 func (p *parser) mapping(n *yaml.Node, path string, known []string) []entry {

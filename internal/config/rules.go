@@ -124,7 +124,7 @@ func (p *parser) slots(n *yaml.Node, path string, slots []slot) {
 	}
 }
 
-// filled tells whether n is a mapping with something in it. In a rule an empty one
+// filled reports whether n is a mapping with something in it. In a rule an empty one
 // cannot be meant: all that is in it has to hold.
 func (p *parser) filled(n *yaml.Node, key, example string) bool {
 	switch {

@@ -80,7 +80,7 @@ func (c Config) problems() Errors {
 	return append(es, ruleProblems(c.Rules)...)
 }
 
-// pathProblem tells what is wrong with the path of a file; "" when nothing is.
+// pathProblem reports what is wrong with the path of a file; "" when nothing is.
 func pathProblem(path string) (problem, remedy string) {
 	if path != filepath.Clean(path) || !filepath.IsAbs(path) || strings.ContainsRune(path, 0) {
 		return quoted(path) + " is not a clean absolute path", "write it from / on, without // or .."
@@ -121,7 +121,7 @@ func tcpProblems(t TCP) Errors {
 	return es
 }
 
-// isAddress tells whether one can listen there; "" is nowhere.
+// isAddress reports whether one can listen there; "" is nowhere.
 func isAddress(address string) bool {
 	if address == "" {
 		return true
@@ -131,7 +131,7 @@ func isAddress(address string) bool {
 	return err == nil && bad == nil && n != 0 && (host == "" || net.ParseIP(host) != nil || nameProblem(host) == "")
 }
 
-// isEndpoint tells what isAddress takes with a host, with or without https://, and
+// isEndpoint reports what isAddress takes with a host, with or without https://, and
 // unix: with a clean absolute path.
 func isEndpoint(endpoint string) bool {
 	if path, unix := strings.CutPrefix(endpoint, "unix:"); unix {

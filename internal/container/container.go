@@ -85,7 +85,7 @@ type Resolver struct {
 	pods    podList
 }
 
-// New gives a Resolver that knows nothing: Run makes it ask.
+// New returns a Resolver that knows nothing: Run makes it ask.
 func New(cfg Config) *Resolver {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -102,7 +102,7 @@ func New(cfg Config) *Resolver {
 	return r
 }
 
-// Lookup gives what is known of the container a process is in. It never blocks: at
+// Lookup returns what is known of the container a process is in. It never blocks: at
 // first nothing is known, and Changed is called once there is more. The maps are
 // shared: they must not be changed.
 //

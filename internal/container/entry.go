@@ -63,7 +63,7 @@ type answer struct {
 	err       error
 }
 
-// known tells whether there is anything to show.
+// known reports whether there is anything to show.
 func (e *entry) known() bool { return e.ever || e.inPod }
 
 // take keeps an answer. What was known stays: a process may outlive what its
@@ -83,7 +83,7 @@ func (e *entry) take(a answer, now time.Time) {
 	e.failures++
 }
 
-// show joins what the runtime and the kubelet know, and tells whether that is new.
+// show joins what the runtime and the kubelet know, and reports whether that is new.
 func (e *entry) show(pods map[string]podFacts) (changed bool) {
 	c, was := e.found, e.known()
 	facts, found := pods[e.pod]
@@ -97,12 +97,12 @@ func (e *entry) show(pods map[string]podFacts) (changed bool) {
 	return changed
 }
 
-// backOff gives the pause after so many failures in a row.
+// backOff returns the pause after so many failures in a row.
 func backOff(failures int, last time.Duration) time.Duration {
 	return min(retryFirst<<min(failures, 16), last)
 }
 
-// takeDue marks the containers to ask about now, and gives how long there is
+// takeDue marks the containers to ask about now, and returns how long there is
 // nothing more to do.
 func (r *Resolver) takeDue() (due []*entry, next time.Duration) {
 	now := r.cfg.Now()
@@ -149,7 +149,7 @@ func (r *Resolver) makeRoom() {
 	delete(r.entries, oldest.key)
 }
 
-// userOf gives the user below whose service manager a cgroup is, 0 for none.
+// userOf returns the user below whose service manager a cgroup is, 0 for none.
 func userOf(path string) uint32 {
 	for name := range strings.SplitSeq(path, "/") {
 		if uid, found := strings.CutPrefix(name, "user@"); found {

@@ -28,10 +28,10 @@ func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
 // patience is how long a test waits for what must happen.
 const patience = 20 * time.Second
 
-// id gives a container id that ends in n.
+// id returns a container id that ends in n.
 func id(n string) string { return strings.Repeat("0", 64-len(n)) + n }
 
-// listen gives a listener on a unix socket. Its file stays when it is closed, as
+// listen returns a listener on a unix socket. Its file stays when it is closed, as
 // after a crash.
 func listen(t *testing.T, path string) net.Listener {
 	t.Helper()
@@ -162,7 +162,7 @@ func serveCRI(t *testing.T, path string, s cri.RuntimeServiceServer) (stop func(
 	return stop
 }
 
-// serving gives a fake runtime with one container of one pod.
+// serving returns a fake runtime with one container of one pod.
 func serving() *criServer {
 	return &criServer{
 		containers: []*cri.Container{

@@ -73,7 +73,7 @@ func (r *Resolver) runKubelet(ctx context.Context) {
 	}
 }
 
-// kubeletDue gives how long the kubelet need not be asked.
+// kubeletDue returns how long the kubelet need not be asked.
 func (r *Resolver) kubeletDue() time.Duration {
 	now := r.cfg.Now()
 	r.mu.Lock()

@@ -82,7 +82,7 @@ func newSocket(path string, log *zap.Logger) *socket {
 	return s
 }
 
-// rank tells how late to ask the socket about a container, 0 first: its own
+// rank describes how late to ask the socket about a container, 0 first: its own
 // runtime before the others, and about a pod's the CRI first, which knows the pod.
 // ok is false for containers it must not be asked about.
 func (s *socket) rank(e *entry) (rank int, ok bool) {
@@ -123,7 +123,7 @@ func (r *Resolver) ask(ctx context.Context, e *entry) answer {
 	return worst
 }
 
-// askAll asks all of some sockets at once: it gives the first that knows the
+// askAll asks all of some sockets at once: it returns the first that knows the
 // container, or the worst there is to say.
 func askAll(ctx context.Context, peers []*socket, id string, now func() time.Time) answer {
 	ctx, cancel := context.WithCancel(ctx)
@@ -199,7 +199,7 @@ func (s *socket) converse(ctx context.Context, id string) (gpreempt.Container, e
 	return s.talk(ctx, conn, id)
 }
 
-// resting gives why the socket is not to be asked now, nil when it is.
+// resting returns why the socket is not to be asked now, nil when it is.
 func (s *socket) resting(now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

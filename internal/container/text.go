@@ -25,7 +25,7 @@ func clean(c gpreempt.Container) gpreempt.Container {
 	return c
 }
 
-// cleanLabels gives the labels without some, bounded and fit to be sent on. Of too
+// cleanLabels returns the labels without some, bounded and fit to be sent on. Of too
 // many the first by name are kept.
 func cleanLabels(labels map[string]string, without ...string) map[string]string {
 	names := slices.DeleteFunc(slices.Sorted(maps.Keys(labels)), func(name string) bool { return slices.Contains(without, name) })
@@ -39,7 +39,7 @@ func cleanLabels(labels map[string]string, without ...string) map[string]string 
 	return cleaned
 }
 
-// cut gives the first n bytes of a text at most, in whole characters. What is not
+// cut returns the first n bytes of a text at most, in whole characters. What is not
 // UTF-8 becomes U+FFFD.
 func cut(s string, n int) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")

@@ -12,7 +12,7 @@ import (
 // runtime may hear of it a moment later than the kernel.
 const sureAfter = 3
 
-// Warnings gives what an admin should know, one of each kind at most but for
+// Warnings returns what an admin should know, one of each kind at most but for
 // sockets; nothing on a host without containers.
 func (r *Resolver) Warnings() []gpreempt.Warning {
 	r.mu.Lock()

@@ -12,7 +12,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// fileOf gives a copy of what l or c has open, as systemd passes it.
+// fileOf returns a copy of what l or c has open, as systemd passes it.
 func fileOf(t *testing.T, open interface{ File() (*os.File, error) }) *os.File {
 	t.Helper()
 	f, err := open.File()

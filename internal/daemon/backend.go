@@ -33,7 +33,7 @@ type backend struct {
 	fs   *discovery.FS
 	// rungs are the mechanisms, best first.
 	rungs []mechanism.Mechanism
-	// snapshot gives the queues of a held process by id as the driver tells them; nil
+	// snapshot returns the queues of a held process by id as the driver tells them; nil
 	// when it does not.
 	snapshot func(gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo
 	// backlogs reads the work waiting on queues of a process.
@@ -118,7 +118,7 @@ func (o Options) lockPath(socket string) string {
 	return filepath.Join(o.machine().run, "gpreemptd.lock")
 }
 
-// close lets go of what was opened; it waits for no call that hangs.
+// close releases what was opened; it waits for no call that hangs.
 func (b *backend) close() error {
 	var errs []error
 	if b.pauses != nil {

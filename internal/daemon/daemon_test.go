@@ -115,7 +115,7 @@ func newDaemon(t *testing.T, text string) *daemon {
 	return d
 }
 
-// reloadWith replaces the file and reloads; it gives the codes of the warnings.
+// reloadWith replaces the file and reloads; it returns the codes of the warnings.
 func (d *daemon) reloadWith(t *testing.T, text string) (codes []string) {
 	t.Helper()
 	write(t, d.opts.ConfigPath, text)

@@ -50,7 +50,7 @@ func (d *daemon) diagnose(ctx context.Context) *doctor.Report {
 	return doctor.Examine(ctx, c)
 }
 
-// patients tells how each process of the driver is suspended, or why not.
+// patients describes how each process of the driver is suspended, or why not.
 func (d *daemon) patients(ctx context.Context) []doctor.Process {
 	var all []doctor.Process
 	for _, proc := range d.inventory.Processes() {
@@ -126,7 +126,7 @@ type survey struct {
 	snapshot discovery.Snapshot
 }
 
-// rungs gives the mechanisms to probe. Nothing attaches, so that none of them needs
+// rungs returns the mechanisms to probe. Nothing attaches, so that none of them needs
 // a thread or the journal. The driver stays open: the program ends soon.
 func (s *survey) rungs(cfg config.Config) []mechanism.Mechanism {
 	var all []mechanism.Mechanism

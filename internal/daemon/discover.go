@@ -53,7 +53,7 @@ func (d *daemon) openObserver() {
 	d.observer = observer.New(cfg)
 }
 
-// snapshot gives the queues of a held target as the driver tells them.
+// snapshot returns the queues of a held target as the driver tells them.
 func (d *daemon) snapshot(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo {
 	if facts, _ := d.targets.Facts(key); facts.Mechanism == "" {
 		return nil
@@ -61,7 +61,7 @@ func (d *daemon) snapshot(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo
 	return d.backend.snapshot(key)
 }
 
-// snapshot gives the queues of a process that dbgtrap holds.
+// snapshot returns the queues of a process that dbgtrap holds.
 func snapshot(m *dbgtrap.Mechanism, key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo {
 	queues, held := m.Queues(key)
 	if !held {
@@ -119,7 +119,7 @@ func expand(text string, lookup func(string) (string, bool)) string {
 	})
 }
 
-// container gives what is known of a container.
+// container returns what is known of a container.
 func (d *daemon) container(at gpreempt.Cgroup) (c gpreempt.Container, known bool) {
 	if d.containers == nil {
 		return gpreempt.Container{}, true
@@ -127,7 +127,7 @@ func (d *daemon) container(at gpreempt.Cgroup) (c gpreempt.Container, known bool
 	return d.containers.Lookup(at)
 }
 
-// listWarnings gives what an admin should know now.
+// listWarnings returns what an admin should know now.
 func (d *daemon) listWarnings() []gpreempt.Warning {
 	all := d.warnings.list()
 	if d.containers != nil {
@@ -158,7 +158,7 @@ func (d *daemon) backlogs(ctx context.Context, key gpreempt.ProcessKey, queues [
 	return all
 }
 
-// busy tells whether the queues of a process have work. It is known when one has, or
+// busy reports whether the queues of a process have work. It is known when one has, or
 // when all could be read.
 func (d *daemon) busy(ctx context.Context, key gpreempt.ProcessKey) (busy, known bool) {
 	backlogs := d.backlogs(ctx, key, d.inventory.QueuesOf(key))
@@ -172,7 +172,7 @@ func (d *daemon) busy(ctx context.Context, key gpreempt.ProcessKey) (busy, known
 	return false, known
 }
 
-// bootID gives the boot id of this host, "" where there is none.
+// bootID returns the boot id of this host, "" where there is none.
 func bootID() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -38,7 +38,7 @@ func (h *hazards) override(rows []hazard.Row) {
 	h.table = hazard.Default().With(rows)
 }
 
-// judge tells whether a mechanism may be used on a process of a machine with these
+// judge reports whether a mechanism may be used on a process of a machine with these
 // GPUs. One without queues may get them on any GPU.
 func (h *hazards) judge(name string, proc discovery.Proc, all []gpreempt.GPU) ladder.Verdict {
 	if outOfReach(name, proc) {
@@ -71,7 +71,7 @@ func (h *hazards) judge(name string, proc discovery.Proc, all []gpreempt.GPU) la
 	return v
 }
 
-// report gives what the table says of each GPU.
+// report returns what the table says of each GPU.
 func (h *hazards) report([]gpreempt.GPU) []doctor.Hazard {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -28,7 +28,7 @@ import (
 
 // hooks is what the mechanisms ask of the daemon and tell it. None of them blocks.
 type hooks struct {
-	// gpus gives the GPUs the queues of a target are on.
+	// gpus returns the GPUs the queues of a target are on.
 	gpus func(gpreempt.ProcessKey) []gpreempt.GPU
 	// births hears that a target has something new to see.
 	births func(gpreempt.ProcessKey)
@@ -36,7 +36,7 @@ type hooks struct {
 	lost func(mechanism string, target gpreempt.ProcessKey, err error)
 }
 
-// hooks gives the mechanisms the daemon's ear.
+// hooks returns the mechanisms the daemon's ear.
 func (d *daemon) hooks() hooks {
 	return hooks{
 		gpus:   d.gpusOf,
@@ -52,7 +52,7 @@ func (d *daemon) hooks() hooks {
 	}
 }
 
-// gpusOf gives the GPUs the queues of a target are on.
+// gpusOf returns the GPUs the queues of a target are on.
 func (d *daemon) gpusOf(key gpreempt.ProcessKey) []gpreempt.GPU {
 	proc, ok := d.inventory.Process(key)
 	if !ok {
@@ -77,14 +77,14 @@ type machine struct {
 	// root is where its files begin.
 	root string
 	open func() (*kfd.Device, error)
-	// trace gives the threads that dbgtrap works on.
+	// trace returns the threads that dbgtrap works on.
 	trace dbgtrap.Tracer
 	// run is the directory of what ends with the host: the instance lock and the
 	// journal of pauses.
 	run string
 }
 
-// machine gives the host to work on. systemd names the directory it made for it.
+// machine returns the host to work on. systemd names the directory it made for it.
 func (o Options) machine() machine {
 	if o.host != nil {
 		return *o.host
@@ -178,7 +178,7 @@ func (b *backend) openDbgtrap(m machine, h hooks, log *zap.Logger) mechanism.Mec
 	return b.dbgtrap
 }
 
-// hasDriver tells whether the driver is loaded, whatever became of its device.
+// hasDriver reports whether the driver is loaded, whatever became of its device.
 func (b *backend) hasDriver() bool {
 	_, err := fs.Stat(b.root, "sys/class/kfd")
 	return err == nil

@@ -183,7 +183,7 @@ func (t *fakeThread) Detach(context.Context) error {
 func (t *fakeThread) Done() <-chan struct{} { return t.done }
 func (t *fakeThread) Gone() bool            { return false }
 
-// serve runs the daemon for the rest of the test and gives a client of it; stop
+// serve runs the daemon for the rest of the test and returns a client of it; stop
 // ends it early.
 func (h *fakeHost) serve() (c *client.Client, stop func()) {
 	h.t.Helper()
@@ -438,7 +438,7 @@ func TestQueuesOfAHeldTargetAreKnownByTheirRings(t *testing.T) {
 	}
 }
 
-// warns tells whether the daemon has a warning.
+// warns reports whether the daemon has a warning.
 func (h *fakeHost) warns(c *client.Client, code string) bool {
 	h.t.Helper()
 	got, err := c.Admin().GetStatus(h.t.Context(), &gpreemptv1.GetStatusRequest{})

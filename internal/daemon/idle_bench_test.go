@@ -15,7 +15,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// BenchmarkIdle tells what share of a core a whole daemon takes, and how much memory
+// BenchmarkIdle reports what share of a core a whole daemon takes, and how much memory
 // its process, this one, has: it watches jobs with queues, none of them offline, while
 // nothing changes, with the default intervals, on a fake driver and a fake sysfs. Have
 // TMPDIR on a tmpfs, on which, as on sysfs, an inode number is never used again.

@@ -59,7 +59,7 @@ func newDesk(t *testing.T) *desk {
 	return d
 }
 
-// announce gives a lease of ten seconds.
+// announce returns a lease of ten seconds.
 func (d *desk) announce(t *testing.T, client scheduler.ClientID, onIdle bool) {
 	t.Helper()
 	_, err := d.Announce(scheduler.LeaseRequested{

@@ -29,7 +29,7 @@ const (
 	fieldMax = 16 << 10
 )
 
-// isJournal tells whether a file is the stream to journald that systemd opened for this
+// isJournal reports whether a file is the stream to journald that systemd opened for this
 // service, by what it says in JOURNAL_STREAM: device and inode.
 func isJournal(stream string, f *os.File) bool {
 	info, err := f.Stat()
@@ -73,7 +73,7 @@ type journaldCore struct {
 	fields []zapcore.Field
 }
 
-// With gives a core that adds fields to each entry.
+// With returns a core that adds fields to each entry.
 func (c *journaldCore) With(fields []zapcore.Field) zapcore.Core {
 	return &journaldCore{LevelEnabler: c.LevelEnabler, queue: c.queue, fields: slices.Concat(c.fields, fields)}
 }
@@ -95,7 +95,7 @@ func (c *journaldCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 // Sync does nothing: the end of the queue does.
 func (c *journaldCore) Sync() error { return nil }
 
-// journaldEntry gives an entry in journald's native form
+// journaldEntry returns an entry in journald's native form
 // (https://systemd.io/JOURNAL_NATIVE_PROTOCOL). MESSAGE is for people, who see nothing
 // else, and has all of it; the fields are for filters.
 func journaldEntry(e zapcore.Entry, fields []zapcore.Field) []byte {
@@ -134,7 +134,7 @@ func fieldText(value any) string {
 	return fmt.Sprint(value)
 }
 
-// fieldName gives the name journald takes for a key of ours: A to Z, 0 to 9 and _.
+// fieldName returns the name journald takes for a key of ours: A to Z, 0 to 9 and _.
 func fieldName(key string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {

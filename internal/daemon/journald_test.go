@@ -39,7 +39,7 @@ func newFakeJournald(t *testing.T) *fakeJournald {
 	return &fakeJournald{path, conn}
 }
 
-// next gives the fields of the next entry.
+// next returns the fields of the next entry.
 func (j *fakeJournald) next(t *testing.T) map[string]string {
 	t.Helper()
 	if err := j.conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {

@@ -73,7 +73,7 @@ func bind(ctx context.Context, socket string) (*net.UnixListener, error) {
 	return listener, nil
 }
 
-// identified gives the connections of a listener with who is at the other end. They
+// identified returns the connections of a listener with who is at the other end. They
 // may use three quarters of the file descriptors, two each: what the daemon does for
 // itself, such as to let a process run again, must not fail for want of one.
 func (d *daemon) identified(listener *net.UnixListener) (net.Listener, error) {

@@ -38,7 +38,7 @@ func (p place) listen(t *testing.T) (closeAll func()) {
 	}
 }
 
-// refused checks that listening fails for a reason, and gives the error.
+// refused checks that listening fails for a reason, and returns the error.
 func (p place) refused(t *testing.T, reason gpreempt.Reason) *gpreempt.Error {
 	t.Helper()
 	_, _, err := listen(t.Context(), p.socket, p.lock, nil)

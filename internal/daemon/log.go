@@ -141,7 +141,7 @@ func judgedAnew(r scheduler.Record) bool {
 	return r.Kind == scheduler.RecordTarget && r.Cause == scheduler.CauseClass && r.FromTarget == r.ToTarget
 }
 
-// changed gives the message of a state change.
+// changed returns the message of a state change.
 func changed(r scheduler.Record) string {
 	switch {
 	case judgedAnew(r):
@@ -168,7 +168,7 @@ func changed(r scheduler.Record) string {
 	return "state changed"
 }
 
-// about gives what a state change is about, and what changed.
+// about returns what a state change is about, and what changed.
 func (d *daemon) about(r scheduler.Record) []zap.Field {
 	fields := make([]zap.Field, 0, 8)
 	switch r.Kind {

@@ -28,7 +28,7 @@ func (r *reader) Write(p []byte) (int, error) {
 	return r.text.Write(p)
 }
 
-// said gives level, message and number of lost lines of each line.
+// said returns level, message and number of lost lines of each line.
 func (r *reader) said(t *testing.T) (all []string) {
 	t.Helper()
 	for line := range bytes.Lines(r.text.Bytes()) {
@@ -119,7 +119,7 @@ func TestChangesAreLoggedAsLoudlyAsSomebodyMustAct(t *testing.T) {
 	}
 }
 
-// BenchmarkChanges tells what the lines of an announcement that suspends one target, and
+// BenchmarkChanges reports what the lines of an announcement that suspends one target, and
 // its Complete, cost the scheduler's loop: left out, and written.
 func BenchmarkChanges(b *testing.B) {
 	target := gpreempt.ProcessKey{PID: 4711, Start: 123456}

@@ -17,7 +17,7 @@ import (
 // lineTime is what two lines of the same differ by.
 var lineTime = regexp.MustCompile(`"time":"[^"]*",`)
 
-// logged gives what the log says of a history, without times. Suspends and resumes take
+// logged returns what the log says of a history, without times. Suspends and resumes take
 // 1.5 ms; suspends fail when fail says so.
 func logged(t *testing.T, fail bool, history ...scheduler.Event) string {
 	t.Helper()

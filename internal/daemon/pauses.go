@@ -91,7 +91,7 @@ func (p *pauses) undoOrphans(ctx context.Context) (undone int, failures []error)
 	return undone, failures
 }
 
-// orphaned tells whether an earlier daemon's pause of a process is not undone yet.
+// orphaned reports whether an earlier daemon's pause of a process is not undone yet.
 // Nothing may hold it meanwhile: undoing that pause would undo a new one.
 func (p *pauses) orphaned(target gpreempt.ProcessKey) bool {
 	p.mu.Lock()

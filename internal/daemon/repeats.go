@@ -69,7 +69,7 @@ func (r *repeatedLines) add(now time.Time, key string, l line) []line {
 	return append(write, l)
 }
 
-// due gives the lines whose time is over.
+// due returns the lines whose time is over.
 func (r *repeatedLines) due(now time.Time) (write []line) {
 	for len(r.order) > 0 && !now.Before(r.of[r.order[0]].until) {
 		key := r.order[0]
@@ -90,7 +90,7 @@ func (r *repeatedLines) due(now time.Time) (write []line) {
 	return write
 }
 
-// next gives when due is to be asked; no time when nothing is remembered.
+// next returns when due is to be asked; no time when nothing is remembered.
 func (r *repeatedLines) next() time.Time {
 	if len(r.order) == 0 {
 		return time.Time{}
@@ -98,7 +98,7 @@ func (r *repeatedLines) next() time.Time {
 	return r.of[r.order[0]].until
 }
 
-// rest gives the lines that are held back.
+// rest returns the lines that are held back.
 func (r *repeatedLines) rest() (write []line) {
 	for len(r.order) > 0 {
 		write = append(write, r.forget()...)
@@ -111,7 +111,7 @@ func (r *repeatedLines) wait(now time.Time, key string) {
 	r.order = append(r.order, key)
 }
 
-// forget takes out the oldest and gives the line that stands for those it held.
+// forget takes out the oldest and returns the line that stands for those it held.
 func (r *repeatedLines) forget() []line {
 	oldest := r.of[r.order[0]]
 	delete(r.of, r.order[0])
@@ -126,7 +126,7 @@ func (r *repeatedLines) forget() []line {
 	return []line{l}
 }
 
-// repeats keeps whatever goes wrong again and again from filling the log. It tells what
+// repeats keeps whatever goes wrong again and again from filling the log. It reports what
 // it left out, which zap's own sampler does not; nor does that know targets apart.
 // Its methods are safe for concurrent use.
 type repeats struct {
@@ -136,7 +136,7 @@ type repeats struct {
 	ended bool
 }
 
-// limit gives a logger whose lines of Info and above are held back when they repeat.
+// limit returns a logger whose lines of Info and above are held back when they repeat.
 // Those of Debug are for who wants to see all. The caller closes r last.
 func (r *repeats) limit(log *zap.Logger) *zap.Logger {
 	return log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core { return &repeatCore{Core: c, repeats: r} }))
@@ -202,7 +202,7 @@ type repeatCore struct {
 	subject string // what the fields so far say lines are about
 }
 
-// With gives a core that adds fields to each line.
+// With returns a core that adds fields to each line.
 func (c *repeatCore) With(fields []zapcore.Field) zapcore.Core {
 	return &repeatCore{Core: c.Core.With(fields), repeats: c.repeats, subject: c.subject + subject(fields)}
 }
@@ -224,7 +224,7 @@ func (c *repeatCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	return c.repeats.add(key, line{c.Core, e, slices.Clone(fields)})
 }
 
-// subject gives what the fields of a line say it is about.
+// subject returns what the fields of a line say it is about.
 func subject(fields []zapcore.Field) string {
 	var about strings.Builder
 	for _, f := range fields {

@@ -25,7 +25,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// seen gives what an observed log says: when, since began, and all fields.
+// seen returns what an observed log says: when, since began, and all fields.
 func seen(logs *observer.ObservedLogs, began time.Time) (all []string) {
 	for _, e := range logs.All() {
 		all = append(all, fmt.Sprintln(e.Time.Sub(began), e.Message, e.ContextMap()))

@@ -39,7 +39,7 @@ type attacher interface {
 // safe for concurrent use.
 type targets struct {
 	inventory *inventory.Inventory
-	// container gives what is known of a container.
+	// container returns what is known of a container.
 	container func(gpreempt.Cgroup) (c gpreempt.Container, known bool)
 	attacher  attacher
 	chooser   chooser
@@ -63,7 +63,7 @@ type knownTarget struct {
 	// override is an admin's word; it holds until expires, or for good when that is zero.
 	override *classify.Decision
 	expires  time.Time
-	// matching tells which rules match; everMatched and everDecided which it was
+	// matching reports which rules match; everMatched and everDecided which it was
 	// counted for.
 	matching, everMatched, everDecided []bool
 
@@ -101,7 +101,7 @@ func (t *targets) apply(diff inventory.Diff) {
 	t.due()
 }
 
-// subset tells whether all of some sorted words are among others.
+// subset reports whether all of some sorted words are among others.
 func subset(some, others []string) bool {
 	return !slices.ContainsFunc(some, func(word string) bool { return !slices.Contains(others, word) })
 }
@@ -206,7 +206,7 @@ func (t *targets) count(k *knownTarget, s *classify.Subject) {
 	}
 }
 
-// deciding gives the rule that decides; -1 when none does.
+// deciding returns the rule that decides; -1 when none does.
 func (k *knownTarget) deciding() int {
 	if k.override != nil || k.decision.Waits {
 		return -1
@@ -214,7 +214,7 @@ func (k *knownTarget) deciding() int {
 	return slices.Index(k.matching, true)
 }
 
-// RuleCounts tells how often each rule matched.
+// RuleCounts describes how often each rule matched.
 func (t *targets) RuleCounts() []server.RuleCount {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -248,7 +248,7 @@ func (t *targets) Explain(key gpreempt.ProcessKey) []classify.Step {
 }
 
 // Override puts an admin's word above the rules, for ttl or for as long as the
-// process lives when ttl is 0. A nil decision takes it back. It tells whether the
+// process lives when ttl is 0. A nil decision takes it back. It reports whether the
 // process is known.
 func (t *targets) Override(key gpreempt.ProcessKey, decision *classify.Decision, ttl time.Duration) bool {
 	t.mu.Lock()
@@ -266,7 +266,7 @@ func (t *targets) Override(key gpreempt.ProcessKey, decision *classify.Decision,
 }
 
 // decide judges a process, tells the scheduler, and attaches to what became
-// offline or lets go of what no longer is.
+// offline or releases what no longer is.
 func (t *targets) decide(k *knownTarget) {
 	s := t.subject(k)
 	k.decision = t.classifier.Decide(s)
@@ -334,7 +334,7 @@ func (t *targets) attached(key gpreempt.ProcessKey, err error) {
 	t.tell(k)
 }
 
-// Facts gives what is known of a process.
+// Facts returns what is known of a process.
 func (t *targets) Facts(key gpreempt.ProcessKey) (server.Facts, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -32,7 +32,7 @@ func (w *warnings) set(part string, now ...gpreempt.Warning) {
 	w.current[part] = now
 }
 
-// list gives all of them, in a fixed order.
+// list returns all of them, in a fixed order.
 func (w *warnings) list() []gpreempt.Warning {
 	w.mu.Lock()
 	defer w.mu.Unlock()

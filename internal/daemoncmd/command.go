@@ -13,7 +13,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/version"
 )
 
-// New gives the root command. Its context ends what it runs; errors are for the caller
+// New returns the root command. Its context ends what it runs; errors are for the caller
 // to print.
 func New() *cobra.Command {
 	var cleanup bool

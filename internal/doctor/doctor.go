@@ -92,7 +92,7 @@ type Config struct {
 	OpenDriver func() (Driver, error)
 	// Hazards judges GPUs; nil: nobody can.
 	Hazards func([]gpreempt.GPU) []Hazard
-	// Processes tells how each process of the driver would be suspended; nil: it is
+	// Processes describes how each process of the driver would be suspended; nil: it is
 	// not known.
 	Processes func(context.Context) []Process
 	// Lock is the path of the daemon's instance lock.
@@ -116,7 +116,7 @@ const (
 	Skip
 )
 
-// String gives the word for s.
+// String returns the word for s.
 func (s Status) String() string {
 	switch s {
 	case OK:
@@ -272,7 +272,7 @@ var checks = []struct {
 	{"processes", "processes", aboutMachine, (*patient).processes},
 }
 
-// Examine looks at the host and tells whether and how gpreempt can work on it. It
+// Examine looks at the host and reports whether and how gpreempt can work on it. It
 // touches no process; where it may not look, the report says so.
 func Examine(ctx context.Context, cfg Config) *Report {
 	p := see(ctx, cfg)

@@ -105,7 +105,7 @@ func (p *patient) cwsr() finding {
 	return ok("%d: kernels can be interrupted", on)
 }
 
-// kernelQueues tells how many queue slots the driver keeps for itself.
+// kernelQueues describes how many queue slots the driver keeps for itself.
 func (p *patient) kernelQueues() string {
 	n, err := p.param("num_kcq")
 	if err != nil {

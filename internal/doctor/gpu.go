@@ -26,7 +26,7 @@ func (p *patient) debugFirmware() finding {
 // gfx950; that of 1.17 has not, and what lies between was not looked at.
 const gfx950Debug, noGFX950Debug = 23, 17
 
-// sharing tells how many processes the driver lets be debugged on a GPU at once
+// sharing describes how many processes the driver lets be debugged on a GPU at once
 // (kfd_dbg_is_per_vmid_supported).
 func (p *patient) sharing(g gpreempt.GPU) Sharing {
 	switch {

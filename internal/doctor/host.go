@@ -13,7 +13,7 @@ var capabilities = []struct {
 	name string
 }{{19, "CAP_SYS_PTRACE"}, {21, "CAP_SYS_ADMIN"}, {40, "CAP_CHECKPOINT_RESTORE"}, {34, "CAP_SYSLOG"}}
 
-// has tells whether this process has a capability.
+// has reports whether this process has a capability.
 func (p *patient) has(name string) bool {
 	for _, c := range capabilities {
 		if c.name == name {

@@ -12,7 +12,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-// Message gives the report as the API does.
+// Message returns the report as the API does.
 func (r *Report) Message() *gpreemptv1.DiagnoseResponse {
 	m := &gpreemptv1.DiagnoseResponse{
 		Verdict: gpreemptv1.Verdict(r.Verdict), Summary: r.Summary, Remedy: r.Remedy, ByDaemon: r.ByDaemon,

@@ -35,7 +35,7 @@ func parseRelease(s string) (release, error) {
 	return release{parts[0], parts[1], parts[2]}, nil
 }
 
-// atLeast tells whether r is not older than major.minor.patch.
+// atLeast reports whether r is not older than major.minor.patch.
 func (r release) atLeast(major, minor, patch int) bool {
 	switch {
 	case r.major != major:
@@ -76,7 +76,7 @@ func holdsFlock(b []byte, inode uint64, pid int32) bool {
 	return false
 }
 
-// groupNames gives the names in the text of /etc/group.
+// groupNames returns the names in the text of /etc/group.
 func groupNames(b []byte) map[string]bool {
 	names := map[string]bool{}
 	for line := range bytes.Lines(b) {
@@ -87,7 +87,7 @@ func groupNames(b []byte) map[string]bool {
 	return names
 }
 
-// wholeRange tells whether the text of a uid_map maps every id to itself, as that
+// wholeRange reports whether the text of a uid_map maps every id to itself, as that
 // of the first user namespace does.
 func wholeRange(s string) bool {
 	f := strings.Fields(s)

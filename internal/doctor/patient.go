@@ -108,7 +108,7 @@ func (p *patient) computeQueues(gpu gpreempt.GPUID) int {
 	return n
 }
 
-// read gives a small file.
+// read returns a small file.
 func (p *patient) read(path string) ([]byte, error) {
 	file, err := p.cfg.Root.Open(path)
 	if err != nil {
@@ -118,7 +118,7 @@ func (p *patient) read(path string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(file, maxFile))
 }
 
-// text gives a small file without the space around it.
+// text returns a small file without the space around it.
 func (p *patient) text(path string) (string, error) {
 	b, err := p.read(path)
 	return strings.TrimSpace(string(b)), err
@@ -156,7 +156,7 @@ func amdGPUs(root fs.FS) []string {
 	return found
 }
 
-// present tells whether there is a GPU to work on; none tells that the host has
+// present reports whether there is a GPU to work on; none tells that the host has
 // no AMD GPU at all.
 func (p *patient) present() (f finding, none bool) {
 	switch {
@@ -248,7 +248,7 @@ func plural(n int, thing string) string {
 	return strconv.Itoa(n) + " " + thing
 }
 
-// gfxName gives the name compilers use: 90402 is gfx942, 90010 is gfx90a.
+// gfxName returns the name compilers use: 90402 is gfx942, 90010 is gfx90a.
 func gfxName(v uint32) string { return fmt.Sprintf("gfx%d%x%x", v/10000, v/100%100, v%100) }
 
 // param reads a parameter of the amdgpu module.

@@ -15,7 +15,7 @@ const daemonName = "gpreemptd"
 // debuggerNames are those of debuggers that open the driver themselves.
 var debuggerNames = []string{"rocgdb", "gdb"}
 
-// running gives the process that holds the instance lock; 0 when none does.
+// running returns the process that holds the instance lock; 0 when none does.
 func (p *patient) running() (int32, error) {
 	path := strings.TrimPrefix(p.cfg.Lock, "/")
 	text, err := p.text(path)

@@ -28,7 +28,7 @@ const (
 	NextKey = "next"
 )
 
-// ToStatus gives err as a gRPC status error. The first *gpreempt.Error in err's
+// ToStatus returns err as a gRPC status error. The first *gpreempt.Error in err's
 // chain crosses whole, and what was wrapped around it stays here; a canceled
 // or overdue context becomes that code; what is a status already is kept; all
 // else is INTERNAL. nil stays nil.
@@ -61,7 +61,7 @@ func ToStatus(err error) error {
 	return detailed.Err()
 }
 
-// FromStatus gives back what ToStatus was given. A status that carries no
+// FromStatus returns back what ToStatus was given. A status that carries no
 // ErrorInfo of ours becomes a *gpreempt.Error with its code too, with a reason
 // where it is clear: DAEMON_UNAVAILABLE when the daemon cannot be reached,
 // MESSAGE_TOO_LARGE when gRPC refused the size; otherwise the reason is "".
@@ -101,7 +101,7 @@ func FromStatus(err error) error {
 	return revive(uint32(st.Code()), "", st.Message(), "")
 }
 
-// ToFrame gives err as an error frame of a Session stream, by the rules of
+// ToFrame returns err as an error frame of a Session stream, by the rules of
 // ToStatus. nil stays nil.
 func ToFrame(err error) *gpreemptv1.FrameError {
 	if err == nil {
@@ -111,7 +111,7 @@ func ToFrame(err error) *gpreemptv1.FrameError {
 	return &gpreemptv1.FrameError{Code: uint32(e.Code), Reason: string(e.Reason), Message: e.Message, Next: e.Next}
 }
 
-// FromFrame gives back what ToFrame was given. nil stays nil.
+// FromFrame returns back what ToFrame was given. nil stays nil.
 func FromFrame(f *gpreemptv1.FrameError) error {
 	if f == nil {
 		return nil
@@ -119,7 +119,7 @@ func FromFrame(f *gpreemptv1.FrameError) error {
 	return revive(f.GetCode(), f.GetReason(), f.GetMessage(), f.GetNext())
 }
 
-// describe gives what crosses of err: its code, reason and words, as text that
+// describe returns what crosses of err: its code, reason and words, as text that
 // protobuf accepts.
 func describe(err error) gpreempt.Error {
 	e := gpreempt.Error{

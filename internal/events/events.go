@@ -50,7 +50,7 @@ type Log struct {
 	fold fold
 }
 
-// NewLog gives an empty log that keeps the last capacity entries, at least 1.
+// NewLog returns an empty log that keeps the last capacity entries, at least 1.
 // It takes its memory, some 150 bytes an entry, at once.
 func NewLog(capacity int) *Log {
 	l := &Log{ring: make([]Entry, max(capacity, 1))}
@@ -91,14 +91,14 @@ func (l *Log) slot(revision uint64) int {
 	return int((revision - 1) % uint64(len(l.ring)))
 }
 
-// Revision gives the revision of the newest entry; 0 when there is none.
+// Revision returns the revision of the newest entry; 0 when there is none.
 func (l *Log) Revision() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.last
 }
 
-// Oldest gives the revision of the oldest entry kept; 0 when there is none.
+// Oldest returns the revision of the oldest entry kept; 0 when there is none.
 func (l *Log) Oldest() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -172,7 +172,7 @@ func (l *Log) Refused(why gpreempt.Reason) {
 	l.fold.refused(why)
 }
 
-// Stats gives the statistics over everything ever appended and answered. Under
+// Stats returns the statistics over everything ever appended and answered. Under
 // the lock it only copies; the percentiles are sorted out afterwards.
 func (l *Log) Stats() Stats {
 	copied := new(fold)

@@ -18,7 +18,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// record gives a record that can be told from others by n.
+// record returns a record that can be told from others by n.
 func record(n uint64) scheduler.Record {
 	return scheduler.Record{
 		Kind:    scheduler.RecordLease,

@@ -84,7 +84,7 @@ func (h *Histogram) add(d time.Duration) {
 	}
 }
 
-// fineBucket gives the index of the fine bucket, below 0 for zero.
+// fineBucket returns the index of the fine bucket, below 0 for zero.
 func fineBucket(seconds float64) int {
 	if seconds <= FineZero {
 		return -1
@@ -117,7 +117,7 @@ func (h *Histogram) mean() time.Duration {
 	return time.Duration(mean)
 }
 
-// Coarse gives how many durations were at most as long as each bound, in seconds.
+// Coarse returns how many durations were at most as long as each bound, in seconds.
 func (h *Histogram) Coarse() map[float64]uint64 {
 	all := make(map[float64]uint64, len(h.bounds))
 	var below uint64
@@ -128,7 +128,7 @@ func (h *Histogram) Coarse() map[float64]uint64 {
 	return all
 }
 
-// Fine gives the number of durations of at most FineZero, and the buckets of
+// Fine returns the number of durations of at most FineZero, and the buckets of
 // HistogramSchema that are not empty: bucket i ends at 2^(i/8) s.
 func (h *Histogram) Fine() (zero uint64, buckets map[int]int64) {
 	buckets = map[int]int64{}

@@ -175,7 +175,7 @@ func (s *samples) latency() Latency {
 	}
 }
 
-// nearestRank gives the smallest sample that at least percent of the samples,
+// nearestRank returns the smallest sample that at least percent of the samples,
 // sorted and not empty, do not exceed.
 func nearestRank(sorted []time.Duration, percent int) time.Duration {
 	return sorted[(len(sorted)*percent+99)/100-1]

@@ -13,12 +13,12 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// target gives a record of a target that changed state.
+// target returns a record of a target that changed state.
 func target(from, to scheduler.TargetState, cause scheduler.Cause, took time.Duration) scheduler.Record {
 	return scheduler.Record{Kind: scheduler.RecordTarget, FromTarget: from, ToTarget: to, Cause: cause, Took: took}
 }
 
-// one gives the latency of a single duration.
+// one returns the latency of a single duration.
 func one(d time.Duration) events.Latency {
 	return events.Latency{Count: 1, Mean: d, P50: d, P95: d, P99: d, Max: d}
 }

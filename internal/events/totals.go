@@ -79,7 +79,7 @@ type Totals struct {
 	Appended, Overwritten uint64
 }
 
-// Totals gives what was counted until now, a time of the scheduler's clock.
+// Totals returns what was counted until now, a time of the scheduler's clock.
 func (l *Log) Totals(now scheduler.Time) *Totals {
 	t := new(Totals)
 	l.mu.Lock()

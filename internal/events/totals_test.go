@@ -11,7 +11,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// withoutHistograms gives the rest of the totals.
+// withoutHistograms returns the rest of the totals.
 func withoutHistograms(t *events.Totals) events.Totals {
 	rest := *t
 	for _, h := range []*events.Histogram{&rest.Decide, &rest.Wait, &rest.Reply, &rest.Quiesce, &rest.Suspend, &rest.Resume, &rest.Lease} {

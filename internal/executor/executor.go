@@ -69,7 +69,7 @@ type worker struct {
 	done   chan struct{}
 }
 
-// New gives an executor without targets.
+// New returns an executor without targets.
 func New(cfg Config) *Executor {
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // an executor outlives its maker's call; Close ends it
 	return &Executor{cfg: cfg, ctx: ctx, cancel: cancel, workers: map[gpreempt.ProcessKey]*worker{}, leaving: map[gpreempt.ProcessKey]*worker{}}
@@ -105,7 +105,7 @@ func (e *Executor) detach(target gpreempt.ProcessKey) {
 }
 
 // Close detaches every target and waits for the workers; when ctx ends first it
-// cancels what they do and gives its error.
+// cancels what they do and returns its error.
 func (e *Executor) Close(ctx context.Context) error {
 	e.mu.Lock()
 	e.closed = true
@@ -226,7 +226,7 @@ func closeSession(session mechanism.Session) (err error) {
 	return session.Close()
 }
 
-// current tells whether w is still the worker of its target: what a worker that
+// current reports whether w is still the worker of its target: what a worker that
 // was let go finds out says nothing about the one after it.
 func (e *Executor) current(w *worker) bool {
 	e.mu.Lock()

@@ -69,7 +69,7 @@ type Row struct {
 	// ID names the row; unique among the rows parsed together.
 	ID  string
 	GFX []GFXRange
-	// APU tells whether the GPU must be an APU or must not; nil for both.
+	// APU reports whether the GPU must be an APU or must not; nil for both.
 	APU *bool
 	// Kernel is compared with the version of the kernel the driver's code is of:
 	// the running one, or for a DKMS driver the driver's version, which AMD numbers
@@ -94,7 +94,7 @@ const (
 	DKMS   = "dkms"
 )
 
-// holds tells whether the row speaks of this GPU.
+// holds reports whether the row speaks of this GPU.
 func (r Row) holds(h Host, g GPU) bool {
 	kernel, driver := h.Kernel, InTree
 	if h.Driver != "" {
@@ -172,19 +172,19 @@ var defaultTable = sync.OnceValue(func() *Table {
 	return &Table{rows: rows}
 })
 
-// Default gives the built-in table. Its last row denies dbgtrap and criu on every
+// Default returns the built-in table. Its last row denies dbgtrap and criu on every
 // GPU no other row is about.
 func Default() *Table { return defaultTable() }
 
-// Rows gives the rows, in the order they are looked at.
+// Rows returns the rows, in the order they are looked at.
 func (t *Table) Rows() []Row { return slices.Clone(t.rows) }
 
-// With gives a table that looks at the override rows first.
+// With returns a table that looks at the override rows first.
 func (t *Table) With(override []Row) *Table {
 	return &Table{rows: slices.Concat(override, t.rows), site: len(override) + t.site}
 }
 
-// Judge gives the word of the first row that is about the mechanism and whose
+// Judge returns the word of the first row that is about the mechanism and whose
 // conditions all hold. A mechanism no row is about is allowed.
 func (t *Table) Judge(h Host, g GPU, mechanism string) Verdict {
 	for i, r := range t.rows {

@@ -100,7 +100,7 @@ func TestEveryRowDecidesForSomeMachine(t *testing.T) {
 	}
 }
 
-// machines gives one of every kind the table tells apart, and some beside them.
+// machines returns one of every kind the table tells apart, and some beside them.
 func machines(table *Table) ([]Host, []GPU) {
 	kernels, firmware := []string{"6.5.0", "99.0"}, []uint32{0, 0xfff}
 	gfx := []uint32{0}

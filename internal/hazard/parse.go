@@ -25,7 +25,7 @@ type Error struct {
 	Remedy  string
 }
 
-// Error gives "FILE:LINE:COLUMN: KEY: PROBLEM: REMEDY".
+// Error returns "FILE:LINE:COLUMN: KEY: PROBLEM: REMEDY".
 func (e *Error) Error() string {
 	var b strings.Builder
 	if e.File != "" {
@@ -78,7 +78,7 @@ func Parse(name string, data []byte) ([]Row, error) {
 	return nil, errors.Join(errs...)
 }
 
-// Decode reads a list of rows in a larger file, and gives every mistake found, in
+// Decode reads a list of rows in a larger file, and returns every mistake found, in
 // the order of the file. The rows are good only without mistakes.
 func Decode(list *yaml.Node) ([]Row, []*Error) {
 	d := &decoder{ids: map[string]int{}}
@@ -268,7 +268,7 @@ func (d *decoder) choice(n *yaml.Node, key string, words []string, into *string)
 	}
 }
 
-// list gives the texts of a list that has some.
+// list returns the texts of a list that has some.
 func (d *decoder) list(n *yaml.Node, key, remedy string) []*yaml.Node {
 	if n.Kind != yaml.SequenceNode || len(n.Content) == 0 {
 		problem := "is " + kindOf(n)

@@ -15,7 +15,7 @@ type GFXRange struct{ First, Last uint32 }
 // everyGFX also holds what is not known.
 var everyGFX = GFXRange{0, math.MaxUint32}
 
-// Contains tells whether the GPU is among them.
+// Contains reports whether the GPU is among them.
 func (x GFXRange) Contains(gfx uint32) bool { return x.First <= gfx && gfx <= x.Last }
 
 // String writes gfx942, gfx11xx, gfx1100-gfx1103 or gfx*.
@@ -36,7 +36,7 @@ func (x GFXRange) String() string {
 	return first + "-" + last
 }
 
-// GFXName gives the name compilers use of a gfx_target_version: 90010 is gfx90a.
+// GFXName returns the name compilers use of a gfx_target_version: 90010 is gfx90a.
 func GFXName(version uint32) string {
 	major, minor, step := version/10000, version/100%100, version%100
 	switch {
@@ -98,7 +98,7 @@ type Comparator string
 // The comparators, the longer ones first: < is the beginning of <=.
 var comparators = []Comparator{"<=", ">=", "<", ">", "="}
 
-// holds tells whether a number that compares to the bound as c does is in range.
+// holds reports whether a number that compares to the bound as c does is in range.
 func (o Comparator) holds(c int) bool {
 	switch o {
 	case "<=":
@@ -145,7 +145,7 @@ type FirmwareBound struct {
 	Version uint32
 }
 
-// Contains tells whether the version is in range.
+// Contains reports whether the version is in range.
 func (r FirmwareRange) Contains(version uint32) bool {
 	for _, b := range r {
 		if version == 0 || !b.Op.holds(cmp.Compare(version, b.Version)) {
@@ -188,7 +188,7 @@ type KernelBound struct {
 	Version string
 }
 
-// Contains tells whether a release, such as 6.12.43+deb13-amd64, is in range. Only
+// Contains reports whether a release, such as 6.12.43+deb13-amd64, is in range. Only
 // as much of it is compared as the bound has: 6.12.43 is =6.12, and no more than it.
 func (r KernelRange) Contains(release string) bool {
 	for _, b := range r {

@@ -61,7 +61,7 @@ func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
 func isLetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 
-// segmentsOf gives the runs of digits and of letters; all else separates them.
+// segmentsOf returns the runs of digits and of letters; all else separates them.
 func segmentsOf(s string) []string {
 	var segments []string
 	for i := 0; i < len(s); {
@@ -114,7 +114,7 @@ func compareSegments(a, b string) int {
 	return strings.Compare(a, b)
 }
 
-// as gives r with no more in it than bound has.
+// as returns r with no more in it than bound has.
 func (r release) as(bound release) release {
 	if n := len(bound.numbers); len(r.numbers) > n {
 		if slices.ContainsFunc(r.numbers[n:], func(number uint64) bool { return number != 0 }) {

@@ -25,7 +25,7 @@ type Timer struct {
 	fd     int
 }
 
-// New gives a disarmed timer. It needs one file descriptor until Close.
+// New returns a disarmed timer. It needs one file descriptor until Close.
 func New() (*Timer, error) {
 	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_NONBLOCK|unix.TFD_CLOEXEC)
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Apply makes s, in the order discovery gives it, what lives now and tells what
+// Apply makes s, in the order discovery gives it, what lives now and reports what
 // that changed; at is the wall clock time of the scan. The slices of s are kept.
 // Readers see either all of the change or none of it.
 func (v *Inventory) Apply(at time.Time, s discovery.Snapshot) Diff {
@@ -165,7 +165,7 @@ func (m *merge) queues(old process, p discovery.Proc) process {
 	return next
 }
 
-// incarnation gives the incarnation of the n-th queue, 0 when it is unknown.
+// incarnation returns the incarnation of the n-th queue, 0 when it is unknown.
 func incarnation(p discovery.Proc, n int) uint64 {
 	if n >= len(p.Incarnations) {
 		return 0

@@ -105,7 +105,7 @@ type process struct {
 	born uint64
 }
 
-// New gives an empty inventory that keeps the last capacity changes, at least 1.
+// New returns an empty inventory that keeps the last capacity changes, at least 1.
 func New(capacity int) *Inventory {
 	return &Inventory{ring: make([]Change, max(capacity, 1))}
 }
@@ -117,14 +117,14 @@ func (v *Inventory) SetGPUs(gpus []gpreempt.GPU) {
 	v.gpus = gpus
 }
 
-// GPUs gives what SetGPUs was given.
+// GPUs returns what SetGPUs was given.
 func (v *Inventory) GPUs() []gpreempt.GPU {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	return v.gpus
 }
 
-// Processes gives the living processes, ascending by pid.
+// Processes returns the living processes, ascending by pid.
 func (v *Inventory) Processes() []discovery.Proc {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -135,7 +135,7 @@ func (v *Inventory) Processes() []discovery.Proc {
 	return procs
 }
 
-// Process gives one living process. A key with Start 0 is the living process
+// Process returns one living process. A key with Start 0 is the living process
 // with that pid.
 func (v *Inventory) Process(key gpreempt.ProcessKey) (discovery.Proc, bool) {
 	v.mu.Lock()
@@ -152,7 +152,7 @@ func (v *Inventory) find(key gpreempt.ProcessKey) (process, bool) {
 	return v.processes[n], true
 }
 
-// index gives the place of a process.
+// index returns the place of a process.
 func (v *Inventory) index(key gpreempt.ProcessKey) (n int, found bool) {
 	n, found = slices.BinarySearchFunc(v.processes, key.PID, func(p process, pid int32) int {
 		return int(p.Key.PID) - int(pid)
@@ -160,7 +160,7 @@ func (v *Inventory) index(key gpreempt.ProcessKey) (n int, found bool) {
 	return n, found && (key.Start == 0 || v.processes[n].Key == key)
 }
 
-// QueuesBorn gives how many queues were ever born in a living process; it never
+// QueuesBorn returns how many queues were ever born in a living process; it never
 // falls. It is 0 for a process that is not known or left.
 func (v *Inventory) QueuesBorn(key gpreempt.ProcessKey) uint64 {
 	v.mu.Lock()
@@ -169,8 +169,8 @@ func (v *Inventory) QueuesBorn(key gpreempt.ProcessKey) uint64 {
 	return p.born
 }
 
-// Queues gives the living queues, ascending by pid and id, and the revision
-// after which they are these: Read from there on tells how they change.
+// Queues returns the living queues, ascending by pid and id, and the revision
+// after which they are these: Read from there on describes how they change.
 func (v *Inventory) Queues() ([]QueueEntry, uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -181,7 +181,7 @@ func (v *Inventory) Queues() ([]QueueEntry, uint64) {
 	return all, v.last
 }
 
-// QueuesOf gives the queues of one living process, ascending by id; nil when it is
+// QueuesOf returns the queues of one living process, ascending by id; nil when it is
 // not known.
 func (v *Inventory) QueuesOf(key gpreempt.ProcessKey) []QueueEntry {
 	v.mu.Lock()
@@ -190,7 +190,7 @@ func (v *Inventory) QueuesOf(key gpreempt.ProcessKey) []QueueEntry {
 	return p.entries
 }
 
-// Revision gives the revision of the newest change; 0 before the first.
+// Revision returns the revision of the newest change; 0 before the first.
 func (v *Inventory) Revision() uint64 {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -17,10 +17,10 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// at gives the wall clock of the n-th scan.
+// at returns the wall clock of the n-th scan.
 func at(n int) time.Time { return time.Unix(int64(n), 0) }
 
-// proc gives a process with compute queues of the given ids.
+// proc returns a process with compute queues of the given ids.
 func proc(pid int32, start uint64, ids ...uint32) discovery.Proc {
 	p := discovery.Proc{Process: gpreempt.Process{Key: gpreempt.ProcessKey{PID: pid, Start: start}, Comm: "python3"}}
 	for _, id := range ids {
@@ -35,7 +35,7 @@ func snapshot(procs ...discovery.Proc) discovery.Snapshot {
 	return discovery.Snapshot{Processes: procs}
 }
 
-// entry gives the n-th queue of p as first seen in a scan.
+// entry returns the n-th queue of p as first seen in a scan.
 func entry(p discovery.Proc, n, seen int) inventory.QueueEntry {
 	return inventory.QueueEntry{Queue: p.Queues[n], FirstSeen: at(seen)}
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// drawSnapshot gives any host of few pids, starts, ids and facts, so that they
+// drawSnapshot returns any host of few pids, starts, ids and facts, so that they
 // meet again.
 func drawSnapshot(t *rapid.T) discovery.Snapshot {
 	var s discovery.Snapshot
@@ -40,7 +40,7 @@ func drawSnapshot(t *rapid.T) discovery.Snapshot {
 	return s
 }
 
-// drawInfos gives something to say of the queues of p, of few things, so that it is
+// drawInfos returns something to say of the queues of p, of few things, so that it is
 // often what was said before; now and then of fewer or more queues than there are.
 func drawInfos(t *rapid.T, p discovery.Proc) []gpreempt.QueueInfo {
 	infos := make([]gpreempt.QueueInfo, rapid.IntRange(max(len(p.Queues)-1, 0), len(p.Queues)+1).Draw(t, "infos"))

@@ -18,7 +18,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// soakEnv gives the duration of TestSoak, which is a few seconds without.
+// soakEnv returns the duration of TestSoak, which is a few seconds without.
 const soakEnv = "GPREEMPT_SOAK"
 
 // The pauses of the scanner, those of the daemon by default.

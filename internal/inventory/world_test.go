@@ -47,7 +47,7 @@ func startChild(t *testing.T, tag string) *child {
 	return startChildIf(t, tag, func(int32) bool { return true })
 }
 
-// startChildIf starts a child and gives nil when its pid will not do.
+// startChildIf starts a child and returns nil when its pid will not do.
 func startChildIf(t *testing.T, tag string, ok func(pid int32) bool) *child {
 	t.Helper()
 	self, err := os.Executable()
@@ -94,7 +94,7 @@ func (c *child) end() {
 	_ = c.stdin.Close()
 }
 
-// process gives what is to be known of the child.
+// process returns what is to be known of the child.
 func (c *child) process(t *testing.T) gpreempt.Process {
 	t.Helper()
 	exe, err := filepath.EvalSymlinks(c.cmd.Path)
@@ -156,7 +156,7 @@ func (w *world) files() *discovery.FS {
 	return f
 }
 
-// outside gives a new place beside the tree, from which what is ready comes into it
+// outside returns a new place beside the tree, from which what is ready comes into it
 // and to which it goes, at once.
 func (w *world) outside() string {
 	w.made++
@@ -196,13 +196,13 @@ func (w *world) remove(path string) {
 	w.must(os.RemoveAll(dir))
 }
 
-// whole forgets nothing: it tells whether what the scan knows of the memory of a
+// whole forgets nothing: it reports whether what the scan knows of the memory of a
 // process is all there.
 func whole(p gpreempt.Process) bool {
 	return p.Cmdline != "" && p.Exe != "" && len(p.Env) == len(variables)
 }
 
-// tagged tells whether all that is known of a process has the tag.
+// tagged reports whether all that is known of a process has the tag.
 func tagged(p gpreempt.Process, tag string) bool {
 	return (p.Cmdline == "" || slices.Contains(strings.Fields(p.Cmdline), tag)) &&
 		(len(p.Env) == 0 || p.Env["GPREEMPT_CLASS"] == tag && p.Env["AMD_QUEUE_TAG"] == "of "+tag)

@@ -68,17 +68,17 @@ func (e *BadEntry) Error() string {
 	return fmt.Sprintf("journal of pauses: %s: %v; %s", e.Path, e.Err, next)
 }
 
-// Unwrap gives what is wrong.
+// Unwrap returns what is wrong.
 func (e *BadEntry) Unwrap() error { return e.Err }
 
-// name gives the name of the file of the entry.
+// name returns the name of the file of the entry.
 func (e Entry) name() string { return fileName(e.Target, e.Mechanism) }
 
 func fileName(target gpreempt.ProcessKey, mechanism string) string {
 	return fmt.Sprintf("%d-%d.%s", target.PID, target.Start, mechanism)
 }
 
-// nameOnly gives what the name of a file says, and the zero Entry for one that Begin
+// nameOnly returns what the name of a file says, and the zero Entry for one that Begin
 // would not have given.
 func nameOnly(name string) Entry {
 	process, mechanism, _ := strings.Cut(name, ".")
@@ -92,7 +92,7 @@ func nameOnly(name string) Entry {
 	return e
 }
 
-// check tells what makes e no entry.
+// check reports what makes e no entry.
 func (e Entry) check() error {
 	if err := e.checkName(); err != nil {
 		return err
@@ -112,7 +112,7 @@ func (e Entry) check() error {
 	return nil
 }
 
-// checkName tells what keeps e from having a file.
+// checkName reports what keeps e from having a file.
 func (e Entry) checkName() error {
 	bad := strings.ContainsFunc(e.Mechanism, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-'
@@ -126,7 +126,7 @@ func (e Entry) checkName() error {
 	return nil
 }
 
-// encode gives the text of an entry that passed check.
+// encode returns the text of an entry that passed check.
 func (e Entry) encode() []byte {
 	body, err := json.Marshal(record{e.Mechanism, e.Target.PID, e.Target.Start, e.Cgroup, e.CgroupID, e.At.UTC(), e.BootID})
 	if err != nil {

@@ -276,7 +276,7 @@ func openDirectory(path string) (_ *directory, err error) {
 	return &directory{root: root, self: self}, nil
 }
 
-// private tells why others could have written to a file or directory.
+// private reports why others could have written to a file or directory.
 func private(info fs.FileInfo) error {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	switch {

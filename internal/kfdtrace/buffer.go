@@ -44,7 +44,7 @@ func noMemory(err error) bool {
 
 const sizeFile = "/buffer_size_kb"
 
-// sizeBuffer gives the instance the buffer to begin with, or the half of it that
+// sizeBuffer returns the instance the buffer to begin with, or the half of it that
 // the kernel has memory for, or the half of that.
 func (s *session) sizeBuffer() error {
 	names, err := s.fs.List(s.dir + "/per_cpu")
@@ -125,7 +125,7 @@ func (s *session) countLost() error {
 	return nil
 }
 
-// parseStats gives the lost events out of a CPU's stats.
+// parseStats returns the lost events out of a CPU's stats.
 func parseStats(text string) uint64 {
 	var lost uint64
 	for line := range strings.Lines(text) {

@@ -296,7 +296,7 @@ type probeNames struct {
 // takes 63 bytes.
 const longestProbe = 50
 
-// nameProbes gives the events of each function different names, also where
+// nameProbes returns the events of each function different names, also where
 // functions share one.
 func nameProbes(list []function) []probeNames {
 	used := map[string]int{}

@@ -190,7 +190,7 @@ func orEmpty(list []string) []string {
 	return list
 }
 
-// follow reads until the deadline, and gives the trace a larger buffer when it
+// follow reads until the deadline, and returns the trace a larger buffer when it
 // loses events.
 func (s *session) follow(ctx context.Context, r *reader, deadline time.Time) error {
 	lost := s.tally.lost
@@ -238,7 +238,7 @@ type reader struct {
 // maxLine is where a line is cut: the kernel's are at most a few pages long.
 const maxLine = 64 << 10
 
-// read reads once and tells how much came.
+// read reads once and describes how much came.
 func (r *reader) read() (int, error) {
 	n, err := r.pipe.ReadSome(r.buf)
 	if err != nil {

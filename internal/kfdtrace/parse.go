@@ -223,7 +223,7 @@ func stamp(s string) (time.Duration, string, bool) {
 	return at, s[digits:], ok
 }
 
-// decimal gives whole.fraction units. What is below a nanosecond is dropped.
+// decimal returns whole.fraction units. What is below a nanosecond is dropped.
 func decimal(whole, fraction string, unit time.Duration) (time.Duration, bool) {
 	n, err := strconv.ParseUint(whole, 10, 63)
 	if err != nil || n > uint64((1<<63-1)/int64(unit))-1 {

@@ -75,7 +75,7 @@ func TestLinesAreRead(t *testing.T) {
 	}
 }
 
-// drained gives what a reader makes of a text that comes in chunks.
+// drained returns what a reader makes of a text that comes in chunks.
 func drained(t testing.TB, text []byte, chunk int, tally *tally) *tally {
 	t.Helper()
 	var raw bytes.Buffer

@@ -20,7 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// realTracefs gives the kernel's tracefs, mounted for this test alone. The test
+// realTracefs returns the kernel's tracefs, mounted for this test alone. The test
 // goes on in a mount namespace of its own, on a thread that ends with it: it must
 // not start subtests.
 func realTracefs(t *testing.T) Dir {

@@ -243,7 +243,7 @@ func (s *session) choose(events []wantedEvent, functions []wantedFunction, byDef
 	return nothing
 }
 
-// hasDriver tells whether the driver's events are there: each module with trace
+// hasDriver reports whether the driver's events are there: each module with trace
 // events has a directory of them.
 func (s *session) hasDriver() bool {
 	names, err := s.fs.List("events")
@@ -261,7 +261,7 @@ func (s *session) missing() []string {
 	return list
 }
 
-// enableEvents turns on what exists of the events and tells how many.
+// enableEvents turns on what exists of the events and describes how many.
 func (s *session) enableEvents(events []wantedEvent) (int, error) {
 	s.later(func() error { return s.write("events/enable", "0") })
 	enabled := 0

@@ -65,7 +65,7 @@ func topOf(bucket int) time.Duration {
 	return time.Duration(bucket-shift*perDouble+1)<<shift - 1
 }
 
-// percentile gives the nearest-rank percentile, 0 < p <= 100.
+// percentile returns the nearest-rank percentile, 0 < p <= 100.
 func (h *histogram) percentile(p float64) time.Duration {
 	rank := uint64(math.Ceil(p / 100 * float64(h.count)))
 	for i, n := range h.buckets {
@@ -184,7 +184,7 @@ func (t *tally) push(l line, name string) {
 	t.open[key] = append(t.open[key], call{name, l.at})
 }
 
-// pop gives when the thread's last open call of the function began. What was
+// pop returns when the thread's last open call of the function began. What was
 // called later has no end in the trace.
 func (t *tally) pop(l line, name string) (time.Duration, bool) {
 	key := threadOf(l)
@@ -208,7 +208,7 @@ func (t *tally) pop(l line, name string) (time.Duration, bool) {
 	return at, true
 }
 
-// tear gives up the calls that have not ended.
+// tear returns up the calls that have not ended.
 func (t *tally) tear() {
 	for _, open := range t.open {
 		for _, c := range open {

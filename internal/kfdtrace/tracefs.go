@@ -61,7 +61,7 @@ func (d Dir) Write(name, data string) (err error) {
 	return err
 }
 
-// List gives the names in a directory.
+// List returns the names in a directory.
 func (d Dir) List(dir string) ([]string, error) {
 	entries, err := os.ReadDir(d.path(dir))
 	names := make([]string, len(entries))
@@ -74,7 +74,7 @@ func (d Dir) List(dir string) ([]string, error) {
 // Mkdir makes an instance.
 func (d Dir) Mkdir(dir string) error { return os.Mkdir(d.path(dir), 0o750) }
 
-// Remove removes an instance: the kernel lets go of what is in it.
+// Remove removes an instance: the kernel releases what is in it.
 func (d Dir) Remove(dir string) error {
 	if err := syscall.Rmdir(d.path(dir)); err != nil {
 		return &fs.PathError{Op: "rmdir", Path: d.path(dir), Err: err}
@@ -131,7 +131,7 @@ func (p *pipe) ReadSome(b []byte) (int, error) {
 
 func (p *pipe) Close() error { return syscall.Close(p.fd) }
 
-// Find gives the tracefs of this host, by the mounts of this thread.
+// Find returns the tracefs of this host, by the mounts of this thread.
 func Find() (Dir, error) {
 	mounts, err := os.ReadFile("/proc/thread-self/mounts")
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 // connect can do so as any number of processes.
 var subjects = []string{"cgroup", "gpu", "kubelet", "mechanism", "method", "socket", "target"}
 
-// Subject tells whether the field of a key says what a line is about, rather than
+// Subject reports whether the field of a key says what a line is about, rather than
 // how it was this time.
 func Subject(key string) bool { return slices.Contains(subjects, key) }
 
@@ -123,7 +123,7 @@ func Class(class gpreempt.Class) zap.Field { return zap.Stringer("class", class)
 // Config is a key of the config file.
 func Config(key string) zap.Field { return zap.String("key", key) }
 
-// Live tells whether a changed value is in force without a restart.
+// Live reports whether a changed value is in force without a restart.
 func Live(live bool) zap.Field { return zap.Bool("live", live) }
 
 // What is wrong.
@@ -177,10 +177,10 @@ func Lost(lines int64) zap.Field { return zap.Int64("lost", lines) }
 // Comm is the command of a process, as the kernel knows it.
 func Comm(comm string) zap.Field { return zap.String("comm", comm) }
 
-// Suspend tells whether an action is a suspend, rather than a resume.
+// Suspend reports whether an action is a suspend, rather than a resume.
 func Suspend(suspend bool) zap.Field { return zap.Bool("suspend", suspend) }
 
-// WasSuspended tells whether queues of the target were suspended.
+// WasSuspended reports whether queues of the target were suspended.
 func WasSuspended(was bool) zap.Field { return zap.Bool("was_suspended", was) }
 
 // Since is when a pause began.

@@ -20,7 +20,7 @@ type Capability struct {
 	Evidence []Evidence
 }
 
-// Usable tells whether nothing stands in the way. A capability without evidence
+// Usable reports whether nothing stands in the way. A capability without evidence
 // was not looked at, and is not usable.
 func (c Capability) Usable() bool {
 	for _, e := range c.Evidence {
@@ -31,7 +31,7 @@ func (c Capability) Usable() bool {
 	return len(c.Evidence) > 0
 }
 
-// Why gives what stands in the way, or else what speaks for it, in one line.
+// Why returns what stands in the way, or else what speaks for it, in one line.
 func (c Capability) Why() string {
 	usable := c.Usable()
 	var parts []string

@@ -34,7 +34,7 @@ func (e *HardwareError) Error() string {
 	return fmt.Sprintf("GPU %v reported an error: %v", e.GPUs, e.Err)
 }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *HardwareError) Unwrap() error { return e.Err }
 
 // Mechanism is one way to stop and restart processes. Its methods may be called

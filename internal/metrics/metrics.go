@@ -50,7 +50,7 @@ type Target struct {
 	Mechanism string
 }
 
-// New gives a collector that asks for a snapshot at each scrape, from any number of
+// New returns a collector that asks for a snapshot at each scrape, from any number of
 // goroutines.
 func New(snapshot func() Snapshot) prometheus.Collector { return collector(snapshot) }
 
@@ -122,7 +122,7 @@ var (
 	openingCauses = []scheduler.Cause{scheduler.CauseAlarm, scheduler.CauseStuck, scheduler.CauseHardware}
 )
 
-// keys gives those of a map and the ones that are always there.
+// keys returns those of a map and the ones that are always there.
 func keys[K comparable](always []K, counted map[K]uint64) map[K]uint64 {
 	all := make(map[K]uint64, len(always))
 	for _, k := range always {
@@ -152,7 +152,7 @@ func (o output) preemptions(t *events.Totals, mechanisms []string) {
 	o.value(shadow, float64(t.ShadowSuspends))
 }
 
-// named gives the name of a mechanism, and a word for none.
+// named returns the name of a mechanism, and a word for none.
 func named(mechanism string) string {
 	if mechanism == "" {
 		return "none"

@@ -74,7 +74,7 @@ func (p Peer) Principal() string { return fmt.Sprintf("certificate %q", p.Names)
 // String names the peer for people.
 func (p Peer) String() string { return fmt.Sprintf("certificate %.128q", p.Name()) }
 
-// Listen gives a listener on a TCP address whose connections are all *Conn, to be
+// Listen returns a listener on a TCP address whose connections are all *Conn, to be
 // served with Credentials. Accept makes no call that a client can keep waiting: the
 // handshake comes later. Beyond a bound of connections without one, more are closed
 // and refused, which must not block, is told.
@@ -213,7 +213,7 @@ type AuthInfo struct {
 // AuthType names the protocol.
 func (AuthInfo) AuthType() string { return protocol }
 
-// Credentials gives server credentials for connections of Listen; any other
+// Credentials returns server credentials for connections of Listen; any other
 // connection fails the handshake.
 func Credentials() credentials.TransportCredentials { return transport{} }
 

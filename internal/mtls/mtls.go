@@ -77,7 +77,7 @@ func (k *Keeper) Load(f Files) error {
 	return nil
 }
 
-// replace puts new certificates in force and gives the connections they do not
+// replace puts new certificates in force and returns the connections they do not
 // let in.
 func (k *Keeper) replace(config *tls.Config, clients *x509.CertPool, ca []byte) (foreign []*Conn) {
 	k.mu.Lock()
@@ -95,7 +95,7 @@ func (k *Keeper) replace(config *tls.Config, clients *x509.CertPool, ca []byte) 
 	return foreign
 }
 
-// inForce gives what a new connection is judged by.
+// inForce returns what a new connection is judged by.
 func (k *Keeper) inForce() *tls.Config {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -111,7 +111,7 @@ func (d *door) dial(c *tls.Config) *tls.Conn {
 	return tls.Client(raw, c)
 }
 
-// enter gives the server's end of a connection that must be let in, and the
+// enter returns the server's end of a connection that must be let in, and the
 // client's.
 func (d *door) enter(c *tls.Config) (server *Conn, client *tls.Conn) {
 	d.t.Helper()
@@ -140,7 +140,7 @@ func (d *door) awaitEnd(c *Conn, why string) {
 	}
 }
 
-// awaitRefusal gives why a connection was refused.
+// awaitRefusal returns why a connection was refused.
 func (d *door) awaitRefusal() error {
 	d.t.Helper()
 	select {

@@ -89,7 +89,7 @@ func readFile(root fs.FS, path string) ([]byte, error) {
 	return text, err
 }
 
-// digest takes in what a reading gave, and tells how long to wait for the next.
+// digest takes in what a reading gave, and describes how long to wait for the next.
 func (o *Observer) digest(d dump) time.Duration {
 	o.reading = false
 	every := o.cfg.Intervals().MQDs
@@ -134,7 +134,7 @@ func (o *Observer) digest(d dump) time.Duration {
 	return pause
 }
 
-// bornSince tells whether a process has queues that may be younger than a dump: then
+// bornSince reports whether a process has queues that may be younger than a dump: then
 // it may be of an earlier process or queue, and the next one is waited for.
 func (o *Observer) bornSince(key gpreempt.ProcessKey, began time.Time) bool {
 	return slices.ContainsFunc(o.cfg.Inventory.QueuesOf(key), func(q inventory.QueueEntry) bool { return !q.FirstSeen.Before(began) })

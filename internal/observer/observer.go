@@ -27,7 +27,7 @@ type Config struct {
 	FS   *discovery.FS
 	// Inventory is written by this Observer alone.
 	Inventory *inventory.Inventory
-	// Intervals gives those in force.
+	// Intervals returns those in force.
 	Intervals func() Intervals
 	// Before is called before each scan, to look for GPUs that come late.
 	Before func()
@@ -35,7 +35,7 @@ type Config struct {
 	Scanned func(inventory.Diff)
 	// Told hears of a process whose queues' facts changed otherwise.
 	Told func(discovery.Proc)
-	// Snapshot gives the queues of a process by id as the driver's debug interface
+	// Snapshot returns the queues of a process by id as the driver's debug interface
 	// tells them; nil, or an answer of nil: it does not.
 	Snapshot func(gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo
 	// Busy tells that the driver's locks of a process are needed for something more
@@ -121,7 +121,7 @@ type Observer struct {
 	sources map[string]*Source
 }
 
-// New gives an Observer. It reads nothing before Scan or Run.
+// New returns an Observer. It reads nothing before Scan or Run.
 func New(cfg Config) *Observer {
 	o := &Observer{
 		cfg: cfg, look: make(chan struct{}, 1), dumps: make(chan dump, 1),
@@ -145,7 +145,7 @@ func New(cfg Config) *Observer {
 // order is that of cost, the cheapest first.
 var order = []string{events, sysfs, smi, mqds, hqds}
 
-// Sources tells how the sources do, the cheapest first.
+// Sources describes how the sources do, the cheapest first.
 func (o *Observer) Sources() []Source {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -254,7 +254,7 @@ func (o *Observer) processesChanged() bool {
 	return err == nil && changed
 }
 
-// Scan reads the processes and queues there are, and tells how long to wait for
+// Scan reads the processes and queues there are, and describes how long to wait for
 // the next time, and whether queues or processes came or went. It is called by the
 // goroutine of Run, or before that.
 func (o *Observer) Scan() (pause time.Duration, changed bool) {
@@ -307,7 +307,7 @@ func scanWarnings(s discovery.Snapshot) []gpreempt.Warning {
 	return []gpreempt.Warning{gpreempt.WarnScanIncomplete.Warn(strings.Join(s.Warnings, "; "))}
 }
 
-// gfxOf gives the gfx_target_version of a GPU, 0 when it is not known.
+// gfxOf returns the gfx_target_version of a GPU, 0 when it is not known.
 func (o *Observer) gfxOf(id gpreempt.GPUID) uint32 {
 	for _, gpu := range o.cfg.Inventory.GPUs() {
 		if gpu.ID == id {
@@ -319,7 +319,7 @@ func (o *Observer) gfxOf(id gpreempt.GPUID) uint32 {
 
 // describe finds out what sysfs does not tell of the queues of a process, from its
 // snapshot and its dumps, of which nil means that none were read now: then what an
-// earlier one told stands. It tells whether that changed anything.
+// earlier one told stands. It reports whether that changed anything.
 func (o *Observer) describe(proc discovery.Proc, dumps []debugfs.MQD) bool {
 	var snapshot map[uint32]gpreempt.QueueInfo
 	if o.cfg.Snapshot != nil {

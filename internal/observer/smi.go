@@ -32,7 +32,7 @@ type smiReader struct {
 	recent map[gpreempt.GPUID]time.Time
 }
 
-// MemoryEvictions gives how often the driver took the queues of a process off a GPU
+// MemoryEvictions returns how often the driver took the queues of a process off a GPU
 // because another one needed the memory, since the Observer runs: at least, as the
 // driver drops events that nobody fetches in time. False when it does not tell.
 func (o *Observer) MemoryEvictions(gpu gpreempt.GPUID) (uint64, bool) {

@@ -58,7 +58,7 @@ type Config struct {
 	Events   EventLog
 	// Now is the scheduler's clock.
 	Now func() scheduler.Time
-	// LeaseID gives the API's name of a lease.
+	// LeaseID returns the API's name of a lease.
 	LeaseID func(scheduler.LeaseID) string
 	// Version is the daemon's, and Backend what stands for the hardware.
 	Version, Backend string
@@ -104,7 +104,7 @@ type leaseTrace struct {
 	zero     time.Time       // the wall clock at 0 of the scheduler's
 }
 
-// New gives an exporter that is yet to run. It connects to nobody.
+// New returns an exporter that is yet to run. It connects to nobody.
 func New(ctx context.Context, cfg Config) (*Exporter, error) {
 	exporter, err := otlptracegrpc.New(ctx, append(endpoint(cfg.Endpoint), otlptracegrpc.WithTimeout(exportTime),
 		otlptracegrpc.WithRetry(otlptracegrpc.RetryConfig{
@@ -177,7 +177,7 @@ func (e *Exporter) Run(ctx context.Context) {
 	_ = e.exporter.Shutdown(last)
 }
 
-// take makes spans of all that is in the event log after a revision, and gives the last.
+// take makes spans of all that is in the event log after a revision, and returns the last.
 func (e *Exporter) take(ctx context.Context, after uint64) uint64 {
 	var entries []events.Entry
 	for {
@@ -256,7 +256,7 @@ func (e *Exporter) begin(a announced, zero time.Time) {
 	e.next = (e.next + 1) % len(e.order)
 }
 
-// add makes a span of a lease one of its trace, and tells whether the lease is known.
+// add makes a span of a lease one of its trace, and reports whether the lease is known.
 func (e *Exporter) add(s spans.Span) bool {
 	switch s.Kind {
 	case spans.Announce, spans.Quiescing, spans.Online, spans.Suspending, spans.Resuming:

@@ -236,7 +236,7 @@ func TestCallerDecidesWhatIsSampled(t *testing.T) {
 	}
 }
 
-// next gives what Lost was told next.
+// next returns what Lost was told next.
 func (h *host) next(t *testing.T) error {
 	t.Helper()
 	select {

@@ -22,7 +22,7 @@ type AuthInfo struct {
 // AuthType names the protocol.
 func (AuthInfo) AuthType() string { return protocol }
 
-// Credentials gives server credentials for connections of NewListener; any
+// Credentials returns server credentials for connections of NewListener; any
 // other connection fails the handshake. There is no handshake on the wire: the
 // kernel has proved the peer already, and nobody else can read or write a unix
 // socket, which is why its security level counts as privacy and integrity.

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peerGroups gives the supplementary groups of the socket's peer, as they were
+// peerGroups returns the supplementary groups of the socket's peer, as they were
 // when it connected. x/sys has no call for a socket option of variable length.
 func peerGroups(fd int) ([]uint32, error) {
 	groups := make([]uint32, 32)

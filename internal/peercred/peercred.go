@@ -40,7 +40,7 @@ type Peer struct {
 	Start uint64
 }
 
-// Process gives the name of the process as the rest of the daemon uses it.
+// Process returns the name of the process as the rest of the daemon uses it.
 func (p Peer) Process() gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: p.PID, Start: p.Start} }
 
 // Principal names what the process acts for: two processes with the same belong to
@@ -68,7 +68,7 @@ func AtMost(n int) Option { return func(l *listener) { l.most = int64(n) } }
 // called by Accept, so it must not block.
 func Admit(may func(uid uint32) error) Option { return func(l *listener) { l.may = may } }
 
-// NewListener gives a listener whose connections are all *Conn. A connection
+// NewListener returns a listener whose connections are all *Conn. A connection
 // whose peer cannot be identified is closed and Accept goes on to the next.
 // Accept makes no call that a peer can keep waiting. Closing the listener
 // closes l and leaves the accepted connections alone.
@@ -175,7 +175,7 @@ func (l *listener) lookup(socket int) (p Peer, pidfd int, err error) {
 	return p, pidfd, nil
 }
 
-// openPeer gives a pidfd of the process that connected, and its start time.
+// openPeer returns a pidfd of the process that connected, and its start time.
 func openPeer(socket int, pid int32) (pidfd int, start uint64, err error) {
 	pidfd, err = unix.GetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_PEERPIDFD)
 	switch {
@@ -280,7 +280,7 @@ func (c *Conn) Close() error {
 	return c.end(c.Exiting())
 }
 
-// Exiting tells whether the process has exited or is about to. It is true from
+// Exiting reports whether the process has exited or is about to. It is true from
 // the moment a dying process begins to lose its sockets, which is before Done.
 func (c *Conn) Exiting() bool { return c.dead() || c.leaving() }
 
@@ -302,7 +302,7 @@ func (c *Conn) watch(exit syscall.RawConn) {
 	}
 }
 
-// readable tells whether the process of a pidfd has exited; that is what makes
+// readable reports whether the process of a pidfd has exited; that is what makes
 // a pidfd readable, reaped or not.
 func readable(pidfd uintptr) bool {
 	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
@@ -314,7 +314,7 @@ func readable(pidfd uintptr) bool {
 	}
 }
 
-// dead tells whether the process has exited.
+// dead reports whether the process has exited.
 func (c *Conn) dead() (dead bool) {
 	raw, err := c.pidfd.SyscallConn()
 	if err != nil {
@@ -324,7 +324,7 @@ func (c *Conn) dead() (dead bool) {
 	return dead
 }
 
-// leaving tells whether the process is exiting. A dying process loses its
+// leaving reports whether the process is exiting. A dying process loses its
 // sockets before its pidfd becomes readable, by as long as the rest of its files
 // take, so the end of the connection is seen first.
 func (c *Conn) leaving() bool {
@@ -335,7 +335,7 @@ func (c *Conn) leaving() bool {
 	return stat.Start != c.peer.Start || stat.Flags&discovery.FlagExiting != 0
 }
 
-// FromContext gives the connection a gRPC call came by; false when it did not
+// FromContext returns the connection a gRPC call came by; false when it did not
 // come by a connection of this package.
 func FromContext(ctx context.Context) (*Conn, bool) {
 	p, ok := peer.FromContext(ctx)

@@ -20,7 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// listen gives a listener and the path to reach it by.
+// listen returns a listener and the path to reach it by.
 func listen(t *testing.T, opts ...Option) (*listener, string) {
 	t.Helper()
 	path := filepath.Join(testutil.TempSocketDir(t), "s")

@@ -142,7 +142,7 @@ func (c *child) order(t *testing.T) {
 	}
 }
 
-// line gives what the child, or a child of its own, says next.
+// line returns what the child, or a child of its own, says next.
 func (c *child) line(t *testing.T) string {
 	t.Helper()
 	s, err := c.lines.ReadString('\n')

@@ -15,7 +15,7 @@ type Origin struct {
 	Exe, Cgroup string
 }
 
-// Origin tells where the process comes from now; false when it has exited. It asks
+// Origin reports where the process comes from now; false when it has exited. It asks
 // anew each time: a process can change both.
 func (c *Conn) Origin() (Origin, bool) {
 	dir := "/proc/" + strconv.Itoa(int(c.peer.PID))

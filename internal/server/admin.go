@@ -192,7 +192,7 @@ func (s *Server) await(ctx context.Context, done func() bool) error {
 			case s.closing.Err() != nil:
 				return errShuttingDown
 			}
-			return nil // the caller tells how far it came
+			return nil // the caller describes how far it came
 		}
 	}
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// verbs gives what the event log says admins did.
+// verbs returns what the event log says admins did.
 func (h *host) verbs(t *testing.T) []string {
 	t.Helper()
 	entries, err := h.events.Read(0, nil)

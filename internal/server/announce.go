@@ -170,7 +170,7 @@ type times struct {
 	arrived, decided, answered scheduler.Time
 }
 
-// stages tells where the time of an answered announcement went.
+// stages reports where the time of an answered announcement went.
 func (t times) stages(a scheduler.Answer) events.Stages {
 	return events.Stages{Decide: t.decided - t.arrived, Reply: t.answered - t.decided - a.Waited}
 }
@@ -243,7 +243,7 @@ func (w *waiter) drain() {
 // spoil keeps a waiter that may yet be answered from being used again.
 func (w *waiter) spoil() { w.reply = nil }
 
-// free gives a waiter back.
+// free returns a waiter back.
 func (w *waiter) free() {
 	if w.reply != nil {
 		waiters.Put(w)

@@ -43,7 +43,7 @@ type scarce struct {
 	held    uint64
 }
 
-// next tells whether this one gets through, and how many were held back since the
+// next reports whether this one gets through, and how many were held back since the
 // last that did.
 func (s *scarce) next() (held uint64, through bool) {
 	s.mu.Lock()
@@ -58,7 +58,7 @@ func (s *scarce) next() (held uint64, through bool) {
 	return s.takeLocked(), true
 }
 
-// rest gives how many were held back and not told of.
+// rest returns how many were held back and not told of.
 func (s *scarce) rest() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

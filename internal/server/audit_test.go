@@ -29,7 +29,7 @@ func startAudited(t *testing.T, opts ...option) (*host, *observer.ObservedLogs) 
 	return startHost(t, append(opts, func(c *Config, _ *scheduler.Limits) { c.Audit = zap.New(core) })...), logs
 }
 
-// line gives a line of the audit log without what differs from run to run.
+// line returns a line of the audit log without what differs from run to run.
 func line(e observer.LoggedEntry) map[string]any {
 	m := e.ContextMap()
 	for _, key := range []string{"start", "exe", "cgroup", "serial", "address", "gid", "error"} {

@@ -21,7 +21,7 @@ import (
 // two of n such clients are taken for one has a chance of n² in 2⁴³.
 const startBits = 42
 
-// clientOf gives the client a peer is.
+// clientOf returns the client a peer is.
 func clientOf(p authz.Peer) scheduler.ClientID {
 	if key := p.Process(); !key.IsZero() {
 		return ClientOf(key)
@@ -30,7 +30,7 @@ func clientOf(p authz.Peer) scheduler.ClientID {
 	return max(1, ClientOf(gpreempt.ProcessKey{Start: binary.BigEndian.Uint64(digest[:])}))
 }
 
-// ClientOf gives the client a process is. It is never 0, the admin's, for a
+// ClientOf returns the client a process is. It is never 0, the admin's, for a
 // process that exists.
 func ClientOf(key gpreempt.ProcessKey) scheduler.ClientID {
 	return scheduler.ClientID(uint64(key.PID)<<startBits | key.Start&(1<<startBits-1))
@@ -128,7 +128,7 @@ func (c *client) answered(id scheduler.LeaseID) {
 	}
 }
 
-// abandon notes that a call went away before its answer, and tells whether the
+// abandon notes that a call went away before its answer, and reports whether the
 // lease should end for it: not when a retry took the lease over.
 func (c *client) abandon(id scheduler.LeaseID, by *holder) bool {
 	c.mu.Lock()
@@ -149,7 +149,7 @@ func (c *client) drop(id scheduler.LeaseID) {
 	delete(c.leases, id)
 }
 
-// release forgets and gives the leases that end with by, which takes no more.
+// release forgets and returns the leases that end with by, which takes no more.
 func (c *client) release(by *holder) []scheduler.LeaseID {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -164,7 +164,7 @@ func (c *client) release(by *holder) []scheduler.LeaseID {
 	return ids
 }
 
-// note gives what is remembered of a lease.
+// note returns what is remembered of a lease.
 func (c *client) note(id scheduler.LeaseID) held {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -56,12 +56,12 @@ func (m moment) at(t scheduler.Time) *timestamppb.Timestamp {
 	return timestamppb.New(m.wall.Add(t - m.scheduler))
 }
 
-// until gives the time left, not below 0.
+// until returns the time left, not below 0.
 func (m moment) until(t scheduler.Time) *durationpb.Duration {
 	return durationpb.New(max(0, t-m.scheduler))
 }
 
-// since gives the time gone by, not below 0.
+// since returns the time gone by, not below 0.
 func (m moment) since(t scheduler.Time) *durationpb.Duration {
 	return durationpb.New(max(0, m.scheduler-t))
 }
@@ -315,7 +315,7 @@ func (s *Server) picture(also func(*scheduler.Core)) picture {
 	return p
 }
 
-// ownerOf gives one process.
+// ownerOf returns one process.
 func (s *Server) ownerOf(proc discovery.Proc) owner {
 	o := owner{proc: proc}
 	o.facts, _ = s.cfg.Directory.Facts(proc.Key)

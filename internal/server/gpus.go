@@ -38,7 +38,7 @@ type gpuCache struct {
 	set      gpuSet
 }
 
-// defaultGPUs gives what an announcement by a process covers that names no GPUs:
+// defaultGPUs returns what an announcement by a process covers that names no GPUs:
 // those on which it has queues, or all.
 func (c *client) defaultGPUs(inv Inventory, key gpreempt.ProcessKey) gpuSet {
 	revision, all := inv.Revision(), inv.GPUs()

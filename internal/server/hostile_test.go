@@ -84,7 +84,7 @@ func (b *boundary) Post(ev scheduler.Event) {
 	b.Scheduler.Post(ev)
 }
 
-// hostile gives values that a client should not send, for a field.
+// hostile returns values that a client should not send, for a field.
 func hostile(f protoreflect.FieldDescriptor) []protoreflect.Value {
 	var values []protoreflect.Value
 	add := func(vs ...any) {
@@ -251,7 +251,7 @@ func TestNoFieldOfARequestGetsThroughUnchecked(t *testing.T) {
 	}
 }
 
-// invalidText tells whether a message holds text that is no UTF-8, which
+// invalidText reports whether a message holds text that is no UTF-8, which
 // protobuf refuses to write.
 func invalidText(m proto.Message) bool {
 	_, err := proto.Marshal(m)

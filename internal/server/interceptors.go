@@ -116,7 +116,7 @@ func (s *stream) receive(m any) error {
 	return err
 }
 
-// allow gives the right a method needs, and whether a caller has it.
+// allow returns the right a method needs, and whether a caller has it.
 func (s *Server) allow(c *connection, method string) (need authz.Rights, err error) {
 	need, known := authz.Need(method)
 	if !known || !s.cfg.Authz().Rights(c.peer).Allows(need) {

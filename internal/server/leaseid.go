@@ -13,10 +13,10 @@ import (
 // lower-case hex digits and a minus.
 func leasePrefix(epoch uint64) string { return fmt.Sprintf("%016x-", epoch) }
 
-// LeaseID gives the API's name of a lease of a run of the daemon, by Config.Epoch.
+// LeaseID returns the API's name of a lease of a run of the daemon, by Config.Epoch.
 func LeaseID(epoch uint64, id scheduler.LeaseID) string { return leaseID(leasePrefix(epoch), id) }
 
-// leaseID gives the API's name of a lease: prefix and decimal number.
+// leaseID returns the API's name of a lease: prefix and decimal number.
 func leaseID(prefix string, id scheduler.LeaseID) string {
 	buf := make([]byte, 0, 40)
 	buf = append(buf, prefix...)

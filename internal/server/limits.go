@@ -35,7 +35,7 @@ func withCaller(ctx context.Context, c *connection) context.Context {
 	return context.WithValue(ctx, callerKey{}, c)
 }
 
-// callerOf gives who called. Every handler of ours runs behind the interceptors,
+// callerOf returns who called. Every handler of ours runs behind the interceptors,
 // so there always is one.
 func callerOf(ctx context.Context) *connection {
 	return ctx.Value(callerKey{}).(*connection)

@@ -22,7 +22,7 @@ type adminService struct {
 	s *Server
 }
 
-// GetStatus gives the state of the daemon.
+// GetStatus returns the state of the daemon.
 func (a adminService) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (*gpreemptv1.GetStatusResponse, error) {
 	s := a.s
 	m := &gpreemptv1.GetStatusResponse{
@@ -58,7 +58,7 @@ func (a adminService) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (
 	return m, nil
 }
 
-// ListGpus gives the GPU nodes.
+// ListGpus returns the GPU nodes.
 func (a adminService) ListGpus(context.Context, *gpreemptv1.ListGpusRequest) (*gpreemptv1.ListGpusResponse, error) {
 	s := a.s
 	infos := map[gpreempt.GPUID]scheduler.GPUInfo{}
@@ -85,7 +85,7 @@ func (a adminService) ListGpus(context.Context, *gpreemptv1.ListGpusRequest) (*g
 	return m, nil
 }
 
-// ListTargets gives the processes that own queues.
+// ListTargets returns the processes that own queues.
 func (a adminService) ListTargets(ctx context.Context, req *gpreemptv1.ListTargetsRequest) (*gpreemptv1.ListTargetsResponse, error) {
 	p := a.s.picture(nil)
 	m := &gpreemptv1.ListTargetsResponse{}
@@ -103,7 +103,7 @@ func (a adminService) ListTargets(ctx context.Context, req *gpreemptv1.ListTarge
 	return m, nil
 }
 
-// ListQueues gives the queues, with the revision to watch from.
+// ListQueues returns the queues, with the revision to watch from.
 func (a adminService) ListQueues(ctx context.Context, req *gpreemptv1.ListQueuesRequest) (*gpreemptv1.ListQueuesResponse, error) {
 	var only gpreempt.ProcessKey
 	if req.GetTargetId() != "" {
@@ -171,7 +171,7 @@ func classMatches(want gpreemptv1.Class, o *owner) bool {
 	return want == gpreemptv1.Class_CLASS_UNSPECIFIED || o != nil && classMessage(o.class()) == want
 }
 
-// ListLeases gives the live leases, oldest first.
+// ListLeases returns the live leases, oldest first.
 func (a adminService) ListLeases(context.Context, *gpreemptv1.ListLeasesRequest) (*gpreemptv1.ListLeasesResponse, error) {
 	var leases []scheduler.LeaseInfo
 	a.s.cfg.Scheduler.View(func(c *scheduler.Core) { leases = c.Leases() })
@@ -183,7 +183,7 @@ func (a adminService) ListLeases(context.Context, *gpreemptv1.ListLeasesRequest)
 	return m, nil
 }
 
-// ExplainTarget tells why a target is, or is not, suspended.
+// ExplainTarget reports why a target is, or is not, suspended.
 func (a adminService) ExplainTarget(ctx context.Context, req *gpreemptv1.ExplainTargetRequest) (*gpreemptv1.ExplainTargetResponse, error) {
 	s := a.s
 	proc, err := s.resolve(req.GetTargetId())
@@ -232,12 +232,12 @@ func (a adminService) ExplainTarget(ctx context.Context, req *gpreemptv1.Explain
 	return m, nil
 }
 
-// GetStatistics gives counters and latencies.
+// GetStatistics returns counters and latencies.
 func (a adminService) GetStatistics(context.Context, *gpreemptv1.GetStatisticsRequest) (*gpreemptv1.GetStatisticsResponse, error) {
 	return &gpreemptv1.GetStatisticsResponse{Statistics: statisticsMessage(a.s.cfg.Events.Stats(), a.s.cfg.Directory.RuleCounts())}, nil
 }
 
-// Diagnose tells whether and how gpreempt can work on this host.
+// Diagnose reports whether and how gpreempt can work on this host.
 func (a adminService) Diagnose(ctx context.Context, _ *gpreemptv1.DiagnoseRequest) (*gpreemptv1.DiagnoseResponse, error) {
 	report := a.s.cfg.Diagnose(ctx)
 	if ctx.Err() != nil { // it may have left out what it had no time for

@@ -112,7 +112,7 @@ func (h *host) startChild(t *testing.T) *child {
 	return c
 }
 
-// do sends a line and gives the answer.
+// do sends a line and returns the answer.
 func (c *child) do(t *testing.T, line string) string {
 	t.Helper()
 	if _, err := fmt.Fprintln(c.in, line); err != nil {
@@ -434,7 +434,7 @@ func (h *host) admin(tb testing.TB) gpreemptv1.AdminServiceClient {
 	return gpreemptv1.NewAdminServiceClient(h.dial(tb))
 }
 
-// anyConnection gives a connection the server has.
+// anyConnection returns a connection the server has.
 func (h *host) anyConnection() *connection {
 	cs := h.server.clients
 	cs.mu.Lock()
@@ -445,7 +445,7 @@ func (h *host) anyConnection() *connection {
 	return nil
 }
 
-// leases gives the live leases.
+// leases returns the live leases.
 func (h *host) leases() (infos []scheduler.LeaseInfo) {
 	h.runner.View(func(c *scheduler.Core) { infos = c.Leases() })
 	return infos
@@ -481,7 +481,7 @@ func (h *host) ended(tb testing.TB, lease string) (end scheduler.LeaseEnd) {
 	return end
 }
 
-// reason gives the reason of an error that came over gRPC.
+// reason returns the reason of an error that came over gRPC.
 func reason(err error) gpreempt.Reason { return gpreempt.ReasonOf(errgrpc.FromStatus(err)) }
 
 // want fails the test unless err has code and reason.

@@ -100,7 +100,7 @@ func (m *meter) debt(now time.Time) time.Duration {
 	return max(0, m.bytes.Sub(now))
 }
 
-// full tells whether nothing would be lost with the meter.
+// full reports whether nothing would be lost with the meter.
 func (m *meter) full(now time.Time, a allowance) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -40,7 +40,7 @@ func (o onlineService) Complete(ctx context.Context, req *gpreemptv1.CompleteReq
 	return o.s.complete(callerOf(ctx).client, req)
 }
 
-// Renew gives a lease a new time to live.
+// Renew returns a lease a new time to live.
 func (o onlineService) Renew(ctx context.Context, req *gpreemptv1.RenewRequest) (*gpreemptv1.RenewResponse, error) {
 	return o.s.renew(callerOf(ctx).client, req, newPolicyReader())
 }

@@ -35,7 +35,7 @@ type link interface {
 	Exiting() bool
 }
 
-// linkIn gives the connection a handshake was about; nil when nothing was proved.
+// linkIn returns the connection a handshake was about; nil when nothing was proved.
 func linkIn(info credentials.AuthInfo) link {
 	switch info := info.(type) {
 	case peercred.AuthInfo:
@@ -46,7 +46,7 @@ func linkIn(info credentials.AuthInfo) link {
 	return nil
 }
 
-// peerOf gives who is at the other end of a connection.
+// peerOf returns who is at the other end of a connection.
 func peerOf(l link) authz.Peer {
 	switch l := l.(type) {
 	case *peercred.Conn:
@@ -57,7 +57,7 @@ func peerOf(l link) authz.Peer {
 	return nil
 }
 
-// linkOf gives the connection a call came by; nil when nothing was proved.
+// linkOf returns the connection a call came by; nil when nothing was proved.
 func linkOf(ctx context.Context) link {
 	if p, ok := peer.FromContext(ctx); ok {
 		return linkIn(p.AuthInfo)
@@ -124,7 +124,7 @@ func setHolder(m *gpreemptv1.Lease, p authz.Peer) {
 	}
 }
 
-// fields gives what the log says of whoever is at the other end of a connection.
+// fields returns what the log says of whoever is at the other end of a connection.
 func (c *connection) fields() []zap.Field {
 	switch p := c.peer.(type) {
 	case peercred.Peer:

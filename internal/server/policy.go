@@ -15,7 +15,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// policyMessage gives the API's form of a policy.
+// policyMessage returns the API's form of a policy.
 func policyMessage(p scheduler.Policy) *gpreemptv1.Policy {
 	return &gpreemptv1.Policy{
 		Preset: p.Preset, SuspendWhen: gpreemptv1.SuspendWhen(p.SuspendWhen), Linger: gpreemptv1.Linger(p.Linger),
@@ -25,7 +25,7 @@ func policyMessage(p scheduler.Policy) *gpreemptv1.Policy {
 	}
 }
 
-// mergePolicy gives the policy a request asks for, when base is in force. The
+// mergePolicy returns the policy a request asks for, when base is in force. The
 // name in the request's policy is not a knob: the knobs decide what they are
 // called. The error is INVALID_POLICY and names the knob.
 func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (scheduler.Policy, error) {
@@ -123,7 +123,7 @@ func (s *Server) policy() (p scheduler.Policy) {
 	return p
 }
 
-// GetPolicy gives the policy in force.
+// GetPolicy returns the policy in force.
 func (a adminService) GetPolicy(context.Context, *gpreemptv1.GetPolicyRequest) (*gpreemptv1.GetPolicyResponse, error) {
 	return &gpreemptv1.GetPolicyResponse{Policy: policyMessage(a.s.policy()), Presets: scheduler.PresetNames()}, nil
 }

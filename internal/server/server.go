@@ -109,7 +109,7 @@ type Inventory interface {
 // Directory knows what rules and admins say of the living processes. Its methods
 // are safe for concurrent use.
 type Directory interface {
-	// Facts tells what is known of a process beside its queues; false when it is
+	// Facts reports what is known of a process beside its queues; false when it is
 	// not known.
 	Facts(key gpreempt.ProcessKey) (Facts, bool)
 	// Override puts decision above the rules for ttl, or until the process exits
@@ -119,11 +119,11 @@ type Directory interface {
 	// Explain goes through what could classify a process, in order; nil when it is
 	// not known.
 	Explain(key gpreempt.ProcessKey) []classify.Step
-	// RuleCounts tells how often each rule matched, in their order, the tags last.
+	// RuleCounts describes how often each rule matched, in their order, the tags last.
 	RuleCounts() []RuleCount
 }
 
-// RuleCount tells how often a rule matched.
+// RuleCount describes how often a rule matched.
 type RuleCount struct {
 	// Rule is its name, and Class what it gives; "tag" gives what it says.
 	Rule  string
@@ -182,9 +182,9 @@ type Config struct {
 	Backlogs func(ctx context.Context, key gpreempt.ProcessKey, queues []inventory.QueueEntry) []backlog.Backlog
 	// BootID is the boot id of the host.
 	BootID string
-	// Authz gives the policy in force; it is asked on every call.
+	// Authz returns the policy in force; it is asked on every call.
 	Authz func() authz.Policy
-	// Limits gives the limits in force; it is asked on every call.
+	// Limits returns the limits in force; it is asked on every call.
 	Limits func() Limits
 	// MaxMessageBytes bounds a request. gRPC itself refuses more, as
 	// RESOURCE_EXHAUSTED: that one refusal carries no ErrorInfo, and clients know it
@@ -203,7 +203,7 @@ type Config struct {
 	Backend string
 	// Diagnose looks at the host.
 	Diagnose func(context.Context) *doctor.Report
-	// Warnings gives what GetStatus shows; nil: nothing.
+	// Warnings returns what GetStatus shows; nil: nothing.
 	Warnings func() []gpreempt.Warning
 	// Traced takes note of an announcement whose call has ctx, for traces; nil: there
 	// are none. It must not block.
@@ -236,7 +236,7 @@ type Server struct {
 	policyMu sync.Mutex // held through SetPolicy: it reads, changes and writes
 }
 
-// New gives a server that is not yet serving, and reports itself NOT_SERVING.
+// New returns a server that is not yet serving, and reports itself NOT_SERVING.
 func New(cfg Config) *Server {
 	if cfg.Warnings == nil {
 		cfg.Warnings = func() []gpreempt.Warning { return nil }
@@ -330,7 +330,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 	s.clients.wait()
 }
 
-// Clients gives the clients that are connected now, in ascending order.
+// Clients returns the clients that are connected now, in ascending order.
 func (s *Server) Clients() []scheduler.ClientID {
 	ids := s.clients.ids()
 	slices.Sort(ids)

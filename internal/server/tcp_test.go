@@ -61,7 +61,7 @@ func (h *host) openTCP(t *testing.T) *remote {
 	return r
 }
 
-// dial gives a client with a certificate of its own.
+// dial returns a client with a certificate of its own.
 func (r *remote) dial(change ...func(*x509.Certificate)) *sdk.Client {
 	r.t.Helper()
 	cert, key := r.ca.Issue(change...)

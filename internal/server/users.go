@@ -21,7 +21,7 @@ type user struct {
 	calls int        // in flight, without streams
 }
 
-// MayConnect tells whether a user may have one more connection. It is what
+// MayConnect reports whether a user may have one more connection. It is what
 // peercred.Admit asks: a flood of connections is to cost little.
 func (s *Server) MayConnect(uid uint32) error {
 	cs := s.clients
@@ -34,7 +34,7 @@ func (s *Server) MayConnect(uid uint32) error {
 	return err
 }
 
-// mayConnect gives the user who wants to connect, or why it may not. A user without
+// mayConnect returns the user who wants to connect, or why it may not. A user without
 // connections is forgotten when its account is even, and not before: who connects
 // anew gets nothing new. The caller holds mu.
 func (cs *clients) mayConnect(name string) (*user, error) {

@@ -129,7 +129,7 @@ func TestWatchEvents(t *testing.T) {
 	h.runner.Post(scheduler.Drain{On: true})
 	h.runner.Post(scheduler.Drain{On: false})
 	last := h.events.Revision()
-	// read gives the revisions of a stream that ends by itself.
+	// read returns the revisions of a stream that ends by itself.
 	read := func(req *gpreemptv1.WatchEventsRequest) (revisions []uint64) {
 		t.Helper()
 		req.NoFollow = true

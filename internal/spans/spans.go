@@ -127,7 +127,7 @@ func (b *Builder) Open(now scheduler.Time, dst []Span) []Span {
 	return dst
 }
 
-// begin gives a span that begins now, or before the first record.
+// begin returns a span that begins now, or before the first record.
 func (b *Builder) begin(s Span, clipped bool) Span {
 	b.seq++
 	s.Seq, s.Begin, s.Clipped = b.seq, b.now, clipped
@@ -137,7 +137,7 @@ func (b *Builder) begin(s Span, clipped bool) Span {
 	return s
 }
 
-// end gives s, ended.
+// end returns s, ended.
 func (b *Builder) end(s Span, why string) Span {
 	s.End, s.Ended = b.now, why
 	return s

@@ -28,7 +28,7 @@ type Authority struct {
 	next int64
 }
 
-// NewAuthority gives an authority of its own.
+// NewAuthority returns an authority of its own.
 func NewAuthority(tb testing.TB, name string) *Authority {
 	tb.Helper()
 	a := &Authority{tb: tb, next: 2}
@@ -41,7 +41,7 @@ func NewAuthority(tb testing.TB, name string) *Authority {
 	return a
 }
 
-// Issue gives the files of a certificate and its key: for a client, from an hour
+// Issue returns the files of a certificate and its key: for a client, from an hour
 // ago until in an hour, without a name, unless change says otherwise.
 func (a *Authority) Issue(change ...func(*x509.Certificate)) (cert, key string) {
 	a.tb.Helper()
@@ -69,12 +69,12 @@ func ForServer(c *x509.Certificate) {
 	c.DNSNames = []string{"localhost"}
 }
 
-// Named gives a certificate names as the config file has them, but without "dns:".
+// Named returns a certificate names as the config file has them, but without "dns:".
 func Named(dns ...string) func(*x509.Certificate) {
 	return func(c *x509.Certificate) { c.DNSNames = dns }
 }
 
-// WithURI gives a certificate a URI.
+// WithURI returns a certificate a URI.
 func WithURI(text string) func(*x509.Certificate) {
 	return func(c *x509.Certificate) {
 		if u, err := url.Parse(text); err == nil {

@@ -55,7 +55,7 @@ func verifyMain(m goleak.TestingM, stderr io.Writer) int {
 	return 0
 }
 
-// openFDs gives what each open descriptor of this process leads to.
+// openFDs returns what each open descriptor of this process leads to.
 func openFDs() (map[int]string, error) {
 	entries, err := os.ReadDir(fdDir)
 	if err != nil {
@@ -76,7 +76,7 @@ func openFDs() (map[int]string, error) {
 	return fds, nil
 }
 
-// leakedFDs gives a line for each descriptor that is new in after. The runtime
+// leakedFDs returns a line for each descriptor that is new in after. The runtime
 // opens one epoll and one eventfd when it first polls, and keeps them: one of
 // each is not a leak.
 func leakedFDs(before, after map[int]string) []string {

@@ -10,7 +10,7 @@ import (
 // socket's address, which holds 108 bytes with its final zero.
 const maxSocketDir = 80
 
-// TempSocketDir gives a new directory whose path is at most 80 bytes long, and
+// TempSocketDir returns a new directory whose path is at most 80 bytes long, and
 // removes it when the test ends. t.TempDir is no good for sockets: its path
 // holds the name of the test, and a socket's path may have 107 bytes in all.
 func TempSocketDir(tb testing.TB) string {
@@ -32,7 +32,7 @@ func TempSocketDir(tb testing.TB) string {
 	return dir
 }
 
-// FreeAddress gives an address of the loopback that nobody listened on a moment ago, for
+// FreeAddress returns an address of the loopback that nobody listened on a moment ago, for
 // servers that take no listener.
 func FreeAddress(tb testing.TB) string {
 	tb.Helper()

@@ -22,12 +22,12 @@ type DeniedError struct {
 	Why, Next string
 }
 
-// Error gives the process, the reason and the remedy.
+// Error returns the process, the reason and the remedy.
 func (e *DeniedError) Error() string {
 	return fmt.Sprintf("process %d cannot be traced: %s: %s", e.PID, e.Why, e.Next)
 }
 
-// Unwrap gives the kernel's word for it.
+// Unwrap returns the kernel's word for it.
 func (e *DeniedError) Unwrap() error { return unix.EPERM }
 
 // noTracing is Yama's scope in which nobody may trace.
@@ -87,7 +87,7 @@ func (t *Thread) inquire() (facts, error) {
 	return f, nil
 }
 
-// explain gives the first reason that is enough by itself.
+// explain returns the first reason that is enough by itself.
 func (f facts) explain(pid int32) *DeniedError {
 	e := &DeniedError{PID: pid}
 	switch {

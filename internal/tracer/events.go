@@ -33,7 +33,7 @@ func (t *Thread) seize() error {
 	}
 }
 
-// verify gives ErrGone when the process meant has ended or the pid is another's.
+// verify returns ErrGone when the process meant has ended or the pid is another's.
 func (t *Thread) verify() error {
 	stat, err := readStat(t.pid)
 	switch {
@@ -45,7 +45,7 @@ func (t *Thread) verify() error {
 	return nil
 }
 
-// handOn sends a stop of the target, if there is one, on its way, and tells whether
+// handOn sends a stop of the target, if there is one, on its way, and reports whether
 // the target is still traced. The next stop gives a SIGCHLD of its own.
 func (t *Thread) handOn() bool {
 	switch e := waitFor(t.pid); e.what {

@@ -39,7 +39,7 @@ func procPath(pid int32, file string) string {
 	return "/proc/" + strconv.Itoa(int(pid)) + "/" + file
 }
 
-// isGone tells whether reading a file of /proc/PID failed because the process ended.
+// isGone reports whether reading a file of /proc/PID failed because the process ended.
 func isGone(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
 }

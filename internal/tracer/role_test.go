@@ -24,7 +24,7 @@ import (
 // role, and nothing a process inherits, so that no process plays one by accident.
 const (
 	roleTarget   = "play-target"   // the traced program
-	roleParent   = "play-parent"   // starts a target and tells what wait tells a parent
+	roleParent   = "play-parent"   // starts a target and reports what wait tells a parent
 	roleOrphaner = "play-orphaner" // the same, with the target in a session of its own
 	roleChild    = "play-child"    // what a target forks
 	roleTracer   = "play-tracer"   // attaches, as the daemon does
@@ -50,7 +50,7 @@ func generation() int {
 	return n
 }
 
-// as gives what to start /proc/self/exe with to play a role.
+// as returns what to start /proc/self/exe with to play a role.
 func as(role string) (argv, env []string) {
 	env = slices.DeleteFunc(os.Environ(), func(entry string) bool { return strings.HasPrefix(entry, generationEnv+"=") })
 	// A program built with -race sleeps for a second before it exits, unless told.

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// soakEnv gives the duration of TestSoak, which is a few seconds without.
+// soakEnv returns the duration of TestSoak, which is a few seconds without.
 const soakEnv = "GPREEMPT_SOAK"
 
 // soak is what the storms and the cycles on all targets come to.

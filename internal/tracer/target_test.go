@@ -60,7 +60,7 @@ func newPipe(tb testing.TB) (read, write *os.File) {
 	return read, write
 }
 
-// command gives this binary in a role, with pipes to it.
+// command returns this binary in a role, with pipes to it.
 func command(tb testing.TB, role string) (cmd *exec.Cmd, in *os.File, out lines) {
 	tb.Helper()
 	cmd = exec.CommandContext(tb.Context(), "/proc/self/exe")
@@ -137,7 +137,7 @@ func startOf(tb testing.TB, pid int32) uint64 {
 	return stat.Start
 }
 
-// tell gives the target a command.
+// tell returns the target a command.
 func (x *target) tell(format string, arguments ...any) {
 	x.tb.Helper()
 	if _, err := fmt.Fprintf(x.in, format+"\n", arguments...); err != nil {
@@ -145,7 +145,7 @@ func (x *target) tell(format string, arguments ...any) {
 	}
 }
 
-// ask gives the target a command and takes the answer.
+// ask returns the target a command and takes the answer.
 func (x *target) ask(format string, arguments ...any) string {
 	x.tb.Helper()
 	x.tell(format, arguments...)
@@ -183,7 +183,7 @@ func (x *target) attach() *Thread {
 	return thread
 }
 
-// tracer gives the thread that traces the target's main thread, 0 for none.
+// tracer returns the thread that traces the target's main thread, 0 for none.
 func (x *target) tracer() int32 {
 	x.tb.Helper()
 	status, err := readStatus(procPath(x.pid, "status"))
@@ -219,7 +219,7 @@ func (x *target) count(number unix.Signal) {
 	x.ask("count %d", number)
 }
 
-// counted gives how many signals of a number came, and the sum of their values.
+// counted returns how many signals of a number came, and the sum of their values.
 func (x *target) counted(number unix.Signal) (count, sum int64) {
 	x.tb.Helper()
 	answer := x.ask("counted %d", number)

@@ -42,7 +42,7 @@ func TestRolesDoNotMultiply(t *testing.T) {
 	}
 }
 
-// threadID gives the OS thread closures run on.
+// threadID returns the OS thread closures run on.
 func threadID(tb testing.TB, thread *Thread) int32 {
 	tb.Helper()
 	var tid int
@@ -265,7 +265,7 @@ func TestTargetGoesOnWhenTheThreadEnds(t *testing.T) {
 	}
 }
 
-// noticed is a context that tells when somebody begins to wait for its end.
+// noticed is a context that reports when somebody begins to wait for its end.
 type noticed struct {
 	context.Context
 	once    sync.Once

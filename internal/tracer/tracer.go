@@ -142,7 +142,7 @@ func (t *Thread) Detach(ctx context.Context) error {
 // Done is closed when the target is no longer traced, for whatever reason.
 func (t *Thread) Done() <-chan struct{} { return t.done }
 
-// Gone tells whether the target has ended, as far as the thread has seen; once Done
+// Gone reports whether the target has ended, as far as the thread has seen; once Done
 // is closed the answer no longer changes.
 func (t *Thread) Gone() bool { return t.gone.Load() }
 

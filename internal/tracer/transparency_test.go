@@ -14,7 +14,7 @@ import (
 // countedSignal is a realtime signal: sent 10 times it comes 10 times.
 const countedSignal = unix.Signal(40)
 
-// script does something to a target and gives what the target, its parent and we saw.
+// script does something to a target and returns what the target, its parent and we saw.
 type script struct {
 	name string
 	run  func(x *target) []string

@@ -25,7 +25,7 @@ type event struct {
 	code int32
 }
 
-// groupStop tells whether the target stopped with all its threads by a stop signal,
+// groupStop reports whether the target stopped with all its threads by a stop signal,
 // as it would without a tracer.
 func (e event) groupStop() bool {
 	if e.code>>8 != unix.PTRACE_EVENT_STOP {
@@ -39,7 +39,7 @@ func (e event) groupStop() bool {
 	}
 }
 
-// inject gives the signal the target stopped to receive, 0 for other stops.
+// inject returns the signal the target stopped to receive, 0 for other stops.
 func (e event) inject() unix.Signal {
 	if e.code>>8 != 0 {
 		return 0

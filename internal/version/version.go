@@ -10,7 +10,7 @@ import "runtime/debug"
 // Empty in other builds; read it through String.
 var Version string
 
-// String gives Version; else the commit the binary was built from, as
+// String returns Version; else the commit the binary was built from, as
 // "devel-0123456789ab", with "-dirty" when files had changed; else "devel".
 func String() string {
 	if Version != "" {

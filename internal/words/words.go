@@ -20,7 +20,7 @@ type Enum interface {
 	protoreflect.Enum
 }
 
-// Of gives the word of e: "" for UNSPECIFIED, the number for a value this build
+// Of returns the word of e: "" for UNSPECIFIED, the number for a value this build
 // does not know.
 func Of[E Enum](e E) string { return OfNumber(e.Descriptor(), e.Number()) }
 
@@ -36,7 +36,7 @@ func OfNumber(d protoreflect.EnumDescriptor, n protoreflect.EnumNumber) string {
 	return word(v)
 }
 
-// All gives the words of E in the API's order, without UNSPECIFIED.
+// All returns the words of E in the API's order, without UNSPECIFIED.
 func All[E Enum]() []string {
 	var zero E
 	return all(zero.Descriptor())

@@ -15,11 +15,11 @@ import (
 // announcer is a way to announce: a bare call, or a frame of a session.
 type announcer interface {
 	announce(ctx context.Context, a *gpreemptv1.NotifyOnlineRequest) (*gpreemptv1.NotifyOnlineResponse, link, error)
-	// over tells why it can announce no more, or nil.
+	// over reports why it can announce no more, or nil.
 	over() error
 }
 
-// Acquire announces work and gives a lease when the GPUs are quiet or r.MaxWait
+// Acquire announces work and returns a lease when the GPUs are quiet or r.MaxWait
 // has passed. Release it when the work is done. What it does without a daemon is
 // told in the package comment. Errors: a *gpreempt.Error for a request that is
 // wrong or not permitted, and with FailClosed for any other refusal; ctx's own
@@ -29,7 +29,7 @@ func (c *Client) Acquire(ctx context.Context, r Request) (*Lease, error) {
 }
 
 // Do runs fn with a lease: it acquires, runs fn, and releases whatever fn does,
-// panics included. It gives the error of Acquire, and then fn is not run, or that
+// panics included. It returns the error of Acquire, and then fn is not run, or that
 // of fn. A failure to release is added with FailClosed; otherwise it is dropped,
 // since the lease ends with its TTL.
 func (c *Client) Do(ctx context.Context, r Request, fn func(ctx context.Context) error) error {

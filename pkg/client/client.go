@@ -73,7 +73,7 @@ type Client struct {
 	wg         sync.WaitGroup
 }
 
-// Dial gives a client of the daemon at addr: "unix:///PATH", an absolute path, or
+// Dial returns a client of the daemon at addr: "unix:///PATH", an absolute path, or
 // "" for DefaultAddr; or "tcp://HOST:PORT" with Certificate, for a daemon on another
 // host. It does not connect yet, so it succeeds without a daemon; the error is
 // about addr and the files of Certificate.
@@ -131,7 +131,7 @@ func (c *Client) Close() error {
 	return err
 }
 
-// over gives ErrClosed once the client is closed.
+// over returns ErrClosed once the client is closed.
 func (c *Client) over() error {
 	if c.background.Err() != nil {
 		return ErrClosed
@@ -149,12 +149,12 @@ func (c *Client) spawn(fn func()) bool {
 	return !c.closed
 }
 
-// Online gives the bare stub of the online service. Its errors are gRPC's, and
+// Online returns the bare stub of the online service. Its errors are gRPC's, and
 // it knows nothing of failing open.
 func (c *Client) Online() gpreemptv1.OnlineServiceClient { return c.online }
 
-// Admin gives the bare stub of the admin service. Its errors are gRPC's.
+// Admin returns the bare stub of the admin service. Its errors are gRPC's.
 func (c *Client) Admin() gpreemptv1.AdminServiceClient { return gpreemptv1.NewAdminServiceClient(c.cc) }
 
-// Conn gives the connection, for stubs of other services the daemon may have.
+// Conn returns the connection, for stubs of other services the daemon may have.
 func (c *Client) Conn() grpc.ClientConnInterface { return c.cc }

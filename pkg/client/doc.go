@@ -19,7 +19,7 @@
 //
 // Inference goes on. Unless the client was made with FailClosed, Acquire never
 // fails because the daemon is not there, does not answer, or refuses for a
-// reason that may pass (overload, shutdown): it gives a lease whose Protected is
+// reason that may pass (overload, shutdown): it returns a lease whose Protected is
 // false, at once or when its patience ends, and calls the OnUnprotected hook
 // once, and once more when protection is back. The patience is max_wait and a
 // tenth of a second for the daemon itself; while the daemon is known to be away

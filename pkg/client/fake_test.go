@@ -296,7 +296,7 @@ func newClient(t *testing.T, addr string, opts ...Option) *Client {
 	return c
 }
 
-// newPair gives a client and its daemon on a real socket.
+// newPair returns a client and its daemon on a real socket.
 func newPair(t *testing.T, opts ...Option) (*Client, *daemon) {
 	t.Helper()
 	d, path := newDaemon(), socketPath(t)
@@ -304,7 +304,7 @@ func newPair(t *testing.T, opts ...Option) (*Client, *daemon) {
 	return newClient(t, path, opts...), d
 }
 
-// newBubble gives a client and its daemon joined by memory, for synctest bubbles.
+// newBubble returns a client and its daemon joined by memory, for synctest bubbles.
 // end stops both, which has to happen before the bubble ends.
 func newBubble(t *testing.T, d *daemon, opts ...Option) (c *Client, end func()) {
 	t.Helper()

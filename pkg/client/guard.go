@@ -40,7 +40,7 @@ type guard struct {
 	refused time.Time  // when an announcement was refused last
 }
 
-// unreachable gives why the daemon is not to be asked, or nil.
+// unreachable returns why the daemon is not to be asked, or nil.
 func (g *guard) unreachable() error {
 	if err := g.away.Load(); err != nil {
 		return *err
@@ -48,7 +48,7 @@ func (g *guard) unreachable() error {
 	return nil
 }
 
-// exposedBy notes that work runs unprotected because of err. It tells whether
+// exposedBy notes that work runs unprotected because of err. It reports whether
 // the caller is the one to start looking for the daemon.
 func (g *guard) exposedBy(err error, away bool) (probe bool) {
 	g.mu.Lock()
@@ -127,7 +127,7 @@ func (c *Client) connected() bool {
 	}
 }
 
-// answers tells whether a daemon that means to serve is at the other end. One
+// answers reports whether a daemon that means to serve is at the other end. One
 // that does not know the question, or refuses to answer it, is.
 func (c *Client) answers(health healthpb.HealthClient) bool {
 	ctx, cancel := context.WithTimeout(c.background, probeBound)

@@ -64,12 +64,12 @@ const (
 	over
 )
 
-// unprotected gives a lease that is none.
+// unprotected returns a lease that is none.
 func unprotected(cause error) *Lease {
 	return &Lease{cause: cause, lost: make(chan struct{}), phase: over}
 }
 
-// hold gives the lease of an answer to a question asked at begun.
+// hold returns the lease of an answer to a question asked at begun.
 func (c *Client) hold(r *Request, begun time.Time, answer *gpreemptv1.NotifyOnlineResponse, via link) *Lease {
 	ttl := answer.GetTtl().AsDuration()
 	l := &Lease{
@@ -98,7 +98,7 @@ func (c *Client) hold(r *Request, begun time.Time, answer *gpreemptv1.NotifyOnli
 // unprotected.
 func (l *Lease) ID() string { return l.answer.GetLeaseId() }
 
-// Protected tells whether the daemon gave the lease and, as far as is known, has
+// Protected reports whether the daemon gave the lease and, as far as is known, has
 // not ended it of its own accord. When it is false the work may run beside
 // offline work.
 func (l *Lease) Protected() bool {
@@ -113,14 +113,14 @@ func (l *Lease) Protected() bool {
 	}
 }
 
-// Cause tells why the daemon gave no lease; nil when it did.
+// Cause reports why the daemon gave no lease; nil when it did.
 func (l *Lease) Cause() error { return l.cause }
 
 // Quiesced tells that the GPUs were quiet when Acquire returned: everything of
 // lower priority on them was suspended.
 func (l *Lease) Quiesced() bool { return l.answer.GetQuiesced() }
 
-// Reason tells why the GPUs are quiet, or why not; UNSPECIFIED when the lease is
+// Reason reports why the GPUs are quiet, or why not; UNSPECIFIED when the lease is
 // unprotected.
 func (l *Lease) Reason() gpreemptv1.QuiesceReason { return l.answer.GetReason() }
 
@@ -139,7 +139,7 @@ func (l *Lease) GPUs() []gpreempt.GPUID {
 // TTL is the time to live the daemon granted, and which renewing gives again.
 func (l *Lease) TTL() time.Duration { return l.answer.GetTtl().AsDuration() }
 
-// Timing tells where the time of Acquire went.
+// Timing reports where the time of Acquire went.
 func (l *Lease) Timing() Timing { return l.timing }
 
 // Lost is closed when the lease ends before Release: the connection or the
@@ -194,7 +194,7 @@ func (l *Lease) lose() {
 	l.link.leases().remove(l)
 }
 
-// renew gives the lease a new time to live, and tries again while it has one.
+// renew returns the lease a new time to live, and tries again while it has one.
 func (l *Lease) renew() {
 	l.mu.Lock()
 	current, left := l.phase, time.Until(l.expires)
@@ -237,7 +237,7 @@ type leaseSet struct {
 	leases map[*Lease]struct{}
 }
 
-// add tells whether the link still stands.
+// add reports whether the link still stands.
 func (s *leaseSet) add(l *Lease) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -26,7 +26,7 @@ type Request struct {
 	// when it has none yet.
 	GPUs []GPU
 	// RequestID, at most 64 bytes, makes a repeated announcement harmless: the same
-	// id gives the same lease. Empty: every call is a new announcement.
+	// id returns the same lease. Empty: every call is a new announcement.
 	RequestID string
 	// Priority is the rank of the work, at most gpreempt.MaxPriority; offline work
 	// of lower priority is suspended. 0 stands for the default, gpreempt.PriorityHigh.

@@ -22,7 +22,7 @@ type Session struct {
 	current *stream
 }
 
-// Session gives a session that lives until Close, until ctx is done or until the
+// Session returns a session that lives until Close, until ctx is done or until the
 // client is closed. Its stream is opened by the first Acquire.
 func (c *Client) Session(ctx context.Context) (*Session, error) {
 	if err := ctx.Err(); err != nil {
@@ -47,7 +47,7 @@ func (s *Session) Do(ctx context.Context, r Request, fn func(ctx context.Context
 	return s.c.do(ctx, s, &r, fn)
 }
 
-// over tells why the session can announce no more.
+// over reports why the session can announce no more.
 func (s *Session) over() error {
 	if err := s.c.over(); err != nil {
 		return err
@@ -102,7 +102,7 @@ var errWrongFrame error = &gpreempt.Error{
 	Next:    "check that the daemon and this program are of the same version",
 }
 
-// stream gives a stream that stood when it was looked at, opening one if need be.
+// stream returns a stream that stood when it was looked at, opening one if need be.
 func (s *Session) stream(ctx context.Context) (*stream, error) {
 	if st := s.standing(); st != nil {
 		return st, nil

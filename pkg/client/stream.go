@@ -102,7 +102,7 @@ func (st *stream) deliver(answer *gpreemptv1.SessionResponse) {
 	}
 }
 
-// call sends a frame and gives its answer. A context that ends after the frame
+// call sends a frame and returns its answer. A context that ends after the frame
 // was sent takes back nothing; see deliver for the answer nobody waits for.
 func (st *stream) call(ctx context.Context, frame *gpreemptv1.SessionRequest) (*gpreemptv1.SessionResponse, error) {
 	waiter := make(chan *gpreemptv1.SessionResponse, 1)
@@ -136,7 +136,7 @@ func (st *stream) call(ctx context.Context, frame *gpreemptv1.SessionRequest) (*
 	return answer, nil
 }
 
-// abandon tells whether the answer to tag was still outstanding. Nobody waits
+// abandon reports whether the answer to tag was still outstanding. Nobody waits
 // for it any more.
 func (st *stream) abandon(tag uint64) bool {
 	st.mu.Lock()

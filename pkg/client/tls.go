@@ -60,7 +60,7 @@ func (c *certificate) secure(ctx context.Context, authority string, raw net.Conn
 	return conn, nil
 }
 
-// target gives what gRPC calls the daemon at addr.
+// target returns what gRPC calls the daemon at addr.
 func (c *Client) target(addr string) (string, error) {
 	switch {
 	case strings.HasPrefix(addr, tcpScheme):

@@ -86,7 +86,7 @@ func manyInMemory(tb testing.TB, m fstest.MapFS) string {
 	return dir
 }
 
-// cpu gives the CPU time this process has used, user and system.
+// cpu returns the CPU time this process has used, user and system.
 func cpu(tb testing.TB) time.Duration {
 	tb.Helper()
 	var use syscall.Rusage
@@ -96,7 +96,7 @@ func cpu(tb testing.TB) time.Duration {
 	return time.Duration(use.Utime.Nano() + use.Stime.Nano())
 }
 
-// cost gives the CPU time of one of many calls.
+// cost returns the CPU time of one of many calls.
 func cost(tb testing.TB, call func()) time.Duration {
 	tb.Helper()
 	const calls = 200

@@ -6,7 +6,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// CgroupV2Path gives the cgroup v2 path from /proc/PID/cgroup as the kernel
+// CgroupV2Path returns the cgroup v2 path from /proc/PID/cgroup as the kernel
 // writes it, "" when the process is in none. That of a removed cgroup ends in
 // " (deleted)", so that it is not taken for a new one of the same name.
 func CgroupV2Path(b []byte) string {
@@ -97,7 +97,7 @@ var runtimes = map[string]string{
 	"libpod": "podman", "libpod-payload": "podman",
 }
 
-// container gives the innermost container that a path names, and its runtime where
+// container returns the innermost container that a path names, and its runtime where
 // the path tells.
 func container(path string) (runtime, id string) {
 	parent := ""
@@ -121,7 +121,7 @@ func container(path string) (runtime, id string) {
 	return runtime, id
 }
 
-// containerName gives the container that a cgroup is named after, if any.
+// containerName returns the container that a cgroup is named after, if any.
 func containerName(parent, name string) (runtime, id string) {
 	if isID(name) {
 		// cgroupfs: /docker/ID, /kubepods/burstable/podUID/ID. The last is containerd's
@@ -146,13 +146,13 @@ func containerName(parent, name string) (runtime, id string) {
 	return runtime, id
 }
 
-// isID tells whether s is an id such as Docker, Podman, CRI-O, nerdctl and
+// isID reports whether s is an id such as Docker, Podman, CRI-O, nerdctl and
 // containerd's CRI give: 32 random bytes in hex.
 func isID(s string) bool {
 	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// isIdentifier tells whether s can be a containerd id that is no name of systemd's.
+// isIdentifier reports whether s can be a containerd id that is no name of systemd's.
 func isIdentifier(s string) bool {
 	for _, kind := range []string{".slice", ".scope", ".service", ".mount"} {
 		if strings.HasSuffix(s, kind) {
@@ -168,7 +168,7 @@ func isIdentifier(s string) bool {
 	return s != "" && len(s) <= 76 && alphanumeric(s[len(s)-1])
 }
 
-// podUID gives the pod that a cgroup of the kubelet's is named after, if any:
+// podUID returns the pod that a cgroup of the kubelet's is named after, if any:
 // podUID with cgroupfs, [ROOT-]kubepods[-QOS]-podUID.slice with systemd, where the
 // dashes of the id are underscores (GetPodContainerName and
 // escapeSystemdCgroupName in pkg/kubelet/cm). A static pod's id is 32 digits without any.

@@ -21,7 +21,7 @@ const (
 	outerPod  = "57e67067-89e4-4001-bdd4-8632d39ea02b"
 )
 
-// v1 gives the text of a host that has cgroup v1 only.
+// v1 returns the text of a host that has cgroup v1 only.
 func v1(path string) string {
 	text := ""
 	for i, controllers := range []string{

@@ -1,4 +1,4 @@
-// Package discovery hides where and how the kernel tells which GPUs there are,
+// Package discovery hides where and how the kernel reports which GPUs there are,
 // which processes use them and which queues those have.
 package discovery
 
@@ -46,7 +46,7 @@ type Proc struct {
 	Incarnations []uint64
 }
 
-// ContextQueueID gives the id by which a queue of a secondary context is known:
+// ContextQueueID returns the id by which a queue of a secondary context is known:
 // every context of a process counts its queues from 0. Kernel queue ids are
 // below 1024, context numbers below 65535.
 func ContextQueueID(context uint16, queue uint32) uint32 {
@@ -92,7 +92,7 @@ type entry struct {
 	inode  uint64 // 0 when it is not known
 }
 
-// NewFS gives a reader of the host whose root directory is root: Host("/"), or a
+// NewFS returns a reader of the host whose root directory is root: Host("/"), or a
 // simulated tree with sys/class/kfd/kfd and proc. Several goroutines read of root
 // at the same time.
 func NewFS(root fs.FS) *FS {
@@ -132,7 +132,7 @@ func (f *FS) list() (all []entry, dir directory, err error) {
 	return all, dir, nil
 }
 
-// Changed tells whether a Scan would find processes that came or went since the last
+// Changed reports whether a Scan would find processes that came or went since the last
 // one, or what that one did not wait for. It costs next to nothing; it does not see
 // the queues, nor that a process died whose directory is still there.
 func (f *FS) Changed() (bool, error) {
@@ -318,7 +318,7 @@ func (f *FS) number(path string, bits int) (uint64, error) {
 	return v, inFile(path, err)
 }
 
-// read gives the first maxFile bytes of a file. They are valid until the next read.
+// read returns the first maxFile bytes of a file. They are valid until the next read.
 func (f *FS) read(path string) ([]byte, error) {
 	n, err := f.tree.read(path, f.buf)
 	return f.buf[:n], err

@@ -93,7 +93,7 @@ func failing(m fs.FS, path string, err error) fs.FS {
 	}}
 }
 
-// newFS gives a reader that waits for what it reads, however busy the machine is.
+// newFS returns a reader that waits for what it reads, however busy the machine is.
 func newFS(root fs.FS) *discovery.FS {
 	f := discovery.NewFS(root)
 	f.SetPatience(time.Minute)

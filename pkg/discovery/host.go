@@ -27,7 +27,7 @@ type directory interface {
 	// list calls each with every name in it, which is valid during the call, and with
 	// the inode number that goes with it, 0 when it is not known.
 	list(each func(name []byte, inode uint64)) error
-	// subdirectories gives a number that is another one when a directory in it has
+	// subdirectories returns a number that is another one when a directory in it has
 	// more or fewer subdirectories than it had, or 0 when that is not known.
 	subdirectories(name string) uint64
 	open(path string) (directory, error)
@@ -123,7 +123,7 @@ type hostTree struct {
 	buf []byte
 }
 
-// Host gives the directory root as a file system: os.DirFS(root), which an FS can
+// Host returns the directory root as a file system: os.DirFS(root), which an FS can
 // scan at a fraction of the cost.
 func Host(root string) fs.FS {
 	files, ok := os.DirFS(root).(dirFS)
@@ -167,7 +167,7 @@ const (
 )
 
 // parseDirents calls each with the entries in b, as getdents64 writes them, but for
-// "." and "..". It tells whether b held whole entries only.
+// "." and "..". It reports whether b held whole entries only.
 func parseDirents(b []byte, each func(name []byte, inode uint64)) bool {
 	for len(b) > 0 {
 		if len(b) <= direntName {
@@ -282,7 +282,7 @@ func (d *hostDir) list(each func(name []byte, inode uint64)) error {
 	}
 }
 
-// subdirectories gives the number of links to a directory: each subdirectory is one
+// subdirectories returns the number of links to a directory: each subdirectory is one
 // more, with its "..", where the file system counts them so at all.
 func (d *hostDir) subdirectories(name string) uint64 {
 	if d.root == nil {

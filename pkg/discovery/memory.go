@@ -55,7 +55,7 @@ func newMemory(t tree, root fs.FS) memory {
 	}
 }
 
-// answered tells whether there is an answer that no snapshot has yet.
+// answered reports whether there is an answer that no snapshot has yet.
 func (m *memory) answered() bool { return len(m.answers) > 0 }
 
 // reading is one look into the memory of a process.
@@ -98,7 +98,7 @@ func (m *memory) start(k *known, names []string, scan uint64) {
 }
 
 // readMemories has the memories read that are wanted, and waits for them as Scan
-// says. It gives the warnings about them.
+// says. It returns the warnings about them.
 func (f *FS) readMemories(found []*known, now time.Time) (warnings []string) {
 	var want []*known
 	for _, k := range found {
@@ -260,7 +260,7 @@ func (r *reading) readEnv(t tree) {
 	}
 }
 
-// lives tells whether the pid names the process that was asked about.
+// lives reports whether the pid names the process that was asked about.
 func (r *reading) lives(t tree) bool {
 	buf := make([]byte, 4<<10)
 	n, err := t.read(procPath(r.key.PID, "stat"), buf)

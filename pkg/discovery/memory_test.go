@@ -122,7 +122,7 @@ func unread(procs []discovery.Proc) []discovery.Proc {
 	return procs
 }
 
-// in tells how long a call takes.
+// in describes how long a call takes.
 func in(call func()) time.Duration {
 	began := time.Now()
 	call()

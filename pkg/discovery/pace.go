@@ -28,7 +28,7 @@ const share = 99
 // aeon is so long that no sum here is too large for a Duration.
 const aeon = math.MaxInt64 / 8
 
-// NewPace gives a Pace between the two pauses, as Set takes them.
+// NewPace returns a Pace between the two pauses, as Set takes them.
 func NewPace(shortest, longest time.Duration) *Pace {
 	p := &Pace{}
 	p.Set(shortest, longest)
@@ -42,7 +42,7 @@ func (p *Pace) Set(shortest, longest time.Duration) {
 	p.longest = min(max(longest, p.shortest), aeon)
 }
 
-// Next gives the pause after a reading that took so long and did or did not find
+// Next returns the pause after a reading that took so long and did or did not find
 // a change, from shortest to longest.
 //
 // In any run of readings of which none takes more than 1/99 of the longest pause, 99

@@ -112,7 +112,7 @@ func ParseNumber(b []byte, bits int) (uint64, error) {
 // kernel's own and never showed here, so that 3 is SDMA over xGMI, of a newer
 // kernel. 4 is SDMA over xGMI on older kernels and SDMA on a chosen engine on newer
 // ones, and 5 the latter on older ones: both are called SDMA, which is right either
-// way. Nothing tells which numbering a driver has: the release of the kernel says
+// way. Nothing reports which numbering a driver has: the release of the kernel says
 // little where AMD's own package has replaced the driver, and what else changed in
 // sysfs (contexts, a pasid of 0) need not have come with it.
 func ParseQueueType(b []byte) (gpreempt.QueueType, error) {
@@ -149,10 +149,10 @@ type ProcStat struct {
 // It is set before the thread gives up its files.
 const FlagExiting = 0x4
 
-// MainEnded tells whether the main thread has ended; others may still run.
+// MainEnded reports whether the main thread has ended; others may still run.
 func (s ProcStat) MainEnded() bool { return s.State == 'Z' || s.State == 'X' || s.State == 'x' }
 
-// Alive tells whether any thread can still run. A leader that ended before its
+// Alive reports whether any thread can still run. A leader that ended before its
 // other threads shows as a zombie with threads.
 func (s ProcStat) Alive() bool {
 	switch s.State {
@@ -215,12 +215,12 @@ func ParseProcStat(b []byte) (ProcStat, error) {
 	return ProcStat{}, refuse(fmt.Sprintf("only %d fields, want 22 or more", n+2))
 }
 
-// ParseProcCmdline gives the words of /proc/PID/cmdline with spaces between.
+// ParseProcCmdline returns the words of /proc/PID/cmdline with spaces between.
 func ParseProcCmdline(b []byte) string {
 	return text(bytes.ReplaceAll(bytes.TrimRight(b, "\x00"), []byte{0}, []byte{' '}))
 }
 
-// ParseProcEnviron gives the variables of /proc/PID/environ that have one of the
+// ParseProcEnviron returns the variables of /proc/PID/environ that have one of the
 // names, each with its first value, as getenv(3) would find it. Values are cut at
 // 4 KiB; what has no "=" is passed over.
 func ParseProcEnviron(b []byte, names []string) map[string]string {

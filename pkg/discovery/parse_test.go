@@ -14,7 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// stat gives a line of /proc/PID/stat.
+// stat returns a line of /proc/PID/stat.
 func stat(pid int, comm string, state byte, threads int, start uint64) string {
 	return fmt.Sprintf("%d (%s) %c 1 1 1 0 -1 4194304 10 0 0 0 5 6 0 0 20 0 %d 0 %d 1000 20 0\n", pid, comm, state, threads, start)
 }

@@ -75,7 +75,7 @@ func (f *FS) contexts(k *known, all directory) error {
 	return err
 }
 
-// queues brings the queues of k up to date. It tells whether anything of them
+// queues brings the queues of k up to date. It reports whether anything of them
 // was read anew, or went.
 func (f *FS) queues(k *known, all directory) (fresh bool, warnings []string, err error) {
 	if err := f.contexts(k, all); err != nil {
@@ -116,7 +116,7 @@ type queueWalk struct {
 	warnings []string
 }
 
-// contexts goes through all of them. It tells whether they were all there.
+// contexts goes through all of them. It reports whether they were all there.
 func (w *queueWalk) contexts() bool {
 	all := true
 	for n, dir := range w.k.contexts.dirs {

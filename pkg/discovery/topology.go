@@ -37,7 +37,7 @@ const mesGFX = 110000
 // 8 queues.
 const mecQueues = 32
 
-// GPUs reads the topology and gives its GPU nodes, ascending by node number.
+// GPUs reads the topology and returns its GPU nodes, ascending by node number.
 // CPU nodes are left out. A node the device cgroup hides from us is left out
 // too, and is a warning of every Scan from then on. An error names the file and
 // the line, and leaves those warnings as they were.
@@ -116,12 +116,12 @@ func gpuOf(node int, id gpreempt.GPUID, name string, p NodeProperties) gpreempt.
 	}
 }
 
-// gfxName gives the name compilers use: 90402 is gfx942, 90010 is gfx90a.
+// gfxName returns the name compilers use: 90402 is gfx942, 90010 is gfx90a.
 func gfxName(version uint64) string {
 	return fmt.Sprintf("gfx%d%x%x", version/10000, version/100%100, version%100)
 }
 
-// queueSlots gives how many user compute queues run at once. A queue takes the
+// queueSlots returns how many user compute queues run at once. A queue takes the
 // same slot on each XCC, so that is the number of slots on one of them. The
 // mainline driver gives just that in num_cp_queues (24 on MI300X with its 8
 // XCCs), AMD's own one gives the sum over the XCCs (120 on MI308X with 4). A

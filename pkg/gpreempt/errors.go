@@ -94,7 +94,7 @@ func (e *Error) Is(target error) bool {
 	return ok && t.Reason == e.Reason
 }
 
-// ReasonOf gives the reason of the first *Error in err's chain, or "".
+// ReasonOf returns the reason of the first *Error in err's chain, or "".
 func ReasonOf(err error) Reason {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Reason

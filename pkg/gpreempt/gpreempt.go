@@ -15,7 +15,7 @@ import (
 // /sys/class/kfd/kfd/topology/nodes/N/gpu_id. 0 means "no GPU".
 type GPUID uint32
 
-// String gives the decimal form sysfs uses.
+// String returns the decimal form sysfs uses.
 func (id GPUID) String() string { return strconv.FormatUint(uint64(id), 10) }
 
 // Class says how a process is treated. The zero value is Unmanaged: nothing is
@@ -32,7 +32,7 @@ const (
 	Offline
 )
 
-// String gives the word used in the config file, the API and the output.
+// String returns the word used in the config file, the API and the output.
 func (c Class) String() string {
 	switch c {
 	case Unmanaged:
@@ -83,12 +83,12 @@ type ProcessKey struct {
 	Start uint64
 }
 
-// String gives "PID@START", the target id of the API.
+// String returns "PID@START", the target id of the API.
 func (k ProcessKey) String() string {
 	return strconv.FormatInt(int64(k.PID), 10) + "@" + strconv.FormatUint(k.Start, 10)
 }
 
-// IsZero tells whether k names no process.
+// IsZero reports whether k names no process.
 func (k ProcessKey) IsZero() bool { return k == ProcessKey{} }
 
 // Compare orders keys by pid, then start time.
@@ -136,7 +136,7 @@ const (
 	QueueSDMAXGMI
 )
 
-// String gives the word used in the API and the output.
+// String returns the word used in the API and the output.
 func (t QueueType) String() string {
 	switch t {
 	case QueueUnknown:
@@ -258,7 +258,7 @@ type Process struct {
 	Cgroup Cgroup
 }
 
-// Equal tells whether two processes have the same facts.
+// Equal reports whether two processes have the same facts.
 func (p Process) Equal(o Process) bool {
 	return p.Key == o.Key && p.Comm == o.Comm && p.Cmdline == o.Cmdline && p.Exe == o.Exe && p.UID == o.UID && p.GID == o.GID &&
 		slices.Equal(p.NamespacePIDs, o.NamespacePIDs) && maps.Equal(p.Env, o.Env) && p.Unread == o.Unread && p.Cgroup == o.Cgroup
@@ -292,7 +292,7 @@ type Container struct {
 	PriorityClass  string
 }
 
-// Equal tells whether two containers have the same facts.
+// Equal reports whether two containers have the same facts.
 func (c Container) Equal(o Container) bool {
 	return c.Name == o.Name && c.Image == o.Image && maps.Equal(c.Labels, o.Labels) &&
 		c.Namespace == o.Namespace && c.Pod == o.Pod && maps.Equal(c.PodLabels, o.PodLabels) && c.PriorityClass == o.PriorityClass

@@ -81,7 +81,7 @@ func TestErrorsMatchByReasonThroughWrapping(t *testing.T) {
 	}
 }
 
-// reasons gives every Reason constant of this package, from its source.
+// reasons returns every Reason constant of this package, from its source.
 func reasons(t *testing.T) []string {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), "errors.go", nil, 0)

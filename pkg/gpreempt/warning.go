@@ -188,10 +188,10 @@ var warningKinds = []WarningKind{
 	},
 }
 
-// WarningKinds gives every kind of warning, in the order of the table.
+// WarningKinds returns every kind of warning, in the order of the table.
 func WarningKinds() []WarningKind { return slices.Clone(warningKinds) }
 
-// Warn gives a warning of this kind; text says what is wrong here and now. A code
+// Warn returns a warning of this kind; text says what is wrong here and now. A code
 // that is not in the table is a mistake of the program: it is an error without remedy.
 func (c WarningCode) Warn(text string) Warning {
 	for _, k := range warningKinds {

@@ -19,7 +19,7 @@ const (
 	opCRIUUnpause = "CRIU_OP UNPAUSE"
 )
 
-// String gives the header's name without KFD_CRIU_OP_.
+// String returns the header's name without KFD_CRIU_OP_.
 func (o CRIUOp) String() string {
 	switch o {
 	case CRIUOpProcessInfo:

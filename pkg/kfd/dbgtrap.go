@@ -26,7 +26,7 @@ const (
 	RuntimeFailed RuntimeState = 3
 )
 
-// String gives a word for the state.
+// String returns a word for the state.
 func (s RuntimeState) String() string {
 	switch s {
 	case RuntimeDisabled:
@@ -160,7 +160,7 @@ func once(changes bool, call func() error) error {
 // violation, 16 for the runtime's state.
 const maxExceptionInfo = 64
 
-// QueryExceptionInfo gives what the driver keeps about exception code at source,
+// QueryExceptionInfo returns what the driver keeps about exception code at source,
 // a queue id or a gpu_id by the class of the code, anything for the process's; and
 // clears that code there if clearIt is set (kfd_dbg_trap_query_exception_info). Most
 // codes have nothing to say. For ECProcessRuntime see [ParseRuntimeInfo]. With

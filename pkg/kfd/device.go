@@ -66,7 +66,7 @@ func (d *Device) identify() error {
 	return err
 }
 
-// closeAfter gives err, with what closing said if that failed too.
+// closeAfter returns err, with what closing said if that failed too.
 func closeAfter(err, closing error) error {
 	if closing != nil {
 		return fmt.Errorf("%w (and closing it: %w)", err, closing)
@@ -79,16 +79,16 @@ func closeAfter(err, closing error) error {
 // idempotent.
 func (d *Device) Close() error { return d.handle.close() }
 
-// Version gives what the driver answered when it was opened.
+// Version returns what the driver answered when it was opened.
 func (d *Device) Version() Version { return d.version }
 
-// Profile gives what is known of drivers of that version.
+// Profile returns what is known of drivers of that version.
 func (d *Device) Profile() Profile { return d.profile }
 
 // Warning is not nil when the driver's minor version is not a known one.
 func (d *Device) Warning() *UnknownMinor { return d.warning }
 
-// Calls gives how many ioctls have returned, whatever they returned, and how long they
+// Calls returns how many ioctls have returned, whatever they returned, and how long they
 // took together.
 func (d *Device) Calls() (n int64, took time.Duration) {
 	return d.handle.calls.Load(), time.Duration(d.handle.took.Load())
@@ -107,7 +107,7 @@ func (d *Device) GetVersion() (Version, error) {
 	return Version{Major: args.Major, Minor: args.Minor}, nil
 }
 
-// trap makes a DBG_TRAP call once and gives the value it returned.
+// trap makes a DBG_TRAP call once and returns the value it returned.
 func (d *Device) trap(pid int32, op TrapOp, args Pointer) (uintptr, error) {
 	r1, err := d.handle.ioctl(ReqDbgTrap, args)
 	return r1, fail(err, Error{Op: trapName(op), PID: pid, Queue: NoQueue})

@@ -70,7 +70,7 @@ func (e *Error) Error() string {
 	return s
 }
 
-// Unwrap gives the errno.
+// Unwrap returns the errno.
 func (e *Error) Unwrap() error { return e.Errno }
 
 // trapName is Error.Op of a DBG_TRAP operation.

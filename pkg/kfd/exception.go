@@ -49,7 +49,7 @@ const (
 	ExceptionsOfPacket  ExceptionMask = 0x7f8000
 )
 
-// Mask gives the set that holds c alone; codes no mask has room for give none.
+// Mask returns the set that holds c alone; codes no mask has room for give none.
 func (c ExceptionCode) Mask() ExceptionMask {
 	if c < 1 || c > 64 {
 		return 0
@@ -57,7 +57,7 @@ func (c ExceptionCode) Mask() ExceptionMask {
 	return 1 << (c - 1)
 }
 
-// Exceptions gives the set of codes.
+// Exceptions returns the set of codes.
 func Exceptions(codes ...ExceptionCode) ExceptionMask {
 	var m ExceptionMask
 	for _, c := range codes {
@@ -66,10 +66,10 @@ func Exceptions(codes ...ExceptionCode) ExceptionMask {
 	return m
 }
 
-// Has tells whether c is in the set.
+// Has reports whether c is in the set.
 func (m ExceptionMask) Has(c ExceptionCode) bool { return m&c.Mask() != 0 }
 
-// String gives the set in hexadecimal, as the header writes it.
+// String returns the set in hexadecimal, as the header writes it.
 func (m ExceptionMask) String() string { return fmt.Sprintf("%#x", uint64(m)) }
 
 // TrapOp is enum kfd_dbg_trap_operations of kfd_ioctl.h: what a DBG_TRAP call does.
@@ -112,7 +112,7 @@ var trapOpNames = [...]string{
 	TrapGetDeviceSnapshot:     "GET_DEVICE_SNAPSHOT",
 }
 
-// String gives the header's name without KFD_IOC_DBG_TRAP_.
+// String returns the header's name without KFD_IOC_DBG_TRAP_.
 func (o TrapOp) String() string {
 	if int64(o) < int64(len(trapOpNames)) {
 		return trapOpNames[o]

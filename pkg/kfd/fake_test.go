@@ -33,7 +33,7 @@ func ofVersion(minor uint32, f ioctlFunc) ioctlFunc {
 	}
 }
 
-// open gives a device of interface version 1.minor that f answers for.
+// open returns a device of interface version 1.minor that f answers for.
 func open(t *testing.T, minor uint32, f ioctlFunc) *Device {
 	t.Helper()
 	d, err := OpenWith(ofVersion(minor, f), DevicePath)
@@ -96,7 +96,7 @@ func scribble(arg Pointer) {
 	}
 }
 
-// trapOf gives the operation of a DBG_TRAP call: the same place in every arm.
+// trapOf returns the operation of a DBG_TRAP call: the same place in every arm.
 func trapOf(arg Pointer) TrapOp { return As[TrapDisableArgs](arg).Op }
 
 // words puts 32-bit words one after the other in the machine's order, which is

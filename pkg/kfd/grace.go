@@ -18,7 +18,7 @@ type GracePeriod struct{ field uint32 }
 // (USE_DEFAULT_GRACE_PERIOD of the driver).
 func DefaultGracePeriod() GracePeriod { return GracePeriod{field: 0xffffffff} }
 
-// NewGracePeriod gives a grace period of n times 1000 GPU core clocks; n is 0 to
+// NewGracePeriod returns a grace period of n times 1000 GPU core clocks; n is 0 to
 // [MaxGracePeriod], anything else is an error. Drivers for GPUs whose firmware
 // schedules queue by queue (gfx11 and later) ignore it.
 func NewGracePeriod(n int) (GracePeriod, error) {

@@ -40,7 +40,7 @@ type cStruct struct {
 	since, newer int
 }
 
-// isIn tells whether the structure is in the header of a minor version.
+// isIn reports whether the structure is in the header of a minor version.
 func (c cStruct) isIn(minor int) bool { return c.newer > 0 || minor >= c.since }
 
 func arm[T any](name string, fields ...string) cStruct {
@@ -188,10 +188,10 @@ func init() {
 	}
 }
 
-// isNew tells whether a driver of 6.12 lacks r.
+// isNew reports whether a driver of 6.12 lacks r.
 func isNew(r Request) bool { return r == newRequests[0] || r == newRequests[1] }
 
-// ours gives what the Go code says, in the probe's words, for a minor version.
+// ours returns what the Go code says, in the probe's words, for a minor version.
 func ours(t *testing.T, minor int) map[string]string {
 	t.Helper()
 	got := map[string]string{"version": fmt.Sprintf("1.%d", minor)}
@@ -236,7 +236,7 @@ func ours(t *testing.T, minor int) map[string]string {
 	return got
 }
 
-// names gives the C fields that the structure has at a minor version.
+// names returns the C fields that the structure has at a minor version.
 func (c cStruct) names(minor int) []string {
 	if minor < c.since {
 		return c.fields[:len(c.fields)-c.newer]
@@ -244,7 +244,7 @@ func (c cStruct) names(minor int) []string {
 	return c.fields
 }
 
-// probe gives the C program that prints what a header says.
+// probe returns the C program that prints what a header says.
 func probe(minor int) string {
 	var b strings.Builder
 	b.WriteString("#include <stdio.h>\n#include <stddef.h>\n#include <linux/kfd_ioctl.h>\nint main(void) {\n")
@@ -277,7 +277,7 @@ func probe(minor int) string {
 	return b.String()
 }
 
-// headerMinor reads the version from a header, and tells whether it has DBG_TRAP.
+// headerMinor reads the version from a header, and reports whether it has DBG_TRAP.
 func headerMinor(t *testing.T, path string) (minor int, debug bool) {
 	t.Helper()
 	b, err := os.ReadFile(path)

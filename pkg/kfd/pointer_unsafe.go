@@ -20,10 +20,10 @@ type Pointer struct {
 // have the right layout with 64-bit addresses only: this does not compile elsewhere.
 const _ = uint(unsafe.Sizeof(Pointer{}) - 8)
 
-// PointerTo gives the address of what p points to.
+// PointerTo returns the address of what p points to.
 func PointerTo[T any](p *T) Pointer { return Pointer{p: unsafe.Pointer(p)} }
 
-// PointerToSlice gives the address of the first element of s, NULL when s has none.
+// PointerToSlice returns the address of the first element of s, NULL when s has none.
 func PointerToSlice[T any](s []T) Pointer {
 	if len(s) == 0 {
 		return Pointer{}
@@ -31,15 +31,15 @@ func PointerToSlice[T any](s []T) Pointer {
 	return Pointer{p: unsafe.Pointer(unsafe.SliceData(s))}
 }
 
-// IsNil tells whether p is NULL.
+// IsNil reports whether p is NULL.
 func (p Pointer) IsNil() bool { return p.p == nil }
 
-// As gives what p points to as a T, nil for NULL. It is for implementations of
+// As returns what p points to as a T, nil for NULL. It is for implementations of
 // [Sys] other than the kernel, which know from the request number what T is;
 // the memory must hold a whole T.
 func As[T any](p Pointer) *T { return (*T)(p.p) }
 
-// SliceAt gives the n values of type T that p points to, nil for NULL. It is for
+// SliceAt returns the n values of type T that p points to, nil for NULL. It is for
 // implementations of [Sys], like [As].
 func SliceAt[T any](p Pointer, n int) []T {
 	if p.p == nil {
@@ -48,11 +48,11 @@ func SliceAt[T any](p Pointer, n int) []T {
 	return unsafe.Slice((*T)(p.p), n)
 }
 
-// Add gives the address n bytes further on, in the same piece of memory. It is for
+// Add returns the address n bytes further on, in the same piece of memory. It is for
 // implementations of [Sys], like [As].
 func (p Pointer) Add(n int) Pointer { return Pointer{p: unsafe.Add(p.p, n)} }
 
-// bytesOf gives the memory of a structure without pointers in it. Writing any
+// bytesOf returns the memory of a structure without pointers in it. Writing any
 // bytes there is safe: each field is a whole number of fixed size.
 func bytesOf[T QueueSnapshotEntry | DeviceInfoEntry | RuntimeInfo](v *T) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(v)), unsafe.Sizeof(*v))

@@ -11,7 +11,7 @@ type Version struct {
 	Minor uint32
 }
 
-// String gives "major.minor".
+// String returns "major.minor".
 func (v Version) String() string { return fmt.Sprintf("%d.%d", v.Major, v.Minor) }
 
 // ErrVersion reports a driver whose interface this package does not speak.
@@ -34,7 +34,7 @@ const (
 	PermissionProcess
 )
 
-// String gives a word for the rule.
+// String returns a word for the rule.
 func (r PermissionRule) String() string {
 	switch r {
 	case PermissionUnknown:
@@ -151,7 +151,7 @@ func (w UnknownMinor) String() string {
 	return fmt.Sprintf("KFD interface %v is not known; it is spoken to like that of %s, whose calls newer drivers have kept so far", w.Driver, w.Profile)
 }
 
-// ProfileFor gives the profile for a driver. A minor version that is not known
+// ProfileFor returns the profile for a driver. A minor version that is not known
 // gets that of the nearest older one and a warning; another major version, or one
 // older than 1.13, which has no DBG_TRAP, gives ErrVersion.
 func ProfileFor(v Version) (Profile, *UnknownMinor, error) {
@@ -173,7 +173,7 @@ func ProfileFor(v Version) (Profile, *UnknownMinor, error) {
 	return profile(best.name), nil, nil
 }
 
-// WithPermission gives the profile for a driver that was found to follow rule r:
+// WithPermission returns the profile for a driver that was found to follow rule r:
 // that of the backport where it is known, and else p with the rule changed.
 // PermissionUnknown changes nothing.
 func (p Profile) WithPermission(r PermissionRule) Profile {

@@ -37,7 +37,7 @@ const (
 	QueueNotTaken
 )
 
-// String gives words for the status.
+// String returns words for the status.
 func (s QueueStatus) String() string {
 	switch s {
 	case QueueOK:
@@ -116,7 +116,7 @@ func (d *Device) Resume(pid int32, ids []uint32) ([]QueueResult, error) {
 }
 
 // ResumeAll lets every queue of pid run again (resume_queues without an array)
-// and gives their number. Queues of a GPU that failed are missing from the number
+// and returns their number. Queues of a GPU that failed are missing from the number
 // and nowhere else: compare it with a snapshot. It may block like Suspend.
 func (d *Device) ResumeAll(pid int32) (int, error) {
 	args := TrapResumeQueuesArgs{PID: uint32(pid), Op: TrapResumeQueues}
@@ -146,7 +146,7 @@ func cleanIDs(pid int32, op TrapOp, ids []uint32) ([]uint32, error) {
 	return array, nil
 }
 
-// results tells what became of ids from the array the driver wrote and the number
+// results reports what became of ids from the array the driver wrote and the number
 // it returned, which counts the clean ones. Where the two differ the array was not
 // written back: the driver only logs that.
 func results(pid int32, op TrapOp, ids, array []uint32, n uintptr) ([]QueueResult, error) {
@@ -178,7 +178,7 @@ func status(id uint32) QueueStatus {
 	return QueueOK
 }
 
-// ResolveSkipped gives results with each QueueSkipped replaced by what a snapshot
+// ResolveSkipped returns results with each QueueSkipped replaced by what a snapshot
 // taken after the call shows it to be: QueueGone, QueueNew or QueueNotTaken. The
 // snapshot may be one that clears ECQueueNew.
 func ResolveSkipped(results []QueueResult, snapshot []QueueSnapshotEntry) []QueueResult {

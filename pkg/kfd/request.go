@@ -89,13 +89,13 @@ var requestNames = map[Request]string{
 	ReqProfiler:               "PROFILER",
 }
 
-// Number gives the part the driver picks the handler by.
+// Number returns the part the driver picks the handler by.
 func (r Request) Number() uint8 { return uint8(r) }
 
-// Size gives the bytes of the structure the request carries.
+// Size returns the bytes of the structure the request carries.
 func (r Request) Size() int { return int(r >> 16 & 0x3fff) }
 
-// String gives the header's name without AMDKFD_IOC_.
+// String returns the header's name without AMDKFD_IOC_.
 func (r Request) String() string {
 	if name, ok := requestNames[r]; ok {
 		return name

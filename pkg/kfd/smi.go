@@ -41,7 +41,7 @@ type SMIMask uint64
 // CAP_SYS_ADMIN when the events are opened; newer drivers go by that alone.
 const SMIAllProcesses SMIMask = 1 << 63
 
-// SMIEvents gives the set of ids.
+// SMIEvents returns the set of ids.
 func SMIEvents(ids ...SMIEventID) SMIMask {
 	var m SMIMask
 	for _, id := range ids {
@@ -82,7 +82,7 @@ func (d *Device) OpenSMI(gpu gpreempt.GPUID) (*SMIStream, error) {
 	return &SMIStream{handle: handle{sys: d.handle.sys, fd: int(args.AnonFD)}, gpu: gpu}, nil
 }
 
-// FD gives the descriptor to poll for events (POLLIN); reading never waits. It is
+// FD returns the descriptor to poll for events (POLLIN); reading never waits. It is
 // good until Close.
 func (s *SMIStream) FD() int { return s.handle.fd }
 
@@ -94,7 +94,7 @@ func (s *SMIStream) Select(mask SMIMask) error {
 	return fail(err, Error{Op: opSMI + " select", GPU: s.gpu, Queue: NoQueue})
 }
 
-// Read gives the events that are waiting, none if none are. The driver keeps 1024
+// Read returns the events that are waiting, none if none are. The driver keeps 1024
 // bytes of them (6.12) or 8192 (7.2) and drops what comes on top without a word.
 // Lines that are no event are passed over.
 func (s *SMIStream) Read() ([]SMIEvent, error) {

@@ -23,7 +23,7 @@ type Sys interface {
 	Close(fd int) error
 }
 
-// Kernel gives the running kernel.
+// Kernel returns the running kernel.
 func Kernel() Sys { return kernel{} }
 
 type kernel struct{}

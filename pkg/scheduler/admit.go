@@ -146,7 +146,7 @@ func equalRequests(a, b LeaseRequested) bool {
 		a.SLO == b.SLO && a.Expected == b.Expected && a.OnIdle == b.OnIdle && a.Target == b.Target
 }
 
-// Answered gives the answer a lease got, also after it ended; ok is false while
+// Answered returns the answer a lease got, also after it ended; ok is false while
 // it waits for one.
 func (c *Core) Answered(id LeaseID) (answer Answer, ok bool) {
 	if l := c.leases[id]; l != nil {
@@ -159,7 +159,7 @@ func (c *Core) Answered(id LeaseID) (answer Answer, ok bool) {
 	return Answer{}, false
 }
 
-// Ended tells how a lease ended and how long it lived, for those remembered.
+// Ended describes how a lease ended and how long it lived, for those remembered.
 func (c *Core) Ended(id LeaseID) (end LeaseEnd, held time.Duration, ok bool) {
 	at, ok := c.endedByID[id]
 	if !ok {

@@ -95,7 +95,7 @@ type requestKey struct {
 	id     string
 }
 
-// New gives an empty core. The policy must be valid.
+// New returns an empty core. The policy must be valid.
 func New(policy Policy, limits Limits) *Core {
 	return &Core{
 		policy:    policy,
@@ -111,7 +111,7 @@ func New(policy Policy, limits Limits) *Core {
 	}
 }
 
-// Step takes one event at a time and gives what must be done, in order. The
+// Step takes one event at a time and returns what must be done, in order. The
 // slice is valid until the next Step. Time never goes back: an earlier now
 // counts as the last one.
 func (c *Core) Step(now Time, ev Event) []Action {
@@ -306,7 +306,7 @@ func (c *Core) gpu(id gpreempt.GPUID) *gpu {
 	return g
 }
 
-// setTop recounts top and tells whether it changed.
+// setTop recounts top and reports whether it changed.
 func (g *gpu) setTop() bool {
 	old := g.top
 	g.top = -1

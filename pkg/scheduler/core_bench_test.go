@@ -77,7 +77,7 @@ func (r *rig) step(ev Event) []Action {
 }
 
 // round is one announcement from beginning to end: suspend, results, complete,
-// resume, results. It gives the number of targets it moved.
+// resume, results. It returns the number of targets it moved.
 func (r *rig) round() int {
 	r.lease++
 	r.request.Lease = r.lease

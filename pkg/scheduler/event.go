@@ -74,7 +74,7 @@ type (
 		Target gpreempt.ProcessKey `json:"target,omitzero"`
 	}
 
-	// LeaseRenewed gives a live lease a new time to live from now.
+	// LeaseRenewed returns a live lease a new time to live from now.
 	LeaseRenewed struct {
 		Lease LeaseID       `json:"lease"`
 		TTL   time.Duration `json:"ttl"`
@@ -93,7 +93,7 @@ type (
 		End    LeaseEnd `json:"end"`
 	}
 
-	// ClientBacklog tells whether the GPU queues of a client's process have work:
+	// ClientBacklog reports whether the GPU queues of a client's process have work:
 	// write pointer ahead of read pointer on any of them.
 	ClientBacklog struct {
 		Client ClientID `json:"client"`

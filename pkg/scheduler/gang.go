@@ -143,7 +143,7 @@ func (g *gang) byHand() bool {
 	return slices.ContainsFunc(g.members, func(t *target) bool { return len(t.orders) > 0 })
 }
 
-// lingers tells whether the gang is off the GPUs for the next lease only.
+// lingers reports whether the gang is off the GPUs for the next lease only.
 func (g *gang) lingers() bool {
 	return g.verdict.cause == CauseLinger && !slices.ContainsFunc(g.members, func(t *target) bool { return t.state == TargetResuming })
 }

@@ -28,7 +28,7 @@ func (h *hostile) spawn() ClientID {
 	return h.next
 }
 
-// any gives one of the clients that live.
+// any returns one of the clients that live.
 func (h *hostile) any() ClientID {
 	n := h.roll(len(h.clients))
 	for id := ClientID(1); id <= h.next; id++ {

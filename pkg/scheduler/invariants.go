@@ -8,7 +8,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// CheckInvariants tells whether the state keeps the promises of the package
+// CheckInvariants reports whether the state keeps the promises of the package
 // comment. It is meant for tests, after every Step; it is never wrong on a
 // healthy core and costs time proportional to the state.
 func (c *Core) CheckInvariants() error {

@@ -173,7 +173,7 @@ func (c *Core) suspendCost(l *lease) (cost time.Duration, known bool) {
 	return cost, known
 }
 
-// below tells whether a lease of the given priority is about the gang at all.
+// below reports whether a lease of the given priority is about the gang at all.
 func (g *gang) below(p gpreempt.Priority) bool {
 	return len(g.members) > 0 && g.members[0].class == gpreempt.Offline && g.priority < p
 }
@@ -264,7 +264,7 @@ func (c *Core) look(s *survey, g *gang) {
 	}
 }
 
-// fresh tells whether all of the gang is suspended, new queues included.
+// fresh reports whether all of the gang is suspended, new queues included.
 func (g *gang) fresh() bool {
 	for _, m := range g.members {
 		if m.state != TargetSuspended || m.queues != m.suspendedQueues {
@@ -274,7 +274,7 @@ func (g *gang) fresh() bool {
 	return true
 }
 
-// coming tells whether the gang is not suspended yet, but will be.
+// coming reports whether the gang is not suspended yet, but will be.
 func (g *gang) coming(shadow bool) bool { return g.verdict.suspend && !shadow && !g.fresh() }
 
 // mustWait tells cheaply that a lease has something to wait for, and nothing else
@@ -327,7 +327,7 @@ func worse(a, b QuiesceReason) QuiesceReason {
 }
 
 // settleLease brings a lease up to date with its gangs and answers it as soon as
-// there is nothing left to wait for. It tells whether the lease needs looking at
+// there is nothing left to wait for. It reports whether the lease needs looking at
 // again.
 func (c *Core) settleLease(l *lease) bool {
 	switch l.state {

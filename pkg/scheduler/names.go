@@ -2,7 +2,7 @@ package scheduler
 
 import "strconv"
 
-// word gives the name of an enum value, for logs and scenario tests.
+// word returns the name of an enum value, for logs and scenario tests.
 func word[T ~uint8](v T, names ...string) string {
 	if int(v) < len(names) {
 		return names[v]

@@ -95,7 +95,7 @@ func (o *observer) outranked(t *seenTarget) bool {
 	return false
 }
 
-// covers tells whether a lease is about t: it outranks the gang on one of its GPUs.
+// covers reports whether a lease is about t: it outranks the gang on one of its GPUs.
 func (o *observer) covers(l *seenLease, t *seenTarget) bool {
 	if t.Class != gpreempt.Offline {
 		return false

@@ -308,7 +308,7 @@ func (o *observer) longestLinger() time.Duration {
 	return o.policy.LingerMax
 }
 
-// recorded tells whether one of the records before an answer says it was given.
+// recorded reports whether one of the records before an answer says it was given.
 func (o *observer) recorded(a Action, before []Action) bool {
 	if a.Answer.Reason == QuiesceEnded {
 		return true // the end says it

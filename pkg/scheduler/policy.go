@@ -81,7 +81,7 @@ type Policy struct {
 // PresetCustom is the Preset of a policy whose knobs are no preset's.
 const PresetCustom = "custom"
 
-// Presets gives the named policies, the default first.
+// Presets returns the named policies, the default first.
 func Presets() []Policy {
 	balanced := Policy{
 		Preset:      "balanced",
@@ -121,7 +121,7 @@ func Presets() []Policy {
 // DefaultPolicy is the preset "balanced".
 func DefaultPolicy() Policy { return Presets()[0] }
 
-// PresetNames gives the names SetPolicy and the config file accept.
+// PresetNames returns the names SetPolicy and the config file accept.
 func PresetNames() []string {
 	var names []string
 	for _, p := range Presets() {
@@ -130,7 +130,7 @@ func PresetNames() []string {
 	return names
 }
 
-// PresetByName gives a preset, or an error that names them all.
+// PresetByName returns a preset, or an error that names them all.
 func PresetByName(name string) (Policy, error) {
 	for _, p := range Presets() {
 		if p.Preset == name {

@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite testdata/replay.jsonl and testdata/replay.golden")
 
-// history runs a world for some steps and gives its events as lines of a log, and
+// history runs a world for some steps and returns its events as lines of a log, and
 // what the core did about each.
 func history(t *testing.T, seed uint64, steps int) (log []byte, did string) {
 	t.Helper()

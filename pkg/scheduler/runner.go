@@ -48,7 +48,7 @@ type Runner struct {
 	stopping bool
 }
 
-// NewRunner gives a runner. record is called for every state change, in order,
+// NewRunner returns a runner. record is called for every state change, in order,
 // under the runner's lock: it must not block and not call the runner.
 func NewRunner(core *Core, clock Clock, timer Timer, executor Executor, record func(Record)) *Runner {
 	return &Runner{core: core, clock: clock, timer: timer, executor: executor, record: record, replies: map[LeaseID][]Reply{}}
@@ -149,7 +149,7 @@ func (r *Runner) Announce(req LeaseRequested, reply Reply) (LeaseID, error) {
 }
 
 // Complete ends a lease of the client; client 0, an admin, may end any. A lease
-// that ended already tells how. Errors are *gpreempt.Error.
+// that ended already describes how. Errors are *gpreempt.Error.
 func (r *Runner) Complete(client ClientID, id LeaseID, end LeaseEnd) (LeaseEnd, time.Duration, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -164,7 +164,7 @@ func (r *Runner) Complete(client ClientID, id LeaseID, end LeaseEnd) (LeaseEnd, 
 	return how, held, nil
 }
 
-// Renew gives a live lease a new time to live. Errors are *gpreempt.Error.
+// Renew returns a live lease a new time to live. Errors are *gpreempt.Error.
 func (r *Runner) Renew(client ClientID, id LeaseID, ttl time.Duration) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -182,7 +182,7 @@ func (r *Runner) Renew(client ClientID, id LeaseID, ttl time.Duration) error {
 	return nil
 }
 
-// View gives read access under the lock, as of now; fn must not block and must
+// View returns read access under the lock, as of now; fn must not block and must
 // keep nothing but copies.
 func (r *Runner) View(fn func(c *Core)) {
 	r.mu.Lock()

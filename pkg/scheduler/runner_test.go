@@ -101,7 +101,7 @@ type answered struct {
 	Answer Answer
 }
 
-// announce announces and gives a channel with the answers.
+// announce announces and returns a channel with the answers.
 func (m *machine) announce(t *testing.T, req LeaseRequested) (LeaseID, chan answered) {
 	t.Helper()
 	answers := make(chan answered, 10)

@@ -63,16 +63,16 @@ type ExplainStep struct {
 	Detail   string
 }
 
-// Policy gives the policy in force.
+// Policy returns the policy in force.
 func (c *Core) Policy() Policy { return c.policy }
 
-// Draining tells whether nothing is to be suspended.
+// Draining reports whether nothing is to be suspended.
 func (c *Core) Draining() bool { return c.draining }
 
-// LeaseCount gives the number of live leases.
+// LeaseCount returns the number of live leases.
 func (c *Core) LeaseCount() int { return len(c.leases) }
 
-// Leases gives the live leases, oldest first.
+// Leases returns the live leases, oldest first.
 func (c *Core) Leases() []LeaseInfo {
 	infos := make([]LeaseInfo, 0, len(c.leases))
 	for _, l := range c.leases {
@@ -91,7 +91,7 @@ func (l *lease) info() LeaseInfo {
 	}
 }
 
-// Targets gives every target, by key.
+// Targets returns every target, by key.
 func (c *Core) Targets() []TargetInfo {
 	infos := make([]TargetInfo, 0, len(c.order))
 	for _, t := range c.order {
@@ -100,7 +100,7 @@ func (c *Core) Targets() []TargetInfo {
 	return infos
 }
 
-// Target gives one target.
+// Target returns one target.
 func (c *Core) Target(key gpreempt.ProcessKey) (TargetInfo, bool) {
 	t := c.targets[key]
 	if t == nil {
@@ -150,7 +150,7 @@ func (c *Core) runsBy(g *gang) Time {
 	return max(c.now, min(by, max(last, g.lingerUntil)))
 }
 
-// GPUs gives every GPU, by id.
+// GPUs returns every GPU, by id.
 func (c *Core) GPUs() []GPUInfo {
 	infos := make([]GPUInfo, 0, len(c.gpuOrder))
 	for _, u := range c.gpuOrder {
@@ -181,7 +181,7 @@ func (c *Core) Away() int {
 	return n
 }
 
-// IdleWatched gives the clients with a lease that ends by idleness: those whose
+// IdleWatched returns the clients with a lease that ends by idleness: those whose
 // queues somebody has to watch.
 func (c *Core) IdleWatched() []ClientID {
 	var ids []ClientID
@@ -264,7 +264,7 @@ func (c *Core) budgetLeft(g *gang) time.Duration {
 	return now.budget
 }
 
-// FloorUse tells how much of the time that the share floor lets an offline gang be
+// FloorUse describes how much of the time that the share floor lets an offline gang be
 // suspended at once is used up, of the gang with the least left: 0 to 1, and 0 without
 // a floor.
 func (c *Core) FloorUse() float64 {

@@ -173,7 +173,7 @@ func (w *world) gpuID() gpreempt.GPUID   { return gpreempt.GPUID(1 + w.roll(4)) 
 func (w *world) client() ClientID        { return ClientID(w.roll(5)) }
 func (w *world) prio() gpreempt.Priority { return gpreempt.Priority(w.roll(16)) }
 
-// gpuIDs gives none to four GPUs, ascending.
+// gpuIDs returns none to four GPUs, ascending.
 func (w *world) gpuIDs() []gpreempt.GPUID {
 	var ids []gpreempt.GPUID
 	mask := w.roll(16)

@@ -102,14 +102,14 @@ func checkImports(t *tree) (problems []string) {
 	return problems
 }
 
-// outside tells whether an import is from another module: the standard library
+// outside reports whether an import is from another module: the standard library
 // has no dot in the first element of its paths.
 func outside(imported string) bool {
 	first, _, _ := strings.Cut(imported, "/")
 	return strings.Contains(first, ".")
 }
 
-// within tells whether p is root or below it.
+// within reports whether p is root or below it.
 func within(p, root string) bool { return p == root || strings.HasPrefix(p, root+"/") }
 
 func checkPure(t *tree) (problems []string) {
@@ -307,7 +307,7 @@ var now = clock.Now`},
 			files: map[string]string{
 				"cmd/gpctl/main.go":           `package main; import _ "example.com/m/internal/cli"`,
 				"internal/cli/c.go":           `package cli; import _ "example.com/m/internal/demo"`,
-				"internal/demo/d.go":               `package demo; import _ "example.com/m/internal/mechanism/sim"`,
+				"internal/demo/d.go":          `package demo; import _ "example.com/m/internal/mechanism/sim"`,
 				"internal/mechanism/sim/s.go": `package sim`,
 			},
 			want: []string{"gpctl links internal/mechanism/sim, but only the daemon suspends and resumes: cmd/gpctl -> internal/cli -> internal/demo -> internal/mechanism/sim"},

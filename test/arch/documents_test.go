@@ -32,7 +32,7 @@ func TestDocumentsNameTestsThatExist(t *testing.T) {
 	}
 }
 
-// checkDocuments gives a line for each test a document names and the tree has
+// checkDocuments returns a line for each test a document names and the tree has
 // not, and for each document that names none.
 func checkDocuments(t *tree, root fs.FS, documents []string) (problems []string) {
 	tests := t.tests()
@@ -55,7 +55,7 @@ func checkDocuments(t *tree, root fs.FS, documents []string) (problems []string)
 	return problems
 }
 
-// tests gives the names of all functions in test files, without and with the package.
+// tests returns the names of all functions in test files, without and with the package.
 func (t *tree) tests() map[string]bool {
 	names := map[string]bool{}
 	for _, p := range t.packages {

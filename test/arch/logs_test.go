@@ -59,7 +59,7 @@ func checkLogs(t *tree) (problems []string) {
 // differs is what values look like in a text.
 var differs = regexp.MustCompile(`"[^"]*"|'[^']*'|[0-9]+`)
 
-// ownFields gives where a file makes fields that are not logkey's.
+// ownFields returns where a file makes fields that are not logkey's.
 func (f file) ownFields() (problems []string) {
 	local, ok := f.imports["go.uber.org/zap"]
 	if !ok {
@@ -81,7 +81,7 @@ func (f file) ownFields() (problems []string) {
 	return problems
 }
 
-// logs tells whether a call writes to a logger. It goes by the names that are declared
+// logs reports whether a call writes to a logger. It goes by the names that are declared
 // as *zap.Logger somewhere in the tree.
 func (t *tree) logs(call *ast.CallExpr) bool {
 	sel, ok := call.Fun.(*ast.SelectorExpr)
@@ -105,7 +105,7 @@ func (t *tree) isLogger(x ast.Expr) bool {
 	return false
 }
 
-// loggerNames gives the names of fields, parameters, variables and functions that are
+// loggerNames returns the names of fields, parameters, variables and functions that are
 // or give a *zap.Logger.
 func (t *tree) loggerNames() map[string]bool {
 	if t.loggers != nil {
@@ -201,7 +201,7 @@ func (p *pkg) texts() texts {
 	return all
 }
 
-// returned gives the strings a function gives; nil when it can give others.
+// returned returns the strings a function gives; nil when it can give others.
 func returned(d *ast.FuncDecl) (given []string) {
 	constant := true
 	ast.Inspect(d, func(n ast.Node) bool {
@@ -222,7 +222,7 @@ func returned(d *ast.FuncDecl) (given []string) {
 	return given
 }
 
-// of gives the strings an expression can be; not constant when others too.
+// of returns the strings an expression can be; not constant when others too.
 func (all texts) of(x ast.Expr) (given []string, constant bool) {
 	if text, ok := literal(x); ok {
 		return []string{text}, true

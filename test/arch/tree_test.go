@@ -72,7 +72,7 @@ func load(root fs.FS) (*tree, error) {
 	return t, err
 }
 
-// enter gives fs.SkipDir for the directories the go command leaves out too:
+// enter returns fs.SkipDir for the directories the go command leaves out too:
 // hidden ones, testdata, and other modules.
 func enter(root fs.FS, dir string) error {
 	if dir == "." {
@@ -131,12 +131,12 @@ func modulePath(root fs.FS) (string, error) {
 	return "", fmt.Errorf("go.mod has no module line")
 }
 
-// own gives the directory of an import of this module's.
+// own returns the directory of an import of this module's.
 func (t *tree) own(imported string) (dir string, ok bool) {
 	return strings.CutPrefix(imported, t.module+"/")
 }
 
-// dirs gives the directories with Go files, sorted.
+// dirs returns the directories with Go files, sorted.
 func (t *tree) dirs() []string {
 	var dirs []string
 	for dir := range t.packages {
@@ -146,12 +146,12 @@ func (t *tree) dirs() []string {
 	return dirs
 }
 
-// code gives the files that are not tests.
+// code returns the files that are not tests.
 func (p *pkg) code() []file {
 	return slices.DeleteFunc(slices.Clone(p.files), func(f file) bool { return f.test })
 }
 
-// uses gives where the file uses any of the names of a package, as
+// uses returns where the file uses any of the names of a package, as
 // "file:line: package.Name".
 func (f file) uses(imported string, names ...string) []string {
 	local, ok := f.imports[imported]

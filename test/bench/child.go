@@ -73,7 +73,7 @@ func launch(ctx context.Context, dir, name string, env []string, program string,
 	return c, c.cmd.Start()
 }
 
-// hear gives the next line it says.
+// hear returns the next line it says.
 func (c *child) hear() (string, error) {
 	says, err := c.out.ReadString('\n')
 	if err != nil {
@@ -91,7 +91,7 @@ func (b *bench) start(ctx context.Context, name string, args ...string) (*child,
 	return c, err
 }
 
-// stop ends it, and tells what it logged if that went wrong. Once is enough.
+// stop ends it, and reports what it logged if that went wrong. Once is enough.
 func (c *child) stop() error {
 	if c.ended {
 		return nil

@@ -35,7 +35,7 @@ func document(reportPath string) error {
 	return os.WriteFile(docPath, []byte(changed), 0o600) //nolint:gosec // the path is a constant
 }
 
-// into gives a document with the report's table in place of the one it has.
+// into returns a document with the report's table in place of the one it has.
 func (r *report) into(doc string) (string, error) {
 	before, rest, begins := strings.Cut(doc, tableBegins)
 	_, after, ends := strings.Cut(rest, tableEnds)

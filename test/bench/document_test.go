@@ -27,7 +27,7 @@ func TestTableOfTheDocumentIsReplaced(t *testing.T) {
 	}
 }
 
-// The document tells what each section is, has figures of each, and of each guarded ratio.
+// The document reports what each section is, has figures of each, and of each guarded ratio.
 func TestDocumentHasEverySection(t *testing.T) {
 	text, err := os.ReadFile("../../docs/performance.md")
 	if err != nil {

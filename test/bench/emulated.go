@@ -30,7 +30,7 @@ type emulated struct {
 	conn     *grpc.ClientConn // to the daemon
 }
 
-// errCannotEmulate tells why there can be no emulated machine here.
+// errCannotEmulate reports why there can be no emulated machine here.
 type errCannotEmulate struct{ error }
 
 // emulate starts the machine and the daemon.
@@ -73,7 +73,7 @@ func (b *bench) emulate(ctx context.Context) (m *emulated, err error) {
 	return m, nil
 }
 
-// freeAddress gives an address that was free a moment ago.
+// freeAddress returns an address that was free a moment ago.
 func freeAddress(ctx context.Context) (string, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")

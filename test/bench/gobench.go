@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// goBenchmark runs benchmarks of a package, and gives the values of each repeat by
+// goBenchmark runs benchmarks of a package, and returns the values of each repeat by
 // name and unit. What they print goes into bench.txt as it is.
 func (b *bench) goBenchmark(ctx context.Context, dir, pattern, benchtime string) (map[string]map[string][]float64, error) {
 	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", pattern, "-benchmem",

@@ -78,7 +78,7 @@ func again(first, second []verdict) []verdict {
 	return all
 }
 
-// regressed gives the sections of the ratios that have.
+// regressed returns the sections of the ratios that have.
 func regressed(all []verdict) (letters string) {
 	for _, v := range all {
 		if v.regressed() {

@@ -1,6 +1,6 @@
 // Command bench measures what the daemon adds to gRPC, to the driver and to an idle
 // machine. Every figure is a ratio inside one run, or set beside one: the two sides
-// take turns, so a noisy machine disturbs both alike. docs/performance.md tells what
+// take turns, so a noisy machine disturbs both alike. docs/performance.md reports what
 // each section is.
 package main
 
@@ -155,7 +155,7 @@ func measure(ctx context.Context, quick bool, only string) (r *report, err error
 	return &b.report, nil
 }
 
-// say tells what is being done.
+// say reports what is being done.
 func (b *bench) say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%4.0f s  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
 }
@@ -186,13 +186,13 @@ func (b *bench) figure(section, name, unit string, all []float64) *figure {
 	return f
 }
 
-// writeConfig gives the path of a config file with that text.
+// writeConfig returns the path of a config file with that text.
 func (b *bench) writeConfig(text string) (string, error) {
 	path := filepath.Join(b.dir, "gpreemptd.yaml")
 	return path, os.WriteFile(path, []byte(text), 0o600)
 }
 
-// build gives the paths of programs of this module, built as users have them.
+// build returns the paths of programs of this module, built as users have them.
 func (b *bench) build(ctx context.Context, programs ...string) error {
 	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-o", b.dir + string(filepath.Separator)}, programs...)
 	if out, err := exec.CommandContext(ctx, "go", args...).CombinedOutput(); err != nil {

@@ -25,13 +25,13 @@ type report struct {
 	Figures   []*figure `json:"figures"`
 	// GoBenchmarks is what go test said of sections j and k.
 	GoBenchmarks string `json:"-"`
-	// Skipped tells what was not measured, and why.
+	// Skipped reports what was not measured, and why.
 	Skipped []string `json:"skipped,omitempty"`
 
 	missing []string // the figures that got no value
 }
 
-// whole tells what no value was found for.
+// whole reports what no value was found for.
 func (r *report) whole() error {
 	if len(r.missing) == 0 {
 		return nil

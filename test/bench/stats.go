@@ -66,7 +66,7 @@ func ratios(of func(summary) float64, over, under *series, times float64) []floa
 	return all
 }
 
-// micros gives a statistic of each repeat in microseconds.
+// micros returns a statistic of each repeat in microseconds.
 func micros(of func(summary) float64, s *series) []float64 {
 	all := make([]float64, len(s.Repeats))
 	for i, r := range s.Repeats {
@@ -75,7 +75,7 @@ func micros(of func(summary) float64, s *series) []float64 {
 	return all
 }
 
-// median gives the middle value, of an even number the mean of the two.
+// median returns the middle value, of an even number the mean of the two.
 func median(all []float64) float64 {
 	if len(all) == 0 {
 		return 0

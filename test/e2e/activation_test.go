@@ -60,7 +60,7 @@ func TestClientsWaitInAPassedSocketForTheNextDaemon(t *testing.T) {
 	}
 }
 
-// Whoever calls while one daemon follows another is answered by one of them.
+// The caller of while one daemon follows another is answered by one of them.
 func TestClientsAreAnsweredWhileDaemonsFollowOneAnother(t *testing.T) {
 	dir, l := keepSocket(t)
 	defer l.Close()

@@ -213,7 +213,7 @@ func TestEventsFollowShowsWhatHappens(t *testing.T) {
 	d.stopJob(pid)
 }
 
-// summary gives the part of an event that is the same in each run.
+// summary returns the part of an event that is the same in each run.
 func summary(e *gpreemptv1.Event) string {
 	word := func(s fmt.Stringer, prefix string) string {
 		w := strings.ToLower(strings.TrimPrefix(s.String(), prefix))

@@ -190,7 +190,7 @@ func (c *crashes) launch(fault *kfdemu.Fault) *kfdemu.Injection {
 	return strikes
 }
 
-// arm puts a fault in that is the daemon's end, and gives what tells whether it struck.
+// arm puts a fault in that is the daemon's end, and returns what reports whether it struck.
 func (c *crashes) arm(r *reign, fault *kfdemu.Fault) *kfdemu.Injection {
 	if fault == nil {
 		return nil
@@ -231,7 +231,7 @@ func (c *crashes) complete(lease string) bool {
 	return c.judge("complete", err)
 }
 
-// judge tells whether a call went well: only the daemon's death excuses one that did
+// judge reports whether a call went well: only the daemon's death excuses one that did
 // not.
 func (c *crashes) judge(what string, err error) bool {
 	c.t.Helper()
@@ -299,7 +299,7 @@ func (c *crashes) observe() []crashPoint {
 	return points
 }
 
-// pointsIn gives the points there are in what a daemon did.
+// pointsIn returns the points there are in what a daemon did.
 func pointsIn(s stage, events []kfdemu.Event, pid int32) []crashPoint {
 	var points []crashPoint
 	counts := map[string]int{}
@@ -474,7 +474,7 @@ func (c *crashes) finish() {
 	}{c.died, spreadOf(c.served), spreadOf(c.tookOver), within})
 }
 
-// frozen tells whether a worker has queues and all are suspended.
+// frozen reports whether a worker has queues and all are suspended.
 func (m *emulated) frozen(w *worker) bool {
 	for _, p := range m.Driver().Processes() {
 		if p.PID == w.PID {
@@ -484,7 +484,7 @@ func (m *emulated) frozen(w *worker) bool {
 	return false
 }
 
-// executed gives how many packets the GPUs have executed, by process.
+// executed returns how many packets the GPUs have executed, by process.
 func (m *emulated) executed() map[int32]uint64 {
 	all := map[int32]uint64{}
 	m.Machine(func(g *gpumodel.Machine) {

@@ -144,7 +144,7 @@ func environment(more ...string) []string {
 	return append(append(env, "GORACE=atexit_sleep_ms=0", "NO_COLOR=1"), more...)
 }
 
-// dial gives a new connection to a socket, which need not be there yet.
+// dial returns a new connection to a socket, which need not be there yet.
 func dial(t *testing.T, socket string) *grpc.ClientConn {
 	t.Helper()
 	conn, err := connect(socket)
@@ -257,7 +257,7 @@ func (d *daemon) checkExit(code int) {
 	}
 }
 
-// refused runs a daemon that must not start, and gives what it wrote.
+// refused runs a daemon that must not start, and returns what it wrote.
 func refused(t *testing.T, dir, config string, args ...string) string {
 	t.Helper()
 	d := launch(t, dir, config, args...)

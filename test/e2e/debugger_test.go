@@ -206,7 +206,7 @@ func TestJobThatIsDebuggedAlreadyIsTakenOverAfterwards(t *testing.T) {
 	})
 }
 
-// comm gives the name of a process.
+// comm returns the name of a process.
 func comm(t *testing.T, pid int) string {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
@@ -274,7 +274,7 @@ func TestTracerThatComesLaterIsNobodysBusiness(t *testing.T) {
 }
 
 // A debugger that the driver refuses has the right to debug all the same
-// (kfd_dbg_trap_enable). The daemon gets it back when that one lets go of the job, and
+// (kfd_dbg_trap_enable). The daemon gets it back when that one releases the job, and
 // until then says that it cannot suspend the job, or resume it.
 func TestDebuggerThatTakesTheRightToDebugHasToGiveItBack(t *testing.T) {
 	t.Parallel()

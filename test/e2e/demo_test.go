@@ -19,7 +19,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// playDemo plays a short demo by the command of a gpctl, and gives what it found out. A machine that is
+// playDemo plays a short demo by the command of a gpctl, and returns what it found out. A machine that is
 // as busy as that of tests may keep it from its promises about time, and nothing else.
 func playDemo(t *testing.T, gpctl, env []string, args ...string) (*demo.Result, string) {
 	t.Helper()

@@ -69,7 +69,7 @@ func (l *eventLog) next() <-chan struct{} {
 	return l.wake
 }
 
-// after gives the events seen after a revision.
+// after returns the events seen after a revision.
 func (l *eventLog) after(revision uint64) (events []*gpreemptv1.Event, next <-chan struct{}, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,7 +79,7 @@ func (l *eventLog) after(revision uint64) (events []*gpreemptv1.Event, next <-ch
 	return l.all[at:len(l.all):len(l.all)], l.wake, l.err
 }
 
-// await gives the first event after a revision that matches.
+// await returns the first event after a revision that matches.
 func (l *eventLog) await(what string, revision uint64, match func(*gpreemptv1.Event) bool) *gpreemptv1.Event {
 	l.t.Helper()
 	late := time.After(patience)
@@ -115,7 +115,7 @@ func (d *daemon) awaitTarget(pid int32, since uint64, state gpreemptv1.TargetSta
 	})
 }
 
-// awaitEnd waits until a lease has ended and gives how.
+// awaitEnd waits until a lease has ended and returns how.
 func (d *daemon) awaitEnd(lease string) gpreemptv1.LeaseEnd {
 	d.t.Helper()
 	return d.events.await("the end of lease "+lease, 0, func(e *gpreemptv1.Event) bool {

@@ -18,7 +18,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// filesLimit sets how many descriptors the daemon may have, and gives what it was.
+// filesLimit sets how many descriptors the daemon may have, and returns what it was.
 func (d *daemon) filesLimit(most uint64) (before uint64) {
 	d.t.Helper()
 	var limit unix.Rlimit
@@ -48,7 +48,7 @@ func (d *daemon) cpu() (ticks int) {
 	return user + system
 }
 
-// procStatus gives a number of /proc/PID/status.
+// procStatus returns a number of /proc/PID/status.
 func (d *daemon) procStatus(key string) int {
 	d.t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.process.Process.Pid))

@@ -113,7 +113,7 @@ func measure(t *testing.T) *measured {
 	return m
 }
 
-// withoutDetector gives the path of a program that was built as users have it.
+// withoutDetector returns the path of a program that was built as users have it.
 func withoutDetector(t *testing.T, program string) string {
 	t.Helper()
 	dir, err := builtWithout()

@@ -20,7 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// floodEnv gives the duration of the flood, and with it the figure is judged: the
+// floodEnv returns the duration of the flood, and with it the figure is judged: the
 // machine must be the test's own then.
 const floodEnv = "GPREEMPT_FLOOD"
 
@@ -124,7 +124,7 @@ func (d *daemon) kib(name string) int {
 }
 
 // serveUntil announces and completes as an inference server does, some hundred times a
-// second, and gives how long the announcements took.
+// second, and returns how long the announcements took.
 func (d *daemon) serveUntil(done <-chan struct{}) (took []time.Duration) {
 	d.t.Helper()
 	tick := time.NewTicker(3 * time.Millisecond)

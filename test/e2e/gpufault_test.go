@@ -34,7 +34,7 @@ const (
 	quarantined = gpreemptv1.TargetState_TARGET_STATE_QUARANTINED
 )
 
-// ask announces work on some GPUs, on all if none are named, and gives the lease and
+// ask announces work on some GPUs, on all if none are named, and returns the lease and
 // what it was told.
 func (d *daemon) ask(maxWait time.Duration, gpus ...gpreempt.GPUID) (lease string, answer said) {
 	d.t.Helper()
@@ -58,7 +58,7 @@ func checkSaid(t *testing.T, when string, want, got said) {
 	}
 }
 
-// breaker tells whether that of a GPU is open.
+// breaker reports whether that of a GPU is open.
 func (d *daemon) breaker(id gpreempt.GPUID) bool {
 	d.t.Helper()
 	resp, err := d.admin.ListGpus(d.t.Context(), &gpreemptv1.ListGpusRequest{})
@@ -105,7 +105,7 @@ var schedulers = []struct {
 	machine, config string
 	// off and on are the steps of the hardware by which queues leave and come back.
 	off, on driver.StepKind
-	// names tells whether the driver says which GPU did not take queues back.
+	// names reports whether the driver says which GPU did not take queues back.
 	names bool
 }{
 	{"mi300x", atOnce, driver.StepUnmap, driver.StepMap, true},
@@ -221,7 +221,7 @@ func TestResumeThatFailsOnOneOfTwoGPUsIsTriedUntilEveryQueueRuns(t *testing.T) {
 	}
 }
 
-// allOn tells whether all queues of a worker are on the GPU.
+// allOn reports whether all queues of a worker are on the GPU.
 func (m *emulated) allOn(w *worker) bool {
 	p, ok := m.process(w.PID)
 	return ok && m.each(w.PID, len(p.Queues), onGPU)

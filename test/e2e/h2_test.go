@@ -227,7 +227,7 @@ func (c *h2) widen(stream uint32, by int) {
 
 var errNoMessage = errors.New("no whole message")
 
-// messages gives the gRPC messages in b, and what is left.
+// messages returns the gRPC messages in b, and what is left.
 func messages(b []byte) (all [][]byte, rest []byte) {
 	for len(b) >= 5 {
 		n := int(binary.BigEndian.Uint32(b[1:]))
@@ -239,7 +239,7 @@ func messages(b []byte) (all [][]byte, rest []byte) {
 	return all, b
 }
 
-// fieldNumber gives the number of the last field of a message: which of a oneof it
+// fieldNumber returns the number of the last field of a message: which of a oneof it
 // holds, when that comes last.
 func fieldNumber(b []byte) (last protowire.Number, err error) {
 	for len(b) > 0 {

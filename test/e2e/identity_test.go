@@ -17,7 +17,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-// lease gives what the daemon says of a live lease.
+// lease returns what the daemon says of a live lease.
 func (d *daemon) lease(id string) *gpreemptv1.Lease {
 	d.t.Helper()
 	resp, err := d.admin.ListLeases(d.t.Context(), &gpreemptv1.ListLeasesRequest{})

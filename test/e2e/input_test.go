@@ -224,7 +224,7 @@ func TestTenThousandLeasesMeetTheLimits(t *testing.T) {
 	go func() {
 		for tag := range uint64(asked) {
 			if stream.Send(announceFrame(tag, announcement())) != nil {
-				return // Recv tells why
+				return // Recv reports why
 			}
 		}
 	}()

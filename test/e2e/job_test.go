@@ -12,7 +12,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// pidOf gives the pid in "PID@START".
+// pidOf returns the pid in "PID@START".
 func pidOf(target string) int32 {
 	key, err := gpreempt.ParseProcessKey(target)
 	if err != nil {
@@ -26,7 +26,7 @@ func kernel(d time.Duration) *simv1.Kernel {
 	return &simv1.Kernel{Duration: durationpb.New(d), Occupancy: 0.5}
 }
 
-// startJob starts a simulated job of two queues and gives its pid.
+// startJob starts a simulated job of two queues and returns its pid.
 func (d *daemon) startJob(comm string) int32 {
 	d.t.Helper()
 	resp, err := d.sim.StartJob(d.t.Context(), &simv1.StartJobRequest{Comm: comm, Queues: 2, Kernel: kernel(time.Millisecond)})
@@ -63,7 +63,7 @@ func checkCounters(t *testing.T, c *simv1.ProcessCounters) {
 	}
 }
 
-// executed gives how many packets of a process have been executed.
+// executed returns how many packets of a process have been executed.
 func (d *daemon) executed(pid int32) uint64 {
 	d.t.Helper()
 	resp, err := d.sim.GetCounters(d.t.Context(), &simv1.GetCountersRequest{})
@@ -105,7 +105,7 @@ func (d *daemon) simulatedTime() time.Duration {
 	return resp.GetNow().AsDuration()
 }
 
-// target gives what gpctl would show of a process; nil when it is not known.
+// target returns what gpctl would show of a process; nil when it is not known.
 func (d *daemon) target(pid int32) *gpreemptv1.Target {
 	d.t.Helper()
 	resp, err := d.admin.ListTargets(d.t.Context(), &gpreemptv1.ListTargetsRequest{})
@@ -130,7 +130,7 @@ func announcement() *gpreemptv1.NotifyOnlineRequest {
 	return &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute), MaxWait: durationpb.New(10 * time.Second)}
 }
 
-// announce gives a lease on quiet GPUs.
+// announce returns a lease on quiet GPUs.
 func (d *daemon) announce(ctx context.Context) *gpreemptv1.NotifyOnlineResponse {
 	d.t.Helper()
 	resp, err := d.online.NotifyOnline(ctx, announcement())

@@ -43,7 +43,7 @@ func (l *eventsOfMachine) add(e kfdemu.Event) {
 	l.next = make(chan struct{})
 }
 
-// since gives the events from an index on, the index after them, and what is closed
+// since returns the events from an index on, the index after them, and what is closed
 // at the next one.
 func (l *eventsOfMachine) since(i int) ([]kfdemu.Event, int, <-chan struct{}) {
 	l.mu.Lock()
@@ -82,7 +82,7 @@ func emulate(t *testing.T, cfg kfdemu.Config) *emulated {
 	return m
 }
 
-// events gives those that match so far.
+// events returns those that match so far.
 func (m *emulated) events(match func(kfdemu.Event) bool) (matching []kfdemu.Event) {
 	all, _, _ := m.log.since(0)
 	for _, e := range all {
@@ -316,7 +316,7 @@ func (w *worker) await(event string) report {
 	}
 }
 
-// tell gives a worker a command.
+// tell returns a worker a command.
 func (w *worker) tell(format string, args ...any) {
 	w.t.Helper()
 	if _, err := fmt.Fprintf(w.in, format+"\n", args...); err != nil {
@@ -332,7 +332,7 @@ func (w *worker) stop() {
 	w.finish()
 }
 
-// finish is stop for a worker that stops by itself, and gives what it says at its end.
+// finish is stop for a worker that stops by itself, and returns what it says at its end.
 func (w *worker) finish() report {
 	w.t.Helper()
 	done := w.await("done")
@@ -359,7 +359,7 @@ func (w *worker) kill() {
 	<-w.waited
 }
 
-// count gives how many packets a worker has seen done so far.
+// count returns how many packets a worker has seen done so far.
 func (w *worker) count() uint64 {
 	w.t.Helper()
 	w.tell("report")

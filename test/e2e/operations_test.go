@@ -42,7 +42,7 @@ var (
 	commandEnd = regexp.MustCompile(`\s*(?:[|;>&]|\s#).*$`)
 )
 
-// commands gives every call of our programs in a document, as words.
+// commands returns every call of our programs in a document, as words.
 func commands(document string) (all [][]string) {
 	var lines []string
 	for _, m := range codeLine.FindAllStringSubmatch(document, -1) {
@@ -82,7 +82,7 @@ func understood(words []string) error {
 	return cmd.ValidateArgs(operands)
 }
 
-// found gives what a pattern's first group finds.
+// found returns what a pattern's first group finds.
 func found(pattern, text string) (all []string) {
 	for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
 		all = append(all, m[1])

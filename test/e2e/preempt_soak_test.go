@@ -196,7 +196,7 @@ func (w *worker) asked(way int) string {
 	return "program that exited"
 }
 
-// progress tells how far it is, until the soak is over.
+// progress describes how far it is, until the soak is over.
 func (s *preemptSoak) progress() {
 	tick := time.NewTicker(soakReport)
 	defer tick.Stop()
@@ -220,7 +220,7 @@ func (s *preemptSoak) progress() {
 	}
 }
 
-// suspends gives how often the daemon has suspended a program.
+// suspends returns how often the daemon has suspended a program.
 func (s *preemptSoak) suspends() uint64 {
 	s.t.Helper()
 	resp, err := s.admin.GetStatistics(s.t.Context(), &gpreemptv1.GetStatisticsRequest{})

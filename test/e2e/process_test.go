@@ -82,7 +82,7 @@ func (p *process) kill() {
 	}
 }
 
-// do sends a line and gives the answer.
+// do sends a line and returns the answer.
 func (p *process) do(format string, args ...any) string {
 	p.t.Helper()
 	line := fmt.Sprintf(format, args...)
@@ -92,7 +92,7 @@ func (p *process) do(format string, args ...any) string {
 	return p.said()
 }
 
-// said gives the next line the process, or its heir, wrote.
+// said returns the next line the process, or its heir, wrote.
 func (p *process) said() string {
 	p.t.Helper()
 	if !p.out.Scan() {

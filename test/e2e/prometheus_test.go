@@ -21,7 +21,7 @@ import (
 // grafana is where dashboard and alert rules are.
 const grafana = "../../deploy/grafana"
 
-// program gives the path of one that need not be installed.
+// program returns the path of one that need not be installed.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -85,7 +85,7 @@ func startPrometheus(t *testing.T, target string, flags ...string) *prometheus {
 	return p
 }
 
-// query gives how many series an expression has now, those without a number not counted.
+// query returns how many series an expression has now, those without a number not counted.
 func (p *prometheus) query(expression string) (int, error) {
 	req, err := http.NewRequestWithContext(p.t.Context(), http.MethodGet, "http://"+p.address+"/api/v1/query?query="+url.QueryEscape(expression), http.NoBody)
 	if err != nil {
@@ -118,7 +118,7 @@ func (p *prometheus) query(expression string) (int, error) {
 	return n, nil
 }
 
-// dashboardQueries gives every query of the dashboard by panel, as Grafana sends it
+// dashboardQueries returns every query of the dashboard by panel, as Grafana sends it
 // with all hosts selected.
 func dashboardQueries(t *testing.T) map[string][]string {
 	t.Helper()

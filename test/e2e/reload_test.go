@@ -10,7 +10,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-// warned gives the warning with a code, nil when there is none.
+// warned returns the warning with a code, nil when there is none.
 func (d *daemon) warned(code string) *gpreemptv1.Warning {
 	d.t.Helper()
 	for _, w := range d.status().GetWarnings() {

@@ -20,7 +20,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-// soakEnv gives the duration of TestSoak.
+// soakEnv returns the duration of TestSoak.
 const soakEnv = "GPREEMPT_SOAK"
 
 const (
@@ -115,7 +115,7 @@ func (s *soak) phase(name string, length time.Duration, loads ...func(*rand.Rand
 	all.Wait()
 }
 
-// rested waits until nothing of the load is left, and gives what the daemon takes then.
+// rested waits until nothing of the load is left, and returns what the daemon takes then.
 // After the first time that is the same descriptors and goroutines.
 func (s *soak) rested(before *gpreemptv1.GetStatusResponse, earlier []usage) usage {
 	s.t.Helper()

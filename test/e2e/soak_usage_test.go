@@ -76,7 +76,7 @@ func (s *soak) sampleUntil(over <-chan struct{}, every time.Duration) []usage {
 	}
 }
 
-// middle gives the median of a figure.
+// middle returns the median of a figure.
 func middle(part []usage, of func(usage) int) int {
 	all := make([]int, len(part))
 	for i, u := range part {

@@ -42,7 +42,7 @@ func (m *emulated) eventually(what string, cond func() bool) {
 	}
 }
 
-// process gives what the driver knows of a process; false if nothing.
+// process returns what the driver knows of a process; false if nothing.
 func (m *emulated) process(pid int32) (driver.ProcessState, bool) {
 	for _, p := range m.Driver().Processes() {
 		if p.PID == pid && p.Alive && !p.Secondary {
@@ -60,7 +60,7 @@ var (
 	offGPU = queueFlags{Suspended: true}
 )
 
-// flags gives where the queues of a process stand, by their ids.
+// flags returns where the queues of a process stand, by their ids.
 func (m *emulated) flags(pid int32) map[uint32]queueFlags {
 	p, _ := m.process(pid)
 	all := map[uint32]queueFlags{}
@@ -70,7 +70,7 @@ func (m *emulated) flags(pid int32) map[uint32]queueFlags {
 	return all
 }
 
-// each tells whether a process has n queues, and each stands so.
+// each reports whether a process has n queues, and each stands so.
 func (m *emulated) each(pid int32, n int, want queueFlags) bool {
 	all := m.flags(pid)
 	for _, got := range all {
@@ -106,7 +106,7 @@ func (m *emulated) elapse(d time.Duration) {
 	m.eventually("the GPUs go on", func() bool { return now() >= began+d })
 }
 
-// stands gives how far the GPU got with each queue of a worker: the packets that
+// stands returns how far the GPU got with each queue of a worker: the packets that
 // counted themselves or, of a queue that copies, the bytes that were read.
 func (w *worker) stands() map[uint32]uint64 {
 	w.t.Helper()
@@ -145,14 +145,14 @@ func (m *emulated) awaitProgress(w *worker) {
 	})
 }
 
-// create has a worker make one more queue and gives its id.
+// create has a worker make one more queue and returns its id.
 func (w *worker) create() uint32 {
 	w.t.Helper()
 	w.tell("create")
 	return w.created()
 }
 
-// created waits for a queue to be made and gives its id.
+// created waits for a queue to be made and returns its id.
 func (w *worker) created() uint32 {
 	w.t.Helper()
 	queues := w.await("created").Queues

@@ -35,7 +35,7 @@ type tcp struct {
 	dir     string
 }
 
-// overTCP gives a config that serves TCP too: dns:web.example may announce, and
+// overTCP returns a config that serves TCP too: dns:web.example may announce, and
 // uri:spiffe://example/ops is an admin.
 func overTCP(t *testing.T) *tcp {
 	t.Helper()
@@ -63,7 +63,7 @@ tcp:
 
 func (w *tcp) file(name string) string { return filepath.Join(w.dir, name) }
 
-// install gives the daemon a certificate of ca, which vouches for its clients.
+// install returns the daemon a certificate of ca, which vouches for its clients.
 func (w *tcp) install(ca *testutil.Authority) {
 	w.t.Helper()
 	cert, key := ca.Issue(testutil.ForServer)
@@ -78,7 +78,7 @@ func (w *tcp) install(ca *testutil.Authority) {
 	}
 }
 
-// dial gives a client with a certificate of ca.
+// dial returns a client with a certificate of ca.
 func (w *tcp) dial(ca *testutil.Authority, change ...func(*x509.Certificate)) *client.Client {
 	w.t.Helper()
 	cert, key := ca.Issue(change...)

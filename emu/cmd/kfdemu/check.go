@@ -89,7 +89,7 @@ func check(ctx context.Context, name string, trace bool) (err error) {
 
 const ptraceScopeFile = "/proc/sys/kernel/yama/ptrace_scope"
 
-// tracing tells whether a program on the machine may trace all others there.
+// tracing reports whether a program on the machine may trace all others there.
 func tracing(pid int) error {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {

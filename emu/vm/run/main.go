@@ -124,7 +124,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	return os.RemoveAll(dir)
 }
 
-// tail gives the end of the kernel's messages.
+// tail returns the end of the kernel's messages.
 func tail(console string) []byte {
 	text, err := os.ReadFile(console)
 	if err != nil {
@@ -136,7 +136,7 @@ func tail(console string) []byte {
 // files adds to an archive.
 type files func(a *vm.Archive) error
 
-// bare gives what a guest needs that is nothing but kernel and tests.
+// bare returns what a guest needs that is nothing but kernel and tests.
 func (o options) bare(m *vm.Manifest, modules []vm.Module) files {
 	return func(a *vm.Archive) (err error) {
 		m.Modules, err = addModules(a, "/modules", modules)
@@ -144,7 +144,7 @@ func (o options) bare(m *vm.Manifest, modules []vm.Module) files {
 	}
 }
 
-// addModules adds modules, and gives their paths in the order of loading.
+// addModules adds modules, and returns their paths in the order of loading.
 func addModules(a *vm.Archive, dir string, modules []vm.Module) (paths []string, err error) {
 	for i, module := range modules {
 		path := fmt.Sprintf("%s/%02d-%s.ko", dir, i, module.Name)

@@ -35,7 +35,7 @@ ExecStart=/init ` + vm.StewardArg + `
 // change the machine they run on.
 var debianEnv = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "TMPDIR=/tmp", "LC_ALL=C", "SYSTEMD_PAGER=", "GPREEMPT_GUEST=systemd"}
 
-// debian makes a guest with a distribution of guest, and gives what is put over it.
+// debian makes a guest with a distribution of guest, and returns what is put over it.
 func (o options) debian(ctx context.Context, dir string, kernel vm.Kernel, guest *vm.Guest, m *vm.Manifest, driver []vm.Module) (files, error) {
 	image, err := vm.FetchRoot(ctx)
 	if err != nil {

@@ -82,7 +82,7 @@ type Mechanism struct {
 
 var _ mechanism.Mechanism = (*Mechanism)(nil)
 
-// New gives the mechanism.
+// New returns the mechanism.
 func New(cfg Config) *Mechanism {
 	if cfg.Host == nil {
 		cfg.Host = machine{kfd.DevicePath}
@@ -166,7 +166,7 @@ func (s *session) Suspend(ctx context.Context) error {
 	return s.settle(s.m.visit(ctx, s.target, func(v *visit) error { return s.pause(ctx, v) }))
 }
 
-// fresh tells whether there may be a context that is not paused.
+// fresh reports whether there may be a context that is not paused.
 func (s *session) fresh() (bool, error) {
 	p, err := s.m.cfg.Host.Open(s.target)
 	if err != nil {
@@ -237,7 +237,7 @@ func (s *session) pause(ctx context.Context, v *visit) error {
 }
 
 // pauseOnce pauses the context of a descriptor, which is then paused exactly once. It
-// tells whether the context is the process's own: another is left alone. Several
+// reports whether the context is the process's own: another is left alone. Several
 // descriptors may be of one context.
 func (m *Mechanism) pauseOnce(fd int, pid int32) (own bool, err error) {
 	err = kfd.CRIUUnpause(m.cfg.Sys, fd, pid)

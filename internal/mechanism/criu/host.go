@@ -21,7 +21,7 @@ import (
 type Host interface {
 	// Open gets hold of a process.
 	Open(target gpreempt.ProcessKey) (Process, error)
-	// Capabilities gives the effective ones of this program, bit n for number n.
+	// Capabilities returns the effective ones of this program, bit n for number n.
 	Capabilities() (uint64, error)
 }
 
@@ -31,7 +31,7 @@ type Process interface {
 	Tracer() (int32, error)
 	// Descriptors are the numbers of those of /dev/kfd.
 	Descriptors() ([]int, error)
-	// Take gives this program a descriptor of the open file that has the number there;
+	// Take returns this program a descriptor of the open file that has the number there;
 	// EBADF when none has that is one of /dev/kfd. It is closed with kfd.Sys.
 	Take(number int) (int, error)
 	Close() error
@@ -98,7 +98,7 @@ func (p *process) is(target gpreempt.ProcessKey) error {
 	return nil
 }
 
-// goneOr gives mechanism.ErrGone for the errors that say that there is no such process.
+// goneOr returns mechanism.ErrGone for the errors that say that there is no such process.
 func goneOr(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return mechanism.ErrGone
@@ -154,7 +154,7 @@ func (p *process) Descriptors() ([]int, error) {
 	return numbers, nil
 }
 
-// driver gives the device number of the driver as this program sees it.
+// driver returns the device number of the driver as this program sees it.
 func (p *process) driver() (uint64, error) {
 	var s unix.Stat_t
 	if err := unix.Stat(p.device, &s); err != nil {
@@ -166,7 +166,7 @@ func (p *process) driver() (uint64, error) {
 	return s.Rdev, nil
 }
 
-// isDevice tells whether a file, or dir itself for the path "", is the character
+// isDevice reports whether a file, or dir itself for the path "", is the character
 // device of that number. It is fstat but for waiting for the server of a filesystem.
 func isDevice(dir int, path string, number uint64) (bool, error) {
 	var s unix.Statx_t

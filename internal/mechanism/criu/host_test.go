@@ -196,7 +196,7 @@ func TestOtherFilesByTheNameOfTheDriverAreNotTaken(t *testing.T) {
 	}
 }
 
-// descriptors gives what this program has open.
+// descriptors returns what this program has open.
 func descriptors(t *testing.T) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")

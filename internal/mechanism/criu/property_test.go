@@ -71,7 +71,7 @@ func (s *schedule) open() []int {
 	return fds
 }
 
-// own gives the pauses in effect of each context, on each GPU.
+// own returns the pauses in effect of each context, on each GPU.
 func (s *schedule) own() (evicted [][]int, paused int) {
 	primary := true
 	for _, c := range s.w.contexts(s.target) {

@@ -49,7 +49,7 @@ func (m *Mechanism) visit(ctx context.Context, target gpreempt.ProcessKey, do fu
 	return gone(do(&visit{m, target, p, thread}))
 }
 
-// gone gives mechanism.ErrGone for the tracer's word for it.
+// gone returns mechanism.ErrGone for the tracer's word for it.
 func gone(err error) error {
 	if errors.Is(err, tracer.ErrGone) {
 		return mechanism.ErrGone

@@ -90,7 +90,7 @@ func newTestWorld(t *testing.T, profile string) *world {
 	return newWorld(profile, j)
 }
 
-// mechanism gives that of the daemon that runs now.
+// mechanism returns that of the daemon that runs now.
 func (w *world) mechanism() *Mechanism {
 	return New(Config{Sys: worldSys{w}, Attach: w.attach, Host: worldHost{w}, Journal: worldJournal{w}, Log: zap.NewNop()})
 }

@@ -35,7 +35,7 @@ type campaign struct {
 
 func newCampaign(held idSet) campaign { return campaign{held: held, passed: map[uint32]int{}} }
 
-// next gives the queues of a snapshot that are to be suspended yet, SDMA queues
+// next returns the queues of a snapshot that are to be suspended yet, SDMA queues
 // among them, in its order. It is for a snapshot that clears ECQueueNew.
 func (c campaign) next(snapshot []kfd.QueueSnapshotEntry) []uint32 {
 	forgetReborn(c.held, snapshot)
@@ -85,7 +85,7 @@ func (c campaign) judge(results []kfd.QueueResult, snapshot []kfd.QueueSnapshotE
 	return v
 }
 
-// gpusOf gives the GPUs that the queues ids are on, ascending.
+// gpusOf returns the GPUs that the queues ids are on, ascending.
 func gpusOf(ids []uint32, snapshot []kfd.QueueSnapshotEntry) []gpreempt.GPUID {
 	var gpus []gpreempt.GPUID
 	for i := range snapshot {
@@ -97,7 +97,7 @@ func gpusOf(ids []uint32, snapshot []kfd.QueueSnapshotEntry) []gpreempt.GPUID {
 	return slices.Compact(gpus)
 }
 
-// failures gives the queues whose GPU failed.
+// failures returns the queues whose GPU failed.
 func failures(results []kfd.QueueResult) []uint32 {
 	var ids []uint32
 	for _, r := range results {

@@ -35,7 +35,7 @@ func (h *hold) serve(ctx context.Context) error {
 	return nil
 }
 
-// drain asks the driver until nothing is pending, or for long enough, and gives the
+// drain asks the driver until nothing is pending, or for long enough, and returns the
 // number of queues when some were born. It is made on the tracing thread.
 func (h *hold) drain() (queues int, err error) {
 	if h.owesAck {

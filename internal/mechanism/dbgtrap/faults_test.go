@@ -54,7 +54,7 @@ func TestGPUThatFailsToResumeIsNamedAndTriedAgain(t *testing.T) {
 		f.must("suspend", s.Suspend(t.Context()))
 		broken := f.machine.FailGPU(kfdtest.TrapOp(kfd.TrapResumeQueues), gpuA, unix.EIO)
 		err := s.Resume(t.Context())
-		if f.machine.GPU(gpuA).Adds > 0 { // MES: nothing tells which of them it is
+		if f.machine.GPU(gpuA).Adds > 0 { // MES: nothing reports which of them it is
 			wantHardware(t, "resume", err, gpuA, gpuB)
 		} else {
 			wantHardware(t, "resume", err, gpuA)
@@ -207,7 +207,7 @@ func (f *fixture) life(j *job) (errs []error) {
 	return append(errs, s.Close())
 }
 
-// endedRuntime tells whether queues cannot be suspended because the runtime has ended.
+// endedRuntime reports whether queues cannot be suspended because the runtime has ended.
 func endedRuntime(err error) bool {
 	runtime, ok := errors.AsType[*RuntimeError](err)
 	return ok && runtime.Ended

@@ -238,7 +238,7 @@ func (h *hold) runtimeIs(state kfd.RuntimeState) {
 	h.stranded = false
 }
 
-// usable gives the error of a runtime whose activation failed.
+// usable returns the error of a runtime whose activation failed.
 func (h *hold) usable() error {
 	if h.state == kfd.RuntimeBusy || h.state == kfd.RuntimeFailed {
 		return &RuntimeError{Target: h.target, State: h.state}
@@ -246,7 +246,7 @@ func (h *hold) usable() error {
 	return nil
 }
 
-// without gives the error of a target that has queues and no runtime.
+// without returns the error of a target that has queues and no runtime.
 func (h *hold) without(queues int) error {
 	return &RuntimeError{Target: h.target, State: h.state, Queues: queues, Ended: h.hadRuntime}
 }
@@ -303,7 +303,7 @@ func (h *hold) disable() error {
 	}
 }
 
-// end lets go of the target: every queue runs, nobody debugs or traces it. On an
+// end releases the target: every queue runs, nobody debugs or traces it. On an
 // error the driver may still have us for the debugger, and end is to be called
 // again.
 func (h *hold) end(ctx context.Context) error {
@@ -356,7 +356,7 @@ func (h *hold) undebug(ctx context.Context) error {
 	}
 }
 
-// signals gives what tells that the target is to be looked after: something was
+// signals returns what tells that the target is to be looked after: something was
 // raised, debugging ended, the trace ended.
 func (h *hold) signals() (stirred, ended, untraced <-chan struct{}) {
 	if h.pipe != nil {

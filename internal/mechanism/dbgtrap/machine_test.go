@@ -296,7 +296,7 @@ func (j *job) writeStatOf(dir string, tid int32, state byte, flags, threads int)
 	}
 }
 
-// running gives the queues that are not suspended.
+// running returns the queues that are not suspended.
 func (j *job) running() []uint32 {
 	var ids []uint32
 	for id, q := range j.Queues() {
@@ -355,7 +355,7 @@ func (f *fixture) must(what string, err error) {
 	}
 }
 
-// oldRule tells whether the driver asks for the tracing thread.
+// oldRule reports whether the driver asks for the tracing thread.
 func (f *fixture) oldRule() bool { return f.PermissionRule() == kfd.PermissionThread }
 
 // fakeThread is a Thread of the fake machine: an OS thread of this process.
@@ -453,7 +453,7 @@ func (t *fakeThread) Detach(context.Context) error {
 func (t *fakeThread) Done() <-chan struct{} { return t.done }
 func (t *fakeThread) Gone() bool            { return t.gone.Load() }
 
-// suspendCalls gives what SUSPEND_QUEUES was called with.
+// suspendCalls returns what SUSPEND_QUEUES was called with.
 func (f *fixture) suspendCalls() [][]uint32 {
 	var calls [][]uint32
 	for _, c := range f.machine.Calls() {

@@ -49,7 +49,7 @@ type Config struct {
 	// runs. It is called at most once for a session, on a goroutine of its own, and
 	// not when the caller of Suspend was told, or when the target left. May be nil.
 	Lost func(gpreempt.ProcessKey, error)
-	// GPUs gives the GPUs a target's queues are on. It must not block. May be nil.
+	// GPUs returns the GPUs a target's queues are on. It must not block. May be nil.
 	GPUs func(gpreempt.ProcessKey) []gpreempt.GPU
 	// Log may be nil.
 	Log *zap.Logger
@@ -71,7 +71,7 @@ type Mechanism struct {
 
 var _ mechanism.Mechanism = (*Mechanism)(nil)
 
-// New gives the mechanism. It has no effect before Attach.
+// New returns the mechanism. It has no effect before Attach.
 func New(cfg Config) *Mechanism {
 	if cfg.Root == "" {
 		cfg.Root = "/"
@@ -151,7 +151,7 @@ func (m *Mechanism) forget(s *session) {
 	delete(m.sessions, s.target)
 }
 
-// Queues gives the queues of a target as the driver last told them: new since its
+// Queues returns the queues of a target as the driver last told them: new since its
 // last event at the latest, while those that left since may still be among them.
 // False when the target is not held. It makes no call to the driver, and what it
 // gives is shared and must not be changed.
@@ -169,7 +169,7 @@ func (m *Mechanism) Queues(target gpreempt.ProcessKey) ([]kfd.QueueSnapshotEntry
 	return *snapshot, true
 }
 
-// PermissionRule gives the driver's permission rule, kfd.PermissionUnknown until the
+// PermissionRule returns the driver's permission rule, kfd.PermissionUnknown until the
 // first target has told.
 func (m *Mechanism) PermissionRule() kfd.PermissionRule {
 	m.mu.Lock()
@@ -177,7 +177,7 @@ func (m *Mechanism) PermissionRule() kfd.PermissionRule {
 	return m.rule
 }
 
-// permission gives the kernel's rule, asking for it once. The calling thread must
+// permission returns the kernel's rule, asking for it once. The calling thread must
 // not trace the target, while another thread of this program does: then nobody else
 // can enable debugging, and the right to it is where this program's ENABLE put it.
 func (m *Mechanism) permission(pid int32) kfd.PermissionRule {

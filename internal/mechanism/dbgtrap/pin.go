@@ -26,7 +26,7 @@ type pin struct {
 	mem *os.File
 }
 
-// pinProcess gives mechanism.ErrGone when the process is gone.
+// pinProcess returns mechanism.ErrGone when the process is gone.
 func pinProcess(root string, target gpreempt.ProcessKey) (*pin, error) {
 	dir, err := os.OpenRoot(filepath.Join(root, "proc", strconv.Itoa(int(target.PID))))
 	if vanished(err) {
@@ -48,7 +48,7 @@ func pinProcess(root string, target gpreempt.ProcessKey) (*pin, error) {
 	return p, nil
 }
 
-// replaced tells whether the program there was is no more: reading its memory gives
+// replaced reports whether the program there was is no more: reading its memory gives
 // nothing then (mem_rw), and before it an error or what is there.
 func (p *pin) replaced() bool {
 	if p.mem == nil {
@@ -82,7 +82,7 @@ func (p *pin) read(file string) (discovery.ProcStat, error) {
 	return stat, nil
 }
 
-// living gives a thread of the process that is not on its way out: the main one if
+// living returns a thread of the process that is not on its way out: the main one if
 // it can be that. It is mechanism.ErrGone when there is none. The driver forgets a
 // process that exits when its last thread has given up its memory, and each has the
 // mark of an exiting thread by then.
@@ -112,12 +112,12 @@ func (p *pin) living() (tid int32, err error) {
 	return 0, mechanism.ErrGone
 }
 
-// ending tells whether the thread whose stat it is has ended, or is about to.
+// ending reports whether the thread whose stat it is has ended, or is about to.
 func ending(stat discovery.ProcStat) bool {
 	return stat.MainEnded() || stat.Flags&discovery.FlagExiting != 0
 }
 
-// gone tells why the driver knows the process no longer: mechanism.ErrGone, or
+// gone reports why the driver knows the process no longer: mechanism.ErrGone, or
 // mechanism.ErrReplaced when it lives.
 func (p *pin) gone() error {
 	tid, err := p.living()

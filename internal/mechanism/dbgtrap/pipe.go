@@ -72,7 +72,7 @@ func (p *eventPipe) stir() {
 	}
 }
 
-// taken tells whether the driver has the write end, after handOver.
+// taken reports whether the driver has the write end, after handOver.
 func (p *eventPipe) taken() bool {
 	conn, err := p.read.SyscallConn()
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// driverEnd gives what the driver keeps of a pipe: the same open file.
+// driverEnd returns what the driver keeps of a pipe: the same open file.
 func driverEnd(t *testing.T, p *eventPipe) int {
 	t.Helper()
 	fd, err := unix.FcntlInt(uintptr(p.write), unix.F_DUPFD_CLOEXEC, 0)

@@ -252,7 +252,7 @@ func (p *program) answer() string {
 	return strings.TrimSpace(line)
 }
 
-// must gives a command that has to work.
+// must returns a command that has to work.
 func (p *program) must(command ...string) {
 	p.tb.Helper()
 	p.tell(command...)

@@ -120,7 +120,7 @@ func (h *hold) revive(ctx context.Context) error {
 	return err
 }
 
-// over tells whether a thread has lost its target.
+// over reports whether a thread has lost its target.
 func over(t Thread) bool {
 	select {
 	case <-t.Done():

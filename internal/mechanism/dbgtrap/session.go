@@ -109,7 +109,7 @@ func (s *session) Close() error {
 	return s.awaitSettled()
 }
 
-// awaitSettled waits for the first attempt to let the target go, and tells how the
+// awaitSettled waits for the first attempt to let the target go, and describes how the
 // latest went.
 func (s *session) awaitSettled() error {
 	<-s.settled
@@ -188,7 +188,7 @@ func (s *session) serve(ctx context.Context) {
 	}
 }
 
-// finish lets the target go, however long that takes, and tells how the first
+// finish lets the target go, however long that takes, and describes how the first
 // attempt went.
 func (s *session) finish(ctx context.Context, tell func(error)) {
 	err := s.end(ctx)
@@ -267,7 +267,7 @@ func (s *session) act(ctx context.Context, suspend bool) error {
 func (s *session) release(ctx context.Context) error {
 	s.wanted = false
 	if s.over != nil { // let go, or to be
-		return nil //nolint:nilerr // it tells why, and is no error of this
+		return nil //nolint:nilerr // it reports why, and is no error of this
 	}
 	err := guard(func() error { return s.hold.resume(ctx) })
 	if s.owed = err != nil && !final(err); s.owed {
@@ -318,7 +318,7 @@ func (s *session) conclude(ctx context.Context, err error) {
 	s.payBack(ctx)
 }
 
-// report tells why the hold has ended when no caller was told. That the target left
+// report reports why the hold has ended when no caller was told. That the target left
 // is an event, not a loss.
 func (s *session) report(err error) {
 	if errors.Is(err, mechanism.ErrGone) {

@@ -54,7 +54,7 @@ func (h *hold) suspend(ctx context.Context) error {
 // those that were waiting for a resume is woken by it.
 const endingTime = 100 * time.Millisecond
 
-// suspendAll gives queues that are being destroyed, which the driver does not suspend,
+// suspendAll returns queues that are being destroyed, which the driver does not suspend,
 // the time for that.
 func (h *hold) suspendAll(ctx context.Context) error {
 	for wait, waited := time.Millisecond, time.Duration(0); ; wait *= 2 {
@@ -149,7 +149,7 @@ func (h *hold) resumeAll() error {
 	return &mechanism.HardwareError{GPUs: gpus, Err: fmt.Errorf("resume the queues of process %d: the GPU is hung or in reset: look for amdgpu errors in the kernel log", h.target.PID)}
 }
 
-// resumeOnce gives the number of queues that were resumed, and those that should
+// resumeOnce returns the number of queues that were resumed, and those that should
 // have been.
 func (h *hold) resumeOnce() (int, []kfd.QueueSnapshotEntry, error) {
 	d := h.m.cfg.Device

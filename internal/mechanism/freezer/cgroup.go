@@ -39,7 +39,7 @@ var (
 	errUnseen = errors.New("it cannot be seen from here")
 )
 
-// openCgroup gives errRemoved only when the hierarchy is there to be seen and the
+// openCgroup returns errRemoved only when the hierarchy is there to be seen and the
 // cgroup is not in it. Other errors: errUnseen, others.
 func (m *Mechanism) openCgroup(path string) (_ *cgroup, err error) {
 	defer func() {
@@ -71,12 +71,12 @@ func (m *Mechanism) openCgroup(path string) (_ *cgroup, err error) {
 	return &cgroup{dir, path, inode(info)}, nil
 }
 
-// inode gives the inode number, which every file of Linux has.
+// inode returns the inode number, which every file of Linux has.
 func inode(info fs.FileInfo) uint64 { return info.Sys().(*syscall.Stat_t).Ino }
 
 func (g *cgroup) close() error { return g.dir.Close() }
 
-// vanished gives errRemoved for what a cgroup answers that was removed.
+// vanished returns errRemoved for what a cgroup answers that was removed.
 func vanished(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
 		return errRemoved
@@ -150,7 +150,7 @@ func (g *cgroup) awaitFrozen(ctx context.Context) error {
 	}
 }
 
-// flat gives the value of a key in a text of lines "key value", "" for none.
+// flat returns the value of a key in a text of lines "key value", "" for none.
 func flat(text, key string) string {
 	for line := range strings.Lines(text) {
 		if words := strings.Fields(line); len(words) == 2 && words[0] == key {
@@ -195,7 +195,7 @@ func (m *Mechanism) ownCgroup(target gpreempt.ProcessKey) (*cgroup, string, erro
 	return nil, why, errors.Join(err, g.close())
 }
 
-// unfit reads what is in the cgroup and tells what is against freezing it, "" for
+// unfit reads what is in the cgroup and reports what is against freezing it, "" for
 // nothing.
 func (m *Mechanism) unfit(g *cgroup, f facts) (string, error) {
 	procs, err := g.read("cgroup.procs")
@@ -276,7 +276,7 @@ type facts struct {
 	parents map[int32]int32
 }
 
-// unfitByName tells what is against freezing a cgroup as far as its name tells.
+// unfitByName reports what is against freezing a cgroup as far as its name tells.
 func (f facts) unfitByName() string {
 	base := path.Base(f.path)
 	switch {
@@ -297,7 +297,7 @@ func (f facts) unfitByName() string {
 	return ""
 }
 
-// unfit tells what is against freezing a cgroup: it must hold the target, what the
+// unfit reports what is against freezing a cgroup: it must hold the target, what the
 // target has started, and nothing else.
 func (f facts) unfit() string {
 	switch {

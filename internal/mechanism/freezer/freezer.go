@@ -63,7 +63,7 @@ type Mechanism struct {
 
 var _ mechanism.Mechanism = (*Mechanism)(nil)
 
-// New gives the mechanism.
+// New returns the mechanism.
 func New(cfg Config) *Mechanism { return &Mechanism{cfg: cfg} }
 
 // Name implements mechanism.Mechanism.
@@ -174,7 +174,7 @@ func (m *Mechanism) thawOwn(target gpreempt.ProcessKey) error {
 	return g.thaw()
 }
 
-// unstoppable tells why a process must not be stopped whatever it does.
+// unstoppable reports why a process must not be stopped whatever it does.
 func unstoppable(pid int32) error {
 	switch pid {
 	case int32(os.Getpid()):
@@ -206,7 +206,7 @@ type session struct {
 
 // pause is a way to keep a process off the CPU.
 type pause interface {
-	// begun tells whether somebody else has paused it.
+	// begun reports whether somebody else has paused it.
 	begun() (bool, error)
 	// begin pauses and returns when nothing runs any more.
 	begin(ctx context.Context) error
@@ -247,7 +247,7 @@ func (s *session) again(ctx context.Context) error {
 	return s.takeBack(s.orGone(s.held.begin(ctx)))
 }
 
-// orGone gives mechanism.ErrGone in place of whatever came of a process that has
+// orGone returns mechanism.ErrGone in place of whatever came of a process that has
 // exited.
 func (s *session) orGone(err error) error {
 	if s.process.exited() {

@@ -97,7 +97,7 @@ func killDaemon(t *testing.T, dir string, victims []*victim, after time.Duration
 	}
 }
 
-// cleanUp does what gpreemptd --cleanup does, and gives the number of entries.
+// cleanUp does what gpreemptd --cleanup does, and returns the number of entries.
 func cleanUp(t *testing.T, dir string) int {
 	t.Helper()
 	j := openJournal(t, dir)

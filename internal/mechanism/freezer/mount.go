@@ -12,7 +12,7 @@ type mount struct {
 	root, point string
 }
 
-// below gives the path of a cgroup from the mount point; false when it is not there.
+// below returns the path of a cgroup from the mount point; false when it is not there.
 func (m *mount) below(path string) (string, bool) {
 	switch {
 	case m == nil:
@@ -49,7 +49,7 @@ func findMount(root string) (*mount, error) {
 //
 //	36 35 98:0 /root /point options optional-fields - cgroup2 source options
 //
-// It gives nil when the hierarchy is not mounted.
+// It returns nil when the hierarchy is not mounted.
 func parseMounts(text string) *mount {
 	for line := range strings.Lines(text) {
 		where, what, found := strings.Cut(line, " - ")

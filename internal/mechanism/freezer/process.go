@@ -27,7 +27,7 @@ type process struct {
 	fd   int
 }
 
-// openProcess gives mechanism.ErrGone when the process has exited.
+// openProcess returns mechanism.ErrGone when the process has exited.
 func openProcess(root string, key gpreempt.ProcessKey) (*process, error) {
 	fd, err := unix.PidfdOpen(int(key.PID), 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -44,7 +44,7 @@ func openProcess(root string, key gpreempt.ProcessKey) (*process, error) {
 	return p, nil
 }
 
-// goneOr gives the error of reading about a process, ErrGone for none and for one
+// goneOr returns the error of reading about a process, ErrGone for none and for one
 // that says that there is no such process.
 func goneOr(err error) error {
 	if err == nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
@@ -74,7 +74,7 @@ func procPath(root string, pid int32, file string) string {
 	return filepath.Join(root, "proc", strconv.Itoa(int(pid)), file)
 }
 
-// exited tells whether the process has exited: its descriptor is readable then
+// exited reports whether the process has exited: its descriptor is readable then
 // (pidfd_poll).
 func (p *process) exited() bool {
 	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}

@@ -183,7 +183,7 @@ func (v *victim) line(t *testing.T) string {
 	return strings.TrimSpace(line)
 }
 
-// ask sends a line and gives the answer, which takes a victim that runs.
+// ask sends a line and returns the answer, which takes a victim that runs.
 func (v *victim) ask(t *testing.T, what string) string {
 	t.Helper()
 	if _, err := fmt.Fprintln(v.in, what); err != nil {
@@ -199,7 +199,7 @@ func (v *victim) mustRun(t *testing.T) {
 	}
 }
 
-// states gives the states of its threads, each once.
+// states returns the states of its threads, each once.
 func (v *victim) states(t *testing.T) string {
 	t.Helper()
 	return statesOf(t, v.key.PID)
@@ -281,7 +281,7 @@ func (m machine) resume(t *testing.T, s mechanism.Session) {
 	}
 }
 
-// noted gives what the journal says about its processes: the mechanism and, of a
+// noted returns what the journal says about its processes: the mechanism and, of a
 // frozen one, the cgroup.
 func (m machine) noted(t *testing.T) map[gpreempt.ProcessKey]string {
 	t.Helper()
@@ -297,7 +297,7 @@ func (m machine) noted(t *testing.T) map[gpreempt.ProcessKey]string {
 }
 
 // newCgroup makes a cgroup for the time of the test, below the one of this program.
-// It gives its path in the hierarchy and its directory.
+// It returns its path in the hierarchy and its directory.
 func newCgroup(t *testing.T) (string, *os.File) {
 	t.Helper()
 	mnt, err := findMount("/")
@@ -344,7 +344,7 @@ func control(t *testing.T, dir *os.File, file string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// frozen gives the word of the kernel for it, "0" or "1".
+// frozen returns the word of the kernel for it, "0" or "1".
 func frozen(t *testing.T, dir *os.File) string {
 	t.Helper()
 	return flat(control(t, dir, "cgroup.events"), "frozen")

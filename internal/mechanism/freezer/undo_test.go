@@ -21,7 +21,7 @@ import (
 )
 
 // newFake is a machine with a real process in a cgroup that is only files, where
-// every freeze takes effect at once. It gives the directory of the cgroup.
+// every freeze takes effect at once. It returns the directory of the cgroup.
 func newFake(t *testing.T) (machine, *victim, string) {
 	t.Helper()
 	v := startVictim(t, nil)

@@ -99,7 +99,7 @@ type (
 	}
 )
 
-// New gives a ladder that holds no target.
+// New returns a ladder that holds no target.
 func New(cfg Config) *Ladder {
 	return &Ladder{
 		cfg:      cfg,
@@ -147,7 +147,7 @@ func (l *Ladder) setChoice(target gpreempt.ProcessKey, c Choice) {
 	l.choices[target] = c
 }
 
-// Choice tells what holds the target, or why nothing does; false when no Attach
+// Choice reports what holds the target, or why nothing does; false when no Attach
 // was tried.
 func (l *Ladder) Choice(target gpreempt.ProcessKey) (Choice, bool) {
 	l.mu.Lock()
@@ -156,7 +156,7 @@ func (l *Ladder) Choice(target gpreempt.ProcessKey) (Choice, bool) {
 	return c, ok
 }
 
-// Survey tells which mechanism an Attach would take as far as can be seen without
+// Survey reports which mechanism an Attach would take as far as can be seen without
 // touching the target.
 func (l *Ladder) Survey(ctx context.Context, target gpreempt.ProcessKey) Choice {
 	var choice Choice
@@ -234,7 +234,7 @@ func (l *Ladder) climb(ctx context.Context, target gpreempt.ProcessKey, below in
 	return nil, choice, nil
 }
 
-// judge tells why m is not to be used on target before it is asked itself, or else
+// judge reports why m is not to be used on target before it is asked itself, or else
 // which slots it would need.
 func (l *Ladder) judge(m mechanism.Mechanism, target gpreempt.ProcessKey) (*Rejection, []slot) {
 	l.mu.Lock()

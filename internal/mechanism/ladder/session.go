@@ -107,7 +107,7 @@ func (s *session) check(ctx context.Context, c *chosen, err error, suspend bool)
 	s.ladder.Lost(s.ladder.cfg.Rungs[c.index].Name(), s.target, err)
 }
 
-// takeBetter gives the mechanism to suspend with, which is the better one when
+// takeBetter returns the mechanism to suspend with, which is the better one when
 // there is one and the target runs.
 func (s *session) takeBetter() (*chosen, error) {
 	s.mu.Lock()

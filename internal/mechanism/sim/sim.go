@@ -19,7 +19,7 @@ type Mechanism struct{ rt *gpumodel.Realtime }
 
 var _ mechanism.Mechanism = (*Mechanism)(nil)
 
-// New gives the mechanism for the processes of rt.
+// New returns the mechanism for the processes of rt.
 func New(rt *gpumodel.Realtime) *Mechanism { return &Mechanism{rt: rt} }
 
 // Name implements mechanism.Mechanism.
@@ -140,7 +140,7 @@ func (s *session) releaseLocked() {
 	})
 }
 
-// failure gives the error that the results stand for: nil when every queue is as
+// failure returns the error that the results stand for: nil when every queue is as
 // asked, or no longer there.
 func failure(verb string, target gpreempt.ProcessKey, results []gpumodel.QueueResult) error {
 	var gpus []gpreempt.GPUID

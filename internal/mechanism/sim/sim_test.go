@@ -68,7 +68,7 @@ func (b *bench) fault(kind gpumodel.FaultKind, delay time.Duration) {
 	b.ok(b.rt.SetFault(gpumodel.Fault{Kind: kind, GPU: b.gpus[1].ID, Delay: delay}))
 }
 
-// frozen tells which queues do not run: which keep a short packet.
+// frozen reports which queues do not run: which keep a short packet.
 func (b *bench) frozen() []bool {
 	b.t.Helper()
 	backlog, err := b.rt.Backlog(b.target)

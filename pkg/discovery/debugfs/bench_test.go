@@ -53,7 +53,7 @@ func manyHQDs(gpus int) (b []byte, slots int) {
 	return []byte(t.String()), slots
 }
 
-// perItem runs f over text. Beside what benchmarks report it gives the allocations
+// perItem runs f over text. Beside what benchmarks report it returns the allocations
 // for each queue or slot; and, by the shortest of many runs, which a busy machine
 // disturbs least, the speed, and how much longer it takes than to look for the
 // newlines, the least any reader of lines has to do.

@@ -156,7 +156,7 @@ type Quantum struct {
 	Scale, Duration uint8
 }
 
-// String gives the quantum for people: "1 ms", "off", or the two fields where the
+// String returns the quantum for people: "1 ms", "off", or the two fields where the
 // unit is not known.
 func (q Quantum) String() string {
 	switch {
@@ -243,7 +243,7 @@ func (c *Compute) BacklogPackets() (packets uint64, ok bool) {
 	return c.BacklogDwords() / aqlPacketDwords, c.AQL
 }
 
-// Priority gives the KFD priority of a queue, and whether it is exactly what the
+// Priority returns the KFD priority of a queue, and whether it is exactly what the
 // driver was given.
 //
 // Up to 6.12 the driver writes it to the queue priority and its class to the pipe
@@ -286,7 +286,7 @@ func pipePriority(priority uint32) uint32 {
 	return pipeHigh
 }
 
-// WritesPriority tells whether the queue proves that its kernel writes the queue
+// WritesPriority reports whether the queue proves that its kernel writes the queue
 // priority. Kernels that do not leave it 0.
 func (c *Compute) WritesPriority() bool {
 	return c.QueuePriority > 0 && c.QueuePriority <= uint32(gpreempt.MaxPriority) && pipePriority(c.QueuePriority) == c.PipePriority

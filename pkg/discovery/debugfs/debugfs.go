@@ -79,7 +79,7 @@ func (w *warnings) full() bool {
 	return true
 }
 
-// all gives the warnings by line, and the number of those left out as the last of
+// all returns the warnings by line, and the number of those left out as the last of
 // them.
 func (w *warnings) all(line int) []Warning {
 	slices.SortStableFunc(w.list, func(a, b Warning) int { return cmp.Compare(a.Line, b.Line) })

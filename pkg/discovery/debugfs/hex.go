@@ -97,7 +97,7 @@ func explain(line []byte, indent int) (column int, problem string) {
 
 func isHex(c byte) bool { return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' }
 
-// isRow tells whether a line is meant as a row of data: indented by so much, then
+// isRow reports whether a line is meant as a row of data: indented by so much, then
 // hexadecimal digits up to a colon, or 8 of them whatever follows.
 func isRow(line []byte, indent int) bool {
 	if !indented(line, indent) {
@@ -115,7 +115,7 @@ func isRow(line []byte, indent int) bool {
 	return len(line) == indent+8
 }
 
-// indented tells whether a line begins with so many spaces and then something else.
+// indented reports whether a line begins with so many spaces and then something else.
 func indented(line []byte, indent int) bool {
 	if len(line) <= indent || line[indent] == ' ' {
 		return false

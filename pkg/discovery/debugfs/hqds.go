@@ -20,7 +20,7 @@ const (
 	SlotSDMA
 )
 
-// String gives the word used in the output.
+// String returns the word used in the output.
 func (k SlotKind) String() string {
 	switch k {
 	case SlotCP:
@@ -263,7 +263,7 @@ func (p *hqdParser) endSlot(atEnd bool) {
 	d.Registers = p.words[p.firstWord:n:n]
 }
 
-// whole tells whether a slot has as many registers as one of its kind can have.
+// whole reports whether a slot has as many registers as one of its kind can have.
 func (p *hqdParser) whole(kind SlotKind, n int) bool {
 	if kind != SlotSDMA {
 		return n == hqdRegisters

@@ -12,7 +12,7 @@ type lines struct {
 	line int
 }
 
-// next gives a line without its newline. whole is false for a last line that has
+// next returns a line without its newline. whole is false for a last line that has
 // none: the kernel ends each line with one, so the text was cut.
 func (l *lines) next() (line []byte, whole, ok bool) {
 	if len(l.rest) == 0 {
@@ -28,7 +28,7 @@ func (l *lines) next() (line []byte, whole, ok bool) {
 	return line, true, true
 }
 
-// each gives the lines to read, and a last one that was cut to torn, until there
+// each returns the lines to read, and a last one that was cut to torn, until there
 // are no more or one of them has an error.
 func (l *lines) each(read, torn func(line []byte) error) error {
 	for {
@@ -117,7 +117,7 @@ func (s *scan) hex() uint32 {
 	return uint32(s.number(16, 1<<32-1, "want a hexadecimal number below 2^32, in lower case"))
 }
 
-// end wants the line to end here, and gives the error if it does not or if
+// end wants the line to end here, and returns the error if it does not or if
 // anything before was wrong.
 func (s *scan) end(line int) error {
 	if s.problem == "" {

@@ -22,7 +22,7 @@ type Known struct {
 	Snapshot *gpreempt.QueueInfo
 }
 
-// MatchQueues finds the dump of each queue of one process, and gives what is then
+// MatchQueues finds the dump of each queue of one process, and returns what is then
 // known of the queue: index by index with known. dumps are those of all the
 // process's blocks; gfx gives the gfx_target_version of a GPU, 0 when unknown, and
 // may be nil. FromMQD is set where the dump is certainly that of the queue; where
@@ -135,7 +135,7 @@ func (c *candidate) decodeCompute(d *MQD) error {
 	return nil
 }
 
-// could tells whether a candidate is of the GPU and kind of a queue.
+// could reports whether a candidate is of the GPU and kind of a queue.
 func (c *candidate) could(k *Known) bool {
 	if c.gpu != k.GPU {
 		return false
@@ -150,7 +150,7 @@ func (c *candidate) could(k *Known) bool {
 	return true
 }
 
-// agrees tells whether all that a candidate and the snapshot both know is the same.
+// agrees reports whether all that a candidate and the snapshot both know is the same.
 func (c *candidate) agrees(k *Known) bool {
 	same := func(ours, is uint64) bool { return ours == 0 || is == 0 || ours == is }
 	return same(k.Snapshot.ReadPointer, c.read) && same(k.Snapshot.WritePointer, c.write) &&
@@ -237,7 +237,7 @@ func (m *matcher) note(i int, format string, args ...any) {
 	m.notes[i] = append(m.notes[i], fmt.Sprintf(format, args...))
 }
 
-// writesPriority tells whether any dump proves that the kernel writes the queue
+// writesPriority reports whether any dump proves that the kernel writes the queue
 // priority.
 func (m *matcher) writesPriority() bool {
 	return slices.ContainsFunc(m.cands, func(c candidate) bool { return c.compute != nil && c.compute.WritesPriority() })
@@ -291,7 +291,7 @@ func (m *matcher) bySnapshot() {
 	}
 }
 
-// located tells whether the ring's address of a queue is known.
+// located reports whether the ring's address of a queue is known.
 func (k *Known) located() bool { return k.Snapshot != nil && k.Snapshot.RingBase != 0 }
 
 // byOrder looks whether dumps come in the order of the snapshot.
@@ -375,7 +375,7 @@ func (m *matcher) bySize() {
 	}
 }
 
-// group gives what a queue without a ring's address is known by.
+// group returns what a queue without a ring's address is known by.
 func (k *Known) group() (g group, ok bool) {
 	switch k.Type {
 	case gpreempt.QueueCompute:

@@ -195,7 +195,7 @@ func (m *slotMatcher) facts(s *Slot) facts {
 	return f
 }
 
-// mayBe tells whether a slot's MQD may be that of the queue whose first XCC has it
+// mayBe reports whether a slot's MQD may be that of the queue whose first XCC has it
 // at base: the same, or behind it by so many times one distance, in pages.
 func (f *facts) mayBe(base uint64) bool {
 	if f.rank == 0 {
@@ -322,7 +322,7 @@ func (m *slotMatcher) byRing(i int) {
 	}
 }
 
-// mayBeUnknown tells whether a slot may be that of a queue whose ring is not known.
+// mayBeUnknown reports whether a slot may be that of a queue whose ring is not known.
 func (m *slotMatcher) mayBeUnknown(f *facts) bool {
 	return slices.ContainsFunc(m.unknown[f.gpu], func(size uint64) bool { return size == 0 || f.ringBytes == 0 || size == f.ringBytes })
 }

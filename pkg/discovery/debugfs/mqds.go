@@ -19,7 +19,7 @@ const (
 	KindDIQ
 )
 
-// String gives the word used in the output.
+// String returns the word used in the output.
 func (k Kind) String() string {
 	switch k {
 	case KindCompute:
@@ -286,7 +286,7 @@ func (p *mqdParser) endQueue(atEnd bool) {
 	}
 }
 
-// whole tells whether the open dump has one of the sizes known of its kind.
+// whole reports whether the open dump has one of the sizes known of its kind.
 func (p *mqdParser) whole(kind Kind) bool {
 	n := len(p.words) - p.firstWord
 	if kind == KindSDMA {
@@ -295,7 +295,7 @@ func (p *mqdParser) whole(kind Kind) bool {
 	return n == computeWords || n == computeWordsLarge
 }
 
-// shorter tells whether q, the last queue, has less than another of its kind.
+// shorter reports whether q, the last queue, has less than another of its kind.
 func (p *mqdParser) shorter(q *MQD) bool {
 	last := q.XCCs[len(q.XCCs)-1]
 	for i := range p.queues {

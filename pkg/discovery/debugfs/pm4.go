@@ -8,17 +8,17 @@ type Opcode uint8
 
 // The opcodes that a runlist has.
 const (
-	// OpMapProcess gives the address space and the resources of a process; the queues
+	// OpMapProcess returns the address space and the resources of a process; the queues
 	// that follow are its.
 	OpMapProcess Opcode = 0xa1
-	// OpMapQueues gives a queue.
+	// OpMapQueues returns a queue.
 	OpMapQueues Opcode = 0xa2
 	// OpRunList leads to another runlist, or back to the same one when there are more
 	// queues than slots.
 	OpRunList Opcode = 0xa5
 )
 
-// String gives the name of the opcode, or its number.
+// String returns the name of the opcode, or its number.
 func (o Opcode) String() string {
 	switch o {
 	case OpMapProcess:

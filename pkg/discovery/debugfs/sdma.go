@@ -16,7 +16,7 @@ const (
 	SDMAGFX12
 )
 
-// String gives the word used in the output.
+// String returns the word used in the output.
 func (l SDMALayout) String() string {
 	switch l {
 	case SDMAGFX9:

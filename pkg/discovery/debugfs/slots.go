@@ -19,7 +19,7 @@ const (
 	Live
 )
 
-// String gives the word used in the output.
+// String returns the word used in the output.
 func (s SlotState) String() string {
 	switch s {
 	case Empty:

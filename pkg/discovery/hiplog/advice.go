@@ -88,7 +88,7 @@ func advise(c *Comparison) Advice {
 	return a
 }
 
-// deepest gives the greatest backlog and the log it is in.
+// deepest returns the greatest backlog and the log it is in.
 func deepest(c *Comparison) (packets uint64, side string) {
 	side = "A"
 	if c.A.MaxBacklog != nil {
@@ -113,7 +113,7 @@ func withoutRing(c *Comparison) int {
 	return n
 }
 
-// undecided gives the first reason why a match is not decided.
+// undecided returns the first reason why a match is not decided.
 func undecided(c *Comparison) string {
 	for i := range c.Matches {
 		if c.Matches[i].Verdict == Undecided {

@@ -126,7 +126,7 @@ type Backlog struct {
 	Event
 }
 
-// Warning tells what the log does not hold, or holds in a bad state.
+// Warning reports what the log does not hold, or holds in a bad state.
 type Warning struct {
 	// Code is stable.
 	Code string `json:"code"`

@@ -133,7 +133,7 @@ func (a *analyzer) process(rec *Record) *process {
 	return p
 }
 
-// thread gives the state of a thread; those beyond the bound share one, of which
+// thread returns the state of a thread; those beyond the bound share one, of which
 // nothing is remembered.
 func (a *analyzer) thread(p *process, tid uint64) *thread {
 	if p.lastThread != nil && p.lastTID == tid {
@@ -195,7 +195,7 @@ func (a *analyzer) queue(p *process, rec *Record) *queue {
 	return q
 }
 
-// list adds v to the few values seen and tells whether it was new.
+// list adds v to the few values seen and reports whether it was new.
 func list[T comparable](values *[]T, v T) bool {
 	if n := len(*values); n > 0 && (*values)[n-1] == v || n >= maxList || slices.Contains(*values, v) {
 		return false

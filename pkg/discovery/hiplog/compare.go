@@ -48,7 +48,7 @@ type Side struct {
 	Warnings   []Warning `json:"warnings"`
 }
 
-// Verdict tells whether two queues with a ring at the same address are one.
+// Verdict reports whether two queues with a ring at the same address are one.
 type Verdict string
 
 // The verdicts.
@@ -144,7 +144,7 @@ func (c *Comparison) match() {
 	c.OnlyA, c.OnlyB = len(c.A.Queues)-len(sharedA), len(c.B.Queues)-len(sharedB)
 }
 
-// same tells whether two queues with their rings at one address are one.
+// same reports whether two queues with their rings at one address are one.
 func same(a, b *Queue) (Verdict, string) {
 	switch {
 	case a.PID != 0 && b.PID != 0 && a.PID != b.PID:

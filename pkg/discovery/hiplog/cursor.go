@@ -43,7 +43,7 @@ func (c *cursor) decimal(v *uint64) bool {
 	return c.at > start && c.at-start <= 19
 }
 
-// hexValue gives the value of a digit, 16 or more for another byte.
+// hexValue returns the value of a digit, 16 or more for another byte.
 func hexValue(b byte) byte {
 	if isDigit(b) {
 		return b - '0'

@@ -15,7 +15,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
-// FuzzScan gives any text to the scanner: it comes to the same records however the
+// FuzzScan returns any text to the scanner: it comes to the same records however the
 // text arrives, and what is made of them holds together.
 func FuzzScan(f *testing.F) {
 	for _, prefix := range []string{v56, v57, v63, v63Level, slip, bare, rocr} {
@@ -95,7 +95,7 @@ func check(t *testing.T, a *hiplog.Analysis) {
 	}
 }
 
-// FuzzOpen gives any bytes to the decompressors.
+// FuzzOpen returns any bytes to the decompressors.
 func FuzzOpen(f *testing.F) {
 	text, err := io.ReadAll(newGenerator(2 << 10))
 	if err != nil {

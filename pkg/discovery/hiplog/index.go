@@ -6,7 +6,7 @@ type index struct {
 	last  uint64
 }
 
-// follow gives the whole index of which v is at least the low 32 bits: the one
+// follow returns the whole index of which v is at least the low 32 bits: the one
 // nearest to the one before.
 func (i *index) follow(v uint64) uint64 {
 	if i.known && v < 1<<32 {

@@ -20,7 +20,7 @@ const (
 	maxTop = 50
 )
 
-// Mix tells which kernels there were, and how often.
+// Mix reports which kernels there were, and how often.
 type Mix struct {
 	// Total counts all, Others those of kernels that are not told apart: beyond
 	// 1024 of a queue or a process, or 4096 of the log, whichever came first.
@@ -47,7 +47,7 @@ type nameID uint32
 
 const noName nameID = 0
 
-// names gives a number to each name. The zero value is ready.
+// names returns a number to each name. The zero value is ready.
 type names struct {
 	ids  map[string]nameID
 	list []string

@@ -14,7 +14,7 @@ import (
 // maxWindow bounds the memory of zstd: what "zstd --long=27" needs at most.
 const maxWindow = 128 << 20
 
-// Open gives the text of a log that may be compressed with gzip or zstd, told by
+// Open returns the text of a log that may be compressed with gzip or zstd, told by
 // its first bytes. When the compressed data end early, reading ends with an error
 // that wraps io.ErrUnexpectedEOF, after all that could be decompressed. Close does
 // not close r.

@@ -210,7 +210,7 @@ func parseMessage(rec *Record) {
 	}
 }
 
-// end gives rec its kind when all of it was there.
+// end returns rec its kind when all of it was there.
 func (rec *Record) end(k Kind, whole bool) {
 	if whole {
 		rec.Kind = k

@@ -9,7 +9,7 @@ package hiplog
 
 import "strconv"
 
-// Hint tells how to make a log that holds all this package looks for.
+// Hint describes how to make a log that holds all this package looks for.
 const Hint = "run the program with AMD_LOG_LEVEL=4 (5 on the newest ROCm), AMD_LOG_MASK=0x98 to leave out the rest and " +
 	"AMD_LOG_LEVEL_FILE=/tmp/hip.log, which makes a file /tmp/hip.log_PID for each process; it slows the program down"
 
@@ -17,7 +17,7 @@ const Hint = "run the program with AMD_LOG_LEVEL=4 (5 on the newest ROCm), AMD_L
 // in text and JSON. It says nothing in another process.
 type Address uint64
 
-// String gives the address in hex, as the log does.
+// String returns the address in hex, as the log does.
 func (a Address) String() string { return "0x" + strconv.FormatUint(uint64(a), 16) }
 
 // MarshalText is String.

@@ -18,7 +18,7 @@ const (
 // levels that occur.
 type Levels [10]uint64
 
-// MarshalJSON gives {"3":1290,"4":55}.
+// MarshalJSON returns {"3":1290,"4":55}.
 func (l Levels) MarshalJSON() ([]byte, error) {
 	occur := map[string]uint64{}
 	for level, n := range l {
@@ -141,7 +141,7 @@ func (s *scanner) scan(r io.Reader) error {
 	}
 }
 
-// dropNULs closes the holes in b and gives the length of what is left.
+// dropNULs closes the holes in b and returns the length of what is left.
 func (s *scanner) dropNULs(b []byte) int {
 	hole := bytes.IndexByte(b, 0)
 	if hole < 0 {

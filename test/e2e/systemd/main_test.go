@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 // patience bounds every wait. It only decides how long a broken test takes.
 const patience = 3 * time.Minute
 
-// command runs a program and gives its exit status and what it wrote.
+// command runs a program and returns its exit status and what it wrote.
 func command(t *testing.T, name string, args ...string) (status int, out string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -73,7 +73,7 @@ const (
 	path    = "/run/gpreempt/gpreemptd.sock"
 )
 
-// property gives what systemd says of the service.
+// property returns what systemd says of the service.
 func property(t *testing.T, name string) string {
 	t.Helper()
 	return strings.TrimSpace(must(t, "systemctl", "show", "--value", "-p", name, service))
@@ -118,7 +118,7 @@ func answers(t *testing.T) string {
 	return must(t, "gpctl", "--socket", path, "status")
 }
 
-// entries gives what the journal has of a unit since the boot, by field.
+// entries returns what the journal has of a unit since the boot, by field.
 func entries(t *testing.T, match ...string) []map[string]any {
 	t.Helper()
 	must(t, "journalctl", "--sync")

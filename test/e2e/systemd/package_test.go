@@ -90,7 +90,7 @@ func get(t *testing.T, page string) (status int, body string) {
 	return resp.StatusCode, string(text)
 }
 
-// packageScraped gives the key in the commented config file its value, as somebody would
+// packageScraped returns the key in the commented config file its value, as somebody would
 // with an editor.
 func packageScraped(t *testing.T) {
 	text, err := os.ReadFile(yaml)

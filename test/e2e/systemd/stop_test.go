@@ -36,7 +36,7 @@ func TestClientsWaitWhileTheDaemonStartsAgain(t *testing.T) {
 	}
 }
 
-// hit does something bad to the daemon while the worker is frozen. It gives the times
+// hit does something bad to the daemon while the worker is frozen. It returns the times
 // until the worker ran, and until one who calls from then on, tries times, was answered.
 func hit(t *testing.T, signal syscall.Signal, tries int) (ran, answered time.Duration) {
 	t.Helper()
@@ -74,7 +74,7 @@ func hit(t *testing.T, signal syscall.Signal, tries int) (ran, answered time.Dur
 	return ran, answered
 }
 
-// busyness tells how long it takes to start a service that does nothing. An emulated CPU
+// busyness describes how long it takes to start a service that does nothing. An emulated CPU
 // of a host that has other work, too, is a slow one.
 func busyness(t *testing.T) time.Duration {
 	t.Helper()

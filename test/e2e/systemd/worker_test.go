@@ -55,7 +55,7 @@ func frozen(t *testing.T) bool {
 	return strings.Contains(string(text), "frozen 1")
 }
 
-// mustRun waits until the worker goes on, and gives the time since.
+// mustRun waits until the worker goes on, and returns the time since.
 func mustRun(t *testing.T, since time.Time) time.Duration {
 	t.Helper()
 	eventually(t, "the worker is let go", atOnce, func() bool { return !frozen(t) })
