@@ -191,6 +191,13 @@ func TestRunlistHasWhatIsToRun(t *testing.T) {
 	r.suspend(a)
 	r.rest()
 	packets(2*21 + 1*7)
+
+	m := newRig(t, mes(), 1)
+	m.start("a", 1, 0)
+	m.rest()
+	if got := m.text("rls"); !strings.HasSuffix(got, "  No active runlist\n") {
+		t.Errorf("rls under MES:\n%s", got)
+	}
 }
 
 func TestPriorityIsInTheMQDAtOnceAndInHardwareAfterACycle(t *testing.T) {

@@ -186,25 +186,6 @@ func queuesInSlots(truth gpumodel.Truth) map[slotKey]queueKey {
 	return all
 }
 
-// checkRunlists looks whether every packet is understood, and under MES that there
-// are none.
-func (l *life) checkRunlists(dump debugfs.RunlistDump) {
-	l.Helper()
-	for _, r := range dump.Runlists {
-		if r.Active && l.Spec().MES {
-			l.Fatalf("a runlist under MES: %+v", r)
-		}
-		for _, p := range r.Packets() {
-			_, process := p.MapProcess()
-			_, queue := p.MapQueues()
-			_, chain := p.RunList()
-			if !process && !queue && !chain {
-				l.Fatalf("no packet of a runlist: %+v", p)
-			}
-		}
-	}
-}
-
 // TestSuspendedQueuesHaveNoSlotAndExactPositions is what a suspension is verified by.
 func TestSuspendedQueuesHaveNoSlotAndExactPositions(t *testing.T) {
 	for _, name := range []string{"mi300x", "rx7900xtx"} {

@@ -182,9 +182,7 @@ func (l *life) check() {
 	l.ok(err)
 	hqds, err := debugfs.ParseHQDs(l.read(debugfs.HQDs))
 	l.ok(err)
-	rls, err := debugfs.ParseRunlists(l.read(debugfs.Runlists))
-	l.ok(err)
-	if diff := cmp.Diff([][]debugfs.Warning{nil, nil, nil}, [][]debugfs.Warning{mqds.Warnings, hqds.Warnings, rls.Warnings}); diff != "" {
+	if diff := cmp.Diff([][]debugfs.Warning{nil, nil}, [][]debugfs.Warning{mqds.Warnings, hqds.Warnings}); diff != "" {
 		l.Errorf("warnings (-want +got):\n%s", diff)
 	}
 	// cmp is for people: it takes long to find nothing in this much.
@@ -196,7 +194,6 @@ func (l *life) check() {
 		l.Fatalf("hqds (-want +got):\n%s", cmp.Diff(want, got))
 	}
 	l.checkOwners(truth, mqds, slots)
-	l.checkRunlists(rls)
 }
 
 // shownXCCs is how many XCCs the kernel tells of.

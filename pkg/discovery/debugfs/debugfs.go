@@ -1,19 +1,16 @@
-// Package debugfs hides the text and the register layouts of the files amdkfd
-// keeps in debugfs: what a dump says becomes queues, hardware slots and runlists,
-// joined to the queues of sysfs and of the driver's snapshots where that is
-// certain.
+// Package debugfs parses the files that amdkfd keeps in debugfs and decodes the
+// register layouts in them into queues and hardware slots. It joins these with the
+// queues of sysfs and of the driver's snapshots where the match is certain.
 //
 // Everything here is a function of its arguments: the caller reads the files.
 // Reading them is not free. mqds takes the mutex of each process, and hqds reads
-// thousands of registers one by one; both are for looking on from time to time,
-// never for a hot path.
+// thousands of registers one by one; both are for occasional reading, never for a
+// hot path.
 //
-// A dump is three things at once. The MQD of a queue (mqds) is the driver's and
-// the firmware's image of it in memory: what the driver writes is current, the
-// positions are those of the last time the queue was taken off the hardware. The
-// HQD (hqds) is a slot of the hardware as it is now, which may be the leftovers
-// of a queue long gone. The runlist (rls) is what was last handed to the
-// scheduler firmware.
+// The MQD of a queue (mqds) is the image of it in memory that the driver and the
+// firmware share: what the driver writes is current, the positions are those of the
+// last time the queue was unmapped. The HQD (hqds) is a slot of the hardware as it is
+// now, which may still contain the registers of a queue that was destroyed long ago.
 package debugfs
 
 import (
@@ -26,9 +23,8 @@ import (
 
 // The files, below the root of the host.
 const (
-	MQDs     = "sys/kernel/debug/kfd/mqds"
-	HQDs     = "sys/kernel/debug/kfd/hqds"
-	Runlists = "sys/kernel/debug/kfd/rls"
+	MQDs = "sys/kernel/debug/kfd/mqds"
+	HQDs = "sys/kernel/debug/kfd/hqds"
 )
 
 // Warning is something in a file that is not an error and was not understood in

@@ -72,12 +72,6 @@ func fuzzTexts(f *testing.F) {
 	b.linef("Node 3, gpu_id f05b:")
 	b.linef(" Device is stopped")
 	texts = append(texts, b.String(), b.String()[:500])
-	b.Reset()
-	b.linef("Node 2, gpu_id f7bc:")
-	b.dump(2, runlist())
-	b.linef("Node 3, gpu_id f05b:")
-	b.linef("  No active runlist")
-	texts = append(texts, b.String(), b.String()[:100])
 	for _, text := range texts {
 		f.Add([]byte(text))
 	}
@@ -178,39 +172,6 @@ func FuzzParseHQDs(f *testing.F) {
 		for i, m := range debugfs.MatchSlots(slots, owners) {
 			if m.How == "" || m.Owner < -1 || m.Owner >= len(owners) || m.Owner >= 0 && slots[i].State != debugfs.Live {
 				t.Fatalf("slot %d: %+v", i, m)
-			}
-		}
-	})
-}
-
-func FuzzParseRunlists(f *testing.F) {
-	fuzzTexts(f)
-	f.Fuzz(func(t *testing.T, b []byte) {
-		d, err := debugfs.ParseRunlists(b)
-		if err != nil {
-			wellRefused(t, b, err)
-			return
-		}
-		wellWarned(t, b, d.Warnings)
-		for _, r := range d.Runlists {
-			if r.Active != (len(r.Words) > 0) {
-				t.Fatalf("active %t with %d words", r.Active, len(r.Words))
-			}
-			// The packets follow each other without a gap, and what is behind is zeros.
-			at := 0
-			for _, p := range r.Packets() {
-				if p.Offset != at || len(p.Words) == 0 {
-					t.Fatalf("a packet of %d words at %d, want it at %d", len(p.Words), p.Offset, at)
-				}
-				at += len(p.Words)
-				p.MapProcess()
-				p.MapQueues()
-				p.RunList()
-			}
-			for _, w := range r.Words[at:] {
-				if w != 0 {
-					t.Fatalf("%d words of %d are in no packet, and not zeros", len(r.Words)-at, len(r.Words))
-				}
 			}
 		}
 	})

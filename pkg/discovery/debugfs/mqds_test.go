@@ -381,9 +381,8 @@ func TestRandomMQDsAreReadBack(t *testing.T) {
 func TestKindsHaveNames(t *testing.T) {
 	got := fmt.Sprint(debugfs.KindCompute, debugfs.KindSDMA, debugfs.KindDIQ, debugfs.Kind(9),
 		debugfs.SlotCP, debugfs.SlotHIQ, debugfs.SlotSDMA, debugfs.SlotKind(9), debugfs.Empty, debugfs.Stale, debugfs.Live, debugfs.SlotState(9),
-		debugfs.SDMAUnknown, debugfs.SDMAGFX9, debugfs.SDMAGFX11, debugfs.SDMAGFX12,
-		debugfs.OpMapProcess, debugfs.OpMapQueues, debugfs.OpRunList, debugfs.Opcode(0x10))
-	want := "compute sdma diq kind(9) cp hiq sdma kind(9) empty stale live state(9) unknown gfx9/gfx10 gfx11 gfx12 MAP_PROCESS MAP_QUEUES RUN_LIST 0x10"
+		debugfs.SDMAUnknown, debugfs.SDMAGFX9, debugfs.SDMAGFX11, debugfs.SDMAGFX12)
+	want := "compute sdma diq kind(9) cp hiq sdma kind(9) empty stale live state(9) unknown gfx9/gfx10 gfx11 gfx12"
 	if got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
