@@ -37,6 +37,7 @@ var table = []struct {
 	{apiV1, rule{}},
 	{simV1, rule{}},
 	{"internal/version", rule{stdOnly: true}},
+	{"internal/stat", rule{stdOnly: true, pure: true}},
 	{"internal/testutil", rule{}},
 	{"test/arch", rule{stdOnly: true}},
 	{"pkg/gpreempt", rule{stdOnly: true}},
