@@ -113,11 +113,11 @@ e2e-rocm: ## Run AMD's own tools and libraries on an emulated GPU; skips what is
 VM_PACKAGES ?= ./emu/conformance=TestRealDriver ./internal/tracer ./internal/mechanism/dbgtrap=TestRealDriver \
 	./internal/kfdtrace=TestRealTracefs
 vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skips without QEMU
-	$(GO) run ./emu/vm/run -limit 10m $(VM_PACKAGES)
+	$(GO) run ./emu/vm -limit 10m $(VM_PACKAGES)
 
 # apt-get install -y --no-install-recommends qemu-system-x86 mmdebstrap e2fsprogs
 vmtest: ## Test the units of deploy/systemd in a Debian guest in QEMU; skips without QEMU or mmdebstrap
-	$(GO) run ./emu/vm/run -systemd -limit 10m ./test/e2e/systemd
+	$(GO) run ./emu/vm -systemd -limit 10m ./test/e2e/systemd
 
 # The race detector's memory grows with what it has seen, so the daemon is built without.
 soak: ## Run the soak tests, end to end, of the tracer and of the inventory, for SOAK each
@@ -165,7 +165,7 @@ packages-test: ## Test the packages: lintian, rpm, and the deb from install to p
 	else echo 'SKIP lintian: apt-get install lintian'; fi
 	@if command -v rpm >/dev/null; then rpm -K --nosignature build/packages/*.rpm && rpm -qpl build/packages/*.rpm | grep -qx /usr/bin/gpreemptd; \
 	else echo 'SKIP rpm: apt-get install rpm'; fi
-	$(GO) run ./emu/vm/run -systemd -deb build/packages/*.deb -limit 10m ./test/e2e/systemd='^TestPackage$$'
+	$(GO) run ./emu/vm -systemd -deb build/packages/*.deb -limit 10m ./test/e2e/systemd='^TestPackage$$'
 
 clean: ## Remove what build and dist made
 	rm -rf build dist

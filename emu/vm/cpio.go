@@ -1,4 +1,4 @@
-package vm
+package main
 
 import (
 	"fmt"
@@ -8,8 +8,7 @@ import (
 	"strings"
 )
 
-// Archive writes a cpio archive in the form the kernel unpacks an initramfs from
-// (newc, see Documentation/driver-api/early-userspace/buffer-format.rst). It is not
+// Archive writes a cpio archive in the format of an initramfs (newc, see Documentation/driver-api/early-userspace/buffer-format.rst). It is not
 // safe for concurrent use.
 type Archive struct {
 	w     io.Writer
@@ -18,10 +17,10 @@ type Archive struct {
 	dirs  map[string]bool
 }
 
-// NewArchive begins an archive.
+// NewArchive returns an empty archive that writes to w.
 func NewArchive(w io.Writer) *Archive { return &Archive{w: w, dirs: map[string]bool{"/": true}} }
 
-// File adds a file, and the directories above it. name is absolute.
+// File adds a file and its parent directories. name is absolute.
 func (a *Archive) File(name string, perm fs.FileMode, data []byte) error {
 	if err := a.Dir(path.Dir(name)); err != nil {
 		return err
@@ -29,7 +28,7 @@ func (a *Archive) File(name string, perm fs.FileMode, data []byte) error {
 	return a.entry(name, 0o100000|uint32(perm.Perm()), data)
 }
 
-// Dir adds a directory, and those above it.
+// Dir adds a directory and its parents.
 func (a *Archive) Dir(name string) error {
 	if a.dirs[name] {
 		return nil
@@ -59,7 +58,7 @@ func (a *Archive) Tree(root string, tree fs.FS) error {
 	})
 }
 
-// Close ends the archive; it does not close the writer.
+// Close writes the trailer. It does not close the writer.
 func (a *Archive) Close() error { return a.entry("/TRAILER!!!", 0, nil) }
 
 func (a *Archive) entry(name string, mode uint32, data []byte) error {
@@ -77,7 +76,7 @@ func (a *Archive) entry(name string, mode uint32, data []byte) error {
 	return nil
 }
 
-// padded writes s, and fills up to four bytes.
+// padded writes s and pads to a multiple of four bytes.
 func (a *Archive) padded(s string) error {
 	n, err := io.WriteString(a.w, s)
 	a.size += n

@@ -1,4 +1,4 @@
-package vm
+package main
 
 import (
 	"bytes"
@@ -17,8 +17,8 @@ import (
 	"strings"
 )
 
-// CacheEnv names the environment variable with the directory kernels are kept in;
-// the default is gpreempt-vm in the user's cache directory.
+// CacheEnv names the environment variable with the directory for kernels and images.
+// The default is gpreempt-vm in the user's cache directory.
 const CacheEnv = "GPREEMPT_VM_CACHE"
 
 // Kernel is a Debian kernel, unpacked on this host.
@@ -31,9 +31,9 @@ type Kernel struct {
 func (k Kernel) Image() string { return filepath.Join(k.dir, "boot", "vmlinuz-"+k.Release) }
 
 // FetchKernel returns the newest kernel of a series, such as 6.12, that apt offers
-// for amd64 with all its drivers, or without apt the newest that was fetched
-// before. The package is downloaded once and unpacked in the cache, never
-// installed. Without one the error is a *MissingError.
+// for amd64 with all its drivers, or the newest in the cache if apt offers none. The
+// package is downloaded once and unpacked in the cache, never installed. If there is
+// no kernel, the error is a *MissingError.
 func FetchKernel(ctx context.Context, series string) (Kernel, error) {
 	cache, err := cacheDir()
 	if err != nil {
@@ -71,7 +71,7 @@ func cacheDir() (string, error) {
 		}
 		dir = filepath.Join(user, "gpreempt-vm")
 	}
-	// dpkg and apt run elsewhere.
+	// dpkg and apt run in other directories.
 	dir, err := filepath.Abs(dir)
 	if err != nil {
 		return "", err
@@ -79,13 +79,13 @@ func cacheDir() (string, error) {
 	return dir, os.MkdirAll(dir, 0o755) //nolint:gosec // kernels of a public archive
 }
 
-// offeredReleases lists what apt knows, the newest first. The cloud flavour, which
-// has no GPU drivers, and the real-time one are named otherwise.
+// offeredReleases lists the releases that apt knows, newest first. The pattern excludes
+// the cloud flavour, which has no GPU drivers, and the real-time flavour.
 func offeredReleases(ctx context.Context, series string) ([]string, error) {
 	name := `linux-image-` + regexp.QuoteMeta(series) + `\.[0-9.]+\+deb[0-9]+-amd64`
 	text, err := exec.CommandContext(ctx, "apt-cache", "search", "--names-only", "^"+name+"$").Output() //nolint:gosec // the series is this program's
 	if errors.Is(err, exec.ErrNotFound) {
-		return nil, &MissingError{What: "no apt-cache", Remedy: "the guest's kernel is a package of Debian's; run it on Debian, or put one in " + CacheEnv}
+		return nil, &MissingError{What: "no apt-cache", Remedy: "the guest's kernel is a Debian package: run this on Debian, or put an unpacked kernel in " + CacheEnv}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("apt-cache search: %w", err)
@@ -117,13 +117,13 @@ var digits = regexp.MustCompile(`[0-9]+`)
 // newestFirst compares releases by the numbers in them.
 func newestFirst(a, b string) int {
 	return slices.CompareFunc(digits.FindAllString(b, -1), digits.FindAllString(a, -1), func(x, y string) int {
-		m, _ := strconv.Atoi(x) // digits only; what is too long for a number compares equal
+		m, _ := strconv.Atoi(x) // digits only; numbers that overflow compare equal
 		n, _ := strconv.Atoi(y)
 		return cmp.Compare(m, n)
 	})
 }
 
-// fetch downloads and unpacks one kernel, unless that was done before.
+// fetch downloads and unpacks a kernel that is not in the cache.
 func fetch(ctx context.Context, cache, release string) (Kernel, error) {
 	k := Kernel{Release: release, dir: filepath.Join(cache, release)}
 	if _, err := os.Stat(k.Image()); err == nil {
@@ -166,7 +166,7 @@ type Module struct {
 	Data []byte // ELF, not compressed
 }
 
-// Modules returns the named modules and all they need, in an order of loading.
+// Modules returns the named modules and their dependencies in the order of loading.
 func (k Kernel) Modules(ctx context.Context, names ...string) ([]Module, error) {
 	root := filepath.Join(k.dir, "lib", "modules", k.Release)
 	if _, err := os.Stat(root); errors.Is(err, fs.ErrNotExist) {
@@ -197,14 +197,14 @@ func (k Kernel) Modules(ctx context.Context, names ...string) ([]Module, error) 
 	return l.modules, nil
 }
 
-// moduleName returns the name of the module in a file: what is before the dot, with
-// the kernel's underscores.
+// moduleName returns the name of the module in a file: the base name up to the first
+// dot, with underscores for dashes as in the kernel.
 func moduleName(path string) string {
 	name, _, _ := strings.Cut(filepath.Base(path), ".")
 	return strings.ReplaceAll(name, "-", "_")
 }
 
-// loader collects modules, what they need first.
+// loader collects modules, dependencies first.
 type loader struct {
 	ctx     context.Context //nolint:containedctx // it lives for one call of Modules
 	files   map[string]string
@@ -255,7 +255,7 @@ func readModule(ctx context.Context, path string) ([]byte, error) {
 	return data, nil
 }
 
-// depends returns the names of the modules that one needs, from its .modinfo.
+// depends returns the names of the modules that a module depends on, from .modinfo.
 func depends(module []byte) ([]string, error) {
 	f, err := elf.NewFile(bytes.NewReader(module))
 	if err != nil {

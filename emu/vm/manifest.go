@@ -1,4 +1,4 @@
-package vm
+package main
 
 import (
 	"encoding/json"
@@ -10,12 +10,12 @@ import (
 // ManifestPath is where the guest's init finds its Manifest.
 const ManifestPath = "/manifest.json"
 
-// Overlay is the directory of an initramfs whose files are put over those of a
-// distribution's root, see Manifest.Root.
+// Overlay is the directory of an initramfs whose files are copied over a distribution's
+// root, see Manifest.Root.
 const Overlay = "/overlay"
 
-// StewardArg makes the init the steward of a guest, who runs its programs; it is a
-// child of the first process.
+// StewardArg starts this program as the steward of a guest: a child of the first
+// process that runs the programs.
 const StewardArg = "steward"
 
 // Manifest is what the init of a guest does: it loads modules, then runs programs,
@@ -31,9 +31,9 @@ type Manifest struct {
 	Root string
 	// Need are paths that must exist once the modules are in.
 	Need []string
-	// Programs run one after the other, whatever became of the one before.
+	// Programs run one after the other, also after a failure.
 	Programs []Program
-	// Limit is when the init powers off, done or not.
+	// Limit is the time after which the init powers off.
 	Limit time.Duration
 }
 
@@ -45,21 +45,21 @@ type Program struct {
 	Env  []string
 }
 
-// WriteResult tells the host what became of a program: the exit status, -1 for one
-// a signal ended. It is for the init.
+// WriteResult reports the exit status of a program to the host, -1 if a signal ended
+// it. It is called by the init.
 func (m Manifest) WriteResult(w io.Writer, program, status int) error {
 	return m.write(w, "program", program, "status", status)
 }
 
-// WriteEnd tells the host that all is done.
+// WriteEnd reports to the host that all programs have run.
 func (m Manifest) WriteEnd(w io.Writer) error { return m.write(w, "end") }
 
-// WriteFailure tells the host that the init could not go on.
+// WriteFailure reports to the host that the init failed.
 func (m Manifest) WriteFailure(w io.Writer, err error) error {
 	return m.write(w, "failed:", err)
 }
 
-// AddTo puts the manifest into an archive.
+// AddTo adds the manifest to an archive.
 func (m Manifest) AddTo(a *Archive) error {
 	text, err := json.Marshal(m)
 	if err != nil {

@@ -1,4 +1,4 @@
-package vm
+package main
 
 import (
 	"bytes"
@@ -13,16 +13,16 @@ import (
 	"strings"
 )
 
-// What a guest with systemd runs: Debian's minimum, and these.
+// The content of a guest with systemd: Debian's minimal installation and these packages.
 const (
 	rootSuite    = "bookworm"
 	rootPackages = "systemd-sysv,udev,dbus,kmod,procps"
 	rootMiB      = 640
 )
 
-// FetchRoot returns the path of an ext4 image of a Debian with systemd. It is made once,
-// as root, and kept with the kernels; boot it with snapshot=on. What the host lacks for
-// it is a *MissingError.
+// FetchRoot returns the path of an ext4 image of a Debian with systemd. It is built once,
+// as root, and cached; boot it with snapshot=on. If the host lacks a tool, the error is a
+// *MissingError.
 func FetchRoot(ctx context.Context) (string, error) {
 	cache, err := cacheDir()
 	if err != nil {
@@ -40,7 +40,7 @@ func FetchRoot(ctx context.Context) (string, error) {
 		}
 	}
 	if os.Geteuid() != 0 {
-		return "", &MissingError{What: "no image of a Debian with systemd in " + cache, Remedy: "run it once as root, which makes one"}
+		return "", &MissingError{What: "no image of a Debian with systemd in " + cache, Remedy: "run it once as root to build one"}
 	}
 	tmp, err := os.MkdirTemp(cache, "root-")
 	if err != nil {
@@ -53,7 +53,7 @@ func FetchRoot(ctx context.Context) (string, error) {
 		rootSuite, tree)
 	if text, err := debian.CombinedOutput(); err != nil {
 		return "", &MissingError{
-			What:   fmt.Sprintf("mmdebstrap could not make a Debian %s (%v: %s)", rootSuite, err, lastLine(text)),
+			What:   fmt.Sprintf("mmdebstrap could not install Debian %s (%v: %s)", rootSuite, err, lastLine(text)),
 			Remedy: "check the network",
 		}
 	}

@@ -1,6 +1,4 @@
-// Package vm hides how a stock Debian kernel, with its own modules, is booted on
-// this host to run programs of ours: nothing is installed, and root is not needed.
-package vm
+package main
 
 import (
 	"bufio"
@@ -16,7 +14,7 @@ import (
 	"time"
 )
 
-// MissingError is a thing the host lacks to boot a guest: a reason to skip, not a
+// MissingError names what the host lacks to boot a guest: a reason to skip, not a
 // failure.
 type MissingError struct {
 	What   string // what was looked for
@@ -39,14 +37,14 @@ type Guest struct {
 	Args      []string      // more arguments for QEMU, such as disks
 }
 
-// Run boots the guest and copies what it writes to its second serial port to out,
-// until it powers off. QEMU's exit status says nothing of what ran inside; out has
-// to. An error means that there was no boot to the end.
+// Run boots the guest and copies its second serial port to out until it powers off.
+// QEMU's exit status does not depend on the programs in the guest; their results are
+// in out. An error means that the guest did not boot or did not power off.
 func (g Guest) Run(ctx context.Context, out io.Writer) error {
 	if err := CheckHost(); err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, g.Timeout, fmt.Errorf("the guest was not done after %v; its console is in %s", g.Timeout, g.Console))
+	ctx, cancel := context.WithTimeoutCause(ctx, g.Timeout, fmt.Errorf("the guest did not finish within %v; its console is in %s", g.Timeout, g.Console))
 	defer cancel()
 	cmd := exec.CommandContext(ctx, qemu, g.args(accelerator())...) //nolint:gosec // the caller says what to boot
 	cmd.Stdout = out
@@ -76,7 +74,7 @@ func (g Guest) args(accel string) []string {
 	}, g.Args...)
 }
 
-// CheckHost tells, as a *MissingError, what this host lacks to boot a guest.
+// CheckHost returns a *MissingError that names what this host lacks to boot a guest.
 func CheckHost() error {
 	if runtime.GOOS != "linux" || runtime.GOARCH != "amd64" {
 		return &MissingError{What: "this host is " + runtime.GOOS + "/" + runtime.GOARCH, Remedy: "the guest is amd64; run it on linux/amd64"}
@@ -105,16 +103,16 @@ func accelerator() string {
 	return "kvm"
 }
 
-// errNoTrailer is an infrastructure error: the guest ended, and what ran in it
-// did not say that it was through.
-var errNoTrailer = errors.New("the guest did not say that it was through")
+// errNoTrailer is an infrastructure error: the guest ended before its init reported
+// that all programs had run.
+var errNoTrailer = errors.New("the guest ended before its tests were complete")
 
-// mark starts each line of the init's own. The nonce after it keeps what the
-// programs print from being taken for it.
+// mark starts each line that the init writes. The nonce after it distinguishes these
+// lines from what programs print.
 const mark = "gpreempt-vm"
 
-// Results is what became of the programs of a Manifest, in its order: the exit
-// status of each, -1 for one a signal ended.
+// Results are the exit statuses of the programs of a Manifest, in order; -1 for a
+// program that a signal ended.
 type Results []int
 
 // Run boots the guest with m for its init, and copies the output of the programs
@@ -138,15 +136,15 @@ func (m Manifest) Run(ctx context.Context, g Guest, out io.Writer) (Results, err
 	return results, m.whole(results, ended, g.Console)
 }
 
-// whole is nil if every program's result is known, and the init said so.
+// whole returns nil if every program's result is known and the init wrote its end.
 func (m Manifest) whole(results Results, ended bool, console string) error {
 	if ended && len(results) == len(m.Programs) {
 		return nil
 	}
-	return fmt.Errorf("%w: %d of %d are known to have ended; its console is in %s", errNoTrailer, len(results), len(m.Programs), console)
+	return fmt.Errorf("%w: %d of %d ended; its console is in %s", errNoTrailer, len(results), len(m.Programs), console)
 }
 
-// read takes the init's lines out of the guest's output.
+// read separates the init's lines from the output of programs.
 func (m Manifest) read(r io.Reader, out io.Writer) (results Results, ended bool, err error) {
 	lines := bufio.NewReader(r)
 	for {
@@ -160,7 +158,7 @@ func (m Manifest) read(r io.Reader, out io.Writer) (results Results, ended bool,
 			case n == 2 && number == len(results):
 				results = append(results, status)
 			default:
-				return results, false, fmt.Errorf("the guest's init says: %s", own)
+				return results, false, fmt.Errorf("the guest's init reports: %s", own)
 			}
 		} else if text != "" || err == nil {
 			if _, err := fmt.Fprintln(out, text); err != nil {

@@ -1,4 +1,4 @@
-package vm
+package main
 
 import (
 	"bytes"
@@ -48,7 +48,7 @@ func FuzzParseSearch(f *testing.F) {
 	})
 }
 
-// module returns an ELF file with nothing in it but .modinfo.
+// module returns an ELF file whose only content is .modinfo.
 func module(t *testing.T, info string) []byte {
 	t.Helper()
 	const names = "\x00.modinfo\x00.shstrtab\x00"
@@ -103,11 +103,11 @@ func TestModulesComeAfterWhatTheyNeed(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if _, err := k.Modules(t.Context(), "nouveau"); err == nil || !strings.Contains(err.Error(), "no module nouveau") {
-		t.Errorf("for a module that is not there: %v", err)
+		t.Errorf("unknown module: %v", err)
 	}
 }
 
-// entry is one of an archive, as readArchive finds it.
+// entry is an archive entry as readArchive returns it.
 type entry struct {
 	Name string
 	Mode uint64
@@ -142,7 +142,7 @@ func readArchive(t *testing.T, r io.Reader) []entry {
 			return n
 		}
 		if string(b[:6]) != "070701" {
-			t.Fatalf("no entry at %d: %q", at-110, b)
+			t.Fatalf("no entry header at %d: %q", at-110, b)
 		}
 		e := entry{Name: strings.TrimSuffix(take(int(field(11))), "\x00"), Mode: field(1)}
 		e.Data = take(int(field(6)))
@@ -188,7 +188,7 @@ func TestResultsComeFromTheInitOnly(t *testing.T) {
 		}
 	}
 	check(m.WriteResult(&text, 0, 0))
-	fmt.Fprintln(&text, mark, "M program 1 status 0") // somebody else's
+	fmt.Fprintln(&text, mark, "M program 1 status 0") // from a program
 	check(m.WriteResult(&text, 1, -1))
 	check(m.WriteEnd(&text))
 	var out bytes.Buffer
@@ -200,11 +200,11 @@ func TestResultsComeFromTheInitOnly(t *testing.T) {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	if got, want := out.String(), "first\n"+mark+" M program 1 status 0\n"; got != want {
-		t.Errorf("passed on %q, want %q", got, want)
+		t.Errorf("forwarded %q, want %q", got, want)
 	}
 }
 
-func TestGuestThatEndsEarlyIsNoSuccess(t *testing.T) {
+func TestGuestThatEndsEarlyFails(t *testing.T) {
 	m := Manifest{Nonce: "N", Programs: make([]Program, 2)}
 	for name, text := range map[string]string{
 		"no output":        "",
@@ -246,7 +246,7 @@ func TestManifestReachesTheInit(t *testing.T) {
 	}
 }
 
-func TestHostWithoutAnEmulatorIsToldWhatToInstall(t *testing.T) {
+func TestMissingQEMUNamesThePackage(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	err := Guest{Timeout: time.Minute}.Run(context.WithoutCancel(t.Context()), io.Discard)
 	if _, ok := errors.AsType[*MissingError](err); !ok {
@@ -257,7 +257,7 @@ func TestHostWithoutAnEmulatorIsToldWhatToInstall(t *testing.T) {
 	}
 }
 
-func TestKernelThatCannotBeHadIsAReasonToSkip(t *testing.T) {
+func TestUnavailableKernelIsAReasonToSkip(t *testing.T) {
 	t.Setenv(CacheEnv, t.TempDir())
 	t.Setenv("PATH", t.TempDir())
 	k, err := FetchKernel(t.Context(), "6.12")
@@ -266,7 +266,7 @@ func TestKernelThatCannotBeHadIsAReasonToSkip(t *testing.T) {
 	}
 }
 
-func TestKernelFetchedBeforeNeedsNoNetwork(t *testing.T) {
+func TestCachedKernelNeedsNoNetwork(t *testing.T) {
 	cache := t.TempDir()
 	t.Setenv(CacheEnv, cache)
 	t.Setenv("PATH", t.TempDir())
@@ -281,7 +281,7 @@ func TestKernelFetchedBeforeNeedsNoNetwork(t *testing.T) {
 	}
 }
 
-func TestRootThatCannotBeMadeIsAReasonToSkip(t *testing.T) {
+func TestRootImageThatCannotBeBuiltIsAReasonToSkip(t *testing.T) {
 	t.Setenv(CacheEnv, t.TempDir())
 	t.Setenv("PATH", t.TempDir())
 	image, err := FetchRoot(t.Context())

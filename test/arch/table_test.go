@@ -143,9 +143,7 @@ var table = []struct {
 	{"emu/conformance", rule{imports: []string{
 		"emu/gpumodel", "emu/kfdemu", "emu/driver", "emu/seccomp", "pkg/gpreempt", "pkg/kfd", "emu/kfdtest",
 	}, kernel: true, unsafe: true}},
-	{"emu/vm", rule{}},
-	{"emu/vm/init", rule{imports: []string{"emu/vm"}, kernel: true}},
-	{"emu/vm/run", rule{imports: []string{"emu/vm"}}},
+	{"emu/vm", rule{kernel: true}},
 	{"test/e2e/kfdclient", rule{imports: []string{"emu/workload"}}},
 	{"test/e2e/meter", rule{imports: []string{"pkg/kfd"}}},
 	{"test/e2e", rule{}},

@@ -7,11 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-
-	"github.com/gpreempt/gpreempt/emu/vm"
 )
 
-// installed is where what we ship goes, by its path in the repository.
+// installed maps files of the repository to their place in the guest.
 var installed = map[string]string{
 	"deploy/systemd/gpreemptd.service":      "/usr/lib/systemd/system/gpreemptd.service",
 	"deploy/systemd/gpreemptd.socket":       "/usr/lib/systemd/system/gpreemptd.socket",
@@ -21,23 +19,23 @@ var installed = map[string]string{
 	"deploy/systemd/gpreemptd.default":      "/etc/default/gpreemptd",
 }
 
-// stewardUnit runs the tests, and ends the machine whatever becomes of them.
+// stewardUnit runs the tests and powers the machine off, whether they pass or not.
 const stewardUnit = `[Unit]
 Description=Tests
 SuccessAction=poweroff-immediate
 FailureAction=poweroff-immediate
 
 [Service]
-ExecStart=/init ` + vm.StewardArg + `
+ExecStart=/init ` + StewardArg + `
 `
 
-// debianEnv is the environment of the tests; they ask for GPREEMPT_GUEST, as they
+// debianEnv is the environment of the tests. They check GPREEMPT_GUEST because they
 // change the machine they run on.
 var debianEnv = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "TMPDIR=/tmp", "LC_ALL=C", "SYSTEMD_PAGER=", "GPREEMPT_GUEST=systemd"}
 
-// debian makes a guest with a distribution of guest, and returns what is put over it.
-func (o options) debian(ctx context.Context, dir string, kernel vm.Kernel, guest *vm.Guest, m *vm.Manifest, driver []vm.Module) (files, error) {
-	image, err := vm.FetchRoot(ctx)
+// debian configures guest to boot a Debian image, and returns the files that overlay it.
+func (o options) debian(ctx context.Context, dir string, kernel Kernel, guest *Guest, m *Manifest, driver []Module) (files, error) {
+	image, err := FetchRoot(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -52,25 +50,25 @@ func (o options) debian(ctx context.Context, dir string, kernel vm.Kernel, guest
 	if err != nil {
 		return nil, fmt.Errorf("go list -m: %w", err)
 	}
-	return func(a *vm.Archive) error {
+	return func(a *Archive) error {
 		if m.Modules, err = addModules(a, "/modules", disk); err != nil {
 			return err
 		}
-		if _, err := addModules(a, vm.Overlay+"/modules", driver); err != nil {
+		if _, err := addModules(a, Overlay+"/modules", driver); err != nil {
 			return err
 		}
-		if err := a.File(vm.Overlay+"/etc/systemd/system/gpreempt-vm.service", 0o644, []byte(stewardUnit)); err != nil {
+		if err := a.File(Overlay+"/etc/systemd/system/gpreempt-vm.service", 0o644, []byte(stewardUnit)); err != nil {
 			return err
 		}
 		if o.deb != "" {
-			return add(a, vm.Overlay+"/packages/gpreempt.deb", o.deb)
+			return add(a, Overlay+"/packages/gpreempt.deb", o.deb)
 		}
 		for from, to := range installed {
 			text, err := os.ReadFile(filepath.Join(string(bytes.TrimSpace(root)), from))
 			if err != nil {
 				return err
 			}
-			if err := a.File(vm.Overlay+to, 0o644, text); err != nil {
+			if err := a.File(Overlay+to, 0o644, text); err != nil {
 				return err
 			}
 		}
@@ -79,7 +77,7 @@ func (o options) debian(ctx context.Context, dir string, kernel vm.Kernel, guest
 			if err := build(ctx, "build", bin, "github.com/gpreempt/gpreempt/cmd/"+name); err != nil {
 				return err
 			}
-			if err := add(a, vm.Overlay+"/usr/bin/"+name, bin); err != nil {
+			if err := add(a, Overlay+"/usr/bin/"+name, bin); err != nil {
 				return err
 			}
 		}

@@ -1,14 +1,15 @@
-// Command run runs the tests of packages in a guest with the real driver of
-// Debian's kernel:
+// Command vm runs the tests of packages in a QEMU guest with an unmodified Debian
+// kernel and its drivers. Nothing is installed, and root is not needed:
 //
-//	go run ./emu/vm/run [-systemd [-deb FILE]] [-series 6.12] [-module amdgpu] [-need /dev/kfd] [-limit 5m] PACKAGE[=TESTS]...
+//	go run ./emu/vm [-systemd [-deb FILE]] [-series 6.12] [-module amdgpu] [-need /dev/kfd] [-limit 5m] PACKAGE[=TESTS]...
 //
 // TESTS is a pattern for -test.run. With -systemd the guest is a Debian with systemd as
-// its first process and what we ship installed; the driver's modules are there to be
-// loaded (see systemd.go); with -deb nothing of ours is installed, and the package is
-// there. It ends with status 0 when every package passed,
-// and also, after a line that begins with SKIP, when the host has no emulator or no
-// kernel can be had.
+// its first process, our units and binaries installed, and the driver's modules ready to
+// be loaded (debian.go); with -deb only the package file is present, not installed. The
+// exit status is 0 when every package passed. It is also 0, after a line that begins with
+// SKIP, when the host has no QEMU or no kernel is available.
+//
+// The same program is the guest's first process (guest.go).
 package main
 
 import (
@@ -27,8 +28,6 @@ import (
 	"regexp"
 	"strings"
 	"time"
-
-	"github.com/gpreempt/gpreempt/emu/vm"
 )
 
 type options struct {
@@ -40,19 +39,22 @@ type options struct {
 }
 
 func main() {
+	if inGuest() {
+		return
+	}
 	var o options
 	flag.StringVar(&o.series, "series", "6.12", "kernel `series`")
 	flag.StringVar(&o.module, "module", "amdgpu", "kernel `module` to load")
-	flag.StringVar(&o.need, "need", "/dev/kfd", "`path` the module has to bring")
-	flag.DurationVar(&o.limit, "limit", 5*time.Minute, "how long the guest may take")
+	flag.StringVar(&o.need, "need", "/dev/kfd", "`path` that must exist once the module is loaded")
+	flag.DurationVar(&o.limit, "limit", 5*time.Minute, "time limit of the guest")
 	flag.BoolVar(&o.systemd, "systemd", false, "a Debian guest with systemd, with gpreemptd installed")
-	flag.StringVar(&o.deb, "deb", "", "with -systemd: this `package` in place of what it would install")
+	flag.StringVar(&o.deb, "deb", "", "with -systemd: provide this `package` and install nothing")
 	flag.Parse()
 	o.packages = flag.Args()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt) //nolint:forbidigo // main makes the first context
 	err := run(ctx, o, os.Stdout)
 	stop()
-	var missing *vm.MissingError
+	var missing *MissingError
 	switch {
 	case errors.As(err, &missing):
 		fmt.Fprintf(os.Stdout, "SKIP tests in a guest (%s): %v\n", strings.Join(o.packages, " "), missing)
@@ -64,10 +66,10 @@ func main() {
 
 func run(ctx context.Context, o options, out io.Writer) error {
 	began := time.Now()
-	if err := vm.CheckHost(); err != nil {
+	if err := CheckHost(); err != nil {
 		return err
 	}
-	kernel, err := vm.FetchKernel(ctx, o.series)
+	kernel, err := FetchKernel(ctx, o.series)
 	if err != nil {
 		return err
 	}
@@ -79,9 +81,9 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	m := vm.Manifest{Nonce: rand.Text(), Need: []string{o.need}, Limit: o.limit}
+	m := Manifest{Nonce: rand.Text(), Need: []string{o.need}, Limit: o.limit}
 	initramfs := filepath.Join(dir, "initramfs")
-	guest := vm.Guest{
+	guest := Guest{
 		Kernel: kernel.Image(), Initramfs: initramfs, MemoryMiB: 1024,
 		Append: "rdinit=/init oops=panic", Timeout: o.limit + 30*time.Second, Console: filepath.Join(dir, "console"),
 	}
@@ -101,25 +103,25 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	count := counter{out: out}
 	results, err := m.Run(ctx, guest, &count)
 	if err != nil {
-		// What was booted is kept, to be looked at.
-		return fmt.Errorf("%w; what was booted is in %s; the guest's kernel said last:\n%s", err, dir, tail(guest.Console))
+		// The directory is kept for inspection.
+		return fmt.Errorf("%w; the guest's files are in %s; last kernel messages:\n%s", err, dir, tail(guest.Console))
 	}
 	failed := 0
 	for i, status := range results {
-		verdict := "ok"
+		result := "ok"
 		if status != 0 {
-			verdict = fmt.Sprintf("FAILED with status %d", status)
+			result = fmt.Sprintf("FAILED with status %d", status)
 			failed++
 		}
-		fmt.Fprintf(out, "vm: %-40s %s\n", o.packages[i], verdict)
+		fmt.Fprintf(out, "vm: %-40s %s\n", o.packages[i], result)
 	}
 	if count.empty {
-		return errors.New("a package ran no test: its pattern matches none")
+		return errors.New("a package ran no test: its pattern matches no test")
 	}
 	fmt.Fprintf(out, "vm: on the real driver of Linux %s: tests passed %d, failed %d, skipped %d; built in %.0f s, guest %.0f s\n",
 		kernel.Release, count.passed, count.failed, count.skipped, built.Seconds(), time.Since(began).Seconds())
 	if failed > 0 {
-		return fmt.Errorf("%d of %d packages failed; what was booted is in %s", failed, len(results), dir)
+		return fmt.Errorf("%d of %d packages failed; the guest's files are in %s", failed, len(results), dir)
 	}
 	return os.RemoveAll(dir)
 }
@@ -134,18 +136,18 @@ func tail(console string) []byte {
 }
 
 // files adds to an archive.
-type files func(a *vm.Archive) error
+type files func(a *Archive) error
 
-// bare returns what a guest needs that is nothing but kernel and tests.
-func (o options) bare(m *vm.Manifest, modules []vm.Module) files {
-	return func(a *vm.Archive) (err error) {
+// bare returns the files of a guest without a distribution: modules and tests only.
+func (o options) bare(m *Manifest, modules []Module) files {
+	return func(a *Archive) (err error) {
 		m.Modules, err = addModules(a, "/modules", modules)
 		return err
 	}
 }
 
 // addModules adds modules, and returns their paths in the order of loading.
-func addModules(a *vm.Archive, dir string, modules []vm.Module) (paths []string, err error) {
+func addModules(a *Archive, dir string, modules []Module) (paths []string, err error) {
 	for i, module := range modules {
 		path := fmt.Sprintf("%s/%02d-%s.ko", dir, i, module.Name)
 		if err := a.File(path, 0o644, module.Data); err != nil {
@@ -157,20 +159,20 @@ func addModules(a *vm.Archive, dir string, modules []vm.Module) (paths []string,
 }
 
 // pack builds the test binaries and writes the guest's initramfs.
-func (o options) pack(ctx context.Context, dir, initramfs string, m *vm.Manifest, content files) error {
+func (o options) pack(ctx context.Context, dir, initramfs string, m *Manifest, content files) error {
 	f, err := os.Create(initramfs)
 	if err != nil {
 		return err
 	}
-	defer f.Close() // for the errors on the way
-	// The emulator unpacks it: what is small is read fast, what is packed hard slowly.
+	defer f.Close() // on errors
+	// The guest is emulated: fast decompression matters more than size.
 	z, err := gzip.NewWriterLevel(f, gzip.BestSpeed)
 	if err != nil {
 		return err
 	}
-	a := vm.NewArchive(z)
+	a := NewArchive(z)
 	bin := filepath.Join(dir, "init")
-	if err := build(ctx, "build", bin, "github.com/gpreempt/gpreempt/emu/vm/init"); err != nil {
+	if err := build(ctx, "build", bin, "github.com/gpreempt/gpreempt/emu/vm"); err != nil {
 		return err
 	}
 	if err := add(a, "/init", bin); err != nil {
@@ -193,31 +195,31 @@ func (o options) pack(ctx context.Context, dir, initramfs string, m *vm.Manifest
 }
 
 // test adds the test binary of a package, and its testdata.
-func (o options) test(ctx context.Context, a *vm.Archive, bin, spec string) (vm.Program, error) {
+func (o options) test(ctx context.Context, a *Archive, bin, spec string) (Program, error) {
 	pkg, tests, _ := strings.Cut(spec, "=")
 	if err := build(ctx, "test", bin, pkg); err != nil {
-		return vm.Program{}, err
+		return Program{}, err
 	}
 	source, err := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", pkg).Output() //nolint:gosec // the packages the caller named
 	if err != nil {
-		return vm.Program{}, fmt.Errorf("go list %s: %w", pkg, err)
+		return Program{}, fmt.Errorf("go list %s: %w", pkg, err)
 	}
 	home, above := "/test/"+strings.TrimLeft(pkg, "./"), ""
-	p := vm.Program{
+	p := Program{
 		Path: home + "/test", Dir: home,
 		Args: []string{"-test.v", "-test.timeout=" + o.limit.String()},
 		Env:  []string{"PATH=/bin", "HOME=/tmp", "TMPDIR=/tmp"},
 	}
 	if o.systemd {
-		above = vm.Overlay
+		above = Overlay
 		p.Env = debianEnv
-		p.Args = append(p.Args, "-test.failfast") // each goes on from where the one before left the machine
+		p.Args = append(p.Args, "-test.failfast") // each test continues from the state the previous one left
 	}
 	if tests != "" {
 		p.Args = append(p.Args, "-test.run="+tests)
 	}
 	if err := add(a, above+p.Path, bin); err != nil {
-		return vm.Program{}, err
+		return Program{}, err
 	}
 	data := filepath.Join(string(bytes.TrimSpace(source)), "testdata")
 	if _, err := os.Stat(data); err != nil {
@@ -226,7 +228,7 @@ func (o options) test(ctx context.Context, a *vm.Archive, bin, spec string) (vm.
 	return p, a.Tree(above+home+"/testdata", os.DirFS(data))
 }
 
-// build makes a static binary: the guest has no libraries.
+// build builds a static binary: the guest has no shared libraries.
 func build(ctx context.Context, verb, out, pkg string) error {
 	args := []string{verb, "-o", out, "-trimpath", "-ldflags=-s -w"}
 	if verb == "test" {
@@ -240,29 +242,29 @@ func build(ctx context.Context, verb, out, pkg string) error {
 	return nil
 }
 
-func add(a *vm.Archive, name, path string) error {
+func add(a *Archive, name, path string) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return fmt.Errorf("%w (a package without tests builds to nothing)", err)
+		return fmt.Errorf("%w (go test -c writes no binary for a package without tests)", err)
 	}
 	return a.File(name, 0o755, data)
 }
 
-// counter passes the output of tests on and counts their verdicts.
+// counter forwards the output of tests and counts their results.
 type counter struct {
 	out                     io.Writer
 	passed, failed, skipped int
 	empty                   bool // a package ran no test
 }
 
-var verdict = regexp.MustCompile(`(?m)^\s*--- (PASS|FAIL|SKIP): `)
+var testResult = regexp.MustCompile(`(?m)^\s*--- (PASS|FAIL|SKIP): `)
 
-// Write takes whole lines.
+// Write requires whole lines.
 func (c *counter) Write(b []byte) (int, error) {
 	if bytes.Contains(b, []byte("testing: warning: no tests to run")) {
 		c.empty = true
 	}
-	for _, m := range verdict.FindAllSubmatch(b, -1) {
+	for _, m := range testResult.FindAllSubmatch(b, -1) {
 		switch string(m[1]) {
 		case "PASS":
 			c.passed++

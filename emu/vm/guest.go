@@ -1,5 +1,3 @@
-// Command init is the first process of a guest: it does what its manifest says and
-// powers the machine off.
 package main
 
 import (
@@ -12,34 +10,35 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/gpreempt/gpreempt/emu/vm"
 )
 
 // output is the serial port the host reads; the kernel writes to the first.
 const output = "/dev/ttyS1"
 
-func main() {
+// inGuest runs this program as part of a guest, and reports whether it is one: as the
+// first process it does what the manifest says and powers the machine off, as the child
+// of that process it runs the tests.
+func inGuest() bool {
 	switch {
 	case os.Getpid() == 1:
 		err := first()
 		unix.Sync()
 		fmt.Fprintln(os.Stderr, "init: power off:", errors.Join(err, unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)))
-	case os.Getppid() == 1 && len(os.Args) == 2 && os.Args[1] == vm.StewardArg:
+	case os.Getppid() == 1 && len(os.Args) == 2 && os.Args[1] == StewardArg:
 		if err := steward(); err != nil {
 			fmt.Fprintln(os.Stderr, "init: steward:", err)
 			os.Exit(1)
 		}
 	default:
-		fmt.Fprintln(os.Stderr, "init: it loads drivers and powers the machine off; it runs as the first process of a guest only")
-		os.Exit(2)
+		return false
 	}
+	return true
 }
 
-// first is the first process: it prepares the machine and buries the dead, until
-// the steward is one of them.
+// first is the first process: it prepares the machine and reaps its children until
+// the steward has ended.
 func first() error {
-	m, err := readManifest() // where there is none, nothing is done to the machine
+	m, err := readManifest() // without one, the machine is left unchanged
 	if err != nil {
 		return err
 	}
@@ -51,7 +50,7 @@ func first() error {
 		return err
 	}
 	time.AfterFunc(m.Limit, func() {
-		fmt.Fprintln(os.Stderr, "init: the time is up:", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
+		fmt.Fprintln(os.Stderr, "init: time limit reached:", unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF))
 	})
 	if err := raw(out); err != nil {
 		return err
@@ -63,7 +62,7 @@ func first() error {
 		err := handOver(m.Root)
 		return errors.Join(err, m.WriteFailure(out, err))
 	}
-	steward, err := os.StartProcess("/init", []string{"/init", vm.StewardArg}, &os.ProcAttr{
+	steward, err := os.StartProcess("/init", []string{"/init", StewardArg}, &os.ProcAttr{
 		Dir: "/", Files: []*os.File{nil, os.Stderr, os.Stderr}, Sys: &syscall.SysProcAttr{Setsid: true},
 	})
 	if err != nil {
@@ -80,21 +79,21 @@ func first() error {
 	}
 }
 
-func readManifest() (vm.Manifest, error) {
-	var m vm.Manifest
-	text, err := os.ReadFile(vm.ManifestPath)
+func readManifest() (Manifest, error) {
+	var m Manifest
+	text, err := os.ReadFile(ManifestPath)
 	if err != nil {
 		return m, err
 	}
 	if err := json.Unmarshal(text, &m); err != nil {
-		return m, fmt.Errorf("%s: %w", vm.ManifestPath, err)
+		return m, fmt.Errorf("%s: %w", ManifestPath, err)
 	}
 	return m, nil
 }
 
 func openOutput() (*os.File, error) { return os.OpenFile(output, os.O_RDWR|unix.O_NOCTTY, 0) }
 
-// raw keeps the port from changing what is written.
+// raw turns off output processing and echo on the port.
 func raw(port *os.File) error {
 	t, err := unix.IoctlGetTermios(int(port.Fd()), unix.TCGETS)
 	if err != nil {
@@ -125,7 +124,7 @@ func mounts() error {
 	return nil
 }
 
-func prepare(m vm.Manifest) error {
+func prepare(m Manifest) error {
 	for _, path := range m.Modules {
 		f, err := os.Open(path)
 		if err != nil {
@@ -136,7 +135,7 @@ func prepare(m vm.Manifest) error {
 		if err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("loading %s: %w", path, err)
 		}
-		// Its memory is needed more.
+		// Free its memory: it is part of the initramfs.
 		if err := os.Remove(path); err != nil {
 			return err
 		}
@@ -149,9 +148,9 @@ func prepare(m vm.Manifest) error {
 	return nil
 }
 
-// steward runs the programs, each to its end and in a process group of its own. The
-// kernel takes all children of the first process for orphans, whose terminal signals
-// to stop it ignores; below the steward they are as on any machine.
+// steward runs the programs one after the other, each in its own process group. The
+// kernel treats children of the first process as orphaned process groups and ignores
+// terminal stop signals for them; children of the steward behave as on any machine.
 func steward() error {
 	m, err := readManifest()
 	if err != nil {
@@ -161,7 +160,7 @@ func steward() error {
 	if err != nil {
 		return err
 	}
-	if err := raw(out); err != nil { // systemd has set up the ports anew
+	if err := raw(out); err != nil { // systemd has changed the port's settings
 		return err
 	}
 	for i, p := range m.Programs {

@@ -10,12 +10,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/gpreempt/gpreempt/emu/vm"
 )
 
-// handOver makes a file system the root, puts the overlay, this program and its manifest
-// there, and becomes the first process it has. It returns only when that failed.
+// handOver mounts a file system as root, copies the overlay, this program and its manifest
+// into it, and executes its init. It returns only on failure.
 func handOver(device string) error {
 	const root = "/root"
 	if err := os.MkdirAll(root, 0o755); err != nil { //nolint:gosec // a mount point
@@ -27,18 +25,18 @@ func handOver(device string) error {
 	if err := unix.Mount(device, root, "ext4", 0, ""); err != nil {
 		return fmt.Errorf("mount %s: %w", device, err)
 	}
-	if err := os.CopyFS(root, os.DirFS(vm.Overlay)); err != nil {
+	if err := os.CopyFS(root, os.DirFS(Overlay)); err != nil {
 		return err
 	}
-	for _, name := range []string{"/init", vm.ManifestPath} {
+	for _, name := range []string{"/init", ManifestPath} {
 		if err := copyFile(filepath.Join(root, name), name); err != nil {
 			return err
 		}
 	}
-	if err := os.RemoveAll(vm.Overlay); err != nil { // its memory is needed more
+	if err := os.RemoveAll(Overlay); err != nil { // frees memory: it is part of the initramfs
 		return err
 	}
-	// As switch_root does; what is mounted here stays below, and systemd mounts its own.
+	// As switch_root(8) does. Mounts made here stay below the new root; systemd makes its own.
 	if err := errors.Join(os.Chdir(root), unix.Mount(".", "/", "", unix.MS_MOVE, ""), unix.Chroot("."), os.Chdir("/")); err != nil {
 		return fmt.Errorf("change to %s: %w", device, err)
 	}
@@ -54,7 +52,7 @@ func awaitDevice(path string) error {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	return fmt.Errorf("there is no %s", path)
+	return fmt.Errorf("no device %s after 5 s", path)
 }
 
 func copyFile(to, from string) (err error) {
