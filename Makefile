@@ -31,7 +31,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench bench-quick fuzz fuzz-kernel e2e e2e-rocm vm-kfd vmtest soak flood kubernetes kubernetes-test kubernetes-api dist dist-twice packages-test clean
+.PHONY: help count gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench bench-quick fuzz fuzz-kernel e2e e2e-rocm vm-kfd vmtest soak flood kubernetes kubernetes-test kubernetes-api dist dist-twice packages-test clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,14 @@ test: ## Run every test, with the race detector (RACE= without)
 
 race: ## Run the concurrent packages COUNT times with the race detector
 	$(GO) test -race -count=$(COUNT) -timeout 30m $(RACE_PACKAGES)
+
+# Hand-written Go without tests: what ships, and what tests and measures it.
+KIT := emu test internal/testutil pkg/scheduler/schedulertest
+count: ## Count lines of product and kit, packages and import cycles
+	@lines() { git ls-files -- "$$@" | grep '\.go$$' | grep -v '_test\.go$$' | xargs cat | wc -l; }; \
+	total=$$(lines cmd internal pkg emu test); kit=$$(lines $(KIT)); \
+	printf '%-28s %7d\n' 'product, lines' $$((total - kit)) 'kit and benchmarks, lines' "$$kit" \
+		'packages' "$$($(GO) list ./... | wc -l)" 'import cycles' "$$($(GO) list -f '{{with .Error}}{{.}}{{end}}' -e ./... | grep -c 'import cycle' || true)"
 
 build: ## Build gpreemptd, gpctl and kfdemu into build/
 	CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o build/ ./cmd/...

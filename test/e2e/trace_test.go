@@ -38,7 +38,7 @@ func readTrace(t *testing.T, path string) traced {
 	var schema jsonschema.Schema
 	var trace traced
 	var raw any
-	for file, to := range map[string][]any{"../cli/testdata/trace-event-format.schema.json": {&schema}, path: {&trace, &raw}} {
+	for file, to := range map[string][]any{"../../internal/cli/testdata/trace-event-format.schema.json": {&schema}, path: {&trace, &raw}} {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

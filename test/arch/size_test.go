@@ -1,0 +1,42 @@
+package arch
+
+import (
+	"bytes"
+	"io/fs"
+	"os"
+	"strings"
+	"testing"
+)
+
+const (
+	// maxLines is the length of a file that still reads well as one.
+	maxLines = 500
+	// maxPackages bounds the packages of the module, generated and test kit included.
+	maxPackages = 48
+)
+
+func TestNoFileIsTooLong(t *testing.T) {
+	root := os.DirFS("../..")
+	for _, name := range readable(t, root) {
+		if !strings.HasSuffix(name, ".go") {
+			continue
+		}
+		data, err := fs.ReadFile(root, name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := bytes.Count(data, []byte("\n")); n > maxLines {
+			t.Errorf("%s has %d lines, more than %d: split it by meaning", name, n, maxLines)
+		}
+	}
+}
+
+func TestModuleHasFewPackages(t *testing.T) {
+	module, err := load(os.DirFS("../.."))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(module.dirs()); n > maxPackages {
+		t.Errorf("%d packages, more than %d: put what changes together into one", n, maxPackages)
+	}
+}
