@@ -7,7 +7,7 @@ VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unkn
 
 # The tools are pinned in a module of their own.
 TOOL      := $(GO) tool -modfile=tools/go.mod
-LDFLAGS   := -X github.com/gpreempt/gpreempt/internal/version.Version=$(VERSION)
+LDFLAGS   := -X github.com/gpreempt/gpreempt/internal/api.Version=$(VERSION)
 # The version is ours to say, so the build does not depend on what git allows.
 BUILDFLAGS = -trimpath -buildvcs=false
 

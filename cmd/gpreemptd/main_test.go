@@ -18,9 +18,9 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/testutil"
-	"github.com/gpreempt/gpreempt/internal/version"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -104,7 +104,7 @@ func TestConfigCheckNamesEveryMistake(t *testing.T) {
 }
 
 func TestVersionIsTold(t *testing.T) {
-	want := ran{0, "gpreemptd " + version.String() + "\n", ""}
+	want := ran{0, "gpreemptd " + api.VersionString() + "\n", ""}
 	if diff := cmp.Diff(want, runWith("version"), cmp.AllowUnexported(ran{})); diff != "" {
 		t.Error(diff)
 	}

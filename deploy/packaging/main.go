@@ -96,7 +96,7 @@ func (r *release) build(ctx context.Context, dir, arch string) error {
 	name := fmt.Sprintf("gpreempt-%s-linux-%s", r.version, arch)
 	bin := filepath.Join(dir, name)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", bin+"/",
-		"-ldflags=-s -w -X github.com/gpreempt/gpreempt/internal/version.Version="+r.version, "./cmd/...")
+		"-ldflags=-s -w -X github.com/gpreempt/gpreempt/internal/api.version="+r.version, "./cmd/...")
 	cmd.Dir = repository
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	cmd.Stderr = os.Stderr

@@ -15,7 +15,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
-	"github.com/gpreempt/gpreempt/internal/version"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/client"
 )
 
@@ -109,7 +109,7 @@ func Play(ctx context.Context, o Options) (result *Result, err error) {
 	defer func() { err = andThen(err, s.close()) }()
 
 	result = &Result{
-		Simulated: o.Emulator == "", Emulated: o.Emulator != "", Backend: o.Backend, Machine: o.Machine, Version: version.String(), Seed: o.Seed,
+		Simulated: o.Emulator == "", Emulated: o.Emulator != "", Backend: o.Backend, Machine: o.Machine, Version: api.VersionString(), Seed: o.Seed,
 		RequestsPerSecond: requestsPerSecond, RequestMS: milliseconds(requestKernels * kernelTime), OfflineQueues: jobQueues,
 		OfflineKernelMS: milliseconds(jobKernel), ModelledSuspendMS: milliseconds(o.Spec.SuspendTime(1, jobQueues, 1)),
 	}

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/version"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -25,7 +25,7 @@ var update = flag.Bool("update", false, "write what gpctl prints into the script
 
 func TestMain(m *testing.M) {
 	time.Local = time.UTC
-	version.Version = "v0.3.0"
+	api.Version = "v0.3.0"
 	goleak.VerifyTestMain(m)
 }
 

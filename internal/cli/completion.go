@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/version"
+	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 // completionCommand prints scripts for shells; the package puts them in place.
@@ -63,11 +63,11 @@ func (a *app) versionCommand() *cobra.Command {
 			var err error
 			switch a.output {
 			case formatJSON:
-				err = json.NewEncoder(a.Out).Encode(map[string]string{"version": version.String()})
+				err = json.NewEncoder(a.Out).Encode(map[string]string{"version": api.VersionString()})
 			case formatYAML:
-				_, err = fmt.Fprintf(a.Out, "version: %s\n", version.String())
+				_, err = fmt.Fprintf(a.Out, "version: %s\n", api.VersionString())
 			default:
-				_, err = fmt.Fprintf(a.Out, "gpctl %s\n", version.String())
+				_, err = fmt.Fprintf(a.Out, "gpctl %s\n", api.VersionString())
 			}
 			return err
 		},

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/client"
 )
 
@@ -36,7 +36,7 @@ func (a *app) sayIfSimulated() {
 
 // noteSimulated keeps what the daemon says of itself.
 func (a *app) noteSimulated(header metadata.MD) {
-	if values := header.Get(words.SimulatedHeader); len(values) > 0 {
+	if values := header.Get(api.SimulatedHeader); len(values) > 0 {
 		a.simulated = values[0]
 	}
 }

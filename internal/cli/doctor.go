@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 func (a *app) doctorCommand() *cobra.Command {
@@ -184,7 +184,7 @@ func (a *app) printChecks(p *printer, checks []*gpreemptv1.Check) {
 
 // mark is the sign of a status: a word, or on a terminal that can show it a symbol.
 func (a *app) mark(s gpreemptv1.CheckStatus) cell {
-	c := cell{text: fmt.Sprintf("%-4s", or(words.Of(s), "?"))}
+	c := cell{text: fmt.Sprintf("%-4s", or(api.EnumName(s), "?"))}
 	symbol := "-"
 	switch s {
 	case gpreemptv1.CheckStatus_CHECK_STATUS_OK:
@@ -229,7 +229,7 @@ func printDiagnosedGPUs(p *printer, list []*gpreemptv1.DiagnosedGpu) {
 				queues.style = styleNote
 			}
 		}
-		hazard := cell{text: or(words.Of(g.GetHazard()), "-")}
+		hazard := cell{text: or(api.EnumName(g.GetHazard()), "-")}
 		switch g.GetHazard() {
 		case gpreemptv1.HazardAction_HAZARD_ACTION_DENY:
 			hazard.style = styleBad
@@ -238,7 +238,7 @@ func printDiagnosedGPUs(p *printer, list []*gpreemptv1.DiagnosedGpu) {
 		default:
 		}
 		t.row(text(g.GetGpuId()), text(g.GetName()), text(gfx(g.GetGfxTargetVersion())), text(or(g.GetBdf(), "-")), text(scheduler),
-			text(g.GetXccCount()), debug, text(or(words.Of(g.GetDebugSharing()), "?")), queues, hazard, text(or(g.GetHazardReason(), "-")))
+			text(g.GetXccCount()), debug, text(or(api.EnumName(g.GetDebugSharing()), "?")), queues, hazard, text(or(g.GetHazardReason(), "-")))
 	}
 	t.flush()
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 // lastEvents is how many events are shown when none are asked for.
@@ -77,16 +77,16 @@ func printEvent(t *table, e *gpreemptv1.Event) {
 	case gpreemptv1.EventKind_EVENT_KIND_TARGET, gpreemptv1.EventKind_EVENT_KIND_SHADOW:
 		which = e.GetTargetId()
 		change = state(e.GetToTarget())
-		if from := words.Of(e.GetFromTarget()); from != "" && e.GetFromTarget() != e.GetToTarget() {
+		if from := api.EnumName(e.GetFromTarget()); from != "" && e.GetFromTarget() != e.GetToTarget() {
 			change.text = from + " > " + change.text
 		}
 	case gpreemptv1.EventKind_EVENT_KIND_LEASE:
 		which = e.GetLeaseId()
-		change.text = words.Of(e.GetToLease())
-		if from := words.Of(e.GetFromLease()); from != "" && e.GetFromLease() != e.GetToLease() {
+		change.text = api.EnumName(e.GetToLease())
+		if from := api.EnumName(e.GetFromLease()); from != "" && e.GetFromLease() != e.GetToLease() {
 			change.text = from + " > " + change.text
 		}
-		if end := words.Of(e.GetEnd()); end != "" {
+		if end := api.EnumName(e.GetEnd()); end != "" {
 			change.text += ": " + end
 		}
 	case gpreemptv1.EventKind_EVENT_KIND_BREAKER:
@@ -109,7 +109,7 @@ func printEvent(t *table, e *gpreemptv1.Event) {
 	if e.GetMessage() != "" {
 		why = append(why, e.GetMessage())
 	}
-	t.row(text(e.GetAt().AsTime().Local().Format("15:04:05.000000")), text(e.GetRevision()), text(words.Of(e.GetKind())), text(which), change,
+	t.row(text(e.GetAt().AsTime().Local().Format("15:04:05.000000")), text(e.GetRevision()), text(api.EnumName(e.GetKind())), text(which), change,
 		text(strings.Join(why, ", ")))
 	t.flush()
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 func (a *app) targetExplain() *cobra.Command {
@@ -75,7 +75,7 @@ func printClassification(p *printer, steps []*gpreemptv1.ClassifyStep) {
 		case s.GetMatches():
 			matches = cell{"yes", styleNote}
 		}
-		t.row(text(i+1), matches, text(s.GetBy()), text(or(words.Of(s.GetClass()), "-")), text(s.GetDetail()))
+		t.row(text(i+1), matches, text(s.GetBy()), text(or(api.EnumName(s.GetClass()), "-")), text(s.GetDetail()))
 	}
 	t.flush()
 }
@@ -111,7 +111,7 @@ func (a *app) printTarget(p *printer, g *gpreemptv1.Target) {
 	if p.wide {
 		printMap(field, "variable", g.GetEnvironment())
 	}
-	field("class", text(fmt.Sprintf("%s, priority %d, by %s", words.Of(g.GetClass()), g.GetPriority(), or(g.GetDecidedBy(), "default"))))
+	field("class", text(fmt.Sprintf("%s, priority %d, by %s", api.EnumName(g.GetClass()), g.GetPriority(), or(g.GetDecidedBy(), "default"))))
 
 	since := " for " + took(g.GetInState())
 	if g.GetRunsWithin() != nil {

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -77,7 +77,7 @@ func (a *app) fromDaemon(ctx context.Context, err error) error {
 			next:    "systemctl status gpreemptd, or give it longer with --timeout",
 		}
 	}
-	e, ok := errors.AsType[*gpreempt.Error](errgrpc.FromStatus(err))
+	e, ok := errors.AsType[*gpreempt.Error](api.FromStatus(err))
 	if !ok {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 func (a *app) hqdCommand() *cobra.Command {
@@ -127,7 +127,7 @@ func slotCounts(list []*gpreemptv1.Hqd, all bool) string {
 
 // holds says what a slot holds; what nobody could be matched with stands out.
 func holds(h *gpreemptv1.Hqd) cell {
-	c := cell{text: or(words.Of(h.GetState()), "-")}
+	c := cell{text: or(api.EnumName(h.GetState()), "-")}
 	if h.GetState() == gpreemptv1.HqdState_HQD_STATE_LIVE && h.GetKind() != "hiq" {
 		c.style = styleGood
 		if h.GetTargetId() == "" {

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -118,7 +118,7 @@ func priority(p uint32) string {
 
 // state writes a target's state so that what needs attention stands out.
 func state(s gpreemptv1.TargetState) cell {
-	c := cell{text: or(words.Of(s), "-")}
+	c := cell{text: or(api.EnumName(s), "-")}
 	switch s {
 	case gpreemptv1.TargetState_TARGET_STATE_SUSPENDED, gpreemptv1.TargetState_TARGET_STATE_SUSPENDING:
 		c.style = styleNote
@@ -180,6 +180,6 @@ func quiesce(r gpreemptv1.QuiesceReason) string {
 	case gpreemptv1.QuiesceReason_QUIESCE_REASON_HOLD:
 		return "an admin keeps a target running"
 	default:
-		return or(words.Of(r), "the daemon gave no reason")
+		return or(api.EnumName(r), "the daemon gave no reason")
 	}
 }

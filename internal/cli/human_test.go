@@ -16,8 +16,8 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/config"
-	"github.com/gpreempt/gpreempt/internal/words"
 )
 
 func TestDurationsHaveTheDigitsAPersonReads(t *testing.T) {
@@ -64,8 +64,8 @@ func TestGraphicsVersionsAreSaidAsCompilersDo(t *testing.T) {
 }
 
 func TestEveryQuiesceReasonHasItsSentence(t *testing.T) {
-	for _, w := range words.All[gpreemptv1.QuiesceReason]() {
-		r, err := words.Parse[gpreemptv1.QuiesceReason](w)
+	for _, w := range api.EnumNames[gpreemptv1.QuiesceReason]() {
+		r, err := api.ParseEnum[gpreemptv1.QuiesceReason](w)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 // presetKnob is the field of Policy that is a name, not a knob to set.
@@ -61,7 +61,7 @@ func knobText(p *gpreemptv1.Policy, k protoreflect.FieldDescriptor) string {
 	v := p.ProtoReflect().Get(k)
 	switch k.Kind() {
 	case protoreflect.EnumKind:
-		return or(words.OfNumber(k.Enum(), v.Enum()), "-")
+		return or(api.EnumNumberName(k.Enum(), v.Enum()), "-")
 	case protoreflect.MessageKind:
 		if d, ok := v.Message().Interface().(*durationpb.Duration); ok {
 			return duration(d.AsDuration())
@@ -83,7 +83,7 @@ func setKnob(req *gpreemptv1.SetPolicyRequest, name, value string) error {
 	k, m := all[i], req.GetPolicy().ProtoReflect()
 	switch k.Kind() {
 	case protoreflect.EnumKind:
-		n, err := words.ParseNumber(k.Enum(), value)
+		n, err := api.ParseEnumNumber(k.Enum(), value)
 		if err != nil {
 			return err
 		}

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 func (a *app) leaseCommand() *cobra.Command {
@@ -52,8 +52,8 @@ func (a *app) printLeases(p *printer, list []*gpreemptv1.Lease) {
 		case l.GetClientPid() > 0:
 			holder = fmt.Sprintf("pid %d", l.GetClientPid())
 		}
-		where := words.Of(l.GetState())
-		if end := words.Of(l.GetEnd()); end != "" {
+		where := api.EnumName(l.GetState())
+		if end := api.EnumName(l.GetEnd()); end != "" {
 			where += ": " + end
 		}
 		t.row(text(l.GetLeaseId()), text(or(l.GetLabel(), "-")), text(where), text(priority(l.GetPriority())), text(gpus(l.GetGpuIds(), p.wide)),
@@ -142,7 +142,7 @@ func (a *app) leaseRelease() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				return a.show(resp, func(p *printer) { p.linef("lease %s has ended: %s", args[0], words.Of(resp.GetEnd())) })
+				return a.show(resp, func(p *printer) { p.linef("lease %s has ended: %s", args[0], api.EnumName(resp.GetEnd())) })
 			})
 		},
 	}

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -176,7 +176,7 @@ func serve(t testing.TB, socket string, m gpreemptv1.AdminServiceServer, opts ..
 }
 
 func refuse(code gpreempt.Code, reason gpreempt.Reason, message, next string) error {
-	return errgrpc.ToStatus(&gpreempt.Error{Code: code, Reason: reason, Message: message, Next: next})
+	return api.ToStatus(&gpreempt.Error{Code: code, Reason: reason, Message: message, Next: next})
 }
 
 func (m *machine) target(id string) (*gpreemptv1.Target, error) {

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 func (a *app) queueCommand() *cobra.Command {
@@ -80,7 +80,7 @@ func (a *app) printQueues(p *printer, list []*gpreemptv1.Queue, backlog bool) {
 	})
 	for _, q := range list {
 		t.row(text(q.GetPid()), text(q.GetComm()), text(q.GetQueueId()), text(q.GetType()), text(q.GetGpuId()), text(address(q.GetRingAddress())),
-			text(size(q.GetRingBytes())), text(hardwarePriority(q)), text(words.Of(q.GetClass())), text(q.GetPriority()), state(q.GetState()),
+			text(size(q.GetRingBytes())), text(hardwarePriority(q)), text(api.EnumName(q.GetClass())), text(q.GetPriority()), state(q.GetState()),
 			text(a.age(q.GetFirstSeen())), text(behind(q)), text(a.age(q.GetChangedAt())), text(q.GetTargetId()), text(doorbell(q)),
 			text(address(q.GetMqdAddress())), text(address(q.GetReadPointerAddress())), text(address(q.GetWritePointerAddress())),
 			text(packets(q)), text(or(q.GetSource(), "-")), text(or(cut(q.GetSourceNote(), 120), "-")))

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
@@ -14,7 +14,7 @@ import (
 func (a *app) about(f *finding) []string {
 	lines := []string{fmt.Sprintf("written   %s", a.Now().UTC().Format("2006-01-02T15:04:05Z"))}
 	if g := f.target; g != nil {
-		lines = append(lines, fmt.Sprintf("process   %s %s, %s", g.GetTargetId(), g.GetComm(), words.Of(g.GetClass())))
+		lines = append(lines, fmt.Sprintf("process   %s %s, %s", g.GetTargetId(), g.GetComm(), api.EnumName(g.GetClass())))
 		if g.GetContainer() != nil {
 			lines = append(lines, fmt.Sprintf("container %s, pid %s in it", containerName(g.GetContainer()), ownPID(g)))
 		}

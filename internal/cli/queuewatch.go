@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 func (a *app) queueWatch() *cobra.Command {
@@ -40,7 +40,7 @@ that was seen before.`,
 					return a.showLine(m, func(*printer) {
 						q := m.GetQueue()
 						t.row(text(m.GetRevision()), change(m.GetChange()), text(q.GetPid()), text(q.GetComm()), text(q.GetQueueId()), text(q.GetType()),
-							text(q.GetGpuId()), text(words.Of(q.GetClass())), state(q.GetState()), text(q.GetTargetId()),
+							text(q.GetGpuId()), text(api.EnumName(q.GetClass())), state(q.GetState()), text(q.GetTargetId()),
 							text(m.GetAt().AsTime().Local().Format("2006-01-02 15:04:05.000")), text(strings.Join(facts(known[keyOf(q)], q), ", ")))
 						t.flush()
 						if m.GetChange() == gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED {
@@ -78,9 +78,9 @@ func facts(before, q *gpreemptv1.Queue) []string {
 		}
 	}
 	if before != nil {
-		fact("class", func(q *gpreemptv1.Queue) string { return or(words.Of(q.GetClass()), "-") })
+		fact("class", func(q *gpreemptv1.Queue) string { return or(api.EnumName(q.GetClass()), "-") })
 		fact("priority", func(q *gpreemptv1.Queue) string { return fmt.Sprint(q.GetPriority()) })
-		fact("", func(q *gpreemptv1.Queue) string { return or(words.Of(q.GetState()), "-") })
+		fact("", func(q *gpreemptv1.Queue) string { return or(api.EnumName(q.GetState()), "-") })
 	}
 	fact("ring", func(q *gpreemptv1.Queue) string { return ring(q.GetRingAddress(), q.GetRingBytes()) })
 	fact("driver's priority", hardwarePriority)
@@ -101,7 +101,7 @@ func ring(at, bytes uint64) string {
 }
 
 func change(c gpreemptv1.QueueChange) cell {
-	said := cell{text: words.Of(c)}
+	said := cell{text: api.EnumName(c)}
 	switch c {
 	case gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED:
 		said.style = styleGood

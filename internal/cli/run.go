@@ -13,7 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -59,13 +59,13 @@ be run, as env(1).`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if class == "" {
-				return usage(cmd, "--class is missing: it is one of %s", strings.Join(words.All[gpreemptv1.Class](), ", "))
+				return usage(cmd, "--class is missing: it is one of %s", strings.Join(api.EnumNames[gpreemptv1.Class](), ", "))
 			}
 			c, err := parseClass(cmd, class)
 			if err != nil {
 				return err
 			}
-			tags := []string{classEnv + "=" + words.Of(c)}
+			tags := []string{classEnv + "=" + api.EnumName(c)}
 			if cmd.Flags().Changed("priority") {
 				if rank > uint32(gpreempt.MaxPriority) {
 					return usage(cmd, "--priority %d is outside 0 to %d", rank, gpreempt.MaxPriority)
@@ -81,9 +81,9 @@ be run, as env(1).`,
 	}
 	// What follows COMMAND is its own.
 	cmd.Flags().SetInterspersed(false)
-	cmd.Flags().StringVar(&class, "class", "", "the class: "+strings.Join(words.All[gpreemptv1.Class](), ", "))
+	cmd.Flags().StringVar(&class, "class", "", "the class: "+strings.Join(api.EnumNames[gpreemptv1.Class](), ", "))
 	cmd.Flags().Uint32Var(&rank, "priority", 0, "priority 0 to 15 (default: the class's)")
-	complete(cmd, "class", words.All[gpreemptv1.Class]())
+	complete(cmd, "class", api.EnumNames[gpreemptv1.Class]())
 	return cmd
 }
 

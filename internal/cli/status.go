@@ -8,8 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/version"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 func (a *app) statusCommand() *cobra.Command {
@@ -57,7 +56,7 @@ func (a *app) printStatus(p *printer, st *gpreemptv1.GetStatusResponse) {
 		field("events", fmt.Sprintf("revision %d", st.GetEventRevision()), styleNone)
 		field("daemon", a.daemonAt(), styleNone)
 		field("boot id", or(st.GetBootId(), "-"), styleNone)
-		field("gpctl", version.String(), styleNone)
+		field("gpctl", api.VersionString(), styleNone)
 		if len(st.GetSources()) > 0 {
 			p.linef("")
 			a.printSources(p, st.GetSources())
@@ -204,7 +203,7 @@ func printStats(p *printer, s *gpreemptv1.Statistics) {
 func printRules(p *printer, list []*gpreemptv1.RuleCount) {
 	t := p.table("", columns{"RULE", "CLASS", ">MATCHED", ">DECIDED", ">MATCHES NOW", ">DECIDES NOW"})
 	for _, r := range list {
-		t.row(text(r.GetRule()), text(or(words.Of(r.GetClass()), "-")), text(r.GetMatched()), text(r.GetDecided()), text(r.GetMatchesNow()),
+		t.row(text(r.GetRule()), text(or(api.EnumName(r.GetClass()), "-")), text(r.GetMatched()), text(r.GetDecided()), text(r.GetMatchesNow()),
 			text(r.GetDecidesNow()))
 	}
 	t.flush()

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -32,8 +32,8 @@ func (a *app) filterFlags(cmd *cobra.Command, f *filter, names ...string) {
 	for _, name := range names {
 		switch name {
 		case "class":
-			cmd.Flags().StringVar(&f.class, name, "", "only this class: "+strings.Join(words.All[gpreemptv1.Class](), ", "))
-			complete(cmd, name, words.All[gpreemptv1.Class]())
+			cmd.Flags().StringVar(&f.class, name, "", "only this class: "+strings.Join(api.EnumNames[gpreemptv1.Class](), ", "))
+			complete(cmd, name, api.EnumNames[gpreemptv1.Class]())
 		case "gpu":
 			cmd.Flags().StringVar(&f.gpu, name, "", "only this GPU: "+selectorHelp)
 			completeBy(cmd, name, a.gpuNames)
@@ -68,9 +68,9 @@ func parseClass(cmd *cobra.Command, s string) (gpreemptv1.Class, error) {
 	if s == "" {
 		return gpreemptv1.Class_CLASS_UNSPECIFIED, nil
 	}
-	class, err := words.Parse[gpreemptv1.Class](s)
+	class, err := api.ParseEnum[gpreemptv1.Class](s)
 	if err != nil {
-		return class, usage(cmd, "class %v", err)
+		return class, usage(cmd, "class: %v", err)
 	}
 	return class, nil
 }
@@ -121,7 +121,7 @@ func printTargets(p *printer, list []*gpreemptv1.Target, filtered bool) {
 		if g.GetLearnedSuspend() == nil && g.GetLearnedResume() == nil {
 			learned = "-"
 		}
-		t.row(text(g.GetPid()), text(g.GetComm()), text(words.Of(g.GetClass())), text(g.GetPriority()), text(or(g.GetDecidedBy(), "-")),
+		t.row(text(g.GetPid()), text(g.GetComm()), text(api.EnumName(g.GetClass())), text(g.GetPriority()), text(or(g.GetDecidedBy(), "-")),
 			state(g.GetState()), text(took(g.GetInState())), text(gpus(g.GetGpuIds(), p.wide)), text(g.GetQueueCount()),
 			text(or(g.GetMechanism(), "-")), text(g.GetSuspends()), text(took(g.GetSuspendedTotal())), text(learned),
 			text(g.GetTargetId()), text(g.GetUid()), text(containerName(g.GetContainer())), text(ownPID(g)), text(podName(g.GetContainer())),
@@ -178,7 +178,7 @@ func (a *app) targetNames(cmd *cobra.Command, _ []string, _ string) ([]cobra.Com
 		resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
 		var pids []cobra.Completion
 		for _, g := range resp.GetTargets() {
-			about := printable(g.GetComm()) + ", " + words.Of(g.GetClass()) + ", " + words.Of(g.GetState())
+			about := printable(g.GetComm()) + ", " + api.EnumName(g.GetClass()) + ", " + api.EnumName(g.GetState())
 			pids = append(pids, cobra.CompletionWithDesc(strconv.Itoa(int(g.GetPid())), about))
 		}
 		return pids, err
@@ -234,7 +234,7 @@ rules decide again.`,
 		Args:    operands("TARGET", "CLASS"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
 			if len(args) == 1 {
-				return append(words.All[gpreemptv1.Class](), "auto"), cobra.ShellCompDirectiveNoFileComp
+				return append(api.EnumNames[gpreemptv1.Class](), "auto"), cobra.ShellCompDirectiveNoFileComp
 			}
 			return a.named(cmd, args, word)
 		},
@@ -248,8 +248,8 @@ rules decide again.`,
 				if cmd.Flags().Changed("priority") || cmd.Flags().Changed("ttl") {
 					return usage(cmd, "auto takes neither --priority nor --ttl: the rules decide")
 				}
-			} else if req.Class, err = words.Parse[gpreemptv1.Class](args[1]); err != nil {
-				return usage(cmd, "class %v, auto", err)
+			} else if req.Class, err = api.ParseEnum[gpreemptv1.Class](args[1]); err != nil {
+				return usage(cmd, "class: %v, auto", err)
 			}
 			if cmd.Flags().Changed("priority") {
 				req.Priority = &rank
@@ -268,7 +268,7 @@ rules decide again.`,
 					if ttl > 0 {
 						until = ", for " + duration(ttl)
 					}
-					p.linef("%s (%d) is %s, priority %d, by %s%s", g.GetComm(), g.GetPid(), words.Of(g.GetClass()), g.GetPriority(),
+					p.linef("%s (%d) is %s, priority %d, by %s%s", g.GetComm(), g.GetPid(), api.EnumName(g.GetClass()), g.GetPriority(),
 						or(g.GetDecidedBy(), "default"), until)
 				})
 			})

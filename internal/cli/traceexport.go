@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/version"
+	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 func (a *app) traceExport() *cobra.Command {
@@ -87,7 +87,7 @@ func (a *app) fetchTrace(ctx context.Context, admin gpreemptv1.AdminServiceClien
 		return nil, &failure{code: ExitNotFound, message: fmt.Sprintf("no event that is kept is about lease %s", in.lease), next: "gpctl events --all"}
 	}
 	trace := &chromeTrace{Unit: "ms", Events: traceOf(in), Other: map[string]string{
-		"gpctl": version.String(), "gpreemptd": st.GetVersion(), "backend": st.GetBackend(), "boot_id": st.GetBootId(),
+		"gpctl": api.VersionString(), "gpreemptd": st.GetVersion(), "backend": st.GetBackend(), "boot_id": st.GetBootId(),
 		"exported_at": a.Now().Format(time.RFC3339Nano),
 	}}
 	if n := len(in.events); n > 0 {

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -401,11 +401,11 @@ func text(p any) string {
 	case *time.Duration:
 		return durationText(*v)
 	case *scheduler.SuspendWhen:
-		return words.Of(gpreemptv1.SuspendWhen(*v))
+		return api.EnumName(gpreemptv1.SuspendWhen(*v))
 	case *scheduler.Linger:
-		return words.Of(gpreemptv1.Linger(*v))
+		return api.EnumName(gpreemptv1.Linger(*v))
 	case *scheduler.GangScope:
-		return words.Of(gpreemptv1.GangScope(*v))
+		return api.EnumName(gpreemptv1.GangScope(*v))
 	}
 	panic(fmt.Sprintf("config: no text for a %T", p))
 }

@@ -11,7 +11,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/words"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -85,22 +85,22 @@ func (p *parser) value(n *yaml.Node, key string, into any) bool {
 			problem = cut(n.Value) + " has no unit"
 		}
 	case *scheduler.SuspendWhen:
-		return readWord(p, n, key, v, words.All[gpreemptv1.SuspendWhen](), func(s string) (scheduler.SuspendWhen, error) {
-			w, err := words.Parse[gpreemptv1.SuspendWhen](s)
+		return readWord(p, n, key, v, api.EnumNames[gpreemptv1.SuspendWhen](), func(s string) (scheduler.SuspendWhen, error) {
+			w, err := api.ParseEnum[gpreemptv1.SuspendWhen](s)
 			return scheduler.SuspendWhen(w), err
 		})
 	case *scheduler.Linger:
-		return readWord(p, n, key, v, words.All[gpreemptv1.Linger](), func(s string) (scheduler.Linger, error) {
-			w, err := words.Parse[gpreemptv1.Linger](s)
+		return readWord(p, n, key, v, api.EnumNames[gpreemptv1.Linger](), func(s string) (scheduler.Linger, error) {
+			w, err := api.ParseEnum[gpreemptv1.Linger](s)
 			return scheduler.Linger(w), err
 		})
 	case *scheduler.GangScope:
-		return readWord(p, n, key, v, words.All[gpreemptv1.GangScope](), func(s string) (scheduler.GangScope, error) {
-			w, err := words.Parse[gpreemptv1.GangScope](s)
+		return readWord(p, n, key, v, api.EnumNames[gpreemptv1.GangScope](), func(s string) (scheduler.GangScope, error) {
+			w, err := api.ParseEnum[gpreemptv1.GangScope](s)
 			return scheduler.GangScope(w), err
 		})
 	case *gpreempt.Class:
-		return readWord(p, n, key, v, words.All[gpreemptv1.Class](), gpreempt.ParseClass)
+		return readWord(p, n, key, v, api.EnumNames[gpreemptv1.Class](), gpreempt.ParseClass)
 	case **gpreempt.Priority:
 		if u, ok := p.unsigned(n, key, uint64(gpreempt.MaxPriority)); ok {
 			*v = new(gpreempt.Priority(u))

@@ -24,6 +24,7 @@ import (
 
 	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config"
@@ -39,7 +40,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/internal/otlp"
 	"github.com/gpreempt/gpreempt/internal/server"
-	"github.com/gpreempt/gpreempt/internal/version"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -283,7 +283,7 @@ func (d *daemon) build(ctx context.Context, cfg config.Config) error {
 		Now:             time.Now,
 		Log:             d.log.Named("server"),
 		Audit:           d.audit.Named("audit"),
-		Version:         version.String(),
+		Version:         api.VersionString(),
 		Backend:         d.backend.name,
 		Diagnose:        d.diagnose,
 		Warnings:        d.listWarnings,
@@ -366,7 +366,7 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	d.ready.Store(true)
 	d.notify(systemd.SdNotifyReady + "\nSTATUS=" + d.status())
 	d.log.Info("serving", logkey.Socket(d.config.Load().Socket), logkey.TCP(d.config.Load().TCP.Address), logkey.Backend(d.backend.name),
-		logkey.Version(version.String()), logkey.GPUs(len(d.inventory.GPUs())))
+		logkey.Version(api.VersionString()), logkey.GPUs(len(d.inventory.GPUs())))
 	if d.opts.Ready != nil {
 		d.opts.Ready()
 	}

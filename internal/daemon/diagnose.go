@@ -7,6 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/doctor"
@@ -15,7 +16,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
 	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
-	"github.com/gpreempt/gpreempt/internal/version"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -25,7 +25,7 @@ import (
 func (d *daemon) diagnose(ctx context.Context) *doctor.Report {
 	cfg := d.config.Load()
 	c := doctor.Config{
-		Root: d.backend.root, ByDaemon: true, Version: version.String(), Lock: d.opts.lockPath(cfg.Socket), Groups: groups(*cfg),
+		Root: d.backend.root, ByDaemon: true, Version: api.VersionString(), Lock: d.opts.lockPath(cfg.Socket), Groups: groups(*cfg),
 		OpenDriver: func() (doctor.Driver, error) {
 			switch {
 			case d.backend.openErr != nil: // as it was when dbgtrap wanted it
@@ -95,7 +95,7 @@ func Diagnose(ctx context.Context, opts Options) (*doctor.Report, error) {
 	hosts := discovery.NewFS(root)
 	hosts.SetEnv(rules.Env())
 	c := doctor.Config{
-		Root: root, Version: version.String(), Lock: opts.lockPath(cfg.Socket), Groups: groups(cfg), OpenDriver: openDriver,
+		Root: root, Version: api.VersionString(), Lock: opts.lockPath(cfg.Socket), Groups: groups(cfg), OpenDriver: openDriver,
 	}
 	// What cannot be read here is for the doctor to find, and to say.
 	if gpus, err := hosts.GPUs(); err == nil && len(gpus) > 0 {

@@ -4,9 +4,9 @@ import (
 	"context"
 	"net"
 
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/metrics"
-	"github.com/gpreempt/gpreempt/internal/version"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -30,7 +30,7 @@ func (d *daemon) serveMetrics(ctx context.Context, l net.Listener) {
 // scrape gathers what a scrape tells of.
 func (d *daemon) scrape() metrics.Snapshot {
 	s := metrics.Snapshot{
-		Version: version.String(), Backend: d.backend.name,
+		Version: api.VersionString(), Backend: d.backend.name,
 		GPUs: d.inventory.GPUs(), Sources: d.observer.Sources(), Processes: len(d.inventory.Processes()),
 		Queues: map[gpreempt.GPUID]int{}, Warnings: d.listWarnings(),
 	}

@@ -3,10 +3,10 @@ package daemon
 import (
 	"context"
 
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/otlp"
 	"github.com/gpreempt/gpreempt/internal/server"
-	"github.com/gpreempt/gpreempt/internal/version"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -17,7 +17,7 @@ func (d *daemon) openTracing(ctx context.Context, t config.Tracing) (*otlp.Expor
 		return nil, nil //nolint:nilnil // there is none
 	}
 	return otlp.New(ctx, otlp.Config{
-		Endpoint: t.Endpoint, Events: d.events, Version: version.String(), Backend: d.backend.name,
+		Endpoint: t.Endpoint, Events: d.events, Version: api.VersionString(), Backend: d.backend.name,
 		Now:     func() scheduler.Time { return d.runner.Now() },
 		LeaseID: func(id scheduler.LeaseID) string { return server.LeaseID(d.epoch, id) },
 		Lost: func(err error) {

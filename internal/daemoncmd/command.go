@@ -8,9 +8,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/daemon"
-	"github.com/gpreempt/gpreempt/internal/version"
 )
 
 // New returns the root command. Its context ends what it runs; errors are for the caller
@@ -137,7 +137,7 @@ func versionCommand() *cobra.Command {
 		Short: "Print the version",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), "gpreemptd", version.String())
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "gpreemptd", api.VersionString())
 			return err
 		},
 	}

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -161,7 +161,7 @@ func (s *Server) audit(c *connection, outcome, method string, req any, err error
 	}
 	fields = append(fields, more...)
 	if err != nil {
-		if reason := gpreempt.ReasonOf(errgrpc.FromStatus(err)); reason != "" {
+		if reason := gpreempt.ReasonOf(api.FromStatus(err)); reason != "" {
 			fields = append(fields, logkey.Reason(reason))
 		}
 		fields = append(fields, logkey.Err(err))

@@ -6,7 +6,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -71,7 +71,7 @@ func (s *Server) enter(ctx context.Context) (*connection, error) {
 // refuse counts an error and makes it a status.
 func (s *Server) refuse(err error) error {
 	s.countRefusal(err)
-	return errgrpc.ToStatus(err)
+	return api.ToStatus(err)
 }
 
 func (s *Server) countRefusal(err error) {
@@ -82,7 +82,7 @@ func (s *Server) countRefusal(err error) {
 
 // countTooLarge counts what gRPC itself refuses when a message is read.
 func (s *Server) countTooLarge(err error) {
-	if err != nil && gpreempt.ReasonOf(errgrpc.FromStatus(err)) == gpreempt.ReasonMessageTooLarge {
+	if err != nil && gpreempt.ReasonOf(api.FromStatus(err)) == gpreempt.ReasonMessageTooLarge {
 		s.cfg.Events.Refused(gpreempt.ReasonMessageTooLarge)
 	}
 }

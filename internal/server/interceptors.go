@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/authz"
-	"github.com/gpreempt/gpreempt/internal/errgrpc"
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -36,7 +36,7 @@ func (s *Server) interceptUnary(ctx context.Context, req any, info *grpc.UnarySe
 	}
 	if s.simulated != nil && strings.HasPrefix(info.FullMethod, oursForAdmins) {
 		if err := grpc.SetHeader(ctx, s.simulated); err != nil {
-			return nil, errgrpc.ToStatus(err)
+			return nil, api.ToStatus(err)
 		}
 	}
 	if resp, err = handler(ctx, req); err != nil {
@@ -59,7 +59,7 @@ func (s *Server) interceptStream(srv any, ss grpc.ServerStream, info *grpc.Strea
 	}
 	if s.simulated != nil && strings.HasPrefix(info.FullMethod, oursForAdmins) {
 		if err := ss.SetHeader(s.simulated); err != nil {
-			return errgrpc.ToStatus(err)
+			return api.ToStatus(err)
 		}
 	}
 	if err := c.client.openStream(s.cfg.Limits()); err != nil {

@@ -20,11 +20,11 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/doctor"
-	"github.com/gpreempt/gpreempt/internal/errgrpc"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/observer"
@@ -73,7 +73,7 @@ func childMain(socket string, in io.Reader, out io.Writer) int {
 			_, err = online.Renew(context.Background(), &gpreemptv1.RenewRequest{LeaseId: id})
 		}
 		if err != nil {
-			fmt.Fprintln(out, gpreempt.ReasonOf(errgrpc.FromStatus(err)))
+			fmt.Fprintln(out, gpreempt.ReasonOf(api.FromStatus(err)))
 		} else {
 			fmt.Fprintln(out, "ok")
 		}
@@ -482,12 +482,12 @@ func (h *host) ended(tb testing.TB, lease string) (end scheduler.LeaseEnd) {
 }
 
 // reason returns the reason of an error that came over gRPC.
-func reason(err error) gpreempt.Reason { return gpreempt.ReasonOf(errgrpc.FromStatus(err)) }
+func reason(err error) gpreempt.Reason { return gpreempt.ReasonOf(api.FromStatus(err)) }
 
 // want fails the test unless err has code and reason.
 func want(tb testing.TB, err error, code gpreempt.Code, r gpreempt.Reason) {
 	tb.Helper()
-	got, ok := errgrpc.FromStatus(err).(*gpreempt.Error) //nolint:errorlint // FromStatus gives it bare
+	got, ok := api.FromStatus(err).(*gpreempt.Error) //nolint:errorlint // FromStatus gives it bare
 	switch {
 	case !ok:
 		tb.Errorf("error %v, want code %d and reason %s", err, code, r)

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -335,7 +335,7 @@ func TestCanceledAnnouncementLeavesNoLease(t *testing.T) {
 	}()
 	h.until(t, "the lease", func() bool { return len(h.leases()) == 1 })
 	cancel()
-	if err := <-failed; !errors.Is(errgrpc.FromStatus(err), context.Canceled) {
+	if err := <-failed; !errors.Is(api.FromStatus(err), context.Canceled) {
 		t.Errorf("error %v, want canceled", err)
 	}
 	h.until(t, "the end of the lease", func() bool { return len(h.leases()) == 0 })

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/authz"
 	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/classify"
@@ -29,7 +30,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/internal/peercred"
-	"github.com/gpreempt/gpreempt/internal/words"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -249,7 +249,7 @@ func New(cfg Config) *Server {
 		leasePrefix: leasePrefix(cfg.Epoch),
 	}
 	if cfg.Backend != "kfd" {
-		s.simulated = metadata.Pairs(words.SimulatedHeader, cfg.Backend)
+		s.simulated = metadata.Pairs(api.SimulatedHeader, cfg.Backend)
 	}
 	s.clients = newClients(s)
 	s.closing, s.close = context.WithCancelCause(context.Background()) //nolint:forbidigo // a server has no caller whose context it could be; Shutdown ends it

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -116,7 +116,7 @@ func (ses *session) read() (err error) {
 		resp, err := ses.frame(req)
 		if err != nil {
 			ses.s.countRefusal(err)
-			resp = &gpreemptv1.SessionResponse{Frame: &gpreemptv1.SessionResponse_Error{Error: errgrpc.ToFrame(err)}}
+			resp = &gpreemptv1.SessionResponse{Frame: &gpreemptv1.SessionResponse_Error{Error: api.ToFrame(err)}}
 		}
 		if resp == nil {
 			continue // answered later

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -145,17 +145,17 @@ func unknownLease(id string) error {
 
 func (d *daemon) NotifyOnline(ctx context.Context, r *gpreemptv1.NotifyOnlineRequest) (*gpreemptv1.NotifyOnlineResponse, error) {
 	answer, err := d.announce(ctx, r)
-	return answer, errgrpc.ToStatus(err)
+	return answer, api.ToStatus(err)
 }
 
 func (d *daemon) Complete(ctx context.Context, r *gpreemptv1.CompleteRequest) (*gpreemptv1.CompleteResponse, error) {
 	answer, err := d.complete(ctx, r)
-	return answer, errgrpc.ToStatus(err)
+	return answer, api.ToStatus(err)
 }
 
 func (d *daemon) Renew(ctx context.Context, r *gpreemptv1.RenewRequest) (*gpreemptv1.RenewResponse, error) {
 	answer, err := d.renew(ctx, r)
-	return answer, errgrpc.ToStatus(err)
+	return answer, api.ToStatus(err)
 }
 
 // errHangUp as a refusal of a frame ends the stream.
@@ -163,7 +163,7 @@ var errHangUp = errors.New("hang up")
 
 func (d *daemon) Session(rpc gpreemptv1.OnlineService_SessionServer) error {
 	if err := d.seen(rpc.Context(), "session"); err != nil {
-		return errgrpc.ToStatus(err)
+		return api.ToStatus(err)
 	}
 	d.happened <- "session begun"
 	answers := make(chan *gpreemptv1.SessionResponse, 100)
@@ -218,7 +218,7 @@ func (d *daemon) Session(rpc gpreemptv1.OnlineService_SessionServer) error {
 						return
 					}
 					if err != nil {
-						a.Frame = &gpreemptv1.SessionResponse_Error{Error: errgrpc.ToFrame(err)}
+						a.Frame = &gpreemptv1.SessionResponse_Error{Error: api.ToFrame(err)}
 					}
 					answers <- a
 				})

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -46,7 +46,7 @@ func open(ctx, life context.Context, c *Client) (*stream, error) {
 	}
 	if err != nil {
 		cancel()
-		return nil, errgrpc.FromStatus(err)
+		return nil, api.FromStatus(err)
 	}
 	st := &stream{
 		c: c, rpc: rpc, cancel: cancel,
@@ -70,7 +70,7 @@ func (st *stream) receive() {
 			st.deliver(answer)
 			continue
 		}
-		st.err = errgrpc.FromStatus(err)
+		st.err = api.FromStatus(err)
 		if errors.Is(err, io.EOF) {
 			st.err = &gpreempt.Error{
 				Code: gpreempt.CodeUnavailable, Reason: gpreempt.ReasonDaemonUnavailable,
@@ -131,7 +131,7 @@ func (st *stream) call(ctx context.Context, frame *gpreemptv1.SessionRequest) (*
 		answer = <-waiter // it came just in time
 	}
 	if refusal := answer.GetError(); refusal != nil {
-		return nil, errgrpc.FromFrame(refusal)
+		return nil, api.FromFrame(refusal)
 	}
 	return answer, nil
 }
@@ -164,7 +164,7 @@ func (st *stream) send(ctx context.Context, frame *gpreemptv1.SessionRequest) er
 		<-st.done
 		return st.err
 	}
-	return errgrpc.FromStatus(err)
+	return api.FromStatus(err)
 }
 
 func (st *stream) leases() *leaseSet { return &st.held }

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 // transport is gRPC's view of a unix socket, where there is nothing to encrypt and
@@ -82,12 +82,12 @@ func (l *connection) leases() *leaseSet { return &l.held }
 
 func (l *connection) complete(ctx context.Context, id string) error {
 	_, err := l.c.online.Complete(ctx, &gpreemptv1.CompleteRequest{LeaseId: id})
-	return errgrpc.FromStatus(err)
+	return api.FromStatus(err)
 }
 
 func (l *connection) renew(ctx context.Context, id string, ttl time.Duration) (time.Duration, error) {
 	answer, err := l.c.online.Renew(ctx, &gpreemptv1.RenewRequest{LeaseId: id, Ttl: durationpb.New(ttl)})
-	return answer.GetTtl().AsDuration(), errgrpc.FromStatus(err)
+	return answer.GetTtl().AsDuration(), api.FromStatus(err)
 }
 
 // announce is the bare call.
@@ -95,7 +95,7 @@ func (c *Client) announce(ctx context.Context, a *gpreemptv1.NotifyOnlineRequest
 	var via peer.Peer
 	answer, err := c.online.NotifyOnline(ctx, a, grpc.Peer(&via))
 	if err != nil {
-		return nil, nil, errgrpc.FromStatus(err)
+		return nil, nil, api.FromStatus(err)
 	}
 	return answer, via.AuthInfo.(authInfo).conn, nil
 }

@@ -36,13 +36,12 @@ var table = []struct {
 	// Words: the domain, the API's codes and names. No I/O.
 	{apiV1, rule{}},
 	{simV1, rule{}},
-	{"internal/version", rule{stdOnly: true}},
 	{"internal/stat", rule{stdOnly: true, pure: true}},
 	{"internal/testutil", rule{}},
 	{"test/arch", rule{stdOnly: true}},
 	{"pkg/gpreempt", rule{stdOnly: true}},
 	{"internal/logkey", rule{imports: []string{"pkg/gpreempt"}}},
-	{"internal/errgrpc", rule{imports: []string{apiV1, "pkg/gpreempt"}}},
+	{"internal/api", rule{imports: []string{apiV1, "pkg/gpreempt"}}},
 
 	// Decisions: pure, or with the filesystem as an argument.
 	{"pkg/scheduler", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true, timers: "timer_std.go"}},
@@ -53,7 +52,6 @@ var table = []struct {
 	{"internal/inventory", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/events", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}, stdOnly: true}},
 	{"internal/spans", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
-	{"internal/words", rule{imports: []string{apiV1, "pkg/gpreempt", "pkg/scheduler"}}},
 
 	// Kernel: the only packages that make system calls Go has no words for.
 	{"internal/hrtimer", rule{kernel: true}},
@@ -82,7 +80,7 @@ var table = []struct {
 	{"emu/gpumodel", rule{imports: []string{"internal/hrtimer", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/mechanism/sim", rule{imports: []string{"emu/gpumodel", "internal/mechanism", "pkg/gpreempt"}}},
 	{"internal/simserver", rule{imports: []string{
-		simV1, "internal/errgrpc", "emu/gpumodel", "internal/peercred", "pkg/gpreempt",
+		simV1, "internal/api", "emu/gpumodel", "internal/peercred", "pkg/gpreempt",
 	}}},
 
 	// The daemon.
@@ -94,11 +92,11 @@ var table = []struct {
 	{"internal/breaker", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"internal/doctor", rule{imports: []string{apiV1, "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/config", rule{imports: []string{
-		apiV1, "internal/classify", "internal/container", "emu/gpumodel", "internal/hazard", "internal/words", "pkg/gpreempt", "pkg/scheduler",
+		apiV1, "internal/classify", "internal/container", "emu/gpumodel", "internal/hazard", "internal/api", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/server", rule{imports: []string{
-		apiV1, simV1, "internal/authz", "internal/backlog", "internal/classify", "internal/doctor", "internal/errgrpc", "internal/events",
-		"internal/inventory", "internal/logkey", "internal/mtls", "internal/observer", "internal/peercred", "internal/version", "internal/words", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
+		apiV1, simV1, "internal/authz", "internal/backlog", "internal/classify", "internal/doctor", "internal/api", "internal/events",
+		"internal/inventory", "internal/logkey", "internal/mtls", "internal/observer", "internal/peercred", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/otlp", rule{imports: []string{"internal/events", "internal/spans", "pkg/scheduler"}}},
 	{"internal/metrics", rule{imports: []string{"internal/events", "internal/logkey", "internal/observer", "pkg/gpreempt", "pkg/scheduler"}}},
@@ -107,22 +105,22 @@ var table = []struct {
 		"internal/events", "internal/executor", "emu/gpumodel", "internal/hazard", "internal/hrtimer", "internal/inventory",
 		"internal/journal", "internal/logkey", "internal/metrics", "internal/mtls", "internal/observer", "internal/otlp", "internal/peercred", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
 		"internal/mechanism/freezer", "internal/mechanism/ladder", "internal/mechanism/sim", "internal/server", "internal/simserver",
-		"internal/tracer", "internal/version", "internal/words", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
+		"internal/tracer", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},
-	{"internal/daemoncmd", rule{imports: []string{"internal/config", "internal/daemon", "emu/gpumodel", "internal/version"}}},
-	{"cmd/gpreemptd", rule{imports: []string{"internal/daemoncmd", "internal/version", "pkg/gpreempt"}}},
+	{"internal/daemoncmd", rule{imports: []string{"internal/config", "internal/daemon", "emu/gpumodel", "internal/api"}}},
+	{"cmd/gpreemptd", rule{imports: []string{"internal/daemoncmd", "internal/api", "pkg/gpreempt"}}},
 
 	// The clients: they reach the daemon over its socket and in no other way.
-	{"pkg/client", rule{imports: []string{apiV1, "internal/errgrpc", "pkg/gpreempt"}}},
+	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "pkg/gpreempt"}}},
 	{"internal/kfdtrace", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"emu/demo", rule{imports: []string{
-		apiV1, simV1, "internal/errgrpc", "emu/gpumodel", "internal/hrtimer", "internal/version", "internal/words", "pkg/client", "pkg/gpreempt",
+		apiV1, simV1, "internal/api", "emu/gpumodel", "internal/hrtimer", "pkg/client", "pkg/gpreempt",
 	}}},
 	{"internal/cli", rule{imports: []string{
-		apiV1, simV1, "emu/demo", "internal/errgrpc", "emu/gpumodel", "internal/kfdtrace", "internal/spans", "internal/version", "internal/words",
+		apiV1, simV1, "emu/demo", "internal/api", "emu/gpumodel", "internal/kfdtrace", "internal/spans",
 		"pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler",
 	}}},
-	{"cmd/gpctl", rule{imports: []string{"internal/cli", "emu/demo", "internal/version", "pkg/gpreempt"}}},
+	{"cmd/gpctl", rule{imports: []string{"internal/cli", "emu/demo", "internal/api", "pkg/gpreempt"}}},
 
 	// The emulated machine: real programs on the rules of the driver and the modelled GPUs.
 	{"emu/seccomp", rule{kernel: true, unsafe: true}},
@@ -136,7 +134,7 @@ var table = []struct {
 		"emu/driver", "emu/seccomp", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
 	{"emu/workload", rule{imports: []string{"emu/abi", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
-	{"emu/cmd/kfdemu", rule{imports: []string{"emu/gpumodel", "emu/kfdemu", "emu/driver", "emu/workload", "internal/version"}}},
+	{"emu/cmd/kfdemu", rule{imports: []string{"emu/gpumodel", "emu/kfdemu", "emu/driver", "emu/workload", "internal/api"}}},
 
 	// Test files only, or what runs them: they run the built binaries, measure, and
 	// compare the fake and the emulated driver with the real one.

@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -43,7 +43,7 @@ var wantLeasesPerClient = refusal{codes.ResourceExhausted, "LEASES_PER_CLIENT", 
 func checkError(t *testing.T, what string, err error, want refusal) {
 	t.Helper()
 	var got refusal
-	if e, ok := errors.AsType[*gpreempt.Error](errgrpc.FromStatus(err)); ok {
+	if e, ok := errors.AsType[*gpreempt.Error](api.FromStatus(err)); ok {
 		got = refusal{status.Code(err), e.Reason, e.Next}
 		if strings.Contains(e.Next, want.Next) {
 			got.Next = want.Next
@@ -235,10 +235,10 @@ func TestTenThousandLeasesMeetTheLimits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = errgrpc.FromFrame(resp.GetError())
+		err = api.FromFrame(resp.GetError())
 		got[gpreempt.ReasonOf(err)]++
 		if err != nil {
-			refused = errgrpc.ToStatus(err)
+			refused = api.ToStatus(err)
 		}
 	}
 	if diff := cmp.Diff(map[gpreempt.Reason]int{"": perClient, "LEASES_PER_CLIENT": asked - perClient}, got); diff != "" {

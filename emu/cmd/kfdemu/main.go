@@ -19,7 +19,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
-	"github.com/gpreempt/gpreempt/internal/version"
+	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 // socketEnv is where the socket of the machine is in the environment of its programs.
@@ -62,7 +62,7 @@ answers their system calls by the rules of AMD's compute driver. What they put o
 their queues is executed in their memory for as long as a model says it takes.
 
 Everything is EMULATED: no figure says anything about a real GPU.`,
-		Version:       version.String(),
+		Version:       api.VersionString(),
 		SilenceErrors: true, SilenceUsage: true,
 	}
 	root.AddCommand(runCommand(), execCommand(), checkCommand(), workCommand(), answerCommand())

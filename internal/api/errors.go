@@ -1,11 +1,13 @@
-// Package errgrpc hides how an error of the domain crosses gRPC: as the status
-// of a call or as an error frame of a stream, and back.
+// Package api implements what the daemon and its clients agree on beside the
+// generated code: how an error of the domain crosses gRPC, as the status of a
+// call or as an error frame of a stream, and back; the names of enum values; and
+// the version of a binary.
 //
 // The status of a *gpreempt.Error has its code, the message "MESSAGE: NEXT" for
 // programs that know nothing of gpreempt, and a google.rpc.ErrorInfo with the
-// domain "gpreempt", the reason, and NEXT under the metadata key "next". What
-// is sent is what is received: FromStatus(ToStatus(e)) equals e.
-package errgrpc
+// domain "gpreempt", the reason, and NEXT under the metadata key "next".
+// FromStatus(ToStatus(e)) equals e.
+package api
 
 import (
 	"context"
@@ -29,14 +31,14 @@ const (
 )
 
 // ToStatus returns err as a gRPC status error. The first *gpreempt.Error in err's
-// chain crosses whole, and what was wrapped around it stays here; a canceled
-// or overdue context becomes that code; what is a status already is kept; all
-// else is INTERNAL. nil stays nil.
+// chain is sent with all its fields, without the text of the errors that wrap it.
+// A context error becomes CANCELED or DEADLINE_EXCEEDED, a status error is
+// returned unchanged, and any other error becomes INTERNAL. nil stays nil.
 func ToStatus(err error) error {
 	if err == nil {
 		return nil
 	}
-	if _, ours := errors.AsType[*gpreempt.Error](err); !ours {
+	if _, ok := errors.AsType[*gpreempt.Error](err); !ok {
 		if st, ok := status.FromError(err); ok {
 			return st.Err()
 		}
@@ -56,17 +58,17 @@ func ToStatus(err error) error {
 	}
 	detailed, err := st.WithDetails(info)
 	if err != nil {
-		return st.Err() // the words without the details
+		return st.Err() // the text without the details
 	}
 	return detailed.Err()
 }
 
-// FromStatus returns back what ToStatus was given. A status that carries no
-// ErrorInfo of ours becomes a *gpreempt.Error with its code too, with a reason
-// where it is clear: DAEMON_UNAVAILABLE when the daemon cannot be reached,
-// MESSAGE_TOO_LARGE when gRPC refused the size; otherwise the reason is "".
+// FromStatus returns the error that ToStatus converted. A status without an
+// ErrorInfo of the domain becomes a *gpreempt.Error with the status's code; its
+// reason is DAEMON_UNAVAILABLE when the daemon cannot be reached,
+// MESSAGE_TOO_LARGE when gRPC refused the size, and "" otherwise.
 // CANCELED and DEADLINE_EXCEEDED become errors that wrap context.Canceled and
-// context.DeadlineExceeded. What is no status is given back as it is.
+// context.DeadlineExceeded. An error that is not a status is returned unchanged.
 func FromStatus(err error) error {
 	if err == nil {
 		return nil
@@ -82,7 +84,7 @@ func FromStatus(err error) error {
 			if next != "" {
 				message = strings.TrimSuffix(message, ": "+next)
 			}
-			return revive(uint32(st.Code()), info.GetReason(), message, next)
+			return fromParts(uint32(st.Code()), info.GetReason(), message, next)
 		}
 	}
 	switch {
@@ -98,11 +100,11 @@ func FromStatus(err error) error {
 			Message: st.Message(), Next: "send less in one message",
 		}
 	}
-	return revive(uint32(st.Code()), "", st.Message(), "")
+	return fromParts(uint32(st.Code()), "", st.Message(), "")
 }
 
-// ToFrame returns err as an error frame of a Session stream, by the rules of
-// ToStatus. nil stays nil.
+// ToFrame returns err as an error frame of a Session stream, converted by the
+// rules of ToStatus. nil stays nil.
 func ToFrame(err error) *gpreemptv1.FrameError {
 	if err == nil {
 		return nil
@@ -111,23 +113,23 @@ func ToFrame(err error) *gpreemptv1.FrameError {
 	return &gpreemptv1.FrameError{Code: uint32(e.Code), Reason: string(e.Reason), Message: e.Message, Next: e.Next}
 }
 
-// FromFrame returns back what ToFrame was given. nil stays nil.
+// FromFrame returns the error that ToFrame converted. nil stays nil.
 func FromFrame(f *gpreemptv1.FrameError) error {
 	if f == nil {
 		return nil
 	}
-	return revive(f.GetCode(), f.GetReason(), f.GetMessage(), f.GetNext())
+	return fromParts(f.GetCode(), f.GetReason(), f.GetMessage(), f.GetNext())
 }
 
-// describe returns what crosses of err: its code, reason and words, as text that
-// protobuf accepts.
+// describe returns the parts of err that are sent: code, reason, message and next
+// step, as text that protobuf accepts.
 func describe(err error) gpreempt.Error {
 	e := gpreempt.Error{
 		Code: gpreempt.CodeInternal, Reason: gpreempt.ReasonInternal, Message: err.Error(),
-		Next: "look in the log of gpreemptd (journalctl -u gpreemptd) and report it",
+		Next: "see the log of gpreemptd (journalctl -u gpreemptd) and report the error",
 	}
-	if ours, ok := errors.AsType[*gpreempt.Error](err); ok {
-		e = *ours
+	if domain, ok := errors.AsType[*gpreempt.Error](err); ok {
+		e = *domain
 	} else if errors.Is(err, context.Canceled) {
 		e = gpreempt.Error{Code: gpreempt.Code(codes.Canceled), Message: err.Error()}
 	} else if errors.Is(err, context.DeadlineExceeded) {
@@ -136,38 +138,38 @@ func describe(err error) gpreempt.Error {
 		e = gpreempt.Error{Code: gpreempt.Code(st.Code()), Message: st.Message()}
 	}
 	if e.Code == 0 {
-		e.Code = gpreempt.CodeInternal // its maker forgot; an error must not become OK
+		e.Code = gpreempt.CodeInternal // code 0 is OK, which an error must not become
 	}
 	e.Message = strings.ToValidUTF8(e.Message, "\uFFFD")
 	e.Next = strings.ToValidUTF8(e.Next, "\uFFFD")
 	return e
 }
 
-// revive is the other end of describe.
-func revive(code uint32, reason, message, next string) error {
+// fromParts returns the error that describe took apart.
+func fromParts(code uint32, reason, message, next string) error {
 	if reason == "" {
 		switch codes.Code(code) {
 		case codes.Canceled:
-			return &gone{message, context.Canceled}
+			return &contextError{message, context.Canceled}
 		case codes.DeadlineExceeded:
-			return &gone{message, context.DeadlineExceeded}
+			return &contextError{message, context.DeadlineExceeded}
 		default:
 		}
 	}
 	return &gpreempt.Error{Code: gpreempt.Code(code), Reason: gpreempt.Reason(reason), Message: message, Next: next}
 }
 
-// gone is a context error that came over the wire, with the words it came with.
-type gone struct {
+// contextError is a context error of the other side, with its message.
+type contextError struct {
 	message string
 	cause   error
 }
 
-func (g *gone) Error() string {
-	if g.message == g.cause.Error() {
-		return g.message
+func (e *contextError) Error() string {
+	if e.message == e.cause.Error() {
+		return e.message
 	}
-	return fmt.Sprintf("%s (%v)", g.message, g.cause)
+	return fmt.Sprintf("%s (%v)", e.message, e.cause)
 }
 
-func (g *gone) Unwrap() error { return g.cause }
+func (e *contextError) Unwrap() error { return e.cause }

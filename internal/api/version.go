@@ -1,18 +1,18 @@
-// Package version hides where the version of a binary comes from.
-package version
+package api
 
 import "runtime/debug"
 
 // Version is the released version, such as "v0.3.0", set when linking:
 //
-//	go build -ldflags "-X github.com/gpreempt/gpreempt/internal/version.Version=v0.3.0"
+//	go build -ldflags "-X github.com/gpreempt/gpreempt/internal/api.Version=v0.3.0"
 //
-// Empty in other builds; read it through String.
+// It is empty in other builds; VersionString describes those too.
 var Version string
 
-// String returns Version; else the commit the binary was built from, as
-// "devel-0123456789ab", with "-dirty" when files had changed; else "devel".
-func String() string {
+// VersionString returns Version; without one, the commit the binary was built
+// from, as "devel-0123456789ab", with "-dirty" when files had changed; without
+// that, "devel".
+func VersionString() string {
 	if Version != "" {
 		return Version
 	}
@@ -20,10 +20,11 @@ func String() string {
 	if !ok {
 		return "devel"
 	}
-	return fromBuild(info.Settings)
+	return versionOf(info.Settings)
 }
 
-func fromBuild(settings []debug.BuildSetting) string {
+// versionOf returns the version of a build that was not released.
+func versionOf(settings []debug.BuildSetting) string {
 	var revision, dirty string
 	for _, s := range settings {
 		switch {

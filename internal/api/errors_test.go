@@ -1,4 +1,4 @@
-package errgrpc_test
+package api_test
 
 import (
 	"context"
@@ -20,12 +20,12 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/errgrpc"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// everyCode has one error for each code of the domain.
+// everyCode returns errors with each code of the domain.
 func everyCode() []*gpreempt.Error {
 	var all []*gpreempt.Error
 	for code, reason := range map[gpreempt.Code]gpreempt.Reason{
@@ -41,18 +41,18 @@ func everyCode() []*gpreempt.Error {
 		gpreempt.CodeUnauthenticated:    gpreempt.ReasonNoIdentity,
 	} {
 		all = append(all,
-			&gpreempt.Error{Code: code, Reason: reason, Message: "lease 7: gone", Next: "announce again: it is cheap"},
-			&gpreempt.Error{Code: code, Reason: reason, Message: "lease 7: gone"})
+			&gpreempt.Error{Code: code, Reason: reason, Message: "lease 7: ended", Next: "announce again: leases are cheap"},
+			&gpreempt.Error{Code: code, Reason: reason, Message: "lease 7: ended"})
 	}
 	return all
 }
 
-// overTheWire is what a status error looks like to the other side.
+// overTheWire returns a status error as the other side receives it.
 func overTheWire(t *testing.T, err error) error {
 	t.Helper()
 	st, ok := status.FromError(err)
 	if !ok {
-		t.Fatalf("%v is no status", err)
+		t.Fatalf("%v is not a status", err)
 	}
 	wire, err := proto.Marshal(st.Proto())
 	if err != nil {
@@ -65,34 +65,34 @@ func overTheWire(t *testing.T, err error) error {
 	return status.FromProto(other).Err()
 }
 
-func TestErrorsCrossAStatusWhole(t *testing.T) {
+func TestStatusCarriesAllFieldsOfAnError(t *testing.T) {
 	for _, want := range everyCode() {
-		st := overTheWire(t, errgrpc.ToStatus(fmt.Errorf("notify: %w", want)))
+		st := overTheWire(t, api.ToStatus(fmt.Errorf("notify: %w", want)))
 		if got := status.Code(st); got != codes.Code(want.Code) {
-			t.Errorf("%v travels as %v", want, got)
+			t.Errorf("%v is sent as %v", want, got)
 		}
-		if diff := cmp.Diff(error(want), errgrpc.FromStatus(st)); diff != "" {
+		if diff := cmp.Diff(error(want), api.FromStatus(st)); diff != "" {
 			t.Errorf("code %d (-sent +received):\n%s", want.Code, diff)
 		}
 	}
 }
 
-func TestErrorsCrossAFrameWhole(t *testing.T) {
+func TestFrameCarriesAllFieldsOfAnError(t *testing.T) {
 	for _, want := range everyCode() {
-		frame := errgrpc.ToFrame(fmt.Errorf("notify: %w", want))
-		if diff := cmp.Diff(error(want), errgrpc.FromFrame(frame)); diff != "" {
+		frame := api.ToFrame(fmt.Errorf("notify: %w", want))
+		if diff := cmp.Diff(error(want), api.FromFrame(frame)); diff != "" {
 			t.Errorf("code %d (-sent +received):\n%s", want.Code, diff)
 		}
 	}
 }
 
-func TestStatusIsReadableWithoutKnowingUs(t *testing.T) {
-	err := errgrpc.ToStatus(&gpreempt.Error{
+func TestStatusHasAMessageForOtherPrograms(t *testing.T) {
+	err := api.ToStatus(&gpreempt.Error{
 		Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownLease,
-		Message: "there is no lease 7", Next: "announce again",
+		Message: "no lease 7", Next: "announce again",
 	})
 	st, _ := status.FromError(err)
-	if want := "there is no lease 7: announce again"; st.Message() != want {
+	if want := "no lease 7: announce again"; st.Message() != want {
 		t.Errorf("message %q, want %q", st.Message(), want)
 	}
 	want := []any{&errdetails.ErrorInfo{
@@ -103,22 +103,22 @@ func TestStatusIsReadableWithoutKnowingUs(t *testing.T) {
 	}
 }
 
-func TestFrameHasFieldsApart(t *testing.T) {
-	got := errgrpc.ToFrame(&gpreempt.Error{
+func TestFrameKeepsMessageAndNextStepApart(t *testing.T) {
+	got := api.ToFrame(&gpreempt.Error{
 		Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownLease,
-		Message: "there is no lease 7", Next: "announce again",
+		Message: "no lease 7", Next: "announce again",
 	})
-	want := &gpreemptv1.FrameError{Code: 5, Reason: "UNKNOWN_LEASE", Message: "there is no lease 7", Next: "announce again"}
+	want := &gpreemptv1.FrameError{Code: 5, Reason: "UNKNOWN_LEASE", Message: "no lease 7", Next: "announce again"}
 	if diff := cmp.Diff(want, got, protocmp.Transform()); diff != "" {
 		t.Errorf("frame (-want +got):\n%s", diff)
 	}
 }
 
 func TestNilIsNil(t *testing.T) {
-	if err := errors.Join(errgrpc.ToStatus(nil), errgrpc.FromStatus(nil), errgrpc.FromFrame(nil)); err != nil {
+	if err := errors.Join(api.ToStatus(nil), api.FromStatus(nil), api.FromFrame(nil)); err != nil {
 		t.Error(err)
 	}
-	if f := errgrpc.ToFrame(nil); f != nil {
+	if f := api.ToFrame(nil); f != nil {
 		t.Errorf("frame %v", f)
 	}
 }
@@ -126,10 +126,10 @@ func TestNilIsNil(t *testing.T) {
 func TestContextErrorsStayContextErrors(t *testing.T) {
 	for _, want := range []error{context.Canceled, context.DeadlineExceeded} {
 		wrapped := fmt.Errorf("waiting for quiet GPUs: %w", want)
-		if got := errgrpc.FromStatus(overTheWire(t, errgrpc.ToStatus(wrapped))); !errors.Is(got, want) {
+		if got := api.FromStatus(overTheWire(t, api.ToStatus(wrapped))); !errors.Is(got, want) {
 			t.Errorf("status: %v became %v", wrapped, got)
 		}
-		if got := errgrpc.FromFrame(errgrpc.ToFrame(wrapped)); !errors.Is(got, want) {
+		if got := api.FromFrame(api.ToFrame(wrapped)); !errors.Is(got, want) {
 			t.Errorf("frame: %v became %v", wrapped, got)
 		}
 	}
@@ -138,49 +138,49 @@ func TestContextErrorsStayContextErrors(t *testing.T) {
 func TestUnknownErrorsAreInternal(t *testing.T) {
 	want := &gpreempt.Error{
 		Code: gpreempt.CodeInternal, Reason: gpreempt.ReasonInternal, Message: "unexpected EOF",
-		Next: "look in the log of gpreemptd (journalctl -u gpreemptd) and report it",
+		Next: "see the log of gpreemptd (journalctl -u gpreemptd) and report the error",
 	}
-	if diff := cmp.Diff(error(want), errgrpc.FromStatus(errgrpc.ToStatus(io.ErrUnexpectedEOF))); diff != "" {
+	if diff := cmp.Diff(error(want), api.FromStatus(api.ToStatus(io.ErrUnexpectedEOF))); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(error(want), errgrpc.FromFrame(errgrpc.ToFrame(io.ErrUnexpectedEOF))); diff != "" {
+	if diff := cmp.Diff(error(want), api.FromFrame(api.ToFrame(io.ErrUnexpectedEOF))); diff != "" {
 		t.Errorf("frame (-want +got):\n%s", diff)
 	}
 }
 
-func TestForeignStatusKeepsItsCode(t *testing.T) {
-	foreign := status.Error(codes.Unimplemented, "unknown service x")
+func TestOtherStatusKeepsItsCode(t *testing.T) {
+	other := status.Error(codes.Unimplemented, "unknown service x")
 	want := error(&gpreempt.Error{Code: gpreempt.Code(codes.Unimplemented), Message: "unknown service x"})
-	if diff := cmp.Diff(want, errgrpc.FromStatus(errgrpc.ToStatus(foreign))); diff != "" {
+	if diff := cmp.Diff(want, api.FromStatus(api.ToStatus(other))); diff != "" {
 		t.Errorf("status (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(want, errgrpc.FromFrame(errgrpc.ToFrame(foreign))); diff != "" {
+	if diff := cmp.Diff(want, api.FromFrame(api.ToFrame(other))); diff != "" {
 		t.Errorf("frame (-want +got):\n%s", diff)
 	}
 }
 
-func TestWhatIsNoStatusIsLeftAlone(t *testing.T) {
-	if got := errgrpc.FromStatus(io.EOF); !errors.Is(got, io.EOF) {
+func TestOtherErrorsStayUnchanged(t *testing.T) {
+	if got := api.FromStatus(io.EOF); !errors.Is(got, io.EOF) {
 		t.Errorf("got %v", got)
 	}
 }
 
 func TestErrorWithoutCodeIsNeverOK(t *testing.T) {
-	if got := status.Code(errgrpc.ToStatus(&gpreempt.Error{Reason: gpreempt.ReasonInternal, Message: "no code"})); got != codes.Internal {
+	if got := status.Code(api.ToStatus(&gpreempt.Error{Reason: gpreempt.ReasonInternal, Message: "no code"})); got != codes.Internal {
 		t.Errorf("code %v, want Internal", got)
 	}
 }
 
-func TestBytesThatAreNoTextStillCross(t *testing.T) {
+func TestInvalidUTF8IsReplaced(t *testing.T) {
 	sent := &gpreempt.Error{Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownTarget, Message: "no \xff", Next: "try \xfe"}
 	want := error(&gpreempt.Error{Code: sent.Code, Reason: sent.Reason, Message: "no \uFFFD", Next: "try \uFFFD"})
-	if diff := cmp.Diff(want, errgrpc.FromStatus(overTheWire(t, errgrpc.ToStatus(sent)))); diff != "" {
+	if diff := cmp.Diff(want, api.FromStatus(overTheWire(t, api.ToStatus(sent)))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
-// gRPC itself answers these two; their words are its own and may change.
-func TestRefusalsOfGRPCItselfHaveReasons(t *testing.T) {
+// gRPC itself returns these two errors, and their texts may change.
+func TestErrorsOfGRPCHaveReasons(t *testing.T) {
 	path := filepath.Join(testutil.TempSocketDir(t), "s")
 	conn, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -190,8 +190,8 @@ func TestRefusalsOfGRPCItselfHaveReasons(t *testing.T) {
 	online := gpreemptv1.NewOnlineServiceClient(conn)
 
 	_, err = online.Complete(t.Context(), &gpreemptv1.CompleteRequest{})
-	if got := gpreempt.ReasonOf(errgrpc.FromStatus(err)); got != gpreempt.ReasonDaemonUnavailable {
-		t.Errorf("nobody listens: reason %q of %v", got, err)
+	if got := gpreempt.ReasonOf(api.FromStatus(err)); got != gpreempt.ReasonDaemonUnavailable {
+		t.Errorf("without a listener: reason %q of %v", got, err)
 	}
 
 	l, err := net.Listen("unix", path)
@@ -207,7 +207,7 @@ func TestRefusalsOfGRPCItselfHaveReasons(t *testing.T) {
 		<-served
 	}()
 	_, err = online.Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: strings.Repeat("7", 17)}, grpc.WaitForReady(true))
-	if got := gpreempt.ReasonOf(errgrpc.FromStatus(err)); got != gpreempt.ReasonMessageTooLarge {
+	if got := gpreempt.ReasonOf(api.FromStatus(err)); got != gpreempt.ReasonMessageTooLarge {
 		t.Errorf("too large: reason %q of %v", got, err)
 	}
 }

@@ -1,4 +1,4 @@
-package version
+package api
 
 import (
 	"runtime/debug"
@@ -8,8 +8,8 @@ import (
 func TestLinkedVersionWins(t *testing.T) {
 	Version = "v1.2.3"
 	defer func() { Version = "" }()
-	if got := String(); got != "v1.2.3" {
-		t.Errorf("String() = %q, want v1.2.3", got)
+	if got := VersionString(); got != "v1.2.3" {
+		t.Errorf("VersionString() = %q, want v1.2.3", got)
 	}
 }
 
@@ -26,8 +26,8 @@ func TestBuildRevisionNamesTheCommit(t *testing.T) {
 		{"short", []debug.BuildSetting{{Key: "vcs.revision", Value: "abc"}}, "devel-abc"},
 	}
 	for _, tt := range tests {
-		if got := fromBuild(tt.settings); got != tt.want {
-			t.Errorf("%s: fromBuild = %q, want %q", tt.name, got, tt.want)
+		if got := versionOf(tt.settings); got != tt.want {
+			t.Errorf("%s: versionOf = %q, want %q", tt.name, got, tt.want)
 		}
 	}
 }

@@ -1,0 +1,104 @@
+package api_test
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+func TestEnumNamesAreDocumented(t *testing.T) {
+	got := map[string][]string{
+		"class":        api.EnumNames[gpreemptv1.Class](),
+		"target state": api.EnumNames[gpreemptv1.TargetState](),
+		"lease state":  api.EnumNames[gpreemptv1.LeaseState](),
+		"lease end":    api.EnumNames[gpreemptv1.LeaseEnd](),
+		"suspend_when": api.EnumNames[gpreemptv1.SuspendWhen](),
+		"linger":       api.EnumNames[gpreemptv1.Linger](),
+		"gang":         api.EnumNames[gpreemptv1.GangScope](),
+		"event":        api.EnumNames[gpreemptv1.EventKind](),
+		"change":       api.EnumNames[gpreemptv1.QueueChange](),
+		"reason":       api.EnumNames[gpreemptv1.QuiesceReason](),
+	}
+	want := map[string][]string{
+		"class":        {"unmanaged", "online", "offline"},
+		"target state": {"running", "suspending", "suspended", "resuming", "quarantined", "gone"},
+		"lease state":  {"requested", "quiescing", "held", "ended"},
+		"lease end":    {"completed", "expired", "disconnected", "client-died", "idle", "released"},
+		"suspend_when": {"at-once", "eta", "slack"},
+		"linger":       {"none", "fixed", "adaptive"},
+		"gang":         {"process", "job"},
+		"event":        {"target", "lease", "breaker", "policy", "drain", "shadow", "admin"},
+		"change":       {"added", "modified", "removed"},
+		"reason": {
+			"done", "nothing-to-do", "max-wait", "deferred", "not-awaited", "share-floor", "unsafe", "shadow",
+			"draining", "ended", "hold",
+		},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("names (-want +got):\n%s", diff)
+	}
+}
+
+// The config file and the API convert the scheduler's numbers.
+func TestSchedulerNumbersAreThoseOfTheAPI(t *testing.T) {
+	got := []string{
+		api.EnumName(gpreemptv1.SuspendWhen(scheduler.SuspendAtOnce)),
+		api.EnumName(gpreemptv1.SuspendWhen(scheduler.SuspendETA)),
+		api.EnumName(gpreemptv1.SuspendWhen(scheduler.SuspendSlack)),
+		api.EnumName(gpreemptv1.Linger(scheduler.LingerNone)),
+		api.EnumName(gpreemptv1.Linger(scheduler.LingerFixed)),
+		api.EnumName(gpreemptv1.Linger(scheduler.LingerAdaptive)),
+		api.EnumName(gpreemptv1.GangScope(scheduler.GangProcess)),
+		api.EnumName(gpreemptv1.GangScope(scheduler.GangJob)),
+	}
+	want := []string{"at-once", "eta", "slack", "none", "fixed", "adaptive", "process", "job"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("names of the scheduler's enums (-want +got):\n%s", diff)
+	}
+}
+
+func TestClassNamesAreThoseOfTheDomain(t *testing.T) {
+	for _, name := range api.EnumNames[gpreemptv1.Class]() {
+		if _, err := gpreempt.ParseClass(name); err != nil {
+			t.Errorf("gpreempt.ParseClass(%q): %v", name, err)
+		}
+	}
+}
+
+func TestParseEnumAcceptsEachName(t *testing.T) {
+	for _, name := range api.EnumNames[gpreemptv1.QuiesceReason]() {
+		e, err := api.ParseEnum[gpreemptv1.QuiesceReason](name)
+		if err != nil || api.EnumName(e) != name {
+			t.Errorf("ParseEnum(%q) = %v (%q), %v", name, e, api.EnumName(e), err)
+		}
+	}
+	for _, s := range []string{"LINGER_FIXED", "Fixed"} {
+		if e, err := api.ParseEnum[gpreemptv1.Linger](s); err != nil || e != gpreemptv1.Linger_LINGER_FIXED {
+			t.Errorf("ParseEnum(%q) = %v, %v", s, e, err)
+		}
+	}
+}
+
+func TestValuesWithoutANameAreNumbers(t *testing.T) {
+	if got := api.EnumName(gpreemptv1.Class_CLASS_UNSPECIFIED); got != "" {
+		t.Errorf("UNSPECIFIED = %q, want none", got)
+	}
+	if got := api.EnumName(gpreemptv1.Class(99)); got != "99" {
+		t.Errorf("a value of a newer daemon = %q, want its number", got)
+	}
+	for _, s := range []string{"", "unspecified", "CLASS_UNSPECIFIED", "ofline"} {
+		_, err := api.ParseEnum[gpreemptv1.Class](s)
+		if err == nil {
+			t.Errorf("ParseEnum(%q) accepted it", s)
+			continue
+		}
+		if want := `invalid value "` + s + `": use one of unmanaged, online, offline`; err.Error() != want {
+			t.Errorf("ParseEnum(%q): %q, want %q", s, err, want)
+		}
+	}
+}
