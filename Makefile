@@ -1,5 +1,5 @@
 # Everything here is a command a person could type; `make help` lists it.
-# Nothing needs a GPU: tests, demo and end-to-end tests run on simulated and emulated ones.
+# Nothing needs a GPU: tests and demo run on simulated and emulated ones.
 
 GO      ?= go
 RACE    ?= -race
@@ -14,10 +14,6 @@ BUILDFLAGS = -trimpath -buildvcs=false
 COUNT    ?= 20
 FUZZTIME ?= 20s
 FUZZ_PACKAGES ?= cmd emu internal pkg
-# Where texts are parsed that others write, and where else bytes the kernel supplies
-# are decoded.
-PARSERS := pkg/discovery internal/container internal/kfdtrace
-KERNEL_DECODERS := pkg/kfd internal/breaker internal/doctor internal/hazard internal/journal internal/mechanism internal/tracer
 SOAK     ?= 1h
 BENCH    ?=
 # Where goroutines, locks and timers meet.
@@ -31,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help count gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench bench-quick fuzz fuzz-kernel e2e e2e-rocm vm-kfd vmtest soak flood kubernetes kubernetes-test kubernetes-api dist dist-twice packages-test clean
+.PHONY: help count gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench bench-quick fuzz fuzz-quick e2e e2e-rocm vm-kfd vmtest soak flood kubernetes kubernetes-test kubernetes-api dist dist-twice packages-test clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,8 +59,10 @@ fmt: ## Format Go and protos in place
 	$(TOOL) golangci-lint fmt
 	$(TOOL) buf format -w
 
-test: ## Run every test, with the race detector (RACE= without)
-	$(GO) test $(RACE) -timeout 10m ./...
+# All but the end-to-end tests, which build and run the binaries (make e2e).
+TEST_PACKAGES = $$($(GO) list ./... | grep -v /test/e2e)
+test: ## Run the tests of all packages, with the race detector (RACE= without)
+	$(GO) test $(RACE) -timeout 10m $(TEST_PACKAGES)
 
 race: ## Run the concurrent packages COUNT times with the race detector
 	$(GO) test -race -count=$(COUNT) -timeout 30m $(RACE_PACKAGES)
@@ -91,9 +89,9 @@ bench-quick: ## Measure the guarded ratios, in under a minute, and fail when one
 	$(GO) build -o build/bench ./test/bench
 	build/bench -quick
 
-# One worker each, as many at a time as there are CPUs. A second try, because Go
-# before 1.27 may report the end of FUZZTIME as a failure (golang/go#75804). What was
-# really found is in testdata by then and fails at once.
+# One worker for each target, and one target for each CPU at a time. A failure is retried
+# once: Go before 1.27 may report the end of FUZZTIME as a failure (golang/go#75804). A
+# real finding is in testdata after the first run, and fails the second at once.
 define fuzz_one
 file=$${1%%:*}; func=$${1##*func }; \
 set -- -run "^$$" -fuzz "^$$func\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 2s -parallel 1 "./$$(dirname "$$file")"; \
@@ -105,9 +103,8 @@ fuzz: ## Fuzz each target for FUZZTIME
 	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' $(FUZZ_PACKAGES) | \
 	xargs -d '\n' -n 1 -P "$$(nproc)" sh -c "$$fuzz_one" fuzz
 
-fuzz-kernel: ## Fuzz what reads the kernel's text and structures: parsers for 60 seconds, the rest for 30
-	@$(MAKE) --no-print-directory fuzz FUZZTIME=60s FUZZ_PACKAGES='$(PARSERS)'
-	@$(MAKE) --no-print-directory fuzz FUZZTIME=30s FUZZ_PACKAGES='$(KERNEL_DECODERS)'
+fuzz-quick: ## Fuzz each target for two seconds
+	@$(MAKE) --no-print-directory fuzz FUZZTIME=2s
 
 e2e: ## Test the built binaries against each other, on simulated and emulated GPUs; figures in build/e2e.json
 	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -count=1 -timeout 20m ./test/e2e/...
@@ -127,7 +124,7 @@ vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skip
 vmtest: ## Test the units of deploy/systemd in a Debian guest in QEMU; skips without QEMU or mmdebstrap
 	$(GO) run ./emu/vm -systemd -limit 10m ./test/e2e/systemd
 
-# The race detector's memory grows with what it has seen, so the daemon is built without.
+# The race detector's memory grows over time, so the daemon is built without it.
 soak: ## Run the soak tests, end to end, of the tracer and of the inventory, for SOAK each
 	@grep -q '^func TestSoak' test/e2e/*_test.go || { echo 'test/e2e has no soak test' >&2; exit 1; }
 	GPREEMPT_SOAK=$(SOAK) $(GO) test -count=1 -timeout 0 -v -run '^TestSoak' ./test/e2e
@@ -141,9 +138,9 @@ kubernetes: ## Write the config file of the Helm chart and the manifests rendere
 	cd deploy/kubernetes && $(GO) test -count=1 -run '^TestConfigFileOfTheChart' . -update
 	cd deploy/kubernetes && $(GO) test -count=1 -run '^TestManifests' . -update
 
-kubernetes-test: ## Test chart, manifests and examples against the Kubernetes API; skips where its modules cannot be had
+kubernetes-test: ## Test chart, manifests and examples against the Kubernetes API; skips where its modules are not available
 	@cd deploy/kubernetes && if ! $(GO) list -deps -test ./... >/dev/null 2>&1; then \
-		echo 'SKIP: the modules of deploy/kubernetes cannot be had; go list -deps -test ./... there says why'; \
+		echo 'SKIP: the modules of deploy/kubernetes are not available; go list -deps -test ./... there says why'; \
 	else $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout 10m ./...; fi
 
 # apt-get install -y --no-install-recommends etcd-server
