@@ -24,35 +24,95 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// backend is what lies below the daemon: the KFD of the host, or a simulated
-// machine in its place.
+// backend is what the daemon uses of its host: files, driver and mechanisms.
 type backend struct {
 	name string
-	// root is the root directory of the machine, and fs the reader of its KFD.
+	// simulated is Host.Simulated.
+	simulated string
+	// root is the root directory of the host, and fs the reader of its KFD.
 	root fs.FS
 	fs   *discovery.FS
 	// rungs are the mechanisms, best first.
 	rungs []mechanism.Mechanism
-	// snapshot returns the queues of a held process by id as the driver tells them; nil
-	// when it does not.
+	// snapshot returns the queues of an attached process by id, as the driver lists them;
+	// nil without dbgtrap.
 	snapshot func(gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo
-	// backlogs reads the work waiting on queues of a process.
-	backlogs func(context.Context, gpreempt.ProcessKey, []backlog.Queue) ([]backlog.Backlog, error)
+	backlogs BacklogReader
 	warnings []gpreempt.Warning
 
-	// Of a host only: the driver and the mechanism over it, and the pauses that
-	// outlive the daemon; each nil when it could not be opened.
+	// The driver and the mechanism over it, and the pauses that outlive the daemon; each
+	// nil when it could not be opened.
 	device  *kfd.Device
 	openErr error // why there is no device, when one was wanted
 	dbgtrap *dbgtrap.Mechanism
 	pauses  *pauses
 
-	// Of a simulated machine only.
+	// Of a simulated machine of gpumodel only.
 	machine   *gpumodel.Realtime
 	simServer *simserver.Server
 }
 
 func (b *backend) warn(w gpreempt.Warning) { b.warnings = append(b.warnings, w) }
+
+// openBackend opens the host's KFD and the mechanisms over it. What is missing
+// becomes a warning: the daemon observes and classifies with what there is.
+func openBackend(ctx context.Context, h Host, cfg config.Config, hooks hooks, log *zap.Logger) *backend {
+	root := h.files()
+	b := &backend{
+		name: "simulated " + h.Simulated, simulated: h.Simulated,
+		root: root, fs: discovery.NewFS(root), backlogs: h.Backlogs,
+	}
+	if h.Simulated == "" {
+		b.name = discovery.Backend(root)
+		b.openPauses(ctx, journalDir(h.RunDir), log)
+	}
+	if b.backlogs == nil {
+		b.backlogs = backlog.New().Read
+	}
+	for _, name := range cfg.Mechanisms {
+		switch {
+		case name == "dbgtrap":
+			if dbgtrap := b.openDbgtrap(h, hooks, log); dbgtrap != nil {
+				b.rungs = append(b.rungs, dbgtrap)
+			}
+		case b.pauses == nil: // simulated, or openPauses has warned
+		case name == "criu":
+			b.rungs = append(b.rungs, b.pauses.criu)
+		case name == "freezer":
+			b.rungs = append(b.rungs, b.pauses.freezer)
+		}
+	}
+	if len(b.rungs) == 0 {
+		b.warn(gpreempt.WarnNoMechanism.Warn("there is no way to suspend anything here: the daemon watches and classifies, and leaves everything running"))
+	}
+	return b
+}
+
+// lockPath returns where the instance lock is: one for each host whatever the socket,
+// since two daemons would contend for the same queues; one for each socket in a
+// simulation.
+func (o Options) lockPath(socket string) string {
+	if o.Sim != nil || o.Host.Simulated != "" {
+		return socket + ".lock"
+	}
+	return filepath.Join(o.Host.RunDir, "gpreemptd.lock")
+}
+
+// close releases what was opened; it waits for no call that hangs.
+func (b *backend) close() error {
+	var errs []error
+	if b.pauses != nil {
+		errs = append(errs, b.pauses.journal.Close())
+	}
+	if b.device != nil {
+		errs = append(errs, b.device.Close())
+	}
+	if b.machine != nil {
+		b.simServer.Close()
+		errs = append(errs, b.machine.Close())
+	}
+	return errors.Join(errs...)
+}
 
 // SimMachines names the machines --sim knows.
 func SimMachines() string {
@@ -63,10 +123,8 @@ func SimMachines() string {
 	return strings.Join(names, ", ")
 }
 
-func openBackend(ctx context.Context, o Options, cfg config.Config, h hooks, log *zap.Logger) (*backend, error) {
-	if o.Sim == nil {
-		return openHost(ctx, o.machine(), cfg, h, log), nil
-	}
+// openSimulation opens a simulated machine of gpumodel.
+func openSimulation(o Options) (*backend, error) {
 	timer, err := hrtimer.New()
 	if err != nil {
 		return nil, fmt.Errorf("simulated machine: %w", err)
@@ -77,7 +135,7 @@ func openBackend(ctx context.Context, o Options, cfg config.Config, h hooks, log
 		mech = sim.New(machine)
 	}
 	return &backend{
-		name:  "simulated " + o.Sim.Name,
+		name: "simulated " + o.Sim.Name, simulated: o.Sim.Name,
 		root:  machine.FS(),
 		fs:    discovery.NewFS(machine.FS()),
 		rungs: []mechanism.Mechanism{mech},
@@ -106,30 +164,4 @@ func identify(ctx context.Context) (pid int32, start uint64, uid uint32, done <-
 	}
 	p := conn.Peer()
 	return p.PID, p.Start, p.UID, conn.Done(), nil
-}
-
-// lockPath is where the instance lock lies: one for the host's KFD whatever the
-// socket, since two daemons would fight over the same queues; one for each socket
-// in a simulation.
-func (o Options) lockPath(socket string) string {
-	if o.Sim != nil {
-		return socket + ".lock"
-	}
-	return filepath.Join(o.machine().run, "gpreemptd.lock")
-}
-
-// close releases what was opened; it waits for no call that hangs.
-func (b *backend) close() error {
-	var errs []error
-	if b.pauses != nil {
-		errs = append(errs, b.pauses.journal.Close())
-	}
-	if b.device != nil {
-		errs = append(errs, b.device.Close())
-	}
-	if b.machine != nil {
-		b.simServer.Close()
-		errs = append(errs, b.machine.Close())
-	}
-	return errors.Join(errs...)
 }

@@ -63,7 +63,9 @@ type Options struct {
 	ConfigGiven bool
 	// Socket replaces the config file's when not "".
 	Socket string
-	// Sim is the simulated machine to serve; nil for the hardware of the host.
+	// Host is the machine to work on.
+	Host Host
+	// Sim is the simulated machine to serve instead of Host, nil for none.
 	Sim     *gpumodel.Spec
 	SimGPUs int
 	SimSeed uint64
@@ -72,13 +74,12 @@ type Options struct {
 	SimMechanism mechanism.Mechanism
 	// Log replaces the logger made from the config when not nil.
 	Log *zap.Logger
+
 	// Ready, when not nil, is called once the daemon serves.
 	Ready func()
 
 	// passed are the sockets systemd passed, before Run asks for them.
 	passed []*os.File
-	// host replaces this host in tests.
-	host *machine
 }
 
 // clock is the daemon's monotonic time.
@@ -176,7 +177,9 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if remote != nil {
 		defer func() { _ = remote.Close() }()
 	}
-	if d.backend, err = openBackend(ctx, opts, cfg, d.hooks(), d.log); err != nil {
+	if opts.Sim == nil {
+		d.backend = openBackend(ctx, opts.Host, cfg, d.hooks(), d.log)
+	} else if d.backend, err = openSimulation(opts); err != nil {
 		return errors.Join(err, listener.Close())
 	}
 	defer func() { err = errors.Join(err, d.backend.close()) }()
@@ -439,7 +442,7 @@ func (d *daemon) findGPUs() error {
 	}
 	d.warnings.set("gpus")
 	d.inventory.SetGPUs(gpus)
-	if d.backend.machine == nil {
+	if d.backend.simulated == "" {
 		hazards, unknown := newHazards(d.backend.root, gpus, d.config.Load().Safety.Hazards)
 		d.hazards.Store(hazards)
 		for _, text := range unknown {

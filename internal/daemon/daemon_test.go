@@ -93,7 +93,7 @@ func newDaemon(t *testing.T, text string) *daemon {
 		t.Fatal(err)
 	}
 	d := &daemon{opts: opts, log: opts.Log, changes: opts.Log, audit: opts.Log, level: zap.NewAtomicLevel()}
-	if d.backend, err = openBackend(t.Context(), opts, cfg, d.hooks(), d.log); err != nil {
+	if d.backend, err = openSimulation(opts); err != nil {
 		t.Fatal(err)
 	}
 	if err := d.build(t.Context(), cfg); err != nil {

@@ -40,9 +40,7 @@ func (d *daemon) diagnose(ctx context.Context) *doctor.Report {
 			return found, nil
 		},
 		Processes: d.patients,
-	}
-	if d.opts.Sim != nil {
-		c.Simulated = d.opts.Sim.Name
+		Simulated: d.backend.simulated,
 	}
 	if h := d.hazards.Load(); h != nil {
 		c.Hazards = h.report
@@ -91,7 +89,7 @@ func Diagnose(ctx context.Context, opts Options) (*doctor.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	root := discovery.Host("/")
+	root := opts.Host.files()
 	hosts := discovery.NewFS(root)
 	hosts.SetEnv(rules.Env())
 	c := doctor.Config{

@@ -93,7 +93,7 @@ func (d *daemon) openSMI(gpu gpreempt.GPUID) (observer.Stream, error) {
 // openContainers makes what learns the names of containers. In a simulation there
 // are none.
 func (d *daemon) openContainers(cfg config.Containers) {
-	if d.backend.machine != nil {
+	if d.backend.simulated != "" {
 		return
 	}
 	d.containers = container.New(container.Config{

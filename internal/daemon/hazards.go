@@ -97,7 +97,7 @@ func (d *daemon) judge(name string, target gpreempt.ProcessKey) ladder.Verdict {
 	}
 	h := d.hazards.Load()
 	if h == nil {
-		simulated := d.backend.machine != nil
+		simulated := d.backend.simulated != ""
 		return ladder.Verdict{Evidence: mechanism.Evidence{Check: "hazard table", Found: "it knows no GPU of this machine", OK: simulated}}
 	}
 	proc, _ := d.inventory.Process(target)

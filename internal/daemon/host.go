@@ -72,56 +72,45 @@ func gpusWithQueues(gpus []gpreempt.GPU, proc discovery.Proc) []gpreempt.GPU {
 	return with
 }
 
-// machine is a host: this one, or a fake one in tests.
-type machine struct {
-	// root is where its files begin.
-	root string
-	open func() (*kfd.Device, error)
-	// trace returns the threads that dbgtrap works on.
-	trace dbgtrap.Tracer
-	// run is the directory of what ends with the host: the instance lock and the
-	// journal of pauses.
-	run string
+// Host is the machine that the daemon works on: the hardware's, or one that a program
+// simulates in process.
+type Host struct {
+	// Simulated names the kind of a simulated machine, such as "mi300x"; "" is a machine
+	// whose processes are this kernel's. On a simulated one there are no hazards, no
+	// containers and no kernel log, and criu and freezer, which act on processes of this
+	// kernel, are not used.
+	Simulated string
+	// Dir is the host's root directory, where mechanisms keep /proc/PID open.
+	Dir string
+	// Files, if not nil, is read in place of Dir by everything else.
+	Files fs.FS
+	// Open opens the driver.
+	Open func() (*kfd.Device, error)
+	// Attach starts a thread that traces a process, for dbgtrap.
+	Attach dbgtrap.Tracer
+	// Backlogs reads the work waiting on queues of a process; nil reads the memory of
+	// this kernel's processes.
+	Backlogs BacklogReader
+	// RunDir is the directory of what ends with the host: the instance lock and the
+	// journal of pauses. A simulated host has none.
+	RunDir string
 }
 
-// machine returns the host to work on. systemd names the directory it made for it.
-func (o Options) machine() machine {
-	if o.host != nil {
-		return *o.host
-	}
+// BacklogReader returns the backlogs of queues of one process, index by index.
+type BacklogReader func(context.Context, gpreempt.ProcessKey, []backlog.Queue) ([]backlog.Backlog, error)
+
+// ThisHost returns the host that the calling process runs on. systemd names the
+// directory it made for RunDir.
+func ThisHost() Host {
 	dir, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":")
-	return machine{root: "/", open: kfd.Open, trace: debugThread, run: cmp.Or(dir, filepath.Dir(config.Default().Socket))}
+	return Host{Dir: "/", Open: kfd.Open, Attach: debugThread, RunDir: cmp.Or(dir, filepath.Dir(config.Default().Socket))}
 }
 
-// openHost opens the KFD of the host and the mechanisms over it. What is missing
-// becomes a warning: with what there is the daemon shows and classifies.
-func openHost(ctx context.Context, m machine, cfg config.Config, h hooks, log *zap.Logger) *backend {
-	root := discovery.Host(m.root)
-	b := &backend{
-		name: discovery.Backend(root),
-		root: root,
-		fs:   discovery.NewFS(root),
+func (h Host) files() fs.FS {
+	if h.Files != nil {
+		return h.Files
 	}
-	memory := backlog.New()
-	b.backlogs = memory.Read
-	b.openPauses(ctx, journalDir(m.run), log)
-	for _, name := range cfg.Mechanisms {
-		switch {
-		case name == "dbgtrap":
-			if dbgtrap := b.openDbgtrap(m, h, log); dbgtrap != nil {
-				b.rungs = append(b.rungs, dbgtrap)
-			}
-		case b.pauses == nil: // told by openPauses
-		case name == "criu":
-			b.rungs = append(b.rungs, b.pauses.criu)
-		case name == "freezer":
-			b.rungs = append(b.rungs, b.pauses.freezer)
-		}
-	}
-	if len(b.rungs) == 0 {
-		b.warn(gpreempt.WarnNoMechanism.Warn("there is no way to suspend anything here: the daemon watches and classifies, and leaves everything running"))
-	}
-	return b
+	return discovery.Host(h.Dir)
 }
 
 // openPauses opens the journal, also when no mechanism needs it: an earlier daemon
@@ -150,8 +139,8 @@ func (b *backend) openPauses(ctx context.Context, dir string, log *zap.Logger) {
 	}
 }
 
-func (b *backend) openDbgtrap(m machine, h hooks, log *zap.Logger) mechanism.Mechanism {
-	device, err := m.open()
+func (b *backend) openDbgtrap(host Host, h hooks, log *zap.Logger) mechanism.Mechanism {
+	device, err := host.Open()
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && !b.hasDriver(): // findGPUs tells it
 		b.openErr = err
@@ -167,8 +156,8 @@ func (b *backend) openDbgtrap(m machine, h hooks, log *zap.Logger) mechanism.Mec
 	}
 	b.dbgtrap = dbgtrap.New(dbgtrap.Config{
 		Device: device,
-		Attach: m.trace,
-		Root:   m.root,
+		Attach: host.Attach,
+		Root:   host.Dir,
 		Births: h.births,
 		Lost:   func(key gpreempt.ProcessKey, err error) { h.lost("dbgtrap", key, err) },
 		GPUs:   h.gpus,

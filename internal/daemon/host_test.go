@@ -50,11 +50,11 @@ func newFakeHost(t testing.TB, profile, config string) *fakeHost {
 	}
 	h.opts = Options{
 		ConfigPath: filepath.Join(dir, "d.yaml"), ConfigGiven: true, Socket: filepath.Join(dir, "d.sock"), Log: zaptest.NewLogger(t),
-		host: &machine{
-			root:  h.root,
-			open:  func() (*kfd.Device, error) { return kfd.OpenWith(h.driver.Self().Sys(), kfd.DevicePath) },
-			trace: h.trace,
-			run:   filepath.Join(dir, "run"),
+		Host: Host{
+			Dir:    h.root,
+			Open:   func() (*kfd.Device, error) { return kfd.OpenWith(h.driver.Self().Sys(), kfd.DevicePath) },
+			Attach: h.trace,
+			RunDir: filepath.Join(dir, "run"),
 		},
 	}
 	write(t, h.opts.ConfigPath, config)

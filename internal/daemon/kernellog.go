@@ -18,7 +18,7 @@ const kernelLogAgain = time.Minute
 
 // watchKernelLog opens the breaker of a GPU the kernel complains of.
 func (d *daemon) watchKernelLog(ctx context.Context) {
-	if d.backend.machine != nil {
+	if d.backend.simulated != "" {
 		return
 	}
 	for {

@@ -48,9 +48,9 @@ func daemonMain(config, root, run string, out, stderr io.Writer) int {
 	err := Run(context.Background(), Options{
 		ConfigPath: config, ConfigGiven: true, Socket: filepath.Join(run, "d.sock"), Log: zap.NewNop(),
 		Ready: func() { fmt.Fprintln(out, "ready") },
-		host: &machine{
-			root: root, run: run,
-			open: func() (*kfd.Device, error) { return nil, fs.ErrNotExist },
+		Host: Host{
+			Dir: root, RunDir: run,
+			Open: func() (*kfd.Device, error) { return nil, fs.ErrNotExist },
 		},
 	})
 	fmt.Fprintln(stderr, "the daemon ends:", err)

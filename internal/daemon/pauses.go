@@ -115,7 +115,7 @@ func (p *pauses) undo(ctx context.Context, e journal.Entry) error {
 // be called at any time and any number of times: while a daemon runs it leaves that
 // one's pauses alone. What it did is written to w.
 func Cleanup(ctx context.Context, w io.Writer) error {
-	return cleanup(ctx, w, journalDir(Options{}.machine().run))
+	return cleanup(ctx, w, journalDir(ThisHost().RunDir))
 }
 
 func cleanup(ctx context.Context, w io.Writer, dir string) error {

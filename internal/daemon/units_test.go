@@ -32,7 +32,7 @@ func TestUnitsAgreeWithTheDaemon(t *testing.T) {
 		{"ListenStream", socket["ListenStream"], cfg.Socket},
 		{"SocketGroup", socket["SocketGroup"], cfg.Access.OnlineGroups[0]},
 		{"SocketMode", socket["SocketMode"], "0660"},
-		{"RuntimeDirectory", "/run/" + service["RuntimeDirectory"], Options{}.machine().run},
+		{"RuntimeDirectory", "/run/" + service["RuntimeDirectory"], ThisHost().RunDir},
 	} {
 		if tc.got != tc.want {
 			t.Errorf("%s is %q, the daemon has %q", tc.key, tc.got, tc.want)

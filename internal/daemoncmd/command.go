@@ -62,6 +62,7 @@ host is touched, and everything it reports is simulated.`,
 				}
 				opts.Sim = &spec
 			}
+			opts.Host = daemon.ThisHost()
 			return daemon.Run(cmd.Context(), opts)
 		},
 	}
@@ -86,7 +87,7 @@ shows the same and asks the daemon first. It opens the driver, which makes it on
 the driver's processes until it ends, and suspends nothing.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opts.ConfigGiven = cmd.Flags().Changed("config")
+			opts.ConfigGiven, opts.Host = cmd.Flags().Changed("config"), daemon.ThisHost()
 			report, err := daemon.Diagnose(cmd.Context(), opts)
 			if err != nil {
 				return err
