@@ -7,11 +7,12 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// ErrGone reports that the target process left: an event, not a failure.
-var ErrGone = errors.New("the target process has exited")
+// ErrGone reports that the target process has exited: an event, not a failure.
+var ErrGone = proc.ErrGone
 
 // ErrReplaced reports that the target process runs another program now (execve), and
 // that whatever was known of its queues is void: an event, too. It can be attached to

@@ -55,6 +55,7 @@ var table = []struct {
 
 	// Kernel: the only packages that make system calls Go has no words for.
 	{"internal/hrtimer", rule{kernel: true}},
+	{"internal/proc", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true}},
 	{"internal/peercred", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"internal/mtls", rule{imports: []string{"pkg/gpreempt"}, kernel: true}},
 	{"internal/authz", rule{imports: []string{apiV1, simV1, "internal/mtls", "internal/peercred", "pkg/gpreempt"}}},
@@ -66,11 +67,11 @@ var table = []struct {
 	{"internal/backlog", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true}},
 
 	// Mechanisms and the simulated machine.
-	{"internal/mechanism", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
+	{"internal/mechanism", rule{imports: []string{"internal/proc", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/hazard", rule{imports: []string{"pkg/gpreempt"}}},
 	{"internal/journal", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"internal/mechanism/dbgtrap", rule{imports: []string{
-		"internal/logkey", "internal/mechanism", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
+		"internal/logkey", "internal/mechanism", "internal/proc", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
 	{"internal/mechanism/criu", rule{imports: []string{
 		"internal/journal", "internal/logkey", "internal/mechanism", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/internal/tracer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -37,7 +38,7 @@ type hold struct {
 	target gpreempt.ProcessKey
 	log    *zap.Logger
 
-	pin *pin
+	pin *proc.Process
 	// pid is what the driver is told: the target's, or that of another of its
 	// threads once its main thread has ended.
 	pid int32
@@ -73,9 +74,10 @@ func newHold(m *Mechanism, target gpreempt.ProcessKey) *hold {
 // can; ctx is for what must not. Whatever it returns, end undoes it.
 func (h *hold) begin(ctx, attaching context.Context) error {
 	var err error
-	if h.pin, err = pinProcess(h.m.cfg.Root, h.target); err != nil {
+	if h.pin, err = proc.Open(h.m.cfg.Root, h.target); err != nil {
 		return err
 	}
+	h.pin.PinProgram()
 	if err := h.trace(attaching); err != nil {
 		return err
 	}
@@ -88,7 +90,7 @@ func (h *hold) begin(ctx, attaching context.Context) error {
 		h.unstick(ctx)
 		return fmt.Errorf("process %d: %w: end it (rocgdb, a GPU core dump, another gpreemptd), or let another mechanism hold the process: %w", h.target.PID, mechanism.ErrDebugged, err)
 	case left(err):
-		return h.pin.gone()
+		return h.gone()
 	case err != nil:
 		return err
 	}
@@ -154,16 +156,26 @@ func (h *hold) op(ctx context.Context, f func() error) error {
 		err = h.on(ctx, f)
 	}
 	if left(err) {
-		return h.pin.gone()
+		return h.gone()
 	}
 	return err
+}
+
+// gone returns why the driver does not know the process any more: mechanism.ErrGone, or
+// mechanism.ErrReplaced when the process is alive.
+func (h *hold) gone() error {
+	tid, err := h.pin.LiveThread()
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("process %d: %w: attach to it again when it uses the GPU", tid, mechanism.ErrReplaced)
 }
 
 // followThread finds another thread of a target whose main thread has ended: the
 // driver then no longer finds the target by its pid (get_task_mm), and would leave
 // what is suspended so.
 func (h *hold) followThread() bool {
-	tid, err := h.pin.living()
+	tid, err := h.pin.LiveThread()
 	if err != nil || tid == h.pid {
 		return false // who asked says why
 	}
@@ -318,7 +330,7 @@ func (h *hold) end(ctx context.Context) error {
 		return err
 	}
 	if h.pin != nil {
-		h.pin.close()
+		h.pin.Close()
 		h.pin = nil
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -20,14 +21,14 @@ import (
 // Probe implements mechanism.Mechanism. It reads files and makes no call to the
 // driver. What cannot be told does not stand in the way: Attach finds out.
 func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechanism.Capability {
-	p, err := pinProcess(m.cfg.Root, target)
+	p, err := proc.Open(m.cfg.Root, target)
 	if errors.Is(err, mechanism.ErrGone) {
 		return mechanism.Capability{Evidence: []mechanism.Evidence{{Check: "process", Found: "it has exited"}}}
 	}
 	if err != nil {
 		return mechanism.Capability{Evidence: []mechanism.Evidence{{Check: "process", Found: err.Error()}}}
 	}
-	defer p.close()
+	defer p.Close()
 	evidence := []mechanism.Evidence{
 		{Check: "process", Found: "it lives", OK: true},
 		m.probeInterface(),
@@ -88,13 +89,9 @@ func (m *Mechanism) probeFirmware(target gpreempt.ProcessKey) mechanism.Evidence
 	return e
 }
 
-func (m *Mechanism) probeTracer(p *pin) mechanism.Evidence {
+func (m *Mechanism) probeTracer(p *proc.Process) mechanism.Evidence {
 	e := mechanism.Evidence{Check: "tracer", Found: "none", OK: true}
-	text, err := p.dir.ReadFile("status")
-	if err != nil {
-		return mechanism.Evidence{}
-	}
-	status, err := discovery.ParseProcStatus(text)
+	status, err := p.Status()
 	if err != nil {
 		return mechanism.Evidence{}
 	}

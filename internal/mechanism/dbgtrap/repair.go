@@ -24,11 +24,11 @@ import (
 // mechanism.ErrGone, mechanism.ErrReplaced, mechanism.ErrDebugged, *RuntimeError, *tracer.DeniedError, or
 // what else stood in the way.
 func (h *hold) regain(ctx context.Context) error {
-	if _, err := h.pin.living(); err != nil {
+	if _, err := h.pin.LiveThread(); err != nil {
 		return err // not to meddle with another process of that pid
 	}
-	if h.pin.replaced() {
-		return h.pin.gone()
+	if h.pin.Replaced() {
+		return h.gone()
 	}
 	anew := h.thread == nil || over(h.thread)
 	if anew {
@@ -52,7 +52,7 @@ func (h *hold) regain(ctx context.Context) error {
 	}
 	switch ours := h.pipe.taken(); {
 	case left(err):
-		return h.pin.gone()
+		return h.gone()
 	case errors.Is(err, tracer.ErrDetached):
 		return fmt.Errorf("process %d: %w", h.target.PID, err)
 	case err == nil && ours:
@@ -82,11 +82,11 @@ func (h *hold) retrace(ctx context.Context) error {
 
 // whyUntraced says what it means that the target cannot be traced.
 func (h *hold) whyUntraced(err error) error {
-	if _, gone := h.pin.living(); gone != nil {
+	if _, gone := h.pin.LiveThread(); gone != nil {
 		return gone
 	}
 	if errors.Is(err, mechanism.ErrGone) {
-		return h.pin.gone()
+		return h.gone()
 	}
 	if denied, ok := errors.AsType[*tracer.DeniedError](err); ok && denied.Tracer != 0 {
 		// Whoever traces it has the right to debug it, or can take it.
