@@ -4,7 +4,6 @@ package events
 
 import (
 	"context"
-	"maps"
 	"sync"
 	"time"
 
@@ -40,28 +39,26 @@ type Entry struct {
 // Log keeps the last entries and counts all of them. Its methods may be called
 // by any number of goroutines.
 type Log struct {
-	// mu guards everything below. It is held for copies only: Append is on the
+	// mu guards everything below. Readers hold it for copies only: Append is on the
 	// scheduler's hot path.
 	mu   sync.Mutex
 	ring []Entry
 	last uint64
 	// wake is closed and forgotten by the next append; nil when nobody waits.
-	wake chan struct{}
-	fold fold
+	wake     chan struct{}
+	counters counters
 }
 
 // NewLog returns an empty log that keeps the last capacity entries, at least 1.
 // It takes its memory, some 150 bytes an entry, at once.
 func NewLog(capacity int) *Log {
-	l := &Log{ring: make([]Entry, max(capacity, 1))}
-	l.fold.init()
-	return l
+	return &Log{ring: make([]Entry, max(capacity, 1)), counters: newCounters()}
 }
 
-// Append adds a state change seen at the given wall clock time. It allocates
-// nothing and waits for nobody but readers: for a copy of at most ReadChunk
-// entries, or of the 4 times LatencySamples durations of Stats. mechanism is the
-// name of what holds the record's target, "" when nothing does; it is only counted.
+// Append adds a state change seen at the given wall clock time. It waits for no reader
+// longer than a copy of ReadChunk entries takes, and allocates only to count a cause,
+// a mechanism or a duration unlike any before, and to close a channel that Wait made.
+// mechanism is the name of the target's mechanism, "" for none; it is only counted.
 func (l *Log) Append(at time.Time, r scheduler.Record, mechanism string) {
 	l.append(at, r, mechanism, "")
 }
@@ -77,7 +74,7 @@ func (l *Log) append(at time.Time, r scheduler.Record, mechanism, admin string) 
 	l.mu.Lock()
 	l.last++
 	l.ring[l.slot(l.last)] = Entry{Revision: l.last, At: at, Record: r, Admin: admin}
-	l.fold.record(r, mechanism)
+	l.counters.record(r, mechanism)
 	wake := l.wake
 	l.wake = nil
 	l.mu.Unlock()
@@ -161,7 +158,7 @@ func (l *Log) Wait(ctx context.Context, after uint64) error {
 func (l *Log) Answered(a scheduler.Answer, s Stages) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.fold.answer(a, s)
+	l.counters.answer(a, s)
 }
 
 // Refused counts a request or a connection that was refused. It is as cheap as
@@ -169,17 +166,5 @@ func (l *Log) Answered(a scheduler.Answer, s Stages) {
 func (l *Log) Refused(why gpreempt.Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.fold.refused(why)
-}
-
-// Stats returns the statistics over everything ever appended and answered. Under
-// the lock it only copies; the percentiles are sorted out afterwards.
-func (l *Log) Stats() Stats {
-	copied := new(fold)
-	l.mu.Lock()
-	*copied = l.fold
-	t := &copied.totals
-	t.Resuming, t.Failures, t.Refused = maps.Clone(t.Resuming), maps.Clone(t.Failures), maps.Clone(t.Refused)
-	l.mu.Unlock()
-	return copied.stats()
+	l.counters.refused(why)
 }

@@ -2,140 +2,102 @@ package events
 
 import (
 	"math"
-	"math/bits"
-	"slices"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
+	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
-// HistogramSchema is the resolution of Histogram.Fine, as Prometheus numbers it: 8
-// buckets to each factor of 2, so that a quantile is off by 4.5 % at most.
-const HistogramSchema = 3
-
-// The fine buckets reach from 2^-20 s, a microsecond, to 2^20 s, 12 days. What is
-// shorter counts as zero, and what is longer is in the last.
-const (
-	finePerOctave = 1 << HistogramSchema
-	fineLowest    = -20
-	fineHighest   = 20
-	fineBuckets   = (fineHighest - fineLowest) * finePerOctave
-)
-
-// FineZero is the longest duration that counts as zero in the fine buckets, in seconds.
-const FineZero = 1.0 / (1 << -fineLowest)
-
-// fineBounds are the upper bounds of the fine buckets from 1/2 to 1.
-var fineBounds = func() (bounds [finePerOctave]float64) {
-	for i := range bounds {
-		bounds[i] = math.Pow(2, float64(i+1)/finePerOctave-1)
-	}
-	return bounds
-}()
-
-const coarseMax = 20
-
-// Upper bounds of the coarse buckets, at most coarseMax.
+// Upper bounds of the classic buckets, in seconds.
 var (
-	// What happens between an announcement and its answer: a microsecond is one
-	// decision, 10 s the longest wait there is.
-	callBounds = []time.Duration{
-		10 * time.Microsecond, 20 * time.Microsecond, 50 * time.Microsecond,
-		100 * time.Microsecond, 200 * time.Microsecond, 500 * time.Microsecond,
-		1 * time.Millisecond, 2 * time.Millisecond, 5 * time.Millisecond,
-		10 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond,
-		100 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond,
-		1 * time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second,
+	// From announcement to reply: a decision takes a microsecond, the longest wait is 10 s.
+	callBounds = []float64{
+		10e-6, 20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1, 2, 5, 10,
 	}
-	// Leases live from one inference to as long as a client renews them.
-	leaseBounds = []time.Duration{
-		1 * time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 50 * time.Millisecond,
-		100 * time.Millisecond, 500 * time.Millisecond, 1 * time.Second, 5 * time.Second, 10 * time.Second,
-		time.Minute, 10 * time.Minute, time.Hour,
-	}
+	// A lease lasts from one inference to as long as a client renews it.
+	leaseBounds = []float64{1e-3, 5e-3, 10e-3, 50e-3, 0.1, 0.5, 1, 5, 10, 60, 600, 3600}
 )
 
-// Histogram counts durations by how long they were: in few buckets between round
-// numbers, and in many of one relative width. It is a value: a copy is a snapshot.
-// The zero value is an empty histogram.
-type Histogram struct {
-	count uint64
-	// sumHigh and sumLow are the 128-bit sum in nanoseconds: 64 bits would
-	// overflow after 292 years of lease time, a few months at 1000 leases.
-	sumHigh, sumLow uint64
-	// bounds are those of coarse; what is above the last is in none.
-	bounds []time.Duration
-	coarse [coarseMax]uint64
-	zero   uint64
-	fine   [fineBuckets]uint64
+// histogram counts durations: as a native histogram of Prometheus's client, whose
+// buckets are 9 % wide, and in classic buckets. The metrics and the statistics are made
+// from it.
+type histogram struct {
+	prometheus.Histogram
+	max time.Duration // guarded by Log.mu
 }
 
-// add counts a duration, which is not below 0. It allocates nothing.
-func (h *Histogram) add(d time.Duration) {
-	h.count++
-	var carry uint64
-	h.sumLow, carry = bits.Add64(h.sumLow, uint64(d), 0)
-	h.sumHigh += carry
-	if at, _ := slices.BinarySearch(h.bounds, d); at < len(h.bounds) {
-		h.coarse[at]++
+func newHistogram(bounds []float64) histogram {
+	return histogram{Histogram: prometheus.NewHistogram(prometheus.HistogramOpts{
+		Name: "duration_seconds", Buckets: bounds,
+		NativeHistogramBucketFactor: 1.1, NativeHistogramZeroThreshold: time.Microsecond.Seconds(),
+	})}
+}
+
+// add counts a duration; below 0 it counts as 0.
+func (h *histogram) add(d time.Duration) {
+	d = max(d, 0)
+	h.max = max(h.max, d)
+	h.Observe(d.Seconds())
+}
+
+// snapshot returns what was counted until now.
+func (h *histogram) snapshot() *dto.Histogram {
+	var m dto.Metric
+	_ = h.Write(&m) // the client's histogram returns no error
+	return m.Histogram
+}
+
+// Latency summarises durations.
+type Latency struct {
+	// Count is the number of durations ever.
+	Count uint64
+	// Mean is over all of them.
+	Mean time.Duration
+	// P50, P95 and P99 are nearest-rank percentiles over all of them, up to 9 % too
+	// high. Max is the largest, exactly.
+	P50, P95, P99, Max time.Duration
+}
+
+func latency(h *dto.Histogram, longest time.Duration) Latency {
+	n := h.GetSampleCount()
+	if n == 0 {
+		return Latency{}
 	}
-	if at := fineBucket(d.Seconds()); at < 0 {
-		h.zero++
-	} else {
-		h.fine[at]++
+	bounded := func(seconds float64) time.Duration {
+		if ns := math.Round(seconds * float64(time.Second)); ns < float64(longest) {
+			return time.Duration(ns)
+		}
+		return longest
+	}
+	return Latency{
+		Count: n, Mean: bounded(h.GetSampleSum() / float64(n)), Max: longest,
+		P50: bounded(quantile(h, 0.50)), P95: bounded(quantile(h, 0.95)), P99: bounded(quantile(h, 0.99)),
 	}
 }
 
-// fineBucket returns the index of the fine bucket, below 0 for zero.
-func fineBucket(seconds float64) int {
-	if seconds <= FineZero {
-		return -1
-	}
-	part, octave := math.Frexp(seconds) // part is from 1/2 to below 1
-	if part == 0.5 {
-		part, octave = 1, octave-1 // a bucket has its upper bound
-	}
-	within := 0
-	for fineBounds[within] < part {
-		within++
-	}
-	return min((octave-1-fineLowest)*finePerOctave+within, fineBuckets-1)
-}
-
-// Count is the number of durations.
-func (h *Histogram) Count() uint64 { return h.count }
-
-// Sum is all of them together, in seconds.
-func (h *Histogram) Sum() float64 {
-	return (float64(h.sumHigh)*(1<<64) + float64(h.sumLow)) / float64(time.Second)
-}
-
-// mean is over all of them; 0 when there is none.
-func (h *Histogram) mean() time.Duration {
-	if h.count == 0 {
+// quantile returns the upper bound of the native bucket that has the nearest-rank
+// quantile. The histogram must not be empty and must have no negative values.
+func quantile(h *dto.Histogram, q float64) float64 {
+	rank := stat.Rank(h.GetSampleCount(), q)
+	seen := h.GetZeroCount()
+	if rank <= seen {
 		return 0
 	}
-	mean, _ := bits.Div64(h.sumHigh, h.sumLow, h.count)
-	return time.Duration(mean)
-}
-
-// Coarse returns how many durations were at most as long as each bound, in seconds.
-func (h *Histogram) Coarse() map[float64]uint64 {
-	all := make(map[float64]uint64, len(h.bounds))
-	var below uint64
-	for i, bound := range h.bounds {
-		below += h.coarse[i]
-		all[bound.Seconds()] = below
-	}
-	return all
-}
-
-// Fine returns the number of durations of at most FineZero, and the buckets of
-// HistogramSchema that are not empty: bucket i ends at 2^(i/8) s.
-func (h *Histogram) Fine() (zero uint64, buckets map[int]int64) {
-	buckets = map[int]int64{}
-	for i, n := range h.fine {
-		if n > 0 {
-			buckets[i+1+fineLowest*finePerOctave] = int64(n)
+	// Spans are runs of neighbouring buckets, and each delta is the difference of a
+	// bucket's count to the one before. Bucket i ends at 2^(i / 2^schema).
+	bucket, count, deltas := 0, int64(0), h.GetPositiveDelta()
+	for _, span := range h.GetPositiveSpan() {
+		bucket += int(span.GetOffset())
+		for range span.GetLength() {
+			count += deltas[0]
+			deltas = deltas[1:]
+			if seen += uint64(count); seen >= rank {
+				return math.Exp2(math.Ldexp(float64(bucket), -int(h.GetSchema())))
+			}
+			bucket++
 		}
 	}
-	return h.zero, buckets
+	return math.Inf(1)
 }

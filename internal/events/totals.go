@@ -4,6 +4,8 @@ import (
 	"maps"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
+
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -50,11 +52,11 @@ type Totals struct {
 	Announcements [scheduler.QuiesceHold + 1]uint64
 	// Decide, Wait and Reply are the stages of all of them; Quiesce is the wait of
 	// those that ended with the GPUs quiet.
-	Decide, Wait, Reply, Quiesce Histogram
+	Decide, Wait, Reply, Quiesce *dto.Histogram
 	// Ordered are suspends that were begun, by why; Resuming are resumes.
 	Ordered, Resuming map[scheduler.Cause]uint64
 	// Suspend and Resume are what the mechanism needed for those that succeeded.
-	Suspend, Resume Histogram
+	Suspend, Resume *dto.Histogram
 	// By counts suspends that succeeded by the mechanism.
 	By map[string]uint64
 	// Failures are suspends and resumes that failed, each retry that fails too, and
@@ -66,7 +68,7 @@ type Totals struct {
 	Coalesced uint64
 	// Ended are leases by how they ended, Lease is how long they lived.
 	Ended [scheduler.EndReleased + 1]uint64
-	Lease Histogram
+	Lease *dto.Histogram
 	// ShadowSuspends are what the shadow policy would have suspended.
 	ShadowSuspends uint64
 	// Openings are breakers that opened.
@@ -79,22 +81,25 @@ type Totals struct {
 	Appended, Overwritten uint64
 }
 
-// Totals returns what was counted until now, a time of the scheduler's clock.
+// Totals returns everything counted until now, a time of the scheduler's clock.
 func (l *Log) Totals(now scheduler.Time) *Totals {
-	t := new(Totals)
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	f := &l.fold
-	*t = f.totals
-	t.Ordered, t.Resuming, t.By = maps.Clone(t.Ordered), maps.Clone(t.Resuming), maps.Clone(t.By)
-	t.Failures, t.Openings, t.Refused = maps.Clone(t.Failures), maps.Clone(t.Openings), maps.Clone(t.Refused)
-	t.Decide, t.Wait, t.Reply = f.decide, f.wait, f.reply
-	t.Quiesce, t.Suspend, t.Resume, t.Lease = f.quiesce.Histogram, f.suspend.Histogram, f.resume.Histogram, f.lease.Histogram
-	t.Away += time.Duration(f.away) * max(0, now-f.awayAt)
+	c := &l.counters
+	t := c.totals.clone()
+	t.Away += time.Duration(c.away) * max(0, now-c.awayAt)
 	t.Appended = l.last
 	if l.last > 0 {
 		t.Overwritten = l.oldest() - 1
 	}
+	l.mu.Unlock()
+	t.Decide, t.Wait, t.Reply, t.Quiesce = c.decide.snapshot(), c.wait.snapshot(), c.reply.snapshot(), c.quiesce.snapshot()
+	t.Suspend, t.Resume, t.Lease = c.suspend.snapshot(), c.resume.snapshot(), c.lease.snapshot()
+	return &t
+}
+
+func (t Totals) clone() Totals {
+	t.Ordered, t.Resuming, t.By = maps.Clone(t.Ordered), maps.Clone(t.Resuming), maps.Clone(t.By)
+	t.Failures, t.Openings, t.Refused = maps.Clone(t.Failures), maps.Clone(t.Openings), maps.Clone(t.Refused)
 	return t
 }
 
@@ -111,17 +116,17 @@ func isAway(s scheduler.TargetState) bool {
 }
 
 // moved keeps the time targets are away: a target came or went.
-func (f *fold) moved(r scheduler.Record) {
+func (c *counters) moved(r scheduler.Record) {
 	was, is := isAway(r.FromTarget), isAway(r.ToTarget)
 	if was == is {
 		return
 	}
-	f.totals.Away += time.Duration(f.away) * (r.At - f.awayAt)
-	f.awayAt = r.At
+	c.totals.Away += time.Duration(c.away) * (r.At - c.awayAt)
+	c.awayAt = r.At
 	if is {
-		f.away++
+		c.away++
 	} else {
-		f.away--
+		c.away--
 	}
 }
 

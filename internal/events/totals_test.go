@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -14,8 +15,8 @@ import (
 // withoutHistograms returns the rest of the totals.
 func withoutHistograms(t *events.Totals) events.Totals {
 	rest := *t
-	for _, h := range []*events.Histogram{&rest.Decide, &rest.Wait, &rest.Reply, &rest.Quiesce, &rest.Suspend, &rest.Resume, &rest.Lease} {
-		*h = events.Histogram{}
+	for _, h := range []**dto.Histogram{&rest.Decide, &rest.Wait, &rest.Reply, &rest.Quiesce, &rest.Suspend, &rest.Resume, &rest.Lease} {
+		*h = nil
 	}
 	return rest
 }
@@ -60,11 +61,16 @@ func TestTotalsAreByCauseMechanismAndEnd(t *testing.T) {
 	}
 	want.Ended[scheduler.EndExpired] = 1
 	got := l.Totals(20 * time.Second)
-	if diff := cmp.Diff(want, withoutHistograms(got), cmp.AllowUnexported(events.Histogram{})); diff != "" {
+	if diff := cmp.Diff(want, withoutHistograms(got)); diff != "" {
 		t.Errorf("totals (-want +got):\n%s", diff)
 	}
-	if got.Suspend.Count() != 2 || got.Suspend.Sum() != 0.002 || got.Lease.Coarse()[1] != 1 || got.Lease.Coarse()[0.5] != 0 {
-		t.Errorf("histograms: %d suspends of %v s, leases %v", got.Suspend.Count(), got.Suspend.Sum(), got.Lease.Coarse())
+	if got.Suspend.GetSampleCount() != 2 || got.Suspend.GetSampleSum() != 0.002 {
+		t.Errorf("suspends: %v, want 2 of 2 ms together", got.Suspend)
+	}
+	for _, bucket := range got.Lease.Bucket { // one lease of a second
+		if want := uint64(min(1, int(bucket.GetUpperBound()))); bucket.GetCumulativeCount() != want {
+			t.Errorf("%d leases of at most %v s, want %d", bucket.GetCumulativeCount(), bucket.GetUpperBound(), want)
+		}
 	}
 	l.Refused(gpreempt.ReasonRateLimited)
 	if got.Refused[gpreempt.ReasonRateLimited] != 1 {

@@ -1,8 +1,6 @@
 package metrics
 
 import (
-	"maps"
-	"slices"
 	"testing"
 	"time"
 
@@ -10,47 +8,43 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/protobuf/testing/protocmp"
-	"pgregory.net/rapid"
 
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// TestHistogramsAreThoseOfTheClientLibrary has both count the same durations.
-func TestHistogramsAreThoseOfTheClientLibrary(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		log := events.NewLog(1)
-		bounds := slices.Sorted(maps.Keys(log.Totals(0).Wait.Coarse()))
-		theirs := prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "h", Buckets: bounds, NativeHistogramBucketFactor: 1.1, NativeHistogramZeroThreshold: events.FineZero,
-		})
-		for range rapid.IntRange(0, 40).Draw(t, "durations") {
-			d := time.Duration(rapid.Int64Range(0, int64(200*time.Hour)).Draw(t, "ns"))
-			switch rapid.IntRange(0, 2).Draw(t, "size") {
-			case 0:
-				d %= 10 * time.Millisecond
-			case 1: // where buckets end
-				d = rapid.SampledFrom([]time.Duration{
-					0, 1953125, 10 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 1024 * time.Second,
-				}).Draw(t, "bound")
-			}
-			log.Answered(scheduler.Answer{Reason: scheduler.QuiesceDone, Waited: d}, events.Stages{})
-			theirs.Observe(d.Seconds())
+// One scrape serves a Prometheus that asks for classic buckets and one that asks for
+// native buckets.
+func TestHistogramsAreClassicAndNative(t *testing.T) {
+	log := events.NewLog(1)
+	for _, waited := range []time.Duration{0, 3 * time.Millisecond, 3 * time.Millisecond, time.Minute} {
+		log.Answered(scheduler.Answer{Reason: scheduler.QuiesceDone, Waited: waited}, events.Stages{})
+	}
+	metrics := make(chan prometheus.Metric, 1)
+	output(metrics).histogram(stage, log.Totals(0).Wait, "wait")
+	var got dto.Metric
+	if err := (<-metrics).Write(&got); err != nil {
+		t.Fatal(err)
+	}
+	var bounds []float64
+	for _, bucket := range got.Histogram.Bucket {
+		if count := bucket.GetCumulativeCount(); count == 3 {
+			bounds = append(bounds, bucket.GetUpperBound())
 		}
-		var want, got dto.Metric
-		if err := theirs.Write(&want); err != nil {
-			t.Fatal(err)
-		}
-		if err := newHistogram(stage.desc, &log.Totals(0).Wait, "wait").Write(&got); err != nil {
-			t.Fatal(err)
-		}
-		// The sum is exact here and rounded at each step there; and the time is another.
-		if want, got := want.Histogram.GetSampleSum(), got.Histogram.GetSampleSum(); got < want*(1-1e-9) || got > want*(1+1e-9) {
-			t.Fatalf("the sum is %v, want %v", got, want)
-		}
-		if diff := cmp.Diff(want.Histogram, got.Histogram, protocmp.Transform(),
-			protocmp.IgnoreFields(&dto.Histogram{}, "sample_sum", "created_timestamp")); diff != "" {
-			t.Fatalf("histogram (-theirs +ours):\n%s", diff)
-		}
-	})
+	}
+	if diff := cmp.Diff([]float64{5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1, 2, 5, 10}, bounds); diff != "" {
+		t.Errorf("classic buckets that have three of the four (-want +got):\n%s", diff)
+	}
+	want := &dto.Metric{
+		Label: []*dto.LabelPair{{Name: new("stage"), Value: new("wait")}},
+		Histogram: &dto.Histogram{
+			SampleCount: new(uint64(4)), SampleSum: new(60.006), Schema: new(int32(3)), ZeroThreshold: new(1e-6), ZeroCount: new(uint64(1)),
+			// 2^(-67/8) s is 3.01 ms, and 2^(48/8) s is 64 s.
+			PositiveSpan:  []*dto.BucketSpan{{Offset: new(int32(-67)), Length: new(uint32(1))}, {Offset: new(int32(114)), Length: new(uint32(1))}},
+			PositiveDelta: []int64{2, -1},
+		},
+	}
+	if diff := cmp.Diff(want, &got, protocmp.Transform(), protocmp.IgnoreFields(&dto.Histogram{}, "bucket", "created_timestamp")); diff != "" {
+		t.Errorf("metric (-want +got):\n%s", diff)
+	}
 }

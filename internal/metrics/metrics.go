@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/observer"
@@ -84,8 +85,8 @@ func (o output) value(m *metric, v float64, labels ...string) {
 	o <- prometheus.MustNewConstMetric(m.desc, m.kind, v, labels...)
 }
 
-func (o output) histogram(m *metric, h *events.Histogram, labels ...string) {
-	o <- newHistogram(m.desc, h, labels...)
+func (o output) histogram(m *metric, h *dto.Histogram, labels ...string) {
+	o <- histogram{m.desc, h, prometheus.MakeLabelPairs(m.desc, labels)}
 }
 
 func (o output) yes(m *metric, is bool, labels ...string) {
@@ -100,10 +101,10 @@ func (o output) announcements(t *events.Totals) {
 	for reason := scheduler.QuiesceDone; int(reason) < len(t.Announcements); reason++ {
 		o.value(announcements, float64(t.Announcements[reason]), reason.String())
 	}
-	o.histogram(stage, &t.Decide, "decide")
-	o.histogram(stage, &t.Wait, "wait")
-	o.histogram(stage, &t.Reply, "reply")
-	o.histogram(quiesce, &t.Quiesce)
+	o.histogram(stage, t.Decide, "decide")
+	o.histogram(stage, t.Wait, "wait")
+	o.histogram(stage, t.Reply, "reply")
+	o.histogram(quiesce, t.Quiesce)
 }
 
 // Those that are there from the beginning: a rate over what appears with its first
@@ -145,8 +146,8 @@ func (o output) preemptions(t *events.Totals, mechanisms []string) {
 	for failure, n := range keys(failureKinds, t.Failures) {
 		o.value(failures, float64(n), failure.During.String(), string(failure.Cause))
 	}
-	o.histogram(suspend, &t.Suspend)
-	o.histogram(resume, &t.Resume)
+	o.histogram(suspend, t.Suspend)
+	o.histogram(resume, t.Resume)
 	o.value(quarantines, float64(t.Quarantined))
 	o.value(away, t.Away.Seconds())
 	o.value(shadow, float64(t.ShadowSuspends))
@@ -202,7 +203,7 @@ func (o output) leases(s Snapshot) {
 	for end := scheduler.EndCompleted; int(end) < len(s.Totals.Ended); end++ {
 		o.value(leasesEnded, float64(s.Totals.Ended[end]), end.String())
 	}
-	o.histogram(lease, &s.Totals.Lease)
+	o.histogram(lease, s.Totals.Lease)
 	o.value(coalesced, float64(s.Totals.Coalesced))
 	o.value(floor, s.Floor)
 	o.value(floorUse, s.FloorUse)

@@ -50,7 +50,7 @@ var table = []struct {
 	{"pkg/discovery/debugfs", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"pkg/discovery/hiplog", rule{}},
 	{"internal/inventory", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
-	{"internal/events", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}, stdOnly: true}},
+	{"internal/events", rule{imports: []string{"internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/spans", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
 
 	// Kernel: the only packages that make system calls Go has no words for.

@@ -2619,17 +2619,17 @@ func (x *Event) GetClock() *durationpb.Duration {
 // A summary of durations.
 type LatencySummary struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of samples ever.
+	// Number of durations since the daemon started.
 	Count uint64 `protobuf:"varint,1,opt,name=count,proto3" json:"count,omitempty"`
 	// Mean of all.
 	Mean *durationpb.Duration `protobuf:"bytes,2,opt,name=mean,proto3" json:"mean,omitempty"`
-	// Nearest-rank percentiles over the last samples (at most 4096).
+	// Median, up to 9 % too high: percentiles are those of the metrics' native histogram.
 	P50 *durationpb.Duration `protobuf:"bytes,3,opt,name=p50,proto3" json:"p50,omitempty"`
 	// 95th percentile.
 	P95 *durationpb.Duration `protobuf:"bytes,4,opt,name=p95,proto3" json:"p95,omitempty"`
 	// 99th percentile.
 	P99 *durationpb.Duration `protobuf:"bytes,5,opt,name=p99,proto3" json:"p99,omitempty"`
-	// Largest of the last samples.
+	// Largest of all.
 	Max           *durationpb.Duration `protobuf:"bytes,6,opt,name=max,proto3" json:"max,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
