@@ -148,8 +148,8 @@ var table = []struct {
 	{"test/e2e", rule{}},
 	{"test/e2e/systemd", rule{}},
 	{"test/bench", rule{imports: []string{
-		apiV1, simV1, "internal/daemon", "internal/events", "emu/gpumodel", "internal/mechanism", "pkg/client", "pkg/gpreempt", "pkg/scheduler",
-	}, kernel: true, unsafe: true}},
+		apiV1, simV1, "internal/daemon", "internal/events", "emu/gpumodel", "internal/mechanism", "internal/stat", "pkg/client", "pkg/gpreempt", "pkg/scheduler",
+	}}},
 }
 
 // notInGpctl are the packages gpctl must not link, however indirectly: an

@@ -14,29 +14,29 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/client"
 )
 
-// turn is what one side does in a round: it makes its calls and times them.
+// turn makes the calls of one side in a round and times them.
 type turn func(ctx context.Context) error
 
-// rhythm is how the sides take turns: so many calls of each in a row, and the pause
-// before each call. A block begins with a call that is not counted.
+// rhythm describes how the sides are interleaved: the number of calls of a side in a row,
+// and the pause before each call. A block begins with a call that is not counted.
 type rhythm struct {
 	name  string
 	block int
 	pause time.Duration
-	// rounds is how many there are in a repeat of a full run.
+	// rounds is the number of rounds in a repeat of a full run.
 	rounds int
 }
 
 var (
-	// backToBack is the hardest on the daemon: a server that is waited for at once costs
-	// little, and an announcement finds the resume before it still going on.
+	// backToBack is the hardest for the daemon: the echo needs no wake-up, and an
+	// announcement arrives during the resume of the previous one.
 	backToBack = rhythm{"back to back", 20, 0, 100}
-	// paced is more like inference: what went before is over, and servers have to wake up.
+	// paced is closer to inference: earlier work is complete and servers have to wake up.
 	paced = rhythm{"paced", 1, 150 * time.Microsecond, 400}
 )
 
-// interleave has the sides take turns for so many rounds, and sums the series up after
-// each repeat. Who begins changes from round to round.
+// interleave runs the sides in turns for a number of rounds and summarises the series
+// after each repeat. The first side changes from round to round.
 func interleave(ctx context.Context, repeats, rounds int, r rhythm, all []*series, turns ...turn) error {
 	counted := make([]int, len(all))
 	for range repeats {
@@ -65,9 +65,9 @@ func interleave(ctx context.Context, repeats, rounds int, r rhythm, all []*serie
 	return nil
 }
 
-// settle lets what the call before has left behind in the servers come to its end, so
-// that no side pays for another's. Short pauses are spent awake: what is measured is
-// not how a CPU wakes up.
+// settle waits until work that the previous call left in the servers is complete, so that
+// it is not charged to the next side. Short pauses are busy: the wake-up of a CPU is not
+// part of the measurement.
 func settle(pause time.Duration) {
 	const awake = 150 * time.Microsecond
 	if pause > awake {
@@ -78,8 +78,8 @@ func settle(pause time.Duration) {
 	}
 }
 
-// rawTurn sends as many bytes as an announcement has and waits for as many as its
-// answer has.
+// rawTurn sends as many bytes as an announcement has and waits for as many as its answer
+// has.
 func rawTurn(conn net.Conn, s *series) turn {
 	request, answer := make([]byte, proto.Size(announcement)), make([]byte, proto.Size(announced))
 	return func(context.Context) error {
@@ -102,7 +102,7 @@ func (b *bench) exchange(section, name, rest string) exchange {
 	return exchange{of("NotifyOnline"), of("Complete"), of("Both")}
 }
 
-// addPair adds the last of each up.
+// addPair adds the sum of the last two samples.
 func (x exchange) addPair() {
 	n, c := x.notify.samples, x.complete.samples
 	x.pair.samples = append(x.pair.samples, n[len(n)-1]+c[len(c)-1])
@@ -132,7 +132,7 @@ func unaryTurn(online gpreemptv1.OnlineServiceClient, targets int, x exchange) t
 	}
 }
 
-// streamTurn is the same by two frames of a session.
+// streamTurn does the same with two frames of a session.
 func streamTurn(session gpreemptv1.OnlineService_SessionClient, targets int, x exchange) turn {
 	var tag uint64
 	ask := func(s *series, frame *gpreemptv1.SessionRequest) (answer *gpreemptv1.SessionResponse, err error) {
@@ -168,7 +168,7 @@ func streamTurn(session gpreemptv1.OnlineService_SessionClient, targets int, x e
 	}
 }
 
-// sdkTurn is the same by the Go SDK.
+// sdkTurn does the same with the Go SDK.
 func sdkTurn(session *client.Session, acquire, release *series) turn {
 	request := client.Request{Label: announcement.GetLabel(), TTL: announcement.GetTtl().AsDuration(), MaxWait: announcement.GetMaxWait().AsDuration()}
 	return func(ctx context.Context) error {
@@ -186,10 +186,10 @@ func sdkTurn(session *client.Session, acquire, release *series) turn {
 	}
 }
 
-// quiet checks that an announcement did what is measured.
+// quiet checks that an announcement suspended all targets.
 func quiet(answer *gpreemptv1.NotifyOnlineResponse, targets int) error {
 	if !answer.GetQuiesced() || int(answer.GetSuspendedTargets()) != targets {
-		return fmt.Errorf("an announcement was to suspend %d jobs and was answered %v", targets, answer)
+		return fmt.Errorf("an announcement of %d jobs was answered %v", targets, answer)
 	}
 	return nil
 }

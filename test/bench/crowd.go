@@ -14,14 +14,14 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-// crowd is clients with a connection each, who announce and complete.
+// crowd is a number of clients, each with a connection, that announce and complete.
 type crowd struct {
 	conns []*grpc.ClientConn
 	// every is the time from one announcement of a client to its next; 0: none.
 	every  time.Duration
 	notify *series
-	// rates has the calls per second of each repeat, and fewest what the client with the
-	// fewest calls had of the mean.
+	// rates has the calls per second of each repeat; fewest has the calls of the slowest
+	// client as a share of the mean.
 	rates, fewest []float64
 }
 
@@ -45,8 +45,8 @@ func (c *crowd) close() error {
 	return all
 }
 
-// run has all of them call until the time is over. The first of each do not count: they
-// connect.
+// run makes all clients call until the window ends. The first calls of each client are
+// not counted: they connect.
 func (c *crowd) run(ctx context.Context, window time.Duration) error {
 	const warm = 2
 	each, errs := make([][]time.Duration, len(c.conns)), make([]error, len(c.conns))
@@ -72,7 +72,7 @@ func (c *crowd) run(ctx context.Context, window time.Duration) error {
 			each[i] = each[i][:0]
 			ready.Done()
 			<-begin
-			// Those who pause begin one after the other.
+			// Paced clients start evenly spread over their interval.
 			next := began.Add(c.every * time.Duration(i) / time.Duration(len(c.conns)))
 			for ; errs[i] == nil && time.Now().Before(end); next = next.Add(c.every) {
 				time.Sleep(time.Until(next))
@@ -152,7 +152,7 @@ func (b *bench) crowds(ctx context.Context) (err error) {
 	return nil
 }
 
-// compareCrowds has as many clients of the echo and of the daemon call in turns.
+// compareCrowds runs equally many clients of the echo and of the daemon in turns.
 func (b *bench) compareCrowds(ctx context.Context, socket string, clients int, every, window time.Duration) (bare, daemon *crowd, err error) {
 	if bare, err = b.newCrowd("BareCrowd", echoSocket(b.dir), clients, every); err != nil {
 		return nil, nil, err
@@ -167,7 +167,7 @@ func (b *bench) compareCrowds(ctx context.Context, socket string, clients int, e
 	}
 	sides := []*crowd{bare, daemon}
 	for range b.repeats {
-		slices.Reverse(sides) // who begins
+		slices.Reverse(sides) // the first side changes
 		for _, side := range sides {
 			if err := side.run(ctx, window); err != nil {
 				return nil, nil, err

@@ -8,13 +8,13 @@ import (
 	"strings"
 )
 
-// The table of docs/performance.md is between these.
+// These lines surround the table of docs/performance.md.
 const tableBegins, tableEnds = "<!-- figures -->\n", "<!-- end of figures -->\n"
 
-// docPath is from the top of the tree, where make runs us.
+// docPath is relative to the root of the repository, where make runs this program.
 const docPath = "docs/performance.md"
 
-// document puts the table of a report into the document.
+// document writes the table of a report to the document.
 func document(reportPath string) error {
 	text, err := os.ReadFile(reportPath)
 	if err != nil {
@@ -35,17 +35,17 @@ func document(reportPath string) error {
 	return os.WriteFile(docPath, []byte(changed), 0o600) //nolint:gosec // the path is a constant
 }
 
-// into returns a document with the report's table in place of the one it has.
+// into returns a document with its table replaced by the report's.
 func (r *report) into(doc string) (string, error) {
 	before, rest, begins := strings.Cut(doc, tableBegins)
 	_, after, ends := strings.Cut(rest, tableEnds)
 	if !begins || !ends {
-		return "", errors.New("there is no place for the table")
+		return "", errors.New("no markers for the table")
 	}
 	return before + tableBegins + r.markdown() + tableEnds + after, nil
 }
 
-// markdown is the table of figures.
+// markdown returns the table of figures.
 func (r *report) markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "`make bench` on %s with %d CPUs, %s. %s\n\n", r.Taken.Format("2 January 2006"), r.CPUs, r.Go, r.Simulated)

@@ -15,8 +15,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-// What is said in each call. The echo answers with messages of the same size as the
-// daemon's.
+// The messages of each call. The echo's answers have the size of the daemon's.
 var (
 	announcement = &gpreemptv1.NotifyOnlineRequest{Label: "bench", Ttl: durationpb.New(time.Minute), MaxWait: durationpb.New(5 * time.Second)}
 	announced    = &gpreemptv1.NotifyOnlineResponse{
@@ -30,7 +29,7 @@ var (
 	}
 )
 
-// echo does nothing but answer.
+// echo answers every call at once.
 type echo struct {
 	gpreemptv1.UnimplementedOnlineServiceServer
 }
@@ -64,12 +63,11 @@ func (echo) Session(stream gpreemptv1.OnlineService_SessionServer) error {
 	}
 }
 
-// The sockets of the echo, and the memory it shares, in its directory.
+// The sockets of the echo in its directory.
 func rawSocket(dir string) string  { return filepath.Join(dir, "raw.sock") }
 func echoSocket(dir string) string { return filepath.Join(dir, "echo.sock") }
-func laneFile(dir string) string   { return filepath.Join(dir, "lane") }
 
-// serveEcho serves bytes and bare gRPC until stop is closed.
+// serveEcho serves bytes and bare gRPC until ctx ends.
 func serveEcho(ctx context.Context, dir string, ready func()) error {
 	var listeners net.ListenConfig
 	raw, err := listeners.Listen(ctx, "unix", rawSocket(dir))
@@ -85,10 +83,6 @@ func serveEcho(ctx context.Context, dir string, ready func()) error {
 			go pong(conn)
 		}
 	}()
-	fast, err := openLane(laneFile(dir))
-	if err != nil {
-		return errors.Join(err, raw.Close())
-	}
 	lis, err := listeners.Listen(ctx, "unix", echoSocket(dir))
 	if err != nil {
 		return errors.Join(err, raw.Close())
@@ -96,28 +90,17 @@ func serveEcho(ctx context.Context, dir string, ready func()) error {
 	server := grpc.NewServer()
 	gpreemptv1.RegisterOnlineServiceServer(server, echo{})
 	context.AfterFunc(ctx, server.Stop)
-	lost := make(chan error, 1)
-	go func() {
-		lost <- fast.answer()
-		server.Stop()
-	}()
 	ready()
-	err = errors.Join(server.Serve(lis), raw.Close())
-	select {
-	case broken := <-lost:
-		return errors.Join(broken, err)
-	default: // it answers until the process ends
-		return err
-	}
+	return errors.Join(server.Serve(lis), raw.Close())
 }
 
-// pong answers each request's bytes with as many as an answer has.
+// pong answers each request with as many bytes as an answer has.
 func pong(conn net.Conn) {
 	defer conn.Close()
 	request, answer := make([]byte, proto.Size(announcement)), make([]byte, proto.Size(announced))
 	for {
 		if _, err := io.ReadFull(conn, request); err != nil {
-			return // the client has gone
+			return // the client has closed the connection
 		}
 		if _, err := conn.Write(answer); err != nil {
 			return

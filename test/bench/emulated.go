@@ -20,34 +20,42 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-// emulated is a machine with emulated GPUs, the gpreemptd that users have, and programs
-// with queues; all of them real processes that make real system calls.
+// emulated is a machine with emulated GPUs, a gpreemptd as it is shipped, and programs with
+// queues; all are real processes that make real system calls.
 type emulated struct {
 	b        *bench
+	name     string
+	dir      string // for sockets and the daemon's runtime directory
 	socket   string // the machine's
-	metrics  string // the daemon's address of metrics
+	metrics  string // address of the daemon's metrics
 	children []*child
 	conn     *grpc.ClientConn // to the daemon
 }
 
-// errCannotEmulate reports why there can be no emulated machine here.
+// errCannotEmulate reports why this host cannot run an emulated machine.
 type errCannotEmulate struct{ error }
 
-// emulate starts the machine and the daemon.
-func (b *bench) emulate(ctx context.Context) (m *emulated, err error) {
+// emulate starts a machine and the daemon at the path program, "" for this module's.
+func (b *bench) emulate(ctx context.Context, name, program string) (m *emulated, err error) {
 	if err := b.build(ctx, "./cmd/gpreemptd", "./emu/cmd/kfdemu"); err != nil {
 		return nil, err
 	}
 	if out, err := exec.CommandContext(ctx, b.program("kfdemu"), "check", "--trace").CombinedOutput(); err != nil {
 		return nil, errCannotEmulate{fmt.Errorf("kfdemu check: %w: %s", err, strings.TrimSpace(string(out)))}
 	}
-	m = &emulated{b: b}
+	if program == "" {
+		program = b.program("gpreemptd")
+	}
+	m = &emulated{b: b, name: name, dir: filepath.Join(b.dir, name)}
+	if err := os.Mkdir(m.dir, 0o700); err != nil {
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, m.close())
 		}
 	}()
-	machine, err := m.launch(ctx, "machine", "run", "--", b.self, tellMachineCommand)
+	machine, err := m.launch(ctx, "machine", "run", "--", b.self, holdMachineCommand)
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +64,7 @@ func (b *bench) emulate(ctx context.Context) (m *emulated, err error) {
 		return nil, err
 	}
 	m.socket = strings.TrimSpace(says)
-	socket := filepath.Join(b.dir, "emulated.sock")
+	socket := filepath.Join(m.dir, "gpreemptd.sock")
 	if m.metrics, err = freeAddress(ctx); err != nil {
 		return nil, err
 	}
@@ -64,7 +72,7 @@ func (b *bench) emulate(ctx context.Context) (m *emulated, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err = m.launch(ctx, "gpreemptd", "exec", "--socket", m.socket, "--", b.program("gpreemptd"), "serve", "--config", config, "--socket", socket); err != nil {
+	if _, err = m.launch(ctx, "gpreemptd", "exec", "--socket", m.socket, "--", program, "serve", "--config", config, "--socket", socket); err != nil {
 		return nil, err
 	}
 	if m.conn, err = dial(socket); err != nil {
@@ -73,7 +81,7 @@ func (b *bench) emulate(ctx context.Context) (m *emulated, err error) {
 	return m, nil
 }
 
-// freeAddress returns an address that was free a moment ago.
+// freeAddress returns an address that was free when it was called.
 func freeAddress(ctx context.Context) (string, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", "127.0.0.1:0")
@@ -88,16 +96,15 @@ func (b *bench) program(name string) string { return filepath.Join(b.dir, name) 
 
 // launch runs kfdemu.
 func (m *emulated) launch(ctx context.Context, name string, args ...string) (*child, error) {
-	// The daemon's journal is of its machine.
-	c, err := launch(ctx, m.b.dir, "emulated-"+name, []string{"RUNTIME_DIRECTORY=" + m.b.dir}, m.b.program("kfdemu"), args...)
+	c, err := launch(ctx, m.dir, m.name+"-"+name, []string{"RUNTIME_DIRECTORY=" + m.dir}, m.b.program("kfdemu"), args...)
 	if err == nil {
 		m.children = append(m.children, c)
 	}
 	return c, err
 }
 
-// job starts a program called train with queues on the machine, and waits until it has
-// them.
+// job starts a program named train with queues on the machine, and waits until the queues
+// exist.
 func (m *emulated) job(ctx context.Context, sample string, args ...string) error {
 	train := m.b.program("train")
 	if err := os.Link(m.b.program("kfdemu"), train); err != nil && !errors.Is(err, os.ErrExist) {
@@ -124,8 +131,8 @@ func (m *emulated) close() error {
 	return all
 }
 
-// driverTime is how long the daemon has waited for its driver since it began, as its
-// metrics tell.
+// driverTime returns how long the daemon has waited for its driver since it started, from
+// its metrics.
 func (m *emulated) driverTime(ctx context.Context) (time.Duration, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m.metrics+"/metrics", http.NoBody)
 	if err != nil {
@@ -146,79 +153,101 @@ func (m *emulated) driverTime(ctx context.Context) (time.Duration, error) {
 	return 0, fmt.Errorf("the daemon's metrics have no %s", name)
 }
 
-// throughDriver is section h.
-func (b *bench) throughDriver(ctx context.Context) error {
-	m, err := b.emulate(ctx)
-	if cannot, ok := errors.AsType[errCannotEmulate](err); ok {
-		b.report.Skipped = append(b.report.Skipped, "h: "+cannot.Error())
-		return nil
+// throughDriver is section h. With another gpreemptd to compare with, the two take
+// turns, each on a machine of its own.
+func (b *bench) throughDriver(ctx context.Context) (err error) {
+	programs := []string{""}
+	if b.other != "" {
+		programs = append(programs, b.other)
 	}
-	if err != nil {
-		return err
-	}
-	const first = 10 // are new to everybody
-	perRepeat := b.rounds(150)
-	of := func(part string) *series { return b.series("h", "DbgtrapOnKfdemu/part="+part) }
-	total, driver, own := of("Total"), of("DriverCalls"), of("Own")
-	measure := func() error {
+	var sides []*announcements
+	for i, program := range programs {
+		name := [...]string{"emulated", "other"}[i]
+		m, err := b.emulate(ctx, name, program)
+		if cannot, ok := errors.AsType[errCannotEmulate](err); ok {
+			b.report.Skipped = append(b.report.Skipped, "h: "+cannot.Error())
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, m.close()) }()
 		if err := m.job(ctx, "work", "--queues", "2", "--duration", "2000", "--occupancy", "500000", "--runtime"); err != nil {
 			return err
 		}
-		admin := gpreemptv1.NewAdminServiceClient(m.conn)
-		if err := awaitTargets(ctx, admin, 1); err != nil {
+		if err := awaitTargets(ctx, gpreemptv1.NewAdminServiceClient(m.conn), 1); err != nil {
 			return err
 		}
-		online := gpreemptv1.NewOnlineServiceClient(m.conn)
-		for i := range first + b.repeats*perRepeat {
-			before, err := m.driverTime(ctx)
-			if err != nil {
+		of := func(part string) *series { return b.series("h", "DbgtrapOnKfdemu/daemon="+name+"/part="+part) }
+		sides = append(sides, &announcements{m: m, total: of("Total"), driver: of("DriverCalls"), own: of("Own")})
+	}
+	const warmUp = 10
+	perRepeat := b.rounds(150)
+	for i := range warmUp + b.repeats*perRepeat {
+		for k := range sides {
+			if err := sides[(i+k)%len(sides)].announce(ctx); err != nil {
 				return err
-			}
-			var answer *gpreemptv1.NotifyOnlineResponse
-			if err := total.time(func() (err error) {
-				answer, err = online.NotifyOnline(ctx, announcement)
-				return err
-			}); err != nil {
-				return err
-			}
-			if err := quiet(answer, 1); err != nil {
-				return err
-			}
-			after, err := m.driverTime(ctx)
-			if err != nil {
-				return err
-			}
-			if _, err := online.Complete(ctx, &gpreemptv1.CompleteRequest{LeaseId: answer.GetLeaseId()}); err != nil {
-				return err
-			}
-			if err := running(ctx, admin); err != nil {
-				return err
-			}
-			if i < first {
-				total.samples = nil
-				continue
-			}
-			driver.samples = append(driver.samples, after-before)
-			own.samples = append(own.samples, total.samples[len(total.samples)-1]-(after-before))
-			if len(own.samples) == perRepeat {
-				total.endRepeat()
-				driver.endRepeat()
-				own.endRepeat()
 			}
 		}
-		return nil
+		for _, s := range sides {
+			if i < warmUp {
+				s.total.samples, s.driver.samples, s.own.samples = nil, nil, nil
+			} else if len(s.own.samples) == perRepeat {
+				s.total.endRepeat()
+				s.driver.endRepeat()
+				s.own.endRepeat()
+			}
+		}
 	}
-	if err := errors.Join(measure(), m.close()); err != nil {
-		return err
+	this := sides[0]
+	b.figure("h", "NotifyOnline by dbgtrap on kfdemu, p50", "µs", micros(p50, this.total))
+	b.figure("h", "the emulated driver's calls in it, p50", "µs", micros(p50, this.driver))
+	b.figure("h", "the daemon's own share, p50", "µs", micros(p50, this.own)).atMost(150)
+	b.figure("h", "the daemon's own share, p99", "µs", micros(p99, this.own)).atMost(1000)
+	if len(sides) > 1 {
+		b.figure("h", "the other daemon's own share, p50", "µs", micros(p50, sides[1].own))
+		b.figure("h", "the daemon's own share / the other's, p50", "x", ratios(p50, this.own, sides[1].own, 1))
+		b.figure("h", "the daemon's own share / the other's, p99", "x", ratios(p99, this.own, sides[1].own, 1))
 	}
-	b.figure("h", "NotifyOnline by dbgtrap on kfdemu, p50", "µs", micros(p50, total))
-	b.figure("h", "the emulated driver's calls in it, p50", "µs", micros(p50, driver))
-	b.figure("h", "the daemon's own share, p50", "µs", micros(p50, own)).atMost(150)
-	b.figure("h", "the daemon's own share, p99", "µs", micros(p99, own)).atMost(1000)
 	return nil
 }
 
-// running waits until everything runs, which Complete does not.
+// announcements are the measured calls of one daemon: how long NotifyOnline took, how much
+// of that its driver calls took, and the rest.
+type announcements struct {
+	m                  *emulated
+	total, driver, own *series
+}
+
+func (s *announcements) announce(ctx context.Context) error {
+	online := gpreemptv1.NewOnlineServiceClient(s.m.conn)
+	before, err := s.m.driverTime(ctx)
+	if err != nil {
+		return err
+	}
+	var answer *gpreemptv1.NotifyOnlineResponse
+	if err := s.total.time(func() (err error) {
+		answer, err = online.NotifyOnline(ctx, announcement)
+		return err
+	}); err != nil {
+		return err
+	}
+	if err := quiet(answer, 1); err != nil {
+		return err
+	}
+	after, err := s.m.driverTime(ctx)
+	if err != nil {
+		return err
+	}
+	if _, err := online.Complete(ctx, &gpreemptv1.CompleteRequest{LeaseId: answer.GetLeaseId()}); err != nil {
+		return err
+	}
+	s.driver.samples = append(s.driver.samples, after-before)
+	s.own.samples = append(s.own.samples, s.total.samples[len(s.total.samples)-1]-(after-before))
+	return running(ctx, gpreemptv1.NewAdminServiceClient(s.m.conn))
+}
+
+// running waits until every target runs; Complete does not wait.
 func running(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
 	for ; ; time.Sleep(time.Millisecond) {
 		list, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})

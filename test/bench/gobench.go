@@ -12,11 +12,11 @@ import (
 )
 
 // goBenchmark runs benchmarks of a package, and returns the values of each repeat by
-// name and unit. What they print goes into bench.txt as it is.
+// name and unit. Their output goes into bench.txt unchanged.
 func (b *bench) goBenchmark(ctx context.Context, dir, pattern, benchtime string) (map[string]map[string][]float64, error) {
 	cmd := exec.CommandContext(ctx, "go", "test", "-run", "^$", "-bench", pattern, "-benchmem",
 		"-benchtime", benchtime, "-count", strconv.Itoa(b.repeats), dir)
-	// Files on a tmpfs are the nearest to those of sysfs and /proc.
+	// Files on a tmpfs are closest to those of sysfs and /proc.
 	cmd.Env = append(os.Environ(), "TMPDIR=/dev/shm")
 	out, err := cmd.Output()
 	if err != nil {
@@ -42,7 +42,7 @@ func parseBenchmarks(text string) map[string]map[string][]float64 {
 			continue
 		}
 		name := strings.TrimPrefix(fields[0], "Benchmark")
-		if dash := strings.LastIndexByte(name, '-'); dash >= 0 { // GOMAXPROCS, which 1 is not told
+		if dash := strings.LastIndexByte(name, '-'); dash >= 0 { // GOMAXPROCS, absent when it is 1
 			if _, err := strconv.Atoi(name[dash+1:]); err == nil {
 				name = name[:dash]
 			}

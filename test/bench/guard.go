@@ -10,11 +10,11 @@ import (
 	"text/tabwriter"
 )
 
-// guarded are the ratios that must not grow, with what they were when they were last
-// looked at. Update a reference with the change that is meant to move it.
+// guarded lists the ratios that must not grow, with their last accepted values. Update a
+// reference in the change that is intended to move it.
 var guarded = []struct {
 	figure    string
-	of        func([]float64) float64 // which of the repeats is judged
+	of        func([]float64) float64 // selects one of the repeats
 	reference float64
 }{
 	{"NotifyOnline+Complete / two unary echoes, p50, back to back", lowerQuartile, 1.08},
@@ -26,18 +26,18 @@ var guarded = []struct {
 	{"scan 100 processes x 5 queues, unchanged / fewest system calls, CPU", lowerQuartile, 1.3},
 }
 
-// regression is how much worse a ratio is to be found out. The line is drawn half way,
-// so that noise has as much room as there is.
+// regression is the growth that must be detected. The limit is half way, to leave room
+// for noise.
 const regression = 1.5
 
-// line is where a ratio is taken for one that has grown: sqrt(regression).
+// line is the growth beyond which a ratio counts as regressed: sqrt(regression).
 const line = 1.2247
 
-// tries is how often a ratio is measured before it has regressed. Whoever is on the
-// machine for some seconds and takes its caches makes all repeats of a try worse.
+// tries is how often a ratio is measured before it counts as regressed. Another load
+// that runs for some seconds makes all repeats of one try worse.
 const tries = 3
 
-// verdict is what became of a guarded ratio.
+// verdict is the result of a guarded ratio.
 type verdict struct {
 	section, figure            string
 	reference, measured, limit float64
@@ -45,16 +45,16 @@ type verdict struct {
 
 func (v verdict) regressed() bool { return v.measured > v.limit }
 
-// lowerQuartile is judged where two sides take turns: what else runs on the machine
-// makes some repeats worse, or better, and a change of ours makes all worse. Of a loop
-// that only computes, the least is steadier.
+// lowerQuartile is used for interleaved sides: other load makes some repeats worse or
+// better, while a change of ours makes all of them worse. For a loop that only computes,
+// the minimum is steadier.
 func lowerQuartile(all []float64) float64 {
 	return slices.Sorted(slices.Values(all))[(len(all)-1)/4]
 }
 
-// judge compares the guarded ratios of a run with their references. A figure that was
-// not measured is not in the answer.
-func (r *report) judge() (all []verdict) {
+// compare compares the guarded ratios of a run with their references. Figures that were
+// not measured are left out.
+func (r *report) compare() (all []verdict) {
 	for _, g := range guarded {
 		for _, f := range r.Figures {
 			if f.Name == g.figure {
@@ -65,8 +65,8 @@ func (r *report) judge() (all []verdict) {
 	return all
 }
 
-// again keeps the better of two tries of each ratio.
-func again(first, second []verdict) []verdict {
+// better returns the better of two tries of each ratio.
+func better(first, second []verdict) []verdict {
 	all := slices.Clone(first)
 	for i := range all {
 		for _, v := range second {
@@ -78,7 +78,7 @@ func again(first, second []verdict) []verdict {
 	return all
 }
 
-// regressed returns the sections of the ratios that have.
+// regressed returns the sections with a regressed ratio.
 func regressed(all []verdict) (letters string) {
 	for _, v := range all {
 		if v.regressed() {
@@ -88,25 +88,25 @@ func regressed(all []verdict) (letters string) {
 	return letters
 }
 
-// guard measures the guarded ratios, and what seems to have grown again.
+// guard measures the guarded ratios, and those that seem to have grown again.
 func guard(ctx context.Context, only string) (*report, []verdict, error) {
-	first, err := measure(ctx, true, only)
+	first, err := measure(ctx, true, only, "")
 	if err != nil {
 		return nil, nil, err
 	}
-	verdicts := first.judge()
+	verdicts := first.compare()
 	for try := 1; try < tries && regressed(verdicts) != ""; try++ {
-		fmt.Fprintln(os.Stderr, "a ratio has grown; once more")
-		next, err := measure(ctx, true, regressed(verdicts))
+		fmt.Fprintln(os.Stderr, "a ratio has grown: measuring it again")
+		next, err := measure(ctx, true, regressed(verdicts), "")
 		if err != nil {
 			return nil, nil, err
 		}
-		verdicts = again(verdicts, next.judge())
+		verdicts = better(verdicts, next.compare())
 	}
 	return first, verdicts, nil
 }
 
-// writeVerdicts writes them for people.
+// writeVerdicts writes a table for people.
 func writeVerdicts(out io.Writer, all []verdict) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, strings.Join([]string{"guarded ratio", "reference", "now", "limit", ""}, "\t"))

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// asMeasured has the guarded ratios times a factor, with repeats that a busy machine has
-// made worse.
+// asMeasured returns the guarded ratios times a factor, with some repeats made worse as by
+// a busy machine.
 func asMeasured(factor float64) *report {
 	r := new(report)
 	for _, g := range guarded {
@@ -17,41 +17,41 @@ func asMeasured(factor float64) *report {
 }
 
 func TestGuardFindsARegressionByHalfAndNoNoise(t *testing.T) {
-	if got := asMeasured(1).judge(); regressed(got) != "" || len(got) != len(guarded) {
-		t.Errorf("nothing has changed, and it says %+v", got)
+	if got := asMeasured(1).compare(); regressed(got) != "" || len(got) != len(guarded) {
+		t.Errorf("without a change: %+v", got)
 	}
 	for i, g := range guarded {
 		r := asMeasured(1)
 		slower := asMeasured(regression)
 		r.Figures[i] = slower.Figures[i]
-		for _, v := range r.judge() {
+		for _, v := range r.compare() {
 			if v.regressed() != (v.figure == g.figure) {
-				t.Errorf("%s has grown by half, and it says %+v", g.figure, v)
+				t.Errorf("%s has grown by half: %+v", g.figure, v)
 			}
 		}
 	}
 }
 
 func TestSecondTryClearsWhatWasNoise(t *testing.T) {
-	bad, good := asMeasured(regression).judge(), asMeasured(1).judge()
-	if regressed(again(bad, good))+regressed(again(good, bad)) != "" {
-		t.Error("one run of two is good, and it does not count")
+	bad, good := asMeasured(regression).compare(), asMeasured(1).compare()
+	if regressed(better(bad, good))+regressed(better(good, bad)) != "" {
+		t.Error("a good second run does not clear the first")
 	}
-	if regressed(again(bad, bad)) == "" {
-		t.Error("both runs are bad, and it finds nothing")
+	if regressed(better(bad, bad)) == "" {
+		t.Error("two bad runs are not a regression")
 	}
-	// What the second run did not measure stays.
-	if regressed(again(bad, good[1:])) != bad[0].section {
-		t.Error("a ratio the second run does not have is forgotten")
+	// A ratio that the second run did not measure stays.
+	if regressed(better(bad, good[1:])) != bad[0].section {
+		t.Error("a ratio missing in the second run was dropped")
 	}
 }
 
 func TestVerdictsNameWhatHasRegressed(t *testing.T) {
 	var out strings.Builder
-	if err := writeVerdicts(&out, asMeasured(regression).judge()); err != nil {
+	if err := writeVerdicts(&out, asMeasured(regression).compare()); err != nil {
 		t.Fatal(err)
 	}
 	if n := strings.Count(out.String(), "REGRESSED\n"); n != len(guarded) {
-		t.Errorf("%d of %d are said to have regressed:\n%s", n, len(guarded), &out)
+		t.Errorf("%d of %d reported as regressed:\n%s", n, len(guarded), &out)
 	}
 }

@@ -12,17 +12,13 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/client"
 )
 
-// calls measures sections a to e: the same exchange by ever more of the way.
+// calls measures sections a to e: the same exchange through more and more layers.
 func (b *bench) calls(ctx context.Context) (err error) {
 	raw, err := new(net.Dialer).DialContext(ctx, "unix", rawSocket(b.dir))
 	if err != nil {
 		return err
 	}
 	defer raw.Close()
-	fast, err := openLane(laneFile(b.dir))
-	if err != nil {
-		return err
-	}
 	bare, err := dial(echoSocket(b.dir))
 	if err != nil {
 		return err
@@ -61,14 +57,12 @@ func (b *bench) calls(ctx context.Context) (err error) {
 		first := len(b.report.Series)
 		rhythm := "/rhythm=" + strings.ReplaceAll(m.name, " ", "")
 		pingpong := b.series("a", "RawSocket/call=PingPong"+rhythm)
-		shared := b.series("a", "SharedMemory/call=PingPong"+rhythm)
 		bareUnary, bareFrames := b.exchange("b", "BareUnary", rhythm), b.exchange("c", "BareStream", rhythm)
 		unary, frames := b.exchange("d", "DaemonUnary", rhythm), b.exchange("e", "DaemonSession", rhythm)
 		acquire, release := b.series("e", "SDKSession/call=Acquire"+rhythm), b.series("e", "SDKSession/call=Release"+rhythm)
 		records := b.series("d", "Records/call=Both"+rhythm)
 		if err := interleave(ctx, b.repeats, b.rounds(m.rounds), m, b.report.Series[first:],
 			rawTurn(raw, pingpong),
-			func(context.Context) error { return shared.time(fast.ask) },
 			unaryTurn(gpreemptv1.NewOnlineServiceClient(bare), 1, bareUnary),
 			unaryTurn(gpreemptv1.NewOnlineServiceClient(h.conn), 1, unary),
 			streamTurn(bareStream, 1, bareFrames),
@@ -79,14 +73,13 @@ func (b *bench) calls(ctx context.Context) (err error) {
 			return err
 		}
 		b.figure("a", "raw ping-pong, p50, "+m.name, "µs", micros(p50, pingpong))
-		b.figure("a", "shared memory and a futex / raw ping-pong, p50, "+m.name, "x", ratios(p50, shared, pingpong, 1))
 		b.figure("b", "bare unary echo / raw ping-pong, p50, "+m.name, "x", ratios(p50, bareUnary.notify, pingpong, 1))
 		b.figure("c", "bare stream echo / raw ping-pong, p50, "+m.name, "x", ratios(p50, bareFrames.notify, pingpong, 1))
 		b.figure("d", "NotifyOnline / unary echo, p50, "+m.name, "x", ratios(p50, unary.notify, bareUnary.notify, 1)).atMost(1.25)
 		b.figure("d", "NotifyOnline / unary echo, p99, "+m.name, "x", ratios(p99, unary.notify, bareUnary.notify, 1)).atMost(1.6)
 		b.figure("d", "NotifyOnline+Complete / two unary echoes, p50, "+m.name, "x", ratios(p50, unary.pair, bareUnary.pair, 1)).atMost(1.25)
 		b.figure("d", "NotifyOnline+Complete / two unary echoes, p99, "+m.name, "x", ratios(p99, unary.pair, bareUnary.pair, 1)).atMost(1.6)
-		b.figure("d", "writing the events down / NotifyOnline+Complete, p50, "+m.name, "%", ratios(p50, records, unary.pair, 0.01)).atMost(3)
+		b.figure("d", "writing the event records / NotifyOnline+Complete, p50, "+m.name, "%", ratios(p50, records, unary.pair, 0.01)).atMost(3)
 		b.figure("e", "announce by Session / stream echo, p50, "+m.name, "x", ratios(p50, frames.notify, bareFrames.notify, 1)).atMost(1.2)
 		b.figure("e", "announce+complete by Session / two stream echoes, p50, "+m.name, "x", ratios(p50, frames.pair, bareFrames.pair, 1)).atMost(1.2)
 		b.figure("e", "SDK's Acquire by Session / stream echo, p50, "+m.name, "x", ratios(p50, acquire, bareFrames.notify, 1))
@@ -101,8 +94,8 @@ type scale struct {
 	exchange
 }
 
-// grow measures an announcement with more and more targets and GPUs, all in turns, and
-// gives what was measured, by targets and GPUs.
+// grow measures announcements with growing numbers of targets and GPUs, interleaved, and
+// fills in the exchanges of sizes.
 func (b *bench) grow(ctx context.Context, section, name string, rounds int, cost, pause time.Duration, sizes ...scale) (err error) {
 	first := len(b.report.Series)
 	var turns []turn
@@ -137,13 +130,13 @@ func (b *bench) manyTargets(ctx context.Context) error {
 	return nil
 }
 
-// modelled is what a suspend or a resume takes in section g.
+// modelled is the duration of a suspend or a resume in section g.
 const modelled = 400 * time.Microsecond
 
 // parallel is section g.
 func (b *bench) parallel(ctx context.Context) error {
-	// The driver changes the runlist of a GPU for one process after the other, and so
-	// does the model: the jobs of one GPU wait for each other, and those of others not.
+	// The driver changes the runlist of a GPU for one process at a time, and so does the
+	// model: jobs on one GPU wait for each other, jobs on different GPUs do not.
 	sizes := []scale{{targets: 1, gpus: 1}, {targets: 8, gpus: 8}, {targets: 64, gpus: 64}, {targets: 64, gpus: 8}}
 	if err := b.grow(ctx, "g", "Modelled400us", b.rounds(50), modelled, 16*modelled, sizes...); err != nil {
 		return err

@@ -1,7 +1,7 @@
 // Command bench measures what the daemon adds to gRPC, to the driver and to an idle
-// machine. Every figure is a ratio inside one run, or set beside one: the two sides
-// take turns, so a noisy machine disturbs both alike. docs/performance.md reports what
-// each section is.
+// machine. Every figure is a ratio inside one run, or is printed beside one: the two
+// sides are interleaved, so a noisy machine disturbs both alike. docs/performance.md
+// describes each section.
 package main
 
 import (
@@ -24,8 +24,9 @@ import (
 const (
 	serveEchoCommand   = "serve-echo"
 	serveDaemonCommand = "serve-daemon"
-	// tellMachineCommand runs on an emulated machine, which is there as long as it.
-	tellMachineCommand = "tell-machine"
+	// holdMachineCommand prints the socket of the emulated machine it runs on and keeps
+	// the machine alive until its standard input ends.
+	holdMachineCommand = "hold-machine"
 )
 
 func main() {
@@ -47,7 +48,7 @@ func run(ctx context.Context, args []string) error {
 			return serve(ctx, func(ctx context.Context, ready func()) error {
 				return serveDaemon(ctx, args[1], args[2], args[3], args[4], ready)
 			})
-		case args[0] == tellMachineCommand && len(args) == 1:
+		case args[0] == holdMachineCommand && len(args) == 1:
 			return serve(ctx, func(ctx context.Context, _ func()) error {
 				fmt.Println(os.Getenv("KFDEMU_SOCKET"))
 				<-ctx.Done()
@@ -58,8 +59,9 @@ func run(ctx context.Context, args []string) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	quick := flags.Bool("quick", false, "measure the guarded ratios only, in under a minute, and fail when one has grown by half")
 	only := flags.String("only", "", "measure these sections only, such as de")
+	other := flags.String("other", "", "in section h, interleave with the gpreemptd at this `path`, such as one of an earlier commit")
 	out := flags.String("o", "build", "directory for bench.json and bench.txt, or bench-quick.json and bench-quick.txt")
-	doc := flags.Bool("doc", false, "measure nothing; put the table of the last full run into "+docPath)
+	doc := flags.Bool("doc", false, "measure nothing; write the table of the last full run to "+docPath)
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -75,11 +77,11 @@ func run(ctx context.Context, args []string) error {
 			return err
 		}
 		if regressed(verdicts) != "" {
-			return errors.New("a ratio has grown by half: what did that? make bench tells more; if it is meant, update the reference in test/bench/guard.go")
+			return errors.New("a ratio has grown by half: run make bench for details; if the growth is intended, update the reference in test/bench/guard.go")
 		}
 		return nil
 	}
-	r, err := measure(ctx, false, *only)
+	r, err := measure(ctx, false, *only, *other)
 	if err != nil {
 		return err
 	}
@@ -90,7 +92,7 @@ func run(ctx context.Context, args []string) error {
 func serve(ctx context.Context, server func(ctx context.Context, ready func()) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // whose end is that of the process
+	go func() { // ends with the process
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
@@ -102,12 +104,13 @@ type bench struct {
 	self    string // the path of this program
 	dir     string // for sockets and logs
 	quick   bool
+	other   string // another gpreemptd to interleave with in section h, or ""
 	repeats int
 	began   time.Time
 	report  report
 }
 
-// sections are what is measured, in this order; the quick ones have guarded ratios.
+// sections lists the measurements in order; the quick ones have guarded ratios.
 var sections = []struct {
 	letters string
 	what    string
@@ -124,8 +127,8 @@ var sections = []struct {
 	{"l", "an idle daemon", false, (*bench).idle},
 }
 
-func measure(ctx context.Context, quick bool, only string) (r *report, err error) {
-	b := &bench{quick: quick, repeats: 5, began: time.Now()}
+func measure(ctx context.Context, quick bool, only, other string) (r *report, err error) {
+	b := &bench{quick: quick, other: other, repeats: 5, began: time.Now()}
 	if quick {
 		b.repeats = 9
 	}
@@ -155,12 +158,12 @@ func measure(ctx context.Context, quick bool, only string) (r *report, err error
 	return &b.report, nil
 }
 
-// say reports what is being done.
+// say prints progress.
 func (b *bench) say(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%4.0f s  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// rounds is how many there are in a repeat, of so many in a full run.
+// rounds returns the number of rounds in a repeat, given that of a full run.
 func (b *bench) rounds(full int) int {
 	if b.quick {
 		return full / 3
@@ -168,14 +171,14 @@ func (b *bench) rounds(full int) int {
 	return full
 }
 
-// series adds one to the report.
+// series adds a series to the report.
 func (b *bench) series(section, name string) *series {
 	s := &series{Section: section, Name: name}
 	b.report.Series = append(b.report.Series, s)
 	return s
 }
 
-// figure adds one to the report.
+// figure adds a figure to the report.
 func (b *bench) figure(section, name, unit string, all []float64) *figure {
 	if len(all) == 0 { // a Go benchmark that has been renamed
 		b.report.missing = append(b.report.missing, name)
@@ -186,13 +189,13 @@ func (b *bench) figure(section, name, unit string, all []float64) *figure {
 	return f
 }
 
-// writeConfig returns the path of a config file with that text.
+// writeConfig writes a config file and returns its path.
 func (b *bench) writeConfig(text string) (string, error) {
 	path := filepath.Join(b.dir, "gpreemptd.yaml")
 	return path, os.WriteFile(path, []byte(text), 0o600)
 }
 
-// build returns the paths of programs of this module, built as users have them.
+// build builds programs of this module, as they are shipped, into the directory.
 func (b *bench) build(ctx context.Context, programs ...string) error {
 	args := append([]string{"build", "-trimpath", "-buildvcs=false", "-o", b.dir + string(filepath.Separator)}, programs...)
 	if out, err := exec.CommandContext(ctx, "go", args...).CombinedOutput(); err != nil {

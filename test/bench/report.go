@@ -12,9 +12,11 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
-// report is all of one run.
+// report has all results of one run.
 type report struct {
 	Taken     time.Time `json:"taken"`
 	Go        string    `json:"go"`
@@ -23,25 +25,25 @@ type report struct {
 	Simulated string    `json:"simulated"`
 	Series    []*series `json:"series"`
 	Figures   []*figure `json:"figures"`
-	// GoBenchmarks is what go test said of sections j and k.
+	// GoBenchmarks is the output of go test for sections j and k.
 	GoBenchmarks string `json:"-"`
-	// Skipped reports what was not measured, and why.
+	// Skipped names what was not measured, and why.
 	Skipped []string `json:"skipped,omitempty"`
 
-	missing []string // the figures that got no value
+	missing []string // the figures without a value
 }
 
-// whole reports what no value was found for.
+// whole returns an error that names the figures without a value.
 func (r *report) whole() error {
 	if len(r.missing) == 0 {
 		return nil
 	}
-	return fmt.Errorf("go test printed nothing of %s: has a benchmark been renamed?", strings.Join(r.missing, "; "))
+	return fmt.Errorf("go test printed no value for %s: was a benchmark renamed?", strings.Join(r.missing, "; "))
 }
 
 const simulated = "All GPUs are simulated or emulated and their times modelled: nothing here says how long a GPU takes."
 
-// figure is one value for each repeat, and what it should be.
+// figure has one value for each repeat, and a limit.
 type figure struct {
 	Section string    `json:"section"`
 	Name    string    `json:"name"`
@@ -50,13 +52,13 @@ type figure struct {
 	Median  float64   `json:"median"`
 	Min     float64   `json:"min"`
 	Max     float64   `json:"max"`
-	// Limit is what the median should be, such as "<= 1.25"; empty: anything.
+	// Limit bounds the median, such as "<= 1.25"; "" for none.
 	Limit string `json:"limit,omitempty"`
 	Met   bool   `json:"met"`
 }
 
 func newFigure(section, name, unit string, all []float64) *figure {
-	return &figure{Section: section, Name: name, Unit: unit, Values: all, Median: median(all), Min: slices.Min(all), Max: slices.Max(all), Met: true}
+	return &figure{Section: section, Name: name, Unit: unit, Values: all, Median: stat.Median(all), Min: slices.Min(all), Max: slices.Max(all), Met: true}
 }
 
 func (f *figure) atMost(limit float64) {
@@ -67,7 +69,7 @@ func (f *figure) atLeast(limit float64) {
 	f.Limit, f.Met = fmt.Sprintf(">= %v", limit), f.Median >= limit
 }
 
-// verdict is met, MISSED or nothing.
+// verdict returns "met", "MISSED", or "" without a limit.
 func (f *figure) verdict() string {
 	switch {
 	case f.Limit == "":
@@ -79,7 +81,7 @@ func (f *figure) verdict() string {
 	}
 }
 
-// number writes two digits or more.
+// number formats v with at least two digits.
 func number(v float64) string {
 	switch {
 	case v >= 100:
@@ -93,7 +95,7 @@ func number(v float64) string {
 	}
 }
 
-// row is a figure's line of the table.
+// row returns a figure's row of the table.
 func (f *figure) row() []string {
 	return []string{
 		f.Section, f.Name, strings.TrimSpace(number(f.Median) + " " + f.Unit), number(f.Min) + ".." + number(f.Max), f.Limit, f.verdict(),
@@ -102,7 +104,7 @@ func (f *figure) row() []string {
 
 var columns = []string{"", "figure", "median", "repeats", "limit", ""}
 
-// writeTable writes the figures for people.
+// writeTable writes a table for people.
 func (r *report) writeTable(out io.Writer) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, strings.Join(columns, "\t"))
@@ -119,8 +121,8 @@ func (r *report) writeTable(out io.Writer) error {
 	return err
 }
 
-// writeBenchstat writes what benchstat reads: a line for each series and figure in
-// each repeat.
+// writeBenchstat writes the input of benchstat: a line for each series and figure of each
+// repeat.
 func (r *report) writeBenchstat(out io.Writer) error {
 	fmt.Fprintf(out, "goos: %s\ngoarch: %s\npkg: github.com/gpreempt/gpreempt/test/bench\n", runtime.GOOS, runtime.GOARCH)
 	for _, s := range r.Series {

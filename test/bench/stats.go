@@ -3,9 +3,11 @@ package main
 import (
 	"slices"
 	"time"
+
+	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
-// summary is how the samples of one repeat are spread, in nanoseconds.
+// summary describes the samples of one repeat, in nanoseconds.
 type summary struct {
 	N    int     `json:"n"`
 	Mean float64 `json:"mean_ns"`
@@ -22,12 +24,7 @@ func summarize(samples []time.Duration) summary {
 		return summary{}
 	}
 	sorted := slices.Sorted(slices.Values(samples))
-	var sum time.Duration
-	for _, d := range sorted {
-		sum += d
-	}
-	at := func(p float64) float64 { return float64(sorted[int(p*float64(len(sorted)-1)+0.5)]) }
-	return summary{len(sorted), float64(sum) / float64(len(sorted)), at(0.5), at(0.99)}
+	return summary{len(sorted), stat.Mean(sorted), float64(stat.Quantile(sorted, 0.5)), float64(stat.Quantile(sorted, 0.99))}
 }
 
 // series is one side of a comparison: what is called, and how long it took.
@@ -42,7 +39,7 @@ type series struct {
 	samples []time.Duration
 }
 
-// time carries out a call and takes down how long it took.
+// time makes a call and records its duration.
 func (s *series) time(call func() error) error {
 	began := time.Now()
 	err := call()
@@ -50,7 +47,7 @@ func (s *series) time(call func() error) error {
 	return err
 }
 
-// endRepeat sums up the samples since the last.
+// endRepeat summarises the samples since the last repeat.
 func (s *series) endRepeat() {
 	s.Repeats = append(s.Repeats, summarize(s.samples))
 	s.samples = s.samples[:0]
@@ -73,13 +70,4 @@ func micros(of func(summary) float64, s *series) []float64 {
 		all[i] = of(r) / 1e3
 	}
 	return all
-}
-
-// median returns the middle value, of an even number the mean of the two.
-func median(all []float64) float64 {
-	if len(all) == 0 {
-		return 0
-	}
-	sorted := slices.Sorted(slices.Values(all))
-	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
 }
