@@ -12,12 +12,11 @@ const (
 )
 
 // criu is kfd_ioctl_criu.
-func (d *Driver) criu(c *call) (int, errno) {
-	op := kfd.CRIUOp(c.u32(48))
-	c.op = CRIUOp(op)
-	switch op {
+func (d *Driver) criu(c *call, args *kfd.CRIUArgs) (int, errno) {
+	c.op = CRIUOp(args.Op)
+	switch args.Op {
 	case kfd.CRIUOpProcessInfo:
-		return 0, d.criuProcessInfo(c)
+		return 0, d.criuProcessInfo(c, args)
 	case kfd.CRIUOpUnpause:
 		return 0, d.criuUnpause(c)
 	case kfd.CRIUOpCheckpoint, kfd.CRIUOpRestore, kfd.CRIUOpResume:
@@ -28,7 +27,7 @@ func (d *Driver) criu(c *call) (int, errno) {
 }
 
 // criuProcessInfo is criu_process_info.
-func (d *Driver) criuProcessInfo(c *call) errno {
+func (d *Driver) criuProcessInfo(c *call, args *kfd.CRIUArgs) errno {
 	p := c.p
 	d.lock(c, &p.mutex)
 	defer d.unlock(&p.mutex)
@@ -47,7 +46,7 @@ func (d *Driver) criuProcessInfo(c *call) errno {
 		p.paused, pausedHere = true, true
 	}
 	d.note()
-	c.put32(44, uint32(p.lead.PIDInside()))
+	args.PID = uint32(p.lead.PIDInside())
 	queues, err := criuQueues(p)
 	if err != 0 {
 		if pausedHere {
@@ -56,10 +55,8 @@ func (d *Driver) criuProcessInfo(c *call) errno {
 		}
 		return err
 	}
-	c.put32(32, uint32(len(p.pdds)))
-	c.put32(36, 0)
-	c.put32(40, uint32(queues))
-	c.put64(24, uint64(criuProcessBytes+criuDeviceBytes*len(p.pdds)+(criuQueueBytes+criuMQDBytes)*queues))
+	args.NumDevices, args.NumBOs, args.NumObjects = uint32(len(p.pdds)), 0, uint32(queues)
+	args.PrivDataSize = uint64(criuProcessBytes + criuDeviceBytes*len(p.pdds) + (criuQueueBytes+criuMQDBytes)*queues)
 	return 0
 }
 

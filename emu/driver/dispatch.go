@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"encoding/binary"
 	"syscall"
 
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -47,35 +46,15 @@ type call struct {
 	file   *File
 	p      *process
 
-	// data is the driver's copy of the argument, of which the caller gave usize
-	// bytes, at arg.
-	data  []byte
-	usize int
-	arg   Memory
-}
+	// target is the process that a DBG_TRAP is about.
+	target *process
 
-func (c *call) u32(off int) uint32      { return binary.NativeEndian.Uint32(c.data[off:]) }
-func (c *call) u64(off int) uint64      { return binary.NativeEndian.Uint64(c.data[off:]) }
-func (c *call) put32(off int, v uint32) { binary.NativeEndian.PutUint32(c.data[off:], v) }
-func (c *call) put64(off int, v uint64) { binary.NativeEndian.PutUint64(c.data[off:], v) }
-
-// exceptions is the first field of most of DBG_TRAP's arms.
-func (c *call) exceptions() kfd.ExceptionMask { return kfd.ExceptionMask(c.u64(8)) }
-
-// pointer returns the memory that a field names, nil for NULL.
-func (c *call) pointer(off int) Memory {
-	if c.u64(off) == 0 || off+8 > c.usize {
-		return nil
-	}
-	return c.arg.Pointer(off)
-}
-
-// writeAt is copy_to_user. Nothing can be written at NULL, but nothing is nothing.
-func writeAt(m Memory, off int, b []byte) bool {
-	if len(b) == 0 {
-		return true
-	}
-	return m != nil && m.At(off).Write(b)
+	// data is the driver's copy of the argument, of which the caller passed usize bytes,
+	// at arg. pointers are those of the structures made of it.
+	data     []byte
+	usize    int
+	arg      Memory
+	pointers []pointerField
 }
 
 // handler is the function of an ioctl. r1 is what it returns if errno is 0.
@@ -91,42 +70,42 @@ const (
 
 // handlers are the ioctls.
 var handlers = map[kfd.Request]handler{
-	kfd.ReqGetVersion:             (*Driver).getVersion,
-	kfd.ReqCreateQueue:            (*Driver).createQueue,
-	kfd.ReqDestroyQueue:           (*Driver).destroyQueue,
-	kfd.ReqSetMemoryPolicy:        (*Driver).setMemoryPolicy,
-	kfd.ReqGetClockCounters:       (*Driver).clockCounters,
-	kfd.ReqGetProcessApertures:    (*Driver).aperturesOld,
-	kfd.ReqUpdateQueue:            (*Driver).updateQueue,
-	kfd.ReqCreateEvent:            (*Driver).createEvent,
-	kfd.ReqDestroyEvent:           (*Driver).destroyEvent,
-	kfd.ReqSetEvent:               (*Driver).setEvent,
-	kfd.ReqResetEvent:             (*Driver).resetEvent,
-	kfd.ReqWaitEvents:             (*Driver).waitEvents,
-	kfd.ReqSetScratchBackingVA:    (*Driver).setScratchBackingVA,
-	kfd.ReqGetTileConfig:          (*Driver).tileConfig,
-	kfd.ReqSetTrapHandler:         (*Driver).setTrapHandler,
-	kfd.ReqAllocMemoryOfGPU:       (*Driver).allocMemory,
-	kfd.ReqFreeMemoryOfGPU:        (*Driver).freeMemory,
-	kfd.ReqMapMemoryToGPU:         (*Driver).mapMemory,
-	kfd.ReqUnmapMemoryFromGPU:     (*Driver).unmapMemory,
-	kfd.ReqGetQueueWaveState:      (*Driver).waveState,
-	kfd.ReqGetDmabufInfo:          (*Driver).dmabufInfo,
-	kfd.ReqImportDmabuf:           (*Driver).importDmabuf,
-	kfd.ReqSVM:                    (*Driver).svmCall,
-	kfd.ReqSetXnackMode:           (*Driver).setXnackMode,
-	kfd.ReqAvailableMemory:        (*Driver).availableMemory,
-	kfd.ReqExportDmabuf:           (*Driver).exportDmabuf,
-	kfd.ReqSetCUMask:              (*Driver).setCUMask,
-	kfd.ReqAllocQueueGWS:          (*Driver).allocQueueGWS,
-	kfd.ReqAcquireVM:              (*Driver).acquireVM,
-	kfd.ReqGetProcessAperturesNew: (*Driver).aperturesNew,
-	kfd.ReqSMIEvents:              (*Driver).smiEvents,
-	kfd.ReqCRIUOp:                 (*Driver).criu,
-	kfd.ReqRuntimeEnable:          (*Driver).runtimeEnable,
+	kfd.ReqGetVersion:             ioctl((*Driver).getVersion),
+	kfd.ReqCreateQueue:            ioctl((*Driver).createQueue),
+	kfd.ReqDestroyQueue:           ioctl((*Driver).destroyQueue),
+	kfd.ReqSetMemoryPolicy:        ioctl((*Driver).setMemoryPolicy),
+	kfd.ReqGetClockCounters:       ioctl((*Driver).clockCounters),
+	kfd.ReqGetProcessApertures:    ioctl((*Driver).aperturesOld),
+	kfd.ReqUpdateQueue:            ioctl((*Driver).updateQueue),
+	kfd.ReqCreateEvent:            ioctl((*Driver).createEvent),
+	kfd.ReqDestroyEvent:           ioctl((*Driver).destroyEvent),
+	kfd.ReqSetEvent:               ioctl((*Driver).setEvent),
+	kfd.ReqResetEvent:             ioctl((*Driver).resetEvent),
+	kfd.ReqWaitEvents:             ioctl((*Driver).waitEvents),
+	kfd.ReqSetScratchBackingVA:    ioctl((*Driver).setScratchBackingVA),
+	kfd.ReqGetTileConfig:          ioctl((*Driver).tileConfig),
+	kfd.ReqSetTrapHandler:         ioctl((*Driver).setTrapHandler),
+	kfd.ReqAllocMemoryOfGPU:       ioctl((*Driver).allocMemory),
+	kfd.ReqFreeMemoryOfGPU:        ioctl((*Driver).freeMemory),
+	kfd.ReqMapMemoryToGPU:         ioctl((*Driver).mapMemory),
+	kfd.ReqUnmapMemoryFromGPU:     ioctl((*Driver).unmapMemory),
+	kfd.ReqGetQueueWaveState:      ioctl((*Driver).waveState),
+	kfd.ReqGetDmabufInfo:          ioctl((*Driver).dmabufInfo),
+	kfd.ReqImportDmabuf:           ioctl((*Driver).importDmabuf),
+	kfd.ReqSVM:                    ioctl((*Driver).svmCall),
+	kfd.ReqSetXnackMode:           ioctl((*Driver).setXnackMode),
+	kfd.ReqAvailableMemory:        ioctl((*Driver).availableMemory),
+	kfd.ReqExportDmabuf:           ioctl((*Driver).exportDmabuf),
+	kfd.ReqSetCUMask:              ioctl((*Driver).setCUMask),
+	kfd.ReqAllocQueueGWS:          ioctl((*Driver).allocQueueGWS),
+	kfd.ReqAcquireVM:              ioctl((*Driver).acquireVM),
+	kfd.ReqGetProcessAperturesNew: ioctl((*Driver).aperturesNew),
+	kfd.ReqSMIEvents:              ioctl((*Driver).smiEvents),
+	kfd.ReqCRIUOp:                 ioctl((*Driver).criu),
+	kfd.ReqRuntimeEnable:          ioctl((*Driver).runtimeEnable),
 	kfd.ReqDbgTrap:                (*Driver).dbgTrap,
 	kfd.ReqCreateProcess:          (*Driver).createContext,
-	kfd.ReqProfiler:               (*Driver).profiler,
+	kfd.ReqProfiler:               ioctl((*Driver).profiler),
 	reqDbgRegister:                (*Driver).noLonger,
 	reqDbgUnregister:              (*Driver).noLonger,
 	reqDbgAddressWatch:            (*Driver).noLonger,
@@ -175,7 +154,7 @@ func (d *Driver) Ioctl(t Task, f *File, req kfd.Request, arg Memory) (r1 uintptr
 		return 0, EFAULT
 	}
 	n, err := handlers[own](d, c)
-	if own&dirOut != 0 && !writeAt(arg, 0, c.data[:c.usize]) {
+	if own&dirOut != 0 && !copyTo(arg, c.data[:c.usize]) {
 		return 0, EFAULT
 	}
 	return uintptr(n), err
@@ -183,9 +162,8 @@ func (d *Driver) Ioctl(t Task, f *File, req kfd.Request, arg Memory) (r1 uintptr
 
 func read(m Memory, p []byte) bool { return len(p) == 0 || m != nil && m.Read(p) }
 
-func (d *Driver) getVersion(c *call) (int, errno) {
-	c.put32(0, 1)
-	c.put32(4, d.prof.minor)
+func (d *Driver) getVersion(_ *call, args *kfd.GetVersionArgs) (int, errno) {
+	args.Major, args.Minor = 1, d.prof.minor
 	return 0, 0
 }
 
@@ -193,68 +171,65 @@ func (d *Driver) getVersion(c *call) (int, errno) {
 func (d *Driver) noLonger(*call) (int, errno) { return 0, EPERM }
 
 // aperturesNew is kfd_ioctl_get_process_apertures_new.
-func (d *Driver) aperturesNew(c *call) (int, errno) {
-	p, room := c.p, int(c.u32(8))
+func (d *Driver) aperturesNew(c *call, args *kfd.ProcessAperturesNewArgs) (int, errno) {
+	p, room := c.p, int(args.NumOfNodes)
 	if room > len(d.gpus)+max(d.cfg.CPUNodes, 1) { // all nodes of the topology
 		return 0, EINVAL
 	}
 	d.lock(c, &p.mutex)
 	defer d.unlock(&p.mutex)
 	if room == 0 {
-		c.put32(8, uint32(len(p.pdds)))
+		args.NumOfNodes = uint32(len(p.pdds))
 		return 0, 0
 	}
-	n := min(room, len(p.pdds))
-	c.put32(8, uint32(n))
-	if !writeAt(c.pointer(0), 0, apertureEntries(p.pdds[:n])) {
+	args.NumOfNodes = uint32(min(room, len(p.pdds)))
+	if !copyTo(c.memory(&args.Apertures), bytesOf(p.apertures(int(args.NumOfNodes)))) {
 		return 0, EFAULT
 	}
 	return 0, 0
 }
 
-// apertureEntrySize is sizeof(struct kfd_process_device_apertures).
-const apertureEntrySize = 56
-
-func apertureEntries(pdds []*pdd) []byte {
-	var b []byte
-	for _, x := range pdds {
-		a := aperturesOf(x)
-		for _, v := range []uint64{a.ldsBase, a.ldsLimit, a.scratchBase, a.scratchLimit, a.gpuvmBase, a.gpuvmLimit} {
-			b = binary.NativeEndian.AppendUint64(b, v)
-		}
-		b = append(b, u32s(uint32(x.gpu.node.ID), 0)...)
-	}
-	return b
-}
-
-// apertures are those of every GPU (kfd_init_apertures_v9).
-type apertures struct {
-	ldsBase, ldsLimit, scratchBase, scratchLimit, gpuvmBase, gpuvmLimit uint64
-}
-
-func aperturesOf(*pdd) apertures {
-	return apertures{
-		ldsBase: 0x1000000000000, ldsLimit: 0x10000ffffffff,
-		scratchBase: 0x2000000000000, scratchLimit: 0x20000ffffffff,
-		gpuvmBase: 0x10000, gpuvmLimit: 0x7fffffffffff,
-	}
-}
-
-// acquireVM is kfd_ioctl_acquire_vm. Any descriptor is taken for a render node.
-func (d *Driver) acquireVM(c *call) (int, errno) {
+// aperturesOld is kfd_ioctl_get_process_apertures.
+func (d *Driver) aperturesOld(c *call, args *kfd.ProcessAperturesArgs) (int, errno) {
 	p := c.p
 	d.lock(c, &p.mutex)
 	defer d.unlock(&p.mutex)
-	x := p.pdd(c.u32(4))
-	if x == nil {
-		return 0, EINVAL
-	}
-	d.giveVM(x)
+	n := min(len(p.pdds), len(args.ProcessApertures))
+	copy(args.ProcessApertures[:], p.apertures(n))
+	args.NumOfNodes = uint32(n)
 	return 0, 0
 }
 
-// giveVM is kfd_process_device_init_vm.
-func (d *Driver) giveVM(x *pdd) {
+// apertures returns those of the first n GPUs, which are the same for every GPU
+// (kfd_init_apertures_v9).
+func (p *process) apertures(n int) []kfd.ProcessDeviceApertures {
+	all := make([]kfd.ProcessDeviceApertures, n)
+	for i := range all {
+		all[i] = kfd.ProcessDeviceApertures{
+			LDSBase: 0x1000000000000, LDSLimit: 0x10000ffffffff,
+			ScratchBase: 0x2000000000000, ScratchLimit: 0x20000ffffffff,
+			GPUVMBase: 0x10000, GPUVMLimit: 0x7fffffffffff,
+			GPUID: uint32(p.pdds[i].gpu.node.ID),
+		}
+	}
+	return all
+}
+
+// acquireVM is kfd_ioctl_acquire_vm. Any descriptor is accepted as a render node.
+func (d *Driver) acquireVM(c *call, args *kfd.AcquireVMArgs) (int, errno) {
+	p := c.p
+	d.lock(c, &p.mutex)
+	defer d.unlock(&p.mutex)
+	x := p.pdd(args.GPUID)
+	if x == nil {
+		return 0, EINVAL
+	}
+	d.initVM(x)
+	return 0, 0
+}
+
+// initVM is kfd_process_device_init_vm.
+func (d *Driver) initVM(x *pdd) {
 	if x.vm {
 		return
 	}
@@ -278,20 +253,20 @@ func (d *Driver) createContext(c *call) (int, errno) {
 	return 0, 0
 }
 
-// profiler is kfd_ioctl_profiler. CAP_PERFMON stands under CAP_SYS_ADMIN here, and
-// no GPU has a peak tops limiter (PTL).
-func (d *Driver) profiler(c *call) (int, errno) {
-	switch c.u32(0) {
+// profiler is kfd_ioctl_profiler. CAP_SYS_ADMIN represents CAP_PERFMON here, and no GPU
+// has a peak tops limiter (PTL).
+func (d *Driver) profiler(c *call, args *kfd.ProfilerArgs) (int, errno) {
+	switch args.Op {
 	case kfd.ProfilerVersion:
-		c.put32(4, 1)
+		args.GPUID = 1 // the union's member version
 		return 0, 0
 	case kfd.ProfilerPMC:
 		if !c.task.Capable(CapSysAdmin) {
 			return 0, EPERM
 		}
-		return 0, d.lockProfiler(c, c.u32(4), c.u32(8))
+		return 0, d.lockProfiler(c, args)
 	case kfd.ProfilerPTLControl:
-		if c.p.pdd(c.u32(4)) == nil {
+		if c.p.pdd(args.GPUID) == nil {
 			return 0, EINVAL
 		}
 		return 0, EOPNOTSUPP
@@ -300,22 +275,22 @@ func (d *Driver) profiler(c *call) (int, errno) {
 }
 
 // lockProfiler is profile_lock_device.
-func (d *Driver) lockProfiler(c *call, gpuID, lock uint32) errno {
+func (d *Driver) lockProfiler(c *call, args *kfd.ProfilerArgs) errno {
 	d.lock(c, &c.p.mutex)
-	x := c.p.pdd(gpuID)
+	x := c.p.pdd(args.GPUID)
 	d.unlock(&c.p.mutex)
 	if x == nil {
 		return EINVAL
 	}
 	switch owner := x.gpu.profiler; {
-	case lock == 1 && owner == nil:
+	case args.Lock == 1 && owner == nil:
 		x.gpu.profiler = c.p
 		return 0
-	case lock == 1 && owner == c.p:
+	case args.Lock == 1 && owner == c.p:
 		return EALREADY
-	case lock == 1:
+	case args.Lock == 1:
 		return EBUSY
-	case lock == 0 && owner == c.p:
+	case args.Lock == 0 && owner == c.p:
 		x.gpu.profiler = nil
 		return 0
 	}

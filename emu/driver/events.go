@@ -1,8 +1,6 @@
 package driver
 
 import (
-	"encoding/binary"
-
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -53,8 +51,9 @@ func (d *Driver) writeDot(c *call, p *process, by Task) {
 	d.waitInterruptible(c, func() bool { return !f.WriteDot(by) })
 }
 
-// setExceptions is kfd_dbg_set_enabled_debug_exception_mask.
-func (d *Driver) setExceptions(c *call, p *process, mask kfd.ExceptionMask) {
+// setExceptionsEnabled is kfd_dbg_set_enabled_debug_exception_mask.
+func (d *Driver) setExceptionsEnabled(c *call, args *kfd.TrapSetExceptionsEnabledArgs) (int, errno) {
+	p := c.target
 	d.lock(c, &p.events)
 	defer d.unlock(&p.events)
 	pending := p.exceptions
@@ -64,19 +63,20 @@ func (d *Driver) setExceptions(c *call, p *process, mask kfd.ExceptionMask) {
 	for _, x := range p.pdds {
 		pending |= x.exceptions
 	}
-	if mask&pending != 0 {
+	if args.ExceptionMask&pending != 0 {
 		d.writeDot(c, p, c.task)
 	}
-	p.mask = mask
+	p.mask = args.ExceptionMask
+	return 0, 0
 }
 
 // sendRuntimeEvent is kfd_dbg_send_exception_to_runtime.
-func (d *Driver) sendRuntimeEvent(c *call, p *process) errno {
-	mask := c.exceptions()
+func (d *Driver) sendRuntimeEvent(c *call, args *kfd.TrapSendRuntimeEventArgs) (int, errno) {
+	p, mask := c.target, args.ExceptionMask
 	if violation := kfd.ECDeviceMemoryViolation.Mask(); mask&violation != 0 {
-		x := p.pdd(c.u32(16))
+		x := p.pdd(args.GPUID)
 		if x == nil {
-			return ENODEV
+			return 0, ENODEV
 		}
 		d.evict(c, x) // kfd_dqm_evict_pasid; nobody restores it
 		p.signalFault(orImprecise(x.fault, x.gpu))
@@ -86,108 +86,95 @@ func (d *Driver) sendRuntimeEvent(c *call, p *process) errno {
 		p.acks++
 		mask &^= runtime
 	}
-	if q := p.queue(c.u32(20)); q != nil {
+	if q := p.queue(args.QueueID); q != nil {
 		q.sent |= mask // a worker, whose errors nobody sees
 	}
 	d.note()
-	return 0
+	return 0, 0
 }
 
 // queryDebugEvent is kfd_dbg_ev_query_debug_event.
-func (d *Driver) queryDebugEvent(c *call, p *process) errno {
-	clearMask := c.exceptions()
+func (d *Driver) queryDebugEvent(c *call, args *kfd.TrapQueryDebugEventArgs) (int, errno) {
+	p, clearMask := c.target, args.ExceptionMask
 	d.lock(c, &p.events)
 	defer d.unlock(&p.events)
-	status, gpuID, id := kfd.ExceptionMask(0), uint32(0), uint32(0)
+	args.ExceptionMask, args.GPUID, args.QueueID = 0, 0, 0
 	found := func(pending *kfd.ExceptionMask) bool {
 		if *pending&p.mask == 0 {
 			return false
 		}
-		status = *pending
+		args.ExceptionMask = *pending
 		*pending &^= clearMask
+		d.note()
 		return true
 	}
-	func() {
-		for _, q := range p.queues {
-			if found(&q.exceptions) {
-				gpuID, id = uint32(q.pdd.gpu.node.ID), q.id
-				return
-			}
+	for _, q := range p.queues {
+		if found(&q.exceptions) {
+			args.GPUID, args.QueueID = uint32(q.pdd.gpu.node.ID), q.id
+			return 0, 0
 		}
-		for _, x := range p.pdds {
-			if found(&x.exceptions) {
-				gpuID = uint32(x.gpu.node.ID)
-				return
-			}
-		}
-		found(&p.exceptions)
-	}()
-	c.put64(8, uint64(status))
-	c.put32(16, gpuID)
-	c.put32(20, id)
-	if status == 0 {
-		return EAGAIN
 	}
-	d.note()
-	return 0
+	for _, x := range p.pdds {
+		if found(&x.exceptions) {
+			args.GPUID = uint32(x.gpu.node.ID)
+			return 0, 0
+		}
+	}
+	if found(&p.exceptions) {
+		return 0, 0
+	}
+	return 0, EAGAIN
 }
 
 // queryExceptionInfo is kfd_dbg_trap_query_exception_info.
-func (d *Driver) queryExceptionInfo(c *call, p *process) errno {
-	info, size, source := c.pointer(8), c.u32(16), c.u32(20)
-	code := kfd.ExceptionCode(c.u32(24))
+func (d *Driver) queryExceptionInfo(c *call, args *kfd.TrapQueryExceptionInfoArgs) (int, errno) {
+	p, info := c.target, c.memory(&args.InfoPtr)
 	if info == nil {
-		return EINVAL
+		return 0, EINVAL
 	}
 	d.lock(c, &p.events)
 	defer d.unlock(&p.events)
 	var pending *kfd.ExceptionMask
 	var known []byte
-	switch mask := code.Mask(); {
+	switch mask := args.ExceptionCode.Mask(); {
 	case mask&kfd.ExceptionsOfQueue != 0:
-		q := p.queue(source)
+		q := p.queue(args.SourceID)
 		if q == nil {
-			return EINVAL
+			return 0, EINVAL
 		}
 		pending = &q.exceptions
 	case mask&kfd.ExceptionsOfDevice != 0:
-		x := p.pdd(source)
+		x := p.pdd(args.SourceID)
 		if x == nil {
-			return EINVAL
+			return 0, EINVAL
 		}
-		// Of a memory violation the driver has data, whose size it never sets.
+		// The driver has data of a memory violation, but never sets its size.
 		pending = &x.exceptions
 	case mask&kfd.ExceptionsOfProcess != 0:
 		pending = &p.exceptions
-		if code == kfd.ECProcessRuntime {
-			known = runtimeInfo(p)
+		if args.ExceptionCode == kfd.ECProcessRuntime {
+			known = p.runtimeInfo()
 		}
 	default:
-		return EINVAL
+		return 0, EINVAL
 	}
-	if !pending.Has(code) {
-		return ENODATA
+	if !pending.Has(args.ExceptionCode) {
+		return 0, ENODATA
 	}
-	if !writeAt(info, 0, known[:min(int(size), len(known))]) {
-		return EFAULT
+	if !copyTo(info, known[:min(int(args.InfoSize), len(known))]) {
+		return 0, EFAULT
 	}
-	c.put32(16, uint32(len(known)))
-	if c.u32(28) != 0 {
-		*pending &^= code.Mask()
+	args.InfoSize = uint32(len(known))
+	if args.ClearException != 0 {
+		*pending &^= args.ExceptionCode.Mask()
 		d.note()
 	}
-	return 0
+	return 0, 0
 }
 
-// runtimeInfo is struct kfd_runtime_info.
-func runtimeInfo(p *process) []byte {
-	b := binary.NativeEndian.AppendUint64(nil, p.rdebug)
-	b = binary.NativeEndian.AppendUint32(b, uint32(p.runtime))
-	ttmp := uint32(0)
-	if p.ttmp {
-		ttmp = 1
-	}
-	return binary.NativeEndian.AppendUint32(b, ttmp)
+// runtimeInfo returns struct kfd_runtime_info of the process.
+func (p *process) runtimeInfo() []byte {
+	return bytesOf(kfd.RuntimeInfo{RDebug: p.rdebug, State: p.runtime, TTMPSetup: flag(p.ttmp)})
 }
 
 // Raise has exceptions raised as an interrupt does (kfd_set_dbg_ev_from_interrupt):
@@ -215,11 +202,11 @@ func (d *Driver) Fault(mm MM, id gpreempt.GPUID, fault MemoryFault) {
 		return
 	}
 	d.emit(g, kfd.SMIVMFault, 0, "%x:%s\n", uint32(p.pid), p.lead.Comm())
-	d.interrupt(&call{d: d}, p, g, kfd.NoQueue, kfd.ECDeviceMemoryViolation.Mask(), fault.data(g))
+	d.interrupt(&call{d: d}, p, g, kfd.NoQueue, kfd.ECDeviceMemoryViolation.Mask(), new(fault.data(g)))
 }
 
 // interrupt is kfd_set_dbg_ev_from_interrupt.
-func (d *Driver) interrupt(c *call, p *process, g *gpu, queue uint32, mask kfd.ExceptionMask, fault []byte) bool {
+func (d *Driver) interrupt(c *call, p *process, g *gpu, queue uint32, mask kfd.ExceptionMask, fault *kfd.MemoryEventData) bool {
 	if x := p.pdd(uint32(g.node.ID)); p.enabled && x.fault == nil && mask.Has(kfd.ECDeviceMemoryViolation) {
 		x.fault = fault
 	}

@@ -1,33 +1,43 @@
 package driver
 
+import "github.com/gpreempt/gpreempt/pkg/kfd"
+
 // maxWatches is how many watch points a GPU has (MAX_WATCH_ADDRESSES).
 const maxWatches = 4
 
 // setWatch is kfd_dbg_trap_set_dev_address_watch.
-func (d *Driver) setWatch(c *call, target *process) errno {
-	x := target.pdd(c.u32(24))
+func (d *Driver) setWatch(c *call, args *kfd.TrapSetNodeAddressWatchArgs) (int, errno) {
+	x := c.target.pdd(args.GPUID)
 	if x == nil {
-		return ENODEV
+		return 0, ENODEV
 	}
 	for id := range uint32(maxWatches) {
 		bit := uint32(1) << id
 		if x.gpu.watches&bit != 0 {
 			continue
 		}
-		c.put32(28, id)
+		args.ID = id
 		if err := d.refresh(c, x); err != 0 {
-			return err
+			return 0, err
 		}
 		x.gpu.watches |= bit
 		x.watches |= bit
-		return 0
+		return 0, 0
 	}
-	c.put32(28, ^uint32(0)) // KFD_DEBUGGER_INVALID_WATCH_POINT_ID
-	return ENOMEM
+	args.ID = ^uint32(0) // KFD_DEBUGGER_INVALID_WATCH_POINT_ID
+	return 0, ENOMEM
 }
 
-// clearWatch is kfd_dbg_trap_clear_dev_address_watch.
-func (d *Driver) clearWatch(c *call, x *pdd, id uint32) errno {
+func (d *Driver) clearWatch(c *call, args *kfd.TrapClearNodeAddressWatchArgs) (int, errno) {
+	x := c.target.pdd(args.GPUID)
+	if x == nil {
+		return 0, ENODEV
+	}
+	return 0, d.clearWatchOn(c, x, args.ID)
+}
+
+// clearWatchOn is kfd_dbg_trap_clear_dev_address_watch.
+func (d *Driver) clearWatchOn(c *call, x *pdd, id uint32) errno {
 	if id >= maxWatches || x.watches&(1<<id) == 0 {
 		return EINVAL
 	}
@@ -47,13 +57,13 @@ const (
 )
 
 // setLaunchMode is kfd_dbg_trap_set_wave_launch_mode.
-func (d *Driver) setLaunchMode(c *call, target *process, mode uint32) errno {
-	switch mode {
+func (d *Driver) setLaunchMode(c *call, args *kfd.TrapSetWaveLaunchModeArgs) (int, errno) {
+	switch uint8(args.LaunchMode) {
 	case launchNormal, launchHalt, launchDebug:
 	default:
-		return EINVAL
+		return 0, EINVAL
 	}
-	return d.refreshAll(c, target)
+	return 0, d.refreshAll(c, c.target)
 }
 
 func (d *Driver) refreshAll(c *call, target *process) errno {
@@ -94,25 +104,24 @@ func (n Node) overrides(mode uint32) (supported uint32, err errno) {
 
 // setLaunchOverride is kfd_dbg_trap_set_wave_launch_override. What was trapped before
 // is not kept: it answers nothing.
-func (d *Driver) setLaunchOverride(c *call, target *process) errno {
-	mode, request := c.u32(8), c.u32(16)
-	supported := ^uint32(0)
-	for _, x := range target.pdds {
-		can, err := x.gpu.node.overrides(mode)
+func (d *Driver) setLaunchOverride(c *call, args *kfd.TrapSetWaveLaunchOverrideArgs) (int, errno) {
+	request, supported := args.SupportRequestMask, ^uint32(0)
+	for _, x := range c.target.pdds {
+		can, err := x.gpu.node.overrides(args.OverrideMode)
 		supported &= can
-		c.put32(16, supported)
+		args.SupportRequestMask = supported
 		if err != 0 {
-			return err
+			return 0, err
 		}
 	}
-	c.put32(16, supported)
+	args.SupportRequestMask = supported
 	if request&^supported != 0 {
-		return EACCES
+		return 0, EACCES
 	}
-	if len(target.pdds) > 0 {
-		c.put32(12, 0)
+	if len(c.target.pdds) > 0 {
+		args.EnableMask = 0
 	}
-	return d.refreshAll(c, target)
+	return 0, d.refreshAll(c, c.target)
 }
 
 // The flags: enum kfd_dbg_trap_flags.
@@ -123,11 +132,11 @@ const (
 )
 
 // setFlags is kfd_dbg_trap_set_flags for a caller.
-func (d *Driver) setFlags(c *call, target *process) errno {
-	before := target.flags
-	err := d.applyFlags(c, target, c.u32(8))
-	c.put32(8, before)
-	return err
+func (d *Driver) setFlags(c *call, args *kfd.TrapSetFlagsArgs) (int, errno) {
+	before := c.target.flags
+	err := d.applyFlags(c, c.target, args.Flags)
+	args.Flags = before
+	return 0, err
 }
 
 // applyFlags is the rest of it.

@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"encoding/binary"
 	"maps"
 	"slices"
 
@@ -117,10 +116,10 @@ func (p *process) memoryOf(handle uint64) (*pdd, *object) {
 // allocMemory is kfd_ioctl_alloc_memory_of_gpu. Memory of the host is not counted
 // here, mmap offsets are used once, a GPU keeps none of its own for page tables, and its whole memory can be seen
 // by the host.
-func (d *Driver) allocMemory(c *call) (int, errno) {
+func (d *Driver) allocMemory(c *call, args *kfd.AllocMemoryArgs) (int, errno) {
 	p := c.p
-	o := &object{va: c.u64(0), size: c.u64(8), flags: c.u32(36), mapped: map[*gpu]bool{}}
-	given := c.u64(24)
+	o := &object{va: args.VAAddr, size: args.Size, flags: args.Flags, mapped: map[*gpu]bool{}}
+	given := args.MmapOffset
 	switch {
 	case o.size == 0:
 		return 0, EINVAL
@@ -132,7 +131,7 @@ func (d *Driver) allocMemory(c *call) (int, errno) {
 	}
 	d.lock(c, &p.mutex)
 	defer d.unlock(&p.mutex)
-	x, err := p.bound(c.u32(32))
+	x, err := p.bound(args.GPUID)
 	if err != 0 {
 		return 0, err
 	}
@@ -152,8 +151,7 @@ func (d *Driver) allocMemory(c *call) (int, errno) {
 		x.memory = map[uint32]*object{}
 	}
 	x.memory[id] = o
-	c.put64(16, x.handle(id))
-	c.put64(24, o.offset)
+	args.Handle, args.MmapOffset = x.handle(id), o.offset
 	d.note()
 	return 0, 0
 }
@@ -211,8 +209,8 @@ func (p *process) freeAll() {
 }
 
 // freeMemory is kfd_ioctl_free_memory_of_gpu.
-func (d *Driver) freeMemory(c *call) (int, errno) {
-	p, handle := c.p, c.u64(0)
+func (d *Driver) freeMemory(c *call, args *kfd.FreeMemoryArgs) (int, errno) {
+	p, handle := c.p, args.Handle
 	d.lock(c, &p.mutex)
 	defer d.unlock(&p.mutex)
 	if p.signals.handle != 0 && p.signals.handle == handle {
@@ -235,8 +233,8 @@ func (d *Driver) freeMemory(c *call) (int, errno) {
 const maxDevices = 1 << 20
 
 // mapMemory is kfd_ioctl_map_memory_to_gpu.
-func (d *Driver) mapMemory(c *call) (int, errno) {
-	return d.eachDevice(c, true, func(o *object, peer *pdd) errno {
+func (d *Driver) mapMemory(c *call, args *kfd.MapMemoryArgs) (int, errno) {
+	return 0, d.eachDevice(c, args, true, func(o *object, peer *pdd) errno {
 		if !peer.vm {
 			return ENODEV
 		}
@@ -246,8 +244,8 @@ func (d *Driver) mapMemory(c *call) (int, errno) {
 }
 
 // unmapMemory is kfd_ioctl_unmap_memory_from_gpu.
-func (d *Driver) unmapMemory(c *call) (int, errno) {
-	return d.eachDevice(c, false, func(o *object, peer *pdd) errno {
+func (d *Driver) unmapMemory(c *call, args *kfd.UnmapMemoryArgs) (int, errno) {
+	return 0, d.eachDevice(c, (*kfd.MapMemoryArgs)(args), false, func(o *object, peer *pdd) errno {
 		if !o.mapped[peer.gpu] {
 			return EINVAL
 		}
@@ -256,56 +254,55 @@ func (d *Driver) unmapMemory(c *call) (int, errno) {
 	})
 }
 
-// eachDevice does something for each GPU of the array that is not done yet, and
-// counts those that are.
-func (d *Driver) eachDevice(c *call, bound bool, do func(*object, *pdd) errno) (int, errno) {
-	p, handle := c.p, c.u64(0)
-	n, done := c.u32(16), c.u32(20)
-	if n == 0 || done > n {
-		return 0, EINVAL
+// eachDevice calls do for each GPU of the array that is not done yet, and counts those
+// that are.
+func (d *Driver) eachDevice(c *call, args *kfd.MapMemoryArgs, bound bool, do func(*object, *pdd) errno) errno {
+	p, n := c.p, args.NumDevices
+	if n == 0 || args.NumSuccess > n {
+		return EINVAL
 	}
 	if n > maxDevices {
-		return 0, ENOMEM
+		return ENOMEM
 	}
-	ids, ok := readIDs(c.pointer(8), int(n))
+	ids, ok := copyFrom[uint32](c.memory(&args.DeviceIDsArrayPtr), int(n))
 	if !ok {
-		return 0, EFAULT
+		return EFAULT
 	}
 	d.lock(c, &p.mutex)
 	defer d.unlock(&p.mutex)
-	x, o := p.memoryOf(handle)
+	x, o := p.memoryOf(args.Handle)
 	switch {
 	case x == nil:
-		return 0, EINVAL
+		return EINVAL
 	case bound && !x.vm:
-		return 0, ENODEV
+		return ENODEV
 	case o == nil:
-		return 0, ENOMEM
+		return ENOMEM
 	}
-	for i := done; i < n; i++ {
-		peer := p.pdd(ids[i])
+	for _, id := range ids[args.NumSuccess:] {
+		peer := p.pdd(id)
 		if peer == nil {
-			return 0, EINVAL
+			return EINVAL
 		}
 		if err := do(o, peer); err != 0 {
-			return 0, err
+			return err
 		}
-		c.put32(20, i+1)
+		args.NumSuccess++
 		d.note()
 	}
-	return 0, 0
+	return 0
 }
 
 // availableMemory is kfd_ioctl_get_available_memory.
-func (d *Driver) availableMemory(c *call) (int, errno) {
+func (d *Driver) availableMemory(c *call, args *kfd.AvailableMemoryArgs) (int, errno) {
 	d.lock(c, &c.p.mutex)
 	defer d.unlock(&c.p.mutex)
-	x := c.p.pdd(c.u32(8))
+	x := c.p.pdd(args.GPUID)
 	if x == nil {
 		return 0, EINVAL
 	}
 	used := min(x.gpu.vramUsedAligned, x.gpu.vram())
-	c.put64(0, (x.gpu.vram()-used)&^(vramAlign-1))
+	args.Available = (x.gpu.vram() - used) &^ (vramAlign - 1)
 	return 0, 0
 }
 
@@ -320,29 +317,29 @@ func (d *Driver) dmabuf(c *call, fd uint32) errno {
 }
 
 // dmabufInfo is kfd_ioctl_get_dmabuf_info.
-func (d *Driver) dmabufInfo(c *call) (int, errno) {
+func (d *Driver) dmabufInfo(c *call, args *kfd.DmabufInfoArgs) (int, errno) {
 	if len(d.gpus) == 0 {
 		return 0, EINVAL
 	}
-	return 0, d.dmabuf(c, c.u32(28))
+	return 0, d.dmabuf(c, args.DmabufFD)
 }
 
 // importDmabuf is kfd_ioctl_import_dmabuf.
-func (d *Driver) importDmabuf(c *call) (int, errno) {
+func (d *Driver) importDmabuf(c *call, args *kfd.ImportDmabufArgs) (int, errno) {
 	d.lock(c, &c.p.mutex)
 	defer d.unlock(&c.p.mutex)
-	if _, err := c.p.bound(c.u32(16)); err != 0 {
+	if _, err := c.p.bound(args.GPUID); err != 0 {
 		return 0, err
 	}
-	return 0, d.dmabuf(c, c.u32(20))
+	return 0, d.dmabuf(c, args.DmabufFD)
 }
 
 // exportDmabuf is kfd_ioctl_export_dmabuf. There are no dma-bufs here: of memory that
 // could become one it says that there is no room for it.
-func (d *Driver) exportDmabuf(c *call) (int, errno) {
+func (d *Driver) exportDmabuf(c *call, args *kfd.ExportDmabufArgs) (int, errno) {
 	d.lock(c, &c.p.mutex)
 	defer d.unlock(&c.p.mutex)
-	_, o := c.p.memoryOf(c.u64(0))
+	_, o := c.p.memoryOf(args.Handle)
 	switch {
 	case o == nil:
 		return 0, EINVAL
@@ -372,13 +369,4 @@ func (p *process) boundOrGone(gpuID uint32) (*pdd, errno) {
 		err = ESRCH
 	}
 	return x, err
-}
-
-// u32s are words in memory.
-func u32s(words ...uint32) []byte {
-	var b []byte
-	for _, w := range words {
-		b = binary.NativeEndian.AppendUint32(b, w)
-	}
-	return b
 }

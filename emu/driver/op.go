@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"encoding/binary"
 	"slices"
 
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -58,61 +57,40 @@ type Described struct {
 	Grace uint32
 }
 
-// Describe reads a call's arguments. It asks for no more memory than the request
-// says is there.
+// Describe reads a call's arguments. It reads no more memory than the request says is
+// there.
 func Describe(req kfd.Request, arg Memory) Described {
 	d := Described{Op: RequestOp(req)}
-	b := make([]byte, max(req.Size(), 56))
-	if arg == nil || !arg.Read(b[:req.Size()]) {
+	own := requests[req.Number()]
+	c := &call{arg: arg, usize: req.Size(), data: make([]byte, max(req.Size(), own.Size()))}
+	if arg == nil || !arg.Read(c.data[:c.usize]) {
 		return d
 	}
-	u32 := func(off int) uint32 { return binary.NativeEndian.Uint32(b[off:]) }
-	u64 := func(off int) uint64 { return binary.NativeEndian.Uint64(b[off:]) }
-	ids := func(ptr, count int) []uint32 {
-		if u64(ptr) == 0 || req.Size() < ptr+8 || u32(count) > kfd.MaxQueues {
+	ids := func(array *kfd.Pointer, n uint32) []uint32 {
+		from := c.memory(array)
+		if from == nil || n > kfd.MaxQueues {
 			return nil
 		}
-		ids, _ := readIDs(arg.Pointer(ptr), int(u32(count)))
+		ids, _ := copyFrom[uint32](from, int(n))
 		return ids
 	}
-	switch req.Number() {
-	case kfd.ReqCRIUOp.Number():
-		d.Op = CRIUOp(kfd.CRIUOp(u32(48)))
-	case kfd.ReqDbgTrap.Number():
-		op := kfd.TrapOp(u32(4))
-		d.Op, d.Target = TrapOp(op), int32(u32(0))
-		switch op {
+	switch own {
+	case kfd.ReqCRIUOp:
+		d.Op = CRIUOp(copyIn[kfd.CRIUArgs](c).Op)
+	case kfd.ReqDbgTrap:
+		args := copyIn[kfd.TrapSuspendQueuesArgs](c)
+		d.Op, d.Target = TrapOp(args.Op), int32(args.PID)
+		switch args.Op {
 		case kfd.TrapSuspendQueues:
-			d.Mask, d.Queues, d.Grace = kfd.ExceptionMask(u64(8)), ids(16, 24), u32(28)
+			d.Mask, d.Queues, d.Grace = args.ExceptionMask, ids(&args.QueueArrayPtr, args.NumQueues), args.GracePeriod
 		case kfd.TrapResumeQueues:
-			d.Queues = ids(8, 16)
+			args := copyIn[kfd.TrapResumeQueuesArgs](c)
+			d.Queues = ids(&args.QueueArrayPtr, args.NumQueues)
 		case kfd.TrapEnable, kfd.TrapSendRuntimeEvent, kfd.TrapSetExceptionsEnabled, kfd.TrapQueryDebugEvent,
 			kfd.TrapGetQueueSnapshot, kfd.TrapGetDeviceSnapshot:
-			d.Mask = kfd.ExceptionMask(u64(8))
+			d.Mask = args.ExceptionMask // the first field of these arms, too
 		default:
 		}
 	}
 	return d
-}
-
-// readIDs reads n queue ids.
-func readIDs(m Memory, n int) ([]uint32, bool) {
-	b := make([]byte, 4*n)
-	if n > 0 && (m == nil || !m.Read(b)) {
-		return nil, false
-	}
-	ids := make([]uint32, n)
-	for i := range ids {
-		ids[i] = binary.NativeEndian.Uint32(b[4*i:])
-	}
-	return ids, true
-}
-
-// writeIDs writes queue ids. That it fails is only logged by the driver.
-func writeIDs(m Memory, ids []uint32) {
-	b := make([]byte, 0, 4*len(ids))
-	for _, id := range ids {
-		b = binary.NativeEndian.AppendUint32(b, id)
-	}
-	writeAt(m, 0, b)
 }

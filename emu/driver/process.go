@@ -58,7 +58,7 @@ type pdd struct {
 	watches    uint32
 	gws        bool
 	// fault is what is known of ECDeviceMemoryViolation (vm_fault_exc_data).
-	fault []byte
+	fault *kfd.MemoryEventData
 	// memory is by handle (alloc_idr), mmapped counts the mmap offsets given out.
 	memory  map[uint32]*object
 	mmapped uint64
@@ -281,7 +281,7 @@ func (d *Driver) terminate(c *call, p *process) {
 		}
 		for _, q := range queues { // what did not work is followed by a reset of its waves
 			delete(g.mapped, q)
-			d.tellQueue(q, false)
+			d.notifyQueue(q, false)
 		}
 		d.unlock(&g.dqm)
 	}

@@ -19,48 +19,48 @@ const (
 func powerOf2(n uint32) bool { return n&(n-1) == 0 } // or 0
 
 // createQueue is kfd_ioctl_create_queue, pqm_create_queue and create_queue_cpsch.
-func (d *Driver) createQueue(c *call) (int, errno) {
+func (d *Driver) createQueue(c *call, args *kfd.CreateQueueArgs) (int, errno) {
 	p := c.p
-	percent, kind := c.u32(44)&0xff, c.u32(40)
-	if percent > maxPercent || c.u32(48) > maxPriority || !powerOf2(c.u32(32)) {
+	if percent(args.QueuePercentage) > maxPercent || args.QueuePriority > maxPriority || !powerOf2(args.RingSize) {
 		return 0, EINVAL
 	}
-	if c.u32(32) < minRing {
-		c.put32(32, minRing)
-	}
-	if d.prof.contexts && !powerOf2(c.u32(92)) {
+	args.RingSize = max(args.RingSize, minRing)
+	if d.prof.contexts && !powerOf2(args.MetadataRingSize) {
 		return 0, EINVAL
 	}
-	if kind > kfd.QueueTypeSDMAByEngID {
+	if args.QueueType > kfd.QueueTypeSDMAByEngID {
 		return 0, ENOTSUPP
 	}
 	d.lock(c, &p.mutex)
-	q, err := d.newQueue(c, kind, percent)
+	q, err := d.newQueue(c, args)
 	d.unlock(&p.mutex)
 	if err != 0 {
 		return 0, err
 	}
-	// Without the mutex, as there: the queue may be gone by now.
+	// Without the mutex, as in the driver: the queue may have been destroyed by now.
 	d.raise(c, p, q.pdd.gpu, kfd.ECQueueNew.Mask(), q.id, c.task)
 	return 0, 0
 }
 
-func (d *Driver) newQueue(c *call, kind, percent uint32) (*queue, errno) {
-	p := c.p
-	x := p.pdd(c.u32(36))
+// percent is the share of time in CreateQueueArgs.QueuePercentage.
+func percent(queuePercentage uint32) uint32 { return queuePercentage & 0xff }
+
+func (d *Driver) newQueue(c *call, args *kfd.CreateQueueArgs) (*queue, errno) {
+	p, kind := c.p, args.QueueType
+	x := p.pdd(args.GPUID)
 	if x == nil {
 		return nil, EINVAL
 	}
 	if kind == kfd.QueueTypeSDMAByEngID {
-		if c.u32(88) >= sdmaEngines {
+		if args.SDMAEngineID >= sdmaEngines {
 			return nil, EINVAL
 		}
 		kind = kfd.QueueTypeSDMA
-		if c.u32(88) >= pcieEngines {
+		if args.SDMAEngineID >= pcieEngines {
 			kind = kfd.QueueTypeSDMAXGMI
 		}
 	}
-	d.giveVM(x) // the driver wants ACQUIRE_VM before: ESRCH
+	d.initVM(x) // the driver requires ACQUIRE_VM before: ESRCH
 	if len(x.queues) >= x.gpu.node.maxQueues(d.prof) {
 		return nil, ENOSPC
 	}
@@ -76,22 +76,23 @@ func (d *Driver) newQueue(c *call, kind, percent uint32) (*queue, errno) {
 	}
 	q := &queue{
 		id: uint32(slot), pdd: x, kind: kind, exceptions: kfd.ECQueueNew.Mask(),
-		ring: c.u64(0), write: c.u64(8), read: c.u64(16), ctx: c.u64(72),
-		size: c.u32(32), percent: percent, priority: c.u32(48), ctxSize: c.u32(80), ctlStackSize: c.u32(84),
+		ring: args.RingBaseAddress, write: args.WritePointerAddress, read: args.ReadPointerAddress, ctx: args.CtxSaveRestoreAddress,
+		size: args.RingSize, percent: percent(args.QueuePercentage), priority: args.QueuePriority,
+		ctxSize: args.CtxSaveRestoreSize, ctlStackSize: args.CtlStackSize,
 		evicted: x.evicted > 0, workaround: p.enabled && x.gpu.node.cwsrWorkaround(),
 	}
 	d.serial++
 	q.serial = d.serial
 	p.slots[slot] = true
-	d.tellQueue(q, true)
+	d.notifyQueue(q, true)
 	if err := d.start(c, q); err != 0 {
 		p.slots[slot] = false
-		d.tellQueue(q, false)
+		d.notifyQueue(q, false)
 		return nil, err
 	}
 	p.queues = slices.Insert(p.queues, 0, q)
-	c.put32(52, q.id)
-	c.put64(24, d.cfg.doorbells(x.gpu.node.ID)|uint64(q.doorbell()))
+	args.QueueID = q.id
+	args.DoorbellOffset = d.cfg.doorbells(x.gpu.node.ID) | uint64(q.doorbell())
 	d.note()
 	return q, 0
 }
@@ -121,7 +122,7 @@ func (d *Driver) roomForCopies(g *gpu, kind uint32) bool {
 	return limit > 0
 }
 
-func (d *Driver) tellQueue(q *queue, born bool) {
+func (d *Driver) notifyQueue(q *queue, born bool) {
 	if d.cfg.Queue != nil {
 		d.cfg.Queue(mappedQueues([]*queue{q})[0], born)
 	}
@@ -155,11 +156,11 @@ func (d *Driver) start(c *call, q *queue) (err errno) {
 }
 
 // destroyQueue is kfd_ioctl_destroy_queue and pqm_destroy_queue.
-func (d *Driver) destroyQueue(c *call) (int, errno) {
+func (d *Driver) destroyQueue(c *call, args *kfd.DestroyQueueArgs) (int, errno) {
 	p := c.p
 	d.lock(c, &p.mutex)
 	defer d.unlock(&p.mutex)
-	q := p.queue(c.u32(0))
+	q := p.queue(args.QueueID)
 	if q == nil {
 		return 0, EINVAL
 	}
@@ -168,7 +169,7 @@ func (d *Driver) destroyQueue(c *call) (int, errno) {
 		q.destroyed = true
 		p.queues = slices.DeleteFunc(p.queues, func(o *queue) bool { return o == q })
 		p.slots[q.id] = false
-		d.tellQueue(q, false)
+		d.notifyQueue(q, false)
 		d.note()
 	}
 	return 0, err
@@ -238,18 +239,19 @@ func (d *Driver) awaitDestroy(c *call, q *queue) errno {
 }
 
 // updateQueue is kfd_ioctl_update_queue and pqm_update_queue_properties.
-func (d *Driver) updateQueue(c *call) (int, errno) {
+func (d *Driver) updateQueue(c *call, args *kfd.UpdateQueueArgs) (int, errno) {
 	p := c.p
-	if c.u32(16)&0xff > maxPercent || c.u32(20) > maxPriority || !powerOf2(c.u32(12)) {
+	if percent(args.QueuePercentage) > maxPercent || args.QueuePriority > maxPriority || !powerOf2(args.RingSize) {
 		return 0, EINVAL
 	}
 	d.lock(c, &p.mutex)
 	defer d.unlock(&p.mutex)
-	q := p.queue(c.u32(8))
+	q := p.queue(args.QueueID)
 	if q == nil {
 		return 0, EFAULT
 	}
-	q.ring, q.size, q.percent, q.priority = c.u64(0), max(c.u32(12), minRing), c.u32(16)&0xff, c.u32(20)
+	q.ring, q.size = args.RingBaseAddress, max(args.RingSize, minRing)
+	q.percent, q.priority = percent(args.QueuePercentage), args.QueuePriority
 	return 0, d.reload(c, q)
 }
 
@@ -280,18 +282,18 @@ func (d *Driver) reload(c *call, q *queue) errno {
 const maxCUs = 1024
 
 // setCUMask is kfd_ioctl_set_cu_mask and pqm_update_mqd.
-func (d *Driver) setCUMask(c *call) (int, errno) {
-	p, bits := c.p, c.u32(4)
+func (d *Driver) setCUMask(c *call, args *kfd.SetCUMaskArgs) (int, errno) {
+	p, bits := c.p, args.NumCUMask
 	if bits%32 != 0 || bits == 0 {
 		return 0, EINVAL
 	}
-	words, ok := readIDs(c.pointer(8), int(min(bits, maxCUs)/32))
+	words, ok := copyFrom[uint32](c.memory(&args.CUMaskPtr), int(min(bits, maxCUs)/32))
 	if !ok {
 		return 0, EFAULT
 	}
 	d.lock(c, &p.mutex)
 	defer d.unlock(&p.mutex)
-	q := p.queue(c.u32(0))
+	q := p.queue(args.QueueID)
 	if q == nil {
 		return 0, EFAULT
 	}
@@ -315,11 +317,11 @@ func unpaired(word uint32) bool {
 }
 
 // allocQueueGWS is kfd_ioctl_alloc_queue_gws and pqm_set_gws. Every GPU has GWS.
-func (d *Driver) allocQueueGWS(c *call) (int, errno) {
-	p, wanted := c.p, c.u32(4) != 0
+func (d *Driver) allocQueueGWS(c *call, args *kfd.AllocQueueGWSArgs) (int, errno) {
+	p, wanted := c.p, args.NumGWS != 0
 	d.lock(c, &p.mutex)
 	defer d.unlock(&p.mutex)
-	q := p.queue(c.u32(0))
+	q := p.queue(args.QueueID)
 	switch {
 	case q == nil:
 		return 0, EINVAL
@@ -328,7 +330,7 @@ func (d *Driver) allocQueueGWS(c *call) (int, errno) {
 	case p.enabled && q.pdd.gpu.node.noGWSDebug():
 		return 0, EBUSY
 	}
-	c.put32(8, 0)
+	args.FirstGWS = 0
 	switch {
 	case wanted && q.pdd.gws:
 		return 0, EBUSY

@@ -3,19 +3,18 @@ package driver
 import "github.com/gpreempt/gpreempt/pkg/kfd"
 
 // runtimeEnable is kfd_ioctl_runtime_enable.
-func (d *Driver) runtimeEnable(c *call) (int, errno) {
+func (d *Driver) runtimeEnable(c *call, args *kfd.RuntimeEnableArgs) (int, errno) {
 	p := c.p
 	d.lock(c, &p.mutex)
 	defer d.unlock(&p.mutex)
-	mode := c.u32(8)
-	if mode&kfd.RuntimeEnableModeEnable != 0 {
-		return 0, d.runtimeOn(c, p, mode&kfd.RuntimeEnableModeTTMPSave != 0)
+	if args.ModeMask&kfd.RuntimeEnableModeEnable != 0 {
+		return 0, d.runtimeOn(c, p, args)
 	}
 	return 0, d.runtimeOff(c, p)
 }
 
 // runtimeOn is runtime_enable.
-func (d *Driver) runtimeOn(c *call, p *process, ttmp bool) errno {
+func (d *Driver) runtimeOn(c *call, p *process, args *kfd.RuntimeEnableArgs) errno {
 	if !p.runtimeRetry {
 		if p.runtime != kfd.RuntimeDisabled {
 			return EBUSY
@@ -30,7 +29,7 @@ func (d *Driver) runtimeOn(c *call, p *process, ttmp bool) errno {
 				}
 			}
 		}
-		p.runtime, p.rdebug, p.ttmp = kfd.RuntimeEnabled, c.u64(0), ttmp
+		p.runtime, p.rdebug, p.ttmp = kfd.RuntimeEnabled, args.RDebug, args.ModeMask&kfd.RuntimeEnableModeTTMPSave != 0
 		d.note()
 	}
 	if !p.enabled {

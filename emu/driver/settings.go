@@ -3,21 +3,21 @@ package driver
 import "github.com/gpreempt/gpreempt/pkg/kfd"
 
 // setMemoryPolicy is kfd_ioctl_set_memory_policy. No GPU here looks at the aperture.
-func (d *Driver) setMemoryPolicy(c *call) (int, errno) {
-	if c.u32(20) > kfd.CachePolicyNonCoherent || c.u32(24) > kfd.CachePolicyNonCoherent {
+func (d *Driver) setMemoryPolicy(c *call, args *kfd.SetMemoryPolicyArgs) (int, errno) {
+	if args.DefaultPolicy > kfd.CachePolicyNonCoherent || args.AlternatePolicy > kfd.CachePolicyNonCoherent {
 		return 0, EINVAL
 	}
-	return 0, d.setting(c, c.u32(16), (*process).boundOrGone)
+	return 0, d.setting(c, args.GPUID, (*process).boundOrGone)
 }
 
 // setTrapHandler is kfd_ioctl_set_trap_handler.
-func (d *Driver) setTrapHandler(c *call) (int, errno) {
-	return 0, d.setting(c, c.u32(16), (*process).boundOrGone)
+func (d *Driver) setTrapHandler(c *call, args *kfd.SetTrapHandlerArgs) (int, errno) {
+	return 0, d.setting(c, args.GPUID, (*process).boundOrGone)
 }
 
 // setScratchBackingVA is kfd_ioctl_set_scratch_backing_va.
-func (d *Driver) setScratchBackingVA(c *call) (int, errno) {
-	return 0, d.setting(c, c.u32(8), (*process).bound)
+func (d *Driver) setScratchBackingVA(c *call, args *kfd.SetScratchBackingVAArgs) (int, errno) {
+	return 0, d.setting(c, args.GPUID, (*process).bound)
 }
 
 // setting is a call that leaves no trace but on hardware.
@@ -29,18 +29,16 @@ func (d *Driver) setting(c *call, gpuID uint32, bound func(*process, uint32) (*p
 }
 
 // clockCounters is kfd_ioctl_get_clock_counters.
-func (d *Driver) clockCounters(c *call) (int, errno) {
+func (d *Driver) clockCounters(c *call, args *kfd.ClockCountersArgs) (int, errno) {
 	d.lock(c, &c.p.mutex)
-	x := c.p.pdd(c.u32(32))
+	x := c.p.pdd(args.GPUID)
 	d.unlock(&c.p.mutex)
 	now := d.cfg.Clock()
-	c.put64(0, 0)
+	args.GPUClockCounter = 0
 	if x != nil {
-		c.put64(0, now.GPU)
+		args.GPUClockCounter = now.GPU
 	}
-	c.put64(8, uint64(now.Raw))
-	c.put64(16, uint64(now.Boot))
-	c.put64(24, 1e9)
+	args.CPUClockCounter, args.SystemClockCounter, args.SystemClockFreq = uint64(now.Raw), uint64(now.Boot), 1e9
 	return 0, 0
 }
 
@@ -53,49 +51,37 @@ const (
 )
 
 // tileConfig is kfd_ioctl_get_tile_config.
-func (d *Driver) tileConfig(c *call) (int, errno) {
+func (d *Driver) tileConfig(c *call, args *kfd.TileConfigArgs) (int, errno) {
 	d.lock(c, &c.p.mutex)
-	x := c.p.pdd(c.u32(24))
+	x := c.p.pdd(args.GPUID)
 	d.unlock(&c.p.mutex)
 	if x == nil {
 		return 0, EINVAL
 	}
-	c.put32(28, gbAddrConfig)
-	c.put32(32, 0)
-	c.put32(36, 0)
-	for _, table := range []struct{ ptr, count, size int }{{0, 16, tileModes}, {8, 20, macroTileModes}} {
-		n := min(c.u32(table.count), uint32(table.size))
-		c.put32(table.count, n)
-		if !writeAt(c.pointer(table.ptr), 0, make([]byte, 4*n)) {
-			c.put32(table.count, 0)
-			return 0, EFAULT
+	args.GBAddrConfig, args.NumBanks, args.NumRanks = gbAddrConfig, 0, 0
+	table := func(to *kfd.Pointer, count *uint32, size uint32) bool {
+		*count = min(*count, size)
+		ok := copyTo(c.memory(to), make([]byte, 4*int(*count)))
+		if !ok {
+			*count = 0
 		}
+		return ok
 	}
-	return 0, 0
-}
-
-// maxAperturesOld is NUM_OF_SUPPORTED_GPUS.
-const maxAperturesOld = 7
-
-// aperturesOld is kfd_ioctl_get_process_apertures.
-func (d *Driver) aperturesOld(c *call) (int, errno) {
-	p := c.p
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
-	n := min(len(p.pdds), maxAperturesOld)
-	copy(c.data, apertureEntries(p.pdds[:n]))
-	c.put32(maxAperturesOld*apertureEntrySize, uint32(n))
+	if !table(&args.TileConfigPtr, &args.NumTileConfigs, tileModes) ||
+		!table(&args.MacroTileConfigPtr, &args.NumMacroTileConfigs, macroTileModes) {
+		return 0, EFAULT
+	}
 	return 0, 0
 }
 
 // waveState is kfd_ioctl_get_queue_wave_state and get_wave_state: of a compute queue
 // that is off its GPU. No waves are saved here, so what the header tells of is empty:
 // the control stack ends where it begins.
-func (d *Driver) waveState(c *call) (int, errno) {
+func (d *Driver) waveState(c *call, args *kfd.QueueWaveStateArgs) (int, errno) {
 	p := c.p
 	d.lock(c, &p.mutex)
 	defer d.unlock(&p.mutex)
-	q := p.queue(c.u32(16))
+	q := p.queue(args.QueueID)
 	if q == nil {
 		return 0, EFAULT
 	}
@@ -106,11 +92,16 @@ func (d *Driver) waveState(c *call) (int, errno) {
 	if !off {
 		return 0, EINVAL
 	}
-	c.put32(8, 0)
-	c.put32(12, 0)
-	stack, to := q.ctlStackSize, c.pointer(0)
+	args.CtlStackUsedSize, args.SaveAreaUsedSize = 0, 0
+	to := c.memory(&args.CtlStackAddress)
+	if to == nil {
+		return 0, EFAULT
+	}
+	// struct kfd_context_save_area_header begins with the offset and the size of the
+	// control stack, and those of the waves.
+	header := bytesOf([]uint32{q.ctlStackSize, 0, q.ctlStackSize, 0})
 	for xcc := range g.node.XCCs {
-		if !writeAt(to, xcc*int(q.ctxSize), u32s(stack, 0, stack, 0)) {
+		if !to.At(xcc * int(q.ctxSize)).Write(header) {
 			return 0, EFAULT
 		}
 	}

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"cmp"
-	"encoding/binary"
 	"maps"
 	"slices"
 
@@ -40,8 +39,10 @@ type event struct {
 	id, kind            uint32
 	autoReset, signaled bool
 	age                 uint64
-	// data is what an exception event tells.
-	data []byte
+	// memory and hardware are what the last exception was, for the two kinds of events
+	// that report exceptions.
+	memory   kfd.MemoryEventData
+	hardware kfd.HWEventData
 	// waiters are in its wait queue.
 	waiters []*eventWaiter
 }
@@ -68,9 +69,9 @@ func (e *event) wake() {
 }
 
 // createEvent is kfd_ioctl_create_event.
-func (d *Driver) createEvent(c *call) (int, errno) {
+func (d *Driver) createEvent(c *call, args *kfd.CreateEventArgs) (int, errno) {
 	p := c.p
-	if handle := c.u64(0); handle != 0 {
+	if handle := args.EventPageOffset; handle != 0 {
 		d.lock(c, &p.mutex)
 		err := d.setEventPage(p, handle)
 		d.unlock(&p.mutex)
@@ -78,11 +79,11 @@ func (d *Driver) createEvent(c *call) (int, errno) {
 			return 0, err
 		}
 	}
-	c.put64(0, 0)
+	args.EventPageOffset = 0
 	d.lock(c, &p.events)
 	defer d.unlock(&p.events)
 	s := &p.signals
-	e := &event{kind: c.u32(12), autoReset: c.u32(16) != 0, age: 1}
+	e := &event{kind: args.EventType, autoReset: args.AutoReset != 0, age: 1}
 	if s.byID == nil {
 		s.byID, s.lowestSignal, s.lowestOther = map[uint32]*event{}, 1, firstOtherEvent
 	}
@@ -101,11 +102,9 @@ func (d *Driver) createEvent(c *call) (int, errno) {
 	}
 	e.id = *lowest
 	s.byID[e.id] = e
-	c.put32(8, e.id)
-	c.put32(24, e.id)
+	args.EventTriggerData, args.EventID = e.id, e.id
 	if e.gpuCanSignal() {
-		c.put32(28, e.id)
-		c.put64(0, d.cfg.eventPage())
+		args.EventSlotIndex, args.EventPageOffset = e.id, d.cfg.eventPage()
 	}
 	return 0, 0
 }
@@ -132,11 +131,11 @@ func (d *Driver) setEventPage(p *process, handle uint64) errno {
 
 // destroyEvent is kfd_ioctl_destroy_event and destroy_event: who waits for the event
 // fails.
-func (d *Driver) destroyEvent(c *call) (int, errno) {
+func (d *Driver) destroyEvent(c *call, args *kfd.DestroyEventArgs) (int, errno) {
 	p := c.p
 	d.lock(c, &p.events)
 	defer d.unlock(&p.events)
-	e := p.signals.byID[c.u32(0)]
+	e := p.signals.byID[args.EventID]
 	if e == nil {
 		return 0, EINVAL
 	}
@@ -154,8 +153,8 @@ func (d *Driver) destroyEvent(c *call) (int, errno) {
 }
 
 // setEvent is kfd_ioctl_set_event.
-func (d *Driver) setEvent(c *call) (int, errno) {
-	e := c.p.signals.byID[c.u32(0)]
+func (d *Driver) setEvent(c *call, args *kfd.SetEventArgs) (int, errno) {
+	e := c.p.signals.byID[args.EventID]
 	if e == nil || e.kind != kfd.EventTypeSignal {
 		return 0, EINVAL
 	}
@@ -164,8 +163,8 @@ func (d *Driver) setEvent(c *call) (int, errno) {
 }
 
 // resetEvent is kfd_ioctl_reset_event.
-func (d *Driver) resetEvent(c *call) (int, errno) {
-	e := c.p.signals.byID[c.u32(0)]
+func (d *Driver) resetEvent(c *call, args *kfd.SetEventArgs) (int, errno) {
+	e := c.p.signals.byID[args.EventID]
 	if e == nil || e.kind != kfd.EventTypeSignal {
 		return 0, EINVAL
 	}
@@ -196,33 +195,36 @@ type MemoryFault struct {
 	Imprecise bool
 }
 
-func (f MemoryFault) data(g *gpu) []byte {
-	var b []byte
-	for _, is := range []bool{f.NotPresent, f.ReadOnly, f.NoExecute, f.Imprecise} {
-		v := uint32(0)
-		if is {
-			v = 1
-		}
-		b = binary.NativeEndian.AppendUint32(b, v)
+// data returns the fault as kfd_signal_vm_fault_event tells it: no memory failed.
+func (f MemoryFault) data(g *gpu) kfd.MemoryEventData {
+	return kfd.MemoryEventData{
+		NotPresent: flag(f.NotPresent), ReadOnly: flag(f.ReadOnly), NoExecute: flag(f.NoExecute), Imprecise: flag(f.Imprecise),
+		VA: f.VA, GPUID: uint32(g.node.ID),
 	}
-	b = binary.NativeEndian.AppendUint64(b, f.VA)
-	b = binary.NativeEndian.AppendUint32(b, uint32(g.node.ID))
-	return binary.NativeEndian.AppendUint32(b, 0) // no failure of the memory
 }
 
-// orImprecise is what is said of a fault that nothing is known of.
-func orImprecise(data []byte, g *gpu) []byte {
+// flag is a C bool.
+func flag(is bool) uint32 {
+	if is {
+		return 1
+	}
+	return 0
+}
+
+// orImprecise returns the data of a fault, if nothing else is known of it that it
+// happened.
+func orImprecise(data *kfd.MemoryEventData, g *gpu) kfd.MemoryEventData {
 	if data == nil {
 		return MemoryFault{Imprecise: true}.data(g)
 	}
-	return data
+	return *data
 }
 
 // signalFault is kfd_signal_vm_fault_event.
-func (p *process) signalFault(data []byte) {
+func (p *process) signalFault(data kfd.MemoryEventData) {
 	for _, e := range p.signals.sorted() {
 		if e.kind == kfd.EventTypeMemory {
-			e.data = data
+			e.memory = data
 			e.set()
 		}
 	}
@@ -231,13 +233,11 @@ func (p *process) signalFault(data []byte) {
 // signalReset is kfd_signal_reset_event after a hang: what was in the memory of the
 // GPU is lost, to every process that has it.
 func (d *Driver) signalReset(g *gpu) {
-	data := binary.NativeEndian.AppendUint64(nil, 0) // of the whole GPU, because of a hang
-	data = binary.NativeEndian.AppendUint32(data, 1)
-	data = binary.NativeEndian.AppendUint32(data, uint32(g.node.ID))
+	data := kfd.HWEventData{MemoryLost: 1, GPUID: uint32(g.node.ID)} // of the whole GPU, because of a hang
 	for _, p := range d.procs {
 		for _, e := range p.signals.sorted() {
 			if p.table && e.kind == kfd.EventTypeHWException {
-				e.data = data
+				e.hardware = data
 				e.set()
 			}
 		}

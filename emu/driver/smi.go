@@ -19,9 +19,9 @@ type SMIStream struct {
 }
 
 // smiEvents is kfd_ioctl_smi_events and kfd_smi_event_open.
-func (d *Driver) smiEvents(c *call) (int, errno) {
+func (d *Driver) smiEvents(c *call, args *kfd.SMIEventsArgs) (int, errno) {
 	d.lock(c, &c.p.mutex)
-	x := c.p.pdd(c.u32(0))
+	x := c.p.pdd(args.GPUID)
 	d.unlock(&c.p.mutex)
 	if x == nil {
 		return 0, EINVAL
@@ -35,7 +35,7 @@ func (d *Driver) smiEvents(c *call) (int, errno) {
 		return 0, errno(-fd)
 	}
 	x.gpu.smi = append(x.gpu.smi, s)
-	c.put32(4, uint32(fd))
+	args.AnonFD = uint32(fd)
 	return 0, 0
 }
 

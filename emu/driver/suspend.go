@@ -20,7 +20,7 @@ func (d *Driver) queueIDs(array Memory, n uint32) ([]uint32, errno) {
 	if n > 1<<16 {
 		return nil, ENOMEM // without the checks: more than any memory behind it
 	}
-	ids, ok := readIDs(array, int(n))
+	ids, ok := copyFrom[uint32](array, int(n))
 	if !ok {
 		return nil, EFAULT
 	}
@@ -41,8 +41,9 @@ func index(ids []uint32, q *queue) int {
 }
 
 // suspendQueues is suspend_queues.
-func (d *Driver) suspendQueues(c *call, p *process, array Memory, n, grace uint32, clearMask kfd.ExceptionMask) (int, errno) {
-	ids, err := d.queueIDs(array, n)
+func (d *Driver) suspendQueues(c *call, args *kfd.TrapSuspendQueuesArgs) (int, errno) {
+	p, array := c.target, c.memory(&args.QueueArrayPtr)
+	ids, err := d.queueIDs(array, args.NumQueues)
 	if err != 0 {
 		return 0, err
 	}
@@ -52,14 +53,14 @@ func (d *Driver) suspendQueues(c *call, p *process, array Memory, n, grace uint3
 		d.lock(c, &p.events)
 		d.lock(c, &g.dqm)
 		if g.node.mes() {
-			total += d.suspendEach(c, x, ids, clearMask)
+			total += d.suspendEach(c, x, ids, args.ExceptionMask)
 		} else {
-			total += d.suspendTogether(c, x, ids, grace, clearMask)
+			total += d.suspendTogether(c, x, ids, args.GracePeriod, args.ExceptionMask)
 		}
 		d.unlock(&g.dqm)
 		d.unlock(&p.events)
 	}
-	writeIDs(array, ids)
+	copyTo(array, bytesOf(ids)) // a failure is only logged
 	return total, 0
 }
 
@@ -134,30 +135,33 @@ func (d *Driver) suspendQueue(c *call, q *queue) errno {
 	return 0
 }
 
-// resumeQueues is resume_queues; without an array it means all queues.
-func (d *Driver) resumeQueues(c *call, p *process, array Memory, n uint32) (int, errno) {
-	var ids []uint32
-	all := array == nil
-	if !all {
-		var err errno
-		if ids, err = d.queueIDs(array, n); err != 0 {
-			return 0, err
-		}
+// resumeQueues is resume_queues.
+func (d *Driver) resumeQueues(c *call, args *kfd.TrapResumeQueuesArgs) (int, errno) {
+	array := c.memory(&args.QueueArrayPtr)
+	if array == nil {
+		return d.resumeOn(c, c.target, nil, true), 0
 	}
-	total := 0
-	for _, x := range p.pdds {
-		d.lock(c, &x.gpu.dqm)
-		total += d.resumeOn(c, x, ids, all)
-		d.unlock(&x.gpu.dqm)
+	ids, err := d.queueIDs(array, args.NumQueues)
+	if err != 0 {
+		return 0, err
 	}
-	if !all {
-		writeIDs(array, ids)
-	}
+	total := d.resumeOn(c, c.target, ids, false)
+	copyTo(array, bytesOf(ids)) // a failure is only logged
 	return total, 0
 }
 
-// resumeOn is the part of resume_queues for one GPU.
-func (d *Driver) resumeOn(c *call, x *pdd, ids []uint32, all bool) int {
+// resumeOn resumes the queues ids, or all, on each GPU of p and returns how many.
+func (d *Driver) resumeOn(c *call, p *process, ids []uint32, all bool) (resumed int) {
+	for _, x := range p.pdds {
+		d.lock(c, &x.gpu.dqm)
+		resumed += d.resumeOnGPU(c, x, ids, all)
+		d.unlock(&x.gpu.dqm)
+	}
+	return resumed
+}
+
+// resumeOnGPU is the part of resume_queues for one GPU.
+func (d *Driver) resumeOnGPU(c *call, x *pdd, ids []uint32, all bool) int {
 	g, resumed := x.gpu, 0
 	for _, q := range x.queues {
 		i := index(ids, q)

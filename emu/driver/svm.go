@@ -1,8 +1,8 @@
 package driver
 
 import (
-	"encoding/binary"
 	"maps"
+	"reflect"
 	"slices"
 
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -52,63 +52,41 @@ func (p *process) svmAt(start, last uint64) *svmRange {
 	return nil
 }
 
-// svmHeader is sizeof(struct kfd_ioctl_svm_args), svmAttribute that of an attribute.
-const (
-	svmHeader    = 24
-	svmAttribute = 8
-)
-
-// svmCall is kfd_ioctl_svm_validate, kfd_ioctl_svm and svm_ioctl.
-func (d *Driver) svmCall(c *call) (int, errno) {
-	start, size := c.u64(0), c.u64(8)
-	n := uint64(c.u32(20))
+// svmCall is kfd_ioctl_svm_validate, kfd_ioctl_svm and svm_ioctl. The attributes follow
+// struct kfd_ioctl_svm_args.
+func (d *Driver) svmCall(c *call, args *kfd.SVMArgs) (int, errno) {
+	header, n := sizeOf[kfd.SVMArgs](), int(args.NumAttrs)
 	switch {
-	case uint64(c.usize) < svmHeader+svmAttribute*n:
+	case c.usize < header+n*sizeOf[kfd.SVMAttribute]():
 		return 0, EINVAL
 	case c.p.secondary:
 		return 0, EOPNOTSUPP
-	case start%pageSize != 0 || size%pageSize != 0 || start == 0 || size == 0:
+	case args.StartAddr%pageSize != 0 || args.Size%pageSize != 0 || args.StartAddr == 0 || args.Size == 0:
 		return 0, EINVAL
 	}
-	attrs := c.data[svmHeader : svmHeader+svmAttribute*n]
-	switch c.u32(16) {
+	attrs := make([]kfd.SVMAttribute, n)
+	decode(reflect.ValueOf(attrs), c.data[header:])
+	start, last := args.StartAddr, args.StartAddr+args.Size-1
+	switch args.Op {
 	case kfd.SVMOpSetAttr:
-		return 0, d.svmSet(c.p, start, start+size-1, attrs)
+		return 0, d.svmSet(c.p, start, last, attrs)
 	case kfd.SVMOpGetAttr:
-		return 0, d.svmGet(c.p, start, start+size-1, attrs)
+		err := d.svmGet(c.p, start, last, attrs)
+		encode(c.data[header:], reflect.ValueOf(attrs))
+		return 0, err
 	}
 	return 0, EINVAL
 }
 
-// attribute is struct kfd_ioctl_svm_attribute, where it stands.
-type attribute []byte
-
-func (a attribute) kind() uint32  { return binary.NativeEndian.Uint32(a) }
-func (a attribute) value() uint32 { return binary.NativeEndian.Uint32(a[4:]) }
-
-func (a attribute) become(kind, value uint32) {
-	binary.NativeEndian.PutUint32(a, kind)
-	binary.NativeEndian.PutUint32(a[4:], value)
-}
-
-func attributes(b []byte) []attribute {
-	var all []attribute
-	for a := range slices.Chunk(b, svmAttribute) {
-		all = append(all, a)
-	}
-	return all
-}
-
 // checkAttribute is svm_range_check_attr for one.
-func (p *process) checkAttribute(a attribute) errno {
-	value := a.value()
-	switch a.kind() {
+func (p *process) checkAttribute(a kfd.SVMAttribute) errno {
+	switch a.Type {
 	case kfd.SVMAttrPreferredLoc:
-		if value == kfd.SVMLocationSysmem || value == kfd.SVMLocationUndefined {
+		if a.Value == kfd.SVMLocationSysmem || a.Value == kfd.SVMLocationUndefined {
 			return 0
 		}
 	case kfd.SVMAttrPrefetchLoc:
-		if value == kfd.SVMLocationSysmem {
+		if a.Value == kfd.SVMLocationSysmem {
 			return 0
 		}
 	case kfd.SVMAttrAccess, kfd.SVMAttrAccessInPlace, kfd.SVMAttrNoAccess:
@@ -117,7 +95,7 @@ func (p *process) checkAttribute(a attribute) errno {
 	default:
 		return EINVAL
 	}
-	if p.pdd(value) == nil {
+	if p.pdd(a.Value) == nil {
 		return EINVAL
 	}
 	return 0
@@ -137,8 +115,7 @@ func (p *process) svmValid(start, last uint64) errno {
 
 // svmSet is svm_range_set_attr: ranges are split and made so that the attributes
 // hold of these addresses alone.
-func (d *Driver) svmSet(p *process, start, last uint64, b []byte) errno {
-	attrs := attributes(b)
+func (d *Driver) svmSet(p *process, start, last uint64, attrs []kfd.SVMAttribute) errno {
 	for _, a := range attrs {
 		if err := p.checkAttribute(a); err != 0 {
 			return err
@@ -186,41 +163,39 @@ func (d *Driver) svmSet(p *process, start, last uint64, b []byte) errno {
 }
 
 // apply is svm_range_apply_attrs for one.
-func (r *svmRange) apply(p *process, a attribute) {
-	value := a.value()
-	switch a.kind() {
+func (r *svmRange) apply(p *process, a kfd.SVMAttribute) {
+	switch a.Type {
 	case kfd.SVMAttrPreferredLoc:
-		r.preferred = value
+		r.preferred = a.Value
 	case kfd.SVMAttrPrefetchLoc:
-		r.prefetch = value
+		r.prefetch = a.Value
 	case kfd.SVMAttrAccess, kfd.SVMAttrAccessInPlace, kfd.SVMAttrNoAccess:
-		g := p.pdd(value).gpu
+		g := p.pdd(a.Value).gpu
 		delete(r.access, g)
 		delete(r.accessInSitu, g)
-		switch a.kind() {
+		switch a.Type {
 		case kfd.SVMAttrAccess:
 			r.access[g] = true
 		case kfd.SVMAttrAccessInPlace:
 			r.accessInSitu[g] = true
 		}
 	case kfd.SVMAttrSetFlags:
-		r.flags |= value
+		r.flags |= a.Value
 	case kfd.SVMAttrClrFlags:
-		r.flags &^= value
+		r.flags &^= a.Value
 	case kfd.SVMAttrGranularity:
-		r.granularity = uint8(min(value, 0x3f))
+		r.granularity = uint8(min(a.Value, 0x3f))
 	}
 }
 
 // svmGet is svm_range_get_attr: what all ranges among the addresses have in common,
 // or what a new one would have.
-func (d *Driver) svmGet(p *process, start, last uint64, b []byte) errno {
+func (d *Driver) svmGet(p *process, start, last uint64, attrs []kfd.SVMAttribute) errno {
 	if err := p.svmValid(start, last); err != 0 {
 		return err
 	}
-	attrs := attributes(b)
 	for _, a := range attrs {
-		switch a.kind() {
+		switch a.Type {
 		case kfd.SVMAttrPreferredLoc, kfd.SVMAttrPrefetchLoc, kfd.SVMAttrAccess, kfd.SVMAttrSetFlags, kfd.SVMAttrClrFlags,
 			kfd.SVMAttrGranularity:
 		default:
@@ -236,8 +211,8 @@ func (d *Driver) svmGet(p *process, start, last uint64, b []byte) errno {
 	if len(ranges) == 0 {
 		ranges = []*svmRange{d.newSVMRange(p, start, last)}
 	}
-	for _, a := range attrs {
-		if err := p.getAttribute(a, ranges); err != 0 {
+	for i := range attrs {
+		if err := p.getAttribute(&attrs[i], ranges); err != 0 {
 			return err
 		}
 	}
@@ -245,7 +220,7 @@ func (d *Driver) svmGet(p *process, start, last uint64, b []byte) errno {
 }
 
 // getAttribute fills in one attribute.
-func (p *process) getAttribute(a attribute, ranges []*svmRange) errno {
+func (p *process) getAttribute(a *kfd.SVMAttribute, ranges []*svmRange) errno {
 	first := ranges[0]
 	same := func(of func(*svmRange) uint32) uint32 {
 		if slices.ContainsFunc(ranges, func(r *svmRange) bool { return of(r) != of(first) }) {
@@ -256,55 +231,52 @@ func (p *process) getAttribute(a attribute, ranges []*svmRange) errno {
 	every := func(of func(*svmRange) bool) bool {
 		return !slices.ContainsFunc(ranges, func(r *svmRange) bool { return !of(r) })
 	}
-	switch a.kind() {
+	switch a.Type {
 	case kfd.SVMAttrPreferredLoc:
-		a.become(a.kind(), same(func(r *svmRange) uint32 { return r.preferred }))
+		a.Value = same(func(r *svmRange) uint32 { return r.preferred })
 	case kfd.SVMAttrPrefetchLoc:
-		a.become(a.kind(), same(func(r *svmRange) uint32 { return r.prefetch }))
+		a.Value = same(func(r *svmRange) uint32 { return r.prefetch })
 	case kfd.SVMAttrAccess:
-		x := p.pdd(a.value())
+		x := p.pdd(a.Value)
 		switch {
 		case x == nil:
 			return EINVAL
 		case every(func(r *svmRange) bool { return r.access[x.gpu] }):
 		case every(func(r *svmRange) bool { return r.accessInSitu[x.gpu] }):
-			a.become(kfd.SVMAttrAccessInPlace, a.value())
+			a.Type = kfd.SVMAttrAccessInPlace
 		default:
-			a.become(kfd.SVMAttrNoAccess, a.value())
+			a.Type = kfd.SVMAttrNoAccess
 		}
 	case kfd.SVMAttrSetFlags:
 		flags := ^uint32(0)
 		for _, r := range ranges {
 			flags &= r.flags
 		}
-		a.become(a.kind(), flags)
+		a.Value = flags
 	case kfd.SVMAttrClrFlags:
 		flags := uint32(0)
 		for _, r := range ranges {
 			flags |= r.flags
 		}
-		a.become(a.kind(), ^flags)
+		a.Value = ^flags
 	case kfd.SVMAttrGranularity:
 		least := first.granularity
 		for _, r := range ranges {
 			least = min(least, r.granularity)
 		}
-		a.become(a.kind(), uint32(least))
+		a.Value = uint32(least)
 	}
 	return 0
 }
 
 // setXnackMode is kfd_ioctl_set_xnack_mode.
-func (d *Driver) setXnackMode(c *call) (int, errno) {
-	p, mode := c.p, int32(c.u32(0))
+func (d *Driver) setXnackMode(c *call, args *kfd.SetXnackModeArgs) (int, errno) {
+	p, mode := c.p, int32(args.XnackEnabled)
 	d.lock(c, &p.mutex)
 	defer d.unlock(&p.mutex)
 	switch {
 	case mode < 0:
-		c.put32(0, 0)
-		if p.xnack {
-			c.put32(0, 1)
-		}
+		args.XnackEnabled = flag(p.xnack)
 	case len(p.queues) > 0:
 		return 0, EBUSY
 	case mode <= 1 && p.xnack == (mode == 1): // a number above 1 is never what it is

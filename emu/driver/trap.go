@@ -2,9 +2,29 @@ package driver
 
 import "github.com/gpreempt/gpreempt/pkg/kfd"
 
+// trapOps are the operations of DBG_TRAP. The target's mutex is held.
+var trapOps = map[kfd.TrapOp]handler{
+	kfd.TrapEnable:                ioctl((*Driver).enable),
+	kfd.TrapDisable:               (*Driver).disableTarget,
+	kfd.TrapSendRuntimeEvent:      ioctl((*Driver).sendRuntimeEvent),
+	kfd.TrapSetExceptionsEnabled:  ioctl((*Driver).setExceptionsEnabled),
+	kfd.TrapSetWaveLaunchOverride: ioctl((*Driver).setLaunchOverride),
+	kfd.TrapSetWaveLaunchMode:     ioctl((*Driver).setLaunchMode),
+	kfd.TrapSuspendQueues:         ioctl((*Driver).suspendQueues),
+	kfd.TrapResumeQueues:          ioctl((*Driver).resumeQueues),
+	kfd.TrapSetNodeAddressWatch:   ioctl((*Driver).setWatch),
+	kfd.TrapClearNodeAddressWatch: ioctl((*Driver).clearWatch),
+	kfd.TrapSetFlags:              ioctl((*Driver).setFlags),
+	kfd.TrapQueryDebugEvent:       ioctl((*Driver).queryDebugEvent),
+	kfd.TrapQueryExceptionInfo:    ioctl((*Driver).queryExceptionInfo),
+	kfd.TrapGetQueueSnapshot:      ioctl((*Driver).queueSnapshot),
+	kfd.TrapGetDeviceSnapshot:     ioctl((*Driver).deviceSnapshot),
+}
+
 // dbgTrap is kfd_ioctl_set_debug_trap.
 func (d *Driver) dbgTrap(c *call) (int, errno) {
-	p, pid, op := c.p, int32(c.u32(0)), kfd.TrapOp(c.u32(4))
+	p, args := c.p, copyIn[kfd.TrapDisableArgs](c) // what all arms of the union begin with
+	op := args.Op
 	c.op = TrapOp(op)
 	if p.secondary {
 		return 0, EOPNOTSUPP
@@ -12,7 +32,7 @@ func (d *Driver) dbgTrap(c *call) (int, errno) {
 	if d.cfg.NoHWS {
 		return 0, EINVAL
 	}
-	t := c.task.Find(pid)
+	t := c.task.Find(int32(args.PID))
 	if t == nil || t.MM() == nil {
 		return 0, ESRCH
 	}
@@ -49,7 +69,12 @@ func (d *Driver) dbgTrap(c *call) (int, errno) {
 	if target.runtime != kfd.RuntimeEnabled && needsRuntime(op) {
 		return 0, EPERM
 	}
-	return d.trapOp(c, target, op)
+	do := trapOps[op]
+	if do == nil {
+		return 0, EINVAL
+	}
+	c.target = target
+	return do(d, c)
 }
 
 // allowed is whether the caller may debug target: before 6.12.103 who traces it,
@@ -75,95 +100,50 @@ func needsRuntime(op kfd.TrapOp) bool {
 	}
 }
 
-// trapOp does op. The target's mutex is held.
-func (d *Driver) trapOp(c *call, target *process, op kfd.TrapOp) (int, errno) {
-	switch op {
-	case kfd.TrapEnable:
-		if target != c.p {
-			target.debugger = c.p
-		}
-		err := d.enable(c, target)
-		if err == 0 {
-			target.mask = c.exceptions()
-		}
-		return 0, err
-	case kfd.TrapDisable:
-		d.disable(c, target)
-		return 0, 0
-	case kfd.TrapSendRuntimeEvent:
-		return 0, d.sendRuntimeEvent(c, target)
-	case kfd.TrapSetExceptionsEnabled:
-		d.setExceptions(c, target, c.exceptions())
-		return 0, 0
-	case kfd.TrapSetWaveLaunchOverride:
-		return 0, d.setLaunchOverride(c, target)
-	case kfd.TrapSetWaveLaunchMode:
-		return 0, d.setLaunchMode(c, target, c.u32(8)&0xff)
-	case kfd.TrapSuspendQueues:
-		return d.suspendQueues(c, target, c.pointer(16), c.u32(24), c.u32(28), c.exceptions())
-	case kfd.TrapResumeQueues:
-		return d.resumeQueues(c, target, c.pointer(8), c.u32(16))
-	case kfd.TrapSetNodeAddressWatch:
-		return 0, d.setWatch(c, target)
-	case kfd.TrapClearNodeAddressWatch:
-		x := target.pdd(c.u32(8))
-		if x == nil {
-			return 0, ENODEV
-		}
-		return 0, d.clearWatch(c, x, c.u32(12))
-	case kfd.TrapSetFlags:
-		return 0, d.setFlags(c, target)
-	case kfd.TrapQueryDebugEvent:
-		return 0, d.queryDebugEvent(c, target)
-	case kfd.TrapQueryExceptionInfo:
-		return 0, d.queryExceptionInfo(c, target)
-	case kfd.TrapGetQueueSnapshot:
-		return 0, d.queueSnapshot(c, target)
-	case kfd.TrapGetDeviceSnapshot:
-		return 0, d.deviceSnapshot(c, target)
-	default:
-		return 0, EINVAL
+// enable is kfd_dbg_trap_enable, with what kfd_ioctl_set_debug_trap does around it.
+func (d *Driver) enable(c *call, args *kfd.TrapEnableArgs) (int, errno) {
+	target := c.target
+	if target != c.p {
+		target.debugger = c.p
 	}
-}
-
-// enable is kfd_dbg_trap_enable.
-func (d *Driver) enable(c *call, target *process) errno {
 	if target.enabled {
-		return EALREADY
+		return 0, EALREADY
 	}
 	for _, x := range target.pdds {
 		if x.gpu.node.GFX < 90000 {
-			return ENODEV
+			return 0, ENODEV
 		}
 		if x.gws && x.gpu.node.noGWSDebug() {
-			return EBUSY
+			return 0, EBUSY
 		}
 	}
-	f := c.task.File(c.u32(28))
+	f := c.task.File(args.DbgFD)
 	if f == nil {
-		return EBADF
+		return 0, EBADF
 	}
 	target.eventFile = f
 	if target.runtime == kfd.RuntimeEnabled {
-		d.activate(c, target) // the driver does not look at how that went either
+		d.activate(c, target) // the driver ignores the result, too
 	}
 	target.refs++
 	target.enabled = true
 	if target.debugger != nil {
 		target.debugger.debugged++
 	}
-	info := runtimeInfo(target)
+	info := target.runtimeInfo()
 	var err errno
-	if !writeAt(c.pointer(16), 0, info[:min(int(c.u32(24)), len(info))]) {
+	if copyTo(c.memory(&args.RinfoPtr), info[:min(int(args.RinfoSize), len(info))]) {
+		target.mask = args.ExceptionMask
+	} else {
 		err = EFAULT
 		d.deactivate(c, target, false, 0)
 		if d.prof.enableUnwinds {
 			d.endSession(target)
 		}
 	}
-	c.put32(24, uint32(len(info)))
+	args.RinfoSize = uint32(len(info))
 	d.note()
-	return err
+	return 0, err
 }
 
 // endSession is what ENABLE and DISABLE undo alike. debugger keeps its value.
@@ -175,6 +155,11 @@ func (d *Driver) endSession(target *process) {
 	}
 	target.enabled = false
 	d.unref(target)
+}
+
+func (d *Driver) disableTarget(c *call) (int, errno) {
+	d.disable(c, c.target)
+	return 0, 0
 }
 
 // disable is kfd_dbg_trap_disable.
@@ -234,13 +219,13 @@ func failedState(err errno) kfd.RuntimeState {
 func (d *Driver) deactivate(c *call, target *process, unwind bool, n int) {
 	if !unwind {
 		n = len(target.pdds)
-		d.resumeQueues(c, target, nil, 0)
+		d.resumeOn(c, target, nil, true)
 		for _, x := range target.pdds {
-			for id := range maxWatches {
-				d.clearWatch(c, x, uint32(id)) // most are not set
+			for id := range uint32(maxWatches) {
+				d.clearWatchOn(c, x, id) // most are not set
 			}
 		}
-		d.setLaunchMode(c, target, launchNormal)
+		d.refreshAll(c, target) // with the launch mode normal
 		d.applyFlags(c, target, 0)
 	}
 	for _, x := range target.pdds[:n] {

@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"encoding/binary"
 	"slices"
 	"sync"
 	"time"
@@ -55,10 +54,12 @@ func (w *eventWait) result() uint32 {
 	return kfd.WaitResultTimeout
 }
 
-// eventDataSize is sizeof(struct kfd_event_data), eventIDAt where it names the event.
+// Of the union at the beginning of struct kfd_event_data, what is copied for a hardware
+// exception and for memory: the sizes of struct kfd_hsa_hw_exception_data and of struct
+// kfd_hsa_memory_exception_data, which fills the union.
 const (
-	eventDataSize = 48
-	eventIDAt     = 40
+	hwExceptionBytes     = 16
+	memoryExceptionBytes = 32
 )
 
 // maxWaiters is how many struct kfd_event_waiter of 56 bytes the kernel allocates in
@@ -66,25 +67,25 @@ const (
 const maxWaiters = 4 << 20 / 56
 
 // waitEvents is kfd_ioctl_wait_events and kfd_wait_on_events.
-func (d *Driver) waitEvents(c *call) (int, errno) {
-	result, err := d.waitOnEvents(c)
+func (d *Driver) waitEvents(c *call, args *kfd.WaitEventsArgs) (int, errno) {
+	result, err := d.waitOnEvents(c, args)
 	switch {
 	case err != 0:
 		result = kfd.WaitResultFail
 	case result == kfd.WaitResultFail:
 		err = EIO
 	}
-	c.put32(20, result)
+	args.WaitResult = result
 	return 0, err
 }
 
-func (d *Driver) waitOnEvents(c *call) (result uint32, err errno) {
-	n := c.u32(8)
+func (d *Driver) waitOnEvents(c *call, args *kfd.WaitEventsArgs) (result uint32, err errno) {
+	n := args.NumEvents
 	if n > d.prof.waitLimit {
 		return 0, ENOMEM
 	}
-	p, array := c.p, c.pointer(0)
-	w := &eventWait{cond: sync.NewCond(&d.mu), all: c.u32(12) != 0}
+	p, array := c.p, c.memory(&args.EventsPtr)
+	w := &eventWait{cond: sync.NewCond(&d.mu), all: args.WaitForAll != 0}
 	d.lock(c, &p.events)
 	defer d.unlock(&p.events)
 	defer func() { w.free(err == ERESTARTSYS) }()
@@ -95,29 +96,33 @@ func (d *Driver) waitOnEvents(c *call) (result uint32, err errno) {
 	}
 	if result = w.result(); result != kfd.WaitResultComplete {
 		d.unlock(&p.events)
-		result, err = d.awaitEvents(c, w)
+		result, err = d.awaitEvents(c, args, w)
 		d.lock(c, &p.events)
 	}
 	if err == 0 && result == kfd.WaitResultComplete {
-		err = w.tell()
+		err = w.copyData()
 	}
 	return result, err
 }
 
 // addWaiter is init_event_waiter, with the copying before it.
 func (d *Driver) addWaiter(p *process, w *eventWait, array Memory, i int) errno {
-	var data [eventDataSize]byte
-	if array == nil || !array.At(i*eventDataSize).Read(data[:]) {
+	if array == nil {
 		return EFAULT
 	}
-	e := p.signals.byID[binary.NativeEndian.Uint32(data[eventIDAt:])]
+	to := array.At(i * sizeOf[kfd.SignalEventData]())
+	data, ok := copyFrom[kfd.SignalEventData](to, 1)
+	if !ok {
+		return EFAULT
+	}
+	e := p.signals.byID[data[0].EventID]
 	if e == nil {
 		return EINVAL
 	}
-	x := &eventWaiter{wait: w, event: e, activated: e.signaled, memory: array.At(i * eventDataSize)}
+	x := &eventWaiter{wait: w, event: e, activated: e.signaled, memory: to}
 	w.waiters = append(w.waiters, x)
 	e.signaled = e.signaled && !e.autoReset
-	if age := binary.NativeEndian.Uint64(data[:]); d.prof.eventAge && e.kind == kfd.EventTypeSignal && age != 0 {
+	if age := data[0].LastEventAge; d.prof.eventAge && e.kind == kfd.EventTypeSignal && age != 0 {
 		x.aged = true
 		x.activated = x.activated || e.age != age
 	}
@@ -129,8 +134,8 @@ func (d *Driver) addWaiter(p *process, w *eventWait, array Memory, i int) errno 
 
 // awaitEvents sleeps until the wait has a result, its time is over, or a signal is
 // pending, which comes first; what is left of the time goes to the caller.
-func (d *Driver) awaitEvents(c *call, w *eventWait) (result uint32, err errno) {
-	ms := c.u32(16)
+func (d *Driver) awaitEvents(c *call, args *kfd.WaitEventsArgs, w *eventWait) (result uint32, err errno) {
+	ms := args.Timeout
 	finite := ms != 0 && ms != kfd.WaitForever
 	w.expired = ms == 0
 	var end int64
@@ -154,7 +159,7 @@ func (d *Driver) awaitEvents(c *call, w *eventWait) (result uint32, err errno) {
 	for first := true; ; first = false {
 		if c.task.Interrupted() {
 			if finite {
-				c.put32(16, uint32(max(0, end-d.cfg.Clock().Raw)/int64(time.Millisecond)))
+				args.Timeout = uint32(max(0, end-d.cfg.Clock().Raw) / int64(time.Millisecond))
 			}
 			return 0, ERESTARTSYS
 		}
@@ -169,8 +174,8 @@ func (d *Driver) awaitEvents(c *call, w *eventWait) (result uint32, err errno) {
 	}
 }
 
-// tell is copy_signaled_event_data.
-func (w *eventWait) tell() errno {
+// copyData is copy_signaled_event_data.
+func (w *eventWait) copyData() errno {
 	for _, x := range w.waiters {
 		if x.event == nil {
 			return EINVAL
@@ -179,14 +184,13 @@ func (w *eventWait) tell() errno {
 		switch {
 		case !x.activated:
 		case x.event.kind == kfd.EventTypeMemory:
-			data = make([]byte, 32)
+			data = bytesOf(x.event.memory)[:memoryExceptionBytes]
 		case x.event.kind == kfd.EventTypeHWException:
-			data = make([]byte, 16)
+			data = bytesOf(x.event.hardware)[:hwExceptionBytes]
 		case x.aged:
-			data = binary.NativeEndian.AppendUint64(nil, x.event.age)
+			data = bytesOf([]uint64{x.event.age})
 		}
-		copy(data, x.event.data)
-		if !writeAt(x.memory, 0, data) {
+		if !copyTo(x.memory, data) {
 			return EFAULT
 		}
 	}
