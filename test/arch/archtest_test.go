@@ -1,5 +1,5 @@
-// Package archtest hides how the import table of docs/architecture.md is held
-// against the source tree. It has no code but tests.
+// Package arch holds the import table of docs/architecture.md
+// and other properties of the source tree. It has only tests.
 package arch
 
 import (
@@ -146,7 +146,7 @@ func checkKernel(t *tree) (problems []string) {
 		for _, f := range t.packages[dir].code() {
 			for imported := range f.imports {
 				if within(imported, "golang.org/x/sys") {
-					problems = append(problems, fmt.Sprintf("%s imports %s, but %s is no kernel package: put the call behind one that is", f.name, imported, dir))
+					problems = append(problems, fmt.Sprintf("%s imports %s, but %s is not a kernel package: call a kernel package", f.name, imported, dir))
 				}
 			}
 		}
@@ -260,7 +260,7 @@ func TestChecksFindWhatTheyAreFor(t *testing.T) {
 			files: map[string]string{"pkg/scheduler/s_test.go": `package scheduler; import _ "example.com/m/internal/testutil"`},
 		},
 		{
-			name:  "a foreign module where the standard library must do",
+			name:  "a foreign module where the standard library is required",
 			check: checkImports,
 			files: map[string]string{"pkg/gpreempt/g.go": `package gpreempt; import _ "github.com/a/b"`},
 			want:  []string{"pkg/gpreempt/g.go imports github.com/a/b"},
@@ -344,9 +344,9 @@ func (s s) f(x string) {
 			},
 			want: []string{
 				"internal/cli/a.go:12:34: zap.String",
-				"internal/cli/a.go:7:2: the message of a log line is no constant",
-				"internal/cli/a.go:9:2: the message of a log line is no constant",
-				"internal/cli/a.go:10:2: the message of a log line is no constant",
+				"internal/cli/a.go:7:2: the message of a log line is not a constant",
+				"internal/cli/a.go:9:2: the message of a log line is not a constant",
+				"internal/cli/a.go:10:2: the message of a log line is not a constant",
 				`internal/demo/b.go:1:67: "GPU 2 is lost" differs`,
 				`internal/demo/b.go:1:94: "100 %d" differs`,
 			},

@@ -48,7 +48,7 @@ func checkDocuments(t *tree, root fs.FS, documents []string) (problems []string)
 		}
 		for _, m := range named {
 			if name := string(m[1]); !tests[name] {
-				problems = append(problems, fmt.Sprintf("%s names %s, which is no test: name the one that shows it now", document, name))
+				problems = append(problems, fmt.Sprintf("%s names %s, which is not a test: name the one that holds it now", document, name))
 			}
 		}
 	}
@@ -89,11 +89,11 @@ func TestDocumentThatNamesALostTestIsFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		"bad.md names TestGone, which is no test: name the one that shows it now",
-		"bad.md names FuzzGone, which is no test: name the one that shows it now",
-		"bad.md names TestMethod, which is no test: name the one that shows it now",
-		"bad.md names TestNotInATestFile, which is no test: name the one that shows it now",
-		"bad.md names b.TestThere, which is no test: name the one that shows it now",
+		"bad.md names TestGone, which is not a test: name the one that holds it now",
+		"bad.md names FuzzGone, which is not a test: name the one that holds it now",
+		"bad.md names TestMethod, which is not a test: name the one that holds it now",
+		"bad.md names TestNotInATestFile, which is not a test: name the one that holds it now",
+		"bad.md names b.TestThere, which is not a test: name the one that holds it now",
 		"none.md names no test: write their names as `TestName`",
 	}
 	if diff := cmp.Diff(want, checkDocuments(module, root, []string{"good.md", "bad.md", "none.md"})); diff != "" {

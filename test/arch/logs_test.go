@@ -40,7 +40,7 @@ func checkLogs(t *tree) (problems []string) {
 				}
 				messages, constant := texts.of(call.Args[logMethods[call.Fun.(*ast.SelectorExpr).Sel.Name]])
 				if !constant {
-					problems = append(problems, fmt.Sprintf("%s: the message of a log line is no constant: put what differs into a field", f.fset.Position(call.Pos())))
+					problems = append(problems, fmt.Sprintf("%s: the message of a log line is not a constant: put what differs into a field", f.fset.Position(call.Pos())))
 				}
 				for _, message := range messages {
 					plain := differs.ReplaceAllString(strings.ToLower(message), "*")
@@ -106,7 +106,7 @@ func (t *tree) isLogger(x ast.Expr) bool {
 }
 
 // loggerNames returns the names of fields, parameters, variables and functions that are
-// or give a *zap.Logger.
+// or return a *zap.Logger.
 func (t *tree) loggerNames() map[string]bool {
 	if t.loggers != nil {
 		return t.loggers
@@ -192,8 +192,8 @@ func (p *pkg) texts() texts {
 					}
 				}
 			case *ast.FuncDecl:
-				if given := returned(d); given != nil && d.Recv == nil {
-					all[d.Name.Name+"()"] = given
+				if strs := returned(d); strs != nil && d.Recv == nil {
+					all[d.Name.Name+"()"] = strs
 				}
 			}
 		}
@@ -202,7 +202,7 @@ func (p *pkg) texts() texts {
 }
 
 // returned returns the strings a function gives; nil when it can give others.
-func returned(d *ast.FuncDecl) (given []string) {
+func returned(d *ast.FuncDecl) (strs []string) {
 	constant := true
 	ast.Inspect(d, func(n ast.Node) bool {
 		if r, ok := n.(*ast.ReturnStmt); ok {
@@ -212,30 +212,30 @@ func returned(d *ast.FuncDecl) (given []string) {
 			}
 			text, ok := literal(r.Results[0])
 			constant = constant && ok
-			given = append(given, text)
+			strs = append(strs, text)
 		}
 		return true
 	})
 	if !constant {
 		return nil
 	}
-	return given
+	return strs
 }
 
 // of returns the strings an expression can be; not constant when others too.
-func (all texts) of(x ast.Expr) (given []string, constant bool) {
+func (all texts) of(x ast.Expr) (strs []string, constant bool) {
 	if text, ok := literal(x); ok {
 		return []string{text}, true
 	}
 	switch x := x.(type) {
 	case *ast.Ident:
-		given = all[x.Name]
+		strs = all[x.Name]
 	case *ast.CallExpr:
 		if id, ok := x.Fun.(*ast.Ident); ok {
-			given = all[id.Name+"()"]
+			strs = all[id.Name+"()"]
 		}
 	}
-	return given, given != nil
+	return strs, strs != nil
 }
 
 func literal(x ast.Expr) (string, bool) {
