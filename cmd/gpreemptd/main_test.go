@@ -208,7 +208,7 @@ func TestCleanupLetsRunWhatADeadDaemonLeftPaused(t *testing.T) {
 	if err := j.Close(); err != nil { // as its death does
 		t.Fatal(err)
 	}
-	undone := ran{0, "processes that run again: 1\n", ""}
+	undone := ran{0, "processes resumed: 1\n", ""}
 	if diff := cmp.Diff(undone, runWith("--cleanup"), cmp.AllowUnexported(ran{})); diff != "" {
 		t.Error(diff)
 	}

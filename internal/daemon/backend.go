@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"path/filepath"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
+	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
 	"github.com/gpreempt/gpreempt/internal/mechanism/sim"
 	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/internal/simserver"
@@ -45,7 +47,7 @@ type backend struct {
 	device  *kfd.Device
 	openErr error // why there is no device, when one was wanted
 	dbgtrap *dbgtrap.Mechanism
-	pauses  *pauses
+	pauses  *recovery.Pauses
 
 	// Of a simulated machine of gpumodel only.
 	machine   *gpumodel.Realtime
@@ -64,7 +66,7 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, hooks hooks, lo
 	}
 	if h.Simulated == "" {
 		b.name = discovery.Backend(root)
-		b.openPauses(ctx, journalDir(h.RunDir), log)
+		b.openPauses(ctx, recovery.Dir(h.RunDir), log)
 	}
 	if b.backlogs == nil {
 		b.backlogs = backlog.New().Read
@@ -77,13 +79,13 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, hooks hooks, lo
 			}
 		case b.pauses == nil: // simulated, or openPauses has warned
 		case name == "criu":
-			b.rungs = append(b.rungs, b.pauses.criu)
+			b.rungs = append(b.rungs, b.pauses.CRIU)
 		case name == "freezer":
-			b.rungs = append(b.rungs, b.pauses.freezer)
+			b.rungs = append(b.rungs, b.pauses.Freezer)
 		}
 	}
 	if len(b.rungs) == 0 {
-		b.warn(gpreempt.WarnNoMechanism.Warn("there is no way to suspend anything here: the daemon watches and classifies, and leaves everything running"))
+		b.warn(gpreempt.WarnNoMechanism.Warn("no usable mechanism: the daemon observes and classifies, and suspends nothing"))
 	}
 	return b
 }
@@ -98,11 +100,16 @@ func (o Options) lockPath(socket string) string {
 	return filepath.Join(o.Host.RunDir, "gpreemptd.lock")
 }
 
+// Cleanup resumes every process that a crashed daemon left paused; see recovery.Cleanup.
+func Cleanup(ctx context.Context, w io.Writer) error {
+	return recovery.Cleanup(ctx, w, recovery.Dir(ThisHost().RunDir))
+}
+
 // close releases what was opened; it waits for no call that hangs.
 func (b *backend) close() error {
 	var errs []error
 	if b.pauses != nil {
-		errs = append(errs, b.pauses.journal.Close())
+		errs = append(errs, b.pauses.Close())
 	}
 	if b.device != nil {
 		errs = append(errs, b.device.Close())

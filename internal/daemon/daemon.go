@@ -19,7 +19,6 @@ import (
 	"github.com/coreos/go-systemd/v22/activation"
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 	"google.golang.org/grpc"
 
 	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
@@ -33,6 +32,8 @@ import (
 	"github.com/gpreempt/gpreempt/internal/executor"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/listen"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
@@ -52,7 +53,10 @@ const (
 	shutdownTime = 10 * time.Second
 	// endTime is how long the parts may take to end after that.
 	endTime = 5 * time.Second
-	// beatEvery is how often the scheduler shows that it is alive at the least.
+	// orphansTime is how long the start waits for the first attempt to resume processes
+	// that an earlier daemon left paused.
+	orphansTime = 2 * time.Second
+	// beatEvery is the longest interval at which the scheduler shows that it is alive.
 	beatEvery = time.Second
 )
 
@@ -90,10 +94,9 @@ func (c clock) Now() time.Duration { return time.Since(c.start) }
 // daemon is the parts that live as long as the process.
 type daemon struct {
 	opts      Options
-	log       *zap.Logger // but what repeats, which repeats holds back
-	repeats   repeats
-	changes   *zap.Logger // of states: each of them
-	level     zap.AtomicLevel
+	logs      *log.Log
+	log       *zap.Logger // of logs; holds back lines that repeat
+	records   log.Records
 	backend   *backend
 	hangups   <-chan os.Signal // SIGHUP
 	config    atomic.Pointer[config.Config]
@@ -112,8 +115,7 @@ type daemon struct {
 	server     *server.Server
 	idle       *idleWatch
 	traces     *otlp.Exporter // nil without
-	audit      *zap.Logger
-	keeper     *mtls.Keeper // nil without TCP
+	keeper     *mtls.Keeper   // nil without TCP
 	// epoch begins the lease ids of this run.
 	epoch uint64
 	// generation is that of the topology when its GPUs were read last; the observer uses it.
@@ -142,23 +144,15 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if err != nil {
 		return err
 	}
-	d := &daemon{opts: opts, level: zap.NewAtomicLevel(), hangups: hangups, told: told{}}
-	if d.changes, d.audit = opts.Log, opts.Log; opts.Log == nil {
-		log, queue := openLog()
-		defer queue.Close()
-		d.changes, d.audit = log(d.level), log(zapcore.DebugLevel)
-	}
-	defer d.repeats.close()
-	d.log = d.repeats.limit(d.changes)
-	if err := d.level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
-		return fmt.Errorf("log level: %w", err)
-	}
+	d := &daemon{opts: opts, hangups: hangups, told: told{}}
+	d.openLog(cfg)
+	defer d.logs.Close()
 	if opts.Sim != nil { // before anything is made
 		if err := opts.Sim.Validate(opts.SimGPUs); err != nil {
 			return fmt.Errorf("simulated machine: %w", err)
 		}
 	}
-	listener, release, err := listen(ctx, cfg.Socket, opts.lockPath(cfg.Socket), opts.passed)
+	listener, release, err := listen.Unix(ctx, cfg.Socket, opts.lockPath(cfg.Socket), opts.passed)
 	if err != nil {
 		return err
 	}
@@ -195,6 +189,38 @@ func Run(ctx context.Context, opts Options) (err error) {
 		listeners = append(listeners, remote)
 	}
 	return d.serve(ctx, listeners, scraped)
+}
+
+// openLog opens the log at the level of the config.
+func (d *daemon) openLog(cfg config.Config) {
+	if d.opts.Log != nil {
+		d.logs = log.Of(d.opts.Log)
+	} else {
+		d.logs = log.Open(os.Stderr)
+	}
+	d.logs.SetLevel(cfg.Log.Level)
+	d.log = d.logs.Logger()
+	d.records = log.Records{Log: d.logs.Changes(), LeaseID: d.leaseID}
+}
+
+// leaseID returns the ID of a lease that clients know.
+func (d *daemon) leaseID(id scheduler.LeaseID) string { return server.LeaseID(d.epoch, id) }
+
+// resumeOrphans resumes what an earlier daemon left paused, and calls tried after the
+// first attempt.
+func (d *daemon) resumeOrphans(ctx context.Context, tried func()) {
+	if d.backend.pauses == nil {
+		tried()
+		return
+	}
+	d.backend.pauses.Run(ctx, func(failures []error) {
+		var warnings []gpreempt.Warning
+		for _, err := range failures {
+			warnings = append(warnings, gpreempt.WarnOrphanedPause.Warn(fmt.Sprintf("an earlier daemon may have left it paused: %v", err)))
+		}
+		d.warnings.set("orphans", warnings...)
+		tried()
+	})
 }
 
 // load reads the config file and lets the command line have the last word. Once there
@@ -285,7 +311,7 @@ func (d *daemon) build(ctx context.Context, cfg config.Config) error {
 		Epoch:           d.epoch,
 		Now:             time.Now,
 		Log:             d.log.Named("server"),
-		Audit:           d.audit.Named("audit"),
+		Audit:           d.logs.Audit().Named("audit"),
 		Version:         api.VersionString(),
 		Backend:         d.backend.name,
 		Diagnose:        d.diagnose,
@@ -318,7 +344,7 @@ func (d *daemon) record(r scheduler.Record) {
 		mechanism = held.Mechanism
 	}
 	d.events.Append(time.Now(), r, mechanism)
-	d.logRecord(r)
+	d.records.Write(r)
 }
 
 // serve runs the parts until ctx ends. scraped may be nil.
@@ -338,8 +364,8 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 		return errors.Join(err, closeAll(listeners))
 	}
 	tried := make(chan struct{})
-	parts.Go(func() { d.undoOrphans(running, sync.OnceFunc(func() { close(tried) })) })
-	select { // it takes no time, unless something hangs
+	parts.Go(func() { d.resumeOrphans(running, sync.OnceFunc(func() { close(tried) })) })
+	select { // short, unless a call of the driver hangs
 	case <-tried:
 	case <-time.After(orphansTime):
 	case <-ctx.Done():
@@ -406,7 +432,7 @@ func (d *daemon) shutdown(ctx context.Context) error {
 	if err := errors.Join(quiet, d.executor.Close(ctx)); err != nil {
 		return fmt.Errorf("shut down: %w", err)
 	}
-	d.repeats.close() // or its lines would come after the last one
+	d.logs.EndRepeats() // or its lines would follow the last one
 	d.log.Info("stopped, nothing is suspended")
 	return nil
 }
@@ -500,7 +526,7 @@ func (d *daemon) reload() {
 	changes := config.Changes(old, cfg)
 	var restart []string
 	for _, c := range changes {
-		d.changes.Info("config changed", logkey.Config(c.Key), logkey.From(c.From), logkey.To(c.To), logkey.Live(c.Live))
+		d.logs.Changes().Info("config changed", logkey.Config(c.Key), logkey.From(c.From), logkey.To(c.To), logkey.Live(c.Live))
 		if !c.Live {
 			restart = append(restart, c.Key)
 		}
@@ -521,10 +547,7 @@ func (d *daemon) apply(old, cfg config.Config) {
 		d.log.Error("the rules do not compile; nothing changes", logkey.Err(err))
 		return
 	}
-	if err := d.level.UnmarshalText([]byte(cfg.Log.Level)); err != nil {
-		d.log.Error("the log level is unknown; nothing changes", logkey.Err(err))
-		return
-	}
+	d.logs.SetLevel(cfg.Log.Level)
 	cfg.TCP.Address, cfg.Metrics, cfg.Tracing = old.TCP.Address, old.Metrics, old.Tracing
 	cfg.Socket, cfg.Mechanisms, cfg.Containers = old.Socket, old.Mechanisms, old.Containers
 	cfg.Limits.MaxMessageBytes = old.Limits.MaxMessageBytes

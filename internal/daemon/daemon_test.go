@@ -92,7 +92,8 @@ func newDaemon(t *testing.T, text string) *daemon {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &daemon{opts: opts, log: opts.Log, changes: opts.Log, audit: opts.Log, level: zap.NewAtomicLevel()}
+	d := &daemon{opts: opts}
+	d.openLog(cfg)
 	if d.backend, err = openSimulation(opts); err != nil {
 		t.Fatal(err)
 	}
@@ -168,7 +169,7 @@ rules: [{name: all, match: {comm: "*"}, class: offline}]
 	if got := d.authz.Load().AdminGIDs; len(got) != 1 || got[0] != 4242 {
 		t.Errorf("admin groups %v, want 4242", got)
 	}
-	if got := d.level.Level(); got != zapcore.ErrorLevel {
+	if got := d.logs.Level(); got != zapcore.ErrorLevel {
 		t.Errorf("log level %v, want error", got)
 	}
 	if got := d.config.Load().Discovery.Interval; got != time.Second {

@@ -92,7 +92,7 @@ var hazardActions = map[hazard.Action]doctor.HazardAction{
 // judge says what stands against a mechanism on a target that the mechanism does not
 // see. A simulated GPU has no hazards.
 func (d *daemon) judge(name string, target gpreempt.ProcessKey) ladder.Verdict {
-	if p := d.backend.pauses; p != nil && p.orphaned(target) {
+	if p := d.backend.pauses; p != nil && p.Orphaned(target) {
 		return ladder.Verdict{Evidence: mechanism.Evidence{Check: "journal", Found: "an earlier daemon's pause of it is not undone yet"}}
 	}
 	h := d.hazards.Load()

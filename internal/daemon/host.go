@@ -9,16 +9,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/config"
-	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
-	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
+	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
 	"github.com/gpreempt/gpreempt/internal/tracer"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -113,28 +111,17 @@ func (h Host) files() fs.FS {
 	return discovery.Host(h.Dir)
 }
 
-// openPauses opens the journal, also when no mechanism needs it: an earlier daemon
-// may have left something paused. Somebody may be cleaning up at this moment: that is
-// waited for, until ctx ends.
+// openPauses opens the journal, even if no enabled mechanism needs it: an earlier daemon
+// may have left processes paused.
 func (b *backend) openPauses(ctx context.Context, dir string, log *zap.Logger) {
-	ctx, cancel := context.WithTimeout(ctx, shutdownTime)
-	defer cancel()
-	var err error
-	for {
-		if b.pauses, err = openPauses(dir, log); !errors.Is(err, journal.ErrInUse) || ctx.Err() != nil {
-			break
-		}
-		select {
-		case <-time.After(100 * time.Millisecond):
-		case <-ctx.Done():
-		}
-	}
+	pauses, unreadable, err := recovery.Open(ctx, dir, log)
 	if err != nil {
-		b.warn(gpreempt.WarnNoJournal.Warn("the mechanisms criu and freezer cannot be used, nor their earlier pauses undone: " + err.Error()).
+		b.warn(gpreempt.WarnNoJournal.Warn("the mechanisms criu and freezer cannot be used, and processes they left paused cannot be resumed: " + err.Error()).
 			WithRemedy("make " + dir + " a directory that only root can write, then restart gpreemptd"))
 		return
 	}
-	for _, err := range b.pauses.findOrphans() {
+	b.pauses = pauses
+	for _, err := range unreadable {
 		b.warn(gpreempt.WarnJournalUnreadable.Warn(err.Error()))
 	}
 }
@@ -173,18 +160,9 @@ func (b *backend) hasDriver() bool {
 	return err == nil
 }
 
-// debugThread and criuThread start a thread that traces a process. An interface
-// that holds a nil *tracer.Thread would not be nil.
-
+// debugThread starts a thread that traces a process. An interface that holds a nil
+// *tracer.Thread would not be nil.
 func debugThread(ctx context.Context, pid int32, start uint64) (dbgtrap.Thread, error) {
-	t, err := tracer.Attach(ctx, pid, start)
-	if err != nil {
-		return nil, err
-	}
-	return t, nil
-}
-
-func criuThread(ctx context.Context, pid int32, start uint64) (criu.Thread, error) {
 	t, err := tracer.Attach(ctx, pid, start)
 	if err != nil {
 		return nil, err

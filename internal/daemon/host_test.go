@@ -21,9 +21,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/journal"
-	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
-	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -390,22 +388,23 @@ func TestGPUsThatComeLaterAreFound(t *testing.T) {
 }
 
 func TestPauseOfAnEarlierDaemonComesFirst(t *testing.T) {
-	j, err := journal.Open(t.TempDir())
+	dir := filepath.Join(t.TempDir(), "journal")
+	j, err := journal.Open(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	key := gpreempt.ProcessKey{PID: 7, Start: 7}
-	// A mechanism of another version: nobody here can undo its pause.
+	// A mechanism of another version: this one cannot resume it.
 	if err := j.Begin(journal.Entry{Mechanism: "other", Target: key, At: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
-	d := newDaemon(t, "")
-	d.backend.pauses = &pauses{journal: j, log: d.log, criu: criu.New(criu.Config{}), freezer: freezer.New(freezer.Config{})}
-	if bad := d.backend.pauses.findOrphans(); len(bad) > 0 {
-		t.Fatal(bad)
+	if err := j.Close(); err != nil {
+		t.Fatal(err)
 	}
-	if undone, failures := d.backend.pauses.undoOrphans(t.Context()); undone != 0 || len(failures) != 1 {
-		t.Errorf("undone %d, failures %v", undone, failures)
+	d := newDaemon(t, "")
+	d.backend.openPauses(t.Context(), dir, d.log)
+	if resumed, failures := d.backend.pauses.Resume(t.Context()); resumed != 0 || len(failures) != 1 {
+		t.Errorf("resumed %d, failures %v", resumed, failures)
 	}
 	if v := d.judge("freezer", key); v.Evidence.OK {
 		t.Errorf("a process that is paused already may be held: %+v", v)

@@ -3,14 +3,10 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
-	"slices"
 	"syscall"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
@@ -20,149 +16,13 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/testutil"
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// seen returns what an observed log says: when, since began, and all fields.
-func seen(logs *observer.ObservedLogs, began time.Time) (all []string) {
-	for _, e := range logs.All() {
-		all = append(all, fmt.Sprintln(e.Time.Sub(began), e.Message, e.ContextMap()))
-	}
-	return all
-}
-
-// observed is a log behind repeats, as Run makes it.
-func observed() (*zap.Logger, *repeats, *observer.ObservedLogs) {
-	core, logs := observer.New(zapcore.DebugLevel)
-	again := &repeats{}
-	return again.limit(zap.New(core)), again, logs
-}
-
-func TestRepeatIsWrittenAtFirstAndThenWithHowManyWereLeftOut(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		log, again, logs := observed()
-		defer again.close()
-		began := time.Now()
-		for range repeatBurst - 1 {
-			log.Warn("it fails", logkey.Socket("/run/a"))
-		}
-		for n := range 25 { // one a second
-			log.Warn("it fails", logkey.Socket("/run/a"), logkey.Line(n))
-			time.Sleep(time.Second)
-		}
-		time.Sleep(time.Hour) // it is over
-		log.Warn("it fails", logkey.Socket("/run/a"), logkey.Line(99))
-		want := slices.Repeat([]string{"0s it fails map[socket:/run/a]\n"}, repeatBurst-1)
-		want = append(want, []string{
-			"0s it fails map[line:0 socket:/run/a]\n",
-			"9s it fails map[line:9 repeated:8 socket:/run/a]\n",
-			"19s it fails map[line:19 repeated:9 socket:/run/a]\n",
-			"24s it fails map[line:24 repeated:4 socket:/run/a]\n",
-			"1h0m25s it fails map[line:99 socket:/run/a]\n",
-		}...)
-		if diff := cmp.Diff(want, seen(logs, began)); diff != "" {
-			t.Errorf("log (-want +got):\n%s", diff)
-		}
-	})
-}
-
-func TestRepeatsAreToldApartByWhatTheyAreAbout(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		log, again, logs := observed()
-		began := time.Now()
-		one, other := gpreempt.ProcessKey{PID: 1, Start: 1}, gpreempt.ProcessKey{PID: 2, Start: 1}
-		for range repeatBurst + 2 {
-			log.Warn("it fails", logkey.Target(one), logkey.Err(errors.New("this time so")))
-			log.With(logkey.Target(other)).Warn("it fails", logkey.Err(errors.New("so")))
-			log.Error("it fails", logkey.Target(one))
-			log.Named("part").With(logkey.Target(one)).Warn("it fails")
-			log.Named("part").With(logkey.Target(other)).Warn("it fails")
-			log.Debug("it is tried", logkey.Target(one))
-		}
-		again.close()
-		log.Info("at the end each is written")
-		log.Info("at the end each is written")
-		said := func(fields string) []string {
-			return []string{
-				"0s it fails map[error:this time so " + fields + "target:1@1]\n", "0s it fails map[error:so " + fields + "target:2@1]\n",
-				"0s it fails map[" + fields + "target:1@1]\n", "0s it fails map[" + fields + "target:1@1]\n", "0s it fails map[" + fields + "target:2@1]\n",
-			}
-		}
-		tried := "0s it is tried map[target:1@1]\n"
-		want := slices.Repeat(append(said(""), tried), repeatBurst)
-		want = append(want, tried, tried)
-		want = append(want, said("repeated:1 ")...)
-		want = append(want, "0s at the end each is written map[]\n", "0s at the end each is written map[]\n")
-		if diff := cmp.Diff(want, seen(logs, began)); diff != "" {
-			t.Errorf("log (-want +got):\n%s", diff)
-		}
-	})
-}
-
-func TestRepeatsAreRememberedWithinBoundsAndNoneIsLost(t *testing.T) {
-	var lines repeatedLines
-	now := time.Unix(1, 0)
-	of := func(n int) (string, line) {
-		return fmt.Sprint(n), line{entry: zapcore.Entry{Time: now, Message: fmt.Sprint(n)}}
-	}
-	const kinds, each = 3 * repeatsKept, repeatBurst + 2
-	given := 0
-	for n := range kinds {
-		for range each {
-			key, l := of(n)
-			for _, l := range lines.add(now, key, l) {
-				given++
-				for _, f := range l.fields {
-					given += int(f.Integer)
-				}
-			}
-			now = now.Add(time.Microsecond)
-		}
-		if len(lines.of) > repeatsKept || len(lines.order) != len(lines.of) {
-			t.Fatalf("%d lines are remembered in %d places", len(lines.of), len(lines.order))
-		}
-	}
-	for _, l := range lines.rest() {
-		given += 1 + int(l.fields[0].Integer)
-	}
-	if given != each*kinds {
-		t.Errorf("%d lines are accounted for, want %d", given, each*kinds)
-	}
-	if at := lines.next(); !at.IsZero() {
-		t.Errorf("something waits until %v", at)
-	}
-}
-
-func TestRepeatsEndAtTheirTimeAndAreForgotten(t *testing.T) {
-	var lines repeatedLines
-	now := time.Unix(1, 0)
-	for range repeatBurst {
-		if got := lines.add(now, "k", line{}); len(got) != 1 {
-			t.Errorf("%v at once, want the line", got)
-		}
-	}
-	lines.add(now, "k", line{})
-	if got := lines.due(now.Add(repeatTime - 1)); got != nil {
-		t.Errorf("%v before its time", got)
-	}
-	if got := lines.due(now.Add(repeatTime)); len(got) != 1 {
-		t.Errorf("%v at its time, want the one that was held back", got)
-	}
-	for n := range repeatBurst {
-		if got := lines.due(now.Add(time.Duration(2+n) * repeatTime)); got != nil || len(lines.of) != 1 && n < repeatBurst-1 {
-			t.Errorf("%v after quiet, and %d are remembered", got, len(lines.of))
-		}
-	}
-	if len(lines.of) != 0 || !lines.next().IsZero() {
-		t.Errorf("%d are remembered", len(lines.of))
-	}
-}
-
-// Of connections that are refused the daemon's log has the first few, and at its end the
-// last with how many there were between; of changes and calls of admins it has each.
-func TestDaemonHoldsBackWhatRepeatsAndTellsAtItsEnd(t *testing.T) {
+// The log has the first few refused connections, and when the daemon ends the last, with
+// the number of those between. It has every state change and every call of an admin.
+func TestDaemonHoldsBackLinesThatRepeatAndWritesTheLastAtItsEnd(t *testing.T) {
+	const burst = 5
 	core, logs := observer.New(zapcore.DebugLevel)
 	opts := simulated(t, testutil.TempSocketDir(t))
 	opts.Log = zap.New(core)
@@ -185,7 +45,7 @@ func TestDaemonHoldsBackWhatRepeatsAndTellsAtItsEnd(t *testing.T) {
 	if _, err := gpreemptv1.NewAdminServiceClient(admitted).GetStatus(t.Context(), &gpreemptv1.GetStatusRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	for range repeatBurst + 4 {
+	for range burst + 4 {
 		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: opts.Socket, Net: "unix"})
 		if err != nil {
 			t.Fatal(err)
@@ -195,7 +55,7 @@ func TestDaemonHoldsBackWhatRepeatsAndTellsAtItsEnd(t *testing.T) {
 		}
 		_ = conn.Close()
 	}
-	for n := range 8 { // states and what admins do are told each time
+	for n := range 8 { // each is logged
 		if _, err := gpreemptv1.NewAdminServiceClient(admitted).SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{Drain: n%2 == 0}); err != nil {
 			t.Fatal(err)
 		}
@@ -204,7 +64,7 @@ func TestDaemonHoldsBackWhatRepeatsAndTellsAtItsEnd(t *testing.T) {
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
-	for message, want := range map[string]int{"admin call": 8, "drain began": 4 + 1, "drain ended": 4} { // the end drains, too
+	for message, want := range map[string]int{"admin call": 8, "drain began": 4 + 1, "drain ended": 4} { // the shutdown drains, too
 		if got := logs.FilterMessage(message).Len(); got != want {
 			t.Errorf("%d lines %q, want %d", got, message, want)
 		}
@@ -216,7 +76,7 @@ func TestDaemonHoldsBackWhatRepeatsAndTellsAtItsEnd(t *testing.T) {
 	if all := logs.All(); all[len(all)-1].Message != "stopped, nothing is suspended" {
 		t.Errorf("the last line is %q", all[len(all)-1].Message)
 	}
-	if diff := cmp.Diff(append(make([]any, repeatBurst), uint64(3)), repeated); diff != "" {
+	if diff := cmp.Diff(append(make([]any, burst), uint64(3)), repeated); diff != "" {
 		t.Errorf("repeats (-want +got):\n%s", diff)
 	}
 }

@@ -23,7 +23,7 @@ func (d *daemon) beat() {
 	state := systemd.SdNotifyWatchdog
 	if now := time.Now(); now.Sub(d.statusAt) >= statusEvery {
 		d.statusAt = now
-		d.told.tell(d.changes, d.listWarnings())
+		d.told.tell(d.logs.Changes(), d.listWarnings())
 		state += "\nSTATUS=" + d.status()
 	}
 	d.notify(state)

@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"syscall"
+
+	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mtls"
+	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -54,4 +58,30 @@ func closeAll(listeners []net.Listener) error {
 		errs = append(errs, l.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// identified returns the connections of a listener with the identity of their peers. They
+// may use three quarters of the file descriptors, two each: the daemon itself needs some,
+// for example to resume a process.
+func (d *daemon) identified(listener *net.UnixListener) (net.Listener, error) {
+	var files syscall.Rlimit
+	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
+		return nil, fmt.Errorf("limit of file descriptors: %w", err)
+	}
+	most := int(min(files.Cur, 1<<20)) * 3 / 8
+	return acceptLog{peercred.NewListener(listener, peercred.AtMost(most), peercred.Admit(d.server.MayConnect), peercred.OnRefused(d.server.Refused)), d.log}, nil
+}
+
+// acceptLog logs that Accept fails; gRPC waits and retries.
+type acceptLog struct {
+	net.Listener
+	log *zap.Logger
+}
+
+func (l acceptLog) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil && !errors.Is(err, net.ErrClosed) {
+		l.log.Warn("cannot accept connections; open connections continue", logkey.Err(err))
+	}
+	return conn, err
 }

@@ -6,7 +6,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/otlp"
-	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -19,7 +18,7 @@ func (d *daemon) openTracing(ctx context.Context, t config.Tracing) (*otlp.Expor
 	return otlp.New(ctx, otlp.Config{
 		Endpoint: t.Endpoint, Events: d.events, Version: api.VersionString(), Backend: d.backend.name,
 		Now:     func() scheduler.Time { return d.runner.Now() },
-		LeaseID: func(id scheduler.LeaseID) string { return server.LeaseID(d.epoch, id) },
+		LeaseID: d.leaseID,
 		Lost: func(err error) {
 			if err == nil {
 				d.warnings.set("tracing")

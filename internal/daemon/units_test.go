@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
 )
 
 // unit reads a unit file, comments left out.
@@ -39,7 +40,7 @@ func TestUnitsAgreeWithTheDaemon(t *testing.T) {
 		}
 	}
 	for key, least := range map[string]time.Duration{
-		"TimeoutStopSec": max(shutdownTime, cleanupTime) + endTime,
+		"TimeoutStopSec": max(shutdownTime+endTime, recovery.CleanupTime),
 		"WatchdogSec":    3 * beatEvery,
 	} {
 		if got, err := time.ParseDuration(service[key]); err != nil || got < least {

@@ -59,7 +59,7 @@ func TestDocumentOfTheKeys(t *testing.T) {
 			mark = " *"
 		}
 		meaning, _, _ := strings.Cut(strings.ReplaceAll(about, "\n", " "), ". ")
-		meaning = strings.TrimPrefix(strings.TrimPrefix(meaning, "is "), "tells ")
+		meaning = strings.TrimPrefix(strings.TrimPrefix(meaning, "is "), "reports ")
 		fmt.Fprintf(&table, "| `%s`%s | %s | %s |\n", key, mark, types[kind], strings.ReplaceAll(meaning, "|", `\|`))
 	}
 	for _, key := range subjects {

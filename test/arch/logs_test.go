@@ -20,7 +20,7 @@ var logMethods = map[string]int{
 }
 
 // noFields are the functions of zap that make no field.
-var noFields = []string{"New", "NewNop", "NewAtomicLevel", "NewAtomicLevelAt", "NewProductionEncoderConfig", "NewStdLogAt", "WrapCore"}
+var noFields = []string{"New", "NewNop", "NewAtomicLevel", "NewAtomicLevelAt", "NewProductionEncoderConfig", "NewDevelopmentEncoderConfig", "NewStdLogAt", "WrapCore"}
 
 // checkLogs: a line of the log has a message that is the same each time, so that it can
 // be looked for, and its facts in fields of logkey.

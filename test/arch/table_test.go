@@ -77,6 +77,9 @@ var table = []struct {
 		"internal/journal", "internal/logkey", "internal/mechanism", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
 	{"internal/mechanism/freezer", rule{imports: []string{"internal/journal", "internal/logkey", "internal/mechanism", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
+	{"internal/mechanism/recovery", rule{imports: []string{
+		"internal/journal", "internal/logkey", "internal/mechanism/criu", "internal/mechanism/freezer", "internal/tracer", "pkg/gpreempt", "pkg/kfd",
+	}}},
 	{"internal/mechanism/ladder", rule{imports: []string{"internal/logkey", "internal/mechanism", "pkg/gpreempt"}}},
 	{"emu/gpumodel", rule{imports: []string{"internal/hrtimer", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/mechanism/sim", rule{imports: []string{"emu/gpumodel", "internal/mechanism", "pkg/gpreempt"}}},
@@ -85,6 +88,8 @@ var table = []struct {
 	}}},
 
 	// The daemon.
+	{"internal/log", rule{imports: []string{"internal/logkey", "pkg/scheduler"}}},
+	{"internal/listen", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"internal/container", rule{imports: []string{"internal/logkey", "pkg/gpreempt"}}},
 	{"internal/observer", rule{imports: []string{
 		"internal/inventory", "internal/logkey", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd",
@@ -104,8 +109,8 @@ var table = []struct {
 	{"internal/daemon", rule{imports: []string{
 		apiV1, simV1, "internal/authz", "internal/backlog", "internal/breaker", "internal/classify", "internal/config", "internal/container", "internal/doctor",
 		"internal/events", "internal/executor", "emu/gpumodel", "internal/hazard", "internal/hrtimer", "internal/inventory",
-		"internal/journal", "internal/logkey", "internal/metrics", "internal/mtls", "internal/observer", "internal/otlp", "internal/peercred", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
-		"internal/mechanism/freezer", "internal/mechanism/ladder", "internal/mechanism/sim", "internal/server", "internal/simserver",
+		"internal/listen", "internal/log", "internal/logkey", "internal/metrics", "internal/mtls", "internal/observer", "internal/otlp", "internal/peercred", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
+		"internal/mechanism/freezer", "internal/mechanism/ladder", "internal/mechanism/recovery", "internal/mechanism/sim", "internal/server", "internal/simserver",
 		"internal/tracer", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},
 	{"internal/daemoncmd", rule{imports: []string{"internal/config", "internal/daemon", "emu/gpumodel", "internal/api"}}},

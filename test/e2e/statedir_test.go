@@ -48,9 +48,9 @@ func cleanup(dir string) result {
 }
 
 const (
-	someoneElse  = "a gpreemptd is running, or cleaning up, and answers for what is paused; nothing to do\n"
+	someoneElse  = "gpreemptd is running, or another cleanup is: nothing to do\n"
 	nothingLeft  = "nothing was left paused\n"
-	oneRunsAgain = "processes that run again: 1\n"
+	oneRunsAgain = "processes resumed: 1\n"
 )
 
 func TestCleanupMayRunAtAnyTimeAndAnyNumberOfTimes(t *testing.T) {

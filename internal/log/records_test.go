@@ -1,6 +1,8 @@
-package daemon
+package log
 
 import (
+	"fmt"
+	"io"
 	"os"
 	"regexp"
 	"strings"
@@ -14,17 +16,21 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// lineTime is what two lines of the same differ by.
+// leaseID has the form of the server's lease IDs.
+func leaseID(id scheduler.LeaseID) string { return fmt.Sprintf("18f3a7c25e90b401-%d", id) }
+
+// lineTime is the time of a line.
 var lineTime = regexp.MustCompile(`"time":"[^"]*",`)
 
-// logged returns what the log says of a history, without times. Suspends and resumes take
-// 1.5 ms; suspends fail when fail says so.
+// logged returns the log of a history, without times. Suspends and resumes take 1.5 ms;
+// suspends fail if fail is set.
 func logged(t *testing.T, fail bool, history ...scheduler.Event) string {
 	t.Helper()
-	r := &reader{let: make(chan struct{})}
-	close(r.let)
-	logs, queue := jsonLog(r)
-	d := &daemon{changes: logs(zapcore.DebugLevel), epoch: 0x18f3a7c25e90b401}
+	r := &reader{open: make(chan struct{})}
+	close(r.open)
+	logs := openStream(r, jsonEncoder())
+	logs.SetLevel("debug")
+	records := Records{logs.Changes(), leaseID}
 	policy := scheduler.DefaultPolicy()
 	policy.Linger = scheduler.LingerNone
 	core := scheduler.New(policy, scheduler.Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10})
@@ -37,7 +43,7 @@ func logged(t *testing.T, fail bool, history ...scheduler.Event) string {
 		for _, a := range core.Step(now, ev) {
 			switch a.Kind {
 			case scheduler.ActRecord:
-				d.logRecord(a.Record)
+				records.Write(a.Record)
 			case scheduler.ActSuspend:
 				result := scheduler.OutcomeOK
 				if fail {
@@ -51,7 +57,7 @@ func logged(t *testing.T, fail bool, history ...scheduler.Event) string {
 		history = append(results, history...)
 		now += took
 	}
-	queue.Close()
+	logs.Close()
 	return lineTime.ReplaceAllString(r.text.String(), "")
 }
 
@@ -62,7 +68,7 @@ var (
 	announced = scheduler.LeaseRequested{Lease: 1, Client: 1, GPUs: []gpreempt.GPUID{23256}, Priority: 11, TTL: time.Second, MaxWait: 100 * time.Millisecond}
 )
 
-// docs/logs.md shows what the log says of one preemption, a line for each state change.
+// docs/logs.md shows the log of one preemption, a line for each state change.
 func TestOnePreemptionIsALineForEachChangeAsDocumented(t *testing.T) {
 	got := logged(t, false, scheduler.GPUAdded{GPU: 23256}, offlineSeen, announced, scheduler.LeaseFinished{Lease: 1, End: scheduler.EndCompleted})
 	doc, err := os.ReadFile("../../docs/logs.md")
@@ -72,7 +78,7 @@ func TestOnePreemptionIsALineForEachChangeAsDocumented(t *testing.T) {
 	_, example, _ := strings.Cut(string(doc), "```json\n")
 	example, _, _ = strings.Cut(example, "```\n")
 	if diff := cmp.Diff(example, got); diff != "" {
-		t.Errorf("example of docs/logs.md, and what is logged (-documented +logged):\n%s", diff)
+		t.Errorf("example of docs/logs.md, and the log (-documented +logged):\n%s", diff)
 	}
 }
 
@@ -93,7 +99,7 @@ func TestOtherChangesAreALineEach(t *testing.T) {
 {"level":"debug","msg":"lease answered","lease":"18f3a7c25e90b401-1","from":"quiescing","to":"quiescing","cause":"unsafe","took":0.0015}
 {"level":"warn","msg":"target changed","target":"4711@123456","from":"resuming","to":"quarantined","cause":"quarantine","took":0.0015}
 `},
-		"a class": {false, []scheduler.Event{online}, `{"level":"info","msg":"target judged anew","target":"4711@123456","class":"online","cause":"class-changed"}
+		"a class": {false, []scheduler.Event{online}, `{"level":"info","msg":"target reclassified","target":"4711@123456","class":"online","cause":"class-changed"}
 `},
 		"an alarm": {false, []scheduler.Event{scheduler.Alarm{GPU: 23256}}, `{"level":"warn","msg":"breaker opened","gpu":"23256","cause":"alarm"}
 `},
@@ -108,6 +114,58 @@ func TestOtherChangesAreALineEach(t *testing.T) {
 			got := strings.TrimPrefix(logged(t, tc.fail, append(before, tc.history...)...), logged(t, false, before...))
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("log (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestLevelSaysWhetherTheOperatorMustAct(t *testing.T) {
+	target := gpreempt.ProcessKey{PID: 100, Start: 1}
+	for _, tc := range []struct {
+		record scheduler.Record
+		want   string
+	}{
+		{scheduler.Record{Kind: scheduler.RecordTarget, Target: target, ToTarget: scheduler.TargetSuspended, Cause: scheduler.CauseDone}, "debug target changed"},
+		{scheduler.Record{Kind: scheduler.RecordLease, Lease: 1, ToLease: scheduler.LeaseHeld}, "debug lease changed"},
+		{scheduler.Record{Kind: scheduler.RecordPolicy}, "info policy changed"},
+		{scheduler.Record{Kind: scheduler.RecordDrain, On: true}, "info drain began"},
+		{scheduler.Record{Kind: scheduler.RecordBreaker, GPU: 1, Cause: scheduler.CauseCooledDown}, "info breaker closed"},
+		{scheduler.Record{Kind: scheduler.RecordBreaker, GPU: 1, On: true, Cause: scheduler.CauseStuck}, "warn breaker opened"},
+		{scheduler.Record{Kind: scheduler.RecordTarget, Target: target, ToTarget: scheduler.TargetQuarantined, Cause: scheduler.CauseQuarantine}, "warn target changed"},
+		{scheduler.Record{Kind: scheduler.RecordTarget, Target: target, ToTarget: scheduler.TargetResuming, Cause: scheduler.CauseHardware}, "warn target changed"},
+	} {
+		r := &reader{open: make(chan struct{})}
+		close(r.open)
+		logs := openStream(r, jsonEncoder())
+		logs.SetLevel("debug")
+		Records{logs.Changes(), leaseID}.Write(tc.record)
+		logs.Close()
+		if diff := cmp.Diff([]string{tc.want + " 0"}, r.lines(t)); diff != "" {
+			t.Errorf("%v: %s", tc.record, diff)
+		}
+	}
+}
+
+// BenchmarkChanges measures the cost to the scheduler's loop of the lines of an announcement
+// that suspends one target, and its Complete: below the level, and written.
+func BenchmarkChanges(b *testing.B) {
+	target := gpreempt.ProcessKey{PID: 4711, Start: 123456}
+	var changes []scheduler.Record
+	for range 4 {
+		changes = append(changes,
+			scheduler.Record{Kind: scheduler.RecordLease, Lease: 1, FromLease: scheduler.LeaseQuiescing, ToLease: scheduler.LeaseHeld, Cause: scheduler.CauseQuiet, Took: time.Millisecond},
+			scheduler.Record{Kind: scheduler.RecordTarget, Target: target, FromTarget: scheduler.TargetSuspending, ToTarget: scheduler.TargetSuspended, Lease: 1, Cause: scheduler.CauseDone, Took: time.Millisecond})
+	}
+	for _, level := range []zapcore.Level{zapcore.InfoLevel, zapcore.DebugLevel} {
+		b.Run(level.String(), func(b *testing.B) {
+			logs := openStream(io.Discard, jsonEncoder())
+			defer logs.Close()
+			logs.SetLevel(level.String())
+			records := Records{logs.Changes(), leaseID}
+			for b.Loop() {
+				for _, r := range changes {
+					records.Write(r)
+				}
 			}
 		})
 	}

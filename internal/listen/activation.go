@@ -1,4 +1,4 @@
-package daemon
+package listen
 
 import (
 	"errors"
@@ -10,13 +10,13 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// adopt serves on the socket that systemd listens on for the daemon, in whose queue
-// clients wait while none runs. The path stays when the listener is closed: it is
-// systemd's. It takes over the files.
+// adopt returns the listener of the socket that systemd passed. Clients wait in its queue
+// while no daemon runs. Closing the listener leaves the path in place, because systemd
+// still listens on it. adopt closes the files.
 func adopt(files []*os.File, path string) (*net.UnixListener, error) {
 	defer func() {
 		for _, f := range files {
-			_ = f.Close() // the listener has its own
+			_ = f.Close() // the listener has a copy
 		}
 	}()
 	wrong := func(next, format string, args ...any) error {
@@ -26,30 +26,30 @@ func adopt(files []*os.File, path string) (*net.UnixListener, error) {
 		}
 	}
 	if len(files) != 1 {
-		return nil, wrong("keep one ListenStream= in gpreemptd.socket", "%d sockets, and the daemon serves on one", len(files))
+		return nil, wrong("keep one ListenStream= in gpreemptd.socket", "%d sockets; the daemon serves one", len(files))
 	}
-	const stream = "gpreemptd.socket has to say ListenStream= with an absolute path, and not Accept=yes"
+	const stream = "in gpreemptd.socket, set ListenStream= to an absolute path and do not set Accept=yes"
 	switch kind, err := socketKind(files[0]); {
 	case err != nil:
-		return nil, wrong(stream, "a descriptor that is no socket: %v", err)
+		return nil, wrong(stream, "a descriptor that is not a socket: %v", err)
 	case kind != (socketFacts{syscall.AF_UNIX, syscall.SOCK_STREAM, 1}):
-		return nil, wrong(stream, "%v, and the daemon serves on a unix stream socket that listens", kind)
+		return nil, wrong(stream, "%v; the daemon needs a listening unix stream socket", kind)
 	}
 	l, err := net.FileListener(files[0])
 	if err != nil {
 		return nil, fmt.Errorf("socket passed by systemd: %w", err)
 	}
 	if at := l.Addr().String(); at != path {
-		return nil, errors.Join(wrong("make ListenStream= in gpreemptd.socket and socket in the config file the same, then systemctl daemon-reload",
-			"the socket %s, and the config file says %s", at, path), l.Close())
+		return nil, errors.Join(wrong("use the same path for ListenStream= in gpreemptd.socket and socket in the config file, then systemctl daemon-reload",
+			"the socket %s; the config file has %s", at, path), l.Close())
 	}
 	return l.(*net.UnixListener), nil
 }
 
-// socketFacts is what the kernel says of a socket: SO_DOMAIN, SO_TYPE, SO_ACCEPTCONN.
+// socketFacts are SO_DOMAIN, SO_TYPE and SO_ACCEPTCONN of a socket.
 type socketFacts struct{ domain, kind, listens int }
 
-// String names what a unit file asks for.
+// String describes the socket in the terms of unit files.
 func (s socketFacts) String() string {
 	kind := map[int]string{syscall.SOCK_STREAM: "stream", syscall.SOCK_DGRAM: "datagram", syscall.SOCK_SEQPACKET: "seqpacket"}[s.kind]
 	domain := map[int]string{syscall.AF_UNIX: "unix", syscall.AF_INET: "IPv4", syscall.AF_INET6: "IPv6"}[s.domain]

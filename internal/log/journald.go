@@ -1,4 +1,4 @@
-package daemon
+package log
 
 import (
 	"encoding/binary"
@@ -11,18 +11,17 @@ import (
 	"syscall"
 	"time"
 
-	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
 	"github.com/gpreempt/gpreempt/internal/logkey"
 )
 
 const (
-	// journaldSocket is where journald takes entries with fields.
+	// journaldSocket is the socket on which journald receives entries with fields.
 	journaldSocket = "/run/systemd/journal/socket"
-	// journaldName is the daemon's name in syslog's sense.
+	// journaldName is the daemon's syslog identifier.
 	journaldName = "gpreemptd"
-	// fieldPrefix keeps our fields apart from those of others.
+	// fieldPrefix distinguishes our fields from those of other programs.
 	fieldPrefix = "GPREEMPT_"
 	// fieldMax bounds a field, in bytes, so that a whole entry fits into a datagram
 	// (net.core.wmem_default, 208 KiB).
@@ -30,7 +29,7 @@ const (
 )
 
 // isJournal reports whether a file is the stream to journald that systemd opened for this
-// service, by what it says in JOURNAL_STREAM: device and inode.
+// service. JOURNAL_STREAM has its device and inode.
 func isJournal(stream string, f *os.File) bool {
 	info, err := f.Stat()
 	if err != nil {
@@ -40,23 +39,23 @@ func isJournal(stream string, f *os.File) bool {
 	return ok && stream == fmt.Sprintf("%d:%d", stat.Dev, stat.Ino)
 }
 
-// journaldLog is openLog for one entry per event, with a field for each of the event's,
-// to journald's socket.
-func journaldLog(socket string) (func(zapcore.LevelEnabler) *zap.Logger, *logQueue) {
-	q := newLogQueue(journald(socket), func(lines int64) []byte {
+// openJournald returns a log of one entry per event to journald's socket, with a field
+// of the entry for each field of the event.
+func openJournald(socket string) *Log {
+	q := newQueue(journald(socket), func(lines int64) []byte {
 		e := zapcore.Entry{Level: zapcore.WarnLevel, Message: linesLost}
 		return journaldEntry(e, []zapcore.Field{logkey.Lost(lines)})
 	})
-	return func(level zapcore.LevelEnabler) *zap.Logger {
-		return zap.New(&journaldCore{LevelEnabler: level, queue: q})
-	}, q
+	return newLog(q, func(level zapcore.LevelEnabler) zapcore.Core {
+		return &journaldCore{LevelEnabler: level, queue: q}
+	})
 }
 
 // journald is the path of journald's socket.
 type journald string
 
-// Write sends one entry. It connects anew each time, so that a journald that was
-// restarted gets it.
+// Write sends one entry. It connects for each entry, because journald may have been
+// restarted.
 func (j journald) Write(entry []byte) (int, error) {
 	conn, err := net.DialUnix("unixgram", nil, &net.UnixAddr{Name: string(j), Net: "unixgram"})
 	if err != nil {
@@ -66,10 +65,10 @@ func (j journald) Write(entry []byte) (int, error) {
 	return conn.Write(entry)
 }
 
-// journaldCore makes entries for journald of events.
+// journaldCore makes entries of events.
 type journaldCore struct {
 	zapcore.LevelEnabler
-	queue  *logQueue
+	queue  *queue
 	fields []zapcore.Field
 }
 
@@ -78,7 +77,7 @@ func (c *journaldCore) With(fields []zapcore.Field) zapcore.Core {
 	return &journaldCore{LevelEnabler: c.LevelEnabler, queue: c.queue, fields: slices.Concat(c.fields, fields)}
 }
 
-// Check adds the core to those that write an event that is loud enough.
+// Check adds the core to checked if it writes events of this level.
 func (c *journaldCore) Check(e zapcore.Entry, checked *zapcore.CheckedEntry) *zapcore.CheckedEntry {
 	if c.Enabled(e.Level) {
 		return checked.AddCore(e, c)
@@ -92,14 +91,14 @@ func (c *journaldCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	return err
 }
 
-// Sync does nothing: the end of the queue does.
+// Sync does nothing: Close of the queue writes what is queued.
 func (c *journaldCore) Sync() error { return nil }
 
 // journaldEntry returns an entry in journald's native form
-// (https://systemd.io/JOURNAL_NATIVE_PROTOCOL). MESSAGE is for people, who see nothing
-// else, and has all of it; the fields are for filters.
+// (https://systemd.io/JOURNAL_NATIVE_PROTOCOL). MESSAGE contains all fields as text,
+// because journalctl shows nothing else by default; the fields are for filters.
 func journaldEntry(e zapcore.Entry, fields []zapcore.Field) []byte {
-	var typed, told []string // NAME and value in turn; what MESSAGE says of them
+	var typed, shown []string // NAME and value in turn; the part of MESSAGE about them
 	add := func(name, value string) { typed = append(typed, name, value) }
 	for _, f := range fields {
 		m := zapcore.NewMapObjectEncoder()
@@ -107,12 +106,12 @@ func journaldEntry(e zapcore.Entry, fields []zapcore.Field) []byte {
 		for _, key := range slices.Sorted(maps.Keys(m.Fields)) {
 			value := fieldText(m.Fields[key])
 			add(fieldPrefix+fieldName(key), value)
-			told = append(told, key+"="+value)
+			shown = append(shown, key+"="+value)
 		}
 	}
 	message := e.Message
-	if len(told) > 0 {
-		message += ": " + strings.Join(told, ", ")
+	if len(shown) > 0 {
+		message += ": " + strings.Join(shown, ", ")
 	}
 	if e.LoggerName != "" {
 		add(fieldPrefix+"LOGGER", e.LoggerName)
@@ -134,7 +133,7 @@ func fieldText(value any) string {
 	return fmt.Sprint(value)
 }
 
-// fieldName returns the name journald takes for a key of ours: A to Z, 0 to 9 and _.
+// fieldName returns a key in the characters that journald accepts: A to Z, 0 to 9 and _.
 func fieldName(key string) string {
 	return strings.Map(func(r rune) rune {
 		if r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' {
@@ -144,7 +143,7 @@ func fieldName(key string) string {
 	}, strings.ToUpper(key))
 }
 
-// appendField writes NAME=value, or with the length where the value has several lines.
+// appendField writes NAME=value, or the form with a length if the value has several lines.
 func appendField(entry []byte, name, value string) []byte {
 	value = value[:min(len(value), fieldMax)]
 	entry = append(entry, name...)
@@ -157,7 +156,7 @@ func appendField(entry []byte, name, value string) []byte {
 	return append(append(entry, value...), '\n')
 }
 
-// priority is syslog's.
+// priority returns the syslog priority of a level.
 func priority(l zapcore.Level) string {
 	switch {
 	case l <= zapcore.DebugLevel:

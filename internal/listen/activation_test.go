@@ -1,4 +1,4 @@
-package daemon
+package listen
 
 import (
 	"net"
@@ -12,7 +12,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// fileOf returns a copy of what l or c has open, as systemd passes it.
+// fileOf returns a copy of the descriptor of a socket, as systemd passes it.
 func fileOf(t *testing.T, open interface{ File() (*os.File, error) }) *os.File {
 	t.Helper()
 	f, err := open.File()
@@ -22,7 +22,7 @@ func fileOf(t *testing.T, open interface{ File() (*os.File, error) }) *os.File {
 	return f
 }
 
-// systemdListens is systemd, which keeps its own descriptor of the socket.
+// systemdListens listens on a path like systemd, which keeps its own descriptor.
 func systemdListens(t *testing.T, path string) *net.UnixListener {
 	t.Helper()
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -42,7 +42,7 @@ func TestPassedSocketIsServedAndOutlivesTheDaemon(t *testing.T) {
 		if err != nil {
 			t.Fatalf("before %s: %v", round, err)
 		}
-		l, release, err := listen(t.Context(), path, lock, []*os.File{fileOf(t, owned)})
+		l, release, err := Unix(t.Context(), path, lock, []*os.File{fileOf(t, owned)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -57,7 +57,7 @@ func TestPassedSocketIsServedAndOutlivesTheDaemon(t *testing.T) {
 	}
 }
 
-func TestPassedSocketThatIsNotTheDaemonsIsRefusedInWords(t *testing.T) {
+func TestPassedSocketThatDoesNotFitIsRefusedWithTheUnitToChange(t *testing.T) {
 	dir := testutil.TempSocketDir(t)
 	path := filepath.Join(dir, "d.sock")
 	other := filepath.Join(dir, "other.sock")
@@ -66,10 +66,10 @@ func TestPassedSocketThatIsNotTheDaemonsIsRefusedInWords(t *testing.T) {
 			l := systemdListens(t, path)
 			return []*os.File{fileOf(t, l), fileOf(t, l)}
 		},
-		"the socket " + other + ", and the config file says " + path: func(t *testing.T) []*os.File {
+		"the socket " + other + "; the config file has " + path: func(t *testing.T) []*os.File {
 			return []*os.File{fileOf(t, systemdListens(t, other))}
 		},
-		"a unix datagram socket,": func(t *testing.T) []*os.File {
+		"a unix datagram socket;": func(t *testing.T) []*os.File {
 			c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "datagrams"), Net: "unixgram"})
 			if err != nil {
 				t.Fatal(err)
@@ -77,7 +77,7 @@ func TestPassedSocketThatIsNotTheDaemonsIsRefusedInWords(t *testing.T) {
 			t.Cleanup(func() { c.Close() })
 			return []*os.File{fileOf(t, c)}
 		},
-		"a unix seqpacket socket,": func(t *testing.T) []*os.File {
+		"a unix seqpacket socket;": func(t *testing.T) []*os.File {
 			l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: other, Net: "unixpacket"})
 			if err != nil {
 				t.Fatal(err)
@@ -85,7 +85,7 @@ func TestPassedSocketThatIsNotTheDaemonsIsRefusedInWords(t *testing.T) {
 			t.Cleanup(func() { l.Close() })
 			return []*os.File{fileOf(t, l)}
 		},
-		"a IPv4 stream socket,": func(t *testing.T) []*os.File {
+		"a IPv4 stream socket;": func(t *testing.T) []*os.File {
 			l, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
 			if err != nil {
 				t.Fatal(err)
@@ -101,7 +101,7 @@ func TestPassedSocketThatIsNotTheDaemonsIsRefusedInWords(t *testing.T) {
 			t.Cleanup(func() { syscall.Close(pair[1]) })
 			return []*os.File{os.NewFile(uintptr(pair[0]), "pair")}
 		},
-		"a descriptor that is no socket": func(t *testing.T) []*os.File {
+		"a descriptor that is not a socket": func(t *testing.T) []*os.File {
 			f, err := os.Open(os.DevNull)
 			if err != nil {
 				t.Fatal(err)
@@ -110,7 +110,7 @@ func TestPassedSocketThatIsNotTheDaemonsIsRefusedInWords(t *testing.T) {
 		},
 	} {
 		t.Run(want, func(t *testing.T) {
-			_, _, err := listen(t.Context(), path, path+".lock", passed(t))
+			_, _, err := Unix(t.Context(), path, path+".lock", passed(t))
 			if gpreempt.ReasonOf(err) != gpreempt.ReasonSocketPassed || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "gpreemptd.socket") {
 				t.Errorf("got %v", err)
 			}

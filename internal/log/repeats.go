@@ -1,4 +1,4 @@
-package daemon
+package log
 
 import (
 	"fmt"
@@ -14,39 +14,40 @@ import (
 )
 
 const (
-	// repeatTime is how often the log says the same of the same in the long run, and
-	// repeatBurst how often at once: what differs between the first few may matter.
+	// repeatTime is the interval at which one more of the lines that repeat is written,
+	// after the first repeatBurst: the first few may differ in something that matters.
 	repeatTime  = 10 * time.Second
 	repeatBurst = 5
-	// repeatsKept bounds what is remembered of such lines.
+	// repeatsKept bounds the number of different lines that are remembered.
 	repeatsKept = 512
 )
 
-// line is one that is to be written, and where.
+// line is a line of the log and the core that writes it.
 type line struct {
 	to     zapcore.Core
 	entry  zapcore.Entry
 	fields []zapcore.Field
 }
 
-// repeated is what is remembered of lines that say the same of the same.
+// repeated is the state of lines with the same message and the same subject.
 type repeated struct {
-	until time.Time // when one more may be written
-	left  int       // may be written before that
-	held  uint64    // that came since the last that was written
-	last  line      // of those
+	until time.Time // when one more line may be written
+	left  int       // how many may be written before
+	held  uint64    // lines held back since the last that was written
+	last  line      // the last of those
 }
 
-// repeatedLines decides which lines are written. Of lines that say the same of the same
-// repeatBurst are, and one more for each repeatTime; the rest is held back, and the last
-// of those is written with how many there were before it. Its zero value is ready. Not safe
-// for concurrent use.
+// repeatedLines decides which lines are written. Of lines with the same message and
+// subject it writes repeatBurst, and one more in each repeatTime. The others are held
+// back; the last of them is written with the number of those before it. The zero value
+// is ready to use. Not safe for concurrent use.
 type repeatedLines struct {
 	of    map[string]*repeated
-	order []string // the keys of of, by until
+	order []string // the keys of the map, by until
 }
 
-// add takes a line that says what key tells, and gives those that are to be written now.
+// add adds a line. key identifies its message and subject. It returns the lines to write
+// now.
 func (r *repeatedLines) add(now time.Time, key string, l line) []line {
 	write := r.due(now)
 	if known := r.of[key]; known != nil {
@@ -58,7 +59,7 @@ func (r *repeatedLines) add(now time.Time, key string, l line) []line {
 		known.last = l
 		return write
 	}
-	if len(r.order) == repeatsKept { // the oldest makes room
+	if len(r.order) == repeatsKept { // forget the oldest
 		write = append(write, r.forget()...)
 	}
 	if r.of == nil {
@@ -69,7 +70,7 @@ func (r *repeatedLines) add(now time.Time, key string, l line) []line {
 	return append(write, l)
 }
 
-// due returns the lines whose time is over.
+// due returns the lines held back whose time has come.
 func (r *repeatedLines) due(now time.Time) (write []line) {
 	for len(r.order) > 0 && !now.Before(r.of[r.order[0]].until) {
 		key := r.order[0]
@@ -90,7 +91,7 @@ func (r *repeatedLines) due(now time.Time) (write []line) {
 	return write
 }
 
-// next returns when due is to be asked; no time when nothing is remembered.
+// next returns when to call due; the zero time if no line is remembered.
 func (r *repeatedLines) next() time.Time {
 	if len(r.order) == 0 {
 		return time.Time{}
@@ -98,7 +99,7 @@ func (r *repeatedLines) next() time.Time {
 	return r.of[r.order[0]].until
 }
 
-// rest returns the lines that are held back.
+// rest removes all lines that are held back and returns them.
 func (r *repeatedLines) rest() (write []line) {
 	for len(r.order) > 0 {
 		write = append(write, r.forget()...)
@@ -111,7 +112,8 @@ func (r *repeatedLines) wait(now time.Time, key string) {
 	r.order = append(r.order, key)
 }
 
-// forget takes out the oldest and returns the line that stands for those it held.
+// forget removes the oldest and returns the last line that it held back, with the number
+// of those before.
 func (r *repeatedLines) forget() []line {
 	oldest := r.of[r.order[0]]
 	delete(r.of, r.order[0])
@@ -126,23 +128,23 @@ func (r *repeatedLines) forget() []line {
 	return []line{l}
 }
 
-// repeats keeps whatever goes wrong again and again from filling the log. It reports what
-// it left out, which zap's own sampler does not; nor does that know targets apart.
-// Its methods are safe for concurrent use.
+// repeats keeps a fault that persists from filling the log. Unlike zap's sampler it
+// writes how many lines it left out, and distinguishes lines by their subject. Its
+// methods are safe for concurrent use.
 type repeats struct {
 	mu    sync.Mutex // guards all below, and that lines are written in order
 	lines repeatedLines
-	timer *time.Timer // runs while there are lines to remember
+	timer *time.Timer // runs while lines are remembered
 	ended bool
 }
 
-// limit returns a logger whose lines of Info and above are held back when they repeat.
-// Those of Debug are for who wants to see all. The caller closes r last.
+// limit returns a logger whose lines at Info and above are held back when they repeat;
+// lines at Debug never are. The caller closes r last.
 func (r *repeats) limit(log *zap.Logger) *zap.Logger {
 	return log.WithOptions(zap.WrapCore(func(c zapcore.Core) zapcore.Core { return &repeatCore{Core: c, repeats: r} }))
 }
 
-// close writes what is held back. From then on nothing is.
+// close writes the lines that are held back. Later lines are written at once.
 func (r *repeats) close() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -164,7 +166,7 @@ func (r *repeats) add(key string, l line) error {
 	return writeLines(write)
 }
 
-// wake writes what waited for its time.
+// wake writes the lines whose time has come.
 func (r *repeats) wake() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -178,7 +180,7 @@ func (r *repeats) wake() {
 	_ = writeLines(write)
 }
 
-// wakeLocked sees to it that wake is called.
+// wakeLocked starts the timer of the next wake.
 func (r *repeats) wakeLocked(now time.Time) {
 	if at := r.lines.next(); !at.IsZero() && r.timer == nil {
 		r.timer = time.AfterFunc(at.Sub(now), r.wake)
@@ -195,11 +197,11 @@ func writeLines(lines []line) error {
 	return first
 }
 
-// repeatCore is a core behind repeats.
+// repeatCore is a core that passes its lines through repeats.
 type repeatCore struct {
 	zapcore.Core
 	repeats *repeats
-	subject string // what the fields so far say lines are about
+	subject string // of the fields that With added
 }
 
 // With returns a core that adds fields to each line.
@@ -207,7 +209,7 @@ func (c *repeatCore) With(fields []zapcore.Field) zapcore.Core {
 	return &repeatCore{Core: c.Core.With(fields), repeats: c.repeats, subject: c.subject + subject(fields)}
 }
 
-// Check adds the core to those that write an event that is loud enough.
+// Check adds the core to checked if it writes events of this level.
 func (c *repeatCore) Check(e zapcore.Entry, checked *zapcore.CheckedEntry) *zapcore.CheckedEntry {
 	if c.Enabled(e.Level) {
 		return checked.AddCore(e, c)
@@ -224,7 +226,7 @@ func (c *repeatCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 	return c.repeats.add(key, line{c.Core, e, slices.Clone(fields)})
 }
 
-// subject returns what the fields of a line say it is about.
+// subject returns the fields of a line that name its subject, as text.
 func subject(fields []zapcore.Field) string {
 	var about strings.Builder
 	for _, f := range fields {

@@ -1,4 +1,4 @@
-package daemon
+package listen
 
 import (
 	"errors"
@@ -16,7 +16,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// place is where a daemon would listen.
+// place has the paths of a daemon that listens.
 type place struct{ socket, lock string }
 
 func newPlace(t *testing.T) place {
@@ -28,7 +28,7 @@ func newPlace(t *testing.T) place {
 // listen succeeds; close ends it as a daemon does.
 func (p place) listen(t *testing.T) (closeAll func()) {
 	t.Helper()
-	l, release, err := listen(t.Context(), p.socket, p.lock, nil)
+	l, release, err := Unix(t.Context(), p.socket, p.lock, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,15 +41,15 @@ func (p place) listen(t *testing.T) (closeAll func()) {
 // refused checks that listening fails for a reason, and returns the error.
 func (p place) refused(t *testing.T, reason gpreempt.Reason) *gpreempt.Error {
 	t.Helper()
-	_, _, err := listen(t.Context(), p.socket, p.lock, nil)
+	_, _, err := Unix(t.Context(), p.socket, p.lock, nil)
 	e, ok := errors.AsType[*gpreempt.Error](err)
 	if !ok || e.Reason != reason || e.Next == "" {
-		t.Fatalf("got %v, want a refusal for %s that says what to do", err, reason)
+		t.Fatalf("got %v, want an error for %s with a next step", err, reason)
 	}
 	return e
 }
 
-func TestSecondDaemonIsRefusedAndToldWhoIsFirst(t *testing.T) {
+func TestSecondDaemonIsRefusedWithThePidOfTheFirst(t *testing.T) {
 	p := newPlace(t)
 	closeFirst := p.listen(t)
 	want := "another gpreemptd (pid " + strconv.Itoa(os.Getpid()) + ") holds " + p.lock
@@ -68,9 +68,9 @@ func TestSecondDaemonIsRefusedAndToldWhoIsFirst(t *testing.T) {
 	p.listen(t)()
 }
 
-func TestRefusedStartGivesTheLockBack(t *testing.T) {
+func TestFailedStartReleasesTheLock(t *testing.T) {
 	p := newPlace(t)
-	if err := os.MkdirAll(p.socket, 0o755); err != nil { // a directory is in the way
+	if err := os.MkdirAll(p.socket, 0o755); err != nil { // a directory at the path of the socket
 		t.Fatal(err)
 	}
 	p.refused(t, gpreempt.ReasonSocketTaken)
@@ -112,7 +112,7 @@ func TestSocketIsForOwnerAndGroup(t *testing.T) {
 
 func TestSocketOfADeadDaemonIsReplaced(t *testing.T) {
 	p := newPlace(t)
-	l, release, err := listen(t.Context(), p.socket, p.lock, nil)
+	l, release, err := Unix(t.Context(), p.socket, p.lock, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,8 +131,7 @@ func TestSocketOfADeadDaemonIsReplaced(t *testing.T) {
 	conn.Close()
 }
 
-// Whoever holds the path in whatever way, it stays theirs.
-func TestWhatIsAnothersIsLeftAlone(t *testing.T) {
+func TestPathOfAnotherProgramIsLeftAlone(t *testing.T) {
 	for name, occupy := range map[string]func(t *testing.T, path string){
 		"a program that listens": func(t *testing.T, path string) {
 			l, err := net.Listen("unix", path)
@@ -159,8 +158,8 @@ func TestWhatIsAnothersIsLeftAlone(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
-		"a link to where nothing is": func(t *testing.T, path string) {
-			if err := os.Symlink(path+".not-there", path); err != nil {
+		"a link to a missing file": func(t *testing.T, path string) {
+			if err := os.Symlink(path+".missing", path); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -186,7 +185,7 @@ func TestWhatIsAnothersIsLeftAlone(t *testing.T) {
 			}
 			after, err := os.Lstat(p.socket)
 			if err != nil || !os.SameFile(before, after) {
-				t.Errorf("the path leads elsewhere, or nowhere: %v", err)
+				t.Errorf("the path was replaced or removed: %v", err)
 			}
 		})
 	}
@@ -218,7 +217,7 @@ func busyListener(t *testing.T, path string) {
 	}
 }
 
-// Whoever can read the file can hold the lock.
+// A process that can open the file can hold the lock.
 func TestLockFileIsForItsOwnerAlone(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "lock")
 	if err := os.WriteFile(path, nil, 0o644); err != nil { // of an earlier version
@@ -235,9 +234,7 @@ func TestLockFileIsForItsOwnerAlone(t *testing.T) {
 	}
 }
 
-// Where everybody may write, everybody can put a socket of their own in the place of
-// the daemon's.
-func TestDirectoryThatIsOpenToEverybodyIsRefused(t *testing.T) {
+func TestDirectoryThatEveryUserCanWriteIsRefused(t *testing.T) {
 	p := newPlace(t)
 	dir := filepath.Dir(p.socket)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -250,7 +247,7 @@ func TestDirectoryThatIsOpenToEverybodyIsRefused(t *testing.T) {
 		t.Errorf("it does not name the directory: %v", e)
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
-		t.Errorf("it left %v: %v", left, err)
+		t.Errorf("the directory has %v, %v; want nothing", left, err)
 	}
 	if err := os.Chmod(dir, 0o777|os.ModeSticky); err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package daemon
+package log
 
 import (
 	"bytes"
@@ -15,14 +15,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// fakeJournald takes entries as journald does.
+// fakeJournald receives entries as journald does.
 type fakeJournald struct {
 	path string
 	conn *net.UnixConn
@@ -85,11 +84,11 @@ func parseEntry(b []byte) (map[string]string, error) {
 	return fields, nil
 }
 
-func TestJournaldGetsAFieldForEachOfTheEvents(t *testing.T) {
+func TestJournaldEntryHasAFieldForEachFieldOfTheEvent(t *testing.T) {
 	j := newFakeJournald(t)
-	logs, queue := journaldLog(j.path)
-	log := logs(zap.NewAtomicLevel())
-	log.Debug("too fine")
+	logs := openJournald(j.path)
+	log := logs.Changes()
+	log.Debug("below the level")
 	log.Named("executor").With(zap.Stringer("target", gpreempt.ProcessKey{PID: 7, Start: 9})).Error("a call hangs",
 		zap.Duration("after", 2*time.Second), zap.Error(errors.New("one\ntwo")), zap.Bool("was-suspended", true))
 	want := map[string]string{
@@ -100,15 +99,15 @@ func TestJournaldGetsAFieldForEachOfTheEvents(t *testing.T) {
 	if diff := cmp.Diff(want, j.next(t)); diff != "" {
 		t.Error(diff)
 	}
-	queue.Close()
+	logs.Close()
 }
 
-func TestJournaldKnowsHowLoudAChangeIsAndWhatItIsAbout(t *testing.T) {
+func TestJournaldEntryOfAStateChangeHasPriorityAndSubject(t *testing.T) {
 	j := newFakeJournald(t)
-	logs, queue := journaldLog(j.path)
-	log := logs(zap.NewAtomicLevelAt(zapcore.DebugLevel))
-	defer queue.Close()
-	d := &daemon{changes: log, epoch: 42}
+	logs := openJournald(j.path)
+	defer logs.Close()
+	logs.SetLevel("debug")
+	records := Records{logs.Changes(), leaseID}
 	for _, tc := range []struct {
 		record scheduler.Record
 		want   map[string]string
@@ -119,9 +118,9 @@ func TestJournaldKnowsHowLoudAChangeIsAndWhatItIsAbout(t *testing.T) {
 				ToTarget: scheduler.TargetSuspended, Cause: scheduler.CauseDone, Lease: 3, Took: 1500 * time.Microsecond,
 			},
 			map[string]string{
-				"MESSAGE":  "target changed: target=7@9, from=suspending, to=suspended, lease=000000000000002a-3, cause=done, took=1.5ms",
+				"MESSAGE":  "target changed: target=7@9, from=suspending, to=suspended, lease=18f3a7c25e90b401-3, cause=done, took=1.5ms",
 				"PRIORITY": "7", "GPREEMPT_TARGET": "7@9", "GPREEMPT_FROM": "suspending", "GPREEMPT_TO": "suspended",
-				"GPREEMPT_LEASE": "000000000000002a-3", "GPREEMPT_CAUSE": "done", "GPREEMPT_TOOK": "1.5ms",
+				"GPREEMPT_LEASE": "18f3a7c25e90b401-3", "GPREEMPT_CAUSE": "done", "GPREEMPT_TOOK": "1.5ms",
 			},
 		},
 		{
@@ -130,7 +129,7 @@ func TestJournaldKnowsHowLoudAChangeIsAndWhatItIsAbout(t *testing.T) {
 		},
 		{scheduler.Record{Kind: scheduler.RecordPolicy}, map[string]string{"MESSAGE": "policy changed", "PRIORITY": "6"}},
 	} {
-		d.logRecord(tc.record)
+		records.Write(tc.record)
 		got := j.next(t)
 		tc.want["SYSLOG_IDENTIFIER"] = "gpreemptd"
 		if diff := cmp.Diff(tc.want, got); diff != "" {
@@ -139,17 +138,17 @@ func TestJournaldKnowsHowLoudAChangeIsAndWhatItIsAbout(t *testing.T) {
 	}
 }
 
-// Nothing a client or a kernel says makes a field of its own, or an entry too long to send.
+// No text of a client or a kernel can add a field, or make an entry too long to send.
 func TestJournaldEntriesKeepTheirForm(t *testing.T) {
 	j := newFakeJournald(t)
-	logs, queue := journaldLog(j.path)
-	log := logs(zap.NewAtomicLevel())
-	defer queue.Close()
+	logs := openJournald(j.path)
+	defer logs.Close()
+	log := logs.Changes()
 	long := strings.Repeat("x\nPRIORITY=0\n", 100<<10)
-	log.Warn("client says "+long, zap.String("why", long), zap.String("text", "a\n_PID=1"), zap.ByteString("stack", []byte(long)), zap.String("Ärger=", "x"))
+	log.Warn("client: "+long, zap.String("why", long), zap.String("text", "a\n_PID=1"), zap.ByteString("stack", []byte(long)), zap.String("Ärger=", "x"))
 	got := j.next(t)
 	want := map[string]string{
-		"MESSAGE": ("client says " + long)[:fieldMax], "PRIORITY": "4", "SYSLOG_IDENTIFIER": "gpreemptd",
+		"MESSAGE": ("client: " + long)[:fieldMax], "PRIORITY": "4", "SYSLOG_IDENTIFIER": "gpreemptd",
 		"GPREEMPT_WHY": long[:fieldMax], "GPREEMPT_TEXT": "a\n_PID=1", "GPREEMPT_STACK": long[:fieldMax], "GPREEMPT__RGER_": "x",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -157,12 +156,12 @@ func TestJournaldEntriesKeepTheirForm(t *testing.T) {
 	}
 }
 
-// A journald that takes nothing more holds up the log, and nobody who logs.
-func TestJournaldThatStopsReadingIsToldWhatIsLost(t *testing.T) {
+// A journald that stops reading blocks no logger.
+func TestJournaldThatStopsReadingGetsTheNumberOfLostLines(t *testing.T) {
 	j := newFakeJournald(t)
-	logs, queue := journaldLog(j.path)
-	log := logs(zap.NewAtomicLevel())
-	const sent = 2 * logKept
+	logs := openJournald(j.path)
+	log := logs.Changes()
+	const sent = 2 * queueLines
 	for range sent { // more than queue and socket hold
 		log.Info("line")
 	}
@@ -186,7 +185,7 @@ func TestJournaldThatStopsReadingIsToldWhatIsLost(t *testing.T) {
 		}
 		lines++
 	}
-	queue.Close()
+	logs.Close()
 }
 
 func TestLogGoesToJournaldOnlyWhereStandardErrorDoes(t *testing.T) {

@@ -1,4 +1,6 @@
-package daemon
+// Package listen opens the daemon's Unix socket: it takes the instance lock, uses the
+// socket that systemd passed, and replaces the socket of a daemon that died.
+package listen
 
 import (
 	"cmp"
@@ -14,23 +16,20 @@ import (
 	"syscall"
 	"time"
 
-	"go.uber.org/zap"
-
-	"github.com/gpreempt/gpreempt/internal/logkey"
-	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// socketMode lets the owner and the group of the socket in; rights inside are
-// decided by identity.
-const socketMode = 0o660
+// Mode is the mode of the socket: its owner and its group may connect. What they may do
+// is decided by identity.
+const Mode = 0o660
 
-// listen takes the instance lock, and serves on the socket that systemd passed; when
-// it passed none, it clears a socket a dead daemon left, and listens. The lock is held until release is called; a lock file is never
-// deleted, since deleting it would let two daemons hold "the" lock.
-func listen(ctx context.Context, socket, lockPath string, passed []*os.File) (listener *net.UnixListener, release func(), err error) {
+// Unix takes the instance lock at lockPath and returns the listener of a socket: the one
+// that systemd passed, or if it passed none a new one at the path. The lock is held until
+// release is called. The lock file is never deleted: after a deletion two daemons could
+// hold a lock each.
+func Unix(ctx context.Context, socket, lockPath string, passed []*os.File) (listener *net.UnixListener, release func(), err error) {
 	for _, dir := range []string{filepath.Dir(socket), filepath.Dir(lockPath)} {
-		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // G301: clients have to get through to the socket
+		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // G301: clients must reach the socket
 			return nil, nil, fmt.Errorf("directory of the socket: %w", err)
 		}
 		if err := checkDirectory(dir); err != nil {
@@ -57,7 +56,7 @@ func listen(ctx context.Context, socket, lockPath string, passed []*os.File) (li
 	return listener, func() { _ = lock.Close() }, nil
 }
 
-// bind listens on a path that nobody else uses.
+// bind listens on a path that no other program uses.
 func bind(ctx context.Context, socket string) (*net.UnixListener, error) {
 	if err := clearStale(ctx, socket); err != nil {
 		return nil, err
@@ -66,41 +65,15 @@ func bind(ctx context.Context, socket string) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", socket, err)
 	}
-	if err := os.Chmod(socket, socketMode); err != nil {
+	if err := os.Chmod(socket, Mode); err != nil {
 		_ = listener.Close()
 		return nil, fmt.Errorf("mode of %s: %w", socket, err)
 	}
 	return listener, nil
 }
 
-// identified returns the connections of a listener with who is at the other end. They
-// may use three quarters of the file descriptors, two each: what the daemon does for
-// itself, such as to let a process run again, must not fail for want of one.
-func (d *daemon) identified(listener *net.UnixListener) (net.Listener, error) {
-	var files syscall.Rlimit
-	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil {
-		return nil, fmt.Errorf("limit of file descriptors: %w", err)
-	}
-	most := int(min(files.Cur, 1<<20)) * 3 / 8
-	return acceptLog{peercred.NewListener(listener, peercred.AtMost(most), peercred.Admit(d.server.MayConnect), peercred.OnRefused(d.server.Refused)), d.log}, nil
-}
-
-// acceptLog tells that nobody can be let in; gRPC waits and tries again by itself.
-type acceptLog struct {
-	net.Listener
-	log *zap.Logger
-}
-
-func (l acceptLog) Accept() (net.Conn, error) {
-	conn, err := l.Listener.Accept()
-	if err != nil && !errors.Is(err, net.ErrClosed) {
-		l.log.Warn("no connection can be accepted; those there are go on", logkey.Err(err))
-	}
-	return conn, err
-}
-
-// checkDirectory refuses a directory in which anybody may replace what the daemon
-// puts there: clients would be talking to whoever did.
+// checkDirectory rejects a directory in which every user may replace the socket: clients
+// would connect to another program.
 func checkDirectory(dir string) error {
 	info, err := os.Stat(dir)
 	if err != nil {
@@ -111,15 +84,15 @@ func checkDirectory(dir string) error {
 	}
 	return &gpreempt.Error{
 		Code: gpreempt.CodeFailedPrecondition, Reason: gpreempt.ReasonOpenDirectory,
-		Message: fmt.Sprintf("everybody may write to %s, and so put another socket in the place of the daemon's", dir),
+		Message: fmt.Sprintf("every user may write to %s, and replace the daemon's socket", dir),
 		Next:    "chmod o-w " + dir + ", or choose another path for socket in the config file",
 	}
 }
 
-// takeLock holds an exclusive lock on a file; whoever holds it has written its
-// pid there, if there was room, for the message of the one who comes second.
+// takeLock takes an exclusive lock on a file and writes the pid into it, for the message
+// of a second daemon.
 func takeLock(path string) (*os.File, error) {
-	// Whoever can read the file can lock it, and would keep the daemon from starting.
+	// A process that can open the file can lock it, and keep the daemon from starting.
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("instance lock: %w", err)
@@ -137,19 +110,19 @@ func takeLock(path string) (*os.File, error) {
 		return nil, &gpreempt.Error{
 			Code: gpreempt.CodeAlreadyExists, Reason: gpreempt.ReasonSecondDaemon,
 			Message: fmt.Sprintf("another gpreemptd (pid %s) holds %s", cmp.Or(strings.TrimSpace(string(pid)), "unknown"), path),
-			Next:    "one daemon serves a host; stop that one first, or talk to it with gpctl status",
+			Next:    "one daemon serves a host; stop that one first, or use it: gpctl status",
 		}
 	}
-	// A disk that is full is no reason not to start: the lock holds without the pid, and
-	// an earlier daemon's pauses may have to be undone.
+	// The daemon starts even if the disk is full: the lock works without the pid, and
+	// processes that an earlier daemon paused may have to be resumed.
 	if file.Truncate(0) == nil {
 		_, _ = file.WriteAt([]byte(strconv.Itoa(os.Getpid())+"\n"), 0)
 	}
 	return file, nil
 }
 
-// clearStale removes the socket of a daemon that is dead. It removes nothing
-// that answers and nothing that is not a socket.
+// clearStale removes the socket of a daemon that died. It returns an error if a program
+// listens on it, or if it is not a socket.
 func clearStale(ctx context.Context, socket string) error {
 	info, err := os.Lstat(socket)
 	switch {
@@ -177,24 +150,24 @@ func clearStale(ctx context.Context, socket string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case !errors.Is(err, syscall.ECONNREFUSED):
-		// Only a refused connection proves that nobody listens: a program too busy to
-		// accept and one with a socket of another type give other errors.
+		// Only ECONNREFUSED proves that no program listens: a program too busy to accept
+		// and a socket of another type cause other errors.
 		return &gpreempt.Error{
 			Code: gpreempt.CodeAlreadyExists, Reason: gpreempt.ReasonSocketTaken,
-			Message: fmt.Sprintf("%s may be another program's: %v", socket, err),
+			Message: fmt.Sprintf("%s may belong to another program: %v", socket, err),
 			Next:    "stop that program or remove the socket, or choose another path for socket in the config file",
 		}
 	}
 	if err := os.Remove(socket); err != nil {
-		return fmt.Errorf("socket left by a daemon that died: %w", err)
+		return fmt.Errorf("socket of a daemon that died: %w", err)
 	}
 	return nil
 }
 
 var errLocked = errors.New("locked by another process")
 
-// lockFile takes a whole-file lock that the kernel drops when the last copy of
-// the descriptor closes, however the process ends.
+// lockFile locks a whole file. The kernel releases the lock when the last copy of the
+// descriptor is closed, however the process ends.
 func lockFile(file *os.File) error {
 	err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {

@@ -1,0 +1,84 @@
+package log
+
+import (
+	"bytes"
+	"io"
+	"sync/atomic"
+	"time"
+)
+
+const (
+	// queueLines bounds the lines that wait to be written.
+	queueLines = 4096
+	// flushTime is how long Close waits for them to be written.
+	flushTime = time.Second
+)
+
+// linesLost is the message about a full queue.
+const linesLost = "log lines lost: the reader of the log is too slow"
+
+// queue writes lines from a goroutine of its own. State changes are logged under the
+// scheduler's lock, and a reader of the log that has stopped reading must not delay a
+// resume. If the queue is full, lines are lost, and one line says how many.
+type queue struct {
+	to    io.Writer
+	gap   func(lines int64) []byte // returns the line that says how many are lost
+	lines chan []byte
+	lost  atomic.Int64
+	stop  chan struct{}
+	done  chan struct{}
+}
+
+func newQueue(to io.Writer, gap func(int64) []byte) *queue {
+	q := &queue{to: to, gap: gap, lines: make(chan []byte, queueLines), stop: make(chan struct{}), done: make(chan struct{})}
+	go q.run()
+	return q
+}
+
+// Write queues one line. It does not block.
+func (q *queue) Write(line []byte) (int, error) {
+	select {
+	case q.lines <- bytes.Clone(line):
+	default:
+		q.lost.Add(1)
+	}
+	return len(line), nil
+}
+
+func (q *queue) run() {
+	defer close(q.done)
+	for {
+		select {
+		case line := <-q.lines:
+			q.pass(line)
+		case <-q.stop:
+			for {
+				select {
+				case line := <-q.lines:
+					q.pass(line)
+				default:
+					return
+				}
+			}
+		}
+	}
+}
+
+// pass writes a line. An error cannot be logged and is ignored.
+func (q *queue) pass(line []byte) {
+	_, _ = q.to.Write(line)
+	if n := q.lost.Swap(0); n > 0 {
+		_, _ = q.to.Write(q.gap(n))
+	}
+}
+
+// Close waits until the queued lines are written, at most flushTime.
+func (q *queue) Close() {
+	close(q.stop)
+	timeout := time.NewTimer(flushTime)
+	defer timeout.Stop()
+	select {
+	case <-q.done:
+	case <-timeout.C:
+	}
+}

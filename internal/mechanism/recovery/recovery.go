@@ -1,0 +1,215 @@
+// Package recovery resumes the processes that an earlier daemon left paused. The
+// mechanisms criu and freezer journal their pauses, because the kernel does not end them
+// when the daemon dies.
+package recovery
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/internal/journal"
+	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
+	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
+	"github.com/gpreempt/gpreempt/internal/tracer"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+const (
+	// resumeTime bounds one attempt to resume a process.
+	resumeTime = 30 * time.Second
+	// CleanupTime bounds Cleanup: one attempt for each process, all at once.
+	CleanupTime = resumeTime + 5*time.Second
+	// openTime is how long Open waits for a cleanup that is running.
+	openTime = 10 * time.Second
+	// retryTime is the time between two attempts to resume what is left.
+	retryTime = 5 * time.Second
+)
+
+// Dir returns the directory of the journal below the runtime directory of the daemon.
+// Its files end with the host, as the pauses do.
+func Dir(run string) string { return filepath.Join(run, "journal") }
+
+// Pauses are the mechanisms whose pauses outlive the daemon, and their journal. Its
+// methods are safe for concurrent use, except that one goroutine at a time may resume.
+type Pauses struct {
+	CRIU    *criu.Mechanism
+	Freezer *freezer.Mechanism
+	journal *journal.Journal
+	log     *zap.Logger
+
+	mu      sync.Mutex // guards orphans; not held while one is resumed
+	orphans []journal.Entry
+}
+
+// Open opens the journal in dir and reads the pauses of earlier daemons. Call it before
+// anything is paused. It waits for a cleanup that is running, until ctx ends or 10 s have
+// passed. unreadable are errors about files of the journal; a file name alone is used if
+// it names a mechanism of this version.
+func Open(ctx context.Context, dir string, log *zap.Logger) (p *Pauses, unreadable []error, err error) {
+	ctx, cancel := context.WithTimeout(ctx, openTime)
+	defer cancel()
+	for {
+		p, unreadable, err = open(dir, log)
+		if !errors.Is(err, journal.ErrInUse) || ctx.Err() != nil {
+			return p, unreadable, err
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func open(dir string, log *zap.Logger) (*Pauses, []error, error) {
+	j, err := journal.Open(dir)
+	if err != nil {
+		return nil, nil, err
+	}
+	p := New(j, log)
+	return p, p.findOrphans(), nil
+}
+
+// New returns the mechanisms over a journal, without the pauses of earlier daemons.
+func New(j *journal.Journal, log *zap.Logger) *Pauses {
+	return &Pauses{
+		CRIU:    criu.New(criu.Config{Sys: kfd.Kernel(), Attach: thread, Journal: j, Log: log.Named("criu")}),
+		Freezer: freezer.New(freezer.Config{Root: "/", Journal: j, Log: log.Named("freezer")}),
+		journal: j,
+		log:     log,
+	}
+}
+
+// thread starts a thread that traces a process. An interface that holds a nil
+// *tracer.Thread would not be nil.
+func thread(ctx context.Context, pid int32, start uint64) (criu.Thread, error) {
+	t, err := tracer.Attach(ctx, pid, start)
+	if err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+// findOrphans reads the journal.
+func (p *Pauses) findOrphans() (unreadable []error) {
+	entries, unreadable := p.journal.Entries()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.orphans = slices.DeleteFunc(entries, func(e journal.Entry) bool {
+		return e.NameOnly && e.Mechanism != p.CRIU.Name() && e.Mechanism != p.Freezer.Name()
+	})
+	return unreadable
+}
+
+// Close closes the journal.
+func (p *Pauses) Close() error { return p.journal.Close() }
+
+// Resume tries once to resume every process that is still paused, all at once. It returns
+// how many it resumed and an error for each of the others.
+func (p *Pauses) Resume(ctx context.Context) (resumed int, failures []error) {
+	p.mu.Lock()
+	orphans := slices.Clone(p.orphans)
+	p.mu.Unlock()
+	errs := make([]error, len(orphans))
+	var all sync.WaitGroup
+	for i, e := range orphans {
+		all.Go(func() { errs[i] = p.resume(ctx, e) })
+	}
+	all.Wait()
+	for i, e := range orphans {
+		if errs[i] != nil {
+			failures = append(failures, fmt.Errorf("process %d, paused by %s: %w", e.Target.PID, e.Mechanism, errs[i]))
+			continue
+		}
+		resumed++
+		p.mu.Lock()
+		p.orphans = slices.DeleteFunc(p.orphans, func(o journal.Entry) bool { return o == e })
+		p.mu.Unlock()
+		p.log.Warn("resumed a process that an earlier daemon left paused",
+			logkey.Target(e.Target), logkey.Mechanism(e.Mechanism), logkey.Since(e.At))
+	}
+	return resumed, failures
+}
+
+// Run calls Resume until every process is resumed or ctx ends; a GPU that hangs can take
+// long. After each attempt it calls tried with the errors.
+func (p *Pauses) Run(ctx context.Context, tried func(failures []error)) {
+	for {
+		_, failures := p.Resume(ctx)
+		tried(failures)
+		if len(failures) == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(retryTime):
+		}
+	}
+}
+
+// Orphaned reports whether a process is still paused by an earlier daemon. No mechanism
+// may attach to it meanwhile: resuming it would end a new pause as well.
+func (p *Pauses) Orphaned(target gpreempt.ProcessKey) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.ContainsFunc(p.orphans, func(e journal.Entry) bool { return e.Target == target })
+}
+
+func (p *Pauses) resume(ctx context.Context, e journal.Entry) error {
+	ctx, cancel := context.WithTimeout(ctx, resumeTime)
+	defer cancel()
+	switch e.Mechanism {
+	case p.CRIU.Name():
+		return p.CRIU.Undo(ctx, e)
+	case p.Freezer.Name():
+		return p.Freezer.Undo(ctx, e)
+	}
+	return fmt.Errorf("unknown mechanism %q: only the version that wrote the journal can resume it", e.Mechanism)
+}
+
+// Cleanup resumes every process that a crashed daemon left paused, according to the
+// journal in dir. It may be called at any time and any number of times: while a daemon
+// runs it does nothing. It writes the result to w.
+func Cleanup(ctx context.Context, w io.Writer, dir string) error {
+	p, unreadable, err := open(dir, zap.NewNop())
+	switch {
+	case errors.Is(err, journal.ErrInUse):
+		_, err := fmt.Fprintln(w, "gpreemptd is running, or another cleanup is: nothing to do")
+		return err
+	case err != nil:
+		return err
+	}
+	type result struct {
+		resumed  int
+		failures []error
+	}
+	ended := make(chan result, 1)
+	go func() {
+		resumed, failures := p.Resume(ctx)
+		ended <- result{resumed, failures}
+	}()
+	var r result
+	select {
+	case r = <-ended:
+	case <-time.After(CleanupTime):
+		return errors.New("a call of the driver hangs: processes may still be paused; run it again after the GPU has been reset")
+	}
+	text := "nothing was left paused"
+	if r.resumed > 0 {
+		text = fmt.Sprintf("processes resumed: %d", r.resumed)
+	}
+	if _, err := fmt.Fprintln(w, text); err != nil {
+		r.failures = append(r.failures, err)
+	}
+	return errors.Join(append(append(r.failures, unreadable...), p.journal.Close())...)
+}
