@@ -31,13 +31,7 @@ type Subject struct {
 	// GPUs are those of the host, or at least those its queues are on.
 	GPUs []gpreempt.GPU
 	// Queues are its queues, in any order.
-	Queues []Queue
-}
-
-// Queue is a queue and what is known of it beyond sysfs.
-type Queue struct {
-	gpreempt.Queue
-	Info gpreempt.QueueInfo
+	Queues []gpreempt.QueueEntry
 }
 
 // Decision is what a process is, and why.

@@ -36,7 +36,7 @@ var (
 			{ID: 51110, Node: 1, BDF: "0000:03:00.0", RenderMinor: 128},
 			{ID: 3183, Node: 2, BDF: "0001:c1:00.0", RenderMinor: 129},
 		},
-		Queues: []classify.Queue{
+		Queues: []gpreempt.QueueEntry{
 			compute(0, 4096, gpreempt.QueueInfo{Source: gpreempt.FromMQD, PriorityKnown: true, RingBase: 0x7f0000001000, Priority: 11, PriorityExact: true}),
 			compute(1, 1<<20, gpreempt.QueueInfo{Source: gpreempt.FromMQD, PriorityKnown: true, RingBase: 0x7f0000200000, Priority: 3, PriorityExact: true}),
 			compute(2, 1<<20, gpreempt.QueueInfo{Source: gpreempt.FromSnapshot, PriorityKnown: true, RingBase: 0x7f0000400000, Priority: 1}),
@@ -49,8 +49,8 @@ var (
 
 const containerID = "3f2a7b8c9d0e3f2a7b8c9d0e3f2a7b8c9d0e3f2a7b8c9d0e3f2a7b8c9d0e3f2a"
 
-func compute(id uint32, ringBytes uint64, info gpreempt.QueueInfo) classify.Queue {
-	return classify.Queue{Queue: gpreempt.Queue{ID: id, GPU: 3183, Type: gpreempt.QueueCompute, RingBytes: ringBytes}, Info: info}
+func compute(id uint32, ringBytes uint64, info gpreempt.QueueInfo) gpreempt.QueueEntry {
+	return gpreempt.QueueEntry{Queue: gpreempt.Queue{ID: id, GPU: 3183, Type: gpreempt.QueueCompute, RingBytes: ringBytes}, Info: info}
 }
 
 func compile(tb testing.TB, rules ...classify.Rule) *classify.Classifier {

@@ -129,7 +129,7 @@ func (c *condition) mayHold(s *Subject) bool {
 		highest, known, all := highestPriority(s)
 		return !all && (!known || uint64(highest.Priority) <= c.last)
 	case c.field == ringAddress:
-		return slices.ContainsFunc(s.Queues, func(q Queue) bool { return q.Info.RingBase == 0 })
+		return slices.ContainsFunc(s.Queues, func(q gpreempt.QueueEntry) bool { return q.Info.RingBase == 0 })
 	}
 	return false
 }

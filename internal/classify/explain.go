@@ -175,7 +175,7 @@ func gpuText(g gpreempt.GPU) string {
 }
 
 func (c *condition) explainPriority(s *Subject, is string) string {
-	if !slices.ContainsFunc(s.Queues, func(q Queue) bool { return q.Type == gpreempt.QueueCompute }) {
+	if !slices.ContainsFunc(s.Queues, func(q gpreempt.QueueEntry) bool { return q.Type == gpreempt.QueueCompute }) {
 		return "queue_priority: it has no compute queues"
 	}
 	highest, known, all := highestPriority(s)

@@ -45,7 +45,7 @@ func TestExplainSetsTheFactBesideWhatTheRuleWants(t *testing.T) {
 	inContainer.Cgroup.ContainerID, inContainer.Cgroup.PodUID = containerID, "9f2c1d4e"
 	empty := classify.Subject{}
 	hip := training
-	hip.Queues = []classify.Queue{compute(1, 1<<20, gpreempt.QueueInfo{Source: gpreempt.FromMQD, Priority: 11, PriorityKnown: true})}
+	hip.Queues = []gpreempt.QueueEntry{compute(1, 1<<20, gpreempt.QueueInfo{Source: gpreempt.FromMQD, Priority: 11, PriorityKnown: true})}
 	many := training
 	many.Queues = nil
 	for n := range 7 {

@@ -272,7 +272,7 @@ func TestWhatIsNotKnownDoesNotMatch(t *testing.T) {
 	} {
 		c := compile(t, classify.Rule{Name: "r", Match: match, Class: gpreempt.Offline})
 		// A queue of which nothing is known but sysfs, on a GPU nobody told of.
-		for _, s := range []classify.Subject{vllm, {Queues: []classify.Queue{compute(0, 1<<20, gpreempt.QueueInfo{})}}} {
+		for _, s := range []classify.Subject{vllm, {Queues: []gpreempt.QueueEntry{compute(0, 1<<20, gpreempt.QueueInfo{})}}} {
 			if got := c.Decide(&s).By; got != "default" {
 				t.Errorf("%s: by %q", name, got)
 			}
@@ -286,22 +286,22 @@ func TestQueuePriorityIsTheProgramsOwn(t *testing.T) {
 	}
 	tests := []struct {
 		name   string
-		queues []classify.Queue
+		queues []gpreempt.QueueEntry
 		// want is the only priority whose rule matches; -1 for none.
 		want int
 	}{
 		{"no queues", nil, -1},
-		{"the highest of several", []classify.Queue{compute(0, 8192, known(7)), compute(1, 8192, known(11)), compute(2, 8192, known(0))}, 11},
-		{"not the runtime's own", []classify.Queue{compute(0, 4096, known(11)), compute(1, 8192, known(7))}, 7},
-		{"only small rings", []classify.Queue{compute(0, 4096, known(7)), compute(1, 4096, known(11))}, 11},
-		{"the runtime's own beside one not known", []classify.Queue{compute(0, 4096, known(11)), compute(1, 8192, gpreempt.QueueInfo{})}, -1},
-		{"the runtime's own beside SDMA", []classify.Queue{
+		{"the highest of several", []gpreempt.QueueEntry{compute(0, 8192, known(7)), compute(1, 8192, known(11)), compute(2, 8192, known(0))}, 11},
+		{"not the runtime's own", []gpreempt.QueueEntry{compute(0, 4096, known(11)), compute(1, 8192, known(7))}, 7},
+		{"only small rings", []gpreempt.QueueEntry{compute(0, 4096, known(7)), compute(1, 4096, known(11))}, 11},
+		{"the runtime's own beside one not known", []gpreempt.QueueEntry{compute(0, 4096, known(11)), compute(1, 8192, gpreempt.QueueInfo{})}, -1},
+		{"the runtime's own beside SDMA", []gpreempt.QueueEntry{
 			compute(0, 4096, known(7)),
 			{Queue: gpreempt.Queue{Type: gpreempt.QueueSDMA, RingBytes: 1 << 20}, Info: known(11)},
 		}, 7},
-		{"one that is not known may be higher", []classify.Queue{compute(0, 8192, known(7)), compute(1, 8192, gpreempt.QueueInfo{})}, -1},
-		{"and cannot be higher than the highest", []classify.Queue{compute(0, 8192, known(15)), compute(1, 8192, gpreempt.QueueInfo{})}, 15},
-		{"low is a priority", []classify.Queue{compute(0, 8192, known(0))}, 0},
+		{"one that is not known may be higher", []gpreempt.QueueEntry{compute(0, 8192, known(7)), compute(1, 8192, gpreempt.QueueInfo{})}, -1},
+		{"and cannot be higher than the highest", []gpreempt.QueueEntry{compute(0, 8192, known(15)), compute(1, 8192, gpreempt.QueueInfo{})}, 15},
+		{"low is a priority", []gpreempt.QueueEntry{compute(0, 8192, known(0))}, 0},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

@@ -55,7 +55,7 @@ func drawSubject(t *rapid.T) *classify.Subject {
 		}
 	}
 	for n := range rapid.IntRange(0, 3).Draw(t, "queues") {
-		s.Queues = append(s.Queues, classify.Queue{
+		s.Queues = append(s.Queues, gpreempt.QueueEntry{
 			Queue: gpreempt.Queue{
 				ID: uint32(n), GPU: gpreempt.GPUID(rapid.IntRange(1, 3).Draw(t, "gpu")),
 				Type:      rapid.SampledFrom([]gpreempt.QueueType{gpreempt.QueueCompute, gpreempt.QueueSDMA}).Draw(t, "type"),

@@ -12,9 +12,9 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
-	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
+	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
@@ -69,7 +69,7 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, hooks hooks, lo
 		b.openPauses(ctx, recovery.Dir(h.RunDir), log)
 	}
 	if b.backlogs == nil {
-		b.backlogs = backlog.New().Read
+		b.backlogs = inventory.NewBacklogReader().Read
 	}
 	for _, name := range cfg.Mechanisms {
 		switch {
@@ -146,14 +146,14 @@ func openSimulation(o Options) (*backend, error) {
 		root:  machine.FS(),
 		fs:    discovery.NewFS(machine.FS()),
 		rungs: []mechanism.Mechanism{mech},
-		backlogs: func(_ context.Context, key gpreempt.ProcessKey, queues []backlog.Queue) ([]backlog.Backlog, error) {
-			all := make([]backlog.Backlog, len(queues))
+		backlogs: func(_ context.Context, key gpreempt.ProcessKey, queues []gpreempt.QueueEntry) ([]inventory.Backlog, error) {
+			all := make([]inventory.Backlog, len(queues))
 			for n, q := range queues {
 				packets, err := machine.QueueBacklog(key, q.ID)
 				if err != nil {
 					return nil, err
 				}
-				all[n] = backlog.Backlog{Known: true, Value: packets, Unit: backlog.Packets}
+				all[n] = inventory.Backlog{Known: true, Value: packets, Unit: inventory.Packets}
 			}
 			return all, nil
 		},

@@ -38,7 +38,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
 	"github.com/gpreempt/gpreempt/internal/mtls"
-	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/internal/otlp"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -105,7 +104,7 @@ type daemon struct {
 	warnings  warnings
 	events    *events.Log
 	inventory *inventory.Inventory
-	observer  *observer.Observer
+	observer  *inventory.Observer
 	// containers is nil in a simulation.
 	containers *container.Resolver
 	targets    *targets

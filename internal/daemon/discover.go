@@ -7,14 +7,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/container"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
-	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -22,13 +20,13 @@ import (
 
 // openObserver makes the observer of the queues.
 func (d *daemon) openObserver() {
-	cfg := observer.Config{
+	cfg := inventory.Config{
 		Root:      d.backend.root,
 		FS:        d.backend.fs,
 		Inventory: d.inventory,
-		Intervals: func() observer.Intervals {
+		Intervals: func() inventory.Intervals {
 			c := d.config.Load().Discovery
-			return observer.Intervals{Shortest: c.Interval, Longest: c.IdleInterval, MQDs: c.MQDsInterval}
+			return inventory.Intervals{Shortest: c.Interval, Longest: c.IdleInterval, MQDs: c.MQDsInterval}
 		},
 		Before: d.lookForGPUs,
 		Scanned: func(diff inventory.Diff) {
@@ -50,7 +48,7 @@ func (d *daemon) openObserver() {
 	if d.backend.device != nil {
 		cfg.SMI = d.openSMI
 	}
-	d.observer = observer.New(cfg)
+	d.observer = inventory.NewObserver(cfg)
 }
 
 // snapshot returns the queues of a held target as the driver tells them.
@@ -78,7 +76,7 @@ func snapshot(m *dbgtrap.Mechanism, key gpreempt.ProcessKey) map[uint32]gpreempt
 }
 
 // openSMI opens the events of a GPU that tell of all processes.
-func (d *daemon) openSMI(gpu gpreempt.GPUID) (observer.Stream, error) {
+func (d *daemon) openSMI(gpu gpreempt.GPUID) (inventory.Stream, error) {
 	stream, err := d.backend.device.OpenSMI(gpu)
 	if err != nil {
 		return nil, err
@@ -146,12 +144,8 @@ func (d *daemon) setRules(c *classify.Classifier) {
 }
 
 // backlogs reads the work waiting on queues of a process.
-func (d *daemon) backlogs(ctx context.Context, key gpreempt.ProcessKey, queues []inventory.QueueEntry) []backlog.Backlog {
-	asked := make([]backlog.Queue, len(queues))
-	for n, q := range queues {
-		asked[n] = backlog.Queue{Queue: q.Queue, Info: q.Info}
-	}
-	all, err := d.backend.backlogs(ctx, key, asked)
+func (d *daemon) backlogs(ctx context.Context, key gpreempt.ProcessKey, queues []gpreempt.QueueEntry) []inventory.Backlog {
+	all, err := d.backend.backlogs(ctx, key, queues)
 	if err != nil {
 		d.log.Debug("a backlog cannot be read", logkey.Target(key), logkey.Err(err))
 	}

@@ -12,8 +12,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
@@ -95,7 +95,7 @@ type Host struct {
 }
 
 // BacklogReader returns the backlogs of queues of one process, index by index.
-type BacklogReader func(context.Context, gpreempt.ProcessKey, []backlog.Queue) ([]backlog.Backlog, error)
+type BacklogReader func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEntry) ([]inventory.Backlog, error)
 
 // ThisHost returns the host that the calling process runs on. systemd names the
 // directory it made for RunDir.

@@ -180,11 +180,10 @@ func (t *targets) containerTold(id string) {
 
 // subject is all that a process is judged by.
 func (t *targets) subject(k *knownTarget) *classify.Subject {
-	s := &classify.Subject{Process: k.proc.Process, GPUs: gpusWithQueues(t.inventory.GPUs(), k.proc)}
-	s.Container, s.ContainerKnown = t.container(k.proc.Cgroup)
-	for _, q := range t.inventory.QueuesOf(k.proc.Key) {
-		s.Queues = append(s.Queues, classify.Queue{Queue: q.Queue, Info: q.Info})
+	s := &classify.Subject{
+		Process: k.proc.Process, Queues: t.inventory.QueuesOf(k.proc.Key), GPUs: gpusWithQueues(t.inventory.GPUs(), k.proc),
 	}
+	s.Container, s.ContainerKnown = t.container(k.proc.Cgroup)
 	return s
 }
 

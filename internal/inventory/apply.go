@@ -91,7 +91,7 @@ func (v *Inventory) SetInfos(at time.Time, proc discovery.Proc, infos []gpreempt
 }
 
 // log makes a change the newest one.
-func (v *Inventory) log(kind ChangeKind, q QueueEntry, at time.Time) Change {
+func (v *Inventory) log(kind ChangeKind, q gpreempt.QueueEntry, at time.Time) Change {
 	v.last++
 	c := Change{Revision: v.last, Kind: kind, At: at, Queue: q}
 	*v.slot(v.last) = c
@@ -106,7 +106,7 @@ type merge struct {
 	diff      Diff
 }
 
-func (m *merge) change(kind ChangeKind, q QueueEntry) {
+func (m *merge) change(kind ChangeKind, q gpreempt.QueueEntry) {
 	m.diff.Queues = append(m.diff.Queues, m.inventory.log(kind, q, m.at))
 }
 
@@ -139,7 +139,7 @@ func sameQueues(a, b discovery.Proc) bool {
 
 // queues goes through the old and the new queues of one process side by side.
 func (m *merge) queues(old process, p discovery.Proc) process {
-	next := process{Proc: p, entries: make([]QueueEntry, 0, len(p.Queues)), born: old.born}
+	next := process{Proc: p, entries: make([]gpreempt.QueueEntry, 0, len(p.Queues)), born: old.born}
 	o := 0
 	for n, q := range p.Queues {
 		for ; o < len(old.Queues) && old.Queues[o].ID < q.ID; o++ {
@@ -154,7 +154,7 @@ func (m *merge) queues(old process, p discovery.Proc) process {
 			m.change(Removed, old.entries[o])
 			o++
 		}
-		born := QueueEntry{Queue: q, FirstSeen: m.at}
+		born := gpreempt.QueueEntry{Queue: q, FirstSeen: m.at}
 		m.change(Added, born)
 		next.entries = append(next.entries, born)
 		next.born++

@@ -47,19 +47,7 @@ type Change struct {
 	// At is the wall clock time of the scan, or of what else told it.
 	At time.Time
 	// Queue is the queue as it is, or was when it was removed.
-	Queue QueueEntry
-}
-
-// QueueEntry is a queue with what is known of it beyond the scan.
-type QueueEntry struct {
-	gpreempt.Queue
-	// FirstSeen is the wall clock time of the scan that found it.
-	FirstSeen time.Time
-	// Info is what SetInfos was last given for it.
-	Info gpreempt.QueueInfo
-	// ChangedAt is the wall clock time at which Info last changed, zero when it never
-	// has.
-	ChangedAt time.Time
+	Queue gpreempt.QueueEntry
 }
 
 // Diff is what one scan changed. A process that left and one that came with the
@@ -100,7 +88,7 @@ type Inventory struct {
 type process struct {
 	discovery.Proc
 	// entries belong to Queues, index by index.
-	entries []QueueEntry
+	entries []gpreempt.QueueEntry
 	// born is how many queues it has ever had.
 	born uint64
 }
@@ -171,10 +159,10 @@ func (v *Inventory) QueuesBorn(key gpreempt.ProcessKey) uint64 {
 
 // Queues returns the living queues, ascending by pid and id, and the revision
 // after which they are these: Read from there on describes how they change.
-func (v *Inventory) Queues() ([]QueueEntry, uint64) {
+func (v *Inventory) Queues() ([]gpreempt.QueueEntry, uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	var all []QueueEntry
+	var all []gpreempt.QueueEntry
 	for _, p := range v.processes {
 		all = append(all, p.entries...)
 	}
@@ -183,7 +171,7 @@ func (v *Inventory) Queues() ([]QueueEntry, uint64) {
 
 // QueuesOf returns the queues of one living process, ascending by id; nil when it is
 // not known.
-func (v *Inventory) QueuesOf(key gpreempt.ProcessKey) []QueueEntry {
+func (v *Inventory) QueuesOf(key gpreempt.ProcessKey) []gpreempt.QueueEntry {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	p, _ := v.find(key)

@@ -36,8 +36,8 @@ func snapshot(procs ...discovery.Proc) discovery.Snapshot {
 }
 
 // entry returns the n-th queue of p as first seen in a scan.
-func entry(p discovery.Proc, n, seen int) inventory.QueueEntry {
-	return inventory.QueueEntry{Queue: p.Queues[n], FirstSeen: at(seen)}
+func entry(p discovery.Proc, n, seen int) gpreempt.QueueEntry {
+	return gpreempt.QueueEntry{Queue: p.Queues[n], FirstSeen: at(seen)}
 }
 
 func TestApplyTellsWhatChanged(t *testing.T) {
@@ -183,7 +183,7 @@ func TestQueuesKeepTheTimeTheyWereFirstSeen(t *testing.T) {
 	v.Apply(at(2), snapshot(p))
 	v.Apply(at(3), snapshot(p))
 	got, revision := v.Queues()
-	want := []inventory.QueueEntry{entry(p, 0, 1), entry(p, 1, 2)}
+	want := []gpreempt.QueueEntry{entry(p, 0, 1), entry(p, 1, 2)}
 	if diff := cmp.Diff(want, got); diff != "" || revision != 2 {
 		t.Errorf("revision %d, want 2; queues (-want +got):\n%s", revision, diff)
 	}
@@ -194,12 +194,12 @@ func TestWhatIsToldOfAQueueEndsWithIt(t *testing.T) {
 	p := proc(10, 1, 0, 1)
 	p.Incarnations = []uint64{71, 72}
 	told := []gpreempt.QueueInfo{{RingBase: 0x1000}, {Note: "two dumps could be meant"}}
-	known := func(p discovery.Proc, n, seen, changed int, info gpreempt.QueueInfo) inventory.QueueEntry {
+	known := func(p discovery.Proc, n, seen, changed int, info gpreempt.QueueInfo) gpreempt.QueueEntry {
 		e := entry(p, n, seen)
 		e.Info, e.ChangedAt = info, at(changed)
 		return e
 	}
-	check := func(when string, changes []inventory.Change, want ...inventory.QueueEntry) {
+	check := func(when string, changes []inventory.Change, want ...gpreempt.QueueEntry) {
 		t.Helper()
 		got, revision := v.Queues()
 		if diff := cmp.Diff(want, got); diff != "" {
@@ -213,13 +213,13 @@ func TestWhatIsToldOfAQueueEndsWithIt(t *testing.T) {
 			t.Errorf("%s: %v; changes (-want +got):\n%s", when, err, diff)
 		}
 	}
-	modified := func(q inventory.QueueEntry) inventory.Change {
+	modified := func(q gpreempt.QueueEntry) inventory.Change {
 		return inventory.Change{Kind: inventory.Modified, At: q.ChangedAt, Queue: q}
 	}
 
 	v.Apply(at(1), snapshot(p))
 	v.SetInfos(at(2), p, told)
-	both := []inventory.QueueEntry{known(p, 0, 1, 2, told[0]), known(p, 1, 1, 2, told[1])}
+	both := []gpreempt.QueueEntry{known(p, 0, 1, 2, told[0]), known(p, 1, 1, 2, told[1])}
 	check("told", []inventory.Change{modified(both[0]), modified(both[1])}, both...)
 	v.SetInfos(at(3), p, told)
 	check("told the same", []inventory.Change{modified(both[0]), modified(both[1])}, both...)
@@ -251,7 +251,7 @@ func TestWhatIsToldOfAQueueEndsWithIt(t *testing.T) {
 	}
 	v.Apply(at(9), snapshot(successor))
 	v.SetInfos(at(9), reborn, late)
-	if got, _ := v.Queues(); !slices.Equal(got, []inventory.QueueEntry{entry(successor, 0, 9), entry(successor, 1, 9)}) {
+	if got, _ := v.Queues(); !slices.Equal(got, []gpreempt.QueueEntry{entry(successor, 0, 9), entry(successor, 1, 9)}) {
 		t.Errorf("the queues of a successor are %+v", got)
 	}
 }

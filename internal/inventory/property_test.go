@@ -51,7 +51,7 @@ func drawInfos(t *rapid.T, p discovery.Proc) []gpreempt.QueueInfo {
 }
 
 // compareQueues orders queues as Queues does.
-func compareQueues(a, b inventory.QueueEntry) int {
+func compareQueues(a, b gpreempt.QueueEntry) int {
 	if d := a.Process.Compare(b.Process); d != 0 {
 		return d
 	}
@@ -59,7 +59,7 @@ func compareQueues(a, b inventory.QueueEntry) int {
 }
 
 // fold applies changes to a set of queues in the order of Queues.
-func fold(t *rapid.T, queues []inventory.QueueEntry, changes []inventory.Change) []inventory.QueueEntry {
+func fold(t *rapid.T, queues []gpreempt.QueueEntry, changes []inventory.Change) []gpreempt.QueueEntry {
 	queues = slices.Clone(queues)
 	for _, c := range changes {
 		n, found := slices.BinarySearchFunc(queues, c.Queue, compareQueues)
@@ -88,7 +88,7 @@ func fold(t *rapid.T, queues []inventory.QueueEntry, changes []inventory.Change)
 // everything that makes it the one it is.
 type model struct {
 	processes []discovery.Proc
-	queues    map[identity]inventory.QueueEntry
+	queues    map[identity]gpreempt.QueueEntry
 	born      map[gpreempt.ProcessKey]uint64
 }
 
@@ -98,7 +98,7 @@ type identity struct {
 }
 
 func (m *model) apply(n int, s discovery.Snapshot) {
-	queues := map[identity]inventory.QueueEntry{}
+	queues := map[identity]gpreempt.QueueEntry{}
 	born := map[gpreempt.ProcessKey]uint64{}
 	for _, p := range s.Processes {
 		born[p.Key] = m.born[p.Key]
@@ -106,7 +106,7 @@ func (m *model) apply(n int, s discovery.Snapshot) {
 			id := identity{queue, p.Incarnations[q]}
 			entry, stayed := m.queues[id]
 			if !stayed {
-				entry = inventory.QueueEntry{Queue: queue, FirstSeen: at(n)}
+				entry = gpreempt.QueueEntry{Queue: queue, FirstSeen: at(n)}
 				born[p.Key]++
 			}
 			queues[id] = entry
@@ -125,7 +125,7 @@ func (m *model) setInfos(n int, p discovery.Proc, infos []gpreempt.QueueInfo) {
 	}
 }
 
-func (m *model) list() []inventory.QueueEntry {
+func (m *model) list() []gpreempt.QueueEntry {
 	return slices.SortedFunc(maps.Values(m.queues), compareQueues)
 }
 
@@ -138,11 +138,11 @@ func TestFoldingTheChangesFromAnyKeptRevisionGivesTheQueues(t *testing.T) {
 		m := &model{}
 		type state struct {
 			revision uint64
-			queues   []inventory.QueueEntry
+			queues   []gpreempt.QueueEntry
 		}
 		states := []state{{}}
 		var seen []discovery.Proc // living and dead
-		type given struct{ now, then []inventory.QueueEntry }
+		type given struct{ now, then []gpreempt.QueueEntry }
 		var out []given // what was given out, and a copy
 		for n := range rapid.IntRange(1, 16).Draw(t, "steps") {
 			before := v.Revision()
@@ -173,7 +173,7 @@ func TestFoldingTheChangesFromAnyKeptRevisionGivesTheQueues(t *testing.T) {
 				if got := v.QueuesBorn(p.Key); got != m.born[p.Key] {
 					t.Fatalf("%v: %d queues born, want %d", p.Key, got, m.born[p.Key])
 				}
-				of := slices.DeleteFunc(m.list(), func(q inventory.QueueEntry) bool { return q.Process != p.Key })
+				of := slices.DeleteFunc(m.list(), func(q gpreempt.QueueEntry) bool { return q.Process != p.Key })
 				got := v.QueuesOf(p.Key)
 				if !slices.Equal(of, got) {
 					t.Fatalf("queues of %v (-want +got):\n%s", p.Key, cmp.Diff(of, got))

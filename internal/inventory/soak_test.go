@@ -133,7 +133,7 @@ type soak struct {
 	lags      []time.Duration
 	did       map[string]int
 	revision  uint64
-	followers map[uint64]inventory.QueueEntry // by ring size, what the changes say
+	followers map[uint64]gpreempt.QueueEntry // by ring size, what the changes say
 }
 
 // Processes and queues are born and die at random, real processes in a simulated
@@ -154,7 +154,7 @@ func TestSoak(t *testing.T) {
 	sc.more = sync.NewCond(&sc.mu)
 	s := &soak{
 		world: w, scanner: sc, r: rand.New(rand.NewPCG(seed, 0)), children: map[int32]*child{}, queues: map[int32]map[uint32]gpreempt.Queue{},
-		came: map[any]*event{}, did: map[string]int{}, followers: map[uint64]inventory.QueueEntry{},
+		came: map[any]*event{}, did: map[string]int{}, followers: map[uint64]gpreempt.QueueEntry{},
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	var scanning sync.WaitGroup
@@ -393,7 +393,7 @@ func (s *soak) follow() {
 		}
 		s.revision = changes[len(changes)-1].Revision
 	}
-	want := map[uint64]inventory.QueueEntry{}
+	want := map[uint64]gpreempt.QueueEntry{}
 	for _, q := range all {
 		want[q.RingBytes] = q
 	}

@@ -13,23 +13,10 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
-
-// childEnv makes this program the child of a test, which lives until it is killed or
-// its standard input ends.
-const childEnv = "GPREEMPT_TEST_CHILD"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(childEnv) != "" {
-		_ = os.Stdout.Close() // it runs
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		os.Exit(0)
-	}
-	os.Exit(testutil.VerifyMain(m))
-}
 
 // variables are those the children have.
 var variables = []string{"GPREEMPT_CLASS", "AMD_QUEUE_TAG"}
@@ -55,7 +42,7 @@ func startChildIf(t *testing.T, tag string, ok func(pid int32) bool) *child {
 		t.Fatal(err)
 	}
 	c := &child{cmd: exec.Command(self, "-tag", tag), tag: tag}
-	c.cmd.Env = append(os.Environ(), childEnv+"=1", "GPREEMPT_CLASS="+tag, "AMD_QUEUE_TAG=of "+tag)
+	c.cmd.Env = append(os.Environ(), inventory.ChildEnv+"=1", "GPREEMPT_CLASS="+tag, "AMD_QUEUE_TAG=of "+tag)
 	if c.stdin, err = c.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/gpreempt/gpreempt/internal/events"
-	"github.com/gpreempt/gpreempt/internal/observer"
+	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -34,7 +34,7 @@ type Snapshot struct {
 	// Floor is the policy's share floor, FloorUse what is used up of it.
 	Floor, FloorUse float64
 	Draining        bool
-	Sources         []observer.Source
+	Sources         []inventory.Source
 	// DriverCalls have returned, and took DriverTime together.
 	DriverCalls int64
 	DriverTime  time.Duration

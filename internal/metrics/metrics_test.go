@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/common/expfmt"
 
 	"github.com/gpreempt/gpreempt/internal/events"
-	"github.com/gpreempt/gpreempt/internal/observer"
+	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -85,7 +85,7 @@ func (w *world) snapshot() Snapshot {
 		Version: "v1.2.3", Backend: "simulated mi300x", Mechanisms: []string{"dbgtrap", "criu"}, Totals: w.log.Totals(w.now),
 		GPUs:   []gpreempt.GPU{{ID: 1, Name: "gfx942", BDF: "0000:05:00.0"}, {ID: 2, Name: "gfx942", BDF: "0000:06:00.0"}},
 		States: w.core.GPUs(), Leases: w.core.Leases(), Floor: w.core.Policy().ShareFloor, FloorUse: w.core.FloorUse(), Draining: w.core.Draining(),
-		Sources:     []observer.Source{{Name: "sysfs", Available: true, Readings: 7, Spent: 3500 * time.Microsecond}, {Name: "mqds"}},
+		Sources:     []inventory.Source{{Name: "sysfs", Available: true, Readings: 7, Spent: 3500 * time.Microsecond}, {Name: "mqds"}},
 		DriverCalls: 12, DriverTime: 4800 * time.Microsecond,
 		Processes: 3, Queues: map[gpreempt.GPUID]int{1: 4},
 		Warnings: []gpreempt.Warning{gpreempt.WarnDebugfsDenied.Warn("here"), gpreempt.WarnContainerRuntime.Warn("a"), gpreempt.WarnContainerRuntime.Warn("b")},

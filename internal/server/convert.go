@@ -11,7 +11,6 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/events"
-	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -165,7 +164,7 @@ func hasPID(pid int32, o *owner) bool {
 }
 
 // queueMessage describes a queue; owner is nil when its process has left.
-func queueMessage(q inventory.QueueEntry, o *owner) *gpreemptv1.Queue {
+func queueMessage(q gpreempt.QueueEntry, o *owner) *gpreemptv1.Queue {
 	m := &gpreemptv1.Queue{
 		TargetId: q.Process.String(), Pid: q.Process.PID, QueueId: q.ID, GpuId: uint32(q.GPU), Type: q.Type.String(),
 		RingBytes: q.RingBytes, FirstSeen: timestamppb.New(q.FirstSeen), State: gpreemptv1.TargetState_TARGET_STATE_GONE,

@@ -18,9 +18,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/inventory"
-	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -176,11 +174,11 @@ func each(base proto.Message, try func(what string, m proto.Message)) {
 func TestNoFieldOfARequestGetsThroughUnchecked(t *testing.T) {
 	b := &boundary{t: t}
 	h := startHost(t, func(c *Config, l *scheduler.Limits) {
-		c.Scheduler, c.Observer = b, &sights{hqds: &observer.HQDs{}}
+		c.Scheduler, c.Observer = b, &sights{hqds: &inventory.HQDs{}}
 		l.LeasesPerClient = 4096
-		c.Backlogs = func(_ context.Context, key gpreempt.ProcessKey, queues []inventory.QueueEntry) []backlog.Backlog {
+		c.Backlogs = func(_ context.Context, key gpreempt.ProcessKey, queues []gpreempt.QueueEntry) []inventory.Backlog {
 			b.process("the memory", key)
-			return make([]backlog.Backlog, len(queues))
+			return make([]inventory.Backlog, len(queues))
 		}
 	})
 	b.Scheduler = h.runner

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/observer"
+	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -60,7 +60,7 @@ func (a adminService) ListHqds(ctx context.Context, req *gpreemptv1.ListHqdsRequ
 }
 
 // unmatchedSlots counts the live slots of GPUs whose queue is not known.
-func unmatchedSlots(h *observer.HQDs, gpus []gpreempt.GPUID) (n int) {
+func unmatchedSlots(h *inventory.HQDs, gpus []gpreempt.GPUID) (n int) {
 	for i := range h.Slots {
 		s := &h.Slots[i]
 		if s.State == debugfs.Live && s.Kind != debugfs.SlotHIQ && h.Matches[i].Owner < 0 && slices.Contains(gpus, s.GPU) {
@@ -98,7 +98,7 @@ func hqdMessage(s *debugfs.Slot, holder *debugfs.Owner, how string) *gpreemptv1.
 	return m
 }
 
-func sourceMessage(s observer.Source) *gpreemptv1.Source {
+func sourceMessage(s inventory.Source) *gpreemptv1.Source {
 	m := &gpreemptv1.Source{
 		Name: s.Name, Available: s.Available, Every: durationpb.New(s.Every), Took: durationpb.New(s.Took),
 		Readings: s.Readings, Note: s.Note,

@@ -10,7 +10,6 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/classify"
-	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -117,7 +116,7 @@ func (a adminService) ListQueues(ctx context.Context, req *gpreemptv1.ListQueues
 	// change that this list does not show.
 	p := a.s.picture(nil)
 	queues, revision := a.s.cfg.Inventory.Queues()
-	queues = slices.DeleteFunc(queues, func(q inventory.QueueEntry) bool {
+	queues = slices.DeleteFunc(queues, func(q gpreempt.QueueEntry) bool {
 		o := p.owner(q.Process)
 		return !only.IsZero() && q.Process != only || req.GetGpuId() != 0 && uint32(q.GPU) != req.GetGpuId() ||
 			!classMatches(req.GetClass(), o) || !inContainer(req.GetContainer(), o)
@@ -146,7 +145,7 @@ func (s *Server) mayReadMemory(ctx context.Context, uid uint32) bool {
 
 // addBacklogs reads the backlogs of queues, which are ascending by process, into
 // their messages. One that cannot be read stays absent.
-func (s *Server) addBacklogs(ctx context.Context, queues []inventory.QueueEntry, messages []*gpreemptv1.Queue) error {
+func (s *Server) addBacklogs(ctx context.Context, queues []gpreempt.QueueEntry, messages []*gpreemptv1.Queue) error {
 	for len(queues) > 0 {
 		n := 1
 		for n < len(queues) && queues[n].Process == queues[0].Process {

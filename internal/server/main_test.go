@@ -22,12 +22,10 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/authz"
-	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
-	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -256,14 +254,14 @@ func (d *directory) tell(key gpreempt.ProcessKey, f Facts) {
 
 // sights is an Observer that has seen nothing, or what it is given.
 type sights struct {
-	sources   []observer.Source
-	hqds      *observer.HQDs
+	sources   []inventory.Source
+	hqds      *inventory.HQDs
 	hqdsErr   error
 	evictions map[gpreempt.GPUID]uint64
 }
 
-func (s *sights) Sources() []observer.Source                              { return s.sources }
-func (s *sights) HQDs(context.Context, time.Time) (*observer.HQDs, error) { return s.hqds, s.hqdsErr }
+func (s *sights) Sources() []inventory.Source                              { return s.sources }
+func (s *sights) HQDs(context.Context, time.Time) (*inventory.HQDs, error) { return s.hqds, s.hqdsErr }
 
 func (s *sights) MemoryEvictions(gpu gpreempt.GPUID) (n uint64, ok bool) {
 	n, ok = s.evictions[gpu]
@@ -320,7 +318,7 @@ func startHost(tb testing.TB, opts ...option) *host {
 	cfg := Config{
 		Events: h.events, Inventory: h.inventory, MaxMessageBytes: 64 << 10, Epoch: epoch, Now: time.Now,
 		Log: zap.NewNop(), Audit: zap.NewNop(), Version: "v1.2.3", Backend: "simulated mi300x", Observer: &sights{}, BootID: "b007",
-		Backlogs: func(context.Context, gpreempt.ProcessKey, []inventory.QueueEntry) []backlog.Backlog { return nil },
+		Backlogs: func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEntry) []inventory.Backlog { return nil },
 		Diagnose: func(context.Context) *doctor.Report {
 			return &doctor.Report{
 				Verdict: doctor.Limited, Summary: "it can work", ByDaemon: true, Backend: "simulated mi300x", Version: "v1.2.3",

@@ -12,10 +12,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/inventory"
-	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -107,14 +105,14 @@ func TestProcessesAreFoundByContainerAndPID(t *testing.T) {
 func TestQueuesShowWhatIsKnownOfThem(t *testing.T) {
 	asked := map[gpreempt.ProcessKey][]uint32{}
 	h := startHost(t, func(c *Config, _ *scheduler.Limits) {
-		c.Backlogs = func(_ context.Context, key gpreempt.ProcessKey, queues []inventory.QueueEntry) []backlog.Backlog {
+		c.Backlogs = func(_ context.Context, key gpreempt.ProcessKey, queues []gpreempt.QueueEntry) []inventory.Backlog {
 			if key == other {
 				return nil // it cannot be read
 			}
-			all := make([]backlog.Backlog, len(queues))
+			all := make([]inventory.Backlog, len(queues))
 			for n, q := range queues {
 				asked[key] = append(asked[key], q.ID)
-				all[n] = backlog.Backlog{Known: q.ID == 0, Value: 5 * uint64(1-q.ID), Unit: backlog.Packets}
+				all[n] = inventory.Backlog{Known: q.ID == 0, Value: 5 * uint64(1-q.ID), Unit: inventory.Packets}
 			}
 			return all
 		}
@@ -157,7 +155,7 @@ func TestQueuesShowWhatIsKnownOfThem(t *testing.T) {
 
 func TestHardwareSlotsAreListed(t *testing.T) {
 	readAt := time.Unix(1700000000, 0)
-	seen := &sights{hqds: &observer.HQDs{
+	seen := &sights{hqds: &inventory.HQDs{
 		Slots: []debugfs.Slot{
 			{GPU: gpuA, Node: 2, Kind: debugfs.SlotHIQ, MEC: 2, State: debugfs.Live},
 			{GPU: gpuA, Node: 2, Kind: debugfs.SlotCP, XCC: 1, Pipe: 1, Queue: 2, State: debugfs.Live, Compute: debugfs.Compute{RingBase: 0x7000, RingBytes: 4096, VMID: 3, AQL: true}},
@@ -218,7 +216,7 @@ func TestSourcesRulesAndEvictionsAreShown(t *testing.T) {
 	at := time.Unix(1700000000, 0)
 	h := startHost(t, func(c *Config, _ *scheduler.Limits) {
 		c.Observer = &sights{
-			sources:   []observer.Source{{Name: "sysfs", Available: true, Every: time.Second, Took: time.Millisecond, ReadAt: at, Readings: 7}, {Name: "mqds", Note: "denied"}},
+			sources:   []inventory.Source{{Name: "sysfs", Available: true, Every: time.Second, Took: time.Millisecond, ReadAt: at, Readings: 7}, {Name: "mqds", Note: "denied"}},
 			evictions: map[gpreempt.GPUID]uint64{gpuA: 3},
 		}
 	})

@@ -22,13 +22,11 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/authz"
-	"github.com/gpreempt/gpreempt/internal/backlog"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/mtls"
-	"github.com/gpreempt/gpreempt/internal/observer"
 	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -100,7 +98,7 @@ type Inventory interface {
 	GPUs() []gpreempt.GPU
 	Processes() []discovery.Proc
 	Process(key gpreempt.ProcessKey) (discovery.Proc, bool)
-	Queues() ([]inventory.QueueEntry, uint64)
+	Queues() ([]gpreempt.QueueEntry, uint64)
 	Revision() uint64
 	Read(after uint64, dst []inventory.Change) ([]inventory.Change, error)
 	Wait(ctx context.Context, after uint64) error
@@ -146,10 +144,10 @@ type Facts struct {
 	AttachError string
 }
 
-// Observer is what the server needs of *observer.Observer.
+// Observer is what the server needs of *inventory.Observer.
 type Observer interface {
-	Sources() []observer.Source
-	HQDs(ctx context.Context, notBefore time.Time) (*observer.HQDs, error)
+	Sources() []inventory.Source
+	HQDs(ctx context.Context, notBefore time.Time) (*inventory.HQDs, error)
 	MemoryEvictions(gpu gpreempt.GPUID) (uint64, bool)
 }
 
@@ -179,7 +177,7 @@ type Config struct {
 	Observer  Observer
 	// Backlogs reads the work waiting on queues of one process, index by index; nil
 	// when it cannot be read.
-	Backlogs func(ctx context.Context, key gpreempt.ProcessKey, queues []inventory.QueueEntry) []backlog.Backlog
+	Backlogs func(ctx context.Context, key gpreempt.ProcessKey, queues []gpreempt.QueueEntry) []inventory.Backlog
 	// BootID is the boot id of the host.
 	BootID string
 	// Authz returns the policy in force; it is asked on every call.

@@ -98,7 +98,7 @@ type queueWatch struct {
 	queues, events uint64
 }
 
-func (w *queueWatch) send(change gpreemptv1.QueueChange, at time.Time, q inventory.QueueEntry, o *owner) error {
+func (w *queueWatch) send(change gpreemptv1.QueueChange, at time.Time, q gpreempt.QueueEntry, o *owner) error {
 	return w.stream.Send(&gpreemptv1.WatchQueuesResponse{Revision: w.queues, Change: change, At: timestamppb.New(at), Queue: queueMessage(q, o)})
 }
 

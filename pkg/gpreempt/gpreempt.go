@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // GPUID is the KFD gpu_id of a GPU node: the decimal number in
@@ -221,6 +222,18 @@ type QueueInfo struct {
 	Priority      Priority
 	PriorityKnown bool
 	PriorityExact bool
+}
+
+// QueueEntry is a queue with what is known of it beyond sysfs.
+type QueueEntry struct {
+	Queue
+	// Info is what other sources report about it.
+	Info QueueInfo
+	// FirstSeen is the wall clock time of the scan that found it.
+	FirstSeen time.Time
+	// ChangedAt is the wall clock time at which Info last changed, zero when it never
+	// has.
+	ChangedAt time.Time
 }
 
 // QueueSource is a set of where a QueueInfo is from.

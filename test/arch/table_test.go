@@ -49,7 +49,6 @@ var table = []struct {
 	{"pkg/discovery", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"pkg/discovery/debugfs", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"pkg/discovery/hiplog", rule{}},
-	{"internal/inventory", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/events", rule{imports: []string{"internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/spans", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
 
@@ -63,8 +62,6 @@ var table = []struct {
 	{"emu/driver", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
 	{"emu/kfdtest", rule{imports: []string{"emu/driver", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/tracer", rule{imports: []string{"pkg/discovery"}, kernel: true, unsafe: true}},
-
-	{"internal/backlog", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true}},
 
 	// Mechanisms and the simulated machine.
 	{"internal/mechanism", rule{imports: []string{"internal/proc", "pkg/gpreempt"}, stdOnly: true}},
@@ -91,9 +88,9 @@ var table = []struct {
 	{"internal/log", rule{imports: []string{"internal/logkey", "pkg/scheduler"}}},
 	{"internal/listen", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"internal/container", rule{imports: []string{"internal/logkey", "pkg/gpreempt"}}},
-	{"internal/observer", rule{imports: []string{
-		"internal/inventory", "internal/logkey", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd",
-	}}},
+	{"internal/inventory", rule{imports: []string{
+		"internal/logkey", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd",
+	}, kernel: true}},
 	{"internal/executor", rule{imports: []string{"internal/logkey", "internal/mechanism", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/breaker", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"internal/doctor", rule{imports: []string{apiV1, "pkg/discovery", "pkg/gpreempt"}}},
@@ -101,15 +98,15 @@ var table = []struct {
 		apiV1, "internal/classify", "internal/container", "emu/gpumodel", "internal/hazard", "internal/api", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/server", rule{imports: []string{
-		apiV1, simV1, "internal/authz", "internal/backlog", "internal/classify", "internal/doctor", "internal/api", "internal/events",
-		"internal/inventory", "internal/logkey", "internal/mtls", "internal/observer", "internal/peercred", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
+		apiV1, simV1, "internal/authz", "internal/classify", "internal/doctor", "internal/api", "internal/events",
+		"internal/inventory", "internal/logkey", "internal/mtls", "internal/peercred", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/otlp", rule{imports: []string{"internal/events", "internal/spans", "pkg/scheduler"}}},
-	{"internal/metrics", rule{imports: []string{"internal/events", "internal/logkey", "internal/observer", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/metrics", rule{imports: []string{"internal/events", "internal/logkey", "internal/inventory", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/daemon", rule{imports: []string{
-		apiV1, simV1, "internal/authz", "internal/backlog", "internal/breaker", "internal/classify", "internal/config", "internal/container", "internal/doctor",
+		apiV1, simV1, "internal/authz", "internal/breaker", "internal/classify", "internal/config", "internal/container", "internal/doctor",
 		"internal/events", "internal/executor", "emu/gpumodel", "internal/hazard", "internal/hrtimer", "internal/inventory",
-		"internal/listen", "internal/log", "internal/logkey", "internal/metrics", "internal/mtls", "internal/observer", "internal/otlp", "internal/peercred", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
+		"internal/listen", "internal/log", "internal/logkey", "internal/metrics", "internal/mtls", "internal/otlp", "internal/peercred", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
 		"internal/mechanism/freezer", "internal/mechanism/ladder", "internal/mechanism/recovery", "internal/mechanism/sim", "internal/server", "internal/simserver",
 		"internal/tracer", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},

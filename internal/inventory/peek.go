@@ -1,14 +1,10 @@
-package backlog
+package inventory
 
 import (
 	"encoding/binary"
 	"errors"
-	"os"
-	"strconv"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
 // errUnmapped reports that the first address leads nowhere.
@@ -46,13 +42,4 @@ func peek(pid int32, addresses, words []uint64) (int, error) {
 		return 0, errUnmapped
 	}
 	return n, nil
-}
-
-// statOf reads /proc/PID/stat.
-func statOf(pid int32) (discovery.ProcStat, error) {
-	b, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/stat")
-	if err != nil {
-		return discovery.ProcStat{}, err
-	}
-	return discovery.ParseProcStat(b)
 }

@@ -1,4 +1,4 @@
-package observer
+package inventory
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -137,7 +136,7 @@ func (o *Observer) digest(d dump) time.Duration {
 // bornSince reports whether a process has queues that may be younger than a dump: then
 // it may be of an earlier process or queue, and the next one is waited for.
 func (o *Observer) bornSince(key gpreempt.ProcessKey, began time.Time) bool {
-	return slices.ContainsFunc(o.cfg.Inventory.QueuesOf(key), func(q inventory.QueueEntry) bool { return !q.FirstSeen.Before(began) })
+	return slices.ContainsFunc(o.cfg.Inventory.QueuesOf(key), func(q gpreempt.QueueEntry) bool { return !q.FirstSeen.Before(began) })
 }
 
 // unreadable says what it means that mqds cannot be read.

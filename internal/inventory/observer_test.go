@@ -1,4 +1,4 @@
-package observer_test
+package inventory_test
 
 import (
 	"errors"
@@ -17,19 +17,15 @@ import (
 	"go.uber.org/zap/zaptest"
 
 	"github.com/gpreempt/gpreempt/internal/inventory"
-	"github.com/gpreempt/gpreempt/internal/observer"
-	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-func TestMain(m *testing.M) { testutil.VerifyMain(m) }
-
 const gpu gpreempt.GPUID = 63420
 
-// world is a host's files, and all that an Observer says and asks of the rest.
-type world struct {
+// fakeHost is a host's files, and all that an Observer says and asks of the rest.
+type fakeHost struct {
 	t *testing.T
 
 	mu    sync.Mutex // guards all below
@@ -39,7 +35,7 @@ type world struct {
 	slow    map[string]time.Duration
 	refused map[string]error
 
-	intervals observer.Intervals
+	intervals inventory.Intervals
 	busy      bool
 	snapshots map[gpreempt.ProcessKey]map[uint32]gpreempt.QueueInfo
 	warnings  map[string][]gpreempt.Warning
@@ -50,24 +46,24 @@ type world struct {
 	open      int // event streams
 
 	inventory *inventory.Inventory
-	*observer.Observer
+	*inventory.Observer
 }
 
 const kfdDir = "sys/class/kfd/kfd/"
 
-func newWorld(t *testing.T) *world {
-	w := &world{
+func newFakeHost(t *testing.T) *fakeHost {
+	w := &fakeHost{
 		t: t, files: fstest.MapFS{}, opened: map[string]int{}, slow: map[string]time.Duration{}, refused: map[string]error{},
-		intervals: observer.Intervals{Shortest: 50 * time.Millisecond, Longest: time.Second, MQDs: time.Second},
+		intervals: inventory.Intervals{Shortest: 50 * time.Millisecond, Longest: time.Second, MQDs: time.Second},
 		snapshots: map[gpreempt.ProcessKey]map[uint32]gpreempt.QueueInfo{},
 		warnings:  map[string][]gpreempt.Warning{}, events: map[gpreempt.GPUID][]kfd.SMIEvent{},
 		inventory: inventory.New(1024),
 	}
 	w.inventory.SetGPUs([]gpreempt.GPU{{ID: gpu, GFX: 90402, XCCs: 1}})
 	w.put(kfdDir+"proc/.keep", "")
-	w.Observer = observer.New(observer.Config{
+	w.Observer = inventory.NewObserver(inventory.Config{
 		Root: w, FS: discovery.NewFS(w), Inventory: w.inventory,
-		Intervals: func() observer.Intervals { return locked(w, func() observer.Intervals { return w.intervals }) },
+		Intervals: func() inventory.Intervals { return locked(w, func() inventory.Intervals { return w.intervals }) },
 		Before:    func() {},
 		Scanned:   func(d inventory.Diff) { w.with(func() { w.diffs = append(w.diffs, d) }) },
 		Told:      func(p discovery.Proc) { w.with(func() { w.told = append(w.told, p.Key.PID) }) },
@@ -89,20 +85,20 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) with(f func()) {
+func (w *fakeHost) with(f func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	f()
 }
 
-func locked[T any](w *world, f func() T) T {
+func locked[T any](w *fakeHost, f func() T) T {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return f()
 }
 
 // Open implements fs.FS.
-func (w *world) Open(name string) (fs.File, error) {
+func (w *fakeHost) Open(name string) (fs.File, error) {
 	pause := locked(w, func() time.Duration { w.opened[name]++; return w.slow[name] })
 	if pause > 0 {
 		time.Sleep(pause) // of the bubble: the driver is slow
@@ -115,14 +111,14 @@ func (w *world) Open(name string) (fs.File, error) {
 	return maps.Clone(w.files).Open(name)
 }
 
-func (w *world) put(name, text string) {
+func (w *fakeHost) put(name, text string) {
 	w.with(func() { w.files[name] = &fstest.MapFile{Data: []byte(text)} })
 }
 
-func (w *world) readings() int { return locked(w, func() int { return w.opened[mqdsFile] }) }
+func (w *fakeHost) readings() int { return locked(w, func() int { return w.opened[mqdsFile] }) }
 
 // start makes a process with compute queues of 4096 bytes and up, one page more each.
-func (w *world) start(pid int32, queues ...uint32) gpreempt.ProcessKey {
+func (w *fakeHost) start(pid int32, queues ...uint32) gpreempt.ProcessKey {
 	proc := fmt.Sprintf("proc/%d/", pid)
 	w.put(proc+"stat", fmt.Sprintf("%d (train) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 %d 0 0\n", pid, 100+pid))
 	w.put(proc+"status", fmt.Sprintf("Name:\ttrain\nTgid:\t%d\nTracerPid:\t0\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nNSpid:\t%d\nCapEff:\t0\n", pid, pid))
@@ -136,7 +132,7 @@ func (w *world) start(pid int32, queues ...uint32) gpreempt.ProcessKey {
 	return gpreempt.ProcessKey{PID: pid, Start: uint64(100 + pid)}
 }
 
-func (w *world) create(pid int32, id uint32) {
+func (w *fakeHost) create(pid int32, id uint32) {
 	dir := fmt.Sprintf("%sproc/%d/queues/%d/", kfdDir, pid, id)
 	w.put(dir+"gpuid", gpu.String())
 	w.put(dir+"size", fmt.Sprint(4096*(id+1)))
@@ -144,7 +140,7 @@ func (w *world) create(pid int32, id uint32) {
 }
 
 // run runs the observer to the end of the test.
-func (w *world) run() {
+func (w *fakeHost) run() {
 	ended := make(chan struct{})
 	go func() { defer close(ended); w.Run(w.t.Context()) }()
 	w.t.Cleanup(func() {
@@ -185,7 +181,7 @@ func mqd(ring uint64, n uint32, priority uint32) string {
 	return b.String()
 }
 
-func (w *world) rings() map[string]uint64 {
+func (w *fakeHost) rings() map[string]uint64 {
 	all := map[string]uint64{}
 	queues, _ := w.inventory.Queues()
 	for _, q := range queues {
@@ -196,7 +192,7 @@ func (w *world) rings() map[string]uint64 {
 
 func TestScansAreFrequentWhileThingsChangeAndRareOtherwise(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFakeHost(t)
 		w.start(7, 0)
 		w.run()
 		scans := func() int { return locked(w, func() int { return len(w.diffs) }) }
@@ -221,7 +217,7 @@ func TestScansAreFrequentWhileThingsChangeAndRareOtherwise(t *testing.T) {
 
 func TestALookComesBeforeItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFakeHost(t)
 		w.start(7, 0)
 		w.run()
 		time.Sleep(time.Minute)
@@ -236,7 +232,7 @@ func TestALookComesBeforeItsTime(t *testing.T) {
 
 func TestRingsAreKnownFromDumpsAndSnapshots(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFakeHost(t)
 		key := w.start(7, 0, 1)
 		w.put(mqdsFile, "Process 7 PASID 7:\n"+mqd(0x7f0000200000, 1, 11)+mqd(0x7f0000100000, 0, 7))
 		w.run()
@@ -268,7 +264,7 @@ func TestDumpsAreReadLessOftenWhileNothingChangesOrReadingIsSlow(t *testing.T) {
 	}{"fast": {0, 20, 27}, "slow": {2 * time.Second, 4, 9}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newFakeHost(t)
 				w.start(7, 0)
 				w.put(mqdsFile, "Process 7 PASID 7:\n"+mqd(0x7f0000100000, 0, 7))
 				w.with(func() { w.slow[mqdsFile] = test.slow })
@@ -284,7 +280,7 @@ func TestDumpsAreReadLessOftenWhileNothingChangesOrReadingIsSlow(t *testing.T) {
 
 func TestDumpsWaitForSuspensionsButNotForEver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFakeHost(t)
 		w.start(7, 0)
 		w.put(mqdsFile, "")
 		w.with(func() { w.busy = true })
@@ -302,7 +298,7 @@ func TestDumpsWaitForSuspensionsButNotForEver(t *testing.T) {
 
 func TestDumpsThatHangHoldUpNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFakeHost(t)
 		w.start(7, 0)
 		w.with(func() { w.slow[mqdsFile] = 5 * time.Minute })
 		w.run()
@@ -326,7 +322,7 @@ func TestDumpsThatCannotBeReadAreNamed(t *testing.T) {
 	} {
 		t.Run(code, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newFakeHost(t)
 				w.start(7, 0)
 				w.put(mqdsFile, "")
 				w.with(func() { w.refused[mqdsFile] = err })
@@ -348,7 +344,7 @@ func TestDumpsThatCannotBeReadAreNamed(t *testing.T) {
 
 func TestDumpsAreNotReadWhenNotWanted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFakeHost(t)
 		w.with(func() { w.intervals.MQDs = 0 })
 		w.start(7, 0)
 		w.run()
@@ -359,7 +355,7 @@ func TestDumpsAreNotReadWhenNotWanted(t *testing.T) {
 	})
 }
 
-func (w *world) openSMI(id gpreempt.GPUID) (observer.Stream, error) {
+func (w *fakeHost) openSMI(id gpreempt.GPUID) (inventory.Stream, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.smiErr != nil {
@@ -371,7 +367,7 @@ func (w *world) openSMI(id gpreempt.GPUID) (observer.Stream, error) {
 
 // stream is the events of a GPU of the world.
 type stream struct {
-	w   *world
+	w   *fakeHost
 	gpu gpreempt.GPUID
 }
 
@@ -391,7 +387,7 @@ func eviction(trigger int) kfd.SMIEvent {
 
 func TestEvictionsForLackOfMemoryAreCountedAndNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFakeHost(t)
 		w.run()
 		time.Sleep(time.Second)
 		if n, told := w.MemoryEvictions(gpu); n != 0 || !told {
@@ -416,7 +412,7 @@ func TestEvictionsForLackOfMemoryAreCountedAndNamed(t *testing.T) {
 
 func TestEventsThatCannotBeOpenedAreNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFakeHost(t)
 		w.smiErr = errors.New("operation not permitted")
 		w.run()
 		time.Sleep(time.Second)
@@ -431,7 +427,7 @@ func TestEventsThatCannotBeOpenedAreNamed(t *testing.T) {
 
 func TestSlotsAreReadAgainWhenTheAnswerIsOfBefore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFakeHost(t)
 		const file = "sys/kernel/debug/kfd/hqds"
 		w.put(file, "Node 1, gpu_id f7bc:\n Device is stopped\n")
 		w.with(func() { w.slow[file] = 100 * time.Millisecond })
@@ -460,7 +456,7 @@ func TestSlotsAreReadAgainWhenTheAnswerIsOfBefore(t *testing.T) {
 
 func TestWhatWasCertainOfAQueueStaysKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFakeHost(t)
 		w.start(7, 0)
 		w.put(mqdsFile, "Process 7 PASID 7:\n"+mqd(0x7f0000100000, 0, 7))
 		w.run()
@@ -483,7 +479,7 @@ func TestWhatWasCertainOfAQueueStaysKnown(t *testing.T) {
 
 func TestADumpOfBeforeIsNotOfTheNextProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFakeHost(t)
 		w.start(7, 0)
 		w.put(mqdsFile, "Process 7 PASID 7:\n"+mqd(0x7f0000100000, 0, 7))
 		w.with(func() { w.slow[mqdsFile] = time.Second })
@@ -504,7 +500,7 @@ func TestADumpOfBeforeIsNotOfTheNextProcess(t *testing.T) {
 
 func TestADumpWithoutAHeldQueueTakesNothingBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newFakeHost(t)
 		key := w.start(7, 0)
 		const ring = 0x7f0000100000
 		w.with(func() {

@@ -1,4 +1,4 @@
-package backlog
+package inventory
 
 import (
 	"bufio"
@@ -16,21 +16,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/internal/testutil"
-	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
-
-// ownerEnv makes the test program the owner of positions: those it names.
-const ownerEnv = "GPREEMPT_TEST_BACKLOG_OWNER"
-
-func TestMain(m *testing.M) {
-	if positions := os.Getenv(ownerEnv); positions != "" {
-		own(positions)
-		return
-	}
-	testutil.VerifyMain(m)
-}
 
 // own keeps positions in its memory, says where, and lives until its input ends.
 func own(positions string) {
@@ -78,16 +66,17 @@ func owner(t *testing.T, positions ...uint64) (key gpreempt.ProcessKey, address 
 	if address, err = strconv.ParseUint(strings.TrimSpace(line), 0, 64); err != nil {
 		t.Fatal(err)
 	}
-	stat, err := statOf(int32(cmd.Process.Pid))
+	p, err := proc.Open("/", gpreempt.ProcessKey{PID: int32(cmd.Process.Pid)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return gpreempt.ProcessKey{PID: stat.PID, Start: stat.Start}, address
+	defer p.Close()
+	return p.Key(), address
 }
 
 // queue has its positions at two addresses and a ring of 4096 bytes.
-func queue(kind gpreempt.QueueType, aql bool, read, write uint64) Queue {
-	return Queue{
+func queue(kind gpreempt.QueueType, aql bool, read, write uint64) gpreempt.QueueEntry {
+	return gpreempt.QueueEntry{
 		Queue: gpreempt.Queue{Type: kind, RingBytes: 4096},
 		Info:  gpreempt.QueueInfo{AQL: aql, ReadPointer: read, WritePointer: write},
 	}
@@ -96,11 +85,11 @@ func queue(kind gpreempt.QueueType, aql bool, read, write uint64) Queue {
 func TestBacklogsOfAProcessAreRead(t *testing.T) {
 	key, at := owner(t, 7, 10, 1020, 3, 4096, 8192, 5, 5, 9, 8)
 	pair := func(n uint64) (read, write uint64) { return at + 16*n, at + 16*n + 8 }
-	of := func(kind gpreempt.QueueType, aql bool, n uint64) Queue {
+	of := func(kind gpreempt.QueueType, aql bool, n uint64) gpreempt.QueueEntry {
 		read, write := pair(n)
 		return queue(kind, aql, read, write)
 	}
-	got, err := New().Read(t.Context(), key, []Queue{
+	got, err := NewBacklogReader().Read(t.Context(), key, []gpreempt.QueueEntry{
 		of(gpreempt.QueueCompute, true, 0),
 		queue(gpreempt.QueueCompute, true, 0, 0), // nobody knows where
 		of(gpreempt.QueueCompute, false, 1),
@@ -149,13 +138,13 @@ func TestPositionsThatWrapAreRead(t *testing.T) {
 
 func TestManyQueuesAreRead(t *testing.T) {
 	key, at := owner(t, 1, 3)
-	queues := make([]Queue, 2000)
+	queues := make([]gpreempt.QueueEntry, 2000)
 	want := make([]Backlog, len(queues))
 	for n := range queues {
 		queues[n] = queue(gpreempt.QueueCompute, true, at, at+8)
 		want[n] = Backlog{Known: true, Value: 2, Unit: Packets}
 	}
-	got, err := New().Read(t.Context(), key, queues)
+	got, err := NewBacklogReader().Read(t.Context(), key, queues)
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("error %v, backlogs (-want +got):\n%s", err, diff)
 	}
@@ -164,56 +153,54 @@ func TestManyQueuesAreRead(t *testing.T) {
 func TestAnotherProcessWithThePIDIsNotRead(t *testing.T) {
 	key, at := owner(t, 1, 3)
 	key.Start++
-	if got, err := New().Read(t.Context(), key, []Queue{queue(gpreempt.QueueCompute, true, at, at+8)}); !errors.Is(err, ErrGone) || got != nil {
-		t.Errorf("backlogs %v, error %v; want %v", got, err, ErrGone)
+	if got, err := NewBacklogReader().Read(t.Context(), key, []gpreempt.QueueEntry{queue(gpreempt.QueueCompute, true, at, at+8)}); !errors.Is(err, proc.ErrGone) || got != nil {
+		t.Errorf("backlogs %v, error %v; want %v", got, err, proc.ErrGone)
 	}
 	gone := gpreempt.ProcessKey{PID: 1 << 30, Start: 1}
-	if _, err := New().Read(t.Context(), gone, []Queue{queue(gpreempt.QueueCompute, true, at, at+8)}); !errors.Is(err, ErrGone) {
-		t.Errorf("error %v; want %v", err, ErrGone)
+	if _, err := NewBacklogReader().Read(t.Context(), gone, []gpreempt.QueueEntry{queue(gpreempt.QueueCompute, true, at, at+8)}); !errors.Is(err, proc.ErrGone) {
+		t.Errorf("error %v; want %v", err, proc.ErrGone)
 	}
 }
 
 func TestUnknownPositionsNeedNoProcess(t *testing.T) {
-	got, err := New().Read(t.Context(), gpreempt.ProcessKey{}, []Queue{{}, {}})
+	got, err := NewBacklogReader().Read(t.Context(), gpreempt.ProcessKey{}, []gpreempt.QueueEntry{{}, {}})
 	if diff := cmp.Diff([]Backlog{{}, {}}, got); diff != "" || err != nil {
 		t.Errorf("error %v, backlogs (-want +got):\n%s", err, diff)
 	}
 }
 
 // silent is a reader of memory that does not answer before release is closed.
-func silent(release <-chan struct{}) *Reader {
-	r := New()
+func silent(release <-chan struct{}) *BacklogReader {
+	r := NewBacklogReader()
 	r.peek = func(_ int32, addresses, _ []uint64) (int, error) {
 		<-release
 		return len(addresses), nil
 	}
-	r.proc = func(pid int32) (discovery.ProcStat, error) {
-		return discovery.ProcStat{PID: pid, State: 'S', Start: 1}, nil
-	}
+	r.check = func(gpreempt.ProcessKey) error { return nil }
 	return r
 }
 
 func TestMemoryThatDoesNotAnswerHoldsUpNobody(t *testing.T) {
 	release := make(chan struct{})
 	r := silent(release)
-	queues := []Queue{queue(gpreempt.QueueCompute, true, 8, 16)}
+	queues := []gpreempt.QueueEntry{queue(gpreempt.QueueCompute, true, 8, 16)}
 	read := func(pid int32) error {
 		_, err := r.Read(t.Context(), gpreempt.ProcessKey{PID: pid, Start: 1}, queues)
 		return err
 	}
 	for pid := range int32(maxStuck) {
-		if err := read(pid + 1); !errors.Is(err, ErrBusy) {
-			t.Fatalf("process %d: error %v, want %v", pid+1, err, ErrBusy)
+		if err := read(pid + 1); !errors.Is(err, ErrMemoryBusy) {
+			t.Fatalf("process %d: error %v, want %v", pid+1, err, ErrMemoryBusy)
 		}
 	}
 	if len(r.reading) != maxStuck {
 		t.Errorf("%d goroutines read, want %d", len(r.reading), maxStuck)
 	}
-	if err := read(1); !errors.Is(err, ErrBusy) {
-		t.Errorf("once more: error %v, want %v", err, ErrBusy)
+	if err := read(1); !errors.Is(err, ErrMemoryBusy) {
+		t.Errorf("once more: error %v, want %v", err, ErrMemoryBusy)
 	}
-	if err := read(maxStuck + 1); !errors.Is(err, ErrBusy) {
-		t.Errorf("one more: error %v, want %v", err, ErrBusy)
+	if err := read(maxStuck + 1); !errors.Is(err, ErrMemoryBusy) {
+		t.Errorf("one more: error %v, want %v", err, ErrMemoryBusy)
 	}
 	close(release)
 	for read(1) != nil { // as soon as it has answered
@@ -226,7 +213,7 @@ func TestReadEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	why := errors.New("enough")
 	cancel(why)
-	_, err := silent(release).Read(ctx, gpreempt.ProcessKey{PID: 1, Start: 1}, []Queue{queue(gpreempt.QueueCompute, true, 8, 16)})
+	_, err := silent(release).Read(ctx, gpreempt.ProcessKey{PID: 1, Start: 1}, []gpreempt.QueueEntry{queue(gpreempt.QueueCompute, true, 8, 16)})
 	if !errors.Is(err, why) {
 		t.Errorf("error %v, want %v", err, why)
 	}
@@ -234,22 +221,23 @@ func TestReadEndsWithItsContext(t *testing.T) {
 
 func BenchmarkRead(b *testing.B) {
 	words := make([]uint64, 2)
-	stat, err := statOf(int32(os.Getpid()))
+	p, err := proc.Open("/", gpreempt.ProcessKey{PID: int32(os.Getpid())})
 	if err != nil {
 		b.Fatal(err)
 	}
+	defer p.Close()
 	at, err := strconv.ParseUint(fmt.Sprintf("%p", words), 0, 64)
 	if err != nil {
 		b.Fatal(err)
 	}
-	queues := make([]Queue, 8)
+	queues := make([]gpreempt.QueueEntry, 8)
 	for n := range queues {
 		queues[n] = queue(gpreempt.QueueCompute, true, at, at+8)
 	}
-	r := New()
+	r := NewBacklogReader()
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := r.Read(b.Context(), gpreempt.ProcessKey{PID: stat.PID, Start: stat.Start}, queues); err != nil {
+		if _, err := r.Read(b.Context(), p.Key(), queues); err != nil {
 			b.Fatal(err)
 		}
 	}

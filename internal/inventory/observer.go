@@ -1,6 +1,6 @@
 // Package observer hides which sources tell of processes and queues, how often each
 // is worth reading, and how what they say becomes one inventory.
-package observer
+package inventory
 
 import (
 	"context"
@@ -13,7 +13,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -26,13 +25,13 @@ type Config struct {
 	Root fs.FS
 	FS   *discovery.FS
 	// Inventory is written by this Observer alone.
-	Inventory *inventory.Inventory
+	Inventory *Inventory
 	// Intervals returns those in force.
 	Intervals func() Intervals
 	// Before is called before each scan, to look for GPUs that come late.
 	Before func()
 	// Scanned hears what a scan changed, also when that is nothing.
-	Scanned func(inventory.Diff)
+	Scanned func(Diff)
 	// Told hears of a process whose queues' facts changed otherwise.
 	Told func(discovery.Proc)
 	// Snapshot returns the queues of a process by id as the driver's debug interface
@@ -121,8 +120,8 @@ type Observer struct {
 	sources map[string]*Source
 }
 
-// New returns an Observer. It reads nothing before Scan or Run.
-func New(cfg Config) *Observer {
+// NewObserver returns an Observer. It reads nothing before Scan or Run.
+func NewObserver(cfg Config) *Observer {
 	o := &Observer{
 		cfg: cfg, look: make(chan struct{}, 1), dumps: make(chan dump, 1),
 		sources: map[string]*Source{},
@@ -268,7 +267,7 @@ func (o *Observer) Scan() (pause time.Duration, changed bool) {
 		if !errors.Is(err, fs.ErrNotExist) { // that there is no driver is told elsewhere
 			o.cfg.Warn(sysfs, gpreempt.WarnScanFailed.Warn("the queues cannot be read: "+err.Error()))
 		}
-		o.cfg.Scanned(inventory.Diff{}) // what is due by time alone is due
+		o.cfg.Scanned(Diff{}) // what is due by time alone is due
 		return pause, false
 	}
 	o.cfg.Warn(sysfs, scanWarnings(snapshot)...)
@@ -290,7 +289,7 @@ func (o *Observer) takeSnapshots() (told []discovery.Proc) {
 		return nil
 	}
 	for _, proc := range o.cfg.Inventory.Processes() {
-		unseen := slices.ContainsFunc(o.cfg.Inventory.QueuesOf(proc.Key), func(q inventory.QueueEntry) bool {
+		unseen := slices.ContainsFunc(o.cfg.Inventory.QueuesOf(proc.Key), func(q gpreempt.QueueEntry) bool {
 			return q.Info.Source&gpreempt.FromSnapshot == 0
 		})
 		if unseen && o.describe(proc, nil) {
