@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
-	"github.com/gpreempt/gpreempt/emu/drm"
 	"github.com/gpreempt/gpreempt/emu/host"
 	"github.com/gpreempt/gpreempt/emu/seccomp"
+	"github.com/gpreempt/gpreempt/emu/tree"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -78,8 +78,8 @@ func (e *Emulator) ioctl(c *seccomp.Call) error {
 	defer end()
 	req, arg := uint32(c.Args[1]), c.Args[2]
 	if f.kfd == nil {
-		gpu, _ := e.tree.Device(f.render) // it was opened
-		return c.Return(0, drm.Ioctl(req, arg, task.Space(), gpu))
+		node, _ := e.tree.RenderNode(f.render) // it was opened
+		return c.Return(0, node.Ioctl(req, arg, task.Space()))
 	}
 	if req>>8&0xff != 'K' {
 		return c.Return(0, unix.ENOTTY)
@@ -281,7 +281,7 @@ func (e *Emulator) open(c *seccomp.Call) error {
 
 func (e *Emulator) openDevice(kind device, f *file, task *host.Task) syscall.Errno {
 	if kind == renderDevice {
-		if _, ok := e.tree.Device(f.render); !ok {
+		if _, ok := e.tree.RenderNode(f.render); !ok {
 			return unix.ENOENT
 		}
 		return 0
@@ -350,14 +350,14 @@ func (e *Emulator) stat(c *seccomp.Call) error {
 	if task == nil {
 		return nil
 	}
-	major, minor := uint32(drm.KFDMajor), uint32(0)
+	major, minor := uint32(tree.KFDMajor), uint32(0)
 	if f.kfd == nil {
-		major, minor = drm.Major, f.render
+		major, minor = tree.DRMMajor, f.render
 	}
-	out, answer := c.Args[1], drm.Stat(major, minor, f.id.Inode)
+	out, answer := c.Args[1], tree.Stat(major, minor, f.id.Inode)
 	switch c.NR {
 	case unix.SYS_STATX:
-		out, answer = c.Args[4], drm.Statx(major, minor, f.id.Inode)
+		out, answer = c.Args[4], tree.Statx(major, minor, f.id.Inode)
 	case sysNewfstatat:
 		out = c.Args[2]
 	}

@@ -3,15 +3,13 @@ package tree
 import (
 	"fmt"
 	"strings"
-
-	"github.com/gpreempt/gpreempt/emu/drm"
 )
 
-// Device describes the GPU behind a render node to package drm; false when there is none.
-func (t *Tree) Device(render uint32) (drm.Device, bool) {
+// RenderNode returns the render node with a minor number, false if no GPU has it.
+func (t *Tree) RenderNode(render uint32) (RenderNode, bool) {
 	for _, n := range t.nodes {
 		if n.gpu() && n.properties["drm_render_minor"] == uint64(render) {
-			return drm.Device{
+			return RenderNode{
 				PCIID: uint32(n.properties["device_id"]), GFX: uint32(n.properties["gfx_target_version"]),
 				SIMDs: uint32(n.properties["simd_count"]), SIMDsPerCU: uint32(n.properties["simd_per_cu"]),
 				Arrays: uint32(n.properties["array_count"]), ArraysPerEngine: uint32(n.properties["simd_arrays_per_engine"]),
@@ -21,7 +19,7 @@ func (t *Tree) Device(render uint32) (drm.Device, bool) {
 			}, true
 		}
 	}
-	return drm.Device{}, false
+	return RenderNode{}, false
 }
 
 // additions are the files and links that a tree has and gpusim has not.
@@ -64,11 +62,11 @@ const (
 func made(nodes []node, host []hostNode) additions {
 	a := additions{files: map[string]string{}, links: map[string]string{
 		classDir: "../../devices/virtual/kfd/kfd",
-		"sys/dev/char/" + device{drm.KFDMajor, 0}.String(): "../../devices/virtual/kfd/kfd",
+		"sys/dev/char/" + device{KFDMajor, 0}.String(): "../../devices/virtual/kfd/kfd",
 	}}
-	a.file(deviceDir, "dev", device{drm.KFDMajor, 0})
-	a.file(deviceDir, "uevent", fmt.Sprintf("MAJOR=%d\nMINOR=0\nDEVNAME=kfd", drm.KFDMajor))
-	a.file("dev", "kfd", device{drm.KFDMajor, 0})
+	a.file(deviceDir, "dev", device{KFDMajor, 0})
+	a.file(deviceDir, "uevent", fmt.Sprintf("MAJOR=%d\nMINOR=0\nDEVNAME=kfd", KFDMajor))
+	a.file("dev", "kfd", device{KFDMajor, 0})
 	// The version is a text no driver has.
 	a.file("sys/module/amdgpu", "version", "emulated")
 	a.file("sys/module/amdgpu", "initstate", "live")
@@ -132,16 +130,16 @@ func (a additions) pciDevice(n node) {
 		name  string
 		minor uint64
 	}{{fmt.Sprintf("card%d", render-firstRender), render - firstRender}, {fmt.Sprintf("renderD%d", render), render}} {
-		number := device{drm.Major, d.minor}
+		number := device{DRMMajor, d.minor}
 		at := dir + "/drm/" + d.name
 		a.file(at, "dev", number)
-		a.file(at, "uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=dri/%s\nDEVTYPE=drm_minor", drm.Major, d.minor, d.name))
+		a.file(at, "uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=dri/%s\nDEVTYPE=drm_minor", DRMMajor, d.minor, d.name))
 		a.links[at+"/device"] = "../../../" + bdf
 		a.links[at+"/subsystem"] = "../../../../../class/drm"
 		a.links["sys/class/drm/"+d.name] = "../../devices/" + root + "/" + bdf + "/drm/" + d.name
 		a.links["sys/dev/char/"+number.String()] = "../../devices/" + root + "/" + bdf + "/drm/" + d.name
 	}
-	a.file("dev/dri", fmt.Sprintf("renderD%d", render), device{drm.Major, render})
+	a.file("dev/dri", fmt.Sprintf("renderD%d", render), device{DRMMajor, render})
 }
 
 // firstRender is the first render node's minor number (drm_minor_alloc).

@@ -15,7 +15,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpreempt/gpreempt/emu/drm"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/emu/tree"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -215,17 +214,17 @@ func TestFilesAreForEverybody(t *testing.T) {
 
 func TestDevicesAreThoseOfTheTopology(t *testing.T) {
 	emulated, m, _ := newTree(t)
-	want := drm.Device{
+	want := tree.RenderNode{
 		PCIID: 0x74a1, GFX: 90402, SIMDs: 1216, SIMDsPerCU: 4, Arrays: 32, ArraysPerEngine: 1, CUsPerArray: 10, WaveSize: 64,
 		EngineMHz: 2100, MemoryMHz: 1300, MemoryWidth: 8192, VRAM: 192 << 30, GTT: 256 << 30,
 	}
 	for _, gpu := range m.GPUs() {
-		got, ok := emulated.Device(uint32(gpu.RenderMinor))
+		got, ok := emulated.RenderNode(uint32(gpu.RenderMinor))
 		if diff := cmp.Diff(want, got); !ok || diff != "" {
 			t.Errorf("render node %d: %v (-want +got):\n%s", gpu.RenderMinor, ok, diff)
 		}
 	}
-	if _, ok := emulated.Device(127); ok {
+	if _, ok := emulated.RenderNode(127); ok {
 		t.Error("there is a GPU behind a render node that does not exist")
 	}
 }

@@ -3,7 +3,6 @@ package workload
 import (
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -19,10 +18,13 @@ type event struct {
 	mailbox uint64
 }
 
+// eventPageBytes is the size of the page of signal events: a slot of 8 bytes for each.
+const eventPageBytes = 8 * kfd.SignalEventLimit
+
 // createEvent makes an event. One that is raised while nobody waits is kept for the
 // next who does.
 func (d *device) createEvent() (*event, error) {
-	args := createEventArgs{EventType: eventTypeSignal, AutoReset: 1}
+	args := kfd.CreateEventArgs{EventType: kfd.EventTypeSignal, AutoReset: 1}
 	if err := d.ioctl(kfd.ReqCreateEvent, kfd.PointerTo(&args)); err != nil {
 		return nil, refused(kfd.ReqCreateEvent.String(), 0, kfd.NoQueue, err)
 	}
@@ -43,23 +45,23 @@ func (d *device) createEvent() (*event, error) {
 // wait waits until the event is raised and takes that back, at most for about d. It tells
 // whether it was raised.
 func (e *event) wait(d time.Duration) (bool, error) {
-	data := eventData{EventID: e.id}
-	args := waitEventsArgs{Events: kfd.PointerTo(&data), NumEvents: 1}
-	// The field counts ms, and all ones mean for ever.
-	args.Timeout = uint32(min(max((d+time.Millisecond-1)/time.Millisecond, 0), math.MaxUint32-1))
+	data := kfd.SignalEventData{EventID: e.id}
+	args := kfd.WaitEventsArgs{EventsPtr: kfd.PointerTo(&data), NumEvents: 1}
+	args.Timeout = uint32(min(max((d+time.Millisecond-1)/time.Millisecond, 0), time.Duration(kfd.WaitForever-1)))
 	if err := e.d.ioctl(kfd.ReqWaitEvents, kfd.PointerTo(&args)); err != nil {
 		return false, refused(kfd.ReqWaitEvents.String(), 0, kfd.NoQueue, err)
 	}
-	return args.WaitResult != waitTimedOut, nil
+	return args.WaitResult != kfd.WaitResultTimeout, nil
 }
 
-// raise does what the GPU does.
-func (e *event) raise() error { return e.call(kfd.ReqSetEvent) }
+// raise signals the event, as the GPU does.
+func (e *event) raise() error {
+	args := kfd.SetEventArgs{EventID: e.id}
+	return refused(kfd.ReqSetEvent.String(), 0, kfd.NoQueue, e.d.ioctl(kfd.ReqSetEvent, kfd.PointerTo(&args)))
+}
 
 // destroy ends the event.
-func (e *event) destroy() error { return e.call(kfd.ReqDestroyEvent) }
-
-func (e *event) call(req kfd.Request) error {
-	args := eventArgs{EventID: e.id}
-	return refused(req.String(), 0, kfd.NoQueue, e.d.ioctl(req, kfd.PointerTo(&args)))
+func (e *event) destroy() error {
+	args := kfd.DestroyEventArgs{EventID: e.id}
+	return refused(kfd.ReqDestroyEvent.String(), 0, kfd.NoQueue, e.d.ioctl(kfd.ReqDestroyEvent, kfd.PointerTo(&args)))
 }

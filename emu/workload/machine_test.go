@@ -170,16 +170,16 @@ func (m *machine) Ioctl(_ int, req kfd.Request, arg kfd.Pointer) (uintptr, error
 		}
 		m.runtime = on
 	case kfd.ReqCreateEvent:
-		args := kfd.As[createEventArgs](arg)
+		args := kfd.As[kfd.CreateEventArgs](arg)
 		args.EventID = lowest(m.events)
 		args.EventSlotIndex, args.EventPageOffset = args.EventID, eventOffset
 		m.events[args.EventID] = make(chan struct{}, 1)
 	case kfd.ReqDestroyEvent:
-		delete(m.events, kfd.As[eventArgs](arg).EventID)
+		delete(m.events, kfd.As[kfd.DestroyEventArgs](arg).EventID)
 	case kfd.ReqSetEvent:
-		m.raise(kfd.As[eventArgs](arg).EventID)
+		m.raise(kfd.As[kfd.SetEventArgs](arg).EventID)
 	case kfd.ReqWaitEvents:
-		return 0, m.waitEvents(kfd.As[waitEventsArgs](arg))
+		return 0, m.waitEvents(kfd.As[kfd.WaitEventsArgs](arg))
 	case kfd.ReqCreateQueue:
 		m.createQueue(kfd.As[kfd.CreateQueueArgs](arg))
 	case kfd.ReqDestroyQueue:
@@ -207,17 +207,17 @@ func (m *machine) raise(id uint32) {
 	}
 }
 
-func (m *machine) waitEvents(args *waitEventsArgs) error {
-	event := m.events[kfd.As[eventData](args.Events).EventID]
+func (m *machine) waitEvents(args *kfd.WaitEventsArgs) error {
+	event := m.events[kfd.As[kfd.SignalEventData](args.EventsPtr).EventID]
 	m.mu.Unlock()
 	defer m.mu.Lock()
 	timer := time.NewTimer(time.Duration(args.Timeout) * time.Millisecond)
 	defer timer.Stop()
 	select {
 	case <-event:
-		args.WaitResult = 0
+		args.WaitResult = kfd.WaitResultComplete
 	case <-timer.C:
-		args.WaitResult = waitTimedOut
+		args.WaitResult = kfd.WaitResultTimeout
 	}
 	return nil
 }

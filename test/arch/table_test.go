@@ -128,12 +128,11 @@ var table = []struct {
 	// The emulated machine: real programs on the rules of the driver and the modelled GPUs.
 	{"emu/seccomp", rule{kernel: true, unsafe: true}},
 	{"emu/abi", rule{stdOnly: true}},
-	{"emu/drm", rule{stdOnly: true}},
-	{"emu/tree", rule{imports: []string{"emu/drm"}, kernel: true}},
+	{"emu/tree", rule{kernel: true}},
 	{"emu/host", rule{imports: []string{"emu/driver", "pkg/gpreempt"}, kernel: true}},
 	{"emu/engine", rule{imports: []string{"emu/gpumodel", "internal/hrtimer", "emu/abi", "pkg/gpreempt"}, stdOnly: true, unsafe: true}},
 	{"emu/kfdemu", rule{imports: []string{
-		"emu/gpumodel", "internal/hrtimer", "emu/drm", "emu/engine", "emu/host", "emu/tree",
+		"emu/gpumodel", "internal/hrtimer", "emu/engine", "emu/host", "emu/tree",
 		"emu/driver", "emu/seccomp", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
 	{"emu/workload", rule{imports: []string{"emu/abi", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},

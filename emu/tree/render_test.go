@@ -1,4 +1,4 @@
-package drm_test
+package tree_test
 
 import (
 	"encoding/binary"
@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpreempt/gpreempt/emu/drm"
+	"github.com/gpreempt/gpreempt/emu/tree"
 )
 
 // memory is a process's, from base on.
@@ -55,7 +55,7 @@ const (
 	info      = 0x40206445
 )
 
-var mi300x = drm.Device{
+var mi300x = tree.RenderNode{
 	PCIID: 0x74a1, GFX: 90402, SIMDs: 1216, SIMDsPerCU: 4, Arrays: 32, ArraysPerEngine: 1, CUsPerArray: 10, WaveSize: 64,
 	EngineMHz: 2100, MemoryMHz: 1300, MemoryWidth: 8192, VRAM: 192 << 30, GTT: 256 << 30,
 }
@@ -64,13 +64,13 @@ var mi300x = drm.Device{
 func query(m memory, number uint32, size uint64, parameters ...uint64) syscall.Errno {
 	m.put64(base, 0x1100, size|uint64(number)<<32)
 	m.put64(base+16, parameters...)
-	return drm.Ioctl(info, base, m, mi300x)
+	return mi300x.Ioctl(info, base, m)
 }
 
 func TestVersionNamesTheDriverAndSaysThatItIsEmulated(t *testing.T) {
 	m := make(memory, 0x400)
 	// First for the lengths, then for the texts, as drmGetVersion does.
-	if errno := drm.Ioctl(version, base, m, mi300x); errno != 0 {
+	if errno := mi300x.Ioctl(version, base, m); errno != 0 {
 		t.Fatal(errno)
 	}
 	lengths := []uint64{m.get64(base + 16), m.get64(base + 32), m.get64(base + 48)}
@@ -78,7 +78,7 @@ func TestVersionNamesTheDriverAndSaysThatItIsEmulated(t *testing.T) {
 		t.Errorf("lengths (-want +got):\n%s", diff)
 	}
 	m.put64(base+16, 6, 0x1100, 4, 0x1110, 100, 0x1120)
-	if errno := drm.Ioctl(version, base, m, mi300x); errno != 0 {
+	if errno := mi300x.Ioctl(version, base, m); errno != 0 {
 		t.Fatal(errno)
 	}
 	got := []string{string(m[0x100:0x106]), string(m[0x110:0x118]), strings.TrimRight(string(m[0x120:0x140]), "\x00")}
@@ -208,7 +208,7 @@ func TestErrorsAreTheDrivers(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m := make(memory, 0x400)
-			if got := drm.Ioctl(test.req, test.args(m), m, mi300x); got != test.want {
+			if got := mi300x.Ioctl(test.req, test.args(m), m); got != test.want {
 				t.Errorf("got %v, want %v", got, test.want)
 			}
 		})
@@ -218,14 +218,14 @@ func TestErrorsAreTheDrivers(t *testing.T) {
 func TestCapabilityOfSharingBuffers(t *testing.T) {
 	m := make(memory, 0x400)
 	m.put64(base, 5)
-	if errno := drm.Ioctl(getCap, base, m, mi300x); errno != 0 || m.get64(base+8) != 3 {
+	if errno := mi300x.Ioctl(getCap, base, m); errno != 0 || m.get64(base+8) != 3 {
 		t.Errorf("DRM_CAP_PRIME: got %v and %d, want import and export", errno, m.get64(base+8))
 	}
 }
 
 func TestStatIsThatOfADeviceFile(t *testing.T) {
 	var st syscall.Stat_t
-	b := drm.Stat(drm.Major, 300, 77)
+	b := tree.Stat(tree.DRMMajor, 300, 77)
 	if _, err := binary.Decode(b, binary.LittleEndian, &st); err != nil || len(b) != binary.Size(st) {
 		t.Fatalf("%d bytes, not %d: %v", len(b), binary.Size(st), err)
 	}
@@ -237,7 +237,7 @@ func TestStatIsThatOfADeviceFile(t *testing.T) {
 }
 
 func TestStatxIsThatOfADeviceFile(t *testing.T) {
-	m := memory(drm.Statx(drm.KFDMajor, 0, 77))
+	m := memory(tree.Statx(tree.KFDMajor, 0, 77))
 	if len(m) != 256 {
 		t.Fatalf("struct statx has 256 bytes, not %d", len(m))
 	}
@@ -260,6 +260,6 @@ func FuzzIoctl(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, req uint32, arg uint64, content []byte) {
 		m := make(memory, 0x800)
 		copy(m, content)
-		drm.Ioctl(req, arg, m, mi300x)
+		mi300x.Ioctl(req, arg, m)
 	})
 }

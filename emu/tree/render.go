@@ -1,9 +1,4 @@
-// Package drm hides what the amdgpu driver answers on a render node, as far as ROCm's
-// libraries ask: who it is, what GPU it is, how much memory there is. Buffers and
-// command submission are not there: ROCm uses KFD's.
-//
-// The GPU is emulated, and the driver's description of itself says so.
-package drm
+package tree
 
 import (
 	"encoding/binary"
@@ -11,14 +6,17 @@ import (
 )
 
 // Numbers of the device files: DRM's is fixed (drm_drv.c), KFD's is one that a host may
-// give it (kfd_chardev_init).
+// assign (kfd_chardev_init).
 const (
-	Major    = 226
+	DRMMajor = 226
 	KFDMajor = 236
 )
 
-// Device is the GPU behind a render node.
-type Device struct {
+// RenderNode is a render node: the amdgpu driver's other device file of a GPU. It answers
+// what ROCm's libraries ask: who the driver is, which GPU it is, how much memory there is.
+// It has no buffers and no command submission: ROCm uses KFD's. The driver's description
+// of itself says that the GPU is emulated.
+type RenderNode struct {
 	// PCIID is its PCI device id, GFX its gfx_target_version.
 	PCIID, GFX uint32
 	// What topology says: SIMDs in all and in a CU, shader arrays in all and in an
@@ -30,7 +28,7 @@ type Device struct {
 	VRAM, GTT uint64
 }
 
-// Memory is that of the process that calls.
+// Memory is the memory of the calling process.
 type Memory interface {
 	// ReadAt and WriteAt move all of p, or fail.
 	ReadAt(p []byte, addr uint64) error
@@ -52,26 +50,26 @@ const (
 	nrAMDGPUInfo = 0x45
 )
 
-// command is an ioctl that is answered: its argument's size and direction in the
+// command is an ioctl that the node answers: its argument's size and direction in the
 // driver, and what it does to the argument.
 type command struct {
 	size      int
 	direction uint32
-	do        func(args []byte, memory Memory, d Device) syscall.Errno
+	do        func(args []byte, memory Memory, n RenderNode) syscall.Errno
 }
 
 var commands = map[uint32]command{
 	nrVersion: {64, dirRead | dirWrite, version},
-	// drm_ioctl_permit: a render node has none of the legacy calls.
-	nrGetClient:  {40, dirRead | dirWrite, func([]byte, Memory, Device) syscall.Errno { return syscall.EACCES }},
+	// drm_ioctl_permit: a render node has no legacy calls.
+	nrGetClient:  {40, dirRead | dirWrite, func([]byte, Memory, RenderNode) syscall.Errno { return syscall.EACCES }},
 	nrGetCap:     {16, dirRead | dirWrite, capability},
 	nrAMDGPUInfo: {32, dirWrite, info},
 }
 
-// Ioctl answers an ioctl on a render node, whose argument is at arg, with 0 or the errno
-// the caller is to get. What is not emulated is EINVAL, as an unknown number is in the
-// driver (drm_ioctl).
-func Ioctl(req uint32, arg uint64, memory Memory, d Device) syscall.Errno {
+// Ioctl answers an ioctl whose argument is at arg and returns 0 or the errno for the
+// caller. What is not emulated is EINVAL, as is an unknown number in the driver
+// (drm_ioctl).
+func (n RenderNode) Ioctl(req uint32, arg uint64, memory Memory) syscall.Errno {
 	if req>>8&0xff != ioctlType {
 		return syscall.ENOTTY
 	}
@@ -89,7 +87,7 @@ func Ioctl(req uint32, arg uint64, memory Memory, d Device) syscall.Errno {
 			return syscall.EFAULT
 		}
 	}
-	errno := c.do(args, memory, d)
+	errno := c.do(args, memory, n)
 	if direction&dirRead != 0 {
 		// On failure, too.
 		if err := memory.WriteAt(args[:size], arg); err != nil {
@@ -101,7 +99,7 @@ func Ioctl(req uint32, arg uint64, memory Memory, d Device) syscall.Errno {
 
 // version is DRM_IOCTL_VERSION (drm_version). struct drm_version has the version in three
 // ints, then length and address of three texts.
-func version(args []byte, memory Memory, _ Device) syscall.Errno {
+func version(args []byte, memory Memory, _ RenderNode) syscall.Errno {
 	le := binary.LittleEndian
 	// Linux 6.12's.
 	const major, minor = 3, 59
@@ -133,7 +131,7 @@ const (
 )
 
 // capability is DRM_IOCTL_GET_CAP (drm_getcap): those of a driver without modesetting.
-func capability(args []byte, _ Memory, _ Device) syscall.Errno {
+func capability(args []byte, _ Memory, _ RenderNode) syscall.Errno {
 	var value uint64
 	switch binary.LittleEndian.Uint64(args) {
 	case capTimestampMonotonic, capSyncobj, capSyncobjTimeline:

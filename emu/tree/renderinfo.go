@@ -1,4 +1,4 @@
-package drm
+package tree
 
 import (
 	"encoding/binary"
@@ -27,7 +27,7 @@ const maxRegisters = 128
 
 // info is AMDGPU_INFO (amdgpu_info_ioctl). struct drm_amdgpu_info has the address and the
 // size of the answer, the query, and its parameters.
-func info(args []byte, memory Memory, d Device) syscall.Errno {
+func info(args []byte, memory Memory, n RenderNode) syscall.Errno {
 	le := binary.LittleEndian
 	address, size, query := le.Uint64(args), le.Uint32(args[8:]), le.Uint32(args[12:])
 	if address == 0 || size == 0 {
@@ -45,11 +45,11 @@ func info(args []byte, memory Memory, d Device) syscall.Errno {
 		// No register means anything here.
 		answer = make([]uint32, count)
 	case infoDevInfo:
-		answer = d.info()
+		answer = n.info()
 	case infoVRAMGTT:
-		answer = [3]uint64{d.VRAM, d.VRAM, d.GTT}
+		answer = [3]uint64{n.VRAM, n.VRAM, n.GTT}
 	case infoMemory:
-		answer = [3]heap{d.heap(d.VRAM), d.heap(d.VRAM), d.heap(d.GTT)}
+		answer = [3]heap{n.heap(n.VRAM), n.heap(n.VRAM), n.heap(n.GTT)}
 	case infoVRAMUsage, infoVisVRAMUsage, infoGTTUsage, infoBytesMoved, infoEvictions, infoCPUPageFaults:
 		answer = uint64(0)
 	case infoVRAMLost:
@@ -59,7 +59,7 @@ func info(args []byte, memory Memory, d Device) syscall.Errno {
 	}
 	b, err := binary.Append(nil, le, answer)
 	if err != nil {
-		panic("drm: " + err.Error()) // a size that is not fixed
+		panic("tree: " + err.Error()) // a size that is not fixed
 	}
 	if err := memory.WriteAt(b[:min(len(b), int(size))], address); err != nil {
 		return syscall.EFAULT
@@ -74,7 +74,7 @@ type heap struct {
 }
 
 // heap describes memory of which nothing is used.
-func (Device) heap(size uint64) heap {
+func (RenderNode) heap(size uint64) heap {
 	return heap{Total: size, Usable: size, Up: size / 4 * 3}
 }
 
@@ -130,8 +130,8 @@ const (
 )
 
 // family is the number libdrm tells GPUs apart by (AMDGPU_FAMILY_*).
-func (d Device) family() uint32 {
-	switch major := d.GFX / 10000; {
+func (n RenderNode) family() uint32 {
+	switch major := n.GFX / 10000; {
 	case major >= 12:
 		return 152 // GC_12_0_0
 	case major == 11:
@@ -142,16 +142,16 @@ func (d Device) family() uint32 {
 	return 141 // AI
 }
 
-func (d Device) info() deviceInfo {
+func (n RenderNode) info() deviceInfo {
 	i := deviceInfo{
-		DeviceID: d.PCIID, ChipRev: 1, ExternalRev: 0x47, Family: d.family(),
-		Engines: d.Arrays / max(d.ArraysPerEngine, 1), ArraysPerEngine: d.ArraysPerEngine, CounterKHz: counterKHz,
-		EngineKHz: d.EngineMHz * 1000, MemoryKHz: d.MemoryMHz * 1000, ActiveCUs: d.SIMDs / max(d.SIMDsPerCU, 1),
+		DeviceID: n.PCIID, ChipRev: 1, ExternalRev: 0x47, Family: n.family(),
+		Engines: n.Arrays / max(n.ArraysPerEngine, 1), ArraysPerEngine: n.ArraysPerEngine, CounterKHz: counterKHz,
+		EngineKHz: n.EngineMHz * 1000, MemoryKHz: n.MemoryMHz * 1000, ActiveCUs: n.SIMDs / max(n.SIMDsPerCU, 1),
 		HWContexts: 8, PCIeGen: 5, VAStart: vaReserved, VAEnd: vaHole, VAAlignment: gpuPage, Fragment: fragmentSize, GARTPage: gpuPage,
-		VRAMType: vramHBM, VRAMWidth: uint32(d.MemoryWidth), WaveSize: d.WaveSize, VGPRs: 256, CUsPerArray: d.CUsPerArray, TCCs: 16,
+		VRAMType: vramHBM, VRAMWidth: uint32(n.MemoryWidth), WaveSize: n.WaveSize, VGPRs: 256, CUsPerArray: n.CUsPerArray, TCCs: 16,
 		PCIeLanes: 16, HighVAStart: highVAStart, HighVAEnd: highVAEnd,
 	}
-	if d.GFX >= 100000 {
+	if n.GFX >= 100000 {
 		i.VRAMType = vramGDDR6
 	}
 	return i

@@ -1,4 +1,4 @@
-package drm
+package tree
 
 import (
 	"encoding/binary"
@@ -6,7 +6,7 @@ import (
 	"syscall"
 )
 
-// What fstat tells of a device file besides its number.
+// What fstat returns for a device file besides its number.
 const (
 	deviceMode  = syscall.S_IFCHR | 0o666
 	blockBytes  = 4096
@@ -19,7 +19,7 @@ func Stat(major, minor uint32, inode uint64) []byte {
 		Dev: devtmpfsDev, Ino: inode, Nlink: 1, Mode: deviceMode, Rdev: number(major, minor), Blksize: blockBytes,
 	})
 	if err != nil {
-		panic("drm: " + err.Error()) // a size that is not fixed
+		panic("tree: " + err.Error()) // a size that is not fixed
 	}
 	return b
 }
@@ -54,7 +54,7 @@ func Statx(major, minor uint32, inode uint64) []byte {
 		Mask: basicStats, BlockBytes: blockBytes, Links: 1, Mode: deviceMode, Inode: inode, RMajor: major, RMinor: minor, Minor: devtmpfsDev,
 	})
 	if err != nil {
-		panic("drm: " + err.Error()) // a size that is not fixed
+		panic("tree: " + err.Error()) // a size that is not fixed
 	}
 	return b
 }
