@@ -177,7 +177,7 @@ rules: [{name: all, match: {comm: "*"}, class: offline}]
 	}
 	request := scheduler.LeaseRequested{Client: 7, Priority: gpreempt.PriorityHigh, TTL: time.Second}
 	for _, want := range []gpreempt.Reason{"", gpreempt.ReasonLeasesPerClient} {
-		_, err := d.runner.Announce(request, func(scheduler.LeaseID, scheduler.Answer) {})
+		_, _, err := d.runner.Announce(request, func(scheduler.LeaseID, scheduler.Answer) {})
 		if got := gpreempt.ReasonOf(err); got != want {
 			t.Errorf("announced with %v, want %q", err, want)
 		}

@@ -69,12 +69,12 @@ type announcer struct {
 }
 
 // Announce takes in an announcement.
-func (a announcer) Announce(req scheduler.LeaseRequested, reply scheduler.Reply) (scheduler.LeaseID, error) {
-	id, err := a.Runner.Announce(req, reply)
+func (a announcer) Announce(req scheduler.LeaseRequested, reply scheduler.Reply) (scheduler.LeaseID, time.Duration, error) {
+	id, ttl, err := a.Runner.Announce(req, reply)
 	if err == nil && req.OnIdle {
 		a.onIdleLease()
 	}
-	return id, err
+	return id, ttl, err
 }
 
 func (d *daemon) onIdleLease() { d.idle.kick() }

@@ -62,7 +62,7 @@ func newDesk(t *testing.T) *desk {
 // announce returns a lease of ten seconds.
 func (d *desk) announce(t *testing.T, client scheduler.ClientID, onIdle bool) {
 	t.Helper()
-	_, err := d.Announce(scheduler.LeaseRequested{
+	_, _, err := d.Announce(scheduler.LeaseRequested{
 		Client: client, GPUs: []gpreempt.GPUID{1}, Priority: gpreempt.PriorityHigh, TTL: 10 * time.Second, OnIdle: onIdle,
 	}, func(scheduler.LeaseID, scheduler.Answer) {})
 	if err != nil {

@@ -63,14 +63,14 @@ func (a adminService) CreateLease(ctx context.Context, req *gpreemptv1.CreateLea
 	}
 	w := waiters.Get().(*waiter)
 	defer w.free()
-	ann, err := s.prepare(req.GetAnnounce(), 0, caller, w.policyReader)
+	ann, err := s.prepare(req.GetAnnounce(), 0, caller)
 	if err != nil {
 		return nil, err
 	}
 	g, err := s.announce(ctx, w, arrived, order{
 		announcement: ann, client: s.byHand, label: req.GetAnnounce().GetLabel(), admin: caller.peer,
-		accepted: func(id scheduler.LeaseID) {
-			s.adminEvent(ctx, scheduler.Record{Lease: id}, "lease create on GPUs %v for %v, priority %d", ann.req.GPUs, ann.req.TTL, ann.req.Priority)
+		accepted: func(id scheduler.LeaseID, ttl time.Duration) {
+			s.adminEvent(ctx, scheduler.Record{Lease: id}, "lease create on GPUs %v for %v, priority %d", ann.req.GPUs, ttl, ann.req.Priority)
 		},
 	})
 	if err != nil {
@@ -109,13 +109,12 @@ func (a adminService) SuspendTarget(ctx context.Context, req *gpreemptv1.Suspend
 	}
 	w := waiters.Get().(*waiter)
 	defer w.free()
-	s.cfg.Scheduler.View(w.read)
 	ann := announcement{req: scheduler.LeaseRequested{
-		Priority: gpreempt.PriorityAdmin, TTL: ttl, MaxWait: w.policy.MaxWait, Target: proc.Key,
+		Priority: gpreempt.PriorityAdmin, TTL: ttl, MaxWait: scheduler.PolicyDefault, Target: proc.Key,
 	}}
 	g, err := s.announce(ctx, w, arrived, order{
 		announcement: ann, client: s.byHand, admin: callerOf(ctx).peer,
-		accepted: func(id scheduler.LeaseID) {
+		accepted: func(id scheduler.LeaseID, ttl time.Duration) {
 			s.adminEvent(ctx, scheduler.Record{Target: proc.Key, Lease: id}, "target suspend %v for %v", proc.Key, ttl)
 		},
 	})

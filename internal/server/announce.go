@@ -18,19 +18,6 @@ import (
 // maxLabel is the longest label of a lease in bytes.
 const maxLabel = 128
 
-// policyReader reads the policy out of the scheduler without an allocation: the
-// function it hands over is made once.
-type policyReader struct {
-	policy scheduler.Policy
-	read   func(*scheduler.Core)
-}
-
-func newPolicyReader() *policyReader {
-	r := &policyReader{}
-	r.read = func(c *scheduler.Core) { r.policy = c.Policy() }
-	return r
-}
-
 // announcement is a call's announcement made ready for the scheduler.
 type announcement struct {
 	req scheduler.LeaseRequested
@@ -38,13 +25,12 @@ type announcement struct {
 }
 
 // prepare turns a request into an announcement by a client: it fills in what the
-// client left out, and resolves the names of GPUs. The scheduler checks the
-// ranges; what cannot be written in its types is refused here.
-func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.ClientID, caller *connection, pr *policyReader) (announcement, error) {
-	s.cfg.Scheduler.View(pr.read)
+// client left out, except what the policy has, and resolves the names of GPUs. The
+// scheduler checks the ranges; prepare rejects what its types cannot hold.
+func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.ClientID, caller *connection) (announcement, error) {
 	a := announcement{req: scheduler.LeaseRequested{
 		Client: id, User: caller.client.user.id, RequestID: req.GetRequestId(), Priority: gpreempt.PriorityHigh,
-		TTL: pr.policy.DefaultTTL, MaxWait: pr.policy.MaxWait, OnIdle: req.GetCompleteOnIdle(),
+		TTL: scheduler.PolicyDefault, MaxWait: scheduler.PolicyDefault, OnIdle: req.GetCompleteOnIdle(),
 	}}
 	if a.req.OnIdle && ProcessOf(id).PID == 0 {
 		return announcement{}, &gpreempt.Error{
@@ -119,7 +105,12 @@ func ttlOf(d *durationpb.Duration) (time.Duration, error) {
 			Message: "ttl is no duration: " + err.Error(), Next: "use seconds and nanos of the same sign, as google.protobuf.Duration says",
 		}
 	}
-	return d.AsDuration(), nil
+	return saturated(d), nil
+}
+
+// saturated returns d, which must not turn into scheduler.PolicyDefault.
+func saturated(d *durationpb.Duration) time.Duration {
+	return max(d.AsDuration(), scheduler.PolicyDefault+1)
 }
 
 // durationOf reads any other time; its range is the caller's affair.
@@ -130,19 +121,18 @@ func durationOf(name string, d *durationpb.Duration) (time.Duration, error) {
 			Message: name + " is no duration: " + err.Error(), Next: "use seconds and nanos of the same sign, as google.protobuf.Duration says",
 		}
 	}
-	return d.AsDuration(), nil
+	return saturated(d), nil
 }
 
 // waiter is what a unary announcement waits with. Waiters are used again: an
 // announcement allocates neither channel nor closures.
 type waiter struct {
-	*policyReader
 	answers chan scheduler.Answer // capacity 1: the reply never blocks
 	reply   scheduler.Reply
 }
 
 var waiters = sync.Pool{New: func() any {
-	w := &waiter{policyReader: newPolicyReader(), answers: make(chan scheduler.Answer, 1)}
+	w := &waiter{answers: make(chan scheduler.Answer, 1)}
 	w.reply = func(_ scheduler.LeaseID, a scheduler.Answer) { w.answers <- a }
 	return w
 }}
@@ -154,13 +144,14 @@ type order struct {
 	by     *holder // nil for a lease by hand
 	label  string
 	admin  authz.Peer // who makes a lease by hand
-	// accepted, when set, is told of the lease before the wait.
-	accepted func(scheduler.LeaseID)
+	// accepted, when set, is called with the lease and its time to live before the wait.
+	accepted func(scheduler.LeaseID, time.Duration)
 }
 
 // granted is the outcome of an order.
 type granted struct {
 	id     scheduler.LeaseID
+	ttl    time.Duration
 	answer scheduler.Answer
 	timing times
 }
@@ -182,11 +173,11 @@ func (s *Server) announce(ctx context.Context, w *waiter, arrived scheduler.Time
 	if s.closing.Err() != nil {
 		return granted{}, errShuttingDown
 	}
-	id, err := s.cfg.Scheduler.Announce(o.req, w.reply)
+	id, ttl, err := s.cfg.Scheduler.Announce(o.req, w.reply)
 	if err != nil {
 		return granted{}, err
 	}
-	g := granted{id: id, timing: times{arrived: arrived, decided: s.cfg.Scheduler.Now()}}
+	g := granted{id: id, ttl: ttl, timing: times{arrived: arrived, decided: s.cfg.Scheduler.Now()}}
 	if s.cfg.Traced != nil {
 		s.cfg.Traced(ctx, id, arrived, g.timing.decided)
 	}
@@ -197,7 +188,7 @@ func (s *Server) announce(ctx context.Context, w *waiter, arrived scheduler.Time
 		return granted{}, context.Canceled
 	}
 	if o.accepted != nil {
-		o.accepted(id)
+		o.accepted(id, ttl)
 	}
 	select {
 	case g.answer = <-w.answers:
@@ -259,7 +250,7 @@ type answerMessage struct {
 
 func (s *Server) answerMessage(g granted, a *announcement) *gpreemptv1.NotifyOnlineResponse {
 	m := &answerMessage{}
-	setDuration(&m.ttl, a.req.TTL)
+	setDuration(&m.ttl, g.ttl)
 	g.timing.fill(&m.timing, &m.decide, &m.quiesce, &m.total, g.answer)
 	r := &m.response
 	r.LeaseId = leaseID(s.leasePrefix, g.id)

@@ -36,10 +36,10 @@ func (b *boundary) process(what string, key gpreempt.ProcessKey) {
 	}
 }
 
-func (b *boundary) Announce(req scheduler.LeaseRequested, reply scheduler.Reply) (scheduler.LeaseID, error) {
-	id, err := b.Scheduler.Announce(req, reply)
+func (b *boundary) Announce(req scheduler.LeaseRequested, reply scheduler.Reply) (scheduler.LeaseID, time.Duration, error) {
+	id, ttl, err := b.Scheduler.Announce(req, reply)
 	if err != nil {
-		return id, err
+		return id, ttl, err
 	}
 	b.process("a suspension", req.Target)
 	for _, gpu := range req.GPUs {
@@ -51,8 +51,8 @@ func (b *boundary) Announce(req scheduler.LeaseRequested, reply scheduler.Reply)
 		name      string
 		got, most time.Duration
 	}{
-		{"ttl", req.TTL, 10 * time.Minute},
-		{"max_wait", req.MaxWait, 10 * time.Second},
+		{"ttl", ttl, 10 * time.Minute},
+		{"max_wait", max(req.MaxWait, 0), 10 * time.Second}, // below 0: that of the policy
 		{"eta", req.ETA, time.Minute},
 		{"slo", req.SLO, 10 * time.Minute},
 		{"expected", req.Expected, 10 * time.Minute},
@@ -64,7 +64,7 @@ func (b *boundary) Announce(req scheduler.LeaseRequested, reply scheduler.Reply)
 	if req.Priority > gpreempt.PriorityAdmin || req.Priority == gpreempt.PriorityAdmin && req.Target.IsZero() || len(req.RequestID) > 64 {
 		b.t.Errorf("a lease with priority %d and a request id of %d bytes", req.Priority, len(req.RequestID))
 	}
-	return id, nil
+	return id, ttl, nil
 }
 
 func (b *boundary) Post(ev scheduler.Event) {

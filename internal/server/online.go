@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
@@ -24,7 +23,7 @@ func (o onlineService) NotifyOnline(ctx context.Context, req *gpreemptv1.NotifyO
 	caller := callerOf(ctx)
 	w := waiters.Get().(*waiter)
 	defer w.free()
-	a, err := s.prepare(req, caller.client.id, caller, w.policyReader)
+	a, err := s.prepare(req, caller.client.id, caller)
 	if err != nil {
 		return nil, err
 	}
@@ -40,9 +39,9 @@ func (o onlineService) Complete(ctx context.Context, req *gpreemptv1.CompleteReq
 	return o.s.complete(callerOf(ctx).client, req)
 }
 
-// Renew returns a lease a new time to live.
+// Renew sets the time to live of a lease.
 func (o onlineService) Renew(ctx context.Context, req *gpreemptv1.RenewRequest) (*gpreemptv1.RenewResponse, error) {
-	return o.s.renew(callerOf(ctx).client, req, newPolicyReader())
+	return o.s.renew(callerOf(ctx).client, req)
 }
 
 // completeMessage is a CompleteResponse with all its parts, in one allocation.
@@ -74,19 +73,18 @@ func (s *Server) complete(c *client, req *gpreemptv1.CompleteRequest) (*gpreempt
 	return r, nil
 }
 
-func (s *Server) renew(c *client, req *gpreemptv1.RenewRequest, pr *policyReader) (*gpreemptv1.RenewResponse, error) {
+func (s *Server) renew(c *client, req *gpreemptv1.RenewRequest) (*gpreemptv1.RenewResponse, error) {
 	id, err := parseLeaseID(s.leasePrefix, req.GetLeaseId())
 	if err != nil {
 		return nil, err
 	}
-	var ttl time.Duration
-	if req.GetTtl() == nil {
-		s.cfg.Scheduler.View(pr.read)
-		ttl = pr.policy.DefaultTTL
-	} else if ttl, err = ttlOf(req.GetTtl()); err != nil {
-		return nil, err
+	ttl := scheduler.PolicyDefault
+	if req.GetTtl() != nil {
+		if ttl, err = ttlOf(req.GetTtl()); err != nil {
+			return nil, err
+		}
 	}
-	if err := s.cfg.Scheduler.Renew(c.id, id, ttl); err != nil {
+	if ttl, err = s.cfg.Scheduler.Renew(c.id, id, ttl); err != nil {
 		return nil, err
 	}
 	return &gpreemptv1.RenewResponse{Ttl: durationpb.New(ttl)}, nil

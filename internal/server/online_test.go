@@ -361,7 +361,7 @@ func TestRetryTakesTheLeaseOverFromACanceledCall(t *testing.T) {
 			defer w.free()
 			g, err := h.server.announce(ctx, w, h.runner.Now(), order{
 				announcement: announcement{req: req}, client: c, by: &holder{},
-				accepted: func(scheduler.LeaseID) { close(waits) },
+				accepted: func(scheduler.LeaseID, time.Duration) { close(waits) },
 			})
 			over <- outcome{g, err}
 		}()

@@ -74,9 +74,9 @@ const (
 
 // Scheduler is what the server needs of *scheduler.Runner.
 type Scheduler interface {
-	Announce(req scheduler.LeaseRequested, reply scheduler.Reply) (scheduler.LeaseID, error)
+	Announce(req scheduler.LeaseRequested, reply scheduler.Reply) (scheduler.LeaseID, time.Duration, error)
 	Complete(client scheduler.ClientID, id scheduler.LeaseID, end scheduler.LeaseEnd) (scheduler.LeaseEnd, time.Duration, error)
-	Renew(client scheduler.ClientID, id scheduler.LeaseID, ttl time.Duration) error
+	Renew(client scheduler.ClientID, id scheduler.LeaseID, ttl time.Duration) (time.Duration, error)
 	Post(ev scheduler.Event)
 	View(fn func(c *scheduler.Core))
 	Now() scheduler.Time

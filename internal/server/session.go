@@ -30,7 +30,6 @@ type session struct {
 	caller *connection
 	// holder is for the leases announced here.
 	holder holder
-	policy *policyReader // the reader's
 	// answers holds announcements that were answered later. There is room for
 	// all that are outstanding, so the scheduler's reply never blocks.
 	answers     chan *pending
@@ -43,7 +42,7 @@ type session struct {
 func (o onlineService) Session(st grpc.BidiStreamingServer[gpreemptv1.SessionRequest, gpreemptv1.SessionResponse]) error {
 	ctx := st.Context()
 	ses := &session{
-		s: o.s, stream: st, caller: callerOf(ctx), policy: newPolicyReader(),
+		s: o.s, stream: st, caller: callerOf(ctx),
 		answers: make(chan *pending, maxOutstanding),
 	}
 	ended := make(chan error, 1)
@@ -144,7 +143,7 @@ func (ses *session) frame(req *gpreemptv1.SessionRequest) (*gpreemptv1.SessionRe
 		}
 		return &gpreemptv1.SessionResponse{Frame: &gpreemptv1.SessionResponse_Completed{Completed: completed}}, nil
 	case *gpreemptv1.SessionRequest_Renew:
-		renewed, err := ses.s.renew(c, f.Renew, ses.policy)
+		renewed, err := ses.s.renew(c, f.Renew)
 		if err != nil {
 			return nil, err
 		}
@@ -189,19 +188,20 @@ func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*
 			Next:    "read the answers before announcing more",
 		}
 	}
-	a, err := s.prepare(req, c.id, ses.caller, ses.policy)
+	a, err := s.prepare(req, c.id, ses.caller)
 	if err != nil {
 		return nil, err
 	}
 	p := &pending{ses: ses, tag: tag, announcement: a}
 	p.timing.arrived = arrived
 	ses.outstanding.Add(1)
-	id, err := s.cfg.Scheduler.Announce(a.req, p.reply)
+	id, ttl, err := s.cfg.Scheduler.Announce(a.req, p.reply)
 	if err != nil {
 		ses.outstanding.Add(-1)
 		return nil, err
 	}
-	// The reply, which may run meanwhile, touches neither timing nor known.
+	// The reply, which may run meanwhile, touches neither timing, ttl nor known.
+	p.ttl = ttl
 	p.timing.decided = s.cfg.Scheduler.Now()
 	if s.cfg.Traced != nil {
 		s.cfg.Traced(ses.stream.Context(), id, arrived, p.timing.decided)

@@ -2,6 +2,7 @@ package scheduler
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -16,17 +17,31 @@ const (
 	MaxSLO       = 10 * time.Minute
 )
 
-// Admit checks an announcement before it becomes an event. When it repeats one
-// by the same client and request id, or orders by hand what is ordered already,
-// the lease there is comes back. Errors are *gpreempt.Error.
-func (c *Core) Admit(req LeaseRequested) (repeated LeaseID, err error) {
+// PolicyDefault is the TTL or MaxWait of an announcement that has none: it gets that of
+// the policy.
+const PolicyDefault = time.Duration(math.MinInt64)
+
+// orDefault returns d, or what the policy has for PolicyDefault.
+func orDefault(d, byPolicy time.Duration) time.Duration {
+	if d == PolicyDefault {
+		return byPolicy
+	}
+	return d
+}
+
+// Admit checks an announcement before it becomes an event, and sets its TTL and MaxWait
+// where they are PolicyDefault. It returns the existing lease for an announcement that
+// repeats one of the same client and request id, and for an order by hand on a target
+// that has one; 0 otherwise. Errors are *gpreempt.Error.
+func (c *Core) Admit(req *LeaseRequested) (repeated LeaseID, err error) {
+	req.TTL, req.MaxWait = orDefault(req.TTL, c.policy.DefaultTTL), orDefault(req.MaxWait, c.policy.MaxWait)
 	if len(req.RequestID) > MaxRequestID {
 		return 0, invalid(gpreempt.ReasonRequestIDTooLong, fmt.Sprintf("request_id has %d bytes", len(req.RequestID)),
 			fmt.Sprintf("use at most %d", MaxRequestID))
 	}
 	if req.RequestID != "" {
 		if id, ok := c.requests[requestKey{req.Client, req.RequestID}]; ok && !c.lost(id) {
-			return id, c.sameRequest(id, req)
+			return id, c.sameRequest(id, *req)
 		}
 	}
 	byHand := !req.Target.IsZero()

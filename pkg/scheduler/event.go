@@ -55,7 +55,7 @@ type (
 		Target gpreempt.ProcessKey `json:"target"`
 	}
 
-	// LeaseRequested is an announcement. The runner has checked every range.
+	// LeaseRequested is an announcement. Core.Admit has checked every range.
 	LeaseRequested struct {
 		Lease     LeaseID           `json:"lease"`
 		Client    ClientID          `json:"client,omitempty"`
@@ -63,6 +63,7 @@ type (
 		RequestID string            `json:"request_id,omitempty"`
 		GPUs      []gpreempt.GPUID  `json:"gpus,omitempty"`
 		Priority  gpreempt.Priority `json:"priority"`
+		// TTL and MaxWait may be PolicyDefault until Core.Admit.
 		TTL       time.Duration     `json:"ttl"`
 		MaxWait   time.Duration     `json:"max_wait"`
 		ETA       time.Duration     `json:"eta,omitempty"`

@@ -113,22 +113,22 @@ func (r *Runner) Post(ev Event) {
 	r.step(r.clock.Now(), ev)
 }
 
-// Announce takes in an announcement; req.Lease is ignored, the id comes back.
-// reply is called exactly once unless an error comes back, possibly before
-// Announce returns. Errors are *gpreempt.Error.
-func (r *Runner) Announce(req LeaseRequested, reply Reply) (LeaseID, error) {
+// Announce admits an announcement, and returns its lease and the lease's time to live;
+// req.Lease is ignored. Unless it returns an error it calls reply exactly once, possibly
+// before it returns. Errors are *gpreempt.Error.
+func (r *Runner) Announce(req LeaseRequested, reply Reply) (LeaseID, time.Duration, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.stopping {
-		return 0, &gpreempt.Error{
+		return 0, 0, &gpreempt.Error{
 			Code: gpreempt.CodeUnavailable, Reason: gpreempt.ReasonShuttingDown,
 			Message: "the daemon is shutting down", Next: "go on without a lease, and announce again when it is back",
 		}
 	}
 	now := r.catchUp()
-	id, err := r.core.Admit(req)
+	id, err := r.core.Admit(&req)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	if id != 0 {
 		if !req.Target.IsZero() {
@@ -139,13 +139,13 @@ func (r *Runner) Announce(req LeaseRequested, reply Reply) (LeaseID, error) {
 		} else {
 			r.replies[id] = append(r.replies[id], reply)
 		}
-		return id, nil
+		return id, req.TTL, nil
 	}
 	r.nextID++
 	req.Lease = r.nextID
 	r.replies[req.Lease] = []Reply{reply}
 	r.step(now, req)
-	return req.Lease, nil
+	return req.Lease, req.TTL, nil
 }
 
 // Complete ends a lease of the client; client 0, an admin, may end any. A lease
@@ -164,22 +164,24 @@ func (r *Runner) Complete(client ClientID, id LeaseID, end LeaseEnd) (LeaseEnd, 
 	return how, held, nil
 }
 
-// Renew returns a live lease a new time to live. Errors are *gpreempt.Error.
-func (r *Runner) Renew(client ClientID, id LeaseID, ttl time.Duration) error {
+// Renew sets the time to live of a live lease, which may be PolicyDefault, and returns
+// it. Errors are *gpreempt.Error.
+func (r *Runner) Renew(client ClientID, id LeaseID, ttl time.Duration) (time.Duration, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.catchUp()
 	if err := r.core.Owned(client, id); err != nil {
-		return err
+		return 0, err
 	}
 	if _, _, ended := r.core.Ended(id); ended {
-		return UnknownLease()
+		return 0, UnknownLease()
 	}
+	ttl = orDefault(ttl, r.core.policy.DefaultTTL)
 	if err := r.core.checkTTL(ttl); err != nil {
-		return err
+		return 0, err
 	}
 	r.step(now, LeaseRenewed{Lease: id, TTL: ttl})
-	return nil
+	return ttl, nil
 }
 
 // View returns read access under the lock, as of now; fn must not block and must

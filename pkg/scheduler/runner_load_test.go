@@ -39,7 +39,7 @@ func TestRunnerUnderLoad(t *testing.T) {
 					req.GPUs = []gpreempt.GPUID{gpreempt.GPUID(1 + roll(4))}
 					req.TTL = time.Millisecond * time.Duration(1+roll(20))
 					req.MaxWait = time.Millisecond * time.Duration(roll(3))
-					id, err := m.Announce(req, func(id LeaseID, _ Answer) {
+					id, _, err := m.Announce(req, func(id LeaseID, _ Answer) {
 						mu.Lock()
 						defer mu.Unlock()
 						answers[id]++
@@ -53,7 +53,7 @@ func TestRunnerUnderLoad(t *testing.T) {
 					time.Sleep(time.Microsecond * time.Duration(roll(3000)))
 					switch roll(4) {
 					case 0:
-						err = m.Renew(req.Client, id, time.Millisecond)
+						_, err = m.Renew(req.Client, id, time.Millisecond)
 						if err != nil && gpreempt.ReasonOf(err) != gpreempt.ReasonUnknownLease {
 							t.Error(err)
 						}

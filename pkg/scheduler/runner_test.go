@@ -105,7 +105,7 @@ type answered struct {
 func (m *machine) announce(t *testing.T, req LeaseRequested) (LeaseID, chan answered) {
 	t.Helper()
 	answers := make(chan answered, 10)
-	id, err := m.Announce(req, func(id LeaseID, a Answer) { answers <- answered{m.Now(), id, a} })
+	id, _, err := m.Announce(req, func(id LeaseID, a Answer) { answers <- answered{m.Now(), id, a} })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -221,7 +221,7 @@ func TestRunnerGivesOneAnswerToEachWhoAsked(t *testing.T) {
 		expect(t, fourth, answered{10100 * time.Microsecond, id, Answer{Reason: QuiesceEnded, Waited: 400 * time.Microsecond}})
 
 		req.Priority--
-		_, err := m.Announce(req, func(LeaseID, Answer) { t.Error("an answer to a refused announcement") })
+		_, _, err := m.Announce(req, func(LeaseID, Answer) { t.Error("an answer to a refused announcement") })
 		reason(t, err, gpreempt.ReasonRequestIDReused)
 		time.Sleep(time.Second)
 		expect(t, first)
@@ -239,7 +239,7 @@ func TestRunnerAnswersInsideAnnounce(t *testing.T) {
 		req := request()
 		req.GPUs = nil
 		got := 0
-		id, err := m.Announce(req, func(LeaseID, Answer) { got++ })
+		id, _, err := m.Announce(req, func(LeaseID, Answer) { got++ })
 		if err != nil || got != 1 {
 			t.Errorf("lease %d, %v: %d answers", id, err, got)
 		}
@@ -285,24 +285,51 @@ func TestCompleteTellsHowALeaseEnded(t *testing.T) {
 	})
 }
 
+func refuseRenewal(t *testing.T, m *machine, client ClientID, id LeaseID, ttl time.Duration, want gpreempt.Reason) {
+	t.Helper()
+	_, err := m.Renew(client, id, ttl)
+	reason(t, err, want)
+}
+
 func TestRenew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
 		m.running(t)
 		id, _ := m.announce(t, request())
 		time.Sleep(90 * time.Millisecond)
-		if err := m.Renew(1, id, 50*time.Millisecond); err != nil {
-			t.Error(err)
+		if ttl, err := m.Renew(1, id, 50*time.Millisecond); ttl != 50*time.Millisecond || err != nil {
+			t.Errorf("renewed for %v, %v", ttl, err)
 		}
-		reason(t, m.Renew(2, id, time.Second), gpreempt.ReasonForeignLease)
-		reason(t, m.Renew(1, 99, time.Second), gpreempt.ReasonUnknownLease)
-		reason(t, m.Renew(1, id, 0), gpreempt.ReasonTTLRange)
-		reason(t, m.Renew(1, id, time.Hour), gpreempt.ReasonTTLRange)
+		refuseRenewal(t, m, 2, id, time.Second, gpreempt.ReasonForeignLease)
+		refuseRenewal(t, m, 1, 99, time.Second, gpreempt.ReasonUnknownLease)
+		refuseRenewal(t, m, 1, id, 0, gpreempt.ReasonTTLRange)
+		refuseRenewal(t, m, 1, id, time.Hour, gpreempt.ReasonTTLRange)
 		time.Sleep(time.Second)
 		if end, lived, err := m.Complete(1, id, EndCompleted); end != EndExpired || lived != 140*time.Millisecond || err != nil {
 			t.Errorf("ended by %v after %v, %v", end, lived, err)
 		}
-		reason(t, m.Renew(1, id, time.Second), gpreempt.ReasonUnknownLease)
+		refuseRenewal(t, m, 1, id, time.Second, gpreempt.ReasonUnknownLease)
+	})
+}
+
+func TestThePolicySetsWhatAnAnnouncementLeavesOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine()
+		req := request()
+		req.TTL, req.MaxWait = PolicyDefault, PolicyDefault
+		id, ttl, err := m.Announce(req, func(LeaseID, Answer) {})
+		if err != nil || ttl != DefaultPolicy().DefaultTTL {
+			t.Fatalf("announced for %v, %v; want %v", ttl, err, DefaultPolicy().DefaultTTL)
+		}
+		var leases []LeaseInfo
+		m.View(func(c *Core) { leases = c.Leases() })
+		if len(leases) != 1 || leases[0].Expires-leases[0].Created != ttl {
+			t.Errorf("leases %+v, want one of %v", leases, ttl)
+		}
+		time.Sleep(ttl / 2)
+		if ttl, err = m.Renew(req.Client, id, PolicyDefault); err != nil || ttl != DefaultPolicy().DefaultTTL {
+			t.Errorf("renewed for %v, %v; want %v", ttl, err, DefaultPolicy().DefaultTTL)
+		}
 	})
 }
 
@@ -315,7 +342,7 @@ func TestOverdueLeasesAreOver(t *testing.T) {
 		first, _ := m.announce(t, order)
 		time.Sleep(200 * time.Millisecond)
 		<-answers
-		reason(t, m.Renew(1, lease, time.Second), gpreempt.ReasonUnknownLease)
+		refuseRenewal(t, m, 1, lease, time.Second, gpreempt.ReasonUnknownLease)
 		if end, lived, err := m.Complete(1, lease, EndCompleted); end != EndExpired || lived != 200*time.Millisecond || err != nil {
 			t.Errorf("ended by %v after %v, %v", end, lived, err)
 		}
@@ -404,10 +431,10 @@ func TestLimits(t *testing.T) {
 		for range 4 {
 			m.announce(t, request())
 		}
-		_, err := m.Announce(request(), nil)
+		_, _, err := m.Announce(request(), nil)
 		reason(t, err, gpreempt.ReasonLeasesPerClient)
 		m.SetLimits(Limits{LeasesPerClient: 9, LeasesPerUser: 9, LeasesTotal: 4})
-		_, err = m.Announce(request(), nil)
+		_, _, err = m.Announce(request(), nil)
 		reason(t, err, gpreempt.ReasonLeasesTotal)
 		m.SetLimits(Limits{LeasesPerClient: 9, LeasesPerUser: 5, LeasesTotal: 5})
 		m.announce(t, request())
@@ -424,7 +451,7 @@ func TestStopRefusesAndResumes(t *testing.T) {
 		m.takeLog()
 		m.Stop()
 		m.Stop()
-		_, err := m.Announce(request(), func(LeaseID, Answer) { t.Error("an answer to a refused announcement") })
+		_, _, err := m.Announce(request(), func(LeaseID, Answer) { t.Error("an answer to a refused announcement") })
 		reason(t, err, gpreempt.ReasonShuttingDown)
 		time.Sleep(time.Millisecond)
 		want := []string{
@@ -529,7 +556,7 @@ func TestRecordsComeBeforeEffects(t *testing.T) {
 		m.Post(TargetSeen{Target: beta, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{1}, Queues: 1, Ready: true})
 		m.takeLog()
 		m.running(t)
-		_, err := m.Announce(request(), func(_ LeaseID, a Answer) { m.note("answer %v", a.Reason) })
+		_, _, err := m.Announce(request(), func(_ LeaseID, a Answer) { m.note("answer %v", a.Reason) })
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -412,7 +412,7 @@ func (s *scenario) look(cmd string, a arguments) error {
 		if err != nil {
 			return err
 		}
-		id, refused := s.core.Admit(req)
+		id, refused := s.core.Admit(&req)
 		fmt.Fprintf(&s.out, "admit: %s\n", outcome(id, refused))
 		return nil
 	}

@@ -317,7 +317,7 @@ func (w *world) request(req LeaseRequested) error {
 			return err
 		}
 	}
-	id, err := w.core.Admit(req)
+	id, err := w.core.Admit(&req)
 	switch {
 	case err != nil:
 		if gpreempt.ReasonOf(err) == "" {
