@@ -15,7 +15,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
-	"github.com/gpreempt/gpreempt/internal/breaker"
+	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -285,11 +285,11 @@ func TestLineOfTheKernelLogOpensTheBreaker(t *testing.T) {
 		d.runner.View(func(c *scheduler.Core) { open = c.GPUs()[0].BreakerOpen })
 		return open
 	}
-	d.alarm(breaker.Alarm{GPU: gpu + 1})
+	d.alarm(hazard.Alarm{GPU: gpu + 1})
 	if open() {
 		t.Error("another GPU's trouble opens it")
 	}
-	d.alarm(breaker.Alarm{GPU: gpu, Pattern: "mes-no-response"})
+	d.alarm(hazard.Alarm{GPU: gpu, Pattern: "mes-no-response"})
 	if !open() {
 		t.Error("its breaker is closed")
 	}

@@ -4,26 +4,26 @@ import (
 	"context"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/breaker"
+	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// kernelLog is where the kernel tells of GPUs in trouble.
+// kernelLog is the device of the kernel log.
 const kernelLog = "/dev/kmsg"
 
-// kernelLogAgain is how long after it could not be read it is tried again.
-const kernelLogAgain = time.Minute
+// kernelLogRetry is the time between two attempts to read it.
+const kernelLogRetry = time.Minute
 
-// watchKernelLog opens the breaker of a GPU the kernel complains of.
+// watchKernelLog opens the breaker of a GPU that the kernel log reports.
 func (d *daemon) watchKernelLog(ctx context.Context) {
 	if d.backend.simulated != "" {
 		return
 	}
 	for {
 		works := time.AfterFunc(time.Second, func() { d.warnings.set("kmsg") })
-		err := breaker.Watch(ctx, kernelLog, d.inventory.GPUs, d.alarm)
+		err := hazard.WatchKernelLog(ctx, kernelLog, d.inventory.GPUs, d.alarm)
 		works.Stop()
 		if err == nil {
 			return
@@ -32,13 +32,13 @@ func (d *daemon) watchKernelLog(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(kernelLogAgain):
+		case <-time.After(kernelLogRetry):
 		}
 	}
 }
 
-func (d *daemon) alarm(a breaker.Alarm) {
-	d.log.Error("the kernel tells of a GPU in trouble", logkey.GPU(a.GPU), logkey.Pattern(a.Pattern),
+func (d *daemon) alarm(a hazard.Alarm) {
+	d.log.Error("the kernel log reports a GPU failure", logkey.GPU(a.GPU), logkey.Pattern(a.Pattern),
 		logkey.Text(a.Line), logkey.Issue(a.Issue))
 	d.runner.Post(scheduler.Alarm{GPU: a.GPU})
 }

@@ -10,13 +10,22 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "rewrite the table in docs/hazards.md")
+var update = flag.Bool("update", false, "rewrite the tables in docs/hazards.md")
 
 const page = "../../docs/hazards.md"
 
-// The table people read is the table the daemon uses.
 func TestThePageShowsTheTable(t *testing.T) {
-	const begin, end = "<!-- hazards.yaml begins -->\n", "<!-- hazards.yaml ends -->\n"
+	checkPage(t, "hazards.yaml begins", "hazards.yaml ends", rowTable(Default().Rows()))
+}
+
+func TestThePageShowsThePatterns(t *testing.T) {
+	checkPage(t, "patterns begin", "patterns end", patternTable())
+}
+
+// checkPage compares the part of the page between two comments.
+func checkPage(t *testing.T, begin, end, want string) {
+	t.Helper()
+	begin, end = "<!-- "+begin+" -->\n", "<!-- "+end+" -->\n"
 	data, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
@@ -24,9 +33,8 @@ func TestThePageShowsTheTable(t *testing.T) {
 	before, rest, ok1 := strings.Cut(string(data), begin)
 	got, after, ok2 := strings.Cut(rest, end)
 	if !ok1 || !ok2 {
-		t.Fatalf("%s has lost its marks %q and %q", page, begin, end)
+		t.Fatalf("%s does not have the comments %q and %q", page, begin, end)
 	}
-	want := markdown(Default().Rows())
 	if *update {
 		if err := os.WriteFile(page, []byte(before+begin+want+end+after), 0o644); err != nil {
 			t.Fatal(err)
@@ -38,7 +46,21 @@ func TestThePageShowsTheTable(t *testing.T) {
 	}
 }
 
-func markdown(rows []Row) string {
+func patternTable() string {
+	var b strings.Builder
+	b.WriteString("\n| pattern | the driver's message begins with | printed by | seen in |\n|---|---|---|---|\n")
+	for _, p := range patterns {
+		issue := p.Issue
+		if repository, number, ok := strings.Cut(issue, "#"); ok {
+			issue = fmt.Sprintf("[%s](https://github.com/%s/issues/%s)", issue, repository, number)
+		}
+		fmt.Fprintf(&b, "| %s | `%s` | %s | %s |\n", p.Name, strings.ReplaceAll(p.Text, "|", `\|`), p.Source, issue)
+	}
+	b.WriteString("\n")
+	return b.String()
+}
+
+func rowTable(rows []Row) string {
 	var b strings.Builder
 	b.WriteString("\n| row | GPUs | about | action | why | what to do |\n|---|---|---|---|---|---|\n")
 	for _, r := range rows {

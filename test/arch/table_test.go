@@ -92,7 +92,6 @@ var table = []struct {
 		"internal/logkey", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
 	{"internal/executor", rule{imports: []string{"internal/logkey", "internal/mechanism", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/breaker", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"internal/doctor", rule{imports: []string{apiV1, "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/config", rule{imports: []string{
 		apiV1, "internal/classify", "internal/container", "emu/gpumodel", "internal/hazard", "internal/api", "pkg/gpreempt", "pkg/scheduler",
@@ -104,7 +103,7 @@ var table = []struct {
 	{"internal/otlp", rule{imports: []string{"internal/events", "internal/spans", "pkg/scheduler"}}},
 	{"internal/metrics", rule{imports: []string{"internal/events", "internal/logkey", "internal/inventory", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/daemon", rule{imports: []string{
-		apiV1, simV1, "internal/authz", "internal/breaker", "internal/classify", "internal/config", "internal/container", "internal/doctor",
+		apiV1, simV1, "internal/authz", "internal/classify", "internal/config", "internal/container", "internal/doctor",
 		"internal/events", "internal/executor", "emu/gpumodel", "internal/hazard", "internal/hrtimer", "internal/inventory",
 		"internal/listen", "internal/log", "internal/logkey", "internal/metrics", "internal/mtls", "internal/otlp", "internal/peercred", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
 		"internal/mechanism/freezer", "internal/mechanism/ladder", "internal/mechanism/recovery", "internal/mechanism/sim", "internal/server", "internal/simserver",

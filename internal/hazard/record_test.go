@@ -1,4 +1,4 @@
-package breaker
+package hazard
 
 import (
 	"fmt"
@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestRecordsAreTakenApart(t *testing.T) {
+func TestRecordsAreParsed(t *testing.T) {
 	tests := []struct {
 		text string
 		want Record
@@ -43,8 +43,8 @@ func TestRecordsAreTakenApart(t *testing.T) {
 	}
 }
 
-// FuzzParseRecord checks that what the kernel would print of a record reads as that
-// record, and that nothing else does harm.
+// FuzzParseRecord checks that a record survives the kernel's format, and that any other
+// input is either parsed or a short error.
 func FuzzParseRecord(f *testing.F) {
 	f.Add([]byte("3,1289,127033279654,-;amdgpu 0000:c5:00.0: amdgpu: GPU reset begin!\n SUBSYSTEM=pci\n DEVICE=+pci:0000:c5:00.0\n"), uint32(3), uint64(9), uint32(8), "t", "d")
 	f.Add([]byte("6,1,0,-;a\\x0a\\"), uint32(8), uint64(1), uint32(0), "a\nb\\x41;", "")
@@ -67,7 +67,7 @@ func FuzzParseRecord(f *testing.F) {
 	})
 }
 
-// escape does what msg_add_ext_text does.
+// escape escapes like msg_add_ext_text.
 func escape(s string) string {
 	var b strings.Builder
 	for _, c := range []byte(s) {

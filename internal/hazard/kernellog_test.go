@@ -1,4 +1,4 @@
-package breaker
+package hazard
 
 import (
 	"context"
@@ -27,12 +27,12 @@ func machine() []gpreempt.GPU {
 	}
 }
 
-// alarms returns what a watcher makes of the records.
+// alarms returns the alarms that a watcher raises for the records.
 func alarms(records ...Record) []string {
 	var got []string
 	w := newWatcher(machine, func(a Alarm) { got = append(got, fmt.Sprintf("%s %s", a.GPU, a.Pattern)) })
 	for _, r := range records {
-		w.see(r)
+		w.check(r)
 	}
 	return got
 }
@@ -48,8 +48,8 @@ func TestAlarmsGoToTheGPUsAtTheAddress(t *testing.T) {
 		{"partitions", Record{Text: "amdgpu 0001:03:00.0" + reset}, []string{"21 gpu-reset", "22 gpu-reset"}},
 		{"no address", Record{Text: "amdgpu: Failed to quiesce KFD"}, []string{"0 quiesce"}},
 		{"KFD's own device", Record{Text: "kfd kfd: amdgpu: failed to execute runlist", Device: "c237:0"}, []string{"0 runlist"}},
-		{"a GPU that is not ours", Record{Text: "amdgpu 0000:04:00.0" + reset}, nil},
-		{"the kernel's word beside the text", Record{Text: "amdgpu: Failed to evict process queues", Device: "+pci:0000:03:00.0"}, []string{"11 evict"}},
+		{"an unknown GPU", Record{Text: "amdgpu 0000:04:00.0" + reset}, nil},
+		{"the device beside the text", Record{Text: "amdgpu: Failed to evict process queues", Device: "+pci:0000:03:00.0"}, []string{"11 evict"}},
 		{"a program", Record{Facility: 1, Text: "amdgpu 0000:c5:00.0" + reset}, nil},
 	}
 	for _, tt := range tests {
@@ -62,14 +62,14 @@ func TestAlarmsGoToTheGPUsAtTheAddress(t *testing.T) {
 func TestAnAlarmSaysWhatWasSeen(t *testing.T) {
 	const text = "amdgpu 0000:c5:00.0: amdgpu: MES failed to respond to msg=REMOVE_QUEUE"
 	var got []Alarm
-	newWatcher(machine, func(a Alarm) { got = append(got, a) }).see(Record{Text: text})
+	newWatcher(machine, func(a Alarm) { got = append(got, a) }).check(Record{Text: text})
 	want := []Alarm{{GPU: 12, Pattern: "mes-no-answer", Line: text, Issue: "ROCm/legacy-rocm-build#6273"}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("alarms (-want +got):\n%s", diff)
 	}
 }
 
-func TestTheSameAlarmComesOnceASecond(t *testing.T) {
+func TestAnAlarmIsRaisedAtMostOnceASecond(t *testing.T) {
 	at := func(d time.Duration, gpu, text string) Record {
 		return Record{Time: d, Text: "amdgpu " + gpu + ": amdgpu: " + text}
 	}
@@ -90,8 +90,7 @@ func TestTheSameAlarmComesOnceASecond(t *testing.T) {
 	}
 }
 
-// fakeLog is a log whose reads are scripted; when the script is over a read waits
-// for Close.
+// fakeLog is a log with scripted reads. After the script a read waits for Close.
 type fakeLog struct {
 	script []any // a string is a record, an error is one
 	closed chan struct{}
@@ -117,7 +116,7 @@ func (f *fakeLog) Close() error {
 
 func record(seq int) string { return fmt.Sprintf("3,%d,0,-;x\n", seq) }
 
-func TestOverwrittenRecordsAndSignalsAreSurvived(t *testing.T) {
+func TestOverwrittenRecordsAndSignalsAreSkipped(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	log := &fakeLog{closed: make(chan struct{}), script: []any{
 		record(1), syscall.EPIPE, record(5), syscall.EINTR, syscall.EPIPE, syscall.EPIPE, record(9),
@@ -133,7 +132,7 @@ func TestOverwrittenRecordsAndSignalsAreSurvived(t *testing.T) {
 	}
 }
 
-func TestALogThatBreaksIsAnError(t *testing.T) {
+func TestAnErrorOfTheLogIsReturned(t *testing.T) {
 	for _, last := range []any{syscall.EIO, "nonsense"} {
 		log := &fakeLog{closed: make(chan struct{}), script: []any{record(1), last}}
 		n := 0
@@ -148,8 +147,8 @@ func TestALogThatBreaksIsAnError(t *testing.T) {
 	}
 }
 
-// A socket keeps records apart as the device does, and is waited on in the same way.
-func TestWaitingEndsWithTheContext(t *testing.T) {
+// A socket separates records as the device does, and supports deadlines as it does.
+func TestFollowEndsWithTheContext(t *testing.T) {
 	fds, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_SEQPACKET|syscall.SOCK_CLOEXEC|syscall.SOCK_NONBLOCK, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -164,7 +163,7 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got := <-seen; got != uint64(seq) {
-			t.Errorf("record %d came as %d", seq, got)
+			t.Errorf("record %d, want %d", got, seq)
 		}
 	}
 	cancel()
@@ -172,7 +171,7 @@ func TestWaitingEndsWithTheContext(t *testing.T) {
 		t.Error(err)
 	}
 	if _, err := log.Stat(); !errors.Is(err, os.ErrClosed) {
-		t.Errorf("the log is left open: %v", err)
+		t.Errorf("the log is still open: %v", err)
 	}
 }
 
@@ -195,7 +194,7 @@ func TestALogThatCannotBeOpenedIsAnErrorWithARemedy(t *testing.T) {
 		regular:                    os.ErrNoDeadline,
 		fifo:                       syscall.ESPIPE,
 	} {
-		err := Watch(t.Context(), path, machine, func(Alarm) {})
+		err := WatchKernelLog(t.Context(), path, machine, func(Alarm) {})
 		if !errors.Is(err, want) || !strings.Contains(err.Error(), "CAP_SYSLOG") || !strings.Contains(err.Error(), path) {
 			t.Errorf("%s: %v", path, err)
 		}
@@ -218,15 +217,15 @@ func realLog(t *testing.T) (path string, write func(string)) {
 	}
 }
 
-// What a program writes comes by, and is no alarm even where it asks for the
-// kernel's facility; what was in the log before is not read.
+// A line of a program raises no alarm, even if the program asks for the kernel's facility.
+// Lines from before the log was opened are not read.
 func TestAProgramCannotOpenABreakerThroughTheRealLog(t *testing.T) {
 	path, write := realLog(t)
 	line := func(n int) string {
 		return fmt.Sprintf("amdgpu 0000:c5:00.0: amdgpu: GPU reset begin! (a test of gpreempt, pid %d, line %d; nothing is wrong)", os.Getpid(), n)
 	}
 	write("<6>" + line(1) + "\n")
-	log, err := open(path)
+	log, err := openKernelLog(path)
 	if err != nil {
 		t.Skipf("needs CAP_SYSLOG, to read %s: %v", path, err)
 	}
@@ -240,7 +239,7 @@ func TestAProgramCannotOpenABreakerThroughTheRealLog(t *testing.T) {
 		}
 	})
 	err = follow(ctx, log, func(r Record) {
-		w.see(r)
+		w.check(r)
 		switch r.Text {
 		case line(1):
 			mine = append(mine, r)
@@ -253,7 +252,7 @@ func TestAProgramCannotOpenABreakerThroughTheRealLog(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(mine) != 1 || mine[0].Facility != 1 || mine[0].Text != line(2) {
-		t.Fatalf("of two lines, one before the log was opened, came %+v", mine)
+		t.Fatalf("records %+v, want the line that was written after the log was opened", mine)
 	}
 	fromKernel := mine[0]
 	fromKernel.Facility = 0
@@ -262,11 +261,11 @@ func TestAProgramCannotOpenABreakerThroughTheRealLog(t *testing.T) {
 	}
 }
 
-func TestWatchingTheRealLogEndsWithTheContext(t *testing.T) {
+func TestWatchOfTheRealLogEndsWithTheContext(t *testing.T) {
 	path, _ := realLog(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := Watch(ctx, path, machine, func(Alarm) {}); errors.Is(err, fs.ErrPermission) {
+	if err := WatchKernelLog(ctx, path, machine, func(Alarm) {}); errors.Is(err, fs.ErrPermission) {
 		t.Skipf("needs CAP_SYSLOG, to read %s: %v", path, err)
 	} else if err != nil {
 		t.Error(err)

@@ -1,26 +1,26 @@
-package breaker
+package hazard
 
 import "regexp"
 
-// Pattern is one message of the amdgpu driver that tells of a GPU in trouble.
+// Pattern is a message of the amdgpu driver about a GPU that fails.
 type Pattern struct {
-	// Name says what happened, in a word.
+	// Name is a stable word for the failure.
 	Name string
-	// Text is matched from the beginning of the driver's message, so that no name a
-	// program chose, which stands further back in a message, can look like one.
+	// Text is matched at the beginning of the driver's message. Names that programs
+	// choose are further back in a message, so that they cannot match.
 	Text string
-	// Source is the kernel's functions that print it.
+	// Source has the kernel's functions that print it.
 	Source string
-	// Issue is a public report in which it was seen; "" for none.
+	// Issue is a public report with such a line; "" for none.
 	Issue string
 
 	re *regexp.Regexp
 }
 
-// patterns are the messages of Linux 6.12 and 7.2, and where they differ those of
-// older kernels. Several often come together: any one is enough. Not among them:
-// page faults and the like, which are the program's own trouble, and "Runlist is
-// getting oversubscribed", which suspending makes better.
+// patterns are the messages of Linux 6.12 and 7.2, and where they differ those of older
+// kernels. One failure often prints several of them. Not in the list: page faults and
+// other errors of a program, and "Runlist is getting oversubscribed", because suspending
+// reduces the oversubscription.
 var patterns = compile([]Pattern{
 	{
 		Name: "mes-no-answer", Text: `MES(\([0-9, ]+\))? failed to respon(d to|se) msg=`,
@@ -81,9 +81,9 @@ func compile(ps []Pattern) []Pattern {
 	return ps
 }
 
-// prefix is what stands in front of the driver's message: dev_err with a GPU or
-// with KFD's own device, pr_err, DRM_ERROR, drm_err. Kernels up to 6.12 and later
-// ones put "amdgpu: " behind the device too, 7.2 does not.
+// prefix precedes the driver's message: dev_err with a GPU or with KFD's own device,
+// pr_err, DRM_ERROR, drm_err. Kernels up to 6.12 and some later ones also have "amdgpu: "
+// after the device; 7.2 does not.
 var prefix = regexp.MustCompile(`^(?:` +
 	`amdgpu ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]): (?:amdgpu: )?(?:\[drm(?::\w[^\]]*(?: \[amdgpu\])?)?\] )?` +
 	`|kfd kfd: (?:amdgpu: )?` +
@@ -91,8 +91,8 @@ var prefix = regexp.MustCompile(`^(?:` +
 	`|\[drm:[^\] ]+ \[amdgpu\]\] ` +
 	`)(?:\*ERROR\* )?`)
 
-// match finds the pattern of a record the kernel wrote about amdgpu, and the PCI
-// address it names; "" when it names none.
+// match returns the pattern that a record of the kernel about amdgpu matches, and the PCI
+// address in it; "" if it has none.
 func match(r Record) (pattern *Pattern, address string) {
 	if r.Facility != 0 {
 		return nil, ""

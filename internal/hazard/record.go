@@ -1,4 +1,4 @@
-package breaker
+package hazard
 
 import (
 	"errors"
@@ -10,25 +10,25 @@ import (
 
 // Record is one record of /dev/kmsg.
 type Record struct {
-	// Facility is 0 for what the kernel wrote; the kernel gives what programs write
-	// to /dev/kmsg another one, whatever they ask for (devkmsg_write).
+	// Facility is 0 for records of the kernel. Records that programs write to /dev/kmsg
+	// have another one, even if they ask for 0 (devkmsg_write).
 	Facility uint32
 	// Seq counts records since boot.
 	Seq uint64
 	// Time is the kernel's clock, since boot.
 	Time time.Duration
 	Text string
-	// Device is what the kernel says the record is about: "+pci:0000:03:00.0" for a
-	// PCI device; "" when it says nothing.
+	// Device is the device that the kernel attached to the record: "+pci:0000:03:00.0"
+	// for a PCI device; "" for none.
 	Device string
 }
 
-// ParseRecord reads what one read of /dev/kmsg gives, in the form of
+// ParseRecord parses the result of one read of /dev/kmsg, in the form of
 // info_print_ext_header and msg_print_ext_body (printk.c):
 //
 //	PRIORITY,SEQUENCE,MICROSECONDS,FLAGS[,MORE];TEXT\n[ KEY=VALUE\n]...
 //
-// Bytes that cannot be printed, and backslashes, come as \xNN.
+// Unprintable bytes and backslashes are escaped as \xNN.
 func ParseRecord(b []byte) (Record, error) {
 	head, body, ok := strings.Cut(string(b), ";")
 	fields := strings.Split(head, ",")
@@ -39,7 +39,7 @@ func ParseRecord(b []byte) (Record, error) {
 	seq, err2 := strconv.ParseUint(fields[1], 10, 64)
 	usec, err3 := strconv.ParseInt(fields[2], 10, 64)
 	if err := errors.Join(err1, err2, err3); err != nil || usec < 0 || usec > int64(1<<63-1)/int64(time.Microsecond) {
-		return Record{}, fmt.Errorf("a wrong header of a kernel log record: %q", shorten(head))
+		return Record{}, fmt.Errorf("invalid header of a kernel log record: %q", shorten(head))
 	}
 	text, dictionary, _ := strings.Cut(body, "\n")
 	r := Record{
@@ -56,7 +56,7 @@ func ParseRecord(b []byte) (Record, error) {
 	return r, nil
 }
 
-// unescape undoes msg_add_ext_text. What is no escape stays as it is.
+// unescape reverses msg_add_ext_text. Text that is not an escape does not change.
 func unescape(s string) string {
 	if !strings.Contains(s, `\x`) {
 		return s
@@ -78,13 +78,4 @@ func unescape(s string) string {
 		b.WriteString(`\x`)
 		s = after
 	}
-}
-
-// shorten keeps what a device said short in an error.
-func shorten(s string) string {
-	const most = 80
-	if len(s) > most {
-		return s[:most] + "..."
-	}
-	return s
 }
