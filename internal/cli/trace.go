@@ -20,13 +20,13 @@ import (
 )
 
 func (a *app) traceCommand() *cobra.Command {
-	return noun("trace", "Record what the driver does, and export what the daemon did", a.traceExport(), a.traceKFD(traceHost{
+	return noun("trace", "Record the driver's work, and export the daemon's history", a.traceExport(), a.traceKFD(traceHost{
 		root: os.DirFS("/"), symbols: "/proc/kallsyms",
 		tracefs: func() (kfdtrace.FS, error) { return kfdtrace.Find() },
 	}))
 }
 
-// traceHost is the host that a trace is recorded on.
+// traceHost is the host on which a trace is recorded.
 type traceHost struct {
 	root    fs.FS
 	symbols string
@@ -39,8 +39,7 @@ const (
 	traceReport = "report.json"
 )
 
-// longestTrace bounds --duration: somebody who forgets it should find a disk that
-// is not full.
+// longestTrace bounds --duration: a forgotten recording must not fill the disk.
 const longestTrace = time.Hour
 
 func (a *app) traceKFD(host traceHost) *cobra.Command {
@@ -53,12 +52,13 @@ func (a *app) traceKFD(host traceHost) *cobra.Command {
 		Short: "Record how long the driver's queue operations take",
 		Long: `Has the kernel record what its KFD driver does with queues: the calls that create,
 destroy, suspend and resume them and write their MQDs, the driver's trace events, and
-the queues that are born and die meanwhile. It needs root, on the host, and no daemon.
+the queues that are created and destroyed meanwhile. It needs root, on the host, and no
+daemon. Durations are those between two events, in whole microseconds.
 
-The recording is made in an instance of tracefs of its own, so that nobody else's
-tracing changes, and nothing is left of it: not after Ctrl-C, which ends it early, nor
-after an error; what a killed gpctl left is cleared away by the next. All times are
-those of the clock CLOCK_MONOTONIC; the logs of HIP have another.
+The recording uses a tracefs instance of its own, so that other tracing does not change,
+and removes it at the end, also after Ctrl-C, which ends the recording early, and after
+errors. The instance of a killed gpctl is removed by the next recording; a host has one
+at a time. All times are of the clock CLOCK_MONOTONIC; HIP's logs use another clock.
 
 --output-dir keeps the text of the trace, ` + traceText + `, and ` + traceReport + `, the same as -o json.
 --events and --functions record others instead; * and ? are wildcards in functions.`,
@@ -81,10 +81,10 @@ those of the clock CLOCK_MONOTONIC; the logs of HIP have another.
 	return cmd
 }
 
-// kfdRecording is what is written for programs.
+// kfdRecording is the output for programs.
 type kfdRecording struct {
-	// Kernel is the kernel's release, Driver the version of amdgpu where it has its
-	// own, as AMD's packages do.
+	// Kernel is the kernel's release. Driver is the version of amdgpu where the module
+	// has one, as in AMD's packages.
 	Kernel string `json:"kernel"`
 	Driver string `json:"driver_version,omitempty"`
 	*kfdtrace.Report
@@ -95,7 +95,7 @@ func (a *app) recordKFD(ctx context.Context, host traceHost, o kfdtrace.Options,
 	if err != nil {
 		return traceFailure(err)
 	}
-	o.FS, o.Symbols, o.PID = tracing, host.symbols, os.Getpid()
+	o.FS, o.Symbols = tracing, host.symbols
 	if _, err := fs.Stat(host.root, "sys/class/kfd/kfd/proc"); err == nil {
 		o.Host = discovery.NewFS(host.root)
 	}
@@ -106,7 +106,7 @@ func (a *app) recordKFD(ctx context.Context, host traceHost, o kfdtrace.Options,
 		}
 		o.Raw = text
 	}
-	o.Started = func(string) {
+	o.Started = func() {
 		fmt.Fprintf(a.Err, "Recording for %s; Ctrl-C ends it early.\n", duration(o.Duration))
 	}
 	report, err := kfdtrace.Record(ctx, o)
@@ -115,7 +115,7 @@ func (a *app) recordKFD(ctx context.Context, host traceHost, o kfdtrace.Options,
 	}
 	if report == nil {
 		if text != nil {
-			err = errors.Join(err, os.Remove(text.Name())) // there is nothing in it
+			err = errors.Join(err, os.Remove(text.Name())) // it is empty
 		}
 		return traceFailure(err)
 	}
@@ -123,15 +123,14 @@ func (a *app) recordKFD(ctx context.Context, host traceHost, o kfdtrace.Options,
 	return errors.Join(traceFailure(err), a.keepRecording(dir, recording), a.showRecording(recording, dir))
 }
 
-// newFile makes a file that must not be there: another recording may be in it, or a
-// link to elsewhere.
+// newFile creates a file that must not exist: it could be another recording, or a link.
 func newFile(dir, name string) (*os.File, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // G301: recordings for everybody, as their files
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // G301: recordings are readable by everybody
 		return nil, err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644) //nolint:gosec // G302: for everybody
+	f, err := os.OpenFile(filepath.Join(dir, name), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644) //nolint:gosec // G302: readable by everybody
 	if errors.Is(err, fs.ErrExist) {
-		return nil, &failure{code: ExitRefused, message: fmt.Sprintf("%s holds a recording already", dir), next: "name another directory with --output-dir"}
+		return nil, &failure{code: ExitRefused, message: fmt.Sprintf("%s already contains a recording", dir), next: "name another directory with --output-dir"}
 	}
 	return f, err
 }
@@ -156,7 +155,7 @@ func firstLine(root fs.FS, name string) string {
 	return line
 }
 
-// traceFailure makes an error of a recording what gpctl ends with.
+// traceFailure returns the failure for an error of a recording.
 func traceFailure(err error) error {
 	if err == nil {
 		return nil
@@ -198,15 +197,11 @@ func (a *app) showRecording(r kfdRecording, dir string) error {
 }
 
 func printRecording(p *printer, r kfdRecording) {
-	how := "functions were not followed"
-	if r.FunctionsBy != kfdtrace.ByNone {
-		how = fmt.Sprintf("%s followed by %s", count(r.Followed, "function"), r.FunctionsBy)
-	}
 	early := ""
 	if r.Interrupted {
 		early = ", ended early"
 	}
-	p.linef("Recorded %s on Linux %s%s; %s.", duration(r.Duration), or(r.Kernel, "?"), early, how)
+	p.linef("Recorded %s on Linux %s%s; %s followed.", duration(r.Duration), or(r.Kernel, "?"), early, count(r.Followed, "function"))
 	printLoss(p, r)
 	for _, w := range r.Warnings {
 		p.line(cell{"warning: " + w, styleNote})
@@ -215,7 +210,7 @@ func printRecording(p *printer, r kfdRecording) {
 	if len(r.Functions) > 0 {
 		printCalls(p, r.Functions)
 	} else {
-		p.linef("No function that is followed was called.")
+		p.linef("No call of a followed function was recorded.")
 	}
 	if len(r.Events) > 0 {
 		p.linef("")
@@ -238,31 +233,24 @@ func printRecording(p *printer, r kfdRecording) {
 		}
 	} else if n := len(r.MissingEvents) + len(r.MissingFunctions); n > 0 {
 		p.linef("")
-		p.linef("%d of the events and functions are not in this kernel; -o wide names them.", n)
+		p.linef("This kernel lacks %d of the events and functions (-o wide for their names).", n)
 	}
 }
 
-// printLoss says how whole the recording is.
+// printLoss reports how complete the recording is.
 func printLoss(p *printer, r kfdRecording) {
 	buffer := fmt.Sprintf("the buffer was %s on each of %s", size(uint64(r.Buffer.PerCPUKiB)<<10), count(r.Buffer.CPUs, "CPU"))
 	if r.Lost == 0 {
-		p.linef("Nothing was lost; %s.", buffer)
+		p.linef("No events were lost; %s.", buffer)
 		return
 	}
-	switch r.Buffer.Grown {
-	case 0:
-	case 1:
-		buffer += ", grown once"
-	default:
-		buffer += fmt.Sprintf(", grown %d times", r.Buffer.Grown)
-	}
 	if r.Buffer.Limited {
-		buffer += " and could not grow further"
+		buffer += " and could not be enlarged further"
 	}
-	p.line(cell{fmt.Sprintf("%d events were lost, so calls are missing below; %s.", r.Lost, buffer), styleNote})
+	p.line(cell{fmt.Sprintf("Events lost: %d; calls are missing below; %s.", r.Lost, buffer), styleNote})
 }
 
-// The design aims at less than this for the creation of a queue.
+// createTarget is the longest time that the creation of a queue should take.
 const createTarget = time.Millisecond
 
 func printCalls(p *printer, list []kfdtrace.FunctionCalls) {
@@ -274,12 +262,12 @@ func printCalls(p *printer, list []kfdtrace.FunctionCalls) {
 	t.flush()
 	for _, f := range list {
 		if f.Name == "kfd_ioctl_create_queue" && f.Count > 0 {
-			verdict := cell{"within", styleGood}
+			result := cell{"within", styleGood}
 			if f.P99 >= createTarget {
-				verdict = cell{"over", styleNote}
+				result = cell{"over", styleNote}
 			}
 			p.linef("")
-			p.line(text(fmt.Sprintf("Creating a queue took %s at p99: ", duration(f.P99))), verdict, text(" the design's target of "+duration(createTarget)+"."))
+			p.line(text(fmt.Sprintf("Queue creation took %s at p99: ", duration(f.P99))), result, text(" the target of "+duration(createTarget)+"."))
 		}
 	}
 }

@@ -19,12 +19,12 @@ import (
 	"github.com/gpreempt/gpreempt/internal/kfdtrace"
 )
 
-// plainTracefs is a tracefs of plain files, as far as gpctl has to see one: an
-// instance has these files, and its trace is text.
+// plainTracefs is a tracefs of plain files: an instance has the files that gpctl uses,
+// and its trace is text.
 type plainTracefs struct {
 	kfdtrace.Dir
 	text string
-	// removal is what removing the instance gives.
+	// removal is the error of removing the instance.
 	removal error
 }
 
@@ -45,8 +45,8 @@ func newPlainTracefs(t *testing.T, text string) plainTracefs {
 	t.Helper()
 	p := plainTracefs{Dir: kfdtrace.Dir(t.TempDir()), text: text}
 	p.put(t, map[string]string{
-		"instances/.keep": "", "events/sched/sched_switch/enable": "0", "current_tracer": "nop\n",
-		"available_filter_functions": "kfd_ioctl_create_queue [amdgpu]\nload_mqd_v9_4_3 [amdgpu]\n",
+		"instances/.keep": "", "events/sched/sched_switch/enable": "0", "events/amdgpu/enable": "0", "kprobe_events": "",
+		"kallsyms": "1 t kfd_ioctl_create_queue\t[amdgpu]\n2 t load_mqd_v9_4_3\t[amdgpu]\n",
 	})
 	return p
 }
@@ -55,12 +55,14 @@ func (p plainTracefs) Mkdir(dir string) error {
 	if err := p.Dir.Mkdir(dir); err != nil {
 		return err
 	}
-	for name, text := range map[string]string{
-		"tracing_on": "1", "trace_clock": "[local] mono", "buffer_size_kb": "1410\n", "available_tracers": "function_graph nop\n", "current_tracer": "nop",
-		"set_ftrace_filter": "", "trace_marker": "", "trace_pipe": p.text, "options/funcgraph-abstime": "1\n", "options/funcgraph-proc": "1\n",
-		"options/funcgraph-tail": "1\n", "per_cpu/cpu0/stats": "overrun: 0\n", "events/enable": "0", "events/sched/sched_switch/enable": "0",
-		"events/amdgpu/amdgpu_iv/enable": "0",
-	} {
+	files := map[string]string{
+		"tracing_on": "1", "trace_clock": "[local] mono", "buffer_size_kb": "1410\n", "trace_marker": "", "trace_pipe": p.text,
+		"per_cpu/cpu0/stats": "", "events/enable": "0", "events/sched/sched_switch/enable": "0", "events/gpreempt/enable": "0",
+	}
+	if _, err := p.List("events/amdgpu"); err == nil {
+		files["events/amdgpu/amdgpu_iv/enable"] = "0"
+	}
+	for name, text := range files {
 		path := filepath.Join(string(p.Dir), dir, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			return err
@@ -70,14 +72,6 @@ func (p plainTracefs) Mkdir(dir string) error {
 		}
 	}
 	return nil
-}
-
-// ReadFile returns as the filter what the kernel makes of the numbers in it.
-func (p plainTracefs) ReadFile(name string) ([]byte, error) {
-	if filepath.Base(name) == "set_ftrace_filter" {
-		name = "available_filter_functions"
-	}
-	return p.Dir.ReadFile(name)
 }
 
 func (p plainTracefs) Remove(dir string) error {
@@ -115,21 +109,22 @@ func runTrace(ctx context.Context, host traceHost, output string, args ...string
 	return r
 }
 
-const createdOne = `   10.000000 |   0)    gpctl-4242  |               |  /* gpreempt: begin */
-   10.100000 |   0)    train-77    |               |  kfd_ioctl_create_queue [amdgpu]() {
-   10.100100 |   0)    train-77    |   20.000 us   |    load_mqd_v9_4_3 [amdgpu]();
-   10.100200 |   0)    train-77    |               |    /* amdgpu_iv: ih:0 client_id:0 */
-   10.100600 |   0)    train-77    | # 1500.000 us |  } /* kfd_ioctl_create_queue [amdgpu] */
+const createdOne = `           gpctl-4242    [000] .....   10.000000: tracing_mark_write: gpreempt: begin
+           train-77      [000] .....   10.100000: enter_kfd_ioctl_create_queue: (kfd_ioctl_create_queue+0x4/0xf0 [amdgpu])
+           train-77      [000] .....   10.100100: enter_load_mqd_v9_4_3: (load_mqd_v9_4_3+0x4/0xf0 [amdgpu])
+           train-77      [000] .....   10.100120: leave_load_mqd_v9_4_3: (pqm_create_queue+0xbf/0x240 <- load_mqd_v9_4_3)
+          <idle>-0       [000] d.h..   10.100200: amdgpu_iv: ih:0 client_id:0
+           train-77      [000] .....   10.101500: leave_kfd_ioctl_create_queue: (kfd_ioctl+0xbf/0x240 <- kfd_ioctl_create_queue)
 `
 
-func hostWith(tracing kfdtrace.FS) traceHost {
+func hostWith(tracing plainTracefs) traceHost {
 	return traceHost{
 		root: fstest.MapFS{
 			"proc/sys/kernel/osrelease": {Data: []byte("6.12.0-test\n")}, "sys/class/kfd/kfd/proc": {Mode: fs.ModeDir | 0o755},
 			"sys/module/amdgpu/version": {Data: []byte("6.12.12\n")},
 		},
 		tracefs: func() (kfdtrace.FS, error) { return tracing, nil },
-		symbols: "/nowhere",
+		symbols: filepath.Join(string(tracing.Dir), "kallsyms"),
 	}
 }
 
@@ -139,13 +134,13 @@ func TestTraceShowsHowLongQueueOperationsTake(t *testing.T) {
 	lines := strings.Split(got.out, "\n")
 	want := append([]string{
 		lines[0], // the time it took
-		"Nothing was lost; the buffer was 1MiB on each of 1 CPU.",
+		"No events were lost; the buffer was 1MiB on each of 1 CPU.",
 		"",
 		"GROUP  FUNCTION                CALLS    MIN   MEAN    P50    P95    P99    MAX",
 		"queue  kfd_ioctl_create_queue      1  1.5ms  1.5ms  1.5ms  1.5ms  1.5ms  1.5ms",
 		"mqd    load_mqd_v9_4_3             1   20µs   20µs   20µs   20µs   20µs   20µs",
 		"",
-		"Creating a queue took 1.5ms at p99: over the design's target of 1ms.",
+		"Queue creation took 1.5ms at p99: over the target of 1ms.",
 		"",
 		"EVENT      COUNT",
 		"amdgpu_iv      1",
@@ -154,10 +149,10 @@ func TestTraceShowsHowLongQueueOperationsTake(t *testing.T) {
 	if diff := cmp.Diff(want, lines); diff != "" || got.code != ExitOK {
 		t.Errorf("ended with %d (-want +got):\n%s\n%s", got.code, diff, got.complain)
 	}
-	if !strings.HasPrefix(lines[0], "Recorded ") || !strings.HasSuffix(lines[0], "ms on Linux 6.12.0-test; 2 functions followed by function_graph.") {
+	if !strings.HasPrefix(lines[0], "Recorded ") || !strings.HasSuffix(lines[0], "ms on Linux 6.12.0-test; 2 functions followed.") {
 		t.Errorf("begins with %q", lines[0])
 	}
-	if !strings.Contains(got.out, "of the events and functions are not in this kernel; -o wide names them.\n\nWritten to "+dir+": trace.txt, report.json\n") {
+	if !strings.Contains(got.out, "of the events and functions (-o wide for their names).\n\nWritten to "+dir+": trace.txt, report.json\n") {
 		t.Errorf("ends with %q", lines[12:])
 	}
 	text, err := os.ReadFile(filepath.Join(dir, traceText))
@@ -174,7 +169,7 @@ func TestTraceShowsHowLongQueueOperationsTake(t *testing.T) {
 	}
 
 	again := runTrace(t.Context(), hostWith(newPlainTracefs(t, createdOne)), formatTable, "--output-dir", dir)
-	if again.code != ExitRefused || !strings.Contains(again.complain, dir+" holds a recording already") {
+	if again.code != ExitRefused || !strings.Contains(again.complain, dir+" already contains a recording") {
 		t.Errorf("a second recording in the same place: %+v", again)
 	}
 }
@@ -198,8 +193,8 @@ func TestTraceForPrograms(t *testing.T) {
 func TestTraceOfWhatIsNamed(t *testing.T) {
 	got := runTrace(t.Context(), hostWith(newPlainTracefs(t, "CPU:0 [LOST 7 EVENTS]\n")), formatTable, "--events", "sched:sched_switch")
 	for _, want := range []string{
-		"functions were not followed.\n7 events were lost, so calls are missing below; the buffer was 2MiB on each of 1 CPU, grown once.\n",
-		"\nNo function that is followed was called.\n",
+		"0 functions followed.\nEvents lost: 7; calls are missing below; the buffer was 2MiB on each of 1 CPU.\n",
+		"\nNo call of a followed function was recorded.\n",
 	} {
 		if !strings.Contains(got.out, want) || got.code != ExitOK {
 			t.Errorf("%+v, want %q", got, want)
@@ -209,7 +204,8 @@ func TestTraceOfWhatIsNamed(t *testing.T) {
 
 func TestTraceEndsAsItsErrorsDo(t *testing.T) {
 	bare := newPlainTracefs(t, "")
-	noDriver := plainWithout{bare}
+	noDriver := newPlainTracefs(t, "")
+	noDriver.removeDriver(t)
 	for name, test := range map[string]struct {
 		host traceHost
 		args []string
@@ -218,7 +214,7 @@ func TestTraceEndsAsItsErrorsDo(t *testing.T) {
 	}{
 		"no driver": {
 			host: hostWith(noDriver), code: ExitNoGPU,
-			want: "there is nothing to record: the amdgpu driver is not loaded\n  try: gpctl doctor tells about this host; --events and --functions record something else\n",
+			want: "there is nothing to record: the amdgpu driver is not loaded\n  try: gpctl doctor checks this host; --events and --functions select something else\n",
 		},
 		"no tracefs": {
 			host: traceHost{root: fstest.MapFS{}, tracefs: func() (kfdtrace.FS, error) {
@@ -230,11 +226,11 @@ func TestTraceEndsAsItsErrorsDo(t *testing.T) {
 			host: traceHost{root: fstest.MapFS{}, tracefs: func() (kfdtrace.FS, error) { return nil, &fs.PathError{Op: "open", Err: syscall.EACCES} }},
 			code: ExitDenied, want: "permission denied",
 		},
-		"bad event":    {host: hostWith(bare), args: []string{"--events", "a b"}, code: ExitUsage, want: `"a b" is not the name of a trace event`},
+		"bad event":    {host: hostWith(bare), args: []string{"--events", "a b"}, code: ExitUsage, want: `invalid trace event "a b"`},
 		"bad duration": {host: hostWith(bare), args: []string{"--duration", "2h"}, code: ExitUsage, want: "--duration must be more than 0 and at most 1h"},
-		"left behind": {
+		"not removed": {
 			host: hostWith(plainTracefs{Dir: newPlainTracefs(t, "").Dir, text: createdOne, removal: syscall.EBUSY}), code: ExitFailure,
-			want: "something of the recording is left in the kernel's tracing, in instances/gpreempt-",
+			want: "parts of the recording remain in the kernel's tracing, in instances/gpreempt",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -242,33 +238,27 @@ func TestTraceEndsAsItsErrorsDo(t *testing.T) {
 			if got.code != test.code || !strings.Contains(got.complain, test.want) {
 				t.Errorf("ended with %d: %s\nwant %d: %s", got.code, got.complain, test.code, test.want)
 			}
-			if name == "left behind" != strings.Contains(got.out, "kfd_ioctl_create_queue") {
+			if name == "not removed" != strings.Contains(got.out, "kfd_ioctl_create_queue") {
 				t.Errorf("printed %q", got.out)
 			}
 		})
 	}
 }
 
-// plainWithout is a host without the driver.
-type plainWithout struct{ plainTracefs }
-
-func (p plainWithout) ReadFile(name string) ([]byte, error) {
-	if name == "available_filter_functions" {
-		return []byte("vfs_read\n"), nil
+// removeDriver makes the tracefs that of a host without the driver.
+func (p plainTracefs) removeDriver(t *testing.T) {
+	t.Helper()
+	p.put(t, map[string]string{"kallsyms": "1 t vfs_read\n"})
+	if err := os.RemoveAll(filepath.Join(string(p.Dir), "events/amdgpu")); err != nil {
+		t.Fatal(err)
 	}
-	return p.plainTracefs.ReadFile(name)
 }
 
-func (p plainWithout) Write(name, data string) error {
-	if strings.Contains(name, "/events/amdgpu/") {
-		return fs.ErrNotExist
-	}
-	return p.plainTracefs.Write(name, data)
-}
-
-func TestNoTraceIsLeftOfARecordingThatCouldNotBegin(t *testing.T) {
+func TestRecordingThatCannotBeginWritesNoFiles(t *testing.T) {
 	dir := t.TempDir()
-	got := runTrace(t.Context(), hostWith(plainWithout{newPlainTracefs(t, "")}), formatTable, "--output-dir", dir)
+	tracing := newPlainTracefs(t, "")
+	tracing.removeDriver(t)
+	got := runTrace(t.Context(), hostWith(tracing), formatTable, "--output-dir", dir)
 	if got.code != ExitNoGPU {
 		t.Errorf("%+v", got)
 	}

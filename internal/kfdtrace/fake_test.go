@@ -11,67 +11,54 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 )
 
 // fakeKernel acts as the kernel's tracefs where a recording relies on it: what is
-// made with an instance, what is refused, what one value holds for all instances.
+// made with an instance, and what is refused.
 type fakeKernel struct {
-	t *testing.T
-	// tracers are those an instance can have.
-	tracers string
-	cpus    int
-	// memoryKiB is what there is for all buffers of one instance.
+	t    *testing.T
+	cpus int
+	// memoryKiB is available for all buffers of one instance.
 	memoryKiB int
-	// files are by name; what a program writes is there without its line's end.
+	// files are by name, without the newline that a program wrote.
 	files  map[string]string
-	mu     sync.Mutex // guards locked
 	locked map[string]bool
-	// events exist, SYSTEM/EVENT. unfit of them cannot be on in an instance.
+	// events exist, SYSTEM/EVENT. unfit of them cannot be enabled in an instance.
 	events []string
 	unfit  string
-	// functions are the lines of available_filter_functions.
+	// functions are the kernel's, NAME or NAME [MODULE].
 	functions []string
-	// filtered is what set_ftrace_filter then has, where that is something else.
-	filtered []string
-	// trace is what trace_pipe gives, a chunk a read; each is called for its text.
+	// trace is what trace_pipe returns, a chunk for each read; each is called for its text.
 	trace []func() string
-	lost  uint64 // as the buffers count
 	// fail fails the call with this number, from 1, with err.
 	fail int
 	err  error
-	// calls is what was done, as OPERATION NAME.
+	// calls are the calls so far, as OPERATION NAME.
 	calls []string
 	piped int // open pipes
 }
 
 func chunk(text string) func() string { return func() string { return text } }
 
-// newFakeKernel has a driver and all that a recording can use.
+// newFakeKernel returns a kernel with the driver and everything that a recording can use.
 func newFakeKernel(t *testing.T) *fakeKernel {
 	t.Helper()
 	k := &fakeKernel{
-		t: t, files: map[string]string{}, locked: map[string]bool{}, tracers: "function_graph function nop", cpus: 2, memoryKiB: 64 << 10,
+		t: t, files: map[string]string{}, locked: map[string]bool{}, cpus: 2, memoryKiB: 64 << 10,
 		events: []string{"amdgpu/amdgpu_iv", "gpu_scheduler/drm_run_job", "sched/sched_switch", "sched/sched_wakeup"},
 		functions: []string{
 			"vfs_read", "pqm_create_queue [amdgpu]", "pqm_destroy_queue [amdgpu]", "init_mqd [amdgpu]", "init_mqd [amdgpu]",
 			"execute_queues_cpsch.constprop.0 [amdgpu]", "update_queue", "kfd_dbg_trap_activate.part.0 [amdgpu]",
 		},
 	}
-	k.put("available_tracers", "blk "+k.tracers)
-	k.put("current_tracer", "nop")
 	k.put("kprobe_events", "")
-	for _, option := range graphOptions {
-		k.put("options/"+option, "0")
-	}
-	k.put(functionsFile, "")
 	k.putEvents("")
 	return k
 }
 
-// symbols are the kernel's symbols, as of /proc/kallsyms.
+// symbols writes the kernel's symbols, as of /proc/kallsyms, and returns the path.
 func (k *fakeKernel) symbols() string {
 	path := filepath.Join(k.t.TempDir(), "kallsyms")
 	text := "0000000000000000 A fixed_percpu_data\n"
@@ -94,7 +81,7 @@ func (k *fakeKernel) put(name, text string) { k.files[name] = text }
 func (k *fakeKernel) get(name string) string {
 	text, ok := k.files[name]
 	if !ok {
-		k.t.Errorf("there is no file %s", name)
+		k.t.Errorf("missing file %s", name)
 	}
 	return text
 }
@@ -111,7 +98,7 @@ func (k *fakeKernel) putEvents(dir string) {
 	}
 }
 
-// call counts a call and fails it when it is its turn.
+// call counts a call and fails the one numbered k.fail.
 func (k *fakeKernel) call(operation, name string) error {
 	k.calls = append(k.calls, operation+" "+name)
 	if len(k.calls) == k.fail {
@@ -127,9 +114,6 @@ func (k *fakeKernel) ReadFile(name string) ([]byte, error) {
 	text, ok := k.files[name]
 	if !ok {
 		return nil, absent("open", name)
-	}
-	if name == functionsFile {
-		text = strings.Join(k.functions, "\n")
 	}
 	return []byte(text + "\n"), nil
 }
@@ -158,8 +142,6 @@ type fakeLock struct {
 }
 
 func (l *fakeLock) Close() error {
-	l.k.mu.Lock()
-	defer l.k.mu.Unlock()
 	delete(l.k.locked, l.dir)
 	return nil
 }
@@ -168,8 +150,6 @@ func (k *fakeKernel) Lock(dir string) (io.Closer, error) {
 	if err := k.call("lock", dir); err != nil {
 		return nil, err
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
 	if k.locked[dir] {
 		return nil, ErrLocked
 	}
@@ -187,20 +167,13 @@ func (k *fakeKernel) Mkdir(dir string) error {
 	k.put(dir+"/tracing_on", "1")
 	k.put(dir+"/trace_clock", "[local] global mono")
 	k.put(dir+"/buffer_size_kb", "1410")
-	k.put(dir+"/available_tracers", k.tracers)
-	k.put(dir+"/current_tracer", "nop")
-	k.put(dir+"/set_ftrace_filter", "#### all functions enabled ####")
 	k.put(dir+"/trace_marker", "")
 	k.put(dir+"/trace_pipe", "")
-	k.put(dir+"/options/raw", "1") // somebody set it for the top level
+	k.put(dir+"/options/raw", "1") // set at the top level
 	k.put(dir+"/options/irq-info", "1")
-	for _, option := range graphOptions {
-		k.put(dir+"/options/"+option, k.get("options/"+option))
-	}
 	for cpu := range k.cpus {
-		k.put(fmt.Sprintf("%s/per_cpu/cpu%d/stats", dir, cpu), "entries: 0\noverrun: 0\ncommit overrun: 0\nbytes: 12\ndropped events: 0\nread events: 7")
+		k.put(fmt.Sprintf("%s/per_cpu/cpu%d/stats", dir, cpu), "overrun: 0")
 	}
-	k.put(dir+"/per_cpu/cpu0/stats", fmt.Sprintf("entries: 0\noverrun: %d\ncommit overrun: 0\nbytes: 12\ndropped events: 0", k.lost))
 	k.putEvents(dir + "/")
 	return nil
 }
@@ -242,26 +215,6 @@ func (k *fakeKernel) write(name, data string) error {
 		if kib*k.cpus > k.memoryKiB {
 			return syscall.ENOMEM
 		}
-		data = strconv.Itoa(kib + 2) // whole pages
-	case base == "current_tracer" && !slices.Contains(strings.Fields(k.tracers), data):
-		return syscall.EINVAL
-	case base == "set_ftrace_filter":
-		var names []string
-		for index := range strings.FieldsSeq(data) {
-			i, err := strconv.Atoi(index)
-			if err != nil || i < 1 || i > len(k.functions) {
-				return syscall.EINVAL
-			}
-			names = append(names, k.functions[i-1])
-		}
-		if k.filtered != nil {
-			names = k.filtered
-		}
-		data = strings.Join(names, "\n")
-	case strings.HasPrefix(base, "funcgraph-"):
-		for _, other := range k.dirs() {
-			k.put(other+"options/"+base, data)
-		}
 	case k.unfit != "" && strings.HasSuffix(name, k.unfit+"/enable"):
 		return syscall.EINVAL
 	case strings.HasSuffix(dir, "/events/"): // all of them
@@ -278,8 +231,8 @@ func (k *fakeKernel) write(name, data string) error {
 // dirs are the top level and the instances, as prefixes of names.
 func (k *fakeKernel) dirs() []string {
 	dirs := []string{""}
-	for _, name := range k.list(instances) {
-		dirs = append(dirs, instances+"/"+name+"/")
+	for _, name := range k.list("instances") {
+		dirs = append(dirs, "instances/"+name+"/")
 	}
 	return dirs
 }
@@ -302,8 +255,8 @@ func (k *fakeKernel) define(line string) error {
 		probes = slices.Delete(probes, i, i+1)
 	case i >= 0:
 		return syscall.EEXIST
-	case !strings.HasPrefix(at, "0x") && strings.Count(strings.Join(k.functions, "\n"), at) > 1:
-		return syscall.EADDRNOTAVAIL
+	case !strings.HasPrefix(at, "0x"):
+		return syscall.EINVAL
 	default:
 		if kind == "r" {
 			definition = "r10:" + name

@@ -1,10 +1,10 @@
-// Package kfdtrace hides how the kernel is made to record what its KFD driver
-// does, and what a recording tells about queues.
+// Package kfdtrace has the kernel record what its KFD driver does with queues, and
+// summarizes the recording: how long the driver's functions took, which of its events
+// occurred, and which queues were created and destroyed meanwhile.
 //
-// A recording is made in an instance of tracefs of its own: the buffers, events,
-// filters and clock of everybody else stay as they are. Functions are followed by
-// the function graph tracer where instances can have it (Linux 6.11 and later),
-// else by kprobe events, which exist on all kernels KFD is used with.
+// A recording is made in a tracefs instance of its own, so that other tracing on the
+// host does not change. Functions are followed by two kprobe events each, which every
+// kernel with KFD has. These are defined globally and enabled in the instance only.
 package kfdtrace
 
 import (
@@ -18,12 +18,12 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
-// Error says what kept a recording from being made, and what to do about it.
+// Error describes why a recording could not be made, and what to do about it.
 type Error struct {
 	What string
-	Next string // "" when there is nothing to do
-	Err  error  // nil when What has said all
-	// Request: what was asked for is wrong, on any host.
+	Next string // "" without advice
+	Err  error  // may be nil
+	// Request reports that the options are invalid, on any host.
 	Request bool
 }
 
@@ -36,163 +36,141 @@ func (e *Error) Error() string {
 
 func (e *Error) Unwrap() error { return e.Err }
 
-// ErrNoDriver says that the kernel has no amdgpu driver loaded.
+// ErrNoDriver is returned when the amdgpu driver is not loaded.
 var ErrNoDriver = errors.New("the amdgpu driver is not loaded")
 
-// Options says what to record.
+// Options select what to record.
 type Options struct {
-	// FS is the tracefs; Find finds it.
+	// FS is the tracefs, as Find returns it.
 	FS FS
 	// Symbols is the path of the kernel's symbols: /proc/kallsyms.
 	Symbols string
-	// Duration is how long; the end of the context ends it earlier.
+	// Duration is how long to record; the end of the context ends it earlier.
 	Duration time.Duration
-	// Events are SYSTEM:EVENT or SYSTEM, Functions names or patterns as of
-	// path.Match. With neither, what tells of KFD's queues is recorded.
+	// Events are SYSTEM:EVENT or SYSTEM, Functions names or patterns as of path.Match.
+	// Without either, the events and functions of KFD's queues are recorded.
 	Events, Functions []string
-	// Host is where queues are looked for; nil is not to look.
+	// Host is where queues are read; nil disables it.
 	Host *discovery.FS
-	// Raw gets the text of the trace as the kernel wrote it; nil is nobody.
+	// Raw receives the text of the trace as the kernel wrote it; nil discards it.
 	Raw io.Writer
-	// PID is this process.
-	PID int
-	// Started is called when the recording begins, with the way functions are
-	// followed; nil is not to be told.
-	Started func(by string)
+	// Started is called when the recording begins; nil is ignored.
+	Started func()
 }
 
-// The ways to follow functions.
-const (
-	ByGraph  = "function_graph" // durations are the kernel's own
-	ByProbes = "kprobes"        // durations are between two events, whole microseconds
-	ByNone   = "none"
-)
-
-// Report is what a recording found.
+// Report is the summary of a recording.
 type Report struct {
-	// Began is the wall clock at the beginning; BeganClock is the trace's clock,
+	// Began is the wall clock at the beginning. BeganClock is the trace's clock,
 	// CLOCK_MONOTONIC, at the same time, 0 when its marker was lost.
 	Began      time.Time     `json:"began"`
 	BeganClock time.Duration `json:"began_monotonic_ns"`
 	Duration   time.Duration `json:"duration_ns"`
-	// Interrupted: it was ended before its time.
+	// Interrupted reports that the recording ended before its duration.
 	Interrupted bool `json:"interrupted"`
-	// FunctionsBy is ByGraph, ByProbes or ByNone.
-	FunctionsBy string `json:"functions_by"`
-	// Followed is how many functions of different names were followed.
+	// Followed is the number of functions with different names that were followed.
 	Followed int    `json:"functions_followed"`
 	Buffer   Buffer `json:"buffer"`
-	// Lost is how many events found no room in the buffer.
+	// Lost is the number of events that did not fit into the buffer.
 	Lost uint64 `json:"lost_events"`
-	// Lines were read; Unknown ones of them not understood.
-	Lines   uint64 `json:"lines"`
+	// Unknown is the number of lines that were not understood.
 	Unknown uint64 `json:"unknown_lines"`
 
 	Functions []FunctionCalls `json:"functions"`
 	Events    []EventCount    `json:"events"`
 	Queues    []QueueChange   `json:"queues"`
 
-	// MissingEvents and MissingFunctions were wanted, but this kernel has none
-	// of that name.
+	// MissingEvents and MissingFunctions were selected, but this kernel does not have
+	// them.
 	MissingEvents    []string `json:"missing_events"`
 	MissingFunctions []string `json:"missing_functions"`
-	// Warnings say what else is less than whole.
+	// Warnings describe what else is incomplete.
 	Warnings []string `json:"warnings"`
 }
 
 const (
-	// readEvery is the pause before reading again when little was there. Where the
-	// recording includes system calls, reading makes events: reading at once again
-	// would never end.
+	// readEvery is the pause before the next read when little was there. Where the
+	// recording includes system calls, each read produces events: without the pause
+	// reading would never end.
 	readEvery = 20 * time.Millisecond
-	// little is less than a page of text, which is what one read gives at most.
+	// little is less than a page of text, which is the most that one read returns.
 	little   = 2 << 10
 	readSize = 64 << 10
-	// drainReads bounds the reading of what is left in the buffer at the end.
+	// drainReads bounds the reading of what remains in the buffer at the end.
 	drainReads = 1 << 20
 )
 
-// Record records until the time is over or ctx ends, and leaves the kernel's
-// tracing as it was, whatever happens. With an error about the leaving the report
-// is there too.
+// Record records until the duration is over or ctx ends, and restores the kernel's
+// tracing in all cases. When only that fails, it returns the report with the error.
 func Record(ctx context.Context, o Options) (report *Report, err error) {
-	events, functions := driverEvents(), driverFunctions()
-	byDefault := len(o.Events)+len(o.Functions) == 0
-	if !byDefault {
-		if events, err = namedEvents(o.Events); err != nil {
-			return nil, err
-		}
-		if functions, err = namedFunctions(o.Functions); err != nil {
-			return nil, err
-		}
+	events, functions, err := wanted(o)
+	if err != nil {
+		return nil, err
 	}
-	s := &session{fs: o.FS, symbols: o.Symbols, tally: newTally(), groups: map[string]string{}}
-	defer func() { err = errors.Join(err, s.undoAll()) }()
-	if err := s.open(ctx, o.PID); err != nil {
-		return nil, refused(err)
+	s := &session{fs: o.FS, tally: newTally(), missingEvents: []string{}, missingFunctions: []string{}, warnings: []string{}}
+	defer func() { err = errors.Join(err, s.close()) }()
+	if err := s.open(); err != nil {
+		return nil, setupError(err)
 	}
-	if err := s.choose(events, functions, byDefault); err != nil {
-		return nil, refused(err)
+	if err := s.enableEvents(events); err != nil {
+		return nil, setupError(err)
+	}
+	if err := s.follow(functions, o.Symbols); err != nil {
+		return nil, setupError(err)
+	}
+	if err := s.checkEnabled(len(o.Events)+len(o.Functions) == 0); err != nil {
+		return nil, err
 	}
 	return s.record(ctx, o)
 }
 
-// refused makes what the kernel refused readable.
-func refused(err error) error {
-	if _, ok := errors.AsType[*Error](err); ok || errors.Is(err, context.Canceled) {
+// setupError explains an error of the kernel.
+func setupError(err error) error {
+	if _, ok := errors.AsType[*Error](err); ok {
 		return err
 	}
 	return &Error{What: "the kernel's tracing cannot be set up", Err: err, Next: "run gpctl as root on the host; a kernel in lockdown does not trace"}
 }
 
 func (s *session) record(ctx context.Context, o Options) (*Report, error) {
-	pipe, err := s.start()
-	if err != nil {
-		return nil, refused(err)
+	if err := s.start(); err != nil {
+		return nil, setupError(err)
 	}
 	began := time.Now()
 	if o.Started != nil {
-		o.Started(s.by)
+		o.Started()
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	queues := &nursery{changes: []QueueChange{}}
-	looked := make(chan error, 1)
+	queues := &queueTracker{changes: []QueueChange{}}
+	watched := make(chan error, 1)
 	if o.Host == nil {
-		looked <- nil
+		watched <- nil
 	} else {
-		go func() { looked <- queues.watch(ctx, o.Host, began) }()
+		go func() { watched <- queues.watch(ctx, o.Host, began) }()
 	}
-	reader := &reader{pipe: pipe, raw: o.Raw, tally: s.tally, buf: make([]byte, readSize)}
-	readErr := s.follow(ctx, reader, began.Add(o.Duration))
-	took := time.Since(began)
+	reader := &reader{pipe: s.pipe, raw: o.Raw, tally: s.tally, buf: make([]byte, readSize)}
+	readErr := s.read(ctx, reader, began.Add(o.Duration))
+	duration := time.Since(began)
 	interrupted := ctx.Err() != nil
 	cancel()
-	if err := <-looked; err != nil {
+	if err := <-watched; err != nil {
 		s.warn("queues were not watched all the time: %v", err)
 	}
-	stopErr := s.stop(reader)
+	stopErr := s.write("tracing_on", "0")
+	if stopErr == nil {
+		stopErr = reader.drain()
+	}
 	s.tally.tear()
 	return &Report{
-		Began: began, BeganClock: s.tally.began, Duration: took, Interrupted: interrupted,
-		FunctionsBy: s.by, Followed: len(s.groups), Buffer: s.buffer, Lost: s.lost(),
-		Lines: s.tally.lines, Unknown: s.tally.unknown,
-		Functions: s.tally.functionCalls(s.groups), Events: s.tally.eventCounts(), Queues: queues.changes,
-		MissingEvents: orEmpty(s.missingEvents), MissingFunctions: orEmpty(s.missingFunctions), Warnings: orEmpty(s.warnings),
+		Began: began, BeganClock: s.tally.began, Duration: duration, Interrupted: interrupted,
+		Followed: len(s.tally.groups), Buffer: s.buffer, Lost: s.tally.lost, Unknown: s.tally.unknown,
+		Functions: s.tally.functionCalls(), Events: s.tally.eventCounts(), Queues: queues.changes,
+		MissingEvents: s.missingEvents, MissingFunctions: s.missingFunctions, Warnings: s.warnings,
 	}, errors.Join(readErr, stopErr)
 }
 
-// orEmpty keeps lists from being null for programs.
-func orEmpty(list []string) []string {
-	if list == nil {
-		return []string{}
-	}
-	return list
-}
-
-// follow reads until the deadline, and returns the trace a larger buffer when it
-// loses events.
-func (s *session) follow(ctx context.Context, r *reader, deadline time.Time) error {
+// read reads until the deadline, and enlarges the buffer when it loses events.
+func (s *session) read(ctx context.Context, r *reader, deadline time.Time) error {
 	lost := s.tally.lost
 	for ctx.Err() == nil {
 		left := time.Until(deadline)
@@ -204,41 +182,34 @@ func (s *session) follow(ctx context.Context, r *reader, deadline time.Time) err
 			return err
 		}
 		if s.tally.lost > lost {
-			if err := s.grow(); err != nil {
-				return err
+			if err := s.growBuffer(); err != nil {
+				return fmt.Errorf("enlarging the trace buffer: %w", err)
 			}
 			lost = s.tally.lost
 		}
 		if n < little {
-			pause(ctx, min(left, readEvery))
+			select {
+			case <-ctx.Done():
+			case <-time.After(min(left, readEvery)):
+			}
 		}
 	}
 	return nil
 }
 
-// pause waits for d, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
-}
-
-// reader takes the trace out of the pipe, line by line.
+// reader splits the text of the pipe into lines.
 type reader struct {
 	pipe  Pipe
-	raw   io.Writer // nil is nobody
+	raw   io.Writer // may be nil
 	tally *tally
 	buf   []byte
-	rest  []byte // the beginning of a line whose end has not come
+	rest  []byte // the beginning of a line whose end is not read yet
 }
 
 // maxLine is where a line is cut: the kernel's are at most a few pages long.
 const maxLine = 64 << 10
 
-// read reads once and describes how much came.
+// read reads once and returns the number of bytes.
 func (r *reader) read() (int, error) {
 	n, err := r.pipe.ReadSome(r.buf)
 	if err != nil {
@@ -267,7 +238,7 @@ func (r *reader) read() (int, error) {
 	return n, nil
 }
 
-// drain reads what is left, the end of a line cut short included.
+// drain reads what remains, including a last line without its end.
 func (r *reader) drain() error {
 	for range drainReads {
 		n, err := r.read()

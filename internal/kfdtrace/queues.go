@@ -1,6 +1,7 @@
 package kfdtrace
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -9,16 +10,17 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// lookEvery is the pause between two looks at KFD's list of processes: a queue
-// that lived shorter can be missed.
-const lookEvery = 50 * time.Millisecond
+// scanEvery is the pause between two scans of KFD's list of processes. A queue that
+// lives shorter can be missed.
+const scanEvery = 50 * time.Millisecond
 
-// QueueChange is a queue that was there from the beginning, was born or died
-// while the trace was recorded.
+// QueueChange is a queue that was present at the beginning of the recording, or was
+// created or destroyed during it.
 type QueueChange struct {
-	// At is when it was seen, after the beginning of the recording: up to 50 ms late.
+	// At is when the change was seen, after the beginning of the recording: up to 50 ms
+	// late.
 	At     time.Duration `json:"at_ns"`
-	Change string        `json:"change"` // present, born, gone
+	Change string        `json:"change"` // present, created, destroyed
 	PID    int32         `json:"pid"`
 	Comm   string        `json:"comm"`
 	// NamespacePIDs are its pids in the pid namespaces below, such as a container's.
@@ -29,79 +31,72 @@ type QueueChange struct {
 	Type          string         `json:"type"`
 }
 
-// The words of QueueChange.Change.
+// The values of QueueChange.Change.
 const (
-	QueuePresent = "present"
-	QueueBorn    = "born"
-	QueueGone    = "gone"
+	QueuePresent   = "present"
+	QueueCreated   = "created"
+	QueueDestroyed = "destroyed"
 )
 
-// queueKey names one queue for ever: ids and pids are used again.
+// queueKey identifies one queue permanently: ids and pids are reused.
 type queueKey struct {
 	process     gpreempt.ProcessKey
 	id          uint32
 	incarnation uint64
 }
 
-// nursery follows which queues there are.
-type nursery struct {
-	alive   map[queueKey]QueueChange
+// queueTracker records which queues exist.
+type queueTracker struct {
+	alive   map[queueKey]QueueChange // nil before the first scan
 	changes []QueueChange
 }
 
-// look takes what a scan found at a time after the beginning. The first scan finds
-// what is present.
-func (n *nursery) look(at time.Duration, found []discovery.Proc) {
-	word := QueueBorn
-	if n.alive == nil {
-		n.alive = map[queueKey]QueueChange{}
-		word = QueuePresent
+// update takes the result of a scan at a time after the beginning.
+func (t *queueTracker) update(at time.Duration, found []discovery.Proc) {
+	change := QueueCreated
+	if t.alive == nil {
+		change = QueuePresent
 	}
-	var gone []QueueChange
-	seen := make(map[queueKey]bool, len(n.alive))
+	alive := map[queueKey]QueueChange{}
 	for _, p := range found {
 		for i, q := range p.Queues {
 			key := queueKey{process: p.Key, id: q.ID}
 			if i < len(p.Incarnations) {
 				key.incarnation = p.Incarnations[i]
 			}
-			seen[key] = true
-			if _, known := n.alive[key]; known {
-				continue
+			c, known := t.alive[key]
+			if !known {
+				c = QueueChange{
+					At: at, Change: change, PID: p.Key.PID, Comm: p.Comm, NamespacePIDs: p.NamespacePIDs,
+					ContainerID: p.Cgroup.ContainerID, QueueID: q.ID, GPU: q.GPU, Type: q.Type.String(),
+				}
+				t.changes = append(t.changes, c)
 			}
-			c := QueueChange{
-				At: at, Change: word, PID: p.Key.PID, Comm: p.Comm, NamespacePIDs: p.NamespacePIDs,
-				ContainerID: p.Cgroup.ContainerID, QueueID: q.ID, GPU: q.GPU, Type: q.Type.String(),
-			}
-			n.alive[key] = c
-			n.changes = append(n.changes, c)
+			alive[key] = c
 		}
 	}
-	for key, c := range n.alive {
-		if !seen[key] {
-			delete(n.alive, key)
-			c.At, c.Change = at, QueueGone
-			gone = append(gone, c)
+	var destroyed []QueueChange
+	for key, c := range t.alive {
+		if _, ok := alive[key]; !ok {
+			c.At, c.Change = at, QueueDestroyed
+			destroyed = append(destroyed, c)
 		}
 	}
-	slices.SortFunc(gone, func(a, b QueueChange) int {
-		if a.PID != b.PID {
-			return int(a.PID) - int(b.PID)
-		}
-		return int(a.QueueID) - int(b.QueueID)
+	slices.SortFunc(destroyed, func(a, b QueueChange) int {
+		return cmp.Or(cmp.Compare(a.PID, b.PID), cmp.Compare(a.QueueID, b.QueueID))
 	})
-	n.changes = append(n.changes, gone...)
+	t.alive, t.changes = alive, append(t.changes, destroyed...)
 }
 
-// watch looks until ctx ends, and once more then. The error is the first one met.
-func (n *nursery) watch(ctx context.Context, host *discovery.FS, began time.Time) error {
-	ticker := time.NewTicker(lookEvery)
+// watch scans until ctx ends, and once more then. It returns the first error.
+func (t *queueTracker) watch(ctx context.Context, host *discovery.FS, began time.Time) error {
+	ticker := time.NewTicker(scanEvery)
 	defer ticker.Stop()
 	var first error
 	for done := false; ; {
 		s, err := host.Scan()
 		if err == nil {
-			n.look(time.Since(began), s.Processes)
+			t.update(time.Since(began), s.Processes)
 		} else if first == nil {
 			first = err
 		}

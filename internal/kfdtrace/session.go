@@ -1,7 +1,6 @@
 package kfdtrace
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,39 +9,45 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 )
 
 const (
-	instances = "instances"
-	// prefix begins the names of our instances; the pid follows.
-	prefix = "gpreempt-"
-	// kprobeEvents is where probes are made and removed, for all instances.
+	// instance is the only one of gpctl: a host has one recording at a time.
+	instance = "instances/gpreempt"
+	// kprobeEvents is where probes are defined and removed, for all instances.
 	kprobeEvents = "kprobe_events"
-	// cleanFor bounds the waiting for another process that is making an instance.
-	cleanFor = 5 * time.Second
-	// maxNames is how many instances of the same pid there may be: processes of
-	// different pid namespaces share tracefs.
-	maxNames = 9
+	// probeGroup is the group of our probes.
+	probeGroup = "gpreempt"
 )
 
-// session is one recording as the kernel sees it. Whatever it changes it puts on
-// the list of what has to be undone first.
+// Buffer describes the ring buffers of a recording.
+type Buffer struct {
+	PerCPUKiB int `json:"per_cpu_kib"`
+	CPUs      int `json:"cpus"`
+	// Grown is how often the buffers were enlarged because events were lost.
+	Grown int `json:"grown"`
+	// Limited reports that the kernel refused a larger buffer, or that the buffers
+	// have the largest size.
+	Limited bool `json:"limited"`
+}
+
+// The bounds of the buffers, in KiB. They begin small: KFD reports little, and a
+// large buffer on each of hundreds of CPUs is memory that the host may not have.
+const (
+	firstTotalKiB = 4 << 10
+	leastPerCPU   = 8 // two pages, the kernel's minimum
+	firstPerCPU   = 1 << 10
+	mostTotalKiB  = 256 << 10
+)
+
+// session is one recording as the kernel sees it.
 type session struct {
-	fs  FS
-	dir string // the instance, below the root of tracefs
-	// symbols is the path of the kernel's symbols.
-	symbols string
-
-	undo []func() error
-	lock io.Closer // of the instance
-
+	fs     FS
+	lock   io.Closer // of the instance, nil without one
+	pipe   Pipe      // nil until started
 	tally  *tally
-	groups map[string]string // of the functions that are followed
-	by     string
 	buffer Buffer
-	// overrun is what the CPUs' buffers counted in the end.
-	overrun uint64
+	events int // enabled
 
 	missingEvents, missingFunctions, warnings []string
 }
@@ -51,47 +56,55 @@ func (s *session) warn(format string, args ...any) {
 	s.warnings = append(s.warnings, fmt.Sprintf(format, args...))
 }
 
-// later has fn called at the end, before what was named earlier.
-func (s *session) later(fn func() error) { s.undo = append(s.undo, fn) }
+func (s *session) write(name, data string) error { return s.fs.Write(instance+"/"+name, data) }
 
-// undoAll leaves nothing of ours in the kernel. All is tried, whatever fails.
-func (s *session) undoAll() error {
-	var failed error
-	for _, fn := range slices.Backward(s.undo) {
-		failed = errors.Join(failed, fn())
+// open makes the instance. It removes the one of a gpctl that was killed: nobody
+// holds its lock.
+func (s *session) open() error {
+	for range 2 {
+		err := s.fs.Mkdir(instance)
+		made := err == nil
+		switch {
+		case made || errors.Is(err, fs.ErrExist):
+		case noMemory(err): // a new instance gets a buffer of the kernel's default size
+			return &Error{What: "the kernel has no memory for another trace buffer", Next: "free memory on the host, then try again", Err: err}
+		default:
+			return err
+		}
+		s.lock, err = s.fs.Lock(instance)
+		switch {
+		case errors.Is(err, ErrLocked):
+			return &Error{What: "another gpctl trace kfd is recording on this host", Next: "wait until it ends, or end it", Err: err}
+		case err != nil && made:
+			return errors.Join(err, s.fs.Remove(instance))
+		case err != nil:
+			return err
+		case made:
+			return s.setUp()
+		}
+		if err := s.close(); err != nil {
+			return err
+		}
 	}
-	s.undo = nil
-	if failed == nil {
-		return nil
-	}
-	return &Error{
-		What: "something of the recording is left in the kernel's tracing, in " + s.dir, Err: failed,
-		Next: "run gpctl trace again, which clears away what dead runs left; or rmdir the instance",
-	}
+	return &Error{What: "another gpctl trace kfd is starting on this host", Next: "wait until it ends, or end it"}
 }
 
-func (s *session) write(name, data string) error { return s.fs.Write(s.dir+"/"+name, data) }
+// plainOptions are the options that change the form of lines. A new instance inherits
+// those of the top level, which anybody may have changed.
+var plainOptions = map[string]string{
+	"bin": "0", "hex": "0", "raw": "0", "fields": "0", "verbose": "0", "latency-format": "0", "block": "0",
+	"stacktrace": "0", "userstacktrace": "0", "context-info": "1", "irq-info": "1", "markers": "1", "overwrite": "1",
+}
 
-// open makes the instance, and clears away those of dead processes. Both are done
-// under the lock of all instances: nobody takes a new one for a dead one.
-func (s *session) open(ctx context.Context, pid int) error {
-	all, err := s.lockInstances(ctx)
-	if err != nil {
-		return err
-	}
-	err = s.clearDead()
-	if err == nil {
-		err = s.make(pid)
-	}
-	if err := errors.Join(err, all.Close()); err != nil {
-		return err
-	}
-	// Off until all is set up.
+func (s *session) setUp() error {
 	if err := s.write("tracing_on", "0"); err != nil {
 		return err
 	}
-	if err := s.setOptions(); err != nil {
-		return err
+	for name, value := range plainOptions {
+		// A kernel may not have the option.
+		if err := s.write("options/"+name, value); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	if err := s.write("trace_clock", "mono"); err != nil {
 		return fmt.Errorf("the clock mono: %w", err)
@@ -99,215 +112,133 @@ func (s *session) open(ctx context.Context, pid int) error {
 	return s.sizeBuffer()
 }
 
-func (s *session) lockInstances(ctx context.Context) (io.Closer, error) {
-	for waited := time.Duration(0); ; waited += readEvery {
-		lock, err := s.fs.Lock(instances)
-		if !errors.Is(err, ErrLocked) {
-			return lock, err
-		}
-		if waited >= cleanFor {
-			return nil, &Error{What: "another gpctl trace has been starting for " + cleanFor.String(), Next: "end it, then try again", Err: err}
-		}
-		pause(ctx, readEvery)
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
+// close removes everything of the recording from the kernel. All steps are tried.
+func (s *session) close() error {
+	if s.lock == nil {
+		return nil
+	}
+	var failed error
+	if s.pipe != nil { // an instance with an open trace cannot be removed
+		failed = s.pipe.Close()
+	}
+	failed = errors.Join(
+		failed, s.write("tracing_on", "0"),
+		s.write("events/enable", "0"), // enabled probes cannot be removed
+		s.removeProbes(), s.fs.Remove(instance), s.lock.Close(),
+	)
+	s.lock, s.pipe = nil, nil
+	if failed == nil {
+		return nil
+	}
+	return &Error{
+		What: "parts of the recording remain in the kernel's tracing, in " + instance, Err: failed,
+		Next: "run gpctl trace kfd again, which removes them; or rmdir the instance",
 	}
 }
 
-// make makes the instance and takes its lock, which says that it is in use.
-func (s *session) make(pid int) error {
-	for n := 1; ; n++ {
-		dir := fmt.Sprintf("%s/%s%d", instances, prefix, pid)
-		if n > 1 {
-			dir += "-" + strconv.Itoa(n)
-		}
-		err := s.fs.Mkdir(dir)
-		switch {
-		case errors.Is(err, fs.ErrExist) && n < maxNames:
-			continue // alive: the dead ones have been cleared away
-		case noMemory(err):
-			// The kernel gives a new instance a buffer of its own default size.
-			return &Error{What: "the kernel has no memory for another trace buffer", Next: "free memory on the host, then try again", Err: err}
-		case err != nil:
+// noMemory reports whether the kernel had too little memory, or too little at once.
+func noMemory(err error) bool {
+	return errors.Is(err, syscall.ENOMEM) || errors.Is(err, syscall.EAGAIN)
+}
+
+// sizeBuffer sets the first size of the buffers: halved until the kernel has memory.
+func (s *session) sizeBuffer() error {
+	names, err := s.fs.List(instance + "/per_cpu")
+	if err != nil {
+		return err
+	}
+	s.buffer.CPUs = max(len(names), 1)
+	for kib := min(max(firstTotalKiB/s.buffer.CPUs, leastPerCPU), firstPerCPU); kib >= leastPerCPU; kib /= 2 {
+		if err = s.resizeBuffer(kib); !noMemory(err) {
 			return err
 		}
-		s.dir = dir
-		break
+		s.buffer.Limited = true
 	}
-	s.later(func() error {
-		err := s.fs.Remove(s.dir)
-		if s.lock != nil {
-			err = errors.Join(err, s.lock.Close())
-		}
-		return err
-	})
-	var err error
-	s.lock, err = s.fs.Lock(s.dir)
+	return &Error{
+		What: fmt.Sprintf("the kernel has no memory for a trace buffer of %d KiB on each of %d CPUs", leastPerCPU, s.buffer.CPUs),
+		Next: "free memory on the host, then try again", Err: err,
+	}
+}
+
+func (s *session) resizeBuffer(kib int) error {
+	err := s.write("buffer_size_kb", strconv.Itoa(kib))
+	if err == nil {
+		s.buffer.PerCPUKiB = kib
+	}
 	return err
 }
 
-// clearDead removes the instances and probes of processes that died before they
-// could. What cannot be removed is a warning.
-func (s *session) clearDead() error {
-	names, err := s.fs.List(instances)
-	if err != nil {
-		return err
-	}
-	alive := map[string]bool{}
-	for _, name := range names {
-		if !ours(name) {
-			continue
-		}
-		lock, err := s.fs.Lock(instances + "/" + name)
-		if errors.Is(err, ErrLocked) {
-			alive[probeGroup(name)] = true
-			continue
-		}
-		if err == nil {
-			err = errors.Join(s.clearInstance(name), lock.Close())
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			s.warn("the instance %s of a dead run could not be removed: %v", name, err)
-		}
-	}
-	// A run has its instance for longer than its probes.
-	err = removeProbes(s.fs, func(group string) bool { return ours(strings.ReplaceAll(group, "_", "-")) && !alive[group] })
-	if err != nil {
-		s.warn("the probes of a dead run could not be removed: %v", err)
-	}
-	return nil
-}
-
-// ours tells the names that make gives: others may have instances of their own for
-// gpreempt.
-func ours(name string) bool {
-	rest, ok := strings.CutPrefix(name, prefix)
-	return ok && rest != "" && strings.Trim(rest, "0123456789-") == ""
-}
-
-func (s *session) clearInstance(name string) error {
-	dir := instances + "/" + name
-	return errors.Join(
-		s.fs.Write(dir+"/tracing_on", "0"),
-		s.fs.Write(dir+"/current_tracer", "nop"),
-		s.fs.Write(dir+"/events/enable", "0"), // or its probes cannot go
-		s.fs.Remove(dir),
-	)
-}
-
-// plainOptions are options of the instance that change what lines look like. A new
-// instance has those of the top level, where anybody may have changed them.
-var plainOptions = map[string]string{
-	"bin": "0", "hex": "0", "raw": "0", "fields": "0", "verbose": "0", "latency-format": "0", "block": "0",
-	"stacktrace": "0", "userstacktrace": "0", "context-info": "1", "irq-info": "1", "markers": "1", "overwrite": "1",
-}
-
-func (s *session) setOptions() error {
-	for name, want := range plainOptions {
-		path := "options/" + name
-		text, err := s.fs.ReadFile(s.dir + "/" + path)
-		if errors.Is(err, fs.ErrNotExist) { // this kernel has no such option
-			continue
-		}
-		if err == nil && strings.TrimSpace(string(text)) != want {
-			err = s.write(path, want)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// choose sets up events and functions.
-func (s *session) choose(events []wantedEvent, functions []wantedFunction, byDefault bool) error {
-	enabled, err := s.enableEvents(events)
-	if err != nil {
-		return err
-	}
-	s.by = ByNone
-	if len(functions) > 0 {
-		if err := s.followFunctions(functions); err != nil {
-			return err
-		}
-	}
-	if enabled > 0 || len(s.groups) > 0 {
+// growBuffer doubles the buffers after a loss. Missing memory is not an error: the
+// report counts the losses.
+func (s *session) growBuffer() error {
+	if s.buffer.Limited {
 		return nil
 	}
-	nothing := &Error{What: "there is nothing to record", Err: errors.New(strings.Join(append(s.missing(), s.warnings...), "; "))}
-	if byDefault && !s.hasDriver() {
-		nothing.Err = ErrNoDriver
-		nothing.Next = "gpctl doctor tells about this host; --events and --functions record something else"
+	kib := min(2*s.buffer.PerCPUKiB, mostTotalKiB/s.buffer.CPUs)
+	if kib <= s.buffer.PerCPUKiB {
+		s.buffer.Limited = true
+		return nil
 	}
-	return nothing
+	err := s.resizeBuffer(kib)
+	if noMemory(err) {
+		s.buffer.Limited = true
+		return nil
+	}
+	s.buffer.Grown++
+	return err
 }
 
-// hasDriver reports whether the driver's events are there: each module with trace
-// events has a directory of them.
-func (s *session) hasDriver() bool {
-	names, err := s.fs.List("events")
-	return err == nil && slices.Contains(names, driver)
-}
-
-func (s *session) missing() []string {
-	var list []string
-	if len(s.missingEvents) > 0 {
-		list = append(list, "the kernel has no event "+strings.Join(s.missingEvents, ", "))
-	}
-	if len(s.missingFunctions) > 0 {
-		list = append(list, "the kernel has no function "+strings.Join(s.missingFunctions, ", "))
-	}
-	return list
-}
-
-// enableEvents turns on what exists of the events and describes how many.
-func (s *session) enableEvents(events []wantedEvent) (int, error) {
-	s.later(func() error { return s.write("events/enable", "0") })
-	enabled := 0
-	for _, e := range events {
+// enableEvents enables those of the events that exist.
+func (s *session) enableEvents(events []wantedEvent) error {
+	for _, names := range events {
 		found := false
-		for _, name := range e {
+		for _, name := range names {
 			err := s.write("events/"+strings.ReplaceAll(name, ":", "/")+"/enable", "1")
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
+			// EINVAL: it exists, and cannot be recorded in an instance.
+			if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.EINVAL) {
+				return fmt.Errorf("the event %s: %w", name, err)
 			}
-			if err != nil && !errors.Is(err, syscall.EINVAL) {
-				return enabled, fmt.Errorf("the event %s: %w", name, err)
+			if found = err == nil; found {
+				s.events++
+				break
 			}
-			if err != nil { // it exists, and cannot be recorded in an instance
-				continue
-			}
-			found = true
-			enabled++
-			break
 		}
 		if !found {
-			s.missingEvents = append(s.missingEvents, e[0])
+			s.missingEvents = append(s.missingEvents, names[0])
 		}
 	}
-	return enabled, nil
+	return nil
+}
+
+// checkEnabled returns an error when there is nothing to record.
+func (s *session) checkEnabled(byDefault bool) error {
+	if s.events > 0 || len(s.tally.groups) > 0 {
+		return nil
+	}
+	// Each module with trace events has a directory of them.
+	if names, err := s.fs.List("events"); byDefault && (err != nil || !slices.Contains(names, driver)) {
+		return &Error{
+			What: "there is nothing to record", Err: ErrNoDriver,
+			Next: "gpctl doctor checks this host; --events and --functions select something else",
+		}
+	}
+	var why []string
+	if len(s.missingEvents) > 0 {
+		why = append(why, "the kernel has no event "+strings.Join(s.missingEvents, ", "))
+	}
+	if len(s.missingFunctions) > 0 {
+		why = append(why, "the kernel has no function "+strings.Join(s.missingFunctions, ", "))
+	}
+	return &Error{What: "there is nothing to record", Err: errors.New(strings.Join(append(why, s.warnings...), "; "))}
 }
 
 // start opens the trace and turns it on.
-func (s *session) start() (Pipe, error) {
-	pipe, err := s.fs.OpenPipe(s.dir + "/trace_pipe")
-	if err != nil {
-		return nil, err
-	}
-	// An instance with an open trace cannot be removed.
-	s.later(pipe.Close)
-	s.later(func() error { return s.write("tracing_on", "0") })
-	if err := s.write("tracing_on", "1"); err != nil {
-		return nil, err
-	}
-	return pipe, s.write("trace_marker", marker+"begin\n")
-}
-
-// stop turns the trace off and reads what is left.
-func (s *session) stop(r *reader) error {
-	if err := s.write("tracing_on", "0"); err != nil {
+func (s *session) start() (err error) {
+	if s.pipe, err = s.fs.OpenPipe(instance + "/trace_pipe"); err != nil {
 		return err
 	}
-	return errors.Join(r.drain(), s.countLost())
+	if err := s.write("tracing_on", "1"); err != nil {
+		return err
+	}
+	return s.write("trace_marker", marker+"\n")
 }

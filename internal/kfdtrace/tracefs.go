@@ -7,8 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 )
 
@@ -16,15 +14,15 @@ import (
 // to its root, with slashes. One goroutine at a time uses it.
 type FS interface {
 	ReadFile(name string) ([]byte, error)
-	// Write writes data to an existing control file, without emptying it first:
-	// for several of them that means to undo what others set up.
+	// Write writes data to an existing control file, without truncating it first: for
+	// several of them that would remove what others set up.
 	Write(name, data string) error
 	List(dir string) ([]string, error)
 	// Mkdir and Remove make and remove an instance.
 	Mkdir(dir string) error
 	Remove(dir string) error
-	// Lock takes the directory's lock until it is closed, or the process ends:
-	// whoever holds it is alive. It never waits; ErrLocked says that it is taken.
+	// Lock locks the directory until the lock is closed or the process ends. It never
+	// waits: it returns ErrLocked when another process holds the lock.
 	Lock(dir string) (io.Closer, error)
 	OpenPipe(name string) (Pipe, error)
 }
@@ -32,12 +30,12 @@ type FS interface {
 // Pipe is a stream of text that is read while it grows.
 type Pipe interface {
 	io.Closer
-	// ReadSome reads what is there, and never waits: with nothing there it gives 0
-	// and no error.
+	// ReadSome reads what is available and never waits: without any it returns 0 and
+	// no error.
 	ReadSome(p []byte) (int, error)
 }
 
-// ErrLocked says that another process holds a lock.
+// ErrLocked is returned when another process holds a lock.
 var ErrLocked = errors.New("another process holds the lock")
 
 // Dir is a tracefs mounted at a directory.
@@ -56,7 +54,7 @@ func (d Dir) Write(name, data string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, f.Close()) }() // some act, and fail, when they are closed
+	defer func() { err = errors.Join(err, f.Close()) }() // some files act, and fail, on close
 	_, err = f.WriteString(data)
 	return err
 }
@@ -74,7 +72,7 @@ func (d Dir) List(dir string) ([]string, error) {
 // Mkdir makes an instance.
 func (d Dir) Mkdir(dir string) error { return os.Mkdir(d.path(dir), 0o750) }
 
-// Remove removes an instance: the kernel releases what is in it.
+// Remove removes an instance. The kernel frees what it contains.
 func (d Dir) Remove(dir string) error {
 	if err := syscall.Rmdir(d.path(dir)); err != nil {
 		return &fs.PathError{Op: "rmdir", Path: d.path(dir), Err: err}
@@ -82,8 +80,8 @@ func (d Dir) Remove(dir string) error {
 	return nil
 }
 
-// Lock takes the directory's lock. The kernel frees it when the process dies,
-// however it does, and tells apart processes of different pid namespaces.
+// Lock locks the directory. The kernel releases the lock however the process ends, and
+// it works between pid namespaces.
 func (d Dir) Lock(dir string) (io.Closer, error) {
 	f, err := os.Open(d.path(dir))
 	if err != nil {
@@ -107,8 +105,8 @@ func (d Dir) OpenPipe(name string) (Pipe, error) {
 	return &pipe{d.path(name), fd}, nil
 }
 
-// pipe is no os.File: that would wait in the runtime's poller, for wake-ups that
-// the kernel gives only when the buffer is as full as buffer_percent says.
+// pipe is not an os.File, which would wait in the runtime's poller for wake-ups that
+// the kernel sends only when the buffer is as full as buffer_percent.
 type pipe struct {
 	path string
 	fd   int
@@ -131,50 +129,16 @@ func (p *pipe) ReadSome(b []byte) (int, error) {
 
 func (p *pipe) Close() error { return syscall.Close(p.fd) }
 
-// Find returns the tracefs of this host, by the mounts of this thread.
+// Find returns the tracefs of this host: mounted by itself, or by debugfs on access.
 func Find() (Dir, error) {
-	mounts, err := os.ReadFile("/proc/thread-self/mounts")
-	if err != nil {
-		return "", err
-	}
-	if dir := mountedAt(string(mounts)); dir != "" {
-		return Dir(dir), nil
-	}
-	// debugfs mounts it there when somebody looks.
-	const automount = "/sys/kernel/debug/tracing"
-	if _, err := os.Stat(automount + "/instances"); err == nil {
-		return automount, nil
+	for _, dir := range []string{"/sys/kernel/tracing", "/sys/kernel/debug/tracing"} {
+		if _, err := os.Stat(dir + "/instances"); err == nil {
+			return Dir(dir), nil
+		}
 	}
 	return "", &Error{
-		What: "tracefs, the kernel's tracing, is not mounted here",
+		What: "tracefs, the kernel's tracing, is not mounted",
 		Next: "mount -t tracefs tracefs /sys/kernel/tracing; in a container, run gpctl on the host",
 		Err:  fs.ErrNotExist,
 	}
-}
-
-// mountedAt finds the last tracefs in a list of mounts, as of proc(5).
-func mountedAt(mounts string) string {
-	dir := ""
-	for line := range strings.Lines(mounts) {
-		if f := strings.Fields(line); len(f) >= 3 && f[2] == "tracefs" {
-			dir = unescape(f[1])
-		}
-	}
-	return dir
-}
-
-// unescape undoes the \ooo of spaces and the like in a list of mounts.
-func unescape(s string) string {
-	var b strings.Builder
-	for i := 0; i < len(s); i++ {
-		if s[i] == '\\' && i+4 <= len(s) {
-			if c, err := strconv.ParseUint(s[i+1:i+4], 8, 8); err == nil {
-				b.WriteByte(byte(c))
-				i += 3
-				continue
-			}
-		}
-		b.WriteByte(s[i])
-	}
-	return b.String()
 }

@@ -1,14 +1,12 @@
 package kfdtrace
 
 import (
-	"cmp"
 	"fmt"
 	"path"
-	"slices"
 	"strings"
 )
 
-// driver is the kernel module that holds amdgpu and KFD.
+// driver is the kernel module that contains amdgpu and KFD.
 const driver = "amdgpu"
 
 // The groups of functions, in the order of a report.
@@ -17,27 +15,26 @@ const (
 	GroupScheduler = "scheduler" // runlists and MES: what reaches the firmware
 	GroupMQD       = "mqd"       // memory queue descriptors
 	GroupProcess   = "process"   // /dev/kfd and evictions
-	GroupOther     = "other"     // named by the caller
+	GroupOther     = "other"     // named in Options.Functions
 )
 
 var groups = []string{GroupQueue, GroupScheduler, GroupMQD, GroupProcess, GroupOther}
 
-// wantedFunction is a function, or a pattern as of path.Match. The compiler may
-// have put a suffix such as .constprop.0 behind the name.
+// wantedFunction is a function, or a pattern as of path.Match.
 type wantedFunction struct {
 	pattern string
 	group   string
-	module  string // "" is any, and the kernel itself
+	module  string // "" for any, and for the kernel itself
 }
 
-// wantedEvent is a trace event by the names it had in the history of the kernel,
-// each SYSTEM:NAME, the latest first. SYSTEM alone is all its events.
+// wantedEvent is a trace event by the names it has had, each SYSTEM:NAME, the latest
+// first. SYSTEM alone is all its events.
 type wantedEvent []string
 
-// driverFunctions are those of drivers/gpu/drm/amd/amdkfd that tell what becomes
-// of queues. Not one of them runs more than a few times per queue operation, which
-// is what keeps the buffer small: all of amdgpu (:mod:amdgpu) would record every
-// register access of the display.
+// driverFunctions returns the functions of drivers/gpu/drm/amd/amdkfd that show what
+// happens to queues. None of them runs more than a few times per queue operation,
+// which keeps the buffer small: all of amdgpu would record every register access of
+// the display.
 func driverFunctions() []wantedFunction {
 	var list []wantedFunction
 	for _, g := range []struct{ group, patterns string }{
@@ -58,9 +55,8 @@ func driverFunctions() []wantedFunction {
 	return list
 }
 
-// driverEvents are the trace events that tell of compute work, the most telling
-// first. Those of amdkfd exist in AMD's own driver package only, those of
-// gpu_scheduler were renamed in Linux 6.16.
+// driverEvents returns the trace events of compute work. Those of amdkfd exist in
+// AMD's own driver package only, those of gpu_scheduler were renamed in Linux 6.16.
 func driverEvents() []wantedEvent {
 	return []wantedEvent{
 		{"amdkfd:kfd_evict_process_worker_start"},
@@ -85,121 +81,38 @@ func driverEvents() []wantedEvent {
 	}
 }
 
-// namedEvents are those a person asked for.
-func namedEvents(names []string) ([]wantedEvent, error) {
-	var list []wantedEvent
-	for _, name := range names {
+// wanted returns what the options select.
+func wanted(o Options) (events []wantedEvent, functions []wantedFunction, err error) {
+	if len(o.Events)+len(o.Functions) == 0 {
+		return driverEvents(), driverFunctions(), nil
+	}
+	for _, name := range o.Events {
 		system, event, both := strings.Cut(name, ":")
 		if !isName(system) || both && !isName(event) {
-			return nil, &Error{
+			return nil, nil, &Error{
 				Request: true,
-				What:    fmt.Sprintf("%q is not the name of a trace event", name),
-				Next:    "name it SYSTEM:EVENT, or SYSTEM for all its events, as in the file available_events of tracefs",
+				What:    fmt.Sprintf("invalid trace event %q", name),
+				Next:    "use SYSTEM:EVENT, or SYSTEM for all its events, as in the file available_events of tracefs",
 			}
 		}
-		list = append(list, wantedEvent{name})
+		events = append(events, wantedEvent{name})
 	}
-	return list, nil
-}
-
-// namedFunctions are those a person asked for, of any module.
-func namedFunctions(names []string) ([]wantedFunction, error) {
-	var list []wantedFunction
-	for _, name := range names {
+	for _, name := range o.Functions {
 		if _, err := path.Match(name, ""); err != nil || strings.ContainsAny(name, "/ \t\n") || name == "" {
-			return nil, &Error{
+			return nil, nil, &Error{
 				Request: true,
-				What:    fmt.Sprintf("%q is not the name of a kernel function", name),
-				Next:    "name it as in the file available_filter_functions of tracefs; * and ? are wildcards",
+				What:    fmt.Sprintf("invalid kernel function %q", name),
+				Next:    "use a name as in /proc/kallsyms; * and ? are wildcards",
 			}
 		}
-		list = append(list, wantedFunction{pattern: name, group: GroupOther})
+		functions = append(functions, wantedFunction{pattern: name, group: GroupOther})
 	}
-	return list, nil
+	return events, functions, nil
 }
 
-// isName tells a name that can be part of a path below events.
+// isName reports whether s can be a part of a path below events.
 func isName(s string) bool {
 	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
 		return r != '_' && r != '-' && (r < '0' || r > '9') && (r < 'a' || r > 'z') && (r < 'A' || r > 'Z')
 	})
-}
-
-// maxFunctions is how many functions one recording takes: more would change the
-// timing of what is measured.
-const maxFunctions = 500
-
-// function is one found in the kernel. Static functions may share a name: each
-// has its own entry.
-type function struct {
-	symbol  string // as the kernel lists it, such as execute_queues_cpsch.constprop.0
-	module  string // "" is the kernel itself
-	group   string
-	index   int    // its line in available_filter_functions, from 1
-	address uint64 // of its first instruction; 0 is unknown
-}
-
-// name is the function's name in the source.
-func (f *function) name() string { return baseName(f.symbol) }
-
-func baseName(symbol string) string {
-	name, _, _ := strings.Cut(symbol, ".")
-	return name
-}
-
-// chooser picks what is wanted out of a list of the kernel's functions.
-type chooser struct {
-	want  []wantedFunction
-	exact map[string]int // the place in want of those without wildcards
-	globs []int          // the place in want of those with
-	hit   []bool
-	found []function
-}
-
-func newChooser(want []wantedFunction) *chooser {
-	c := &chooser{want: want, exact: map[string]int{}, hit: make([]bool, len(want))}
-	for i, w := range want {
-		if strings.ContainsAny(w.pattern, "*?[\\") {
-			c.globs = append(c.globs, i)
-		} else {
-			c.exact[w.pattern] = i
-		}
-	}
-	return c
-}
-
-// see takes one of the kernel's functions if it is wanted.
-func (c *chooser) see(f function) {
-	// Parts of a function that the compiler moved away are no calls of it.
-	if strings.Contains(f.symbol, ".part.") || strings.Contains(f.symbol, ".cold") {
-		return
-	}
-	name := f.name()
-	i, ok := c.exact[name]
-	for n := 0; !ok && n < len(c.globs); n++ {
-		i = c.globs[n]
-		ok, _ = path.Match(c.want[i].pattern, name) // the patterns are good
-	}
-	if !ok || c.want[i].module != "" && c.want[i].module != f.module {
-		return
-	}
-	f.group = c.want[i].group
-	c.hit[i] = true
-	c.found = append(c.found, f)
-}
-
-// missing are the patterns that met no function.
-func (c *chooser) missing() []string {
-	var list []string
-	for i, w := range c.want {
-		if !c.hit[i] {
-			list = append(list, w.pattern)
-		}
-	}
-	return list
-}
-
-// compareGroups orders by group, as in a report.
-func compareGroups(a, b string) int {
-	return cmp.Compare(slices.Index(groups, a), slices.Index(groups, b))
 }

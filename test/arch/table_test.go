@@ -114,7 +114,7 @@ var table = []struct {
 
 	// The clients: they reach the daemon over its socket and in no other way.
 	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "pkg/gpreempt"}}},
-	{"internal/kfdtrace", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
+	{"internal/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"emu/demo", rule{imports: []string{
 		apiV1, simV1, "internal/api", "emu/gpumodel", "internal/hrtimer", "pkg/client", "pkg/gpreempt",
 	}}},
