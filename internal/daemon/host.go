@@ -38,7 +38,7 @@ type hooks struct {
 func (d *daemon) hooks() hooks {
 	return hooks{
 		gpus:   d.gpusOf,
-		births: func(gpreempt.ProcessKey) { d.observer.Look() },
+		births: func(key gpreempt.ProcessKey) { d.observer.LookAt(key) },
 		lost: func(name string, target gpreempt.ProcessKey, err error) {
 			if hardware, ok := errors.AsType[*mechanism.HardwareError](err); ok {
 				for _, gpu := range hardware.GPUs {

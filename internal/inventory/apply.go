@@ -43,6 +43,25 @@ func (v *Inventory) Apply(at time.Time, s discovery.Snapshot) Diff {
 	return m.diff
 }
 
+// ApplyOne makes p what is known of its process and returns what that changed: nothing
+// when the process is not known. It is Apply for one process; what p shares with other
+// snapshots is kept.
+func (v *Inventory) ApplyOne(at time.Time, p discovery.Proc) Diff {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	n, known := v.index(p.Key)
+	if !known {
+		return Diff{}
+	}
+	m := merge{inventory: v, at: at}
+	m.stayed(v.processes[n], p)
+	v.processes[n] = m.next[0]
+	if len(m.diff.Queues) > 0 {
+		v.wakeReaders()
+	}
+	return m.diff
+}
+
 // wakeReaders lets those who wait for a change go on.
 func (v *Inventory) wakeReaders() {
 	if v.wake != nil {

@@ -116,8 +116,11 @@ type Observer struct {
 	reading bool
 	began   time.Time
 
-	mu      sync.Mutex // guards sources
+	mu      sync.Mutex // guards what follows
 	sources map[string]*Source
+	// asked are the processes to look at, and all is set to scan all of them.
+	asked []gpreempt.ProcessKey
+	all   bool
 }
 
 // NewObserver returns an Observer. It reads nothing before Scan or Run.
@@ -176,22 +179,45 @@ func (o *Observer) read(name string, began time.Time, every time.Duration, err e
 	})
 }
 
-// Look asks for a scan before its time: a mechanism has seen a queue being born.
-func (o *Observer) Look() {
+// LookAt has the queues of one process read at once: a mechanism has seen that the
+// process created a queue. It does not block.
+func (o *Observer) LookAt(key gpreempt.ProcessKey) {
 	now := o.cfg.Now()
 	o.note(events, func(s *Source) {
 		s.Available, s.ReadAt, s.Note = true, now, ""
 		s.Readings++
 	})
-	o.Rescan()
+	o.mu.Lock()
+	if !slices.Contains(o.asked, key) {
+		o.asked = append(o.asked, key)
+	}
+	o.mu.Unlock()
+	o.wake()
 }
 
-// Rescan asks for a scan before its time: what scans read has changed.
+// Rescan has all processes scanned at once: what scans read has changed. It does not
+// block.
 func (o *Observer) Rescan() {
+	o.mu.Lock()
+	o.all = true
+	o.mu.Unlock()
+	o.wake()
+}
+
+func (o *Observer) wake() {
 	select {
 	case o.look <- struct{}{}:
 	default:
 	}
+}
+
+// takeAsked returns what was asked for since the last call.
+func (o *Observer) takeAsked() (asked []gpreempt.ProcessKey, all bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	asked, all = o.asked, o.all
+	o.asked, o.all = nil, false
+	return asked, all
 }
 
 // Run keeps the inventory true until ctx ends.
@@ -218,14 +244,22 @@ func (o *Observer) Run(ctx context.Context) {
 		every = o.cfg.Intervals()
 		o.scanPace.Set(every.Shortest, every.Longest)
 		o.readSMI()
-		if now = o.cfg.Now(); looked || !now.Before(nextScan) || o.processesChanged() {
-			var changed bool
-			pause, changed = o.Scan()
-			now = o.cfg.Now()
-			nextScan = now.Add(pause)
-			if changed {
-				nextDump = earlier(nextDump, now.Add(every.MQDs))
+		asked, scan := o.takeAsked()
+		changed := false
+		if now = o.cfg.Now(); !scan && now.Before(nextScan) && !o.processesChanged() {
+			for _, key := range asked {
+				known, changes := o.lookAt(key)
+				scan, changed = scan || !known, changed || changes
 			}
+		} else {
+			scan = true
+		}
+		if scan {
+			pause, changed = o.Scan()
+			nextScan = o.cfg.Now().Add(pause)
+		}
+		if changed {
+			nextDump = earlier(nextDump, o.cfg.Now().Add(every.MQDs))
 		}
 		o.readMQDs(ctx, every, nextDump)
 		tick.Reset(min(max(every.Shortest, pause/looks), max(nextScan.Sub(o.cfg.Now()), scanGap)))
@@ -282,6 +316,22 @@ func (o *Observer) Scan() (pause time.Duration, changed bool) {
 	return pause, len(diff.Queues)+len(told) > 0
 }
 
+// lookAt reads the queues of one process and reports whether that was possible without
+// a scan of all, and whether queues came or went.
+func (o *Observer) lookAt(key gpreempt.ProcessKey) (known, changed bool) {
+	proc, known := o.cfg.FS.Look(key)
+	if !known {
+		return false, false
+	}
+	diff := o.cfg.Inventory.ApplyOne(o.cfg.Now(), proc)
+	told := o.cfg.Snapshot != nil && o.unseen(proc) && o.describe(proc, nil)
+	o.cfg.Scanned(diff)
+	if told {
+		o.cfg.Told(proc)
+	}
+	return true, told || len(diff.Queues) > 0
+}
+
 // takeSnapshots looks at the snapshots of processes that have queues of which none
 // was seen, and gives those of which that told something.
 func (o *Observer) takeSnapshots() (told []discovery.Proc) {
@@ -289,14 +339,18 @@ func (o *Observer) takeSnapshots() (told []discovery.Proc) {
 		return nil
 	}
 	for _, proc := range o.cfg.Inventory.Processes() {
-		unseen := slices.ContainsFunc(o.cfg.Inventory.QueuesOf(proc.Key), func(q gpreempt.QueueEntry) bool {
-			return q.Info.Source&gpreempt.FromSnapshot == 0
-		})
-		if unseen && o.describe(proc, nil) {
+		if o.unseen(proc) && o.describe(proc, nil) {
 			told = append(told, proc)
 		}
 	}
 	return told
+}
+
+// unseen reports whether a process has queues of which no snapshot was seen.
+func (o *Observer) unseen(proc discovery.Proc) bool {
+	return slices.ContainsFunc(o.cfg.Inventory.QueuesOf(proc.Key), func(q gpreempt.QueueEntry) bool {
+		return q.Info.Source&gpreempt.FromSnapshot == 0
+	})
 }
 
 func scanWarnings(s discovery.Snapshot) []gpreempt.Warning {

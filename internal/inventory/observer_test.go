@@ -215,17 +215,51 @@ func TestScansAreFrequentWhileThingsChangeAndRareOtherwise(t *testing.T) {
 	})
 }
 
-func TestALookComesBeforeItsTime(t *testing.T) {
+func TestNewQueuesOfAProcessAreReadAtOnceAndAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newFakeHost(t)
+		key := w.start(7, 0)
+		w.start(8, 0)
+		w.run()
+		time.Sleep(time.Minute)
+		w.create(7, 1)
+		w.with(func() { clear(w.opened); w.diffs = nil })
+		w.LookAt(key)
+		synctest.Wait()
+		proc, _ := w.inventory.Process(key)
+		diffs := locked(w, func() []inventory.Diff { return w.diffs })
+		if len(diffs) != 1 || len(diffs[0].Queues) != 1 {
+			t.Fatalf("changes %+v, want one queue", diffs)
+		}
+		change := diffs[0].Queues[0]
+		want := inventory.Diff{
+			Changed: []discovery.Proc{proc},
+			Queues: []inventory.Change{{Revision: 3, Kind: inventory.Added, At: change.At, Queue: gpreempt.QueueEntry{
+				Queue: gpreempt.Queue{Process: key, ID: 1, GPU: gpu, Type: gpreempt.QueueCompute, RingBytes: 8192}, FirstSeen: change.At,
+			}}},
+		}
+		if diff := cmp.Diff(want, diffs[0]); diff != "" {
+			t.Errorf("changes (-want +got):\n%s", diff)
+		}
+		for name, n := range locked(w, func() map[string]int { return maps.Clone(w.opened) }) {
+			if strings.HasPrefix(name, "proc/8/") || strings.HasPrefix(name, kfdDir+"proc/8/") {
+				t.Errorf("%s of another process is opened %d times", name, n)
+			}
+		}
+	})
+}
+
+func TestAProcessThatNoScanFoundIsScanned(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFakeHost(t)
 		w.start(7, 0)
 		w.run()
 		time.Sleep(time.Minute)
-		w.create(7, 1)
-		w.Look()
+		key := w.start(8, 0)
+		w.LookAt(key)
 		synctest.Wait()
-		if got := len(w.rings()); got != 2 {
-			t.Errorf("%d queues are known at once, want 2", got)
+		if diff := cmp.Diff(map[string]uint64{"7/0": 0, "8/0": 0}, w.rings()); diff != "" {
+			t.Errorf("queues (-want +got):\n%s", diff)
 		}
 	})
 }
@@ -248,7 +282,7 @@ func TestRingsAreKnownFromDumpsAndSnapshots(t *testing.T) {
 		info := gpreempt.QueueInfo{Source: gpreempt.FromSnapshot, RingBase: 0x7f0000400000, AQL: true}
 		w.with(func() { w.snapshots[key] = map[uint32]gpreempt.QueueInfo{3: info} })
 		w.create(7, 3)
-		w.Look()
+		w.LookAt(key)
 		synctest.Wait()
 		want["7/3"] = 0x7f0000400000
 		if diff := cmp.Diff(want, w.rings()); diff != "" {

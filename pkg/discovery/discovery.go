@@ -210,6 +210,38 @@ func (f *FS) Scan() (Snapshot, error) {
 	return s, nil
 }
 
+// Look reads the queues of one process again, and returns it as the next Scan would. It
+// returns false when that takes a Scan: the last one did not find the process, or it
+// has ended, replaced its program or cannot be read.
+func (f *FS) Look(key gpreempt.ProcessKey) (Proc, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	k := f.known[key.PID]
+	if k == nil || k.proc.Key != key {
+		return Proc{}, false
+	}
+	listed, dir, err := f.list()
+	if err != nil {
+		return Proc{}, false
+	}
+	defer dir.close()
+	n, found := slices.BinarySearchFunc(listed, uint32(key.PID), func(e entry, pid uint32) int { return cmp.Compare(e.number, pid) })
+	if !found || f.unique && listed[n].inode != k.inode {
+		return Proc{}, false
+	}
+	procs, err := f.tree.open("proc")
+	if err != nil {
+		return Proc{}, false
+	}
+	defer procs.close()
+	f.scans++
+	k, warnings, err := f.process(dirs{listed: dir, procs: procs}, listed[n], time.Now())
+	if err != nil || len(warnings) > 0 || k.proc.Key != key {
+		return Proc{}, false
+	}
+	return k.proc, true
+}
+
 // forgetOwners forgets those of directories that are not there any more.
 func (f *FS) forgetOwners() {
 	if len(f.owners) == 0 {
