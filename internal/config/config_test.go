@@ -42,7 +42,7 @@ func TestManualHasEveryKeyWithItsDefault(t *testing.T) {
 	}
 }
 
-// What the default file shows commented out must be right too.
+// The lines that the default file has as comments must be valid too.
 func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 	all := regexp.MustCompile(`(?m)^( *)#(\S| )`).ReplaceAllStringFunc(string(DefaultYAML()), func(s string) string {
 		if strings.HasSuffix(s, "# ") {
@@ -99,8 +99,8 @@ func TestDefaultFileExplainsEveryKey(t *testing.T) {
 	}
 }
 
-// The ranges of the policy are the scheduler's; what the file says of them is
-// held against it here: both ends are accepted, what lies beyond is not.
+// The scheduler has the ranges of the policy. Both documented bounds must be accepted, and
+// a value beyond them must not.
 func TestDocumentedRangesOfThePolicyAreTrue(t *testing.T) {
 	bounds := regexp.MustCompile(`([0-9][0-9.]*(?:ms|s|m)?) to ([0-9][0-9.]*(?:ms|s|m)?)\.`)
 	checked := 0
@@ -138,7 +138,7 @@ func refused(text string) bool {
 	return err != nil
 }
 
-func TestChangesTellWhatNeedsARestart(t *testing.T) {
+func TestChangesNameTheKeysThatNeedARestart(t *testing.T) {
 	old := parse(t, `
 rules:
   - {name: a, match: {comm: a}, class: offline}
@@ -195,14 +195,14 @@ safety:
 		t.Errorf("Changes (-want +got):\n%s", diff)
 	}
 	if got := Changes(old, old); got != nil {
-		t.Errorf("a file against itself: %v", got)
+		t.Errorf("Changes of equal configurations: %v", got)
 	}
 	if got, want := want[13].String(), `rules.a: offline if comm="a" -> none`; got != want {
 		t.Errorf("String() = %q, want %q", got, want)
 	}
 }
 
-func TestValidateFindsWhatNoFileSaid(t *testing.T) {
+func TestValidateChecksValuesThatAreNotFromAFile(t *testing.T) {
 	c := Default()
 	c.Socket = "/" + strings.Repeat("x", 107)
 	c.Policy.Preset, c.Policy.Gang, c.Policy.Linger = scheduler.PresetCustom, 9, 0
@@ -218,16 +218,16 @@ func TestValidateFindsWhatNoFileSaid(t *testing.T) {
 		"socket: the path is longer than 107 bytes: choose a shorter one, such as /run/gpreempt/gpreemptd.sock",
 		`access.admin_users: "a b" is not a name: write a name as in /etc/passwd or /etc/group, or a decimal id`,
 		"access.admin_users: a name is empty: write a name as in /etc/passwd or /etc/group, or a decimal id",
-		`mechanisms[1]: "gdb" is no mechanism: choose from dbgtrap, criu, freezer`,
-		"mechanisms[2]: criu is given twice: keep the one where it belongs: the first that works is taken",
-		"policy.linger: want none, fixed or adaptive: remove it to have the preset's value",
-		"policy.gang: want process or job: remove it to have the preset's value",
+		`mechanisms[1]: "gdb" is not a mechanism: choose from dbgtrap, criu, freezer`,
+		"mechanisms[2]: criu is given twice: keep one of them: the first that works is used",
+		"policy.linger: want none, fixed or adaptive: remove it to use the preset's value",
+		"policy.gang: want process or job: remove it to use the preset's value",
 		"discovery.interval: 1ms is outside 10ms to 10s: choose a duration in that range; 50ms suits most hosts",
 		"discovery.idle_interval: 2m is outside 10ms to 1m: choose a duration in that range, which begins with interval, or remove the key",
 		"discovery.mqds_interval: -1ns is outside 100ms to 1h: choose a duration in that range, or 0s for never",
-		`containers.kubelet_ca: "ca.pem" is not a clean absolute path: write it from / on, without // or ..`,
+		`containers.kubelet_ca: "ca.pem" is not a clean absolute path: write an absolute path without // or ..`,
 		`rules[0].name: "a\n" is not a name: use at most 64 printable characters`,
-		"rules[0].class: class(9) is not known: say online, offline or unmanaged",
+		"rules[0].class: class(9) is not known: write online, offline or unmanaged",
 		"rules[0].priority: 16 is outside 0 to 15: choose a number in that range",
 		`rules[1].match.pod.labels["a/b"]: "[": the [ at character 1 is not closed: add the ], or write [[] for the character itself`,
 		"rules[1].match.gpu[0]: \"card0\" names no GPU: write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them",

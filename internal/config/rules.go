@@ -9,20 +9,21 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 func (p *parser) rules(n *yaml.Node) {
-	if isNull(n) {
+	if yamlfile.IsNull(n) {
 		return
 	}
 	if n.Kind != yaml.SequenceNode {
-		p.fail(n, "rules", "is "+kindOf(n), "write a list, each rule beginning with `- name: ...`")
+		p.Fail(n, "rules", "is "+yamlfile.Kind(n), "write a list, each rule beginning with `- name: ...`")
 		return
 	}
 	for i, item := range n.Content {
 		path := fmt.Sprintf("rules[%d]", i)
-		p.nodes[path] = item
+		p.Set(path, item)
 		p.config.Rules = append(p.config.Rules, p.rule(item, path))
 	}
 }
@@ -32,32 +33,32 @@ var ruleKeys = []string{"name", "match", "class", "priority"}
 
 func (p *parser) rule(n *yaml.Node, path string) classify.Rule {
 	var r classify.Rule
-	for _, e := range p.mapping(n, path, ruleKeys) {
-		switch at := join(path, e.name); e.name {
+	for _, e := range p.Mapping(n, path, ruleKeys) {
+		switch at := yamlfile.Join(path, e.Name); e.Name {
 		case "name":
-			p.value(e.value, at, &r.Name)
+			p.value(e.Value, at, &r.Name)
 		case "match":
-			p.slots(e.value, at, matchSlots(&r.Match))
+			p.slots(e.Value, at, matchSlots(&r.Match))
 		case "class":
-			p.value(e.value, at, &r.Class)
+			p.value(e.Value, at, &r.Class)
 		case "priority":
-			p.value(e.value, at, &r.Priority)
+			p.value(e.Value, at, &r.Priority)
 		}
 	}
-	if _, given := p.nodes[path+".class"]; !given && n.Kind == yaml.MappingNode {
-		p.fail(n, path+".class", "is missing", "say online, offline or unmanaged")
+	if !p.Given(path+".class") && n.Kind == yaml.MappingNode {
+		p.Fail(n, path+".class", "is missing", "write online, offline or unmanaged")
 	}
 	return r
 }
 
-// slot is a key and where its value goes: a pointer to a field of a Match, or the
-// slots of a mapping.
+// slot is a key and the destination of its value: a pointer to a field of a Match, or
+// the slots of a mapping.
 type slot struct {
 	name string
 	at   any
 }
 
-// matchSlots lists every key of match.
+// matchSlots returns every key of match.
 func matchSlots(m *classify.Match) []slot {
 	return []slot{
 		{"comm", &m.Comm},
@@ -98,59 +99,59 @@ func slotNames(slots []slot) []string {
 	return names
 }
 
-// slots reads a mapping into the places given.
+// slots reads a mapping into the fields of slots.
 func (p *parser) slots(n *yaml.Node, path string, slots []slot) {
-	for _, e := range p.mapping(n, path, slotNames(slots)) {
-		key := join(path, e.name)
-		i := slices.IndexFunc(slots, func(s slot) bool { return s.name == e.name })
+	for _, e := range p.Mapping(n, path, slotNames(slots)) {
+		key := yamlfile.Join(path, e.Name)
+		i := slices.IndexFunc(slots, func(s slot) bool { return s.name == e.Name })
 		switch at := slots[i].at.(type) {
 		case *string:
-			p.glob(e.value, key, at)
+			p.glob(e.Value, key, at)
 		case **uint32:
-			p.value(e.value, key, at)
+			p.value(e.Value, key, at)
 		case *map[string]string:
-			p.globs(e.value, key, at)
+			p.globs(e.Value, key, at)
 		case *[]string:
-			p.gpus(e.value, key, at)
+			p.gpus(e.Value, key, at)
 		case **classify.PriorityRange:
-			p.priorities(e.value, key, at)
+			p.priorities(e.Value, key, at)
 		case **classify.AddressRange:
-			p.addresses(e.value, key, at)
+			p.addresses(e.Value, key, at)
 		case []slot:
-			if p.filled(e.value, key, fmt.Sprintf("{%s: \"...\"}", at[1].name)) {
-				p.slots(e.value, key, at)
+			if p.filled(e.Value, key, fmt.Sprintf("{%s: \"...\"}", at[1].name)) {
+				p.slots(e.Value, key, at)
 			}
 		}
 	}
 }
 
-// filled reports whether n is a mapping with something in it. In a rule an empty one
-// cannot be meant: all that is in it has to hold.
+// filled reports whether n is a mapping that is not empty. In a rule an empty one would
+// match every process.
 func (p *parser) filled(n *yaml.Node, key, example string) bool {
 	switch {
-	case isNull(n) || (n.Kind == yaml.MappingNode && len(n.Content) == 0):
-		p.fail(n, key, "is empty", "write what must hold, such as "+example+", or remove the key")
+	case yamlfile.IsNull(n) || (n.Kind == yaml.MappingNode && len(n.Content) == 0):
+		p.Fail(n, key, "is empty", "write a condition, such as "+example+", or remove the key")
 	case n.Kind != yaml.MappingNode:
-		p.fail(n, key, "is "+kindOf(n), "write keys and values, such as "+example)
+		p.Fail(n, key, "is "+yamlfile.Kind(n), "write keys and values, such as "+example)
 	default:
 		return true
 	}
 	return false
 }
 
-// glob reads a text that is not empty.
+// glob reads a text that must not be empty.
 func (p *parser) glob(n *yaml.Node, key string, into *string) {
 	switch {
-	case isNull(n) || (isScalar(n, "!!str") && n.Value == ""):
-		p.fail(n, key, "is empty", `write "*" if any will do, or remove the key`)
-	case isScalar(n, "!!str"):
+	case yamlfile.IsNull(n) || (yamlfile.IsScalar(n, "!!str") && n.Value == ""):
+		p.Fail(n, key, "is empty", `write "*" to match any value, or remove the key`)
+	case yamlfile.IsScalar(n, "!!str"):
 		*into = n.Value
 	case n.Kind == yaml.ScalarNode:
-		p.fail(n, key, "is "+kindOf(n), "put it in quotes: "+quoted(n.Value))
+		p.Fail(n, key, "is "+yamlfile.Kind(n), "put it in quotes: "+yamlfile.Quoted(n.Value))
 	case n.Kind == yaml.SequenceNode:
-		p.fail(n, key, "is a list", "write one text, and one more rule for each of the others")
+		p.Fail(n, key, "is a list", "write one text, and add a rule for each of the others")
 	default:
-		p.fail(n, key, "is "+kindOf(n), "write a text in quotes")
+		p.Fail(n, key, "is "+yamlfile.Kind(n), "write a text in quotes")
 	}
 }
 
@@ -165,13 +166,13 @@ func (p *parser) globs(n *yaml.Node, key string, into *map[string]string) {
 		k, v := n.Content[i], n.Content[i+1]
 		at := classify.Member(key, k.Value)
 		switch {
-		case !isScalar(k, "!!str"):
-			p.fail(k, key, "a name is "+kindOf(k), "write a text, in quotes if it looks like something else")
+		case !yamlfile.IsScalar(k, "!!str"):
+			p.Fail(k, key, "a name is "+yamlfile.Kind(k), "write a text, in quotes if it looks like something else")
 		case lines[k.Value] > 0:
-			p.fail(k, at, fmt.Sprintf("is given twice, first on line %d", lines[k.Value]), "keep one of them")
+			p.Fail(k, at, fmt.Sprintf("is given twice, first on line %d", lines[k.Value]), "keep one of them")
 		default:
 			lines[k.Value] = k.Line
-			p.nodes[at] = v
+			p.Set(at, v)
 			var text string
 			p.glob(v, at, &text)
 			texts[k.Value] = text
@@ -183,21 +184,21 @@ func (p *parser) globs(n *yaml.Node, key string, into *map[string]string) {
 func (p *parser) gpus(n *yaml.Node, key string, into *[]string) {
 	const forms = "a gpu_id, node:N without a space, a PCI address or renderDN"
 	if p.list(n, key, into, "write a list such as [renderD128] or [node:1, node:2]", "write "+forms) && len(*into) == 0 {
-		p.fail(n, key, "is empty", "list what names a GPU, "+forms+", or remove the key")
+		p.Fail(n, key, "is empty", "list GPUs, each as "+forms+", or remove the key")
 	}
 }
 
-// priorities reads a range; the end that is not given is that of all priorities.
+// priorities reads a range; a missing bound is that of all priorities.
 func (p *parser) priorities(n *yaml.Node, key string, into **classify.PriorityRange) {
 	if !p.filled(n, key, "{min: 0, max: 6}") {
 		return
 	}
 	r := &classify.PriorityRange{Max: gpreempt.MaxPriority}
-	for _, e := range p.mapping(n, key, []string{"min", "max"}) {
-		u, ok := p.unsigned(e.value, join(key, e.name), uint64(gpreempt.MaxPriority))
+	for _, e := range p.Mapping(n, key, []string{"min", "max"}) {
+		u, ok := p.Unsigned(e.Value, yamlfile.Join(key, e.Name), uint64(gpreempt.MaxPriority))
 		switch {
 		case !ok:
-		case e.name == "min":
+		case e.Name == "min":
 			r.Min = gpreempt.Priority(u)
 		default:
 			r.Max = gpreempt.Priority(u)
@@ -206,17 +207,17 @@ func (p *parser) priorities(n *yaml.Node, key string, into **classify.PriorityRa
 	*into = r
 }
 
-// addresses reads a range; the end that is not given is that of all addresses.
+// addresses reads a range; a missing bound is that of all addresses.
 func (p *parser) addresses(n *yaml.Node, key string, into **classify.AddressRange) {
 	if !p.filled(n, key, "{from: 0x7f0000000000, to: 0x7fffffffffff}") {
 		return
 	}
 	r := &classify.AddressRange{To: 1<<64 - 1}
-	for _, e := range p.mapping(n, key, []string{"from", "to"}) {
-		u, ok := p.address(e.value, join(key, e.name))
+	for _, e := range p.Mapping(n, key, []string{"from", "to"}) {
+		u, ok := p.address(e.Value, yamlfile.Join(key, e.Name))
 		switch {
 		case !ok:
-		case e.name == "from":
+		case e.Name == "from":
 			r.From = u
 		default:
 			r.To = u
@@ -225,12 +226,12 @@ func (p *parser) addresses(n *yaml.Node, key string, into **classify.AddressRang
 	*into = r
 }
 
-// address reads hexadecimal digits behind 0x, or decimal ones. Zeros before
-// decimal digits are refused: who writes them has left out the 0x.
+// address reads hexadecimal digits after 0x, or decimal ones. Leading zeros without 0x are
+// an error, because the 0x is probably missing.
 func (p *parser) address(n *yaml.Node, key string) (uint64, bool) {
-	const remedy = "write hexadecimal digits behind 0x, as in 0x7f0000000000, at most 16, or a decimal number"
-	if n.Kind != yaml.ScalarNode || (!isScalar(n, "!!int") && !isScalar(n, "!!str") && !isScalar(n, "!!float")) {
-		p.fail(n, key, "is "+kindOf(n), remedy)
+	const remedy = "write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number"
+	if n.Kind != yaml.ScalarNode || (!yamlfile.IsScalar(n, "!!int") && !yamlfile.IsScalar(n, "!!str") && !yamlfile.IsScalar(n, "!!float")) {
+		p.Fail(n, key, "is "+yamlfile.Kind(n), remedy)
 		return 0, false
 	}
 	digits, base := n.Value, 10
@@ -239,14 +240,14 @@ func (p *parser) address(n *yaml.Node, key string) (uint64, bool) {
 	}
 	u, err := strconv.ParseUint(digits, base, 64)
 	if err != nil || (base == 10 && len(digits) > 1 && digits[0] == '0') {
-		p.fail(n, key, quoted(n.Value)+" is not an address", remedy)
+		p.Fail(n, key, yamlfile.Quoted(n.Value)+" is not an address", remedy)
 		return 0, false
 	}
 	return u, true
 }
 
-// placeInRule says where in a rule a key belongs that is not known at path; "" when
-// nowhere, or when path is not in a rule.
+// placeInRule returns where in a rule a key belongs that is unknown at path; "" if
+// nowhere, or if path is not in a rule.
 func placeInRule(path, name string) string {
 	_, rest, found := strings.Cut(path, "]")
 	if !found || !strings.HasPrefix(path, "rules[") {

@@ -23,15 +23,15 @@ func TestRangesOfARuleHaveTheEndsOfTheirKind(t *testing.T) {
 	}
 }
 
-func TestMistakesInRulesAreToldWithPlaceAndRemedy(t *testing.T) {
-	checkMistakes(t, []mistakes{
+func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
+	checkErrors(t, []wrongFile{
 		{
 			"texts of a match",
 			"rules:\n  - name: a\n    class: offline\n    match:\n      comm: \"\"\n      exe:\n      unit: [a, b]\n      slice: true\n      cmdline: {a: b}\n",
 			[]string{
-				`5:13: rules[0].match.comm: is empty: write "*" if any will do, or remove the key`,
-				`6:11: rules[0].match.exe: is empty: write "*" if any will do, or remove the key`,
-				"7:13: rules[0].match.unit: is a list: write one text, and one more rule for each of the others",
+				`5:13: rules[0].match.comm: is empty: write "*" to match any value, or remove the key`,
+				`6:11: rules[0].match.exe: is empty: write "*" to match any value, or remove the key`,
+				"7:13: rules[0].match.unit: is a list: write one text, and add a rule for each of the others",
 				`8:14: rules[0].match.slice: is the truth value true: put it in quotes: "true"`,
 				"9:16: rules[0].match.cmdline: is a mapping: write a text in quotes",
 			},
@@ -53,7 +53,7 @@ func TestMistakesInRulesAreToldWithPlaceAndRemedy(t *testing.T) {
 				"      pod:\n        labels:\n          app: \"[\"\n          app.kubernetes.io/name: \"[z-a]\"\n",
 			[]string{
 				`6:21: rules[0].match.env.WORLD_SIZE: is the number 8: put it in quotes: "8"`,
-				`7:14: rules[0].match.env.RANK: is empty: write "*" if any will do, or remove the key`,
+				`7:14: rules[0].match.env.RANK: is empty: write "*" to match any value, or remove the key`,
 				"9:9: rules[0].match.env.A: is given twice, first on line 8: keep one of them",
 				"11:9: rules[0].match.env: a name is the number 7: write a text, in quotes if it looks like something else",
 				`14:16: rules[0].match.pod.labels.app: "[": the [ at character 1 is not closed: add the ], or write [[] for the character itself`,
@@ -68,12 +68,12 @@ func TestMistakesInRulesAreToldWithPlaceAndRemedy(t *testing.T) {
 			"fields that are empty",
 			"rules:\n  - name: a\n    class: offline\n    match:\n      env: {}\n      container:\n      pod: {labels: {}}\n      gpu: []\n      queue_priority: {}\n      ring_address:\n",
 			[]string{
-				`5:12: rules[0].match.env: is empty: write what must hold, such as {NAME: "*"}, or remove the key`,
-				`6:17: rules[0].match.container: is empty: write what must hold, such as {name: "..."}, or remove the key`,
-				`7:21: rules[0].match.pod.labels: is empty: write what must hold, such as {NAME: "*"}, or remove the key`,
-				"8:12: rules[0].match.gpu: is empty: list what names a GPU, a gpu_id, node:N without a space, a PCI address or renderDN, or remove the key",
-				"9:23: rules[0].match.queue_priority: is empty: write what must hold, such as {min: 0, max: 6}, or remove the key",
-				"10:20: rules[0].match.ring_address: is empty: write what must hold, such as {from: 0x7f0000000000, to: 0x7fffffffffff}, or remove the key",
+				`5:12: rules[0].match.env: is empty: write a condition, such as {NAME: "*"}, or remove the key`,
+				`6:17: rules[0].match.container: is empty: write a condition, such as {name: "..."}, or remove the key`,
+				`7:21: rules[0].match.pod.labels: is empty: write a condition, such as {NAME: "*"}, or remove the key`,
+				"8:12: rules[0].match.gpu: is empty: list GPUs, each as a gpu_id, node:N without a space, a PCI address or renderDN, or remove the key",
+				"9:23: rules[0].match.queue_priority: is empty: write a condition, such as {min: 0, max: 6}, or remove the key",
+				"10:20: rules[0].match.ring_address: is empty: write a condition, such as {from: 0x7f0000000000, to: 0x7fffffffffff}, or remove the key",
 			},
 		},
 		{
@@ -114,10 +114,10 @@ func TestMistakesInRulesAreToldWithPlaceAndRemedy(t *testing.T) {
 				"10:29: rules[1].match.queue_priority.min: -1 is outside 0 to 15: write a whole number from 0 to 15",
 				"10:38: rules[1].match.queue_priority.max: 16 is outside 0 to 15: write a whole number from 0 to 15",
 				"10:42: rules[1].match.queue_priority.mx: unknown key: did you mean max?",
-				`11:28: rules[1].match.ring_address.from: "7f0000000000" is not an address: write hexadecimal digits behind 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
-				`11:46: rules[1].match.ring_address.to: "007f" is not an address: write hexadecimal digits behind 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
-				`14:34: rules[2].match.ring_address.from: "0123" is not an address: write hexadecimal digits behind 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
-				`14:44: rules[2].match.ring_address.to: "18446744073709551616" is not an address: write hexadecimal digits behind 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
+				`11:28: rules[1].match.ring_address.from: "7f0000000000" is not an address: write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
+				`11:46: rules[1].match.ring_address.to: "007f" is not an address: write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
+				`14:34: rules[2].match.ring_address.from: "0123" is not an address: write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
+				`14:44: rules[2].match.ring_address.to: "18446744073709551616" is not an address: write hexadecimal digits after 0x, as in 0x7f0000000000, at most 16, or a decimal number`,
 			},
 		},
 		{
@@ -129,7 +129,7 @@ func TestMistakesInRulesAreToldWithPlaceAndRemedy(t *testing.T) {
 				"7:7: rules[0].match.image: unknown key: it belongs under container:",
 				"8:7: rules[0].match.labels: unknown key: it belongs under container: or pod:",
 				"9:7: rules[0].match.class: unknown key: it belongs beside match:, not in it",
-				"10:7: rules[0].match.container.name: unknown key: write container: and below it, further in, name:",
+				"10:7: rules[0].match.container.name: unknown key: write container: and below it, indented, name:",
 				"11:7: rules[0].match.gpus: unknown key: did you mean gpu?",
 				"12:7: rules[0].match.user: unknown key: the keys here are comm, cmdline, exe, uid, gid, cgroup, unit, slice, env, container, pod, gpu, queue_priority, ring_address",
 				"13:22: rules[0].match.pod.image: unknown key: it belongs under container:",

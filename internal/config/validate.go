@@ -14,6 +14,7 @@ import (
 	"unicode"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -22,7 +23,7 @@ import (
 // maxSocketPath is the size of sockaddr_un's sun_path less its final zero.
 const maxSocketPath = 107
 
-// Validate checks every range. The error is an Errors with every mistake found.
+// Validate checks every value. The error is a yamlfile.Errors with every error found.
 func (c Config) Validate() error {
 	if es := c.problems(); len(es) > 0 {
 		return es
@@ -30,11 +31,11 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// problems finds what is wrong with the values, whoever wrote them.
-func (c Config) problems() Errors {
-	var es Errors
+// problems returns the invalid values.
+func (c Config) problems() yamlfile.Errors {
+	var es yamlfile.Errors
 	add := func(key, problem, remedy string) {
-		es = append(es, &Error{Key: key, Problem: problem, Remedy: remedy})
+		es = append(es, &yamlfile.Error{Key: key, Problem: problem, Remedy: remedy})
 	}
 
 	if problem, remedy := pathProblem(c.Socket); problem != "" {
@@ -69,37 +70,37 @@ func (c Config) problems() Errors {
 	es = append(es, discoveryProblems(c.Discovery)...)
 	es = append(es, containersProblems(c.Containers)...)
 	if !isAddress(c.Metrics.Address) {
-		add("metrics.address", quoted(c.Metrics.Address)+" is no address to listen on", "write HOST:PORT, such as 127.0.0.1:9477")
+		add("metrics.address", yamlfile.Quoted(c.Metrics.Address)+" is not an address to listen on", "write HOST:PORT, such as 127.0.0.1:9477")
 	}
 	if !isEndpoint(c.Tracing.Endpoint) {
-		add("tracing.endpoint", quoted(c.Tracing.Endpoint)+" is no collector", "write HOST:PORT, such as 127.0.0.1:4317, unix:PATH or https://HOST:PORT")
+		add("tracing.endpoint", yamlfile.Quoted(c.Tracing.Endpoint)+" is not the address of a collector", "write HOST:PORT, such as 127.0.0.1:4317, unix:PATH or https://HOST:PORT")
 	}
 	if levels := []string{"debug", "info", "warn", "error"}; !slices.Contains(levels, c.Log.Level) {
-		add("log.level", quoted(c.Log.Level)+" is no level", "write debug, info, warn or error")
+		add("log.level", yamlfile.Quoted(c.Log.Level)+" is not a log level", "write debug, info, warn or error")
 	}
 	return append(es, ruleProblems(c.Rules)...)
 }
 
-// pathProblem reports what is wrong with the path of a file; "" when nothing is.
+// pathProblem returns what is wrong with the path of a file; "" if it is valid.
 func pathProblem(path string) (problem, remedy string) {
 	if path != filepath.Clean(path) || !filepath.IsAbs(path) || strings.ContainsRune(path, 0) {
-		return quoted(path) + " is not a clean absolute path", "write it from / on, without // or .."
+		return yamlfile.Quoted(path) + " is not a clean absolute path", "write an absolute path without // or .."
 	}
 	return "", ""
 }
 
-func tcpProblems(t TCP) Errors {
-	var es Errors
+func tcpProblems(t TCP) yamlfile.Errors {
+	var es yamlfile.Errors
 	add := func(key, problem, remedy string) {
-		es = append(es, &Error{Key: "tcp." + key, Problem: problem, Remedy: remedy})
+		es = append(es, &yamlfile.Error{Key: "tcp." + key, Problem: problem, Remedy: remedy})
 	}
 	if !isAddress(t.Address) {
-		add("address", quoted(t.Address)+" is no address to listen on", "write HOST:PORT, such as 10.0.0.5:7443 or [::]:7443")
+		add("address", yamlfile.Quoted(t.Address)+" is not an address to listen on", "write HOST:PORT, such as 10.0.0.5:7443 or [::]:7443")
 	}
 	for _, file := range []struct{ key, path string }{{"certificate", t.Certificate}, {"key", t.Key}, {"client_ca", t.ClientCA}} {
 		if file.path == "" {
 			if t.Address != "" {
-				add(file.key, "is missing: without certificates nobody is served by TCP", "name the file, or remove address")
+				add(file.key, "is missing: TCP needs certificates", "name the file, or remove address")
 			}
 			continue
 		}
@@ -114,14 +115,14 @@ func tcpProblems(t TCP) Errors {
 		for i, name := range list.names {
 			kind, rest, _ := strings.Cut(name, ":")
 			if !slices.Contains([]string{"uri", "dns", "cn"}, kind) || rest == "" || strings.ContainsFunc(rest, func(r rune) bool { return !unicode.IsPrint(r) }) {
-				add(fmt.Sprintf("%s[%d]", list.key, i), quoted(name)+" is no name of a certificate", "write uri:URI, dns:NAME or cn:NAME")
+				add(fmt.Sprintf("%s[%d]", list.key, i), yamlfile.Quoted(name)+" is not a certificate name", "write uri:URI, dns:NAME or cn:NAME")
 			}
 		}
 	}
 	return es
 }
 
-// isAddress reports whether one can listen there; "" is nowhere.
+// isAddress reports whether address is HOST:PORT or :PORT, or "".
 func isAddress(address string) bool {
 	if address == "" {
 		return true
@@ -131,8 +132,8 @@ func isAddress(address string) bool {
 	return err == nil && bad == nil && n != 0 && (host == "" || net.ParseIP(host) != nil || nameProblem(host) == "")
 }
 
-// isEndpoint reports what isAddress takes with a host, with or without https://, and
-// unix: with a clean absolute path.
+// isEndpoint reports whether endpoint is HOST:PORT, https://HOST:PORT, or unix: with a
+// clean absolute path, or "".
 func isEndpoint(endpoint string) bool {
 	if path, unix := strings.CutPrefix(endpoint, "unix:"); unix {
 		problem, _ := pathProblem(path)
@@ -142,11 +143,11 @@ func isEndpoint(endpoint string) bool {
 	return isAddress(address) && !strings.HasPrefix(address, ":") && !(https && address == "")
 }
 
-func discoveryProblems(d Discovery) Errors {
-	var es Errors
+func discoveryProblems(d Discovery) yamlfile.Errors {
+	var es yamlfile.Errors
 	check := func(key string, v, least, most time.Duration, remedy string) {
 		if v < least || v > most {
-			es = append(es, &Error{
+			es = append(es, &yamlfile.Error{
 				Key:     "discovery." + key,
 				Problem: fmt.Sprintf("%s is outside %s to %s", durationText(v), durationText(least), durationText(most)), Remedy: remedy,
 			})
@@ -161,33 +162,33 @@ func discoveryProblems(d Discovery) Errors {
 	return es
 }
 
-func containersProblems(c Containers) Errors {
-	var es Errors
+func containersProblems(c Containers) yamlfile.Errors {
+	var es yamlfile.Errors
 	add := func(key, problem, remedy string) {
-		es = append(es, &Error{Key: "containers." + key, Problem: problem, Remedy: remedy})
+		es = append(es, &yamlfile.Error{Key: "containers." + key, Problem: problem, Remedy: remedy})
 	}
 	for i, path := range c.Sockets {
 		key := fmt.Sprintf("sockets[%d]", i)
 		problem, remedy := pathProblem(path)
 		if rest, found := strings.CutPrefix(path, "unix://"); found {
-			remedy = "write the path alone: " + cut(rest)
+			remedy = "write the path alone: " + yamlfile.Cut(rest)
 		}
 		switch {
 		case problem != "":
 			add(key, problem, remedy)
 		case len(path) > maxSocketPath:
-			add(key, fmt.Sprintf("the path is longer than %d bytes", maxSocketPath), "no socket can have it; make a symbolic link with a shorter one")
+			add(key, fmt.Sprintf("the path is longer than %d bytes", maxSocketPath), "socket paths are shorter; make a symbolic link")
 		case slices.Contains(c.Sockets[:i], path):
-			add(key, quoted(path)+" is given twice", "keep one of them")
+			add(key, yamlfile.Quoted(path)+" is given twice", "keep one of them")
 		}
 	}
 	u, err := url.Parse(c.Kubelet)
 	switch {
 	case c.Kubelet == "":
 	case err != nil || (u.Scheme != "http" && u.Scheme != "https") || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "":
-		add("kubelet", quoted(c.Kubelet)+" is not the address of a kubelet", "write one such as https://127.0.0.1:10250")
+		add("kubelet", yamlfile.Quoted(c.Kubelet)+" is not the address of a kubelet", "write one such as https://127.0.0.1:10250")
 	case u.Scheme == "http" && c.KubeletToken != "":
-		add("kubelet", "a token is not sent where others can read it", "begin the address with https://, or remove kubelet_token")
+		add("kubelet", "a token is not sent in clear text", "use https://, or remove kubelet_token")
 	}
 	for _, file := range []struct{ key, path string }{{"kubelet_token", c.KubeletToken}, {"kubelet_ca", c.KubeletCA}} {
 		if file.path == "" {
@@ -196,26 +197,26 @@ func containersProblems(c Containers) Errors {
 		if problem, remedy := pathProblem(file.path); problem != "" {
 			add(file.key, problem, remedy)
 		} else if c.Kubelet == "" {
-			add(file.key, "there is no kubelet to use it with", "give its address as kubelet, or remove this")
+			add(file.key, "is set without kubelet", "write the address of the kubelet as kubelet, or remove this")
 		}
 	}
 	return es
 }
 
-func mechanismProblems(ms Mechanisms) Errors {
-	var es Errors
+func mechanismProblems(ms Mechanisms) yamlfile.Errors {
+	var es yamlfile.Errors
 	known := hazard.Mechanisms()
 	for i, m := range ms {
 		key := fmt.Sprintf("mechanisms[%d]", i)
 		switch {
 		case !slices.Contains(known, m):
 			remedy := "choose from " + strings.Join(known, ", ")
-			if near := nearest(m, known); near != "" {
+			if near := yamlfile.Nearest(m, known); near != "" {
 				remedy = "did you mean " + near + "?"
 			}
-			es = append(es, &Error{Key: key, Problem: quoted(m) + " is no mechanism", Remedy: remedy})
+			es = append(es, &yamlfile.Error{Key: key, Problem: yamlfile.Quoted(m) + " is not a mechanism", Remedy: remedy})
 		case slices.Contains(ms[:i], m):
-			es = append(es, &Error{Key: key, Problem: m + " is given twice", Remedy: "keep the one where it belongs: the first that works is taken"})
+			es = append(es, &yamlfile.Error{Key: key, Problem: m + " is given twice", Remedy: "keep one of them: the first that works is used"})
 		}
 	}
 	return es
@@ -228,19 +229,19 @@ func nameProblem(name string) string {
 	case strings.ContainsFunc(name, func(r rune) bool {
 		return !unicode.IsPrint(r) || unicode.IsSpace(r) || strings.ContainsRune(":,[]", r)
 	}):
-		return quoted(name) + " is not a name"
+		return yamlfile.Quoted(name) + " is not a name"
 	case strings.Trim(name, "0123456789") == "":
 		if _, err := strconv.ParseUint(name, 10, 32); err != nil {
-			return cut(name) + " is too large for an id"
+			return yamlfile.Cut(name) + " is too large for an id"
 		}
 	}
 	return ""
 }
 
-// policyProblems asks the scheduler about the policy until it is content,
-// putting what it names back to the preset's value: it tells one thing at a time.
-func policyProblems(p scheduler.Policy) Errors {
-	var es Errors
+// policyProblems returns the errors of the policy. The scheduler reports one at a time, so
+// each invalid knob is replaced by the preset's value before the next check.
+func policyProblems(p scheduler.Policy) yamlfile.Errors {
+	var es yamlfile.Errors
 	base, err := scheduler.PresetByName(p.Preset)
 	if err != nil {
 		base = scheduler.DefaultPolicy()
@@ -251,15 +252,15 @@ func policyProblems(p scheduler.Policy) Errors {
 			return es
 		}
 		key := policyPrefix + ke.Knob
-		remedy := "remove it to have the preset's value"
+		remedy := "remove it to use the preset's value"
 		if ke.Knob == "default_ttl" {
 			remedy = "default_ttl may be at most max_ttl"
 		}
 		i := slices.IndexFunc(fields, func(f field) bool { return f.key == key })
-		if slices.ContainsFunc(es, func(e *Error) bool { return e.Key == key }) {
-			return es // the preset's value does not help: another knob stands against it
+		if slices.ContainsFunc(es, func(e *yamlfile.Error) bool { return e.Key == key }) {
+			return es // the preset's value contradicts another knob
 		}
-		es = append(es, &Error{Key: key, Problem: ke.Problem, Remedy: remedy})
+		es = append(es, &yamlfile.Error{Key: key, Problem: ke.Problem, Remedy: remedy})
 		if i < 0 {
 			return es
 		}
@@ -269,19 +270,19 @@ func policyProblems(p scheduler.Policy) Errors {
 	}
 }
 
-// matchProblems asks the classifier about the match of rules[i].
-func matchProblems(i int, m classify.Match) Errors {
+// matchProblems returns the errors of the match of rules[i].
+func matchProblems(i int, m classify.Match) yamlfile.Errors {
 	_, err := classify.New([]classify.Rule{{Name: "x", Match: m}})
-	var es Errors
+	var es yamlfile.Errors
 	for _, e := range ruleErrors(err) {
 		if e.Field == "match" {
-			es = append(es, &Error{
+			es = append(es, &yamlfile.Error{
 				Key: fmt.Sprintf("rules[%d].match", i), Problem: "is empty, which would match every process",
-				Remedy: "give " + strings.Join(matchKeys()[:3], ", ") + ` or another field; comm: "*" if every process is meant`,
+				Remedy: "write " + strings.Join(matchKeys()[:3], ", ") + ` or another field; comm: "*" for every process`,
 			})
 			continue
 		}
-		es = append(es, &Error{Key: fmt.Sprintf("rules[%d].match.%s", i, e.Field), Problem: e.Problem, Remedy: e.Remedy})
+		es = append(es, &yamlfile.Error{Key: fmt.Sprintf("rules[%d].match.%s", i, e.Field), Problem: e.Problem, Remedy: e.Remedy})
 	}
 	return es
 }
@@ -300,25 +301,25 @@ func ruleErrors(err error) []*classify.RuleError {
 	return all
 }
 
-func ruleProblems(rules []classify.Rule) Errors {
-	var es Errors
+func ruleProblems(rules []classify.Rule) yamlfile.Errors {
+	var es yamlfile.Errors
 	first := map[string]int{}
 	for i, r := range rules {
 		add := func(key, problem, remedy string) {
-			es = append(es, &Error{Key: fmt.Sprintf("rules[%d].%s", i, key), Problem: problem, Remedy: remedy})
+			es = append(es, &yamlfile.Error{Key: fmt.Sprintf("rules[%d].%s", i, key), Problem: problem, Remedy: remedy})
 		}
 		switch j, twice := first[r.Name]; {
 		case r.Name == "":
-			add("name", "is missing", "give the rule a name of its own")
+			add("name", "is missing", "write a unique name")
 		case len(r.Name) > 64 || strings.ContainsFunc(r.Name, func(c rune) bool { return !unicode.IsPrint(c) }):
-			add("name", quoted(r.Name)+" is not a name", "use at most 64 printable characters")
+			add("name", yamlfile.Quoted(r.Name)+" is not a name", "use at most 64 printable characters")
 		case twice:
-			add("name", fmt.Sprintf("%s is the name of rules[%d] too", quoted(r.Name), j), "give each rule a name of its own")
+			add("name", fmt.Sprintf("%s is also the name of rules[%d]", yamlfile.Quoted(r.Name), j), "write a unique name for each rule")
 		default:
 			first[r.Name] = i
 		}
 		if r.Class > gpreempt.Offline {
-			add("class", r.Class.String()+" is not known", "say online, offline or unmanaged")
+			add("class", r.Class.String()+" is not known", "write online, offline or unmanaged")
 		}
 		if r.Priority != nil && *r.Priority > gpreempt.MaxPriority {
 			add("priority", fmt.Sprintf("%d is outside 0 to %d", *r.Priority, gpreempt.MaxPriority), "choose a number in that range")

@@ -115,7 +115,7 @@ func configCommand() *cobra.Command {
 		},
 	}, &cobra.Command{
 		Use:   "check [FILE]",
-		Short: "Check a config file and name every mistake in it",
+		Short: "Check a config file and list every error in it",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := config.DefaultPath

@@ -37,9 +37,9 @@ func (a Action) String() string {
 // Mechanisms names those a row can be about.
 func Mechanisms() []string { return []string{"dbgtrap", "criu", "freezer"} }
 
-// aboutByDefault are those that take queues off a GPU; the freezer lets them run
+// defaultMechanisms are those that take queues off a GPU; the freezer lets them run
 // dry and does not touch the GPU's scheduler.
-var aboutByDefault = []string{"dbgtrap", "criu"}
+var defaultMechanisms = []string{"dbgtrap", "criu"}
 
 // Host is what all GPUs of a machine share.
 type Host struct {

@@ -1,108 +1,54 @@
 package hazard
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
-	"io"
 	"regexp"
 	"slices"
 	"strings"
 	"unicode"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 )
 
-// Error is one mistake in rows: where, what, and the remedy.
-type Error struct {
-	// File is the name given to Parse; "" from Decode.
-	File string
-	// Line and Column count from 1; 0 when unknown.
-	Line, Column int
-	// Key is where in the list: "[2].mes"; "" for the list itself.
-	Key     string
-	Problem string
-	Remedy  string
-}
+// maxText bounds a sentence, in bytes.
+const maxText = 600
 
-// Error returns "FILE:LINE:COLUMN: KEY: PROBLEM: REMEDY".
-func (e *Error) Error() string {
-	var b strings.Builder
-	if e.File != "" {
-		b.WriteString(e.File + ":")
-	}
-	if e.Line > 0 {
-		fmt.Fprintf(&b, "%d:%d:", e.Line, e.Column)
-	}
-	if b.Len() > 0 {
-		b.WriteString(" ")
-	}
-	if e.Key != "" {
-		b.WriteString(e.Key + ": ")
-	}
-	return b.String() + e.Problem + ": " + e.Remedy
-}
-
-// maxErrors bounds how many mistakes Parse tells, maxText a sentence in bytes.
-const (
-	maxErrors = 20
-	maxText   = 600
-)
-
-// Parse reads a list of rows: the form of hazards.yaml. name is the file's name in
-// errors. The error joins an *Error for each mistake.
+// Parse parses a list of rows, the form of hazards.yaml. name is the file's name in
+// errors. The error is a yamlfile.Errors with every error in the file.
 func Parse(name string, data []byte) ([]Row, error) {
-	dec := yaml.NewDecoder(bytes.NewReader(data))
-	var doc, second yaml.Node
-	err := dec.Decode(&doc)
-	if errors.Is(err, io.EOF) {
-		return nil, nil
+	p := yamlfile.New(name)
+	var rows []Row
+	if list := p.Document(data); list != nil {
+		rows = Decode(p, list, "")
 	}
-	if err == nil {
-		if err = dec.Decode(&second); err == nil {
-			return nil, &Error{name, second.Line, second.Column, "", "a second YAML document begins here", "keep one document in the file"}
-		}
+	if err := p.Err(); err != nil {
+		return nil, err
 	}
-	if !errors.Is(err, io.EOF) {
-		return nil, fmt.Errorf("%s: not valid YAML: %w: check indentation, colons and quotes there and just above", name, err)
-	}
-	rows, mistakes := Decode(doc.Content[0])
-	if len(mistakes) == 0 {
-		return rows, nil
-	}
-	var errs []error
-	for _, e := range mistakes[:min(len(mistakes), maxErrors)] {
-		e.File = name
-		errs = append(errs, e)
-	}
-	return nil, errors.Join(errs...)
+	return rows, nil
 }
 
-// Decode reads a list of rows in a larger file, and returns every mistake found, in
-// the order of the file. The rows are good only without mistakes.
-func Decode(list *yaml.Node) ([]Row, []*Error) {
-	d := &decoder{ids: map[string]int{}}
-	if isNull(list) {
-		return nil, nil
+// Decode decodes the list of rows that a file has at key, and adds its errors to p.
+func Decode(p *yamlfile.Parser, list *yaml.Node, key string) []Row {
+	d := &decoder{p, map[string]int{}}
+	if yamlfile.IsNull(list) {
+		return nil
 	}
 	if list.Kind != yaml.SequenceNode {
-		d.fail(list, "", "is "+kindOf(list), "write a list, each row beginning with `- id: ...`")
-		return nil, d.errs
+		p.Fail(list, key, "is "+yamlfile.Kind(list), "write a list, each row beginning with `- id: ...`")
+		return nil
 	}
 	var rows []Row
 	for i, item := range list.Content {
-		rows = append(rows, d.row(item, fmt.Sprintf("[%d]", i)))
+		rows = append(rows, d.row(item, fmt.Sprintf("%s[%d]", key, i)))
 	}
-	return rows, d.errs
+	return rows
 }
 
 type decoder struct {
-	errs []*Error
-	ids  map[string]int // and the line each is on
-}
-
-func (d *decoder) fail(n *yaml.Node, key, problem, remedy string) {
-	d.errs = append(d.errs, &Error{Line: n.Line, Column: n.Column, Key: key, Problem: problem, Remedy: remedy})
+	*yamlfile.Parser
+	ids map[string]int // the line of each
 }
 
 var (
@@ -115,54 +61,37 @@ var rowKeys = []string{
 	"id", "gfx", "apu", "kernel", "driver", "mes", "mes_kiq", "mec", "sdma", "mechanisms", "action", "why", "issues", "remedy",
 }
 
-// required are the keys no row does without, with what to write.
+// required are the keys that every row must have.
 var required = []struct{ key, remedy string }{
-	{"id", "give the row a name of its own, such as site-gfx1100"},
-	{"gfx", "list the GPUs it is about, such as [gfx1100] or [gfx11xx]; [gfx*] for all"},
-	{"action", "say allow, limit or deny"},
-	{"why", "say in a sentence why; it is shown to whoever asks"},
+	{"id", "write a unique name, such as site-gfx1100"},
+	{"gfx", "list the GPUs, such as [gfx1100] or [gfx11xx]; [gfx*] for all"},
+	{"action", "write allow, limit or deny"},
+	{"why", "write the reason in a sentence; it is shown to users"},
 }
 
 func (d *decoder) row(n *yaml.Node, path string) Row {
-	r := Row{Mechanisms: slices.Clone(aboutByDefault)}
-	if n.Kind != yaml.MappingNode {
-		d.fail(n, path, "is "+kindOf(n), "write keys and values, one `key: value` a line")
-		return r
-	}
-	lines := map[string]int{}
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		k, v := n.Content[i], n.Content[i+1]
-		key := path + "." + shorten(k.Value)
-		switch {
-		case k.Kind != yaml.ScalarNode:
-			d.fail(k, path, "a key is "+kindOf(k), "write a plain word before the colon")
-		case !slices.Contains(rowKeys, k.Value):
-			d.fail(k, key, "unknown key", "the keys of a row are "+strings.Join(rowKeys, ", "))
-		case lines[k.Value] > 0:
-			d.fail(k, key, fmt.Sprintf("is given twice, first on line %d", lines[k.Value]), "keep one of them")
-		default:
-			lines[k.Value] = k.Line
-			d.value(&r, k.Value, v, key)
-		}
+	r := Row{Mechanisms: slices.Clone(defaultMechanisms)}
+	for _, e := range d.Mapping(n, path, rowKeys) {
+		d.value(&r, e.Name, e.Value, yamlfile.Join(path, e.Name))
 	}
 	for _, need := range required {
-		if lines[need.key] == 0 {
-			d.fail(n, path+"."+need.key, "is missing", need.remedy)
+		if key := yamlfile.Join(path, need.key); (n.Kind == yaml.MappingNode || yamlfile.IsNull(n)) && !d.Given(key) {
+			d.Fail(n, key, "is missing", need.remedy)
 		}
 	}
 	return r
 }
 
-// value reads the value of one key into the row.
+// value decodes the value of one key into the row.
 func (d *decoder) value(r *Row, name string, n *yaml.Node, key string) {
 	switch name {
 	case "id":
-		if d.text(n, key, &r.ID) {
+		if d.Text(n, key, &r.ID) {
 			first := d.ids[r.ID]
 			if !idForm.MatchString(r.ID) {
-				d.fail(n, key, quoted(r.ID)+" is no name for a row", "use small letters, digits and dashes")
+				d.Fail(n, key, yamlfile.Quoted(r.ID)+" is not a valid row name", "use small letters, digits and dashes")
 			} else if first > 0 {
-				d.fail(n, key, fmt.Sprintf("%s is the row on line %d too", r.ID, first), "give each row a name of its own")
+				d.Fail(n, key, fmt.Sprintf("%s is also the row on line %d", r.ID, first), "choose for each row a unique name")
 			}
 			d.ids[r.ID] = n.Line
 		}
@@ -171,16 +100,15 @@ func (d *decoder) value(r *Row, name string, n *yaml.Node, key string) {
 		for _, item := range d.list(n, key, remedy) {
 			x, err := parseGFX(item.Value)
 			if err != nil {
-				d.fail(item, key, err.Error(), remedy)
+				d.Fail(item, key, err.Error(), remedy)
 			}
 			r.GFX = append(r.GFX, x)
 		}
 	case "apu":
-		if !isScalar(n, "!!bool") || n.Value != "true" && n.Value != "false" {
-			d.fail(n, key, "is "+kindOf(n), "write true or false")
-			return
+		var apu bool
+		if d.Bool(n, key, &apu) {
+			r.APU = &apu
 		}
-		r.APU = new(n.Value == "true")
 	case "kernel":
 		r.Kernel = ranged(d, n, key, parseKernel, `write comparisons such as ">=6.5 <7.0"`)
 	case "mes":
@@ -192,17 +120,17 @@ func (d *decoder) value(r *Row, name string, n *yaml.Node, key string) {
 	case "sdma":
 		r.SDMA = d.firmware(n, key)
 	case "driver":
-		d.choice(n, key, []string{InTree, DKMS}, &r.Driver)
+		d.Word(n, key, []string{InTree, DKMS}, &r.Driver)
 	case "action":
 		var word string
-		d.choice(n, key, []string{"allow", "limit", "deny"}, &word)
+		d.Word(n, key, []string{"allow", "limit", "deny"}, &word)
 		r.Action = Action(max(0, slices.Index(actionNames, word)))
 	case "mechanisms":
 		r.Mechanisms = nil
-		for _, item := range d.list(n, key, "write a list of "+orList(Mechanisms())) {
+		for _, item := range d.list(n, key, "write a list of "+yamlfile.Or(Mechanisms())) {
 			var word string
-			if d.choice(item, key, Mechanisms(), &word); slices.Contains(r.Mechanisms, word) {
-				d.fail(item, key, word+" is given twice", "keep one of them")
+			if d.Word(item, key, Mechanisms(), &word); slices.Contains(r.Mechanisms, word) {
+				d.Fail(item, key, word+" is given twice", "keep one of them")
 			}
 			r.Mechanisms = append(r.Mechanisms, word)
 		}
@@ -214,7 +142,7 @@ func (d *decoder) value(r *Row, name string, n *yaml.Node, key string) {
 		const remedy = "write OWNER/REPOSITORY#NUMBER"
 		for _, item := range d.list(n, key, "write a list; "+remedy) {
 			if !issueForm.MatchString(item.Value) {
-				d.fail(item, key, quoted(item.Value)+" is not a public issue", remedy)
+				d.Fail(item, key, yamlfile.Quoted(item.Value)+" is not a public issue", remedy)
 			}
 			r.Issues = append(r.Issues, item.Value)
 		}
@@ -222,106 +150,37 @@ func (d *decoder) value(r *Row, name string, n *yaml.Node, key string) {
 }
 
 func (d *decoder) firmware(n *yaml.Node, key string) FirmwareRange {
-	return ranged(d, n, key, parseFirmware, `write comparisons such as "=0x83" or ">=0x40 <0x80"; 0 means not known`)
+	return ranged(d, n, key, parseFirmware, `write comparisons such as "=0x83" or ">=0x40 <0x80"; 0 means unknown`)
 }
 
-// ranged reads comparisons; they are in quotes, as > begins something else in YAML.
+// ranged parses comparisons. They must be in quotes, because > has another meaning in YAML.
 func ranged[T any](d *decoder, n *yaml.Node, key string, parse func(string) (T, error), remedy string) T {
 	var zero T
-	if !isScalar(n, "!!str") {
-		d.fail(n, key, "is "+kindOf(n), remedy)
+	if !yamlfile.IsScalar(n, "!!str") {
+		d.Fail(n, key, "is "+yamlfile.Kind(n), remedy)
 		return zero
 	}
-	v, err := parse(shorten(n.Value))
+	v, err := parse(yamlfile.Cut(n.Value))
 	if err != nil {
-		d.fail(n, key, err.Error(), remedy)
+		d.Fail(n, key, err.Error(), remedy)
 	}
 	return v
 }
 
-func (d *decoder) text(n *yaml.Node, key string, into *string) bool {
-	if !isScalar(n, "!!str") {
-		d.fail(n, key, "is "+kindOf(n), "write a text; put it in quotes if it looks like a number")
-		return false
-	}
-	*into = n.Value
-	return true
-}
-
 func (d *decoder) sentence(n *yaml.Node, key string, into *string) {
-	if !d.text(n, key, into) {
+	if !d.Text(n, key, into) {
 		return
 	}
 	if s := *into; strings.TrimSpace(s) == "" || len(s) > maxText || strings.ContainsFunc(s, func(c rune) bool { return !unicode.IsPrint(c) }) {
-		d.fail(n, key, "is no sentence", fmt.Sprintf("write 1 to %d printable bytes in one line; `>-` folds lines into one", maxText))
+		d.Fail(n, key, "is not a sentence", fmt.Sprintf("write 1 to %d printable bytes in one line; `>-` folds lines into one", maxText))
 	}
 }
 
-func (d *decoder) choice(n *yaml.Node, key string, words []string, into *string) {
-	switch {
-	case !isScalar(n, "!!str"):
-		d.fail(n, key, "is "+kindOf(n), "write "+orList(words))
-	case !slices.Contains(words, n.Value):
-		d.fail(n, key, quoted(n.Value)+" is not known here", "write "+orList(words))
-	default:
-		*into = n.Value
-	}
-}
-
-// list returns the texts of a list that has some.
+// list returns the items of a list that must not be empty.
 func (d *decoder) list(n *yaml.Node, key, remedy string) []*yaml.Node {
-	if n.Kind != yaml.SequenceNode || len(n.Content) == 0 {
-		problem := "is " + kindOf(n)
-		if n.Kind == yaml.SequenceNode {
-			problem = "is empty"
-		}
-		d.fail(n, key, problem, remedy)
-		return nil
-	}
-	var items []*yaml.Node
-	for _, item := range n.Content {
-		if !isScalar(item, "!!str") {
-			d.fail(item, key, "an item is "+kindOf(item), remedy)
-			continue
-		}
-		items = append(items, item)
+	items, ok := d.Items(n, key, remedy, remedy)
+	if ok && len(items) == 0 {
+		d.Fail(n, key, "is empty", remedy)
 	}
 	return items
-}
-
-func orList(words []string) string {
-	return strings.Join(words[:len(words)-1], ", ") + " or " + words[len(words)-1]
-}
-
-func isScalar(n *yaml.Node, tag string) bool {
-	return n.Kind == yaml.ScalarNode && n.ShortTag() == tag
-}
-
-func isNull(n *yaml.Node) bool { return isScalar(n, "!!null") }
-
-// kindOf says what n is, after "is".
-func kindOf(n *yaml.Node) string {
-	switch {
-	case n.Kind == yaml.MappingNode:
-		return "a mapping"
-	case n.Kind == yaml.SequenceNode:
-		return "a list"
-	case n.Kind == yaml.AliasNode:
-		return "an alias, which this file does not use"
-	case isNull(n):
-		return "empty"
-	default:
-		return quoted(n.Value)
-	}
-}
-
-func quoted(s string) string { return fmt.Sprintf("%q", shorten(s)) }
-
-// shorten keeps what a file says short in an error.
-func shorten(s string) string {
-	const most = 60
-	if r := []rune(s); len(r) > most {
-		return string(r[:most]) + "..."
-	}
-	return s
 }

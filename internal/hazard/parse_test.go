@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 )
 
 func TestEveryKeyIsRead(t *testing.T) {
@@ -51,7 +53,7 @@ func TestEveryKeyIsRead(t *testing.T) {
 	}
 }
 
-func TestFilesThatSayNothingHaveNoRows(t *testing.T) {
+func TestFilesWithoutContentHaveNoRows(t *testing.T) {
 	for _, text := range []string{"", "# nothing\n", "---\n", "~\n", "[]\n"} {
 		if rows, err := Parse("f", []byte(text)); len(rows) > 0 || err != nil {
 			t.Errorf("%q: %v, %v", text, rows, err)
@@ -59,45 +61,45 @@ func TestFilesThatSayNothingHaveNoRows(t *testing.T) {
 	}
 }
 
-func TestMistakesAreToldWithPlaceAndRemedy(t *testing.T) {
+func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 	const rest = ", why: W., action: deny}\n"
 	tests := []struct{ name, text, want string }{
-		{"no list", "id: a\n", "1:1: is a mapping: write a list, each row beginning with `- id: ...`"},
-		{"no row", "- 5\n", `1:3: [0]: is "5": write keys and values, one ` + "`key: value` a line"},
+		{"not a list", "id: a\n", "1:1: is a mapping: write a list, each row beginning with `- id: ...`"},
+		{"not a row", "- 5\n", `1:3: [0]: is the number 5: write keys and values, one ` + "`key: value` a line"},
 		{
 			"unknown key", "- {id: a, gfx: [gfx900], because: x" + rest,
-			"1:26: [0].because: unknown key: the keys of a row are id, gfx, apu, kernel, driver, mes, mes_kiq, mec, sdma, mechanisms, action, why, issues, remedy",
+			"1:26: [0].because: unknown key: the keys here are id, gfx, apu, kernel, driver, mes, mes_kiq, mec, sdma, mechanisms, action, why, issues, remedy",
 		},
 		{"given twice", "- {id: a, gfx: [gfx900], id: b" + rest, "1:26: [0].id: is given twice, first on line 1: keep one of them"},
-		{"no action", "- id: a\n  gfx: [gfx900]\n  why: W.\n", "1:3: [0].action: is missing: say allow, limit or deny"},
-		{"no gfx", "- id: a\n  why: W.\n  action: deny\n", "1:3: [0].gfx: is missing: list the GPUs it is about, such as [gfx1100] or [gfx11xx]; [gfx*] for all"},
-		{"no id", "- {gfx: [gfx900]" + rest, "1:3: [0].id: is missing: give the row a name of its own, such as site-gfx1100"},
-		{"no reason", "- {id: a, gfx: [gfx900], action: deny}\n", "1:3: [0].why: is missing: say in a sentence why; it is shown to whoever asks"},
-		{"bad id", "- {id: A b, gfx: [gfx900]" + rest, `1:8: [0].id: "A b" is no name for a row: use small letters, digits and dashes`},
+		{"no action", "- id: a\n  gfx: [gfx900]\n  why: W.\n", "1:3: [0].action: is missing: write allow, limit or deny"},
+		{"no gfx", "- id: a\n  why: W.\n  action: deny\n", "1:3: [0].gfx: is missing: list the GPUs, such as [gfx1100] or [gfx11xx]; [gfx*] for all"},
+		{"no id", "- {gfx: [gfx900]" + rest, "1:3: [0].id: is missing: write a unique name, such as site-gfx1100"},
+		{"no reason", "- {id: a, gfx: [gfx900], action: deny}\n", "1:3: [0].why: is missing: write the reason in a sentence; it is shown to users"},
+		{"bad id", "- {id: A b, gfx: [gfx900]" + rest, `1:8: [0].id: "A b" is not a valid row name: use small letters, digits and dashes`},
 		{
 			"same id", "- {id: a, gfx: [gfx900]" + rest + "- {id: a, gfx: [gfx900]" + rest,
-			"2:8: [1].id: a is the row on line 1 too: give each row a name of its own",
+			"2:8: [1].id: a is also the row on line 1: choose for each row a unique name",
 		},
 		{
 			"bad gfx", "- {id: a, gfx: [gfx900, navi31]" + rest,
 			`1:25: [0].gfx: "navi31" is not the name of a GPU architecture: write names such as gfx942, families such as gfx11xx, spans such as gfx1100-gfx1103, or gfx*`,
 		},
 		{"empty gfx", "- {id: a, gfx: []" + rest, "1:16: [0].gfx: is empty: write names such as gfx942, families such as gfx11xx, spans such as gfx1100-gfx1103, or gfx*"},
-		{"gfx alone", "- {id: a, gfx: gfx900" + rest, `1:16: [0].gfx: is "gfx900": write names such as gfx942, families such as gfx11xx, spans such as gfx1100-gfx1103, or gfx*`},
-		{"apu", "- {id: a, gfx: [gfx900], apu: yes" + rest, `1:31: [0].apu: is "yes": write true or false`},
+		{"gfx alone", "- {id: a, gfx: gfx900" + rest, `1:16: [0].gfx: is the text "gfx900": write names such as gfx942, families such as gfx11xx, spans such as gfx1100-gfx1103, or gfx*`},
+		{"apu", "- {id: a, gfx: [gfx900], apu: yes" + rest, `1:31: [0].apu: is the text "yes": write true or false`},
 		{"kernel", "- {id: a, gfx: [gfx900], kernel: \"7.0\"" + rest, `1:34: [0].kernel: "7.0" is not a comparison: write comparisons such as ">=6.5 <7.0"`},
-		{"kernel number", "- {id: a, gfx: [gfx900], kernel: 7.0" + rest, `1:34: [0].kernel: is "7.0": write comparisons such as ">=6.5 <7.0"`},
+		{"kernel number", "- {id: a, gfx: [gfx900], kernel: 7.0" + rest, `1:34: [0].kernel: is the number 7.0: write comparisons such as ">=6.5 <7.0"`},
 		{"driver", "- {id: a, gfx: [gfx900], driver: amd" + rest, `1:34: [0].driver: "amd" is not known here: write in-tree or dkms`},
-		{"firmware", "- {id: a, gfx: [gfx900], mes: \"=0x\"" + rest, `1:31: [0].mes: "0x" is not a firmware version: write comparisons such as "=0x83" or ">=0x40 <0x80"; 0 means not known`},
+		{"firmware", "- {id: a, gfx: [gfx900], mes: \"=0x\"" + rest, `1:31: [0].mes: "0x" is not a firmware version: write comparisons such as "=0x83" or ">=0x40 <0x80"; 0 means unknown`},
 		{"mechanism", "- {id: a, gfx: [gfx900], mechanisms: [gdb]" + rest, `1:39: [0].mechanisms: "gdb" is not known here: write dbgtrap, criu or freezer`},
 		{"mechanism twice", "- {id: a, gfx: [gfx900], mechanisms: [criu, criu]" + rest, "1:45: [0].mechanisms: criu is given twice: keep one of them"},
 		{"action", "- {id: a, gfx: [gfx900], action: forbid, why: W.}\n", `1:34: [0].action: "forbid" is not known here: write allow, limit or deny`},
-		{"why is a number", "- {id: a, gfx: [gfx900], why: 5, action: deny}\n", `1:31: [0].why: is "5": write a text; put it in quotes if it looks like a number`},
-		{"empty why", "- {id: a, gfx: [gfx900], why: \" \", action: deny}\n", "1:31: [0].why: is no sentence: write 1 to 600 printable bytes in one line; `>-` folds lines into one"},
+		{"why is a number", "- {id: a, gfx: [gfx900], why: 5, action: deny}\n", `1:31: [0].why: is the number 5: write a text; put it in quotes if it looks like a number`},
+		{"empty why", "- {id: a, gfx: [gfx900], why: \" \", action: deny}\n", "1:31: [0].why: is not a sentence: write 1 to 600 printable bytes in one line; `>-` folds lines into one"},
 		{"issue", "- {id: a, gfx: [gfx900], issues: [\"#5\"]" + rest, `1:35: [0].issues: "#5" is not a public issue: write OWNER/REPOSITORY#NUMBER`},
-		{"alias", "- {id: &x a, gfx: [gfx900], remedy: *x" + rest, "1:37: [0].remedy: is an alias, which this file does not use: write a text; put it in quotes if it looks like a number"},
+		{"alias", "- {id: &x a, gfx: [gfx900], remedy: *x" + rest, "1:37: [0].remedy: is an alias (*x), which this file does not use: write a text; put it in quotes if it looks like a number"},
 		{"second document", "[]\n---\n[]\n", "2:1: a second YAML document begins here: keep one document in the file"},
-		{"no YAML", "- [\n", "not valid YAML: yaml: line 1: did not find expected node content: check indentation, colons and quotes there and just above"},
+		{"not YAML", "- [\n", "1: not valid YAML: did not find expected node content: check indentation, colons and quotes there and just above"},
 	}
 	for _, tt := range tests {
 		_, err := Parse("h.yaml", []byte(tt.text))
@@ -126,8 +128,8 @@ func TestHostileFilesAreRefusedQuickly(t *testing.T) {
 	}
 }
 
-// FuzzParse checks that mistakes are told with their place, and that rows taken
-// can be judged by and read again from what they print.
+// FuzzParse checks that errors have their place, and that rows can be used and their
+// ranges parsed again.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("- id: a\n  gfx: [gfx10xx]\n  apu: true\n  mes: \"=0x83\"\n  driver: dkms\n  mechanisms: [criu]\n  action: limit\n  why: >-\n    W.\n  issues: [a/b#1]\n"))
 	f.Add([]byte("- {id: a, gfx: [gfx1100-gfx1103, gfx9xx], kernel: \">=6 <7.0-rc1\", action: allow, why: W.}\n"))
@@ -135,7 +137,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		rows, err := Parse("f", data)
 		if err != nil {
-			if e, ok := errors.AsType[*Error](err); ok && (e.File != "f" || e.Line == 0 || e.Problem == "" || e.Remedy == "") {
+			if e, ok := errors.AsType[*yamlfile.Error](err); ok && (e.File != "f" || e.Line == 0 || e.Problem == "" || e.Remedy == "") {
 				t.Fatalf("an incomplete error: %#v", e)
 			}
 			return

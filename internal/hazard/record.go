@@ -33,13 +33,13 @@ func ParseRecord(b []byte) (Record, error) {
 	head, body, ok := strings.Cut(string(b), ";")
 	fields := strings.Split(head, ",")
 	if !ok || len(fields) < 4 {
-		return Record{}, fmt.Errorf("no header of a kernel log record: %q", shorten(string(b)))
+		return Record{}, fmt.Errorf("no header of a kernel log record: %.80q", string(b))
 	}
 	priority, err1 := strconv.ParseUint(fields[0], 10, 32)
 	seq, err2 := strconv.ParseUint(fields[1], 10, 64)
 	usec, err3 := strconv.ParseInt(fields[2], 10, 64)
 	if err := errors.Join(err1, err2, err3); err != nil || usec < 0 || usec > int64(1<<63-1)/int64(time.Microsecond) {
-		return Record{}, fmt.Errorf("invalid header of a kernel log record: %q", shorten(head))
+		return Record{}, fmt.Errorf("invalid header of a kernel log record: %.80q", head)
 	}
 	text, dictionary, _ := strings.Cut(body, "\n")
 	r := Record{

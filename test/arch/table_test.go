@@ -65,7 +65,8 @@ var table = []struct {
 
 	// Mechanisms and the simulated machine.
 	{"internal/mechanism", rule{imports: []string{"internal/proc", "pkg/gpreempt"}, stdOnly: true}},
-	{"internal/hazard", rule{imports: []string{"pkg/gpreempt"}}},
+	{"internal/config/yamlfile", rule{}},
+	{"internal/hazard", rule{imports: []string{"internal/config/yamlfile", "pkg/gpreempt"}}},
 	{"internal/journal", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"internal/mechanism/dbgtrap", rule{imports: []string{
 		"internal/logkey", "internal/mechanism", "internal/proc", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
@@ -94,7 +95,7 @@ var table = []struct {
 	{"internal/executor", rule{imports: []string{"internal/logkey", "internal/mechanism", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/doctor", rule{imports: []string{apiV1, "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/config", rule{imports: []string{
-		apiV1, "internal/classify", "internal/container", "emu/gpumodel", "internal/hazard", "internal/api", "pkg/gpreempt", "pkg/scheduler",
+		apiV1, "internal/classify", "internal/config/yamlfile", "internal/container", "internal/hazard", "internal/api", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/server", rule{imports: []string{
 		apiV1, simV1, "internal/authz", "internal/classify", "internal/doctor", "internal/api", "internal/events",

@@ -1,24 +1,28 @@
-package config
+// Package yamlfile parses YAML files strictly: every error has its line, its column, its
+// key and what to do, unknown keys are errors, and types are not converted.
+package yamlfile
 
 import (
 	"strconv"
 	"strings"
 )
 
-// Error is one mistake in the configuration: where, what, and the remedy.
+// Error is one error in a file.
 type Error struct {
-	// File is the name given to Parse; "" for a Config that was not parsed.
+	// File is the name of the file; "" if the values are not from a file.
 	File string
-	// Line and Column count from 1; 0 when unknown.
+	// Line and Column count from 1; 0 if unknown.
 	Line, Column int
-	// Key is the dotted key, such as "policy.share_floor" or "rules[0].class";
-	// "" for the file as a whole.
+	// Key is the dotted key, such as "policy.share_floor" or "rules[0].class"; "" for the
+	// file as a whole.
 	Key     string
 	Problem string
-	Remedy  string
+	// Remedy says what to do.
+	Remedy string
 }
 
-// Error returns "FILE:LINE:COLUMN: KEY: PROBLEM: REMEDY" without what is unknown.
+// Error returns "FILE:LINE:COLUMN: KEY: PROBLEM: REMEDY", without the parts that are
+// unknown.
 func (e *Error) Error() string {
 	var b strings.Builder
 	if e.File != "" {
@@ -40,7 +44,7 @@ func (e *Error) Error() string {
 	return b.String()
 }
 
-// Errors is every mistake found, in the order of the file.
+// Errors are the errors of a file, in its order.
 type Errors []*Error
 
 // Error returns one line for each.
@@ -61,8 +65,8 @@ func (es Errors) Unwrap() []error {
 	return errs
 }
 
-// nearest returns the candidate most like word, or "" when none is much like it.
-func nearest(word string, candidates []string) string {
+// Nearest returns the candidate that is most similar to word, or "" if none is similar.
+func Nearest(word string, candidates []string) string {
 	best, least := "", 1+max(1, len(word)/3)
 	for _, c := range candidates {
 		if d := distance(word, c); d < least {
@@ -72,8 +76,8 @@ func nearest(word string, candidates []string) string {
 	return best
 }
 
-// distance is the number of letters to insert, delete, replace or swap with
-// their neighbour to turn a into b.
+// distance returns the number of letters to insert, delete, replace or swap with their
+// neighbour to turn a into b.
 func distance(a, b string) int {
 	before, row := make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range row {
