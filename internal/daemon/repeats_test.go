@@ -70,7 +70,7 @@ func TestDaemonHoldsBackLinesThatRepeatAndWritesTheLastAtItsEnd(t *testing.T) {
 		}
 	}
 	var repeated []any
-	for _, e := range logs.FilterMessage("a connection is refused").All() {
+	for _, e := range logs.FilterMessage("client connection refused").All() {
 		repeated = append(repeated, e.ContextMap()["repeated"])
 	}
 	if all := logs.All(); all[len(all)-1].Message != "stopped, nothing is suspended" {

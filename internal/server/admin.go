@@ -13,44 +13,44 @@ import (
 )
 
 const (
-	// settleTime is how long ResumeTarget and SetDrain wait at most for targets to
-	// run again.
+	// settleTime bounds how long ResumeTarget and SetDrain wait until targets run
+	// again.
 	settleTime = 10 * time.Second
 	// maxHold bounds how long an admin may keep a target running.
 	maxHold = time.Hour
 )
 
-// adminEvent leaves the trace of a verb in the event log, who and what, and for the
-// audit log. r says on what.
+// adminEvent records an action of an admin in the event log and for the audit log.
+// r has its target or lease.
 func (s *Server) adminEvent(ctx context.Context, r scheduler.Record, format string, args ...any) {
 	r.At = s.cfg.Scheduler.Now()
 	verb := fmt.Sprintf(format, args...)
 	s.cfg.Events.AppendAdmin(s.cfg.Now(), fmt.Sprintf("%v: %s", callerOf(ctx).peer, verb), r)
-	if did, ok := ctx.Value(deedKey{}).(*deed); ok {
-		*did = deed{verb: verb, record: r}
+	if entry, ok := ctx.Value(auditKey{}).(*auditEntry); ok {
+		*entry = auditEntry{verb: verb, record: r}
 	}
 }
 
-// resolve finds the living process a target id names, "PID" or "PID@START".
+// resolve returns the living process with a target ID, "PID" or "PID@START".
 func (s *Server) resolve(id string) (discovery.Proc, error) {
 	key, err := gpreempt.ParseProcessKey(id)
 	if err != nil {
 		return discovery.Proc{}, &gpreempt.Error{
 			Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownTarget,
-			Message: fmt.Sprintf("%.64q is no target", id), Next: "use PID or PID@START, as gpctl target list prints it",
+			Message: fmt.Sprintf("invalid target ID %.64q", id), Next: "use PID or PID@START, as gpctl target list prints it",
 		}
 	}
 	proc, ok := s.cfg.Inventory.Process(key)
 	if !ok {
 		return discovery.Proc{}, &gpreempt.Error{
 			Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownTarget,
-			Message: fmt.Sprintf("process %s owns no GPU queues, or has exited", id), Next: "gpctl target list shows those that do",
+			Message: fmt.Sprintf("process %s owns no GPU queues, or has exited", id), Next: "see gpctl target list",
 		}
 	}
 	return proc, nil
 }
 
-// CreateLease makes a lease that belongs to no connection.
+// CreateLease creates a lease that does not end with a connection.
 func (a adminService) CreateLease(ctx context.Context, req *gpreemptv1.CreateLeaseRequest) (*gpreemptv1.CreateLeaseResponse, error) {
 	s := a.s
 	arrived := s.cfg.Scheduler.Now()
@@ -61,14 +61,12 @@ func (a adminService) CreateLease(ctx context.Context, req *gpreemptv1.CreateLea
 			Message: "announce is missing", Next: "set it; an empty one means all GPUs and the defaults",
 		}
 	}
-	w := waiters.Get().(*waiter)
-	defer w.free()
 	ann, err := s.prepare(req.GetAnnounce(), 0, caller)
 	if err != nil {
 		return nil, err
 	}
-	g, err := s.announce(ctx, w, arrived, order{
-		announcement: ann, client: s.byHand, label: req.GetAnnounce().GetLabel(), admin: caller.peer,
+	g, err := s.announce(ctx, arrived, pendingAnnounce{
+		announcement: ann, client: s.admins, label: req.GetAnnounce().GetLabel(), admin: caller.peer,
 		accepted: func(id scheduler.LeaseID, ttl time.Duration) {
 			s.adminEvent(ctx, scheduler.Record{Lease: id}, "lease create on GPUs %v for %v, priority %d", ann.req.GPUs, ttl, ann.req.Priority)
 		},
@@ -79,7 +77,7 @@ func (a adminService) CreateLease(ctx context.Context, req *gpreemptv1.CreateLea
 	return &gpreemptv1.CreateLeaseResponse{Announced: s.answerMessage(g, &ann)}, nil
 }
 
-// ReleaseLease ends any lease, whoever holds it.
+// ReleaseLease ends any lease.
 func (a adminService) ReleaseLease(ctx context.Context, req *gpreemptv1.ReleaseLeaseRequest) (*gpreemptv1.ReleaseLeaseResponse, error) {
 	s := a.s
 	id, err := parseLeaseID(s.leasePrefix, req.GetLeaseId())
@@ -90,12 +88,12 @@ func (a adminService) ReleaseLease(ctx context.Context, req *gpreemptv1.ReleaseL
 	if err != nil {
 		return nil, err
 	}
-	s.byHand.drop(id)
+	s.admins.drop(id)
 	s.adminEvent(ctx, scheduler.Record{Lease: id}, "lease release %s", req.GetLeaseId())
 	return &gpreemptv1.ReleaseLeaseResponse{End: gpreemptv1.LeaseEnd(end)}, nil
 }
 
-// SuspendTarget suspends one offline target by hand, for a bounded time.
+// SuspendTarget suspends one offline target for a bounded time.
 func (a adminService) SuspendTarget(ctx context.Context, req *gpreemptv1.SuspendTargetRequest) (*gpreemptv1.SuspendTargetResponse, error) {
 	s := a.s
 	arrived := s.cfg.Scheduler.Now()
@@ -107,13 +105,11 @@ func (a adminService) SuspendTarget(ctx context.Context, req *gpreemptv1.Suspend
 	if req.GetTtl() != nil && err != nil {
 		return nil, err
 	}
-	w := waiters.Get().(*waiter)
-	defer w.free()
 	ann := announcement{req: scheduler.LeaseRequested{
 		Priority: gpreempt.PriorityAdmin, TTL: ttl, MaxWait: scheduler.PolicyDefault, Target: proc.Key,
 	}}
-	g, err := s.announce(ctx, w, arrived, order{
-		announcement: ann, client: s.byHand, admin: callerOf(ctx).peer,
+	g, err := s.announce(ctx, arrived, pendingAnnounce{
+		announcement: ann, client: s.admins, admin: callerOf(ctx).peer,
 		accepted: func(id scheduler.LeaseID, ttl time.Duration) {
 			s.adminEvent(ctx, scheduler.Record{Target: proc.Key, Lease: id}, "target suspend %v for %v", proc.Key, ttl)
 		},
@@ -125,8 +121,8 @@ func (a adminService) SuspendTarget(ctx context.Context, req *gpreemptv1.Suspend
 	return &gpreemptv1.SuspendTargetResponse{LeaseId: m.GetLeaseId(), Quiesced: m.GetQuiesced(), Reason: m.GetReason(), Timing: m.GetTiming()}, nil
 }
 
-// ResumeTarget ends a suspension by hand and a quarantine, and with hold keeps
-// the target running.
+// ResumeTarget ends an admin's suspension and a quarantine, and with hold keeps the
+// target running.
 func (a adminService) ResumeTarget(ctx context.Context, req *gpreemptv1.ResumeTargetRequest) (*gpreemptv1.ResumeTargetResponse, error) {
 	s := a.s
 	proc, err := s.resolve(req.GetTargetId())
@@ -149,7 +145,8 @@ func (a adminService) ResumeTarget(ctx context.Context, req *gpreemptv1.ResumeTa
 	}
 	s.adminEvent(ctx, scheduler.Record{Target: proc.Key}, "target resume %v, hold %v", proc.Key, hold)
 	s.cfg.Scheduler.Post(scheduler.Hold{Target: proc.Key, For: hold})
-	// What is to run is being resumed by now; what is suspended stays so, for a lease.
+	// By now a target that may run is being resumed; one that is suspended stays so,
+	// for a lease.
 	err = s.await(ctx, func() bool {
 		state, known = s.targetState(proc.Key)
 		return !known || state == scheduler.TargetRunning || state == scheduler.TargetQuarantined || state == scheduler.TargetSuspended
@@ -172,7 +169,7 @@ func (s *Server) targetState(key gpreempt.ProcessKey) (state scheduler.TargetSta
 	return state, known
 }
 
-// await returns when done says so, or after settleTime; done is asked again
+// await returns when done returns true, or after settleTime; done is called again
 // after each event. The error is the end of ctx or of the server.
 func (s *Server) await(ctx context.Context, done func() bool) error {
 	bounded, cancel := context.WithTimeout(ctx, settleTime)
@@ -191,7 +188,7 @@ func (s *Server) await(ctx context.Context, done func() bool) error {
 			case s.closing.Err() != nil:
 				return errShuttingDown
 			}
-			return nil // the caller describes how far it came
+			return nil // the caller reports the state that was reached
 		}
 	}
 }
@@ -213,30 +210,30 @@ func (a adminService) ClassifyTarget(ctx context.Context, req *gpreemptv1.Classi
 	r := scheduler.Record{Target: proc.Key}
 	switch {
 	case decision == nil:
-		s.adminEvent(ctx, r, "target classify %v by the rules again", proc.Key)
+		s.adminEvent(ctx, r, "target classify %v: override removed", proc.Key)
 	case ttl == 0:
 		s.adminEvent(ctx, r, "target classify %v %v, priority %d", proc.Key, decision.Class, decision.Priority)
 	default:
 		s.adminEvent(ctx, r, "target classify %v %v, priority %d, for %v", proc.Key, decision.Class, decision.Priority, ttl)
 	}
-	o := s.ownerOf(proc)
-	return &gpreemptv1.ClassifyTargetResponse{Target: o.message(s.moment())}, nil
+	t := s.target(proc)
+	return &gpreemptv1.ClassifyTargetResponse{Target: t.message(s.clocks())}, nil
 }
 
-// overrideOf reads the decision a request asks for; nil takes an override back.
-// ttl 0: for as long as the process lives.
+// overrideOf returns the override of a request; nil removes one. ttl 0 means until
+// the process exits.
 func overrideOf(req *gpreemptv1.ClassifyTargetRequest) (decision *classify.Decision, ttl time.Duration, err error) {
 	class, ok := classOf(req.GetClass())
 	if !ok && req.GetClass() != gpreemptv1.Class_CLASS_UNSPECIFIED {
 		return nil, 0, &gpreempt.Error{
 			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonBadClass,
-			Message: fmt.Sprintf("class %d is unknown", req.GetClass()), Next: "use online, offline or unmanaged",
+			Message: fmt.Sprintf("unknown class %d", req.GetClass()), Next: "use online, offline or unmanaged",
 		}
 	}
 	if !ok && (req.Priority != nil || req.GetTtl() != nil) {
 		return nil, 0, &gpreempt.Error{
 			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonBadClass,
-			Message: "priority and ttl are given without a class", Next: "give the class too; to take an override back, give neither",
+			Message: "priority and ttl are set without a class", Next: "set the class too, or leave out all three to remove an override",
 		}
 	}
 	if !ok {
@@ -256,7 +253,7 @@ func overrideOf(req *gpreemptv1.ClassifyTargetRequest) (decision *classify.Decis
 		if ttl <= 0 {
 			return nil, 0, &gpreempt.Error{
 				Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonTTLRange,
-				Message: fmt.Sprintf("ttl %v is out of range", ttl), Next: "use more than 0, or leave it out: until the process exits",
+				Message: fmt.Sprintf("ttl %v is out of range", ttl), Next: "use more than 0, or leave it out to keep the override until the process exits",
 			}
 		}
 	}

@@ -258,7 +258,7 @@ func TestClassifyOverridesAndTakesBack(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{
 		by("target classify 4000002@22 offline, priority 3, for 1h0m0s"), by("target classify 4000002@22 online, priority 11"),
-		by("target classify 4000002@22 by the rules again"),
+		by("target classify 4000002@22: override removed"),
 	}, h.verbs(t)); diff != "" {
 		t.Errorf("admin events (-want +got):\n%s", diff)
 	}

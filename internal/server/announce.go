@@ -3,7 +3,6 @@ package server
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
@@ -18,15 +17,15 @@ import (
 // maxLabel is the longest label of a lease in bytes.
 const maxLabel = 128
 
-// announcement is a call's announcement made ready for the scheduler.
+// announcement is a request of a client in the scheduler's types.
 type announcement struct {
 	req scheduler.LeaseRequested
-	ids []uint32 // of the GPUs, as the API has them
+	ids []uint32 // of the GPUs, as in the API
 }
 
-// prepare turns a request into an announcement by a client: it fills in what the
-// client left out, except what the policy has, and resolves the names of GPUs. The
-// scheduler checks the ranges; prepare rejects what its types cannot hold.
+// prepare turns a request of a client into an announcement: it sets the defaults,
+// except those of the policy, and resolves the names of GPUs. The scheduler checks
+// the ranges; prepare refuses values that do not fit its types.
 func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.ClientID, caller *connection) (announcement, error) {
 	a := announcement{req: scheduler.LeaseRequested{
 		Client: id, User: caller.client.user.id, RequestID: req.GetRequestId(), Priority: gpreempt.PriorityHigh,
@@ -35,8 +34,8 @@ func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.Clien
 	if a.req.OnIdle && ProcessOf(id).PID == 0 {
 		return announcement{}, &gpreempt.Error{
 			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonIdleByHand,
-			Message: "this lease cannot end by idleness: it belongs to no process of this host whose queues could be watched",
-			Next:    "leave complete_on_idle out, and give a ttl",
+			Message: "complete_on_idle is not available: the lease owner is not a process of this host, so its queues cannot be observed",
+			Next:    "leave complete_on_idle out, and set a ttl",
 		}
 	}
 	if req.Priority != nil {
@@ -79,7 +78,7 @@ func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.Clien
 	}
 	var set gpuSet
 	if len(req.GetGpus()) == 0 {
-		set = caller.client.defaultGPUs(s.cfg.Inventory, caller.peer.Process())
+		set = defaultGPUs(s.cfg.Inventory, caller.peer.Process())
 	} else {
 		var err error
 		if set, err = selectGPUs(s.cfg.Inventory.GPUs(), req.GetGpus()); err != nil {
@@ -97,58 +96,38 @@ func priorityRange(p uint32) error {
 	}
 }
 
-// ttlOf reads a time to live; its range is the scheduler's affair.
+// ttlOf returns a time to live; the scheduler checks its range.
 func ttlOf(d *durationpb.Duration) (time.Duration, error) {
-	if err := d.CheckValid(); err != nil {
-		return 0, &gpreempt.Error{
-			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonTTLRange,
-			Message: "ttl is no duration: " + err.Error(), Next: "use seconds and nanos of the same sign, as google.protobuf.Duration says",
-		}
-	}
-	return saturated(d), nil
+	return validDuration("ttl", d, gpreempt.ReasonTTLRange)
 }
 
-// saturated returns d, which must not turn into scheduler.PolicyDefault.
-func saturated(d *durationpb.Duration) time.Duration {
-	return max(d.AsDuration(), scheduler.PolicyDefault+1)
-}
-
-// durationOf reads any other time; its range is the caller's affair.
+// durationOf returns any other duration; the caller checks its range.
 func durationOf(name string, d *durationpb.Duration) (time.Duration, error) {
+	return validDuration(name, d, gpreempt.ReasonDurationRange)
+}
+
+func validDuration(name string, d *durationpb.Duration, reason gpreempt.Reason) (time.Duration, error) {
 	if err := d.CheckValid(); err != nil {
 		return 0, &gpreempt.Error{
-			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonDurationRange,
-			Message: name + " is no duration: " + err.Error(), Next: "use seconds and nanos of the same sign, as google.protobuf.Duration says",
+			Code: gpreempt.CodeInvalidArgument, Reason: reason,
+			Message: fmt.Sprintf("invalid duration %s: %v", name, err), Next: "use seconds and nanos of the same sign, as google.protobuf.Duration requires",
 		}
 	}
-	return saturated(d), nil
+	return max(d.AsDuration(), scheduler.PolicyDefault+1), nil // a duration is never taken for PolicyDefault
 }
 
-// waiter is what a unary announcement waits with. Waiters are used again: an
-// announcement allocates neither channel nor closures.
-type waiter struct {
-	answers chan scheduler.Answer // capacity 1: the reply never blocks
-	reply   scheduler.Reply
-}
-
-var waiters = sync.Pool{New: func() any {
-	w := &waiter{answers: make(chan scheduler.Answer, 1)}
-	w.reply = func(_ scheduler.LeaseID, a scheduler.Answer) { w.answers <- a }
-	return w
-}}
-
-// order is an announcement and what its lease ends with.
-type order struct {
+// pendingAnnounce is an announcement and what its lease ends with.
+type pendingAnnounce struct {
 	announcement
 	client *client
-	by     *holder // nil for a lease by hand
+	scope  *scope // nil for a lease of an admin
 	label  string
-	admin  authz.Peer // who makes a lease by hand
+	admin  authz.Peer // who creates a lease of an admin
 	// accepted, when set, is called with the lease and its time to live before the wait.
 	accepted func(scheduler.LeaseID, time.Duration)
 }
 
-// granted is the outcome of an order.
+// granted is the outcome of an announcement.
 type granted struct {
 	id     scheduler.LeaseID
 	ttl    time.Duration
@@ -156,24 +135,25 @@ type granted struct {
 	timing times
 }
 
-// times are the moments behind a Timing.
+// times are the times behind a Timing.
 type times struct {
 	arrived, decided, answered scheduler.Time
 }
 
-// stages reports where the time of an answered announcement went.
+// stages returns where the time of an answered announcement went.
 func (t times) stages(a scheduler.Answer) events.Stages {
 	return events.Stages{Decide: t.decided - t.arrived, Reply: t.answered - t.decided - a.Waited}
 }
 
-// announce hands an order to the scheduler and waits for the answer. When ctx or
-// the server ends first, the lease ends too, unless it is an order on a target,
-// which is bounded by its ttl, or a retry has taken it over.
-func (s *Server) announce(ctx context.Context, w *waiter, arrived scheduler.Time, o order) (granted, error) {
+// announce passes an announcement to the scheduler and waits for the answer. When
+// ctx or the server ends first, the lease ends too, unless it is an admin's
+// suspension of a target, which its ttl bounds, or a retry has taken it over.
+func (s *Server) announce(ctx context.Context, arrived scheduler.Time, p pendingAnnounce) (granted, error) {
 	if s.closing.Err() != nil {
 		return granted{}, errShuttingDown
 	}
-	id, ttl, err := s.cfg.Scheduler.Announce(o.req, w.reply)
+	answers := make(chan scheduler.Answer, 1) // one answer: the scheduler never waits
+	id, ttl, err := s.cfg.Scheduler.Announce(p.req, func(_ scheduler.LeaseID, a scheduler.Answer) { answers <- a })
 	if err != nil {
 		return granted{}, err
 	}
@@ -181,96 +161,52 @@ func (s *Server) announce(ctx context.Context, w *waiter, arrived scheduler.Time
 	if s.cfg.Traced != nil {
 		s.cfg.Traced(ctx, id, arrived, g.timing.decided)
 	}
-	known, alive := o.client.keep(s, id, held{by: o.by, label: o.label, admin: o.admin, waiting: 1})
+	known, alive := p.client.addLease(s, id, leaseNote{scope: p.scope, label: p.label, admin: p.admin, waiting: 1})
 	if !alive {
-		s.clients.disown(o.client, id)
-		w.drain()
+		s.clients.releaseOrphan(p.client, id)
 		return granted{}, context.Canceled
 	}
-	if o.accepted != nil {
-		o.accepted(id, ttl)
+	if p.accepted != nil {
+		p.accepted(id, ttl)
 	}
 	select {
-	case g.answer = <-w.answers:
+	case g.answer = <-answers:
 	case <-ctx.Done():
-		return granted{}, s.abandon(w, o, id, context.Cause(ctx))
+		return granted{}, s.abandon(p, id, context.Cause(ctx))
 	case <-s.closing.Done():
-		return granted{}, s.abandon(w, o, id, errShuttingDown)
+		return granted{}, s.abandon(p, id, errShuttingDown)
 	}
 	g.timing.answered = s.cfg.Scheduler.Now()
-	o.client.answered(id)
+	p.client.stopWaiting(id, p.scope)
 	if !known {
 		s.cfg.Events.Answered(g.answer, g.timing.stages(g.answer))
 	}
 	return g, nil
 }
 
-// abandon ends a lease nobody waits for any more, and gives why.
-func (s *Server) abandon(w *waiter, o order, id scheduler.LeaseID, why error) error {
-	if !o.client.abandon(id, o.by) || !o.req.Target.IsZero() {
-		w.spoil() // its answer is still to come
+// abandon ends a lease that no call waits for any more, and returns why.
+func (s *Server) abandon(p pendingAnnounce, id scheduler.LeaseID, why error) error {
+	if !p.client.stopWaiting(id, p.scope) || !p.req.Target.IsZero() {
 		return why
 	}
 	end := scheduler.EndDisconnected
-	if o.by == nil {
+	if p.scope == nil {
 		end = scheduler.EndReleased
 	}
-	// The only error is that the lease ended so long ago that it is forgotten.
-	_, _, _ = s.cfg.Scheduler.Complete(o.req.Client, id, end)
-	o.client.drop(id)
-	w.drain()
+	// The only error is that the lease ended long ago and is unknown now.
+	_, _, _ = s.cfg.Scheduler.Complete(p.req.Client, id, end)
+	p.client.drop(id)
 	return why
 }
 
-// drain takes the answer of a lease that has ended. It has been given by then.
-func (w *waiter) drain() {
-	select {
-	case <-w.answers:
-	default:
-		w.spoil()
-	}
-}
-
-// spoil keeps a waiter that may yet be answered from being used again.
-func (w *waiter) spoil() { w.reply = nil }
-
-// free returns a waiter back.
-func (w *waiter) free() {
-	if w.reply != nil {
-		waiters.Put(w)
-	}
-}
-
-// answerMessage is a NotifyOnlineResponse with all its parts, in one allocation.
-type answerMessage struct {
-	response                    gpreemptv1.NotifyOnlineResponse
-	timing                      gpreemptv1.Timing
-	ttl, decide, quiesce, total durationpb.Duration
-}
-
 func (s *Server) answerMessage(g granted, a *announcement) *gpreemptv1.NotifyOnlineResponse {
-	m := &answerMessage{}
-	setDuration(&m.ttl, g.ttl)
-	g.timing.fill(&m.timing, &m.decide, &m.quiesce, &m.total, g.answer)
-	r := &m.response
-	r.LeaseId = leaseID(s.leasePrefix, g.id)
-	r.Quiesced = g.answer.Quiesced
-	r.Reason = gpreemptv1.QuiesceReason(g.answer.Reason)
-	r.SuspendedTargets = uint32(g.answer.Suspended)
-	r.GpuIds = a.ids
-	r.Ttl = &m.ttl
-	r.Timing = &m.timing
-	return r
-}
-
-// fill writes a Timing. quiesce is there only when the answer waited for a
-// suspend.
-func (t times) fill(m *gpreemptv1.Timing, decide, quiesce, total *durationpb.Duration, a scheduler.Answer) {
-	setDuration(decide, t.decided-t.arrived)
-	setDuration(total, t.answered-t.arrived)
-	m.Decide, m.Total = decide, total
-	if a.Quiesced && a.Suspended > 0 && a.Waited > 0 {
-		setDuration(quiesce, a.Waited)
-		m.Quiesce = quiesce
+	t := g.timing
+	timing := &gpreemptv1.Timing{Decide: durationpb.New(t.decided - t.arrived), Total: durationpb.New(t.answered - t.arrived)}
+	if g.answer.Quiesced && g.answer.Suspended > 0 && g.answer.Waited > 0 { // the answer waited for a suspend
+		timing.Quiesce = durationpb.New(g.answer.Waited)
+	}
+	return &gpreemptv1.NotifyOnlineResponse{
+		LeaseId: leaseID(s.leasePrefix, g.id), Quiesced: g.answer.Quiesced, Reason: gpreemptv1.QuiesceReason(g.answer.Reason),
+		SuspendedTargets: uint32(g.answer.Suspended), GpuIds: a.ids, Ttl: durationpb.New(g.ttl), Timing: timing,
 	}
 }

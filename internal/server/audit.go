@@ -5,7 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"strings"
-	"sync"
+	"sync/atomic"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -26,72 +26,50 @@ const auditMessage = "admin call"
 // The outcomes of a call in the audit log.
 const (
 	auditDone     = "done"
-	auditFailed   = "failed"   // it was allowed, and gave an error
-	auditRefused  = "refused"  // it was not allowed, or came too often
-	auditPanicked = "panicked" // of which the log tells more
+	auditFailed   = "failed"   // allowed, and returned an error
+	auditRefused  = "refused"  // not allowed, or above the rate
+	auditPanicked = "panicked" // the daemon's log has the stack
 )
 
 // maxAudited is how many bytes of a request the audit log shows.
 const maxAudited = 512
 
-// scarce lets a few things a second through and counts the others: whoever is
-// refused must not fill the log. Its zero value is ready, its method safe for
-// concurrent use.
-type scarce struct {
-	mu      sync.Mutex // guards all below
+// logLimiter limits the lines about refused calls, so that a refused client cannot
+// fill the log. Its methods are safe for concurrent use.
+type logLimiter struct {
 	limiter *rate.Limiter
-	held    uint64
+	skipped atomic.Uint64
 }
 
-// next reports whether this one gets through, and how many were held back since the
-// last that did.
-func (s *scarce) next() (held uint64, through bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.limiter == nil {
-		s.limiter = rate.NewLimiter(scarceRate, scarceBurst)
-	}
-	if !s.limiter.Allow() {
-		s.held++
+func newLogLimiter() *logLimiter { return &logLimiter{limiter: rate.NewLimiter(10, 20)} }
+
+// allow reports whether a line may be written, and how many were skipped since the
+// last one.
+func (l *logLimiter) allow() (skipped uint64, ok bool) {
+	if !l.limiter.Allow() {
+		l.skipped.Add(1)
 		return 0, false
 	}
-	return s.takeLocked(), true
+	return l.skipped.Swap(0), true
 }
 
-// rest returns how many were held back and not told of.
-func (s *scarce) rest() uint64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.takeLocked()
-}
-
-func (s *scarce) takeLocked() (held uint64) {
-	held, s.held = s.held, 0
-	return held
-}
-
-const (
-	scarceRate  = 10
-	scarceBurst = 20
-)
-
-// deed is what a handler says of the verb it carried out.
-type deed struct {
+// auditEntry is what a handler reports of the action it carried out.
+type auditEntry struct {
 	verb   string
 	record scheduler.Record
 }
 
-// deedKey is where the context of an audited call has its *deed.
-type deedKey struct{}
+// auditKey is the key of an audited call's *auditEntry in its context.
+type auditKey struct{}
 
-// audited puts a line into the audit log for each call of a handler, however it
-// ends.
+// audited returns a handler that writes a line to the audit log for each call of
+// next, whatever its outcome.
 func (s *Server) audited(c *connection, method string, next grpc.UnaryHandler) grpc.UnaryHandler {
 	return func(ctx context.Context, req any) (resp any, err error) {
-		var did deed
+		var entry auditEntry
 		outcome := auditPanicked
-		defer func() { s.audit(c, outcome, method, req, err, did.fields(s)...) }()
-		resp, err = next(context.WithValue(ctx, deedKey{}, &did), req)
+		defer func() { s.audit(c, outcome, method, req, err, entry.fields(s)...) }()
+		resp, err = next(context.WithValue(ctx, auditKey{}, &entry), req)
 		if outcome = auditDone; err != nil {
 			outcome = auditFailed
 		}
@@ -99,43 +77,44 @@ func (s *Server) audited(c *connection, method string, next grpc.UnaryHandler) g
 	}
 }
 
-func (d deed) fields(s *Server) (fields []zap.Field) {
-	if d.verb != "" {
-		fields = append(fields, logkey.Verb(d.verb))
+func (e auditEntry) fields(s *Server) (fields []zap.Field) {
+	if e.verb != "" {
+		fields = append(fields, logkey.Verb(e.verb))
 	}
-	if !d.record.Target.IsZero() {
-		fields = append(fields, logkey.Target(d.record.Target))
+	if !e.record.Target.IsZero() {
+		fields = append(fields, logkey.Target(e.record.Target))
 	}
-	if d.record.Lease != 0 {
-		fields = append(fields, logkey.Lease(leaseID(s.leasePrefix, d.record.Lease)))
+	if e.record.Lease != 0 {
+		fields = append(fields, logkey.Lease(leaseID(s.leasePrefix, e.record.Lease)))
 	}
 	return fields
 }
 
-// auditRefusal puts a call of the admin service that did not reach its handler
-// into the audit log. c is nil when nothing was proved. A caller that is refused
-// all the time gets a line now and then, which says how many there were between.
+// auditRefusal writes a line to the audit log for a call of the admin service that
+// did not reach its handler. c is nil when the caller has no identity. The lines of
+// one client are limited; a line says how many were skipped before it.
 func (s *Server) auditRefusal(c *connection, method string, req any, err error) {
-	if !strings.HasPrefix(method, oursForAdmins) {
+	if !strings.HasPrefix(method, adminPrefix) {
 		return
 	}
 	var more []zap.Field
 	if c != nil {
-		held, through := c.client.refusals.next()
-		if !through {
+		skipped, ok := c.client.refusals.allow()
+		if !ok {
 			return
 		}
-		if held > 0 {
-			more = append(more, logkey.Unlogged(held))
+		if skipped > 0 {
+			more = append(more, logkey.Unlogged(skipped))
 		}
 	}
 	s.audit(c, auditRefused, method, req, err, more...)
 }
 
-// auditRest says how many refusals of a client that leaves had no line.
-func (s *Server) auditRest(c *connection) {
-	if held := c.client.refusals.rest(); held > 0 {
-		s.audit(c, auditRefused, "", nil, nil, logkey.Unlogged(held))
+// auditSkipped writes a line with the number of refusals of a client that had none,
+// when the client's last connection ends.
+func (s *Server) auditSkipped(c *connection) {
+	if skipped := c.client.refusals.skipped.Swap(0); skipped > 0 {
+		s.audit(c, auditRefused, "", nil, nil, logkey.Unlogged(skipped))
 	}
 }
 
@@ -151,7 +130,7 @@ func (s *Server) audit(c *connection, outcome, method string, req any, err error
 	}
 	fields := []zap.Field{logkey.Audit(), logkey.Outcome(outcome)}
 	if method != "" {
-		fields = append(fields, logkey.Method(strings.TrimPrefix(method, oursForAdmins)))
+		fields = append(fields, logkey.Method(strings.TrimPrefix(method, adminPrefix)))
 	}
 	if m, ok := req.(proto.Message); ok {
 		fields = append(fields, logkey.Request(requestText(m)))
@@ -169,15 +148,15 @@ func (s *Server) audit(c *connection, outcome, method string, req any, err error
 	entry.Write(fields...)
 }
 
-// requestText writes a request in one line.
+// requestText returns a request as one line of JSON.
 func requestText(m proto.Message) string {
 	data, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
 	if err != nil {
-		return "unreadable: " + err.Error() // it holds text that is no UTF-8
+		return "unreadable: " + err.Error() // it contains text that is not UTF-8
 	}
 	var line bytes.Buffer
 	if json.Compact(&line, data) != nil {
-		line.Write(data) // what Marshal gives is JSON
+		line.Write(data) // Marshal returns JSON
 	}
 	if line.Len() > maxAudited {
 		return strings.ToValidUTF8(string(line.Bytes()[:maxAudited]), "") + "..."

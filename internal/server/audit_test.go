@@ -275,13 +275,17 @@ func TestAuditKeepsARequestToOneBoundedLine(t *testing.T) {
 	}
 }
 
-func TestCallOfNobodyIsAudited(t *testing.T) {
+func TestCallWithoutIdentityIsAudited(t *testing.T) {
 	h, logs := startAudited(t)
-	_, err := h.server.interceptUnary(t.Context(), &gpreemptv1.SetDrainRequest{}, &grpc.UnaryServerInfo{FullMethod: gpreemptv1.AdminService_SetDrain_FullMethodName},
-		func(context.Context, any) (any, error) { t.Error("the handler was reached"); return nil, nil })
+	handler := h.server.unary(gpreemptv1.AdminService_SetDrain_FullMethodName,
+		func(any, context.Context, func(any) error, grpc.UnaryServerInterceptor) (any, error) {
+			t.Error("the handler was called")
+			return nil, nil
+		})
+	_, err := handler(nil, t.Context(), nil, nil)
 	want(t, err, gpreempt.CodeUnauthenticated, gpreempt.ReasonNoIdentity)
 	if diff := cmp.Diff([]map[string]any{{
-		"message": "admin call", "level": "warn", "audit": true, "outcome": "refused", "method": "SetDrain", "request": "{}", "reason": "PEER_IDENTITY_MISSING",
+		"message": "admin call", "level": "warn", "audit": true, "outcome": "refused", "method": "SetDrain", "reason": "PEER_IDENTITY_MISSING",
 	}}, linesOf(logs)); diff != "" {
 		t.Errorf("audit log (-want +got):\n%s", diff)
 	}

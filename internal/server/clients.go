@@ -13,15 +13,15 @@ import (
 
 // A ClientID is a process written as a number: the pid in the high bits, its
 // start time in the low ones. So a process is the same client on each of its
-// connections and after it reconnects, and nothing has to remember it. The
+// connections and after it reconnects, and nothing has to be stored for that. The
 // kernel's pids have at most 22 bits; 42 bits of clock ticks are 1394 years.
 //
-// Whoever holds a certificate is the client with pid 0 and a digest of its names
-// for a start time, and so the same client on each of its connections too. That
-// two of n such clients are taken for one has a chance of n² in 2⁴³.
+// The owner of a certificate is the client with pid 0 and a digest of its names as
+// start time, and so the same client on each of its connections too. Two of n such
+// clients have the same id with a probability of n² in 2⁴³.
 const startBits = 42
 
-// clientOf returns the client a peer is.
+// clientOf returns the client id of a peer.
 func clientOf(p authz.Peer) scheduler.ClientID {
 	if key := p.Process(); !key.IsZero() {
 		return ClientOf(key)
@@ -30,37 +30,37 @@ func clientOf(p authz.Peer) scheduler.ClientID {
 	return max(1, ClientOf(gpreempt.ProcessKey{Start: binary.BigEndian.Uint64(digest[:])}))
 }
 
-// ClientOf returns the client a process is. It is never 0, the admin's, for a
-// process that exists.
+// ClientOf returns the client id of a process. It is never 0, the id of the admins,
+// for a process that exists.
 func ClientOf(key gpreempt.ProcessKey) scheduler.ClientID {
 	return scheduler.ClientID(uint64(key.PID)<<startBits | key.Start&(1<<startBits-1))
 }
 
-// ProcessOf is the inverse of ClientOf. The pid is 0 when the client is no process
-// of this host.
+// ProcessOf is the inverse of ClientOf. The pid is 0 when the client is not a
+// process of this host.
 func ProcessOf(id scheduler.ClientID) gpreempt.ProcessKey {
 	return gpreempt.ProcessKey{PID: int32(uint64(id) >> startBits), Start: uint64(id) & (1<<startBits - 1)}
 }
 
-// holder is what a lease ends with: a connection or a Session stream.
-type holder struct {
+// scope is what a lease ends with: a connection or a Session stream.
+type scope struct {
 	ended bool // guarded by client.mu
 }
 
-// held is what the server remembers of a lease.
-type held struct {
-	// by is what the lease ends with: whatever announced it last. nil for a lease
-	// by hand, which ends with nothing.
-	by    *holder
+// leaseNote is what the server stores of a lease beside the scheduler.
+type leaseNote struct {
+	// scope is that of the last announcement of the lease. nil for a lease of an
+	// admin, which does not end with a connection.
+	scope *scope
 	label string
-	// admin is who made a lease by hand.
+	// admin is the admin who created the lease.
 	admin authz.Peer
 	// waiting is the number of calls that wait for the answer.
 	waiting int
 }
 
-// client is a process or the holder of a certificate with connections, or the one
-// with id 0 and no peer: the admins.
+// client is a process or the owner of a certificate, with connections; or, with id
+// 0 and no peer, the admins together.
 type client struct {
 	id   scheduler.ClientID
 	peer authz.Peer
@@ -70,43 +70,42 @@ type client struct {
 	conns int
 
 	mu      sync.Mutex // guards all below; taken after clients.mu, before the scheduler's lock
-	leases  map[scheduler.LeaseID]held
+	leases  map[scheduler.LeaseID]leaseNote
 	prune   int // len(leases) at which ended ones are looked for
 	streams int
-	gpus    gpuCache
 
 	meter    meter
-	refusals scarce // lines of the audit log
+	refusals *logLimiter // of the audit log
 }
 
-// minPrune is how many leases a client may have before the server looks which of
-// them ended without a word to it: by expiry, idleness or an admin.
+// minPrune is how many leases a client may have before the server looks for those
+// that ended without a call to it: by expiry, idleness or an admin.
 const minPrune = 64
 
 func newClient(id scheduler.ClientID, peer authz.Peer, u *user) *client {
-	return &client{id: id, peer: peer, user: u, leases: map[scheduler.LeaseID]held{}, prune: minPrune}
+	return &client{id: id, peer: peer, user: u, leases: map[scheduler.LeaseID]leaseNote{}, prune: minPrune, refusals: newLogLimiter()}
 }
 
-// keep notes that the lease ends with by from now on. known tells that it had
-// been announced before, alive that by has not ended meanwhile; when it has, the
-// caller must end the lease.
-func (c *client) keep(s *Server, id scheduler.LeaseID, h held) (known, alive bool) {
+// addLease stores a note of a lease, which ends with the note's scope from now on.
+// known reports whether the lease had been announced before, alive whether the
+// scope has not ended meanwhile; if it has, the caller must end the lease.
+func (c *client) addLease(s *Server, id scheduler.LeaseID, n leaseNote) (known, alive bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if h.by != nil && h.by.ended {
+	if n.scope != nil && n.scope.ended {
 		return false, false
 	}
 	before, known := c.leases[id]
-	h.waiting += before.waiting
-	c.leases[id] = h
+	n.waiting += before.waiting
+	c.leases[id] = n
 	if len(c.leases) >= c.prune {
 		c.dropEnded(s)
 	}
 	return known, true
 }
 
-// dropEnded forgets leases that ended. Looking only when their number has
-// doubled since the last look makes it cheap for each.
+// dropEnded deletes leases that ended. It runs when their number has doubled since
+// the last time, so its cost for each lease is constant.
 func (c *client) dropEnded(s *Server) {
 	s.cfg.Scheduler.View(func(core *scheduler.Core) {
 		for id := range c.leases {
@@ -118,45 +117,35 @@ func (c *client) dropEnded(s *Server) {
 	c.prune = max(minPrune, 2*len(c.leases))
 }
 
-// answered notes that a call no longer waits for the answer.
-func (c *client) answered(id scheduler.LeaseID) {
+// stopWaiting is called when a call no longer waits for the answer. It reports
+// whether the lease ends if the call got none: not when a retry has taken it over.
+func (c *client) stopWaiting(id scheduler.LeaseID, by *scope) (ends bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if h, ok := c.leases[id]; ok {
-		h.waiting--
-		c.leases[id] = h
-	}
-}
-
-// abandon notes that a call went away before its answer, and reports whether the
-// lease should end for it: not when a retry took the lease over.
-func (c *client) abandon(id scheduler.LeaseID, by *holder) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	h, ok := c.leases[id]
+	n, ok := c.leases[id]
 	if !ok {
 		return true
 	}
-	h.waiting--
-	c.leases[id] = h
-	return h.by == by && h.waiting <= 0
+	n.waiting--
+	c.leases[id] = n
+	return n.scope == by && n.waiting <= 0
 }
 
-// drop forgets a lease.
+// drop deletes the note of a lease.
 func (c *client) drop(id scheduler.LeaseID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.leases, id)
 }
 
-// release forgets and returns the leases that end with by, which takes no more.
-func (c *client) release(by *holder) []scheduler.LeaseID {
+// endScope ends a scope, and deletes and returns the leases that end with it.
+func (c *client) endScope(sc *scope) []scheduler.LeaseID {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	by.ended = true
+	sc.ended = true
 	var ids []scheduler.LeaseID
-	for id, h := range c.leases {
-		if h.by == by {
+	for id, n := range c.leases {
+		if n.scope == sc {
 			ids = append(ids, id)
 			delete(c.leases, id)
 		}
@@ -164,8 +153,8 @@ func (c *client) release(by *holder) []scheduler.LeaseID {
 	return ids
 }
 
-// note returns what is remembered of a lease.
-func (c *client) note(id scheduler.LeaseID) held {
+// note returns the note of a lease.
+func (c *client) note(id scheduler.LeaseID) leaseNote {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.leases[id]
@@ -176,16 +165,16 @@ type connection struct {
 	link   link
 	peer   authz.Peer
 	client *client
-	// holder is for the leases of unary calls.
-	holder holder
+	// scope is that of the leases of unary calls.
+	scope scope
 }
 
-// clients knows the connections and the clients behind them.
+// clients are the connections and the clients behind them.
 type clients struct {
 	s *Server
 
 	mu     sync.Mutex // guards all below; taken before client.mu and the scheduler's lock
-	left   sync.Cond  // a connection left
+	left   sync.Cond  // signaled when a connection has been removed
 	byLink map[link]*connection
 	byID   map[scheduler.ClientID]*client
 	users  map[string]*user // by principal
@@ -204,7 +193,7 @@ func newClients(s *Server) *clients {
 	return cs
 }
 
-// join takes in a new connection and watches over it. The error says why not.
+// join adds a new connection until it ends. The error says why it is refused.
 func (cs *clients) join(l link) (*connection, error) {
 	peer := peerOf(l)
 	id := clientOf(peer)
@@ -231,9 +220,9 @@ func (cs *clients) join(l link) (*connection, error) {
 	return c, nil
 }
 
-// leave ends what ends with a connection. The lock is held through it, so that a
-// process that reconnects at once finds its old leases ended and its new ones
-// left alone.
+// leave removes a connection and ends its leases. It holds the lock throughout, so
+// that a process that reconnects at once finds its old leases ended, and its new
+// ones are not ended with them.
 func (cs *clients) leave(c *connection) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -241,11 +230,11 @@ func (cs *clients) leave(c *connection) {
 	delete(cs.byLink, c.link)
 	c.client.user.conns--
 	c.client.conns--
-	leases := c.client.release(&c.holder)
+	leases := c.client.endScope(&c.scope)
 	died := c.link.Died()
 	if c.client.conns == 0 {
 		delete(cs.byID, c.client.id)
-		cs.s.auditRest(c)
+		cs.s.auditSkipped(c)
 	}
 	switch {
 	case died:
@@ -257,22 +246,22 @@ func (cs *clients) leave(c *connection) {
 	}
 }
 
-// disown ends a lease whose connection or stream was gone before the lease was
-// given.
-func (cs *clients) disown(c *client, id scheduler.LeaseID) {
+// releaseOrphan ends a lease whose connection or stream ended before the lease was
+// granted.
+func (cs *clients) releaseOrphan(c *client, id scheduler.LeaseID) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.s.endAll(c, []scheduler.LeaseID{id}, scheduler.EndDisconnected)
 	if cs.byID[c.id] == nil {
-		// The lease made the scheduler remember the client again.
+		// With the lease, the scheduler has stored the client again.
 		cs.s.cfg.Scheduler.Post(scheduler.ClientGone{Client: c.id, End: scheduler.EndDisconnected})
 	}
 }
 
-// endAll ends leases because their connection or stream did.
+// endAll ends leases because their connection or stream ended.
 func (s *Server) endAll(c *client, leases []scheduler.LeaseID, how scheduler.LeaseEnd) {
 	for _, id := range leases {
-		// The only errors are that it is forgotten or not ours: nothing to end.
+		// The only errors are an unknown lease and one of another client: nothing to end.
 		_, _, _ = s.cfg.Scheduler.Complete(c.id, id, how)
 	}
 }
@@ -299,7 +288,7 @@ func (cs *clients) ids() []scheduler.ClientID {
 	return ids
 }
 
-// wait returns when no connection is left and all that ends with one has ended.
+// wait returns when no connection remains and the leases of all have ended.
 func (cs *clients) wait() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()

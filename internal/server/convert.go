@@ -16,23 +16,18 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// The scheduler's enums have the API's numbers; the class alone is off by one,
-// because the API needs a value for "not given".
+// The scheduler's enums have the API's numbers, except that the classes differ by
+// one, because the API has a value for "not set".
 
 func classMessage(c gpreempt.Class) gpreemptv1.Class { return gpreemptv1.Class(c) + 1 }
 
-// classOf reads a class; ok is false for UNSPECIFIED and for what this build
-// does not know.
+// classOf returns a class; ok is false for UNSPECIFIED and for a value that this
+// build does not know.
 func classOf(c gpreemptv1.Class) (class gpreempt.Class, ok bool) {
 	if c < gpreemptv1.Class_CLASS_UNMANAGED || c > gpreemptv1.Class_CLASS_OFFLINE {
 		return gpreempt.Unmanaged, false
 	}
 	return gpreempt.Class(c - 1), true
-}
-
-// setDuration is durationpb.New without the allocation.
-func setDuration(m *durationpb.Duration, d time.Duration) {
-	m.Seconds, m.Nanos = int64(d/time.Second), int32(d%time.Second)
 }
 
 func gpuIDs(gpus []gpreempt.GPUID) []uint32 {
@@ -43,29 +38,30 @@ func gpuIDs(gpus []gpreempt.GPUID) []uint32 {
 	return ids
 }
 
-// moment turns a time of the scheduler into wall clock.
-type moment struct {
+// clocks are the scheduler's clock and the wall clock at one time, which convert
+// times of the scheduler.
+type clocks struct {
 	scheduler scheduler.Time
 	wall      time.Time
 }
 
-func (s *Server) moment() moment { return moment{s.cfg.Scheduler.Now(), s.cfg.Now()} }
+func (s *Server) clocks() clocks { return clocks{s.cfg.Scheduler.Now(), s.cfg.Now()} }
 
-func (m moment) at(t scheduler.Time) *timestamppb.Timestamp {
-	return timestamppb.New(m.wall.Add(t - m.scheduler))
+func (c clocks) at(t scheduler.Time) *timestamppb.Timestamp {
+	return timestamppb.New(c.wall.Add(t - c.scheduler))
 }
 
 // until returns the time left, not below 0.
-func (m moment) until(t scheduler.Time) *durationpb.Duration {
-	return durationpb.New(max(0, t-m.scheduler))
+func (c clocks) until(t scheduler.Time) *durationpb.Duration {
+	return durationpb.New(max(0, t-c.scheduler))
 }
 
-// since returns the time gone by, not below 0.
-func (m moment) since(t scheduler.Time) *durationpb.Duration {
-	return durationpb.New(max(0, m.scheduler-t))
+// since returns the time that has passed, not below 0.
+func (c clocks) since(t scheduler.Time) *durationpb.Duration {
+	return durationpb.New(max(0, c.scheduler-t))
 }
 
-func gpuMessage(g gpreempt.GPU, info scheduler.GPUInfo, queues int, now moment) *gpreemptv1.Gpu {
+func gpuMessage(g gpreempt.GPU, info scheduler.GPUInfo, queues int, now clocks) *gpreemptv1.Gpu {
 	m := &gpreemptv1.Gpu{
 		GpuId: uint32(g.ID), Node: uint32(g.Node), Name: g.Name, GfxTargetVersion: g.GFX, Bdf: g.BDF,
 		RenderMinor: uint32(g.RenderMinor), XccCount: uint32(g.XCCs), CuCount: uint32(g.CUs),
@@ -78,59 +74,59 @@ func gpuMessage(g gpreempt.GPU, info scheduler.GPUInfo, queues int, now moment) 
 	return m
 }
 
-// owner is all that is known of one process.
-type owner struct {
+// target is all that is known of one process.
+type target struct {
 	proc  discovery.Proc
 	facts Facts
-	// info is the zero value while the scheduler does not know the process.
+	// info is the zero value until the scheduler knows the process.
 	info scheduler.TargetInfo
 }
 
-// class and priority are those the scheduler acts on, once it has them.
-func (o *owner) class() gpreempt.Class {
-	if o.info.Key.IsZero() {
-		return o.facts.Decision.Class
+// class and priority are those of the scheduler, once it knows the process.
+func (t *target) class() gpreempt.Class {
+	if t.info.Key.IsZero() {
+		return t.facts.Decision.Class
 	}
-	return o.info.Class
+	return t.info.Class
 }
 
-func (o *owner) priority() gpreempt.Priority {
-	if o.info.Key.IsZero() {
-		return o.facts.Decision.Priority
+func (t *target) priority() gpreempt.Priority {
+	if t.info.Key.IsZero() {
+		return t.facts.Decision.Priority
 	}
-	return o.info.Priority
+	return t.info.Priority
 }
 
-func (o *owner) message(now moment) *gpreemptv1.Target {
+func (t *target) message(now clocks) *gpreemptv1.Target {
 	m := &gpreemptv1.Target{
-		TargetId: o.proc.Key.String(), Pid: o.proc.Key.PID, Comm: o.proc.Comm, Cmdline: o.proc.Cmdline,
-		Uid: o.proc.UID, Cgroup: o.proc.Cgroup.Path, Class: classMessage(o.class()), Priority: uint32(o.priority()),
-		DecidedBy: o.facts.Decision.By, State: gpreemptv1.TargetState(o.info.State),
-		GpuIds: newGPUSet(gpusOf(o.proc)).ids, QueueCount: uint32(len(o.proc.Queues)),
-		Mechanism: o.facts.Mechanism, AttachError: o.facts.AttachError, MechanismWhy: o.facts.MechanismWhy,
-		Gid: o.proc.GID, Exe: o.proc.Exe, NamespacePids: o.proc.NamespacePIDs, Container: containerMessage(o.proc.Cgroup, o.facts.Container),
-		Unit: o.proc.Cgroup.Unit, Slice: o.proc.Cgroup.Slice, Environment: o.proc.Env,
-		Suspends: o.info.Suspends, SuspendedTotal: durationpb.New(o.info.SuspendedTotal),
+		TargetId: t.proc.Key.String(), Pid: t.proc.Key.PID, Comm: t.proc.Comm, Cmdline: t.proc.Cmdline,
+		Uid: t.proc.UID, Cgroup: t.proc.Cgroup.Path, Class: classMessage(t.class()), Priority: uint32(t.priority()),
+		DecidedBy: t.facts.Decision.By, State: gpreemptv1.TargetState(t.info.State),
+		GpuIds: newGPUSet(gpusOf(t.proc)).ids, QueueCount: uint32(len(t.proc.Queues)),
+		Mechanism: t.facts.Mechanism, AttachError: t.facts.AttachError, MechanismWhy: t.facts.MechanismWhy,
+		Gid: t.proc.GID, Exe: t.proc.Exe, NamespacePids: t.proc.NamespacePIDs, Container: containerMessage(t.proc.Cgroup, t.facts.Container),
+		Unit: t.proc.Cgroup.Unit, Slice: t.proc.Cgroup.Slice, Environment: t.proc.Env,
+		Suspends: t.info.Suspends, SuspendedTotal: durationpb.New(t.info.SuspendedTotal),
 	}
-	if o.info.Key.IsZero() {
+	if t.info.Key.IsZero() {
 		return m
 	}
-	m.InState = now.since(o.info.Since)
-	switch o.info.State {
+	m.InState = now.since(t.info.Since)
+	switch t.info.State {
 	case scheduler.TargetSuspending, scheduler.TargetSuspended, scheduler.TargetResuming:
-		m.RunsWithin = now.until(o.info.RunsBy)
+		m.RunsWithin = now.until(t.info.RunsBy)
 	default:
 	}
-	if o.info.LearnedSuspend > 0 {
-		m.LearnedSuspend = durationpb.New(o.info.LearnedSuspend)
+	if t.info.LearnedSuspend > 0 {
+		m.LearnedSuspend = durationpb.New(t.info.LearnedSuspend)
 	}
-	if o.info.LearnedResume > 0 {
-		m.LearnedResume = durationpb.New(o.info.LearnedResume)
+	if t.info.LearnedResume > 0 {
+		m.LearnedResume = durationpb.New(t.info.LearnedResume)
 	}
 	return m
 }
 
-// containerMessage describes a container; nil when the process is in none.
+// containerMessage returns the container of a process; nil without one.
 func containerMessage(at gpreempt.Cgroup, c gpreempt.Container) *gpreemptv1.Container {
 	if at.ContainerID == "" && at.PodUID == "" {
 		return nil
@@ -141,43 +137,44 @@ func containerMessage(at gpreempt.Cgroup, c gpreempt.Container) *gpreemptv1.Cont
 	}
 }
 
-// shortestID is how much of a container id names it.
-const shortestID = 4
+// minContainerID is the length of the shortest beginning of a container ID that
+// names it.
+const minContainerID = 4
 
-// inContainer is a filter that "" passes: the name of a container, the beginning of
-// its id, or NAMESPACE/POD. Nothing is known of a nil owner.
-func inContainer(name string, o *owner) bool {
+// inContainer reports whether a target is in the container with a name, the beginning
+// of an ID, or NAMESPACE/POD. Every target is in "", and a nil target is in no other.
+func inContainer(name string, t *target) bool {
 	if name == "" {
 		return true
 	}
-	if o == nil {
+	if t == nil {
 		return false
 	}
-	c, id := &o.facts.Container, o.proc.Cgroup.ContainerID
-	return name == c.Name || len(name) >= shortestID && strings.HasPrefix(id, name) || c.Pod != "" && name == c.Namespace+"/"+c.Pod
+	c, id := &t.facts.Container, t.proc.Cgroup.ContainerID
+	return name == c.Name || len(name) >= minContainerID && strings.HasPrefix(id, name) || c.Pod != "" && name == c.Namespace+"/"+c.Pod
 }
 
-// hasPID is a filter that 0 passes: the pid in the daemon's namespace or in one of
-// the process's own.
-func hasPID(pid int32, o *owner) bool {
-	return pid == 0 || o.proc.Key.PID == pid || slices.Contains(o.proc.NamespacePIDs, pid)
+// hasPID reports whether pid is 0, or the target's pid in the daemon's namespace or in
+// one of its own.
+func hasPID(pid int32, t *target) bool {
+	return pid == 0 || t.proc.Key.PID == pid || slices.Contains(t.proc.NamespacePIDs, pid)
 }
 
-// queueMessage describes a queue; owner is nil when its process has left.
-func queueMessage(q gpreempt.QueueEntry, o *owner) *gpreemptv1.Queue {
+// queueMessage describes a queue; t is nil when its process has exited.
+func queueMessage(q gpreempt.QueueEntry, t *target) *gpreemptv1.Queue {
 	m := &gpreemptv1.Queue{
 		TargetId: q.Process.String(), Pid: q.Process.PID, QueueId: q.ID, GpuId: uint32(q.GPU), Type: q.Type.String(),
 		RingBytes: q.RingBytes, FirstSeen: timestamppb.New(q.FirstSeen), State: gpreemptv1.TargetState_TARGET_STATE_GONE,
 	}
-	if o != nil {
-		m.Class, m.Priority = classMessage(o.class()), uint32(o.priority())
-		m.State, m.Comm = gpreemptv1.TargetState(o.info.State), o.proc.Comm
+	if t != nil {
+		m.Class, m.Priority = classMessage(t.class()), uint32(t.priority())
+		m.State, m.Comm = gpreemptv1.TargetState(t.info.State), t.proc.Comm
 	}
 	if !q.ChangedAt.IsZero() {
 		m.ChangedAt = timestamppb.New(q.ChangedAt)
 	}
 	info := &q.Info
-	m.Source, m.SourceNote = sourceWords(info.Source), info.Note
+	m.Source, m.SourceNote = sourceNames(info.Source), info.Note
 	m.RingAddress, m.Aql, m.DoorbellOffset, m.MqdAddress = info.RingBase, info.AQL, info.Doorbell, info.MQD
 	m.ReadPointerAddress, m.WritePointerAddress = info.ReadPointer, info.WritePointer
 	if info.PriorityKnown {
@@ -186,31 +183,31 @@ func queueMessage(q gpreempt.QueueEntry, o *owner) *gpreemptv1.Queue {
 	return m
 }
 
-func sourceWords(s gpreempt.QueueSource) string {
-	var words []string
+func sourceNames(s gpreempt.QueueSource) string {
+	var names []string
 	if s&gpreempt.FromSnapshot != 0 {
-		words = append(words, "snapshot")
+		names = append(names, "snapshot")
 	}
 	if s&gpreempt.FromMQD != 0 {
-		words = append(words, "mqds")
+		names = append(names, "mqds")
 	}
-	return strings.Join(words, ", ")
+	return strings.Join(names, ", ")
 }
 
-func (s *Server) leaseMessage(l scheduler.LeaseInfo, now moment) *gpreemptv1.Lease {
+func (s *Server) leaseMessage(l scheduler.LeaseInfo, now clocks) *gpreemptv1.Lease {
 	m := &gpreemptv1.Lease{
 		LeaseId: leaseID(s.leasePrefix, l.ID), GpuIds: gpuIDs(l.GPUs), Priority: uint32(l.Priority),
 		State: gpreemptv1.LeaseState(l.State), CreatedAt: now.at(l.Created), ExpiresIn: now.until(l.Expires),
 	}
 	if l.Client == 0 {
-		h := s.byHand.note(l.ID)
-		m.Label = h.label
-		setHolder(m, h.admin)
+		n := s.admins.note(l.ID)
+		m.Label = n.label
+		setOwner(m, n.admin)
 	} else {
 		m.ClientPid = ProcessOf(l.Client).PID
 		if c := s.clients.byClient(l.Client); c != nil {
 			m.Label = c.note(l.ID).label
-			setHolder(m, c.peer)
+			setOwner(m, c.peer)
 		}
 	}
 	if !l.Target.IsZero() {
@@ -278,24 +275,24 @@ func latencyMessage(l events.Latency) *gpreemptv1.LatencySummary {
 	}
 }
 
-// picture is the state of everything at about one moment.
-type picture struct {
-	now    moment
-	owners []owner // ascending by pid
+// snapshot is the state of everything at about one time.
+type snapshot struct {
+	clocks  clocks
+	targets []target // ascending by pid
 }
 
-// owner finds a process; nil when it has left.
-func (p *picture) owner(key gpreempt.ProcessKey) *owner {
-	at, ok := slices.BinarySearchFunc(p.owners, key, func(o owner, k gpreempt.ProcessKey) int { return o.proc.Key.Compare(k) })
+// target returns a process; nil when it has exited.
+func (sn *snapshot) target(key gpreempt.ProcessKey) *target {
+	at, ok := slices.BinarySearchFunc(sn.targets, key, func(t target, k gpreempt.ProcessKey) int { return t.proc.Key.Compare(k) })
 	if !ok {
 		return nil
 	}
-	return &p.owners[at]
+	return &sn.targets[at]
 }
 
-// picture joins what the inventory, the directory and the scheduler know. also,
-// when set, looks at the scheduler at the same time.
-func (s *Server) picture(also func(*scheduler.Core)) picture {
+// snapshot joins the inventory, the directory and the scheduler. also, when set, is
+// called with the scheduler's state at the same time.
+func (s *Server) snapshot(also func(*scheduler.Core)) snapshot {
 	procs := s.cfg.Inventory.Processes()
 	infos := map[gpreempt.ProcessKey]scheduler.TargetInfo{}
 	s.cfg.Scheduler.View(func(c *scheduler.Core) {
@@ -306,18 +303,18 @@ func (s *Server) picture(also func(*scheduler.Core)) picture {
 			also(c)
 		}
 	})
-	p := picture{now: s.moment(), owners: make([]owner, 0, len(procs))}
+	sn := snapshot{clocks: s.clocks(), targets: make([]target, 0, len(procs))}
 	for _, proc := range procs {
 		facts, _ := s.cfg.Directory.Facts(proc.Key)
-		p.owners = append(p.owners, owner{proc: proc, facts: facts, info: infos[proc.Key]})
+		sn.targets = append(sn.targets, target{proc: proc, facts: facts, info: infos[proc.Key]})
 	}
-	return p
+	return sn
 }
 
-// ownerOf returns one process.
-func (s *Server) ownerOf(proc discovery.Proc) owner {
-	o := owner{proc: proc}
-	o.facts, _ = s.cfg.Directory.Facts(proc.Key)
-	s.cfg.Scheduler.View(func(c *scheduler.Core) { o.info, _ = c.Target(proc.Key) })
-	return o
+// target returns one process.
+func (s *Server) target(proc discovery.Proc) target {
+	t := target{proc: proc}
+	t.facts, _ = s.cfg.Directory.Facts(proc.Key)
+	s.cfg.Scheduler.View(func(c *scheduler.Core) { t.info, _ = c.Target(proc.Key) })
+	return t
 }

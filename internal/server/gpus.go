@@ -12,58 +12,32 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// gpuSet is a set of GPUs, ascending, in the two forms it is needed in. It is
-// shared and never changed.
+// gpuSet is a set of GPUs, ascending, in the domain's type and in the API's.
 type gpuSet struct {
 	gpus []gpreempt.GPUID
 	ids  []uint32
 }
 
+// newGPUSet sorts gpus and returns it without duplicates.
 func newGPUSet(gpus []gpreempt.GPUID) gpuSet {
 	slices.Sort(gpus)
 	gpus = slices.Compact(gpus)
-	ids := make([]uint32, len(gpus))
-	for i, id := range gpus {
-		ids[i] = uint32(id)
-	}
-	return gpuSet{gpus, ids}
+	return gpuSet{gpus, gpuIDs(gpus)}
 }
 
-// gpuCache is what an announcement without selectors by this client covers, for
-// one state of the inventory.
-type gpuCache struct {
-	valid    bool
-	revision uint64
-	all      []gpreempt.GPU
-	set      gpuSet
-}
-
-// defaultGPUs returns what an announcement by a process covers that names no GPUs:
-// those on which it has queues, or all.
-func (c *client) defaultGPUs(inv Inventory, key gpreempt.ProcessKey) gpuSet {
-	revision, all := inv.Revision(), inv.GPUs()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.gpus.valid && c.gpus.revision == revision && sameGPUs(c.gpus.all, all) {
-		return c.gpus.set
-	}
+// defaultGPUs returns the GPUs of an announcement that names none: those on which
+// the process has queues, or all.
+func defaultGPUs(inv Inventory, key gpreempt.ProcessKey) gpuSet {
 	var gpus []gpreempt.GPUID
 	if proc, ok := inv.Process(key); ok {
 		gpus = gpusOf(proc)
 	}
 	if len(gpus) == 0 {
-		for _, g := range all {
+		for _, g := range inv.GPUs() {
 			gpus = append(gpus, g.ID)
 		}
 	}
-	c.gpus = gpuCache{valid: true, revision: revision, all: all, set: newGPUSet(gpus)}
-	return c.gpus.set
-}
-
-// sameGPUs tells that the inventory still gives the same slice: it replaces the
-// whole when it learns of GPUs.
-func sameGPUs(a, b []gpreempt.GPU) bool {
-	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
+	return newGPUSet(gpus)
 }
 
 func gpusOf(proc discovery.Proc) []gpreempt.GPUID {
@@ -76,8 +50,8 @@ func gpusOf(proc discovery.Proc) []gpreempt.GPUID {
 	return gpus
 }
 
-// selectGPUs resolves selectors. The error is UNKNOWN_GPU for the first that
-// names none.
+// selectGPUs returns the GPUs of selectors. The error is UNKNOWN_GPU for the first
+// selector without a GPU.
 func selectGPUs(all []gpreempt.GPU, selectors []*gpreemptv1.GpuSelector) (gpuSet, error) {
 	gpus := make([]gpreempt.GPUID, 0, min(len(selectors), len(all)))
 	for i, sel := range selectors {
@@ -120,7 +94,7 @@ func selectorName(i int, sel *gpreemptv1.GpuSelector) string {
 	case *gpreemptv1.GpuSelector_RenderMinor:
 		return fmt.Sprintf("renderD%d", by.RenderMinor)
 	default:
-		return fmt.Sprintf("of selector %d, which names none,", i+1)
+		return fmt.Sprintf("of selector %d, which is empty,", i+1)
 	}
 }
 
@@ -130,7 +104,7 @@ type bdf struct {
 	bus, device, function uint8
 }
 
-// parseBDF reads domain:bus:device.function in hex, or bus:device.function in
+// parseBDF parses domain:bus:device.function in hex, or bus:device.function in
 // domain 0.
 func parseBDF(s string) (bdf, bool) {
 	rest, function, ok := cutLast(s, '.')
@@ -160,7 +134,7 @@ func cutLast(s string, sep byte) (before, after string, found bool) {
 	return s[:i], s[i+1:], true
 }
 
-// hex reads 1 to digits hex digits that give at most limit.
+// hex parses 1 to digits hex digits whose value is at most limit.
 func hex(s string, digits int, limit uint64) (uint64, bool) {
 	if len(s) > digits || strings.Trim(s, "0123456789abcdefABCDEF") != "" {
 		return 0, false

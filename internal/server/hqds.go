@@ -15,7 +15,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// ListHqds reads the hardware slots.
+// ListHqds returns the hardware slots.
 func (a adminService) ListHqds(ctx context.Context, req *gpreemptv1.ListHqdsRequest) (*gpreemptv1.ListHqdsResponse, error) {
 	var only gpreempt.ProcessKey
 	var on []gpreempt.GPUID // the GPUs of its queues
@@ -26,8 +26,8 @@ func (a adminService) ListHqds(ctx context.Context, req *gpreemptv1.ListHqdsRequ
 			return nil, err
 		}
 		only, on = proc.Key, gpusOf(proc)
-		if o := a.s.ownerOf(proc); !o.info.Key.IsZero() { // as it is since it was last suspended or resumed
-			notBefore = a.s.moment().at(o.info.Since).AsTime()
+		if t := a.s.target(proc); !t.info.Key.IsZero() { // a reading since its last suspend or resume
+			notBefore = a.s.clocks().at(t.info.Since).AsTime()
 		}
 	}
 	h, err := a.s.cfg.Observer.HQDs(ctx, notBefore)
@@ -37,20 +37,20 @@ func (a adminService) ListHqds(ctx context.Context, req *gpreemptv1.ListHqdsRequ
 	m := &gpreemptv1.ListHqdsResponse{ReadAt: timestamppb.New(h.ReadAt), Took: durationpb.New(h.Took)}
 	for n := range h.Slots {
 		slot, match := &h.Slots[n], h.Matches[n]
-		var holder *debugfs.Owner
+		var owner *debugfs.Owner
 		if match.Owner >= 0 {
-			holder = &h.Owners[match.Owner]
+			owner = &h.Owners[match.Owner]
 		}
 		switch {
 		case !req.GetAll() && slot.State != debugfs.Live,
 			req.GetGpuId() != 0 && req.GetGpuId() != uint32(slot.GPU),
-			!only.IsZero() && (holder == nil || holder.Process != only):
+			!only.IsZero() && (owner == nil || owner.Process != only):
 			continue
 		}
-		m.Hqds = append(m.Hqds, hqdMessage(slot, holder, match.How))
+		m.Hqds = append(m.Hqds, hqdMessage(slot, owner, match.How))
 	}
 	if unmatched := unmatchedSlots(h, on); unmatched > 0 {
-		m.Notes = append(m.Notes, fmt.Sprintf("%d live slots hold queues that could not be told apart, and may be its: that a slot is not listed here proves nothing", unmatched))
+		m.Notes = append(m.Notes, fmt.Sprintf("the queues of %d live slots could not be identified, and may be queues of the target", unmatched))
 	}
 	m.StoppedGpuIds = gpuIDs(h.Stopped)
 	for _, w := range h.Warnings {
@@ -59,7 +59,7 @@ func (a adminService) ListHqds(ctx context.Context, req *gpreemptv1.ListHqdsRequ
 	return m, nil
 }
 
-// unmatchedSlots counts the live slots of GPUs whose queue is not known.
+// unmatchedSlots returns the number of live slots of GPUs whose queue is not known.
 func unmatchedSlots(h *inventory.HQDs, gpus []gpreempt.GPUID) (n int) {
 	for i := range h.Slots {
 		s := &h.Slots[i]
@@ -70,10 +70,10 @@ func unmatchedSlots(h *inventory.HQDs, gpus []gpreempt.GPUID) (n int) {
 	return n
 }
 
-// quantumRegister is the place of CP_HQD_QUANTUM among the registers of a slot.
+// quantumRegister is the index of CP_HQD_QUANTUM among the registers of a slot.
 const quantumRegister = 7
 
-func hqdMessage(s *debugfs.Slot, holder *debugfs.Owner, how string) *gpreemptv1.Hqd {
+func hqdMessage(s *debugfs.Slot, owner *debugfs.Owner, how string) *gpreemptv1.Hqd {
 	m := &gpreemptv1.Hqd{
 		GpuId: uint32(s.GPU), Node: uint32(s.Node), Kind: s.Kind.String(), Xcc: uint32(s.XCC), Mec: uint32(s.MEC),
 		Pipe: uint32(s.Pipe), Slot: uint32(s.Queue), State: gpreemptv1.HqdState(s.State) + 1, Match: how,
@@ -92,8 +92,8 @@ func hqdMessage(s *debugfs.Slot, holder *debugfs.Owner, how string) *gpreemptv1.
 			m.Quantum = c.Registers[quantumRegister]
 		}
 	}
-	if holder != nil {
-		m.TargetId, m.QueueId = holder.Process.String(), holder.ID
+	if owner != nil {
+		m.TargetId, m.QueueId = owner.Process.String(), owner.ID
 	}
 	return m
 }

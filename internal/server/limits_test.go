@@ -261,7 +261,11 @@ func TestConnectionsLeaveNothingBehind(t *testing.T) {
 
 func TestCallerWithoutIdentityIsRefused(t *testing.T) {
 	h := startHost(t)
-	_, err := h.server.interceptUnary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: gpreemptv1.OnlineService_Complete_FullMethodName},
-		func(context.Context, any) (any, error) { t.Error("the handler was reached"); return nil, nil })
+	handler := h.server.unary(gpreemptv1.OnlineService_Complete_FullMethodName,
+		func(any, context.Context, func(any) error, grpc.UnaryServerInterceptor) (any, error) {
+			t.Error("the handler was called")
+			return nil, nil
+		})
+	_, err := handler(nil, t.Context(), nil, nil)
 	want(t, err, gpreempt.CodeUnauthenticated, gpreempt.ReasonNoIdentity)
 }

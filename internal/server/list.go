@@ -14,8 +14,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// adminService implements gpreempt.v1.AdminService. What reads is here; admin.go
-// has what changes something, watch.go the streams.
+// adminService implements gpreempt.v1.AdminService. The methods that read are here,
+// those that change something in admin.go, and the streams in watch.go.
 type adminService struct {
 	gpreemptv1.UnimplementedAdminServiceServer
 	s *Server
@@ -29,22 +29,22 @@ func (a adminService) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (
 		GpuCount: uint32(len(s.cfg.Inventory.GPUs())), InventoryRevision: s.cfg.Inventory.Revision(),
 		EventRevision: s.cfg.Events.Revision(), BootId: s.cfg.BootID, GoroutineCount: uint32(runtime.NumGoroutine()),
 	}
-	p := s.picture(func(c *scheduler.Core) {
+	sn := s.snapshot(func(c *scheduler.Core) {
 		m.LeaseCount = uint32(c.LeaseCount())
 		m.Draining, m.Policy = c.Draining(), c.Policy().Preset
 	})
-	m.Clock = durationpb.New(p.now.scheduler)
-	for i := range p.owners {
-		o := &p.owners[i]
-		if len(o.proc.Queues) == 0 {
+	m.Clock = durationpb.New(sn.clocks.scheduler)
+	for i := range sn.targets {
+		t := &sn.targets[i]
+		if len(t.proc.Queues) == 0 {
 			continue
 		}
 		m.TargetCount++
-		m.QueueCount += uint32(len(o.proc.Queues))
-		if o.class() == gpreempt.Offline {
+		m.QueueCount += uint32(len(t.proc.Queues))
+		if t.class() == gpreempt.Offline {
 			m.OfflineCount++
 		}
-		if o.info.State == scheduler.TargetSuspended {
+		if t.info.State == scheduler.TargetSuspended {
 			m.SuspendedCount++
 		}
 	}
@@ -71,12 +71,12 @@ func (a adminService) ListGpus(context.Context, *gpreemptv1.ListGpusRequest) (*g
 	for _, q := range all {
 		queues[q.GPU]++
 	}
-	now := s.moment()
+	now := s.clocks()
 	gpus := slices.SortedFunc(slices.Values(s.cfg.Inventory.GPUs()), func(a, b gpreempt.GPU) int { return a.Node - b.Node })
 	m := &gpreemptv1.ListGpusResponse{}
 	for _, g := range gpus {
 		gpu := gpuMessage(g, infos[g.ID], queues[g.ID], now)
-		if n, told := s.cfg.Observer.MemoryEvictions(g.ID); told {
+		if n, known := s.cfg.Observer.MemoryEvictions(g.ID); known {
 			gpu.MemoryEvictions = &n
 		}
 		m.Gpus = append(m.Gpus, gpu)
@@ -84,19 +84,19 @@ func (a adminService) ListGpus(context.Context, *gpreemptv1.ListGpusRequest) (*g
 	return m, nil
 }
 
-// ListTargets returns the processes that own queues.
+// ListTargets returns the processes that have queues.
 func (a adminService) ListTargets(ctx context.Context, req *gpreemptv1.ListTargetsRequest) (*gpreemptv1.ListTargetsResponse, error) {
-	p := a.s.picture(nil)
+	sn := a.s.snapshot(nil)
 	m := &gpreemptv1.ListTargetsResponse{}
-	for i := range p.owners {
-		o := &p.owners[i]
-		if len(o.proc.Queues) > 0 && classMatches(req.GetClass(), o) && inContainer(req.GetContainer(), o) && hasPID(req.GetPid(), o) &&
-			(req.GetGpuId() == 0 || slices.Contains(gpusOf(o.proc), gpreempt.GPUID(req.GetGpuId()))) {
-			target := o.message(p.now)
-			if !a.s.mayReadMemory(ctx, o.proc.UID) {
-				target.Environment = nil
+	for i := range sn.targets {
+		t := &sn.targets[i]
+		if len(t.proc.Queues) > 0 && classMatches(req.GetClass(), t) && inContainer(req.GetContainer(), t) && hasPID(req.GetPid(), t) &&
+			(req.GetGpuId() == 0 || slices.Contains(gpusOf(t.proc), gpreempt.GPUID(req.GetGpuId()))) {
+			msg := t.message(sn.clocks)
+			if !a.s.mayReadMemory(ctx, t.proc.UID) {
+				msg.Environment = nil
 			}
-			m.Targets = append(m.Targets, target)
+			m.Targets = append(m.Targets, msg)
 		}
 	}
 	return m, nil
@@ -112,20 +112,20 @@ func (a adminService) ListQueues(ctx context.Context, req *gpreemptv1.ListQueues
 		}
 		only = proc.Key
 	}
-	// The owners are read first: whoever watches from the revision then sees every
-	// change that this list does not show.
-	p := a.s.picture(nil)
+	// The targets are read first, so a client that watches from the revision receives
+	// every change that this list does not show.
+	sn := a.s.snapshot(nil)
 	queues, revision := a.s.cfg.Inventory.Queues()
 	queues = slices.DeleteFunc(queues, func(q gpreempt.QueueEntry) bool {
-		o := p.owner(q.Process)
+		t := sn.target(q.Process)
 		return !only.IsZero() && q.Process != only || req.GetGpuId() != 0 && uint32(q.GPU) != req.GetGpuId() ||
-			!classMatches(req.GetClass(), o) || !inContainer(req.GetContainer(), o)
+			!classMatches(req.GetClass(), t) || !inContainer(req.GetContainer(), t)
 	})
 	m := &gpreemptv1.ListQueuesResponse{Revision: revision}
 	for _, q := range queues {
-		o := p.owner(q.Process)
-		qm := queueMessage(q, o)
-		if o == nil { // born after the owners were read
+		t := sn.target(q.Process)
+		qm := queueMessage(q, t)
+		if t == nil { // created after the targets were read
 			qm.State = gpreemptv1.TargetState_TARGET_STATE_UNSPECIFIED
 		}
 		m.Queues = append(m.Queues, qm)
@@ -143,8 +143,8 @@ func (s *Server) mayReadMemory(ctx context.Context, uid uint32) bool {
 	return s.cfg.Authz().MayReadMemory(callerOf(ctx).peer, uid)
 }
 
-// addBacklogs reads the backlogs of queues, which are ascending by process, into
-// their messages. One that cannot be read stays absent.
+// addBacklogs sets the backlogs of queues, which are ascending by process, in their
+// messages. A backlog that cannot be read stays absent.
 func (s *Server) addBacklogs(ctx context.Context, queues []gpreempt.QueueEntry, messages []*gpreemptv1.Queue) error {
 	for len(queues) > 0 {
 		n := 1
@@ -164,17 +164,17 @@ func (s *Server) addBacklogs(ctx context.Context, queues []gpreempt.QueueEntry, 
 	return nil
 }
 
-// classMatches is a filter that CLASS_UNSPECIFIED passes; nothing is known of a
-// nil owner.
-func classMatches(want gpreemptv1.Class, o *owner) bool {
-	return want == gpreemptv1.Class_CLASS_UNSPECIFIED || o != nil && classMessage(o.class()) == want
+// classMatches reports whether a target has the class want. Every target has
+// CLASS_UNSPECIFIED, and a nil target has no other.
+func classMatches(want gpreemptv1.Class, t *target) bool {
+	return want == gpreemptv1.Class_CLASS_UNSPECIFIED || t != nil && classMessage(t.class()) == want
 }
 
 // ListLeases returns the live leases, oldest first.
 func (a adminService) ListLeases(context.Context, *gpreemptv1.ListLeasesRequest) (*gpreemptv1.ListLeasesResponse, error) {
 	var leases []scheduler.LeaseInfo
 	a.s.cfg.Scheduler.View(func(c *scheduler.Core) { leases = c.Leases() })
-	now := a.s.moment()
+	now := a.s.clocks()
 	m := &gpreemptv1.ListLeasesResponse{}
 	for _, l := range leases {
 		m.Leases = append(m.Leases, a.s.leaseMessage(l, now))
@@ -189,21 +189,21 @@ func (a adminService) ExplainTarget(ctx context.Context, req *gpreemptv1.Explain
 	if err != nil {
 		return nil, err
 	}
-	o := owner{proc: proc}
-	o.facts, _ = s.cfg.Directory.Facts(proc.Key)
+	t := target{proc: proc}
+	t.facts, _ = s.cfg.Directory.Facts(proc.Key)
 	var e scheduler.Explanation
 	var leases []scheduler.LeaseInfo
 	var known bool
 	s.cfg.Scheduler.View(func(c *scheduler.Core) {
-		o.info, _ = c.Target(proc.Key)
+		t.info, _ = c.Target(proc.Key)
 		leases = c.Leases()
 		e, known = c.Explain(proc.Key)
 	})
 	if !known {
 		return nil, scheduler.UnknownTarget(proc.Key)
 	}
-	now := s.moment()
-	m := &gpreemptv1.ExplainTargetResponse{Target: o.message(now), Verdict: e.Verdict}
+	now := s.clocks()
+	m := &gpreemptv1.ExplainTargetResponse{Target: t.message(now), Verdict: e.Verdict}
 	readable := s.mayReadMemory(ctx, proc.UID)
 	if !readable {
 		m.Target.Environment = nil
@@ -213,8 +213,8 @@ func (a adminService) ExplainTarget(ctx context.Context, req *gpreemptv1.Explain
 		if step.By != classify.ByAdmin || step.Matches {
 			class = classMessage(step.Class)
 		}
-		if !readable { // it may quote the environment
-			step.Detail = "shown to admins, and to the owner of the process"
+		if !readable { // the detail may quote the environment
+			step.Detail = "shown only to admins and to the user of the process"
 		}
 		m.Classification = append(m.Classification, &gpreemptv1.ClassifyStep{
 			By: step.By, Class: class, Matches: step.Matches, Decides: step.Decides, Detail: step.Detail,
@@ -236,10 +236,10 @@ func (a adminService) GetStatistics(context.Context, *gpreemptv1.GetStatisticsRe
 	return &gpreemptv1.GetStatisticsResponse{Statistics: statisticsMessage(a.s.cfg.Events.Stats(), a.s.cfg.Directory.RuleCounts())}, nil
 }
 
-// Diagnose reports whether and how gpreempt can work on this host.
+// Diagnose checks whether and how gpreempt can work on this host.
 func (a adminService) Diagnose(ctx context.Context, _ *gpreemptv1.DiagnoseRequest) (*gpreemptv1.DiagnoseResponse, error) {
 	report := a.s.cfg.Diagnose(ctx)
-	if ctx.Err() != nil { // it may have left out what it had no time for
+	if ctx.Err() != nil { // the report may be incomplete
 		return nil, context.Cause(ctx)
 	}
 	return report.Message(), nil

@@ -21,13 +21,11 @@ func (o onlineService) NotifyOnline(ctx context.Context, req *gpreemptv1.NotifyO
 	s := o.s
 	arrived := s.cfg.Scheduler.Now()
 	caller := callerOf(ctx)
-	w := waiters.Get().(*waiter)
-	defer w.free()
 	a, err := s.prepare(req, caller.client.id, caller)
 	if err != nil {
 		return nil, err
 	}
-	g, err := s.announce(ctx, w, arrived, order{announcement: a, client: caller.client, by: &caller.holder, label: req.GetLabel()})
+	g, err := s.announce(ctx, arrived, pendingAnnounce{announcement: a, client: caller.client, scope: &caller.scope, label: req.GetLabel()})
 	if err != nil {
 		return nil, err
 	}
@@ -39,16 +37,9 @@ func (o onlineService) Complete(ctx context.Context, req *gpreemptv1.CompleteReq
 	return o.s.complete(callerOf(ctx).client, req)
 }
 
-// Renew sets the time to live of a lease.
+// Renew sets a new time to live of a lease.
 func (o onlineService) Renew(ctx context.Context, req *gpreemptv1.RenewRequest) (*gpreemptv1.RenewResponse, error) {
 	return o.s.renew(callerOf(ctx).client, req)
-}
-
-// completeMessage is a CompleteResponse with all its parts, in one allocation.
-type completeMessage struct {
-	response            gpreemptv1.CompleteResponse
-	timing              gpreemptv1.Timing
-	held, decide, total durationpb.Duration
 }
 
 func (s *Server) complete(c *client, req *gpreemptv1.CompleteRequest) (*gpreemptv1.CompleteResponse, error) {
@@ -62,15 +53,11 @@ func (s *Server) complete(c *client, req *gpreemptv1.CompleteRequest) (*gpreempt
 		return nil, err
 	}
 	c.drop(id)
-	m := &completeMessage{}
 	took := s.cfg.Scheduler.Now() - arrived
-	setDuration(&m.held, held)
-	setDuration(&m.decide, took)
-	setDuration(&m.total, took)
-	m.timing.Decide, m.timing.Total = &m.decide, &m.total
-	r := &m.response
-	r.End, r.Held, r.Timing = gpreemptv1.LeaseEnd(end), &m.held, &m.timing
-	return r, nil
+	return &gpreemptv1.CompleteResponse{
+		End: gpreemptv1.LeaseEnd(end), Held: durationpb.New(held),
+		Timing: &gpreemptv1.Timing{Decide: durationpb.New(took), Total: durationpb.New(took)},
+	}, nil
 }
 
 func (s *Server) renew(c *client, req *gpreemptv1.RenewRequest) (*gpreemptv1.RenewResponse, error) {

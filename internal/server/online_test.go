@@ -182,13 +182,13 @@ func TestUnknownLeases(t *testing.T) {
 	online := h.online(t)
 	for _, tc := range []struct{ name, id, says string }{
 		{"never given", "000000000000feed-99", "no such lease"},
-		{"of an earlier run", "000000000000beef-1", "the daemon has restarted since"},
-		{"empty", "", "is no lease id"},
-		{"no number", "000000000000feed-", "is no lease id"},
-		{"leading zero", "000000000000feed-01", "is no lease id"},
-		{"sign", "000000000000feed-+1", "is no lease id"},
-		{"too large", "000000000000feed-99999999999999999999999", "is no lease id"},
-		{"upper case", "000000000000FEED-1", "is no lease id"},
+		{"of an earlier run", "000000000000beef-1", "ended when the daemon restarted"},
+		{"empty", "", "invalid lease ID"},
+		{"no number", "000000000000feed-", "invalid lease ID"},
+		{"leading zero", "000000000000feed-01", "invalid lease ID"},
+		{"sign", "000000000000feed-+1", "invalid lease ID"},
+		{"too large", "000000000000feed-99999999999999999999999", "invalid lease ID"},
+		{"upper case", "000000000000FEED-1", "invalid lease ID"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			_, err := online.Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: tc.id})
@@ -357,10 +357,8 @@ func TestRetryTakesTheLeaseOverFromACanceledCall(t *testing.T) {
 	call := func(ctx context.Context) <-chan outcome {
 		waits, over := make(chan struct{}), make(chan outcome, 1)
 		go func() {
-			w := waiters.Get().(*waiter)
-			defer w.free()
-			g, err := h.server.announce(ctx, w, h.runner.Now(), order{
-				announcement: announcement{req: req}, client: c, by: &holder{},
+			g, err := h.server.announce(ctx, h.runner.Now(), pendingAnnounce{
+				announcement: announcement{req: req}, client: c, scope: &scope{},
 				accepted: func(scheduler.LeaseID, time.Duration) { close(waits) },
 			})
 			over <- outcome{g, err}

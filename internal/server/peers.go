@@ -20,22 +20,22 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// What differs between a process on a unix socket and the holder of a certificate
-// on TCP is in this file; the rest of the server sees a link and an authz.Peer.
+// This file has what differs between a process on a unix socket and the owner of a
+// certificate on TCP; the rest of the server uses a link and an authz.Peer.
 
-// link is an accepted connection whose peer is proved: a *peercred.Conn or a
+// link is an accepted connection whose peer is known: a *peercred.Conn or a
 // *mtls.Conn.
 type link interface {
 	Close() error
 	// Done is closed when the connection is over.
 	Done() <-chan struct{}
-	// Died tells, once Done is closed, that it ended because its process died.
+	// Died reports, once Done is closed, whether it ended because its process died.
 	Died() bool
-	// Exiting tells that its process has exited or is about to.
+	// Exiting reports whether its process has exited or is exiting.
 	Exiting() bool
 }
 
-// linkIn returns the connection a handshake was about; nil when nothing was proved.
+// linkIn returns the connection of a handshake; nil when it proved no identity.
 func linkIn(info credentials.AuthInfo) link {
 	switch info := info.(type) {
 	case peercred.AuthInfo:
@@ -46,7 +46,7 @@ func linkIn(info credentials.AuthInfo) link {
 	return nil
 }
 
-// peerOf returns who is at the other end of a connection.
+// peerOf returns the peer of a connection.
 func peerOf(l link) authz.Peer {
 	switch l := l.(type) {
 	case *peercred.Conn:
@@ -57,7 +57,7 @@ func peerOf(l link) authz.Peer {
 	return nil
 }
 
-// linkOf returns the connection a call came by; nil when nothing was proved.
+// linkOf returns the connection of a call; nil when it has no proved identity.
 func linkOf(ctx context.Context) link {
 	if p, ok := peer.FromContext(ctx); ok {
 		return linkIn(p.AuthInfo)
@@ -65,45 +65,45 @@ func linkOf(ctx context.Context) link {
 	return nil
 }
 
-// doorkeeper lets a connection in when its peer is proved and its principal has
-// not too many already. Refusing here costs no goroutine, no memory and no
-// descriptor for longer than the refusal takes; the client sees its connection
-// closed. There is no third way in: a connection of any other listener, such as
-// one of plain TCP, proves nothing.
-type doorkeeper struct {
-	credentials.TransportCredentials // for processes
+// serverCredentials accepts a connection when its peer is proved and the limits of
+// connections allow it. A refusal here costs no goroutine, no memory and no
+// descriptor once it is over; the client sees its connection closed. A connection
+// of any other listener, such as one of plain TCP, is refused.
+type serverCredentials struct {
+	credentials.TransportCredentials // of processes
 	certified                        credentials.TransportCredentials
-	clients                          *clients
+	s                                *Server
 }
 
-func (d *doorkeeper) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	d.clients.s.door.begun()
-	way := d.TransportCredentials
+func (sc *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	sc.s.drainer.handshake()
+	creds := sc.TransportCredentials
 	if _, ok := raw.(*mtls.Conn); ok {
-		way = d.certified
+		creds = sc.certified
 	}
-	conn, info, err := way.ServerHandshake(raw)
+	conn, info, err := creds.ServerHandshake(raw)
 	if err != nil {
-		d.clients.s.Refused(err)
+		sc.s.Refused(err)
 		return nil, nil, err
 	}
-	c, err := d.clients.join(linkIn(info))
+	c, err := sc.s.clients.join(linkIn(info))
 	if err != nil {
-		d.clients.s.Refused(err)
+		sc.s.Refused(err)
 		return nil, nil, err
 	}
-	return &paced{Conn: conn, s: d.clients.s, of: c}, info, nil
+	return &throttledConn{Conn: conn, s: sc.s, c: c}, info, nil
 }
 
-func (d *doorkeeper) Clone() credentials.TransportCredentials {
-	return &doorkeeper{TransportCredentials: d.TransportCredentials.Clone(), certified: d.certified.Clone(), clients: d.clients}
+func (sc *serverCredentials) Clone() credentials.TransportCredentials {
+	return &serverCredentials{TransportCredentials: sc.TransportCredentials.Clone(), certified: sc.certified.Clone(), s: sc.s}
 }
 
-// Refused counts and logs a connection that was not let in. One that says nothing, such as that of a prober, is no
-// trouble. It does not block.
+// Refused counts and logs a refused connection. A connection that ended without a
+// byte, such as that of a probe, is logged at debug level only. Refused does not
+// block.
 func (s *Server) Refused(err error) {
 	if errors.Is(err, io.EOF) {
-		s.cfg.Log.Debug("a connection ended before it began", logkey.Err(err))
+		s.cfg.Log.Debug("connection ended before its handshake", logkey.Err(err))
 		return
 	}
 	why := gpreempt.ReasonOf(err)
@@ -111,11 +111,11 @@ func (s *Server) Refused(err error) {
 		why = gpreempt.ReasonConnsTotal
 	}
 	s.cfg.Events.Refused(cmp.Or(why, gpreempt.ReasonNoIdentity))
-	s.cfg.Log.Warn("a connection is refused", logkey.Err(err))
+	s.cfg.Log.Warn("client connection refused", logkey.Err(err))
 }
 
-// setHolder says in a message whose a lease is.
-func setHolder(m *gpreemptv1.Lease, p authz.Peer) {
+// setOwner sets the owner of a lease in a message.
+func setOwner(m *gpreemptv1.Lease, p authz.Peer) {
 	switch p := p.(type) {
 	case peercred.Peer:
 		m.ClientUid = p.UID
@@ -124,7 +124,7 @@ func setHolder(m *gpreemptv1.Lease, p authz.Peer) {
 	}
 }
 
-// fields returns what the log says of whoever is at the other end of a connection.
+// fields returns the fields of the log that describe the peer of a connection.
 func (c *connection) fields() []zap.Field {
 	switch p := c.peer.(type) {
 	case peercred.Peer:
@@ -141,7 +141,7 @@ func (c *connection) fields() []zap.Field {
 	return nil
 }
 
-// howToGet says what gives a peer a right, "online" or "admin".
+// howToGet returns how a peer gets a right, "online" or "admin".
 func howToGet(p authz.Peer, right string) string {
 	switch p := p.(type) {
 	case peercred.Peer:
@@ -152,5 +152,5 @@ func howToGet(p authz.Peer, right string) string {
 		}
 		return fmt.Sprintf("add %.128q to tcp.%s on the daemon's host, and reload gpreemptd", p.Name(), right)
 	}
-	return "connect by the daemon's unix socket, or by TCP with a certificate"
+	return "connect over the daemon's unix socket, or over TCP with a certificate"
 }

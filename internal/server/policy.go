@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -25,21 +26,21 @@ func policyMessage(p scheduler.Policy) *gpreemptv1.Policy {
 	}
 }
 
-// mergePolicy returns the policy a request asks for, when base is in force. The
-// name in the request's policy is not a knob: the knobs decide what they are
-// called. The error is INVALID_POLICY and names the knob.
+// mergePolicy returns the policy of a request when base is in force. It ignores the
+// preset name in the request's policy: the knobs determine the name. The error is
+// INVALID_POLICY and names the knob.
 func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (scheduler.Policy, error) {
 	p := base
 	if req.GetPreset() != "" {
 		var err error
 		if p, err = scheduler.PresetByName(req.GetPreset()); err != nil {
-			return p, badPolicy(err.Error(), "gpctl policy get lists the presets")
+			return p, badPolicy(err.Error(), "use one of "+strings.Join(scheduler.PresetNames(), ", "))
 		}
 	}
 	knobs := (*gpreemptv1.Policy)(nil).ProtoReflect().Descriptor().Fields()
 	for _, name := range req.GetFields() {
 		if knobs.ByName(protoreflect.Name(name)) == nil || name == "preset" {
-			return p, badPolicy(fmt.Sprintf("fields: %.64q is no knob", name), "use the names of the policy's fields, such as share_floor")
+			return p, badPolicy(fmt.Sprintf("fields: unknown knob %.64q", name), "use names of fields of the policy, such as share_floor")
 		}
 	}
 	m := req.GetPolicy().ProtoReflect()
@@ -55,7 +56,7 @@ func mergePolicy(base scheduler.Policy, req *gpreemptv1.SetPolicyRequest) (sched
 	if err := p.Validate(); err != nil {
 		next := "gpctl policy get shows what is in force"
 		if k, ok := errors.AsType[*scheduler.KnobError](err); ok {
-			next = fmt.Sprintf("change %s, or what it has to agree with", k.Knob)
+			next = fmt.Sprintf("change %s, or the knob that contradicts it", k.Knob)
 		}
 		return p, badPolicy(err.Error(), next)
 	}
@@ -92,11 +93,11 @@ func setKnob(p *scheduler.Policy, knob protoreflect.FieldDescriptor, v protorefl
 	return nil
 }
 
-// setEnum sets an enum with the API's numbers; those the API does not have must
-// not be cut down to some it has.
+// setEnum sets an enum with the API's numbers. A number that the API does not have
+// is refused, because its low 8 bits may be a valid one.
 func setEnum[E ~uint8](to *E, knob protoreflect.FieldDescriptor, v protoreflect.Value) error {
 	if knob.Enum().Values().ByNumber(v.Enum()) == nil {
-		return badPolicy(fmt.Sprintf("%s: %d is not one of its values", knob.Name(), v.Enum()), "use a name the API has; a newer gpctl may know more than an older daemon")
+		return badPolicy(fmt.Sprintf("%s: unknown value %d", knob.Name(), v.Enum()), "use a name of the API; a newer gpctl may have names that an older daemon does not have")
 	}
 	*to = E(v.Enum())
 	return nil
@@ -108,7 +109,7 @@ func setTime(to *time.Duration, name string, v protoreflect.Value) error {
 		d = &durationpb.Duration{}
 	}
 	if err := d.CheckValid(); err != nil {
-		return badPolicy(name+": "+err.Error(), "use seconds and nanos of the same sign, as google.protobuf.Duration says")
+		return badPolicy(name+": "+err.Error(), "use seconds and nanos of the same sign, as google.protobuf.Duration requires")
 	}
 	*to = d.AsDuration()
 	return nil

@@ -191,7 +191,7 @@ func TestHardwareSlotsAreListed(t *testing.T) {
 	} {
 		notes := []string{"line 4 of hqds: odd"}
 		if test.req.GetTargetId() != "" {
-			notes = slices.Insert(notes, 0, "1 live slots hold queues that could not be told apart, and may be its: that a slot is not listed here proves nothing")
+			notes = slices.Insert(notes, 0, "the queues of 1 live slots could not be identified, and may be queues of the target")
 		}
 		got, err := h.admin(t).ListHqds(t.Context(), test.req)
 		if err != nil {

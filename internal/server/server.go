@@ -1,6 +1,6 @@
-// Package server hides how the daemon answers its callers: both services of
-// gpreempt.v1 over gRPC, who is on the other end of each connection, and what
-// ends when that connection, stream or process does.
+// Package server implements the gRPC API of the daemon: both services of
+// gpreempt.v1, the limits of each client, and the end of leases with their
+// connection, stream or process.
 package server
 
 import (
@@ -33,46 +33,48 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// Bounds of a connection that nobody should have to tune.
+// Bounds of a connection that need no configuration.
 const (
-	// streamsPerConnection is how many calls one connection may have in flight; a
-	// client of gRPC has the rest wait. It bounds what one descriptor costs, also
-	// under a flood of streams that are reset at once: gRPC takes no more of them
+	// streamsPerConnection is how many calls of one connection may be in flight; a
+	// gRPC client lets the others wait. It bounds the cost of one descriptor, also
+	// under a flood of streams that are reset at once: gRPC accepts no more of them
 	// than this before their handlers have ended.
 	streamsPerConnection = 128
-	// callsPerUser is how many calls that are no streams all processes of a user may
-	// have in flight. Each may hold a message of the largest size.
+	// callsPerUser is how many calls of all processes of a user may be in flight,
+	// without streams. Each may have a message of the maximum size.
 	callsPerUser = 1024
-	// handshakeTime is how long a new connection may take to say what it wants.
+	// handshakeTime bounds the HTTP/2 handshake of a new connection.
 	handshakeTime = 5 * time.Second
 	// messageTime is how long the message of a call may take to follow its header.
 	messageTime = 5 * time.Second
-	// A connection on which nothing comes for idleTime is asked for a sign of life,
-	// and closed when none comes for answerTime. It is for frames that were begun and
-	// never end, behind which the sign cannot come, and for hosts that vanish.
+	// A connection on which nothing is received for idleTime is pinged, and closed
+	// when no answer is received for answerTime. This ends frames that were begun and
+	// never end, because the answer cannot be sent inside them, and the connections
+	// of hosts that have vanished.
 	idleTime, answerTime = 20 * time.Second, 10 * time.Second
-	// maxHeaderBytes bounds the header of a call, unpacked; ours are a few hundred
-	// bytes. gRPC's default is 16 MB.
+	// maxHeaderBytes bounds the header of a call, unpacked; those of the API have a
+	// few hundred bytes. gRPC's default is 16 MB.
 	maxHeaderBytes = 16 << 10
-	// windowBytes is what a client may send on a stream before it is read. Fixed,
-	// because gRPC would raise it to 16 MB for a client that sends fast, and asks
-	// each client how fast it is by a ping for every burst.
+	// windowBytes is what a client may send on a stream before it is read. It is
+	// fixed, because gRPC would raise it to 16 MB for a client that sends fast, and
+	// would measure each client by a ping for every burst.
 	windowBytes = 64 << 10
-	// streamWorkers handle calls on stacks that have grown already: a goroutine made for
-	// a call grows its own anew, which is a tenth of an announcement. When all are busy,
-	// as with streams, calls get goroutines of their own.
+	// streamWorkers is the number of goroutines that handle calls on stacks that have
+	// grown already: a goroutine for each call grows a new stack, which is a tenth of
+	// the cost of an announcement. When all are busy, as with streams, calls get
+	// goroutines of their own.
 	streamWorkers = 16
-	// readBytes is how much of a connection is read at once. What has been read is
-	// dealt with before a client is made to wait (paced), so it is kept small:
-	// gRPC's 32 KB hold a thousand announcements.
+	// readBytes is how much of a connection is read at once. Bytes that have been read
+	// are handled before a client has to wait (throttledConn), so it is small: gRPC's
+	// 32 KB have room for a thousand announcements.
 	readBytes = 8 << 10
-	// stopTime is how long handlers may take to end once their connections are cut.
+	// stopTime is how long handlers may take to end once their connections are closed.
 	stopTime = 2 * time.Second
-	// pingInterval is how often a client may ping without being shut out.
+	// pingInterval is how often a client may ping before it is disconnected.
 	pingInterval = 10 * time.Second
 )
 
-// Scheduler is what the server needs of *scheduler.Runner.
+// Scheduler is the part of *scheduler.Runner that the server uses.
 type Scheduler interface {
 	Announce(req scheduler.LeaseRequested, reply scheduler.Reply) (scheduler.LeaseID, time.Duration, error)
 	Complete(client scheduler.ClientID, id scheduler.LeaseID, end scheduler.LeaseEnd) (scheduler.LeaseEnd, time.Duration, error)
@@ -82,7 +84,7 @@ type Scheduler interface {
 	Now() scheduler.Time
 }
 
-// EventLog is what the server needs of *events.Log.
+// EventLog is the part of *events.Log that the server uses.
 type EventLog interface {
 	AppendAdmin(at time.Time, text string, r scheduler.Record)
 	Answered(a scheduler.Answer, s events.Stages)
@@ -93,7 +95,7 @@ type EventLog interface {
 	Stats() events.Stats
 }
 
-// Inventory is what the server needs of *inventory.Inventory.
+// Inventory is the part of *inventory.Inventory that the server uses.
 type Inventory interface {
 	GPUs() []gpreempt.GPU
 	Processes() []discovery.Proc
@@ -104,47 +106,48 @@ type Inventory interface {
 	Wait(ctx context.Context, after uint64) error
 }
 
-// Directory knows what rules and admins say of the living processes. Its methods
-// are safe for concurrent use.
+// Directory has the classes of the living processes. Its methods are safe for
+// concurrent use.
 type Directory interface {
-	// Facts reports what is known of a process beside its queues; false when it is
-	// not known.
+	// Facts returns what is known of a process beside its queues; false for an
+	// unknown process.
 	Facts(key gpreempt.ProcessKey) (Facts, bool)
-	// Override puts decision above the rules for ttl, or until the process exits
-	// when ttl is 0; nil takes an override back. When it returns, the scheduler
-	// knows. False when the process is not known.
+	// Override sets an override for ttl, or until the process exits when ttl is 0;
+	// nil removes it. When it returns, the scheduler has received it. False for an
+	// unknown process.
 	Override(key gpreempt.ProcessKey, decision *classify.Decision, ttl time.Duration) bool
-	// Explain goes through what could classify a process, in order; nil when it is
-	// not known.
+	// Explain returns what could classify a process, in order of precedence; nil for
+	// an unknown process.
 	Explain(key gpreempt.ProcessKey) []classify.Step
-	// RuleCounts describes how often each rule matched, in their order, the tags last.
+	// RuleCounts returns how often each rule matched, in their order, the tags last.
 	RuleCounts() []RuleCount
 }
 
-// RuleCount describes how often a rule matched.
+// RuleCount is how often a rule matched.
 type RuleCount struct {
-	// Rule is its name, and Class what it gives; "tag" gives what it says.
+	// Rule is the name of the rule, and Class the class it assigns; "tag" stands for
+	// the tags of processes, which assign any class.
 	Rule  string
 	Class gpreempt.Class
 	// Matched and Decided count processes since the rules were loaded, and
-	// MatchesNow and DecidesNow those that live.
+	// MatchesNow and DecidesNow the living ones.
 	Matched, Decided, MatchesNow, DecidesNow uint64
 }
 
 // Facts is what a Directory knows of a process.
 type Facts struct {
 	Decision classify.Decision
-	// Container is what the runtime told of the container it is in.
+	// Container is what the container runtime reports of its container.
 	Container gpreempt.Container
-	// Mechanism is the name of the attached one; "" when none is.
+	// Mechanism is the name of the attached mechanism; "" without one.
 	Mechanism string
-	// MechanismWhy says why that one, and what stood in the way of better ones.
+	// MechanismWhy says why it was chosen, and why preferred ones were not.
 	MechanismWhy string
-	// AttachError says why none could be attached; "" when none failed.
+	// AttachError says why no mechanism could be attached; "" when none failed.
 	AttachError string
 }
 
-// Observer is what the server needs of *inventory.Observer.
+// Observer is the part of *inventory.Observer that the server uses.
 type Observer interface {
 	Sources() []inventory.Source
 	HQDs(ctx context.Context, notBefore time.Time) (*inventory.HQDs, error)
@@ -167,7 +170,7 @@ type Limits struct {
 	ConnectionsPerUser, ConnectionsTotal int
 }
 
-// Config is what a Server needs. Every field must be set but Warnings, Traced and
+// Config is what a Server needs. Every field must be set except Warnings, Traced and
 // Register.
 type Config struct {
 	Scheduler Scheduler
@@ -175,36 +178,35 @@ type Config struct {
 	Inventory Inventory
 	Directory Directory
 	Observer  Observer
-	// Backlogs reads the work waiting on queues of one process, index by index; nil
+	// Backlogs returns the backlog of each of queues, which belong to one process; nil
 	// when it cannot be read.
 	Backlogs func(ctx context.Context, key gpreempt.ProcessKey, queues []gpreempt.QueueEntry) []inventory.Backlog
-	// BootID is the boot id of the host.
+	// BootID is the boot ID of the host.
 	BootID string
-	// Authz returns the policy in force; it is asked on every call.
+	// Authz returns the policy in force; it is called for every call.
 	Authz func() authz.Policy
-	// Limits returns the limits in force; it is asked on every call.
+	// Limits returns the limits in force; it is called for every call.
 	Limits func() Limits
 	// MaxMessageBytes bounds a request. gRPC itself refuses more, as
-	// RESOURCE_EXHAUSTED: that one refusal carries no ErrorInfo, and clients know it
-	// by its text (errgrpc.FromStatus does).
+	// RESOURCE_EXHAUSTED without an ErrorInfo; api.FromStatus recognizes the text.
 	MaxMessageBytes int
-	// Epoch tells the leases of this run of the daemon from those of others.
+	// Epoch distinguishes the leases of this run of the daemon from those of others.
 	Epoch uint64
 	// Now is the wall clock.
 	Now func() time.Time
 	Log *zap.Logger
-	// Audit takes a line for each call that needs the admin right, and for each
+	// Audit receives a line for each call that needs the admin right, and for each
 	// refused call of the admin service.
 	Audit   *zap.Logger
 	Version string
-	// Backend is "kfd", or what stands for it: "simulated MACHINE", "emulated MACHINE".
+	// Backend is "kfd", "simulated MACHINE" or "emulated MACHINE".
 	Backend string
-	// Diagnose looks at the host.
+	// Diagnose checks the host.
 	Diagnose func(context.Context) *doctor.Report
-	// Warnings returns what GetStatus shows; nil: nothing.
+	// Warnings returns the warnings that GetStatus shows; nil: none.
 	Warnings func() []gpreempt.Warning
-	// Traced takes note of an announcement whose call has ctx, for traces; nil: there
-	// are none. It must not block.
+	// Traced is called with the context of each announcement, for traces; nil: traces
+	// are off. It must not block.
 	Traced func(ctx context.Context, lease scheduler.LeaseID, arrived, decided scheduler.Time)
 	// Register adds more services before serving begins; nil: none.
 	Register func(grpc.ServiceRegistrar)
@@ -216,10 +218,10 @@ type Server struct {
 	grpc    *grpc.Server
 	health  *health.Server
 	clients *clients
-	// byHand holds the leases that belong to no connection.
-	byHand  *client
+	// admins has the leases that admins create: they do not end with a connection.
+	admins  *client
 	started time.Time
-	// leasePrefix begins every lease id of this run.
+	// leasePrefix begins every lease ID of this run.
 	leasePrefix string
 
 	// simulated is the header of a simulated or emulated backend; nil with hardware.
@@ -229,9 +231,9 @@ type Server struct {
 	closing context.Context
 	close   context.CancelCauseFunc
 
-	door door
+	drainer drainer
 
-	policyMu sync.Mutex // held through SetPolicy: it reads, changes and writes
+	policyMu sync.Mutex // held in SetPolicy, which reads, changes and writes
 }
 
 // New returns a server that is not yet serving, and reports itself NOT_SERVING.
@@ -242,7 +244,7 @@ func New(cfg Config) *Server {
 	s := &Server{
 		cfg:         cfg,
 		health:      health.NewServer(),
-		byHand:      newClient(scheduler.ClientID(0), nil, nil),
+		admins:      newClient(scheduler.ClientID(0), nil, nil),
 		started:     cfg.Now(),
 		leasePrefix: leasePrefix(cfg.Epoch),
 	}
@@ -250,11 +252,9 @@ func New(cfg Config) *Server {
 		s.simulated = metadata.Pairs(api.SimulatedHeader, cfg.Backend)
 	}
 	s.clients = newClients(s)
-	s.closing, s.close = context.WithCancelCause(context.Background()) //nolint:forbidigo // a server has no caller whose context it could be; Shutdown ends it
+	s.closing, s.close = context.WithCancelCause(context.Background()) //nolint:forbidigo // it lives as long as the server; Shutdown ends it
 	s.grpc = grpc.NewServer(
-		grpc.Creds(&doorkeeper{TransportCredentials: peercred.Credentials(), certified: mtls.Credentials(), clients: s.clients}),
-		grpc.UnaryInterceptor(s.interceptUnary), // behind guard
-		grpc.StreamInterceptor(s.interceptStream),
+		grpc.Creds(&serverCredentials{TransportCredentials: peercred.Credentials(), certified: mtls.Credentials(), s: s}),
 		grpc.MaxRecvMsgSize(cfg.MaxMessageBytes),
 		grpc.MaxConcurrentStreams(streamsPerConnection),
 		grpc.MaxHeaderListSize(maxHeaderBytes),
@@ -266,30 +266,30 @@ func New(cfg Config) *Server {
 		grpc.WaitForHandlers(true),
 		grpc.NumStreamWorkers(streamWorkers),
 	)
-	guarded := &guard{s: s}
-	gpreemptv1.RegisterOnlineServiceServer(guarded, onlineService{s: s})
-	gpreemptv1.RegisterAdminServiceServer(guarded, adminService{s: s})
+	services := registrar{s}
+	gpreemptv1.RegisterOnlineServiceServer(services, onlineService{s: s})
+	gpreemptv1.RegisterAdminServiceServer(services, adminService{s: s})
 	if cfg.Register != nil {
-		cfg.Register(guarded)
+		cfg.Register(services)
 	}
-	grpc_health_v1.RegisterHealthServer(guarded, s.health)
-	reflection.Register(guarded)
+	grpc_health_v1.RegisterHealthServer(services, s.health)
+	reflection.Register(services)
 	s.SetServing(false)
 	return s
 }
 
-// Serve answers callers on lis, a listener of peercred or mtls, until Shutdown, and
-// closes lis. Connections of any other listener are closed unheard. After Shutdown it returns nil. It may be called for several
-// listeners at once.
+// Serve serves the API on lis, a listener of peercred or mtls, until Shutdown, and
+// closes lis. Connections of any other listener are refused. After Shutdown it
+// returns nil. It may be called for several listeners at once.
 func (s *Server) Serve(lis net.Listener) error {
-	if err := s.grpc.Serve(s.door.listen(lis)); err != nil && s.closing.Err() == nil {
+	if err := s.grpc.Serve(s.drainer.listen(lis)); err != nil && s.closing.Err() == nil {
 		return fmt.Errorf("serve the API on %v: %w", lis.Addr(), err)
 	}
 	return nil
 }
 
-// SetServing says what the health service answers, for the server as a whole
-// and for each service. After Shutdown it is NOT_SERVING for good.
+// SetServing sets the status that the health service reports, for the server and
+// for each service. After Shutdown it stays NOT_SERVING.
 func (s *Server) SetServing(serving bool) {
 	status := grpc_health_v1.HealthCheckResponse_NOT_SERVING
 	if serving {
@@ -301,14 +301,15 @@ func (s *Server) SetServing(serving bool) {
 	}
 }
 
-// Shutdown refuses new announcements, ends every stream, lets calls in flight
-// finish, and returns when no handler and no connection is left. When ctx is
-// done first, it cuts the connections and waits a moment longer: a handler that
-// hangs in the kernel must not keep the daemon. It may be called before Serve.
+// Shutdown refuses new announcements, ends every stream, waits for the calls in
+// flight, and returns when no handler and no connection remains. When ctx is done
+// first, it closes the connections and waits for stopTime only: a handler that
+// hangs in the kernel must not keep the daemon from ending. It may be called before
+// Serve.
 func (s *Server) Shutdown(ctx context.Context) {
 	s.close(errShuttingDown)
 	s.health.Shutdown()
-	s.door.close(ctx)
+	s.drainer.close(ctx)
 	stopped := make(chan struct{})
 	go func() {
 		s.grpc.GracefulStop()
@@ -321,7 +322,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 		select {
 		case <-stopped:
 		case <-time.After(stopTime):
-			s.cfg.Log.Warn("a call hangs and is left behind")
+			s.cfg.Log.Warn("shutdown timed out: a call still runs")
 			return
 		}
 	}
@@ -338,5 +339,5 @@ func (s *Server) Clients() []scheduler.ClientID {
 var errShuttingDown error = &gpreempt.Error{
 	Code: gpreempt.CodeUnavailable, Reason: gpreempt.ReasonShuttingDown,
 	Message: "the daemon is shutting down",
-	Next:    "go on without a lease, and announce again when it is back",
+	Next:    "continue without a lease, and announce again when the daemon is back",
 }

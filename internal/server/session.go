@@ -16,26 +16,26 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// maxOutstanding is how many announcements of one stream may wait for their
-// answer to be sent. It bounds what a client that does not read can make the
-// daemon remember, with limits.streams_per_client and the connections of a user.
+// maxOutstanding is how many announcements of one stream may wait until their
+// answer is sent. With limits.streams_per_client and the connections of a user, it
+// bounds the memory that a client which does not read can take.
 const maxOutstanding = 128
 
-// session is one Session stream. One goroutine reads frames and answers at once
-// what can be answered at once; the handler sends what is answered later, so
-// neither waits for the scheduler.
+// session is one Session stream. One goroutine reads frames and sends the answers
+// that are known at once; the handler sends the later ones. So neither waits for
+// the scheduler.
 type session struct {
 	s      *Server
 	stream grpc.BidiStreamingServer[gpreemptv1.SessionRequest, gpreemptv1.SessionResponse]
 	caller *connection
-	// holder is for the leases announced here.
-	holder holder
-	// answers holds announcements that were answered later. There is room for
-	// all that are outstanding, so the scheduler's reply never blocks.
-	answers     chan *pending
+	// scope is that of the leases announced here.
+	scope scope
+	// answers has announcements that were answered later. It has room for all that
+	// are outstanding, so the scheduler's reply never blocks.
+	answers     chan *streamAnnounce
 	outstanding atomic.Int32
 
-	sending sync.Mutex // held through each send: a stream takes one sender at a time
+	sending sync.Mutex // held in each send: a stream allows one sender at a time
 }
 
 // Session is NotifyOnline, Complete and Renew over one stream.
@@ -43,12 +43,12 @@ func (o onlineService) Session(st grpc.BidiStreamingServer[gpreemptv1.SessionReq
 	ctx := st.Context()
 	ses := &session{
 		s: o.s, stream: st, caller: callerOf(ctx),
-		answers: make(chan *pending, maxOutstanding),
+		answers: make(chan *streamAnnounce, maxOutstanding),
 	}
 	ended := make(chan error, 1)
-	// The reader ends with the stream, which ends when this handler returns. It,
-	// and not the handler, ends the leases: the handler may be held up by a client
-	// that does not read its answers.
+	// The reader ends with the stream, which ends when this handler returns. The
+	// reader ends the leases, because the handler may be blocked by a client that
+	// does not read its answers.
 	go func() {
 		err := ses.read()
 		ses.end()
@@ -71,19 +71,19 @@ func (o onlineService) Session(st grpc.BidiStreamingServer[gpreemptv1.SessionReq
 	}
 }
 
-// end ends every lease announced on the stream. A stream breaks before the death
-// of its process is told, so that is asked.
+// end ends every lease announced on the stream. A stream ends before the death of
+// its process is reported, so end checks whether the process is exiting.
 func (ses *session) end() {
 	how := scheduler.EndDisconnected
 	if ses.caller.link.Exiting() {
 		how = scheduler.EndClientDied
 	}
 	c := ses.caller.client
-	ses.s.endAll(c, c.release(&ses.holder), how)
+	ses.s.endAll(c, c.endScope(&ses.scope), how)
 }
 
-// flush sends the answers of a half-closed stream: by now every announcement
-// has one.
+// flush sends the answers of a half-closed stream: every announcement has one by
+// then.
 func (ses *session) flush() error {
 	for {
 		select {
@@ -97,7 +97,7 @@ func (ses *session) flush() error {
 	}
 }
 
-// read takes in frames until the client has sent its last; then the error is nil.
+// read handles frames until the client has sent its last; then the error is nil.
 func (ses *session) read() (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -127,10 +127,10 @@ func (ses *session) read() (err error) {
 	}
 }
 
-// frame carries out one frame. Neither response nor error: it is answered later.
+// frame handles one frame. Without response and error, it is answered later.
 func (ses *session) frame(req *gpreemptv1.SessionRequest) (*gpreemptv1.SessionResponse, error) {
 	c := ses.caller.client
-	if err := c.ask(ses.s.cfg.Limits()); err != nil {
+	if err := c.takeRequest(ses.s.cfg.Limits()); err != nil {
 		return nil, err
 	}
 	switch f := req.GetFrame().(type) {
@@ -151,21 +151,21 @@ func (ses *session) frame(req *gpreemptv1.SessionRequest) (*gpreemptv1.SessionRe
 	default:
 		return nil, &gpreempt.Error{
 			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonBadFrame,
-			Message: fmt.Sprintf("frame %d holds nothing this daemon knows", req.GetTag()),
-			Next:    "set one of announce, complete and renew; a newer client may know frames an older daemon does not",
+			Message: fmt.Sprintf("unknown frame with tag %d", req.GetTag()),
+			Next:    "set one of announce, complete and renew; a newer client may use frames that an older daemon does not have",
 		}
 	}
 }
 
-// Who answers an announcement of a stream.
+// The states of a streamAnnounce: who sends its answer.
 const (
 	undecided    = iota // it is in the scheduler
-	answeredNow         // the reader: the answer came while it was in the scheduler
+	answeredNow         // the reader: the scheduler answered at once
 	answersLater        // the handler
 )
 
-// pending is an announcement of a stream on its way.
-type pending struct {
+// streamAnnounce is an announcement of a stream.
+type streamAnnounce struct {
 	ses *session
 	tag uint64
 	announcement
@@ -174,7 +174,8 @@ type pending struct {
 	known bool
 }
 
-// announce takes in an announcement.
+// announce passes an announcement to the scheduler. Without response and error, it
+// is answered later.
 func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*gpreemptv1.SessionResponse, error) {
 	s, c := ses.s, ses.caller.client
 	arrived := s.cfg.Scheduler.Now()
@@ -184,7 +185,7 @@ func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*
 	if ses.outstanding.Load() >= maxOutstanding {
 		return nil, &gpreempt.Error{
 			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonRateLimited,
-			Message: fmt.Sprintf("%d announcements of this stream wait for their answer, the most that may", maxOutstanding),
+			Message: fmt.Sprintf("%d announcements of this stream have unread answers, the maximum", maxOutstanding),
 			Next:    "read the answers before announcing more",
 		}
 	}
@@ -192,7 +193,7 @@ func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	p := &pending{ses: ses, tag: tag, announcement: a}
+	p := &streamAnnounce{ses: ses, tag: tag, announcement: a}
 	p.timing.arrived = arrived
 	ses.outstanding.Add(1)
 	id, ttl, err := s.cfg.Scheduler.Announce(a.req, p.reply)
@@ -200,16 +201,16 @@ func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*
 		ses.outstanding.Add(-1)
 		return nil, err
 	}
-	// The reply, which may run meanwhile, touches neither timing, ttl nor known.
+	// The reply, which may run meanwhile, uses neither timing, ttl nor known.
 	p.ttl = ttl
 	p.timing.decided = s.cfg.Scheduler.Now()
 	if s.cfg.Traced != nil {
 		s.cfg.Traced(ses.stream.Context(), id, arrived, p.timing.decided)
 	}
-	known, alive := c.keep(s, id, held{by: &ses.holder, label: req.GetLabel()})
+	known, alive := c.addLease(s, id, leaseNote{scope: &ses.scope, label: req.GetLabel()})
 	p.known = known
 	if !alive {
-		s.clients.disown(c, id)
+		s.clients.releaseOrphan(c, id)
 	}
 	if p.state.CompareAndSwap(undecided, answersLater) {
 		return nil, nil //nolint:nilnil // the handler answers
@@ -217,16 +218,16 @@ func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*
 	return p.response(), nil
 }
 
-// reply takes the scheduler's answer. It runs under the scheduler's lock.
-func (p *pending) reply(id scheduler.LeaseID, answer scheduler.Answer) {
+// reply stores the scheduler's answer. It is called with the scheduler's lock held.
+func (p *streamAnnounce) reply(id scheduler.LeaseID, answer scheduler.Answer) {
 	p.id, p.answer = id, answer
 	if !p.state.CompareAndSwap(undecided, answeredNow) {
 		p.ses.answers <- p
 	}
 }
 
-// response makes the frame that answers p.
-func (p *pending) response() *gpreemptv1.SessionResponse {
+// response returns the frame that answers p.
+func (p *streamAnnounce) response() *gpreemptv1.SessionResponse {
 	s := p.ses.s
 	p.ses.outstanding.Add(-1)
 	p.timing.answered = s.cfg.Scheduler.Now()
@@ -239,7 +240,7 @@ func (p *pending) response() *gpreemptv1.SessionResponse {
 	}
 }
 
-func (ses *session) sendAnswer(p *pending) error { return ses.send(p.response()) }
+func (ses *session) sendAnswer(p *streamAnnounce) error { return ses.send(p.response()) }
 
 func (ses *session) send(resp *gpreemptv1.SessionResponse) error {
 	ses.sending.Lock()

@@ -17,13 +17,14 @@ import (
 
 var errSlowReader error = &gpreempt.Error{
 	Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonSlowReader,
-	Message: "this stream was read too slowly: what it was to send next is no longer kept",
+	Message: "this stream was read too slowly: the next entries are no longer stored",
 	Next:    "list again and watch from the revision of the list",
 }
 
-// lost says what ErrCompacted means to a stream: at its start the client asked
-// for too old a revision, later it did not keep up.
-func lost(err error, started bool) error {
+// watchError returns the error that ends a stream. REVISION_COMPACTED at its start
+// means that the client requested too old a revision; later it means that the client
+// reads too slowly.
+func watchError(err error, started bool) error {
 	if started && gpreempt.ReasonOf(err) == gpreempt.ReasonRevisionCompacted {
 		return errSlowReader
 	}
@@ -41,7 +42,7 @@ func (a adminService) WatchEvents(req *gpreemptv1.WatchEventsRequest, st grpc.Se
 	for started := false; ; started = true {
 		var err error
 		if entries, err = log.Read(after, entries[:0]); err != nil {
-			return lost(err, started)
+			return watchError(err, started)
 		}
 		for _, e := range entries {
 			if err := st.Send(&gpreemptv1.WatchEventsResponse{Event: a.s.eventMessage(e)}); err != nil {
@@ -62,9 +63,9 @@ func (a adminService) WatchEvents(req *gpreemptv1.WatchEventsRequest, st grpc.Se
 }
 
 // WatchQueues streams queue changes after an inventory revision. A change of
-// the owner's state, class or priority is sent as MODIFIED for each of its
-// queues, with the revision unchanged: it is not in the inventory, so a watcher
-// that comes back from a revision lists the states anew.
+// the target's state, class or priority is sent as MODIFIED for each of its queues,
+// with the revision unchanged: it is not in the inventory, so a client that watches
+// from a revision again must list the states again.
 func (a adminService) WatchQueues(req *gpreemptv1.WatchQueuesRequest, st grpc.ServerStreamingServer[gpreemptv1.WatchQueuesResponse]) error {
 	w := queueWatch{s: a.s, stream: st, queues: req.GetAfterRevision(), events: a.s.cfg.Events.Revision()}
 	if req.GetAfterRevision() == 0 {
@@ -73,15 +74,15 @@ func (a adminService) WatchQueues(req *gpreemptv1.WatchQueuesRequest, st grpc.Se
 		}
 	}
 	for started := req.GetAfterRevision() == 0; ; started = true {
-		moved, err := w.sendChanges()
+		changed, err := w.sendChanges()
 		if err != nil {
-			return lost(err, started)
+			return watchError(err, started)
 		}
-		again, err := w.sendModified()
+		modified, err := w.sendModified()
 		if err != nil {
-			return lost(err, started)
+			return watchError(err, started)
 		}
-		if moved || again {
+		if changed || modified {
 			continue
 		}
 		if err := w.wait(); err != nil {
@@ -94,20 +95,20 @@ func (a adminService) WatchQueues(req *gpreemptv1.WatchQueuesRequest, st grpc.Se
 type queueWatch struct {
 	s      *Server
 	stream grpc.ServerStreamingServer[gpreemptv1.WatchQueuesResponse]
-	// queues and events are the revisions up to which it has been told.
+	// queues and events are the revisions up to which changes have been sent.
 	queues, events uint64
 }
 
-func (w *queueWatch) send(change gpreemptv1.QueueChange, at time.Time, q gpreempt.QueueEntry, o *owner) error {
-	return w.stream.Send(&gpreemptv1.WatchQueuesResponse{Revision: w.queues, Change: change, At: timestamppb.New(at), Queue: queueMessage(q, o)})
+func (w *queueWatch) send(change gpreemptv1.QueueChange, at time.Time, q gpreempt.QueueEntry, t *target) error {
+	return w.stream.Send(&gpreemptv1.WatchQueuesResponse{Revision: w.queues, Change: change, At: timestamppb.New(at), Queue: queueMessage(q, t)})
 }
 
 func (w *queueWatch) sendPresent() error {
 	queues, revision := w.s.cfg.Inventory.Queues()
-	p := w.s.picture(nil)
+	sn := w.s.snapshot(nil)
 	w.queues = revision
 	for _, q := range queues {
-		if err := w.send(gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED, q.FirstSeen, q, p.owner(q.Process)); err != nil {
+		if err := w.send(gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED, q.FirstSeen, q, sn.target(q.Process)); err != nil {
 			return err
 		}
 	}
@@ -120,7 +121,7 @@ func (w *queueWatch) sendChanges() (some bool, err error) {
 	if err != nil || len(changes) == 0 {
 		return false, err
 	}
-	p := w.s.picture(nil)
+	sn := w.s.snapshot(nil)
 	for _, c := range changes {
 		kind := gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED
 		switch c.Kind {
@@ -131,14 +132,14 @@ func (w *queueWatch) sendChanges() (some bool, err error) {
 		case inventory.Removed:
 		}
 		w.queues = c.Revision
-		if err := w.send(kind, c.At, c.Queue, p.owner(c.Queue.Process)); err != nil {
+		if err := w.send(kind, c.At, c.Queue, sn.target(c.Queue.Process)); err != nil {
 			return true, err
 		}
 	}
 	return true, nil
 }
 
-// sendModified sends the queues of the targets that the next events are about.
+// sendModified sends the queues of the targets that changed in the next events.
 func (w *queueWatch) sendModified() (some bool, err error) {
 	entries, err := w.s.cfg.Events.Read(w.events, nil)
 	if err != nil || len(entries) == 0 {
@@ -148,7 +149,7 @@ func (w *queueWatch) sendModified() (some bool, err error) {
 	changed := entries[len(entries)-1].At
 	touched := map[gpreempt.ProcessKey]bool{}
 	for _, e := range entries {
-		// The first sight of a target is told by its queues being added.
+		// A new target is reported by its queues being added.
 		if e.Record.Kind == scheduler.RecordTarget && e.Record.FromTarget != scheduler.TargetNone || e.Admin != "" {
 			touched[e.Record.Target] = true
 		}
@@ -157,7 +158,7 @@ func (w *queueWatch) sendModified() (some bool, err error) {
 	if len(touched) == 0 {
 		return true, nil
 	}
-	// The queues are those the watcher knows: what was born meanwhile is told first.
+	// Queues that were created meanwhile must be sent as added first.
 	queues, revision := w.s.cfg.Inventory.Queues()
 	for revision != w.queues {
 		if _, err := w.sendChanges(); err != nil {
@@ -165,10 +166,10 @@ func (w *queueWatch) sendModified() (some bool, err error) {
 		}
 		queues, revision = w.s.cfg.Inventory.Queues()
 	}
-	p := w.s.picture(nil)
+	sn := w.s.snapshot(nil)
 	for _, q := range queues {
-		if o := p.owner(q.Process); o != nil && touched[q.Process] {
-			if err := w.send(gpreemptv1.QueueChange_QUEUE_CHANGE_MODIFIED, changed, q, o); err != nil {
+		if t := sn.target(q.Process); t != nil && touched[q.Process] {
+			if err := w.send(gpreemptv1.QueueChange_QUEUE_CHANGE_MODIFIED, changed, q, t); err != nil {
 				return true, err
 			}
 		}
@@ -192,7 +193,7 @@ func (w *queueWatch) wait() error {
 	return nil
 }
 
-// errMore ends the wait of a queueWatch for the better reason.
+// errMore ends the wait of a queueWatch that has more to send.
 var errMore = errors.New("there is more to send")
 
 func moreOr(err error) error {

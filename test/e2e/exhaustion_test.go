@@ -162,7 +162,7 @@ func TestConnectionsLeaveDescriptorsToTheDaemon(t *testing.T) {
 	if got := d.fds(); got > limit-limit/8 {
 		t.Errorf("%d of %d descriptors are used", got, limit)
 	}
-	refusals := strings.Count(d.log.String(), "a connection is refused")
+	refusals := strings.Count(d.log.String(), "client connection refused")
 	refused := 2*limit - len(served)
 	if refusals == 0 || refusals > refused/2 {
 		t.Errorf("%d of %d refusals are logged, want some and not each", refusals, refused)

@@ -231,7 +231,7 @@ func TestTCPRefusesEveryOtherCertificate(t *testing.T) {
 	if _, err := gpreemptv1.NewOnlineServiceClient(conn).NotifyOnline(ctx, announcement()); status.Code(err) != codes.Unavailable {
 		t.Errorf("plain TCP: %v", err)
 	}
-	d.eventually("each refusal is in the log", func() bool { return strings.Count(d.log.String(), `"a connection is refused"`) >= 5 })
+	d.eventually("each refusal is in the log", func() bool { return strings.Count(d.log.String(), `"client connection refused"`) >= 5 })
 	if d.status().GetDraining() {
 		t.Error("somebody got through")
 	}

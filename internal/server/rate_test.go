@@ -20,48 +20,47 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// Whatever the pace of the asking, no stretch of time has more than the burst and the
-// rate allow, and whoever asks more slowly is never refused.
-func TestMeterGrantsTheRateAndTheBurstAndNoMore(t *testing.T) {
+// At any pace of requests, no period has more than the burst and the rate allow, and
+// requests at the rate are never refused.
+func TestMeterAllowsTheRateAndTheBurstAndNoMore(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		perSecond, burst := rapid.IntRange(1, 10_000).Draw(t, "per second"), rapid.IntRange(1, 100).Draw(t, "burst")
-		a := newAllowance(perSecond, burst)
+		q := quota{perSecond: rapid.IntRange(1, 10_000).Draw(t, "per second"), burst: rapid.IntRange(1, 100).Draw(t, "burst")}
+		gap := time.Second/time.Duration(q.perSecond) + 1 // rounded up
 		var m meter
 		began := time.Unix(1000, 0)
-		now, granted := began, 0
-		for _, gap := range rapid.SliceOfN(rapid.Int64Range(0, int64(3*a.request)), 1, 300).Draw(t, "gaps") {
-			now = now.Add(time.Duration(gap))
-			if m.ask(now, a) {
-				granted++
+		now, allowed := began, 0
+		for _, pause := range rapid.SliceOfN(rapid.Int64Range(0, int64(3*gap)), 1, 300).Draw(t, "pauses") {
+			now = now.Add(time.Duration(pause))
+			if m.take(now, q) {
+				allowed++
 			}
-			if most := burst + int(now.Sub(began)/a.request); granted > most {
-				t.Fatalf("%d granted within %v, at most %d may be", granted, now.Sub(began), most)
+			// 1e-6: the limiter computes in floating point.
+			if most := float64(q.burst) + now.Sub(began).Seconds()*float64(q.perSecond) + 1e-6; float64(allowed) > most {
+				t.Fatalf("%d allowed within %v, want at most %v", allowed, now.Sub(began), most)
 			}
-		}
-		for range 50 { // on time, once what was spent is made up for
-			now = now.Add(a.request)
-			m.ask(now, a)
 		}
 		for range 50 {
-			if now = now.Add(a.request); !m.ask(now, a) {
-				t.Fatalf("refused at the rate of %d a second", perSecond)
+			if now = now.Add(gap); !m.take(now, q) {
+				t.Fatalf("refused at the rate of %d per second", q.perSecond)
 			}
 		}
 	})
 }
 
 func TestDebtIsPaidByTimeAndBounded(t *testing.T) {
-	a := newAllowance(1000, 1000) // 256 000 bytes a second, and at once
+	q := quota{1000, 1000} // 256 000 bytes per second, and at once
 	var m meter
 	now := time.Unix(1000, 0)
-	m.charge(now, a, 256_000)
-	got := []time.Duration{m.debt(now)}
-	m.charge(now, a, 25_600)
-	got = append(got, m.debt(now), m.debt(now.Add(60*time.Millisecond)), m.debt(now.Add(time.Second)))
-	m.charge(now, a, 1<<30)
-	got = append(got, m.debt(now))
+	m.charge(now, q, 256_000)
+	got := []time.Duration{m.debt(now, q)}
+	m.charge(now, q, 25_600)
+	got = append(got, m.debt(now, q), m.debt(now.Add(60*time.Millisecond), q), m.debt(now.Add(time.Second), q))
+	for range 1000 {
+		m.charge(now, q, 25_600)
+	}
+	got = append(got, m.debt(now, q))
 	want := []time.Duration{0, 100 * time.Millisecond, 40 * time.Millisecond, 0, maxDebt}
-	for i := range got { // a byte is no whole number of nanoseconds
+	for i := range got { // a byte does not take a whole number of nanoseconds
 		got[i] = got[i].Round(time.Millisecond)
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -79,7 +78,7 @@ func TestConnectionInDebtIsNotReadUntilItIsPaid(t *testing.T) {
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
 		c := newClient(1, peercred.Peer{}, &user{})
-		p := &paced{Conn: endless{}, s: s, of: &connection{link: &peercred.Conn{}, client: c}}
+		p := &throttledConn{Conn: endless{}, s: s, c: &connection{link: &peercred.Conn{}, client: c}}
 		read := func() time.Duration {
 			began := time.Now()
 			if _, err := p.Read(make([]byte, 10)); err != nil {
@@ -88,9 +87,13 @@ func TestConnectionInDebtIsNotReadUntilItIsPaid(t *testing.T) {
 			return time.Since(began).Round(time.Millisecond)
 		}
 		free := read()
-		c.charge(l, 256_000+25_600) // of its own: 100 ms
+		for range 11 { // of its own: 100 ms
+			c.charge(l, 25_600)
+		}
 		own := read()
-		c.user.meter.charge(time.Now(), l.shared(), 3*1024_000) // of its user's: about 2 s
+		for range 3 { // of its user's: about 2 s
+			c.user.meter.charge(time.Now(), l.shared(), 1024_000)
+		}
 		shared := read()
 		if free != 0 || own != 100*time.Millisecond || shared < time.Second || shared > 3*time.Second {
 			t.Errorf("reads waited %v, %v and %v; want 0, 100ms and about 2s", free, own, shared)
@@ -104,11 +107,13 @@ func TestConnectionsThatWaitedTogetherTakeTurns(t *testing.T) {
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
 		c := newClient(1, peercred.Peer{}, &user{})
-		c.charge(l, 256_000+25_600)
+		for range 11 {
+			c.charge(l, 25_600)
+		}
 		began, read := time.Now(), make(chan time.Duration, connections)
 		for range connections {
 			go func() {
-				p := &paced{Conn: endless{}, s: s, of: &connection{link: &peercred.Conn{}, client: c}}
+				p := &throttledConn{Conn: endless{}, s: s, c: &connection{link: &peercred.Conn{}, client: c}}
 				if _, err := p.Read(make([]byte, 10)); err != nil {
 					t.Error(err)
 				}
@@ -222,13 +227,13 @@ func TestCallWithoutItsMessageEndsItsConnection(t *testing.T) {
 func TestCallsInFlightOfAUserAreBounded(t *testing.T) {
 	u := &user{id: "uid 7"}
 	for range callsPerUser {
-		if err := u.begin(); err != nil {
+		if err := u.beginCall(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	want(t, u.begin(), gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited)
-	u.end()
-	if err := u.begin(); err != nil {
+	want(t, u.beginCall(), gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited)
+	u.endCall()
+	if err := u.beginCall(); err != nil {
 		t.Error(err)
 	}
 }

@@ -1,0 +1,255 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+const (
+	// apiPrefix begins the methods of the two services in this package, and
+	// adminPrefix those of the admin service.
+	apiPrefix   = "/gpreempt.v1."
+	adminPrefix = apiPrefix + "AdminService/"
+)
+
+// registrar registers services so that each call passes one chain before its
+// handler: recovery from panics, identity, rate, bound of calls or streams, right,
+// audit. The order is a security property. The chain begins before the message of
+// a call is read; interceptors of gRPC would begin after it, and a call whose
+// message never arrives would not reach them.
+type registrar struct{ s *Server }
+
+// RegisterService registers a service.
+func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	chained := *desc
+	chained.Methods, chained.Streams = slices.Clone(desc.Methods), slices.Clone(desc.Streams)
+	for i := range chained.Methods {
+		m := &chained.Methods[i]
+		m.Handler = r.s.unary("/"+desc.ServiceName+"/"+m.MethodName, m.Handler)
+	}
+	for i := range chained.Streams {
+		m := &chained.Streams[i]
+		m.Handler = r.s.streaming("/"+desc.ServiceName+"/"+m.StreamName, m.Handler)
+	}
+	r.s.grpc.RegisterService(&chained, impl)
+}
+
+// GetServiceInfo is called by the reflection service.
+func (r registrar) GetServiceInfo() map[string]grpc.ServiceInfo { return r.s.grpc.GetServiceInfo() }
+
+// unary returns a handler that calls next, the handler of a method that is not a
+// stream, at the end of the chain.
+func (s *Server) unary(method string, next grpc.MethodHandler) grpc.MethodHandler {
+	handle := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+		c := callerOf(ctx)
+		need, err := s.allow(c, method)
+		if err != nil {
+			s.auditRefusal(c, method, req, err)
+			return nil, err
+		}
+		if need == authz.Admin {
+			handler = s.audited(c, method, handler)
+		}
+		if s.simulated != nil && strings.HasPrefix(method, adminPrefix) {
+			if err := grpc.SetHeader(ctx, s.simulated); err != nil {
+				return nil, err
+			}
+		}
+		return handler(ctx, req)
+	}
+	return func(srv any, ctx context.Context, read func(any) error, _ grpc.UnaryServerInterceptor) (resp any, err error) {
+		defer s.finish(method, &err)
+		c, err := s.enter(ctx)
+		if err == nil {
+			err = c.client.beginCall(s.cfg.Limits())
+		}
+		if err != nil {
+			s.auditRefusal(c, method, nil, err)
+			return nil, err
+		}
+		defer c.client.user.endCall()
+		readInTime := func(req any) error {
+			late := time.AfterFunc(messageTime, func() { s.closeSlow(c, method) })
+			defer late.Stop()
+			err := read(req)
+			s.countTooLarge(err)
+			return err
+		}
+		return next(srv, withCaller(ctx, c), readInTime, handle)
+	}
+}
+
+// streaming is unary for streams, whose context ends when the server shuts down.
+func (s *Server) streaming(method string, next grpc.StreamHandler) grpc.StreamHandler {
+	return func(srv any, ss grpc.ServerStream) (err error) {
+		defer s.finish(method, &err)
+		c, err := s.enter(ss.Context())
+		if err == nil {
+			_, err = s.allow(c, method)
+		}
+		if err == nil {
+			err = c.client.openStream(s.cfg.Limits())
+		}
+		if err != nil {
+			s.auditRefusal(c, method, nil, err)
+			return err
+		}
+		defer c.client.closeStream()
+		if s.simulated != nil && strings.HasPrefix(method, adminPrefix) {
+			if err := ss.SetHeader(s.simulated); err != nil {
+				return err
+			}
+		}
+		ctx, cancel := context.WithCancelCause(withCaller(ss.Context(), c))
+		defer cancel(nil)
+		stop := context.AfterFunc(s.closing, func() { cancel(context.Cause(s.closing)) })
+		defer stop()
+		return next(srv, &stream{ServerStream: ss, s: s, ctx: ctx, interrupt: !strings.HasPrefix(method, apiPrefix)})
+	}
+}
+
+// finish turns the outcome of a call into what gRPC sends. A panic becomes an
+// error, because one bad request must not end the leases of every other client.
+// An error is counted by its reason and becomes a status.
+func (s *Server) finish(method string, err *error) {
+	if r := recover(); r != nil {
+		*err = s.panicked(method, r)
+	}
+	if *err == nil {
+		return
+	}
+	s.countRefusal(*err)
+	*err = api.ToStatus(*err)
+}
+
+// panicked logs a panic and returns the error of its call.
+func (s *Server) panicked(method string, r any) error {
+	s.cfg.Log.Error("a handler panicked", logkey.Method(method), logkey.Panic(r), logkey.Stack(debug.Stack()))
+	return &gpreempt.Error{
+		Code: gpreempt.CodeInternal, Reason: gpreempt.ReasonInternal,
+		Message: method + " failed in the daemon",
+		Next:    "report it with the stack in the daemon's log (journalctl -u gpreemptd)",
+	}
+}
+
+func (s *Server) countRefusal(err error) {
+	if why := gpreempt.ReasonOf(err); why != "" {
+		s.cfg.Events.Refused(why)
+	}
+}
+
+// countTooLarge counts a message that gRPC itself refuses while it is read.
+func (s *Server) countTooLarge(err error) {
+	if err != nil && gpreempt.ReasonOf(api.FromStatus(err)) == gpreempt.ReasonMessageTooLarge {
+		s.cfg.Events.Refused(gpreempt.ReasonMessageTooLarge)
+	}
+}
+
+// enter identifies the caller and takes one request of its rate. The connection is
+// nil when nothing proves who calls.
+func (s *Server) enter(ctx context.Context) (*connection, error) {
+	l := linkOf(ctx)
+	if l == nil {
+		return nil, errNoIdentity
+	}
+	c := s.clients.of(l)
+	if c == nil { // the connection has just ended
+		return nil, errNoIdentity
+	}
+	return c, c.client.takeRequest(s.cfg.Limits())
+}
+
+// allow returns the right that a method needs, and an error if a caller lacks it.
+func (s *Server) allow(c *connection, method string) (need authz.Rights, err error) {
+	need, known := authz.Need(method)
+	if !known || !s.cfg.Authz().Rights(c.peer).Allows(need) {
+		return need, forbidden(c.peer, method, need)
+	}
+	return need, nil
+}
+
+// closeSlow closes the connection of a client that has begun a call and does not
+// send its message: gRPC has no other way to end such a call.
+func (s *Server) closeSlow(c *connection, method string) {
+	s.cfg.Events.Refused(gpreempt.ReasonSlowRequest)
+	s.cfg.Log.Warn("connection closed: the message of a call did not follow its header in time",
+		logkey.Peer(c.peer), logkey.Method(method), logkey.Waited(messageTime))
+	_ = c.link.Close()
+}
+
+var errNoIdentity error = &gpreempt.Error{
+	Code: gpreempt.CodeUnauthenticated, Reason: gpreempt.ReasonNoIdentity,
+	Message: "nothing proves the identity of the caller",
+	Next:    "connect over the daemon's unix socket, from a process in its pid namespace or one below",
+}
+
+func forbidden(peer authz.Peer, method string, need authz.Rights) error {
+	e := &gpreempt.Error{
+		Code: gpreempt.CodePermissionDenied, Reason: gpreempt.ReasonNotOnline,
+		Message: fmt.Sprintf("%v may not call %s", peer, method),
+		Next:    howToGet(peer, "online"),
+	}
+	if need&authz.Online == 0 || strings.HasPrefix(method, adminPrefix) {
+		e.Reason = gpreempt.ReasonNotAdmin
+		e.Next = howToGet(peer, "admin")
+	}
+	return e
+}
+
+// stream is a gRPC stream with the context of the chain.
+type stream struct {
+	grpc.ServerStream
+	s   *Server
+	ctx context.Context //nolint:containedctx // grpc.ServerStream returns its context
+	// interrupt says that the handler expects the context to live as long as the
+	// stream, so RecvMsg must return when the context ends first.
+	interrupt bool
+}
+
+func (s *stream) Context() context.Context { return s.ctx }
+
+// RecvMsg reads a message. The goroutine of an interrupted read ends with the
+// stream, right after the handler.
+func (s *stream) RecvMsg(m any) error {
+	if !s.interrupt {
+		return s.receive(m)
+	}
+	received := make(chan error, 1)
+	go func() { received <- s.receive(m) }()
+	select {
+	case err := <-received:
+		return err
+	case <-s.ctx.Done():
+		return context.Cause(s.ctx)
+	}
+}
+
+func (s *stream) receive(m any) error {
+	err := s.ServerStream.RecvMsg(m)
+	s.s.countTooLarge(err)
+	return err
+}
+
+// callerKey is the key of a call's *connection in its context.
+type callerKey struct{}
+
+func withCaller(ctx context.Context, c *connection) context.Context {
+	return context.WithValue(ctx, callerKey{}, c)
+}
+
+// callerOf returns the connection of a call. Every handler runs behind the chain,
+// so there always is one.
+func callerOf(ctx context.Context) *connection {
+	return ctx.Value(callerKey{}).(*connection)
+}
