@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-func TestConnectionsBeyondTheMostAreRefusedUntilOneEnds(t *testing.T) {
+func TestConnectionsBeyondTheLimitAreRefusedUntilOneEnds(t *testing.T) {
 	refused := make(chan error, 1)
 	l, path := listen(t, AtMost(2), OnRefused(func(err error) { refused <- err }))
 	dial(t, path)
@@ -27,7 +27,7 @@ func TestConnectionsBeyondTheMostAreRefusedUntilOneEnds(t *testing.T) {
 			t.Errorf("error %v, want %v", err, ErrFull)
 		}
 	}
-	for range 2 { // an end counts once
+	for range 2 { // closing twice counts once
 		if err := first.Close(); err != nil {
 			t.Error(err)
 		}

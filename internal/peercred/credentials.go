@@ -12,20 +12,20 @@ import (
 // protocol is the name gRPC shows for these credentials.
 const protocol = "unix-peercred"
 
-// AuthInfo is what gRPC knows of a connection of this package.
+// AuthInfo is the credentials.AuthInfo of a connection of this package.
 type AuthInfo struct {
 	credentials.CommonAuthInfo
 	// Conn is never nil.
 	Conn *Conn
 }
 
-// AuthType names the protocol.
+// AuthType returns the name of the protocol.
 func (AuthInfo) AuthType() string { return protocol }
 
-// Credentials returns server credentials for connections of NewListener; any
-// other connection fails the handshake. There is no handshake on the wire: the
-// kernel has proved the peer already, and nobody else can read or write a unix
-// socket, which is why its security level counts as privacy and integrity.
+// Credentials returns server credentials for connections of NewListener; the handshake
+// of any other connection fails. Nothing is exchanged on the wire: the kernel has
+// identified the peer, and no third process can read or write a unix socket, so its
+// security level is privacy and integrity.
 func Credentials() credentials.TransportCredentials { return transport{} }
 
 type transport struct{}
@@ -33,7 +33,7 @@ type transport struct{}
 func (transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	conn, ok := raw.(*Conn)
 	if !ok {
-		return nil, nil, fmt.Errorf("peercred: %T has no proved peer: serve gRPC on a listener of peercred.NewListener", raw)
+		return nil, nil, fmt.Errorf("peercred: %T has no identified peer: serve gRPC on a listener of peercred.NewListener", raw)
 	}
 	return conn, AuthInfo{
 		CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity},

@@ -1,17 +1,16 @@
-// Package peercred hides how the kernel proves which process is at the other
-// end of a unix socket, and how the daemon learns that it died.
+// Package peercred identifies the process at the other end of a unix socket, as the
+// kernel reports it, and detects its death.
 //
-// The identity is that of the process that called connect, as it was then, in
-// the daemon's own pid and user namespaces. It does not change when the socket
-// is inherited or handed over, and it ends with that process: whoever else holds
-// the socket then is cut off.
+// The identity is that of the process that called connect, at that time, in the
+// daemon's own pid and user namespaces. It does not change when the socket is
+// inherited or passed on, and it ends with that process: the connection is closed then,
+// even if another process holds the socket.
 package peercred
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"math"
 	"net"
 	"os"
@@ -23,11 +22,12 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/peer"
 
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Peer is who connected.
+// Peer is the process that connected.
 type Peer struct {
 	// PID is the process id, never 0.
 	PID int32
@@ -40,40 +40,40 @@ type Peer struct {
 	Start uint64
 }
 
-// Process returns the name of the process as the rest of the daemon uses it.
+// Process returns the key of the process.
 func (p Peer) Process() gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: p.PID, Start: p.Start} }
 
-// Principal names what the process acts for: two processes with the same belong to
-// the same user.
+// Principal returns the user that the process acts for, the same text for every process
+// of that user.
 func (p Peer) Principal() string { return fmt.Sprintf("uid %d", p.UID) }
 
-// String names the peer for people.
+// String returns the user and the pid for a person to read.
 func (p Peer) String() string { return fmt.Sprintf("uid %d pid %d", p.UID, p.PID) }
 
-// Option changes what a listener does.
+// Option configures a listener.
 type Option func(*listener)
 
-// OnRefused has report called for each connection that was closed because its
-// peer could not be identified. The error says who, why and what to do. report
-// is called by Accept, so it must not block.
+// OnRefused sets a function that Accept calls for each connection that it closed
+// because it could not identify the peer. The error names the peer, the reason and the
+// remedy. The function must not block.
 func OnRefused(report func(error)) Option { return func(l *listener) { l.refused = report } }
 
-// AtMost bounds the connections that are open at a time. One more is closed at once
-// and reported to OnRefused with ErrFull; whoever has one keeps it. Each takes two
-// file descriptors.
-func AtMost(n int) Option { return func(l *listener) { l.most = int64(n) } }
+// AtMost bounds the connections that are open at a time. Accept closes another one at
+// once and reports it to OnRefused with ErrFull. Each connection takes two file
+// descriptors.
+func AtMost(n int) Option { return func(l *listener) { l.limit = int64(n) } }
 
-// Admit has may called with the user of each connection, before anything else is
-// done for it: an error refuses it, wrapped, at the price of two system calls. may is
-// called by Accept, so it must not block.
-func Admit(may func(uid uint32) error) Option { return func(l *listener) { l.may = may } }
+// Admit sets a function that Accept calls with the user of each connection, before it
+// identifies the peer: an error refuses the connection, wrapped, at the cost of two
+// system calls. The function must not block.
+func Admit(admit func(uid uint32) error) Option { return func(l *listener) { l.admit = admit } }
 
 // NewListener returns a listener whose connections are all *Conn. A connection
 // whose peer cannot be identified is closed and Accept goes on to the next.
 // Accept makes no call that a peer can keep waiting. Closing the listener
 // closes l and leaves the accepted connections alone.
 func NewListener(l *net.UnixListener, opts ...Option) net.Listener {
-	nl := &listener{UnixListener: l, refused: func(error) {}, may: func(uint32) error { return nil }, open: openPeer, most: math.MaxInt64}
+	nl := &listener{UnixListener: l, refused: func(error) {}, admit: func(uint32) error { return nil }, open: openPeer, limit: math.MaxInt64}
 	for _, opt := range opts {
 		opt(nl)
 	}
@@ -83,12 +83,12 @@ func NewListener(l *net.UnixListener, opts ...Option) net.Listener {
 type listener struct {
 	*net.UnixListener
 	refused func(error)
-	may     func(uid uint32) error
-	// open is openPeer, or what a test puts there to be an older kernel.
+	admit   func(uid uint32) error
+	// open is openPeer.
 	open func(socket int, pid int32) (pidfd int, start uint64, err error)
-	// most is how many connections there may be, and held how many there are.
-	most int64
-	held atomic.Int64
+	// limit is how many connections may be open, and held how many are.
+	limit int64
+	held  atomic.Int64
 }
 
 func (l *listener) Accept() (net.Conn, error) {
@@ -97,8 +97,8 @@ func (l *listener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		if l.held.Load() >= l.most {
-			err = fmt.Errorf("connection refused: %d are open: %w", l.most, ErrFull)
+		if l.held.Load() >= l.limit {
+			err = fmt.Errorf("connection refused: %d are open: %w", l.limit, ErrFull)
 		} else if conn, failure := l.identify(socket); failure == nil {
 			return conn, nil
 		} else {
@@ -109,9 +109,9 @@ func (l *listener) Accept() (net.Conn, error) {
 	}
 }
 
-// identify proves who is at the other end. Its order is what makes the proof:
-// first everything is looked up by pid, and at the end the pidfd is asked whether
-// the process is still alive. If it is, its pid was not reused meanwhile.
+// identify identifies the peer. The order matters: everything is looked up by pid
+// first, and then the pidfd shows that the process is alive. Then its pid was not
+// reused meanwhile.
 func (l *listener) identify(socket *net.UnixConn) (*Conn, error) {
 	raw, err := socket.SyscallConn()
 	if err != nil {
@@ -151,8 +151,7 @@ func (l *listener) identify(socket *net.UnixConn) (*Conn, error) {
 	return c, nil
 }
 
-// lookup asks the kernel for everything that is known of the peer. The caller
-// closes the pidfd.
+// lookup returns what the kernel knows of the peer. The caller closes the pidfd.
 func (l *listener) lookup(socket int) (p Peer, pidfd int, err error) {
 	cred, err := unix.GetsockoptUcred(socket, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
@@ -160,10 +159,10 @@ func (l *listener) lookup(socket int) (p Peer, pidfd int, err error) {
 	}
 	p = Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}
 	if p.PID == 0 {
-		return p, -1, fmt.Errorf("connection of uid %d refused: its process is in a pid namespace that gpreemptd does not see into:"+
+		return p, -1, fmt.Errorf("connection of uid %d refused: its process is in a pid namespace that gpreemptd cannot see:"+
 			" run gpreemptd in the host's pid namespace (hostPID: true in a pod)", p.UID)
 	}
-	if err := l.may(p.UID); err != nil {
+	if err := l.admit(p.UID); err != nil {
 		return p, -1, refusal(p, err)
 	}
 	if p.Groups, err = peerGroups(socket); err != nil {
@@ -182,52 +181,45 @@ func openPeer(socket int, pid int32) (pidfd int, start uint64, err error) {
 	case errors.Is(err, unix.ENOPROTOOPT):
 		return openPID(socket, pid)
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ESRCH), errors.Is(err, unix.ENODATA):
-		return -1, 0, ErrExited // which errno says so depends on the kernel
+		return -1, 0, ErrExited // the errno depends on the kernel
 	case err != nil:
 		return -1, 0, fmt.Errorf("SO_PEERPIDFD: %w", err)
 	}
-	stat, err := readStat(pid)
+	p, err := proc.Open("/", gpreempt.ProcessKey{PID: pid})
 	if err != nil {
 		_ = unix.Close(pidfd)
 		return -1, 0, unreadable(err)
 	}
-	return pidfd, stat.Start, nil
+	p.Close()
+	return pidfd, p.Key().Start, nil
 }
 
-// openPID is openPeer for kernels before 6.5, which have no SO_PEERPIDFD. That
-// the pid was not reused while we looked is proved by the start time, which is
-// read before and after. That it was not reused between connect and the first
-// look cannot be proved on such kernels; uid, gid and groups, which decide
-// rights, come from the socket and are right in any case.
+// openPID is openPeer for kernels before 6.5, which have no SO_PEERPIDFD. It returns
+// the pidfd of the process that has the pid now: on such kernels the pid may have been
+// reused since connect. The user and groups, which decide what is permitted,
+// come from the socket and are right in any case.
 func openPID(_ int, pid int32) (pidfd int, start uint64, err error) {
-	before, err := readStat(pid)
+	p, err := proc.Open("/", gpreempt.ProcessKey{PID: pid})
 	if err != nil {
 		return -1, 0, unreadable(err)
 	}
-	pidfd, err = unix.PidfdOpen(int(pid), 0)
+	defer p.Close()
+	pidfd, err = p.Pidfd()
 	switch {
-	case errors.Is(err, unix.ESRCH):
+	case errors.Is(err, proc.ErrGone):
 		return -1, 0, ErrExited
 	case err != nil:
-		return -1, 0, fmt.Errorf("pidfd_open: %w", err)
+		return -1, 0, err
 	}
-	after, err := readStat(pid)
-	if err == nil && after.Start == before.Start {
-		return pidfd, after.Start, nil
-	}
-	_ = unix.Close(pidfd)
-	if err != nil {
-		return -1, 0, unreadable(err)
-	}
-	return -1, 0, ErrExited
+	return pidfd, p.Key().Start, nil
 }
 
-// ErrExited is what OnRefused gets, wrapped, when the peer was gone before it
-// could be identified: no trouble of the host, and nothing to do.
-var ErrExited = errors.New("it has exited meanwhile")
+// ErrExited is passed to OnRefused, wrapped, when the peer exited before it could be
+// identified. It needs no action.
+var ErrExited = errors.New("it has exited")
 
-// ErrFull is what OnRefused gets, wrapped, for a connection beyond AtMost.
-var ErrFull = errors.New("no more fit: end some clients, or give gpreemptd more file descriptors (LimitNOFILE)")
+// ErrFull is passed to OnRefused, wrapped, for a connection beyond AtMost.
+var ErrFull = errors.New("the limit is reached: end some clients, or give gpreemptd more file descriptors (LimitNOFILE)")
 
 func unreadable(err error) error {
 	return fmt.Errorf("its start time cannot be read: %w: if it is alive, give gpreemptd a /proc of its own pid namespace, without hidepid", err)
@@ -243,7 +235,7 @@ type Conn struct {
 	net.Conn
 	peer  Peer
 	pidfd *os.File
-	held  *atomic.Int64 // counts it until the end
+	held  *atomic.Int64 // counts the connection until it is closed
 
 	once     sync.Once
 	done     chan struct{}
@@ -251,7 +243,7 @@ type Conn struct {
 	closeErr error // likewise
 }
 
-// Peer tells who is at the other end. The caller must not change Groups.
+// Peer returns the process at the other end. The caller must not change Groups.
 func (c *Conn) Peer() Peer { return c.peer }
 
 // Done is closed when the connection is over: Close was called, as gRPC does when
@@ -259,8 +251,8 @@ func (c *Conn) Peer() Peer { return c.peer }
 // been closed even if another process holds its other end.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Died tells, once Done is closed, whether the connection ended because the
-// process died. It is false before.
+// Died reports whether the connection ended because the process died. It is false
+// before Done is closed.
 func (c *Conn) Died() bool {
 	select {
 	case <-c.done:
@@ -280,8 +272,8 @@ func (c *Conn) Close() error {
 	return c.end(c.Exiting())
 }
 
-// Exiting reports whether the process has exited or is about to. It is true from
-// the moment a dying process begins to lose its sockets, which is before Done.
+// Exiting reports whether the process has exited or is exiting. It is true before a
+// dying process loses its sockets, which is before Done.
 func (c *Conn) Exiting() bool { return c.dead() || c.leaving() }
 
 func (c *Conn) end(died bool) error {
@@ -295,22 +287,10 @@ func (c *Conn) end(died bool) error {
 	return c.closeErr
 }
 
-// watch waits for the death of the process; closing the pidfd ends it.
+// watch waits until the process exits or the pidfd is closed.
 func (c *Conn) watch(exit syscall.RawConn) {
-	if err := exit.Read(readable); err == nil {
+	if err := exit.Read(func(pidfd uintptr) bool { return proc.Exited(int(pidfd)) }); err == nil {
 		_ = c.end(true)
-	}
-}
-
-// readable reports whether the process of a pidfd has exited; that is what makes
-// a pidfd readable, reaped or not.
-func readable(pidfd uintptr) bool {
-	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-	for {
-		n, err := unix.Poll(fds, 0)
-		if !errors.Is(err, unix.EINTR) {
-			return n > 0
-		}
 	}
 }
 
@@ -320,23 +300,47 @@ func (c *Conn) dead() (dead bool) {
 	if err != nil {
 		return false
 	}
-	_ = raw.Control(func(pidfd uintptr) { dead = readable(pidfd) })
+	_ = raw.Control(func(pidfd uintptr) { dead = proc.Exited(int(pidfd)) })
 	return dead
 }
 
-// leaving reports whether the process is exiting. A dying process loses its
-// sockets before its pidfd becomes readable, by as long as the rest of its files
-// take, so the end of the connection is seen first.
+// leaving reports whether the process is exiting. A dying process loses its sockets
+// before its pidfd becomes readable, by as long as closing the rest of its files
+// takes, so the end of the connection is seen first.
 func (c *Conn) leaving() bool {
-	stat, err := readStat(c.peer.PID)
-	if err != nil {
-		return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH)
+	p, err := proc.Open("/", c.peer.Process())
+	if err == nil {
+		_, err = p.LiveThread()
+		p.Close()
 	}
-	return stat.Start != c.peer.Start || stat.Flags&discovery.FlagExiting != 0
+	return errors.Is(err, proc.ErrGone)
 }
 
-// FromContext returns the connection a gRPC call came by; false when it did not
-// come by a connection of this package.
+// Origin is where a process comes from.
+type Origin struct {
+	// Exe is the path of its program, as its mount namespace has it, and Cgroup that
+	// of its control group; "" when it cannot be read.
+	Exe, Cgroup string
+}
+
+// Origin reads where the process comes from; false when it has exited. A process can
+// change both, so nothing is cached.
+func (c *Conn) Origin() (Origin, bool) {
+	p, err := proc.Open("/", c.peer.Process())
+	if err != nil {
+		return Origin{}, false
+	}
+	defer p.Close()
+	var o Origin
+	o.Exe, _ = p.Exe() // a kernel thread has none
+	if text, err := p.Cgroup(); err == nil {
+		o.Cgroup = discovery.ParseCgroup(text).Path
+	}
+	return o, p.Check() == nil
+}
+
+// FromContext returns the connection of a gRPC call; false when it is not one of this
+// package.
 func FromContext(ctx context.Context) (*Conn, bool) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {

@@ -17,7 +17,9 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // listen returns a listener and the path to reach it by.
@@ -59,18 +61,25 @@ func serve(c *Conn) {
 	_ = c.Close()
 }
 
-// myself is this process as a peer.
-func myself(t *testing.T) Peer {
+// startOf returns the start time of a process.
+func startOf(t *testing.T, pid int) uint64 {
 	t.Helper()
-	stat, err := readStat(int32(os.Getpid()))
+	p, err := proc.Open("/", gpreempt.ProcessKey{PID: int32(pid)})
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer p.Close()
+	return p.Key().Start
+}
+
+// myself is this process as a peer.
+func myself(t *testing.T) Peer {
+	t.Helper()
 	groups, err := os.Getgroups()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := Peer{PID: int32(os.Getpid()), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Start: stat.Start}
+	p := Peer{PID: int32(os.Getpid()), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Start: startOf(t, os.Getpid())}
 	for _, g := range groups {
 		p.Groups = append(p.Groups, uint32(g))
 	}
@@ -104,12 +113,8 @@ func TestPeerIsProvedOnKernelsWithoutPeerPidfd(t *testing.T) {
 	l.open = openPID
 	client := start(t, "client", path, nil)
 	c := accept(t, l)
-	stat, err := readStat(int32(client.cmd.Process.Pid))
-	if err != nil {
-		t.Fatal(err)
-	}
 	want := myself(t)
-	want.PID, want.Start = int32(client.cmd.Process.Pid), stat.Start
+	want.PID, want.Start = int32(client.cmd.Process.Pid), startOf(t, client.cmd.Process.Pid)
 	if diff := cmp.Diff(want, c.Peer(), sortGroups); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -124,7 +129,7 @@ func TestPeerIsProvedOnKernelsWithoutPeerPidfd(t *testing.T) {
 
 func TestEveryGroupIsSeen(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to give a child groups")
+		t.Skip("needs root, to set the groups of a child")
 	}
 	want := []uint32{7}
 	for i := range uint32(100) {
@@ -141,7 +146,7 @@ func TestEveryGroupIsSeen(t *testing.T) {
 	}
 }
 
-func TestClosedConnectionIsDoneAndNobodyDied(t *testing.T) {
+func TestClosedConnectionIsNotADeath(t *testing.T) {
 	l, path := listen(t)
 	client := start(t, "client", path, nil)
 	c := accept(t, l)
@@ -186,7 +191,7 @@ func TestKilledClientIsDoneAndDied(t *testing.T) {
 	}
 }
 
-func TestDeathCutsOffWhoeverInheritedTheSocket(t *testing.T) {
+func TestDeathClosesASocketThatAnotherProcessInherited(t *testing.T) {
 	l, path := listen(t)
 	parent := start(t, "parent", path, nil)
 	c := accept(t, l)
@@ -236,7 +241,7 @@ func TestProcessThatDiesWhileItIsIdentifiedIsRefused(t *testing.T) {
 				next <- c.(*Conn).Peer()
 			}()
 			err := <-refused
-			want := fmt.Sprintf("connection of pid %d, uid %d refused: it has exited meanwhile", client.cmd.Process.Pid, os.Geteuid())
+			want := fmt.Sprintf("connection of pid %d, uid %d refused: it has exited", client.cmd.Process.Pid, os.Geteuid())
 			if !errors.Is(err, ErrExited) || err.Error() != want {
 				t.Errorf("refused with %q, want %q", err, want)
 			}
@@ -260,7 +265,7 @@ func TestProcessOutOfSightIsRefused(t *testing.T) {
 		t.Fatalf("the server said %q", got)
 	}
 	conn := dial(t, path)
-	want := "connection of uid 0 refused: its process is in a pid namespace that gpreemptd does not see into:" +
+	want := "connection of uid 0 refused: its process is in a pid namespace that gpreemptd cannot see:" +
 		" run gpreemptd in the host's pid namespace (hostPID: true in a pod)"
 	if got := server.line(t); got != want {
 		t.Errorf("refused with %q,\nwant %q", got, want)
@@ -282,7 +287,7 @@ func TestExitedProcessCannotBeOpened(t *testing.T) {
 	}
 }
 
-func TestSilentPeersHoldUpNobody(t *testing.T) {
+func TestSilentPeersDoNotDelayAccept(t *testing.T) {
 	l, path := listen(t)
 	for range 3 {
 		dial(t, path) // and say nothing
@@ -302,7 +307,7 @@ func TestAcceptEndsWithTheListener(t *testing.T) {
 	}
 	select {
 	case <-c.Done():
-		t.Error("the listener took a connection with it")
+		t.Error("closing the listener closed a connection")
 	default:
 	}
 }

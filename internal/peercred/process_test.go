@@ -100,7 +100,7 @@ type child struct {
 }
 
 // start starts the test binary in a role; prepare may change how. The child is
-// killed and reaped with the test at the latest.
+// killed and reaped when the test ends.
 func start(t *testing.T, role, socket string, prepare func(*exec.Cmd)) *child {
 	t.Helper()
 	cmd := exec.Command("/proc/self/exe")

@@ -55,7 +55,7 @@ var table = []struct {
 	// Kernel: the only packages that make system calls Go has no words for.
 	{"internal/hrtimer", rule{kernel: true}},
 	{"internal/proc", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true}},
-	{"internal/peercred", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
+	{"internal/peercred", rule{imports: []string{"internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"internal/mtls", rule{imports: []string{"pkg/gpreempt"}, kernel: true}},
 	{"internal/authz", rule{imports: []string{apiV1, simV1, "internal/mtls", "internal/peercred", "pkg/gpreempt"}}},
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
