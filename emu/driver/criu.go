@@ -35,15 +35,15 @@ func (d *Driver) criuProcessInfo(c *call, args *kfd.CRIUArgs) errno {
 		return ENODEV
 	}
 	pausedHere := false
-	if !p.paused || !d.prof.pauseOnce {
+	if !p.Paused || !d.prof.pauseOnce {
 		if err := d.evictProcess(c, p, kfd.TriggerCRIUCheckpoint); err != 0 {
 			if !d.prof.pauseOnce {
 				d.restoreProcess(c, p) // what this fails to do nobody hears of
-				p.paused = false
+				p.Paused = false
 			}
 			return err
 		}
-		p.paused, pausedHere = true, true
+		p.Paused, pausedHere = true, true
 	}
 	d.note()
 	args.PID = uint32(p.lead.PIDInside())
@@ -51,7 +51,7 @@ func (d *Driver) criuProcessInfo(c *call, args *kfd.CRIUArgs) errno {
 	if err != 0 {
 		if pausedHere {
 			d.restoreProcess(c, p)
-			p.paused = false
+			p.Paused = false
 		}
 		return err
 	}
@@ -63,7 +63,7 @@ func (d *Driver) criuProcessInfo(c *call, args *kfd.CRIUArgs) errno {
 // criuQueues is kfd_process_get_queue_info.
 func criuQueues(p *process) (int, errno) {
 	for _, q := range p.queues {
-		if q.kind > kfd.QueueTypeSDMAXGMI {
+		if q.Type > kfd.QueueTypeSDMAXGMI {
 			return 0, EOPNOTSUPP
 		}
 	}
@@ -75,12 +75,12 @@ func (d *Driver) criuUnpause(c *call) errno {
 	p := c.p
 	d.lock(c, &p.mutex)
 	defer d.unlock(&p.mutex)
-	if !p.paused {
+	if !p.Paused {
 		return EINVAL
 	}
 	err := d.restoreProcess(c, p)
 	if err == 0 {
-		p.paused = false
+		p.Paused = false
 		d.note()
 	}
 	return err
@@ -122,11 +122,11 @@ func (d *Driver) evict(c *call, x *pdd) (err errno) {
 		return 0
 	}
 	for _, q := range x.queues {
-		q.evicted = true
-		if !q.active {
+		q.Evicted = true
+		if !q.Active {
 			continue
 		}
-		q.active = false
+		q.Active = false
 		if d.perQueue(g) {
 			if e := d.removeQueue(c, q); e != 0 {
 				err = e
@@ -157,11 +157,11 @@ func (d *Driver) restore(c *call, x *pdd) errno {
 		return 0
 	}
 	for _, q := range x.queues {
-		q.evicted = false
+		q.Evicted = false
 		if !q.wanted() {
 			continue
 		}
-		q.active = true
+		q.Active = true
 		if d.perQueue(g) {
 			if err := d.addQueue(c, q); err != 0 {
 				return err // and the count stays

@@ -209,7 +209,7 @@ func (p *process) apertures(n int) []kfd.ProcessDeviceApertures {
 			LDSBase: 0x1000000000000, LDSLimit: 0x10000ffffffff,
 			ScratchBase: 0x2000000000000, ScratchLimit: 0x20000ffffffff,
 			GPUVMBase: 0x10000, GPUVMLimit: 0x7fffffffffff,
-			GPUID: uint32(p.pdds[i].gpu.node.ID),
+			GPUID: uint32(p.pdds[i].gpu.ID),
 		}
 	}
 	return all
@@ -242,11 +242,11 @@ func (d *Driver) initVM(x *pdd) {
 // createContext is kfd_ioctl_create_process.
 func (d *Driver) createContext(c *call) (int, errno) {
 	p := c.p
-	if p.secondary || p != c.file.p {
+	if p.Secondary || p != c.file.p {
 		return 0, EINVAL
 	}
 	fresh := d.newProcess(p.lead, c.task.MM())
-	fresh.secondary = true
+	fresh.Secondary = true
 	fresh.refs = 1
 	c.file.p = fresh
 	d.unref(p)

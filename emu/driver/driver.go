@@ -118,7 +118,9 @@ func New(cfg Config, hook func(Step) Outcome) (*Driver, error) {
 	d.changed = sync.NewCond(&d.mu)
 	for _, n := range cfg.Nodes {
 		n.XCCs = max(n.XCCs, 1)
-		d.gpus = append(d.gpus, &gpu{node: n, mapped: map[*queue]bool{}, grace: DefaultGrace, cycled: map[int32]int{}})
+		d.gpus = append(d.gpus, &gpu{
+			node: n, mapped: map[*queue]bool{}, GPUState: GPUState{ID: n.ID, GraceNow: DefaultGrace, Cycled: map[int32]int{}},
+		})
 	}
 	return d, nil
 }

@@ -9,7 +9,7 @@ import (
 // (kfd_dbg_ev_raise). by is the thread the '.' is written by, nil for a worker. It
 // reports whether the debugger was told.
 func (d *Driver) raise(c *call, p *process, g *gpu, mask kfd.ExceptionMask, source uint32, by Task) bool {
-	if !p.enabled {
+	if !p.Enabled {
 		return false
 	}
 	d.lock(c, &p.events)
@@ -22,14 +22,14 @@ func (d *Driver) raise(c *call, p *process, g *gpu, mask kfd.ExceptionMask, sour
 			}
 		}
 	case mask&kfd.ExceptionsOfProcess != 0:
-		p.exceptions |= mask & kfd.ExceptionsOfProcess
+		p.Exceptions |= mask & kfd.ExceptionsOfProcess
 	default:
 		if q := p.queue(source); q != nil && q.pdd.gpu == g {
-			q.exceptions |= mask
+			q.Exceptions |= mask
 		}
 	}
 	d.note()
-	if p.mask&mask == 0 {
+	if p.Mask&mask == 0 {
 		return false
 	}
 	d.writeDot(c, p, by)
@@ -56,9 +56,9 @@ func (d *Driver) setExceptionsEnabled(c *call, args *kfd.TrapSetExceptionsEnable
 	p := c.target
 	d.lock(c, &p.events)
 	defer d.unlock(&p.events)
-	pending := p.exceptions
+	pending := p.Exceptions
 	for _, q := range p.queues {
-		pending |= q.exceptions
+		pending |= q.Exceptions
 	}
 	for _, x := range p.pdds {
 		pending |= x.exceptions
@@ -66,7 +66,7 @@ func (d *Driver) setExceptionsEnabled(c *call, args *kfd.TrapSetExceptionsEnable
 	if args.ExceptionMask&pending != 0 {
 		d.writeDot(c, p, c.task)
 	}
-	p.mask = args.ExceptionMask
+	p.Mask = args.ExceptionMask
 	return 0, 0
 }
 
@@ -83,11 +83,11 @@ func (d *Driver) sendRuntimeEvent(c *call, args *kfd.TrapSendRuntimeEventArgs) (
 		mask &^= violation
 	}
 	if runtime := kfd.ECProcessRuntime.Mask(); mask&runtime != 0 {
-		p.acks++
+		p.Acks++
 		mask &^= runtime
 	}
 	if q := p.queue(args.QueueID); q != nil {
-		q.sent |= mask // a worker, whose errors nobody sees
+		q.Sent |= mask // a worker, whose errors nobody sees
 	}
 	d.note()
 	return 0, 0
@@ -100,7 +100,7 @@ func (d *Driver) queryDebugEvent(c *call, args *kfd.TrapQueryDebugEventArgs) (in
 	defer d.unlock(&p.events)
 	args.ExceptionMask, args.GPUID, args.QueueID = 0, 0, 0
 	found := func(pending *kfd.ExceptionMask) bool {
-		if *pending&p.mask == 0 {
+		if *pending&p.Mask == 0 {
 			return false
 		}
 		args.ExceptionMask = *pending
@@ -109,18 +109,18 @@ func (d *Driver) queryDebugEvent(c *call, args *kfd.TrapQueryDebugEventArgs) (in
 		return true
 	}
 	for _, q := range p.queues {
-		if found(&q.exceptions) {
-			args.GPUID, args.QueueID = uint32(q.pdd.gpu.node.ID), q.id
+		if found(&q.Exceptions) {
+			args.GPUID, args.QueueID = uint32(q.pdd.gpu.ID), q.ID
 			return 0, 0
 		}
 	}
 	for _, x := range p.pdds {
 		if found(&x.exceptions) {
-			args.GPUID = uint32(x.gpu.node.ID)
+			args.GPUID = uint32(x.gpu.ID)
 			return 0, 0
 		}
 	}
-	if found(&p.exceptions) {
+	if found(&p.Exceptions) {
 		return 0, 0
 	}
 	return 0, EAGAIN
@@ -142,7 +142,7 @@ func (d *Driver) queryExceptionInfo(c *call, args *kfd.TrapQueryExceptionInfoArg
 		if q == nil {
 			return 0, EINVAL
 		}
-		pending = &q.exceptions
+		pending = &q.Exceptions
 	case mask&kfd.ExceptionsOfDevice != 0:
 		x := p.pdd(args.SourceID)
 		if x == nil {
@@ -151,7 +151,7 @@ func (d *Driver) queryExceptionInfo(c *call, args *kfd.TrapQueryExceptionInfoArg
 		// The driver has data of a memory violation, but never sets its size.
 		pending = &x.exceptions
 	case mask&kfd.ExceptionsOfProcess != 0:
-		pending = &p.exceptions
+		pending = &p.Exceptions
 		if args.ExceptionCode == kfd.ECProcessRuntime {
 			known = p.runtimeInfo()
 		}
@@ -174,7 +174,7 @@ func (d *Driver) queryExceptionInfo(c *call, args *kfd.TrapQueryExceptionInfoArg
 
 // runtimeInfo returns struct kfd_runtime_info of the process.
 func (p *process) runtimeInfo() []byte {
-	return bytesOf(kfd.RuntimeInfo{RDebug: p.rdebug, State: p.runtime, TTMPSetup: flag(p.ttmp)})
+	return bytesOf(kfd.RuntimeInfo{RDebug: p.rdebug, State: p.Runtime, TTMPSetup: flag(p.ttmp)})
 }
 
 // Raise has exceptions raised as an interrupt does (kfd_set_dbg_ev_from_interrupt):
@@ -201,30 +201,30 @@ func (d *Driver) Fault(mm MM, id gpreempt.GPUID, fault MemoryFault) {
 	if p == nil || g == nil {
 		return
 	}
-	d.emit(g, kfd.SMIVMFault, 0, "%x:%s\n", uint32(p.pid), p.lead.Comm())
+	d.emit(g, kfd.SMIVMFault, 0, "%x:%s\n", uint32(p.PID), p.lead.Comm())
 	d.interrupt(&call{d: d}, p, g, kfd.NoQueue, kfd.ECDeviceMemoryViolation.Mask(), new(fault.data(g)))
 }
 
 // interrupt is kfd_set_dbg_ev_from_interrupt.
 func (d *Driver) interrupt(c *call, p *process, g *gpu, queue uint32, mask kfd.ExceptionMask, fault *kfd.MemoryEventData) bool {
-	if x := p.pdd(uint32(g.node.ID)); p.enabled && x.fault == nil && mask.Has(kfd.ECDeviceMemoryViolation) {
+	if x := p.pdd(uint32(g.ID)); p.Enabled && x.fault == nil && mask.Has(kfd.ECDeviceMemoryViolation) {
 		x.fault = fault
 	}
 	if d.raise(c, p, g, mask, queue, nil) {
 		return true
 	}
 	switch {
-	case mask&kfd.ExceptionsOfQueue != 0 && p.runtime == kfd.RuntimeEnabled:
+	case mask&kfd.ExceptionsOfQueue != 0 && p.Runtime == kfd.RuntimeEnabled:
 		d.lock(c, &p.mutex)
 		defer d.unlock(&p.mutex)
 		q := p.queue(queue)
 		if q == nil || q.pdd.gpu != g {
 			return false
 		}
-		q.sent |= mask
+		q.Sent |= mask
 		return true
 	case mask.Has(kfd.ECDeviceMemoryViolation):
-		d.evict(c, p.pdd(uint32(g.node.ID)))
+		d.evict(c, p.pdd(uint32(g.ID)))
 		p.signalFault(orImprecise(fault, g))
 		return true
 	}

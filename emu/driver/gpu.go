@@ -6,8 +6,10 @@ import (
 )
 
 // gpu is a node with its queue manager: struct kfd_node, struct
-// device_queue_manager.
+// device_queue_manager. Its state has the counts, and in GraceNow the register
+// CP_IQ_WAIT_TIME2.SCH_WAVE.
 type gpu struct {
+	GPUState
 	node Node
 	dqm  mutex
 	// runlist: one is on the hardware (active_runlist). mapped is what the hardware
@@ -16,24 +18,16 @@ type gpu struct {
 	mapped  map[*queue]bool
 	// queues counts those of all processes (total_queue_count).
 	queues int
-	// grace is the register CP_IQ_WAIT_TIME2.SCH_WAVE.
-	grace uint32
 	// owner has the debug VMID (trap_debug_vmid).
-	owner     *process
-	watches   uint32
-	profiler  *process
-	wakes     int // of destroy_wait
-	resetting bool
-	hung      bool
-	resets    uint32
-	smi       []*SMIStream
+	owner    *process
+	watches  uint32
+	profiler *process
+	wakes    int // of destroy_wait
+	resets   uint32
+	smi      []*SMIStream
 
 	// vramUsed counts bytes, vramUsedAligned what AVAILABLE_MEMORY takes off.
 	vramUsed, vramUsedAligned uint64
-
-	unmaps, maps, adds, removes int
-	graces                      []uint32
-	cycled                      map[int32]int
 }
 
 // maxQueuesPerDevice is the module parameter max_num_of_queues_per_device.
@@ -48,10 +42,10 @@ func (d *Driver) perQueue(g *gpu) bool { return g.node.mes() || d.cfg.NoHWS }
 func (d *Driver) step(c *call, kind StepKind, g *gpu, p *process, q *queue) errno {
 	id := kfd.NoQueue
 	if q != nil {
-		id = q.id
+		id = q.ID
 	}
 	if d.hook != nil {
-		s := Step{Kind: kind, GPU: g.node.ID, Op: c.op, Caller: c.caller, Process: p.pid, Queue: id}
+		s := Step{Kind: kind, GPU: g.ID, Op: c.op, Caller: c.caller, Process: p.PID, Queue: id}
 		switch kind {
 		case StepMap:
 			s.Queues = mappedQueues(d.activeOn(g))
@@ -64,33 +58,33 @@ func (d *Driver) step(c *call, kind StepKind, g *gpu, p *process, q *queue) errn
 			d.wait(c, func() bool { return !out.Held() })
 		}
 		if out.Errno != 0 {
-			g.hung = g.hung || out.Errno == ETIME
+			g.Hung = g.Hung || out.Errno == ETIME
 			return out.Errno
 		}
 	}
 	switch kind {
 	case StepUnmap:
-		g.unmaps++
+		g.Unmaps++
 		pids := map[int32]bool{}
 		for q := range g.mapped {
-			pids[q.pdd.p.pid] = true
+			pids[q.pdd.p.PID] = true
 		}
 		for pid := range pids {
-			g.cycled[pid]++
+			g.Cycled[pid]++
 		}
 		clear(g.mapped)
 		g.runlist = false
 	case StepMap:
-		g.maps++
+		g.Maps++
 		for _, q := range d.activeOn(g) {
 			g.mapped[q] = true
 		}
 		g.runlist = true
 	case StepAdd:
-		g.adds++
+		g.Adds++
 		g.mapped[q] = true
 	case StepRemove:
-		g.removes++
+		g.Removes++
 		delete(g.mapped, q)
 	case StepShaderDebugger:
 	}
@@ -107,7 +101,7 @@ func (d *Driver) activeOn(g *gpu) []*queue {
 				continue
 			}
 			for _, q := range x.queues {
-				if q.active {
+				if q.Active {
 					queues = append(queues, q)
 				}
 			}
@@ -119,7 +113,7 @@ func (d *Driver) activeOn(g *gpu) []*queue {
 // executeQueues is execute_queues_cpsch: all queues off, and those back that are to
 // run. p is for whom.
 func (d *Driver) executeQueues(c *call, g *gpu, p *process, grace uint32) errno {
-	if g.resetting {
+	if g.Resetting {
 		return EIO
 	}
 	if err := d.unmap(c, g, p, grace); err != 0 {
@@ -130,18 +124,18 @@ func (d *Driver) executeQueues(c *call, g *gpu, p *process, grace uint32) errno 
 
 // unmap is unmap_queues_cpsch.
 func (d *Driver) unmap(c *call, g *gpu, p *process, grace uint32) errno {
-	if g.resetting || !g.runlist { // a reset stops the scheduler (sched_running)
+	if g.Resetting || !g.runlist { // a reset stops the scheduler (sched_running)
 		return 0
 	}
 	if grace != DefaultGrace {
-		g.grace = graceRegister(grace)
+		g.GraceNow = graceRegister(grace)
 	}
-	g.graces = append(g.graces, g.grace)
+	g.Grace = append(g.Grace, g.GraceNow)
 	if err := d.step(c, StepUnmap, g, p, nil); err != 0 {
 		return err // the grace period stays as it is
 	}
 	if grace != DefaultGrace {
-		g.grace = DefaultGrace
+		g.GraceNow = DefaultGrace
 	}
 	return 0
 }
@@ -158,7 +152,7 @@ func graceRegister(grace uint32) uint32 {
 
 // mapQueues is map_queues_cpsch.
 func (d *Driver) mapQueues(c *call, g *gpu, p *process) errno {
-	if g.resetting || g.runlist || len(d.activeOn(g)) == 0 {
+	if g.Resetting || g.runlist || len(d.activeOn(g)) == 0 {
 		return 0
 	}
 	return d.step(c, StepMap, g, p, nil)
@@ -166,14 +160,14 @@ func (d *Driver) mapQueues(c *call, g *gpu, p *process) errno {
 
 // addQueue and removeQueue are add_queue_mes and remove_queue_mes.
 func (d *Driver) addQueue(c *call, q *queue) errno {
-	if q.pdd.gpu.resetting {
+	if q.pdd.gpu.Resetting {
 		return EIO
 	}
 	return d.step(c, StepAdd, q.pdd.gpu, q.pdd.p, q)
 }
 
 func (d *Driver) removeQueue(c *call, q *queue) errno {
-	if q.pdd.gpu.resetting {
+	if q.pdd.gpu.Resetting {
 		return EIO
 	}
 	return d.step(c, StepRemove, q.pdd.gpu, q.pdd.p, q)
@@ -229,7 +223,7 @@ func (d *Driver) releaseVMID(c *call, x *pdd) {
 
 func (d *Driver) gpu(id gpreempt.GPUID) *gpu {
 	for _, g := range d.gpus {
-		if g.node.ID == id {
+		if g.ID == id {
 			return g
 		}
 	}
@@ -242,7 +236,7 @@ func (d *Driver) StartReset(id gpreempt.GPUID) {
 	d.mu.Lock()
 	defer d.leave()
 	g := d.gpu(id)
-	if g == nil || g.resetting {
+	if g == nil || g.Resetting {
 		return
 	}
 	g.resets++
@@ -254,7 +248,7 @@ func (d *Driver) StartReset(id gpreempt.GPUID) {
 			}
 		}
 	}
-	g.resetting = true
+	g.Resetting = true
 	clear(g.mapped)
 	g.runlist = false
 	d.signalReset(g)
@@ -266,11 +260,11 @@ func (d *Driver) EndReset(id gpreempt.GPUID) {
 	d.mu.Lock()
 	defer d.leave()
 	g := d.gpu(id)
-	if g == nil || !g.resetting {
+	if g == nil || !g.Resetting {
 		return
 	}
-	g.resetting, g.hung = false, false
-	g.grace = DefaultGrace
+	g.Resetting, g.Hung = false, false
+	g.GraceNow = DefaultGrace
 	d.locked--
 	d.smiReset(g, kfd.SMIGPUPostReset)
 	d.note()

@@ -82,10 +82,10 @@ func (d *Driver) Allocations(mm MM) []Allocation {
 	for _, x := range p.pdds {
 		for id, o := range x.memory {
 			a := Allocation{
-				Handle: x.handle(id), GPU: x.gpu.node.ID, VA: o.va, Size: o.size, Flags: o.flags, Offset: o.offset, User: o.user,
+				Handle: x.handle(id), GPU: x.gpu.ID, VA: o.va, Size: o.size, Flags: o.flags, Offset: o.offset, User: o.user,
 			}
 			for g := range o.mapped {
-				a.Mapped = append(a.Mapped, g.node.ID)
+				a.Mapped = append(a.Mapped, g.ID)
 			}
 			slices.Sort(a.Mapped)
 			all = append(all, a)
@@ -101,7 +101,7 @@ func (d *Driver) Allocations(mm MM) []Allocation {
 }
 
 // handle is MAKE_HANDLE.
-func (x *pdd) handle(id uint32) uint64 { return uint64(x.gpu.node.ID)<<32 + uint64(id) }
+func (x *pdd) handle(id uint32) uint64 { return uint64(x.gpu.ID)<<32 + uint64(id) }
 
 // memoryOf finds what a handle names: the GPU's part of the process, and the memory,
 // nil each if there is none.
@@ -123,7 +123,7 @@ func (d *Driver) allocMemory(c *call, args *kfd.AllocMemoryArgs) (int, errno) {
 	switch {
 	case o.size == 0:
 		return 0, EINVAL
-	case p.secondary && o.flags&kfd.AllocUserptr != 0:
+	case p.Secondary && o.flags&kfd.AllocUserptr != 0:
 		return 0, EOPNOTSUPP
 	case (o.va != 0 || o.flags&kfd.AllocVRAM == 0) && p.svmAt(o.va, o.va+o.size-1) != nil,
 		o.flags&kfd.AllocUserptr != 0 && p.svmAt(given, given+o.size-1) != nil:
@@ -141,7 +141,7 @@ func (d *Driver) allocMemory(c *call, args *kfd.AllocMemoryArgs) (int, errno) {
 	o.offset = firstMmapOffset + x.mmapped
 	x.mmapped += o.bytes()
 	if o.flags&kfd.AllocMMIORemap != 0 {
-		o.offset = d.cfg.mmio(x.gpu.node.ID)
+		o.offset = d.cfg.mmio(x.gpu.ID)
 	}
 	var id uint32
 	for x.memory[id] != nil {

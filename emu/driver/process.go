@@ -6,21 +6,20 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// process is struct kfd_process.
+// process is struct kfd_process. Its state has what others can see: Mask is
+// exception_enable_mask, Debugged is debugged_process_count, which the end of a debugger
+// that was replaced makes negative, and Acks is the count of runtime_enable_sema.
 type process struct {
+	ProcessState
 	lead Task
-	pid  int32 // the lead's
-	mm   MM    // nil once it is gone
 	// table: it is found by its address space.
 	table bool
-	// secondary: it was made by CREATE_PROCESS, and belongs to one open file.
-	secondary bool
 	// refs are open files, the address space, and a debug session.
 	refs int
 	// users are debuggers' calls that hold the address space; unmapped: they alone do.
 	users    int
 	unmapped bool
-	// queuesGone: its queues were taken down at the end.
+	// queuesGone: its queues were removed at the end.
 	queuesGone bool
 
 	// events is event_mutex: of the events of debuggers, and of signals.
@@ -32,19 +31,12 @@ type process struct {
 	queues        []*queue // the newest first, as in the driver's list
 	slots         [kfd.MaxQueues]bool
 
-	enabled      bool
 	debugger     *process
-	debugged     int // debugged_process_count; a thief's death makes it negative
 	eventFile    EventFile
-	mask         kfd.ExceptionMask // exception_enable_mask
-	exceptions   kfd.ExceptionMask
 	rdebug       uint64
-	runtime      kfd.RuntimeState
 	ttmp         bool
-	acks         int  // runtime_enable_sema
 	runtimeRetry bool // is_runtime_retry
 	flags        uint32
-	paused       bool
 }
 
 // pdd is struct kfd_process_device: a process on a GPU.
@@ -66,24 +58,18 @@ type pdd struct {
 
 // queue is struct queue and its properties.
 type queue struct {
-	id                                    uint32
-	serial                                uint64
-	pdd                                   *pdd
-	kind                                  uint32 // of uAPI
-	ring, write, read, ctx                uint64
-	size, percent, priority, ctxSize      uint32
-	ctlStackSize                          uint32
-	exceptions, sent                      kfd.ExceptionMask
-	suspended, evicted, active, destroyed bool
-	destroying                            bool
-	gws                                   bool
-	userMask                              bool // is_user_cu_masked
-	workaround                            bool // is_dbg_wa
+	QueueState
+	pdd          *pdd
+	ctlStackSize uint32
+	destroyed    bool
+	gws          bool
+	userMask     bool // is_user_cu_masked
+	workaround   bool // is_dbg_wa
 }
 
 // wanted is QUEUE_IS_ACTIVE.
 func (q *queue) wanted() bool {
-	return q.size > 0 && q.ring != 0 && q.percent > 0 && !q.evicted && !q.suspended
+	return q.Size > 0 && q.Ring != 0 && q.Percent > 0 && !q.Evicted && !q.Suspended
 }
 
 // File is an open file of the device.
@@ -123,7 +109,9 @@ func (d *Driver) createProcess(t Task) (*process, errno) {
 
 // newProcess makes a process without a reference (create_process).
 func (d *Driver) newProcess(lead Task, mm MM) *process {
-	p := &process{lead: lead, pid: lead.TID(), mm: mm, table: true, xnack: len(d.gpus) == 0}
+	p := &process{
+		ProcessState: ProcessState{PID: lead.TID(), MM: mm}, lead: lead, table: true, xnack: len(d.gpus) == 0,
+	}
 	for _, g := range d.gpus {
 		p.pdds = append(p.pdds, &pdd{p: p, gpu: g})
 	}
@@ -135,7 +123,7 @@ func (d *Driver) newProcess(lead Task, mm MM) *process {
 // byMM is find_process_by_mm.
 func (d *Driver) byMM(mm MM) *process {
 	for _, p := range d.procs {
-		if p.table && !p.secondary && p.mm == mm {
+		if p.table && !p.Secondary && p.MM == mm {
 			return p
 		}
 	}
@@ -145,7 +133,7 @@ func (d *Driver) byMM(mm MM) *process {
 // pdd is kfd_process_device_data_by_id, nil if the process has no such GPU.
 func (p *process) pdd(gpuID uint32) *pdd {
 	for _, x := range p.pdds {
-		if uint32(x.gpu.node.ID) == gpuID {
+		if uint32(x.gpu.ID) == gpuID {
 			return x
 		}
 	}
@@ -155,7 +143,7 @@ func (p *process) pdd(gpuID uint32) *pdd {
 // queue is get_queue_by_qid.
 func (p *process) queue(id uint32) *queue {
 	for _, q := range p.queues {
-		if q.id == id {
+		if q.ID == id {
 			return q
 		}
 	}
@@ -166,8 +154,8 @@ func (p *process) queue(id uint32) *queue {
 func (d *Driver) Release(f *File) {
 	d.mu.Lock()
 	defer d.leave()
-	c := &call{d: d, caller: f.p.pid}
-	if f.p.secondary {
+	c := &call{d: d, caller: f.p.PID}
+	if f.p.Secondary {
 		d.released(c, f.p)
 	}
 	d.unref(f.p)
@@ -188,7 +176,7 @@ func (d *Driver) MMReleased(by Task, mm MM) {
 		p.unmapped = true
 		return
 	}
-	d.mmReleased(&call{d: d, task: by, caller: p.pid}, p)
+	d.mmReleased(&call{d: d, task: by, caller: p.PID}, p)
 }
 
 // mmReleased is kfd_process_notifier_release.
@@ -207,9 +195,9 @@ func (d *Driver) released(c *call, p *process) {
 	if d.prof.dequeueFirst {
 		d.terminate(c, p)
 	}
-	p.mm = nil
+	p.MM = nil
 	d.disable(c, p)
-	if p.debugged > 0 {
+	if p.Debugged > 0 {
 		d.walkers++
 		for _, target := range slices.Clone(d.procs) {
 			if !target.table || target.debugger != p {
@@ -218,7 +206,7 @@ func (d *Driver) released(c *call, p *process) {
 			d.lock(c, &target.mutex)
 			d.disable(c, target)
 			d.unlock(&target.mutex)
-			if p.debugged == 0 {
+			if p.Debugged == 0 {
 				break
 			}
 		}
@@ -245,7 +233,7 @@ func (d *Driver) bury() {
 		}
 		p := d.dying[i]
 		d.dying = slices.Delete(d.dying, i, i+1)
-		d.terminate(&call{d: d, caller: p.pid}, p)
+		d.terminate(&call{d: d, caller: p.PID}, p)
 		for _, x := range p.pdds {
 			if x.vm && d.prof.contexts {
 				d.smiProcess(x, kfd.SMIProcessEnd)
@@ -269,10 +257,10 @@ func (d *Driver) terminate(c *call, p *process) {
 		d.lock(c, &g.dqm)
 		queues := x.queues
 		for _, q := range queues {
-			if q.active && d.perQueue(g) {
+			if q.Active && d.perQueue(g) {
 				d.removeQueue(c, q)
 			}
-			q.active, q.destroyed = false, true
+			q.Active, q.destroyed = false, true
 			g.queues--
 		}
 		x.queues = nil

@@ -38,7 +38,7 @@ func (d *Driver) createQueue(c *call, args *kfd.CreateQueueArgs) (int, errno) {
 		return 0, err
 	}
 	// Without the mutex, as in the driver: the queue may have been destroyed by now.
-	d.raise(c, p, q.pdd.gpu, kfd.ECQueueNew.Mask(), q.id, c.task)
+	d.raise(c, p, q.pdd.gpu, kfd.ECQueueNew.Mask(), q.ID, c.task)
 	return 0, 0
 }
 
@@ -74,15 +74,14 @@ func (d *Driver) newQueue(c *call, args *kfd.CreateQueueArgs) (*queue, errno) {
 	if !d.roomForCopies(x.gpu, kind) {
 		return nil, ENOMEM
 	}
-	q := &queue{
-		id: uint32(slot), pdd: x, kind: kind, exceptions: kfd.ECQueueNew.Mask(),
-		ring: args.RingBaseAddress, write: args.WritePointerAddress, read: args.ReadPointerAddress, ctx: args.CtxSaveRestoreAddress,
-		size: args.RingSize, percent: percent(args.QueuePercentage), priority: args.QueuePriority,
-		ctxSize: args.CtxSaveRestoreSize, ctlStackSize: args.CtlStackSize,
-		evicted: x.evicted > 0, workaround: p.enabled && x.gpu.node.cwsrWorkaround(),
-	}
 	d.serial++
-	q.serial = d.serial
+	q := &queue{pdd: x, ctlStackSize: args.CtlStackSize, workaround: p.Enabled && x.gpu.node.cwsrWorkaround(), QueueState: QueueState{
+		ID: uint32(slot), Serial: d.serial, GPU: x.gpu.ID, Type: kind, Evicted: x.evicted > 0, Exceptions: kfd.ECQueueNew.Mask(),
+		Size: args.RingSize, Percent: percent(args.QueuePercentage), Priority: args.QueuePriority,
+		Ring: args.RingBaseAddress, Read: args.ReadPointerAddress, Write: args.WritePointerAddress,
+		Ctx: args.CtxSaveRestoreAddress, CtxSize: args.CtxSaveRestoreSize,
+		Doorbell: uint32(slot) * 8, // the driver picks others for some queues
+	}}
 	p.slots[slot] = true
 	d.notifyQueue(q, true)
 	if err := d.start(c, q); err != 0 {
@@ -91,8 +90,8 @@ func (d *Driver) newQueue(c *call, args *kfd.CreateQueueArgs) (*queue, errno) {
 		return nil, err
 	}
 	p.queues = slices.Insert(p.queues, 0, q)
-	args.QueueID = q.id
-	args.DoorbellOffset = d.cfg.doorbells(x.gpu.node.ID) | uint64(q.doorbell())
+	args.QueueID = q.ID
+	args.DoorbellOffset = d.cfg.doorbells(x.gpu.ID) | uint64(q.Doorbell)
 	d.note()
 	return q, 0
 }
@@ -113,7 +112,7 @@ func (d *Driver) roomForCopies(g *gpu, kind uint32) bool {
 	for _, p := range d.procs {
 		for _, x := range p.pdds {
 			for _, q := range x.queues {
-				if x.gpu == g && q.kind == kind {
+				if x.gpu == g && q.Type == kind {
 					limit--
 				}
 			}
@@ -128,18 +127,14 @@ func (d *Driver) notifyQueue(q *queue, born bool) {
 	}
 }
 
-// doorbell is where the queue's doorbell is among its process's on the GPU, in
-// bytes. The driver picks others for some queues.
-func (q *queue) doorbell() uint32 { return q.id * 8 }
-
 // start puts a new queue on its GPU (create_queue_cpsch).
 func (d *Driver) start(c *call, q *queue) (err errno) {
 	x, g := q.pdd, q.pdd.gpu
 	d.lock(c, &g.dqm)
 	defer d.unlock(&g.dqm)
-	q.active = q.wanted()
+	q.Active = q.wanted()
 	x.queues = slices.Insert(x.queues, 0, q)
-	if q.active {
+	if q.Active {
 		if d.perQueue(g) {
 			err = d.addQueue(c, q)
 		} else {
@@ -148,7 +143,7 @@ func (d *Driver) start(c *call, q *queue) (err errno) {
 	}
 	if err != 0 {
 		x.queues = slices.Delete(x.queues, 0, 1)
-		q.active = false
+		q.Active = false
 		return err
 	}
 	g.queues++
@@ -168,7 +163,7 @@ func (d *Driver) destroyQueue(c *call, args *kfd.DestroyQueueArgs) (int, errno) 
 	if gone {
 		q.destroyed = true
 		p.queues = slices.DeleteFunc(p.queues, func(o *queue) bool { return o == q })
-		p.slots[q.id] = false
+		p.slots[q.ID] = false
 		d.notifyQueue(q, false)
 		d.note()
 	}
@@ -184,8 +179,8 @@ func (d *Driver) stop(c *call, q *queue) (gone bool, err errno) {
 		d.unlock(&g.dqm)
 		return false, err
 	}
-	if q.active {
-		q.active = false
+	if q.Active {
+		q.Active = false
 		if d.perQueue(g) {
 			err = d.removeQueue(c, q)
 		} else {
@@ -204,11 +199,11 @@ func (d *Driver) stop(c *call, q *queue) (gone bool, err errno) {
 // them again.
 func (d *Driver) awaitDestroy(c *call, q *queue) errno {
 	p, g := q.pdd.p, q.pdd.gpu
-	if q.destroying && d.prof.destroyRecovers {
+	if q.Destroying && d.prof.destroyRecovers {
 		return EBUSY
 	}
-	q.destroying = true
-	if !p.enabled || !q.suspended {
+	q.Destroying = true
+	if !p.Enabled || !q.Suspended {
 		return 0
 	}
 	d.unlock(&g.dqm)
@@ -221,7 +216,7 @@ func (d *Driver) awaitDestroy(c *call, q *queue) errno {
 			return false
 		}
 		seen = g.wakes
-		return !q.suspended
+		return !q.Suspended
 	})
 	d.lock(c, &p.mutex)
 	d.lock(c, &g.dqm)
@@ -231,7 +226,7 @@ func (d *Driver) awaitDestroy(c *call, q *queue) errno {
 	}
 	if !resumed {
 		if d.prof.destroyRecovers {
-			q.destroying = false
+			q.Destroying = false
 		}
 		return ERESTARTSYS
 	}
@@ -250,8 +245,8 @@ func (d *Driver) updateQueue(c *call, args *kfd.UpdateQueueArgs) (int, errno) {
 	if q == nil {
 		return 0, EFAULT
 	}
-	q.ring, q.size = args.RingBaseAddress, max(args.RingSize, minRing)
-	q.percent, q.priority = percent(args.QueuePercentage), args.QueuePriority
+	q.Ring, q.Size = args.RingBaseAddress, max(args.RingSize, minRing)
+	q.Percent, q.Priority = percent(args.QueuePercentage), args.QueuePriority
 	return 0, d.reload(c, q)
 }
 
@@ -264,15 +259,15 @@ func (d *Driver) reload(c *call, q *queue) errno {
 		if err := d.unmap(c, g, x.p, DefaultGrace); err != 0 {
 			return err
 		}
-		q.active = q.wanted()
+		q.Active = q.wanted()
 		return d.mapQueues(c, g, x.p)
 	}
-	if q.active {
+	if q.Active {
 		if err := d.removeQueue(c, q); err != 0 {
 			return err
 		}
 	}
-	if q.active = q.wanted(); q.active {
+	if q.Active = q.wanted(); q.Active {
 		return d.addQueue(c, q)
 	}
 	return 0
@@ -327,7 +322,7 @@ func (d *Driver) allocQueueGWS(c *call, args *kfd.AllocQueueGWSArgs) (int, errno
 		return 0, EINVAL
 	case d.cfg.NoHWS:
 		return 0, ENODEV
-	case p.enabled && q.pdd.gpu.node.noGWSDebug():
+	case p.Enabled && q.pdd.gpu.node.noGWSDebug():
 		return 0, EBUSY
 	}
 	args.FirstGWS = 0

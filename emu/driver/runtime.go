@@ -16,7 +16,7 @@ func (d *Driver) runtimeEnable(c *call, args *kfd.RuntimeEnableArgs) (int, errno
 // runtimeOn is runtime_enable.
 func (d *Driver) runtimeOn(c *call, p *process, args *kfd.RuntimeEnableArgs) errno {
 	if !p.runtimeRetry {
-		if p.runtime != kfd.RuntimeDisabled {
+		if p.Runtime != kfd.RuntimeDisabled {
 			return EBUSY
 		}
 		for _, x := range p.pdds {
@@ -29,10 +29,10 @@ func (d *Driver) runtimeOn(c *call, p *process, args *kfd.RuntimeEnableArgs) err
 				}
 			}
 		}
-		p.runtime, p.rdebug, p.ttmp = kfd.RuntimeEnabled, args.RDebug, args.ModeMask&kfd.RuntimeEnableModeTTMPSave != 0
+		p.Runtime, p.rdebug, p.ttmp = kfd.RuntimeEnabled, args.RDebug, args.ModeMask&kfd.RuntimeEnableModeTTMPSave != 0
 		d.note()
 	}
-	if !p.enabled {
+	if !p.Enabled {
 		return 0
 	}
 	if !p.runtimeRetry {
@@ -44,10 +44,10 @@ func (d *Driver) runtimeOn(c *call, p *process, args *kfd.RuntimeEnableArgs) err
 
 // runtimeOff is runtime_disable.
 func (d *Driver) runtimeOff(c *call, p *process) errno {
-	was := p.runtime == kfd.RuntimeEnabled
-	p.runtime, p.rdebug = kfd.RuntimeDisabled, 0
+	was := p.Runtime == kfd.RuntimeEnabled
+	p.Runtime, p.rdebug = kfd.RuntimeDisabled, 0
 	d.note()
-	if p.enabled {
+	if p.Enabled {
 		if was {
 			d.deactivate(c, p, false, 0)
 		}
@@ -74,9 +74,9 @@ func (d *Driver) runtimeOff(c *call, p *process) errno {
 // takes one that came before (down_interruptible of runtime_enable_sema).
 func (d *Driver) awaitDebugger(c *call, p *process) errno {
 	d.unlock(&p.mutex)
-	answered := d.waitInterruptible(c, func() bool { return p.acks > 0 })
+	answered := d.waitInterruptible(c, func() bool { return p.Acks > 0 })
 	if answered {
-		p.acks--
+		p.Acks--
 	}
 	d.lock(c, &p.mutex)
 	p.runtimeRetry = !answered

@@ -87,7 +87,7 @@ func (d *Driver) waveState(c *call, args *kfd.QueueWaveStateArgs) (int, errno) {
 	}
 	g := q.pdd.gpu
 	d.lock(c, &g.dqm)
-	off := (q.kind == kfd.QueueTypeCompute || q.kind == kfd.QueueTypeComputeAQL) && !q.active
+	off := (q.Type == kfd.QueueTypeCompute || q.Type == kfd.QueueTypeComputeAQL) && !q.Active
 	d.unlock(&g.dqm)
 	if !off {
 		return 0, EINVAL
@@ -101,7 +101,7 @@ func (d *Driver) waveState(c *call, args *kfd.QueueWaveStateArgs) (int, errno) {
 	// control stack, and those of the waves.
 	header := bytesOf([]uint32{q.ctlStackSize, 0, q.ctlStackSize, 0})
 	for xcc := range g.node.XCCs {
-		if !to.At(xcc * int(q.ctxSize)).Write(header) {
+		if !to.At(xcc * int(q.CtxSize)).Write(header) {
 			return 0, EFAULT
 		}
 	}

@@ -199,7 +199,7 @@ type MemoryFault struct {
 func (f MemoryFault) data(g *gpu) kfd.MemoryEventData {
 	return kfd.MemoryEventData{
 		NotPresent: flag(f.NotPresent), ReadOnly: flag(f.ReadOnly), NoExecute: flag(f.NoExecute), Imprecise: flag(f.Imprecise),
-		VA: f.VA, GPUID: uint32(g.node.ID),
+		VA: f.VA, GPUID: uint32(g.ID),
 	}
 }
 
@@ -233,7 +233,7 @@ func (p *process) signalFault(data kfd.MemoryEventData) {
 // signalReset is kfd_signal_reset_event after a hang: what was in the memory of the
 // GPU is lost, to every process that has it.
 func (d *Driver) signalReset(g *gpu) {
-	data := kfd.HWEventData{MemoryLost: 1, GPUID: uint32(g.node.ID)} // of the whole GPU, because of a hang
+	data := kfd.HWEventData{MemoryLost: 1, GPUID: uint32(g.ID)} // of the whole GPU, because of a hang
 	for _, p := range d.procs {
 		for _, e := range p.signals.sorted() {
 			if p.table && e.kind == kfd.EventTypeHWException {

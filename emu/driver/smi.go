@@ -100,17 +100,17 @@ func (d *Driver) smiPID(p *process) int32 {
 	if d.prof.smiInside {
 		return p.lead.PIDInside()
 	}
-	return p.pid
+	return p.PID
 }
 
 func (d *Driver) smiEviction(x *pdd, trigger kfd.SMITrigger) {
 	pid := d.smiPID(x.p)
-	d.emit(x.gpu, kfd.SMIQueueEviction, pid, "%d -%d %x %d\n", d.boottime(), pid, uint32(x.gpu.node.ID), int(trigger))
+	d.emit(x.gpu, kfd.SMIQueueEviction, pid, "%d -%d %x %d\n", d.boottime(), pid, uint32(x.gpu.ID), int(trigger))
 }
 
 func (d *Driver) smiRestore(x *pdd) {
 	pid := d.smiPID(x.p)
-	d.emit(x.gpu, kfd.SMIQueueRestore, pid, "%d -%d %x %c\n", d.boottime(), pid, uint32(x.gpu.node.ID), '0')
+	d.emit(x.gpu, kfd.SMIQueueRestore, pid, "%d -%d %x %c\n", d.boottime(), pid, uint32(x.gpu.ID), '0')
 }
 
 func (d *Driver) smiReset(g *gpu, id kfd.SMIEventID) {
@@ -119,7 +119,7 @@ func (d *Driver) smiReset(g *gpu, id kfd.SMIEventID) {
 
 // smiProcess is kfd_smi_event_process: everybody's event.
 func (d *Driver) smiProcess(x *pdd, id kfd.SMIEventID) {
-	d.emit(x.gpu, id, 0, "%x %s\n", uint32(x.p.pid), x.p.lead.Comm())
+	d.emit(x.gpu, id, 0, "%x %s\n", uint32(x.p.PID), x.p.lead.Comm())
 }
 
 func (d *Driver) boottime() int64 {

@@ -17,7 +17,7 @@ func (d *Driver) queueSnapshot(c *call, args *kfd.TrapQueueSnapshotArgs) (int, e
 	for i, q := range p.queues {
 		if uint32(i) < room {
 			entry := bytesOf(q.entry())
-			q.exceptions &^= args.ExceptionMask
+			q.Exceptions &^= args.ExceptionMask
 			d.note()
 			if to == nil || !to.At(i*stride).Write(entry[:size]) {
 				return 0, EFAULT
@@ -30,9 +30,9 @@ func (d *Driver) queueSnapshot(c *call, args *kfd.TrapQueueSnapshotArgs) (int, e
 
 func (q *queue) entry() kfd.QueueSnapshotEntry {
 	return kfd.QueueSnapshotEntry{
-		ExceptionStatus: q.exceptions, RingBaseAddress: q.ring, WritePointerAddress: q.write, ReadPointerAddress: q.read,
-		CtxSaveRestoreAddress: q.ctx, QueueID: q.id, GPUID: uint32(q.pdd.gpu.node.ID), RingSize: q.size, QueueType: q.kind,
-		CtxSaveRestoreAreaSize: q.ctxSize,
+		ExceptionStatus: q.Exceptions, RingBaseAddress: q.Ring, WritePointerAddress: q.Write, ReadPointerAddress: q.Read,
+		CtxSaveRestoreAddress: q.Ctx, QueueID: q.ID, GPUID: uint32(q.pdd.gpu.ID), RingSize: q.Size, QueueType: q.Type,
+		CtxSaveRestoreAreaSize: q.CtxSize,
 	}
 }
 

@@ -46,7 +46,7 @@ type MappedQueue struct {
 func mappedQueues(queues []*queue) []MappedQueue {
 	mapped := make([]MappedQueue, len(queues))
 	for i, q := range queues {
-		mapped[i] = MappedQueue{PID: q.pdd.p.pid, MM: q.pdd.p.mm, QueueState: q.state()}
+		mapped[i] = MappedQueue{PID: q.pdd.p.PID, MM: q.pdd.p.MM, QueueState: q.state()}
 	}
 	return mapped
 }
@@ -124,12 +124,10 @@ func (d *Driver) Process(mm MM) (ProcessState, bool) {
 }
 
 func (p *process) state() ProcessState {
-	s := ProcessState{
-		PID: p.pid, MM: p.mm, Secondary: p.secondary, Alive: p.mm != nil, Enabled: p.enabled, Debugged: p.debugged, Runtime: p.runtime, Mask: p.mask,
-		Exceptions: p.exceptions, Acks: p.acks, Paused: p.paused,
-	}
+	s := p.ProcessState
+	s.Alive = p.MM != nil
 	if p.debugger != nil {
-		s.Debugger = p.debugger.pid
+		s.Debugger = p.debugger.PID
 	}
 	for _, x := range p.pdds {
 		s.Evicted = append(s.Evicted, x.evicted)
@@ -141,12 +139,9 @@ func (p *process) state() ProcessState {
 }
 
 func (q *queue) state() QueueState {
-	return QueueState{
-		ID: q.id, Serial: q.serial, GPU: q.pdd.gpu.node.ID, Type: q.kind, Suspended: q.suspended, Evicted: q.evicted, Active: q.active,
-		Destroying: q.destroying, Running: q.pdd.gpu.mapped[q], Exceptions: q.exceptions, Sent: q.sent,
-		Size: q.size, Percent: q.percent, Priority: q.priority,
-		Ring: q.ring, Read: q.read, Write: q.write, Ctx: q.ctx, CtxSize: q.ctxSize, Doorbell: q.doorbell(),
-	}
+	s := q.QueueState
+	s.Running = q.pdd.gpu.mapped[q]
+	return s
 }
 
 // GPU returns the state of a GPU, false if there is none.
@@ -157,12 +152,10 @@ func (d *Driver) GPU(id gpreempt.GPUID) (GPUState, bool) {
 	if g == nil {
 		return GPUState{}, false
 	}
-	s := GPUState{
-		ID: id, Unmaps: g.unmaps, Maps: g.maps, Grace: slices.Clone(g.graces), GraceNow: g.grace, Adds: g.adds, Removes: g.removes,
-		Cycled: maps.Clone(g.cycled), Resetting: g.resetting, Hung: g.hung,
-	}
+	s := g.GPUState
+	s.Grace, s.Cycled = slices.Clone(g.Grace), maps.Clone(g.Cycled)
 	if g.owner != nil {
-		s.DebugOwner = g.owner.pid
+		s.DebugOwner = g.owner.PID
 	}
 	return s, true
 }

@@ -33,7 +33,7 @@ func (d *Driver) queueIDs(array Memory, n uint32) ([]uint32, errno) {
 // index is q_array_get_index, -1 if the queue is not named.
 func index(ids []uint32, q *queue) int {
 	for i, id := range ids {
-		if id&^kfd.QueueInvalidMask == q.id {
+		if id&^kfd.QueueInvalidMask == q.ID {
 			return i
 		}
 	}
@@ -74,7 +74,7 @@ func (d *Driver) suspendEach(c *call, x *pdd, ids []uint32, clearMask kfd.Except
 		switch err := d.suspendQueue(c, q); err {
 		case 0:
 			ids[i] &^= kfd.QueueInvalidMask
-			q.exceptions &^= clearMask
+			q.Exceptions &^= clearMask
 			suspended++
 		case EBUSY:
 		default:
@@ -105,7 +105,7 @@ func (d *Driver) suspendTogether(c *call, x *pdd, ids []uint32, grace uint32, cl
 		case err != 0:
 			ids[i] |= kfd.QueueErrorMask
 		default:
-			q.exceptions &^= clearMask
+			q.Exceptions &^= clearMask
 		}
 	}
 	if err != 0 {
@@ -116,21 +116,21 @@ func (d *Driver) suspendTogether(c *call, x *pdd, ids []uint32, grace uint32, cl
 
 // suspendQueue is suspend_single_queue. EBUSY is a queue passed over.
 func (d *Driver) suspendQueue(c *call, q *queue) errno {
-	if q.suspended {
+	if q.Suspended {
 		return 0
 	}
-	if q.exceptions.Has(kfd.ECQueueNew) || q.destroying {
+	if q.Exceptions.Has(kfd.ECQueueNew) || q.Destroying {
 		return EBUSY
 	}
-	q.suspended = true
+	q.Suspended = true
 	d.note()
-	if q.active {
+	if q.Active {
 		if q.pdd.gpu.node.mes() {
 			if err := d.removeQueue(c, q); err != 0 {
 				return err
 			}
 		}
-		q.active = false
+		q.Active = false
 	}
 	return 0
 }
@@ -203,10 +203,10 @@ func (d *Driver) resumeOnGPU(c *call, x *pdd, ids []uint32, all bool) int {
 
 // resumeQueue is resume_single_queue.
 func (d *Driver) resumeQueue(c *call, q *queue) errno {
-	if !q.suspended {
+	if !q.Suspended {
 		return 0
 	}
-	q.suspended = false
+	q.Suspended = false
 	d.note()
 	if !q.wanted() {
 		return 0
@@ -216,6 +216,6 @@ func (d *Driver) resumeQueue(c *call, q *queue) errno {
 			return err
 		}
 	}
-	q.active = true
+	q.Active = true
 	return 0
 }

@@ -59,7 +59,7 @@ func (d *Driver) svmCall(c *call, args *kfd.SVMArgs) (int, errno) {
 	switch {
 	case c.usize < header+n*sizeOf[kfd.SVMAttribute]():
 		return 0, EINVAL
-	case c.p.secondary:
+	case c.p.Secondary:
 		return 0, EOPNOTSUPP
 	case args.StartAddr%pageSize != 0 || args.Size%pageSize != 0 || args.StartAddr == 0 || args.Size == 0:
 		return 0, EINVAL

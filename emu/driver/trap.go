@@ -26,7 +26,7 @@ func (d *Driver) dbgTrap(c *call) (int, errno) {
 	p, args := c.p, copyIn[kfd.TrapDisableArgs](c) // what all arms of the union begin with
 	op := args.Op
 	c.op = TrapOp(op)
-	if p.secondary {
+	if p.Secondary {
 		return 0, EOPNOTSUPP
 	}
 	if d.cfg.NoHWS {
@@ -63,10 +63,10 @@ func (d *Driver) dbgTrap(c *call) (int, errno) {
 		d.unref(target)
 	}()
 
-	if op != kfd.TrapEnable && !target.enabled {
+	if op != kfd.TrapEnable && !target.Enabled {
 		return 0, EINVAL
 	}
-	if target.runtime != kfd.RuntimeEnabled && needsRuntime(op) {
+	if target.Runtime != kfd.RuntimeEnabled && needsRuntime(op) {
 		return 0, EPERM
 	}
 	do := trapOps[op]
@@ -106,7 +106,7 @@ func (d *Driver) enable(c *call, args *kfd.TrapEnableArgs) (int, errno) {
 	if target != c.p {
 		target.debugger = c.p
 	}
-	if target.enabled {
+	if target.Enabled {
 		return 0, EALREADY
 	}
 	for _, x := range target.pdds {
@@ -122,18 +122,18 @@ func (d *Driver) enable(c *call, args *kfd.TrapEnableArgs) (int, errno) {
 		return 0, EBADF
 	}
 	target.eventFile = f
-	if target.runtime == kfd.RuntimeEnabled {
+	if target.Runtime == kfd.RuntimeEnabled {
 		d.activate(c, target) // the driver ignores the result, too
 	}
 	target.refs++
-	target.enabled = true
+	target.Enabled = true
 	if target.debugger != nil {
-		target.debugger.debugged++
+		target.debugger.Debugged++
 	}
 	info := target.runtimeInfo()
 	var err errno
 	if copyTo(c.memory(&args.RinfoPtr), info[:min(int(args.RinfoSize), len(info))]) {
-		target.mask = args.ExceptionMask
+		target.Mask = args.ExceptionMask
 	} else {
 		err = EFAULT
 		d.deactivate(c, target, false, 0)
@@ -151,9 +151,9 @@ func (d *Driver) endSession(target *process) {
 	d.puts = append(d.puts, target.eventFile)
 	target.eventFile = nil
 	if target.debugger != nil {
-		target.debugger.debugged--
+		target.debugger.Debugged--
 	}
-	target.enabled = false
+	target.Enabled = false
 	d.unref(target)
 }
 
@@ -164,15 +164,15 @@ func (d *Driver) disableTarget(c *call) (int, errno) {
 
 // disable is kfd_dbg_trap_disable.
 func (d *Driver) disable(c *call, target *process) {
-	if !target.enabled {
+	if !target.Enabled {
 		return
 	}
-	switch target.runtime {
+	switch target.Runtime {
 	case kfd.RuntimeEnabled:
 		d.deactivate(c, target, false, 0)
 	case kfd.RuntimeDisabled:
 	default:
-		target.runtime = kfd.RuntimeEnabled
+		target.Runtime = kfd.RuntimeEnabled
 	}
 	d.endSession(target)
 	target.debugger = nil
@@ -181,13 +181,13 @@ func (d *Driver) disable(c *call, target *process) {
 		x.exceptions = 0
 	}
 	for _, q := range target.queues {
-		q.exceptions = 0
+		q.Exceptions = 0
 	}
-	target.exceptions = 0
+	target.Exceptions = 0
 	d.note()
 }
 
-// activate is kfd_dbg_trap_activate; what became of it is in target.runtime.
+// activate is kfd_dbg_trap_activate; what became of it is in target.Runtime.
 func (d *Driver) activate(c *call, target *process) {
 	if !d.setWorkaround(c, target, true) {
 		return
@@ -195,13 +195,13 @@ func (d *Driver) activate(c *call, target *process) {
 	for i, x := range target.pdds {
 		if !x.gpu.node.perVMID(d.prof) {
 			if err := d.reserveVMID(c, x); err != 0 {
-				target.runtime = failedState(err)
+				target.Runtime = failedState(err)
 				d.deactivate(c, target, true, i)
 				return
 			}
 		}
 		if err := d.refresh(c, x); err != 0 {
-			target.runtime = kfd.RuntimeFailed
+			target.Runtime = kfd.RuntimeFailed
 			d.deactivate(c, target, true, i)
 			return
 		}
@@ -238,14 +238,14 @@ func (d *Driver) deactivate(c *call, target *process, unwind bool, n int) {
 }
 
 // setWorkaround is kfd_dbg_set_workaround: on gfx 11.0.0 to 11.0.3 every queue gets
-// a CU mask. False leaves target.runtime to tell why.
+// a CU mask. False leaves target.Runtime to tell why.
 func (d *Driver) setWorkaround(c *call, target *process, on bool) bool {
 	for _, q := range target.queues {
 		if err := d.setQueueWorkaround(c, q, on); on && err != 0 {
 			for _, q := range target.queues {
 				d.setQueueWorkaround(c, q, false)
 			}
-			target.runtime = failedState(err)
+			target.Runtime = failedState(err)
 			return false
 		}
 	}
