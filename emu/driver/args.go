@@ -7,14 +7,13 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// An ioctl's argument is copied in to the structure of package kfd that belongs to the
-// request, its handler works on the fields, and the structure is copied out again. The
-// driver does the same with its buffer kdata, whose size is the larger one of what the
-// caller and the driver say: a caller of an older or newer interface version gets back as
-// many bytes as it passed.
+// The argument of an ioctl is copied in to the structure of package kfd that belongs to
+// the request, the handler works on its fields, and it is copied out again. As in the
+// driver, the buffer between (kdata) has the larger of the sizes of caller and driver: a
+// caller of another interface version gets back as many bytes as it passed.
 
-// pointerField is a kfd.Pointer in a structure that was copied in. The structure does not
-// have the address: it is one of the calling process, and no pointer of this one.
+// pointerField is a kfd.Pointer in a structure that was copied in. The pointer itself is
+// NULL there: the address is one of the calling process.
 type pointerField struct {
 	field  *kfd.Pointer
 	offset int
@@ -30,7 +29,7 @@ func ioctl[T any](handle func(*Driver, *call, *T) (r1 int, err errno)) handler {
 	}
 }
 
-// copyIn returns the argument as a T, with NULL for every pointer: see call.memory.
+// copyIn returns the argument as a T. Each pointer in it is NULL: see call.memory.
 func copyIn[T any](c *call) *T {
 	args := new(T)
 	v := reflect.ValueOf(args).Elem()
@@ -86,8 +85,8 @@ func bytesOf(value any) []byte {
 	return b
 }
 
-// decode sets the numbers of v, encode stores them in b. Pointers and blank fields are
-// left alone, in both.
+// decode sets the numbers of v, encode stores them in b. Both leave pointers and blank
+// fields unchanged.
 func decode(v reflect.Value, b []byte) {
 	eachNumber(v, b, func(v reflect.Value, b []byte) {
 		if v.Kind() == reflect.Uint64 {

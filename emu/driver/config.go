@@ -8,34 +8,35 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// Config says what driver and what GPUs there are.
+// Config selects the driver and its GPUs.
 type Config struct {
 	// Profile is the name of a profile: see Profiles.
 	Profile string
-	// Nodes are the GPU nodes, in the driver's order; none is allowed.
+	// Nodes are the GPU nodes, in the driver's order. There may be no node.
 	Nodes []Node
-	// CPUNodes is how many nodes of the topology are CPUs, 0 stands for 1.
+	// CPUNodes is the number of CPU nodes in the topology, 0 means 1.
 	CPUNodes int
 	// NoHWS is the module parameter sched_policy=2: the driver schedules without
 	// firmware, and cannot debug.
 	NoHWS bool
-	// Queue, if not nil, is told of each queue before the hardware first learns of it, and
-	// when it never will again (init_mqd, free_mqd), with the driver's lock held: it must
-	// not call the driver.
-	Queue func(q MappedQueue, born bool)
-	// Clock reads the clocks of GET_CLOCK_COUNTERS; Raw of it says what is left of a wait
-	// for events, and Boot when an SMI event was. It is called with the driver's lock held.
-	// Nil counts from New on, by package time, and SMI events by microseconds, one each.
+	// Queue, if not nil, is called before the hardware first sees a queue, with created
+	// set, and after it saw the queue for the last time (init_mqd, free_mqd). The driver's
+	// lock is held: it must not call the driver.
+	Queue func(q MappedQueue, created bool)
+	// Clock reads the clocks of GET_CLOCK_COUNTERS. Raw also determines the rest of a wait
+	// for events, Boot the time of an SMI event. It is called with the driver's lock held.
+	// With nil, clocks count from New on, by package time, and the time of SMI events
+	// advances by a microsecond with each.
 	Clock func() Clocks
-	// After has wake called when d has passed, unless stop is called before, which may be
-	// at any time. Both are called with the driver's lock held, which wake takes: After
-	// must not call it, and stop must not wait for it. Nil is time.AfterFunc.
+	// After arranges a call of wake when d has passed, unless stop is called before. Both
+	// After and stop are called with the driver's lock held, which wake takes: After must
+	// not call wake, and stop must not wait for it. Nil means time.AfterFunc.
 	After func(d time.Duration, wake func()) (stop func())
-	// Offsets, if not nil, are the mmap offsets handed out instead of the driver's own.
+	// Offsets, if not nil, are mmap offsets that replace the driver's own.
 	Offsets *Offsets
 }
 
-// Clocks are what clocks say at one moment.
+// Clocks are clocks read at one time.
 type Clocks struct {
 	// Raw and Boot are CLOCK_MONOTONIC_RAW and CLOCK_BOOTTIME, in nanoseconds.
 	Raw, Boot int64
@@ -43,7 +44,7 @@ type Clocks struct {
 	GPU uint64
 }
 
-// clocksSince is Config.Clock for who gives none.
+// clocksSince returns the default of Config.Clock.
 func clocksSince(start time.Time) func() Clocks {
 	return func() Clocks {
 		ns := time.Since(start).Nanoseconds()
@@ -51,26 +52,26 @@ func clocksSince(start time.Time) func() Clocks {
 	}
 }
 
-// afterFunc is Config.After for who gives none.
+// afterFunc is the default of Config.After.
 func afterFunc(d time.Duration, wake func()) (stop func()) {
 	timer := time.AfterFunc(d, wake)
 	return func() { timer.Stop() }
 }
 
-// Offsets are the mmap offsets of what is not memory. The driver's own have bit 63
-// set, or as much as no file but a device can be mapped at. They are called with the
+// Offsets are the mmap offsets of what is not memory. The driver's own have bit 63 set, or
+// are too large for a file that is not a device. The functions are called with the
 // driver's lock held: they must not wait and must not call the driver.
 type Offsets struct {
-	// Doorbells returns the offset of a process's doorbells on a GPU, which are
-	// DoorbellBytes long. Its lowest 13 bits are 0.
+	// Doorbells returns the offset of a process's doorbells on a GPU, DoorbellBytes in
+	// size. Its lowest 13 bits are 0.
 	Doorbells func(gpreempt.GPUID) uint64
-	// Events is that of the page of a process's signal events, which is EventBytes long.
+	// Events is the offset of the page of a process's signal events, EventBytes in size.
 	Events uint64
-	// MMIO returns that of the page with the registers remapped for processes.
+	// MMIO returns the offset of the page with the registers remapped for processes.
 	MMIO func(gpreempt.GPUID) uint64
 }
 
-// DoorbellBytes is the length of a process's doorbells on a GPU
+// DoorbellBytes is the size of a process's doorbells on a GPU
 // (kfd_doorbell_process_slice), EventBytes that of the page of its signal events
 // (KFD_SIGNAL_EVENT_LIMIT times 8).
 const (
@@ -78,7 +79,7 @@ const (
 	EventBytes    = 8 * 4096
 )
 
-// The driver's own (KFD_MMAP_TYPE_*, KFD_MMAP_GPU_ID); KFD_MMAP_TYPE_MMIO is 0.
+// The driver's own offsets (KFD_MMAP_TYPE_*, KFD_MMAP_GPU_ID); KFD_MMAP_TYPE_MMIO is 0.
 const (
 	mmapDoorbells = 3 << 62
 	mmapEvents    = 2 << 62
@@ -113,17 +114,17 @@ type Node struct {
 	// GFX is gfx_target_version: 90402 is gfx942. The firmware schedules queue by
 	// queue (MES) from 110000 on, and by runlists (HWS) below.
 	GFX uint32
-	// XCCs is the number of compute dies, 0 stands for 1.
+	// XCCs is the number of compute dies, 0 means 1.
 	XCCs int
-	// NoDebugFirmware: the firmware cannot debug, and a runtime does not say
-	// RUNTIME_ENABLE; the driver does not look at it.
+	// NoDebugFirmware: the firmware cannot debug, and a runtime does not call
+	// RUNTIME_ENABLE. The driver does not check this.
 	NoDebugFirmware bool
 	// NoGWSDebug: processes that use GWS cannot be debugged.
 	NoGWSDebug bool
-	// SDMAQueues and XGMIQueues are how many queues for copies there can be, over PCIe and
-	// over XGMI; 0 is no limit.
+	// SDMAQueues and XGMIQueues are the most SDMA queues over PCIe and over XGMI; 0 means
+	// no limit.
 	SDMAQueues, XGMIQueues int
-	// VRAM is the memory in bytes, 0 stands for 192 GiB.
+	// VRAM is the memory in bytes, 0 means 192 GiB.
 	VRAM uint64
 }
 
@@ -146,7 +147,7 @@ func (n Node) perVMID(p profile) bool {
 // (kfd_dbg_has_cwsr_workaround): gfx 11.0.0 to 11.0.3.
 func (n Node) cwsrWorkaround() bool { return n.GFX >= 110000 && n.GFX <= 110003 }
 
-// maxQueues is how many queues a process may have there (pqm_create_queue).
+// maxQueues returns the most queues of a process there (pqm_create_queue).
 func (n Node) maxQueues(p profile) int {
 	if n.GFX == 90402 || n.GFX == 90500 && p.gfx950 {
 		return 255
@@ -154,11 +155,11 @@ func (n Node) maxQueues(p profile) int {
 	return 127
 }
 
-// profile is what distinguishes one driver from another.
+// profile has the differences between versions of the driver.
 type profile struct {
 	minor uint32
-	// processRule: DBG_TRAP asks for ptrace, or for the process that enabled, at
-	// every operation. Otherwise it asks for ptrace at all but DISABLE.
+	// processRule: every operation of DBG_TRAP requires that the caller traces the target,
+	// or that its process enabled debugging. Otherwise all but DISABLE require tracing.
 	processRule bool
 	// deviceInfoSize is sizeof(struct kfd_dbg_device_info_entry).
 	deviceInfoSize int
@@ -167,38 +168,39 @@ type profile struct {
 	contexts bool
 	// lastIoctl is AMDKFD_COMMAND_END - 1.
 	lastIoctl uint8
-	// enotty: a number the table does not have is ENOTTY, and not EINVAL.
+	// enotty: an unknown number is ENOTTY, and not EINVAL.
 	enotty bool
-	// arrayChecks: suspend and resume refuse a NULL array and too many ids.
+	// arrayChecks: suspend and resume reject a NULL array and too many ids.
 	arrayChecks bool
-	// enableUnwinds: ENABLE that ends in EFAULT leaves debugging off.
+	// enableUnwinds: ENABLE that fails with EFAULT leaves debugging disabled.
 	enableUnwinds bool
-	// destroyRecovers: a destroy that a signal interrupted leaves the queue whole,
+	// destroyRecovers: a destroy that a signal interrupted leaves the queue unchanged,
 	// and a second destroy meanwhile is EBUSY.
 	destroyRecovers bool
 	// pauseOnce: PROCESS_INFO of a paused process evicts nothing.
 	pauseOnce bool
-	// smiFIFO is the room for events in bytes.
+	// smiFIFO is the size of the buffer for events in bytes.
 	smiFIFO int
-	// smiNeedsBit: the events of other processes come only to who asked for them by
-	// bit 63, and not to whoever has CAP_SYS_ADMIN.
+	// smiNeedsBit: events of other processes require bit 63 of the mask in addition to
+	// CAP_SYS_ADMIN.
 	smiNeedsBit bool
-	// smiInside: events name a process by the number it has in its own namespace.
+	// smiInside: events name a process by its pid in its own namespace.
 	smiInside bool
-	// dequeueFirst: a dying target's queues go before debugging is disabled.
+	// dequeueFirst: the queues of an exiting target are removed before debugging is
+	// disabled.
 	dequeueFirst bool
-	// eventAge: who waits for events can say how old they were when it looked last.
+	// eventAge: a wait for events may pass the age that each had at the last check.
 	eventAge bool
-	// waitLimit is how many events a wait may name.
+	// waitLimit is the most events of a wait.
 	waitLimit uint32
 	// gfx950 is known.
 	gfx950 bool
 }
 
-// Profiles are the names New knows: those of package kfd, and 6.12.117, a later
-// release of the line of 6.12.103 with three more fixes: ENABLE that fails with
-// EFAULT undoes itself, an interrupted DESTROY_QUEUE does so too, and CRIU_OP
-// PROCESS_INFO pauses once however often it is called.
+// Profiles returns the names that New knows: those of package kfd, and 6.12.117, a later
+// release of the line of 6.12.103 with three more fixes: ENABLE that fails with EFAULT
+// undoes itself, so does an interrupted DESTROY_QUEUE, and repeated CRIU_OP PROCESS_INFO
+// pauses once.
 func Profiles() []string {
 	return []string{"6.5", "6.12", "6.12.103", "6.12.117", "amd-dkms", "7.2"}
 }
@@ -230,5 +232,5 @@ func profileOf(name string) (profile, error) {
 		p.dequeueFirst, p.gfx950, p.waitLimit = true, true, kfd.SignalEventLimit
 		return p, nil
 	}
-	return p, fmt.Errorf("no profile %q: there are %q", name, Profiles())
+	return p, fmt.Errorf("unknown driver profile %q; use one of %q", name, Profiles())
 }

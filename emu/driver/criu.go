@@ -2,7 +2,7 @@ package driver
 
 import "github.com/gpreempt/gpreempt/pkg/kfd"
 
-// Sizes of what a checkpoint would hold: struct kfd_criu_process_priv_data,
+// Sizes of the parts of a checkpoint: struct kfd_criu_process_priv_data,
 // kfd_criu_device_priv_data and kfd_criu_queue_priv_data, and a queue's MQD.
 const (
 	criuProcessBytes = 8
@@ -38,7 +38,7 @@ func (d *Driver) criuProcessInfo(c *call, args *kfd.CRIUArgs) errno {
 	if !p.Paused || !d.prof.pauseOnce {
 		if err := d.evictProcess(c, p, kfd.TriggerCRIUCheckpoint); err != 0 {
 			if !d.prof.pauseOnce {
-				d.restoreProcess(c, p) // what this fails to do nobody hears of
+				d.restoreProcess(c, p) // its errors are ignored
 				p.Paused = false
 			}
 			return err
@@ -86,8 +86,8 @@ func (d *Driver) criuUnpause(c *call) errno {
 	return err
 }
 
-// evictProcess is kfd_process_evict_queues. EIO, of a GPU that hangs or is being
-// reset, is no failure, but what the last GPU answers is returned.
+// evictProcess is kfd_process_evict_queues. EIO, of a GPU that hangs or is being reset,
+// does not end the loop, but the error of the last GPU is returned.
 func (d *Driver) evictProcess(c *call, p *process, trigger kfd.SMITrigger) (err errno) {
 	for i, x := range p.pdds {
 		d.smiEviction(x, trigger)
@@ -164,7 +164,7 @@ func (d *Driver) restore(c *call, x *pdd) errno {
 		q.Active = true
 		if d.perQueue(g) {
 			if err := d.addQueue(c, q); err != 0 {
-				return err // and the count stays
+				return err // without a change of the count
 			}
 		}
 	}
@@ -177,8 +177,8 @@ func (d *Driver) restore(c *call, x *pdd) errno {
 	return err
 }
 
-// Evict takes a process's queues off the GPUs as a lack of memory does, Restore
-// undoes it once. The error is an errno.
+// Evict evicts a process's queues from all GPUs, as for a lack of memory. Restore undoes
+// one Evict. The error is an errno.
 func (d *Driver) Evict(mm MM, trigger kfd.SMITrigger) error {
 	d.mu.Lock()
 	defer d.leave()
@@ -189,7 +189,7 @@ func (d *Driver) Evict(mm MM, trigger kfd.SMITrigger) error {
 	return orNil(d.evictProcess(&call{d: d}, p, trigger))
 }
 
-// Restore undoes one Evict.
+// Restore undoes one Evict. The error is an errno.
 func (d *Driver) Restore(mm MM) error {
 	d.mu.Lock()
 	defer d.leave()

@@ -6,9 +6,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// The errnos the driver gives. ERESTARTSYS and ENOTSUPP are the kernel's own:
-// the first becomes EINTR, or the call is made again, before a program sees it; the
-// second is seen as 524.
+// The errnos that the driver returns. ERESTARTSYS and ENOTSUPP are internal to the
+// kernel: a program sees EINTR or a restarted call for the first, and 524 for the second.
 const (
 	EPERM      = syscall.EPERM
 	ESRCH      = syscall.ESRCH
@@ -36,10 +35,10 @@ const (
 	ENOTSUPP    = syscall.Errno(524)
 )
 
-// call is one call under way, or work of the driver's own.
+// call is one call under way, or the driver's own work.
 type call struct {
 	d *Driver
-	// task makes the call, nil for work of the driver's own.
+	// task makes the call, nil for the driver's own work.
 	task   Task
 	caller int32
 	op     Op
@@ -57,7 +56,7 @@ type call struct {
 	pointers []pointerField
 }
 
-// handler is the function of an ioctl. r1 is what it returns if errno is 0.
+// handler implements an ioctl. r1 is the result if err is 0.
 type handler func(*Driver, *call) (r1 int, err errno)
 
 // deprecated are the numbers of the debug interface before 1.13.
@@ -112,7 +111,7 @@ var handlers = map[kfd.Request]handler{
 	reqDbgWaveControl:             (*Driver).noLonger,
 }
 
-// requests has the driver's own request for each number.
+// requests is the driver's request of each number.
 var requests = func() map[uint8]kfd.Request {
 	m := map[uint8]kfd.Request{}
 	for req := range handlers {
@@ -127,7 +126,7 @@ const (
 	dirOut kfd.Request = 2 << 30
 )
 
-// Ioctl is a call of t on f (kfd_ioctl). err is 0 or the errno, and may be
+// Ioctl makes a call of t on f (kfd_ioctl). err is 0 or the errno, and may be
 // ERESTARTSYS.
 func (d *Driver) Ioctl(t Task, f *File, req kfd.Request, arg Memory) (r1 uintptr, err syscall.Errno) {
 	d.mu.Lock()
@@ -167,7 +166,7 @@ func (d *Driver) getVersion(_ *call, args *kfd.GetVersionArgs) (int, errno) {
 	return 0, 0
 }
 
-// noLonger is kfd_ioctl_dbg_register and the like.
+// noLonger is kfd_ioctl_dbg_register and the other calls of the old debug interface.
 func (d *Driver) noLonger(*call) (int, errno) { return 0, EPERM }
 
 // aperturesNew is kfd_ioctl_get_process_apertures_new.

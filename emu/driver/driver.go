@@ -1,10 +1,10 @@
-// Package kfdrules hides what AMD's compute driver decides: the order of its
-// checks, its errnos and the states its processes, queues and GPUs go through, as
-// one deterministic machine without an operating system, shared by the fake of
-// package kfdtest and the emulator.
+// Package driver implements the rules of AMD's compute driver: the order of its checks,
+// its errnos, and the states of its processes, queues and GPUs. It is one deterministic
+// state machine without an operating system, shared by the fake of package kfdtest and
+// the emulator of package kfdemu.
 //
 // The rules were read from the driver's source (amdkfd of Linux 6.12.107, 6.12.117
-// and 7.2.13); functions named in comments are found there. No hardware was asked.
+// and 7.2.13); the comments name its functions. They were not compared with hardware.
 package driver
 
 import (
@@ -15,39 +15,39 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Driver is the driver of one machine. Its methods may be called by several
-// goroutines at once; one that has to wait as the driver would blocks its caller.
+// Driver is the driver of one machine. Several goroutines may call its methods at once. A
+// call that waits in the real driver blocks its caller.
 type Driver struct {
 	cfg  Config
 	prof profile
-	// hook is asked before each step of the hardware.
+	// hook is called before each step of the hardware.
 	hook func(Step) Outcome
 
-	// mu guards all below, and what hangs off it. changed is told of every change
-	// that somebody may wait for.
+	// mu guards all fields below and what they refer to. changed is signalled at each
+	// change that a call may wait for.
 	mu      sync.Mutex
 	changed *sync.Cond
 	gpus    []*gpu
-	// procs are the processes, the oldest first; dying those of them that no
-	// reference holds, which a worker takes down.
+	// procs are the processes, the oldest first. dying are those without a reference,
+	// which a worker removes.
 	procs, dying []*process
-	// walkers counts debuggers at their end that walk through procs.
+	// walkers counts exiting debuggers that walk through procs.
 	walkers int
-	// puts are files to let go of once the lock is given back.
+	// puts are files to release after the lock is released.
 	puts []EventFile
-	// changes counts them.
+	// changes counts the changes.
 	changes uint64
-	// waiting has the calls that wait, and whether a signal ends it.
+	// waiting has the calls that wait, and whether a signal ends the wait.
 	waiting map[*call]bool
-	// eventWaits are those of them that wait for events. They look again when an event
-	// changes that they wait for, and not at every change of the driver's.
+	// eventWaits are those that wait for events. They check again when one of their
+	// events changes, and not at every change.
 	eventWaits map[*eventWait]bool
 	// locked counts the resets under way (kfd_locked).
 	locked int
-	// serial is the last queue's.
+	// serial is that of the last queue.
 	serial uint64
-	// events stands in for Config.Clock where that was nil: it counts SMI events, in
-	// nanoseconds.
+	// events is the time of SMI events where Config.Clock was nil: it advances by a
+	// microsecond with each.
 	countEvents bool
 	events      int64
 }
@@ -55,25 +55,24 @@ type Driver struct {
 // errno is 0 or why a call failed.
 type errno = syscall.Errno
 
-// Step is one thing the driver is about to do to a GPU.
+// Step is one operation of the driver on a GPU, before it is done.
 type Step struct {
 	Kind StepKind
 	GPU  gpreempt.GPUID
-	// Op is the call under way, "" for work of the driver's own: the end of a
-	// process.
+	// Op is the call under way, "" for the driver's own work: the end of a process.
 	Op Op
 	// Caller is the process that makes the call, 0 for the driver's own work.
 	Caller int32
-	// Process is the one it is done for or to, if it is one; Queue likewise,
-	// NoQueue for none.
+	// Process and Queue are what the step is about, if it is about one: otherwise 0 and
+	// kfd.NoQueue.
 	Process int32
 	Queue   uint32
-	// Queues are those that will be in the runlist of a StepMap, in the driver's order,
-	// or the one of a StepAdd or StepRemove; of other steps none.
+	// Queues are the queues in the runlist of a StepMap, in the driver's order, or the
+	// one of a StepAdd or StepRemove. Other steps have none.
 	Queues []MappedQueue
 }
 
-// StepKind says what kind of step.
+// StepKind is the kind of a Step.
 type StepKind string
 
 // The steps.
@@ -85,22 +84,22 @@ const (
 	// StepAdd and StepRemove are about one queue (add_queue_mes, remove_queue_mes).
 	StepAdd    StepKind = "add"
 	StepRemove StepKind = "remove"
-	// StepShaderDebugger tells MES how a process is debugged
+	// StepShaderDebugger informs MES how a process is debugged
 	// (kfd_dbg_set_mes_debug_mode).
 	StepShaderDebugger StepKind = "set shader debugger"
 )
 
-// Outcome is how a step ends.
+// Outcome is the result of a step.
 type Outcome struct {
-	// Held, if not nil, is asked until it returns false; meanwhile the step takes its
-	// time, with the locks the driver holds then. Call Driver.Wake when its answer
-	// changes.
+	// Held, if not nil, is called until it returns false. Until then the step is not
+	// over, and the driver keeps the locks that it holds. Call Driver.Wake when its
+	// result changes.
 	Held func() bool
-	// Errno is 0 or what went wrong. ETIME of an unmap is a GPU that does not answer.
+	// Errno is 0 or the error. ETIME of an unmap is a GPU that does not answer.
 	Errno syscall.Errno
 }
 
-// New returns the driver of cfg. hook, if not nil, is asked before each step of the
+// New returns the driver of cfg. hook, if not nil, is called before each step of the
 // hardware, with the driver's lock held: it must not call the driver.
 func New(cfg Config, hook func(Step) Outcome) (*Driver, error) {
 	prof, err := profileOf(cfg.Profile)
@@ -125,8 +124,8 @@ func New(cfg Config, hook func(Step) Outcome) (*Driver, error) {
 	return d, nil
 }
 
-// Wake has every wait look again at what it waits for. The operating system calls
-// it after it changed anything a Task, an EventFile or an Outcome tells.
+// Wake makes each waiting call check its condition again. The operating system calls it
+// after a change of what a Task, an EventFile or an Outcome reports.
 func (d *Driver) Wake() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -148,8 +147,8 @@ func (d *Driver) Waiting(t Task) (waiting, interruptible bool) {
 	return false, false
 }
 
-// Await waits until cond holds, or else stop, and reports whether cond does. Both are
-// asked after every change and every Wake.
+// Await waits until cond or stop holds, and reports whether cond does. Both are called
+// after every change and every Wake.
 func (d *Driver) Await(cond, stop func() bool) bool {
 	for {
 		d.mu.Lock()
@@ -169,13 +168,13 @@ func (d *Driver) Await(cond, stop func() bool) bool {
 	}
 }
 
-// note tells of a change.
+// note records a change and wakes the calls that wait for one.
 func (d *Driver) note() {
 	d.changes++
 	d.changed.Broadcast()
 }
 
-// mutex is a lock of the driver's, which a call keeps while it waits.
+// mutex is a lock of the driver, which a call keeps while it waits.
 type mutex struct{ held bool }
 
 func (d *Driver) lock(c *call, m *mutex) {
@@ -188,11 +187,11 @@ func (d *Driver) unlock(m *mutex) {
 	d.note()
 }
 
-// wait waits until done, whatever signals come.
+// wait waits until done returns true. Signals do not end it.
 func (d *Driver) wait(c *call, done func() bool) { d.sleep(c, false, done) }
 
-// waitInterruptible waits until done, or until a signal is pending, which gives
-// false; what is done already does not wait.
+// waitInterruptible waits until done returns true, or until a signal is pending, and
+// reports whether done did.
 func (d *Driver) waitInterruptible(c *call, done func() bool) bool { return d.sleep(c, true, done) }
 
 func (d *Driver) sleep(c *call, interruptible bool, done func() bool) bool {
@@ -201,7 +200,7 @@ func (d *Driver) sleep(c *call, interruptible bool, done func() bool) bool {
 	}
 	d.waiting[c] = interruptible
 	defer delete(d.waiting, c)
-	d.note() // that somebody waits is a change, too
+	d.note() // that a call waits is a change, too
 	for {
 		if interruptible && c.task != nil && c.task.Interrupted() {
 			return false

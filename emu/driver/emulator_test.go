@@ -13,10 +13,10 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// What an emulator builds on: the queues a step is about, mmap offsets and clocks of
-// its own, signals.
+// These tests cover what an emulator needs: the queues of a step, its own mmap offsets and
+// clocks, and signals.
 
-// client is a process that makes calls with its words in memory of its own.
+// client is a process that makes calls with arguments in its own memory.
 type client struct {
 	*testing.T
 	d    *driver.Driver
@@ -34,7 +34,7 @@ func newClient(t *testing.T, d *driver.Driver, pid int32) *client {
 	return c
 }
 
-// call makes a call that has to succeed, and returns the words of the memory after it.
+// call makes a call that must succeed, and returns the words of the memory after it.
 func (c *client) call(req kfd.Request, args ...uint32) []uint32 {
 	c.Helper()
 	memory := space{bytes: append(words(args...), make([]byte, 512)...)}
@@ -44,7 +44,7 @@ func (c *client) call(req kfd.Request, args ...uint32) []uint32 {
 	return wordsOf(memory.bytes)
 }
 
-// queue makes an AQL queue on GPU 7; it returns the id, and the lower half of the
+// queue creates an AQL queue on GPU 7. It returns the ID and the lower half of the
 // doorbell's offset.
 func (c *client) queue(ring uint32) (id, doorbell uint32) {
 	c.Helper()
@@ -62,13 +62,13 @@ func newDriver(t *testing.T, gfx uint32, cfg driver.Config, hook func(driver.Ste
 	return d
 }
 
-func TestStepsSayWhichQueuesTheHardwareGets(t *testing.T) {
-	// told are the serials of each step's queues.
-	type told struct {
+func TestStepsHaveTheQueuesThatTheHardwareGets(t *testing.T) {
+	// step has the serials of a step's queues.
+	type step struct {
 		Kind    driver.StepKind
 		Serials []uint64
 	}
-	for gfx, want := range map[uint32][]told{
+	for gfx, want := range map[uint32][]step{
 		90402: {
 			{"map", []uint64{1}},
 			{Kind: "unmap"},
@@ -82,15 +82,15 @@ func TestStepsSayWhichQueuesTheHardwareGets(t *testing.T) {
 		},
 		120001: {{"add", []uint64{1}}, {"add", []uint64{2}}, {"add", []uint64{3}}, {"remove", []uint64{2}}, {"add", []uint64{4}}},
 	} {
-		var steps []told
+		var steps []step
 		var last driver.MappedQueue
 		d := newDriver(t, gfx, driver.Config{}, func(s driver.Step) driver.Outcome {
-			step := told{Kind: s.Kind}
+			got := step{Kind: s.Kind}
 			for _, q := range s.Queues {
-				step.Serials = append(step.Serials, q.Serial)
+				got.Serials = append(got.Serials, q.Serial)
 				last = q
 			}
-			steps = append(steps, step)
+			steps = append(steps, got)
 			return driver.Outcome{}
 		})
 		a, b := newClient(t, d, 10), newClient(t, d, 20)
@@ -100,7 +100,7 @@ func TestStepsSayWhichQueuesTheHardwareGets(t *testing.T) {
 		lastOfB := last
 		a.call(kfd.ReqDestroyQueue, id)
 		if again, _ := a.queue(4 << 20); again != id {
-			t.Errorf("id %d, want %d: only the serial tells the two apart", again, id)
+			t.Errorf("ID %d, want %d: only the serial distinguishes the two", again, id)
 		}
 		if diff := cmp.Diff(want, steps); diff != "" {
 			t.Errorf("gfx %d (-want +got):\n%s", gfx, diff)
@@ -115,21 +115,21 @@ func TestStepsSayWhichQueuesTheHardwareGets(t *testing.T) {
 	}
 }
 
-func TestQueuesAreToldFromBeforeTheHardwareKnowsThemUntilItForgets(t *testing.T) {
-	type told struct {
+func TestQueuesAreReportedBeforeTheHardwareSeesThemAndAfterItsLastUse(t *testing.T) {
+	type event struct {
 		What   string
 		Serial uint64
 	}
-	var got []told
+	var got []event
 	fail := false
-	d := newDriver(t, 90402, driver.Config{Queue: func(q driver.MappedQueue, born bool) {
-		what := "gone"
-		if born {
-			what = "born"
+	d := newDriver(t, 90402, driver.Config{Queue: func(q driver.MappedQueue, created bool) {
+		what := "destroyed"
+		if created {
+			what = "created"
 		}
-		got = append(got, told{what, q.Serial})
+		got = append(got, event{what, q.Serial})
 	}}, func(s driver.Step) driver.Outcome {
-		got = append(got, told{What: string(s.Kind)})
+		got = append(got, event{What: string(s.Kind)})
 		if fail {
 			return driver.Outcome{Errno: driver.EIO}
 		}
@@ -142,30 +142,30 @@ func TestQueuesAreToldFromBeforeTheHardwareKnowsThemUntilItForgets(t *testing.T)
 	fail = true
 	memory := space{bytes: append(words(3<<20, 0, 1, 0, 2, 0, 0, 0, 4096, 7, 2, 100, 5), make([]byte, 512)...)}
 	if _, errno := d.Ioctl(c.task, c.file, kfd.ReqCreateQueue, memory); errno != driver.EIO {
-		t.Errorf("a queue the hardware did not take: %v, want EIO", errno)
+		t.Errorf("a queue that the hardware rejected: %v, want EIO", errno)
 	}
 	fail = false
 	d.MMReleased(c.task, c.task.MM())
 	d.Release(c.file)
-	want := []told{
-		{"born", 1},
+	want := []event{
+		{"created", 1},
 		{What: "map"},
 		{What: "unmap"},
-		{"gone", 1},
-		{"born", 2},
+		{"destroyed", 1},
+		{"created", 2},
 		{What: "map"},
-		{"born", 3},
+		{"created", 3},
 		{What: "unmap"},
-		{"gone", 3},
+		{"destroyed", 3},
 		{What: "unmap"},
-		{"gone", 2},
+		{"destroyed", 2},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
 }
 
-func TestEnginesHaveSoManyQueuesForCopies(t *testing.T) {
+func TestSDMAQueuesAreLimited(t *testing.T) {
 	d, err := driver.New(driver.Config{
 		Profile: "6.12", Nodes: []driver.Node{{ID: 7, GFX: 90402, SDMAQueues: 2, XGMIQueues: 1}, {ID: 8, GFX: 90402, SDMAQueues: 2}},
 	}, nil)
@@ -181,7 +181,7 @@ func TestEnginesHaveSoManyQueuesForCopies(t *testing.T) {
 	}
 	create(a, 7, kfd.QueueTypeSDMA)
 	create(b, 7, kfd.QueueTypeSDMA)
-	create(a, 7, kfd.QueueTypeSDMA) // the engines of all processes together
+	create(a, 7, kfd.QueueTypeSDMA) // the limit is for all processes together
 	create(a, 8, kfd.QueueTypeSDMA)
 	create(a, 7, kfd.QueueTypeSDMAXGMI)
 	create(a, 7, kfd.QueueTypeSDMAXGMI)
@@ -194,7 +194,7 @@ func TestEnginesHaveSoManyQueuesForCopies(t *testing.T) {
 	}
 }
 
-func TestStreamThatFindsNoDescriptorIsNone(t *testing.T) {
+func TestStreamWithoutAFreeDescriptorIsRefused(t *testing.T) {
 	d := newDriver(t, 90402, driver.Config{}, nil)
 	c := newClient(t, d, 10)
 	full := &fullTask{c.task}
@@ -207,7 +207,7 @@ func TestStreamThatFindsNoDescriptorIsNone(t *testing.T) {
 	}
 }
 
-// fullTask has no descriptor to give.
+// fullTask has no free descriptor.
 type fullTask struct{ *task }
 
 func (t *fullTask) Leader() driver.Task           { return t }
@@ -239,7 +239,7 @@ func TestOffsetsAreThoseOfTheConfiguration(t *testing.T) {
 	}
 }
 
-func TestStatesTellContextsApart(t *testing.T) {
+func TestStatesDistinguishContexts(t *testing.T) {
 	d, err := driver.New(driver.Config{Profile: "7.2", Nodes: []driver.Node{{ID: 7, GFX: 90402}}}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -265,9 +265,8 @@ func TestStatesTellContextsApart(t *testing.T) {
 	}
 }
 
-// TestWaitGoesByTheClockOfTheConfiguration has the clock stand still: the time of a
-// wait is over when the configuration says so.
-func TestWaitGoesByTheClockOfTheConfiguration(t *testing.T) {
+// The clock does not advance: a wait times out when the configuration calls wake.
+func TestWaitUsesTheClockOfTheConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		type timer struct {
 			d    time.Duration
@@ -289,7 +288,7 @@ func TestWaitGoesByTheClockOfTheConfiguration(t *testing.T) {
 			t.Errorf("counters (-want +got):\n%s", diff)
 		}
 		id := c.call(kfd.ReqCreateEvent)[6]
-		// The event is named 40 bytes behind the array's beginning, which is at 32.
+		// The event's ID is 40 bytes behind the array's beginning, which is at 32.
 		args := make([]uint32, 19)
 		args[0], args[2], args[4], args[18] = 32, 1, 250, id
 		wait := func() <-chan []uint32 {
@@ -313,11 +312,11 @@ func TestWaitGoesByTheClockOfTheConfiguration(t *testing.T) {
 		if result := (<-done)[5]; result != kfd.WaitResultComplete || stopped != 2 {
 			t.Errorf("result %d, %d timers stopped", result, stopped)
 		}
-		late.wake() // one that could not be stopped any more does no harm
+		late.wake() // a timer that was stopped too late has no effect
 	})
 }
 
-func TestSignalledWaitIsRestartedWithWhatIsLeft(t *testing.T) {
+func TestInterruptedWaitIsRestartedWithTheRestOfTheTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDriver(t, 90402, driver.Config{}, nil)
 		c := newClient(t, d, 10)
@@ -334,7 +333,7 @@ func TestSignalledWaitIsRestartedWithWhatIsLeft(t *testing.T) {
 		time.Sleep(400 * time.Millisecond)
 		synctest.Wait()
 		if waiting, interruptible := d.Waiting(c.task); !waiting || !interruptible {
-			t.Error("it does not wait for what a signal ends")
+			t.Error("the call does not wait interruptibly")
 		}
 		c.task.interrupted = true
 		d.Wake()
@@ -342,9 +341,9 @@ func TestSignalledWaitIsRestartedWithWhatIsLeft(t *testing.T) {
 			t.Errorf("interrupted: %v", err)
 		}
 		if left := wordsOf(memory.bytes)[4]; left != 600 {
-			t.Errorf("%d ms are left, want 600", left)
+			t.Errorf("%d ms remain, want 600", left)
 		}
-		// A signal pending comes before the events, and before no time at all.
+		// A pending signal takes precedence over events.
 		if _, errno := d.Ioctl(c.task, c.file, kfd.ReqWaitEvents, memory); errno != driver.ERESTARTSYS {
 			t.Errorf("with a signal pending: %v", errno)
 		}

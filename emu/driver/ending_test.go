@@ -10,12 +10,12 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// held is hardware whose steps take as long as a test wants.
+// held is hardware whose steps end when the test says so.
 type held struct{ atomic.Bool }
 
 func (h *held) step(driver.Step) driver.Outcome { return driver.Outcome{Held: h.Load} }
 
-// session is a debugger, and a target that has a suspended queue.
+// session is a debugger and its target, which has a suspended queue.
 type session struct {
 	t            *testing.T
 	d            *driver.Driver
@@ -59,7 +59,7 @@ func (s *session) must(who *task, f *driver.File, req kfd.Request, args ...uint3
 	}
 }
 
-// end is what the end of a process brings, in a goroutine of its own.
+// end ends a process, in its own goroutine.
 func (s *session) end(who *task, f *driver.File) {
 	go func() {
 		s.d.MMReleased(who, who.MM())
@@ -68,8 +68,8 @@ func (s *session) end(who *task, f *driver.File) {
 	synctest.Wait()
 }
 
-// goOn has the hardware go on, and checks that nothing is left in the end.
-func (s *session) goOn() {
+// finish releases the hardware and checks that no process is left.
+func (s *session) finish() {
 	s.t.Helper()
 	s.hw.Store(false)
 	s.d.Wake()
@@ -79,8 +79,8 @@ func (s *session) goOn() {
 	}
 }
 
-// While the end of a debugger resumes its target, the target dies, too.
-func TestTargetThatDiesWhileItsDebuggersEndResumesItEndsTheSessionOnce(t *testing.T) {
+// A target exits while the exit of its debugger resumes it.
+func TestTargetAndDebuggerThatExitTogetherEndTheSessionOnce(t *testing.T) {
 	for _, profile := range driver.Profiles() {
 		t.Run(profile, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -88,14 +88,14 @@ func TestTargetThatDiesWhileItsDebuggersEndResumesItEndsTheSessionOnce(t *testin
 				s.hw.Store(true)
 				s.end(s.dbg, s.dbgFD)
 				s.end(s.job, s.jobFD)
-				s.goOn()
+				s.finish()
 			})
 		})
 	}
 }
 
-// While a debugger's call is under way its target dies: the call ends as if it lived.
-func TestTargetThatDiesInACallOfItsDebuggersIsTakenDownAfterIt(t *testing.T) {
+// A target exits during a call of its debugger: the call completes as usual.
+func TestTargetThatExitsInACallOfItsDebuggerIsRemovedAfterIt(t *testing.T) {
 	for _, profile := range driver.Profiles() {
 		t.Run(profile, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -108,10 +108,10 @@ func TestTargetThatDiesInACallOfItsDebuggersIsTakenDownAfterIt(t *testing.T) {
 				s.hw.Store(false)
 				s.d.Wake()
 				if errno := <-disabled; errno != 0 {
-					t.Errorf("DISABLE of a target that died meanwhile: %v", errno)
+					t.Errorf("DISABLE of a target that exited meanwhile: %v", errno)
 				}
 				s.end(s.dbg, s.dbgFD)
-				s.goOn()
+				s.finish()
 			})
 		})
 	}

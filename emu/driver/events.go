@@ -5,9 +5,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// raise sets exceptions, and tells the debugger if it wants to know
-// (kfd_dbg_ev_raise). by is the thread the '.' is written by, nil for a worker. It
-// reports whether the debugger was told.
+// raise sets exceptions, notifies the debugger if it enabled them, and reports whether it
+// did (kfd_dbg_ev_raise). by is the thread that writes the '.', nil for a worker.
 func (d *Driver) raise(c *call, p *process, g *gpu, mask kfd.ExceptionMask, source uint32, by Task) bool {
 	if !p.Enabled {
 		return false
@@ -36,9 +35,9 @@ func (d *Driver) raise(c *call, p *process, g *gpu, mask kfd.ExceptionMask, sour
 	return true
 }
 
-// writeDot is kernel_write of a '.'. A full pipe in blocking mode makes the thread
-// wait, until a signal, with the locks it has; a worker waits alone, and here gives
-// up: what is in the pipe says as much.
+// writeDot is kernel_write of a '.'. At a full pipe in blocking mode the thread waits,
+// with its locks, until a signal. A worker would wait without locks; here it skips the
+// write, because the pipe already notifies the reader.
 func (d *Driver) writeDot(c *call, p *process, by Task) {
 	f := p.eventFile
 	if f == nil {
@@ -78,7 +77,7 @@ func (d *Driver) sendRuntimeEvent(c *call, args *kfd.TrapSendRuntimeEventArgs) (
 		if x == nil {
 			return 0, ENODEV
 		}
-		d.evict(c, x) // kfd_dqm_evict_pasid; nobody restores it
+		d.evict(c, x) // kfd_dqm_evict_pasid; it is never restored
 		p.signalFault(orImprecise(x.fault, x.gpu))
 		mask &^= violation
 	}
@@ -87,7 +86,7 @@ func (d *Driver) sendRuntimeEvent(c *call, args *kfd.TrapSendRuntimeEventArgs) (
 		mask &^= runtime
 	}
 	if q := p.queue(args.QueueID); q != nil {
-		q.Sent |= mask // a worker, whose errors nobody sees
+		q.Sent |= mask // a worker does this, whose errors are ignored
 	}
 	d.note()
 	return 0, 0
@@ -177,9 +176,9 @@ func (p *process) runtimeInfo() []byte {
 	return bytesOf(kfd.RuntimeInfo{RDebug: p.rdebug, State: p.Runtime, TTMPSetup: flag(p.ttmp)})
 }
 
-// Raise has exceptions raised as an interrupt does (kfd_set_dbg_ev_from_interrupt):
-// of a queue, or with kfd.NoQueue of a GPU. It reports whether the debugger was told,
-// or the runtime because no debugger wanted to know.
+// Raise raises exceptions as an interrupt does (kfd_set_dbg_ev_from_interrupt): of a
+// queue, or with kfd.NoQueue of a GPU. It reports whether the debugger was notified, or
+// the runtime because no debugger enabled them.
 func (d *Driver) Raise(mm MM, id gpreempt.GPUID, queue uint32, mask kfd.ExceptionMask) bool {
 	d.mu.Lock()
 	defer d.leave()
@@ -191,9 +190,9 @@ func (d *Driver) Raise(mm MM, id gpreempt.GPUID, queue uint32, mask kfd.Exceptio
 	return d.interrupt(c, p, g, queue, mask, nil)
 }
 
-// Fault is a memory access of a process that a GPU could not make: the interrupt of
-// it (event_interrupt_wq_v9). The process is told by its memory events, if no debugger
-// wants to know; its queues leave the GPU for good.
+// Fault is the interrupt for an invalid memory access of a process on a GPU
+// (event_interrupt_wq_v9). If no debugger enabled the exception, it signals the memory
+// events of the process and removes its queues from the GPU permanently.
 func (d *Driver) Fault(mm MM, id gpreempt.GPUID, fault MemoryFault) {
 	d.mu.Lock()
 	defer d.leave()

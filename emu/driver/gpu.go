@@ -5,20 +5,19 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// gpu is a node with its queue manager: struct kfd_node, struct
-// device_queue_manager. Its state has the counts, and in GraceNow the register
-// CP_IQ_WAIT_TIME2.SCH_WAVE.
+// gpu is a node with its queue manager: struct kfd_node, struct device_queue_manager.
+// GraceNow of its state is the register CP_IQ_WAIT_TIME2.SCH_WAVE.
 type gpu struct {
 	GPUState
 	node Node
 	dqm  mutex
-	// runlist: one is on the hardware (active_runlist). mapped is what the hardware
-	// runs.
+	// runlist: the hardware has a runlist (active_runlist). mapped are the queues that the
+	// hardware runs.
 	runlist bool
 	mapped  map[*queue]bool
-	// queues counts those of all processes (total_queue_count).
+	// queues counts the queues of all processes (total_queue_count).
 	queues int
-	// owner has the debug VMID (trap_debug_vmid).
+	// owner is the process that has the debug VMID (trap_debug_vmid).
 	owner    *process
 	watches  uint32
 	profiler *process
@@ -26,19 +25,19 @@ type gpu struct {
 	resets   uint32
 	smi      []*SMIStream
 
-	// vramUsed counts bytes, vramUsedAligned what AVAILABLE_MEMORY takes off.
+	// vramUsed is in bytes, vramUsedAligned is what AVAILABLE_MEMORY subtracts.
 	vramUsed, vramUsedAligned uint64
 }
 
 // maxQueuesPerDevice is the module parameter max_num_of_queues_per_device.
 const maxQueuesPerDevice = 4096
 
-// perQueue reports whether queues come and go one by one, and not with a runlist: by
+// perQueue reports whether queues are added and removed one by one, without a runlist: by
 // MES, or by the driver itself without HWS.
 func (d *Driver) perQueue(g *gpu) bool { return g.node.mes() || d.cfg.NoHWS }
 
-// step asks the hook how a step ends, and does what it does to the hardware. The
-// GPU's lock is held.
+// step calls the hook for the result of a step, and applies the step's effect on the
+// hardware. The GPU's lock is held.
 func (d *Driver) step(c *call, kind StepKind, g *gpu, p *process, q *queue) errno {
 	id := kfd.NoQueue
 	if q != nil {
@@ -110,8 +109,8 @@ func (d *Driver) activeOn(g *gpu) []*queue {
 	return queues
 }
 
-// executeQueues is execute_queues_cpsch: all queues off, and those back that are to
-// run. p is for whom.
+// executeQueues is execute_queues_cpsch: it unmaps all queues and maps those that should
+// run, on behalf of p.
 func (d *Driver) executeQueues(c *call, g *gpu, p *process, grace uint32) errno {
 	if g.Resetting {
 		return EIO
@@ -173,8 +172,8 @@ func (d *Driver) removeQueue(c *call, q *queue) errno {
 	return d.step(c, StepRemove, q.pdd.gpu, q.pdd.p, q)
 }
 
-// refresh has the hardware learn how a process is debugged: debug_refresh_runlist
-// with HWS, kfd_dbg_set_mes_debug_mode with MES.
+// refresh updates the hardware's debug settings of a process: debug_refresh_runlist with
+// HWS, kfd_dbg_set_mes_debug_mode with MES.
 func (d *Driver) refresh(c *call, x *pdd) errno {
 	g := x.gpu
 	if d.cfg.NoHWS {
@@ -213,7 +212,7 @@ func (d *Driver) releaseVMID(c *call, x *pdd) {
 	g := x.gpu
 	d.lock(c, &g.dqm)
 	defer d.unlock(&g.dqm)
-	// The driver does not ask whose it is.
+	// The driver does not check who has it.
 	if g.owner == nil || d.unmap(c, g, x.p, DefaultGrace) != 0 {
 		return
 	}
@@ -230,8 +229,8 @@ func (d *Driver) gpu(id gpreempt.GPUID) *gpu {
 	return nil
 }
 
-// StartReset begins a reset of a GPU: all processes are evicted everywhere, and
-// what is asked of the GPU fails with EIO (kgd2kfd_pre_reset).
+// StartReset begins a reset of a GPU: all processes are evicted from all GPUs, and
+// operations on the GPU fail with EIO (kgd2kfd_pre_reset).
 func (d *Driver) StartReset(id gpreempt.GPUID) {
 	d.mu.Lock()
 	defer d.leave()
@@ -255,7 +254,7 @@ func (d *Driver) StartReset(id gpreempt.GPUID) {
 	d.note()
 }
 
-// EndReset ends it. What was evicted stays so (kgd2kfd_post_reset).
+// EndReset ends a reset. Evicted queues stay evicted (kgd2kfd_post_reset).
 func (d *Driver) EndReset(id gpreempt.GPUID) {
 	d.mu.Lock()
 	defer d.leave()

@@ -2,7 +2,7 @@ package driver
 
 import "github.com/gpreempt/gpreempt/pkg/kfd"
 
-// maxWatches is how many watch points a GPU has (MAX_WATCH_ADDRESSES).
+// maxWatches is the number of watch points of a GPU (MAX_WATCH_ADDRESSES).
 const maxWatches = 4
 
 // setWatch is kfd_dbg_trap_set_dev_address_watch.
@@ -75,7 +75,7 @@ func (d *Driver) refreshAll(c *call, target *process) errno {
 	return 0
 }
 
-// What can be trapped: enum kfd_dbg_trap_mask.
+// The traps: enum kfd_dbg_trap_mask.
 const (
 	trapFloatAndInt  = 0x7f
 	trapAddressWatch = 0x80
@@ -83,7 +83,7 @@ const (
 	trapWaveStartEnd = 3 << 30
 )
 
-// overrides is validate_trap_override_request: what of mode the GPU can do.
+// overrides is validate_trap_override_request: it returns the traps that the GPU supports.
 func (n Node) overrides(mode uint32) (supported uint32, err errno) {
 	const or, replace = 0, 1
 	if n.GFX < 90010 || n.GFX >= 100000 && n.GFX < 110000 { // kgd_gfx_v9_..., kgd_gfx_v10_...
@@ -102,8 +102,8 @@ func (n Node) overrides(mode uint32) (supported uint32, err errno) {
 	return supported, 0
 }
 
-// setLaunchOverride is kfd_dbg_trap_set_wave_launch_override. What was trapped before
-// is not kept: it answers nothing.
+// setLaunchOverride is kfd_dbg_trap_set_wave_launch_override. The previous traps are not
+// recorded: it returns an empty set.
 func (d *Driver) setLaunchOverride(c *call, args *kfd.TrapSetWaveLaunchOverrideArgs) (int, errno) {
 	request, supported := args.SupportRequestMask, ^uint32(0)
 	for _, x := range c.target.pdds {
@@ -131,7 +131,7 @@ const (
 	flagLDSOutOfAddrRange = 4
 )
 
-// setFlags is kfd_dbg_trap_set_flags for a caller.
+// setFlags is kfd_dbg_trap_set_flags when the debugger calls it.
 func (d *Driver) setFlags(c *call, args *kfd.TrapSetFlagsArgs) (int, errno) {
 	before := c.target.flags
 	err := d.applyFlags(c, c.target, args.Flags)
@@ -139,7 +139,7 @@ func (d *Driver) setFlags(c *call, args *kfd.TrapSetFlagsArgs) (int, errno) {
 	return 0, err
 }
 
-// applyFlags is the rest of it.
+// applyFlags is the rest of kfd_dbg_trap_set_flags.
 func (d *Driver) applyFlags(c *call, target *process, flags uint32) errno {
 	for _, x := range target.pdds {
 		caps, caps2 := x.gpu.node.capabilities(d.prof)
@@ -155,7 +155,7 @@ func (d *Driver) applyFlags(c *call, target *process, flags uint32) errno {
 		if err := d.refresh(c, x); err != 0 {
 			target.flags = before
 			for _, x := range target.pdds[:i] {
-				d.refresh(c, x) // the way back, whose failure nobody looks at
+				d.refresh(c, x) // undo; the driver ignores a failure
 			}
 			return err
 		}

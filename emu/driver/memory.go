@@ -10,13 +10,13 @@ import (
 
 const (
 	pageSize = 4096
-	// defaultVRAM is that of a Node that does not say: 192 GiB.
+	// defaultVRAM is the VRAM of a Node that does not specify it: 192 GiB.
 	defaultVRAM = 192 << 30
-	// vramAlign is what AVAILABLE_MEMORY counts in (VRAM_AVAILABILITY_ALIGN).
+	// vramAlign is the unit of AVAILABLE_MEMORY (VRAM_AVAILABILITY_ALIGN).
 	vramAlign = 2 << 20
-	// maxObject is more than any host has: memory of the host is not counted here.
+	// maxObject limits allocations: host memory is not counted here.
 	maxObject = 1 << 46
-	// firstMmapOffset is that of a render node's first memory
+	// firstMmapOffset is the offset of a render node's first memory
 	// (DRM_FILE_PAGE_OFFSET_START).
 	firstMmapOffset = 1 << 32
 )
@@ -30,7 +30,7 @@ type object struct {
 	mapped                 map[*gpu]bool
 }
 
-// bytes is what there is behind it: memory of an AQL queue is mapped twice.
+// bytes returns the memory that it uses: memory of an AQL queue is mapped twice.
 func (o *object) bytes() uint64 {
 	if o.flags&kfd.AllocAQLQueueMem != 0 {
 		return alignUp(o.size/2, pageSize)
@@ -38,7 +38,7 @@ func (o *object) bytes() uint64 {
 	return alignUp(o.size, pageSize)
 }
 
-// vram is how much of it is on the GPU.
+// vram returns the bytes that it uses on the GPU.
 func (o *object) vram() uint64 {
 	if o.flags&kfd.AllocVRAM == 0 {
 		return 0
@@ -46,31 +46,31 @@ func (o *object) vram() uint64 {
 	return o.bytes()
 }
 
-// overlaps reports whether the object's addresses on the GPU are among some. A
-// mapping, as svm_range_check_vm looks for it, is there as soon as it is on a GPU.
+// overlaps reports whether the object is mapped on a GPU at any address from start to last
+// (svm_range_check_vm).
 func (o *object) overlaps(start, last uint64) bool {
 	return len(o.mapped) > 0 && o.va <= last && o.va+o.size-1 >= start
 }
 
-// Allocation is memory of a GPU that a process has.
+// Allocation is GPU memory of a process.
 type Allocation struct {
 	Handle uint64
 	GPU    gpreempt.GPUID
-	// VA is the address on the GPUs, and Size the bytes there: of the memory of an AQL
-	// queue twice what there is.
+	// VA is the address on the GPUs, and Size the bytes there, which for an AQL queue is
+	// twice the memory.
 	VA, Size uint64
 	Flags    uint32 // of the kfd.Alloc constants
-	// Offset is the mmap offset that was given for it: in the GPU's render node, or for
-	// kfd.AllocMMIORemap in the driver's device.
+	// Offset is the mmap offset: in the GPU's render node, or for kfd.AllocMMIORemap in
+	// the driver's device.
 	Offset uint64
-	// User is the address in the process of kfd.AllocUserptr.
+	// User is the address in the process, for kfd.AllocUserptr.
 	User uint64
-	// Mapped are the GPUs it is mapped on, in order of their ids.
+	// Mapped are the GPUs it is mapped on, in order of their IDs.
 	Mapped []gpreempt.GPUID
 }
 
-// Allocations returns the memory of the process with an address space, in the order of
-// the handles.
+// Allocations returns the GPU memory of the process that has an address space, in the
+// order of the handles.
 func (d *Driver) Allocations(mm MM) []Allocation {
 	d.mu.Lock()
 	defer d.leave()
@@ -103,8 +103,8 @@ func (d *Driver) Allocations(mm MM) []Allocation {
 // handle is MAKE_HANDLE.
 func (x *pdd) handle(id uint32) uint64 { return uint64(x.gpu.ID)<<32 + uint64(id) }
 
-// memoryOf finds what a handle names: the GPU's part of the process, and the memory,
-// nil each if there is none.
+// memoryOf returns the process's part of the GPU in a handle, and the memory, each nil if
+// it does not exist.
 func (p *process) memoryOf(handle uint64) (*pdd, *object) {
 	x := p.pdd(uint32(handle >> 32))
 	if x == nil {
@@ -113,9 +113,9 @@ func (p *process) memoryOf(handle uint64) (*pdd, *object) {
 	return x, x.memory[uint32(handle)]
 }
 
-// allocMemory is kfd_ioctl_alloc_memory_of_gpu. Memory of the host is not counted
-// here, mmap offsets are used once, a GPU keeps none of its own for page tables, and its whole memory can be seen
-// by the host.
+// allocMemory is kfd_ioctl_alloc_memory_of_gpu. Host memory is not counted here, mmap
+// offsets are used once, a GPU reserves no VRAM for page tables, and the host can access
+// all VRAM.
 func (d *Driver) allocMemory(c *call, args *kfd.AllocMemoryArgs) (int, errno) {
 	p := c.p
 	o := &object{va: args.VAAddr, size: args.Size, flags: args.Flags, mapped: map[*gpu]bool{}}
@@ -156,8 +156,8 @@ func (d *Driver) allocMemory(c *call, args *kfd.AllocMemoryArgs) (int, errno) {
 	return 0, 0
 }
 
-// reserve is what kfd_ioctl_alloc_memory_of_gpu and
-// amdgpu_amdkfd_gpuvm_alloc_memory_of_gpu look at, and the accounting of
+// reserve has the checks of kfd_ioctl_alloc_memory_of_gpu and
+// amdgpu_amdkfd_gpuvm_alloc_memory_of_gpu, and the accounting of
 // amdgpu_amdkfd_reserve_mem_limit. given is the address in the process, of a userptr.
 func (x *pdd) reserve(o *object, given uint64) errno {
 	g := x.gpu
@@ -184,13 +184,13 @@ func (x *pdd) reserve(o *object, given uint64) errno {
 	return 0
 }
 
-// release takes the memory back.
+// release ends the accounting of the memory.
 func (x *pdd) release(o *object) {
 	x.gpu.vramUsed -= o.vram()
 	x.gpu.vramUsedAligned -= alignUp(o.vram(), vramAlign)
 }
 
-// vram is the memory of the GPU in bytes.
+// vram returns the memory of the GPU in bytes.
 func (g *gpu) vram() uint64 {
 	if g.node.VRAM == 0 {
 		return defaultVRAM
@@ -229,7 +229,7 @@ func (d *Driver) freeMemory(c *call, args *kfd.FreeMemoryArgs) (int, errno) {
 	return 0, 0
 }
 
-// maxDevices is how many GPUs a call can name: more than the kernel allocates for.
+// maxDevices is the most GPUs of a call. The kernel's allocation fails earlier.
 const maxDevices = 1 << 20
 
 // mapMemory is kfd_ioctl_map_memory_to_gpu.
@@ -254,8 +254,7 @@ func (d *Driver) unmapMemory(c *call, args *kfd.UnmapMemoryArgs) (int, errno) {
 	})
 }
 
-// eachDevice calls do for each GPU of the array that is not done yet, and counts those
-// that are.
+// eachDevice calls do for the GPUs of the array from NumSuccess on, and counts them there.
 func (d *Driver) eachDevice(c *call, args *kfd.MapMemoryArgs, bound bool, do func(*object, *pdd) errno) errno {
 	p, n := c.p, args.NumDevices
 	if n == 0 || args.NumSuccess > n {
@@ -306,7 +305,7 @@ func (d *Driver) availableMemory(c *call, args *kfd.AvailableMemoryArgs) (int, e
 	return 0, 0
 }
 
-// dmabuf is dma_buf_get: no file is a dma-buf here.
+// dmabuf is dma_buf_get. No file is a dma-buf here.
 func (d *Driver) dmabuf(c *call, fd uint32) errno {
 	f := c.task.File(fd)
 	if f == nil {
@@ -334,8 +333,8 @@ func (d *Driver) importDmabuf(c *call, args *kfd.ImportDmabufArgs) (int, errno) 
 	return 0, d.dmabuf(c, args.DmabufFD)
 }
 
-// exportDmabuf is kfd_ioctl_export_dmabuf. There are no dma-bufs here: of memory that
-// could become one it says that there is no room for it.
+// exportDmabuf is kfd_ioctl_export_dmabuf. There are no dma-bufs here: for memory that
+// could become one it returns ENOMEM.
 func (d *Driver) exportDmabuf(c *call, args *kfd.ExportDmabufArgs) (int, errno) {
 	d.lock(c, &c.p.mutex)
 	defer d.unlock(&c.p.mutex)
@@ -349,8 +348,8 @@ func (d *Driver) exportDmabuf(c *call, args *kfd.ExportDmabufArgs) (int, errno) 
 	return 0, ENOMEM
 }
 
-// bound is kfd_process_device_data_by_id and kfd_bind_process_to_device: the process
-// has the GPU, and has acquired its VM.
+// bound is kfd_process_device_data_by_id and kfd_bind_process_to_device: the process must
+// have the GPU, and have acquired its VM.
 func (p *process) bound(gpuID uint32) (*pdd, errno) {
 	x := p.pdd(gpuID)
 	switch {
@@ -362,8 +361,8 @@ func (p *process) bound(gpuID uint32) (*pdd, errno) {
 	return x, 0
 }
 
-// boundOrGone is bound for the calls that say ESRCH of a VM not acquired.
-func (p *process) boundOrGone(gpuID uint32) (*pdd, errno) {
+// boundOrESRCH is bound for the calls that return ESRCH without a VM.
+func (p *process) boundOrESRCH(gpuID uint32) (*pdd, errno) {
 	x, err := p.bound(gpuID)
 	if err == ENODEV {
 		err = ESRCH

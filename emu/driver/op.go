@@ -6,20 +6,20 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// Op names what a call does: OpOpen, "GET_VERSION", "DBG_TRAP SUSPEND_QUEUES",
-// "CRIU_OP UNPAUSE" and so on.
+// Op is the name of a call: OpOpen, "GET_VERSION", "DBG_TRAP SUSPEND_QUEUES", "CRIU_OP
+// UNPAUSE" and so on.
 type Op string
 
 // OpOpen is open(2) of the device.
 const OpOpen Op = "open"
 
-// TrapOp is the call DBG_TRAP op.
+// TrapOp returns the name of the call DBG_TRAP op.
 func TrapOp(op kfd.TrapOp) Op { return Op(kfd.ReqDbgTrap.String() + " " + op.String()) }
 
-// CRIUOp is the call CRIU_OP op.
+// CRIUOp returns the name of the call CRIU_OP op.
 func CRIUOp(op kfd.CRIUOp) Op { return Op(kfd.ReqCRIUOp.String() + " " + op.String()) }
 
-// RequestOp is the call req, whatever size it carries.
+// RequestOp returns the name of the call req, which may carry any size.
 func RequestOp(req kfd.Request) Op {
 	if known, ok := requests[req.Number()]; ok {
 		req = known
@@ -27,7 +27,7 @@ func RequestOp(req kfd.Request) Op {
 	return Op(req.String())
 }
 
-// Ops are the names of all calls there are, sorted.
+// Ops returns the names of all calls, sorted.
 func Ops() []Op {
 	ops := []Op{OpOpen}
 	for _, req := range requests {
@@ -43,15 +43,15 @@ func Ops() []Op {
 	return ops
 }
 
-// Described is what can be read from a call's arguments before it is made.
+// Described is the content of a call's arguments that faults and logs select by.
 type Described struct {
 	Op Op
-	// Target is the process a DBG_TRAP call names, 0 for other calls.
+	// Target is the process of a DBG_TRAP, 0 for other calls.
 	Target int32
 	// Mask is the exceptions of an ENABLE, a SUSPEND_QUEUES, a SEND_RUNTIME_EVENT,
 	// a query or a snapshot.
 	Mask kfd.ExceptionMask
-	// Queues are the ids a SUSPEND_QUEUES or a RESUME_QUEUES names, nil for NULL.
+	// Queues are the ids in a SUSPEND_QUEUES or a RESUME_QUEUES, nil for NULL.
 	Queues []uint32
 	// Grace is the grace period of a SUSPEND_QUEUES.
 	Grace uint32

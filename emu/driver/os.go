@@ -3,59 +3,58 @@ package driver
 // Capability is a capability of capabilities(7), by its number.
 type Capability int
 
-// The capabilities the driver and ptrace ask for.
+// The capabilities that the driver and ptrace check.
 const (
 	CapSysPtrace         Capability = 19
 	CapSysAdmin          Capability = 21
 	CapCheckpointRestore Capability = 40
 )
 
-// MM is the identity of an address space: values are compared with ==, nil means
-// none. The threads of a process share it, exec replaces it.
+// MM identifies an address space: values are compared with ==, nil means none. The
+// threads of a process share it, exec replaces it.
 type MM any
 
-// Task is a thread as the operating system knows it: task_struct. Values are
-// compared with ==, so there is one for each thread, and never one for two.
+// Task is a thread of the operating system: task_struct. Values are compared with ==: two
+// are equal if, and only if, they are the same thread.
 //
-// The driver calls the methods with its lock held: they must not wait and must
-// not call the driver.
+// The driver calls the methods with its lock held: they must not wait and must not call
+// the driver.
 type Task interface {
-	// TID is the thread's id in the host's pid namespace.
+	// TID returns the thread's id in the host's pid namespace.
 	TID() int32
-	// Leader is the main thread of the task's process (group_leader).
+	// Leader returns the main thread of the task's process (group_leader).
 	Leader() Task
-	// MM is the address space (get_task_mm), nil when the task is a zombie.
+	// MM returns the address space (get_task_mm), nil when the task is a zombie.
 	MM() MM
-	// Tracer is the thread that traces this one (ptrace_parent), nil if none does.
+	// Tracer returns the thread that traces this one (ptrace_parent), nil for none.
 	Tracer() Task
-	// Interrupted reports whether a signal is pending (signal_pending); a fatal one
-	// counts, and stays.
+	// Interrupted reports whether a signal is pending (signal_pending). A fatal signal
+	// stays pending.
 	Interrupted() bool
 	// Capable reports whether the task has a capability in the initial namespace.
 	Capable(Capability) bool
-	// PIDInside is the id of the task's process in the innermost pid namespace it
-	// is in (task_tgid_nr_ns).
+	// PIDInside returns the id of the task's process in its innermost pid namespace
+	// (task_tgid_nr_ns).
 	PIDInside() int32
-	// Comm is the name of the task.
+	// Comm returns the name of the task.
 	Comm() string
-	// Find returns the task that the number pid means to this one (find_get_pid,
-	// get_pid_task), nil if there is none. Zombies are found.
+	// Find returns the task with the id pid in this task's pid namespace (find_get_pid,
+	// get_pid_task), nil for none. Zombies are found.
 	Find(pid int32) Task
-	// File takes hold of an open file by its descriptor (fget), nil if it is not
-	// open.
+	// File returns the open file of a descriptor with a reference (fget), nil if the
+	// descriptor is not open.
 	File(fd uint32) EventFile
-	// Install returns the task's process a descriptor for a new event stream
-	// (anon_inode_getfd), or a negative errno.
+	// Install opens a descriptor for a new event stream in the task's process
+	// (anon_inode_getfd) and returns it, or a negative errno.
 	Install(*SMIStream) int
 }
 
-// EventFile is the file a debugger handed to ENABLE.
+// EventFile is the file that a debugger passed to ENABLE.
 type EventFile interface {
-	// WriteDot writes one '.' in the name of by, which is nil for a worker of the
-	// kernel's, and tells instead of waiting when it has to wait: the file is a pipe
-	// in blocking mode and full. The implementation calls Driver.Wake when there may
-	// be room. What else goes wrong is nobody's concern, as in the driver; but a pipe
-	// without a reader gives by a SIGPIPE (pipe_write).
+	// WriteDot writes one '.' on behalf of by, which is nil for a kernel worker. It never
+	// waits: it reports whether the file is a full pipe in blocking mode, and then calls
+	// Driver.Wake when there may be room. As in the driver, other errors are ignored, but
+	// by gets a SIGPIPE for a pipe without a reader (pipe_write).
 	WriteDot(by Task) (full bool)
 	// Put releases the file (fput). It is called without the driver's lock.
 	Put()
@@ -67,9 +66,9 @@ type Memory interface {
 	Read(p []byte) bool
 	// Write copies p to the memory (copy_to_user). False is EFAULT.
 	Write(p []byte) bool
-	// At is the memory off bytes further on.
+	// At returns the memory off bytes further on.
 	At(off int) Memory
-	// Pointer is the memory that the 64-bit address stored off bytes further on
+	// Pointer returns the memory that the 64-bit address stored off bytes further on
 	// points to, nil for NULL.
 	Pointer(off int) Memory
 }

@@ -6,29 +6,30 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// process is struct kfd_process. Its state has what others can see: Mask is
-// exception_enable_mask, Debugged is debugged_process_count, which the end of a debugger
-// that was replaced makes negative, and Acks is the count of runtime_enable_sema.
+// process is struct kfd_process. Of its state, Mask is exception_enable_mask, Debugged is
+// debugged_process_count, which becomes negative when a debugger exits that another one
+// replaced, and Acks is the count of runtime_enable_sema.
 type process struct {
 	ProcessState
 	lead Task
-	// table: it is found by its address space.
+	// table: byMM finds it.
 	table bool
-	// refs are open files, the address space, and a debug session.
+	// refs counts open files, the address space, and a debug session.
 	refs int
-	// users are debuggers' calls that hold the address space; unmapped: they alone do.
+	// users counts the calls of debuggers that hold the address space; unmapped: only
+	// they hold it.
 	users    int
 	unmapped bool
-	// queuesGone: its queues were removed at the end.
+	// queuesGone: its queues were removed when it ended.
 	queuesGone bool
 
-	// events is event_mutex: of the events of debuggers, and of signals.
+	// events is event_mutex, for debug events and for signals.
 	mutex, events mutex
 	signals       signals
 	svm           []*svmRange // by address; none overlap
 	xnack         bool
 	pdds          []*pdd
-	queues        []*queue // the newest first, as in the driver's list
+	queues        []*queue // newest first, as in the driver's list
 	slots         [kfd.MaxQueues]bool
 
 	debugger     *process
@@ -43,15 +44,15 @@ type process struct {
 type pdd struct {
 	p          *process
 	gpu        *gpu
-	queues     []*queue // the newest first
+	queues     []*queue // newest first
 	vm         bool     // drm_priv
 	evicted    int
 	exceptions kfd.ExceptionMask
 	watches    uint32
 	gws        bool
-	// fault is what is known of ECDeviceMemoryViolation (vm_fault_exc_data).
+	// fault is the data of ECDeviceMemoryViolation (vm_fault_exc_data), nil for none.
 	fault *kfd.MemoryEventData
-	// memory is by handle (alloc_idr), mmapped counts the mmap offsets given out.
+	// memory is by handle (alloc_idr), mmapped is the end of the used mmap offsets.
 	memory  map[uint32]*object
 	mmapped uint64
 }
@@ -86,7 +87,7 @@ func (d *Driver) Open(t Task) (*File, error) {
 	return &File{p: p}, nil
 }
 
-// createProcess finds or makes the process of t, and takes a reference
+// createProcess finds or creates the process of t, and takes a reference
 // (kfd_create_process).
 func (d *Driver) createProcess(t Task) (*process, errno) {
 	mm := t.MM()
@@ -107,7 +108,7 @@ func (d *Driver) createProcess(t Task) (*process, errno) {
 	return p, 0
 }
 
-// newProcess makes a process without a reference (create_process).
+// newProcess creates a process without a reference (create_process).
 func (d *Driver) newProcess(lead Task, mm MM) *process {
 	p := &process{
 		ProcessState: ProcessState{PID: lead.TID(), MM: mm}, lead: lead, table: true, xnack: len(d.gpus) == 0,
@@ -150,7 +151,7 @@ func (p *process) queue(id uint32) *queue {
 	return nil
 }
 
-// Release is the end of an open file, once nobody is in a call on it (kfd_release).
+// Release closes an open file, after the last call on it has returned (kfd_release).
 func (d *Driver) Release(f *File) {
 	d.mu.Lock()
 	defer d.leave()
@@ -162,9 +163,9 @@ func (d *Driver) Release(f *File) {
 	d.note()
 }
 
-// MMReleased is the end of an address space: the last thread that had it died or
-// became another program. by is the thread that waits while the driver does its
-// work, which needs locks others may hold; or a debugger's call under way does it.
+// MMReleased ends an address space, when its last thread has exited or called exec. by is
+// the thread that waits while the driver does its work, which needs locks that others may
+// hold. If a debugger's call is under way, that call does the work.
 func (d *Driver) MMReleased(by Task, mm MM) {
 	d.mu.Lock()
 	defer d.leave()
@@ -189,8 +190,8 @@ func (d *Driver) mmReleased(c *call, p *process) {
 // released is kfd_process_notifier_release_internal.
 func (d *Driver) released(c *call, p *process) {
 	p.table = false
-	// Whoever has found it in the table is waited for (synchronize_srcu): without that
-	// both would end its session.
+	// It waits for callers that found it in the table (synchronize_srcu): otherwise both
+	// would end its session.
 	d.wait(c, func() bool { return d.walkers == 0 })
 	if d.prof.dequeueFirst {
 		d.terminate(c, p)
@@ -215,7 +216,7 @@ func (d *Driver) released(c *call, p *process) {
 	}
 }
 
-// unref returns a reference back; the last one leaves the rest to a worker
+// unref releases a reference. After the last one a worker does the rest
 // (kfd_process_ref_release, kfd_process_wq_release).
 func (d *Driver) unref(p *process) {
 	if p.refs--; p.refs == 0 {
@@ -223,8 +224,8 @@ func (d *Driver) unref(p *process) {
 	}
 }
 
-// bury is the worker: it takes down what no reference holds, but waits for no lock.
-func (d *Driver) bury() {
+// reap is the worker: it removes processes without a reference. It waits for no lock.
+func (d *Driver) reap() {
 	locked := func(x *pdd) bool { return x.gpu.dqm.held }
 	for {
 		i := slices.IndexFunc(d.dying, func(p *process) bool { return !slices.ContainsFunc(p.pdds, locked) })
@@ -245,7 +246,7 @@ func (d *Driver) bury() {
 	}
 }
 
-// terminate takes a process's queues down (kfd_process_dequeue_from_all_devices,
+// terminate removes a process's queues (kfd_process_dequeue_from_all_devices,
 // process_termination_cpsch).
 func (d *Driver) terminate(c *call, p *process) {
 	if p.queuesGone {
@@ -267,7 +268,7 @@ func (d *Driver) terminate(c *call, p *process) {
 		if len(queues) > 0 && !d.perQueue(g) {
 			d.executeQueues(c, g, p, DefaultGrace)
 		}
-		for _, q := range queues { // what did not work is followed by a reset of its waves
+		for _, q := range queues { // after a failure the driver resets the waves
 			delete(g.mapped, q)
 			d.notifyQueue(q, false)
 		}
@@ -276,9 +277,9 @@ func (d *Driver) terminate(c *call, p *process) {
 	p.queues = nil
 }
 
-// leave returns the lock back and ends what was held up.
+// leave releases the lock, after the worker's work and before files are released.
 func (d *Driver) leave() {
-	d.bury()
+	d.reap()
 	puts := d.puts
 	d.puts = nil
 	d.mu.Unlock()

@@ -10,8 +10,8 @@ const (
 	maxPercent  = 100
 	maxPriority = 15
 	minRing     = 1024 // bytes
-	// sdmaEngines and pcieEngines are those of every GPU here: the second are for
-	// PCIe, the others for XGMI.
+	// Every GPU here has sdmaEngines. The first pcieEngines of them are for PCIe, the
+	// others for XGMI.
 	sdmaEngines = 16
 	pcieEngines = 2
 )
@@ -96,8 +96,8 @@ func (d *Driver) newQueue(c *call, args *kfd.CreateQueueArgs) (*queue, errno) {
 	return q, 0
 }
 
-// roomForCopies reports whether an engine of a GPU has a queue left, if kind wants one
-// (allocate_sdma_queue).
+// roomForCopies reports whether a GPU has a free SDMA queue of the kind, if it is such a
+// kind (allocate_sdma_queue).
 func (d *Driver) roomForCopies(g *gpu, kind uint32) bool {
 	limit := 0
 	switch kind {
@@ -121,9 +121,9 @@ func (d *Driver) roomForCopies(g *gpu, kind uint32) bool {
 	return limit > 0
 }
 
-func (d *Driver) notifyQueue(q *queue, born bool) {
+func (d *Driver) notifyQueue(q *queue, created bool) {
 	if d.cfg.Queue != nil {
-		d.cfg.Queue(mappedQueues([]*queue{q})[0], born)
+		d.cfg.Queue(mappedQueues([]*queue{q})[0], created)
 	}
 }
 
@@ -170,8 +170,7 @@ func (d *Driver) destroyQueue(c *call, args *kfd.DestroyQueueArgs) (int, errno) 
 	return 0, err
 }
 
-// stop is destroy_queue_cpsch. gone: the queue is off the GPU for good, though there
-// may have been an error.
+// stop is destroy_queue_cpsch. gone: the queue was removed, possibly after an error.
 func (d *Driver) stop(c *call, q *queue) (gone bool, err errno) {
 	x, g := q.pdd, q.pdd.gpu
 	d.lock(c, &g.dqm)
@@ -194,9 +193,8 @@ func (d *Driver) stop(c *call, q *queue) (gone bool, err errno) {
 	return true, err
 }
 
-// awaitDestroy is wait_on_destroy_queue: while the process is debugged, a suspended
-// queue is not destroyed before it is resumed. It waits without the locks, and takes
-// them again.
+// awaitDestroy is wait_on_destroy_queue: while the process is debugged, a suspended queue
+// is not destroyed before it is resumed. It releases the locks while it waits.
 func (d *Driver) awaitDestroy(c *call, q *queue) errno {
 	p, g := q.pdd.p, q.pdd.gpu
 	if q.Destroying && d.prof.destroyRecovers {
@@ -208,8 +206,7 @@ func (d *Driver) awaitDestroy(c *call, q *queue) errno {
 	}
 	d.unlock(&g.dqm)
 	d.unlock(&p.mutex)
-	// wait_event looks at the flag when it is woken, by a resume that worked or by a
-	// signal, and not before.
+	// wait_event checks the flag only when a successful resume or a signal wakes it.
 	seen := g.wakes
 	resumed := d.waitInterruptible(c, func() bool {
 		if g.wakes == seen && !c.task.Interrupted() {
@@ -221,7 +218,7 @@ func (d *Driver) awaitDestroy(c *call, q *queue) errno {
 	d.lock(c, &p.mutex)
 	d.lock(c, &g.dqm)
 	if q.destroyed {
-		// Two destroyed it at once: a use after free there, and here a queue unknown.
+		// Two calls destroyed it at once: a use after free in the driver, here an error.
 		return EINVAL
 	}
 	if !resumed {
@@ -250,7 +247,7 @@ func (d *Driver) updateQueue(c *call, args *kfd.UpdateQueueArgs) (int, errno) {
 	return 0, d.reload(c, q)
 }
 
-// reload is update_queue: the queue leaves its GPU, and is back if it is to run.
+// reload is update_queue: the queue is removed from its GPU, and added if it should run.
 func (d *Driver) reload(c *call, q *queue) errno {
 	x, g := q.pdd, q.pdd.gpu
 	d.lock(c, &g.dqm)
@@ -273,7 +270,7 @@ func (d *Driver) reload(c *call, q *queue) errno {
 	return 0
 }
 
-// maxCUs is how many bits of a CU mask are looked at.
+// maxCUs is the most bits of a CU mask that are used.
 const maxCUs = 1024
 
 // setCUMask is kfd_ioctl_set_cu_mask and pqm_update_mqd.
@@ -336,5 +333,5 @@ func (d *Driver) allocQueueGWS(c *call, args *kfd.AllocQueueGWSArgs) (int, errno
 	return 0, d.reload(c, q)
 }
 
-// noGWSDebug reports whether processes with GWS cannot be debugged there.
+// noGWSDebug reports whether processes with GWS cannot be debugged on the node.
 func (n Node) noGWSDebug() bool { return n.NoGWSDebug || n.cwsrWorkaround() }

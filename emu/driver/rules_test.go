@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
 
-// What the driver decides is tested through package kfdtest. Here is what another
-// operating system than that one can count on.
+// The driver's rules are tested through package kfdtest. These tests cover what an
+// implementation of Task and Memory other than kfdtest's needs.
 
 // task is a thread that is its own process.
 type task struct {
@@ -49,7 +49,7 @@ type file struct{ dots int }
 func (f *file) WriteDot(driver.Task) bool { f.dots++; return false }
 func (f *file) Put()                      {}
 
-// space is memory of another process: only numbers point into it.
+// space is memory of another process. Addresses in it are numbers.
 type space struct {
 	bytes []byte
 	at    uint64
@@ -142,10 +142,10 @@ func TestArgumentsInAnotherAddressSpace(t *testing.T) {
 		}
 		_, _, errno = call(dbg, dbgFile, kfd.ReqDbgTrap, id, 6, 0, 0, 1<<30, 0, 2, 0)
 		if errno != syscall.EFAULT {
-			t.Errorf("an array nowhere: %v", errno)
+			t.Errorf("an unmapped array: %v", errno)
 		}
 
-		// A call that a signal ends comes back with the kernel's own errno.
+		// A call that a signal ends returns the kernel's internal errno.
 		destroyed := make(chan syscall.Errno, 1)
 		go func() {
 			_, _, errno := call(job, jobFile, kfd.ReqDestroyQueue, 0)
@@ -153,7 +153,7 @@ func TestArgumentsInAnotherAddressSpace(t *testing.T) {
 		}()
 		synctest.Wait()
 		if waiting, interruptible := d.Waiting(job); !waiting || !interruptible {
-			t.Error("it does not wait for what a signal ends")
+			t.Error("the call does not wait interruptibly")
 		}
 		job.interrupted = true
 		d.Wake()
@@ -165,7 +165,7 @@ func TestArgumentsInAnotherAddressSpace(t *testing.T) {
 
 func TestUnknownProfileIsAnError(t *testing.T) {
 	if _, err := driver.New(driver.Config{Profile: "6.11"}, nil); err == nil {
-		t.Error("6.11 has rules of its own now")
+		t.Error("6.11 is a profile now")
 	}
 }
 

@@ -70,8 +70,8 @@ func (d *Driver) runtimeOff(c *call, p *process) errno {
 	return last
 }
 
-// awaitDebugger waits, without the mutex, for the debugger's SEND_RUNTIME_EVENT, or
-// takes one that came before (down_interruptible of runtime_enable_sema).
+// awaitDebugger waits, without the mutex, for the debugger's SEND_RUNTIME_EVENT, which may
+// have been sent before (down_interruptible of runtime_enable_sema).
 func (d *Driver) awaitDebugger(c *call, p *process) errno {
 	d.unlock(&p.mutex)
 	answered := d.waitInterruptible(c, func() bool { return p.Acks > 0 })

@@ -7,12 +7,12 @@ func (d *Driver) setMemoryPolicy(c *call, args *kfd.SetMemoryPolicyArgs) (int, e
 	if args.DefaultPolicy > kfd.CachePolicyNonCoherent || args.AlternatePolicy > kfd.CachePolicyNonCoherent {
 		return 0, EINVAL
 	}
-	return 0, d.setting(c, args.GPUID, (*process).boundOrGone)
+	return 0, d.setting(c, args.GPUID, (*process).boundOrESRCH)
 }
 
 // setTrapHandler is kfd_ioctl_set_trap_handler.
 func (d *Driver) setTrapHandler(c *call, args *kfd.SetTrapHandlerArgs) (int, errno) {
-	return 0, d.setting(c, args.GPUID, (*process).boundOrGone)
+	return 0, d.setting(c, args.GPUID, (*process).boundOrESRCH)
 }
 
 // setScratchBackingVA is kfd_ioctl_set_scratch_backing_va.
@@ -20,7 +20,7 @@ func (d *Driver) setScratchBackingVA(c *call, args *kfd.SetScratchBackingVAArgs)
 	return 0, d.setting(c, args.GPUID, (*process).bound)
 }
 
-// setting is a call that leaves no trace but on hardware.
+// setting is a call whose only effect is on hardware.
 func (d *Driver) setting(c *call, gpuID uint32, bound func(*process, uint32) (*pdd, errno)) errno {
 	d.lock(c, &c.p.mutex)
 	defer d.unlock(&c.p.mutex)
@@ -42,8 +42,8 @@ func (d *Driver) clockCounters(c *call, args *kfd.ClockCountersArgs) (int, errno
 	return 0, 0
 }
 
-// Of GET_TILE_CONFIG: every GPU from gfx 9 on has tables of zeros, and this is
-// GB_ADDR_CONFIG of gfx942 (gfx_v9_4_3.c), which stands for all.
+// Of GET_TILE_CONFIG: every GPU from gfx 9 on has tables of zeros. gbAddrConfig is
+// GB_ADDR_CONFIG of gfx942 (gfx_v9_4_3.c), used for all GPUs here.
 const (
 	tileModes      = 32
 	macroTileModes = 16
@@ -74,9 +74,8 @@ func (d *Driver) tileConfig(c *call, args *kfd.TileConfigArgs) (int, errno) {
 	return 0, 0
 }
 
-// waveState is kfd_ioctl_get_queue_wave_state and get_wave_state: of a compute queue
-// that is off its GPU. No waves are saved here, so what the header tells of is empty:
-// the control stack ends where it begins.
+// waveState is kfd_ioctl_get_queue_wave_state and get_wave_state, of a compute queue that
+// is not on its GPU. No waves are saved here: the control stack in the header is empty.
 func (d *Driver) waveState(c *call, args *kfd.QueueWaveStateArgs) (int, errno) {
 	p := c.p
 	d.lock(c, &p.mutex)

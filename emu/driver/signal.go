@@ -11,26 +11,25 @@ import (
 // signals are the events a process waits for, as kfd_events.c keeps them.
 type signals struct {
 	byID map[uint32]*event
-	// lowest of each range of ids: none below is free.
+	// For each range of IDs, a bound: every ID below is in use.
 	lowestSignal, lowestOther uint32
-	// page: there is memory for signals (signal_page), of handle if the process gave
-	// it. mapped are its bytes (signal_mapped_size), 8 for each event.
+	// page: there is memory for signals (signal_page), of handle if the process provided
+	// it. mapped is its size in bytes (signal_mapped_size), 8 for each event.
 	page   bool
 	handle uint64
 	mapped uint64
 }
 
-// sorted returns the events in the order of their ids.
+// sorted returns the events in the order of their IDs.
 func (s *signals) sorted() []*event {
 	return slices.SortedFunc(maps.Values(s.byID), func(a, b *event) int { return cmp.Compare(a.id, b.id) })
 }
 
-// Event ids: those of signals are the lowest, from 1 on; 0 is an event of the
-// driver's which nobody finds.
+// Event IDs: those of signals are the lowest, from 1 on. The driver keeps 0 for itself.
 const (
 	firstOtherEvent = 1 << 30
 	lastEvent       = 1<<31 - 1
-	// defaultSlots are those of a page the process did not give.
+	// defaultSlots is the number of slots in the driver's own page.
 	defaultSlots = 256
 )
 
@@ -39,8 +38,8 @@ type event struct {
 	id, kind            uint32
 	autoReset, signaled bool
 	age                 uint64
-	// memory and hardware are what the last exception was, for the two kinds of events
-	// that report exceptions.
+	// memory and hardware describe the last exception, for the two kinds of events that
+	// report exceptions.
 	memory   kfd.MemoryEventData
 	hardware kfd.HWEventData
 	// waiters are in its wait queue.
@@ -52,8 +51,7 @@ func (e *event) gpuCanSignal() bool {
 	return e.kind == kfd.EventTypeSignal || e.kind == kfd.EventTypeDebug
 }
 
-// set is set_event. What nobody waits for stays signalled, and what is not reset by
-// itself.
+// set is set_event. The event stays signalled unless it resets itself and has a waiter.
 func (e *event) set() {
 	e.signaled = !e.autoReset || len(e.waiters) == 0
 	e.age++
@@ -63,7 +61,7 @@ func (e *event) set() {
 	e.wake()
 }
 
-// wake is wake_up_all: who sleeps leaves the queue (autoremove_wake_function).
+// wake is wake_up_all: sleeping waiters leave the queue (autoremove_wake_function).
 func (e *event) wake() {
 	e.waiters = slices.DeleteFunc(e.waiters, func(w *eventWaiter) bool { return w.wait.wake() })
 }
@@ -109,7 +107,7 @@ func (d *Driver) createEvent(c *call, args *kfd.CreateEventArgs) (int, errno) {
 	return 0, 0
 }
 
-// setEventPage is kfd_kmap_event_page: signals go to memory of the process's.
+// setEventPage is kfd_kmap_event_page: signals use memory of the process.
 func (d *Driver) setEventPage(p *process, handle uint64) errno {
 	if p.signals.page {
 		return EINVAL
@@ -129,8 +127,7 @@ func (d *Driver) setEventPage(p *process, handle uint64) errno {
 	return 0
 }
 
-// destroyEvent is kfd_ioctl_destroy_event and destroy_event: who waits for the event
-// fails.
+// destroyEvent is kfd_ioctl_destroy_event and destroy_event: waits for the event fail.
 func (d *Driver) destroyEvent(c *call, args *kfd.DestroyEventArgs) (int, errno) {
 	p := c.p
 	d.lock(c, &p.events)
@@ -172,10 +169,9 @@ func (d *Driver) resetEvent(c *call, args *kfd.SetEventArgs) (int, errno) {
 	return 0, 0
 }
 
-// SignalEvent is the interrupt a signal of the GPU's ends with
-// (kfd_signal_event_interrupt), as far as it has the whole number of the event: the
-// memory for signals is neither read nor written. An event that is not, or that no
-// GPU can signal, is passed over.
+// SignalEvent is the interrupt of a GPU's signal (kfd_signal_event_interrupt), with the
+// complete ID of the event: the memory for signals is neither read nor written. An unknown
+// event, or one that no GPU can signal, is ignored.
 func (d *Driver) SignalEvent(mm MM, id uint32) {
 	d.mu.Lock()
 	defer d.leave()
@@ -186,16 +182,16 @@ func (d *Driver) SignalEvent(mm MM, id uint32) {
 	}
 }
 
-// MemoryFault is what a GPU says of an address it could not use: struct
+// MemoryFault is a GPU's report of an invalid memory access: struct
 // kfd_hsa_memory_exception_data.
 type MemoryFault struct {
 	VA                              uint64
 	NotPresent, ReadOnly, NoExecute bool
-	// Imprecise: VA may not be where it was.
+	// Imprecise: VA may be another address than the one accessed.
 	Imprecise bool
 }
 
-// data returns the fault as kfd_signal_vm_fault_event tells it: no memory failed.
+// data returns the fault as kfd_signal_vm_fault_event reports it: no memory has failed.
 func (f MemoryFault) data(g *gpu) kfd.MemoryEventData {
 	return kfd.MemoryEventData{
 		NotPresent: flag(f.NotPresent), ReadOnly: flag(f.ReadOnly), NoExecute: flag(f.NoExecute), Imprecise: flag(f.Imprecise),
@@ -211,8 +207,7 @@ func flag(is bool) uint32 {
 	return 0
 }
 
-// orImprecise returns the data of a fault, if nothing else is known of it that it
-// happened.
+// orImprecise returns data, or for nil that of a fault without details.
 func orImprecise(data *kfd.MemoryEventData, g *gpu) kfd.MemoryEventData {
 	if data == nil {
 		return MemoryFault{Imprecise: true}.data(g)
@@ -230,8 +225,8 @@ func (p *process) signalFault(data kfd.MemoryEventData) {
 	}
 }
 
-// signalReset is kfd_signal_reset_event after a hang: what was in the memory of the
-// GPU is lost, to every process that has it.
+// signalReset is kfd_signal_reset_event after a hang: every process that uses the GPU
+// has lost the content of its memory.
 func (d *Driver) signalReset(g *gpu) {
 	data := kfd.HWEventData{MemoryLost: 1, GPUID: uint32(g.ID)} // of the whole GPU, because of a hang
 	for _, p := range d.procs {

@@ -8,7 +8,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// SMIStream is the events of one GPU for who opened it: struct kfd_smi_client.
+// SMIStream is an open stream of the events of one GPU: struct kfd_smi_client.
 type SMIStream struct {
 	d      *Driver
 	gpu    *gpu
@@ -39,7 +39,7 @@ func (d *Driver) smiEvents(c *call, args *kfd.SMIEventsArgs) (int, errno) {
 	return 0, 0
 }
 
-// Read is kfd_smi_ev_read: it never waits. The error is an errno.
+// Read is kfd_smi_ev_read. It never waits. The error is an errno.
 func (s *SMIStream) Read(p []byte) (int, error) {
 	s.d.mu.Lock()
 	defer s.d.leave()
@@ -52,7 +52,7 @@ func (s *SMIStream) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Write is kfd_smi_ev_write: the mask of events. The error is an errno.
+// Write is kfd_smi_ev_write: p is the mask of events. The error is an errno.
 func (s *SMIStream) Write(p []byte) (int, error) {
 	s.d.mu.Lock()
 	defer s.d.leave()
@@ -70,20 +70,20 @@ func (s *SMIStream) Pending() bool {
 	return len(s.fifo) > 0
 }
 
-// Release is the end of the open file (kfd_smi_ev_release).
+// Release closes the open file (kfd_smi_ev_release).
 func (s *SMIStream) Release() {
 	s.d.mu.Lock()
 	defer s.d.leave()
 	s.gpu.smi = slices.DeleteFunc(s.gpu.smi, func(o *SMIStream) bool { return o == s })
 }
 
-// wants is kfd_smi_ev_enabled. pid 0 is nobody's event.
+// wants is kfd_smi_ev_enabled. pid is 0 for an event without a process.
 func (s *SMIStream) wants(id kfd.SMIEventID, pid int32) bool {
 	others := s.super && (!s.d.prof.smiNeedsBit || s.events&kfd.SMIAllProcesses != 0)
 	return (pid == 0 || pid == s.pid || others) && s.events&kfd.SMIEvents(id) != 0
 }
 
-// emit is kfd_smi_event_add: what has no room is dropped.
+// emit is kfd_smi_event_add: an event that does not fit is dropped.
 func (d *Driver) emit(g *gpu, id kfd.SMIEventID, pid int32, format string, args ...any) {
 	line := fmt.Appendf(nil, "%x ", uint32(id))
 	line = fmt.Appendf(line, format, args...)
@@ -95,7 +95,7 @@ func (d *Driver) emit(g *gpu, id kfd.SMIEventID, pid int32, format string, args 
 	d.note()
 }
 
-// smiPID is what events call a process: kfd_smi_task_to_pid since 7.2.
+// smiPID returns the pid of a process in events: kfd_smi_task_to_pid since 7.2.
 func (d *Driver) smiPID(p *process) int32 {
 	if d.prof.smiInside {
 		return p.lead.PIDInside()
@@ -117,7 +117,7 @@ func (d *Driver) smiReset(g *gpu, id kfd.SMIEventID) {
 	d.emit(g, id, 0, "%x %s\n", g.resets, "")
 }
 
-// smiProcess is kfd_smi_event_process: everybody's event.
+// smiProcess is kfd_smi_event_process: every stream gets the event.
 func (d *Driver) smiProcess(x *pdd, id kfd.SMIEventID) {
 	d.emit(x.gpu, id, 0, "%x %s\n", uint32(x.p.PID), x.p.lead.Comm())
 }

@@ -57,7 +57,7 @@ func (d *Driver) deviceSnapshot(c *call, args *kfd.TrapDeviceSnapshotArgs) (int,
 	return 0, 0
 }
 
-// What topology says a GPU can do: HSA_CAP_* of kfd_sysfs.h.
+// Capabilities of a GPU in the topology: HSA_CAP_* of kfd_sysfs.h.
 const (
 	capTrapDebug        = 0x00008000
 	capLaunchOverride   = 0x00010000
@@ -88,8 +88,8 @@ func (n Node) capabilities(p profile) (one, two uint32) {
 	return one, two
 }
 
-// deviceEntry returns struct kfd_dbg_device_info_entry of the i-th GPU. What a Node does
-// not say has values of an MI300X.
+// deviceEntry returns struct kfd_dbg_device_info_entry of the i-th GPU. Values that a Node
+// lacks are those of an MI300X.
 func (d *Driver) deviceEntry(x *pdd, i int) kfd.DeviceInfoEntry {
 	n, a := x.gpu.node, x.p.apertures(i + 1)[i]
 	caps, caps2 := n.capabilities(d.prof)

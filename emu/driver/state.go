@@ -8,36 +8,35 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// QueueState is one queue.
+// QueueState is the state of a queue.
 type QueueState struct {
 	ID uint32
-	// Serial is never the same for two queues of a Driver.
+	// Serial differs between any two queues of a Driver.
 	Serial uint64
 	GPU    gpreempt.GPUID
 	Type   uint32
 	// Suspended, Evicted, Active and Destroying are the driver's flags.
 	Suspended, Evicted, Active, Destroying bool
-	// Running reports whether the queue is on the GPU: the driver's Active once the
-	// hardware has followed.
+	// Running: the queue is on the GPU. It follows Active when the hardware has changed.
 	Running bool
-	// Exceptions are pending, Sent went to the runtime.
+	// Exceptions are pending, Sent were sent to the runtime.
 	Exceptions, Sent kfd.ExceptionMask
-	// Size is that of the ring in bytes.
+	// Size is the size of the ring in bytes.
 	Size, Percent, Priority uint32
 	// Ring, Read and Write are the addresses of the ring and of its read and write
-	// indexes in the process, as it gave them.
+	// pointers in the process, as CREATE_QUEUE had them.
 	Ring, Read, Write uint64
-	// Ctx and CtxSize are where waves are saved, and the bytes there.
+	// Ctx and CtxSize are the address and the bytes of the area for saved waves.
 	Ctx     uint64
 	CtxSize uint32
-	// Doorbell is where the queue's is among the process's doorbells on the GPU, in
-	// bytes.
+	// Doorbell is the offset of the queue's doorbell in the process's doorbells on the
+	// GPU, in bytes.
 	Doorbell uint32
 }
 
-// MappedQueue is a queue as the hardware learns of it.
+// MappedQueue is a queue with what the hardware needs of its process.
 type MappedQueue struct {
-	// PID is the process's, MM its address space, nil if that has gone.
+	// PID is that of the process. MM is its address space, nil if that has ended.
 	PID int32
 	MM  MM
 	QueueState
@@ -51,27 +50,27 @@ func mappedQueues(queues []*queue) []MappedQueue {
 	return mapped
 }
 
-// ProcessState is one process of the driver's.
+// ProcessState is the state of a process.
 type ProcessState struct {
 	PID int32
-	// MM is its address space, nil once that has gone. Secondary: it is a context made
+	// MM is its address space, nil after the end of that. Secondary: it is a context made
 	// by CREATE_PROCESS, of which an address space may have several.
 	MM        MM
 	Secondary bool
-	// Alive: its address space is.
+	// Alive: the address space has not ended.
 	Alive bool
-	// Enabled: debugging is enabled, by Debugger as far as the driver knows, 0 if the
-	// process does it itself. Debugged counts the processes this one debugs.
+	// Enabled: debugging is enabled. Debugger is the process the driver has recorded for
+	// that, 0 if the process debugs itself. Debugged counts the processes this one debugs.
 	Enabled  bool
 	Debugger int32
 	Debugged int
 	Runtime  kfd.RuntimeState
-	// Mask is what the debugger is told of; Exceptions are those of the process that
-	// are pending.
+	// Mask is the exceptions that the debugger enabled. Exceptions are those of the
+	// process that are pending.
 	Mask, Exceptions kfd.ExceptionMask
-	// Acks is how often the next waits in RUNTIME_ENABLE do not wait.
+	// Acks is the number of future waits in RUNTIME_ENABLE that return at once.
 	Acks int
-	// Paused is what CRIU_OP has done.
+	// Paused: CRIU_OP has paused the process.
 	Paused bool
 	// Evicted counts the evictions, for each GPU in the driver's order.
 	Evicted []int
@@ -79,26 +78,26 @@ type ProcessState struct {
 	Queues []QueueState
 }
 
-// GPUState is one GPU.
+// GPUState is the state of a GPU.
 type GPUState struct {
 	ID gpreempt.GPUID
-	// Unmaps and Maps count how often the runlist was taken off and put on, Grace has
-	// the grace period of each unmap as written to the register, DefaultGrace where
-	// none was, and GraceNow is what is left in it.
+	// Unmaps and Maps count the unmaps and maps of the runlist. Grace has the grace
+	// period of each unmap as written to the register, DefaultGrace if none was written,
+	// and GraceNow is the register.
 	Unmaps, Maps int
 	Grace        []uint32
 	GraceNow     uint32
 	// Adds and Removes count steps about one queue (MES).
 	Adds, Removes int
-	// Cycled counts, by process, the unmaps that took queues of it off.
+	// Cycled counts, by process, the unmaps that removed queues of it.
 	Cycled map[int32]int
-	// DebugOwner is the process that has the only debug VMID, 0 if none has.
+	// DebugOwner is the process that has the only debug VMID, 0 if no process has it.
 	DebugOwner int32
-	// Resetting: a reset is under way. Hung: an unmap was not answered.
+	// Resetting: a reset is in progress. Hung: an unmap was not answered.
 	Resetting, Hung bool
 }
 
-// DefaultGrace is USE_DEFAULT_GRACE_PERIOD: the register as the firmware set it.
+// DefaultGrace is USE_DEFAULT_GRACE_PERIOD: the register keeps the firmware's value.
 const DefaultGrace = ^uint32(0)
 
 // Processes returns the state of every process, the oldest first.
@@ -112,8 +111,8 @@ func (d *Driver) Processes() []ProcessState {
 	return states
 }
 
-// Process returns the state of the process with an address space, false if there is
-// none.
+// Process returns the state of the process that has an address space, false if the
+// driver knows none.
 func (d *Driver) Process(mm MM) (ProcessState, bool) {
 	d.mu.Lock()
 	defer d.leave()
@@ -144,7 +143,7 @@ func (q *queue) state() QueueState {
 	return s
 }
 
-// GPU returns the state of a GPU, false if there is none.
+// GPU returns the state of a GPU, false if there is no such GPU.
 func (d *Driver) GPU(id gpreempt.GPUID) (GPUState, bool) {
 	d.mu.Lock()
 	defer d.leave()

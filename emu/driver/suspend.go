@@ -4,7 +4,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// queueIDs is get_queue_ids: the array with every id marked invalid.
+// queueIDs is get_queue_ids: it returns the array with every ID marked invalid.
 func (d *Driver) queueIDs(array Memory, n uint32) ([]uint32, errno) {
 	if d.prof.arrayChecks {
 		if array == nil {
@@ -18,7 +18,7 @@ func (d *Driver) queueIDs(array Memory, n uint32) ([]uint32, errno) {
 		}
 	}
 	if n > 1<<16 {
-		return nil, ENOMEM // without the checks: more than any memory behind it
+		return nil, ENOMEM // without the checks the kernel's allocation fails
 	}
 	ids, ok := copyFrom[uint32](array, int(n))
 	if !ok {
@@ -30,7 +30,7 @@ func (d *Driver) queueIDs(array Memory, n uint32) ([]uint32, errno) {
 	return ids, 0
 }
 
-// index is q_array_get_index, -1 if the queue is not named.
+// index is q_array_get_index, -1 if the queue is not in the array.
 func index(ids []uint32, q *queue) int {
 	for i, id := range ids {
 		if id&^kfd.QueueInvalidMask == q.ID {
@@ -85,8 +85,8 @@ func (d *Driver) suspendEach(c *call, x *pdd, ids []uint32, clearMask kfd.Except
 	return suspended
 }
 
-// suspendTogether is the part of suspend_queues for HWS: one new runlist for the
-// GPU, which is every process's.
+// suspendTogether is the part of suspend_queues for HWS: one new runlist for the GPU,
+// which all processes share.
 func (d *Driver) suspendTogether(c *call, x *pdd, ids []uint32, grace uint32, clearMask kfd.ExceptionMask) int {
 	suspended := 0
 	for _, q := range x.queues {
@@ -114,7 +114,7 @@ func (d *Driver) suspendTogether(c *call, x *pdd, ids []uint32, grace uint32, cl
 	return suspended
 }
 
-// suspendQueue is suspend_single_queue. EBUSY is a queue passed over.
+// suspendQueue is suspend_single_queue. EBUSY means that the queue was skipped.
 func (d *Driver) suspendQueue(c *call, q *queue) errno {
 	if q.Suspended {
 		return 0

@@ -8,8 +8,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// svmRange is struct svm_range: addresses of a process, first to last, that GPUs may
-// use as they are, and how. Nothing is moved here; every address is taken for mapped.
+// svmRange is struct svm_range: addresses of a process, from start to last, that GPUs use
+// directly, with their attributes. Nothing migrates here, and every address counts as
+// mapped.
 type svmRange struct {
 	start, last          uint64
 	preferred, prefetch  uint32
@@ -36,7 +37,7 @@ func (d *Driver) newSVMRange(p *process, start, last uint64) *svmRange {
 	return r
 }
 
-// part is a copy of the range, cut to other ends.
+// part returns a copy of the range with other ends.
 func (r *svmRange) part(start, last uint64) *svmRange {
 	cut := *r
 	cut.start, cut.last = start, last
@@ -44,7 +45,7 @@ func (r *svmRange) part(start, last uint64) *svmRange {
 	return &cut
 }
 
-// svmAt returns the first range with an address of some, nil if there is none.
+// svmAt returns the first range with an address from start to last, nil for none.
 func (p *process) svmAt(start, last uint64) *svmRange {
 	if i := slices.IndexFunc(p.svm, func(r *svmRange) bool { return r.start <= last && r.last >= start }); i >= 0 {
 		return p.svm[i]
@@ -78,7 +79,7 @@ func (d *Driver) svmCall(c *call, args *kfd.SVMArgs) (int, errno) {
 	return 0, EINVAL
 }
 
-// checkAttribute is svm_range_check_attr for one.
+// checkAttribute is svm_range_check_attr for one attribute.
 func (p *process) checkAttribute(a kfd.SVMAttribute) errno {
 	switch a.Type {
 	case kfd.SVMAttrPreferredLoc:
@@ -101,7 +102,7 @@ func (p *process) checkAttribute(a kfd.SVMAttribute) errno {
 	return 0
 }
 
-// svmValid is svm_range_is_valid, as far as memory of GPUs is concerned.
+// svmValid is the part of svm_range_is_valid about GPU memory.
 func (p *process) svmValid(start, last uint64) errno {
 	for _, x := range p.pdds {
 		for _, o := range x.memory {
@@ -113,8 +114,8 @@ func (p *process) svmValid(start, last uint64) errno {
 	return 0
 }
 
-// svmSet is svm_range_set_attr: ranges are split and made so that the attributes
-// hold of these addresses alone.
+// svmSet is svm_range_set_attr: ranges are split and created so that the attributes apply
+// to exactly these addresses.
 func (d *Driver) svmSet(p *process, start, last uint64, attrs []kfd.SVMAttribute) errno {
 	for _, a := range attrs {
 		if err := p.checkAttribute(a); err != 0 {
@@ -128,7 +129,7 @@ func (d *Driver) svmSet(p *process, start, last uint64, attrs []kfd.SVMAttribute
 		return err
 	}
 	var ranges []*svmRange
-	next := start // what follows has no range yet
+	next := start // the first address without a new range
 	inside := func(r *svmRange) {
 		for _, a := range attrs {
 			r.apply(p, a)
@@ -162,7 +163,7 @@ func (d *Driver) svmSet(p *process, start, last uint64, attrs []kfd.SVMAttribute
 	return 0
 }
 
-// apply is svm_range_apply_attrs for one.
+// apply is svm_range_apply_attrs for one attribute.
 func (r *svmRange) apply(p *process, a kfd.SVMAttribute) {
 	switch a.Type {
 	case kfd.SVMAttrPreferredLoc:
@@ -188,8 +189,8 @@ func (r *svmRange) apply(p *process, a kfd.SVMAttribute) {
 	}
 }
 
-// svmGet is svm_range_get_attr: what all ranges among the addresses have in common,
-// or what a new one would have.
+// svmGet is svm_range_get_attr: the attributes that all ranges there have in common, or
+// those that a new range would have.
 func (d *Driver) svmGet(p *process, start, last uint64, attrs []kfd.SVMAttribute) errno {
 	if err := p.svmValid(start, last); err != 0 {
 		return err
@@ -219,7 +220,7 @@ func (d *Driver) svmGet(p *process, start, last uint64, attrs []kfd.SVMAttribute
 	return 0
 }
 
-// getAttribute fills in one attribute.
+// getAttribute sets one attribute to its value in all ranges.
 func (p *process) getAttribute(a *kfd.SVMAttribute, ranges []*svmRange) errno {
 	first := ranges[0]
 	same := func(of func(*svmRange) uint32) uint32 {
@@ -279,7 +280,7 @@ func (d *Driver) setXnackMode(c *call, args *kfd.SetXnackModeArgs) (int, errno) 
 		args.XnackEnabled = flag(p.xnack)
 	case len(p.queues) > 0:
 		return 0, EBUSY
-	case mode <= 1 && p.xnack == (mode == 1): // a number above 1 is never what it is
+	case mode <= 1 && p.xnack == (mode == 1): // no change; a number above 1 is one
 	case mode > 0 && !p.canXnack():
 		return 0, EPERM
 	default:
@@ -288,8 +289,7 @@ func (d *Driver) setXnackMode(c *call, args *kfd.SetXnackModeArgs) (int, errno) 
 	return 0, 0
 }
 
-// canXnack is kfd_process_xnack_mode of what a process may have: of the GPUs here
-// those with a mode for each process.
+// canXnack is kfd_process_xnack_mode: every GPU must support a mode for each process.
 func (p *process) canXnack() bool {
 	return !slices.ContainsFunc(p.pdds, func(x *pdd) bool {
 		switch x.gpu.node.GFX {

@@ -2,7 +2,7 @@ package driver
 
 import "github.com/gpreempt/gpreempt/pkg/kfd"
 
-// trapOps are the operations of DBG_TRAP. The target's mutex is held.
+// trapOps implement the operations of DBG_TRAP. The target's mutex is held.
 var trapOps = map[kfd.TrapOp]handler{
 	kfd.TrapEnable:                ioctl((*Driver).enable),
 	kfd.TrapDisable:               (*Driver).disableTarget,
@@ -23,7 +23,7 @@ var trapOps = map[kfd.TrapOp]handler{
 
 // dbgTrap is kfd_ioctl_set_debug_trap.
 func (d *Driver) dbgTrap(c *call) (int, errno) {
-	p, args := c.p, copyIn[kfd.TrapDisableArgs](c) // what all arms of the union begin with
+	p, args := c.p, copyIn[kfd.TrapDisableArgs](c) // the fields before the union
 	op := args.Op
 	c.op = TrapOp(op)
 	if p.Secondary {
@@ -50,8 +50,8 @@ func (d *Driver) dbgTrap(c *call) (int, errno) {
 	if !d.allowed(c, target, op) {
 		return 0, EPERM
 	}
-	// The reference of the call: the target may die meanwhile. Its address space lasts
-	// as long as the call (get_task_mm), which then does what is to be done at its end.
+	// The call has a reference because the target may exit meanwhile. Its address space
+	// then ends with the call (get_task_mm), which does the work for that.
 	target.refs++
 	target.users++
 	d.lock(c, &target.mutex)
@@ -77,8 +77,8 @@ func (d *Driver) dbgTrap(c *call) (int, errno) {
 	return do(d, c)
 }
 
-// allowed is whether the caller may debug target: before 6.12.103 who traces it,
-// and DISABLE anybody; since then who traces it or enabled last.
+// allowed reports whether the caller may debug target. Before 6.12.103 it must trace the
+// target, except for DISABLE; since then it must trace it, or have enabled debugging last.
 func (d *Driver) allowed(c *call, target *process, op kfd.TrapOp) bool {
 	if target == c.p || target.lead.Tracer() == c.task {
 		return true
@@ -89,7 +89,7 @@ func (d *Driver) allowed(c *call, target *process, op kfd.TrapOp) bool {
 	return op == kfd.TrapDisable
 }
 
-// needsRuntime reports whether op is for processes whose runtime is enabled.
+// needsRuntime reports whether op requires that the target's runtime is enabled.
 func needsRuntime(op kfd.TrapOp) bool {
 	switch op {
 	case kfd.TrapSetWaveLaunchOverride, kfd.TrapSetWaveLaunchMode, kfd.TrapSuspendQueues, kfd.TrapResumeQueues,
@@ -146,7 +146,7 @@ func (d *Driver) enable(c *call, args *kfd.TrapEnableArgs) (int, errno) {
 	return 0, err
 }
 
-// endSession is what ENABLE and DISABLE undo alike. debugger keeps its value.
+// endSession is the common part of DISABLE and of undoing ENABLE. debugger keeps its value.
 func (d *Driver) endSession(target *process) {
 	d.puts = append(d.puts, target.eventFile)
 	target.eventFile = nil
@@ -187,7 +187,7 @@ func (d *Driver) disable(c *call, target *process) {
 	d.note()
 }
 
-// activate is kfd_dbg_trap_activate; what became of it is in target.Runtime.
+// activate is kfd_dbg_trap_activate. target.Runtime has the result.
 func (d *Driver) activate(c *call, target *process) {
 	if !d.setWorkaround(c, target, true) {
 		return
@@ -215,7 +215,7 @@ func failedState(err errno) kfd.RuntimeState {
 	return kfd.RuntimeFailed
 }
 
-// deactivate is kfd_dbg_trap_deactivate; with unwind of the first n GPUs only.
+// deactivate is kfd_dbg_trap_deactivate, with unwind only for the first n GPUs.
 func (d *Driver) deactivate(c *call, target *process, unwind bool, n int) {
 	if !unwind {
 		n = len(target.pdds)
@@ -237,8 +237,8 @@ func (d *Driver) deactivate(c *call, target *process, unwind bool, n int) {
 	d.setWorkaround(c, target, false)
 }
 
-// setWorkaround is kfd_dbg_set_workaround: on gfx 11.0.0 to 11.0.3 every queue gets
-// a CU mask. False leaves target.Runtime to tell why.
+// setWorkaround is kfd_dbg_set_workaround: on gfx 11.0.0 to 11.0.3 every queue gets a CU
+// mask. It reports whether that worked; otherwise target.Runtime has the reason.
 func (d *Driver) setWorkaround(c *call, target *process, on bool) bool {
 	for _, q := range target.queues {
 		if err := d.setQueueWorkaround(c, q, on); on && err != 0 {

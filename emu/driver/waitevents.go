@@ -8,12 +8,12 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// eventWait is a WAIT_EVENTS under way.
+// eventWait is a WAIT_EVENTS in progress.
 type eventWait struct {
 	cond    *sync.Cond
 	waiters []*eventWaiter
 	all     bool
-	// asleep: a wake-up finds it so. expired: its time is over.
+	// asleep is cleared by a wake-up. expired: the timeout has passed.
 	asleep, expired bool
 }
 
@@ -27,7 +27,7 @@ type eventWaiter struct {
 	memory    Memory
 }
 
-// wake reports whether the wait slept.
+// wake wakes the wait and reports whether it slept.
 func (w *eventWait) wake() bool {
 	was := w.asleep
 	w.asleep = false
@@ -54,16 +54,16 @@ func (w *eventWait) result() uint32 {
 	return kfd.WaitResultTimeout
 }
 
-// Of the union at the beginning of struct kfd_event_data, what is copied for a hardware
-// exception and for memory: the sizes of struct kfd_hsa_hw_exception_data and of struct
-// kfd_hsa_memory_exception_data, which fills the union.
+// The bytes that are copied of the union at the beginning of struct kfd_event_data: the
+// sizes of struct kfd_hsa_hw_exception_data and of struct kfd_hsa_memory_exception_data,
+// which fills the union.
 const (
 	hwExceptionBytes     = 16
 	memoryExceptionBytes = 32
 )
 
-// maxWaiters is how many struct kfd_event_waiter of 56 bytes the kernel allocates in
-// one piece, 4 MiB.
+// maxWaiters is the most struct kfd_event_waiter, of 56 bytes, that fit into the kernel's
+// largest allocation, 4 MiB.
 const maxWaiters = 4 << 20 / 56
 
 // waitEvents is kfd_ioctl_wait_events and kfd_wait_on_events.
@@ -105,7 +105,7 @@ func (d *Driver) waitOnEvents(c *call, args *kfd.WaitEventsArgs) (result uint32,
 	return result, err
 }
 
-// addWaiter is init_event_waiter, with the copying before it.
+// addWaiter is init_event_waiter, and the copy_from_user before it.
 func (d *Driver) addWaiter(p *process, w *eventWait, array Memory, i int) errno {
 	if array == nil {
 		return EFAULT
@@ -132,8 +132,8 @@ func (d *Driver) addWaiter(p *process, w *eventWait, array Memory, i int) errno 
 	return 0
 }
 
-// awaitEvents sleeps until the wait has a result, its time is over, or a signal is
-// pending, which comes first; what is left of the time goes to the caller.
+// awaitEvents sleeps until the wait has a result, the timeout has passed, or a signal is
+// pending, which takes precedence: then args gets the rest of the time.
 func (d *Driver) awaitEvents(c *call, args *kfd.WaitEventsArgs, w *eventWait) (result uint32, err errno) {
 	ms := args.Timeout
 	finite := ms != 0 && ms != kfd.WaitForever
@@ -167,7 +167,7 @@ func (d *Driver) awaitEvents(c *call, args *kfd.WaitEventsArgs, w *eventWait) (r
 			return result, 0
 		}
 		if first {
-			d.note() // that somebody waits is a change
+			d.note() // that a call waits is a change
 		}
 		w.asleep = true
 		w.cond.Wait()
@@ -197,8 +197,7 @@ func (w *eventWait) copyData() errno {
 	return 0
 }
 
-// free is free_waiters. With undo, what this wait took from events that reset
-// themselves is given back.
+// free is free_waiters. With undo, events that the wait has reset are set again.
 func (w *eventWait) free(undo bool) {
 	for _, x := range w.waiters {
 		if x.event == nil {
