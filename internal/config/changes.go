@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -42,6 +43,17 @@ func Changes(from, to Config) []Change {
 	}
 	changes = append(changes, listChanges("rules", ruleEntries(from.Rules), ruleEntries(to.Rules))...)
 	return append(changes, listChanges("safety.hazards", hazardEntries(from.Safety.Hazards), hazardEntries(to.Safety.Hazards))...)
+}
+
+// WithRestartKeys returns to with the values of from for all keys that need a restart:
+// the configuration that a running daemon has after a reload.
+func WithRestartKeys(from, to Config) Config {
+	for _, f := range fields {
+		if !f.live {
+			reflect.ValueOf(f.at(&to)).Elem().Set(reflect.ValueOf(f.at(&from)).Elem())
+		}
+	}
+	return to
 }
 
 // listEntry is an entry of a list in which the first match wins: its name, and all

@@ -9,6 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/container"
 	"github.com/gpreempt/gpreempt/internal/hazard"
+	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -67,18 +68,9 @@ type TCP struct {
 
 // Limits bounds what clients can ask of the daemon.
 type Limits struct {
-	LeasesPerClient  int
-	LeasesPerUser    int
-	LeasesTotal      int
-	StreamsPerClient int
-	// RequestsPerSecond and Burst are per client, RequestsPerUser per second and
-	// user.
-	RequestsPerSecond  int
-	Burst              int
-	RequestsPerUser    int
-	ConnectionsPerUser int
-	ConnectionsTotal   int
-	MaxMessageBytes    int
+	Leases          scheduler.Limits
+	Clients         server.Limits
+	MaxMessageBytes int
 }
 
 // Discovery says how the daemon watches KFD.
@@ -128,16 +120,12 @@ func Default() Config {
 			AdminGroups:  []string{"gpreempt-admin"},
 		},
 		Limits: Limits{
-			LeasesPerClient:    64,
-			LeasesPerUser:      1024,
-			LeasesTotal:        4096,
-			StreamsPerClient:   16,
-			RequestsPerSecond:  2000,
-			Burst:              4000,
-			RequestsPerUser:    8000,
-			ConnectionsPerUser: 256,
-			ConnectionsTotal:   1024,
-			MaxMessageBytes:    64 << 10,
+			Leases: scheduler.Limits{LeasesPerClient: 64, LeasesPerUser: 1024, LeasesTotal: 4096},
+			Clients: server.Limits{
+				StreamsPerClient: 16, RequestsPerSecond: 2000, Burst: 4000, RequestsPerUser: 8000,
+				ConnectionsPerUser: 256, ConnectionsTotal: 1024,
+			},
+			MaxMessageBytes: 64 << 10,
 		},
 		Policy:     scheduler.DefaultPolicy(),
 		Discovery:  Discovery{Interval: 50 * time.Millisecond, IdleInterval: time.Second, MQDsInterval: time.Second},

@@ -103,48 +103,48 @@ var fields = []field{
 	{
 		key: "limits.leases_per_client", live: true, min: 1, max: 100_000,
 		doc: "Live leases one process, or the holder of a certificate, may hold.",
-		at:  func(c *Config) any { return &c.Limits.LeasesPerClient },
+		at:  func(c *Config) any { return &c.Limits.Leases.LeasesPerClient },
 	},
 	{
 		key: "limits.leases_per_user", live: true, min: 1, max: 100_000,
 		doc: "Live leases all processes of one user may hold together; at least leases_per_client.",
-		at:  func(c *Config) any { return &c.Limits.LeasesPerUser },
+		at:  func(c *Config) any { return &c.Limits.Leases.LeasesPerUser },
 	},
 	{
 		key: "limits.leases_total", live: true, min: 1, max: 100_000,
 		doc: "Live leases of all processes together.",
-		at:  func(c *Config) any { return &c.Limits.LeasesTotal },
+		at:  func(c *Config) any { return &c.Limits.Leases.LeasesTotal },
 	},
 	{
 		key: "limits.streams_per_client", live: true, min: 1, max: 1000,
 		doc: "Open streams (sessions, watches) of one process.",
-		at:  func(c *Config) any { return &c.Limits.StreamsPerClient },
+		at:  func(c *Config) any { return &c.Limits.Clients.StreamsPerClient },
 	},
 	{
 		key: "limits.requests_per_second", live: true, min: 1, max: 1_000_000,
 		doc: "Calls and session frames per second one process may make in the long run.",
-		at:  func(c *Config) any { return &c.Limits.RequestsPerSecond },
+		at:  func(c *Config) any { return &c.Limits.Clients.RequestsPerSecond },
 	},
 	{
 		key: "limits.burst", live: true, min: 1, max: 1_000_000,
 		doc: "Calls it may make at once before that rate holds.",
-		at:  func(c *Config) any { return &c.Limits.Burst },
+		at:  func(c *Config) any { return &c.Limits.Clients.Burst },
 	},
 	{
 		key: "limits.requests_per_user", live: true, min: 1, max: 1_000_000,
 		doc: "Calls and session frames per second all processes of one user may make together in the long run; at " +
 			"least requests_per_second. The burst is in proportion.",
-		at: func(c *Config) any { return &c.Limits.RequestsPerUser },
+		at: func(c *Config) any { return &c.Limits.Clients.RequestsPerUser },
 	},
 	{
 		key: "limits.connections_per_user", live: true, min: 1, max: 100_000,
 		doc: "Connections all processes of one user may have open together.",
-		at:  func(c *Config) any { return &c.Limits.ConnectionsPerUser },
+		at:  func(c *Config) any { return &c.Limits.Clients.ConnectionsPerUser },
 	},
 	{
 		key: "limits.connections_total", live: true, min: 1, max: 100_000,
 		doc: "Connections of all users together. Each takes two of the file descriptors the daemon may have.",
-		at:  func(c *Config) any { return &c.Limits.ConnectionsTotal },
+		at:  func(c *Config) any { return &c.Limits.Clients.ConnectionsTotal },
 	},
 	{
 		key: "limits.max_message_bytes", min: 4096, max: 16 << 20,

@@ -14,6 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 	"github.com/gpreempt/gpreempt/internal/hazard"
+	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -130,8 +131,11 @@ log: {level: debug}
 		Mechanisms: Mechanisms{"criu", "freezer", "dbgtrap"},
 		Access:     Access{OnlineGroups: []string{"serving", "1001"}, OnlineUsers: []string{"triton"}, AdminUsers: []string{"0"}},
 		Limits: Limits{
-			LeasesPerClient: 1, LeasesPerUser: 2, LeasesTotal: 3, StreamsPerClient: 3, RequestsPerSecond: 4, Burst: 5, RequestsPerUser: 6,
-			ConnectionsPerUser: 7, ConnectionsTotal: 8, MaxMessageBytes: 4096,
+			Leases: scheduler.Limits{LeasesPerClient: 1, LeasesPerUser: 2, LeasesTotal: 3},
+			Clients: server.Limits{
+				StreamsPerClient: 3, RequestsPerSecond: 4, Burst: 5, RequestsPerUser: 6, ConnectionsPerUser: 7, ConnectionsTotal: 8,
+			},
+			MaxMessageBytes: 4096,
 		},
 		Policy: scheduler.Policy{
 			Preset: "custom", SuspendWhen: scheduler.SuspendSlack, Linger: scheduler.LingerFixed, LingerMax: 7 * time.Millisecond,

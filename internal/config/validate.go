@@ -62,7 +62,7 @@ func (c Config) problems() yamlfile.Errors {
 	}
 	es = append(es, tcpProblems(c.TCP)...)
 	es = append(es, mechanismProblems(c.Mechanisms)...)
-	if l := c.Limits; l.LeasesPerClient > l.LeasesTotal {
+	if l := c.Limits.Leases; l.LeasesPerClient > l.LeasesTotal {
 		add("limits.leases_per_client", fmt.Sprintf("%d is more than leases_total, %d", l.LeasesPerClient, l.LeasesTotal),
 			"lower it or raise leases_total")
 	}

@@ -12,11 +12,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// lookUpAccess turns the names of users and groups of the config file into ids. A name this host does
-// not know gives nobody a right, and is told.
-func (d *daemon) lookUpAccess(cfg config.Config) *authz.Policy {
-	a := cfg.Access
-	var unknown []string
+// lookUpAccess returns the access policy of the config, with the ids of its users and
+// groups. unknown are the names that this host does not know, which have no right.
+func lookUpAccess(cfg config.Config) (p *authz.Policy, unknown []string) {
 	group := func(name string) (string, error) {
 		g, err := user.LookupGroup(name)
 		if err != nil {
@@ -24,7 +22,7 @@ func (d *daemon) lookUpAccess(cfg config.Config) *authz.Policy {
 		}
 		return g.Gid, nil
 	}
-	person := func(name string) (string, error) {
+	lookupUser := func(name string) (string, error) {
 		u, err := user.Lookup(name)
 		if err != nil {
 			return "", err
@@ -49,32 +47,33 @@ func (d *daemon) lookUpAccess(cfg config.Config) *authz.Policy {
 		}
 		return all
 	}
-	p := &authz.Policy{
+	a := cfg.Access
+	return &authz.Policy{
 		OwnerUID:   uint32(os.Geteuid()),
 		OnlineGIDs: ids("group", a.OnlineGroups, group),
 		AdminGIDs:  ids("group", a.AdminGroups, group),
-		OnlineUIDs: ids("user", a.OnlineUsers, person),
-		AdminUIDs:  ids("user", a.AdminUsers, person),
+		OnlineUIDs: ids("user", a.OnlineUsers, lookupUser),
+		AdminUIDs:  ids("user", a.AdminUsers, lookupUser),
 
 		OnlineNames: cfg.TCP.Online,
 		AdminNames:  cfg.TCP.Admin,
-	}
-	d.warnings.set("access")
-	if len(unknown) > 0 {
-		d.warnings.set("access", gpreempt.WarnUnknownPrincipal.Warn(fmt.Sprintf("access names what this host does not know: %s", strings.Join(unknown, ", "))))
-	}
-	return p
+	}, unknown
 }
 
-// openSocket lets the members of the first online group connect: a socket has one
-// group, so admins who are not root belong to it as well. What they may do is
-// decided call by call.
-func (d *daemon) openSocket(p *authz.Policy, socket string) {
+// setAccess uses an access policy, and lets the members of the first online group connect
+// to the socket. A socket has one group, so admins who are not root must belong to it as
+// well; what they may do is decided call by call.
+func (d *daemon) setAccess(p *authz.Policy, unknown []string, socket string) {
+	d.authz.Store(p)
+	d.warnings.set("access")
+	if len(unknown) > 0 {
+		d.warnings.set("access", gpreempt.WarnUnknownPrincipal.Warn("access has names that this host does not know: "+strings.Join(unknown, ", ")))
+	}
 	d.warnings.set("socket")
 	if len(p.OnlineGIDs) == 0 {
 		return
 	}
 	if err := os.Chown(socket, -1, int(p.OnlineGIDs[0])); err != nil {
-		d.warnings.set("socket", gpreempt.WarnSocketGroup.Warn(fmt.Sprintf("the socket could not be given to group %d, so its members cannot connect: %v", p.OnlineGIDs[0], err)))
+		d.warnings.set("socket", gpreempt.WarnSocketGroup.Warn(fmt.Sprintf("cannot set the group of the socket to %d, so its members cannot connect: %v", p.OnlineGIDs[0], err)))
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -257,9 +256,8 @@ func (d *daemon) build(ctx context.Context, cfg config.Config) error {
 	d.events = events.NewLog(eventsKept)
 	d.inventory = inventory.New(changesKept)
 	d.config.Store(&cfg)
-	access := d.lookUpAccess(cfg)
-	d.authz.Store(access)
-	d.openSocket(access, cfg.Socket)
+	access, unknown := lookUpAccess(cfg)
+	d.setAccess(access, unknown, cfg.Socket)
 	d.ladder = ladder.New(ladder.Config{
 		Rungs: d.backend.rungs,
 		Judge: d.judge,
@@ -274,7 +272,7 @@ func (d *daemon) build(ctx context.Context, cfg config.Config) error {
 		Now:       time0.Now,
 		Log:       d.log.Named("executor"),
 	})
-	core := scheduler.New(cfg.Policy, limits(cfg))
+	core := scheduler.New(cfg.Policy, cfg.Limits.Leases)
 	d.runner = scheduler.NewRunner(core, time0, timer, d.executor, d.record)
 	d.openContainers(cfg.Containers)
 	d.targets = &targets{
@@ -291,21 +289,15 @@ func (d *daemon) build(ctx context.Context, cfg config.Config) error {
 		traced = d.traces.Announced
 	}
 	d.server = server.New(server.Config{
-		Scheduler: announcer{d.runner, d.onIdleLease},
-		Events:    d.events,
-		Inventory: d.inventory,
-		Directory: d.targets,
-		Observer:  d.observer,
-		Backlogs:  d.backlogs,
-		BootID:    bootID(),
-		Authz:     func() authz.Policy { return *d.authz.Load() },
-		Limits: func() server.Limits {
-			l := d.config.Load().Limits
-			return server.Limits{
-				StreamsPerClient: l.StreamsPerClient, RequestsPerSecond: l.RequestsPerSecond, Burst: l.Burst,
-				RequestsPerUser: l.RequestsPerUser, ConnectionsPerUser: l.ConnectionsPerUser, ConnectionsTotal: l.ConnectionsTotal,
-			}
-		},
+		Scheduler:       announcer{d.runner, d.onIdleLease},
+		Events:          d.events,
+		Inventory:       d.inventory,
+		Directory:       d.targets,
+		Observer:        d.observer,
+		Backlogs:        d.backlogs,
+		BootID:          bootID(),
+		Authz:           func() authz.Policy { return *d.authz.Load() },
+		Limits:          func() server.Limits { return d.config.Load().Limits.Clients },
 		MaxMessageBytes: cfg.Limits.MaxMessageBytes,
 		Epoch:           d.epoch,
 		Now:             time.Now,
@@ -327,11 +319,6 @@ func (d *daemon) register(r grpc.ServiceRegistrar) {
 	if d.backend.simServer != nil {
 		simv1.RegisterSimServiceServer(r, d.backend.simServer)
 	}
-}
-
-func limits(cfg config.Config) scheduler.Limits {
-	l := cfg.Limits
-	return scheduler.Limits{LeasesPerClient: l.LeasesPerClient, LeasesPerUser: l.LeasesPerUser, LeasesTotal: l.LeasesTotal}
 }
 
 // record takes every state change of the scheduler: the one place from which the
@@ -495,75 +482,4 @@ func (d *daemon) lookForGPUs() {
 		d.generation = ""
 		d.warnings.set("gpus", gpreempt.WarnGPUsUnreadable.Warn(err.Error()))
 	}
-}
-
-// reloadOnHangup takes over a changed config file on SIGHUP.
-func (d *daemon) reloadOnHangup(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-d.hangups:
-			d.notify(systemd.SdNotifyReloading)
-			d.reload()
-			d.notify(systemd.SdNotifyReady)
-		}
-	}
-}
-
-// reload takes over what differs and can be changed while running. A file with a
-// mistake changes nothing.
-func (d *daemon) reload() {
-	cfg, err := d.opts.load()
-	if err != nil {
-		d.log.Error("the config file is wrong; nothing changes", logkey.Err(err))
-		// One mistake a line; a warning is one line.
-		d.warnings.set("reload", gpreempt.WarnConfigRejected.Warn("the config file was not taken over: "+strings.ReplaceAll(err.Error(), "\n", "; ")))
-		return
-	}
-	old := *d.config.Load()
-	changes := config.Changes(old, cfg)
-	var restart []string
-	for _, c := range changes {
-		d.logs.Changes().Info("config changed", logkey.Config(c.Key), logkey.From(c.From), logkey.To(c.To), logkey.Live(c.Live))
-		if !c.Live {
-			restart = append(restart, c.Key)
-		}
-	}
-	d.apply(old, cfg)
-	d.warnings.set("reload")
-	if len(restart) > 0 {
-		d.warnings.set("reload", gpreempt.WarnRestartNeeded.Warn("changed in the config file but not in force: "+strings.Join(restart, ", ")))
-	}
-}
-
-// apply brings the parts in line with cfg, but for what needs a restart: that
-// stays as it is, so that the next reload still tells it. The rules compile: load
-// checked.
-func (d *daemon) apply(old, cfg config.Config) {
-	rules, err := classify.New(cfg.Rules)
-	if err != nil {
-		d.log.Error("the rules do not compile; nothing changes", logkey.Err(err))
-		return
-	}
-	d.logs.SetLevel(cfg.Log.Level)
-	cfg.TCP.Address, cfg.Metrics, cfg.Tracing = old.TCP.Address, old.Metrics, old.Tracing
-	cfg.Socket, cfg.Mechanisms, cfg.Containers = old.Socket, old.Mechanisms, old.Containers
-	cfg.Limits.MaxMessageBytes = old.Limits.MaxMessageBytes
-	d.config.Store(&cfg)
-	d.reloadCertificates(cfg.TCP)
-	access := d.lookUpAccess(cfg)
-	d.authz.Store(access)
-	d.openSocket(access, cfg.Socket)
-	d.runner.SetLimits(limits(cfg))
-	// Not the old file's: an admin's policy ends with a reload.
-	var inForce scheduler.Policy
-	d.runner.View(func(c *scheduler.Core) { inForce = c.Policy() })
-	if cfg.Policy != inForce {
-		d.runner.Post(scheduler.PolicyChanged{Policy: cfg.Policy})
-	}
-	if h := d.hazards.Load(); h != nil {
-		h.override(cfg.Safety.Hazards)
-	}
-	d.setRules(rules)
 }

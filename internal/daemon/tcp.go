@@ -13,42 +13,29 @@ import (
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/peercred"
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
+// certificateFiles returns the files of the certificates for TCP.
 func certificateFiles(t config.TCP) mtls.Files {
 	return mtls.Files{Certificate: t.Certificate, Key: t.Key, ClientCA: t.ClientCA}
 }
 
-// listenTCP opens the way in for clients on other hosts; nil when the config has
-// none. It is never one without certificates.
+// listenTCP returns a TLS listener for clients on other hosts; nil if the config has no
+// address.
 func (d *daemon) listenTCP(ctx context.Context, t config.TCP) (net.Listener, error) {
 	if t.Address == "" {
-		return nil, nil //nolint:nilnil // there is none
+		return nil, nil //nolint:nilnil // not configured
 	}
 	keeper, err := mtls.NewKeeper(certificateFiles(t))
 	if err != nil {
-		return nil, fmt.Errorf("serve TCP: %w: mend the file, or remove tcp.address from the config file", err)
+		return nil, fmt.Errorf("serve TCP: %w: fix the file, or remove tcp.address from the config file", err)
 	}
-	l, err := mtls.Listen(ctx, t.Address, keeper, func(err error) { d.server.Refused(err) }) // there is a server before it accepts
+	l, err := mtls.Listen(ctx, t.Address, keeper, func(err error) { d.server.Refused(err) }) // the server exists before it accepts
 	if err != nil {
-		return nil, fmt.Errorf("serve TCP: %w: tcp.address must be free and this host's", err)
+		return nil, fmt.Errorf("serve TCP: %w: tcp.address must be a free address of this host", err)
 	}
 	d.keeper = keeper
 	return l, nil
-}
-
-// reloadCertificates reads the files again. While one is wrong, those from before
-// stay in force.
-func (d *daemon) reloadCertificates(t config.TCP) {
-	if d.keeper == nil || t.Certificate == "" { // it is no longer wanted, from the next start on
-		return
-	}
-	d.warnings.set("tcp")
-	if err := d.keeper.Load(certificateFiles(t)); err != nil {
-		d.log.Error("the certificates for TCP are wrong; those from before stay in force", logkey.Err(err))
-		d.warnings.set("tcp", gpreempt.WarnCertificateRejected.Warn("the certificates for TCP were not taken over: "+err.Error()))
-	}
 }
 
 // closeAll closes listeners that were not served.

@@ -42,3 +42,17 @@ func TestWarningIsLoggedOnceWhenItBeginsAndOnceWhenItIsOver(t *testing.T) {
 		}
 	}
 }
+
+func TestWarningsAreKeptByPartInAFixedOrder(t *testing.T) {
+	var w warnings
+	w.set("scan", gpreempt.Warning{Code: "S"})
+	w.set("access", gpreempt.Warning{Code: "A1"}, gpreempt.Warning{Code: "A2"})
+	w.set("reload", gpreempt.Warning{Code: "R"})
+	w.set("scan", gpreempt.Warning{Code: "S2"})
+	w.set("reload")
+	w.set("gpus")
+	want := []gpreempt.Warning{{Code: "A1"}, {Code: "A2"}, {Code: "S2"}}
+	if diff := cmp.Diff(want, w.list()); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -46,23 +46,39 @@ func NewKeeper(f Files) (*Keeper, error) {
 	return k, nil
 }
 
-// Load reads the files again. New connections are judged by what is in them, and
-// those that stand are cut when the authorities no longer vouch for their client.
-// After an error, which names the file that is wrong, everything is as before.
+// Load reads the files and uses them. After an error, which names the file that is
+// wrong, nothing changes.
 func (k *Keeper) Load(f Files) error {
+	c, err := Read(f)
+	if err != nil {
+		return err
+	}
+	k.Use(c)
+	return nil
+}
+
+// Certificates are the contents of Files.
+type Certificates struct {
+	config  *tls.Config
+	clients *x509.CertPool
+	ca      []byte // the file of clients
+}
+
+// Read reads the files. An error names the file that is wrong.
+func Read(f Files) (*Certificates, error) {
 	certificate, err := tls.LoadX509KeyPair(f.Certificate, f.Key)
 	if err != nil {
-		return fmt.Errorf("certificate %s with key %s: %w", f.Certificate, f.Key, err)
+		return nil, fmt.Errorf("certificate %s with key %s: %w", f.Certificate, f.Key, err)
 	}
 	ca, err := os.ReadFile(f.ClientCA)
 	if err != nil {
-		return fmt.Errorf("authorities of clients: %w", err)
+		return nil, fmt.Errorf("authorities of clients: %w", err)
 	}
 	clients := x509.NewCertPool()
 	if !clients.AppendCertsFromPEM(ca) {
-		return fmt.Errorf("authorities of clients: %s has no certificate in PEM", f.ClientCA)
+		return nil, fmt.Errorf("authorities of clients: %s has no certificate in PEM", f.ClientCA)
 	}
-	config := &tls.Config{
+	return &Certificates{&tls.Config{
 		MinVersion:   tls.VersionTLS13,
 		Certificates: []tls.Certificate{certificate},
 		ClientAuth:   tls.RequireAndVerifyClientCert,
@@ -70,11 +86,15 @@ func (k *Keeper) Load(f Files) error {
 		NextProtos:   []string{"h2"},
 		// A resumed session would be let in by what was true when it began.
 		SessionTicketsDisabled: true,
+	}, clients, ca}, nil
+}
+
+// Use uses other certificates for new connections, and closes the connections whose
+// client certificate the new authorities did not sign.
+func (k *Keeper) Use(c *Certificates) {
+	for _, conn := range k.replace(c.config, c.clients, c.ca) {
+		_ = conn.Close() // its reader gets an error
 	}
-	for _, c := range k.replace(config, clients, ca) {
-		_ = c.Close() // its end is told to whoever reads from it
-	}
-	return nil
 }
 
 // replace puts new certificates in force and returns the connections they do not

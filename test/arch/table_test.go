@@ -94,15 +94,15 @@ var table = []struct {
 	}, kernel: true}},
 	{"internal/executor", rule{imports: []string{"internal/logkey", "internal/mechanism", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/doctor", rule{imports: []string{apiV1, "pkg/discovery", "pkg/gpreempt"}}},
-	{"internal/config", rule{imports: []string{
-		apiV1, "internal/classify", "internal/config/yamlfile", "internal/container", "internal/hazard", "internal/api", "pkg/gpreempt", "pkg/scheduler",
-	}}},
 	{"internal/server", rule{imports: []string{
 		apiV1, simV1, "internal/authz", "internal/classify", "internal/doctor", "internal/api", "internal/events",
 		"internal/inventory", "internal/logkey", "internal/mtls", "internal/peercred", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/otlp", rule{imports: []string{"internal/events", "internal/spans", "pkg/scheduler"}}},
 	{"internal/metrics", rule{imports: []string{"internal/events", "internal/logkey", "internal/inventory", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/config", rule{imports: []string{
+		apiV1, "internal/classify", "internal/config/yamlfile", "internal/container", "internal/hazard", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler",
+	}}},
 	{"internal/daemon", rule{imports: []string{
 		apiV1, simV1, "internal/authz", "internal/classify", "internal/config", "internal/container", "internal/doctor",
 		"internal/events", "internal/executor", "emu/gpumodel", "internal/hazard", "internal/hrtimer", "internal/inventory",

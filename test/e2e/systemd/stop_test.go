@@ -119,10 +119,10 @@ func TestReloadTakesOverAGoodFileAndNamesABadOne(t *testing.T) {
 	eventually(t, "the change is in the journal", nowAndThen, func() bool { return len(entries(t, "GPREEMPT_KEY=log.level", "GPREEMPT_TO=debug")) == 1 })
 	write(t, file, config+"log: {level: loud}\n")
 	must(t, "systemctl", "reload", service)
-	eventually(t, "the status names the mistake", nowAndThen, func() bool { return strings.Contains(property(t, "StatusText"), "was not taken over") })
+	eventually(t, "the status names the mistake", nowAndThen, func() bool { return strings.Contains(property(t, "StatusText"), "was not applied") })
 	write(t, file, config+"log: {level: debug}\n")
 	must(t, "systemctl", "reload", service)
-	eventually(t, "the status is well again", nowAndThen, func() bool { return !strings.Contains(property(t, "StatusText"), "was not taken over") })
+	eventually(t, "the status is well again", nowAndThen, func() bool { return !strings.Contains(property(t, "StatusText"), "was not applied") })
 	if got := property(t, "MainPID"); got != pid || property(t, "ActiveState") != "active" {
 		t.Errorf("process %s is now %s, %s", pid, got, property(t, "ActiveState"))
 	}

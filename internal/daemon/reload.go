@@ -1,0 +1,116 @@
+package daemon
+
+import (
+	"context"
+	"strings"
+
+	systemd "github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/mtls"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// reloadOnHangup applies the changed config file on SIGHUP.
+func (d *daemon) reloadOnHangup(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-d.hangups:
+			d.notify(systemd.SdNotifyReloading)
+			d.reload()
+			d.notify(systemd.SdNotifyReady)
+		}
+	}
+}
+
+// reload applies the changes of the config file that need no restart. If the file or a
+// file that it names is invalid, nothing changes, and the warning stays until a reload
+// succeeds.
+func (d *daemon) reload() {
+	r, err := d.prepare()
+	if err != nil {
+		d.log.Error("reload failed; nothing changed", logkey.Err(err))
+		d.warnings.set("reload", err.warning)
+		return
+	}
+	d.apply(r)
+	var restart []string
+	for _, c := range r.changes {
+		d.logs.Changes().Info("config changed", logkey.Config(c.Key), logkey.From(c.From), logkey.To(c.To), logkey.Live(c.Live))
+		if !c.Live {
+			restart = append(restart, c.Key)
+		}
+	}
+	d.warnings.set("reload")
+	if len(restart) > 0 {
+		d.warnings.set("reload", gpreempt.WarnRestartNeeded.Warn("changed in the config file but not in force: "+strings.Join(restart, ", ")))
+	}
+}
+
+// reloadError is why a config file cannot be applied.
+type reloadError struct {
+	error
+	warning gpreempt.Warning
+}
+
+// prepared is a config file that has been checked: applying it cannot fail.
+type prepared struct {
+	// config has the running values of the keys that need a restart.
+	config  config.Config
+	changes []config.Change
+	rules   *classify.Classifier
+	access  *authz.Policy
+	// unknown are names in access that this host does not know.
+	unknown []string
+	// certificates is nil without TCP.
+	certificates *mtls.Certificates
+}
+
+// prepare reads the config file and all that can fail in it.
+func (d *daemon) prepare() (prepared, *reloadError) {
+	// A warning is one line.
+	oneLine := func(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+	cfg, err := d.opts.load()
+	if err != nil {
+		return prepared{}, &reloadError{err, gpreempt.WarnConfigRejected.Warn("the config file was not applied: " + oneLine(err))}
+	}
+	old := *d.config.Load()
+	r := prepared{config: config.WithRestartKeys(old, cfg), changes: config.Changes(old, cfg)}
+	if r.rules, err = classify.New(cfg.Rules); err != nil {
+		return prepared{}, &reloadError{err, gpreempt.WarnConfigRejected.Warn("the rules were not applied: " + oneLine(err))}
+	}
+	if d.keeper != nil && cfg.TCP.Certificate != "" { // else TCP ends with a restart
+		if r.certificates, err = mtls.Read(certificateFiles(cfg.TCP)); err != nil {
+			return prepared{}, &reloadError{err, gpreempt.WarnCertificateRejected.Warn("the config file was not applied: " + oneLine(err))}
+		}
+	}
+	r.access, r.unknown = lookUpAccess(cfg)
+	return r, nil
+}
+
+// apply uses a new configuration. It cannot fail.
+func (d *daemon) apply(r prepared) {
+	d.config.Store(&r.config)
+	d.logs.SetLevel(r.config.Log.Level)
+	if r.certificates != nil {
+		d.keeper.Use(r.certificates)
+	}
+	d.setAccess(r.access, r.unknown, r.config.Socket)
+	d.runner.SetLimits(r.config.Limits.Leases)
+	// Compared with the policy in force, because a reload ends a policy that an admin set.
+	var inForce scheduler.Policy
+	d.runner.View(func(c *scheduler.Core) { inForce = c.Policy() })
+	if r.config.Policy != inForce {
+		d.runner.Post(scheduler.PolicyChanged{Policy: r.config.Policy})
+	}
+	if h := d.hazards.Load(); h != nil {
+		h.override(r.config.Safety.Hazards)
+	}
+	d.setRules(r.rules)
+}

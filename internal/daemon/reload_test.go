@@ -1,0 +1,237 @@
+package daemon
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
+
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/log"
+	"github.com/gpreempt/gpreempt/internal/mtls"
+	"github.com/gpreempt/gpreempt/internal/testutil"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// reloadWith replaces the file and reloads; it returns the codes of the warnings.
+func (d *daemon) reloadWith(t *testing.T, text string) (codes []string) {
+	t.Helper()
+	write(t, d.opts.ConfigPath, text)
+	d.reload()
+	for _, w := range d.warnings.list() {
+		codes = append(codes, w.Code)
+	}
+	return codes
+}
+
+func (d *daemon) policy() (p scheduler.Policy) {
+	d.runner.View(func(c *scheduler.Core) { p = c.Policy() })
+	return p
+}
+
+// noGroups removes the default groups, which the host may not have.
+const noGroups = "access: {online_groups: [], admin_groups: []}\n"
+
+func TestReloadAppliesTheChangesAndNothingElse(t *testing.T) {
+	d := newDaemon(t, noGroups)
+	revision := d.events.Revision()
+	if codes := d.reloadWith(t, noGroups+"# only a comment\n"); codes != nil {
+		t.Errorf("warnings %v", codes)
+	}
+	if got := d.events.Revision(); got != revision {
+		t.Errorf("%d events for a file that did not change", got-revision)
+	}
+
+	strict, err := scheduler.PresetByName("strict")
+	if err != nil {
+		t.Fatal(err)
+	}
+	codes := d.reloadWith(t, `
+access: {online_groups: [], admin_groups: ["4242"]}
+policy: {preset: strict}
+limits: {leases_per_client: 1}
+log: {level: error}
+discovery: {interval: 1s}
+rules: [{name: all, match: {comm: "*"}, class: offline}]
+`)
+	if codes != nil {
+		t.Errorf("warnings %v", codes)
+	}
+	if got := d.events.Revision(); got != revision+1 {
+		t.Errorf("%d events, want one for the policy", got-revision)
+	}
+	if diff := cmp.Diff(strict, d.policy()); diff != "" {
+		t.Error(diff)
+	}
+	if got := d.authz.Load().AdminGIDs; len(got) != 1 || got[0] != 4242 {
+		t.Errorf("admin groups %v, want 4242", got)
+	}
+	if got := d.logs.Level(); got != zapcore.ErrorLevel {
+		t.Errorf("log level %v, want error", got)
+	}
+	if got := d.config.Load().Discovery.Interval; got != time.Second {
+		t.Errorf("interval %v, want 1s", got)
+	}
+	request := scheduler.LeaseRequested{Client: 7, Priority: gpreempt.PriorityHigh, TTL: time.Second}
+	for _, want := range []gpreempt.Reason{"", gpreempt.ReasonLeasesPerClient} {
+		_, _, err := d.runner.Announce(request, func(scheduler.LeaseID, scheduler.Answer) {})
+		if got := gpreempt.ReasonOf(err); got != want {
+			t.Errorf("announced with %v, want %q", err, want)
+		}
+	}
+	key, err := d.backend.machine.StartProcess(gpumodel.ProcSpec{Comm: "anything"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.backend.machine.CreateQueue(key, d.inventory.GPUs()[0].ID, gpreempt.QueueCompute, 64); err != nil {
+		t.Fatal(err)
+	}
+	d.observer.Scan()
+	if facts, _ := d.targets.Facts(key); facts.Decision.By != "rule all" {
+		t.Errorf("a new process is classified by %q, want the new rule", facts.Decision.By)
+	}
+}
+
+// state is everything that a reload can change.
+type state struct {
+	Config    config.Config
+	Policy    scheduler.Policy
+	Access    authz.Policy
+	Level     zapcore.Level
+	Decisions []string // of the processes
+}
+
+func (d *daemon) state() state {
+	s := state{Config: *d.config.Load(), Policy: d.policy(), Access: *d.authz.Load(), Level: d.logs.Level()}
+	for _, p := range d.inventory.Processes() {
+		facts, _ := d.targets.Facts(p.Key)
+		s.Decisions = append(s.Decisions, facts.Decision.By)
+	}
+	return s
+}
+
+// A reload can fail when the file is parsed, when its values are checked, when its rules
+// are compiled and when the certificates are read. In each case nothing changes, no change
+// is logged, and the warning stays until a reload succeeds.
+func TestReloadThatFailsChangesNothing(t *testing.T) {
+	ca := testutil.NewAuthority(t, "clients")
+	certificate, key := ca.Issue(testutil.ForServer)
+	tcp := func(certificate string) string {
+		return "tcp: {address: \"127.0.0.1:7443\", certificate: " + certificate + ", key: " + key + ", client_ca: " + ca.File + "}\n"
+	}
+	before := noGroups + "policy: {preset: strict}\n" + tcp(certificate)
+	d := newDaemon(t, before)
+	core, logs := observer.New(zapcore.DebugLevel)
+	d.logs = log.Of(zap.New(core))
+	var err error
+	if d.keeper, err = mtls.NewKeeper(certificateFiles(d.config.Load().TCP)); err != nil {
+		t.Fatal(err)
+	}
+	target, err := d.backend.machine.StartProcess(gpumodel.ProcSpec{Comm: "anything"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.backend.machine.CreateQueue(target, d.inventory.GPUs()[0].ID, gpreempt.QueueCompute, 64); err != nil {
+		t.Fatal(err)
+	}
+	d.observer.Scan()
+	want := d.state()
+	const changed = "access: {online_groups: [], admin_groups: [\"4242\"]}\npolicy: {preset: share}\nlog: {level: error}\n" +
+		"rules: [{name: all, match: {comm: \"*\"}, class: offline}]\n"
+	for _, tc := range []struct{ step, file, code, place string }{
+		{"parse", changed + "limits: [\n", "CONFIG_REJECTED", d.opts.ConfigPath + ":"},
+		{"check", changed + tcp(certificate) + "limits: {burst: 0}\n", "CONFIG_REJECTED", d.opts.ConfigPath + ":"},
+		{"rules", strings.Replace(changed, `"*"`, `"["`, 1), "CONFIG_REJECTED", d.opts.ConfigPath + ":"},
+		{"certificates", changed + tcp(certificate+".missing"), "CERTIFICATE_REJECTED", certificate + ".missing"},
+	} {
+		if diff := cmp.Diff([]string{tc.code}, d.reloadWith(t, tc.file)); diff != "" {
+			t.Errorf("%s: warnings (-want +got):\n%s", tc.step, diff)
+			continue
+		}
+		w := d.warnings.list()[0]
+		if !strings.Contains(w.Text, tc.place) || strings.Contains(w.Text, "\n") || w.Remedy == "" {
+			t.Errorf("%s: the warning is %+v, want one line with the place, and a remedy", tc.step, w)
+		}
+		if diff := cmp.Diff(want, d.state()); diff != "" {
+			t.Errorf("%s: state (-before +after):\n%s", tc.step, diff)
+		}
+	}
+	if n := logs.FilterMessage("config changed").Len(); n != 0 {
+		t.Errorf("%d changes are logged", n)
+	}
+	if codes := d.reloadWith(t, before); codes != nil {
+		t.Errorf("after a reload that succeeds: warnings %v", codes)
+	}
+	if codes := d.reloadWith(t, strings.Replace(before, "strict", "share", 1)); codes != nil {
+		t.Errorf("warnings %v", codes)
+	}
+	var keys []any
+	for _, e := range logs.FilterMessage("config changed").All() {
+		keys = append(keys, e.ContextMap()["key"])
+	}
+	if len(keys) == 0 || keys[0] != "policy.preset" {
+		t.Errorf("changes logged: %v, want policy.preset first", keys)
+	}
+}
+
+func TestConfigFileThatWasRemovedIsAnErrorAlsoAtTheDefaultPath(t *testing.T) {
+	d := newDaemon(t, noGroups+"policy: {preset: strict}\n")
+	before := *d.config.Load()
+	if err := os.Remove(d.opts.ConfigPath); err != nil {
+		t.Fatal(err)
+	}
+	d.reload()
+	var codes []string
+	for _, w := range d.warnings.list() {
+		codes = append(codes, w.Code)
+	}
+	if diff := cmp.Diff([]string{"CONFIG_REJECTED"}, codes); diff != "" {
+		t.Errorf("warnings: %s", diff)
+	}
+	if diff := cmp.Diff(before, *d.config.Load()); diff != "" {
+		t.Error(diff)
+	}
+	if codes := d.reloadWith(t, noGroups+"policy: {preset: strict}\n"); codes != nil {
+		t.Errorf("after the file is restored: warnings %v", codes)
+	}
+}
+
+func TestReloadEndsThePolicyOfAnAdmin(t *testing.T) {
+	d := newDaemon(t, noGroups)
+	before, byHand := d.policy(), d.policy()
+	byHand.Shadow = true
+	d.runner.Post(scheduler.PolicyChanged{Policy: byHand.Normalize()})
+	d.reloadWith(t, noGroups)
+	if diff := cmp.Diff(before, d.policy()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestKeysThatNeedARestartAreAWarningUntilTheyAreReverted(t *testing.T) {
+	d := newDaemon(t, noGroups)
+	d.opts.Socket = "" // as without --socket
+	socket := d.config.Load().Socket
+	changed := noGroups + "limits: {max_message_bytes: 8192}\nsocket: /run/elsewhere.sock\n"
+	for range 2 {
+		if diff := cmp.Diff([]string{"RESTART_NEEDED"}, d.reloadWith(t, changed)); diff != "" {
+			t.Fatal(diff)
+		}
+		if text := d.warnings.list()[0].Text; !strings.Contains(text, "socket, limits.max_message_bytes") {
+			t.Errorf("the warning says %q, want both keys", text)
+		}
+	}
+	if got := d.config.Load(); got.Socket != socket || got.Limits.MaxMessageBytes != 64<<10 {
+		t.Errorf("socket %q, max_message_bytes %d in force", got.Socket, got.Limits.MaxMessageBytes)
+	}
+	if codes := d.reloadWith(t, noGroups+"socket: "+socket+"\n"); codes != nil {
+		t.Errorf("after the keys are reverted: warnings %v", codes)
+	}
+}
