@@ -223,3 +223,19 @@ func (p *Process) Replaced() bool {
 	_, err := p.mem.ReadAt(make([]byte, 1), 0)
 	return errors.Is(err, io.EOF)
 }
+
+// Status reads the status file of what has a name in the directory proc below root: a
+// pid, the id of a thread, "self" or "thread-self". There is no proof that it is the
+// process that the caller means.
+func Status(root, name string) (discovery.ProcStatus, error) {
+	path := filepath.Join(root, "proc", name, "status")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return discovery.ProcStatus{}, err
+	}
+	status, err := discovery.ParseProcStatus(text)
+	if err != nil {
+		return discovery.ProcStatus{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return status, nil
+}

@@ -4,21 +4,23 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
-// DeniedError says why the kernel does not let this program trace a process, and
-// what to do about it. It matches unix.EPERM.
+// DeniedError reports why the kernel forbids this program to trace a process, and the
+// remedy. It matches unix.EPERM.
 type DeniedError struct {
-	// PID is the process that was to be traced.
+	// PID is the process that cannot be traced.
 	PID int32
-	// Tracer is the process that traces it already, 0 when that is not the reason.
+	// Tracer is the process that traces it, 0 when that is not the reason.
 	Tracer int32
-	// Why is the reason, and Next what to do, as clauses.
+	// Why is the reason and Next the remedy, as clauses.
 	Why, Next string
 }
 
@@ -27,56 +29,59 @@ func (e *DeniedError) Error() string {
 	return fmt.Sprintf("process %d cannot be traced: %s: %s", e.PID, e.Why, e.Next)
 }
 
-// Unwrap returns the kernel's word for it.
+// Unwrap returns the errno of ptrace.
 func (e *DeniedError) Unwrap() error { return unix.EPERM }
 
-// noTracing is Yama's scope in which nobody may trace.
+// noTracing is the scope of Yama that forbids ptrace.
 const noTracing = "3"
 
 // kernelThread is PF_KTHREAD of the kernel's task flags (include/linux/sched.h).
 const kernelThread = 0x00200000
 
-// facts are what decides who may trace whom.
+// facts are what a denial may depend on.
 type facts struct {
 	stat   discovery.ProcStat
 	self   bool // the process is this one
 	tracer discovery.ProcStatus
 	scope  string // kernel.yama.ptrace_scope, "" without Yama
-	caps   uint64 // those in effect for this thread
+	caps   uint64 // effective capabilities of this thread
 }
 
-// denied finds out why ptrace gave EPERM, which has many meanings.
+// denied returns why ptrace failed with EPERM, which has many meanings.
 func (t *Thread) denied() error {
-	f, err := t.inquire()
-	// Looked at last: a process that ends does so between any two looks.
-	if gone := t.verify(); errors.Is(gone, ErrGone) {
+	p, err := proc.Open("/", t.target)
+	if err != nil {
+		return err
+	}
+	defer p.Close()
+	f, err := inquire(p)
+	if gone := p.Check(); errors.Is(gone, ErrGone) { // it may have ended at any step
 		return gone
 	}
 	if err != nil {
-		return fmt.Errorf("process %d: %w, and why could not be found out: %w", t.pid,
+		return fmt.Errorf("process %d: %w, and the reason is unknown: %w", t.target.PID,
 			os.NewSyscallError("ptrace(PTRACE_SEIZE)", unix.EPERM), err)
 	}
-	return f.explain(t.pid)
+	return f.explain(t.target.PID)
 }
 
-// inquire gathers the facts.
-func (t *Thread) inquire() (facts, error) {
-	f := facts{self: t.pid == int32(os.Getpid())}
+// inquire reads the facts.
+func inquire(p *proc.Process) (facts, error) {
+	f := facts{self: p.Key().PID == int32(os.Getpid())}
 	var err error
-	if f.stat, err = readStat(t.pid); err != nil {
+	if f.stat, err = p.Stat(); err != nil {
 		return f, err
 	}
-	status, err := readStatus(procPath(t.pid, "status"))
+	status, err := p.Status()
 	if err != nil {
 		return f, err
 	}
 	if status.Tracer != 0 {
-		// The tracer may have ended since: then its number is all there is to say.
-		if f.tracer, err = readStatus(procPath(status.Tracer, "status")); err != nil {
+		if f.tracer, err = proc.Status("/", strconv.Itoa(int(status.Tracer))); err != nil { // the tracer has ended
 			f.tracer = discovery.ProcStatus{Name: "unknown", Process: status.Tracer}
 		}
 	}
-	own, err := readStatus("/proc/thread-self/status")
+	own, err := proc.Status("/", "thread-self")
 	if err != nil {
 		return f, err
 	}
@@ -87,7 +92,7 @@ func (t *Thread) inquire() (facts, error) {
 	return f, nil
 }
 
-// explain returns the first reason that is enough by itself.
+// explain returns the first sufficient reason.
 func (f facts) explain(pid int32) *DeniedError {
 	e := &DeniedError{PID: pid}
 	switch {
@@ -98,14 +103,14 @@ func (f facts) explain(pid int32) *DeniedError {
 		e.Why = "it is a kernel thread"
 		e.Next = "choose a process that has GPU queues"
 	case f.stat.MainEnded():
-		e.Why = "its main thread has ended while others run, and that is the thread to trace"
-		e.Next = "it cannot be suspended this way; restart it if it must be"
+		e.Why = "its main thread has ended, which is the one that must be traced"
+		e.Next = "restart the process, or use another mechanism"
 	case f.tracer.Process != 0:
 		e.Tracer = f.tracer.Process
 		e.Why = fmt.Sprintf("it is already traced by pid %d (%s)", f.tracer.Process, f.tracer.Name)
-		e.Next = "end that debugger or tracer; a process has one at a time"
+		e.Next = "end that debugger or tracer; a process can have only one"
 	case f.scope == noTracing:
-		e.Why = "kernel.yama.ptrace_scope is 3, which forbids tracing to everyone, root included"
+		e.Why = "kernel.yama.ptrace_scope is 3, which forbids ptrace, also to root"
 		e.Next = "set it to 2 or less in /etc/sysctl.d and reboot; 3 cannot be undone at run time"
 	case f.caps&(1<<unix.CAP_SYS_PTRACE) == 0:
 		e.Why = "this program lacks CAP_SYS_PTRACE"

@@ -20,7 +20,7 @@ func TestRefusalNamesTheReasonAndTheRemedy(t *testing.T) {
 	}{
 		{name: "itself", facts: facts{stat: running, self: true, caps: all}, why: "the tracing program itself", next: "never suspended"},
 		{name: "kernel thread", facts: facts{stat: discovery.ProcStat{State: 'I', Flags: kernelThread}, caps: all}, why: "kernel thread", next: "GPU queues"},
-		{name: "main thread ended", facts: facts{stat: discovery.ProcStat{State: 'Z', Threads: 2}, caps: all}, why: "main thread has ended", next: "restart it"},
+		{name: "main thread ended", facts: facts{stat: discovery.ProcStat{State: 'Z', Threads: 2}, caps: all}, why: "main thread has ended", next: "restart the process"},
 		{
 			name:  "traced, whatever else",
 			facts: facts{stat: running, tracer: discovery.ProcStatus{Name: "gdb", Process: 4300}, scope: "3"},

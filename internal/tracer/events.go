@@ -6,9 +6,11 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/proc"
 )
 
-// ptrace makes one of the requests that take no pointer; x/sys has not all of them.
+// ptrace makes a request that takes no pointer; x/sys lacks some of them.
 func ptrace(request uintptr, pid int32, signal unix.Signal) error {
 	if _, _, errno := unix.Syscall6(unix.SYS_PTRACE, request, uintptr(pid), 0, uintptr(signal), 0, 0); errno != 0 {
 		return errno
@@ -18,52 +20,41 @@ func ptrace(request uintptr, pid int32, signal unix.Signal) error {
 
 // seize makes the calling thread the tracer of the process.
 func (t *Thread) seize() error {
-	err := ptrace(unix.PTRACE_SEIZE, t.pid, 0)
+	err := ptrace(unix.PTRACE_SEIZE, t.target.PID, 0)
 	switch {
 	case err == nil:
-		// From here on the pid is that of one process: what is traced keeps it until
-		// the tracer has waited for it. A look before the seizure would be too early.
-		return t.verify()
+		// A traced process keeps its pid until the tracer has waited for it. So the
+		// check comes after the seizure.
+		return proc.Check("/", t.target)
 	case errors.Is(err, unix.ESRCH):
-		return fmt.Errorf("process %d: %w", t.pid, ErrGone)
+		return fmt.Errorf("process %d: %w", t.target.PID, ErrGone)
 	case errors.Is(err, unix.EPERM):
 		return t.denied()
 	default:
-		return fmt.Errorf("process %d: %w", t.pid, os.NewSyscallError("ptrace(PTRACE_SEIZE)", err))
+		return fmt.Errorf("process %d: %w", t.target.PID, os.NewSyscallError("ptrace(PTRACE_SEIZE)", err))
 	}
 }
 
-// verify returns ErrGone when the process meant has ended or the pid is another's.
-func (t *Thread) verify() error {
-	stat, err := readStat(t.pid)
-	switch {
-	case isGone(err), err == nil && (stat.Start != t.start || !stat.Alive()):
-		return fmt.Errorf("process %d: %w", t.pid, ErrGone)
-	case err != nil:
-		return fmt.Errorf("process %d: reading its start time: %w", t.pid, err)
-	}
-	return nil
-}
-
-// handOn sends a stop of the target, if there is one, on its way, and reports whether
-// the target is still traced. The next stop gives a SIGCHLD of its own.
-func (t *Thread) handOn() bool {
-	switch e := waitFor(t.pid); e.what {
+// forward ends a stop of the target, if there is one, with its effect on the target
+// unchanged, and reports whether the target is still traced. The next stop leads to
+// another SIGCHLD.
+func (t *Thread) forward() bool {
+	switch e := poll(t.target.PID); e.what {
 	case stopped:
 		request := uintptr(unix.PTRACE_CONT)
 		if e.groupStop() {
-			// It stays stopped, and wakes up by SIGCONT as it would alone.
+			// It stays stopped, and SIGCONT continues it as without a tracer.
 			request = unix.PTRACE_LISTEN
 		}
-		// An error says that it was killed in the stop: its end is the next thing.
-		_ = ptrace(request, t.pid, e.inject())
+		// An error means that it was killed in the stop: its exit follows.
+		_ = ptrace(request, t.target.PID, e.inject())
 	case exited:
 		t.gone.Store(true)
 		return false
 	case lost:
-		// Waited for by its parent, when that is us, or replaced by the thread that
-		// called execve, which has the pid and the start time but not the tracer.
-		t.gone.Store(errors.Is(t.verify(), ErrGone))
+		// Its parent has waited for it, if that is this process; or another thread has
+		// called execve, which takes over the pid and the start time but not the tracer.
+		t.gone.Store(errors.Is(proc.Check("/", t.target), ErrGone))
 		return false
 	case nothing:
 	}

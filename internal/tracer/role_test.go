@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
@@ -46,11 +47,11 @@ func role() string {
 }
 
 func generation() int {
-	n, _ := strconv.Atoi(os.Getenv(generationEnv)) // 0 when there is none
+	n, _ := strconv.Atoi(os.Getenv(generationEnv)) // 0 if unset
 	return n
 }
 
-// as returns what to start /proc/self/exe with to play a role.
+// as returns the arguments and the environment that make /proc/self/exe play a role.
 func as(role string) (argv, env []string) {
 	env = slices.DeleteFunc(os.Environ(), func(entry string) bool { return strings.HasPrefix(entry, generationEnv+"=") })
 	// A program built with -race sleeps for a second before it exits, unless told.
@@ -78,14 +79,14 @@ func TestMain(m *testing.M) {
 		fmt.Println("ready")
 		playTarget(bufio.NewReader(os.Stdin))
 	case roleParent:
-		// A process group whose leader has its parent in another one, in the same
-		// session, is not orphaned, whatever the test run is. In an orphaned one the
-		// stop signals other than SIGSTOP do nothing (kernel/signal.c: get_signal).
+		// A process group is not orphaned while the parent of its leader is in another
+		// group of the same session. In an orphaned one the stop signals other than
+		// SIGSTOP have no effect (kernel/signal.c: get_signal).
 		playParent(&syscall.SysProcAttr{Setpgid: true, Pdeathsig: unix.SIGKILL})
 	case roleOrphaner:
 		playParent(&syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGKILL})
 	case roleChild:
-		status, err := readStatus("/proc/self/status")
+		status, err := proc.Status("/", "self")
 		fmt.Println("child traced by", status.Tracer, err)
 	case roleTracer:
 		playTracer()
@@ -94,7 +95,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// must ends a role whose ground gave way.
+// must ends a role after an error.
 func must(err error) {
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "%s: %v\n", role(), err)
@@ -175,8 +176,8 @@ func execTarget() error {
 	return syscall.Exec("/proc/self/exe", argv, env)
 }
 
-// sleepInKernel forks a child and waits for it in the kernel, deaf to all signals but
-// SIGKILL, as one waits for a driver.
+// sleepInKernel forks a child and waits for it in the kernel, where only SIGKILL
+// interrupts it, as a wait for a driver does.
 func sleepInKernel() {
 	pid, errno := vfork([]byte("asleep\n"), make([]byte, 64))
 	if errno != 0 {
@@ -186,10 +187,9 @@ func sleepInKernel() {
 	must(err)
 }
 
-// playParent starts a target with its own input and output, and writes to
-// descriptor 3 its pid and then what happens to it. When nobody reads that any more
-// the tests are over, however they ended, and the target, even a stopped one, dies
-// with its parent.
+// playParent starts a target with its own input and output, and writes to descriptor 3
+// the pid and then what happens to the target. When the reader closes descriptor 3 the
+// tests have ended, and the target, even a stopped one, dies with its parent.
 func playParent(group *syscall.SysProcAttr) {
 	for _, stop := range []unix.Signal{unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU} {
 		must((&sigaction{}).install(int(stop))) // some shells have them ignored
@@ -231,9 +231,9 @@ func playParent(group *syscall.SysProcAttr) {
 	}
 }
 
-// playTracer attaches to the process its input names, says how that went, and stays
-// until its input ends. With "nobody" it gives up root's rights before, and with
-// "one" it attaches with one processor, which brings goroutines to the main thread.
+// playTracer attaches to the process that its input names, prints the result, and
+// traces until its input ends. With "nobody" it drops the rights of root first, and with
+// "one" it uses one processor, which runs goroutines on the main thread.
 func playTracer() {
 	var how string
 	var pid int32

@@ -12,12 +12,14 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// soakEnv returns the duration of TestSoak, which is a few seconds without.
+// soakEnv sets the duration of TestSoak; the default is a few seconds.
 const soakEnv = "GPREEMPT_SOAK"
 
-// soak is what the storms and the cycles on all targets come to.
+// soak sums up the storms and the cycles of all targets.
 type soak struct {
 	mu             sync.Mutex // guards all below
 	queued         int64      // signals with a value, each of which counts
@@ -27,8 +29,8 @@ type soak struct {
 	attach, detach []time.Duration
 }
 
-// Signals rain on eight programs that are attached to and let go all the while: each
-// comes once, and nothing sticks or is left over.
+// Eight programs receive bursts of signals while they are attached to and detached
+// from: each signal arrives once, and no thread or descriptor leaks.
 func TestSoak(t *testing.T) {
 	length := 3 * time.Second
 	if text := os.Getenv(soakEnv); text != "" {
@@ -79,7 +81,7 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// storm sends signals in bursts and has them counted after each.
+// storm sends signals in bursts and compares the counts after each.
 func (s *soak) storm(ctx context.Context, x *target, r *rand.Rand) {
 	var queued, sum, merged, nudged, stops int64
 	for ctx.Err() == nil {
@@ -123,7 +125,7 @@ func (s *soak) storm(ctx context.Context, x *target, r *rand.Rand) {
 	s.queued, s.received, s.merged, s.stops = s.queued+queued, s.received+received, s.merged+merged, s.stops+stops
 }
 
-// cycle attaches, has some closures run, and detaches.
+// cycle attaches, runs some closures, and detaches, until ctx ends.
 func (s *soak) cycle(ctx context.Context, x *target, r *rand.Rand) {
 	background := context.WithoutCancel(ctx)
 	var attaches, detaches []time.Duration
@@ -163,15 +165,11 @@ type resources struct{ Threads, Descriptors int }
 
 func use(tb testing.TB) resources {
 	tb.Helper()
-	stat, err := readStat(int32(os.Getpid()))
-	if err != nil {
-		tb.Fatal(err)
-	}
 	descriptors, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return resources{stat.Threads, len(descriptors)}
+	return resources{statOf(tb, gpreempt.ProcessKey{PID: int32(os.Getpid())}).Threads, len(descriptors)}
 }
 
 func quantile(durations []time.Duration, percent int) string {

@@ -14,11 +14,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/proc"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// patience is how long a test waits for a line before it gives up: a machine may be
+// lineTimeout is how long a test waits for a line before it gives up: a machine may be
 // emulated, and busy.
-const patience = time.Minute
+const lineTimeout = time.Minute
 
 // target is a running program with a parent of its own, so that the tracer is not
 // its parent.
@@ -41,7 +45,7 @@ type lines struct {
 
 func (l lines) next(tb testing.TB) string {
 	tb.Helper()
-	if err := l.pipe.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := l.pipe.SetReadDeadline(time.Now().Add(lineTimeout)); err != nil {
 		tb.Fatal(err)
 	}
 	line, err := l.reader.ReadString('\n')
@@ -130,14 +134,25 @@ func startTargetUnder(tb testing.TB, parent string) *target {
 
 func startOf(tb testing.TB, pid int32) uint64 {
 	tb.Helper()
-	stat, err := readStat(pid)
+	return statOf(tb, gpreempt.ProcessKey{PID: pid}).Start
+}
+
+// statOf returns the stat of a process.
+func statOf(tb testing.TB, key gpreempt.ProcessKey) discovery.ProcStat {
+	tb.Helper()
+	p, err := proc.Open("/", key)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	return stat.Start
+	defer p.Close()
+	stat, err := p.Stat()
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return stat
 }
 
-// tell returns the target a command.
+// tell sends the target a command.
 func (x *target) tell(format string, arguments ...any) {
 	x.tb.Helper()
 	if _, err := fmt.Fprintf(x.in, format+"\n", arguments...); err != nil {
@@ -145,7 +160,7 @@ func (x *target) tell(format string, arguments ...any) {
 	}
 }
 
-// ask returns the target a command and takes the answer.
+// ask sends the target a command and returns the answer.
 func (x *target) ask(format string, arguments ...any) string {
 	x.tb.Helper()
 	x.tell(format, arguments...)
@@ -163,7 +178,7 @@ func (x *target) signal(number unix.Signal) {
 // pending.
 func (x *target) queue(number unix.Signal, value int32) {
 	x.tb.Helper()
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(lineTimeout); ; {
 		err := queueSignal(x.pid, number, value)
 		if err == nil {
 			return
@@ -186,7 +201,7 @@ func (x *target) attach() *Thread {
 // tracer returns the thread that traces the target's main thread, 0 for none.
 func (x *target) tracer() int32 {
 	x.tb.Helper()
-	status, err := readStatus(procPath(x.pid, "status"))
+	status, err := proc.Status("/", strconv.Itoa(int(x.pid)))
 	if err != nil {
 		x.tb.Fatal(err)
 	}
@@ -205,7 +220,7 @@ func await(tb testing.TB, thread *Thread) {
 	tb.Helper()
 	select {
 	case <-thread.Done():
-	case <-time.After(patience):
+	case <-time.After(lineTimeout):
 		tb.Fatal("the thread still traces")
 	}
 }
@@ -243,7 +258,7 @@ var ptraceAllowed = sync.OnceValue(func() error {
 		return err
 	}
 	var refused error
-	onThreadOfItsOwn(func() { refused = ptrace(unix.PTRACE_SEIZE, int32(child.Pid), 0) })
+	onNewThread(func() { refused = ptrace(unix.PTRACE_SEIZE, int32(child.Pid), 0) })
 	write.Close()
 	_, err = child.Wait()
 	return errors.Join(refused, err)

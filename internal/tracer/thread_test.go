@@ -15,9 +15,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/proc"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// A chain of programs that start each other breaks, and none of them starts the tests.
+// Programs that start each other end after a while, and none of them starts the tests.
 func TestRolesDoNotMultiply(t *testing.T) {
 	for _, tc := range []struct {
 		args       []string
@@ -83,17 +86,17 @@ func TestClosuresRunOnTheThreadThatTraces(t *testing.T) {
 func TestOnlyTheMainThreadIsTraced(t *testing.T) {
 	x := startTarget(t)
 	defer detach(t, x.attach())
-	paths, err := filepath.Glob(procPath(x.pid, "task/*/status"))
+	paths, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*", x.pid))
 	if err != nil {
 		t.Fatal(err)
 	}
 	others := 0
 	for _, path := range paths {
-		status, err := readStatus(path)
+		status, err := proc.Status("/", strings.TrimPrefix(path, "/proc/"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		main := strings.HasSuffix(path, "/"+strconv.Itoa(int(x.pid))+"/status")
+		main := strings.HasSuffix(path, "/task/"+strconv.Itoa(int(x.pid)))
 		if (status.Tracer != 0) != main {
 			t.Errorf("%s: traced by %d", path, status.Tracer)
 		}
@@ -138,7 +141,7 @@ func TestDetachedProgramIsNoLongerTraced(t *testing.T) {
 	for range 200 {
 		thread := x.attach()
 		detach(t, thread)
-		detach(t, thread) // a second time is no error
+		detach(t, thread) // returns nil again
 		if tracer := x.tracer(); tracer != 0 {
 			t.Fatalf("detached, and traced by %d", tracer)
 		}
@@ -154,7 +157,7 @@ func TestDetachedProgramIsNoLongerTraced(t *testing.T) {
 	}
 }
 
-func TestDetachingDeliversTheSignalThatIsOnItsWay(t *testing.T) {
+func TestDetachDeliversAPendingSignal(t *testing.T) {
 	x := startTarget(t)
 	x.ask("catch %d", unix.SIGUSR1)
 	thread := x.attach()
@@ -216,13 +219,13 @@ func TestOwnChildIsLeftForWait(t *testing.T) {
 	}
 }
 
-func TestDeadTargetIsItsParentsOnceTheTraceIsOver(t *testing.T) {
+func TestEndedTargetIsLeftToItsParent(t *testing.T) {
 	for range 5 {
 		x := startTarget(t)
 		thread := x.attach()
 		x.tell("exit 7")
 		<-thread.Done()
-		if status, err := readStatus(procPath(x.pid, "status")); err == nil && status.Tracer != 0 {
+		if status, err := proc.Status("/", strconv.Itoa(int(x.pid))); err == nil && status.Tracer != 0 {
 			t.Errorf("it still waits for thread %d", status.Tracer)
 		}
 		if got := x.events.next(t); got != "exited 7" {
@@ -234,12 +237,12 @@ func TestDeadTargetIsItsParentsOnceTheTraceIsOver(t *testing.T) {
 	}
 }
 
-func TestPanicBecomesAnErrorAndTheThreadGoesOn(t *testing.T) {
+func TestPanicBecomesAnErrorAndTheThreadContinues(t *testing.T) {
 	x := startTarget(t)
 	thread := x.attach()
 	defer detach(t, thread)
-	err := thread.Do(t.Context(), func() error { panic("the moon is out") })
-	if err == nil || !strings.Contains(err.Error(), "the moon is out") || !strings.Contains(err.Error(), "thread_test.go") {
+	err := thread.Do(t.Context(), func() error { panic("a test panics") })
+	if err == nil || !strings.Contains(err.Error(), "a test panics") || !strings.Contains(err.Error(), "thread_test.go") {
 		t.Errorf("the error lacks the message or the stack: %v", err)
 	}
 	if got, want := threadID(t, thread), x.tracer(); got != want {
@@ -247,7 +250,7 @@ func TestPanicBecomesAnErrorAndTheThreadGoesOn(t *testing.T) {
 	}
 }
 
-func TestTargetGoesOnWhenTheThreadEnds(t *testing.T) {
+func TestTargetContinuesWhenTheThreadEnds(t *testing.T) {
 	x := startTarget(t)
 	x.ask("catch %d", unix.SIGUSR1)
 	thread := x.attach()
@@ -265,7 +268,7 @@ func TestTargetGoesOnWhenTheThreadEnds(t *testing.T) {
 	}
 }
 
-// noticed is a context that reports when somebody begins to wait for its end.
+// noticed is a context that closes waiting when its Done is called first.
 type noticed struct {
 	context.Context
 	once    sync.Once
@@ -318,12 +321,12 @@ func TestAttachWithAnEndedContextTracesNothing(t *testing.T) {
 	}
 }
 
-func TestAttachNobodyWaitsForAnyMoreLetsGo(t *testing.T) {
+func TestAttachThatTheCallerAbandonedDetaches(t *testing.T) {
 	x := startTarget(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	thread := &Thread{pid: x.pid, start: x.start}
-	onThreadOfItsOwn(func() { thread.run(ctx, make(chan error)) })
+	thread := &Thread{target: gpreempt.ProcessKey{PID: x.pid, Start: x.start}}
+	onNewThread(func() { thread.run(ctx, make(chan error)) })
 	if tracer := x.tracer(); tracer != 0 {
 		t.Errorf("traced by %d", tracer)
 	}
@@ -341,7 +344,7 @@ func TestAttachLeavesAnotherProcessWithThePIDAlone(t *testing.T) {
 	}
 }
 
-func TestAttachToTheDead(t *testing.T) {
+func TestAttachToAnEndedProcessReturnsErrGone(t *testing.T) {
 	requirePtrace(t)
 	cmd, in, out := command(t, roleTarget)
 	begin(t, cmd)
@@ -376,7 +379,7 @@ func startTracer(t *testing.T, how string, x *target) (process *os.Process, wait
 	return cmd.Process, cmd.Wait, out.next(t), in
 }
 
-func TestSecondTracerIsToldWhoTheFirstIs(t *testing.T) {
+func TestErrorOfTheSecondTracerNamesTheFirst(t *testing.T) {
 	x := startTarget(t)
 	first, wait, said, in := startTracer(t, "plain", x)
 	if said != "attached" {
@@ -387,14 +390,14 @@ func TestSecondTracerIsToldWhoTheFirstIs(t *testing.T) {
 	if !ok || !errors.Is(err, unix.EPERM) {
 		t.Fatalf("Attach: %v, want a DeniedError", err)
 	}
-	comm, err := os.ReadFile(procPath(int32(first.Pid), "comm"))
+	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", first.Pid))
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := &DeniedError{
 		PID: x.pid, Tracer: int32(first.Pid),
 		Why:  fmt.Sprintf("it is already traced by pid %d (%s)", first.Pid, strings.TrimSpace(string(comm))),
-		Next: "end that debugger or tracer; a process has one at a time",
+		Next: "end that debugger or tracer; a process can have only one",
 	}
 	if diff := cmp.Diff(want, denied); diff != "" {
 		t.Errorf("the refusal (-want +got):\n%s", diff)
@@ -406,7 +409,7 @@ func TestSecondTracerIsToldWhoTheFirstIs(t *testing.T) {
 	detach(t, x.attach())
 }
 
-func TestTargetGoesOnWhenTheTracingProgramIsKilled(t *testing.T) {
+func TestTargetContinuesWhenTheTracingProgramIsKilled(t *testing.T) {
 	x := startTarget(t)
 	x.ask("catch %d", unix.SIGUSR1)
 	tracer, wait, said, _ := startTracer(t, "plain", x)
@@ -426,9 +429,9 @@ func TestTargetGoesOnWhenTheTracingProgramIsKilled(t *testing.T) {
 	}
 }
 
-func TestTracerWithoutTheCapabilityIsToldSo(t *testing.T) {
+func TestErrorNamesTheMissingCapability(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("needs root, to give it up")
+		t.Skip("needs root, to drop its rights")
 	}
 	x := startTarget(t)
 	_, wait, said, in := startTracer(t, "nobody", x)

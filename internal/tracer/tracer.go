@@ -1,20 +1,19 @@
-// Package tracer hides what it takes to be the ptrace tracer of a running
-// program without the program noticing.
+// Package tracer implements a ptrace tracer that a running program does not notice.
 //
 // KFD answers debug requests only to the OS thread that traces the target's main
-// thread, so each target gets a thread of its own: it attaches, runs the closures
-// that make those requests, and in between hands every signal, stop and exit of
-// the target on to where it was going. The options are zero: nothing dies with the
-// tracer, and the children and the other threads of the target are not traced.
+// thread, so each target gets a thread of its own. The thread attaches, runs the
+// closures that make those requests, and meanwhile forwards each signal, stop and exit
+// of the target. It sets no ptrace options: nothing dies with the tracer, and the
+// children and the other threads of the target are not traced.
 //
-// What a target can still see is a system call that ends early with EINTR where an
-// ignored signal would have left it alone (epoll_wait, for one), and a signal to
-// its main thread that comes some tens of microseconds later, or as late as the
-// end of the closure that runs when it comes.
+// Two effects remain visible to a target. A system call ends early with EINTR where an
+// ignored signal would not have interrupted it (epoll_wait, for one). And a signal to
+// its main thread arrives some tens of microseconds later, or at the end of the closure
+// that runs when the signal is sent.
 //
 // The main thread of a process never exits, and a thread that stays keeps what it
-// traces. Attach therefore never uses it; a program that pins it in an init
-// function, as the daemon does, spares itself the detour.
+// traces. Attach therefore never uses it; a program that pins its main goroutine to it
+// in an init function, as the daemon does, avoids a detour.
 package tracer
 
 import (
@@ -28,28 +27,28 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/proc"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Errors to match with errors.Is. What Attach, Do and Detach return says which
-// process it is about.
+// Errors to match with errors.Is. The errors of Attach, Do and Detach name the process.
 var (
-	// ErrGone says that the process has ended, or that its pid belongs to another
-	// process by now.
-	ErrGone = errors.New("the process is gone")
-	// ErrDetached says that the process is no longer traced by this Thread and may
-	// be alive: after Detach, or after a thread other than the main one replaced
-	// the program with execve, which ends the main thread.
+	// ErrGone reports that the process has ended, or that its pid names another process.
+	ErrGone = proc.ErrGone
+	// ErrDetached reports that this Thread no longer traces the process, which may be
+	// alive: after Detach, or after a thread other than the main one replaced the
+	// program with execve, which ends the main thread.
 	ErrDetached = errors.New("the process is no longer traced")
 )
 
 // Thread is an OS thread that traces one process. Its methods may be called from
 // any goroutine, except that a closure given to Do must not call Do or Detach.
 type Thread struct {
-	pid   int32
-	start uint64
+	target gpreempt.ProcessKey
 
 	calls chan call
-	// wake is filled when the target may have something to wait for.
+	// wake is filled when the target may have an event.
 	wake   chan struct{}
 	detach chan struct{} // closed by the first Detach
 	once   sync.Once     // closes detach
@@ -57,27 +56,26 @@ type Thread struct {
 	gone   atomic.Bool   // set before done is closed
 }
 
-// call is a closure on its way to the thread.
+// call is a closure for the thread.
 type call struct {
 	f func() error
-	// reply has room for the one answer, so that the thread never waits to give it.
+	// reply has room for the result, so that the thread does not block.
 	reply chan error
 }
 
 // Attach starts a thread that traces the process with this pid and this start time
-// (field 22 of /proc/PID/stat, in clock ticks since boot). The process runs on, and
-// one that is stopped stays stopped. The caller ends the trace with Detach.
+// (field 22 of /proc/PID/stat, in clock ticks since boot). A running process continues
+// and a stopped one stays stopped. The caller ends the trace with Detach.
 //
-// The error is ErrGone, a *DeniedError, the cause of ctx, or what the kernel said.
-// When it is not nil the process is not traced or, if it is the cause of ctx, is
-// being let go.
+// The error is ErrGone, a *DeniedError, the cause of ctx, or another error of the
+// kernel. After an error the process is not traced; after the cause of ctx it is about
+// to be detached.
 func Attach(ctx context.Context, pid int32, start uint64) (*Thread, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	t := &Thread{
-		pid:    pid,
-		start:  start,
+		target: gpreempt.ProcessKey{PID: pid, Start: start},
 		calls:  make(chan call),
 		wake:   make(chan struct{}, 1),
 		detach: make(chan struct{}),
@@ -86,9 +84,9 @@ func Attach(ctx context.Context, pid int32, start uint64) (*Thread, error) {
 	attached := make(chan error)
 	go func() {
 		defer close(t.done)
-		lookout.add(t)
-		defer lookout.remove(t)
-		onThreadOfItsOwn(func() { t.run(ctx, attached) })
+		watcher.add(t)
+		defer watcher.remove(t)
+		onNewThread(func() { t.run(ctx, attached) })
 	}()
 	select {
 	case err := <-attached:
@@ -102,21 +100,20 @@ func Attach(ctx context.Context, pid int32, start uint64) (*Thread, error) {
 	}
 }
 
-// Do runs f on the thread and returns its error, or one that holds the message and
-// the stack when f panics. Closures run one at a time, in the order they came. If
-// ctx ends before f begins, f never runs and the cause of ctx is returned; once f
-// has begun Do waits for it. After the end of the trace it is ErrGone or
-// ErrDetached.
+// Do runs f on the thread and returns its error, or one with the message and the stack
+// when f panics. Closures run one at a time, in the order of the calls. If ctx ends
+// before f begins, f never runs and Do returns the cause of ctx; once f has begun Do
+// waits for it. After the end of the trace the error is ErrGone or ErrDetached.
 //
-// While f runs, a signal to the target's main thread waits: keep f to the system
-// calls that need the thread, without locks, channels and logging.
+// While f runs, signals to the target's main thread are delayed. f should make only the
+// calls that need this thread, and must not wait for another goroutine.
 func (t *Thread) Do(ctx context.Context, f func() error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
 	c := call{f: f, reply: make(chan error, 1)}
 	select {
-	case t.calls <- c: // the thread has it, and will answer
+	case t.calls <- c: // the thread will reply
 		return <-c.reply
 	case <-ctx.Done():
 		return context.Cause(ctx)
@@ -125,49 +122,49 @@ func (t *Thread) Do(ctx context.Context, f func() error) error {
 	}
 }
 
-// Detach lets the target go, with a signal that was on its way to it, and waits
-// until it runs on its own or ctx ends; the detaching goes on in either case. It
-// comes after the closure that is running, and needs nothing of the target, which
-// may sleep in a driver. A target that is gone or detached already is no error.
+// Detach ends the trace, delivers a signal that is pending for the target, and waits
+// until the target runs untraced or ctx ends; detaching continues in either case. It
+// waits for the closure that is running, but not for the target, which may sleep in a
+// driver. It returns nil for a target that is gone or detached already.
 func (t *Thread) Detach(ctx context.Context) error {
 	t.once.Do(func() { close(t.detach) })
 	select {
 	case <-t.done:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("process %d: detaching: %w", t.pid, context.Cause(ctx))
+		return fmt.Errorf("process %d: detaching: %w", t.target.PID, context.Cause(ctx))
 	}
 }
 
-// Done is closed when the target is no longer traced, for whatever reason.
+// Done is closed when the target is no longer traced, for any reason.
 func (t *Thread) Done() <-chan struct{} { return t.done }
 
-// Gone reports whether the target has ended, as far as the thread has seen; once Done
-// is closed the answer no longer changes.
+// Gone reports whether the thread has seen the end of the target. It is final once Done
+// is closed.
 func (t *Thread) Gone() bool { return t.gone.Load() }
 
 func (t *Thread) ended() error {
 	if t.gone.Load() {
-		return fmt.Errorf("process %d: %w", t.pid, ErrGone)
+		return fmt.Errorf("process %d: %w", t.target.PID, ErrGone)
 	}
-	return fmt.Errorf("process %d: %w", t.pid, ErrDetached)
+	return fmt.Errorf("process %d: %w", t.target.PID, ErrDetached)
 }
 
-// run is the life of the thread. Whichever way it ends, the kernel then does all of
-// the detaching (exit_ptrace), as it would if this program were killed: the target
-// need not stop for it, gets the signal it is stopped to receive, stays stopped if
-// it was stopped by one, and as a zombie goes to its parent.
+// run is the life of the thread. When it returns, the thread exits and the kernel
+// detaches the target (exit_ptrace), as it would if this program were killed: the
+// target need not stop for it, receives the signal it is stopped for, stays stopped
+// after a stop signal, and as a zombie is left to its parent.
 func (t *Thread) run(ctx context.Context, attached chan<- error) {
 	err := t.seize()
 	select {
 	case attached <- err:
-	case <-ctx.Done(): // nobody is there to detach later
+	case <-ctx.Done(): // Attach has returned without the thread
 		return
 	}
 	for err == nil {
 		select {
 		case <-t.wake:
-			if !t.handOn() {
+			if !t.forward() {
 				return
 			}
 		case c := <-t.calls:
@@ -178,16 +175,16 @@ func (t *Thread) run(ctx context.Context, attached chan<- error) {
 	}
 }
 
-// execute runs a closure and answers, whatever the closure does.
+// execute runs a closure and replies, also when the closure panics or calls Goexit.
 func (t *Thread) execute(c call) {
 	var err error
 	returned := false
 	defer func() {
 		if !returned {
 			if cause := recover(); cause != nil {
-				err = fmt.Errorf("process %d: panic on the tracing thread: %v\n%s", t.pid, cause, debug.Stack())
+				err = fmt.Errorf("process %d: panic on the tracing thread: %v\n%s", t.target.PID, cause, debug.Stack())
 			} else {
-				err = fmt.Errorf("process %d: a closure ended the tracing thread with runtime.Goexit", t.pid)
+				err = fmt.Errorf("process %d: a closure ended the tracing thread with runtime.Goexit", t.target.PID)
 			}
 		}
 		c.reply <- err
@@ -196,21 +193,21 @@ func (t *Thread) execute(c call) {
 	returned = true
 }
 
-// threadEnd is how often to look whether a thread has ended, which takes it some
-// tens of microseconds.
-const threadEnd = 50 * time.Microsecond
+// exitPoll is how often to check whether a thread has exited, which takes it some tens
+// of microseconds.
+const exitPoll = 50 * time.Microsecond
 
-// onThreadOfItsOwn runs f on an OS thread that is not the main one and ends with f.
-// It returns when the thread is no more, and with it what it traced is let go.
-func onThreadOfItsOwn(f func()) {
-	ended := make(chan int, 1) // has the thread, or nothing
+// onNewThread runs f on an OS thread that is not the main one and exits after f. When
+// it returns, the thread has exited and what it traced is detached.
+func onNewThread(f func()) {
+	ended := make(chan int, 1) // receives the thread id, unless f ran on yet another thread
 	go func() {
 		defer close(ended)
 		runtime.LockOSThread()
 		tid := unix.Gettid()
 		if tid == unix.Getpid() {
-			// The main thread. Held meanwhile, it cannot be the next one too.
-			onThreadOfItsOwn(f)
+			// The main thread. While it is locked, the next goroutine gets another one.
+			onNewThread(f)
 			runtime.UnlockOSThread()
 			return
 		}
@@ -219,6 +216,6 @@ func onThreadOfItsOwn(f func()) {
 	}()
 	tid, own := <-ended
 	for own && unix.Tgkill(unix.Getpid(), tid, 0) == nil {
-		time.Sleep(threadEnd)
+		time.Sleep(exitPoll)
 	}
 }

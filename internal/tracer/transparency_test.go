@@ -9,22 +9,22 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // countedSignal is a realtime signal: sent 10 times it comes 10 times.
 const countedSignal = unix.Signal(40)
 
-// script does something to a target and returns what the target, its parent and we saw.
+// script acts on a target and returns what the target, its parent and the test saw.
 type script struct {
 	name string
 	run  func(x *target) []string
-	// orphaned tells that the target's process group has no parent that could
-	// continue it.
+	// orphaned: the target's process group has no parent that could continue it.
 	orphaned bool
-	// ends tells that the target is dead afterwards.
+	// ends: the target is dead afterwards.
 	ends bool
-	// loses tells that the trace may end with the target alive: KFD's view of the
-	// process ends with it.
+	// loses: the trace may end although the target is alive: so does KFD's view of it.
 	loses bool
 }
 
@@ -74,7 +74,7 @@ var scripts = []script{
 				x.signal(stop)
 				seen = append(seen, x.events.next(x.tb))
 				x.tell("ping")
-				seen = append(seen, x.howItRests())
+				seen = append(seen, x.stateWhileStopped())
 				x.signal(unix.SIGCONT)
 				seen = append(seen, x.events.next(x.tb), x.out.next(x.tb))
 			}
@@ -87,7 +87,7 @@ var scripts = []script{
 			var seen []string
 			for range 5 {
 				x.tell("stop")
-				seen = append(seen, x.events.next(x.tb), x.howItRests())
+				seen = append(seen, x.events.next(x.tb), x.stateWhileStopped())
 				x.signal(unix.SIGCONT)
 				seen = append(seen, x.events.next(x.tb), x.out.next(x.tb))
 			}
@@ -120,7 +120,7 @@ var scripts = []script{
 		ends: true,
 	},
 	{
-		name: "killed while signals rain on it",
+		name: "killed while many signals are pending",
 		run: func(x *target) []string {
 			x.count(countedSignal)
 			for range 500 {
@@ -212,11 +212,11 @@ func TestTracedProgramBehavesAsIfAlone(t *testing.T) {
 				}
 			})
 
-			t.Run("attached to and let go all the while", func(t *testing.T) {
+			t.Run("attached to and detached from again and again", func(t *testing.T) {
 				x := startTargetUnder(t, parent)
 				ctx, stop := context.WithCancel(t.Context())
 				attached, ended := make(chan struct{}), make(chan error, 1)
-				go func() { ended <- attachOverAndOver(ctx, x, attached) }()
+				go func() { ended <- attachAgainAndAgain(ctx, x, attached) }()
 				<-attached
 				seen := s.run(x)
 				stop()
@@ -231,24 +231,20 @@ func TestTracedProgramBehavesAsIfAlone(t *testing.T) {
 	}
 }
 
-// howItRests looks at the main thread of a program that was stopped, often enough to
-// find it waiting for input if it is not.
-func (x *target) howItRests() string {
+// stateWhileStopped reads the state of the main thread of a stopped program, often
+// enough to find it waiting for input if it is not stopped.
+func (x *target) stateWhileStopped() string {
 	for range 300 {
-		stat, err := readStat(x.pid)
-		if err != nil {
-			return err.Error()
-		}
-		if stat.State == 'S' {
-			return "goes on while it is stopped"
+		if statOf(x.tb, gpreempt.ProcessKey{PID: x.pid, Start: x.start}).State == 'S' {
+			return "continues although it is stopped"
 		}
 	}
-	return "rests"
+	return "stays stopped"
 }
 
-// attachOverAndOver attaches to the target and detaches until ctx ends or the target
-// does. It says when it has done so once.
-func attachOverAndOver(ctx context.Context, x *target, once chan<- struct{}) error {
+// attachAgainAndAgain attaches to the target and detaches until ctx or the target ends.
+// It closes once after the first time.
+func attachAgainAndAgain(ctx context.Context, x *target, once chan<- struct{}) error {
 	background := context.WithoutCancel(ctx)
 	for ctx.Err() == nil {
 		thread, err := Attach(background, x.pid, x.start)

@@ -8,25 +8,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// outcome is what there is to wait for in a target.
+// outcome is the kind of an event.
 type outcome uint8
 
 const (
 	nothing outcome = iota
-	stopped         // it waits for a ptrace request
-	exited          // it waits to be reaped
-	lost            // it is neither traced by this process nor its child
+	stopped         // the target waits for a ptrace request
+	exited          // the target waits to be reaped
+	lost            // the target is neither traced by this process nor its child
 )
 
-// event is the state of a target that has something to say.
+// event is what waitid reports of a target.
 type event struct {
 	what outcome
 	// code is, for a stop, the signal with the ptrace event above it.
 	code int32
 }
 
-// groupStop reports whether the target stopped with all its threads by a stop signal,
-// as it would without a tracer.
+// groupStop reports whether a stop signal stopped the target with all its threads, as
+// it would without a tracer.
 func (e event) groupStop() bool {
 	if e.code>>8 != unix.PTRACE_EVENT_STOP {
 		return false
@@ -50,14 +50,14 @@ func (e event) inject() unix.Signal {
 func (e event) signal() unix.Signal { return unix.Signal(e.code & 0x7f) }
 
 // The values of si_code in a siginfo for SIGCHLD (include/uapi/asm-generic/siginfo.h)
-// that say the process has ended.
+// of a process that has ended.
 const (
 	cldExited = 1
 	cldKilled = 2
 	cldDumped = 3
 )
 
-// childInfo is siginfo_t as waitid fills it on 64-bit Linux. x/sys has it opaque.
+// childInfo is siginfo_t as waitid fills it on 64-bit Linux; that of x/sys is opaque.
 type childInfo struct {
 	_      structs.HostLayout
 	signo  int32
@@ -73,15 +73,14 @@ type childInfo struct {
 // Fails to compile when the two differ in size.
 var _ = [1]struct{}{}[unsafe.Sizeof(childInfo{})-unsafe.Sizeof(unix.Siginfo{})]
 
-// waitFor looks, without waiting, for what the target wants. Any thread of the
-// tracer's process may look, and it takes nothing away: a stop is over with the
-// request that ends it, the exit status is the parent's, and a signal that wait4 had
-// taken would not reach the target when its tracer ends (wait_task_stopped clears
-// exit_code).
-func waitFor(pid int32) event {
+// poll returns the pending event of a target, without waiting. Any thread of the
+// tracer's process may poll, and the event stays (WNOWAIT): a ptrace request ends a
+// stop, the exit status is for the parent, and a signal that wait4 had consumed would
+// not reach the target when its tracer ends (wait_task_stopped clears exit_code).
+func poll(pid int32) event {
 	const what = unix.WSTOPPED | unix.WEXITED | unix.WNOWAIT | unix.WNOHANG | unix.WALL
 	for {
-		var info childInfo // when there is nothing it stays zero
+		var info childInfo // stays zero without an event
 		// Legal: both types are siginfo_t and have its size, and the pointer outlives
 		// the call.
 		err := unix.Waitid(unix.P_PID, int(pid), (*unix.Siginfo)(unsafe.Pointer(&info)), what, nil)

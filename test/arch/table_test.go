@@ -61,7 +61,7 @@ var table = []struct {
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"emu/driver", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
 	{"emu/kfdtest", rule{imports: []string{"emu/driver", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
-	{"internal/tracer", rule{imports: []string{"pkg/discovery"}, kernel: true, unsafe: true}},
+	{"internal/tracer", rule{imports: []string{"internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 
 	// Mechanisms and the simulated machine.
 	{"internal/mechanism", rule{imports: []string{"internal/proc", "pkg/gpreempt"}, stdOnly: true}},
