@@ -23,7 +23,7 @@ func openFiles(t *testing.T) int {
 	return len(open)
 }
 
-func TestTCPAddressThatIsTakenIsToldAndLeavesNoDescriptor(t *testing.T) {
+func TestTCPAddressThatIsTakenIsAnErrorAndLeaksNoDescriptor(t *testing.T) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -36,8 +36,8 @@ func TestTCPAddressThatIsTakenIsToldAndLeavesNoDescriptor(t *testing.T) {
 	write(t, opts.ConfigPath, noGroups+"tcp: {address: \""+l.Addr().String()+"\", certificate: "+cert+", key: "+key+", client_ca: "+ca.File+"}\n")
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the collector would close what was forgotten
 	before := openFiles(t)
-	if err := Run(t.Context(), opts); err == nil || !strings.Contains(err.Error(), "tcp.address must be free") {
-		t.Errorf("the daemon ends with %v, want to be told of tcp.address", err)
+	if err := Run(t.Context(), opts); err == nil || !strings.Contains(err.Error(), "tcp.address must be a free address") {
+		t.Errorf("the daemon ends with %v, want an error about tcp.address", err)
 	}
 	if after := openFiles(t); after != before {
 		t.Errorf("%d descriptors are open, and were %d before", after, before)
