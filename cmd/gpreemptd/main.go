@@ -1,5 +1,5 @@
-// Command gpreemptd is the daemon: it watches the KFD queues of a host and takes
-// offline ones off the GPUs while online work runs.
+// Command gpreemptd is the daemon: it suspends the offline GPU queues of a host while
+// online work runs.
 package main
 
 import (
@@ -12,21 +12,21 @@ import (
 	"runtime"
 	"syscall"
 
-	"github.com/gpreempt/gpreempt/internal/daemoncmd"
+	"github.com/gpreempt/gpreempt/internal/daemon"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// The main thread never exits, so a goroutine that traces a process and ends must
-// not be on it: the kernel would keep the process traced for ever.
+// The main thread never exits. If a goroutine that traces a process ended on it, the
+// kernel would keep the process traced.
 func init() { runtime.LockOSThread() }
 
 func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
 
 func run(args []string, stdout, stderr io.Writer) int {
-	// Signals first: one that comes during a slow start is not lost.
+	// Before anything else: a signal during a slow start must not be lost.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	root := daemoncmd.New()
+	root := daemon.Command()
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -34,9 +34,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 	if err == nil {
 		return 0
 	}
-	var told *gpreempt.Error
-	if errors.As(err, &told) && told.Next != "" {
-		fmt.Fprintf(stderr, "gpreemptd: %s\n  try: %s\n", told.Message, told.Next)
+	if e, ok := errors.AsType[*gpreempt.Error](err); ok && e.Next != "" {
+		fmt.Fprintf(stderr, "gpreemptd: %s\n  try: %s\n", e.Message, e.Next)
 	} else {
 		fmt.Fprintf(stderr, "gpreemptd: %v\n", err)
 	}

@@ -25,7 +25,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// victimEnv makes this binary a process to be stopped: it answers every line.
+// victimEnv makes this binary a process for the freezer: it echoes its input.
 const victimEnv = "GPREEMPT_TEST_VICTIM"
 
 func TestMain(m *testing.M) {
@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	os.Exit(testutil.VerifyMain(m))
 }
 
-// ran is how a run of gpreemptd went.
+// ran is the result of a run of gpreemptd.
 type ran struct {
 	code     int
 	out, err string
@@ -66,12 +66,14 @@ func TestDefaultConfigPassesItsOwnCheck(t *testing.T) {
 		t.Fatalf("config default: %+v", text)
 	}
 	path := write(t, text.out)
-	if diff := cmp.Diff(ran{0, path + ": good\n", ""}, runWith("config", "check", path), cmp.AllowUnexported(ran{})); diff != "" {
-		t.Error(diff)
+	for _, args := range [][]string{{"config", "check", path}, {"config", "check", "--config", path}} {
+		if diff := cmp.Diff(ran{0, path + ": valid\n", ""}, runWith(args...), cmp.AllowUnexported(ran{})); diff != "" {
+			t.Errorf("%q: %s", args, diff)
+		}
 	}
 }
 
-func TestConfigCheckNamesEveryMistake(t *testing.T) {
+func TestConfigCheckListsEveryError(t *testing.T) {
 	for _, tc := range []struct {
 		text  string
 		wants []string // after the path
@@ -93,20 +95,30 @@ func TestConfigCheckNamesEveryMistake(t *testing.T) {
 		}
 		for _, want := range tc.wants {
 			if !strings.Contains(got.err, want) {
-				t.Errorf("it does not say %q:\n%s", want, got.err)
+				t.Errorf("no %q in:\n%s", want, got.err)
 			}
 		}
 	}
 	missing := filepath.Join(t.TempDir(), "no.yaml")
 	if got := runWith("config", "check", missing); got.code != 1 || !strings.Contains(got.err, missing) {
-		t.Errorf("a file that is not there: %+v", got)
+		t.Errorf("a missing file: %+v", got)
 	}
 }
 
-func TestVersionIsTold(t *testing.T) {
+func TestConfigCheckWarnsOfUsersWhoCannotConnect(t *testing.T) {
+	path := write(t, "access: {online_groups: [], admin_groups: [], online_users: [nobody]}\n")
+	got := runWith("config", "check", path)
+	if got.code != 0 || got.out != path+": valid\n" || !strings.HasPrefix(got.err, path+": warning: access.online_users: nobody cannot connect") {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestVersionIsACommandAndAFlag(t *testing.T) {
 	want := ran{0, "gpreemptd " + api.VersionString() + "\n", ""}
-	if diff := cmp.Diff(want, runWith("version"), cmp.AllowUnexported(ran{})); diff != "" {
-		t.Error(diff)
+	for _, arg := range []string{"version", "--version"} {
+		if diff := cmp.Diff(want, runWith(arg), cmp.AllowUnexported(ran{})); diff != "" {
+			t.Errorf("%s: %s", arg, diff)
+		}
 	}
 }
 
@@ -126,14 +138,13 @@ func TestHelpNamesCommandsAndFlags(t *testing.T) {
 		}
 		for _, want := range tc.wants {
 			if !strings.Contains(got.out, want) {
-				t.Errorf("%q: the help does not name %q:\n%s", tc.args, want, got.out)
+				t.Errorf("%q: no %q in the help:\n%s", tc.args, want, got.out)
 			}
 		}
 	}
 }
 
-// A refusal is on standard error, says what is wrong, and ends with 1.
-func TestWrongCommandLinesAreRefused(t *testing.T) {
+func TestInvalidCommandLinesAreErrors(t *testing.T) {
 	bad := write(t, "limits:\n  burst: 0\n")
 	for _, tc := range []struct {
 		args []string
@@ -157,7 +168,7 @@ func TestWrongCommandLinesAreRefused(t *testing.T) {
 	}
 }
 
-func TestCleanupLetsRunWhatADeadDaemonLeftPaused(t *testing.T) {
+func TestCleanupResumesWhatACrashedDaemonLeftPaused(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("RUNTIME_DIRECTORY", dir)
 	nothing := ran{0, "nothing was left paused\n", ""}
@@ -201,11 +212,11 @@ func TestCleanupLetsRunWhatADeadDaemonLeftPaused(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A journal that is in use has a daemon to answer for it.
+	// A daemon holds the journal.
 	if got := runWith("--cleanup"); got.code != 0 || !strings.Contains(got.out, "is running") {
 		t.Errorf("while a daemon runs: %+v", got)
 	}
-	if err := j.Close(); err != nil { // as its death does
+	if err := j.Close(); err != nil { // as when the daemon dies
 		t.Fatal(err)
 	}
 	undone := ran{0, "processes resumed: 1\n", ""}
@@ -227,13 +238,13 @@ func TestCleanupLetsRunWhatADeadDaemonLeftPaused(t *testing.T) {
 	}
 }
 
-func TestDiagnoseTellsTheSameInWordsAndAsJSON(t *testing.T) {
+func TestDiagnosePrintsTheSameAsTextAndAsJSON(t *testing.T) {
 	words, json := runWith("diagnose"), runWith("diagnose", "--json")
 	var m gpreemptv1.DiagnoseResponse
 	if err := protojson.Unmarshal([]byte(json.out), &m); err != nil || json.code != 0 {
 		t.Fatalf("diagnose --json: %+v: %v", json, err)
 	}
 	if m.GetSummary() == "" || words.code != 0 || !strings.HasPrefix(words.out, m.GetSummary()+"\n") {
-		t.Errorf("diagnose says %+v, its JSON sums up %q", words, m.GetSummary())
+		t.Errorf("diagnose prints %+v, and its JSON has the summary %q", words, m.GetSummary())
 	}
 }

@@ -14,12 +14,12 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/cli"
 	"github.com/gpreempt/gpreempt/internal/config"
-	"github.com/gpreempt/gpreempt/internal/daemoncmd"
+	"github.com/gpreempt/gpreempt/internal/daemon"
 )
 
 // commands returns the programs that people type, by section of the manual.
 func commands() map[string]*cobra.Command {
-	return map[string]*cobra.Command{"1": cli.New(cli.IO{Getenv: func(string) string { return "" }}), "8": daemoncmd.New()}
+	return map[string]*cobra.Command{"1": cli.New(cli.IO{Getenv: func(string) string { return "" }}), "8": daemon.Command()}
 }
 
 // writeManual writes the manual below dir, packed as distributions do: a page for each

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/user"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -76,4 +77,56 @@ func (d *daemon) setAccess(p *authz.Policy, unknown []string, socket string) {
 	if err := os.Chown(socket, -1, int(p.OnlineGIDs[0])); err != nil {
 		d.warnings.set("socket", gpreempt.WarnSocketGroup.Warn(fmt.Sprintf("cannot set the group of the socket to %d, so its members cannot connect: %v", p.OnlineGIDs[0], err)))
 	}
+}
+
+// unreachable returns a warning for each user and group with a right who cannot connect
+// to the socket, because it belongs to another group. Names that this host does not know
+// are not in it.
+func unreachable(cfg config.Config) (warnings []string) {
+	a := cfg.Access
+	socketGroup, gid := "root", "0"
+	if len(a.OnlineGroups) > 0 {
+		socketGroup = a.OnlineGroups[0]
+		gid, _ = groupID(socketGroup)
+	}
+	warn := func(key, name string) {
+		warnings = append(warnings, fmt.Sprintf("access.%s: %s cannot connect: the socket belongs to group %s; add a group of theirs as the first of access.online_groups", key, name, socketGroup))
+	}
+	for _, list := range []struct {
+		key   string
+		names []string
+	}{{"online_users", a.OnlineUsers}, {"admin_users", a.AdminUsers}} {
+		for _, name := range list.names {
+			u, err := user.Lookup(name)
+			if err != nil {
+				u, err = user.LookupId(name)
+			}
+			if err != nil || u.Uid == "0" {
+				continue
+			}
+			if gids, err := u.GroupIds(); err == nil && !slices.Contains(gids, gid) {
+				warn(list.key, name)
+			}
+		}
+	}
+	if len(a.OnlineGroups) == 0 {
+		for _, name := range a.AdminGroups {
+			if id, known := groupID(name); known && id != gid {
+				warn("admin_groups", "members of "+name)
+			}
+		}
+	}
+	return warnings
+}
+
+// groupID returns the id of a group that is a name or an id.
+func groupID(name string) (gid string, known bool) {
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		g, err = user.LookupGroupId(name)
+	}
+	if err != nil {
+		return "", false
+	}
+	return g.Gid, true
 }

@@ -35,3 +35,26 @@ func TestUnknownNamesHaveNoRightAndAreReturned(t *testing.T) {
 		t.Errorf("unknown (-want +got):\n%s", diff)
 	}
 }
+
+func TestUsersWhoCannotConnectToTheSocketAreWarnings(t *testing.T) {
+	const next = "; add a group of theirs as the first of access.online_groups"
+	for _, tc := range []struct {
+		access config.Access
+		want   []string
+	}{
+		{config.Access{OnlineUsers: []string{"nobody", "root", "no-such-user"}}, []string{
+			"access.online_users: nobody cannot connect: the socket belongs to group root" + next,
+		}},
+		{config.Access{OnlineGroups: []string{"daemon"}, AdminUsers: []string{"65534"}}, []string{
+			"access.admin_users: 65534 cannot connect: the socket belongs to group daemon" + next,
+		}},
+		{config.Access{AdminGroups: []string{"daemon", "0", "no-such-group"}}, []string{
+			"access.admin_groups: members of daemon cannot connect: the socket belongs to group root" + next,
+		}},
+		{config.Access{OnlineGroups: []string{"daemon"}, AdminGroups: []string{"adm"}, OnlineUsers: []string{"daemon"}}, nil},
+	} {
+		if diff := cmp.Diff(tc.want, unreachable(config.Config{Access: tc.access})); diff != "" {
+			t.Errorf("%+v (-want +got):\n%s", tc.access, diff)
+		}
+	}
+}

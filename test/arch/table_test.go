@@ -110,8 +110,7 @@ var table = []struct {
 		"internal/mechanism/freezer", "internal/mechanism/ladder", "internal/mechanism/recovery", "internal/mechanism/sim", "internal/server", "internal/simserver",
 		"internal/tracer", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},
-	{"internal/daemoncmd", rule{imports: []string{"internal/config", "internal/daemon", "emu/gpumodel", "internal/api"}}},
-	{"cmd/gpreemptd", rule{imports: []string{"internal/daemoncmd", "internal/api", "pkg/gpreempt"}}},
+	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/api", "pkg/gpreempt"}}},
 
 	// The clients: they reach the daemon over its socket and in no other way.
 	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "pkg/gpreempt"}}},
@@ -162,6 +161,5 @@ var notInGpctl = map[string]string{
 	"internal/mechanism": "only the daemon suspends and resumes",
 	"internal/executor":  "only the daemon suspends and resumes",
 	"internal/daemon":    "gpctl starts the daemon as a process, or not at all",
-	"internal/daemoncmd": "gpctl starts the daemon as a process, or not at all",
 	"internal/server":    "gpctl is a client",
 }

@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/cli"
 	"github.com/gpreempt/gpreempt/internal/config"
-	"github.com/gpreempt/gpreempt/internal/daemoncmd"
+	daemonpkg "github.com/gpreempt/gpreempt/internal/daemon"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -64,7 +64,7 @@ func commands(document string) (all [][]string) {
 
 // understood parses a command as its program does, and runs nothing.
 func understood(words []string) error {
-	root := daemoncmd.New()
+	root := daemonpkg.Command()
 	if words[0] == "gpctl" {
 		root = cli.New(cli.IO{Out: io.Discard, Err: io.Discard, Getenv: func(string) string { return "" }})
 	}

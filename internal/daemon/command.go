@@ -1,6 +1,4 @@
-// Package daemoncmd hides the command line of gpreemptd: its commands, their flags and
-// what help says of them, which is also its manual page.
-package daemoncmd
+package daemon
 
 import (
 	"fmt"
@@ -10,45 +8,46 @@ import (
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/config"
-	"github.com/gpreempt/gpreempt/internal/daemon"
 )
 
-// New returns the root command. Its context ends what it runs; errors are for the caller
-// to print.
-func New() *cobra.Command {
+// Command returns the root command of gpreemptd. Its help is also its manual page. Its
+// context ends what it runs; the caller prints its error.
+func Command() *cobra.Command {
 	var cleanup bool
 	root := &cobra.Command{
 		Use:           "gpreemptd",
-		Short:         "Take offline GPU queues off AMD GPUs while online work runs",
+		Short:         "Suspend offline GPU queues of AMD GPUs while online work runs",
+		Version:       api.VersionString(),
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cleanup {
-				return daemon.Cleanup(cmd.Context(), cmd.OutOrStdout())
+				return Cleanup(cmd.Context(), cmd.OutOrStdout())
 			}
 			return help(cmd, args)
 		},
 	}
-	root.Flags().BoolVar(&cleanup, "cleanup", false, "let run again what a daemon that died left paused; safe at any time")
+	root.SetVersionTemplate("gpreemptd {{.Version}}\n")
+	root.Flags().BoolVar(&cleanup, "cleanup", false, "resume processes left paused by a crashed daemon; safe at any time")
 	root.AddCommand(serveCommand(), diagnoseCommand(), configCommand(), versionCommand())
 	return root
 }
 
-// help makes a command of one that only groups others: cobra does not look at the
-// operands of those, and would take a misspelt command for a question.
+// help is the RunE of a command that only groups others. Without one, cobra prints help
+// instead of an error for a misspelt subcommand.
 func help(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 
 func serveCommand() *cobra.Command {
 	var (
-		opts    daemon.Options
+		opts    Options
 		machine string
 	)
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon in the foreground",
 		Long: `Run the daemon in the foreground until SIGINT or SIGTERM, which resume
-everything first. SIGHUP reads the config file again and takes over what differs.
+everything first. SIGHUP applies the changes of the config file.
 
 With --sim the daemon serves simulated GPUs instead of hardware: nothing on the
 host is touched, and everything it reports is simulated.`,
@@ -62,13 +61,13 @@ host is touched, and everything it reports is simulated.`,
 				}
 				opts.Sim = &spec
 			}
-			opts.Host = daemon.ThisHost()
-			return daemon.Run(cmd.Context(), opts)
+			opts.Host = ThisHost()
+			return Run(cmd.Context(), opts)
 		},
 	}
-	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "config file; its absence is an error only when this is given")
-	cmd.Flags().StringVar(&opts.Socket, "socket", "", "listen here instead of where the config file says")
-	cmd.Flags().StringVar(&machine, "sim", "", "serve this simulated machine: "+daemon.SimMachines())
+	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "config file; a missing file is an error only with this flag")
+	cmd.Flags().StringVar(&opts.Socket, "socket", "", "path of the Unix socket, instead of that in the config file")
+	cmd.Flags().StringVar(&machine, "sim", "", "serve this simulated machine: "+SimMachines())
 	cmd.Flags().IntVar(&opts.SimGPUs, "sim-gpus", 1, "number of simulated GPUs")
 	cmd.Flags().Uint64Var(&opts.SimSeed, "sim-seed", 1, "seed of the simulation")
 	return cmd
@@ -76,19 +75,19 @@ host is touched, and everything it reports is simulated.`,
 
 func diagnoseCommand() *cobra.Command {
 	var (
-		opts   daemon.Options
+		opts   Options
 		asJSON bool
 	)
 	cmd := &cobra.Command{
 		Use:   "diagnose",
-		Short: "Tell whether and how gpreempt can work on this host",
-		Long: `Tell whether and how gpreempt can work on this host, without a daemon; gpctl doctor
-shows the same and asks the daemon first. It opens the driver, which makes it one of
-the driver's processes until it ends, and suspends nothing.`,
+		Short: "Check whether this host is supported",
+		Long: `Check whether this host is supported, and how, without a daemon. gpctl doctor shows
+the same and asks the daemon first. It opens the driver, so that it is one of the
+driver's processes until it ends, and suspends nothing.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opts.ConfigGiven, opts.Host = cmd.Flags().Changed("config"), daemon.ThisHost()
-			report, err := daemon.Diagnose(cmd.Context(), opts)
+			opts.ConfigGiven, opts.Host = cmd.Flags().Changed("config"), ThisHost()
+			report, err := Diagnose(cmd.Context(), opts)
 			if err != nil {
 				return err
 			}
@@ -98,7 +97,7 @@ the driver's processes until it ends, and suspends nothing.`,
 			return report.Write(cmd.OutOrStdout())
 		},
 	}
-	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "config file; its absence is an error only when this is given")
+	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "config file; a missing file is an error only with this flag")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print the JSON of the API's DiagnoseResponse")
 	return cmd
 }
@@ -113,22 +112,34 @@ func configCommand() *cobra.Command {
 			_, err := cmd.OutOrStdout().Write(config.DefaultYAML())
 			return err
 		},
-	}, &cobra.Command{
+	}, checkCommand())
+	return cmd
+}
+
+func checkCommand() *cobra.Command {
+	var path string
+	cmd := &cobra.Command{
 		Use:   "check [FILE]",
 		Short: "Check a config file and list every error in it",
 		Args:  cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			path := config.DefaultPath
 			if len(args) == 1 {
 				path = args[0]
 			}
-			if _, err := config.Load(path); err != nil {
+			cfg, err := config.Load(path)
+			if err != nil {
 				return err
 			}
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s: good\n", path)
+			for _, problem := range unreachable(cfg) {
+				if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s: warning: %s\n", path, problem); err != nil {
+					return err
+				}
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: valid\n", path)
 			return err
 		},
-	})
+	}
+	cmd.Flags().StringVar(&path, "config", config.DefaultPath, "the config file, as for serve")
 	return cmd
 }
 
