@@ -13,7 +13,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// stolen returns the debugger a descriptor of the job's driver.
+// stolen returns a copy, in the debugger, of the job's descriptor of the driver.
 func (s *scene) stolen() int {
 	s.Helper()
 	fd, err := s.dbg.Main().PidfdGetfd(s.job.PID(), s.fd)
@@ -50,7 +50,7 @@ func TestPausedProcessStaysPaused(t *testing.T) {
 		if got := s.running(); got != nil {
 			s.Errorf("running: %v", got)
 		}
-		s.dbg.Kill() // nothing undoes it
+		s.dbg.Kill() // this does not undo the pause
 		if got := s.running(); got != nil {
 			s.Errorf("running after the death of the one who paused: %v", got)
 		}
@@ -74,7 +74,7 @@ func TestPausingTwice(t *testing.T) {
 		}
 		s.must(kfd.CRIUUnpause(s.dbg.Main(), fd, s.job.PID()))
 		s.want(unix.EINVAL, kfd.CRIUUnpause(s.dbg.Main(), fd, s.job.PID()))
-		want := []uint32(nil) // for ever
+		want := []uint32(nil) // never resumed
 		if s.Name() == "TestPausingTwice/6.12.117" {
 			want = []uint32{id}
 		}
@@ -99,7 +99,7 @@ func TestPauseDuringAReset(t *testing.T) {
 	})
 }
 
-func TestStolenDescriptorKeepsTheDeadsQueues(t *testing.T) {
+func TestCopiedDescriptorKeepsTheQueuesOfADeadProcess(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		s.queue(gpuA)
 		fd := s.stolen()
@@ -222,7 +222,7 @@ func TestSMIEventsAreDroppedWhole(t *testing.T) {
 	}
 }
 
-func TestProcessesAreToldOfSince72(t *testing.T) {
+func TestProcessEventsExistSince72(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
 		stream := s.smi(s.dbg, kfd.SMIEvents(kfd.SMIProcessStart, kfd.SMIProcessEnd))
 		s.queue(gpuA)
@@ -248,7 +248,7 @@ func TestPauseThatFailsOnOneGPU(t *testing.T) {
 		s.want(unix.ETIME, err)
 		broken.Remove()
 		state, _ := s.job.KFD()
-		// Since the fix the GPU that failed is not restored any more.
+		// Since the fix the GPU that failed is not restored.
 		want := []int{0, 0}
 		if s.Name() == "TestPauseThatFailsOnOneGPU/6.12.117" {
 			want = []int{0, 1}

@@ -10,8 +10,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-func TestFactsSeenInAGuestWithoutAGPU(t *testing.T) {
-	// What raw calls answered on Debian's 6.12.117 in a virtual machine.
+func TestAnswersRecordedInAGuestWithoutAGPU(t *testing.T) {
+	// The results of raw calls on Debian's 6.12.117 in a virtual machine.
 	stage(t, "6.12.117", hws, func(s *scene) {
 		m := kfdtest.New(kfdtest.Config{Profile: "6.12.117"})
 		job, dbg := m.Spawn(), m.Spawn()
@@ -21,20 +21,20 @@ func TestFactsSeenInAGuestWithoutAGPU(t *testing.T) {
 		s.must(err)
 		_, err = d.OpenSMI(0)
 		s.want(unix.EINVAL, err)
-		_, err = d.Enable(pid, told, w)
+		_, err = d.Enable(pid, enabledMask, w)
 		s.want(unix.ESRCH, err) // never opened the driver
 		fd, err := job.Main().StartRuntime()
 		s.must(err)
-		_, err = d.Enable(pid, told, w)
+		_, err = d.Enable(pid, enabledMask, w)
 		s.want(unix.EPERM, err)
 		s.must(job.Main().RuntimeDisable(fd))
 		s.must(dbg.Main().Seize(pid))
-		info, err := d.Enable(pid, told, w)
+		info, err := d.Enable(pid, enabledMask, w)
 		s.must(err)
 		if info.State != kfd.RuntimeDisabled {
 			s.Errorf("runtime %v, want disabled", info.State)
 		}
-		_, err = d.Enable(pid, told, w)
+		_, err = d.Enable(pid, enabledMask, w)
 		s.want(unix.EALREADY, err)
 		_, err = d.ResumeAll(pid)
 		s.want(unix.EPERM, err)
@@ -62,7 +62,7 @@ func TestFactsSeenInAGuestWithoutAGPU(t *testing.T) {
 	})
 }
 
-func TestWhoMayDebug(t *testing.T) {
+func TestDebuggingNeedsPermission(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		s.enable()
 		s.must(s.dbg.Main().Detach(s.job.PID()))
@@ -75,7 +75,7 @@ func TestWhoMayDebug(t *testing.T) {
 		}
 		_, err = s.device.Snapshot(s.job.PID(), 0)
 		s.want(want, err)
-		// Another thread that traces is not the caller.
+		// The tracer is another thread than the caller.
 		s.must(s.dbg.NewThread().Seize(s.job.PID()))
 		_, err = s.device.Snapshot(s.job.PID(), 0)
 		s.want(want, err)
@@ -83,7 +83,7 @@ func TestWhoMayDebug(t *testing.T) {
 		stranger := s.open(s.m.Spawn())
 		_, err = stranger.Snapshot(s.job.PID(), 0)
 		s.want(unix.EPERM, err)
-		want = 0 // before the fix, DISABLE was anybody's
+		want = 0 // before the fix, any process could call DISABLE
 		if byProcess {
 			want = unix.EPERM
 		}
@@ -111,7 +111,7 @@ func TestPermissionRuleOfEachProfile(t *testing.T) {
 	}
 }
 
-func TestFailedEnableStealsTheRightToDebug(t *testing.T) {
+func TestFailedEnableTakesOverTheRightToDebug(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		ids := s.suspendable(gpuA)
 		s.suspend(ids...)
@@ -126,7 +126,7 @@ func TestFailedEnableStealsTheRightToDebug(t *testing.T) {
 		_, err = s.device.Snapshot(s.job.PID(), 0)
 		s.want(unix.EPERM, err)
 
-		// The death of neither ends what the first one began.
+		// The session of the first one survives the death of either.
 		s.dbg.Kill()
 		thief.Kill()
 		if diff := cmp.Diff(ids, s.job.Suspended()); diff != "" {
@@ -135,7 +135,7 @@ func TestFailedEnableStealsTheRightToDebug(t *testing.T) {
 	}, "6.12.103", "7.2")
 }
 
-func TestThiefGivesTheRightBackByTheOwnersSecondEnable(t *testing.T) {
+func TestSecondEnableOfTheFirstDebuggerRestoresItsRight(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
 		ids := s.suspendable(gpuA)
 		s.suspend(ids...)
@@ -147,7 +147,7 @@ func TestThiefGivesTheRightBackByTheOwnersSecondEnable(t *testing.T) {
 		s.want(unix.EALREADY, err)
 		s.must(thief.Main().Detach(s.job.PID()))
 		s.must(s.dbg.Main().Seize(s.job.PID()))
-		_, err = s.device.Enable(s.job.PID(), told, s.pipe)
+		_, err = s.device.Enable(s.job.PID(), enabledMask, s.pipe)
 		s.want(unix.EALREADY, err)
 		s.dbg.Kill()
 		if got := s.job.Suspended(); got != nil {
@@ -163,11 +163,11 @@ func TestDeathOfTheDebuggerResumes(t *testing.T) {
 		if got := s.running(); got != nil {
 			s.Fatalf("running although suspended: %v", got)
 		}
-		s.must(s.dbg.Main().Close(s.fdOf(s.dbg))) // is not death
+		s.must(s.dbg.Main().Close(s.fdOf(s.dbg))) // this does not end the session
 		if got := s.running(); got != nil {
 			s.Fatalf("running after the descriptor was closed: %v", got)
 		}
-		s.dbg.Exec() // is
+		s.dbg.Exec() // this does
 		if diff := cmp.Diff(ids, s.running()); diff != "" {
 			s.Errorf("running (-want +got):\n%s", diff)
 		}
@@ -186,7 +186,7 @@ func TestDeathOfTheDebuggerWaitsForTheTargetsLock(t *testing.T) {
 			return err
 		})
 		<-hang.Reached()
-		s.dbg.Kill() // returns although the thread cannot die yet
+		s.dbg.Kill() // it returns although the thread cannot exit yet
 		if s.dbg.Dead() || !waits(suspended) {
 			s.Fatal("a thread that no signal ends has ended")
 		}
@@ -238,8 +238,8 @@ func TestOneProcessAtATimeWithASingleVMID(t *testing.T) {
 		_, err := second.Main().StartRuntime()
 		s.must(err)
 		s.must(s.dbg.Main().Seize(second.PID()))
-		info, err := s.device.Enable(second.PID(), told, s.pipe)
-		s.must(err) // which does not mean much
+		info, err := s.device.Enable(second.PID(), enabledMask, s.pipe)
+		s.must(err) // it succeeds although the state says otherwise
 		if info.State != kfd.RuntimeBusy {
 			s.Fatalf("runtime %v, want busy", info.State)
 		}
@@ -247,10 +247,10 @@ func TestOneProcessAtATimeWithASingleVMID(t *testing.T) {
 		s.want(unix.EPERM, err)
 		s.must(s.device.Disable(second.PID()))
 		s.must(s.device.Disable(s.job.PID()))
-		info, err = s.device.Enable(second.PID(), told, s.pipe)
+		info, err = s.device.Enable(second.PID(), enabledMask, s.pipe)
 		s.must(err)
 		if info.State != kfd.RuntimeEnabled {
-			s.Errorf("runtime %v after the first was let go", info.State)
+			s.Errorf("runtime %v after the first session ended", info.State)
 		}
 	})
 }
@@ -261,13 +261,13 @@ func TestProcessWithGWSCannotBeDebuggedEverywhere(t *testing.T) {
 			args := kfd.AllocQueueGWSArgs{QueueID: s.queue(gpuA), NumGWS: 1}
 			_, err := s.job.Main().Ioctl(s.fd, kfd.ReqAllocQueueGWS, kfd.PointerTo(&args))
 			s.must(err)
-			_, err = s.device.Enable(s.job.PID(), told, s.pipe)
+			_, err = s.device.Enable(s.job.PID(), enabledMask, s.pipe)
 			s.want(want, err)
 		})
 	}
 }
 
-func TestEnableThatCannotWriteItsAnswer(t *testing.T) {
+func TestEnableThatCannotWriteItsResult(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		args := kfd.TrapEnableArgs{
 			PID: uint32(s.job.PID()), Op: kfd.TrapEnable, RinfoPtr: kfdtest.Unmapped(), RinfoSize: 16, DbgFD: uint32(s.pipe),
@@ -276,14 +276,14 @@ func TestEnableThatCannotWriteItsAnswer(t *testing.T) {
 		s.want(unix.EFAULT, err)
 		state, _ := s.job.KFD()
 		undone := map[string]bool{"6.12.117": true, "7.2": true}
-		if want := !undone[s.Name()[len("TestEnableThatCannotWriteItsAnswer/"):]]; state.Enabled != want {
+		if want := !undone[s.Name()[len("TestEnableThatCannotWriteItsResult/"):]]; state.Enabled != want {
 			s.Errorf("enabled %v, want %v", state.Enabled, want)
 		}
-		s.want(unix.EBADF, func() error { // after the pipe is looked for
+		s.want(unix.EBADF, func() error { // after the check of the descriptor
 			if state.Enabled {
 				s.must(s.device.Disable(s.job.PID()))
 			}
-			_, err := s.device.Enable(s.job.PID(), told, 999)
+			_, err := s.device.Enable(s.job.PID(), enabledMask, 999)
 			return err
 		}())
 	})

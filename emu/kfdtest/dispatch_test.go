@@ -71,7 +71,7 @@ func TestProfilesAgreeWithPackageKFD(t *testing.T) {
 
 func TestShortStructureIsExtendedWithZeros(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
-		// An older runtime knows 88 bytes of CREATE_QUEUE.
+		// An older runtime passes 88 bytes of CREATE_QUEUE.
 		args := [11]uint64{0: 1 << 20, 4: 4096 | uint64(gpuA)<<32, 5: 2 | 100<<32}
 		const short = kfd.Request(3<<30 | 88<<16 | 'K'<<8 | 2)
 		_, err := s.job.Main().Ioctl(s.fd, short, kfd.PointerTo(&args))
@@ -99,7 +99,7 @@ func TestArgumentsAreCopiedBackOnErrors(t *testing.T) {
 	})
 }
 
-func TestDescriptorIsOfNoUseToOthers(t *testing.T) {
+func TestDescriptorWorksOnlyForItsProcess(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		var v kfd.GetVersionArgs
 		call := func(t *kfdtest.Thread, fd int) error {
@@ -123,7 +123,7 @@ func TestOpeningTheDriver(t *testing.T) {
 			_, err := m.Spawn().Main().OpenKFD()
 			want := error(nil)
 			if profile == "7.2" {
-				want = unix.EINVAL // no GPU, no driver
+				want = unix.EINVAL // the driver opens only with a GPU
 			}
 			if err != want { //nolint:errorlint // errnos as they come
 				t.Errorf("%s without a GPU: %v, want %v", profile, err, want)
@@ -180,7 +180,7 @@ func TestQueueLimits(t *testing.T) {
 	}
 }
 
-func TestSDMAQueueByEngineGetsItsKind(t *testing.T) {
+func TestSDMAQueueByEngineHasTheEnginesKind(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		for engine, kind := range map[uint32]uint32{1: kfd.QueueTypeSDMA, 2: kfd.QueueTypeSDMAXGMI} {
 			args := kfd.CreateQueueArgs{
@@ -206,7 +206,7 @@ func TestSecondaryContextCannotDebug(t *testing.T) {
 		_, err = s.dbg.Main().Ioctl(fd, kfd.ReqDbgTrap, kfd.PointerTo(&args))
 		s.want(unix.EOPNOTSUPP, err)
 		_, err = s.dbg.Main().Ioctl(fd, kfd.ReqCreateProcess, kfd.Pointer{})
-		s.want(unix.EINVAL, err) // a file owns one
+		s.want(unix.EINVAL, err) // one context per open file
 		s.must(s.dbg.Main().Close(fd))
 		if n := len(s.m.Processes()); n != 2 {
 			s.Errorf("%d processes, want the context gone with its file", n)
@@ -214,7 +214,7 @@ func TestSecondaryContextCannotDebug(t *testing.T) {
 	})
 }
 
-func TestProfilerIsOneProcessesAtATime(t *testing.T) {
+func TestProfilerBelongsToOneProcessAtATime(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
 		lock := func(p *kfdtest.Process, fd int, gpu, on uint32) error {
 			args := kfd.ProfilerArgs{Op: kfd.ProfilerPMC, GPUID: gpu, Lock: on}

@@ -12,7 +12,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// do makes a call of the job's.
+// do makes a call of the job.
 func (s *scene) do(req kfd.Request, args kfd.Pointer) error {
 	_, err := s.job.Main().Ioctl(s.fd, req, args)
 	return err
@@ -40,14 +40,14 @@ func (s *scene) destroyEvent(id uint32) error {
 	return s.do(kfd.ReqDestroyEvent, kfd.PointerTo(&kfd.DestroyEventArgs{EventID: id}))
 }
 
-// waited is how a wait ended.
+// waited is the result of a wait.
 type waited struct {
 	Result, Timeout uint32
 	Ages            []uint64
 	Err             error
 }
 
-// wait waits for events of the ids, the ages of which the caller may know.
+// wait waits for the events ids. ages are their last known ages, if any.
 func (s *scene) wait(t *kfdtest.Thread, all bool, timeout uint32, ids []uint32, ages ...uint64) waited {
 	list := make([]kfd.SignalEventData, len(ids))
 	for i, id := range ids {
@@ -68,7 +68,7 @@ func (s *scene) wait(t *kfdtest.Thread, all bool, timeout uint32, ids []uint32, 
 	return w
 }
 
-// poll reports which of the events are signalled, by not waiting.
+// poll returns the signalled events among ids, without waiting.
 func (s *scene) poll(ids ...uint32) (signalled []uint32) {
 	for _, id := range ids {
 		if w := s.wait(s.job.Main(), false, 0, []uint32{id}); w.Result == kfd.WaitResultComplete && w.Err == nil {
@@ -78,7 +78,7 @@ func (s *scene) poll(ids ...uint32) (signalled []uint32) {
 	return signalled
 }
 
-// waiting begins a wait in a thread of its own.
+// waiting begins a wait in a new thread.
 func (s *scene) waiting(all bool, timeout uint32, ids []uint32) (*kfdtest.Thread, <-chan waited) {
 	t := s.job.NewThread()
 	c := make(chan waited, 1)
@@ -87,7 +87,7 @@ func (s *scene) waiting(all bool, timeout uint32, ids []uint32) (*kfdtest.Thread
 	return t, c
 }
 
-// pass lets time pass.
+// pass advances the time.
 func (s *scene) pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
@@ -100,7 +100,7 @@ func (s *scene) same(want, got any) {
 	}
 }
 
-func TestEventsHaveTheLowestNumbersFree(t *testing.T) {
+func TestEventsGetTheLowestFreeIDs(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		var ids []uint32
 		for _, kind := range []uint32{kfd.EventTypeSignal, kfd.EventTypeMemory, kfd.EventTypeDebug, kfd.EventTypeHWException, 77} {
@@ -135,7 +135,7 @@ func TestOnlySignalEventsAreSetByTheProcess(t *testing.T) {
 	})
 }
 
-func TestGPUSignalsSignalAndDebugEventsAlone(t *testing.T) {
+func TestGPUSignalsOnlySignalAndDebugEvents(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
 		ids := []uint32{
 			s.newEvent(kfd.EventTypeSignal, false), s.newEvent(kfd.EventTypeDebug, false),
@@ -145,23 +145,23 @@ func TestGPUSignalsSignalAndDebugEventsAlone(t *testing.T) {
 			s.job.SignalEvent(id)
 		}
 		s.job.SignalEvent(4000)
-		s.dbg.SignalEvent(1) // another process's number
+		s.dbg.SignalEvent(1) // another process's ID
 		s.same(ids[:2], s.poll(ids...))
 		s.job.Kill()
 		s.job.SignalEvent(ids[0]) // too late
 	})
 }
 
-func TestEventThatResetsItselfWakesAndIsTakenOnce(t *testing.T) {
+func TestAutoResetEventEndsOneWait(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		id := s.newEvent(kfd.EventTypeSignal, true)
 		s.must(s.setEvent(id))
-		s.must(s.setEvent(id)) // no count is kept
+		s.must(s.setEvent(id)) // signals are not counted
 		s.same([]uint32{id}, s.poll(id))
 		s.same([]uint32(nil), s.poll(id))
 		_, first := s.waiting(false, kfd.WaitForever, []uint32{id})
 		_, second := s.waiting(false, kfd.WaitForever, []uint32{id})
-		s.job.SignalEvent(id) // wakes whoever waits, and leaves nothing
+		s.job.SignalEvent(id) // it wakes the wait, and the event stays unsignalled
 		s.same(waited{Timeout: kfd.WaitForever}, <-first)
 		s.same(waited{Timeout: kfd.WaitForever}, <-second)
 		s.same([]uint32(nil), s.poll(id))
@@ -174,7 +174,7 @@ func TestSecondSignalBeforeTheSleeperRunsStays(t *testing.T) {
 		_, done := s.waiting(true, kfd.WaitForever, []uint32{first, second})
 		s.must(s.setEvent(first))
 		synctest.Wait()
-		s.must(s.setEvent(first)) // the wait has its part already
+		s.must(s.setEvent(first)) // the wait already has this event
 		s.same([]uint32{first}, s.poll(first))
 		s.must(s.setEvent(second))
 		s.same(waited{Timeout: kfd.WaitForever}, <-done)
@@ -195,12 +195,12 @@ func TestWaitForOneOrForAll(t *testing.T) {
 		}
 		s.must(s.setEvent(ids[0]))
 		s.same(waited{Timeout: kfd.WaitForever}, <-all)
-		s.same(waited{}, s.wait(s.job.Main(), true, 0, nil)) // none is all
+		s.same(waited{}, s.wait(s.job.Main(), true, 0, nil)) // an empty wait completes
 		s.same(waited{Result: kfd.WaitResultTimeout}, s.wait(s.job.Main(), false, 0, []uint32{s.newEvent(77, false)}))
 	})
 }
 
-func TestWaitEndsWithItsTime(t *testing.T) {
+func TestWaitTimesOut(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		id := s.newEvent(kfd.EventTypeSignal, false)
 		began := time.Now()
@@ -221,7 +221,7 @@ func TestSignalEndsAWaitAndUndoesIt(t *testing.T) {
 		s.same([]uint32(nil), s.poll(taken))
 		s.pass(700 * time.Millisecond)
 		thread.Interrupt()
-		// What is left of the time is there for the call made again.
+		// The restarted call waits for the rest of the time.
 		s.same(waited{Result: kfd.WaitResultFail, Timeout: 1300, Err: unix.EINTR}, <-done)
 		s.same([]uint32{taken}, s.poll(taken))
 		thread, done = s.waiting(false, kfd.WaitForever, []uint32{other})
@@ -233,7 +233,7 @@ func TestSignalEndsAWaitAndUndoesIt(t *testing.T) {
 	})
 }
 
-func TestDestroyedEventFailsWhoWaits(t *testing.T) {
+func TestDestroyedEventFailsItsWaits(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		gone, stays := s.newEvent(kfd.EventTypeSignal, false), s.newEvent(kfd.EventTypeSignal, false)
 		thread, done := s.waiting(false, kfd.WaitForever, []uint32{gone, stays})
@@ -247,13 +247,13 @@ func TestDestroyedEventFailsWhoWaits(t *testing.T) {
 	})
 }
 
-func TestWaitForWhatIsNotThere(t *testing.T) {
+func TestWaitForUnknownEventsFails(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		fail := func(err unix.Errno) waited { return waited{Result: kfd.WaitResultFail, Err: err} }
 		id := s.newEvent(kfd.EventTypeSignal, true)
 		s.must(s.setEvent(id))
 		s.same(fail(unix.EINVAL), s.wait(s.job.Main(), false, 0, []uint32{id, 7}))
-		s.same([]uint32(nil), s.poll(id)) // what was taken by then is lost
+		s.same([]uint32(nil), s.poll(id)) // events that were reset by then are lost
 		args := kfd.WaitEventsArgs{NumEvents: 1}
 		s.want(unix.EFAULT, s.do(kfd.ReqWaitEvents, kfd.PointerTo(&args)))
 		args = kfd.WaitEventsArgs{EventsPtr: kfdtest.Unmapped(), NumEvents: 1}
@@ -275,13 +275,13 @@ func TestNumberOfEventsToWaitForIsLimited(t *testing.T) {
 	})
 }
 
-func TestAgeTellsOfSignalsBetweenWaits(t *testing.T) {
+func TestAgeReportsSignalsBetweenWaits(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		id := s.newEvent(kfd.EventTypeSignal, true)
 		s.must(s.setEvent(id))
 		s.must(s.setEvent(id))
 		s.same([]uint32{id}, s.poll(id))
-		got := s.wait(s.job.Main(), false, 0, []uint32{id}, 1) // it was 1 at birth
+		got := s.wait(s.job.Main(), false, 0, []uint32{id}, 1) // a new event has age 1
 		want := waited{Ages: []uint64{3}}
 		if s.device.Version().Minor < 14 {
 			want = waited{Result: kfd.WaitResultTimeout, Ages: []uint64{1}}
@@ -320,30 +320,30 @@ func TestEventPageLimitsTheSignals(t *testing.T) {
 	})
 }
 
-func TestEventsWaitForADebuggersSuspend(t *testing.T) {
+func TestCreateEventWaitsForADebuggersSuspend(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		ids := s.suspendable(gpuA)
 		event := s.newEvent(kfd.EventTypeSignal, false)
 		hold := s.m.Inject(kfdtest.Fault{Stage: kfdtest.Hardware, Step: kfdtest.StepUnmap, Hold: true})
 		suspended := start(func() error { s.suspend(ids...); return nil })
 		if !waits(suspended) {
-			s.Fatal("the hardware does not hold it")
+			s.Fatal("the hardware does not hold the call")
 		}
 		created := start(func() error {
 			_, err := s.job.NewThread().Ioctl(s.fd, kfd.ReqCreateEvent, kfd.PointerTo(&kfd.CreateEventArgs{}))
 			return err
 		})
 		if !waits(created) {
-			s.Error("an event was made while a debugger has event_mutex")
+			s.Error("an event was created while a debugger has event_mutex")
 		}
-		s.must(s.setEvent(event)) // which does not ask for it
+		s.must(s.setEvent(event)) // this does not take event_mutex
 		hold.Release()
 		s.must(<-suspended)
 		s.must(<-created)
 	})
 }
 
-func TestFaultTellsMemoryEventsAndStopsTheProcess(t *testing.T) {
+func TestFaultSignalsMemoryEventsAndStopsTheProcess(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		s.queue(gpuA)
 		s.queue(gpuB)
@@ -356,7 +356,7 @@ func TestFaultTellsMemoryEventsAndStopsTheProcess(t *testing.T) {
 	})
 }
 
-// memoryEvents polls, and compares what the first of the events tells.
+// memoryEvents polls, and compares the data of the first of the events.
 func (s *scene) memoryEvents(ids []uint32, want kfd.MemoryEventData) (signalled []uint32) {
 	s.Helper()
 	list := make([]kfd.MemoryEventData, 1)
@@ -372,7 +372,7 @@ func (s *scene) memoryEvents(ids []uint32, want kfd.MemoryEventData) (signalled 
 	return signalled
 }
 
-func TestDebuggerDecidesWhetherTheRuntimeHearsOfAFault(t *testing.T) {
+func TestDebuggerDecidesWhetherTheRuntimeGetsAFault(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
 		id := s.newEvent(kfd.EventTypeMemory, true)
 		s.queue(gpuA)
@@ -394,7 +394,7 @@ func TestDebuggerDecidesWhetherTheRuntimeHearsOfAFault(t *testing.T) {
 	})
 }
 
-func TestResetIsAnEventOfEveryProcess(t *testing.T) {
+func TestResetSignalsAnEventOfEveryProcess(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		id := s.newEvent(kfd.EventTypeHWException, true)
 		memory := s.newEvent(kfd.EventTypeMemory, true)

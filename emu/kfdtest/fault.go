@@ -13,17 +13,17 @@ import (
 // OpPidfdGetfd is Thread.PidfdGetfd.
 const OpPidfdGetfd Op = "pidfd_getfd"
 
-// Call is a call that was made, of those a Fault can be about.
+// Call is a call that was made, of the kinds that a Fault can select.
 type Call struct {
 	// PID and TID are the caller's.
 	PID, TID int32
 	Op       Op
-	// Target is the pid that a DBG_TRAP or a pidfd_getfd names.
+	// Target is the pid in a DBG_TRAP or a pidfd_getfd.
 	Target int32
-	// Mask is the exceptions a DBG_TRAP names.
+	// Mask is the exceptions in a DBG_TRAP.
 	Mask kfd.ExceptionMask
-	// Queues are the ids a SUSPEND_QUEUES or RESUME_QUEUES names, nil for NULL, and
-	// Grace the grace period.
+	// Queues are the IDs in a SUSPEND_QUEUES or RESUME_QUEUES, nil for NULL. Grace is the
+	// grace period.
 	Queues []uint32
 	Grace  uint32
 	// Done: it has returned R1 and Err, because of a Fault if Injected.
@@ -33,7 +33,7 @@ type Call struct {
 	Injected bool
 }
 
-// Calls returns the calls made so far, in the order they began.
+// Calls returns the calls made so far, in the order of their start.
 func (m *Machine) Calls() []Call {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -55,56 +55,55 @@ func (m *Machine) Ops(p *Process) []Op {
 	return ops
 }
 
-// Stage is where in a call a Fault strikes.
+// Stage is the part of a call at which a Fault strikes.
 type Stage uint8
 
 // The stages.
 const (
-	// Before the call does anything. Errno is given instead of making it.
+	// Before: before the call has any effect. Errno replaces the call.
 	Before Stage = iota
-	// After it has had its effect, before it returns. Errno is given instead of its
-	// result, and the effect stays.
+	// After: after the call's effect, before it returns. Errno replaces the result, and
+	// the effect stays.
 	After
-	// Hardware: when the driver is about to do something to a GPU, with the locks it
-	// then holds: the mutex of the process it is about, and the GPU's. Errno is what
-	// the hardware gives: EIO during a reset, ETIME when queues do not leave. Do is
-	// not called there.
+	// Hardware: at an operation of the driver on a GPU. The driver holds the mutex of the
+	// process that the operation is about, and the GPU's lock. Errno is the result of the
+	// hardware: EIO during a reset, ETIME when an unmap fails. Do is not called.
 	Hardware
 )
 
-// Fault is something that goes wrong at certain calls. The zero value strikes
-// nothing but the first call there is.
+// Fault is an injected failure of certain calls. The zero value strikes the first call
+// only.
 type Fault struct {
-	// Which calls: those of Op, made by Caller, about Target; each empty for any.
-	// Target counts for calls that name a pid and, at stage Hardware, for whose queues
-	// they are. At stage Hardware, Op is empty for what the driver does by itself too.
+	// Op, Caller and Target select calls; empty selects any. Target is the pid in the
+	// call or, at stage Hardware, the process whose queues it is about. At stage Hardware,
+	// an empty Op also selects the driver's own work.
 	Op             Op
 	Caller, Target *Process
-	// Stage is where in the call.
+	// Stage is the part of the call.
 	Stage Stage
-	// GPU and Step narrow stage Hardware down: a GPU, a kind of step.
+	// GPU and Step select, at stage Hardware, a GPU and a kind of step.
 	GPU  gpreempt.GPUID
 	Step Step
-	// Nth counts: 0 and 1 are the first that matches from now on. Always means all
-	// from there on, otherwise it is one.
+	// Nth selects the Nth matching call from now on; 0 means the first. Always also
+	// selects all later ones.
 	Nth    int
 	Always bool
 
-	// What happens, in this order. Hold: it waits until Injection.Release. Only the
-	// death of the caller ends that, and nothing does at stage Hardware.
+	// Hold comes first: the call waits until Injection.Release, or until the caller dies,
+	// except at stage Hardware.
 	Hold bool
-	// Do is called by the calling goroutine, without any lock: it may kill any
+	// Do comes next. The calling goroutine calls it without any lock: it may kill any
 	// process, and create or destroy queues.
 	Do func()
-	// Errno is the error.
+	// Errno comes last: it is the error, if it is not 0.
 	Errno unix.Errno
 }
 
-// Step is a kind of thing done to a GPU.
+// Step is a kind of operation on a GPU.
 type Step = driver.StepKind
 
-// The steps. With a runlist (HWS) there are unmap and map, for all processes at
-// once; with MES add and remove for each queue.
+// The steps. With a runlist (HWS) they are unmap and map, for all processes at once; with
+// MES add and remove, for each queue.
 const (
 	StepUnmap          = driver.StepUnmap
 	StepMap            = driver.StepMap
@@ -124,7 +123,7 @@ type Injection struct {
 	released   bool
 }
 
-// Inject puts a fault in. Those put in first strike first.
+// Inject adds a fault. Faults strike in the order in which they were added.
 func (m *Machine) Inject(f Fault) *Injection {
 	i := &Injection{m: m, fault: f, reached: make(chan struct{})}
 	m.mu.Lock()
@@ -133,18 +132,18 @@ func (m *Machine) Inject(f Fault) *Injection {
 	return i
 }
 
-// Fail has op answer errno to process caller, nil for any: once, or always.
+// Fail makes calls op of process caller, nil for any, fail with errno: once, or always.
 func (m *Machine) Fail(op Op, caller *Process, errno unix.Errno, always bool) *Injection {
 	return m.Inject(Fault{Op: op, Caller: caller, Errno: errno, Always: always})
 }
 
-// FailGPU has whatever a call op does to a GPU fail, always, until it is removed.
+// FailGPU makes all operations of calls op on a GPU fail until the fault is removed.
 func (m *Machine) FailGPU(op Op, gpu gpreempt.GPUID, errno unix.Errno) *Injection {
 	return m.Inject(Fault{Op: op, GPU: gpu, Stage: Hardware, Errno: errno, Always: true})
 }
 
-// Hang has the next op hang at the hardware, holding the mutex of the process it is
-// about, until it is released.
+// Hang makes the next op hang at the hardware until it is released. Meanwhile it holds the
+// mutex of the process that it is about.
 func (m *Machine) Hang(op Op) *Injection {
 	return m.Inject(Fault{Op: op, Stage: Hardware, Hold: true})
 }
@@ -152,14 +151,14 @@ func (m *Machine) Hang(op Op) *Injection {
 // Reached is closed when the fault first strikes.
 func (i *Injection) Reached() <-chan struct{} { return i.reached }
 
-// Hits describes how often it has struck.
+// Hits returns how often the fault has struck.
 func (i *Injection) Hits() int {
 	i.m.mu.Lock()
 	defer i.m.mu.Unlock()
 	return i.hits
 }
 
-// Release releases what it holds, now and later.
+// Release releases the calls that the fault holds, now and later.
 func (i *Injection) Release() {
 	i.m.mu.Lock()
 	i.released = true
@@ -167,7 +166,7 @@ func (i *Injection) Release() {
 	i.m.driver.Wake()
 }
 
-// Remove takes the fault out, and releases what it holds.
+// Remove removes the fault and releases the calls that it holds.
 func (i *Injection) Remove() {
 	i.m.mu.Lock()
 	i.m.faults = slices.DeleteFunc(i.m.faults, func(o *Injection) bool { return o == i })
@@ -175,7 +174,7 @@ func (i *Injection) Remove() {
 	i.Release()
 }
 
-// due reports whether the fault strikes now, and counts. mu is held.
+// due counts a matching call and reports whether the fault strikes it. mu is held.
 func (i *Injection) due() bool {
 	if i.seen++; i.seen < i.fault.Nth || i.hits > 0 && !i.fault.Always {
 		return false
@@ -186,15 +185,15 @@ func (i *Injection) due() bool {
 	return true
 }
 
-// matches reports whether the fault is about a call of the process pid, about target.
-// mu is held.
+// matches reports whether the fault selects a call of the process pid about target. mu is
+// held.
 func (i *Injection) matches(stage Stage, op Op, pid, target int32) bool {
 	f := &i.fault
 	return f.Stage == stage && (f.Op == "" || f.Op == op) && (f.Caller == nil || f.Caller.pid == pid) &&
 		(f.Target == nil || f.Target == i.m.owner(target))
 }
 
-// owner returns the process that has a thread of that id. mu is held.
+// owner returns the process of a thread. mu is held.
 func (m *Machine) owner(tid int32) *Process {
 	if t := m.threads[tid]; t != nil {
 		return t.p
@@ -202,7 +201,7 @@ func (m *Machine) owner(tid int32) *Process {
 	return nil
 }
 
-// observe makes a call: logged, and with what was injected.
+// observe makes a call, with its record in Calls and with the injected faults.
 func (t *Thread) observe(c Call, do func() (uintptr, error)) (r1 uintptr, err error) {
 	m := t.p.m
 	c.PID, c.TID = t.p.pid, t.tid
@@ -233,7 +232,7 @@ func (t *Thread) over() bool {
 	return t.gone()
 }
 
-// strike has the faults of a stage strike, until one gives an error.
+// strike applies the faults of a stage until one returns an error.
 func (t *Thread) strike(stage Stage, c *Call) error {
 	m := t.p.m
 	m.mu.Lock()
@@ -277,7 +276,7 @@ func (t *Thread) holdFor(i *Injection) {
 	}, never)
 }
 
-// run calls code of the test's.
+// run calls code of the test.
 func (t *Thread) run(do func()) {
 	m := t.p.m
 	count := func(n int) {
@@ -290,7 +289,7 @@ func (t *Thread) run(do func()) {
 	do()
 }
 
-// step is the driver's hook: stage Hardware.
+// step is the driver's hook. It applies the faults of stage Hardware.
 func (m *Machine) step(s driver.Step) driver.Outcome {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -18,13 +18,13 @@ func TestErrnoForTheNthCallOfOneProcess(t *testing.T) {
 		s.enable()
 		snapshot := func() error { _, err := s.device.Snapshot(s.job.PID(), 0); return err }
 		s.m.Inject(kfdtest.Fault{Op: snapshotOp, Caller: s.dbg, Nth: 3, Errno: unix.ENOMEM})
-		s.m.Fail(snapshotOp, s.job, unix.EIO, true) // somebody else's
-		s.must(snapshot())                          // one call, there is no queue
+		s.m.Fail(snapshotOp, s.job, unix.EIO, true) // of another process
+		s.must(snapshot())                          // one call: there are no queues
 		s.must(snapshot())
 		s.want(unix.ENOMEM, snapshot())
 		s.must(snapshot())
 		always := s.m.Fail(snapshotOp, nil, unix.EINTR, true)
-		s.want(unix.EINTR, func() error { _, err := s.device.Snapshot(s.job.PID(), told); return err }())
+		s.want(unix.EINTR, func() error { _, err := s.device.Snapshot(s.job.PID(), enabledMask); return err }())
 		always.Remove()
 		s.must(snapshot())
 		if always.Hits() != 1 {
@@ -36,14 +36,14 @@ func TestErrnoForTheNthCallOfOneProcess(t *testing.T) {
 func TestEffectStaysWhenOnlyTheResultFails(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		s.m.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(kfd.TrapEnable), Stage: kfdtest.After, Errno: unix.EINTR})
-		_, err := s.device.Enable(s.job.PID(), told, s.pipe)
+		_, err := s.device.Enable(s.job.PID(), enabledMask, s.pipe)
 		s.want(unix.EINTR, err)
 		if state, _ := s.job.KFD(); !state.Enabled {
 			s.Error("debugging is not enabled")
 		}
 		last := s.m.Calls()[len(s.m.Calls())-1]
 		want := kfdtest.Call{
-			PID: s.dbg.PID(), TID: s.dbg.PID(), Op: kfdtest.TrapOp(kfd.TrapEnable), Target: s.job.PID(), Mask: told,
+			PID: s.dbg.PID(), TID: s.dbg.PID(), Op: kfdtest.TrapOp(kfd.TrapEnable), Target: s.job.PID(), Mask: enabledMask,
 			Done: true, R1: ^uintptr(0), Err: unix.EINTR, Injected: true,
 		}
 		if diff := cmp.Diff(want, last); diff != "" {
@@ -52,13 +52,13 @@ func TestEffectStaysWhenOnlyTheResultFails(t *testing.T) {
 	})
 }
 
-func TestQueueComesAndGoesBetweenSnapshotAndSuspend(t *testing.T) {
+func TestQueueReplacedBetweenSnapshotAndSuspend(t *testing.T) {
 	onEach(t, func(s *scene) {
 		gone := s.suspendable(gpuA)[0]
 		var born uint32
 		s.m.Inject(kfdtest.Fault{Op: snapshotOp, Stage: kfdtest.After, Do: func() {
 			s.must(s.job.Main().DestroyQueue(s.fd, gone))
-			s.queue(gpuA) // takes the id
+			s.queue(gpuA) // it gets the same ID
 			born = s.queue(gpuA)
 		}})
 		_, err := s.device.Snapshot(s.job.PID(), kfd.ECQueueNew.Mask())
@@ -98,7 +98,7 @@ func TestHungCallHoldsTheTargetsLock(t *testing.T) {
 		hang := s.m.Hang(kfdtest.TrapOp(kfd.TrapSuspendQueues))
 		suspended := start(func() error { _, err := s.device.Suspend(s.job.PID(), ids, kfd.GracePeriod{}); return err })
 		updated := start(func() error { _, err := s.job.Main().CreateQueue(s.fd, gpuB, kfd.QueueTypeSDMA); return err })
-		s.job.Main().Interrupt() // no signal ends it
+		s.job.Main().Interrupt() // a signal does not end the call
 		sameGPU := start(func() error { _, err := other.Main().CreateQueue(fd, gpuA, kfd.QueueTypeSDMA); return err })
 		opened := start(func() error { _, err := other.NewThread().Open(kfd.DevicePath, 0); return err })
 		synctest.Wait()
@@ -120,9 +120,9 @@ func TestHungCallHoldsTheTargetsLock(t *testing.T) {
 func TestCallIsHeldBeforeItBegins(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		i := s.m.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(kfd.TrapEnable), Hold: true})
-		enabled := start(func() error { _, err := s.device.Enable(s.job.PID(), told, s.pipe); return err })
+		enabled := start(func() error { _, err := s.device.Enable(s.job.PID(), enabledMask, s.pipe); return err })
 		<-i.Reached()
-		s.queue(gpuA) // no lock is held
+		s.queue(gpuA) // the held call has no lock
 		if !waits(enabled) || !s.dbg.Main().Blocked() {
 			s.Fatal("it is not held")
 		}
@@ -137,7 +137,7 @@ func TestCallIsHeldBeforeItBegins(t *testing.T) {
 	})
 }
 
-func TestPIDsAreUsedAgain(t *testing.T) {
+func TestPIDsAreReused(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		s.enable()
 		s.job.Kill()
@@ -159,7 +159,7 @@ func TestPtrace(t *testing.T) {
 		thread := s.dbg.NewThread()
 		s.must(s.dbg.Main().Detach(pid))
 		s.must(thread.Seize(pid))
-		thread.Exit() // lets go
+		thread.Exit() // this ends the tracing
 		s.want(unix.EPERM, s.job.Main().Seize(pid))
 		s.want(unix.ESRCH, other.Main().Seize(77))
 		other.SetCaps()
@@ -188,7 +188,7 @@ func TestPipes(t *testing.T) {
 		s.want(unix.EINTR, <-read)
 		s.must(s.job.Main().Close(w))
 		read = start(func() error { _, err := s.job.Main().Read(r, make([]byte, 4)); return err })
-		if !waits(read) { // the child has the other end, too
+		if !waits(read) { // the child also has the other end
 			s.Error("the pipe ended before its last writer")
 		}
 		child.Exit()

@@ -18,7 +18,7 @@ type file struct {
 	smi  *driver.SMIStream
 	pipe *pipe
 
-	// Of an end of a pipe.
+	// For an end of a pipe.
 	writes, nonblock bool
 
 	// refs counts descriptors and users. Guarded by Machine.mu.
@@ -31,16 +31,16 @@ type descriptor struct {
 	closeOnExec bool
 }
 
-// pipe is what two files have in common. Guarded by Machine.mu.
+// pipe is shared by its two ends. Guarded by Machine.mu.
 type pipe struct {
 	buf              []byte
 	readers, writers int
 }
 
-// pipeSize is the room in a pipe.
+// pipeSize is the capacity of a pipe in bytes.
 const pipeSize = 65536
 
-// hold finds the file of a descriptor and keeps it open, nil if there is none.
+// hold returns the file of a descriptor with a reference, nil if it is not open.
 func (p *Process) hold(fd int) *file {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
@@ -78,7 +78,7 @@ func (f *file) put() {
 	}
 }
 
-// install returns a file the lowest free descriptor. mu is held.
+// install assigns the lowest free descriptor to a file and returns it. mu is held.
 func (p *Process) install(f *file, closeOnExec bool) int {
 	fd := p.firstFD
 	for p.fds[fd] != nil {
@@ -89,8 +89,8 @@ func (p *Process) install(f *file, closeOnExec bool) int {
 	return fd
 }
 
-// Open opens /dev/kfd. A fake process finds nothing else; Self finds the rest of the
-// real machine.
+// Open opens /dev/kfd. For a fake process no other file exists; Self opens other files of
+// the real machine.
 func (t *Thread) Open(path string, flags int) (fd int, err error) {
 	if t.p.real && path != kfd.DevicePath {
 		return kfd.Kernel().Open(path, flags)
@@ -113,7 +113,7 @@ func (t *Thread) Open(path string, flags int) (fd int, err error) {
 	return int(r1), t.leave(err)
 }
 
-// Ioctl calls the driver. EINTR stands for ERESTARTSYS too: handlers here are
+// Ioctl calls the driver. ERESTARTSYS is returned as EINTR: signal handlers here are
 // without SA_RESTART.
 func (t *Thread) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (r1 uintptr, err error) {
 	if err := t.enter(); err != nil {
@@ -142,7 +142,7 @@ func (t *Thread) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (r1 uintptr, er
 	return r1, t.leave(err)
 }
 
-// Read reads from a pipe or from events.
+// Read reads from a pipe or from an event stream.
 func (t *Thread) Read(fd int, b []byte) (n int, err error) {
 	return t.transfer(fd, func(f *file) (int, error) {
 		if f.smi != nil {
@@ -155,7 +155,7 @@ func (t *Thread) Read(fd int, b []byte) (n int, err error) {
 	}, func() (int, error) { return kfd.Kernel().Read(fd, b) })
 }
 
-// Write writes to a pipe, or selects events.
+// Write writes to a pipe, or selects the events of a stream.
 func (t *Thread) Write(fd int, b []byte) (n int, err error) {
 	return t.transfer(fd, func(f *file) (int, error) {
 		if f.smi != nil {
@@ -203,7 +203,7 @@ func (t *Thread) Close(fd int) error {
 	return nil
 }
 
-// Pipe makes a pipe, with O_CLOEXEC, and with O_NONBLOCK if nonblock.
+// Pipe creates a pipe, with O_CLOEXEC, and with O_NONBLOCK if nonblock is set.
 func (t *Thread) Pipe(nonblock bool) (r, w int, err error) {
 	if err := t.enter(); err != nil {
 		return -1, -1, err
@@ -300,7 +300,7 @@ func (t *Thread) writePipe(f *file, b []byte) (n int, err error) {
 	return n, err
 }
 
-// pipeAtomic is PIPE_BUF: what is not longer is written whole or not at all.
+// pipeAtomic is PIPE_BUF: a write of at most that size is atomic.
 const pipeAtomic = 4096
 
 // Install implements driver.Task.
@@ -323,11 +323,11 @@ func (k task) File(fd uint32) driver.EventFile {
 	return nil
 }
 
-// eventFile is a faked file that a debugger gave to ENABLE.
+// eventFile is a fake file that a debugger passed to ENABLE.
 type eventFile struct{ f *file }
 
-// WriteDot implements driver.EventFile. A pipe nobody reads costs the writer a
-// SIGPIPE, and so its life: the driver writes in the target's name (pipe_write).
+// WriteDot implements driver.EventFile. At a pipe without a reader the writer gets a
+// SIGPIPE, which ends it: the driver writes on behalf of the target (pipe_write).
 func (e eventFile) WriteDot(by driver.Task) (full bool) {
 	e.f.m.mu.Lock()
 	defer e.f.m.mu.Unlock()

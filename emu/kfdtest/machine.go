@@ -1,9 +1,9 @@
-// Package kfdtest hides a whole machine with AMD's compute driver behind
-// [kfd.Sys]: processes, threads, ptrace, descriptors and signals that are faked,
-// and a driver that keeps to the rules of the real one, for tests without hardware.
+// Package kfdtest implements a fake machine with AMD's compute driver behind [kfd.Sys],
+// for tests without hardware: fake processes, threads, ptrace, descriptors and signals,
+// and a driver that follows the rules of the real one.
 //
-// A Machine never touches the real driver. The rules are those of package kfdrules,
-// as read from the driver's source; nothing here was compared with AMD hardware.
+// A Machine never touches the real driver. The rules are those of package driver, as read
+// from the driver's source. They were not compared with AMD hardware.
 //
 // # Use
 //
@@ -15,22 +15,21 @@
 //	err = daemon.Main().Seize(job.PID())
 //	device, err := kfd.OpenWith(daemon.Main(), kfd.DevicePath)
 //
-// A call that the driver would make wait blocks its goroutine. Everything waits on
-// what synctest knows, so a Machine made in a bubble works there; a Machine outside
-// of one is waited for with [Machine.Await]. Nothing sleeps, and only the timeout of
-// WAIT_EVENTS and GET_CLOCK_COUNTERS have to do with the clock, that of package time.
+// A call that waits in the real driver blocks its goroutine, in a way that synctest
+// recognizes, so a Machine works in a bubble. Outside of one use [Machine.Await]. Nothing
+// sleeps. Only the timeout of WAIT_EVENTS and GET_CLOCK_COUNTERS depend on the clock, that
+// of package time.
 //
 // # What is not faked
 //
-// GPU memory is counted, and nothing is behind it: CREATE_QUEUE and UPDATE_QUEUE, SVM
-// and memory of the process (AllocUserptr) take any address for mapped, no mmap offset
-// leads anywhere, memory of the host has no limit, and what the driver keeps for page
-// tables is not taken off AVAILABLE_MEMORY. CREATE_QUEUE acquires the VM if the process
-// has not, and ACQUIRE_VM takes any descriptor. A signal event is signalled by its
-// number alone: its slot in the event page is neither read nor written. No file is a
-// dma-buf, and EXPORT_DMABUF says that there is no room for one. GET_QUEUE_WAVE_STATE
-// finds no waves. The CRIU operations that copy answer ENOSYS, which the driver never
-// does. ptrace knows who traces whom and stops nobody.
+// GPU memory is only counted: CREATE_QUEUE and UPDATE_QUEUE, SVM and memory of the process
+// (AllocUserptr) accept any address as mapped, nothing can be mapped at an mmap offset,
+// host memory has no limit, and AVAILABLE_MEMORY does not subtract the driver's page
+// tables. CREATE_QUEUE acquires the VM if the process has not, and ACQUIRE_VM accepts any
+// descriptor. A signal event is signalled by its ID: its slot in the event page is neither
+// read nor written. No file is a dma-buf, and EXPORT_DMABUF returns ENOMEM.
+// GET_QUEUE_WAVE_STATE finds no waves. The CRIU operations that copy return ENOSYS, which
+// the driver never does. ptrace records tracers and stops no thread.
 package kfdtest
 
 import (
@@ -43,11 +42,11 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// Config says what machine it is.
+// Config describes a Machine.
 type Config struct {
 	// Profile is the driver: a name of [Profiles].
 	Profile string
-	// Nodes are the GPU nodes, none is allowed.
+	// Nodes are the GPU nodes. There may be no node.
 	Nodes []Node
 	// NoHWS is the module parameter sched_policy=2: no debugging.
 	NoHWS bool
@@ -55,60 +54,60 @@ type Config struct {
 
 type (
 	// Node is a GPU node. From GFX 110000 on the firmware schedules queue by queue
-	// (MES). gfx90a, gfx942, gfx950 and those with MES can have several processes
-	// debugged at a time, the others one.
+	// (MES). On gfx90a, gfx942, gfx950 and nodes with MES several processes can be debugged
+	// at a time, on others one.
 	Node = driver.Node
-	// ProcessState is what the driver knows of a process.
+	// ProcessState is the driver's state of a process.
 	ProcessState = driver.ProcessState
-	// QueueState is what it knows of a queue, and whether that runs.
+	// QueueState is the driver's state of a queue, and whether the queue runs.
 	QueueState = driver.QueueState
 	// GPUState is the state of a GPU node.
 	GPUState = driver.GPUState
-	// MemoryFault is what a GPU says of an address it could not use.
+	// MemoryFault is a GPU's report of an invalid memory access.
 	MemoryFault = driver.MemoryFault
 	// Allocation is GPU memory of a process.
 	Allocation = driver.Allocation
-	// Op names a call: "open", "CREATE_QUEUE", "DBG_TRAP SUSPEND_QUEUES",
+	// Op is the name of a call: "open", "CREATE_QUEUE", "DBG_TRAP SUSPEND_QUEUES",
 	// "CRIU_OP UNPAUSE".
 	Op = driver.Op
 	// Capability is a capability a process may lack.
 	Capability = driver.Capability
 )
 
-// The capabilities that are asked for.
+// The capabilities that the machine checks.
 const (
 	CapSysPtrace         = driver.CapSysPtrace
 	CapSysAdmin          = driver.CapSysAdmin
 	CapCheckpointRestore = driver.CapCheckpointRestore
 )
 
-// DefaultGrace is what GPUState has for a grace period that was not set.
+// DefaultGrace is the value in GPUState of a grace period that was not set.
 const DefaultGrace = driver.DefaultGrace
 
 // OpOpen is opening the driver.
 const OpOpen = driver.OpOpen
 
-// TrapOp names the call DBG_TRAP op.
+// TrapOp returns the name of the call DBG_TRAP op.
 func TrapOp(op kfd.TrapOp) Op { return driver.TrapOp(op) }
 
-// CRIUOp names the call CRIU_OP op.
+// CRIUOp returns the name of the call CRIU_OP op.
 func CRIUOp(op kfd.CRIUOp) Op { return driver.CRIUOp(op) }
 
-// Profiles are the names of Config.Profile: those of package kfd, and "6.12.117",
+// Profiles returns the names for Config.Profile: those of package kfd, and "6.12.117",
 // which differs from "6.12.103" in three fixes.
 func Profiles() []string { return driver.Profiles() }
 
-// Machine is a machine. Its methods, and those of its processes and threads, may be
-// called by several goroutines at once.
+// Machine is a fake machine. Several goroutines may call its methods, and those of its
+// processes and threads, at once.
 type Machine struct {
 	driver *driver.Driver
 
-	// mu guards all that is faked of the operating system: the fields below, of
-	// every process, thread and file. It may be taken while the driver's lock is
-	// held, and never the other way round.
+	// mu guards the fake operating system: the fields below, of every process, thread and
+	// file. It may be taken while the driver's lock is held; the driver must not be called
+	// while it is held.
 	mu      sync.Mutex
 	lastID  int32
-	born    uint64
+	started uint64
 	inodes  int
 	threads map[int32]*Thread
 	procs   map[int32]*Process
@@ -120,13 +119,13 @@ type Machine struct {
 // firstID is above the pids of a real kernel (PID_MAX_LIMIT).
 const firstID = 1<<22 + 1
 
-// New returns a machine with no process but Self. It panics if it knows no such
-// profile, or if two nodes have the same id.
+// New returns a machine whose only process is Self. It panics if the profile is unknown,
+// or if two nodes have the same ID.
 func New(cfg Config) *Machine {
 	ids := map[gpreempt.GPUID]bool{}
 	for _, n := range cfg.Nodes {
 		if n.ID == 0 || ids[n.ID] {
-			panic(fmt.Sprintf("kfdtest: node id %v is zero or there twice", n.ID))
+			panic(fmt.Sprintf("kfdtest: node ID %v is zero or not unique", n.ID))
 		}
 		ids[n.ID] = true
 	}
@@ -140,16 +139,16 @@ func New(cfg Config) *Machine {
 	return m
 }
 
-// Spawn starts a process: one thread, no descriptor open, every capability, and a
-// pid no real process has.
+// Spawn starts a process with one thread, no open descriptor, every capability, and a pid
+// that no real process has.
 func (m *Machine) Spawn() *Process {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.spawn(m.newID())
 }
 
-// SpawnAt starts a process with the pid of a dead one, as a kernel does sooner or
-// later. It panics if that one lives.
+// SpawnAt starts a process with the pid of a dead one, as a kernel does eventually. It
+// panics if the process with that pid is not dead.
 func (m *Machine) SpawnAt(pid int32) *Process {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -159,12 +158,12 @@ func (m *Machine) SpawnAt(pid int32) *Process {
 	return m.spawn(pid)
 }
 
-// Self is the process that runs the test: see [Process.Sys].
+// Self returns the process that runs the test: see [Process.Sys].
 func (m *Machine) Self() *Process { return m.self }
 
-// Await waits until cond holds, asking again after each change of the machine, or
-// until ctx is done, which returns its cause. cond may call the machine, and may be
-// asked more often than there are changes. In a bubble, synctest.Wait is simpler.
+// Await waits until cond returns true, or until ctx is done, and then returns the cause.
+// It calls cond after each change of the machine, and sometimes without a change. cond may
+// call the machine. In a bubble, synctest.Wait is simpler.
 func (m *Machine) Await(ctx context.Context, cond func() bool) error {
 	defer context.AfterFunc(ctx, m.driver.Wake)()
 	if m.driver.Await(cond, func() bool { return ctx.Err() != nil }) {
@@ -177,34 +176,33 @@ func (m *Machine) Await(ctx context.Context, cond func() bool) error {
 func (m *Machine) GPU(id gpreempt.GPUID) GPUState {
 	g, ok := m.driver.GPU(id)
 	if !ok {
-		panic(fmt.Sprintf("kfdtest: no GPU %v", id))
+		panic(fmt.Sprintf("kfdtest: unknown GPU %v", id))
 	}
 	return g
 }
 
-// Processes returns the state of each process the driver has, the oldest first;
-// those that died stay while something holds them.
+// Processes returns the state of each process of the driver, the oldest first. A dead
+// process stays while a reference holds it.
 func (m *Machine) Processes() []ProcessState { return m.driver.Processes() }
 
-// StartReset begins a reset of the GPU: what the driver does with GPUs fails with
-// EIO, /dev/kfd cannot be opened, and every process's queues are evicted, on all
-// GPUs.
+// StartReset begins a reset of the GPU: operations on it fail with EIO, /dev/kfd cannot be
+// opened, and all queues of all processes are evicted, on all GPUs.
 func (m *Machine) StartReset(id gpreempt.GPUID) { m.driver.StartReset(id) }
 
-// EndReset ends it. Queues stay evicted: after a reset processes do not go on.
+// EndReset ends a reset. Queues stay evicted: processes do not continue after a reset.
 func (m *Machine) EndReset(id gpreempt.GPUID) { m.driver.EndReset(id) }
 
-// newID returns an id that no thread has had. mu is held.
+// newID returns an ID that no thread has had. mu is held.
 func (m *Machine) newID() int32 {
 	m.lastID++
 	return m.lastID
 }
 
-// spawn makes a process. mu is held.
+// spawn creates a process. mu is held.
 func (m *Machine) spawn(pid int32) *Process {
-	m.born++
+	m.started++
 	p := &Process{
-		m: m, pid: pid, inside: pid, start: m.born, mm: new(mm), fds: map[int]*descriptor{}, firstFD: 3,
+		m: m, pid: pid, inside: pid, start: m.started, mm: new(mm), fds: map[int]*descriptor{}, firstFD: 3,
 		caps: map[Capability]bool{CapSysPtrace: true, CapSysAdmin: true, CapCheckpointRestore: true},
 	}
 	p.main = p.newThread(pid)

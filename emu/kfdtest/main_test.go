@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
 
-// The GPU nodes of the tests, and the kinds of them.
+// The GPU nodes of the tests, and their kinds.
 const (
 	gpuA gpreempt.GPUID = 0x7a31
 	gpuB gpreempt.GPUID = 0x8a31
@@ -27,8 +27,8 @@ const (
 	mes    = 120001
 )
 
-// told is what debuggers of the tests want to know.
-var told = kfd.Exceptions(kfd.ECQueueNew, kfd.ECProcessRuntime)
+// enabledMask is the exceptions that the debuggers of the tests enable.
+var enabledMask = kfd.Exceptions(kfd.ECQueueNew, kfd.ECProcessRuntime)
 
 // scene is a machine with a job and a debugger, in a bubble.
 type scene struct {
@@ -38,7 +38,7 @@ type scene struct {
 	fd     int // the job's
 	dbg    *kfdtest.Process
 	device *kfd.Device
-	// events is where the debugger reads, pipe what it hands to ENABLE.
+	// events is the end of a pipe that the debugger reads, pipe the one it passes to ENABLE.
 	events, pipe int
 }
 
@@ -64,7 +64,7 @@ func stage(t *testing.T, profile string, gfx uint32, test func(s *scene)) {
 	})
 }
 
-// onProfiles runs a test with each driver named, all if none is.
+// onProfiles runs a test with each of the drivers, or with all.
 func onProfiles(t *testing.T, gfx uint32, test func(s *scene), profiles ...string) {
 	t.Helper()
 	if len(profiles) == 0 {
@@ -104,7 +104,7 @@ func (s *scene) open(p *kfdtest.Process) *kfd.Device {
 	return d
 }
 
-// queue makes a queue of the job's.
+// queue creates a queue of the job.
 func (s *scene) queue(gpu gpreempt.GPUID) uint32 {
 	s.Helper()
 	id, err := s.job.Main().CreateQueue(s.fd, gpu, kfd.QueueTypeComputeAQL)
@@ -114,12 +114,12 @@ func (s *scene) queue(gpu gpreempt.GPUID) uint32 {
 
 func (s *scene) enable() kfd.RuntimeInfo {
 	s.Helper()
-	info, err := s.device.Enable(s.job.PID(), told, s.pipe)
+	info, err := s.device.Enable(s.job.PID(), enabledMask, s.pipe)
 	s.must(err)
 	return info
 }
 
-// suspendable makes queues on the GPUs, enables debugging, and clears EC_QUEUE_NEW.
+// suspendable creates queues on the GPUs, enables debugging, and clears EC_QUEUE_NEW.
 func (s *scene) suspendable(gpus ...gpreempt.GPUID) []uint32 {
 	s.Helper()
 	var ids []uint32
@@ -132,7 +132,7 @@ func (s *scene) suspendable(gpus ...gpreempt.GPUID) []uint32 {
 	return ids
 }
 
-// suspend makes the call with any array, and returns what it returned and the array.
+// suspend makes the call with any array, and returns its result and the array.
 func (s *scene) suspend(ids ...uint32) (int, []uint32) {
 	s.Helper()
 	ids = slices.Clone(ids)
@@ -174,7 +174,7 @@ func (s *scene) dots() int {
 	return n
 }
 
-// running returns the ids of the job's queues that are on a GPU.
+// running returns the IDs of the job's queues that are on a GPU.
 func (s *scene) running() []uint32 {
 	var ids []uint32
 	for id, q := range s.job.Queues() {
@@ -186,7 +186,7 @@ func (s *scene) running() []uint32 {
 	return ids
 }
 
-// start makes a call that may wait, and gives where its error comes.
+// start makes a call that may wait, and returns a channel for its error.
 func start(call func() error) <-chan error {
 	c := make(chan error, 1)
 	go func() { c <- call() }()

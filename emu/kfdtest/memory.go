@@ -5,14 +5,14 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// nowhere is what Unmapped points to: nobody reads or writes it.
+// nowhere is the target of Unmapped. It is never read or written.
 var nowhere uint64
 
-// Unmapped is an address where nothing is mapped: the driver answers EFAULT, as far
-// as it touches it.
+// Unmapped returns an address where nothing is mapped: an access of the driver fails with
+// EFAULT.
 func Unmapped() kfd.Pointer { return kfd.PointerTo(&nowhere) }
 
-// userMemory is memory of this process, whoever calls.
+// userMemory is memory of the real process, which all fake processes share.
 type userMemory struct{ at kfd.Pointer }
 
 // memory returns what p points to, nil for NULL.
@@ -31,7 +31,7 @@ func (m userMemory) Read(p []byte) bool {
 	return true
 }
 
-// Write leaves alone what does not change: there may be Go pointers in it.
+// Write changes only bytes that differ: there may be Go pointers in the memory.
 func (m userMemory) Write(p []byte) bool {
 	if m.at == Unmapped() {
 		return false

@@ -22,14 +22,14 @@ func (s *scene) acquire(gpus ...gpreempt.GPUID) {
 	}
 }
 
-// tryAlloc allocates at an address that the size says.
+// tryAlloc allocates at an address that depends on the size.
 func (s *scene) tryAlloc(gpu gpreempt.GPUID, flags uint32, size uint64) (kfd.AllocMemoryArgs, error) {
 	args := kfd.AllocMemoryArgs{VAAddr: 1<<40 + size, Size: size, GPUID: uint32(gpu), Flags: flags}
 	err := s.do(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&args))
 	return args, err
 }
 
-// alloc acquires the VM and allocates; it returns the handle.
+// alloc acquires the VM, allocates, and returns the handle.
 func (s *scene) alloc(gpu gpreempt.GPUID, flags uint32, size uint64) uint64 {
 	s.Helper()
 	s.acquire(gpu)
@@ -49,7 +49,7 @@ func (s *scene) free(handle uint64) error {
 	return s.do(kfd.ReqFreeMemoryOfGPU, kfd.PointerTo(&kfd.FreeMemoryArgs{Handle: handle}))
 }
 
-// mapTo maps on GPUs from the one that done says on, and returns how many are done.
+// mapTo maps on the GPUs from index done on, and returns how many are done.
 func (s *scene) mapTo(handle uint64, done uint32, gpus ...gpreempt.GPUID) (uint32, error) {
 	ids := words(gpus)
 	args := kfd.MapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfd.PointerToSlice(ids), NumDevices: uint32(len(ids)), NumSuccess: done}
@@ -169,7 +169,7 @@ func TestAllocationsAreListed(t *testing.T) {
 	})
 }
 
-func TestFlagsOfMemoryAreLookedAt(t *testing.T) {
+func TestFlagsOfMemoryAreChecked(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		s.acquire(gpuA)
 		for _, c := range []struct {
@@ -180,11 +180,11 @@ func TestFlagsOfMemoryAreLookedAt(t *testing.T) {
 			{kfd.AllocVRAM, 0, unix.EINVAL},
 			{0, mib, unix.EINVAL},
 			{kfd.AllocWritable, mib, unix.EINVAL},
-			{kfd.AllocUserptr, mib, unix.EINVAL}, // of no address
+			{kfd.AllocUserptr, mib, unix.EINVAL}, // without an address
 			{kfd.AllocDoorbell, 4096, unix.EINVAL},
 			{kfd.AllocMMIORemap, 8192, unix.EINVAL},
 			{kfd.AllocGTT | kfd.AllocAQLQueueMem, 1, unix.EINVAL},
-			{kfd.AllocGTT, ^uint64(0), unix.EINVAL}, // no pages, once rounded up
+			{kfd.AllocGTT, ^uint64(0), unix.EINVAL}, // rounding up overflows
 			{kfd.AllocGTT, 1 << 60, unix.ENOMEM},
 			{kfd.AllocGTT | kfd.AllocAQLQueueMem, 2, 0},
 			{kfd.AllocDoorbell, 8192, 0},
@@ -196,7 +196,7 @@ func TestFlagsOfMemoryAreLookedAt(t *testing.T) {
 	})
 }
 
-func TestMappingGoesOnWhereItStopped(t *testing.T) {
+func TestMappingContinuesAfterTheLastSuccess(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		handle := s.alloc(gpuA, kfd.AllocVRAM, mib)
 		s.acquire(gpuB)
@@ -207,7 +207,7 @@ func TestMappingGoesOnWhereItStopped(t *testing.T) {
 		s.must(err)
 		s.same(uint32(3), n)
 		s.same([]gpreempt.GPUID{gpuA, gpuB}, s.job.Allocations()[0].Mapped)
-		_, err = s.mapTo(handle, 0, gpuA) // a second time is none
+		_, err = s.mapTo(handle, 0, gpuA) // mapping twice counts once
 		s.must(err)
 		s.want(unix.EBUSY, s.free(handle))
 		n, err = s.unmapFrom(handle, 0, gpuB, gpuB)
@@ -248,7 +248,7 @@ func TestNoFileIsADmabuf(t *testing.T) {
 	})
 }
 
-func TestSecondaryContextHasNoMemoryOfTheProcess(t *testing.T) {
+func TestSecondaryContextCannotUseProcessMemory(t *testing.T) {
 	stage(t, "7.2", hws, func(s *scene) {
 		s.must(s.do(kfd.ReqCreateProcess, kfd.Pointer{}))
 		s.acquire(gpuA)

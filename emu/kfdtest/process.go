@@ -8,16 +8,16 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// mm is an address space. It has a size, so that two have two addresses.
+// mm is an address space. It is not empty: pointers to two must differ.
 type mm struct{ _ byte }
 
-// Process is a process.
+// Process is a fake process.
 type Process struct {
 	m     *Machine
 	pid   int32
 	start uint64
 	main  *Thread
-	real  bool // Self: descriptors it does not know are the kernel's
+	real  bool // Self: descriptors that are not fake are real
 
 	// Guarded by Machine.mu.
 	inside  int32
@@ -26,21 +26,21 @@ type Process struct {
 	firstFD int
 	caps    map[Capability]bool
 	threads []*Thread
-	// killed: it is to die, and does once no thread is inside the driver. exiting:
-	// that has begun. dead: that is over.
+	// killed: it will end when no thread is inside the driver. exiting: that has begun.
+	// dead: it has ended.
 	killed, exiting, dead bool
 }
 
-// PID is the process's id, which is the tid of its main thread.
+// PID returns the process's ID, which is the ID of its main thread.
 func (p *Process) PID() int32 { return p.pid }
 
-// Start is its start time: no two processes have the same.
+// Start returns its start time, which no two processes share.
 func (p *Process) Start() uint64 { return p.start }
 
-// Key is PID and Start.
+// Key returns PID and Start.
 func (p *Process) Key() gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: p.pid, Start: p.start} }
 
-// Main is the main thread.
+// Main returns the main thread.
 func (p *Process) Main() *Thread { return p.main }
 
 // NewThread starts a thread.
@@ -50,7 +50,7 @@ func (p *Process) NewThread() *Thread {
 	return p.newThread(p.m.newID())
 }
 
-// newThread makes a thread. mu is held.
+// newThread creates a thread. mu is held.
 func (p *Process) newThread(tid int32) *Thread {
 	t := &Thread{p: p, tid: tid}
 	p.threads = append(p.threads, t)
@@ -58,7 +58,7 @@ func (p *Process) newThread(tid int32) *Thread {
 	return t
 }
 
-// SetCaps leaves the process with these capabilities and no others.
+// SetCaps sets the process's capabilities.
 func (p *Process) SetCaps(caps ...Capability) {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
@@ -68,16 +68,16 @@ func (p *Process) SetCaps(caps ...Capability) {
 	}
 }
 
-// SetPIDInside puts the process in a pid namespace where it has this pid. To all
-// others it keeps the one it has.
+// SetPIDInside moves the process to a pid namespace where it has this pid. Other processes
+// use the old one.
 func (p *Process) SetPIDInside(pid int32) {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	p.inside = pid
 }
 
-// Fork starts a child: with descriptors of the same open files, its own address
-// space, and traced by nobody.
+// Fork starts a child with descriptors of the same open files, its own address space and
+// no tracer.
 func (p *Process) Fork() *Process {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
@@ -90,9 +90,9 @@ func (p *Process) Fork() *Process {
 	return child
 }
 
-// Exec replaces the program: the address space goes, with what the driver kept for
-// it, and the threads but the main one, and the descriptors that close on exec. It
-// waits for calls of its threads that a signal does not end.
+// Exec replaces the program: it ends the address space with the driver's state of it, all
+// threads except the main one, and the descriptors that close on exec. It waits for calls
+// that no signal ends.
 func (p *Process) Exec() {
 	p.m.mu.Lock()
 	old, fresh := p.mm, new(mm)
@@ -129,10 +129,10 @@ func (p *Process) Exec() {
 // Exit ends the process, as Kill does.
 func (p *Process) Exit() { p.Kill() }
 
-// Kill ends the process: it leaves the driver, closes its descriptors and ends what
-// it traces. A thread that waits in a call which a signal ends is woken. When it
-// returns the process is dead, or waits for something that no signal ends: for a
-// lock of the driver's. Its calls give EOWNERDEAD, which stands for never returning.
+// Kill ends the process: it leaves the driver, closes its descriptors and ends its
+// tracing. A thread that waits interruptibly is woken. When Kill returns, the process is
+// dead, or waits for something that no signal ends: a lock of the driver. Its calls return
+// EOWNERDEAD; in a real process they would not return.
 func (p *Process) Kill() {
 	p.m.mu.Lock()
 	p.killed = true
@@ -146,7 +146,7 @@ func (p *Process) Kill() {
 
 func never() bool { return false }
 
-// gone reports whether the process is dead, or has nothing left to do without help.
+// gone reports whether the process is dead, or cannot proceed by itself.
 func (p *Process) gone() bool {
 	p.m.mu.Lock()
 	threads, dead, exiting := slices.Clone(p.threads), p.dead, p.exiting
@@ -166,7 +166,7 @@ func (p *Process) gone() bool {
 	return true
 }
 
-// beginExit reports whether the process is to die and nothing keeps it, once.
+// beginExit reports, once, whether the process was killed and has no call in progress.
 func (p *Process) beginExit() bool {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
@@ -182,8 +182,8 @@ func (p *Process) beginExit() bool {
 	return true
 }
 
-// exit is do_exit of the last thread: the address space goes, then the descriptors,
-// then what its threads trace.
+// exit is do_exit of the last thread: it ends the address space, then the descriptors,
+// then the tracing of its threads.
 func (p *Process) exit() {
 	m := p.m
 	m.mu.Lock()
@@ -219,7 +219,7 @@ func (p *Process) Dead() bool {
 	return p.dead
 }
 
-// FDs returns what each open descriptor leads to, as /proc/PID/fd has it: "/dev/kfd",
+// FDs returns the file of each open descriptor as in /proc/PID/fd: "/dev/kfd",
 // "anon_inode:kfd_smi_ev", "pipe:[1]".
 func (p *Process) FDs() map[int]string {
 	p.m.mu.Lock()
@@ -231,19 +231,16 @@ func (p *Process) FDs() map[int]string {
 	return fds
 }
 
-// KFD returns what the driver knows of the process, false if it never opened the
-// driver since it last was made anew.
+// KFD returns the driver's state of the process, false if it has not opened the driver
+// since its start or its last exec.
 func (p *Process) KFD() (ProcessState, bool) {
-	p.m.mu.Lock()
-	old := p.mm
-	p.m.mu.Unlock()
-	if old == nil {
-		return ProcessState{}, false
+	if mm := p.addressSpace(); mm != nil {
+		return p.m.driver.Process(mm)
 	}
-	return p.m.driver.Process(old)
+	return ProcessState{}, false
 }
 
-// Queues returns the queues the driver has for the process, by id.
+// Queues returns the process's queues in the driver, by ID.
 func (p *Process) Queues() map[uint32]QueueState {
 	s, _ := p.KFD()
 	queues := map[uint32]QueueState{}
@@ -253,7 +250,7 @@ func (p *Process) Queues() map[uint32]QueueState {
 	return queues
 }
 
-// Suspended returns the ids of the queues that are suspended, in order.
+// Suspended returns the IDs of the suspended queues, in order.
 func (p *Process) Suspended() []uint32 {
 	var ids []uint32
 	for id, q := range p.Queues() {
@@ -265,25 +262,23 @@ func (p *Process) Suspended() []uint32 {
 	return ids
 }
 
-// Raise has exceptions raised the way the hardware does (kfd_set_dbg_ev_from_interrupt):
-// those of a queue, or of a GPU with queue kfd.NoQueue. It reports whether the debugger
-// or the runtime was told.
+// Raise raises exceptions as the hardware does (kfd_set_dbg_ev_from_interrupt): those of a
+// queue, or of a GPU with queue kfd.NoQueue. It reports whether the debugger or the
+// runtime was notified.
 func (p *Process) Raise(gpu gpreempt.GPUID, queue uint32, mask kfd.ExceptionMask) bool {
-	p.m.mu.Lock()
-	old := p.mm
-	p.m.mu.Unlock()
-	return old != nil && p.m.driver.Raise(old, gpu, queue, mask)
+	mm := p.addressSpace()
+	return mm != nil && p.m.driver.Raise(mm, gpu, queue, mask)
 }
 
-// SignalEvent has a GPU signal one of the process's events, as the end of a kernel
-// does (kfd_signal_event_interrupt).
+// SignalEvent signals one of the process's events, as a GPU does at the end of a kernel
+// (kfd_signal_event_interrupt).
 func (p *Process) SignalEvent(id uint32) {
 	if mm := p.addressSpace(); mm != nil {
 		p.m.driver.SignalEvent(mm, id)
 	}
 }
 
-// Fault has a GPU tell of an address of the process's that it could not use.
+// Fault reports an invalid memory access of the process on a GPU.
 func (p *Process) Fault(gpu gpreempt.GPUID, fault MemoryFault) {
 	if mm := p.addressSpace(); mm != nil {
 		p.m.driver.Fault(mm, gpu, fault)
@@ -298,26 +293,18 @@ func (p *Process) Allocations() []Allocation {
 	return nil
 }
 
-// addressSpace returns nil once the process has none.
+// addressSpace returns the address space, nil after its end.
 func (p *Process) addressSpace() *mm {
 	p.m.mu.Lock()
 	defer p.m.mu.Unlock()
 	return p.mm
 }
 
-// Evict takes the process's queues off all GPUs the way a lack of memory does, and
-// Restore brings them back; SMI events tell of both.
+// Evict evicts the process's queues from all GPUs, as for a lack of memory. Restore undoes
+// it. SMI events report both.
 func (p *Process) Evict(trigger kfd.SMITrigger) error {
-	p.m.mu.Lock()
-	old := p.mm
-	p.m.mu.Unlock()
-	return p.m.driver.Evict(old, trigger)
+	return p.m.driver.Evict(p.addressSpace(), trigger)
 }
 
 // Restore undoes one Evict.
-func (p *Process) Restore() error {
-	p.m.mu.Lock()
-	old := p.mm
-	p.m.mu.Unlock()
-	return p.m.driver.Restore(old)
-}
+func (p *Process) Restore() error { return p.m.driver.Restore(p.addressSpace()) }

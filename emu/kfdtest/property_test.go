@@ -15,13 +15,13 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// history is a random one: jobs and debuggers come, go, and do as they please.
+// history is a random history: jobs and debuggers start, exit and make calls.
 type history struct {
 	rt   *rapid.T
 	m    *kfdtest.Machine
 	jobs []*actor
 	dbgs []*actor
-	// stolen: an ENABLE has failed, and whose debugger is whose is open.
+	// stolen: an ENABLE has failed, so the debugger of a process is not known.
 	stolen bool
 }
 
@@ -30,7 +30,7 @@ type actor struct {
 	*kfdtest.Process
 	fd, pipe int
 	device   *kfd.Device
-	// thieving has its descriptors of other processes' drivers.
+	// thieving has its copies of other processes' descriptors.
 	thieving map[*actor]int
 }
 
@@ -49,8 +49,8 @@ func (h *history) spawn() *actor {
 	return a
 }
 
-// begin makes a call that may wait on a thread of its own. A later signal, resume or
-// death ends it.
+// begin makes a call that may wait in a new thread. A later signal, resume or death ends
+// it.
 func (h *history) begin(a *actor, call func(t *kfdtest.Thread)) {
 	t := a.NewThread()
 	go call(t)
@@ -91,7 +91,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 		"detach":      func(*rapid.T) { _ = dbg().Main().Detach(job().PID()) },
 		"enable": func(*rapid.T) {
 			d, j := dbg(), job()
-			if _, err := d.device.Enable(j.PID(), told, d.pipe); errors.Is(err, unix.EALREADY) {
+			if _, err := d.device.Enable(j.PID(), enabledMask, d.pipe); errors.Is(err, unix.EALREADY) {
 				h.stolen = true
 			}
 		},
@@ -102,13 +102,13 @@ func (h *history) actions() map[string]func(*rapid.T) {
 		"resume all": func(*rapid.T) {
 			d, j := dbg(), job()
 			if _, err := d.device.ResumeAll(j.PID()); err == nil && j.Suspended() != nil {
-				h.rt.Fatalf("suspended after all were resumed: %v", j.Suspended())
+				h.rt.Fatalf("queues suspended after RESUME_QUEUES of all: %v", j.Suspended())
 			}
 		},
 		"answer": func(*rapid.T) {
 			_ = dbg().device.SendRuntimeEvent(job().PID(), kfd.ECProcessRuntime.Mask(), 0, 0)
 		},
-		"query": func(*rapid.T) { _, _, _ = dbg().device.QueryDebugEvent(job().PID(), told) },
+		"query": func(*rapid.T) { _, _, _ = dbg().device.QueryDebugEvent(job().PID(), enabledMask) },
 		"pause": func(*rapid.T) {
 			if d, j := dbg(), job(); h.steal(d, j) {
 				_, _ = kfd.CRIUPause(d.Main(), d.thieving[j], j.PID())
@@ -130,7 +130,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 			d.Kill()
 			for _, j := range h.jobs {
 				if s, _ := j.KFD(); s.Enabled && s.Debugger == d.PID() && !h.stolen {
-					h.rt.Fatalf("process %d is debugged by the dead", s.PID)
+					h.rt.Fatalf("process %d has a dead debugger", s.PID)
 				}
 			}
 			h.dbgs[slices.Index(h.dbgs, d)] = h.spawn()
@@ -153,7 +153,7 @@ func (h *history) steal(d, j *actor) bool {
 	return true
 }
 
-// suspend checks what the call answers against what was so before it.
+// suspend checks the result of the call against the state before it.
 func (h *history) suspend(d, j *actor) {
 	before := j.Queues()
 	ids := rapid.SliceOfN(rapid.Uint32Range(0, 5), 1, 4).Draw(h.rt, "ids")
@@ -164,7 +164,7 @@ func (h *history) suspend(d, j *actor) {
 	r1, err := d.Main().Ioctl(d.fd, kfd.ReqDbgTrap, kfd.PointerTo(&args))
 	if err != nil {
 		if !slices.Equal(ids, array) {
-			h.rt.Fatalf("%v, and the array became %x", err, array)
+			h.rt.Fatalf("%v, but the array became %x", err, array)
 		}
 		return
 	}
@@ -215,20 +215,20 @@ func (h *history) check() {
 	}
 	for _, d := range h.dbgs {
 		if s, ok := d.KFD(); ok && s.Debugged != count[d.PID()] {
-			h.rt.Fatalf("debugger %d debugs %d, by its own count %d", d.PID(), count[d.PID()], s.Debugged)
+			h.rt.Fatalf("debugger %d debugs %d processes, its count is %d", d.PID(), count[d.PID()], s.Debugged)
 		}
 	}
 }
 
-// run lets a random history happen, in a bubble of its own.
+// run runs a random history in a bubble.
 func run(t *testing.T, rt *rapid.T, cfg kfdtest.Config) {
-	var failure any // of rapid, which speaks by panics and to its own goroutine
+	var failure any // of rapid, which reports by a panic on its own goroutine
 	synctest.Test(t, func(*testing.T) {
 		h := &history{rt: rt, m: kfdtest.New(cfg)}
 		defer func() {
 			failure = recover()
 			for _, a := range slices.Concat(h.jobs, h.dbgs) {
-				a.Kill() // and whatever waits comes back
+				a.Kill() // its waiting calls return
 			}
 		}()
 		h.jobs = []*actor{h.spawn(), h.spawn()}

@@ -33,14 +33,14 @@ func TestRuntimeWaitsForTheDebugger(t *testing.T) {
 		}
 		enabled := start(func() error { return s.job.Main().RuntimeEnable(s.fd) })
 		if !waits(enabled) || s.dots() != 1 {
-			s.Fatal("it did not wait, or nothing was told")
+			s.Fatal("RUNTIME_ENABLE did not wait, or did not notify the debugger")
 		}
 		event, _, err := s.device.QueryDebugEvent(s.job.PID(), kfd.ECProcessRuntime.Mask())
 		s.must(err)
 		if event.Raised != kfd.ECProcessRuntime.Mask() {
 			s.Errorf("raised: %v", event.Raised)
 		}
-		s.must(func() error { _, err := s.device.ResumeAll(s.job.PID()); return err }()) // activated already
+		s.must(func() error { _, err := s.device.ResumeAll(s.job.PID()); return err }()) // it is activated already
 		s.answer()
 		s.must(<-enabled)
 
@@ -49,7 +49,7 @@ func TestRuntimeWaitsForTheDebugger(t *testing.T) {
 		if !waits(disabled) || s.job.Suspended() != nil {
 			s.Errorf("waits: %v, suspended: %v", waits(disabled), s.job.Suspended())
 		}
-		// Neither DISABLE nor death of the debugger answers; a signal ends it.
+		// Neither DISABLE nor the debugger's death ends the wait; a signal does.
 		s.dbg.Kill()
 		synctest.Wait()
 		if !waits(disabled) {
@@ -68,7 +68,7 @@ func (s *scene) suspendAllOf(ids ...uint32) {
 	s.suspend(ids...)
 }
 
-func TestAnswersCount(t *testing.T) {
+func TestRuntimeAnswersAreCounted(t *testing.T) {
 	stage(t, "6.12.103", hws, func(s *scene) {
 		s.must(s.job.Main().RuntimeDisable(s.fd))
 		s.enable()
@@ -84,7 +84,7 @@ func TestAnswersCount(t *testing.T) {
 		}
 		s.job.Main().Interrupt()
 		s.want(unix.EINTR, <-third)
-		// The second attempt waits again, and tells nobody a second time.
+		// The second attempt waits again, without another notification.
 		s.dots()
 		third = start(func() error { return s.job.Main().RuntimeEnable(s.fd) })
 		if !waits(third) || s.dots() != 0 {
@@ -125,7 +125,7 @@ func TestFullPipeInBlockingModeHangsTheTarget(t *testing.T) {
 	})
 }
 
-func TestPipeNobodyReadsKillsTheTarget(t *testing.T) {
+func TestPipeWithoutAReaderKillsTheTarget(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		s.enable()
 		s.must(s.dbg.Main().Close(s.events))
@@ -142,12 +142,12 @@ func TestExceptionsGoToTheDebuggerOrTheRuntime(t *testing.T) {
 		id := s.suspendable(gpuA)[0]
 		fault := kfd.ECQueueWaveMemoryViolation.Mask()
 		if !s.job.Raise(gpuA, id, fault) || s.dots() != 0 || s.job.Queues()[id].Sent != fault {
-			s.Error("the runtime was not told of what the debugger does not want to know")
+			s.Error("the runtime did not get an exception that the debugger has not enabled")
 		}
-		// It stays pending, so that wanting to know later tells at once.
+		// It stays pending, so enabling it later notifies at once.
 		s.must(s.device.SetExceptions(s.job.PID(), fault))
 		if s.dots() != 1 {
-			s.Error("the debugger was not told of what was pending")
+			s.Error("the debugger was not notified of a pending exception")
 		}
 		info, err := s.device.QueryExceptionInfo(s.job.PID(), id, kfd.ECQueueWaveMemoryViolation, true)
 		s.must(err)
@@ -163,7 +163,7 @@ func TestExceptionsGoToTheDebuggerOrTheRuntime(t *testing.T) {
 	})
 }
 
-func TestQueueDeletionIsToldOfTheGPU(t *testing.T) {
+func TestQueueDeletionIsAnExceptionOfTheGPU(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		id := s.suspendable(gpuB)[0]
 		s.must(s.device.SetExceptions(s.job.PID(), kfd.ECDeviceQueueDelete.Mask()))

@@ -15,7 +15,7 @@ import (
 // firstSelfFD is above the descriptors of a real process.
 const firstSelfFD = 1 << 30
 
-// newSelf makes the process that stands for the running one.
+// newSelf creates the process that represents the running one.
 func (m *Machine) newSelf() *Process {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -24,15 +24,14 @@ func (m *Machine) newSelf() *Process {
 	return p
 }
 
-// Sys is [kfd.Sys] as the process calls it: for Self as the OS thread that makes
-// the call, for others as the main thread.
+// Sys returns the process's [kfd.Sys]: for Self each call is one of the OS thread that
+// makes it, for other processes one of the main thread.
 //
-// With Self, what a goroutine traces with SeizeHere belongs to the OS thread it is
-// locked to, and ends with that thread. Descriptors that the Machine did not give
-// out are the real ones: reads, writes and closes of them go to the real kernel, so
-// do opens of other files, and one given to ENABLE is duplicated and written to. In
-// a synctest bubble a pipe of the real kernel cannot be waited for; use the threads
-// of a Spawn there.
+// For Self, tracing that a goroutine begins with SeizeHere belongs to the OS thread that
+// it is locked to, and ends with that thread. Descriptors that are not the Machine's are
+// real: the real kernel reads, writes and closes them, and opens other files, and one
+// passed to ENABLE is duplicated and written to. In a synctest bubble a call cannot wait
+// for a real pipe; use the threads of a Spawn there.
 func (p *Process) Sys() kfd.Sys {
 	if p.real {
 		return hereSys{p}
@@ -49,10 +48,10 @@ func (p *Process) DetachHere(pid int32) error { return p.here().Detach(pid) }
 // PidfdGetfdHere is Thread.PidfdGetfd for the calling OS thread, of Self.
 func (p *Process) PidfdGetfdHere(pid int32, fd int) (int, error) { return p.here().PidfdGetfd(pid, fd) }
 
-// here returns the thread that stands for the calling OS thread.
+// here returns the thread that represents the calling OS thread.
 func (p *Process) here() *Thread {
 	if !p.real {
-		panic("kfdtest: only Self has the thread that calls; others have threads of their own")
+		panic("kfdtest: only Self has a thread for the calling OS thread")
 	}
 	tid := int32(unix.Gettid())
 	p.m.mu.Lock()
@@ -65,8 +64,8 @@ func (p *Process) here() *Thread {
 	return p.newThread(tid)
 }
 
-// tracedBy returns the tracer. Threads of the running process end by themselves, and
-// with them what they trace (exit_ptrace). mu is held.
+// tracedBy returns the tracer, nil for none. The end of a real thread, which ends its
+// tracing (exit_ptrace), is noticed here. mu is held.
 func (t *Thread) tracedBy() *Thread {
 	if tracer := t.tracer; tracer != nil && tracer.p.real && tracer.tid < firstID &&
 		errors.Is(unix.Tgkill(os.Getpid(), int(tracer.tid), 0), unix.ESRCH) {
@@ -75,8 +74,8 @@ func (t *Thread) tracedBy() *Thread {
 	return t.tracer
 }
 
-// hereSys is Self, as the calling OS thread. The thread must stay the same between
-// being looked up and calling.
+// hereSys makes calls of Self's, each as the calling OS thread. The goroutine must stay on
+// that thread between the lookup and the call.
 type hereSys struct{ p *Process }
 
 func (s hereSys) Open(path string, flags int) (int, error) {
@@ -109,19 +108,19 @@ func lockThread() (unlock func()) {
 	return runtime.UnlockOSThread
 }
 
-// realFile is a descriptor of this process, as an EventFile: a duplicate of it, which
-// is the same open file.
+// realFile is an EventFile for a real descriptor: a duplicate, which has the same open
+// file.
 type realFile struct {
 	m    *Machine
 	fd   int
-	stop int // an eventfd: written to, it ends the wait for room
+	stop int // an eventfd: a write ends the wait for room
 
 	mu      sync.Mutex
 	waiting bool
 	done    sync.WaitGroup
 }
 
-// dupReal returns nil if there is no such descriptor.
+// dupReal returns the file of a real descriptor, nil if it is not open.
 func dupReal(m *Machine, fd int) driver.EventFile {
 	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
@@ -129,7 +128,7 @@ func dupReal(m *Machine, fd int) driver.EventFile {
 	}
 	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
-		_ = unix.Close(dup) // fget failed, as far as anybody can tell
+		_ = unix.Close(dup) // the driver sees a failure of fget
 		return nil
 	}
 	return &realFile{m: m, fd: dup, stop: stop}
@@ -144,11 +143,11 @@ func (f *realFile) WriteDot(driver.Task) (full bool) {
 		f.awaitRoom()
 		return true
 	}
-	_, _ = unix.Write(f.fd, []byte{'.'}) // the driver does not look either
+	_, _ = unix.Write(f.fd, []byte{'.'}) // the driver ignores errors, too
 	return false
 }
 
-// awaitRoom has the driver woken when there is room.
+// awaitRoom starts a wait that wakes the driver when there is room.
 func (f *realFile) awaitRoom() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -173,7 +172,7 @@ func (f *realFile) awaitRoom() {
 // Put implements driver.EventFile.
 func (f *realFile) Put() {
 	one := [8]byte{1}
-	_, _ = unix.Write(f.stop, one[:]) // an eventfd that counts to 1 takes it
+	_, _ = unix.Write(f.stop, one[:]) // it cannot fail: the count is 0
 	f.done.Wait()
 	_ = unix.Close(f.stop)
 	_ = unix.Close(f.fd)

@@ -13,7 +13,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// selfDebugs is a machine outside of a bubble, where this process debugs a job.
+// selfDebugs returns a machine, outside of a bubble, where this process debugs a job.
 func selfDebugs(t *testing.T, profile string) (m *kfdtest.Machine, job *kfdtest.Process, fd int, device *kfd.Device) {
 	t.Helper()
 	m = kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []kfdtest.Node{{ID: gpuA, GFX: hws}}})
@@ -27,12 +27,12 @@ func selfDebugs(t *testing.T, profile string) (m *kfdtest.Machine, job *kfdtest.
 	return m, job, fd, device
 }
 
-// onThread runs f on an OS thread of its own, which ends with it.
+// onThread runs f on a new OS thread, which ends afterwards.
 func onThread(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and not unlocked: the thread ends
+		runtime.LockOSThread() // without an unlock: the thread ends
 		if unix.Gettid() == os.Getpid() {
 			onThread(f) // the main thread never ends
 			runtime.UnlockOSThread()
@@ -43,7 +43,7 @@ func onThread(f func()) {
 	<-done
 }
 
-func TestSelfIsTheThreadThatCalls(t *testing.T) {
+func TestSelfCallsAsTheCallingThread(t *testing.T) {
 	m, job, _, device := selfDebugs(t, "6.12")
 	s := &scene{T: t}
 	if m.Self().PID() != int32(os.Getpid()) {
@@ -54,7 +54,7 @@ func TestSelfIsTheThreadThatCalls(t *testing.T) {
 	defer r.Close()
 	onThread(func() {
 		s.must(m.Self().SeizeHere(job.PID()))
-		info, err := device.Enable(job.PID(), told, int(w.Fd()))
+		info, err := device.Enable(job.PID(), enabledMask, int(w.Fd()))
 		s.must(err)
 		if info.State != kfd.RuntimeEnabled {
 			t.Errorf("runtime %v", info.State)
@@ -67,11 +67,11 @@ func TestSelfIsTheThreadThatCalls(t *testing.T) {
 		_, err = device.Snapshot(job.PID(), 0)
 		s.must(err)
 	})
-	// The thread is gone, and with it what it traced.
+	// The thread has ended, and with it its tracing.
 	for m.Self().SeizeHere(job.PID()) != nil {
-		runtime.Gosched() // its end may take the kernel a moment
+		runtime.Gosched() // the kernel may not have ended it yet
 	}
-	s.must(w.Close()) // the driver has its own
+	s.must(w.Close()) // the driver has a duplicate
 	job2fd, err := job.Main().OpenKFD()
 	s.must(err)
 	_, err = job.Main().CreateQueue(job2fd, gpuA, kfd.QueueTypeComputeAQL)
@@ -95,7 +95,7 @@ func TestSelfWaitsForARealPipe(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	s.must(m.Self().SeizeHere(job.PID()))
-	_, err := device.Enable(job.PID(), told, p[1])
+	_, err := device.Enable(job.PID(), enabledMask, p[1])
 	s.must(err)
 	size, err := unix.FcntlInt(uintptr(p[1]), unix.F_GETPIPE_SZ, 0)
 	s.must(err)
@@ -131,7 +131,7 @@ func TestMachineIsSafeForConcurrentUse(t *testing.T) {
 	s.must(unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK))
 	defer unix.Close(pipe[0])
 	defer unix.Close(pipe[1])
-	_, err := device.Enable(job.PID(), told, pipe[1])
+	_, err := device.Enable(job.PID(), enabledMask, pipe[1])
 	s.must(err)
 	var all sync.WaitGroup
 	repeat := func(f func()) {
@@ -145,7 +145,7 @@ func TestMachineIsSafeForConcurrentUse(t *testing.T) {
 		thread := job.NewThread()
 		repeat(func() {
 			if id, err := thread.CreateQueue(fd, gpuA, kfd.QueueTypeComputeAQL); err == nil && id > 20 {
-				_ = thread.DestroyQueue(fd, id) // it may wait until it is interrupted
+				_ = thread.DestroyQueue(fd, id) // it may wait for an interruption
 			}
 		})
 		repeat(thread.Interrupt)
@@ -174,7 +174,7 @@ func TestMachineIsSafeForConcurrentUse(t *testing.T) {
 	}
 }
 
-func TestSelfSeesTheRealMachineBesides(t *testing.T) {
+func TestSelfAlsoUsesTheRealMachine(t *testing.T) {
 	m, job, fd, _ := selfDebugs(t, "6.12")
 	s := &scene{T: t}
 	sys := m.Self().Sys()

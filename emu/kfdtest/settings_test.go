@@ -36,7 +36,7 @@ func TestSettingsNeedAGPUAndItsVM(t *testing.T) {
 	})
 }
 
-func TestClocksCount(t *testing.T) {
+func TestClocksAdvance(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		read := func(gpu gpreempt.GPUID) kfd.ClockCountersArgs {
 			s.Helper()
@@ -94,7 +94,7 @@ func TestOldAperturesHoldSevenGPUs(t *testing.T) {
 	}
 }
 
-func TestWaveStateIsThatOfAQueueAtRest(t *testing.T) {
+func TestWaveStateNeedsAStoppedQueue(t *testing.T) {
 	onEach(t, func(s *scene) {
 		ids := s.suspendable(gpuA)
 		stack := make([]uint32, 4)
@@ -106,7 +106,7 @@ func TestWaveStateIsThatOfAQueueAtRest(t *testing.T) {
 		s.want(unix.EINVAL, read(ids[0]))
 		s.suspend(ids...)
 		s.must(read(ids[0]))
-		s.same([]uint32{4096, 0, 4096, 0}, stack) // a stack of 4096 bytes, used from its end
+		s.same([]uint32{4096, 0, 4096, 0}, stack) // an empty stack of 4096 bytes, which grows down
 		args := kfd.QueueWaveStateArgs{QueueID: ids[0]}
 		s.want(unix.EFAULT, s.do(kfd.ReqGetQueueWaveState, kfd.PointerTo(&args)))
 	})

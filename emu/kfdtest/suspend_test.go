@@ -22,7 +22,7 @@ func (s *scene) wantArray(want, got []uint32) {
 	}
 }
 
-func TestNewQueueIsPassedOver(t *testing.T) {
+func TestNewQueueIsSkipped(t *testing.T) {
 	onEach(t, func(s *scene) {
 		old := s.suspendable(gpuA)[0]
 		fresh := s.queue(gpuA)
@@ -32,7 +32,7 @@ func TestNewQueueIsPassedOver(t *testing.T) {
 			s.Errorf("%d suspended, want 1", n)
 		}
 		if s.dots() != 1 {
-			s.Error("nothing told of the new queue")
+			s.Error("the new queue was not reported")
 		}
 		event, pending, err := s.device.QueryDebugEvent(s.job.PID(), kfd.ECQueueNew.Mask())
 		s.must(err)
@@ -48,7 +48,7 @@ func TestNewQueueIsPassedOver(t *testing.T) {
 	})
 }
 
-func TestClearMaskOfSuspendComesTooLate(t *testing.T) {
+func TestClearMaskOfSuspendAppliesAfterTheCheck(t *testing.T) {
 	onEach(t, func(s *scene) {
 		old := s.suspendable(gpuA)[0]
 		fresh := s.queue(gpuA)
@@ -60,7 +60,7 @@ func TestClearMaskOfSuspendComesTooLate(t *testing.T) {
 		_, err := s.trap(kfd.PointerTo(&args))
 		s.must(err)
 		s.wantArray([]uint32{old, fresh | invalid}, ids)
-		// With a runlist it clears what was passed over too, with MES it does not.
+		// With a runlist it also clears exceptions of skipped queues, with MES it does not.
 		want := kfd.ExceptionMask(0)
 		if s.m.GPU(gpuA).Removes > 0 {
 			want = kfd.ECQueueNew.Mask()
@@ -80,7 +80,7 @@ func TestFailureOfARunlist(t *testing.T) {
 		if n != 1 {
 			s.Errorf("%d suspended, want 1", n)
 		}
-		// The driver thinks so, the hardware does not.
+		// This is the driver's state; the hardware has not followed.
 		if diff := cmp.Diff(ids, s.job.Suspended()); diff != "" {
 			s.Errorf("suspended (-want +got):\n%s", diff)
 		}
@@ -103,7 +103,7 @@ func TestFailureOfMES(t *testing.T) {
 	onProfiles(t, mes, func(s *scene) {
 		ids := s.suspendable(gpuA, gpuA, gpuA)
 		s.m.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(kfd.TrapSuspendQueues), Stage: kfdtest.Hardware, Nth: 2, Errno: unix.EIO})
-		// The newest is first: 2 works, 1 fails, 0 is not tried.
+		// The newest comes first: 2 succeeds, 1 fails, 0 is not tried.
 		n, got := s.suspend(ids...)
 		s.wantArray([]uint32{ids[0] | invalid, ids[1] | invalid | failed, ids[2]}, got)
 		if n != 1 {
@@ -132,7 +132,7 @@ func TestSuspendDisturbsOthersOnceForEachGPU(t *testing.T) {
 			s.Errorf("the other process was taken off %d times", got)
 		}
 		if after.Maps-before.Maps != 1 {
-			s.Error("the other process was not put back")
+			s.Error("the other process was not resumed")
 		}
 		before = s.m.GPU(gpuB)
 		s.suspend(ids[3])
@@ -159,7 +159,7 @@ func TestGracePeriodAsTheHardwareGetsIt(t *testing.T) {
 	}
 }
 
-func TestArrayItself(t *testing.T) {
+func TestQueueArrayIsChecked(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		ids := s.suspendable(gpuA)
 		call := func(op kfd.TrapOp, array kfd.Pointer, n uint32) error {
@@ -203,7 +203,7 @@ func TestDestroyOfASuspendedQueueWaits(t *testing.T) {
 		if !waits(destroyed) || !s.job.Main().Blocked() {
 			s.Fatal("it did not wait")
 		}
-		// The lock is free meanwhile, and the queue there, though no longer to be had.
+		// Meanwhile the lock is free, and the queue exists but cannot be suspended.
 		other := s.queue(gpuA)
 		_, err := s.device.ResumeAll(s.job.PID())
 		s.must(err)
@@ -249,7 +249,7 @@ func TestQueueOfAnInterruptedDestroyIsLostBeforeTheFix(t *testing.T) {
 		s.want(unix.EINTR, <-destroyed)
 		_, err := s.device.ResumeAll(s.job.PID())
 		s.must(err)
-		_, ids := s.suspend(id) // never again, until it is destroyed
+		_, ids := s.suspend(id) // it cannot be suspended until it is destroyed
 		s.wantArray([]uint32{id | invalid}, ids)
 		s.must(s.job.Main().DestroyQueue(s.fd, id))
 	}, "6.5", "6.12", "6.12.103", "amd-dkms")
@@ -315,7 +315,7 @@ func TestEvictionAndSuspensionAreIndependent(t *testing.T) {
 	})
 }
 
-func TestResetTakesEverythingDown(t *testing.T) {
+func TestResetEvictsEverything(t *testing.T) {
 	onEach(t, func(s *scene) {
 		ids := s.suspendable(gpuA, gpuB)
 		s.m.StartReset(gpuA)
@@ -323,7 +323,7 @@ func TestResetTakesEverythingDown(t *testing.T) {
 		if s.m.GPU(gpuB).Removes+s.m.GPU(gpuA).Removes == 0 {
 			s.wantArray([]uint32{ids[0] | failed, ids[1]}, got)
 		} else {
-			s.wantArray(ids, got) // evicted: MES has nothing to remove
+			s.wantArray(ids, got) // the queues are evicted: MES removes nothing
 		}
 		s.m.EndReset(gpuA)
 		_, err := s.device.ResumeAll(s.job.PID())
@@ -349,7 +349,7 @@ func TestSnapshots(t *testing.T) {
 		if args.NumQueues != 2 || args.EntrySize != 64 || entries[0].QueueID != 1 || entries[0].GPUID != uint32(gpuB) {
 			s.Errorf("%+v: %+v", args, entries[0])
 		}
-		// Only what was listed is cleared, and it was the newest.
+		// Only exceptions of listed queues are cleared: those of the newest.
 		if q := s.job.Queues(); q[0].Exceptions == 0 || q[1].Exceptions != 0 {
 			s.Errorf("pending: %v and %v", q[0].Exceptions, q[1].Exceptions)
 		}

@@ -42,7 +42,7 @@ func (s *scene) svmGet(start, size uint64, attrs ...kfd.SVMAttribute) []kfd.SVMA
 
 const pages = 0x7f0000000000
 
-func TestAttributesOfAddressesNobodyTold(t *testing.T) {
+func TestAttributesOfUnknownAddressesAreTheDefaults(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		s.same([]kfd.SVMAttribute{
 			attr(kfd.SVMAttrPreferredLoc, kfd.SVMLocationUndefined), attr(kfd.SVMAttrPrefetchLoc, kfd.SVMLocationUndefined),
@@ -57,7 +57,7 @@ func TestAttributesOfAddressesNobodyTold(t *testing.T) {
 	})
 }
 
-func TestAttributesHoldForTheAddressesAlone(t *testing.T) {
+func TestAttributesApplyToTheirAddressesOnly(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		s.acquire(gpuA)
 		at := func(page uint64, n uint64, attrs ...kfd.SVMAttribute) {
@@ -70,7 +70,7 @@ func TestAttributesHoldForTheAddressesAlone(t *testing.T) {
 		}
 		at(2, 2, attr(kfd.SVMAttrGranularity, 4))
 		at(6, 1, attr(kfd.SVMAttrGranularity, 3))
-		at(3, 6, attr(kfd.SVMAttrGranularity, 5)) // over both, and what is between and behind
+		at(3, 6, attr(kfd.SVMAttrGranularity, 5)) // over both, between them and behind them
 		at(10, 1, attr(kfd.SVMAttrGranularity, 200))
 		at(4, 1, attr(kfd.SVMAttrGranularity, 1)) // in the middle of one
 		var got []uint32
@@ -89,7 +89,7 @@ func TestAttributesHoldForTheAddressesAlone(t *testing.T) {
 	})
 }
 
-func TestRangeBeforeAnotherKeepsItsOwn(t *testing.T) {
+func TestRangeBeforeAnotherKeepsItsAttributes(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		s.acquire(gpuA)
 		s.must(s.svmSet(pages+15*4096, 4096, attr(kfd.SVMAttrPreferredLoc, uint32(gpuA))))
@@ -153,19 +153,19 @@ func TestSVMCallsAreChecked(t *testing.T) {
 			s.want(unix.EINVAL, s.svm(c))
 		}
 		more := svmOf(kfd.SVMOpSetAttr, pages, 4096, flags)
-		more.NumAttrs = 2 // than the request carries
+		more.NumAttrs = 2 // the request carries fewer
 		s.want(unix.EINVAL, s.do(kfd.ReqSVM&0xc000ffff|32<<16, kfd.PointerTo(more)))
 	})
 }
 
-// xnack sets the mode, and returns what it is.
+// xnack sets the mode and returns it.
 func (s *scene) xnack(mode int32) (uint32, error) {
 	args := kfd.SetXnackModeArgs{XnackEnabled: uint32(mode)}
 	err := s.do(kfd.ReqSetXnackMode, kfd.PointerTo(&args))
 	return args.XnackEnabled, err
 }
 
-func TestXnackIsAMatterOfTheGPUs(t *testing.T) {
+func TestXnackDependsOnTheGPUs(t *testing.T) {
 	for gfx, can := range map[uint32]bool{hws: true, single: false, mes: false} {
 		stage(t, "6.12", gfx, func(s *scene) {
 			mode := func() uint32 {

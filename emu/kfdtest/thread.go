@@ -9,9 +9,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// Thread is a thread, and [kfd.Sys] as that thread calls it: with its rights, its
-// process's descriptors, and what it traces. Several goroutines may use one at
-// once, which no real thread does; then a signal ends any call of it.
+// Thread is a thread. As a [kfd.Sys] it makes calls with the thread's rights, descriptors
+// and tracees. Several goroutines may use one Thread at once, unlike a real thread; then a
+// signal may end any of the calls.
 type Thread struct {
 	p   *Process
 	tid int32
@@ -19,22 +19,22 @@ type Thread struct {
 	// Guarded by Machine.mu.
 	tracer *Thread
 	dead   bool
-	// calls counts the calls under way, hooks those of them that run a Fault's Do,
-	// held those that a Fault holds or that wait for a pipe.
+	// calls counts the calls in progress, hooks those that run a Fault's Do, held those
+	// that a Fault holds or that wait for a pipe.
 	calls, hooks, held int
 	interrupted        bool
 }
 
 var _ kfd.Sys = (*Thread)(nil)
 
-// TID is the thread's id.
+// TID returns the thread's ID.
 func (t *Thread) TID() int32 { return t.tid }
 
-// Process is the process of the thread.
+// Process returns the process of the thread.
 func (t *Thread) Process() *Process { return t.p }
 
-// Seize makes the thread the tracer of thread pid (PTRACE_SEIZE): ESRCH if there is
-// none, EPERM if it is traced already or of the same process, or without
+// Seize makes the thread the tracer of thread pid (PTRACE_SEIZE): ESRCH if there is no
+// such thread, EPERM if it is traced already or of the same process, or without
 // CapSysPtrace.
 func (t *Thread) Seize(pid int32) error {
 	m := t.p.m
@@ -78,8 +78,8 @@ func (t *Thread) Traces(pid int32) bool {
 	return other != nil && other.tracedBy() == t
 }
 
-// Exit ends the thread, and with it what it traces; the process with the last one.
-// A call that is under way and that no signal ends goes on.
+// Exit ends the thread and its tracing; the last thread ends the process. A call in
+// progress that no signal ends continues.
 func (t *Thread) Exit() {
 	m := t.p.m
 	m.mu.Lock()
@@ -94,8 +94,8 @@ func (t *Thread) Exit() {
 	}
 }
 
-// Interrupt sends the thread a signal with a handler: a call it is in that waits
-// for what a signal ends gives EINTR. Without a call under way nothing happens.
+// Interrupt sends the thread a signal with a handler: an interruptible call that waits
+// returns EINTR. Without a call in progress it has no effect.
 func (t *Thread) Interrupt() {
 	t.p.m.mu.Lock()
 	t.interrupted = t.calls > 0
@@ -103,8 +103,8 @@ func (t *Thread) Interrupt() {
 	t.p.m.driver.Wake()
 }
 
-// Blocked reports whether the thread waits in a call: in the driver, for a pipe, or
-// because a Fault holds it.
+// Blocked reports whether the thread waits in a call: in the driver, for a pipe, or held
+// by a Fault.
 func (t *Thread) Blocked() bool {
 	t.p.m.mu.Lock()
 	held := t.held > 0
@@ -113,15 +113,15 @@ func (t *Thread) Blocked() bool {
 	return held || waiting
 }
 
-// idle reports whether the thread is in no call.
+// idle reports whether the thread has no call in progress.
 func (t *Thread) idle() bool {
 	t.p.m.mu.Lock()
 	defer t.p.m.mu.Unlock()
 	return t.calls == 0
 }
 
-// stuck reports whether no signal ends the call the thread is in: it waits for a lock
-// of the driver's, or runs code of the test's.
+// stuck reports whether no signal ends the thread's call: it waits for a lock of the
+// driver, or runs code of the test.
 func (t *Thread) stuck() bool {
 	t.p.m.mu.Lock()
 	hooks := t.hooks > 0
@@ -130,7 +130,7 @@ func (t *Thread) stuck() bool {
 	return hooks || waiting && !interruptible
 }
 
-// die ends the thread and what it traces. mu is held.
+// die ends the thread and its tracing. mu is held.
 func (t *Thread) die() {
 	t.dead = true
 	for _, o := range t.p.m.threads {
@@ -140,7 +140,7 @@ func (t *Thread) die() {
 	}
 }
 
-// gone reports whether the thread no longer runs. mu is held.
+// gone reports whether the thread has ended or is being killed. mu is held.
 func (t *Thread) gone() bool { return t.dead || t.p.killed }
 
 // enter begins a call.
@@ -154,8 +154,8 @@ func (t *Thread) enter() error {
 	return nil
 }
 
-// leave ends a call, and with it the process if that was all that kept it. It gives
-// what the call returns.
+// leave ends a call, and then the process if it is being killed and this was the last
+// call. It returns the error of the call.
 func (t *Thread) leave(err error) error {
 	m := t.p.m
 	m.mu.Lock()
@@ -174,7 +174,8 @@ func (t *Thread) leave(err error) error {
 	return unix.EOWNERDEAD
 }
 
-// wait waits until cond, which is asked without a lock, holds; false is a signal.
+// wait waits until cond returns true, and returns false after a signal. cond is called
+// without a lock.
 func (t *Thread) wait(cond func() bool) bool {
 	m := t.p.m
 	m.mu.Lock()
@@ -189,7 +190,7 @@ func (t *Thread) wait(cond func() bool) bool {
 	return m.driver.Await(cond, task{t}.Interrupted)
 }
 
-// task is a thread as the driver sees it.
+// task is a thread as a driver.Task.
 type task struct{ t *Thread }
 
 var _ driver.Task = task{}

@@ -7,15 +7,15 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// What a ROCm runtime does, in one call each. Errors are errnos.
+// The methods below do what a ROCm runtime does, in one call each. Errors are errnos.
 
 // OpenKFD opens the driver.
 func (t *Thread) OpenKFD() (fd int, err error) {
 	return t.Open(kfd.DevicePath, unix.O_RDWR|unix.O_CLOEXEC)
 }
 
-// StartRuntime opens the driver and enables the runtime, which has to come before
-// the first queue.
+// StartRuntime opens the driver and enables the runtime, which must precede the first
+// queue.
 func (t *Thread) StartRuntime() (fd int, err error) {
 	if fd, err = t.OpenKFD(); err != nil {
 		return fd, err
@@ -23,24 +23,23 @@ func (t *Thread) StartRuntime() (fd int, err error) {
 	return fd, t.RuntimeEnable(fd)
 }
 
-// RuntimeEnable is RUNTIME_ENABLE with the mode a runtime gives. A debugger makes it
-// wait.
+// RuntimeEnable is RUNTIME_ENABLE with the mode of a runtime. With a debugger it waits.
 func (t *Thread) RuntimeEnable(fd int) error {
 	args := kfd.RuntimeEnableArgs{RDebug: 0x7f0000001000, ModeMask: kfd.RuntimeEnableModeEnable | kfd.RuntimeEnableModeTTMPSave}
 	_, err := t.Ioctl(fd, kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
 	return err
 }
 
-// RuntimeDisable is RUNTIME_ENABLE without the mode: what a clean exit does. A
-// debugger makes it wait.
+// RuntimeDisable is RUNTIME_ENABLE without the mode, as at a clean exit. With a debugger
+// it waits.
 func (t *Thread) RuntimeDisable(fd int) error {
 	var args kfd.RuntimeEnableArgs
 	_, err := t.Ioctl(fd, kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
 	return err
 }
 
-// CreateQueue makes a queue of type kfd.QueueTypeComputeAQL or another, with the
-// priority and the percentage a runtime gives, and addresses nothing is at.
+// CreateQueue creates a queue of type kfd.QueueTypeComputeAQL or another, with the
+// priority and the percentage of a runtime, and with unmapped addresses.
 func (t *Thread) CreateQueue(fd int, gpu gpreempt.GPUID, queueType uint32) (id uint32, err error) {
 	t.p.m.mu.Lock()
 	t.p.m.inodes++
@@ -55,7 +54,7 @@ func (t *Thread) CreateQueue(fd int, gpu gpreempt.GPUID, queueType uint32) (id u
 	return args.QueueID, err
 }
 
-// DestroyQueue destroys a queue. One that is suspended makes it wait.
+// DestroyQueue destroys a queue. It waits while the queue is suspended.
 func (t *Thread) DestroyQueue(fd int, id uint32) error {
 	args := kfd.DestroyQueueArgs{QueueID: id}
 	_, err := t.Ioctl(fd, kfd.ReqDestroyQueue, kfd.PointerTo(&args))
