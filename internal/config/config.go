@@ -61,7 +61,7 @@ type TCP struct {
 	// Certificate, Key and ClientCA are PEM files: the daemon's certificate and its
 	// key, and the authorities of its clients.
 	Certificate, Key, ClientCA string
-	// Online and Admin are names of certificates with these rights, as mtls.Peer has
+	// Online and Admin are names of certificates with these rights, as auth.Certificate has
 	// them.
 	Online, Admin []string
 }

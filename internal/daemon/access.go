@@ -8,14 +8,14 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // lookUpAccess returns the access policy of the config, with the ids of its users and
 // groups. unknown are the names that this host does not know, which have no right.
-func lookUpAccess(cfg config.Config) (p *authz.Policy, unknown []string) {
+func lookUpAccess(cfg config.Config) (p *auth.Policy, unknown []string) {
 	group := func(name string) (string, error) {
 		g, err := user.LookupGroup(name)
 		if err != nil {
@@ -49,7 +49,7 @@ func lookUpAccess(cfg config.Config) (p *authz.Policy, unknown []string) {
 		return all
 	}
 	a := cfg.Access
-	return &authz.Policy{
+	return &auth.Policy{
 		OwnerUID:   uint32(os.Geteuid()),
 		OnlineGIDs: ids("group", a.OnlineGroups, group),
 		AdminGIDs:  ids("group", a.AdminGroups, group),
@@ -64,7 +64,7 @@ func lookUpAccess(cfg config.Config) (p *authz.Policy, unknown []string) {
 // setAccess uses an access policy, and lets the members of the first online group connect
 // to the socket. A socket has one group, so admins who are not root must belong to it as
 // well; what they may do is decided call by call.
-func (d *daemon) setAccess(p *authz.Policy, unknown []string, socket string) {
+func (d *daemon) setAccess(p *auth.Policy, unknown []string, socket string) {
 	d.authz.Store(p)
 	d.warnings.set("access")
 	if len(unknown) > 0 {

@@ -6,7 +6,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/config"
 )
 
@@ -15,7 +15,7 @@ func TestNamesAndNumbersBecomeIDs(t *testing.T) {
 		OnlineGroups: []string{"root", "990"}, AdminGroups: []string{"991"},
 		OnlineUsers: []string{"992"}, AdminUsers: []string{"root"},
 	}})
-	want := &authz.Policy{
+	want := &auth.Policy{
 		OwnerUID: uint32(os.Geteuid()), OnlineGIDs: []uint32{0, 990}, AdminGIDs: []uint32{991},
 		OnlineUIDs: []uint32{992}, AdminUIDs: []uint32{0},
 	}
@@ -28,7 +28,7 @@ func TestUnknownNamesHaveNoRightAndAreReturned(t *testing.T) {
 	got, unknown := lookUpAccess(config.Config{Access: config.Access{
 		OnlineGroups: []string{"no-such-group", "root"}, AdminUsers: []string{"no-such-user", "-1", "4294967296"},
 	}})
-	if diff := cmp.Diff(&authz.Policy{OwnerUID: uint32(os.Geteuid()), OnlineGIDs: []uint32{0}}, got); diff != "" {
+	if diff := cmp.Diff(&auth.Policy{OwnerUID: uint32(os.Geteuid()), OnlineGIDs: []uint32{0}}, got); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{"group no-such-group", "user no-such-user", "user -1", "user 4294967296"}, unknown); diff != "" {

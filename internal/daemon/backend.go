@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/inventory"
@@ -19,7 +20,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
 	"github.com/gpreempt/gpreempt/internal/mechanism/sim"
-	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/internal/simserver"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -165,10 +165,13 @@ func openSimulation(o Options) (*backend, error) {
 
 // identify tells the simulated machine who calls: the same proof the API uses.
 func identify(ctx context.Context) (pid int32, start uint64, uid uint32, done <-chan struct{}, err error) {
-	conn, ok := peercred.FromContext(ctx)
+	conn, ok := auth.FromContext(ctx)
 	if !ok {
 		return 0, 0, 0, nil, errors.New("the caller's identity is not known")
 	}
-	p := conn.Peer()
+	p, ok := conn.Peer().(auth.Process)
+	if !ok {
+		return 0, 0, 0, nil, errors.New("the caller is not a process of this host")
+	}
 	return p.PID, p.Start, p.UID, conn.Done(), nil
 }

@@ -23,7 +23,7 @@ import (
 	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/container"
@@ -36,7 +36,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
-	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/otlp"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -99,21 +98,21 @@ type daemon struct {
 	hangups   <-chan os.Signal // SIGHUP
 	config    atomic.Pointer[config.Config]
 	hazards   atomic.Pointer[hazards]
-	authz     atomic.Pointer[authz.Policy]
+	authz     atomic.Pointer[auth.Policy]
 	warnings  warnings
 	events    *events.Log
 	inventory *inventory.Inventory
 	observer  *inventory.Observer
 	// containers is nil in a simulation.
-	containers *container.Resolver
-	targets    *targets
-	ladder     *ladder.Ladder
-	executor   *executor.Executor
-	runner     *scheduler.Runner
-	server     *server.Server
-	idle       *idleWatch
-	traces     *otlp.Exporter // nil without
-	keeper     *mtls.Keeper   // nil without TCP
+	containers   *container.Resolver
+	targets      *targets
+	ladder       *ladder.Ladder
+	executor     *executor.Executor
+	runner       *scheduler.Runner
+	server       *server.Server
+	idle         *idleWatch
+	traces       *otlp.Exporter         // nil without
+	certificates *auth.CertificateStore // nil without TCP
 	// epoch begins the lease ids of this run.
 	epoch uint64
 	// generation is that of the topology when its GPUs were read last; the observer uses it.
@@ -296,7 +295,7 @@ func (d *daemon) build(ctx context.Context, cfg config.Config) error {
 		Observer:        d.observer,
 		Backlogs:        d.backlogs,
 		BootID:          bootID(),
-		Authz:           func() authz.Policy { return *d.authz.Load() },
+		Authz:           func() auth.Policy { return *d.authz.Load() },
 		Limits:          func() server.Limits { return d.config.Load().Limits.Clients },
 		MaxMessageBytes: cfg.Limits.MaxMessageBytes,
 		Epoch:           d.epoch,

@@ -6,11 +6,10 @@ import (
 
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 
-	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/logkey"
-	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -65,11 +64,11 @@ type prepared struct {
 	config  config.Config
 	changes []config.Change
 	rules   *classify.Classifier
-	access  *authz.Policy
+	access  *auth.Policy
 	// unknown are names in access that this host does not know.
 	unknown []string
 	// certificates is nil without TCP.
-	certificates *mtls.Certificates
+	certificates *auth.Certificates
 }
 
 // prepare reads the config file and all that can fail in it.
@@ -85,8 +84,8 @@ func (d *daemon) prepare() (prepared, *reloadError) {
 	if r.rules, err = classify.New(cfg.Rules); err != nil {
 		return prepared{}, &reloadError{err, gpreempt.WarnConfigRejected.Warn("the rules were not applied: " + oneLine(err))}
 	}
-	if d.keeper != nil && cfg.TCP.Certificate != "" { // else TCP ends with a restart
-		if r.certificates, err = mtls.Read(certificateFiles(cfg.TCP)); err != nil {
+	if d.certificates != nil && cfg.TCP.Certificate != "" { // else TCP ends with a restart
+		if r.certificates, err = auth.ReadCertificates(certificateFiles(cfg.TCP)); err != nil {
 			return prepared{}, &reloadError{err, gpreempt.WarnCertificateRejected.Warn("the config file was not applied: " + oneLine(err))}
 		}
 	}
@@ -99,7 +98,7 @@ func (d *daemon) apply(r prepared) {
 	d.config.Store(&r.config)
 	d.logs.SetLevel(r.config.Log.Level)
 	if r.certificates != nil {
-		d.keeper.Use(r.certificates)
+		d.certificates.Use(r.certificates)
 	}
 	d.setAccess(r.access, r.unknown, r.config.Socket)
 	d.runner.SetLimits(r.config.Limits.Leases)

@@ -12,10 +12,9 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
-	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/log"
-	"github.com/gpreempt/gpreempt/internal/mtls"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -104,7 +103,7 @@ rules: [{name: all, match: {comm: "*"}, class: offline}]
 type state struct {
 	Config    config.Config
 	Policy    scheduler.Policy
-	Access    authz.Policy
+	Access    auth.Policy
 	Level     zapcore.Level
 	Decisions []string // of the processes
 }
@@ -131,10 +130,11 @@ func TestReloadThatFailsChangesNothing(t *testing.T) {
 	d := newDaemon(t, before)
 	core, logs := observer.New(zapcore.DebugLevel)
 	d.logs = log.Of(zap.New(core))
-	var err error
-	if d.keeper, err = mtls.NewKeeper(certificateFiles(d.config.Load().TCP)); err != nil {
+	certificates, err := auth.ReadCertificates(certificateFiles(d.config.Load().TCP))
+	if err != nil {
 		t.Fatal(err)
 	}
+	d.certificates = auth.NewCertificateStore(certificates)
 	target, err := d.backend.machine.StartProcess(gpumodel.ProcSpec{Comm: "anything"})
 	if err != nil {
 		t.Fatal(err)

@@ -9,15 +9,14 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/logkey"
-	"github.com/gpreempt/gpreempt/internal/mtls"
-	"github.com/gpreempt/gpreempt/internal/peercred"
 )
 
 // certificateFiles returns the files of the certificates for TCP.
-func certificateFiles(t config.TCP) mtls.Files {
-	return mtls.Files{Certificate: t.Certificate, Key: t.Key, ClientCA: t.ClientCA}
+func certificateFiles(t config.TCP) auth.CertificateFiles {
+	return auth.CertificateFiles{Certificate: t.Certificate, Key: t.Key, ClientCA: t.ClientCA}
 }
 
 // listenTCP returns a TLS listener for clients on other hosts; nil if the config has no
@@ -26,15 +25,16 @@ func (d *daemon) listenTCP(ctx context.Context, t config.TCP) (net.Listener, err
 	if t.Address == "" {
 		return nil, nil //nolint:nilnil // not configured
 	}
-	keeper, err := mtls.NewKeeper(certificateFiles(t))
+	certificates, err := auth.ReadCertificates(certificateFiles(t))
 	if err != nil {
 		return nil, fmt.Errorf("serve TCP: %w: fix the file, or remove tcp.address from the config file", err)
 	}
-	l, err := mtls.Listen(ctx, t.Address, keeper, func(err error) { d.server.Refused(err) }) // the server exists before it accepts
+	store := auth.NewCertificateStore(certificates)
+	l, err := auth.ListenTLS(ctx, t.Address, store, func(err error) { d.server.Refused(err) }) // the server exists before it accepts
 	if err != nil {
 		return nil, fmt.Errorf("serve TCP: %w: tcp.address must be a free address of this host", err)
 	}
-	d.keeper = keeper
+	d.certificates = store
 	return l, nil
 }
 
@@ -56,7 +56,7 @@ func (d *daemon) identified(listener *net.UnixListener) (net.Listener, error) {
 		return nil, fmt.Errorf("limit of file descriptors: %w", err)
 	}
 	most := int(min(files.Cur, 1<<20)) * 3 / 8
-	return acceptLog{peercred.NewListener(listener, peercred.AtMost(most), peercred.Admit(d.server.MayConnect), peercred.OnRefused(d.server.Refused)), d.log}, nil
+	return acceptLog{auth.NewUnixListener(listener, auth.UnixOptions{MaxConns: most, Admit: d.server.MayConnect, Refused: d.server.Refused}), d.log}, nil
 }
 
 // acceptLog logs that Accept fails; gRPC waits and retries.

@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -78,7 +78,7 @@ func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.Clien
 	}
 	var set gpuSet
 	if len(req.GetGpus()) == 0 {
-		set = defaultGPUs(s.cfg.Inventory, caller.peer.Process())
+		set = defaultGPUs(s.cfg.Inventory, caller.peer.Key())
 	} else {
 		var err error
 		if set, err = selectGPUs(s.cfg.Inventory.GPUs(), req.GetGpus()); err != nil {
@@ -122,7 +122,7 @@ type pendingAnnounce struct {
 	client *client
 	scope  *scope // nil for a lease of an admin
 	label  string
-	admin  authz.Peer // who creates a lease of an admin
+	admin  auth.Peer // who creates a lease of an admin
 	// accepted, when set, is called with the lease and its time to live before the wait.
 	accepted func(scheduler.LeaseID, time.Duration)
 }

@@ -17,7 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -140,7 +140,7 @@ func TestAuditSaysWhereTheCallerComesFrom(t *testing.T) {
 		t.Fatal(err)
 	}
 	m := logs.All()[0].ContextMap()
-	if m["exe"] != exe || m["start"] != h.anyConnection().peer.Process().Start || m["gid"] != uint32(os.Getgid()) {
+	if m["exe"] != exe || m["start"] != h.anyConnection().peer.Key().Start || m["gid"] != uint32(os.Getgid()) {
 		t.Errorf("line %v, want program %s, start and group", m, exe)
 	}
 	if path, ok := m["cgroup"].(string); !ok || path == "" || !strings.Contains(string(cgroup), ":"+path) {
@@ -183,7 +183,7 @@ func TestCallsByCertificateAreAuditedWithSubjectAndAddress(t *testing.T) {
 func TestRefusalsAreAuditedAndCountedWhenThereAreMany(t *testing.T) {
 	h, logs := startAudited(t)
 	h.mu.Lock()
-	h.rights = func() authz.Policy { return authz.Policy{OwnerUID: 1 << 30} }
+	h.rights = func() auth.Policy { return auth.Policy{OwnerUID: 1 << 30} }
 	h.mu.Unlock()
 	conn := h.dialAsNobody(t)
 	admin := gpreemptv1.NewAdminServiceClient(conn)

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -58,7 +58,7 @@ func (s *Server) unary(method string, next grpc.MethodHandler) grpc.MethodHandle
 			s.auditRefusal(c, method, req, err)
 			return nil, err
 		}
-		if need == authz.Admin {
+		if need == auth.Admin {
 			handler = s.audited(c, method, handler)
 		}
 		if s.simulated != nil && strings.HasPrefix(method, adminPrefix) {
@@ -159,11 +159,11 @@ func (s *Server) countTooLarge(err error) {
 // enter identifies the caller and takes one request of its rate. The connection is
 // nil when nothing proves who calls.
 func (s *Server) enter(ctx context.Context) (*connection, error) {
-	l := linkOf(ctx)
-	if l == nil {
+	conn, ok := auth.FromContext(ctx)
+	if !ok {
 		return nil, errNoIdentity
 	}
-	c := s.clients.of(l)
+	c := s.clients.of(conn)
 	if c == nil { // the connection has just ended
 		return nil, errNoIdentity
 	}
@@ -171,8 +171,8 @@ func (s *Server) enter(ctx context.Context) (*connection, error) {
 }
 
 // allow returns the right that a method needs, and an error if a caller lacks it.
-func (s *Server) allow(c *connection, method string) (need authz.Rights, err error) {
-	need, known := authz.Need(method)
+func (s *Server) allow(c *connection, method string) (need auth.Rights, err error) {
+	need, known := auth.Need(method)
 	if !known || !s.cfg.Authz().Rights(c.peer).Allows(need) {
 		return need, forbidden(c.peer, method, need)
 	}
@@ -185,7 +185,7 @@ func (s *Server) closeSlow(c *connection, method string) {
 	s.cfg.Events.Refused(gpreempt.ReasonSlowRequest)
 	s.cfg.Log.Warn("connection closed: the message of a call did not follow its header in time",
 		logkey.Peer(c.peer), logkey.Method(method), logkey.Waited(messageTime))
-	_ = c.link.Close()
+	_ = c.conn.Close()
 }
 
 var errNoIdentity error = &gpreempt.Error{
@@ -194,13 +194,13 @@ var errNoIdentity error = &gpreempt.Error{
 	Next:    "connect over the daemon's unix socket, from a process in its pid namespace or one below",
 }
 
-func forbidden(peer authz.Peer, method string, need authz.Rights) error {
+func forbidden(peer auth.Peer, method string, need auth.Rights) error {
 	e := &gpreempt.Error{
 		Code: gpreempt.CodePermissionDenied, Reason: gpreempt.ReasonNotOnline,
 		Message: fmt.Sprintf("%v may not call %s", peer, method),
 		Next:    howToGet(peer, "online"),
 	}
-	if need&authz.Online == 0 || strings.HasPrefix(method, adminPrefix) {
+	if need&auth.Online == 0 || strings.HasPrefix(method, adminPrefix) {
 		e.Reason = gpreempt.ReasonNotAdmin
 		e.Next = howToGet(peer, "admin")
 	}

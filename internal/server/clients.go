@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -22,8 +22,8 @@ import (
 const startBits = 42
 
 // clientOf returns the client id of a peer.
-func clientOf(p authz.Peer) scheduler.ClientID {
-	if key := p.Process(); !key.IsZero() {
+func clientOf(p auth.Peer) scheduler.ClientID {
+	if key := p.Key(); !key.IsZero() {
 		return ClientOf(key)
 	}
 	digest := sha256.Sum256([]byte(p.Principal()))
@@ -54,7 +54,7 @@ type leaseNote struct {
 	scope *scope
 	label string
 	// admin is the admin who created the lease.
-	admin authz.Peer
+	admin auth.Peer
 	// waiting is the number of calls that wait for the answer.
 	waiting int
 }
@@ -63,7 +63,7 @@ type leaseNote struct {
 // 0 and no peer, the admins together.
 type client struct {
 	id   scheduler.ClientID
-	peer authz.Peer
+	peer auth.Peer
 	user *user // nil for the admins
 
 	// conns is guarded by clients.mu.
@@ -82,7 +82,7 @@ type client struct {
 // that ended without a call to it: by expiry, idleness or an admin.
 const minPrune = 64
 
-func newClient(id scheduler.ClientID, peer authz.Peer, u *user) *client {
+func newClient(id scheduler.ClientID, peer auth.Peer, u *user) *client {
 	return &client{id: id, peer: peer, user: u, leases: map[scheduler.LeaseID]leaseNote{}, prune: minPrune, refusals: newLogLimiter()}
 }
 
@@ -162,8 +162,8 @@ func (c *client) note(id scheduler.LeaseID) leaseNote {
 
 // connection is one accepted connection.
 type connection struct {
-	link   link
-	peer   authz.Peer
+	conn   auth.Conn
+	peer   auth.Peer
 	client *client
 	// scope is that of the leases of unary calls.
 	scope scope
@@ -175,7 +175,7 @@ type clients struct {
 
 	mu     sync.Mutex // guards all below; taken before client.mu and the scheduler's lock
 	left   sync.Cond  // signaled when a connection has been removed
-	byLink map[link]*connection
+	byConn map[auth.Conn]*connection
 	byID   map[scheduler.ClientID]*client
 	users  map[string]*user // by principal
 	// pruneUsers is len(users) at which those without connections are looked for.
@@ -185,7 +185,7 @@ type clients struct {
 func newClients(s *Server) *clients {
 	cs := &clients{
 		s:      s,
-		byLink: map[link]*connection{},
+		byConn: map[auth.Conn]*connection{},
 		byID:   map[scheduler.ClientID]*client{},
 		users:  map[string]*user{},
 	}
@@ -194,8 +194,8 @@ func newClients(s *Server) *clients {
 }
 
 // join adds a new connection until it ends. The error says why it is refused.
-func (cs *clients) join(l link) (*connection, error) {
-	peer := peerOf(l)
+func (cs *clients) join(conn auth.Conn) (*connection, error) {
+	peer := conn.Peer()
 	id := clientOf(peer)
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -211,10 +211,10 @@ func (cs *clients) join(l link) (*connection, error) {
 	}
 	cl.conns++
 	u.conns++
-	c := &connection{link: l, peer: peer, client: cl}
-	cs.byLink[l] = c
+	c := &connection{conn: conn, peer: peer, client: cl}
+	cs.byConn[conn] = c
 	go func() { // ends with the connection; wait waits for it
-		<-l.Done()
+		<-conn.Done()
 		cs.leave(c)
 	}()
 	return c, nil
@@ -227,11 +227,11 @@ func (cs *clients) leave(c *connection) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	defer cs.left.Broadcast()
-	delete(cs.byLink, c.link)
+	delete(cs.byConn, c.conn)
 	c.client.user.conns--
 	c.client.conns--
 	leases := c.client.endScope(&c.scope)
-	died := c.link.Died()
+	died := c.conn.Died()
 	if c.client.conns == 0 {
 		delete(cs.byID, c.client.id)
 		cs.s.auditSkipped(c)
@@ -266,10 +266,10 @@ func (s *Server) endAll(c *client, leases []scheduler.LeaseID, how scheduler.Lea
 	}
 }
 
-func (cs *clients) of(l link) *connection {
+func (cs *clients) of(conn auth.Conn) *connection {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	return cs.byLink[l]
+	return cs.byConn[conn]
 }
 
 func (cs *clients) byClient(id scheduler.ClientID) *client {
@@ -292,7 +292,7 @@ func (cs *clients) ids() []scheduler.ClientID {
 func (cs *clients) wait() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	for len(cs.byLink) > 0 {
+	for len(cs.byConn) > 0 {
 		cs.left.Wait()
 	}
 }

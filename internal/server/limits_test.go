@@ -25,7 +25,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -131,9 +131,9 @@ func TestRightsAreAskedOnEveryCall(t *testing.T) {
 		uid = nobody
 	}
 	type outcome struct{ announce, read, change gpreempt.Reason }
-	try := func(p authz.Policy) outcome {
+	try := func(p auth.Policy) outcome {
 		h.mu.Lock()
-		h.rights = func() authz.Policy { return p }
+		h.rights = func() auth.Policy { return p }
 		h.mu.Unlock()
 		_, announce := online.NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{})
 		_, read := admin.GetStatus(t.Context(), &gpreemptv1.GetStatusRequest{})
@@ -142,9 +142,9 @@ func TestRightsAreAskedOnEveryCall(t *testing.T) {
 	}
 	const owner = 1 << 30
 	got := []outcome{
-		try(authz.Policy{OwnerUID: owner}),
-		try(authz.Policy{OwnerUID: owner, OnlineUIDs: []uint32{uid}}),
-		try(authz.Policy{OwnerUID: owner, AdminUIDs: []uint32{uid}}),
+		try(auth.Policy{OwnerUID: owner}),
+		try(auth.Policy{OwnerUID: owner, OnlineUIDs: []uint32{uid}}),
+		try(auth.Policy{OwnerUID: owner, AdminUIDs: []uint32{uid}}),
 	}
 	if diff := cmp.Diff([]outcome{
 		{gpreempt.ReasonNotOnline, gpreempt.ReasonNotAdmin, gpreempt.ReasonNotAdmin},
@@ -251,8 +251,8 @@ func TestConnectionsLeaveNothingBehind(t *testing.T) {
 	cs := h.server.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if len(cs.byLink)+len(cs.byID) > 0 || len(cs.users) != 1 {
-		t.Errorf("left behind: %d connections, %d clients, %d users; want the account of one user", len(cs.byLink), len(cs.byID), len(cs.users))
+	if len(cs.byConn)+len(cs.byID) > 0 || len(cs.users) != 1 {
+		t.Errorf("left behind: %d connections, %d clients, %d users; want the account of one user", len(cs.byConn), len(cs.byID), len(cs.users))
 	}
 	if got := h.leases(); len(got) > 0 {
 		t.Errorf("left behind: leases %v", got)

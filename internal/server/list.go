@@ -138,7 +138,7 @@ func (a adminService) ListQueues(ctx context.Context, req *gpreemptv1.ListQueues
 	return m, nil
 }
 
-// mayReadMemory is authz.Policy.MayReadMemory for the caller.
+// mayReadMemory is auth.Policy.MayReadMemory for the caller.
 func (s *Server) mayReadMemory(ctx context.Context, uid uint32) bool {
 	return s.cfg.Authz().MayReadMemory(callerOf(ctx).peer, uid)
 }

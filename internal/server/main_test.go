@@ -21,12 +21,11 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
-	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -280,7 +279,7 @@ type host struct {
 
 	mu     sync.Mutex // guards limits, rights, procs
 	limits Limits
-	rights func() authz.Policy
+	rights func() auth.Policy
 	procs  []discovery.Proc
 }
 
@@ -312,7 +311,7 @@ func startHost(tb testing.TB, opts ...option) *host {
 			StreamsPerClient: 16, RequestsPerSecond: 1_000_000, Burst: 1_000_000, RequestsPerUser: 1_000_000,
 			ConnectionsPerUser: 4096, ConnectionsTotal: 4096,
 		},
-		rights: func() authz.Policy { return authz.Policy{OwnerUID: uint32(os.Getuid())} },
+		rights: func() auth.Policy { return auth.Policy{OwnerUID: uint32(os.Getuid())} },
 		socket: filepath.Join(testutil.TempSocketDir(tb), "gpreemptd.sock"),
 	}
 	cfg := Config{
@@ -326,7 +325,7 @@ func startHost(tb testing.TB, opts ...option) *host {
 			}
 		},
 		Limits: func() Limits { h.mu.Lock(); defer h.mu.Unlock(); return h.limits },
-		Authz:  func() authz.Policy { h.mu.Lock(); defer h.mu.Unlock(); return h.rights() },
+		Authz:  func() auth.Policy { h.mu.Lock(); defer h.mu.Unlock(); return h.rights() },
 	}
 	leases := scheduler.Limits{LeasesPerClient: 64, LeasesPerUser: 4096, LeasesTotal: 4096}
 	for _, opt := range opts {
@@ -375,7 +374,7 @@ func startHost(tb testing.TB, opts ...option) *host {
 		tb.Fatal(err)
 	}
 	wg.Go(func() {
-		if err := h.server.Serve(peercred.NewListener(l)); err != nil {
+		if err := h.server.Serve(auth.NewUnixListener(l, auth.UnixOptions{})); err != nil {
 			tb.Errorf("Serve: %v", err)
 		}
 	})
@@ -437,7 +436,7 @@ func (h *host) anyConnection() *connection {
 	cs := h.server.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	for _, c := range cs.byLink {
+	for _, c := range cs.byConn {
 		return c
 	}
 	return nil

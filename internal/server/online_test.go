@@ -16,7 +16,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/internal/peercred"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -344,7 +344,7 @@ func TestCanceledAnnouncementLeavesNoLease(t *testing.T) {
 func TestRetryTakesTheLeaseOverFromACanceledCall(t *testing.T) {
 	h := startHost(t)
 	h.machine.freeze()
-	c := newClient(77, peercred.Peer{}, nil)
+	c := newClient(77, auth.Process{}, nil)
 	req := scheduler.LeaseRequested{
 		Client: 77, RequestID: "r1", GPUs: []gpreempt.GPUID{gpuA}, Priority: 11, TTL: time.Minute, MaxWait: 10 * time.Second,
 	}

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/time/rate"
 
-	"github.com/gpreempt/gpreempt/internal/peercred"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -192,14 +192,14 @@ func (u *user) endCall() {
 	u.calls--
 }
 
-// MayConnect reports whether a user may have one more connection. peercred.Admit
+// MayConnect reports whether a user may have one more connection. auth.NewUnixListener
 // calls it before anything else is done for a connection, so that a flood of
 // connections costs little.
 func (s *Server) MayConnect(uid uint32) error {
 	cs := s.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	u, err := cs.mayConnect(peercred.Peer{UID: uid}.Principal())
+	u, err := cs.mayConnect(auth.Process{UID: uid}.Principal())
 	if err == nil {
 		u.meter.charge(time.Now(), s.cfg.Limits().shared(), connectionBytes/2) // join charges the other half
 	}
@@ -231,9 +231,9 @@ func (cs *clients) mayConnect(name string) (*user, error) {
 		refused.Reason = gpreempt.ReasonConnsPerUser
 		refused.Message = fmt.Sprintf("%s has %d connections, its maximum", name, u.conns)
 		refused.Next = "use the open connections, or raise limits.connections_per_user"
-	case len(cs.byLink) >= l.ConnectionsTotal:
+	case len(cs.byConn) >= l.ConnectionsTotal:
 		refused.Reason = gpreempt.ReasonConnsTotal
-		refused.Message = fmt.Sprintf("%d connections are open, the maximum", len(cs.byLink))
+		refused.Message = fmt.Sprintf("%d connections are open, the maximum", len(cs.byConn))
 		refused.Next = "see which processes have them (ss -xp), or raise limits.connections_total"
 	case u.meter.debt(now, shared) > connectDebt:
 		refused.Reason = gpreempt.ReasonRateLimited
@@ -267,7 +267,7 @@ func (t *throttledConn) Read(b []byte) (int, error) {
 		timer := time.NewTimer(debt)
 		select {
 		case <-timer.C:
-		case <-t.c.link.Done():
+		case <-t.c.conn.Done():
 			timer.Stop()
 			return t.Conn.Read(b) // it returns why the connection ended
 		}

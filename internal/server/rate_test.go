@@ -15,7 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/peercred"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -73,12 +73,17 @@ type endless struct{ net.Conn }
 
 func (endless) Read(b []byte) (int, error) { return len(b[:1]), nil }
 
+// openConn is a connection that does not end.
+type openConn struct{ auth.Conn }
+
+func (openConn) Done() <-chan struct{} { return nil }
+
 func TestConnectionInDebtIsNotReadUntilItIsPaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
-		c := newClient(1, peercred.Peer{}, &user{})
-		p := &throttledConn{Conn: endless{}, s: s, c: &connection{link: &peercred.Conn{}, client: c}}
+		c := newClient(1, auth.Process{}, &user{})
+		p := &throttledConn{Conn: endless{}, s: s, c: &connection{conn: openConn{}, client: c}}
 		read := func() time.Duration {
 			began := time.Now()
 			if _, err := p.Read(make([]byte, 10)); err != nil {
@@ -106,14 +111,14 @@ func TestConnectionsThatWaitedTogetherTakeTurns(t *testing.T) {
 		const connections = 50
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
-		c := newClient(1, peercred.Peer{}, &user{})
+		c := newClient(1, auth.Process{}, &user{})
 		for range 11 {
 			c.charge(l, 25_600)
 		}
 		began, read := time.Now(), make(chan time.Duration, connections)
 		for range connections {
 			go func() {
-				p := &throttledConn{Conn: endless{}, s: s, c: &connection{link: &peercred.Conn{}, client: c}}
+				p := &throttledConn{Conn: endless{}, s: s, c: &connection{conn: openConn{}, client: c}}
 				if _, err := p.Read(make([]byte, 10)); err != nil {
 					t.Error(err)
 				}

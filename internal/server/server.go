@@ -21,13 +21,11 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/internal/authz"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
-	"github.com/gpreempt/gpreempt/internal/mtls"
-	"github.com/gpreempt/gpreempt/internal/peercred"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -184,7 +182,7 @@ type Config struct {
 	// BootID is the boot ID of the host.
 	BootID string
 	// Authz returns the policy in force; it is called for every call.
-	Authz func() authz.Policy
+	Authz func() auth.Policy
 	// Limits returns the limits in force; it is called for every call.
 	Limits func() Limits
 	// MaxMessageBytes bounds a request. gRPC itself refuses more, as
@@ -254,7 +252,7 @@ func New(cfg Config) *Server {
 	s.clients = newClients(s)
 	s.closing, s.close = context.WithCancelCause(context.Background()) //nolint:forbidigo // it lives as long as the server; Shutdown ends it
 	s.grpc = grpc.NewServer(
-		grpc.Creds(&serverCredentials{TransportCredentials: peercred.Credentials(), certified: mtls.Credentials(), s: s}),
+		grpc.Creds(&serverCredentials{auth.Credentials(), s}),
 		grpc.MaxRecvMsgSize(cfg.MaxMessageBytes),
 		grpc.MaxConcurrentStreams(streamsPerConnection),
 		grpc.MaxHeaderListSize(maxHeaderBytes),
@@ -278,7 +276,7 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Serve serves the API on lis, a listener of peercred or mtls, until Shutdown, and
+// Serve serves the API on lis, a listener of package auth, until Shutdown, and
 // closes lis. Connections of any other listener are refused. After Shutdown it
 // returns nil. It may be called for several listeners at once.
 func (s *Server) Serve(lis net.Listener) error {

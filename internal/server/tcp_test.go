@@ -17,8 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/authz"
-	"github.com/gpreempt/gpreempt/internal/mtls"
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	sdk "github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -38,11 +37,11 @@ func (h *host) openTCP(t *testing.T) *remote {
 	t.Helper()
 	r := &remote{t: t, ca: testutil.NewAuthority(t, "clients")}
 	cert, key := r.ca.Issue(testutil.ForServer)
-	keeper, err := mtls.NewKeeper(mtls.Files{Certificate: cert, Key: key, ClientCA: r.ca.File})
+	certificates, err := auth.ReadCertificates(auth.CertificateFiles{Certificate: cert, Key: key, ClientCA: r.ca.File})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := mtls.Listen(t.Context(), "127.0.0.1:0", keeper, h.server.Refused)
+	l, err := auth.ListenTLS(t.Context(), "127.0.0.1:0", auth.NewCertificateStore(certificates), h.server.Refused)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +56,7 @@ func (h *host) openTCP(t *testing.T) *remote {
 	defer h.mu.Unlock()
 	before := h.rights()
 	before.OnlineNames, before.AdminNames = []string{"dns:web.example", "cn:batch"}, []string{"uri:spiffe://example/ops"}
-	h.rights = func() authz.Policy { return before }
+	h.rights = func() auth.Policy { return before }
 	return r
 }
 
@@ -160,7 +159,7 @@ func TestCertificateThatIsNotListedIsToldWhatToDo(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.mu.Lock()
-	h.rights = func() authz.Policy { return authz.Policy{} }
+	h.rights = func() auth.Policy { return auth.Policy{} }
 	h.mu.Unlock()
 	_, err := c.Online().NotifyOnline(t.Context(), minute(gpuA))
 	want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotOnline)

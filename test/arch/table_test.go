@@ -55,9 +55,7 @@ var table = []struct {
 	// Kernel: the only packages that make system calls Go has no words for.
 	{"internal/hrtimer", rule{kernel: true}},
 	{"internal/proc", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true}},
-	{"internal/peercred", rule{imports: []string{"internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
-	{"internal/mtls", rule{imports: []string{"pkg/gpreempt"}, kernel: true}},
-	{"internal/authz", rule{imports: []string{apiV1, simV1, "internal/mtls", "internal/peercred", "pkg/gpreempt"}}},
+	{"internal/auth", rule{imports: []string{apiV1, "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"emu/driver", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
 	{"emu/kfdtest", rule{imports: []string{"emu/driver", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
@@ -82,7 +80,7 @@ var table = []struct {
 	{"emu/gpumodel", rule{imports: []string{"internal/hrtimer", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/mechanism/sim", rule{imports: []string{"emu/gpumodel", "internal/mechanism", "pkg/gpreempt"}}},
 	{"internal/simserver", rule{imports: []string{
-		simV1, "internal/api", "emu/gpumodel", "internal/peercred", "pkg/gpreempt",
+		simV1, "internal/api", "emu/gpumodel", "pkg/gpreempt",
 	}}},
 
 	// The daemon.
@@ -95,8 +93,8 @@ var table = []struct {
 	{"internal/executor", rule{imports: []string{"internal/logkey", "internal/mechanism", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/doctor", rule{imports: []string{apiV1, "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/server", rule{imports: []string{
-		apiV1, simV1, "internal/authz", "internal/classify", "internal/doctor", "internal/api", "internal/events",
-		"internal/inventory", "internal/logkey", "internal/mtls", "internal/peercred", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
+		apiV1, simV1, "internal/auth", "internal/classify", "internal/doctor", "internal/api", "internal/events",
+		"internal/inventory", "internal/logkey", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/otlp", rule{imports: []string{"internal/events", "internal/spans", "pkg/scheduler"}}},
 	{"internal/metrics", rule{imports: []string{"internal/events", "internal/logkey", "internal/inventory", "pkg/gpreempt", "pkg/scheduler"}}},
@@ -104,9 +102,9 @@ var table = []struct {
 		apiV1, "internal/classify", "internal/config/yamlfile", "internal/container", "internal/hazard", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/daemon", rule{imports: []string{
-		apiV1, simV1, "internal/authz", "internal/classify", "internal/config", "internal/container", "internal/doctor",
+		apiV1, simV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/doctor",
 		"internal/events", "internal/executor", "emu/gpumodel", "internal/hazard", "internal/hrtimer", "internal/inventory",
-		"internal/listen", "internal/log", "internal/logkey", "internal/metrics", "internal/mtls", "internal/otlp", "internal/peercred", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
+		"internal/listen", "internal/log", "internal/logkey", "internal/metrics", "internal/otlp", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
 		"internal/mechanism/freezer", "internal/mechanism/ladder", "internal/mechanism/recovery", "internal/mechanism/sim", "internal/server", "internal/simserver",
 		"internal/tracer", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},

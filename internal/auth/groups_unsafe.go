@@ -1,4 +1,4 @@
-package peercred
+package auth
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package peercred
+package auth
 
 import (
 	"errors"
@@ -8,7 +8,7 @@ import (
 
 func TestConnectionsBeyondTheLimitAreRefusedUntilOneEnds(t *testing.T) {
 	refused := make(chan error, 1)
-	l, path := listen(t, AtMost(2), OnRefused(func(err error) { refused <- err }))
+	l, path := listen(t, UnixOptions{MaxConns: 2, Refused: func(err error) { refused <- err }})
 	dial(t, path)
 	first := accept(t, l)
 	dial(t, path)

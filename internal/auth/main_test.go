@@ -1,4 +1,4 @@
-package peercred
+package auth
 
 import (
 	"bufio"
@@ -16,8 +16,8 @@ import (
 
 // The test binary plays other processes when these are set.
 const (
-	roleKey   = "PEERCRED_TEST_ROLE"
-	socketKey = "PEERCRED_TEST_SOCKET"
+	roleKey   = "AUTH_TEST_ROLE"
+	socketKey = "AUTH_TEST_SOCKET"
 )
 
 func TestMain(m *testing.M) {
@@ -83,7 +83,7 @@ func play(role, socket string) error {
 		if err != nil {
 			return err
 		}
-		pl := NewListener(l, OnRefused(func(err error) { fmt.Println(err) }))
+		pl := NewUnixListener(l, UnixOptions{Refused: func(err error) { fmt.Println(err) }})
 		fmt.Println("listening")
 		go func() { _, _ = pl.Accept() }()
 		order()

@@ -1,4 +1,4 @@
-package peercred
+package auth
 
 import (
 	"errors"
@@ -23,26 +23,26 @@ import (
 )
 
 // listen returns a listener and the path to reach it by.
-func listen(t *testing.T, opts ...Option) (*listener, string) {
+func listen(t *testing.T, o UnixOptions) (*unixListener, string) {
 	t.Helper()
 	path := filepath.Join(testutil.TempSocketDir(t), "s")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	pl := NewListener(l, opts...).(*listener)
+	pl := NewUnixListener(l, o).(*unixListener)
 	t.Cleanup(func() { pl.Close() })
 	return pl, path
 }
 
-func accept(t *testing.T, l net.Listener) *Conn {
+func accept(t *testing.T, l net.Listener) *unixConn {
 	t.Helper()
 	c, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { c.Close() })
-	return c.(*Conn)
+	return c.(*unixConn)
 }
 
 func dial(t *testing.T, path string) net.Conn {
@@ -56,7 +56,7 @@ func dial(t *testing.T, path string) net.Conn {
 }
 
 // serve reads until the end and closes, as gRPC does.
-func serve(c *Conn) {
+func serve(c *unixConn) {
 	_, _ = io.Copy(io.Discard, c)
 	_ = c.Close()
 }
@@ -73,13 +73,13 @@ func startOf(t *testing.T, pid int) uint64 {
 }
 
 // myself is this process as a peer.
-func myself(t *testing.T) Peer {
+func myself(t *testing.T) Process {
 	t.Helper()
 	groups, err := os.Getgroups()
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := Peer{PID: int32(os.Getpid()), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Start: startOf(t, os.Getpid())}
+	p := Process{PID: int32(os.Getpid()), UID: uint32(os.Geteuid()), GID: uint32(os.Getegid()), Start: startOf(t, os.Getpid())}
 	for _, g := range groups {
 		p.Groups = append(p.Groups, uint32(g))
 	}
@@ -89,7 +89,7 @@ func myself(t *testing.T) Peer {
 var sortGroups = cmp.Options{cmpopts.SortSlices(func(a, b uint32) bool { return a < b }), cmpopts.EquateEmpty()}
 
 func TestPeerIsTheProcessThatConnected(t *testing.T) {
-	l, path := listen(t)
+	l, path := listen(t, UnixOptions{})
 	dial(t, path)
 	c := accept(t, l)
 	if diff := cmp.Diff(myself(t), c.Peer(), sortGroups); diff != "" {
@@ -97,19 +97,19 @@ func TestPeerIsTheProcessThatConnected(t *testing.T) {
 	}
 
 	other := start(t, "client", path, nil)
-	got := accept(t, l).Peer()
+	got := accept(t, l).peer
 	want := myself(t)
 	want.PID, want.Start = int32(other.cmd.Process.Pid), got.Start
 	if diff := cmp.Diff(want, got, sortGroups); diff != "" {
 		t.Errorf("a child (-want +got):\n%s", diff)
 	}
-	if got.Start < c.Peer().Start {
-		t.Errorf("the child started at %d, before this process at %d", got.Start, c.Peer().Start)
+	if got.Start < c.peer.Start {
+		t.Errorf("the child started at %d, before this process at %d", got.Start, c.peer.Start)
 	}
 }
 
 func TestPeerIsProvedOnKernelsWithoutPeerPidfd(t *testing.T) {
-	l, path := listen(t)
+	l, path := listen(t, UnixOptions{})
 	l.open = openPID
 	client := start(t, "client", path, nil)
 	c := accept(t, l)
@@ -135,19 +135,19 @@ func TestEveryGroupIsSeen(t *testing.T) {
 	for i := range uint32(100) {
 		want = append(want, 70000+i) // more than fit the first buffer
 	}
-	l, path := listen(t)
+	l, path := listen(t, UnixOptions{})
 	start(t, "client", path, func(cmd *exec.Cmd) {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Gid: 4242, Groups: want}}
 	})
-	got := accept(t, l).Peer()
+	got := accept(t, l).peer
 	slices.Sort(got.Groups)
-	if diff := cmp.Diff(Peer{PID: got.PID, GID: 4242, Groups: want, Start: got.Start}, got); diff != "" {
+	if diff := cmp.Diff(Process{PID: got.PID, GID: 4242, Groups: want, Start: got.Start}, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
 func TestClosedConnectionIsNotADeath(t *testing.T) {
-	l, path := listen(t)
+	l, path := listen(t, UnixOptions{})
 	client := start(t, "client", path, nil)
 	c := accept(t, l)
 	if c.Died() {
@@ -165,14 +165,14 @@ func TestClosedConnectionIsNotADeath(t *testing.T) {
 }
 
 func TestKilledClientIsDoneAndDied(t *testing.T) {
-	for name, reader := range map[string]func(*Conn){
+	for name, reader := range map[string]func(*unixConn){
 		// The end of the bytes is seen before the death is.
 		"while reading": serve,
 		// Nobody reads, so only the death ends it.
-		"while not reading": func(*Conn) {},
+		"while not reading": func(*unixConn) {},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, path := listen(t)
+			l, path := listen(t, UnixOptions{})
 			for range 5 {
 				client := start(t, "client", path, nil)
 				c := accept(t, l)
@@ -192,7 +192,7 @@ func TestKilledClientIsDoneAndDied(t *testing.T) {
 }
 
 func TestDeathClosesASocketThatAnotherProcessInherited(t *testing.T) {
-	l, path := listen(t)
+	l, path := listen(t, UnixOptions{})
 	parent := start(t, "parent", path, nil)
 	c := accept(t, l)
 	if got := parent.line(t); got != "holding" {
@@ -218,7 +218,7 @@ func TestProcessThatDiesWhileItIsIdentifiedIsRefused(t *testing.T) {
 	for name, open := range map[string]func(int, int32) (int, uint64, error){"peer pidfd": openPeer, "older kernel": openPID} {
 		t.Run(name, func(t *testing.T) {
 			refused := make(chan error, 1)
-			l, path := listen(t, OnRefused(func(err error) { refused <- err }))
+			l, path := listen(t, UnixOptions{Refused: func(err error) { refused <- err }})
 			client := start(t, "client", path, nil)
 			l.open = func(socket int, pid int32) (int, uint64, error) {
 				if pid != int32(client.cmd.Process.Pid) {
@@ -229,7 +229,7 @@ func TestProcessThatDiesWhileItIsIdentifiedIsRefused(t *testing.T) {
 				_ = client.cmd.Wait()
 				return pidfd, begun, err
 			}
-			next := make(chan Peer, 1)
+			next := make(chan Process, 1)
 			go func() {
 				defer close(next)
 				c, err := l.Accept()
@@ -238,7 +238,7 @@ func TestProcessThatDiesWhileItIsIdentifiedIsRefused(t *testing.T) {
 					return
 				}
 				c.Close()
-				next <- c.(*Conn).Peer()
+				next <- c.(*unixConn).peer
 			}()
 			err := <-refused
 			want := fmt.Sprintf("connection of pid %d, uid %d refused: it has exited", client.cmd.Process.Pid, os.Geteuid())
@@ -288,7 +288,7 @@ func TestExitedProcessCannotBeOpened(t *testing.T) {
 }
 
 func TestSilentPeersDoNotDelayAccept(t *testing.T) {
-	l, path := listen(t)
+	l, path := listen(t, UnixOptions{})
 	for range 3 {
 		dial(t, path) // and say nothing
 	}
@@ -298,7 +298,7 @@ func TestSilentPeersDoNotDelayAccept(t *testing.T) {
 }
 
 func TestAcceptEndsWithTheListener(t *testing.T) {
-	l, path := listen(t)
+	l, path := listen(t, UnixOptions{})
 	dial(t, path)
 	c := accept(t, l)
 	l.Close()
@@ -321,7 +321,7 @@ func TestDescriptorsAreClosedAndNotInherited(t *testing.T) {
 		return len(entries)
 	}
 	fail := false
-	l, path := listen(t, OnRefused(func(error) { fail = false }))
+	l, path := listen(t, UnixOptions{Refused: func(error) { fail = false }})
 	l.open = func(socket int, pid int32) (int, uint64, error) {
 		if fail {
 			return -1, 0, ErrExited
@@ -364,12 +364,12 @@ func TestDescriptorsAreClosedAndNotInherited(t *testing.T) {
 func TestRefusedUserCostsNoIdentification(t *testing.T) {
 	why := errors.New("too many")
 	refused := make(chan error, 1)
-	l, path := listen(t, Admit(func(uid uint32) error {
+	l, path := listen(t, UnixOptions{Admit: func(uid uint32) error {
 		if uid != uint32(os.Geteuid()) {
 			t.Errorf("asked for uid %d", uid)
 		}
 		return why
-	}), OnRefused(func(err error) { refused <- err }))
+	}, Refused: func(err error) { refused <- err }})
 	l.open = func(int, int32) (int, uint64, error) {
 		t.Error("a refused connection is identified")
 		return -1, 0, ErrExited

@@ -1,4 +1,4 @@
-package peercred
+package auth
 
 import (
 	"context"
@@ -48,8 +48,8 @@ func check(t *testing.T, path string) (*grpc.ClientConn, error) {
 }
 
 func TestCallsKnowTheirPeer(t *testing.T) {
-	l, path := listen(t)
-	seen := make(chan *Conn, 1)
+	l, path := listen(t, UnixOptions{})
+	seen := make(chan Conn, 1)
 	serveHealth(t, l, func(ctx context.Context) {
 		c, ok := FromContext(ctx)
 		if !ok {
@@ -88,7 +88,7 @@ func TestContextWithoutConnectionHasNoPeer(t *testing.T) {
 }
 
 func TestConnectionsOfOtherListenersAreNotServed(t *testing.T) {
-	l, path := listen(t)
+	l, path := listen(t, UnixOptions{})
 	serveHealth(t, l.UnixListener, func(context.Context) { t.Error("served") })
 	if _, err := check(t, path); status.Code(err) != codes.Unavailable {
 		t.Errorf("got %v, want UNAVAILABLE", err)

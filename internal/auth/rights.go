@@ -1,79 +1,64 @@
-// Package authz hides who may call what: it turns a proved identity into rights
-// and a gRPC method into the rights it needs. It does no I/O; names of users and
-// groups have become ids before they get here.
-package authz
+package auth
 
 import (
 	"slices"
 	"strings"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/mtls"
-	"github.com/gpreempt/gpreempt/internal/peercred"
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
-
-// Peer is a proved identity: a peercred.Peer, a process of this host, or a
-// mtls.Peer, whoever holds a certificate. Any other has no rights.
-type Peer interface {
-	// Process is the process, zero when the peer is none of this host.
-	Process() gpreempt.ProcessKey
-	// Principal names whom the peer acts for: what limits beyond one process count by.
-	Principal() string
-	// String names the peer for people.
-	String() string
-}
 
 // Rights is a set of rights.
 type Rights uint8
 
 // The rights.
 const (
-	// Online: announce work and end what one announced.
+	// Online is the right to announce work and to end one's own leases.
 	Online Rights = 1 << iota
-	// Read: look at everything but what stands in the memory of processes.
+	// Read is the right to read everything except the memory of processes.
 	Read
-	// Admin: everything. Policy.Rights never gives it without the others.
+	// Admin is the right to do everything. Policy.Rights returns it only together
+	// with the others.
 	Admin
 )
 
-// Allows reports whether r satisfies need, as Need gives it.
+// Allows reports whether r has all rights of need.
 func (r Rights) Allows(need Rights) bool { return r&need == need }
 
-// Policy says who has which rights. Uid 0 and the owner have all; the groups
-// count whether they are a caller's own or supplementary.
+// Policy is which callers have which rights. Uid 0 and the owner have all. A group
+// counts as a caller's primary or supplementary group.
 type Policy struct {
 	// OwnerUID is the daemon's own effective user id.
 	OwnerUID uint32
 	// OnlineGIDs and AdminGIDs are groups whose members have the right.
 	OnlineGIDs, AdminGIDs []uint32
-	// OnlineUIDs and AdminUIDs are users who have the right.
+	// OnlineUIDs and AdminUIDs are users that have the right.
 	OnlineUIDs, AdminUIDs []uint32
-	// OnlineNames and AdminNames are names of certificates, as mtls.Peer has them.
+	// OnlineNames and AdminNames are names of certificates, as in Certificate.Names.
 	OnlineNames, AdminNames []string
 }
 
 // Rights returns the rights of peer; 0 when it has none.
 func (p Policy) Rights(peer Peer) Rights {
 	switch peer := peer.(type) {
-	case peercred.Peer:
+	case Process:
 		return p.ofProcess(peer)
-	case mtls.Peer:
+	case Certificate:
 		return p.ofCertificate(peer)
 	}
 	return 0
 }
 
-// MayReadMemory reports whether peer may see what stands in the memory of a user's
+// MayReadMemory reports whether peer may read what is in the memory of a user's
 // processes, such as their environment: the kernel shows it to that user and to
 // root.
 func (p Policy) MayReadMemory(peer Peer, uid uint32) bool {
-	process, ok := peer.(peercred.Peer)
+	process, ok := peer.(Process)
 	return ok && process.UID == uid || p.Rights(peer).Allows(Admin)
 }
 
-// ofProcess: who may announce on a host may look at it, as anybody can with ps.
-func (p Policy) ofProcess(peer peercred.Peer) Rights {
+// ofProcess returns the rights of a process. With Online it has Read, because
+// everybody on a host can see its processes with ps.
+func (p Policy) ofProcess(peer Process) Rights {
 	in := func(uids, gids []uint32) bool {
 		return slices.Contains(uids, peer.UID) || slices.Contains(gids, peer.GID) ||
 			slices.ContainsFunc(peer.Groups, func(g uint32) bool { return slices.Contains(gids, g) })
@@ -87,8 +72,9 @@ func (p Policy) ofProcess(peer peercred.Peer) Rights {
 	return 0
 }
 
-// ofCertificate: whoever announces from another host learns nothing of this one.
-func (p Policy) ofCertificate(peer mtls.Peer) Rights {
+// ofCertificate returns the rights of a certificate. Online does not include Read: a
+// client on another host needs no information about this one.
+func (p Policy) ofCertificate(peer Certificate) Rights {
 	in := func(names []string) bool {
 		return slices.ContainsFunc(peer.Names, func(name string) bool { return slices.Contains(names, name) })
 	}
@@ -101,13 +87,13 @@ func (p Policy) ofCertificate(peer mtls.Peer) Rights {
 	return 0
 }
 
-// The needs of the admin service's two kinds of calls.
+// The rights of the admin service's two kinds of calls.
 const (
 	reads   = Read
 	changes = Admin
 )
 
-// methods has every method of the services whose methods differ.
+// methods has every method of the services whose methods need different rights.
 var methods = map[string]Rights{
 	gpreemptv1.OnlineService_NotifyOnline_FullMethodName: Online,
 	gpreemptv1.OnlineService_Complete_FullMethodName:     Online,
@@ -135,7 +121,7 @@ var methods = map[string]Rights{
 	gpreemptv1.AdminService_Diagnose_FullMethodName:       reads,
 }
 
-// services has the services all of whose methods need the same.
+// services has the services whose methods all need the same right.
 var services = map[string]Rights{
 	"gpreempt.sim.v1.SimService":               Read,
 	"grpc.health.v1.Health":                    0,
@@ -143,9 +129,9 @@ var services = map[string]Rights{
 	"grpc.reflection.v1alpha.ServerReflection": 0,
 }
 
-// Need returns the right a caller of fullMethod, "/package.Service/Method", must
-// have; 0: being identified is enough. false: nobody may call it, since
-// it is not known.
+// Need returns the right that a call of fullMethod, "/package.Service/Method", needs;
+// 0 when an identity is enough. It returns false for an unknown method, which no
+// caller may call.
 func Need(fullMethod string) (Rights, bool) {
 	if need, ok := methods[fullMethod]; ok {
 		return need, true

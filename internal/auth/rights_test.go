@@ -1,4 +1,4 @@
-package authz
+package auth
 
 import (
 	"fmt"
@@ -14,8 +14,6 @@ import (
 
 	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/mtls"
-	"github.com/gpreempt/gpreempt/internal/peercred"
 )
 
 // fullMethods returns the methods of a service as gRPC calls them.
@@ -116,23 +114,23 @@ func TestRights(t *testing.T) {
 		peer Peer
 		want Rights
 	}{
-		{"a stranger", peercred.Peer{UID: 5, GID: 5, Groups: []uint32{6, 7}}, 0},
-		{"root", peercred.Peer{UID: 0, GID: 5}, all},
-		{"the owner", peercred.Peer{UID: 1, GID: 5}, all},
-		{"an online user", peercred.Peer{UID: 10, GID: 5}, Online | Read},
-		{"an admin user", peercred.Peer{UID: 20, GID: 5}, all},
-		{"an online group of its own", peercred.Peer{UID: 5, GID: 101}, Online | Read},
-		{"an online group among others", peercred.Peer{UID: 5, GID: 5, Groups: []uint32{7, 100}}, Online | Read},
-		{"an admin group of its own", peercred.Peer{UID: 5, GID: 200}, all},
-		{"an admin group among others", peercred.Peer{UID: 5, GID: 5, Groups: []uint32{7, 200}}, all},
-		{"online by user, admin by group", peercred.Peer{UID: 10, GID: 200}, all},
-		{"a uid is no gid", peercred.Peer{UID: 200, GID: 20, Groups: []uint32{10, 0, 1}}, 0},
-		{"a listed certificate", mtls.Peer{Names: []string{"dns:web.example"}}, Online},
-		{"one of its names is listed", mtls.Peer{Names: []string{"uri:other", "uri:spiffe://example/web", "cn:web"}}, Online},
-		{"an admin's certificate", mtls.Peer{Names: []string{"dns:ops.example", "cn:ops"}}, all},
-		{"the name of another kind", mtls.Peer{Names: []string{"cn:web.example", "dns:ops"}}, 0},
-		{"part of a name", mtls.Peer{Names: []string{"dns:web.example.org", "dns:web", "dns:a.web.example", "dns:*.example"}}, 0},
-		{"a certificate without names", mtls.Peer{Subject: "O=web.example"}, 0},
+		{"a stranger", Process{UID: 5, GID: 5, Groups: []uint32{6, 7}}, 0},
+		{"root", Process{UID: 0, GID: 5}, all},
+		{"the owner", Process{UID: 1, GID: 5}, all},
+		{"an online user", Process{UID: 10, GID: 5}, Online | Read},
+		{"an admin user", Process{UID: 20, GID: 5}, all},
+		{"an online group of its own", Process{UID: 5, GID: 101}, Online | Read},
+		{"an online group among others", Process{UID: 5, GID: 5, Groups: []uint32{7, 100}}, Online | Read},
+		{"an admin group of its own", Process{UID: 5, GID: 200}, all},
+		{"an admin group among others", Process{UID: 5, GID: 5, Groups: []uint32{7, 200}}, all},
+		{"online by user, admin by group", Process{UID: 10, GID: 200}, all},
+		{"a uid is no gid", Process{UID: 200, GID: 20, Groups: []uint32{10, 0, 1}}, 0},
+		{"a listed certificate", Certificate{Names: []string{"dns:web.example"}}, Online},
+		{"one of its names is listed", Certificate{Names: []string{"uri:other", "uri:spiffe://example/web", "cn:web"}}, Online},
+		{"an admin's certificate", Certificate{Names: []string{"dns:ops.example", "cn:ops"}}, all},
+		{"the name of another kind", Certificate{Names: []string{"cn:web.example", "dns:ops"}}, 0},
+		{"part of a name", Certificate{Names: []string{"dns:web.example.org", "dns:web", "dns:a.web.example", "dns:*.example"}}, 0},
+		{"a certificate without names", Certificate{Subject: "O=web.example"}, 0},
 		{"nobody", nil, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -144,13 +142,13 @@ func TestRights(t *testing.T) {
 }
 
 func TestEmptyPolicyLetsRootInOnly(t *testing.T) {
-	if got := (Policy{}).Rights(peercred.Peer{UID: 1000, GID: 0, Groups: []uint32{0}}); got != 0 {
+	if got := (Policy{}).Rights(Process{UID: 1000, GID: 0, Groups: []uint32{0}}); got != 0 {
 		t.Errorf("a member of the root group has %b", got)
 	}
-	if got := (Policy{}).Rights(peercred.Peer{}); got != Online|Read|Admin {
+	if got := (Policy{}).Rights(Process{}); got != Online|Read|Admin {
 		t.Errorf("root has %b", got)
 	}
-	if got := (Policy{}).Rights(mtls.Peer{Names: []string{""}}); got != 0 {
+	if got := (Policy{}).Rights(Certificate{Names: []string{""}}); got != 0 {
 		t.Errorf("a certificate has %b", got)
 	}
 }
@@ -179,8 +177,8 @@ func TestMemoryIsForItsUserAndAdmins(t *testing.T) {
 	policy := Policy{OwnerUID: 1, OnlineUIDs: []uint32{10}, AdminUIDs: []uint32{20}, OnlineNames: []string{"cn:web"}, AdminNames: []string{"cn:ops"}}
 	got := map[string]bool{}
 	for name, peer := range map[string]Peer{
-		"its user": peercred.Peer{UID: 30}, "another": peercred.Peer{UID: 10}, "an admin": peercred.Peer{UID: 20}, "root": peercred.Peer{},
-		"online by certificate": mtls.Peer{Names: []string{"cn:web"}}, "admin by certificate": mtls.Peer{Names: []string{"cn:ops"}}, "nobody": nil,
+		"its user": Process{UID: 30}, "another": Process{UID: 10}, "an admin": Process{UID: 20}, "root": Process{},
+		"online by certificate": Certificate{Names: []string{"cn:web"}}, "admin by certificate": Certificate{Names: []string{"cn:ops"}}, "nobody": nil,
 	} {
 		got[name] = policy.MayReadMemory(peer, 30)
 	}
@@ -191,7 +189,7 @@ func TestMemoryIsForItsUserAndAdmins(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("may read (-want +got):\n%s", diff)
 	}
-	if (Policy{}).MayReadMemory(mtls.Peer{}, 0) {
+	if (Policy{}).MayReadMemory(Certificate{}, 0) {
 		t.Error("a certificate reads the memory of root")
 	}
 }

@@ -1,4 +1,4 @@
-package mtls
+package auth
 
 import (
 	"context"
@@ -20,32 +20,31 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
+// maxWait bounds every wait of a test that fails.
+const maxWait = 10 * time.Second
 
-// patience bounds every wait of a test that is broken.
-const patience = 10 * time.Second
-
-// door is a listener with its keeper, and what each handshake gave.
-type door struct {
-	t       *testing.T
-	ca      *testutil.Authority
-	files   Files
-	keeper  *Keeper
-	address string
-	proved  chan *Conn
-	refused chan error
+// tlsServer is a listener with its certificates, and the results of handshakes.
+type tlsServer struct {
+	t        *testing.T
+	ca       *testutil.Authority
+	files    CertificateFiles
+	certs    *CertificateStore
+	address  string
+	accepted chan *tlsConn
+	refused  chan error
 }
 
-func open(t *testing.T) *door {
+func startTLS(t *testing.T) *tlsServer {
 	t.Helper()
-	d := &door{t: t, ca: testutil.NewAuthority(t, "ours"), proved: make(chan *Conn, 256), refused: make(chan error, 256)}
+	d := &tlsServer{t: t, ca: testutil.NewAuthority(t, "ours"), accepted: make(chan *tlsConn, 256), refused: make(chan error, 256)}
 	cert, key := d.ca.Issue(testutil.ForServer)
-	d.files = Files{Certificate: cert, Key: key, ClientCA: d.ca.File}
-	var err error
-	if d.keeper, err = NewKeeper(d.files); err != nil {
+	d.files = CertificateFiles{Certificate: cert, Key: key, ClientCA: d.ca.File}
+	certificates, err := ReadCertificates(d.files)
+	if err != nil {
 		t.Fatal(err)
 	}
-	l, err := Listen(t.Context(), "127.0.0.1:0", d.keeper, func(err error) { d.refused <- err })
+	d.certs = NewCertificateStore(certificates)
+	l, err := ListenTLS(t.Context(), "127.0.0.1:0", d.certs, func(err error) { d.refused <- err })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,22 +57,22 @@ func open(t *testing.T) *door {
 				return
 			}
 			wg.Go(func() { // as gRPC does
-				_ = conn.SetDeadline(time.Now().Add(patience))
+				_ = conn.SetDeadline(time.Now().Add(maxWait))
 				if _, _, err := Credentials().ServerHandshake(conn); err != nil {
 					d.refused <- err
 					_ = conn.Close()
 					return
 				}
 				_ = conn.SetDeadline(time.Time{})
-				d.proved <- conn.(*Conn)
+				d.accepted <- conn.(*tlsConn)
 			})
 		}
 	})
 	t.Cleanup(func() {
 		_ = l.Close()
 		wg.Wait()
-		close(d.proved)
-		for c := range d.proved {
+		close(d.accepted)
+		for c := range d.accepted {
 			_ = c.Close()
 		}
 	})
@@ -81,7 +80,7 @@ func open(t *testing.T) *door {
 }
 
 // config is that of a client with a certificate; "" shows none.
-func (d *door) config(cert, key string) *tls.Config {
+func (d *tlsServer) config(cert, key string) *tls.Config {
 	d.t.Helper()
 	pem, err := os.ReadFile(d.ca.File)
 	if err != nil {
@@ -100,30 +99,30 @@ func (d *door) config(cert, key string) *tls.Config {
 }
 
 // dial connects and does not shake hands yet.
-func (d *door) dial(c *tls.Config) *tls.Conn {
+func (d *tlsServer) dial(c *tls.Config) *tls.Conn {
 	d.t.Helper()
 	raw, err := net.Dial("tcp", d.address)
 	if err != nil {
 		d.t.Fatal(err)
 	}
 	d.t.Cleanup(func() { _ = raw.Close() })
-	_ = raw.SetDeadline(time.Now().Add(patience))
+	_ = raw.SetDeadline(time.Now().Add(maxWait))
 	return tls.Client(raw, c)
 }
 
 // enter returns the server's end of a connection that must be let in, and the
 // client's.
-func (d *door) enter(c *tls.Config) (server *Conn, client *tls.Conn) {
+func (d *tlsServer) enter(c *tls.Config) (server *tlsConn, client *tls.Conn) {
 	d.t.Helper()
 	client = d.dial(c)
 	if err := client.Handshake(); err != nil {
 		d.t.Fatal(err)
 	}
 	select {
-	case server = <-d.proved:
+	case server = <-d.accepted:
 	case err := <-d.refused:
 		d.t.Fatal(err)
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		d.t.Fatal("no handshake")
 	}
 	d.t.Cleanup(func() { _ = server.Close() })
@@ -131,40 +130,40 @@ func (d *door) enter(c *tls.Config) (server *Conn, client *tls.Conn) {
 }
 
 // awaitEnd waits for the end of a connection.
-func (d *door) awaitEnd(c *Conn, why string) {
+func (d *tlsServer) awaitEnd(c *tlsConn, why string) {
 	d.t.Helper()
 	select {
 	case <-c.Done():
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		d.t.Fatalf("a connection stands, though %s", why)
 	}
 }
 
 // awaitRefusal returns why a connection was refused.
-func (d *door) awaitRefusal() error {
+func (d *tlsServer) awaitRefusal() error {
 	d.t.Helper()
 	select {
 	case err := <-d.refused:
 		return err
-	case <-d.proved:
+	case <-d.accepted:
 		d.t.Fatal("it was let in")
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		d.t.Fatal("it was neither refused nor let in")
 	}
 	return nil
 }
 
 func TestPeerIsWhatItsCertificateSays(t *testing.T) {
-	d := open(t)
+	d := startTLS(t)
 	cert, key := d.ca.Issue(testutil.Named("web.example", "web"), testutil.WithURI("spiffe://example/web"), func(c *x509.Certificate) {
 		c.Subject = pkix.Name{CommonName: "web frontend", Organization: []string{"Example"}}
 	})
 	server, client := d.enter(d.config(cert, key))
-	want := Peer{
+	want := Certificate{
 		Names:   []string{"uri:spiffe://example/web", "dns:web.example", "dns:web", "cn:web frontend"},
 		Subject: "CN=web frontend,O=Example", Serial: "3", Address: client.LocalAddr().String(),
 	}
-	if diff := cmp.Diff(want, server.Peer()); diff != "" {
+	if diff := cmp.Diff(want, server.peer); diff != "" {
 		t.Errorf("peer (-want +got):\n%s", diff)
 	}
 	if v := client.ConnectionState().Version; v != tls.VersionTLS13 {
@@ -182,7 +181,7 @@ func TestPeerIsWhatItsCertificateSays(t *testing.T) {
 }
 
 func TestNobodyGetsInWithoutAGoodCertificate(t *testing.T) {
-	d := open(t)
+	d := startTLS(t)
 	foreign := testutil.NewAuthority(t, "ours") // of the same name
 	issue := func(a *testutil.Authority, change ...func(*x509.Certificate)) *tls.Config {
 		cert, key := a.Issue(append(change, testutil.Named("web.example"))...)
@@ -225,7 +224,7 @@ func TestNobodyGetsInWithoutAGoodCertificate(t *testing.T) {
 }
 
 func TestPlainTCPIsNoWayIn(t *testing.T) {
-	d := open(t)
+	d := startTLS(t)
 	raw, err := net.Dial("tcp", d.address)
 	if err != nil {
 		t.Fatal(err)
@@ -249,7 +248,7 @@ func TestPlainTCPIsNoWayIn(t *testing.T) {
 }
 
 func TestHostThatIsGoneIsFoundOut(t *testing.T) {
-	d := open(t)
+	d := startTLS(t)
 	cert, key := d.ca.Issue()
 	server, _ := d.enter(d.config(cert, key))
 	socket, err := server.raw.(*net.TCPConn).SyscallConn()
@@ -278,7 +277,7 @@ func TestHostThatIsGoneIsFoundOut(t *testing.T) {
 }
 
 func TestConnectionEndsWithItsCertificate(t *testing.T) {
-	d := open(t)
+	d := startTLS(t)
 	cert, key := d.ca.Issue(testutil.Valid(-time.Hour, 2*time.Second))
 	server, client := d.enter(d.config(cert, key))
 	d.awaitEnd(server, "the certificate expired")
@@ -288,33 +287,29 @@ func TestConnectionEndsWithItsCertificate(t *testing.T) {
 }
 
 func TestNewAuthoritiesCutWhomTheyDoNotKnow(t *testing.T) {
-	d := open(t)
+	d := startTLS(t)
 	cert, key := d.ca.Issue()
 	before, _ := d.enter(d.config(cert, key))
 	other := testutil.NewAuthority(t, "other")
 	otherCert, otherKey := other.Issue()
 
 	files := d.files
-	files.ClientCA = other.File + ".missing"
-	if err := d.keeper.Load(files); err == nil || !strings.Contains(err.Error(), files.ClientCA) {
-		t.Errorf("error %v, want one about the missing file", err)
+	use := func(f CertificateFiles) {
+		certificates, err := ReadCertificates(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.certs.Use(certificates)
 	}
-	again, _ := d.enter(d.config(cert, key)) // everything is as it was
-
-	if err := d.keeper.Load(d.files); err != nil { // nothing changed
-		t.Fatal(err)
-	}
+	use(files) // the same files
 	select {
 	case <-before.Done():
 		t.Fatal("cut, though its authority is the same")
 	default:
 	}
 	files.ClientCA = other.File
-	if err := d.keeper.Load(files); err != nil {
-		t.Fatal(err)
-	}
+	use(files)
 	d.awaitEnd(before, "its authority is gone")
-	d.awaitEnd(again, "its authority is gone")
 	_ = d.dial(d.config(cert, key)).Handshake() // the client may learn it later
 	_ = d.awaitRefusal()
 	d.enter(d.config(otherCert, otherKey))
@@ -325,26 +320,26 @@ func TestFilesAreNamedWhenWrong(t *testing.T) {
 	cert, key := ca.Issue(testutil.ForServer)
 	_, stranger := ca.Issue()
 	for name, tc := range map[string]struct {
-		files Files
+		files CertificateFiles
 		want  string
 	}{
-		"no certificate":   {Files{"/nowhere", key, ca.File}, "/nowhere"},
-		"another's key":    {Files{cert, stranger, ca.File}, stranger},
-		"no authorities":   {Files{cert, key, "/nowhere"}, "/nowhere"},
-		"not certificates": {Files{cert, key, key}, key},
+		"no certificate":   {CertificateFiles{"/nowhere", key, ca.File}, "/nowhere"},
+		"another's key":    {CertificateFiles{cert, stranger, ca.File}, stranger},
+		"no authorities":   {CertificateFiles{cert, key, "/nowhere"}, "/nowhere"},
+		"not certificates": {CertificateFiles{cert, key, key}, key},
 	} {
-		if _, err := NewKeeper(tc.files); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if _, err := ReadCertificates(tc.files); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: %v, want it to name %s", name, err, tc.want)
 		}
 	}
 }
 
 func TestStrangersTakeABoundedNumberOfPlaces(t *testing.T) {
-	d := open(t)
+	d := startTLS(t)
 	cert, key := d.ca.Issue()
 	config := d.config(cert, key)
 	var silent []net.Conn
-	for range maxUnproved {
+	for range maxHandshakes {
 		raw, err := net.Dial("tcp", d.address)
 		if err != nil {
 			t.Fatal(err)
@@ -358,7 +353,7 @@ func TestStrangersTakeABoundedNumberOfPlaces(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer raw.Close()
-	_ = raw.SetReadDeadline(time.Now().Add(patience))
+	_ = raw.SetReadDeadline(time.Now().Add(maxWait))
 	if _, err := raw.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("one too many reads %v, want its end", err)
 	}
@@ -373,12 +368,12 @@ func TestStrangersTakeABoundedNumberOfPlaces(t *testing.T) {
 }
 
 func TestPrincipalIsAllNames(t *testing.T) {
-	for _, other := range []Peer{{Names: []string{"dns:a"}}, {Names: []string{"dns:b", "dns:a"}}, {Names: []string{`dns:a" "dns:b`}}, {}} {
-		if (Peer{Names: []string{"dns:a", "dns:b"}}).Principal() == other.Principal() {
+	for _, other := range []Certificate{{Names: []string{"dns:a"}}, {Names: []string{"dns:b", "dns:a"}}, {Names: []string{`dns:a" "dns:b`}}, {}} {
+		if (Certificate{Names: []string{"dns:a", "dns:b"}}).Principal() == other.Principal() {
 			t.Errorf("taken for %v", other.Names)
 		}
 	}
-	a, b := Peer{Names: []string{"dns:a"}, Address: "1", Serial: "1"}, Peer{Names: []string{"dns:a"}, Address: "2", Serial: "2"}
+	a, b := Certificate{Names: []string{"dns:a"}, Address: "1", Serial: "1"}, Certificate{Names: []string{"dns:a"}, Address: "2", Serial: "2"}
 	if a.Principal() != b.Principal() {
 		t.Error("a renewed certificate is another client")
 	}

@@ -1,17 +1,8 @@
-// Package peercred identifies the process at the other end of a unix socket, as the
-// kernel reports it, and detects its death.
-//
-// The identity is that of the process that called connect, at that time, in the
-// daemon's own pid and user namespaces. It does not change when the socket is
-// inherited or passed on, and it ends with that process: the connection is closed then,
-// even if another process holds the socket.
-package peercred
+package auth
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"os"
 	"sync"
@@ -20,15 +11,14 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc/peer"
 
 	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Peer is the process that connected.
-type Peer struct {
+// Process is a process of this host that connected over a unix socket.
+type Process struct {
 	// PID is the process id, never 0.
 	PID int32
 	// UID and GID are the effective ids when it connected.
@@ -40,84 +30,104 @@ type Peer struct {
 	Start uint64
 }
 
-// Process returns the key of the process.
-func (p Peer) Process() gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: p.PID, Start: p.Start} }
+// Key returns the key of the process.
+func (p Process) Key() gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: p.PID, Start: p.Start} }
 
 // Principal returns the user that the process acts for, the same text for every process
 // of that user.
-func (p Peer) Principal() string { return fmt.Sprintf("uid %d", p.UID) }
+func (p Process) Principal() string { return fmt.Sprintf("uid %d", p.UID) }
 
 // String returns the user and the pid for a person to read.
-func (p Peer) String() string { return fmt.Sprintf("uid %d pid %d", p.UID, p.PID) }
+func (p Process) String() string { return fmt.Sprintf("uid %d pid %d", p.UID, p.PID) }
 
-// Option configures a listener.
-type Option func(*listener)
-
-// OnRefused sets a function that Accept calls for each connection that it closed
-// because it could not identify the peer. The error names the peer, the reason and the
-// remedy. The function must not block.
-func OnRefused(report func(error)) Option { return func(l *listener) { l.refused = report } }
-
-// AtMost bounds the connections that are open at a time. Accept closes another one at
-// once and reports it to OnRefused with ErrFull. Each connection takes two file
-// descriptors.
-func AtMost(n int) Option { return func(l *listener) { l.limit = int64(n) } }
-
-// Admit sets a function that Accept calls with the user of each connection, before it
-// identifies the peer: an error refuses the connection, wrapped, at the cost of two
-// system calls. The function must not block.
-func Admit(admit func(uid uint32) error) Option { return func(l *listener) { l.admit = admit } }
-
-// NewListener returns a listener whose connections are all *Conn. A connection
-// whose peer cannot be identified is closed and Accept goes on to the next.
-// Accept makes no call that a peer can keep waiting. Closing the listener
-// closes l and leaves the accepted connections alone.
-func NewListener(l *net.UnixListener, opts ...Option) net.Listener {
-	nl := &listener{UnixListener: l, refused: func(error) {}, admit: func(uint32) error { return nil }, open: openPeer, limit: math.MaxInt64}
-	for _, opt := range opts {
-		opt(nl)
-	}
-	return nl
+// Origin is where a process comes from.
+type Origin struct {
+	// Exe is the path of its program, as its mount namespace has it, and Cgroup that
+	// of its control group; "" when it cannot be read.
+	Exe, Cgroup string
 }
 
-type listener struct {
+// Origin reads where the process comes from; false when it has exited. A process can
+// change both, so nothing is cached.
+func (p Process) Origin() (Origin, bool) {
+	handle, err := proc.Open("/", p.Key())
+	if err != nil {
+		return Origin{}, false
+	}
+	defer handle.Close()
+	var o Origin
+	o.Exe, _ = handle.Exe() // a kernel thread has none
+	if text, err := handle.Cgroup(); err == nil {
+		o.Cgroup = discovery.ParseCgroup(text).Path
+	}
+	return o, handle.Check() == nil
+}
+
+// UnixOptions configure a listener. The zero value accepts every connection.
+type UnixOptions struct {
+	// MaxConns bounds the connections that are open at a time; 0: no bound. Accept
+	// closes another one at once and reports it with ErrFull. Each connection takes two
+	// file descriptors.
+	MaxConns int
+	// Admit is called with the user of each connection, before the peer is identified:
+	// an error refuses the connection, wrapped, at the cost of two system calls. Accept
+	// calls it, so it must not block.
+	Admit func(uid uint32) error
+	// Refused is called for each connection that Accept closed because it did not
+	// identify the peer. The error names the peer, the reason and the remedy. Accept
+	// calls it, so it must not block.
+	Refused func(error)
+}
+
+// NewUnixListener returns a listener whose connections are all Conns of a Process. A
+// connection whose peer cannot be identified is closed, and Accept continues with the
+// next. Accept makes no call that a peer can block. Closing the listener closes l and
+// leaves the accepted connections open.
+func NewUnixListener(l *net.UnixListener, o UnixOptions) net.Listener {
+	if o.Admit == nil {
+		o.Admit = func(uint32) error { return nil }
+	}
+	if o.Refused == nil {
+		o.Refused = func(error) {}
+	}
+	return &unixListener{UnixListener: l, options: o, open: openPeer}
+}
+
+type unixListener struct {
 	*net.UnixListener
-	refused func(error)
-	admit   func(uid uint32) error
+	options UnixOptions
 	// open is openPeer.
 	open func(socket int, pid int32) (pidfd int, start uint64, err error)
-	// limit is how many connections may be open, and held how many are.
-	limit int64
-	held  atomic.Int64
+	held atomic.Int64 // connections that are open
 }
 
-func (l *listener) Accept() (net.Conn, error) {
+func (l *unixListener) Accept() (net.Conn, error) {
 	for {
 		socket, err := l.AcceptUnix()
 		if err != nil {
 			return nil, err
 		}
-		if l.held.Load() >= l.limit {
-			err = fmt.Errorf("connection refused: %d are open: %w", l.limit, ErrFull)
+		if most := l.options.MaxConns; most > 0 && l.held.Load() >= int64(most) {
+			err = fmt.Errorf("connection refused: %d are open: %w", most, ErrFull)
 		} else if conn, failure := l.identify(socket); failure == nil {
 			return conn, nil
 		} else {
 			err = failure
 		}
 		_ = socket.Close()
-		l.refused(err)
+		l.options.Refused(err)
 	}
 }
 
 // identify identifies the peer. The order matters: everything is looked up by pid
 // first, and then the pidfd shows that the process is alive. Then its pid was not
 // reused meanwhile.
-func (l *listener) identify(socket *net.UnixConn) (*Conn, error) {
+func (l *unixListener) identify(socket *net.UnixConn) (*unixConn, error) {
 	raw, err := socket.SyscallConn()
 	if err != nil {
 		return nil, fmt.Errorf("connection refused: its socket: %w", err)
 	}
-	var p Peer
+	var p Process
 	pidfd := -1
 	var failure error
 	err = raw.Control(func(fd uintptr) {
@@ -130,7 +140,7 @@ func (l *listener) identify(socket *net.UnixConn) (*Conn, error) {
 		_ = unix.Close(pidfd)
 		return nil, refusal(p, fmt.Errorf("its pidfd: %w", err))
 	}
-	c := &Conn{Conn: socket, peer: p, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), done: make(chan struct{}), held: &l.held}
+	c := &unixConn{Conn: socket, peer: p, pidfd: os.NewFile(uintptr(pidfd), "pidfd"), done: make(chan struct{}), held: &l.held}
 	// Only a file in the runtime's poller takes deadlines; one that is not would
 	// block a thread for each client.
 	if err := c.pidfd.SetReadDeadline(time.Time{}); err != nil {
@@ -152,17 +162,17 @@ func (l *listener) identify(socket *net.UnixConn) (*Conn, error) {
 }
 
 // lookup returns what the kernel knows of the peer. The caller closes the pidfd.
-func (l *listener) lookup(socket int) (p Peer, pidfd int, err error) {
+func (l *unixListener) lookup(socket int) (p Process, pidfd int, err error) {
 	cred, err := unix.GetsockoptUcred(socket, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
 		return p, -1, fmt.Errorf("connection refused: SO_PEERCRED: %w", err)
 	}
-	p = Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}
+	p = Process{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}
 	if p.PID == 0 {
 		return p, -1, fmt.Errorf("connection of uid %d refused: its process is in a pid namespace that gpreemptd cannot see:"+
 			" run gpreemptd in the host's pid namespace (hostPID: true in a pod)", p.UID)
 	}
-	if err := l.admit(p.UID); err != nil {
+	if err := l.options.Admit(p.UID); err != nil {
 		return p, -1, refusal(p, err)
 	}
 	if p.Groups, err = peerGroups(socket); err != nil {
@@ -214,26 +224,25 @@ func openPID(_ int, pid int32) (pidfd int, start uint64, err error) {
 	return pidfd, p.Key().Start, nil
 }
 
-// ErrExited is passed to OnRefused, wrapped, when the peer exited before it could be
+// ErrExited is reported as refused, wrapped, when the peer exited before it could be
 // identified. It needs no action.
 var ErrExited = errors.New("it has exited")
 
-// ErrFull is passed to OnRefused, wrapped, for a connection beyond AtMost.
+// ErrFull is reported as refused, wrapped, for a connection beyond MaxConns.
 var ErrFull = errors.New("the limit is reached: end some clients, or give gpreemptd more file descriptors (LimitNOFILE)")
 
 func unreadable(err error) error {
 	return fmt.Errorf("its start time cannot be read: %w: if it is alive, give gpreemptd a /proc of its own pid namespace, without hidepid", err)
 }
 
-func refusal(p Peer, err error) error {
+func refusal(p Process, err error) error {
 	return fmt.Errorf("connection of pid %d, uid %d refused: %w", p.PID, p.UID, err)
 }
 
-// Conn is a connection whose peer is known. Its methods may be called from any
-// goroutine.
-type Conn struct {
+// unixConn is a connection of a Process.
+type unixConn struct {
 	net.Conn
-	peer  Peer
+	peer  Process
 	pidfd *os.File
 	held  *atomic.Int64 // counts the connection until it is closed
 
@@ -243,17 +252,14 @@ type Conn struct {
 	closeErr error // likewise
 }
 
-// Peer returns the process at the other end. The caller must not change Groups.
-func (c *Conn) Peer() Peer { return c.peer }
+// handshake does nothing: Accept has identified the peer.
+func (*unixConn) handshake() error { return nil }
 
-// Done is closed when the connection is over: Close was called, as gRPC does when
-// the stream of bytes ends, or the process died, and then the connection has
-// been closed even if another process holds its other end.
-func (c *Conn) Done() <-chan struct{} { return c.done }
+func (c *unixConn) Peer() Peer { return c.peer }
 
-// Died reports whether the connection ended because the process died. It is false
-// before Done is closed.
-func (c *Conn) Died() bool {
+func (c *unixConn) Done() <-chan struct{} { return c.done }
+
+func (c *unixConn) Died() bool {
 	select {
 	case <-c.done:
 		return c.died
@@ -263,7 +269,7 @@ func (c *Conn) Died() bool {
 }
 
 // Close closes the connection, once.
-func (c *Conn) Close() error {
+func (c *unixConn) Close() error {
 	select {
 	case <-c.done:
 		return c.closeErr
@@ -272,11 +278,9 @@ func (c *Conn) Close() error {
 	return c.end(c.Exiting())
 }
 
-// Exiting reports whether the process has exited or is exiting. It is true before a
-// dying process loses its sockets, which is before Done.
-func (c *Conn) Exiting() bool { return c.dead() || c.leaving() }
+func (c *unixConn) Exiting() bool { return c.dead() || c.leaving() }
 
-func (c *Conn) end(died bool) error {
+func (c *unixConn) end(died bool) error {
 	c.once.Do(func() {
 		c.died = died
 		c.closeErr = c.Conn.Close()
@@ -288,14 +292,14 @@ func (c *Conn) end(died bool) error {
 }
 
 // watch waits until the process exits or the pidfd is closed.
-func (c *Conn) watch(exit syscall.RawConn) {
+func (c *unixConn) watch(exit syscall.RawConn) {
 	if err := exit.Read(func(pidfd uintptr) bool { return proc.Exited(int(pidfd)) }); err == nil {
 		_ = c.end(true)
 	}
 }
 
 // dead reports whether the process has exited.
-func (c *Conn) dead() (dead bool) {
+func (c *unixConn) dead() (dead bool) {
 	raw, err := c.pidfd.SyscallConn()
 	if err != nil {
 		return false
@@ -307,45 +311,11 @@ func (c *Conn) dead() (dead bool) {
 // leaving reports whether the process is exiting. A dying process loses its sockets
 // before its pidfd becomes readable, by as long as closing the rest of its files
 // takes, so the end of the connection is seen first.
-func (c *Conn) leaving() bool {
-	p, err := proc.Open("/", c.peer.Process())
+func (c *unixConn) leaving() bool {
+	p, err := proc.Open("/", c.peer.Key())
 	if err == nil {
 		_, err = p.LiveThread()
 		p.Close()
 	}
 	return errors.Is(err, proc.ErrGone)
-}
-
-// Origin is where a process comes from.
-type Origin struct {
-	// Exe is the path of its program, as its mount namespace has it, and Cgroup that
-	// of its control group; "" when it cannot be read.
-	Exe, Cgroup string
-}
-
-// Origin reads where the process comes from; false when it has exited. A process can
-// change both, so nothing is cached.
-func (c *Conn) Origin() (Origin, bool) {
-	p, err := proc.Open("/", c.peer.Process())
-	if err != nil {
-		return Origin{}, false
-	}
-	defer p.Close()
-	var o Origin
-	o.Exe, _ = p.Exe() // a kernel thread has none
-	if text, err := p.Cgroup(); err == nil {
-		o.Cgroup = discovery.ParseCgroup(text).Path
-	}
-	return o, p.Check() == nil
-}
-
-// FromContext returns the connection of a gRPC call; false when it is not one of this
-// package.
-func FromContext(ctx context.Context) (*Conn, bool) {
-	p, ok := peer.FromContext(ctx)
-	if !ok {
-		return nil, false
-	}
-	info, ok := p.AuthInfo.(AuthInfo)
-	return info.Conn, ok
 }
