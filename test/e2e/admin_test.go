@@ -38,13 +38,13 @@ func TestGpctlSuspendsAndResumesByHand(t *testing.T) {
 	d.check(0, "is running, and runs for", "target", "resume", target, "--hold", "1m")
 	d.checkRuns(pid)
 
-	// The hold is stronger than a lease.
+	// A hold takes precedence over a lease.
 	lease, err := d.online.NotifyOnline(t.Context(), announcement())
 	if err != nil {
 		t.Fatal(err)
 	}
 	if lease.GetQuiesced() || lease.GetReason() != gpreemptv1.QuiesceReason_QUIESCE_REASON_HOLD {
-		t.Errorf("answered quiesced %v, %v, want not quiet for the hold", lease.GetQuiesced(), lease.GetReason())
+		t.Errorf("answered %v, %v, want not quiet for the hold", lease.GetQuiesced(), lease.GetReason())
 	}
 	d.check(0, "hold", "target", "explain", target)
 	since = d.revision()
@@ -74,7 +74,7 @@ func TestGpctlClassifiesAJobNoRuleMatches(t *testing.T) {
 	d.awaitTarget(pid, since, running)
 	d.checkRuns(pid)
 
-	// With a ttl the rules have the last word again.
+	// After the ttl the rules apply again.
 	since = d.revision()
 	d.check(0, "by admin, for 500ms", "target", "classify", target, "offline", "--ttl", "500ms")
 	d.awaitTarget(pid, since, suspended)
@@ -126,7 +126,7 @@ func TestShadowPolicyReportsAndDoesNotAct(t *testing.T) {
 		t.Fatal(err)
 	}
 	if lease.GetQuiesced() || lease.GetReason() != gpreemptv1.QuiesceReason_QUIESCE_REASON_SHADOW {
-		t.Errorf("answered quiesced %v, %v, want not quiet for the shadow", lease.GetQuiesced(), lease.GetReason())
+		t.Errorf("answered %v, %v, want not quiet for the shadow", lease.GetQuiesced(), lease.GetReason())
 	}
 	d.events.await("the shadow event", since, func(e *gpreemptv1.Event) bool {
 		return e.GetKind() == gpreemptv1.EventKind_EVENT_KIND_SHADOW && pidOf(e.GetTargetId()) == pid && e.GetToTarget() == suspended
@@ -246,5 +246,5 @@ func TestGpctlExitStatusSaysWhatWentWrong(t *testing.T) {
 
 	gone := start(t, atOnce)
 	gone.stop()
-	gone.check(3, "there is no socket", "status") // nobody there
+	gone.check(3, "there is no socket", "status") // no daemon
 }

@@ -229,7 +229,7 @@ func TestJobThatMakesAndLosesItsOnlyQueueDuringALeaseIsSuspended(t *testing.T) {
 		job.await("destroyed")
 		lease = d.announce(t.Context())
 	}
-	d.eventually("a process without queues is no target", func() bool { return d.target(job.PID) == nil })
+	d.eventually("a process without queues is not a target", func() bool { return d.target(job.PID) == nil })
 	job.stop()
 	m.gone(d, job.PID)
 	m.checkDebugs(d, 0)

@@ -6,8 +6,8 @@ import (
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
 )
 
-// Leases that follow one another faster than a suspension and a resume take, beside an
-// online client that goes on working.
+// Leases follow one another faster than a suspend and a resume take, beside an online
+// client that works all the time.
 func TestLeasesInQuickSuccessionLoseNoPacket(t *testing.T) {
 	for _, tc := range []struct {
 		name, machine, config string
@@ -15,7 +15,7 @@ func TestLeasesInQuickSuccessionLoseNoPacket(t *testing.T) {
 	}{
 		{"HWS", "mi300x", atOnce, nil},
 		{"MES", "rx7900xtx", atOnceRDNA, nil},
-		{"queues that come and go", "mi300x", atOnce, []string{"--churn"}},
+		{"queues that are created and destroyed", "mi300x", atOnce, []string{"--churn"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			m := emulate(t, kfdemu.Config{Machine: tc.machine})
@@ -28,7 +28,7 @@ func TestLeasesInQuickSuccessionLoseNoPacket(t *testing.T) {
 				if tc.job == nil {
 					m.checkEach(job, 3, offGPU)
 				}
-				m.awaitEach(online, 1, onGPU) // a job's queues that come and go take it off for a moment
+				m.awaitEach(online, 1, onGPU) // creating and destroying a job's queues unmaps it briefly
 				d.complete(lease.GetLeaseId())
 			}
 			d.eventually("the job counts as running", func() bool { return d.target(job.PID).GetState() == running })

@@ -14,7 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// ordinary are errnos that tell of nothing but bad luck, besides EINTR.
+// ordinary are errnos without a special meaning, besides EINTR.
 var ordinary = []syscall.Errno{syscall.EIO, syscall.ENOMEM, syscall.EBUSY}
 
 // callsAbout are the calls the daemon makes about a job it holds, and whether it makes
@@ -33,10 +33,10 @@ var callsAbout = []struct {
 	{kfd.TrapDisable, false},
 }
 
-// The driver refuses a call the daemon makes about a job, before the call has had an
-// effect or after, the first of its kind or the second. Whatever the daemon makes of it:
-// it lives, the lease is answered for what it is, the other jobs are served, and nothing
-// stays suspended when the lease ends.
+// The driver refuses one of the daemon's calls about a job, before or after the call has
+// taken effect, the first or the second of its kind. In every case the daemon keeps running,
+// the announcement is answered correctly, other jobs are served, and nothing stays suspended
+// when the lease ends.
 func TestCallThatFailsLeavesNothingSuspended(t *testing.T) {
 	for _, tc := range []struct {
 		profile string
@@ -68,7 +68,7 @@ func TestCallThatFailsLeavesNothingSuspended(t *testing.T) {
 			for round := range 2 {
 				lease, answer := d.ask(10 * time.Second)
 				if answer.Quiesced || answer.Reason != unsafeNow {
-					t.Errorf("the announcement is told %+v, want that it is not quiet because that is unsafe", answer)
+					t.Errorf("the announcement is answered %+v, want not quiet, unsafe", answer)
 				}
 				m.checkFrozen(sound)
 				m.checkStill(sound)
@@ -120,8 +120,8 @@ func TestCallThatFailsLeavesNothingSuspended(t *testing.T) {
 	}
 }
 
-// What the daemon cannot open at its start it does without, and says so; a restart is
-// enough when it is there.
+// A daemon that cannot open the driver runs without it and reports that; a restart uses it
+// once it can be opened.
 func TestDriverThatCannotBeOpenedIsToldAndUsedAfterARestart(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.ENODEV, syscall.EPERM, syscall.ENOMEM} {
 		t.Run(errno.Error(), func(t *testing.T) {

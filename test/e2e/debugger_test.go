@@ -148,7 +148,7 @@ func (m *emulated) debug() *process {
 	return p
 }
 
-// obey has a debugger do something, and checks that what it is told begins as wanted.
+// obey makes a debugger execute a command, and checks the beginning of its answer.
 func (p *process) obey(want, format string, args ...any) {
 	p.t.Helper()
 	if got := p.do(format, args...); !strings.HasPrefix(got, want) {

@@ -10,7 +10,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-// eventLog is the daemon's event stream as far as the test has seen it. It is
+// eventLog is the part of the daemon's event stream that the test has received. It is
 // what tests wait on.
 type eventLog struct {
 	t *testing.T

@@ -156,7 +156,7 @@ func percentile(took []time.Duration, percent int) time.Duration {
 
 // TestFloodOfAnnouncements: a hostile client offers 10^5 announcements a second, by
 // streams and by calls; the legitimate client beside it hardly notices, the daemon
-// stays small, and it counts as many refusals as the hostile client is told.
+// stays small, and it counts as many refusals as the hostile client receives.
 func TestFloodOfAnnouncements(t *testing.T) {
 	length, judged := 3*time.Second, false
 	if text := os.Getenv(floodEnv); text != "" {
@@ -195,7 +195,7 @@ func TestFloodOfAnnouncements(t *testing.T) {
 		t.Errorf("the hostile client ended by: %s", is.Failure)
 	}
 	if is.Sent != is.Accepted+is.Refused || is.Refused != counted || is.Refused == 0 {
-		t.Errorf("%d sent, %d accepted, %d refused, %d counted by the daemon; every refusal is to be told and counted", is.Sent, is.Accepted, is.Refused, counted)
+		t.Errorf("%d sent, %d accepted, %d refused, %d counted by the daemon; every refusal must be sent and counted", is.Sent, is.Accepted, is.Refused, counted)
 	}
 	if grown := peak - rss; grown > floodMemory && !racing() {
 		t.Errorf("the daemon grew by %d KiB, want at most %d", grown, floodMemory)

@@ -18,7 +18,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// said is what an announcement was told about the GPUs.
+// said is what the answer to an announcement says about the GPUs.
 type said struct {
 	Quiesced  bool
 	Reason    gpreemptv1.QuiesceReason
@@ -50,11 +50,11 @@ func (d *daemon) ask(maxWait time.Duration, gpus ...gpreempt.GPUID) (lease strin
 	return resp.GetLeaseId(), said{resp.GetQuiesced(), resp.GetReason(), resp.GetSuspendedTargets()}
 }
 
-// checkSaid checks what an announcement was told.
+// checkSaid checks the answer to an announcement.
 func checkSaid(t *testing.T, when string, want, got said) {
 	t.Helper()
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("%s the announcement is told (-want +got):\n%s", when, diff)
+		t.Errorf("%s: answer (-want +got):\n%s", when, diff)
 	}
 }
 
@@ -123,7 +123,7 @@ func TestSuspensionThatFailsOnOneOfTwoGPUsIsUndoneAndTold(t *testing.T) {
 			since := d.revision()
 			lease, answer := d.ask(10 * time.Second)
 			if answer.Quiesced || answer.Reason != unsafeNow {
-				t.Errorf("with one GPU failing the announcement is told %+v, want that it is not quiet because that is unsafe", answer)
+				t.Errorf("with one GPU failing: answer %+v, want not quiet, unsafe", answer)
 			}
 			if fault.Hits() != 1 {
 				t.Errorf("the GPU failed %d times, want once", fault.Hits())
@@ -186,7 +186,7 @@ func TestResumeThatFailsOnOneOfTwoGPUsIsTriedUntilEveryQueueRuns(t *testing.T) {
 						m.awaitProgress(w)
 					}
 					if times == 1 {
-						// It was mended on the spot.
+						// The suspend was undone immediately.
 						d.eventually("the job counts as running", func() bool { return d.target(both.PID).GetState() == running })
 						lease, answer := d.ask(10 * time.Second)
 						checkSaid(t, "after the GPU failed once", said{true, done, 3}, answer)
@@ -238,7 +238,7 @@ func (m *emulated) hang(w *worker, gpu gpreempt.GPUID, hanging time.Duration) *k
 // The driver holds the lock of a GPU that does not answer, and takes those of all GPUs
 // of a process, one after the other, to suspend and resume it (suspend_queues,
 // resume_queues): until it gives up, after 9 s, what a job is on other GPUs has to wait,
-// too. The daemon tells, and treats the GPU as unwell after 2 s.
+// too. The daemon reports it, and opens the GPU's breaker after 2 s.
 func TestSuspensionThatHangsIsToldAndEveryQueueRunsAfterIt(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -324,7 +324,7 @@ func (m *emulated) newcomer(d *daemon) {
 	m.gone(d, fresh.PID)
 }
 
-// A reset leaves every process without its queues for good: the driver keeps them
+// A reset takes the queues of every process away permanently: the driver keeps them
 // evicted. Jobs that come later are suspended and resumed as ever.
 func TestJobsThatComeAfterAResetAreServed(t *testing.T) {
 	for _, when := range []string{"idle", "suspended"} {
@@ -348,7 +348,7 @@ func TestJobsThatComeAfterAResetAreServed(t *testing.T) {
 			m.checkStill(job)
 			m.newcomer(d)
 
-			// What the reset left behind is in nobody's way.
+			// What the reset left does not affect new jobs.
 			lease = d.announce(t.Context()).GetLeaseId()
 			m.checkEach(job, 2, offGPU)
 			job.kill()
@@ -401,7 +401,7 @@ func TestSuspensionDuringAResetIsUndoneAndTold(t *testing.T) {
 	m.checkDebugs(d, 0)
 	fresh := m.work("--gpus", m.gpuFlag(0), "--duration", "500", "--runtime")
 	d.offlineTarget(fresh, 1)
-	lease, told := d.ask(10*time.Second, good)
+	lease, answer := d.ask(10*time.Second, good)
 	checkSaid(t, "on the other GPU after the reset", said{true, done, 1}, told)
 	d.complete(lease)
 	m.awaitEach(fresh, 1, onGPU)

@@ -29,7 +29,7 @@ func (d *daemon) lease(id string) *gpreemptv1.Lease {
 			return l
 		}
 	}
-	d.t.Fatalf("there is no lease %s", id)
+	d.t.Fatalf("no lease %s", id)
 	return nil
 }
 
@@ -92,7 +92,7 @@ func TestClientInAPIDNamespaceOnlyIsTheHostsProcess(t *testing.T) {
 	}
 }
 
-// Whoever gets a connection from another process speaks for that process, and no
+// A process that receives a connection from another process acts as that process, and no
 // longer than it lives.
 func TestPassedDescriptorIsItsConnectorsUntilThatDies(t *testing.T) {
 	t.Parallel()
@@ -165,7 +165,7 @@ func receive(t *testing.T, from *net.UnixListener) net.Conn {
 	return passed
 }
 
-// lastPID is where the kernel is told after which pid to go on.
+// lastPID is the file that sets the pid after which the kernel continues.
 const lastPID = "/proc/sys/kernel/ns_last_pid"
 
 // A process that gets the pid of a dead client gets nothing else of it, although the

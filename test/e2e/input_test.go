@@ -109,7 +109,7 @@ func TestBadInputIsRefusedAndLeavesNothingBehind(t *testing.T) {
 			refusal{codes.InvalidArgument, "TTL_OUT_OF_RANGE", "max_ttl"},
 		},
 		{
-			"a ttl that is no duration", change(func(r *gpreemptv1.NotifyOnlineRequest) { r.Ttl = &durationpb.Duration{Seconds: 1, Nanos: -1} }),
+			"an invalid ttl", change(func(r *gpreemptv1.NotifyOnlineRequest) { r.Ttl = &durationpb.Duration{Seconds: 1, Nanos: -1} }),
 			refusal{codes.InvalidArgument, "TTL_OUT_OF_RANGE", "same sign"},
 		},
 		{
@@ -152,7 +152,7 @@ func TestBadInputIsRefusedAndLeavesNothingBehind(t *testing.T) {
 			_, err := admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: fmt.Sprint(pid), Ttl: durationpb.New(time.Hour)})
 			return err
 		}, refusal{codes.InvalidArgument, "TTL_OUT_OF_RANGE", "max_suspend"}},
-		{"explaining what is no target", func() error {
+		{"explaining an unknown target", func() error {
 			_, err := admin.ExplainTarget(ctx, &gpreemptv1.ExplainTargetRequest{TargetId: "../../etc"})
 			return err
 		}, refusal{codes.NotFound, "UNKNOWN_TARGET", "gpctl target list"}},

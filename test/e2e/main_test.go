@@ -1,5 +1,5 @@
-// Package e2e hides nothing: it runs the built gpreemptd and gpctl against each
-// other on simulated GPUs, and sees only what a user would.
+// Package e2e runs the built gpreemptd and gpctl against each other on simulated and
+// emulated GPUs, and checks only what a user can see.
 package e2e
 
 import (

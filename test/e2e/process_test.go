@@ -109,7 +109,7 @@ func (p *process) said() string {
 //	renew ID       prints "ok"
 //	close          closes the connection
 //	drain          asks for what only an admin may
-//	pass PATH      connects once more, and passes that socket to whoever listens on PATH
+//	pass PATH      connects once more, and passes that socket to the listener on PATH
 //	bequeath       hands its socket to a process that outlives it; that one says
 //	               "cut off" when the daemon has closed the other end
 //

@@ -10,7 +10,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-// warned returns the warning with a code, nil when there is none.
+// warned returns the warning with a code, or nil.
 func (d *daemon) warned(code string) *gpreemptv1.Warning {
 	d.t.Helper()
 	for _, w := range d.status().GetWarnings() {
@@ -97,7 +97,7 @@ func TestReloadTellsWhatNeedsARestart(t *testing.T) {
 	d.announce(t.Context())
 	_, err := d.online.NotifyOnline(t.Context(), announcement())
 	checkError(t, "a second lease", err, wantLeasesPerClient)
-	// It is told again as long as it is true, and no longer.
+	// It is repeated while it applies, and no longer.
 	d.reload(atOnce + "limits:\n  max_message_bytes: 8192\n")
 	d.eventually("the limit is gone", func() bool {
 		_, err := d.online.NotifyOnline(t.Context(), announcement())

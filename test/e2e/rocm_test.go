@@ -116,7 +116,7 @@ func TestROCmThunkProgramRunsPackets(t *testing.T) {
 			if diff := cmp.Diff(want, m.output(nil, program)); diff != "" {
 				t.Errorf("what the program wrote (-want +got):\n%s", diff)
 			}
-			m.eventually("the driver lets go of the program", func() bool { return len(m.Driver().Processes()) == 0 })
+			m.eventually("the driver releases the program", func() bool { return len(m.Driver().Processes()) == 0 })
 		})
 	}
 }

@@ -135,7 +135,7 @@ func TestRuntimeDoesNotWaitForADaemonThatDied(t *testing.T) {
 			job.tell("rtdisable")
 			job.await("rtdisabled")
 			d.checkExit(-1)
-			m.eventually("the driver has let go of the job", func() bool {
+			m.eventually("the driver has released the job", func() bool {
 				p, _ := m.process(job.PID)
 				return !p.Enabled && m.each(job.PID, 1, onGPU)
 			})

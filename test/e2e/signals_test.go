@@ -72,7 +72,7 @@ func TestStartThatWaitsForTheJournalEndsWithTheSignal(t *testing.T) {
 		text, err := os.ReadFile(lock)
 		return err == nil && len(text) > 0
 	})
-	told := time.Now()
+	signalled := time.Now()
 	d.signal(syscall.SIGTERM)
 	d.checkExit(0)
 	if took := time.Since(told); took > 8*time.Second { // it would wait for 10 s

@@ -203,7 +203,7 @@ func (a *abuse) carryOut(socket string) error {
 	}
 	defer c.Close()
 	// What is not taken within this time is held up, which is as good as refused.
-	patient := a.ends
+	ends := a.ends
 	if patient == 0 {
 		patient = 3 * time.Second
 	}
@@ -241,7 +241,7 @@ func isTimeout(err error) bool {
 func TestFloodOfConnectionsKeepsNobodyOut(t *testing.T) {
 	t.Parallel()
 	d := startForStrangers(t)
-	const patience = 5 * time.Second
+	const maxWait = 5 * time.Second
 	outcome := d.attack(attack{Connect: true, Length: patience + time.Second}) // who is served in time is served meanwhile
 	honest := 0
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)

@@ -50,7 +50,7 @@ func TestStartIsRefusedForAMalformedConfig(t *testing.T) {
 	says(t, text, filepath.Join(dir, "gpreemptd.yaml")+":2", "policy.preset", "strikt", "strict",
 		filepath.Join(dir, "gpreemptd.yaml")+":4", "limits.burst", "1 to 1000000")
 	if diff := cmp.Diff([]string{"gpreemptd.yaml"}, names(t, dir)); diff != "" {
-		t.Errorf("something was left behind: %s", diff)
+		t.Errorf("not removed: %s", diff)
 	}
 }
 
@@ -62,7 +62,7 @@ func TestStartIsRefusedForAMachineThatCannotBe(t *testing.T) {
 	says(t, refused(t, dir, "", "--sim", "mi300x", "--sim-gpus", "-1"), "-1", "1 to ")
 	says(t, refused(t, dir, "", "--sim", "mi300x", "--sim-gpus", "many"), "--sim-gpus", "many")
 	if diff := cmp.Diff([]string{"gpreemptd.yaml"}, names(t, dir)); diff != "" {
-		t.Errorf("something was left behind: %s", diff)
+		t.Errorf("not removed: %s", diff)
 	}
 }
 

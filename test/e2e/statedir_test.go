@@ -154,7 +154,7 @@ func TestProcessWhoseEntryIsDamagedRunsAgain(t *testing.T) {
 				if by == "--cleanup" {
 					r := cleanup(dir)
 					if r.Code != 1 || r.Out != oneRunsAgain {
-						t.Errorf("it ended with %+v; want the process let run, and what is wrong told", r)
+						t.Errorf("it ended with %+v; want the process resumed, and the error reported", r)
 					}
 					told = r.Err
 				} else {
@@ -241,7 +241,7 @@ func (m *emulated) runsOn(d *daemon, job *worker) {
 	m.t.Helper()
 	lease, answer := d.ask(longest)
 	if answer.Quiesced || answer.Suspended != 0 {
-		m.t.Errorf("the announcement is told %+v; want that the GPUs are not quiet", answer)
+		m.t.Errorf("the announcement is answered %+v; want not quiet", answer)
 	}
 	if s := procState(m.t, job.PID); s == "T" {
 		m.t.Error("the job is stopped, and no journal says so")
@@ -252,7 +252,7 @@ func (m *emulated) runsOn(d *daemon, job *worker) {
 }
 
 func TestPauseThatCannotBeWrittenDownIsNotMade(t *testing.T) {
-	for name, spoil := range map[string]func(t *testing.T, dir string) (later func()){
+	for name, damage := range map[string]func(t *testing.T, dir string) (later func()){
 		"full disk": func(t *testing.T, dir string) func() {
 			mount(t, "none", dir, "tmpfs", 0, "size=256k,mode=755")
 			return func() { fill(t, dir) }

@@ -63,7 +63,7 @@ tcp:
 
 func (w *tcp) file(name string) string { return filepath.Join(w.dir, name) }
 
-// install returns the daemon a certificate of ca, which vouches for its clients.
+// install gives the daemon a certificate of ca, and ca as the authority of its clients.
 func (w *tcp) install(ca *testutil.Authority) {
 	w.t.Helper()
 	cert, key := ca.Issue(testutil.ForServer)
@@ -236,7 +236,7 @@ func TestTCPRefusesEveryOtherCertificate(t *testing.T) {
 		t.Error("somebody got through")
 	}
 
-	// How gpctl is told where to go.
+	// The ways to give gpctl an address.
 	cert, key := w.ca.Issue(opsHolder)
 	env := []string{"GPREEMPT_ADDRESS=tcp://" + w.address, "GPREEMPT_CERT=" + cert, "GPREEMPT_KEY=" + key, "GPREEMPT_CA=" + w.ca.File}
 	for _, tc := range []struct {
@@ -254,7 +254,7 @@ func TestTCPRefusesEveryOtherCertificate(t *testing.T) {
 		{"a certificate for a socket", nil, []string{"--cert", cert, "status"}, 2, "--cert needs --address"},
 		{"what asks no daemon needs no key", env[:1], []string{"version"}, 0, ""},
 		{"no scheme", env[1:], []string{"--address", w.address, "status"}, 2, "tcp://HOST:PORT"},
-		{"a file that is not there", env, []string{"--cert", "/nowhere.pem", "status"}, 2, "/nowhere.pem"},
+		{"a missing file", env, []string{"--cert", "/nowhere.pem", "status"}, 2, "/nowhere.pem"},
 		{"another's authority", env, []string{"--ca", foreign.File, "status"}, 3, "--ca has to vouch"},
 		{"nobody there", env, []string{"--address", "tcp://127.0.0.1:1", "status"}, 3, "tcp.address"},
 	} {
@@ -274,7 +274,7 @@ func TestReloadTakesOverCertificatesAndNames(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A file that is no certificate changes nothing, and is told.
+	// An invalid certificate file changes nothing and is reported.
 	if err := os.WriteFile(w.file("ca.pem"), []byte("nonsense"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -284,7 +284,7 @@ func TestReloadTakesOverCertificatesAndNames(t *testing.T) {
 		t.Errorf("with the certificates from before: %+v", r)
 	}
 
-	// New authorities: who is vouched for by the old alone is cut off.
+	// New authorities: connections with certificates of the old ones are closed.
 	old := w.ca
 	w.ca = testutil.NewAuthority(t, "new clients")
 	w.install(w.ca)

@@ -21,7 +21,7 @@ import (
 // watchdogTime is WatchdogSec=, two of the daemon's beats.
 const watchdogTime = 2 * time.Second
 
-// serviceManager is what the test plays of systemd: it hears what a daemon notifies.
+// serviceManager is the test's replacement of systemd: it receives a daemon's notifications.
 type serviceManager struct {
 	t     *testing.T
 	ready chan struct{} // closed at READY=1

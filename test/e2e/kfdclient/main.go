@@ -16,7 +16,7 @@ import (
 
 func main() { os.Exit(run()) }
 
-// run sees to the signals: SIGTERM and SIGINT stop the client, SIGUSR1 does nothing, and
+// run handles signals: SIGTERM and SIGINT stop the client, SIGUSR1 does nothing, and
 // SIGUSR2 does nothing but interrupt system calls.
 func run() int {
 	first := context.Background() //nolint:forbidigo // main makes it

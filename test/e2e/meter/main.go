@@ -35,9 +35,9 @@ func main() {
 
 // run carries out what its arguments say:
 //
-//	machine          give the socket of the machine, and keep that until stdin ends
+//	machine          print the socket of the machine, and keep it until stdin ends
 //	ioctl THREADS N  make N calls of the driver on each thread
-//	native N         N rounds of work that is none of the driver's business
+//	native N         N rounds of work without the driver
 func run(args []string) (any, error) {
 	if len(args) == 0 {
 		return nil, errors.New("say what to measure")

@@ -70,7 +70,7 @@ func TestJournalHasTheFieldsOfAnEvent(t *testing.T) {
 	}
 }
 
-// steady shows that the service goes on as one process that nobody restarts.
+// steady checks that the service continues as one process without a restart.
 func steady(t *testing.T) {
 	t.Helper()
 	pid, began := property(t, "MainPID"), time.Now()

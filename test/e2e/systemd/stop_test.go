@@ -17,7 +17,7 @@ func TestClientsWaitWhileTheDaemonStartsAgain(t *testing.T) {
 	go func() {
 		defer close(restarted)
 		for range 3 {
-			_, _ = command(t, "systemctl", "restart", service) // the state is judged below
+			_, _ = command(t, "systemctl", "restart", service) // the state is checked below
 		}
 	}()
 	calls := 0
@@ -83,7 +83,7 @@ func busyness(t *testing.T) time.Duration {
 	return time.Since(began)
 }
 
-// recovery judges a hit: beyond the watchdog's time the worker may stay suspended for
+// recovery checks a failure: beyond the watchdog's time the worker may stay suspended for
 // 1 s, or, as the host may have been busy meanwhile, for eight times what it takes to
 // start a service before it or after it.
 func recovery(t *testing.T, what string, watchdog time.Duration, signal syscall.Signal, tries int) {
@@ -153,7 +153,7 @@ func TestStopLetsEverythingRunAndLeavesNothing(t *testing.T) {
 	if got := entries(t, "MESSAGE=stopped, nothing is suspended"); len(got) == 0 {
 		t.Errorf("the journal does not say that nothing is suspended\n%s", lastWords(t))
 	}
-	// Daily work is told at debug, which the reload has asked for.
+	// Routine work is logged at debug, which the reload has set.
 	if got := entries(t, "PRIORITY=7", "GPREEMPT_LEASE="+lease.ID()); len(got) == 0 {
 		t.Errorf("the journal cannot be filtered by lease\n%s", lastWords(t))
 	}

@@ -58,7 +58,7 @@ func frozen(t *testing.T) bool {
 // mustRun waits until the worker goes on, and returns the time since.
 func mustRun(t *testing.T, since time.Time) time.Duration {
 	t.Helper()
-	eventually(t, "the worker is let go", atOnce, func() bool { return !frozen(t) })
+	eventually(t, "the worker is resumed", atOnce, func() bool { return !frozen(t) })
 	took := time.Since(since)
 	before := count(t)
 	eventually(t, "the worker runs", atOnce, func() bool { return count(t) != before })
