@@ -61,7 +61,7 @@ func TestClientsWaitInAPassedSocketForTheNextDaemon(t *testing.T) {
 }
 
 // The caller of while one daemon follows another is answered by one of them.
-func TestClientsAreAnsweredWhileDaemonsFollowOneAnother(t *testing.T) {
+func TestClientsAreAnsweredAcrossDaemonRestarts(t *testing.T) {
 	dir, l := keepSocket(t)
 	defer l.Close()
 	const daemons, callers = 10, 4
@@ -101,14 +101,14 @@ func askOnce(ctx context.Context, socket string) error {
 		return err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	_, err = gpreemptv1.NewAdminServiceClient(conn).GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
 	return err
 }
 
 // A daemon may take its time to start.
-func TestClientWaitsInAPassedSocketForLongerThanAnAttemptToConnectAgain(t *testing.T) {
+func TestClientWaitsInAPassedSocketBeyondOneConnectAttempt(t *testing.T) {
 	t.Parallel()
 	dir, l := keepSocket(t)
 	defer l.Close()

@@ -24,7 +24,7 @@ func (d *daemon) check(code int, says string, args ...string) {
 	}
 }
 
-func TestGpctlSuspendsAndResumesByHand(t *testing.T) {
+func TestGpctlSuspendsAndResumes(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	pid := d.startOffline()
@@ -86,7 +86,7 @@ func TestGpctlClassifiesAJobNoRuleMatches(t *testing.T) {
 	d.stopJob(pid)
 }
 
-func TestDrainLetsEverythingRun(t *testing.T) {
+func TestDrainResumesEverything(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	pid := d.startOffline()
@@ -149,7 +149,7 @@ func TestShadowPolicyReportsAndDoesNotAct(t *testing.T) {
 	d.stopJob(pid)
 }
 
-func TestEventsFollowShowsWhatHappens(t *testing.T) {
+func TestEventsFollowStreamsEveryChange(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	pid := d.startOffline()
@@ -233,7 +233,7 @@ func summary(e *gpreemptv1.Event) string {
 	}
 }
 
-func TestGpctlExitStatusSaysWhatWentWrong(t *testing.T) {
+func TestGpctlExitStatusNamesTheFailure(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	d.check(0, "all is well", "status")

@@ -57,7 +57,7 @@ func TestQueueBornDuringALeaseDoesNotRunUntilItEnds(t *testing.T) {
 
 // The driver answers for the queues it was asked about; one that was born since the
 // daemon looked is not among them.
-func TestQueueBornBetweenTheLookAndTheSuspensionIsSuspended(t *testing.T) {
+func TestQueueBornBetweenSnapshotAndSuspendIsSuspended(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -75,7 +75,7 @@ func TestQueueBornBetweenTheLookAndTheSuspensionIsSuspended(t *testing.T) {
 	job.stop()
 }
 
-func TestQueueThatWaitsForTheSuspensionToBeBornIsSuspended(t *testing.T) {
+func TestQueueCreatedDuringASuspendIsSuspended(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -166,7 +166,7 @@ func TestQueueDestroyedWhileSuspendedIsGoneAfterTheLease(t *testing.T) {
 
 // The next lease begins while the queues that waited for the end of the one before are
 // being destroyed.
-func TestLeaseThatFollowsAtOnceMeetsQueuesBeingDestroyed(t *testing.T) {
+func TestNextLeaseHandlesQueuesBeingDestroyed(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "6", "--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -214,7 +214,7 @@ func TestRealJobThatStartsDuringALeaseIsSuspendedUntilItEnds(t *testing.T) {
 }
 
 // A process is a target from its first queue on to its last.
-func TestJobThatMakesAndLosesItsOnlyQueueDuringALeaseIsSuspended(t *testing.T) {
+func TestJobThatRecreatesItsOnlyQueueDuringALeaseIsSuspended(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "0", "--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -237,7 +237,7 @@ func TestJobThatMakesAndLosesItsOnlyQueueDuringALeaseIsSuspended(t *testing.T) {
 }
 
 // Whenever the daemon asks what is new there is one queue more.
-func TestJobThatMakesQueuesAllTheTimeIsSuspendedSoon(t *testing.T) {
+func TestJobThatKeepsCreatingQueuesIsSuspendedSoon(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--duration", "500", "--runtime")
 	d := m.start(atOnce)

@@ -122,7 +122,7 @@ func TestCallThatFailsLeavesNothingSuspended(t *testing.T) {
 
 // A daemon that cannot open the driver runs without it and reports that; a restart uses it
 // once it can be opened.
-func TestDriverThatCannotBeOpenedIsToldAndUsedAfterARestart(t *testing.T) {
+func TestDriverThatCannotBeOpenedIsReportedAndUsedAfterARestart(t *testing.T) {
 	for _, errno := range []syscall.Errno{syscall.ENODEV, syscall.EPERM, syscall.ENOMEM} {
 		t.Run(errno.Error(), func(t *testing.T) {
 			m := emulate(t, kfdemu.Config{})
@@ -151,7 +151,7 @@ func TestDriverThatCannotBeOpenedIsToldAndUsedAfterARestart(t *testing.T) {
 }
 
 // A daemon that has the driver open does not need to open it again.
-func TestDriverThatCannotBeOpenedAnyMoreDoesNotMatterToARunningDaemon(t *testing.T) {
+func TestRunningDaemonDoesNotReopenTheDriver(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	d := m.start(atOnce)

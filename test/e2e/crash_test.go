@@ -32,7 +32,7 @@ type stage string
 const (
 	starting stage = "start" // until it holds all jobs
 	leasing  stage = "lease" // while it suspends and resumes
-	stopping stage = "stop"  // while it lets go
+	stopping stage = "stop"  // while it detaches
 )
 
 // crashPoint is a moment at which a daemon is killed: a fault strikes or, without one,
@@ -175,7 +175,7 @@ func (c *crashes) launch(fault *kfdemu.Fault) *kfdemu.Injection {
 	exited, end := context.WithCancel(context.Background())
 	r.exited = exited
 	go func() {
-		_ = r.Wait() // its end is judged from ProcessState
+		_ = r.Wait() // its end is checked by ProcessState
 		end()
 	}()
 	c.reign = r
@@ -208,16 +208,16 @@ func (c *crashes) buried(how string) *os.ProcessState {
 	c.t.Helper()
 	select {
 	case <-c.reign.exited.Done():
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		_ = c.reign.Process.Signal(syscall.SIGQUIT) // it writes the stacks of its goroutines
-		c.t.Fatalf("%s: gpreemptd did not end within %v", how, patience)
+		c.t.Fatalf("%s: gpreemptd did not end within %v", how, timeout)
 	}
 	return c.reign.ProcessState
 }
 
 func (c *crashes) announce() (*gpreemptv1.NotifyOnlineResponse, bool) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.reign.exited, patience)
+	ctx, cancel := context.WithTimeout(c.reign.exited, timeout)
 	defer cancel()
 	resp, err := c.reign.online.NotifyOnline(ctx, announcement(), grpc.WaitForReady(true))
 	return resp, c.judge("announce", err)
@@ -225,7 +225,7 @@ func (c *crashes) announce() (*gpreemptv1.NotifyOnlineResponse, bool) {
 
 func (c *crashes) complete(lease string) bool {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.reign.exited, patience)
+	ctx, cancel := context.WithTimeout(c.reign.exited, timeout)
 	defer cancel()
 	_, err := c.reign.online.Complete(ctx, &gpreemptv1.CompleteRequest{LeaseId: lease})
 	return c.judge("complete", err)
@@ -240,7 +240,7 @@ func (c *crashes) judge(what string, err error) bool {
 	}
 	select {
 	case <-c.reign.exited.Done(): // the end of a connection is seen before that of its process
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		c.t.Fatalf("%s: %v", what, err)
 	}
 	return false
@@ -250,7 +250,7 @@ func (c *crashes) judge(what string, err error) bool {
 // False: it has died before.
 func (c *crashes) takeOver(measure bool) bool {
 	c.t.Helper()
-	late := time.Now().Add(patience)
+	late := time.Now().Add(timeout)
 	for first := true; ; first = false {
 		lease, ok := c.announce()
 		if !ok {
@@ -274,13 +274,13 @@ func (c *crashes) takeOver(measure bool) bool {
 			return true
 		}
 		if time.Now().After(late) {
-			c.t.Fatalf("gpreemptd did not suspend all jobs within %v of its start", patience)
+			c.t.Fatalf("gpreemptd did not suspend all jobs within %v of its start", timeout)
 		}
 	}
 }
 
 // observe finds out what calls a daemon makes and what the hardware does for it, and
-// gives the points at which one can be killed.
+// returns the points at which it can be killed.
 func (c *crashes) observe() []crashPoint {
 	c.t.Helper()
 	var points []crashPoint
@@ -341,8 +341,8 @@ func (c *crashes) random() crashPoint {
 	return crashPoint{name: "lease: at a random time", stage: leasing, after: between(c.r, 0, 20*time.Millisecond)}
 }
 
-// kill has a daemon die at a point, and sees to what follows: the driver lets everything
-// run, and the next daemon takes over.
+// kill kills a daemon at a point, and checks the result: the driver resumes everything, and
+// the next daemon takes over.
 func (c *crashes) kill(p crashPoint) {
 	c.t.Helper()
 	if c.t.Failed() {
@@ -406,7 +406,7 @@ func (c *crashes) underLoad(after time.Duration) {
 	clients.Wait()
 }
 
-// try is a lease of a client that is told nothing of why it fails.
+// try requests a lease and ignores the reason of a failure.
 func (c *crashes) try() bool {
 	lease, err := c.reign.online.NotifyOnline(c.reign.exited, announcement(), grpc.WaitForReady(true))
 	if err == nil {
@@ -520,7 +520,7 @@ func (m *emulated) awaitThat(what string, cond func() string) {
 	m.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	late := time.After(patience)
+	late := time.After(timeout)
 	for {
 		_, _, next := m.log.since(0)
 		missing := cond()
@@ -531,7 +531,7 @@ func (m *emulated) awaitThat(what string, cond func() string) {
 		case <-next:
 		case <-tick.C:
 		case <-late:
-			m.t.Fatalf("%s: not within %v: %s", what, patience, missing)
+			m.t.Fatalf("%s: not within %v: %s", what, timeout, missing)
 		}
 	}
 }

@@ -27,8 +27,8 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// patience bounds every wait. It only decides how long a broken test takes.
-const patience = 30 * time.Second
+// timeout bounds every wait. It only decides how long a broken test takes.
+const timeout = 30 * time.Second
 
 // atOnce is a config in which nothing but leases decides: no share floor, no
 // linger, and jobs called train* are offline.
@@ -115,7 +115,7 @@ func (d *daemon) run() {
 		d.t.Fatal(err)
 	}
 	go func() {
-		_ = d.process.Wait() // its end is judged from ProcessState
+		_ = d.process.Wait() // its end is checked by ProcessState
 		close(d.exited)
 	}()
 	d.t.Cleanup(func() {
@@ -132,8 +132,8 @@ func (d *daemon) run() {
 	d.sim = simv1.NewSimServiceClient(d.conn)
 }
 
-// environment is that of the test, without what steers the programs under test;
-// the race detector is told not to delay the end of a process.
+// environment returns the test's environment without variables that affect the programs
+// under test; the race detector must not delay the end of a process.
 func environment(more ...string) []string {
 	env := make([]string, 0, len(os.Environ()))
 	for _, kv := range os.Environ() {
@@ -160,7 +160,7 @@ func connect(socket string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 100 * time.Millisecond},
-			MinConnectTimeout: patience,
+			MinConnectTimeout: timeout,
 		}),
 	}, more...)...)
 }
@@ -169,7 +169,7 @@ func connect(socket string, more ...grpc.DialOption) (*grpc.ClientConn, error) {
 // service, for the server and for each of its services.
 func (d *daemon) awaitServing() {
 	d.t.Helper()
-	ctx, cancel := context.WithTimeout(d.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(d.t.Context(), timeout)
 	defer cancel()
 	stop := make(chan struct{})
 	defer close(stop)
@@ -247,10 +247,10 @@ func (d *daemon) checkExit(code int) {
 	d.over = true
 	select {
 	case <-d.exited:
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		d.signal(syscall.SIGQUIT) // it writes the stacks of its goroutines
 		<-d.exited
-		d.t.Fatalf("gpreemptd did not end within %v; it wrote:\n%s", patience, d.log)
+		d.t.Fatalf("gpreemptd did not end within %v; it wrote:\n%s", timeout, d.log)
 	}
 	if got := d.process.ProcessState.ExitCode(); got != code {
 		d.t.Errorf("gpreemptd ended with %v, want exit status %d; it wrote:\n%s", d.process.ProcessState, code, d.log)
@@ -320,7 +320,7 @@ func (d *daemon) eventually(what string, cond func() bool) {
 	d.t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	late := time.After(patience)
+	late := time.After(timeout)
 	for {
 		next := d.events.next()
 		if cond() {
@@ -332,7 +332,7 @@ func (d *daemon) eventually(what string, cond func() bool) {
 		case <-d.exited:
 			d.t.Fatalf("%s: gpreemptd is gone", what)
 		case <-late:
-			d.t.Fatalf("%s: not within %v", what, patience)
+			d.t.Fatalf("%s: not within %v", what, timeout)
 		}
 	}
 }

@@ -39,15 +39,15 @@ func TestSecondDaemonOnAMachineIsRefused(t *testing.T) {
 
 // A daemon of another runtime directory does not know of the first one. What it finds
 // debugged it cannot suspend, and says so. It takes over when the first one is dead.
-func TestDaemonThatMeetsAnotherOnesJobTakesItOverWhenThatOneIsDead(t *testing.T) {
+func TestDaemonTakesAJobOverWhenItsPreviousDaemonIsDead(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		profile string
-		// leased: it comes during a lease of the first one. With the other rule the
-		// daemon that asks to debug the job lets it run, as one that is left suspended by
-		// a dead debugger would stay so.
+		// leased: it starts during a lease of the first one. With the other rule the
+		// daemon that attaches to the job resumes it: a job that a dead debugger suspended
+		// would stay suspended.
 		leased bool
-		// why is what stands in its way.
+		// why is the reason of the refusal.
 		why string
 	}{
 		{"6.12", true, "process %d (gpreemptd) traces it"},

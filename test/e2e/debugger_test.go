@@ -158,7 +158,7 @@ func (p *process) obey(want, format string, args ...any) {
 
 // Who was there first keeps the job, as long as it wants to. The daemon says who that
 // is, and takes the job over afterwards, by itself.
-func TestJobThatIsDebuggedAlreadyIsTakenOverAfterwards(t *testing.T) {
+func TestJobUnderADebuggerIsAttachedAfterTheDebuggerEnds(t *testing.T) {
 	t.Parallel()
 	eachRule(t, func(t *testing.T, profile string) {
 		t.Parallel()
@@ -218,7 +218,7 @@ func comm(t *testing.T, pid int) string {
 
 // The daemon traces what it holds where the driver listens to who traces only: there a
 // debugger gets EPERM, and the job does not notice.
-func TestDebuggerThatComesLaterIsRefusedByTheTrace(t *testing.T) {
+func TestLaterDebuggerIsRefusedByTheTrace(t *testing.T) {
 	m := emulate(t, kfdemu.Config{Profile: "6.12"})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -248,7 +248,7 @@ func TestDebuggerThatComesLaterIsRefusedByTheTrace(t *testing.T) {
 
 // Where the driver listens to who enabled debugging, too, programs that trace the CPU
 // side work on a job that is held, suspended or not.
-func TestTracerThatComesLaterIsNobodysBusiness(t *testing.T) {
+func TestLaterTracerDoesNotAffectTheDaemon(t *testing.T) {
 	m := emulate(t, kfdemu.Config{Profile: "6.12.103"})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -276,7 +276,7 @@ func TestTracerThatComesLaterIsNobodysBusiness(t *testing.T) {
 // A debugger that the driver refuses has the right to debug all the same
 // (kfd_dbg_trap_enable). The daemon gets it back when that one releases the job, and
 // until then says that it cannot suspend the job, or resume it.
-func TestDebuggerThatTakesTheRightToDebugHasToGiveItBack(t *testing.T) {
+func TestRightToDebugIsTakenBackFromALaterDebugger(t *testing.T) {
 	t.Parallel()
 	for _, leased := range []bool{false, true} {
 		t.Run(fmt.Sprintf("suspended=%v", leased), func(t *testing.T) {

@@ -23,7 +23,7 @@ import (
 // as busy as that of tests may keep it from its promises about time, and nothing else.
 func playDemo(t *testing.T, gpctl, env []string, args ...string) (*demo.Result, string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*timeout)
 	defer cancel()
 	var out, errs bytes.Buffer
 	args = slices.Concat(gpctl[1:], []string{"demo", "-o", "json", "--repeats", "1", "--duration", "400ms", "--daemon", gpreemptd}, args)
@@ -124,7 +124,7 @@ func TestLiveDemoRunsUntilInterruptedAndLeavesNothing(t *testing.T) {
 			if err := cmd.Start(); err != nil {
 				t.Fatal(err)
 			}
-			stuck := time.AfterFunc(3*patience, func() { _ = cmd.Process.Kill() })
+			stuck := time.AfterFunc(3*timeout, func() { _ = cmd.Process.Kill() })
 			defer stuck.Stop()
 			var socket string
 			said := bufio.NewScanner(out)

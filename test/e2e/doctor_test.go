@@ -13,7 +13,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-func TestDoctorSaysThatASimulatedMachineTellsNothingOfTheHost(t *testing.T) {
+func TestDoctorReportsThatASimulatedMachineIsNotTheHost(t *testing.T) {
 	d := start(t, "")
 	var m gpreemptv1.DiagnoseResponse
 	d.ctlJSON(&m, "doctor")
@@ -22,7 +22,7 @@ func TestDoctorSaysThatASimulatedMachineTellsNothingOfTheHost(t *testing.T) {
 	}
 }
 
-func TestDoctorLooksItselfWhenNoDaemonAnswers(t *testing.T) {
+func TestDoctorRunsDiagnoseWithoutADaemon(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "nobody.sock")
 	look := func(args ...string) (int, string) {
 		var out bytes.Buffer

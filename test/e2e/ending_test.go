@@ -32,7 +32,7 @@ func eachRule(t *testing.T, test func(t *testing.T, profile string)) {
 	}
 }
 
-func TestJobThatIsToldToStopWhileSuspendedEndsAfterTheLease(t *testing.T) {
+func TestJobTerminatedWhileSuspendedEndsAfterTheLease(t *testing.T) {
 	eachRule(t, func(t *testing.T, profile string) {
 		m, d, job, other := endings(t, profile)
 		lease := d.announce(t.Context())
@@ -70,7 +70,7 @@ func TestJobThatExitsCleanlyWhileSuspendedEndsAfterTheLease(t *testing.T) {
 	})
 }
 
-func TestJobThatExitsCleanlyWhileHeldLeavesNothingBehind(t *testing.T) {
+func TestCleanExitOfAnAttachedJobReleasesEverything(t *testing.T) {
 	eachRule(t, func(t *testing.T, profile string) {
 		m, d, job, other := endings(t, profile)
 		fds := d.fds()
@@ -88,7 +88,7 @@ func TestJobThatExitsCleanlyWhileHeldLeavesNothingBehind(t *testing.T) {
 // leave has a worker end or become another by a command.
 func (w *worker) leave(command string) func() { return func() { w.tell("%s", command) } }
 
-func TestJobThatEndsWithoutCleaningUpLeavesNothingBehind(t *testing.T) {
+func TestKilledJobReleasesEverything(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		end    func(*worker) func()
@@ -139,7 +139,7 @@ func procState(t *testing.T, pid int32) string {
 
 // A program that is stopped still has its queues suspended and resumed: the GPU does not
 // ask the CPU. What it has in its rings is run.
-func TestJobThatIsStoppedBySignalIsSuspendedAndResumedAllTheSame(t *testing.T) {
+func TestStoppedJobIsSuspendedAndResumed(t *testing.T) {
 	eachRule(t, func(t *testing.T, profile string) {
 		m, d, job, other := endings(t, profile)
 		lease := d.announce(t.Context())
@@ -165,7 +165,7 @@ func TestJobThatIsStoppedBySignalIsSuspendedAndResumedAllTheSame(t *testing.T) {
 	})
 }
 
-func TestProgramThatReplacesItselfWhileSuspendedIsHeldAnew(t *testing.T) {
+func TestProgramReplacedWhileSuspendedIsAttachedAgain(t *testing.T) {
 	eachRule(t, func(t *testing.T, profile string) {
 		m, d, job, other := endings(t, profile)
 		lease := d.announce(t.Context())
@@ -194,7 +194,7 @@ func TestProgramThatReplacesItselfWhileSuspendedIsHeldAnew(t *testing.T) {
 
 // The driver refuses a child the descriptor it inherited. The child lives on when the
 // job is killed, and so does the open file.
-func TestChildOfASuspendedJobIsNoneOfTheDaemonsBusiness(t *testing.T) {
+func TestChildOfASuspendedJobIsNotAffected(t *testing.T) {
 	eachRule(t, func(t *testing.T, profile string) {
 		m, d, job, other := endings(t, profile)
 		lease := d.announce(t.Context())

@@ -82,7 +82,7 @@ func (l *eventLog) after(revision uint64) (events []*gpreemptv1.Event, next <-ch
 // await returns the first event after a revision that matches.
 func (l *eventLog) await(what string, revision uint64, match func(*gpreemptv1.Event) bool) *gpreemptv1.Event {
 	l.t.Helper()
-	late := time.After(patience)
+	late := time.After(timeout)
 	for {
 		events, next, err := l.after(revision)
 		for _, e := range events {
@@ -97,7 +97,7 @@ func (l *eventLog) await(what string, revision uint64, match func(*gpreemptv1.Ev
 		select {
 		case <-next:
 		case <-late:
-			l.t.Fatalf("%s: no such event within %v", what, patience)
+			l.t.Fatalf("%s: no such event within %v", what, timeout)
 		}
 	}
 }

@@ -104,7 +104,7 @@ func TestEvictedJobRunsOnlyWhenNeitherMemoryNorALeaseKeepsItOff(t *testing.T) {
 }
 
 // Memory comes back while the daemon is in the middle of a call.
-func TestJobThatIsRestoredInTheMiddleOfASuspensionStaysOffTheGPU(t *testing.T) {
+func TestJobRestoredWhileSuspendedStaysOffTheGPU(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -135,7 +135,7 @@ func TestJobThatIsRestoredInTheMiddleOfASuspensionStaysOffTheGPU(t *testing.T) {
 }
 
 // Whom the driver evicts may also end, or come to be known only then.
-func TestEvictedJobThatStartsAndEndsDuringALeaseLeavesNothingBehind(t *testing.T) {
+func TestEvictedJobThatStartsAndEndsDuringALeaseIsReleased(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	m.evict(job)

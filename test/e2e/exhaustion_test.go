@@ -68,9 +68,9 @@ func (d *daemon) procStatus(key string) int {
 	return 0
 }
 
-// Not one descriptor is to be had: what is suspended is resumed, who is connected is
-// served, and the rest waits without turning the daemon's wheels or filling its log.
-func TestDaemonOutOfDescriptorsServesThoseItHasAndResumes(t *testing.T) {
+// Without a free descriptor the daemon resumes what is suspended and serves its
+// connections; others wait, and the daemon neither spins nor fills its log.
+func TestDaemonWithoutDescriptorsServesItsConnectionsAndResumes(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	old := m.work("--queues", "2", "--duration", "500")
@@ -133,7 +133,7 @@ func TestDaemonOutOfDescriptorsServesThoseItHasAndResumes(t *testing.T) {
 }
 
 // The clients of a daemon with few descriptors get most of them, and not the last.
-func TestConnectionsLeaveDescriptorsToTheDaemon(t *testing.T) {
+func TestConnectionsDoNotUseAllDescriptors(t *testing.T) {
 	t.Parallel()
 	const limit = 128
 	const most = limit * 3 / 8

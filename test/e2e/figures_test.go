@@ -17,7 +17,7 @@ import (
 // figuresFile has the figures of one run of the tests.
 const figuresFile = "../../build/e2e.json"
 
-// figures are what the tests of this run measured, by what it is about.
+// figures are the measurements of this run, by subject.
 var figures struct {
 	mu    sync.Mutex
 	about map[string]figure

@@ -20,8 +20,8 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// floodEnv returns the duration of the flood, and with it the figure is judged: the
-// machine must be the test's own then.
+// floodEnv sets the duration of the flood and enables the check of the figure, which
+// requires an otherwise idle machine.
 const floodEnv = "GPREEMPT_FLOOD"
 
 const (

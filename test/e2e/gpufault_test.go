@@ -35,7 +35,7 @@ const (
 )
 
 // ask announces work on some GPUs, on all if none are named, and returns the lease and
-// what it was told.
+// the answer.
 func (d *daemon) ask(maxWait time.Duration, gpus ...gpreempt.GPUID) (lease string, answer said) {
 	d.t.Helper()
 	req := announcement()
@@ -114,7 +114,7 @@ var schedulers = []struct {
 
 // A job is suspended on all its GPUs or on none. What the one GPU does has no effect on
 // jobs that are on the other.
-func TestSuspensionThatFailsOnOneOfTwoGPUsIsUndoneAndTold(t *testing.T) {
+func TestSuspensionThatFailsOnOneOfTwoGPUsIsUndoneAndReported(t *testing.T) {
 	for _, s := range schedulers {
 		t.Run(s.machine, func(t *testing.T) {
 			m, d, both, first, second := failing(t, s.machine, s.config)
@@ -163,9 +163,8 @@ func TestSuspensionThatFailsOnOneOfTwoGPUsIsUndoneAndTold(t *testing.T) {
 	}
 }
 
-// Queues that a GPU does not take back are brought back by the daemon, as soon as the
-// GPU does what it is told.
-func TestResumeThatFailsOnOneOfTwoGPUsIsTriedUntilEveryQueueRuns(t *testing.T) {
+// The daemon retries queues that a GPU failed to map until the GPU maps them.
+func TestResumeThatFailsOnOneOfTwoGPUsIsRetriedUntilEveryQueueRuns(t *testing.T) {
 	for _, s := range schedulers {
 		for _, step := range []driver.StepKind{s.off, s.on} {
 			if s.off == driver.StepRemove && step == s.off {
@@ -239,7 +238,7 @@ func (m *emulated) hang(w *worker, gpu gpreempt.GPUID, hanging time.Duration) *k
 // of a process, one after the other, to suspend and resume it (suspend_queues,
 // resume_queues): until it gives up, after 9 s, what a job is on other GPUs has to wait,
 // too. The daemon reports it, and opens the GPU's breaker after 2 s.
-func TestSuspensionThatHangsIsToldAndEveryQueueRunsAfterIt(t *testing.T) {
+func TestHangingSuspensionIsReportedAndUndone(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
 		hanging time.Duration
@@ -326,7 +325,7 @@ func (m *emulated) newcomer(d *daemon) {
 
 // A reset takes the queues of every process away permanently: the driver keeps them
 // evicted. Jobs that come later are suspended and resumed as ever.
-func TestJobsThatComeAfterAResetAreServed(t *testing.T) {
+func TestJobsStartedAfterAResetAreServed(t *testing.T) {
 	for _, when := range []string{"idle", "suspended"} {
 		t.Run(when, func(t *testing.T) {
 			m := emulate(t, kfdemu.Config{GPUs: 2})
@@ -369,7 +368,7 @@ func (m *emulated) reset(gpu gpreempt.GPUID, meanwhile func()) {
 }
 
 // The driver answers EIO for what a GPU is asked while it is reset.
-func TestSuspensionDuringAResetIsUndoneAndTold(t *testing.T) {
+func TestSuspensionDuringAResetIsUndoneAndReported(t *testing.T) {
 	m := emulate(t, kfdemu.Config{GPUs: 2})
 	well := m.work("--gpus", m.gpuFlag(0), "--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -401,8 +400,8 @@ func TestSuspensionDuringAResetIsUndoneAndTold(t *testing.T) {
 	m.checkDebugs(d, 0)
 	fresh := m.work("--gpus", m.gpuFlag(0), "--duration", "500", "--runtime")
 	d.offlineTarget(fresh, 1)
-	lease, answer := d.ask(10*time.Second, good)
-	checkSaid(t, "on the other GPU after the reset", said{true, done, 1}, told)
+	lease, after := d.ask(10*time.Second, good)
+	checkSaid(t, "on the other GPU after the reset", said{true, done, 1}, after)
 	d.complete(lease)
 	m.awaitEach(fresh, 1, onGPU)
 	fresh.stop()

@@ -95,8 +95,8 @@ func message(m proto.Message) []byte {
 // read as a client would.
 type h2 struct {
 	net.Conn
-	// told, when set, is given every frame.
-	told func(kind, flags byte, stream uint32, payload []byte)
+	// onFrame, when set, is called with every frame.
+	onFrame func(kind, flags byte, stream uint32, payload []byte)
 
 	mu      sync.Mutex // guards all below
 	changed sync.Cond  // a window widened, or the connection ended
@@ -114,7 +114,7 @@ func dialH2(socket string) (*h2, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &h2{Conn: raw, told: func(byte, byte, uint32, []byte) {}, conn: h2Window, streams: map[uint32]int{}, most: 100}
+	c := &h2{Conn: raw, onFrame: func(byte, byte, uint32, []byte) {}, conn: h2Window, streams: map[uint32]int{}, most: 100}
 	c.changed.L = &c.mu
 	if err := c.send(append([]byte(preface), frame(frameSettings, 0, 0, nil)...)); err != nil {
 		_ = raw.Close()
@@ -199,7 +199,7 @@ func (c *h2) readAll() error {
 				}
 			}
 		case frameGoAway:
-			c.told(kind, flags, stream, payload[:n])
+			c.onFrame(kind, flags, stream, payload[:n])
 			return fmt.Errorf("the server says goodbye: code %d, %s", binary.BigEndian.Uint32(payload[4:]), payload[8:n])
 		case frameData:
 			if unread += n; unread >= due {
@@ -210,7 +210,7 @@ func (c *h2) readAll() error {
 				unread = 0
 			}
 		}
-		c.told(kind, flags, stream, payload[:n])
+		c.onFrame(kind, flags, stream, payload[:n])
 	}
 }
 

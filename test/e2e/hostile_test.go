@@ -143,7 +143,7 @@ func (a *attacker) connect(socket string, session bool) (err error) {
 	}
 	a.session, a.next, a.ended = session, 1, make(chan struct{})
 	a.slots, a.seen = make(chan struct{}, 100), map[uint32]bool{}
-	a.told = a.answer
+	a.onFrame = a.answer
 	go func() {
 		defer close(a.ended)
 		a.failure = a.read()
@@ -282,7 +282,7 @@ func (a *attacker) wait() {
 	}
 	_ = a.Close()
 	<-a.ended
-	a.failure = nil // it ended because it was told to
+	a.failure = nil // it was stopped
 }
 
 // callOnce is a header block that has the server remember its fields, and callAgain

@@ -44,7 +44,7 @@ func (d *daemon) checkHolder(id string, pid int, uid uint32) {
 // A client that is root in a user namespace of its own, and process 1 in a pid
 // namespace of its own, is who it is on the host: that decides what it may, and its
 // lease ends with it.
-func TestClientInNamespacesIsTheHostsProcess(t *testing.T) {
+func TestClientInNamespacesIsIdentifiedByItsHostPID(t *testing.T) {
 	uid, gid := uint32(os.Getuid()), uint32(os.Getgid())
 	if uid == 0 {
 		uid, gid = stranger, stranger
@@ -78,7 +78,7 @@ func TestClientInNamespacesIsTheHostsProcess(t *testing.T) {
 	}
 }
 
-func TestClientInAPIDNamespaceOnlyIsTheHostsProcess(t *testing.T) {
+func TestClientInAPIDNamespaceIsIdentifiedByItsHostPID(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	cmd := exec.Command(os.Args[0])
@@ -94,7 +94,7 @@ func TestClientInAPIDNamespaceOnlyIsTheHostsProcess(t *testing.T) {
 
 // A process that receives a connection from another process acts as that process, and no
 // longer than it lives.
-func TestPassedDescriptorIsItsConnectorsUntilThatDies(t *testing.T) {
+func TestPassedSocketBelongsToTheProcessThatConnected(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	p := d.startProcess()
@@ -170,7 +170,7 @@ const lastPID = "/proc/sys/kernel/ns_last_pid"
 
 // A process that gets the pid of a dead client gets nothing else of it, although the
 // dead one's socket lives on.
-func TestProcessThatGetsThePIDOfADeadClientIsAnotherClient(t *testing.T) {
+func TestReusedPIDIsAnotherClient(t *testing.T) {
 	if f, err := os.OpenFile(lastPID, os.O_WRONLY, 0); err != nil {
 		t.Skipf("no way to choose a pid: %v", err)
 	} else if err := f.Close(); err != nil {

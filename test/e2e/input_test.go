@@ -57,7 +57,7 @@ func checkError(t *testing.T, what string, err error, want refusal) {
 // statusWithoutRevisions compares what the daemon holds, not how often it changed.
 var statusWithoutRevisions = protocmp.IgnoreFields(&gpreemptv1.GetStatusResponse{}, "event_revision", "inventory_revision", "sources", "goroutine_count", "clock")
 
-func TestBadInputIsRefusedAndLeavesNothingBehind(t *testing.T) {
+func TestBadInputIsRejectedWithoutEffect(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	pid := d.startOffline()

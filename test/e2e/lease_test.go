@@ -98,7 +98,7 @@ func TestLeaseExpiresAndRenewKeepsItAlive(t *testing.T) {
 		t.Errorf("completing the expired lease says %v", end)
 	}
 
-	// And with no other lease, expiry alone lets the job run.
+	// Without another lease, expiry resumes the job.
 	since = d.revision()
 	if left, err = d.online.NotifyOnline(t.Context(), brief); err != nil {
 		t.Fatal(err)
@@ -206,7 +206,7 @@ func TestClientThatClosesItsConnectionLosesItsLeases(t *testing.T) {
 }
 
 // The socket outlives the process that connected it, and the lease does not.
-func TestClientThatBequeathsItsSocketAndDiesLosesItsLeases(t *testing.T) {
+func TestDeadClientLosesItsLeasesAlthoughAChildHoldsItsSocket(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	pid := d.startOffline()

@@ -96,7 +96,7 @@ func (m *emulated) events(match func(kfdemu.Event) bool) (matching []kfdemu.Even
 // await waits for an event that matches, from index on.
 func (m *emulated) await(what string, from int, match func(kfdemu.Event) bool) {
 	m.t.Helper()
-	late := time.After(patience)
+	late := time.After(timeout)
 	for {
 		all, end, next := m.log.since(from)
 		if slices.ContainsFunc(all, match) {
@@ -106,7 +106,7 @@ func (m *emulated) await(what string, from int, match func(kfdemu.Event) bool) {
 		select {
 		case <-next:
 		case <-late:
-			m.t.Fatalf("%s: not within %v", what, patience)
+			m.t.Fatalf("%s: not within %v", what, timeout)
 		}
 	}
 }
@@ -271,7 +271,7 @@ func (w *worker) listen(out io.Reader) {
 		w.next = make(chan struct{})
 		w.mu.Unlock()
 	}
-	_ = w.cmd.Wait() // its end is judged from ProcessState
+	_ = w.cmd.Wait() // its end is checked by ProcessState
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ended = true
@@ -293,7 +293,7 @@ func (w *worker) lines() string {
 // await waits for the next report of a kind that has not been waited for.
 func (w *worker) await(event string) report {
 	w.t.Helper()
-	late := time.After(patience)
+	late := time.After(timeout)
 	for {
 		w.mu.Lock()
 		for i, r := range w.said {
@@ -311,7 +311,7 @@ func (w *worker) await(event string) report {
 		select {
 		case <-next:
 		case <-late:
-			w.t.Fatalf("worker %d did not say %q within %v; it said:\n%s%s", w.PID, event, patience, w.lines(), w.log)
+			w.t.Fatalf("worker %d did not say %q within %v; it said:\n%s%s", w.PID, event, timeout, w.lines(), w.log)
 		}
 	}
 }
@@ -348,8 +348,8 @@ func (w *worker) awaitEnd() {
 	w.t.Helper()
 	select {
 	case <-w.waited:
-	case <-time.After(patience):
-		w.t.Fatalf("worker %d did not end within %v", w.PID, patience)
+	case <-time.After(timeout):
+		w.t.Fatalf("worker %d did not end within %v", w.PID, timeout)
 	}
 }
 

@@ -70,7 +70,7 @@ func TestJobInAPIDNamespaceIsKnownByBothItsPIDs(t *testing.T) {
 
 // Two containers have a process 1 each; a third job is inside two namespaces, one in the
 // other.
-func TestJobsInSeveralPIDNamespacesAreToldApart(t *testing.T) {
+func TestJobsInSeveralPIDNamespacesAreDistinguished(t *testing.T) {
 	unshare, err := exec.LookPath("unshare")
 	if err != nil {
 		t.Skip("unshare of util-linux is not there")

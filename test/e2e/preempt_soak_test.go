@@ -34,7 +34,7 @@ type preemptSoak struct {
 	packets, proved atomic.Uint64
 }
 
-// Programs come and go on two GPUs, make queues and destroy them, compute and copy; they
+// Programs start and end on two GPUs, create and destroy queues, compute and copy; they
 // are suspended and resumed at random all the time, and prove that each of their packets
 // ran exactly once and in order.
 func TestSoakPreemptionsUnderLoadLoseAndRepeatNoPacket(t *testing.T) {

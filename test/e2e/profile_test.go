@@ -103,9 +103,9 @@ func TestEveryDriverSuspendsOnEveryFirmware(t *testing.T) {
 	}
 }
 
-// A GPU with one VMID for debugging has room for one job; who announces is told that the
-// other one runs, and when the first has gone the other one is held.
-func TestSecondJobOnAGPUWithOneDebugVMIDRunsAndIsHeldLater(t *testing.T) {
+// A GPU with one VMID for debugging admits one job. The answer reports that the other one
+// runs; when the first has exited, the daemon attaches to the other.
+func TestSecondJobOnAGPUWithOneDebugVMIDRunsAndIsAttachedLater(t *testing.T) {
 	m := emulate(t, kfdemu.Config{Spec: firmwares(t)[1].gpu})
 	first := m.work("--duration", "500", "--runtime")
 	d := m.start(atOnce)
@@ -133,8 +133,8 @@ func TestSecondJobOnAGPUWithOneDebugVMIDRunsAndIsHeldLater(t *testing.T) {
 	second.stop()
 }
 
-// The hazard table denies a GPU: nothing is done to its jobs but what does not touch the
-// GPU, and who announces is told.
+// The hazard table denies a GPU: the daemon does nothing that touches the GPU, and the
+// answer reports it.
 func TestJobOnAGPUTheHazardTableDeniesIsNotTouched(t *testing.T) {
 	denied := atOnce + `
 safety:
@@ -142,7 +142,7 @@ safety:
     - id: tests
       gfx: ["gfx*"]
       action: deny
-      why: it was seen to hang
+      why: it hung in a test
 `
 	for _, f := range firmwares(t) {
 		t.Run(f.name, func(t *testing.T) {
@@ -150,7 +150,7 @@ safety:
 			job := m.work("--duration", "500", "--runtime")
 			d := m.start(denied)
 			d.eventually("the daemon says why", func() bool { return d.target(job.PID).GetAttachError() != "" })
-			says(t, d.target(job.PID).GetAttachError(), "it was seen to hang")
+			says(t, d.target(job.PID).GetAttachError(), "it hung in a test")
 			lease, answer := d.ask(longest)
 			checkSaid(t, "with a job that may not be touched", said{false, unsafeNow, 0}, answer)
 			m.checkEach(job, 1, onGPU)

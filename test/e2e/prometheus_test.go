@@ -167,7 +167,7 @@ func TestEveryQueryOfTheDashboardReturnsData(t *testing.T) {
 		}
 	}
 	answered := 0
-	for deadline := time.Now().Add(patience); ; {
+	for deadline := time.Now().Add(timeout); ; {
 		d.busy(pid)
 		var still []query
 		var last error

@@ -32,7 +32,7 @@ func TestSuspendedQueuesAreInNoHardwareSlot(t *testing.T) {
 	d.stopJob(pid)
 }
 
-func TestQueuesAreFoundByProcessAndWrittenDownForPython(t *testing.T) {
+func TestQueuesAreFoundByProcessAndExportedForPython(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	pid := d.startOffline()
@@ -76,7 +76,7 @@ func TestATagClassifiesWhereNoRuleDoes(t *testing.T) {
 	d.stopJob(pid)
 }
 
-func TestSourcesShowHowTheyDo(t *testing.T) {
+func TestStatusShowsTheStateOfEachSource(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	d.eventually("mqds is read", func() bool {

@@ -46,7 +46,7 @@ func TestReloadOfARuleMakesARunningJobOffline(t *testing.T) {
 	d.stopJob(pid)
 }
 
-func TestReloadOfAFileWithMistakesChangesNothing(t *testing.T) {
+func TestReloadOfAnInvalidFileChangesNothing(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	pid := d.startOffline()
@@ -84,7 +84,7 @@ log:
 	d.stopJob(pid)
 }
 
-func TestReloadTellsWhatNeedsARestart(t *testing.T) {
+func TestReloadNamesKeysThatNeedARestart(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	d.reload(atOnce + "limits:\n  max_message_bytes: 8192\n  leases_per_client: 1\n")
@@ -109,7 +109,7 @@ func TestReloadTellsWhatNeedsARestart(t *testing.T) {
 }
 
 // SetPolicy lasts until the next reload, whether the file has changed or not.
-func TestReloadEndsAPolicySetByHand(t *testing.T) {
+func TestReloadReplacesAPolicySetByAnAdmin(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	inForce := func() *gpreemptv1.Policy {

@@ -20,9 +20,8 @@ import (
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
 )
 
-// Programs of ROCm's, and on its libraries, as a distribution has them, unmodified on
-// the emulated machine: whoever wrote them knew nothing of it. Debian's of version 5.2.3
-// know gfx90a, and not gfx942.
+// ROCm's own programs and libraries, as a distribution ships them, run unmodified on the
+// emulated machine. Debian's version 5.2.3 supports gfx90a and not gfx942.
 const rocmMachine = "mi210"
 
 // needs skips the test unless files are there, each of which comes with a package.
@@ -52,11 +51,10 @@ func compile(t *testing.T, name, source string, libraries ...string) string {
 	return program
 }
 
-// output runs a program on the machine to its end, which has to be a good one, and
-// gives what it wrote.
+// output runs a program on the machine, requires that it succeeds, and returns its output.
 func (m *emulated) output(env []string, program string, args ...string) string {
 	m.t.Helper()
-	ctx, cancel := context.WithTimeout(m.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(m.t.Context(), timeout)
 	defer cancel()
 	cmd := m.Command(ctx, program, args...)
 	var out, errs bytes.Buffer

@@ -10,8 +10,8 @@ import (
 )
 
 // A runtime that does not enable itself for debugging cannot be suspended through the
-// debugger's interface, and who announces is told that its GPUs are not quiet.
-func TestJobWithoutRuntimeRunsOnAndTheAnswerSaysSo(t *testing.T) {
+// debugger's interface, and the answer reports that the GPUs are not quiet.
+func TestJobWithoutRuntimeKeepsRunningAndTheAnswerReportsIt(t *testing.T) {
 	eachRule(t, func(t *testing.T, profile string) {
 		m := emulate(t, kfdemu.Config{Profile: profile})
 		old := m.work("--queues", "2", "--duration", "500")
@@ -34,7 +34,7 @@ func TestJobWithoutRuntimeRunsOnAndTheAnswerSaysSo(t *testing.T) {
 	})
 }
 
-func TestJobWithoutRuntimeIsStoppedByTheNextMechanism(t *testing.T) {
+func TestJobWithoutRuntimeIsPausedByTheNextMechanism(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	old := m.work("--queues", "2", "--duration", "500")
 	d := m.start(atOnce + "mechanisms: [dbgtrap, freezer]\n")
@@ -55,7 +55,7 @@ func TestJobWithoutRuntimeIsStoppedByTheNextMechanism(t *testing.T) {
 
 // The driver lets a runtime wait for the debugger's answer when it comes and when it
 // goes; here it does so in every order with what the daemon does.
-func TestRuntimeThatComesAndGoesWaitsForNobody(t *testing.T) {
+func TestRuntimeStartAndStopDoNotBlock(t *testing.T) {
 	eachRule(t, func(t *testing.T, profile string) {
 		m := emulate(t, kfdemu.Config{Profile: profile})
 		job := m.work("--duration", "500", "--runtime")
@@ -91,7 +91,7 @@ func TestRuntimeThatComesAndGoesWaitsForNobody(t *testing.T) {
 
 // The daemon is one answer ahead: a runtime that leaves does not wait for one that is
 // stopped, and the next one waits until it goes on.
-func TestRuntimeWaitsForAStoppedDaemonOnceAtMost(t *testing.T) {
+func TestRuntimeWaitsAtMostOnceForAStoppedDaemon(t *testing.T) {
 	eachRule(t, func(t *testing.T, profile string) {
 		m := emulate(t, kfdemu.Config{Profile: profile})
 		job := m.work("--duration", "500", "--runtime")
@@ -158,7 +158,7 @@ func TestRuntimeDoesNotWaitForADaemonThatDied(t *testing.T) {
 
 // A runtime that is shut down takes its queues back: the driver resumes them. A program
 // does that on its way out, but this one stays.
-func TestProgramThatEndsItsRuntimeInALeaseIsNotSaidToBeSuspended(t *testing.T) {
+func TestProgramThatEndsItsRuntimeInALeaseIsNotReportedSuspended(t *testing.T) {
 	eachRule(t, func(t *testing.T, profile string) {
 		m := emulate(t, kfdemu.Config{Profile: profile})
 		job := m.work("--duration", "500", "--runtime")

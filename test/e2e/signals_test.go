@@ -28,7 +28,7 @@ func (d *daemon) lastMessage() string {
 
 // Before the handler is there, a signal is the process's death, of which nothing is left
 // either.
-func TestSignalAtAnyMomentOfTheStartLeavesNothingBehind(t *testing.T) {
+func TestSignalDuringTheStartReleasesEverything(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -41,8 +41,8 @@ func TestSignalAtAnyMomentOfTheStartLeavesNothingBehind(t *testing.T) {
 		d.over = true
 		select {
 		case <-d.exited:
-		case <-time.After(patience):
-			t.Fatalf("gpreemptd did not end within %v", patience)
+		case <-time.After(timeout):
+			t.Fatalf("gpreemptd did not end within %v", timeout)
 		}
 		status := d.process.ProcessState.Sys().(syscall.WaitStatus)
 		switch {
@@ -60,8 +60,8 @@ func TestSignalAtAnyMomentOfTheStartLeavesNothingBehind(t *testing.T) {
 	t.Logf("%d ended in order, %d before they had begun", inOrder, killed)
 }
 
-// A daemon that waits for whoever has the journal, such as gpreemptd --cleanup, is told
-// to end.
+// A daemon that waits for the journal, for example while gpreemptd --cleanup runs, is
+// terminated.
 func TestStartThatWaitsForTheJournalEndsWithTheSignal(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	dir := testutil.TempSocketDir(t)
@@ -75,7 +75,7 @@ func TestStartThatWaitsForTheJournalEndsWithTheSignal(t *testing.T) {
 	signalled := time.Now()
 	d.signal(syscall.SIGTERM)
 	d.checkExit(0)
-	if took := time.Since(told); took > 8*time.Second { // it would wait for 10 s
+	if took := time.Since(signalled); took > 8*time.Second { // it would wait for 10 s
 		t.Errorf("the end took %v", took)
 	}
 	if got := d.lastMessage(); got != "stopped, nothing is suspended" {
@@ -113,7 +113,7 @@ func TestMoreSignalsDuringTheShutdownChangeNothing(t *testing.T) {
 }
 
 // Each reload that is asked for while one is under way is one more, no matter how often.
-func TestStormOfReloadsHoldsUpNobody(t *testing.T) {
+func TestReloadStormDoesNotBlockClients(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	pid := d.startOffline()
@@ -150,7 +150,7 @@ func TestStormOfReloadsHoldsUpNobody(t *testing.T) {
 	d.stopJob(pid)
 }
 
-func TestConfigFileThatVanishesChangesNothing(t *testing.T) {
+func TestMissingConfigFileChangesNothing(t *testing.T) {
 	t.Parallel()
 	d := start(t, atOnce)
 	pid := d.startOffline()
@@ -170,7 +170,7 @@ func TestConfigFileThatVanishesChangesNothing(t *testing.T) {
 }
 
 // A log that cannot be written costs its lines and nothing else.
-func TestLogThatCannotBeWrittenHoldsUpNobody(t *testing.T) {
+func TestUnwritableLogBlocksNothing(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(t *testing.T) *os.File{
 		"its reader has died": func(t *testing.T) *os.File {

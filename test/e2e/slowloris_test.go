@@ -31,8 +31,8 @@ type abuse struct {
 	name string
 	// write sends what there is to send; the error is that the daemon has closed.
 	write func(c net.Conn) error
-	// ends is how long the daemon takes at most to close the connection; 0: it is an
-	// honest connection as far as can be told, and may stay.
+	// ends is the time within which the daemon closes the connection; 0 if it cannot be
+	// distinguished from an honest one, and may stay.
 	ends time.Duration
 }
 
@@ -146,7 +146,7 @@ var abuses = []abuse{
 
 // Whatever a client does to its connections, others are served, the daemon stays
 // small, and what is no honest connection is closed in bounded time.
-func TestAbusedConnectionsHurtNobodyElse(t *testing.T) {
+func TestAbusedConnectionsDoNotAffectOthers(t *testing.T) {
 	t.Parallel()
 	d := startForStrangers(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -204,10 +204,10 @@ func (a *abuse) carryOut(socket string) error {
 	defer c.Close()
 	// What is not taken within this time is held up, which is as good as refused.
 	ends := a.ends
-	if patient == 0 {
-		patient = 3 * time.Second
+	if ends == 0 {
+		ends = 3 * time.Second
 	}
-	if err := c.SetDeadline(time.Now().Add(patient)); err != nil {
+	if err := c.SetDeadline(time.Now().Add(ends)); err != nil {
 		return err
 	}
 	began := time.Now()
@@ -238,11 +238,11 @@ func isTimeout(err error) bool {
 
 // A flood of connections is refused before anybody looks who they are of; others
 // connect meanwhile.
-func TestFloodOfConnectionsKeepsNobodyOut(t *testing.T) {
+func TestConnectionFloodDoesNotLockOutOthers(t *testing.T) {
 	t.Parallel()
 	d := startForStrangers(t)
 	const maxWait = 5 * time.Second
-	outcome := d.attack(attack{Connect: true, Length: patience + time.Second}) // who is served in time is served meanwhile
+	outcome := d.attack(attack{Connect: true, Length: maxWait + time.Second}) // who is served in time is served meanwhile
 	honest := 0
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
@@ -255,7 +255,7 @@ func TestFloodOfConnectionsKeepsNobodyOut(t *testing.T) {
 		if _, err := gpreemptv1.NewAdminServiceClient(conn).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}, grpc.WaitForReady(true)); err != nil {
 			t.Errorf("the honest client %d is not served: %v", honest, err)
 		}
-		if took := time.Since(began); took > patience {
+		if took := time.Since(began); took > maxWait {
 			t.Errorf("the honest client %d waits %v", honest, took)
 		}
 		_ = conn.Close()

@@ -39,7 +39,7 @@ type soak struct {
 	seed uint64
 	// ctx ends with the load.
 	ctx context.Context
-	// doing names the phase; nil when there are none.
+	// doing names the phase, or is nil.
 	doing   atomic.Pointer[string]
 	streams uint64 // of random numbers given out
 
@@ -51,7 +51,7 @@ type soak struct {
 func TestSoak(t *testing.T) {
 	length, err := time.ParseDuration(os.Getenv(soakEnv))
 	if err != nil {
-		t.Skipf("%s is no duration (make soak sets it): %v", soakEnv, err)
+		t.Skipf("invalid duration in %s (make soak sets it): %v", soakEnv, err)
 	}
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -132,7 +132,7 @@ func (s *soak) rested(before *gpreemptv1.GetStatusResponse, earlier []usage) usa
 		return st.GetLeaseCount() == 0 && st.GetSuspendedCount() == 0 && st.GetTargetCount() == before.GetTargetCount() && !st.GetDraining()
 	})
 	var now usage
-	for late := time.Now().Add(patience); time.Now().Before(late); {
+	for late := time.Now().Add(timeout); time.Now().Before(late); {
 		now = s.usage()
 		if len(earlier) > 0 && now.fds == earlier[0].fds && now.goroutines == earlier[0].goroutines {
 			break
@@ -143,7 +143,7 @@ func (s *soak) rested(before *gpreemptv1.GetStatusResponse, earlier []usage) usa
 		case <-time.After(20 * time.Millisecond):
 		case <-ctx.Done():
 		}
-		if len(earlier) == 0 && time.Until(late) < patience-5*time.Second {
+		if len(earlier) == 0 && time.Until(late) < timeout-5*time.Second {
 			break
 		}
 	}
@@ -305,7 +305,7 @@ func (s *soak) sessions(r *rand.Rand) {
 	}
 	for tag := range 1 + r.Uint64N(100) {
 		if err := session.Send(announceFrame(tag, s.request(r))); err != nil {
-			return // Recv would tell why: the soak is over
+			return // the soak has ended
 		}
 		resp, err := session.Recv()
 		s.result("frame", err)
@@ -332,7 +332,7 @@ func (s *soak) sessions(r *rand.Rand) {
 	}
 }
 
-// jobs starts some jobs, lets them run, stops them and checks their packets.
+// jobs starts some jobs, stops them after a while and checks their packets.
 func (s *soak) jobs(r *rand.Rand) {
 	// One process, so the jobs live until they are stopped: s.conn keeps it known.
 	gpus, err := s.admin.ListGpus(s.ctx, &gpreemptv1.ListGpusRequest{})
@@ -380,7 +380,7 @@ func (s *soak) kills(r *rand.Rand) {
 	_ = p.cmd.Wait()
 	for _, lease := range leases {
 		if !strings.Contains(lease, "-") {
-			s.fail("a process that announced was told %q", lease)
+			s.fail("a process that announced was answered %q", lease)
 			continue
 		}
 		if end := s.awaitEnd(lease); end != gpreemptv1.LeaseEnd_LEASE_END_CLIENT_DIED && end != gpreemptv1.LeaseEnd_LEASE_END_DISCONNECTED {

@@ -101,7 +101,7 @@ func TestStartIsRefusedWhereAnotherProgramListens(t *testing.T) {
 	conn.Close()
 }
 
-func TestStartIsRefusedWhereAFileIsInTheWay(t *testing.T) {
+func TestStartIsRefusedWhenAFileOccupiesTheSocketPath(t *testing.T) {
 	t.Parallel()
 	dir := testutil.TempSocketDir(t)
 	file := filepath.Join(dir, "gpreemptd.sock")
@@ -134,7 +134,7 @@ func TestStartAfterACrashTakesTheSocketOver(t *testing.T) {
 
 // Without --sim the daemon is for the hardware of the host. It holds the host's
 // one instance lock.
-func TestHostWithoutKFDIsServedAndTold(t *testing.T) {
+func TestDaemonWithoutKFDServesAndReportsIt(t *testing.T) {
 	if _, err := os.Stat("/sys/class/kfd"); !errors.Is(err, fs.ErrNotExist) {
 		t.Skip("this host has a KFD")
 	}
@@ -178,9 +178,9 @@ func canLock(t *testing.T, lock string) (clean func()) {
 	}
 }
 
-// Whoever reads the daemon's log may stop reading it. Offline work must not stay
-// suspended for that.
-func TestLogNobodyReadsHoldsUpNobody(t *testing.T) {
+// The reader of the daemon's log can stop reading. Offline work must not stay suspended
+// because of that.
+func TestUnreadLogBlocksNothing(t *testing.T) {
 	t.Parallel()
 	d := prepare(t, testutil.TempSocketDir(t), atOnce+"log:\n  level: debug\n")
 	reader, writer, err := os.Pipe()
@@ -205,7 +205,7 @@ func TestLogNobodyReadsHoldsUpNobody(t *testing.T) {
 	pid := d.startOffline()
 	// A pipe holds 64 KiB; each round is logged in more than ten lines.
 	for range 200 {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
 		lease := d.announce(ctx)
 		cancel()
 		d.complete(lease.GetLeaseId())

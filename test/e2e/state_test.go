@@ -27,7 +27,7 @@ func (m *emulated) eventually(what string, cond func() bool) {
 	m.t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	late := time.After(patience)
+	late := time.After(timeout)
 	for {
 		_, _, next := m.log.since(m.now())
 		if cond() {
@@ -37,7 +37,7 @@ func (m *emulated) eventually(what string, cond func() bool) {
 		case <-next:
 		case <-tick.C:
 		case <-late:
-			m.t.Fatalf("%s: not within %v; the driver has %+v", what, patience, m.Driver().Processes())
+			m.t.Fatalf("%s: not within %v; the driver has %+v", what, timeout, m.Driver().Processes())
 		}
 	}
 }
@@ -95,7 +95,7 @@ func (m *emulated) awaitEach(w *worker, n int, want queueFlags) {
 	m.eventually("the queues of a worker", func() bool { return m.each(w.PID, n, want) })
 }
 
-// elapse lets the GPUs go on for a time.
+// elapse advances the GPUs by a time.
 func (m *emulated) elapse(d time.Duration) {
 	m.t.Helper()
 	now := func() (at time.Duration) {
@@ -120,7 +120,7 @@ func (w *worker) stands() map[uint32]uint64 {
 	return all
 }
 
-// checkStill lets the GPUs go on and checks that nothing of a worker did.
+// checkStill advances the GPUs and checks that no queue of a worker progressed.
 func (m *emulated) checkStill(w *worker) {
 	m.t.Helper()
 	before := w.stands()
@@ -213,8 +213,8 @@ func (m *emulated) stays(d *daemon, others ...*worker) {
 	m.gone(d, fresh.PID)
 }
 
-// halt is a fault that stops a call of the driver in the middle of it, before it has an
-// effect, until it is let go.
+// halt is a fault that stops a call of the driver before it has an effect, until it is
+// released.
 type halt struct {
 	t       *testing.T
 	reached chan struct{}
@@ -242,8 +242,8 @@ func (h *halt) await() {
 	h.t.Helper()
 	select {
 	case <-h.reached:
-	case <-time.After(patience):
-		h.t.Fatalf("the daemon did not make the call within %v", patience)
+	case <-time.After(timeout):
+		h.t.Fatalf("the daemon did not make the call within %v", timeout)
 	}
 }
 
@@ -271,8 +271,8 @@ func (d *daemon) answered(answer <-chan *gpreemptv1.NotifyOnlineResponse) *gpree
 			d.t.Fatalf("the GPUs are not quiet: %v", resp)
 		}
 		return resp
-	case <-time.After(patience):
-		d.t.Fatalf("the announcement was not answered within %v", patience)
+	case <-time.After(timeout):
+		d.t.Fatalf("the announcement was not answered within %v", timeout)
 		return nil
 	}
 }

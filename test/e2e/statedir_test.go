@@ -130,7 +130,7 @@ func stopped(t *testing.T, m *emulated, dir string) (job *worker, file string) {
 }
 
 // What is left of an entry is enough to let its process run.
-func TestProcessWhoseEntryIsDamagedRunsAgain(t *testing.T) {
+func TestProcessWithADamagedEntryIsResumed(t *testing.T) {
 	for name, damage := range map[string]func([]byte) []byte{
 		"empty":               func([]byte) []byte { return nil },
 		"torn":                func(text []byte) []byte { return text[:len(text)/2] },
@@ -150,17 +150,17 @@ func TestProcessWhoseEntryIsDamagedRunsAgain(t *testing.T) {
 				if err := os.WriteFile(file, damage(text), 0o600); err != nil {
 					t.Fatal(err)
 				}
-				var told string
+				var reported string
 				if by == "--cleanup" {
 					r := cleanup(dir)
 					if r.Code != 1 || r.Out != oneRunsAgain {
 						t.Errorf("it ended with %+v; want the process resumed, and the error reported", r)
 					}
-					told = r.Err
+					reported = r.Err
 				} else {
-					told = m.startIn(dir, onlyFreezer).warned("JOURNAL_UNREADABLE").GetText()
+					reported = m.startIn(dir, onlyFreezer).warned("JOURNAL_UNREADABLE").GetText()
 				}
-				says(t, told, file, fmt.Sprintf("process %d", job.PID), "see whether it does")
+				says(t, reported, file, fmt.Sprintf("process %d", job.PID), "see whether it does")
 				m.awaitProgress(job)
 				_, err = os.Stat(file)
 				if later := strings.Contains(name, "later"); errors.Is(err, fs.ErrNotExist) == later {
@@ -251,7 +251,7 @@ func (m *emulated) runsOn(d *daemon, job *worker) {
 	says(m.t, d.log.String(), "without which it is not paused")
 }
 
-func TestPauseThatCannotBeWrittenDownIsNotMade(t *testing.T) {
+func TestPauseWithoutAJournalEntryIsNotMade(t *testing.T) {
 	for name, damage := range map[string]func(t *testing.T, dir string) (later func()){
 		"full disk": func(t *testing.T, dir string) func() {
 			mount(t, "none", dir, "tmpfs", 0, "size=256k,mode=755")
@@ -278,7 +278,7 @@ func TestPauseThatCannotBeWrittenDownIsNotMade(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := testutil.TempSocketDir(t)
-			later := spoil(t, dir) // before there is a machine, whose mounts are its own
+			later := damage(t, dir) // before there is a machine, whose mounts are its own
 			m := emulate(t, kfdemu.Config{})
 			job := m.work("--queues", "2", "--duration", "500")
 			d := m.startIn(dir, onlyFreezer)
@@ -293,7 +293,7 @@ func TestPauseThatCannotBeWrittenDownIsNotMade(t *testing.T) {
 
 // What was paused before the disk was full is resumed all the same, by the daemon that
 // paused it and by the next one.
-func TestFullDiskKeepsNoPauseFromBeingUndone(t *testing.T) {
+func TestPausesAreUndoneOnAFullDisk(t *testing.T) {
 	dir, state := testutil.TempSocketDir(t), testutil.TempSocketDir(t)
 	mount(t, "none", state, "tmpfs", 0, "size=256k,mode=755")
 	m := emulate(t, kfdemu.Config{})
@@ -330,7 +330,7 @@ func TestFullDiskKeepsNoPauseFromBeingUndone(t *testing.T) {
 	job.stop()
 }
 
-func TestStateDirectoryThatCannotBeWrittenIsToldAndNothingStarts(t *testing.T) {
+func TestUnwritableStateDirectoryRefusesTheStart(t *testing.T) {
 	dir, state := testutil.TempSocketDir(t), testutil.TempSocketDir(t)
 	mount(t, "none", state, "tmpfs", syscall.MS_RDONLY, "size=64k")
 	m := emulate(t, kfdemu.Config{})
@@ -343,7 +343,7 @@ func TestStateDirectoryThatCannotBeWrittenIsToldAndNothingStarts(t *testing.T) {
 }
 
 // Nobody has to make it.
-func TestStateDirectoryThatIsMissingIsMade(t *testing.T) {
+func TestMissingStateDirectoryIsCreated(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500")
 	dir := filepath.Join(testutil.TempSocketDir(t), "run", "gpreempt")

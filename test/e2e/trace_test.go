@@ -113,7 +113,7 @@ func TestExportedTraceShowsAPreemptionFromEndToEnd(t *testing.T) {
 	readTrace(t, file)
 }
 
-func TestTraceOfACallerGoesOnInTheDaemon(t *testing.T) {
+func TestCallersTraceContinuesInTheDaemon(t *testing.T) {
 	t.Parallel()
 	socket := filepath.Join(testutil.TempSocketDir(t), "collector.sock")
 	var lc net.ListenConfig
@@ -143,7 +143,7 @@ func TestTraceOfACallerGoesOnInTheDaemon(t *testing.T) {
 	}
 	d.complete(answer.GetAnnounced().GetLeaseId())
 
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	for name, trace := range map[string]string{"a call": byCall, "a stream": byStream} {
 		// Announce, decide, quiescing, online, and the job's suspend and resume.

@@ -55,8 +55,8 @@ func (m *emulated) manage(dir string) (*daemon, *serviceManager) {
 	d.run()
 	select {
 	case <-s.ready:
-	case <-time.After(patience):
-		m.t.Fatalf("gpreemptd did not say READY=1 within %v; it wrote:\n%s", patience, d.log)
+	case <-time.After(timeout):
+		m.t.Fatalf("gpreemptd did not say READY=1 within %v; it wrote:\n%s", timeout, d.log)
 	}
 	d.awaitServing()
 	d.events = watchEvents(m.t, d.admin)
@@ -99,8 +99,8 @@ func (s *serviceManager) awaitBeat() {
 	for range 2 {
 		select {
 		case <-s.beats:
-		case <-time.After(patience):
-			s.t.Fatalf("no beat of the daemon within %v", patience)
+		case <-time.After(timeout):
+			s.t.Fatalf("no beat of the daemon within %v", timeout)
 		}
 	}
 }
@@ -108,7 +108,7 @@ func (s *serviceManager) awaitBeat() {
 // awaitSilence waits until the watchdog's time is over since the last beat.
 func (s *serviceManager) awaitSilence() {
 	s.t.Helper()
-	silence, late := time.NewTimer(watchdogTime), time.After(patience)
+	silence, late := time.NewTimer(watchdogTime), time.After(timeout)
 	defer silence.Stop()
 	for {
 		select {
@@ -117,7 +117,7 @@ func (s *serviceManager) awaitSilence() {
 		case <-silence.C:
 			return
 		case <-late:
-			s.t.Fatalf("a daemon that does nothing was heard for %v", patience)
+			s.t.Fatalf("a daemon that does nothing was heard for %v", timeout)
 		}
 	}
 }
@@ -131,7 +131,7 @@ func (d *daemon) freeze(m *emulated) {
 
 // A daemon that hangs in a lease keeps its jobs suspended until the service manager
 // ends it, as systemd does: with SIGABRT and SIGCONT, then with SIGKILL.
-func TestWatchdogEndsADaemonThatHangsInALeaseAndEveryQueueRuns(t *testing.T) {
+func TestWatchdogEndsAHangingDaemonAndEveryQueueRuns(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		end  func(d *daemon)
@@ -180,7 +180,7 @@ func TestWatchdogEndsADaemonThatHangsInALeaseAndEveryQueueRuns(t *testing.T) {
 	}
 }
 
-func TestDaemonThatIsStoppedForAWhileGoesOnWithItsLease(t *testing.T) {
+func TestPausedDaemonKeepsItsLease(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	leaving := m.work("--duration", "500", "--runtime")
@@ -213,7 +213,7 @@ func TestDaemonThatIsStoppedForAWhileGoesOnWithItsLease(t *testing.T) {
 	job.stop()
 }
 
-func TestLeaseThatExpiresWhileTheDaemonIsStoppedEndsWhenItGoesOn(t *testing.T) {
+func TestLeaseThatExpiredWhileTheDaemonWasPausedEndsAfterwards(t *testing.T) {
 	m := emulate(t, kfdemu.Config{})
 	job := m.work("--queues", "2", "--duration", "500", "--runtime")
 	d, _ := m.manage(testutil.TempSocketDir(t))

@@ -34,13 +34,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// patience bounds every wait. It only decides how long a broken test takes.
-const patience = 3 * time.Minute
+// timeout bounds every wait. It only decides how long a broken test takes.
+const timeout = 3 * time.Minute
 
 // command runs a program and returns its exit status and what it wrote.
 func command(t *testing.T, name string, args ...string) (status int, out string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	text, err := cmd.CombinedOutput()
@@ -100,14 +100,14 @@ func eventually(t *testing.T, what string, every time.Duration, cond func() bool
 	t.Helper()
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	for late := time.After(patience); ; {
+	for late := time.After(timeout); ; {
 		if cond() {
 			return
 		}
 		select {
 		case <-tick.C:
 		case <-late:
-			t.Fatalf("%s: not within %v\n%s\n%s", what, patience, must(t, "systemctl", "show", service, "-p", "ActiveState,SubState,Result,StatusText,NRestarts,MainPID"), lastWords(t))
+			t.Fatalf("%s: not within %v\n%s\n%s", what, timeout, must(t, "systemctl", "show", service, "-p", "ActiveState,SubState,Result,StatusText,NRestarts,MainPID"), lastWords(t))
 		}
 	}
 }

@@ -137,7 +137,7 @@ func holdByCheckpoint(key gpreempt.ProcessKey) error {
 }
 
 func hold(m mechanism.Mechanism, key gpreempt.ProcessKey) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	s, err := m.Attach(ctx, key)
 	if err != nil {
