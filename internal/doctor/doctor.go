@@ -1,5 +1,5 @@
-// Package doctor hides what has to hold on a host for gpreempt to work there, and
-// how each of it is found out.
+// Package doctor checks whether a host is supported: kernel, driver, GPUs, rights and
+// processes.
 package doctor
 
 import (
@@ -14,34 +14,34 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Driver is what opening the driver told.
+// Driver is the result of opening the driver.
 type Driver struct {
 	// Version is the interface version, "major.minor", and Minor its second part.
 	Version string
 	Minor   uint32
-	// Profile names the line of drivers it is spoken to as, such as "6.12".
+	// Profile names the ABI that is used, such as "6.12".
 	Profile string
-	// Note says what is unusual about the version; "" when it is a known one.
+	// Note says what is unusual about the version; "" for a known one.
 	Note string
-	// Rule says whom the driver lets debug a process, "thread" or "process", as a
-	// session found out; "" when none has, or in a process without sessions.
+	// Rule is who may debug a process, "thread" or "process", as a session has found out;
+	// "" if none has.
 	Rule string
-	// ProfileRule is the rule of the profile: stable kernels changed it within one
-	// interface version, so it is a guess.
+	// ProfileRule is the rule of the profile. It is a guess, because stable kernels changed
+	// the rule within one interface version.
 	ProfileRule string
 }
 
-// Hazard is what the table of known hazards says of a GPU.
+// Hazard is the result of the hazard table for a GPU.
 type Hazard struct {
 	GPU    gpreempt.GPUID
 	Action HazardAction
-	// Reason names the public issue; "" when nothing is known.
+	// Reason names the public issue; "" if none is known.
 	Reason string
-	// Mechanisms are those it is about.
+	// Mechanisms are those that the row is about.
 	Mechanisms []string
 }
 
-// HazardAction is what may be done on a GPU; it has the API's numbers.
+// HazardAction is what is allowed on a GPU; it has the API's numbers.
 type HazardAction int32
 
 // The actions.
@@ -52,16 +52,16 @@ const (
 	HazardDeny
 )
 
-// Process is a process of the driver, and how it would be suspended.
+// Process reports how a process of the driver would be suspended.
 type Process struct {
 	Key gpreempt.ProcessKey
 	// Comm is its command name.
 	Comm string
-	// Offline tells that it may be suspended, as far as is known.
+	// Offline reports whether it may be suspended.
 	Offline bool
-	// Mechanism is the one chosen; "" when none can be used.
+	// Mechanism is the chosen one; "" if none can be used.
 	Mechanism string
-	// Why says why that one, or why none was looked for.
+	// Why is the reason for it, or why no mechanism was tried.
 	Why string
 	// Rejected are the better ones, best first.
 	Rejected []Rejection
@@ -70,49 +70,49 @@ type Process struct {
 // Rejection is a mechanism that was not chosen.
 type Rejection struct {
 	Mechanism string
-	// Why says what stood in the way, Remedy what to do about it, if anything.
+	// Why is what prevents it, Remedy what to do about that; "" for nothing.
 	Why, Remedy string
 }
 
 // Config is what an examination needs.
 type Config struct {
-	// Root is the root directory of the host, os.DirFS("/"), or of a simulated one.
+	// Root is the root directory of the host, os.DirFS("/"), or of a simulated machine.
 	Root fs.FS
-	// Simulated names the simulated machine whose tree Root is; "" for the host.
+	// Simulated names the simulated machine of Root; "" for a host.
 	Simulated string
-	// ByDaemon tells that the daemon itself looks: what this process may do is then
-	// what the daemon may do.
+	// ByDaemon reports whether this process is the daemon, so that its rights are the
+	// daemon's.
 	ByDaemon bool
 	// Version is that of the program.
 	Version string
-	// OpenDriver opens /dev/kfd and asks for its version, or gives what is known of
-	// the driver already open. It is not called where there is no GPU, nor in a
-	// simulation. An error without a syscall.Errno in it says that this build does
-	// not speak the driver's interface.
+	// OpenDriver opens /dev/kfd and asks for its version, or returns what is known of the
+	// driver that is already open. It is not called on a host without a GPU, nor in a
+	// simulation. An error that wraps no syscall.Errno means that this build does not
+	// support the driver's interface.
 	OpenDriver func() (Driver, error)
-	// Hazards judges GPUs; nil: nobody can.
+	// Hazards checks GPUs by the hazard table; nil without one.
 	Hazards func([]gpreempt.GPU) []Hazard
-	// Processes describes how each process of the driver would be suspended; nil: it is
-	// not known.
+	// Processes reports how each process of the driver would be suspended; nil if that is
+	// unknown.
 	Processes func(context.Context) []Process
 	// Lock is the path of the daemon's instance lock.
 	Lock string
-	// Groups are the groups that the config file gives rights to.
+	// Groups are the groups that have rights by the config file.
 	Groups []string
 }
 
-// Status is how a check came out; it has the API's numbers.
+// Status is the result of a check; it has the API's numbers.
 type Status int32
 
 // The statuses.
 const (
 	// OK: as it should be.
 	OK Status = iota + 1
-	// Warn: works, with a limit worth knowing.
+	// Warn: works with a limitation.
 	Warn
-	// Fail: stands in the way.
+	// Fail: prevents suspending.
 	Fail
-	// Skip: not looked at.
+	// Skip: not checked.
 	Skip
 )
 
@@ -131,31 +131,31 @@ func (s Status) String() string {
 	return fmt.Sprintf("status(%d)", int32(s))
 }
 
-// Check is one thing that was looked at.
+// Check is one thing that was checked.
 type Check struct {
 	// ID is stable.
 	ID, Title string
 	Status    Status
-	// Found says what there is, or why nobody looked.
+	// Found is what was found, or why the check was skipped.
 	Found string
-	// Remedy says what to do; set for Warn and Fail.
+	// Remedy is what to do; set for Warn and Fail.
 	Remedy string
 }
 
-// Verdict is whether gpreempt can work; it has the API's numbers.
+// Verdict is whether the host is supported; it has the API's numbers.
 type Verdict int32
 
 // The verdicts.
 const (
-	// Ready: nothing found stands in the way.
+	// Ready: no problem was found.
 	Ready Verdict = iota + 1
 	// Limited: it can work, with limits.
 	Limited
-	// NotReady: something has to be put right first.
+	// NotReady: something must be fixed first.
 	NotReady
 	// NoGPU: there is no AMD GPU.
 	NoGPU
-	// Simulated: nothing was found out about the host.
+	// Simulated: nothing was checked of the host.
 	Simulated
 )
 
@@ -170,7 +170,7 @@ const (
 	SharingSeveral
 )
 
-// GPU is a GPU node as far as suspending goes.
+// GPU is a GPU node with what matters for suspending.
 type GPU struct {
 	gpreempt.GPU
 	// Sharing is how many processes can be debugged on it at once.
@@ -180,16 +180,16 @@ type GPU struct {
 	Hazard        Hazard
 }
 
-// Report is whether and how gpreempt can work on a host.
+// Report is the result of an examination.
 type Report struct {
 	Verdict Verdict
-	// Summary says it in a sentence, Remedy what to do about it; "" for nothing.
+	// Summary is the verdict in a sentence, Remedy what to do about it; "" for nothing.
 	Summary, Remedy string
 	ByDaemon        bool
 	// Backend is "kfd", "simulated MACHINE" or "emulated MACHINE".
 	Backend string
 	Version string
-	// Checks are in the order they are best read; each id once.
+	// Checks are in reading order; each id once.
 	Checks []Check
 	// GPUs are ascending by node.
 	GPUs []GPU
@@ -197,7 +197,7 @@ type Report struct {
 	Processes []Process
 }
 
-// finding is what a check found, and which mechanisms that rules out.
+// finding is the result of a check, with the mechanisms that it rules out.
 type finding struct {
 	status        Status
 	found, remedy string
@@ -227,56 +227,55 @@ func fail(remedy, format string, args ...any) finding {
 	return finding{status: Fail, found: fmt.Sprintf(format, args...), remedy: remedy}
 }
 
-// blocking says which mechanisms a finding rules out.
+// blocking sets the mechanisms that a finding rules out.
 func (f finding) blocking(mechanisms ...string) finding {
 	f.blocks = mechanisms
 	return f
 }
 
-// subject is what a check is about: without it there is nothing to look at.
+// subject is what a check needs.
 type subject int
 
 const (
 	aboutHost subject = iota
 	aboutDriver
 	aboutGPUs
-	// aboutMachine is what a simulated machine has too.
+	// aboutMachine is a machine, simulated or not.
 	aboutMachine
 )
 
-// checks are made in this order.
+// checks are in the order of the report.
 var checks = []struct {
 	id, title string
 	about     subject
-	look      func(*patient) finding
+	run       func(*host) finding
 }{
-	{"kernel", "kernel", aboutHost, (*patient).kernel},
-	{"kfd-interface", "KFD interface", aboutGPUs, (*patient).driverInterface},
-	{"debug-firmware", "debug firmware", aboutMachine, (*patient).debugFirmware},
-	{"debug-sharing", "debugged processes", aboutMachine, (*patient).debugSharing},
-	{"permission-rule", "permission rule", aboutGPUs, (*patient).permissionRule},
-	{"sched-policy", "sched_policy", aboutDriver, (*patient).schedPolicy},
-	{"cwsr", "cwsr_enable", aboutDriver, (*patient).cwsr},
-	{"queue-slots", "queue slots", aboutMachine, (*patient).queueSlots},
-	{"hazards", "known hazards", aboutGPUs, (*patient).hazards},
-	{"rights", "rights", aboutHost, (*patient).rights},
-	{"namespaces", "namespaces", aboutHost, (*patient).namespaces},
-	{"yama", "Yama ptrace_scope", aboutHost, (*patient).yama},
-	{"lockdown", "kernel lockdown", aboutHost, (*patient).lockdown},
-	{"debuggers", "other debuggers", aboutDriver, (*patient).debuggers},
-	{"daemon", "daemon", aboutHost, (*patient).daemon},
-	{"groups", "groups", aboutHost, (*patient).groups},
-	{"cgroup", "cgroup version", aboutHost, (*patient).cgroup},
-	{"kernel-log", "kernel log", aboutHost, (*patient).kernelLog},
-	{"debugfs", "debugfs", aboutDriver, (*patient).debugfs},
-	{"processes", "processes", aboutMachine, (*patient).processes},
+	{"kernel", "kernel", aboutHost, (*host).kernel},
+	{"kfd-interface", "KFD interface", aboutGPUs, (*host).driverInterface},
+	{"debug-firmware", "debug firmware", aboutMachine, (*host).debugFirmware},
+	{"debug-sharing", "debugged processes", aboutMachine, (*host).debugSharing},
+	{"permission-rule", "permission rule", aboutGPUs, (*host).permissionRule},
+	{"sched-policy", "sched_policy", aboutDriver, (*host).schedPolicy},
+	{"cwsr", "cwsr_enable", aboutDriver, (*host).cwsr},
+	{"queue-slots", "queue slots", aboutMachine, (*host).queueSlots},
+	{"hazards", "known hazards", aboutGPUs, (*host).hazards},
+	{"rights", "rights", aboutHost, (*host).rights},
+	{"namespaces", "namespaces", aboutHost, (*host).namespaces},
+	{"yama", "Yama ptrace_scope", aboutHost, (*host).yama},
+	{"lockdown", "kernel lockdown", aboutHost, (*host).lockdown},
+	{"debuggers", "other debuggers", aboutDriver, (*host).debuggers},
+	{"daemon", "daemon", aboutHost, (*host).daemon},
+	{"groups", "groups", aboutHost, (*host).groups},
+	{"cgroup", "cgroup version", aboutHost, (*host).cgroup},
+	{"kernel-log", "kernel log", aboutHost, (*host).kernelLog},
+	{"debugfs", "debugfs", aboutDriver, (*host).debugfs},
+	{"processes", "processes", aboutMachine, (*host).processes},
 }
 
-// Examine looks at the host and reports whether and how gpreempt can work on it. It
-// touches no process; where it may not look, the report says so.
+// Examine checks a host. It changes no process. What it cannot read is in the report.
 func Examine(ctx context.Context, cfg Config) *Report {
-	p := see(ctx, cfg)
-	report := &Report{ByDaemon: cfg.ByDaemon, Backend: discovery.Backend(cfg.Root), Version: cfg.Version, GPUs: p.gpus, Processes: p.told}
+	h := collect(ctx, cfg)
+	report := &Report{ByDaemon: cfg.ByDaemon, Backend: discovery.Backend(cfg.Root), Version: cfg.Version, GPUs: h.gpus, Processes: h.reports}
 	if cfg.Simulated != "" {
 		report.Backend = "simulated " + cfg.Simulated
 	}
@@ -287,37 +286,37 @@ func Examine(ctx context.Context, cfg Config) *Report {
 		}
 		report.Checks = append(report.Checks, Check{ID: id, Title: title, Status: f.status, Found: clean(f.found), Remedy: f.remedy})
 	}
-	present, none := p.present()
+	present, none := h.present()
 	add("gpu", "AMD GPU", present)
 	for _, c := range checks {
-		if why := p.why(c.about, none); why != "" {
+		if why := h.skipped(c.about, none); why != "" {
 			add(c.id, c.title, skip("%s", why))
 			continue
 		}
-		add(c.id, c.title, c.look(p))
+		add(c.id, c.title, c.run(h))
 	}
 	report.conclude(cfg, none, blocked)
 	return report
 }
 
-// why says why a check about something is not made; "" when it is.
-func (p *patient) why(about subject, noGPU bool) string {
+// skipped returns why a check is skipped; "" if it is not.
+func (h *host) skipped(about subject, noGPU bool) string {
 	switch {
 	case noGPU:
-		return "there is no AMD GPU"
-	case p.cfg.Simulated != "" && about != aboutMachine:
+		return "no AMD GPU"
+	case h.cfg.Simulated != "" && about != aboutMachine:
 		return "the machine is simulated"
 	case about == aboutHost:
 		return ""
-	case !p.loaded:
+	case !h.loaded:
 		return "the amdgpu driver is not loaded"
-	case len(p.gpus) == 0 && about != aboutDriver:
+	case len(h.gpus) == 0 && about != aboutDriver:
 		return "the driver has no GPU"
 	}
 	return ""
 }
 
-// conclude draws the verdict from the checks.
+// conclude sets the verdict from the checks.
 func (r *Report) conclude(cfg Config, noGPU bool, blocked map[string]bool) {
 	var failed, warned []string
 	for _, c := range r.Checks {
@@ -332,30 +331,30 @@ func (r *Report) conclude(cfg Config, noGPU bool, blocked map[string]bool) {
 	switch {
 	case cfg.Simulated != "":
 		r.Verdict = Simulated
-		r.Summary = "Everything here is simulated: the daemon serves the machine " + cfg.Simulated + ", and this says nothing about the hardware of the host."
-		r.Remedy = "gpreemptd diagnose looks at the host itself"
+		r.Summary = "Simulated: the daemon serves the machine " + cfg.Simulated + "; nothing was checked of the hardware of the host."
+		r.Remedy = "gpreemptd diagnose checks the host itself"
 	case noGPU:
 		r.Verdict = NoGPU
-		r.Summary = "This host has no AMD GPU: there is nothing here for gpreempt to do."
-		r.Remedy = "see it work on a simulated GPU: gpctl demo, or gpreemptd serve --sim mi300x"
+		r.Summary = "This host has no AMD GPU."
+		r.Remedy = "gpctl demo shows gpreempt on a simulated GPU"
 	case len(failed) > 0:
 		r.Verdict = NotReady
-		r.Summary = "gpreempt is not ready to suspend offline work here; what failed: " + strings.Join(failed, ", ") + ". " + remaining(blocked)
-		r.Remedy = "put right what failed, as said there"
+		r.Summary = "gpreempt cannot suspend offline work here yet. Failed: " + strings.Join(failed, ", ") + ". " + remaining(blocked)
+		r.Remedy = "fix what failed, as its remedy says"
 	case len(warned) > 0:
 		r.Verdict = Limited
-		r.Summary = "gpreempt can suspend offline work here by dbgtrap, as far as can be seen; what to look at: " + strings.Join(warned, ", ") + "."
-		r.Remedy = "read the warnings, each says what to do"
+		r.Summary = "gpreempt can suspend offline work here by dbgtrap. Warnings: " + strings.Join(warned, ", ") + "."
+		r.Remedy = "read the warnings; each has a remedy"
 	default:
 		r.Verdict = Ready
-		r.Summary = "Nothing that can be seen stands in the way of suspending offline work here by dbgtrap."
+		r.Summary = "gpreempt can suspend offline work here by dbgtrap. No problem was found."
 	}
 }
 
-// remaining says which mechanisms are not ruled out.
+// remaining returns which mechanisms are not ruled out.
 func remaining(blocked map[string]bool) string {
 	if !blocked[dbgtrap] {
-		return "Nothing that can be seen rules out the default mechanism, dbgtrap."
+		return "No check rules out the default mechanism, dbgtrap."
 	}
 	var others []string
 	for _, mechanism := range []string{criu, freezer} {
@@ -369,7 +368,7 @@ func remaining(blocked map[string]bool) string {
 	return "The default mechanism, dbgtrap, cannot be used; the config key mechanisms may name " + strings.Join(others, " or ") + "."
 }
 
-// clean makes text fit to be printed and sent: command names are others' to choose.
+// clean replaces unprintable characters: programs choose their command names.
 func clean(s string) string {
 	return strings.Map(func(r rune) rune {
 		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
@@ -379,8 +378,8 @@ func clean(s string) string {
 	}, s)
 }
 
-// hidden tells that a file could not be read for lack of rights.
+// hidden reports whether a file could not be read for lack of rights.
 func hidden(err error) bool { return errors.Is(err, fs.ErrPermission) }
 
-// absent tells that there is no such file.
+// absent reports whether a file does not exist.
 func absent(err error) bool { return errors.Is(err, fs.ErrNotExist) }

@@ -24,7 +24,7 @@ import (
 
 var update = flag.Bool("update", false, "write the reports into testdata")
 
-// testHost is a fake host, made from a healthy one, and the verdict on it.
+// testHost is a change of a healthy fake host, and the verdict.
 type testHost struct {
 	name  string
 	whole bool
@@ -32,9 +32,8 @@ type testHost struct {
 	want  Verdict
 }
 
-// hosts are fake hosts, by the name of the golden file with what is reported of
-// them. A whole report is kept where whole is set, else only the checks that
-// differ from the healthy host's.
+// hosts are fake hosts, by the name of the golden file with their report: the whole
+// report if whole is set, else only the checks that differ from the healthy host's.
 var hosts = []testHost{
 	{"mi300x", true, func(h *fakeHost) {
 		h.cfg.Processes = func(context.Context) []Process {
@@ -104,7 +103,7 @@ var hosts = []testHost{
 		h.process(4242, "python3", "python3 train.py", 901, gpuA, gpuB, gpuB)
 		h.process(900, "rocgdb", "rocgdb -p 4242", 0)
 		h.thread(901, 900, "rocgdb")
-		h.process(5001, "tritonserver", "tritonserver", 999, gpuA) // the tracer has just gone
+		h.process(5001, "tritonserver", "tritonserver", 999, gpuA) // the tracer has exited
 	}, Limited},
 	{"cgroup-1", false, func(h *fakeHost) {
 		h.remove("sys/fs/cgroup")
@@ -154,14 +153,14 @@ var hosts = []testHost{
 	{"second-daemon", false, func(h *fakeHost) {
 		h.process(777, "gpreemptd", "gpreemptd serve", 0)
 		h.write("proc/777/status", processStatus("gpreemptd", 777, 0, 0, 0))
-		h.process(776, "gpreemptd", "gpreemptd serve", 0)    // a user's, who may call it so
+		h.process(776, "gpreemptd", "gpreemptd serve", 0)    // a user's program of the same name
 		h.process(778, "gpreemptd", "gpreemptd diagnose", 0) // harmless
 	}, NotReady},
 	{"no-groups", false, func(h *fakeHost) { h.write("etc/group", "root:x:0:\n") }, Limited},
 	{"hazard-everywhere", false, func(h *fakeHost) { h.deny(gpuA, gpuB) }, NotReady},
 	{"hazard-on-the-first", false, func(h *fakeHost) { h.deny(gpuA) }, Limited},
 	{"hazard-on-one", false, func(h *fakeHost) { h.deny(gpuB) }, Limited},
-	{"nothing-can-hold-it", false, func(h *fakeHost) {
+	{"no-mechanism-fits", false, func(h *fakeHost) {
 		h.cfg.Processes = func(context.Context) []Process {
 			return []Process{{
 				Key: gpreempt.ProcessKey{PID: 4242, Start: 42420}, Comm: "evil\x1b[31m", Offline: true, Rejected: []Rejection{
@@ -186,7 +185,7 @@ var hosts = []testHost{
 		h.node(4, 50000, "mi50", 90006, 0xd1, 24, 1, capable)
 		h.cfg.Hazards = func([]gpreempt.GPU) []Hazard { return []Hazard{{GPU: 50000, Action: HazardAllow}} }
 	}, Limited},
-	{"nobody-judges", false, func(h *fakeHost) { h.cfg.Hazards = nil }, Ready},
+	{"no-hazard-table", false, func(h *fakeHost) { h.cfg.Hazards = nil }, Ready},
 	{"running-daemon-diagnosis", false, func(h *fakeHost) {
 		healthy := mi300x() // whose daemon traces 4242
 		h.diagnosis()
@@ -213,7 +212,7 @@ var hosts = []testHost{
 	{"no-procfs", false, func(h *fakeHost) { h.remove("proc"); h.remove("sys/class/kfd/kfd/proc") }, NotReady},
 }
 
-// deny has the hazard table deny GPUs.
+// deny makes the hazard table deny GPUs.
 func (h *fakeHost) deny(denied ...gpreempt.GPUID) {
 	h.cfg.Hazards = func(gpus []gpreempt.GPU) (all []Hazard) {
 		for _, g := range gpus {
@@ -263,17 +262,17 @@ func TestReports(t *testing.T) {
 	}
 }
 
-// checkWhole tests what holds of every report.
+// checkWhole checks properties of every report.
 func checkWhole(t *testing.T, r *Report) {
 	t.Helper()
 	var ids []string
 	for _, c := range r.Checks {
 		ids = append(ids, c.ID)
 		if c.Title == "" || c.Found == "" || (c.Remedy == "") != (c.Status == OK || c.Status == Skip) {
-			t.Errorf("check %+v: want what was found, and a remedy just where it is not ok", c)
+			t.Errorf("check %+v: want what was found, and a remedy only if it is not OK", c)
 		}
 		if c.Found != clean(c.Found) {
-			t.Errorf("check %s can steer a terminal: %q", c.ID, c.Found)
+			t.Errorf("check %s has control characters: %q", c.ID, c.Found)
 		}
 	}
 	want := []string{
@@ -283,7 +282,7 @@ func checkWhole(t *testing.T, r *Report) {
 	if diff := cmp.Diff(want, ids); diff != "" {
 		t.Errorf("ids, which scripts rely on (-want +got):\n%s", diff)
 	}
-	// The API's form has all of it.
+	// The API's message is complete.
 	var b bytes.Buffer
 	if err := r.WriteJSON(&b); err != nil {
 		t.Fatal(err)
@@ -297,13 +296,13 @@ func checkWhole(t *testing.T, r *Report) {
 	}
 }
 
-func TestAHostWithoutGPUSaysItOnce(t *testing.T) {
+func TestAHostWithoutGPUFailsOneCheck(t *testing.T) {
 	h := mi300x()
 	h.noDriver()
 	h.noPCI()
 	for _, c := range Examine(t.Context(), h.cfg).Checks {
 		if (c.Status == Skip) == (c.ID == "gpu") {
-			t.Errorf("%s: %v, want the GPU to fail and all else to be skipped", c.ID, c.Status)
+			t.Errorf("%s: %v, want the GPU to fail and all others to be skipped", c.ID, c.Status)
 		}
 	}
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-func (p *patient) debugFirmware() finding {
-	lacking := p.perGPU(func(g GPU) string {
+func (h *host) debugFirmware() finding {
+	lacking := h.perGPU(func(g GPU) string {
 		if g.DebugFirmware {
 			return ""
 		}
@@ -18,30 +18,30 @@ func (p *patient) debugFirmware() finding {
 	if lacking == "" {
 		return ok("on every GPU")
 	}
-	return fail("install newer GPU firmware (linux-firmware, or AMD's amdgpu-dkms-firmware) and reboot; criu and the freezer do without",
-		"%s; where one GPU lacks it, ROCm's runtime lets no queue of the host be suspended by dbgtrap", lacking).blocking(dbgtrap)
+	return fail("install newer GPU firmware (linux-firmware, or AMD's amdgpu-dkms-firmware) and reboot; criu and freezer do not need it",
+		"%s; if one GPU lacks it, ROCm's runtime prevents dbgtrap on the whole host", lacking).blocking(dbgtrap)
 }
 
-// gfx950Debug is the interface version whose driver has per-VMID debugging on
-// gfx950; that of 1.17 has not, and what lies between was not looked at.
+// gfx950Debug is a minor interface version whose driver has per-VMID debugging on gfx950.
+// That of 1.17 does not; the versions between are unknown.
 const gfx950Debug, noGFX950Debug = 23, 17
 
-// sharing describes how many processes the driver lets be debugged on a GPU at once
+// sharing returns how many processes can be debugged on a GPU at once
 // (kfd_dbg_is_per_vmid_supported).
-func (p *patient) sharing(g gpreempt.GPU) Sharing {
+func (h *host) sharing(g gpreempt.GPU) Sharing {
 	switch {
 	case g.GFX == 90010, g.GFX >= 90400 && g.GFX <= 90402, g.GFX >= 110000:
 		return SharingSeveral
-	case g.GFX != 90500, p.open.Minor > 0 && p.open.Minor <= noGFX950Debug:
+	case g.GFX != 90500, h.open.Minor > 0 && h.open.Minor <= noGFX950Debug:
 		return SharingOne
-	case p.open.Minor >= gfx950Debug:
+	case h.open.Minor >= gfx950Debug:
 		return SharingSeveral
 	}
 	return SharingUnknown
 }
 
-func (p *patient) debugSharing() finding {
-	said := p.perGPU(func(g GPU) string {
+func (h *host) debugSharing() finding {
+	said := h.perGPU(func(g GPU) string {
 		switch g.Sharing {
 		case SharingOne:
 			return "one process at a time"
@@ -49,37 +49,37 @@ func (p *patient) debugSharing() finding {
 			return "several processes at a time"
 		case SharingUnknown:
 		}
-		return "one or several processes at a time, which is not known of this version of the driver"
+		return "one or several processes at a time: unknown for this driver version"
 	})
-	if slices.ContainsFunc(p.gpus, func(g GPU) bool { return g.Sharing == SharingOne }) {
-		return warn("where more than one offline process shares a GPU, let the config key mechanisms name criu or freezer too", "%s", said)
+	if slices.ContainsFunc(h.gpus, func(g GPU) bool { return g.Sharing == SharingOne }) {
+		return warn("if more than one offline process shares a GPU, add criu or freezer to the config key mechanisms", "%s", said)
 	}
 	return ok("%s", said)
 }
 
-func (p *patient) queueSlots() finding {
-	if p.seenErr != nil {
-		return unread(p.seenErr)
+func (h *host) queueSlots() finding {
+	if h.seenErr != nil {
+		return unread(h.seenErr)
 	}
-	said := p.perGPU(func(g GPU) string {
+	said := h.perGPU(func(g GPU) string {
 		if g.QueueSlots == 0 {
-			return plural(g.ComputeQueues, "compute queue") + ", and nobody tells how many fit"
+			return plural(g.ComputeQueues, "compute queue") + ", number of slots unknown"
 		}
 		return fmt.Sprintf("%s for %s", plural(g.ComputeQueues, "compute queue"), plural(g.QueueSlots, "slot"))
 	})
-	said += p.kernelQueues()
-	if slices.ContainsFunc(p.gpus, func(g GPU) bool { return g.QueueSlots > 0 && g.ComputeQueues > g.QueueSlots }) {
-		return warn("have fewer: GPU_MAX_HW_QUEUES=2 for each process, fewer processes on a GPU, or amdgpu.num_kcq=2 on the kernel command line for more slots",
-			"%s: more queues than fit, so the firmware takes turns, online queues included", said)
+	said += h.kernelQueues()
+	if slices.ContainsFunc(h.gpus, func(g GPU) bool { return g.QueueSlots > 0 && g.ComputeQueues > g.QueueSlots }) {
+		return warn("use fewer queues: GPU_MAX_HW_QUEUES=2 for each process, or fewer processes on a GPU; or more slots: amdgpu.num_kcq=2 on the kernel command line",
+			"%s: more queues than slots, so queues take turns, online ones too", said)
 	}
 	return ok("%s", said)
 }
 
-func (p *patient) hazards() finding {
-	if p.cfg.Hazards == nil {
-		return skip("nobody looked")
+func (h *host) hazards() finding {
+	if h.cfg.Hazards == nil {
+		return skip("the hazard table was not read")
 	}
-	said := p.perGPU(func(g GPU) string {
+	said := h.perGPU(func(g GPU) string {
 		switch g.Hazard.Action {
 		case HazardAllow:
 			return "none known"
@@ -89,12 +89,12 @@ func (p *patient) hazards() finding {
 			return "not by " + strings.Join(g.Hazard.Mechanisms, ", ") + ": " + g.Hazard.Reason
 		case HazardUnknown:
 		}
-		return "not looked up"
+		return "not in the table"
 	})
-	const remedy = "a newer kernel and GPU firmware, as the issue says; or another mechanism, the freezer leaves the GPU's scheduler alone"
+	const remedy = "use a newer kernel and GPU firmware, as the issue says, or another mechanism: freezer does not use the GPU's scheduler"
 	denied, limited := 0, 0
-	var everywhere []string // what is denied on every GPU
-	for i, g := range p.gpus {
+	var everywhere []string // the mechanisms that are denied on every GPU
+	for i, g := range h.gpus {
 		switch g.Hazard.Action {
 		case HazardDeny:
 			denied++

@@ -22,7 +22,7 @@ type fakeHost struct {
 	noOpen error // why the driver cannot be opened
 }
 
-// Open, ReadLink and Lstat are those of the files, with what is denied.
+// Open, ReadLink and Lstat are those of the files, except for denied paths.
 func (h *fakeHost) Open(name string) (fs.File, error) {
 	if h.denied[name] {
 		return nil, &fs.PathError{Op: "open", Path: name, Err: syscall.EACCES}
@@ -46,7 +46,7 @@ func (h *fakeHost) device(address, vendor, class string) {
 	h.write(dir+"class", class+"\n")
 }
 
-// remove takes away what lies at or below path.
+// remove removes the files at or below path.
 func (h *fakeHost) remove(path string) {
 	maps.DeleteFunc(h.files, func(name string, _ *fstest.MapFile) bool {
 		return name == path || strings.HasPrefix(name, path+"/")
@@ -67,8 +67,7 @@ func (h *fakeHost) node(n int, id gpreempt.GPUID, name string, gfx, bus, slots, 
 // capable is the capability property of a GPU that can be debugged.
 const capable = 0x28078000 | 0x8000 | 0x20000000
 
-// process writes a process: its own files, and, when gpus are given, a compute
-// queue of the driver on each.
+// process writes the files of a process, with a compute queue on each of gpus.
 func (h *fakeHost) process(pid int, comm, cmdline string, tracer int, gpus ...gpreempt.GPUID) {
 	dir := fmt.Sprintf("proc/%d/", pid)
 	h.write(dir+"stat", fmt.Sprintf("%d (%s) S 1 1 1 0 -1 4194304 10 0 0 0 5 6 0 0 20 0 1 0 %d 1000 20 0\n", pid, comm, pid*10))
@@ -86,7 +85,7 @@ func (h *fakeHost) process(pid int, comm, cmdline string, tracer int, gpus ...gp
 	}
 }
 
-// thread writes what procfs shows of a thread that it does not list.
+// thread writes the files of a thread, which procfs does not list.
 func (h *fakeHost) thread(tid, pid int, comm string) {
 	h.write(fmt.Sprintf("proc/%d/status", tid), processStatus(comm, pid, 0, 0, 0))
 }
@@ -98,7 +97,7 @@ func processStatus(comm string, pid, tracer, uid int, caps uint64) string {
 // allCaps is the effective set of root.
 const allCaps = 1<<41 - 1
 
-// lock has the instance lock held by pid, or free when held is false.
+// lock writes the instance lock, held by pid if held is set.
 func (h *fakeHost) lock(pid int, held bool) {
 	h.files["run/gpreempt/gpreemptd.lock"] = &fstest.MapFile{Data: fmt.Appendf(nil, "%d\n", pid), Sys: &syscall.Stat_t{Ino: 1337}}
 	locks := "1: POSIX  ADVISORY  WRITE 100 00:19:1337 0 EOF\n2: FLOCK  ADVISORY  WRITE 900 00:19:42 0 EOF\n"
@@ -114,7 +113,7 @@ const (
 	gpuB gpreempt.GPUID = 41235
 )
 
-// mi300x is a healthy host with two MI300X under HWS, looked at by its daemon.
+// mi300x returns a healthy host with two MI300X under HWS, examined by its daemon.
 func mi300x() *fakeHost {
 	h := &fakeHost{
 		files: fstest.MapFS{}, denied: map[string]bool{},
@@ -165,7 +164,7 @@ func mi300x() *fakeHost {
 	return h
 }
 
-// diagnosis makes it be looked at by root, with the daemon not running.
+// diagnosis makes root examine the host while the daemon is not running.
 func (h *fakeHost) diagnosis() {
 	h.cfg.ByDaemon = false
 	h.driver.Rule = ""
@@ -177,15 +176,15 @@ func (h *fakeHost) diagnosis() {
 	h.lock(100, false)
 }
 
-// noDriver takes the driver away.
+// noDriver removes the driver.
 func (h *fakeHost) noDriver() {
 	h.remove("sys/class/kfd")
 	h.remove("sys/module/amdgpu")
 	h.remove("sys/kernel/debug/kfd")
-	h.noOpen = errors.New("asked for the driver where there is none")
+	h.noOpen = errors.New("opened the driver on a host without one")
 }
 
-// noGPUs takes the GPU nodes away, as a driver without hardware shows it.
+// noGPUs removes the GPU nodes, as with a driver without hardware.
 func (h *fakeHost) noGPUs() {
 	h.remove(topology + "nodes/2")
 	h.remove(topology + "nodes/3")
@@ -193,7 +192,7 @@ func (h *fakeHost) noGPUs() {
 	h.remove("sys/class/kfd/kfd/proc/5001")
 }
 
-// noPCI takes the GPUs off the bus.
+// noPCI removes the GPUs from the bus.
 func (h *fakeHost) noPCI() {
 	h.remove("sys/bus/pci/devices/0000:c1:00.0")
 	h.remove("sys/bus/pci/devices/0000:c6:00.0")

@@ -50,7 +50,7 @@ func (r *Report) WriteJSON(w io.Writer) error {
 		return fmt.Errorf("cannot write the report as JSON: %w", err)
 	}
 	var out bytes.Buffer
-	if err := json.Indent(&out, data, "", "  "); err != nil { // protojson varies its own layout on purpose
+	if err := json.Indent(&out, data, "", "  "); err != nil { // protojson varies its layout on purpose
 		return fmt.Errorf("cannot write the report as JSON: %w", err)
 	}
 	out.WriteByte('\n')
@@ -58,7 +58,7 @@ func (r *Report) WriteJSON(w io.Writer) error {
 	return err
 }
 
-// Write writes the report for people.
+// Write writes the report as text.
 func (r *Report) Write(w io.Writer) error {
 	var b bytes.Buffer
 	next := func(indent, remedy string) {
@@ -70,7 +70,7 @@ func (r *Report) Write(w io.Writer) error {
 	next("", r.Remedy)
 	for i, c := range r.Checks {
 		if r.Verdict == NoGPU {
-			break // the summary has said it, and nobody looked at the rest
+			break // the summary says it, and the other checks were skipped
 		}
 		if i == 0 {
 			b.WriteByte('\n')

@@ -7,11 +7,11 @@ import (
 	"strings"
 )
 
-// release is the version at the head of a kernel release.
+// release is the version at the beginning of a kernel release.
 type release struct{ major, minor, patch int }
 
-// parseRelease reads what uname -r says, such as "6.12.107+deb13-amd64"; a patch
-// level that is not there is 0.
+// parseRelease parses the output of uname -r, such as "6.12.107+deb13-amd64"; a missing
+// patch level is 0.
 func parseRelease(s string) (release, error) {
 	var parts [3]int
 	rest := s
@@ -35,7 +35,7 @@ func parseRelease(s string) (release, error) {
 	return release{parts[0], parts[1], parts[2]}, nil
 }
 
-// atLeast reports whether r is not older than major.minor.patch.
+// atLeast reports whether r is major.minor.patch or newer.
 func (r release) atLeast(major, minor, patch int) bool {
 	switch {
 	case r.major != major:
@@ -46,23 +46,23 @@ func (r release) atLeast(major, minor, patch int) bool {
 	return r.patch >= patch
 }
 
-// parseLockdown finds the mode in force in "none [integrity] confidentiality".
+// parseLockdown returns the active mode of "none [integrity] confidentiality".
 func parseLockdown(s string) (string, error) {
 	_, rest, opened := strings.Cut(s, "[")
 	mode, _, closed := strings.Cut(rest, "]")
 	if !opened || !closed || mode == "" {
-		return "", fmt.Errorf("%q names no mode in brackets", s)
+		return "", fmt.Errorf("%q has no mode in brackets", s)
 	}
 	return mode, nil
 }
 
-// holdsFlock tells from the text of /proc/locks whether a process holds a flock on
-// a file. The file is known by its inode number alone: some file systems show
-// another device number here.
+// holdsFlock reports whether a process holds a flock on a file, according to the text of
+// /proc/locks. The file is identified by its inode number alone, because some file systems
+// show another device number here.
 //
 //	3: FLOCK  ADVISORY  WRITE 4242 00:19:1337 0 EOF
 //
-// Those who wait have an arrow behind the number.
+// Lines of processes that wait have an arrow after the number.
 func holdsFlock(b []byte, inode uint64, pid int32) bool {
 	for line := range bytes.Lines(b) {
 		f := strings.Fields(string(line))

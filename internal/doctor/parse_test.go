@@ -54,7 +54,7 @@ func TestLockdownModes(t *testing.T) {
 	}
 }
 
-func TestALockIsHeldByWhomTheKernelNames(t *testing.T) {
+func TestOnlyTheHolderOfALockHoldsIt(t *testing.T) {
 	const locks = "1: POSIX  ADVISORY  WRITE 7 00:19:1 0 EOF\n2: FLOCK  ADVISORY  WRITE 8 00:19:1 0 EOF\n" +
 		"2: -> FLOCK  ADVISORY  WRITE 9 00:19:1 0 EOF\n3: FLOCK  ADVISORY  READ 10 fd:01:11 0 EOF\nnonsense\n"
 	var got []int32
@@ -75,8 +75,7 @@ func TestGroupNames(t *testing.T) {
 	}
 }
 
-// FuzzKernelTexts checks that no text of the kernel makes a parser panic or accept
-// what cannot be.
+// FuzzKernelTexts checks that no text makes a parser panic or return an impossible value.
 func FuzzKernelTexts(f *testing.F) {
 	for _, s := range []string{
 		"6.12.107+deb13-amd64", "none [integrity] confidentiality", "3: FLOCK  ADVISORY  WRITE 4242 00:19:1337 0 EOF\n", "video:x:44:a,b\n",

@@ -12,43 +12,43 @@ import (
 // daemonName is the command name of the daemon.
 const daemonName = "gpreemptd"
 
-// debuggerNames are those of debuggers that open the driver themselves.
+// debuggerNames are debuggers that open the driver themselves.
 var debuggerNames = []string{"rocgdb", "gdb"}
 
-// running returns the process that holds the instance lock; 0 when none does.
-func (p *patient) running() (int32, error) {
-	path := strings.TrimPrefix(p.cfg.Lock, "/")
-	text, err := p.text(path)
+// running returns the process that holds the instance lock; 0 if none does.
+func (h *host) running() (int32, error) {
+	path := strings.TrimPrefix(h.cfg.Lock, "/")
+	text, err := h.text(path)
 	if err != nil {
 		if absent(err) {
 			err = nil
 		}
 		return 0, err
 	}
-	info, err := fs.Stat(p.cfg.Root, path)
+	info, err := fs.Stat(h.cfg.Root, path)
 	if err != nil {
 		return 0, err
 	}
 	pid, err := strconv.ParseInt(text, 10, 32)
 	st, isFile := info.Sys().(*syscall.Stat_t)
 	if err != nil || !isFile {
-		return 0, nil //nolint:nilerr // no pid in it: nobody has held it yet
+		return 0, nil //nolint:nilerr // no pid in it: no daemon has held it
 	}
-	locks, err := p.read("proc/locks")
+	locks, err := h.read("proc/locks")
 	if err != nil || !holdsFlock(locks, st.Ino, int32(pid)) {
 		return 0, err
 	}
 	return int32(pid), nil
 }
 
-func (p *patient) daemon() finding {
-	holder, err := p.running()
+func (h *host) daemon() finding {
+	holder, err := h.running()
 	if err != nil {
 		return unread(err)
 	}
 	var others []string
-	for _, proc := range p.seen {
-		// Another diagnosis has the driver open for a moment, and suspends nothing.
+	for _, proc := range h.seen {
+		// Another diagnosis has the driver open for a short time, and suspends nothing.
 		words := strings.Fields(proc.Cmdline)
 		diagnosis := len(words) > 1 && words[1] == "diagnose"
 		if proc.Comm == daemonName && proc.UID == 0 && proc.Key.PID != holder && !diagnosis {
@@ -57,40 +57,40 @@ func (p *patient) daemon() finding {
 	}
 	switch {
 	case len(others) > 0:
-		return fail("let one gpreemptd serve the host, with the host's /run: two would suspend and resume the same queues",
-			"gpreemptd has the driver open without holding %s: pid %s", p.cfg.Lock, strings.Join(others, ", "))
-	case p.cfg.ByDaemon:
-		return ok("this one, pid %d, and no other", p.self.Process)
+		return fail("run one gpreemptd on the host, with the host's /run: two would suspend and resume the same queues",
+			"gpreemptd has the driver open without the lock %s: pid %s", h.cfg.Lock, strings.Join(others, ", "))
+	case h.cfg.ByDaemon:
+		return ok("this one, pid %d, and no other", h.self.Process)
 	case holder != 0:
 		return ok("gpreemptd runs, pid %d", holder)
 	}
-	return warn("systemctl enable --now gpreemptd", "gpreemptd does not run: nothing is suspended")
+	return warn("systemctl enable --now gpreemptd", "gpreemptd is not running: nothing is suspended")
 }
 
-func (p *patient) debuggers() finding {
-	if p.seenErr != nil {
-		return unread(p.seenErr)
+func (h *host) debuggers() finding {
+	if h.seenErr != nil {
+		return unread(h.seenErr)
 	}
-	daemon, err := p.running()
+	daemon, err := h.running()
 	if err != nil {
-		daemon = 0 // then the daemon itself is named, which is no harm
+		daemon = 0 // then the daemon itself is listed, which is harmless
 	}
 	var found []string
-	for _, proc := range p.seen {
+	for _, proc := range h.seen {
 		what := fmt.Sprintf("%s (pid %d)", proc.Comm, proc.Key.PID)
 		if slices.Contains(debuggerNames, proc.Comm) {
 			found = append(found, what+" has the driver open")
 		}
-		status, err := p.status(strconv.Itoa(int(proc.Key.PID)))
+		status, err := h.status(strconv.Itoa(int(proc.Key.PID)))
 		if err != nil || status.Tracer == 0 {
-			continue // it left, or nobody traces it
+			continue // it has exited, or is not traced
 		}
-		// The tracer is a thread; procfs shows those too, by their id.
-		tracer, err := p.status(strconv.Itoa(int(status.Tracer)))
+		// The tracer is a thread; procfs has threads too, by their id.
+		tracer, err := h.status(strconv.Itoa(int(status.Tracer)))
 		switch {
 		case err != nil:
 			found = append(found, fmt.Sprintf("%s is traced by thread %d", what, status.Tracer))
-		case p.selfErr == nil && tracer.Process == p.self.Process, tracer.Process == daemon:
+		case h.selfErr == nil && tracer.Process == h.self.Process, tracer.Process == daemon:
 		default:
 			found = append(found, fmt.Sprintf("%s is traced by %s (pid %d)", what, tracer.Name, tracer.Process))
 		}
@@ -98,30 +98,30 @@ func (p *patient) debuggers() finding {
 	if len(found) == 0 {
 		return ok("none on a process of the driver")
 	}
-	return warn("end the debugger; a process it holds cannot be held by dbgtrap or criu, and runs on", "%s", strings.Join(found, "; "))
+	return warn("end the debugger; dbgtrap and criu cannot attach to its process, which keeps running", "%s", strings.Join(found, "; "))
 }
 
-func (p *patient) processes() finding {
-	if p.seenErr != nil {
-		return fail("check that this process may read /"+sysKFD+"/proc", "%v", p.seenErr)
+func (h *host) processes() finding {
+	if h.seenErr != nil {
+		return fail("check that this process may read /"+sysKFD+"/proc", "%v", h.seenErr)
 	}
 	queues := 0
-	for _, proc := range p.seen {
+	for _, proc := range h.seen {
 		queues += len(proc.Queues)
 	}
-	said := fmt.Sprintf("%s with %s", plural(len(p.seen), "process"), plural(queues, "queue"))
+	said := fmt.Sprintf("%s with %s", plural(len(h.seen), "process"), plural(queues, "queue"))
 	var stuck []string
-	for _, proc := range p.told {
+	for _, proc := range h.reports {
 		if proc.Offline && proc.Mechanism == "" {
 			stuck = append(stuck, fmt.Sprintf("%s (pid %d)", proc.Comm, proc.Key.PID))
 		}
 	}
 	switch {
 	case len(stuck) > 0:
-		return warn("gpctl target explain PID, or the list of processes here, tells why",
+		return warn("see gpctl target explain PID, or the list of processes below",
 			"%s; no mechanism can suspend %s", said, strings.Join(stuck, ", "))
-	case len(p.unseen) > 0:
-		return warn("let this process read what is named", "%s; %s", said, strings.Join(p.unseen, "; "))
+	case len(h.unseen) > 0:
+		return warn("allow this process to read these files", "%s; %s", said, strings.Join(h.unseen, "; "))
 	}
 	return ok("%s", said)
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// grafted is the host the test runs on with the GPUs of a fake one.
+// grafted is the host that runs the test, with the GPUs of a fake one.
 type grafted struct {
 	host fs.FS
 	fake *fakeHost
@@ -44,7 +44,7 @@ func TestTheFilesOfARealKernelAreRead(t *testing.T) {
 
 func TestTheHolderOfARealLockIsFound(t *testing.T) {
 	if _, err := os.ReadFile("/proc/locks"); err != nil {
-		t.Skipf("this kernel shows no /proc/locks: %v", err)
+		t.Skipf("no /proc/locks: %v", err)
 	}
 	path := filepath.Join(t.TempDir(), "gpreemptd.lock")
 	file, err := os.Create(path)
@@ -55,9 +55,9 @@ func TestTheHolderOfARealLockIsFound(t *testing.T) {
 	if _, err := file.WriteString(strconv.Itoa(os.Getpid()) + "\n"); err != nil {
 		t.Fatal(err)
 	}
-	p := &patient{cfg: Config{Root: os.DirFS("/"), Lock: path}}
+	p := &host{cfg: Config{Root: os.DirFS("/"), Lock: path}}
 	if got, err := p.running(); got != 0 || err != nil {
-		t.Errorf("nobody holds it: %d, %v", got, err)
+		t.Errorf("unlocked: %d, %v; want 0", got, err)
 	}
 	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX); err != nil {
 		t.Fatal(err)

@@ -19,57 +19,57 @@ const (
 	maxFile = 1 << 20
 )
 
-// patient is a host that is being looked at, with what several checks ask for.
-type patient struct {
+// host is a host that is examined, with the facts that several checks use.
+type host struct {
 	cfg Config
 
-	// loaded tells that KFD is there.
+	// loaded reports whether KFD is there.
 	loaded  bool
 	gpus    []GPU
 	gpusErr error
 	// pci are the addresses of the AMD GPUs on the PCI bus, in order.
 	pci []string
-	// seen are the processes of the driver, without this one, and seenErr why they
-	// are not known.
+	// seen are the processes of the driver without this one, and seenErr is why they are
+	// unknown.
 	seen     []discovery.Proc
 	seenErr  error
 	unseen   []string
-	told     []Process
+	reports  []Process
 	self     discovery.ProcStatus
 	selfErr  error
 	open     Driver
 	openErr  error
-	boundsOf map[gpreempt.GPUID]Hazard
+	hazardOf map[gpreempt.GPUID]Hazard
 }
 
-// see looks at what several checks ask for.
-func see(ctx context.Context, cfg Config) *patient {
-	p := &patient{cfg: cfg, boundsOf: map[gpreempt.GPUID]Hazard{}}
-	p.self, p.selfErr = p.status("self")
+// collect reads the facts that several checks use.
+func collect(ctx context.Context, cfg Config) *host {
+	h := &host{cfg: cfg, hazardOf: map[gpreempt.GPUID]Hazard{}}
+	h.self, h.selfErr = h.status("self")
 	_, err := fs.Stat(cfg.Root, sysKFD+"/topology")
-	p.loaded = err == nil
-	p.pci = amdGPUs(cfg.Root)
-	if !p.loaded {
-		return p
+	h.loaded = err == nil
+	h.pci = amdGPUs(cfg.Root)
+	if !h.loaded {
+		return h
 	}
 	files := discovery.NewFS(cfg.Root)
 	var nodes []gpreempt.GPU
-	nodes, p.gpusErr = files.GPUs()
-	p.scan(files)
+	nodes, h.gpusErr = files.GPUs()
+	h.scan(files)
 	if len(nodes) == 0 {
-		return p
+		return h
 	}
 	if cfg.Simulated == "" {
-		p.open, p.openErr = cfg.OpenDriver()
+		h.open, h.openErr = cfg.OpenDriver()
 	}
 	if cfg.Hazards != nil {
-		for _, h := range cfg.Hazards(nodes) {
-			h.Reason = clean(h.Reason)
-			p.boundsOf[h.GPU] = h
+		for _, z := range cfg.Hazards(nodes) {
+			z.Reason = clean(z.Reason)
+			h.hazardOf[z.GPU] = z
 		}
 	}
 	for _, node := range nodes {
-		p.gpus = append(p.gpus, GPU{GPU: node, Sharing: p.sharing(node), ComputeQueues: p.computeQueues(node.ID), Hazard: p.boundsOf[node.ID]})
+		h.gpus = append(h.gpus, GPU{GPU: node, Sharing: h.sharing(node), ComputeQueues: h.computeQueues(node.ID), Hazard: h.hazardOf[node.ID]})
 	}
 	if cfg.Processes != nil {
 		for _, proc := range cfg.Processes(ctx) {
@@ -78,27 +78,27 @@ func see(ctx context.Context, cfg Config) *patient {
 			for i, r := range proc.Rejected {
 				proc.Rejected[i] = Rejection{Mechanism: r.Mechanism, Why: clean(r.Why), Remedy: clean(r.Remedy)}
 			}
-			p.told = append(p.told, proc)
+			h.reports = append(h.reports, proc)
 		}
-		slices.SortFunc(p.told, func(a, b Process) int { return a.Key.Compare(b.Key) })
+		slices.SortFunc(h.reports, func(a, b Process) int { return a.Key.Compare(b.Key) })
 	}
-	return p
+	return h
 }
 
-// scan finds the processes of the driver.
-func (p *patient) scan(files *discovery.FS) {
+// scan reads the processes of the driver.
+func (h *host) scan(files *discovery.FS) {
 	snapshot, err := files.Scan()
-	p.seenErr, p.unseen = err, snapshot.Warnings
+	h.seenErr, h.unseen = err, snapshot.Warnings
 	for _, proc := range snapshot.Processes {
-		if p.selfErr != nil || proc.Key.PID != p.self.Process {
-			p.seen = append(p.seen, proc)
+		if h.selfErr != nil || proc.Key.PID != h.self.Process {
+			h.seen = append(h.seen, proc)
 		}
 	}
 }
 
-func (p *patient) computeQueues(gpu gpreempt.GPUID) int {
+func (h *host) computeQueues(gpu gpreempt.GPUID) int {
 	n := 0
-	for _, proc := range p.seen {
+	for _, proc := range h.seen {
 		for _, q := range proc.Queues {
 			if q.GPU == gpu && q.Type == gpreempt.QueueCompute {
 				n++
@@ -109,8 +109,8 @@ func (p *patient) computeQueues(gpu gpreempt.GPUID) int {
 }
 
 // read returns a small file.
-func (p *patient) read(path string) ([]byte, error) {
-	file, err := p.cfg.Root.Open(path)
+func (h *host) read(path string) ([]byte, error) {
+	file, err := h.cfg.Root.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -119,21 +119,21 @@ func (p *patient) read(path string) ([]byte, error) {
 }
 
 // text returns a small file without the space around it.
-func (p *patient) text(path string) (string, error) {
-	b, err := p.read(path)
+func (h *host) text(path string) (string, error) {
+	b, err := h.read(path)
 	return strings.TrimSpace(string(b)), err
 }
 
 // status reads the status of a process or a thread.
-func (p *patient) status(of string) (discovery.ProcStatus, error) {
-	b, err := p.read("proc/" + of + "/status")
+func (h *host) status(of string) (discovery.ProcStatus, error) {
+	b, err := h.read("proc/" + of + "/status")
 	if err != nil {
 		return discovery.ProcStatus{}, err
 	}
 	return discovery.ParseProcStatus(b)
 }
 
-// amdGPUs finds the PCI devices of AMD that are display controllers or processing
+// amdGPUs returns the PCI devices of AMD that are display controllers or processing
 // accelerators, bound to a driver or not.
 func amdGPUs(root fs.FS) []string {
 	const (
@@ -156,39 +156,38 @@ func amdGPUs(root fs.FS) []string {
 	return found
 }
 
-// present reports whether there is a GPU to work on; none tells that the host has
-// no AMD GPU at all.
-func (p *patient) present() (f finding, none bool) {
+// present checks that the driver has a GPU; none reports that the host has no AMD GPU.
+func (h *host) present() (f finding, none bool) {
 	switch {
-	case len(p.gpus) > 0 && p.cfg.Simulated != "":
-		return ok("simulated: %s", p.inventory()), false
-	case len(p.gpus) > 0:
-		return ok("%s", p.inventory()), false
-	case p.loaded && p.gpusErr != nil:
-		return fail("check that amdgpu is not just being loaded or unloaded; if it stays so, report it with the file named",
-			"%v", p.gpusErr).blocking(dbgtrap, criu, freezer), false
-	case p.loaded && len(p.unseen) > 0:
-		return fail("give this process the GPUs: DeviceAllow of its systemd unit, or the devices of its container",
-			"the driver shows this process no GPU: %s", p.unseen[0]).blocking(dbgtrap, criu, freezer), false
-	case len(p.pci) > 0 && p.loaded:
-		return fail("dmesg | grep -i kfd tells why; a GPU given to a virtual machine (vfio-pci) or of an unsupported kind has no node",
-			"the amdgpu driver is loaded, and has no compute node for %s", strings.Join(p.pci, ", ")).blocking(dbgtrap, criu, freezer), false
-	case len(p.pci) > 0:
-		return fail("modprobe amdgpu; if that does not help, dmesg | grep -iE 'amdgpu|kfd' tells why",
-			"the amdgpu driver is not loaded: there is an AMD GPU at %s and no /%s", strings.Join(p.pci, ", "), sysKFD).blocking(dbgtrap, criu, freezer), false
+	case len(h.gpus) > 0 && h.cfg.Simulated != "":
+		return ok("simulated: %s", h.inventory()), false
+	case len(h.gpus) > 0:
+		return ok("%s", h.inventory()), false
+	case h.loaded && h.gpusErr != nil:
+		return fail("retry when amdgpu is loaded; if the error stays, report it with the name of the file",
+			"%v", h.gpusErr).blocking(dbgtrap, criu, freezer), false
+	case h.loaded && len(h.unseen) > 0:
+		return fail("allow the GPUs to this process: DeviceAllow of its systemd unit, or the devices of its container",
+			"the driver shows this process no GPU: %s", h.unseen[0]).blocking(dbgtrap, criu, freezer), false
+	case len(h.pci) > 0 && h.loaded:
+		return fail("see dmesg | grep -i kfd; a GPU that belongs to a virtual machine (vfio-pci) or is unsupported has no node",
+			"the amdgpu driver is loaded and has no compute node for %s", strings.Join(h.pci, ", ")).blocking(dbgtrap, criu, freezer), false
+	case len(h.pci) > 0:
+		return fail("modprobe amdgpu; if that does not help, see dmesg | grep -iE 'amdgpu|kfd'",
+			"the amdgpu driver is not loaded: AMD GPU at %s, no /%s", strings.Join(h.pci, ", "), sysKFD).blocking(dbgtrap, criu, freezer), false
 	}
 	const try = "gpctl demo shows gpreempt on a simulated GPU; gpreemptd serve --sim mi300x serves one"
-	if p.loaded {
+	if h.loaded {
 		return fail(try, "none: the amdgpu driver is loaded and has no GPU"), true
 	}
 	return fail(try, "none: no AMD GPU on the PCI bus and no amdgpu driver loaded"), true
 }
 
 // inventory counts the GPUs by kind.
-func (p *patient) inventory() string {
+func (h *host) inventory() string {
 	var kinds []string
 	count := map[string]int{}
-	for _, g := range p.gpus {
+	for _, g := range h.gpus {
 		scheduler := "HWS"
 		if g.MES {
 			scheduler = "MES"
@@ -209,12 +208,12 @@ func (p *patient) inventory() string {
 	return strings.Join(kinds, ", ")
 }
 
-// perGPU says something of every GPU, with those of which the same holds together.
-func (p *patient) perGPU(say func(GPU) string) string {
+// perGPU joins a text for each GPU; GPUs with the same text are named together.
+func (h *host) perGPU(text func(GPU) string) string {
 	ids := map[string][]string{}
 	var order []string
-	for _, g := range p.gpus {
-		s := say(g)
+	for _, g := range h.gpus {
+		s := text(g)
 		if s == "" {
 			continue
 		}
@@ -225,7 +224,7 @@ func (p *patient) perGPU(say func(GPU) string) string {
 	}
 	for i, s := range order {
 		switch n := len(ids[s]); {
-		case n == len(p.gpus) && n > 1:
+		case n == len(h.gpus) && n > 1:
 			order[i] = fmt.Sprintf("all %d GPUs: %s", n, s)
 		case n == 1:
 			order[i] = fmt.Sprintf("GPU %s: %s", ids[s][0], s)
@@ -248,12 +247,12 @@ func plural(n int, thing string) string {
 	return strconv.Itoa(n) + " " + thing
 }
 
-// gfxName returns the name compilers use: 90402 is gfx942, 90010 is gfx90a.
+// gfxName returns the name that compilers use: 90402 is gfx942, 90010 is gfx90a.
 func gfxName(v uint32) string { return fmt.Sprintf("gfx%d%x%x", v/10000, v/100%100, v%100) }
 
 // param reads a parameter of the amdgpu module.
-func (p *patient) param(name string) (int, error) {
-	s, err := p.text("sys/module/amdgpu/parameters/" + name)
+func (h *host) param(name string) (int, error) {
+	s, err := h.text("sys/module/amdgpu/parameters/" + name)
 	if err != nil {
 		return 0, err
 	}
@@ -265,4 +264,4 @@ func (p *patient) param(name string) (int, error) {
 }
 
 // unread is the finding for a file that could not be read.
-func unread(err error) finding { return skip("cannot tell: %v", err) }
+func unread(err error) finding { return skip("unknown: %v", err) }
