@@ -26,12 +26,12 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// How a process is treated. Nothing is preemptible unless a rule, a tag or an
-// admin says so.
+// How a process is treated. A process is offline only by a rule, a tag or an admin
+// override.
 type Class int32
 
 const (
-	// Not given. In a request: no change or no filter.
+	// Not set. In a request: no change or no filter.
 	Class_CLASS_UNSPECIFIED Class = 0
 	// Never suspended; the default of every process.
 	Class_CLASS_UNMANAGED Class = 1
@@ -84,11 +84,11 @@ func (Class) EnumDescriptor() ([]byte, []int) {
 	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{0}
 }
 
-// Where a target stands.
+// The state of a target.
 type TargetState int32
 
 const (
-	// Not given.
+	// Not set.
 	TargetState_TARGET_STATE_UNSPECIFIED TargetState = 0
 	// Its queues run.
 	TargetState_TARGET_STATE_RUNNING TargetState = 1
@@ -98,9 +98,9 @@ const (
 	TargetState_TARGET_STATE_SUSPENDED TargetState = 3
 	// A resume is in flight.
 	TargetState_TARGET_STATE_RESUMING TargetState = 4
-	// Something failed; it runs and is left alone until the quarantine ends.
+	// Suspending it failed; it runs and is not suspended until the quarantine ends.
 	TargetState_TARGET_STATE_QUARANTINED TargetState = 5
-	// The process left.
+	// The process has exited.
 	TargetState_TARGET_STATE_GONE TargetState = 6
 )
 
@@ -153,19 +153,19 @@ func (TargetState) EnumDescriptor() ([]byte, []int) {
 	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{1}
 }
 
-// Where a lease stands.
+// The state of a lease.
 type LeaseState int32
 
 const (
-	// Not given.
+	// Not set.
 	LeaseState_LEASE_STATE_UNSPECIFIED LeaseState = 0
 	// Announced; suspending has not begun (its eta or its slack allows waiting).
 	LeaseState_LEASE_STATE_REQUESTED LeaseState = 1
-	// Offline work is being taken off its GPUs.
+	// Offline targets on its GPUs are being suspended.
 	LeaseState_LEASE_STATE_QUIESCING LeaseState = 2
-	// All that can be suspended for it is suspended.
+	// Every target that can be suspended for it is suspended.
 	LeaseState_LEASE_STATE_HELD LeaseState = 3
-	// Over; see LeaseEnd.
+	// It has ended; see LeaseEnd.
 	LeaseState_LEASE_STATE_ENDED LeaseState = 4
 )
 
@@ -222,13 +222,13 @@ const (
 	LeaseEnd_LEASE_END_UNSPECIFIED LeaseEnd = 0
 	// Complete was called.
 	LeaseEnd_LEASE_END_COMPLETED LeaseEnd = 1
-	// Its time to live ran out without a Renew.
+	// Its time to live passed without a Renew.
 	LeaseEnd_LEASE_END_EXPIRED LeaseEnd = 2
 	// The Session stream or the connection it belonged to ended.
 	LeaseEnd_LEASE_END_DISCONNECTED LeaseEnd = 3
-	// The process that held it died.
+	// The process of the lease owner died.
 	LeaseEnd_LEASE_END_CLIENT_DIED LeaseEnd = 4
-	// The queues of its owner had work and then none (complete_on_idle).
+	// The queues of the lease owner had work and then none (complete_on_idle).
 	LeaseEnd_LEASE_END_IDLE LeaseEnd = 5
 	// An admin released it.
 	LeaseEnd_LEASE_END_RELEASED LeaseEnd = 6
@@ -288,27 +288,27 @@ func (LeaseEnd) EnumDescriptor() ([]byte, []int) {
 type QuiesceReason int32
 
 const (
-	// Not given.
+	// Not set.
 	QuiesceReason_QUIESCE_REASON_UNSPECIFIED QuiesceReason = 0
-	// Everything that may be suspended is suspended.
+	// Every target that may be suspended is suspended.
 	QuiesceReason_QUIESCE_REASON_DONE QuiesceReason = 1
 	// There was nothing of lower priority to suspend.
 	QuiesceReason_QUIESCE_REASON_NOTHING_TO_DO QuiesceReason = 2
-	// max_wait passed first; suspending goes on in the background.
+	// max_wait passed first; suspending continues in the background.
 	QuiesceReason_QUIESCE_REASON_MAX_WAIT QuiesceReason = 3
-	// The policy waits for eta, or for the last moment the SLO allows.
+	// The policy waits for eta, or for the latest time that the SLO allows.
 	QuiesceReason_QUIESCE_REASON_DEFERRED QuiesceReason = 4
-	// The client asked not to wait.
+	// The client requested not to wait.
 	QuiesceReason_QUIESCE_REASON_NOT_AWAITED QuiesceReason = 5
-	// Offline work has used up the time it may be kept waiting and must run now.
+	// The share floor is reached: offline work must run now.
 	QuiesceReason_QUIESCE_REASON_SHARE_FLOOR QuiesceReason = 6
 	// A target is quarantined or the breaker of a GPU is open.
 	QuiesceReason_QUIESCE_REASON_UNSAFE QuiesceReason = 7
-	// The policy decides and reports but never acts.
+	// The policy is a shadow policy: it decides and reports, and suspends nothing.
 	QuiesceReason_QUIESCE_REASON_SHADOW QuiesceReason = 8
 	// The daemon is draining.
 	QuiesceReason_QUIESCE_REASON_DRAINING QuiesceReason = 9
-	// The lease ended while the answer was outstanding.
+	// The lease ended before the answer.
 	QuiesceReason_QUIESCE_REASON_ENDED QuiesceReason = 10
 	// An admin keeps a target running.
 	QuiesceReason_QUIESCE_REASON_HOLD QuiesceReason = 11
@@ -373,17 +373,17 @@ func (QuiesceReason) EnumDescriptor() ([]byte, []int) {
 	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{4}
 }
 
-// What a hardware slot holds.
+// The content of a hardware slot.
 type HqdState int32
 
 const (
-	// Not given.
+	// Not set.
 	HqdState_HQD_STATE_UNSPECIFIED HqdState = 0
-	// Nothing ever, or nothing any more.
+	// No queue.
 	HqdState_HQD_STATE_EMPTY HqdState = 1
-	// What a queue left behind: it is not active.
+	// The registers of a former queue: it is not active.
 	HqdState_HQD_STATE_STALE HqdState = 2
-	// A queue.
+	// An active queue.
 	HqdState_HQD_STATE_LIVE HqdState = 3
 )
 
@@ -430,17 +430,17 @@ func (HqdState) EnumDescriptor() ([]byte, []int) {
 	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{5}
 }
 
-// When offline work is taken off the GPUs of a new lease.
+// When offline targets on the GPUs of a new lease are suspended.
 type SuspendWhen int32
 
 const (
-	// Not given.
+	// Not set.
 	SuspendWhen_SUSPEND_WHEN_UNSPECIFIED SuspendWhen = 0
 	// At once.
 	SuspendWhen_SUSPEND_WHEN_AT_ONCE SuspendWhen = 1
 	// At the announced eta minus the learned suspend time; at once without eta.
 	SuspendWhen_SUSPEND_WHEN_ETA SuspendWhen = 2
-	// At the last moment that still meets the announced SLO; at once without one.
+	// As late as the announced SLO allows; at once without one.
 	SuspendWhen_SUSPEND_WHEN_SLACK SuspendWhen = 3
 )
 
@@ -487,18 +487,18 @@ func (SuspendWhen) EnumDescriptor() ([]byte, []int) {
 	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{6}
 }
 
-// How long offline work stays suspended after the last lease ends.
+// How long offline targets stay suspended after the last lease ends.
 type Linger int32
 
 const (
-	// Not given.
+	// Not set.
 	Linger_LINGER_UNSPECIFIED Linger = 0
 	// Not at all.
 	Linger_LINGER_NONE Linger = 1
-	// linger_max.
+	// For linger_max.
 	Linger_LINGER_FIXED Linger = 2
-	// Until the next announcement is overdue if it is expected sooner than a
-	// resume and suspend would cost, bounded by linger_max; else not at all.
+	// Until the next announcement is overdue, if it is expected within the time that a
+	// resume and a suspend take, bounded by linger_max; otherwise not at all.
 	Linger_LINGER_ADAPTIVE Linger = 3
 )
 
@@ -549,7 +549,7 @@ func (Linger) EnumDescriptor() ([]byte, []int) {
 type GangScope int32
 
 const (
-	// Not given.
+	// Not set.
 	GangScope_GANG_SCOPE_UNSPECIFIED GangScope = 0
 	// All queues of a process on all its GPUs.
 	GangScope_GANG_SCOPE_PROCESS GangScope = 1
@@ -598,16 +598,16 @@ func (GangScope) EnumDescriptor() ([]byte, []int) {
 	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
-// What an event is about.
+// The subject of an event.
 type EventKind int32
 
 const (
-	// Not given.
+	// Not set.
 	EventKind_EVENT_KIND_UNSPECIFIED EventKind = 0
-	// A target changed state; or, with from and to alike, its class or priority.
+	// A target changed its state; or, with from equal to to, its class or priority.
 	EventKind_EVENT_KIND_TARGET EventKind = 1
-	// A lease changed state; or, with from and to alike, its announcement was answered
-	// although the GPUs are not quiet, for the reason that is the cause.
+	// A lease changed its state; or, with from equal to to, its announcement was answered
+	// although the GPUs are not quiet, and cause is the reason.
 	EventKind_EVENT_KIND_LEASE EventKind = 2
 	// The breaker of a GPU opened or closed.
 	EventKind_EVENT_KIND_BREAKER EventKind = 3
@@ -617,7 +617,7 @@ const (
 	EventKind_EVENT_KIND_DRAIN EventKind = 5
 	// The shadow policy would have changed a target's state.
 	EventKind_EVENT_KIND_SHADOW EventKind = 6
-	// An admin verb was used.
+	// An admin changed something.
 	EventKind_EVENT_KIND_ADMIN EventKind = 7
 )
 
@@ -672,7 +672,7 @@ func (EventKind) EnumDescriptor() ([]byte, []int) {
 	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
-// A GPU, by whichever name the client knows. Exactly one must be set.
+// A GPU, by any of its names. Exactly one must be set.
 type GpuSelector struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name.
@@ -798,8 +798,8 @@ type Timing struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// From the arrival of the request in the handler to the decision.
 	Decide *durationpb.Duration `protobuf:"bytes,1,opt,name=decide,proto3" json:"decide,omitempty"`
-	// From the decision to the moment the last target was suspended; absent when
-	// nothing had to be suspended or the answer did not wait for it.
+	// From the decision to the suspension of the last target; absent when nothing had
+	// to be suspended or the answer did not wait for it.
 	Quiesce *durationpb.Duration `protobuf:"bytes,2,opt,name=quiesce,proto3" json:"quiesce,omitempty"`
 	// From arrival to the answer.
 	Total         *durationpb.Duration `protobuf:"bytes,3,opt,name=total,proto3" json:"total,omitempty"`
@@ -858,34 +858,34 @@ func (x *Timing) GetTotal() *durationpb.Duration {
 	return nil
 }
 
-// A claim of online work on GPUs.
+// What an announcement returns: GPUs, a priority and a time to live.
 type Lease struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Opaque id, unique over restarts of the daemon.
+	// Opaque ID, unique across restarts of the daemon.
 	LeaseId string `protobuf:"bytes,1,opt,name=lease_id,json=leaseId,proto3" json:"lease_id,omitempty"`
 	// GPUs it covers, as KFD gpu_id.
 	GpuIds []uint32 `protobuf:"varint,2,rep,packed,name=gpu_ids,json=gpuIds,proto3" json:"gpu_ids,omitempty"`
-	// Rank 0..15; targets of lower priority are suspended. 16 is an admin's own.
+	// Priority, 0..15; targets of lower priority are suspended. 16 for SuspendTarget.
 	Priority uint32 `protobuf:"varint,3,opt,name=priority,proto3" json:"priority,omitempty"`
-	// Where it stands.
+	// Its state.
 	State LeaseState `protobuf:"varint,4,opt,name=state,proto3,enum=gpreempt.v1.LeaseState" json:"state,omitempty"`
 	// Why it ended, when state is ENDED.
 	End LeaseEnd `protobuf:"varint,5,opt,name=end,proto3,enum=gpreempt.v1.LeaseEnd" json:"end,omitempty"`
-	// Process id of the holder in the daemon's pid namespace; 0 for an admin lease and
-	// by TCP.
+	// Process ID of the lease owner in the daemon's pid namespace; 0 for an admin's lease
+	// and over TCP.
 	ClientPid int32 `protobuf:"varint,6,opt,name=client_pid,json=clientPid,proto3" json:"client_pid,omitempty"`
-	// User id of the holder.
+	// User ID of the lease owner.
 	ClientUid uint32 `protobuf:"varint,7,opt,name=client_uid,json=clientUid,proto3" json:"client_uid,omitempty"`
 	// When it was announced, wall clock.
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	// Time left until it expires.
 	ExpiresIn *durationpb.Duration `protobuf:"bytes,9,opt,name=expires_in,json=expiresIn,proto3" json:"expires_in,omitempty"`
-	// Name the client gave its work; free text of at most 128 bytes.
+	// Name that the client chose for its work; free text of at most 128 bytes.
 	Label string `protobuf:"bytes,10,opt,name=label,proto3" json:"label,omitempty"`
-	// Targets an admin named; such a lease acts on them only.
+	// The targets of SuspendTarget; such a lease suspends only them.
 	TargetIds []string `protobuf:"bytes,11,rep,name=target_ids,json=targetIds,proto3" json:"target_ids,omitempty"`
-	// First name of the holder's certificate, such as "dns:web.example", when it came
-	// by TCP; then client_pid and client_uid say nothing.
+	// First name of the lease owner's certificate, such as "dns:web.example", for a
+	// client over TCP; client_pid and client_uid are not set then.
 	ClientCertificate string `protobuf:"bytes,12,opt,name=client_certificate,json=clientCertificate,proto3" json:"client_certificate,omitempty"`
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
@@ -1012,7 +1012,7 @@ type Gpu struct {
 	GpuId uint32 `protobuf:"varint,1,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
 	// KFD topology node number.
 	Node uint32 `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"`
-	// Name topology gives.
+	// Name in KFD's topology.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	// gfx_target_version: major*10000 + minor*100 + step.
 	GfxTargetVersion uint32 `protobuf:"varint,4,opt,name=gfx_target_version,json=gfxTargetVersion,proto3" json:"gfx_target_version,omitempty"`
@@ -1039,7 +1039,7 @@ type Gpu struct {
 	// Time until the breaker closes.
 	BreakerClosesIn *durationpb.Duration `protobuf:"bytes,15,opt,name=breaker_closes_in,json=breakerClosesIn,proto3" json:"breaker_closes_in,omitempty"`
 	// How often the driver evicted a process's queues from it for lack of memory
-	// since the daemon started; absent when the driver does not tell.
+	// since the daemon started; absent when the driver does not report it.
 	MemoryEvictions *uint64 `protobuf:"varint,16,opt,name=memory_evictions,json=memoryEvictions,proto3,oneof" json:"memory_evictions,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
@@ -1190,17 +1190,17 @@ func (x *Gpu) GetMemoryEvictions() uint64 {
 // The container a process runs in.
 type Container struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// docker, containerd, cri-o or podman; "" when the control group does not tell.
+	// docker, containerd, cri-o or podman; "" when the control group does not show it.
 	Runtime string `protobuf:"bytes,1,opt,name=runtime,proto3" json:"runtime,omitempty"`
-	// Id, in full.
+	// Full ID.
 	ContainerId string `protobuf:"bytes,2,opt,name=container_id,json=containerId,proto3" json:"container_id,omitempty"`
-	// Name; this and what follows is "" until the runtime's socket told it.
+	// Name. This field and the following ones are empty until the runtime reports them.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
-	// Image as it was asked for.
+	// Image, as it was requested.
 	Image string `protobuf:"bytes,4,opt,name=image,proto3" json:"image,omitempty"`
 	// Labels of the container.
 	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Unique id of the Kubernetes pod.
+	// Unique ID of the Kubernetes pod.
 	PodUid string `protobuf:"bytes,6,opt,name=pod_uid,json=podUid,proto3" json:"pod_uid,omitempty"`
 	// Namespace of the pod.
 	Namespace string `protobuf:"bytes,7,opt,name=namespace,proto3" json:"namespace,omitempty"`
@@ -1208,7 +1208,7 @@ type Container struct {
 	Pod string `protobuf:"bytes,8,opt,name=pod,proto3" json:"pod,omitempty"`
 	// Labels of the pod.
 	PodLabels map[string]string `protobuf:"bytes,9,rep,name=pod_labels,json=podLabels,proto3" json:"pod_labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// Priority class of the pod; only the kubelet tells it.
+	// Priority class of the pod; only the kubelet reports it.
 	PriorityClass string `protobuf:"bytes,10,opt,name=priority_class,json=priorityClass,proto3" json:"priority_class,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1314,28 +1314,28 @@ func (x *Container) GetPriorityClass() string {
 	return ""
 }
 
-// A process that owns KFD queues.
+// A process that has KFD queues.
 type Target struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Opaque id "PID@START".
+	// Opaque ID "PID@START".
 	TargetId string `protobuf:"bytes,1,opt,name=target_id,json=targetId,proto3" json:"target_id,omitempty"`
-	// Process id in the daemon's pid namespace.
+	// Process ID in the daemon's pid namespace.
 	Pid int32 `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
 	// Command name.
 	Comm string `protobuf:"bytes,3,opt,name=comm,proto3" json:"comm,omitempty"`
-	// Command line, cut at 4096 bytes.
+	// Command line, truncated at 4096 bytes.
 	Cmdline string `protobuf:"bytes,4,opt,name=cmdline,proto3" json:"cmdline,omitempty"`
-	// User id.
+	// User ID.
 	Uid uint32 `protobuf:"varint,5,opt,name=uid,proto3" json:"uid,omitempty"`
 	// Control group path.
 	Cgroup string `protobuf:"bytes,6,opt,name=cgroup,proto3" json:"cgroup,omitempty"`
 	// Its class.
 	Class Class `protobuf:"varint,7,opt,name=class,proto3,enum=gpreempt.v1.Class" json:"class,omitempty"`
-	// Its rank, 0..15.
+	// Its priority, 0..15.
 	Priority uint32 `protobuf:"varint,8,opt,name=priority,proto3" json:"priority,omitempty"`
 	// What decided class and priority: "rule NAME", "admin", "default".
 	DecidedBy string `protobuf:"bytes,9,opt,name=decided_by,json=decidedBy,proto3" json:"decided_by,omitempty"`
-	// Where it stands.
+	// Its state.
 	State TargetState `protobuf:"varint,10,opt,name=state,proto3,enum=gpreempt.v1.TargetState" json:"state,omitempty"`
 	// GPUs its queues are on.
 	GpuIds []uint32 `protobuf:"varint,11,rep,packed,name=gpu_ids,json=gpuIds,proto3" json:"gpu_ids,omitempty"`
@@ -1345,11 +1345,11 @@ type Target struct {
 	Mechanism string `protobuf:"bytes,13,opt,name=mechanism,proto3" json:"mechanism,omitempty"`
 	// Time in the present state.
 	InState *durationpb.Duration `protobuf:"bytes,14,opt,name=in_state,json=inState,proto3" json:"in_state,omitempty"`
-	// Latest moment by which it runs again, from now; only while suspended.
+	// Time within which it runs again; only while suspended.
 	RunsWithin *durationpb.Duration `protobuf:"bytes,15,opt,name=runs_within,json=runsWithin,proto3" json:"runs_within,omitempty"`
-	// Suspends so far.
+	// Number of suspends.
 	Suspends uint64 `protobuf:"varint,16,opt,name=suspends,proto3" json:"suspends,omitempty"`
-	// Time suspended so far.
+	// Total time suspended.
 	SuspendedTotal *durationpb.Duration `protobuf:"bytes,17,opt,name=suspended_total,json=suspendedTotal,proto3" json:"suspended_total,omitempty"`
 	// Learned mean duration of a suspend.
 	LearnedSuspend *durationpb.Duration `protobuf:"bytes,18,opt,name=learned_suspend,json=learnedSuspend,proto3" json:"learned_suspend,omitempty"`
@@ -1357,22 +1357,22 @@ type Target struct {
 	LearnedResume *durationpb.Duration `protobuf:"bytes,19,opt,name=learned_resume,json=learnedResume,proto3" json:"learned_resume,omitempty"`
 	// Why the mechanism cannot be used, when it cannot.
 	AttachError string `protobuf:"bytes,20,opt,name=attach_error,json=attachError,proto3" json:"attach_error,omitempty"`
-	// Why that mechanism, and what stood in the way of better ones.
+	// Why this mechanism was chosen, and why preferred ones were not.
 	MechanismWhy string `protobuf:"bytes,21,opt,name=mechanism_why,json=mechanismWhy,proto3" json:"mechanism_why,omitempty"`
-	// Group id.
+	// Group ID.
 	Gid uint32 `protobuf:"varint,22,opt,name=gid,proto3" json:"gid,omitempty"`
 	// Path of the program, as the process sees it; "" when unknown.
 	Exe string `protobuf:"bytes,23,opt,name=exe,proto3" json:"exe,omitempty"`
 	// Its pids in the pid namespaces below the daemon's, outermost first: the last
-	// is what it calls itself. Empty when it is in the daemon's own.
+	// is its own pid for itself. Empty when it is in the daemon's namespace.
 	NamespacePids []int32 `protobuf:"varint,24,rep,packed,name=namespace_pids,json=namespacePids,proto3" json:"namespace_pids,omitempty"`
-	// Its container; absent when it is in none.
+	// Its container; absent without one.
 	Container *Container `protobuf:"bytes,25,opt,name=container,proto3" json:"container,omitempty"`
-	// systemd unit, such as train.service; "" when in none.
+	// systemd unit, such as train.service; "" without one.
 	Unit string `protobuf:"bytes,26,opt,name=unit,proto3" json:"unit,omitempty"`
-	// systemd slice, such as system.slice; "" when in none.
+	// systemd slice, such as system.slice; "" without one.
 	Slice string `protobuf:"bytes,27,opt,name=slice,proto3" json:"slice,omitempty"`
-	// Variables of its environment that rules and tags look at.
+	// Variables of its environment that rules and tags use.
 	Environment   map[string]string `protobuf:"bytes,28,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1607,11 +1607,11 @@ func (x *Target) GetEnvironment() map[string]string {
 // A KFD user queue.
 type Queue struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Owner, as in Target.
+	// Its process, as in Target.
 	TargetId string `protobuf:"bytes,1,opt,name=target_id,json=targetId,proto3" json:"target_id,omitempty"`
-	// Owner's process id.
+	// Process ID of its process.
 	Pid int32 `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
-	// KFD queue id, unique within the process.
+	// KFD queue ID, unique within the process.
 	QueueId uint32 `protobuf:"varint,3,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
 	// KFD gpu_id it runs on.
 	GpuId uint32 `protobuf:"varint,4,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
@@ -1619,46 +1619,46 @@ type Queue struct {
 	Type string `protobuf:"bytes,5,opt,name=type,proto3" json:"type,omitempty"`
 	// Ring size in bytes.
 	RingBytes uint64 `protobuf:"varint,6,opt,name=ring_bytes,json=ringBytes,proto3" json:"ring_bytes,omitempty"`
-	// Class of the owner.
+	// Class of the process.
 	Class Class `protobuf:"varint,7,opt,name=class,proto3,enum=gpreempt.v1.Class" json:"class,omitempty"`
-	// Priority of the owner.
+	// Priority of the process.
 	Priority uint32 `protobuf:"varint,8,opt,name=priority,proto3" json:"priority,omitempty"`
-	// State of the owner.
+	// State of the process.
 	State TargetState `protobuf:"varint,9,opt,name=state,proto3,enum=gpreempt.v1.TargetState" json:"state,omitempty"`
-	// Command name of the owner.
+	// Command name of the process.
 	Comm string `protobuf:"bytes,10,opt,name=comm,proto3" json:"comm,omitempty"`
 	// When it was first seen, wall clock.
 	FirstSeen *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=first_seen,json=firstSeen,proto3" json:"first_seen,omitempty"`
-	// Where all that follows is from: "snapshot", "mqds" or "snapshot, mqds"; ""
-	// while nothing tells it, and then it is absent.
+	// Where the following fields are from: "snapshot", "mqds" or "snapshot, mqds"; ""
+	// while no source has them, and then they are absent.
 	Source string `protobuf:"bytes,12,opt,name=source,proto3" json:"source,omitempty"`
-	// Why source lacks something: which dumps could be meant, what cannot be read.
+	// Why facts are missing: which dumps may be of this queue, or which file cannot be
+	// read.
 	SourceNote string `protobuf:"bytes,13,opt,name=source_note,json=sourceNote,proto3" json:"source_note,omitempty"`
-	// Virtual address of its ring in the owner.
+	// Virtual address of its ring in the process.
 	RingAddress uint64 `protobuf:"varint,14,opt,name=ring_address,json=ringAddress,proto3" json:"ring_address,omitempty"`
 	// Its packets are AQL packets of 64 bytes.
 	Aql bool `protobuf:"varint,15,opt,name=aql,proto3" json:"aql,omitempty"`
-	// The priority the driver was given, 0..15. HIP's low, normal and high streams
-	// have 0, 7 and 11. Newer kernels show only which third it is in: see
-	// kfd_priority_exact.
+	// Priority in the driver, 0..15. HIP's low, normal and high streams have 0, 7 and
+	// 11. Newer kernels show only the pipe priority: see kfd_priority_exact.
 	KfdPriority *uint32 `protobuf:"varint,16,opt,name=kfd_priority,json=kfdPriority,proto3,oneof" json:"kfd_priority,omitempty"`
-	// kfd_priority is what the driver was given; otherwise it is HIP's value of
-	// that pipe priority.
+	// kfd_priority is the exact value; otherwise it is HIP's value for the pipe
+	// priority.
 	KfdPriorityExact bool `protobuf:"varint,17,opt,name=kfd_priority_exact,json=kfdPriorityExact,proto3" json:"kfd_priority_exact,omitempty"`
-	// Place of its doorbell among the GPU's, in dwords.
+	// Offset of its doorbell among those of the GPU, in dwords.
 	DoorbellOffset uint32 `protobuf:"varint,18,opt,name=doorbell_offset,json=doorbellOffset,proto3" json:"doorbell_offset,omitempty"`
 	// GPU address of its MQD (of the first XCC's).
 	MqdAddress uint64 `protobuf:"varint,19,opt,name=mqd_address,json=mqdAddress,proto3" json:"mqd_address,omitempty"`
-	// Address in the owner at which the read pointer is reported.
+	// Address of the read pointer in the process.
 	ReadPointerAddress uint64 `protobuf:"varint,20,opt,name=read_pointer_address,json=readPointerAddress,proto3" json:"read_pointer_address,omitempty"`
-	// Address in the owner of the write pointer.
+	// Address of the write pointer in the process.
 	WritePointerAddress uint64 `protobuf:"varint,21,opt,name=write_pointer_address,json=writePointerAddress,proto3" json:"write_pointer_address,omitempty"`
-	// What is written and not yet read, in backlog_unit; absent when it cannot be
-	// read. Work that is read may still run.
+	// Amount of work in the ring that the GPU has not read yet, in backlog_unit; absent
+	// when it cannot be read. Work that the GPU has read may still run.
 	Backlog *uint64 `protobuf:"varint,22,opt,name=backlog,proto3,oneof" json:"backlog,omitempty"`
 	// "packets", "dwords" or "bytes".
 	BacklogUnit string `protobuf:"bytes,23,opt,name=backlog_unit,json=backlogUnit,proto3" json:"backlog_unit,omitempty"`
-	// When one of these facts last changed, wall clock; absent when none has.
+	// When one of these facts last changed, wall clock; absent when none has changed.
 	ChangedAt     *timestamppb.Timestamp `protobuf:"bytes,24,opt,name=changed_at,json=changedAt,proto3" json:"changed_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1879,35 +1879,35 @@ type Hqd struct {
 	Pipe uint32 `protobuf:"varint,6,opt,name=pipe,proto3" json:"pipe,omitempty"`
 	// Queue of a compute slot, RLC of an SDMA slot.
 	Slot uint32 `protobuf:"varint,7,opt,name=slot,proto3" json:"slot,omitempty"`
-	// What it holds.
+	// Its content.
 	State HqdState `protobuf:"varint,8,opt,name=state,proto3,enum=gpreempt.v1.HqdState" json:"state,omitempty"`
-	// VMID of the owner's address space.
+	// VMID of the address space of the process.
 	Vmid uint32 `protobuf:"varint,9,opt,name=vmid,proto3" json:"vmid,omitempty"`
 	// CP_HQD_QUEUE_PRIORITY.
 	QueuePriority uint32 `protobuf:"varint,10,opt,name=queue_priority,json=queuePriority,proto3" json:"queue_priority,omitempty"`
 	// CP_HQD_PIPE_PRIORITY: 0 low, 1 medium, 2 high.
 	PipePriority uint32 `protobuf:"varint,11,opt,name=pipe_priority,json=pipePriority,proto3" json:"pipe_priority,omitempty"`
-	// CP_HQD_QUANTUM, as it stands in the register.
+	// CP_HQD_QUANTUM, the value of the register.
 	Quantum uint32 `protobuf:"varint,12,opt,name=quantum,proto3" json:"quantum,omitempty"`
 	// Address of the ring.
 	RingAddress uint64 `protobuf:"varint,13,opt,name=ring_address,json=ringAddress,proto3" json:"ring_address,omitempty"`
 	// Size of the ring in bytes.
 	RingBytes uint64 `protobuf:"varint,14,opt,name=ring_bytes,json=ringBytes,proto3" json:"ring_bytes,omitempty"`
-	// Position read from, in dwords for compute, in bytes for SDMA.
+	// Read position, in dwords for compute, in bytes for SDMA.
 	ReadPointer uint64 `protobuf:"varint,15,opt,name=read_pointer,json=readPointer,proto3" json:"read_pointer,omitempty"`
-	// Position written to, likewise.
+	// Write position, in the same unit.
 	WritePointer uint64 `protobuf:"varint,16,opt,name=write_pointer,json=writePointer,proto3" json:"write_pointer,omitempty"`
-	// Place of its doorbell among the GPU's, in dwords.
+	// Offset of its doorbell among those of the GPU, in dwords.
 	DoorbellOffset uint32 `protobuf:"varint,17,opt,name=doorbell_offset,json=doorbellOffset,proto3" json:"doorbell_offset,omitempty"`
 	// Its packets are AQL packets.
 	Aql bool `protobuf:"varint,18,opt,name=aql,proto3" json:"aql,omitempty"`
 	// GPU address of the MQD it was loaded from.
 	MqdAddress uint64 `protobuf:"varint,19,opt,name=mqd_address,json=mqdAddress,proto3" json:"mqd_address,omitempty"`
-	// The process whose queue it holds, as in Target; "" when that is not known.
+	// The process of its queue, as in Target; "" when unknown.
 	TargetId string `protobuf:"bytes,20,opt,name=target_id,json=targetId,proto3" json:"target_id,omitempty"`
-	// That queue's id, when target_id is set.
+	// ID of its queue, when target_id is set.
 	QueueId uint32 `protobuf:"varint,21,opt,name=queue_id,json=queueId,proto3" json:"queue_id,omitempty"`
-	// How the two were matched, or why they were not.
+	// How slot and queue were matched, or why they were not.
 	Match         string `protobuf:"bytes,22,opt,name=match,proto3" json:"match,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2097,22 +2097,22 @@ func (x *Hqd) GetMatch() string {
 	return ""
 }
 
-// A way the daemon learns of queues.
+// A source from which the daemon reads queues.
 type Source struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// "events", "sysfs", "smi", "mqds" or "hqds".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// It works; else note says why not.
+	// It works; otherwise note says why not.
 	Available bool `protobuf:"varint,2,opt,name=available,proto3" json:"available,omitempty"`
-	// How often it is read now; 0 when on demand or by itself.
+	// Interval of its readings now; 0 when it is read on demand or by events.
 	Every *durationpb.Duration `protobuf:"bytes,3,opt,name=every,proto3" json:"every,omitempty"`
 	// How long the last reading took.
 	Took *durationpb.Duration `protobuf:"bytes,4,opt,name=took,proto3" json:"took,omitempty"`
 	// When it was last read, wall clock.
 	ReadAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=read_at,json=readAt,proto3" json:"read_at,omitempty"`
-	// Readings so far.
+	// Number of readings.
 	Readings uint64 `protobuf:"varint,6,opt,name=readings,proto3" json:"readings,omitempty"`
-	// What an admin should know.
+	// Information for admins.
 	Note          string `protobuf:"bytes,7,opt,name=note,proto3" json:"note,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2197,20 +2197,20 @@ func (x *Source) GetNote() string {
 	return ""
 }
 
-// How often a rule matched, whether or not it decided.
+// How often a rule matched and decided.
 type RuleCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the rule.
 	Rule string `protobuf:"bytes,1,opt,name=rule,proto3" json:"rule,omitempty"`
-	// The class it gives.
+	// The class that it assigns.
 	Class Class `protobuf:"varint,2,opt,name=class,proto3,enum=gpreempt.v1.Class" json:"class,omitempty"`
-	// Processes it matched since the rules were loaded.
+	// Processes that it matched since the rules were loaded.
 	Matched uint64 `protobuf:"varint,3,opt,name=matched,proto3" json:"matched,omitempty"`
-	// Of these, those it decided: no rule before it matched, no admin overrode it.
+	// Of these, those that it decided: no rule before it matched, and no override.
 	Decided uint64 `protobuf:"varint,4,opt,name=decided,proto3" json:"decided,omitempty"`
-	// Processes living now that it matches.
+	// Living processes that it matches.
 	MatchesNow uint64 `protobuf:"varint,5,opt,name=matches_now,json=matchesNow,proto3" json:"matches_now,omitempty"`
-	// Of these, those it decides.
+	// Of these, those that it decides.
 	DecidesNow    uint64 `protobuf:"varint,6,opt,name=decides_now,json=decidesNow,proto3" json:"decides_now,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2288,7 +2288,7 @@ func (x *RuleCount) GetDecidesNow() uint64 {
 	return 0
 }
 
-// The scheduling policy: a preset name and the knobs it stands for.
+// The scheduling policy: the name of a preset and the values of its knobs.
 type Policy struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// strict, balanced, slo, share, shadow, or "custom" when a knob differs.
@@ -2299,24 +2299,24 @@ type Policy struct {
 	Linger Linger `protobuf:"varint,3,opt,name=linger,proto3,enum=gpreempt.v1.Linger" json:"linger,omitempty"`
 	// Bound of the linger.
 	LingerMax *durationpb.Duration `protobuf:"bytes,4,opt,name=linger_max,json=lingerMax,proto3" json:"linger_max,omitempty"`
-	// Share of time offline work runs at least, 0 to 0.95, over share_window.
+	// Minimum share of time that a gang runs within share_window, 0 to 0.95.
 	ShareFloor float64 `protobuf:"fixed64,5,opt,name=share_floor,json=shareFloor,proto3" json:"share_floor,omitempty"`
 	// Window of the share floor.
 	ShareWindow *durationpb.Duration `protobuf:"bytes,6,opt,name=share_window,json=shareWindow,proto3" json:"share_window,omitempty"`
-	// Longest time one suspension lasts.
+	// Longest duration of one suspension.
 	MaxSuspend *durationpb.Duration `protobuf:"bytes,7,opt,name=max_suspend,json=maxSuspend,proto3" json:"max_suspend,omitempty"`
-	// Shortest time offline work runs after it was resumed because of share_floor
-	// or max_suspend.
+	// Shortest time that a gang runs after it was resumed because of share_floor or
+	// max_suspend.
 	MinRun *durationpb.Duration `protobuf:"bytes,8,opt,name=min_run,json=minRun,proto3" json:"min_run,omitempty"`
 	// What is suspended together.
 	Gang GangScope `protobuf:"varint,9,opt,name=gang,proto3,enum=gpreempt.v1.GangScope" json:"gang,omitempty"`
-	// Decide and report, never act.
+	// Decide and report, and suspend nothing.
 	Shadow bool `protobuf:"varint,10,opt,name=shadow,proto3" json:"shadow,omitempty"`
-	// Longest wait of an announcement that names none.
+	// Longest wait of an announcement without max_wait.
 	MaxWait *durationpb.Duration `protobuf:"bytes,11,opt,name=max_wait,json=maxWait,proto3" json:"max_wait,omitempty"`
-	// Time to live of a lease that names none.
+	// Time to live of an announcement without ttl.
 	DefaultTtl *durationpb.Duration `protobuf:"bytes,12,opt,name=default_ttl,json=defaultTtl,proto3" json:"default_ttl,omitempty"`
-	// Longest time to live a client may ask for.
+	// Longest time to live that a client may request.
 	MaxTtl        *durationpb.Duration `protobuf:"bytes,13,opt,name=max_ttl,json=maxTtl,proto3" json:"max_ttl,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2450,7 +2450,7 @@ type Event struct {
 	Revision uint64 `protobuf:"varint,1,opt,name=revision,proto3" json:"revision,omitempty"`
 	// Wall clock.
 	At *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
-	// What it is about.
+	// Its subject.
 	Kind EventKind `protobuf:"varint,3,opt,name=kind,proto3,enum=gpreempt.v1.EventKind" json:"kind,omitempty"`
 	// The target, for TARGET and SHADOW.
 	TargetId string `protobuf:"bytes,4,opt,name=target_id,json=targetId,proto3" json:"target_id,omitempty"`
@@ -2468,14 +2468,14 @@ type Event struct {
 	End LeaseEnd `protobuf:"varint,10,opt,name=end,proto3,enum=gpreempt.v1.LeaseEnd" json:"end,omitempty"`
 	// The GPU, for BREAKER.
 	GpuId uint32 `protobuf:"varint,11,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
-	// Why, as a stable word such as "lease", "linger-over", "share-floor".
+	// The cause, as a stable word such as "lease", "linger-over", "share-floor".
 	Cause string `protobuf:"bytes,12,opt,name=cause,proto3" json:"cause,omitempty"`
-	// How long the step took: of a suspend, a resume, a lease.
+	// Duration of the suspend, the resume or the lease.
 	Took *durationpb.Duration `protobuf:"bytes,13,opt,name=took,proto3" json:"took,omitempty"`
-	// More for people; who did it, for ADMIN.
+	// More, for a person to read; for ADMIN the caller and the action.
 	Message string `protobuf:"bytes,14,opt,name=message,proto3" json:"message,omitempty"`
-	// The daemon's monotonic clock, nanoseconds since it started: for durations, which
-	// the wall clock may get wrong. Events are in its order.
+	// The daemon's monotonic clock, the time since it started: for durations, because
+	// the wall clock may be set. Events are in its order.
 	Clock         *durationpb.Duration `protobuf:"bytes,15,opt,name=clock,proto3" json:"clock,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2726,7 +2726,7 @@ type Statistics struct {
 	Coalesced uint64 `protobuf:"varint,7,opt,name=coalesced,proto3" json:"coalesced,omitempty"`
 	// Suspensions cut short by the share floor or max_suspend.
 	ForcedResumes uint64 `protobuf:"varint,8,opt,name=forced_resumes,json=forcedResumes,proto3" json:"forced_resumes,omitempty"`
-	// Suspensions the shadow policy would have done.
+	// Suspensions that the shadow policy would have made.
 	ShadowSuspends uint64 `protobuf:"varint,9,opt,name=shadow_suspends,json=shadowSuspends,proto3" json:"shadow_suspends,omitempty"`
 	// From announcement to quiet GPUs.
 	QuiesceLatency *LatencySummary `protobuf:"bytes,10,opt,name=quiesce_latency,json=quiesceLatency,proto3" json:"quiesce_latency,omitempty"`
@@ -2879,7 +2879,7 @@ func (x *Statistics) GetRefusals() []*RefusalCount {
 	return nil
 }
 
-// How often the daemon refused something for one reason.
+// How often the daemon refused a request for one reason.
 type RefusalCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Reason of the error, as in docs/api.md.
