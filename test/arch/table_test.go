@@ -141,8 +141,7 @@ var table = []struct {
 		"emu/gpumodel", "emu/kfdemu", "emu/driver", "emu/seccomp", "pkg/gpreempt", "pkg/kfd", "emu/kfdtest",
 	}, kernel: true, unsafe: true}},
 	{"emu/vm", rule{kernel: true}},
-	{"test/e2e/kfdclient", rule{imports: []string{"emu/workload"}}},
-	{"test/e2e/meter", rule{imports: []string{"pkg/kfd"}}},
+	{"test/e2e/kfdclient", rule{imports: []string{"emu/workload", "pkg/kfd"}}},
 	{"test/e2e", rule{}},
 	{"test/e2e/systemd", rule{}},
 	{"test/bench", rule{imports: []string{

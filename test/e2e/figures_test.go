@@ -74,10 +74,10 @@ func spreadOf(all []time.Duration) spread {
 // measured is a machine in a process of its own, and a program on it that is not built
 // with the race detector.
 type measured struct {
-	t             *testing.T
-	meter, socket string
-	machine       *exec.Cmd
-	stop          func()
+	t       *testing.T
+	socket  string
+	machine *exec.Cmd
+	stop    func()
 }
 
 // measure starts one.
@@ -86,8 +86,8 @@ func measure(t *testing.T) *measured {
 	if reason := cannotEmulate(); reason != "" {
 		t.Skip(reason)
 	}
-	m := &measured{t: t, meter: withoutDetector(t, "meter")}
-	m.machine = exec.Command(kfdemuBinary, "run", "--", m.meter, "machine")
+	m := &measured{t: t}
+	m.machine = exec.Command(kfdemuBinary, "run", "--", clientBinary, "meter", "machine")
 	m.machine.Env, m.machine.Stderr = environment(), os.Stderr
 	in, err := m.machine.StdinPipe()
 	if err != nil {
@@ -126,7 +126,7 @@ func withoutDetector(t *testing.T, program string) string {
 // builtWithout builds, once, beside the other programs.
 var builtWithout = sync.OnceValues(func() (dir string, err error) {
 	dir = filepath.Join(filepath.Dir(gpreemptd), "without")
-	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", dir+string(filepath.Separator), "./meter", "../../cmd/gpreemptd").CombinedOutput()
+	out, err := exec.Command("go", "build", "-buildvcs=false", "-o", dir+string(filepath.Separator), "../../cmd/gpreemptd").CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%w\n%s", err, out)
 	}
@@ -138,7 +138,7 @@ func (m *measured) command(program string, args ...string) *exec.Cmd {
 	return exec.Command(kfdemuBinary, append([]string{"exec", "--socket", m.socket, "--", program}, args...)...)
 }
 
-// read runs the meter and reads what it says.
+// read runs a command of the meter and decodes its output.
 func (m *measured) read(cmd *exec.Cmd, answer any) {
 	m.t.Helper()
 	var out, errs bytes.Buffer
@@ -152,7 +152,7 @@ func (m *measured) read(cmd *exec.Cmd, answer any) {
 	}
 }
 
-// calls is what the meter says of them.
+// calls is the meter's output for ioctl.
 type calls struct {
 	Each []time.Duration
 	All  time.Duration
@@ -163,7 +163,7 @@ func TestFiguresOfACallOfTheDriver(t *testing.T) {
 	for _, threads := range []int{1, 4} {
 		var took calls
 		const n = 5000
-		m.read(m.command(m.meter, "ioctl", strconv.Itoa(threads), strconv.Itoa(n)), &took)
+		m.read(m.command(clientBinary, "meter", "ioctl", strconv.Itoa(threads), strconv.Itoa(n)), &took)
 		tellFigures(t, fmt.Sprintf("intercepted ioctl GET_VERSION, %d threads", threads), false, struct {
 			spread
 			Rate float64 `json:"calls_per_second"`
@@ -179,9 +179,9 @@ func TestFiguresOfAProgramThatDoesNotUseTheDriver(t *testing.T) {
 	var native, emulated struct{ wall, cpu []time.Duration }
 	for range rounds { // in turns: the host may have something else to do
 		var took effort
-		m.read(exec.Command(m.meter, "native", work), &took)
+		m.read(exec.Command(clientBinary, "meter", "native", work), &took)
 		native.wall, native.cpu = append(native.wall, took.Wall), append(native.cpu, took.CPU)
-		m.read(m.command(m.meter, "native", work), &took)
+		m.read(m.command(clientBinary, "meter", "native", work), &took)
 		emulated.wall, emulated.cpu = append(emulated.wall, took.Wall), append(emulated.cpu, took.CPU)
 	}
 	type figures struct {

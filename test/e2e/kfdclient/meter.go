@@ -1,5 +1,3 @@
-// Command meter measures, for tests, what a program on an emulated machine gets: what it
-// prints is one line of JSON, with times in nanoseconds.
 package main
 
 import (
@@ -19,32 +17,35 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-func main() {
-	answer, err := run(os.Args[1:])
+// meter measures what a program gets from an emulated machine, and prints a line of JSON
+// with times in nanoseconds. It returns the exit status.
+func meter(args []string) int {
+	answer, err := measure(args)
 	if err == nil {
 		err = json.NewEncoder(os.Stdout).Encode(answer)
 	}
-	if err == nil && os.Args[1] == "machine" {
+	if err == nil && args[0] == "machine" {
 		_, err = io.Copy(io.Discard, os.Stdin)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "meter:", err)
-		os.Exit(1)
+		fmt.Fprintln(os.Stderr, "kfdclient: meter:", err)
+		return 1
 	}
+	return 0
 }
 
-// run carries out what its arguments say:
+// measure runs the measurement that its arguments name:
 //
 //	machine          print the socket of the machine, and keep it until stdin ends
 //	ioctl THREADS N  make N calls of the driver on each thread
 //	native N         N rounds of work without the driver
-func run(args []string) (any, error) {
+func measure(args []string) (any, error) {
 	if len(args) == 0 {
-		return nil, errors.New("say what to measure")
+		return nil, errors.New("missing measurement: machine, ioctl or native")
 	}
 	numbers := make([]int, len(args))
 	for i, arg := range args {
-		numbers[i], _ = strconv.Atoi(arg) // what is none is not used as one
+		numbers[i], _ = strconv.Atoi(arg) // other arguments are not used as numbers
 	}
 	switch {
 	case args[0] == "machine" && len(args) == 1:
@@ -54,16 +55,16 @@ func run(args []string) (any, error) {
 	case args[0] == "native" && len(args) == 2:
 		return native(numbers[1])
 	}
-	return nil, fmt.Errorf("%q is nothing to measure", args)
+	return nil, fmt.Errorf("unknown measurement %q", args)
 }
 
-// calls is how long each call took, and all of them.
+// calls has the duration of each call, and of all calls.
 type calls struct {
 	Each []time.Duration `json:"each"`
 	All  time.Duration   `json:"all"`
 }
 
-// ioctl makes GET_VERSION calls, as the driver has hardly anything to do for them.
+// ioctl makes GET_VERSION calls, which cost the driver almost nothing.
 func ioctl(threads, n int) (calls, error) {
 	device, err := kfd.Open()
 	if err != nil {
@@ -91,13 +92,13 @@ func ioctl(threads, n int) (calls, error) {
 	return calls{slices.Concat(each...), time.Since(began)}, errors.Join(errs...)
 }
 
-// effort is what work took: Wall by the clock, and CPU of the processors.
+// effort has the elapsed time and the CPU time of work.
 type effort struct {
 	Wall time.Duration `json:"wall"`
 	CPU  time.Duration `json:"cpu"`
 }
 
-// native computes, and makes system calls that the filter looks at and lets pass.
+// native computes, and makes system calls that the filter checks and passes on.
 func native(n int) (effort, error) {
 	const callsPerRound, block = 200, 64 << 10
 	data := make([]byte, block)
