@@ -124,7 +124,7 @@ func (c *child) end() {
 
 func open(t *testing.T, key gpreempt.ProcessKey) *proc.Process {
 	t.Helper()
-	p, err := proc.Open("/", key)
+	p, err := proc.OpenWithPidfd("/", key)
 	if err != nil {
 		t.Fatal(err)
 	}

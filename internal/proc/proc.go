@@ -14,7 +14,6 @@ package proc
 import (
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -34,21 +33,24 @@ var ErrGone = errors.New("the process has exited")
 // until Close. Errors match ErrGone when the process has ended.
 type Process struct {
 	key gpreempt.ProcessKey
-	dir *os.Root
-	// mem is the memory of the program that PinProgram found, nil before. It does not
-	// keep that memory alive.
-	mem *os.File
+	// path is the path of the directory, and dir its descriptor.
+	path string
+	dir  int
+	// mem is the memory of the program that PinProgram found, which it does not keep
+	// alive; pidfd is that of OpenWithPidfd. -1 without them.
+	mem, pidfd int
 }
 
 // Open returns a handle to a process, found in the directory proc below root. A key
 // with Start 0 means the process that has the pid now. The caller closes it.
 func Open(root string, key gpreempt.ProcessKey) (*Process, error) {
-	dir, err := os.OpenRoot(filepath.Join(root, "proc", strconv.Itoa(int(key.PID))))
+	path := filepath.Join(root, "proc", strconv.Itoa(int(key.PID)))
+	dir, err := openat(unix.AT_FDCWD, path, unix.O_DIRECTORY)
 	if err != nil {
 		return nil, wrap(key.PID, err)
 	}
-	p := &Process{key: key, dir: dir}
-	stat, err := p.stat("stat")
+	p := &Process{key: key, path: path, dir: dir, mem: -1, pidfd: -1}
+	stat, err := p.Stat()
 	switch {
 	case err != nil:
 	case !stat.Alive(), key.Start != 0 && stat.Start != key.Start:
@@ -85,15 +87,16 @@ func (p *Process) Key() gpreempt.ProcessKey { return p.key }
 
 // Close releases the handle. Nothing is lost: its files were only read.
 func (p *Process) Close() {
-	_ = p.dir.Close()
-	if p.mem != nil {
-		_ = p.mem.Close()
+	for _, fd := range []int{p.dir, p.mem, p.pidfd} {
+		if fd >= 0 {
+			_ = unix.Close(fd)
+		}
 	}
 }
 
 // Check returns nil while any thread of the process can still run.
 func (p *Process) Check() error {
-	stat, err := p.stat("stat")
+	stat, err := p.Stat()
 	if err == nil && !stat.Alive() {
 		err = wrap(p.key.PID, ErrGone)
 	}
@@ -101,67 +104,52 @@ func (p *Process) Check() error {
 }
 
 // Stat reads the stat file, also that of a process that nobody has waited for yet.
-func (p *Process) Stat() (discovery.ProcStat, error) { return p.stat("stat") }
+func (p *Process) Stat() (discovery.ProcStat, error) {
+	return parse(p, "stat", discovery.ParseProcStat)
+}
 
 // Status reads the status file.
 func (p *Process) Status() (discovery.ProcStatus, error) {
-	return read(p, "status", discovery.ParseProcStatus)
+	return parse(p, "status", discovery.ParseProcStatus)
 }
 
-// Cgroup returns the file cgroup; see proc_pid_cgroup(5).
-func (p *Process) Cgroup() ([]byte, error) {
-	text, err := p.dir.ReadFile("cgroup")
-	if err != nil {
-		return nil, wrap(p.key.PID, err)
-	}
-	return text, nil
-}
+// Cgroup returns the file cgroup; see cgroups(7).
+func (p *Process) Cgroup() ([]byte, error) { return p.read("cgroup") }
 
 // Exe returns the path of the program as the mount namespace of the process has it. A
 // kernel thread has none: the error is ErrGone, too.
 func (p *Process) Exe() (string, error) {
-	path, err := p.dir.Readlink("exe")
+	path := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(p.dir, "exe", path)
 	if err != nil {
-		return "", wrap(p.key.PID, err)
+		return "", p.failed("readlink", "exe", err)
 	}
-	return path, nil
+	return string(path[:n]), nil
 }
 
-// Dir opens a directory of the process, such as fd.
+// Dir opens a directory of the process, such as fd. The caller closes it.
 func (p *Process) Dir(name string) (*os.File, error) {
-	dir, err := p.dir.Open(name)
+	fd, err := openat(p.dir, name, unix.O_DIRECTORY)
 	if err != nil {
-		return nil, wrap(p.key.PID, err)
+		return nil, p.failed("open", name, err)
 	}
-	return dir, nil
-}
-
-func (p *Process) stat(file string) (discovery.ProcStat, error) {
-	return read(p, file, discovery.ParseProcStat)
-}
-
-func read[T any](p *Process, file string, parse func([]byte) (T, error)) (T, error) {
-	var none T
-	text, err := p.dir.ReadFile(file)
-	if err != nil {
-		return none, wrap(p.key.PID, err)
-	}
-	parsed, err := parse(text)
-	if err != nil {
-		return none, fmt.Errorf("%s: %w", filepath.Join(p.dir.Name(), file), err)
-	}
-	return parsed, nil
+	return os.NewFile(uintptr(fd), filepath.Join(p.path, name)), nil
 }
 
 // Threads returns the stat of each thread that has not been removed yet.
 func (p *Process) Threads() ([]discovery.ProcStat, error) {
-	tasks, err := fs.ReadDir(p.dir.FS(), "task")
+	dir, err := p.Dir("task")
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	tasks, err := dir.Readdirnames(-1)
 	if err != nil {
 		return nil, wrap(p.key.PID, err)
 	}
 	threads := make([]discovery.ProcStat, 0, len(tasks))
 	for _, task := range tasks {
-		stat, err := p.stat(filepath.Join("task", task.Name(), "stat"))
+		stat, err := parse(p, filepath.Join("task", task, "stat"), discovery.ParseProcStat)
 		if errors.Is(err, ErrGone) {
 			continue // the thread ended
 		} else if err != nil {
@@ -173,9 +161,9 @@ func (p *Process) Threads() ([]discovery.ProcStat, error) {
 }
 
 // LiveThread returns the id of a thread that is not exiting: the main thread if
-// possible. The error is ErrGone when every thread is exiting. The driver forgets a process when
-// its last thread has released the memory, and each thread is marked as exiting before
-// it does that.
+// possible. The error is ErrGone when every thread is exiting. The driver forgets a
+// process when its last thread has released the memory, and each thread is marked as
+// exiting before it does that.
 func (p *Process) LiveThread() (tid int32, err error) {
 	stat, err := p.Stat()
 	switch {
@@ -207,21 +195,76 @@ func exiting(stat discovery.ProcStat) bool {
 // to trace the process; without it Replaced always returns false. It is called before
 // other goroutines have the handle.
 func (p *Process) PinProgram() {
-	if p.mem != nil {
-		_ = p.mem.Close()
+	if p.mem >= 0 {
+		_ = unix.Close(p.mem)
 	}
-	p.mem, _ = p.dir.Open("mem")
+	var err error
+	if p.mem, err = openat(p.dir, "mem", 0); err != nil {
+		p.mem = -1
+	}
 }
 
 // Replaced reports whether execve has replaced the program that PinProgram found:
-// reading the memory of a program that is no more gives nothing (mem_rw), while
-// another address gives data or an error.
+// reading the memory of a program that is no more returns 0 bytes (mem_rw), while
+// otherwise address 0 gives data or an error.
 func (p *Process) Replaced() bool {
-	if p.mem == nil {
+	if p.mem < 0 {
 		return false
 	}
-	_, err := p.mem.ReadAt(make([]byte, 1), 0)
-	return errors.Is(err, io.EOF)
+	n, err := unix.Pread(p.mem, make([]byte, 1), 0)
+	return n == 0 && err == nil
+}
+
+func parse[T any](p *Process, file string, parse func([]byte) (T, error)) (T, error) {
+	var none T
+	text, err := p.read(file)
+	if err != nil {
+		return none, err
+	}
+	parsed, err := parse(text)
+	if err != nil {
+		return none, fmt.Errorf("%s: %w", filepath.Join(p.path, file), err)
+	}
+	return parsed, nil
+}
+
+// read returns the content of a file.
+func (p *Process) read(file string) ([]byte, error) {
+	fd, err := openat(p.dir, file, 0)
+	if err != nil {
+		return nil, p.failed("open", file, err)
+	}
+	defer unix.Close(fd)
+	text := make([]byte, 0, 4096)
+	for {
+		n, err := retry(func() (int, error) { return unix.Read(fd, text[len(text):cap(text)]) })
+		switch {
+		case err != nil:
+			return nil, p.failed("read", file, err)
+		case n == 0:
+			return text, nil
+		}
+		if text = text[:len(text)+n]; len(text) == cap(text) {
+			text = append(make([]byte, 0, 2*cap(text)), text...)
+		}
+	}
+}
+
+func (p *Process) failed(op, file string, err error) error {
+	return wrap(p.key.PID, &fs.PathError{Op: op, Path: filepath.Join(p.path, file), Err: err})
+}
+
+func openat(dir int, path string, flags int) (int, error) {
+	return retry(func() (int, error) { return unix.Openat(dir, path, unix.O_RDONLY|unix.O_CLOEXEC|flags, 0) })
+}
+
+// retry repeats a system call that a signal interrupted.
+func retry(call func() (int, error)) (int, error) {
+	for {
+		if n, err := call(); !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
 }
 
 // Status reads the status file of what has a name in the directory proc below root: a

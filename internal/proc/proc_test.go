@@ -27,6 +27,8 @@ func calls(p *proc.Process) map[string]func() error {
 		"LiveThread": func() error { _, err := p.LiveThread(); return err },
 		"Dir":        func() error { _, err := p.Dir("fd"); return err },
 		"Pidfd":      func() error { _, err := p.Pidfd(); return err },
+		"Signal":     func() error { return p.Signal(0) },
+		"CopyFD":     func() error { _, err := p.CopyFD(0); return err },
 	}
 }
 
@@ -63,13 +65,14 @@ func TestHandleReadsItsProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir.Close()
-	pidfd, err := p.Pidfd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(pidfd)
-	if proc.Exited(pidfd) {
+	if p.Exited() {
 		t.Error("this process has exited")
+	}
+	if err := p.Signal(0); err != nil {
+		t.Error(err)
+	}
+	if _, err := p.CopyFD(1 << 20); !errors.Is(err, unix.EBADF) && !errors.Is(err, unix.EPERM) {
+		t.Errorf("CopyFD of no descriptor gives %v, want %v", err, unix.EBADF)
 	}
 }
 
@@ -87,13 +90,8 @@ func TestAnotherStartTimeIsAnotherProcess(t *testing.T) {
 func TestZombieIsGoneButItsStatCanBeRead(t *testing.T) {
 	c := startChild(t)
 	p := open(t, c.key)
-	pidfd, err := p.Pidfd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(pidfd)
 	c.die()
-	for !proc.Exited(pidfd) { // it closes its files before
+	for !p.Exited() { // it closes its files before
 	}
 	stat, err := p.Stat()
 	if err != nil || stat.State != 'Z' || stat.Start != c.key.Start {

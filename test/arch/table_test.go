@@ -65,14 +65,14 @@ var table = []struct {
 	{"internal/mechanism", rule{imports: []string{"internal/proc", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/config/yamlfile", rule{}},
 	{"internal/hazard", rule{imports: []string{"internal/config/yamlfile", "pkg/gpreempt"}}},
-	{"internal/journal", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
+	{"internal/journal", rule{imports: []string{"internal/logkey", "internal/proc", "pkg/gpreempt"}}},
 	{"internal/mechanism/dbgtrap", rule{imports: []string{
 		"internal/logkey", "internal/mechanism", "internal/proc", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
 	{"internal/mechanism/criu", rule{imports: []string{
-		"internal/journal", "internal/logkey", "internal/mechanism", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
+		"internal/journal", "internal/logkey", "internal/mechanism", "internal/proc", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
-	{"internal/mechanism/freezer", rule{imports: []string{"internal/journal", "internal/logkey", "internal/mechanism", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
+	{"internal/mechanism/freezer", rule{imports: []string{"internal/journal", "internal/logkey", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
 	{"internal/mechanism/recovery", rule{imports: []string{
 		"internal/journal", "internal/logkey", "internal/mechanism/criu", "internal/mechanism/freezer", "internal/tracer", "pkg/gpreempt", "pkg/kfd",
 	}}},

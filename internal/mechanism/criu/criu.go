@@ -1,29 +1,28 @@
-// Package criu hides how a process is taken off its GPUs with the driver's support
-// for checkpoints (CRIU_OP), which needs no debugging of the GPU.
+// Package criu implements a mechanism that takes a process off its GPUs with the
+// driver's support for checkpoints (CRIU_OP), without debugging the GPU.
 //
 // PROCESS_INFO evicts every queue of a process, in the middle of its kernels, and
-// UNPAUSE restores them; queues born in between are born evicted. Unlike debugging
-// it works whatever the firmware, from Linux 5.18 on, and beside a GPU debugger.
-// But the kernel never undoes it: not when the daemon dies. And on most kernels a
-// second PROCESS_INFO evicts a second time, which one UNPAUSE does not make up for,
-// the next finds nothing to do, and no call tells: that process never runs again.
+// UNPAUSE restores them; queues that the process creates in between start evicted.
+// Unlike debugging it works with any firmware, from Linux 5.18 on, and beside a GPU
+// debugger. But the kernel never undoes it, not even when the daemon dies. And on most
+// kernels a second PROCESS_INFO evicts a second time. One UNPAUSE does not undo both,
+// the next finds nothing to do, and no call reports this: the process never runs again.
 //
-// So every pause is journalled first, and each context is unpaused, which is
-// harmless when it is not paused, right before it is paused. What is paused is then
-// paused once, whoever paused it before and whatever became of them.
+// So every pause is recorded in the journal first, and each context is unpaused right
+// before it is paused. Unpausing a context that is not paused has no effect. Each
+// context is then paused exactly once, whatever happened to it before.
 //
-// The calls are made on the process's own descriptors, which are taken for the
-// moment, by a thread that traces the process for the moment. Held any longer, the
-// descriptors would keep the memory of a dead process, and the trace would keep
+// The calls are made on the process's own descriptors, which are copied for the time of
+// the call, by a thread that traces the process for that time. If the mechanism kept
+// them, the copies would keep the memory of a dead process, and the trace would keep
 // debuggers away.
 //
-// Not covered: a process that closes /dev/kfd while it is paused stays paused, for
-// what it does should it open it again, until it has a descriptor to unpause it by.
-// In 6.12.117 a PROCESS_INFO that fails because a GPU hangs leaves the process evicted,
-// and UNPAUSE does not find it paused: the GPU is about to be reset then.
-// With several contexts (7.2), one made while the process is paused runs until the
-// next Suspend, or until the next Resume if its descriptor has a number that another
-// one had.
+// Limits: a process that closes /dev/kfd while it is paused stays paused until it opens
+// /dev/kfd again and is then unpaused. In 6.12.117 a PROCESS_INFO that fails because a
+// GPU hangs leaves the process evicted, and UNPAUSE does not find it paused; the driver
+// then resets the GPU. With several contexts (7.2), one that is created while the
+// process is paused runs until the next Suspend, or until the next Resume if its
+// descriptor has the number of an earlier one.
 package criu
 
 import (
@@ -32,13 +31,11 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/internal/journal"
-	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -55,26 +52,21 @@ type Thread interface {
 	Detach(ctx context.Context) error
 }
 
-// Journal is the part of journal.Journal used here.
-type Journal interface {
-	Begin(journal.Entry) error
-	End(target gpreempt.ProcessKey, mechanism string) error
-}
-
 // Config is what a Mechanism needs.
 type Config struct {
-	// Sys makes the calls of the driver, on the threads Attach starts.
+	// Sys makes the calls of the driver, on the threads that Attach starts.
 	Sys    kfd.Sys
 	Attach Tracer
 	// Host is the rest of the operating system; nil is this one.
 	Host    Host
-	Journal Journal
+	Journal journal.Store
 	Log     *zap.Logger
 }
 
 // Mechanism pauses processes as a checkpoint does. It implements mechanism.Mechanism.
 type Mechanism struct {
-	cfg Config
+	cfg    Config
+	pauses journal.Pauses
 
 	mu      sync.Mutex // guards version
 	version *kfd.Version
@@ -87,33 +79,27 @@ func New(cfg Config) *Mechanism {
 	if cfg.Host == nil {
 		cfg.Host = machine{kfd.DevicePath}
 	}
-	return &Mechanism{cfg: cfg}
+	return &Mechanism{cfg: cfg, pauses: journal.Pauses{Store: cfg.Journal, Mechanism: name, Log: cfg.Log}}
 }
 
 // Name implements mechanism.Mechanism.
 func (*Mechanism) Name() string { return name }
 
-// Attach implements mechanism.Mechanism. It unpauses the process, which shows whether
-// all that is needed can be had and ends a pause that was left behind.
+// Attach implements mechanism.Mechanism. It unpauses the process. That shows whether
+// the mechanism works for it, and ends a pause that an earlier daemon did not end.
 func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mechanism.Session, error) {
 	if err := m.unpause(ctx, target); err != nil {
 		return nil, err
 	}
-	m.end(target)
+	m.pauses.End(target)
 	return &session{m: m, target: target}, nil
 }
 
-// Undo ends the pause an entry of the journal names and removes the entry. A pause
-// that was not made, is over or whose process has exited is no error. After an
-// error the entry is still there.
+// Undo ends the pause of an entry of the journal and removes the entry. It returns nil
+// for a pause that was not made or has ended, and for a process that has exited. After
+// an error the entry remains.
 func (m *Mechanism) Undo(ctx context.Context, e journal.Entry) error {
-	if e.Mechanism != name {
-		return fmt.Errorf("process %v was paused by %s, not by %s", e.Target, e.Mechanism, name)
-	}
-	if err := m.unpause(ctx, e.Target); err != nil && !errors.Is(err, mechanism.ErrGone) {
-		return fmt.Errorf("let process %v run again: %w", e.Target, err)
-	}
-	return m.cfg.Journal.End(e.Target, name)
+	return m.pauses.Undo(e, func() error { return m.unpause(ctx, e.Target) })
 }
 
 // unpause unpauses every context of the process.
@@ -121,30 +107,22 @@ func (m *Mechanism) unpause(ctx context.Context, target gpreempt.ProcessKey) err
 	return m.visit(ctx, target, func(v *visit) error { return v.unpause(ctx) })
 }
 
-// end crosses out a pause that is over. That this fails changes nothing for the
-// process: the next Undo unpauses what is not paused.
-func (m *Mechanism) end(target gpreempt.ProcessKey) {
-	if err := m.cfg.Journal.End(target, name); err != nil {
-		m.cfg.Log.Warn("a pause that is over is still in the journal", logkey.Target(target), logkey.Err(err))
-	}
-}
-
-// errClosed is what a session gives once it has been closed.
+// errClosed is returned by the methods of a closed session.
 var errClosed = errors.New("the session with the process has been closed")
 
 type session struct {
 	m      *Mechanism
 	target gpreempt.ProcessKey
 
-	// mu guards what follows. A call holds it to its end, so that Close finds no pause
-	// half made; the driver takes up to 9 seconds a GPU.
+	// mu guards what follows. A call holds it until it returns, so that Close finds no
+	// partial pause; the driver takes up to 9 seconds a GPU.
 	mu sync.Mutex
-	// closed: there is no new pause any more.
+	// closed: no new pause begins.
 	closed bool
-	// held: the process may be paused, and the journal says so.
+	// held: the process may be paused, and the journal has the entry.
 	held bool
-	// seen are the descriptors whose contexts are paused, or that are not its own;
-	// none when it is in doubt what is paused.
+	// seen are the descriptors whose contexts are paused or belong to another process;
+	// none when it is unknown what is paused.
 	seen []int
 }
 
@@ -172,12 +150,12 @@ func (s *session) fresh() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	defer s.m.close(p, s.target)
+	defer p.Close()
 	numbers, err := p.Descriptors()
 	return len(s.seen) == 0 || slices.ContainsFunc(numbers, func(n int) bool { return !slices.Contains(s.seen, n) }), err
 }
 
-// settle crosses out the pause of a process that has exited.
+// settle ends the pause of a process that has exited.
 func (s *session) settle(err error) error {
 	if errors.Is(err, mechanism.ErrGone) && s.held {
 		s.released()
@@ -187,11 +165,11 @@ func (s *session) settle(err error) error {
 
 func (s *session) released() {
 	s.held, s.seen = false, nil
-	s.m.end(s.target)
+	s.m.pauses.End(s.target)
 }
 
-// pause pauses the contexts that are not yet. On an error all have been unpaused, or
-// held is still set.
+// pause pauses the contexts that are not paused yet. After an error all are unpaused,
+// or held is still set.
 func (s *session) pause(ctx context.Context, v *visit) error {
 	numbers, err := v.process.Descriptors()
 	if err != nil {
@@ -199,16 +177,16 @@ func (s *session) pause(ctx context.Context, v *visit) error {
 	}
 	doubtful := s.held
 	if !s.held {
-		if err := s.m.cfg.Journal.Begin(journal.Entry{Mechanism: name, Target: s.target, At: time.Now()}); err != nil {
+		if err := s.m.pauses.Begin(journal.Entry{Target: s.target}); err != nil {
 			return err
 		}
 		s.held = true
 	}
 	fresh := slices.DeleteFunc(slices.Clone(numbers), func(n int) bool { return slices.Contains(s.seen, n) })
 	own := 0
-	err = v.call(ctx, fresh, func(files []file) error {
-		for _, f := range files {
-			ours, err := v.m.pauseOnce(f.fd, s.target.PID)
+	err = v.call(ctx, fresh, func(fds []int) error {
+		for _, fd := range fds {
+			ours, err := v.m.pauseOnce(fd, s.target.PID)
 			if ours {
 				own++
 			}
@@ -236,9 +214,9 @@ func (s *session) pause(ctx context.Context, v *visit) error {
 	return err
 }
 
-// pauseOnce pauses the context of a descriptor, which is then paused exactly once. It
-// reports whether the context is the process's own: another is left alone. Several
-// descriptors may be of one context.
+// pauseOnce pauses the context of a descriptor, which is then paused exactly once:
+// several descriptors may have one context. It reports whether the context is the
+// process's own; it does not pause others.
 func (m *Mechanism) pauseOnce(fd int, pid int32) (own bool, err error) {
 	err = kfd.CRIUUnpause(m.cfg.Sys, fd, pid)
 	switch {
@@ -261,19 +239,19 @@ func (s *session) Resume(ctx context.Context) error {
 	return s.release(ctx)
 }
 
-// Close implements mechanism.Session. Its errors say that the pause is still held.
+// Close implements mechanism.Session. After an error the process may still be paused.
 func (s *session) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
-	err := s.release(context.Background()) //nolint:forbidigo // no caller's end may leave the process paused
+	err := s.release(context.Background()) //nolint:forbidigo // no context of a caller may leave the process paused
 	if errors.Is(err, mechanism.ErrGone) {
 		return nil
 	}
 	return err
 }
 
-// release unpauses what is held. It needs mu.
+// release unpauses what is held. The caller holds mu.
 func (s *session) release(ctx context.Context) error {
 	if !s.held {
 		return nil
@@ -286,9 +264,9 @@ func (s *session) release(ctx context.Context) error {
 	return err
 }
 
-// hardware marks errors that tell of a GPU that fails: execute_queues_cpsch gives EIO
-// for one that hangs or is being reset, and ETIME when queues did not leave it. The
-// driver does not say which GPU.
+// hardware marks errors of a GPU that fails: execute_queues_cpsch returns EIO for one
+// that hangs or is being reset, and ETIME when queues did not leave it. The driver does
+// not report which GPU it is.
 func hardware(err error) error {
 	if errors.Is(err, unix.EIO) || errors.Is(err, unix.ETIME) {
 		return &mechanism.HardwareError{Err: err}

@@ -17,7 +17,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-func TestSuspendTakesAllQueuesOffAndResumePutsThemBack(t *testing.T) {
+func TestSuspendTakesAllQueuesOffAndResumeRestoresThem(t *testing.T) {
 	for _, profile := range kfdtest.Profiles() {
 		t.Run(profile, func(t *testing.T) {
 			w := newTestWorld(t, profile)
@@ -257,7 +257,7 @@ func TestSuspendAfterAResumeInDoubtPausesAgain(t *testing.T) {
 	w.mustBe(t, p, held)
 }
 
-func TestWithoutANoteInTheJournalNothingIsPaused(t *testing.T) {
+func TestWithoutAnEntryInTheJournalNothingIsPaused(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
 	s := attach(t, w.mechanism(), p.Key())
@@ -271,12 +271,12 @@ func TestWithoutANoteInTheJournalNothingIsPaused(t *testing.T) {
 	w.mustBe(t, p, runs)
 }
 
-func TestOrphansRunAgainAfterACrash(t *testing.T) {
+func TestOrphansAreResumedAfterACrash(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
 	must(t, attach(t, w.mechanism(), p.Key()).Suspend(t.Context()))
 	w.daemon.Kill()
-	w.mustBe(t, p, held) // the kernel does nothing about it
+	w.mustBe(t, p, held) // the kernel does not resume it
 	must(t, w.restart())
 	w.mustBe(t, p, runs)
 	w.mustNote(t)
@@ -289,7 +289,7 @@ func TestOrphansRunAgainAfterACrash(t *testing.T) {
 	}
 }
 
-func TestAttachEndsAForgottenPause(t *testing.T) {
+func TestAttachEndsAPauseOfAnEarlierDaemon(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
 	must(t, attach(t, w.mechanism(), p.Key()).Suspend(t.Context()))
@@ -359,7 +359,7 @@ func TestTargetThatExitsIsGone(t *testing.T) {
 	w.mustNote(t)
 }
 
-func TestTargetThatExitsInTheMiddleIsGone(t *testing.T) {
+func TestTargetThatExitsDuringSuspendIsGone(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
 	s := attach(t, w.mechanism(), p.Key())
@@ -381,7 +381,7 @@ func TestUndoTouchesNoOtherProcessThatHasThePid(t *testing.T) {
 	w.mustNote(t, p.Key())
 }
 
-func TestCloseWaitsForASuspendUnderWayAndUndoesIt(t *testing.T) {
+func TestCloseWaitsForARunningSuspendAndUndoesIt(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
 	s := attach(t, w.mechanism(), p.Key())
@@ -411,7 +411,7 @@ func TestEndedContextSuspendsNothing(t *testing.T) {
 	w.mustNote(t)
 }
 
-func TestProbeSaysWhatStandsInTheWay(t *testing.T) {
+func TestProbeReportsEachRequirement(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	p := w.spawn(t)
 	m := w.mechanism()
@@ -454,7 +454,7 @@ func TestProbeWithoutTheDriverOrTheRights(t *testing.T) {
 	m.cfg.Host = powerless{worldHost{w}}
 	c := m.Probe(t.Context(), p.Key())
 	if c.Usable() {
-		t.Error("it can be used")
+		t.Error("it is usable")
 	}
 	for _, want := range []string{"capabilities: neither", "KFD version: open /dev/kfd"} {
 		if got := c.Why(); !strings.Contains(got, want) {
@@ -467,14 +467,13 @@ type powerless struct{ worldHost }
 
 func (powerless) Capabilities() (uint64, error) { return 0, nil }
 
-// Errors reach people: they say what happened and what to do.
-func TestErrorsSayWhatHappened(t *testing.T) {
+func TestErrorsNameTheCauseAndTheRemedy(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	idle := w.Spawn()
 	w.targets[idle.PID()] = idle
 	err := w.mechanism().Undo(t.Context(), journal.Entry{Mechanism: name, Target: idle.Key()})
-	want := fmt.Sprintf("let process %v run again: it has no descriptor of /dev/kfd that it opened itself: "+
-		"it does not use the GPU, or has closed it; when it opens it again this can be tried again", idle.Key())
+	want := fmt.Sprintf("resume process %v: it has no descriptor of /dev/kfd that it opened itself: "+
+		"it does not use the GPU, or has closed it; retry when it opens /dev/kfd again", idle.Key())
 	if err == nil || err.Error() != want {
 		t.Errorf("error %q, want %q", err, want)
 	}

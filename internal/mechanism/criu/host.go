@@ -5,169 +5,137 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/internal/mechanism"
-	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Host is what is asked of the operating system beside the driver and ptrace.
-// Errors carry the errno, and are mechanism.ErrGone when the process has exited.
+// Host is the operating system apart from the driver and ptrace. Errors carry the
+// errno, and are mechanism.ErrGone when the process has exited.
 type Host interface {
-	// Open gets hold of a process.
+	// Open returns a handle to a process.
 	Open(target gpreempt.ProcessKey) (Process, error)
-	// Capabilities returns the effective ones of this program, bit n for number n.
+	// Capabilities returns the effective capabilities of this program, bit n for
+	// number n.
 	Capabilities() (uint64, error)
 }
 
-// Process is a process, and not another one that has its pid later.
+// Process is a handle to a process that another process with its pid cannot take over.
 type Process interface {
-	// Tracer is the thread that traces it, 0 for none.
+	// Tracer returns the id of the thread that traces it, 0 for none.
 	Tracer() (int32, error)
-	// Descriptors are the numbers of those of /dev/kfd.
+	// Descriptors returns the numbers of its descriptors of /dev/kfd.
 	Descriptors() ([]int, error)
-	// Take returns this program a descriptor of the open file that has the number there;
-	// EBADF when none has that is one of /dev/kfd. It is closed with kfd.Sys.
+	// Take returns a descriptor of this program for the open file that has the number
+	// there; EBADF when that is not /dev/kfd. The caller closes it with kfd.Sys.
 	Take(number int) (int, error)
-	Close() error
+	Close()
 }
 
-// machine is this operating system, with the driver's device file by that name.
+// machine is this operating system, with the name of the driver's device file.
 type machine struct{ device string }
 
 func (machine) Capabilities() (uint64, error) {
-	s, err := readStatus("/proc/self/status")
+	s, err := proc.Status("/", "self")
 	return s.Capabilities, err
 }
 
-func readStatus(path string) (discovery.ProcStatus, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return discovery.ProcStatus{}, err
-	}
-	s, err := discovery.ParseProcStatus(text)
-	if err != nil {
-		return discovery.ProcStatus{}, fmt.Errorf("%s: %w", path, err)
-	}
-	return s, nil
-}
-
 func (m machine) Open(target gpreempt.ProcessKey) (Process, error) {
-	fd, err := unix.PidfdOpen(int(target.PID), 0)
-	if errors.Is(err, unix.ESRCH) {
-		return nil, mechanism.ErrGone
-	} else if err != nil {
-		return nil, fmt.Errorf("process %v: %w", target, os.NewSyscallError("pidfd_open", err))
-	}
-	p := &process{device: m.device, dir: filepath.Join("/proc", strconv.Itoa(int(target.PID))), fd: fd}
-	// The descriptor may be that of another process with the pid. If it is not now, it
-	// never will be.
-	err = p.is(target)
+	p, err := proc.OpenWithPidfd("/", target)
 	if err != nil {
-		return nil, errors.Join(err, p.Close())
+		return nil, err
 	}
-	return p, nil
+	// The queues of a process that is exiting go with it.
+	if _, err := p.LiveThread(); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return process{p, m.device}, nil
 }
 
-// process is a process of this machine. What is read in dir is of another one once
-// this one has exited and its pid is used again; then Take fails.
+// process is a process of this machine.
 type process struct {
-	device, dir string
-	fd          int
+	*proc.Process
+	device string
 }
 
-func (p *process) is(target gpreempt.ProcessKey) error {
-	text, err := os.ReadFile(filepath.Join(p.dir, "stat"))
+func (p process) Tracer() (int32, error) {
+	s, err := p.Status()
+	return s.Tracer, err
+}
+
+// Descriptors finds the driver by its device number: a file of any kind can have the
+// name, and a container may have given the driver another name.
+func (p process) Descriptors() ([]int, error) {
+	dir, err := p.Dir("fd")
 	if err != nil {
-		return goneOr(err)
+		return nil, err
 	}
-	stat, err := discovery.ParseProcStat(text)
-	switch {
-	case err != nil:
-		return fmt.Errorf("%s/stat: %w", p.dir, err)
-	case stat.Start != target.Start, !stat.Alive():
-		return mechanism.ErrGone
-	case stat.Flags&discovery.FlagExiting != 0 && stat.Threads <= 1:
-		return mechanism.ErrGone // its queues go with it, or have gone
-	}
-	return nil
-}
-
-// goneOr returns mechanism.ErrGone for the errors that say that there is no such process.
-func goneOr(err error) error {
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return mechanism.ErrGone
-	}
-	return err
-}
-
-func (p *process) Tracer() (int32, error) {
-	s, err := readStatus(filepath.Join(p.dir, "status"))
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
 	if err != nil {
-		return 0, goneOr(err)
-	}
-	return s.Tracer, nil
-}
-
-// Descriptors finds the driver by its device number: a name can be that of anything,
-// and a container may have given the driver another one.
-func (p *process) Descriptors() ([]int, error) {
-	entries, err := os.ReadDir(filepath.Join(p.dir, "fd"))
-	if err != nil {
-		return nil, goneOr(err)
+		return nil, p.gone(err)
 	}
 	driver, err := p.driver()
 	if err != nil {
 		return nil, err
 	}
 	var numbers []int
-	for _, e := range entries {
-		path := filepath.Join(p.dir, "fd", e.Name())
-		link, err := os.Readlink(path)
+	link := make([]byte, len("/dev/"))
+	for _, name := range names {
+		n, err := unix.Readlinkat(int(dir.Fd()), name, link)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // closed meanwhile
 		} else if err != nil {
-			return nil, goneOr(err)
+			return nil, p.gone(os.NewSyscallError("readlinkat", err))
 		}
-		// Looking at files elsewhere may mean to wait for a server.
-		if !strings.HasPrefix(link, "/dev/") {
+		// statx of a file elsewhere may wait for a server.
+		if !strings.HasPrefix(string(link[:n]), "/dev/") {
 			continue
 		}
-		is, err := isDevice(unix.AT_FDCWD, path, driver)
+		is, err := isDevice(int(dir.Fd()), name, driver)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // closed meanwhile
-			return nil, goneOr(err)
+			return nil, p.gone(err)
 		}
 		if !is {
 			continue
 		}
-		n, err := strconv.Atoi(e.Name())
+		number, err := strconv.Atoi(name)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+			return nil, fmt.Errorf("%s/%s: %w", dir.Name(), name, err)
 		}
-		numbers = append(numbers, n)
+		numbers = append(numbers, number)
 	}
 	return numbers, nil
 }
 
-// driver returns the device number of the driver as this program sees it.
-func (p *process) driver() (uint64, error) {
+// gone returns mechanism.ErrGone in place of err if the process has exited.
+func (p process) gone(err error) error {
+	if gone := p.Check(); gone != nil {
+		return gone
+	}
+	return err
+}
+
+// driver returns the device number of the driver in this program's /dev.
+func (p process) driver() (uint64, error) {
 	var s unix.Stat_t
 	if err := unix.Stat(p.device, &s); err != nil {
 		return 0, &fs.PathError{Op: "stat", Path: p.device, Err: err}
 	}
 	if s.Mode&unix.S_IFMT != unix.S_IFCHR {
-		return 0, fmt.Errorf("%s is not the driver: it is no character device", p.device)
+		return 0, fmt.Errorf("%s is not a character device, so not the driver", p.device)
 	}
 	return s.Rdev, nil
 }
 
 // isDevice reports whether a file, or dir itself for the path "", is the character
-// device of that number. It is fstat but for waiting for the server of a filesystem.
+// device with that number. It does not wait for the server of a filesystem, as fstat
+// may.
 func isDevice(dir int, path string, number uint64) (bool, error) {
 	var s unix.Statx_t
 	if err := unix.Statx(dir, path, unix.AT_EMPTY_PATH|unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &s); err != nil {
@@ -176,14 +144,12 @@ func isDevice(dir int, path string, number uint64) (bool, error) {
 	return s.Mode&unix.S_IFMT == unix.S_IFCHR && unix.Mkdev(s.Rdev_major, s.Rdev_minor) == number, nil
 }
 
-// Take looks at what it took: the number may be that of another file by now, and a
-// call of the driver means something else to another driver.
-func (p *process) Take(number int) (int, error) {
-	fd, err := unix.PidfdGetfd(p.fd, number, 0)
-	if errors.Is(err, unix.ESRCH) {
-		return -1, mechanism.ErrGone
-	} else if err != nil {
-		return -1, os.NewSyscallError("pidfd_getfd", err)
+// Take checks what it took: the number may be that of another file by now, and the
+// request numbers of the driver mean something else to another driver.
+func (p process) Take(number int) (int, error) {
+	fd, err := p.CopyFD(number)
+	if err != nil {
+		return -1, err
 	}
 	driver, err := p.driver()
 	is := false
@@ -198,5 +164,3 @@ func (p *process) Take(number int) (int, error) {
 	}
 	return fd, nil
 }
-
-func (p *process) Close() error { return os.NewSyscallError("close", unix.Close(p.fd)) }

@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/internal/tracer"
-	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -40,15 +40,12 @@ func sleeper(t *testing.T, file *os.File) (gpreempt.ProcessKey, *exec.Cmd) {
 		t.Skipf("needs the program cat: %v", err)
 	}
 	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(cmd.Process.Pid) + "/stat")
+	p, err := proc.Open("/", gpreempt.ProcessKey{PID: int32(cmd.Process.Pid)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	stat, err := discovery.ParseProcStat(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return gpreempt.ProcessKey{PID: stat.PID, Start: stat.Start}, cmd
+	defer p.Close()
+	return p.Key(), cmd
 }
 
 func openFile(t *testing.T, path string) *os.File {
@@ -150,8 +147,8 @@ func TestTheDriverIsFoundByItsDeviceNumber(t *testing.T) {
 	}
 }
 
-// A process can give any file the name of the driver, and change what a number is
-// of after it was looked at.
+// A process can give any file the name of the driver, and reuse a number for another
+// file after the number was read.
 func TestOtherFilesByTheNameOfTheDriverAreNotTaken(t *testing.T) {
 	name := "/dev/gpreempt-test-file-" + strconv.Itoa(os.Getpid())
 	file, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
@@ -241,7 +238,7 @@ func TestRealProcessWithoutTheDriverIsRefused(t *testing.T) {
 		t.Errorf("error %v, want %v", err, errNoContext)
 	}
 	if m.Probe(t.Context(), target).Usable() {
-		t.Error("the probe says that it can be used")
+		t.Error("the probe reports that it is usable")
 	}
 	p, err := machine{}.Open(target)
 	if err != nil {

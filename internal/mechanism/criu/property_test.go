@@ -13,8 +13,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// Whatever the daemon, the target, the memory management of the driver and its
-// failures do in whatever order, and wherever the daemon is killed:
+// For any order of actions of the daemon, the target and the memory management of the
+// driver, any failures, and wherever the daemon is killed:
 //
 //   - no context is ever evicted by us more than once;
 //   - a process that is evicted by us is in the journal;
@@ -43,7 +43,7 @@ func TestNoScheduleLeavesATargetEvicted(t *testing.T) {
 	})
 }
 
-// schedule is a run.
+// schedule is one run of the property.
 type schedule struct {
 	w       *world
 	target  *kfdtest.Process
@@ -177,14 +177,14 @@ func (s *schedule) close(t *rapid.T) {
 }
 
 // crash kills the daemon at one of the next calls it makes, in the middle of a
-// suspend or resume, or here. Another one cleans up.
+// suspend or resume, or here. Another daemon cleans up.
 func (s *schedule) crash(t *rapid.T) {
 	injection := s.w.Inject(kfdtest.Fault{
 		Caller: s.w.daemon, Do: s.w.daemon.Kill,
 		Nth:   rapid.IntRange(1, 12).Draw(t, "call"),
 		Stage: rapid.SampledFrom([]kfdtest.Stage{kfdtest.Before, kfdtest.After}).Draw(t, "stage"),
 	})
-	// What they return is for a dead daemon, or the daemon lives.
+	// Either the daemon is dead by now and the errors do not matter, or it survived.
 	if s.session != nil {
 		for range 2 {
 			if rapid.Bool().Draw(t, "suspend") {
@@ -200,7 +200,7 @@ func (s *schedule) crash(t *rapid.T) {
 	s.restart(t)
 }
 
-// restart has a new daemon clean up until the faults that are left have passed.
+// restart starts a new daemon that cleans up, until the remaining faults have passed.
 func (s *schedule) restart(t *rapid.T) {
 	err := s.w.restart()
 	for range 64 { // no run has as many faults
@@ -243,7 +243,7 @@ func (s *schedule) targetCloses(t *rapid.T) {
 	s.closed = true
 }
 
-// evict lets the memory management evict the process, or restore it.
+// evict makes the memory management evict the process, or restore it.
 func (s *schedule) evict(t *rapid.T) {
 	if s.evictions > 0 && rapid.Bool().Draw(t, "restore") {
 		must(t, s.target.Restore())
@@ -254,15 +254,15 @@ func (s *schedule) evict(t *rapid.T) {
 	s.evictions++
 }
 
-// fault makes one of the next calls fail: without an effect, or its answer be lost.
-// What a failing GPU does is not in it: see TestFailedPauseIsUndone.
+// fault makes one of the next calls fail: without an effect, or with its result lost.
+// TestFailedPauseIsUndone covers GPUs that fail.
 func (s *schedule) fault(t *rapid.T) {
 	f := kfdtest.Fault{
 		Op:    rapid.SampledFrom([]kfdtest.Op{opPause, opUnpause, kfdtest.OpPidfdGetfd}).Draw(t, "op"),
 		Nth:   rapid.IntRange(1, 3).Draw(t, "call"),
 		Errno: rapid.SampledFrom([]unix.Errno{unix.EIO, unix.EFAULT, unix.EACCES, unix.ENOMEM}).Draw(t, "errno"),
 	}
-	// No kernel gives a descriptor and an error.
+	// No kernel returns a descriptor and an error.
 	if f.Op != kfdtest.OpPidfdGetfd && rapid.Bool().Draw(t, "answer lost") {
 		f.Stage = kfdtest.After
 	}

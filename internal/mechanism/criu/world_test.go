@@ -17,7 +17,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/testutil"
-	"github.com/gpreempt/gpreempt/internal/tracer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -38,9 +37,9 @@ type tb interface {
 	Fatalf(format string, args ...any)
 }
 
-// book is what outlives the daemon.
+// book is a journal that outlives the daemon.
 type book interface {
-	Journal
+	journal.Store
 	Entries() ([]journal.Entry, []error)
 }
 
@@ -58,10 +57,10 @@ type world struct {
 	*kfdtest.Machine
 	daemon  *kfdtest.Process
 	journal book
-	// tracing is the thread on which a closure runs just now.
+	// tracing is the thread that runs a closure; nil for none.
 	tracing *kfdtest.Thread
 	targets map[int32]*kfdtest.Process
-	// beginErr makes the journal refuse.
+	// beginErr is what Begin of the journal returns.
 	beginErr error
 }
 
@@ -75,7 +74,7 @@ func newWorld(profile string, journal book) *world {
 	return w
 }
 
-// newTestWorld is a world with a journal on the disk of this machine.
+// newTestWorld returns a world with a journal on the disk of this machine.
 func newTestWorld(t *testing.T, profile string) *world {
 	t.Helper()
 	j, err := journal.Open(filepath.Join(t.TempDir(), "journal"))
@@ -90,7 +89,7 @@ func newTestWorld(t *testing.T, profile string) *world {
 	return newWorld(profile, j)
 }
 
-// mechanism returns that of the daemon that runs now.
+// mechanism returns the mechanism of the daemon that runs now.
 func (w *world) mechanism() *Mechanism {
 	return New(Config{Sys: worldSys{w}, Attach: w.attach, Host: worldHost{w}, Journal: worldJournal{w}, Log: zap.NewNop()})
 }
@@ -157,7 +156,7 @@ func (w *world) attach(_ context.Context, pid int32, start uint64) (Thread, erro
 	t := w.daemon.NewThread()
 	err := t.Seize(pid)
 	if p := w.targets[pid]; errors.Is(err, unix.ESRCH) || p.Start() != start {
-		err = tracer.ErrGone
+		err = mechanism.ErrGone
 	}
 	if err != nil {
 		t.Exit()
@@ -200,7 +199,7 @@ type worldProcess struct {
 }
 
 func (p worldProcess) Tracer() (int32, error) { return 0, nil }
-func (p worldProcess) Close() error           { return nil }
+func (p worldProcess) Close()                 {}
 
 func (p worldProcess) Descriptors() ([]int, error) {
 	fds := p.p.FDs()
@@ -216,7 +215,7 @@ func (p worldProcess) Take(number int) (int, error) {
 	return fd, err
 }
 
-// worldJournal is the journal to a daemon that lives.
+// worldJournal is the journal; it fails for a daemon that is dead.
 type worldJournal struct{ w *world }
 
 func (j worldJournal) Begin(e journal.Entry) error {
@@ -236,13 +235,14 @@ func (j worldJournal) End(target gpreempt.ProcessKey, mechanism string) error {
 	return j.w.journal.End(target, mechanism)
 }
 
-// contexts gives, for each context of a process that lives, how often CRIU_OP and
-// all else have it evicted on each GPU, and whether the driver takes it for paused.
+// contextState is how often a context is evicted on each GPU, by CRIU_OP and others,
+// and whether it is paused for the driver.
 type contextState struct {
 	Paused  bool
 	Evicted []int
 }
 
+// contexts returns the state of each context of a living process.
 func (w *world) contexts(p *kfdtest.Process) []contextState {
 	var states []contextState
 	if p.Dead() {
@@ -273,7 +273,7 @@ func (w *world) mustBe(t tb, p *kfdtest.Process, want ...contextState) {
 	}
 }
 
-// noted checks which processes the journal has.
+// mustNote checks which processes the journal has.
 func (w *world) mustNote(t tb, want ...gpreempt.ProcessKey) {
 	t.Helper()
 	entries, errs := w.journal.Entries()

@@ -1,6 +1,7 @@
 package freezer
 
 import (
+	"errors"
 	"maps"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -19,6 +21,7 @@ const jobScope = "sys/fs/cgroup/system.slice/job.scope/"
 var jobHost = map[string]string{
 	"proc/self/mountinfo":       "24 30 0:22 / /sys rw shared:7 - sysfs sysfs rw\n35 24 0:30 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n",
 	"proc/self/cgroup":          "0::/system.slice/gpreemptd.service\n",
+	"proc/100/stat":             "100 (job) S 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 1 0 0\n",
 	"proc/100/cgroup":           "0::/system.slice/job.scope\n",
 	"proc/100/status":           "Name:\tjob\nPPid:\t1\n",
 	"proc/101/status":           "Name:\tloader\nPPid:\t100\n",
@@ -38,7 +41,7 @@ func TestCgroupIsFrozenOnlyWhenItIsTheProcesssOwn(t *testing.T) {
 	elsewhere := func(path string) map[string]string { return map[string]string{"proc/100/cgroup": "0::" + path + "\n"} }
 	for name, c := range map[string]struct {
 		change map[string]string
-		// want is the cgroup that may be frozen, why else what is against it.
+		// want is the cgroup that may be frozen, or why is the reason that none may.
 		want, why string
 	}{
 		"its own": {want: "/system.slice/job.scope"},
@@ -57,7 +60,7 @@ func TestCgroupIsFrozenOnlyWhenItIsTheProcesssOwn(t *testing.T) {
 		},
 		"another part is mounted": {
 			change: map[string]string{"proc/self/mountinfo": "35 24 0:30 /system /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"},
-			why:    "its cgroup /system.slice/job.scope cannot be seen from here",
+			why:    "this program cannot see its cgroup /system.slice/job.scope",
 		},
 		"not mounted": {
 			change: map[string]string{"proc/self/mountinfo": "36 24 0:30 / /sys/fs/cgroup rw - cgroup cgroup rw,freezer\n"},
@@ -67,42 +70,42 @@ func TestCgroupIsFrozenOnlyWhenItIsTheProcesssOwn(t *testing.T) {
 			change: map[string]string{"proc/100/cgroup": "5:freezer:/\n"},
 			why:    "it is in no cgroup of version 2",
 		},
-		"root":                {change: elsewhere("/"), why: "it is in the root cgroup"},
-		"outside of our view": {change: elsewhere("/../job"), why: "its cgroup /../job cannot be seen from here"},
-		"removed":             {change: elsewhere("/old.scope (deleted)"), why: "its cgroup /old.scope (deleted) cannot be seen from here"},
-		"our own": {
+		"root":                     {change: elsewhere("/"), why: "it is in the root cgroup"},
+		"outside of the namespace": {change: elsewhere("/../job"), why: "this program cannot see its cgroup /../job"},
+		"removed":                  {change: elsewhere("/old.scope (deleted)"), why: "this program cannot see its cgroup /old.scope (deleted)"},
+		"that of this program": {
 			change: elsewhere("/system.slice/gpreemptd.service"),
 			why:    "this program is in its cgroup /system.slice/gpreemptd.service",
 		},
-		"above our own": {
+		"above that of this program": {
 			change: map[string]string{"proc/self/cgroup": "0::/system.slice/job.scope/gpreemptd\n"},
 			why:    "this program is in its cgroup /system.slice/job.scope",
 		},
 		"slice": {
 			change: elsewhere("/user.slice/user-1000.slice"),
-			why:    "its cgroup /user.slice/user-1000.slice is that of a login session or of systemd",
+			why:    "its cgroup /user.slice/user-1000.slice belongs to a login session or to systemd",
 		},
 		"login session": {
 			change: elsewhere("/user.slice/user-1000.slice/session-3.scope"),
-			why:    "its cgroup /user.slice/user-1000.slice/session-3.scope is that of a login session or of systemd",
+			why:    "its cgroup /user.slice/user-1000.slice/session-3.scope belongs to a login session or to systemd",
 		},
 		"systemd of a user": {
 			change: elsewhere("/user.slice/user-1000.slice/user@1000.service"),
-			why:    "its cgroup /user.slice/user-1000.slice/user@1000.service is that of a login session or of systemd",
+			why:    "its cgroup /user.slice/user-1000.slice/user@1000.service belongs to a login session or to systemd",
 		},
-		"stranger": {
+		"other process": {
 			change: map[string]string{"proc/102/status": "Name:\tx\nPPid:\t1\n", "proc/1/status": "Name:\tinit\nPPid:\t0\n"},
 			why:    "process 102 in its cgroup /system.slice/job.scope was not started by it",
 		},
-		"stranger of another pid namespace": {
+		"other process of another pid namespace": {
 			change: map[string]string{jobScope + "cgroup.procs": "100\n0\n"},
 			why:    "process 0 in its cgroup /system.slice/job.scope was not started by it",
 		},
-		"stranger that has just exited": {
+		"other process that has just exited": {
 			change: map[string]string{jobScope + "cgroup.procs": "100\n999\n"},
 			why:    "process 999 in its cgroup /system.slice/job.scope was not started by it",
 		},
-		"parents in a ring": {
+		"parents in a cycle": {
 			change: map[string]string{"proc/101/status": "PPid:\t102\n"},
 			why:    "process 101 in its cgroup /system.slice/job.scope was not started by it",
 		},
@@ -112,7 +115,7 @@ func TestCgroupIsFrozenOnlyWhenItIsTheProcesssOwn(t *testing.T) {
 		},
 		"cgroups below": {
 			change: map[string]string{jobScope + "cgroup.stat": "nr_descendants 1\n"},
-			why:    "its cgroup /system.slice/job.scope has others below it",
+			why:    "its cgroup /system.slice/job.scope has child cgroups",
 		},
 		"threaded": {
 			change: map[string]string{jobScope + "cgroup.type": "threaded\n"},
@@ -122,7 +125,7 @@ func TestCgroupIsFrozenOnlyWhenItIsTheProcesssOwn(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			files := maps.Clone(jobHost)
 			maps.Copy(files, c.change)
-			g, why, err := New(Config{Root: tree(t, files)}).ownCgroup(gpreempt.ProcessKey{PID: 100, Start: 1})
+			g, why, err := ownCgroup(t, tree(t, files))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -140,12 +143,11 @@ func TestCgroupIsFrozenOnlyWhenItIsTheProcesssOwn(t *testing.T) {
 	}
 }
 
-func TestProcessThatLeftWhileItWasLookedAtIsGone(t *testing.T) {
+func TestProcessThatExitsMeanwhileIsGone(t *testing.T) {
 	files := maps.Clone(jobHost)
 	delete(files, "proc/100/cgroup")
-	_, _, err := New(Config{Root: tree(t, files)}).ownCgroup(gpreempt.ProcessKey{PID: 100, Start: 1})
-	if diff := cmp.Diff(mechanism.ErrGone.Error(), errorText(err)); diff != "" {
-		t.Error(diff)
+	if _, _, err := ownCgroup(t, tree(t, files)); !errors.Is(err, mechanism.ErrGone) {
+		t.Errorf("error %v, want %v", err, mechanism.ErrGone)
 	}
 }
 
@@ -156,17 +158,21 @@ func TestDamagedFilesOfACgroupAreErrors(t *testing.T) {
 	} {
 		files := maps.Clone(jobHost)
 		files[file] = text
-		if g, why, err := New(Config{Root: tree(t, files)}).ownCgroup(gpreempt.ProcessKey{PID: 100, Start: 1}); err == nil || g != nil || why != "" {
+		if g, why, err := ownCgroup(t, tree(t, files)); err == nil || g != nil || why != "" {
 			t.Errorf("%s: cgroup %v, why %q, error %v, want an error", file, g, why, err)
 		}
 	}
 }
 
-func errorText(err error) string {
-	if err == nil {
-		return ""
+// ownCgroup returns the cgroup of process 100.
+func ownCgroup(t *testing.T, root string) (*cgroup, string, error) {
+	t.Helper()
+	p, err := proc.Open(root, gpreempt.ProcessKey{PID: 100, Start: 1})
+	if err != nil {
+		t.Fatal(err)
 	}
-	return err.Error()
+	defer p.Close()
+	return New(Config{Root: root}).ownCgroup(p)
 }
 
 // tree writes files below a directory.

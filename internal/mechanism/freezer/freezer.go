@@ -1,20 +1,21 @@
-// Package freezer hides how a process is kept from submitting work to its GPUs by
-// stopping it on the CPU.
+// Package freezer implements a mechanism that keeps a process from submitting work to
+// its GPUs by stopping it on the CPU.
 //
-// It works on every Linux machine and on every GPU, and it drains instead of
-// preempting: what is in the queues already runs to its end, and a kernel that
-// never ends is not touched. Neither is memory.
+// It works on every Linux machine and on every GPU. It drains instead of preempting:
+// what is in the queues already runs to its end, and a kernel that never ends is not
+// stopped. GPU memory stays in use.
 //
-// A process with a cgroup of its own (see unfit for which are not) is frozen with
-// it: its children are too, those born later included, and nobody sees it. Any
-// other process gets a SIGSTOP. That reaches no other process: children that submit
-// work of their own go on doing so. And it is visible: the parent is told, a shell
-// takes its job for suspended, and a SIGCONT from anyone ends the pause.
+// A process with a cgroup of its own (see unfit for the others) is frozen with it:
+// its children are too, also later ones, and no program notices. Any other process gets
+// a SIGSTOP. That reaches no other process: children that submit work of their own
+// continue. And it is visible: the kernel notifies the parent, a shell takes its job for
+// suspended, and a SIGCONT from any program ends the pause.
 //
-// What somebody else has frozen or stopped before is left to them, at Resume too;
-// if they let it go while it is meant to be suspended, it runs.
+// A process that another program froze or stopped earlier is left to that program, also
+// by Resume. If that program resumes it while it should be suspended, it runs.
 //
-// The kernel undoes neither when the daemon dies, so each is journalled first.
+// The kernel undoes neither when the daemon dies, so each pause is recorded in the
+// journal first.
 package freezer
 
 import (
@@ -31,40 +32,38 @@ import (
 	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 const name = "freezer"
 
-// patience is how long a process may take to stop. It takes microseconds, unless a
+// stopTimeout is how long a process may take to stop. It takes microseconds, unless a
 // thread is deep in a system call that no signal interrupts.
-const patience = time.Second
+const stopTimeout = time.Second
 
 // Config is what a Mechanism needs.
 type Config struct {
-	// Root is where the filesystem begins: "/".
+	// Root is the root directory of the host: "/".
 	Root    string
-	Journal Journal
+	Journal journal.Store
 	Log     *zap.Logger
-}
-
-// Journal is the part of journal.Journal used here.
-type Journal interface {
-	Begin(journal.Entry) error
-	End(target gpreempt.ProcessKey, mechanism string) error
 }
 
 // Mechanism freezes cgroups and stops processes. It implements mechanism.Mechanism.
 type Mechanism struct {
-	cfg Config
-	// found is where the cgroup hierarchy is, nil until it was found.
+	cfg    Config
+	pauses journal.Pauses
+	// found is where the cgroup hierarchy is mounted, nil until it was found.
 	found atomic.Pointer[mount]
 }
 
 var _ mechanism.Mechanism = (*Mechanism)(nil)
 
 // New returns the mechanism.
-func New(cfg Config) *Mechanism { return &Mechanism{cfg: cfg} }
+func New(cfg Config) *Mechanism {
+	return &Mechanism{cfg: cfg, pauses: journal.Pauses{Store: cfg.Journal, Mechanism: name, Log: cfg.Log}}
+}
 
 // Name implements mechanism.Mechanism.
 func (*Mechanism) Name() string { return name }
@@ -72,39 +71,39 @@ func (*Mechanism) Name() string { return name }
 // Probe implements mechanism.Mechanism.
 func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechanism.Capability {
 	var c mechanism.Capability
-	say := func(check, found string, ok bool, remedy string) {
+	add := func(check, found string, ok bool, remedy string) {
 		c.Evidence = append(c.Evidence, mechanism.Evidence{Check: check, Found: found, OK: ok, Remedy: remedy})
 	}
 	if err := unstoppable(target.PID); err != nil {
-		say("process", err.Error(), false, "")
+		add("process", err.Error(), false, "")
 		return c
 	}
-	p, err := openProcess(m.cfg.Root, target)
+	p, err := proc.OpenWithPidfd(m.cfg.Root, target)
 	switch {
 	case errors.Is(err, mechanism.ErrGone):
-		say("process", "it has exited", false, "")
+		add("process", "it has exited", false, "")
 		return c
 	case err != nil:
-		say("process descriptor", err.Error(), false, "run as root on Linux 5.3 or newer")
+		add("process descriptor", err.Error(), false, "run as root on Linux 5.3 or newer")
 		return c
 	}
-	defer m.close(p)
-	say("process descriptor", "it can be had", true, "")
-	g, why, err := m.ownCgroup(target)
+	defer p.Close()
+	add("process descriptor", "available", true, "")
+	g, why, err := m.ownCgroup(p)
 	switch {
 	case err != nil:
-		say("cgroup", err.Error(), false, "")
+		add("cgroup", err.Error(), false, "")
 	case g == nil:
-		say("cgroup", "SIGSTOP of the process without its children, because "+why, true,
-			"start it in a cgroup of its own, as with systemd-run --scope, and its children are stopped too")
+		add("cgroup", "SIGSTOP of the process without its children, because "+why, true,
+			"start it in a cgroup of its own, as with systemd-run --scope, to stop its children too")
 	default:
-		say("cgroup", g.path+" is its own and is frozen as a whole", true, "")
+		add("cgroup", g.path+" is its own and will be frozen", true, "")
 		m.closeCgroup(g)
 	}
 	return c
 }
 
-// Attach implements mechanism.Mechanism. The session holds a process descriptor.
+// Attach implements mechanism.Mechanism. The session holds two descriptors.
 func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mechanism.Session, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -112,25 +111,19 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	if err := unstoppable(target.PID); err != nil {
 		return nil, fmt.Errorf("process %v: %w", target, err)
 	}
-	p, err := openProcess(m.cfg.Root, target)
+	p, err := proc.OpenWithPidfd(m.cfg.Root, target)
 	if err != nil {
 		return nil, err
 	}
 	return &session{m: m, target: target, process: p}, nil
 }
 
-// Undo ends the pause an entry of the journal names and removes the entry. A pause
-// that was not made, is over or whose process has exited is no error, nor is a cgroup
-// that was removed; one that cannot be seen from here is. After an error the entry is
-// still there.
+// Undo ends the pause of an entry of the journal and removes the entry. It returns nil
+// for a pause that was not made or has ended, a process that has exited and a cgroup
+// that was removed; an error for a cgroup that this program cannot see. After an error
+// the entry remains.
 func (m *Mechanism) Undo(_ context.Context, e journal.Entry) error {
-	if e.Mechanism != name {
-		return fmt.Errorf("process %v was paused by %s, not by %s", e.Target, e.Mechanism, name)
-	}
-	if err := m.undo(e); err != nil && !errors.Is(err, mechanism.ErrGone) {
-		return fmt.Errorf("let process %v run again: %w", e.Target, err)
-	}
-	return m.cfg.Journal.End(e.Target, name)
+	return m.pauses.Undo(e, func() error { return m.undo(e) })
 }
 
 func (m *Mechanism) undo(e journal.Entry) error {
@@ -140,33 +133,33 @@ func (m *Mechanism) undo(e journal.Entry) error {
 		case errors.Is(err, errRemoved):
 			return nil
 		case errors.Is(err, errUnseen):
-			return fmt.Errorf("%w; try again where the hierarchy of cgroups v2 is mounted as for the gpreemptd that froze it", err)
+			return fmt.Errorf("%w; retry where the cgroup v2 hierarchy is mounted as for the gpreemptd that froze it", err)
 		case err != nil:
 			return err
 		}
 		defer m.closeCgroup(g)
 		if g.id != e.CgroupID {
-			return nil // another one by that name
+			return nil // another one with that name
 		}
 		return g.thaw()
 	}
-	p, err := openProcess(m.cfg.Root, e.Target)
+	p, err := proc.OpenWithPidfd(m.cfg.Root, e.Target)
 	if err != nil {
 		return err
 	}
-	defer m.close(p)
+	defer p.Close()
 	if e.NameOnly {
-		if err := m.thawOwn(e.Target); err != nil {
+		if err := m.thawOwn(p); err != nil {
 			return err
 		}
 	}
-	return p.cont()
+	return stop{p}.undo()
 }
 
-// thawOwn ends the freeze of the cgroup that choose would freeze now: which one was
-// frozen is not known, and perhaps somebody else's freeze is ended.
-func (m *Mechanism) thawOwn(target gpreempt.ProcessKey) error {
-	g, _, err := m.ownCgroup(target)
+// thawOwn thaws the cgroup that choose would freeze now: it is unknown which cgroup was
+// frozen, and this may end the freeze of another program.
+func (m *Mechanism) thawOwn(p *proc.Process) error {
+	g, _, err := m.ownCgroup(p)
 	if err != nil || g == nil {
 		return err
 	}
@@ -174,7 +167,7 @@ func (m *Mechanism) thawOwn(target gpreempt.ProcessKey) error {
 	return g.thaw()
 }
 
-// unstoppable reports why a process must not be stopped whatever it does.
+// unstoppable returns why a process must never be stopped, nil for most processes.
 func unstoppable(pid int32) error {
 	switch pid {
 	case int32(os.Getpid()):
@@ -185,34 +178,34 @@ func unstoppable(pid int32) error {
 	return nil
 }
 
-// errClosed is what a session gives once it has been closed.
+// errClosed is returned by the methods of a closed session.
 var errClosed = errors.New("the session with the process has been closed")
 
 type session struct {
 	m      *Mechanism
 	target gpreempt.ProcessKey
 
-	// mu guards what follows. A call holds it to its end, which comes within patience,
-	// so that Close finds no pause half made.
+	// mu guards what follows. A call holds it until it returns, within stopTimeout, so
+	// that Close finds no partial pause.
 	mu sync.Mutex
-	// closed: there is no new pause any more.
+	// closed: no new pause begins.
 	closed bool
 	// process is nil once nothing is held and closed is set.
-	process *process
-	// held is the pause to be undone, nil when there is none: one that was begun, or
-	// whose beginning failed and could not be taken back.
+	process *proc.Process
+	// held is the pause to be undone, nil for none: one that was begun, or that failed
+	// to begin and could not be undone.
 	held pause
 }
 
-// pause is a way to keep a process off the CPU.
+// pause is a way to stop a process on the CPU.
 type pause interface {
-	// begun reports whether somebody else has paused it.
+	// begun reports whether it is paused, by another program.
 	begun() (bool, error)
-	// begin pauses and returns when nothing runs any more.
+	// begin pauses it and returns when nothing of it runs.
 	begin(ctx context.Context) error
-	// undo may be called whether begin was or not.
+	// undo has no effect without begin.
 	undo() error
-	// entry says what to journal.
+	// entry returns the cgroup for the journal.
 	entry() journal.Entry
 	close() error
 }
@@ -226,10 +219,10 @@ func (s *session) Suspend(ctx context.Context) error {
 		return errClosed
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case s.process.exited():
+	case s.process.Exited():
 		return s.takeBack(mechanism.ErrGone)
-	case s.held != nil:
-		return s.again(ctx)
+	case s.held != nil: // repair what another program may have resumed
+		return s.takeBack(s.orGone(s.held.begin(ctx)))
 	}
 	p, err := s.choose()
 	if err != nil {
@@ -242,22 +235,16 @@ func (s *session) Suspend(ctx context.Context) error {
 	return err
 }
 
-// again sees to it that what is paused is, whatever others did meanwhile.
-func (s *session) again(ctx context.Context) error {
-	return s.takeBack(s.orGone(s.held.begin(ctx)))
-}
-
-// orGone returns mechanism.ErrGone in place of whatever came of a process that has
-// exited.
+// orGone returns mechanism.ErrGone in place of err if the process has exited.
 func (s *session) orGone(err error) error {
-	if s.process.exited() {
+	if s.process.Exited() {
 		return mechanism.ErrGone
 	}
 	return err
 }
 
-// takeBack undoes what is held after an error. If that fails too, it is not for the
-// caller that the process has exited: what it has started may still be paused.
+// takeBack undoes what is held after an error. If that fails too, the error is not
+// mechanism.ErrGone: the children of a process that has exited may still be paused.
 func (s *session) takeBack(err error) error {
 	if err == nil {
 		return nil
@@ -272,21 +259,21 @@ func (s *session) takeBack(err error) error {
 	return errors.Join(err, undone)
 }
 
-// choose decides how to pause the process as it stands now.
+// choose returns how to pause the process now.
 func (s *session) choose() (pause, error) {
-	g, why, err := s.m.ownCgroup(s.target)
+	g, why, err := s.m.ownCgroup(s.process)
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("suspend process %v: %w", s.target, err)
 	case g != nil:
-		return &freeze{cgroup: g, m: s.m, session: s}, nil
+		return &freeze{cgroup: g, m: s.m, target: s.target}, nil
 	}
-	s.m.cfg.Log.Debug("stopping the process alone", logkey.Target(s.target), logkey.Why(why))
-	return &stop{session: s}, nil
+	s.m.cfg.Log.Debug("stopping the process without its children", logkey.Target(s.target), logkey.Why(why))
+	return stop{s.process}, nil
 }
 
-// pause pauses by p and makes it what is held, unless somebody else has paused by p
-// before. On an error nothing is paused, or p is held.
+// pause begins p and holds it, unless another program has paused the process that way.
+// After an error nothing is paused, or p is held.
 func (s *session) pause(ctx context.Context, p pause) error {
 	theirs, err := p.begun()
 	if err != nil {
@@ -295,14 +282,14 @@ func (s *session) pause(ctx context.Context, p pause) error {
 	if theirs {
 		return nil
 	}
-	// What was read of the process by its pid was read of this process, if it still
-	// has the pid.
-	if s.process.exited() {
+	// The members of its cgroup were identified by pid: that was right if the process
+	// still has its own.
+	if s.process.Exited() {
 		return mechanism.ErrGone
 	}
 	e := p.entry()
-	e.Mechanism, e.Target, e.At = name, s.target, time.Now()
-	if err := s.m.cfg.Journal.Begin(e); err != nil {
+	e.Target = s.target
+	if err := s.m.pauses.Begin(e); err != nil {
 		return err
 	}
 	s.held = p
@@ -319,13 +306,13 @@ func (s *session) Resume(context.Context) error {
 	if err := s.release(); err != nil {
 		return err
 	}
-	if s.process.exited() {
+	if s.process.Exited() {
 		return mechanism.ErrGone
 	}
 	return nil
 }
 
-// Close implements mechanism.Session. Its errors say that the pause is still held.
+// Close implements mechanism.Session. After an error the process may still be paused.
 func (s *session) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -336,13 +323,13 @@ func (s *session) Close() error {
 	if err := s.release(); err != nil {
 		return err
 	}
-	s.m.close(s.process)
+	s.process.Close()
 	s.process = nil
 	return nil
 }
 
-// release undoes what is held. After an error it is still held, and in the journal.
-// It needs mu.
+// release undoes what is held. After an error it is still held, and in the journal. The
+// caller holds mu.
 func (s *session) release() error {
 	if s.held == nil {
 		return nil
@@ -352,32 +339,18 @@ func (s *session) release() error {
 	}
 	s.m.discard(s.held, s.target)
 	s.held = nil
-	s.m.end(s.target)
+	s.m.pauses.End(s.target)
 	return nil
-}
-
-// end crosses out a pause that is over. That this fails changes nothing for the
-// process: the next Undo lets run what runs.
-func (m *Mechanism) end(target gpreempt.ProcessKey) {
-	if err := m.cfg.Journal.End(target, name); err != nil {
-		m.cfg.Log.Warn("a pause that is over is still in the journal", logkey.Target(target), logkey.Err(err))
-	}
 }
 
 func (m *Mechanism) discard(p pause, target gpreempt.ProcessKey) {
 	if err := p.close(); err != nil {
-		m.cfg.Log.Warn("a descriptor could not be closed", logkey.Target(target), logkey.Err(err))
-	}
-}
-
-func (m *Mechanism) close(p *process) {
-	if err := p.close(); err != nil {
-		m.cfg.Log.Warn("a process descriptor could not be closed", logkey.Target(p.key), logkey.Err(err))
+		m.cfg.Log.Warn("cannot close a descriptor", logkey.Target(target), logkey.Err(err))
 	}
 }
 
 func (m *Mechanism) closeCgroup(g *cgroup) {
 	if err := g.close(); err != nil {
-		m.cfg.Log.Warn("the directory of a cgroup could not be closed", logkey.Cgroup(g.path), logkey.Err(err))
+		m.cfg.Log.Warn("cannot close the directory of a cgroup", logkey.Cgroup(g.path), logkey.Err(err))
 	}
 }

@@ -75,20 +75,20 @@ func TestCgroupOfItsOwnIsFrozenWithTheChildren(t *testing.T) {
 	}
 }
 
-func TestCgroupWithStrangersIsNotFrozen(t *testing.T) {
+func TestCgroupWithOtherProcessesIsNotFrozen(t *testing.T) {
 	_, dir := newCgroup(t)
 	m := newMachine(t)
-	v, stranger := startVictim(t, dir), startVictim(t, dir)
+	v, other := startVictim(t, dir), startVictim(t, dir)
 	m.suspend(t, m.attach(t, v.key))
 	if got := v.states(t); got != "T" {
 		t.Errorf("suspended, its threads are in state %s, want T", got)
 	}
-	stranger.mustRun(t)
+	other.mustRun(t)
 }
 
-// busyJournal does something at the moment a pause is noted.
+// busyJournal calls begin when a pause begins.
 type busyJournal struct {
-	Journal
+	journal.Store
 	begin func() error
 }
 
@@ -96,29 +96,29 @@ func (j busyJournal) Begin(e journal.Entry) error {
 	if err := j.begin(); err != nil {
 		return err
 	}
-	return j.Journal.Begin(e)
+	return j.Store.Begin(e)
 }
 
-func TestStrangerThatMovesInMeanwhileEndsThePause(t *testing.T) {
+func TestProcessThatJoinsTheCgroupMeanwhileEndsThePause(t *testing.T) {
 	_, dir := newCgroup(t)
 	m := newMachine(t)
-	v, stranger := startVictim(t, dir), startVictim(t, nil)
+	v, other := startVictim(t, dir), startVictim(t, nil)
 	m.Mechanism = New(Config{Root: "/", Log: zap.NewNop(), Journal: busyJournal{m.journal, func() error {
-		setControl(t, dir, "cgroup.procs", strconv.Itoa(int(stranger.key.PID)))
+		setControl(t, dir, "cgroup.procs", strconv.Itoa(int(other.key.PID)))
 		return nil
 	}}})
 	err := m.attach(t, v.key).Suspend(t.Context())
-	if want := fmt.Sprintf("process %d in its cgroup", stranger.key.PID); err == nil || !strings.Contains(err.Error(), want) {
+	if want := fmt.Sprintf("process %d in its cgroup", other.key.PID); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("error %v, want one that says %q", err, want)
 	}
 	v.mustRun(t)
-	stranger.mustRun(t)
+	other.mustRun(t)
 	if diff := cmp.Diff(map[gpreempt.ProcessKey]string{}, m.noted(t)); diff != "" {
 		t.Errorf("journal (-want +got):\n%s", diff)
 	}
 }
 
-func TestWithoutANoteInTheJournalNothingIsPaused(t *testing.T) {
+func TestWithoutAnEntryInTheJournalNothingIsPaused(t *testing.T) {
 	m := newMachine(t)
 	v := startVictim(t, nil)
 	full := errors.New("no space left on device")
@@ -133,7 +133,7 @@ func TestWithoutANoteInTheJournalNothingIsPaused(t *testing.T) {
 	v.mustRun(t)
 }
 
-func TestWhatOthersStoppedIsLeftToThem(t *testing.T) {
+func TestProcessStoppedByAnotherProgramIsLeftStopped(t *testing.T) {
 	m := newMachine(t)
 	v := startVictim(t, nil)
 	if err := v.cmd.Process.Signal(unix.SIGSTOP); err != nil {
@@ -158,7 +158,7 @@ func TestWhatOthersStoppedIsLeftToThem(t *testing.T) {
 	v.mustRun(t)
 }
 
-func TestWhatOthersFrozeIsLeftToThem(t *testing.T) {
+func TestCgroupFrozenByAnotherProgramIsLeftFrozen(t *testing.T) {
 	_, dir := newCgroup(t)
 	m := newMachine(t)
 	v := startVictim(t, dir)
@@ -176,7 +176,7 @@ func TestWhatOthersFrozeIsLeftToThem(t *testing.T) {
 	v.mustRun(t)
 }
 
-func TestSuspendAgainRepairsWhatOthersUndid(t *testing.T) {
+func TestSuspendAgainStopsAProcessThatAnotherProgramResumed(t *testing.T) {
 	m := newMachine(t)
 	v := startVictim(t, nil)
 	s := m.attach(t, v.key)
@@ -237,7 +237,7 @@ func TestProcessThatExitsIsGone(t *testing.T) {
 	}
 }
 
-func TestChildrenOfAProcessThatDiedFrozenRunAgain(t *testing.T) {
+func TestChildrenOfAProcessThatDiedFrozenAreThawed(t *testing.T) {
 	_, dir := newCgroup(t)
 	m := newMachine(t)
 	v := startVictim(t, dir)
@@ -254,7 +254,7 @@ func TestChildrenOfAProcessThatDiedFrozenRunAgain(t *testing.T) {
 	empty(t, dir) // the child sees the end of its input, and ends
 }
 
-// empty waits until no process is left in a cgroup.
+// empty waits until a cgroup has no process.
 func empty(t *testing.T, dir *os.File) {
 	t.Helper()
 	f, err := os.Open(dir.Name() + "/cgroup.events")
@@ -277,7 +277,7 @@ func empty(t *testing.T, dir *os.File) {
 	}
 }
 
-func TestUndoLetsOrphansRunAndIsIdempotent(t *testing.T) {
+func TestUndoResumesOrphansAndIsIdempotent(t *testing.T) {
 	_, dir := newCgroup(t)
 	for name, dir := range map[string]*os.File{"stopped": nil, "frozen": dir} {
 		t.Run(name, func(t *testing.T) {
@@ -305,7 +305,7 @@ func TestUndoLetsOrphansRunAndIsIdempotent(t *testing.T) {
 	}
 }
 
-// A damaged entry tells the process and not how it was paused.
+// The name of a damaged entry is that of the process; how it was paused is unknown.
 func TestUndoByNameAloneEndsEitherPause(t *testing.T) {
 	m, v, dir := newFake(t)
 	byName := journal.Entry{Mechanism: name, Target: v.key, NameOnly: true}
@@ -337,14 +337,14 @@ func TestUndoByNameAloneEndsEitherPause(t *testing.T) {
 		t.Error(err)
 	}
 	if got := read(t, freeze); got != "1" {
-		t.Errorf("the cgroup of a process the entry does not name was thawed")
+		t.Errorf("the cgroup of another process than that of the entry was thawed")
 	}
 }
 
 func TestUndoTouchesNoOtherProcessThatHasThePid(t *testing.T) {
 	m := newMachine(t)
 	v := startVictim(t, nil)
-	m.suspend(t, m.attach(t, v.key)) // by whoever
+	m.suspend(t, m.attach(t, v.key))
 	earlier := journal.Entry{Mechanism: name, Target: gpreempt.ProcessKey{PID: v.key.PID, Start: v.key.Start - 1}}
 	if err := m.journal.Begin(earlier); err != nil {
 		t.Fatal(err)
@@ -414,7 +414,7 @@ func TestInitAndThisProgramAreRefused(t *testing.T) {
 	}
 }
 
-func TestProbeSaysHowAProcessWouldBePaused(t *testing.T) {
+func TestProbeReportsHowAProcessWouldBePaused(t *testing.T) {
 	m := newMachine(t)
 	check := func(target gpreempt.ProcessKey, want ...mechanism.Evidence) {
 		t.Helper()
@@ -427,7 +427,7 @@ func TestProbeSaysHowAProcessWouldBePaused(t *testing.T) {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	}
-	descriptor := mechanism.Evidence{Check: "process descriptor", Found: "it can be had", OK: true}
+	descriptor := mechanism.Evidence{Check: "process descriptor", Found: "available", OK: true}
 	v := startVictim(t, nil)
 	check(v.key, descriptor, mechanism.Evidence{Check: "cgroup", Found: "SIGSTOP of the process without its children", OK: true})
 	v.kill()
@@ -435,5 +435,5 @@ func TestProbeSaysHowAProcessWouldBePaused(t *testing.T) {
 
 	path, dir := newCgroup(t)
 	v = startVictim(t, dir)
-	check(v.key, descriptor, mechanism.Evidence{Check: "cgroup", Found: path + " is its own and is frozen as a whole", OK: true})
+	check(v.key, descriptor, mechanism.Evidence{Check: "cgroup", Found: path + " is its own and will be frozen", OK: true})
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// times reads how often a test does its thing: def, or the number in a variable.
+// times returns how often a test repeats: def, or the number in a variable.
 func times(t *testing.T, variable string, def int) int {
 	t.Helper()
 	text := os.Getenv(variable)
@@ -34,8 +34,7 @@ func times(t *testing.T, variable string, def int) int {
 	return n
 }
 
-// The daemon is killed in the middle of whatever it does, GPREEMPT_FREEZER_KILLS
-// times.
+// The daemon is killed at random times, GPREEMPT_FREEZER_KILLS times.
 func TestNoProcessStaysPausedAfterTheDaemonIsKilled(t *testing.T) {
 	victims := []*victim{startVictim(t, nil), startVictim(t, nil), startVictim(t, nil)}
 	t.Run("frozen", func(t *testing.T) {
@@ -118,11 +117,9 @@ func cleanUp(t *testing.T, dir string) int {
 	return len(entries)
 }
 
-// How long it takes, on real processes of this machine, over GPREEMPT_FREEZER_CYCLES
-// cycles: the times printed are from the call of Suspend to its return, by when
-// nothing of the process runs, and likewise of Resume. The journal is on the disk
-// of temporary files.
-func TestHowLongSuspendAndResumeTake(t *testing.T) {
+// It logs how long Suspend and Resume take on real processes of this machine, over
+// GPREEMPT_FREEZER_CYCLES cycles, with a journal on the disk of temporary files.
+func TestSuspendedProcessesAreStoppedInEveryCycle(t *testing.T) {
 	cycles := times(t, "GPREEMPT_FREEZER_CYCLES", 100)
 	_, dir := newCgroup(t)
 	for name, dir := range map[string]*os.File{"SIGSTOP": nil, "cgroup": dir} {

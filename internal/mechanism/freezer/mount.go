@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// mount is where the cgroup v2 hierarchy is.
+// mount is where the cgroup v2 hierarchy is mounted.
 type mount struct {
-	// root is the cgroup that is mounted at point.
+	// root is the cgroup mounted at point.
 	root, point string
 }
 
-// below returns the path of a cgroup from the mount point; false when it is not there.
+// below returns the path of a cgroup from the mount point; false when it is not below it.
 func (m *mount) below(path string) (string, bool) {
 	switch {
 	case m == nil:
@@ -24,8 +24,8 @@ func (m *mount) below(path string) (string, bool) {
 	return rest, ok && (rest == "" || rest[0] == '/')
 }
 
-// mounted finds the hierarchy, nil when it is not mounted. Only what was found is
-// remembered.
+// mounted finds the hierarchy, nil when it is not mounted. It caches a hierarchy that it
+// found.
 func (m *Mechanism) mounted() (*mount, error) {
 	if mnt := m.found.Load(); mnt != nil {
 		return mnt, nil
@@ -61,5 +61,5 @@ func parseMounts(text string) *mount {
 	return nil
 }
 
-// unescape undoes what the kernel does to the characters that divide fields.
+// unescape decodes the characters that the kernel escapes.
 var unescape = strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`).Replace

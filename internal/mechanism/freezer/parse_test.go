@@ -23,8 +23,8 @@ func TestProcsAreReadOrRefused(t *testing.T) {
 	}
 }
 
-// What any program could have mounted does not hide the hierarchy, nor invent one,
-// and its path comes out as it went in.
+// Lines of other mounts neither hide the hierarchy nor imitate one, and its path
+// survives the escaping.
 func FuzzParseMounts(f *testing.F) {
 	f.Add("24 30 0:22 / /sys rw shared:7 - sysfs sysfs rw\n", "", "sys/fs/cgroup")
 	f.Add("36 24 0:30 / /sys/fs/cgroup/freezer rw - cgroup cgroup rw,freezer\n", "a b", "mnt/\\040\tx\n")
@@ -60,7 +60,7 @@ func FuzzFlat(f *testing.F) {
 			return slices.Equal(strings.Fields(line), []string{key, value})
 		})
 		if !stated {
-			t.Fatalf("%q: %q is %q, and no line says so", text, key, value)
+			t.Fatalf("%q: %q is %q, and no line has that", text, key, value)
 		}
 	})
 }

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -51,8 +52,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// playVictim answers each line of its input, which shows that it runs. Several of
-// its threads are busy now and then. The end of the input ends it.
+// playVictim answers each line of its input, which shows that it runs. Some of its
+// threads run every millisecond. The end of the input ends it.
 func playVictim() {
 	for range 3 {
 		go func() {
@@ -78,8 +79,8 @@ func playVictim() {
 	}
 }
 
-// playDaemon attaches to each process and suspends and resumes them all at once
-// without end.
+// playDaemon attaches to each process and suspends and resumes all of them
+// concurrently until it is killed.
 func playDaemon(dir string, targets []string) error {
 	j, err := journal.Open(dir)
 	if err != nil {
@@ -158,11 +159,12 @@ func startVictim(t *testing.T, dir *os.File) *victim {
 
 func keyOf(t *testing.T, pid int) gpreempt.ProcessKey {
 	t.Helper()
-	stat, err := readStat("/", int32(pid), "stat")
+	p, err := proc.Open("/", gpreempt.ProcessKey{PID: int32(pid)})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return gpreempt.ProcessKey{PID: int32(pid), Start: stat.Start}
+	defer p.Close()
+	return p.Key()
 }
 
 // kill kills and reaps it. SIGKILL reaches what is frozen or stopped too.
@@ -183,7 +185,7 @@ func (v *victim) line(t *testing.T) string {
 	return strings.TrimSpace(line)
 }
 
-// ask sends a line and returns the answer, which takes a victim that runs.
+// ask sends a line and returns the answer of a victim that runs.
 func (v *victim) ask(t *testing.T, what string) string {
 	t.Helper()
 	if _, err := fmt.Fprintln(v.in, what); err != nil {
@@ -207,20 +209,17 @@ func (v *victim) states(t *testing.T) string {
 
 func statesOf(t *testing.T, pid int32) string {
 	t.Helper()
-	threads, err := filepath.Glob(procPath("/", pid, "task/*/stat"))
+	p, err := proc.Open("/", gpreempt.ProcessKey{PID: pid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	threads, err := p.Threads()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var states []byte
-	for _, path := range threads {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			continue // the thread has ended
-		}
-		stat, err := discovery.ParseProcStat(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, stat := range threads {
 		states = append(states, stat.State)
 	}
 	slices.Sort(states)
@@ -281,8 +280,8 @@ func (m machine) resume(t *testing.T, s mechanism.Session) {
 	}
 }
 
-// noted returns what the journal says about its processes: the mechanism and, of a
-// frozen one, the cgroup.
+// noted returns the mechanism of each process in the journal, with the cgroup of a
+// frozen one.
 func (m machine) noted(t *testing.T) map[gpreempt.ProcessKey]string {
 	t.Helper()
 	entries, errs := m.journal.Entries()
@@ -296,13 +295,13 @@ func (m machine) noted(t *testing.T) map[gpreempt.ProcessKey]string {
 	return noted
 }
 
-// newCgroup makes a cgroup for the time of the test, below the one of this program.
-// It returns its path in the hierarchy and its directory.
+// newCgroup makes a cgroup below that of this program, which the end of the test
+// removes. It returns its path in the hierarchy and its directory.
 func newCgroup(t *testing.T) (string, *os.File) {
 	t.Helper()
 	mnt, err := findMount("/")
 	if mnt == nil || err != nil {
-		t.Skipf("needs a writable cgroup2 mount: none is found, error %v", err)
+		t.Skipf("needs a writable cgroup2 mount: none found, error %v", err)
 	}
 	text, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
@@ -323,7 +322,7 @@ func newCgroup(t *testing.T) (string, *os.File) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// What a failed test left there, Linux 5.14 and newer.
+		// Kills what a failed test left running, on Linux 5.14 and newer.
 		_ = os.WriteFile(filepath.Join(name, "cgroup.kill"), []byte("1"), 0)
 		empty(t, dir)
 		_ = dir.Close()
@@ -344,7 +343,7 @@ func control(t *testing.T, dir *os.File, file string) string {
 	return strings.TrimSpace(string(text))
 }
 
-// frozen returns the word of the kernel for it, "0" or "1".
+// frozen returns the frozen state in cgroup.events, "0" or "1".
 func frozen(t *testing.T, dir *os.File) string {
 	t.Helper()
 	return flat(control(t, dir, "cgroup.events"), "frozen")

@@ -20,8 +20,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// newFake is a machine with a real process in a cgroup that is only files, where
-// every freeze takes effect at once. It returns the directory of the cgroup.
+// newFake returns a machine with a real process in a cgroup made of plain files, where
+// every freeze takes effect at once, and the directory of that cgroup.
 func newFake(t *testing.T) (machine, *victim, string) {
 	t.Helper()
 	v := startVictim(t, nil)
@@ -31,7 +31,7 @@ func newFake(t *testing.T) (machine, *victim, string) {
 	files[jobScope+"cgroup.procs"] = pid + "\n"
 	root := tree(t, files)
 	for _, file := range []string{"stat", "status", "task"} {
-		if err := os.Symlink(procPath("/", v.key.PID, file), procPath(root, v.key.PID, file)); err != nil {
+		if err := os.Symlink(filepath.Join("/proc", pid, file), filepath.Join(root, "proc", pid, file)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -56,7 +56,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// block makes every write to a control file fail, until it is given its text again.
+// block makes every write to a control file fail until unblock restores the file.
 func block(t *testing.T, path string) (unblock func()) {
 	t.Helper()
 	text := read(t, path)
@@ -72,7 +72,7 @@ func block(t *testing.T, path string) (unblock func()) {
 	}
 }
 
-// interrupted is a context that ends, by a call of end, once a file says 1.
+// interrupted is a context that calls end and ends once a file holds 1.
 type interrupted struct {
 	context.Context
 	t    *testing.T
@@ -91,7 +91,7 @@ func (c *interrupted) Err() error {
 	return nil
 }
 
-func TestFreezeThatFailsAndCannotBeTakenBackIsHeldUntilItIsUndone(t *testing.T) {
+func TestFreezeThatFailsAndCannotBeUndoneStaysHeld(t *testing.T) {
 	for name, undo := range map[string]func(mechanism.Session) error{
 		"Resume": func(s mechanism.Session) error { return s.Resume(t.Context()) },
 		"Close":  mechanism.Session.Close,
@@ -121,7 +121,7 @@ func TestFreezeThatFailsAndCannotBeTakenBackIsHeldUntilItIsUndone(t *testing.T) 
 	}
 }
 
-// undone checks that undo works now, and once more.
+// undone checks that undo succeeds twice.
 func (m machine) undone(t *testing.T, undo func(mechanism.Session) error, s mechanism.Session, freeze string) {
 	t.Helper()
 	for range 2 {
@@ -158,8 +158,8 @@ func TestCloseIsRepeatedUntilNothingIsHeld(t *testing.T) {
 	m.undone(t, mechanism.Session.Close, s, freeze)
 }
 
-// What a process that has exited had started is frozen still.
-func TestExitIsNotToldWhileTheChildrenAreHeld(t *testing.T) {
+// The children of a process that has exited are still frozen.
+func TestExitIsNotReportedWhileTheChildrenAreFrozen(t *testing.T) {
 	m, v, dir := newFake(t)
 	freeze := filepath.Join(dir, "cgroup.freeze")
 	s := m.attach(t, v.key)
@@ -180,7 +180,7 @@ func TestExitIsNotToldWhileTheChildrenAreHeld(t *testing.T) {
 	}
 }
 
-func TestProcessWhoseCgroupIsRemovedLives(t *testing.T) {
+func TestProcessWhoseCgroupWasRemovedIsStopped(t *testing.T) {
 	m, v, dir := newFake(t)
 	remove := func() error { return os.RemoveAll(dir) }
 	check := func(err error) {
@@ -198,7 +198,7 @@ func TestProcessWhoseCgroupIsRemovedLives(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(s.Suspend(t.Context()))
-	m.suspend(t, s) // in the way that is left
+	m.suspend(t, s) // by SIGSTOP
 	if got := v.states(t); got != "T" {
 		t.Errorf("suspended, its threads are in state %s, want T", got)
 	}
@@ -206,12 +206,12 @@ func TestProcessWhoseCgroupIsRemovedLives(t *testing.T) {
 	v.mustRun(t)
 
 	m, v, dir = newFake(t)
-	m.cfg.Journal = busyJournal{m.journal, remove}
+	m.pauses.Store = busyJournal{m.journal, remove}
 	check(m.attach(t, v.key).Suspend(t.Context()))
 	v.mustRun(t)
 }
 
-// The same with the kernel's cgroups.
+// The same with cgroups of the kernel.
 func TestProcessThatMovesOutOfAFrozenCgroupThatIsRemovedLives(t *testing.T) {
 	_, home := newCgroup(t)
 	m := newMachine(t)
@@ -245,7 +245,7 @@ func TestProcessThatMovesOutOfAFrozenCgroupThatIsRemovedLives(t *testing.T) {
 	v.mustRun(t)
 }
 
-// Only a cgroup that is gone for sure ends its entry.
+// Only a cgroup that was certainly removed ends its entry.
 func TestUndoKeepsTheEntryOfACgroupItCannotSee(t *testing.T) {
 	const mountinfo = "proc/self/mountinfo"
 	mounted := func(root, point string) string {
@@ -307,8 +307,7 @@ func TestUndoKeepsTheEntryOfACgroupItCannotSee(t *testing.T) {
 	}
 }
 
-// A hierarchy that is mounted late is found.
-func TestHierarchyIsLookedForUntilItIsFound(t *testing.T) {
+func TestHierarchyThatIsMountedLateIsFound(t *testing.T) {
 	root := tree(t, map[string]string{"proc/self/cgroup": ""})
 	m := New(Config{Root: root})
 	if mnt, err := m.mounted(); err == nil {
