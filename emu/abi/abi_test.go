@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// whole puts a packet with its first four bytes.
+// whole returns a packet with its first four bytes.
 func whole(p interface{ Put(slot []byte) uint32 }) []byte {
 	b := make([]byte, PacketBytes)
 	for i := range b {
@@ -21,8 +21,8 @@ func whole(p interface{ Put(slot []byte) uint32 }) []byte {
 	return b
 }
 
-// TestLayouts compares with what a C compiler makes of the headers of the HSA runtime:
-// offset, size and value of each field.
+// The expected offset, size and value of each field are those of a C compiler with the
+// headers of the HSA runtime.
 func TestLayouts(t *testing.T) {
 	const h = Header(0x1502)
 	type field struct {
@@ -126,7 +126,7 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-func TestWhatIsPutIsDecoded(t *testing.T) {
+func TestDecodeReturnsWhatPutWrote(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		same := func(what string, want, got any) {
 			if diff := cmp.Diff(want, got); diff != "" {
@@ -164,18 +164,18 @@ func TestKernelsAreLimited(t *testing.T) {
 	}
 	b[0]++
 	if got, ok := DecodeKernel(b); ok {
-		t.Errorf("%v was taken for an emulated kernel", got)
+		t.Errorf("%v was decoded as an emulated kernel", got)
 	}
 }
 
 func TestMixHashDependsOnOrder(t *testing.T) {
-	// FNV-1a of the two bytes 1 and 2, with another beginning.
+	// FNV-1a of the two bytes 1 and 2, with another start value.
 	const want = (0x100000001b3*1 ^ 2) * 0x100000001b3 % (1 << 64)
 	if got := MixHash(MixHash(0, 1), 2); got != want&math.MaxUint64 {
 		t.Errorf("hash = %#x, want %#x", got, uint64(want&math.MaxUint64))
 	}
 	if MixHash(MixHash(0, 1), 2) == MixHash(MixHash(0, 2), 1) {
-		t.Error("the order does not matter")
+		t.Error("the order does not change the hash")
 	}
 }
 
@@ -206,7 +206,7 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// TestCommandLayouts has the dwords of each command as ROCr makes them.
+// The expected dwords of each command are those of ROCr.
 func TestCommandLayouts(t *testing.T) {
 	const from, to = 0x7f12_3456_7000, 0x7fab_cdef_0000
 	tests := map[string]struct {
@@ -253,8 +253,8 @@ func TestCommandLayouts(t *testing.T) {
 	}
 }
 
-// TestFillsCountAsBothDriversMeanIt: bytes less one, or less one element.
-func TestFillsCountAsBothDriversMeanIt(t *testing.T) {
+// The count of a fill is the number of bytes less one, or less one element.
+func TestFillAcceptsTheCountsOfBothDrivers(t *testing.T) {
 	b := Fill{Size: 2, Bytes: 64}.Append(nil)
 	for _, count := range []uint32{60, 61, 62, 63} {
 		binary.LittleEndian.PutUint32(b[16:], count)
@@ -293,7 +293,7 @@ func FuzzDecodeCommand(f *testing.F) {
 		if n < 4 || n%4 != 0 || n > len(b) {
 			t.Fatalf("%T has %d of %d bytes", c, n, len(b))
 		}
-		// What is not looked at aside, it is the same command.
+		// Apart from ignored bits, it is the same command.
 		again, m, err := DecodeCommand(c.Append(nil))
 		if diff := cmp.Diff(c, again); diff != "" || m != n || err != nil {
 			t.Fatalf("%T of %d bytes put again: %d bytes, %v (-want +got):\n%s", c, n, m, err, diff)

@@ -5,7 +5,7 @@ import "encoding/binary"
 // PacketBytes is the size of an AQL packet and of a slot of a ring.
 const PacketBytes = 64
 
-// PacketType is what an AQL packet is (hsa_packet_type_t).
+// PacketType is the type of an AQL packet (hsa_packet_type_t).
 type PacketType uint8
 
 // The types of packets.
@@ -18,11 +18,11 @@ const (
 	PacketBarrierOr     PacketType = 5
 )
 
-// VendorFormat is what an AMD vendor packet is (hsa_amd_packet_type_t, and
+// VendorFormat is the format of an AMD vendor packet (hsa_amd_packet_type_t, and
 // AMD_AQL_FORMAT_PM4_IB of amd_aql_queue.cpp).
 type VendorFormat uint8
 
-// The formats of vendor packets. None is that of a slot nobody has written to yet.
+// The formats of vendor packets. A slot that was never written has VendorNone.
 const (
 	VendorNone         VendorFormat = 0
 	VendorPM4          VendorFormat = 1
@@ -41,7 +41,7 @@ const (
 )
 
 // MakeHeader returns a header with system-wide fences. With barrier the packet waits for
-// all before it in its ring.
+// all packets before it in its ring.
 func MakeHeader(t PacketType, barrier bool) Header {
 	h := Header(t) | headerFences
 	if barrier {
@@ -50,20 +50,20 @@ func MakeHeader(t PacketType, barrier bool) Header {
 	return h
 }
 
-// Type is the type of the packet.
+// Type returns the type of the packet.
 func (h Header) Type() PacketType { return PacketType(h) }
 
-// Barrier tells that the packet waits for all before it.
+// Barrier reports whether the packet waits for all packets before it.
 func (h Header) Barrier() bool { return h&headerBarrier != 0 }
 
-// HeaderOf is the header of a packet.
+// HeaderOf returns the header of a packet.
 func HeaderOf(packet []byte) Header { return Header(binary.LittleEndian.Uint16(packet)) }
 
-// FormatOf is the format of a vendor packet.
+// FormatOf returns the format of a vendor packet.
 func FormatOf(packet []byte) VendorFormat { return VendorFormat(packet[2]) }
 
-// Ready reports whether the packet processor takes what is in a slot: it waits at one
-// that is INVALID, or that nobody has written to yet.
+// Ready reports whether the packet processor takes the packet in a slot: it waits at one
+// that is INVALID, or that was never written.
 func Ready(packet []byte) bool {
 	t := HeaderOf(packet).Type()
 	return t != PacketInvalid && (t != PacketVendor || FormatOf(packet) != VendorNone)
@@ -83,12 +83,12 @@ const (
 	valueCondition  = 32
 	pm4Jump         = 4
 	pm4Remain       = 20
-	// completion is where every type of packet has its completion signal.
+	// completion is the completion signal in every type of packet.
 	completion = 56
 )
 
-// CompletionOf is the address of the signal to decrement when a packet is over; 0 for
-// none.
+// CompletionOf returns the address of the signal that a packet decrements at its end; 0
+// for none.
 func CompletionOf(packet []byte) uint64 { return binary.LittleEndian.Uint64(packet[completion:]) }
 
 // Dispatch is a packet that runs a kernel (hsa_kernel_dispatch_packet_t). The emulated
@@ -104,7 +104,7 @@ type Dispatch struct {
 	Kernel, Kernarg, Completion uint64
 }
 
-// Put writes the packet to a slot, but for the first four bytes, and gives those. The
+// Put writes the packet to a slot except for the first four bytes, and returns those. The
 // producer stores them last, atomically.
 func (d Dispatch) Put(slot []byte) (first uint32) {
 	clear(slot[4:PacketBytes])
@@ -135,7 +135,7 @@ func DecodeDispatch(packet []byte) Dispatch {
 	return d
 }
 
-// BarrierDeps is how many signals a Barrier can wait for.
+// BarrierDeps is the most signals that a Barrier can wait for.
 const BarrierDeps = 5
 
 // Barrier is a packet that waits for signals to become 0, all of them (PacketBarrierAnd)
@@ -179,7 +179,7 @@ const (
 	ConditionGTE Condition = 3
 )
 
-// Holds reports whether value meets the condition; none that is not known is ever met.
+// Holds reports whether value meets the condition. An unknown condition is never met.
 func (c Condition) Holds(value, reference int64) bool {
 	switch c {
 	case ConditionEQ:
@@ -224,9 +224,9 @@ func DecodeBarrierValue(packet []byte) BarrierValue {
 	}
 }
 
-// PM4 is a vendor packet that has the GPU run PM4 commands from a buffer
-// (AqlQueue::ExecutePM4 of ROCr, which flushes caches by it). The emulated GPU takes
-// note of its completion signal only.
+// PM4 is a vendor packet that makes the GPU run PM4 commands from a buffer
+// (AqlQueue::ExecutePM4 of ROCr, which flushes caches by it). The emulated GPU uses only
+// its completion signal.
 type PM4 struct {
 	Header     Header
 	Buffer     uint64
@@ -234,8 +234,8 @@ type PM4 struct {
 	Completion uint64
 }
 
-// pm4JumpHeader is INDIRECT_BUFFER of four dwords, pm4Left how many of the packet's
-// are not the jump.
+// pm4JumpHeader is INDIRECT_BUFFER of four dwords, pm4Left the number of the packet's
+// other dwords.
 const (
 	pm4JumpHeader = 3<<30 | 2<<16 | 0x3f<<8
 	pm4JumpValid  = 1 << 23

@@ -5,15 +5,15 @@ import (
 	"time"
 )
 
-// KernelMagic is how an emulated kernel begins: "KFDEMUK1" in memory.
+// KernelMagic is the first field of an emulated kernel: "KFDEMUK1" in memory.
 const KernelMagic uint64 = 'K' | 'F'<<8 | 'D'<<16 | 'E'<<24 | 'M'<<32 | 'U'<<40 | 'K'<<48 | '1'<<56
 
-// Op is what an emulated kernel does when it ends.
+// Op is the operation of an emulated kernel, done when it ends.
 type Op uint32
 
 // The operations.
 const (
-	// OpNothing has no effect; its kernarg is not looked at.
+	// OpNothing has no effect, and no kernarg.
 	OpNothing Op = 0
 	// OpMix counts, and mixes a value into a hash: see Mix.
 	OpMix Op = 1
@@ -25,17 +25,16 @@ const KernelBytes = 24
 // WholeGPU is the occupancy of a kernel that fills the GPU.
 const WholeGPU = 1_000_000
 
-// MaxKernelTime is the longest an emulated kernel can take; one that asks for more
-// takes this long.
+// MaxKernelTime limits the duration of an emulated kernel.
 const MaxKernelTime = 24 * time.Hour
 
-// Kernel is an emulated kernel: what a kernel_object points to.
+// Kernel is an emulated kernel, the target of a kernel_object.
 type Kernel struct {
 	Op Op
-	// Occupancy is the share of the GPU it fills, in millionths; 0: all of it.
+	// Occupancy is the share of the GPU it fills, in millionths; 0 means all.
 	Occupancy uint32
-	// Duration is how long it takes alone on the GPU, in nanoseconds in memory; 0: what
-	// the emulator was told for real kernels.
+	// Duration is the time it takes alone on the GPU, in nanoseconds in memory; 0 means
+	// the time of real kernels.
 	Duration time.Duration
 }
 
@@ -47,7 +46,8 @@ func (k Kernel) Put(b []byte) {
 	binary.LittleEndian.PutUint64(b[16:], uint64(k.Duration))
 }
 
-// DecodeKernel reads the first KernelBytes of b; false when that is no emulated kernel.
+// DecodeKernel reads the first KernelBytes of b, and reports whether they are an emulated
+// kernel.
 func DecodeKernel(b []byte) (Kernel, bool) {
 	if binary.LittleEndian.Uint64(b) != KernelMagic {
 		return Kernel{}, false
@@ -58,7 +58,7 @@ func DecodeKernel(b []byte) (Kernel, bool) {
 	}, true
 }
 
-// MixBytes is the size of a Mix in memory, ResultBytes that of what it works on.
+// MixBytes is the size of a Mix in memory, ResultBytes that of its result.
 const (
 	MixBytes    = 24
 	ResultBytes = 16
@@ -70,7 +70,7 @@ type Mix struct {
 	Result uint64
 	// Value is mixed into the hash.
 	Value uint64
-	// Progress is the address of a u64 for the millionths done; 0 for none.
+	// Progress is the address of a u64 for the completed millionths; 0 for none.
 	Progress uint64
 }
 
@@ -91,5 +91,5 @@ func DecodeMix(b []byte) Mix {
 // fnvPrime is the multiplier of the FNV-1a hash of 64 bits.
 const fnvPrime = 0x100000001b3
 
-// MixHash is the hash after a kernel with value ended.
+// MixHash returns the hash after the end of a kernel with value.
 func MixHash(hash, value uint64) uint64 { return (hash ^ value) * fnvPrime }

@@ -37,8 +37,8 @@ const (
 	trapMask       = 1<<28 - 1
 )
 
-// MaxCopyBytes is the most a Copy of gfx9 moves (SDMA_PKT_COPY_LINEAR::kMaxSize_). The
-// emulated GPU takes those of newer ones, which move up to 1 GiB, as well.
+// MaxCopyBytes is the most bytes of a Copy of gfx9 (SDMA_PKT_COPY_LINEAR::kMaxSize_). The
+// emulated GPU also accepts those of newer GPUs, which move up to 1 GiB.
 const MaxCopyBytes = 0x3fffe0
 
 // Command is an SDMA command: NOP, Copy, CopyRect, Write, Fence, Trap, Poll, Atomic,
@@ -50,7 +50,7 @@ type Command interface {
 
 // NOP does nothing.
 type NOP struct {
-	// Skip is how many dwords behind it are part of it, at most 16383.
+	// Skip is the number of dwords behind it that are part of it, at most 16383.
 	Skip uint32
 }
 
@@ -61,7 +61,7 @@ type Copy struct {
 	Bytes uint32
 }
 
-// Plane is where a CopyRect reads or writes. All but Base counts in elements.
+// Plane is the source or the target of a CopyRect. All fields except Base count elements.
 type Plane struct {
 	Base         uint64
 	X, Y, Z      uint32
@@ -92,8 +92,8 @@ type Fence struct {
 
 // Trap signals an event.
 type Trap struct {
-	// Event is the event's id of at most 28 bits; 0: not told, which is what ROCr up to
-	// 5.0 sends.
+	// Event is the event's ID of at most 28 bits; 0 if it is not known, as in ROCr up to
+	// 5.0.
 	Event uint32
 }
 
@@ -112,17 +112,17 @@ const (
 )
 
 // Poll waits until the bits Mask of a dword in memory compare with Value
-// (POLL_REGMEM). How often it tries is not limited.
+// (POLL_REGMEM). The number of tries is not limited.
 type Poll struct {
-	// Memory is false for one that polls a register, which never waits: ROCr flushes
-	// the HDP by it.
+	// Memory is false for a poll of a register, which never waits: ROCr flushes the HDP
+	// by it.
 	Memory      bool
 	Func        PollFunc
 	Address     uint64
 	Value, Mask uint32
 }
 
-// Holds reports whether a dword of memory lets the commands behind go on.
+// Holds reports whether the condition holds for a dword of memory.
 func (c Poll) Holds(dword uint32) bool {
 	got := dword & c.Mask
 	switch c.Func {
@@ -241,13 +241,13 @@ func (c CacheFlush) Append(b []byte) []byte { return dwords(b, sdmaGCR|gcrUser<<
 
 // Errors of DecodeCommand.
 var (
-	// ErrShort: the command is longer than what there is of it.
-	ErrShort = errors.New("the SDMA command is not all there")
-	// ErrIllegal: the emulated GPU has no such command.
-	ErrIllegal = errors.New("no SDMA command the emulated GPU has")
+	// ErrShort means that the command is longer than the bytes.
+	ErrShort = errors.New("incomplete SDMA command")
+	// ErrIllegal means that the emulated GPU has no such command.
+	ErrIllegal = errors.New("unknown SDMA command")
 )
 
-// CommandBytes is how long the command is that b begins with. It needs the first four
+// CommandBytes returns the size of the command that b begins with. It needs the first four
 // dwords of a Write and one of any other; with less the error is ErrShort.
 func CommandBytes(b []byte) (int, error) {
 	if len(b) < 4 {
@@ -285,8 +285,8 @@ func CommandBytes(b []byte) (int, error) {
 	return 0, fmt.Errorf("%w: first dword %#x", ErrIllegal, first)
 }
 
-// DecodeCommand reads the command b begins with, and describes how long it is. What it
-// returns shares b's memory. The error is ErrShort or ErrIllegal.
+// DecodeCommand returns the command that b begins with, and its size in bytes. The command
+// shares b's memory. The error is ErrShort or ErrIllegal.
 func DecodeCommand(b []byte) (Command, int, error) {
 	n, err := CommandBytes(b)
 	if err != nil {
@@ -319,8 +319,8 @@ func DecodeCommand(b []byte) (Command, int, error) {
 	case sdmaAtomic:
 		return Atomic{Address: long(1), Add: long(3)}, n, nil
 	case sdmaFill:
-		// The kernel's driver gives the number of bytes less one here, ROCr less one
-		// element: whole elements are what both mean.
+		// The kernel's driver sends the number of bytes less one here, ROCr less one
+		// element: both mean whole elements.
 		size := first >> fillShift
 		return Fill{Target: long(1), Value: word(3), Size: size, Bytes: (word(4)&countMask>>size + 1) << size}, n, nil
 	case sdmaTimestamp:

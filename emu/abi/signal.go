@@ -2,7 +2,7 @@ package abi
 
 import "encoding/binary"
 
-// SignalBytes is the size of a signal, and what its address must be a multiple of.
+// SignalBytes is the size and the alignment of a signal.
 const SignalBytes = 64
 
 // Offsets in a signal (amd_signal_t of amd_hsa_signal.h). A signal's handle is its
@@ -22,13 +22,13 @@ const SignalUser = 1
 // Signal is a signal (amd_signal_t).
 type Signal struct {
 	Kind, Value int64
-	// Mailbox is where the event's id is written when the signal is decremented, a u64
-	// in the event page; 0 for a signal that has no event.
+	// Mailbox is the address of a u64 in the event page, which gets the event's ID when
+	// the signal is decremented; 0 for a signal without an event.
 	Mailbox uint64
-	// Event is the id of that event.
+	// Event is the ID of that event.
 	Event uint32
-	// Start and End are when the packet that decremented it last began and ended, in
-	// ticks of the GPU's clock.
+	// Start and End are the times at which the packet that decremented it last began and
+	// ended, in ticks of the GPU's clock.
 	Start, End uint64
 }
 

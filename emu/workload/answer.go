@@ -10,10 +10,9 @@ import (
 	"time"
 )
 
-// Answer is a client that works when it is asked to, as an inference server does: for
-// each line of in it returns every queue as many packets as --packets says, and says
-// "answer" when the last of them is over. It proves what it did and ends when in or ctx
-// ends. Otherwise it is as Main.
+// Answer runs a client that works on request, as an inference server does: for each line
+// of in it submits --packets packets to every queue, and writes "answer" when the last has
+// completed. It proves its work and ends when in or ctx ends. Otherwise it is like Main.
 func Answer(ctx context.Context, sys Sys, args []string, in io.Reader, out, help io.Writer) int {
 	cfg, err := ParseArgs(args, help)
 	if err == nil {
@@ -40,19 +39,20 @@ func Answer(ctx context.Context, sys Sys, args []string, in io.Reader, out, help
 	return c.finish()
 }
 
-// atOnce makes room for all packets of an answer.
+// atOnce checks the configuration for Answer, and sets a depth for all packets of an
+// answer.
 func (c *Config) atOnce() error {
 	switch {
 	case c.Packets == 0 || c.Packets > maxDepth:
 		return fmt.Errorf("--packets %d: 1 to %d for each answer", c.Packets, maxDepth)
 	case c.Churn || c.Rate != 0 || c.SDMA:
-		return errors.New("--churn, --rate, --sdma: what works when it is asked to takes none of them")
+		return errors.New("--churn, --rate and --sdma cannot be used by a client that works on request")
 	}
 	c.Depth = int(c.Packets)
 	return nil
 }
 
-// answer answers lines until there are no more.
+// answer answers lines until their end.
 func (c *client) answer(ctx context.Context, in io.Reader) error {
 	lines, next, end := make(chan string), make(chan struct{}), make(chan struct{})
 	defer close(end)
@@ -74,8 +74,8 @@ func (c *client) answer(ctx context.Context, in io.Reader) error {
 	}
 }
 
-// once returns each queue the packets of an answer and waits until all are over. The
-// workers have no goroutines of their own.
+// once submits the packets of an answer to each queue and waits until all have completed.
+// The workers have no goroutines.
 func (l *load) once() error {
 	for _, w := range l.workers {
 		if err := w.burst(l.cfg.Packets); err != nil {
@@ -90,11 +90,11 @@ func (l *load) once() error {
 	return nil
 }
 
-// burst returns an empty queue n packets, of which the last raises the event.
+// burst submits n packets to an empty queue. The last one raises the event.
 func (w *worker) burst(n uint64) error {
 	q, ok := w.queue.(*compute)
 	if !ok {
-		return errors.New("a queue that computes is what it takes")
+		return errors.New("an answer needs a compute queue")
 	}
 	defer func() { q.wake = w.wake }()
 	for i := range n {
@@ -109,7 +109,7 @@ func (w *worker) burst(n uint64) error {
 	return nil
 }
 
-// settleBurst waits until the packets of a burst are over.
+// settleBurst waits until the packets of a burst have completed.
 func (w *worker) settleBurst() error {
 	for missed := false; ; {
 		_, flying, err := w.turn(time.Now(), false, time.Time{})
@@ -117,17 +117,17 @@ func (w *worker) settleBurst() error {
 		case err != nil:
 			return err
 		case flying == 0 && missed:
-			// The GPU writes first and raises the event then, so it may be about to.
-			if raised, err := w.wake.wait(patience); err != nil || raised {
+			// The GPU raises the event after it writes: the event may follow.
+			if raised, err := w.wake.wait(maxWait); err != nil || raised {
 				return err
 			}
-			return errors.New("all packets are over, and the event of the last was never raised")
+			return errors.New("all packets have completed, but the event of the last was not raised")
 		case flying == 0:
 			return nil
 		case w.wake == nil:
-			w.watch(patience)
+			w.watch(maxWait)
 		default:
-			raised, err := w.wake.wait(patience)
+			raised, err := w.wake.wait(maxWait)
 			if err != nil {
 				return err
 			}
@@ -137,7 +137,7 @@ func (w *worker) settleBurst() error {
 }
 
 // drain ends the queues of workers without goroutines when they are empty, and proves
-// each.
+// them.
 func (l *load) drain() error {
 	var errs []error
 	for _, w := range l.workers {

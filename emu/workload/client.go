@@ -23,33 +23,33 @@ const (
 	exitUsage  = 2
 )
 
-// client is the program: it makes a load do what it is told.
+// client is the program: it carries out commands on its load.
 type client struct {
 	load *load
-	// asked counts the commands that are being carried out.
+	// asked counts the commands in progress.
 	asked sync.WaitGroup
 
-	// mu guards out, so that lines stay whole, and broken, the first error there.
+	// mu guards out, so that lines stay whole, and broken, the first error of writing.
 	mu     sync.Mutex
 	out    io.Writer
 	broken error
 }
 
-// Main is a client: args are its flags, and commands come from in, one a line:
+// Main runs a client: args are its flags, and it reads commands from in, one per line:
 //
-//	create           make one more compute queue, on the next of the GPUs
-//	destroy ID       destroy a queue at once, with what is in it
-//	report           say how it stands
+//	create           create another compute queue, on the next GPU
+//	destroy ID       destroy a queue at once, with the packets in it
+//	report           report the state
 //	rtenable         RUNTIME_ENABLE
-//	rtdisable        the same, to end the runtime
-//	fork MS          make a child that tries the inherited descriptor and lives for MS ms
-//	stop             let the queues run empty, prove what they did and end
+//	rtdisable        RUNTIME_ENABLE that ends the runtime
+//	fork MS          create a child that tries the inherited descriptor and lives for MS ms
+//	stop             wait until the queues are empty, prove their work and end
 //	crash            end by SIGSEGV
 //	exit             end at once, without cleaning up
-//	exec FLAGS       become a new client
+//	exec FLAGS       execute a new client
 //
-// It writes a Message a line to out, and usage to help. It stops when ctx ends, and
-// returns the exit code: 0 when all was proved.
+// It writes a Message per line to out, and usage to help. It stops when ctx ends, and
+// returns the exit code: 0 when all work was proved.
 func Main(ctx context.Context, sys Sys, args []string, in io.Reader, out, help io.Writer) int {
 	cfg, err := ParseArgs(args, help)
 	switch {
@@ -71,8 +71,8 @@ func Main(ctx context.Context, sys Sys, args []string, in io.Reader, out, help i
 	return c.finish()
 }
 
-// finish proves what was done, says so, gives everything back and tells the exit code.
-// The queues are gone.
+// finish proves the work, reports that, releases everything and returns the exit code. The
+// queues have been destroyed.
 func (c *client) finish() int {
 	c.load.prove()
 	tally := c.load.tally()
@@ -87,7 +87,7 @@ func (c *client) finish() int {
 	return exitProved
 }
 
-// serve carries out commands until all is over.
+// serve carries out commands until all work is done.
 func (c *client) serve(ctx context.Context, in io.Reader) {
 	lines, next, end := make(chan string), make(chan struct{}), make(chan struct{})
 	defer close(end)
@@ -110,15 +110,15 @@ func (c *client) serve(ctx context.Context, in io.Reader) {
 	}
 }
 
-// read sends the lines of in, each after the next was asked for: what follows an exec is
-// for the program that comes then. So it reads byte by byte, and no more than it must.
+// read sends the lines of in to lines, each after a value of next. It reads byte by byte,
+// and never ahead: the input after an exec is for the next program.
 func read(in io.Reader, lines chan<- string, next, end <-chan struct{}) {
 	defer close(lines)
 	var line []byte
 	for b := make([]byte, 1); ; {
 		n, err := in.Read(b)
 		if err != nil || n == 0 {
-			return // nobody has anything to say any more
+			return // no more commands
 		}
 		if b[0] != '\n' {
 			line = append(line, b[0])
@@ -138,7 +138,7 @@ func read(in io.Reader, lines chan<- string, next, end <-chan struct{}) {
 	}
 }
 
-// do carries out a command. Those that may wait for somebody do it in a goroutine.
+// do carries out a command, in a goroutine if it may wait.
 func (c *client) do(words []string) {
 	if len(words) == 0 {
 		return
@@ -180,14 +180,14 @@ func (c *client) do(words []string) {
 	case "exec":
 		err = execSelf(rest)
 	default:
-		err = fmt.Errorf("%q is no command", command)
+		err = fmt.Errorf("unknown command %q", command)
 	}
 	if err != nil {
 		c.fail(err)
 	}
 }
 
-// execSelf becomes this program anew, by its own name.
+// execSelf executes this program again, by its own name.
 func execSelf(args []string) error {
 	self, err := os.Executable()
 	if err == nil {
@@ -196,15 +196,15 @@ func execSelf(args []string) error {
 	return fmt.Errorf("exec this program: %w", err)
 }
 
-// number is the one argument of a command.
+// number returns the only argument of a command.
 func number(words []string) (uint64, error) {
 	if len(words) != 1 {
-		return 0, fmt.Errorf("%d arguments: one number is what it takes", len(words))
+		return 0, fmt.Errorf("%d arguments, want one number", len(words))
 	}
 	return strconv.ParseUint(words[0], 10, 32)
 }
 
-// ask carries out a command that may take long.
+// ask carries out a command in a goroutine.
 func (c *client) ask(command func() error) {
 	c.asked.Go(func() {
 		if err := command(); err != nil {
@@ -233,7 +233,7 @@ func (c *client) fork(linger time.Duration) error {
 	return errors.Join(err, child.Wait())
 }
 
-// fail says what went wrong.
+// fail reports an error.
 func (c *client) fail(err error) {
 	m := Message{Event: "error", What: err.Error()}
 	if errno, ok := errors.AsType[unix.Errno](err); ok {
@@ -242,7 +242,7 @@ func (c *client) fail(err error) {
 	c.say(m)
 }
 
-// say writes a line.
+// say writes a message.
 func (c *client) say(m Message) {
 	line, err := json.Marshal(m)
 	c.mu.Lock()

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 	os.Exit(testutil.VerifyMain(m))
 }
 
-// program is a client that runs in this process, with m for its driver.
+// program is a client that runs in this process, with m as its driver.
 type program struct {
 	t        *testing.T
 	in       *io.PipeWriter
@@ -65,15 +65,15 @@ func run(t *testing.T, client func(in io.Reader, out io.Writer) int) *program {
 	return p
 }
 
-// say returns the client a command.
+// say sends the client a command.
 func (p *program) say(format string, args ...any) {
 	p.t.Helper()
 	if _, err := fmt.Fprintf(p.in, format+"\n", args...); err != nil {
-		p.t.Fatalf("tell the client: %v", err)
+		p.t.Fatalf("write to the client: %v", err)
 	}
 }
 
-// await returns the next message of a kind. Others are passed over, but for errors.
+// await returns the next message of a kind. It ignores others, except errors.
 func (p *program) await(event string) Message {
 	p.t.Helper()
 	for message := range p.messages {
@@ -82,7 +82,7 @@ func (p *program) await(event string) Message {
 			return message
 		}
 		if message.Event == "error" {
-			p.t.Fatalf("waiting for %s: the client says: %s", event, message.What)
+			p.t.Fatalf("waiting for %s: the client reports: %s", event, message.What)
 		}
 	}
 	p.t.Fatalf("the client ended without saying %s", event)
@@ -99,7 +99,7 @@ func (p *program) exits(want int) {
 	}
 }
 
-// checkClean checks that a client gave everything back.
+// checkClean checks that a client released everything.
 func checkClean(t *testing.T, m *machine) {
 	t.Helper()
 	if queues, events, mappings, files := m.leftovers(); queues+events+mappings+files != 0 {
@@ -107,8 +107,8 @@ func checkClean(t *testing.T, m *machine) {
 	}
 }
 
-// A client of 40 packets a queue proves that each ran once, whatever it waits by, and
-// although every third call is interrupted.
+// A client with 40 packets per queue proves that each ran once, with either way of
+// waiting, and although every third call is interrupted.
 func TestClientProvesItsWork(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -137,28 +137,28 @@ func TestClientProvesItsWork(t *testing.T) {
 				ready, done := p.await("ready"), p.await("done")
 				p.exits(exitProved)
 				if len(ready.Queues) != test.queues || ready.PID != os.Getpid() {
-					t.Errorf("ready says pid %d and %d queues, want %d and %d", ready.PID, len(ready.Queues), os.Getpid(), test.queues)
+					t.Errorf("ready reports pid %d and %d queues, want %d and %d", ready.PID, len(ready.Queues), os.Getpid(), test.queues)
 				}
 				cfg, err := ParseArgs(args, io.Discard)
 				if err != nil {
 					t.Fatal(err)
 				}
 				if want := cfg.Packets * uint64(test.queues); done.Packets != want || done.Count+done.Abandoned != want || !done.OK {
-					t.Errorf("done says %+v, want %d packets and ok", *done.Tally, want)
+					t.Errorf("done reports %+v, want %d packets and ok", *done.Tally, want)
 				}
 				if !cfg.Churn && (done.Abandoned != 0 || done.Made != uint64(test.queues)) {
-					t.Errorf("done says %d packets abandoned and %d queues made, want 0 and %d", done.Abandoned, done.Made, test.queues)
+					t.Errorf("done reports %d packets abandoned and %d queues made, want 0 and %d", done.Abandoned, done.Made, test.queues)
 				}
 				if cfg.Churn && (done.Abandoned == 0 || done.Count == 0 || done.Made < 20) {
 					t.Errorf("churn abandoned %d packets, ran %d and made %d queues: want some of each", done.Abandoned, done.Count, done.Made)
 				}
 				for _, q := range done.Queues {
 					if q.Hash != q.Want || q.Packets != cfg.Packets {
-						t.Errorf("queue %d: %d packets came to %s, want %d and %s", q.ID, q.Packets, q.Hash, cfg.Packets, q.Want)
+						t.Errorf("queue %d: %d packets with the hash %s, want %d and %s", q.ID, q.Packets, q.Hash, cfg.Packets, q.Want)
 					}
 				}
 				if done.Interrupted == 0 || done.P50US <= 0 || done.P99US < done.P50US {
-					t.Errorf("done says %d calls interrupted, p50 %v us, p99 %v us", done.Interrupted, done.P50US, done.P99US)
+					t.Errorf("done reports %d calls interrupted, p50 %v us, p99 %v us", done.Interrupted, done.P50US, done.P99US)
 				}
 				checkClean(t, m)
 				_ = p.in.Close()
@@ -167,7 +167,7 @@ func TestClientProvesItsWork(t *testing.T) {
 	}
 }
 
-// The same work comes to the same hash, however it is waited for.
+// The same work has the same hash with either way of waiting.
 func TestHashDependsOnTheWorkOnly(t *testing.T) {
 	var hashes []string
 	for _, args := range []string{"--wait poll", "--wait event --depth 16", "--rate 5000"} {
@@ -179,12 +179,12 @@ func TestHashDependsOnTheWorkOnly(t *testing.T) {
 		})
 	}
 	if hashes[0] != hashes[1] || hashes[0] != hashes[2] {
-		t.Errorf("three clients with the same work came to %v", hashes)
+		t.Errorf("three clients with the same work have the hashes %v", hashes)
 	}
 }
 
-// Whatever a GPU does wrong spoils the proof.
-func TestClientNoticesWhatGoesWrong(t *testing.T) {
+// Each fault of a GPU makes the proof fail.
+func TestClientNoticesFaultsOfTheGPU(t *testing.T) {
 	tests := []struct {
 		name  string
 		fault fault
@@ -193,12 +193,12 @@ func TestClientNoticesWhatGoesWrong(t *testing.T) {
 	}{
 		{"a packet runs twice", twice, "", "21 packets ran, of 20"},
 		{"a packet does not run", never, "", "progress is 0"},
-		{"a packet runs with another value", swapped, "", "come to"},
-		{"a signal is decremented twice", decrement, "", "stands at -1"},
+		{"a packet runs with another value", swapped, "", "with the hash"},
+		{"a signal is decremented twice", decrement, "", "packet 7 is -1"},
 		{"a kernel ends before it is done", progress, "", "its progress is"},
-		{"a packet stays in its slot", header, "", "still holds a packet"},
-		{"the read index stays behind", behind, "", "read index stays"},
-		{"an event is lost", silent, "", "event was never raised"},
+		{"a packet stays in its slot", header, "", "still has a packet"},
+		{"the read index stays behind", behind, "", "the read index is 7"},
+		{"an event is lost", silent, "", "event was not raised"},
 		{"a copy has a wrong bit", flipped, "--queues 0 --sdma", "differs"},
 		{"a fence has a wrong value", fence, "--queues 0 --sdma", "the fence of copy 7"},
 	}
@@ -220,10 +220,10 @@ func TestClientNoticesWhatGoesWrong(t *testing.T) {
 				}
 				p.exits(exitWrong)
 				if all := strings.Join(what, "\n"); !strings.Contains(all, test.want) {
-					t.Errorf("the client says %q, want %q in it", all, test.want)
+					t.Errorf("the client reports %q, want %q in it", all, test.want)
 				}
 				if done.Tally == nil || done.OK {
-					t.Errorf("done says %+v, want it not ok", done)
+					t.Errorf("done reports %+v, want it not ok", done)
 				}
 				checkClean(t, m)
 				_ = p.in.Close()
@@ -232,8 +232,9 @@ func TestClientNoticesWhatGoesWrong(t *testing.T) {
 	}
 }
 
-// A packet that runs after its queue was destroyed is noticed, though nobody waits for it.
-func TestClientNoticesWhatRunsTooLate(t *testing.T) {
+// A packet that runs after its queue was destroyed is noticed, although no goroutine waits
+// for it.
+func TestClientNoticesPacketsThatRunTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(t, 7)
 		p := start(t, t.Context(), m, "--duration", "100000")
@@ -244,19 +245,19 @@ func TestClientNoticesWhatRunsTooLate(t *testing.T) {
 		p.await("destroyed")
 		m.finish(q)
 		p.say("stop")
-		if message := p.next(); message.Event != "error" || !strings.Contains(message.What, "and then ran on: 1") {
-			t.Errorf("the client says %+v", message)
+		if message := p.next(); message.Event != "error" || !strings.Contains(message.What, "destroyed, and 1 later") {
+			t.Errorf("the client reports %+v", message)
 		}
 		if done := p.next(); done.Event != "done" || done.OK {
-			t.Errorf("the client says %+v, want it not ok", done)
+			t.Errorf("the client reports %+v, want it not ok", done)
 		}
 		p.exits(exitWrong)
 		_ = p.in.Close()
 	})
 }
 
-// A queue that is suspended is destroyed when it is resumed, and not before; the other
-// goes on.
+// A suspended queue is destroyed when it is resumed, and not before. The other queue
+// continues.
 func TestDestroyOfASuspendedQueueWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(t, 7)
@@ -265,8 +266,8 @@ func TestDestroyOfASuspendedQueueWaits(t *testing.T) {
 		m.suspend(ready.Queues[0].ID, true)
 		p.say("destroy %d", ready.Queues[0].ID)
 		p.say("destroy %d", ready.Queues[0].ID)
-		if message := p.next(); message.Event != "error" || !strings.Contains(message.What, "no queue 0") {
-			t.Errorf("destroying it twice: the client says %+v", message)
+		if message := p.next(); message.Event != "error" || !strings.Contains(message.What, "unknown queue 0") {
+			t.Errorf("destroying it twice: the client reports %+v", message)
 		}
 		p.say("report")
 		before := p.await("report")
@@ -277,11 +278,11 @@ func TestDestroyOfASuspendedQueueWaits(t *testing.T) {
 		m.suspend(ready.Queues[0].ID, false)
 		q := p.await("destroyed").Queues[0]
 		if q.Hash != q.Want || q.Packets != q.Count+q.Abandoned || q.Abandoned == 0 {
-			t.Errorf("destroyed says %+v", q)
+			t.Errorf("destroyed reports %+v", q)
 		}
 		p.say("stop")
 		if done := p.await("done"); !done.OK {
-			t.Errorf("done says %+v", *done.Tally)
+			t.Errorf("done reports %+v", *done.Tally)
 		}
 		p.exits(exitProved)
 		checkClean(t, m)
@@ -302,7 +303,7 @@ func (p *program) running(before Queue) {
 	}
 }
 
-// flying waits until a queue has a packet in it.
+// flying waits until a queue has a packet.
 func (p *program) flying(id uint32) {
 	p.t.Helper()
 	for ; ; <-time.After(tick) { // of the bubble
@@ -315,7 +316,7 @@ func (p *program) flying(id uint32) {
 	}
 }
 
-// next returns the next message, whatever it is.
+// next returns the next message of any kind.
 func (p *program) next() Message {
 	p.t.Helper()
 	message, more := <-p.messages
@@ -325,9 +326,9 @@ func (p *program) next() Message {
 	return message
 }
 
-// A client is told to stop by a command, by its context, or before it began; it lets
-// its queues run empty.
-func TestClientStopsWhenTold(t *testing.T) {
+// A client stops by a command, by its context, or by a context that ended before. It
+// waits until its queues are empty.
+func TestClientStopsOnRequest(t *testing.T) {
 	tests := map[string]func(p *program, cancel func()){
 		"by a command":  func(p *program, _ func()) { p.flying(0); p.say("stop"); p.say("stop") },
 		"by a signal":   func(p *program, cancel func()) { p.flying(0); cancel() },
@@ -351,7 +352,7 @@ func TestClientStopsWhenTold(t *testing.T) {
 				done := p.await("done")
 				p.exits(exitProved)
 				if !done.OK || done.Packets != done.Count || done.Abandoned != 0 {
-					t.Errorf("done says %+v", *done.Tally)
+					t.Errorf("done reports %+v", *done.Tally)
 				}
 				if m.runtime {
 					t.Error("the client left the runtime on")
@@ -372,29 +373,29 @@ func TestCommandsAreCarriedOut(t *testing.T) {
 		p.say("")
 		p.say("create")
 		if q := p.await("created").Queues; len(q) != 1 || q[0].ID != 2 || q[0].GPU != 7 {
-			t.Errorf("created says %+v, want queue 2 on GPU 7", q)
+			t.Errorf("created reports %+v, want queue 2 on GPU 7", q)
 		}
 		p.running(Queue{ID: 2})
 		for command, want := range map[string]string{
-			"destroy": "0 arguments", "destroy x": "invalid syntax", "destroy 9": "no queue 9", "fork": "0 arguments", "dance": "no command",
+			"destroy": "0 arguments", "destroy x": "invalid syntax", "destroy 9": "unknown queue 9", "fork": "0 arguments", "dance": "unknown command",
 			"rtenable": "file exists",
 		} {
 			p.say("%s", command)
 			if message := p.next(); message.Event != "error" || !strings.Contains(message.What, want) {
-				t.Errorf("%s: the client says %+v, want an error with %q", command, message, want)
+				t.Errorf("%s: the client reports %+v, want an error with %q", command, message, want)
 			}
 		}
 		for id := range 3 {
 			p.say("destroy %d", id)
 			if q := p.await("destroyed").Queues[0]; q.ID != uint32(id) || q.Hash != q.Want {
-				t.Errorf("destroyed says %+v", q)
+				t.Errorf("destroyed reports %+v", q)
 			}
 		}
 		p.say("rtenable")
 		p.await("rtenabled")
 		p.say("rtenable")
 		if message := p.next(); message.Event != "error" || message.Errno != int(unix.EBUSY) {
-			t.Errorf("enabling the runtime twice: the client says %+v", message)
+			t.Errorf("enabling the runtime twice: the client reports %+v", message)
 		}
 		p.say("rtdisable")
 		p.await("rtdisabled")
@@ -402,7 +403,7 @@ func TestCommandsAreCarriedOut(t *testing.T) {
 		p.await("created")
 		p.say("stop")
 		if done := p.await("done"); !done.OK || done.Made != 4 || len(done.Queues) != 4 {
-			t.Errorf("done says %+v", *done.Tally)
+			t.Errorf("done reports %+v", *done.Tally)
 		}
 		p.exits(exitProved)
 		checkClean(t, m)
@@ -410,8 +411,8 @@ func TestCommandsAreCarriedOut(t *testing.T) {
 	})
 }
 
-// What the driver refuses is told with its errno, and nothing is left behind.
-func TestRefusalsAreTold(t *testing.T) {
+// An error of the driver is reported with its errno, and everything is released.
+func TestErrorsOfTheDriverAreReported(t *testing.T) {
 	tests := []struct {
 		req  kfd.Request
 		args string
@@ -421,7 +422,7 @@ func TestRefusalsAreTold(t *testing.T) {
 		{kfd.ReqCreateEvent, "", "CREATE_EVENT: no space left"},
 		{kfd.ReqRuntimeEnable, "--runtime", "RUNTIME_ENABLE: no space left"},
 		{kfd.ReqGetProcessAperturesNew, "", "GET_PROCESS_APERTURES_NEW: no space left"},
-		{0, "--gpus 8", "no GPU 8"},
+		{0, "--gpus 8", "use GPU 8"},
 	}
 	for _, test := range tests {
 		t.Run(test.want, func(t *testing.T) {
@@ -431,7 +432,7 @@ func TestRefusalsAreTold(t *testing.T) {
 				p := start(t, t.Context(), m, strings.Fields(test.args)...)
 				message := p.next()
 				if message.Event != "error" || !strings.Contains(message.What, test.want) {
-					t.Errorf("the client says %+v, want an error with %q", message, test.want)
+					t.Errorf("the client reports %+v, want an error with %q", message, test.want)
 				}
 				if test.req != 0 && message.Errno != int(unix.ENOSPC) {
 					t.Errorf("the client says errno %d, want %d", message.Errno, unix.ENOSPC)
@@ -444,7 +445,7 @@ func TestRefusalsAreTold(t *testing.T) {
 	}
 }
 
-// A packet that is taken off the GPU in the middle, the report shows so.
+// The report has the progress of a kernel that was unmapped in the middle.
 func TestReportShowsProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(t, 7)
@@ -462,7 +463,7 @@ func TestReportShowsProgress(t *testing.T) {
 	})
 }
 
-// What follows an exec in the input is for the program that comes then.
+// The input after an exec is for the next program.
 func TestInputIsReadLineByLine(t *testing.T) {
 	lines, next, end := make(chan string), make(chan struct{}), make(chan struct{})
 	in := strings.NewReader("report\nexec --queues 1\nstop\n")
@@ -481,6 +482,6 @@ func TestInputIsReadLineByLine(t *testing.T) {
 		t.Errorf("the lines (-want +got):\n%s", diff)
 	}
 	if rest, err := io.ReadAll(in); err != nil || string(rest) != "stop\n" {
-		t.Errorf("%q is left for the next program, want the last line", rest)
+		t.Errorf("the next program gets %q, want the last line", rest)
 	}
 }

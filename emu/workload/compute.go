@@ -9,40 +9,40 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// normalPriority is what ROCm's runtime gives a queue of normal priority.
+// normalPriority is the priority of a normal queue of ROCm's runtime.
 const normalPriority = 7
 
-// minSlots is the smallest ring, a page of packets. Small rings wrap often.
+// minSlots is the smallest ring, one page of packets. Small rings wrap often.
 const minSlots = 64
 
-// Where things are in the memory of a compute queue. Words that one side writes alone
-// have a cache line of their own.
+// Offsets in the memory of a compute queue. Words that only one side writes have their own
+// cache line.
 const (
 	offWrite  = 0
 	offRead   = 128
 	offResult = 256 // the count, then the hash
-	offKernel = 320 // what the kernel is
+	offKernel = 320 // the abi.Kernel
 	offEOP    = 4096
 	eopBytes  = 4096
 	offRing   = 8192
 )
 
-// compute is an AQL queue, whose kernels count themselves.
+// compute is an AQL queue whose kernels count themselves.
 type compute struct {
 	d    *device
 	gpu  gpu
-	wake *event // nil to look at memory instead
+	wake *event // nil to poll memory instead
 	mem  region
 	save region
-	// slots is the length of the ring, and of the arrays that have an entry for each of
-	// its packets.
+	// slots is the length of the ring, and of the arrays with an entry for each of its
+	// packets.
 	slots                            uint64
 	offSignals, offArgs, offProgress int
 	doorbell                         *atomic.Uint64
 	written                          uint64 // packets
 }
 
-// newCompute returns the memory of a queue of the depth and with the kernels of cfg.
+// newCompute returns a queue, not yet created, with the depth and the kernels of cfg.
 func newCompute(d *device, g gpu, wake *event, cfg Config) (*compute, error) {
 	q := &compute{d: d, gpu: g, wake: wake, slots: minSlots}
 	for q.slots < 2*uint64(cfg.Depth) {
@@ -56,7 +56,7 @@ func newCompute(d *device, g gpu, wake *event, cfg Config) (*compute, error) {
 	if q.mem, err = newRegion(q.offProgress + slots*8); err != nil {
 		return nil, err
 	}
-	// ROCm's runtime adds room for a debugger.
+	// ROCm's runtime adds space for a debugger.
 	const debugBytes = 1 << 19
 	if q.save, err = newRegion(int(g.XCCs) * (int(g.SaveArea) + debugBytes)); err != nil {
 		return nil, errors.Join(err, q.mem.free())
@@ -67,7 +67,7 @@ func newCompute(d *device, g gpu, wake *event, cfg Config) (*compute, error) {
 
 func (q *compute) free() error { return errors.Join(q.mem.free(), q.save.free()) }
 
-// reset clears what an earlier queue left.
+// reset clears the memory after an earlier queue.
 func (q *compute) reset() {
 	for _, off := range []int{offWrite, offRead, offResult, offResult + 8} {
 		q.mem.u64(off).Store(0)
@@ -79,7 +79,7 @@ func (q *compute) reset() {
 	q.written = 0
 }
 
-// create makes the queue.
+// create creates the queue.
 func (q *compute) create() (id uint32, err error) {
 	id, q.doorbell, err = q.d.createQueue(&kfd.CreateQueueArgs{
 		RingBaseAddress:       q.mem.addr(offRing),
@@ -99,17 +99,17 @@ func (q *compute) create() (id uint32, err error) {
 	return id, err
 }
 
-// signal is the value of the completion signal of packet n.
+// signal returns the value of the completion signal of packet n.
 func (q *compute) signal(n uint64) *atomic.Uint64 {
 	return q.mem.u64(q.signalAt(n) + abi.SignalValue)
 }
 
 func (q *compute) signalAt(n uint64) int { return q.offSignals + int(n%q.slots)*abi.SignalBytes }
 
-// room reports whether the ring takes another packet, and leaves room for the last one.
+// room reports whether the ring has space for another packet besides the last one.
 func (q *compute) room() bool { return q.written+1-q.mem.u64(offRead).Load() < q.slots }
 
-// push submits a kernel that mixes value into the result, and returns what it will mix.
+// push submits a kernel that mixes value into the result, and returns value.
 func (q *compute) push(value uint64) uint64 {
 	slot := int(q.written % q.slots)
 	args, progress := q.offArgs+slot*abi.MixBytes, q.offProgress+slot*8
@@ -131,7 +131,7 @@ func (q *compute) seal() {
 	q.submit(b)
 }
 
-// submit arms the signal of the next packet and returns the packet to the GPU.
+// submit arms the signal of the next packet and submits the packet.
 func (q *compute) submit(packet interface{ Put(slot []byte) uint32 }) {
 	signal := abi.Signal{Kind: abi.SignalUser, Value: 1}
 	if q.wake != nil {
@@ -140,53 +140,53 @@ func (q *compute) submit(packet interface{ Put(slot []byte) uint32 }) {
 	signal.Put(q.mem.mem[q.signalAt(q.written):])
 	slot := offRing + int(q.written%q.slots)*abi.PacketBytes
 	first := packet.Put(q.mem.mem[slot:][:abi.PacketBytes])
-	// The header last: until then the GPU stops there.
+	// The header comes last: until then the GPU waits there.
 	q.mem.u32(slot).Store(first)
 	q.written++
 	q.mem.u64(offWrite).Store(q.written)
 	q.doorbell.Store(q.written - 1)
 }
 
-// done reports whether packet n is over.
+// done reports whether packet n has completed.
 func (q *compute) done(n uint64) (bool, error) {
 	switch v := q.signal(n).Load(); v {
 	case 1:
 		return false, nil
 	case 0:
 	default:
-		return false, fmt.Errorf("the completion signal of packet %d stands at %d: it was 1, and is 0 when the packet is over", n, int64(v))
+		return false, fmt.Errorf("the completion signal of packet %d is %d, want 1 before and 0 after the packet", n, int64(v))
 	}
 	if kind := abi.Header(q.mem.u32(offRing + int(n%q.slots)*abi.PacketBytes).Load()).Type(); kind != abi.PacketInvalid {
-		return false, fmt.Errorf("packet %d is over and its slot still holds a packet of type %d", n, kind)
+		return false, fmt.Errorf("packet %d has completed, but its slot still has a packet of type %d", n, kind)
 	}
 	return true, nil
 }
 
-// over is done for a kernel, and looks at what it left behind.
+// over is done for a kernel, and checks the kernel's results.
 func (q *compute) over(n uint64) (bool, error) {
 	over, err := q.done(n)
 	if !over || err != nil {
 		return false, err
 	}
 	if p := q.progress(n); p != abi.WholeGPU {
-		return false, fmt.Errorf("packet %d is over and its progress is %d millionths", n, p)
+		return false, fmt.Errorf("packet %d has completed, but its progress is %d millionths", n, p)
 	}
 	if count, _ := q.result(); count <= n {
-		return false, fmt.Errorf("packet %d is over and %d packets have run", n, count)
+		return false, fmt.Errorf("packet %d has completed, but only %d packets have run", n, count)
 	}
 	return true, nil
 }
 
-// sealed reports whether the last packet is over, and all before it.
+// sealed reports whether the last packet and all before it have completed.
 func (q *compute) sealed() (bool, error) { return q.done(q.written - 1) }
 
-// stopped looks at the signals of the kernels from oldest to before end, of a queue that
-// was destroyed after count of its kernels ran: those are 0, and the others 1.
+// stopped checks the signals of the kernels from oldest to before end, of a queue that was
+// destroyed after count of its kernels ran: those are 0, and the others 1.
 func (q *compute) stopped(oldest, end, count uint64) error {
 	for n := oldest; n < end; n++ {
 		over, err := q.done(n)
 		if err == nil && over != (n < count) {
-			err = fmt.Errorf("%d packets ran before it was destroyed, and the completion signal of packet %d stands at %d", count, n, q.signal(n).Load())
+			err = fmt.Errorf("%d packets ran before the queue was destroyed, but the completion signal of packet %d is %d", count, n, q.signal(n).Load())
 		}
 		if err != nil {
 			return err
@@ -195,18 +195,18 @@ func (q *compute) stopped(oldest, end, count uint64) error {
 	return nil
 }
 
-// result is how many kernels ran, and what they came to.
+// result returns the number of kernels that ran, and their hash.
 func (q *compute) result() (count, hash uint64) {
 	return q.mem.u64(offResult).Load(), q.mem.u64(offResult + 8).Load()
 }
 
-// progress is how much of kernel n was done when it was last taken off the GPU, or that
-// all of it was, in millionths.
+// progress returns the completed part of kernel n, in millionths, when it last was
+// unmapped or ended.
 func (q *compute) progress(n uint64) uint64 {
 	return q.mem.u64(q.offProgress + int(n%q.slots)*8).Load()
 }
 
-// indexes are those of the ring.
+// indexes returns those of the ring.
 func (q *compute) indexes() (read, write uint64) {
 	return q.mem.u64(offRead).Load(), q.mem.u64(offWrite).Load()
 }

@@ -12,59 +12,59 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Config says what work a client makes.
+// Config describes the work of a client.
 type Config struct {
-	// GPUs are the GPUs to work on; none means all.
+	// GPUs are the GPUs to use; empty means all.
 	GPUs []gpreempt.GPUID
 	// Queues is the number of compute queues on each GPU.
 	Queues int
-	// SDMA asks for one queue more on each GPU, which copies memory.
+	// SDMA adds a queue on each GPU that copies memory.
 	SDMA bool
-	// Runtime asks for RUNTIME_ENABLE before the first queue, without which queues
-	// cannot be suspended.
+	// Runtime calls RUNTIME_ENABLE before the first queue, without which queues cannot be
+	// suspended.
 	Runtime bool
-	// Packets is how many packets each queue gets; 0: until it is stopped.
+	// Packets is the number of packets of each queue; 0 means no limit.
 	Packets uint64
-	// Kernel is how long a kernel runs, and Occupancy how much of the GPU it takes, in
-	// millionths. 0 leaves either to the emulator.
+	// Kernel is the duration of a kernel, and Occupancy its share of the GPU in
+	// millionths. For 0 the emulator decides.
 	Kernel    time.Duration
 	Occupancy uint32
-	// Rate is the packets each queue is to get in a second; 0: as many as run. Latency
-	// counts from when a packet was due.
+	// Rate is the packets per second and queue; 0 means as many as run. Latency counts
+	// from the time at which a packet was due.
 	Rate float64
-	// Depth is how many packets a queue holds at most.
+	// Depth is the most packets in a queue.
 	Depth int
-	// Churn destroys queues all the time, half of them with work in them, and makes
-	// new ones.
+	// Churn destroys queues continuously, half of them with work in them, and creates new
+	// ones.
 	Churn bool
-	// Poll looks at memory to find out whether a packet is over, instead of waiting for
+	// Poll reads memory to find out whether a packet has completed, instead of waiting for
 	// the driver's event.
 	Poll bool
 }
 
-// The most that can be asked for. A process has no more queues than maxQueues on all
-// GPUs (KFD_MAX_NUM_OF_QUEUES_PER_PROCESS), and a GPU takes fewer.
+// Limits of the configuration. A process has at most maxQueues queues on all GPUs
+// (KFD_MAX_NUM_OF_QUEUES_PER_PROCESS), and fewer on one GPU.
 const (
 	maxQueues = 1024
 	maxDepth  = 4096
 )
 
-// ParseArgs reads a command line. It writes what is wrong with it, or how to use it,
-// to help; the error is flag.ErrHelp if that was asked for.
+// ParseArgs reads a command line. It writes errors or usage to help. The error is
+// flag.ErrHelp if help was requested.
 func ParseArgs(args []string, help io.Writer) (Config, error) {
 	var c Config
 	flags := flag.NewFlagSet("", flag.ContinueOnError)
 	flags.SetOutput(help)
-	gpus := flags.String("gpus", "all", "the `IDS` of the GPUs to work on, with commas between, or all")
+	gpus := flags.String("gpus", "all", "the `IDS` of the GPUs to use, separated by commas, or all")
 	flags.IntVar(&c.Queues, "queues", 1, "compute queues on each GPU")
-	flags.BoolVar(&c.SDMA, "sdma", false, "one more queue on each GPU, which copies memory")
-	flags.BoolVar(&c.Runtime, "runtime", false, "RUNTIME_ENABLE first")
-	flags.Uint64Var(&c.Packets, "packets", 0, "packets for each queue, or for each answer; 0: until told to stop")
-	kernel := flags.Uint64("duration", 0, "how long a kernel runs, in `US`; 0: the emulator's own")
-	occupancy := flags.Uint("occupancy", 0, "how much of the GPU a kernel takes, in `MILLIONTHS`; 0: all")
-	flags.Float64Var(&c.Rate, "rate", 0, "packets for each queue in a second; 0: as many as run")
-	flags.IntVar(&c.Depth, "depth", 4, "packets a queue holds at most")
-	flags.BoolVar(&c.Churn, "churn", false, "destroy and make queues all the time")
+	flags.BoolVar(&c.SDMA, "sdma", false, "another queue on each GPU that copies memory")
+	flags.BoolVar(&c.Runtime, "runtime", false, "call RUNTIME_ENABLE first")
+	flags.Uint64Var(&c.Packets, "packets", 0, "packets of each queue, or of each answer; 0: no limit")
+	kernel := flags.Uint64("duration", 0, "duration of a kernel in `US`; 0: the emulator's default")
+	occupancy := flags.Uint("occupancy", 0, "share of the GPU that a kernel fills, in `MILLIONTHS`; 0: all")
+	flags.Float64Var(&c.Rate, "rate", 0, "packets per second and queue; 0: no limit")
+	flags.IntVar(&c.Depth, "depth", 4, "most packets in a queue")
+	flags.BoolVar(&c.Churn, "churn", false, "destroy and create queues continuously")
 	wait := flags.String("wait", "event", "how to wait for a packet: event or poll")
 	if err := flags.Parse(args); err != nil {
 		return Config{}, err
@@ -85,7 +85,7 @@ func (c *Config) validate(rest []string, kernel uint64, occupancy uint, wait str
 	const hour = 3_600_000_000
 	switch {
 	case len(rest) > 0:
-		return fmt.Errorf("%q: there are flags only", rest[0])
+		return fmt.Errorf("unexpected argument %q", rest[0])
 	case c.Queues < 0 || c.Queues > maxQueues:
 		return fmt.Errorf("--queues %d: 0 to %d", c.Queues, maxQueues)
 	case c.Depth < 1 || c.Depth > maxDepth:
@@ -102,7 +102,7 @@ func (c *Config) validate(rest []string, kernel uint64, occupancy uint, wait str
 	return nil
 }
 
-// parseGPUs reads ids with commas between; "all" gives none.
+// parseGPUs reads IDs separated by commas; for "all" it returns nil.
 func parseGPUs(s string) ([]gpreempt.GPUID, error) {
 	if s == "all" {
 		return nil, nil
@@ -111,14 +111,14 @@ func parseGPUs(s string) ([]gpreempt.GPUID, error) {
 	for field := range strings.SplitSeq(s, ",") {
 		id, err := strconv.ParseUint(field, 10, 32)
 		if err != nil || id == 0 {
-			return nil, fmt.Errorf("--gpus %s: %q is no GPU's id", s, field)
+			return nil, fmt.Errorf("--gpus %s: invalid GPU ID %q", s, field)
 		}
 		ids = append(ids, gpreempt.GPUID(id))
 	}
 	return ids, nil
 }
 
-// pick returns those of the GPUs that are to be worked on.
+// pick returns the GPUs to use.
 func (c *Config) pick(gpus []gpu) ([]gpu, error) {
 	if len(c.GPUs) == 0 {
 		return gpus, nil
@@ -133,7 +133,7 @@ func (c *Config) pick(gpus []gpu) ([]gpu, error) {
 			}
 		}
 		if len(picked) == before {
-			errs = append(errs, fmt.Errorf("this process sees no GPU %d", id))
+			errs = append(errs, fmt.Errorf("this process cannot use GPU %d", id))
 		}
 	}
 	return picked, errors.Join(errs...)

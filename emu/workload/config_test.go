@@ -40,11 +40,11 @@ func TestWrongArgsAreRefused(t *testing.T) {
 	} {
 		var help bytes.Buffer
 		if cfg, err := ParseArgs(strings.Fields(args), &help); err == nil || help.Len() == 0 {
-			t.Errorf("%s: read as %+v, and said %q", args, cfg, help.String())
+			t.Errorf("%s: read as %+v, with the message %q", args, cfg, help.String())
 		}
 	}
 	if _, err := ParseArgs([]string{"--help"}, io.Discard); !errors.Is(err, flag.ErrHelp) {
-		t.Errorf("--help gives %v", err)
+		t.Errorf("--help returns %v", err)
 	}
 }
 
@@ -57,7 +57,7 @@ func FuzzParseArgs(f *testing.F) {
 			return
 		}
 		if c.Depth < 1 || c.Depth > maxDepth || c.Queues < 0 || c.Queues > maxQueues || !(c.Rate >= 0) || c.Kernel < 0 || c.Occupancy > 1_000_000 {
-			t.Errorf("%q was taken for %+v", args, c)
+			t.Errorf("%q was read as %+v", args, c)
 		}
 	})
 }

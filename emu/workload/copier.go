@@ -10,34 +10,34 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// copyBytes is what one packet of a copier copies.
+// copyBytes is the size of one copy.
 const copyBytes = 64 << 10
 
-// maxCopies is the most copies a copier has in its ring.
+// maxCopies is the most copies in a copier's ring.
 const maxCopies = 8
 
-// copyRing is the length of a copier's ring in bytes. It is no multiple of what a copy
-// takes, so that the end of the ring is met in different places.
+// copyRing is the size of a copier's ring in bytes. It is not a multiple of the commands
+// of a copy, so that different commands meet the end of the ring.
 const copyRing = 4096
 
-// Where things are in the memory of a copier.
+// Offsets in the memory of a copier.
 const (
 	offCopyRing = 4096
 	offFences   = offCopyRing + copyRing
 	offCopies   = offFences + 4096
 )
 
-// copier is an SDMA queue. A packet of it is a copy and the fence that tells that it is
-// over; with an event, also what raises that.
+// copier is an SDMA queue. A packet of it is a copy and the fence after it; with an event,
+// also the commands that raise that.
 type copier struct {
 	d        *device
 	gpu      gpu
-	wake     *event // nil to look at memory instead
+	wake     *event // nil to poll memory instead
 	mem      region // sources and destinations last, one of each for each copy
 	doorbell *atomic.Uint64
 	written  uint64 // bytes
 	pushed   uint64 // copies
-	// count is how many copies were seen to be over, hash what they came to.
+	// count is the number of copies found complete, hash their hash.
 	count, hash uint64
 }
 
@@ -50,7 +50,7 @@ func newCopier(d *device, g gpu, wake *event) (*copier, error) {
 
 func (q *copier) free() error { return q.mem.free() }
 
-// reset clears what an earlier queue left.
+// reset clears the memory after an earlier queue.
 func (q *copier) reset() {
 	for _, off := range []int{offWrite, offRead} {
 		q.mem.u64(off).Store(0)
@@ -61,7 +61,7 @@ func (q *copier) reset() {
 	q.written, q.pushed, q.count, q.hash = 0, 0, 0, 0
 }
 
-// create makes the queue.
+// create creates the queue.
 func (q *copier) create() (id uint32, err error) {
 	id, q.doorbell, err = q.d.createQueue(&kfd.CreateQueueArgs{
 		RingBaseAddress:     q.mem.addr(offCopyRing),
@@ -76,12 +76,12 @@ func (q *copier) create() (id uint32, err error) {
 	return id, err
 }
 
-// fence is where the end of copy n is told: a word that holds n+1 then.
+// fence returns the word that becomes n+1 at the end of copy n.
 func (q *copier) fence(n uint64) *atomic.Uint32 { return q.mem.u32(q.fenceAt(n)) }
 
 func (q *copier) fenceAt(n uint64) int { return offFences + int(n%maxCopies)*64 }
 
-// source and destination are the memory of copy n.
+// source and destination return the memory of copy n.
 func (q *copier) source(n uint64) []byte { return q.mem.mem[q.copyAt(n):][:copyBytes] }
 
 func (q *copier) destination(n uint64) []byte {
@@ -90,17 +90,17 @@ func (q *copier) destination(n uint64) []byte {
 
 func (q *copier) copyAt(n uint64) int { return offCopies + int(n%maxCopies)*2*copyBytes }
 
-// maxCommands is more than the commands of a copy take, and the rest of the ring before
-// its beginning.
+// maxCommands is more than the bytes of a copy's commands and of the NOP before the end of
+// the ring.
 const maxCommands = 256
 
-// room reports whether the ring takes another copy.
+// room reports whether the ring has space for another copy.
 func (q *copier) room() bool {
 	return q.written+maxCommands-q.mem.u64(offRead).Load() <= copyRing && q.pushed-q.count < maxCopies
 }
 
-// push submits a copy of bytes that only value stands for, and returns what it will mix
-// into the result.
+// push submits a copy of bytes that depend on value, and returns the value that it will
+// mix into the result.
 func (q *copier) push(value uint64) uint64 {
 	n := q.pushed
 	fillCopy(q.source(n), value)
@@ -114,7 +114,7 @@ func (q *copier) push(value uint64) uint64 {
 		commands = abi.Trap{Event: q.wake.id}.Append(commands)
 	}
 	if rest := copyRing - int(q.written%copyRing); rest < len(commands) {
-		// No command stands across the end of the ring.
+		// No command crosses the end of the ring.
 		q.put(abi.NOP{Skip: uint32(rest/4 - 1)}.Append(nil))
 	}
 	q.put(commands)
@@ -124,13 +124,13 @@ func (q *copier) push(value uint64) uint64 {
 	return copySum(q.source(n))
 }
 
-// put adds commands to the ring; the GPU does not see them before the write index says so.
+// put adds commands to the ring. The GPU sees them when the write index is set.
 func (q *copier) put(commands []byte) {
 	copy(q.mem.mem[offCopyRing+int(q.written%copyRing):], commands)
 	q.written += uint64(len(commands))
 }
 
-// fillCopy fills b with what stands for value.
+// fillCopy fills b with bytes that depend on value.
 func fillCopy(b []byte, value uint64) {
 	for i := 0; i < len(b); i += 8 {
 		value += step64
@@ -138,7 +138,7 @@ func fillCopy(b []byte, value uint64) {
 	}
 }
 
-// copySum is what the bytes of a copy come to.
+// copySum returns the hash of the bytes of a copy.
 func copySum(b []byte) uint64 {
 	var sum uint64
 	for i := 0; i < len(b); i += 8 {
@@ -147,8 +147,8 @@ func copySum(b []byte) uint64 {
 	return sum
 }
 
-// over reports whether copy n is over, and compares it byte for byte when it first is. It
-// is called with the oldest that was not over.
+// over reports whether copy n has completed, and compares it byte for byte the first time.
+// It is called with the oldest one that was not.
 func (q *copier) over(n uint64) (bool, error) {
 	if n < q.count {
 		return true, nil
@@ -158,10 +158,10 @@ func (q *copier) over(n uint64) (bool, error) {
 		return false, nil
 	case uint32(n + 1):
 	default:
-		return false, fmt.Errorf("the fence of copy %d holds %d", n, v)
+		return false, fmt.Errorf("the fence of copy %d is %d", n, v)
 	}
 	if !bytes.Equal(q.source(n), q.destination(n)) {
-		return false, fmt.Errorf("copy %d differs from what was copied", n)
+		return false, fmt.Errorf("copy %d differs from its source", n)
 	}
 	q.hash = abi.MixHash(q.hash, copySum(q.destination(n)))
 	q.count = n + 1
@@ -171,8 +171,8 @@ func (q *copier) over(n uint64) (bool, error) {
 func (q *copier) seal()                 {}
 func (q *copier) sealed() (bool, error) { return true, nil }
 
-// stopped looks at the copies from oldest to before end, of a queue that was destroyed,
-// and counts those that are over: none is after one that is not.
+// stopped checks the copies from oldest to before end, of a queue that was destroyed, and
+// counts the complete ones, which must precede the others.
 func (q *copier) stopped(oldest, end, _ uint64) error {
 	for n := oldest; n < end; n++ {
 		over, err := q.over(n)
@@ -180,7 +180,7 @@ func (q *copier) stopped(oldest, end, _ uint64) error {
 			return err
 		}
 		if !over && n+1 < end && q.fence(n+1).Load() != 0 {
-			return fmt.Errorf("copy %d is over before copy %d", n+1, n)
+			return fmt.Errorf("copy %d completed before copy %d", n+1, n)
 		}
 		if !over {
 			return nil
@@ -191,7 +191,7 @@ func (q *copier) stopped(oldest, end, _ uint64) error {
 
 func (q *copier) result() (count, hash uint64) { return q.count, q.hash }
 
-// progress is that of kernels.
+// progress is 0: only kernels report it.
 func (q *copier) progress(uint64) uint64 { return 0 }
 
 func (q *copier) indexes() (read, write uint64) {

@@ -29,7 +29,7 @@ type device struct {
 	events    region
 }
 
-// openDevice opens the driver and asks for the GPUs this process can see.
+// openDevice opens the driver and finds the GPUs that this process can use.
 func openDevice(sys Sys) (*device, error) {
 	d := &device{sys: sys, doorbells: map[gpreempt.GPUID]region{}}
 	err := d.again(func() (err error) {
@@ -45,9 +45,9 @@ func openDevice(sys Sys) (*device, error) {
 	return d, nil
 }
 
-// again makes a call until no signal interrupts it. All calls of a client may be made
-// again: a call that was interrupted has done nothing, or (RUNTIME_ENABLE,
-// DESTROY_QUEUE, WAIT_EVENTS) goes on where it was.
+// again makes a call until no signal interrupts it. All calls of a client may be repeated:
+// an interrupted call has had no effect, or continues (RUNTIME_ENABLE, DESTROY_QUEUE,
+// WAIT_EVENTS).
 func (d *device) again(call func() error) error {
 	for {
 		err := call()
@@ -66,7 +66,7 @@ func (d *device) ioctl(req kfd.Request, arg kfd.Pointer) error {
 	})
 }
 
-// refused words the refusal of a call.
+// refused returns the error of a call as a *kfd.Error.
 func refused(op string, gpu gpreempt.GPUID, queue uint32, err error) error {
 	errno, ok := errors.AsType[unix.Errno](err)
 	if !ok {
@@ -75,7 +75,7 @@ func refused(op string, gpu gpreempt.GPUID, queue uint32, err error) error {
 	return &kfd.Error{Op: op, GPU: gpu, Queue: queue, Errno: errno}
 }
 
-// findGPUs asks which GPUs there are, and what their queues need.
+// findGPUs finds the GPUs, and the memory that their queues need.
 func (d *device) findGPUs() error {
 	var args kfd.ProcessAperturesNewArgs
 	if err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
@@ -92,14 +92,13 @@ func (d *device) findGPUs() error {
 		d.gpus = append(d.gpus, gpu{ID: gpreempt.GPUID(a.GPUID), ControlStack: minControlStack, SaveArea: minSaveArea, XCCs: 1})
 	}
 	if len(d.gpus) == 0 {
-		return errors.New("the driver shows this process no GPU")
+		return errors.New("this process can use no GPU")
 	}
 	return describe(topologyNodes, d.gpus)
 }
 
-// acquireVM returns the process an address space on a GPU, by way of the GPU's render
-// node. Where there is no such node it is left out: what stands in for the driver
-// may do without.
+// acquireVM acquires an address space on a GPU for the process, through the GPU's render
+// node. Without such a node it does nothing: a replacement of the driver may not need it.
 func (d *device) acquireVM(g gpu) error {
 	if g.RenderMinor == 0 {
 		return nil
@@ -121,8 +120,8 @@ func (d *device) acquireVM(g gpu) error {
 	return errors.Join(refused(kfd.ReqAcquireVM.String(), g.ID, kfd.NoQueue, err), d.sys.Close(fd))
 }
 
-// setRuntime tells the driver that a ROCm runtime begins here, or ends. With a
-// debugger attached it waits for the debugger's answer.
+// setRuntime starts or ends a ROCm runtime for the driver. With a debugger attached it
+// waits for the debugger's answer.
 func (d *device) setRuntime(on bool) error {
 	var args kfd.RuntimeEnableArgs
 	if on {
@@ -131,12 +130,12 @@ func (d *device) setRuntime(on bool) error {
 	return refused(kfd.ReqRuntimeEnable.String(), 0, kfd.NoQueue, d.ioctl(kfd.ReqRuntimeEnable, kfd.PointerTo(&args)))
 }
 
-// doorbellBytes is what a process has of a GPU's doorbells: 1024 of 8 bytes. The
-// driver's answer to CREATE_QUEUE is the place to map with the doorbell's own place
-// in its lowest bits.
+// doorbellBytes is the size of a process's doorbells on a GPU: 1024 of 8 bytes. The
+// offset in the result of CREATE_QUEUE is that of the mapping, with the doorbell's own
+// offset in the lowest bits.
 const doorbellBytes = 8192
 
-// createQueue makes a queue and returns its id and its doorbell, which is good as long as
+// createQueue creates a queue and returns its ID and its doorbell, which is valid while
 // the device is open.
 func (d *device) createQueue(args *kfd.CreateQueueArgs) (uint32, *atomic.Uint64, error) {
 	gpu := gpreempt.GPUID(args.GPUID)
@@ -157,7 +156,7 @@ func (d *device) createQueue(args *kfd.CreateQueueArgs) (uint32, *atomic.Uint64,
 	return args.QueueID, page.u64(int(args.DoorbellOffset & (doorbellBytes - 1))), nil
 }
 
-// mapShared maps memory of the driver's, which a child of fork does not get.
+// mapShared maps memory of the driver, which a child of fork does not get.
 func (d *device) mapShared(offset int64, n int) (region, error) {
 	mem, err := d.sys.Map(d.fd, offset, n)
 	if err != nil {
@@ -169,14 +168,14 @@ func (d *device) mapShared(offset int64, n int) (region, error) {
 	return region{mem: mem}, nil
 }
 
-// destroyQueue ends a queue, with what is in it. While a debugger has the queue
-// suspended it waits.
+// destroyQueue destroys a queue, with the packets in it. It waits while a debugger has the
+// queue suspended.
 func (d *device) destroyQueue(id uint32) error {
 	args := kfd.DestroyQueueArgs{QueueID: id}
 	return refused(kfd.ReqDestroyQueue.String(), 0, id, d.ioctl(kfd.ReqDestroyQueue, kfd.PointerTo(&args)))
 }
 
-// close ends the use of the driver. No queue may be used any more.
+// close unmaps the driver's memory and closes the driver. No queue may be in use.
 func (d *device) close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

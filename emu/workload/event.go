@@ -8,12 +8,12 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// event is an event of the driver's that a GPU raises and one goroutine waits for.
+// event is an event of the driver that a GPU raises and one goroutine waits for.
 type event struct {
 	d *device
-	// id is what the GPU interrupts with.
+	// id is the data of the GPU's interrupt.
 	id uint32
-	// mailbox is the address of the event's slot, where the GPU writes id before the
+	// mailbox is the address of the event's slot, to which the GPU writes id before the
 	// interrupt.
 	mailbox uint64
 }
@@ -21,8 +21,8 @@ type event struct {
 // eventPageBytes is the size of the page of signal events: a slot of 8 bytes for each.
 const eventPageBytes = 8 * kfd.SignalEventLimit
 
-// createEvent makes an event. One that is raised while nobody waits is kept for the
-// next who does.
+// createEvent creates an event. If it is raised while no goroutine waits, the next wait
+// returns at once.
 func (d *device) createEvent() (*event, error) {
 	args := kfd.CreateEventArgs{EventType: kfd.EventTypeSignal, AutoReset: 1}
 	if err := d.ioctl(kfd.ReqCreateEvent, kfd.PointerTo(&args)); err != nil {
@@ -42,8 +42,8 @@ func (d *device) createEvent() (*event, error) {
 	return e, nil
 }
 
-// wait waits until the event is raised and takes that back, at most for about d. It tells
-// whether it was raised.
+// wait waits until the event is raised, and resets it, at most for about d. It reports
+// whether the event was raised.
 func (e *event) wait(d time.Duration) (bool, error) {
 	data := kfd.SignalEventData{EventID: e.id}
 	args := kfd.WaitEventsArgs{EventsPtr: kfd.PointerTo(&data), NumEvents: 1}

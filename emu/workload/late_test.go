@@ -15,27 +15,27 @@ func (q *fakeQueue) head() ([]byte, abi.Mix) {
 	return packet, abi.DecodeMix(q.get(abi.DecodeDispatch(packet).Kernarg, abi.MixBytes))
 }
 
-// What a queue did is proved even if it is destroyed in the middle of it.
+// The work of a queue is proved even if the queue is destroyed in the middle of it.
 func TestAbandonedPacketsAreProved(t *testing.T) {
 	tests := []struct {
-		name  string
-		spoil func(q *fakeQueue)
-		want  string
+		name    string
+		corrupt func(q *fakeQueue)
+		want    string
 	}{
 		{"a packet ran with another value", func(q *fakeQueue) {
 			_, mix := q.head()
 			mix.Value++
 			q.mix(mix)
 		}, "when each runs once and in order"},
-		{"a packet that did not run is said to be over", func(q *fakeQueue) {
+		{"a packet that did not run is marked complete", func(q *fakeQueue) {
 			packet, _ := q.head()
 			q.put(q.slot(q.read), []byte{byte(abi.PacketInvalid), 0})
 			q.put64(abi.CompletionOf(packet)+abi.SignalValue, 0)
-		}, "the completion signal of packet 0 stands at 0"},
-		{"a packet that ran is not said to be over", func(q *fakeQueue) {
+		}, "the completion signal of packet 0 is 0"},
+		{"a packet that ran is not marked complete", func(q *fakeQueue) {
 			_, mix := q.head()
 			q.mix(mix)
-		}, "the completion signal of packet 0 stands at 1"},
+		}, "the completion signal of packet 0 is 1"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -45,16 +45,16 @@ func TestAbandonedPacketsAreProved(t *testing.T) {
 				p.await("ready")
 				p.flying(0)
 				m.mu.Lock()
-				test.spoil(m.queues[0])
+				test.corrupt(m.queues[0])
 				m.mu.Unlock()
 				p.say("destroy 0")
 				if message := p.next(); message.Event != "error" || !strings.Contains(message.What, test.want) {
-					t.Errorf("the client says %+v, want an error with %q", message, test.want)
+					t.Errorf("the client reports %+v, want an error with %q", message, test.want)
 				}
 				p.await("destroyed")
 				p.say("stop")
 				if done := p.await("done"); done.OK {
-					t.Errorf("done says %+v, want it not ok", *done.Tally)
+					t.Errorf("done reports %+v, want it not ok", *done.Tally)
 				}
 				p.exits(exitWrong)
 				_ = p.in.Close()
@@ -63,8 +63,8 @@ func TestAbandonedPacketsAreProved(t *testing.T) {
 	}
 }
 
-// Packets come at the rate asked for, and who was suspended catches up: what waited
-// meanwhile took as long as it waited since it was due.
+// Packets are submitted at the configured rate, and a queue catches up after it was
+// suspended: the latency of each packet counts from the time it was due.
 func TestPacketsAreSubmittedOnTime(t *testing.T) {
 	for _, wait := range []string{"event", "poll"} {
 		t.Run(wait, func(t *testing.T) {

@@ -23,7 +23,7 @@ func (l *latencies) merge(o *latencies) {
 	l.n += o.n
 }
 
-// step returns the step a duration falls in: below 16 ns each has its own.
+// step returns the step of a duration. Below 16 ns each duration has its own.
 func step(ns uint64) int {
 	shift := max(bits.Len64(ns)-5, 0)
 	return shift<<4 + int(ns>>shift)

@@ -13,15 +13,15 @@ import (
 	"github.com/gpreempt/gpreempt/emu/abi"
 )
 
-// load is the work of one process: its queues and what feeds them. Its methods may be
-// called by several goroutines at once.
+// load is the work of one process: its queues and their workers. Several goroutines may
+// call its methods at once.
 type load struct {
 	cfg  Config
 	d    *device
 	gpus []gpu
-	// report is told what went wrong with a worker, at once.
+	// report is called at once with an error of a worker.
 	report func(error)
-	// stop is closed to end all workers. change gets a value when a worker ended.
+	// stop is closed to end all workers. change gets a value when a worker has ended.
 	stop   chan struct{}
 	change chan struct{}
 	failed atomic.Bool
@@ -29,14 +29,14 @@ type load struct {
 	// mu guards what follows.
 	mu      sync.Mutex
 	workers []*worker
-	next    uint64 // worker's index
+	next    uint64 // index of the next worker
 	begun   bool
 	stopped bool
 	runtime bool // is on
 }
 
-// newLoad opens the driver and makes the queues cfg asks for; they do no work yet. What
-// goes wrong later is told to report, by any goroutine.
+// newLoad opens the driver and creates the queues of cfg; they have no work yet. report is
+// called with later errors, by any goroutine.
 func newLoad(sys Sys, cfg Config, report func(error)) (*load, error) {
 	d, err := openDevice(sys)
 	if err != nil {
@@ -76,7 +76,7 @@ func (l *load) setUp() (err error) {
 	return nil
 }
 
-// add makes a worker with its queue, which begins at once if the others have.
+// add creates a worker with its queue. The worker starts at once if the others have.
 func (l *load) add(g gpu, copies bool) (*worker, error) {
 	l.mu.Lock()
 	index := l.next
@@ -100,7 +100,7 @@ func (l *load) newWorker(g gpu, copies bool, index uint64) (*worker, error) {
 	w := &worker{
 		cfg: l.cfg, d: l.d, gpu: g, kind: "compute", index: index, depth: uint64(l.cfg.Depth),
 		stop: l.stop, abandon: make(chan struct{}), ended: make(chan struct{}),
-		random: rand.New(rand.NewPCG(index, 0)), //nolint:gosec // it says when to destroy a queue, the same each time
+		random: rand.New(rand.NewPCG(index, 0)), //nolint:gosec // it decides when to destroy a queue, reproducibly
 	}
 	if copies {
 		w.kind, w.depth = "sdma", min(w.depth, maxCopies)
@@ -112,7 +112,7 @@ func (l *load) newWorker(g gpu, copies bool, index uint64) (*worker, error) {
 	return w, nil
 }
 
-// start lets all workers begin.
+// start starts all workers.
 func (l *load) start() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,13 +136,13 @@ func (l *load) begin(w *worker) {
 	}()
 }
 
-// create makes one more compute queue, on the next of the GPUs.
+// create creates another compute queue, on the next GPU.
 func (l *load) create() (Queue, error) {
 	l.mu.Lock()
 	stopped, g := l.stopped, l.gpus[int(l.next)%len(l.gpus)]
 	l.mu.Unlock()
 	if stopped {
-		return Queue{}, errors.New("the work is being stopped: no queue is made any more")
+		return Queue{}, errors.New("cannot create a queue: the work is being stopped")
 	}
 	w, err := l.add(g, false)
 	if err != nil {
@@ -151,14 +151,14 @@ func (l *load) create() (Queue, error) {
 	return w.state(), nil
 }
 
-// destroy destroys a queue with all that is in it, and reports what it did. It waits as
-// long as the driver does: for ever if the queue is suspended and not resumed.
+// destroy destroys a queue with the packets in it, and reports its work. It waits as long
+// as the driver does: forever if the queue is suspended and not resumed.
 func (l *load) destroy(id uint32) (Queue, error) {
 	l.mu.Lock()
 	at := slices.IndexFunc(l.workers, func(w *worker) bool { return w.has(id) })
 	if at < 0 {
 		l.mu.Unlock()
-		return Queue{}, fmt.Errorf("there is no queue %d", id)
+		return Queue{}, fmt.Errorf("unknown queue %d", id)
 	}
 	w := l.workers[at]
 	close(w.abandon)
@@ -172,7 +172,7 @@ func (l *load) destroy(id uint32) (Queue, error) {
 	return w.state(), nil
 }
 
-// setRuntime is RUNTIME_ENABLE. It waits for the debugger, if there is one.
+// setRuntime is RUNTIME_ENABLE. It waits for the debugger, if any.
 func (l *load) setRuntime(on bool) error {
 	if err := l.d.setRuntime(on); err != nil {
 		return err
@@ -183,7 +183,7 @@ func (l *load) setRuntime(on bool) error {
 	return nil
 }
 
-// halt lets the workers end when their queues are empty.
+// halt makes the workers end when their queues are empty.
 func (l *load) halt() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -193,7 +193,7 @@ func (l *load) halt() {
 	}
 }
 
-// over reports whether all workers have ended, and there will be no more.
+// over reports whether all workers have ended and none will be added.
 func (l *load) over() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -205,7 +205,7 @@ func (l *load) over() bool {
 	return l.stopped || l.cfg.Packets > 0 && len(l.workers) > 0
 }
 
-// queues describes how each queue stands.
+// queues returns the state of each queue.
 func (l *load) queues() []Queue {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -216,7 +216,7 @@ func (l *load) queues() []Queue {
 	return queues
 }
 
-// prove looks whether anything ran after the end, once all is over.
+// prove checks that nothing ran after the last worker ended.
 func (l *load) prove() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -228,7 +228,7 @@ func (l *load) prove() {
 	}
 }
 
-// tally adds up what all did.
+// tally adds up the work of all queues.
 func (l *load) tally() *Tally {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -263,7 +263,7 @@ func (l *load) leaveRuntime() error {
 	return l.setRuntime(false)
 }
 
-// close returns back what the driver and the machine gave. No worker may run.
+// close releases everything. No worker may run.
 func (l *load) close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -16,14 +16,14 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// machine is a fake driver with GPUs that run packets out of this process's memory. It
-// is a Sys, and works in synctest bubbles: a tick of the GPUs is virtual time there.
+// machine is a fake driver with GPUs that run packets from this process's memory. It is a
+// Sys and works in synctest bubbles: a tick of the GPUs is virtual time there.
 type machine struct {
 	t    *testing.T
 	gpus []gpreempt.GPUID
-	// interrupt says of which calls one is interrupted without effect; 0: of none.
+	// interrupt n interrupts every n-th call without effect; 0 interrupts none.
 	interrupt int
-	// fault is what goes wrong at the eighth packet of each queue.
+	// fault is the fault at the eighth packet of each queue.
 	fault fault
 	mem   *os.File // of this process
 
@@ -39,20 +39,20 @@ type machine struct {
 	runtime bool
 }
 
-// fault is what a GPU does wrong.
+// fault is a fault of a GPU.
 type fault int
 
 const (
 	none      fault = iota
 	twice           // runs it twice
-	never           // does not run it, but says it did
+	never           // does not run it, but completes it
 	swapped         // runs the value of the next in its place
 	decrement       // decrements the signal twice
-	progress        // says it is not done
+	progress        // does not report its end
 	header          // leaves the packet in its slot
-	behind          // leaves the read index
+	behind          // does not increment the read index
 	silent          // does not raise the event
-	flipped         // gets a bit of a copy wrong
+	flipped         // flips a bit of a copy
 	fence           // writes something else to a fence
 )
 
@@ -84,7 +84,7 @@ func newMachine(t *testing.T, gpus ...gpreempt.GPUID) *machine {
 	return m
 }
 
-// leftovers reports what a client did not give back.
+// leftovers returns what a client has not released.
 func (m *machine) leftovers() (queues, events, mappings, files int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -98,7 +98,7 @@ func (m *machine) suspend(id uint32, on bool) {
 	m.resumed.Broadcast()
 }
 
-// interrupted reports whether a call is to be, and counts it. Called with mu held.
+// interrupted counts a call and reports whether it is interrupted. mu is held.
 func (m *machine) interrupted() bool {
 	m.calls++
 	return m.interrupt > 0 && m.calls%m.interrupt == 0
@@ -131,7 +131,7 @@ func (m *machine) Map(_ int, offset int64, n int) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if offset >= 0 {
-		return nil, unix.EINVAL // all of the driver's have bit 63 set
+		return nil, unix.EINVAL // all offsets of the driver have bit 63 set
 	}
 	m.maps++
 	return unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -191,7 +191,7 @@ func (m *machine) Ioctl(_ int, req kfd.Request, arg kfd.Pointer) (uintptr, error
 	return 0, nil
 }
 
-// lowest is the lowest id that is free.
+// lowest returns the lowest free ID.
 func lowest[T any](m map[uint32]T) uint32 {
 	for id := uint32(0); ; id++ {
 		if _, taken := m[id]; !taken {
@@ -244,7 +244,7 @@ func (m *machine) destroyQueue(id uint32) error {
 	return nil
 }
 
-// run makes the queue run packets. It looks less often while there are none.
+// run makes the queue run packets. It polls less often while the queue is empty.
 func (q *fakeQueue) run() {
 	const idle = 50 * tick
 	clock := time.NewTicker(tick)
@@ -263,7 +263,7 @@ func (q *fakeQueue) run() {
 	}
 }
 
-// turn spends a tick, if there is something to do.
+// turn spends a tick, if there is work.
 func (q *fakeQueue) turn() bool {
 	q.m.mu.Lock()
 	defer q.m.mu.Unlock()
@@ -278,7 +278,7 @@ func (q *fakeQueue) turn() bool {
 	return true
 }
 
-// get and put are the GPU's way to the memory of the process.
+// get and put access the memory of the process for the GPU.
 func (q *fakeQueue) get(addr uint64, n int) []byte {
 	b := make([]byte, n)
 	if _, err := q.m.mem.ReadAt(b, int64(addr)); err != nil {
@@ -296,7 +296,7 @@ func (q *fakeQueue) put(addr uint64, b []byte) {
 func (q *fakeQueue) u64(addr uint64) uint64 { return binary.LittleEndian.Uint64(q.get(addr, 8)) }
 func (q *fakeQueue) put64(addr, v uint64)   { q.put(addr, binary.LittleEndian.AppendUint64(nil, v)) }
 
-// wrong reports whether this is the packet that goes wrong in the way f.
+// wrong reports whether this is the packet with the fault f.
 func (q *fakeQueue) wrong(f fault) bool { return q.m.fault == f && q.ran == 8 }
 
 // dispatch spends a tick on the packet at the head.
@@ -328,7 +328,7 @@ func (q *fakeQueue) slot(n uint64) uint64 {
 	return q.args.RingBaseAddress + n*abi.PacketBytes%uint64(q.args.RingSize)
 }
 
-// finish ends the packet at the head, in the order package abi says.
+// finish ends the packet at the head, in the order of package abi.
 func (q *fakeQueue) finish() {
 	q.ran++
 	q.ticks = 0
@@ -416,7 +416,7 @@ func (m *machine) finish(q *fakeQueue) {
 	q.finish()
 }
 
-// living are the ids of the queues there are.
+// living returns the IDs of the existing queues.
 func (m *machine) living() []uint32 {
 	m.mu.Lock()
 	defer m.mu.Unlock()

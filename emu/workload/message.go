@@ -1,20 +1,20 @@
 package workload
 
-// Message is one line a client writes: JSON, one object to a line. What a message does
-// not have is left out.
+// Message is one line of a client's output: a JSON object. Fields without a value are left
+// out.
 type Message struct {
-	// Event says what happened:
+	// Event is the kind of message:
 	//
-	//	ready      the queues are made, and work begins: PID, Queues
+	//	ready      the queues exist, and work begins: PID, Queues
 	//	created    Queues has the new one
-	//	destroyed  Queues has the one that was; with it the proof of what it did
-	//	report     how it stands: Queues, Tally
-	//	answer     the packets that were asked for are over
+	//	destroyed  Queues has the destroyed one with the proof of its work
+	//	report     the state: Queues, Tally
+	//	answer     the requested packets have completed
 	//	rtenabled, rtdisabled
-	//	fork       PID is a child's, Errno what the driver told it
-	//	crash      what comes next is SIGSEGV
-	//	done       all is over and proved: Queues, Tally
-	//	error      What went wrong, with Errno if the kernel said so
+	//	fork       PID is that of the child, Errno the driver's error for it
+	//	crash      SIGSEGV follows
+	//	done       all work is done and proved: Queues, Tally
+	//	error      What has failed, with Errno if the kernel returned one
 	Event  string  `json:"event"`
 	PID    int     `json:"pid,omitzero"`
 	Queues []Queue `json:"queues,omitempty"`
@@ -23,41 +23,41 @@ type Message struct {
 	What  string `json:"what,omitzero"`
 }
 
-// Queue is a queue, or with churn all queues one worker had one after the other.
+// Queue is a queue, or with churn all successive queues of one worker.
 type Queue struct {
 	ID   uint32 `json:"id"`
 	GPU  uint32 `json:"gpu"`
 	Kind string `json:"kind"` // compute or sdma
-	// Packets counts those submitted, and Count those that ran, as the GPU counted
-	// them. Abandoned were in the queue when it was destroyed and never ran.
+	// Packets counts submitted packets, and Count those that ran, counted by the GPU.
+	// Abandoned packets were in a queue when it was destroyed and never ran.
 	Packets   uint64 `json:"packets"`
 	Count     uint64 `json:"count"`
 	Abandoned uint64 `json:"abandoned,omitzero"`
-	// Hash is what the GPU made of the packets, Want what it should be.
+	// Hash is the hash computed by the GPU, Want the expected one.
 	Hash string `json:"hash,omitzero"`
 	Want string `json:"want,omitzero"`
-	// Read and Write are the indexes of the ring: packets of the last queue, the
-	// barrier at the end included, or bytes for a queue that copies.
+	// Read and Write are the indexes of the ring: packets of the last queue, including the
+	// barrier at the end, or bytes for an SDMA queue.
 	Read  uint64 `json:"read"`
 	Write uint64 `json:"write"`
-	// Progress is how much of the oldest kernel was done when the queue was last taken
-	// off the GPU in the middle of it, in millionths.
+	// Progress is the completed part of the oldest kernel, in millionths, when the queue
+	// was last unmapped in the middle of it.
 	Progress uint64 `json:"progress,omitzero"`
 }
 
-// Tally is what all queues of a client did.
+// Tally is the work of all queues of a client.
 type Tally struct {
 	Packets   uint64 `json:"packets"`
 	Count     uint64 `json:"count"`
 	Abandoned uint64 `json:"abandoned,omitzero"`
 	Hash      string `json:"hash"`
-	// OK says that nothing contradicts the proof, so far or for good.
+	// OK reports whether nothing contradicts the proof so far.
 	OK bool `json:"ok"`
-	// P50US and P99US are how long packets took, from when they were submitted or due
-	// until they were seen to be over, in microseconds.
+	// P50US and P99US are quantiles of the latency of packets in microseconds, from the
+	// time they were submitted or due until they were found complete.
 	P50US float64 `json:"p50_us"`
 	P99US float64 `json:"p99_us"`
-	// Queues made, and calls interrupted by a signal and made again.
+	// Made counts created queues, Interrupted the calls repeated after a signal.
 	Made        uint64 `json:"made"`
 	Interrupted uint64 `json:"interrupted"`
 }

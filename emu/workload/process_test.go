@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// childEnv has the test binary do something else than test: what child says.
+// childEnv makes the test binary run child instead of the tests.
 const childEnv = "KFDWORK_TEST_CHILD"
 
 func child(what string) int {
@@ -41,7 +41,7 @@ func TestCrashEndsBySIGSEGV(t *testing.T) {
 	}
 }
 
-// A child of fork has the descriptors of its parent, and none of the GPU's memory.
+// A child of fork has the descriptors of its parent, but not the GPU's memory.
 func TestForkedChildTriesTheDescriptor(t *testing.T) {
 	null, err := os.Open(os.DevNull)
 	if err != nil {
@@ -53,7 +53,7 @@ func TestForkedChildTriesTheDescriptor(t *testing.T) {
 		t.Fatal(err)
 	}
 	if child.PID <= 0 || child.Errno != unix.ENOTTY {
-		t.Errorf("the child is %d and was told %v, want a pid and %v", child.PID, child.Errno, unix.ENOTTY)
+		t.Errorf("the child is %d and got %v, want a pid and %v", child.PID, child.Errno, unix.ENOTTY)
 	}
 	if err := child.Wait(); err != nil {
 		t.Errorf("waiting for the child: %v", err)
@@ -63,7 +63,7 @@ func TestForkedChildTriesTheDescriptor(t *testing.T) {
 	}
 }
 
-// A signal that interrupts ends a read that would wait for ever.
+// An interrupting signal ends a read that would wait forever.
 func TestInterruptingSignalInterrupts(t *testing.T) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGUSR2)
@@ -102,7 +102,7 @@ func TestInterruptingSignalInterrupts(t *testing.T) {
 	}
 }
 
-// Memory of the GPU is not in a child: the kernel says so of the mapping.
+// Memory of the GPU is not in a child, according to the flags of the mapping.
 func TestRegionsAreKeptFromChildren(t *testing.T) {
 	r, err := newRegion(1 << 16)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// sigaction is struct kernel_sigaction of x86-64 and arm64; on the second the kernel
-// has no restorer and the mask stands there.
+// sigaction is struct kernel_sigaction of x86-64 and arm64. On arm64 it has the mask in
+// place of the restorer.
 type sigaction struct {
 	handler uintptr
 	flags   uint64
@@ -24,7 +24,8 @@ type sigaction struct {
 
 const sigsetBytes = 8
 
-// changeAction changes what a signal does; it is not for signals Go's runtime needs.
+// changeAction changes the action of a signal. It is not for signals that Go's runtime
+// needs.
 func changeAction(sig syscall.Signal, change func(*sigaction)) error {
 	var act sigaction
 	err := rtSigaction(sig, nil, &act)
@@ -33,7 +34,7 @@ func changeAction(sig syscall.Signal, change func(*sigaction)) error {
 		err = rtSigaction(sig, &act, nil)
 	}
 	if err != nil {
-		return fmt.Errorf("change what %v does: %w", sig, err)
+		return fmt.Errorf("change the action of %v: %w", sig, err)
 	}
 	return nil
 }
@@ -46,14 +47,14 @@ func rtSigaction(sig syscall.Signal, to, from *sigaction) error {
 	return nil
 }
 
-// Interrupting makes a signal that Go's runtime handles interrupt system calls for good:
-// they return EINTR instead of being begun anew (no SA_RESTART).
+// Interrupting makes a signal that Go's runtime handles interrupt system calls: they return
+// EINTR instead of being restarted (no SA_RESTART).
 func Interrupting(sig syscall.Signal) error {
 	const restart = 0x10000000
 	return changeAction(sig, func(act *sigaction) { act.flags &^= restart })
 }
 
-// crash ends the process by SIGSEGV, as the kernel does with one that has no handler.
+// crash ends the process by SIGSEGV, as for a process without a handler.
 func crash() error {
 	if err := changeAction(unix.SIGSEGV, func(act *sigaction) { *act = sigaction{} }); err != nil {
 		return err
@@ -69,9 +70,8 @@ type forked struct {
 	Wait func() error
 }
 
-// forkAndTry makes a child that has all descriptors of this process, as fork(2) does,
-// and reports what the driver answers the child when it uses fd. The child lives on for
-// a while.
+// forkAndTry creates a child that has all descriptors of this process, as fork(2) does,
+// and returns the driver's error when the child uses fd. The child lives for linger.
 func forkAndTry(fd int, linger time.Duration) (forked, error) {
 	r, w, err := os.Pipe()
 	if err != nil {
@@ -92,13 +92,13 @@ func forkAndTry(fd int, linger time.Duration) (forked, error) {
 	}}
 	var answer [1]byte
 	if _, err := r.Read(answer[:]); err != nil {
-		return child, fmt.Errorf("child %d ended without saying what the driver told it: %w", pid, err)
+		return child, fmt.Errorf("child %d ended without reporting the driver's error: %w", pid, err)
 	}
 	child.Errno = syscall.Errno(answer[0])
 	return child, nil
 }
 
-// forkThread is fork(2) from a thread that takes no signals meanwhile.
+// forkThread is fork(2) from a thread that blocks signals meanwhile.
 func forkThread(fd, answer int, linger time.Duration) (int, syscall.Errno) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -123,14 +123,14 @@ func forkThread(fd, answer int, linger time.Duration) (int, syscall.Errno) {
 //go:norace
 func rawFork(fd, answer uintptr, linger unix.Timespec) (uintptr, syscall.Errno) {
 	var version kfd.GetVersionArgs
-	var told byte
+	var answered byte
 	pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno != 0 || pid != 0 {
 		return pid, errno
 	}
 	_, _, errno = syscall.RawSyscall(syscall.SYS_IOCTL, fd, uintptr(kfd.ReqGetVersion), uintptr(unsafe.Pointer(&version)))
-	told = byte(errno)
-	_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, answer, uintptr(unsafe.Pointer(&told)), 1)
+	answered = byte(errno)
+	_, _, _ = syscall.RawSyscall(syscall.SYS_WRITE, answer, uintptr(unsafe.Pointer(&answered)), 1)
 	_, _, _ = syscall.RawSyscall(syscall.SYS_NANOSLEEP, uintptr(unsafe.Pointer(&linger)), 0, 0)
 	for {
 		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT_GROUP, 0, 0, 0)

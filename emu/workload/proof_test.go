@@ -42,7 +42,7 @@ func mappingFlags(addr uint64) (map[string]bool, error) {
 	return nil, errors.New("no such mapping")
 }
 
-// A proof holds for the packets that ran once and in order, and for nothing else.
+// A proof accepts only packets that ran once and in order.
 func TestProofHoldsForWhatRanOnceAndInOrder(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		window := rapid.IntRange(1, 8).Draw(t, "window")
@@ -61,13 +61,13 @@ func TestProofHoldsForWhatRanOnceAndInOrder(t *testing.T) {
 		}
 		ran := rapid.Uint64Range(pushed-min(pushed, uint64(window)), pushed).Draw(t, "ran")
 		if err := p.check(ran, hash(values[:ran])); err != nil {
-			t.Fatalf("%d of %d ran, which is right: %v", ran, pushed, err)
+			t.Fatalf("%d of %d ran, as expected: %v", ran, pushed, err)
 		}
 		if err := p.checkAll(ran, hash(values[:ran])); (err == nil) != (ran == pushed) {
-			t.Fatalf("all of %d were to run and %d did: %v", pushed, ran, err)
+			t.Fatalf("%d of %d ran, want all: %v", ran, pushed, err)
 		}
 		if ran > 0 && p.check(ran-1, hash(values[:ran])) == nil || p.check(ran+1, hash(values[:ran])) == nil {
-			t.Fatalf("the hash of %d packets passes for that of one less or more", ran)
+			t.Fatalf("the hash of %d packets is accepted for one less or more", ran)
 		}
 		if ran < 2 {
 			return
@@ -75,7 +75,7 @@ func TestProofHoldsForWhatRanOnceAndInOrder(t *testing.T) {
 		i := rapid.IntRange(0, int(ran)-2).Draw(t, "swapped")
 		values[i], values[i+1] = values[i+1], values[i]
 		if p.check(ran, hash(values[:ran])) == nil {
-			t.Fatalf("packets %d and %d were swapped, and nothing is wrong", i, i+1)
+			t.Fatalf("packets %d and %d were swapped, and the proof accepts it", i, i+1)
 		}
 	})
 }
@@ -94,7 +94,7 @@ func TestQuantileIsWithinAStepOfTheTruth(t *testing.T) {
 	})
 	var l latencies
 	if got := l.quantile(0.99); got != 0 {
-		t.Errorf("nothing has the quantile %v", got)
+		t.Errorf("the quantile of no duration is %v", got)
 	}
 	var first, second latencies
 	first.add(time.Microsecond)
@@ -146,7 +146,7 @@ func FuzzProperties(f *testing.F) {
 		g := gpu{SaveArea: minSaveArea, ControlStack: minControlStack, XCCs: 1}
 		g.describe(properties)
 		if g.SaveArea == 0 || g.ControlStack == 0 || g.XCCs == 0 {
-			t.Errorf("%q makes a GPU whose queues need nothing: %+v", properties, g)
+			t.Errorf("%q changes what queues need: %+v", properties, g)
 		}
 	})
 }

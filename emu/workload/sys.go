@@ -6,15 +6,15 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// Sys is the part of the operating system a client of the driver calls: the kernel,
-// or something that answers like it. Implementations must be safe for concurrent use;
-// errors are unix.Errno values.
+// Sys is the part of the operating system that a client of the driver calls: the kernel,
+// or a replacement. Implementations must be safe for concurrent use. Errors are unix.Errno
+// values.
 type Sys interface {
 	kfd.Sys
-	// Map is mmap(2) of n bytes of fd at offset, shared, to read and to write. The
+	// Map is mmap(2) of n bytes of fd at offset, shared, for reading and writing. The
 	// driver's offsets have bit 63 set.
 	Map(fd int, offset int64, n int) ([]byte, error)
-	// Unmap is munmap(2) of what Map gave.
+	// Unmap is munmap(2) of a result of Map.
 	Unmap(mem []byte) error
 }
 

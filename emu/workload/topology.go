@@ -15,25 +15,25 @@ import (
 // topologyNodes is where the driver describes its nodes.
 const topologyNodes = "/sys/class/kfd/kfd/topology/nodes"
 
-// What a queue gets where the driver does not say what it needs, in bytes.
+// The sizes, in bytes, that a queue gets if the topology has none.
 const (
 	minControlStack = 4096
 	minSaveArea     = 1 << 20
 )
 
-// gpu is what a client has to know of a GPU.
+// gpu is what a client needs to know of a GPU.
 type gpu struct {
 	ID gpreempt.GPUID
-	// ControlStack and SaveArea are the bytes a compute queue needs for each of the
-	// XCCs to be taken off in the middle of a kernel; the second holds the first.
+	// ControlStack and SaveArea are the bytes that a compute queue needs, for each XCC, to
+	// be unmapped in the middle of a kernel. SaveArea includes ControlStack.
 	ControlStack, SaveArea uint32
 	XCCs                   uint32
-	// RenderMinor is the number of the render node, 0 if there is none.
+	// RenderMinor is the number of the render node, 0 without one.
 	RenderMinor uint32
 }
 
-// describe fills in gpus from the topology at root. What is not described there stays
-// as it is: that a container hides the topology is no error.
+// describe sets the fields of gpus from the topology at root. GPUs without a node there
+// keep their values: a container may hide the topology.
 func describe(root string, gpus []gpu) error {
 	entries, err := os.ReadDir(root)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -65,7 +65,7 @@ func describe(root string, gpus []gpu) error {
 	return nil
 }
 
-// describe takes what it knows from a node's properties: lines of a name and a number.
+// describe sets fields from a node's properties: lines of a name and a number.
 func (g *gpu) describe(properties string) {
 	fields := map[string]*uint32{
 		"cwsr_size": &g.SaveArea, "ctl_stack_size": &g.ControlStack, "num_xcc": &g.XCCs, "drm_render_minor": &g.RenderMinor,

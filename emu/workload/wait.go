@@ -6,14 +6,13 @@ import (
 	"time"
 )
 
-// patience is how long a worker waits for one event before it looks whether it missed it.
-const patience = time.Second
+// maxWait limits the wait for an event. Then the worker checks whether it missed the event.
+const maxWait = time.Second
 
-// wait waits until the oldest packet is over, if any is flying, or the time is over after
-// which the next is due, if that is positive, or somebody wakes the worker. It may come
-// back earlier.
+// wait waits until the oldest packet has completed, if any is in flight, until the next is
+// due, if due is positive, or until the worker is woken. It may return earlier.
 func (w *worker) wait(flying bool, due time.Duration) error {
-	most := patience
+	most := maxWait
 	if due > 0 {
 		most = min(most, due)
 	}
@@ -32,20 +31,20 @@ func (w *worker) wait(flying bool, due time.Duration) error {
 		return nil
 	}
 	raised, err := w.wake.wait(most)
-	if err != nil || raised || most < patience {
+	if err != nil || raised || most < maxWait {
 		return err
 	}
 	if !w.oldestOver() {
 		return nil
 	}
-	// The GPU writes first and raises the event then, so it may be about to.
-	if raised, err = w.wake.wait(patience); err == nil && !raised {
-		err = fmt.Errorf("packet %d is over, and its event was never raised", w.retired)
+	// The GPU raises the event after it writes: the event may follow.
+	if raised, err = w.wake.wait(maxWait); err == nil && !raised {
+		err = fmt.Errorf("packet %d has completed, but its event was not raised", w.retired)
 	}
 	return err
 }
 
-// watch looks at memory until the oldest packet is over, less and less often.
+// watch polls memory until the oldest packet has completed, less and less often.
 func (w *worker) watch(most time.Duration) {
 	const spins, longest = 20, time.Millisecond
 	end, nap := time.Now().Add(most), 20*time.Microsecond
@@ -59,8 +58,8 @@ func (w *worker) watch(most time.Duration) {
 	}
 }
 
-// oldestOver reports whether the oldest packet is over, or wrong, which who looks next
-// will see.
+// oldestOver reports whether the oldest packet has completed, or is wrong, which the next
+// check will report.
 func (w *worker) oldestOver() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()

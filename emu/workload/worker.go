@@ -12,32 +12,32 @@ import (
 
 // queue is a queue with its memory, used by one goroutine.
 type queue interface {
-	// reset clears what an earlier queue left, create makes the queue.
+	// reset clears the memory after an earlier queue, create creates the queue.
 	reset()
 	create() (id uint32, err error)
-	// room reports whether the ring takes another packet.
+	// room reports whether the ring has space for another packet.
 	room() bool
-	// push submits a packet that only value stands for, and returns what it mixes into
-	// the hash when it runs.
+	// push submits a packet that depends on value, and returns the value that it mixes
+	// into the hash when it runs.
 	push(value uint64) uint64
-	// over reports whether packet n is over, and checks it: called for the oldest that
-	// was not.
+	// over reports whether packet n has completed, and checks it. It is called for the
+	// oldest one that has not.
 	over(n uint64) (bool, error)
-	// seal submits what is behind the last packet, sealed reports whether that is over.
+	// seal submits the end of the work, sealed reports whether that has completed.
 	seal()
 	sealed() (bool, error)
 	// stopped checks the packets from oldest to before end, of a queue that was
 	// destroyed after count of its packets ran.
 	stopped(oldest, end, count uint64) error
-	// result is how many packets ran and what they came to, indexes are those of the
-	// ring, progress is how far packet n was, in millionths.
+	// result returns the number of packets that ran and their hash, indexes those of the
+	// ring, progress the completed millionths of packet n.
 	result() (count, hash uint64)
 	indexes() (read, write uint64)
 	progress(n uint64) uint64
 	free() error
 }
 
-// worker feeds one queue, and with churn one after the other.
+// worker feeds one queue, or with churn one after the other.
 type worker struct {
 	cfg   Config
 	d     *device
@@ -45,8 +45,8 @@ type worker struct {
 	kind  string
 	index uint64
 	depth uint64
-	wake  *event // nil to look at memory instead
-	// stop is closed to end when the queue is empty, abandon to destroy it as it is.
+	wake  *event // nil to poll memory instead
+	// stop is closed to end when the queue is empty, abandon to destroy it at once.
 	stop    <-chan struct{}
 	abandon chan struct{}
 	// ended is closed when the worker has ended.
@@ -54,23 +54,23 @@ type worker struct {
 	queue  queue
 	random *rand.Rand
 
-	// mu guards what follows, and what the GPU is given, for those who ask how it
-	// stands. It is not held while the worker waits or calls the driver.
+	// mu guards what follows, and the queue, for reports of the state. It is not held
+	// while the worker waits or calls the driver.
 	mu    sync.Mutex
 	id    uint32
 	alive bool
 	proof proof
-	// retired counts the packets of the queue that were seen to be over; begun is since
-	// when each of the others is waited for.
+	// retired counts the packets of the queue found complete; begun has the time from
+	// which the latency of each of the others counts.
 	retired uint64
 	begun   []time.Time
-	total   total // of the queues that are gone
+	total   total // of destroyed queues
 	latency latencies
-	// last and lastHash are what the queue came to that is gone.
+	// last and lastHash are the result of the last destroyed queue.
 	last, lastHash uint64
 }
 
-// total adds up what queues did: packets is the sum of count and abandoned.
+// total adds up the work of queues: packets is the sum of count and abandoned.
 type total struct {
 	made, packets, count, abandoned, hash, want uint64
 }
@@ -84,7 +84,7 @@ func (t *total) add(packets, count, hash, want uint64) {
 	t.want = abi.MixHash(t.want, want)
 }
 
-// prepare makes the event, the memory and the first queue.
+// prepare creates the event, the memory and the first queue.
 func (w *worker) prepare(copies bool) (err error) {
 	if !w.cfg.Poll {
 		if w.wake, err = w.d.createEvent(); err != nil {
@@ -107,7 +107,7 @@ func (w *worker) prepare(copies bool) (err error) {
 	return w.create()
 }
 
-// create makes a new, empty queue.
+// create creates a new, empty queue.
 func (w *worker) create() error {
 	w.mu.Lock()
 	w.queue.reset()
@@ -123,8 +123,7 @@ func (w *worker) create() error {
 	return nil
 }
 
-// run works until there is nothing left to do, and proves each queue. The first queue is
-// there already.
+// run works until all work is done, and proves each queue. The first queue exists already.
 func (w *worker) run() error {
 	for start, sent := time.Now(), uint64(0); ; {
 		n, last, err := w.feed(start, sent)
@@ -141,8 +140,8 @@ func (w *worker) run() error {
 	}
 }
 
-// feed feeds a queue after the worker sent packets, destroys it and proves it. It tells
-// how many packets it got, and whether it was the last queue.
+// feed feeds a queue, destroys it and proves it. The worker sent packets before. It
+// returns the packets of the queue, and whether it was the last queue.
 func (w *worker) feed(start time.Time, sent uint64) (n uint64, last bool, err error) {
 	most, drain := ^uint64(0), true
 	if w.cfg.Packets > 0 {
@@ -186,7 +185,7 @@ func closed(c <-chan struct{}) bool {
 	}
 }
 
-// due is when packet n is to be submitted: the zero time is at once.
+// due returns the time to submit packet n, zero for at once.
 func (w *worker) due(start time.Time, n uint64) time.Time {
 	if w.cfg.Rate == 0 {
 		return time.Time{}
@@ -194,8 +193,8 @@ func (w *worker) due(start time.Time, n uint64) time.Time {
 	return start.Add(time.Duration(float64(n) / w.cfg.Rate * float64(time.Second)))
 }
 
-// turn retires what is over and submits at most one packet, if there is more and it is
-// due. It describes how many are in the queue then.
+// turn retires completed packets and submits at most one, if there is more and it is due.
+// It returns the number of packets in the queue then.
 func (w *worker) turn(now time.Time, more bool, due time.Time) (pushed bool, flying uint64, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -222,8 +221,8 @@ func (w *worker) turn(now time.Time, more bool, due time.Time) (pushed bool, fly
 	return pushed, w.proof.pushed - w.retired, nil
 }
 
-// drain seals the queue and waits until everything in it is over. Abandoned meanwhile
-// it returns up, which is false.
+// drain seals the queue and waits until everything in it has completed. It returns false
+// if the queue is abandoned meanwhile.
 func (w *worker) drain() (bool, error) {
 	w.mu.Lock()
 	w.queue.seal()
@@ -246,7 +245,7 @@ func (w *worker) drain() (bool, error) {
 	return false, nil
 }
 
-// destroy destroys the queue and proves what it did: everything if it was drained.
+// destroy destroys the queue and proves its work: all of it if it was drained.
 func (w *worker) destroy(drained bool) error {
 	var errs []error
 	if drained {
@@ -269,8 +268,8 @@ func (w *worker) destroy(drained bool) error {
 	return errors.Join(errs...)
 }
 
-// settle waits until the read index is where the write index is. All packets are over by
-// then, but the GPU may still be at what tells of the last.
+// settle waits until the read index equals the write index. All packets have completed
+// before, but the GPU may still notify of the last.
 func (w *worker) settle() error {
 	const most = 30 * time.Second
 	for end := time.Now().Add(most); ; time.Sleep(time.Millisecond) {
@@ -279,30 +278,29 @@ func (w *worker) settle() error {
 			return nil
 		}
 		if time.Now().After(end) {
-			return fmt.Errorf("every packet is over and the read index stays at %d: the write index is %d", read, write)
+			return fmt.Errorf("every packet has completed, but the read index is %d and the write index %d", read, write)
 		}
 	}
 }
 
-// unchanged reports whether nothing ran after the last queue was destroyed.
+// unchanged checks that nothing ran after the last queue was destroyed.
 func (w *worker) unchanged() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if count, hash := w.queue.result(); count != w.last || hash != w.lastHash {
-		return fmt.Errorf("%s queue %d on GPU %d had run %d packets when it was destroyed, and then ran on: %d", w.kind, w.id, w.gpu.ID, w.last, count)
+		return fmt.Errorf("%s queue %d on GPU %d had run %d packets when it was destroyed, and %d later", w.kind, w.id, w.gpu.ID, w.last, count)
 	}
 	return nil
 }
 
-// has reports whether id is the worker's queue, and nobody has asked it to leave.
+// has reports whether id is the worker's queue and is not being abandoned.
 func (w *worker) has(id uint32) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.alive && w.id == id && !closed(w.abandon)
 }
 
-// sum adds the queue there is to those that are gone, but for its hash. Called with mu
-// held.
+// sum adds the present queue to the destroyed ones, without its hash. mu is held.
 func (w *worker) sum() total {
 	t := w.total
 	if w.alive {
@@ -314,7 +312,7 @@ func (w *worker) sum() total {
 	return t
 }
 
-// state describes how the worker's queue stands.
+// state returns the state of the worker's queue.
 func (w *worker) state() Queue {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -329,8 +327,7 @@ func (w *worker) state() Queue {
 	return q
 }
 
-// free returns back what a worker has that does not run: the queue if there is one, the
-// event and the memory.
+// free releases the queue, the event and the memory of a worker that does not run.
 func (w *worker) free() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -350,5 +347,5 @@ func (w *worker) free() error {
 	return errors.Join(errs...)
 }
 
-// hexadecimal is how hashes are written.
+// hexadecimal formats a hash.
 func hexadecimal(hash uint64) string { return fmt.Sprintf("0x%016x", hash) }
