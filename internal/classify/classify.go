@@ -1,5 +1,4 @@
-// Package classify hides how rules and tags decide the class and priority of a
-// process.
+// Package classify assigns class and priority to a process by rules and tags.
 package classify
 
 import (
@@ -10,9 +9,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Rule returns a class to the processes it matches.
+// Rule assigns a class to the processes that it matches.
 type Rule struct {
-	// Name is what decisions call it; unique and not empty.
+	// Name is unique and not empty.
 	Name  string
 	Match Match
 	Class gpreempt.Class
@@ -20,40 +19,39 @@ type Rule struct {
 	Priority *gpreempt.Priority
 }
 
-// Subject is what rules look at: a process and all that is known of it.
+// Subject is a process and all that is known of it.
 type Subject struct {
 	gpreempt.Process
-	// Container is what the runtime told of its container; zero when it has not, or
-	// when there is none.
+	// Container is what the runtime reported of its container; zero before it has, and for
+	// a process outside containers.
 	Container gpreempt.Container
-	// ContainerKnown tells that the runtime has answered.
+	// ContainerKnown reports whether the runtime has answered.
 	ContainerKnown bool
-	// GPUs are those of the host, or at least those its queues are on.
+	// GPUs are those of the host, or at least those that have its queues.
 	GPUs []gpreempt.GPU
 	// Queues are its queues, in any order.
 	Queues []gpreempt.QueueEntry
 }
 
-// Decision is what a process is, and why.
+// Decision is class and priority of a process, and why.
 type Decision struct {
 	Class    gpreempt.Class
 	Priority gpreempt.Priority
-	// By is "rule NAME", ByTag, ByDefault, or ByAdmin when an admin overrode all of
-	// these.
+	// By is "rule NAME", ByTag, ByDefault, or ByAdmin for an admin override.
 	By string
-	// Waits tells that a rule would make it offline, and that an earlier one, which By
-	// names, may match once more is known: until then it is unmanaged.
+	// Waits reports that a rule would make the process offline, and that an earlier one,
+	// which By names, may match once more is known: until then it is unmanaged.
 	Waits bool
 }
 
-// What decides when no rule does.
+// Values of Decision.By besides rules.
 const (
 	ByTag     = "tag"
 	ByDefault = "default"
 	ByAdmin   = "admin"
 )
 
-// DefaultPriority is the priority of a class for which none is given.
+// DefaultPriority returns the priority of a class without an explicit one.
 func DefaultPriority(c gpreempt.Class) gpreempt.Priority {
 	switch c {
 	case gpreempt.Online:
@@ -65,16 +63,15 @@ func DefaultPriority(c gpreempt.Class) gpreempt.Priority {
 	return gpreempt.PriorityNormal
 }
 
-// RuleError says what is wrong with one rule and what would be right.
+// RuleError is an error in a rule.
 type RuleError struct {
 	// Index counts the rules from 0.
 	Index int
 	Name  string
-	// Field is the name of the field in the config file, below match where it is one
-	// of a Match: "class", "comm", "gpu[1]", or as Member gives it.
+	// Field is the name of the field in the config file, below match for fields of a
+	// Match: "class", "comm", "gpu[1]", or as Member returns it.
 	Field string
-	// Problem says what is wrong, Remedy what to do; Remedy is "" where Problem says
-	// it all.
+	// Remedy says what to do; "" if Problem is enough.
 	Problem, Remedy string
 }
 
@@ -86,43 +83,41 @@ func (e *RuleError) Error() string {
 	return text
 }
 
-// Classifier decides by a fixed list of rules. It may be used by several
-// goroutines.
+// Classifier classifies by a fixed list of rules. It is safe for concurrent use.
 type Classifier struct {
 	rules []rule
 }
 
-// rule is a Rule made ready to match.
+// rule is a compiled Rule.
 type rule struct {
 	name       string
 	conditions []condition
 	decision   Decision
-	// waiting is the decision while it is not known whether the rule matches.
+	// waiting is the decision while it is unknown whether the rule matches.
 	waiting Decision
 }
 
-// refusal takes a mistake in one field of a rule.
-type refusal func(field, problem, remedy string)
+// reject adds an error in a field of a rule.
+type reject func(field, problem, remedy string)
 
-// New checks and prepares rules. The error joins a *RuleError for everything
-// that is wrong with them.
+// New checks and compiles rules. The error joins a *RuleError for every error in them.
 func New(rules []Rule) (*Classifier, error) {
 	c := &Classifier{rules: make([]rule, 0, len(rules))}
 	names := make(map[string]int, len(rules))
 	var problems []error
 	for n := range rules {
 		r := &rules[n]
-		refuse := func(field, problem, remedy string) {
+		fail := func(field, problem, remedy string) {
 			problems = append(problems, &RuleError{Index: n, Name: r.Name, Field: field, Problem: problem, Remedy: remedy})
 		}
 		if r.Name == "" {
-			refuse("name", "it is empty", "give the rule a name, decisions show it")
+			fail("name", "it is empty", "write a name; decisions show it")
 		} else if first, taken := names[r.Name]; taken {
-			refuse("name", fmt.Sprintf("rule %d has the same", first+1), "give each rule its own")
+			fail("name", fmt.Sprintf("rule %d has the same", first+1), "write a unique name for each rule")
 		} else {
 			names[r.Name] = n
 		}
-		c.rules = append(c.rules, compileRule(r, refuse))
+		c.rules = append(c.rules, compileRule(r, fail))
 	}
 	if problems != nil {
 		return nil, errors.Join(problems...)
@@ -130,21 +125,21 @@ func New(rules []Rule) (*Classifier, error) {
 	return c, nil
 }
 
-func compileRule(r *Rule, refuse refusal) rule {
-	conditions := r.Match.conditions(refuse)
+func compileRule(r *Rule, fail reject) rule {
+	conditions := r.Match.conditions(fail)
 	if len(conditions) == 0 {
-		refuse("match", "it is empty and would match every process",
-			`set a field of it, such as comm, cgroup or uid, or comm: "*" if every process is meant`)
+		fail("match", "it is empty and would match every process",
+			`set a field of it, such as comm, cgroup or uid, or comm: "*" for every process`)
 	}
 	if r.Class > gpreempt.Offline {
-		refuse("class", fmt.Sprintf("%v is none of online, offline, unmanaged", r.Class), "")
+		fail("class", fmt.Sprintf("%v is not online, offline or unmanaged", r.Class), "")
 	}
 	priority := DefaultPriority(r.Class)
 	if r.Priority != nil {
 		priority = *r.Priority
 	}
 	if priority > gpreempt.MaxPriority {
-		refuse("priority", fmt.Sprintf("%d is outside 0 to %d", priority, gpreempt.MaxPriority), "")
+		fail("priority", fmt.Sprintf("%d is outside 0 to %d", priority, gpreempt.MaxPriority), "")
 	}
 	return rule{
 		name: r.Name, conditions: conditions,
@@ -153,11 +148,11 @@ func compileRule(r *Rule, refuse refusal) rule {
 	}
 }
 
-// Decide returns the decision of the first rule that matches s, else that of its
-// tag, else unmanaged. It allocates nothing.
+// Decide returns the decision of the first rule that matches s, else that of its tag,
+// else unmanaged. It does not allocate.
 //
-// What is not known yet makes nobody preemptible: while an earlier rule of another
-// class may match once it is, no rule and no tag makes the process offline.
+// Missing facts make no process preemptible: while an earlier rule of another class may
+// match once more is known, no rule and no tag makes the process offline.
 func (c *Classifier) Decide(s *Subject) Decision {
 	d, waits := byDefault, -1
 	n := 0
@@ -182,7 +177,7 @@ func (c *Classifier) Decide(s *Subject) Decision {
 	return d
 }
 
-// mayMatch tells of a rule that does not match s that it may when more is known.
+// mayMatch reports whether a rule that does not match s may match once more is known.
 func (r *rule) mayMatch(s *Subject) bool {
 	for n := range r.conditions {
 		if c := &r.conditions[n]; !c.holds(s) && !c.mayHold(s) {
@@ -203,9 +198,8 @@ func (r *rule) matches(s *Subject) bool {
 	return true
 }
 
-// Matching tells of each rule whether it matches s, whatever is before it, and
-// then whether s has a tag. The answer is in dst's array where it fits, and what
-// was in dst is gone.
+// Matching returns for each rule whether it matches s, regardless of the rules before
+// it, and last whether s has a tag. It overwrites dst and reuses its array.
 func (c *Classifier) Matching(s *Subject, dst []bool) []bool {
 	dst = dst[:0]
 	for n := range c.rules {
@@ -215,7 +209,7 @@ func (c *Classifier) Matching(s *Subject, dst []bool) []bool {
 	return append(dst, found)
 }
 
-// Names are those of the rules and then ByTag: the order of Matching.
+// Names returns the names of the rules and ByTag, in the order of Matching.
 func (c *Classifier) Names() []string {
 	names := make([]string, 0, len(c.rules)+1)
 	for n := range c.rules {
@@ -224,8 +218,8 @@ func (c *Classifier) Names() []string {
 	return append(names, ByTag)
 }
 
-// Classes are what the rules give, in the order of Matching. The last, of the
-// tag, is Unmanaged: which class a tag gives is different for each process.
+// Classes returns the classes of the rules, in the order of Matching. The last, of the
+// tag, is Unmanaged, because each process has its own.
 func (c *Classifier) Classes() []gpreempt.Class {
 	classes := make([]gpreempt.Class, 0, len(c.rules)+1)
 	for n := range c.rules {
@@ -234,7 +228,7 @@ func (c *Classifier) Classes() []gpreempt.Class {
 	return append(classes, gpreempt.Unmanaged)
 }
 
-// Env names the variables that rules and tags look at, sorted, each once.
+// Env returns the variables that rules and tags use, sorted, each once.
 func (c *Classifier) Env() []string {
 	var names []string
 	for _, t := range tags {

@@ -11,8 +11,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// vllm is a process of which nothing is known but what /proc always tells;
-// training one of which everything is.
+// vllm is a process with the facts that /proc always has; of training everything is
+// known.
 var (
 	vllm = classify.Subject{Process: gpreempt.Process{
 		Comm: "vllm", Cmdline: "python3 /usr/bin/vllm serve llama", UID: 1000, GID: 1000,
@@ -110,7 +110,7 @@ func TestTheFirstMatchingRuleDecides(t *testing.T) {
 	}
 }
 
-func TestMatchingTellsOfEveryRuleAndTheTag(t *testing.T) {
+func TestMatchingReturnsEveryRuleAndTheTag(t *testing.T) {
 	c := compile(t,
 		classify.Rule{Name: "serving", Match: classify.Match{Cgroup: "*/serving"}, Class: gpreempt.Online},
 		classify.Rule{Name: "python", Match: classify.Match{Comm: "python3", Env: map[string]string{"RANK": "*"}}, Class: gpreempt.Offline},
@@ -158,9 +158,9 @@ func TestDecideAndMatchingAllocateNothing(t *testing.T) {
 	}
 }
 
-// BenchmarkDecide is for a process nothing matches, with a long command line:
-// "all" with rules that set every field and of which the last looked at does not
-// hold, "usual" with rules as people write them.
+// BenchmarkDecide classifies a process that no rule matches, with a long command line:
+// "all" with rules that set every field and whose last field does not hold, "usual" with
+// ordinary rules.
 func BenchmarkDecide(b *testing.B) {
 	s := training
 	s.Cmdline += strings.Repeat(" --option=value", 250)

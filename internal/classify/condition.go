@@ -9,7 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// field is one thing a rule can look at.
+// field is a property of a process that rules can match.
 type field uint8
 
 const (
@@ -36,7 +36,7 @@ const (
 	ringAddress
 )
 
-// fieldNames are as the config file has them.
+// fieldNames are the keys of the config file.
 var fieldNames = [...]string{
 	comm: "comm", cmdline: "cmdline", exe: "exe", uid: "uid", gid: "gid", cgroup: "cgroup", unit: "unit", slice: "slice", env: "env",
 	containerID: "container.id", containerName: "container.name", containerImage: "container.image",
@@ -45,7 +45,7 @@ var fieldNames = [...]string{
 	gpu: "gpu", queuePriority: "queue_priority", ringAddress: "ring_address",
 }
 
-// isMap tells that there can be several of the field, each with a key.
+// isMap reports whether the field is a map.
 func (f field) isMap() bool { return f == env || f == containerLabels || f == podLabels }
 
 func (f field) ofContainer() bool { return containerID <= f && f <= containerLabels }
@@ -57,16 +57,16 @@ type condition struct {
 	field field
 	// key is the variable or label.
 	key string
-	// pattern and glob are for texts, id for uid and gid, gpus for gpu.
+	// pattern and glob are of texts, id of uid and gid, gpus of gpu.
 	pattern string
 	glob    glob
 	id      uint32
 	gpus    []selector
-	// first and last, both included, are for queue_priority and ring_address.
+	// first and last, both included, are of queue_priority and ring_address.
 	first, last uint64
 }
 
-// name is that of the field in the config file, below match.
+// name returns the key of the config file, below match.
 func (c *condition) name() string {
 	if c.field.isMap() {
 		return Member(fieldNames[c.field], c.key)
@@ -74,7 +74,7 @@ func (c *condition) name() string {
 	return fieldNames[c.field]
 }
 
-// wanted is the value the field has in the rule.
+// wanted returns the value that the field has in the rule.
 func (c *condition) wanted() string {
 	switch c.field {
 	case uid, gid:
@@ -94,7 +94,7 @@ func (c *condition) wanted() string {
 	}
 }
 
-// holds reports whether it is so of s. What is not known does not hold.
+// holds reports whether the condition holds for s. An unknown value does not.
 func (c *condition) holds(s *Subject) bool {
 	switch c.field {
 	case uid:
@@ -106,7 +106,7 @@ func (c *condition) holds(s *Subject) bool {
 		return on
 	case queuePriority:
 		p, known, all := highestPriority(s)
-		// One that is not known may be the highest.
+		// An unknown one may be the highest.
 		return known && c.includes(uint64(p.Priority)) && (all || c.last >= uint64(gpreempt.MaxPriority))
 	case ringAddress:
 		_, inside := c.ring(s)
@@ -117,8 +117,8 @@ func (c *condition) holds(s *Subject) bool {
 	}
 }
 
-// mayHold tells of a condition that does not hold that it may when what is not known
-// of s yet is known.
+// mayHold reports whether a condition that does not hold may hold once more is known
+// of s.
 func (c *condition) mayHold(s *Subject) bool {
 	switch {
 	case c.field == cmdline, c.field == exe, c.field == env:
@@ -134,7 +134,7 @@ func (c *condition) mayHold(s *Subject) bool {
 	return false
 }
 
-// text returns what a glob is compared with.
+// text returns the value that a glob is compared with.
 func (c *condition) text(s *Subject) (text string, known bool) {
 	switch c.field {
 	case comm:
@@ -179,7 +179,7 @@ func (c *condition) text(s *Subject) (text string, known bool) {
 
 func (c *condition) includes(n uint64) bool { return c.first <= n && n <= c.last }
 
-// selected returns the first of the selectors that names a GPU with a queue of s.
+// selected returns the first selector of a GPU that has a queue of s.
 func (c *condition) selected(s *Subject) (sel *selector, on bool) {
 	for n := range s.Queues {
 		g := gpuOf(s, s.Queues[n].GPU)
@@ -202,7 +202,7 @@ func gpuOf(s *Subject, id gpreempt.GPUID) gpreempt.GPU {
 	return gpreempt.GPU{ID: id, Node: -1}
 }
 
-// ring returns the address of a ring in the range.
+// ring returns the address of a ring that begins in the range.
 func (c *condition) ring(s *Subject) (address uint64, inside bool) {
 	for n := range s.Queues {
 		if base := s.Queues[n].Info.RingBase; base != 0 && c.includes(base) {
@@ -212,12 +212,12 @@ func (c *condition) ring(s *Subject) (address uint64, inside bool) {
 	return 0, false
 }
 
-// utilityRing is the size, in bytes, of the ring ROCm's runtime makes on each GPU
-// for itself: its priority is not the program's choice.
+// utilityRing is the size, in bytes, of the ring that ROCm's runtime creates on each GPU
+// for itself. The program does not choose its priority.
 const utilityRing = 4096
 
-// highestPriority returns what is known of the compute queue with the highest known
-// priority, and whether that of all is known.
+// highestPriority returns the compute queue with the highest known priority, and whether
+// the priorities of all are known.
 func highestPriority(s *Subject) (highest gpreempt.QueueInfo, known, all bool) {
 	utility := onlyUtility(s)
 	all = true
@@ -234,8 +234,8 @@ func highestPriority(s *Subject) (highest gpreempt.QueueInfo, known, all bool) {
 	return highest, known, all
 }
 
-// onlyUtility tells that every compute queue has a ring of that size: then they
-// count, as one of them must be the program's.
+// onlyUtility reports whether every compute queue has a ring of that size. Then they
+// count, because one of them must be the program's.
 func onlyUtility(s *Subject) bool {
 	for n := range s.Queues {
 		if q := &s.Queues[n]; q.Type == gpreempt.QueueCompute && q.RingBytes != utilityRing {

@@ -10,29 +10,28 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Step is one thing that could give a process its class.
+// Step is one rule or other source of the class of a process.
 type Step struct {
 	// By is as in Decision.
 	By string
-	// Class and Priority are what it gives; zero for an admin who said nothing and
-	// for a process without a tag.
+	// Class and Priority are zero without an override, and for a process without a tag.
 	Class    gpreempt.Class
 	Priority gpreempt.Priority
-	// Matches tells that it is for this process, Decides that nothing before it is.
+	// Matches reports whether it applies to the process, Decides whether it is the first
+	// that does.
 	Matches, Decides bool
-	// Detail says for people which part matched or did not, and the facts.
+	// Detail describes the parts that match or do not, with the facts.
 	Detail string
 }
 
-// Explain tells of everything that could decide, in the order it is asked: an
-// admin's override, nil for none, the rules, the tag, the default. The one that
-// decides is the override, or what Decide gives. Of the environment it shows the
-// variables of rules and tags only.
+// Explain returns everything that could decide, in the order of precedence: the admin
+// override, nil for none, the rules, the tag, the default. The override decides, or else
+// the result of Decide. Of the environment only variables of rules and tags are shown.
 func (c *Classifier) Explain(s *Subject, override *Decision) []Step {
 	steps := make([]Step, 0, len(c.rules)+3)
-	admin := Step{By: ByAdmin, Detail: "no admin has said anything of it"}
+	admin := Step{By: ByAdmin, Detail: "no admin override"}
 	if override != nil {
-		admin = Step{By: ByAdmin, Class: override.Class, Priority: override.Priority, Matches: true, Detail: "an admin said so"}
+		admin = Step{By: ByAdmin, Class: override.Class, Priority: override.Priority, Matches: true, Detail: "admin override"}
 	}
 	steps = append(steps, admin)
 	for n := range c.rules {
@@ -47,18 +46,18 @@ func (c *Classifier) Explain(s *Subject, override *Decision) []Step {
 		Step{By: ByTag, Class: d.Class, Priority: d.Priority, Matches: found, Detail: tagDetail(s.Env)},
 		Step{
 			By: ByDefault, Class: byDefault.Class, Priority: byDefault.Priority, Matches: true,
-			Detail: "what no admin, rule or tag classifies is unmanaged",
+			Detail: "without override, rule or tag a process is unmanaged",
 		})
 	first := slices.IndexFunc(steps, func(step Step) bool { return step.Matches })
 	if d := c.Decide(s); d.Waits && override == nil {
 		first = slices.IndexFunc(steps, func(step Step) bool { return step.By+" may match" == d.By })
-		steps[first].Detail += "; it may match once that is known: until then nothing makes the process offline"
+		steps[first].Detail += "; it may match once that is known: until then the process is not offline"
 	}
 	steps[first].Decides = true
 	return steps
 }
 
-// explain tells of every field when all hold, else of those that do not.
+// explain describes every field if all hold, else those that do not.
 func (r *rule) explain(s *Subject) (matches bool, detail string) {
 	var yes, no []string
 	for n := range r.conditions {
@@ -75,7 +74,7 @@ func (r *rule) explain(s *Subject) (matches bool, detail string) {
 	return true, strings.Join(yes, "; ")
 }
 
-// explain sets the fact beside what the rule wants.
+// explain describes the fact and the value of the rule.
 func (c *condition) explain(s *Subject, holds bool) string {
 	is := "is not"
 	if holds {
@@ -101,35 +100,35 @@ func (c *condition) explain(s *Subject, holds bool) string {
 	}
 }
 
-// explainUnknown reports why there is nothing to compare a glob with.
+// explainUnknown returns why there is no text to compare with.
 func (c *condition) explainUnknown(s *Subject) string {
-	f, told := c.field, !s.Container.Equal(gpreempt.Container{})
+	f, answered := c.field, !s.Container.Equal(gpreempt.Container{})
 	inPod := s.Cgroup.PodUID != "" || s.Container.Pod != ""
 	switch {
 	case f == cmdline, f == exe, f == env && s.Unread:
-		return "it is not known"
+		return "unknown"
 	case f == env:
-		return "it is not set"
+		return "not set"
 	case (f == unit || f == slice) && s.Cgroup.Path == "":
-		return "the control group is not known"
+		return "the control group is unknown"
 	case f == unit:
-		return "it is in no unit of systemd"
+		return "not in a unit of systemd"
 	case f == slice:
-		return "it is in no slice of systemd"
-	case f.ofContainer() && s.Cgroup.ContainerID == "" && !told:
-		return "it is in no container"
+		return "not in a slice of systemd"
+	case f.ofContainer() && s.Cgroup.ContainerID == "" && !answered:
+		return "not in a container"
 	case f.ofPod() && !inPod:
-		return "it is in no Kubernetes pod"
+		return "not in a Kubernetes pod"
 	case f == containerID, f == containerRuntime:
-		return "the control group does not tell it"
-	case f == containerLabels && told:
+		return "not part of the control group"
+	case f == containerLabels && answered:
 		return "the container has no such label"
 	case f == podLabels && s.Container.Pod != "":
 		return "the pod has no such label"
 	case f == podPriorityClass && s.Container.Pod != "":
-		return "the pod has none, or the kubelet has not told it"
+		return "the pod has none, or the kubelet has not reported it"
 	}
-	return "the runtime has not told it"
+	return "not reported by the runtime"
 }
 
 func (c *condition) explainGPU(s *Subject) string {
@@ -141,7 +140,7 @@ func (c *condition) explainGPU(s *Subject) string {
 		ids = append(ids, s.Queues[n].GPU)
 	}
 	if ids == nil {
-		return "gpu: it has no queues"
+		return "gpu: the process has no queues"
 	}
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
@@ -156,7 +155,7 @@ func (c *condition) explainGPU(s *Subject) string {
 	return "gpu: it has queues on " + listed(texts) + " and not on " + strings.Join(wanted, ", ")
 }
 
-// gpuText names a GPU in every way a rule can.
+// gpuText returns all names of a GPU that rules can use.
 func gpuText(g gpreempt.GPU) string {
 	var names []string
 	if g.Node >= 0 {
@@ -176,18 +175,18 @@ func gpuText(g gpreempt.GPU) string {
 
 func (c *condition) explainPriority(s *Subject, is string) string {
 	if !slices.ContainsFunc(s.Queues, func(q gpreempt.QueueEntry) bool { return q.Type == gpreempt.QueueCompute }) {
-		return "queue_priority: it has no compute queues"
+		return "queue_priority: the process has no compute queues"
 	}
 	highest, known, all := highestPriority(s)
 	if !known {
-		return "queue_priority: it is not known of any of its compute queues"
+		return "queue_priority: unknown for all its compute queues"
 	}
 	text := fmt.Sprintf("queue_priority %d %s in %d to %d", highest.Priority, is, c.first, c.last)
 	if !all {
-		text = fmt.Sprintf("queue_priority: of some queues it is not known, of the others %d at most", highest.Priority)
+		text = fmt.Sprintf("queue_priority: unknown for some queues, at most %d for the others", highest.Priority)
 	}
 	if !highest.PriorityExact {
-		text += " (this kernel tells only 0, 7 and 11 apart)"
+		text += " (this kernel distinguishes only 0, 7 and 11)"
 	}
 	return text
 }
@@ -204,9 +203,9 @@ func (c *condition) explainRing(s *Subject) string {
 	}
 	switch {
 	case len(s.Queues) == 0:
-		return "ring_address: it has no queues"
+		return "ring_address: the process has no queues"
 	case addresses == nil:
-		return "ring_address: it is not known of any of its queues"
+		return "ring_address: unknown for all its queues"
 	}
 	slices.Sort(addresses)
 	texts := make([]string, len(addresses))
@@ -216,7 +215,7 @@ func (c *condition) explainRing(s *Subject) string {
 	return fmt.Sprintf("ring_address %s is not in %#x to %#x", listed(texts), c.first, c.last)
 }
 
-// listed joins the first few of a list and counts the rest.
+// listed joins the first few of a list and counts the others.
 func listed(texts []string) string {
 	const most = 4
 	if more := len(texts) - most; more > 0 {
@@ -225,7 +224,7 @@ func listed(texts []string) string {
 	return strings.Join(texts, ", ")
 }
 
-// quoted, cut and shorten keep what a process or a file says short and printable.
+// quoted, cut and shorten make a text of a process or a file short and printable.
 func quoted(s string) string { return strconv.Quote(shorten(s)) }
 
 func cut(s string) string {

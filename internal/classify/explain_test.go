@@ -11,7 +11,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-func TestExplainTellsOfEveryPossibilityInOrder(t *testing.T) {
+func TestExplainReturnsEveryStepInOrder(t *testing.T) {
 	c := compile(t,
 		classify.Rule{Name: "serving", Match: classify.Match{Comm: "vllm*", UID: new(uint32(2000))}, Class: gpreempt.Online},
 		classify.Rule{Name: "python", Match: classify.Match{Comm: "python*", UID: new(uint32(2000))}, Class: gpreempt.Offline, Priority: new(gpreempt.Priority(3))},
@@ -20,25 +20,25 @@ func TestExplainTellsOfEveryPossibilityInOrder(t *testing.T) {
 	s := training
 	s.Env = map[string]string{"GPREEMPT_CLASS": "online"}
 	want := []classify.Step{
-		{By: "admin", Detail: "no admin has said anything of it"},
+		{By: "admin", Detail: "no admin override"},
 		{By: "rule serving", Class: gpreempt.Online, Priority: 11, Detail: `comm "python3" is not "vllm*"`},
 		{By: "rule python", Class: gpreempt.Offline, Priority: 3, Matches: true, Decides: true, Detail: `comm "python3" is "python*"; uid 2000 is 2000`},
 		{By: "rule rest", Class: gpreempt.Unmanaged, Priority: 7, Matches: true, Detail: `comm "python3" is "*"`},
 		{By: "tag", Class: gpreempt.Online, Priority: 11, Matches: true, Detail: `GPREEMPT_CLASS is "online"`},
-		{By: "default", Class: gpreempt.Unmanaged, Priority: 7, Matches: true, Detail: "what no admin, rule or tag classifies is unmanaged"},
+		{By: "default", Class: gpreempt.Unmanaged, Priority: 7, Matches: true, Detail: "without override, rule or tag a process is unmanaged"},
 	}
 	if diff := cmp.Diff(want, c.Explain(&s, nil)); diff != "" {
 		t.Errorf("steps (-want +got):\n%s", diff)
 	}
-	want[0] = classify.Step{By: "admin", Class: gpreempt.Offline, Priority: 2, Matches: true, Decides: true, Detail: "an admin said so"}
+	want[0] = classify.Step{By: "admin", Class: gpreempt.Offline, Priority: 2, Matches: true, Decides: true, Detail: "admin override"}
 	want[2].Decides = false
 	override := &classify.Decision{Class: gpreempt.Offline, Priority: 2, By: classify.ByAdmin}
 	if diff := cmp.Diff(want, c.Explain(&s, override)); diff != "" {
-		t.Errorf("steps under an admin's word (-want +got):\n%s", diff)
+		t.Errorf("steps under an admin override (-want +got):\n%s", diff)
 	}
 }
 
-func TestExplainSetsTheFactBesideWhatTheRuleWants(t *testing.T) {
+func TestExplainHasTheFactAndTheValueOfTheRule(t *testing.T) {
 	uid := func(id uint32) *uint32 { return &id }
 	labels := map[string]string{"a/b": "x"}
 	inContainer := vllm
@@ -63,45 +63,45 @@ func TestExplainSetsTheFactBesideWhatTheRuleWants(t *testing.T) {
 		{"gid holds", training, classify.Match{GID: uid(2001)}, "gid 2001 is 2001"},
 		{"cmdline", training, classify.Match{Cmdline: "vllm*"}, `cmdline "python3 -m train --epochs 90" is not "vllm*"`},
 		{"all that do not hold", training, classify.Match{Comm: "a", Exe: "/b", UID: uid(2000), GID: uid(0)}, `comm "python3" is not "a"; gid 2001 is not 0; exe "/opt/conda/bin/python3.11" is not "/b"`},
-		{"exe not known", vllm, classify.Match{Exe: "/b"}, "exe: it is not known"},
-		{"cgroup not known", empty, classify.Match{Cgroup: "/a"}, `cgroup "" is not "/a"`},
-		{"unit of what is not known", empty, classify.Match{Unit: "*", Slice: "*"}, "unit: the control group is not known; slice: the control group is not known"},
-		{"no unit", vllm, classify.Match{Unit: "*", Slice: "*"}, "unit: it is in no unit of systemd; slice: it is in no slice of systemd"},
+		{"exe unknown", vllm, classify.Match{Exe: "/b"}, "exe: unknown"},
+		{"cgroup unknown", empty, classify.Match{Cgroup: "/a"}, `cgroup "" is not "/a"`},
+		{"unit of what is unknown", empty, classify.Match{Unit: "*", Slice: "*"}, "unit: the control group is unknown; slice: the control group is unknown"},
+		{"no unit", vllm, classify.Match{Unit: "*", Slice: "*"}, "unit: not in a unit of systemd; slice: not in a slice of systemd"},
 		{"variable", training, classify.Match{Env: map[string]string{"RANK": "0"}}, `env.RANK "3" is not "0"`},
 		{"variable holds", training, classify.Match{Env: map[string]string{"RANK": "*"}}, `env.RANK "3" is "*"`},
-		{"no variable", training, classify.Match{Env: map[string]string{"X": "*"}}, "env.X: it is not set"},
+		{"no variable", training, classify.Match{Env: map[string]string{"X": "*"}}, "env.X: not set"},
 		{
 			"no container", vllm,
 			classify.Match{Container: classify.ContainerMatch{ID: "*", Name: "*", Runtime: "*", Labels: labels}},
-			`container.id: it is in no container; container.name: it is in no container; container.runtime: it is in no container; ` +
-				`container.labels["a/b"]: it is in no container`,
+			`container.id: not in a container; container.name: not in a container; container.runtime: not in a container; ` +
+				`container.labels["a/b"]: not in a container`,
 		},
 		{
-			"a container not told of", inContainer,
+			"a container not reported", inContainer,
 			classify.Match{Container: classify.ContainerMatch{ID: "4*", Name: "*", Image: "*", Runtime: "*", Labels: labels}},
-			`container.id "` + containerID + `" is not "4*"; container.name: the runtime has not told it; container.image: the runtime has not told it; ` +
-				`container.runtime: the control group does not tell it; container.labels["a/b"]: the runtime has not told it`,
+			`container.id "` + containerID + `" is not "4*"; container.name: not reported by the runtime; container.image: not reported by the runtime; ` +
+				`container.runtime: not part of the control group; container.labels["a/b"]: not reported by the runtime`,
 		},
 		{
-			"a container told of", training,
+			"a container reported", training,
 			classify.Match{Container: classify.ContainerMatch{Name: "x", Labels: labels}},
 			`container.name "trainer" is not "x"; container.labels["a/b"]: the container has no such label`,
 		},
 		{
 			"no pod", vllm,
 			classify.Match{Pod: classify.PodMatch{Namespace: "*", PriorityClass: "*", Labels: labels}},
-			`pod.namespace: it is in no Kubernetes pod; pod.priority_class: it is in no Kubernetes pod; pod.labels["a/b"]: it is in no Kubernetes pod`,
+			`pod.namespace: not in a Kubernetes pod; pod.priority_class: not in a Kubernetes pod; pod.labels["a/b"]: not in a Kubernetes pod`,
 		},
 		{
-			"a pod not told of", inContainer,
+			"a pod not reported", inContainer,
 			classify.Match{Pod: classify.PodMatch{Name: "*", PriorityClass: "*", Labels: labels}},
-			`pod.name: the runtime has not told it; pod.priority_class: the runtime has not told it; pod.labels["a/b"]: the runtime has not told it`,
+			`pod.name: not reported by the runtime; pod.priority_class: not reported by the runtime; pod.labels["a/b"]: not reported by the runtime`,
 		},
 		{
-			"a pod told of",
+			"a pod reported",
 			func() classify.Subject { s := training; s.Container.PriorityClass = ""; return s }(),
 			classify.Match{Pod: classify.PodMatch{Name: "x", PriorityClass: "*", Labels: labels}},
-			`pod.name "train-0" is not "x"; pod.priority_class: the pod has none, or the kubelet has not told it; pod.labels["a/b"]: the pod has no such label`,
+			`pod.name "train-0" is not "x"; pod.priority_class: the pod has none, or the kubelet has not reported it; pod.labels["a/b"]: the pod has no such label`,
 		},
 		{"gpu holds", training, classify.Match{GPU: []string{"node:1", "renderD129"}}, `gpu: it has a queue on "renderD129"`},
 		{
@@ -109,24 +109,24 @@ func TestExplainSetsTheFactBesideWhatTheRuleWants(t *testing.T) {
 			classify.Match{GPU: []string{"node:1", "renderD128"}},
 			`gpu: it has queues on 3183 (node:2, 0001:c1:00.0, renderD129) and not on "node:1", "renderD128"`,
 		},
-		{"gpu nobody told of", many, classify.Match{GPU: []string{"node:1"}}, `gpu: it has queues on 10, 11, 12, 13 and not on "node:1"`},
-		{"gpu without queues", vllm, classify.Match{GPU: []string{"node:1"}}, "gpu: it has no queues"},
+		{"gpu nobody reported", many, classify.Match{GPU: []string{"node:1"}}, `gpu: it has queues on 10, 11, 12, 13 and not on "node:1"`},
+		{"gpu without queues", vllm, classify.Match{GPU: []string{"node:1"}}, "gpu: the process has no queues"},
 		{"priority", training, classify.Match{QueuePriority: &classify.PriorityRange{Min: 7, Max: 15}}, "queue_priority 3 is not in 7 to 15"},
 		{
-			"priority of a kernel that tells less", hip,
+			"priority of a kernel that distinguishes less", hip,
 			classify.Match{QueuePriority: &classify.PriorityRange{Min: 8, Max: 15}},
-			"queue_priority 11 is in 8 to 15 (this kernel tells only 0, 7 and 11 apart)",
+			"queue_priority 11 is in 8 to 15 (this kernel distinguishes only 0, 7 and 11)",
 		},
-		{"priority not known", many, classify.Match{QueuePriority: &classify.PriorityRange{Max: 15}}, "queue_priority: it is not known of any of its compute queues"},
-		{"priority without queues", vllm, classify.Match{QueuePriority: &classify.PriorityRange{Max: 15}}, "queue_priority: it has no compute queues"},
+		{"priority unknown", many, classify.Match{QueuePriority: &classify.PriorityRange{Max: 15}}, "queue_priority: unknown for all its compute queues"},
+		{"priority without queues", vllm, classify.Match{QueuePriority: &classify.PriorityRange{Max: 15}}, "queue_priority: the process has no compute queues"},
 		{"ring holds", many, classify.Match{RingAddress: &classify.AddressRange{From: 0x3000, To: 0x3fff}}, "ring_address 0x3000 is in 0x3000 to 0x3fff"},
 		{
 			"ring", many,
 			classify.Match{RingAddress: &classify.AddressRange{From: 0x8000, To: 0x9000}},
 			"ring_address 0x1000, 0x2000, 0x3000, 0x4000 and 3 more is not in 0x8000 to 0x9000",
 		},
-		{"ring not known", hip, classify.Match{RingAddress: &classify.AddressRange{To: 0x9000}}, "ring_address: it is not known of any of its queues"},
-		{"ring without queues", vllm, classify.Match{RingAddress: &classify.AddressRange{To: 0x9000}}, "ring_address: it has no queues"},
+		{"ring unknown", hip, classify.Match{RingAddress: &classify.AddressRange{To: 0x9000}}, "ring_address: unknown for all its queues"},
+		{"ring without queues", vllm, classify.Match{RingAddress: &classify.AddressRange{To: 0x9000}}, "ring_address: the process has no queues"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
@@ -138,7 +138,7 @@ func TestExplainSetsTheFactBesideWhatTheRuleWants(t *testing.T) {
 	}
 }
 
-// What a process chooses to be called must not flood a terminal or steer it.
+// The name of a process must not flood a terminal or control it.
 func TestExplainCutsLongTextsAndQuotesStrangeOnes(t *testing.T) {
 	s := training
 	s.Comm = "\x1b[31m\xff"

@@ -6,8 +6,7 @@ import (
 	"unicode/utf8"
 )
 
-// glob is a compiled pattern; the zero value matches everything, as a pattern
-// that is not set does.
+// glob is a compiled pattern. The zero value matches everything.
 type glob []element
 
 // element is one part of a glob.
@@ -15,7 +14,7 @@ type element struct {
 	kind elementKind
 	// text is for literal; not empty.
 	text string
-	// ranges are for oneOf: first and last of each included; negated turns it round.
+	// ranges are for oneOf, first and last included; negated inverts them.
 	ranges  [][2]rune
 	negated bool
 }
@@ -23,14 +22,14 @@ type element struct {
 type elementKind uint8
 
 const (
-	literal elementKind = iota // certain characters
+	literal elementKind = iota // these characters
 	anyOne                     // any one character
 	oneOf                      // one of a set of characters
 	anyRun                     // any run of characters, also none
 )
 
-// begins reports whether text begins with what e stands for, and the length of it
-// in bytes. It is not for anyRun.
+// begins reports whether text begins with a match of e, and the length of the match in
+// bytes. It does not support anyRun.
 func (e *element) begins(text string) (length int, ok bool) {
 	if e.kind == literal {
 		return len(e.text), strings.HasPrefix(text, e.text)
@@ -47,14 +46,13 @@ func (e *element) begins(text string) (length int, ok bool) {
 	return size, e.negated
 }
 
-// globError says what is wrong with a pattern, and what would be right.
+// globError is an error in a pattern.
 type globError struct{ problem, remedy string }
 
-// compileGlob reads a pattern. The error says at which character it is wrong,
-// counted from 1.
+// compileGlob compiles a pattern. The error has the number of the character, from 1.
 func compileGlob(pattern string) (glob, *globError) {
 	if !utf8.ValidString(pattern) {
-		return nil, &globError{"it is not UTF-8", "save the file as UTF-8, and write ? for a character that is not"}
+		return nil, &globError{"is not UTF-8", "save the file as UTF-8, and write ? for other characters"}
 	}
 	chars := []rune(pattern)
 	var g glob
@@ -75,7 +73,7 @@ func compileGlob(pattern string) (glob, *globError) {
 			g = append(g, e)
 			n += length - 1
 		case utf8.RuneError:
-			// It stands for bytes that are not UTF-8 too: not to be compared as text.
+			// It also represents bytes that are not UTF-8, so it is not compared as text.
 			g = append(g, element{kind: oneOf, ranges: [][2]rune{{utf8.RuneError, utf8.RuneError}}})
 		default:
 			if last < 0 || g[last].kind != literal {
@@ -88,8 +86,8 @@ func compileGlob(pattern string) (glob, *globError) {
 	return g, nil
 }
 
-// compileSet reads the set chars begins with and returns its length. In it, a ]
-// that comes first is a member, and so is a - that comes first or last.
+// compileSet compiles the set at the beginning of chars and returns its length. A ] that
+// comes first is a member, and so is a - that comes first or last.
 func compileSet(chars []rune) (e element, length int, err *globError) {
 	e.kind = oneOf
 	n := 1
@@ -114,7 +112,7 @@ func compileSet(chars []rune) (e element, length int, err *globError) {
 	return e, 0, &globError{"is not closed", "add the ], or write [[] for the character itself"}
 }
 
-// shortest is the number of characters in the shortest text g matches.
+// shortest returns the number of characters in the shortest text that g matches.
 func (g glob) shortest() int {
 	n := 0
 	for _, e := range g {
@@ -129,8 +127,8 @@ func (g glob) shortest() int {
 	return n
 }
 
-// mayEndIn reports whether g may match a text with this end, as far as its own last
-// literal tells.
+// mayEndIn reports whether g may match a text with this end, according to its last
+// literal.
 func (g glob) mayEndIn(end string) bool {
 	if len(g) == 0 || g[len(g)-1].kind != literal {
 		return true
@@ -139,20 +137,19 @@ func (g glob) mayEndIn(end string) bool {
 	return strings.HasSuffix(last, end) || (len(g) > 1 && strings.HasSuffix(end, last))
 }
 
-// matches reports whether all of text matches. What is not UTF-8 in it counts as
-// one U+FFFD for each byte. The time is at most the product of both lengths: of
-// several runs only the last one ever has to give way.
+// matches reports whether g matches all of text. A byte that is not UTF-8 counts as
+// U+FFFD. The time is at most the product of both lengths: of several runs only the last
+// one has to be retried.
 func (g glob) matches(text string) bool {
 	if len(g) == 0 {
 		return true
 	}
-	// The parts of a literal are whole characters, so it occurs nowhere but between
-	// characters: it may be looked for as bytes.
+	// A literal consists of whole characters, so it can be searched as bytes.
 	if last := &g[len(g)-1]; last.kind == literal && !strings.HasSuffix(text, last.text) {
 		return false
 	}
 	at, pos := 0, 0            // next in g, next in text
-	retryAt, retryPos := -1, 0 // behind the last run, and what it has not eaten yet
+	retryAt, retryPos := -1, 0 // after the last run, and the first byte that it does not match yet
 	for {
 		switch {
 		case at < len(g) && g[at].kind == anyRun:

@@ -101,7 +101,7 @@ func TestARuleMatchesWhenAllItsFieldsDo(t *testing.T) {
 	}
 }
 
-func TestRulesThatCannotBeMeantAreRefused(t *testing.T) {
+func TestInvalidRulesAreErrors(t *testing.T) {
 	sixteen := gpreempt.PriorityAdmin
 	match := classify.Match{Comm: "x"}
 	tests := []struct {
@@ -112,22 +112,22 @@ func TestRulesThatCannotBeMeantAreRefused(t *testing.T) {
 		{
 			"no name",
 			[]classify.Rule{{Match: match}},
-			`rule 1 "": name: it is empty: give the rule a name, decisions show it`,
+			`rule 1 "": name: it is empty: write a name; decisions show it`,
 		},
 		{
 			"the same name twice",
 			[]classify.Rule{{Name: "a", Match: match}, {Name: "b", Match: match}, {Name: "a", Match: match}},
-			`rule 3 "a": name: rule 1 has the same: give each rule its own`,
+			`rule 3 "a": name: rule 1 has the same: write a unique name for each rule`,
 		},
 		{
 			"nothing to match",
 			[]classify.Rule{{Name: "a"}},
-			`rule 1 "a": match: it is empty and would match every process: set a field of it, such as comm, cgroup or uid, or comm: "*" if every process is meant`,
+			`rule 1 "a": match: it is empty and would match every process: set a field of it, such as comm, cgroup or uid, or comm: "*" for every process`,
 		},
 		{
 			"no such class",
 			[]classify.Rule{{Name: "a", Match: match, Class: 9}},
-			`rule 1 "a": class: class(9) is none of online, offline, unmanaged`,
+			`rule 1 "a": class: class(9) is not online, offline or unmanaged`,
 		},
 		{
 			"a priority of admins",
@@ -147,17 +147,17 @@ func TestRulesThatCannotBeMeantAreRefused(t *testing.T) {
 		{
 			"what is not text",
 			[]classify.Rule{{Name: "a", Match: classify.Match{Cmdline: "caf\xe9"}}},
-			`rule 1 "a": cmdline: "caf\xe9": it is not UTF-8: save the file as UTF-8, and write ? for a character that is not`,
+			`rule 1 "a": cmdline: "caf\xe9": is not UTF-8: save the file as UTF-8, and write ? for other characters`,
 		},
 		{
 			"a name the kernel cuts",
 			[]classify.Rule{{Name: "a", Match: classify.Match{Comm: "text-generation-*"}}},
-			`rule 1 "a": comm: "text-generation-*": it matches no name of 15 bytes or less, and the kernel keeps no more: end it in * earlier, or match cmdline`,
+			`rule 1 "a": comm: "text-generation-*": matches no name of at most 15 bytes, which is all that the kernel keeps: shorten it and end it with *, or match cmdline`,
 		},
 		{
 			"a relative cgroup",
 			[]classify.Rule{{Name: "a", Match: classify.Match{Cgroup: "system.slice/*"}}},
-			`rule 1 "a": cgroup: "system.slice/*": it matches no path, as they begin with /: begin it with / or *`,
+			`rule 1 "a": cgroup: "system.slice/*": matches no path: paths begin with /: begin it with / or *`,
 		},
 		{
 			"what no process can have",
@@ -166,11 +166,11 @@ func TestRulesThatCannotBeMeantAreRefused(t *testing.T) {
 				Container: classify.ContainerMatch{ID: "3f2a7b8c9d0e", Runtime: "crio"},
 			}}},
 			strings.Join([]string{
-				`rule 1 "a": exe: "python3": it matches no path, as they begin with /: begin it with / or *`,
-				`rule 1 "a": unit: "train": it matches no unit, as they end in .service or .scope: end it in one of these or in *, such as "train.service"`,
-				`rule 1 "a": slice: "batch.service": it matches no slice, as they end in .slice: end it in that or in *, such as "batch.service.slice"`,
-				`rule 1 "a": container.id: "3f2a7b8c9d0e": it is a part of an id, and they have 64 digits: write "3f2a7b8c9d0e*"`,
-				`rule 1 "a": container.runtime: "crio": it matches no runtime: the runtimes known are docker, containerd, cri-o, podman`,
+				`rule 1 "a": exe: "python3": matches no path: paths begin with /: begin it with / or *`,
+				`rule 1 "a": unit: "train": matches no unit: units end in .service or .scope: end it with one of these or with *, such as "train.service"`,
+				`rule 1 "a": slice: "batch.service": matches no slice: slices end in .slice: end it with that or with *, such as "batch.service.slice"`,
+				`rule 1 "a": container.id: "3f2a7b8c9d0e": is only part of an id: ids have 64 digits: write "3f2a7b8c9d0e*"`,
+				`rule 1 "a": container.runtime: "crio": matches no runtime: the known runtimes are docker, containerd, cri-o, podman`,
 			}, "\n"),
 		},
 		{
@@ -181,12 +181,12 @@ func TestRulesThatCannotBeMeantAreRefused(t *testing.T) {
 				Pod:       classify.PodMatch{Labels: map[string]string{"app.kubernetes.io/name": ""}},
 			}}},
 			strings.Join([]string{
-				`rule 1 "a": env[""]: it is not the name of a variable: write NAME: value, without =`,
-				`rule 1 "a": env.A: the value is empty: write "*" if any value will do`,
-				`rule 1 "a": env["B=1"]: it is not the name of a variable: write NAME: value, without =`,
+				`rule 1 "a": env[""]: is not the name of a variable: write NAME: value, without =`,
+				`rule 1 "a": env.A: the value is empty: write "*" to match any value`,
+				`rule 1 "a": env["B=1"]: is not the name of a variable: write NAME: value, without =`,
 				`rule 1 "a": env.C: "[": the [ at character 1 is not closed: add the ], or write [[] for the character itself`,
 				`rule 1 "a": container.labels[""]: the name of the label is empty: write NAME: value`,
-				`rule 1 "a": pod.labels["app.kubernetes.io/name"]: the value is empty: write "*" if any value will do`,
+				`rule 1 "a": pod.labels["app.kubernetes.io/name"]: the value is empty: write "*" to match any value`,
 			}, "\n"),
 		},
 		{
@@ -195,7 +195,7 @@ func TestRulesThatCannotBeMeantAreRefused(t *testing.T) {
 			func() string {
 				var lines []string
 				for n, s := range []string{"card0", "0", "renderD", "node:x", "0xc7a6", "3:00.8", "3:00"} {
-					lines = append(lines, fmt.Sprintf(`rule 1 "a": gpu[%d]: %q names no GPU: `+
+					lines = append(lines, fmt.Sprintf(`rule 1 "a": gpu[%d]: %q is not the name of a GPU: `+
 						"write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them", n+1, s))
 				}
 				return strings.Join(lines, "\n")
@@ -206,8 +206,8 @@ func TestRulesThatCannotBeMeantAreRefused(t *testing.T) {
 			[]classify.Rule{{Name: "a", Match: classify.Match{
 				QueuePriority: &classify.PriorityRange{Min: 9, Max: 3}, RingAddress: &classify.AddressRange{From: 0x2000, To: 0x1000},
 			}}},
-			`rule 1 "a": queue_priority: min 9 is above max 3, which no priority can be: swap them` + "\n" +
-				`rule 1 "a": ring_address: from 0x2000 is above to 0x1000, where no address is: swap them`,
+			`rule 1 "a": queue_priority: min 9 is above max 3: swap them` + "\n" +
+				`rule 1 "a": ring_address: from 0x2000 is above to 0x1000: swap them`,
 		},
 		{
 			"a queue priority of admins",
@@ -217,8 +217,8 @@ func TestRulesThatCannotBeMeantAreRefused(t *testing.T) {
 		{
 			"several at once",
 			[]classify.Rule{{Name: "a"}, {Name: "b", Match: match, Class: 3}},
-			`rule 1 "a": match: it is empty and would match every process: set a field of it, such as comm, cgroup or uid, or comm: "*" if every process is meant` +
-				"\n" + `rule 2 "b": class: class(3) is none of online, offline, unmanaged`,
+			`rule 1 "a": match: it is empty and would match every process: set a field of it, such as comm, cgroup or uid, or comm: "*" for every process` +
+				"\n" + `rule 2 "b": class: class(3) is not online, offline or unmanaged`,
 		},
 	}
 	for _, test := range tests {
@@ -232,7 +232,7 @@ func TestRulesThatCannotBeMeantAreRefused(t *testing.T) {
 	}
 }
 
-func TestOnlyTextsThatMayEndLikeAUnitAreTaken(t *testing.T) {
+func TestOnlyTextsThatMayEndLikeAUnitAreAccepted(t *testing.T) {
 	take := func(glob string) error {
 		_, err := classify.New([]classify.Rule{{Name: "a", Match: classify.Match{Unit: glob}}})
 		return err
@@ -249,9 +249,9 @@ func TestOnlyTextsThatMayEndLikeAUnitAreTaken(t *testing.T) {
 	}
 }
 
-// What is not known of a process is not matched by *: a rule for everything in a
-// container is not for what is in none.
-func TestWhatIsNotKnownDoesNotMatch(t *testing.T) {
+// An unknown value is not matched by *: a rule for all containers does not match a process
+// outside them.
+func TestUnknownValuesDoNotMatch(t *testing.T) {
 	for name, match := range map[string]classify.Match{
 		"exe":             {Exe: "*"},
 		"unit":            {Unit: "*"},

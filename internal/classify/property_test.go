@@ -11,7 +11,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// The words are few, so that rules match often enough.
+// The words are few, so that rules match often.
 var (
 	someText     = rapid.SampledFrom([]string{"", "a", "b", "ab"})
 	someGlob     = rapid.SampledFrom([]string{"a", "b", "*", "a*", "?", "[ab]", "*b"})
@@ -124,7 +124,7 @@ func setSome(t *rapid.T, m *classify.Match) {
 	field()
 }
 
-// before returns a subject of which less is known than of s.
+// before returns s with fewer known facts.
 func before(t *rapid.T, s *classify.Subject) *classify.Subject {
 	p := *s
 	if rapid.Bool().Draw(t, "memory unread") {
@@ -142,8 +142,8 @@ func before(t *rapid.T, s *classify.Subject) *classify.Subject {
 	return &p
 }
 
-// What is not known yet never makes a process offline that is not once it is known.
-func TestNothingIsOfflineBeforeItIsKnownToBe(t *testing.T) {
+// Missing facts never make a process offline that is not offline once they are known.
+func TestNoProcessIsOfflineBeforeItIsKnown(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rules, s := drawRules(t), drawSubject(t)
 		c, err := classify.New(rules)
@@ -225,12 +225,12 @@ func TestDecideExplainAndMatchingAgree(t *testing.T) {
 			t.Fatalf("rule %d matches first, and %q decides", n, d.By)
 		}
 
-		// An admin's word is above all, and changes nothing else.
+		// An admin override is above all, and changes nothing else.
 		override := &classify.Decision{Class: gpreempt.Offline, Priority: 5, By: classify.ByAdmin}
 		overridden := c.Explain(s, override)
 		for n, step := range overridden {
 			if step.Decides != (n == 0) || (n > 0 && step.Matches != steps[n].Matches) {
-				t.Fatalf("under an admin's word: %+v", overridden)
+				t.Fatalf("under an admin override: %+v", overridden)
 			}
 		}
 
@@ -260,7 +260,7 @@ func TestDecideExplainAndMatchingAgree(t *testing.T) {
 	})
 }
 
-// A rule holds where each of its fields does: the fields do not know each other.
+// A rule matches if each of its fields does: the fields are independent.
 func TestARuleIsTheSumOfItsFields(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, rules := drawSubject(t), drawRules(t)

@@ -8,13 +8,12 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// selector names a GPU the way people do.
+// selector is a name of a GPU.
 type selector struct {
-	// text is as it was written.
+	// text is the name in the file.
 	text string
 	by   selectBy
-	// number is the gpu_id, the node or the minor; address is DDDD:BB:DD.F in
-	// small letters.
+	// number is the gpu_id, the node or the minor; address is DDDD:BB:DD.F in lower case.
 	number  uint64
 	address string
 }
@@ -28,8 +27,8 @@ const (
 	byAddress
 )
 
-// parseSelector reads a gpu_id, node:N, renderDN or a PCI address with or without
-// its domain.
+// parseSelector parses a gpu_id, node:N, renderDN or a PCI address with or without its
+// domain.
 func parseSelector(text string) (sel selector, ok bool) {
 	sel = selector{text: text, by: byID}
 	digits := text
@@ -51,7 +50,7 @@ func parseSelector(text string) (sel selector, ok bool) {
 	return sel, ok
 }
 
-// address writes a PCI address as topology does, domain:bus:device.function.
+// address returns a PCI address in the form of the topology, domain:bus:device.function.
 func address(text string) (string, bool) {
 	parts := strings.Split(text, ":")
 	if len(parts) == 2 {

@@ -7,20 +7,20 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// tag is a pair of variables by which a process says itself what it is.
+// tag is a pair of variables by which a process declares its own class.
 type tag struct {
 	// class and priority are their names.
 	class, priority string
-	// read returns the class; want says what it takes.
+	// read returns the class; want describes other values.
 	read func(string) (gpreempt.Class, bool)
 	want string
 }
 
-// tags are in the order they count: the first whose class can be read.
-// GPREEMPT_CLASS is what `gpctl run` sets. The AMD_QUEUE ones are a convention of
-// ours too; nothing in ROCm reads them.
+// tags are in the order of precedence: the first with a valid class counts. `gpctl run`
+// sets GPREEMPT_CLASS. AMD_QUEUE_TAG and AMD_QUEUE_PRIORITY are our convention too;
+// nothing in ROCm reads them.
 var tags = [...]tag{
-	{"GPREEMPT_CLASS", "GPREEMPT_PRIORITY", readClass, "is none of online, offline, unmanaged"},
+	{"GPREEMPT_CLASS", "GPREEMPT_PRIORITY", readClass, "is not online, offline or unmanaged"},
 	{"AMD_QUEUE_TAG", "AMD_QUEUE_PRIORITY", readQueueTag, "begins with neither ONLINE nor OFFLINE"},
 }
 
@@ -44,7 +44,7 @@ func readQueueTag(s string) (gpreempt.Class, bool) {
 	return gpreempt.Unmanaged, false
 }
 
-// readPriority reads 0 to 15 in decimal digits.
+// readPriority parses 0 to 15 in decimal digits.
 func readPriority(s string) (gpreempt.Priority, bool) {
 	if len(s) == 0 || len(s) > 2 {
 		return 0, false
@@ -59,7 +59,7 @@ func readPriority(s string) (gpreempt.Priority, bool) {
 	return n, n <= gpreempt.MaxPriority
 }
 
-// tagOf returns the tag that counts, and what it says.
+// tagOf returns the tag that counts, and its decision.
 func tagOf(env map[string]string) (t *tag, d Decision, found bool) {
 	if len(env) == 0 {
 		return nil, Decision{}, false
@@ -82,7 +82,7 @@ func tagOf(env map[string]string) (t *tag, d Decision, found bool) {
 	return nil, Decision{}, false
 }
 
-// tagDetail reports what the variables say, and which of them say nothing.
+// tagDetail describes the variables, and why others do not count.
 func tagDetail(env map[string]string) string {
 	counts, _, _ := tagOf(env)
 	var parts []string
@@ -98,7 +98,7 @@ func tagDetail(env map[string]string) string {
 		case set:
 			say("%s %s %s and does not count", t.class, quoted(class), t.want)
 		case prioritySet:
-			say("%s gives no class without %s", t.priority, t.class)
+			say("%s has no effect without %s", t.priority, t.class)
 		}
 		switch {
 		case prioritySet && !priorityOK:
@@ -107,7 +107,7 @@ func tagDetail(env map[string]string) string {
 			say("%s is %s", t.priority, priority)
 		}
 		if t == counts {
-			break // the rest is not looked at
+			break // later tags do not count
 		}
 	}
 	if counts == nil && len(parts) == 0 {

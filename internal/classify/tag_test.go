@@ -50,12 +50,12 @@ func TestTagsDecideWhereNoRuleMatches(t *testing.T) {
 			tag(gpreempt.Online, 11),
 			`GPREEMPT_CLASS is "online"; GPREEMPT_PRIORITY "" is not 0 to 15 and does not count`,
 		},
-		{"a priority alone", env{"GPREEMPT_PRIORITY": "3"}, none, "GPREEMPT_PRIORITY gives no class without GPREEMPT_CLASS"},
+		{"a priority alone", env{"GPREEMPT_PRIORITY": "3"}, none, "GPREEMPT_PRIORITY has no effect without GPREEMPT_CLASS"},
 		{
 			"no class",
 			env{"GPREEMPT_CLASS": "batch\n"},
 			none,
-			`GPREEMPT_CLASS "batch\n" is none of online, offline, unmanaged and does not count`,
+			`GPREEMPT_CLASS "batch\n" is not online, offline or unmanaged and does not count`,
 		},
 		{"queue tag", env{"AMD_QUEUE_TAG": "ONLINE_AI"}, tag(gpreempt.Online, 11), `AMD_QUEUE_TAG is "ONLINE_AI"`},
 		{
@@ -70,7 +70,7 @@ func TestTagsDecideWhereNoRuleMatches(t *testing.T) {
 			none,
 			`AMD_QUEUE_TAG "MY_ONLINE" begins with neither ONLINE nor OFFLINE and does not count`,
 		},
-		{"queue priority alone", env{"AMD_QUEUE_PRIORITY": "15"}, none, "AMD_QUEUE_PRIORITY gives no class without AMD_QUEUE_TAG"},
+		{"queue priority alone", env{"AMD_QUEUE_PRIORITY": "15"}, none, "AMD_QUEUE_PRIORITY has no effect without AMD_QUEUE_TAG"},
 		{
 			"class before queue tag",
 			env{"GPREEMPT_CLASS": "offline", "AMD_QUEUE_TAG": "ONLINE", "AMD_QUEUE_PRIORITY": "15"},
@@ -80,13 +80,13 @@ func TestTagsDecideWhereNoRuleMatches(t *testing.T) {
 			"queue tag where the class cannot be read",
 			env{"GPREEMPT_CLASS": "batch", "GPREEMPT_PRIORITY": "9", "AMD_QUEUE_TAG": "OFFLINE"},
 			tag(gpreempt.Offline, 0),
-			`GPREEMPT_CLASS "batch" is none of online, offline, unmanaged and does not count; AMD_QUEUE_TAG is "OFFLINE"`,
+			`GPREEMPT_CLASS "batch" is not online, offline or unmanaged and does not count; AMD_QUEUE_TAG is "OFFLINE"`,
 		},
 		{
 			"a priority of the other kind",
 			env{"GPREEMPT_PRIORITY": "9", "AMD_QUEUE_TAG": "OFFLINE"},
 			tag(gpreempt.Offline, 0),
-			`GPREEMPT_PRIORITY gives no class without GPREEMPT_CLASS; AMD_QUEUE_TAG is "OFFLINE"`,
+			`GPREEMPT_PRIORITY has no effect without GPREEMPT_CLASS; AMD_QUEUE_TAG is "OFFLINE"`,
 		},
 	}
 	c := compile(t, classify.Rule{Name: "r", Match: classify.Match{Comm: "ruled"}, Class: gpreempt.Online})

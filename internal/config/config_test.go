@@ -230,7 +230,7 @@ func TestValidateChecksValuesThatAreNotFromAFile(t *testing.T) {
 		"rules[0].class: class(9) is not known: write online, offline or unmanaged",
 		"rules[0].priority: 16 is outside 0 to 15: choose a number in that range",
 		`rules[1].match.pod.labels["a/b"]: "[": the [ at character 1 is not closed: add the ], or write [[] for the character itself`,
-		"rules[1].match.gpu[0]: \"card0\" names no GPU: write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them",
+		"rules[1].match.gpu[0]: \"card0\" is not the name of a GPU: write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them",
 	}, "\n")
 	err := c.Validate()
 	if err == nil {

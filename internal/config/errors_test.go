@@ -143,7 +143,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			"globs", "rules:\n  - name: a\n    match: {comm: \"[\", cgroup: slurm}\n    class: offline\n",
 			[]string{
 				`3:19: rules[0].match.comm: "[": the [ at character 1 is not closed: add the ], or write [[] for the character itself`,
-				`3:32: rules[0].match.cgroup: "slurm": it matches no path, as they begin with /: begin it with / or *`,
+				`3:32: rules[0].match.cgroup: "slurm": matches no path: paths begin with /: begin it with / or *`,
 			},
 		},
 		{

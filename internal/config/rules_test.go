@@ -40,11 +40,11 @@ func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
 			"texts that match nothing",
 			"rules:\n  - name: a\n    class: offline\n    match:\n      exe: python3\n      unit: train\n      slice: batch\n      container: {id: 3f2a7b8c9d0e, runtime: crio}\n",
 			[]string{
-				`5:12: rules[0].match.exe: "python3": it matches no path, as they begin with /: begin it with / or *`,
-				`6:13: rules[0].match.unit: "train": it matches no unit, as they end in .service or .scope: end it in one of these or in *, such as "train.service"`,
-				`7:14: rules[0].match.slice: "batch": it matches no slice, as they end in .slice: end it in that or in *, such as "batch.slice"`,
-				`8:23: rules[0].match.container.id: "3f2a7b8c9d0e": it is a part of an id, and they have 64 digits: write "3f2a7b8c9d0e*"`,
-				`8:46: rules[0].match.container.runtime: "crio": it matches no runtime: the runtimes known are docker, containerd, cri-o, podman`,
+				`5:12: rules[0].match.exe: "python3": matches no path: paths begin with /: begin it with / or *`,
+				`6:13: rules[0].match.unit: "train": matches no unit: units end in .service or .scope: end it with one of these or with *, such as "train.service"`,
+				`7:14: rules[0].match.slice: "batch": matches no slice: slices end in .slice: end it with that or with *, such as "batch.slice"`,
+				`8:23: rules[0].match.container.id: "3f2a7b8c9d0e": is only part of an id: ids have 64 digits: write "3f2a7b8c9d0e*"`,
+				`8:46: rules[0].match.container.runtime: "crio": matches no runtime: the known runtimes are docker, containerd, cri-o, podman`,
 			},
 		},
 		{
@@ -62,7 +62,7 @@ func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
 		},
 		{
 			"the name of a variable", "rules: [{name: a, class: offline, match: {env: {\"B=1\": x}}}]\n",
-			[]string{`1:56: rules[0].match.env["B=1"]: it is not the name of a variable: write NAME: value, without =`},
+			[]string{`1:56: rules[0].match.env["B=1"]: is not the name of a variable: write NAME: value, without =`},
 		},
 		{
 			"fields that are empty",
@@ -99,8 +99,8 @@ func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
 			"names of no GPU",
 			"rules:\n  - name: a\n    class: offline\n    match:\n      gpu: [node:1, card0, 0xc7a6]\n",
 			[]string{
-				"5:21: rules[0].match.gpu[1]: \"card0\" names no GPU: write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them",
-				"5:28: rules[0].match.gpu[2]: \"0xc7a6\" names no GPU: write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them",
+				"5:21: rules[0].match.gpu[1]: \"card0\" is not the name of a GPU: write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them",
+				"5:28: rules[0].match.gpu[2]: \"0xc7a6\" is not the name of a GPU: write a gpu_id, node:N, a PCI address or renderDN, as `gpctl gpu list` shows them",
 			},
 		},
 		{
@@ -109,8 +109,8 @@ func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
 				"  - name: b\n    class: offline\n    match:\n      queue_priority: {min: -1, max: 16, mx: 1}\n      ring_address: {from: 7f0000000000, to: 007f}\n" +
 				"  - name: c\n    class: offline\n    match: {ring_address: {from: 0123, to: 18446744073709551616}}\n",
 			[]string{
-				"5:23: rules[0].match.queue_priority: min 11 is above max 7, which no priority can be: swap them",
-				"6:21: rules[0].match.ring_address: from 0x2000 is above to 0x1000, where no address is: swap them",
+				"5:23: rules[0].match.queue_priority: min 11 is above max 7: swap them",
+				"6:21: rules[0].match.ring_address: from 0x2000 is above to 0x1000: swap them",
 				"10:29: rules[1].match.queue_priority.min: -1 is outside 0 to 15: write a whole number from 0 to 15",
 				"10:38: rules[1].match.queue_priority.max: 16 is outside 0 to 15: write a whole number from 0 to 15",
 				"10:42: rules[1].match.queue_priority.mx: unknown key: did you mean max?",
