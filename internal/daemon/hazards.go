@@ -53,7 +53,7 @@ func (h *hazards) judge(name string, proc discovery.Proc, all []gpreempt.GPU) la
 		if len(gpus) > 0 && !slices.ContainsFunc(gpus, func(gpu gpreempt.GPU) bool { return gpu.ID == g.ID }) {
 			continue
 		}
-		switch verdict := h.table.Judge(h.host, g, name); verdict.Action {
+		switch verdict := h.table.Check(h.host, g, name); verdict.Action {
 		case hazard.Deny:
 			v.Evidence = mechanism.Evidence{Check: "hazard table", Found: verdict.Reason, Remedy: verdict.Row.Remedy}
 			return v
@@ -77,7 +77,7 @@ func (h *hazards) report([]gpreempt.GPU) []doctor.Hazard {
 	defer h.mu.Unlock()
 	var all []doctor.Hazard
 	for _, g := range h.gpus {
-		verdict := h.table.Judge(h.host, g, "dbgtrap")
+		verdict := h.table.Check(h.host, g, "dbgtrap")
 		all = append(all, doctor.Hazard{
 			GPU: g.ID, Action: hazardActions[verdict.Action], Reason: verdict.Reason, Mechanisms: verdict.Row.Mechanisms,
 		})

@@ -13,31 +13,31 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// apus are the GPUs that amdgpu_discovery_set_ip_blocks (amdgpu_discovery.c) and,
-// for the older ones, the PCI table of amdgpu_drv.c mark AMD_IS_APU, by the
-// gfx_target_version kgd2kfd_probe (kfd_device.c) gives them. No file in sysfs
-// tells: the memory an APU sets aside shows up as VRAM in the topology. The
-// MI300A has the number of the MI300X and is not told apart.
+// apus are the GPUs that amdgpu_discovery_set_ip_blocks (amdgpu_discovery.c) and, for the
+// older ones, the PCI table of amdgpu_drv.c mark AMD_IS_APU, by the gfx_target_version of
+// kgd2kfd_probe (kfd_device.c). No file in sysfs has this: the memory that an APU reserves
+// is VRAM in the topology. The MI300A has the number of the MI300X and cannot be
+// distinguished.
 var apus = []uint32{
 	70000, 80001, 90002, 90012, 100103, 100303, 100305, 100306, 110003,
 	110500, 110501, 110502, 110503, 110504, 110700, 110701,
 }
 
-// Read gathers what the table asks for from the host's /proc and /sys; fsys is
-// its root. Warnings tell what could not be read: it counts as not known.
+// Read reads the facts that rows use from the host's /proc and /sys; fsys is its root. A
+// fact that cannot be read is unknown, and a warning.
 func Read(fsys fs.FS, gpus []gpreempt.GPU) (Host, []GPU, []string) {
 	var warnings []string
 	warn := func(what string, err error) {
-		warnings = append(warnings, fmt.Sprintf("%s is not known: %v: hazards that depend on it are not recognised", what, err))
+		warnings = append(warnings, fmt.Sprintf("%s is unknown: %v: hazards that depend on it are not recognised", what, err))
 	}
 	var h Host
 	var err error
 	if h.Kernel, err = line(fsys, "proc/sys/kernel/osrelease"); err != nil {
 		warn("the kernel's version", err)
 	}
-	// The kernel's own driver declares no version.
+	// The kernel's own driver has no version.
 	if h.Driver, err = line(fsys, "sys/module/amdgpu/version"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		warn("whether the amdgpu driver is DKMS's", err)
+		warn("the version of the amdgpu driver", err)
 	}
 	var facts []GPU
 	for _, gpu := range gpus {
@@ -55,8 +55,8 @@ func Read(fsys fs.FS, gpus []gpreempt.GPU) (Host, []GPU, []string) {
 	return h, facts, warnings
 }
 
-// topologyFirmware reads fw_version and sdma_fw_version of a node: decimal, and
-// as in the firmware files (node_show in kfd_topology.c takes nothing away).
+// topologyFirmware reads fw_version and sdma_fw_version of a node: decimal, and as in the
+// firmware files (node_show in kfd_topology.c does not mask them).
 func topologyFirmware(fsys fs.FS, node int) (mec, sdma uint32, err error) {
 	path := fmt.Sprintf("sys/class/kfd/kfd/topology/nodes/%d/properties", node)
 	data, err := fs.ReadFile(fsys, path)
@@ -84,9 +84,9 @@ func topologyFirmware(fsys fs.FS, node int) (mec, sdma uint32, err error) {
 	return mec, sdma, lines.Err()
 }
 
-// mesFirmware reads the versions of the two MES firmwares, which the kernel has
-// masked with AMDGPU_MES_VERSION_MASK (amdgpu_ucode.c). The files belong to the
-// PCI device. The topology writes the number of a partition over the function
+// mesFirmware reads the versions of the two MES firmwares, masked with
+// AMDGPU_MES_VERSION_MASK by the kernel (amdgpu_ucode.c). The files belong to the PCI
+// device. The topology replaces the function by the number of a partition
 // (kfd_topology_add_device), so a partition's files are at function 0.
 func mesFirmware(fsys fs.FS, bdf string) (mes, kiq uint32, err error) {
 	const devices = "sys/bus/pci/devices/"

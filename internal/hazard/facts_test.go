@@ -64,7 +64,7 @@ func (refusing) Open(name string) (fs.File, error) {
 	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrPermission}
 }
 
-func TestWhatCannotBeReadIsAWarningAndNotKnown(t *testing.T) {
+func TestFactsThatCannotBeReadAreWarningsAndUnknown(t *testing.T) {
 	gpu := gpreempt.GPU{ID: 5, Node: 1, GFX: 110501, BDF: "0000:c5:00.0", MES: true}
 	host, gpus, warnings := Read(refusing{}, []gpreempt.GPU{gpu})
 	if diff := cmp.Diff([]GPU{{ID: 5, GFX: 110501, APU: true}}, gpus); diff != "" || host != (Host{}) {
@@ -72,18 +72,18 @@ func TestWhatCannotBeReadIsAWarningAndNotKnown(t *testing.T) {
 	}
 	all := strings.Join(warnings, "\n")
 	for _, what := range []string{
-		"the kernel's version", "whether the amdgpu driver is DKMS's", "the MEC and SDMA firmware of GPU 5", "the MES firmware of GPU 5",
+		"the kernel's version", "the version of the amdgpu driver", "the MEC and SDMA firmware of GPU 5", "the MES firmware of GPU 5",
 	} {
-		if !strings.Contains(all, what+" is not known: ") {
-			t.Errorf("no warning of %s in\n%s", what, all)
+		if !strings.Contains(all, what+" is unknown: ") {
+			t.Errorf("no warning about %s in\n%s", what, all)
 		}
 	}
-	if v := Default().Judge(host, gpus[0], "dbgtrap"); v.Action != Deny {
+	if v := Default().Check(host, gpus[0], "dbgtrap"); v.Action != Deny {
 		t.Errorf("%s: %s", v.Action, v.Reason)
 	}
 }
 
-func TestFilesThatAreWrongAreWarnings(t *testing.T) {
+func TestInvalidFilesAreWarnings(t *testing.T) {
 	const properties, mes = "sys/class/kfd/kfd/topology/nodes/1/properties", "sys/bus/pci/devices/0000:c5:00.0/fw_version/mes_fw_version"
 	_, gpus, warnings := Read(fstest.MapFS{
 		"proc/sys/kernel/osrelease": file("7.2.13-amd64\n"),
@@ -91,8 +91,8 @@ func TestFilesThatAreWrongAreWarnings(t *testing.T) {
 		mes:                         file("none\n"),
 	}, []gpreempt.GPU{{ID: 5, Node: 1, GFX: 110501, BDF: "0000:c5:00.0", MES: true}})
 	want := []string{
-		`the MEC and SDMA firmware of GPU 5 is not known: ` + properties + `: fw_version is "x": hazards that depend on it are not recognised`,
-		`the MES firmware of GPU 5 is not known: ` + mes + `: "none" is not a firmware version: hazards that depend on it are not recognised`,
+		`the MEC and SDMA firmware of GPU 5 is unknown: ` + properties + `: fw_version is "x": hazards that depend on it are not recognised`,
+		`the MES firmware of GPU 5 is unknown: ` + mes + `: "none" is not a firmware version: hazards that depend on it are not recognised`,
 	}
 	if diff := cmp.Diff(want, warnings); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)

@@ -1,5 +1,5 @@
-// Package hazard hides what is known to go wrong when queues are preempted: on
-// which GPU, with which kernel and firmware, and what to do about it.
+// Package hazard has the known problems of preemption by GPU, kernel and firmware, and
+// the messages of the kernel log about GPUs that fail.
 package hazard
 
 import (
@@ -12,16 +12,16 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Action is what may be done to a GPU. The zero value is the safe one.
+// Action is what is allowed on a GPU. The zero value is the safe one.
 type Action uint8
 
 // The actions, the safest first.
 const (
 	// Deny: the mechanism is not used on processes with queues on the GPU.
 	Deny Action = iota
-	// Limit: it holds at most one process of the GPU at a time.
+	// Limit: the mechanism is attached to at most one process of the GPU at a time.
 	Limit
-	// Allow: nothing is known against it.
+	// Allow: no problem is known.
 	Allow
 )
 
@@ -34,28 +34,28 @@ func (a Action) String() string {
 	return fmt.Sprintf("action(%d)", uint8(a))
 }
 
-// Mechanisms names those a row can be about.
+// Mechanisms returns the mechanisms that a row can be about.
 func Mechanisms() []string { return []string{"dbgtrap", "criu", "freezer"} }
 
-// defaultMechanisms are those that take queues off a GPU; the freezer lets them run
-// dry and does not touch the GPU's scheduler.
+// defaultMechanisms are those that unmap queues. The freezer only stops the program, and
+// does not use the GPU's scheduler.
 var defaultMechanisms = []string{"dbgtrap", "criu"}
 
-// Host is what all GPUs of a machine share.
+// Host has the facts that all GPUs of a host share.
 type Host struct {
 	// Kernel is uname -r.
 	Kernel string
-	// Driver is the version of the amdgpu module; "" for the kernel's own driver,
-	// which has none.
+	// Driver is the version of the amdgpu module; "" for the kernel's own driver, which has
+	// no version.
 	Driver string
 }
 
-// GPU is what the table asks of a GPU. A firmware version is 0 when not known.
+// GPU has the facts of a GPU that rows use. An unknown firmware version is 0.
 type GPU struct {
 	ID gpreempt.GPUID
-	// GFX is gfx_target_version: major*10000 + minor*100 + step; 0 when not known.
+	// GFX is gfx_target_version: major*10000 + minor*100 + step; 0 if unknown.
 	GFX uint32
-	// APU tells that the GPU shares the die and the memory of a CPU.
+	// APU reports whether the GPU shares the die and the memory of a CPU.
 	APU bool
 	// MEC and SDMA are fw_version and sdma_fw_version of the topology, as the kernel
 	// read them from the firmware files; MES and MESKIQ are the lower 12 bits, which
@@ -63,17 +63,17 @@ type GPU struct {
 	MEC, SDMA, MES, MESKIQ uint32
 }
 
-// Row is one line of the table. What it leaves out holds for every GPU; a
-// condition on firmware does not hold where the version is not known.
+// Row is one row of the table. A missing condition holds for every GPU; a condition on
+// firmware does not hold for an unknown version.
 type Row struct {
-	// ID names the row; unique among the rows parsed together.
+	// ID is unique among the rows of a file.
 	ID  string
 	GFX []GFXRange
 	// APU reports whether the GPU must be an APU or must not; nil for both.
 	APU *bool
-	// Kernel is compared with the version of the kernel the driver's code is of:
-	// the running one, or for a DKMS driver the driver's version, which AMD numbers
-	// after the kernel it took the code from.
+	// Kernel is compared with the kernel version of the driver's code: that of the running
+	// kernel, or for a DKMS driver the driver's version, which AMD numbers after the kernel
+	// of its code.
 	Kernel KernelRange
 	// Driver is DKMS, InTree or "" for both.
 	Driver                 string
@@ -81,20 +81,20 @@ type Row struct {
 	// Mechanisms the row is about.
 	Mechanisms []string
 	Action     Action
-	// Why is one sentence. Issues are public threads, as OWNER/REPOSITORY#NUMBER.
+	// Why is one sentence. Issues are public reports, as OWNER/REPOSITORY#NUMBER.
 	Why    string
 	Issues []string
-	// Remedy says what to do; "" when nothing is to be done.
+	// Remedy says what to do; "" for nothing.
 	Remedy string
 }
 
-// Where the driver comes from.
+// Values of Row.Driver.
 const (
 	InTree = "in-tree"
 	DKMS   = "dkms"
 )
 
-// holds reports whether the row speaks of this GPU.
+// holds reports whether all conditions of the row hold for a GPU.
 func (r Row) holds(h Host, g GPU) bool {
 	kernel, driver := h.Kernel, InTree
 	if h.Driver != "" {
@@ -107,7 +107,7 @@ func (r Row) holds(h Host, g GPU) bool {
 		r.MES.Contains(g.MES) && r.MESKIQ.Contains(g.MESKIQ) && r.MEC.Contains(g.MEC) && r.SDMA.Contains(g.SDMA)
 }
 
-// Conditions writes what the row asks for, in the words of the file.
+// Conditions returns the conditions as text, with the keys of the file.
 func (r Row) Conditions() string {
 	var gfx []string
 	for _, x := range r.GFX {
@@ -132,7 +132,7 @@ func (r Row) Conditions() string {
 	return strings.Join(parts, ", ")
 }
 
-// String writes the whole row in one line, but for its ID.
+// String returns the row in one line, without its ID.
 func (r Row) String() string {
 	s := fmt.Sprintf("%s %s if %s: %s", r.Action, strings.Join(r.Mechanisms, ", "), r.Conditions(), r.Why)
 	if len(r.Issues) > 0 {
@@ -144,21 +144,21 @@ func (r Row) String() string {
 	return s
 }
 
-// Verdict is what the table says of one mechanism on one GPU.
-type Verdict struct {
+// Result is the result of a check of one mechanism on one GPU.
+type Result struct {
 	Action Action
-	// Row is the row that decided; its ID is "" when no row is about the mechanism.
+	// Row is the row that decided; its ID is "" if no row is about the mechanism.
 	Row Row
-	// Site tells that the row is the site's own, not built in.
+	// Site reports whether the row is from the config file, not built in.
 	Site bool
-	// Reason says it in one line: the GPU, the row, why, and the issues.
+	// Reason is one line: the GPU, the row, why, and the issues.
 	Reason string
 }
 
-// Table is rows in the order they are looked at. It does not change.
+// Table has rows in the order in which they are checked. It does not change.
 type Table struct {
 	rows []Row
-	site int // of them, from the front
+	site int // number of rows from the config file, which come first
 }
 
 //go:embed hazards.yaml
@@ -167,32 +167,32 @@ var builtIn []byte
 var defaultTable = sync.OnceValue(func() *Table {
 	rows, err := Parse("hazards.yaml", builtIn)
 	if err != nil {
-		panic("hazard: the built-in table is wrong: " + err.Error())
+		panic("hazard: the built-in table is invalid: " + err.Error())
 	}
 	return &Table{rows: rows}
 })
 
-// Default returns the built-in table. Its last row denies dbgtrap and criu on every
-// GPU no other row is about.
+// Default returns the built-in table. Its last row denies dbgtrap and criu on every GPU
+// without another row.
 func Default() *Table { return defaultTable() }
 
-// Rows returns the rows, in the order they are looked at.
+// Rows returns the rows in the order in which they are checked.
 func (t *Table) Rows() []Row { return slices.Clone(t.rows) }
 
-// With returns a table that looks at the override rows first.
+// With returns a table that checks the override rows first.
 func (t *Table) With(override []Row) *Table {
 	return &Table{rows: slices.Concat(override, t.rows), site: len(override) + t.site}
 }
 
-// Judge returns the word of the first row that is about the mechanism and whose
-// conditions all hold. A mechanism no row is about is allowed.
-func (t *Table) Judge(h Host, g GPU, mechanism string) Verdict {
+// Check returns the result of the first row that is about the mechanism and whose
+// conditions all hold. A mechanism without a row is allowed.
+func (t *Table) Check(h Host, g GPU, mechanism string) Result {
 	for i, r := range t.rows {
 		if slices.Contains(r.Mechanisms, mechanism) && r.holds(h, g) {
-			return Verdict{Action: r.Action, Row: r, Site: i < t.site, Reason: reason(h, g, r)}
+			return Result{Action: r.Action, Row: r, Site: i < t.site, Reason: reason(h, g, r)}
 		}
 	}
-	return Verdict{Action: Allow, Reason: "no row of the hazard table is about " + mechanism + " here"}
+	return Result{Action: Allow, Reason: "the hazard table has no row about " + mechanism + " here"}
 }
 
 func reason(h Host, g GPU, r Row) string {

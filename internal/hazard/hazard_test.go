@@ -61,7 +61,7 @@ func TestKnownMachines(t *testing.T) {
 		{"the simulation", newKernel, GPU{GFX: 110003, APU: true}, "sim", "allow "},
 	}
 	for _, tt := range tests {
-		v := Default().Judge(tt.host, tt.gpu, tt.mechanism)
+		v := Default().Check(tt.host, tt.gpu, tt.mechanism)
 		if got := v.Action.String() + " " + v.Row.ID; got != tt.want {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
@@ -72,27 +72,27 @@ func TestKnownMachines(t *testing.T) {
 }
 
 func TestReasonNamesTheMachineTheRowAndTheIssue(t *testing.T) {
-	v := Default().Judge(Host{Kernel: "6.14.0-37-generic"}, GPU{GFX: 110501, APU: true, MES: 0x83}, "dbgtrap")
+	v := Default().Check(Host{Kernel: "6.14.0-37-generic"}, GPU{GFX: 110501, APU: true, MES: 0x83}, "dbgtrap")
 	want := "gfx1151 with MES firmware 0x83 on kernel 6.14.0-37-generic, hazard gfx1151-mes-83: This MES firmware does not answer " +
 		"REMOVE_QUEUE, queues cannot be evicted and the GPU is reset. (ROCm/legacy-rocm-build#5724)"
 	if diff := cmp.Diff(want, v.Reason); diff != "" {
 		t.Errorf("Reason (-want +got):\n%s", diff)
 	}
-	v = Default().Judge(Host{Kernel: "6.8", Driver: "6.16.6"}, GPU{}, "criu")
-	want = "a GPU of unknown architecture on kernel 6.8 with the DKMS driver 6.16.6, hazard unknown: Nobody has looked at preemption on this GPU yet."
+	v = Default().Check(Host{Kernel: "6.8", Driver: "6.16.6"}, GPU{}, "criu")
+	want = "a GPU of unknown architecture on kernel 6.8 with the DKMS driver 6.16.6, hazard unknown: Preemption has not been tested on this GPU."
 	if diff := cmp.Diff(want, v.Reason); diff != "" {
 		t.Errorf("Reason (-want +got):\n%s", diff)
 	}
 }
 
-// A row that an earlier one hides is a mistake in the order of the table.
+// A row that an earlier one hides is a error in the order of the table.
 func TestEveryRowDecidesForSomeMachine(t *testing.T) {
 	table := Default()
 	hosts, gpus := machines(table)
 	for _, row := range table.Rows() {
 		for _, mechanism := range row.Mechanisms {
 			if !slices.ContainsFunc(hosts, func(h Host) bool {
-				return slices.ContainsFunc(gpus, func(g GPU) bool { return table.Judge(h, g, mechanism).Row.ID == row.ID })
+				return slices.ContainsFunc(gpus, func(g GPU) bool { return table.Check(h, g, mechanism).Row.ID == row.ID })
 			}) {
 				t.Errorf("row %s decides for no machine that asks about %s", row.ID, mechanism)
 			}
@@ -100,7 +100,7 @@ func TestEveryRowDecidesForSomeMachine(t *testing.T) {
 	}
 }
 
-// machines returns one of every kind the table tells apart, and some beside them.
+// machines returns one of every kind that the table distinguishes, and others.
 func machines(table *Table) ([]Host, []GPU) {
 	kernels, firmware := []string{"6.5.0", "99.0"}, []uint32{0, 0xfff}
 	gfx := []uint32{0}
@@ -133,14 +133,13 @@ func machines(table *Table) ([]Host, []GPU) {
 	return hosts, gpus
 }
 
-// The last row stands behind the promise that nothing is preempted on a GPU
-// nobody has vouched for.
+// The last row denies preemption on GPUs that are not known to work.
 func TestNothingIsAllowedOnAGPUWithoutARow(t *testing.T) {
 	hosts, gpus := machines(Default())
 	for _, mechanism := range []string{"dbgtrap", "criu"} {
 		for _, h := range hosts {
 			for _, g := range gpus {
-				if v := Default().Judge(h, g, mechanism); v.Row.ID == "" {
+				if v := Default().Check(h, g, mechanism); v.Row.ID == "" {
 					t.Fatalf("%+v %+v %s: %s by no row", h, g, mechanism, v.Action)
 				}
 			}
@@ -148,7 +147,7 @@ func TestNothingIsAllowedOnAGPUWithoutARow(t *testing.T) {
 	}
 }
 
-func TestSiteRowsAreLookedAtFirst(t *testing.T) {
+func TestRowsOfTheSiteAreCheckedFirst(t *testing.T) {
 	site, err := Parse("site.yaml", []byte(`
 - id: ours
   gfx: [gfx1103]
@@ -160,31 +159,31 @@ func TestSiteRowsAreLookedAtFirst(t *testing.T) {
   gfx: [gfx*]
   mechanisms: [freezer]
   action: deny
-  why: Jobs here do not stand it.
+  why: Jobs here do not survive it.
 `))
 	if err != nil {
 		t.Fatal(err)
 	}
-	type answer struct {
+	type result struct {
 		action Action
 		id     string
 		site   bool
 	}
 	table := Default().With(site)
 	gpu := GPU{GFX: 110003, APU: true}
-	var got []answer
+	var got []result
 	for _, q := range []struct{ kernel, mechanism string }{
 		{"7.0.14-8-pve", "criu"},
 		{"7.0.13", "criu"},
 		{"7.0.14-8-pve", "dbgtrap"},
 		{"7.0.14-8-pve", "freezer"},
 	} {
-		v := table.Judge(Host{Kernel: q.kernel}, gpu, q.mechanism)
-		got = append(got, answer{v.Action, v.Row.ID, v.Site})
+		v := table.Check(Host{Kernel: q.kernel}, gpu, q.mechanism)
+		got = append(got, result{v.Action, v.Row.ID, v.Site})
 	}
-	want := []answer{{Allow, "ours", true}, {Deny, "gfx1103-remove-queue", false}, {Deny, "gfx1103-remove-queue", false}, {Deny, "never", true}}
-	if diff := cmp.Diff(want, got, cmp.AllowUnexported(answer{})); diff != "" {
-		t.Errorf("verdicts (-want +got):\n%s", diff)
+	want := []result{{Allow, "ours", true}, {Deny, "gfx1103-remove-queue", false}, {Deny, "gfx1103-remove-queue", false}, {Deny, "never", true}}
+	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" {
+		t.Errorf("results (-want +got):\n%s", diff)
 	}
 	if n, m := len(Default().Rows()), len(table.Rows()); m != n+2 {
 		t.Errorf("%d rows with 2 more than %d", m, n)
@@ -198,7 +197,7 @@ func TestEveryRowSaysWhatToDo(t *testing.T) {
 		}
 		for _, sentence := range []string{row.Why, row.Remedy} {
 			if sentence != "" && !strings.HasSuffix(sentence, ".") {
-				t.Errorf("row %s: %q is no sentence", row.ID, sentence)
+				t.Errorf("row %s: %q is not a sentence", row.ID, sentence)
 			}
 		}
 	}

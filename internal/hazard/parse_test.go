@@ -151,7 +151,7 @@ func FuzzParse(f *testing.F) {
 					t.Fatalf("%v is written %s, read as %v, %v", x, x, again, err)
 				}
 			}
-			Default().With([]Row{row}).Judge(Host{Kernel: "6.12"}, GPU{GFX: row.GFX[0].First, MES: 1}, row.Mechanisms[0])
+			Default().With([]Row{row}).Check(Host{Kernel: "6.12"}, GPU{GFX: row.GFX[0].First, MES: 1}, row.Mechanisms[0])
 		}
 	})
 }

@@ -9,16 +9,16 @@ import (
 	"strings"
 )
 
-// GFXRange is the GPUs from First to Last, both included, as gfx_target_version.
+// GFXRange is a range of gfx_target_version, both bounds included.
 type GFXRange struct{ First, Last uint32 }
 
-// everyGFX also holds what is not known.
+// everyGFX also contains unknown GPUs.
 var everyGFX = GFXRange{0, math.MaxUint32}
 
-// Contains reports whether the GPU is among them.
+// Contains reports whether a GPU is in range.
 func (x GFXRange) Contains(gfx uint32) bool { return x.First <= gfx && gfx <= x.Last }
 
-// String writes gfx942, gfx11xx, gfx1100-gfx1103 or gfx*.
+// String returns gfx942, gfx11xx, gfx1100-gfx1103 or gfx*.
 func (x GFXRange) String() string {
 	first, last := GFXName(x.First), GFXName(x.Last)
 	switch {
@@ -36,7 +36,7 @@ func (x GFXRange) String() string {
 	return first + "-" + last
 }
 
-// GFXName returns the name compilers use of a gfx_target_version: 90010 is gfx90a.
+// GFXName returns the name that compilers use for a gfx_target_version: 90010 is gfx90a.
 func GFXName(version uint32) string {
 	major, minor, step := version/10000, version/100%100, version%100
 	switch {
@@ -48,7 +48,7 @@ func GFXName(version uint32) string {
 	return fmt.Sprintf("gfx%d%x%x", major, minor, step)
 }
 
-// parseGFX reads a name (gfx90a), a family (gfx11xx), a span of names
+// parseGFX parses a name (gfx90a), a family (gfx11xx), a span of names
 // (gfx1100-gfx1103) or gfx*.
 func parseGFX(s string) (GFXRange, error) {
 	if s == "gfx*" {
@@ -76,8 +76,8 @@ func parseGFX(s string) (GFXRange, error) {
 	return GFXRange{gfx, gfx}, err
 }
 
-// parseGFXName reads gfx, the major version in decimal, and one hexadecimal digit
-// each for minor and step.
+// parseGFXName parses gfx, the major version in decimal, and one hexadecimal digit each
+// for minor and step.
 func parseGFXName(s string) (uint32, error) {
 	digits, ok := strings.CutPrefix(s, "gfx")
 	if ok && len(digits) >= 3 && len(digits) <= 4 && strings.ToLower(digits) == digits {
@@ -92,13 +92,13 @@ func parseGFXName(s string) (uint32, error) {
 	return 0, fmt.Errorf("%q is not the name of a GPU architecture", s)
 }
 
-// Comparator is what stands in front of a bound.
+// Comparator is a comparison operator.
 type Comparator string
 
-// The comparators, the longer ones first: < is the beginning of <=.
+// comparators has the longer ones first, because <= begins with <.
 var comparators = []Comparator{"<=", ">=", "<", ">", "="}
 
-// holds reports whether a number that compares to the bound as c does is in range.
+// holds reports whether a comparison with the result c is in range.
 func (o Comparator) holds(c int) bool {
 	switch o {
 	case "<=":
@@ -114,7 +114,7 @@ func (o Comparator) holds(c int) bool {
 	}
 }
 
-// bounds cuts ">=6.5 <7.0" into comparators and what they stand in front of.
+// bounds splits ">=6.5 <7.0" into comparators and values.
 func bounds(s string) (ops []Comparator, values []string, err error) {
 	for part := range strings.FieldsSeq(s) {
 		var op Comparator
@@ -135,8 +135,8 @@ func bounds(s string) (ops []Comparator, values []string, err error) {
 	return ops, values, nil
 }
 
-// FirmwareRange is bounds that must all hold. Without any, every version is in
-// range, one that is not known (0) too; with some, it is not.
+// FirmwareRange is bounds that must all hold. Without bounds every version is in range,
+// also an unknown one (0), which is in no other range.
 type FirmwareRange []FirmwareBound
 
 // FirmwareBound is one comparison with a version.
@@ -188,8 +188,8 @@ type KernelBound struct {
 	Version string
 }
 
-// Contains reports whether a release, such as 6.12.43+deb13-amd64, is in range. Only
-// as much of it is compared as the bound has: 6.12.43 is =6.12, and no more than it.
+// Contains reports whether a release, such as 6.12.43+deb13-amd64, is in range. Only the
+// parts that the bound has are compared: 6.12.43 is =6.12.
 func (r KernelRange) Contains(release string) bool {
 	for _, b := range r {
 		if !b.Op.holds(compareToBound(release, b.Version)) {

@@ -28,7 +28,7 @@ func TestGFXNamesFamiliesAndSpans(t *testing.T) {
 			t.Errorf("%s: %v, %v, want %v", tt.text, got, err, tt.want)
 		}
 		if got.String() != tt.text {
-			t.Errorf("%s is written %s", tt.text, got)
+			t.Errorf("String of %s is %s", tt.text, got)
 		}
 	}
 	for _, bad := range []string{
@@ -41,7 +41,7 @@ func TestGFXNamesFamiliesAndSpans(t *testing.T) {
 	}
 }
 
-func TestFirmwareThatIsNotKnownIsInNoRange(t *testing.T) {
+func TestUnknownFirmwareIsInNoRange(t *testing.T) {
 	r, err := parseFirmware(">=0x40 <128")
 	if err != nil {
 		t.Fatal(err)

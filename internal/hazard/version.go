@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// release is a kernel release taken apart: 7.0.0-rc3, 6.8.0-137-generic,
+// release is a parsed kernel release: 7.0.0-rc3, 6.8.0-137-generic,
 // 5.14.0-503.11.1.el9_5.x86_64.
 type release struct {
-	// numbers are the dotted ones in front.
+	// numbers are the dotted ones at the beginning.
 	numbers []uint64
-	// candidate is N of -rcN or ~rcN; final when there is none, which is later than
-	// any candidate.
+	// candidate is N of -rcN or ~rcN; final without one, which is later than any
+	// candidate.
 	candidate uint64
-	// suffix is the distribution's part, cut where digits and letters meet.
+	// suffix is the distribution's part, split between digits and letters.
 	suffix []string
 }
 
@@ -48,7 +48,7 @@ func parseRelease(s string) release {
 	return r
 }
 
-// number reads digits; too many of them are a very large number.
+// number parses digits; on overflow it returns the largest number.
 func number(digits string) uint64 {
 	n, err := strconv.ParseUint(digits, 10, 64)
 	if err != nil {
@@ -61,7 +61,7 @@ func isDigit(c byte) bool { return '0' <= c && c <= '9' }
 
 func isLetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 
-// segmentsOf returns the runs of digits and of letters; all else separates them.
+// segmentsOf returns the runs of digits and of letters; other characters separate them.
 func segmentsOf(s string) []string {
 	var segments []string
 	for i := 0; i < len(s); {
@@ -82,9 +82,9 @@ func segmentsOf(s string) []string {
 	return segments
 }
 
-// compare orders releases: by numbers, where a missing one is 0; then candidates
-// before the final release; then by the distribution's part, in which a number
-// is later than a word, and longer is later.
+// compare orders releases: by numbers, where a missing one is 0; then candidates before
+// the final release; then by the distribution's part, where a number is later than a
+// word, and longer is later.
 func (r release) compare(o release) int {
 	for i := range max(len(r.numbers), len(o.numbers)) {
 		if c := cmp.Compare(at(r.numbers, i), at(o.numbers, i)); c != 0 {
@@ -114,7 +114,7 @@ func compareSegments(a, b string) int {
 	return strings.Compare(a, b)
 }
 
-// as returns r with no more in it than bound has.
+// as returns r reduced to the parts that bound has.
 func (r release) as(bound release) release {
 	if n := len(bound.numbers); len(r.numbers) > n {
 		if slices.ContainsFunc(r.numbers[n:], func(number uint64) bool { return number != 0 }) {
@@ -126,9 +126,9 @@ func (r release) as(bound release) release {
 	return r
 }
 
-// compareToBound compares as much of a release as the bound has. The
-// distribution's part is compared only where the bound has one, and means
-// something only against a bound of the same distribution.
+// compareToBound compares the parts of a release that the bound has. The distribution's
+// part is compared only if the bound has one, and is meaningful only against a bound of
+// the same distribution.
 func compareToBound(s, bound string) int {
 	b := parseRelease(bound)
 	return parseRelease(s).as(b).compare(b)
