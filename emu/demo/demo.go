@@ -396,7 +396,7 @@ func (s *stage) request(ctx context.Context, due time.Time, announce bool) (quie
 		if err != nil {
 			return false, 0, err
 		}
-		quiesced = lease.Quiesced()
+		quiesced = lease.Quiet()
 		defer func() { err = errors.Join(err, lease.Release(ctx)) }()
 	}
 	err = s.machine.request(ctx)

@@ -259,8 +259,8 @@ func TestLeaseSuspendsTheQueuesOfTheFakeDriver(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff([]uint32{0, 1}, job.Suspended()); diff != "" || !lease.Quiesced() {
-				t.Errorf("quiesced %v, suspended queues (-want +got):\n%s", lease.Quiesced(), diff)
+			if diff := cmp.Diff([]uint32{0, 1}, job.Suspended()); diff != "" || !lease.Quiet() {
+				t.Errorf("quiesced %v, suspended queues (-want +got):\n%s", lease.Quiet(), diff)
 			}
 			if got := bystander.Suspended(); len(got) > 0 {
 				t.Errorf("queues %v of a process that no rule names are suspended", got)
@@ -488,7 +488,7 @@ func TestMissingDebugfsIsNamedAndSuspendingWorksWithout(t *testing.T) {
 		t.Errorf("the hardware slots: %v", err)
 	}
 	lease, err := c.Acquire(t.Context(), client.Request{MaxWait: 10 * time.Second})
-	if err != nil || !lease.Quiesced() {
+	if err != nil || !lease.Quiet() {
 		t.Errorf("an announcement: %v, %v", lease, err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-func TestCertificateIsReadAtOnceAndForTCPOnly(t *testing.T) {
+func TestDialReadsTheCertificateForTCPOnly(t *testing.T) {
 	ca := testutil.NewAuthority(t, "ours")
 	cert, key := ca.Issue()
 	for _, tc := range []struct {
@@ -29,8 +29,8 @@ func TestCertificateIsReadAtOnceAndForTCPOnly(t *testing.T) {
 		{"tcp://gpu7:7443", "/nowhere", key, ca.File, "/nowhere"},
 		{"tcp://gpu7:7443", cert, key, "/nowhere", "/nowhere"},
 		{"tcp://gpu7:7443", cert, key, key, key},
-		{"", cert, key, ca.File, "takes no certificate"},
-		{"/run/other.sock", cert, key, ca.File, "takes no certificate"},
+		{"", cert, key, ca.File, "does not use certificates"},
+		{"/run/other.sock", cert, key, ca.File, "does not use certificates"},
 	} {
 		c, err := Dial(tc.addr, Certificate(tc.cert, tc.key, tc.ca))
 		if err == nil {
@@ -48,11 +48,11 @@ func TestAddress(t *testing.T) {
 		{"/run/other.sock", "unix:///run/other.sock", ""},
 		{"unix:///run/other.sock", "unix:///run/other.sock", ""},
 		{"unix:other.sock", "unix:other.sock", ""},
-		{"localhost:50051", "", `address "localhost:50051" of gpreemptd is no unix socket and no tcp://HOST:PORT: write it as unix:///run/gpreempt/gpreemptd.sock`},
-		{"other.sock", "", `address "other.sock" of gpreemptd is no unix socket and no tcp://HOST:PORT: write it as unix:///run/gpreempt/gpreemptd.sock`},
-		{"tcp://gpu7:7443", "", `address "tcp://gpu7:7443" of gpreemptd needs a certificate: give the option Certificate`},
-		{"tcp://gpu7", "", `address "tcp://gpu7" of gpreemptd: write it as tcp://HOST:PORT`},
-		{"tcp://:7443", "", `address "tcp://:7443" of gpreemptd: write it as tcp://HOST:PORT`},
+		{"localhost:50051", "", `invalid address "localhost:50051" of gpreemptd: use the form unix:///run/gpreempt/gpreemptd.sock or tcp://HOST:PORT`},
+		{"other.sock", "", `invalid address "other.sock" of gpreemptd: use the form unix:///run/gpreempt/gpreemptd.sock or tcp://HOST:PORT`},
+		{"tcp://gpu7:7443", "", `address "tcp://gpu7:7443" of gpreemptd needs a certificate: use the option Certificate`},
+		{"tcp://gpu7", "", `invalid address "tcp://gpu7" of gpreemptd: use the form tcp://HOST:PORT`},
+		{"tcp://:7443", "", `invalid address "tcp://:7443" of gpreemptd: use the form tcp://HOST:PORT`},
 	} {
 		c, err := Dial(tc.addr)
 		if err != nil {
@@ -62,13 +62,13 @@ func TestAddress(t *testing.T) {
 			continue
 		}
 		if got := c.cc.Target(); got != tc.target || tc.err != "" {
-			t.Errorf("%q leads to %q, want %q%s", tc.addr, got, tc.target, tc.err)
+			t.Errorf("%q has the target %q, want %q%s", tc.addr, got, tc.target, tc.err)
 		}
 		c.Close()
 	}
 }
 
-func TestWithoutDaemonWorkGoesOnUnprotectedAndIsToldOnce(t *testing.T) {
+func TestWithoutADaemonWorkRunsUnprotectedAndIsReportedOnce(t *testing.T) {
 	path := socketPath(t)
 	got, hook := reports()
 	c := newClient(t, path, hook)
@@ -77,7 +77,7 @@ func TestWithoutDaemonWorkGoesOnUnprotectedAndIsToldOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 3 {
-		for _, l := range []*Lease{acquire(t, c, patient), acquire(t, s, patient)} {
+		for _, l := range []*Lease{acquire(t, c, testRequest), acquire(t, s, testRequest)} {
 			if reason := gpreempt.ReasonOf(l.Cause()); reason != gpreempt.ReasonDaemonUnavailable {
 				t.Errorf("cause %v", l.Cause())
 			}
@@ -87,30 +87,30 @@ func TestWithoutDaemonWorkGoesOnUnprotectedAndIsToldOnce(t *testing.T) {
 			}
 			release(t, l)
 			if isLost(l) {
-				t.Error("a lease that never was is lost")
+				t.Error("an unprotected lease is lost")
 			}
 		}
 	}
 	ran := false
-	if err := c.Do(t.Context(), patient, func(context.Context) error { ran = true; return nil }); err != nil || !ran {
+	if err := c.Do(t.Context(), testRequest, func(context.Context) error { ran = true; return nil }); err != nil || !ran {
 		t.Errorf("Do: ran %v, %v", ran, err)
 	}
 	if err := <-got; gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable || !strings.Contains(err.Error(), path) {
-		t.Errorf("told %v", err)
+		t.Errorf("reported %v", err)
 	}
 
 	d := newDaemon()
 	d.listen(t, path)
 	if err := <-got; err != nil {
-		t.Errorf("told %v, want that protection is back", err)
+		t.Errorf("reported %v, want that protection is back", err)
 	}
-	for _, l := range []*Lease{acquire(t, c, patient), acquire(t, s, patient)} {
+	for _, l := range []*Lease{acquire(t, c, testRequest), acquire(t, s, testRequest)} {
 		if !l.Protected() {
 			t.Errorf("unprotected: %v", l.Cause())
 		}
 	}
 	if len(got) > 0 {
-		t.Errorf("told again: %v", <-got)
+		t.Errorf("reported again: %v", <-got)
 	}
 }
 
@@ -132,7 +132,7 @@ func TestDefaultIsOneLogLine(t *testing.T) {
 	}
 	defer c.Close()
 	for range 3 {
-		acquire(t, c, patient)
+		acquire(t, c, testRequest)
 	}
 	if !strings.HasPrefix(log.String(), `level=WARN msg="gpreempt: inference runs unprotected" error="gpreemptd cannot be reached: `) ||
 		strings.Count(log.String(), "\n") != 1 {
@@ -140,26 +140,26 @@ func TestDefaultIsOneLogLine(t *testing.T) {
 	}
 }
 
-func TestFailClosedGivesTheError(t *testing.T) {
+func TestFailClosedReturnsTheError(t *testing.T) {
 	path := socketPath(t)
 	c := newClient(t, path, FailClosed())
 	s, err := c.Session(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := c.Acquire(t.Context(), patient); gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable {
+	if _, err := c.Acquire(t.Context(), testRequest); gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable {
 		t.Errorf("client: %v", err)
 	}
-	if _, err := s.Acquire(t.Context(), patient); gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable {
+	if _, err := s.Acquire(t.Context(), testRequest); gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable {
 		t.Errorf("session: %v", err)
 	}
 }
 
-func TestRefusalsThatPassAreNoErrorsAndOthersAre(t *testing.T) {
+func TestOnlyPermanentRefusalsAreErrors(t *testing.T) {
 	for _, tc := range []struct {
-		code   gpreempt.Code
-		reason gpreempt.Reason
-		passes bool
+		code      gpreempt.Code
+		reason    gpreempt.Reason
+		temporary bool
 	}{
 		{gpreempt.CodeInvalidArgument, gpreempt.ReasonUnknownGPU, false},
 		{gpreempt.CodeNotFound, gpreempt.ReasonUnknownLease, false},
@@ -174,7 +174,7 @@ func TestRefusalsThatPassAreNoErrorsAndOthersAre(t *testing.T) {
 		{gpreempt.CodeInternal, gpreempt.ReasonInternal, true},
 		{gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown, true},
 	} {
-		refusal := &gpreempt.Error{Code: tc.code, Reason: tc.reason, Message: "no", Next: "go away"}
+		refusal := &gpreempt.Error{Code: tc.code, Reason: tc.reason, Message: "no", Next: "retry"}
 		try := func(t *testing.T, wantErr bool, opts ...Option) {
 			t.Helper()
 			for _, way := range []string{"client", "session"} {
@@ -187,9 +187,9 @@ func TestRefusalsThatPassAreNoErrorsAndOthersAre(t *testing.T) {
 				}
 				var l *Lease
 				if way == "client" {
-					l, err = c.Acquire(t.Context(), patient)
+					l, err = c.Acquire(t.Context(), testRequest)
 				} else {
-					l, err = s.Acquire(t.Context(), patient)
+					l, err = s.Acquire(t.Context(), testRequest)
 				}
 				if !wantErr && err == nil {
 					err = l.Cause()
@@ -203,19 +203,19 @@ func TestRefusalsThatPassAreNoErrorsAndOthersAre(t *testing.T) {
 			}
 		}
 		t.Run(string(tc.reason), func(t *testing.T) {
-			try(t, !tc.passes)
+			try(t, !tc.temporary)
 			try(t, true, FailClosed())
 		})
 	}
 }
 
-// hang is a daemon's on: it never answers.
+// hang is an on of a daemon that never answers.
 func hang(ctx context.Context, _ any) error {
 	<-ctx.Done()
 	return ctx.Err()
 }
 
-func TestHungDaemonCostsItsPatienceOnce(t *testing.T) {
+func TestHungDaemonDelaysOneAcquireOnly(t *testing.T) {
 	for name, tc := range map[string]struct {
 		request Request
 		want    time.Duration
@@ -239,10 +239,10 @@ func TestHungDaemonCostsItsPatienceOnce(t *testing.T) {
 				begun = time.Now()
 				acquire(t, c, tc.request)
 				if took := time.Since(begun); took != 0 {
-					t.Errorf("the next took %v, want no time at all", took)
+					t.Errorf("the next took %v, want 0", took)
 				}
 				if err := <-got; gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable {
-					t.Errorf("told %v", err)
+					t.Errorf("reported %v", err)
 				}
 			})
 		})
@@ -264,15 +264,15 @@ func TestAcquireEndsWithItsContext(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 				defer cancel()
 				if way == "client" {
-					_, err = c.Acquire(ctx, patient)
+					_, err = c.Acquire(ctx, testRequest)
 				} else {
-					_, err = s.Acquire(ctx, patient)
+					_, err = s.Acquire(ctx, testRequest)
 				}
 				if !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("got %v", err)
 				}
-				if c.guard.unreachable() != nil {
-					t.Error("the daemon is taken for absent, but it was the caller who left")
+				if c.protection.unreachable() != nil {
+					t.Error("the daemon counts as unavailable, but the context of the caller ended")
 				}
 			})
 		})
@@ -294,30 +294,30 @@ func TestProbeWaitsForADaemonThatServes(t *testing.T) {
 		c, end := newBubble(t, d, hook)
 		defer end()
 		d.health.SetServing(false)
-		acquire(t, c, patient)
+		acquire(t, c, testRequest)
 		if err := <-got; gpreempt.ReasonOf(err) != gpreempt.ReasonShuttingDown {
-			t.Errorf("told %v", err)
+			t.Errorf("reported %v", err)
 		}
 		time.Sleep(time.Minute)
 		if len(got) > 0 {
-			t.Errorf("told %v while the daemon does not serve", <-got)
+			t.Errorf("reported %v while the daemon does not serve", <-got)
 		}
 		refuse.Store(false)
 		d.health.SetServing(true)
 		begun := time.Now()
 		if err := <-got; err != nil {
-			t.Errorf("told %v", err)
+			t.Errorf("reported %v", err)
 		}
 		if took := time.Since(begun); took > probeMax {
-			t.Errorf("noticed after %v, want at most %v", took, probeMax)
+			t.Errorf("reported after %v, want at most %v", took, probeMax)
 		}
-		if l := acquire(t, c, patient); !l.Protected() {
+		if l := acquire(t, c, testRequest); !l.Protected() {
 			t.Errorf("unprotected: %v", l.Cause())
 		}
 	})
 }
 
-func TestOverloadIsToldOnceNotForEachRefusal(t *testing.T) {
+func TestOverloadIsReportedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int64
 		var overload atomic.Bool
@@ -334,7 +334,7 @@ func TestOverloadIsToldOnceNotForEachRefusal(t *testing.T) {
 		defer end()
 		granted := 0
 		for range 10 {
-			if acquire(t, c, patient).Protected() {
+			if acquire(t, c, testRequest).Protected() {
 				granted++
 			}
 			time.Sleep(100 * time.Millisecond)
@@ -344,19 +344,19 @@ func TestOverloadIsToldOnceNotForEachRefusal(t *testing.T) {
 		}
 		overload.Store(false)
 		time.Sleep(settle)
-		acquire(t, c, patient)
-		acquire(t, c, patient)
-		var told []gpreempt.Reason
+		acquire(t, c, testRequest)
+		acquire(t, c, testRequest)
+		var reported []gpreempt.Reason
 		for len(got) > 0 {
-			told = append(told, gpreempt.ReasonOf(<-got))
+			reported = append(reported, gpreempt.ReasonOf(<-got))
 		}
-		if diff := cmp.Diff([]gpreempt.Reason{gpreempt.ReasonRateLimited, ""}, told); diff != "" {
-			t.Errorf("told (-want +got):\n%s", diff)
+		if diff := cmp.Diff([]gpreempt.Reason{gpreempt.ReasonRateLimited, ""}, reported); diff != "" {
+			t.Errorf("reports (-want +got):\n%s", diff)
 		}
 	})
 }
 
-func TestDaemonThatRestartsTakesItsLeasesAlong(t *testing.T) {
+func TestLeasesAreLostWhenTheDaemonRestarts(t *testing.T) {
 	path := socketPath(t)
 	got, hook := reports()
 	c := newClient(t, path, hook)
@@ -367,10 +367,10 @@ func TestDaemonThatRestartsTakesItsLeasesAlong(t *testing.T) {
 	for range 3 {
 		d := newDaemon()
 		stop := d.listen(t, path)
-		// The moment without a daemon may have been noticed.
+		// The client may have detected the time without a daemon.
 		for _, from := range []func() *Lease{
-			func() *Lease { return acquire(t, c, patient) },
-			func() *Lease { return acquire(t, s, patient) },
+			func() *Lease { return acquire(t, c, testRequest) },
+			func() *Lease { return acquire(t, s, testRequest) },
 		} {
 			l := from()
 			for !l.Protected() {
@@ -388,7 +388,7 @@ func TestDaemonThatRestartsTakesItsLeasesAlong(t *testing.T) {
 	}
 }
 
-func TestCallersMayBeMany(t *testing.T) {
+func TestConcurrentCallersKeepNoLease(t *testing.T) {
 	path := socketPath(t)
 	_, hook := reports()
 	c := newClient(t, path, hook)
@@ -401,14 +401,14 @@ func TestCallersMayBeMany(t *testing.T) {
 		for _, do := range []func(context.Context, Request, func(context.Context) error) error{c.Do, s.Do} {
 			callers.Go(func() {
 				for range 20 {
-					if err := do(t.Context(), patient, func(context.Context) error { return nil }); err != nil {
+					if err := do(t.Context(), testRequest, func(context.Context) error { return nil }); err != nil {
 						t.Error(err)
 					}
 				}
 			})
 		}
 	}
-	// The daemon comes and goes meanwhile.
+	// The daemon starts and stops meanwhile.
 	for range 3 {
 		newDaemon().listen(t, path)()
 	}

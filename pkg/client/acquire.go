@@ -12,26 +12,25 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// announcer is a way to announce: a bare call, or a frame of a session.
+// announcer announces by a unary call or by a frame of a session.
 type announcer interface {
 	announce(ctx context.Context, a *gpreemptv1.NotifyOnlineRequest) (*gpreemptv1.NotifyOnlineResponse, link, error)
-	// over reports why it can announce no more, or nil.
-	over() error
+	// ended returns an error when it cannot announce any more, or nil.
+	ended() error
 }
 
 // Acquire announces work and returns a lease when the GPUs are quiet or r.MaxWait
-// has passed. Release it when the work is done. What it does without a daemon is
-// told in the package comment. Errors: a *gpreempt.Error for a request that is
-// wrong or not permitted, and with FailClosed for any other refusal; ctx's own
-// when it ended first; ErrClosed.
+// has passed. Release it when the work is done. See the package comment for its
+// behaviour without a daemon. Errors: a *gpreempt.Error for a request that is
+// invalid or not permitted, and with FailClosed for any other refusal; the error of
+// ctx when it ended first; ErrClosed.
 func (c *Client) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	return c.acquire(ctx, c, &r)
 }
 
-// Do runs fn with a lease: it acquires, runs fn, and releases whatever fn does,
-// panics included. It returns the error of Acquire, and then fn is not run, or that
-// of fn. A failure to release is added with FailClosed; otherwise it is dropped,
-// since the lease ends with its TTL.
+// Do runs fn with a lease. It releases the lease also when fn panics. It returns the
+// error of Acquire, without running fn, or the error of fn. An error of Release is added
+// with FailClosed; otherwise it is ignored, because the lease ends with its TTL.
 func (c *Client) Do(ctx context.Context, r Request, fn func(ctx context.Context) error) error {
 	return c.do(ctx, c, &r, fn)
 }
@@ -53,52 +52,52 @@ func (c *Client) acquire(ctx context.Context, via announcer, r *Request) (*Lease
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := via.over(); err != nil {
+	if err := via.ended(); err != nil {
 		return nil, err
 	}
-	if cause := c.guard.unreachable(); cause != nil {
+	if cause := c.protection.unreachable(); cause != nil {
 		return unprotected(cause), nil
 	}
 	begun := time.Now()
-	patience := r.patience()
-	call, cancel := context.WithTimeout(ctx, patience)
+	limit := r.callTime()
+	call, cancel := context.WithTimeout(ctx, limit)
 	answer, link, err := via.announce(call, r.announcement())
 	cancel()
 	if err == nil {
-		c.guard.granted()
+		c.protection.granted()
 		return c.hold(r, begun, answer, link), nil
 	}
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if err := via.over(); err != nil {
+		if err := via.ended(); err != nil {
 			return nil, err
 		}
-		err = noAnswer("NotifyOnline", patience)
+		err = noAnswer("NotifyOnline", limit)
 	}
-	pass, away := mayPass(err)
-	if !pass || c.failClosed {
+	temporary, unavailable := classify(err)
+	if !temporary || c.failClosed {
 		return nil, err
 	}
-	if c.guard.exposedBy(err, away) {
+	if c.protection.lost(err, unavailable) {
 		c.spawn(c.probe)
 	}
 	return unprotected(err), nil
 }
 
-// noAnswer is the error when the daemon let the time pass.
+// noAnswer returns the error of a call that the daemon did not answer in time.
 func noAnswer(call string, bound time.Duration) error {
 	return &gpreempt.Error{
 		Code: gpreempt.CodeUnavailable, Reason: gpreempt.ReasonDaemonUnavailable,
 		Message: fmt.Sprintf("gpreemptd did not answer %s within %v", call, bound),
-		Next:    "look at what it is doing: systemctl status gpreemptd, gpctl status",
+		Next:    "check the daemon: systemctl status gpreemptd, gpctl status",
 	}
 }
 
-// mayPass tells of a refusal whether the same request may succeed later, and
-// whether the daemon is away altogether.
-func mayPass(err error) (pass, away bool) {
+// classify reports whether the same request may succeed later, and whether the daemon
+// is unavailable.
+func classify(err error) (temporary, unavailable bool) {
 	refusal, ok := errors.AsType[*gpreempt.Error](err)
 	if !ok {
 		return false, false

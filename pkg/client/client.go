@@ -15,7 +15,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-// DefaultAddr is where gpreemptd listens unless it was told otherwise.
+// DefaultAddr is the default address of gpreemptd.
 const DefaultAddr = "unix:///run/gpreempt/gpreemptd.sock"
 
 // Limits of the connection.
@@ -23,39 +23,38 @@ const (
 	// reconnectMin and reconnectMax bound the pause between two attempts to connect.
 	reconnectMin = 50 * time.Millisecond
 	reconnectMax = 2 * time.Second
-	// connectTime bounds one attempt. A socket that systemd keeps takes a connection while
-	// the daemon starts again, and who waits in its queue fails no sooner than its call's
-	// own deadline.
+	// connectTime bounds one attempt. A socket of systemd accepts a connection while the
+	// daemon starts again; a call that waits for it fails at its own deadline.
 	connectTime = 20 * time.Second
-	// maxAnswer bounds an answer in bytes: thousands of targets with their command
-	// lines.
+	// maxAnswer bounds an answer in bytes. It has room for thousands of targets with
+	// their command lines.
 	maxAnswer = 64 << 20
 )
 
-// ErrClosed is what calls give after Close.
+// ErrClosed is returned by calls after Close.
 var ErrClosed = errors.New("gpreempt client: used after Close")
 
-// Option changes what a Client does.
+// Option configures a Client.
 type Option func(*Client)
 
-// FailClosed makes Acquire give an error where it would have given an
-// unprotected lease: for programs that would rather not run than run disturbed.
+// FailClosed makes Acquire return an error instead of an unprotected lease. It is for
+// programs that must not run beside offline work.
 func FailClosed() Option { return func(c *Client) { c.failClosed = true } }
 
-// OnUnprotected replaces the default of one log line through log/slog. report is
-// called with the reason when work begins to run unprotected and with nil when
-// protection is back, never twice in a row with the same. It must return soon and
-// must not call the Client. With FailClosed it is never called.
+// OnUnprotected sets a hook instead of the default, a line through log/slog. report
+// is called with the reason when work begins to run unprotected, and with nil when
+// protection is back. It must return soon and must not call the Client. With FailClosed
+// it is never called.
 func OnUnprotected(report func(err error)) Option {
-	return func(c *Client) { c.guard.report = report }
+	return func(c *Client) { c.protection.report = report }
 }
 
-// withDialer replaces the socket.
+// withDialer sets how the client connects.
 func withDialer(dial func(context.Context, string) (net.Conn, error)) Option {
 	return func(c *Client) { c.grpc = append(c.grpc, grpc.WithContextDialer(dial)) }
 }
 
-// Client talks to one daemon.
+// Client is a client of one daemon.
 type Client struct {
 	cc     *grpc.ClientConn
 	online gpreemptv1.OnlineServiceClient
@@ -63,9 +62,9 @@ type Client struct {
 	// certificate is nil on a unix socket.
 	certificate *certificate
 	failClosed  bool
-	guard       guard
+	protection  protection
 
-	// background is the context of what no call waits for; Close ends it.
+	// background is the context of the client's goroutines; Close ends it.
 	background context.Context
 	stop       context.CancelFunc
 	mu         sync.Mutex // guards closed, and wg against growing after it
@@ -75,10 +74,10 @@ type Client struct {
 
 // Dial returns a client of the daemon at addr: "unix:///PATH", an absolute path, or
 // "" for DefaultAddr; or "tcp://HOST:PORT" with Certificate, for a daemon on another
-// host. It does not connect yet, so it succeeds without a daemon; the error is
-// about addr and the files of Certificate.
+// host. It does not connect yet, so it succeeds without a daemon; it returns an error
+// for an invalid addr and for invalid files of Certificate.
 func Dial(addr string, opts ...Option) (*Client, error) {
-	c := &Client{guard: guard{report: logProtection}}
+	c := &Client{protection: protection{report: logProtection}}
 	for _, opt := range opts {
 		opt(c)
 	}
@@ -86,11 +85,11 @@ func Dial(addr string, opts ...Option) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	//nolint:forbidigo // what runs in the background belongs to the client and to none of its calls
+	//nolint:forbidigo // the goroutines of the client outlive its calls
 	c.background, c.stop = context.WithCancel(context.Background())
 	cc, err := grpc.NewClient(target, append([]grpc.DialOption{
 		grpc.WithTransportCredentials(transport{c}),
-		// A connection with no call in flight may still carry leases.
+		// A connection without a call in flight may have leases.
 		grpc.WithIdleTimeout(0),
 		grpc.WithDisableServiceConfig(),
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -101,7 +100,7 @@ func Dial(addr string, opts ...Option) (*Client, error) {
 	}, c.grpc...)...)
 	if err != nil {
 		c.stop()
-		return nil, fmt.Errorf("address %q of gpreemptd: %w: write it as %s", addr, err, DefaultAddr)
+		return nil, fmt.Errorf("invalid address %q of gpreemptd: %w: use the form %s", addr, err, DefaultAddr)
 	}
 	c.cc, c.online = cc, gpreemptv1.NewOnlineServiceClient(cc)
 	return c, nil
@@ -116,7 +115,7 @@ func logProtection(err error) {
 }
 
 // Close ends the connection, and with it every lease and session of the client.
-// It waits for what the client runs in the background.
+// It waits for the client's goroutines.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	closed := c.closed
@@ -131,15 +130,15 @@ func (c *Client) Close() error {
 	return err
 }
 
-// over returns ErrClosed once the client is closed.
-func (c *Client) over() error {
+// ended returns ErrClosed once the client is closed.
+func (c *Client) ended() error {
 	if c.background.Err() != nil {
 		return ErrClosed
 	}
 	return nil
 }
 
-// spawn runs fn in the background unless the client is closed.
+// spawn runs fn in a goroutine, and returns false when the client is closed.
 func (c *Client) spawn(fn func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -149,12 +148,12 @@ func (c *Client) spawn(fn func()) bool {
 	return !c.closed
 }
 
-// Online returns the bare stub of the online service. Its errors are gRPC's, and
-// it knows nothing of failing open.
+// Online returns the generated client of the online service. Its errors are gRPC's,
+// and it does not fail open.
 func (c *Client) Online() gpreemptv1.OnlineServiceClient { return c.online }
 
-// Admin returns the bare stub of the admin service. Its errors are gRPC's.
+// Admin returns the generated client of the admin service. Its errors are gRPC's.
 func (c *Client) Admin() gpreemptv1.AdminServiceClient { return gpreemptv1.NewAdminServiceClient(c.cc) }
 
-// Conn returns the connection, for stubs of other services the daemon may have.
+// Conn returns the connection, for generated clients of other services.
 func (c *Client) Conn() grpc.ClientConnInterface { return c.cc }

@@ -1,5 +1,5 @@
-// Package client hides the conversation an inference server has with gpreemptd:
-// say that work is coming, do it, say that it is done.
+// Package client implements the client of gpreemptd for inference servers: announce
+// work, run it, and report its end.
 //
 //	c, err := client.Dial("") // the daemon of this host
 //	...
@@ -7,34 +7,33 @@
 //	err = c.Do(ctx, client.Request{Label: "chat", MaxWait: 20 * time.Millisecond},
 //		func(ctx context.Context) error { return model.Run(ctx, batch) })
 //
-// With Certificate the daemon may be on another host; then the lease covers the GPUs
-// the request names, or all of that host.
+// With Certificate the daemon may be on another host; the lease then covers the GPUs
+// that the request names, or all GPUs of that host.
 //
 // Do announces the work, waits until the offline work on the GPUs is suspended
-// or max_wait has passed, runs the function, and completes the lease whatever
-// the function does. Acquire and Lease.Release are its two halves. A Session is
-// the same over one stream, for the lowest latency.
+// or max_wait has passed, runs the function, and completes the lease in every case.
+// Acquire and Lease.Release are its two halves. A Session does the same over one
+// stream, with the lowest latency.
 //
-// # When the daemon is absent
+// # Without a daemon
 //
-// Inference goes on. Unless the client was made with FailClosed, Acquire never
-// fails because the daemon is not there, does not answer, or refuses for a
-// reason that may pass (overload, shutdown): it returns a lease whose Protected is
-// false, at once or when its patience ends, and calls the OnUnprotected hook
-// once, and once more when protection is back. The patience is max_wait and a
-// tenth of a second for the daemon itself; while the daemon is known to be away
-// there is none. A request that is wrong or not permitted is an error in any case.
+// Inference continues without a daemon. Unless the client has the option FailClosed,
+// Acquire does not fail when the daemon is absent, does not answer, or refuses for a
+// temporary reason (overload, shutdown). It returns a lease whose Protected is false,
+// and calls the OnUnprotected hook once, and once more when protection is back. It
+// waits for max_wait and a tenth of a second; while the daemon is known to be
+// unavailable, it does not wait. A request that is invalid or not permitted is an error
+// in any case.
 //
-// The client connects when it is first needed and reconnects by itself, at most
-// two seconds apart; the same goes for the stream of a Session.
+// The client connects when a call first needs it, and reconnects automatically, with
+// pauses of at most two seconds. The same holds for the stream of a Session.
 //
-// # How long a lease lives
+// # The time to live of a lease
 //
-// A lease has a time to live, so that a dead client holds up nobody. While a
-// Lease is held the client renews it each time half of that has passed; a
-// process that forgets to release one keeps it until it exits. Request.NoRenew
-// turns renewing off: then the lease is a time slice. Leases also end with the
-// connection or the stream they came by; Lease.Lost tells.
+// A lease has a time to live, so that the lease of a dead client ends. The client renews
+// a Lease whenever half of that time has passed; a process that does not release a lease
+// keeps it until it exits. With Request.NoRenew the lease is not renewed: it is a time
+// slice. A lease also ends with its connection or stream; see Lease.Lost.
 //
 // Errors of the daemon are *gpreempt.Error values with a reason and a next step.
 // All methods may be called from any goroutine.

@@ -9,8 +9,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/client"
 )
 
-// An inference server makes one client and wraps each batch. This one has no
-// daemon to talk to, so its work is not protected, and goes on.
+// An inference server has one client and wraps each batch. Without a daemon, as here,
+// the work runs unprotected.
 func Example() {
 	ctx := context.Background()
 	c, err := client.Dial("unix:///run/gpreempt/example.sock", client.OnUnprotected(func(err error) {
@@ -38,7 +38,7 @@ func Example() {
 	// batch 1
 }
 
-// A session spares each announcement the cost of a call.
+// An announcement over a session costs less than a call.
 func ExampleSession() {
 	ctx := context.Background()
 	c, err := client.Dial("unix:///run/gpreempt/example.sock", client.FailClosed())
@@ -56,10 +56,10 @@ func ExampleSession() {
 
 	lease, err := s.Acquire(ctx, client.Request{TTL: time.Second})
 	if err != nil {
-		fmt.Println("no lease, since there is no daemon here")
+		fmt.Println("no lease: the daemon is not running")
 		return
 	}
 	defer lease.Release(ctx)
-	fmt.Println("quiet:", lease.Quiesced())
-	// Output: no lease, since there is no daemon here
+	fmt.Println("quiet:", lease.Quiet())
+	// Output: no lease: the daemon is not running
 }

@@ -25,22 +25,22 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
 
-// patient is a request whose max_wait no busy machine exceeds by chance.
-var patient = Request{MaxWait: 10 * time.Second}
+// testRequest is a request with a max_wait that a busy machine does not exceed.
+var testRequest = Request{MaxWait: 10 * time.Second}
 
-// daemon is a stand-in for gpreemptd's online service: it gives leases, knows
-// which live, and can be told to behave badly. It does not end them by TTL.
+// daemon is a fake of gpreemptd's online service: it grants leases, keeps the live ones,
+// and can misbehave. Leases do not expire.
 type daemon struct {
 	gpreemptv1.UnimplementedOnlineServiceServer
-	// ttl is granted to requests that name none.
+	// ttl is granted to requests without one.
 	ttl time.Duration
-	// on, when set, sees each request first, unary or frame; an error refuses it,
-	// and it may take its time.
+	// on, when set, is called first with each request, unary or frame; an error refuses
+	// the request. It may block.
 	on func(ctx context.Context, request any) error
-	// happened gets a line for each thing done.
+	// happened receives a line for each action.
 	happened chan string
 
-	// health is grpc.health.v1; a daemon serves unless told otherwise.
+	// health is grpc.health.v1; it reports SERVING until SetServing(false).
 	health healthSwitch
 
 	mu   sync.Mutex
@@ -124,7 +124,7 @@ func (d *daemon) renew(ctx context.Context, r *gpreemptv1.RenewRequest) (*gpreem
 	return &gpreemptv1.RenewResponse{Ttl: r.GetTtl()}, nil
 }
 
-// forget has the daemon end every lease.
+// forget ends every lease.
 func (d *daemon) forget() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -139,7 +139,7 @@ func (d *daemon) leases() int {
 
 func unknownLease(id string) error {
 	return &gpreempt.Error{
-		Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownLease, Message: "there is no lease " + id, Next: "announce again",
+		Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownLease, Message: "unknown lease " + id, Next: "announce again",
 	}
 }
 
@@ -158,7 +158,7 @@ func (d *daemon) Renew(ctx context.Context, r *gpreemptv1.RenewRequest) (*gpreem
 	return answer, api.ToStatus(err)
 }
 
-// errHangUp as a refusal of a frame ends the stream.
+// errHangUp as the error of a frame ends the stream.
 var errHangUp = errors.New("hang up")
 
 func (d *daemon) Session(rpc gpreemptv1.OnlineService_SessionServer) error {
@@ -234,8 +234,8 @@ func (d *daemon) Session(rpc gpreemptv1.OnlineService_SessionServer) error {
 	return mine
 }
 
-// serve serves d on l; the result stops it at once, as a crash would, and may be
-// called again. The end of the test stops it too.
+// serve serves d on l. stop ends it at once, as a crash would, and may be called again.
+// The end of the test stops it too.
 func (d *daemon) serve(t *testing.T, l net.Listener) (stop func()) {
 	t.Helper()
 	return serve(t, l, d, d.health.Server)
@@ -304,8 +304,8 @@ func newPair(t *testing.T, opts ...Option) (*Client, *daemon) {
 	return newClient(t, path, opts...), d
 }
 
-// newBubble returns a client and its daemon joined by memory, for synctest bubbles.
-// end stops both, which has to happen before the bubble ends.
+// newBubble returns a client that is connected to d in memory, for synctest bubbles.
+// end stops both; it must be called before the bubble ends.
 func newBubble(t *testing.T, d *daemon, opts ...Option) (c *Client, end func()) {
 	t.Helper()
 	return newBubbleOf(t, d, opts...)
@@ -323,7 +323,7 @@ func newBubbleOf(t *testing.T, online gpreemptv1.OnlineServiceServer, opts ...Op
 	return c, func() { c.Close(); stop() }
 }
 
-// reports collects what OnUnprotected is told.
+// reports returns a hook for OnUnprotected and a channel of its calls.
 func reports() (chan error, Option) {
 	got := make(chan error, 100)
 	return got, OnUnprotected(func(err error) { got <- err })

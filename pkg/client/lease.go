@@ -13,35 +13,35 @@ import (
 )
 
 const (
-	// releaseBound is the longest time Release takes.
+	// releaseBound is the longest duration of Release.
 	releaseBound = time.Second
 	// renewBound is the longest wait for the answer to one Renew.
 	renewBound = time.Second
-	// renewPause is the shortest pause before a Renew that failed is repeated.
+	// renewPause is the shortest pause before a failed Renew is repeated.
 	renewPause = 10 * time.Millisecond
 )
 
-// Timing says where the time of an Acquire went.
+// Timing is the duration of each part of an Acquire.
 type Timing struct {
 	// Decide is from the arrival of the request in the daemon to its decision.
 	Decide time.Duration
-	// Quiesce is from the decision until the last target was suspended; 0 when
-	// nothing had to be, or the answer did not wait for it.
+	// Quiesce is from the decision to the suspension of the last target; 0 when nothing
+	// had to be suspended or the answer did not wait for it.
 	Quiesce time.Duration
 	// Total is from arrival to answer, in the daemon.
 	Total time.Duration
-	// RoundTrip is the whole call, as this process saw it.
+	// RoundTrip is the duration of the whole call in this process.
 	RoundTrip time.Duration
 }
 
-// link is what a lease lives and dies with: a connection or a stream.
+// link is a connection or a stream. Its leases end with it.
 type link interface {
 	complete(ctx context.Context, id string) error
 	renew(ctx context.Context, id string, ttl time.Duration) (granted time.Duration, err error)
 	leases() *leaseSet
 }
 
-// Lease is a claim on quiet GPUs, from Acquire until Release.
+// Lease is what Acquire returns. It asks for quiet GPUs until Release.
 type Lease struct {
 	c      *Client
 	link   link // nil when the lease is unprotected
@@ -50,7 +50,7 @@ type Lease struct {
 	timing Timing
 	lost   chan struct{}
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards all below
 	phase   phase
 	expires time.Time
 	timer   *time.Timer
@@ -61,15 +61,15 @@ type phase uint8
 const (
 	held phase = iota
 	releasing
-	over
+	ended
 )
 
-// unprotected returns a lease that is none.
+// unprotected returns the lease of work that runs without the daemon.
 func unprotected(cause error) *Lease {
-	return &Lease{cause: cause, lost: make(chan struct{}), phase: over}
+	return &Lease{cause: cause, lost: make(chan struct{}), phase: ended}
 }
 
-// hold returns the lease of an answer to a question asked at begun.
+// hold returns the lease of an answer to a request that was sent at begun.
 func (c *Client) hold(r *Request, begun time.Time, answer *gpreemptv1.NotifyOnlineResponse, via link) *Lease {
 	ttl := answer.GetTtl().AsDuration()
 	l := &Lease{
@@ -89,18 +89,17 @@ func (c *Client) hold(r *Request, begun time.Time, answer *gpreemptv1.NotifyOnli
 	}
 	l.mu.Unlock()
 	if !via.leases().add(l) {
-		l.lose() // the link broke while the answer was on its way up
+		l.lose() // the link broke before the answer was handled
 	}
 	return l
 }
 
-// ID names the lease in the daemon's words, as gpctl shows it; "" when it is
+// ID returns the daemon's ID of the lease, as gpctl shows it; "" when it is
 // unprotected.
 func (l *Lease) ID() string { return l.answer.GetLeaseId() }
 
-// Protected reports whether the daemon gave the lease and, as far as is known, has
-// not ended it of its own accord. When it is false the work may run beside
-// offline work.
+// Protected reports whether the daemon granted the lease and is not known to have ended
+// it. If it is false, the work may run beside offline work.
 func (l *Lease) Protected() bool {
 	if l.link == nil {
 		return false
@@ -113,21 +112,21 @@ func (l *Lease) Protected() bool {
 	}
 }
 
-// Cause reports why the daemon gave no lease; nil when it did.
+// Cause returns why the daemon granted no lease; nil when it did.
 func (l *Lease) Cause() error { return l.cause }
 
-// Quiesced tells that the GPUs were quiet when Acquire returned: everything of
-// lower priority on them was suspended.
-func (l *Lease) Quiesced() bool { return l.answer.GetQuiesced() }
+// Quiet reports whether the GPUs were quiet when Acquire returned: every offline target
+// of lower priority on them was suspended.
+func (l *Lease) Quiet() bool { return l.answer.GetQuiesced() }
 
-// Reason reports why the GPUs are quiet, or why not; UNSPECIFIED when the lease is
+// Reason returns why the GPUs were or were not quiet; UNSPECIFIED when the lease is
 // unprotected.
 func (l *Lease) Reason() gpreemptv1.QuiesceReason { return l.answer.GetReason() }
 
-// SuspendedTargets is the number of processes suspended for this lease.
+// SuspendedTargets returns the number of processes suspended for this lease.
 func (l *Lease) SuspendedTargets() int { return int(l.answer.GetSuspendedTargets()) }
 
-// GPUs are the GPUs the lease covers.
+// GPUs returns the GPUs that the lease covers.
 func (l *Lease) GPUs() []gpreempt.GPUID {
 	gpus := make([]gpreempt.GPUID, len(l.answer.GetGpuIds()))
 	for i, id := range l.answer.GetGpuIds() {
@@ -136,27 +135,27 @@ func (l *Lease) GPUs() []gpreempt.GPUID {
 	return gpus
 }
 
-// TTL is the time to live the daemon granted, and which renewing gives again.
+// TTL returns the granted time to live. Each renewal sets it again.
 func (l *Lease) TTL() time.Duration { return l.answer.GetTtl().AsDuration() }
 
-// Timing reports where the time of Acquire went.
+// Timing returns the duration of each part of Acquire.
 func (l *Lease) Timing() Timing { return l.timing }
 
-// Lost is closed when the lease ends before Release: the connection or the
-// stream broke, the client or the session was closed, an admin released it, it
-// fell idle (CompleteOnIdle), or its time was over. What ended inside the daemon
-// is found out when the lease is renewed. Work goes on unprotected; Acquire again
-// to change that. For an unprotected lease, and after Release, it is never closed.
+// Lost returns a channel that is closed when the lease ends before Release: the
+// connection or the stream broke, the client or the session was closed, an admin
+// released the lease, its queues were idle (CompleteOnIdle), or its time to live passed.
+// An end in the daemon is detected at the next renewal. The work continues unprotected
+// until the next Acquire. For an unprotected lease, and after Release, the channel is
+// never closed.
 func (l *Lease) Lost() <-chan struct{} { return l.lost }
 
-// Release ends the lease. It may be called again: nil means that the lease is
-// over, whatever ended it. An error means that the daemon did not answer within
-// a second; the lease ends with its TTL then, since it is renewed no more. That
-// ctx is done does not stop Release, since that is when leases are released; ctx
-// gives its values.
+// Release ends the lease. It may be called again; nil means that the lease has ended,
+// for any reason. An error means that the daemon did not answer within a second; the
+// lease ends with its TTL then, because it is not renewed any more. Release ignores the
+// end of ctx, because leases are often released then, and uses only its values.
 func (l *Lease) Release(ctx context.Context) error {
 	l.mu.Lock()
-	if l.phase == over {
+	if l.phase == ended {
 		l.mu.Unlock()
 		return nil
 	}
@@ -175,26 +174,26 @@ func (l *Lease) Release(ctx context.Context) error {
 	}
 	if err == nil {
 		l.mu.Lock()
-		l.phase = over
+		l.phase = ended
 		l.mu.Unlock()
 		l.link.leases().remove(l)
 	}
 	return err
 }
 
-// lose ends the lease without having been asked to.
+// lose ends a lease that was not released.
 func (l *Lease) lose() {
 	l.mu.Lock()
 	if l.phase == held {
 		close(l.lost)
 	}
-	l.phase = over
+	l.phase = ended
 	l.timer.Stop()
 	l.mu.Unlock()
 	l.link.leases().remove(l)
 }
 
-// renew returns the lease a new time to live, and tries again while it has one.
+// renew renews the lease, and repeats a failed renewal until the time to live passes.
 func (l *Lease) renew() {
 	l.mu.Lock()
 	current, left := l.phase, time.Until(l.expires)
@@ -230,14 +229,14 @@ func (l *Lease) renew() {
 	l.timer.Reset(min(left, max(left/2, renewPause)))
 }
 
-// leaseSet is the leases of a link. Once broken it takes no more.
+// leaseSet has the leases of a link. A broken one accepts no lease.
 type leaseSet struct {
-	mu     sync.Mutex // guards what follows; taken before no other lock
+	mu     sync.Mutex // guards all below; no other lock is taken while it is held
 	broken bool
 	leases map[*Lease]struct{}
 }
 
-// add reports whether the link still stands.
+// add adds a lease, unless the link is broken; it reports whether it did.
 func (s *leaseSet) add(l *Lease) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -263,7 +262,7 @@ func (s *leaseSet) isBroken() bool {
 	return s.broken
 }
 
-// breakAll loses every lease.
+// breakAll breaks the link and loses every lease.
 func (s *leaseSet) breakAll() {
 	s.mu.Lock()
 	s.broken = true

@@ -16,7 +16,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-func TestRequestSaysWhatWasAsked(t *testing.T) {
+func TestAnnouncementHasTheFieldsOfTheRequest(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		request Request
@@ -52,7 +52,7 @@ func TestRequestSaysWhatWasAsked(t *testing.T) {
 	}
 }
 
-// facts is what a lease says of itself.
+// facts are the results of a lease's methods.
 type facts struct {
 	ID                  string
 	Protected, Quiesced bool
@@ -66,18 +66,18 @@ type facts struct {
 
 func factsOf(l *Lease) facts {
 	return facts{
-		ID: l.ID(), Protected: l.Protected(), Quiesced: l.Quiesced(), Cause: l.Cause(), Reason: l.Reason(),
+		ID: l.ID(), Protected: l.Protected(), Quiesced: l.Quiet(), Cause: l.Cause(), Reason: l.Reason(),
 		Suspended: l.SuspendedTargets(), GPUs: l.GPUs(), TTL: l.TTL(), Timing: l.Timing(),
 	}
 }
 
-func TestLeaseTellsWhatTheDaemonSaid(t *testing.T) {
+func TestLeaseHasTheFieldsOfTheAnswer(t *testing.T) {
 	c, _ := newPair(t)
 	s, err := c.Session(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range []*Lease{acquire(t, c, patient), acquire(t, s, patient)} {
+	for _, l := range []*Lease{acquire(t, c, testRequest), acquire(t, s, testRequest)} {
 		got := factsOf(l)
 		want := facts{
 			ID: got.ID, Protected: true, Quiesced: true, Reason: gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE,
@@ -95,9 +95,9 @@ func TestLeaseTellsWhatTheDaemonSaid(t *testing.T) {
 
 func TestReleaseCompletesOnce(t *testing.T) {
 	c, d := newPair(t)
-	l := acquire(t, c, patient)
+	l := acquire(t, c, testRequest)
 	d.expect(t, "announced lease-1")
-	// When the request is over its context often is too.
+	// Often the context of a request has ended when its lease is released.
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := l.Release(ctx); err != nil {
@@ -107,21 +107,21 @@ func TestReleaseCompletesOnce(t *testing.T) {
 	release(t, l)
 	release(t, l)
 	if len(d.happened) != 0 {
-		t.Errorf("the daemon was told again: %s", <-d.happened)
+		t.Errorf("the daemon received another call: %s", <-d.happened)
 	}
 	if isLost(l) {
 		t.Error("a released lease is lost")
 	}
 }
 
-func TestReleaseOfWhatTheDaemonEndedIsNoError(t *testing.T) {
+func TestReleaseOfALeaseThatTheDaemonEndedSucceeds(t *testing.T) {
 	c, d := newPair(t)
-	l := acquire(t, c, patient)
+	l := acquire(t, c, testRequest)
 	d.forget()
 	release(t, l)
 }
 
-func TestReleaseThatGetsNoAnswerMayBeRepeated(t *testing.T) {
+func TestReleaseWithoutAnAnswerCanBeRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := true
 		d := newDaemon()
@@ -134,7 +134,7 @@ func TestReleaseThatGetsNoAnswerMayBeRepeated(t *testing.T) {
 		}
 		c, end := newBubble(t, d)
 		defer end()
-		l := acquire(t, c, patient)
+		l := acquire(t, c, testRequest)
 		begun := time.Now()
 		err := l.Release(t.Context())
 		if gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable || time.Since(begun) != releaseBound {
@@ -149,7 +149,7 @@ func TestReleaseThatGetsNoAnswerMayBeRepeated(t *testing.T) {
 	})
 }
 
-func TestDoCompletesWhateverHappens(t *testing.T) {
+func TestDoReleasesAlsoAfterErrorsAndPanics(t *testing.T) {
 	c, d := newPair(t)
 	s, err := c.Session(t.Context())
 	if err != nil {
@@ -163,10 +163,10 @@ func TestDoCompletesWhateverHappens(t *testing.T) {
 					t.Errorf("%d leases while the work runs", d.leases())
 				}
 			}
-			if err := do(t.Context(), patient, func(context.Context) error { ran(); return nil }); err != nil {
+			if err := do(t.Context(), testRequest, func(context.Context) error { ran(); return nil }); err != nil {
 				t.Error(err)
 			}
-			if err := do(t.Context(), patient, func(context.Context) error { ran(); return failed }); !errors.Is(err, failed) {
+			if err := do(t.Context(), testRequest, func(context.Context) error { ran(); return failed }); !errors.Is(err, failed) {
 				t.Errorf("got %v, want the error of the work", err)
 			}
 			func() {
@@ -175,20 +175,20 @@ func TestDoCompletesWhateverHappens(t *testing.T) {
 						t.Errorf("recovered %v", got)
 					}
 				}()
-				_ = do(t.Context(), patient, func(context.Context) error { ran(); panic("a bug") })
+				_ = do(t.Context(), testRequest, func(context.Context) error { ran(); panic("a bug") })
 			}()
 			if d.leases() != 0 {
-				t.Errorf("%d leases live on", d.leases())
+				t.Errorf("%d leases remain", d.leases())
 			}
 		})
 	}
 }
 
-func TestDoRunsNothingWhenAcquireFails(t *testing.T) {
+func TestDoDoesNotRunWhenAcquireFails(t *testing.T) {
 	c, _ := newPair(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	err := c.Do(ctx, patient, func(context.Context) error { t.Error("ran"); return nil })
+	err := c.Do(ctx, testRequest, func(context.Context) error { t.Error("ran"); return nil })
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
 	}
@@ -210,7 +210,7 @@ func TestDoReportsFailureToReleaseWhenItFailsClosed(t *testing.T) {
 				}
 				return nil
 			}
-			err := c.Do(t.Context(), patient, func(context.Context) error { return failed })
+			err := c.Do(t.Context(), testRequest, func(context.Context) error { return failed })
 			if !errors.Is(err, failed) || errors.Is(err, refuse) != tc.want {
 				t.Errorf("got %v", err)
 			}
@@ -218,7 +218,7 @@ func TestDoReportsFailureToReleaseWhenItFailsClosed(t *testing.T) {
 	}
 }
 
-// links runs a test over both ways to announce, in a bubble.
+// links runs a test with unary calls and with a session, in a bubble.
 func links(t *testing.T, test func(t *testing.T, d *daemon, c *Client, acquire func(Request) *Lease)) {
 	t.Helper()
 	t.Run("client", func(t *testing.T) {
@@ -270,7 +270,7 @@ func TestHeldLeaseIsRenewedAtHalfItsTime(t *testing.T) {
 	})
 }
 
-func TestLeaseTheDaemonEndedIsLostAtTheNextRenewal(t *testing.T) {
+func TestLeaseThatTheDaemonEndedIsLostAtTheNextRenewal(t *testing.T) {
 	links(t, func(t *testing.T, d *daemon, _ *Client, acquire func(Request) *Lease) {
 		t.Helper()
 		l := acquire(Request{TTL: 10 * time.Second})
@@ -287,7 +287,7 @@ func TestLeaseTheDaemonEndedIsLostAtTheNextRenewal(t *testing.T) {
 	})
 }
 
-func TestRenewalIsRepeatedUntilTheTimeIsOver(t *testing.T) {
+func TestRenewalIsRepeatedUntilTheTimeToLivePasses(t *testing.T) {
 	refuse := &gpreempt.Error{Code: gpreempt.CodeInternal, Reason: gpreempt.ReasonInternal, Message: "no"}
 	links(t, func(t *testing.T, d *daemon, _ *Client, acquire func(Request) *Lease) {
 		t.Helper()
@@ -305,7 +305,7 @@ func TestRenewalIsRepeatedUntilTheTimeIsOver(t *testing.T) {
 		for s := ""; s != "renewed lease-1"; s = <-d.happened {
 		}
 		if isLost(l) {
-			t.Error("lost although renewing succeeded in the end")
+			t.Error("lost although a renewal succeeded")
 		}
 		refusals.Store(1000)
 		begun := time.Now()
@@ -316,14 +316,14 @@ func TestRenewalIsRepeatedUntilTheTimeIsOver(t *testing.T) {
 	})
 }
 
-func TestTimeSliceEndsByItself(t *testing.T) {
+func TestLeaseWithoutRenewalEndsWithItsTTL(t *testing.T) {
 	links(t, func(t *testing.T, d *daemon, _ *Client, acquire func(Request) *Lease) {
 		t.Helper()
 		begun := time.Now()
 		l := acquire(Request{TTL: 10 * time.Second, NoRenew: true})
 		<-l.Lost()
 		if got := time.Since(begun); got != 10*time.Second {
-			t.Errorf("over after %v, want 10s", got)
+			t.Errorf("ended after %v, want 10s", got)
 		}
 		for len(d.happened) > 0 {
 			if got := <-d.happened; got == "renewed lease-1" {
@@ -336,17 +336,17 @@ func TestTimeSliceEndsByItself(t *testing.T) {
 func TestClosedClientHasNoLeases(t *testing.T) {
 	links(t, func(t *testing.T, _ *daemon, c *Client, acquire func(Request) *Lease) {
 		t.Helper()
-		l := acquire(patient)
+		l := acquire(testRequest)
 		if err := c.Close(); err != nil {
 			t.Error(err)
 		}
 		<-l.Lost()
 		release(t, l)
-		if _, err := c.Acquire(t.Context(), patient); !errors.Is(err, ErrClosed) {
-			t.Errorf("Acquire gave %v", err)
+		if _, err := c.Acquire(t.Context(), testRequest); !errors.Is(err, ErrClosed) {
+			t.Errorf("Acquire returned %v", err)
 		}
 		if _, err := c.Session(t.Context()); !errors.Is(err, ErrClosed) {
-			t.Errorf("Session gave %v", err)
+			t.Errorf("Session returned %v", err)
 		}
 		if err := c.Close(); err != nil {
 			t.Errorf("second Close: %v", err)

@@ -8,14 +8,13 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Session is the client's other way to announce: frames of one stream, which
-// spares each announcement the cost of a call. When the stream breaks its leases
-// are lost, and the next Acquire opens another.
+// Session announces by frames of one stream, which cost less than calls. When the
+// stream breaks, its leases are lost, and the next Acquire opens another stream.
 type Session struct {
 	c      *Client
-	ctx    context.Context // the session's life, which its streams share
+	ctx    context.Context // of the session and its streams
 	cancel context.CancelCauseFunc
-	// opening has room for the one who opens a stream.
+	// opening is held while a stream is being opened.
 	opening chan struct{}
 
 	mu      sync.Mutex // guards current
@@ -28,7 +27,7 @@ func (c *Client) Session(ctx context.Context) (*Session, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	if err := c.over(); err != nil {
+	if err := c.ended(); err != nil {
 		return nil, err
 	}
 	s := &Session{c: c, opening: make(chan struct{}, 1)}
@@ -36,8 +35,8 @@ func (c *Client) Session(ctx context.Context) (*Session, error) {
 	return s, nil
 }
 
-// Acquire is Client.Acquire over the session's stream. After Close it gives
-// ErrClosed, and after the end of the session's context the cause of that.
+// Acquire is Client.Acquire over the session's stream. After Close it returns
+// ErrClosed, and after the end of the session's context its cause.
 func (s *Session) Acquire(ctx context.Context, r Request) (*Lease, error) {
 	return s.c.acquire(ctx, s, &r)
 }
@@ -47,9 +46,9 @@ func (s *Session) Do(ctx context.Context, r Request, fn func(ctx context.Context
 	return s.c.do(ctx, s, &r, fn)
 }
 
-// over reports why the session can announce no more.
-func (s *Session) over() error {
-	if err := s.c.over(); err != nil {
+// ended returns an error when the session cannot announce any more.
+func (s *Session) ended() error {
+	if err := s.c.ended(); err != nil {
 		return err
 	}
 	return context.Cause(s.ctx)
@@ -67,9 +66,9 @@ func (s *Session) Close() error {
 	return nil
 }
 
-// announce sends the announcement by the session's stream. A stream that breaks
-// before the answer took the lease with it, so asking once more is harmless; a
-// stream may have broken long ago without anyone having noticed.
+// announce sends the announcement over the session's stream. When the stream breaks
+// before the answer, its lease has ended with it, so announce tries once more: the
+// stream may have broken long ago, undetected.
 func (s *Session) announce(ctx context.Context, a *gpreemptv1.NotifyOnlineRequest) (*gpreemptv1.NotifyOnlineResponse, link, error) {
 	answer, st, err := s.try(ctx, a)
 	if gpreempt.ReasonOf(err) == gpreempt.ReasonDaemonUnavailable && ctx.Err() == nil {
@@ -98,13 +97,13 @@ func (s *Session) try(ctx context.Context, a *gpreemptv1.NotifyOnlineRequest) (*
 
 var errWrongFrame error = &gpreempt.Error{
 	Code: gpreempt.CodeInternal, Reason: gpreempt.ReasonBadFrame,
-	Message: "gpreemptd answered with a frame of another kind",
+	Message: "gpreemptd answered with a frame of the wrong type",
 	Next:    "check that the daemon and this program are of the same version",
 }
 
-// stream returns a stream that stood when it was looked at, opening one if need be.
+// stream returns the current stream, and opens one if there is none or it is broken.
 func (s *Session) stream(ctx context.Context) (*stream, error) {
-	if st := s.standing(); st != nil {
+	if st := s.open(); st != nil {
 		return st, nil
 	}
 	select {
@@ -113,10 +112,10 @@ func (s *Session) stream(ctx context.Context) (*stream, error) {
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	if st := s.standing(); st != nil {
-		return st, nil // somebody else opened it meanwhile
+	if st := s.open(); st != nil {
+		return st, nil // another goroutine opened it meanwhile
 	}
-	st, err := open(ctx, s.ctx, s.c)
+	st, err := openStream(ctx, s.ctx, s.c)
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +125,7 @@ func (s *Session) stream(ctx context.Context) (*stream, error) {
 	return st, nil
 }
 
-func (s *Session) standing() *stream {
+func (s *Session) open() *stream {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.current == nil || s.current.held.isBroken() {

@@ -25,17 +25,17 @@ func newSession(t *testing.T, c *Client) *Session {
 func TestSessionUsesOneStream(t *testing.T) {
 	c, d := newPair(t)
 	s := newSession(t, c)
-	release(t, acquire(t, s, patient))
-	release(t, acquire(t, s, patient))
+	release(t, acquire(t, s, testRequest))
+	release(t, acquire(t, s, testRequest))
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 	d.expect(t, "session begun", "announced lease-1", "completed lease-1", "announced lease-2", "completed lease-2", "session over")
 }
 
-func TestAnswersFindTheirQuestions(t *testing.T) {
+func TestAnswersAreMatchedByTag(t *testing.T) {
 	c, d := newPair(t)
-	// Answered in the reverse order: the first waits for the last.
+	// The daemon answers in reverse order: the first waits for the last.
 	last := make(chan struct{})
 	d.on = func(_ context.Context, request any) error {
 		if r, ok := request.(*gpreemptv1.NotifyOnlineRequest); ok {
@@ -50,11 +50,11 @@ func TestAnswersFindTheirQuestions(t *testing.T) {
 		return nil
 	}
 	s := newSession(t, c)
-	release(t, acquire(t, s, patient)) // opens the stream
+	release(t, acquire(t, s, testRequest)) // opens the stream
 	first := make(chan *Lease)
 	var waiting sync.WaitGroup
 	waiting.Go(func() {
-		r := patient
+		r := testRequest
 		r.Label = "first"
 		l, err := s.Acquire(t.Context(), r)
 		if err != nil {
@@ -62,7 +62,7 @@ func TestAnswersFindTheirQuestions(t *testing.T) {
 		}
 		first <- l
 	})
-	r := patient
+	r := testRequest
 	r.Label = "last"
 	if l, err := s.Acquire(t.Context(), r); gpreempt.ReasonOf(err) != gpreempt.ReasonUnknownGPU {
 		t.Errorf("last: %v, %v", l, err)
@@ -72,15 +72,15 @@ func TestAnswersFindTheirQuestions(t *testing.T) {
 	if !l.Protected() {
 		t.Errorf("first: %v", l.Cause())
 	}
-	// A refused frame leaves the stream standing.
-	release(t, acquire(t, s, patient))
+	// A refused frame does not end the stream.
+	release(t, acquire(t, s, testRequest))
 	d.expect(t, "session begun", "announced lease-1", "completed lease-1", "announced lease-2", "announced lease-3", "completed lease-3")
 }
 
-func TestBrokenStreamTakesItsLeasesAndNoOthers(t *testing.T) {
+func TestBrokenStreamEndsItsLeasesOnly(t *testing.T) {
 	c, d := newPair(t)
 	s := newSession(t, c)
-	mine, other := acquire(t, s, patient), acquire(t, c, patient)
+	mine, other := acquire(t, s, testRequest), acquire(t, c, testRequest)
 	d.on = func(_ context.Context, request any) error {
 		if _, ok := request.(*gpreemptv1.RenewRequest); ok {
 			return errHangUp
@@ -94,15 +94,15 @@ func TestBrokenStreamTakesItsLeasesAndNoOthers(t *testing.T) {
 	}
 	release(t, mine)
 	if isLost(other) {
-		t.Error("the lease of a call went with the stream")
+		t.Error("the lease of a call ended with the stream")
 	}
 	release(t, other)
-	if l := acquire(t, s, patient); !l.Protected() {
+	if l := acquire(t, s, testRequest); !l.Protected() {
 		t.Errorf("the stream was not opened again: %v", l.Cause())
 	}
 }
 
-func TestAnnouncementOnAStreamThatBreaksIsRepeated(t *testing.T) {
+func TestAnnouncementIsRepeatedWhenItsStreamBreaks(t *testing.T) {
 	c, d := newPair(t)
 	broken := false
 	var mu sync.Mutex
@@ -115,23 +115,23 @@ func TestAnnouncementOnAStreamThatBreaksIsRepeated(t *testing.T) {
 		}
 		return nil
 	}
-	if l := acquire(t, newSession(t, c), patient); !l.Protected() {
+	if l := acquire(t, newSession(t, c), testRequest); !l.Protected() {
 		t.Errorf("unprotected: %v", l.Cause())
 	}
 	d.expect(t, "session begun")
 }
 
-func TestLateAnswerIsCompleted(t *testing.T) {
+func TestLeaseOfALateAnswerIsCompleted(t *testing.T) {
 	for name, leave := range map[string]func(t *testing.T, s *Session){
-		"caller left": func(t *testing.T, s *Session) {
+		"context ended": func(t *testing.T, s *Session) {
 			t.Helper()
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
-			if _, err := s.Acquire(ctx, patient); !errors.Is(err, context.DeadlineExceeded) {
+			if _, err := s.Acquire(ctx, testRequest); !errors.Is(err, context.DeadlineExceeded) {
 				t.Errorf("got %v", err)
 			}
 		},
-		"patience ended": func(t *testing.T, s *Session) {
+		"call timed out": func(t *testing.T, s *Session) {
 			t.Helper()
 			if l := acquire(t, s, Request{MaxWait: time.Millisecond}); l.Protected() {
 				t.Error("protected")
@@ -160,21 +160,21 @@ func TestLateAnswerIsCompleted(t *testing.T) {
 func TestClosedSessionHasNoLeases(t *testing.T) {
 	c, d := newPair(t)
 	s := newSession(t, c)
-	l := acquire(t, s, patient)
+	l := acquire(t, s, testRequest)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 	<-l.Lost()
 	release(t, l)
-	if _, err := s.Acquire(t.Context(), patient); !errors.Is(err, ErrClosed) {
-		t.Errorf("Acquire gave %v", err)
+	if _, err := s.Acquire(t.Context(), testRequest); !errors.Is(err, ErrClosed) {
+		t.Errorf("Acquire returned %v", err)
 	}
 	if err := s.Close(); err != nil {
 		t.Errorf("second Close: %v", err)
 	}
 	d.expect(t, "session begun", "announced lease-1", "session over")
-	if l := acquire(t, c, patient); !l.Protected() {
-		t.Error("closing the session closed the client")
+	if l := acquire(t, c, testRequest); !l.Protected() {
+		t.Error("Close of the session closed the client")
 	}
 }
 
@@ -185,16 +185,16 @@ func TestSessionEndsWithItsContext(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := acquire(t, s, patient)
+	l := acquire(t, s, testRequest)
 	gone := errors.New("the model was unloaded")
 	cancel(gone)
 	<-l.Lost()
-	if _, err := s.Acquire(t.Context(), patient); !errors.Is(err, gone) {
-		t.Errorf("Acquire gave %v, want the cause", err)
+	if _, err := s.Acquire(t.Context(), testRequest); !errors.Is(err, gone) {
+		t.Errorf("Acquire returned %v, want the cause", err)
 	}
 	d.expect(t, "session begun", "announced lease-1", "session over")
 	if _, err := c.Session(ctx); !errors.Is(err, context.Canceled) {
-		t.Errorf("Session gave %v", err)
+		t.Errorf("Session returned %v", err)
 	}
 }
 
@@ -218,36 +218,36 @@ func TestCloseDuringAnAcquireEndsIt(t *testing.T) {
 				defer end()
 				s := newSession(t, c)
 				got := make(chan error)
-				go func() { _, err := s.Acquire(t.Context(), patient); got <- err }()
+				go func() { _, err := s.Acquire(t.Context(), testRequest); got <- err }()
 				<-asked
 				closeIt(c, s)
 				if err := <-got; !errors.Is(err, ErrClosed) {
-					t.Errorf("Acquire gave %v", err)
+					t.Errorf("Acquire returned %v", err)
 				}
 			})
 		})
 	}
 }
 
-// deaf begins sessions and reads nothing.
-type deaf struct{ *daemon }
+// neverReads accepts sessions and does not read from them.
+type neverReads struct{ *daemon }
 
-func (d deaf) Session(rpc gpreemptv1.OnlineService_SessionServer) error {
+func (d neverReads) Session(rpc gpreemptv1.OnlineService_SessionServer) error {
 	<-rpc.Context().Done()
 	return nil
 }
 
-func TestDaemonThatStopsReadingCostsNoMoreThanPatience(t *testing.T) {
+func TestDaemonThatStopsReadingDelaysAcquireByItsLimitOnly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		got, hook := reports()
-		c, end := newBubbleOf(t, deaf{newDaemon()}, hook)
+		c, end := newBubbleOf(t, neverReads{newDaemon()}, hook)
 		defer end()
 		s := newSession(t, c)
 		st, err := s.stream(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Fill all that lies between us and the daemon.
+		// Fill all buffers between the client and the daemon.
 		full := Request{Label: strings.Repeat("x", 1<<20)}
 		call, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -256,7 +256,7 @@ func TestDaemonThatStopsReadingCostsNoMoreThanPatience(t *testing.T) {
 			err = st.send(call, &gpreemptv1.SessionRequest{Frame: &gpreemptv1.SessionRequest_Announce{Announce: full.announcement()}})
 		}
 		if took := time.Since(begun); took != time.Minute {
-			t.Errorf("sending failed after %v with %v, want when its time was over", took, err)
+			t.Errorf("sending failed after %v with %v, want at its deadline", took, err)
 		}
 		begun = time.Now()
 		l := acquire(t, s, Request{MaxWait: 20 * time.Millisecond})
@@ -264,7 +264,7 @@ func TestDaemonThatStopsReadingCostsNoMoreThanPatience(t *testing.T) {
 			t.Errorf("protected %v after %v, want false after 120ms", l.Protected(), took)
 		}
 		if err := <-got; gpreempt.ReasonOf(err) != gpreempt.ReasonDaemonUnavailable {
-			t.Errorf("told %v", err)
+			t.Errorf("reported %v", err)
 		}
 	})
 }
@@ -287,17 +287,17 @@ func (wrongAnswers) Session(rpc gpreemptv1.OnlineService_SessionServer) error {
 	}
 }
 
-func TestAnswerOfTheWrongKindIsRefused(t *testing.T) {
+func TestAnswerOfTheWrongTypeIsAnError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, end := newBubbleOf(t, wrongAnswers{newDaemon()}, FailClosed())
 		defer end()
-		if _, err := newSession(t, c).Acquire(t.Context(), patient); gpreempt.ReasonOf(err) != gpreempt.ReasonBadFrame {
+		if _, err := newSession(t, c).Acquire(t.Context(), testRequest); gpreempt.ReasonOf(err) != gpreempt.ReasonBadFrame {
 			t.Errorf("got %v", err)
 		}
 	})
 }
 
-func TestRawStubsShareTheConnection(t *testing.T) {
+func TestGeneratedClientsShareTheConnection(t *testing.T) {
 	c, d := newPair(t)
 	answer, err := c.Online().NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{})
 	if err != nil {
@@ -305,7 +305,7 @@ func TestRawStubsShareTheConnection(t *testing.T) {
 	}
 	d.expect(t, "announced "+answer.GetLeaseId())
 	if _, err := c.Admin().GetStatus(t.Context(), &gpreemptv1.GetStatusRequest{}); err == nil {
-		t.Error("the stand-in has no admin service, and answered")
+		t.Error("the fake has no admin service, and answered")
 	}
 	if _, err := gpreemptv1.NewOnlineServiceClient(c.Conn()).Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: answer.GetLeaseId()}); err != nil {
 		t.Error(err)

@@ -14,20 +14,20 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// stream is one stream of a session, and the link of the leases that came by it.
+// stream is one stream of a session, and the link of its leases.
 type stream struct {
 	c      *Client
 	rpc    gpreemptv1.OnlineService_SessionClient
 	cancel context.CancelFunc
 	held   leaseSet
 
-	// sending has room for the one who sends. watchdog is the sender's: it cancels
-	// the stream when sending takes longer than its caller has time, as it does
+	// sending is held while a frame is being sent. watchdog is used by its holder: it
+	// cancels the stream when a send exceeds the deadline of its caller, as it does
 	// when the daemon has stopped reading.
 	sending  chan struct{}
 	watchdog *time.Timer
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards all below
 	tag     uint64
 	waiting map[uint64]chan<- *gpreemptv1.SessionResponse
 
@@ -35,8 +35,8 @@ type stream struct {
 	err  error         // why; written before done is closed
 }
 
-// open opens a stream that lives as long as life; ctx bounds the opening.
-func open(ctx, life context.Context, c *Client) (*stream, error) {
+// openStream opens a stream that ends with life; ctx bounds the opening.
+func openStream(ctx, life context.Context, c *Client) (*stream, error) {
 	life, cancel := context.WithCancel(life)
 	stop := context.AfterFunc(ctx, cancel)
 	rpc, err := c.online.Session(life)
@@ -62,7 +62,7 @@ func open(ctx, life context.Context, c *Client) (*stream, error) {
 	return st, nil
 }
 
-// receive hands out answers until the stream breaks.
+// receive delivers answers until the stream breaks.
 func (st *stream) receive() {
 	for {
 		answer, err := st.rpc.Recv()
@@ -93,17 +93,17 @@ func (st *stream) deliver(answer *gpreemptv1.SessionResponse) {
 	case ok:
 		waiter <- answer // it has room
 	case answer.GetAnnounced() != nil:
-		// Whoever asked has gone on without it: nobody would ever release it.
+		// Its caller has stopped waiting and would never release it.
 		st.c.spawn(func() {
 			ctx, cancel := context.WithTimeout(st.c.background, releaseBound)
 			defer cancel()
-			_ = st.complete(ctx, answer.GetAnnounced().GetLeaseId()) // its TTL is the second line
+			_ = st.complete(ctx, answer.GetAnnounced().GetLeaseId()) // else it ends with its TTL
 		})
 	}
 }
 
-// call sends a frame and returns its answer. A context that ends after the frame
-// was sent takes back nothing; see deliver for the answer nobody waits for.
+// call sends a frame and returns its answer. The end of ctx does not cancel a frame
+// that was sent; see deliver for a late answer.
 func (st *stream) call(ctx context.Context, frame *gpreemptv1.SessionRequest) (*gpreemptv1.SessionResponse, error) {
 	waiter := make(chan *gpreemptv1.SessionResponse, 1)
 	st.mu.Lock()
@@ -123,12 +123,12 @@ func (st *stream) call(ctx context.Context, frame *gpreemptv1.SessionRequest) (*
 		if st.abandon(frame.GetTag()) {
 			return nil, st.err
 		}
-		answer = <-waiter // it came just before the end
+		answer = <-waiter // received just before the end
 	case <-ctx.Done():
 		if st.abandon(frame.GetTag()) {
 			return nil, ctx.Err()
 		}
-		answer = <-waiter // it came just in time
+		answer = <-waiter // received just in time
 	}
 	if refusal := answer.GetError(); refusal != nil {
 		return nil, api.FromFrame(refusal)
@@ -136,8 +136,8 @@ func (st *stream) call(ctx context.Context, frame *gpreemptv1.SessionRequest) (*
 	return answer, nil
 }
 
-// abandon reports whether the answer to tag was still outstanding. Nobody waits
-// for it any more.
+// abandon is called when no call waits for the answer to tag any more. It reports
+// whether that answer was outstanding.
 func (st *stream) abandon(tag uint64) bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
@@ -160,7 +160,7 @@ func (st *stream) send(ctx context.Context, frame *gpreemptv1.SessionRequest) er
 		defer st.watchdog.Stop()
 	}
 	err := st.rpc.Send(frame)
-	if errors.Is(err, io.EOF) { // the reason comes by Recv
+	if errors.Is(err, io.EOF) { // Recv returns the reason
 		<-st.done
 		return st.err
 	}

@@ -16,10 +16,10 @@ import (
 	"github.com/gpreempt/gpreempt/internal/api"
 )
 
-// transport is gRPC's view of a unix socket, where there is nothing to encrypt and
-// the daemon learns from its kernel who we are; and of TCP, where certificates say
-// it. It puts a *connection around each socket, so that a call can tell by which
-// one its lease came.
+// transport implements gRPC's credentials. On a unix socket nothing is encrypted, and
+// the daemon's kernel identifies this process; on TCP certificates identify both sides.
+// It wraps each socket in a *connection, so that a call knows the connection of its
+// lease.
 type transport struct{ c *Client }
 
 func (t transport) ClientHandshake(ctx context.Context, authority string, raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -45,7 +45,7 @@ func (transport) Info() credentials.ProtocolInfo {
 	return credentials.ProtocolInfo{SecurityProtocol: protocol}
 }
 
-// protocol is the name gRPC shows for these credentials.
+// protocol is the name that gRPC shows for these credentials.
 const protocol = "gpreempt"
 
 func (t transport) Clone() credentials.TransportCredentials { return t }
@@ -59,8 +59,8 @@ type authInfo struct {
 
 func (authInfo) AuthType() string { return protocol }
 
-// connection is a link for the leases of bare calls. The calls may go by a later
-// connection than the lease came by; then the daemon does not know the lease.
+// connection is the link of the leases of unary calls. A later call for a lease may use
+// another connection; the daemon does not know the lease then.
 type connection struct {
 	net.Conn
 	c    *Client
@@ -90,7 +90,7 @@ func (l *connection) renew(ctx context.Context, id string, ttl time.Duration) (t
 	return answer.GetTtl().AsDuration(), api.FromStatus(err)
 }
 
-// announce is the bare call.
+// announce announces by a unary call.
 func (c *Client) announce(ctx context.Context, a *gpreemptv1.NotifyOnlineRequest) (*gpreemptv1.NotifyOnlineResponse, link, error) {
 	var via peer.Peer
 	answer, err := c.online.NotifyOnline(ctx, a, grpc.Peer(&via))

@@ -179,7 +179,7 @@ func sdkTurn(session *client.Session, acquire, release *series) turn {
 		}); err != nil {
 			return err
 		}
-		if !lease.Quiesced() || lease.SuspendedTargets() != 1 {
+		if !lease.Quiet() || lease.SuspendedTargets() != 1 {
 			return errors.New("the SDK's announcement did not suspend the job")
 		}
 		return release.time(func() error { return lease.Release(ctx) })
