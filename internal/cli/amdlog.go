@@ -16,34 +16,33 @@ import (
 )
 
 func (a *app) amdlogCommand() *cobra.Command {
-	return noun("amdlog", "What the logs of AMD's HIP runtime tell of queues", a.amdlogAnalyze(), a.amdlogCompare())
+	return noun("amdlog", "Queues in the logs of AMD's HIP runtime", a.amdlogAnalyze(), a.amdlogCompare())
 }
 
 // makeLog describes how to make a log, for the help.
-const makeLog = `A log is made by running a program with
+const makeLog = `To make a log, run a program with
 
   AMD_LOG_LEVEL=4 AMD_LOG_MASK=0x98 AMD_LOG_LEVEL_FILE=/tmp/hip.log program
 
-which makes a file /tmp/hip.log_PID for each process. Level 3 tells of queues and the
-names of kernels, 4 of every packet too; the newest ROCm needs 5 for both. AMD_LOG_MASK
-0x8 is packets, 0x10 queues, 0x80 kernels and 0x2 the streams that packets come from;
-without it all is logged. Logging slows the program down: the intervals are those of the
-program while it logs.
+which writes a file /tmp/hip.log_PID for each process. Level 3 logs queues and the names
+of kernels, level 4 every packet too; the newest ROCm needs 5 for both. AMD_LOG_MASK 0x8
+selects packets, 0x10 queues, 0x80 kernels and 0x2 the streams of packets; the default is
+everything. Logging slows the program down, so the intervals are longer than without it.
 
-Logs may be compressed with gzip or zstd. No daemon and no rights are needed.`
+Logs may be compressed with gzip or zstd. No daemon and no permissions are needed.`
 
 func (a *app) amdlogAnalyze() *cobra.Command {
 	return &cobra.Command{
 		Use:   "analyze FILE",
-		Short: "Show the hardware queues in a HIP log and what was done on them",
-		Long: `Shows the hardware queues in a HIP log: where their rings are, how many streams share
-them, and what was dispatched to them and how often. - is standard input.
+		Short: "Show the hardware queues in a HIP log and their work",
+		Long: `Shows the hardware queues in a HIP log: the addresses of their rings, how many streams
+share them, and which kernels were dispatched to them and how often. - is standard input.
 
-HWQ is the address of the ring, as ` + "`gpctl queue list -o wide`" + ` shows it for the same
-process. HSA-ID is a counter of the runtime and not the driver's queue id, and HSA-PRIO is
-low, normal or high, not the driver's 0 to 15. STREAMS is the most streams that shared the
-queue at once, EVERY the median time between dispatches and P99 the time that 99 of 100
-keep. BACKLOG is the most packets that a packet found waiting.
+HWQ is the address of the ring, as in ` + "`gpctl queue list -o wide`" + ` for the same process.
+HSA-ID is a counter of the runtime, not the driver's queue id, and HSA-PRIO is low, normal
+or high, not the driver's 0 to 15. STREAMS is the largest number of streams that shared
+the queue at once, EVERY the median time between dispatches and P99 its 99th percentile.
+BACKLOG is the largest number of packets that were pending when one was written.
 
 ` + makeLog,
 		Example: `  gpctl amdlog analyze /tmp/hip.log_4242
@@ -63,13 +62,13 @@ keep. BACKLOG is the most packets that a packet found waiting.
 func (a *app) amdlogCompare() *cobra.Command {
 	return &cobra.Command{
 		Use:   "compare A B",
-		Short: "Compare two HIP logs and advise how the two can share a GPU",
-		Long: `Compares the HIP logs of two workloads: the queues they have in common, the kernels they
-launch, how often they dispatch and how far they fall behind; and advises whether stream
-priorities may do for them or one has to be suspended while the other works. One of A and
-B may be -, standard input.
+		Short: "Compare two HIP logs and advise how their programs can share a GPU",
+		Long: `Compares the HIP logs of two workloads: their common queues, the kernels that they
+launch, how often they dispatch and their backlog; and advises whether stream priorities
+may be sufficient or one must be suspended while the other works. One of A and B may be -,
+standard input.
 
-The advice is drawn from these lines alone. Nothing is measured on a GPU.
+The advice is based on the logs only, without measurements on a GPU.
 
 ` + makeLog,
 		Example:           "  gpctl amdlog compare online.log offline.log.zst",
@@ -92,7 +91,7 @@ The advice is drawn from these lines alone. Nothing is measured on a GPU.
 	}
 }
 
-// files lets the shell offer files for the first operands.
+// files completes the first operands by files.
 func files(operands int) cobra.CompletionFunc {
 	return func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) < operands {
@@ -102,21 +101,21 @@ func files(operands int) cobra.CompletionFunc {
 	}
 }
 
-// analyzedLog is an analysis as it is printed for programs.
+// analyzedLog is an analysis in the output for programs.
 type analyzedLog struct {
 	File string `json:"file"`
 	*hiplog.Analysis
 }
 
-// comparedLogs is a comparison as it is printed for programs.
+// comparedLogs is a comparison in the output for programs.
 type comparedLogs struct {
 	FileA string `json:"file_a"`
 	FileB string `json:"file_b"`
 	*hiplog.Comparison
 }
 
-// analyzeLog reads the log at path, or standard input for "-", and shows how far it
-// is to whoever watches.
+// analyzeLog reads the log at path, or standard input for "-", and shows its progress on a
+// terminal.
 func (a *app) analyzeLog(path string) (*analyzedLog, error) {
 	name := path
 	r := a.In
@@ -129,8 +128,8 @@ func (a *app) analyzeLog(path string) (*analyzedLog, error) {
 		}
 		defer f.Close()
 		r = f
-		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Size() >= worthABar && a.ErrTerminal && a.Getenv("TERM") != "dumb" {
-			p := watched{f, progress(a.Err, path, info.Size())}
+		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Size() >= minProgressBytes && a.ErrTerminal && a.Getenv("TERM") != "dumb" {
+			p := progressReader{f, progress(a.Err, path, info.Size())}
 			defer p.end()
 			r = p
 		}
@@ -143,11 +142,11 @@ func (a *app) analyzeLog(path string) (*analyzedLog, error) {
 		f := &failure{code: ExitFailure, next: hiplog.Hint}
 		switch {
 		case analysis.Truncated:
-			f.message = fmt.Sprintf("%s holds no line of a HIP log before its compressed data end early", name)
+			f.message = fmt.Sprintf("%s: no line of a HIP log before the compressed data end early", name)
 		case analysis.Bytes == 0:
-			f.message = name + " is empty: there is no HIP log in it"
+			f.message = name + " is empty: no HIP log"
 		default:
-			f.message = fmt.Sprintf("%s holds no line of a HIP log, in %s", name, count(analysis.Lines, "line"))
+			f.message = fmt.Sprintf("%s: no line of a HIP log in %s", name, count(analysis.Lines, "line"))
 		}
 		return nil, f
 	}
@@ -161,21 +160,21 @@ func unreadable(name string, err error) error {
 	f := &failure{code: ExitFailure, message: fmt.Sprintf("cannot read %s: %v", name, err)}
 	if errors.Is(err, fs.ErrPermission) {
 		f.code = ExitDenied
-		f.next = "run gpctl as a user who may read it"
+		f.next = "run gpctl as a user with permission to read it"
 	}
 	return f
 }
 
-// worthABar is the size from which a file takes long enough to read, in bytes.
-const worthABar = 16 << 20
+// minProgressBytes is the size from which reading a file takes noticeable time.
+const minProgressBytes = 16 << 20
 
-// watched shows how far the reading of a file is.
-type watched struct {
+// progressReader shows the progress of reading a file.
+type progressReader struct {
 	r   io.Reader
 	bar *progressbar.ProgressBar
 }
 
-// progress is a bar for reading size bytes of the file at path.
+// progress returns a bar for reading size bytes of the file at path.
 func progress(w io.Writer, path string, size int64) *progressbar.ProgressBar {
 	return progressbar.NewOptions64(size,
 		progressbar.OptionSetWriter(w),
@@ -187,15 +186,15 @@ func progress(w io.Writer, path string, size int64) *progressbar.ProgressBar {
 	)
 }
 
-func (p watched) Read(b []byte) (int, error) {
+func (p progressReader) Read(b []byte) (int, error) {
 	n, err := p.r.Read(b)
-	// The bar's error is that the file grew since, or that the terminal is gone.
+	// The bar fails when the file has grown or the terminal is closed.
 	_ = p.bar.Add(n)
 	return n, err
 }
 
-// end takes the bar off the screen.
-func (p watched) end() {
+// end removes the bar from the screen.
+func (p progressReader) end() {
 	_ = p.bar.Clear()
 	_ = p.bar.Exit()
 }

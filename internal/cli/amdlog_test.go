@@ -37,13 +37,13 @@ func writeLog(t *testing.T, n int, zipped bool) string {
 	return path
 }
 
-func TestProgressIsForPeopleAndLargeFiles(t *testing.T) {
+func TestProgressIsShownOnTerminalsForLargeFiles(t *testing.T) {
 	const large = 24 << 20
 	tests := []struct {
 		name     string
 		bytes    int
 		zipped   bool
-		watched  bool
+		terminal bool
 		term     string
 		progress bool
 	}{
@@ -51,16 +51,16 @@ func TestProgressIsForPeopleAndLargeFiles(t *testing.T) {
 		{"a large archive on a terminal", large, true, true, "xterm", true},
 		{"a small file on a terminal", 1 << 20, false, true, "xterm", false},
 		{"a dumb terminal", large, false, true, "dumb", false},
-		{"nobody watches", large, false, false, "xterm", false},
+		{"no terminal", large, false, false, "xterm", false},
 	}
 	for _, tt := range tests {
 		path := writeLog(t, tt.bytes, tt.zipped)
 		var stdout, stderr bytes.Buffer
 		code := Run(t.Context(), []string{"amdlog", "analyze", path}, IO{
-			In: strings.NewReader(""), Out: &stdout, Err: &stderr, Now: time.Now, ErrTerminal: tt.watched,
+			In: strings.NewReader(""), Out: &stdout, Err: &stderr, Now: time.Now, ErrTerminal: tt.terminal,
 			Getenv: func(name string) string { return map[string]string{"TERM": tt.term}[name] },
 		})
-		if code != ExitOK || !strings.Contains(stdout.String(), "records of HIP") {
+		if code != ExitOK || !strings.Contains(stdout.String(), "HIP records") {
 			t.Fatalf("%s: code %d, %s%s", tt.name, code, stdout.String(), stderr.String())
 		}
 		shown := stderr.String()
@@ -68,7 +68,7 @@ func TestProgressIsForPeopleAndLargeFiles(t *testing.T) {
 			t.Errorf("%s: stderr %q", tt.name, shown)
 		}
 		if tt.progress && !strings.HasSuffix(shown, " \r") {
-			t.Errorf("%s: the bar stays: %q", tt.name, shown[max(0, len(shown)-100):])
+			t.Errorf("%s: the bar is not removed: %q", tt.name, shown[max(0, len(shown)-100):])
 		}
 		if !tt.progress && shown != "" {
 			t.Errorf("%s: stderr %q, want none", tt.name, shown)
@@ -76,7 +76,7 @@ func TestProgressIsForPeopleAndLargeFiles(t *testing.T) {
 	}
 }
 
-func TestATruncatedArchiveIsShownAsFarAsItGoes(t *testing.T) {
+func TestTruncatedArchiveIsAnalyzedUpToItsEnd(t *testing.T) {
 	path := writeLog(t, 1<<20, true)
 	if err := os.Truncate(path, 700<<10); err != nil {
 		t.Fatal(err)
@@ -94,15 +94,15 @@ func TestATruncatedArchiveIsShownAsFarAsItGoes(t *testing.T) {
 	code = Run(t.Context(), []string{"amdlog", "analyze", path}, IO{
 		In: strings.NewReader(""), Out: &stdout, Err: &stderr, Now: time.Now, Getenv: func(string) string { return "" },
 	})
-	if code != ExitFailure || !strings.Contains(stderr.String(), "before its compressed data end early") {
+	if code != ExitFailure || !strings.Contains(stderr.String(), "before the compressed data end early") {
 		t.Errorf("an archive without a line: code %d, %s", code, stderr.String())
 	}
 }
 
-// A log that is still written grows while it is read.
-func TestAFileThatGrowsIsReadToItsEnd(t *testing.T) {
+// A log may grow while it is read.
+func TestGrowingFileIsReadToItsEnd(t *testing.T) {
 	var out bytes.Buffer
-	p := watched{strings.NewReader(strings.Repeat("x", 1000)), progress(&out, "hip.log", 10)}
+	p := progressReader{strings.NewReader(strings.Repeat("x", 1000)), progress(&out, "hip.log", 10)}
 	n, err := new(bytes.Buffer).ReadFrom(p)
 	p.end()
 	if n != 1000 || err != nil {

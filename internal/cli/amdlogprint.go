@@ -11,45 +11,45 @@ import (
 )
 
 func printAnalysis(p *printer, log *analyzedLog) {
-	p.line(cell{log.File, styleBold}, text(": "+about(log.Analysis)))
+	p.line(cell{log.File, styleBold}, ": "+about(log.Analysis))
 	for i := range log.Processes {
 		p.linef("%s", aboutProcess(&log.Processes[i]))
 	}
 	if len(log.PIDs) == 0 && len(log.PIDsInText) > 0 {
-		p.linef("the program printed: process %s", numbers(log.PIDsInText))
+		p.linef("the program itself printed: process %s", numbers(log.PIDsInText))
 	}
 	if len(log.Queues) > 0 {
 		p.linef("")
 		printLogQueues(p, log.Queues)
-		p.linef("HWQ is the address of the ring; HSA-ID is the runtime's counter, not the driver's queue id.")
+		p.linef("HWQ is the address of the ring. HSA-ID is the runtime's counter, not the driver's queue id.")
 	}
 	printLaunches(p, log.Processes)
 	printLogWarnings(p, "", log.Warnings)
 }
 
 func about(a *hiplog.Analysis) string {
-	said := fmt.Sprintf("%s of HIP in %s, over %s", count(a.Records, "record"), count(a.Lines, "line"), micros(a.MaxMicros-a.MinMicros))
+	summary := fmt.Sprintf("%s in %s, over %s", count(a.Records, "HIP record"), count(a.Lines, "line"), micros(a.MaxMicros-a.MinMicros))
 	for level := len(a.Levels) - 1; level >= 0; level-- {
 		if a.Levels[level] > 0 {
-			return said + fmt.Sprintf(", up to level %d", level)
+			return summary + fmt.Sprintf(", up to level %d", level)
 		}
 	}
-	return said
+	return summary
 }
 
 func aboutProcess(q *hiplog.Process) string {
-	said := []string{count(q.Queues, "queue")}
+	parts := []string{count(q.Queues, "queue")}
 	if q.QueuesPerPriority > 0 {
-		said[0] += fmt.Sprintf(" (at most %d per priority)", q.QueuesPerPriority)
+		parts[0] += fmt.Sprintf(" (at most %d per priority)", q.QueuesPerPriority)
 	}
 	if q.Threads > 0 {
-		said = append(said, count(q.Threads, "thread"))
+		parts = append(parts, count(q.Threads, "thread"))
 	}
-	said = append(said, launchesOf(q), fmt.Sprintf("%d dispatches", q.Dispatches), count(q.Barriers, "barrier"))
+	parts = append(parts, launchesOf(q), fmt.Sprintf("%d dispatches", q.Dispatches), count(q.Barriers, "barrier"))
 	if q.Intervals.Count > 0 {
-		said = append(said, fmt.Sprintf("a dispatch every %s (p99 %s)", micros(q.Intervals.P50), micros(q.Intervals.P99)))
+		parts = append(parts, fmt.Sprintf("a dispatch every %s (p99 %s)", micros(q.Intervals.P50), micros(q.Intervals.P99)))
 	}
-	return "process " + logPID(q.PID) + ": " + strings.Join(said, ", ")
+	return "process " + logPID(q.PID) + ": " + strings.Join(parts, ", ")
 }
 
 func launchesOf(q *hiplog.Process) string {
@@ -88,22 +88,22 @@ func printLogQueues(p *printer, queues []hiplog.Queue) {
 		if q.CUMask != "" {
 			cus = "0x" + cut(q.CUMask, 40)
 		}
-		every := func(v uint64) cell {
+		every := func(v uint64) string {
 			if q.Intervals.Count == 0 {
-				return text("-")
+				return "-"
 			}
-			return text(micros(v))
+			return micros(v)
 		}
-		t.row(text(logPID(q.PID)), text(hwq), text(numbers(q.IDs)), text(packets), text(or(q.Priority, "-")), text(streams),
-			text(q.Dispatches), text(q.Barriers), every(q.Intervals.P50), every(q.Intervals.P99), text(backlog), text(kernel),
-			text(addresses(q.SWqs)), text(happened(q.Created)), text(happened(q.Deleted)), every(q.Intervals.Min),
-			every(uint64(q.Intervals.Mean)), every(q.Intervals.P95), every(q.Intervals.Max), text(fromTo(q.ReadIndex)), text(fromTo(q.WriteIndex)),
-			text(happened(q.FirstDispatch)), text(happened(q.LastDispatch)), text(cus), text(addresses(q.Streams)))
+		t.row(logPID(q.PID), hwq, numbers(q.IDs), packets, or(q.Priority, "-"), streams,
+			q.Dispatches, q.Barriers, every(q.Intervals.P50), every(q.Intervals.P99), backlog, kernel,
+			addresses(q.SWqs), happened(q.Created), happened(q.Deleted), every(q.Intervals.Min),
+			every(uint64(q.Intervals.Mean)), every(q.Intervals.P95), every(q.Intervals.Max), fromTo(q.ReadIndex), fromTo(q.WriteIndex),
+			happened(q.FirstDispatch), happened(q.LastDispatch), cus, addresses(q.Streams))
 	}
 	t.flush()
 }
 
-// printLaunches shows which kernels each process launched most.
+// printLaunches lists the kernels that each process launched most.
 func printLaunches(p *printer, processes []hiplog.Process) {
 	shown := 5
 	if p.wide {
@@ -119,21 +119,21 @@ func printLaunches(p *printer, processes []hiplog.Process) {
 		t := p.table("  ", columns{">LAUNCHES", ">SHARE", "KERNEL"})
 		rest := mix.Total
 		for _, k := range mix.Top[:min(shown, len(mix.Top))] {
-			t.row(text(k.Count), text(percent(k.Count, mix.Total)), text(kernelName(p, k.Name)))
+			t.row(k.Count, percent(k.Count, mix.Total), kernelName(p, k.Name))
 			rest -= k.Count
 		}
 		if rest > 0 {
 			others := "(all others)"
 			if mix.Others > 0 {
-				others = fmt.Sprintf("(all others; %d launches are of kernels not told apart)", mix.Others)
+				others = fmt.Sprintf("(all others; %d launches of kernels that were not counted separately)", mix.Others)
 			}
-			t.row(text(rest), text(percent(rest, mix.Total)), text(others))
+			t.row(rest, percent(rest, mix.Total), others)
 		}
 		t.flush()
 	}
 }
 
-// kernelName shortens a name: those of templates fill screens.
+// kernelName shortens a name: template names are very long.
 func kernelName(p *printer, name string) string {
 	if p.wide {
 		return name
@@ -144,7 +144,7 @@ func kernelName(p *printer, name string) string {
 func printLogWarnings(p *printer, of string, warnings []hiplog.Warning) {
 	for _, w := range warnings {
 		p.linef("")
-		p.line(cell{"warning", styleNote}, text(" "+of+w.Code+": "+w.Text))
+		p.line(cell{"warning", styleNote}, " "+of+w.Code+": "+w.Text)
 		if w.Next != "" {
 			p.linef("  try: %s", w.Next)
 		}
@@ -154,17 +154,17 @@ func printLogWarnings(p *printer, of string, warnings []hiplog.Warning) {
 func printComparison(p *printer, c *comparedLogs) {
 	p.line(cell{c.Advice.Text, styleBold})
 	for _, reason := range c.Advice.Reasons {
-		p.linef("  because %s", reason)
+		p.linef("  reason: %s", reason)
 	}
 	for _, limit := range c.Advice.Limits {
-		p.linef("  but %s", limit)
+		p.linef("  limit: %s", limit)
 	}
 	p.linef("")
-	p.linef("A is %s", c.FileA)
-	p.linef("B is %s", c.FileB)
+	p.linef("A: %s", c.FileA)
+	p.linef("B: %s", c.FileB)
 	p.linef("")
 	t := p.table("", columns{"", "A", "B"})
-	row := func(name string, of func(*hiplog.Side) string) { t.row(text(name), text(of(&c.A)), text(of(&c.B))) }
+	row := func(name string, of func(*hiplog.Side) string) { t.row(name, of(&c.A), of(&c.B)) }
 	row("processes", func(s *hiplog.Side) string { return numbers(s.PIDs) })
 	row("time", func(s *hiplog.Side) string { return micros(s.MaxMicros - s.MinMicros) })
 	row("queues", func(s *hiplog.Side) string { return strconv.Itoa(len(s.Queues)) })
@@ -185,9 +185,9 @@ func printComparison(p *printer, c *comparedLogs) {
 	})
 	t.flush()
 	p.linef("")
-	p.linef("queues: %d in both, %d only in A, %d only in B, %d undecided; %s at the same address by coincidence",
+	p.linef("queues: %d in both, %d only in A, %d only in B, %d unknown; %s at the same address by coincidence",
 		c.Common, c.OnlyA, c.OnlyB, c.Unknown, count(c.Coincidences, "pair"))
-	p.linef("time together: %s, if both are of one host without a reboot between", micros(c.OverlapMicros))
+	p.linef("overlap in time: %s, if both are of one host without a reboot between them", micros(c.OverlapMicros))
 	if c.KernelOverlap != nil {
 		p.linef("kernels: %d in both of %d; %.0f %% of the launches overlap", c.CommonKernels, c.DistinctKernels, 100**c.KernelOverlap)
 	}
@@ -210,13 +210,13 @@ func printMatches(p *printer, matches []hiplog.Match) {
 		return
 	}
 	p.linef("")
-	t := p.table("", columns{"HWQ", ">PID A", ">PID B", "QUEUE", "WHY"})
+	t := p.table("", columns{"HWQ", ">PID A", ">PID B", "QUEUE", "REASON"})
 	for _, m := range matches {
 		verdict := cell{text: string(m.Verdict)}
 		if m.Verdict == hiplog.SameQueue {
 			verdict.style = styleNote
 		}
-		t.row(text(m.HWq), text(logPID(m.PIDA)), text(logPID(m.PIDB)), verdict, text(m.Why))
+		t.row(m.HWq, logPID(m.PIDA), logPID(m.PIDB), verdict, m.Why)
 	}
 	t.flush()
 }
@@ -232,7 +232,7 @@ func printSharedKernels(p *printer, c *hiplog.Comparison) {
 	p.linef("")
 	t := p.table("", columns{">IN A", ">IN B", "KERNEL"})
 	for _, k := range c.Kernels[:min(shown, len(c.Kernels))] {
-		t.row(text(k.A), text(k.B), text(kernelName(p, k.Name)))
+		t.row(k.A, k.B, kernelName(p, k.Name))
 	}
 	t.flush()
 }
@@ -253,18 +253,18 @@ func sum(s *hiplog.Side, of func(*hiplog.Process) uint64) uint64 {
 	return n
 }
 
-// intervalsOf writes a figure of each process that has intervals.
+// intervalsOf formats a figure of each process with intervals.
 func intervalsOf(s *hiplog.Side, of func(*hiplog.Intervals) uint64) string {
-	var said []string
+	var parts []string
 	for i := range s.Processes {
 		if s.Processes[i].Intervals.Count > 0 {
-			said = append(said, micros(of(&s.Processes[i].Intervals)))
+			parts = append(parts, micros(of(&s.Processes[i].Intervals)))
 		}
 	}
-	return or(few(said), "-")
+	return or(few(parts), "-")
 }
 
-// few joins words and leaves out what would fill the screen.
+// few joins up to 8 words and counts the rest.
 func few(words []string) string {
 	if more := len(words) - 8; more > 0 {
 		words = append(words[:8:8], fmt.Sprintf("+%d", more))
@@ -273,19 +273,19 @@ func few(words []string) string {
 }
 
 func numbers[N ~int32 | ~uint32](list []N) string {
-	var said []string
+	var parts []string
 	for _, n := range list {
-		said = append(said, fmt.Sprint(n))
+		parts = append(parts, fmt.Sprint(n))
 	}
-	return or(few(said), "-")
+	return or(few(parts), "-")
 }
 
 func addresses(list []hiplog.Address) string {
-	var said []string
+	var parts []string
 	for _, v := range list {
-		said = append(said, v.String())
+		parts = append(parts, v.String())
 	}
-	return or(few(said), "-")
+	return or(few(parts), "-")
 }
 
 func logPID(pid int32) string {
@@ -295,7 +295,7 @@ func logPID(pid int32) string {
 	return strconv.Itoa(int(pid))
 }
 
-// micros writes a number of microseconds.
+// micros formats a number of microseconds.
 func micros(n uint64) string {
 	return duration(time.Duration(min(n, math.MaxInt64/1000)) * time.Microsecond)
 }
@@ -304,7 +304,7 @@ func percent(part, whole uint64) string {
 	return fmt.Sprintf("%.1f%%", 100*float64(part)/float64(whole))
 }
 
-// happened reports where in the log something is, and when after boot.
+// happened formats the line of an event and its time since boot.
 func happened(e *hiplog.Event) string {
 	if e == nil {
 		return "-"

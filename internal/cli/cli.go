@@ -1,8 +1,9 @@
-// Package cli hides what gpctl, the admin's tool, says and how it says it: its
-// commands, their output for people and programs, its errors and exit codes.
+// Package cli implements gpctl, the operator's tool: its commands, their output for
+// people and programs, its errors and exit codes.
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,16 +15,18 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/gpreempt/gpreempt/internal/api"
 )
 
-// DefaultSocket is where gpctl looks for the daemon.
+// DefaultSocket is the path of the daemon's socket.
 const DefaultSocket = "/run/gpreempt/gpreemptd.sock"
 
 // SocketEnv names the environment variable that changes DefaultSocket.
 const SocketEnv = "GPREEMPT_SOCKET"
 
-// AddressEnv names the environment variable that has gpctl ask a daemon on another
-// host. CertEnv, KeyEnv and CAEnv name those for the files that needs.
+// AddressEnv names the environment variable with the address of a daemon on another
+// host. CertEnv, KeyEnv and CAEnv name those with the files that this needs.
 const (
 	AddressEnv = "GPREEMPT_ADDRESS"
 	CertEnv    = "GPREEMPT_CERT"
@@ -31,7 +34,7 @@ const (
 	CAEnv      = "GPREEMPT_CA"
 )
 
-// IO is all that a run of gpctl sees of the world, besides the daemon.
+// IO is the environment of a run of gpctl, except the daemon.
 type IO struct {
 	In       io.Reader
 	Out, Err io.Writer
@@ -39,18 +42,18 @@ type IO struct {
 	Getenv func(string) string
 	// Now is the wall clock, for ages.
 	Now func() time.Time
-	// Terminal and ErrTerminal tell that a person watches Out and Err.
+	// Terminal and ErrTerminal report whether Out and Err are terminals.
 	Terminal, ErrTerminal bool
-	// Sleep waits for d, or until ctx ends, which it says.
+	// Sleep waits for d. When ctx ends first, it returns the cause.
 	Sleep func(ctx context.Context, d time.Duration) error
-	// Environ returns the environment, and Exec replaces gpctl by a program, as
-	// execve(2): it returns when that failed.
+	// Environ returns the environment. Exec replaces gpctl by a program, as execve(2):
+	// it returns only when that failed.
 	Environ func() []string
 	Exec    func(path string, args, env []string) error
 }
 
 // Main runs gpctl with args, without the program's name, and returns its exit code.
-// When ctx ends, so does what gpctl waits for.
+// The end of ctx ends all waiting.
 func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, getenv func(string) string) int {
 	return Run(ctx, args, IO{
 		In: stdin, Out: stdout, Err: stderr, Getenv: getenv, Now: time.Now, Terminal: isTerminal(stdout),
@@ -70,7 +73,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Run is Main with everything given.
+// Run is Main with an explicit environment.
 func Run(ctx context.Context, args []string, streams IO) int {
 	cmd := New(streams) //nolint:contextcheck // cobra hands ctx to the commands, in ExecuteContext
 	cmd.SetArgs(args)
@@ -86,8 +89,8 @@ func Run(ctx context.Context, args []string, streams IO) int {
 	return f.code
 }
 
-// isTerminal takes any character device for a terminal: what it gets wrong, such
-// as /dev/null, nobody reads.
+// isTerminal reports whether w is a character device, which is close enough: nobody
+// reads the output on others, such as /dev/null.
 func isTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
@@ -97,17 +100,17 @@ func isTerminal(w io.Writer) bool {
 	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
-// app is one run: the world and the global flags.
+// app is one run: its environment and the global flags.
 type app struct {
 	IO
 	socket string
-	// address is "tcp://HOST:PORT" of a daemon on another host, "" for the socket;
-	// cert, key and ca are files for it.
+	// address is "tcp://HOST:PORT" of a daemon on another host, "" for the socket.
+	// cert, key and ca are the paths of the files for it.
 	address, cert, key, ca string
 
 	output  string
 	timeout time.Duration
-	// simulated names what the daemon serves in place of hardware, "" with it.
+	// simulated names the machine that the daemon serves instead of hardware, or is "".
 	simulated string
 }
 
@@ -129,32 +132,33 @@ func New(streams IO) *cobra.Command {
 		socket = s
 	}
 	root := &cobra.Command{
-		Use:   "gpctl",
-		Short: "Shows and steers gpreemptd, which lends the GPUs of offline work to online work",
-		Long: `gpctl shows and steers gpreemptd, which takes offline work off the GPUs of this
+		Use:     "gpctl",
+		Short:   "Inspects and controls gpreemptd, which pauses offline GPU work for online work",
+		Version: api.VersionString(),
+		Long: `gpctl inspects and controls gpreemptd, which suspends offline work on the GPUs of this
 host while online work needs them.
 
 Start with:
-  gpctl status                what runs, what is suspended, what is wrong
-  gpctl target list           the processes that own GPU queues
-  gpctl target explain PID    why one of them is, or is not, suspended
-  gpctl queue find PID        its queues, wherever it runs
-  gpctl doctor                whether and how gpreempt can work on this host
+  gpctl status                what runs, what is suspended, warnings
+  gpctl target list           the processes with GPU queues
+  gpctl target explain PID    why a process is suspended or runs
+  gpctl queue find PID        the queues of a process, on the host or in a container
+  gpctl doctor                checks whether this host is supported
 
 Exit codes:
-  0  done
-  1  failed
-  2  the command line is wrong
+  0  success
+  1  failure
+  2  invalid command line
   3  the daemon cannot be reached
-  4  there is no such target, lease, GPU or queue
+  4  target, lease, GPU or queue not found
   5  permission denied, by the daemon or on its socket
-  6  refused: an argument out of range, a condition not met, a limit reached
-  7  doctor: a check failed
+  6  refused: argument out of range, condition not met or limit reached
+  7  doctor: a check failed; status --check: the daemon reports an error
   8  doctor, trace: this host has no AMD GPU
 
 Environment:
   ` + SocketEnv + `   path of the daemon's socket, as --socket
-  ` + AddressEnv + `  address of a daemon on another host, as --address; and so
+  ` + AddressEnv + `  address of a daemon on another host, as --address; with
                     ` + CertEnv + `, ` + KeyEnv + `, ` + CAEnv + `
   NO_COLOR          no colour, even on a terminal`,
 		SilenceErrors: true,
@@ -164,19 +168,20 @@ Environment:
 			if len(args) == 0 {
 				return cmd.Help()
 			}
-			return unknownVerb(cmd, args[0])
+			return unknownSubcommand(cmd, args[0])
 		},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			switch {
 			case !slices.Contains(formats, a.output):
-				return usage(cmd, "--output %q is none of %s", a.output, strings.Join(formats, ", "))
+				return usage(cmd, "invalid --output %q; use %s", a.output, strings.Join(formats, ", "))
 			case a.timeout <= 0:
-				return usage(cmd, "--timeout must be more than 0")
+				return usage(cmd, "--timeout must be greater than 0")
 			}
 			return a.checkAddress(cmd)
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
+	root.SetVersionTemplate("gpctl {{.Version}}\n")
 	root.SetIn(streams.In)
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
@@ -185,11 +190,11 @@ Environment:
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.socket, "socket", socket, "socket of the daemon (env "+SocketEnv+")")
 	flags.StringVar(&a.address, "address", streams.Getenv(AddressEnv), "daemon on another host, tcp://HOST:PORT (env "+AddressEnv+")")
-	flags.StringVar(&a.cert, "cert", streams.Getenv(CertEnv), "with --address: your certificate, PEM (env "+CertEnv+")")
-	flags.StringVar(&a.key, "key", streams.Getenv(KeyEnv), "with --address: its key, PEM (env "+KeyEnv+")")
-	flags.StringVar(&a.ca, "ca", streams.Getenv(CAEnv), "with --address: who vouches for the daemon, PEM (env "+CAEnv+")")
+	flags.StringVar(&a.cert, "cert", streams.Getenv(CertEnv), "with --address: client certificate, PEM (env "+CertEnv+")")
+	flags.StringVar(&a.key, "key", streams.Getenv(KeyEnv), "with --address: key of the certificate, PEM (env "+KeyEnv+")")
+	flags.StringVar(&a.ca, "ca", streams.Getenv(CAEnv), "with --address: CA of the daemon's certificate, PEM (env "+CAEnv+")")
 	flags.StringVarP(&a.output, "output", "o", formatTable, "format: "+strings.Join(formats, ", "))
-	flags.DurationVar(&a.timeout, "timeout", 15*time.Second, "how long to wait for an answer")
+	flags.DurationVar(&a.timeout, "timeout", 15*time.Second, "longest wait for an answer")
 	complete(root, "output", formats)
 
 	root.AddCommand(
@@ -201,24 +206,24 @@ Environment:
 	return root
 }
 
-// noun returns a command that only groups verbs.
-func noun(name, short string, verbs ...*cobra.Command) *cobra.Command {
+// noun returns a command that only groups subcommands.
+func noun(name, short string, subcommands ...*cobra.Command) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   name,
 		Short: short,
 		Args:  cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usage(cmd, "%s needs a verb: %s", name, strings.Join(verbNames(cmd), ", "))
+				return usage(cmd, "missing subcommand: %s", strings.Join(subcommandNames(cmd), ", "))
 			}
-			return unknownVerb(cmd, args[0])
+			return unknownSubcommand(cmd, args[0])
 		},
 	}
-	cmd.AddCommand(verbs...)
+	cmd.AddCommand(subcommands...)
 	return cmd
 }
 
-func verbNames(cmd *cobra.Command) []string {
+func subcommandNames(cmd *cobra.Command) []string {
 	var names []string
 	for _, c := range cmd.Commands() {
 		if !c.Hidden {
@@ -228,43 +233,84 @@ func verbNames(cmd *cobra.Command) []string {
 	return names
 }
 
-func unknownVerb(cmd *cobra.Command, word string) error {
-	cmd.SuggestionsMinimumDistance = 2
+func unknownSubcommand(cmd *cobra.Command, word string) error {
+	names := subcommandNames(cmd)
 	f := &failure{
 		code:    ExitUsage,
-		message: fmt.Sprintf("%s has no command %q", cmd.CommandPath(), word),
-		next:    "its commands are " + strings.Join(verbNames(cmd), ", "),
+		message: fmt.Sprintf("unknown command %q", cmd.CommandPath()+" "+word),
+		next:    "one of " + strings.Join(names, ", "),
 	}
-	if near := cmd.SuggestionsFor(word); len(near) > 0 {
-		f.next = cmd.CommandPath() + " " + near[0]
+	if near := nearest(word, names); near != "" {
+		f.next = cmd.CommandPath() + " " + near
 	}
 	return f
 }
 
-// operands asks for exactly the operands named, as "TARGET".
+// nearest returns the name with the smallest edit distance to word, of several that with
+// its length. It returns "" when all names differ by more than 2 edits, or 1 for a short
+// word.
+func nearest(word string, names []string) string {
+	limit := 1
+	if len(word) > 4 {
+		limit = 2
+	}
+	near := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return editDistance(word, name) > limit })
+	if len(near) == 0 {
+		return ""
+	}
+	lengthDiff := func(name string) int { return max(len(name)-len(word), len(word)-len(name)) }
+	return slices.MinFunc(near, func(a, b string) int {
+		return cmp.Or(cmp.Compare(editDistance(word, a), editDistance(word, b)), cmp.Compare(lengthDiff(a), lengthDiff(b)))
+	})
+}
+
+// editDistance returns how many insertions, deletions, substitutions and swaps of
+// neighbours make b of a.
+func editDistance(a, b string) int {
+	d := make([][]int, len(a)+1)
+	for i := range d {
+		d[i] = make([]int, len(b)+1)
+		for j := range d[i] {
+			switch {
+			case i == 0 || j == 0:
+				d[i][j] = i + j
+			case a[i-1] == b[j-1]:
+				d[i][j] = d[i-1][j-1]
+			default:
+				d[i][j] = 1 + min(d[i-1][j], d[i][j-1], d[i-1][j-1])
+			}
+			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
+				d[i][j] = min(d[i][j], d[i-2][j-2]+1)
+			}
+		}
+	}
+	return d[len(a)][len(b)]
+}
+
+// operands returns a check for exactly the named operands, such as "TARGET".
 func operands(names ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch {
 		case len(args) < len(names):
-			return usage(cmd, "%s is missing", strings.Join(names[len(args):], " and "))
+			return usage(cmd, "missing argument: %s", strings.Join(names[len(args):], " "))
 		case len(args) > len(names):
-			return usage(cmd, "%q is one operand too many", args[len(names)])
+			return usage(cmd, "unexpected argument %q", args[len(names)])
 		}
 		return nil
 	}
 }
 
-// complete offers words for a flag.
+// complete sets the fixed completions of a flag.
 func complete(cmd *cobra.Command, flag string, choices []string) {
 	fixed := cobra.FixedCompletions(choices, cobra.ShellCompDirectiveNoFileComp)
 	if err := cmd.RegisterFlagCompletionFunc(flag, fixed); err != nil {
-		panic(err) // the flag does not exist: a mistake in this package
+		panic(err) // the flag does not exist: an error in this package
 	}
 }
 
-// completeBy offers for a flag what fn finds.
+// completeBy completes a flag by fn.
 func completeBy(cmd *cobra.Command, flag string, fn cobra.CompletionFunc) {
 	if err := cmd.RegisterFlagCompletionFunc(flag, fn); err != nil {
-		panic(err) // the flag does not exist: a mistake in this package
+		panic(err) // the flag does not exist: an error in this package
 	}
 }

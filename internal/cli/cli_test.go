@@ -21,7 +21,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-var update = flag.Bool("update", false, "write what gpctl prints into the scripts of testdata")
+var update = flag.Bool("update", false, "write the output of gpctl to the scripts of testdata")
 
 func TestMain(m *testing.M) {
 	time.Local = time.UTC
@@ -33,12 +33,12 @@ func TestMain(m *testing.M) {
 //
 //	gpctl ARGS        runs gpctl, which must succeed
 //	gpctl <FILE ARGS  with standard input
-//	exits CODE ARGS   runs gpctl, which must end with CODE
+//	exits CODE ARGS   runs gpctl, which must exit with CODE
 //	terminal ARGS     runs gpctl as on a terminal
-//	python FILE WANT  has Python, where there is one, read FILE and compares queues
+//	python FILE WANT  reads FILE by Python, where it is installed, and compares queues
 //
-// Sockets: GPREEMPT_SOCKET is the machine, $DENIED refuses everyone, $SILENT
-// never answers, $DEAD has nobody who listens.
+// Sockets: GPREEMPT_SOCKET is the machine, $DENIED refuses all requests, $SILENT never
+// answers, $DEAD has no listener.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                "testdata",
@@ -47,7 +47,7 @@ func TestScripts(t *testing.T) {
 		Setup: func(env *testscript.Env) error {
 			test, ok := env.T().(testing.TB)
 			if !ok {
-				t.Fatal("testscript runs no testing.TB")
+				t.Fatal("testscript does not run a testing.TB")
 			}
 			sockets := []struct{ name, file string }{
 				{SocketEnv, "machine.sock"}, {"DENIED", "denied.sock"}, {"SILENT", "silent.sock"}, {"DEAD", "dead.sock"},
@@ -93,7 +93,7 @@ func runGpctl(ts *testscript.TestScript, want int, terminal bool, args []string)
 	}
 	streams.Now, streams.Sleep = clock()
 	code := Run(context.Background(), args, streams)
-	// The scripts hold for any directory.
+	// The scripts work in any directory.
 	work := strings.NewReplacer(ts.Getenv("WORK")+"/", "/run/")
 	ts.Stdout().Write([]byte(work.Replace(stdout.String())))
 	ts.Stderr().Write([]byte(work.Replace(stderr.String())))
@@ -102,7 +102,7 @@ func runGpctl(ts *testscript.TestScript, want int, terminal bool, args []string)
 	}
 }
 
-// clock stands at noon but for the time slept.
+// clock returns a clock that starts at noon and advances only in sleep.
 func clock() (now func() time.Time, sleep func(context.Context, time.Duration) error) {
 	at := noon
 	return func() time.Time { return at }, func(ctx context.Context, d time.Duration) error {
@@ -112,7 +112,7 @@ func clock() (now func() time.Time, sleep func(context.Context, time.Duration) e
 }
 
 func denyAll(context.Context, any, *grpc.UnaryServerInfo, grpc.UnaryHandler) (any, error) {
-	return nil, refuse(gpreempt.CodePermissionDenied, gpreempt.ReasonNotAdmin, "uid 1000 has no admin right",
+	return nil, refuse(gpreempt.CodePermissionDenied, gpreempt.ReasonNotAdmin, "uid 1000 is not an admin",
 		"ask to be added to the group gpreempt-admin")
 }
 
@@ -121,7 +121,7 @@ func silence(ctx context.Context, _ any, _ *grpc.UnaryServerInfo, _ grpc.UnaryHa
 	return nil, ctx.Err()
 }
 
-func TestMainPrintsToTheStreamsItIsGiven(t *testing.T) {
+func TestMainPrintsToItsStreams(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	code := Main(t.Context(), []string{"version"}, strings.NewReader(""), &stdout, &stderr, func(string) string { return "" })
 	if got, want := stdout.String(), "gpctl v0.3.0\n"; code != ExitOK || got != want || stderr.Len() > 0 {
@@ -129,23 +129,57 @@ func TestMainPrintsToTheStreamsItIsGiven(t *testing.T) {
 	}
 }
 
-func TestFilesAreNoTerminals(t *testing.T) {
+func TestFilesAreNotTerminals(t *testing.T) {
 	f, err := os.Create(filepath.Join(t.TempDir(), "out"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
 	if isTerminal(f) || isTerminal(&bytes.Buffer{}) {
-		t.Error("a file or a buffer was taken for a terminal")
+		t.Error("a file or a buffer was accepted as a terminal")
 	}
 }
 
-func TestAnOlderDaemonIsSaidToBeOne(t *testing.T) {
+func TestOlderDaemonIsReported(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	serve(t, socket, gpreemptv1.UnimplementedAdminServiceServer{})
 	var stderr bytes.Buffer
 	code := Main(t.Context(), []string{"status", "--socket", socket}, strings.NewReader(""), &bytes.Buffer{}, &stderr, func(string) string { return "" })
 	if code != ExitFailure || !strings.HasPrefix(stderr.String(), "gpctl: the daemon does not know this command: ") {
 		t.Errorf("code %d, stderr %q", code, stderr.String())
+	}
+}
+
+func TestStatusCheckFailsWhenNothingCanBeSuspended(t *testing.T) {
+	for code, want := range map[string]int{"": ExitOK, "UNKNOWN_GROUP": ExitOK, "NO_KFD": ExitNotReady, "NO_MECHANISM": ExitNotReady} {
+		m := newMachine()
+		m.warnings = nil
+		if code != "" {
+			m.warnings = []*gpreemptv1.Warning{{Code: code, Severity: "warning"}}
+		}
+		got, stdout, stderr := watchMachine(t, m, nil, "status", "--check")
+		if got != want || stdout == "" || strings.Contains(stderr, "gpctl:") {
+			t.Errorf("%q: code %d, want %d; stdout %q, stderr %q", code, got, want, stdout, stderr)
+		}
+	}
+}
+
+func TestLeaseNeedsAGPU(t *testing.T) {
+	m := newMachine()
+	m.gpus = nil
+	code, stdout, stderr := watchMachine(t, m, nil, "lease", "create")
+	if want := "gpctl: cannot create a lease: this host has no GPU\n  try: gpctl doctor\n"; code != ExitNoGPU || stdout != "" || stderr != want {
+		t.Errorf("code %d, stdout %q, stderr %q, want %q", code, stdout, stderr, want)
+	}
+}
+
+func TestSuggestionsAreNear(t *testing.T) {
+	names := []string{"status", "stats", "gpu", "queue", "policy"}
+	for word, want := range map[string]string{
+		"stauts": "status", "stat": "stats", "statsu": "status", "gup": "gpu", "ps": "", "qeueu": "queue", "polizei": "", "": "",
+	} {
+		if got := nearest(word, names); got != want {
+			t.Errorf("nearest(%q) = %q, want %q", word, got, want)
+		}
 	}
 }

@@ -9,11 +9,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 )
 
-// completionCommand prints scripts for shells; the package puts them in place.
+// completionCommand prints completion scripts for shells; packages install them.
 func completionCommand() *cobra.Command {
 	script := func(shell, where string, generate func(*cobra.Command, io.Writer) error) *cobra.Command {
 		return &cobra.Command{
@@ -39,11 +38,11 @@ func completionCommand() *cobra.Command {
 	)
 }
 
-// offer completes a word from what the daemon knows; someone waits at a prompt.
-func (a *app) offer(cmd *cobra.Command, list func(context.Context, gpreemptv1.AdminServiceClient) ([]cobra.Completion, error)) ([]cobra.Completion, cobra.ShellCompDirective) {
+// offer completes a word by asking the daemon, briefly: the user waits at a prompt.
+func (a *app) offer(cmd *cobra.Command, list func(context.Context, adminClient) ([]cobra.Completion, error)) ([]cobra.Completion, cobra.ShellCompDirective) {
 	a.timeout = time.Second
 	var choices []cobra.Completion
-	err := a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+	err := a.call(cmd, func(ctx context.Context, admin adminClient) error {
 		var err error
 		choices, err = list(ctx, admin)
 		return err
@@ -57,7 +56,7 @@ func (a *app) offer(cmd *cobra.Command, list func(context.Context, gpreemptv1.Ad
 func (a *app) versionCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "version",
-		Short: "Show the version of gpctl; gpctl status shows the daemon's",
+		Short: "Show the version of gpctl (gpctl status shows the daemon's)",
 		Args:  operands(),
 		RunE: func(*cobra.Command, []string) error {
 			var err error

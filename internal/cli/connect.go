@@ -8,41 +8,58 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/client"
 )
 
-// call runs fn with a client, which has --timeout for all it asks.
-func (a *app) call(cmd *cobra.Command, fn func(context.Context, gpreemptv1.AdminServiceClient) error) error {
+// call runs fn with a client; --timeout bounds all its requests together.
+func (a *app) call(cmd *cobra.Command, fn func(context.Context, adminClient) error) error {
 	ctx, cancel := context.WithTimeout(cmd.Context(), a.timeout)
 	defer cancel()
 	if err := a.stream(ctx, fn); err != nil {
 		return err
 	}
-	a.sayIfSimulated()
+	a.noteSimulation()
 	return nil
 }
 
-// sayIfSimulated tells people that what they have read is of no hardware. Programs
-// read it in the status.
-func (a *app) sayIfSimulated() {
+// adminClient is the daemon's service for gpctl.
+type adminClient = gpreemptv1.AdminServiceClient
+
+// ask sends one request and shows the answer, to people by calling print.
+func ask[Req any, Resp proto.Message](
+	cmd *cobra.Command, a *app, method func(adminClient, context.Context, Req, ...grpc.CallOption) (Resp, error), req Req, print func(*printer, Resp),
+) error {
+	return a.call(cmd, func(ctx context.Context, admin adminClient) error {
+		resp, err := method(admin, ctx, req)
+		if err != nil {
+			return err
+		}
+		return a.show(resp, func(p *printer) { print(p, resp) })
+	})
+}
+
+// noteSimulation tells people that no hardware is involved. Programs read it in the
+// status.
+func (a *app) noteSimulation() {
 	if a.simulated == "" || a.forPrograms() {
 		return
 	}
 	fmt.Fprintf(a.Err, "(%s: no hardware is involved)\n", printable(a.simulated))
 }
 
-// noteSimulated keeps what the daemon says of itself.
+// noteSimulated keeps the daemon's description of its machine.
 func (a *app) noteSimulated(header metadata.MD) {
 	if values := header.Get(api.SimulatedHeader); len(values) > 0 {
 		a.simulated = values[0]
 	}
 }
 
-// stream is call for as long as ctx lasts.
-func (a *app) stream(ctx context.Context, fn func(context.Context, gpreemptv1.AdminServiceClient) error) error {
+// stream is call without --timeout: until ctx ends.
+func (a *app) stream(ctx context.Context, fn func(context.Context, adminClient) error) error {
 	c, err := a.dial()
 	if err != nil {
 		return err
@@ -51,7 +68,7 @@ func (a *app) stream(ctx context.Context, fn func(context.Context, gpreemptv1.Ad
 	return a.fromDaemon(ctx, fn(ctx, gpreemptv1.NewAdminServiceClient(noting{c.Conn(), a})))
 }
 
-// dial prepares a connection to the daemon; the first call makes it.
+// dial prepares a connection to the daemon. The first request establishes it.
 func (a *app) dial() (*client.Client, error) {
 	if a.address == "" {
 		path, err := filepath.Abs(a.socket)
@@ -61,11 +78,11 @@ func (a *app) dial() (*client.Client, error) {
 		return client.Dial(path)
 	}
 	wrong := func(message string) error {
-		return &failure{code: ExitUsage, message: message, next: "give --address, --cert, --key and --ca, or set " + AddressEnv + " and its like"}
+		return &failure{code: ExitUsage, message: message, next: "set --address, --cert, --key and --ca, or their environment variables"}
 	}
 	for _, file := range []struct{ flag, path string }{{"cert", a.cert}, {"key", a.key}, {"ca", a.ca}} {
 		if file.path == "" {
-			return nil, wrong(fmt.Sprintf("--%s is missing for %s", file.flag, a.address))
+			return nil, wrong(fmt.Sprintf("missing --%s for %s", file.flag, a.address))
 		}
 	}
 	c, err := client.Dial(a.address, client.Certificate(a.cert, a.key, a.ca))
@@ -78,25 +95,25 @@ func (a *app) dial() (*client.Client, error) {
 // daemonAt names the daemon for people.
 func (a *app) daemonAt() string { return or(a.address, a.socket) }
 
-// checkAddress reports which flags contradict each other. A flag goes before the
-// environment: --socket means the daemon of this host.
+// checkAddress refuses flags that contradict each other. A flag takes precedence over the
+// environment: --socket selects the daemon of this host.
 func (a *app) checkAddress(cmd *cobra.Command) error {
 	given := cmd.Flags().Changed
 	switch {
 	case given("socket") && given("address"):
-		return usage(cmd, "--socket and --address name two daemons")
+		return usage(cmd, "--socket and --address select two daemons")
 	case given("socket"):
 		a.address = ""
 	}
 	for _, flag := range []string{"cert", "key", "ca"} {
 		if a.address == "" && given(flag) {
-			return usage(cmd, "--%s needs --address: on a socket the kernel tells the daemon who calls", flag)
+			return usage(cmd, "--%s needs --address: on a socket the kernel identifies the caller", flag)
 		}
 	}
 	return nil
 }
 
-// noting keeps what the daemon says of itself beside its answers.
+// noting is a connection that keeps the daemon's description of its machine.
 type noting struct {
 	grpc.ClientConnInterface
 	a *app

@@ -15,16 +15,17 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 )
 
-// maxDump bounds what decode reads, in bytes: the dumps of a host are below 10 MiB.
+// maxDump is the largest dump that decode reads, in bytes. Those of hosts are below
+// 10 MiB.
 const maxDump = 256 << 20
 
-// aboutDumps is what the help of both decode commands ends with.
-const aboutDumps = `- is standard input. No daemon, no GPU and no rights are needed for a saved file; the
-driver's own is for root:
+// aboutDumps is the end of the help of both decode commands.
+const aboutDumps = `- is standard input. A saved file needs no daemon, GPU or permissions; the driver's file
+needs root:
   sudo cat /sys/kernel/debug/kfd/%s | gpctl %s decode -
 
-Lines that no kernel known prints are passed over with a warning. Ends with 1 and the
-line and column where the text is no such dump.`
+Unknown lines are skipped with a warning. Other text is an error with its line and
+column, and exit code 1.`
 
 // readDump reads the file at path, or standard input for "-".
 func (a *app) readDump(path string) (name string, data []byte, err error) {
@@ -46,37 +47,35 @@ func (a *app) readDump(path string) (name string, data []byte, err error) {
 	case err != nil:
 		return name, nil, unreadable(name, err)
 	case len(data) > maxDump:
-		return name, nil, &failure{code: ExitFailure, message: fmt.Sprintf("%s is no dump: it has more than %s", name, size(maxDump))}
+		return name, nil, &failure{code: ExitFailure, message: fmt.Sprintf("%s is too large for a dump: more than %s", name, size(maxDump))}
 	}
 	return name, data, nil
 }
 
-// noDump is unreadable that knows of debugfs: what is missing there is debugfs itself
-// or the driver.
+// noDump is unreadable with advice for files of debugfs.
 func noDump(path string, err error) error {
-	said := unreadable(path, err)
-	f, ok := errors.AsType[*failure](said)
+	failed := unreadable(path, err)
+	f, ok := errors.AsType[*failure](failed)
 	if ok && errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(path, "/sys/kernel/debug/") {
-		f.next = "mount -t debugfs none /sys/kernel/debug; when that is done, the driver amdgpu is not loaded"
+		f.next = "mount -t debugfs none /sys/kernel/debug; if it is mounted, the driver amdgpu is not loaded"
 	}
-	return said
+	return failed
 }
 
-// nothingIn is the error of a text in which a parser knew no line; an empty dump is
-// none.
+// nothingIn returns the error of a text without any known line. An empty dump is valid.
 func nothingIn(data []byte, warnings []debugfs.Warning) error {
 	if len(bytes.TrimSpace(data)) == 0 {
 		return nil
 	}
-	problem := "no line of it is known"
+	problem := "no known line"
 	line := 1
 	if len(warnings) > 0 {
-		line, problem = warnings[0].Line, "no line is known: "+warnings[0].Text
+		line, problem = warnings[0].Line, "no known line: "+warnings[0].Text
 	}
 	return &discovery.ParseError{Line: line, Column: 1, Problem: problem}
 }
 
-// notADump says where a text is not what it should be, and what it may be instead.
+// notADump returns the failure for a text that is not the dump, with advice what it may be.
 func notADump(name, command string, data []byte, err error) error {
 	f := &failure{code: ExitFailure, message: fmt.Sprintf("%s: %v", name, err)}
 	if at, ok := errors.AsType[*discovery.ParseError](err); ok {
@@ -86,22 +85,22 @@ func notADump(name, command string, data []byte, err error) error {
 	}
 	switch {
 	case bytes.HasPrefix(data, []byte("\x1f\x8b")):
-		f.next = "it is compressed: gzip -dc FILE | gpctl " + command + " decode -"
+		f.next = "the file is compressed: gzip -dc FILE | gpctl " + command + " decode -"
 	case command == "mqd" && bytes.HasPrefix(data, []byte("Node ")):
-		f.next = "it may be a dump of hqds: gpctl hqd decode"
+		f.next = "this looks like a dump of hqds: gpctl hqd decode"
 	case command == "hqd" && bytes.HasPrefix(data, []byte("Process ")):
-		f.next = "it may be a dump of mqds: gpctl mqd decode"
+		f.next = "this looks like a dump of mqds: gpctl mqd decode"
 	}
 	return f
 }
 
-// dumpWarning is one in the JSON.
+// dumpWarning is a warning in JSON.
 type dumpWarning struct {
 	Line int    `json:"line"`
 	Text string `json:"text"`
 }
 
-// warnDump writes warnings of a parser to standard error and gives them for JSON.
+// warnDump writes a parser's warnings to standard error and returns them for JSON.
 func (a *app) warnDump(name string, list []debugfs.Warning) []dumpWarning {
 	all := make([]dumpWarning, 0, len(list))
 	for _, w := range list {
@@ -117,7 +116,7 @@ type hexAddress uint64
 // MarshalText writes it in hex.
 func (a hexAddress) MarshalText() ([]byte, error) { return fmt.Appendf(nil, "0x%x", uint64(a)), nil }
 
-// hexWords is what was decoded, in JSON one text.
+// hexWords are the decoded words, in JSON one string.
 type hexWords []uint32
 
 // MarshalText writes eight digits for each word.
@@ -132,8 +131,8 @@ func (w hexWords) MarshalText() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// computeJSON is debugfs.Compute for programs. Fields of an image alone are absent
-// in a slot.
+// computeJSON is debugfs.Compute for programs. Fields that only an image has are absent in
+// a slot.
 type computeJSON struct {
 	Image         bool       `json:"image"`
 	Valid         bool       `json:"valid"`
@@ -181,7 +180,7 @@ type imageJSON struct {
 	Chunk             uint32    `json:"chunk"`
 }
 
-// computeForJSON tells the priority by whether the dump is of a kernel that writes it.
+// computeForJSON converts c. writes reports whether the kernel writes the queue priority.
 func computeForJSON(c *debugfs.Compute, writes bool) *computeJSON {
 	priority, exact := c.Priority(writes)
 	v := &computeJSON{
@@ -241,31 +240,38 @@ func sdmaForJSON(s *debugfs.SDMA) *sdmaJSON {
 	return v
 }
 
-// computeBacklog writes what is written and not read: packets where they have one
-// size.
-func computeBacklog(c *debugfs.Compute) string {
-	if packets, ok := c.BacklogPackets(); ok {
-		return count(packets, "packet")
-	}
-	return count(c.BacklogDwords(), "dword")
+// registerColumns are what computeRegisters and sdmaRegisters return.
+var registerColumns = columns{
+	">ADDRESS", ">RING", ">READ", ">WRITTEN", ">BEHIND", ">VMID", ">DOORBELL", "PACKETS", "+QUANTUM", "+>MQD", "+>READ POINTER AT", "+>WRITE POINTER AT",
+	"+>SAVE AREA",
 }
 
-func sdmaBacklog(s *debugfs.SDMA) string {
-	if s.WritePosition < s.ReadPosition {
-		return "-"
+func computeRegisters(c *debugfs.Compute) []any {
+	behind, packets, save := count(c.BacklogDwords(), "dword"), "PM4", "-"
+	if n, ok := c.BacklogPackets(); ok {
+		behind, packets = count(n, "packet"), "AQL"
 	}
-	return count(s.WritePosition-s.ReadPosition, "byte")
+	if c.SaveArea != 0 {
+		save = ring(c.SaveArea, c.SaveBytes)
+	}
+	return []any{
+		address(c.RingBase), ringSize(c.RingBase, c.RingBytes), c.ReadPosition, c.WritePosition, behind, c.VMID, fmt.Sprintf("0x%x", c.Doorbell*4),
+		packets, c.Quantum, address(c.MQD), address(c.ReadPointer), address(c.WritePointer), save,
+	}
 }
 
-// computePackets says what a compute queue is fed.
-func computePackets(c *debugfs.Compute) string {
-	if c.AQL {
-		return "AQL"
+func sdmaRegisters(s *debugfs.SDMA) []any {
+	behind := "-"
+	if s.WritePosition >= s.ReadPosition {
+		behind = count(s.WritePosition-s.ReadPosition, "byte")
 	}
-	return "PM4"
+	return []any{
+		address(s.RingBase), ringSize(s.RingBase, s.RingBytes), s.ReadPosition, s.WritePosition, behind, s.VMID, fmt.Sprintf("0x%x", s.Doorbell*4),
+		"SDMA", "-", address(s.MQD), address(s.ReadPointer), address(s.WritePointer), "-",
+	}
 }
 
-// ringSize writes the size of a ring, where there is one.
+// ringSize formats the size of a ring, "-" without a ring.
 func ringSize(at, bytes uint64) string {
 	if at == 0 {
 		return "-"
@@ -273,22 +279,13 @@ func ringSize(at, bytes uint64) string {
 	return size(bytes)
 }
 
-// saveArea writes where waves are saved to.
-func saveArea(c *debugfs.Compute) string {
-	if c.SaveArea == 0 {
-		return "-"
-	}
-	return fmt.Sprintf("0x%x of %s", c.SaveArea, size(c.SaveBytes))
-}
-
 var gfxName = regexp.MustCompile(`^gfx([0-9]{1,3})([0-9a-f])([0-9a-f])$`)
 
-// parseGFX reads a GPU's name as compilers have it, gfx942, and returns its
-// gfx_target_version, 90402.
+// parseGFX returns the gfx_target_version of a GPU's compiler name: 90402 for gfx942.
 func parseGFX(s string) (uint32, error) {
 	m := gfxName.FindStringSubmatch(strings.ToLower(s))
 	if m == nil {
-		return 0, fmt.Errorf("--gfx %q: want a name such as gfx90a, gfx942 or gfx1100", s)
+		return 0, fmt.Errorf("invalid --gfx %q; use a name such as gfx90a, gfx942 or gfx1100", s)
 	}
 	version := uint32(0)
 	for i, digits := range m[1:] {

@@ -23,16 +23,16 @@ func (a *app) doctorCommand() *cobra.Command {
 	var daemon string
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Tell whether and how gpreempt can work on this host",
-		Long: `Looks at the kernel, the driver, the GPUs and the rights, and tells whether and how
-gpreempt can suspend offline work on this host, and for each process of the driver by
-which mechanism. It touches no process.
+		Short: "Check whether this host is supported",
+		Long: `Checks the kernel, the driver, the GPUs and the permissions, and reports whether gpreempt
+can suspend offline work on this host, and by which mechanism each process of the driver.
+It changes no process.
 
-The daemon looks. When none runs, gpreemptd diagnose does: it opens the driver, which
-makes it one of the driver's processes for the moment it lives. Run as root to see all.
-Checks that were not made are shown with -o wide.
+The daemon makes the checks. When none runs, gpreemptd diagnose makes them: it opens the
+driver, which makes it one of the driver's processes until it exits. As root, all checks
+can be made. -o wide lists skipped checks with their reasons.
 
-Ends with 7 when a check failed, and with 8 when there is no AMD GPU.`,
+The exit code is 7 when a check failed, and 8 when there is no AMD GPU.`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			report, err := a.examine(cmd, daemon)
@@ -42,31 +42,30 @@ Ends with 7 when a check failed, and with 8 when there is no AMD GPU.`,
 			if err := a.show(report, func(p *printer) { a.printReport(p, report) }); err != nil {
 				return err
 			}
-			return judge(report)
+			return verdictFailure(report)
 		},
 	}
-	cmd.Flags().StringVar(&daemon, "daemon", "", "the gpreemptd that looks when none runs; else the one beside gpctl, or in PATH")
+	cmd.Flags().StringVar(&daemon, "daemon", "", "the gpreemptd program for when no daemon runs (default: next to gpctl, or in PATH)")
 	return cmd
 }
 
-// examine asks the daemon, or, when there is none on this host, a process of its
-// program.
+// examine asks the daemon, or a process of its program when none runs on this host.
 func (a *app) examine(cmd *cobra.Command, daemon string) (*gpreemptv1.DiagnoseResponse, error) {
 	ctx, cancel := context.WithTimeout(cmd.Context(), a.timeout)
 	defer cancel()
-	if err := a.knock(ctx); a.address == "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)) {
+	if err := a.probe(ctx); a.address == "" && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)) {
 		return a.runDiagnosis(ctx, daemon)
 	}
 	var report *gpreemptv1.DiagnoseResponse
-	err := a.stream(ctx, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) (err error) {
+	err := a.stream(ctx, func(ctx context.Context, admin adminClient) (err error) {
 		report, err = admin.Diagnose(ctx, &gpreemptv1.DiagnoseRequest{})
 		return err
 	})
 	return report, err
 }
 
-// knock connects to the daemon's socket and says what that gave.
-func (a *app) knock(ctx context.Context) error {
+// probe connects to the daemon's socket and returns the error.
+func (a *app) probe(ctx context.Context) error {
 	d := net.Dialer{Timeout: time.Second}
 	conn, err := d.DialContext(ctx, "unix", a.socket)
 	if err != nil {
@@ -75,8 +74,7 @@ func (a *app) knock(ctx context.Context) error {
 	return conn.Close()
 }
 
-// runDiagnosis has gpreemptd look without a daemon. gpctl itself does not talk to
-// the driver.
+// runDiagnosis runs gpreemptd diagnose: gpctl itself does not open the driver.
 func (a *app) runDiagnosis(ctx context.Context, daemon string) (*gpreemptv1.DiagnoseResponse, error) {
 	path, err := findDaemon(daemon)
 	if err != nil {
@@ -85,33 +83,33 @@ func (a *app) runDiagnosis(ctx context.Context, daemon string) (*gpreemptv1.Diag
 			return nil, err
 		}
 		return nil, &failure{
-			code: ExitUnreachable, message: fmt.Sprintf("no daemon answers on %s, and %s to look instead", a.socket, f.message), next: f.next,
+			code: ExitUnreachable, message: fmt.Sprintf("no daemon answers on %s: %s", a.socket, f.message), next: f.next,
 		}
 	}
 	var stdout, stderr bytes.Buffer
-	diagnose := exec.CommandContext(ctx, path, "diagnose", "--json") //nolint:gosec // G204: the program the admin named, or that belongs to this one
+	diagnose := exec.CommandContext(ctx, path, "diagnose", "--json") //nolint:gosec // G204: the program that the operator named, or the installed one
 	diagnose.Stdout, diagnose.Stderr = &stdout, &stderr
 	diagnose.WaitDelay = time.Second
 	report := &gpreemptv1.DiagnoseResponse{}
 	var why string
 	switch err := diagnose.Run(); {
 	case ctx.Err() != nil:
-		why = "it did not end within " + duration(a.timeout)
+		why = "no result within " + duration(a.timeout)
 	case err != nil:
 		why = or(strings.Join(strings.Fields(stderr.String()), " "), err.Error())
 	case protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(stdout.Bytes(), report) != nil:
-		why = "what it printed is no report"
+		why = "invalid output"
 	default:
 		return report, nil
 	}
 	return nil, &failure{
-		code: ExitFailure, message: fmt.Sprintf("no daemon answers on %s, and %s diagnose failed: %s", a.socket, path, why),
-		next: "gpreemptd version shows whether it is as new as gpctl; --daemon names another",
+		code: ExitFailure, message: fmt.Sprintf("no daemon answers on %s; %s diagnose failed: %s", a.socket, path, why),
+		next: "compare gpreemptd version with gpctl version; --daemon selects another program",
 	}
 }
 
-// judge turns the verdict into how gpctl ends; the report has said why.
-func judge(r *gpreemptv1.DiagnoseResponse) error {
+// verdictFailure returns the exit code for the verdict. The report contains the reasons.
+func verdictFailure(r *gpreemptv1.DiagnoseResponse) error {
 	switch r.GetVerdict() {
 	case gpreemptv1.Verdict_VERDICT_NO_GPU:
 		return &failure{code: ExitNoGPU}
@@ -128,9 +126,9 @@ func (a *app) printReport(p *printer, r *gpreemptv1.DiagnoseResponse) {
 		p.linef("  try: %s", r.GetRemedy())
 	}
 	if !r.GetByDaemon() {
-		p.linef("No daemon answers on %s; this is what gpreemptd diagnose found.", a.socket)
+		p.linef("No daemon answers on %s; the results are from gpreemptd diagnose.", a.socket)
 	}
-	// Without a GPU the rest is only that nobody looked.
+	// Without a GPU all other checks are skipped.
 	if r.GetVerdict() != gpreemptv1.Verdict_VERDICT_NO_GPU || p.wide {
 		a.printChecks(p, r.GetChecks())
 	}
@@ -155,7 +153,7 @@ func verdictStyle(v gpreemptv1.Verdict) style {
 	}
 }
 
-// printChecks lists the checks; those nobody made are for wide output.
+// printChecks lists the checks; skipped ones in wide output only.
 func (a *app) printChecks(p *printer, checks []*gpreemptv1.Check) {
 	width := 0
 	for _, c := range checks {
@@ -172,17 +170,17 @@ func (a *app) printChecks(p *printer, checks []*gpreemptv1.Check) {
 		if c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_OK && !p.wide {
 			found = cut(found, 100)
 		}
-		p.line(a.mark(c.GetStatus()), text(fmt.Sprintf("  %-*s  ", width, c.GetTitle())), text(found))
+		p.line(a.mark(c.GetStatus()), fmt.Sprintf("  %-*s  ", width, c.GetTitle()), found)
 		if c.GetRemedy() != "" {
 			p.linef("  try: %s", c.GetRemedy())
 		}
 	}
 	if skipped > 0 {
-		p.linef("%s not made; -o wide tells why", count(skipped, "check"))
+		p.linef("%s skipped (-o wide for reasons)", count(skipped, "check"))
 	}
 }
 
-// mark is the sign of a status: a word, or on a terminal that can show it a symbol.
+// mark returns the mark of a status: a word, or a symbol on a terminal with UTF-8.
 func (a *app) mark(s gpreemptv1.CheckStatus) cell {
 	c := cell{text: fmt.Sprintf("%-4s", or(api.EnumName(s), "?"))}
 	symbol := "-"
@@ -201,8 +199,8 @@ func (a *app) mark(s gpreemptv1.CheckStatus) cell {
 	return c
 }
 
-// unicodeLocale reports whether the characters of the environment are UTF-8; the
-// first variable that is set decides (locale(7)).
+// unicodeLocale reports whether the locale's encoding is UTF-8. The first variable that is
+// set decides (locale(7)).
 func unicodeLocale(getenv func(string) string) bool {
 	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
 		if v := strings.ToLower(getenv(name)); v != "" {
@@ -237,26 +235,26 @@ func printDiagnosedGPUs(p *printer, list []*gpreemptv1.DiagnosedGpu) {
 			hazard.style = styleNote
 		default:
 		}
-		t.row(text(g.GetGpuId()), text(g.GetName()), text(gfx(g.GetGfxTargetVersion())), text(or(g.GetBdf(), "-")), text(scheduler),
-			text(g.GetXccCount()), debug, text(or(api.EnumName(g.GetDebugSharing()), "?")), queues, hazard, text(or(g.GetHazardReason(), "-")))
+		t.row(g.GetGpuId(), g.GetName(), gfx(g.GetGfxTargetVersion()), or(g.GetBdf(), "-"), scheduler,
+			g.GetXccCount(), debug, or(api.EnumName(g.GetDebugSharing()), "?"), queues, hazard, or(g.GetHazardReason(), "-"))
 	}
 	t.flush()
 }
 
 func printDiagnosedProcesses(p *printer, list []*gpreemptv1.DiagnosedProcess) {
-	t := p.table("", columns{">PID", "COMMAND", "MECHANISM", "WHY"})
+	t := p.table("", columns{">PID", "COMMAND", "MECHANISM", "REASON"})
 	for _, g := range list {
 		mechanism := cell{text: or(g.GetMechanism(), "none")}
 		if g.GetMechanism() == "" && g.GetOffline() {
 			mechanism.style = styleNote
 		}
-		t.row(text(g.GetPid()), text(g.GetComm()), mechanism, text(or(g.GetWhy(), "-")))
+		t.row(g.GetPid(), g.GetComm(), mechanism, or(g.GetWhy(), "-"))
 		for _, no := range g.GetRejected() {
 			why := no.GetWhy()
 			if no.GetRemedy() != "" {
 				why += " (" + no.GetRemedy() + ")"
 			}
-			t.row(text(""), text(""), text("not "+no.GetMechanism()), text(why))
+			t.row("", "", "not "+no.GetMechanism(), why)
 		}
 	}
 	t.flush()

@@ -13,11 +13,11 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-// Diagnose finds the fake machine usable, with limits.
+// Diagnose reports that the fake machine is usable, with limits.
 func (m *machine) Diagnose(context.Context, *gpreemptv1.DiagnoseRequest) (*gpreemptv1.DiagnoseResponse, error) {
 	const ok, warn, skip = gpreemptv1.CheckStatus_CHECK_STATUS_OK, gpreemptv1.CheckStatus_CHECK_STATUS_WARN, gpreemptv1.CheckStatus_CHECK_STATUS_SKIP
 	return &gpreemptv1.DiagnoseResponse{
-		Verdict: gpreemptv1.Verdict_VERDICT_LIMITED, Summary: "gpreempt can suspend offline work here; what to look at: queue slots.",
+		Verdict: gpreemptv1.Verdict_VERDICT_LIMITED, Summary: "gpreempt can suspend offline work here; warnings: queue slots.",
 		Remedy: "read the warnings", ByDaemon: true, Backend: "kfd", Version: "v0.3.0",
 		Checks: []*gpreemptv1.Check{
 			{Id: "gpu", Title: "AMD GPU", Status: ok, Found: "2 × mi300x"},
@@ -41,7 +41,7 @@ func (m *machine) Diagnose(context.Context, *gpreemptv1.DiagnoseRequest) (*gpree
 		},
 		Processes: []*gpreemptv1.DiagnosedProcess{
 			{TargetId: "4242@1001", Pid: 4242, Comm: "python3", Offline: true, Mechanism: "freezer", Why: "cgroup: version 2", Rejected: []*gpreemptv1.Rejection{
-				{Mechanism: "dbgtrap", Why: "debugger: rocgdb holds it", Remedy: "end it"}, {Mechanism: "criu", Why: "not enabled"},
+				{Mechanism: "dbgtrap", Why: "debugger: rocgdb is attached", Remedy: "end it"}, {Mechanism: "criu", Why: "not enabled"},
 			}},
 			{TargetId: "4300@1002", Pid: 4300, Comm: "evil\x1b[31m", Offline: true},
 			{TargetId: "5001@2000", Pid: 5001, Comm: "tritonserver", Why: "it is online"},
@@ -49,7 +49,7 @@ func (m *machine) Diagnose(context.Context, *gpreemptv1.DiagnoseRequest) (*gpree
 	}, nil
 }
 
-func TestSymbolsNeedATerminalAndALocaleForThem(t *testing.T) {
+func TestSymbolsNeedATerminalAndUTF8(t *testing.T) {
 	tests := []struct {
 		terminal bool
 		env      map[string]string
@@ -79,11 +79,11 @@ func TestEveryVerdictHasItsExitCode(t *testing.T) {
 	for n := range gpreemptv1.Verdict_name {
 		v := gpreemptv1.Verdict(n)
 		code := ExitOK
-		if f, ok := judge(&gpreemptv1.DiagnoseResponse{Verdict: v}).(*failure); ok { //nolint:errorlint // judge gives it bare
+		if f, ok := verdictFailure(&gpreemptv1.DiagnoseResponse{Verdict: v}).(*failure); ok { //nolint:errorlint // judge gives it bare
 			code = f.code
 			var said bytes.Buffer
 			if f.print(&said); said.Len() > 0 {
-				t.Errorf("%v: said %q after the report", v, said.String())
+				t.Errorf("%v: printed %q after the report", v, said.String())
 			}
 		}
 		if code != want[v] {
@@ -92,19 +92,18 @@ func TestEveryVerdictHasItsExitCode(t *testing.T) {
 	}
 }
 
-func TestWithoutAnyDaemonThereIsNobodyToLook(t *testing.T) {
+func TestDoctorNeedsADaemonOrItsProgram(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	var stderr bytes.Buffer
 	const socket = "/nonexistent/s"
 	code := Main(t.Context(), []string{"doctor", "--socket", socket}, strings.NewReader(""), &bytes.Buffer{}, &stderr, func(string) string { return "" })
-	want := "gpctl: no daemon answers on " + socket + ", and there is no gpreemptd beside gpctl or in PATH to look instead\n  try: name it with --daemon\n"
+	want := "gpctl: no daemon answers on " + socket + ": gpreemptd not found next to gpctl or in PATH\n  try: use --daemon\n"
 	if got := stderr.String(); code != ExitUnreachable || got != want {
 		t.Errorf("code %d, %q; want %d and %q", code, got, ExitUnreachable, want)
 	}
 }
 
-// TestExitCodesAreDocumented compares the table of docs/api.md with what gpctl
-// --help says.
+// TestExitCodesAreDocumented compares the table of docs/api.md with gpctl --help.
 func TestExitCodesAreDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/api.md")
 	if err != nil {
@@ -124,6 +123,6 @@ func TestExitCodesAreDocumented(t *testing.T) {
 		t.Errorf("docs/api.md (-help +documented):\n%s", diff)
 	}
 	if len(help) != ExitNoGPU+1 {
-		t.Errorf("%d exit codes are told, want %d", len(help), ExitNoGPU+1)
+		t.Errorf("%d exit codes are documented, want %d", len(help), ExitNoGPU+1)
 	}
 }

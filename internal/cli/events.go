@@ -11,7 +11,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/api"
 )
 
-// lastEvents is how many events are shown when none are asked for.
+// lastEvents is how many events are shown by default.
 const lastEvents = 20
 
 func (a *app) eventsCommand() *cobra.Command {
@@ -21,22 +21,22 @@ func (a *app) eventsCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "events",
-		Short: "Show what changed: suspends, resumes, leases, breakers, admins",
-		Long: fmt.Sprintf(`Shows the last %d changes of state; --all shows every one the daemon remembers,
---since those after a revision. --follow goes on until interrupted. -o json
-gives one object a line.`, lastEvents),
+		Short: "Show state changes: suspends, resumes, leases, breakers, admin commands",
+		Long: fmt.Sprintf(`Shows the last %d state changes; --all shows all that the daemon keeps, --since
+those after a revision. --follow continues until interrupted. -o json prints one object
+per line.`, lastEvents),
 		Example: "  gpctl events --follow\n  gpctl events --since 1200 -o json",
 		Args:    operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if all && cmd.Flags().Changed("since") {
-				return usage(cmd, "--all and --since exclude each other")
+				return usage(cmd, "--all and --since are mutually exclusive")
 			}
 			ctx, cancel := cmd.Context(), context.CancelFunc(func() {})
 			if !follow {
 				ctx, cancel = context.WithTimeout(ctx, a.timeout)
 			}
 			defer cancel()
-			return a.stream(ctx, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+			return a.stream(ctx, func(ctx context.Context, admin adminClient) error {
 				if !all && !cmd.Flags().Changed("since") {
 					st, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
 					if err != nil {
@@ -44,29 +44,29 @@ gives one object a line.`, lastEvents),
 					}
 					since = st.GetEventRevision() - min(lastEvents, st.GetEventRevision())
 				}
-				// Revisions begin with 1: after 0 is all there is.
+				// Revisions begin with 1: 0 selects all events.
 				stream, err := admin.WatchEvents(ctx, &gpreemptv1.WatchEventsRequest{
 					AfterRevision: since, FromStart: since == 0, NoFollow: !follow,
 				})
 				if err != nil {
 					return err
 				}
-				t := a.printer().table("", columns{"TIME:15", ">REVISION", "ABOUT:7", "WHICH:20", "CHANGE:25", "WHY"})
+				t := a.printer().table("", columns{"TIME:15", ">REVISION", "KIND:7", "OBJECT:20", "CHANGE:25", "REASON"})
 				none := true
 				err = each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
 					none = false
 					return a.showLine(m, func(*printer) { printEvent(t, m.GetEvent()) })
 				})
 				if err == nil && none && !a.forPrograms() {
-					t.p.linef("Nothing has happened.")
+					t.p.linef("No events.")
 				}
 				return err
 			})
 		},
 	}
-	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what happens from now on")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "continue with new events")
 	cmd.Flags().Uint64Var(&since, "since", 0, "only events after this revision")
-	cmd.Flags().BoolVar(&all, "all", false, "every event the daemon remembers")
+	cmd.Flags().BoolVar(&all, "all", false, "all events that the daemon keeps")
 	return cmd
 }
 
@@ -109,7 +109,7 @@ func printEvent(t *table, e *gpreemptv1.Event) {
 	if e.GetMessage() != "" {
 		why = append(why, e.GetMessage())
 	}
-	t.row(text(e.GetAt().AsTime().Local().Format("15:04:05.000000")), text(e.GetRevision()), text(api.EnumName(e.GetKind())), text(which), change,
-		text(strings.Join(why, ", ")))
+	t.row(e.GetAt().AsTime().Local().Format("15:04:05.000000"), e.GetRevision(), api.EnumName(e.GetKind()), which, change,
+		strings.Join(why, ", "))
 	t.flush()
 }

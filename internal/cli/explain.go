@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,20 +15,19 @@ import (
 func (a *app) targetExplain() *cobra.Command {
 	return &cobra.Command{
 		Use:   "explain TARGET",
-		Short: "Tell why a process is, or is not, suspended",
-		Long: `Tells what holds for one process now, then what could give it its class, in order:
-the first that matches decides. Then the checks in the order the scheduler makes them:
-the first "no" is what decides.`,
+		Short: "Show why a process is suspended or runs",
+		Long: `Shows the state of one process, then the sources of its class in order: the first that
+matches decides. Then the checks in the order of the scheduler: the first "no" decides.`,
 		Example:           "  gpctl target explain 4242",
 		Args:              operands("TARGET"),
 		ValidArgsFunction: a.named,
-		RunE: a.onTarget(func(ctx context.Context, admin gpreemptv1.AdminServiceClient, target string) error {
-			resp, err := admin.ExplainTarget(ctx, &gpreemptv1.ExplainTargetRequest{TargetId: target})
+		RunE: func(cmd *cobra.Command, args []string) error {
+			target, err := targetOperand(cmd, args)
 			if err != nil {
 				return err
 			}
-			return a.show(resp, func(p *printer) { a.printExplanation(p, resp) })
-		}),
+			return ask(cmd, a, adminClient.ExplainTarget, &gpreemptv1.ExplainTargetRequest{TargetId: target}, a.printExplanation)
+		},
 	}
 }
 
@@ -44,13 +42,18 @@ func (a *app) printExplanation(p *printer, e *gpreemptv1.ExplainTargetResponse) 
 	}
 	if steps := e.GetSteps(); len(steps) > 0 {
 		p.linef("")
-		t := p.table("", columns{">#", "HOLDS", "CHECK", "FACTS"})
+		t := p.table("", columns{">#", "RESULT", "CHECK", "DETAIL"})
+		decided := false
 		for i, s := range steps {
-			holds := cell{"no", styleNote}
-			if s.GetHolds() {
-				holds = cell{"yes", styleGood}
+			result := cell{text: "no"}
+			switch {
+			case s.GetHolds():
+				result = cell{"yes", styleGood}
+			case !decided:
+				decided = true
+				result = cell{"no: decides", styleNote}
 			}
-			t.row(text(i+1), holds, text(s.GetQuestion()), text(s.GetDetail()))
+			t.row(i+1, result, s.GetQuestion(), s.GetDetail())
 		}
 		t.flush()
 	}
@@ -63,10 +66,10 @@ func (a *app) printExplanation(p *printer, e *gpreemptv1.ExplainTargetResponse) 
 	a.printLeases(p, e.GetLeases())
 }
 
-// printClassification lists what could give a target its class; the first that
-// matches decides.
+// printClassification lists the sources of a target's class. The first that matches
+// decides.
 func printClassification(p *printer, steps []*gpreemptv1.ClassifyStep) {
-	t := p.table("", columns{">#", "MATCHES", "BY", "CLASS", "FACTS"})
+	t := p.table("", columns{">#", "MATCHES", "BY", "CLASS", "DETAIL"})
 	for i, s := range steps {
 		matches := cell{text: "no"}
 		switch {
@@ -75,89 +78,88 @@ func printClassification(p *printer, steps []*gpreemptv1.ClassifyStep) {
 		case s.GetMatches():
 			matches = cell{"yes", styleNote}
 		}
-		t.row(text(i+1), matches, text(s.GetBy()), text(or(api.EnumName(s.GetClass()), "-")), text(s.GetDetail()))
+		t.row(i+1, matches, s.GetBy(), or(api.EnumName(s.GetClass()), "-"), s.GetDetail())
 	}
 	t.flush()
 }
 
-// printTarget writes what is known of one target, a line for each group of facts.
+// printTarget writes the properties of one target, in groups of a line each.
 func (a *app) printTarget(p *printer, g *gpreemptv1.Target) {
-	field := func(name string, value ...cell) {
-		p.line(append([]cell{text(fmt.Sprintf("  %-9s  ", name))}, value...)...)
+	field := func(name string, value ...any) {
+		p.line(append([]any{fmt.Sprintf("  %-11s  ", name)}, value...)...)
 	}
 	user := fmt.Sprintf("uid %d", g.GetUid())
 	if p.wide {
 		user += fmt.Sprintf(", gid %d", g.GetGid())
 	}
-	field("process", text(fmt.Sprintf("%d %s, %s", g.GetPid(), g.GetComm(), user)))
+	field("process", fmt.Sprintf("%d %s, %s", g.GetPid(), g.GetComm(), user))
 	if g.GetCmdline() != "" {
 		length := 100
 		if p.wide {
 			length = 4096
 		}
-		field("command", text(cut(g.GetCmdline(), length)))
+		field("command", cut(g.GetCmdline(), length))
 	}
 	if g.GetExe() != "" {
-		field("program", text(g.GetExe()))
+		field("program", g.GetExe())
 	}
 	if p.wide {
-		field("target", text(g.GetTargetId()))
-		field("cgroup", text(or(g.GetCgroup(), "-")))
+		field("target", g.GetTargetId())
+		field("cgroup", or(g.GetCgroup(), "-"))
 	}
 	if g.GetUnit() != "" || p.wide && g.GetSlice() != "" {
-		field("unit", text(or(g.GetUnit(), "-")+in(g.GetSlice())))
+		field("unit", or(g.GetUnit(), "-")+in(g.GetSlice()))
 	}
 	printContainer(field, g, p.wide)
 	if p.wide {
 		printMap(field, "variable", g.GetEnvironment())
 	}
-	field("class", text(fmt.Sprintf("%s, priority %d, by %s", api.EnumName(g.GetClass()), g.GetPriority(), or(g.GetDecidedBy(), "default"))))
+	field("class", fmt.Sprintf("%s, priority %d, by %s", api.EnumName(g.GetClass()), g.GetPriority(), or(g.GetDecidedBy(), "default")))
 
 	since := " for " + took(g.GetInState())
 	if g.GetRunsWithin() != nil {
-		since += ", runs again within " + took(g.GetRunsWithin())
+		since += ", resumes within " + took(g.GetRunsWithin())
 	}
-	field("state", state(g.GetState()), text(since))
-	field("queues", text(fmt.Sprintf("%d on GPU %s", g.GetQueueCount(), gpus(g.GetGpuIds(), true))))
+	field("state", state(g.GetState()), since)
+	field("queues", fmt.Sprintf("%d on GPU %s", g.GetQueueCount(), gpus(g.GetGpuIds(), true)))
 	if g.GetSuspends() > 0 {
-		field("so far", text(fmt.Sprintf("suspended %s, for %s in all", times(g.GetSuspends()), took(g.GetSuspendedTotal()))))
+		field("suspensions", fmt.Sprintf("%d (%s total)", g.GetSuspends(), took(g.GetSuspendedTotal())))
 	}
 	switch {
 	case g.GetAttachError() != "":
 		field("mechanism", cell{"none: " + g.GetAttachError(), styleBad})
 	case g.GetMechanism() == "":
-		field("mechanism", text("none attached"))
+		field("mechanism", "not attached")
 	case g.GetLearnedSuspend() != nil:
-		field("mechanism", text(fmt.Sprintf("%s, suspends in about %s, resumes in about %s", g.GetMechanism(),
-			took(g.GetLearnedSuspend()), took(g.GetLearnedResume()))))
+		field("mechanism", fmt.Sprintf("%s (suspend about %s, resume about %s)", g.GetMechanism(),
+			took(g.GetLearnedSuspend()), took(g.GetLearnedResume())))
 	default:
-		field("mechanism", text(g.GetMechanism()))
+		field("mechanism", g.GetMechanism())
 	}
 	if p.wide && g.GetMechanismWhy() != "" {
-		field("", text(g.GetMechanismWhy()))
+		field("", g.GetMechanismWhy())
 	}
 }
 
-// printContainer says which container and pod a process is in, and what it calls
-// itself there.
-func printContainer(field func(string, ...cell), g *gpreemptv1.Target, wide bool) {
+// printContainer writes the container and the pod of a process, and its pid there.
+func printContainer(field func(string, ...any), g *gpreemptv1.Target, wide bool) {
 	if c := g.GetContainer(); c != nil {
 		name := containerName(c)
 		if wide {
 			name = strings.TrimSpace(c.GetName() + " " + c.GetContainerId())
 		}
 		if c.GetRuntime() != "" {
-			name += " of " + c.GetRuntime()
+			name += " (" + c.GetRuntime() + ")"
 		}
-		field("container", text(name))
+		field("container", name)
 		if c.GetImage() != "" {
-			field("image", text(c.GetImage()))
+			field("image", c.GetImage())
 		}
 		if pod := podName(c); pod != "-" {
 			if c.GetPriorityClass() != "" {
 				pod += ", priority class " + c.GetPriorityClass()
 			}
-			field("pod", text(pod))
+			field("pod", pod)
 		}
 		if wide {
 			printMap(field, "label", c.GetLabels())
@@ -165,27 +167,20 @@ func printContainer(field func(string, ...cell), g *gpreemptv1.Target, wide bool
 		}
 	}
 	if len(g.GetNamespacePids()) > 0 {
-		field("own pid", text(ownPID(g)+", as it sees itself"))
+		field("own pid", ownPID(g)+" in its pid namespace")
 	}
 }
 
-func printMap(field func(string, ...cell), name string, m map[string]string) {
+func printMap(field func(string, ...any), name string, m map[string]string) {
 	for _, k := range slices.Sorted(maps.Keys(m)) {
-		field(name, text(k+"="+m[k]))
+		field(name, k+"="+m[k])
 	}
 }
 
-// in writes the slice of a unit.
+// in formats the slice of a unit.
 func in(slice string) string {
 	if slice == "" {
 		return ""
 	}
 	return " in " + slice
-}
-
-func times(n uint64) string {
-	if n == 1 {
-		return "once"
-	}
-	return fmt.Sprintf("%d times", n)
 }

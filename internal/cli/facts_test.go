@@ -14,8 +14,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// describe returns the processes of the fake machine containers, units and pids of
-// their own: 17 is the pid of two of them in their containers.
+// describe adds containers, units and namespace pids to the processes of the fake
+// machine: 17 is the pid of two of them in their containers.
 func (m *machine) describe() {
 	m.gpus[0].MemoryEvictions = new(uint64(3))
 	for _, t := range m.targets {
@@ -52,7 +52,7 @@ func classification(t *gpreemptv1.Target) []*gpreemptv1.ClassifyStep {
 		return nil
 	}
 	return []*gpreemptv1.ClassifyStep{
-		{By: "admin", Detail: "no admin said anything"},
+		{By: "admin", Detail: "no admin override"},
 		{By: "rule inference", Class: gpreemptv1.Class_CLASS_ONLINE, Detail: `comm is "python3", not "triton*"`},
 		{By: "rule training", Class: gpreemptv1.Class_CLASS_OFFLINE, Matches: true, Decides: true, Detail: "container_name is trainer"},
 		{By: "tag", Class: gpreemptv1.Class_CLASS_OFFLINE, Matches: true, Detail: "GPREEMPT_CLASS is offline"},
@@ -60,7 +60,7 @@ func classification(t *gpreemptv1.Target) []*gpreemptv1.ClassifyStep {
 	}
 }
 
-// inContainer reports whether a filter names the container of t.
+// inContainer reports whether a filter selects the container of t.
 func inContainer(t *gpreemptv1.Target, name string) bool {
 	c := t.GetContainer()
 	return name == "" || c != nil && (name == c.GetName() || len(name) >= 4 && strings.HasPrefix(c.GetContainerId(), name) ||
@@ -104,7 +104,7 @@ func (m *machine) queues() []*gpreemptv1.Queue {
 	return all
 }
 
-// learn adds what the dumps and the snapshots tell of some queues.
+// learn adds data from dumps and snapshots to some queues.
 func learn(q *gpreemptv1.Queue) {
 	dumped := func(ring uint64, priority uint32, exact bool) {
 		q.Source, q.RingAddress, q.KfdPriority, q.KfdPriorityExact, q.Aql = "mqds", ring, &priority, exact, true
@@ -154,13 +154,13 @@ func (m *machine) ListQueues(_ context.Context, req *gpreemptv1.ListQueuesReques
 	return resp, nil
 }
 
-// WatchQueues shows the queues there are, one that changes twice and goes, and then
+// WatchQueues sends the present queues, one that changes twice and is destroyed, and then
 // shuts down.
 func (m *machine) WatchQueues(req *gpreemptv1.WatchQueuesRequest, out grpc.ServerStreamingServer[gpreemptv1.WatchQueuesResponse]) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if req.GetAfterRevision() == 1 {
-		return refuse(gpreempt.CodeOutOfRange, gpreempt.ReasonRevisionCompacted, "revision 1 is no longer remembered", "list the queues again")
+		return refuse(gpreempt.CodeOutOfRange, gpreempt.ReasonRevisionCompacted, "revision 1 is no longer kept", "list the queues again")
 	}
 	queues := m.queues()
 	var changes []*gpreemptv1.WatchQueuesResponse
@@ -203,7 +203,7 @@ func slots() []*gpreemptv1.Hqd {
 	for xcc := range uint32(2) {
 		all = append(all, &gpreemptv1.Hqd{
 			GpuId: 34535, Node: 2, Kind: "hiq", Xcc: xcc, Mec: 2, State: live, RingAddress: 0x1000, RingBytes: 2048, PipePriority: 1,
-			Match: "it is the driver's",
+			Match: "a queue of the driver",
 		})
 		h := compute(xcc, 2, live, 0x7f41b5200000)
 		h.TargetId, h.QueueId, h.Match = "4242@1001", 0, "MQD address"

@@ -35,12 +35,12 @@ const (
 	ExitNoGPU    = 8
 )
 
-// failure is an error as gpctl ends with it.
+// failure is an error with its exit code.
 type failure struct {
 	code int
-	// message is "" when the output has said all.
+	// message is "" when the output already contains it.
 	message string
-	// next is what to do, "" when there is nothing to say.
+	// next is the advice, or "".
 	next string
 }
 
@@ -56,12 +56,12 @@ func (f *failure) print(w io.Writer) {
 	}
 }
 
-// usage is a mistake on the command line of cmd.
+// usage returns the failure for an invalid command line of cmd.
 func usage(cmd *cobra.Command, format string, args ...any) error {
 	return &failure{code: ExitUsage, message: fmt.Sprintf(format, args...), next: cmd.CommandPath() + " --help"}
 }
 
-// fromDaemon turns what a call gave into what to tell.
+// fromDaemon returns the failure for the error of a request.
 func (a *app) fromDaemon(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -74,7 +74,7 @@ func (a *app) fromDaemon(ctx context.Context, err error) error {
 		return &failure{
 			code:    ExitUnreachable,
 			message: fmt.Sprintf("the daemon at %s did not answer within %s", a.daemonAt(), duration(a.timeout)),
-			next:    "systemctl status gpreemptd, or give it longer with --timeout",
+			next:    "systemctl status gpreemptd, or a longer --timeout",
 		}
 	}
 	e, ok := errors.AsType[*gpreempt.Error](api.FromStatus(err))
@@ -93,27 +93,27 @@ func (a *app) fromDaemon(ctx context.Context, err error) error {
 	case gpreempt.CodeUnavailable:
 		switch {
 		case e.Reason == gpreempt.ReasonDaemonUnavailable && a.address != "":
-			return farAway(a.address, status.Convert(err).Message())
+			return remoteUnreachable(a.address, status.Convert(err).Message())
 		case e.Reason == gpreempt.ReasonDaemonUnavailable:
 			return a.diagnose(ctx)
 		}
 		f.code = ExitUnreachable
 	case gpreempt.Code(codes.Unimplemented):
 		f.message = "the daemon does not know this command: " + e.Message
-		f.next = "gpctl status shows its version, gpctl version your own"
+		f.next = "gpctl status and gpctl version show the versions of both"
 	case gpreempt.CodeInternal:
 	}
 	return f
 }
 
-// diagnose finds out why the daemon cannot be reached.
+// diagnose returns why the daemon cannot be reached.
 func (a *app) diagnose(ctx context.Context) *failure {
-	return unreachable(a.socket, a.knock(ctx), groupOf(a.socket))
+	return unreachable(a.socket, a.probe(ctx), groupOf(a.socket))
 }
 
-// farAway explains why a daemon on another host cannot be reached: text is what
-// gRPC says of the last attempt.
-func farAway(address, text string) *failure {
+// remoteUnreachable returns the failure for a daemon on another host that cannot be
+// reached. text is gRPC's error of the last attempt.
+func remoteUnreachable(address, text string) *failure {
 	if _, quoted, ok := strings.Cut(text, "desc = "); ok {
 		if plain, err := strconv.Unquote(strings.TrimSpace(quoted)); err == nil {
 			text = plain
@@ -126,23 +126,23 @@ func farAway(address, text string) *failure {
 	switch {
 	case strings.Contains(text, "remote error: tls:"):
 		f.code = ExitDenied
-		f.next = "check the dates, the authority and the use (client) of the certificate in --cert; the daemon's log says more"
+		f.next = "check the dates, the CA and the usage (client) of the certificate in --cert; the daemon's log has details"
 	case strings.Contains(text, "x509:"):
-		f.next = "--ca has to vouch for the daemon's certificate, and that has to be for the host in --address"
+		f.next = "the daemon's certificate must be signed by the CA in --ca, for the host in --address"
 	}
 	return f
 }
 
-// unreachable explains what connecting to socket gave; group owns the socket, or
-// the directory that hides it, and is "" when unknown.
+// unreachable returns the failure for the error of connecting to socket. group owns the
+// socket or the directory that hides it, "" when unknown.
 func unreachable(socket string, err error, group string) *failure {
 	f := &failure{code: ExitUnreachable, next: "systemctl status gpreemptd"}
 	switch {
 	case err == nil:
-		f.message = fmt.Sprintf("the daemon at %s hung up", socket)
+		f.message = fmt.Sprintf("the daemon at %s closed the connection", socket)
 	case errors.Is(err, fs.ErrNotExist):
-		f.message = fmt.Sprintf("cannot reach the daemon: there is no socket %s", socket)
-		f.next += ", or name its socket with --socket"
+		f.message = fmt.Sprintf("cannot reach the daemon: socket %s does not exist", socket)
+		f.next += ", or use --socket"
 	case errors.Is(err, fs.ErrPermission):
 		f.code = ExitDenied
 		f.message = fmt.Sprintf("permission denied on the daemon's socket %s", socket)
@@ -150,19 +150,19 @@ func unreachable(socket string, err error, group string) *failure {
 		case "", "root":
 			f.next = "run gpctl as root"
 		default:
-			f.message += ", which is for the group " + group
+			f.message += ", which needs the group " + group
 			f.next = fmt.Sprintf("sudo usermod -aG %s $USER, then log in again; or run gpctl as root", group)
 		}
 	case errors.Is(err, syscall.ECONNREFUSED):
-		f.message = fmt.Sprintf("cannot reach the daemon: nobody listens on %s", socket)
+		f.message = fmt.Sprintf("cannot reach the daemon: no process listens on %s", socket)
 	default:
 		f.message = fmt.Sprintf("cannot reach the daemon at %s: %v", socket, err)
 	}
 	return f
 }
 
-// groupOf names the group of the file at path, or of the nearest directory above
-// it that can be seen.
+// groupOf returns the group of the file at path, or of the nearest directory above it
+// that is accessible.
 func groupOf(path string) string {
 	for ; ; path = filepath.Dir(path) {
 		if info, err := os.Stat(path); err == nil {

@@ -18,25 +18,19 @@ func (a *app) gpuCommand() *cobra.Command {
 		Short: "List the GPU nodes, their load and their breakers",
 		Long: `Lists the GPU nodes, their load and their breakers.
 
-EVICTIONS is how often the driver took a process's queues off the GPU for lack of
-memory since the daemon started; - when the driver does not tell.`,
+EVICTIONS is how often the driver evicted a process's queues for lack of memory since
+the daemon started; - when the driver does not report it.`,
 		Args: operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-				resp, err := admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{})
-				if err != nil {
-					return err
-				}
-				return a.show(resp, func(p *printer) { printGPUs(p, resp.GetGpus()) })
-			})
+			return ask(cmd, a, adminClient.ListGpus, &gpreemptv1.ListGpusRequest{}, func(p *printer, r *gpreemptv1.ListGpusResponse) { printGPUs(p, r.GetGpus()) })
 		},
 	}
 	return noun("gpu", "The GPU nodes of this host", list)
 }
 
-// gpuNames completes names of GPUs: the gpu_ids.
+// gpuNames completes gpu_ids.
 func (a *app) gpuNames(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return a.offer(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) ([]cobra.Completion, error) {
+	return a.offer(cmd, func(ctx context.Context, admin adminClient) ([]cobra.Completion, error) {
 		resp, err := admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{})
 		var ids []cobra.Completion
 		for _, g := range resp.GetGpus() {
@@ -83,15 +77,15 @@ func printGPUs(p *printer, list []*gpreemptv1.Gpu) {
 		if g.GetRenderMinor() > 0 {
 			render = fmt.Sprintf("renderD%d", g.GetRenderMinor())
 		}
-		t.row(text(g.GetNode()), text(g.GetGpuId()), text(g.GetName()), text(gfx(g.GetGfxTargetVersion())), text(or(g.GetBdf(), "-")),
-			text(render), text(g.GetXccCount()), text(g.GetCuCount()), text(scheduler), queues, text(g.GetLeaseCount()),
-			text(g.GetSuspendedCount()), evictions, breaker)
+		t.row(g.GetNode(), g.GetGpuId(), g.GetName(), gfx(g.GetGfxTargetVersion()), or(g.GetBdf(), "-"),
+			render, g.GetXccCount(), g.GetCuCount(), scheduler, queues, g.GetLeaseCount(),
+			g.GetSuspendedCount(), evictions, breaker)
 	}
 	t.flush()
 }
 
-// gfx writes gfx_target_version 90402 as compilers do, gfx942; the step is
-// hexadecimal, as in gfx90a.
+// gfx formats gfx_target_version 90402 as gfx942; the stepping is hexadecimal, as in
+// gfx90a.
 func gfx(v uint32) string {
 	if v == 0 {
 		return "-"
@@ -103,7 +97,7 @@ var bdf = regexp.MustCompile(`^([0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{
 
 const selectorHelp = "a gpu_id, node:N, a PCI address or renderDN, as gpctl gpu list shows them"
 
-// parseGPU reads a GPU as people name it.
+// parseGPU parses a GPU selector.
 func parseGPU(s string) (*gpreemptv1.GpuSelector, error) {
 	number := func(text string) (uint32, bool) {
 		n, err := strconv.ParseUint(text, 10, 32)
@@ -125,11 +119,11 @@ func parseGPU(s string) (*gpreemptv1.GpuSelector, error) {
 	if bdf.MatchString(s) {
 		return &gpreemptv1.GpuSelector{By: &gpreemptv1.GpuSelector_Bdf{Bdf: strings.ToLower(s)}}, nil
 	}
-	return nil, fmt.Errorf("GPU %q: want %s", s, selectorHelp)
+	return nil, fmt.Errorf("invalid GPU %q; use %s", s, selectorHelp)
 }
 
-// findGPU returns the gpu_id of the GPU that s names, 0 for "".
-func findGPU(ctx context.Context, cmd *cobra.Command, admin gpreemptv1.AdminServiceClient, s string) (uint32, error) {
+// findGPU returns the gpu_id of the GPU that s selects, 0 for "".
+func findGPU(ctx context.Context, cmd *cobra.Command, admin adminClient, s string) (uint32, error) {
 	if s == "" {
 		return 0, nil
 	}
@@ -146,7 +140,7 @@ func findGPU(ctx context.Context, cmd *cobra.Command, admin gpreemptv1.AdminServ
 			return g.GetGpuId(), nil
 		}
 	}
-	return 0, &failure{code: ExitNotFound, message: fmt.Sprintf("there is no GPU %s on this host", s), next: "gpctl gpu list"}
+	return 0, &failure{code: ExitNotFound, message: fmt.Sprintf("GPU %s not found on this host", s), next: "gpctl gpu list"}
 }
 
 func selects(sel *gpreemptv1.GpuSelector, g *gpreemptv1.Gpu) bool {

@@ -17,8 +17,8 @@ func (a *app) hqdCommand() *cobra.Command {
 	return noun("hqd", "The hardware slots for queues", a.hqdList(), a.hqdWatch(), a.hqdDecode())
 }
 
-// slots returns what to ask for: the slots that f is about.
-func (f *filter) slots(ctx context.Context, cmd *cobra.Command, admin gpreemptv1.AdminServiceClient) (*gpreemptv1.ListHqdsRequest, error) {
+// slots returns the request for the slots that f selects.
+func (f *filter) slots(ctx context.Context, cmd *cobra.Command, admin adminClient) (*gpreemptv1.ListHqdsRequest, error) {
 	if _, err := f.check(cmd); err != nil {
 		return nil, err
 	}
@@ -34,18 +34,18 @@ func (a *app) hqdList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the hardware slots that hold queues",
-		Long: `Lists the hardware slots (HQDs) that hold queues now, and whose queues they are. On a
-GPU of several XCCs a compute queue is in a slot of each. What is in no slot does not
-run: so a suspension is verified.
+		Long: `Lists the hardware slots (HQDs) with the queues that are mapped to them. On a GPU with
+several XCCs a compute queue is mapped to a slot of each. A queue without a slot does not
+run, which verifies a suspension.
 
-Reading is slow and disturbs the GPU a little, so the daemon gives answers up to a
-second old again. Pointers are in dwords, 16 to an AQL packet; those of SDMA are as the
-register has them. --all shows the driver's own queues to the scheduler (hiq), too; the
-answer in JSON always has them.`,
+Reading is slow and disturbs the GPU slightly, so the daemon repeats readings that are
+less than a second old. Pointers are in dwords, 16 per AQL packet; those of SDMA are as in
+the register. --all adds empty and stale slots and the driver's own queues to the
+scheduler (hiq), which JSON always contains.`,
 		Example: "  gpctl hqd list --target 4242\n  gpctl hqd list --gpu node:2 --all -o wide",
 		Args:    operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
 				req, err := f.slots(ctx, cmd, admin)
 				if err != nil {
 					return err
@@ -60,7 +60,7 @@ answer in JSON always has them.`,
 		},
 	}
 	a.filterFlags(cmd, &f, "gpu", "target")
-	cmd.Flags().BoolVar(&all, "all", false, "empty and stale slots and the driver's own, too")
+	cmd.Flags().BoolVar(&all, "all", false, "include empty and stale slots and the driver's own queues")
 	return cmd
 }
 
@@ -71,7 +71,7 @@ func (a *app) printSlots(p *printer, resp *gpreemptv1.ListHqdsResponse, all bool
 	}
 	if len(shown) > 0 {
 		t := p.table("", columns{
-			">GPU", "KIND", ">XCC", "+>MEC", ">PIPE", ">SLOT", "HOLDS", "TARGET", ">QUEUE", ">VMID", ">PRIO", "PIPE PRIO", ">ADDRESS", ">RING",
+			">GPU", "KIND", ">XCC", "+>MEC", ">PIPE", ">SLOT", "STATE", "TARGET", ">QUEUE", ">VMID", ">PRIO", "PIPE PRIO", ">ADDRESS", ">RING",
 			">READ", ">WRITTEN", "+>NODE", "+>QUANTUM", "+>DOORBELL", "+>MQD", "+PACKETS", "+MATCH",
 		})
 		for _, h := range shown {
@@ -88,17 +88,17 @@ func (a *app) printSlots(p *printer, resp *gpreemptv1.ListHqdsResponse, all bool
 			if h.GetRingBytes() > 0 {
 				where = size(h.GetRingBytes())
 			}
-			t.row(text(h.GetGpuId()), text(h.GetKind()), text(h.GetXcc()), text(h.GetMec()), text(h.GetPipe()), text(h.GetSlot()), holds(h),
-				text(or(h.GetTargetId(), "-")), text(slotQueue(h)), text(h.GetVmid()), text(h.GetQueuePriority()), text(pipePriority(h)),
-				text(address(h.GetRingAddress())), text(where), text(h.GetReadPointer()), text(h.GetWritePointer()), text(h.GetNode()),
-				text(h.GetQuantum()), text(fmt.Sprintf("0x%x", h.GetDoorbellOffset())), text(address(h.GetMqdAddress())), text(packets),
-				text(or(h.GetMatch(), "-")))
+			t.row(h.GetGpuId(), h.GetKind(), h.GetXcc(), h.GetMec(), h.GetPipe(), h.GetSlot(), slotState(h),
+				or(h.GetTargetId(), "-"), slotQueue(h), h.GetVmid(), h.GetQueuePriority(), pipePriority(h),
+				address(h.GetRingAddress()), where, h.GetReadPointer(), h.GetWritePointer(), h.GetNode(),
+				h.GetQuantum(), fmt.Sprintf("0x%x", h.GetDoorbellOffset()), address(h.GetMqdAddress()), packets,
+				or(h.GetMatch(), "-"))
 		}
 		t.flush()
 		p.linef("")
 	}
 	for _, id := range resp.GetStoppedGpuIds() {
-		p.line(cell{fmt.Sprintf("GPU %d: its scheduler is stopped, nothing can be read there", id), styleBad})
+		p.line(cell{fmt.Sprintf("GPU %d: the scheduler is stopped; its slots cannot be read", id), styleBad})
 	}
 	for _, note := range resp.GetNotes() {
 		p.line(cell{"note: " + note, styleNote})
@@ -106,12 +106,12 @@ func (a *app) printSlots(p *printer, resp *gpreemptv1.ListHqdsResponse, all bool
 	p.linef("%s, read %s ago in %s", slotCounts(resp.GetHqds(), all), a.age(resp.GetReadAt()), took(resp.GetTook()))
 }
 
-// ofProcesses leaves out the driver's own slots.
+// ofProcesses returns the slots except the driver's own.
 func ofProcesses(list []*gpreemptv1.Hqd) []*gpreemptv1.Hqd {
 	return slices.DeleteFunc(slices.Clone(list), func(h *gpreemptv1.Hqd) bool { return h.GetKind() == "hiq" })
 }
 
-// slotCounts says how many slots of processes are in use.
+// slotCounts formats how many slots are in use by processes.
 func slotCounts(list []*gpreemptv1.Hqd, all bool) string {
 	n := map[gpreemptv1.HqdState]int{}
 	list = ofProcesses(list)
@@ -125,8 +125,8 @@ func slotCounts(list []*gpreemptv1.Hqd, all bool) string {
 	return fmt.Sprintf("%d of %s in use, %d stale", live, count(len(list), "slot"), n[gpreemptv1.HqdState_HQD_STATE_STALE])
 }
 
-// holds says what a slot holds; what nobody could be matched with stands out.
-func holds(h *gpreemptv1.Hqd) cell {
+// slotState formats the state of a slot and highlights queues without a known owner.
+func slotState(h *gpreemptv1.Hqd) cell {
 	c := cell{text: or(api.EnumName(h.GetState()), "-")}
 	if h.GetState() == gpreemptv1.HqdState_HQD_STATE_LIVE && h.GetKind() != "hiq" {
 		c.style = styleGood
@@ -144,7 +144,7 @@ func slotQueue(h *gpreemptv1.Hqd) string {
 	return strconv.FormatUint(uint64(h.GetQueueId()), 10)
 }
 
-// pipePriority writes CP_HQD_PIPE_PRIORITY, which only slots for compute have.
+// pipePriority formats CP_HQD_PIPE_PRIORITY, which only compute slots have.
 func pipePriority(h *gpreemptv1.Hqd) string {
 	if h.GetKind() == "sdma" {
 		return "-"
@@ -159,7 +159,7 @@ func pipePriorityName(n uint32) string {
 	return strconv.FormatUint(uint64(n), 10)
 }
 
-// leastWatch is how often the slots may be read: each reading is thousands of
+// leastWatch is the shortest interval for reading the slots, which are thousands of
 // registers.
 const leastWatch = time.Second
 
@@ -171,22 +171,22 @@ func (a *app) hqdWatch() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch",
 		Short: "Show how the hardware slots change",
-		Long: `Reads the hardware slots every --interval until interrupted and shows those that a
-queue came into or left, and those whose pointers moved. What a queue has written and
-not read is the work that waits in it. -o json gives one object for each reading.`,
+		Long: `Reads the hardware slots every --interval until interrupted and shows the slots that
+queues were mapped to or unmapped from, and those whose pointers moved. What is written
+to a queue and not read is pending work. -o json prints one object per reading.`,
 		Example: "  gpctl hqd watch --target 4242\n  gpctl hqd watch --gpu 34535 --interval 2s -o json",
 		Args:    operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if interval < leastWatch {
-				return usage(cmd, "--interval must be at least %s: a reading is thousands of registers", duration(leastWatch))
+				return usage(cmd, "--interval must be at least %s: each reading takes thousands of registers", duration(leastWatch))
 			}
-			return a.stream(cmd.Context(), func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+			return a.stream(cmd.Context(), func(ctx context.Context, admin adminClient) error {
 				req, err := within(ctx, a, func(ctx context.Context) (*gpreemptv1.ListHqdsRequest, error) { return f.slots(ctx, cmd, admin) })
 				if err != nil {
 					return err
 				}
 				t := a.printer().table("", columns{
-					"TIME:12", "CHANGE:7", ">GPU:5", "KIND:4", ">XCC", ">PIPE", ">SLOT", "TARGET:16", ">QUEUE", ">ADDRESS:14", ">READ:10",
+					"TIME:12", "CHANGE:8", ">GPU:5", "KIND:4", ">XCC", ">PIPE", ">SLOT", "TARGET:16", ">QUEUE", ">ADDRESS:14", ">READ:10",
 					">WRITTEN:10", "+MATCH",
 				})
 				var before *gpreemptv1.ListHqdsResponse
@@ -210,11 +210,11 @@ not read is the work that waits in it. -o json gives one object for each reading
 		},
 	}
 	a.filterFlags(cmd, &f, "gpu", "target")
-	cmd.Flags().DurationVar(&interval, "interval", leastWatch, "from one reading to the next, at least 1s")
+	cmd.Flags().DurationVar(&interval, "interval", leastWatch, "time between readings, at least 1s")
 	return cmd
 }
 
-// slotKey names a slot of the host.
+// slotKey identifies a slot of the host.
 type slotKey struct {
 	gpu                  uint32
 	kind                 string
@@ -225,7 +225,7 @@ func keyOfSlot(h *gpreemptv1.Hqd) slotKey {
 	return slotKey{h.GetGpuId(), h.GetKind(), h.GetXcc(), h.GetMec(), h.GetPipe(), h.GetSlot()}
 }
 
-// bySlot returns the slots that hold a queue.
+// bySlot returns the slots in use by processes.
 func bySlot(resp *gpreemptv1.ListHqdsResponse) map[slotKey]*gpreemptv1.Hqd {
 	slots := make(map[slotKey]*gpreemptv1.Hqd, len(resp.GetHqds()))
 	for _, h := range ofProcesses(resp.GetHqds()) {
@@ -236,27 +236,27 @@ func bySlot(resp *gpreemptv1.ListHqdsResponse) map[slotKey]*gpreemptv1.Hqd {
 	return slots
 }
 
-// printMoves writes what became of the slots since before, which is nil at first.
+// printMoves writes the changes of the slots since before, which is nil at first.
 func printMoves(t *table, before, resp *gpreemptv1.ListHqdsResponse) {
 	at := resp.GetReadAt().AsTime().Local().Format("15:04:05.000")
-	line := func(what cell, h *gpreemptv1.Hqd) {
-		t.row(text(at), what, text(h.GetGpuId()), text(h.GetKind()), text(h.GetXcc()), text(h.GetPipe()), text(h.GetSlot()),
-			text(or(h.GetTargetId(), "-")), text(slotQueue(h)), text(address(h.GetRingAddress())), text(h.GetReadPointer()),
-			text(h.GetWritePointer()), text(or(h.GetMatch(), "-")))
+	line := func(change cell, h *gpreemptv1.Hqd) {
+		t.row(at, change, h.GetGpuId(), h.GetKind(), h.GetXcc(), h.GetPipe(), h.GetSlot(),
+			or(h.GetTargetId(), "-"), slotQueue(h), address(h.GetRingAddress()), h.GetReadPointer(),
+			h.GetWritePointer(), or(h.GetMatch(), "-"))
 	}
 	was, now := bySlot(before), bySlot(resp)
 	for _, h := range before.GetHqds() {
 		if key := keyOfSlot(h); was[key] != nil && now[key] == nil {
-			line(cell{"left", styleNote}, h)
+			line(cell{"unmapped", styleNote}, h)
 		}
 	}
 	for _, h := range resp.GetHqds() {
 		switch was, now := was[keyOfSlot(h)], now[keyOfSlot(h)]; {
 		case now == nil:
 		case was == nil:
-			line(cell{"came", styleGood}, h)
+			line(cell{"mapped", styleGood}, h)
 		case was.GetTargetId() != h.GetTargetId() || was.GetQueueId() != h.GetQueueId() || was.GetRingAddress() != h.GetRingAddress():
-			line(cell{"other", styleNote}, h)
+			line(cell{"replaced", styleNote}, h)
 		case was.GetReadPointer() != h.GetReadPointer() || was.GetWritePointer() != h.GetWritePointer():
 			line(cell{text: "moved"}, h)
 		}

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -13,12 +14,12 @@ func (a *app) hqdDecode() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "decode FILE",
 		Short: "Decode a dump of hqds from debugfs",
-		Long: `Decodes a dump of the file hqds of amdkfd's debugfs directory: a line for each hardware
-slot that holds a queue; --all shows those too that are empty, that hold what a queue
-left behind (stale), and the driver's own queues to the scheduler (hiq; with MES they
-mean nothing). Kernels 6.1 to 7.2, AMD's own driver; gfx9 to gfx12.
+		Long: `Decodes a dump of the file hqds of amdkfd's debugfs directory: a row for each hardware
+slot with a queue. --all adds slots that are empty, slots with the registers of a queue
+that was unmapped (stale), and the driver's own queues to the scheduler (hiq; meaningless
+with MES). Supports kernels 6.1 to 7.2, AMD's own driver, and gfx9 to gfx12.
 
-READ and WRITTEN are in dwords, 16 to an AQL packet; of SDMA queues in bytes.
+READ and WRITTEN are in dwords, 16 per AQL packet; of SDMA queues in bytes.
 -o wide and -o json have more.
 
 ` + fmt.Sprintf(aboutDumps, "hqds", "hqd"),
@@ -42,7 +43,7 @@ READ and WRITTEN are in dwords, 16 to an AQL packet; of SDMA queues in bytes.
 			return a.showData(decoded, func(p *printer) { printHQDs(p, file, decoded) })
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "empty and stale slots and the driver's own, too")
+	cmd.Flags().BoolVar(&all, "all", false, "include empty and stale slots and the driver's own queues")
 	return cmd
 }
 
@@ -53,7 +54,7 @@ type decodedHQDs struct {
 	Warnings []dumpWarning `json:"warnings"`
 }
 
-// decodedNode is a GPU; its slots are counted without the driver's own.
+// decodedNode is a GPU. The driver's own slots are not counted.
 type decodedNode struct {
 	Node    int    `json:"node"`
 	GPU     uint32 `json:"gpu_id"`
@@ -79,7 +80,7 @@ type decodedSlot struct {
 	slot *debugfs.Slot
 }
 
-// decodeHQDs tells the meaning of the slots of a dump: of those in use, or of all.
+// decodeHQDs decodes the slots of a dump: those in use, or all.
 func decodeHQDs(dump *debugfs.HQDDump, all bool) *decodedHQDs {
 	out := &decodedHQDs{Nodes: []decodedNode{}, Slots: []decodedSlot{}}
 	for i := range dump.Nodes {
@@ -125,15 +126,14 @@ func decodeHQDs(dump *debugfs.HQDDump, all bool) *decodedHQDs {
 
 func printHQDs(p *printer, file string, d *decodedHQDs) {
 	if len(d.Nodes) == 0 {
-		p.linef("%s is empty: it has no GPU", file)
+		p.linef("%s is empty: no GPU", file)
 		return
 	}
 	if len(d.Slots) > 0 {
-		t := p.table("", columns{
-			">NODE", ">GPU", "KIND", ">XCC", "+>MEC", ">PIPE", ">SLOT", "HOLDS", ">VMID", ">PRIO", "PIPE PRIO", ">ADDRESS", ">RING", ">READ", ">WRITTEN",
-			">BEHIND", ">DOORBELL", "PACKETS", "+QUANTUM", "+>MQD", "+>READ POINTER AT", "+>WRITE POINTER AT", "+>SAVE AREA", "+>DEQUEUE", "+>ERROR",
-			"+>REGISTERS AT",
-		})
+		t := p.table("", slices.Concat(
+			columns{">NODE", ">GPU", "KIND", ">XCC", "+>MEC", ">PIPE", ">SLOT", "STATE", ">PRIO", "PIPE PRIO"},
+			registerColumns, columns{"+>DEQUEUE", "+>ERROR", "+>REGISTERS AT"},
+		))
 		for i := range d.Slots {
 			d.Slots[i].print(t)
 		}
@@ -142,7 +142,7 @@ func printHQDs(p *printer, file string, d *decodedHQDs) {
 	}
 	for _, n := range d.Nodes {
 		if n.Stopped {
-			p.line(text(fmt.Sprintf("node %d, GPU %d: ", n.Node, n.GPU)), cell{"its scheduler is stopped", styleBad})
+			p.line(fmt.Sprintf("node %d, GPU %d: ", n.Node, n.GPU), cell{"the scheduler is stopped", styleBad})
 			continue
 		}
 		p.linef("node %d, GPU %d: %d of %s in use, %d stale", n.Node, n.GPU, n.Live, count(n.Live+n.Stale+n.Empty, "slot"), n.Stale)
@@ -150,21 +150,16 @@ func printHQDs(p *printer, file string, d *decodedHQDs) {
 }
 
 func (d *decodedSlot) print(t *table) {
-	held := cell{text: d.State}
+	state := cell{text: d.State}
 	if d.slot.State == debugfs.Live {
-		held.style = styleGood
+		state.style = styleGood
 	}
-	place := []cell{text(d.Node), text(d.GPU), text(d.Kind), text(d.XCC), text(d.MEC), text(d.Pipe), text(d.Slot), held}
-	if s := d.SDMA; s != nil {
-		q := &d.slot.SDMA
-		t.row(append(place, text(q.VMID), text("-"), text("-"), text(address(q.RingBase)), text(ringSize(q.RingBase, q.RingBytes)), text(q.ReadPosition),
-			text(q.WritePosition), text(sdmaBacklog(q)), text(fmt.Sprintf("0x%x", q.Doorbell*4)), text("SDMA"), text("-"), text(address(q.MQD)),
-			text(address(q.ReadPointer)), text(address(q.WritePointer)), text("-"), text("-"), text("-"), text(address(uint64(d.Address))))...)
-		return
+	row := []any{d.Node, d.GPU, d.Kind, d.XCC, d.MEC, d.Pipe, d.Slot, state}
+	if d.SDMA != nil {
+		row = slices.Concat(row, []any{"-", "-"}, sdmaRegisters(&d.slot.SDMA), []any{"-", "-"})
+	} else {
+		c := &d.slot.Compute
+		row = slices.Concat(row, []any{c.QueuePriority, pipePriorityName(c.PipePriority)}, computeRegisters(c), []any{c.DequeueRequest, c.Error})
 	}
-	c := &d.slot.Compute
-	t.row(append(place, text(c.VMID), text(c.QueuePriority), text(pipePriorityName(c.PipePriority)), text(address(c.RingBase)),
-		text(ringSize(c.RingBase, c.RingBytes)), text(c.ReadPosition), text(c.WritePosition), text(computeBacklog(c)), text(fmt.Sprintf("0x%x", c.Doorbell*4)),
-		text(computePackets(c)), text(c.Quantum), text(address(c.MQD)), text(address(c.ReadPointer)), text(address(c.WritePointer)), text(saveArea(c)),
-		text(c.DequeueRequest), text(c.Error), text(address(uint64(d.Address))))...)
+	t.row(append(row, address(uint64(d.Address)))...)
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// duration writes d with the two or three digits a person reads: 850µs, 1.2ms,
-// 45.3s, 3m20s, 2h05m, 4d3h.
+// duration formats d with two or three significant digits: 850µs, 1.2ms, 45.3s, 3m20s,
+// 2h05m, 4d3h.
 func duration(d time.Duration) string {
 	if d < 0 {
 		return "-" + duration(-d)
@@ -40,7 +40,7 @@ func duration(d time.Duration) string {
 		return "0s"
 	case d < time.Microsecond:
 		return fmt.Sprintf("%dns", d)
-	// A hair below the next unit is written in it: 999.7µs is 1ms.
+	// What rounds up to the next unit is written in it: 999.7µs is 1ms.
 	case d < time.Millisecond-500*time.Nanosecond:
 		return unit(time.Microsecond, "µs")
 	case d < time.Second-500*time.Microsecond:
@@ -56,7 +56,7 @@ func duration(d time.Duration) string {
 	return whole(24*time.Hour, time.Hour, "d", "h")
 }
 
-// took is duration for a field of the API, "-" when it is absent.
+// took formats a duration of the API, "-" when it is absent.
 func took(d *durationpb.Duration) string {
 	if d == nil {
 		return "-"
@@ -64,7 +64,7 @@ func took(d *durationpb.Duration) string {
 	return duration(d.AsDuration())
 }
 
-// age is the time since at, "-" when it is absent.
+// age formats the time since at, "-" when it is absent.
 func (a *app) age(at *timestamppb.Timestamp) string {
 	if at == nil {
 		return "-"
@@ -72,7 +72,7 @@ func (a *app) age(at *timestamppb.Timestamp) string {
 	return duration(max(0, a.Now().Sub(at.AsTime())))
 }
 
-// size writes a number of bytes in the largest unit that divides it.
+// size formats a number of bytes in the largest unit that divides it.
 func size(n uint64) string {
 	for _, u := range []struct {
 		bytes uint64
@@ -85,7 +85,7 @@ func size(n uint64) string {
 	return strconv.FormatUint(n, 10) + "B"
 }
 
-// count writes "1 target", "3 targets".
+// count formats a number of things: "1 target", "3 targets".
 func count[N ~int | ~uint32 | ~uint64](n N, thing string) string {
 	if n != 1 {
 		thing += "s"
@@ -93,7 +93,7 @@ func count[N ~int | ~uint32 | ~uint64](n N, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-// gpus writes gpu_ids; a narrow table shows how many when they are many.
+// gpus formats gpu_ids; for narrow tables only their number when there are many.
 func gpus(ids []uint32, wide bool) string {
 	if len(ids) == 0 {
 		return "-"
@@ -108,7 +108,7 @@ func gpus(ids []uint32, wide bool) string {
 	return strings.Join(s, ",")
 }
 
-// priority writes a rank; that of an admin's own lease has a name.
+// priority formats a priority; that of an admin's own lease has a name.
 func priority(p uint32) string {
 	if p == uint32(gpreempt.PriorityAdmin) {
 		return "admin"
@@ -116,7 +116,7 @@ func priority(p uint32) string {
 	return strconv.FormatUint(uint64(p), 10)
 }
 
-// state writes a target's state so that what needs attention stands out.
+// state formats a target's state and highlights what needs attention.
 func state(s gpreemptv1.TargetState) cell {
 	c := cell{text: or(api.EnumName(s), "-")}
 	switch s {
@@ -136,7 +136,7 @@ func or(s, instead string) string {
 	return s
 }
 
-// cut shortens s to n runes.
+// cut shortens s to at most n runes.
 func cut(s string, n int) string {
 	if r := []rune(s); len(r) > n {
 		return string(r[:n-1]) + "…"
@@ -144,7 +144,7 @@ func cut(s string, n int) string {
 	return s
 }
 
-// printable replaces what would move the cursor or change the terminal.
+// printable replaces characters that would move the cursor or control the terminal.
 func printable(s string) string {
 	return strings.Map(func(r rune) rune {
 		if !unicode.IsPrint(r) {
@@ -154,32 +154,32 @@ func printable(s string) string {
 	}, s)
 }
 
-// quiesce says why an announcement was answered as it was.
+// quiesce describes the reason for the answer to an announcement.
 func quiesce(r gpreemptv1.QuiesceReason) string {
 	switch r {
 	case gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE:
-		return "everything that may be suspended is suspended"
+		return "all targets that may be suspended are suspended"
 	case gpreemptv1.QuiesceReason_QUIESCE_REASON_NOTHING_TO_DO:
-		return "there was nothing to suspend"
+		return "there was no target to suspend"
 	case gpreemptv1.QuiesceReason_QUIESCE_REASON_MAX_WAIT:
-		return "max_wait passed first; suspending goes on"
+		return "max_wait passed; suspending continues"
 	case gpreemptv1.QuiesceReason_QUIESCE_REASON_DEFERRED:
-		return "the policy waits for the eta or the SLO's last moment"
+		return "the policy waits for the eta or until the SLO's slack runs out"
 	case gpreemptv1.QuiesceReason_QUIESCE_REASON_NOT_AWAITED:
-		return "the answer was not to wait for it"
+		return "the request did not ask to wait"
 	case gpreemptv1.QuiesceReason_QUIESCE_REASON_SHARE_FLOOR:
-		return "offline work has used up the time it may be kept waiting"
+		return "the share floor lets offline work run"
 	case gpreemptv1.QuiesceReason_QUIESCE_REASON_UNSAFE:
-		return "a target is quarantined or the breaker of a GPU is open"
+		return "a target is quarantined, or the breaker of a GPU is open"
 	case gpreemptv1.QuiesceReason_QUIESCE_REASON_SHADOW:
-		return "the policy is a shadow: it decides and never acts"
+		return "the policy is a shadow: it decides and does not act"
 	case gpreemptv1.QuiesceReason_QUIESCE_REASON_DRAINING:
 		return "the daemon is draining"
 	case gpreemptv1.QuiesceReason_QUIESCE_REASON_ENDED:
-		return "the lease has ended meanwhile"
+		return "the lease ended meanwhile"
 	case gpreemptv1.QuiesceReason_QUIESCE_REASON_HOLD:
-		return "an admin keeps a target running"
+		return "an admin holds a target running"
 	default:
-		return or(api.EnumName(r), "the daemon gave no reason")
+		return or(api.EnumName(r), "the daemon reported no reason")
 	}
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/config"
 )
 
-func TestDurationsHaveTheDigitsAPersonReads(t *testing.T) {
+func TestDurationsHaveTwoOrThreeDigits(t *testing.T) {
 	tests := map[time.Duration]string{
 		0:                                 "0s",
 		7:                                 "7ns",
@@ -47,7 +47,7 @@ func TestDurationsHaveTheDigitsAPersonReads(t *testing.T) {
 	}
 }
 
-func TestSizesAreInTheUnitThatFits(t *testing.T) {
+func TestSizesAreInTheLargestExactUnit(t *testing.T) {
 	for n, want := range map[uint64]string{0: "0B", 1000: "1000B", 4096: "4KiB", 1 << 20: "1MiB", 3 << 30: "3GiB", 1<<20 + 1: "1048577B"} {
 		if got := size(n); got != want {
 			t.Errorf("size(%d) = %q, want %q", n, got, want)
@@ -55,7 +55,7 @@ func TestSizesAreInTheUnitThatFits(t *testing.T) {
 	}
 }
 
-func TestGraphicsVersionsAreSaidAsCompilersDo(t *testing.T) {
+func TestGraphicsVersionsHaveCompilerNames(t *testing.T) {
 	for v, want := range map[uint32]string{0: "-", 90402: "gfx942", 90010: "gfx90a", 110000: "gfx1100", 90008: "gfx908"} {
 		if got := gfx(v); got != want {
 			t.Errorf("gfx(%d) = %q, want %q", v, got, want)
@@ -63,14 +63,14 @@ func TestGraphicsVersionsAreSaidAsCompilersDo(t *testing.T) {
 	}
 }
 
-func TestEveryQuiesceReasonHasItsSentence(t *testing.T) {
+func TestEveryQuiesceReasonIsDescribed(t *testing.T) {
 	for _, w := range api.EnumNames[gpreemptv1.QuiesceReason]() {
 		r, err := api.ParseEnum[gpreemptv1.QuiesceReason](w)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if s := quiesce(r); !strings.Contains(s, " ") {
-			t.Errorf("%s is said as %q", w, s)
+			t.Errorf("%s is described as %q", w, s)
 		}
 	}
 }
@@ -86,7 +86,7 @@ func TestEveryKnobIsExplained(t *testing.T) {
 	}
 }
 
-func TestEveryCommandSaysWhatItDoes(t *testing.T) {
+func TestEveryCommandHasADescription(t *testing.T) {
 	var visit func(cmd *cobra.Command)
 	visit = func(cmd *cobra.Command) {
 		if cmd.Short == "" || cmd.Args == nil && cmd.Name() != "help" {
@@ -99,7 +99,7 @@ func TestEveryCommandSaysWhatItDoes(t *testing.T) {
 	visit(New(IO{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}, Getenv: func(string) string { return "" }}))
 }
 
-func TestGpctlLooksWhereTheDaemonServes(t *testing.T) {
+func TestDefaultSocketIsThatOfTheDaemon(t *testing.T) {
 	if want := config.Default().Socket; DefaultSocket != want {
 		t.Errorf("DefaultSocket = %s, the daemon's default is %s", DefaultSocket, want)
 	}
@@ -116,19 +116,19 @@ func TestUnreachableDaemonsAreExplained(t *testing.T) {
 		want  failure
 	}{
 		{"no socket", dial(syscall.ENOENT), "gpreempt", failure{
-			ExitUnreachable, "cannot reach the daemon: there is no socket /run/s", "systemctl status gpreemptd, or name its socket with --socket",
+			ExitUnreachable, "cannot reach the daemon: socket /run/s does not exist", "systemctl status gpreemptd, or use --socket",
 		}},
-		{"nobody listens", dial(syscall.ECONNREFUSED), "gpreempt", failure{
-			ExitUnreachable, "cannot reach the daemon: nobody listens on /run/s", "systemctl status gpreemptd",
+		{"no listener", dial(syscall.ECONNREFUSED), "gpreempt", failure{
+			ExitUnreachable, "cannot reach the daemon: no process listens on /run/s", "systemctl status gpreemptd",
 		}},
 		{"not in the group", dial(syscall.EACCES), "gpreempt", failure{
-			ExitDenied, "permission denied on the daemon's socket /run/s, which is for the group gpreempt",
+			ExitDenied, "permission denied on the daemon's socket /run/s, which needs the group gpreempt",
 			"sudo usermod -aG gpreempt $USER, then log in again; or run gpctl as root",
 		}},
-		{"root's own", dial(syscall.EACCES), "root", failure{
+		{"group root", dial(syscall.EACCES), "root", failure{
 			ExitDenied, "permission denied on the daemon's socket /run/s", "run gpctl as root",
 		}},
-		{"it answers, but not us", nil, "gpreempt", failure{ExitUnreachable, "the daemon at /run/s hung up", "systemctl status gpreemptd"}},
+		{"the connection is closed", nil, "gpreempt", failure{ExitUnreachable, "the daemon at /run/s closed the connection", "systemctl status gpreemptd"}},
 		{"something else", dial(syscall.EMFILE), "gpreempt", failure{
 			ExitUnreachable, "cannot reach the daemon at /run/s: dial unix: connect: too many open files", "systemctl status gpreemptd",
 		}},
@@ -144,7 +144,7 @@ func TestTheGroupOfAHiddenSocketIsThatOfItsDirectory(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.Chown(dir, -1, 424242); err != nil {
 		if errors.Is(err, fs.ErrPermission) {
-			t.Skip("only root can give a directory to a group")
+			t.Skip("only root can change the group of a directory")
 		}
 		t.Fatal(err)
 	}
@@ -153,14 +153,14 @@ func TestTheGroupOfAHiddenSocketIsThatOfItsDirectory(t *testing.T) {
 	}
 }
 
-func TestWhatOthersNamedCannotSteerTheTerminal(t *testing.T) {
+func TestNamesCannotControlTheTerminal(t *testing.T) {
 	const hostile = "a\x1b[2J\r\n\x07\u202eb\u009b"
 	if got, want := printable(hostile), "a?[2J????b?"; got != want {
 		t.Errorf("printable = %q, want %q", got, want)
 	}
 }
 
-func TestGPUsAreNamedInFourWays(t *testing.T) {
+func TestGPUsHaveFourSelectors(t *testing.T) {
 	tests := map[string]*gpreemptv1.GpuSelector{
 		"34535":               {By: &gpreemptv1.GpuSelector_GpuId{GpuId: 34535}},
 		"node:0":              {By: &gpreemptv1.GpuSelector_Node{}},
@@ -188,8 +188,8 @@ func TestGPUsAreNamedInFourWays(t *testing.T) {
 	}
 }
 
-// FuzzParseGPU checks that what is accepted names a GPU and what is not is told
-// with the ways to name one.
+// FuzzParseGPU checks that an accepted selector selects a GPU, and that the error of
+// others lists the valid forms.
 func FuzzParseGPU(f *testing.F) {
 	for _, s := range []string{"34535", "node:2", "renderD128", "0000:c1:00.0", "c1:00.0", "", "node:-1"} {
 		f.Add(s)
@@ -211,8 +211,8 @@ func FuzzParseGPU(f *testing.F) {
 	})
 }
 
-// FuzzReadPolicy checks that a policy on standard input is either refused or
-// becomes a request that sets what it lists.
+// FuzzReadPolicy checks that a policy on standard input is either an error or a request
+// that sets what it lists.
 func FuzzReadPolicy(f *testing.F) {
 	f.Add([]byte("policy:\n  share_floor: 0.3\n  max_wait: 0.005s\n"))
 	f.Add([]byte(`{"preset": "custom", "linger": "LINGER_NONE", "shadow": true}`))
@@ -227,7 +227,7 @@ func FuzzReadPolicy(f *testing.F) {
 			return
 		}
 		if len(req.GetFields()) == 0 && req.GetPreset() == "" && !bytes.Contains(data, []byte("preset")) {
-			t.Error("accepted, and asks for nothing")
+			t.Error("accepted without effect")
 		}
 	})
 }

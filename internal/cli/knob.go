@@ -15,28 +15,28 @@ import (
 	"github.com/gpreempt/gpreempt/internal/api"
 )
 
-// presetKnob is the field of Policy that is a name, not a knob to set.
+// presetKnob is the field of Policy that is the name of the preset, not a knob.
 const presetKnob = "preset"
 
-// knobMeaning is the explanation of each knob in wide output.
+// knobMeaning describes each knob in wide output.
 var knobMeaning = map[string]string{
-	"preset":       "where the knobs come from, or custom",
-	"suspend_when": "when offline work leaves the GPUs of a new lease",
+	"preset":       "the preset of the knobs, or custom",
+	"suspend_when": "when offline work is suspended for a lease",
 	"linger":       "how long it stays suspended after the last lease",
-	"linger_max":   "bound of the linger",
-	"share_floor":  "share of the time offline work runs whatever leases say",
-	"share_window": "stretch of time the share floor is kept over",
-	"max_suspend":  "longest time one suspension lasts",
-	"min_run":      "shortest run once max_suspend or the share floor resumed it",
+	"linger_max":   "upper bound of the linger",
+	"share_floor":  "minimum share of time that offline work runs despite leases",
+	"share_window": "time window of the share floor",
+	"max_suspend":  "longest duration of one suspension",
+	"min_run":      "shortest run after max_suspend or the share floor resumed it",
 	"gang":         "what is suspended together",
-	"shadow":       "decide and report, never act",
-	"max_wait":     "longest wait of an announcement that names none",
-	"default_ttl":  "time to live of a lease that names none",
-	"max_ttl":      "longest time to live a client may ask for",
+	"shadow":       "decide and report, do not act",
+	"max_wait":     "longest wait of an announcement without max_wait",
+	"default_ttl":  "time to live of a lease without ttl",
+	"max_ttl":      "longest time to live that a client may request",
 }
 
-// knobs returns the fields of Policy in the API's order: a knob the API gains is
-// shown and set without a change here.
+// knobs returns the fields of Policy in the API's order. Fields added to the API need no
+// change here.
 func knobs() []protoreflect.FieldDescriptor {
 	fields := (*gpreemptv1.Policy)(nil).ProtoReflect().Descriptor().Fields()
 	all := make([]protoreflect.FieldDescriptor, fields.Len())
@@ -56,7 +56,7 @@ func knobNames() []string {
 	return names
 }
 
-// knobText writes the value of a knob as the configuration file has it.
+// knobText formats the value of a knob as in the configuration file.
 func knobText(p *gpreemptv1.Policy, k protoreflect.FieldDescriptor) string {
 	v := p.ProtoReflect().Get(k)
 	switch k.Kind() {
@@ -73,12 +73,12 @@ func knobText(p *gpreemptv1.Policy, k protoreflect.FieldDescriptor) string {
 	return v.String()
 }
 
-// setKnob puts one knob into a request. Ranges are the daemon's to check.
+// setKnob sets one knob of a request. The daemon checks its range.
 func setKnob(req *gpreemptv1.SetPolicyRequest, name, value string) error {
 	all := knobs()
 	i := slices.IndexFunc(all, func(k protoreflect.FieldDescriptor) bool { return string(k.Name()) == name && name != presetKnob })
 	if i < 0 {
-		return fmt.Errorf("there is no such knob: the knobs are %s", strings.Join(knobNames(), ", "))
+		return fmt.Errorf("unknown knob; use %s", strings.Join(knobNames(), ", "))
 	}
 	k, m := all[i], req.GetPolicy().ProtoReflect()
 	switch k.Kind() {
@@ -91,23 +91,23 @@ func setKnob(req *gpreemptv1.SetPolicyRequest, name, value string) error {
 	case protoreflect.BoolKind:
 		b, err := strconv.ParseBool(value)
 		if err != nil {
-			return fmt.Errorf("%q is neither true nor false", value)
+			return fmt.Errorf("invalid value %q; use true or false", value)
 		}
 		m.Set(k, protoreflect.ValueOfBool(b))
 	case protoreflect.DoubleKind:
 		f, err := strconv.ParseFloat(value, 64)
 		if err != nil || math.IsNaN(f) {
-			return fmt.Errorf("%q is no number", value)
+			return fmt.Errorf("invalid number %q", value)
 		}
 		m.Set(k, protoreflect.ValueOfFloat64(f))
 	case protoreflect.MessageKind:
 		d, err := time.ParseDuration(value)
 		if err != nil {
-			return fmt.Errorf("%q is no duration: write a number with its unit, such as 20ms", value)
+			return fmt.Errorf("invalid duration %q; use a number with its unit, such as 20ms", value)
 		}
 		m.Set(k, protoreflect.ValueOfMessage(durationpb.New(d).ProtoReflect()))
 	default:
-		return fmt.Errorf("this gpctl cannot set a knob of kind %s", k.Kind())
+		return fmt.Errorf("cannot set a knob of kind %s", k.Kind())
 	}
 	if !slices.Contains(req.GetFields(), name) {
 		req.Fields = append(req.Fields, name)

@@ -14,7 +14,7 @@ import (
 )
 
 func (a *app) leaseCommand() *cobra.Command {
-	return noun("lease", "The claims of online work on GPUs", a.leaseList(), a.leaseCreate(), a.leaseRelease())
+	return noun("lease", "The leases of online work on GPUs", a.leaseList(), a.leaseCreate(), a.leaseRelease())
 }
 
 func (a *app) leaseList() *cobra.Command {
@@ -23,18 +23,12 @@ func (a *app) leaseList() *cobra.Command {
 		Short: "List the live leases, oldest first",
 		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-				resp, err := admin.ListLeases(ctx, &gpreemptv1.ListLeasesRequest{})
-				if err != nil {
-					return err
+			return ask(cmd, a, adminClient.ListLeases, &gpreemptv1.ListLeasesRequest{}, func(p *printer, resp *gpreemptv1.ListLeasesResponse) {
+				if len(resp.GetLeases()) == 0 {
+					p.linef("No live leases.")
+					return
 				}
-				return a.show(resp, func(p *printer) {
-					if len(resp.GetLeases()) == 0 {
-						p.linef("There are no live leases.")
-						return
-					}
-					a.printLeases(p, resp.GetLeases())
-				})
+				a.printLeases(p, resp.GetLeases())
 			})
 		},
 	}
@@ -42,23 +36,23 @@ func (a *app) leaseList() *cobra.Command {
 
 func (a *app) printLeases(p *printer, list []*gpreemptv1.Lease) {
 	t := p.table("", columns{
-		"LEASE", "LABEL", "STATE", ">PRIO", "GPUS", "HOLDER", "+>UID", ">AGE", ">EXPIRES IN", "+TARGETS",
+		"LEASE", "LABEL", "STATE", ">PRIO", "GPUS", "OWNER", "+>UID", ">AGE", ">EXPIRES IN", "+TARGETS",
 	})
 	for _, l := range list {
-		holder, uid := "admin", fmt.Sprint(l.GetClientUid())
+		owner, uid := "admin", fmt.Sprint(l.GetClientUid())
 		switch {
 		case l.GetClientCertificate() != "":
-			holder, uid = l.GetClientCertificate(), "-"
+			owner, uid = l.GetClientCertificate(), "-"
 		case l.GetClientPid() > 0:
-			holder = fmt.Sprintf("pid %d", l.GetClientPid())
+			owner = fmt.Sprintf("pid %d", l.GetClientPid())
 		}
 		where := api.EnumName(l.GetState())
 		if end := api.EnumName(l.GetEnd()); end != "" {
 			where += ": " + end
 		}
-		t.row(text(l.GetLeaseId()), text(or(l.GetLabel(), "-")), text(where), text(priority(l.GetPriority())), text(gpus(l.GetGpuIds(), p.wide)),
-			text(holder), text(uid), text(a.age(l.GetCreatedAt())), text(took(l.GetExpiresIn())),
-			text(or(strings.Join(l.GetTargetIds(), ","), "-")))
+		t.row(l.GetLeaseId(), or(l.GetLabel(), "-"), where, priority(l.GetPriority()), gpus(l.GetGpuIds(), p.wide),
+			owner, uid, a.age(l.GetCreatedAt()), took(l.GetExpiresIn()),
+			or(strings.Join(l.GetTargetIds(), ","), "-"))
 	}
 	t.flush()
 }
@@ -72,9 +66,9 @@ func (a *app) leaseCreate() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "create",
-		Short: "Claim GPUs by hand, as an inference server does by announcing work",
-		Long: `Makes a lease that lives until --ttl or ` + "`gpctl lease release`" + `; offline work of
-lower priority on its GPUs is suspended meanwhile.`,
+		Short: "Create a lease by hand, as an inference server does by announcing work",
+		Long: `Creates a lease that lives until --ttl or ` + "`gpctl lease release`" + `. Until then offline
+work of lower priority on its GPUs is suspended.`,
 		Example: "  gpctl lease create --gpu node:2 --gpu 34535 --ttl 30s --label maintenance",
 		Args:    operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -92,7 +86,15 @@ lower priority on its GPUs is suspended meanwhile.`,
 			if cmd.Flags().Changed("ttl") {
 				announce.Ttl = durationpb.New(ttl)
 			}
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
+				// On a host without a GPU there is nothing to lease.
+				gpus, err := admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{})
+				if err != nil {
+					return err
+				}
+				if len(gpus.GetGpus()) == 0 {
+					return &failure{code: ExitNoGPU, message: "cannot create a lease: this host has no GPU", next: "gpctl doctor"}
+				}
 				resp, err := admin.CreateLease(ctx, &gpreemptv1.CreateLeaseRequest{Announce: announce})
 				if err != nil {
 					return err
@@ -104,16 +106,16 @@ lower priority on its GPUs is suspended meanwhile.`,
 	cmd.Flags().StringArrayVar(&selectors, "gpu", nil, selectorHelp+"; may be repeated (default: all GPUs)")
 	cmd.Flags().Uint32Var(&rank, "priority", 0, "priority 0 to 15 (default: 11)")
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "time to live (default: the policy's default_ttl)")
-	cmd.Flags().StringVar(&label, "label", "", "name of the work, for people")
+	cmd.Flags().StringVar(&label, "label", "", "name of the work, for display")
 	return cmd
 }
 
 func printAnnounced(p *printer, l *gpreemptv1.NotifyOnlineResponse) {
-	p.linef("lease %s holds GPU %s for %s", l.GetLeaseId(), gpus(l.GetGpuIds(), true), took(l.GetTtl()))
+	p.linef("lease %s on GPU %s for %s", l.GetLeaseId(), gpus(l.GetGpuIds(), true), took(l.GetTtl()))
 	if l.GetQuiesced() {
-		p.linef("  quiet after %s: %s suspended", took(l.GetTiming().GetTotal()), count(l.GetSuspendedTargets(), "target"))
+		p.linef("  GPUs quiet after %s: %s suspended", took(l.GetTiming().GetTotal()), count(l.GetSuspendedTargets(), "target"))
 	} else {
-		p.line(text("  "), cell{"not quiet: ", styleNote}, text(quiesce(l.GetReason())))
+		p.line("  ", cell{"GPUs not quiet: ", styleNote}, quiesce(l.GetReason()))
 	}
 	p.linef("  undo: gpctl lease release %s", l.GetLeaseId())
 }
@@ -121,13 +123,13 @@ func printAnnounced(p *printer, l *gpreemptv1.NotifyOnlineResponse) {
 func (a *app) leaseRelease() *cobra.Command {
 	return &cobra.Command{
 		Use:   "release ID",
-		Short: "End a lease, whoever holds it",
+		Short: "End a lease, whichever process owns it",
 		Args:  operands("ID"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 			if len(args) > 0 {
 				return nil, cobra.ShellCompDirectiveNoFileComp
 			}
-			return a.offer(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) ([]cobra.Completion, error) {
+			return a.offer(cmd, func(ctx context.Context, admin adminClient) ([]cobra.Completion, error) {
 				resp, err := admin.ListLeases(ctx, &gpreemptv1.ListLeasesRequest{})
 				var ids []cobra.Completion
 				for _, l := range resp.GetLeases() {
@@ -137,12 +139,9 @@ func (a *app) leaseRelease() *cobra.Command {
 			})
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-				resp, err := admin.ReleaseLease(ctx, &gpreemptv1.ReleaseLeaseRequest{LeaseId: args[0]})
-				if err != nil {
-					return err
-				}
-				return a.show(resp, func(p *printer) { p.linef("lease %s has ended: %s", args[0], api.EnumName(resp.GetEnd())) })
+			req := &gpreemptv1.ReleaseLeaseRequest{LeaseId: args[0]}
+			return ask(cmd, a, adminClient.ReleaseLease, req, func(p *printer, resp *gpreemptv1.ReleaseLeaseResponse) {
+				p.linef("lease %s ended: %s", args[0], api.EnumName(resp.GetEnd()))
 			})
 		},
 	}

@@ -29,8 +29,8 @@ func ago(d time.Duration) *timestamppb.Timestamp { return timestamppb.New(noon.A
 
 func dur(d time.Duration) *durationpb.Duration { return durationpb.New(d) }
 
-// machine is a fake host behind the admin service: two GPUs and a few processes
-// that answer to the admin's verbs, on a clock that stands still.
+// machine is a fake host behind the admin service: two GPUs and a few processes that can
+// be suspended and classified, on a stopped clock.
 type machine struct {
 	gpreemptv1.UnimplementedAdminServiceServer
 
@@ -43,7 +43,7 @@ type machine struct {
 	events   []*gpreemptv1.Event
 	draining bool
 
-	// What the queues and the slots are at each look, from 1; nil is always the same.
+	// The queues and the slots at each request, from 1; nil for constant ones.
 	queuesAt func(look int) ([]*gpreemptv1.Queue, error)
 	slotsAt  func(look int) (*gpreemptv1.ListHqdsResponse, error)
 	looks    int
@@ -68,7 +68,7 @@ func newMachine() *machine {
 			{
 				TargetId: "4242@1001", Pid: 4242, Comm: "python3", Cmdline: "python3 train.py --epochs 90", Uid: 1000, Cgroup: "/slurm/job_7",
 				Class: offline, Priority: 0, DecidedBy: "rule training", State: suspended, GpuIds: []uint32{34535, 41235}, QueueCount: 3,
-				Mechanism: "sim", MechanismWhy: "simulated process: it lives", InState: dur(1234 * time.Microsecond), RunsWithin: dur(1900 * time.Millisecond), Suspends: 17,
+				Mechanism: "sim", MechanismWhy: "simulated process: alive", InState: dur(1234 * time.Microsecond), RunsWithin: dur(1900 * time.Millisecond), Suspends: 17,
 				SuspendedTotal: dur(3400 * time.Millisecond), LearnedSuspend: dur(850 * time.Microsecond), LearnedResume: dur(420 * time.Microsecond),
 			},
 			{
@@ -168,7 +168,7 @@ func serve(t testing.TB, socket string, m gpreemptv1.AdminServiceServer, opts ..
 	go func() { done <- s.Serve(l) }()
 	t.Cleanup(func() {
 		s.Stop()
-		// A script may be over before Serve has begun.
+		// A script may end before Serve begins.
 		if err := <-done; err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 			t.Error(err)
 		}
@@ -185,7 +185,7 @@ func (m *machine) target(id string) (*gpreemptv1.Target, error) {
 			return t, nil
 		}
 	}
-	return nil, refuse(gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget, "there is no target "+id, "list them with `gpctl target list`")
+	return nil, refuse(gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget, "unknown target "+id, "list them with `gpctl target list`")
 }
 
 func (m *machine) GetStatus(context.Context, *gpreemptv1.GetStatusRequest) (*gpreemptv1.GetStatusResponse, error) {
@@ -233,7 +233,7 @@ func (m *machine) CreateLease(_ context.Context, req *gpreemptv1.CreateLeaseRequ
 		}
 	}
 	if len(ids) < len(ask.GetGpus()) {
-		return nil, refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonUnknownGPU, "this host has no such GPU", "gpctl gpu list")
+		return nil, refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonUnknownGPU, "GPU not found on this host", "gpctl gpu list")
 	}
 	ttl := ask.GetTtl()
 	if ttl == nil {
@@ -259,7 +259,7 @@ func (m *machine) ReleaseLease(_ context.Context, req *gpreemptv1.ReleaseLeaseRe
 	defer m.mu.Unlock()
 	i := slices.IndexFunc(m.leases, func(l *gpreemptv1.Lease) bool { return l.GetLeaseId() == req.GetLeaseId() })
 	if i < 0 {
-		return nil, refuse(gpreempt.CodeNotFound, gpreempt.ReasonUnknownLease, "there is no lease "+req.GetLeaseId(), "list them with `gpctl lease list`")
+		return nil, refuse(gpreempt.CodeNotFound, gpreempt.ReasonUnknownLease, "unknown lease "+req.GetLeaseId(), "list them with `gpctl lease list`")
 	}
 	m.leases = slices.Delete(m.leases, i, i+1)
 	return &gpreemptv1.ReleaseLeaseResponse{End: gpreemptv1.LeaseEnd_LEASE_END_RELEASED}, nil
@@ -328,14 +328,14 @@ func (m *machine) ExplainTarget(_ context.Context, req *gpreemptv1.ExplainTarget
 	}
 	resp := &gpreemptv1.ExplainTargetResponse{Target: t, Classification: classification(t)}
 	offline := t.GetClass() == gpreemptv1.Class_CLASS_OFFLINE
-	resp.Steps = append(resp.Steps, &gpreemptv1.ExplainStep{Question: "its class is offline", Holds: offline, Detail: t.GetDecidedBy()})
+	resp.Steps = append(resp.Steps, &gpreemptv1.ExplainStep{Question: "class is offline", Holds: offline, Detail: t.GetDecidedBy()})
 	if !offline {
-		resp.Verdict = "It runs: only offline targets are suspended."
+		resp.Verdict = "Running: class is not offline."
 		return resp, nil
 	}
-	resp.Steps = append(resp.Steps, &gpreemptv1.ExplainStep{Question: "a lease of higher priority covers a GPU of it", Holds: true, Detail: "k3-1 has 11, it has 0"})
+	resp.Steps = append(resp.Steps, &gpreemptv1.ExplainStep{Question: "no lease outranks it on its GPUs", Holds: false, Detail: "highest lease priority 11 (target priority 0)"})
 	resp.Leases = m.leases[:1]
-	resp.Verdict = "It is suspended for lease k3-1."
+	resp.Verdict = "Suspended: lease k3-1 (lease)."
 	return resp, nil
 }
 
@@ -357,7 +357,7 @@ func (m *machine) SetPolicy(_ context.Context, req *gpreemptv1.SetPolicyRequest)
 		next = balanced()
 		next.Preset, next.Shadow = "shadow", true
 	default:
-		return nil, refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonBadPolicy, "there is no preset "+req.GetPreset(), "choose balanced, strict or shadow")
+		return nil, refuse(gpreempt.CodeInvalidArgument, gpreempt.ReasonBadPolicy, "unknown preset "+req.GetPreset(), "choose balanced, strict or shadow")
 	}
 	from, to := req.GetPolicy().ProtoReflect(), next.ProtoReflect()
 	for _, k := range knobs() {

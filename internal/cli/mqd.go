@@ -2,6 +2,8 @@ package cli
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 
 	"github.com/spf13/cobra"
 
@@ -9,7 +11,7 @@ import (
 )
 
 func (a *app) mqdCommand() *cobra.Command {
-	return noun("mqd", "The driver's images of queues in memory", a.mqdDecode())
+	return noun("mqd", "The driver's queue descriptors in memory", a.mqdDecode())
 }
 
 func (a *app) mqdDecode() *cobra.Command {
@@ -17,17 +19,17 @@ func (a *app) mqdDecode() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "decode FILE",
 		Short: "Decode a dump of mqds from debugfs",
-		Long: `Decodes a dump of the file mqds of amdkfd's debugfs directory: a line for each queue,
-and for each XCC of it. Kernels 6.1 to 7.2, AMD's own driver; gfx9 to gfx12.
+		Long: `Decodes a dump of the file mqds of amdkfd's debugfs directory: a row for each queue and
+XCC. Supports kernels 6.1 to 7.2, AMD's own driver, and gfx9 to gfx12.
 
-The image of a queue (MQD) is as of the moment it was last taken off the GPU: positions
-and VMID are 0 until then, and out of date while it runs. There are no queue ids in it.
-READ and WRITTEN are in dwords, 16 to an AQL packet; of SDMA queues in bytes.
-HWPRIO is the priority the driver was given; with a ~ only which of HIP's it is near.
+The descriptor of a queue (MQD) is of the time when the queue was last unmapped:
+positions and VMID are 0 until then, and outdated while it runs. It has no queue id.
+READ and WRITTEN are in dwords, 16 per AQL packet; of SDMA queues in bytes.
+HWPRIO is the priority that the process requested; a ~ marks an approximate value.
 -o wide and -o json have more.
 
-The layout of SDMA queues differs between GPUs: --gfx says which. Without, it is told
-from the words where it can be.
+The layout of SDMA queues depends on the GPU, set by --gfx. Without it, the layout is
+inferred from the words where possible.
 
 ` + fmt.Sprintf(aboutDumps, "mqds", "mqd"),
 		Example:           "  gpctl mqd decode mqds.txt\n  gpctl mqd decode mqds.txt --gfx gfx942 -o json",
@@ -57,7 +59,7 @@ from the words where it can be.
 			return a.showData(decoded, func(p *printer) { printMQDs(p, file, decoded) })
 		},
 	}
-	cmd.Flags().StringVar(&name, "gfx", "", "the GPU, such as gfx942, for the layout of SDMA queues")
+	cmd.Flags().StringVar(&name, "gfx", "", "GPU, such as gfx942, for the layout of SDMA queues")
 	complete(cmd, "gfx", []string{"gfx906", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1030", "gfx1100", "gfx1201"})
 	return cmd
 }
@@ -75,22 +77,21 @@ type decodedProcess struct {
 	Queues []decodedMQD `json:"queues"`
 }
 
-// decodedMQD is a queue: its images, of which there is one for each XCC of a
-// compute queue and one of others.
+// decodedMQD is a queue. A compute queue has an image for each XCC, others have one.
 type decodedMQD struct {
 	Kind    string         `json:"kind"`
 	GPU     uint32         `json:"gpu_id"`
 	Line    int            `json:"line"`
 	Compute []*computeJSON `json:"compute,omitempty"`
 	SDMA    *sdmaJSON      `json:"sdma,omitempty"`
-	// Problem says why it is not decoded, "" when it is.
+	// Problem is the reason why it is not decoded, or "".
 	Problem string `json:"problem,omitempty"`
 
 	compute []debugfs.Compute
 	sdma    debugfs.SDMA
 }
 
-// decodeMQDs tells the meaning of all images of a dump.
+// decodeMQDs decodes all images of a dump.
 func decodeMQDs(dump *debugfs.MQDDump, gfx uint32) *decodedMQDs {
 	out := &decodedMQDs{Processes: []decodedProcess{}}
 	writes := false
@@ -143,12 +144,10 @@ func printMQDs(p *printer, file string, d *decodedMQDs) {
 	queues := 0
 	for i := range d.Processes {
 		process := &d.Processes[i]
-		p.line(cell{fmt.Sprintf("process %d", process.PID), styleBold}, text(fmt.Sprintf(", PASID %d: %s", process.PASID,
-			count(len(process.Queues), "queue"))))
-		t := p.table("  ", columns{
-			">#", "KIND", ">GPU", ">XCC", ">HWPRIO", "PIPE PRIO", ">ADDRESS", ">RING", ">READ", ">WRITTEN", ">BEHIND", ">VMID", ">DOORBELL", "PACKETS",
-			"+QUANTUM", "+>MQD", "+>READ POINTER AT", "+>WRITE POINTER AT", "+>SAVE AREA", "+>LAST GRID", "+LAYOUT", "+>LINE", "NOTE",
-		})
+		p.line(cell{fmt.Sprintf("process %d", process.PID), styleBold}, fmt.Sprintf(", PASID %d: %s", process.PASID, count(len(process.Queues), "queue")))
+		t := p.table("  ", slices.Concat(
+			columns{">#", "KIND", ">GPU", ">XCC", ">HWPRIO", "PIPE PRIO"}, registerColumns, columns{"+>LAST GRID", "+LAYOUT", "+>LINE", "NOTE"},
+		))
 		for j := range process.Queues {
 			process.Queues[j].print(t, queues+j+1)
 		}
@@ -163,51 +162,34 @@ func printMQDs(p *printer, file string, d *decodedMQDs) {
 	p.linef("%s of %s", count(queues, "queue"), numberOf(len(d.Processes), "process", "processes"))
 }
 
-// print writes a row for each image of the queue; n is its number in the dump.
+// print writes a row for each image of the queue. n is its number in the dump.
 func (q *decodedMQD) print(t *table, n int) {
-	const fields = 23
-	row := func(cells ...cell) {
-		for len(cells) < fields {
-			cells = append(cells, text("-"))
-		}
-		t.row(cells...)
-	}
 	switch {
 	case q.Problem != "":
-		cells := make([]cell, 0, fields)
-		cells = append(cells, text(n), text(q.Kind), text(q.GPU))
-		for len(cells) < fields-2 {
-			cells = append(cells, text("-"))
-		}
-		row(append(cells, text(q.Line), cell{"not decoded: " + q.Problem, styleBad})...)
+		row := append([]any{n, q.Kind, q.GPU}, slices.Repeat([]any{"-"}, 3+len(registerColumns)+2)...)
+		t.row(append(row, q.Line, cell{"not decoded: " + q.Problem, styleBad})...)
 	case q.SDMA != nil:
-		s := &q.sdma
-		layout := s.Layout.String()
-		if s.Inferred {
+		layout, note := q.sdma.Layout.String(), cell{}
+		if q.sdma.Inferred {
 			layout += ", inferred"
 		}
-		note := cell{}
-		if s.Layout == debugfs.SDMAUnknown {
-			note = cell{"layout unknown: --gfx tells it", styleNote}
+		if q.sdma.Layout == debugfs.SDMAUnknown {
+			note = cell{"layout unknown: use --gfx", styleNote}
 		}
-		row(text(n), text(q.Kind), text(q.GPU), text("-"), text("-"), text("-"), text(address(s.RingBase)), text(ringSize(s.RingBase, s.RingBytes)),
-			text(s.ReadPosition), text(s.WritePosition), text(sdmaBacklog(s)), text(s.VMID), text(fmt.Sprintf("0x%x", s.Doorbell*4)), text("SDMA"),
-			text("-"), text(address(s.MQD)), text(address(s.ReadPointer)), text(address(s.WritePointer)), text("-"), text("-"), text(layout),
-			text(q.Line), note)
+		t.row(slices.Concat([]any{n, q.Kind, q.GPU, "-", "-", "-"}, sdmaRegisters(&q.sdma), []any{"-", layout, q.Line, note})...)
 	default:
 		for xcc := range q.compute {
 			c, view := &q.compute[xcc], q.Compute[xcc]
-			number, note := text(""), cell{}
+			number, note := "", cell{}
 			if xcc == 0 {
-				number = text(n)
+				number = strconv.Itoa(n)
 			}
 			if !c.Valid {
-				note = cell{fmt.Sprintf("begins with %08x, which is no MQD of gfx9 to gfx12", c.Words[0]), styleBad}
+				note = cell{fmt.Sprintf("not an MQD of gfx9 to gfx12: begins with %08x", c.Words[0]), styleBad}
 			}
-			row(number, text(q.Kind), text(q.GPU), text(xcc), text(inexact(view.Priority, view.PriorityExact)), text(pipePriorityName(c.PipePriority)),
-				text(address(c.RingBase)), text(ringSize(c.RingBase, c.RingBytes)), text(c.ReadPosition), text(c.WritePosition), text(computeBacklog(c)), text(c.VMID),
-				text(fmt.Sprintf("0x%x", c.Doorbell*4)), text(computePackets(c)), text(c.Quantum), text(address(c.MQD)), text(address(c.ReadPointer)),
-				text(address(c.WritePointer)), text(saveArea(c)), text(fmt.Sprint(c.Grid)), text("-"), text(q.Line), note)
+			t.row(slices.Concat([]any{
+				number, q.Kind, q.GPU, xcc, inexact(view.Priority, view.PriorityExact), pipePriorityName(c.PipePriority),
+			}, computeRegisters(c), []any{c.Grid, "-", q.Line, note})...)
 		}
 	}
 }

@@ -15,11 +15,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// forPrograms tells that the output is a message, not a table.
+// forPrograms reports whether the output is JSON or YAML.
 func (a *app) forPrograms() bool { return a.output == formatJSON || a.output == formatYAML }
 
-// show prints an answer: the whole message for programs, what people prints for
-// people.
+// show prints an answer: the whole message for programs, or by calling people.
 func (a *app) show(m proto.Message, people func(p *printer)) error {
 	switch a.output {
 	case formatJSON:
@@ -50,8 +49,8 @@ func marshal(m proto.Message) ([]byte, error) {
 	return protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
 }
 
-// extend is the JSON of m with the fields of more behind its own. Both are objects
-// with at least one field.
+// extend returns the JSON of m followed by the fields of more. Both are objects with at
+// least one field.
 func extend(m proto.Message, more any) (json.RawMessage, error) {
 	data, err := marshal(m)
 	if err != nil {
@@ -64,7 +63,7 @@ func extend(m proto.Message, more any) (json.RawMessage, error) {
 	return slices.Concat(bytes.TrimSuffix(bytes.TrimSpace(data), []byte("}")), []byte(","), rest[1:]), nil
 }
 
-// plainJSON is json.Marshal that leaves <, > and & as they are, as protojson does.
+// plainJSON is json.Marshal without escapes for <, > and &, like protojson.
 func plainJSON(v any) ([]byte, error) {
 	var raw bytes.Buffer
 	enc := json.NewEncoder(&raw)
@@ -75,8 +74,7 @@ func plainJSON(v any) ([]byte, error) {
 	return bytes.TrimSpace(raw.Bytes()), nil
 }
 
-// showData is show for what is no message: gpctl itself found it out. data is
-// written as encoding/json does, with names as messages have them.
+// showData is show for data that is not a message.
 func (a *app) showData(data any, people func(p *printer)) error {
 	if !a.forPrograms() {
 		p := a.printer()
@@ -101,7 +99,7 @@ func writeJSON(w io.Writer, m proto.Message, indent string) error {
 	return layoutJSON(w, data, indent)
 }
 
-// layoutJSON puts JSON into one layout: protojson varies its own on purpose.
+// layoutJSON writes JSON in one layout: protojson varies its own on purpose.
 func layoutJSON(w io.Writer, data []byte, indent string) error {
 	var out bytes.Buffer
 	var err error
@@ -126,8 +124,8 @@ func writeYAML(w io.Writer, m proto.Message) error {
 	return layoutYAML(w, data)
 }
 
-// layoutYAML writes the same data in the same order: JSON is YAML, in a style
-// that is dropped here.
+// layoutYAML writes JSON as YAML in the same order. JSON is YAML, in a style that is
+// removed here.
 func layoutYAML(w io.Writer, data []byte) error {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(data, &doc); err != nil {
@@ -143,7 +141,7 @@ func layoutYAML(w io.Writer, data []byte) error {
 }
 
 func plain(n *yaml.Node) {
-	// Empty lists and mappings have no other way to be written.
+	// Empty lists and mappings need the style.
 	if len(n.Content) > 0 || n.Kind == yaml.ScalarNode {
 		n.Style = 0
 	}
@@ -152,13 +150,13 @@ func plain(n *yaml.Node) {
 	}
 }
 
-// replaceFile puts what write writes where path says, whole or not at all; flag is what
-// named the path. Anybody may read it: what gpctl writes is of no use without the right
-// to look into the processes.
+// replaceFile replaces the file at path by what write writes, completely or not at all.
+// flag is the flag that names the path. The file is readable by everybody: it is of no
+// use without access to the processes.
 func replaceFile(path, flag string, write func(io.Writer) error) (err error) {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".gpctl-*")
 	if err != nil {
-		return &failure{code: ExitFailure, message: fmt.Sprintf("cannot write %s: %v", path, err), next: "name another place with " + flag}
+		return &failure{code: ExitFailure, message: fmt.Sprintf("cannot write %s: %v", path, err), next: "choose another path with " + flag}
 	}
 	defer func() {
 		if err != nil {

@@ -14,31 +14,23 @@ import (
 )
 
 func (a *app) policyCommand() *cobra.Command {
-	return noun("policy", "When offline work is suspended and when it runs again", a.policyGet(), a.policySet())
+	return noun("policy", "When offline work is suspended and resumed", a.policyGet(), a.policySet())
 }
 
 func (a *app) policyGet() *cobra.Command {
 	return &cobra.Command{
 		Use:   "get",
-		Short: "Show the policy in force; -o wide explains the knobs and names the presets",
+		Short: "Show the policy and the presets; -o wide explains the knobs",
 		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-				resp, err := admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
-				if err != nil {
-					return err
+			return ask(cmd, a, adminClient.GetPolicy, &gpreemptv1.GetPolicyRequest{}, func(p *printer, resp *gpreemptv1.GetPolicyResponse) {
+				t := p.table("", columns{"KNOB", "VALUE", "+MEANING"})
+				for _, k := range knobs() {
+					t.row(k.Name(), knobText(resp.GetPolicy(), k), knobMeaning[string(k.Name())])
 				}
-				return a.show(resp, func(p *printer) {
-					t := p.table("", columns{"KNOB", "VALUE", "+MEANING"})
-					for _, k := range knobs() {
-						t.row(text(k.Name()), text(knobText(resp.GetPolicy(), k)), text(knobMeaning[string(k.Name())]))
-					}
-					t.flush()
-					if p.wide {
-						p.linef("")
-						p.linef("presets: %s", strings.Join(resp.GetPresets(), ", "))
-					}
-				})
+				t.flush()
+				p.linef("")
+				p.linef("presets: %s", strings.Join(resp.GetPresets(), ", "))
 			})
 		},
 	}
@@ -53,15 +45,15 @@ func (a *app) policySet() *cobra.Command {
 		Use:   "set [PRESET|-] [--knob NAME=VALUE ...]",
 		Short: "Replace the policy until the daemon reloads or restarts",
 		Long: `Replaces the policy until the daemon reloads its configuration or restarts.
-PRESET sets every knob, --knob changes single ones on top; without PRESET the
-others stay as they are. - reads a policy from standard input, as
-` + "`gpctl policy get -o yaml`" + ` or -o json writes it.`,
+PRESET sets every knob, then --knob single ones; without PRESET the others do not
+change. - reads a policy from standard input, as written by ` + "`gpctl policy get -o yaml`" + `
+or -o json.`,
 		Example: `  gpctl policy set strict
   gpctl policy set --knob share_floor=0.2 --knob max_wait=5ms --dry-run
   gpctl policy get -o yaml | sed 's/share_floor:.*/share_floor: 0.3/' | gpctl policy set -`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 && len(assignments) == 0 {
-				return usage(cmd, "name a preset, - or at least one --knob")
+				return usage(cmd, "missing argument: a preset, - or --knob")
 			}
 			return operands(make([]string, min(1, len(args)))...)(cmd, args)
 		},
@@ -78,13 +70,13 @@ others stay as they are. - reads a policy from standard input, as
 			for _, s := range assignments {
 				name, value, ok := strings.Cut(s, "=")
 				if !ok {
-					return usage(cmd, "--knob %q: want NAME=VALUE", s)
+					return usage(cmd, "invalid --knob %q; use NAME=VALUE", s)
 				}
 				if err := setKnob(req, name, value); err != nil {
 					return usage(cmd, "--knob %s: %v", name, err)
 				}
 			}
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
 				before, err := admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
 				if err != nil {
 					return err
@@ -98,12 +90,12 @@ others stay as they are. - reads a policy from standard input, as
 		},
 	}
 	cmd.Flags().StringArrayVar(&assignments, "knob", nil, "NAME=VALUE, as in the configuration file; may be repeated")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "check and show, change nothing")
+	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "check and show the change without making it")
 	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return a.offer(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) ([]cobra.Completion, error) {
+		return a.offer(cmd, func(ctx context.Context, admin adminClient) ([]cobra.Completion, error) {
 			resp, err := admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
 			return resp.GetPresets(), err
 		})
@@ -114,27 +106,27 @@ others stay as they are. - reads a policy from standard input, as
 func printPolicyChange(p *printer, before, after *gpreemptv1.Policy, dryRun bool) {
 	switch {
 	case proto.Equal(before, after):
-		p.linef("the policy is %s already; nothing changes", after.GetPreset())
+		p.linef("the policy is already %s; no change", after.GetPreset())
 		return
 	case dryRun:
-		p.linef("the policy would be %s; nothing was changed (--dry-run)", after.GetPreset())
+		p.linef("the policy would be %s; not changed (--dry-run)", after.GetPreset())
 	default:
 		p.linef("the policy is %s, until the daemon reloads or restarts", after.GetPreset())
 	}
-	t := p.table("  ", columns{"KNOB", "WAS", "IS"})
+	t := p.table("  ", columns{"KNOB", "OLD", "NEW"})
 	for _, k := range knobs() {
 		if was, is := knobText(before, k), knobText(after, k); was != is {
-			t.row(text(k.Name()), text(was), text(is))
+			t.row(k.Name(), was, is)
 		}
 	}
 	t.flush()
 }
 
-// maxPolicy bounds a policy read from standard input, in bytes.
+// maxPolicy is the largest policy read from standard input, in bytes.
 const maxPolicy = 64 << 10
 
-// readPolicy reads knobs from standard input: a policy as gpctl prints it, in
-// YAML or JSON, which is YAML too.
+// readPolicy reads a policy from standard input, as gpctl prints it: in YAML, or in JSON,
+// which is YAML too.
 func (a *app) readPolicy(cmd *cobra.Command, req *gpreemptv1.SetPolicyRequest) error {
 	data, err := io.ReadAll(io.LimitReader(a.In, maxPolicy+1))
 	if err != nil {
@@ -142,19 +134,19 @@ func (a *app) readPolicy(cmd *cobra.Command, req *gpreemptv1.SetPolicyRequest) e
 	}
 	var doc map[string]yaml.Node
 	if len(data) > maxPolicy {
-		return usage(cmd, "standard input is larger than %d bytes: is it a policy?", maxPolicy)
+		return usage(cmd, "standard input is larger than a policy: more than %d bytes", maxPolicy)
 	}
 	if err := yaml.Unmarshal(data, &doc); err != nil {
-		return usage(cmd, "standard input is no policy: %v", err)
+		return usage(cmd, "invalid policy on standard input: %v", err)
 	}
 	if whole, ok := doc["policy"]; ok {
 		doc = nil
 		if err := whole.Decode(&doc); err != nil {
-			return usage(cmd, "standard input is no policy: %v", err)
+			return usage(cmd, "invalid policy on standard input: %v", err)
 		}
 	}
 	if len(doc) == 0 {
-		return usage(cmd, "standard input holds no policy")
+		return usage(cmd, "no policy on standard input")
 	}
 	for _, k := range knobs() {
 		name := string(k.Name())
@@ -164,10 +156,10 @@ func (a *app) readPolicy(cmd *cobra.Command, req *gpreemptv1.SetPolicyRequest) e
 		}
 		delete(doc, name)
 		if n.Kind != yaml.ScalarNode {
-			return usage(cmd, "standard input: %s is not one value", name)
+			return usage(cmd, "standard input: %s must be a single value", name)
 		}
 		if name == presetKnob {
-			// "custom" is what the daemon calls knobs that are no preset's.
+			// "custom" is the daemon's name for knobs that differ from all presets.
 			if n.Value != "custom" {
 				req.Preset = n.Value
 			}
@@ -178,7 +170,7 @@ func (a *app) readPolicy(cmd *cobra.Command, req *gpreemptv1.SetPolicyRequest) e
 		}
 	}
 	for name := range doc {
-		return usage(cmd, "standard input: there is no knob %s: the knobs are %s", name, strings.Join(knobNames(), ", "))
+		return usage(cmd, "standard input: unknown knob %s; use %s", name, strings.Join(knobNames(), ", "))
 	}
 	return nil
 }

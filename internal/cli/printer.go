@@ -9,8 +9,8 @@ import (
 	"unicode/utf8"
 )
 
-// printer writes for people: lines and aligned tables. The first error of the
-// output sticks in err.
+// printer writes lines and aligned tables for people. It keeps the first error of the
+// output in err.
 type printer struct {
 	w      io.Writer
 	wide   bool
@@ -27,7 +27,7 @@ func (a *app) printer() *printer {
 	}
 }
 
-// style is how a cell stands out.
+// style is how a cell is highlighted.
 type style string
 
 // The styles, as the parameters of the terminal's SGR sequence.
@@ -39,15 +39,21 @@ const (
 	styleBad  style = "31"
 )
 
-// cell is a piece of text. It is made printable when it is written: command
-// names and labels are others' to choose, escape sequences included.
+// cell is a piece of text. It is made printable when it is written: users choose command
+// names and labels, which may contain escape sequences.
 type cell struct {
 	text  string
 	style style
 }
 
-// text makes a cell as fmt.Sprint does.
-func text(v any) cell { return cell{text: fmt.Sprint(v)} }
+// cellOf returns v if it is a cell, else a cell without style with the text of
+// fmt.Sprint.
+func cellOf(v any) cell {
+	if c, ok := v.(cell); ok {
+		return c
+	}
+	return cell{text: fmt.Sprint(v)}
+}
 
 func (p *printer) paint(c cell) string {
 	s := printable(c.text)
@@ -63,25 +69,25 @@ func (p *printer) write(s string) {
 	}
 }
 
-// line writes cells one behind the other.
-func (p *printer) line(cells ...cell) {
+// line writes a line of cells, or of values as fmt.Sprint formats them.
+func (p *printer) line(values ...any) {
 	var b strings.Builder
-	for _, c := range cells {
-		b.WriteString(p.paint(c))
+	for _, v := range values {
+		b.WriteString(p.paint(cellOf(v)))
 	}
 	p.write(strings.TrimRight(b.String(), " ") + "\n")
 }
 
 // linef writes one line without style.
-func (p *printer) linef(format string, args ...any) { p.line(cell{text: fmt.Sprintf(format, args...)}) }
+func (p *printer) linef(format string, args ...any) { p.line(fmt.Sprintf(format, args...)) }
 
-// columns says what a table has: "NAME", ">NAME" to align right, "+NAME" or
-// "+>NAME" for wide output only. A number behind the name, as in "NAME:12", is
-// the least width.
+// columns are the names of a table's columns: "NAME", ">NAME" to align right, "+NAME" or
+// "+>NAME" for wide output only. A number after the name, as in "NAME:12", is the
+// minimum width.
 type columns []string
 
-// table writes rows under a head. Every row has a cell for every column, those
-// of wide output included.
+// table writes rows below a header. Every row has a value for every column, including
+// those of wide output.
 type table struct {
 	p      *printer
 	shown  []int
@@ -111,16 +117,16 @@ func (p *printer) table(indent string, cols columns) *table {
 	return t
 }
 
-func (t *table) row(cells ...cell) {
+func (t *table) row(values ...any) {
 	var row []cell
 	for _, i := range t.shown {
-		row = append(row, cells[i])
+		row = append(row, cellOf(values[i]))
 	}
 	t.rows = append(t.rows, row)
 }
 
-// flush writes what was added since the last flush, each column as wide as the
-// widest cell seen so far.
+// flush writes the rows added since the last flush, each column as wide as its widest
+// cell so far.
 func (t *table) flush() {
 	for _, row := range t.rows {
 		for i, c := range row {
@@ -128,15 +134,15 @@ func (t *table) flush() {
 		}
 	}
 	for _, row := range t.rows {
-		line := []cell{{text: t.indent}}
+		line := []any{t.indent}
 		for i, c := range row {
-			pad := cell{text: strings.Repeat(" ", t.widths[i]-utf8.RuneCountInString(printable(c.text)))}
+			pad := strings.Repeat(" ", t.widths[i]-utf8.RuneCountInString(printable(c.text)))
 			if t.right[i] {
 				line = append(line, pad, c)
 			} else {
 				line = append(line, c, pad)
 			}
-			line = append(line, cell{text: "  "})
+			line = append(line, "  ")
 		}
 		t.p.line(line...)
 	}

@@ -11,18 +11,17 @@ import (
 	"syscall"
 )
 
-// pythonMagic begins every file that gpctl queue find writes: what does not begin
-// so is somebody else's and is not replaced.
+// pythonMagic is the first line of every file that gpctl queue find writes. A file
+// without it is not replaced.
 const pythonMagic = "# Queues of one process, written by gpctl queue find.\n"
 
-// pythonConfig is the text of a configuration that programs of the queue_finder
-// kind import: the list queues. about are lines of comment; they may hold what others
-// chose.
+// pythonConfig returns the text of a configuration that programs like queue_finder
+// import: the list queues. about are comment lines, which may contain any characters.
 func pythonConfig(queues []foundQueue, about []string) string {
 	var b strings.Builder
 	b.WriteString(pythonMagic)
-	// Python takes a comment of the first two lines that says "coding:" for the
-	// encoding of the file.
+	// Python interprets "coding:" in a comment of the first two lines as the encoding
+	// of the file.
 	b.WriteString("#\n")
 	for _, line := range about {
 		b.WriteString(strings.TrimRight("# "+printable(line), " ") + "\n")
@@ -45,8 +44,8 @@ func pythonConfig(queues []foundQueue, about []string) string {
 	return b.String()
 }
 
-// writePythonConfig puts content where path says, whole or not at all. Only a file
-// of its own kind is replaced.
+// writePythonConfig writes content to path, completely or not at all. It replaces only
+// a file that gpctl wrote.
 func writePythonConfig(path, content string) error {
 	if err := mayReplace(path); err != nil {
 		return err
@@ -57,20 +56,20 @@ func writePythonConfig(path, content string) error {
 	})
 }
 
-// mayReplace refuses what gpctl did not write.
+// mayReplace returns an error for a file that gpctl did not write.
 func mayReplace(path string) error {
 	foreign := func(what string) error {
 		return &failure{
-			code: ExitRefused, message: fmt.Sprintf("%s %s: it stays as it is", path, what), next: "name another file with --python-config=FILE",
+			code: ExitRefused, message: fmt.Sprintf("cannot replace %s: it %s", path, what), next: "choose another file with --python-config=FILE",
 		}
 	}
-	// Whatever stands there, opening it must not wait or follow a link.
+	// Opening must not wait, as for a FIFO, or follow a link.
 	file, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return nil
 	case errors.Is(err, syscall.ELOOP):
-		return foreign("is a link")
+		return foreign("is a symbolic link")
 	case err != nil:
 		return foreign("exists and cannot be read")
 	}
@@ -80,7 +79,7 @@ func mayReplace(path string) error {
 		return err
 	}
 	if !info.Mode().IsRegular() {
-		return foreign("is no regular file")
+		return foreign("is not a regular file")
 	}
 	if line, err := bufio.NewReader(file).ReadString('\n'); err != nil || line != pythonMagic {
 		return foreign("was not written by gpctl queue find")

@@ -26,13 +26,13 @@ func (a *app) queueList() *cobra.Command {
 		Short: "List the KFD queues of the host",
 		Long: `Lists the KFD queues of the host.
 
-PRIO is the rank of the owner among targets. HWPRIO is the priority the driver was
-given, 0 to 15: HIP's low, normal and high streams have 0, 7 and 11. Where the driver
-shows no more than which of these it is close to, a ~ stands behind it. What nothing
-tells is -; -o wide says why.
+PRIO is the priority of the target. HWPRIO is the priority that the process requested from
+the driver, 0 to 15: HIP's low, normal and high streams have 0, 7 and 11. A ~ marks an
+approximate value, where the driver shows only the nearest of these. Unknown values are -;
+-o wide shows the reason.
 
 --backlog reads from the owners' memory what is written to the queues and not yet read.
-Work that is read may still run.`,
+Work that was read may still run.`,
 		Example: "  gpctl queue list --gpu renderD128 --class offline\n  gpctl queue list --container trainer --backlog",
 		Args:    operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -40,7 +40,7 @@ Work that is read may still run.`,
 			if err != nil {
 				return err
 			}
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
 				gpu, err := findGPU(ctx, cmd, admin, f.gpu)
 				if err != nil {
 					return err
@@ -58,7 +58,7 @@ Work that is read may still run.`,
 					case f != filter{}:
 						p.linef("No queue matches.")
 					default:
-						p.linef("There are no queues.")
+						p.linef("No queues.")
 					}
 				})
 			})
@@ -70,25 +70,25 @@ Work that is read may still run.`,
 }
 
 func (a *app) printQueues(p *printer, list []*gpreemptv1.Queue, backlog bool) {
-	left := "+>BACKLOG"
+	backlogColumn := "+>BACKLOG"
 	if backlog {
-		left = ">BACKLOG"
+		backlogColumn = ">BACKLOG"
 	}
 	t := p.table("", columns{
-		">PID", "COMMAND", ">QUEUE", "TYPE", ">GPU", ">ADDRESS", ">RING", ">HWPRIO", "CLASS", ">PRIO", "STATE", ">AGE", left, "+>CHANGED",
+		">PID", "COMMAND", ">QUEUE", "TYPE", ">GPU", ">ADDRESS", ">RING", ">HWPRIO", "CLASS", ">PRIO", "STATE", ">AGE", backlogColumn, "+>CHANGED",
 		"+TARGET", "+>DOORBELL", "+>MQD", "+>READ POINTER AT", "+>WRITE POINTER AT", "+PACKETS", "+SOURCE", "+NOTE",
 	})
 	for _, q := range list {
-		t.row(text(q.GetPid()), text(q.GetComm()), text(q.GetQueueId()), text(q.GetType()), text(q.GetGpuId()), text(address(q.GetRingAddress())),
-			text(size(q.GetRingBytes())), text(hardwarePriority(q)), text(api.EnumName(q.GetClass())), text(q.GetPriority()), state(q.GetState()),
-			text(a.age(q.GetFirstSeen())), text(behind(q)), text(a.age(q.GetChangedAt())), text(q.GetTargetId()), text(doorbell(q)),
-			text(address(q.GetMqdAddress())), text(address(q.GetReadPointerAddress())), text(address(q.GetWritePointerAddress())),
-			text(packets(q)), text(or(q.GetSource(), "-")), text(or(cut(q.GetSourceNote(), 120), "-")))
+		t.row(q.GetPid(), q.GetComm(), q.GetQueueId(), q.GetType(), q.GetGpuId(), address(q.GetRingAddress()),
+			size(q.GetRingBytes()), hardwarePriority(q), api.EnumName(q.GetClass()), q.GetPriority(), state(q.GetState()),
+			a.age(q.GetFirstSeen()), behind(q), a.age(q.GetChangedAt()), q.GetTargetId(), doorbell(q),
+			address(q.GetMqdAddress()), address(q.GetReadPointerAddress()), address(q.GetWritePointerAddress()),
+			packets(q), or(q.GetSource(), "-"), or(cut(q.GetSourceNote(), 120), "-"))
 	}
 	t.flush()
 }
 
-// packets says what a queue is fed.
+// packets returns the packet format of a queue.
 func packets(q *gpreemptv1.Queue) string {
 	switch {
 	case q.GetSource() == "":
@@ -101,7 +101,7 @@ func packets(q *gpreemptv1.Queue) string {
 	return "SDMA"
 }
 
-// address writes a virtual address; 0 is not known.
+// address formats a virtual address; 0 is unknown.
 func address(at uint64) string {
 	if at == 0 {
 		return "-"
@@ -109,8 +109,8 @@ func address(at uint64) string {
 	return fmt.Sprintf("0x%x", at)
 }
 
-// doorbell writes the byte offset of a queue's doorbell, which only an MQD tells; 0
-// is one.
+// doorbell formats the byte offset of a queue's doorbell, which only an MQD contains. 0 is
+// valid.
 func doorbell(q *gpreemptv1.Queue) string {
 	if !strings.Contains(q.GetSource(), "mqds") {
 		return "-"
@@ -118,7 +118,7 @@ func doorbell(q *gpreemptv1.Queue) string {
 	return fmt.Sprintf("0x%x", q.GetDoorbellOffset())
 }
 
-// hardwarePriority writes the priority the driver was given.
+// hardwarePriority formats the priority that the process requested from the driver.
 func hardwarePriority(q *gpreemptv1.Queue) string {
 	if q.KfdPriority == nil {
 		return "-"
@@ -126,7 +126,7 @@ func hardwarePriority(q *gpreemptv1.Queue) string {
 	return inexact(q.GetKfdPriority(), q.GetKfdPriorityExact())
 }
 
-// inexact marks a priority of the driver that is only near what it was given.
+// inexact formats a priority and marks an approximate one.
 func inexact(priority uint32, exact bool) string {
 	mark := "~"
 	if exact {
@@ -135,7 +135,7 @@ func inexact(priority uint32, exact bool) string {
 	return strconv.FormatUint(uint64(priority), 10) + mark
 }
 
-// behind writes a backlog with its unit.
+// behind formats a backlog with its unit.
 func behind(q *gpreemptv1.Queue) string {
 	if q.Backlog == nil {
 		return "-"

@@ -15,34 +15,35 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// finding is what queue find knows of one process.
+// finding is the result of queue find for one process.
 type finding struct {
-	// pid is that on the host, or the one asked for when all is from a log.
+	// pid is that on the host, or the requested one when everything is from a log.
 	pid int32
-	// target is nil when all is from a log.
+	// target is nil when everything is from a log.
 	target *gpreemptv1.Target
 	queues []foundQueue
 	// revision is that of the inventory, to watch from.
 	revision uint64
-	// logOnly are the queues of the log that no queue of the target was matched with.
+	// logOnly are the queues of the log without a matching queue of the target.
 	logOnly []hiplog.Address
-	// notes are what a reader must know to trust the rest.
+	// notes are limits of the result.
 	notes     []string
 	simulated string
 	file      string
 }
 
-// foundQueue is a queue and what was joined with it.
+// foundQueue is a queue with the data joined to it.
 type foundQueue struct {
 	queue *gpreemptv1.Queue
-	// active reports whether a hardware slot holds it; nil is unknown, and why says why.
+	// active reports whether it is mapped to a hardware slot; nil is unknown, for the
+	// reason why.
 	active *bool
 	why    string
-	// slots is how many hold it: one for each XCC.
+	// slots is the number of its slots: one for each XCC.
 	slots int
-	// noID tells that the queue id is unknown: it is from a log that has none.
+	// noID reports that the queue id is unknown: the queue is from a log without ids.
 	noID bool
-	// log is what the log has of it, nil when nothing.
+	// log is the queue in the log, or nil.
 	log *hiplog.Queue
 }
 
@@ -53,22 +54,22 @@ func (a *app) queueFind() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "find PID",
-		Short: "Show all about the queues of one process",
-		Long: `Shows the queues of one process: their addresses, ids and whether a hardware slot of
-the GPU holds them now (active). PID is that on the host or the one the process has in
-its container; when several processes have it, they are listed and none is chosen.
+		Short: "Show the queues of one process in detail",
+		Long: `Shows the queues of one process: their addresses, ids and whether they are mapped to a
+hardware slot of the GPU now (active). PID is the pid on the host or in the container;
+when several processes have it, they are listed and none is selected.
 
---amd-log joins the queues of a HIP log by the addresses of their rings, its "HWq". The
-log is made with AMD_LOG_LEVEL=3 or more in the environment of the process (4 for pids
+--amd-log joins the queues of a HIP log by the addresses of their rings, its "HWq". To
+make a log, set AMD_LOG_LEVEL=3 or more in the environment of the process (4 for pids
 and dispatches) and, for a file, AMD_LOG_LEVEL_FILE; it may be compressed with gzip or
-zstd, and - is standard input. Without a daemon, or when the process is gone, the log is
-all there is: the queue ids are then the runtime's own, which are not the driver's, and
-whether a queue is active is unknown.
+zstd, and - is standard input. Without a daemon, or when the process has exited, the
+result is from the log only: the queue ids are then the runtime's, which differ from the
+driver's, and whether a queue is active is unknown.
 
 --python-config writes the queues to queue_config_pid_PID.py in the working directory,
 or to the file named with =, as a Python list:
   queues = [{'addr': 0x..., 'queue_id': 1, 'pid': 4242, 'is_active': True}, ...]
-None stands for what is unknown. Only a file that gpctl wrote is replaced.`,
+None means unknown. Only a file that gpctl wrote is replaced.`,
 		Example: "  gpctl queue find 4242\n  gpctl queue find --pid 17 --container trainer\n" +
 			"  gpctl queue find 4242 --amd-log amd_log_level5.txt --python-config",
 		Args: func(cmd *cobra.Command, args []string) error {
@@ -76,13 +77,13 @@ None stands for what is unknown. Only a file that gpctl wrote is replaced.`,
 			case len(args) > 1:
 				hint := ""
 				if cmd.Flags().Changed("python-config") {
-					hint = "; a file for --python-config stands behind ="
+					hint = "; use --python-config=FILE"
 				}
-				return usage(cmd, "%q is one operand too many%s", args[1], hint)
+				return usage(cmd, "unexpected argument %q%s", args[1], hint)
 			case len(args) == 1 && given:
-				return usage(cmd, "PID and --pid exclude each other")
+				return usage(cmd, "PID and --pid are mutually exclusive")
 			case len(args) == 0 && !given:
-				return usage(cmd, "PID is missing")
+				return usage(cmd, "missing argument: PID")
 			}
 			return nil
 		},
@@ -97,9 +98,9 @@ None stands for what is unknown. Only a file that gpctl wrote is replaced.`,
 			case err != nil:
 				return usage(cmd, "%v", err)
 			case key.PID <= 0:
-				return usage(cmd, "--pid %d: a pid is more than 0", key.PID)
+				return usage(cmd, "invalid --pid %d; use a number greater than 0", key.PID)
 			case pyfile == "-":
-				return usage(cmd, "--python-config writes a file; -o json writes to standard output")
+				return usage(cmd, "invalid --python-config \"-\"; for standard output use -o json")
 			}
 			f, err := a.find(cmd, key, container, log)
 			if err != nil {
@@ -122,7 +123,7 @@ None stands for what is unknown. Only a file that gpctl wrote is replaced.`,
 		},
 	}
 	cmd.Flags().Int32Var(&pid, "pid", 0, "the process, as PID")
-	cmd.Flags().StringVar(&container, "container", "", "the container it is in: its name, the beginning of its id, or NAMESPACE/POD")
+	cmd.Flags().StringVar(&container, "container", "", "its container: name, prefix of the id, or NAMESPACE/POD")
 	cmd.Flags().StringVar(&log, "amd-log", "", "a HIP log of the process, - is standard input")
 	cmd.Flags().StringVar(&pyfile, "python-config", "", "write the queues to a Python `FILE`")
 	cmd.Flags().Lookup("python-config").NoOptDefVal = pythonFile
@@ -131,10 +132,10 @@ None stands for what is unknown. Only a file that gpctl wrote is replaced.`,
 	return cmd
 }
 
-// pythonFile is where --python-config writes when it names no file.
+// pythonFile is the default file of --python-config.
 const pythonFile = "queue_config_pid_PID.py"
 
-// find asks the daemon, and the log if there is one.
+// find asks the daemon, and reads the log, if any.
 func (a *app) find(cmd *cobra.Command, key gpreempt.ProcessKey, container, logPath string) (*finding, error) {
 	var logged *logFacts
 	if logPath != "" {
@@ -144,15 +145,15 @@ func (a *app) find(cmd *cobra.Command, key gpreempt.ProcessKey, container, logPa
 		}
 	}
 	f := &finding{pid: key.PID}
-	err := a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-		return a.ask(ctx, admin, key, container, f)
+	err := a.call(cmd, func(ctx context.Context, admin adminClient) error {
+		return a.findInDaemon(ctx, admin, key, container, f)
 	})
 	if err != nil {
-		said, ok := errors.AsType[*failure](err)
-		if logged == nil || !ok || !slices.Contains([]int{ExitUnreachable, ExitDenied, ExitNotFound}, said.code) {
+		unavailable, ok := errors.AsType[*failure](err)
+		if logged == nil || !ok || !slices.Contains([]int{ExitUnreachable, ExitDenied, ExitNotFound}, unavailable.code) {
 			return nil, err
 		}
-		return f.fromLog(logged, said.message)
+		return f.fromLog(logged, unavailable.message)
 	}
 	if logged != nil {
 		if err := f.join(logged); err != nil {
@@ -162,8 +163,8 @@ func (a *app) find(cmd *cobra.Command, key gpreempt.ProcessKey, container, logPa
 	return f, nil
 }
 
-// ask finds the process, its queues and the hardware slots that hold them.
-func (a *app) ask(ctx context.Context, admin gpreemptv1.AdminServiceClient, key gpreempt.ProcessKey, container string, f *finding) error {
+// findInDaemon finds the process, its queues and their hardware slots.
+func (a *app) findInDaemon(ctx context.Context, admin adminClient, key gpreempt.ProcessKey, container string, f *finding) error {
 	target, err := one(ctx, admin, key, container)
 	if err != nil {
 		return err
@@ -182,8 +183,7 @@ func (a *app) ask(ctx context.Context, admin gpreemptv1.AdminServiceClient, key 
 		return err
 	}
 	f.target, f.pid, f.simulated, f.revision = target, target.GetPid(), simulated(st), list.GetRevision()
-	// Not only those of the target: a slot that nobody could be matched with may
-	// hold a queue of it.
+	// Not only those of the target: a slot without a known owner may contain a queue of it.
 	slots, err := admin.ListHqds(ctx, &gpreemptv1.ListHqdsRequest{})
 	if err != nil {
 		why := a.fromDaemon(ctx, err).Error()
@@ -192,7 +192,7 @@ func (a *app) ask(ctx context.Context, admin gpreemptv1.AdminServiceClient, key 
 		}
 		return nil
 	}
-	f.notes = append(f.notes, fmt.Sprintf("active is what the hardware slots held %s ago", a.age(slots.GetReadAt())))
+	f.notes = append(f.notes, fmt.Sprintf("active is of a reading of the hardware slots %s ago", a.age(slots.GetReadAt())))
 	for _, q := range list.GetQueues() {
 		found := foundQueue{queue: q}
 		found.active, found.slots, found.why = held(q, slots)
@@ -201,7 +201,7 @@ func (a *app) ask(ctx context.Context, admin gpreemptv1.AdminServiceClient, key 
 	return nil
 }
 
-// unknowns says for which queues it is unknown whether they are active, and why; the
+// unknowns describes for which queues it is unknown whether they are active, and why. The
 // numbers are those of the list.
 func (f *finding) unknowns() []string {
 	which := map[string][]string{}
@@ -225,7 +225,7 @@ func (f *finding) unknowns() []string {
 	return order
 }
 
-// simulated names the machine when no hardware is involved, else it is "".
+// simulated returns the name of the simulated machine, "" for hardware.
 func simulated(st *gpreemptv1.GetStatusResponse) string {
 	machine, found := strings.CutPrefix(st.GetBackend(), "simulated")
 	if !found {
@@ -234,8 +234,8 @@ func simulated(st *gpreemptv1.GetStatusResponse) string {
 	return or(strings.TrimSpace(machine), "machine")
 }
 
-// one returns the only process that key names, in its container if that is given.
-func one(ctx context.Context, admin gpreemptv1.AdminServiceClient, key gpreempt.ProcessKey, container string) (*gpreemptv1.Target, error) {
+// one returns the only process with the key, in the container unless that is "".
+func one(ctx context.Context, admin adminClient, key gpreempt.ProcessKey, container string) (*gpreemptv1.Target, error) {
 	resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{Pid: key.PID, Container: container})
 	if err != nil {
 		return nil, err
@@ -258,28 +258,28 @@ func one(ctx context.Context, admin gpreemptv1.AdminServiceClient, key gpreempt.
 		}
 		return nil, &failure{
 			code: ExitNotFound, message: fmt.Sprintf("process %s has no KFD queues", name),
-			next: "gpctl target list; the pid is that on the host, or the one in the container",
+			next: "gpctl target list; use the pid on the host or in the container",
 		}
 	}
 	var which []string
 	for _, g := range matching {
 		where := "on the host"
 		if len(g.GetNamespacePids()) > 0 {
-			where = "in a pid namespace, " + ownPID(g) + " there"
+			where = "pid " + ownPID(g) + " in a pid namespace"
 		}
 		if c := g.GetContainer(); c != nil {
-			where = fmt.Sprintf("in container %s, %s there", containerName(c), or(strings.TrimPrefix(ownPID(g), "-"), name))
+			where = fmt.Sprintf("pid %s in container %s", or(strings.TrimPrefix(ownPID(g), "-"), name), containerName(c))
 		}
 		which = append(which, fmt.Sprintf("%s (%s, %s)", g.GetTargetId(), g.GetComm(), where))
 	}
 	return nil, &failure{
-		code: ExitRefused, message: fmt.Sprintf("pid %s names %d processes: %s", name, len(matching), strings.Join(which, "; ")),
-		next: "name one of them as PID@START, or its container with --container",
+		code: ExitRefused, message: fmt.Sprintf("pid %s is ambiguous, %d processes have it: %s", name, len(matching), strings.Join(which, "; ")),
+		next: "use PID@START, or --container",
 	}
 }
 
-// held reports whether a slot holds q, and how many do; nil and why when the slots do
-// not tell.
+// held reports whether q is mapped to a slot, and to how many. When that is unknown, it
+// returns nil and the reason.
 func held(q *gpreemptv1.Queue, slots *gpreemptv1.ListHqdsResponse) (active *bool, n int, why string) {
 	kind := "sdma"
 	if q.GetType() == "compute" {
@@ -294,7 +294,7 @@ func held(q *gpreemptv1.Queue, slots *gpreemptv1.ListHqdsResponse) (active *bool
 			n++
 		case h.GetTargetId() != "" || h.GetKind() != kind:
 		case q.GetRingAddress() == 0 || h.GetRingAddress() == q.GetRingAddress():
-			why = "a slot of its GPU holds a queue that could be this one: " + or(h.GetMatch(), "nobody's that is known")
+			why = "a slot of its GPU contains a queue that could be this one: " + or(h.GetMatch(), "owner unknown")
 		}
 	}
 	yes := n > 0

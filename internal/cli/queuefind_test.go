@@ -14,7 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-func TestAQueueIsActiveOnlyWhereASlotSaysSo(t *testing.T) {
+func TestQueueIsActiveOnlyWithASlot(t *testing.T) {
 	const live, stale = gpreemptv1.HqdState_HQD_STATE_LIVE, gpreemptv1.HqdState_HQD_STATE_STALE
 	queue := &gpreemptv1.Queue{TargetId: "1@1", QueueId: 3, GpuId: 7, Type: "compute", RingAddress: 0x1000}
 	blank := &gpreemptv1.Queue{TargetId: "1@1", QueueId: 3, GpuId: 7, Type: "compute"}
@@ -35,8 +35,8 @@ func TestAQueueIsActiveOnlyWhereASlotSaysSo(t *testing.T) {
 		{"another's id", queue, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 7, TargetId: "2@1", QueueId: 3}), new(false), 0, ""},
 		{"another GPU", queue, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 8, TargetId: "1@1", QueueId: 3}), new(false), 0, ""},
 		{"nobody's with another ring", queue, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 7, RingAddress: 0x2000}), new(false), 0, ""},
-		{"nobody's with its ring", queue, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 7, RingAddress: 0x1000, Match: "two have it"}), nil, 0, "a slot of its GPU holds a queue that could be this one: two have it"},
-		{"nobody's, its ring unknown", blank, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 7, RingAddress: 0x2000}), nil, 0, "a slot of its GPU holds a queue that could be this one: nobody's that is known"},
+		{"unknown owner, same ring", queue, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 7, RingAddress: 0x1000, Match: "two have it"}), nil, 0, "a slot of its GPU contains a queue that could be this one: two have it"},
+		{"unknown owner, unknown ring", blank, hqds(&gpreemptv1.Hqd{Kind: "cp", State: live, GpuId: 7, RingAddress: 0x2000}), nil, 0, "a slot of its GPU contains a queue that could be this one: owner unknown"},
 		{"the driver's own", blank, hqds(&gpreemptv1.Hqd{Kind: "hiq", State: live, GpuId: 7}), new(false), 0, ""},
 		{"of another kind", blank, hqds(&gpreemptv1.Hqd{Kind: "sdma", State: live, GpuId: 7}), new(false), 0, ""},
 		{"stopped", queue, &gpreemptv1.ListHqdsResponse{StoppedGpuIds: []uint32{7}}, nil, 0, "the scheduler of GPU 7 is stopped"},
@@ -92,7 +92,7 @@ queues = [
 	}
 }
 
-func TestPythonFilesAreReplacedWholeOrNotAtAll(t *testing.T) {
+func TestPythonFilesAreReplacedCompletely(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "conf.py")
 	first, second := pythonConfig(nil, nil), pythonConfig([]foundQueue{{queue: &gpreemptv1.Queue{Pid: 1}}}, nil)
@@ -105,12 +105,12 @@ func TestPythonFilesAreReplacedWholeOrNotAtAll(t *testing.T) {
 			t.Errorf("%v, %q, want %q", err, got, content)
 		}
 	}
-	// Nobody writes to a pipe: opening it must not wait.
+	// Opening a pipe without a writer must not wait.
 	pipe := filepath.Join(dir, "pipe.py")
 	if err := syscall.Mkfifo(pipe, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if err := writePythonConfig(pipe, first); err == nil || err.Error() != pipe+" is no regular file: it stays as it is" {
+	if err := writePythonConfig(pipe, first); err == nil || err.Error() != "cannot replace "+pipe+": it is not a regular file" {
 		t.Errorf("a pipe: %v", err)
 	}
 	entries, err := os.ReadDir(dir)

@@ -10,13 +10,13 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
-// logFacts is what a HIP log has of queues and processes.
+// logFacts is an analysis with the path of its log.
 type logFacts struct {
 	path     string
 	analysis *hiplog.Analysis
 }
 
-// readLog reads the log at path, or standard input for "-".
+// readLog analyzes the log at path, or standard input for "-".
 func (a *app) readLog(path string) (*logFacts, error) {
 	log, err := a.analyzeLog(path)
 	if err != nil {
@@ -25,8 +25,8 @@ func (a *app) readLog(path string) (*logFacts, error) {
 	return &logFacts{path, log.Analysis}, nil
 }
 
-// of returns the queues of the process that has one of pids, and refuses a log of
-// others.
+// of returns the queues of the process that has one of pids. A log of other processes is
+// an error.
 func (l *logFacts) of(f *finding, pids ...int32) ([]*hiplog.Queue, error) {
 	known := l.analysis.PIDs
 	if len(known) > 0 && !slices.ContainsFunc(known, func(pid int32) bool { return slices.Contains(pids, pid) }) {
@@ -35,7 +35,7 @@ func (l *logFacts) of(f *finding, pids ...int32) ([]*hiplog.Queue, error) {
 			theirs = append(theirs, strconv.Itoa(int(pid)))
 		}
 		return nil, &failure{
-			code: ExitFailure, message: fmt.Sprintf("the log %s is of pid %s, not of %d", l.path, strings.Join(theirs, ", "), pids[0]),
+			code: ExitFailure, message: fmt.Sprintf("the log %s is of pid %s, not %d", l.path, strings.Join(theirs, ", "), pids[0]),
 			next: fmt.Sprintf("gpctl queue find %s --amd-log %s", theirs[0], l.path),
 		}
 	}
@@ -53,14 +53,14 @@ func (l *logFacts) of(f *finding, pids ...int32) ([]*hiplog.Queue, error) {
 	}
 	if len(queues) == 0 {
 		return nil, &failure{
-			code: ExitNotFound, message: fmt.Sprintf("the log %s does not tell the address of any queue", l.path), next: hiplog.Hint,
+			code: ExitNotFound, message: fmt.Sprintf("the log %s contains no address of a queue", l.path), next: hiplog.Hint,
 		}
 	}
 	if len(known) == 0 {
-		f.notes = append(f.notes, "the log has no pids: that it is of this process is for you to know")
+		f.notes = append(f.notes, "the log has no pids: check that it is of this process")
 	}
 	if nowhere > 0 {
-		f.notes = append(f.notes, fmt.Sprintf("%s of the log left out: their addresses are not in it", count(nowhere, "queue")))
+		f.notes = append(f.notes, fmt.Sprintf("%s of the log omitted: the log does not contain their addresses", count(nowhere, "queue")))
 	}
 	if l.analysis.Truncated {
 		f.notes = append(f.notes, "the log ends early")
@@ -68,15 +68,15 @@ func (l *logFacts) of(f *finding, pids ...int32) ([]*hiplog.Queue, error) {
 	return queues, nil
 }
 
-// fromLog makes the log all there is; why says what the daemon could not do.
+// fromLog returns the queues of the log only. why is the error of the daemon.
 func (f *finding) fromLog(l *logFacts, why string) (*finding, error) {
-	f.notes = []string{why + "; all of this is from the log", "the queue ids are the runtime's own, not the driver's"}
+	f.notes = []string{why + "; the result is from the log only", "the queue ids are the runtime's, not the driver's"}
 	logged, err := l.of(f, f.pid)
 	if err != nil {
 		return nil, err
 	}
 	for _, q := range logged {
-		found := foundQueue{log: q, noID: len(q.IDs) == 0, why: "the log does not tell"}
+		found := foundQueue{log: q, noID: len(q.IDs) == 0, why: "the log does not contain it"}
 		if q.Deletions > 0 && q.Deletions >= q.Creations {
 			found.active, found.why = new(bool), ""
 		}
@@ -84,7 +84,7 @@ func (f *finding) fromLog(l *logFacts, why string) (*finding, error) {
 		if found.noID {
 			ids = []uint32{0}
 		}
-		// A ring's memory may be used again, for a queue with another id.
+		// A ring's memory may be reused for a queue with another id.
 		for _, id := range ids {
 			found.queue = &gpreemptv1.Queue{
 				Pid: f.pid, QueueId: id, Type: "compute", RingAddress: uint64(q.HWq), RingBytes: q.SizePackets * aqlPacket, Aql: true, Source: "log",
@@ -98,7 +98,7 @@ func (f *finding) fromLog(l *logFacts, why string) (*finding, error) {
 // aqlPacket is the size of an AQL packet in bytes.
 const aqlPacket = 64
 
-// join returns each queue what the log has of it: the address of its ring is the same.
+// join adds to each queue that of the log with the same ring address.
 func (f *finding) join(l *logFacts) error {
 	logged, err := l.of(f, append([]int32{f.target.GetPid()}, f.target.GetNamespacePids()...)...)
 	if err != nil {
@@ -123,12 +123,12 @@ func (f *finding) join(l *logFacts) error {
 		}
 	}
 	if unknown > 0 {
-		f.notes = append(f.notes, fmt.Sprintf("%s not looked for in the log: the address of the ring is unknown", count(unknown, "queue")))
+		f.notes = append(f.notes, fmt.Sprintf("%s not matched with the log: the address of the ring is unknown", count(unknown, "queue")))
 	}
 	return nil
 }
 
-// logIDs writes the runtime's ids of a queue.
+// logIDs formats the runtime's ids of a queue.
 func logIDs(q *hiplog.Queue) string {
 	if q == nil || len(q.IDs) == 0 {
 		return "-"

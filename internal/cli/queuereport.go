@@ -10,13 +10,13 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
-// about says what a reader of the Python file must know.
+// about returns the comments of the Python file.
 func (a *app) about(f *finding) []string {
 	lines := []string{fmt.Sprintf("written   %s", a.Now().UTC().Format("2006-01-02T15:04:05Z"))}
 	if g := f.target; g != nil {
 		lines = append(lines, fmt.Sprintf("process   %s %s, %s", g.GetTargetId(), g.GetComm(), api.EnumName(g.GetClass())))
 		if g.GetContainer() != nil {
-			lines = append(lines, fmt.Sprintf("container %s, pid %s in it", containerName(g.GetContainer()), ownPID(g)))
+			lines = append(lines, fmt.Sprintf("container %s, pid %s inside", containerName(g.GetContainer()), ownPID(g)))
 		}
 	} else {
 		lines = append(lines, fmt.Sprintf("process   %d", f.pid))
@@ -30,12 +30,12 @@ func (a *app) about(f *finding) []string {
 	for _, note := range f.unknowns() {
 		lines = append(lines, "note      "+note)
 	}
-	return append(lines, "", "addr: virtual address of the ring in the process.", "is_active: a hardware slot of the GPU held the queue.",
-		"None is unknown.")
+	return append(lines, "", "addr: virtual address of the ring in the process.", "is_active: the queue was mapped to a hardware slot of the GPU.",
+		"None means unknown.")
 }
 
-// data is the finding for programs: messages, with what was joined behind the
-// fields of each queue.
+// data returns the finding for programs: messages, with the joined data after the fields
+// of each queue.
 func (f *finding) data() (any, error) {
 	type joined struct {
 		Active *bool         `json:"active"`
@@ -71,11 +71,11 @@ func (f *finding) data() (any, error) {
 	return out, nil
 }
 
-// box writes a title that stands out.
+// box writes a title in a box.
 func box(p *printer, title string) {
 	bar := "+" + strings.Repeat("-", len(title)+8) + "+"
 	p.linef("%s", bar)
-	p.line(text("|    "), cell{title, styleBold}, text("    |"))
+	p.line("|    ", cell{title, styleBold}, "    |")
 	p.linef("%s", bar)
 }
 
@@ -84,10 +84,10 @@ func (a *app) printFinding(p *printer, f *finding) {
 	if f.target != nil {
 		a.printTarget(p, f.target)
 	} else {
-		p.linef("  process    %d", f.pid)
+		p.linef("  process      %d", f.pid)
 	}
 	if f.simulated != "" {
-		p.line(text("  simulated  "), cell{f.simulated + ": no hardware is involved", styleNote})
+		p.line("  simulated    ", cell{f.simulated + ": no hardware is involved", styleNote})
 	}
 	p.linef("")
 
@@ -121,17 +121,17 @@ func (a *app) printFinding(p *printer, f *finding) {
 		if found.active != nil && *found.active {
 			active++
 		}
-		t.row(text(i+1), text(at), text(id), text(q.GetPid()), found.activity(), text(q.GetType()), text(gpu), text(ring),
-			text(hardwarePriority(q)), text(logIDs(found.log)), text(logDispatches(found.log)), text(a.age(q.GetFirstSeen())), text(first),
-			text(found.slots), text(doorbell(q)), text(address(q.GetMqdAddress())), text(address(q.GetReadPointerAddress())),
-			text(address(q.GetWritePointerAddress())), text(packets(q)), text(or(q.GetSource(), "-")), text(or(cut(q.GetSourceNote(), 120), "-")))
+		t.row(i+1, at, id, q.GetPid(), found.activity(), q.GetType(), gpu, ring,
+			hardwarePriority(q), logIDs(found.log), logDispatches(found.log), a.age(q.GetFirstSeen()), first,
+			found.slots, doorbell(q), address(q.GetMqdAddress()), address(q.GetReadPointerAddress()),
+			address(q.GetWritePointerAddress()), packets(q), or(q.GetSource(), "-"), or(cut(q.GetSourceNote(), 120), "-"))
 	}
 	t.flush()
 	p.linef("")
 	a.printTotals(p, f, active)
 }
 
-// activity says whether a slot holds the queue.
+// activity formats whether the queue is mapped to a slot.
 func (q *foundQueue) activity() cell {
 	switch {
 	case q.active == nil:
@@ -165,7 +165,7 @@ func (a *app) printTotals(p *printer, f *finding, active int) {
 		for _, ring := range f.logOnly {
 			at = append(at, ring.String())
 		}
-		p.linef("note   in the log, but no queue of the process is known to have it: %s", strings.Join(at, ", "))
+		p.linef("note   in the log, without a matching queue of the process: %s", strings.Join(at, ", "))
 	}
 	if f.file != "" {
 		p.linef("file   %s", f.file)

@@ -18,22 +18,22 @@ import (
 )
 
 const (
-	// leastInterval bounds how often the daemon is asked.
+	// leastInterval is the shortest interval of samples.
 	leastInterval = 100 * time.Millisecond
-	// waitInterval is how often --wait looks.
+	// waitInterval is the interval of --wait.
 	waitInterval = 250 * time.Millisecond
 )
 
-// sampling is which queues to look at, how often and for how long.
+// sampling selects the queues to sample, how often and how long.
 type sampling struct {
 	pid                int32
 	container, name    string
 	all, wait          bool
 	duration, interval time.Duration
 
-	// target is the process of pid, once found.
+	// target is the process with the pid, once found.
 	target string
-	// before are the processes that --all --wait is not about.
+	// before are the processes that --all --wait ignores.
 	before map[string]bool
 }
 
@@ -41,16 +41,16 @@ func (a *app) queueSample() *cobra.Command {
 	var s sampling
 	cmd := &cobra.Command{
 		Use:   "sample",
-		Short: "Look at queues repeatedly and sum up what was seen",
-		Long: `Looks at the queues of some processes every --interval for --duration and sums up:
-in how many samples each queue was seen, its backlog, on which GPUs the queues are and
-of which types, how many there were at once and whether that number is stable, within
-one. Processes of one command count as runs of it; whether they have as many queues
-each, give or take one, is told too: let the program run five times meanwhile.
+		Short: "Sample queues repeatedly and summarize",
+		Long: `Samples the queues of processes every --interval for --duration and summarizes: in how
+many samples each queue was present, its backlog, the GPUs and types of the queues, the
+number of queues at once and whether it is stable (differs by at most one). Processes
+with the same command are compared as runs of it: do they have the same number of queues,
+within one? Five runs during the sampling show that well.
 
---pid, --container and --name narrow it down together; --all is every process.
---wait waits until a process matches, with --all until one appears that was not there.
-Ctrl-C ends it early and sums up what was seen until then.`,
+--pid, --container and --name can be combined; --all samples every process. --wait waits
+until a process matches, with --all until a new one appears. Ctrl-C ends the sampling
+early and prints the summary.`,
 		Example: "  gpctl queue sample --pid 4242\n  gpctl queue sample --name 'python*' --wait --duration 10m --interval 1s\n" +
 			"  gpctl queue sample --container trainer -o json",
 		Args: operands(),
@@ -62,9 +62,9 @@ Ctrl-C ends it early and sums up what was seen until then.`,
 			defer stop()
 			seen := &samples{}
 			var machine string
-			// The context of the connection is not the one that is interrupted: what is
-			// under way then is not an error of the daemon.
-			err := a.stream(context.WithoutCancel(ctx), func(_ context.Context, admin gpreemptv1.AdminServiceClient) error {
+			// The connection has another context than the interruption: a request in
+			// progress then is not an error of the daemon.
+			err := a.stream(context.WithoutCancel(ctx), func(_ context.Context, admin adminClient) error {
 				st, err := within(ctx, a, func(ctx context.Context) (*gpreemptv1.GetStatusResponse, error) {
 					return admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
 				})
@@ -80,7 +80,7 @@ Ctrl-C ends it early and sums up what was seen until then.`,
 			switch {
 			case len(seen.times) > 0:
 			case interrupted:
-				return &failure{code: ExitFailure, message: "interrupted before anything was seen"}
+				return &failure{code: ExitFailure, message: "interrupted before the first sample"}
 			default:
 				return err
 			}
@@ -95,13 +95,13 @@ Ctrl-C ends it early and sums up what was seen until then.`,
 			return err
 		},
 	}
-	cmd.Flags().Int32Var(&s.pid, "pid", 0, "the process with this pid, on the host or in its container")
-	cmd.Flags().StringVar(&s.container, "container", "", "processes in this container: its name, the beginning of its id, or NAMESPACE/POD")
-	cmd.Flags().StringVar(&s.name, "name", "", "processes of this command name; *, ? and [a-z] match as in a shell")
+	cmd.Flags().Int32Var(&s.pid, "pid", 0, "process with this pid, on the host or in its container")
+	cmd.Flags().StringVar(&s.container, "container", "", "processes in this container: name, prefix of the id, or NAMESPACE/POD")
+	cmd.Flags().StringVar(&s.name, "name", "", "processes with this command name; *, ? and [a-z] match as in a shell")
 	cmd.Flags().BoolVar(&s.all, "all", false, "every process")
 	cmd.Flags().BoolVar(&s.wait, "wait", false, "wait for a process that matches")
-	cmd.Flags().DurationVar(&s.duration, "duration", 30*time.Second, "from the first sample to the last")
-	cmd.Flags().DurationVar(&s.interval, "interval", 5*time.Second, "from one sample to the next")
+	cmd.Flags().DurationVar(&s.duration, "duration", 30*time.Second, "time from the first sample to the last; 0s takes one sample")
+	cmd.Flags().DurationVar(&s.interval, "interval", 5*time.Second, "time between samples")
 	completeBy(cmd, "pid", a.targetNames)
 	completeBy(cmd, "container", a.containerNames)
 	return cmd
@@ -111,23 +111,25 @@ func (s *sampling) check(cmd *cobra.Command) error {
 	narrowed := cmd.Flags().Changed("pid") || s.container != "" || s.name != ""
 	switch _, err := path.Match(s.name, ""); {
 	case err != nil:
-		return usage(cmd, "--name %q is no pattern: a [ has no ]", s.name)
+		return usage(cmd, "invalid --name %q: [ without ]", s.name)
 	case narrowed && s.all:
-		return usage(cmd, "--all excludes --pid, --container and --name")
+		return usage(cmd, "--all and --pid, --container or --name are mutually exclusive")
 	case !narrowed && !s.all:
-		return usage(cmd, "say which processes: --pid, --container, --name or --all")
+		return usage(cmd, "no process selected; use --all, --pid, --container or --name")
 	case cmd.Flags().Changed("pid") && s.pid <= 0:
-		return usage(cmd, "--pid %d: a pid is more than 0", s.pid)
+		return usage(cmd, "invalid --pid %d; use a number greater than 0", s.pid)
 	case s.interval < leastInterval:
 		return usage(cmd, "--interval must be at least %s", duration(leastInterval))
 	case s.duration < 0:
 		return usage(cmd, "--duration must not be negative")
+	case s.duration > 0 && s.duration < s.interval:
+		return usage(cmd, "--duration %s is shorter than --interval %s: 0s takes one sample", duration(s.duration), duration(s.interval))
 	}
 	return nil
 }
 
-// sample looks until the duration is over or ctx ends.
-func (a *app) sample(ctx context.Context, admin gpreemptv1.AdminServiceClient, s *sampling, seen *samples) error {
+// sample takes samples until the duration is over or ctx ends.
+func (a *app) sample(ctx context.Context, admin adminClient, s *sampling, seen *samples) error {
 	queues, err := a.firstSample(ctx, admin, s)
 	if err != nil {
 		return err
@@ -150,8 +152,8 @@ func (a *app) sample(ctx context.Context, admin gpreemptv1.AdminServiceClient, s
 	}
 }
 
-// firstSample is the first that has a queue, which --wait waits for.
-func (a *app) firstSample(ctx context.Context, admin gpreemptv1.AdminServiceClient, s *sampling) ([]*gpreemptv1.Queue, error) {
+// firstSample returns the first sample with a queue, for which --wait waits.
+func (a *app) firstSample(ctx context.Context, admin adminClient, s *sampling) ([]*gpreemptv1.Queue, error) {
 	if s.all && s.wait {
 		present, err := a.look(ctx, admin, s)
 		if err != nil {
@@ -172,7 +174,7 @@ func (a *app) firstSample(ctx context.Context, admin gpreemptv1.AdminServiceClie
 		case !s.wait && err != nil:
 			return nil, err
 		case !s.wait:
-			return nil, &failure{code: ExitNotFound, message: "no process with KFD queues matches", next: "gpctl target list; --wait waits for one"}
+			return nil, &failure{code: ExitNotFound, message: "no process with KFD queues matches", next: "gpctl target list, or --wait"}
 		}
 		a.progress("waiting for a process")
 		if err := a.Sleep(ctx, waitInterval); err != nil {
@@ -181,8 +183,8 @@ func (a *app) firstSample(ctx context.Context, admin gpreemptv1.AdminServiceClie
 	}
 }
 
-// look lists the queues that s is about.
-func (a *app) look(ctx context.Context, admin gpreemptv1.AdminServiceClient, s *sampling) ([]*gpreemptv1.Queue, error) {
+// look lists the selected queues.
+func (a *app) look(ctx context.Context, admin adminClient, s *sampling) ([]*gpreemptv1.Queue, error) {
 	if s.pid > 0 && s.target == "" {
 		target, err := within(ctx, a, func(ctx context.Context) (*gpreemptv1.Target, error) {
 			return one(ctx, admin, gpreempt.ProcessKey{PID: s.pid}, s.container)
@@ -204,23 +206,22 @@ func (a *app) look(ctx context.Context, admin gpreemptv1.AdminServiceClient, s *
 	return queues, err
 }
 
-// matches reports whether a command name is of the pattern, which was checked. A / in
-// it is a character like others.
+// matches reports whether a command name matches the pattern, which is valid. A / is an
+// ordinary character.
 func matches(pattern, name string) bool {
 	plain := strings.NewReplacer("/", "\x00")
 	ok, _ := path.Match(plain.Replace(pattern), plain.Replace(name))
 	return ok
 }
 
-// within returns fn --timeout.
+// within calls fn with --timeout.
 func within[T any](ctx context.Context, a *app, fn func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.timeout)
 	defer cancel()
 	return fn(ctx)
 }
 
-// progress shows on the terminal what is under way, in one line that the next one
-// replaces; "" removes it.
+// progress shows a line on the terminal, which replaces the previous one; "" removes it.
 func (a *app) progress(format string, args ...any) {
 	if a.ErrTerminal && a.Getenv("TERM") != "dumb" {
 		fmt.Fprintf(a.Err, "\r%s\x1b[K", strings.TrimSpace(printable(fmt.Sprintf(format, args...))))

@@ -18,30 +18,30 @@ func (a *app) queueWatch() *cobra.Command {
 	var since uint64
 	cmd := &cobra.Command{
 		Use:   "watch",
-		Short: "Show queues as they appear, change and go",
-		Long: `Shows the present queues, then every change until interrupted. --since goes on
-after a revision seen before; -o json gives one object a line.
+		Short: "Show queues as they are created, changed and destroyed",
+		Long: `Shows the present queues, then every change until interrupted. --since continues
+after a revision; -o json prints one object per line.
 
-FACTS is what is known of a queue that appears, and what changed, from > to, of one
-that was seen before.`,
+DETAIL has the properties of a queue that appears, and the changes, old > new, of one
+that was shown before.`,
 		Example: "  gpctl queue watch\n  gpctl queue watch --since 1200 -o json",
 		Args:    operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.stream(cmd.Context(), func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+			return a.stream(cmd.Context(), func(ctx context.Context, admin adminClient) error {
 				stream, err := admin.WatchQueues(ctx, &gpreemptv1.WatchQueuesRequest{AfterRevision: since})
 				if err != nil {
 					return err
 				}
 				t := a.printer().table("", columns{
-					">REVISION", "CHANGE:8", ">PID:7", "COMMAND:15", ">QUEUE", "TYPE:9", ">GPU:5", "CLASS:9", "STATE:11", "+TARGET:20", "+AT:23", "FACTS",
+					">REVISION", "CHANGE:8", ">PID:7", "COMMAND:15", ">QUEUE", "TYPE:9", ">GPU:5", "CLASS:9", "STATE:11", "+TARGET:20", "+AT:23", "DETAIL",
 				})
 				known := map[queueKey]*gpreemptv1.Queue{}
 				return each(stream, func(m *gpreemptv1.WatchQueuesResponse) error {
 					return a.showLine(m, func(*printer) {
 						q := m.GetQueue()
-						t.row(text(m.GetRevision()), change(m.GetChange()), text(q.GetPid()), text(q.GetComm()), text(q.GetQueueId()), text(q.GetType()),
-							text(q.GetGpuId()), text(api.EnumName(q.GetClass())), state(q.GetState()), text(q.GetTargetId()),
-							text(m.GetAt().AsTime().Local().Format("2006-01-02 15:04:05.000")), text(strings.Join(facts(known[keyOf(q)], q), ", ")))
+						t.row(m.GetRevision(), change(m.GetChange()), q.GetPid(), q.GetComm(), q.GetQueueId(), q.GetType(),
+							q.GetGpuId(), api.EnumName(q.GetClass()), state(q.GetState()), q.GetTargetId(),
+							m.GetAt().AsTime().Local().Format("2006-01-02 15:04:05.000"), strings.Join(facts(known[keyOf(q)], q), ", "))
 						t.flush()
 						if m.GetChange() == gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED {
 							delete(known, keyOf(q))
@@ -57,7 +57,7 @@ that was seen before.`,
 	return cmd
 }
 
-// queueKey names a queue as long as it lives.
+// queueKey identifies a queue while it exists.
 type queueKey struct {
 	target string
 	id     uint32
@@ -65,16 +65,16 @@ type queueKey struct {
 
 func keyOf(q *gpreemptv1.Queue) queueKey { return queueKey{q.GetTargetId(), q.GetQueueId()} }
 
-// facts says what is known of a queue, when before is nil, or what became of that.
+// facts returns the properties of a queue, or their changes when before is not nil.
 func facts(before, q *gpreemptv1.Queue) []string {
-	var said []string
+	var list []string
 	fact := func(name string, of func(*gpreemptv1.Queue) string) {
 		now := of(q)
 		switch {
 		case before == nil && now != "-":
-			said = append(said, strings.TrimSpace(name+" "+now))
+			list = append(list, strings.TrimSpace(name+" "+now))
 		case before != nil && of(before) != now:
-			said = append(said, strings.TrimSpace(name+" "+of(before)+" > "+now))
+			list = append(list, strings.TrimSpace(name+" "+of(before)+" > "+now))
 		}
 	}
 	if before != nil {
@@ -83,13 +83,13 @@ func facts(before, q *gpreemptv1.Queue) []string {
 		fact("", func(q *gpreemptv1.Queue) string { return or(api.EnumName(q.GetState()), "-") })
 	}
 	fact("ring", func(q *gpreemptv1.Queue) string { return ring(q.GetRingAddress(), q.GetRingBytes()) })
-	fact("driver's priority", hardwarePriority)
+	fact("hwprio", hardwarePriority)
 	fact("doorbell", doorbell)
-	fact("by", func(q *gpreemptv1.Queue) string { return or(q.GetSource(), "-") })
-	return said
+	fact("source", func(q *gpreemptv1.Queue) string { return or(q.GetSource(), "-") })
+	return list
 }
 
-// ring writes where a ring is and its size.
+// ring formats the address and the size of a ring.
 func ring(at, bytes uint64) string {
 	switch {
 	case bytes == 0:
@@ -97,22 +97,22 @@ func ring(at, bytes uint64) string {
 	case at == 0:
 		return size(bytes)
 	}
-	return address(at) + " of " + size(bytes)
+	return address(at) + " (" + size(bytes) + ")"
 }
 
 func change(c gpreemptv1.QueueChange) cell {
-	said := cell{text: api.EnumName(c)}
+	styled := cell{text: api.EnumName(c)}
 	switch c {
 	case gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED:
-		said.style = styleGood
+		styled.style = styleGood
 	case gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED:
-		said.style = styleNote
+		styled.style = styleNote
 	default:
 	}
-	return said
+	return styled
 }
 
-// each hands on what a stream brings until it ends.
+// each calls fn for each message of a stream until it ends.
 func each[M any](stream grpc.ServerStreamingClient[M], fn func(*M) error) error {
 	for {
 		m, err := stream.Recv()

@@ -17,13 +17,13 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// The tags: the daemon reads them in the environment a process began with.
+// The tags: the daemon reads them in the environment with which a process started.
 const (
 	classEnv    = "GPREEMPT_CLASS"
 	priorityEnv = "GPREEMPT_PRIORITY"
 )
 
-// How gpctl run ends when there is no command to become; env(1) ends so too.
+// The exit codes of gpctl run when it cannot execute the command, as of env(1).
 const (
 	exitCannotRun = 126
 	exitNoCommand = 127
@@ -36,30 +36,29 @@ func (a *app) runCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "run --class CLASS -- COMMAND [ARGUMENT...]",
-		Short: "Run a command whose processes have a class",
+		Short: "Run a command with a class",
 		Long: `Tags a command with its class: sets ` + classEnv + `, and ` + priorityEnv + ` with
---priority, in its environment and becomes that command. No daemon is needed to start it.
+--priority, in its environment and executes it. No daemon is needed to start it.
 
-The daemon reads the tags in the environment a process began with. They decide where no
-rule of its configuration matches: rules go first, and an admin (gpctl target classify)
-before both. gpctl target explain tells which of them decided.
+The daemon reads the tags in the environment with which a process started. Tags apply
+when no rule of the configuration matches; an admin override (gpctl target classify)
+takes precedence over both. gpctl target explain shows which of them decided.
 
-Children inherit the tags. What clears or makes an environment of its own does not hand
-them on: give sudo --preserve-env=` + classEnv + `, and a container
--e ` + classEnv + `=offline.
+Children inherit the tags. Programs that clear the environment do not pass them on: use
+sudo --preserve-env=` + classEnv + `, and for a container -e ` + classEnv + `=offline.
 
-Ends as the command does; with 127 when there is no such command and 126 when it cannot
-be run, as env(1).`,
+The exit code is that of the command; 127 when it does not exist and 126 when it cannot
+be executed, as with env(1).`,
 		Example: "  gpctl run --class offline -- python3 train.py --epochs 90\n  gpctl run --class online --priority 11 -- ./server",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
-				return usage(cmd, "COMMAND is missing")
+				return usage(cmd, "missing argument: COMMAND")
 			}
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if class == "" {
-				return usage(cmd, "--class is missing: it is one of %s", strings.Join(api.EnumNames[gpreemptv1.Class](), ", "))
+				return usage(cmd, "missing --class; use %s", strings.Join(api.EnumNames[gpreemptv1.Class](), ", "))
 			}
 			c, err := parseClass(cmd, class)
 			if err != nil {
@@ -72,14 +71,14 @@ be run, as env(1).`,
 				}
 				tags = append(tags, priorityEnv+"="+strconv.FormatUint(uint64(rank), 10))
 			}
-			// A priority that is inherited was meant for another class.
+			// An inherited priority belongs to another class.
 			env := slices.DeleteFunc(slices.Clone(a.Environ()), func(v string) bool {
 				return strings.HasPrefix(v, classEnv+"=") || strings.HasPrefix(v, priorityEnv+"=")
 			})
 			return a.become(args, append(env, tags...))
 		},
 	}
-	// What follows COMMAND is its own.
+	// The flags after COMMAND belong to it.
 	cmd.Flags().SetInterspersed(false)
 	cmd.Flags().StringVar(&class, "class", "", "the class: "+strings.Join(api.EnumNames[gpreemptv1.Class](), ", "))
 	cmd.Flags().Uint32Var(&rank, "priority", 0, "priority 0 to 15 (default: the class's)")
@@ -87,8 +86,8 @@ be run, as env(1).`,
 	return cmd
 }
 
-// become looks for the command argv[0] as execvp(3) does and replaces gpctl by it;
-// it returns when it could not.
+// become searches for the command argv[0] as execvp(3) does and replaces gpctl by it.
+// It returns only when that failed.
 func (a *app) become(argv, env []string) error {
 	name := argv[0]
 	paths := []string{name}
@@ -106,17 +105,17 @@ func (a *app) become(argv, env []string) error {
 			err = a.Exec("/bin/sh", slices.Concat([]string{"sh", path}, argv[1:]), env)
 		}
 		switch {
-		case err == nil: // replaced: who comes back here is a test
+		case err == nil: // only a test returns here
 			return nil
 		case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		case errors.Is(err, fs.ErrPermission):
 			denied = err
 		default:
-			return &failure{code: exitCannotRun, message: fmt.Sprintf("cannot run %s: %v", path, err)}
+			return &failure{code: exitCannotRun, message: fmt.Sprintf("cannot execute %s: %v", path, err)}
 		}
 	}
 	if denied != nil {
-		return &failure{code: exitCannotRun, message: fmt.Sprintf("cannot run %s: %v", name, denied), next: "chmod +x, if it is a program"}
+		return &failure{code: exitCannotRun, message: fmt.Sprintf("cannot execute %s: %v", name, denied), next: "chmod +x, if it is a program"}
 	}
-	return &failure{code: exitNoCommand, message: fmt.Sprintf("there is no command %s", name)}
+	return &failure{code: exitNoCommand, message: fmt.Sprintf("command not found: %s", name)}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// execve is a fake one, of a machine with few files, that says what would run now.
+// execve is a fake for a machine with few files. It prints what would be executed.
 func execve(stdout io.Writer) func(path string, args, env []string) error {
 	return func(path string, args, env []string) error {
 		switch path {
@@ -32,11 +32,11 @@ func execve(stdout io.Writer) func(path string, args, env []string) error {
 	}
 }
 
-// python compares the list that Python reads from a file with what is wanted.
+// python compares the list that Python reads from a file with the wanted one.
 func python(ts *testscript.TestScript, _ bool, args []string) {
 	interpreter, err := exec.LookPath("python3")
 	if err != nil {
-		ts.Logf("skipped: there is no python3 to read %s with", args[0])
+		ts.Logf("skipped: no python3 to read %s", args[0])
 		return
 	}
 	const read = "import runpy, sys\nfor q in runpy.run_path(sys.argv[1])['queues']: print(q)"
@@ -45,6 +45,6 @@ func python(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Fatalf("python3: %v\n%s", err, got)
 	}
 	if diff := cmp.Diff(ts.ReadFile(args[1]), string(got)); diff != "" {
-		ts.Fatalf("what Python reads from %s (-want +got):\n%s", args[0], diff)
+		ts.Fatalf("list in %s (-want +got):\n%s", args[0], diff)
 	}
 }

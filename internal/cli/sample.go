@@ -12,41 +12,41 @@ import (
 	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
-// samples is what several looks at the queues found. It decides nothing about when
-// to look.
+// samples accumulates several listings of the queues.
 type samples struct {
 	times     []time.Time
 	counts    []int
 	queues    map[sampledKey]*sampledQueue
-	processes []sampledProcess // by appearance
+	processes []sampledProcess // in the order of their first sample
 }
 
-// sampledProcess is one process through all samples.
+// sampledProcess is one process in all samples.
 type sampledProcess struct {
 	target, command string
 	most            int // queues at once
 }
 
-// sampledKey names one queue: an id is used again after a queue is destroyed.
+// sampledKey identifies one queue: ids are reused.
 type sampledKey struct {
 	queueKey
 	born int64
 }
 
-// sampledQueue is one queue through all samples.
+// sampledQueue is one queue in all samples.
 type sampledQueue struct {
-	queue       *gpreemptv1.Queue // as it was last seen
+	queue       *gpreemptv1.Queue // of the last sample with it
 	seen        int
 	first, last int // samples, counted from 1
-	// backlogs counts the samples that had one; the rest is of these.
+	// backlogs counts the samples with a backlog; the rest is of these.
 	backlogs    int
 	least, most uint64
 	sum         float64
 }
 
-// add is one look. The queues are those that are asked about, each once.
+// add adds one sample: the selected queues, each once.
 func (s *samples) add(at time.Time, list []*gpreemptv1.Queue) {
 	if s.queues == nil {
 		s.queues = map[sampledKey]*sampledQueue{}
@@ -80,7 +80,7 @@ func (s *samples) add(at time.Time, list []*gpreemptv1.Queue) {
 	}
 }
 
-// sampleReport is what the samples tell.
+// sampleReport is the summary of the samples.
 type sampleReport struct {
 	Began     string            `json:"began"`
 	Ended     string            `json:"ended"`
@@ -91,36 +91,37 @@ type sampleReport struct {
 	PerSample perSample         `json:"queues_per_sample"`
 	Types     map[string]int    `json:"types"`
 	GPUs      map[string]int    `json:"gpus"`
-	// Came and Went are queues that the first and the last sample do not have.
-	Came int    `json:"came"`
-	Went int    `json:"went"`
-	Runs []runs `json:"runs"`
+	// Created and Destroyed count the queues that are not in the first and not in the
+	// last sample.
+	Created   int    `json:"created"`
+	Destroyed int    `json:"destroyed"`
+	Runs      []runs `json:"runs"`
 
 	queues []*sampledQueue
 }
 
-// perSample is about how many queues there were at once.
+// perSample summarizes the number of queues at once.
 type perSample struct {
 	Counts []int   `json:"counts"`
 	Min    int     `json:"min"`
 	Mean   float64 `json:"mean"`
 	Max    int     `json:"max"`
 	Std    float64 `json:"std"`
-	// Stable tells that the number never changed by more than one.
-	Stable bool `json:"stable"`
+	// Stable reports whether the numbers differ by at most one; null for one sample.
+	Stable *bool `json:"stable"`
 }
 
-// runs compares the processes of one command, each of which is a run of it.
+// runs compares the processes with the same command.
 type runs struct {
 	Command string `json:"command"`
-	// Processes and Queues are index by index; of each the most it had at once.
+	// Processes are target ids; Queues has the largest number of queues at once of each.
 	Processes []string `json:"processes"`
 	Queues    []int    `json:"queues"`
-	// Consistent tells that these differ by one at most.
+	// Consistent reports whether these differ by at most one.
 	Consistent bool `json:"consistent"`
 }
 
-// seenQueue is what the samples add to a queue.
+// seenQueue are the fields that the samples add to a queue.
 type seenQueue struct {
 	Seen      int      `json:"seen"`
 	Frequency float64  `json:"frequency"`
@@ -132,7 +133,7 @@ type seenQueue struct {
 	Most      *uint64  `json:"backlog_max,string,omitempty"`
 }
 
-// report sums up at least one sample.
+// report summarizes at least one sample.
 func (s *samples) report(interval time.Duration) (*sampleReport, error) {
 	r := &sampleReport{
 		Began: s.times[0].UTC().Format(time.RFC3339Nano), Ended: s.times[len(s.times)-1].UTC().Format(time.RFC3339Nano),
@@ -147,10 +148,10 @@ func (s *samples) report(interval time.Duration) (*sampleReport, error) {
 		r.Types[q.queue.GetType()]++
 		r.GPUs[strconv.FormatUint(uint64(q.queue.GetGpuId()), 10)]++
 		if q.first > 1 {
-			r.Came++
+			r.Created++
 		}
 		if q.last < len(s.times) {
-			r.Went++
+			r.Destroyed++
 		}
 		more := seenQueue{
 			Seen: q.seen, Frequency: float64(q.seen) / float64(len(s.times)), First: q.first, Last: q.last, Backlogs: q.backlogs,
@@ -172,16 +173,14 @@ func (q *sampledQueue) mean() float64 { return q.sum / float64(q.backlogs) }
 
 func spread(counts []int) perSample {
 	s := perSample{Counts: counts, Min: slices.Min(counts), Max: slices.Max(counts)}
-	sum := 0
-	for _, n := range counts {
-		sum += n
-	}
-	s.Mean = float64(sum) / float64(len(counts))
+	s.Mean = stat.Mean(counts)
 	for _, n := range counts {
 		s.Std += (float64(n) - s.Mean) * (float64(n) - s.Mean)
 	}
 	s.Std = math.Sqrt(s.Std / float64(len(counts)))
-	s.Stable = s.Max-s.Min <= 1
+	if len(counts) > 1 {
+		s.Stable = new(s.Max-s.Min <= 1)
+	}
 	return s
 }
 
@@ -201,7 +200,7 @@ func (s *samples) runs() []runs {
 	return all
 }
 
-// enoughRuns is how many runs of a program show that it always has as many queues.
+// enoughRuns is how many runs of a program show that its number of queues is constant.
 const enoughRuns = 5
 
 func (a *app) printSamples(p *printer, s *samples, r *sampleReport) {
@@ -225,10 +224,10 @@ func (a *app) printSamples(p *printer, s *samples, r *sampleReport) {
 			least, most, unit = strconv.FormatUint(s.least, 10), strconv.FormatUint(s.most, 10), q.GetBacklogUnit()
 			mean = strconv.FormatFloat(s.mean(), 'f', 1, 64)
 		}
-		t.row(text(q.GetPid()), text(q.GetComm()), text(q.GetQueueId()), text(q.GetType()), text(q.GetGpuId()), text(address(q.GetRingAddress())),
-			text(size(q.GetRingBytes())), text(hardwarePriority(q)), text(fmt.Sprintf("%d/%d", s.seen, r.Samples)),
-			text(fmt.Sprintf("%.0f %%", 100*float64(s.seen)/float64(r.Samples))), text(s.first), text(s.last), text(least), text(mean), text(most),
-			text(or(unit, "-")), text(q.GetTargetId()))
+		t.row(q.GetPid(), q.GetComm(), q.GetQueueId(), q.GetType(), q.GetGpuId(), address(q.GetRingAddress()),
+			size(q.GetRingBytes()), hardwarePriority(q), fmt.Sprintf("%d/%d", s.seen, r.Samples),
+			fmt.Sprintf("%.0f %%", 100*float64(s.seen)/float64(r.Samples)), s.first, s.last, least, mean, most,
+			or(unit, "-"), q.GetTargetId())
 	}
 	t.flush()
 	p.linef("")
@@ -237,30 +236,33 @@ func (a *app) printSamples(p *printer, s *samples, r *sampleReport) {
 	p.linef("queues at once  min %d, mean %.1f, max %d, std %.2f", n.Min, n.Mean, n.Max, n.Std)
 	p.linef("types           %s", distribution(r.Types))
 	p.linef("GPUs            %s", distribution(r.GPUs))
-	p.linef("came, went      %d, %d", r.Came, r.Went)
-	if n.Stable {
-		p.line(text("stability       "), cell{"stable: the number differs by one at most", styleGood})
-	} else {
-		p.line(text("stability       "), cell{fmt.Sprintf("not stable: between %d and %d queues", n.Min, n.Max), styleNote})
+	p.linef("changes         %d created, %d destroyed", r.Created, r.Destroyed)
+	switch {
+	case n.Stable == nil:
+		p.linef("stability       unknown: one sample")
+	case *n.Stable:
+		p.line("stability       ", cell{"stable: the numbers differ by at most one", styleGood})
+	default:
+		p.line("stability       ", cell{fmt.Sprintf("not stable: %d to %d queues", n.Min, n.Max), styleNote})
 	}
 	for _, run := range r.Runs {
 		if len(run.Processes) < 2 {
 			continue
 		}
-		said := cell{"as many each time, give or take one", styleGood}
+		result := cell{"the same number, within one", styleGood}
 		if !run.Consistent {
-			said = cell{"not as many each time", styleNote}
+			result = cell{"different numbers", styleNote}
 		}
 		few := ""
 		if len(run.Processes) < enoughRuns {
-			few = fmt.Sprintf("; %d runs would show it better", enoughRuns)
+			few = fmt.Sprintf("; %d runs are recommended", enoughRuns)
 		}
-		p.line(text(fmt.Sprintf("runs            %s of %s with %s queues: ", numberOf(len(run.Processes), "process", "processes"), run.Command,
-			strings.Trim(fmt.Sprint(run.Queues), "[]"))), said, text(few))
+		p.line(fmt.Sprintf("runs            %s of %s with %s queues: ", numberOf(len(run.Processes), "process", "processes"), run.Command,
+			strings.Trim(fmt.Sprint(run.Queues), "[]")), result, few)
 	}
 }
 
-// numberOf is count for words whose plural is not theirs with an s.
+// numberOf is count for words with an irregular plural.
 func numberOf(n int, one, many string) string {
 	if n == 1 {
 		return "1 " + one
@@ -268,7 +270,7 @@ func numberOf(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// distribution writes how many of each there are, the most first.
+// distribution formats how many of each there are, the most frequent first.
 func distribution(of map[string]int) string {
 	names := slices.SortedFunc(maps.Keys(of), func(a, b string) int { return cmp.Or(cmp.Compare(of[b], of[a]), cmp.Compare(a, b)) })
 	for i, name := range names {

@@ -49,7 +49,7 @@ func sampledQueues(target string, pid int32, backlogs ...uint64) []*gpreemptv1.Q
 	return all
 }
 
-func TestSamplesAreSummedUp(t *testing.T) {
+func TestSamplesAreSummarized(t *testing.T) {
 	m := newMachine()
 	m.queuesAt = func(look int) ([]*gpreemptv1.Queue, error) {
 		switch look {
@@ -84,9 +84,9 @@ PID  COMMAND  QUEUE  TYPE       GPU         ADDRESS  RING  HWPRIO  SEEN  OF ALL 
 queues at once  min 1, mean 2.5, max 4, std 1.12
 types           compute 8
 GPUs            34535 6, 34536 2
-came, went      6, 4
-stability       not stable: between 1 and 4 queues
-runs            3 processes of train? with 3 1 3 queues: not as many each time; 5 runs would show it better
+changes         6 created, 4 destroyed
+stability       not stable: 1 to 4 queues
+runs            3 processes of train? with 3 1 3 queues: different numbers; 5 runs are recommended
 `
 	if diff := cmp.Diff(want, stdout); code != ExitOK || stderr != "" || diff != "" {
 		t.Errorf("code %d, stderr %q, stdout (-want +got):\n%s", code, stderr, diff)
@@ -104,8 +104,8 @@ func TestRunsWithinOneQueueAreConsistent(t *testing.T) {
 	}
 	code, stdout, stderr := watchMachine(t, m, func(time.Duration) {}, "queue", "sample", "--all", "--duration", "20s")
 	for _, want := range []string{
-		"stability       stable: the number differs by one at most\n",
-		"runs            5 processes of train? with 3 2 3 2 3 queues: as many each time, give or take one\n",
+		"stability       stable: the numbers differ by at most one\n",
+		"runs            5 processes of train? with 3 2 3 2 3 queues: the same number, within one\n",
 	} {
 		if code != ExitOK || !strings.Contains(stdout, want) {
 			t.Errorf("code %d, stderr %q, no %q in:\n%s", code, stderr, want, stdout)
@@ -149,7 +149,7 @@ func TestSamplingWaitsForAPID(t *testing.T) {
 	}
 }
 
-func TestInterruptedSamplingSumsUpWhatWasSeen(t *testing.T) {
+func TestInterruptedSamplingIsSummarized(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	pauses := 0
 	code, stdout, stderr := watchUntil(ctx, t, newMachine(), func(time.Duration) {
@@ -162,10 +162,10 @@ func TestInterruptedSamplingSumsUpWhatWasSeen(t *testing.T) {
 	}
 }
 
-func TestInterruptedWaitingHasNothingToSumUp(t *testing.T) {
+func TestInterruptedWaitingIsAnError(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	code, stdout, stderr := watchUntil(ctx, t, newMachine(), func(time.Duration) { cancel() }, "queue", "sample", "--name", "nobody", "--wait")
-	if want := "gpctl: interrupted before anything was seen\n"; code != ExitFailure || stdout != "" || stderr != want {
+	if want := "gpctl: interrupted before the first sample\n"; code != ExitFailure || stdout != "" || stderr != want {
 		t.Errorf("code %d, stdout %q, stderr %q, want %q", code, stdout, stderr, want)
 	}
 }
@@ -190,7 +190,7 @@ func TestSlotsAreWatchedUntilTheDaemonEnds(t *testing.T) {
 	m.slotsAt = func(look int) (*gpreemptv1.ListHqdsResponse, error) {
 		list := slots()
 		switch look {
-		case 2: // 4242 is off the first XCC, 5001 has worked, another is where it was on the second
+		case 2: // on the first XCC 4242 is unmapped and 5001 has read; on the second it is replaced
 			list[1].State = gpreemptv1.HqdState_HQD_STATE_STALE
 			list[2].ReadPointer = 1792
 			list[7].TargetId, list[7].QueueId = "4300@1002", 0
@@ -203,19 +203,19 @@ func TestSlotsAreWatchedUntilTheDaemonEnds(t *testing.T) {
 	}
 	var pauses []time.Duration
 	code, stdout, stderr := watchMachine(t, m, func(d time.Duration) { pauses = append(pauses, d) }, "hqd", "watch", "--interval", "2s")
-	want := `TIME          CHANGE     GPU  KIND  XCC  PIPE  SLOT  TARGET            QUEUE         ADDRESS        READ     WRITTEN
-12:00:00.000  came     34535  cp      0     0     2  4242@1001             0  0x7f41b5200000        1600        1792
-12:00:00.000  came     34535  cp      0     0     3  5001@2000             0  0x7f0000200000        1600        1792
-12:00:00.000  came     34535  cp      1     0     2  4242@1001             0  0x7f41b5200000        1600        1792
-12:00:00.000  came     34535  cp      1     0     3  5001@2000             0  0x7f0000200000        1600        1792
-12:00:00.000  came     34535  sdma    0     1     3  -                     -  0x7f41b7000000        4096        8192
-12:00:01.000  left     34535  cp      0     0     2  4242@1001             0  0x7f41b5200000        1600        1792
-12:00:01.000  moved    34535  cp      0     0     3  5001@2000             0  0x7f0000200000        1792        1792
-12:00:01.000  other    34535  cp      1     0     3  4300@1002             0  0x7f0000200000        1600        1792
-12:00:02.000  left     34535  cp      0     0     3  5001@2000             0  0x7f0000200000        1792        1792
-12:00:02.000  left     34535  cp      1     0     2  4242@1001             0  0x7f41b5200000        1600        1792
-12:00:02.000  left     34535  cp      1     0     3  4300@1002             0  0x7f0000200000        1600        1792
-12:00:02.000  left     34535  sdma    0     1     3  -                     -  0x7f41b7000000        4096        8192
+	want := `TIME          CHANGE      GPU  KIND  XCC  PIPE  SLOT  TARGET            QUEUE         ADDRESS        READ     WRITTEN
+12:00:00.000  mapped    34535  cp      0     0     2  4242@1001             0  0x7f41b5200000        1600        1792
+12:00:00.000  mapped    34535  cp      0     0     3  5001@2000             0  0x7f0000200000        1600        1792
+12:00:00.000  mapped    34535  cp      1     0     2  4242@1001             0  0x7f41b5200000        1600        1792
+12:00:00.000  mapped    34535  cp      1     0     3  5001@2000             0  0x7f0000200000        1600        1792
+12:00:00.000  mapped    34535  sdma    0     1     3  -                     -  0x7f41b7000000        4096        8192
+12:00:01.000  unmapped  34535  cp      0     0     2  4242@1001             0  0x7f41b5200000        1600        1792
+12:00:01.000  moved     34535  cp      0     0     3  5001@2000             0  0x7f0000200000        1792        1792
+12:00:01.000  replaced  34535  cp      1     0     3  4300@1002             0  0x7f0000200000        1600        1792
+12:00:02.000  unmapped  34535  cp      0     0     3  5001@2000             0  0x7f0000200000        1792        1792
+12:00:02.000  unmapped  34535  cp      1     0     2  4242@1001             0  0x7f41b5200000        1600        1792
+12:00:02.000  unmapped  34535  cp      1     0     3  4300@1002             0  0x7f0000200000        1600        1792
+12:00:02.000  unmapped  34535  sdma    0     1     3  -                     -  0x7f41b7000000        4096        8192
 `
 	if diff := cmp.Diff(want, stdout); code != ExitUnreachable || diff != "" {
 		t.Errorf("code %d, stderr %q, stdout (-want +got):\n%s", code, stderr, diff)

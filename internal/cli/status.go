@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -12,33 +13,47 @@ import (
 )
 
 func (a *app) statusCommand() *cobra.Command {
-	return &cobra.Command{
+	var check bool
+	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Show what the daemon does and what is wrong",
+		Short: "Show the state of the daemon, and warnings",
 		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
 				st, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
 				if err != nil {
 					return err
 				}
-				return a.show(st, func(p *printer) { a.printStatus(p, st) })
+				err = a.show(st, func(p *printer) { a.printStatus(p, st) })
+				if err == nil && check && !healthy(st) {
+					err = &failure{code: ExitNotReady}
+				}
+				return err
 			})
 		},
 	}
+	cmd.Flags().BoolVar(&check, "check", false, "exit with 7 when nothing can be suspended or the daemon reports an error")
+	return cmd
+}
+
+// healthy reports whether the daemon can suspend work and reports no error.
+func healthy(st *gpreemptv1.GetStatusResponse) bool {
+	return !slices.ContainsFunc(st.GetWarnings(), func(w *gpreemptv1.Warning) bool {
+		return w.GetSeverity() == "error" || w.GetCode() == "NO_KFD" || w.GetCode() == "NO_MECHANISM"
+	})
 }
 
 func (a *app) printStatus(p *printer, st *gpreemptv1.GetStatusResponse) {
-	p.line(text(fmt.Sprintf("gpreemptd %s on %s, up %s: ", st.GetVersion(), st.GetBackend(), a.age(st.GetStartedAt()))), health(st))
+	p.line(fmt.Sprintf("gpreemptd %s on %s, up %s: ", st.GetVersion(), st.GetBackend(), a.age(st.GetStartedAt())), health(st))
 	p.linef("")
 
 	field := func(name string, value any, style style, notes ...string) {
-		c := text(value)
+		c := cellOf(value)
 		c.style = style
 		if len(notes) > 0 {
 			c.text = fmt.Sprintf("%-4s", c.text) + " " + strings.Join(notes, ", ")
 		}
-		p.line(text(fmt.Sprintf("  %-9s  ", name)), c)
+		p.line(fmt.Sprintf("  %-9s  ", name), c)
 	}
 	field("GPUs", st.GetGpuCount(), styleNone)
 	field("targets", st.GetTargetCount(), styleNone,
@@ -47,13 +62,12 @@ func (a *app) printStatus(p *printer, st *gpreemptv1.GetStatusResponse) {
 	field("leases", st.GetLeaseCount(), styleNone)
 	field("policy", st.GetPolicy(), styleNone)
 	if st.GetDraining() {
-		field("draining", "yes: everything runs, nothing is suspended", styleNote)
+		field("draining", "yes: nothing is suspended", styleNote)
 	} else {
 		field("draining", "no", styleNone)
 	}
 	if p.wide {
-		field("inventory", fmt.Sprintf("revision %d", st.GetInventoryRevision()), styleNone)
-		field("events", fmt.Sprintf("revision %d", st.GetEventRevision()), styleNone)
+		field("revisions", fmt.Sprintf("inventory %d, events %d", st.GetInventoryRevision(), st.GetEventRevision()), styleNone)
 		field("daemon", a.daemonAt(), styleNone)
 		field("boot id", or(st.GetBootId(), "-"), styleNone)
 		field("gpctl", api.VersionString(), styleNone)
@@ -65,14 +79,14 @@ func (a *app) printStatus(p *printer, st *gpreemptv1.GetStatusResponse) {
 
 	for _, w := range st.GetWarnings() {
 		p.linef("")
-		p.line(cell{w.GetSeverity(), severity(w)}, text(" "+w.GetCode()+": "+w.GetText()))
+		p.line(cell{w.GetSeverity(), severity(w)}, " "+w.GetCode()+": "+w.GetText())
 		if w.GetRemedy() != "" {
 			p.linef("  try: %s", w.GetRemedy())
 		}
 	}
 }
 
-// printSources lists where the daemon learns of queues.
+// printSources lists the sources of the daemon's inventory.
 func (a *app) printSources(p *printer, list []*gpreemptv1.Source) {
 	t := p.table("  ", columns{"SOURCE", "WORKS", ">EVERY", ">TOOK", ">LAST", ">READINGS", "NOTE"})
 	for _, s := range list {
@@ -84,13 +98,13 @@ func (a *app) printSources(p *printer, list []*gpreemptv1.Source) {
 		if s.GetEvery().AsDuration() == 0 {
 			every = "-"
 		}
-		t.row(text(s.GetName()), works, text(every), text(took(s.GetTook())), text(a.age(s.GetReadAt())), text(s.GetReadings()),
-			text(or(s.GetNote(), "-")))
+		t.row(s.GetName(), works, every, took(s.GetTook()), a.age(s.GetReadAt()), s.GetReadings(),
+			or(s.GetNote(), "-"))
 	}
 	t.flush()
 }
 
-// health says in a few words whether someone has to act.
+// health counts the warnings.
 func health(st *gpreemptv1.GetStatusResponse) cell {
 	var errs, warnings int
 	for _, w := range st.GetWarnings() {
@@ -100,20 +114,20 @@ func health(st *gpreemptv1.GetStatusResponse) cell {
 			warnings++
 		}
 	}
-	var said []string
+	var counts []string
 	if errs > 0 {
-		said = append(said, count(errs, "error"))
+		counts = append(counts, count(errs, "error"))
 	}
 	if warnings > 0 {
-		said = append(said, count(warnings, "warning"))
+		counts = append(counts, count(warnings, "warning"))
 	}
 	switch {
 	case errs > 0:
-		return cell{strings.Join(said, ", "), styleBad}
+		return cell{strings.Join(counts, ", "), styleBad}
 	case warnings > 0:
-		return cell{strings.Join(said, ", "), styleNote}
+		return cell{strings.Join(counts, ", "), styleNote}
 	}
-	return cell{"all is well", styleGood}
+	return cell{"no warnings", styleGood}
 }
 
 func severity(w *gpreemptv1.Warning) style {
@@ -129,12 +143,8 @@ func (a *app) statsCommand() *cobra.Command {
 		Short: "Show counters and latencies since the daemon started",
 		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-				resp, err := admin.GetStatistics(ctx, &gpreemptv1.GetStatisticsRequest{})
-				if err != nil {
-					return err
-				}
-				return a.show(resp, func(p *printer) { printStats(p, resp.GetStatistics()) })
+			return ask(cmd, a, adminClient.GetStatistics, &gpreemptv1.GetStatisticsRequest{}, func(p *printer, resp *gpreemptv1.GetStatisticsResponse) {
+				printStats(p, resp.GetStatistics())
 			})
 		},
 	}
@@ -146,41 +156,41 @@ func printStats(p *printer, s *gpreemptv1.Statistics) {
 		if whole == 0 {
 			return ""
 		}
-		return fmt.Sprintf("%.1f %% of the announcements", 100*float64(part)/float64(whole))
+		return fmt.Sprintf("%.1f %% of announcements", 100*float64(part)/float64(whole))
 	}
 	counter := func(name string, n uint64, note string, bad bool) {
 		c := cell{text: name}
 		if bad && n > 0 {
 			c.style = styleBad
 		}
-		t.row(c, text(n), text(note))
+		t.row(c, n, note)
 	}
 	counter("announcements", s.GetAnnouncements(), "", false)
-	counter("quiet at the answer", s.GetQuiesced(), share(s.GetQuiesced(), s.GetAnnouncements()), false)
+	counter("GPUs quiet before reply", s.GetQuiesced(), share(s.GetQuiesced(), s.GetAnnouncements()), false)
 	counter("max_wait passed", s.GetMaxWaitPassed(), share(s.GetMaxWaitPassed(), s.GetAnnouncements()), false)
 	counter("suspends", s.GetSuspends(), "", false)
 	counter("resumes", s.GetResumes(), "", false)
-	counter("failures", s.GetFailures(), "suspends and resumes that failed", true)
-	counter("coalesced", s.GetCoalesced(), "suspends saved by the linger", false)
+	counter("failures", s.GetFailures(), "failed suspends and resumes", true)
+	counter("coalesced", s.GetCoalesced(), "suspends avoided by the linger", false)
 	counter("forced resumes", s.GetForcedResumes(), "by the share floor or max_suspend", false)
-	counter("shadow suspends", s.GetShadowSuspends(), "what the shadow policy would have done", false)
+	counter("shadow suspends", s.GetShadowSuspends(), "decided by the shadow policy, not made", false)
 	t.flush()
 	p.linef("")
 
 	t = p.table("", columns{"LATENCY", ">COUNT", ">MEAN", ">P50", ">P95", ">P99", ">MAX", "NOTE"})
 	latency := func(name string, l *gpreemptv1.LatencySummary, note string) {
-		row := []cell{text(name), text(l.GetCount())}
+		row := []any{name, l.GetCount()}
 		if l.GetCount() == 0 {
-			row = append(row, text("-"), text("-"), text("-"), text("-"), text("-"))
+			row = append(row, "-", "-", "-", "-", "-")
 		} else {
-			row = append(row, text(took(l.GetMean())), text(took(l.GetP50())), text(took(l.GetP95())),
-				text(took(l.GetP99())), text(took(l.GetMax())))
+			row = append(row, took(l.GetMean()), took(l.GetP50()), took(l.GetP95()),
+				took(l.GetP99()), took(l.GetMax()))
 		}
-		t.row(append(row, text(note))...)
+		t.row(append(row, note)...)
 	}
-	latency("quiesce", s.GetQuiesceLatency(), "announcement to quiet GPUs")
-	latency("suspend", s.GetSuspendLatency(), "one target")
-	latency("resume", s.GetResumeLatency(), "one target")
+	latency("quiet", s.GetQuiesceLatency(), "from announcement to quiet GPUs")
+	latency("suspend", s.GetSuspendLatency(), "of one target")
+	latency("resume", s.GetResumeLatency(), "of one target")
 	latency("lease", s.GetLeaseDuration(), "from announcement to end")
 	t.flush()
 
@@ -188,7 +198,7 @@ func printStats(p *printer, s *gpreemptv1.Statistics) {
 		p.linef("")
 		t = p.table("", columns{"REFUSED", ">COUNT"})
 		for _, r := range s.GetRefusals() {
-			t.row(text(r.GetReason()), text(r.GetCount()))
+			t.row(r.GetReason(), r.GetCount())
 		}
 		t.flush()
 	}
@@ -198,13 +208,13 @@ func printStats(p *printer, s *gpreemptv1.Statistics) {
 	}
 }
 
-// printRules says how often each rule matched: one that never does, or that never
-// decides, is worth a look.
+// printRules lists how often each rule matched and decided. A rule that never does may be
+// wrong.
 func printRules(p *printer, list []*gpreemptv1.RuleCount) {
 	t := p.table("", columns{"RULE", "CLASS", ">MATCHED", ">DECIDED", ">MATCHES NOW", ">DECIDES NOW"})
 	for _, r := range list {
-		t.row(text(r.GetRule()), text(or(api.EnumName(r.GetClass()), "-")), text(r.GetMatched()), text(r.GetDecided()), text(r.GetMatchesNow()),
-			text(r.GetDecidesNow()))
+		t.row(r.GetRule(), or(api.EnumName(r.GetClass()), "-"), r.GetMatched(), r.GetDecided(), r.GetMatchesNow(),
+			r.GetDecidesNow())
 	}
 	t.flush()
 }
@@ -212,35 +222,29 @@ func printRules(p *printer, list []*gpreemptv1.RuleCount) {
 func (a *app) drainCommand() *cobra.Command {
 	var wait bool
 	set := func(cmd *cobra.Command, on bool) error {
-		return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-			resp, err := admin.SetDrain(ctx, &gpreemptv1.SetDrainRequest{Drain: on, Wait: wait})
-			if err != nil {
-				return err
+		return ask(cmd, a, adminClient.SetDrain, &gpreemptv1.SetDrainRequest{Drain: on, Wait: wait}, func(p *printer, resp *gpreemptv1.SetDrainResponse) {
+			switch {
+			case !resp.GetDraining():
+				p.linef("not draining: leases suspend offline work again")
+			case resp.GetSuspendedCount() == 0:
+				p.linef("draining: nothing is suspended")
+			default:
+				p.linef("draining: %s still suspended", count(resp.GetSuspendedCount(), "target"))
 			}
-			return a.show(resp, func(p *printer) {
-				switch {
-				case !resp.GetDraining():
-					p.linef("not draining: leases suspend offline work again")
-				case resp.GetSuspendedCount() == 0:
-					p.linef("draining: everything runs, nothing is suspended")
-				default:
-					p.linef("draining: %s not running yet", count(resp.GetSuspendedCount(), "target"))
-				}
-			})
 		})
 	}
 	on := &cobra.Command{
 		Use:   "on",
-		Short: "Let everything run and suspend nothing more",
+		Short: "Resume all targets and suspend none",
 		Args:  operands(),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return set(cmd, true) },
 	}
-	on.Flags().BoolVar(&wait, "wait", false, "answer when nothing is suspended any more, after 10s at most")
+	on.Flags().BoolVar(&wait, "wait", false, "reply when nothing is suspended any more, after at most 10s")
 	off := &cobra.Command{
 		Use:   "off",
 		Short: "Suspend offline work for leases again",
 		Args:  operands(),
 		RunE:  func(cmd *cobra.Command, _ []string) error { return set(cmd, false) },
 	}
-	return noun("drain", "Let everything run, before maintenance", on, off)
+	return noun("drain", "Resume all targets, before maintenance", on, off)
 }

@@ -17,17 +17,17 @@ import (
 )
 
 func (a *app) targetCommand() *cobra.Command {
-	return noun("target", "The processes that own GPU queues",
+	return noun("target", "The processes with GPU queues",
 		a.targetList(), a.targetExplain(), a.targetClassify(), a.targetSuspend(), a.targetResume())
 }
 
-// filter is what lists can be narrowed by.
+// filter selects the entries of a list.
 type filter struct {
 	class, gpu, target, container string
 	pid                           int32
 }
 
-// filterFlags returns cmd the flags named, with their completion.
+// filterFlags adds the named flags to cmd, with their completion.
 func (a *app) filterFlags(cmd *cobra.Command, f *filter, names ...string) {
 	for _, name := range names {
 		switch name {
@@ -41,7 +41,7 @@ func (a *app) filterFlags(cmd *cobra.Command, f *filter, names ...string) {
 			cmd.Flags().StringVar(&f.target, name, "", "only this process: PID or PID@START")
 			completeBy(cmd, name, a.targetNames)
 		case "container":
-			cmd.Flags().StringVar(&f.container, name, "", "only this container: its name, the beginning of its id, or NAMESPACE/POD")
+			cmd.Flags().StringVar(&f.container, name, "", "only this container: name, prefix of the id, or NAMESPACE/POD")
 			completeBy(cmd, name, a.containerNames)
 		case "pid":
 			cmd.Flags().Int32Var(&f.pid, name, 0, "only the process with this pid, on the host or in its container")
@@ -50,7 +50,7 @@ func (a *app) filterFlags(cmd *cobra.Command, f *filter, names ...string) {
 	}
 }
 
-// check reads the class, and finds what no daemon could.
+// check returns the class, and an error for what no daemon accepts.
 func (f *filter) check(cmd *cobra.Command) (gpreemptv1.Class, error) {
 	if f.target != "" {
 		if _, err := targetOperand(cmd, []string{f.target}); err != nil {
@@ -58,12 +58,12 @@ func (f *filter) check(cmd *cobra.Command) (gpreemptv1.Class, error) {
 		}
 	}
 	if cmd.Flags().Changed("pid") && f.pid <= 0 {
-		return 0, usage(cmd, "--pid %d: a pid is more than 0", f.pid)
+		return 0, usage(cmd, "invalid --pid %d; use a number greater than 0", f.pid)
 	}
 	return parseClass(cmd, f.class)
 }
 
-// parseClass reads a class, "" as no class.
+// parseClass parses a class; "" is the unspecified one.
 func parseClass(cmd *cobra.Command, s string) (gpreemptv1.Class, error) {
 	if s == "" {
 		return gpreemptv1.Class_CLASS_UNSPECIFIED, nil
@@ -79,14 +79,14 @@ func (a *app) targetList() *cobra.Command {
 	var f filter
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List the processes that own GPU queues, and where they stand",
+		Short: "List the processes with GPU queues, their class and state",
 		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			class, err := f.check(cmd)
 			if err != nil {
 				return err
 			}
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
 				gpu, err := findGPU(ctx, cmd, admin, f.gpu)
 				if err != nil {
 					return err
@@ -121,23 +121,22 @@ func printTargets(p *printer, list []*gpreemptv1.Target, filtered bool) {
 		if g.GetLearnedSuspend() == nil && g.GetLearnedResume() == nil {
 			learned = "-"
 		}
-		t.row(text(g.GetPid()), text(g.GetComm()), text(api.EnumName(g.GetClass())), text(g.GetPriority()), text(or(g.GetDecidedBy(), "-")),
-			state(g.GetState()), text(took(g.GetInState())), text(gpus(g.GetGpuIds(), p.wide)), text(g.GetQueueCount()),
-			text(or(g.GetMechanism(), "-")), text(g.GetSuspends()), text(took(g.GetSuspendedTotal())), text(learned),
-			text(g.GetTargetId()), text(g.GetUid()), text(containerName(g.GetContainer())), text(ownPID(g)), text(podName(g.GetContainer())),
-			text(or(g.GetUnit(), "-")), text(or(g.GetCgroup(), "-")), note(g), text(cut(g.GetCmdline(), 100)))
+		t.row(g.GetPid(), g.GetComm(), api.EnumName(g.GetClass()), g.GetPriority(), or(g.GetDecidedBy(), "-"),
+			state(g.GetState()), took(g.GetInState()), gpus(g.GetGpuIds(), p.wide), g.GetQueueCount(),
+			or(g.GetMechanism(), "-"), g.GetSuspends(), took(g.GetSuspendedTotal()), learned,
+			g.GetTargetId(), g.GetUid(), containerName(g.GetContainer()), ownPID(g), podName(g.GetContainer()),
+			or(g.GetUnit(), "-"), or(g.GetCgroup(), "-"), note(g), cut(g.GetCmdline(), 100))
 	}
 	t.flush()
 }
 
-// containerName names a container as people do: by its name, else by the beginning
-// of its id.
+// containerName returns a container's name, or the beginning of its id.
 func containerName(c *gpreemptv1.Container) string {
 	id := c.GetContainerId()
 	return or(c.GetName(), or(id[:min(12, len(id))], "-"))
 }
 
-// podName is NAMESPACE/POD, or the pod's unique id while that is not known.
+// podName returns NAMESPACE/POD, or the pod's unique id while that is unknown.
 func podName(c *gpreemptv1.Container) string {
 	if c.GetPod() == "" {
 		return or(c.GetPodUid(), "-")
@@ -145,7 +144,7 @@ func podName(c *gpreemptv1.Container) string {
 	return c.GetNamespace() + "/" + c.GetPod()
 }
 
-// ownPID is what a process in a pid namespace of its own calls itself.
+// ownPID returns the pid of a process in its own pid namespace.
 func ownPID(g *gpreemptv1.Target) string {
 	own := g.GetNamespacePids()
 	if len(own) == 0 {
@@ -154,18 +153,18 @@ func ownPID(g *gpreemptv1.Target) string {
 	return strconv.Itoa(int(own[len(own)-1]))
 }
 
-// note is what a person should know of a target besides its state.
+// note returns what people should know of a target besides its state.
 func note(g *gpreemptv1.Target) cell {
 	switch {
 	case g.GetAttachError() != "":
 		return cell{"cannot be suspended: " + g.GetAttachError(), styleBad}
 	case g.GetRunsWithin() != nil:
-		return cell{text: "runs again within " + took(g.GetRunsWithin())}
+		return cell{text: "resumes within " + took(g.GetRunsWithin())}
 	}
 	return cell{}
 }
 
-// named completes TARGET operands: the pids that the daemon knows.
+// named completes TARGET operands by the pids that the daemon knows.
 func (a *app) named(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -174,7 +173,7 @@ func (a *app) named(cmd *cobra.Command, args []string, word string) ([]cobra.Com
 }
 
 func (a *app) targetNames(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return a.offer(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) ([]cobra.Completion, error) {
+	return a.offer(cmd, func(ctx context.Context, admin adminClient) ([]cobra.Completion, error) {
 		resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
 		var pids []cobra.Completion
 		for _, g := range resp.GetTargets() {
@@ -186,7 +185,7 @@ func (a *app) targetNames(cmd *cobra.Command, _ []string, _ string) ([]cobra.Com
 }
 
 func (a *app) containerNames(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return a.offer(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) ([]cobra.Completion, error) {
+	return a.offer(cmd, func(ctx context.Context, admin adminClient) ([]cobra.Completion, error) {
 		resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
 		var names []cobra.Completion
 		for _, g := range resp.GetTargets() {
@@ -199,24 +198,12 @@ func (a *app) containerNames(cmd *cobra.Command, _ []string, _ string) ([]cobra.
 	})
 }
 
-// targetOperand checks the first operand, a TARGET.
+// targetOperand returns the first operand, a TARGET.
 func targetOperand(cmd *cobra.Command, args []string) (string, error) {
 	if _, err := gpreempt.ParseProcessKey(args[0]); err != nil {
 		return "", usage(cmd, "%v", err)
 	}
 	return args[0], nil
-}
-
-// onTarget is what a command about one TARGET runs: it checks the operand and asks
-// the daemon.
-func (a *app) onTarget(ask func(ctx context.Context, admin gpreemptv1.AdminServiceClient, target string) error) func(*cobra.Command, []string) error {
-	return func(cmd *cobra.Command, args []string) error {
-		target, err := targetOperand(cmd, args)
-		if err != nil {
-			return err
-		}
-		return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error { return ask(ctx, admin, target) })
-	}
 }
 
 func (a *app) targetClassify() *cobra.Command {
@@ -228,8 +215,8 @@ func (a *app) targetClassify() *cobra.Command {
 		Use:   "classify TARGET CLASS",
 		Short: "Override class and priority of one process",
 		Long: `Overrides class and priority of one process until it exits, or for --ttl.
-CLASS is online, offline or unmanaged; auto removes the override, so that the
-rules decide again.`,
+CLASS is online, offline or unmanaged; auto removes the override, and the rules
+apply again.`,
 		Example: "  gpctl target classify 4242 offline --priority 3 --ttl 1h\n  gpctl target classify 4242 auto",
 		Args:    operands("TARGET", "CLASS"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
@@ -246,7 +233,7 @@ rules decide again.`,
 			req := &gpreemptv1.ClassifyTargetRequest{TargetId: target}
 			if args[1] == "auto" {
 				if cmd.Flags().Changed("priority") || cmd.Flags().Changed("ttl") {
-					return usage(cmd, "auto takes neither --priority nor --ttl: the rules decide")
+					return usage(cmd, "--priority and --ttl cannot be used with auto")
 				}
 			} else if req.Class, err = api.ParseEnum[gpreemptv1.Class](args[1]); err != nil {
 				return usage(cmd, "class: %v, auto", err)
@@ -257,25 +244,18 @@ rules decide again.`,
 			if cmd.Flags().Changed("ttl") {
 				req.Ttl = durationpb.New(ttl)
 			}
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-				resp, err := admin.ClassifyTarget(ctx, req)
-				if err != nil {
-					return err
+			return ask(cmd, a, adminClient.ClassifyTarget, req, func(p *printer, resp *gpreemptv1.ClassifyTargetResponse) {
+				g, until := resp.GetTarget(), ""
+				if ttl > 0 {
+					until = ", for " + duration(ttl)
 				}
-				return a.show(resp, func(p *printer) {
-					g := resp.GetTarget()
-					until := ""
-					if ttl > 0 {
-						until = ", for " + duration(ttl)
-					}
-					p.linef("%s (%d) is %s, priority %d, by %s%s", g.GetComm(), g.GetPid(), api.EnumName(g.GetClass()), g.GetPriority(),
-						or(g.GetDecidedBy(), "default"), until)
-				})
+				p.linef("%s (%d): class %s, priority %d, by %s%s", g.GetComm(), g.GetPid(), api.EnumName(g.GetClass()), g.GetPriority(),
+					or(g.GetDecidedBy(), "default"), until)
 			})
 		},
 	}
 	cmd.Flags().Uint32Var(&rank, "priority", 0, "priority 0 to 15 (default: the class's)")
-	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long, such as 1h (default: until the process exits)")
+	cmd.Flags().DurationVar(&ttl, "ttl", 0, "duration, such as 1h (default: until the process exits)")
 	return cmd
 }
 
@@ -284,8 +264,8 @@ func (a *app) targetSuspend() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "suspend TARGET --ttl DURATION",
 		Short: "Suspend one offline process by hand, for a bounded time",
-		Long: `Takes all queues of one offline process off its GPUs, for --ttl at most; the
-policy's max_suspend bounds it too. A second call replaces the time.`,
+		Long: `Suspends all queues of one offline process, for at most --ttl and the policy's
+max_suspend. A second call replaces the duration.`,
 		Example:           "  gpctl target suspend 4242 --ttl 2s",
 		Args:              operands("TARGET"),
 		ValidArgsFunction: a.named,
@@ -295,26 +275,21 @@ policy's max_suspend bounds it too. A second call replaces the time.`,
 				return err
 			}
 			if !cmd.Flags().Changed("ttl") {
-				return usage(cmd, "--ttl is missing: nothing is suspended without a bound")
+				return usage(cmd, "missing --ttl: a suspension must be bounded")
 			}
-			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-				resp, err := admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: target, Ttl: durationpb.New(ttl)})
-				if err != nil {
-					return err
+			req := &gpreemptv1.SuspendTargetRequest{TargetId: target, Ttl: durationpb.New(ttl)}
+			return ask(cmd, a, adminClient.SuspendTarget, req, func(p *printer, resp *gpreemptv1.SuspendTargetResponse) {
+				if resp.GetQuiesced() {
+					p.linef("target %s is suspended after %s, for at most %s (lease %s)", target,
+						took(resp.GetTiming().GetTotal()), duration(ttl), resp.GetLeaseId())
+				} else {
+					p.linef("target %s is not suspended: %s (lease %s)", target, quiesce(resp.GetReason()), resp.GetLeaseId())
 				}
-				return a.show(resp, func(p *printer) {
-					if resp.GetQuiesced() {
-						p.linef("target %s is suspended, after %s and for %s at most (lease %s)", target,
-							took(resp.GetTiming().GetTotal()), duration(ttl), resp.GetLeaseId())
-					} else {
-						p.linef("target %s is not suspended: %s (lease %s)", target, quiesce(resp.GetReason()), resp.GetLeaseId())
-					}
-					p.linef("  undo: gpctl target resume %s", target)
-				})
+				p.linef("  undo: gpctl target resume %s", target)
 			})
 		},
 	}
-	cmd.Flags().DurationVar(&ttl, "ttl", 0, "how long at most, such as 2s")
+	cmd.Flags().DurationVar(&ttl, "ttl", 0, "longest duration, such as 2s")
 	return cmd
 }
 
@@ -322,29 +297,30 @@ func (a *app) targetResume() *cobra.Command {
 	var hold time.Duration
 	cmd := &cobra.Command{
 		Use:   "resume TARGET",
-		Short: "End a suspension by hand or a quarantine, and keep the process running",
-		Long: `Ends a suspension by hand, and a quarantine. With --hold the process then runs
-for that time whatever leases say.`,
+		Short: "End a suspension by hand or a quarantine, and optionally hold the process running",
+		Long: `Ends a suspension by hand, and a quarantine. With --hold, leases do not suspend the
+process for that time.`,
 		Example:           "  gpctl target resume 4242 --hold 10m",
 		Args:              operands("TARGET"),
 		ValidArgsFunction: a.named,
-		RunE: a.onTarget(func(ctx context.Context, admin gpreemptv1.AdminServiceClient, target string) error {
-			resp, err := admin.ResumeTarget(ctx, &gpreemptv1.ResumeTargetRequest{TargetId: target, Hold: durationpb.New(hold)})
+		RunE: func(cmd *cobra.Command, args []string) error {
+			target, err := targetOperand(cmd, args)
 			if err != nil {
 				return err
 			}
-			return a.show(resp, func(p *printer) {
-				kept := ""
+			req := &gpreemptv1.ResumeTargetRequest{TargetId: target, Hold: durationpb.New(hold)}
+			return ask(cmd, a, adminClient.ResumeTarget, req, func(p *printer, resp *gpreemptv1.ResumeTargetResponse) {
+				held := ""
 				if hold > 0 {
-					kept = fmt.Sprintf(", and runs for %s whatever leases say", duration(hold))
+					held = ", held running for " + duration(hold)
 				}
-				p.line(text(fmt.Sprintf("target %s is ", target)), state(resp.GetState()), text(kept))
+				p.line(fmt.Sprintf("target %s is ", target), state(resp.GetState()), held)
 				if resp.GetState() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED {
-					p.linef("  a lease has it: --hold lets it run all the same, and gpctl target explain %s names the lease", target)
+					p.linef("  it is suspended for a lease: use --hold to resume it; gpctl target explain %s shows the lease", target)
 				}
 			})
-		}),
+		},
 	}
-	cmd.Flags().DurationVar(&hold, "hold", 0, "keep it running this long whatever leases say, 0s to 1h")
+	cmd.Flags().DurationVar(&hold, "hold", 0, "hold it running this long despite leases, 0s to 1h")
 	return cmd
 }

@@ -216,7 +216,7 @@ func printRecording(p *printer, r kfdRecording) {
 		p.linef("")
 		t := p.table("", columns{"EVENT", ">COUNT"})
 		for _, e := range r.Events {
-			t.row(text(e.Name), text(e.Count))
+			t.row(e.Name, e.Count)
 		}
 		t.flush()
 	}
@@ -256,8 +256,8 @@ const createTarget = time.Millisecond
 func printCalls(p *printer, list []kfdtrace.FunctionCalls) {
 	t := p.table("", columns{"GROUP", "FUNCTION", ">CALLS", ">MIN", ">MEAN", ">P50", ">P95", ">P99", ">MAX", "+>TORN"})
 	for _, f := range list {
-		t.row(text(f.Group), text(f.Name), text(f.Count), text(duration(f.Min)), text(duration(f.Mean)), text(duration(f.P50)),
-			text(duration(f.P95)), text(duration(f.P99)), text(duration(f.Max)), text(f.Torn))
+		t.row(f.Group, f.Name, f.Count, duration(f.Min), duration(f.Mean), duration(f.P50),
+			duration(f.P95), duration(f.P99), duration(f.Max), f.Torn)
 	}
 	t.flush()
 	for _, f := range list {
@@ -267,7 +267,7 @@ func printCalls(p *printer, list []kfdtrace.FunctionCalls) {
 				result = cell{"over", styleNote}
 			}
 			p.linef("")
-			p.line(text(fmt.Sprintf("Queue creation took %s at p99: ", duration(f.P99))), result, text(" the target of "+duration(createTarget)+"."))
+			p.line(fmt.Sprintf("Queue creation took %s at p99: ", duration(f.P99)), result, " the target of "+duration(createTarget)+".")
 		}
 	}
 }
@@ -276,8 +276,8 @@ func printQueueChanges(p *printer, list []kfdtrace.QueueChange) {
 	t := p.table("", columns{">AFTER", "CHANGE", ">PID", "COMMAND", ">QUEUE", "TYPE", ">GPU", "+CONTAINER", "+PIDS INSIDE"})
 	for _, q := range list {
 		inside := strings.Trim(fmt.Sprint(q.NamespacePIDs), "[]")
-		t.row(text(duration(q.At)), text(q.Change), text(q.PID), text(q.Comm), text(q.QueueID), text(q.Type), text(q.GPU),
-			text(or(cut(q.ContainerID, 12), "-")), text(or(inside, "-")))
+		t.row(duration(q.At), q.Change, q.PID, q.Comm, q.QueueID, q.Type, q.GPU,
+			or(cut(q.ContainerID, 12), "-"), or(inside, "-"))
 	}
 	t.flush()
 }

@@ -42,11 +42,15 @@ says so (open). Times are microseconds since the daemon started.`,
 				case path == "":
 					return trace.write(a.Out)
 				}
-				// A device or a pipe would be gone, and root may replace it.
+				// Replacing would remove a device or a pipe, which root may do.
 				if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
-					return &failure{code: ExitRefused, message: path + " is no regular file: it stays as it is", next: "name another file with --output-file, or redirect standard output"}
+					return &failure{code: ExitRefused, message: path + " is not a regular file", next: "choose another path with --output-file, or redirect standard output"}
 				}
-				return replaceFile(path, "--output-file", trace.write)
+				if err := replaceFile(path, "--output-file", trace.write); err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(a.Out, "Wrote %s; open it in https://ui.perfetto.dev\n", printable(path))
+				return err
 			})
 		},
 	}
