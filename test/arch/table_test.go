@@ -117,7 +117,7 @@ var table = []struct {
 		apiV1, simV1, "internal/api", "emu/gpumodel", "internal/hrtimer", "pkg/client", "pkg/gpreempt",
 	}}},
 	{"internal/cli", rule{imports: []string{
-		apiV1, simV1, "emu/demo", "internal/api", "emu/gpumodel", "internal/kfdtrace", "internal/spans",
+		apiV1, simV1, "emu/demo", "internal/api", "emu/gpumodel", "internal/kfdtrace", "internal/spans", "internal/stat",
 		"pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli", "emu/demo", "internal/api", "pkg/gpreempt"}}},

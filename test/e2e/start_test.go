@@ -146,7 +146,7 @@ func TestDaemonWithoutKFDServesAndReportsIt(t *testing.T) {
 	r := d.ctl("status")
 	says(t, r.Out, "on kfd", "2 errors", "error NO_KFD: ", "error NO_MECHANISM: ", "try: load amdgpu", "gpreemptd serve --sim mi300x")
 	d.check(0, "No process has GPU queues", "target", "list")
-	d.check(6, "", "lease", "create", "--gpu", "1", "--ttl", "1s")
+	d.check(8, "", "lease", "create", "--gpu", "1", "--ttl", "1s")
 	// One daemon for each host, whatever its socket.
 	says(t, refused(t, testutil.TempSocketDir(t), "", "--sim", ""), "another gpreemptd (pid ", lock)
 	d.stop()
