@@ -24,7 +24,8 @@ import (
 const (
 	magic   = "gpreempt-pause"
 	version = 1
-	// maxSize is more than the longest cgroup path makes it, in bytes.
+	// maxSize is the largest size of a file in bytes: more than the longest cgroup path
+	// needs.
 	maxSize = 64 << 10
 	// draftPrefix begins the name of a file that is being written.
 	draftPrefix = ".draft-"
@@ -46,7 +47,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // What is wrong with a file.
 var (
 	errTorn    = errors.New("it is damaged")
-	errForeign = errors.New("it is no entry of this journal")
+	errForeign = errors.New("it is not an entry of this journal")
 	errNewer   = errors.New("a newer gpreemptd wrote it")
 )
 
@@ -56,11 +57,11 @@ type BadEntry struct {
 	Err  error
 }
 
-// Error says what is wrong with the file and what to do about it.
+// Error names the file, the problem and the remedy.
 func (e *BadEntry) Error() string {
-	next := "nothing was done about it: remove it"
+	next := "it is ignored: remove it"
 	if named := nameOnly(filepath.Base(e.Path)); named.NameOnly {
-		next = fmt.Sprintf("process %d, which its name begins with, is let run again as far as a name tells how: see whether it does, and restart it if not", named.Target.PID)
+		next = fmt.Sprintf("process %d, from the name of the file, is resumed without the details of its pause: check that it runs, and restart it if not", named.Target.PID)
 	}
 	if errors.Is(e.Err, errNewer) {
 		next += "; run the gpreemptd that wrote the file with --cleanup, which removes it"
@@ -68,7 +69,7 @@ func (e *BadEntry) Error() string {
 	return fmt.Sprintf("journal of pauses: %s: %v; %s", e.Path, e.Err, next)
 }
 
-// Unwrap returns what is wrong.
+// Unwrap returns the problem.
 func (e *BadEntry) Unwrap() error { return e.Err }
 
 // name returns the name of the file of the entry.
@@ -78,8 +79,8 @@ func fileName(target gpreempt.ProcessKey, mechanism string) string {
 	return fmt.Sprintf("%d-%d.%s", target.PID, target.Start, mechanism)
 }
 
-// nameOnly returns what the name of a file says, and the zero Entry for one that Begin
-// would not have given.
+// nameOnly returns the entry that the name of a file describes, and the zero Entry for a
+// name that Begin does not use.
 func nameOnly(name string) Entry {
 	process, mechanism, _ := strings.Cut(name, ".")
 	pid, start, _ := strings.Cut(process, "-")
@@ -92,7 +93,7 @@ func nameOnly(name string) Entry {
 	return e
 }
 
-// check reports what makes e no entry.
+// check returns why e is not a valid entry.
 func (e Entry) check() error {
 	if err := e.checkName(); err != nil {
 		return err
@@ -101,27 +102,27 @@ func (e Entry) check() error {
 	case (e.Cgroup == "") != (e.CgroupID == 0):
 		return errors.New("a cgroup has a path and an id, or neither")
 	case e.Cgroup != "" && (e.Cgroup[0] != '/' || path.Clean(e.Cgroup) != e.Cgroup || e.Cgroup == "/"):
-		return fmt.Errorf("%q is no path of a cgroup that can be frozen", e.Cgroup)
+		return fmt.Errorf("%q is not the path of a cgroup that can be frozen", e.Cgroup)
 	case len(e.Cgroup) > 4096 || strings.ToValidUTF8(e.Cgroup, "") != e.Cgroup:
-		return errors.New("the path of the cgroup is too long or no text")
+		return errors.New("the path of the cgroup is too long or not valid UTF-8")
 	case e.At.UTC().Year() < 1 || e.At.UTC().Year() > 9999:
-		return fmt.Errorf("%v is no time of a pause", e.At)
+		return fmt.Errorf("%v is not a valid time", e.At)
 	case e.BootID == "":
 		return errors.New("the boot is missing")
 	}
 	return nil
 }
 
-// checkName reports what keeps e from having a file.
+// checkName returns why e cannot have a file.
 func (e Entry) checkName() error {
 	bad := strings.ContainsFunc(e.Mechanism, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-'
 	})
 	switch {
 	case bad || e.Mechanism == "" || len(e.Mechanism) > 64:
-		return fmt.Errorf("%q is no name of a mechanism", e.Mechanism)
+		return fmt.Errorf("%q is not a valid name of a mechanism", e.Mechanism)
 	case e.Target.PID <= 0 || e.Target.Start == 0:
-		return fmt.Errorf("%v is no process", e.Target)
+		return fmt.Errorf("%v is not a valid process", e.Target)
 	}
 	return nil
 }
@@ -135,7 +136,7 @@ func (e Entry) encode() []byte {
 	return seal(append(body, '\n'))
 }
 
-// seal puts the first line before the second.
+// seal prepends the first line to the second.
 func seal(body []byte) []byte {
 	return fmt.Appendf(nil, "%s %d crc32c=%08x\n%s", magic, version, crc32.Checksum(body, castagnoli), body)
 }
@@ -154,11 +155,11 @@ func decode(text []byte) (Entry, error) {
 	case word != magic:
 		return Entry{}, fmt.Errorf("%w: it does not begin with %s", errForeign, magic)
 	case err != nil || v == 0:
-		return Entry{}, fmt.Errorf("%w: its format has no number", errTorn)
+		return Entry{}, fmt.Errorf("%w: its format number is missing", errTorn)
 	case v > version:
-		return Entry{}, fmt.Errorf("%w: its format is %d, and this one reads %d", errNewer, v, version)
+		return Entry{}, fmt.Errorf("%w: its format is %d, and this version reads %d", errNewer, v, version)
 	case sum != fmt.Sprintf("crc32c=%08x", crc32.Checksum(body, castagnoli)):
-		return Entry{}, fmt.Errorf("%w: its checksum is that of something else", errTorn)
+		return Entry{}, fmt.Errorf("%w: its checksum does not match", errTorn)
 	}
 	var r record
 	d := json.NewDecoder(bytes.NewReader(body))
@@ -167,7 +168,7 @@ func decode(text []byte) (Entry, error) {
 		return Entry{}, fmt.Errorf("%w: %w", errForeign, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return Entry{}, fmt.Errorf("%w: something follows the entry", errForeign)
+		return Entry{}, fmt.Errorf("%w: data follows the entry", errForeign)
 	}
 	e := Entry{
 		Mechanism: r.Mechanism, Target: gpreempt.ProcessKey{PID: r.PID, Start: r.Start},

@@ -1,10 +1,10 @@
-// Package journal hides how it is remembered, over the death of the daemon, which
-// processes are paused in a way the kernel does not undo by itself.
+// Package journal implements the record on disk of pauses that the kernel does not undo
+// when the daemon dies.
 //
-// A pause is written down before it is made and crossed out after it was undone.
-// So whatever the daemon died of, the entries name every process that may be
-// paused, and some that are not: undoing is for both. The entry of a pause is a
-// file of its own; one that cannot be read stands in the way of no other.
+// An entry is written before a pause is made and removed after the pause was undone. So
+// whenever the daemon dies, the entries name every process that may be paused, and some
+// that are not: undoing is safe for both. Each entry is a file of its own; one that
+// cannot be read does not affect the others.
 package journal
 
 import (
@@ -21,33 +21,33 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Entry says that a process may be paused.
+// Entry records that a process may be paused.
 type Entry struct {
-	// Mechanism is the name of the mechanism that pauses it, and knows how to undo it:
+	// Mechanism is the name of the mechanism that pauses it and can undo that:
 	// small letters, digits and hyphens.
 	Mechanism string
 	Target    gpreempt.ProcessKey
 	// Cgroup is the cgroup that is frozen, as a path from the root of the cgroup v2
 	// hierarchy, and CgroupID its inode number, which no other cgroup has before the
-	// next boot. "" and 0: no cgroup is.
+	// next boot. "" and 0 if no cgroup is frozen.
 	Cgroup   string
 	CgroupID uint64
-	// At is when the pause was begun, for people.
+	// At is when the pause began, for a person to read.
 	At time.Time
-	// BootID is the boot the pause belongs to, as /proc/sys/kernel/random/boot_id
-	// says it. Begin fills it in.
+	// BootID is the boot of the pause, from /proc/sys/kernel/random/boot_id. Begin fills
+	// it in.
 	BootID string
-	// NameOnly says that the file cannot be read, and that its name is all there is to
-	// go by: what is known is Mechanism and Target. Entries sets it.
+	// NameOnly is set by Entries for a file that cannot be read: only Mechanism and
+	// Target are known, from its name.
 	NameOnly bool
 }
 
 // Errors to match with errors.Is.
 var (
-	// ErrInUse says that another process has the journal open.
+	// ErrInUse reports that another process has the journal open.
 	ErrInUse = errors.New("another gpreemptd uses it; stop that one first")
-	// ErrUnsafe says that others than the user of this program could have written the
-	// journal, so that nothing in it may be acted on.
+	// ErrUnsafe reports that other users than that of this program could have written the
+	// journal, so that its entries must not be trusted.
 	ErrUnsafe = errors.New("it is not safe to use")
 )
 
@@ -58,15 +58,15 @@ type Journal struct {
 	boot string
 	disk disk
 
-	// mu is held for reading by what writes single entries, so that Entries, which
-	// holds it for writing, does not take a file that is being written for a left-over.
+	// mu is held for reading while an entry is written, so that Entries, which holds it
+	// for writing, does not remove a file that is being written.
 	mu sync.RWMutex
-	// newer are the files of a format this program does not know, by name: they are for
-	// the program that wrote them to remove.
+	// newer are the names of files of a format this program does not know: only the
+	// program that wrote them removes them.
 	newer sync.Map
 }
 
-// dirMode and fileMode keep the journal to its owner.
+// dirMode and fileMode give access to the owner only.
 const (
 	dirMode  = 0o700
 	fileMode = 0o600
@@ -75,13 +75,13 @@ const (
 // bootFile holds the id of the running boot.
 const bootFile = "/proc/sys/kernel/random/boot_id"
 
-// Open opens the journal in dir for this process alone, until Close or the death of
-// the process: what another has paused must not be undone behind its back. It makes
-// the directory when there is none. Errors: ErrInUse, ErrUnsafe, others.
+// Open opens the journal in dir exclusively, until Close or the death of the process: a
+// process must not undo the pauses of another one that runs. It creates the directory if
+// necessary. Errors: ErrInUse, ErrUnsafe, others.
 func Open(dir string) (*Journal, error) {
 	boot, err := os.ReadFile(bootFile)
 	if err != nil {
-		return nil, fmt.Errorf("open the journal of pauses %s: which boot this is: %w", dir, err)
+		return nil, fmt.Errorf("open the journal of pauses %s: read the boot id: %w", dir, err)
 	}
 	d, err := openDirectory(dir)
 	if err != nil {
@@ -90,27 +90,27 @@ func Open(dir string) (*Journal, error) {
 	return &Journal{path: dir, boot: strings.TrimSpace(string(boot)), disk: d}, nil
 }
 
-// Close lets another process open the journal. Entries stay.
+// Close releases the journal for other processes. Entries remain.
 func (j *Journal) Close() error { return j.disk.close() }
 
-// Begin notes that a process is about to be paused; the note is on the disk when it
-// returns. After an error the process must not be paused. A note of the same
-// mechanism on the same process is replaced.
+// Begin writes an entry to the disk, before its process is paused. After an error the
+// process must not be paused. It replaces an entry of the same mechanism for the same
+// process.
 func (j *Journal) Begin(e Entry) error {
 	e.BootID = j.boot
 	if err := e.check(); err != nil {
-		return fmt.Errorf("note the pause of process %v: %w", e.Target, err)
+		return fmt.Errorf("record the pause of process %v: %w", e.Target, err)
 	}
 	j.mu.RLock()
 	defer j.mu.RUnlock()
 	if err := j.write(e.name(), e.encode()); err != nil {
-		return fmt.Errorf("note the pause of process %v in the journal %s, without which it is not paused: %w", e.Target, j.path, err)
+		return fmt.Errorf("process %v is not paused, because its pause cannot be recorded in the journal %s: %w", e.Target, j.path, err)
 	}
-	j.newer.Delete(e.name()) // it is ours now
+	j.newer.Delete(e.name()) // this program has replaced it
 	return nil
 }
 
-// write makes the file appear whole or not at all.
+// write creates the file atomically.
 func (j *Journal) write(name string, text []byte) error {
 	draft := draftPrefix + name
 	err := j.disk.write(draft, text)
@@ -118,15 +118,14 @@ func (j *Journal) write(name string, text []byte) error {
 		err = j.disk.rename(draft, name)
 	}
 	if err != nil {
-		// What cannot be removed now is when Entries next looks.
+		// Entries removes a draft that remains.
 		return errors.Join(err, ignoreAbsent(j.disk.remove(draft)))
 	}
 	return j.disk.sync()
 }
 
-// End notes that the process is no longer paused by the mechanism. No note of the
-// pause is no error. The note of a newer program stays: it may say more than this one
-// can undo.
+// End removes the entry of a pause that the mechanism has ended, if there is one. The
+// entry of a newer program stays: it may describe more than this program can undo.
 func (j *Journal) End(target gpreempt.ProcessKey, mechanism string) error {
 	j.mu.RLock()
 	defer j.mu.RUnlock()
@@ -134,17 +133,17 @@ func (j *Journal) End(target gpreempt.ProcessKey, mechanism string) error {
 		return nil
 	}
 	if err := ignoreAbsent(j.disk.remove(fileName(target, mechanism))); err != nil {
-		return fmt.Errorf("remove the note of a pause of process %v, which is over, from the journal %s: %w", target, j.path, err)
+		return fmt.Errorf("remove the ended pause of process %v from the journal %s: %w", target, j.path, err)
 	}
 	return nil
 }
 
-// Entries lists the pauses that may be in effect, in no order. The errors are about
-// files that cannot be read, a *BadEntry each, or about the directory. Of a file that
-// only the owner could have written, the name is believed whatever became of the text:
-// to let run what runs harms nobody, and to leave a process paused does. Files that
-// stand for no pause are removed: those of an earlier boot, and what a Begin that was
-// cut short left.
+// Entries returns the pauses that may be in effect, in no order. The errors are about
+// files that cannot be read, a *BadEntry each, or about the directory. The name of a
+// file that only the owner could have written is used even if its text is damaged:
+// resuming a process that runs is harmless, and leaving one paused is not. Entries
+// removes files without a pause: those of an earlier boot, and drafts of a Begin that
+// did not finish.
 func (j *Journal) Entries() ([]Entry, []error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -160,7 +159,7 @@ func (j *Journal) Entries() ([]Entry, []error) {
 		switch {
 		case stale:
 			if err := ignoreAbsent(j.disk.remove(name)); err != nil {
-				errs = append(errs, fmt.Errorf("remove a file that stands for no pause from the journal %s: %w", j.path, err))
+				errs = append(errs, fmt.Errorf("remove a file without a pause from the journal %s: %w", j.path, err))
 			}
 		case err != nil:
 			errs = append(errs, err)
@@ -189,7 +188,7 @@ func (j *Journal) read(name string) (Entry, error) {
 	}
 	e, err := decode(text)
 	if err == nil && e.name() != name {
-		err = fmt.Errorf("%w: it says that it is %s", errForeign, e.name())
+		err = fmt.Errorf("%w: its text is that of %s", errForeign, e.name())
 	}
 	if err != nil {
 		bad.Err = err
@@ -205,10 +204,9 @@ func ignoreAbsent(err error) error {
 	return err
 }
 
-// disk is the directory as the journal uses it. A test stops it at any step.
+// disk is what the journal needs of a directory.
 type disk interface {
-	// write makes a file, in place of one that has the name, and returns when it is
-	// on the disk.
+	// write creates or replaces a file and returns when it is on the disk.
 	write(name string, text []byte) error
 	rename(from, to string) error
 	remove(name string) error
@@ -227,22 +225,22 @@ type directory struct {
 }
 
 func openDirectory(path string) (_ *directory, err error) {
-	// What lies above may be listed by all: the socket is there too.
+	// All users may list the parent: it has the socket, too.
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // see above
 		return nil, err
 	}
 	if err := os.Mkdir(path, dirMode); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
-	// ENOTDIR is what the two flags give for a symbolic link.
+	// The two flags make open fail with ENOTDIR for a symbolic link.
 	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW|syscall.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("a directory that is no symbolic link is needed: %w", os.NewSyscallError("open", err))
+		return nil, fmt.Errorf("it must be a directory and not a symbolic link: %w", os.NewSyscallError("open", err))
 	}
 	self := os.NewFile(uintptr(fd), path)
 	defer func() {
 		if err != nil {
-			_ = self.Close() // opened for reading only: nothing is lost
+			_ = self.Close() // it was only read
 		}
 	}()
 	info, err := self.Stat()
@@ -250,7 +248,7 @@ func openDirectory(path string) (_ *directory, err error) {
 		return nil, err
 	}
 	if err := private(info); err != nil {
-		return nil, fmt.Errorf("%w: %w; remove it, and it is made anew", ErrUnsafe, err)
+		return nil, fmt.Errorf("%w: %w; remove it, and gpreemptd creates it again", ErrUnsafe, err)
 	}
 	if err := syscall.Flock(fd, syscall.LOCK_EX|syscall.LOCK_NB); errors.Is(err, syscall.EWOULDBLOCK) {
 		return nil, ErrInUse
@@ -263,7 +261,7 @@ func openDirectory(path string) (_ *directory, err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = root.Close() // opened for reading only: nothing is lost
+			_ = root.Close() // it was only read
 		}
 	}()
 	again, err := root.Stat(".")
@@ -276,16 +274,16 @@ func openDirectory(path string) (_ *directory, err error) {
 	return &directory{root: root, self: self}, nil
 }
 
-// private reports why others could have written to a file or directory.
+// private returns why other users could have written to a file or directory.
 func private(info fs.FileInfo) error {
 	stat, ok := info.Sys().(*syscall.Stat_t)
 	switch {
 	case !ok:
-		return errors.New("its owner is not known")
+		return errors.New("its owner is unknown")
 	case int(stat.Uid) != os.Geteuid():
 		return fmt.Errorf("it belongs to user %d, not to %d, the user of this program", stat.Uid, os.Geteuid())
 	case info.Mode().Perm()&0o022 != 0:
-		return fmt.Errorf("its mode is %v, so that others may write to it", info.Mode().Perm())
+		return fmt.Errorf("its mode is %v: other users may write to it", info.Mode().Perm())
 	}
 	return nil
 }
@@ -293,7 +291,7 @@ func private(info fs.FileInfo) error {
 func (d *directory) write(name string, text []byte) (err error) {
 	const flags = os.O_WRONLY | os.O_CREATE | os.O_EXCL | syscall.O_NOFOLLOW
 	f, err := d.root.OpenFile(name, flags, fileMode)
-	if errors.Is(err, fs.ErrExist) { // left by a Begin that was cut short
+	if errors.Is(err, fs.ErrExist) { // the draft of a Begin that did not finish
 		if err = d.root.Remove(name); err == nil {
 			f, err = d.root.OpenFile(name, flags, fileMode)
 		}
@@ -330,15 +328,15 @@ func (d *directory) read(name string) ([]byte, error) {
 		return nil, err
 	}
 	if !info.Mode().IsRegular() {
-		return nil, fmt.Errorf("%w: it is no regular file but %v", errForeign, info.Mode().Type())
+		return nil, fmt.Errorf("%w: it is not a regular file but %v", errForeign, info.Mode().Type())
 	}
 	if err := private(info); err != nil {
 		return nil, fmt.Errorf("%w: %w", errForeign, err)
 	}
 	if info.Size() > maxSize {
-		return nil, fmt.Errorf("%w: it has %d bytes, no entry has more than %d", errForeign, info.Size(), maxSize)
+		return nil, fmt.Errorf("%w: it has %d bytes, more than %d", errForeign, info.Size(), maxSize)
 	}
-	// Nobody else can write to the directory, so it is that file still.
+	// No other user can write to the directory, so it is still the same file.
 	return d.root.ReadFile(name)
 }
 
