@@ -12,27 +12,27 @@ import (
 
 // Change is one difference between two configurations.
 type Change struct {
-	// Key is the dotted key; "rules.NAME" for a rule, or "rules" for their order;
-	// and likewise safety.hazards.ID for a row.
+	// Key is the dotted key; "rules.NAME" for a rule, or "rules" for their order; and
+	// "safety.hazards.ID" for a row.
 	Key string
-	// From and To are the values as text; "" where a rule or a row is not.
+	// From and To are the values as text; "" for a rule or a row that does not exist.
 	From, To string
-	// Live tells that a running daemon can take it over; else it needs a restart.
+	// Live reports whether a running daemon can apply it; else it needs a restart.
 	Live bool
 }
 
 // String returns "KEY: FROM -> TO".
 func (c Change) String() string {
-	said := func(s string) string {
+	value := func(s string) string {
 		if s == "" {
 			return "none"
 		}
 		return s
 	}
-	return c.Key + ": " + said(c.From) + " -> " + said(c.To)
+	return c.Key + ": " + value(c.From) + " -> " + value(c.To)
 }
 
-// Changes reports what differs, in the order of the default file, rules and hazards
+// Changes returns the differences in the order of the default file, rules and hazards
 // last.
 func Changes(from, to Config) []Change {
 	var changes []Change
@@ -56,8 +56,8 @@ func WithRestartKeys(from, to Config) Config {
 	return to
 }
 
-// listEntry is an entry of a list in which the first match wins: its name, and all
-// of it in one line.
+// listEntry is an entry of a list in which the first match decides: its name, and all of
+// it in one line.
 type listEntry struct{ name, text string }
 
 func ruleEntries(rules []classify.Rule) []listEntry {
@@ -76,7 +76,7 @@ func hazardEntries(rows []hazard.Row) []listEntry {
 	return entries
 }
 
-// listChanges reports what differs in a list a running daemon can take over.
+// listChanges returns the differences of a list that a running daemon can apply.
 func listChanges(key string, from, to []listEntry) []Change {
 	var changes []Change
 	for _, was := range from {
@@ -93,8 +93,8 @@ func listChanges(key string, from, to []listEntry) []Change {
 			changes = append(changes, Change{Key: key + "." + is.name, To: is.text, Live: true})
 		}
 	}
-	// The first that matches wins, so an order that changed is a change; what was
-	// added or removed has been told.
+	// The first match decides, so the order matters. Added and removed entries are in
+	// changes already.
 	if was, is := order(from, to), order(to, from); was != is {
 		changes = append(changes, Change{Key: key, From: was, To: is, Live: true})
 	}
@@ -105,7 +105,7 @@ func indexEntry(entries []listEntry, name string) int {
 	return slices.IndexFunc(entries, func(e listEntry) bool { return e.name == name })
 }
 
-// order names those of entries that are also in others.
+// order returns the names of the entries that are also in others.
 func order(entries, others []listEntry) string {
 	var names []string
 	for _, e := range entries {
@@ -116,7 +116,7 @@ func order(entries, others []listEntry) string {
 	return strings.Join(names, ", ")
 }
 
-// ruleText writes a rule in one line.
+// ruleText returns a rule in one line.
 func ruleText(r classify.Rule) string {
 	text := r.Class.String()
 	if r.Priority != nil {

@@ -1,5 +1,4 @@
-// Package config hides the format of the daemon's one configuration file: its
-// keys, their ranges and defaults, and how mistakes in it are told.
+// Package config parses and validates the daemon's configuration file.
 package config
 
 import (
@@ -13,16 +12,16 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// DefaultPath is where gpreemptd looks for its file.
+// DefaultPath is the default path of the file.
 const DefaultPath = "/etc/gpreempt/gpreemptd.yaml"
 
-// Config is the whole configuration. The comment of each key, with its unit and
-// range, is in fields.go: DefaultYAML prints it.
+// Config is the whole configuration. Unit and range of each key are in fields.go;
+// DefaultYAML prints them.
 type Config struct {
 	// Socket is the absolute path of the unix socket.
 	Socket string
-	// Mechanisms are the ways to suspend that may be used, best first. None: the
-	// daemon watches and suspends nothing.
+	// Mechanisms are the enabled mechanisms, best first. Without any the daemon suspends
+	// nothing.
 	Mechanisms Mechanisms
 	Access     Access
 	TCP        TCP
@@ -37,29 +36,28 @@ type Config struct {
 	Log        Log
 }
 
-// Mechanisms are names of hazard.Mechanisms, none of them twice.
+// Mechanisms are distinct names of hazard.Mechanisms.
 type Mechanisms []string
 
-// Safety says on which GPUs queues are preempted.
+// Safety restricts preemption.
 type Safety struct {
-	// Hazards are looked at before the built-in table.
+	// Hazards are checked before the built-in table.
 	Hazards []hazard.Row
 }
 
-// Access says who may call, by group and user: names or decimal ids, not looked
-// up yet. A name this host does not know gives nobody a right.
+// Access grants rights by group and user: names or decimal ids, which are looked up
+// later. An unknown name has no effect.
 type Access struct {
 	OnlineGroups, AdminGroups []string
 	OnlineUsers, AdminUsers   []string
 }
 
-// TCP says how clients on other hosts reach the daemon: with certificates on both
-// sides, or not at all.
+// TCP configures the listener for clients on other hosts, with certificates on both sides.
 type TCP struct {
-	// Address is "HOST:PORT" to listen on, or "", and then all else is, too.
+	// Address is "HOST:PORT" to listen on; "" disables TCP.
 	Address string
-	// Certificate, Key and ClientCA are PEM files: the daemon's certificate and its
-	// key, and the authorities of its clients.
+	// Certificate, Key and ClientCA are PEM files: the daemon's certificate and its key,
+	// and the authorities of its clients.
 	Certificate, Key, ClientCA string
 	// Online and Admin are names of certificates with these rights, as auth.Certificate has
 	// them.
@@ -73,38 +71,37 @@ type Limits struct {
 	MaxMessageBytes int
 }
 
-// Discovery says how the daemon watches KFD.
+// Discovery configures how the daemon scans KFD.
 type Discovery struct {
-	// Interval and IdleInterval are the shortest and the longest pause between two
-	// looks at the queues.
+	// Interval and IdleInterval are the shortest and the longest time between two scans.
 	Interval, IdleInterval time.Duration
-	// MQDsInterval is the time between two readings of the dumps of queues in
-	// debugfs, 0 for never.
+	// MQDsInterval is the time between two reads of the queue dumps in debugfs; 0 for
+	// never.
 	MQDsInterval time.Duration
 }
 
-// Containers says who is asked what containers are called.
+// Containers configures the sources of container names.
 type Containers struct {
-	// Sockets are the paths of the runtimes' sockets; none: no runtime is asked.
+	// Sockets are the paths of the runtimes' sockets; if empty, no runtime is asked.
 	Sockets []string
-	// Kubelet is the address of the kubelet's API, or "". KubeletToken and KubeletCA
-	// are files: the token to show it, and the certificates that vouch for it.
+	// Kubelet is the address of the kubelet's API, or "". KubeletToken and KubeletCA are
+	// files: the token for it, and the certificates of its authorities.
 	Kubelet, KubeletToken, KubeletCA string
 }
 
-// Tracing says where traces of leases go.
+// Tracing configures the export of traces.
 type Tracing struct {
-	// Endpoint is the collector; "" is none.
+	// Endpoint is the collector; "" disables tracing.
 	Endpoint string
 }
 
-// Metrics says where the daemon is observed over HTTP.
+// Metrics configures the HTTP listener for metrics and probes.
 type Metrics struct {
 	// Address is "HOST:PORT" to listen on, or "".
 	Address string
 }
 
-// Log says what the daemon logs.
+// Log configures the log.
 type Log struct {
 	// Level is debug, info, warn or error.
 	Level string

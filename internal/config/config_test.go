@@ -46,7 +46,7 @@ func TestManualHasEveryKeyWithItsDefault(t *testing.T) {
 func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 	all := regexp.MustCompile(`(?m)^( *)#(\S| )`).ReplaceAllStringFunc(string(DefaultYAML()), func(s string) string {
 		if strings.HasSuffix(s, "# ") {
-			return s // prose
+			return s // text
 		}
 		return strings.Replace(s, "#", "", 1)
 	})
@@ -71,7 +71,7 @@ func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 		ID: "site-gfx1102", GFX: []hazard.GFXRange{{First: 110002, Last: 110002}},
 		Kernel: hazard.KernelRange{{Op: ">=", Version: "7.1"}}, MES: hazard.FirmwareRange{{Op: ">=", Version: 0x60}},
 		Mechanisms: []string{"dbgtrap", "criu"}, Action: hazard.Limit,
-		Why: "Withstood a week of suspensions under load in our lab.",
+		Why: "No failure in a week of suspensions under load.",
 	}}
 	if diff := cmp.Diff(want, parse(t, all)); diff != "" {
 		t.Errorf("uncommented (-want +got):\n%s\n%s", diff, all)

@@ -5,20 +5,20 @@ import (
 	"strings"
 )
 
-// DefaultYAML returns a file that means Default and explains every key. Keys that
-// are commented out, without a space behind the #, show what they would be.
+// DefaultYAML returns a file with the values of Default and an explanation of every key.
+// Keys that are commented out have no space after the #.
 func DefaultYAML() []byte {
 	var b strings.Builder
-	comment(&b, "", "Configuration of gpreemptd. Every key has its default here: what you leave out does not change. "+
-		"Durations have a unit: 20ms, 1.5s, 10m. After a change: systemctl reload gpreemptd; the log tells what was "+
-		"taken over and what needs a restart.")
+	comment(&b, "", "Configuration of gpreemptd. Every key has its default value here; a key that you remove has it too. "+
+		"Durations have a unit: 20ms, 1.5s, 10m. After a change: systemctl reload gpreemptd; the log lists the "+
+		"changes, and which of them need a restart.")
 	c, current := Default(), ""
 	for _, f := range fields {
 		s, indent := section(f.key), ""
 		if s != current {
 			current = s
 			if s == "discovery" {
-				// Rules follow the policy: they are what people come to write.
+				// Rules follow the policy, because most users edit them.
 				commentedSection(&b, "rules", rulesExample)
 				commentedSection(&b, "safety", safetyExample)
 			}
@@ -38,7 +38,7 @@ func DefaultYAML() []byte {
 		comment(&b, indent, doc)
 		mark := ""
 		if s == "policy" && f.key != policyPrefix+"preset" {
-			// Written out, a knob would stay as it is when the preset changes.
+			// A knob that is not a comment would not follow a changed preset.
 			mark = "#"
 		}
 		line := fmt.Sprintf("%s%s%s: %s\n", indent, mark, strings.TrimPrefix(f.key, s+"."), text(f.at(&c)))
@@ -64,7 +64,7 @@ func commentedSection(b *strings.Builder, name string, example []string) {
 // columns is the length of the longest line.
 const columns = 100
 
-// comment writes doc as comment lines. A line break in it begins a new line.
+// comment writes doc as comment lines. A line break in it starts a new line.
 func comment(b *strings.Builder, indent, doc string) {
 	for paragraph := range strings.SplitSeq(doc, "\n") {
 		line := indent + "#"

@@ -11,14 +11,16 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// field is one key of the file. The table below is the only list of them: the
-// parser, the default file and the comparison of two files all read it.
+// field is a key of the file. The parser, the default file, the manual page, the comparison
+// of two files and the reload use the table below; rules and safety.hazards have their own
+// format.
 type field struct {
 	// key is "section.name", or "name" at the top.
 	key string
 	// doc says what the key does; the range of an int is added to it.
 	doc string
-	// live tells that a running daemon can take a new value.
+	// live reports whether a running daemon can apply a new value; else a change needs a
+	// restart. This is the only place that says so.
 	live bool
 	// min and max bound an int.
 	min, max int
@@ -29,90 +31,90 @@ type field struct {
 
 const policyPrefix = "policy."
 
-// fields lists every key but those of rules and safety.hazards, in the order of
-// the default file.
+// fields has every key except those in rules and safety.hazards, in the order of the
+// default file.
 var fields = []field{
 	{
 		key: "socket",
-		doc: "Unix socket the daemon serves, an absolute path of at most 107 bytes.",
+		doc: "Unix socket of the daemon, an absolute path of at most 107 bytes.",
 		at:  func(c *Config) any { return &c.Socket },
 	},
 	{
 		key: "mechanisms",
-		doc: "Ways to suspend that may be used; the first that works on a process is taken. dbgtrap (the kernel's debug " +
-			"interface: stops kernels in the middle; when gpreemptd dies the kernel resumes everything by itself), criu " +
-			"(pauses a whole process for a checkpoint that is never made: needs no debug support), freezer (stops the " +
-			"program, not its queues: works everywhere, and what is on the GPU runs to its end first). What criu and " +
-			"freezer stopped stays so if gpreemptd dies, until it is started again. [] suspends nothing.",
+		doc: "Enabled mechanisms; the first that works on a process is used. dbgtrap (the kernel's debug " +
+			"interface: interrupts running kernels; if gpreemptd dies, the kernel driver resumes everything), criu " +
+			"(pauses a whole process as for a checkpoint: needs no debug support), freezer (stops the " +
+			"program, not its queues: works everywhere, but kernels that were submitted run to their end). If gpreemptd " +
+			"dies, processes suspended by criu or freezer stay paused until it is started again. [] suspends nothing.",
 		at: func(c *Config) any { return &c.Mechanisms },
 	},
 	{
 		key: "access.online_groups", live: true,
-		doc: "Groups whose members may announce online work. Names or numeric ids, here and below.",
-		at:  func(c *Config) any { return &c.Access.OnlineGroups },
+		doc: "Groups whose members may announce online work. Names or numeric ids, here and below. The socket belongs to " +
+			"the first of them: only its members and root can connect.",
+		at: func(c *Config) any { return &c.Access.OnlineGroups },
 	},
 	{
 		key: "access.admin_groups", live: true,
-		doc: "Groups whose members may use gpctl to the full.",
+		doc: "Groups whose members have all rights. They must be members of the first online group too.",
 		at:  func(c *Config) any { return &c.Access.AdminGroups },
 	},
 	{
 		key: "access.online_users", live: true,
-		doc: "Users who may announce online work, besides those groups.",
+		doc: "Users who may announce online work, in addition. They must be members of the first online group too.",
 		at:  func(c *Config) any { return &c.Access.OnlineUsers },
 	},
 	{
 		key: "access.admin_users", live: true,
-		doc: "Users who may use gpctl to the full, besides those groups.",
+		doc: "Users who have all rights, in addition. They must be members of the first online group too.",
 		at:  func(c *Config) any { return &c.Access.AdminUsers },
 	},
 	{
 		key: "tcp.address",
-		doc: `Address to listen on, HOST:PORT, such as 10.0.0.5:7443 or [::]:7443; "" serves the socket alone. Each side ` +
-			"shows a certificate, TLS is 1.3, and there is no other way in.",
+		doc: `Address to listen on, HOST:PORT, such as 10.0.0.5:7443 or [::]:7443; "" serves only the socket. TLS 1.3 ` +
+			"with a certificate on each side is required.",
 		at: func(c *Config) any { return &c.TCP.Address },
 	},
 	{
 		key: "tcp.certificate", live: true,
-		doc: "File with the daemon's certificate, PEM, followed by those between it and its authority. It is read again at " +
-			"each reload, like the next two.",
+		doc: "PEM file with the daemon's certificate, followed by the intermediate certificates. It is read again at each " +
+			"reload, like the next two.",
 		at: func(c *Config) any { return &c.TCP.Certificate },
 	},
 	{
 		key: "tcp.key", live: true,
-		doc: "File with its private key, PEM.",
+		doc: "PEM file with its private key.",
 		at:  func(c *Config) any { return &c.TCP.Key },
 	},
 	{
 		key: "tcp.client_ca", live: true,
-		doc: "File with the certificates of the authorities that vouch for clients, PEM. An authority used for nothing else " +
-			"is best.",
-		at: func(c *Config) any { return &c.TCP.ClientCA },
+		doc: "PEM file with the certificates of the authorities of clients. Use an authority for this purpose only.",
+		at:  func(c *Config) any { return &c.TCP.ClientCA },
 	},
 	{
 		key: "tcp.online", live: true,
-		doc: "Names of certificates whose holders may announce online work, and nothing else: uri:URI and dns:NAME for an " +
-			"alternative name, cn:NAME for the common name. The whole name counts; there are no wildcards.",
+		doc: "Names of certificates with the right to announce online work: uri:URI and dns:NAME for an alternative name, " +
+			"cn:NAME for the common name. The whole name must match; there are no wildcards.",
 		at: func(c *Config) any { return &c.TCP.Online },
 	},
 	{
 		key: "tcp.admin", live: true,
-		doc: "Names of certificates whose holders may use gpctl to the full.",
+		doc: "Names of certificates with all rights.",
 		at:  func(c *Config) any { return &c.TCP.Admin },
 	},
 	{
 		key: "limits.leases_per_client", live: true, min: 1, max: 100_000,
-		doc: "Live leases one process, or the holder of a certificate, may hold.",
+		doc: "Live leases of one process, or of one certificate.",
 		at:  func(c *Config) any { return &c.Limits.Leases.LeasesPerClient },
 	},
 	{
 		key: "limits.leases_per_user", live: true, min: 1, max: 100_000,
-		doc: "Live leases all processes of one user may hold together; at least leases_per_client.",
+		doc: "Live leases of all processes of one user; at least leases_per_client.",
 		at:  func(c *Config) any { return &c.Limits.Leases.LeasesPerUser },
 	},
 	{
 		key: "limits.leases_total", live: true, min: 1, max: 100_000,
-		doc: "Live leases of all processes together.",
+		doc: "Live leases of all processes.",
 		at:  func(c *Config) any { return &c.Limits.Leases.LeasesTotal },
 	},
 	{
@@ -122,46 +124,46 @@ var fields = []field{
 	},
 	{
 		key: "limits.requests_per_second", live: true, min: 1, max: 1_000_000,
-		doc: "Calls and session frames per second one process may make in the long run.",
+		doc: "Calls and session frames per second of one process, on average.",
 		at:  func(c *Config) any { return &c.Limits.Clients.RequestsPerSecond },
 	},
 	{
 		key: "limits.burst", live: true, min: 1, max: 1_000_000,
-		doc: "Calls it may make at once before that rate holds.",
+		doc: "Calls of one process above that rate.",
 		at:  func(c *Config) any { return &c.Limits.Clients.Burst },
 	},
 	{
 		key: "limits.requests_per_user", live: true, min: 1, max: 1_000_000,
-		doc: "Calls and session frames per second all processes of one user may make together in the long run; at " +
-			"least requests_per_second. The burst is in proportion.",
+		doc: "Calls and session frames per second of all processes of one user, on average; at least " +
+			"requests_per_second. The burst is in proportion.",
 		at: func(c *Config) any { return &c.Limits.Clients.RequestsPerUser },
 	},
 	{
 		key: "limits.connections_per_user", live: true, min: 1, max: 100_000,
-		doc: "Connections all processes of one user may have open together.",
+		doc: "Open connections of all processes of one user.",
 		at:  func(c *Config) any { return &c.Limits.Clients.ConnectionsPerUser },
 	},
 	{
 		key: "limits.connections_total", live: true, min: 1, max: 100_000,
-		doc: "Connections of all users together. Each takes two of the file descriptors the daemon may have.",
+		doc: "Open connections of all users. Each needs two file descriptors of the daemon.",
 		at:  func(c *Config) any { return &c.Limits.Clients.ConnectionsTotal },
 	},
 	{
 		key: "limits.max_message_bytes", min: 4096, max: 16 << 20,
-		doc: "Largest request taken, in bytes.",
+		doc: "Largest accepted request, in bytes.",
 		at:  func(c *Config) any { return &c.Limits.MaxMessageBytes },
 	},
 	{
 		key: "policy.preset", live: true,
-		doc: "Policy to begin from: balanced (waits for the announced eta, lingers when that is cheaper, keeps 10 % " +
-			"of the time for offline work), strict (online work first, whatever it costs), slo (suspends only when " +
+		doc: "Policy to start from: balanced (waits for the announced eta, lingers if that is cheaper, keeps 10 % " +
+			"of the time for offline work), strict (online work first, at any cost), slo (suspends only if " +
 			"the SLO is at risk), share (half of the time for offline work), shadow (decides and reports, never " +
-			"acts). The knobs below come with it; set one to change it.",
+			"acts). It sets the knobs below; set one to change it.",
 		at: func(c *Config) any { return &c.Policy.Preset },
 	},
 	{
 		key: "policy.suspend_when", live: true,
-		doc: "When offline work is taken off the GPUs of a new lease: at-once, eta (at the announced eta minus the " +
+		doc: "When offline work is suspended for a new lease: at-once, eta (at the announced eta minus the " +
 			"learned suspend time) or slack (at the last moment that still meets the announced SLO).",
 		at: func(c *Config) any { return &c.Policy.SuspendWhen },
 	},
@@ -178,22 +180,22 @@ var fields = []field{
 	},
 	{
 		key: "policy.share_floor", live: true,
-		doc: "Share of the time that offline work runs whatever leases say, 0 to 0.95.",
+		doc: "Minimum share of the time that offline work runs, whatever leases exist, 0 to 0.95.",
 		at:  func(c *Config) any { return &c.Policy.ShareFloor },
 	},
 	{
 		key: "policy.share_window", live: true,
-		doc: "Stretch of time over which the share floor may be borrowed against, 100ms to 10m.",
+		doc: "Period over which the share floor is averaged, 100ms to 10m.",
 		at:  func(c *Config) any { return &c.Policy.ShareWindow },
 	},
 	{
 		key: "policy.max_suspend", live: true,
-		doc: "Longest time one suspension lasts, 10ms to 10m.",
+		doc: "Longest duration of one suspension, 10ms to 10m.",
 		at:  func(c *Config) any { return &c.Policy.MaxSuspend },
 	},
 	{
 		key: "policy.min_run", live: true,
-		doc: "Shortest time offline work runs once max_suspend or the share floor has resumed it, 1ms to 1m.",
+		doc: "Shortest time that offline work runs after max_suspend or the share floor has resumed it, 1ms to 1m.",
 		at:  func(c *Config) any { return &c.Policy.MinRun },
 	},
 	{
@@ -209,82 +211,81 @@ var fields = []field{
 	},
 	{
 		key: "policy.max_wait", live: true,
-		doc: "Longest wait of an announcement that names none, 0s to 10s.",
+		doc: "Longest wait of an announcement without one, 0s to 10s.",
 		at:  func(c *Config) any { return &c.Policy.MaxWait },
 	},
 	{
 		key: "policy.default_ttl", live: true,
-		doc: "Time to live of a lease that names none, 1ms to max_ttl.",
+		doc: "Time to live of a lease without one, 1ms to max_ttl.",
 		at:  func(c *Config) any { return &c.Policy.DefaultTTL },
 	},
 	{
 		key: "policy.max_ttl", live: true,
-		doc: "Longest time to live a client may ask for, 1ms to 10m.",
+		doc: "Longest time to live of a lease, 1ms to 10m.",
 		at:  func(c *Config) any { return &c.Policy.MaxTTL },
 	},
 	{
 		key: "discovery.interval", live: true,
-		doc: "Shortest pause between two looks at the queues of the host, 10ms to 10s: how soon new offline work is " +
-			"known, and can be suspended, while others come and go.",
+		doc: "Shortest time between two scans of the queues of the host, 10ms to 10s: while queues change, new offline " +
+			"work is known after at most this time.",
 		at: func(c *Config) any { return &c.Discovery.Interval },
 	},
 	{
 		key: "discovery.idle_interval", live: true,
-		doc: "Longest pause between them, when nothing has changed for a while, interval to 1m. Without the key it is 1s, " +
-			"or interval if that is longer.",
+		doc: "Longest time between two scans, while no queue changes, interval to 1m. The default is 1s, or interval if " +
+			"that is longer.",
 		at: func(c *Config) any { return &c.Discovery.IdleInterval },
 	},
 	{
 		key: "discovery.mqds_interval", live: true,
-		doc: "Time between two readings of the driver's dumps of all queues in debugfs, which tell of their priorities and " +
-			"rings: 100ms to 1h, or 0s for never. It stretches by itself while nothing changes and where reading is slow.",
+		doc: "Time between two reads of the driver's queue dumps in debugfs, which have the priorities and rings of all " +
+			"queues: 100ms to 1h, or 0s for never. It grows automatically while nothing changes and if reads are slow.",
 		at: func(c *Config) any { return &c.Discovery.MQDsInterval },
 	},
 	{
 		key: "containers.sockets",
-		doc: "Sockets of container runtimes, absolute paths; those that do not exist are passed over. If the file's name " +
-			"begins with docker or podman it speaks Docker's API, else the CRI of Kubernetes. [] asks no runtime: then " +
-			"rules by a container's name, image or labels match nothing, and rules by its pod only with a kubelet.",
+		doc: "Sockets of container runtimes, absolute paths; missing ones are ignored. A file whose name begins with docker " +
+			"or podman has Docker's API, others the CRI of Kubernetes. With [] no runtime is asked: rules on a " +
+			"container's name, image or labels match nothing, and rules on its pod need a kubelet.",
 		at: func(c *Config) any { return &c.Containers.Sockets },
 	},
 	{
 		key: "containers.kubelet",
-		doc: `Address of the kubelet's API, such as https://127.0.0.1:10250; "" does not ask it. $(NAME) is the daemon's ` +
-			"environment variable NAME, for one file on many nodes. Only the kubelet tells priority classes of pods, and " +
-			"labels that were changed.",
+		doc: `Address of the kubelet's API, such as https://127.0.0.1:10250; "" disables it. $(NAME) is the daemon's ` +
+			"environment variable NAME, for one file on many nodes. Only the kubelet has priority classes of pods, and " +
+			"changed labels.",
 		at: func(c *Config) any { return &c.Containers.Kubelet },
 	},
 	{
 		key: "containers.kubelet_token",
-		doc: `File with the token to show the kubelet, which must allow to get nodes/proxy; "" shows none.`,
+		doc: `File with the token for the kubelet, which must grant get on nodes/proxy; "" sends none.`,
 		at:  func(c *Config) any { return &c.Containers.KubeletToken },
 	},
 	{
 		key: "containers.kubelet_ca",
-		doc: `File with the certificates that vouch for the kubelet; "" trusts those of the host.`,
+		doc: `File with the certificates of the kubelet's authorities; "" uses those of the host.`,
 		at:  func(c *Config) any { return &c.Containers.KubeletCA },
 	},
 	{
 		key: "metrics.address",
-		doc: "Address to listen on, HOST:PORT, such as 127.0.0.1:9477; \"\" serves none. Whoever reaches it can read: the " +
-			"figures name GPUs and mechanisms, and no process, user or command.",
+		doc: "Address to listen on, HOST:PORT, such as 127.0.0.1:9477; \"\" disables it. There is no authentication: the " +
+			"metrics name GPUs and mechanisms, but no process, user or command.",
 		at: func(c *Config) any { return &c.Metrics.Address },
 	},
 	{
 		key: "tracing.endpoint",
-		doc: "Collector that takes OTLP over gRPC: HOST:PORT, such as 127.0.0.1:4317, or unix:PATH, both in clear text, or " +
-			"https://HOST:PORT; \"\" sends none. It is told of processes by pid.",
+		doc: "Collector of OTLP over gRPC: HOST:PORT, such as 127.0.0.1:4317, or unix:PATH, both in clear text, or " +
+			"https://HOST:PORT; \"\" disables traces. They identify processes by pid.",
 		at: func(c *Config) any { return &c.Tracing.Endpoint },
 	},
 	{
 		key: "log.level", live: true,
-		doc: "Least severe message logged: debug, info, warn or error.",
+		doc: "Least severe level that is logged: debug, info, warn or error.",
 		at:  func(c *Config) any { return &c.Log.Level },
 	},
 }
 
-// keys are all of the file, in the order errors name them: fields, then the two
-// that hold lists.
+// keys are all keys in the order of errors: fields, then the two lists.
 var keys = func() []string {
 	var all []string
 	for _, f := range fields {
@@ -293,39 +294,39 @@ var keys = func() []string {
 	return append(all, "rules", "safety.hazards")
 }()
 
-// sections says what each group of keys is about.
+// sections describes each group of keys.
 var sections = map[string]string{
-	"access":     "Who may call. The user the daemon runs as, and root, always have every right.",
-	"tcp":        "Clients on other hosts, who show a certificate. Nobody has a right there who is not named here.",
-	"limits":     "What clients can ask of the daemon.",
-	"policy":     "When offline work is suspended and when it runs again.",
+	"access":     "Rights to call. Root and the user of the daemon have all rights.",
+	"tcp":        "Clients on other hosts, identified by certificates. Only the names below have rights.",
+	"limits":     "Limits for clients.",
+	"policy":     "When offline work is suspended and resumed.",
 	"rules":      rulesDoc,
 	"safety":     safetyDoc,
 	"discovery":  "How the daemon finds queues.",
-	"containers": "Who is asked for the names, images, labels and pods of containers.",
-	"metrics":    "What Prometheus scrapes (/metrics, docs/metrics.md), and probes over HTTP (/healthz, /readyz).",
-	"tracing":    "Where OpenTelemetry traces of announcements go (docs/tracing.md).",
-	"log":        "What the daemon logs.",
+	"containers": "Sources of the names, images, labels and pods of containers.",
+	"metrics":    "Metrics for Prometheus (/metrics, docs/metrics.md), and HTTP probes (/healthz, /readyz).",
+	"tracing":    "Export of OpenTelemetry traces of announcements (docs/tracing.md).",
+	"log":        "The daemon's log.",
 }
 
-const rulesDoc = "Which processes are online and which offline; the first rule that matches wins. A process no rule matches " +
-	"is what it says itself in its environment: GPREEMPT_CLASS (as a class below) and GPREEMPT_PRIORITY, which gpctl run " +
+const rulesDoc = "Which processes are online and which offline; the first rule that matches decides. A process without a " +
+	"matching rule is classified by its environment: GPREEMPT_CLASS (a class as below) and GPREEMPT_PRIORITY, which gpctl run " +
 	"sets, or AMD_QUEUE_TAG, beginning with ONLINE or OFFLINE, and AMD_QUEUE_PRIORITY. Any other process is unmanaged: " +
 	"never suspended.\n" +
 	"class is online, offline or unmanaged. priority is 0 to 15, by default 11 for online, 0 for offline, 7 for " +
 	"unmanaged; a lease suspends offline processes of lower priority than its own.\n" +
-	"Everything under match must hold. Texts are globs for the whole of it, best in quotes: * any run, ? any one, [ab] " +
-	"one of these. What is not known of a process matches nothing. gpctl target explain shows what was compared.\n" +
+	"Everything under match must hold. Texts are globs for the whole value, best in quotes: * any run, ? any one, [ab] " +
+	"one of these. An unknown value matches nothing. gpctl target explain shows the comparison.\n" +
 	"- comm, cmdline, exe: command name, command line, path of the program.\n" +
 	"- uid, gid: effective ids, numbers.\n" +
 	"- cgroup: control group path. unit, slice: systemd's innermost, such as train.service and batch.slice.\n" +
-	"- env: {NAME: glob}: variables that were set when the program began.\n" +
+	"- env: {NAME: glob}: variables of the initial environment.\n" +
 	"- container: {id, name, image, runtime: globs, labels: {NAME: glob}}; runtime is docker, containerd, cri-o or podman.\n" +
 	"- pod: {namespace, name, priority_class: globs, labels: {NAME: glob}}, of Kubernetes; priority_class needs " +
 	"containers.kubelet.\n" +
 	"- gpu: [gpu_id, node:N, PCI address, renderDN]: one of its queues is on one of these.\n" +
 	"- queue_priority: {min, max}: the highest priority of its compute queues, 0 to 15. HIP's low, normal and high " +
-	"streams have 0, 7 and 11, and kernels 7.x tell only these three apart. It is known where debugfs is readable and " +
+	"streams have 0, 7 and 11, and kernels 7.x distinguish only these three. It is known if debugfs is readable and " +
 	"mqds_interval is not 0s.\n" +
 	"- ring_address: {from, to}: the ring of one of its queues begins there, in virtual memory."
 
@@ -353,12 +354,12 @@ var rulesExample = []string{
 	"    class: offline",
 }
 
-const safetyDoc = "On which GPUs queues are preempted. A built-in table knows combinations of GPU, kernel and firmware that " +
-	"hang (docs/hazards.md; gpctl doctor shows what it says of this host), and denies RDNA cards and APUs nobody has " +
-	"vouched for. The rows of hazards are looked at before it; the first whose conditions all hold decides. id, gfx, " +
-	"action (allow, limit to one process on a GPU at a time, deny) and why are needed; apu, kernel, driver (in-tree, " +
-	"dkms), mes, mes_kiq, mec, sdma (firmware versions), mechanisms (else dbgtrap and criu), issues and remedy may be " +
-	"given."
+const safetyDoc = "On which GPUs queues are preempted. A built-in table has combinations of GPU, kernel and firmware that " +
+	"hang (docs/hazards.md; gpctl doctor shows its result for this host), and denies RDNA cards and APUs that are not " +
+	"known to work. The rows of hazards are checked before it; the first whose conditions all hold decides. id, gfx, " +
+	"action (allow, limit to one process on a GPU at a time, deny) and why are required; apu, kernel, driver (in-tree, " +
+	"dkms), mes, mes_kiq, mec, sdma (firmware versions), mechanisms (default: dbgtrap and criu), issues and remedy are " +
+	"optional."
 
 var safetyExample = []string{
 	"safety:",
@@ -368,7 +369,7 @@ var safetyExample = []string{
 	`      kernel: ">=7.1"`,
 	`      mes: ">=0x60"`,
 	"      action: limit",
-	"      why: Withstood a week of suspensions under load in our lab.",
+	"      why: No failure in a week of suspensions under load.",
 }
 
 // section returns the first part of a dotted key, "" for a key at the top.
@@ -380,7 +381,7 @@ func section(key string) string {
 	return s
 }
 
-// text writes the value at p as the file has it.
+// text returns the value at p in the form of the file.
 func text(p any) string {
 	switch v := p.(type) {
 	case *string:
@@ -410,7 +411,7 @@ func text(p any) string {
 	panic(fmt.Sprintf("config: no text for a %T", p))
 }
 
-// durationText writes 1m0s as 1m and 10m0s as 10m.
+// durationText returns a duration in the form of the file: 1m0s is 1m.
 func durationText(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {

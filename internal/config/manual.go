@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// Manual returns the manual page of the file in the Markdown that md2man reads, without
-// its title: every key with its default and whether a reload takes it over.
+// Manual returns the manual page of the file in the Markdown of md2man, without its title:
+// every key with its default and whether it needs a restart.
 func Manual() string {
 	var b strings.Builder
 	b.WriteString("# NAME\ngpreemptd.yaml - configuration of gpreemptd\n\n# SYNOPSIS\n" + DefaultPath + "\n\n# DESCRIPTION\n" +
-		"One YAML file. Every key may be left out and has the default given here. Durations have a unit: 20ms, 1.5s, 10m. " +
-		"**gpreemptd config default** prints a file with all of this as comments; **gpreemptd config check** names every " +
-		"mistake in one. After a change, **systemctl reload gpreemptd**; the log tells what was taken over. Keys marked " +
-		"*restart* wait for **systemctl restart gpreemptd**.\n")
+		"One YAML file. Every key is optional and has the default shown here. Durations have a unit: 20ms, 1.5s, 10m. " +
+		"**gpreemptd config default** prints a file with all of this as comments; **gpreemptd config check** lists every " +
+		"error in a file. After a change, **systemctl reload gpreemptd**; the log lists the changes. Keys marked " +
+		"*restart* need **systemctl restart gpreemptd**.\n")
 	c, current := Default(), ""
 	for i, f := range fields {
 		s := section(f.key)
@@ -53,7 +53,7 @@ func heading(b *strings.Builder, name string) {
 	}
 }
 
-// listed describes a section whose keys are lists of a form of their own.
+// listed writes a section with an example of its list.
 func listed(b *strings.Builder, name string, example []string) {
 	heading(b, name)
 	b.WriteString("\nAn example:\n\n")
@@ -64,5 +64,5 @@ func listed(b *strings.Builder, name string, example []string) {
 
 var markdown = strings.NewReplacer(`\`, `\\`, `*`, `\*`, `_`, `\_`, "`", "\\`", `[`, `\[`, `]`, `\]`, `<`, `\<`, `>`, `\>`, `#`, `\#`)
 
-// plain keeps Markdown from reading anything into a text.
+// plain escapes a text for Markdown.
 func plain(s string) string { return markdown.Replace(s) }
