@@ -144,29 +144,14 @@ func (m *traceMaker) leaseID(id scheduler.LeaseID) string {
 	return m.leases[id-1]
 }
 
-// record turns an event back into what it was made of. The states have the API's numbers.
+// record returns the record of an event, and numbers its lease.
 func (m *traceMaker) record(e *gpreemptv1.Event) scheduler.Record {
-	r := scheduler.Record{
-		At: max(0, e.GetClock().AsDuration()), Kind: scheduler.RecordKind(e.GetKind()),
-		FromTarget: scheduler.TargetState(e.GetFromTarget()), ToTarget: scheduler.TargetState(e.GetToTarget()),
-		FromLease: scheduler.LeaseState(e.GetFromLease()), ToLease: scheduler.LeaseState(e.GetToLease()),
-		End: scheduler.LeaseEnd(e.GetEnd()), GPU: gpreempt.GPUID(e.GetGpuId()), Cause: scheduler.Cause(e.GetCause()), Took: e.GetTook().AsDuration(),
-		// The record says it by a flag, the event by its text alone.
-		On: e.GetCause() != string(scheduler.CauseCooledDown),
+	id := e.GetLeaseId()
+	if id != "" && m.numbers[id] == 0 {
+		m.leases = append(m.leases, id)
+		m.numbers[id] = scheduler.LeaseID(len(m.leases))
 	}
-	r.Target, _ = gpreempt.ParseProcessKey(e.GetTargetId()) // it has its name from that type
-	if id := e.GetLeaseId(); id != "" {
-		if m.numbers[id] == 0 {
-			m.leases = append(m.leases, id)
-			m.numbers[id] = scheduler.LeaseID(len(m.leases))
-		}
-		r.Lease = m.numbers[id]
-	}
-	if r.Kind == scheduler.RecordTarget && r.Target.IsZero() || r.Kind == scheduler.RecordLease && r.Lease == 0 ||
-		r.Kind == scheduler.RecordBreaker && r.GPU == 0 {
-		r.Kind = scheduler.RecordNone // about nothing
-	}
-	return r
+	return spans.RecordOf(e, m.numbers[id])
 }
 
 // layOut returns each target a track, and each lease the first that is free: leases

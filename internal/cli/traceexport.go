@@ -4,19 +4,25 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/signal"
 	"slices"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/otlp"
 )
 
 func (a *app) traceExport() *cobra.Command {
 	var (
 		in   traceInput
 		path string
+
+		collector string
+		follow    bool
 	)
 	cmd := &cobra.Command{
 		Use:   "export",
@@ -25,14 +31,28 @@ func (a *app) traceExport() *cobra.Command {
 JSON format, for https://ui.perfetto.dev or chrome://tracing. The daemon remembers the
 last changes, as gpctl events --all shows them; nothing has to be set up before.
 
+With --otlp it sends OpenTelemetry traces of announcements to a collector instead, and
+with --follow also those of the future, until it is stopped: it reconnects when the
+daemon restarts, and drops spans while the collector does not take them. The spans are
+below those of the client that sent a W3C traceparent with its announcement.
+OTEL_TRACES_SAMPLER and OTEL_EXPORTER_OTLP_HEADERS apply.
+
 Each lease and each process has a track. What began before the oldest change that is
 kept begins there and says so (clipped); what has not ended ends with the export and
 says so (open). Times are microseconds since the daemon started.`,
-		Example: "  gpctl trace export --output-file /tmp/gpreempt.json --since 30s",
+		Example: "  gpctl trace export --output-file /tmp/gpreempt.json --since 30s\n  gpctl trace export --otlp 127.0.0.1:4317 --follow",
 		Args:    operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if in.since < 0 || cmd.Flags().Changed("since") && in.since == 0 {
 				return usage(cmd, "--since must be more than 0")
+			}
+			switch {
+			case collector == "" && follow:
+				return usage(cmd, "--follow needs --otlp: a file shows what the daemon remembers")
+			case collector != "" && (path != "" || cmd.Flags().Changed("since") || in.lease != ""):
+				return usage(cmd, "--otlp excludes --output-file, --since and --lease")
+			case collector != "":
+				return a.exportOTLP(cmd, collector, follow)
 			}
 			return a.call(cmd, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
 				trace, err := a.fetchTrace(ctx, admin, in)
@@ -57,7 +77,38 @@ says so (open). Times are microseconds since the daemon started.`,
 	cmd.Flags().StringVar(&path, "output-file", "", "write it here, and not to standard output")
 	cmd.Flags().DurationVar(&in.since, "since", 0, "only what was not over that long ago")
 	cmd.Flags().StringVar(&in.lease, "lease", "", "only this lease and what was suspended for it")
+	cmd.Flags().StringVar(&collector, "otlp", "", "send OpenTelemetry traces to this collector over gRPC: HOST:PORT, unix:PATH or https://HOST:PORT")
+	cmd.Flags().BoolVar(&follow, "follow", false, "with --otlp: send traces of what happens from now on, until interrupted")
 	return cmd
+}
+
+// exportOTLP sends traces to a collector.
+func (a *app) exportOTLP(cmd *cobra.Command, collector string, follow bool) error {
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	return a.stream(ctx, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
+		e, err := otlp.New(ctx, otlp.Config{Endpoint: collector, Daemon: admin, Warn: func(err error) {
+			if err == nil {
+				fmt.Fprintln(a.Err, "gpctl: traces reach the collector again")
+				return
+			}
+			fmt.Fprintf(a.Err, "gpctl: warning: %s\n", printable(err.Error()))
+		}})
+		if err != nil {
+			return &failure{code: ExitUsage, message: err.Error()}
+		}
+		run := e.Remembered
+		if follow {
+			run = e.Follow
+		}
+		if err := run(ctx); err != nil {
+			return err
+		}
+		if n := e.Lost(); n > 0 {
+			return &failure{code: ExitFailure, message: fmt.Sprintf("%d spans did not reach %s", n, collector), next: "see whether the collector takes OTLP over gRPC there"}
+		}
+		return nil
+	})
 }
 
 // fetchTrace asks the daemon for all that in lacks.

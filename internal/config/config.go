@@ -32,7 +32,6 @@ type Config struct {
 	Discovery  Discovery
 	Containers Containers
 	Metrics    Metrics
-	Tracing    Tracing
 	Log        Log
 }
 
@@ -87,12 +86,6 @@ type Containers struct {
 	// Kubelet is the address of the kubelet's API, or "". KubeletToken and KubeletCA are
 	// files: the token for it, and the certificates of its authorities.
 	Kubelet, KubeletToken, KubeletCA string
-}
-
-// Tracing configures the export of traces.
-type Tracing struct {
-	// Endpoint is the collector; "" disables tracing.
-	Endpoint string
 }
 
 // Metrics configures the HTTP listener for metrics and probes.

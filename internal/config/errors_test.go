@@ -193,10 +193,6 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			[]string{"2:12: tcp.address: is the number 7443: write a text; put it in quotes if it looks like a number"},
 		},
 		{
-			"tracing", "tracing: {endpoint: http://127.0.0.1:4317}\n",
-			[]string{`1:21: tracing.endpoint: "http://127.0.0.1:4317" is not the address of a collector: write HOST:PORT, such as 127.0.0.1:4317, unix:PATH or https://HOST:PORT`},
-		},
-		{
 			"metrics", "metrics: {address: 127.0.0.1}\n",
 			[]string{`1:20: metrics.address: "127.0.0.1" is not an address to listen on: write HOST:PORT, such as 127.0.0.1:9477`},
 		},
@@ -220,7 +216,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			[]string{"2:14: log.level: is an alias (*a), which this file does not use: write a text; put it in quotes if it looks like a number"},
 		},
 		{"merge key", "a: &a {}\nlog:\n  <<: *a\n", []string{
-			"1:1: a: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, discovery, containers, metrics, tracing, log, rules, safety",
+			"1:1: a: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, discovery, containers, metrics, log, rules, safety",
 			"3:3: log.<<: unknown key: the keys here are level",
 		}},
 		{"foreign type", "socket: !!binary eA==\n", []string{
@@ -233,7 +229,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			"2: not valid YAML: did not find expected node content: check indentation, colons and quotes there and just above",
 		}},
 		{"control characters", "\"a\\e[31m\": 1\n", []string{
-			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, discovery, containers, metrics, tracing, log, rules, safety",
+			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, discovery, containers, metrics, log, rules, safety",
 		}},
 	}
 	checkErrors(t, tests)

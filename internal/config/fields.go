@@ -273,12 +273,6 @@ var fields = []field{
 		at: func(c *Config) any { return &c.Metrics.Address },
 	},
 	{
-		key: "tracing.endpoint",
-		doc: "Collector of OTLP over gRPC: HOST:PORT, such as 127.0.0.1:4317, or unix:PATH, both in clear text, or " +
-			"https://HOST:PORT; \"\" disables traces. They identify processes by pid.",
-		at: func(c *Config) any { return &c.Tracing.Endpoint },
-	},
-	{
 		key: "log.level", live: true,
 		doc: "Least severe level that is logged: debug, info, warn or error.",
 		at:  func(c *Config) any { return &c.Log.Level },
@@ -305,7 +299,6 @@ var sections = map[string]string{
 	"discovery":  "How the daemon finds queues.",
 	"containers": "Sources of the names, images, labels and pods of containers.",
 	"metrics":    "Metrics for Prometheus (/metrics, docs/metrics.md), and HTTP probes (/healthz, /readyz).",
-	"tracing":    "Export of OpenTelemetry traces of announcements (docs/tracing.md).",
 	"log":        "The daemon's log.",
 }
 

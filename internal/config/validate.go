@@ -72,9 +72,6 @@ func (c Config) problems() yamlfile.Errors {
 	if !isAddress(c.Metrics.Address) {
 		add("metrics.address", yamlfile.Quoted(c.Metrics.Address)+" is not an address to listen on", "write HOST:PORT, such as 127.0.0.1:9477")
 	}
-	if !isEndpoint(c.Tracing.Endpoint) {
-		add("tracing.endpoint", yamlfile.Quoted(c.Tracing.Endpoint)+" is not the address of a collector", "write HOST:PORT, such as 127.0.0.1:4317, unix:PATH or https://HOST:PORT")
-	}
 	if levels := []string{"debug", "info", "warn", "error"}; !slices.Contains(levels, c.Log.Level) {
 		add("log.level", yamlfile.Quoted(c.Log.Level)+" is not a log level", "write debug, info, warn or error")
 	}
@@ -130,17 +127,6 @@ func isAddress(address string) bool {
 	host, port, err := net.SplitHostPort(address)
 	n, bad := strconv.ParseUint(port, 10, 16)
 	return err == nil && bad == nil && n != 0 && (host == "" || net.ParseIP(host) != nil || nameProblem(host) == "")
-}
-
-// isEndpoint reports whether endpoint is HOST:PORT, https://HOST:PORT, or unix: with a
-// clean absolute path, or "".
-func isEndpoint(endpoint string) bool {
-	if path, unix := strings.CutPrefix(endpoint, "unix:"); unix {
-		problem, _ := pathProblem(path)
-		return problem == ""
-	}
-	address, https := strings.CutPrefix(endpoint, "https://")
-	return isAddress(address) && !strings.HasPrefix(address, ":") && !(https && address == "")
 }
 
 func discoveryProblems(d Discovery) yamlfile.Errors {

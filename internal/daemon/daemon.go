@@ -36,7 +36,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
-	"github.com/gpreempt/gpreempt/internal/otlp"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -111,7 +110,6 @@ type daemon struct {
 	runner       *scheduler.Runner
 	server       *server.Server
 	idle         *idleWatch
-	traces       *otlp.Exporter         // nil without
 	certificates *auth.CertificateStore // nil without TCP
 	// epoch begins the lease ids of this run.
 	epoch uint64
@@ -280,13 +278,6 @@ func (d *daemon) build(ctx context.Context, cfg config.Config) error {
 	}
 	d.setRules(rules)
 	d.openObserver()
-	if d.traces, err = d.openTracing(ctx, cfg.Tracing); err != nil {
-		return err
-	}
-	var traced func(context.Context, scheduler.LeaseID, scheduler.Time, scheduler.Time)
-	if d.traces != nil {
-		traced = d.traces.Announced
-	}
 	d.server = server.New(server.Config{
 		Scheduler:       announcer{d.runner, d.onIdleLease},
 		Events:          d.events,
@@ -306,7 +297,6 @@ func (d *daemon) build(ctx context.Context, cfg config.Config) error {
 		Backend:         d.backend.name,
 		Diagnose:        d.diagnose,
 		Warnings:        d.listWarnings,
-		Traced:          traced,
 		Register:        d.register,
 	})
 	d.idle = &idleWatch{runner: d.runner, client: server.ProcessOf, busy: d.busy, wake: make(chan struct{}, 1)}
@@ -369,9 +359,6 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 				failed <- err
 			}
 		})
-	}
-	if d.traces != nil {
-		parts.Go(func() { d.traces.Run(running) })
 	}
 	if scraped != nil {
 		parts.Go(func() { d.serveMetrics(running, scraped) })

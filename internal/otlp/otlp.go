@@ -1,16 +1,20 @@
-// Package otlp hides how leases become OpenTelemetry traces and get to a collector.
+// Package otlp follows the events of a daemon and exports its leases as OpenTelemetry
+// traces.
 //
-// Spans are made afterwards, of the records in the event log, which is the queue too:
-// nothing waits for a collector, and one that is slow or gone costs spans. Of an
-// announcement only its caller's trace context is kept when it comes.
+// The daemon's event log is the queue: while a collector is slow, the exporter reads no
+// events. When the daemon has overwritten events that were not read yet, their spans are
+// lost; the daemon waits for nothing.
 package otlp
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -21,254 +25,273 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
-	"google.golang.org/grpc/metadata"
+	grpccodes "google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
-	"github.com/gpreempt/gpreempt/internal/events"
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/spans"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 const (
-	// gatherTime is how long spans wait for others to go out with them.
+	// gatherTime is how long spans wait for others to be sent with them.
 	gatherTime = 200 * time.Millisecond
-	// batchSpans is how many spans are in one message at most.
+	// batchSpans is the most spans in one message.
 	batchSpans = 512
-	// exportTime is how long a collector may take for them, with retries.
+	// exportTime is how long a collector may take for one message, retries included.
 	exportTime = 10 * time.Second
-	// lastExportTime is how long it may take at the end of the daemon.
+	// lastExportTime is the same for what remains when Run ends.
 	lastExportTime = 2 * time.Second
-	// leasesKept bounds the leases whose traces are known: of older ones, spans are lost.
+	// reconnectTime is the pause before the next attempt to follow the daemon.
+	reconnectTime = time.Second
+	// leasesKept bounds the leases whose trace is known: the spans of older ones are lost.
 	leasesKept = 16384
-	// maxParent and maxState bound what is kept of a caller's headers; the standard
-	// asks for 55 and 512 bytes.
-	maxParent, maxState = 64, 512
 )
-
-// EventLog is what is needed of *events.Log.
-type EventLog interface {
-	Read(after uint64, dst []events.Entry) ([]events.Entry, error)
-	Wait(ctx context.Context, after uint64) error
-}
 
 // Config is what an Exporter needs. Every field must be set.
 type Config struct {
-	// Endpoint is the collector: HOST:PORT or unix:PATH in clear text, or
-	// https://HOST:PORT.
+	// Endpoint is the collector: HOST:PORT, http://HOST:PORT or unix:PATH in clear text,
+	// or https://HOST:PORT.
 	Endpoint string
-	Events   EventLog
-	// Now is the scheduler's clock.
-	Now func() scheduler.Time
-	// LeaseID returns the API's name of a lease.
-	LeaseID func(scheduler.LeaseID) string
-	// Version is the daemon's, and Backend what stands for the hardware.
-	Version, Backend string
-	// Lost is told each time spans are lost, and nil once they arrive again.
-	Lost func(error)
+	Daemon   gpreemptv1.AdminServiceClient
+	// Warn is called with an error when spans are lost or the daemon is not reachable,
+	// and with nil when a message arrives again. It must not block.
+	Warn func(error)
 }
 
-// Exporter sends the traces of leases. Announced may be called by any number of
-// goroutines, Run by one and once.
+// Exporter sends the traces of leases. It is used by one goroutine.
 type Exporter struct {
 	cfg      Config
 	exporter *otlptrace.Exporter
+
+	// Of the daemon that is followed; a daemon that restarts has new ones.
+	started  time.Time
+	after    uint64 // the last revision that was read
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
+	builder  spans.Builder
+	leases   map[scheduler.LeaseID]*leaseTrace
+	order    [leasesKept]scheduler.LeaseID // a ring, at next
+	next     int
 
-	mu    sync.Mutex // guards inbox and full
-	inbox []announced
-	full  uint64 // announcements that found the inbox full
-
-	// Of Run alone.
-	builder spans.Builder
 	ended   []spans.Span
-	early   []spans.Span // of leases that are not known yet
-	leases  map[scheduler.LeaseID]*leaseTrace
-	order   []scheduler.LeaseID // a ring of leasesKept, at next
-	next    int
 	batch   []sdktrace.ReadOnlySpan
 	lost    uint64
-	failing bool
+	warning bool
 }
 
-// announced is an announcement as it came.
-type announced struct {
-	lease            scheduler.LeaseID
-	parent, state    string
-	arrived, decided scheduler.Time
-}
-
-// leaseTrace is the part of a trace that is a lease.
+// leaseTrace is the span that the spans of a lease are below.
 type leaseTrace struct {
+	ctx      context.Context //nolint:containedctx // a span's place in its trace
 	announce trace.Span
-	ctx      context.Context //nolint:containedctx // what spans are begun in
-	zero     time.Time       // the wall clock at 0 of the scheduler's
+	zero     time.Time // of the daemon's clock
 }
 
-// New returns an exporter that is yet to run. It connects to nobody.
+// New returns an exporter. It connects to nothing yet.
 func New(ctx context.Context, cfg Config) (*Exporter, error) {
-	exporter, err := otlptracegrpc.New(ctx, append(endpoint(cfg.Endpoint), otlptracegrpc.WithTimeout(exportTime),
+	options, err := endpoint(cfg.Endpoint)
+	if err != nil {
+		return nil, err
+	}
+	exporter, err := otlptracegrpc.New(ctx, append(options, otlptracegrpc.WithTimeout(exportTime),
 		otlptracegrpc.WithRetry(otlptracegrpc.RetryConfig{
 			Enabled: true, InitialInterval: 500 * time.Millisecond, MaxInterval: 2 * time.Second, MaxElapsedTime: exportTime,
 		}))...)
 	if err != nil {
 		return nil, fmt.Errorf("export traces to %s: %w", cfg.Endpoint, err)
 	}
-	about, err := resource.New(ctx, resource.WithHost(), resource.WithTelemetrySDK(), resource.WithAttributes(
-		attribute.String("service.name", "gpreemptd"), attribute.String("service.version", cfg.Version), attribute.String("gpreempt.backend", cfg.Backend),
-	), resource.WithFromEnv())
-	if about == nil { // an error may be of a part of it
-		return nil, fmt.Errorf("export traces to %s: %w", cfg.Endpoint, errors.Join(err, exporter.Shutdown(ctx)))
-	}
-	e := &Exporter{cfg: cfg, exporter: exporter, leases: map[scheduler.LeaseID]*leaseTrace{}, order: make([]scheduler.LeaseID, leasesKept)}
-	// Sampled is what the caller samples, and all else, unless OTEL_TRACES_SAMPLER says otherwise.
-	e.provider = sdktrace.NewTracerProvider(sdktrace.WithResource(about), sdktrace.WithSpanProcessor((*collect)(e)))
-	e.tracer = e.provider.Tracer("github.com/gpreempt/gpreempt", trace.WithInstrumentationVersion(cfg.Version))
-	return e, nil
+	return &Exporter{cfg: cfg, exporter: exporter}, nil
 }
 
-func endpoint(where string) []otlptracegrpc.Option {
-	if strings.HasPrefix(where, "https://") {
-		return []otlptracegrpc.Option{otlptracegrpc.WithEndpointURL(where)}
+func endpoint(where string) ([]otlptracegrpc.Option, error) {
+	address := where
+	if u, err := url.Parse(where); err == nil && (u.Scheme == "http" || u.Scheme == "https") {
+		address = u.Host
 	}
-	return []otlptracegrpc.Option{otlptracegrpc.WithEndpoint(where), otlptracegrpc.WithInsecure()}
+	_, port, err := net.SplitHostPort(address)
+	path, unix := strings.CutPrefix(where, "unix:")
+	switch {
+	case unix && path != "":
+		return []otlptracegrpc.Option{otlptracegrpc.WithEndpoint(where), otlptracegrpc.WithInsecure()}, nil
+	case err != nil || port == "":
+		return nil, fmt.Errorf("invalid collector %q: use HOST:PORT, such as 127.0.0.1:4317, unix:PATH or https://HOST:PORT", where)
+	case strings.HasPrefix(where, "https://"):
+		return []otlptracegrpc.Option{otlptracegrpc.WithEndpointURL(where)}, nil
+	default:
+		return []otlptracegrpc.Option{otlptracegrpc.WithEndpoint(address), otlptracegrpc.WithInsecure()}, nil
+	}
 }
 
-// Announced takes note of an announcement whose call has ctx. It waits for nobody.
-func (e *Exporter) Announced(ctx context.Context, lease scheduler.LeaseID, arrived, decided scheduler.Time) {
-	a := announced{lease: lease, arrived: arrived, decided: decided}
-	if v := metadata.ValueFromIncomingContext(ctx, "traceparent"); len(v) > 0 && len(v[0]) <= maxParent {
-		a.parent = v[0]
-		if v := metadata.ValueFromIncomingContext(ctx, "tracestate"); len(v) > 0 && len(v[0]) <= maxState {
-			a.state = v[0]
-		}
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if len(e.inbox) >= leasesKept {
-		e.full++
-		return
-	}
-	e.inbox = append(e.inbox, a)
+// Remembered exports what the daemon remembers.
+func (e *Exporter) Remembered(ctx context.Context) error {
+	defer e.close(ctx)
+	return e.read(ctx, false)
 }
 
-// Run exports until ctx ends, and what there is by then. It takes a few seconds for that
-// at most.
-func (e *Exporter) Run(ctx context.Context) {
-	var after uint64
-	for ctx.Err() == nil {
-		if len(e.early) == 0 {
-			_ = e.cfg.Events.Wait(ctx, after) // an error is the end of ctx
-		}
-		gather := time.NewTimer(gatherTime)
-		select {
-		case <-gather.C:
-		case <-ctx.Done():
-		}
-		gather.Stop()
-		after = e.take(ctx, after)
-		e.export(ctx)
-	}
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastExportTime)
-	defer cancel()
-	e.take(last, after)
-	e.export(last)
-	// Nothing is left in either, and no error to tell anybody.
-	_ = e.provider.Shutdown(last)
-	_ = e.exporter.Shutdown(last)
-}
-
-// take makes spans of all that is in the event log after a revision, and returns the last.
-func (e *Exporter) take(ctx context.Context, after uint64) uint64 {
-	var entries []events.Entry
+// Follow exports what happens from now on, until ctx ends. It reconnects to a daemon that
+// restarts. It returns an error when the daemon refuses, and nil at the end of ctx.
+func (e *Exporter) Follow(ctx context.Context) error {
+	defer e.close(ctx)
 	for {
-		var err error
-		if entries, err = e.cfg.Events.Read(after, entries[:0]); err != nil {
-			// Overwritten before it was read: what is open can no longer be told.
-			e.builder, after = spans.Builder{}, 0
+		err := e.read(ctx, true)
+		switch status.Code(err) {
+		case grpccodes.PermissionDenied, grpccodes.Unauthenticated, grpccodes.Unimplemented, grpccodes.InvalidArgument:
+			return err
+		case grpccodes.OutOfRange: // REVISION_COMPACTED
+			e.builder, e.after = spans.Builder{}, 0
 			e.lose(1, fmt.Errorf("changes came faster than traces could be sent: %w", err))
 			continue
+		default:
 		}
-		if len(entries) == 0 {
-			break
+		if ctx.Err() != nil {
+			return nil
 		}
-		for _, entry := range entries {
-			if entry.Admin == "" {
-				e.ended = e.builder.Add(entry.Record, e.ended)
+		e.warn(err)
+		pause := time.NewTimer(reconnectTime)
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+		}
+		pause.Stop()
+	}
+}
+
+// read exports the events of one stream, until the stream ends.
+func (e *Exporter) read(ctx context.Context, follow bool) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	st, err := e.cfg.Daemon.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	if err := e.meet(ctx, st, follow); err != nil {
+		return err
+	}
+	stream, err := e.cfg.Daemon.WatchEvents(ctx, &gpreemptv1.WatchEventsRequest{AfterRevision: e.after, FromStart: true, NoFollow: !follow})
+	if err != nil {
+		return err
+	}
+	received := make(chan *gpreemptv1.Event, batchSpans)
+	ended := make(chan error, 1)
+	go func() {
+		defer close(received)
+		for {
+			resp, err := stream.Recv()
+			if err != nil {
+				ended <- err
+				return
 			}
-			after = entry.Revision
+			select {
+			case received <- resp.GetEvent():
+			case <-ctx.Done():
+				ended <- ctx.Err()
+				return
+			}
 		}
-		if len(e.ended) >= batchSpans {
-			e.finish(ctx)
+	}()
+	var gather <-chan time.Time
+	for {
+		select {
+		case event, more := <-received:
+			if !more {
+				e.export(ctx)
+				return eof(<-ended)
+			}
+			e.event(event)
+			if len(e.batch) >= batchSpans {
+				e.export(ctx)
+			}
+			if len(e.batch) > 0 && gather == nil {
+				gather = time.After(gatherTime)
+			}
+		case <-gather:
+			gather = nil
+			e.export(ctx)
 		}
 	}
-	e.finish(ctx)
-	return after
 }
 
-// finish turns what ended into spans of the SDK.
-func (e *Exporter) finish(ctx context.Context) {
-	e.mu.Lock()
-	inbox, full := e.inbox, e.full
-	e.inbox, e.full = nil, 0
-	e.mu.Unlock()
-	if full > 0 {
-		e.lose(full, fmt.Errorf("%d announcements came faster than traces could be sent", full))
+func eof(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
 	}
-	zero := time.Now().Add(-e.cfg.Now())
-	for _, a := range inbox {
-		e.begin(a, zero)
+	return err
+}
+
+// meet prepares for a daemon. One that has started anew has other leases and revisions.
+func (e *Exporter) meet(ctx context.Context, st *gpreemptv1.GetStatusResponse, follow bool) error {
+	started := st.GetStartedAt().AsTime()
+	if started.Equal(e.started) {
+		return nil
 	}
-	unknown := 0
-	for _, s := range e.early {
-		if !e.add(s) {
-			unknown++ // it was announced long ago, or vanished at once
-		}
+	about, err := resource.New(ctx, resource.WithHost(), resource.WithTelemetrySDK(), resource.WithAttributes(
+		attribute.String("service.name", "gpreemptd"), attribute.String("service.version", st.GetVersion()), attribute.String("gpreempt.backend", st.GetBackend()),
+	), resource.WithFromEnv())
+	if about == nil { // an error may concern a part of it only
+		return fmt.Errorf("export traces to %s: %w", e.cfg.Endpoint, err)
 	}
-	if unknown > 0 {
-		e.lose(uint64(unknown), fmt.Errorf("%d spans are of leases that are no longer known", unknown))
+	if e.after = 0; follow && e.started.IsZero() {
+		e.after = st.GetEventRevision()
 	}
-	e.early = e.early[:0]
+	e.started, e.builder, e.leases = started, spans.Builder{}, map[scheduler.LeaseID]*leaseTrace{}
+	// Sampled is what the client samples, and what has no client's context, unless
+	// OTEL_TRACES_SAMPLER says otherwise.
+	e.provider = sdktrace.NewTracerProvider(sdktrace.WithResource(about), sdktrace.WithSpanProcessor((*collect)(e)))
+	e.tracer = e.provider.Tracer("github.com/gpreempt/gpreempt", trace.WithInstrumentationVersion(st.GetVersion()))
+	return nil
+}
+
+// event makes spans of what ended with an event.
+func (e *Exporter) event(ev *gpreemptv1.Event) {
+	e.after = ev.GetRevision()
+	lease := leaseNumber(ev.GetLeaseId())
+	r := spans.RecordOf(ev, lease)
+	if r.Kind == scheduler.RecordLease && r.FromLease == scheduler.LeaseNone {
+		e.begin(lease, ev)
+	}
+	e.ended = e.builder.Add(r, e.ended[:0])
 	for _, s := range e.ended {
-		if !e.add(s) {
-			e.early = append(e.early, s)
-		}
-	}
-	e.ended = e.ended[:0]
-	if len(e.batch) >= batchSpans {
-		e.export(ctx)
+		e.add(s)
 	}
 }
 
-// begin begins the trace of a lease, or its part of the caller's.
-func (e *Exporter) begin(a announced, zero time.Time) {
-	if e.leases[a.lease] != nil {
-		return // asked twice, with one request id
+// leaseNumber returns the number in a lease ID, EPOCH-NUMBER; 0 without one.
+func leaseNumber(id string) scheduler.LeaseID {
+	_, number, _ := strings.Cut(id, "-")
+	n, err := strconv.ParseUint(number, 10, 64)
+	if err != nil {
+		return 0
 	}
+	return scheduler.LeaseID(n)
+}
+
+// begin begins the trace of a new lease, or its part of the client's trace.
+func (e *Exporter) begin(lease scheduler.LeaseID, ev *gpreemptv1.Event) {
 	parent := propagation.TraceContext{}.Extract(context.Background(), //nolint:forbidigo // the context of spans, which nobody waits for
-		propagation.MapCarrier{"traceparent": a.parent, "tracestate": a.state})
-	t := &leaseTrace{zero: zero}
+		propagation.MapCarrier{"traceparent": ev.GetTrace().GetTraceparent(), "tracestate": ev.GetTrace().GetTracestate()})
+	admitted := ev.GetClock().AsDuration()
+	t := &leaseTrace{zero: ev.GetAt().AsTime().Add(-admitted)}
+	arrived, decided := trace.WithTimestamp(t.zero.Add(admitted-ev.GetTook().AsDuration())), trace.WithTimestamp(t.zero.Add(admitted))
 	t.ctx, t.announce = e.tracer.Start(parent, //nolint:spancheck // it ends with the answer, in add
-		spans.Announce.String(), trace.WithSpanKind(trace.SpanKindServer), trace.WithTimestamp(zero.Add(a.arrived)), trace.WithAttributes(attribute.String("gpreempt.lease", e.cfg.LeaseID(a.lease))))
-	_, decide := e.tracer.Start(t.ctx, "decide", trace.WithTimestamp(zero.Add(a.arrived)))
-	decide.End(trace.WithTimestamp(zero.Add(a.decided)))
+		spans.Announce.String(), trace.WithSpanKind(trace.SpanKindServer), arrived, trace.WithAttributes(attribute.String("gpreempt.lease", ev.GetLeaseId())))
+	_, decide := e.tracer.Start(t.ctx, "decide", arrived)
+	decide.End(decided)
 	delete(e.leases, e.order[e.next])
-	e.leases[a.lease], e.order[e.next] = t, a.lease
+	e.leases[lease], e.order[e.next] = t, lease
 	e.next = (e.next + 1) % len(e.order)
 }
 
-// add makes a span of a lease one of its trace, and reports whether the lease is known.
-func (e *Exporter) add(s spans.Span) bool {
+// add makes a span of a lease part of its trace. The span of a lease whose announcement
+// was not read, or is one of the oldest, is left out.
+func (e *Exporter) add(s spans.Span) {
 	switch s.Kind {
 	case spans.Announce, spans.Quiescing, spans.Online, spans.Suspending, spans.Resuming:
 	default:
-		return true
-	}
-	if s.Lease == 0 {
-		return true // by no announcement
+		return
 	}
 	t := e.leases[s.Lease]
 	if t == nil {
-		return false
+		return
 	}
 	end := trace.WithTimestamp(t.zero.Add(s.End))
 	if s.Kind == spans.Announce {
@@ -277,7 +300,7 @@ func (e *Exporter) add(s spans.Span) bool {
 			t.announce.AddEvent("quiesced", trace.WithTimestamp(t.zero.Add(s.End)))
 		}
 		t.announce.End(end)
-		return true
+		return
 	}
 	about := []attribute.KeyValue{attribute.String("gpreempt.cause", s.Cause), attribute.String("gpreempt.ended", s.Ended)}
 	if !s.Target.IsZero() {
@@ -288,34 +311,53 @@ func (e *Exporter) add(s spans.Span) bool {
 		span.SetStatus(codes.Error, s.Ended)
 	}
 	span.End(end)
-	return true
 }
 
-// export sends what has been gathered. What cannot be sent is lost, but at the end of ctx.
+// export sends the batch. A message that cannot be sent is lost, except when ctx ended.
 func (e *Exporter) export(ctx context.Context) {
 	for len(e.batch) > 0 {
 		n := min(len(e.batch), batchSpans)
 		err := e.exporter.ExportSpans(ctx, e.batch[:n])
 		if err != nil && ctx.Err() != nil {
-			return // Run tries once more
+			return // close tries once more
 		}
 		e.batch = e.batch[n:]
 		if err != nil {
-			e.lose(uint64(n), err)
-		} else if e.failing {
-			e.failing = false
-			e.cfg.Lost(nil)
+			e.lose(n, err)
+		} else if e.warning {
+			e.warning = false
+			e.cfg.Warn(nil)
 		}
 	}
 	e.batch = nil
 }
 
-func (e *Exporter) lose(n uint64, err error) {
-	e.lost, e.failing = e.lost+n, true
-	e.cfg.Lost(fmt.Errorf("%d lost since the start: %w", e.lost, err))
+// close sends what remains and ends the connection to the collector.
+func (e *Exporter) close(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastExportTime)
+	defer cancel()
+	e.export(ctx)
+	e.lost += uint64(len(e.batch))
+	_ = e.exporter.Shutdown(ctx) // nothing is left in it
 }
 
-// collect is the processor of an Exporter's spans: it gathers them. Only Run makes any.
+func (e *Exporter) lose(n int, err error) {
+	e.lost += uint64(n)
+	e.warn(fmt.Errorf("%d spans lost: %w", e.lost, err))
+}
+
+// warn reports the first of a row of problems.
+func (e *Exporter) warn(err error) {
+	if !e.warning && err != nil {
+		e.warning = true
+		e.cfg.Warn(err)
+	}
+}
+
+// Lost returns how many spans, or runs of overwritten events, did not reach the collector.
+func (e *Exporter) Lost() uint64 { return e.lost }
+
+// collect is the processor of an Exporter's spans: it gathers them.
 type collect Exporter
 
 // OnStart does nothing.
@@ -324,7 +366,7 @@ func (*collect) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
 // OnEnd gathers a span.
 func (c *collect) OnEnd(s sdktrace.ReadOnlySpan) { c.batch = append(c.batch, s) }
 
-// Shutdown does nothing: Run sends what is left.
+// Shutdown does nothing: close sends what is left.
 func (*collect) Shutdown(context.Context) error { return nil }
 
 // ForceFlush does nothing.

@@ -153,14 +153,12 @@ func (s *Server) announce(ctx context.Context, arrived scheduler.Time, p pending
 		return granted{}, errShuttingDown
 	}
 	answers := make(chan scheduler.Answer, 1) // one answer: the scheduler never waits
+	p.req.Arrived, p.req.Trace = arrived, traceContext(ctx)
 	id, ttl, err := s.cfg.Scheduler.Announce(p.req, func(_ scheduler.LeaseID, a scheduler.Answer) { answers <- a })
 	if err != nil {
 		return granted{}, err
 	}
 	g := granted{id: id, ttl: ttl, timing: times{arrived: arrived, decided: s.cfg.Scheduler.Now()}}
-	if s.cfg.Traced != nil {
-		s.cfg.Traced(ctx, id, arrived, g.timing.decided)
-	}
 	known, alive := p.client.addLease(s, id, leaseNote{scope: p.scope, label: p.label, admin: p.admin, waiting: 1})
 	if !alive {
 		s.clients.releaseOrphan(p.client, id)

@@ -233,6 +233,9 @@ func (s *Server) eventMessage(e events.Entry) *gpreemptv1.Event {
 	if r.Took != 0 {
 		m.Took = durationpb.New(r.Took)
 	}
+	if r.Trace != nil {
+		m.Trace = &gpreemptv1.TraceContext{Traceparent: r.Trace.Parent, Tracestate: r.Trace.State}
+	}
 	switch {
 	case e.Admin != "":
 		m.Kind, m.Message = gpreemptv1.EventKind_EVENT_KIND_ADMIN, e.Admin

@@ -168,7 +168,7 @@ type Limits struct {
 	ConnectionsPerUser, ConnectionsTotal int
 }
 
-// Config is what a Server needs. Every field must be set except Warnings, Traced and
+// Config is what a Server needs. Every field must be set except Warnings and
 // Register.
 type Config struct {
 	Scheduler Scheduler
@@ -203,9 +203,6 @@ type Config struct {
 	Diagnose func(context.Context) *doctor.Report
 	// Warnings returns the warnings that GetStatus shows; nil: none.
 	Warnings func() []gpreempt.Warning
-	// Traced is called with the context of each announcement, for traces; nil: traces
-	// are off. It must not block.
-	Traced func(ctx context.Context, lease scheduler.LeaseID, arrived, decided scheduler.Time)
 	// Register adds more services before serving begins; nil: none.
 	Register func(grpc.ServiceRegistrar)
 }

@@ -30,6 +30,7 @@ type session struct {
 	caller *connection
 	// scope is that of the leases announced here.
 	scope scope
+	trace *scheduler.TraceContext // of the client; nil when it sent none
 	// answers has announcements that were answered later. It has room for all that
 	// are outstanding, so the scheduler's reply never blocks.
 	answers     chan *streamAnnounce
@@ -42,7 +43,7 @@ type session struct {
 func (o onlineService) Session(st grpc.BidiStreamingServer[gpreemptv1.SessionRequest, gpreemptv1.SessionResponse]) error {
 	ctx := st.Context()
 	ses := &session{
-		s: o.s, stream: st, caller: callerOf(ctx),
+		s: o.s, stream: st, caller: callerOf(ctx), trace: traceContext(ctx),
 		answers: make(chan *streamAnnounce, maxOutstanding),
 	}
 	ended := make(chan error, 1)
@@ -193,6 +194,7 @@ func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*
 	if err != nil {
 		return nil, err
 	}
+	a.req.Arrived, a.req.Trace = arrived, ses.trace
 	p := &streamAnnounce{ses: ses, tag: tag, announcement: a}
 	p.timing.arrived = arrived
 	ses.outstanding.Add(1)
@@ -204,9 +206,6 @@ func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*
 	// The reply, which may run meanwhile, uses neither timing, ttl nor known.
 	p.ttl = ttl
 	p.timing.decided = s.cfg.Scheduler.Now()
-	if s.cfg.Traced != nil {
-		s.cfg.Traced(ses.stream.Context(), id, arrived, p.timing.decided)
-	}
 	known, alive := c.addLease(s, id, leaseNote{scope: &ses.scope, label: req.GetLabel()})
 	p.known = known
 	if !alive {

@@ -46,7 +46,6 @@ const (
 	WarnContainerAnswer     WarningCode = "CONTAINER_ANSWER_REFUSED"
 	WarnContainerUnknown    WarningCode = "CONTAINER_UNKNOWN"
 	WarnKubelet             WarningCode = "KUBELET_UNREACHABLE"
-	WarnTracesLost          WarningCode = "TRACES_LOST"
 )
 
 // The severities.
@@ -181,10 +180,6 @@ var warningKinds = []WarningKind{
 	{
 		WarnKubelet, SeverityWarning, "the kubelet does not tell of its pods: priority classes are not known",
 		"see whether containers.kubelet is its address, containers.kubelet_token a token that may get nodes/proxy, and containers.kubelet_ca what signed its certificate; until then priority classes are not known",
-	},
-	{
-		WarnTracesLost, SeverityWarning, "traces do not reach their collector; nothing else is affected",
-		"see whether the collector is up and tracing.endpoint is its address for OTLP over gRPC; an empty tracing.endpoint sends none",
 	},
 }
 

@@ -124,6 +124,9 @@ type Record struct {
 	// On is the new state of a breaker or of draining.
 	On    bool
 	Cause Cause
-	// Took is how long a suspend, a resume, a lease or the wait for an answer lasted.
+	// Took is how long a suspend, a resume, a lease or the wait for an answer lasted, and
+	// of a new lease the time since its call arrived.
 	Took time.Duration
+	// Trace is set for a new lease whose client sent it. It is not changed afterwards.
+	Trace *TraceContext
 }

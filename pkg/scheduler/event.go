@@ -21,6 +21,13 @@ type ClientID uint64
 // bounded by what a user may hold.
 type UserID string
 
+// TraceContext is the place of an announcement in a distributed trace: the headers
+// traceparent and tracestate of W3C Trace Context.
+type TraceContext struct {
+	Parent string `json:"parent"`
+	State  string `json:"state,omitempty"`
+}
+
 // Event is something that happened. The concrete types below are the whole set.
 type Event interface{ event() }
 
@@ -64,12 +71,16 @@ type (
 		GPUs      []gpreempt.GPUID  `json:"gpus,omitempty"`
 		Priority  gpreempt.Priority `json:"priority"`
 		// TTL and MaxWait may be PolicyDefault until Core.Admit.
-		TTL       time.Duration     `json:"ttl"`
-		MaxWait   time.Duration     `json:"max_wait"`
-		ETA       time.Duration     `json:"eta,omitempty"`
-		SLO       time.Duration     `json:"slo,omitempty"`
-		Expected  time.Duration     `json:"expected,omitempty"`
-		OnIdle    bool              `json:"on_idle,omitempty"`
+		TTL      time.Duration `json:"ttl"`
+		MaxWait  time.Duration `json:"max_wait"`
+		ETA      time.Duration `json:"eta,omitempty"`
+		SLO      time.Duration `json:"slo,omitempty"`
+		Expected time.Duration `json:"expected,omitempty"`
+		OnIdle   bool          `json:"on_idle,omitempty"`
+		// Arrived is when the call arrived, 0 for now; Trace is the client's. Both are
+		// recorded and change nothing else.
+		Arrived Time          `json:"arrived,omitempty"`
+		Trace   *TraceContext `json:"trace,omitempty"`
 		// Target, when set, makes it an order by hand: it acts on this target only,
 		// whatever its priority and share floor.
 		Target gpreempt.ProcessKey `json:"target,omitzero"`

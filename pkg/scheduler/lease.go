@@ -77,6 +77,11 @@ func (c *Core) leaseRequested(ev LeaseRequested) {
 		l.target = c.targets[ev.Target]
 	}
 	c.setLeaseState(l, LeaseWaiting, CauseAnnounced)
+	announced := &c.actions[len(c.actions)-1].Record
+	announced.Trace = ev.Trace
+	if ev.Arrived > 0 {
+		announced.Took = max(0, c.now-ev.Arrived)
+	}
 	l.startAt = c.startTime(l)
 	if c.now >= l.startAt {
 		c.startLease(l)

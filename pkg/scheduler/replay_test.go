@@ -129,7 +129,7 @@ var oneOfEach = []Event{
 	TargetGone{gpreempt.ProcessKey{PID: 1, Start: 2}},
 	LeaseRequested{
 		Lease: 1, Client: 2, User: "u", RequestID: "r", GPUs: []gpreempt.GPUID{3}, Priority: 4, TTL: 5, MaxWait: 6, ETA: 7, SLO: 8, Expected: 9,
-		OnIdle: true, Target: gpreempt.ProcessKey{PID: 10, Start: 11},
+		OnIdle: true, Target: gpreempt.ProcessKey{PID: 10, Start: 11}, Arrived: 12, Trace: &TraceContext{Parent: "p", State: "s"},
 	},
 	LeaseRenewed{1, 2},
 	LeaseFinished{1, EndIdle},

@@ -50,7 +50,6 @@ var table = []struct {
 	{"pkg/discovery/debugfs", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"pkg/discovery/hiplog", rule{}},
 	{"internal/events", rule{imports: []string{"internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/spans", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}, stdOnly: true, pure: true}},
 
 	// Kernel: the only packages that make system calls Go has no words for.
 	{"internal/hrtimer", rule{kernel: true}},
@@ -96,7 +95,6 @@ var table = []struct {
 		apiV1, simV1, "internal/auth", "internal/classify", "internal/doctor", "internal/api", "internal/events",
 		"internal/inventory", "internal/logkey", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
 	}}},
-	{"internal/otlp", rule{imports: []string{"internal/events", "internal/spans", "pkg/scheduler"}}},
 	{"internal/metrics", rule{imports: []string{"internal/events", "internal/logkey", "internal/inventory", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/config", rule{imports: []string{
 		apiV1, "internal/classify", "internal/config/yamlfile", "internal/container", "internal/hazard", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler",
@@ -104,7 +102,7 @@ var table = []struct {
 	{"internal/daemon", rule{imports: []string{
 		apiV1, simV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/doctor",
 		"internal/events", "internal/executor", "emu/gpumodel", "internal/hazard", "internal/hrtimer", "internal/inventory",
-		"internal/listen", "internal/log", "internal/logkey", "internal/metrics", "internal/otlp", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
+		"internal/listen", "internal/log", "internal/logkey", "internal/metrics", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
 		"internal/mechanism/freezer", "internal/mechanism/ladder", "internal/mechanism/recovery", "internal/mechanism/sim", "internal/server", "internal/simserver",
 		"internal/tracer", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},
@@ -112,12 +110,14 @@ var table = []struct {
 
 	// The clients: they reach the daemon over its socket and in no other way.
 	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "pkg/gpreempt"}}},
+	{"internal/spans", rule{imports: []string{apiV1, "pkg/gpreempt", "pkg/scheduler"}, pure: true}},
+	{"internal/otlp", rule{imports: []string{apiV1, "internal/spans", "pkg/scheduler"}}},
 	{"internal/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"emu/demo", rule{imports: []string{
 		apiV1, simV1, "internal/api", "emu/gpumodel", "internal/hrtimer", "pkg/client", "pkg/gpreempt",
 	}}},
 	{"internal/cli", rule{imports: []string{
-		apiV1, simV1, "emu/demo", "internal/api", "emu/gpumodel", "internal/kfdtrace", "internal/spans", "internal/stat",
+		apiV1, simV1, "emu/demo", "internal/api", "emu/gpumodel", "internal/kfdtrace", "internal/otlp", "internal/spans", "internal/stat",
 		"pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli", "emu/demo", "internal/api", "pkg/gpreempt"}}},

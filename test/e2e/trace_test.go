@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/google/jsonschema-go/jsonschema"
@@ -122,8 +121,8 @@ func TestCallersTraceContinuesInTheDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	collector := testutil.StartCollector(t, l)
-	d := start(t, atOnce+"tracing: {endpoint: \"unix:"+socket+"\"}\n")
-	d.startOffline()
+	d := start(t, atOnce)
+	pid := d.startOffline()
 
 	const byCall, byStream, span = "0af7651916cd43dd8448eb211c80319c", "1bf7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 	calling := func(trace string) context.Context {
@@ -141,7 +140,10 @@ func TestCallersTraceContinuesInTheDaemon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	since := d.revision()
 	d.complete(answer.GetAnnounced().GetLeaseId())
+	d.awaitTarget(pid, since, running)
+	d.check(0, "", "trace", "export", "--otlp", "unix:"+socket)
 
 	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
@@ -157,6 +159,4 @@ func TestCallersTraceContinuesInTheDaemon(t *testing.T) {
 			t.Errorf("%s: the announcement is below %s, want the caller's %s", name, parent, span)
 		}
 	}
-	d.reload(atOnce)
-	d.eventually("a restart is asked for", func() bool { return strings.Contains(d.warned("RESTART_NEEDED").GetText(), "tracing.endpoint") })
 }

@@ -2470,13 +2470,17 @@ type Event struct {
 	GpuId uint32 `protobuf:"varint,11,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
 	// The cause, as a stable word such as "lease", "linger-over", "share-floor".
 	Cause string `protobuf:"bytes,12,opt,name=cause,proto3" json:"cause,omitempty"`
-	// Duration of the suspend, the resume or the lease.
+	// Duration of the suspend, the resume or the lease; for a new LEASE the time since its
+	// call arrived.
 	Took *durationpb.Duration `protobuf:"bytes,13,opt,name=took,proto3" json:"took,omitempty"`
 	// More, for a person to read; for ADMIN the caller and the action.
 	Message string `protobuf:"bytes,14,opt,name=message,proto3" json:"message,omitempty"`
 	// The daemon's monotonic clock, the time since it started: for durations, because
 	// the wall clock may be set. Events are in its order.
-	Clock         *durationpb.Duration `protobuf:"bytes,15,opt,name=clock,proto3" json:"clock,omitempty"`
+	Clock *durationpb.Duration `protobuf:"bytes,15,opt,name=clock,proto3" json:"clock,omitempty"`
+	// For a new LEASE: where the client's call or stream is in a trace. Unset when the
+	// client sent no valid trace context in the metadata.
+	Trace         *TraceContext `protobuf:"bytes,16,opt,name=trace,proto3" json:"trace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2616,6 +2620,68 @@ func (x *Event) GetClock() *durationpb.Duration {
 	return nil
 }
 
+func (x *Event) GetTrace() *TraceContext {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
+}
+
+// A W3C trace context.
+type TraceContext struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The header traceparent.
+	Traceparent string `protobuf:"bytes,1,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	// The header tracestate; "" for none.
+	Tracestate    string `protobuf:"bytes,2,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TraceContext) Reset() {
+	*x = TraceContext{}
+	mi := &file_gpreempt_v1_types_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceContext) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceContext) ProtoMessage() {}
+
+func (x *TraceContext) ProtoReflect() protoreflect.Message {
+	mi := &file_gpreempt_v1_types_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceContext.ProtoReflect.Descriptor instead.
+func (*TraceContext) Descriptor() ([]byte, []int) {
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *TraceContext) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
+func (x *TraceContext) GetTracestate() string {
+	if x != nil {
+		return x.Tracestate
+	}
+	return ""
+}
+
 // A summary of durations.
 type LatencySummary struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2637,7 +2703,7 @@ type LatencySummary struct {
 
 func (x *LatencySummary) Reset() {
 	*x = LatencySummary{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[12]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2649,7 +2715,7 @@ func (x *LatencySummary) String() string {
 func (*LatencySummary) ProtoMessage() {}
 
 func (x *LatencySummary) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[12]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2662,7 +2728,7 @@ func (x *LatencySummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencySummary.ProtoReflect.Descriptor instead.
 func (*LatencySummary) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *LatencySummary) GetCount() uint64 {
@@ -2746,7 +2812,7 @@ type Statistics struct {
 
 func (x *Statistics) Reset() {
 	*x = Statistics{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[13]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2758,7 +2824,7 @@ func (x *Statistics) String() string {
 func (*Statistics) ProtoMessage() {}
 
 func (x *Statistics) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[13]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2771,7 +2837,7 @@ func (x *Statistics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Statistics.ProtoReflect.Descriptor instead.
 func (*Statistics) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Statistics) GetAnnouncements() uint64 {
@@ -2892,7 +2958,7 @@ type RefusalCount struct {
 
 func (x *RefusalCount) Reset() {
 	*x = RefusalCount{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[14]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2904,7 +2970,7 @@ func (x *RefusalCount) String() string {
 func (*RefusalCount) ProtoMessage() {}
 
 func (x *RefusalCount) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[14]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2917,7 +2983,7 @@ func (x *RefusalCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusalCount.ProtoReflect.Descriptor instead.
 func (*RefusalCount) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RefusalCount) GetReason() string {
@@ -3140,7 +3206,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\bmax_wait\x18\v \x01(\v2\x19.google.protobuf.DurationR\amaxWait\x12:\n" +
 	"\vdefault_ttl\x18\f \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"defaultTtl\x122\n" +
-	"\amax_ttl\x18\r \x01(\v2\x19.google.protobuf.DurationR\x06maxTtl\"\xe1\x04\n" +
+	"\amax_ttl\x18\r \x01(\v2\x19.google.protobuf.DurationR\x06maxTtl\"\x92\x05\n" +
 	"\x05Event\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12*\n" +
@@ -3159,7 +3225,13 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x05cause\x18\f \x01(\tR\x05cause\x12-\n" +
 	"\x04took\x18\r \x01(\v2\x19.google.protobuf.DurationR\x04took\x12\x18\n" +
 	"\amessage\x18\x0e \x01(\tR\amessage\x12/\n" +
-	"\x05clock\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x05clock\"\x89\x02\n" +
+	"\x05clock\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x05clock\x12/\n" +
+	"\x05trace\x18\x10 \x01(\v2\x19.gpreempt.v1.TraceContextR\x05trace\"P\n" +
+	"\fTraceContext\x12 \n" +
+	"\vtraceparent\x18\x01 \x01(\tR\vtraceparent\x12\x1e\n" +
+	"\n" +
+	"tracestate\x18\x02 \x01(\tR\n" +
+	"tracestate\"\x89\x02\n" +
 	"\x0eLatencySummary\x12\x14\n" +
 	"\x05count\x18\x01 \x01(\x04R\x05count\x12-\n" +
 	"\x04mean\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04mean\x12+\n" +
@@ -3272,7 +3344,7 @@ func file_gpreempt_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_gpreempt_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_gpreempt_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_gpreempt_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_gpreempt_v1_types_proto_goTypes = []any{
 	(Class)(0),                    // 0: gpreempt.v1.Class
 	(TargetState)(0),              // 1: gpreempt.v1.TargetState
@@ -3296,79 +3368,81 @@ var file_gpreempt_v1_types_proto_goTypes = []any{
 	(*RuleCount)(nil),             // 19: gpreempt.v1.RuleCount
 	(*Policy)(nil),                // 20: gpreempt.v1.Policy
 	(*Event)(nil),                 // 21: gpreempt.v1.Event
-	(*LatencySummary)(nil),        // 22: gpreempt.v1.LatencySummary
-	(*Statistics)(nil),            // 23: gpreempt.v1.Statistics
-	(*RefusalCount)(nil),          // 24: gpreempt.v1.RefusalCount
-	nil,                           // 25: gpreempt.v1.Container.LabelsEntry
-	nil,                           // 26: gpreempt.v1.Container.PodLabelsEntry
-	nil,                           // 27: gpreempt.v1.Target.EnvironmentEntry
-	(*durationpb.Duration)(nil),   // 28: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 29: google.protobuf.Timestamp
+	(*TraceContext)(nil),          // 22: gpreempt.v1.TraceContext
+	(*LatencySummary)(nil),        // 23: gpreempt.v1.LatencySummary
+	(*Statistics)(nil),            // 24: gpreempt.v1.Statistics
+	(*RefusalCount)(nil),          // 25: gpreempt.v1.RefusalCount
+	nil,                           // 26: gpreempt.v1.Container.LabelsEntry
+	nil,                           // 27: gpreempt.v1.Container.PodLabelsEntry
+	nil,                           // 28: gpreempt.v1.Target.EnvironmentEntry
+	(*durationpb.Duration)(nil),   // 29: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
 }
 var file_gpreempt_v1_types_proto_depIdxs = []int32{
-	28, // 0: gpreempt.v1.Timing.decide:type_name -> google.protobuf.Duration
-	28, // 1: gpreempt.v1.Timing.quiesce:type_name -> google.protobuf.Duration
-	28, // 2: gpreempt.v1.Timing.total:type_name -> google.protobuf.Duration
+	29, // 0: gpreempt.v1.Timing.decide:type_name -> google.protobuf.Duration
+	29, // 1: gpreempt.v1.Timing.quiesce:type_name -> google.protobuf.Duration
+	29, // 2: gpreempt.v1.Timing.total:type_name -> google.protobuf.Duration
 	2,  // 3: gpreempt.v1.Lease.state:type_name -> gpreempt.v1.LeaseState
 	3,  // 4: gpreempt.v1.Lease.end:type_name -> gpreempt.v1.LeaseEnd
-	29, // 5: gpreempt.v1.Lease.created_at:type_name -> google.protobuf.Timestamp
-	28, // 6: gpreempt.v1.Lease.expires_in:type_name -> google.protobuf.Duration
-	28, // 7: gpreempt.v1.Gpu.breaker_closes_in:type_name -> google.protobuf.Duration
-	25, // 8: gpreempt.v1.Container.labels:type_name -> gpreempt.v1.Container.LabelsEntry
-	26, // 9: gpreempt.v1.Container.pod_labels:type_name -> gpreempt.v1.Container.PodLabelsEntry
+	30, // 5: gpreempt.v1.Lease.created_at:type_name -> google.protobuf.Timestamp
+	29, // 6: gpreempt.v1.Lease.expires_in:type_name -> google.protobuf.Duration
+	29, // 7: gpreempt.v1.Gpu.breaker_closes_in:type_name -> google.protobuf.Duration
+	26, // 8: gpreempt.v1.Container.labels:type_name -> gpreempt.v1.Container.LabelsEntry
+	27, // 9: gpreempt.v1.Container.pod_labels:type_name -> gpreempt.v1.Container.PodLabelsEntry
 	0,  // 10: gpreempt.v1.Target.class:type_name -> gpreempt.v1.Class
 	1,  // 11: gpreempt.v1.Target.state:type_name -> gpreempt.v1.TargetState
-	28, // 12: gpreempt.v1.Target.in_state:type_name -> google.protobuf.Duration
-	28, // 13: gpreempt.v1.Target.runs_within:type_name -> google.protobuf.Duration
-	28, // 14: gpreempt.v1.Target.suspended_total:type_name -> google.protobuf.Duration
-	28, // 15: gpreempt.v1.Target.learned_suspend:type_name -> google.protobuf.Duration
-	28, // 16: gpreempt.v1.Target.learned_resume:type_name -> google.protobuf.Duration
+	29, // 12: gpreempt.v1.Target.in_state:type_name -> google.protobuf.Duration
+	29, // 13: gpreempt.v1.Target.runs_within:type_name -> google.protobuf.Duration
+	29, // 14: gpreempt.v1.Target.suspended_total:type_name -> google.protobuf.Duration
+	29, // 15: gpreempt.v1.Target.learned_suspend:type_name -> google.protobuf.Duration
+	29, // 16: gpreempt.v1.Target.learned_resume:type_name -> google.protobuf.Duration
 	14, // 17: gpreempt.v1.Target.container:type_name -> gpreempt.v1.Container
-	27, // 18: gpreempt.v1.Target.environment:type_name -> gpreempt.v1.Target.EnvironmentEntry
+	28, // 18: gpreempt.v1.Target.environment:type_name -> gpreempt.v1.Target.EnvironmentEntry
 	0,  // 19: gpreempt.v1.Queue.class:type_name -> gpreempt.v1.Class
 	1,  // 20: gpreempt.v1.Queue.state:type_name -> gpreempt.v1.TargetState
-	29, // 21: gpreempt.v1.Queue.first_seen:type_name -> google.protobuf.Timestamp
-	29, // 22: gpreempt.v1.Queue.changed_at:type_name -> google.protobuf.Timestamp
+	30, // 21: gpreempt.v1.Queue.first_seen:type_name -> google.protobuf.Timestamp
+	30, // 22: gpreempt.v1.Queue.changed_at:type_name -> google.protobuf.Timestamp
 	5,  // 23: gpreempt.v1.Hqd.state:type_name -> gpreempt.v1.HqdState
-	28, // 24: gpreempt.v1.Source.every:type_name -> google.protobuf.Duration
-	28, // 25: gpreempt.v1.Source.took:type_name -> google.protobuf.Duration
-	29, // 26: gpreempt.v1.Source.read_at:type_name -> google.protobuf.Timestamp
+	29, // 24: gpreempt.v1.Source.every:type_name -> google.protobuf.Duration
+	29, // 25: gpreempt.v1.Source.took:type_name -> google.protobuf.Duration
+	30, // 26: gpreempt.v1.Source.read_at:type_name -> google.protobuf.Timestamp
 	0,  // 27: gpreempt.v1.RuleCount.class:type_name -> gpreempt.v1.Class
 	6,  // 28: gpreempt.v1.Policy.suspend_when:type_name -> gpreempt.v1.SuspendWhen
 	7,  // 29: gpreempt.v1.Policy.linger:type_name -> gpreempt.v1.Linger
-	28, // 30: gpreempt.v1.Policy.linger_max:type_name -> google.protobuf.Duration
-	28, // 31: gpreempt.v1.Policy.share_window:type_name -> google.protobuf.Duration
-	28, // 32: gpreempt.v1.Policy.max_suspend:type_name -> google.protobuf.Duration
-	28, // 33: gpreempt.v1.Policy.min_run:type_name -> google.protobuf.Duration
+	29, // 30: gpreempt.v1.Policy.linger_max:type_name -> google.protobuf.Duration
+	29, // 31: gpreempt.v1.Policy.share_window:type_name -> google.protobuf.Duration
+	29, // 32: gpreempt.v1.Policy.max_suspend:type_name -> google.protobuf.Duration
+	29, // 33: gpreempt.v1.Policy.min_run:type_name -> google.protobuf.Duration
 	8,  // 34: gpreempt.v1.Policy.gang:type_name -> gpreempt.v1.GangScope
-	28, // 35: gpreempt.v1.Policy.max_wait:type_name -> google.protobuf.Duration
-	28, // 36: gpreempt.v1.Policy.default_ttl:type_name -> google.protobuf.Duration
-	28, // 37: gpreempt.v1.Policy.max_ttl:type_name -> google.protobuf.Duration
-	29, // 38: gpreempt.v1.Event.at:type_name -> google.protobuf.Timestamp
+	29, // 35: gpreempt.v1.Policy.max_wait:type_name -> google.protobuf.Duration
+	29, // 36: gpreempt.v1.Policy.default_ttl:type_name -> google.protobuf.Duration
+	29, // 37: gpreempt.v1.Policy.max_ttl:type_name -> google.protobuf.Duration
+	30, // 38: gpreempt.v1.Event.at:type_name -> google.protobuf.Timestamp
 	9,  // 39: gpreempt.v1.Event.kind:type_name -> gpreempt.v1.EventKind
 	1,  // 40: gpreempt.v1.Event.from_target:type_name -> gpreempt.v1.TargetState
 	1,  // 41: gpreempt.v1.Event.to_target:type_name -> gpreempt.v1.TargetState
 	2,  // 42: gpreempt.v1.Event.from_lease:type_name -> gpreempt.v1.LeaseState
 	2,  // 43: gpreempt.v1.Event.to_lease:type_name -> gpreempt.v1.LeaseState
 	3,  // 44: gpreempt.v1.Event.end:type_name -> gpreempt.v1.LeaseEnd
-	28, // 45: gpreempt.v1.Event.took:type_name -> google.protobuf.Duration
-	28, // 46: gpreempt.v1.Event.clock:type_name -> google.protobuf.Duration
-	28, // 47: gpreempt.v1.LatencySummary.mean:type_name -> google.protobuf.Duration
-	28, // 48: gpreempt.v1.LatencySummary.p50:type_name -> google.protobuf.Duration
-	28, // 49: gpreempt.v1.LatencySummary.p95:type_name -> google.protobuf.Duration
-	28, // 50: gpreempt.v1.LatencySummary.p99:type_name -> google.protobuf.Duration
-	28, // 51: gpreempt.v1.LatencySummary.max:type_name -> google.protobuf.Duration
-	22, // 52: gpreempt.v1.Statistics.quiesce_latency:type_name -> gpreempt.v1.LatencySummary
-	22, // 53: gpreempt.v1.Statistics.suspend_latency:type_name -> gpreempt.v1.LatencySummary
-	22, // 54: gpreempt.v1.Statistics.resume_latency:type_name -> gpreempt.v1.LatencySummary
-	22, // 55: gpreempt.v1.Statistics.lease_duration:type_name -> gpreempt.v1.LatencySummary
-	19, // 56: gpreempt.v1.Statistics.rules:type_name -> gpreempt.v1.RuleCount
-	24, // 57: gpreempt.v1.Statistics.refusals:type_name -> gpreempt.v1.RefusalCount
-	58, // [58:58] is the sub-list for method output_type
-	58, // [58:58] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	29, // 45: gpreempt.v1.Event.took:type_name -> google.protobuf.Duration
+	29, // 46: gpreempt.v1.Event.clock:type_name -> google.protobuf.Duration
+	22, // 47: gpreempt.v1.Event.trace:type_name -> gpreempt.v1.TraceContext
+	29, // 48: gpreempt.v1.LatencySummary.mean:type_name -> google.protobuf.Duration
+	29, // 49: gpreempt.v1.LatencySummary.p50:type_name -> google.protobuf.Duration
+	29, // 50: gpreempt.v1.LatencySummary.p95:type_name -> google.protobuf.Duration
+	29, // 51: gpreempt.v1.LatencySummary.p99:type_name -> google.protobuf.Duration
+	29, // 52: gpreempt.v1.LatencySummary.max:type_name -> google.protobuf.Duration
+	23, // 53: gpreempt.v1.Statistics.quiesce_latency:type_name -> gpreempt.v1.LatencySummary
+	23, // 54: gpreempt.v1.Statistics.suspend_latency:type_name -> gpreempt.v1.LatencySummary
+	23, // 55: gpreempt.v1.Statistics.resume_latency:type_name -> gpreempt.v1.LatencySummary
+	23, // 56: gpreempt.v1.Statistics.lease_duration:type_name -> gpreempt.v1.LatencySummary
+	19, // 57: gpreempt.v1.Statistics.rules:type_name -> gpreempt.v1.RuleCount
+	25, // 58: gpreempt.v1.Statistics.refusals:type_name -> gpreempt.v1.RefusalCount
+	59, // [59:59] is the sub-list for method output_type
+	59, // [59:59] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_gpreempt_v1_types_proto_init() }
@@ -3390,7 +3464,7 @@ func file_gpreempt_v1_types_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpreempt_v1_types_proto_rawDesc), len(file_gpreempt_v1_types_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   18,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
