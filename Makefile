@@ -79,7 +79,7 @@ build: ## Build gpreemptd, gpctl and kfdemu into build/
 	CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o build/ ./cmd/...
 
 demo: build ## Show a suspend and a resume on an emulated GPU, or a simulated one (DEMO=--sim)
-	build/gpctl demo --json build/demo.json $(DEMO)
+	build/kfdemu demo --json build/demo.json $(DEMO)
 
 bench: ## Measure what the daemon costs, as ratios in one run: build/bench.json and build/bench.txt (BENCH='-only de')
 	$(GO) build -o build/bench ./test/bench

@@ -129,7 +129,7 @@ func TestHelpNamesCommandsAndFlags(t *testing.T) {
 	}{
 		{nil, []string{"serve", "config", "version"}},
 		{[]string{"--help"}, []string{"serve", "config", "version"}},
-		{[]string{"serve", "--help"}, []string{"--config", "--socket", "--sim", "mi300x", "SIGHUP"}},
+		{[]string{"serve", "--help"}, []string{"--config", "--socket", "SIGHUP"}},
 		{[]string{"config", "--help"}, []string{"default", "check"}},
 	} {
 		got := runWith(tc.args...)
@@ -153,10 +153,8 @@ func TestInvalidCommandLinesAreErrors(t *testing.T) {
 		{[]string{"srve"}, `"srve"`},
 		{[]string{"serve", "now"}, `"now"`},
 		{[]string{"serve", "--no-such-flag"}, "--no-such-flag"},
-		{[]string{"serve", "--sim", "h100"}, "mi300x"},
-		{[]string{"serve", "--sim", "mi300x", "--sim-gpus", "0", "--config", write(t, "")}, "0"},
-		{[]string{"serve", "--sim", "mi300x", "--config", bad}, bad + ":2:"},
-		{[]string{"serve", "--sim", "mi300x", "--config", bad + ".not"}, bad + ".not"},
+		{[]string{"serve", "--config", bad}, bad + ":2:"},
+		{[]string{"serve", "--config", bad + ".not"}, bad + ".not"},
 		{[]string{"config", "chekc"}, `"chekc"`},
 		{[]string{"config", "check", bad, bad}, "at most 1"},
 		{[]string{"version", "please"}, `"please"`},

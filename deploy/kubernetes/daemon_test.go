@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestProbesTellAHungDaemon runs what the DaemonSet runs, with a simulated GPU in
-// place of the node's and its socket elsewhere.
+// TestProbesTellAHungDaemon runs what the DaemonSet runs, on this host, with its socket and
+// its directory elsewhere.
 func TestProbesTellAHungDaemon(t *testing.T) {
 	objects := decode(t, "chart", render(t, withImage(values{})))
 	spec := find[*appsv1.DaemonSet](t, objects).Spec.Template.Spec
@@ -30,7 +30,8 @@ func TestProbesTellAHungDaemon(t *testing.T) {
 	}
 	args := slices.Clone(container.Args)
 	args[slices.Index(args, "/etc/gpreempt/gpreemptd.yaml")] = config
-	daemon := exec.Command(program(t, "gpreemptd"), append(args, "--socket", socket, "--sim", "mi300x")...)
+	daemon := exec.Command(program(t, "gpreemptd"), append(args, "--socket", socket)...)
+	daemon.Env = append(os.Environ(), "RUNTIME_DIRECTORY="+dir)
 	daemon.Stderr = t.Output()
 	if err := daemon.Start(); err != nil {
 		t.Fatal(err)

@@ -1,5 +1,6 @@
-// Package demo plays the product's main job on an emulated or a simulated GPU: it starts
-// a real daemon, an inference server and a training job, and measures what each sees.
+// Package demo shows the product's main use on an emulated or a simulated GPU: it starts
+// the daemon, an inference server and a training job, and measures the latency of the one
+// and the throughput of the other.
 package demo
 
 import (
@@ -17,15 +18,14 @@ import (
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/pkg/client"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Options is what the demo plays.
+// Options says what the demo does.
 type Options struct {
-	// Daemon is the path of the gpreemptd binary.
-	Daemon string
-	// Emulator is the path of the kfdemu binary when this process runs on an emulated
-	// machine, with one GPU; "" is for the simulator, which the daemon brings along.
-	Emulator string
+	// Emulator is the path of the kfdemu binary, and Daemon that of gpreemptd, when this
+	// process runs on an emulated machine, with one GPU; "" simulates one in this process.
+	Emulator, Daemon string
 	// Machine is the kind of GPU, and Backend what the daemon says it serves: "emulated"
 	// or "simulated" with the machine.
 	Machine string
@@ -34,7 +34,7 @@ type Options struct {
 	// Repeats of each arm, and how long one lasts.
 	Repeats  int
 	Duration time.Duration
-	// Progress hears what is going on, a line at a time.
+	// Progress gets a line for each step, and warnings of the daemon.
 	Progress io.Writer
 	// Spec is the model of Machine.
 	Spec gpumodel.Spec
@@ -56,7 +56,7 @@ const (
 	warmUp            = 300 * time.Millisecond
 )
 
-const configYAML = `access: {online_groups: [], admin_groups: []} # whoever runs the demo has all rights
+const configYAML = `access: {online_groups: [], admin_groups: []} # the user who runs the demo has all rights
 rules:
   - name: training
     match: {comm: ` + jobComm + `}
@@ -65,13 +65,16 @@ rules:
 log: {level: warn}
 `
 
+// configFile is the daemon's config file in the directory of the demo.
+const configFile = "gpreemptd.yaml"
+
 // emulatedYAML is added on an emulated machine: no hardware can hang there.
 const emulatedYAML = `safety:
   hazards:
     - {id: emulated, gfx: ["gfx*"], action: allow, why: It is emulated.}
 `
 
-// machine is what the demo is played on. One goroutine calls it, but for request.
+// machine is what the demo runs on. One goroutine calls it, except for request.
 type machine interface {
 	// startJob starts the training job and returns its pid; stopJob ends it and reports what
 	// became of its packets.
@@ -81,7 +84,7 @@ type machine interface {
 	work(ctx context.Context) ([]progress, error)
 	// request has the inference server do what a request takes, and waits for it.
 	request(ctx context.Context) error
-	// processes are the pids of what plays, besides this process and the daemon.
+	// processes returns the pids of the actors besides this process and the daemon.
 	processes() []int
 	close() error
 }
@@ -100,7 +103,7 @@ func rate(begin, end []progress) (sum float64) {
 	return sum
 }
 
-// Play runs the demo. It touches nothing but a temporary directory of its own.
+// Play measures all arms. It touches nothing but temporary directories of its own.
 func Play(ctx context.Context, o Options) (result *Result, err error) {
 	s, err := open(ctx, o)
 	if err != nil {
@@ -128,32 +131,40 @@ func Play(ctx context.Context, o Options) (result *Result, err error) {
 	if err := s.finish(ctx, result); err != nil {
 		return nil, err
 	}
-	result.summarise()
+	result.summarize()
 	return result, nil
 }
 
-// Live starts the daemon, the job and the inference server, tells started the
-// socket, and lets them run until ctx ends: something to look at with gpctl.
-func Live(ctx context.Context, o Options, started func(socket string)) (err error) {
+// Live starts the daemon, the job and the inference server, calls started with the
+// socket, and lets them run until ctx ends: something to look at with gpctl. It returns
+// how many announcements there were, and how many of them the daemon did not answer in
+// time.
+func Live(ctx context.Context, o Options, started func(socket string)) (announced, unanswered int, err error) {
 	s, err := open(ctx, o)
 	if err != nil {
-		return err
+		return 0, 0, err
 	}
 	defer func() { err = andThen(err, s.close()) }()
 	if err := s.startJob(ctx, Protected); err != nil {
-		return fmt.Errorf("demo: %w", err)
+		return 0, 0, fmt.Errorf("demo: %w", err)
 	}
 	started(s.socket)
 	for ctx.Err() == nil {
-		if err := s.serve(ctx, &Run{}, true, o.Duration); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("demo: %w", err)
+		if s.daemon.hasEnded() {
+			return announced, unanswered, errors.New("demo: the daemon ended by itself")
 		}
+		run := &Run{}
+		if err := s.serve(ctx, run, true, o.Duration); err != nil && ctx.Err() == nil {
+			return announced, unanswered, fmt.Errorf("demo: %w", err)
+		}
+		announced += len(run.LatencyMS)
+		unanswered += run.Unanswered
 	}
-	return nil
+	return announced, unanswered, nil
 }
 
-// open sets the stage: a daemon in a directory of its own, what it serves, and
-// connections to it.
+// open starts a daemon in a directory of its own and the machine it serves, and connects
+// to it.
 func open(ctx context.Context, o Options) (s *stage, err error) {
 	dir, err := os.MkdirTemp("", "gpreempt-demo-")
 	if err != nil {
@@ -167,11 +178,21 @@ func open(ctx context.Context, o Options) (s *stage, err error) {
 			s = nil
 		}
 	}()
-	daemon, err := startDaemon(o, dir, s.socket)
-	if err != nil {
+	var daemon program
+	if o.Emulator == "" {
+		simulated, err := simulate(o)
+		if err != nil {
+			return s, err
+		}
+		s.machine = simulated
+		s.undo = append(s.undo, simulated.close)
+		if daemon, err = startLocalDaemon(o, simulated.Host(), dir, s.socket); err != nil {
+			return s, err
+		}
+	} else if daemon, err = startDaemon(o, dir, s.socket); err != nil {
 		return s, err
 	}
-	s.daemon = daemon.pid()
+	s.daemon = daemon
 	s.undo = append(s.undo, daemon.interrupt)
 	if s.client, err = client.Dial("unix://"+s.socket, client.FailClosed()); err != nil {
 		return s, err
@@ -180,40 +201,39 @@ func open(ctx context.Context, o Options) (s *stage, err error) {
 	if err := s.awaitDaemon(ctx, daemon, o.Backend); err != nil {
 		return s, err
 	}
-	if o.Emulator == "" {
-		s.machine, err = simulate(ctx, s.socket)
-	} else {
-		s.machine, err = emulate(ctx, o.Emulator, dir, o.Progress)
+	if o.Emulator != "" {
+		if s.machine, err = emulate(ctx, o.Emulator, dir, o.Progress); err != nil {
+			return s, err
+		}
+		s.undo = append(s.undo, s.machine.close)
 	}
-	if err != nil {
-		return s, err
-	}
-	s.undo = append(s.undo, s.machine.close)
 	return s, nil
 }
 
-// startDaemon runs gpreemptd.
+// program is a running daemon.
+type program interface {
+	pid() int
+	hasEnded() bool
+	// interrupt ends it in order, and returns how it ended.
+	interrupt() error
+}
+
+// startDaemon runs gpreemptd on the emulated machine.
 func startDaemon(o Options, dir, socket string) (*process, error) {
-	config := filepath.Join(dir, "gpreemptd.yaml")
-	args, text := []string{"serve", "--config", config, "--socket", socket}, configYAML
-	if o.Emulator == "" {
-		args = append(args, "--sim", o.Machine, "--sim-seed", fmt.Sprint(o.Seed))
-	} else {
-		text += emulatedYAML
-	}
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+	config := filepath.Join(dir, configFile)
+	if err := os.WriteFile(config, []byte(configYAML+emulatedYAML), 0o600); err != nil {
 		return nil, err
 	}
 	// Its journal is not to be the host's.
-	return startProcess(o.Progress, []string{"RUNTIME_DIRECTORY=" + dir}, o.Daemon, args...)
+	return startProcess(o.Progress, []string{"RUNTIME_DIRECTORY=" + dir}, o.Daemon, "serve", "--config", config, "--socket", socket)
 }
 
-// stage is the daemon, the machine it serves and the actors' connections to them.
+// stage is the daemon, the machine it serves and the connection to it.
 type stage struct {
 	machine machine
 	socket  string
 	client  *client.Client
-	daemon  int   // its pid
+	daemon  program
 	pid     int32 // of the last job
 	// learned is what the daemon learned of the last protected job.
 	learnedSuspend, learnedResume time.Duration
@@ -223,8 +243,8 @@ type stage struct {
 
 // awaitDaemon returns when the daemon serves, and serves what it should: nothing that is
 // called emulated or simulated must turn out to be hardware.
-func (s *stage) awaitDaemon(ctx context.Context, daemon *process, backend string) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (s *stage) awaitDaemon(ctx context.Context, daemon program, backend string) error {
+	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
 	for {
 		status, err := s.client.Admin().GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
@@ -276,7 +296,7 @@ func (s *stage) play(ctx context.Context, arm Arm, duration time.Duration) (*Run
 			return nil, err
 		}
 	}
-	yard, err := layYardstick(append(s.machine.processes(), os.Getpid(), s.daemon)...)
+	jitter, err := startJitterProbe(append(s.machine.processes(), os.Getpid(), s.daemon.pid())...)
 	if err != nil {
 		return nil, err
 	}
@@ -287,9 +307,9 @@ func (s *stage) play(ctx context.Context, arm Arm, duration time.Duration) (*Run
 		err = s.serve(ctx, run, arm == Protected, duration)
 	}
 	run.Seconds = time.Since(started).Seconds()
-	var yardErr error
-	run.LateMS, run.OwnCPU, yardErr = yard.take()
-	if err := errors.Join(err, yardErr); err != nil {
+	var probeErr error
+	run.LateMS, run.OwnCPU, probeErr = jitter.stop()
+	if err := errors.Join(err, probeErr); err != nil {
 		return nil, err
 	}
 	if arm == OnlineAlone {
@@ -301,6 +321,9 @@ func (s *stage) play(ctx context.Context, arm Arm, duration time.Duration) (*Run
 	}
 	run.OfflineWork = rate(begin, end)
 	if arm == Protected {
+		if err := s.awaitTarget(ctx); err != nil { // the last resume counts, too
+			return nil, err
+		}
 		if err := s.noteLearned(ctx); err != nil {
 			return nil, err
 		}
@@ -327,9 +350,10 @@ func (s *stage) startJob(ctx context.Context, arm Arm) (err error) {
 	return sleep(ctx, warmUp)
 }
 
-// awaitTarget returns when the daemon lists the job as a target it can suspend.
+// awaitTarget returns when the daemon lists the job as a target that runs and that it can
+// suspend.
 func (s *stage) awaitTarget(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
 	why := "the daemon did not find the job"
 	for {
@@ -340,7 +364,7 @@ func (s *stage) awaitTarget(ctx context.Context) error {
 		for _, target := range list.GetTargets() {
 			switch {
 			case target.GetPid() != s.pid:
-			case target.GetMechanism() != "" && target.GetQueueCount() == jobQueues:
+			case target.GetMechanism() != "" && target.GetQueueCount() == jobQueues && target.GetState() == gpreemptv1.TargetState_TARGET_STATE_RUNNING:
 				return nil
 			default:
 				why = fmt.Sprintf("the daemon cannot suspend the job with its %d queues: %s %s", target.GetQueueCount(), target.GetMechanismWhy(), target.GetAttachError())
@@ -352,14 +376,14 @@ func (s *stage) awaitTarget(ctx context.Context) error {
 	}
 }
 
-// serve plays the inference server: requests are due at fixed times whether or
+// serve is the inference server: requests are due at fixed times whether or
 // not the last one is done, and latency counts from when a request was due.
 func (s *stage) serve(ctx context.Context, run *Run, announce bool, duration time.Duration) error {
 	n := int(duration * requestsPerSecond / time.Second)
 	run.LatencyMS = make([]float64, n)
 	var (
 		wg   sync.WaitGroup
-		mu   sync.Mutex // guards errs and run.NotQuiesced
+		mu   sync.Mutex // guards errs and the counters of run
 		errs []error
 	)
 	begin := time.Now()
@@ -372,15 +396,19 @@ func (s *stage) serve(ctx context.Context, run *Run, announce bool, duration tim
 			break
 		}
 		wg.Go(func() {
-			quiesced, took, err := s.request(ctx, due, announce)
+			answer, took, err := s.request(ctx, due, announce)
 			run.LatencyMS[i] = milliseconds(took)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
 				errs = append(errs, err)
 			}
-			if announce && !quiesced {
+			switch answer {
+			case unanswered:
+				run.Unanswered++
+			case gpuBusy:
 				run.NotQuiesced++
+			case gpuQuiet, notAsked:
 			}
 		})
 	}
@@ -388,19 +416,44 @@ func (s *stage) serve(ctx context.Context, run *Run, announce bool, duration tim
 	return errors.Join(errs...)
 }
 
-// request is one inference: announce, run on the GPU, say it is done. Its latency
-// ends with the result; giving the GPU back is not the user's wait.
-func (s *stage) request(ctx context.Context, due time.Time, announce bool) (quiesced bool, took time.Duration, err error) {
+// answer is how the daemon answered an announcement.
+type answer uint8
+
+const (
+	notAsked answer = iota
+	gpuQuiet
+	gpuBusy
+	// unanswered: not in time. The work goes on without a lease, as it does in a server
+	// whose client is fail-open.
+	unanswered
+)
+
+// request is one inference: announce, run on the GPU, release. Its latency ends with the
+// result; the user does not wait for the release.
+func (s *stage) request(ctx context.Context, due time.Time, announce bool) (a answer, took time.Duration, err error) {
 	if announce {
 		lease, err := s.client.Acquire(ctx, client.Request{Label: "demo"})
-		if err != nil {
-			return false, 0, err
+		switch {
+		case err == nil && lease.Quiet():
+			a = gpuQuiet
+		case err == nil:
+			a = gpuBusy
+		case ctx.Err() == nil && gpreempt.ReasonOf(err) == gpreempt.ReasonDaemonUnavailable:
+			a = unanswered
+		default:
+			return notAsked, 0, err
 		}
-		quiesced = lease.Quiet()
-		defer func() { err = errors.Join(err, lease.Release(ctx)) }()
+		if lease != nil {
+			defer func() {
+				// A release that is not answered in time ends the lease by its time to live.
+				if release := lease.Release(ctx); gpreempt.ReasonOf(release) != gpreempt.ReasonDaemonUnavailable {
+					err = errors.Join(err, release)
+				}
+			}()
+		}
 	}
 	err = s.machine.request(ctx)
-	return quiesced, time.Since(due), err
+	return a, time.Since(due), err
 }
 
 // finish reads what the daemon counted and learned.

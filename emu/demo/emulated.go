@@ -76,7 +76,7 @@ func (m *emulated) stopJob(ctx context.Context) (packets, error) {
 // work waits for the next kernel of each queue to end: only kernels that have ended can be
 // counted, so each queue is looked at when one has.
 func (m *emulated) work(ctx context.Context) ([]progress, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
 	parts, before := make([]progress, jobQueues), make([]uint64, jobQueues)
 	for look, waiting := 0, jobQueues; ; look++ {

@@ -6,16 +6,18 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
+	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
-// yardstick measures the machine while an arm is played: a thread of its own asks to
-// be woken every millisecond and notes how late it was. It does nothing else, so what
-// makes it late is who else wants the CPUs.
-type yardstick struct {
+// jitterProbe measures this machine during a run: a thread of its own asks to be woken
+// every millisecond and notes how late it was. It does nothing else, so other load on the
+// CPUs makes it late.
+type jitterProbe struct {
 	timer *hrtimer.Timer
 	late  []float64
 	err   error
@@ -26,70 +28,70 @@ type yardstick struct {
 	cpu   time.Duration
 }
 
-// tick is how often the yardstick wants to be woken.
+// tick is the time between two wake-ups of a probe.
 const tick = time.Millisecond
 
-// layYardstick begins to measure. pids are the demo's own processes.
-func layYardstick(pids ...int) (*yardstick, error) {
+// startJitterProbe begins to measure. pids are the demo's own processes; one may be named
+// twice.
+func startJitterProbe(pids ...int) (*jitterProbe, error) {
+	slices.Sort(pids)
+	pids = slices.Compact(pids)
 	timer, err := hrtimer.New()
 	if err != nil {
 		return nil, err
 	}
-	y := &yardstick{timer: timer, ended: make(chan struct{}), pids: pids, began: time.Now()}
-	if y.cpu, err = cpuTime(pids); err != nil {
+	p := &jitterProbe{timer: timer, ended: make(chan struct{}), pids: pids, began: time.Now()}
+	if p.cpu, err = cpuTime(pids); err != nil {
 		return nil, errors.Join(err, timer.Close())
 	}
-	go y.measure()
-	return y, nil
+	go p.measure()
+	return p, nil
 }
 
-func (y *yardstick) measure() {
-	defer close(y.ended)
+func (p *jitterProbe) measure() {
+	defer close(p.ended)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	for {
 		due := time.Now().Add(tick)
-		if y.err = y.timer.Set(tick); y.err == nil {
-			y.err = y.timer.Wait()
+		if p.err = p.timer.Set(tick); p.err == nil {
+			p.err = p.timer.Wait()
 		}
-		if y.err != nil {
+		if p.err != nil {
 			return
 		}
-		y.late = append(y.late, milliseconds(time.Since(due)))
+		p.late = append(p.late, milliseconds(time.Since(due)))
 	}
 }
 
-// take ends the measurement. late is how late one waking in a hundred was at least, in
-// milliseconds; own is how much of the CPUs the
-// demo's processes used themselves, 0 to 1.
-func (y *yardstick) take() (late, own float64, err error) {
-	err = y.timer.Close()
-	<-y.ended
-	if !errors.Is(y.err, os.ErrClosed) {
-		err = errors.Join(err, y.err)
+// stop ends the measurement. late is the 99th percentile of how late the wake-ups were, in
+// milliseconds; own is the share of all CPUs that the demo's processes used, 0 to 1.
+func (p *jitterProbe) stop() (late, own float64, err error) {
+	err = p.timer.Close()
+	<-p.ended
+	if !errors.Is(p.err, os.ErrClosed) {
+		err = errors.Join(err, p.err)
 	}
-	cpu, readErr := cpuTime(y.pids)
+	cpu, readErr := cpuTime(p.pids)
 	if err := errors.Join(err, readErr); err != nil {
 		return 0, 0, fmt.Errorf("measure the machine: %w", err)
 	}
-	if len(y.late) > 0 {
-		late = percentile(y.late, 0.99)
-	}
-	return late, (cpu - y.cpu).Seconds() / time.Since(y.began).Seconds() / float64(runtime.NumCPU()), nil
+	slices.Sort(p.late)
+	return stat.Quantile(p.late, 0.99), (cpu - p.cpu).Seconds() / time.Since(p.began).Seconds() / float64(runtime.NumCPU()), nil
 }
 
 // ticksPerSecond is the unit of CPU times in /proc (USER_HZ).
 const ticksPerSecond = 100
 
-// cpuTime is what processes have used so far, all threads.
+// cpuTime returns the CPU time that processes have used so far, all threads.
 func cpuTime(pids []int) (sum time.Duration, err error) {
 	for _, pid := range pids {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
 			return 0, err
 		}
 		// utime and stime are the 12th and 13th after the name, which ends with the last ')'.
-		fields := bytes.Fields(stat[bytes.LastIndexByte(stat, ')')+1:])
+		fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
 		for _, field := range fields[min(11, len(fields)):min(13, len(fields))] {
 			ticks, err := strconv.ParseInt(string(field), 10, 64)
 			if err != nil {

@@ -14,8 +14,8 @@ import (
 	"time"
 )
 
-// patience is how long the demo waits for what takes a moment on an idle machine.
-const patience = 20 * time.Second
+// maxWait is how long the demo waits for what takes a moment on an idle machine.
+const maxWait = 20 * time.Second
 
 // process is a program the demo started. It is in a process group of its own, so that
 // Ctrl-C reaches the demo alone, which takes everything down in order.
@@ -132,7 +132,7 @@ func (p *process) tell(line string) error {
 // await returns the next message of a kind. The error is what went wrong before, if the
 // program said so, or that it does not come.
 func (p *process) await(ctx context.Context, event string) (message, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, patience, fmt.Errorf("not within %v", patience))
+	ctx, cancel := context.WithTimeoutCause(ctx, maxWait, fmt.Errorf("not within %v", maxWait))
 	defer cancel()
 	var errs []error
 	for {
@@ -155,7 +155,7 @@ func (p *process) await(ctx context.Context, event string) (message, error) {
 // finish has a program that speaks come to its end, which its standard input tells it.
 func (p *process) finish() error {
 	errs := []error{p.in.Close()}
-	timeout := time.NewTimer(patience)
+	timeout := time.NewTimer(maxWait)
 	defer timeout.Stop()
 	for {
 		select {
@@ -171,7 +171,7 @@ func (p *process) finish() error {
 				errs = append(errs, fmt.Errorf("%s: %s", p.name, m.What))
 			}
 		case <-timeout.C:
-			return errors.Join(append(errs, fmt.Errorf("%s did not end within %v", p.name, patience), p.kill())...)
+			return errors.Join(append(errs, fmt.Errorf("%s did not end within %v", p.name, maxWait), p.kill())...)
 		}
 	}
 }
@@ -183,8 +183,8 @@ func (p *process) interrupt() error {
 	}
 	select {
 	case <-p.ended:
-	case <-time.After(patience):
-		return errors.Join(fmt.Errorf("%s did not stop within %v", p.name, patience), p.kill())
+	case <-time.After(maxWait):
+		return errors.Join(fmt.Errorf("%s did not stop within %v", p.name, maxWait), p.kill())
 	}
 	if p.err != nil {
 		return fmt.Errorf("%s ended with: %w", p.name, p.err)

@@ -3,11 +3,12 @@ package demo
 import (
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
 // Arm is one of the ways the two kinds of work meet.
@@ -39,8 +40,10 @@ type Run struct {
 	// times, in milliseconds; OwnCPU is the share of all CPUs the demo itself used.
 	LateMS float64 `json:"late_ms"`
 	OwnCPU float64 `json:"own_cpu"`
-	// NotQuiesced counts announcements answered before the GPU was quiet.
+	// NotQuiesced counts announcements answered before the GPU was quiet, and Unanswered
+	// those that the daemon did not answer in time.
 	NotQuiesced int `json:"not_quiesced"`
+	Unanswered  int `json:"unanswered"`
 }
 
 // ArmSummary is what the repeats of an arm come to.
@@ -62,26 +65,26 @@ type Summary struct {
 	P99Spread float64 `json:"p99_spread_ms"`
 }
 
-// Expectation is a promise of the demo and whether it was kept.
+// Expectation is a target of the demo and whether it was met.
 type Expectation struct {
 	What  string  `json:"what"`
 	Got   float64 `json:"got"`
 	Limit float64 `json:"limit"`
-	// AtLeast tells that Got must be Limit or more; else Limit or less.
+	// AtLeast: Got must be Limit or more; else Limit or less.
 	AtLeast bool `json:"at_least"`
 	Kept    bool `json:"kept"`
-	// Tail: it is about the slowest in a hundred, which a machine that is busy with
-	// something else makes slow by itself. Not judged when Result.NoiseMS says so.
+	// Tail: it is about the slowest in a hundred, which a busy machine makes slow by
+	// itself. Not judged when Result.NoiseMS is above maxNoise.
 	Tail bool `json:"tail,omitempty"`
-	// Timed: it is a latency. On an emulated machine it is told and not judged.
+	// Timed: it is a latency. Not judged on an emulated machine.
 	Timed bool `json:"timed,omitempty"`
 }
 
-// quiet is how late the machine may be by itself once in a hundred times, in
+// maxNoise is how late the machine may be by itself once in a hundred times, in
 // milliseconds, for the demo to judge that gpreempt adds no more than that.
-const quiet = 2
+const maxNoise = 2
 
-// Result is the whole demo, as build/demo.json holds it.
+// Result is what the demo measured, as build/demo.json has it.
 type Result struct {
 	// Either Simulated or Emulated is true: no figure here was measured on a GPU. Backend
 	// is what the daemon served, such as "emulated mi300x x1 with the rules of 6.12 (kfdemu)".
@@ -103,8 +106,7 @@ type Result struct {
 	LearnedSuspendMS  float64 `json:"learned_suspend_ms"`
 	LearnedResumeMS   float64 `json:"learned_resume_ms"`
 
-	// NoiseMS is how much the machine itself makes late once in a hundred times, and
-	// why tails are not judged above a limit: see noise.
+	// NoiseMS is how late this machine is by itself once in a hundred times: see noise.
 	NoiseMS float64 `json:"noise_ms"`
 
 	Arms         []ArmSummary  `json:"arms"`
@@ -112,8 +114,8 @@ type Result struct {
 	Runs         []Run         `json:"runs"`
 }
 
-// summarise folds the runs into arms and checks the expectations.
-func (r *Result) summarise() {
+// summarize aggregates the runs by arm and checks the expectations.
+func (r *Result) summarize() {
 	alone := mean(r.of(OfflineAlone), func(run Run) float64 { return run.OfflineWork })
 	arms := map[Arm]ArmSummary{}
 	for _, arm := range []Arm{OnlineAlone, Shared, Protected} {
@@ -126,33 +128,35 @@ func (r *Result) summarise() {
 		r.Arms = append(r.Arms, s)
 	}
 	var lost, repeated uint64
+	unanswered := 0
 	for _, run := range r.Runs {
 		lost += run.Lost
 		repeated += run.Repeated
+		unanswered += run.Unanswered
 	}
 	r.noise(arms[OnlineAlone].Online)
 	duty := r.RequestsPerSecond * r.RequestMS / 1000
 	r.Expectations = nil
-	const online = " with gpreempt, ms (alone + modelled suspend + 2)"
 	r.expect(Expectation{
-		What: "online p50" + online, Got: arms[Protected].Online.P50, Limit: arms[OnlineAlone].Online.P50 + r.ModelledSuspendMS + 2, Timed: true,
+		What: "online p50 with gpreempt, ms", Got: arms[Protected].Online.P50, Limit: arms[OnlineAlone].Online.P50 + r.ModelledSuspendMS + 2, Timed: true,
 	})
 	r.expect(Expectation{
-		What: "online p99" + online, Got: arms[Protected].Online.P99, Limit: arms[OnlineAlone].Online.P99 + r.ModelledSuspendMS + 2, Tail: true,
+		What: "online p99 with gpreempt, ms", Got: arms[Protected].Online.P99, Limit: arms[OnlineAlone].Online.P99 + r.ModelledSuspendMS + 2, Tail: true,
 	})
 	r.expect(Expectation{
-		What: "offline throughput with gpreempt (what the online duty leaves - 0.05)", Got: arms[Protected].OfflineShare, Limit: 1 - duty - 0.05,
+		What: "offline throughput with gpreempt", Got: arms[Protected].OfflineShare, Limit: 1 - duty - 0.05,
 		AtLeast: true, Tail: true,
 	})
+	r.expect(Expectation{What: "announcements not answered in time", Got: float64(unanswered), Tail: true})
 	r.expect(Expectation{What: "offline packets lost", Got: float64(lost)})
 	r.expect(Expectation{What: "offline packets run twice", Got: float64(repeated)})
 	r.expect(Expectation{What: "suspends", Got: float64(r.Suspends), Limit: 1, AtLeast: true})
 }
 
-// noise notes how much the machine itself makes late once in a hundred times: by how much
-// the requests differ where nothing but the inference server runs, or, if that is more,
-// how late a mere waking was in the worst run of all. A run in which the demo itself
-// used half of the CPUs does not count for that: then it may be its own fault.
+// noise determines how late this machine is by itself once in a hundred times: by how much
+// the requests differ where nothing but the inference server runs or, if that is more, how
+// late a wake-up was in the worst run of all. A run in which the demo itself used half of
+// the CPUs does not count for that: then the demo itself may be the reason.
 func (r *Result) noise(alone Summary) {
 	r.NoiseMS = alone.P99 - alone.P50
 	for _, run := range r.Runs {
@@ -170,14 +174,14 @@ func (r *Result) expect(e Expectation) {
 	r.Expectations = append(r.Expectations, e)
 }
 
-// judged reports whether e can be judged: figures in time only where the GPU is simulated,
-// because an emulated driver's calls take part in them, and tails only on a machine that
-// is quiet by itself.
+// judged reports whether e can be judged: latencies only where the GPU is simulated,
+// because on an emulated one the emulator's own work is in them, and tails only on a
+// machine that is quiet by itself.
 func (r *Result) judged(e Expectation) bool {
-	return !(r.Emulated && (e.Tail || e.Timed)) && !(e.Tail && r.NoiseMS > quiet)
+	return !(r.Emulated && (e.Tail || e.Timed)) && !(e.Tail && r.NoiseMS > maxNoise)
 }
 
-// Broken names the expectations that were not kept, of those that could be judged.
+// Broken names the expectations that were not met, of those that can be judged.
 func (r *Result) Broken() []string {
 	var broken []string
 	for _, e := range r.Expectations {
@@ -216,25 +220,16 @@ func summary(runs []Run) Summary {
 			continue
 		}
 		all = append(all, run.LatencyMS...)
-		p99s = append(p99s, percentile(run.LatencyMS, 0.99))
+		p99s = append(p99s, stat.Quantile(slices.Sorted(slices.Values(run.LatencyMS)), 0.99))
 	}
-	if len(all) == 0 {
-		return Summary{}
-	}
+	slices.Sort(all)
 	return Summary{
-		N: len(all), P50: percentile(all, 0.5), P95: percentile(all, 0.95), P99: percentile(all, 0.99),
-		Max: slices.Max(all), P99Spread: slices.Max(p99s) - slices.Min(p99s),
+		N: len(all), P50: stat.Quantile(all, 0.5), P95: stat.Quantile(all, 0.95), P99: stat.Quantile(all, 0.99),
+		Max: stat.Quantile(all, 1), P99Spread: stat.Spread(p99s),
 	}
 }
 
-// percentile is the nearest-rank percentile of samples, which are not empty.
-func percentile(samples []float64, p float64) float64 {
-	sorted := slices.Sorted(slices.Values(samples))
-	rank := int(math.Ceil(p * float64(len(sorted))))
-	return sorted[max(rank, 1)-1]
-}
-
-// kind is what to call each figure.
+// kind returns the word for every figure.
 func (r *Result) kind() string {
 	if r.Emulated {
 		return "emulated"
@@ -242,7 +237,7 @@ func (r *Result) kind() string {
 	return "simulated"
 }
 
-// made says what the figures were made with.
+// made describes what the figures were measured on.
 func (r *Result) made() string {
 	if r.Emulated {
 		return "modelled GPU, real processes and\nsystem calls, real daemon, real gRPC (" + r.Backend + ")"
@@ -271,29 +266,42 @@ func (r *Result) Print(w io.Writer) error {
 	}
 	fmt.Fprintf(&b, "\n%d suspends, %d resumes; learned %s per suspend, %s per resume (model: %s).\n\n", r.Suspends, r.Resumes,
 		ms(r.LearnedSuspendMS), ms(r.LearnedResumeMS), ms(r.ModelledSuspendMS))
-	unjudged := false
+	skipped := 0
 	for _, e := range r.Expectations {
 		mark, relation := "ok  ", "<="
 		switch {
 		case !e.Kept && r.judged(e):
 			mark = "FAIL"
 		case !e.Kept:
-			mark, unjudged = "miss", true
+			mark = "SKIP"
+			skipped++
 		}
 		if e.AtLeast {
 			relation = ">="
 		}
-		fmt.Fprintf(&b, "%s  %s: %.4g %s %.4g\n", mark, e.What, e.Got, relation, e.Limit)
+		fmt.Fprintf(&b, "%s  %s: %.4g (target %s %.4g)\n", mark, e.What, e.Got, relation, e.Limit)
 	}
-	switch {
-	case unjudged && r.Emulated:
-		b.WriteString("\nNot judged: the emulator's own work is in the times here; gpctl demo --sim has them without.\n")
-	case unjudged:
-		fmt.Fprintf(&b, "\nNot judged: this machine is busy with something else and by itself %.1f ms late once in a hundred times (limit %d ms).\n",
-			r.NoiseMS, quiet)
-	}
+	fmt.Fprintf(&b, "\n%s\n", r.verdict(skipped))
 	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// verdict returns the conclusion in a line. skipped is how many targets were missed and
+// not judged.
+func (r *Result) verdict(skipped int) string {
+	text := "PASS: every target that can be judged was met."
+	if broken := r.Broken(); len(broken) > 0 {
+		text = fmt.Sprintf("FAIL: %d of %d targets were missed.", len(broken), len(r.Expectations))
+	}
+	switch {
+	case skipped == 0:
+	case r.Emulated:
+		text += fmt.Sprintf(" SKIP (%d): the emulator's own work is in these figures; kfdemu demo --sim judges them.", skipped)
+	default:
+		text += fmt.Sprintf(" SKIP (%d): other load makes this machine %.1f ms late once in a hundred times; up to %d ms can be judged.",
+			skipped, r.NoiseMS, maxNoise)
+	}
+	return text
 }
 
 func ms(v float64) string {

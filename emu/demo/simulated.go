@@ -4,91 +4,124 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/types/known/durationpb"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
-	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/emu/sim"
+	"github.com/gpreempt/gpreempt/internal/daemon"
 )
 
-// simulated is the machine of a daemon that simulates one, by its service for that. A
-// connection stands for a process there: the job is one, the inference server another.
+// simulated is a machine in this process. The job is a process of it, and the inference
+// server is this one.
 type simulated struct {
-	offline, online *grpc.ClientConn
-	queue           uint32
-	job             int32
+	*sim.Machine
+	server *sim.Process
+	queue  uint32
+	job    *sim.Process
 }
 
-func simulate(ctx context.Context, socket string) (_ *simulated, err error) {
-	m := &simulated{}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, m.close())
-		}
-	}()
-	for _, conn := range []**grpc.ClientConn{&m.offline, &m.online} {
-		if *conn, err = grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
-			return nil, err
-		}
+func simulate(o Options) (m *simulated, err error) {
+	m = &simulated{}
+	if m.Machine, err = sim.New(sim.Config{Spec: o.Spec, Seed: o.Seed}); err != nil {
+		return nil, err
 	}
-	queue, err := m.inference().CreateQueue(ctx, &simv1.CreateQueueRequest{}, grpc.WaitForReady(true))
+	if m.server, err = m.Join("server"); err == nil {
+		m.queue, err = m.server.CreateQueue(m.GPUs()[0].ID)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("make a simulated queue: %w", err)
+		return nil, errors.Join(err, m.Close())
 	}
-	m.queue = queue.GetQueueId()
 	return m, nil
 }
 
-func (m *simulated) training() simv1.SimServiceClient { return simv1.NewSimServiceClient(m.offline) }
-
-func (m *simulated) inference() simv1.SimServiceClient { return simv1.NewSimServiceClient(m.online) }
-
-func (m *simulated) startJob(ctx context.Context) (int32, error) {
-	job, err := m.training().StartJob(ctx, &simv1.StartJobRequest{
-		Comm: jobComm, Queues: jobQueues, Depth: jobDepth, Kernel: &simv1.Kernel{Duration: durationpb.New(jobKernel), Occupancy: jobOccupancy},
+func (m *simulated) startJob(context.Context) (int32, error) {
+	job, err := m.StartJob(sim.Job{
+		Comm: jobComm, Queues: jobQueues, Depth: jobDepth, Kernel: gpumodel.Packet{Duration: jobKernel, Occupancy: jobOccupancy, Jitter: jobJitter},
 	})
-	m.job = job.GetPid()
-	return m.job, err
-}
-
-func (m *simulated) stopJob(ctx context.Context) (packets, error) {
-	stopped, err := m.training().StopJob(ctx, &simv1.StopJobRequest{Pid: m.job})
-	c := stopped.GetCounters()
-	return packets{executed: c.GetExecuted(), lost: c.GetLost(), repeated: c.GetRepeated()}, err
-}
-
-func (m *simulated) work(ctx context.Context) ([]progress, error) {
-	counters, err := m.inference().GetCounters(ctx, &simv1.GetCountersRequest{})
 	if err != nil {
-		return nil, err
+		return 0, err
 	}
-	for _, p := range counters.GetProcesses() {
-		if p.GetPid() == m.job {
-			return []progress{{at: counters.GetNow().AsDuration(), work: p.GetWork().AsDuration()}}, nil
+	m.job = job
+	return job.Key().PID, nil
+}
+
+// jobJitter spreads the durations of the job's kernels.
+const jobJitter = 0.05
+
+func (m *simulated) stopJob(context.Context) (packets, error) {
+	c, err := m.job.End()
+	return packets{executed: c.Executed, lost: c.Lost, repeated: c.Repeated}, err
+}
+
+func (m *simulated) work(context.Context) ([]progress, error) {
+	now, processes, _ := m.Counters()
+	for _, p := range processes {
+		if p.Process == m.job.Key() {
+			return []progress{{at: now, work: p.Work}}, nil
 		}
 	}
-	return nil, fmt.Errorf("the simulator has no process %d any more", m.job)
+	return nil, fmt.Errorf("the simulated machine has no process %v any more", m.job.Key())
 }
 
 func (m *simulated) request(ctx context.Context) error {
-	kernels := make([]*simv1.Kernel, requestKernels)
+	kernels := make([]gpumodel.Packet, requestKernels)
 	for i := range kernels {
-		kernels[i] = &simv1.Kernel{Duration: durationpb.New(kernelTime), Occupancy: onlineOccupancy}
+		kernels[i] = gpumodel.Packet{Duration: kernelTime, Occupancy: onlineOccupancy}
 	}
-	_, err := m.inference().Submit(ctx, &simv1.SubmitRequest{QueueId: m.queue, Kernels: kernels})
+	_, err := m.server.Run(ctx, m.queue, kernels...)
 	return err
 }
 
-// processes: all are in the daemon.
+// processes: all are in this process.
 func (m *simulated) processes() []int { return nil }
 
-func (m *simulated) close() error {
-	var errs []error
-	for _, conn := range []*grpc.ClientConn{m.offline, m.online} {
-		if conn != nil {
-			errs = append(errs, conn.Close())
-		}
+func (m *simulated) close() error { return m.Close() }
+
+// localDaemon is a daemon in this process.
+type localDaemon struct {
+	stop  context.CancelFunc
+	ended chan struct{}
+	err   error // how it ended
+}
+
+// startLocalDaemon runs the daemon on a simulated machine.
+func startLocalDaemon(o Options, host daemon.Host, dir, socket string) (*localDaemon, error) {
+	config := filepath.Join(dir, configFile)
+	if err := os.WriteFile(config, []byte(configYAML), 0o600); err != nil {
+		return nil, err
 	}
-	return errors.Join(errs...)
+	log := zap.New(zapcore.NewCore(zapcore.NewConsoleEncoder(zap.NewProductionEncoderConfig()), zapcore.AddSync(o.Progress), zapcore.WarnLevel))
+	ctx, stop := context.WithCancel(context.Background())
+	d := &localDaemon{stop: stop, ended: make(chan struct{})}
+	go func() {
+		defer close(d.ended)
+		d.err = daemon.Run(ctx, daemon.Options{ConfigPath: config, ConfigGiven: true, Socket: socket, Host: host, Log: log})
+	}()
+	return d, nil
+}
+
+func (d *localDaemon) pid() int { return os.Getpid() }
+
+func (d *localDaemon) hasEnded() bool {
+	select {
+	case <-d.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+func (d *localDaemon) interrupt() error {
+	d.stop()
+	select {
+	case <-d.ended:
+		return d.err
+	case <-time.After(maxWait):
+		return fmt.Errorf("the daemon did not stop within %v", maxWait)
+	}
 }

@@ -20,13 +20,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/board"
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/emu/host"
 	"github.com/gpreempt/gpreempt/emu/seccomp"
 	"github.com/gpreempt/gpreempt/emu/tree"
-	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -99,9 +99,6 @@ func New(cfg Config) (e *Emulator, err error) {
 		}
 	}
 	cfg.GPUs = max(cfg.GPUs, 1)
-	if err := cfg.Spec.Validate(cfg.GPUs); err != nil {
-		return nil, fmt.Errorf("kfdemu: %w", err)
-	}
 	if cfg.Profile == "" {
 		cfg.Profile = "6.12"
 	}
@@ -112,7 +109,7 @@ func New(cfg Config) (e *Emulator, err error) {
 		return nil, fmt.Errorf("kfdemu: %w", err)
 	}
 	e = &Emulator{
-		cfg: cfg, began: time.Now(), dir: cfg.Dir, files: newFiles(), gpus: newHardware(), ending: newEndings(),
+		cfg: cfg, began: time.Now(), dir: cfg.Dir, files: newFiles(), gpus: hardware{doorbells: map[uint64]func() error{}}, ending: newEndings(),
 		wake: make(chan struct{}, 1), over: make(chan struct{}),
 	}
 	defer func() {
@@ -135,18 +132,12 @@ func New(cfg Config) (e *Emulator, err error) {
 
 // build puts the parts together, the hardware first.
 func (e *Emulator) build() error {
-	kernel, ok := kernels[e.cfg.Profile]
-	if !ok {
-		return fmt.Errorf("no driver profile %q; there are %q", e.cfg.Profile, driver.Profiles())
-	}
-	m := gpumodel.New(e.cfg.Spec, e.cfg.GPUs, e.cfg.Seed)
-	m.SetKernel(kernel)
-	timer, err := hrtimer.New()
-	if err != nil {
+	var err error
+	if e.gpus.Board, err = board.New(board.Config{Spec: e.cfg.Spec, GPUs: e.cfg.GPUs, Profile: e.cfg.Profile, Seed: e.cfg.Seed}); err != nil {
 		return err
 	}
-	e.rt = gpumodel.Start(m, timer)
-	e.undo = append(e.undo, e.rt.Close)
+	e.rt = e.gpus.Model()
+	e.undo = append(e.undo, e.gpus.Close)
 
 	if e.host, err = host.New(e.askWake); err != nil {
 		return err
@@ -201,26 +192,12 @@ func (e *Emulator) build() error {
 // emulatedFile says, where programs see discovery.EmulatedFile, that all is emulated.
 const emulatedFile = "sys/devices/virtual/kfd/kfd/emulated"
 
-// kernels has whose files a profile of the driver shows.
-var kernels = map[string]gpumodel.Kernel{
-	"6.5": gpumodel.Linux61, "6.12": gpumodel.Linux612, "6.12.103": gpumodel.Linux612, "6.12.117": gpumodel.Linux612,
-	"amd-dkms": gpumodel.DKMS, "7.2": gpumodel.Linux72,
-}
-
 // rules describes the machine to the driver.
 func (e *Emulator) rules() (driver.Config, error) {
 	cpus, err := tree.CPUNodes()
-	cfg := driver.Config{
-		Profile: e.cfg.Profile, CPUNodes: cpus, Clock: e.clocks, Queue: e.queue, Offsets: e.files.offsets(e.rt.GPUs()),
-	}
-	for _, g := range e.rt.GPUs() {
-		spec := e.cfg.Spec
-		cfg.Nodes = append(cfg.Nodes, driver.Node{
-			ID: g.ID, GFX: g.GFX, XCCs: g.XCCs,
-			SDMAQueues: spec.SDMAEngines * spec.SDMAQueuesPerEngine, XGMIQueues: spec.XGMIEngines * spec.SDMAQueuesPerEngine,
-		})
-	}
-	return cfg, err
+	return driver.Config{
+		Profile: e.cfg.Profile, Nodes: e.gpus.Nodes(), CPUNodes: cpus, Clock: e.clocks, Queue: e.queue, Offsets: e.files.offsets(e.rt.GPUs()),
+	}, err
 }
 
 // gpuClock is the counter of the GPUs at a time of the machine: 100 MHz.

@@ -6,32 +6,23 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/gpreempt/gpreempt/emu/board"
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/emu/host"
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// hardware is which of the driver's processes and queues the modelled GPUs know.
+// hardware is what the emulator knows of the modelled GPUs besides their board.
 type hardware struct {
-	mu     sync.Mutex
-	procs  map[*host.Space]bool
-	queues map[uint64]attached // by serial
+	*board.Board
+
+	mu sync.Mutex // guards all below
+	// doorbells releases the doorbell of a queue, by serial.
+	doorbells map[uint64]func() error
 	// ending: the driver still has processes whose address space has gone.
 	ending bool
-}
-
-// attached is a queue the modelled GPU knows.
-type attached struct {
-	gpumodel.QueueRef
-	// dropDoorbell returns its doorbell back; nil if it has none.
-	dropDoorbell func() error
-}
-
-func newHardware() hardware {
-	return hardware{procs: map[*host.Space]bool{}, queues: map[uint64]attached{}}
 }
 
 // step does to the modelled GPUs what the driver does to real ones, and takes the time
@@ -75,58 +66,11 @@ func (e *Emulator) step(s driver.Step) driver.Outcome {
 		told("")
 		release()
 	}
-	if err := e.drive(s, done); err != nil {
+	if err := e.gpus.Step(s, done); err != nil {
 		e.trouble("do to the modelled GPU what the driver does", err)
 		done()
 	}
 	return outcome
-}
-
-// drive has the modelled GPU do a step; done is called when it has.
-func (e *Emulator) drive(s driver.Step, done func()) (err error) {
-	by, refs := e.who(s)
-	e.rt.Do(func(m *gpumodel.Machine) {
-		switch s.Kind {
-		case driver.StepUnmap:
-			err = m.Unmap(s.GPU, by, done)
-		case driver.StepMap:
-			err = m.Map(s.GPU, by, refs, done)
-		case driver.StepAdd:
-			err = addOrRemove(refs, done, m.AddQueue)
-		case driver.StepRemove:
-			err = addOrRemove(refs, done, m.RemoveQueue)
-		case driver.StepShaderDebugger:
-			done()
-		}
-	})
-	return err
-}
-
-// addOrRemove does it to the one queue there is, if the hardware knows it.
-func addOrRemove(refs []gpumodel.QueueRef, done func(), do func(gpumodel.QueueRef, func()) error) error {
-	if len(refs) == 0 {
-		done()
-		return nil
-	}
-	return do(refs[0], done)
-}
-
-// who returns the process a step is for, the zero key if it has gone, and the queues it
-// is about.
-func (e *Emulator) who(s driver.Step) (by gpreempt.ProcessKey, refs []gpumodel.QueueRef) {
-	e.gpus.mu.Lock()
-	defer e.gpus.mu.Unlock()
-	for space := range e.gpus.procs {
-		if key := space.Key(); key.PID == s.Process {
-			by = key
-		}
-	}
-	for _, q := range s.Queues {
-		if known, ok := e.gpus.queues[q.Serial]; ok {
-			refs = append(refs, known.QueueRef)
-		}
-	}
-	return by, refs
 }
 
 // queue makes a queue known to the hardware and to the engine, or forgotten by them.
@@ -149,24 +93,18 @@ func (e *Emulator) attach(q driver.MappedQueue) error {
 	if err := e.startProcess(space); err != nil {
 		return err
 	}
-	ref := gpumodel.QueueRef{Process: space.Key(), ID: q.ID}
-	spec := gpumodel.QueueSpec{
-		ID: q.ID, GPU: q.GPU, Type: queueTypes[q.Type], PM4: q.Type == kfd.QueueTypeCompute, RingBytes: uint64(q.Size), Ring: q.Ring,
-		Read: q.Read, Write: q.Write, Save: q.Ctx, SaveBytes: q.CtxSize, Doorbell: q.Doorbell, Priority: gpreempt.Priority(q.Priority),
-	}
-	var err error
-	e.rt.Do(func(m *gpumodel.Machine) { err = m.AttachQueue(ref.Process, spec) })
+	ref, err := e.gpus.AttachQueue(q)
 	if err != nil {
 		return err
 	}
 	e.tell(Event{Kind: EventQueue, PID: q.PID, GPU: q.GPU, Queue: &q.ID})
-	doorbell, drop := e.files.doorbell(space, q.GPU, q.Doorbell)
-	e.gpus.queues[q.Serial] = attached{ref, drop}
-	if doorbell == nil || spec.PM4 {
+	doorbell, release := e.files.doorbell(space, q.GPU, q.Doorbell)
+	e.gpus.doorbells[q.Serial] = release
+	if doorbell == nil || q.Type == kfd.QueueTypeCompute {
 		return nil // it is there, and nothing on it is executed
 	}
 	return e.engine.Add(engine.Queue{
-		Serial: q.Serial, Ref: ref, Type: spec.Type, AQL: q.Type == kfd.QueueTypeComputeAQL,
+		Serial: q.Serial, Ref: ref, Type: board.QueueType(q.Type), AQL: q.Type == kfd.QueueTypeComputeAQL,
 		Ring: q.Ring, RingBytes: q.Size, Read: q.Read, Write: q.Write, Doorbell: doorbell, Memory: space,
 		Interrupt: func(event uint32) { e.driver.SignalEvent(space, event) },
 	})
@@ -174,46 +112,28 @@ func (e *Emulator) attach(q driver.MappedQueue) error {
 
 // detach needs gpus.mu.
 func (e *Emulator) detach(q driver.MappedQueue) {
-	ref, ok := e.gpus.queues[q.Serial]
-	if !ok {
+	if _, known := e.gpus.Queue(q.Serial); !known {
 		return
 	}
-	delete(e.gpus.queues, q.Serial)
 	e.engine.Remove(q.Serial)
-	if ref.dropDoorbell != nil {
-		e.trouble("unmap doorbells", ref.dropDoorbell())
+	if release := e.gpus.doorbells[q.Serial]; release != nil {
+		e.trouble("unmap doorbells", release())
 	}
-	e.rt.Do(func(m *gpumodel.Machine) {
-		if err := m.DetachQueue(ref.Process, ref.ID); err != nil {
-			e.trouble("have the modelled GPU forget a queue", err)
-		}
-	})
+	delete(e.gpus.doorbells, q.Serial)
+	e.trouble("have the modelled GPU forget a queue", e.gpus.DetachQueue(q.Serial))
 	e.tell(Event{Kind: EventQueueEnd, PID: q.PID, GPU: q.GPU, Queue: &q.ID})
 }
 
-// queueTypes are the words for the uAPI's numbers.
-var queueTypes = map[uint32]gpreempt.QueueType{
-	kfd.QueueTypeCompute: gpreempt.QueueCompute, kfd.QueueTypeComputeAQL: gpreempt.QueueCompute,
-	kfd.QueueTypeSDMA: gpreempt.QueueSDMA, kfd.QueueTypeSDMAXGMI: gpreempt.QueueSDMAXGMI,
-}
-
-// startProcess makes a process known to the hardware. It needs gpus.mu.
-func (e *Emulator) startProcess(space *host.Space) (err error) {
+// startProcess makes a process known to the hardware. One with the key of another that is
+// known is what that was before it executed a program, and is being taken down: then
+// another settle follows.
+func (e *Emulator) startProcess(space *host.Space) error {
 	key := space.Key()
-	for known := range e.gpus.procs {
-		if known == space || known.Key() == key {
-			// Another with that key is what the process was before it became another
-			// program, and is being taken down: then there is a settle to come.
-			return nil
-		}
+	isNew, err := e.gpus.StartProcess(space, gpumodel.ProcSpec{PID: key.PID, Start: key.Start}, nil)
+	if isNew {
+		e.tell(Event{Kind: EventProcess, PID: key.PID})
 	}
-	e.rt.Do(func(m *gpumodel.Machine) { _, err = m.StartProcess(gpumodel.ProcSpec{PID: key.PID, Start: key.Start}) })
-	if err != nil {
-		return err
-	}
-	e.gpus.procs[space] = true
-	e.tell(Event{Kind: EventProcess, PID: key.PID})
-	return nil
+	return err
 }
 
 // settle has the modelled hardware and the files follow the driver: processes that are
@@ -222,40 +142,32 @@ func (e *Emulator) startProcess(space *host.Space) (err error) {
 func (e *Emulator) settle() {
 	e.settling.Lock()
 	defer e.settling.Unlock()
-	e.gpus.mu.Lock()
-	gone := maps.Clone(e.gpus.procs)
-	e.gpus.mu.Unlock()
-	before := len(gone)
+	gone := e.gpus.Processes()
 	// A process that is made meanwhile is not in gone, and stays.
 	states := e.driver.Processes()
-
+	changed, ending := false, false
 	e.gpus.mu.Lock()
-	e.gpus.ending = false
 	for _, p := range states {
 		space, ok := p.MM.(*host.Space)
 		if !ok { // its queues are known until the driver releases them
-			maps.DeleteFunc(gone, func(s *host.Space, _ bool) bool { return s.PID() == p.PID })
-			e.gpus.ending = true
+			maps.DeleteFunc(gone, func(mm driver.MM, _ bool) bool { return mm.(*host.Space).PID() == p.PID })
+			ending = true
 			continue
 		}
-		delete(gone, space)
-		if err := e.startProcess(space); err != nil {
-			e.trouble("make a process known to the modelled GPU", err)
+		if !gone[space] {
+			changed = true
 		}
+		delete(gone, space)
+		e.trouble("make a process known to the modelled GPU", e.startProcess(space))
 	}
-	for space := range gone {
-		delete(e.gpus.procs, space)
-		key := space.Key()
-		e.rt.Do(func(m *gpumodel.Machine) {
-			if err := m.EndProcess(key); err != nil {
-				e.trouble("have the modelled GPU forget a process", err)
-			}
-		})
-		e.tell(Event{Kind: EventProcessEnd, PID: key.PID})
+	for mm := range gone {
+		changed = true
+		e.trouble("have the modelled GPU forget a process", e.gpus.EndProcess(mm))
+		e.tell(Event{Kind: EventProcessEnd, PID: mm.(*host.Space).PID()})
 	}
-	same := len(gone) == 0 && len(e.gpus.procs) == before
+	e.gpus.ending = ending
 	e.gpus.mu.Unlock()
-	if !same {
+	if changed {
 		e.trouble("write the files of processes", e.tree.Processes())
 	}
 }
@@ -269,9 +181,7 @@ func (h *hardware) anyEnding() bool {
 
 // gpuFault is a queue that made its GPU touch memory that is not there.
 func (e *Emulator) gpuFault(serial, address uint64) {
-	e.gpus.mu.Lock()
-	ref := e.gpus.queues[serial]
-	e.gpus.mu.Unlock()
+	ref, _ := e.gpus.Queue(serial)
 	e.tell(Event{Kind: EventGPUFault, PID: ref.Process.PID, Queue: &ref.ID, Address: address})
 }
 
@@ -314,17 +224,11 @@ func (e *Emulator) followHost() {
 			e.trouble("write debugfs", e.tree.Debugfs("mqds", "rls"))
 		}
 		// Slots also change when the last queue has gone.
-		if now.Sub(slots) >= slotsPeriod && (n != seated || e.hasQueues()) {
+		if now.Sub(slots) >= slotsPeriod && (n != seated || e.gpus.QueueCount() > 0) {
 			slots, seated = now, n
 			e.trouble("write debugfs", e.tree.Debugfs("hqds"))
 		}
 	}
-}
-
-func (e *Emulator) hasQueues() bool {
-	e.gpus.mu.Lock()
-	defer e.gpus.mu.Unlock()
-	return len(e.gpus.queues) > 0
 }
 
 // sweep finds address spaces that have ended, and takes down what belongs to them. As

@@ -33,7 +33,10 @@ type Call struct {
 	Injected bool
 }
 
-// Calls returns the calls made so far, in the order of their start.
+// callsKept is the least number of calls that a Machine remembers.
+const callsKept = 1 << 16
+
+// Calls returns the calls made so far, in the order of their start: at least the last 65536.
 func (m *Machine) Calls() []Call {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -206,6 +209,9 @@ func (t *Thread) observe(c Call, do func() (uintptr, error)) (r1 uintptr, err er
 	m := t.p.m
 	c.PID, c.TID = t.p.pid, t.tid
 	m.mu.Lock()
+	if len(m.calls) == 2*callsKept {
+		m.calls = slices.Delete(m.calls, 0, callsKept)
+	}
 	m.calls = append(m.calls, &c)
 	m.mu.Unlock()
 
@@ -291,9 +297,16 @@ func (t *Thread) run(do func()) {
 
 // step is the driver's hook. It applies the faults of stage Hardware.
 func (m *Machine) step(s driver.Step) driver.Outcome {
+	if out, struck := m.strikeStep(s); struck || m.hardware == nil {
+		return out
+	}
+	return m.hardware(s)
+}
+
+// strikeStep has the first fault strike that is about a step; false when none is.
+func (m *Machine) strikeStep(s driver.Step) (out driver.Outcome, struck bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	var out driver.Outcome
 	for _, i := range m.faults {
 		f := &i.fault
 		if !i.matches(Hardware, s.Op, s.Caller, s.Process) || f.GPU != 0 && f.GPU != s.GPU || f.Step != "" && f.Step != s.Kind || !i.due() {
@@ -307,7 +320,7 @@ func (m *Machine) step(s driver.Step) driver.Outcome {
 			}
 		}
 		out.Errno = f.Errno
-		break
+		return out, true
 	}
-	return out
+	return out, false
 }

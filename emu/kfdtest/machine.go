@@ -50,6 +50,11 @@ type Config struct {
 	Nodes []Node
 	// NoHWS is the module parameter sched_policy=2: no debugging.
 	NoHWS bool
+	// Hardware, if not nil, does the steps of the hardware that no Fault is about, and
+	// says how they end. Queue, if not nil, is told of each queue as driver.Config.Queue
+	// says. Both are called with the driver's lock held: they must not call the Machine.
+	Hardware func(driver.Step) driver.Outcome
+	Queue    func(q driver.MappedQueue, born bool)
 }
 
 type (
@@ -100,7 +105,8 @@ func Profiles() []string { return driver.Profiles() }
 // Machine is a fake machine. Several goroutines may call its methods, and those of its
 // processes and threads, at once.
 type Machine struct {
-	driver *driver.Driver
+	driver   *driver.Driver
+	hardware func(driver.Step) driver.Outcome
 
 	// mu guards the fake operating system: the fields below, of every process, thread and
 	// file. It may be taken while the driver's lock is held; the driver must not be called
@@ -129,8 +135,8 @@ func New(cfg Config) *Machine {
 		}
 		ids[n.ID] = true
 	}
-	m := &Machine{lastID: firstID - 1, threads: map[int32]*Thread{}, procs: map[int32]*Process{}}
-	driver, err := driver.New(driver.Config{Profile: cfg.Profile, Nodes: cfg.Nodes, NoHWS: cfg.NoHWS}, m.step)
+	m := &Machine{hardware: cfg.Hardware, lastID: firstID - 1, threads: map[int32]*Thread{}, procs: map[int32]*Process{}}
+	driver, err := driver.New(driver.Config{Profile: cfg.Profile, Nodes: cfg.Nodes, NoHWS: cfg.NoHWS, Queue: cfg.Queue}, m.step)
 	if err != nil {
 		panic(fmt.Sprintf("kfdtest: %v", err))
 	}
@@ -171,6 +177,9 @@ func (m *Machine) Await(ctx context.Context, cond func() bool) error {
 	}
 	return context.Cause(ctx)
 }
+
+// Wake has calls that wait for the hardware ask Config.Hardware's outcomes again.
+func (m *Machine) Wake() { m.driver.Wake() }
 
 // GPU returns the state of a GPU node. It panics if there is no such node.
 func (m *Machine) GPU(id gpreempt.GPUID) GPUState {

@@ -123,7 +123,6 @@ var methods = map[string]Rights{
 
 // services has the services whose methods all need the same right.
 var services = map[string]Rights{
-	"gpreempt.sim.v1.SimService":               Read,
 	"grpc.health.v1.Health":                    0,
 	"grpc.reflection.v1.ServerReflection":      0,
 	"grpc.reflection.v1alpha.ServerReflection": 0,

@@ -12,7 +12,6 @@ import (
 	reflectionpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	reflectionalphapb "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
 
-	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
@@ -77,7 +76,6 @@ func TestEveryMethodHasItsNeed(t *testing.T) {
 		desc grpc.ServiceDesc
 		want Rights
 	}{
-		{simv1.SimService_ServiceDesc, Read},
 		{healthpb.Health_ServiceDesc, nobody},
 		{reflectionpb.ServerReflection_ServiceDesc, nobody},
 		{reflectionalphapb.ServerReflection_ServiceDesc, nobody},

@@ -200,7 +200,7 @@ Environment:
 	root.AddCommand(
 		a.statusCommand(), a.gpuCommand(), a.targetCommand(), a.queueCommand(), a.hqdCommand(), a.mqdCommand(), a.amdlogCommand(),
 		a.traceCommand(), a.leaseCommand(),
-		a.policyCommand(), a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.runCommand(), a.doctorCommand(), a.demoCommand(),
+		a.policyCommand(), a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.runCommand(), a.doctorCommand(),
 		completionCommand(), a.versionCommand(),
 	)
 	return root

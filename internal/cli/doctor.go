@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -106,6 +108,25 @@ func (a *app) runDiagnosis(ctx context.Context, daemon string) (*gpreemptv1.Diag
 		code: ExitFailure, message: fmt.Sprintf("no daemon answers on %s; %s diagnose failed: %s", a.socket, path, why),
 		next: "compare gpreemptd version with gpctl version; --daemon selects another program",
 	}
+}
+
+// findDaemon returns the path of gpreemptd: what was given, or the program beside gpctl,
+// or that in PATH.
+func findDaemon(given string) (string, error) {
+	if given != "" {
+		return given, nil
+	}
+	if self, err := os.Executable(); err == nil {
+		beside := filepath.Join(filepath.Dir(self), "gpreemptd")
+		if _, err := os.Stat(beside); err == nil {
+			return beside, nil
+		}
+	}
+	path, err := exec.LookPath("gpreemptd")
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", &failure{code: ExitFailure, message: "there is no gpreemptd beside gpctl or in PATH", next: "name it with --daemon"}
+	}
+	return path, err
 }
 
 // verdictFailure returns the exit code for the verdict. The report contains the reasons.

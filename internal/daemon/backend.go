@@ -3,24 +3,17 @@ package daemon
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"path/filepath"
-	"strings"
 
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/emu/gpumodel"
-	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/config"
-	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
-	"github.com/gpreempt/gpreempt/internal/mechanism/sim"
-	"github.com/gpreempt/gpreempt/internal/simserver"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -48,10 +41,6 @@ type backend struct {
 	openErr error // why there is no device, when one was wanted
 	dbgtrap *dbgtrap.Mechanism
 	pauses  *recovery.Pauses
-
-	// Of a simulated machine of gpumodel only.
-	machine   *gpumodel.Realtime
-	simServer *simserver.Server
 }
 
 func (b *backend) warn(w gpreempt.Warning) { b.warnings = append(b.warnings, w) }
@@ -62,7 +51,7 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, hooks hooks, lo
 	root := h.files()
 	b := &backend{
 		name: "simulated " + h.Simulated, simulated: h.Simulated,
-		root: root, fs: discovery.NewFS(root), backlogs: h.Backlogs,
+		root: root, fs: discovery.NewFS(root), backlogs: h.Backlogs, rungs: h.Mechanisms,
 	}
 	if h.Simulated == "" {
 		b.name = discovery.Backend(root)
@@ -73,6 +62,7 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, hooks hooks, lo
 	}
 	for _, name := range cfg.Mechanisms {
 		switch {
+		case h.Mechanisms != nil:
 		case name == "dbgtrap":
 			if dbgtrap := b.openDbgtrap(h, hooks, log); dbgtrap != nil {
 				b.rungs = append(b.rungs, dbgtrap)
@@ -94,7 +84,7 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, hooks hooks, lo
 // since two daemons would contend for the same queues; one for each socket in a
 // simulation.
 func (o Options) lockPath(socket string) string {
-	if o.Sim != nil || o.Host.Simulated != "" {
+	if o.Host.Simulated != "" {
 		return socket + ".lock"
 	}
 	return filepath.Join(o.Host.RunDir, "gpreemptd.lock")
@@ -114,64 +104,5 @@ func (b *backend) close() error {
 	if b.device != nil {
 		errs = append(errs, b.device.Close())
 	}
-	if b.machine != nil {
-		b.simServer.Close()
-		errs = append(errs, b.machine.Close())
-	}
 	return errors.Join(errs...)
-}
-
-// SimMachines names the machines --sim knows.
-func SimMachines() string {
-	var names []string
-	for _, spec := range gpumodel.Presets() {
-		names = append(names, spec.Name)
-	}
-	return strings.Join(names, ", ")
-}
-
-// openSimulation opens a simulated machine of gpumodel.
-func openSimulation(o Options) (*backend, error) {
-	timer, err := hrtimer.New()
-	if err != nil {
-		return nil, fmt.Errorf("simulated machine: %w", err)
-	}
-	machine := gpumodel.Start(gpumodel.New(*o.Sim, o.SimGPUs, o.SimSeed), timer)
-	mech := o.SimMechanism
-	if mech == nil {
-		mech = sim.New(machine)
-	}
-	return &backend{
-		name: "simulated " + o.Sim.Name, simulated: o.Sim.Name,
-		root:  machine.FS(),
-		fs:    discovery.NewFS(machine.FS()),
-		rungs: []mechanism.Mechanism{mech},
-		backlogs: func(_ context.Context, key gpreempt.ProcessKey, queues []gpreempt.QueueEntry) ([]inventory.Backlog, error) {
-			all := make([]inventory.Backlog, len(queues))
-			for n, q := range queues {
-				packets, err := machine.QueueBacklog(key, q.ID)
-				if err != nil {
-					return nil, err
-				}
-				all[n] = inventory.Backlog{Known: true, Value: packets, Unit: inventory.Packets}
-			}
-			return all, nil
-		},
-		snapshot:  machine.Snapshot,
-		machine:   machine,
-		simServer: simserver.New(machine, identify),
-	}, nil
-}
-
-// identify tells the simulated machine who calls: the same proof the API uses.
-func identify(ctx context.Context) (pid int32, start uint64, uid uint32, done <-chan struct{}, err error) {
-	conn, ok := auth.FromContext(ctx)
-	if !ok {
-		return 0, 0, 0, nil, errors.New("the caller's identity is not known")
-	}
-	p, ok := conn.Peer().(auth.Process)
-	if !ok {
-		return 0, 0, 0, nil, errors.New("the caller is not a process of this host")
-	}
-	return p.PID, p.Start, p.UID, conn.Done(), nil
 }

@@ -5,7 +5,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/config"
 )
@@ -39,37 +38,20 @@ func Command() *cobra.Command {
 func help(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 
 func serveCommand() *cobra.Command {
-	var (
-		opts    Options
-		machine string
-	)
+	var opts Options
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the daemon in the foreground",
 		Long: `Run the daemon in the foreground until SIGINT or SIGTERM, which resume
-everything first. SIGHUP applies the changes of the config file.
-
-With --sim the daemon serves simulated GPUs instead of hardware: nothing on the
-host is touched, and everything it reports is simulated.`,
+everything first. SIGHUP applies the changes of the config file.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opts.ConfigGiven = cmd.Flags().Changed("config")
-			if machine != "" {
-				spec, err := gpumodel.PresetByName(machine)
-				if err != nil {
-					return err
-				}
-				opts.Sim = &spec
-			}
-			opts.Host = ThisHost()
+			opts.ConfigGiven, opts.Host = cmd.Flags().Changed("config"), ThisHost()
 			return Run(cmd.Context(), opts)
 		},
 	}
 	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "config file; a missing file is an error only with this flag")
 	cmd.Flags().StringVar(&opts.Socket, "socket", "", "path of the Unix socket, instead of that in the config file")
-	cmd.Flags().StringVar(&machine, "sim", "", "serve this simulated machine: "+SimMachines())
-	cmd.Flags().IntVar(&opts.SimGPUs, "sim-gpus", 1, "number of simulated GPUs")
-	cmd.Flags().Uint64Var(&opts.SimSeed, "sim-seed", 1, "seed of the simulation")
 	return cmd
 }
 

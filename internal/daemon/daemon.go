@@ -18,10 +18,7 @@ import (
 	"github.com/coreos/go-systemd/v22/activation"
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"go.uber.org/zap"
-	"google.golang.org/grpc"
 
-	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
-	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
@@ -34,7 +31,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/listen"
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/logkey"
-	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -65,18 +61,8 @@ type Options struct {
 	Socket string
 	// Host is the machine to work on.
 	Host Host
-	// Sim is the simulated machine to serve instead of Host, nil for none.
-	Sim     *gpumodel.Spec
-	SimGPUs int
-	SimSeed uint64
-	// SimMechanism replaces the simulated machine's mechanism when not nil: benchmarks
-	// have one that takes no time.
-	SimMechanism mechanism.Mechanism
 	// Log replaces the logger made from the config when not nil.
 	Log *zap.Logger
-
-	// Ready, when not nil, is called once the daemon serves.
-	Ready func()
 
 	// passed are the sockets systemd passed, before Run asks for them.
 	passed []*os.File
@@ -142,11 +128,6 @@ func Run(ctx context.Context, opts Options) (err error) {
 	d := &daemon{opts: opts, hangups: hangups, told: told{}}
 	d.openLog(cfg)
 	defer d.logs.Close()
-	if opts.Sim != nil { // before anything is made
-		if err := opts.Sim.Validate(opts.SimGPUs); err != nil {
-			return fmt.Errorf("simulated machine: %w", err)
-		}
-	}
 	listener, release, err := listen.Unix(ctx, cfg.Socket, opts.lockPath(cfg.Socket), opts.passed)
 	if err != nil {
 		return err
@@ -166,11 +147,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if remote != nil {
 		defer func() { _ = remote.Close() }()
 	}
-	if opts.Sim == nil {
-		d.backend = openBackend(ctx, opts.Host, cfg, d.hooks(), d.log)
-	} else if d.backend, err = openSimulation(opts); err != nil {
-		return errors.Join(err, listener.Close())
-	}
+	d.backend = openBackend(ctx, opts.Host, cfg, d.hooks(), d.log)
 	defer func() { err = errors.Join(err, d.backend.close()) }()
 	if err := d.build(ctx, cfg); err != nil {
 		return errors.Join(err, listener.Close())
@@ -297,17 +274,10 @@ func (d *daemon) build(ctx context.Context, cfg config.Config) error {
 		Backend:         d.backend.name,
 		Diagnose:        d.diagnose,
 		Warnings:        d.listWarnings,
-		Register:        d.register,
 	})
 	d.idle = &idleWatch{runner: d.runner, client: server.ProcessOf, busy: d.busy, wake: make(chan struct{}, 1)}
 	d.warnings.set("backend", d.backend.warnings...)
 	return nil
-}
-
-func (d *daemon) register(r grpc.ServiceRegistrar) {
-	if d.backend.simServer != nil {
-		simv1.RegisterSimServiceServer(r, d.backend.simServer)
-	}
 }
 
 // record takes every state change of the scheduler: the one place from which the
@@ -368,9 +338,6 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	d.notify(systemd.SdNotifyReady + "\nSTATUS=" + d.status())
 	d.log.Info("serving", logkey.Socket(d.config.Load().Socket), logkey.TCP(d.config.Load().TCP.Address), logkey.Backend(d.backend.name),
 		logkey.Version(api.VersionString()), logkey.GPUs(len(d.inventory.GPUs())))
-	if d.opts.Ready != nil {
-		d.opts.Ready()
-	}
 	var failure error
 	select {
 	case <-ctx.Done():
@@ -398,9 +365,6 @@ func (d *daemon) shutdown(ctx context.Context) error {
 	d.runner.Stop()
 	quiet := d.awaitAllRunning(ctx)
 	d.server.Shutdown(ctx)
-	if d.backend.simServer != nil {
-		d.backend.simServer.Close()
-	}
 	if err := errors.Join(quiet, d.executor.Close(ctx)); err != nil {
 		return fmt.Errorf("shut down: %w", err)
 	}

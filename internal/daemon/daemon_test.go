@@ -11,24 +11,56 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
-	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// simulated is how to run a simulated machine with a config file in dir.
-func simulated(t *testing.T, dir string) Options {
+// simulated returns options for a daemon on a fake host that is called simulated, with the
+// config file and the socket in dir.
+func simulated(t testing.TB, dir string) Options {
 	t.Helper()
-	spec, err := gpumodel.PresetByName("mi300x")
-	if err != nil {
-		t.Fatal(err)
+	return newSimulatedHost(t, dir).opts
+}
+
+func newSimulatedHost(t testing.TB, dir string) *fakeHost {
+	t.Helper()
+	h := newFakeHost(t, "6.12", "")
+	h.opts.ConfigPath, h.opts.ConfigGiven, h.opts.Socket = filepath.Join(dir, "d.yaml"), false, filepath.Join(dir, "d.sock")
+	h.opts.Host.Simulated, h.opts.Log = "mi300x", zap.NewNop()
+	h.put("sys/kernel/debug/kfd/mqds", "")
+	return h
+}
+
+// onceServing returns a logger that writes as log does, or nowhere if that is nil, and
+// calls f when the daemon says that it serves.
+func onceServing(log *zap.Logger, f func()) *zap.Logger {
+	if log == nil {
+		log = zap.NewNop()
 	}
-	return Options{
-		ConfigPath: filepath.Join(dir, "d.yaml"), Socket: filepath.Join(dir, "d.sock"),
-		Sim: &spec, SimGPUs: 1, SimSeed: 1, Log: zap.NewNop(),
+	return log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core { return zapcore.NewTee(core, servingCore{zapcore.DebugLevel, f}) }))
+}
+
+// servingCore calls f for the line that says that the daemon serves.
+type servingCore struct {
+	zapcore.Level
+	f func()
+}
+
+func (c servingCore) With([]zapcore.Field) zapcore.Core { return c }
+func (c servingCore) Sync() error                       { return nil }
+
+func (c servingCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
+	return ce.AddCore(e, c)
+}
+
+func (c servingCore) Write(e zapcore.Entry, _ []zapcore.Field) error {
+	if e.Message == "serving" {
+		c.f()
 	}
+	return nil
 }
 
 func write(t testing.TB, path, text string) {
@@ -44,7 +76,7 @@ func TestRunServesUntilItsContextEnds(t *testing.T) {
 	opts := simulated(t, dir)
 	for range 2 { // the second finds nothing in its way
 		ctx, cancel := context.WithCancel(t.Context())
-		opts.Ready = cancel
+		opts.Log = onceServing(nil, cancel)
 		if err := Run(ctx, opts); err != nil {
 			t.Fatal(err)
 		}
@@ -56,8 +88,6 @@ func TestRunServesUntilItsContextEnds(t *testing.T) {
 
 func TestRunThatCannotStartLeavesNothingRunning(t *testing.T) {
 	dir := testutil.TempSocketDir(t)
-	noMachine := simulated(t, dir)
-	noMachine.SimGPUs = 0
 	taken := simulated(t, dir)
 	taken.Socket = filepath.Join(dir, "directory")
 	if err := os.Mkdir(taken.Socket, 0o755); err != nil {
@@ -69,7 +99,6 @@ func TestRunThatCannotStartLeavesNothingRunning(t *testing.T) {
 		opts Options
 		want string
 	}{
-		"no GPUs":       {noMachine, "0"},
 		"no socket":     {taken, "is not a socket"},
 		"no such file":  {noFile, "d.yaml"},
 		"bad directory": {Options{ConfigPath: dir, ConfigGiven: true}, dir},
@@ -83,7 +112,14 @@ func TestRunThatCannotStartLeavesNothingRunning(t *testing.T) {
 // newDaemon builds a daemon that does not listen; its scheduler runs.
 func newDaemon(t *testing.T, text string) *daemon {
 	t.Helper()
-	opts := simulated(t, t.TempDir())
+	d, _ := newDaemonOnHost(t, text)
+	return d
+}
+
+func newDaemonOnHost(t *testing.T, text string) (*daemon, *fakeHost) {
+	t.Helper()
+	h := newSimulatedHost(t, t.TempDir())
+	opts := h.opts
 	write(t, opts.ConfigPath, text)
 	cfg, err := opts.load()
 	if err != nil {
@@ -91,9 +127,7 @@ func newDaemon(t *testing.T, text string) *daemon {
 	}
 	d := &daemon{opts: opts}
 	d.openLog(cfg)
-	if d.backend, err = openSimulation(opts); err != nil {
-		t.Fatal(err)
-	}
+	d.backend = openBackend(t.Context(), opts.Host, cfg, d.hooks(), d.log)
 	if err := d.build(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -110,7 +144,7 @@ func newDaemon(t *testing.T, text string) *daemon {
 	if err := d.findGPUs(); err != nil {
 		t.Fatal(err)
 	}
-	return d
+	return d, h
 }
 
 func TestLineOfTheKernelLogOpensTheBreaker(t *testing.T) {

@@ -86,6 +86,8 @@ type Host struct {
 	Open func() (*kfd.Device, error)
 	// Attach starts a thread that traces a process, for dbgtrap.
 	Attach dbgtrap.Tracer
+	// Mechanisms, if not nil, are used in place of those that the config names.
+	Mechanisms []mechanism.Mechanism
 	// Backlogs reads the work waiting on queues of a process; nil reads the memory of
 	// this kernel's processes.
 	Backlogs BacklogReader

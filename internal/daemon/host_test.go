@@ -187,7 +187,7 @@ func (h *fakeHost) serve() (c *client.Client, stop func()) {
 	h.t.Helper()
 	ctx, cancel := context.WithCancel(h.t.Context())
 	ready, ended := make(chan struct{}), make(chan error, 1)
-	h.opts.Ready = func() { close(ready) }
+	h.opts.Log = onceServing(h.opts.Log, func() { close(ready) })
 	go func() { ended <- Run(ctx, h.opts) }()
 	select {
 	case <-ready:

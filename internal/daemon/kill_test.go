@@ -16,8 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/zap"
-
 	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/client"
@@ -47,8 +45,8 @@ func victimMain(in io.Reader, out io.Writer) int {
 // processes are real.
 func daemonMain(config, root, run string, out, stderr io.Writer) int {
 	err := Run(context.Background(), Options{
-		ConfigPath: config, ConfigGiven: true, Socket: filepath.Join(run, "d.sock"), Log: zap.NewNop(),
-		Ready: func() { fmt.Fprintln(out, "ready") },
+		ConfigPath: config, ConfigGiven: true, Socket: filepath.Join(run, "d.sock"),
+		Log: onceServing(nil, func() { fmt.Fprintln(out, "ready") }),
 		Host: Host{
 			Dir: root, RunDir: run,
 			Open: func() (*kfd.Device, error) { return nil, fs.ErrNotExist },

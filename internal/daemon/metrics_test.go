@@ -36,7 +36,7 @@ func TestSimulatedDaemonIsScraped(t *testing.T) {
 	write(t, opts.ConfigPath, noGroups+"metrics: {address: \""+address+"\"}\n")
 	ctx, cancel := context.WithCancel(t.Context())
 	ready, ended := make(chan struct{}), make(chan error, 1)
-	opts.Ready = func() { close(ready) }
+	opts.Log = onceServing(nil, func() { close(ready) })
 	go func() { ended <- Run(ctx, opts) }()
 	select {
 	case <-ready:
@@ -45,7 +45,7 @@ func TestSimulatedDaemonIsScraped(t *testing.T) {
 	}
 	_, body := get(t, "http://"+address+"/metrics")
 	for _, want := range []string{
-		`backend="simulated mi300x"`, `gpreempt_gpu_breaker_open{gpu="`, `gpreempt_suspends_total{mechanism="sim"} 0`,
+		`backend="simulated mi300x"`, `gpreempt_gpu_breaker_open{gpu="`, `gpreempt_suspends_total{mechanism="dbgtrap"} 0`,
 		`gpreempt_discovery_source_available{source="sysfs"} 1`, `gpreempt_warnings{code="NO_KFD",severity="error"} 0`, "process_resident_memory_bytes", "go_goroutines",
 	} {
 		if !strings.Contains(body, want) {

@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/log"
@@ -40,7 +39,7 @@ func (d *daemon) policy() (p scheduler.Policy) {
 const noGroups = "access: {online_groups: [], admin_groups: []}\n"
 
 func TestReloadAppliesTheChangesAndNothingElse(t *testing.T) {
-	d := newDaemon(t, noGroups)
+	d, h := newDaemonOnHost(t, noGroups)
 	revision := d.events.Revision()
 	if codes := d.reloadWith(t, noGroups+"# only a comment\n"); codes != nil {
 		t.Errorf("warnings %v", codes)
@@ -86,13 +85,7 @@ rules: [{name: all, match: {comm: "*"}, class: offline}]
 			t.Errorf("announced with %v, want %q", err, want)
 		}
 	}
-	key, err := d.backend.machine.StartProcess(gpumodel.ProcSpec{Comm: "anything"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.backend.machine.CreateQueue(key, d.inventory.GPUs()[0].ID, gpreempt.QueueCompute, 64); err != nil {
-		t.Fatal(err)
-	}
+	key := h.start("anything").Key()
 	d.observer.Scan()
 	if facts, _ := d.targets.Facts(key); facts.Decision.By != "rule all" {
 		t.Errorf("a new process is classified by %q, want the new rule", facts.Decision.By)
@@ -127,7 +120,7 @@ func TestReloadThatFailsChangesNothing(t *testing.T) {
 		return "tcp: {address: \"127.0.0.1:7443\", certificate: " + certificate + ", key: " + key + ", client_ca: " + ca.File + "}\n"
 	}
 	before := noGroups + "policy: {preset: strict}\n" + tcp(certificate)
-	d := newDaemon(t, before)
+	d, h := newDaemonOnHost(t, before)
 	core, logs := observer.New(zapcore.DebugLevel)
 	d.logs = log.Of(zap.New(core))
 	certificates, err := auth.ReadCertificates(certificateFiles(d.config.Load().TCP))
@@ -135,13 +128,7 @@ func TestReloadThatFailsChangesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.certificates = auth.NewCertificateStore(certificates)
-	target, err := d.backend.machine.StartProcess(gpumodel.ProcSpec{Comm: "anything"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.backend.machine.CreateQueue(target, d.inventory.GPUs()[0].ID, gpreempt.QueueCompute, 64); err != nil {
-		t.Fatal(err)
-	}
+	h.start("anything")
 	d.observer.Scan()
 	want := d.state()
 	const changed = "access: {online_groups: [], admin_groups: [\"4242\"]}\npolicy: {preset: share}\nlog: {level: error}\n" +

@@ -30,7 +30,7 @@ func TestDaemonHoldsBackLinesThatRepeatAndWritesTheLastAtItsEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	ready, ended := make(chan struct{}), make(chan error, 1)
-	opts.Ready = func() { close(ready) }
+	opts.Log = onceServing(opts.Log, func() { close(ready) })
 	go func() { ended <- Run(ctx, opts) }()
 	select {
 	case <-ready:

@@ -176,7 +176,7 @@ func (h *host) present() (f finding, none bool) {
 		return fail("modprobe amdgpu; if that does not help, see dmesg | grep -iE 'amdgpu|kfd'",
 			"the amdgpu driver is not loaded: AMD GPU at %s, no /%s", strings.Join(h.pci, ", "), sysKFD).blocking(dbgtrap, criu, freezer), false
 	}
-	const try = "gpctl demo shows gpreempt on a simulated GPU; gpreemptd serve --sim mi300x serves one"
+	const try = "kfdemu demo shows gpreempt on an emulated GPU"
 	if h.loaded {
 		return fail(try, "none: the amdgpu driver is loaded and has no GPU"), true
 	}

@@ -336,7 +336,7 @@ func (r *Report) conclude(cfg Config, noGPU bool, blocked map[string]bool) {
 	case noGPU:
 		r.Verdict = NoGPU
 		r.Summary = "This host has no AMD GPU."
-		r.Remedy = "gpctl demo shows gpreempt on a simulated GPU"
+		r.Remedy = "kfdemu demo shows gpreempt on an emulated GPU"
 	case len(failed) > 0:
 		r.Verdict = NotReady
 		r.Summary = "gpreempt cannot suspend offline work here yet. Failed: " + strings.Join(failed, ", ") + ". " + remaining(blocked)

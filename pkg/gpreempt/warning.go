@@ -91,7 +91,7 @@ var warningKinds = []WarningKind{
 	},
 	{
 		WarnNoKFD, SeverityError, "the amdgpu driver is not loaded, or found no GPU",
-		"load amdgpu (dmesg | grep -i kfd), then restart gpreemptd; or try gpreemptd serve --sim mi300x",
+		"load amdgpu (dmesg | grep -i kfd), then restart gpreemptd; kfdemu demo shows gpreempt on an emulated GPU",
 	},
 	{
 		WarnNoGPU, SeverityError, "the driver is loaded and shows no GPU that computes",
@@ -103,7 +103,7 @@ var warningKinds = []WarningKind{
 	},
 	{
 		WarnNoMechanism, SeverityError, "nothing can be suspended on this host; everything runs",
-		"gpctl doctor says what is missing; restart gpreemptd when it is there; gpreemptd serve --sim mi300x shows the whole on a simulated GPU",
+		"gpctl doctor says what is missing; restart gpreemptd when it is there; kfdemu demo shows gpreempt on an emulated GPU",
 	},
 	{
 		WarnKFDClosed, SeverityError, "the driver cannot be opened, so that dbgtrap cannot be used",

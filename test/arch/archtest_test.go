@@ -26,7 +26,7 @@ var checks = []struct {
 	{"PurePackagesTouchNothing", checkPure},
 	{"SystemCallsStayInTheKernelPackages", checkKernel},
 	{"UnsafeStaysInItsFiles", checkUnsafe},
-	{"GpctlLinksNoKernelPackage", checkGpctl},
+	{"GpctlLinksNoKernelPackage", checkLinks},
 	{"TestsSleepInBubblesOnly", checkTestSleep},
 	{"LogLinesHaveConstantMessagesAndKeysOfLogkey", checkLogs},
 }
@@ -174,21 +174,28 @@ func checkUnsafe(t *tree) (problems []string) {
 	return problems
 }
 
-// checkGpctl follows the imports of gpctl's main through this module. Other
-// modules cannot import this one, so that is all of its own that it links.
-func checkGpctl(t *tree) (problems []string) {
-	via := map[string]string{"cmd/gpctl": ""}
-	queue := []string{"cmd/gpctl"}
+// checkLinks follows the imports of the shipped programs through this module. Other
+// modules cannot import this one, so that is all of its own that they link.
+func checkLinks(t *tree) (problems []string) {
+	for _, program := range slices.Sorted(maps.Keys(notLinked)) {
+		problems = append(problems, checkProgram(t, program)...)
+	}
+	return problems
+}
+
+func checkProgram(t *tree, program string) (problems []string) {
+	via := map[string]string{program: ""}
+	queue := []string{program}
 	for len(queue) > 0 {
 		dir := queue[0]
 		queue = queue[1:]
-		for root, why := range notInGpctl {
+		for root, why := range notLinked[program] {
 			if within(dir, root) {
 				chain := dir
 				for from := via[dir]; from != ""; from = via[from] {
 					chain = from + " -> " + chain
 				}
-				problems = append(problems, fmt.Sprintf("gpctl links %s, but %s: %s", dir, why, chain))
+				problems = append(problems, fmt.Sprintf("%s links %s, but %s: %s", path.Base(program), dir, why, chain))
 			}
 		}
 		p := t.packages[dir]
@@ -303,14 +310,26 @@ var now = clock.Now`},
 		},
 		{
 			name:  "gpctl with a mechanism three imports down",
-			check: checkGpctl,
+			check: checkLinks,
 			files: map[string]string{
-				"cmd/gpctl/main.go":           `package main; import _ "example.com/m/internal/cli"`,
-				"internal/cli/c.go":           `package cli; import _ "example.com/m/internal/demo"`,
-				"internal/demo/d.go":          `package demo; import _ "example.com/m/internal/mechanism/sim"`,
-				"internal/mechanism/sim/s.go": `package sim`,
+				"cmd/gpctl/main.go":               `package main; import _ "example.com/m/internal/cli"`,
+				"internal/cli/c.go":               `package cli; import _ "example.com/m/internal/look"`,
+				"internal/look/l.go":              `package look; import _ "example.com/m/internal/mechanism/dbgtrap"`,
+				"internal/mechanism/dbgtrap/d.go": `package dbgtrap`,
 			},
-			want: []string{"gpctl links internal/mechanism/sim, but only the daemon suspends and resumes: cmd/gpctl -> internal/cli -> internal/demo -> internal/mechanism/sim"},
+			want: []string{"gpctl links internal/mechanism/dbgtrap, but only the daemon suspends and resumes: cmd/gpctl -> internal/cli -> internal/look -> internal/mechanism/dbgtrap"},
+		},
+		{
+			name:  "the daemon with a model of the GPU",
+			check: checkLinks,
+			files: map[string]string{
+				"cmd/gpreemptd/main.go":     `package main; import _ "example.com/m/internal/daemon"`,
+				"internal/daemon/d.go":      `package daemon; import _ "example.com/m/emu/gpumodel"`,
+				"internal/daemon/d_test.go": `package daemon; import _ "example.com/m/emu/sim"`,
+				"emu/gpumodel/g.go":         `package gpumodel`,
+				"emu/sim/s.go":              `package sim`,
+			},
+			want: []string{"gpreemptd links emu/gpumodel, but the kit is not shipped: cmd/gpreemptd -> internal/daemon -> emu/gpumodel"},
 		},
 		{
 			name:  "a test that sleeps",

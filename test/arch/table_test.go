@@ -23,7 +23,6 @@ type rule struct {
 // The generated packages.
 const (
 	apiV1 = "api/gen/gpreempt/v1"
-	simV1 = "api/gen/gpreempt/sim/v1"
 )
 
 // table is the import table of docs/architecture.md, lowest layer first: a
@@ -35,7 +34,6 @@ var table = []struct {
 }{
 	// Words: the domain, the API's codes and names. No I/O.
 	{apiV1, rule{}},
-	{simV1, rule{}},
 	{"internal/stat", rule{stdOnly: true, pure: true}},
 	{"internal/testutil", rule{}},
 	{"test/arch", rule{stdOnly: true}},
@@ -56,11 +54,9 @@ var table = []struct {
 	{"internal/proc", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true}},
 	{"internal/auth", rule{imports: []string{apiV1, "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
-	{"emu/driver", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
-	{"emu/kfdtest", rule{imports: []string{"emu/driver", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/tracer", rule{imports: []string{"internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 
-	// Mechanisms and the simulated machine.
+	// Mechanisms.
 	{"internal/mechanism", rule{imports: []string{"internal/proc", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/config/yamlfile", rule{}},
 	{"internal/hazard", rule{imports: []string{"internal/config/yamlfile", "pkg/gpreempt"}}},
@@ -76,11 +72,6 @@ var table = []struct {
 		"internal/journal", "internal/logkey", "internal/mechanism/criu", "internal/mechanism/freezer", "internal/tracer", "pkg/gpreempt", "pkg/kfd",
 	}}},
 	{"internal/mechanism/ladder", rule{imports: []string{"internal/logkey", "internal/mechanism", "pkg/gpreempt"}}},
-	{"emu/gpumodel", rule{imports: []string{"internal/hrtimer", "pkg/gpreempt"}, stdOnly: true}},
-	{"internal/mechanism/sim", rule{imports: []string{"emu/gpumodel", "internal/mechanism", "pkg/gpreempt"}}},
-	{"internal/simserver", rule{imports: []string{
-		simV1, "internal/api", "emu/gpumodel", "pkg/gpreempt",
-	}}},
 
 	// The daemon.
 	{"internal/log", rule{imports: []string{"internal/logkey", "pkg/scheduler"}}},
@@ -92,7 +83,7 @@ var table = []struct {
 	{"internal/executor", rule{imports: []string{"internal/logkey", "internal/mechanism", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/doctor", rule{imports: []string{apiV1, "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/server", rule{imports: []string{
-		apiV1, simV1, "internal/auth", "internal/classify", "internal/doctor", "internal/api", "internal/events",
+		apiV1, "internal/auth", "internal/classify", "internal/doctor", "internal/api", "internal/events",
 		"internal/inventory", "internal/logkey", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/metrics", rule{imports: []string{"internal/events", "internal/logkey", "internal/inventory", "pkg/gpreempt", "pkg/scheduler"}}},
@@ -100,10 +91,10 @@ var table = []struct {
 		apiV1, "internal/classify", "internal/config/yamlfile", "internal/container", "internal/hazard", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/daemon", rule{imports: []string{
-		apiV1, simV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/doctor",
-		"internal/events", "internal/executor", "emu/gpumodel", "internal/hazard", "internal/hrtimer", "internal/inventory",
+		apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/doctor",
+		"internal/events", "internal/executor", "internal/hazard", "internal/hrtimer", "internal/inventory",
 		"internal/listen", "internal/log", "internal/logkey", "internal/metrics", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
-		"internal/mechanism/freezer", "internal/mechanism/ladder", "internal/mechanism/recovery", "internal/mechanism/sim", "internal/server", "internal/simserver",
+		"internal/mechanism/freezer", "internal/mechanism/ladder", "internal/mechanism/recovery", "internal/server",
 		"internal/tracer", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/api", "pkg/gpreempt"}}},
@@ -113,27 +104,39 @@ var table = []struct {
 	{"internal/spans", rule{imports: []string{apiV1, "pkg/gpreempt", "pkg/scheduler"}, pure: true}},
 	{"internal/otlp", rule{imports: []string{apiV1, "internal/spans", "pkg/scheduler"}}},
 	{"internal/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
-	{"emu/demo", rule{imports: []string{
-		apiV1, simV1, "internal/api", "emu/gpumodel", "internal/hrtimer", "pkg/client", "pkg/gpreempt",
-	}}},
 	{"internal/cli", rule{imports: []string{
-		apiV1, simV1, "emu/demo", "internal/api", "emu/gpumodel", "internal/kfdtrace", "internal/otlp", "internal/spans", "internal/stat",
+		apiV1, "internal/api", "internal/kfdtrace", "internal/otlp", "internal/spans", "internal/stat",
 		"pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler",
 	}}},
-	{"cmd/gpctl", rule{imports: []string{"internal/cli", "emu/demo", "internal/api", "pkg/gpreempt"}}},
+	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/api", "pkg/gpreempt"}}},
 
-	// The emulated machine: real programs on the rules of the driver and the modelled GPUs.
+	// The kit: the driver's rules and the model of the GPUs, which the simulated machine has
+	// in process and the emulated machine below real programs. The shipped programs link
+	// none of it.
+	{"emu/driver", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
+	{"emu/kfdtest", rule{imports: []string{"emu/driver", "internal/tracer", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"emu/gpumodel", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
+	{"emu/board", rule{imports: []string{"emu/driver", "emu/gpumodel", "internal/hrtimer", "pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
+	{"emu/sim", rule{imports: []string{
+		"emu/board", "emu/driver", "emu/gpumodel", "emu/kfdtest", "internal/daemon", "internal/inventory", "internal/mechanism/dbgtrap", "internal/proc",
+		"pkg/gpreempt", "pkg/kfd",
+	}}},
+	{"emu/demo", rule{imports: []string{
+		apiV1, "emu/gpumodel", "emu/sim", "internal/api", "internal/daemon", "internal/hrtimer", "internal/stat", "pkg/client", "pkg/gpreempt",
+	}}},
 	{"emu/seccomp", rule{kernel: true, unsafe: true}},
 	{"emu/abi", rule{stdOnly: true}},
 	{"emu/tree", rule{kernel: true}},
 	{"emu/host", rule{imports: []string{"emu/driver", "pkg/gpreempt"}, kernel: true}},
 	{"emu/engine", rule{imports: []string{"emu/gpumodel", "internal/hrtimer", "emu/abi", "pkg/gpreempt"}, stdOnly: true, unsafe: true}},
 	{"emu/kfdemu", rule{imports: []string{
-		"emu/gpumodel", "internal/hrtimer", "emu/engine", "emu/host", "emu/tree",
-		"emu/driver", "emu/seccomp", "pkg/gpreempt", "pkg/kfd",
+		"emu/board", "emu/driver", "emu/engine", "emu/gpumodel", "emu/host", "emu/seccomp", "emu/tree", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
 	{"emu/workload", rule{imports: []string{"emu/abi", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
-	{"emu/cmd/kfdemu", rule{imports: []string{"emu/gpumodel", "emu/kfdemu", "emu/driver", "emu/workload", "internal/api"}}},
+	{"emu/cmd/kfdemu", rule{imports: []string{
+		"emu/demo", "emu/driver", "emu/gpumodel", "emu/kfdemu", "emu/sim", "emu/workload", "internal/api", "internal/config", "internal/daemon",
+		"pkg/discovery", "pkg/gpreempt",
+	}}},
 
 	// Test files only, or what runs them: they run the built binaries, measure, and
 	// compare the fake and the emulated driver with the real one.
@@ -145,18 +148,28 @@ var table = []struct {
 	{"test/e2e", rule{}},
 	{"test/e2e/systemd", rule{}},
 	{"test/bench", rule{imports: []string{
-		apiV1, simV1, "internal/daemon", "internal/events", "emu/gpumodel", "internal/mechanism", "internal/stat", "pkg/client", "pkg/gpreempt", "pkg/scheduler",
+		apiV1, "emu/board", "emu/gpumodel", "internal/daemon", "internal/events", "internal/hrtimer", "internal/mechanism", "internal/stat", "pkg/client", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 }
 
-// notInGpctl are the packages gpctl must not link, however indirectly: an
-// admin's laptop needs no kernel interface, and gpctl must not be able to act
-// behind the daemon's back. A name stands for the packages below it too.
-var notInGpctl = map[string]string{
-	"pkg/kfd":            "gpctl asks the daemon; it does not talk to the driver",
-	"internal/tracer":    "gpctl never attaches to a process",
-	"internal/mechanism": "only the daemon suspends and resumes",
-	"internal/executor":  "only the daemon suspends and resumes",
-	"internal/daemon":    "gpctl starts the daemon as a process, or not at all",
-	"internal/server":    "gpctl is a client",
+// notLinked are the packages that a shipped program must not link, however indirectly. A
+// name stands for the packages below it too. An administrator's laptop needs no kernel
+// interface, and gpctl must not act without the daemon; a root daemon needs no model of
+// what it works on.
+var notLinked = map[string]map[string]string{
+	"cmd/gpctl": {
+		"emu":                "the kit is not shipped",
+		"test":               "the kit is not shipped",
+		"pkg/kfd":            "gpctl asks the daemon; it does not call the driver",
+		"internal/tracer":    "gpctl never attaches to a process",
+		"internal/mechanism": "only the daemon suspends and resumes",
+		"internal/executor":  "only the daemon suspends and resumes",
+		"internal/daemon":    "gpctl starts the daemon as a process, or not at all",
+		"internal/server":    "gpctl is a client",
+	},
+	"cmd/gpreemptd": {
+		"emu":               "the kit is not shipped",
+		"test":              "the kit is not shipped",
+		"internal/testutil": "the kit is not shipped",
+	},
 }

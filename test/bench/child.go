@@ -10,17 +10,19 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/protobuf/types/known/durationpb"
 
-	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/emu/board"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/daemon"
+	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -106,48 +108,88 @@ func (c *child) stop() error {
 	return err
 }
 
-// serveDaemon is a whole daemon on simulated GPUs whose scheduling firmware takes cost
-// for each suspend and each resume.
-func serveDaemon(ctx context.Context, socket, config, gpus, cost string, ready func()) error {
-	n, err := strconv.Atoi(gpus)
-	if err != nil {
-		return err
-	}
-	each, err := time.ParseDuration(cost)
-	if err != nil {
-		return err
-	}
+// serveDaemon runs a daemon on modelled GPUs with jobs of one queue spread over them, whose
+// mechanism takes cost for each suspend and each resume.
+func serveDaemon(ctx context.Context, socket, config string, targets, gpus int, cost time.Duration) (err error) {
 	spec, err := gpumodel.PresetByName("mi300x")
 	if err != nil {
 		return err
 	}
-	spec = gpumodel.ZeroCost(spec)
-	spec.Costs.Unmap = each // by one timer, whose lateness is part of what is measured
-	var free mechanism.Mechanism
-	if each == 0 {
-		free = effortless{}
+	b, err := board.New(board.Config{Spec: spec, GPUs: gpus, Profile: "6.12"})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	mech := &modelledMechanism{cost: cost, gpus: map[gpreempt.ProcessKey]*sync.Mutex{}}
+	locks := make([]sync.Mutex, gpus)
+	b.Model().Do(func(m *gpumodel.Machine) {
+		for i := range targets {
+			key, startErr := m.StartProcess(gpumodel.ProcSpec{Comm: "train"})
+			queue := gpumodel.QueueSpec{GPU: m.GPUs()[i%gpus].ID, Type: gpreempt.QueueCompute, RingBytes: 4096, Ring: 0x10000}
+			err = errors.Join(err, startErr, m.AttachQueue(key, queue))
+			mech.gpus[key] = &locks[i%gpus]
+		}
+	})
+	if err != nil {
+		return err
 	}
 	return daemon.Run(ctx, daemon.Options{
-		SimMechanism: free,
-		ConfigPath:   config, ConfigGiven: true, Socket: socket, Sim: &spec, SimGPUs: n, SimSeed: 1, Ready: ready,
+		ConfigPath: config, ConfigGiven: true, Socket: socket,
+		Host: daemon.Host{Simulated: spec.Name, Dir: "/", Files: b.Model().FS(), Mechanisms: []mechanism.Mechanism{mech}},
 	})
 }
 
-// effortless is a mechanism that takes no time. The simulated one takes some microseconds
-// for each target, since it simulates what becomes of the other queues of its GPU.
-type effortless struct{}
+// modelledMechanism is a mechanism that does nothing but take cost, for one target of a
+// GPU after the other: the driver changes the runlist of a GPU one change at a time.
+type modelledMechanism struct {
+	cost time.Duration
+	gpus map[gpreempt.ProcessKey]*sync.Mutex
+}
 
-func (effortless) Name() string { return "effortless" }
-func (effortless) Probe(context.Context, gpreempt.ProcessKey) mechanism.Capability {
+func (*modelledMechanism) Name() string { return "modelled" }
+
+func (*modelledMechanism) Probe(context.Context, gpreempt.ProcessKey) mechanism.Capability {
 	return mechanism.Capability{Evidence: []mechanism.Evidence{{Check: "benchmark", Found: "nothing to do", OK: true}}}
 }
 
-func (effortless) Attach(context.Context, gpreempt.ProcessKey) (mechanism.Session, error) {
-	return effortless{}, nil
+func (m *modelledMechanism) Attach(_ context.Context, target gpreempt.ProcessKey) (mechanism.Session, error) {
+	s := &modelledSession{cost: m.cost, gpu: m.gpus[target]}
+	if m.cost == 0 {
+		return s, nil
+	}
+	var err error
+	s.timer, err = hrtimer.New()
+	return s, err
 }
-func (effortless) Suspend(context.Context) error { return nil }
-func (effortless) Resume(context.Context) error  { return nil }
-func (effortless) Close() error                  { return nil }
+
+type modelledSession struct {
+	cost  time.Duration
+	gpu   *sync.Mutex
+	timer *hrtimer.Timer // nil without cost
+}
+
+// take takes the cost, by a timer whose lateness is part of what is measured.
+func (s *modelledSession) take() error {
+	if s.timer == nil {
+		return nil
+	}
+	s.gpu.Lock()
+	defer s.gpu.Unlock()
+	if err := s.timer.Set(s.cost); err != nil {
+		return err
+	}
+	return s.timer.Wait()
+}
+
+func (s *modelledSession) Suspend(context.Context) error { return s.take() }
+func (s *modelledSession) Resume(context.Context) error  { return s.take() }
+
+func (s *modelledSession) Close() error {
+	if s.timer == nil {
+		return nil
+	}
+	return s.timer.Close()
+}
 
 // host is a daemon with the jobs it can suspend.
 type host struct {
@@ -158,7 +200,11 @@ type host struct {
 }
 
 func dial(socket string) (*grpc.ClientConn, error) {
-	return grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	return grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{ // the server starts at the same time
+			Backoff:           backoff.Config{BaseDelay: 10 * time.Millisecond, Multiplier: 1.5, MaxDelay: 100 * time.Millisecond},
+			MinConnectTimeout: 20 * time.Second,
+		}))
 }
 
 // startHost starts a daemon on so many GPUs, with jobs of one queue spread over them.
@@ -169,38 +215,19 @@ func (b *bench) startHost(ctx context.Context, targets, gpus int, cost time.Dura
 	if err != nil {
 		return nil, err
 	}
-	if h.child, err = b.start(ctx, name, serveDaemonCommand, h.socket, config, strconv.Itoa(gpus), cost.String()); err != nil {
+	if h.child, err = launch(ctx, b.dir, name, nil, b.self, serveDaemonCommand, h.socket, config, strconv.Itoa(targets), strconv.Itoa(gpus), cost.String()); err != nil {
 		return nil, err
 	}
 	if h.conn, err = dial(h.socket); err != nil {
 		return nil, errors.Join(err, h.stop())
 	}
-	if err := startJobs(ctx, h.conn, targets, 1); err != nil {
+	if err := awaitTargets(ctx, gpreemptv1.NewAdminServiceClient(h.conn), targets); err != nil {
 		return nil, errors.Join(err, h.close())
 	}
 	return h, nil
 }
 
 func (h *host) close() error { return errors.Join(h.conn.Close(), h.stop()) }
-
-// startJobs starts simulated jobs of so many queues each, spread over the GPUs, and
-// waits until each can be suspended.
-func startJobs(ctx context.Context, conn *grpc.ClientConn, jobs, queues int) error {
-	admin, sim := gpreemptv1.NewAdminServiceClient(conn), simv1.NewSimServiceClient(conn)
-	list, err := admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{}, grpc.WaitForReady(true))
-	if err != nil {
-		return err
-	}
-	for i := range jobs {
-		if _, err := sim.StartJob(ctx, &simv1.StartJobRequest{
-			Comm: "train", Queues: uint32(queues), GpuIds: []uint32{list.GetGpus()[i%len(list.GetGpus())].GetGpuId()},
-			Kernel: &simv1.Kernel{Duration: durationpb.New(30 * time.Second), Occupancy: 0.01},
-		}); err != nil {
-			return err
-		}
-	}
-	return awaitTargets(ctx, admin, jobs)
-}
 
 // awaitTargets waits until every target can be suspended. A mechanism that attaches
 // is no event of its own, so that the list is asked until it has it.

@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -44,9 +45,15 @@ func run(ctx context.Context, args []string) error {
 		switch {
 		case args[0] == serveEchoCommand && len(args) == 2:
 			return serve(ctx, func(ctx context.Context, ready func()) error { return serveEcho(ctx, args[1], ready) })
-		case args[0] == serveDaemonCommand && len(args) == 5:
-			return serve(ctx, func(ctx context.Context, ready func()) error {
-				return serveDaemon(ctx, args[1], args[2], args[3], args[4], ready)
+		case args[0] == serveDaemonCommand && len(args) == 6:
+			return serve(ctx, func(ctx context.Context, _ func()) error {
+				targets, err := strconv.Atoi(args[3])
+				gpus, err2 := strconv.Atoi(args[4])
+				cost, err3 := time.ParseDuration(args[5])
+				if err := errors.Join(err, err2, err3); err != nil {
+					return err
+				}
+				return serveDaemon(ctx, args[1], args[2], targets, gpus, cost)
 			})
 		case args[0] == holdMachineCommand && len(args) == 1:
 			return serve(ctx, func(ctx context.Context, _ func()) error {

@@ -22,7 +22,6 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
@@ -62,7 +61,7 @@ type daemon struct {
 	conn   *grpc.ClientConn
 	online gpreemptv1.OnlineServiceClient
 	admin  gpreemptv1.AdminServiceClient
-	sim    simv1.SimServiceClient
+	sim    *simulation // nil unless kfdemu serve-sim runs the daemon
 	events *eventLog
 }
 
@@ -91,6 +90,10 @@ func launch(t *testing.T, dir, config string, args ...string) *daemon {
 	return d
 }
 
+// onHost, as an argument of start and its like, runs the shipped daemon, which looks for
+// GPUs on the host. Without it kfdemu serve-sim runs the daemon on a simulated machine.
+const onHost = "on the host"
+
 // prepare makes everything ready to run a daemon.
 func prepare(t *testing.T, dir, config string, args ...string) *daemon {
 	t.Helper()
@@ -99,10 +102,14 @@ func prepare(t *testing.T, dir, config string, args ...string) *daemon {
 		log: &lines{}, exited: make(chan struct{}),
 	}
 	d.writeConfig(config)
-	if len(args) == 0 {
-		args = []string{"--sim", "mi300x"}
+	program, verb := simBinary, "serve-sim"
+	if len(args) > 0 && args[0] == onHost {
+		program, verb, args = gpreemptd, "serve", args[1:]
 	}
-	d.process = exec.Command(gpreemptd, append([]string{"serve", "--socket", d.socket, "--config", d.config}, args...)...)
+	d.process = exec.Command(program, append([]string{verb, "--socket", d.socket, "--config", d.config}, args...)...)
+	if program == simBinary {
+		d.sim = newSimulation(t, d.process)
+	}
 	d.process.Env = environment()
 	d.process.Stderr = d.log
 	return d
@@ -129,7 +136,6 @@ func (d *daemon) run() {
 	d.conn = dial(d.t, d.socket)
 	d.online = gpreemptv1.NewOnlineServiceClient(d.conn)
 	d.admin = gpreemptv1.NewAdminServiceClient(d.conn)
-	d.sim = simv1.NewSimServiceClient(d.conn)
 }
 
 // environment returns the test's environment without variables that affect the programs

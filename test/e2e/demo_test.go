@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,19 +20,19 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// playDemo plays a short demo by the command of a gpctl, and returns what it found out. A machine that is
-// as busy as that of tests may keep it from its promises about time, and nothing else.
-func playDemo(t *testing.T, gpctl, env []string, args ...string) (*demo.Result, string) {
+// runDemo runs a short demo and returns its figures. A machine that is as busy as that of
+// tests may make it miss its targets of time, and no others.
+func runDemo(t *testing.T, kfdemu, env []string, args ...string) (*demo.Result, string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*timeout)
 	defer cancel()
 	var out, errs bytes.Buffer
-	args = slices.Concat(gpctl[1:], []string{"demo", "-o", "json", "--repeats", "1", "--duration", "400ms", "--daemon", gpreemptd}, args)
-	cmd := exec.CommandContext(ctx, gpctl[0], args...)
+	args = slices.Concat(kfdemu[1:], []string{"demo", "--json", "-", "--repeats", "1", "--duration", "400ms"}, args)
+	cmd := exec.CommandContext(ctx, kfdemu[0], args...)
 	cmd.Env, cmd.Stdout, cmd.Stderr, cmd.Dir = environment(env...), &out, &errs, t.TempDir()
 	err := cmd.Run()
-	if err != nil && !strings.Contains(errs.String(), "the demo did not keep its promise") {
-		t.Fatalf("gpctl demo: %v\n%s", err, errs.String())
+	if err != nil && !strings.Contains(errs.String(), "the demo missed a target") {
+		t.Fatalf("kfdemu demo: %v\n%s", err, errs.String())
 	}
 	var result demo.Result
 	if err := json.Unmarshal(out.Bytes(), &result); err != nil {
@@ -58,11 +59,11 @@ func calledBy(r *demo.Result) called {
 	return called{r.Simulated, r.Emulated, r.Backend, r.Machine}
 }
 
-func TestDemoIsPlayedOnAnEmulatedMachineWhereThereCanBeOne(t *testing.T) {
+func TestDemoUsesAnEmulatedMachineWhereThereCanBeOne(t *testing.T) {
 	if reason := cannotEmulate(); reason != "" {
 		t.Skip(reason)
 	}
-	result, said := playDemo(t, []string{gpctl}, nil, "--machine", "mi210")
+	result, said := runDemo(t, []string{kfdemuBinary}, nil, "--machine", "mi210")
 	want := called{Emulated: true, Backend: "emulated mi210 x1 with the rules of 6.12 (kfdemu)", Machine: "mi210"}
 	if diff := cmp.Diff(want, calledBy(result)); diff != "" {
 		t.Error(diff)
@@ -72,11 +73,11 @@ func TestDemoIsPlayedOnAnEmulatedMachineWhereThereCanBeOne(t *testing.T) {
 	}
 }
 
-func TestDemoIsPlayedOnTheEmulatedMachineItRunsOn(t *testing.T) {
+func TestDemoUsesTheEmulatedMachineItRunsOn(t *testing.T) {
 	if reason := cannotEmulate(); reason != "" {
 		t.Skip(reason)
 	}
-	result, _ := playDemo(t, []string{kfdemuBinary, "run", "--machine", "mi308x", "--profile", "7.2", "--", gpctl}, nil)
+	result, _ := runDemo(t, []string{kfdemuBinary, "run", "--machine", "mi308x", "--profile", "7.2", "--", kfdemuBinary}, nil)
 	want := called{Emulated: true, Backend: "emulated mi308x x1 with the rules of 7.2 (kfdemu)", Machine: "mi308x"}
 	if diff := cmp.Diff(want, calledBy(result)); diff != "" {
 		t.Error(diff)
@@ -84,7 +85,7 @@ func TestDemoIsPlayedOnTheEmulatedMachineItRunsOn(t *testing.T) {
 }
 
 func TestDemoIsSimulatedWhenAskedTo(t *testing.T) {
-	result, said := playDemo(t, []string{gpctl}, nil, "--sim")
+	result, said := runDemo(t, []string{kfdemuBinary}, nil, "--sim")
 	want := called{Simulated: true, Backend: "simulated mi300x", Machine: "mi300x"}
 	if diff := cmp.Diff(want, calledBy(result)); diff != "" {
 		t.Error(diff)
@@ -94,27 +95,42 @@ func TestDemoIsSimulatedWhenAskedTo(t *testing.T) {
 	}
 }
 
-func TestDemoWithoutAnEmulatorIsSimulatedAndSaysSo(t *testing.T) {
-	alone := filepath.Join(t.TempDir(), "gpctl")
-	if err := os.Link(gpctl, alone); err != nil {
+func TestDemoWithoutADaemonToStartIsSimulatedAndSaysSo(t *testing.T) {
+	alone := filepath.Join(t.TempDir(), "kfdemu")
+	if err := os.Link(kfdemuBinary, alone); err != nil {
 		t.Fatal(err)
 	}
-	result, said := playDemo(t, []string{alone}, []string{"PATH="})
+	result, said := runDemo(t, []string{alone}, []string{"PATH="})
 	if !result.Simulated || result.Emulated {
 		t.Errorf("called %+v", calledBy(result))
 	}
-	says(t, said, "demo: simulated, because no machine for it can be emulated here: there is no kfdemu beside gpctl or in PATH")
+	says(t, said, "demo: simulated, because no machine can be emulated here: there is no gpreemptd beside kfdemu or in PATH")
 }
 
-func TestLiveDemoRunsUntilInterruptedAndLeavesNothing(t *testing.T) {
-	for _, arg := range []string{"", "--sim"} {
-		t.Run("demo "+arg, func(t *testing.T) {
-			if reason := cannotEmulate(); reason != "" && arg == "" {
+// Ctrl-C, or the end of the terminal, ends a demo and everything it started, also while it
+// starts, and it says nothing of that.
+func TestDemoThatIsInterruptedLeavesNothing(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		args   []string
+		signal syscall.Signal
+		early  bool // before it says that it runs
+		code   int
+	}{
+		{name: "live, Ctrl-C", args: []string{"--live"}, signal: syscall.SIGINT},
+		{name: "live, end of the terminal", args: []string{"--live"}, signal: syscall.SIGHUP},
+		{name: "live and simulated, Ctrl-C", args: []string{"--live", "--sim"}, signal: syscall.SIGINT},
+		{name: "live and simulated, end of the terminal", args: []string{"--live", "--sim"}, signal: syscall.SIGHUP},
+		{name: "starting", signal: syscall.SIGINT, early: true, code: 130},
+		{name: "starting and simulated", args: []string{"--sim"}, signal: syscall.SIGINT, early: true, code: 130},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			simulated := slices.Contains(tc.args, "--sim")
+			if reason := cannotEmulate(); reason != "" && !simulated {
 				t.Skip(reason)
 			}
 			tmp := testutil.TempSocketDir(t)
-			args := slices.DeleteFunc([]string{"demo", "--live", "--daemon", gpreemptd, arg}, func(s string) bool { return s == "" })
-			cmd := exec.Command(gpctl, args...)
+			cmd := exec.Command(kfdemuBinary, append([]string{"demo"}, tc.args...)...)
 			var errs lines
 			cmd.Env, cmd.Stderr = environment("TMPDIR="+tmp), &errs
 			out, err := cmd.StdoutPipe()
@@ -126,25 +142,34 @@ func TestLiveDemoRunsUntilInterruptedAndLeavesNothing(t *testing.T) {
 			}
 			stuck := time.AfterFunc(3*timeout, func() { _ = cmd.Process.Kill() })
 			defer stuck.Stop()
-			var socket string
 			said := bufio.NewScanner(out)
-			for socket == "" && said.Scan() {
-				_, socket, _ = strings.Cut(said.Text(), "GPREEMPT_SOCKET=")
+			if tc.early {
+				for entries := []os.DirEntry{}; len(entries) == 0; { // it has begun when it has a directory
+					if entries, err = os.ReadDir(tmp); err != nil {
+						t.Fatal(err)
+					}
+				}
+			} else {
+				var socket string
+				for socket == "" && said.Scan() {
+					_, socket, _ = strings.Cut(said.Text(), "GPREEMPT_SOCKET=")
+				}
+				status, err := exec.CommandContext(t.Context(), gpctl, "--socket", socket, "status").CombinedOutput()
+				if err != nil {
+					t.Errorf("gpctl status: %v\n%s\n%s", err, status, &errs)
+				}
+				if !simulated {
+					says(t, string(status), "on emulated mi300x")
+				}
 			}
-			status, err := exec.CommandContext(t.Context(), gpctl, "--socket", socket, "status").CombinedOutput()
-			if err != nil {
-				t.Errorf("gpctl status: %v\n%s\n%s", err, status, &errs)
-			}
-			if want := "on emulated mi300x"; arg == "" {
-				says(t, string(status), want)
-			}
-			if err := cmd.Process.Signal(os.Interrupt); err != nil {
+			if err := cmd.Process.Signal(tc.signal); err != nil {
 				t.Error(err)
 			}
 			for said.Scan() {
 			}
-			if err := cmd.Wait(); err != nil {
-				t.Errorf("it ended with: %v\n%s", err, &errs)
+			_ = cmd.Wait() // judged below
+			if code := cmd.ProcessState.ExitCode(); code != tc.code || strings.Contains(errs.String(), "rpc error") || strings.Contains(errs.String(), "systemctl") {
+				t.Errorf("it ended with %d, want %d, and wrote\n%s", code, tc.code, &errs)
 			}
 			left, err := os.ReadDir(tmp)
 			if err != nil || len(left) > 0 {

@@ -1,14 +1,21 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/exec"
+	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -21,19 +28,66 @@ func pidOf(target string) int32 {
 	return key.PID
 }
 
-// kernel is a dispatch that fills half of a GPU.
-func kernel(d time.Duration) *simv1.Kernel {
-	return &simv1.Kernel{Duration: durationpb.New(d), Occupancy: 0.5}
+// simulation starts and stops jobs of a simulated machine, by lines on the standard input
+// of kfdemu serve-sim. Its methods may be called by several goroutines.
+type simulation struct {
+	mu  sync.Mutex // has one question asked at a time
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+// simAnswer is how kfdemu serve-sim answers a line.
+type simAnswer struct {
+	Error     string                     `json:"error"`
+	PID       int32                      `json:"pid"`
+	Now       time.Duration              `json:"now"`
+	Processes []gpumodel.ProcessCounters `json:"processes"`
+}
+
+// newSimulation connects to a process that is about to be started.
+func newSimulation(t *testing.T, process *exec.Cmd) *simulation {
+	t.Helper()
+	in, err := process.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := process.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &simulation{in: in, out: bufio.NewReader(out)}
+}
+
+func (s *simulation) ask(format string, args ...any) (a simAnswer, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, err := fmt.Fprintf(s.in, format+"\n", args...); err != nil {
+		return a, err
+	}
+	line, err := s.out.ReadBytes('\n')
+	if err == nil {
+		err = json.Unmarshal(line, &a)
+	}
+	if err == nil && a.Error != "" {
+		err = errors.New(a.Error)
+	}
+	return a, err
+}
+
+// mustAsk is ask for what must succeed.
+func (d *daemon) mustAsk(format string, args ...any) simAnswer {
+	d.t.Helper()
+	a, err := d.sim.ask(format, args...)
+	if err != nil {
+		d.t.Fatalf("kfdemu serve-sim, "+format+": %v", append(args, err)...)
+	}
+	return a
 }
 
 // startJob starts a simulated job of two queues and returns its pid.
 func (d *daemon) startJob(comm string) int32 {
 	d.t.Helper()
-	resp, err := d.sim.StartJob(d.t.Context(), &simv1.StartJobRequest{Comm: comm, Queues: 2, Kernel: kernel(time.Millisecond)})
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	return resp.GetPid()
+	return d.mustAsk("start %s:2:1ms", comm).PID
 }
 
 // startOffline starts a job that may be suspended, and waits until the daemon
@@ -45,46 +99,46 @@ func (d *daemon) startOffline() int32 {
 	return pid
 }
 
-// stopJob ends a job and checks that each of its packets was executed once, or
-// is still on its ring.
+// stopJob ends a job and checks that each of its packets was executed once, or was left
+// on its ring.
 func (d *daemon) stopJob(pid int32) {
 	d.t.Helper()
-	resp, err := d.sim.StopJob(d.t.Context(), &simv1.StopJobRequest{Pid: pid})
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	checkCounters(d.t, resp.GetCounters())
-}
-
-func checkCounters(t *testing.T, c *simv1.ProcessCounters) {
-	t.Helper()
-	if c.GetLost() != 0 || c.GetRepeated() != 0 || c.GetSubmitted() != c.GetExecuted()+c.GetPending() || c.GetExecuted() == 0 {
-		t.Errorf("packets were lost or repeated, or none was executed: %v", c)
+	c := d.mustAsk("stop %d", pid).Processes[0]
+	if !sound(&c) || c.Executed == 0 {
+		d.t.Errorf("packets were lost or repeated, or none was executed: %+v", c)
 	}
 }
 
-// executed returns how many packets of a process have been executed.
-func (d *daemon) executed(pid int32) uint64 {
+// sound reports whether each packet of a process ran once, or is still on its ring.
+func sound(c *gpumodel.ProcessCounters) bool {
+	return c.Lost == 0 && c.Repeated == 0 && c.Submitted == c.Executed+c.Pending+c.Abandoned
+}
+
+// executed returns how many packets of a process have been executed, and the time of the
+// machine.
+func (d *daemon) executed(pid int32) (packets uint64, now time.Duration) {
 	d.t.Helper()
-	resp, err := d.sim.GetCounters(d.t.Context(), &simv1.GetCountersRequest{})
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	for _, c := range resp.GetProcesses() {
-		if c.GetPid() == pid {
-			return c.GetExecuted()
+	a := d.mustAsk("counters")
+	for _, c := range a.Processes {
+		if c.Process.PID == pid {
+			return c.Executed, a.Now
 		}
 	}
 	d.t.Fatalf("process %d has no counters", pid)
-	return 0
+	return 0, 0
 }
 
 // checkFrozen lets the simulated clock go on and checks that the job does not.
 func (d *daemon) checkFrozen(pid int32) {
 	d.t.Helper()
-	before, began := d.executed(pid), d.simulatedTime()
-	d.eventually("simulated time goes on", func() bool { return d.simulatedTime() >= began+20*time.Millisecond })
-	if after := d.executed(pid); after != before {
+	before, began := d.executed(pid)
+	var after uint64
+	d.eventually("simulated time goes on", func() bool {
+		var now time.Duration
+		after, now = d.executed(pid)
+		return now >= began+20*time.Millisecond
+	})
+	if after != before {
 		d.t.Errorf("%d packets were executed while the job was suspended", after-before)
 	}
 }
@@ -92,17 +146,11 @@ func (d *daemon) checkFrozen(pid int32) {
 // checkRuns waits until more packets of a job have been executed.
 func (d *daemon) checkRuns(pid int32) {
 	d.t.Helper()
-	before := d.executed(pid)
-	d.eventually("the job goes on", func() bool { return d.executed(pid) > before })
-}
-
-func (d *daemon) simulatedTime() time.Duration {
-	d.t.Helper()
-	resp, err := d.sim.GetCounters(d.t.Context(), &simv1.GetCountersRequest{})
-	if err != nil {
-		d.t.Fatal(err)
-	}
-	return resp.GetNow().AsDuration()
+	before, _ := d.executed(pid)
+	d.eventually("the job goes on", func() bool {
+		now, _ := d.executed(pid)
+		return now > before
+	})
 }
 
 // target returns what gpctl would show of a process; nil when it is not known.

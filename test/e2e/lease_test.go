@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
@@ -108,46 +107,6 @@ func TestLeaseExpiresAndRenewKeepsItAlive(t *testing.T) {
 	if end := d.awaitEnd(left.GetLeaseId()); end != gpreemptv1.LeaseEnd_LEASE_END_EXPIRED {
 		t.Errorf("the lease ended as %v, want it expired", end)
 	}
-	d.stopJob(pid)
-}
-
-func TestLeaseEndsWhenTheQueuesOfItsOwnerHadWorkAndDrained(t *testing.T) {
-	t.Parallel()
-	d := start(t, atOnce)
-	pid := d.startOffline()
-	queue, err := d.sim.CreateQueue(t.Context(), &simv1.CreateQueueRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	onIdle := announcement()
-	onIdle.CompleteOnIdle = true
-	lease, err := d.online.NotifyOnline(t.Context(), onIdle)
-	if err != nil {
-		t.Fatal(err)
-	}
-	// An idle queue that had no work yet ends nothing, however long it takes.
-	brief := announcement()
-	brief.Ttl = durationpb.New(100 * time.Millisecond)
-	clock, err := d.online.NotifyOnline(t.Context(), brief)
-	if err != nil {
-		t.Fatal(err)
-	}
-	d.awaitEnd(clock.GetLeaseId())
-	if n := d.status().GetLeaseCount(); n != 1 {
-		t.Fatalf("%d leases live before the work, want the one that waits for it", n)
-	}
-	d.checkFrozen(pid)
-
-	since := d.revision()
-	work := []*simv1.Kernel{kernel(5 * time.Millisecond), kernel(5 * time.Millisecond)}
-	if _, err := d.sim.Submit(t.Context(), &simv1.SubmitRequest{QueueId: queue.GetQueueId(), Kernels: work}); err != nil {
-		t.Fatal(err)
-	}
-	if end := d.awaitEnd(lease.GetLeaseId()); end != gpreemptv1.LeaseEnd_LEASE_END_IDLE {
-		t.Errorf("the lease ended as %v, want idle", end)
-	}
-	d.awaitTarget(pid, since, running)
-	d.checkRuns(pid)
 	d.stopJob(pid)
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/gpreempt/gpreempt/internal/testutil"
@@ -20,7 +21,7 @@ import (
 // The paths of the binaries under test, and of the clients of an emulated GPU.
 // trainBinary is clientBinary by the name of an offline job, strangersBinary that of
 // the tests where another user can run it.
-var gpreemptd, gpctl, kfdemuBinary, clientBinary, trainBinary, strangersBinary string
+var gpreemptd, gpctl, kfdemuBinary, simBinary, clientBinary, trainBinary, strangersBinary string
 
 // TestMain runs the tests, or is one of the processes they start.
 func TestMain(m *testing.M) {
@@ -46,7 +47,7 @@ func testMain(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "e2e: the binaries cannot be built:", err)
 		return 1
 	}
-	gpreemptd, gpctl, kfdemuBinary = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "kfdemu")
+	gpreemptd, gpctl, kfdemuBinary, simBinary = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "kfdemu"), filepath.Join(dir, "sim", "kfdemu")
 	clientBinary, trainBinary = filepath.Join(dir, "kfdclient"), filepath.Join(dir, "train")
 	if err := os.Link(clientBinary, trainBinary); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
@@ -87,6 +88,7 @@ func build(dir string) error {
 	// The programs that stand for others' are built as those are: without the detector.
 	for _, args := range [][]string{
 		append(args, "../../cmd/gpreemptd", "../../cmd/gpctl"),
+		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "sim")+string(filepath.Separator)), "../../emu/cmd/kfdemu"), // runs the daemon, too
 		{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator), "../../emu/cmd/kfdemu", "./kfdclient"},
 	} {
 		if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {

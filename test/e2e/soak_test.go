@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 
-	simv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/sim/v1"
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
@@ -55,13 +54,10 @@ func TestSoak(t *testing.T) {
 	}
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
-	d := start(t, soakConfig(0), "--sim", "mi300x", "--sim-gpus", "2")
+	d := start(t, soakConfig(0), "--gpus", "2")
 	s := &soak{daemon: d, seed: seed, ctx: t.Context(), did: map[string]int{}}
 	kmsg := openKernelLog(t)
-	job, err := d.sim.StartJob(t.Context(), &simv1.StartJobRequest{Comm: "trainer", Queues: soakQueues, Kernel: kernel(time.Millisecond)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	job := d.mustAsk("start trainer:%d:1ms", soakQueues).PID
 	d.eventually("the job is known", func() bool { return d.status().GetQueueCount() == soakQueues })
 	before := d.status()
 
@@ -88,16 +84,12 @@ func TestSoak(t *testing.T) {
 	checkGrowth(t, samples)
 	checkRests(t, rests)
 	kmsg.check(t)
-	counters, err := d.sim.GetCounters(t.Context(), &simv1.GetCountersRequest{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range counters.GetProcesses() {
-		if !sound(c) {
-			t.Errorf("packets were lost or repeated: %v", c)
+	for _, c := range d.mustAsk("counters").Processes {
+		if !sound(&c) {
+			t.Errorf("packets were lost or repeated: %+v", c)
 		}
 	}
-	d.stopJob(job.GetPid())
+	d.stopJob(job)
 }
 
 // phase has the daemon under a kind of load for a while.
@@ -186,10 +178,6 @@ func (s *soak) work(length time.Duration) {
 
 func soakConfig(n uint64) string {
 	return atOnce + fmt.Sprintf("    priority: %d\nlimits:\n  requests_per_second: 100000\n  burst: 100000\n", n)
-}
-
-func sound(c *simv1.ProcessCounters) bool {
-	return c.GetLost() == 0 && c.GetRepeated() == 0 && c.GetSubmitted() == c.GetExecuted()+c.GetPending()
 }
 
 // repeat does something at random until the soak is over.
@@ -334,37 +322,21 @@ func (s *soak) sessions(r *rand.Rand) {
 
 // jobs starts some jobs, stops them after a while and checks their packets.
 func (s *soak) jobs(r *rand.Rand) {
-	// One process, so the jobs live until they are stopped: s.conn keeps it known.
-	gpus, err := s.admin.ListGpus(s.ctx, &gpreemptv1.ListGpusRequest{})
-	if err != nil {
-		s.result("list GPUs", err)
-		return
-	}
 	var pids []int32
 	for range 1 + r.IntN(3) {
-		req := &simv1.StartJobRequest{
-			Comm: []string{"trainer", "train-big", "viewer"}[r.IntN(3)], Queues: 1 + r.Uint32N(3),
-			Kernel: kernel(between(r, 200*time.Microsecond, 5*time.Millisecond)),
-		}
-		for _, g := range gpus.GetGpus() {
-			if r.IntN(2) == 0 {
-				req.GpuIds = append(req.GpuIds, g.GetGpuId())
-			}
-		}
-		// Also when the phase is over: a job whose pid nobody hears would stay.
-		resp, err := s.sim.StartJob(s.t.Context(), req)
+		a, err := s.sim.ask("start %s:%d:%v:%d", []string{"trainer", "train-big", "viewer"}[r.IntN(3)], 1+r.IntN(3),
+			between(r, 200*time.Microsecond, 5*time.Millisecond), 1+r.IntN(2))
 		s.result("start job", err)
 		if err == nil {
-			pids = append(pids, resp.GetPid())
+			pids = append(pids, a.PID)
 		}
 	}
 	s.rest(between(r, 100*time.Millisecond, 3*time.Second))
 	for _, pid := range pids {
-		// Also when the soak is over.
-		resp, err := s.sim.StopJob(s.t.Context(), &simv1.StopJobRequest{Pid: pid})
+		a, err := s.sim.ask("stop %d", pid)
 		s.result("stop job", err)
-		if c := resp.GetCounters(); err == nil && !sound(c) {
-			s.fail("packets were lost or repeated: %v", c)
+		if err == nil && !sound(&a.Processes[0]) {
+			s.fail("packets were lost or repeated: %+v", a.Processes[0])
 		}
 	}
 }

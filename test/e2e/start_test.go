@@ -57,10 +57,20 @@ func TestStartIsRefusedForAMalformedConfig(t *testing.T) {
 func TestStartIsRefusedForAMachineThatCannotBe(t *testing.T) {
 	t.Parallel()
 	dir := testutil.TempSocketDir(t)
-	says(t, refused(t, dir, "", "--sim", "h100"), "h100", "mi300x", "mi210")
-	says(t, refused(t, dir, "", "--sim", "mi300x", "--sim-gpus", "0"), "0", "1 to ")
-	says(t, refused(t, dir, "", "--sim", "mi300x", "--sim-gpus", "-1"), "-1", "1 to ")
-	says(t, refused(t, dir, "", "--sim", "mi300x", "--sim-gpus", "many"), "--sim-gpus", "many")
+	for _, tc := range []struct {
+		args  []string
+		wants []string
+	}{
+		{[]string{"--machine", "h100"}, []string{"h100", "mi300x", "mi210"}},
+		{[]string{"--gpus", "65"}, []string{"65", "1 to "}},
+		{[]string{"--gpus", "-1"}, []string{"-1", "1 to "}},
+		{[]string{"--gpus", "many"}, []string{"--gpus", "many"}},
+		{[]string{"--job", "train"}, []string{"train", "train:10:25ms"}},
+	} {
+		d := launch(t, dir, "", tc.args...)
+		d.checkExit(125)
+		says(t, d.log.String(), tc.wants...)
+	}
 	if diff := cmp.Diff([]string{"gpreemptd.yaml"}, names(t, dir)); diff != "" {
 		t.Errorf("not removed: %s", diff)
 	}
@@ -132,8 +142,8 @@ func TestStartAfterACrashTakesTheSocketOver(t *testing.T) {
 	d.checkFrozen(pid)
 }
 
-// Without --sim the daemon is for the hardware of the host. It holds the host's
-// one instance lock.
+// The shipped daemon is for the hardware of the host. It holds the host's one instance
+// lock.
 func TestDaemonWithoutKFDServesAndReportsIt(t *testing.T) {
 	if _, err := os.Stat("/sys/class/kfd"); !errors.Is(err, fs.ErrNotExist) {
 		t.Skip("this host has a KFD")
@@ -142,13 +152,13 @@ func TestDaemonWithoutKFDServesAndReportsIt(t *testing.T) {
 	clean := canLock(t, lock)
 	defer clean()
 	dir := testutil.TempSocketDir(t)
-	d := startIn(t, dir, atOnce, "--sim", "")
+	d := startIn(t, dir, atOnce, onHost)
 	r := d.ctl("status")
-	says(t, r.Out, "on kfd", "2 errors", "error NO_KFD: ", "error NO_MECHANISM: ", "try: load amdgpu", "gpreemptd serve --sim mi300x")
+	says(t, r.Out, "on kfd", "2 errors", "error NO_KFD: ", "error NO_MECHANISM: ", "try: load amdgpu", "kfdemu demo")
 	d.check(0, "No process has GPU queues", "target", "list")
 	d.check(8, "", "lease", "create", "--gpu", "1", "--ttl", "1s")
 	// One daemon for each host, whatever its socket.
-	says(t, refused(t, testutil.TempSocketDir(t), "", "--sim", ""), "another gpreemptd (pid ", lock)
+	says(t, refused(t, testutil.TempSocketDir(t), "", onHost), "another gpreemptd (pid ", lock)
 	d.stop()
 }
 

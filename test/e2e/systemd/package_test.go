@@ -16,7 +16,7 @@ import (
 const (
 	deb     = "/packages/gpreempt.deb"
 	options = "/etc/default/gpreemptd"
-	sim     = "GPREEMPTD_OPTIONS=--sim mi300x\n"
+	edited  = "GPREEMPTD_OPTIONS=--config " + yaml + "\n"
 	yaml    = "/etc/gpreempt/gpreemptd.yaml"
 	scraped = "127.0.0.1:9477"
 )
@@ -36,7 +36,7 @@ func TestPackage(t *testing.T) {
 	}{
 		{"InstallIsUpWithoutADriver", packageInstall},
 		{"MetricsAreScrapedOnceTheConfigSaysWhere", packageScraped},
-		{"SimulatedGPUIsCalledSo", packageSimulated},
+		{"OptionsOfTheDefaultFileAreUsed", packageOptions},
 		{"UpgradeHandsOverAndKeepsWhatWasEdited", packageUpgrade},
 		{"ChangeOfVersionLeavesADisabledServiceAlone", packageDisabled},
 		{"RemoveStopsAndKeepsTheConfig", packageRemove},
@@ -125,11 +125,13 @@ func packageScraped(t *testing.T) {
 	t.Logf("%d lines of metrics", strings.Count(body, "\n"))
 }
 
-func packageSimulated(t *testing.T) {
-	write(t, options, sim)
+func packageOptions(t *testing.T) {
+	write(t, options, edited)
 	must(t, "systemctl", "restart", service)
-	if got := answers(t); !strings.Contains(got, "simulated mi300x") {
-		t.Errorf("gpctl status:\n%s", got)
+	answers(t)
+	line, err := os.ReadFile(filepath.Join("/proc", property(t, "MainPID"), "cmdline"))
+	if err != nil || !strings.Contains(string(line), "\x00--config\x00"+yaml+"\x00") {
+		t.Errorf("the daemon runs as %q, %v", line, err)
 	}
 }
 
@@ -181,10 +183,10 @@ func packageUpgrade(t *testing.T) {
 	if n := number(t, "NRestarts"); n != 0 {
 		t.Errorf("it died %d times\n%s", n, lastWords(t))
 	}
-	if text, err := os.ReadFile(options); err != nil || string(text) != sim {
+	if text, err := os.ReadFile(options); err != nil || string(text) != edited {
 		t.Errorf("%s: %q, %v", options, text, err)
 	}
-	if _, body := get(t, "/metrics"); !strings.Contains(body, `backend="simulated mi300x"`) {
+	if _, body := get(t, "/metrics"); !strings.Contains(body, `backend="kfd"`) {
 		t.Errorf("the scrape after the upgrade:\n%s", body)
 	}
 }

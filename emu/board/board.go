@@ -1,0 +1,234 @@
+// Package board connects the driver's rules with the model of the GPUs: a step that
+// package driver takes changes the modelled schedule and takes the modelled time.
+package board
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/internal/hrtimer"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// Config says what GPUs to model.
+type Config struct {
+	// Spec is their kind, and GPUs how many there are.
+	Spec gpumodel.Spec
+	GPUs int
+	// Profile is the driver whose texts the model's files have: a name of driver.Profiles.
+	Profile string
+	// Seed decides the jitter of modelled durations.
+	Seed uint64
+}
+
+// Board is the modelled GPUs of one driver. Its methods may be called by several
+// goroutines at once, and with the driver's lock held.
+type Board struct {
+	rt *gpumodel.Realtime
+
+	mu     sync.Mutex                        // guards all below; rt is locked inside it
+	procs  map[driver.MM]gpreempt.ProcessKey // that the model knows
+	queues map[uint64]gpumodel.QueueRef      // by serial
+}
+
+// New returns a board whose GPUs run along the wall clock. The caller must Close it.
+func New(cfg Config) (*Board, error) {
+	kernel, ok := kernels[cfg.Profile]
+	if !ok {
+		return nil, fmt.Errorf("no driver profile %q; there are %q", cfg.Profile, driver.Profiles())
+	}
+	if err := cfg.Spec.Validate(cfg.GPUs); err != nil {
+		return nil, err
+	}
+	m := gpumodel.New(cfg.Spec, cfg.GPUs, cfg.Seed)
+	m.SetKernel(kernel)
+	timer, err := hrtimer.New()
+	if err != nil {
+		return nil, err
+	}
+	return &Board{rt: gpumodel.Start(m, timer), procs: map[driver.MM]gpreempt.ProcessKey{}, queues: map[uint64]gpumodel.QueueRef{}}, nil
+}
+
+// kernels has whose files a profile of the driver shows.
+var kernels = map[string]gpumodel.Kernel{
+	"6.5": gpumodel.Linux61, "6.12": gpumodel.Linux612, "6.12.103": gpumodel.Linux612, "6.12.117": gpumodel.Linux612,
+	"amd-dkms": gpumodel.DKMS, "7.2": gpumodel.Linux72,
+}
+
+// Model returns the modelled GPUs.
+func (b *Board) Model() *gpumodel.Realtime { return b.rt }
+
+// Close stops the model's time.
+func (b *Board) Close() error { return b.rt.Close() }
+
+// Nodes describes the GPUs to the driver.
+func (b *Board) Nodes() []driver.Node {
+	var spec gpumodel.Spec
+	b.rt.Do(func(m *gpumodel.Machine) { spec = m.Spec() })
+	var nodes []driver.Node
+	for _, g := range b.rt.GPUs() {
+		nodes = append(nodes, driver.Node{
+			ID: g.ID, GFX: g.GFX, XCCs: g.XCCs,
+			SDMAQueues: spec.SDMAEngines * spec.SDMAQueuesPerEngine, XGMIQueues: spec.XGMIEngines * spec.SDMAQueuesPerEngine,
+		})
+	}
+	return nodes
+}
+
+// Step has the modelled GPU do what the driver does to the real one. done is called once
+// the step has taken its time, possibly before Step returns, with the model locked. It is
+// not called when Step returns an error.
+func (b *Board) Step(s driver.Step, done func()) (err error) {
+	by, refs := b.resolve(s)
+	b.rt.Do(func(m *gpumodel.Machine) {
+		switch s.Kind {
+		case driver.StepUnmap:
+			err = m.Unmap(s.GPU, by, done)
+		case driver.StepMap:
+			err = m.Map(s.GPU, by, refs, done)
+		case driver.StepAdd, driver.StepRemove:
+			switch {
+			case len(refs) == 0: // the model does not know the queue
+				done()
+			case s.Kind == driver.StepAdd:
+				err = m.AddQueue(refs[0], done)
+			default:
+				err = m.RemoveQueue(refs[0], done)
+			}
+		case driver.StepShaderDebugger:
+			done()
+		}
+	})
+	return err
+}
+
+// resolve returns the process a step is for, the zero key if it has ended, and the queues
+// it is about.
+func (b *Board) resolve(s driver.Step) (by gpreempt.ProcessKey, refs []gpumodel.QueueRef) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, key := range b.procs {
+		if key.PID == s.Process {
+			by = key
+		}
+	}
+	for _, q := range s.Queues {
+		if ref, ok := b.queues[q.Serial]; ok {
+			refs = append(refs, ref)
+		}
+	}
+	return by, refs
+}
+
+// StartProcess makes the process with an address space known to the model. started, which
+// may be nil, is called with the model locked, before anything else sees the process. It
+// reports whether the process is new: the model knows one process by a key at a time,
+// also while a process that executes a program has two address spaces.
+func (b *Board) StartProcess(mm driver.MM, spec gpumodel.ProcSpec, started func(*gpumodel.Machine) error) (isNew bool, err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for known, key := range b.procs {
+		if known == mm || key == (gpreempt.ProcessKey{PID: spec.PID, Start: spec.Start}) {
+			return false, nil
+		}
+	}
+	b.rt.Do(func(m *gpumodel.Machine) {
+		var key gpreempt.ProcessKey
+		if key, err = m.StartProcess(spec); err != nil {
+			return
+		}
+		if started != nil {
+			if err = started(m); err != nil {
+				_ = m.EndProcess(key) // it lives: it was started above
+				return
+			}
+		}
+		b.procs[mm] = key
+	})
+	return err == nil, err
+}
+
+// EndProcess has the model forget a process; unknown ones are ignored.
+func (b *Board) EndProcess(mm driver.MM) (err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	key, known := b.procs[mm]
+	if !known {
+		return nil
+	}
+	delete(b.procs, mm)
+	b.rt.Do(func(m *gpumodel.Machine) { err = m.EndProcess(key) })
+	return err
+}
+
+// Processes returns the address spaces that the model knows.
+func (b *Board) Processes() map[driver.MM]bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	all := make(map[driver.MM]bool, len(b.procs))
+	for mm := range b.procs {
+		all[mm] = true
+	}
+	return all
+}
+
+// AttachQueue makes a queue of a known process known to the model.
+func (b *Board) AttachQueue(q driver.MappedQueue) (gpumodel.QueueRef, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	ref := gpumodel.QueueRef{Process: b.procs[q.MM], ID: q.ID}
+	spec := gpumodel.QueueSpec{
+		ID: q.ID, GPU: q.GPU, Type: QueueType(q.Type), PM4: q.Type == kfd.QueueTypeCompute, RingBytes: uint64(q.Size), Ring: q.Ring,
+		Read: q.Read, Write: q.Write, Save: q.Ctx, SaveBytes: q.CtxSize, Doorbell: q.Doorbell, Priority: gpreempt.Priority(q.Priority),
+	}
+	var err error
+	b.rt.Do(func(m *gpumodel.Machine) { err = m.AttachQueue(ref.Process, spec) })
+	if err == nil {
+		b.queues[q.Serial] = ref
+	}
+	return ref, err
+}
+
+// DetachQueue has the model forget a queue; unknown ones are ignored.
+func (b *Board) DetachQueue(serial uint64) (err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	ref, known := b.queues[serial]
+	if !known {
+		return nil
+	}
+	delete(b.queues, serial)
+	b.rt.Do(func(m *gpumodel.Machine) { err = m.DetachQueue(ref.Process, ref.ID) })
+	return err
+}
+
+// Queue returns the model's name of a queue, false if the model does not know it.
+func (b *Board) Queue(serial uint64) (gpumodel.QueueRef, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	ref, known := b.queues[serial]
+	return ref, known
+}
+
+// QueueCount returns how many queues the model knows.
+func (b *Board) QueueCount() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.queues)
+}
+
+// QueueType returns the model's word for a number of the uAPI.
+func QueueType(number uint32) gpreempt.QueueType {
+	switch number {
+	case kfd.QueueTypeCompute, kfd.QueueTypeComputeAQL:
+		return gpreempt.QueueCompute
+	case kfd.QueueTypeSDMA:
+		return gpreempt.QueueSDMA
+	case kfd.QueueTypeSDMAXGMI:
+		return gpreempt.QueueSDMAXGMI
+	}
+	return gpreempt.QueueUnknown
+}

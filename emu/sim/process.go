@@ -1,0 +1,210 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/internal/proc"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// Process is a simulated process that uses the driver as a ROCm program does.
+type Process struct {
+	m      *Machine
+	os     *kfdtest.Process
+	thread *kfdtest.Thread // that makes the calls
+	fd     int             // of the driver
+	key    gpreempt.ProcessKey
+}
+
+// ErrClosed reports that the machine has been closed.
+var ErrClosed = errors.New("the simulated machine has been closed")
+
+// Start starts a process without queues. Its pid is above any that Linux gives.
+func (m *Machine) Start(comm string) (*Process, error) {
+	p := m.os.Spawn()
+	return m.start(&Process{m: m, os: p, thread: p.Main(), key: p.Key()}, comm)
+}
+
+// Join returns the calling process as a process of the machine, so that a daemon finds
+// the queues of the client that calls it. There is one, and it lasts until Close.
+func (m *Machine) Join(comm string) (*Process, error) {
+	m.mu.Lock()
+	self := m.self
+	m.mu.Unlock()
+	if self != nil {
+		return self, nil
+	}
+	handle, err := proc.Open("/", gpreempt.ProcessKey{PID: int32(os.Getpid())})
+	if err != nil {
+		return nil, err
+	}
+	defer handle.Close()
+	p := m.os.Self()
+	if self, err = m.start(&Process{m: m, os: p, thread: p.NewThread(), key: handle.Key()}, comm); err != nil {
+		return nil, err
+	}
+	m.mu.Lock()
+	m.self = self
+	m.mu.Unlock()
+	return self, nil
+}
+
+func (m *Machine) start(p *Process, comm string) (*Process, error) {
+	var err error
+	if p.fd, err = p.thread.StartRuntime(); err != nil {
+		return nil, fmt.Errorf("start simulated process %q: %w", comm, err)
+	}
+	state, _ := p.os.KFD()
+	spec := gpumodel.ProcSpec{PID: p.key.PID, Start: p.key.Start, Comm: comm, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+	_, err = m.board.StartProcess(state.MM, spec, func(model *gpumodel.Machine) error { return m.writeProc(model, p.key.PID) })
+	m.mu.Lock()
+	if m.over {
+		err = ErrClosed
+	} else {
+		m.procs[p] = true
+	}
+	m.mu.Unlock()
+	if err != nil {
+		p.os.Kill()
+		return nil, fmt.Errorf("start simulated process %q: %w", comm, err)
+	}
+	return p, nil
+}
+
+// Key returns the process's pid and start time.
+func (p *Process) Key() gpreempt.ProcessKey { return p.key }
+
+// CreateQueue makes a compute queue of AQL packets on a GPU, and returns its id.
+func (p *Process) CreateQueue(gpu gpreempt.GPUID) (id uint32, err error) {
+	if id, err = p.thread.CreateQueue(p.fd, gpu, kfd.QueueTypeComputeAQL); err != nil {
+		return 0, fmt.Errorf("create a queue of simulated process %v on GPU %v: %w", p.key, gpu, err)
+	}
+	return id, nil
+}
+
+// Run puts packets on a queue and waits until all have run, or ctx ends, which returns
+// its cause. It returns how long that took on the machine's clock.
+func (p *Process) Run(ctx context.Context, queue uint32, packets ...gpumodel.Packet) (took time.Duration, err error) {
+	over := make(chan struct{})
+	left := len(packets)
+	p.m.rt.Do(func(model *gpumodel.Machine) {
+		began := model.Now()
+		for _, k := range packets {
+			k.Done = func(_, ended time.Duration) {
+				if left--; left == 0 {
+					took = ended - began
+					close(over)
+				}
+			}
+			if err = model.Submit(p.key, queue, k); err != nil {
+				return
+			}
+		}
+	})
+	if err != nil || len(packets) == 0 {
+		return 0, err
+	}
+	select {
+	case <-over:
+		return took, nil
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	}
+}
+
+// End kills the process and returns its counters: what was on its rings is Abandoned. That
+// of Join ends with the machine only.
+func (p *Process) End() (gpumodel.ProcessCounters, error) {
+	m := p.m
+	m.mu.Lock()
+	known := m.procs[p]
+	delete(m.procs, p)
+	m.mu.Unlock()
+	if known {
+		state, _ := p.os.KFD()
+		// The kernel's files of a process go before the driver releases it.
+		gone := os.RemoveAll(m.procDir(p.key.PID))
+		p.os.Kill()
+		// What the driver does to the hardware at the end of a process takes time.
+		_ = m.os.Await(context.Background(), p.os.Dead)
+		if err := errors.Join(gone, m.board.EndProcess(state.MM)); err != nil {
+			return gpumodel.ProcessCounters{}, fmt.Errorf("end simulated process %v: %w", p.key, err)
+		}
+	}
+	return p.Counters()
+}
+
+// Counters returns what became of the process's packets.
+func (p *Process) Counters() (c gpumodel.ProcessCounters, err error) {
+	known := false
+	p.m.rt.Do(func(model *gpumodel.Machine) { c, known = model.ProcessCounters(p.key) })
+	if !known {
+		return c, fmt.Errorf("the counters of simulated process %v are forgotten", p.key)
+	}
+	return c, nil
+}
+
+// Job is a process that is always busy.
+type Job struct {
+	Comm string
+	// Queues is how many compute queues it has on each of GPUs; without GPUs, on the
+	// machine's first.
+	Queues int
+	GPUs   []gpreempt.GPUID
+	// Depth is how many packets each queue holds, 2 if 0: as each runs to its end, the
+	// next follows.
+	Depth int
+	// Kernel is each of the packets.
+	Kernel gpumodel.Packet
+}
+
+// StartJob starts a job.
+func (m *Machine) StartJob(job Job) (*Process, error) {
+	p, err := m.Start(job.Comm)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.fill(job); err != nil {
+		_, end := p.End()
+		return nil, errors.Join(fmt.Errorf("start simulated job %q: %w", job.Comm, err), end)
+	}
+	return p, nil
+}
+
+// fill makes the queues of a job, and gives them their packets.
+func (p *Process) fill(job Job) error {
+	gpus := job.GPUs
+	if len(gpus) == 0 {
+		gpus = []gpreempt.GPUID{p.m.GPUs()[0].ID}
+	}
+	for _, gpu := range gpus {
+		for range job.Queues {
+			id, err := p.CreateQueue(gpu)
+			if err != nil {
+				return err
+			}
+			p.m.rt.Do(func(model *gpumodel.Machine) {
+				k := job.Kernel
+				k.Done = func(_, _ time.Duration) {
+					_ = model.Submit(p.key, id, k) // fails only when the process ends at this moment
+				}
+				for range max(job.Depth, defaultDepth) {
+					err = errors.Join(err, model.Submit(p.key, id, k))
+				}
+			})
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+const defaultDepth = 2
