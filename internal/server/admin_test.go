@@ -22,7 +22,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// verbs returns what the event log says admins did.
+// verbs returns the actions of admins in the event log.
 func (h *host) verbs(t *testing.T) []string {
 	t.Helper()
 	entries, err := h.events.Read(0, nil)
@@ -38,12 +38,12 @@ func (h *host) verbs(t *testing.T) []string {
 	return verbs
 }
 
-// by is what every admin verb of this process begins with.
+// by returns the event of an admin action of this process.
 func by(verb string) string {
 	return fmt.Sprintf("uid %d pid %d: %s", os.Getuid(), os.Getpid(), verb)
 }
 
-func TestLeaseByHandLivesWithoutItsConnection(t *testing.T) {
+func TestLeaseOfAnAdminOutlivesItsConnection(t *testing.T) {
 	h := startHost(t)
 	conn := h.dial(t)
 	made, err := gpreemptv1.NewAdminServiceClient(conn).CreateLease(t.Context(), &gpreemptv1.CreateLeaseRequest{
@@ -125,8 +125,8 @@ func TestBadAdminRequests(t *testing.T) {
 		{"suspend of nothing", call(admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{Ttl: durationpb.New(1)})), gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget},
 		{"suspend of a process without queues", call(admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: "1", Ttl: durationpb.New(1)})), gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget},
 		{"suspend of a pid used again", call(admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: "4000001@12", Ttl: durationpb.New(1)})), gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget},
-		{"suspend of what is not offline", call(admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: other.String(), Ttl: durationpb.New(1)})), gpreempt.CodeFailedPrecondition, gpreempt.ReasonNotOffline},
-		{"suspend without end", call(admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: offline.String()})), gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange},
+		{"suspend of a target that is not offline", call(admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: other.String(), Ttl: durationpb.New(1)})), gpreempt.CodeFailedPrecondition, gpreempt.ReasonNotOffline},
+		{"suspend without ttl", call(admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: offline.String()})), gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange},
 		{"suspend beyond max_suspend", call(admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: offline.String(), Ttl: durationpb.New(2*time.Second + 1)})), gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange},
 		{"resume of nothing", call(admin.ResumeTarget(ctx, &gpreemptv1.ResumeTargetRequest{TargetId: "x"})), gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget},
 		{"negative hold", call(admin.ResumeTarget(ctx, &gpreemptv1.ResumeTargetRequest{TargetId: offline.String(), Hold: durationpb.New(-1)})), gpreempt.CodeInvalidArgument, gpreempt.ReasonDurationRange},
@@ -142,11 +142,11 @@ func TestBadAdminRequests(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) { want(t, tc.err, tc.code, tc.want) })
 	}
 	if got := h.verbs(t); len(got) > 0 {
-		t.Errorf("refused verbs left events: %q", got)
+		t.Errorf("refused actions left events: %q", got)
 	}
 }
 
-func TestSuspendAndResumeByHand(t *testing.T) {
+func TestSuspendTargetAndResumeTarget(t *testing.T) {
 	h := startHost(t)
 	admin := h.admin(t)
 	pid := fmt.Sprint(offline.PID)
@@ -155,7 +155,7 @@ func TestSuspendAndResumeByHand(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !first.GetQuiesced() || first.GetReason() != gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE || first.GetTiming().GetTotal() == nil {
-		t.Errorf("suspended: %v; want it quiesced", first)
+		t.Errorf("suspended: %v; want quiet GPUs", first)
 	}
 	second, err := admin.SuspendTarget(t.Context(), &gpreemptv1.SuspendTargetRequest{TargetId: pid, Ttl: durationpb.New(2 * time.Second)})
 	if err != nil || second.GetLeaseId() != first.GetLeaseId() {
@@ -203,7 +203,7 @@ func TestResumeWaitsForTheTarget(t *testing.T) {
 	}
 }
 
-func TestResumeOfWhatALeaseSuspendsIsAnsweredAtOnce(t *testing.T) {
+func TestResumeOfATargetSuspendedForALeaseReturnsAtOnce(t *testing.T) {
 	h := startHost(t)
 	if _, err := h.online(t).NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute)}); err != nil {
 		t.Fatal(err)
@@ -212,7 +212,7 @@ func TestResumeOfWhatALeaseSuspendsIsAnsweredAtOnce(t *testing.T) {
 	defer cancel()
 	r, err := h.admin(t).ResumeTarget(ctx, &gpreemptv1.ResumeTargetRequest{TargetId: offline.String()})
 	if err != nil || r.GetState() != gpreemptv1.TargetState_TARGET_STATE_SUSPENDED {
-		t.Errorf("resumed: %v, %v; want it suspended still, and told so", r, err)
+		t.Errorf("resumed: %v, %v; want the state suspended", r, err)
 	}
 }
 
@@ -237,7 +237,7 @@ func TestDrainWaitsUntilNothingIsSuspended(t *testing.T) {
 	}
 }
 
-func TestClassifyOverridesAndTakesBack(t *testing.T) {
+func TestClassifyTargetSetsAndRemovesAnOverride(t *testing.T) {
 	h := startHost(t)
 	admin := h.admin(t)
 	id := other.String()
@@ -254,7 +254,7 @@ func TestClassifyOverridesAndTakesBack(t *testing.T) {
 	}
 	got, err = admin.ClassifyTarget(t.Context(), &gpreemptv1.ClassifyTargetRequest{TargetId: id})
 	if err != nil || got.GetTarget().GetDecidedBy() != "default" {
-		t.Errorf("taken back: %v, %v", got, err)
+		t.Errorf("override removed: %v, %v", got, err)
 	}
 	if diff := cmp.Diff([]string{
 		by("target classify 4000002@22 offline, priority 3, for 1h0m0s"), by("target classify 4000002@22 online, priority 11"),
@@ -264,7 +264,7 @@ func TestClassifyOverridesAndTakesBack(t *testing.T) {
 	}
 }
 
-func TestExplainNamesChecksAndLeases(t *testing.T) {
+func TestExplainTargetReturnsChecksAndLeases(t *testing.T) {
 	h := startHost(t)
 	r, err := h.online(t).NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute)})
 	if err != nil {
@@ -337,7 +337,7 @@ func TestListsShowTheHost(t *testing.T) {
 		t.Errorf("targets (-want +got):\n%s", diff)
 	}
 	if tgt := targets.GetTargets()[0]; tgt.GetRunsWithin() == nil || tgt.GetSuspendedTotal().AsDuration() <= 0 {
-		t.Errorf("the suspended target %v; want when it runs again, and how long it was away", tgt)
+		t.Errorf("the suspended target %v; want runs_within and suspended_total", tgt)
 	}
 
 	queues, err := admin.ListQueues(t.Context(), &gpreemptv1.ListQueuesRequest{GpuId: 200})
@@ -450,7 +450,7 @@ func TestEventMessages(t *testing.T) {
 	}
 }
 
-func TestDiagnoseGivesTheReport(t *testing.T) {
+func TestDiagnoseReturnsTheReport(t *testing.T) {
 	h := startHost(t)
 	got, err := h.admin(t).Diagnose(t.Context(), &gpreemptv1.DiagnoseRequest{})
 	if err != nil {

@@ -22,14 +22,14 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// startAudited starts a host whose audit log is kept.
+// startAudited starts a host and returns its audit log.
 func startAudited(t *testing.T, opts ...option) (*host, *observer.ObservedLogs) {
 	t.Helper()
 	core, logs := observer.New(zap.DebugLevel)
 	return startHost(t, append(opts, func(c *Config, _ *scheduler.Limits) { c.Audit = zap.New(core) })...), logs
 }
 
-// line returns a line of the audit log without what differs from run to run.
+// line returns a line of the audit log without the fields that differ from run to run.
 func line(e observer.LoggedEntry) map[string]any {
 	m := e.ContextMap()
 	for _, key := range []string{"start", "exe", "cgroup", "serial", "address", "gid", "error"} {
@@ -85,13 +85,13 @@ func TestEveryChangeByAnAdminIsAudited(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// Looking is no change.
+	// A read is not audited.
 	if _, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{}); err != nil {
 		t.Fatal(err)
 	}
-	// What is allowed and fails is a call too.
+	// A failed change is audited.
 	if _, err := admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: "1\nfake"}); err == nil {
-		t.Error("nothing was suspended")
+		t.Error("the suspend of an invalid target succeeded")
 	}
 
 	suspended := strings.TrimPrefix(id, h.server.leasePrefix)
@@ -126,7 +126,7 @@ func TestEveryChangeByAnAdminIsAudited(t *testing.T) {
 	}
 }
 
-func TestAuditSaysWhereTheCallerComesFrom(t *testing.T) {
+func TestAuditHasTheOriginOfTheCaller(t *testing.T) {
 	h, logs := startAudited(t)
 	if _, err := h.admin(t).SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{}); err != nil {
 		t.Fatal(err)
@@ -151,11 +151,11 @@ func TestAuditSaysWhereTheCallerComesFrom(t *testing.T) {
 func TestCallsByCertificateAreAuditedWithSubjectAndAddress(t *testing.T) {
 	h, logs := startAudited(t)
 	r := h.openTCP(t)
-	for _, holder := range []string{"ops", "web"} {
-		c := r.dial(map[string]func(*x509.Certificate){"ops": ops, "web": web}[holder])
+	for _, name := range []string{"ops", "web"} {
+		c := r.dial(map[string]func(*x509.Certificate){"ops": ops, "web": web}[name])
 		_, err := c.Admin().SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{})
-		if (err == nil) != (holder == "ops") {
-			t.Errorf("%s: %v", holder, err)
+		if (err == nil) != (name == "ops") {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	var addresses []string
@@ -180,7 +180,7 @@ func TestCallsByCertificateAreAuditedWithSubjectAndAddress(t *testing.T) {
 	}
 }
 
-func TestRefusalsAreAuditedAndCountedWhenThereAreMany(t *testing.T) {
+func TestManyRefusalsAreAuditedInFewLines(t *testing.T) {
 	h, logs := startAudited(t)
 	h.mu.Lock()
 	h.rights = func() auth.Policy { return auth.Policy{OwnerUID: 1 << 30} }
@@ -192,39 +192,39 @@ func TestRefusalsAreAuditedAndCountedWhenThereAreMany(t *testing.T) {
 		_, err := admin.SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{Drain: true})
 		want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotAdmin)
 	}
-	// Looking without a right is refused too, and a stream.
+	// A read without the right is refused too, also as a stream.
 	st, err := admin.WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{NoFollow: true})
 	if err == nil {
 		_, err = st.Recv()
 	}
 	want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotAdmin)
-	// What is no admin call is not in the audit log.
+	// Calls of the online service are not in the audit log.
 	_, err = gpreemptv1.NewOnlineServiceClient(conn).NotifyOnline(t.Context(), minute(gpuA))
 	want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotOnline)
 	_ = conn.Close()
 	h.server.clients.wait()
 
 	lines := linesOf(logs)
-	var told uint64
+	var logged uint64
 	for _, l := range lines {
 		if l["outcome"] != "refused" || l["message"] != "admin call" || l["level"] != "warn" {
 			t.Fatalf("line %v", l)
 		}
 		if l["method"] != nil {
-			told++
+			logged++
 		}
 		if n, ok := l["unlogged"].(uint64); ok {
-			told += n
+			logged += n
 		}
 	}
-	if told != calls+1 {
-		t.Errorf("the audit log accounts for %d refusals, want %d", told, calls+1)
+	if logged != calls+1 {
+		t.Errorf("the audit log accounts for %d refusals, want %d", logged, calls+1)
 	}
 	if n := len(lines); n > calls/2 {
 		t.Errorf("%d lines for %d refusals", n, calls)
 	}
 	if got := h.verbs(t); len(got) > 0 {
-		t.Errorf("refusals drove %d events out of the event log", len(got))
+		t.Errorf("%d refusals are in the event log", len(got))
 	}
 }
 
@@ -232,14 +232,15 @@ func TestCallsAboveTheRateAreAudited(t *testing.T) {
 	h, logs := startAudited(t)
 	h.setLimits(func(l *Limits) { l.RequestsPerSecond, l.Burst = 1, 1 })
 	admin := h.admin(t)
-	for range 3 {
-		_, _ = admin.SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{}) // some are refused
+	const calls = 10
+	for range calls {
+		_, _ = admin.SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{}) // most are refused
 	}
 	reasons := map[any]int{}
 	for _, e := range logs.All() {
 		reasons[e.ContextMap()["reason"]]++
 	}
-	if reasons["RATE_LIMITED"] < 1 || len(logs.All()) != 3 {
+	if reasons["RATE_LIMITED"] < 1 || len(logs.All()) != calls {
 		t.Errorf("lines %v, want one for each call, with RATE_LIMITED", reasons)
 	}
 }
@@ -256,7 +257,7 @@ func TestPanicOfAnAdminCallIsAudited(t *testing.T) {
 	}
 }
 
-func TestAuditKeepsARequestToOneBoundedLine(t *testing.T) {
+func TestAuditWritesARequestInOneBoundedLine(t *testing.T) {
 	hostile := "1\n{\"audit\":true}\x1b[2J\u202e"
 	text := requestText(&gpreemptv1.SuspendTargetRequest{TargetId: hostile})
 	if strings.ContainsAny(text, "\n\x1b") {
@@ -271,7 +272,7 @@ func TestAuditKeepsARequestToOneBoundedLine(t *testing.T) {
 		t.Errorf("%d bytes of a long request", len(long))
 	}
 	if text := requestText(&gpreemptv1.SuspendTargetRequest{TargetId: "\xff"}); !strings.HasPrefix(text, "unreadable: ") {
-		t.Errorf("no UTF-8: %s", text)
+		t.Errorf("a request that is not UTF-8: %s", text)
 	}
 }
 

@@ -13,24 +13,24 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// TestEnumsHaveTheNumbersOfTheAPI compares names, so a value added in the middle
-// of either shows.
+// TestEnumsHaveTheNumbersOfTheAPI compares names, to detect a value added in the
+// middle of either.
 func TestEnumsHaveTheNumbersOfTheAPI(t *testing.T) {
-	check := func(e protoreflect.Enum, prefix string, word func(uint8) string, aliases map[string]string) {
+	check := func(e protoreflect.Enum, prefix string, name func(uint8) string, aliases map[string]string) {
 		t.Helper()
 		values := e.Descriptor().Values()
 		for i := range values.Len() {
 			v := values.Get(i)
 			api := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(string(v.Name()), prefix), "_", "-"))
-			ours := word(uint8(v.Number()))
-			if alias, ok := aliases[ours]; ok {
-				ours = alias
+			got := name(uint8(v.Number()))
+			if alias, ok := aliases[got]; ok {
+				got = alias
 			}
-			if api != ours && !(v.Number() == 0 && api == "unspecified") {
-				t.Errorf("%s: %d is %q in the API and %q in the scheduler", prefix, v.Number(), api, ours)
+			if api != got && !(v.Number() == 0 && api == "unspecified") {
+				t.Errorf("%s: %d is %q in the API and %q in the scheduler", prefix, v.Number(), api, got)
 			}
 		}
-		if extra := word(uint8(values.Len())); extra != fmt.Sprint(values.Len()) {
+		if extra := name(uint8(values.Len())); extra != fmt.Sprint(values.Len()) {
 			t.Errorf("%s: the API has no %q", prefix, extra)
 		}
 	}
@@ -65,7 +65,7 @@ func TestEnumsHaveTheNumbersOfTheAPI(t *testing.T) {
 func TestClientsAreProcesses(t *testing.T) {
 	for _, key := range []gpreempt.ProcessKey{{PID: 1, Start: 0}, {PID: 1, Start: 1}, {PID: 1<<22 - 1, Start: 1<<42 - 1}, offline} {
 		if got := ProcessOf(ClientOf(key)); got != key || ClientOf(key) == 0 {
-			t.Errorf("%v becomes client %d and comes back as %v", key, ClientOf(key), got)
+			t.Errorf("%v becomes client %d, and that %v", key, ClientOf(key), got)
 		}
 	}
 }

@@ -15,14 +15,15 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-// rawFrame is an HTTP/2 frame (RFC 9113, 4.1).
+// rawFrame returns an HTTP/2 frame (RFC 9113, 4.1).
 func rawFrame(kind, flags byte, stream uint32, payload []byte) []byte {
 	b := append([]byte{byte(len(payload) >> 16), byte(len(payload) >> 8), byte(len(payload)), kind, flags}, 0, 0, 0, 0)
 	binary.BigEndian.PutUint32(b[5:], stream)
 	return append(b, payload...)
 }
 
-// rawCall is what begins the first call of a connection: HEADERS, with every field written out (RFC 7541, 6.2.2).
+// rawCall returns the beginning of the first call of a connection: HEADERS, with literal
+// fields (RFC 7541, 6.2.2).
 func rawCall(method string) []byte {
 	var block []byte
 	for _, s := range []string{":method", "POST", ":scheme", "http", ":authority", "x", ":path", method, "content-type", "application/grpc", "te", "trailers"} {
@@ -39,8 +40,8 @@ func rawMessage(m proto.Message) []byte {
 	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(payload))), payload...)
 }
 
-// FuzzConnection writes bytes to the socket of a server that runs. Whatever they are,
-// the next caller is answered, and nothing of the connection is left behind.
+// FuzzConnection writes bytes to the socket of a running server. The server answers the
+// next caller, and no lease of the connection remains.
 func FuzzConnection(f *testing.F) {
 	h := startHost(f)
 	preface := []byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
@@ -65,7 +66,7 @@ func FuzzConnection(f *testing.F) {
 	f.Add([]byte("GET / HTTP/1.1\r\n\r\n"))
 	admin := h.admin(f)
 	f.Fuzz(func(t *testing.T, input []byte) {
-		// Drain and its like change the host for the next input; nothing here may.
+		// Calls that change the host would affect the next input.
 		for _, verb := range []string{"SetDrain", "SetPolicy", "Classify", "Release", "Suspend", "Resume", "CreateLease"} {
 			if bytes.Contains(input, []byte(verb)) {
 				t.Skip()
@@ -81,17 +82,17 @@ func FuzzConnection(f *testing.F) {
 		}
 		_, _ = conn.Write(input) // the server may have closed before the end
 		if err := conn.(*net.UnixConn).CloseWrite(); err == nil {
-			// The end of what the client sends is the end of the connection.
+			// The server closes the connection when the client has ended its side.
 			if _, err := io.Copy(io.Discard, conn); err != nil {
 				if late, ok := errors.AsType[net.Error](err); ok && late.Timeout() {
-					t.Errorf("the server does not let go of %q", input)
+					t.Errorf("the server does not close the connection after %q", input)
 				}
 			}
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		if _, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{}); err != nil {
-			t.Errorf("the next caller is not answered: %v", err)
+			t.Errorf("the next caller gets no answer: %v", err)
 		}
 		h.until(t, "the end of every lease", func() bool { return len(h.leases()) == 0 })
 	})

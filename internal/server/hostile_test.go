@@ -23,8 +23,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// boundary stands behind the server and sees to it that what comes through is of
-// this host and within the ranges, whatever clients sent.
+// boundary is a scheduler that checks that requests of the server concern this host and
+// are within the ranges.
 type boundary struct {
 	Scheduler
 	t *testing.T
@@ -44,7 +44,7 @@ func (b *boundary) Announce(req scheduler.LeaseRequested, reply scheduler.Reply)
 	b.process("a suspension", req.Target)
 	for _, gpu := range req.GPUs {
 		if gpu != gpuA && gpu != gpuB {
-			b.t.Errorf("a lease on GPU %d, which is none", gpu)
+			b.t.Errorf("a lease on the unknown GPU %d", gpu)
 		}
 	}
 	for _, r := range []struct {
@@ -62,7 +62,7 @@ func (b *boundary) Announce(req scheduler.LeaseRequested, reply scheduler.Reply)
 		}
 	}
 	if req.Priority > gpreempt.PriorityAdmin || req.Priority == gpreempt.PriorityAdmin && req.Target.IsZero() || len(req.RequestID) > 64 {
-		b.t.Errorf("a lease with priority %d and a request id of %d bytes", req.Priority, len(req.RequestID))
+		b.t.Errorf("a lease with priority %d and a request ID of %d bytes", req.Priority, len(req.RequestID))
 	}
 	return id, ttl, nil
 }
@@ -82,7 +82,7 @@ func (b *boundary) Post(ev scheduler.Event) {
 	b.Scheduler.Post(ev)
 }
 
-// hostile returns values that a client should not send, for a field.
+// hostile returns invalid and unusual values of a field.
 func hostile(f protoreflect.FieldDescriptor) []protoreflect.Value {
 	var values []protoreflect.Value
 	add := func(vs ...any) {
@@ -109,7 +109,7 @@ func hostile(f protoreflect.FieldDescriptor) []protoreflect.Value {
 		add(protoreflect.EnumNumber(-1), protoreflect.EnumNumber(256+1), protoreflect.EnumNumber(math.MaxInt32), protoreflect.EnumNumber(1))
 	case protoreflect.MessageKind:
 		if f.Message().FullName() != "google.protobuf.Duration" {
-			return nil // its own fields are gone through
+			return nil // each handles its fields
 		}
 		for _, d := range []*durationpb.Duration{
 			{},
@@ -131,8 +131,8 @@ func hostile(f protoreflect.FieldDescriptor) []protoreflect.Value {
 	return values
 }
 
-// each calls try with base and one field of it, or of a message within it, set to a
-// hostile value, and with lists of many.
+// each calls try with copies of base in which one field, also of a nested message, has a
+// hostile value or is a list of many.
 func each(base proto.Message, try func(what string, m proto.Message)) {
 	var walk func(what string, at func(proto.Message) protoreflect.Message, d protoreflect.MessageDescriptor)
 	walk = func(what string, at func(proto.Message) protoreflect.Message, d protoreflect.MessageDescriptor) {
@@ -169,12 +169,12 @@ func each(base proto.Message, try func(what string, m proto.Message)) {
 	walk(string(base.ProtoReflect().Descriptor().Name()), func(m proto.Message) protoreflect.Message { return m.ProtoReflect() }, base.ProtoReflect().Descriptor())
 }
 
-// TestNoFieldOfARequestGetsThroughUnchecked sends, for every field of every
-// request, what nobody should, alone and in an otherwise good request.
-func TestNoFieldOfARequestGetsThroughUnchecked(t *testing.T) {
+// TestEveryFieldOfARequestIsChecked sends hostile values of every field of every
+// request, in an empty and in a valid request.
+func TestEveryFieldOfARequestIsChecked(t *testing.T) {
 	b := &boundary{t: t}
 	h := startHost(t, func(c *Config, l *scheduler.Limits) {
-		c.Scheduler, c.Observer = b, &sights{hqds: &inventory.HQDs{}}
+		c.Scheduler, c.Observer = b, &readings{hqds: &inventory.HQDs{}}
 		l.LeasesPerClient = 4096
 		c.Backlogs = func(_ context.Context, key gpreempt.ProcessKey, queues []gpreempt.QueueEntry) []inventory.Backlog {
 			b.process("the memory", key)
@@ -183,7 +183,7 @@ func TestNoFieldOfARequestGetsThroughUnchecked(t *testing.T) {
 	})
 	b.Scheduler = h.runner
 	conn := h.dial(t)
-	good := map[string]proto.Message{
+	valid := map[string]proto.Message{
 		"NotifyOnline":   minute(gpuA),
 		"CreateLease":    &gpreemptv1.CreateLeaseRequest{Announce: minute(gpuA)},
 		"SuspendTarget":  &gpreemptv1.SuspendTargetRequest{TargetId: offline.String(), Ttl: durationpb.New(time.Millisecond)},
@@ -204,7 +204,7 @@ func TestNoFieldOfARequestGetsThroughUnchecked(t *testing.T) {
 		methods := d.(protoreflect.ServiceDescriptor).Methods()
 		for i := range methods.Len() {
 			method := methods.Get(i)
-			if method.IsStreamingServer() { // numbers and frames with the same requests
+			if method.IsStreamingServer() { // their requests have numbers, or the same messages
 				continue
 			}
 			kind, err := protoregistry.GlobalTypes.FindMessageByName(method.Input().FullName())
@@ -216,14 +216,14 @@ func TestNoFieldOfARequestGetsThroughUnchecked(t *testing.T) {
 				t.Fatal(err)
 			}
 			bases := []proto.Message{kind.New().Interface()}
-			if m := good[string(method.Name())]; m != nil {
+			if m := valid[string(method.Name())]; m != nil {
 				bases = append(bases, m)
 			}
 			for _, base := range bases {
 				each(base, func(what string, m proto.Message) {
 					tried++
 					if invalidText(m) {
-						return // it cannot be written
+						return // it cannot be marshaled
 					}
 					if req, ok := m.(*gpreemptv1.NotifyOnlineRequest); ok && req.GetMaxWait() == nil {
 						req.MaxWait = durationpb.New(0)
@@ -244,20 +244,20 @@ func TestNoFieldOfARequestGetsThroughUnchecked(t *testing.T) {
 		t.Errorf("%d requests tried: the walk finds too few", tried)
 	}
 	t.Logf("%d requests", tried)
-	if len(h.directory.strangers) > 0 {
-		t.Errorf("processes without queues were classified: %v", h.directory.strangers)
+	if len(h.directory.unknown) > 0 {
+		t.Errorf("processes without queues were classified: %v", h.directory.unknown)
 	}
 }
 
-// invalidText reports whether a message holds text that is no UTF-8, which
-// protobuf refuses to write.
+// invalidText reports whether a message has text that is not UTF-8, which protobuf does
+// not marshal.
 func invalidText(m proto.Message) bool {
 	_, err := proto.Marshal(m)
 	return err != nil
 }
 
 // TestThreatModelNamesEveryFieldOfARequest keeps the table of docs/threat-model.md
-// whole: a new field needs a row that says what checks it.
+// complete: a new field needs a row that says what checks it.
 func TestThreatModelNamesEveryFieldOfARequest(t *testing.T) {
 	text, err := os.ReadFile("../../docs/threat-model.md")
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-func TestHealthIsServingOnlyWhenSaidSo(t *testing.T) {
+func TestHealthReportsSetServing(t *testing.T) {
 	h := startHost(t)
 	health := grpc_health_v1.NewHealthClient(h.dial(t))
 	check := func(service string) grpc_health_v1.HealthCheckResponse_ServingStatus {
@@ -37,7 +37,7 @@ func TestHealthIsServingOnlyWhenSaidSo(t *testing.T) {
 	}
 }
 
-func TestReflectionNamesTheServices(t *testing.T) {
+func TestReflectionListsTheServices(t *testing.T) {
 	h := startHost(t)
 	st, err := grpc_reflection_v1.NewServerReflectionClient(h.dial(t)).ServerReflectionInfo(t.Context())
 	if err != nil {
@@ -65,7 +65,7 @@ func TestReflectionNamesTheServices(t *testing.T) {
 }
 
 // TestShutdownDoesNotWaitForIdleStreams opens a stream of each kind, and an
-// announcement that waits, and leaves them: each must end by itself.
+// announcement that waits: Shutdown ends each.
 func TestShutdownDoesNotWaitForIdleStreams(t *testing.T) {
 	h := startHost(t)
 	conn := h.dial(t)
@@ -119,13 +119,13 @@ func TestShutdownDoesNotWaitForIdleStreams(t *testing.T) {
 	defer cancel()
 	h.server.Shutdown(ctx)
 	if ctx.Err() != nil {
-		t.Fatal("Shutdown waited for a stream until it was cut short")
+		t.Fatal("Shutdown waited for a stream")
 	}
 	want(t, <-waited, gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown)
 	if got := h.leases(); len(got) > 0 {
-		t.Errorf("the announcement that waited left a lease: %v", got)
+		t.Errorf("the waiting announcement left a lease: %v", got)
 	}
-	for { // what was sent before the end may come first
+	for { // changes that were sent before the end
 		if _, err := queues.Recv(); err != nil {
 			want(t, err, gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown)
 			break
@@ -133,14 +133,14 @@ func TestShutdownDoesNotWaitForIdleStreams(t *testing.T) {
 	}
 }
 
-// TestShutdownIsBounded has a client that never reads: its session cannot be
-// ended gently.
+// TestShutdownIsBounded has a client that never reads, so its session cannot end
+// gracefully.
 func TestShutdownIsBounded(t *testing.T) {
 	h := startHost(t)
 	c := h.session(t)
 	c.do(completeFrame(0, "x"))
 	full := make(chan struct{})
-	go func() { // more answers than the connection takes unread
+	go func() { // more answers than fit the buffers of the connection
 		defer close(full)
 		for tag := range uint64(5000) {
 			if c.stream.Send(completeFrame(tag, "x")) != nil {

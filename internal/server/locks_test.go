@@ -11,7 +11,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// lockings notes every call of the server that takes the scheduler's lock.
+// lockings records every call of the server that takes the scheduler's lock.
 type lockings struct {
 	Scheduler
 	mu    sync.Mutex

@@ -32,8 +32,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// TestMain runs the tests, or, with childEnv set, is another process that calls
-// the server of one.
+// TestMain runs the tests or, with childEnv set, a client process of a test's server.
 func TestMain(m *testing.M) {
 	if socket := os.Getenv(childEnv); socket != "" {
 		os.Exit(childMain(socket, os.Stdin, os.Stdout))
@@ -43,7 +42,7 @@ func TestMain(m *testing.M) {
 
 const childEnv = "GPREEMPT_SERVER_TEST_SOCKET"
 
-// childMain obeys lines on stdin: "announce" prints a new lease, "complete ID"
+// childMain reads commands from stdin: "announce" prints a new lease, "complete ID"
 // and "renew ID" print the reason of the error or "ok".
 func childMain(socket string, in io.Reader, out io.Writer) int {
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -78,7 +77,7 @@ func childMain(socket string, in io.Reader, out io.Writer) int {
 	return 0
 }
 
-// child is another process that calls the server.
+// child is a client process.
 type child struct {
 	cmd   *exec.Cmd
 	in    io.WriteCloser
@@ -116,7 +115,7 @@ func (c *child) do(t *testing.T, line string) string {
 		t.Fatal(err)
 	}
 	if !c.lines.Scan() {
-		t.Fatalf("the child said nothing to %q: %v", line, c.lines.Err())
+		t.Fatalf("the child did not answer %q: %v", line, c.lines.Err())
 	}
 	return c.lines.Text()
 }
@@ -126,15 +125,15 @@ type monotonic struct{ start time.Time }
 
 func (m monotonic) Now() scheduler.Time { return time.Since(m.start) }
 
-// machine is a machine whose targets can be suspended: it does what it is told,
-// one after another, and reports. While frozen it does not report.
+// machine suspends and resumes targets, one after another, and posts the results. While
+// frozen it keeps them.
 type machine struct {
-	post  func(scheduler.Event)
-	todo  chan scheduler.Event
-	quit  chan struct{}
-	mu    sync.Mutex // guards all below
-	froze []scheduler.Event
-	ice   bool
+	post   func(scheduler.Event)
+	todo   chan scheduler.Event
+	quit   chan struct{}
+	mu     sync.Mutex // guards all below
+	kept   []scheduler.Event
+	frozen bool
 }
 
 func newMachine() *machine {
@@ -142,14 +141,14 @@ func newMachine() *machine {
 }
 
 func (m *machine) Suspend(target gpreempt.ProcessKey, seq uint64) {
-	m.order(scheduler.Suspended{Target: target, Seq: seq, Took: time.Millisecond})
+	m.enqueue(scheduler.Suspended{Target: target, Seq: seq, Took: time.Millisecond})
 }
 
 func (m *machine) Resume(target gpreempt.ProcessKey, seq uint64) {
-	m.order(scheduler.Resumed{Target: target, Seq: seq, Took: time.Millisecond})
+	m.enqueue(scheduler.Resumed{Target: target, Seq: seq, Took: time.Millisecond})
 }
 
-func (m *machine) order(result scheduler.Event) {
+func (m *machine) enqueue(result scheduler.Event) {
 	select {
 	case m.todo <- result:
 	case <-m.quit:
@@ -165,9 +164,9 @@ func (m *machine) run() {
 			return
 		}
 		m.mu.Lock()
-		frozen := m.ice
+		frozen := m.frozen
 		if frozen {
-			m.froze = append(m.froze, ev)
+			m.kept = append(m.kept, ev)
 		}
 		m.mu.Unlock()
 		if !frozen {
@@ -179,30 +178,30 @@ func (m *machine) run() {
 func (m *machine) freeze() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.ice = true
+	m.frozen = true
 }
 
 func (m *machine) thaw() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.ice = false
-	for _, ev := range m.froze {
-		m.order(ev)
+	m.frozen = false
+	for _, ev := range m.kept {
+		m.enqueue(ev)
 	}
-	m.froze = nil
+	m.kept = nil
 }
 
-// directory knows the processes of a test.
+// directory is the Directory of a test.
 type directory struct {
 	inv  *inventory.Inventory
 	post func(scheduler.Event)
 	mu   sync.Mutex // guards all below
 	of   map[gpreempt.ProcessKey]Facts
-	// steps and counts are what Explain and RuleCounts answer.
+	// steps and counts are the results of Explain and RuleCounts.
 	steps  []classify.Step
 	counts []RuleCount
-	// strangers were to be overridden, and are not known.
-	strangers []gpreempt.ProcessKey
+	// unknown are the unknown processes of Override.
+	unknown []gpreempt.ProcessKey
 }
 
 func (d *directory) Explain(gpreempt.ProcessKey) []classify.Step {
@@ -229,19 +228,19 @@ func (d *directory) Override(key gpreempt.ProcessKey, decision *classify.Decisio
 	defer d.mu.Unlock()
 	f, ok := d.of[key]
 	if !ok {
-		d.strangers = append(d.strangers, key)
+		d.unknown = append(d.unknown, key)
 		return false
 	}
 	f.Decision = classify.Decision{Class: gpreempt.Unmanaged, Priority: 7, By: classify.ByDefault}
 	if decision != nil {
 		f.Decision = *decision
 	}
-	d.tell(key, f)
+	d.set(key, f)
 	return true
 }
 
-// tell stores facts and tells the scheduler of them.
-func (d *directory) tell(key gpreempt.ProcessKey, f Facts) {
+// set stores facts and posts them to the scheduler.
+func (d *directory) set(key gpreempt.ProcessKey, f Facts) {
 	d.of[key] = f
 	proc, _ := d.inv.Process(key)
 	gpus := gpusOf(proc)
@@ -251,23 +250,25 @@ func (d *directory) tell(key gpreempt.ProcessKey, f Facts) {
 	})
 }
 
-// sights is an Observer that has seen nothing, or what it is given.
-type sights struct {
+// readings is an Observer with fixed readings.
+type readings struct {
 	sources   []inventory.Source
 	hqds      *inventory.HQDs
 	hqdsErr   error
 	evictions map[gpreempt.GPUID]uint64
 }
 
-func (s *sights) Sources() []inventory.Source                              { return s.sources }
-func (s *sights) HQDs(context.Context, time.Time) (*inventory.HQDs, error) { return s.hqds, s.hqdsErr }
+func (s *readings) Sources() []inventory.Source { return s.sources }
+func (s *readings) HQDs(context.Context, time.Time) (*inventory.HQDs, error) {
+	return s.hqds, s.hqdsErr
+}
 
-func (s *sights) MemoryEvictions(gpu gpreempt.GPUID) (n uint64, ok bool) {
+func (s *readings) MemoryEvictions(gpu gpreempt.GPUID) (n uint64, ok bool) {
 	n, ok = s.evictions[gpu]
 	return n, ok
 }
 
-// host is a server with everything behind it, on a socket.
+// host is a server on a socket, with everything behind it.
 type host struct {
 	server    *Server
 	runner    *scheduler.Runner
@@ -283,8 +284,8 @@ type host struct {
 	procs  []discovery.Proc
 }
 
-// The host has two GPUs. The offline process has a queue on each, the other one
-// a queue on the second.
+// The host has two GPUs. The offline process has a queue on each, the other process
+// has one on the second.
 const (
 	gpuA gpreempt.GPUID = 100
 	gpuB gpreempt.GPUID = 200
@@ -316,7 +317,7 @@ func startHost(tb testing.TB, opts ...option) *host {
 	}
 	cfg := Config{
 		Events: h.events, Inventory: h.inventory, MaxMessageBytes: 64 << 10, Epoch: epoch, Now: time.Now,
-		Log: zap.NewNop(), Audit: zap.NewNop(), Version: "v1.2.3", Backend: "simulated mi300x", Observer: &sights{}, BootID: "b007",
+		Log: zap.NewNop(), Audit: zap.NewNop(), Version: "v1.2.3", Backend: "simulated mi300x", Observer: &readings{}, BootID: "b007",
 		Backlogs: func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEntry) []inventory.Backlog { return nil },
 		Diagnose: func(context.Context) *doctor.Report {
 			return &doctor.Report{
@@ -360,8 +361,8 @@ func startHost(tb testing.TB, opts ...option) *host {
 		},
 	)
 	h.directory.mu.Lock()
-	h.directory.tell(offline, Facts{Decision: classify.Decision{Class: gpreempt.Offline, Priority: 0, By: "rule batch"}, Mechanism: "sim"})
-	h.directory.tell(other, Facts{Decision: classify.Decision{Class: gpreempt.Unmanaged, Priority: 7, By: "default"}})
+	h.directory.set(offline, Facts{Decision: classify.Decision{Class: gpreempt.Offline, Priority: 0, By: "rule batch"}, Mechanism: "sim"})
+	h.directory.set(other, Facts{Decision: classify.Decision{Class: gpreempt.Unmanaged, Priority: 7, By: "default"}})
 	h.directory.mu.Unlock()
 
 	ctx, cancel := context.WithCancel(context.Background())
@@ -383,7 +384,7 @@ func startHost(tb testing.TB, opts ...option) *host {
 		defer over()
 		h.server.Shutdown(stop)
 		if stop.Err() != nil {
-			tb.Error("Shutdown had to be cut short")
+			tb.Error("Shutdown exceeded its time")
 		}
 		if ids := h.server.Clients(); len(ids) > 0 {
 			tb.Errorf("clients remain after Shutdown: %v", ids)
@@ -409,7 +410,7 @@ func (h *host) setLimits(change func(*Limits)) {
 	change(&h.limits)
 }
 
-// dial makes a connection of its own.
+// dial returns a new connection.
 func (h *host) dial(tb testing.TB) *grpc.ClientConn {
 	tb.Helper()
 	conn, err := grpc.NewClient("unix:"+h.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -431,7 +432,7 @@ func (h *host) admin(tb testing.TB) gpreemptv1.AdminServiceClient {
 	return gpreemptv1.NewAdminServiceClient(h.dial(tb))
 }
 
-// anyConnection returns a connection the server has.
+// anyConnection returns a connection of the server.
 func (h *host) anyConnection() *connection {
 	cs := h.server.clients
 	cs.mu.Lock()
@@ -448,7 +449,7 @@ func (h *host) leases() (infos []scheduler.LeaseInfo) {
 	return infos
 }
 
-// until waits for something that an event tells of.
+// until waits until a condition holds; it checks it after each event.
 func (h *host) until(tb testing.TB, what string, is func() bool) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
@@ -464,7 +465,7 @@ func (h *host) until(tb testing.TB, what string, is func() bool) {
 	}
 }
 
-// ended waits for the end of a lease and gives it.
+// ended waits for the end of a lease and returns it.
 func (h *host) ended(tb testing.TB, lease string) (end scheduler.LeaseEnd) {
 	tb.Helper()
 	id, err := parseLeaseID(h.server.leasePrefix, lease)
@@ -478,19 +479,19 @@ func (h *host) ended(tb testing.TB, lease string) (end scheduler.LeaseEnd) {
 	return end
 }
 
-// reason returns the reason of an error that came over gRPC.
+// reason returns the reason of an error of gRPC.
 func reason(err error) gpreempt.Reason { return gpreempt.ReasonOf(api.FromStatus(err)) }
 
 // want fails the test unless err has code and reason.
 func want(tb testing.TB, err error, code gpreempt.Code, r gpreempt.Reason) {
 	tb.Helper()
-	got, ok := api.FromStatus(err).(*gpreempt.Error) //nolint:errorlint // FromStatus gives it bare
+	got, ok := api.FromStatus(err).(*gpreempt.Error) //nolint:errorlint // FromStatus does not wrap it
 	switch {
 	case !ok:
 		tb.Errorf("error %v, want code %d and reason %s", err, code, r)
 	case got.Code != code || got.Reason != r:
 		tb.Errorf("code %d, reason %s (%v); want code %d, reason %s", got.Code, got.Reason, got, code, r)
 	case got.Message == "" || got.Next == "":
-		tb.Errorf("reason %s says %q, %q: want what happened and what to do next", got.Reason, got.Message, got.Next)
+		tb.Errorf("reason %s has message %q, next %q: want both", got.Reason, got.Message, got.Next)
 	}
 }

@@ -35,7 +35,7 @@ func TestAnnouncementSuspendsAndCompleteResumes(t *testing.T) {
 	}
 	timing := got.GetTiming()
 	if timing.GetQuiesce().AsDuration() <= 0 || timing.GetDecide() == nil || timing.GetTotal().AsDuration() < timing.GetQuiesce().AsDuration() {
-		t.Errorf("timing %v: want the time to quiet GPUs, and a total that holds it", timing)
+		t.Errorf("timing %v: want quiesce, and a total of at least that", timing)
 	}
 	got.Timing = nil
 	if diff := cmp.Diff(&gpreemptv1.NotifyOnlineResponse{
@@ -64,7 +64,7 @@ func TestAnnouncementSuspendsAndCompleteResumes(t *testing.T) {
 	}
 }
 
-func TestEveryBadAnnouncementIsRefusedWithItsReason(t *testing.T) {
+func TestInvalidAnnouncementsAreRefusedWithAReason(t *testing.T) {
 	h := startHost(t)
 	online := h.online(t)
 	for _, tc := range []struct {
@@ -76,7 +76,7 @@ func TestEveryBadAnnouncementIsRefusedWithItsReason(t *testing.T) {
 		{"gpu id 0", &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{byID(0)}}, gpreempt.ReasonUnknownGPU},
 		{"empty selector", &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{{}}}, gpreempt.ReasonUnknownGPU},
 		{"unknown node", &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{{By: &gpreemptv1.GpuSelector_Node{Node: 0}}}}, gpreempt.ReasonUnknownGPU},
-		{"no address", &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{{By: &gpreemptv1.GpuSelector_Bdf{Bdf: "a"}}}}, gpreempt.ReasonUnknownGPU},
+		{"invalid address", &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{{By: &gpreemptv1.GpuSelector_Bdf{Bdf: "a"}}}}, gpreempt.ReasonUnknownGPU},
 		{"address in another domain", &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{{By: &gpreemptv1.GpuSelector_Bdf{Bdf: "80:00.0"}}}}, gpreempt.ReasonUnknownGPU},
 		{"render minor 0", &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{{By: &gpreemptv1.GpuSelector_RenderMinor{}}}}, gpreempt.ReasonUnknownGPU},
 		{"priority of an admin", &gpreemptv1.NotifyOnlineRequest{Priority: proto.Uint32(16)}, gpreempt.ReasonPriorityRange},
@@ -91,7 +91,7 @@ func TestEveryBadAnnouncementIsRefusedWithItsReason(t *testing.T) {
 		{"long eta", &gpreemptv1.NotifyOnlineRequest{Eta: durationpb.New(time.Minute + 1)}, gpreempt.ReasonDurationRange},
 		{"long slo", &gpreemptv1.NotifyOnlineRequest{Slo: durationpb.New(10*time.Minute + 1)}, gpreempt.ReasonDurationRange},
 		{"long expected", &gpreemptv1.NotifyOnlineRequest{Expected: durationpb.New(10*time.Minute + 1)}, gpreempt.ReasonDurationRange},
-		{"eta that is no duration", &gpreemptv1.NotifyOnlineRequest{Eta: &durationpb.Duration{Nanos: 2e9}}, gpreempt.ReasonDurationRange},
+		{"invalid eta", &gpreemptv1.NotifyOnlineRequest{Eta: &durationpb.Duration{Nanos: 2e9}}, gpreempt.ReasonDurationRange},
 		{"long request id", &gpreemptv1.NotifyOnlineRequest{RequestId: strings.Repeat("x", 65)}, gpreempt.ReasonRequestIDTooLong},
 		{"long label", &gpreemptv1.NotifyOnlineRequest{Label: strings.Repeat("x", 129)}, gpreempt.ReasonLabelTooLong},
 	} {
@@ -105,7 +105,7 @@ func TestEveryBadAnnouncementIsRefusedWithItsReason(t *testing.T) {
 	}
 }
 
-func TestGPUsAreKnownByEachOfTheirNames(t *testing.T) {
+func TestGPUsAreSelectedByEachOfTheirNames(t *testing.T) {
 	h := startHost(t)
 	online := h.online(t)
 	for _, tc := range []struct {
@@ -133,7 +133,7 @@ func TestGPUsAreKnownByEachOfTheirNames(t *testing.T) {
 	}
 }
 
-func TestWithoutSelectorsTheGPUsOfTheCallersQueuesAreMeant(t *testing.T) {
+func TestWithoutSelectorsALeaseCoversTheGPUsOfTheCallersQueues(t *testing.T) {
 	h := startHost(t)
 	online := h.online(t)
 	announce := func() []uint32 {
@@ -154,7 +154,7 @@ func TestWithoutSelectorsTheGPUsOfTheCallersQueuesAreMeant(t *testing.T) {
 	}
 }
 
-func TestRequestIDMakesARetryHarmless(t *testing.T) {
+func TestRetryWithARequestIDReturnsTheSameLease(t *testing.T) {
 	h := startHost(t)
 	online := h.online(t)
 	req := &gpreemptv1.NotifyOnlineRequest{RequestId: "r1", Ttl: durationpb.New(time.Minute)}
@@ -181,10 +181,10 @@ func TestUnknownLeases(t *testing.T) {
 	h := startHost(t)
 	online := h.online(t)
 	for _, tc := range []struct{ name, id, says string }{
-		{"never given", "000000000000feed-99", "no such lease"},
+		{"never granted", "000000000000feed-99", "no such lease"},
 		{"of an earlier run", "000000000000beef-1", "ended when the daemon restarted"},
 		{"empty", "", "invalid lease ID"},
-		{"no number", "000000000000feed-", "invalid lease ID"},
+		{"no digits", "000000000000feed-", "invalid lease ID"},
 		{"leading zero", "000000000000feed-01", "invalid lease ID"},
 		{"sign", "000000000000feed-+1", "invalid lease ID"},
 		{"too large", "000000000000feed-99999999999999999999999", "invalid lease ID"},
@@ -202,7 +202,7 @@ func TestUnknownLeases(t *testing.T) {
 	}
 }
 
-func TestRenewGivesANewTimeToLive(t *testing.T) {
+func TestRenewSetsANewTimeToLive(t *testing.T) {
 	h := startHost(t)
 	online := h.online(t)
 	r, err := online.NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(30 * time.Second)})
@@ -256,7 +256,7 @@ func TestAnotherProcessCannotEndALease(t *testing.T) {
 		t.Errorf("another process (-want +got):\n%s", diff)
 	}
 	if len(h.leases()) != 1 {
-		t.Error("the lease is gone")
+		t.Error("the lease has ended")
 	}
 }
 
@@ -278,7 +278,7 @@ func TestLeasesEndWithTheirConnection(t *testing.T) {
 	if got := h.leases(); len(got) != 1 || leaseID(h.server.leasePrefix, got[0].ID) != leases[0] {
 		t.Errorf("live leases %v, want only that of the other connection", got)
 	}
-	// The process is the same after all, so it may ask how its lease ended.
+	// The process is the same client, so Complete returns how its lease ended.
 	done, err := gpreemptv1.NewOnlineServiceClient(staying).Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: leases[1]})
 	if err != nil || done.GetEnd() != gpreemptv1.LeaseEnd_LEASE_END_DISCONNECTED {
 		t.Errorf("Complete of the ended lease: %v, %v", done, err)
@@ -293,8 +293,8 @@ func TestLeasesEndWithTheirConnection(t *testing.T) {
 	}
 }
 
-// TestAnnouncementThatOutlivesItsConnectionLeavesNoLease has a call reach the
-// scheduler after all that ends with its connection has ended.
+// TestAnnouncementThatOutlivesItsConnectionLeavesNoLease makes a call reach the
+// scheduler after its connection and that connection's leases have ended.
 func TestAnnouncementThatOutlivesItsConnectionLeavesNoLease(t *testing.T) {
 	h := startHost(t)
 	conn := h.dial(t)
@@ -341,7 +341,7 @@ func TestCanceledAnnouncementLeavesNoLease(t *testing.T) {
 	h.until(t, "the end of the lease", func() bool { return len(h.leases()) == 0 })
 }
 
-func TestRetryTakesTheLeaseOverFromACanceledCall(t *testing.T) {
+func TestRetryKeepsTheLeaseOfACanceledCall(t *testing.T) {
 	h := startHost(t)
 	h.machine.freeze()
 	c := newClient(77, auth.Process{}, nil)
@@ -352,8 +352,8 @@ func TestRetryTakesTheLeaseOverFromACanceledCall(t *testing.T) {
 		granted
 		err error
 	}
-	// call announces as a unary call of its own connection does, and returns when
-	// the lease is given and the call waits.
+	// call announces like a unary call of a new connection, and returns when the lease is
+	// granted and the call waits.
 	call := func(ctx context.Context) <-chan outcome {
 		waits, over := make(chan struct{}), make(chan outcome, 1)
 		go func() {
@@ -375,11 +375,11 @@ func TestRetryTakesTheLeaseOverFromACanceledCall(t *testing.T) {
 	}
 	h.machine.thaw()
 	if got := <-retry; got.err != nil || !got.answer.Quiesced || len(h.leases()) != 1 {
-		t.Errorf("the retry got %+v with %d live leases, want quiet GPUs and the one lease", got, len(h.leases()))
+		t.Errorf("the retry returned %+v with %d live leases, want quiet GPUs and the one lease", got, len(h.leases()))
 	}
 }
 
-func TestLeasesThatEndByThemselvesAreForgotten(t *testing.T) {
+func TestNotesOfExpiredLeasesAreDeleted(t *testing.T) {
 	h := startHost(t)
 	online := h.online(t)
 	for range 500 {
@@ -391,7 +391,7 @@ func TestLeasesThatEndByThemselvesAreForgotten(t *testing.T) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.leases) > minPrune {
-		t.Errorf("%d leases remembered after 500 expired, want at most %d", len(c.leases), minPrune)
+		t.Errorf("%d notes of leases after 500 expired, want at most %d", len(c.leases), minPrune)
 	}
 }
 

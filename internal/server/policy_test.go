@@ -34,11 +34,11 @@ func TestMergePolicy(t *testing.T) {
 		{"nothing", &gpreemptv1.SetPolicyRequest{}, base},
 		{"preset", &gpreemptv1.SetPolicyRequest{Preset: "strict"}, strict},
 		{
-			"knob on top of the present", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{ShareFloor: 0.3, Linger: gpreemptv1.Linger_LINGER_FIXED}},
+			"knob after the present", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{ShareFloor: 0.3, Linger: gpreemptv1.Linger_LINGER_FIXED}},
 			changed(base, func(p *scheduler.Policy) { p.ShareFloor, p.Linger = 0.3, scheduler.LingerFixed }),
 		},
 		{
-			"knob on top of a preset", &gpreemptv1.SetPolicyRequest{Preset: "strict", Policy: &gpreemptv1.Policy{MaxWait: durationpb.New(time.Second)}},
+			"knob after a preset", &gpreemptv1.SetPolicyRequest{Preset: "strict", Policy: &gpreemptv1.Policy{MaxWait: durationpb.New(time.Second)}},
 			changed(strict, func(p *scheduler.Policy) { p.MaxWait = time.Second }),
 		},
 		{
@@ -46,11 +46,11 @@ func TestMergePolicy(t *testing.T) {
 			changed(base, func(p *scheduler.Policy) { p.ShareFloor, p.LingerMax, p.MaxWait = 0, 0, 0 }),
 		},
 		{
-			"a time that is 0 and given", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{LingerMax: durationpb.New(0)}},
+			"a duration of 0", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{LingerMax: durationpb.New(0)}},
 			changed(base, func(p *scheduler.Policy) { p.LingerMax = 0 }),
 		},
-		{"what is in force, sent back", &gpreemptv1.SetPolicyRequest{Policy: policyMessage(base)}, base},
-		{"a whole preset, sent back", &gpreemptv1.SetPolicyRequest{Policy: policyMessage(strict), Fields: []string{"share_floor"}}, strict},
+		{"the policy in force", &gpreemptv1.SetPolicyRequest{Policy: policyMessage(base)}, base},
+		{"all knobs of a preset", &gpreemptv1.SetPolicyRequest{Policy: policyMessage(strict), Fields: []string{"share_floor"}}, strict},
 		{
 			"every knob", &gpreemptv1.SetPolicyRequest{Policy: &gpreemptv1.Policy{
 				SuspendWhen: gpreemptv1.SuspendWhen_SUSPEND_WHEN_SLACK, Linger: gpreemptv1.Linger_LINGER_NONE, LingerMax: durationpb.New(1),
@@ -77,7 +77,7 @@ func TestMergePolicy(t *testing.T) {
 	}
 }
 
-func TestBadPolicyNamesTheKnob(t *testing.T) {
+func TestErrorOfAnInvalidPolicyNamesTheKnob(t *testing.T) {
 	for knob, req := range map[string]*gpreemptv1.SetPolicyRequest{
 		"bogus":        {Preset: "bogus"},
 		"nonsense":     {Fields: []string{"nonsense"}},
@@ -87,7 +87,7 @@ func TestBadPolicyNamesTheKnob(t *testing.T) {
 		"linger_max":   {Policy: &gpreemptv1.Policy{LingerMax: durationpb.New(time.Minute)}},
 		"max_suspend":  {Policy: &gpreemptv1.Policy{MaxSuspend: &durationpb.Duration{Seconds: 1, Nanos: -1}}},
 		"gang":         {Fields: []string{"gang"}},
-		"linger":       {Policy: &gpreemptv1.Policy{Linger: 257}}, // 1 when cut to a byte
+		"linger":       {Policy: &gpreemptv1.Policy{Linger: 257}}, // 1 in its low byte
 		"suspend_when": {Policy: &gpreemptv1.Policy{SuspendWhen: -1}},
 		"default_ttl":  {Policy: &gpreemptv1.Policy{MaxTtl: durationpb.New(time.Millisecond)}},
 	} {
@@ -98,7 +98,7 @@ func TestBadPolicyNamesTheKnob(t *testing.T) {
 	}
 }
 
-func TestSetPolicyIsInForceUnlessDry(t *testing.T) {
+func TestSetPolicyChangesThePolicyUnlessDryRun(t *testing.T) {
 	h := startHost(t)
 	admin := h.admin(t)
 	before, err := admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
@@ -127,7 +127,7 @@ func TestSetPolicyIsInForceUnlessDry(t *testing.T) {
 	}
 	want := []*gpreemptv1.Policy{slo, before.GetPolicy(), slo, slo}
 	if diff := cmp.Diff(want, []*gpreemptv1.Policy{dry.GetPolicy(), between.GetPolicy(), set.GetPolicy(), after.GetPolicy()}, protocmp.Transform()); diff != "" {
-		t.Errorf("dry, after that, set, after that (-want +got):\n%s", diff)
+		t.Errorf("dry run, policy after it, set, policy after it (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]string{by("policy set: slo")}, h.verbs(t)); diff != "" {
 		t.Errorf("admin events (-want +got):\n%s", diff)

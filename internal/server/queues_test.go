@@ -21,7 +21,7 @@ import (
 
 const containerID = "3f4e8c2a9b1d3f4e8c2a9b1d3f4e8c2a9b1d3f4e8c2a9b1d3f4e8c2a9b1d1234"
 
-// contained makes the offline process one in a container of a pod.
+// contained puts the offline process into a container of a pod.
 func contained(h *host) {
 	proc := h.procs[0]
 	proc.NamespacePIDs = []int32{31, 7}
@@ -102,16 +102,16 @@ func TestProcessesAreFoundByContainerAndPID(t *testing.T) {
 	}
 }
 
-func TestQueuesShowWhatIsKnownOfThem(t *testing.T) {
-	asked := map[gpreempt.ProcessKey][]uint32{}
+func TestQueuesHaveFactsAndBacklogs(t *testing.T) {
+	read := map[gpreempt.ProcessKey][]uint32{}
 	h := startHost(t, func(c *Config, _ *scheduler.Limits) {
 		c.Backlogs = func(_ context.Context, key gpreempt.ProcessKey, queues []gpreempt.QueueEntry) []inventory.Backlog {
 			if key == other {
-				return nil // it cannot be read
+				return nil // as if it could not be read
 			}
 			all := make([]inventory.Backlog, len(queues))
 			for n, q := range queues {
-				asked[key] = append(asked[key], q.ID)
+				read[key] = append(read[key], q.ID)
 				all[n] = inventory.Backlog{Known: q.ID == 0, Value: 5 * uint64(1-q.ID), Unit: inventory.Packets}
 			}
 			return all
@@ -124,7 +124,7 @@ func TestQueuesShowWhatIsKnownOfThem(t *testing.T) {
 			Source: gpreempt.FromSnapshot | gpreempt.FromMQD, RingBase: 0x7f0000100000, AQL: true, ReadPointer: 0x80, WritePointer: 0x38,
 			MQD: 0x17ba000, Doorbell: 0x4020, Priority: 11, PriorityKnown: true, PriorityExact: true,
 		},
-		{Source: gpreempt.FromSnapshot, RingBase: 0x7f0000200000, Note: "two dumps could be meant"},
+		{Source: gpreempt.FromSnapshot, RingBase: 0x7f0000200000, Note: "two dumps match"},
 	})
 	list, err := h.admin(t).ListQueues(t.Context(), &gpreemptv1.ListQueuesRequest{Backlog: true})
 	if err != nil {
@@ -140,7 +140,7 @@ func TestQueuesShowWhatIsKnownOfThem(t *testing.T) {
 		},
 		{
 			TargetId: "4000001@11", Pid: offline.PID, QueueId: 1, GpuId: 200, Type: "sdma", RingBytes: 8192,
-			Source: "snapshot", SourceNote: "two dumps could be meant", RingAddress: 0x7f0000200000, ChangedAt: timestamppb.New(changed),
+			Source: "snapshot", SourceNote: "two dumps match", RingAddress: 0x7f0000200000, ChangedAt: timestamppb.New(changed),
 		},
 		{TargetId: "4000002@22", Pid: other.PID, GpuId: 200, Type: "compute", RingBytes: 4096},
 	}
@@ -148,14 +148,14 @@ func TestQueuesShowWhatIsKnownOfThem(t *testing.T) {
 		protocmp.IgnoreFields(&gpreemptv1.Queue{}, "class", "priority", "state", "comm", "first_seen")); diff != "" {
 		t.Errorf("queues (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[gpreempt.ProcessKey][]uint32{offline: {0, 1}}, asked); diff != "" {
-		t.Errorf("asked for the backlogs of (-want +got):\n%s", diff)
+	if diff := cmp.Diff(map[gpreempt.ProcessKey][]uint32{offline: {0, 1}}, read); diff != "" {
+		t.Errorf("backlogs read (-want +got):\n%s", diff)
 	}
 }
 
 func TestHardwareSlotsAreListed(t *testing.T) {
 	readAt := time.Unix(1700000000, 0)
-	seen := &sights{hqds: &inventory.HQDs{
+	seen := &readings{hqds: &inventory.HQDs{
 		Slots: []debugfs.Slot{
 			{GPU: gpuA, Node: 2, Kind: debugfs.SlotHIQ, MEC: 2, State: debugfs.Live},
 			{GPU: gpuA, Node: 2, Kind: debugfs.SlotCP, XCC: 1, Pipe: 1, Queue: 2, State: debugfs.Live, Compute: debugfs.Compute{RingBase: 0x7000, RingBytes: 4096, VMID: 3, AQL: true}},
@@ -215,7 +215,7 @@ func TestHardwareSlotsAreListed(t *testing.T) {
 func TestSourcesRulesAndEvictionsAreShown(t *testing.T) {
 	at := time.Unix(1700000000, 0)
 	h := startHost(t, func(c *Config, _ *scheduler.Limits) {
-		c.Observer = &sights{
+		c.Observer = &readings{
 			sources:   []inventory.Source{{Name: "sysfs", Available: true, Every: time.Second, Took: time.Millisecond, ReadAt: at, Readings: 7}, {Name: "mqds", Note: "denied"}},
 			evictions: map[gpreempt.GPUID]uint64{gpuA: 3},
 		}
@@ -223,7 +223,7 @@ func TestSourcesRulesAndEvictionsAreShown(t *testing.T) {
 	h.directory.mu.Lock()
 	h.directory.counts = []RuleCount{{Rule: "batch", Class: gpreempt.Offline, Matched: 4, Decided: 3, MatchesNow: 2, DecidesNow: 1}}
 	h.directory.steps = []classify.Step{
-		{By: classify.ByAdmin, Detail: "no admin said anything"},
+		{By: classify.ByAdmin, Detail: "no override"},
 		{By: "rule batch", Class: gpreempt.Offline, Matches: true, Decides: true, Detail: "comm"},
 		{By: classify.ByDefault, Class: gpreempt.Unmanaged, Matches: true},
 	}
@@ -256,7 +256,7 @@ func TestSourcesRulesAndEvictionsAreShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff([]*gpreemptv1.ClassifyStep{
-		{By: "admin", Detail: "no admin said anything"},
+		{By: "admin", Detail: "no override"},
 		{By: "rule batch", Class: gpreemptv1.Class_CLASS_OFFLINE, Matches: true, Decides: true, Detail: "comm"},
 		{By: "default", Class: gpreemptv1.Class_CLASS_UNMANAGED, Matches: true},
 	}, explained.GetClassification(), protocmp.Transform()); diff != "" {
@@ -268,6 +268,6 @@ func TestSourcesRulesAndEvictionsAreShown(t *testing.T) {
 		t.Fatal(err)
 	}
 	if a, b := gpus.GetGpus()[0], gpus.GetGpus()[1]; a.MemoryEvictions == nil || a.GetMemoryEvictions() != 3 || b.MemoryEvictions != nil {
-		t.Errorf("evictions of %v and %v, want 3 and none told", a.MemoryEvictions, b.MemoryEvictions)
+		t.Errorf("evictions of %v and %v, want 3 and none", a.MemoryEvictions, b.MemoryEvictions)
 	}
 }

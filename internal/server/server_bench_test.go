@@ -9,12 +9,12 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-// BenchmarkHandlers is an announcement and its Complete without gRPC: what our own code
-// costs and allocates. test/bench measures the whole way.
+// BenchmarkHandlers measures an announcement and its Complete without gRPC: the cost and
+// allocations of the server's own code. test/bench measures the whole call.
 func BenchmarkHandlers(b *testing.B) {
 	h := startHost(b)
 	h.directory.mu.Lock()
-	h.directory.tell(offline, Facts{})
+	h.directory.set(offline, Facts{})
 	h.directory.mu.Unlock()
 	req := &gpreemptv1.NotifyOnlineRequest{
 		Gpus: []*gpreemptv1.GpuSelector{byID(gpuB)}, Ttl: durationpb.New(50 * time.Millisecond), Label: "llama",

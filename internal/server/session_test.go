@@ -71,7 +71,7 @@ func TestSessionAnnouncesRenewsAndCompletes(t *testing.T) {
 	c := h.session(t)
 	a := c.do(announceFrame(7, &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute)})).GetAnnounced()
 	if !a.GetQuiesced() || a.GetSuspendedTargets() != 1 || a.GetTiming().GetQuiesce() == nil {
-		t.Errorf("announced: %v; want the offline target suspended, and how long that took", a)
+		t.Errorf("announced: %v; want the offline target suspended, with its timing", a)
 	}
 	r := c.do(&gpreemptv1.SessionRequest{Tag: 8, Frame: &gpreemptv1.SessionRequest_Renew{Renew: &gpreemptv1.RenewRequest{LeaseId: a.GetLeaseId()}}})
 	if got := r.GetRenewed().GetTtl().AsDuration(); got != time.Second {
@@ -89,7 +89,7 @@ func TestSessionAnnouncesRenewsAndCompletes(t *testing.T) {
 	}
 }
 
-func TestSessionGoesOnAfterARefusedFrame(t *testing.T) {
+func TestSessionContinuesAfterARefusedFrame(t *testing.T) {
 	h := startHost(t)
 	c := h.session(t)
 	frames := []*gpreemptv1.SessionRequest{
@@ -107,7 +107,7 @@ func TestSessionGoesOnAfterARefusedFrame(t *testing.T) {
 	for _, f := range frames {
 		e := c.do(f).GetError()
 		if e.GetMessage() == "" || e.GetNext() == "" {
-			t.Errorf("frame %d: %v; want what happened and what to do", f.GetTag(), e)
+			t.Errorf("frame %d: %v; want message and next", f.GetTag(), e)
 		}
 		got = append(got, refusal{codes.Code(e.GetCode()), gpreempt.Reason(e.GetReason())})
 	}
@@ -126,7 +126,7 @@ func TestSessionGoesOnAfterARefusedFrame(t *testing.T) {
 	}
 }
 
-func TestHalfClosedSessionEndsItsLeasesAndAnswersWhatIsOpen(t *testing.T) {
+func TestHalfClosedSessionEndsItsLeasesAndAnswersThem(t *testing.T) {
 	const open = 100
 	h := startHost(t, func(_ *Config, l *scheduler.Limits) { l.LeasesPerClient = open })
 	h.machine.freeze()
@@ -155,7 +155,7 @@ func TestHalfClosedSessionEndsItsLeasesAndAnswersWhatIsOpen(t *testing.T) {
 	}
 }
 
-func TestLeasesEndWithTheirStreamThoughTheConnectionLives(t *testing.T) {
+func TestLeasesEndWithTheirStreamBeforeTheConnection(t *testing.T) {
 	h := startHost(t)
 	online := h.online(t)
 	unary, err := online.NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute)})
@@ -194,7 +194,7 @@ func TestBrokenSessionEndsItsLeases(t *testing.T) {
 	}
 }
 
-func TestAnnouncementsWithoutEndAreRefusedOneByOne(t *testing.T) {
+func TestOutstandingAnnouncementsOfAStreamAreBounded(t *testing.T) {
 	h := startHost(t, func(_ *Config, l *scheduler.Limits) { l.LeasesPerClient, l.LeasesTotal = 4096, 4096 })
 	h.machine.freeze()
 	c := h.session(t)
@@ -221,20 +221,20 @@ func TestAnnouncementsWithoutEndAreRefusedOneByOne(t *testing.T) {
 		}
 	}
 	if c.do(announceFrame(9999, &gpreemptv1.NotifyOnlineRequest{})).GetAnnounced() == nil {
-		t.Error("there is no room again after the answers were read")
+		t.Error("refused after the answers were read")
 	}
 }
 
-func TestSessionFramesAreRequestsToTheRateLimit(t *testing.T) {
+func TestSessionFramesCountAsRequests(t *testing.T) {
 	h := startHost(t)
 	h.setLimits(func(l *Limits) { l.RequestsPerSecond, l.Burst = 1, 3 })
 	c := h.session(t)
 	var got []string
-	for tag := range uint64(4) {
+	for tag := range uint64(20) {
 		got = append(got, c.do(completeFrame(tag, "x")).GetError().GetReason())
 	}
 	if !slices.Contains(got, string(gpreempt.ReasonRateLimited)) {
-		t.Errorf("the frames got %v; want some RATE_LIMITED", got)
+		t.Errorf("reasons %v; want some RATE_LIMITED", got)
 	}
 }
 

@@ -24,14 +24,14 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// remote is the way into a host by TCP.
+// remote is the TCP address of a host.
 type remote struct {
 	t       *testing.T
 	ca      *testutil.Authority
 	address string
 }
 
-// openTCP has the host serve TCP too: dns:web.example and cn:batch may announce,
+// openTCP serves TCP too: dns:web.example and cn:batch may announce, and
 // uri:spiffe://example/ops is an admin.
 func (h *host) openTCP(t *testing.T) *remote {
 	t.Helper()
@@ -50,7 +50,7 @@ func (h *host) openTCP(t *testing.T) *remote {
 	go func() { served <- h.server.Serve(l) }()
 	t.Cleanup(func() {
 		_ = l.Close()
-		<-served // it says that the listener is closed, or nothing
+		<-served // nil, or an error about the closed listener
 	})
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -60,7 +60,7 @@ func (h *host) openTCP(t *testing.T) *remote {
 	return r
 }
 
-// dial returns a client with a certificate of its own.
+// dial returns a client with a new certificate.
 func (r *remote) dial(change ...func(*x509.Certificate)) *sdk.Client {
 	r.t.Helper()
 	cert, key := r.ca.Issue(change...)
@@ -86,7 +86,7 @@ func minute(gpus ...gpreempt.GPUID) *gpreemptv1.NotifyOnlineRequest {
 	return req
 }
 
-func TestHolderOfACertificateAnnouncesAndCompletes(t *testing.T) {
+func TestCertificateAnnouncesAndCompletes(t *testing.T) {
 	h := startHost(t)
 	c := h.openTCP(t).dial(web)
 	lease, err := c.Online().NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Gpus: []*gpreemptv1.GpuSelector{byID(gpuA)}, Label: "llm"})
@@ -100,15 +100,15 @@ func TestHolderOfACertificateAnnouncesAndCompletes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	type holder struct {
+	type owner struct {
 		Certificate, Label string
 		PID                int32
 		UID                uint32
 	}
 	l := listed.GetLeases()[0]
-	if diff := cmp.Diff(holder{Certificate: "dns:web.example", Label: "llm"},
-		holder{l.GetClientCertificate(), l.GetLabel(), l.GetClientPid(), l.GetClientUid()}); diff != "" {
-		t.Errorf("holder (-want +got):\n%s", diff)
+	if diff := cmp.Diff(owner{Certificate: "dns:web.example", Label: "llm"},
+		owner{l.GetClientCertificate(), l.GetLabel(), l.GetClientPid(), l.GetClientUid()}); diff != "" {
+		t.Errorf("lease owner (-want +got):\n%s", diff)
 	}
 	if _, err := c.Online().Renew(t.Context(), &gpreemptv1.RenewRequest{LeaseId: lease.GetLeaseId(), Ttl: durationpb.New(time.Second)}); err != nil {
 		t.Error(err)
@@ -117,7 +117,7 @@ func TestHolderOfACertificateAnnouncesAndCompletes(t *testing.T) {
 	if err != nil || done.GetEnd() != gpreemptv1.LeaseEnd_LEASE_END_COMPLETED {
 		t.Errorf("completed: %v, %v", done, err)
 	}
-	// The same over a stream, as the SDK does it.
+	// The same over a stream, by the SDK.
 	s, err := c.Session(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -131,11 +131,11 @@ func TestHolderOfACertificateAnnouncesAndCompletes(t *testing.T) {
 	}
 }
 
-func TestCertificateThatIsNotListedIsToldWhatToDo(t *testing.T) {
+func TestRefusalOfACertificateHasANextStep(t *testing.T) {
 	h := startHost(t)
 	r := h.openTCP(t)
 	for name, tc := range map[string]struct {
-		holder func(*x509.Certificate)
+		change func(*x509.Certificate)
 		next   string
 	}{
 		"another name":         {testutil.Named("db.example"), `add "dns:db.example" to tcp.online on the daemon's host, and reload gpreemptd`},
@@ -143,17 +143,17 @@ func TestCertificateThatIsNotListedIsToldWhatToDo(t *testing.T) {
 		"no name":              {func(*x509.Certificate) {}, "issue a certificate with a URI, a DNS name or a common name"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c := r.dial(tc.holder)
+			c := r.dial(tc.change)
 			_, err := c.Online().NotifyOnline(t.Context(), minute(gpuA))
 			want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotOnline)
 			if !strings.HasSuffix(status.Convert(err).Message(), ": "+tc.next) {
-				t.Errorf("says %q, want %q", status.Convert(err).Message(), tc.next)
+				t.Errorf("message %q, want the suffix %q", status.Convert(err).Message(), tc.next)
 			}
 			_, err = c.Admin().SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{Drain: true})
 			want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotAdmin)
 		})
 	}
-	// Whose name is taken off the list loses the right at the next call.
+	// A name that is removed from the list has no right at the next call.
 	c := r.dial(web)
 	if _, err := c.Online().NotifyOnline(t.Context(), minute(gpuA)); err != nil {
 		t.Fatal(err)
@@ -165,7 +165,7 @@ func TestCertificateThatIsNotListedIsToldWhatToDo(t *testing.T) {
 	want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotOnline)
 }
 
-func TestOnlineCertificateLearnsNothingOfTheHost(t *testing.T) {
+func TestOnlineCertificateMayReadNothing(t *testing.T) {
 	h := startHost(t)
 	r := h.openTCP(t)
 	c, admin := r.dial(web), r.dial(ops)
@@ -208,7 +208,7 @@ func TestLeaseByTCPEndsWithItsConnection(t *testing.T) {
 	if end := h.ended(t, lease.GetLeaseId()); end != scheduler.EndDisconnected {
 		t.Errorf("ended as %v, want disconnected", end)
 	}
-	// Both are one client: the other connection goes on, with its lease.
+	// Both are one client: the other connection keeps its lease.
 	if got := h.leases(); len(got) != 1 || leaseID(h.server.leasePrefix, got[0].ID) != kept.GetLeaseId() {
 		t.Errorf("leases %v, want %s alone", got, kept.GetLeaseId())
 	}
@@ -218,7 +218,7 @@ func TestLeaseByTCPEndsWithItsConnection(t *testing.T) {
 	}
 }
 
-func TestQuotasAreThoseOfTheNamesInACertificate(t *testing.T) {
+func TestQuotasAreOfTheNamesInACertificate(t *testing.T) {
 	h := startHost(t, func(_ *Config, l *scheduler.Limits) { l.LeasesPerClient = 2 })
 	r := h.openTCP(t)
 	first, renewed, other := r.dial(web), r.dial(web), r.dial(batch) // two certificates for one name
@@ -254,7 +254,7 @@ func TestQuotasAreThoseOfTheNamesInACertificate(t *testing.T) {
 	}
 }
 
-func TestClientsByTCPAndByProcessAreApart(t *testing.T) {
+func TestClientsByCertificateAndByProcessDiffer(t *testing.T) {
 	h := startHost(t)
 	r := h.openTCP(t)
 	c := r.dial(web)
@@ -262,8 +262,8 @@ func TestClientsByTCPAndByProcessAreApart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, stranger := range map[string]gpreemptv1.OnlineServiceClient{"another certificate": r.dial(batch).Online(), "a process": h.online(t)} {
-		_, err := stranger.Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: lease.GetLeaseId()})
+	for name, other := range map[string]gpreemptv1.OnlineServiceClient{"another certificate": r.dial(batch).Online(), "a process": h.online(t)} {
+		_, err := other.Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: lease.GetLeaseId()})
 		if reason(err) != gpreempt.ReasonForeignLease {
 			t.Errorf("%s completes: %v", name, err)
 		}
@@ -276,7 +276,7 @@ func TestClientsByTCPAndByProcessAreApart(t *testing.T) {
 	req.CompleteOnIdle = true
 	_, err = c.Online().NotifyOnline(t.Context(), req)
 	want(t, err, gpreempt.CodeInvalidArgument, gpreempt.ReasonIdleByHand)
-	// Without a choice of GPUs it is all: there is no process to ask for its own.
+	// Without selectors the lease covers all GPUs: the client has no process here.
 	all, err := c.Online().NotifyOnline(t.Context(), minute())
 	if err != nil {
 		t.Fatal(err)
@@ -286,7 +286,7 @@ func TestClientsByTCPAndByProcessAreApart(t *testing.T) {
 	}
 }
 
-func TestPlainTCPListenerServesNobody(t *testing.T) {
+func TestPlainTCPIsRefused(t *testing.T) {
 	h := startHost(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

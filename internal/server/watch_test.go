@@ -20,7 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// step is what a WatchQueues response says, shortened.
+// step has the main fields of a WatchQueues response.
 type step struct {
 	Revision uint64
 	Change   string
@@ -49,7 +49,7 @@ func recvSteps(t *testing.T, st grpc.ServerStreamingClient[gpreemptv1.WatchQueue
 	return steps
 }
 
-func TestWatchQueuesTellsPresentBornModifiedAndGone(t *testing.T) {
+func TestWatchQueuesSendsEachKindOfChange(t *testing.T) {
 	h := startHost(t)
 	st, err := h.admin(t).WatchQueues(t.Context(), &gpreemptv1.WatchQueuesRequest{})
 	if err != nil {
@@ -63,7 +63,7 @@ func TestWatchQueuesTellsPresentBornModifiedAndGone(t *testing.T) {
 	if _, err := h.online(t).NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute)}); err != nil {
 		t.Fatal(err)
 	}
-	for { // suspending, if it is seen in time, then suspended; for each queue
+	for { // perhaps suspending, then suspended; for each queue
 		s := recvSteps(t, st, 2)
 		if s[0].State == "SUSPENDED" && s[1].State == "SUSPENDED" {
 			got = append(got, s...)
@@ -90,7 +90,7 @@ func TestWatchQueuesTellsPresentBornModifiedAndGone(t *testing.T) {
 	}
 }
 
-func TestWatchQueuesTellsOfAClassChange(t *testing.T) {
+func TestWatchQueuesSendsAChangeOfClass(t *testing.T) {
 	h := startHost(t)
 	admin := h.admin(t)
 	st, err := admin.WatchQueues(t.Context(), &gpreemptv1.WatchQueuesRequest{})
@@ -103,11 +103,11 @@ func TestWatchQueuesTellsOfAClassChange(t *testing.T) {
 	}
 	r, err := st.Recv()
 	if err != nil || r.GetChange() != gpreemptv1.QueueChange_QUEUE_CHANGE_MODIFIED || r.GetQueue().GetPid() != other.PID || r.GetQueue().GetClass() != gpreemptv1.Class_CLASS_OFFLINE {
-		t.Errorf("%v, %v; want the queue MODIFIED with its owner's new class", r, err)
+		t.Errorf("%v, %v; want the queue MODIFIED with the new class", r, err)
 	}
 }
 
-func TestWatchQueuesGoesOnFromARevision(t *testing.T) {
+func TestWatchQueuesContinuesFromARevision(t *testing.T) {
 	h := startHost(t)
 	st, err := h.admin(t).WatchQueues(t.Context(), &gpreemptv1.WatchQueuesRequest{AfterRevision: 2})
 	if err != nil {
@@ -129,7 +129,7 @@ func TestWatchEvents(t *testing.T) {
 	h.runner.Post(scheduler.Drain{On: true})
 	h.runner.Post(scheduler.Drain{On: false})
 	last := h.events.Revision()
-	// read returns the revisions of a stream that ends by itself.
+	// read returns the revisions of a stream with no_follow.
 	read := func(req *gpreemptv1.WatchEventsRequest) (revisions []uint64) {
 		t.Helper()
 		req.NoFollow = true
@@ -171,7 +171,7 @@ func TestWatchEvents(t *testing.T) {
 	want(t, err, gpreempt.CodeOutOfRange, gpreempt.ReasonRevisionCompacted)
 }
 
-// recorder is a stream that keeps what is sent.
+// recorder is a stream that records its responses.
 type recorder struct {
 	grpc.ServerStreamingServer[gpreemptv1.WatchQueuesResponse]
 	steps []step
@@ -182,15 +182,15 @@ func (r *recorder) Send(m *gpreemptv1.WatchQueuesResponse) error {
 	return nil
 }
 
-// TestQueueIsAddedBeforeItIsModified has a queue born after the watcher was told
-// of all changes, and its owner change state before it is told of more.
+// TestQueueIsAddedBeforeItIsModified creates a queue after the watcher has received all
+// changes, and changes the class of its process before the watcher receives more.
 func TestQueueIsAddedBeforeItIsModified(t *testing.T) {
 	h := startHost(t)
 	r := &recorder{}
 	w := queueWatch{s: h.server, stream: r, queues: h.inventory.Revision(), events: h.events.Revision()}
-	born := h.procs[1]
-	born.Queues = append(slices.Clone(born.Queues), gpreempt.Queue{Process: other, ID: 5, GPU: gpuA, Type: gpreempt.QueueCompute})
-	h.setProcs(h.procs[0], born)
+	created := h.procs[1]
+	created.Queues = append(slices.Clone(created.Queues), gpreempt.Queue{Process: other, ID: 5, GPU: gpuA, Type: gpreempt.QueueCompute})
+	h.setProcs(h.procs[0], created)
 	h.events.AppendAdmin(seen, "classified", scheduler.Record{Target: other})
 	if _, err := w.sendModified(); err != nil {
 		t.Fatal(err)
@@ -202,7 +202,7 @@ func TestQueueIsAddedBeforeItIsModified(t *testing.T) {
 	}
 }
 
-// slow is a stream that is not read while more happens than is kept.
+// slow is a stream that is not read while more changes than are kept.
 type slow[M any] struct {
 	grpc.ServerStreamingServer[M]
 	t      *testing.T
@@ -220,7 +220,7 @@ func (s *slow[M]) Send(*M) error {
 	return nil
 }
 
-func TestSlowReaderIsToldThatItLostSomething(t *testing.T) {
+func TestSlowReaderGetsAnError(t *testing.T) {
 	h := startHost(t)
 	admin := adminService{s: h.server}
 	err := admin.WatchEvents(&gpreemptv1.WatchEventsRequest{FromStart: true}, &slow[gpreemptv1.WatchEventsResponse]{t: t, behind: func() {
