@@ -2,9 +2,9 @@ package kfd
 
 import "structs"
 
-// The structures below are those of include/uapi/linux/kfd_ioctl.h, named in each
-// comment. Layouts hold for 6.5 to 7.2 unless said otherwise; layout_test.go
-// compares them with the header.
+// The structures below are those of include/uapi/linux/kfd_ioctl.h, named in each comment.
+// The layouts are those of 6.5 to 7.2 except as noted. layout_test.go compares them with
+// the header.
 
 // GetVersionArgs is struct kfd_ioctl_get_version_args.
 type GetVersionArgs struct {
@@ -14,21 +14,21 @@ type GetVersionArgs struct {
 }
 
 // TrapEnableArgs is struct kfd_ioctl_dbg_trap_args with the union's arm enable,
-// struct kfd_ioctl_dbg_trap_enable_args. Like all the Trap...Args it is the whole
-// 32 bytes: the driver copies that much whatever the operation.
+// struct kfd_ioctl_dbg_trap_enable_args. Like all Trap...Args it has the whole 32 bytes,
+// which the driver copies for every operation.
 type TrapEnableArgs struct {
 	_             structs.HostLayout
 	PID           uint32
 	Op            TrapOp
 	ExceptionMask ExceptionMask
 	RinfoPtr      Pointer
-	// RinfoSize is the size of the buffer in bytes, and afterwards what the
-	// driver has.
+	// RinfoSize is the size of the buffer in bytes, and in the result that of the
+	// driver's structure.
 	RinfoSize uint32
 	DbgFD     uint32
 }
 
-// TrapDisableArgs is struct kfd_ioctl_dbg_trap_args with no arm in use.
+// TrapDisableArgs is struct kfd_ioctl_dbg_trap_args without an arm.
 type TrapDisableArgs struct {
 	_   structs.HostLayout
 	PID uint32
@@ -71,8 +71,8 @@ type TrapSuspendQueuesArgs struct {
 }
 
 // TrapResumeQueuesArgs is struct kfd_ioctl_dbg_trap_args with the arm
-// resume_queues, struct kfd_ioctl_dbg_trap_resume_queues_args. The array stands
-// elsewhere than in TrapSuspendQueuesArgs.
+// resume_queues, struct kfd_ioctl_dbg_trap_resume_queues_args. The array has another
+// offset than in TrapSuspendQueuesArgs.
 type TrapResumeQueuesArgs struct {
 	_             structs.HostLayout
 	PID           uint32
@@ -88,7 +88,7 @@ type TrapQueryDebugEventArgs struct {
 	_   structs.HostLayout
 	PID uint32
 	Op  TrapOp
-	// ExceptionMask is what to clear, and afterwards what was raised.
+	// ExceptionMask is the exceptions to clear, and in the result those that were raised.
 	ExceptionMask ExceptionMask
 	GPUID         uint32
 	QueueID       uint32
@@ -102,7 +102,7 @@ type TrapQueryExceptionInfoArgs struct {
 	PID     uint32
 	Op      TrapOp
 	InfoPtr Pointer
-	// InfoSize is the size of the buffer in bytes, and afterwards what the driver has.
+	// InfoSize is the size of the buffer in bytes, and in the result that of the data.
 	InfoSize       uint32
 	SourceID       uint32
 	ExceptionCode  ExceptionCode
@@ -117,10 +117,11 @@ type TrapQueueSnapshotArgs struct {
 	Op             TrapOp
 	ExceptionMask  ExceptionMask
 	SnapshotBufPtr Pointer
-	// NumQueues is the room in the buffer, and afterwards how many there are.
+	// NumQueues is the number of entries in the buffer, and in the result the number of
+	// queues.
 	NumQueues uint32
-	// EntrySize is the bytes from one entry to the next, and afterwards how many
-	// of them the driver filled in each.
+	// EntrySize is the bytes from one entry to the next, and in the result the bytes that
+	// the driver filled in each.
 	EntrySize uint32
 }
 
@@ -143,9 +144,10 @@ type TrapSetWaveLaunchOverrideArgs struct {
 	PID          uint32
 	Op           TrapOp
 	OverrideMode uint32
-	// EnableMask is what to trap, and afterwards what was trapped before.
+	// EnableMask is the traps to enable, and in the result those enabled before.
 	EnableMask uint32
-	// SupportRequestMask is what to ask for, and afterwards what the GPUs can do.
+	// SupportRequestMask is the traps to change, and in the result those that all GPUs
+	// support.
 	SupportRequestMask uint32
 	Pad                uint32
 	_                  [8]byte
@@ -193,7 +195,7 @@ type TrapSetFlagsArgs struct {
 	_   structs.HostLayout
 	PID uint32
 	Op  TrapOp
-	// Flags is what to set, and afterwards what was set before.
+	// Flags is the new flags, and in the result the old ones.
 	Flags uint32
 	Pad   uint32
 	_     [16]byte
@@ -203,16 +205,16 @@ type TrapSetFlagsArgs struct {
 // Nothing in it says whether the queue is suspended.
 type QueueSnapshotEntry struct {
 	_ structs.HostLayout
-	// ExceptionStatus is what was raised before the snapshot cleared any of it.
+	// ExceptionStatus is the exceptions before the snapshot cleared any.
 	ExceptionStatus ExceptionMask
-	// The addresses are the target's, as it gave them when it made the queue.
+	// The addresses are those of the target in its CREATE_QUEUE.
 	RingBaseAddress       uint64
 	WritePointerAddress   uint64
 	ReadPointerAddress    uint64
 	CtxSaveRestoreAddress uint64
 	QueueID               uint32
-	// GPUID is the KFD gpu_id; that of topology unless the target was restored
-	// from a checkpoint.
+	// GPUID is the gpu_id: that of the topology, unless the target was restored from a
+	// checkpoint.
 	GPUID uint32
 	// RingSize is in bytes.
 	RingSize uint32
@@ -223,20 +225,19 @@ type QueueSnapshotEntry struct {
 	Reserved               uint32
 }
 
-// What QueueType says: KFD_IOC_QUEUE_TYPE_*. These are the numbers of the ioctls;
+// The values of QueueType: KFD_IOC_QUEUE_TYPE_*. These are the numbers of the ioctls;
 // those in sysfs differ.
 const (
 	QueueTypeCompute    uint32 = 0
 	QueueTypeSDMA       uint32 = 1
 	QueueTypeComputeAQL uint32 = 2
 	QueueTypeSDMAXGMI   uint32 = 3
-	// QueueTypeSDMAByEngID is for creation only: a snapshot shows one of the others.
+	// QueueTypeSDMAByEngID is for creation only: a snapshot has one of the others.
 	QueueTypeSDMAByEngID uint32 = 4
 )
 
-// DeviceInfoEntry is struct kfd_dbg_device_info_entry: one GPU node the target
-// can see. Capability2 and Pad came between 6.12 and 7.2; older drivers leave
-// them zero.
+// DeviceInfoEntry is struct kfd_dbg_device_info_entry: one GPU node that the target can
+// use. Capability2 and Pad were added between 6.12 and 7.2; older drivers leave them zero.
 type DeviceInfoEntry struct {
 	_                   structs.HostLayout
 	ExceptionStatus     ExceptionMask
@@ -266,7 +267,7 @@ type DeviceInfoEntry struct {
 	Pad                 uint32
 }
 
-// RuntimeInfo is struct kfd_runtime_info: how far the target's ROCm runtime has come.
+// RuntimeInfo is struct kfd_runtime_info: the state of the target's ROCm runtime.
 type RuntimeInfo struct {
 	_ structs.HostLayout
 	// RDebug is an address in the target, for debuggers.
@@ -297,8 +298,9 @@ type SMIEventsArgs struct {
 	AnonFD uint32
 }
 
-// The structures below are of calls a process makes about itself: this package has
-// no words for them. They are here for those who make such calls, or answer them.
+// The structures below, and those of args_memory.go, args_event.go and args_gpu.go, are of
+// calls that a process makes about itself. This package has no methods for these calls:
+// the structures are for packages that make or answer them.
 
 // CreateQueueArgs is struct kfd_ioctl_create_queue_args.
 type CreateQueueArgs struct {
@@ -319,7 +321,7 @@ type CreateQueueArgs struct {
 	CtxSaveRestoreSize    uint32
 	CtlStackSize          uint32
 	SDMAEngineID          uint32
-	// MetadataRingSize came between 6.12 and 7.2; it was padding.
+	// MetadataRingSize was padding before 7.2.
 	MetadataRingSize uint32
 }
 
@@ -367,10 +369,10 @@ type AcquireVMArgs struct {
 // ProcessAperturesNewArgs is struct kfd_ioctl_get_process_apertures_new_args.
 type ProcessAperturesNewArgs struct {
 	_ structs.HostLayout
-	// Apertures has room for NumOfNodes ProcessDeviceApertures.
+	// Apertures points to an array of NumOfNodes ProcessDeviceApertures.
 	Apertures Pointer
-	// NumOfNodes is that room, and afterwards how many were filled in; 0 asks how
-	// many there are.
+	// NumOfNodes is the length of the array, and in the result the number of entries
+	// filled in; with 0 the result is the number of nodes.
 	NumOfNodes uint32
 	Pad        uint32
 }
@@ -396,15 +398,15 @@ type RuntimeEnableArgs struct {
 	CapabilitiesMask uint32
 }
 
-// What ModeMask holds: KFD_RUNTIME_ENABLE_MODE_*_MASK. Without the first, the
-// runtime ends.
+// The bits of ModeMask: KFD_RUNTIME_ENABLE_MODE_*_MASK. Without the first, the runtime
+// ends.
 const (
 	RuntimeEnableModeEnable   uint32 = 1
 	RuntimeEnableModeTTMPSave uint32 = 2
 )
 
-// ProfilerArgs is struct kfd_ioctl_profiler_args with the union's arm pmc; its
-// member version stands where GPUID does. It came between 6.12 and 7.2.
+// ProfilerArgs is struct kfd_ioctl_profiler_args with the union's arm pmc; the union's
+// member version has the offset of GPUID. It was added between 6.12 and 7.2.
 type ProfilerArgs struct {
 	_               structs.HostLayout
 	Op              uint32 // of the Profiler constants

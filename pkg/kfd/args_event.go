@@ -2,14 +2,14 @@ package kfd
 
 import "structs"
 
-// The structures of the events a process waits for (kfd_events.c), which are not
-// those of a debugger: of calls a process makes about itself.
+// The structures of a process's calls about events that it waits for (kfd_events.c). These
+// are not the events of a debugger.
 
 // CreateEventArgs is struct kfd_ioctl_create_event_args.
 type CreateEventArgs struct {
 	_ structs.HostLayout
-	// EventPageOffset is the handle of the memory for signals, 0 if there is some
-	// already, and afterwards the mmap offset of the driver's own.
+	// EventPageOffset is the handle of the memory for signals, 0 for the driver's or the
+	// present one, and in the result the mmap offset of the driver's.
 	EventPageOffset  uint64
 	EventTriggerData uint32 // set by the driver
 	EventType        uint32 // of the EventType constants
@@ -19,8 +19,8 @@ type CreateEventArgs struct {
 	EventSlotIndex   uint32 // set by the driver
 }
 
-// What EventType says: KFD_IOC_EVENT_*. The driver makes events of any other type,
-// too; nothing signals those.
+// The values of EventType: KFD_IOC_EVENT_*. The driver also creates events of other types,
+// which are never signalled.
 const (
 	EventTypeSignal      uint32 = 0
 	EventTypeHWException uint32 = 3
@@ -28,8 +28,8 @@ const (
 	EventTypeMemory      uint32 = 8
 )
 
-// SignalEventLimit is KFD_SIGNAL_EVENT_LIMIT: how many signal events a process may
-// have with a page of the size there has to be, one of them the driver's.
+// SignalEventLimit is KFD_SIGNAL_EVENT_LIMIT: the most signal events of a process with a
+// page of the required size, one of them the driver's.
 const SignalEventLimit = 4096
 
 // DestroyEventArgs is struct kfd_ioctl_destroy_event_args.
@@ -56,18 +56,18 @@ type ResetEventArgs struct {
 // WaitEventsArgs is struct kfd_ioctl_wait_events_args.
 type WaitEventsArgs struct {
 	_ structs.HostLayout
-	// EventsPtr is an array of one of the ...EventData each.
+	// EventsPtr points to an array of SignalEventData, MemoryEventData or HWEventData.
 	EventsPtr  Pointer
 	NumEvents  uint32
 	WaitForAll uint32
-	Timeout    uint32 // ms, WaitForever without end; afterwards what is left, if a signal came
+	Timeout    uint32 // ms, or WaitForever; after an interruption the rest
 	WaitResult uint32 // set by the driver, of the WaitResult constants
 }
 
-// WaitForever is the Timeout without end (KFD_EVENT_TIMEOUT_INFINITE).
+// WaitForever is the infinite Timeout (KFD_EVENT_TIMEOUT_INFINITE).
 const WaitForever = ^uint32(0)
 
-// What WaitResult says: KFD_IOC_WAIT_RESULT_*.
+// The values of WaitResult: KFD_IOC_WAIT_RESULT_*.
 const (
 	WaitResultComplete uint32 = 0
 	WaitResultTimeout  uint32 = 1
@@ -75,11 +75,11 @@ const (
 )
 
 // SignalEventData is struct kfd_event_data with the union's arm signal_event_data,
-// struct kfd_hsa_signal_event_data, which came with 1.14.
+// struct kfd_hsa_signal_event_data, which was added with 1.14.
 type SignalEventData struct {
 	_ structs.HostLayout
-	// LastEventAge is how often the event had been signalled when the process looked
-	// last, 0 not to tell, and afterwards how often it has been by now.
+	// LastEventAge is the count of the event's signals at the process's last check, 0 if
+	// unknown, and in the result the present count.
 	LastEventAge    uint64
 	_               [24]byte
 	KFDEventDataExt uint64

@@ -2,8 +2,7 @@ package kfd
 
 import "structs"
 
-// The structures of what a process sets and asks of a GPU: of calls it makes about
-// itself.
+// The structures of a process's settings of a GPU and of queries about it.
 
 // SetMemoryPolicyArgs is struct kfd_ioctl_set_memory_policy_args.
 type SetMemoryPolicyArgs struct {
@@ -23,7 +22,7 @@ const (
 )
 
 // ClockCountersArgs is struct kfd_ioctl_get_clock_counters_args. The driver sets all
-// but GPUID.
+// fields except GPUID.
 type ClockCountersArgs struct {
 	_                  structs.HostLayout
 	GPUClockCounter    uint64
@@ -34,8 +33,8 @@ type ClockCountersArgs struct {
 	Pad                uint32
 }
 
-// ProcessAperturesArgs is struct kfd_ioctl_get_process_apertures_args, which holds
-// NUM_OF_SUPPORTED_GPUS and has been deprecated for ProcessAperturesNewArgs.
+// ProcessAperturesArgs is struct kfd_ioctl_get_process_apertures_args, which has
+// NUM_OF_SUPPORTED_GPUS entries. ProcessAperturesNewArgs replaces it.
 type ProcessAperturesArgs struct {
 	_                structs.HostLayout
 	ProcessApertures [7]ProcessDeviceApertures
@@ -56,7 +55,7 @@ type TileConfigArgs struct {
 	_                  structs.HostLayout
 	TileConfigPtr      Pointer // uint32s
 	MacroTileConfigPtr Pointer // uint32s
-	// Each is the room there, and afterwards how many there are.
+	// The lengths of the arrays, and in the result the number of entries filled in.
 	NumTileConfigs      uint32
 	NumMacroTileConfigs uint32
 	GPUID               uint32

@@ -2,7 +2,7 @@ package kfd
 
 import "structs"
 
-// The structures of GPU memory: of calls a process makes about itself.
+// The structures of a process's calls about its GPU memory.
 
 // AllocMemoryArgs is struct kfd_ioctl_alloc_memory_of_gpu_args.
 type AllocMemoryArgs struct {
@@ -10,16 +10,16 @@ type AllocMemoryArgs struct {
 	VAAddr uint64
 	Size   uint64 // bytes
 	Handle uint64 // set by the driver
-	// MmapOffset is where the process maps the memory from its render node, or for
-	// AllocMMIORemap from /dev/kfd. For AllocUserptr it is the address in the process,
-	// and given.
+	// MmapOffset is set by the driver: the offset for mmap of the render node, or for
+	// AllocMMIORemap of /dev/kfd. For AllocUserptr it is an argument, the address in the
+	// process.
 	MmapOffset uint64
 	GPUID      uint32
 	Flags      uint32 // of the Alloc constants
 }
 
-// What Flags holds: KFD_IOC_ALLOC_MEM_FLAGS_*. The first five are kinds of memory,
-// the others attributes.
+// The bits of Flags: KFD_IOC_ALLOC_MEM_FLAGS_*. The first five are kinds of memory, the
+// others attributes.
 const (
 	AllocVRAM         uint32 = 1 << 0
 	AllocGTT          uint32 = 1 << 1
@@ -49,7 +49,7 @@ type MapMemoryArgs struct {
 	Handle            uint64
 	DeviceIDsArrayPtr Pointer
 	NumDevices        uint32
-	// NumSuccess is how many are done already, and afterwards how many are now.
+	// NumSuccess is the number of devices done before, and in the result the number done.
 	NumSuccess uint32
 }
 
@@ -59,7 +59,7 @@ type UnmapMemoryArgs struct {
 	Handle            uint64
 	DeviceIDsArrayPtr Pointer
 	NumDevices        uint32
-	NumSuccess        uint32 // as of MapMemoryArgs
+	NumSuccess        uint32 // see MapMemoryArgs
 }
 
 // AvailableMemoryArgs is struct kfd_ioctl_get_available_memory_args.
@@ -98,8 +98,8 @@ type ExportDmabufArgs struct {
 	DmabufFD uint32 // set by the driver
 }
 
-// SVMArgs is struct kfd_ioctl_svm_args. NumAttrs SVMAttributes follow it, and the
-// size in the request counts them.
+// SVMArgs is struct kfd_ioctl_svm_args. NumAttrs SVMAttributes follow it, which the size
+// in the request includes.
 type SVMArgs struct {
 	_         structs.HostLayout
 	StartAddr uint64
@@ -115,13 +115,13 @@ type SVMAttribute struct {
 	Value uint32
 }
 
-// What SVMArgs.Op says: enum kfd_ioctl_svm_op.
+// The values of SVMArgs.Op: enum kfd_ioctl_svm_op.
 const (
 	SVMOpSetAttr uint32 = 0
 	SVMOpGetAttr uint32 = 1
 )
 
-// What SVMAttribute.Type says: enum kfd_ioctl_svm_attr_type.
+// The values of SVMAttribute.Type: enum kfd_ioctl_svm_attr_type.
 const (
 	SVMAttrPreferredLoc  uint32 = 0
 	SVMAttrPrefetchLoc   uint32 = 1
@@ -133,13 +133,13 @@ const (
 	SVMAttrGranularity   uint32 = 7 // pages, as a power of two
 )
 
-// The locations that are no GPU: enum kfd_ioctl_svm_location.
+// The locations other than a GPU: enum kfd_ioctl_svm_location.
 const (
 	SVMLocationSysmem    uint32 = 0
 	SVMLocationUndefined uint32 = 0xffffffff
 )
 
-// The flags a range has from birth: KFD_IOCTL_SVM_FLAG_*.
+// The flags of a new range: KFD_IOCTL_SVM_FLAG_*.
 const (
 	SVMFlagHostAccess uint32 = 1
 	SVMFlagCoherent   uint32 = 2
@@ -148,7 +148,7 @@ const (
 // SetXnackModeArgs is struct kfd_ioctl_set_xnack_mode_args.
 type SetXnackModeArgs struct {
 	_ structs.HostLayout
-	// XnackEnabled is 0, 1 or, as a signed number, negative to ask, and afterwards what
-	// it is.
+	// XnackEnabled is 0 or 1, or negative as a signed number for a query, whose result is
+	// the mode.
 	XnackEnabled uint32
 }

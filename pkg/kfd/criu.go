@@ -5,7 +5,7 @@ import "strconv"
 // CRIUOp is enum kfd_criu_op of kfd_ioctl.h: the steps of a checkpoint.
 type CRIUOp uint32
 
-// The steps. Only the first and CRIUOpUnpause are used here.
+// The steps. This package uses only CRIUOpProcessInfo and CRIUOpUnpause.
 const (
 	CRIUOpProcessInfo CRIUOp = 0
 	CRIUOpCheckpoint  CRIUOp = 1
@@ -36,31 +36,30 @@ func (o CRIUOp) String() string {
 	return "op(" + strconv.FormatUint(uint64(o), 10) + ")"
 }
 
-// CRIUInfo is what a checkpoint of a paused process would hold.
+// CRIUInfo is the content of a checkpoint of a paused process.
 type CRIUInfo struct {
-	// PID is the process's id in its own pid namespace.
+	// PID is the process's ID in its own pid namespace.
 	PID int32
-	// Devices, BOs and Objects count its GPUs, buffers and all else.
+	// Devices, BOs and Objects count its GPUs, buffers and other objects.
 	Devices, BOs, Objects uint32
-	// PrivDataBytes is the size of the driver's own part.
+	// PrivDataBytes is the size of the driver's private data.
 	PrivDataBytes uint64
 }
 
-// CRIUPause takes every queue of pid off every GPU (criu_process_info), those born
-// later included, until CRIUUnpause: nothing else undoes it, not even the death of
-// the caller. fd is the target's own open /dev/kfd, taken with pidfd_getfd; it
-// should be closed soon, because it keeps the target's memory after its death. The
-// calling OS thread must trace the target's main thread and have
-// CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN.
+// CRIUPause evicts every queue of pid from every GPU (criu_process_info), including those
+// created later, until CRIUUnpause. Nothing else undoes it, not even the exit of the
+// caller. fd is the target's own open /dev/kfd, from pidfd_getfd; close it soon, because it
+// keeps the target's memory after the target's exit. The calling OS thread must trace the
+// target's main thread and have CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN.
 //
-// Pausing twice takes more than one CRIUUnpause to undo, and there is only one:
-// the process would never run again. Nor can it be asked whether a process is
-// paused. Note it down before the call; after an error of any kind, and after a
-// crash, unpause. It is made once, an interrupted call returns EINTR. It may block
-// for 9 seconds a GPU. Errors are *Error:
+// A second pause would need a second CRIUUnpause, which the driver refuses: the process
+// would never run again. The driver cannot report whether a process is paused. So record
+// the pause before the call, and unpause after any error and after a crash. The call is
+// made once; if it is interrupted it returns EINTR. It may block for 9 seconds per GPU.
+// Errors are *Error:
 //
 //	EACCES      no capability
-//	EBADF       this thread does not trace the target, or fd is not its
+//	EBADF       this thread does not trace the target, or fd is not the target's
 //	ENODEV      the target has no GPU
 //	EIO         a GPU hangs or is being reset
 //	EOPNOTSUPP  a queue of a kind that cannot be saved
@@ -78,9 +77,9 @@ func CRIUPause(sys Sys, fd int, pid int32) (CRIUInfo, error) {
 	}, nil
 }
 
-// CRIUUnpause puts back what one CRIUPause took (criu_unpause); what is said of fd
-// and of the calling thread there holds. EINVAL: the process is not paused, which
-// after a crash is as good as success. It is made once.
+// CRIUUnpause undoes one CRIUPause (criu_unpause), with the same conditions for fd and the
+// calling thread. EINVAL means that the process is not paused, which after a crash counts
+// as success. The call is made once.
 func CRIUUnpause(sys Sys, fd int, pid int32) error {
 	args := CRIUArgs{Op: CRIUOpUnpause}
 	_, err := sys.Ioctl(fd, ReqCRIUOp, PointerTo(&args))

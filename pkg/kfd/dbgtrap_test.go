@@ -74,7 +74,7 @@ func FuzzParseRuntimeInfo(f *testing.F) {
 		info, err := ParseRuntimeInfo(b)
 		if err != nil {
 			if info != (RuntimeInfo{}) || len(b) >= 16 || !errors.Is(err, ErrInconsistent) {
-				t.Errorf("%d bytes gave %+v and error %v", len(b), info, err)
+				t.Errorf("%d bytes were parsed as %+v, error %v", len(b), info, err)
 			}
 			return
 		}
@@ -178,7 +178,7 @@ func TestUnknownMinorIsWarnedOfWhenOpened(t *testing.T) {
 		t.Errorf("version %v, want 1.99", d.Version())
 	}
 	if d := open(t, 17, refuse(unix.EINVAL)); d.Warning() != nil {
-		t.Errorf("a known version is warned of: %v", d.Warning())
+		t.Errorf("a known version has the warning %v", d.Warning())
 	}
 }
 
@@ -206,7 +206,7 @@ func TestCRIU(t *testing.T) {
 		a := As[CRIUArgs](arg)
 		ops = append(ops, a.Op)
 		if *a != (CRIUArgs{Op: a.Op}) {
-			t.Errorf("%v carries more than its operation: %+v", a.Op, *a)
+			t.Errorf("%v has more than its operation: %+v", a.Op, *a)
 		}
 		if a.Op == CRIUOpProcessInfo {
 			a.PID, a.NumDevices, a.NumBOs, a.NumObjects, a.PrivDataSize = 7, 8, 300, 20, 1<<33
@@ -226,7 +226,7 @@ func TestCRIU(t *testing.T) {
 	}
 }
 
-// Pausing twice cannot be undone, so an interrupted pause is the caller's to judge.
+// Pausing twice cannot be undone, so the caller decides about an interrupted pause.
 func TestCRIUIsMadeOnce(t *testing.T) {
 	for _, errno := range []unix.Errno{unix.EINTR, unix.EACCES} {
 		n := 0

@@ -15,13 +15,11 @@ const (
 	opSMI  = "SMI_EVENTS"
 )
 
-// Device is the driver, opened by this process. It may be used by several
-// goroutines at once.
+// Device is the driver, opened by this process. Several goroutines may use it at once.
 //
-// While the process lives it is one of the driver's processes, even after Close:
-// it is listed in sysfs, and it keeps GPUs from being partitioned anew. Debugging
-// that it enabled ends, and suspended queues run again, when the process dies;
-// Close does not end it.
+// Until the process exits it is one of the driver's processes, even after Close: it is
+// listed in sysfs, and the partitions of GPUs cannot be changed. When it exits, debugging
+// that it enabled ends, and suspended queues are resumed. Close does neither.
 type Device struct {
 	handle  handle
 	version Version
@@ -32,14 +30,14 @@ type Device struct {
 // Open opens the driver of this machine.
 func Open() (*Device, error) { return OpenWith(Kernel(), DevicePath) }
 
-// OpenWith opens the driver at path through sys and asks for its version
-// (kfd_open, kfd_ioctl_get_version). The error wraps [ErrVersion] when the
-// interface is of a version ProfileFor does not know, or is an *Error:
+// OpenWith opens the driver at path through sys and gets its version (kfd_open,
+// kfd_ioctl_get_version). The error wraps [ErrVersion] if ProfileFor does not support the
+// version, or is an *Error:
 //
 //	ENOENT  no driver
 //	EACCES  the file's mode forbids it
 //	EPERM   the device cgroup forbids it
-//	EINVAL  a GPU reset or a change of partitions is going on; 7.2: no GPU
+//	EINVAL  a GPU reset or a change of partitions is in progress; 7.2: no GPU
 func OpenWith(sys Sys, path string) (*Device, error) {
 	var fd int
 	err := retry(func() (err error) {
@@ -56,7 +54,7 @@ func OpenWith(sys Sys, path string) (*Device, error) {
 	return d, nil
 }
 
-// identify finds the driver's version and how to speak to it.
+// identify gets the driver's version and its profile.
 func (d *Device) identify() error {
 	var err error
 	if d.version, err = d.GetVersion(); err != nil {
@@ -66,7 +64,7 @@ func (d *Device) identify() error {
 	return err
 }
 
-// closeAfter returns err, with what closing said if that failed too.
+// closeAfter returns err, joined with the error of closing if that failed, too.
 func closeAfter(err, closing error) error {
 	if closing != nil {
 		return fmt.Errorf("%w (and closing it: %w)", err, closing)
@@ -74,27 +72,26 @@ func closeAfter(err, closing error) error {
 	return err
 }
 
-// Close closes the descriptor, once the calls that are under way have returned;
-// it does not wait for them. Calls after it fail with os.ErrClosed. It is
-// idempotent.
+// Close closes the descriptor after the calls in progress have returned; it does not wait
+// for them. Later calls fail with os.ErrClosed. Close is idempotent.
 func (d *Device) Close() error { return d.handle.close() }
 
-// Version returns what the driver answered when it was opened.
+// Version returns the driver's version.
 func (d *Device) Version() Version { return d.version }
 
-// Profile returns what is known of drivers of that version.
+// Profile returns the profile of drivers of that version.
 func (d *Device) Profile() Profile { return d.profile }
 
-// Warning is not nil when the driver's minor version is not a known one.
+// Warning returns a warning if the driver's minor version is not known, otherwise nil.
 func (d *Device) Warning() *UnknownMinor { return d.warning }
 
-// Calls returns how many ioctls have returned, whatever they returned, and how long they
-// took together.
+// Calls returns the number of ioctls that have returned, with or without an error, and
+// their total time.
 func (d *Device) Calls() (n int64, took time.Duration) {
 	return d.handle.calls.Load(), time.Duration(d.handle.took.Load())
 }
 
-// GetVersion asks for the version of the ioctl interface (kfd_ioctl_get_version).
+// GetVersion returns the version of the ioctl interface (kfd_ioctl_get_version).
 func (d *Device) GetVersion() (Version, error) {
 	var args GetVersionArgs
 	err := retry(func() error {
@@ -107,14 +104,14 @@ func (d *Device) GetVersion() (Version, error) {
 	return Version{Major: args.Major, Minor: args.Minor}, nil
 }
 
-// trap makes a DBG_TRAP call once and returns the value it returned.
+// trap makes a DBG_TRAP call once and returns its result.
 func (d *Device) trap(pid int32, op TrapOp, args Pointer) (uintptr, error) {
 	r1, err := d.handle.ioctl(ReqDbgTrap, args)
 	return r1, fail(err, Error{Op: trapName(op), PID: pid, Queue: NoQueue})
 }
 
-// trapAgain makes a DBG_TRAP call that may be made twice, see retry. prepare sets
-// what the driver may have overwritten.
+// trapAgain makes a DBG_TRAP call that may be repeated, see retry. prepare sets the fields
+// that the driver may have overwritten.
 func (d *Device) trapAgain(pid int32, op TrapOp, args Pointer, prepare func()) (r1 uintptr, err error) {
 	err = retry(func() (err error) {
 		prepare()
@@ -124,13 +121,12 @@ func (d *Device) trapAgain(pid int32, op TrapOp, args Pointer, prepare func()) (
 	return r1, err
 }
 
-// handle is an open descriptor that is closed when the last call on it is over:
-// a call may block for seconds, and its number must not become another file's
-// meanwhile.
+// handle is an open descriptor that is closed after the last call on it: a call may block
+// for seconds, and meanwhile its number must not become that of another file.
 type handle struct {
 	sys Sys
 	fd  int
-	// calls is how many ioctls returned, and took how long they lasted in nanoseconds.
+	// calls is the number of ioctls that returned, and took their time in nanoseconds.
 	calls, took atomic.Int64
 
 	// mu guards what follows. It is not held across a call.
@@ -149,8 +145,7 @@ func (h *handle) acquire() error {
 	return nil
 }
 
-// release ends a use. Closing a character device loses nothing, and nobody is
-// left to tell.
+// release ends a use. An error of closing is ignored: no data can be lost.
 func (h *handle) release() {
 	h.mu.Lock()
 	h.users--

@@ -19,15 +19,15 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// minors are the interface versions that have a profile of their own.
+// minors are the interface versions with their own profile.
 var minors = []uint32{13, 17, 18, 23}
 
-// sent is a DBG_TRAP call as the driver gets it: 32 bytes with the pointer in
-// them, if any, replaced by zeroes and by the memory it names.
+// sent is a DBG_TRAP call as the driver gets it: 32 bytes, with the pointer in them, if
+// any, replaced by zeros, and the memory it points to.
 type sent struct {
 	Bytes []byte
 	IDs   []uint32
-	Room  int // of the buffer, in bytes
+	Room  int // size of the buffer in bytes
 }
 
 // record copies a DBG_TRAP call.
@@ -49,7 +49,7 @@ func record(t *testing.T, req Request, arg Pointer) sent {
 		a := As[TrapResumeQueuesArgs](arg)
 		s.IDs = slices.Clone(SliceAt[uint32](a.QueueArrayPtr, int(a.NumQueues)))
 		if at = 8; a.QueueArrayPtr.IsNil() {
-			at = 0 // the bytes show the NULL
+			at = 0 // the bytes have the NULL
 		}
 	case TrapQueryExceptionInfo:
 		a := As[TrapQueryExceptionInfoArgs](arg)
@@ -210,7 +210,7 @@ func TestOpenRefusesUnknownInterfaces(t *testing.T) {
 	}
 }
 
-// closeCounter counts how often descriptors are closed.
+// closeCounter counts closed descriptors.
 type closeCounter struct {
 	ioctlFunc
 	closed *int
@@ -299,7 +299,7 @@ func TestErrorTexts(t *testing.T) {
 		"DBG_TRAP DISABLE of process 42: no such process: the process has exited or does not use the GPU": {
 			Op: trapName(TrapDisable), PID: 42, Queue: NoQueue, Errno: unix.ESRCH,
 		},
-		"DBG_TRAP QUERY_EXCEPTION_INFO of process 42 queue 0 GPU 7: no data available: that exception is not raised there": {
+		"DBG_TRAP QUERY_EXCEPTION_INFO of process 42 queue 0 GPU 7: no data available: the exception is not raised there": {
 			Op: trapName(TrapQueryExceptionInfo), PID: 42, GPU: 7, Errno: unix.ENODATA,
 		},
 		"DBG_TRAP ENABLE of process 1: input/output error": {
@@ -397,7 +397,7 @@ func TestCloseWaitsForNobodyAndTakesNoDescriptorAway(t *testing.T) {
 		t.Errorf("a call after Close: %v, want %v", err, os.ErrClosed)
 	}
 	if closed != 0 {
-		t.Error("the descriptor was closed under a call")
+		t.Error("the descriptor was closed during a call")
 	}
 	close(leave)
 	calls.Wait()
@@ -447,7 +447,7 @@ func TestKernelIoctl(t *testing.T) {
 		t.Errorf("read %d, %v", n, err)
 	}
 	if _, err := sys.Read(p[0], b[:]); !errors.Is(err, unix.EAGAIN) {
-		t.Errorf("read of nothing: %v, want EAGAIN", err)
+		t.Errorf("read of an empty stream: %v, want EAGAIN", err)
 	}
 	for _, fd := range p {
 		if err := sys.Close(fd); err != nil {
@@ -455,7 +455,7 @@ func TestKernelIoctl(t *testing.T) {
 		}
 	}
 	if _, err := sys.Ioctl(-1, ReqGetVersion, PointerTo(&GetVersionArgs{})); !errors.Is(err, unix.EBADF) {
-		t.Errorf("ioctl of no descriptor: %v, want EBADF", err)
+		t.Errorf("ioctl of an invalid descriptor: %v, want EBADF", err)
 	}
 	if _, err := sys.Open("/dev/null/kfd", unix.O_RDWR); !errors.Is(err, unix.ENOTDIR) {
 		t.Errorf("open: %v, want ENOTDIR", err)

@@ -11,25 +11,25 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// ErrInconsistent reports an answer of the driver that contradicts itself: what
-// became of the queues is not known.
-var ErrInconsistent = errors.New("the driver's answer contradicts itself")
+// ErrInconsistent reports a result of the driver that contradicts itself: the state of the
+// queues is not known.
+var ErrInconsistent = errors.New("inconsistent result of the driver")
 
-// NoQueue is Error.Queue of an operation that is not about one queue. It is no
-// queue's id: ids have 30 bits at most.
+// NoQueue is Error.Queue of an operation that is not about one queue. No queue has this
+// ID: IDs have at most 30 bits.
 const NoQueue = ^uint32(0)
 
-// Error is a call the driver refused. errors.Is finds the errno in it:
-// errors.Is(err, unix.ESRCH) is true when the target has gone, whatever the call,
-// and is an event more than a failure.
+// Error is an error of the driver. errors.Is finds the errno in it: errors.Is(err,
+// unix.ESRCH) is true when the target has exited, in any call, which is an event rather
+// than a failure.
 //
 // For all DBG_TRAP operations (kfd_ioctl_set_debug_trap):
 //
-//	ESRCH       the target has gone, or never opened the driver
-//	EPERM       who calls may not debug the target, see PermissionRule; for
+//	ESRCH       the target has exited, or never opened the driver
+//	EPERM       the caller may not debug the target, see PermissionRule; for
 //	            SUSPEND_QUEUES and RESUME_QUEUES also: the target's runtime is not
-//	            in state RuntimeEnabled. A snapshot has only the first reason, so
-//	            one that works tells the two apart.
+//	            in state RuntimeEnabled. A snapshot fails only for the first reason,
+//	            so a successful one distinguishes the two.
 //	EINVAL      debugging is not enabled, or the driver runs without the hardware
 //	            scheduler (module parameter sched_policy=2)
 //	EBADF       the descriptor was opened by another process
@@ -37,7 +37,7 @@ const NoQueue = ^uint32(0)
 //	ENOTTY      the driver has no such request (EINVAL in older ones)
 //	EBUSY       the PC sampler is active (AMD's own packages)
 //
-// What else an operation returns is said at its method.
+// The methods document further errors of their operations.
 type Error struct {
 	// Op is the operation by the header's name, such as DBG_TRAP ENABLE.
 	Op string
@@ -47,11 +47,11 @@ type Error struct {
 	GPU gpreempt.GPUID
 	// Queue is the queue the call was about, NoQueue for none.
 	Queue uint32
-	// Errno is the driver's answer.
+	// Errno is the driver's error.
 	Errno unix.Errno
 }
 
-// Error says what happened, to what, and what the errno means there.
+// Error returns the operation, its target, the errno and what the errno means there.
 func (e *Error) Error() string {
 	s := e.Op
 	if e.PID != 0 {
@@ -76,20 +76,20 @@ func (e *Error) Unwrap() error { return e.Errno }
 // trapName is Error.Op of a DBG_TRAP operation.
 func trapName(op TrapOp) string { return ReqDbgTrap.String() + " " + op.String() }
 
-// reasons says what an errno means for one operation.
+// reasons has the meaning of an errno for one operation.
 var reasons = map[string]map[unix.Errno]string{
 	opOpen: {
 		unix.ENOENT: "the amdgpu driver is not loaded, or the container was not given the device",
 		unix.EACCES: "add the user to the group of the device, usually render",
 		unix.EPERM:  "the device cgroup denies it",
-		unix.EINVAL: "the driver is in a GPU reset or a change of partitions; try again when it is over",
+		unix.EINVAL: "a GPU reset or a change of partitions is in progress; retry later",
 	},
 	trapName(TrapEnable): {
 		unix.EALREADY: "another debugger is attached to the process on the GPU",
-		unix.ENODEV:   "a GPU the process can see is too old for debugging",
+		unix.ENODEV:   "a GPU that the process can use is too old for debugging",
 		unix.EBUSY:    "the process uses GWS on a GPU that cannot debug it, or the PC sampler is active",
 		unix.EBADF:    "the event descriptor is not open, or the driver was opened by another process",
-		unix.EFAULT:   "debugging may be half enabled; disable it",
+		unix.EFAULT:   "debugging may be partly enabled; disable it",
 	},
 	trapName(TrapSuspendQueues): {unix.EPERM: permissionOrRuntime},
 	trapName(TrapResumeQueues):  {unix.EPERM: permissionOrRuntime},
@@ -97,13 +97,13 @@ var reasons = map[string]map[unix.Errno]string{
 		unix.ENODEV: "the process has no such GPU",
 	},
 	trapName(TrapQueryExceptionInfo): {
-		unix.ENODATA: "that exception is not raised there",
+		unix.ENODATA: "the exception is not raised there",
 		unix.EINVAL:  "debugging is not enabled, or there is no such queue, GPU or exception",
 	},
 	opCRIUPause:   criuReasons,
 	opCRIUUnpause: criuReasons,
 	opSMI: {
-		unix.EINVAL: "no such GPU, or the device cgroup hides it",
+		unix.EINVAL: "unknown GPU, or the device cgroup hides it",
 	},
 }
 
@@ -116,9 +116,9 @@ var criuReasons = map[unix.Errno]string{
 	unix.EOPNOTSUPP: "the process has a queue of a kind that cannot be saved",
 }
 
-const permissionOrRuntime = "the calling thread may not debug the process, or the process's ROCm runtime is not enabled; a queue snapshot that works means the latter"
+const permissionOrRuntime = "the calling thread may not debug the process, or the process's ROCm runtime is not enabled; if a queue snapshot succeeds it is the latter"
 
-// trapReasons hold for every DBG_TRAP operation that has none of its own.
+// trapReasons are for DBG_TRAP operations without their own reason.
 var trapReasons = map[unix.Errno]string{
 	unix.ESRCH:      "the process has exited or does not use the GPU",
 	unix.EPERM:      "the calling thread may not debug the process",
@@ -129,7 +129,7 @@ var trapReasons = map[unix.Errno]string{
 	unix.EBUSY:      "the PC sampler may be active",
 }
 
-// reason says what the errno means for the operation, "" when nothing is known.
+// reason returns the meaning of the errno for the operation, "" if it is not known.
 func (e *Error) reason() string {
 	if why, ok := reasons[e.Op][e.Errno]; ok {
 		return why
@@ -140,8 +140,8 @@ func (e *Error) reason() string {
 	return ""
 }
 
-// fail makes an Error of what Sys returned; op, and who it was about, are the
-// caller's. An error that carries no errno is wrapped as it is.
+// fail returns e with the errno of err, an error of Sys. An error without an errno is
+// wrapped with the operation.
 func fail(err error, e Error) error {
 	if err == nil {
 		return nil

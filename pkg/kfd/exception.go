@@ -2,8 +2,8 @@ package kfd
 
 import "fmt"
 
-// ExceptionCode is enum kfd_dbg_trap_exception_code of kfd_ioctl.h: what can
-// happen to a queue, a GPU or a process that a debugger may be told of.
+// ExceptionCode is enum kfd_dbg_trap_exception_code of kfd_ioctl.h: an event of a queue, a
+// GPU or a process that a debugger can be notified of.
 type ExceptionCode uint32
 
 // The exception codes.
@@ -23,17 +23,17 @@ const (
 	ECQueuePacketDispatchRegisterInvalid         ExceptionCode = 22
 	ECQueuePacketVendorUnsupported               ExceptionCode = 23
 	ECQueuePreemptionError                       ExceptionCode = 30
-	// ECQueueNew is set on every queue at birth, debugger or not. While it is set
-	// the queue cannot be suspended; a snapshot that clears it lifts that.
+	// ECQueueNew is set on every new queue, with or without a debugger. The queue cannot
+	// be suspended until a snapshot clears it.
 	ECQueueNew              ExceptionCode = 31
 	ECDeviceQueueDelete     ExceptionCode = 32
 	ECDeviceMemoryViolation ExceptionCode = 33
 	ECDeviceRASError        ExceptionCode = 34
 	ECDeviceFatalHalt       ExceptionCode = 35
 	ECDeviceNew             ExceptionCode = 36
-	// ECProcessRuntime is raised when the target enters or leaves the ROCm
-	// runtime. It then blocks until SendRuntimeEvent sends it this code: a
-	// debugger that does not answer hangs every clean exit.
+	// ECProcessRuntime is raised when the target starts or ends the ROCm runtime. The
+	// target then blocks until SendRuntimeEvent sends it this code: a debugger that does
+	// not answer hangs every clean exit.
 	ECProcessRuntime      ExceptionCode = 48
 	ECProcessDeviceRemove ExceptionCode = 49
 )
@@ -41,7 +41,7 @@ const (
 // ExceptionMask is a set of exception codes, code c being bit c-1 (KFD_EC_MASK).
 type ExceptionMask uint64
 
-// The classes of exceptions: whose they are, and those of queue packets.
+// The classes of exceptions by their source, and those of queue packets.
 const (
 	ExceptionsOfQueue   ExceptionMask = 0x607f803f
 	ExceptionsOfDevice  ExceptionMask = 0xf80000000
@@ -49,7 +49,7 @@ const (
 	ExceptionsOfPacket  ExceptionMask = 0x7f8000
 )
 
-// Mask returns the set that holds c alone; codes no mask has room for give none.
+// Mask returns the set of c alone. It is empty for a code that does not fit in a mask.
 func (c ExceptionCode) Mask() ExceptionMask {
 	if c < 1 || c > 64 {
 		return 0
@@ -72,7 +72,7 @@ func (m ExceptionMask) Has(c ExceptionCode) bool { return m&c.Mask() != 0 }
 // String returns the set in hexadecimal, as the header writes it.
 func (m ExceptionMask) String() string { return fmt.Sprintf("%#x", uint64(m)) }
 
-// TrapOp is enum kfd_dbg_trap_operations of kfd_ioctl.h: what a DBG_TRAP call does.
+// TrapOp is enum kfd_dbg_trap_operations of kfd_ioctl.h: the operation of a DBG_TRAP call.
 type TrapOp uint32
 
 // The operations.

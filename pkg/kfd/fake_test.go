@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ioctlFunc answers ioctls in place of the kernel; files open and close, and
-// nothing can be read.
+// ioctlFunc is a Sys that answers ioctls. Files open and close, and reads fail.
 type ioctlFunc func(req Request, arg Pointer) (uintptr, error)
 
 const fakeFD = 3
@@ -21,7 +20,7 @@ func (f ioctlFunc) Ioctl(_ int, req Request, arg Pointer) (uintptr, error) {
 	return f(req, arg)
 }
 
-// ofVersion answers GET_VERSION, and leaves the rest to f.
+// ofVersion answers GET_VERSION, and calls f for other ioctls.
 func ofVersion(minor uint32, f ioctlFunc) ioctlFunc {
 	return func(req Request, arg Pointer) (uintptr, error) {
 		if req == ReqGetVersion {
@@ -33,7 +32,7 @@ func ofVersion(minor uint32, f ioctlFunc) ioctlFunc {
 	}
 }
 
-// open returns a device of interface version 1.minor that f answers for.
+// open returns a device of interface version 1.minor whose ioctls f answers.
 func open(t *testing.T, minor uint32, f ioctlFunc) *Device {
 	t.Helper()
 	d, err := OpenWith(ofVersion(minor, f), DevicePath)
@@ -48,12 +47,12 @@ func open(t *testing.T, minor uint32, f ioctlFunc) *Device {
 	return d
 }
 
-// refuse answers every call with an errno.
+// refuse fails every call with an errno.
 func refuse(errno unix.Errno) ioctlFunc {
 	return func(Request, Pointer) (uintptr, error) { return 0, errno }
 }
 
-// interrupted answers n calls with EINTR and then leaves it to f; *calls counts.
+// interrupted fails n calls with EINTR and then calls f; *calls counts the calls.
 func interrupted(n int, calls *int, f ioctlFunc) ioctlFunc {
 	return func(req Request, arg Pointer) (uintptr, error) {
 		if *calls++; *calls <= n {
@@ -66,7 +65,7 @@ func interrupted(n int, calls *int, f ioctlFunc) ioctlFunc {
 	}
 }
 
-// scribble writes into what the driver may write to, as a call cut short might.
+// scribble overwrites what the driver may write to, as an interrupted call might.
 func scribble(arg Pointer) {
 	switch trapOf(arg) {
 	case TrapSuspendQueues:
@@ -99,8 +98,8 @@ func scribble(arg Pointer) {
 // trapOf returns the operation of a DBG_TRAP call: the same place in every arm.
 func trapOf(arg Pointer) TrapOp { return As[TrapDisableArgs](arg).Op }
 
-// words puts 32-bit words one after the other in the machine's order, which is
-// how a structure looks in memory.
+// words returns 32-bit words in the machine's byte order, as a structure has them in
+// memory.
 func words(ws ...uint32) []byte {
 	var b []byte
 	for _, w := range ws {

@@ -5,17 +5,16 @@ import "fmt"
 // MaxGracePeriod is the longest grace period, in units of 1000 GPU core clocks.
 const MaxGracePeriod = 255
 
-// GracePeriod is how long the GPU waits for waves to end by themselves before it
-// saves them to memory. The zero value is none: waves are saved at once.
+// GracePeriod is how long the GPU waits for waves to end before it saves them to memory.
+// With the zero value waves are saved at once.
 //
-// The field in the ioctl has 32 bits of which the hardware takes 8, and there 0
-// means for ever: the driver turns a plain 0 into 1, but a multiple of 256 passes
-// for infinite, and then the call waits for kernels to end, up to the preemption
-// timeout and a GPU reset. A GracePeriod cannot be such a number.
+// The field in the ioctl has 32 bits, of which the hardware uses 8, and there 0 means
+// infinite. The driver replaces 0 by 1, but a multiple of 256 is infinite, and the call
+// then waits for kernels to end, up to the preemption timeout and a GPU reset. A
+// GracePeriod cannot be such a number.
 type GracePeriod struct{ field uint32 }
 
-// DefaultGracePeriod leaves the GPU's own setting in force
-// (USE_DEFAULT_GRACE_PERIOD of the driver).
+// DefaultGracePeriod keeps the GPU's own setting (USE_DEFAULT_GRACE_PERIOD of the driver).
 func DefaultGracePeriod() GracePeriod { return GracePeriod{field: 0xffffffff} }
 
 // NewGracePeriod returns a grace period of n times 1000 GPU core clocks; n is 0 to
@@ -28,7 +27,7 @@ func NewGracePeriod(n int) (GracePeriod, error) {
 	return GracePeriod{field: uint32(n)}, nil
 }
 
-// String says how long it is.
+// String returns the grace period in words.
 func (g GracePeriod) String() string {
 	switch g.field {
 	case 0:

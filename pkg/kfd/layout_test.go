@@ -22,21 +22,21 @@ import (
 //
 //	go test ./pkg/kfd -run TestLayoutOfTheHeaderHere -kfd-include DIR -kfd-golden "PACKAGE VERSION"
 //
-// DIR being the one that has linux/kfd_ioctl.h, of the source or of the installed
-// headers. It writes testdata/layout-MAJOR.MINOR.txt.
+// DIR is the directory that has linux/kfd_ioctl.h, of the source or of the installed
+// headers. The test writes testdata/layout-MAJOR.MINOR.txt.
 var (
 	includeDir = flag.String("kfd-include", "/usr/include", "the directory of linux/kfd_ioctl.h")
-	goldenFrom = flag.String("kfd-golden", "", "write the golden file; says where the header came from")
+	goldenFrom = flag.String("kfd-golden", "", "write the golden file; the value names the source of the header")
 )
 
-// cStruct says which C structure a Go one stands for.
+// cStruct is the C structure of a Go one.
 type cStruct struct {
 	goType reflect.Type
 	name   string
 	// fields are the C names of the Go fields that are not blank, in order.
 	fields []string
-	// since is the minor version the last fields came with, and newer how many there
-	// are; with newer 0 it is the version of the structure itself.
+	// since is the minor version that added the last newer fields, or if newer is 0 the
+	// structure itself.
 	since, newer int
 }
 
@@ -105,7 +105,7 @@ var cStructs = []cStruct{
 	arm[TrapDeviceSnapshotArgs]("device_snapshot", "exception_mask", "snapshot_buf_ptr", "num_devices", "entry_size"),
 }
 
-// cConstants are the C names of numbers, apart from the requests.
+// cConstants are the C names of numbers, without the requests.
 var cConstants = map[string]uint64{
 	"EC_QUEUE_WAVE_ABORT":                                 uint64(ECQueueWaveAbort),
 	"EC_QUEUE_WAVE_TRAP":                                  uint64(ECQueueWaveTrap),
@@ -167,7 +167,7 @@ var cConstants = map[string]uint64{
 	"KFD_QUEUE_EVICTION_CRIU_RESTORE":                     uint64(TriggerCRIURestore),
 }
 
-// cConstantsOf72 came between 6.12 and 7.2, like newRequests.
+// cConstantsOf72 were added between 6.12 and 7.2, like newRequests.
 var cConstantsOf72 = map[string]uint64{
 	"KFD_SMI_EVENT_PROCESS_START":  uint64(SMIProcessStart),
 	"KFD_SMI_EVENT_PROCESS_END":    uint64(SMIProcessEnd),
@@ -178,7 +178,7 @@ var cConstantsOf72 = map[string]uint64{
 
 var newRequests = []Request{ReqCreateProcess, ReqProfiler}
 
-// init adds the constants whose C names follow from ours.
+// init adds the constants whose C names can be derived from ours.
 func init() {
 	for op, name := range trapOpNames {
 		cConstants["KFD_IOC_DBG_TRAP_"+name] = uint64(op)
@@ -191,7 +191,7 @@ func init() {
 // isNew reports whether a driver of 6.12 lacks r.
 func isNew(r Request) bool { return r == newRequests[0] || r == newRequests[1] }
 
-// ours returns what the Go code says, in the probe's words, for a minor version.
+// ours returns the layout of the Go code for a minor version, in the probe's form.
 func ours(t *testing.T, minor int) map[string]string {
 	t.Helper()
 	got := map[string]string{"version": fmt.Sprintf("1.%d", minor)}
@@ -244,7 +244,7 @@ func (c cStruct) names(minor int) []string {
 	return c.fields
 }
 
-// probe returns the C program that prints what a header says.
+// probe returns the C program that prints the layout of a header.
 func probe(minor int) string {
 	var b strings.Builder
 	b.WriteString("#include <stdio.h>\n#include <stddef.h>\n#include <linux/kfd_ioctl.h>\nint main(void) {\n")
@@ -277,12 +277,12 @@ func probe(minor int) string {
 	return b.String()
 }
 
-// headerMinor reads the version from a header, and reports whether it has DBG_TRAP.
+// headerMinor returns the version of a header, and reports whether it has DBG_TRAP.
 func headerMinor(t *testing.T, path string) (minor int, debug bool) {
 	t.Helper()
 	b, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
-		t.Skipf("%s is not here", path)
+		t.Skipf("%s is missing", path)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -298,7 +298,7 @@ func headerMinor(t *testing.T, path string) (minor int, debug bool) {
 	return minor, strings.Contains(string(b), "AMDKFD_IOC_DBG_TRAP\t")
 }
 
-// parseLayout reads "key: value" lines; # begins a comment.
+// parseLayout reads lines of "key: value"; # begins a comment.
 func parseLayout(t *testing.T, text string) map[string]string {
 	t.Helper()
 	m := map[string]string{}
@@ -325,17 +325,17 @@ func TestLayoutOfTheHeaderHere(t *testing.T) {
 	header := filepath.Join(*includeDir, "linux", "kfd_ioctl.h")
 	minor, debug := headerMinor(t, header)
 	if !debug {
-		t.Skipf("%s is of version 1.%d, without AMDKFD_IOC_DBG_TRAP (it came with 1.13): the golden files alone are compared", header, minor)
+		t.Skipf("%s is of version 1.%d, without AMDKFD_IOC_DBG_TRAP (added with 1.13): only the golden files are compared", header, minor)
 	}
 	cc, err := exec.LookPath("cc")
 	if err != nil {
-		t.Skipf("no C compiler to read %s with: the golden files alone are compared", header)
+		t.Skipf("no C compiler for %s: only the golden files are compared", header)
 	}
 	if drm := filepath.Join(*includeDir, "drm", "drm.h"); !exists(drm) {
-		t.Skipf("%s, which the header needs, is not here: the golden files alone are compared", drm)
+		t.Skipf("%s, which the header needs, is missing: only the golden files are compared", drm)
 	}
 	if _, warning, err := ProfileFor(Version{Major: 1, Minor: uint32(minor)}); warning != nil || err != nil {
-		t.Skipf("%s is of version 1.%d, for which there is no profile: %v %v", header, minor, warning, err)
+		t.Skipf("%s is of version 1.%d, which has no profile: %v %v", header, minor, warning, err)
 	}
 	dir := t.TempDir()
 	source, program := filepath.Join(dir, "probe.c"), filepath.Join(dir, "probe")
@@ -405,7 +405,7 @@ func TestStructuresHaveOnlyFixedSizes(t *testing.T) {
 		case reflect.Uint32, reflect.Uint64:
 			return true
 		case reflect.Array:
-			return f.Elem() == reflect.TypeFor[ProcessDeviceApertures]() // itself looked at here
+			return f.Elem() == reflect.TypeFor[ProcessDeviceApertures]() // checked here, too
 		default:
 			return f == reflect.TypeFor[Pointer]()
 		}
@@ -457,8 +457,7 @@ func TestRequestsCarryTheirStructures(t *testing.T) {
 	}
 }
 
-// TestRequestTable has the table of requests, number by number: what the driver
-// goes by.
+// The table has the requests by number, by which the driver selects the handler.
 func TestRequestTable(t *testing.T) {
 	const none, w, r, rw = 0, 1, 2, 3
 	want := map[uint8]struct {

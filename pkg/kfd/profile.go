@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Version is what GET_VERSION answers: the version of the ioctl interface.
+// Version is the version of the ioctl interface, as returned by GET_VERSION.
 type Version struct {
 	Major uint32
 	Minor uint32
@@ -14,23 +14,23 @@ type Version struct {
 // String returns "major.minor".
 func (v Version) String() string { return fmt.Sprintf("%d.%d", v.Major, v.Minor) }
 
-// ErrVersion reports a driver whose interface this package does not speak.
+// ErrVersion reports a driver whose interface this package does not support.
 var ErrVersion = errors.New("KFD interface not supported")
 
-// PermissionRule says whom the driver lets debug a process, the process itself
-// aside (kfd_ioctl_set_debug_trap). Every operation but as said needs it.
+// PermissionRule is the driver's rule about debuggers of other processes
+// (kfd_ioctl_set_debug_trap).
 type PermissionRule uint8
 
 // The rules.
 const (
-	// PermissionUnknown means that it could not be told.
+	// PermissionUnknown means that the rule could not be determined.
 	PermissionUnknown PermissionRule = iota
-	// PermissionThread: only the OS thread that traces (ptrace) the target's main
-	// thread, at every operation. DISABLE asks nothing. Linux 6.5 to 6.12.102 and
-	// before 7.2, where no stable release brought the other rule.
+	// PermissionThread: only the OS thread that traces (ptrace) the target's main thread,
+	// for every operation except DISABLE, which any process may call. Linux 6.5 to
+	// 6.12.102, and later up to 7.2 without a backport of the other rule.
 	PermissionThread
-	// PermissionProcess: that thread, or any thread of the process that enabled
-	// debugging last, tracing or not. DISABLE asks the same. Linux 6.12.103, 7.2.
+	// PermissionProcess: that thread, or any thread of the process that enabled debugging
+	// last, tracing or not, for every operation. Linux 6.12.103, 7.2.
 	PermissionProcess
 )
 
@@ -47,40 +47,39 @@ func (r PermissionRule) String() string {
 	return fmt.Sprintf("rule(%d)", uint8(r))
 }
 
-// Profile is how a line of drivers behaves, as far as callers of this package
-// have to know.
+// Profile describes the behaviour of a line of drivers, where it matters to callers of
+// this package.
 type Profile struct {
 	// Name is the driver's kernel, or amd-dkms for AMD's own package.
 	Name string
 	// Version is the first interface version with this behaviour.
 	Version Version
-	// Permission is the rule in the source the profile was read from. Stable
-	// releases changed it within one interface version, so it is what to assume
-	// until Device.ProbePermissionRule has told; PermissionThread is the stricter,
-	// and who keeps to it does right under both.
+	// Permission is the rule in the source that the profile was read from. Stable releases
+	// changed it within one interface version: assume it until a result of
+	// Device.ProbePermissionRule. A caller that follows PermissionThread, the stricter one,
+	// is allowed under both.
 	Permission PermissionRule
 	// DeviceInfoSize is sizeof(struct kfd_dbg_device_info_entry) in bytes.
 	DeviceInfoSize uint32
-	// SecondaryContexts tells that a process may have several KFD contexts, of
-	// which only the first can be debugged: EOPNOTSUPP for the others.
+	// SecondaryContexts: a process may have several KFD contexts, of which only the first
+	// can be debugged: EOPNOTSUPP for the others.
 	SecondaryContexts bool
-	// BusyWhileSampling tells that debugging may fail with EBUSY while the PC
-	// sampler is active.
+	// BusyWhileSampling: debugging may fail with EBUSY while the PC sampler is active.
 	BusyWhileSampling bool
-	// SMIHostPIDs tells that SMI events name processes by their pid in the host's
-	// namespace, and not by the one in the process's own.
+	// SMIHostPIDs: SMI events name processes by their pid in the host's namespace, and not
+	// by the one in the process's own.
 	SMIHostPIDs bool
 }
 
-// delta is one node of the tree of profiles: what changed since its parent.
+// delta is one node of the tree of profiles: the changes from its parent.
 type delta struct {
 	name   string
 	parent string
 	minor  uint32
 	// through is the last minor version known to behave the same.
 	through uint32
-	// backport marks a change within an interface version: the version does not
-	// tell it from its parent, only a probe does.
+	// backport marks a change within an interface version: only a probe, and not the
+	// version, distinguishes it from its parent.
 	backport bool
 	change   func(*Profile)
 }
@@ -89,8 +88,8 @@ type delta struct {
 // a layout file in testdata.
 var tree = []delta{
 	{
-		// The first with DBG_TRAP in this form. Up to 1.16 nothing changed that this
-		// package uses.
+		// The first with DBG_TRAP in this form. Nothing that this package uses changed up
+		// to 1.16.
 		name: "6.5", minor: 13, through: 16,
 		change: func(p *Profile) {
 			p.Permission = PermissionThread
@@ -136,27 +135,27 @@ func profile(name string) Profile {
 		d.change(&p)
 		return p
 	}
-	panic("kfd: no profile " + name) // a name in the tree that is not in the tree
+	panic("kfd: unknown profile " + name) // an error in the tree
 }
 
-// UnknownMinor warns that a driver is of a version nobody compared with this
-// package; the nearest older profile is used for it.
+// UnknownMinor warns that a driver's version was not compared with this package. The
+// nearest older profile is used for it.
 type UnknownMinor struct {
 	Driver  Version
 	Profile string
 }
 
-// String says it to the admin.
+// String returns the warning for the operator.
 func (w UnknownMinor) String() string {
-	return fmt.Sprintf("KFD interface %v is not known; it is spoken to like that of %s, whose calls newer drivers have kept so far", w.Driver, w.Profile)
+	return fmt.Sprintf("unknown KFD interface %v: using the ABI of %s, which newer drivers have kept so far", w.Driver, w.Profile)
 }
 
-// ProfileFor returns the profile for a driver. A minor version that is not known
-// gets that of the nearest older one and a warning; another major version, or one
-// older than 1.13, which has no DBG_TRAP, gives ErrVersion.
+// ProfileFor returns the profile for a driver. For an unknown minor version it is that of
+// the nearest older one, with a warning. Another major version, or one older than 1.13,
+// which has no DBG_TRAP, is an error that wraps ErrVersion.
 func ProfileFor(v Version) (Profile, *UnknownMinor, error) {
 	if v.Major != 1 {
-		return Profile{}, nil, fmt.Errorf("%w: it is version %v, and only 1.13 and later minor versions of 1 are known", ErrVersion, v)
+		return Profile{}, nil, fmt.Errorf("%w: version %v; 1.13 and later minor versions of 1 are supported", ErrVersion, v)
 	}
 	var best *delta
 	for i := range tree {
@@ -165,7 +164,7 @@ func ProfileFor(v Version) (Profile, *UnknownMinor, error) {
 		}
 	}
 	if best == nil {
-		return Profile{}, nil, fmt.Errorf("%w: version %v has no queue suspension; it needs 1.13 (Linux 6.5, or a package of AMD's driver as new)", ErrVersion, v)
+		return Profile{}, nil, fmt.Errorf("%w: version %v cannot suspend queues; that needs 1.13 (Linux 6.5, or an AMD driver package of that age)", ErrVersion, v)
 	}
 	if v.Minor > best.through {
 		return profile(best.name), &UnknownMinor{Driver: v, Profile: best.name}, nil
@@ -173,9 +172,9 @@ func ProfileFor(v Version) (Profile, *UnknownMinor, error) {
 	return profile(best.name), nil, nil
 }
 
-// WithPermission returns the profile for a driver that was found to follow rule r:
-// that of the backport where it is known, and else p with the rule changed.
-// PermissionUnknown changes nothing.
+// WithPermission returns the profile for a driver that follows rule r: that of the
+// backport, if it is known, and otherwise p with the rule changed. PermissionUnknown
+// changes nothing.
 func (p Profile) WithPermission(r PermissionRule) Profile {
 	if r == PermissionUnknown || r == p.Permission {
 		return p

@@ -7,31 +7,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the driver sets in the array of ids (kfd_ioctl.h). An id that still
-// carries one of these names no queue in the next call.
+// The bits that the driver sets in the array of IDs (kfd_ioctl.h). An ID with one of them
+// is not valid in the next call.
 const (
 	// QueueErrorMask is KFD_DBG_QUEUE_ERROR_MASK: the hardware failed.
 	QueueErrorMask uint32 = 1 << 30
-	// QueueInvalidMask is KFD_DBG_QUEUE_INVALID_MASK: the queue was passed over.
+	// QueueInvalidMask is KFD_DBG_QUEUE_INVALID_MASK: the queue was skipped.
 	QueueInvalidMask uint32 = 1 << 31
 )
 
-// QueueStatus is what became of one queue in a call to suspend or resume.
+// QueueStatus is the result of one queue in a call to suspend or resume.
 type QueueStatus uint8
 
-// What can become of a queue. The driver tells OK, Skipped and HardwareError;
-// ResolveSkipped finds out what Skipped stands for.
+// The results. The driver reports OK, Skipped and HardwareError; ResolveSkipped finds the
+// reason of Skipped.
 const (
-	// QueueOK: it is as asked, by this call or already before.
+	// QueueOK: the queue is suspended or resumed, by this call or before.
 	QueueOK QueueStatus = iota
-	// QueueSkipped: gone, new, or not taken; the driver does not tell which.
+	// QueueSkipped: gone, new, or not taken; the driver does not report which.
 	QueueSkipped
-	// QueueHardwareError: the GPU failed or is being reset. The driver counts the
-	// queue as suspended although it may still run, and says OK when asked again.
+	// QueueHardwareError: the GPU failed or is being reset. The driver counts the queue as
+	// suspended although it may still run, and reports OK in the next call.
 	QueueHardwareError
 	// QueueGone: the target has no such queue.
 	QueueGone
-	// QueueNew: ECQueueNew is set; clear it by a snapshot, then suspend again.
+	// QueueNew: ECQueueNew is set; clear it with a snapshot, then suspend again.
 	QueueNew
 	// QueueNotTaken: it is being destroyed, or the GPU failed at another queue first.
 	QueueNotTaken
@@ -56,26 +56,25 @@ func (s QueueStatus) String() string {
 	return fmt.Sprintf("status(%d)", uint8(s))
 }
 
-// QueueResult is what became of one queue.
+// QueueResult is the result of one queue.
 type QueueResult struct {
 	ID     uint32
 	Status QueueStatus
 }
 
-// Suspend takes the queues ids of pid off their GPUs (suspend_queues) and tells
-// for each what became of it, in the order of ids; ids is not written to. An
-// *Error means that the driver refused the call as a whole and suspended nothing.
-// A nil error says nothing of any queue: look at each status.
+// Suspend suspends the queues ids of pid (suspend_queues) and returns the result of each,
+// in the order of ids; ids is not modified. An *Error means that the driver rejected the
+// whole call and suspended nothing. A nil error does not mean that every queue is
+// suspended: check each status.
 //
-// Each call preempts every process on each GPU that has one of the queues, unless
-// the firmware schedules queue by queue: name all queues of a process in one call,
-// those for copying (SDMA) too. It may block for 9 seconds a GPU. What new queues
-// are born meanwhile run. No ids is no call.
+// Each call preempts every process on each GPU that has one of the queues, unless the
+// firmware schedules queue by queue: pass all queues of a process in one call, including
+// those for copying (SDMA). It may block for 9 seconds per GPU. Queues that are created
+// meanwhile run. Without ids no call is made.
 //
-// More than MaxQueues ids, one that occurs twice or one with the bits of
-// QueueErrorMask or QueueInvalidMask set are refused with EINVAL before the driver
-// sees them. ErrInconsistent means that any of the queues may be suspended now: the
-// way out is ResumeAll. Other errors are at [Error].
+// More than MaxQueues ids, a duplicate, or an ID with the bits of QueueErrorMask or
+// QueueInvalidMask are rejected with EINVAL without a call. ErrInconsistent means that any
+// of the queues may be suspended now: use ResumeAll. Other errors are at [Error].
 func (d *Device) Suspend(pid int32, ids []uint32, grace GracePeriod) ([]QueueResult, error) {
 	array, err := cleanIDs(pid, TrapSuspendQueues, ids)
 	if err != nil || len(ids) == 0 {
@@ -95,8 +94,8 @@ func (d *Device) Suspend(pid int32, ids []uint32, grace GracePeriod) ([]QueueRes
 	return results(pid, TrapSuspendQueues, ids, array, n)
 }
 
-// Resume lets the queues ids of pid run again (resume_queues); all that is said
-// of Suspend holds. A queue that runs is OK.
+// Resume resumes the queues ids of pid (resume_queues). The description of Suspend applies.
+// A queue that runs already is OK.
 func (d *Device) Resume(pid int32, ids []uint32) ([]QueueResult, error) {
 	array, err := cleanIDs(pid, TrapResumeQueues, ids)
 	if err != nil || len(ids) == 0 {
@@ -115,9 +114,9 @@ func (d *Device) Resume(pid int32, ids []uint32) ([]QueueResult, error) {
 	return results(pid, TrapResumeQueues, ids, array, n)
 }
 
-// ResumeAll lets every queue of pid run again (resume_queues without an array)
-// and returns their number. Queues of a GPU that failed are missing from the number
-// and nowhere else: compare it with a snapshot. It may block like Suspend.
+// ResumeAll resumes every queue of pid (resume_queues without an array) and returns their
+// number. Queues of a GPU that failed are only missing from the number: compare it with a
+// snapshot. It may block like Suspend.
 func (d *Device) ResumeAll(pid int32) (int, error) {
 	args := TrapResumeQueuesArgs{PID: uint32(pid), Op: TrapResumeQueues}
 	n, err := d.trapAgain(pid, TrapResumeQueues, PointerTo(&args), func() {})
@@ -127,8 +126,8 @@ func (d *Device) ResumeAll(pid int32) (int, error) {
 	return int(n), nil
 }
 
-// cleanIDs checks ids and gives room for the copy that is sent. No ids give no
-// array, and must not be sent: without an array RESUME_QUEUES means all queues.
+// cleanIDs checks ids and returns an array for the copy that is sent. Without ids the
+// array is nil and must not be sent: without an array RESUME_QUEUES means all queues.
 func cleanIDs(pid int32, op TrapOp, ids []uint32) ([]uint32, error) {
 	refused := &Error{Op: trapName(op), PID: pid, Queue: NoQueue, Errno: unix.EINVAL}
 	if len(ids) > MaxQueues {
@@ -138,31 +137,31 @@ func cleanIDs(pid int32, op TrapOp, ids []uint32) ([]uint32, error) {
 	for i, id := range array {
 		switch {
 		case id&(QueueErrorMask|QueueInvalidMask) != 0:
-			return nil, fmt.Errorf("%#x is no queue id, its upper bits hold the outcome of an earlier call: %w", id, refused)
+			return nil, fmt.Errorf("invalid queue ID %#x: its upper bits have the result of an earlier call: %w", id, refused)
 		case i > 0 && id == array[i-1]:
-			return nil, fmt.Errorf("queue %d is named twice: %w", id, refused)
+			return nil, fmt.Errorf("duplicate queue %d: %w", id, refused)
 		}
 	}
 	return array, nil
 }
 
-// results reports what became of ids from the array the driver wrote and the number
-// it returned, which counts the clean ones. Where the two differ the array was not
-// written back: the driver only logs that.
+// results returns the results of ids from the array that the driver wrote and the number
+// that it returned, which counts the clean IDs. If they differ, the driver could not write
+// the array, which it only logs.
 func results(pid int32, op TrapOp, ids, array []uint32, n uintptr) ([]QueueResult, error) {
 	res := make([]QueueResult, len(ids))
 	var ok uintptr
 	for i, id := range ids {
 		res[i] = QueueResult{ID: id, Status: status(array[i])}
 		if got := array[i] &^ (QueueErrorMask | QueueInvalidMask); got != id {
-			return nil, fmt.Errorf("%s of process %d: %w: queue %d came back as %d", trapName(op), pid, ErrInconsistent, id, got)
+			return nil, fmt.Errorf("%s of process %d: %w: queue %d was returned as %d", trapName(op), pid, ErrInconsistent, id, got)
 		}
 		if res[i].Status == QueueOK {
 			ok++
 		}
 	}
 	if ok != n {
-		return nil, fmt.Errorf("%s of process %d: %w: it counts %d queues and marks %d", trapName(op), pid, ErrInconsistent, n, ok)
+		return nil, fmt.Errorf("%s of process %d: %w: it counted %d queues and marked %d", trapName(op), pid, ErrInconsistent, n, ok)
 	}
 	return res, nil
 }
@@ -178,9 +177,9 @@ func status(id uint32) QueueStatus {
 	return QueueOK
 }
 
-// ResolveSkipped returns results with each QueueSkipped replaced by what a snapshot
-// taken after the call shows it to be: QueueGone, QueueNew or QueueNotTaken. The
-// snapshot may be one that clears ECQueueNew.
+// ResolveSkipped returns results with each QueueSkipped replaced by its reason according to
+// a snapshot taken after the call: QueueGone, QueueNew or QueueNotTaken. The snapshot may
+// be one that clears ECQueueNew.
 func ResolveSkipped(results []QueueResult, snapshot []QueueSnapshotEntry) []QueueResult {
 	raised := make(map[uint32]ExceptionMask, len(snapshot))
 	for i := range snapshot {

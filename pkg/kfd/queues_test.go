@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// marking answers suspend and resume by setting bits on ids, and returns how many
-// it left clean plus more.
+// marking answers suspend and resume by setting bits on IDs, and returns the number of
+// clean ones plus more.
 func marking(bits map[uint32]uint32, more int, seen *[][]uint32) ioctlFunc {
 	return func(_ Request, arg Pointer) (uintptr, error) {
 		var array []uint32
@@ -99,17 +99,17 @@ func TestIDsNoDriverShouldSee(t *testing.T) {
 			t.Errorf("resume, %s: %v, %v; want EINVAL", name, res, err)
 		}
 	}
-	// Resuming nothing must not become resuming everything.
+	// Resuming no queue must not resume all queues.
 	for _, none := range [][]uint32{nil, {}} {
 		if res, err := d.Suspend(42, none, GracePeriod{}); err != nil || len(res) != 0 {
-			t.Errorf("suspend of nothing: %v, %v", res, err)
+			t.Errorf("suspend of no queue: %v, %v", res, err)
 		}
 		if res, err := d.Resume(42, none); err != nil || len(res) != 0 {
-			t.Errorf("resume of nothing: %v, %v", res, err)
+			t.Errorf("resume of no queue: %v, %v", res, err)
 		}
 	}
 	if len(seen) != 0 {
-		t.Errorf("the driver was sent %v", seen)
+		t.Errorf("the driver got %v", seen)
 	}
 	most := make([]uint32, MaxQueues)
 	for i := range most {
@@ -122,7 +122,7 @@ func TestIDsNoDriverShouldSee(t *testing.T) {
 
 func TestAnswersThatContradictThemselves(t *testing.T) {
 	var seen [][]uint32
-	// The array was not written back: the number says that one queue is missing.
+	// The array was not written back: according to the number one queue is missing.
 	d := open(t, 17, marking(nil, -1, &seen))
 	if res, err := d.Suspend(42, []uint32{1, 2}, GracePeriod{}); !errors.Is(err, ErrInconsistent) || res != nil {
 		t.Errorf("a count too low: %v, %v; want %v", res, err, ErrInconsistent)
@@ -164,26 +164,26 @@ func TestSkippedQueuesAreResolvedBySnapshot(t *testing.T) {
 func TestGracePeriodIsNeverInfinite(t *testing.T) {
 	for _, n := range []int{-1, 256, 512, 1 << 31, 0xffffffff} {
 		if g, err := NewGracePeriod(n); err == nil {
-			t.Errorf("%d gave %v", n, g)
+			t.Errorf("%d is accepted as %v", n, g)
 		}
 	}
 	for n := range MaxGracePeriod + 1 {
 		g, err := NewGracePeriod(n)
 		if err != nil || g.field != uint32(n) {
-			t.Errorf("%d gave %#x, %v", n, g.field, err)
+			t.Errorf("%d becomes %#x, %v", n, g.field, err)
 		}
 	}
 	if one, err := NewGracePeriod(1); err != nil || fmt.Sprint(GracePeriod{}, one, DefaultGracePeriod()) != "none 1000 GPU core clocks the GPU's default" {
-		t.Errorf("they are called %v, %v, %v (%v)", GracePeriod{}, one, DefaultGracePeriod(), err)
+		t.Errorf("their texts are %v, %v, %v (%v)", GracePeriod{}, one, DefaultGracePeriod(), err)
 	}
 }
 
-// machine has queues that are born between snapshots.
+// machine has queues that are created between snapshots.
 type machine struct {
 	queues []QueueSnapshotEntry
-	// births are how many queues are born before each snapshot.
+	// births are the numbers of queues created before each snapshot.
 	births []int
-	// filled is the size of an entry to the driver, 0 for ours.
+	// filled is the driver's size of an entry, 0 for that of this package.
 	filled uint32
 	calls  int
 }
@@ -222,7 +222,7 @@ func TestSnapshotGrowsUntilItHasEverything(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 64 fitted at first, 86 the second time, 106 the third.
+	// The buffers have space for 64, 86 and 106.
 	if len(got) != 90 || m.calls != 3 {
 		t.Errorf("%d queues in %d calls, want 90 in 3", len(got), m.calls)
 	}
@@ -247,7 +247,7 @@ func TestSnapshotThatNeverFitsEnds(t *testing.T) {
 }
 
 func TestShortEntriesLeaveTheRestZero(t *testing.T) {
-	m := &machine{births: []int{2}, filled: 56} // all but the save area and what is reserved
+	m := &machine{births: []int{2}, filled: 56} // without the save area and the reserved field
 	got, err := open(t, 17, m.ioctl).Snapshot(42, 0)
 	want := []QueueSnapshotEntry{
 		{QueueID: 1, RingSize: 4096, ExceptionStatus: ECQueueNew.Mask()},

@@ -3,8 +3,8 @@ package kfd
 import "fmt"
 
 // Request is an ioctl request number: direction<<30 | size<<16 | 'K'<<8 | number.
-// Direction is 1 to the kernel, 2 from it, 3 both. The driver picks the handler
-// by the number alone; size says how many bytes it copies.
+// Direction is 1 to the kernel, 2 from it, 3 both. The driver selects the handler by the
+// number alone; size is the number of bytes that it copies.
 type Request uint32
 
 // The request numbers of kfd_ioctl.h (AMDKFD_IOC_*), Linux 6.12 and 7.2, 64 bits.
@@ -44,12 +44,12 @@ const (
 	ReqExportDmabuf    Request = 0xC0104B24
 	ReqRuntimeEnable   Request = 0xC0104B25
 	ReqDbgTrap         Request = 0xC0204B26
-	// ReqCreateProcess and ReqProfiler came between 6.12 and 7.2.
+	// ReqCreateProcess and ReqProfiler were added between 6.12 and 7.2.
 	ReqCreateProcess Request = 0x00004B27
 	ReqProfiler      Request = 0xC0104B28
 )
 
-// requestNames holds what follows AMDKFD_IOC_ in the header.
+// requestNames has the names of the header without AMDKFD_IOC_.
 var requestNames = map[Request]string{
 	ReqGetVersion:             "GET_VERSION",
 	ReqCreateQueue:            "CREATE_QUEUE",
@@ -89,10 +89,10 @@ var requestNames = map[Request]string{
 	ReqProfiler:               "PROFILER",
 }
 
-// Number returns the part the driver picks the handler by.
+// Number returns the part by which the driver selects the handler.
 func (r Request) Number() uint8 { return uint8(r) }
 
-// Size returns the bytes of the structure the request carries.
+// Size returns the size of the request's structure in bytes.
 func (r Request) Size() int { return int(r >> 16 & 0x3fff) }
 
 // String returns the header's name without AMDKFD_IOC_.

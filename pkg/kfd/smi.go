@@ -37,8 +37,8 @@ const (
 // SMIMask is a set of events, event id being bit id-1.
 type SMIMask uint64
 
-// SMIAllProcesses asks for the events of other processes too. It needs
-// CAP_SYS_ADMIN when the events are opened; newer drivers go by that alone.
+// SMIAllProcesses selects the events of other processes, too. It needs CAP_SYS_ADMIN when
+// the stream is opened; newer drivers check only that.
 const SMIAllProcesses SMIMask = 1 << 63
 
 // SMIEvents returns the set of ids.
@@ -55,25 +55,25 @@ func SMIEvents(ids ...SMIEventID) SMIMask {
 // SMIEvent is one line of an event stream.
 type SMIEvent struct {
 	ID SMIEventID
-	// Text is what follows the id, in the form of that event.
+	// Text is the line after the ID, in the format of the event.
 	Text string
 }
 
-// SMIStream is the events of one GPU node. FD, Select and Close may be called by
-// any goroutine at any time, Read by one at a time.
+// SMIStream is the events of one GPU node. Any goroutine may call FD, Select and Close at
+// any time, and one at a time Read.
 //
-// The lines of VMFAULT, PROCESS_START and PROCESS_END hold the name of a process,
-// which that process may choose, line ends included: it can forge any event in a
-// stream that asks for these. Keep them out of a stream that decides anything.
+// The lines of VMFAULT, PROCESS_START and PROCESS_END contain the name of a process, which
+// the process chooses, including line ends: it can forge any event in a stream with these
+// events. Do not select them in a stream that decisions depend on.
 type SMIStream struct {
 	handle handle
 	gpu    gpreempt.GPUID
 	lines  lines
 }
 
-// OpenSMI opens the events of a GPU node (kfd_smi_event_open); none come before
-// Select. The *Error has EINVAL when the process cannot see such a GPU. It is made
-// once, an interrupted call returns EINTR.
+// OpenSMI opens the events of a GPU node (kfd_smi_event_open). There are no events before
+// Select. The *Error has EINVAL if the process cannot use such a GPU. The call is made
+// once; if it is interrupted it returns EINTR.
 func (d *Device) OpenSMI(gpu gpreempt.GPUID) (*SMIStream, error) {
 	args := SMIEventsArgs{GPUID: uint32(gpu)}
 	if _, err := d.handle.ioctl(ReqSMIEvents, PointerTo(&args)); err != nil {
@@ -82,11 +82,11 @@ func (d *Device) OpenSMI(gpu gpreempt.GPUID) (*SMIStream, error) {
 	return &SMIStream{handle: handle{sys: d.handle.sys, fd: int(args.AnonFD)}, gpu: gpu}, nil
 }
 
-// FD returns the descriptor to poll for events (POLLIN); reading never waits. It is
-// good until Close.
+// FD returns the descriptor to poll for events (POLLIN), valid until Close. Reading never
+// waits.
 func (s *SMIStream) FD() int { return s.handle.fd }
 
-// Select says which events come from now on.
+// Select sets the events of the stream from now on.
 func (s *SMIStream) Select(mask SMIMask) error {
 	var b [8]byte
 	binary.NativeEndian.PutUint64(b[:], uint64(mask))
@@ -94,9 +94,9 @@ func (s *SMIStream) Select(mask SMIMask) error {
 	return fail(err, Error{Op: opSMI + " select", GPU: s.gpu, Queue: NoQueue})
 }
 
-// Read returns the events that are waiting, none if none are. The driver keeps 1024
-// bytes of them (6.12) or 8192 (7.2) and drops what comes on top without a word.
-// Lines that are no event are passed over.
+// Read returns the buffered events, which may be none. The driver buffers 1024 bytes
+// (6.12) or 8192 (7.2) and silently drops events that do not fit. Lines that are not
+// events are skipped.
 func (s *SMIStream) Read() ([]SMIEvent, error) {
 	var buf [8192]byte
 	n, err := s.handle.read(buf[:])
@@ -109,17 +109,16 @@ func (s *SMIStream) Read() ([]SMIEvent, error) {
 	return s.lines.add(buf[:max(n, 0)]), nil
 }
 
-// Close ends the stream, once a Read that is under way has returned. It is
-// idempotent.
+// Close ends the stream after a Read in progress has returned. It is idempotent.
 func (s *SMIStream) Close() error { return s.handle.close() }
 
-// maxLine is more than any event takes; what is longer is thrown away.
+// maxLine is more than the length of any event; longer lines are dropped.
 const maxLine = 1024
 
-// lines puts events together from reads that may end in the middle of a line.
+// lines assembles events from reads that may end in the middle of a line.
 type lines struct {
 	rest []byte
-	// skipping: the line under way is too long, its end is awaited.
+	// skipping: the present line is too long and is dropped up to its end.
 	skipping bool
 }
 
@@ -154,7 +153,7 @@ func parseSMIEvent(line []byte) (SMIEvent, bool) {
 	return SMIEvent{ID: SMIEventID(n), Text: text}, true
 }
 
-// SMITrigger is why queues were evicted (enum KFD_QUEUE_EVICTION_TRIGGERS).
+// SMITrigger is the reason of an eviction (enum KFD_QUEUE_EVICTION_TRIGGERS).
 type SMITrigger int
 
 // The triggers.
@@ -168,16 +167,16 @@ const (
 	TriggerCRIURestore    SMITrigger = 5
 )
 
-// QueueEviction is the driver taking all queues of a process off a GPU, or putting
-// them back. Suspending and resuming queues is not reported.
+// QueueEviction is the eviction of all queues of a process from a GPU, or their restore.
+// Suspending and resuming queues is not reported.
 type QueueEviction struct {
-	// BoottimeNS is when, in nanoseconds of CLOCK_BOOTTIME.
+	// BoottimeNS is the time, in nanoseconds of CLOCK_BOOTTIME.
 	BoottimeNS int64
-	// PID is the process; in which namespace, see Profile.SMIHostPIDs.
+	// PID is the process; for its namespace see Profile.SMIHostPIDs.
 	PID int32
 	GPU gpreempt.GPUID
-	// Restored: the queues are back, or will be (Rescheduled). Otherwise they went,
-	// because of Trigger.
+	// Restored: the queues were restored, or will be (Rescheduled). Otherwise they were
+	// evicted because of Trigger.
 	Restored    bool
 	Rescheduled bool
 	Trigger     SMITrigger
@@ -191,23 +190,23 @@ func ParseQueueEviction(e SMIEvent) (QueueEviction, error) {
 		return QueueEviction{}, fmt.Errorf("SMI event %d %q: %s", e.ID, e.Text, why)
 	}
 	if e.ID != SMIQueueEviction && e.ID != SMIQueueRestore {
-		return bad("it is not about queues")
+		return bad("not an event of queues")
 	}
 	words := strings.Fields(e.Text)
 	if len(words) < 3 || len(words) > 4 {
-		return bad("want a time, a process, a GPU and a cause")
+		return bad("want a time, a process, a GPU and a trigger")
 	}
 	ns, err := strconv.ParseInt(words[0], 10, 64)
 	if err != nil {
-		return bad("the first word is no time in nanoseconds")
+		return bad("invalid time in nanoseconds as the first word")
 	}
 	pid, err := strconv.ParseInt(words[1], 10, 32)
 	if err != nil || pid > 0 {
-		return bad("the second word is no process id with a - before it")
+		return bad("invalid process ID, with a - before it, as the second word")
 	}
 	gpu, err := strconv.ParseUint(words[2], 16, 32)
 	if err != nil {
-		return bad("the third word is no GPU in hexadecimal")
+		return bad("invalid GPU, in hexadecimal, as the third word")
 	}
 	ev := QueueEviction{BoottimeNS: ns, PID: int32(-pid), GPU: gpreempt.GPUID(gpu)}
 	if e.ID == SMIQueueRestore {
@@ -217,11 +216,11 @@ func ParseQueueEviction(e SMIEvent) (QueueEviction, error) {
 		return ev, nil
 	}
 	if len(words) < 4 {
-		return bad("want the cause as the fourth word")
+		return bad("want a trigger as the fourth word")
 	}
 	trigger, err := strconv.ParseUint(words[3], 10, 31)
 	if err != nil {
-		return bad("the fourth word is no cause")
+		return bad("invalid trigger as the fourth word")
 	}
 	ev.Trigger = SMITrigger(trigger)
 	return ev, nil

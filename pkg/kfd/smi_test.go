@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// smiSys has one event stream, at descriptor 55. Each read gives the next chunk.
+// smiSys has one event stream, at descriptor 55. Each read returns the next chunk.
 type smiSys struct {
 	t      *testing.T
 	gpu    uint32
@@ -76,7 +76,7 @@ func TestSMIStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := d.OpenSMI(1); !errors.Is(err, unix.EINVAL) {
-		t.Errorf("a GPU that is not there: %v, want EINVAL", err)
+		t.Errorf("an unknown GPU: %v, want EINVAL", err)
 	}
 	s, err := d.OpenSMI(0x8a31)
 	if err != nil {
@@ -132,7 +132,7 @@ func TestParseQueueEviction(t *testing.T) {
 	for _, text := range []string{"1 8a31:cat", "9 1 -2 3", "9 x -2 3 4", "9 1 2 3 4", "9 1 -2 g 4", "9 1 -2 3 y", "9 1 -2 3 4 5", "9 1"} {
 		e, _ := parseSMIEvent([]byte(text))
 		if got, err := ParseQueueEviction(e); err == nil {
-			t.Errorf("%q gave %+v", text, got)
+			t.Errorf("%q was parsed as %+v", text, got)
 		}
 	}
 }
@@ -150,7 +150,7 @@ func TestLinesThatAreTooLongAreThrownAway(t *testing.T) {
 	}
 }
 
-// However a stream is cut, the same events come out, and what is kept is bounded.
+// The events do not depend on how the stream is cut, and the buffer is bounded.
 func FuzzSMILines(f *testing.F) {
 	f.Add("9 5123456789012 -4211 8a31 2\na 1 -2 3 R\n", uint8(5))
 	f.Add("1 8a31:a\nb\n\n", uint8(1))
@@ -164,7 +164,7 @@ func FuzzSMILines(f *testing.F) {
 			got = append(got, parts.add([]byte(rest[:n]))...)
 			rest = rest[n:]
 			if len(parts.rest) > maxLine {
-				t.Fatalf("%d bytes are kept", len(parts.rest))
+				t.Fatalf("%d bytes are buffered", len(parts.rest))
 			}
 		}
 		if !slices.Equal(want, got) {
@@ -173,10 +173,10 @@ func FuzzSMILines(f *testing.F) {
 		for _, e := range got {
 			ev, err := ParseQueueEviction(e)
 			if err != nil && ev != (QueueEviction{}) {
-				t.Errorf("%+v gave %+v and error %v", e, ev, err)
+				t.Errorf("%+v was parsed as %+v, error %v", e, ev, err)
 			}
 			if err == nil && ev.PID < 0 {
-				t.Errorf("%+v gave process %d", e, ev.PID)
+				t.Errorf("%+v was parsed with process %d", e, ev.PID)
 			}
 		}
 	})

@@ -3,31 +3,30 @@ package kfd
 import "fmt"
 
 const (
-	// firstRoom is the entries the first attempt at a snapshot has room for. ROCm
-	// gives a process a handful of queues for each GPU.
+	// firstRoom is the number of entries in the buffer of the first attempt. ROCm creates
+	// a few queues for each process and GPU.
 	firstRoom = 64
-	// spareRoom is left for queues born between two attempts.
+	// spareRoom is for queues created between two attempts.
 	spareRoom = 16
-	// maxAttempts bounds a race against a target that makes queues all the time.
+	// maxAttempts bounds a race against a target that creates queues continuously.
 	maxAttempts = 8
-	// maxEntries is more than there can be: MaxQueues, and a host has fewer GPUs.
+	// maxEntries is more than the largest snapshot: MaxQueues, and a host has fewer GPUs.
 	maxEntries = 4 * MaxQueues
 )
 
-// The bytes from one entry to the next.
+// queueEntrySize is the bytes from one entry to the next.
 var queueEntrySize = uint32(len(bytesOf(new(QueueSnapshotEntry))))
 
-// Snapshot lists the queues of pid, the newest first, and clears the exceptions
-// in clearMask on each of them (pqm_get_queue_snapshot). ExceptionStatus of an entry
-// has what was raised before. Clearing ECQueueNew is what makes a queue
-// suspendable.
+// Snapshot returns the queues of pid, the newest first, and clears the exceptions in
+// clearMask on each of them (pqm_get_queue_snapshot). ExceptionStatus of an entry has the
+// exceptions before that. A queue can be suspended after ECQueueNew was cleared.
 //
-// The list is whole: with too little room the call is made again with more, and
-// what the attempts before the last one cleared is in ExceptionStatus too. Fields
-// the driver does not have are zero. With clearMask empty an interrupted call is made
-// again; otherwise it returns EINTR, and what was cleared is not told.
-// ErrInconsistent reports an answer that cannot be, or queues that are born
-// faster than they can be listed. Other errors are at [Error].
+// The list is complete: if the buffer was too small the call is repeated with a larger
+// one, and ExceptionStatus includes what the earlier attempts cleared. Fields that the
+// driver does not have are zero. With an empty clearMask an interrupted call is repeated;
+// otherwise it returns EINTR, and the cleared exceptions are lost. ErrInconsistent reports
+// an impossible result, or queues that are created faster than they can be listed. Other
+// errors are at [Error].
 func (d *Device) Snapshot(pid int32, clearMask ExceptionMask) ([]QueueSnapshotEntry, error) {
 	cleared := map[uint32]ExceptionMask{}
 	entries, err := grow(func(room int) (buf []byte, a answer, err error) {
@@ -49,8 +48,8 @@ func (d *Device) Snapshot(pid int32, clearMask ExceptionMask) ([]QueueSnapshotEn
 	return entries, nil
 }
 
-// queueSnapshot makes one GET_QUEUE_SNAPSHOT call with room for what fits buf,
-// which may be empty: then the queues are only counted.
+// queueSnapshot makes one GET_QUEUE_SNAPSHOT call for as many queues as fit buf. If buf is
+// empty the queues are only counted.
 func (d *Device) queueSnapshot(pid int32, clearMask ExceptionMask, buf []byte) (answer, error) {
 	args := TrapQueueSnapshotArgs{
 		PID:            uint32(pid),
@@ -64,9 +63,9 @@ func (d *Device) queueSnapshot(pid int32, clearMask ExceptionMask, buf []byte) (
 	return answer{total: args.NumQueues, filled: args.EntrySize}, err
 }
 
-// DeviceSnapshot lists the GPU nodes pid can see, in the driver's order, and
-// clears the exceptions in clearMask on each of them (kfd_dbg_trap_device_snapshot). All
-// that is said of Snapshot holds, by GPUID.
+// DeviceSnapshot returns the GPU nodes that pid can use, in the driver's order, and clears
+// the exceptions in clearMask on each of them (kfd_dbg_trap_device_snapshot). The
+// description of Snapshot applies, by GPUID.
 func (d *Device) DeviceSnapshot(pid int32, clearMask ExceptionMask) ([]DeviceInfoEntry, error) {
 	stride := d.profile.DeviceInfoSize
 	cleared := map[uint32]ExceptionMask{}
@@ -98,15 +97,15 @@ func (d *Device) DeviceSnapshot(pid int32, clearMask ExceptionMask) ([]DeviceInf
 	return entries, nil
 }
 
-// answer is what a snapshot call says of the buffer: how many entries there are,
-// whether they fitted or not, and how many bytes of each it filled.
+// answer is the result of a snapshot call: the number of entries, including those that did
+// not fit, and the bytes that the driver filled in each.
 type answer struct {
 	total  uint32
 	filled uint32
 }
 
-// grow takes snapshots until one has everything, and shows the entries of those
-// that had not to partial. The array advances by stride whatever the driver fills.
+// grow takes snapshots until one is complete, and calls partial with the entries of the
+// others. Entries are stride bytes apart, independent of how many the driver fills.
 func grow[T QueueSnapshotEntry | DeviceInfoEntry](
 	take func(room int) (buf []byte, a answer, err error), stride uint32, partial func(*T),
 ) ([]T, error) {
@@ -125,15 +124,15 @@ func grow[T QueueSnapshotEntry | DeviceInfoEntry](
 		}
 		room = int(a.total) + spareRoom
 	}
-	return nil, fmt.Errorf("%w: there were more of them at each of %d attempts", ErrInconsistent, maxAttempts)
+	return nil, fmt.Errorf("%w: the list grew at each of %d attempts", ErrInconsistent, maxAttempts)
 }
 
-// decodeEntries reads the entries in buf: as many as there are and fit. Bytes of an
-// entry that the driver did not fill are zero.
+// decodeEntries returns the entries in buf. Bytes of an entry that the driver did not fill
+// are zero.
 func decodeEntries[T QueueSnapshotEntry | DeviceInfoEntry](buf []byte, a answer, stride uint32) ([]T, error) {
 	switch {
 	case a.total > maxEntries:
-		return nil, fmt.Errorf("%w: it has %d of them", ErrInconsistent, a.total)
+		return nil, fmt.Errorf("%w: a list of %d entries", ErrInconsistent, a.total)
 	case a.filled == 0 || a.filled > stride:
 		return nil, fmt.Errorf("%w: it filled %d bytes of %d", ErrInconsistent, a.filled, stride)
 	}

@@ -6,14 +6,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Sys is the part of the operating system this package calls: the kernel, or
-// something that answers like it. Implementations must be safe for concurrent
-// use. Errors are unix.Errno values; the methods return EINTR and do not retry.
+// Sys is the part of the operating system that this package calls: the kernel, or a
+// replacement. Implementations must be safe for concurrent use. Errors are unix.Errno
+// values; the methods return EINTR and do not retry.
 type Sys interface {
 	// Open is open(2).
 	Open(path string, flags int) (fd int, err error)
-	// Ioctl is ioctl(2). arg points to the structure that req belongs to; r1 is
-	// the value returned, which some requests give a meaning of its own.
+	// Ioctl is ioctl(2). arg points to the structure of the request req. r1 is the
+	// returned value, whose meaning depends on the request.
 	Ioctl(fd int, req Request, arg Pointer) (r1 uintptr, err error)
 	// Read is read(2).
 	Read(fd int, p []byte) (int, error)
@@ -33,19 +33,19 @@ func (kernel) Read(fd int, p []byte) (int, error)       { return unix.Read(fd, p
 func (kernel) Write(fd int, p []byte) (int, error)      { return unix.Write(fd, p) }
 func (kernel) Close(fd int) error                       { return unix.Close(fd) }
 
-// retry runs call again while a signal interrupts it. It is the only place that
-// does, and only for calls that may be made twice without changing what happens:
+// retry repeats call while a signal interrupts it. It is the only function that does, and
+// only for calls that have the same result when made twice:
 //
 //   - open, read and GET_VERSION;
 //   - a snapshot or a query that clears nothing;
 //   - SET_EXCEPTIONS_ENABLED, which replaces a mask by the same mask;
-//   - SUSPEND_QUEUES and RESUME_QUEUES: what is suspended stays so and is counted
-//     again, likewise what runs; call has to write clean ids each time.
+//   - SUSPEND_QUEUES and RESUME_QUEUES: queues that are suspended already, or run
+//     already, are counted again; call must write clean IDs each time.
 //
-// Not ENABLE (the second gives EALREADY) or DISABLE (EINVAL), not
-// SEND_RUNTIME_EVENT (it raises a counting semaphore), not what clears exceptions
-// (the second no longer reports them), and not CRIU_OP: pausing twice evicts twice
-// and one unpause does not undo it.
+// It is not for ENABLE (the second returns EALREADY) and DISABLE (EINVAL),
+// SEND_RUNTIME_EVENT (it increments a semaphore), calls that clear exceptions (the second
+// no longer reports them), and CRIU_OP: pausing twice evicts twice, and one unpause does
+// not undo it.
 func retry(call func() error) error {
 	for {
 		if err := call(); !errors.Is(err, unix.EINTR) {
