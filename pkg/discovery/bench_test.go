@@ -14,7 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
-// bigHost has processes of some queues each on 8 GPUs, with every file that
+// bigHost returns processes with some queues each on 8 GPUs, with all files that
 // kfd_process.c makes for them.
 func bigHost(processes, queues int) fstest.MapFS {
 	m := fstest.MapFS{}
@@ -50,8 +50,8 @@ func bigHost(processes, queues int) fstest.MapFS {
 	return m
 }
 
-// inMemory writes a tree to a directory of a tmpfs, on which, as on sysfs, an inode
-// number is never used again.
+// inMemory writes a tree to a directory of a tmpfs, which like sysfs never reuses an inode
+// number.
 func inMemory(tb testing.TB, m fstest.MapFS) string {
 	tb.Helper()
 	var st syscall.Statfs_t
@@ -73,7 +73,7 @@ func inMemory(tb testing.TB, m fstest.MapFS) string {
 func manyInMemory(tb testing.TB, m fstest.MapFS) string {
 	tb.Helper()
 	dir := inMemory(tb, nil)
-	for path, file := range m { // os.CopyFS takes long: a directory of a MapFS is found by looking at every file
+	for path, file := range m { // os.CopyFS is slow: MapFS finds a directory by reading all names
 		path = filepath.Join(dir, path)
 		err := os.MkdirAll(filepath.Dir(path), 0o755)
 		if err == nil {
@@ -108,8 +108,8 @@ func cost(tb testing.TB, call func()) time.Duration {
 	return (cpu(tb) - before) / calls
 }
 
-// leastCalls makes the system calls no scan of processes with queues can do without:
-// it lists the processes and the queues of each, and sees whether it still lives.
+// leastCalls makes the minimal system calls of a scan of processes with queues: it lists
+// the processes and the queues of each, and checks whether it is alive.
 func leastCalls(tb testing.TB, dir string) func() {
 	tb.Helper()
 	buf := make([]byte, 64<<10)
@@ -187,7 +187,7 @@ func unchangedScan(b *testing.B, dir string) {
 	least := leastCalls(b, dir)
 	var scans, leasts time.Duration
 	b.ReportAllocs()
-	for b.Loop() { // in turns
+	for b.Loop() { // alternating
 		began := cpu(b)
 		if _, err := f.Scan(); err != nil {
 			b.Fatal(err)
@@ -200,9 +200,9 @@ func unchangedScan(b *testing.B, dir string) {
 	b.ReportMetric(float64(scans)/float64(leasts), "times-least")
 }
 
-// BenchmarkIdle computes from the cost of the calls which share of a core a daemon
-// uses for looking at 10 processes of 8 queues on which nothing changes: a scan when
-// Pace says so, between 50 ms and 1 s, and FS.Changed each 50 ms.
+// BenchmarkIdle computes from the cost of the calls which share of a core a daemon uses for
+// 10 unchanged processes of 8 queues: a scan at the pauses of Pace, between 50 ms and 1 s,
+// and FS.Changed every 50 ms.
 func BenchmarkIdle(b *testing.B) {
 	const shortest, longest, span = 50 * time.Millisecond, time.Second, time.Hour
 	dir := inMemory(b, bigHost(10, 8))
@@ -218,7 +218,7 @@ func BenchmarkIdle(b *testing.B) {
 	for b.Loop() {
 		scan := cost(b, func() { _, err := f.Scan(); must(err) })
 		look := cost(b, func() { _, err := f.Changed(); must(err) })
-		// Each process has its facts read again each 10 s, 360 times in the hour.
+		// The facts of each process are read again every 10 s, 360 times in an hour.
 		again := cost(b, func() {
 			fresh := newFS(discovery.Host(dir))
 			fresh.SetEnv([]string{"GPREEMPT_CLASS"})

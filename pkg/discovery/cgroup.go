@@ -6,9 +6,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// CgroupV2Path returns the cgroup v2 path from /proc/PID/cgroup as the kernel
-// writes it, "" when the process is in none. That of a removed cgroup ends in
-// " (deleted)", so that it is not taken for a new one of the same name.
+// CgroupV2Path returns the cgroup v2 path from /proc/PID/cgroup as the kernel writes it,
+// "" when the process has none. The path of a removed cgroup ends in " (deleted)", so that
+// it is not mistaken for a new one with the same name.
 func CgroupV2Path(b []byte) string {
 	for line := range strings.SplitSeq(text(b), "\n") {
 		if path, found := strings.CutPrefix(line, "0::"); found {
@@ -18,20 +18,19 @@ func CgroupV2Path(b []byte) string {
 	return ""
 }
 
-// ParseCgroup reads /proc/PID/cgroup (cgroups(7)) and what the paths in it tell.
-// What it cannot read it passes over: it never fails.
+// ParseCgroup parses /proc/PID/cgroup (cgroups(7)) and the paths in it. It skips what it
+// cannot parse, and never fails.
 //
-// With v1 and v2 both in use, Path is v2's unless that is the root. The container
-// is the one that v2's path names, else systemd's, else the first of the others;
-// Unit and Slice are from the same path, so that a container is not taken for the
-// service of its runtime.
+// With v1 and v2 both in use, Path is v2's unless that is the root. The container is the
+// one in v2's path, else in systemd's, else in the first of the others; Unit and Slice are
+// from the same path, so that a container is not mistaken for the service of its runtime.
 //
-// The container is the innermost, which under docker-in-docker and kind the host's
-// runtime does not know; the pod is the closest around it. What LXC and
-// systemd-nspawn run is no container here: their paths have a name and no id.
+// The container is the innermost, which the host's runtime does not know under
+// docker-in-docker and kind; the pod is the closest around it. LXC and systemd-nspawn are
+// not containers here: their paths have a name and no id.
 //
-// Below user@UID.service the path is that user's own word: the user can name a
-// cgroup after any container.
+// Below user@UID.service the path is not trustworthy: the user can name a cgroup after any
+// container.
 func ParseCgroup(b []byte) gpreempt.Cgroup {
 	var v2, systemd string
 	var others []string
@@ -68,9 +67,8 @@ func ParseCgroup(b []byte) gpreempt.Cgroup {
 		if uid := podUID(name); uid != "" {
 			c.PodUID = uid
 		}
-		// systemd puts an underscore before the names of units that the kernel could
-		// take for a file of its own, such as _cpu.service (cg_escape in
-		// src/basic/cgroup-util.c).
+		// systemd adds an underscore before the names of units that collide with files of
+		// the kernel, such as _cpu.service (cg_escape in src/basic/cgroup-util.c).
 		unit := strings.TrimPrefix(name, "_")
 		switch kind := name[strings.LastIndexByte(name, '.')+1:]; kind {
 		case "slice":
@@ -82,23 +80,23 @@ func ParseCgroup(b []byte) gpreempt.Cgroup {
 	return c
 }
 
-// runtimes are the runtimes by what stands before the id of a container, in
-// PREFIX-ID.scope where systemd manages cgroups. Who writes it:
+// runtimes are the runtimes by the prefix of a container's id, in PREFIX-ID.scope where
+// systemd manages cgroups. The sources of the prefixes:
 //   - docker: dockerd's withCgroups
 //   - cri-containerd: getCgroupsPath of containerd's CRI
 //   - nerdctl: nerdctl's generateCgroupPath
 //   - crio: CRI-O's internal/config/cgmgr, without .scope under cgroupfs
 //   - libpod: Podman's getOCICgroupPath, without .scope under cgroupfs;
-//     libpod-payload with --cgroups=split, as Quadlet has it
+//     libpod-payload with --cgroups=split, as of Quadlet
 //
-// The monitors beside them, crio-conmon-ID and libpod-conmon-ID, are none of them.
+// Their monitors, crio-conmon-ID and libpod-conmon-ID, are not containers.
 var runtimes = map[string]string{
 	"docker": "docker", "cri-containerd": "containerd", "nerdctl": "containerd", "crio": "cri-o",
 	"libpod": "podman", "libpod-payload": "podman",
 }
 
-// container returns the innermost container that a path names, and its runtime where
-// the path tells.
+// container returns the innermost container in a path, and its runtime where the path
+// contains it.
 func container(path string) (runtime, id string) {
 	parent := ""
 	for name := range strings.SplitSeq(path, "/") {
@@ -109,7 +107,7 @@ func container(path string) (runtime, id string) {
 	}
 	// containerd's own default is /NAMESPACE/ID (pkg/oci: populateDefaultUnixSpec),
 	// where any name may be the id (pkg/identifiers). Only those of its namespace
-	// "default" can be told from other people's cgroups.
+	// "default" can be distinguished from other cgroups.
 	if name, found := strings.CutPrefix(path, "/default/"); found && id == "" {
 		if name, _, _ = strings.Cut(name, "/"); isIdentifier(name) {
 			return "containerd", name
@@ -121,11 +119,11 @@ func container(path string) (runtime, id string) {
 	return runtime, id
 }
 
-// containerName returns the container that a cgroup is named after, if any.
+// containerName returns the container after which a cgroup is named, if any.
 func containerName(parent, name string) (runtime, id string) {
 	if isID(name) {
-		// cgroupfs: /docker/ID, /kubepods/burstable/podUID/ID. The last is containerd's
-		// and cri-dockerd's alike. Podman's pods have their own ids as names.
+		// cgroupfs: /docker/ID, /kubepods/burstable/podUID/ID. The last is of
+		// containerd and of cri-dockerd. Podman's pods have their own ids as names.
 		if parent == "libpod_parent" {
 			return "", ""
 		}
@@ -133,8 +131,8 @@ func containerName(parent, name string) (runtime, id string) {
 	}
 	prefix, id := "", ""
 	if i := strings.LastIndexByte(name, ':'); i >= 0 {
-		// SLICE:PREFIX:ID is meant for a runtime under systemd. One that was not told so
-		// takes it for a name.
+		// SLICE:PREFIX:ID is for a runtime that manages cgroups by systemd. Others use it as
+		// a name.
 		id = name[i+1:]
 		_, prefix, _ = strings.Cut(name[:i], ":")
 	} else if i := strings.LastIndexByte(name, '-'); i >= 0 {
@@ -146,13 +144,13 @@ func containerName(parent, name string) (runtime, id string) {
 	return runtime, id
 }
 
-// isID reports whether s is an id such as Docker, Podman, CRI-O, nerdctl and
-// containerd's CRI give: 32 random bytes in hex.
+// isID reports whether s has the form of the ids of Docker, Podman, CRI-O, nerdctl and
+// containerd's CRI: 32 random bytes in hex.
 func isID(s string) bool {
 	return len(s) == 64 && strings.Trim(s, "0123456789abcdef") == ""
 }
 
-// isIdentifier reports whether s can be a containerd id that is no name of systemd's.
+// isIdentifier reports whether s can be a containerd id and cannot be a name of systemd.
 func isIdentifier(s string) bool {
 	for _, kind := range []string{".slice", ".scope", ".service", ".mount"} {
 		if strings.HasSuffix(s, kind) {
@@ -168,10 +166,11 @@ func isIdentifier(s string) bool {
 	return s != "" && len(s) <= 76 && alphanumeric(s[len(s)-1])
 }
 
-// podUID returns the pod that a cgroup of the kubelet's is named after, if any:
+// podUID returns the pod after which a cgroup of the kubelet is named, if any:
 // podUID with cgroupfs, [ROOT-]kubepods[-QOS]-podUID.slice with systemd, where the
 // dashes of the id are underscores (GetPodContainerName and
-// escapeSystemdCgroupName in pkg/kubelet/cm). A static pod's id is 32 digits without any.
+// escapeSystemdCgroupName in pkg/kubelet/cm). The id of a static pod is 32 digits without
+// dashes.
 func podUID(name string) string {
 	name, _, _ = strings.Cut(name, ":") // SLICE:PREFIX:ID
 	if slice, systemd := strings.CutSuffix(name, ".slice"); systemd {

@@ -11,7 +11,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Ids and pods that stand for any.
+// Ids and pods for the tests.
 const (
 	inner     = "6dd05e91f00f99281f70b1fd90a29e5cc30b0dab243cb7cfb6153d8017872394"
 	outer     = "89ac90181a86fdea23d87ab993ceb698aa61528123c23135ef43fe5246a1b11e"
@@ -21,7 +21,7 @@ const (
 	outerPod  = "57e67067-89e4-4001-bdd4-8632d39ea02b"
 )
 
-// v1 returns the text of a host that has cgroup v1 only.
+// v1 returns the text of a host with cgroup v1 only.
 func v1(path string) string {
 	text := ""
 	for i, controllers := range []string{
@@ -32,7 +32,7 @@ func v1(path string) string {
 	return text
 }
 
-func TestCgroupTellsContainerUnitAndPod(t *testing.T) {
+func TestCgroupHasContainerUnitAndPod(t *testing.T) {
 	const (
 		user  = "/user.slice/user-1000.slice/user@1000.service"
 		pods  = "/kubepods.slice/kubepods-burstable.slice/" + podSlice
@@ -314,7 +314,7 @@ func TestCgroupTellsContainerUnitAndPod(t *testing.T) {
 	}
 }
 
-// What acts on a cgroup needs the name the kernel has for it now.
+// Writing to a cgroup needs the name that the kernel uses now.
 func TestCgroupV2PathIsTheKernels(t *testing.T) {
 	for text, want := range map[string]string{
 		"0::/a/b.slice\n":                          "/a/b.slice",
@@ -356,7 +356,7 @@ func FuzzParseCgroup(f *testing.F) {
 		if c.PodUID != "" && len(c.PodUID) != 32 && len(c.PodUID) != 36 {
 			t.Errorf("pod %q of %q", c.PodUID, b)
 		}
-		// The path alone tells as much as the text did, if it is what told it.
+		// The path alone is sufficient, if it is the source.
 		if again := discovery.ParseCgroup([]byte("0::" + c.Path + "\n")); again.ContainerID != "" && c.ContainerID == "" {
 			t.Errorf("%q: %+v, its path alone %+v", b, c, again)
 		}

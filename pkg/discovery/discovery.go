@@ -1,5 +1,5 @@
-// Package discovery hides where and how the kernel reports which GPUs there are,
-// which processes use them and which queues those have.
+// Package discovery reads from the kernel's files which GPUs exist, which processes use
+// them and which queues these have.
 package discovery
 
 import (
@@ -19,42 +19,42 @@ import (
 const procsDir = "sys/class/kfd/kfd/proc"
 
 const (
-	// maxFile is the most we read of a file, in bytes.
+	// maxFile is where a file is cut, in bytes.
 	maxFile = 64 << 10
-	// maxWarnings is how many warnings a snapshot names one by one.
+	// maxWarnings is how many warnings a snapshot lists individually.
 	maxWarnings = 32
 )
 
-// Snapshot is what one Scan found. Its slices may be shared with other
-// snapshots of the same FS and must not be changed.
+// Snapshot is the result of one Scan. Its slices may be shared with other snapshots of
+// the same FS and must not be changed.
 type Snapshot struct {
 	// Processes are ascending by pid.
 	Processes []Proc
-	// Warnings say what could not be read, why, and what to do about it.
+	// Warnings describe what could not be read, why, and what to do about it.
 	Warnings []string
 }
 
 // Proc is a living KFD process and its queues, if it has any.
 type Proc struct {
 	gpreempt.Process
-	// Queues are ascending by id. A queue of a secondary context has the id
-	// ContextQueueID gives.
+	// Queues are ascending by id. Queues of a secondary context have the id that
+	// ContextQueueID returns.
 	Queues []gpreempt.Queue
-	// Incarnations tell apart the queues that had the same id one after another:
-	// when Incarnations[i] differs from one scan to the next, Queues[i] is another
-	// queue although all else may be equal. nil when the file system cannot tell.
+	// Incarnations distinguish queues that had the same id one after another: when
+	// Incarnations[i] differs between two scans, Queues[i] is another queue although
+	// everything else may be equal. nil when the file system does not support it.
 	Incarnations []uint64
 }
 
-// ContextQueueID returns the id by which a queue of a secondary context is known:
-// every context of a process counts its queues from 0. Kernel queue ids are
-// below 1024, context numbers below 65535.
+// ContextQueueID returns our id for a queue of a secondary context: every context of a
+// process counts its queues from 0. Kernel queue ids are below 1024, context numbers
+// below 65535.
 func ContextQueueID(context uint16, queue uint32) uint32 {
 	return (uint32(context)+1)<<16 | queue
 }
 
-// FS reads the kernel's files. Its methods may be called by several goroutines;
-// they wait for each other.
+// FS reads the kernel's files. Its methods may be called concurrently; they run one at a
+// time.
 type FS struct {
 	root fs.FS
 	tree tree
@@ -62,26 +62,26 @@ type FS struct {
 	mu sync.Mutex
 	// scans counts the scans.
 	scans uint64
-	// listed are the processes in KFD's list as the last scan read it, ascending;
-	// scanned tells that it could.
+	// listed are the processes in KFD's list as of the last scan, ascending; scanned
+	// reports whether that could be read.
 	listed  []entry
 	scanned bool
-	// unique tells that an inode number says by itself which queue it is.
+	// unique reports that an inode number identifies a queue permanently.
 	unique bool
-	// owners are the processes whose directories are listed, by their inode numbers,
-	// while those are unique. A directory outlives its process by a while, and
-	// another process can have the pid by then: it is not that one's.
+	// owners are the processes of the listed directories by inode number, where those
+	// are unique. A directory outlives its process for a while, and another process
+	// can have the pid by then: the directory does not belong to it.
 	owners map[uint64]gpreempt.ProcessKey
-	// incarnations counts the queues that were found.
+	// incarnations counts the queues found so far.
 	incarnations uint64
-	// known is what the last scan found, by pid.
+	// known are the processes of the last scan, by pid.
 	known map[int32]*known
-	// env are the names of the variables that are kept, ascending.
+	// env are the names of the variables to read, ascending.
 	env    []string
 	memory memory
-	// denied are warnings about topology nodes we may not read.
+	// denied are warnings about topology nodes without permission.
 	denied []string
-	// buf is where files are read to, entries where directories are.
+	// buf receives files, entries directories.
 	buf     []byte
 	entries []entry
 }
@@ -89,12 +89,11 @@ type FS struct {
 // entry is a directory whose name is a number.
 type entry struct {
 	number uint32
-	inode  uint64 // 0 when it is not known
+	inode  uint64 // 0 when unknown
 }
 
-// NewFS returns a reader of the host whose root directory is root: Host("/"), or a
-// simulated tree with sys/class/kfd/kfd and proc. Several goroutines read of root
-// at the same time.
+// NewFS returns a reader of the host with the root directory root: Host("/"), or a
+// simulated tree with sys/class/kfd/kfd and proc. It reads from root concurrently.
 func NewFS(root fs.FS) *FS {
 	f := &FS{root: root, tree: fsTree{root}, known: map[int32]*known{}, owners: map[uint64]gpreempt.ProcessKey{}, buf: make([]byte, maxFile)}
 	if h, ok := root.(*host); ok {
@@ -104,15 +103,15 @@ func NewFS(root fs.FS) *FS {
 	return f
 }
 
-// SetEnv says which variables of their environment the processes are shown with;
-// none at first. The next Scan reads them.
+// SetEnv sets the environment variables to read of each process, none at first. The next
+// Scan reads them.
 func (f *FS) SetEnv(names []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.env = slices.Compact(slices.Sorted(slices.Values(names)))
 }
 
-// list reads KFD's list of processes; the directory it is in stays open.
+// list reads KFD's list of processes, and returns its open directory.
 func (f *FS) list() (all []entry, dir directory, err error) {
 	dir, err = f.tree.open(procsDir)
 	if err == nil {
@@ -132,9 +131,9 @@ func (f *FS) list() (all []entry, dir directory, err error) {
 	return all, dir, nil
 }
 
-// Changed reports whether a Scan would find processes that came or went since the last
-// one, or what that one did not wait for. It costs next to nothing; it does not see
-// the queues, nor that a process died whose directory is still there.
+// Changed reports whether a Scan would find processes that appeared or disappeared since
+// the last one, or answers for which that one did not wait. It is very cheap. It does not
+// detect changes of queues, or the death of a process whose directory still exists.
 func (f *FS) Changed() (bool, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -146,17 +145,17 @@ func (f *FS) Changed() (bool, error) {
 	return !f.scanned || !slices.Equal(now, f.listed) || f.memory.answered(), nil
 }
 
-// Scan finds every living KFD process. What vanishes meanwhile is left out
-// silently; what cannot be read is left out with a warning. The error says that
-// KFD's list of processes itself could not be read.
+// Scan returns all living KFD processes. Processes and queues that disappear meanwhile are
+// omitted silently; those that cannot be read are omitted with a warning. The error is
+// that KFD's list of processes could not be read.
 //
-// A scan of what has not changed is cheap: queues are recognised by the inode
-// number of their directory, which sysfs never uses twice.
+// Scanning an unchanged host is cheap: queues are recognised by the inode number of their
+// directory, which sysfs never reuses.
 //
-// The command line, the program and the environment of a process are read beside
-// the scan, since that can block for ever. The scan that finds it waits for them
-// while they come in: at most 10 ms for each and 100 ms for all. What is not there
-// by then is in a later snapshot, and after a second it is a warning.
+// The command line, the program and the environment of a process are read by another
+// goroutine, since reading can block forever. The scan that finds the process waits for
+// them, at most 10 ms for each answer and 100 ms for all. Later answers are in a later
+// snapshot, and after a second there is a warning.
 func (f *FS) Scan() (Snapshot, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -186,17 +185,17 @@ func (f *FS) Scan() (Snapshot, error) {
 			s.Warnings = append(s.Warnings, warnings...)
 		case errors.Is(err, errOther), vanished(err):
 		default:
-			s.Warnings = append(s.Warnings, fmt.Sprintf("process %d is left out: %v", e.number, err))
+			s.Warnings = append(s.Warnings, fmt.Sprintf("process %d omitted: %v", e.number, err))
 		}
 	}
-	for pid, k := range f.known { // also what failed half-way
+	for pid, k := range f.known { // including those that failed partially
 		if k.scan != f.scans {
 			delete(f.known, pid)
 		}
 	}
 	s.Warnings = append(s.Warnings, f.readMemories(found, now)...)
 	for _, k := range found {
-		k.proc.Unread = !k.memory.told || !slices.Equal(k.memory.asked, f.env)
+		k.proc.Unread = !k.memory.known || !slices.Equal(k.memory.asked, f.env)
 	}
 	if len(found) > 0 {
 		s.Processes = make([]Proc, len(found))
@@ -211,8 +210,8 @@ func (f *FS) Scan() (Snapshot, error) {
 }
 
 // Look reads the queues of one process again, and returns it as the next Scan would. It
-// returns false when that takes a Scan: the last one did not find the process, or it
-// has ended, replaced its program or cannot be read.
+// returns false when a Scan is needed: the last one did not find the process, or it has
+// ended, replaced its program or cannot be read.
 func (f *FS) Look(key gpreempt.ProcessKey) (Proc, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -242,7 +241,7 @@ func (f *FS) Look(key gpreempt.ProcessKey) (Proc, bool) {
 	return k.proc, true
 }
 
-// forgetOwners forgets those of directories that are not there any more.
+// forgetOwners removes the owners of directories that no longer exist.
 func (f *FS) forgetOwners() {
 	if len(f.owners) == 0 {
 		return
@@ -256,29 +255,28 @@ func (f *FS) forgetOwners() {
 	f.owners = owners
 }
 
-// dirs are open while a scan lasts: KFD's list of processes, and /proc.
+// dirs are open during a scan: KFD's list of processes, and /proc.
 type dirs struct{ listed, procs directory }
 
-// errOther reports that a pid now names another process, or one that has ended.
-var errOther = errors.New("the pid changed hands")
+// errOther is returned when a pid belongs to another process, or the process has ended.
+var errOther = errors.New("the pid belongs to another process")
 
-// known is a process as the last scan found it.
+// known is a process as of the last scan.
 type known struct {
 	scan uint64
-	// inode is that of its directory. KFD makes another one when the process calls
-	// exec.
+	// inode is that of its directory. KFD makes a new one when the process calls exec.
 	inode    uint64
 	comm     string // as in /proc/PID/stat
 	proc     Proc
 	contexts contexts
 	queues   map[uint32]*knownQueue
-	// due is when its facts are to be read again.
+	// due is when its facts are read again.
 	due    time.Time
 	memory remembered
 }
 
-// process reads one process. Whatever is read for the first time is read
-// between two looks at the start time: if that stayed, it all belongs together.
+// process reads one process. First readings are between two readings of the start time:
+// if that did not change, they are all of one process.
 func (f *FS) process(in dirs, e entry, now time.Time) (*known, []string, error) {
 	pid := int32(e.number)
 	before, err := f.alive(in.procs, pid)
@@ -340,7 +338,7 @@ func (f *FS) alive(procs directory, pid int32) (ProcStat, error) {
 	return s, nil
 }
 
-// number reads a file that holds one number.
+// number reads a file with one number.
 func (f *FS) number(path string, bits int) (uint64, error) {
 	b, err := f.read(path)
 	if err != nil {
@@ -368,8 +366,8 @@ func inFile(path string, err error) error {
 	return fmt.Errorf("%s: %w", path, err)
 }
 
-// vanished tells the errors of a file whose subject went away before it was
-// opened, or between that and the reading.
+// vanished reports whether the subject of a file disappeared before it was opened or
+// read.
 func vanished(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.ESRCH)
 }

@@ -28,9 +28,9 @@ const (
 	nodes = "sys/class/kfd/kfd/topology/nodes/"
 )
 
-// tree reads a text of testdata: files behind lines "-- path --". In cmdline and
-// environ a tilde stands for the zero byte; queue files lose their newline, as they
-// have none; exe is a link.
+// tree parses a text of testdata: files after lines "-- path --". In cmdline and environ a
+// tilde represents the zero byte; queue files lose their newline, since the kernel's have
+// none; exe is a link.
 func tree(t *testing.T, name string) fstest.MapFS {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join("testdata", name))
@@ -61,7 +61,7 @@ func tree(t *testing.T, name string) fstest.MapFS {
 	return m
 }
 
-// onOpen is a file system in which something happens when a file is opened.
+// onOpen is a file system that calls a function when a file is opened.
 type onOpen struct {
 	fs.FS
 	hook func(path string) error
@@ -93,10 +93,10 @@ func failing(m fs.FS, path string, err error) fs.FS {
 	}}
 }
 
-// newFS returns a reader that waits for what it reads, however busy the machine is.
+// newFS returns a reader that waits for all answers, however busy the machine is.
 func newFS(root fs.FS) *discovery.FS {
 	f := discovery.NewFS(root)
-	f.SetPatience(time.Minute)
+	f.SetAnswerWait(time.Minute)
 	return f
 }
 
@@ -170,7 +170,7 @@ func TestGPUDeniedByTheCgroupBecomesAWarning(t *testing.T) {
 	if err != nil || len(gpus) != 0 {
 		t.Errorf("GPUs: %v, %v; want none and no error", gpus, err)
 	}
-	want := []string{"KFD topology node 2 is left out: open " + nodes + "2/gpu_id: operation not permitted: allow the daemon its GPU in the devices cgroup"}
+	want := []string{"KFD topology node 2 omitted: open " + nodes + "2/gpu_id: operation not permitted: allow the daemon its GPU in the devices cgroup"}
 	if diff := cmp.Diff(want, scan(t, f).Warnings); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
@@ -186,7 +186,7 @@ func TestTopologyErrorsNameFileAndLine(t *testing.T) {
 	}
 }
 
-func TestNodeThatVanishesIsLeftOutSilently(t *testing.T) {
+func TestVanishedNodeIsOmittedSilently(t *testing.T) {
 	for _, err := range []error{syscall.ENOENT, syscall.ENODEV} {
 		f := newFS(failing(tree(t, "mi300x.txt"), nodes+"2/properties", err))
 		if gpus, err := f.GPUs(); err != nil || len(gpus) != 0 {
@@ -195,7 +195,7 @@ func TestNodeThatVanishesIsLeftOutSilently(t *testing.T) {
 	}
 }
 
-func TestWithoutTheDriverErrorsSaySo(t *testing.T) {
+func TestErrorsMentionTheMissingDriver(t *testing.T) {
 	f := newFS(fstest.MapFS{})
 	for _, read := range []func() error{
 		func() error { _, err := f.GPUs(); return err },
@@ -213,7 +213,7 @@ var (
 	job  = gpreempt.ProcessKey{PID: 4211, Start: 987654}
 )
 
-// host is what testdata/host.txt says.
+// host is the content of testdata/host.txt.
 func host() []discovery.Proc {
 	return []discovery.Proc{
 		{
@@ -241,7 +241,7 @@ func host() []discovery.Proc {
 	}
 }
 
-// without leaves out the processes with the given pids.
+// without removes the processes with the given pids.
 func without(procs []discovery.Proc, pids ...int32) []discovery.Proc {
 	return slices.DeleteFunc(procs, func(p discovery.Proc) bool { return slices.Contains(pids, p.Key.PID) })
 }
@@ -255,7 +255,7 @@ func TestScanFindsProcessesAndQueues(t *testing.T) {
 	}
 }
 
-func TestWhatVanishesDuringAScanIsLeftOutSilently(t *testing.T) {
+func TestWhatVanishesDuringAScanIsOmittedSilently(t *testing.T) {
 	jobWithout := func(queue uint32) []discovery.Proc {
 		h := host()
 		h[2].Queues = slices.DeleteFunc(h[2].Queues, func(q gpreempt.Queue) bool { return q.ID == queue })
@@ -301,9 +301,9 @@ func TestWhatCannotBeReadIsAWarning(t *testing.T) {
 	m["proc/1200/status"].Data = []byte("Name:\tx\nUid:\t1\n")
 	f := newFS(failing(m, "proc/4211/stat", syscall.EACCES))
 	want := discovery.Snapshot{Processes: without(host(), 1200, 4211), Warnings: []string{
-		"queue 0 of process 977 left out: " + procs + `977/queues/0/size:1: "many" is not a decimal number of 64 bits`,
-		"process 1200 is left out: proc/1200/status:2: Uid has 1 numbers, want 4",
-		"process 4211 is left out: open proc/4211/stat: permission denied",
+		"queue 0 of process 977 omitted: " + procs + `977/queues/0/size:1: "many" is not a decimal number of 64 bits`,
+		"process 1200 omitted: proc/1200/status:2: Uid has 1 numbers, want 4",
+		"process 4211 omitted: open proc/4211/stat: permission denied",
 	}}
 	want.Processes[0].Queues = want.Processes[0].Queues[1:]
 	if diff := cmp.Diff(want, scan(t, f)); diff != "" {
@@ -332,7 +332,7 @@ func TestDirectoryThatOutlivesItsProcessIsSkipped(t *testing.T) {
 	}
 }
 
-func TestPidThatChangesHandsDuringAScanIsSkipped(t *testing.T) {
+func TestPidReusedDuringAScanIsSkipped(t *testing.T) {
 	m := tree(t, "host.txt")
 	f := newFS(onOpen{m, func(path string) error {
 		if path == "proc/4211/cgroup" {
@@ -361,7 +361,7 @@ func TestWithoutInodeNumbersQueuesAreReadEachTime(t *testing.T) {
 	}
 }
 
-func TestFactsThatChangeAreSeenWithin15Seconds(t *testing.T) {
+func TestChangedFactsAreReadWithin15Seconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := tree(t, "host.txt")
 		f := newFS(m)
@@ -371,7 +371,7 @@ func TestFactsThatChangeAreSeenWithin15Seconds(t *testing.T) {
 		m["proc/977/stat"].Data = bytes.Replace(m["proc/977/stat"].Data, []byte("vllm"), []byte("sglang"), 1)
 		m["proc/977/comm"].Data = []byte("sglang\n")
 		want := host()
-		want[0].Comm = "sglang" // at once: the stat file shows it
+		want[0].Comm = "sglang" // at once: the stat file contains it
 		want[2].Cgroup = gpreempt.Cgroup{Path: "/moved"}
 		want[2].Cmdline = "a title"
 		for range 15 {
@@ -395,7 +395,7 @@ func TestLongCommandLinesAreCut(t *testing.T) {
 	}
 }
 
-func TestNonProcessEntriesArePassedOver(t *testing.T) {
+func TestNonProcessEntriesAreSkipped(t *testing.T) {
 	m := tree(t, "host.txt")
 	for _, dir := range []string{"self", "-1", "0", "4211/queues/x", "4211/queues/-1", "4211/context_/queues/2", "4211/context_x/queues/2", "4211/context_65535/queues/2"} {
 		for file, text := range map[string]string{"gpuid": "63420", "size": "4096", "type": "0"} {

@@ -74,16 +74,16 @@ func TestScanReadsOnlyWhatIsNew(t *testing.T) {
 			scan(t, f)
 		}
 		if len(c.opened) != 0 {
-			t.Errorf("100 scans of what did not change opened %v", c.opened)
+			t.Errorf("100 scans of an unchanged host opened %v", c.opened)
 		}
-		// The facts of each process are read again once in 10 s: 4 files each, of
-		// which pid 1200 has but one.
+		// The facts of each process are read again once in 10 s: 4 files each, of which
+		// pid 1200 has only one.
 		for range 15 {
 			time.Sleep(time.Second)
 			scan(t, f)
 		}
 		if len(c.opened) != 9 {
-			t.Errorf("15 s in which nothing changed opened %d files, want 9: %v", len(c.opened), c.opened)
+			t.Errorf("15 s without changes opened %d files, want 9: %v", len(c.opened), c.opened)
 		}
 
 		c.opened = nil
@@ -107,7 +107,7 @@ func TestScanReadsOnlyWhatIsNew(t *testing.T) {
 	})
 }
 
-func TestQueueBornUnderAnOldIDIsAnotherIncarnation(t *testing.T) {
+func TestQueueWithAReusedIDIsAnotherIncarnation(t *testing.T) {
 	dir := onDisk(t, tree(t, "host.txt"))
 	f := newFS(os.DirFS(dir))
 	before := scan(t, f).Processes[2]
@@ -136,7 +136,7 @@ func TestQueueBornUnderAnOldIDIsAnotherIncarnation(t *testing.T) {
 	}
 }
 
-func TestQueueThatIsDestroyedDisappears(t *testing.T) {
+func TestDestroyedQueueDisappears(t *testing.T) {
 	dir := onDisk(t, tree(t, "host.txt"))
 	f := newFS(os.DirFS(dir))
 	before := scan(t, f)
@@ -152,7 +152,7 @@ func TestQueueThatIsDestroyedDisappears(t *testing.T) {
 	}
 }
 
-func TestPidUsedAgainIsAnotherProcess(t *testing.T) {
+func TestReusedPidIsAnotherProcess(t *testing.T) {
 	dir := onDisk(t, tree(t, "host.txt"))
 	f := newFS(os.DirFS(dir))
 	scan(t, f)
@@ -178,7 +178,7 @@ func TestPidUsedAgainIsAnotherProcess(t *testing.T) {
 	}
 }
 
-// captures finds the directory of texts captured on real hosts.
+// captures returns the directory of texts captured on real hosts.
 func captures(t *testing.T) string {
 	t.Helper()
 	if dir := os.Getenv("GPREEMPT_CAPTURES"); dir != "" {
@@ -200,8 +200,7 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
-// rocminfo reads the same topology files; what it shows of an MI308X host has to
-// come out of our reading too.
+// rocminfo reads the same topology files; we must read the same from an MI308X host.
 func TestFactsAgreeWithRocminfoOnARealHost(t *testing.T) {
 	path := filepath.Join(captures(t), "rocm", "trace_rocprof.sysinfo.txt")
 	b, err := os.ReadFile(path)

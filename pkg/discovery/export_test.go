@@ -2,9 +2,8 @@ package discovery
 
 import "time"
 
-// SetPatience has every Scan wait that long for what it reads of the memory of
-// processes, and no longer.
-func (f *FS) SetPatience(d time.Duration) { f.memory.patience, f.memory.longestWait = d, d }
+// SetAnswerWait sets how long every Scan waits for the memory of processes.
+func (f *FS) SetAnswerWait(d time.Duration) { f.memory.answerWait, f.memory.longestWait = d, d }
 
-// ParseDirents is what reads the directories of a Host.
+// ParseDirents parses the directories of a Host.
 var ParseDirents = parseDirents

@@ -8,12 +8,11 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// refreshEvery is after how long the facts of a known process are read again. An
-// exec shows at once: KFD forgets a process that calls it. So does another name.
+// refreshEvery is the interval for reading the facts of a known process again. An exec or
+// a new name is detected at once: KFD removes a process that calls exec.
 const refreshEvery = 10 * time.Second
 
-// nextDue spreads the first turns of processes that were found together, and so all
-// their turns.
+// nextDue spreads the readings of processes that were found together.
 func nextDue(now time.Time, pid int32, isNew bool) time.Time {
 	if isNew {
 		return now.Add(refreshEvery/2 + time.Duration(pid%64)*refreshEvery/128)
@@ -21,9 +20,8 @@ func nextDue(now time.Time, pid int32, isNew bool) time.Time {
 	return now.Add(refreshEvery)
 }
 
-// facts reads what is known of a process without asking its memory. Kernels
-// without cgroups have no cgroup file, and simulated trees may lack what is only
-// for people.
+// facts reads what does not need the memory of a process. Kernels without cgroups have no
+// cgroup file, and simulated trees may lack files that are only for people.
 func (f *FS) facts(p *gpreempt.Process, comm string) error {
 	path := procPath(p.Key.PID, "status")
 	b, err := f.read(path)

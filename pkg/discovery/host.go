@@ -10,13 +10,12 @@ import (
 	"syscall"
 )
 
-// tree is how a scan reads below its root.
+// tree reads below the root of a scan.
 type tree interface {
 	open(dir string) (directory, error)
-	// unique tells that the file system of a directory never gives an inode number to
-	// a second file.
+	// unique reports whether the file system of a directory never reuses an inode number.
 	unique(dir string) bool
-	// stamp tells a directory from those that had its name before.
+	// stamp distinguishes a directory from earlier ones with its name.
 	stamp(dir string) (stamp, error)
 	// read reads a file from its beginning until it ends or buf is full.
 	read(name string, buf []byte) (int, error)
@@ -24,21 +23,21 @@ type tree interface {
 
 // directory is an open directory.
 type directory interface {
-	// list calls each with every name in it, which is valid during the call, and with
-	// the inode number that goes with it, 0 when it is not known.
+	// list calls each with every name in it, which is valid during the call, and its inode
+	// number, 0 when unknown.
 	list(each func(name []byte, inode uint64)) error
-	// subdirectories returns a number that is another one when a directory in it has
-	// more or fewer subdirectories than it had, or 0 when that is not known.
+	// subdirectories returns a number that changes with the number of subdirectories of a
+	// directory in it, or 0 when unknown.
 	subdirectories(name string) uint64
 	open(path string) (directory, error)
-	// read is that of the tree, from here.
+	// read is tree.read, relative to the directory.
 	read(path string, buf []byte) (int, error)
 	close()
 }
 
-// stamp is equal for two directories only when they are the same one; the inode is
-// 0 when the file system has none. The change time is for file systems that use
-// inode numbers again: they do so no sooner than a tick of the clock, one hopes.
+// stamp is equal for two directories only when they are the same; the inode is 0 when the
+// file system has none. The change time is for file systems that reuse inode numbers, on
+// the assumption that they do not within a tick of the clock.
 type stamp struct {
 	inode  uint64
 	change syscall.Timespec
@@ -78,8 +77,7 @@ func (t fsTree) stamp(dir string) (stamp, error) {
 	return stamp{inode: st.Ino, change: st.Ctim}, nil
 }
 
-// fsDir is a directory of any file system: what is wrong with it shows when it is
-// listed.
+// fsDir is a directory of any file system. Its errors occur when it is listed.
 type fsDir struct {
 	root fs.FS
 	path string
@@ -101,7 +99,7 @@ func (d fsDir) read(path string, buf []byte) (int, error) {
 func (d fsDir) subdirectories(string) uint64 { return 0 }
 func (d fsDir) close()                       {}
 
-// dirFS is what os.DirFS gives.
+// dirFS is what os.DirFS returns.
 type dirFS interface {
 	fs.StatFS
 	fs.ReadFileFS
@@ -109,26 +107,26 @@ type dirFS interface {
 	fs.ReadLinkFS
 }
 
-// host is a directory as a root: for others the file system os.DirFS makes of it,
-// for scans what fewer system calls and no garbage can tell.
+// host is a directory as a root. It is the file system of os.DirFS; scans read it with
+// fewer system calls and without garbage.
 type host struct {
 	dirFS
 	root string
 }
 
-// hostTree is how one FS reads a host.
+// hostTree reads a host for one FS.
 type hostTree struct {
 	*host
-	// buf is where directories are read to, under the lock of the FS.
+	// buf receives directories, under the lock of the FS.
 	buf []byte
 }
 
-// Host returns the directory root as a file system: os.DirFS(root), which an FS can
-// scan at a fraction of the cost.
+// Host returns the directory root as a file system: os.DirFS(root), which an FS scans at a
+// fraction of the cost.
 func Host(root string) fs.FS {
 	files, ok := os.DirFS(root).(dirFS)
 	if !ok {
-		panic("os.DirFS is not what its documentation says")
+		panic("os.DirFS differs from its documentation")
 	}
 	return &host{dirFS: files, root: root}
 }
@@ -139,13 +137,13 @@ const (
 	tmpfsMagic = 0x01021994
 )
 
-// unique knows sysfs and tmpfs.
+// unique reports true for sysfs and tmpfs.
 //
 // On sysfs an inode number is the id of the kernfs node, in the directory
 // (kernfs_fop_readdir) as in the inode (kernfs_get_inode): 64 bits of which the
-// lower 32 go round and the upper ones count the rounds (__kernfs_new_node), so that
-// none comes twice; before Linux 5.5 there were the lower ones only. tmpfs counts
-// up too, in 32 or 64 bits (shmem_reserve_inode).
+// lower 32 wrap around and the upper ones count the rounds (__kernfs_new_node), so that
+// none is reused; before Linux 5.5 there were the lower ones only. tmpfs counts up too,
+// in 32 or 64 bits (shmem_reserve_inode).
 func (h *host) unique(dir string) bool {
 	var st syscall.Statfs_t
 	for {
@@ -159,15 +157,15 @@ func (h *host) unique(dir string) bool {
 	}
 }
 
-// Where the parts of a struct linux_dirent64 begin (include/linux/dirent.h).
+// The offsets in struct linux_dirent64 (include/linux/dirent.h).
 const (
 	direntInode  = 0
 	direntLength = 16
 	direntName   = 19
 )
 
-// parseDirents calls each with the entries in b, as getdents64 writes them, but for
-// "." and "..". It reports whether b held whole entries only.
+// parseDirents calls each with the entries in b, as getdents64 writes them, except "." and
+// "..". It reports whether b contains complete entries only.
 func parseDirents(b []byte, each func(name []byte, inode uint64)) bool {
 	for len(b) > 0 {
 		if len(b) <= direntName {
@@ -197,9 +195,9 @@ func (h *host) read(name string, buf []byte) (int, error) {
 	return n, nil
 }
 
-// readAt opens and reads once. Files of procfs and sysfs, as regular files, then give
-// all there is or all that fits (seq_read_iter of single_open, kernfs_fop_read_iter,
-// proc_pid_cmdline_read, environ_read). op is the call that failed.
+// readAt opens a file and reads once. Files of procfs and sysfs, like regular files, then
+// return everything, or as much as fits (seq_read_iter of single_open,
+// kernfs_fop_read_iter, proc_pid_cmdline_read, environ_read). op is the call that failed.
 func readAt(dir int, name string, buf []byte) (n int, op string, err error) {
 	fd, err := openAt(dir, name, 0)
 	if err != nil {
@@ -238,7 +236,7 @@ func openAt(dir int, name string, flags int) (fd int, err error) {
 	}
 }
 
-// atCWD is AT_FDCWD (include/uapi/linux/fcntl.h): names are as the process sees them.
+// atCWD is AT_FDCWD (include/uapi/linux/fcntl.h): names are relative to the working directory.
 const atCWD = -100
 
 func (h hostTree) open(dir string) (directory, error) {
@@ -254,19 +252,19 @@ func (h hostTree) open(dir string) (directory, error) {
 	return &hostDir{fd: fd, root: root, name: dir, buf: h.buf}, nil
 }
 
-// hostDir is an open directory of a host. What is in it is opened from there: on
-// sysfs each part of a path is looked up the slow way (kernfs_dop_revalidate).
+// hostDir is an open directory of a host. Its entries are opened relative to it: sysfs
+// looks up each part of a path slowly (kernfs_dop_revalidate).
 type hostDir struct {
 	fd int
-	// root is the same directory for one that was opened by its path, else nil.
+	// root is set for a directory that was opened by its path, else nil.
 	root   *os.Root
 	parent *hostDir // nil for one that was opened by its path
 	name   string
 	buf    []byte
 }
 
-// list reads the inode numbers from the directory itself, where os.ReadDir would
-// look at each entry for them. It is called once.
+// list reads the inode numbers from the directory itself; os.ReadDir would stat each
+// entry. It is called once.
 func (d *hostDir) list(each func(name []byte, inode uint64)) error {
 	for {
 		n, err := syscall.ReadDirent(d.fd, d.buf)
@@ -282,8 +280,8 @@ func (d *hostDir) list(each func(name []byte, inode uint64)) error {
 	}
 }
 
-// subdirectories returns the number of links to a directory: each subdirectory is one
-// more, with its "..", where the file system counts them so at all.
+// subdirectories returns the number of links to a directory: each subdirectory adds one by
+// its "..", where the file system counts them.
 func (d *hostDir) subdirectories(name string) uint64 {
 	if d.root == nil {
 		return 0

@@ -20,13 +20,13 @@ import (
 
 func TestHostIsAFileSystem(t *testing.T) {
 	m := tree(t, "host.txt")
-	maps.DeleteFunc(m, func(_ string, file *fstest.MapFile) bool { return file.Mode != 0 }) // links that lead nowhere here
+	maps.DeleteFunc(m, func(_ string, file *fstest.MapFile) bool { return file.Mode != 0 }) // broken links
 	if err := fstest.TestFS(discovery.Host(onDisk(t, m)), slices.Collect(maps.Keys(m))...); err != nil {
 		t.Error(err)
 	}
 }
 
-func TestHostScansWhatOtherFileSystemsScan(t *testing.T) {
+func TestHostScansLikeOtherFileSystems(t *testing.T) {
 	m := tree(t, "host.txt")
 	for name, dir := range map[string]string{"disk": onDisk(t, m), "memory": inMemory(t, m)} {
 		f := newFS(discovery.Host(dir))
@@ -55,8 +55,8 @@ func TestHostErrorsNameTheFile(t *testing.T) {
 	delete(m, procs+"977/queues/0/type")
 	m[procs+"977/queues/0"] = &fstest.MapFile{Data: []byte("no directory")}
 	want := []string{
-		"queue 0 of process 977 left out: open " + procs + "977/queues/0/gpuid: not a directory",
-		"process 1200 is left out: open " + procs + "1200: not a directory",
+		"queue 0 of process 977 omitted: open " + procs + "977/queues/0/gpuid: not a directory",
+		"process 1200 omitted: open " + procs + "1200: not a directory",
 	}
 	if diff := cmp.Diff(want, scan(t, newFS(discovery.Host(onDisk(t, m)))).Warnings); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
@@ -73,7 +73,7 @@ func TestHostErrorsNameTheFile(t *testing.T) {
 	}
 }
 
-func TestChangedSeesProcessesComeAndGo(t *testing.T) {
+func TestChangedDetectsProcessesThatAppearAndDisappear(t *testing.T) {
 	dir := inMemory(t, tree(t, "host.txt"))
 	f := newFS(discovery.Host(dir))
 	check := func(when string, want bool) {
@@ -89,22 +89,22 @@ func TestChangedSeesProcessesComeAndGo(t *testing.T) {
 		when string
 		do   func(path string) error
 	}{
-		{"a process left", func(path string) error { return os.Rename(path, filepath.Join(dir, "gone")) }},
-		{"it came back", func(path string) error { return os.Rename(filepath.Join(dir, "gone"), path) }},
+		{"a process disappeared", func(path string) error { return os.Rename(path, filepath.Join(dir, "gone")) }},
+		{"it reappeared", func(path string) error { return os.Rename(filepath.Join(dir, "gone"), path) }},
 		{"another one has its pid", func(path string) error {
 			if err := os.CopyFS(filepath.Join(dir, "new"), os.DirFS(path)); err != nil {
 				return err
 			}
 			return os.Rename(path, filepath.Join(dir, "old"))
 		}},
-		{"and is there", func(path string) error { return os.Rename(filepath.Join(dir, "new"), path) }},
+		{"and exists", func(path string) error { return os.Rename(filepath.Join(dir, "new"), path) }},
 	}
 	for n, step := range steps {
 		if err := step.do(filepath.Join(dir, procs, "4211")); err != nil {
 			t.Fatal(err)
 		}
 		check(step.when, true)
-		if n != 2 { // that the pid was free between is not seen
+		if n != 2 { // that the pid was free in between is not detected
 			scan(t, f)
 			check("after a scan", false)
 		}
@@ -115,12 +115,12 @@ func TestChangedSeesProcessesComeAndGo(t *testing.T) {
 	check("a queue left", false)
 }
 
-func TestQueueBornAgainIsAnotherOnEveryRoot(t *testing.T) {
+func TestRecreatedQueueIsAnotherOnEveryRoot(t *testing.T) {
 	for name, dir := range map[string]string{"disk": onDisk(t, tree(t, "host.txt")), "memory": inMemory(t, tree(t, "host.txt"))} {
 		f := newFS(discovery.Host(dir))
 		before := scan(t, f).Processes[2]
 		queue := filepath.Join(dir, procs, "4211/queues/1")
-		if name == "memory" { // gone at once: its number is not used again
+		if name == "memory" { // removed at once: its number is not reused
 			if err := os.RemoveAll(queue); err != nil {
 				t.Fatal(err)
 			}
@@ -144,8 +144,8 @@ func TestQueueBornAgainIsAnotherOnEveryRoot(t *testing.T) {
 	}
 }
 
-// The number of contexts stays, so that only the one that is gone tells.
-func TestContextThatTakesThePlaceOfAnotherIsSeenAtOnce(t *testing.T) {
+// The number of contexts does not change, only the missing one shows it.
+func TestContextThatReplacesAnotherIsDetectedAtOnce(t *testing.T) {
 	dir := inMemory(t, tree(t, "host.txt"))
 	f := newFS(discovery.Host(dir))
 	scan(t, f)
@@ -166,9 +166,9 @@ func TestContextThatTakesThePlaceOfAnotherIsSeenAtOnce(t *testing.T) {
 	}
 }
 
-// On sysfs exec takes KFD's directory of the process away; the program it became
-// may open KFD again before anybody looked.
-func TestExecMakesTheEnvironmentNew(t *testing.T) {
+// On sysfs exec removes KFD's directory of the process; the new program may open KFD again
+// before the next scan.
+func TestEnvironmentIsReadAgainAfterExec(t *testing.T) {
 	dir := inMemory(t, tree(t, "host.txt"))
 	f := newFS(discovery.Host(dir))
 	f.SetEnv(variables)
@@ -194,7 +194,7 @@ func TestExecMakesTheEnvironmentNew(t *testing.T) {
 	}
 }
 
-func TestDirectoryOfADeadProcessIsNotThatOfTheNextWithItsPid(t *testing.T) {
+func TestDirectoryOfADeadProcessDoesNotBelongToItsSuccessor(t *testing.T) {
 	dir := inMemory(t, tree(t, "host.txt"))
 	f := newFS(discovery.Host(dir))
 	f.SetEnv(variables)
@@ -221,7 +221,7 @@ func TestDirectoryOfADeadProcessIsNotThatOfTheNextWithItsPid(t *testing.T) {
 	write(999999, 'S')
 	check("its pid used again", others...)
 	check("still", others...)
-	// KFD forgets the old one, and the new one comes to KFD.
+	// KFD removes the old one, and the new one opens KFD.
 	process := filepath.Join(dir, procs, "4211")
 	if err := os.CopyFS(filepath.Join(dir, "new"), os.DirFS(process)); err != nil {
 		t.Fatal(err)
@@ -241,8 +241,8 @@ func TestDirectoryOfADeadProcessIsNotThatOfTheNextWithItsPid(t *testing.T) {
 	check("with KFD itself", want...)
 }
 
-// A FIFO that nobody writes keeps a thread in the kernel, as FUSE would.
-func TestReadThatHangsInTheKernelDoesNotHoldUpTheScan(t *testing.T) {
+// A FIFO without a writer keeps a thread in the kernel, like FUSE.
+func TestReadThatHangsInTheKernelDoesNotBlockTheScan(t *testing.T) {
 	dir := onDisk(t, tree(t, "host.txt"))
 	path := filepath.Join(dir, "proc/4211/cmdline")
 	if err := os.Remove(path); err != nil {
@@ -269,13 +269,13 @@ func TestReadThatHangsInTheKernelDoesNotHoldUpTheScan(t *testing.T) {
 	}
 	for cmdline := ""; cmdline == ""; cmdline = scan(t, f).Processes[2].Cmdline {
 		if t.Context().Err() != nil {
-			t.Fatal("the command line is never known")
+			t.Fatal("the command line is never read")
 		}
 	}
 }
 
-// TestRandomTreesAreScannedAlike changes a tree at random and compares what a Host
-// makes of it, scan after scan, with what a reader sees that never saw it before.
+// TestRandomTreesAreScannedAlike changes a tree at random and compares each scan of a Host
+// with that of a new reader.
 func TestRandomTreesAreScannedAlike(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -327,8 +327,8 @@ func TestRandomTreesAreScannedAlike(t *testing.T) {
 	}
 }
 
-// FuzzParseDirents checks that entries that are written are read, and that of
-// anything else no more is read than there is.
+// FuzzParseDirents checks that valid entries are parsed, and that other bytes are not read
+// beyond their end.
 func FuzzParseDirents(f *testing.F) {
 	f.Add("4211", "queues", uint64(1)<<40, []byte{})
 	f.Add(".", "..", uint64(0), []byte{0})

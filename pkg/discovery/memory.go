@@ -14,77 +14,77 @@ import (
 )
 
 const (
-	// maxCmdline is where a command line is cut, maxEnviron where an environment is
-	// and maxValue where the value of a variable is, in bytes.
+	// maxCmdline, maxEnviron and maxValue are where a command line, an environment and
+	// the value of a variable are cut, in bytes.
 	maxCmdline = 4 << 10
 	maxEnviron = 256 << 10
 	maxValue   = 4 << 10
-	// maxReadings is how many processes are being read at the same time, those that
-	// hang included: each of these keeps a thread of ours in the kernel.
+	// maxReadings is how many processes are read at the same time, including readings
+	// that hang: each of these keeps a thread of ours in the kernel.
 	maxReadings = 32
-	// patience is how long a scan waits for the next answer, longestWait for all.
-	patience    = 10 * time.Millisecond
+	// answerWait is how long a scan waits for the next answer, longestWait for all.
+	answerWait  = 10 * time.Millisecond
 	longestWait = 100 * time.Millisecond
-	// slowAfter is after how long a reading that has not ended is a warning.
+	// slowAfter is when a reading that has not ended becomes a warning.
 	slowAfter = time.Second
 )
 
-// memory reads what is in the memory of processes: the command line and the
-// environment (proc_pid_cmdline_read, environ_read). The kernel fetches the pages
-// as the process itself would, and a page may be one that FUSE or a userfaultfd is
-// to fill: then the read lasts until whoever owns those says so, and no signal ends
-// it. To open the environment can take as long (mm_access waits for an exec). So
-// each process is read in a goroutine of its own, one at a time.
+// memory reads from the memory of processes: the command line and the environment
+// (proc_pid_cmdline_read, environ_read). The kernel fetches the pages as the process itself
+// would, and FUSE or a userfaultfd may have to fill a page: then the read lasts until
+// their owner does so, and no signal ends it. Opening the environment can take as long
+// (mm_access waits for an exec). So each process is read in a goroutine of its own, one
+// reading at a time.
 //
 // Its methods are called under the lock of the FS.
 type memory struct {
 	tree  tree
-	links fs.ReadLinkFS // nil when the root knows no links
-	// patience and longestWait are the constants, except in tests.
-	patience, longestWait time.Duration
-	reading               map[gpreempt.ProcessKey]*reading
-	// answers has room for every reading, so that none waits to be heard.
+	links fs.ReadLinkFS // nil when the root has no links
+	// answerWait and longestWait are the constants, except in tests.
+	answerWait, longestWait time.Duration
+	reading                 map[gpreempt.ProcessKey]*reading
+	// answers has room for every reading, so that none blocks.
 	answers chan *reading
 }
 
 func newMemory(t tree, root fs.FS) memory {
 	links, _ := root.(fs.ReadLinkFS)
 	return memory{
-		tree: t, links: links, patience: patience, longestWait: longestWait,
+		tree: t, links: links, answerWait: answerWait, longestWait: longestWait,
 		reading: map[gpreempt.ProcessKey]*reading{}, answers: make(chan *reading, maxReadings),
 	}
 }
 
-// answered reports whether there is an answer that no snapshot has yet.
+// answered reports whether an answer is available that no snapshot contains yet.
 func (m *memory) answered() bool { return len(m.answers) > 0 }
 
-// reading is one look into the memory of a process.
+// reading is one reading of the memory of a process.
 type reading struct {
 	key   gpreempt.ProcessKey
-	inode uint64   // that of KFD's directory of it
+	inode uint64   // of KFD's directory of the process
 	names []string // the variables to look for
-	scan  uint64   // which scan asked
+	scan  uint64   // which scan started it
 	since time.Time
 
-	// other tells that the pid named another process before or after, or none: then
-	// what follows is not to be used.
+	// other reports that the pid belonged to another process before or after, or to
+	// none. Then what follows is not used.
 	other        bool
 	exe, cmdline string
 	env          map[string]string
-	// envRead tells that the environment could be read.
+	// envRead reports that the environment could be read.
 	envRead bool
 	// problems are warnings.
 	problems []string
 }
 
-// remembered is what is known of the memory of a process.
+// remembered is the result of reading the memory of a process.
 type remembered struct {
-	// wanted tells that it is to be read, told that it has been.
-	wanted, told bool
-	// asked are the variables that were looked for last, known those that were found
-	// or are known not to be set.
-	asked, known []string
-	problems     []string
+	// wanted reports that it is to be read, known that it has been.
+	wanted, known bool
+	// asked are the variables of the last reading, decided those that were found or
+	// are not set.
+	asked, decided []string
+	problems       []string
 }
 
 // start begins to read a process.
@@ -97,8 +97,8 @@ func (m *memory) start(k *known, names []string, scan uint64) {
 	}()
 }
 
-// readMemories has the memories read that are wanted, and waits for them as Scan
-// says. It returns the warnings about them.
+// readMemories starts the wanted readings and waits for them as described at Scan. It
+// returns their warnings.
 func (f *FS) readMemories(found []*known, now time.Time) (warnings []string) {
 	var want []*known
 	for _, k := range found {
@@ -119,33 +119,32 @@ func (f *FS) readMemories(found []*known, now time.Time) (warnings []string) {
 	for _, k := range found {
 		if r := f.memory.reading[k.proc.Key]; r != nil && now.Sub(r.since) >= slowAfter {
 			warnings = append(warnings, fmt.Sprintf("command line, program and environment of process %d are %s: reading its memory hangs, "+
-				"which whoever serves it can cause with FUSE or userfaultfd", k.proc.Key.PID, k.memory.state()))
+				"which FUSE or userfaultfd can cause", k.proc.Key.PID, k.memory.state()))
 		}
 		warnings = append(warnings, k.memory.problems...)
 	}
 	if hanging == maxReadings && len(want) > 0 {
 		warnings = append(warnings, fmt.Sprintf("command line, program and environment of %d more processes are not read: %d readings hang, "+
-			"and there are never more", len(want), hanging))
+			"which is the maximum", len(want), hanging))
 	}
 	return warnings
 }
 
-// state says what a snapshot has of a memory that is being read.
+// state describes what a snapshot contains of a memory that is being read.
 func (r remembered) state() string {
-	if r.told {
-		return "what they were"
+	if r.known {
+		return "outdated"
 	}
-	return "not known"
+	return "unknown"
 }
 
-// waitForMemories has those read that are wanted, and gives those for which there
-// was no time.
+// waitForMemories reads the wanted ones, and returns those for which there was no time.
 func (f *FS) waitForMemories(want []*known) (left []*known) {
 	m := &f.memory
-	// First those of which nothing is known.
-	slices.SortStableFunc(want, func(a, b *known) int { return cmp.Compare(truth(a.memory.told), truth(b.memory.told)) })
+	// Those without any result come first.
+	slices.SortStableFunc(want, func(a, b *known) int { return cmp.Compare(truth(a.memory.known), truth(b.memory.known)) })
 	deadline := time.Now().Add(m.longestWait)
-	timer := time.NewTimer(min(m.patience, m.longestWait))
+	timer := time.NewTimer(min(m.answerWait, m.longestWait))
 	defer timer.Stop()
 	expected := 0
 	for {
@@ -154,7 +153,7 @@ func (f *FS) waitForMemories(want []*known) (left []*known) {
 			want = want[1:]
 			expected++
 		}
-		if expected == 0 { // done, or every place is taken by one that hangs
+		if expected == 0 { // done, or all readings hang
 			return want
 		}
 		select {
@@ -163,7 +162,7 @@ func (f *FS) waitForMemories(want []*known) (left []*known) {
 				expected--
 			}
 			f.take(r)
-			timer.Reset(min(m.patience, time.Until(deadline)))
+			timer.Reset(min(m.answerWait, time.Until(deadline)))
 		case <-timer.C:
 			return want
 		}
@@ -177,15 +176,15 @@ func truth(b bool) int {
 	return 0
 }
 
-// takeAnswers takes what came in since the last scan.
+// takeAnswers takes the answers since the last scan.
 func (f *FS) takeAnswers() {
 	for f.memory.answered() {
 		f.take(<-f.memory.answers)
 	}
 }
 
-// take makes an answer known, when the process it is about is still there and has
-// not called exec since it was asked for.
+// take stores an answer if its process still exists and has not called exec since the
+// reading started.
 func (f *FS) take(r *reading) {
 	delete(f.memory.reading, r.key)
 	k := f.known[r.key.PID]
@@ -193,29 +192,29 @@ func (f *FS) take(r *reading) {
 		return
 	}
 	p, m := &k.proc.Process, &k.memory
-	// A process whose main thread has ended shows neither any more.
-	if r.exe != "" || r.cmdline != "" || !m.told {
+	// A process whose main thread has ended has neither any more.
+	if r.exe != "" || r.cmdline != "" || !m.known {
 		p.Exe, p.Cmdline = r.exe, r.cmdline
 	}
 	if r.envRead {
-		// What was read first stands, of variables that were looked for then: programs
-		// that show a title in ps write it over their environment.
-		for _, name := range m.known {
+		// The first value of a variable stays: programs that show a title in ps overwrite
+		// their environment with it.
+		for _, name := range m.decided {
 			delete(r.env, name)
 			if value, set := p.Env[name]; set && slices.Contains(r.names, name) {
 				r.env[name] = value
 			}
 		}
-		p.Env, m.known = r.env, r.names
+		p.Env, m.decided = r.env, r.names
 		if len(p.Env) == 0 {
 			p.Env = nil
 		}
 	}
-	*m = remembered{told: true, asked: r.names, known: m.known, problems: r.problems}
+	*m = remembered{known: true, asked: r.names, decided: m.decided, problems: r.problems}
 }
 
-// read looks between two looks at the start time. If that stayed, what it read is
-// all of one process, which is the one it was asked about.
+// read reads between two readings of the start time. If that did not change, everything
+// is of the process that the reading is for.
 func (r *reading) read(t tree, links fs.ReadLinkFS) {
 	if r.other = !r.lives(t); r.other {
 		return
@@ -223,7 +222,7 @@ func (r *reading) read(t tree, links fs.ReadLinkFS) {
 	if links != nil {
 		exe, err := links.ReadLink(procPath(r.key.PID, "exe"))
 		r.note("program", err)
-		// A job goes on when its program is replaced by another version.
+		// A job continues when its program is replaced by another version.
 		r.exe = text([]byte(strings.TrimSuffix(exe, " (deleted)")))
 	}
 	buf := make([]byte, maxCmdline)
@@ -244,7 +243,7 @@ func (r *reading) readEnv(t tree) {
 		buf := make([]byte, size)
 		n, err := t.read(procPath(r.key.PID, "environ"), buf)
 		if err != nil {
-			r.envRead = vanished(err) // and with it the variables
+			r.envRead = vanished(err) // and the variables with it
 			r.note("environment", err)
 			return
 		}
@@ -260,7 +259,7 @@ func (r *reading) readEnv(t tree) {
 	}
 }
 
-// lives reports whether the pid names the process that was asked about.
+// lives reports whether the pid belongs to the process that the reading is for.
 func (r *reading) lives(t tree) bool {
 	buf := make([]byte, 4<<10)
 	n, err := t.read(procPath(r.key.PID, "stat"), buf)
@@ -273,6 +272,6 @@ func (r *reading) lives(t tree) bool {
 
 func (r *reading) note(what string, err error) {
 	if err != nil && !vanished(err) {
-		r.problems = append(r.problems, fmt.Sprintf("%s of process %d left out: %v", what, r.key.PID, err))
+		r.problems = append(r.problems, fmt.Sprintf("%s of process %d omitted: %v", what, r.key.PID, err))
 	}
 }

@@ -1,12 +1,10 @@
 package discovery_test
 
 import (
-	"io/fs"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"testing/fstest"
@@ -21,80 +19,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
 
-// hanging is a tree of which some files hang when they are read, as those of a
-// process do whose memory is on FUSE.
-type hanging struct {
-	mu     sync.Mutex // guards all below
-	files  fstest.MapFS
-	hang   map[string]func() // called when a file is read
-	opened map[string]int
-}
-
-func newHanging(m fstest.MapFS) *hanging {
-	return &hanging{files: m, hang: map[string]func(){}, opened: map[string]int{}}
-}
-
-func (h *hanging) put(path, text string) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.files[path] = &fstest.MapFile{Data: []byte(text)}
-}
-
-// at has a file hang when it is read, until the function it gives is called.
-func (h *hanging) at(path string) (release func()) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	released := make(chan struct{})
-	h.hang[path] = func() { <-released }
-	return func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		delete(h.hang, path)
-		close(released)
-	}
-}
-
-func (h *hanging) Open(path string) (fs.File, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.opened[path]++
-	file, err := h.files.Open(path)
-	if hang := h.hang[path]; hang != nil && err == nil {
-		return hangingFile{file, hang}, nil
-	}
-	return file, err
-}
-
-func (h *hanging) ReadLink(path string) (string, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.files.ReadLink(path)
-}
-
-func (h *hanging) Lstat(path string) (fs.FileInfo, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.files.Lstat(path)
-}
-
-func (h *hanging) times(path string) int {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.opened[path]
-}
-
-type hangingFile struct {
-	fs.File
-	hang func()
-}
-
-func (f hangingFile) Read(b []byte) (int, error) {
-	f.hang()
-	return f.File.Read(b)
-}
-
-// smallHost has processes without queues, the first with pid 1000. Two reads bring
-// each of its files.
+// smallHost returns processes without queues, the first with pid 1000. Each of its files
+// takes two reads.
 func smallHost(processes int) fstest.MapFS {
 	m := fstest.MapFS{}
 	for path, file := range bigHost(processes, 0) {
@@ -105,10 +31,10 @@ func smallHost(processes int) fstest.MapFS {
 	return m
 }
 
-// variables are those that tests look for.
+// variables are those that the tests read.
 var variables = []string{"GPREEMPT_CLASS", "AMD_QUEUE_TAG", "AMD_QUEUE_PRIORITY"}
 
-// hostEnv is what testdata/host.txt says with those.
+// hostEnv is the content of testdata/host.txt with those.
 func hostEnv() []discovery.Proc {
 	h := host()
 	h[0].Env = map[string]string{"AMD_QUEUE_PRIORITY": "11"}
@@ -116,20 +42,20 @@ func hostEnv() []discovery.Proc {
 	return h
 }
 
-// unread forgets what is in the memory of process 4211.
+// unread removes the memory of process 4211.
 func unread(procs []discovery.Proc) []discovery.Proc {
 	procs[2].Exe, procs[2].Cmdline, procs[2].Env, procs[2].Unread = "", "", nil, true
 	return procs
 }
 
-// in describes how long a call takes.
+// in returns the duration of a call.
 func in(call func()) time.Duration {
 	began := time.Now()
 	call()
 	return time.Since(began)
 }
 
-const hangs = "reading its memory hangs, which whoever serves it can cause with FUSE or userfaultfd"
+const hangs = "reading its memory hangs, which FUSE or userfaultfd can cause"
 
 func TestProcessWhoseMemoryHangsIsShownWithoutIt(t *testing.T) {
 	for _, file := range []string{"proc/4211/cmdline", "proc/4211/environ"} {
@@ -146,14 +72,14 @@ func TestProcessWhoseMemoryHangsIsShownWithoutIt(t *testing.T) {
 					t.Fatalf("%s %s: snapshot (-want +got):\n%s", file, when, diff)
 				}
 				if took > limit {
-					t.Errorf("%s %s: the scan took %v, want %v at most", file, when, took, limit)
+					t.Errorf("%s %s: the scan took %v, want at most %v", file, when, took, limit)
 				}
 			}
 			check("at first", discovery.Snapshot{Processes: unread(hostEnv())}, 10*time.Millisecond)
 			check("at once again", discovery.Snapshot{Processes: unread(hostEnv())}, 0)
 			time.Sleep(time.Second)
 			late := discovery.Snapshot{Processes: unread(hostEnv()), Warnings: []string{
-				"command line, program and environment of process 4211 are not known: " + hangs,
+				"command line, program and environment of process 4211 are unknown: " + hangs,
 			}}
 			check("late", late, 0)
 			time.Sleep(time.Hour)
@@ -164,12 +90,12 @@ func TestProcessWhoseMemoryHangsIsShownWithoutIt(t *testing.T) {
 				t.Errorf("%s was read %d times while that hung", file, n)
 			}
 			if changed, err := f.Changed(); changed || err != nil {
-				t.Errorf("Changed() = %v, %v before anything did", changed, err)
+				t.Errorf("Changed() = %v, %v before any change", changed, err)
 			}
 			release()
 			synctest.Wait()
 			if changed, err := f.Changed(); !changed || err != nil {
-				t.Errorf("Changed() = %v, %v with an answer that no snapshot has", changed, err)
+				t.Errorf("Changed() = %v, %v with an answer that no snapshot contains", changed, err)
 			}
 			check("when it is read", discovery.Snapshot{Processes: hostEnv()}, 0)
 			if changed, err := f.Changed(); changed || err != nil {
@@ -179,7 +105,7 @@ func TestProcessWhoseMemoryHangsIsShownWithoutIt(t *testing.T) {
 	}
 }
 
-func TestMemoryThatHangsLaterLeavesWhatWasKnown(t *testing.T) {
+func TestMemoryThatHangsLaterKeepsTheOldValues(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanging(tree(t, "host.txt"))
 		f := discovery.NewFS(h)
@@ -192,7 +118,7 @@ func TestMemoryThatHangsLaterLeavesWhatWasKnown(t *testing.T) {
 			scan(t, f)
 		}
 		want := discovery.Snapshot{Processes: hostEnv(), Warnings: []string{
-			"command line, program and environment of process 4211 are what they were: " + hangs,
+			"command line, program and environment of process 4211 are outdated: " + hangs,
 		}}
 		if diff := cmp.Diff(want, scan(t, f)); diff != "" {
 			t.Errorf("snapshot (-want +got):\n%s", diff)
@@ -200,7 +126,7 @@ func TestMemoryThatHangsLaterLeavesWhatWasKnown(t *testing.T) {
 	})
 }
 
-func TestReadingsThatHangAreBounded(t *testing.T) {
+func TestHangingReadingsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const processes, limit = 40, 32
 		h := newHanging(smallHost(processes))
@@ -226,7 +152,7 @@ func TestReadingsThatHangAreBounded(t *testing.T) {
 		if len(s.Processes) != processes || len(s.Warnings) != limit+1 {
 			t.Errorf("%d processes and %d warnings, want %d and %d", len(s.Processes), len(s.Warnings), processes, limit+1)
 		}
-		// Where one comes free, the next has its turn; what does not hang needs no more.
+		// A released reading is replaced by the next; others do not hang.
 		for _, r := range release[limit+1:] {
 			r()
 		}
@@ -239,7 +165,7 @@ func TestReadingsThatHangAreBounded(t *testing.T) {
 				known++
 			}
 		}
-		// The one that was freed, and then number 32 hangs in its place.
+		// The released one, and then number 32 hangs instead.
 		if known != 1 || reading() != limit+1 {
 			t.Errorf("%d command lines are known after %d readings, want 1 after %d", known, reading(), limit+1)
 		}
@@ -252,7 +178,7 @@ func TestReadingsThatHangAreBounded(t *testing.T) {
 			}
 		}
 		if known != 2+7 {
-			t.Errorf("%d command lines are known, want those of the 2 that were freed and of 7 that do not hang", known)
+			t.Errorf("%d command lines are known, want those of the 2 that were released and of 7 that do not hang", known)
 		}
 		for _, r := range release[2 : limit+1] {
 			r()
@@ -261,7 +187,7 @@ func TestReadingsThatHangAreBounded(t *testing.T) {
 	})
 }
 
-func TestWithTooManyReadingsThatHangTheRestIsAWarning(t *testing.T) {
+func TestWithTooManyHangingReadingsTheRestIsAWarning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanging(smallHost(32))
 		for n := range 32 {
@@ -270,7 +196,7 @@ func TestWithTooManyReadingsThatHangTheRestIsAWarning(t *testing.T) {
 		f := discovery.NewFS(h)
 		scan(t, f)
 		time.Sleep(time.Hour)
-		// Nobody else uses KFD now: what hangs is not named, and still hangs.
+		// No other process uses KFD now: the hanging ones are not listed, and still hang.
 		for path, file := range smallHost(33) {
 			if strings.Contains(path, "1032") {
 				h.put(path, string(file.Data))
@@ -284,14 +210,14 @@ func TestWithTooManyReadingsThatHangTheRestIsAWarning(t *testing.T) {
 		}
 		h.mu.Unlock()
 		s := scan(t, f)
-		want := []string{"command line, program and environment of 1 more processes are not read: 32 readings hang, and there are never more"}
+		want := []string{"command line, program and environment of 1 more processes are not read: 32 readings hang, which is the maximum"}
 		if diff := cmp.Diff(want, s.Warnings); diff != "" || len(s.Processes) != 1 {
 			t.Errorf("%d processes; warnings (-want +got):\n%s", len(s.Processes), diff)
 		}
 	})
 }
 
-func TestSlowMemoriesAreReadSideBySide(t *testing.T) {
+func TestSlowMemoriesAreReadConcurrently(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const processes = 200
 		h := newHanging(smallHost(processes))
@@ -304,12 +230,12 @@ func TestSlowMemoriesAreReadSideBySide(t *testing.T) {
 			t.Errorf("the scan took %v", took)
 		}
 		if n := slices.IndexFunc(s.Processes, func(p discovery.Proc) bool { return p.Cmdline == "" }); n >= 0 {
-			t.Errorf("process %v has no command line at first, nothing being in the way", s.Processes[n].Key)
+			t.Errorf("process %v has no command line at first, although nothing blocks", s.Processes[n].Key)
 		}
 	})
 }
 
-func TestScanWaitsATenthOfASecondAtMost(t *testing.T) {
+func TestScanWaitsAtMostATenthOfASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const processes = 450
 		h := newHanging(smallHost(processes))
@@ -337,14 +263,14 @@ func TestScanWaitsATenthOfASecondAtMost(t *testing.T) {
 	})
 }
 
-func TestPidUsedAgainDoesNotGetTheAnswerOfItsPredecessor(t *testing.T) {
+func TestReusedPidDoesNotGetTheAnswerOfItsPredecessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanging(tree(t, "host.txt"))
 		release := h.at("proc/4211/cmdline")
 		f := discovery.NewFS(h)
 		f.SetEnv(variables)
 		scan(t, f)
-		// The file that is open is the predecessor's and keeps hanging.
+		// The open file is the predecessor's and keeps hanging.
 		h.mu.Lock()
 		delete(h.hang, "proc/4211/cmdline")
 		h.mu.Unlock()
@@ -371,9 +297,9 @@ func TestPidUsedAgainDoesNotGetTheAnswerOfItsPredecessor(t *testing.T) {
 	})
 }
 
-// The answer is true when it is given, and comes in while the next scan looks at
-// another process.
-func TestAnswerThatComesInDuringTheScanIsNotThatOfTheSuccessor(t *testing.T) {
+// The answer is right when it is sent, and arrives while the next scan reads another
+// process.
+func TestAnswerDuringAScanIsNotThatOfTheSuccessor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanging(tree(t, "host.txt"))
 		release := h.at("proc/4211/cmdline")
@@ -391,14 +317,14 @@ func TestAnswerThatComesInDuringTheScanIsNotThatOfTheSuccessor(t *testing.T) {
 		scan(t, f)
 		armed = true
 		if got := scan(t, f).Processes[2]; got.Key.Start != 999999 || got.Cmdline != "" {
-			t.Errorf("%v has the command line %q, and nobody could read it", got.Key, got.Cmdline)
+			t.Errorf("%v has the command line %q, which could not be read", got.Key, got.Cmdline)
 		}
 		release()
 		synctest.Wait()
 	})
 }
 
-func TestPidThatChangesHandsWhileItsMemoryIsReadIsNotKnown(t *testing.T) {
+func TestPidReusedDuringAReadingIsNotUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanging(tree(t, "host.txt"))
 		h.hang["proc/4211/cmdline"] = func() {
@@ -414,7 +340,7 @@ func TestPidThatChangesHandsWhileItsMemoryIsReadIsNotKnown(t *testing.T) {
 	})
 }
 
-func TestEnvironmentIsThatOfTheNamesGiven(t *testing.T) {
+func TestEnvironmentHasTheGivenNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanging(tree(t, "host.txt"))
 		f := discovery.NewFS(h)
@@ -442,13 +368,13 @@ func TestEnvironmentIsThatOfTheNamesGiven(t *testing.T) {
 	})
 }
 
-func TestFirstEnvironmentStands(t *testing.T) {
+func TestFirstEnvironmentIsKept(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHanging(tree(t, "host.txt"))
 		f := discovery.NewFS(h)
 		f.SetEnv(variables)
 		scan(t, f)
-		// As programs do that write a title over their arguments.
+		// Like programs that overwrite their arguments with a title.
 		h.put("proc/4211/cmdline", "train: epoch 3")
 		h.put("proc/4211/environ", "GPREEMPT_PRIORITY=4\x00GPREEMPT_CLASS=online\x00AMD_QUEUE_PRIORITY=3\x00")
 		time.Sleep(20 * time.Second)
@@ -462,12 +388,12 @@ func TestFirstEnvironmentStands(t *testing.T) {
 	})
 }
 
-func TestMemoryThatMayNotBeReadIsAWarning(t *testing.T) {
+func TestMemoryWithoutPermissionIsAWarning(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := discovery.NewFS(failing(tree(t, "host.txt"), "proc/4211/environ", syscall.EACCES))
 		f.SetEnv(variables)
 		want := discovery.Snapshot{Processes: hostEnv(), Warnings: []string{
-			"environment of process 4211 left out: open proc/4211/environ: permission denied",
+			"environment of process 4211 omitted: open proc/4211/environ: permission denied",
 		}}
 		want.Processes[2].Env = nil
 		for range 3 {

@@ -31,7 +31,7 @@ func TestPaceBacksOffWhileNothingChanges(t *testing.T) {
 func TestSlowReadingsArePacedToAHundredthOfTheTime(t *testing.T) {
 	const ms = time.Millisecond
 	p := discovery.NewPace(50*ms, time.Second)
-	// One that was slow among many delays nothing.
+	// One slow reading among many delays nothing.
 	for n := range 100 {
 		took := 100 * time.Microsecond
 		if n == 50 {
@@ -41,7 +41,7 @@ func TestSlowReadingsArePacedToAHundredthOfTheTime(t *testing.T) {
 			t.Fatalf("reading %d: a pause of %v", n, pause)
 		}
 	}
-	// Those that all are do.
+	// Slow readings do.
 	last := time.Duration(0)
 	for range 100 {
 		last = p.Next(true, 2*ms)
@@ -51,7 +51,7 @@ func TestSlowReadingsArePacedToAHundredthOfTheTime(t *testing.T) {
 	}
 }
 
-func TestOneVerySlowReadingIsSoonForgotten(t *testing.T) {
+func TestOneVerySlowReadingHasAShortEffect(t *testing.T) {
 	const ms = time.Millisecond
 	p := discovery.NewPace(50*ms, time.Second)
 	if a, b := p.Next(true, time.Minute), p.Next(true, 100*time.Microsecond); a != time.Second || b != 50*ms {
@@ -59,7 +59,7 @@ func TestOneVerySlowReadingIsSoonForgotten(t *testing.T) {
 	}
 }
 
-func TestPaceKeepsItsPromises(t *testing.T) {
+func TestPaceKeepsItsBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		duration := func(name string, most time.Duration) time.Duration {
 			return time.Duration(rapid.Int64Range(0, int64(most)).Draw(t, name))
@@ -99,7 +99,7 @@ func TestPaceKeepsItsPromises(t *testing.T) {
 	})
 }
 
-func TestPaceTakesAnything(t *testing.T) {
+func TestPaceAcceptsAnyDuration(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		draw := func(name string) time.Duration {
 			return time.Duration(rapid.OneOf(rapid.Int64(), rapid.SampledFrom([]int64{0, -1, math.MaxInt64, math.MinInt64})).Draw(t, name))

@@ -12,15 +12,15 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// ParseError says where the text of a kernel file is not what it should be.
+// ParseError is an error in the text of a kernel file.
 type ParseError struct {
 	// File is the path below the root of the host, or "" when only text was parsed.
 	File string
 	// Line counts from 1.
 	Line int
-	// Column is the byte of the line it begins at, counted from 1; 0 is the whole line.
+	// Column is the byte of the line where it begins, counted from 1; 0 is the whole line.
 	Column int
-	// Problem says what is wrong there.
+	// Problem describes the error.
 	Problem string
 }
 
@@ -35,7 +35,7 @@ func (e *ParseError) Error() string {
 	return e.File + ":" + at + ": " + e.Problem
 }
 
-// NodeProperties is what we use of a topology node's file "properties".
+// NodeProperties are the values that we use from a topology node's file "properties".
 type NodeProperties struct {
 	// SIMDs is the number of SIMD units in the node, SIMDsPerCU in one compute unit.
 	SIMDs, SIMDsPerCU uint64
@@ -45,17 +45,16 @@ type NodeProperties struct {
 	Domain, Location uint64
 	// RenderMinor is N of /dev/dri/renderDN.
 	RenderMinor uint64
-	// CPQueues is num_cp_queues; see queueSlots for what it counts.
+	// CPQueues is num_cp_queues; see queueSlots for its meaning.
 	CPQueues uint64
-	// XCCs is num_xcc, 0 on kernels that do not know it.
+	// XCCs is num_xcc, 0 on kernels without it.
 	XCCs uint64
 	// Capability is HSA_CAP_*: what the driver can do with the node.
 	Capability uint64
 }
 
-// ParseNodeProperties reads "name value" lines in any order. Names it does not
-// know are passed over, whatever their value. The error is a *ParseError, or
-// that of r.
+// ParseNodeProperties parses "name value" lines in any order. It skips unknown names,
+// whatever their value. The error is a *ParseError, or that of r.
 func ParseNodeProperties(r io.Reader) (NodeProperties, error) {
 	var p NodeProperties
 	fields := map[string]*uint64{
@@ -78,8 +77,8 @@ func ParseNodeProperties(r io.Reader) (NodeProperties, error) {
 		if !used {
 			continue
 		}
-		// 32 bits: every value we use fits, and sums and products of them then
-		// fit 64. (hive_id and unique_id, which do not fit, are not used.)
+		// 32 bits: all values that we use fit, and their sums and products fit 64.
+		// (hive_id and unique_id do not fit and are not used.)
 		v, err := strconv.ParseUint(strings.TrimSpace(value), 10, 32)
 		if err != nil {
 			return NodeProperties{}, &ParseError{Line: n, Problem: fmt.Sprintf("%s is %q, want a decimal number below 2^32", name, value)}
@@ -92,9 +91,9 @@ func ParseNodeProperties(r io.Reader) (NodeProperties, error) {
 	return p, nil
 }
 
-// ParseNumber reads a file that holds one decimal number of at most the given
-// bits, with or without a newline: the queue files of KFD have none, gpu_id has
-// one. The error is a *ParseError.
+// ParseNumber parses a file with one decimal number of at most the given bits, with or
+// without a newline: KFD's queue files have none, gpu_id has one. The error is a
+// *ParseError.
 func ParseNumber(b []byte, bits int) (uint64, error) {
 	text := string(bytes.TrimSuffix(b, []byte("\n")))
 	v, err := strconv.ParseUint(text, 10, bits)
@@ -104,17 +103,16 @@ func ParseNumber(b []byte, bits int) (uint64, error) {
 	return v, nil
 }
 
-// ParseQueueType reads the file "type" of a queue: a number of KFD's internal
+// ParseQueueType parses the file "type" of a queue: a number of KFD's internal
 // enumeration, not of its uAPI.
 //
 // 0 is compute (PM4 and AQL alike) and 1 SDMA on every kernel. Later numbers moved
 // when DIQ, 3 on 6.12 and older, was removed (enum kfd_queue_type): DIQ was the
-// kernel's own and never showed here, so that 3 is SDMA over xGMI, of a newer
-// kernel. 4 is SDMA over xGMI on older kernels and SDMA on a chosen engine on newer
-// ones, and 5 the latter on older ones: both are called SDMA, which is right either
-// way. Nothing reports which numbering a driver has: the release of the kernel says
-// little where AMD's own package has replaced the driver, and what else changed in
-// sysfs (contexts, a pasid of 0) need not have come with it.
+// kernel's own and never appeared here, so 3 is SDMA over xGMI, of a newer kernel. 4 is
+// SDMA over xGMI on older kernels and SDMA on a selected engine on newer ones, and 5 the
+// latter on older ones: both are SDMA in either numbering. Nothing reports the numbering
+// of a driver: the kernel's release is not sufficient where AMD's package has replaced
+// the driver, and other changes in sysfs (contexts, a pasid of 0) are independent of it.
 func ParseQueueType(b []byte) (gpreempt.QueueType, error) {
 	v, err := ParseNumber(b, 31)
 	if err != nil {
@@ -131,11 +129,11 @@ func ParseQueueType(b []byte) (gpreempt.QueueType, error) {
 	return gpreempt.QueueUnknown, nil
 }
 
-// ProcStat is what we use of /proc/PID/stat.
+// ProcStat are the values that we use from /proc/PID/stat.
 type ProcStat struct {
 	PID  int32
 	Comm string
-	// State is the letter of field 3, that of the main thread.
+	// State is the letter of field 3, of the main thread.
 	State byte
 	// Flags are the kernel's task flags of the main thread, such as FlagExiting.
 	Flags uint32
@@ -145,8 +143,8 @@ type ProcStat struct {
 	Start uint64
 }
 
-// FlagExiting is PF_EXITING (include/linux/sched.h): the thread is on its way out.
-// It is set before the thread gives up its files.
+// FlagExiting is PF_EXITING (include/linux/sched.h): the thread is exiting. It is set
+// before the thread releases its files.
 const FlagExiting = 0x4
 
 // MainEnded reports whether the main thread has ended; others may still run.
@@ -164,8 +162,8 @@ func (s ProcStat) Alive() bool {
 	return true
 }
 
-// Fields of /proc/PID/stat after the command name, counted from 0: proc(5) calls
-// them 3, 9, 20 and 22.
+// Fields of /proc/PID/stat after the command name, counted from 0: 3, 9, 20 and 22 in
+// proc(5).
 const (
 	statState   = 0
 	statFlags   = 6
@@ -173,9 +171,9 @@ const (
 	statStart   = 19
 )
 
-// ParseProcStat reads /proc/PID/stat. The command name stands in parentheses
-// and may hold anything, parentheses, spaces and newlines included: it ends at
-// the last one. The error is a *ParseError.
+// ParseProcStat parses /proc/PID/stat. The command name is in parentheses and may contain
+// any characters, including parentheses, spaces and newlines: it ends at the last
+// parenthesis. The error is a *ParseError.
 func ParseProcStat(b []byte) (ProcStat, error) {
 	refuse := func(problem string) error {
 		return &ParseError{Line: 1, Problem: problem}
@@ -215,14 +213,14 @@ func ParseProcStat(b []byte) (ProcStat, error) {
 	return ProcStat{}, refuse(fmt.Sprintf("only %d fields, want 22 or more", n+2))
 }
 
-// ParseProcCmdline returns the words of /proc/PID/cmdline with spaces between.
+// ParseProcCmdline returns the words of /proc/PID/cmdline, separated by spaces.
 func ParseProcCmdline(b []byte) string {
 	return text(bytes.ReplaceAll(bytes.TrimRight(b, "\x00"), []byte{0}, []byte{' '}))
 }
 
-// ParseProcEnviron returns the variables of /proc/PID/environ that have one of the
-// names, each with its first value, as getenv(3) would find it. Values are cut at
-// 4 KiB; what has no "=" is passed over.
+// ParseProcEnviron returns the variables of /proc/PID/environ with the given names, each
+// with its first value, as of getenv(3). Values are cut at 4 KiB; entries without "=" are
+// skipped.
 func ParseProcEnviron(b []byte, names []string) map[string]string {
 	env := map[string]string{}
 	for word := range bytes.SplitSeq(b, []byte{0}) {
@@ -237,8 +235,7 @@ func ParseProcEnviron(b []byte, names []string) map[string]string {
 	return env
 }
 
-// text makes bytes a process chose itself fit to be sent on: what is not UTF-8
-// becomes U+FFFD.
+// text converts bytes chosen by a process: what is not UTF-8 becomes U+FFFD.
 func text(b []byte) string {
 	return strings.ToValidUTF8(string(b), "\uFFFD")
 }

@@ -69,8 +69,8 @@ func TestParsersNameTheLineAndTheProblem(t *testing.T) {
 		{"stat", "5 (a) S 1 2", "line 1: only 5 fields, want 22 or more"},
 		{"stat", strings.Replace(stat(5, "a", 'S', 1, 77), " 77 ", " x ", 1), `line 1: field 22, the start time, is "x"`},
 		{"stat", strings.Replace(stat(5, "a", 'S', 99, 77), " 99 ", " ? ", 1), `line 1: field 20, the number of threads, is "?"`},
-		{"status", "Name:\ta\nUid:\t1\t1\t1\t1\n", "line 2: no line begins with Uid:, or none with Gid:"},
-		{"status", "", "line 1: no line begins with Uid:, or none with Gid:"},
+		{"status", "Name:\ta\nUid:\t1\t1\t1\t1\n", "line 2: no line Uid: or Gid:"},
+		{"status", "", "line 1: no line Uid: or Gid:"},
 		{"status", "Name:\ta\nUid:\t1\t2\n", "line 2: Uid has 2 numbers, want 4"},
 		{"status", "Name:\ta\nUid:\t1\tx\t1\t1\n", `line 2: Uid has the effective id "x", want a number`},
 		{"status", "Gid:\t1\t-1\t1\t1\n", `line 1: Gid has the effective id "-1", want a number`},
@@ -103,7 +103,7 @@ func TestQueueTypeIsTheInternalEnumeration(t *testing.T) {
 	want := map[string]gpreempt.QueueType{
 		"0": gpreempt.QueueCompute,
 		"1": gpreempt.QueueSDMA,
-		"2": gpreempt.QueueUnknown, // HIQ, never a user's
+		"2": gpreempt.QueueUnknown, // HIQ, of the kernel only
 		"3": gpreempt.QueueSDMAXGMI,
 		"4": gpreempt.QueueSDMA,
 		"5": gpreempt.QueueSDMA,
@@ -144,7 +144,7 @@ func FuzzParseProcStat(f *testing.F) {
 			t.Errorf("%q gave %+v", b, s)
 		}
 		again, err := discovery.ParseProcStat([]byte(stat(int(s.PID), s.Comm, s.State, s.Threads, s.Start)))
-		again.Flags = s.Flags // stat writes others
+		again.Flags = s.Flags // stat writes different ones
 		if s.State < utf8.RuneSelf && (err != nil || again != s) {
 			t.Errorf("%+v, written and read again: %+v, %v", s, again, err)
 		}
@@ -173,7 +173,7 @@ func FuzzProcTexts(f *testing.F) {
 	f.Add([]byte("\xff\x00\xfe"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if _, err := discovery.ParseQueueType(b); err == nil && len(bytes.Trim(b, "0123456789")) > 1 {
-			t.Errorf("%q was taken for a queue type", b)
+			t.Errorf("%q was accepted as a queue type", b)
 		}
 		cmdline := discovery.ParseProcCmdline(b)
 		if !utf8.ValidString(cmdline) || strings.Contains(cmdline, "\x00") {
@@ -182,7 +182,7 @@ func FuzzProcTexts(f *testing.F) {
 	})
 }
 
-// FuzzParseProcEnviron compares with a plainer reading.
+// FuzzParseProcEnviron compares with a simpler implementation.
 func FuzzParseProcEnviron(f *testing.F) {
 	f.Add([]byte("PATH=/usr/bin\x00GPREEMPT_CLASS=offline\x00GPREEMPT_CLASS=x\x00"), "GPREEMPT_CLASS")
 	f.Add([]byte("=\x00a\x00\x00A==\xff"), "A")

@@ -12,38 +12,37 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// primaryContext is the number KFD gives the context whose queues stand in the
-// process's own directory.
+// primaryContext is KFD's number of the context whose queues are in the process's own
+// directory.
 const primaryContext = 0xffff
 
-// knownQueue is a queue as the last scan found it.
+// knownQueue is a queue as of the last scan.
 type knownQueue struct {
 	scan  uint64
 	stamp stamp
-	// incarnation is a number no other queue has.
+	// incarnation is a unique number.
 	incarnation uint64
 	queue       gpreempt.Queue
 }
 
 // contexts are the directories of a process that have queues.
 type contexts struct {
-	// dirs are below KFD's list and belong to bases, index by index: the ids of a
-	// context's queues count from its base.
+	// dirs are below KFD's list. The ids of the queues of dirs[i] count from bases[i].
 	dirs  []string
 	bases []uint32
-	// subdirectories is what the process's directory had when it was listed, 0 when
-	// that was not known.
+	// subdirectories is that of the process's directory when it was listed, 0 when
+	// unknown.
 	subdirectories uint64
 	// listed is the scan that listed it.
 	listed uint64
 }
 
-// relistEvery is after how many scans a process's directory is listed although
-// nothing tells that it changed.
+// relistEvery is after how many scans a process's directory is listed without a sign of a
+// change.
 const relistEvery = 64
 
-// contexts brings the contexts of k up to date. The directory, in which each GPU has
-// four entries, is listed only when the number of its subdirectories changed.
+// contexts updates the contexts of k. The directory, in which each GPU has four entries, is
+// listed only when the number of its subdirectories changed.
 func (f *FS) contexts(k *known, all directory) error {
 	pid := strconv.Itoa(int(k.proc.Key.PID))
 	n := all.subdirectories(pid)
@@ -75,14 +74,13 @@ func (f *FS) contexts(k *known, all directory) error {
 	return err
 }
 
-// queues brings the queues of k up to date. It reports whether anything of them
-// was read anew, or went.
+// queues updates the queues of k. It reports whether any was read or disappeared.
 func (f *FS) queues(k *known, all directory) (fresh bool, warnings []string, err error) {
 	if err := f.contexts(k, all); err != nil {
 		return false, nil, err
 	}
 	w := queueWalk{f: f, k: k, all: all}
-	if !w.contexts() { // one went, and another may have come in its place
+	if !w.contexts() { // one disappeared, and another may have replaced it
 		k.contexts.subdirectories = 0
 		if err := f.contexts(k, all); err != nil {
 			return false, nil, err
@@ -106,7 +104,7 @@ func (f *FS) queues(k *known, all directory) (fresh bool, warnings []string, err
 	return w.fresh, w.warnings, nil
 }
 
-// queueWalk goes through the queue directories of one process.
+// queueWalk reads the queue directories of one process.
 type queueWalk struct {
 	f        *FS
 	k        *known
@@ -116,7 +114,7 @@ type queueWalk struct {
 	warnings []string
 }
 
-// contexts goes through all of them. It reports whether they were all there.
+// contexts reads all of them. It reports whether they all exist.
 func (w *queueWalk) contexts() bool {
 	all := true
 	for n, dir := range w.k.contexts.dirs {
@@ -128,7 +126,7 @@ func (w *queueWalk) contexts() bool {
 	return all
 }
 
-// context goes through the queues of one context, whose ids are counted from base.
+// context reads the queues of one context, whose ids count from base.
 func (w *queueWalk) context(name string, base uint32) error {
 	dir, err := w.all.open(name)
 	if err != nil {
@@ -153,9 +151,9 @@ func (w *queueWalk) context(name string, base uint32) error {
 	return nil
 }
 
-// queue looks at one queue, and reads it unless it is known.
+// queue reads one queue unless it is known.
 func (w *queueWalk) queue(context string, e entry, id uint32) (err error) {
-	path := func() string { // made only when it is needed
+	path := func() string { // only when needed
 		return procsDir + "/" + context + "/" + strconv.Itoa(int(e.number))
 	}
 	st := stamp{inode: e.inode}
@@ -184,7 +182,7 @@ func (w *queueWalk) queue(context string, e entry, id uint32) (err error) {
 
 func (w *queueWalk) warn(what string, err error) {
 	if !vanished(err) {
-		w.warnings = append(w.warnings, fmt.Sprintf("%s of process %d left out: %v", what, w.k.proc.Key.PID, err))
+		w.warnings = append(w.warnings, fmt.Sprintf("%s of process %d omitted: %v", what, w.k.proc.Key.PID, err))
 	}
 }
 
@@ -210,7 +208,7 @@ func (f *FS) queue(dir string) (gpreempt.Queue, error) {
 	return gpreempt.Queue{GPU: gpreempt.GPUID(gpu), Type: kind, RingBytes: size}, nil
 }
 
-// list makes the slices of proc anew: the old ones belong to older snapshots.
+// list makes new slices for proc: the old ones belong to older snapshots.
 func (k *known) list() {
 	all := make([]*knownQueue, 0, len(k.queues))
 	identified := true

@@ -6,7 +6,7 @@ import (
 	"strconv"
 )
 
-// ProcStatus is what we use of /proc/PID/status (proc_pid_status(5)).
+// ProcStatus are the values that we use from /proc/PID/status (proc_pid_status(5)).
 type ProcStatus struct {
 	// Name is the command name, as the kernel escapes it.
 	Name string
@@ -20,9 +20,8 @@ type ProcStatus struct {
 	Capabilities uint64
 }
 
-// ParseProcStatus reads a status file. Lines it does not use are passed over,
-// whatever they hold; of those it uses, the last counts. The error is a
-// *ParseError.
+// ParseProcStatus parses a status file. It skips unused lines; of several lines for a value
+// the last counts. The error is a *ParseError.
 func ParseProcStatus(b []byte) (ProcStatus, error) {
 	var s ProcStatus
 	missing := map[string]bool{"Name": true, "Tgid": true, "TracerPid": true, "Uid": true, "CapEff": true}
@@ -56,26 +55,26 @@ func ParseProcStatus(b []byte) (ProcStatus, error) {
 	}
 	for _, name := range []string{"Name", "Tgid", "TracerPid", "Uid", "CapEff"} {
 		if missing[name] {
-			return ProcStatus{}, &ParseError{Line: max(n, 1), Problem: fmt.Sprintf("no line begins with %s:", name)}
+			return ProcStatus{}, &ParseError{Line: max(n, 1), Problem: fmt.Sprintf("no line %s:", name)}
 		}
 	}
 	return s, nil
 }
 
-// ProcIDs is who a process is, as /proc/PID/status tells.
+// ProcIDs are the ids of a process from /proc/PID/status.
 type ProcIDs struct {
 	// UID and GID are the effective ids.
 	UID, GID uint32
 	// NamespacePIDs are its pids in the pid namespaces below that of /proc, outermost
-	// first; nil when there are none.
+	// first; nil without one.
 	NamespacePIDs []int32
 }
 
-// maxNamespaces is how many pid namespaces can be one in another (MAX_PID_NS_LEVEL).
+// maxNamespaces is how deep pid namespaces can be nested (MAX_PID_NS_LEVEL).
 const maxNamespaces = 32
 
-// ParseProcIDs reads a status file. Kernels without pid namespaces have no line
-// NSpid. The error is a *ParseError.
+// ParseProcIDs parses a status file. Kernels without pid namespaces have no line NSpid. The
+// error is a *ParseError.
 func ParseProcIDs(b []byte) (ProcIDs, error) {
 	var ids ProcIDs
 	uid, gid := false, false
@@ -99,12 +98,12 @@ func ParseProcIDs(b []byte) (ProcIDs, error) {
 		}
 	}
 	if !uid || !gid {
-		return ProcIDs{}, &ParseError{Line: max(n, 1), Problem: "no line begins with Uid:, or none with Gid:"}
+		return ProcIDs{}, &ParseError{Line: max(n, 1), Problem: "no line Uid: or Gid:"}
 	}
 	return ids, nil
 }
 
-// effective reads the second of real, effective, saved and file system id.
+// effective parses the second of real, effective, saved and file system id.
 func effective(b []byte) (uint32, error) {
 	fields := bytes.Fields(b)
 	if len(fields) != 4 {
@@ -117,7 +116,7 @@ func effective(b []byte) (uint32, error) {
 	return uint32(id), nil
 }
 
-// nested reads the pids behind the first, which is the one /proc knows.
+// nested parses the pids after the first, which is the one of /proc.
 func nested(b []byte) (pids []int32, err error) {
 	fields := bytes.Fields(b)
 	if len(fields) == 0 || len(fields) > maxNamespaces+1 {

@@ -27,13 +27,13 @@ func TestProcStatusIsReadByName(t *testing.T) {
 	}
 }
 
-func TestAProcStatusThatLacksALineIsRefused(t *testing.T) {
+func TestProcStatusWithoutALineIsAnError(t *testing.T) {
 	for _, name := range []string{"Name", "Tgid", "TracerPid", "Uid", "CapEff"} {
 		_, err := discovery.ParseProcStatus([]byte(strings.Replace(status, "\n"+name+":", "\nX"+name+":", 1)))
 		if name == "Name" {
 			_, err = discovery.ParseProcStatus([]byte("X" + status))
 		}
-		if err == nil || !strings.Contains(err.Error(), "no line begins with "+name+":") {
+		if err == nil || !strings.Contains(err.Error(), "no line "+name+":") {
 			t.Errorf("without %s: %v", name, err)
 		}
 	}
@@ -46,15 +46,15 @@ func TestAProcStatusThatLacksALineIsRefused(t *testing.T) {
 	}
 }
 
-// FuzzParseProcStatus checks that what is accepted is fit to be sent on and that
-// what is refused gives nothing.
+// FuzzParseProcStatus checks that an accepted result is valid and that an error comes
+// without a result.
 func FuzzParseProcStatus(f *testing.F) {
 	f.Add([]byte(status))
 	f.Add([]byte("Name:\t\xff\nTgid:\t1\nTracerPid:\t0\nUid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		s, err := discovery.ParseProcStatus(b)
 		if err != nil && s != (discovery.ProcStatus{}) {
-			t.Errorf("refused, and gave %+v", s)
+			t.Errorf("an error with the result %+v", s)
 		}
 		if !utf8.ValidString(s.Name) || s.Process < 0 || s.Tracer < 0 {
 			t.Errorf("accepted %+v", s)
@@ -62,7 +62,7 @@ func FuzzParseProcStatus(f *testing.F) {
 	})
 }
 
-// FuzzParseProcIDs checks that what is written is read, whatever stands around it.
+// FuzzParseProcIDs checks that the lines are parsed, whatever is around them.
 func FuzzParseProcIDs(f *testing.F) {
 	f.Add(uint32(1001), uint32(100), int32(318), "Name:\tpython\n", "Seccomp:\t0\n")
 	f.Add(uint32(0), uint32(0), int32(0), "", "")
@@ -81,7 +81,7 @@ func FuzzParseProcIDs(f *testing.F) {
 		text := before + "\n" + own + after
 		got, err := discovery.ParseProcIDs([]byte(text))
 		if err != nil && !cmp.Equal(got, discovery.ProcIDs{}) {
-			t.Errorf("refused, and gave %+v", got)
+			t.Errorf("an error with the result %+v", got)
 		}
 		others := func(line string) bool {
 			return strings.HasPrefix(line, "Uid:") || strings.HasPrefix(line, "Gid:") || strings.HasPrefix(line, "NSpid:")

@@ -14,12 +14,12 @@ import (
 
 const nodesDir = "sys/class/kfd/kfd/topology/nodes"
 
-// EmulatedFile is there only when the driver is an emulated one, and says which; kfdemu
-// makes it.
+// EmulatedFile exists only with an emulated driver, and contains its name. kfdemu writes
+// it.
 const EmulatedFile = "sys/class/kfd/kfd/emulated"
 
-// Backend names what is behind /dev/kfd of the machine whose root directory is root:
-// "kfd", or what calls itself emulated, in which case no hardware is involved.
+// Backend returns what is behind /dev/kfd on the host with the root directory root: "kfd",
+// or "emulated ..." when no hardware is involved.
 func Backend(root fs.FS) string {
 	text, err := fs.ReadFile(root, EmulatedFile)
 	if err != nil {
@@ -29,18 +29,17 @@ func Backend(root fs.FS) string {
 	return "emulated " + line
 }
 
-// mesGFX is the first gfx_target_version whose firmware schedules queue by
-// queue. No file says which scheduler is in use.
+// mesGFX is the first gfx_target_version whose firmware schedules queue by queue. No file
+// contains the scheduler in use.
 const mesGFX = 110000
 
-// mecQueues is what the one compute micro-engine KFD uses can hold: 4 pipes of
+// mecQueues is the number of queues of the compute micro-engine that KFD uses: 4 pipes of
 // 8 queues.
 const mecQueues = 32
 
-// GPUs reads the topology and returns its GPU nodes, ascending by node number.
-// CPU nodes are left out. A node the device cgroup hides from us is left out
-// too, and is a warning of every Scan from then on. An error names the file and
-// the line, and leaves those warnings as they were.
+// GPUs reads the topology and returns its GPU nodes, ascending by node number, without CPU
+// nodes. A node that the device cgroup hides is omitted with a warning in every Scan from
+// then on. An error names the file and the line, and does not change those warnings.
 func (f *FS) GPUs() ([]gpreempt.GPU, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -61,7 +60,7 @@ func (f *FS) GPUs() ([]gpreempt.GPU, error) {
 			gpus = append(gpus, gpu)
 		case err == nil, vanished(err):
 		case errors.Is(err, fs.ErrPermission):
-			denied = append(denied, fmt.Sprintf("KFD topology node %d is left out: %v: allow the daemon its GPU in the devices cgroup", number, err))
+			denied = append(denied, fmt.Sprintf("KFD topology node %d omitted: %v: allow the daemon its GPU in the devices cgroup", number, err))
 		default:
 			return nil, fmt.Errorf("read the KFD topology: %w", err)
 		}
@@ -71,7 +70,7 @@ func (f *FS) GPUs() ([]gpreempt.GPU, error) {
 	return gpus, nil
 }
 
-// gpu reads one node; the ID is 0 when it is a CPU.
+// gpu reads one node; the ID is 0 for a CPU.
 func (f *FS) gpu(node int) (gpreempt.GPU, error) {
 	dir := nodesDir + "/" + strconv.Itoa(node)
 	id, err := f.number(dir+"/gpu_id", 32)
@@ -94,7 +93,7 @@ func (f *FS) gpu(node int) (gpreempt.GPU, error) {
 	return gpuOf(node, gpreempt.GPUID(id), name, p), nil
 }
 
-// gpuOf says what the properties of a GPU node mean.
+// gpuOf interprets the properties of a GPU node.
 func gpuOf(node int, id gpreempt.GPUID, name string, p NodeProperties) gpreempt.GPU {
 	if name == "" || name == "ip discovery" { // the driver has no name for newer chips
 		name = gfxName(p.GFX)
@@ -121,11 +120,10 @@ func gfxName(version uint64) string {
 	return fmt.Sprintf("gfx%d%x%x", version/10000, version/100%100, version%100)
 }
 
-// queueSlots returns how many user compute queues run at once. A queue takes the
-// same slot on each XCC, so that is the number of slots on one of them. The
-// mainline driver gives just that in num_cp_queues (24 on MI300X with its 8
-// XCCs), AMD's own one gives the sum over the XCCs (120 on MI308X with 4). A
-// number that no single XCC can hold tells the sum.
+// queueSlots returns how many user compute queues run at once. A queue takes the same slot
+// on each XCC, so this is the number of slots of one XCC. num_cp_queues is that number in
+// the mainline driver (24 on MI300X with its 8 XCCs), and the sum over the XCCs in AMD's
+// own (120 on MI308X with 4). A number above the capacity of one XCC must be the sum.
 func queueSlots(p NodeProperties) int {
 	if p.CPQueues > mecQueues && p.XCCs > 1 {
 		return int(p.CPQueues / p.XCCs)
