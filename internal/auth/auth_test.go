@@ -47,7 +47,7 @@ func check(t *testing.T, path string) (*grpc.ClientConn, error) {
 	return conn, err
 }
 
-func TestCallsKnowTheirPeer(t *testing.T) {
+func TestContextOfACallHasItsPeer(t *testing.T) {
 	l, path := listen(t, UnixOptions{})
 	seen := make(chan Conn, 1)
 	serveHealth(t, l, func(ctx context.Context) {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// The test binary plays other processes when these are set.
+// With these variables the test binary runs as another process.
 const (
 	roleKey   = "AUTH_TEST_ROLE"
 	socketKey = "AUTH_TEST_SOCKET"
@@ -31,14 +31,14 @@ func TestMain(m *testing.M) {
 	os.Exit(testutil.VerifyMain(m))
 }
 
-// play is the main of a child. Each role obeys lines on its standard input.
+// play is the main function of a child. Each role reads commands from its standard input.
 func play(role, socket string) error {
 	orders := bufio.NewReader(os.Stdin)
 	order := func() { _, _ = orders.ReadString('\n') } // or the end of the test
 	switch role {
 	case "exit":
 		return nil
-	case "client": // connect, close on the first order, exit on the second
+	case "client": // connect, close on the first line, exit on the second
 		conn, err := net.Dial("unix", socket)
 		if err != nil {
 			return err
@@ -65,7 +65,7 @@ func play(role, socket string) error {
 		}
 		order()
 		return nil
-	case "heir": // hold an inherited socket until it ends
+	case "heir": // keep an inherited socket until it ends
 		file := os.NewFile(3, "socket")
 		conn, err := net.FileConn(file)
 		if err != nil {
@@ -78,7 +78,7 @@ func play(role, socket string) error {
 		}
 		fmt.Println("cut off")
 		return nil
-	case "server": // accept one connection and say why not
+	case "server": // accept one connection and print why it is refused
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 		if err != nil {
 			return err
@@ -113,8 +113,7 @@ func start(t *testing.T, role, socket string, prepare func(*exec.Cmd)) *child {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A pipe of our own: Wait would close that of StdoutPipe, which a grandchild
-	// still writes to.
+	// Not StdoutPipe: Wait would close it while a grandchild still writes to it.
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
@@ -142,7 +141,7 @@ func (c *child) order(t *testing.T) {
 	}
 }
 
-// line returns what the child, or a child of its own, says next.
+// line returns the next line of the child or of its child.
 func (c *child) line(t *testing.T) string {
 	t.Helper()
 	s, err := c.lines.ReadString('\n')

@@ -15,7 +15,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
-// fullMethods returns the methods of a service as gRPC calls them.
+// fullMethods returns the full names of the methods of a service.
 func fullMethods(desc grpc.ServiceDesc) (all []string) {
 	for _, m := range desc.Methods {
 		all = append(all, "/"+desc.ServiceName+"/"+m.MethodName)
@@ -27,14 +27,14 @@ func fullMethods(desc grpc.ServiceDesc) (all []string) {
 	return all
 }
 
-func TestEveryMethodHasItsNeed(t *testing.T) {
+func TestEveryMethodNeedsARight(t *testing.T) {
 	const nobody = Rights(0)
 	got := map[string]Rights{}
 	for _, desc := range []grpc.ServiceDesc{gpreemptv1.OnlineService_ServiceDesc, gpreemptv1.AdminService_ServiceDesc} {
 		for _, method := range fullMethods(desc) {
 			need, ok := Need(method)
 			if !ok {
-				t.Errorf("%s has no entry: say in this package who may call it", method)
+				t.Errorf("%s has no entry: add the right that it needs", method)
 			}
 			got[method] = need
 		}
@@ -69,7 +69,7 @@ func TestEveryMethodHasItsNeed(t *testing.T) {
 		t.Errorf("needs (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(methods))); diff != "" {
-		t.Errorf("methods that are in the table and in no service, or the reverse (-want +got):\n%s", diff)
+		t.Errorf("methods of the table and of the services (-want +got):\n%s", diff)
 	}
 
 	for _, same := range []struct {
@@ -88,13 +88,13 @@ func TestEveryMethodHasItsNeed(t *testing.T) {
 	}
 }
 
-func TestUnknownMethodsAreForNobody(t *testing.T) {
+func TestUnknownMethodsAreNotAllowed(t *testing.T) {
 	for _, method := range []string{
 		"", "/", "//", "gpreempt.v1.AdminService", "/gpreempt.v1.AdminService/", "/gpreempt.v1.AdminService/GetEverything",
 		"/gpreempt.v2.OnlineService/NotifyOnline", "/grpc.health.v1.Health", "/grpc.health.v1.Health/", "/grpc.channelz.v1.Channelz/GetServers",
 	} {
 		if need, ok := Need(method); ok {
-			t.Errorf("%q needs %v; want nobody to be allowed", method, need)
+			t.Errorf("%q needs %v; want it unknown", method, need)
 		}
 	}
 }
@@ -112,7 +112,7 @@ func TestRights(t *testing.T) {
 		peer Peer
 		want Rights
 	}{
-		{"a stranger", Process{UID: 5, GID: 5, Groups: []uint32{6, 7}}, 0},
+		{"another user", Process{UID: 5, GID: 5, Groups: []uint32{6, 7}}, 0},
 		{"root", Process{UID: 0, GID: 5}, all},
 		{"the owner", Process{UID: 1, GID: 5}, all},
 		{"an online user", Process{UID: 10, GID: 5}, Online | Read},
@@ -122,7 +122,7 @@ func TestRights(t *testing.T) {
 		{"an admin group of its own", Process{UID: 5, GID: 200}, all},
 		{"an admin group among others", Process{UID: 5, GID: 5, Groups: []uint32{7, 200}}, all},
 		{"online by user, admin by group", Process{UID: 10, GID: 200}, all},
-		{"a uid is no gid", Process{UID: 200, GID: 20, Groups: []uint32{10, 0, 1}}, 0},
+		{"a uid equal to a gid", Process{UID: 200, GID: 20, Groups: []uint32{10, 0, 1}}, 0},
 		{"a listed certificate", Certificate{Names: []string{"dns:web.example"}}, Online},
 		{"one of its names is listed", Certificate{Names: []string{"uri:other", "uri:spiffe://example/web", "cn:web"}}, Online},
 		{"an admin's certificate", Certificate{Names: []string{"dns:ops.example", "cn:ops"}}, all},
@@ -139,7 +139,7 @@ func TestRights(t *testing.T) {
 	}
 }
 
-func TestEmptyPolicyLetsRootInOnly(t *testing.T) {
+func TestEmptyPolicyHasRightsForRootOnly(t *testing.T) {
 	if got := (Policy{}).Rights(Process{UID: 1000, GID: 0, Groups: []uint32{0}}); got != 0 {
 		t.Errorf("a member of the root group has %b", got)
 	}
@@ -151,7 +151,7 @@ func TestEmptyPolicyLetsRootInOnly(t *testing.T) {
 	}
 }
 
-func TestRightsAllowWhatTheyHold(t *testing.T) {
+func TestAllows(t *testing.T) {
 	got := map[string]bool{}
 	for _, have := range []Rights{0, Online, Online | Read, Online | Read | Admin} {
 		for _, need := range []Rights{0, Online, Read, Admin} {
@@ -171,7 +171,7 @@ func TestRightsAllowWhatTheyHold(t *testing.T) {
 	}
 }
 
-func TestMemoryIsForItsUserAndAdmins(t *testing.T) {
+func TestMemoryIsReadableForItsUserAndAdmins(t *testing.T) {
 	policy := Policy{OwnerUID: 1, OnlineUIDs: []uint32{10}, AdminUIDs: []uint32{20}, OnlineNames: []string{"cn:web"}, AdminNames: []string{"cn:ops"}}
 	got := map[string]bool{}
 	for name, peer := range map[string]Peer{

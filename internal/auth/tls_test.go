@@ -79,7 +79,7 @@ func startTLS(t *testing.T) *tlsServer {
 	return d
 }
 
-// config is that of a client with a certificate; "" shows none.
+// config returns the configuration of a client with a certificate; "" means none.
 func (d *tlsServer) config(cert, key string) *tls.Config {
 	d.t.Helper()
 	pem, err := os.ReadFile(d.ca.File)
@@ -98,7 +98,7 @@ func (d *tlsServer) config(cert, key string) *tls.Config {
 	return c
 }
 
-// dial connects and does not shake hands yet.
+// dial connects, without a handshake.
 func (d *tlsServer) dial(c *tls.Config) *tls.Conn {
 	d.t.Helper()
 	raw, err := net.Dial("tcp", d.address)
@@ -110,8 +110,7 @@ func (d *tlsServer) dial(c *tls.Config) *tls.Conn {
 	return tls.Client(raw, c)
 }
 
-// enter returns the server's end of a connection that must be let in, and the
-// client's.
+// enter returns both ends of a connection that must be accepted.
 func (d *tlsServer) enter(c *tls.Config) (server *tlsConn, client *tls.Conn) {
 	d.t.Helper()
 	client = d.dial(c)
@@ -135,7 +134,7 @@ func (d *tlsServer) awaitEnd(c *tlsConn, why string) {
 	select {
 	case <-c.Done():
 	case <-time.After(maxWait):
-		d.t.Fatalf("a connection stands, though %s", why)
+		d.t.Fatalf("a connection is open, though %s", why)
 	}
 }
 
@@ -146,14 +145,14 @@ func (d *tlsServer) awaitRefusal() error {
 	case err := <-d.refused:
 		return err
 	case <-d.accepted:
-		d.t.Fatal("it was let in")
+		d.t.Fatal("it was accepted")
 	case <-time.After(maxWait):
-		d.t.Fatal("it was neither refused nor let in")
+		d.t.Fatal("it was neither refused nor accepted")
 	}
 	return nil
 }
 
-func TestPeerIsWhatItsCertificateSays(t *testing.T) {
+func TestPeerHasTheNamesOfItsCertificate(t *testing.T) {
 	d := startTLS(t)
 	cert, key := d.ca.Issue(testutil.Named("web.example", "web"), testutil.WithURI("spiffe://example/web"), func(c *x509.Certificate) {
 		c.Subject = pkix.Name{CommonName: "web frontend", Organization: []string{"Example"}}
@@ -176,30 +175,30 @@ func TestPeerIsWhatItsCertificateSays(t *testing.T) {
 	_ = server.Close()
 	<-server.Done()
 	if server.Died() || server.Exiting() {
-		t.Error("a process on another host is said to have died")
+		t.Error("Died or Exiting is true for a client on another host")
 	}
 }
 
-func TestNobodyGetsInWithoutAGoodCertificate(t *testing.T) {
+func TestHandshakeNeedsAValidCertificate(t *testing.T) {
 	d := startTLS(t)
-	foreign := testutil.NewAuthority(t, "ours") // of the same name
+	otherCA := testutil.NewAuthority(t, "ours") // of the same name
 	issue := func(a *testutil.Authority, change ...func(*x509.Certificate)) *tls.Config {
 		cert, key := a.Issue(append(change, testutil.Named("web.example"))...)
 		return d.config(cert, key)
 	}
-	good := issue(d.ca)
-	old := good.Clone()
+	valid := issue(d.ca)
+	old := valid.Clone()
 	old.MaxVersion = tls.VersionTLS12
 	for _, tc := range []struct {
 		name   string
 		config *tls.Config
-		// client and server are part of what each learns.
+		// client and server are parts of the errors of each.
 		client, server string
 	}{
 		{"no certificate", d.config("", ""), "certificate required", "didn't provide a certificate"},
 		{"expired", issue(d.ca, testutil.Valid(-time.Hour, -time.Minute)), "expired certificate", "expired or is not yet valid"},
 		{"not yet valid", issue(d.ca, testutil.Valid(time.Minute, time.Hour)), "expired certificate", "expired or is not yet valid"},
-		{"of a foreign authority", issue(foreign), "unknown certificate authority", "unknown authority"},
+		{"of another authority", issue(otherCA), "unknown certificate authority", "unknown authority"},
 		{"for servers only", issue(d.ca, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), "bad certificate", "incompatible key usage"},
 		{"TLS 1.2", old, "protocol version", "unsupported versions"},
 	} {
@@ -207,23 +206,23 @@ func TestNobodyGetsInWithoutAGoodCertificate(t *testing.T) {
 			client := d.dial(tc.config)
 			err := client.Handshake()
 			if err == nil {
-				_, err = client.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")) // as gRPC does, without waiting
+				_, err = client.Write([]byte("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")) // as gRPC does, before an answer
 			}
 			if err == nil {
 				_, err = client.Read(make([]byte, 1))
 			}
 			if err == nil || !strings.Contains(err.Error(), tc.client) {
-				t.Errorf("the client learns %v, want %q", err, tc.client)
+				t.Errorf("the client gets %v, want %q", err, tc.client)
 			}
 			if err := d.awaitRefusal(); !strings.Contains(err.Error(), tc.server) || !strings.Contains(err.Error(), client.LocalAddr().String()) {
-				t.Errorf("the daemon says %v, want %q and the address", err, tc.server)
+				t.Errorf("the server reports %v, want %q and the address", err, tc.server)
 			}
 		})
 	}
-	d.enter(good) // the others did no harm
+	d.enter(valid) // after the others
 }
 
-func TestPlainTCPIsNoWayIn(t *testing.T) {
+func TestConnectionWithoutTLSIsRefused(t *testing.T) {
 	d := startTLS(t)
 	raw, err := net.Dial("tcp", d.address)
 	if err != nil {
@@ -236,18 +235,18 @@ func TestPlainTCPIsNoWayIn(t *testing.T) {
 	if err := d.awaitRefusal(); !strings.Contains(err.Error(), "does not look like a TLS handshake") {
 		t.Error(err)
 	}
-	ours, theirs := net.Pipe()
-	defer theirs.Close()
-	defer ours.Close()
-	if _, _, err := Credentials().ServerHandshake(ours); err == nil {
-		t.Error("a connection of another listener was let in")
+	server, client := net.Pipe()
+	defer client.Close()
+	defer server.Close()
+	if _, _, err := Credentials().ServerHandshake(server); err == nil {
+		t.Error("a connection of another listener was accepted")
 	}
-	if _, _, err := Credentials().ClientHandshake(context.Background(), "", ours); err == nil {
-		t.Error("credentials for servers served a client")
+	if _, _, err := Credentials().ClientHandshake(context.Background(), "", server); err == nil {
+		t.Error("the handshake of a client succeeded")
 	}
 }
 
-func TestHostThatIsGoneIsFoundOut(t *testing.T) {
+func TestSocketOptionsDetectADeadHost(t *testing.T) {
 	d := startTLS(t)
 	cert, key := d.ca.Issue()
 	server, _ := d.enter(d.config(cert, key))
@@ -286,7 +285,7 @@ func TestConnectionEndsWithItsCertificate(t *testing.T) {
 	}
 }
 
-func TestNewAuthoritiesCutWhomTheyDoNotKnow(t *testing.T) {
+func TestNewAuthoritiesCloseConnectionsOfOthers(t *testing.T) {
 	d := startTLS(t)
 	cert, key := d.ca.Issue()
 	before, _ := d.enter(d.config(cert, key))
@@ -304,27 +303,27 @@ func TestNewAuthoritiesCutWhomTheyDoNotKnow(t *testing.T) {
 	use(files) // the same files
 	select {
 	case <-before.Done():
-		t.Fatal("cut, though its authority is the same")
+		t.Fatal("closed, though its authority is the same")
 	default:
 	}
 	files.ClientCA = other.File
 	use(files)
 	d.awaitEnd(before, "its authority is gone")
-	_ = d.dial(d.config(cert, key)).Handshake() // the client may learn it later
+	_ = d.dial(d.config(cert, key)).Handshake() // the client may get the error later
 	_ = d.awaitRefusal()
 	d.enter(d.config(otherCert, otherKey))
 }
 
-func TestFilesAreNamedWhenWrong(t *testing.T) {
+func TestErrorNamesTheInvalidFile(t *testing.T) {
 	ca := testutil.NewAuthority(t, "ours")
 	cert, key := ca.Issue(testutil.ForServer)
-	_, stranger := ca.Issue()
+	_, otherKey := ca.Issue()
 	for name, tc := range map[string]struct {
 		files CertificateFiles
 		want  string
 	}{
 		"no certificate":   {CertificateFiles{"/nowhere", key, ca.File}, "/nowhere"},
-		"another's key":    {CertificateFiles{cert, stranger, ca.File}, stranger},
+		"key of another":   {CertificateFiles{cert, otherKey, ca.File}, otherKey},
 		"no authorities":   {CertificateFiles{cert, key, "/nowhere"}, "/nowhere"},
 		"not certificates": {CertificateFiles{cert, key, key}, key},
 	} {
@@ -334,7 +333,7 @@ func TestFilesAreNamedWhenWrong(t *testing.T) {
 	}
 }
 
-func TestStrangersTakeABoundedNumberOfPlaces(t *testing.T) {
+func TestConnectionsWithoutAHandshakeAreBounded(t *testing.T) {
 	d := startTLS(t)
 	cert, key := d.ca.Issue()
 	config := d.config(cert, key)
@@ -355,26 +354,26 @@ func TestStrangersTakeABoundedNumberOfPlaces(t *testing.T) {
 	defer raw.Close()
 	_ = raw.SetReadDeadline(time.Now().Add(maxWait))
 	if _, err := raw.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
-		t.Errorf("one too many reads %v, want its end", err)
+		t.Errorf("the connection above the bound reads %v, want its end", err)
 	}
 	if err := d.awaitRefusal(); !strings.Contains(err.Error(), "64 others") || !strings.Contains(err.Error(), raw.LocalAddr().String()) {
-		t.Errorf("it says %v", err)
+		t.Errorf("refused with %v", err)
 	}
 	_ = silent[0].Close()
-	_ = d.awaitRefusal() // its place is free
+	_ = d.awaitRefusal() // its end frees a place
 	for range 3 {
-		d.enter(config) // who is proved takes none
+		d.enter(config) // they take no place
 	}
 }
 
-func TestPrincipalIsAllNames(t *testing.T) {
+func TestPrincipalHasAllNames(t *testing.T) {
 	for _, other := range []Certificate{{Names: []string{"dns:a"}}, {Names: []string{"dns:b", "dns:a"}}, {Names: []string{`dns:a" "dns:b`}}, {}} {
 		if (Certificate{Names: []string{"dns:a", "dns:b"}}).Principal() == other.Principal() {
-			t.Errorf("taken for %v", other.Names)
+			t.Errorf("the same principal as %v", other.Names)
 		}
 	}
 	a, b := Certificate{Names: []string{"dns:a"}, Address: "1", Serial: "1"}, Certificate{Names: []string{"dns:a"}, Address: "2", Serial: "2"}
 	if a.Principal() != b.Principal() {
-		t.Error("a renewed certificate is another client")
+		t.Error("a renewed certificate has another principal")
 	}
 }

@@ -55,7 +55,7 @@ func dial(t *testing.T, path string) net.Conn {
 	return c
 }
 
-// serve reads until the end and closes, as gRPC does.
+// serve reads until the end and closes the connection, as gRPC does.
 func serve(c *unixConn) {
 	_, _ = io.Copy(io.Discard, c)
 	_ = c.Close()
@@ -108,7 +108,7 @@ func TestPeerIsTheProcessThatConnected(t *testing.T) {
 	}
 }
 
-func TestPeerIsProvedOnKernelsWithoutPeerPidfd(t *testing.T) {
+func TestPeerIsIdentifiedOnKernelsWithoutPeerPidfd(t *testing.T) {
 	l, path := listen(t, UnixOptions{})
 	l.open = openPID
 	client := start(t, "client", path, nil)
@@ -127,7 +127,7 @@ func TestPeerIsProvedOnKernelsWithoutPeerPidfd(t *testing.T) {
 	}
 }
 
-func TestEveryGroupIsSeen(t *testing.T) {
+func TestPeerHasEveryGroup(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to set the groups of a child")
 	}
@@ -214,7 +214,7 @@ func TestDeathClosesASocketThatAnotherProcessInherited(t *testing.T) {
 	}
 }
 
-func TestProcessThatDiesWhileItIsIdentifiedIsRefused(t *testing.T) {
+func TestProcessThatDiesDuringIdentificationIsRefused(t *testing.T) {
 	for name, open := range map[string]func(int, int32) (int, uint64, error){"peer pidfd": openPeer, "older kernel": openPID} {
 		t.Run(name, func(t *testing.T) {
 			refused := make(chan error, 1)
@@ -253,7 +253,7 @@ func TestProcessThatDiesWhileItIsIdentifiedIsRefused(t *testing.T) {
 	}
 }
 
-func TestProcessOutOfSightIsRefused(t *testing.T) {
+func TestProcessOfAnotherPIDNamespaceIsRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root, to make a pid namespace")
 	}
@@ -361,7 +361,7 @@ func TestDescriptorsAreClosedAndNotInherited(t *testing.T) {
 	}
 }
 
-func TestRefusedUserCostsNoIdentification(t *testing.T) {
+func TestRefusedUserIsNotIdentified(t *testing.T) {
 	why := errors.New("too many")
 	refused := make(chan error, 1)
 	l, path := listen(t, UnixOptions{Admit: func(uid uint32) error {
@@ -381,5 +381,38 @@ func TestRefusedUserCostsNoIdentification(t *testing.T) {
 	}
 	if _, err := conn.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("reading gave %v, want the end", err)
+	}
+}
+
+func TestConnectionsBeyondTheLimitAreRefusedUntilOneEnds(t *testing.T) {
+	refused := make(chan error, 1)
+	l, path := listen(t, UnixOptions{MaxConns: 2, Refused: func(err error) { refused <- err }})
+	dial(t, path)
+	first := accept(t, l)
+	dial(t, path)
+	accept(t, l)
+	next := make(chan net.Conn, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			t.Error(err)
+		}
+		next <- c
+	}()
+	for range 3 {
+		dial(t, path)
+		if err := <-refused; !errors.Is(err, ErrFull) {
+			t.Errorf("error %v, want %v", err, ErrFull)
+		}
+	}
+	for range 2 { // closing twice counts once
+		if err := first.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	dial(t, path)
+	(<-next).Close()
+	if got := l.held.Load(); got != 1 {
+		t.Errorf("%d connections are counted, want 1", got)
 	}
 }
