@@ -17,7 +17,8 @@ func (a *app) targetExplain() *cobra.Command {
 		Use:   "explain TARGET",
 		Short: "Show why a process is suspended or runs",
 		Long: `Shows the state of one process, then the sources of its class in order: the first that
-matches decides. Then the checks in the order of the scheduler: the first "no" decides.`,
+matches decides. Then the checks of the scheduler in order, with what each asks for: run,
+suspend, or pass for nothing. The first that does not pass decides.`,
 		Example:           "  gpctl target explain 4242",
 		Args:              operands("TARGET"),
 		ValidArgsFunction: a.named,
@@ -40,20 +41,15 @@ func (a *app) printExplanation(p *printer, e *gpreemptv1.ExplainTargetResponse) 
 		p.linef("")
 		printClassification(p, steps)
 	}
-	if steps := e.GetSteps(); len(steps) > 0 {
+	if checks := e.GetChecks(); len(checks) > 0 {
 		p.linef("")
-		t := p.table("", columns{">#", "RESULT", "CHECK", "DETAIL"})
-		decided := false
-		for i, s := range steps {
-			result := cell{text: "no"}
-			switch {
-			case s.GetHolds():
-				result = cell{"yes", styleGood}
-			case !decided:
-				decided = true
-				result = cell{"no: decides", styleNote}
+		t := p.table("", columns{">#", "CHECK", "RESULT", "DETAIL"})
+		for i, c := range checks {
+			result := cell{text: api.EnumName(c.GetResult())}
+			if c.GetDecides() {
+				result = cell{result.text + " (decides)", styleNote}
 			}
-			t.row(i+1, result, s.GetQuestion(), s.GetDetail())
+			t.row(i+1, c.GetCheck(), result, c.GetDetail())
 		}
 		t.flush()
 	}

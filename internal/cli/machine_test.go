@@ -328,14 +328,17 @@ func (m *machine) ExplainTarget(_ context.Context, req *gpreemptv1.ExplainTarget
 	}
 	resp := &gpreemptv1.ExplainTargetResponse{Target: t, Classification: classification(t)}
 	offline := t.GetClass() == gpreemptv1.Class_CLASS_OFFLINE
-	resp.Steps = append(resp.Steps, &gpreemptv1.ExplainStep{Question: "class is offline", Holds: offline, Detail: t.GetDecidedBy()})
+	pass, run, suspend := gpreemptv1.CheckResult_CHECK_RESULT_PASS, gpreemptv1.CheckResult_CHECK_RESULT_RUN, gpreemptv1.CheckResult_CHECK_RESULT_SUSPEND
+	class := &gpreemptv1.ExplainCheck{Check: "class", Result: pass, Detail: fmt.Sprintf("class %s, priority %d", api.EnumName(t.GetClass()), t.GetPriority())}
+	lease := &gpreemptv1.ExplainCheck{Check: "lease", Result: suspend, Decides: offline, Detail: "highest lease priority 11, target priority 0"}
+	resp.Checks = []*gpreemptv1.ExplainCheck{class, lease, {Check: "otherwise", Result: run, Detail: "a target runs unless a check above decides"}}
 	if !offline {
-		resp.Verdict = "Running: class is not offline."
+		class.Result, class.Decides = run, true
+		resp.Verdict = "Running: class-changed."
 		return resp, nil
 	}
-	resp.Steps = append(resp.Steps, &gpreemptv1.ExplainStep{Question: "no lease outranks it on its GPUs", Holds: false, Detail: "highest lease priority 11 (target priority 0)"})
 	resp.Leases = m.leases[:1]
-	resp.Verdict = "Suspended: lease k3-1 (lease)."
+	resp.Verdict = "Suspended: lease."
 	return resp, nil
 }
 

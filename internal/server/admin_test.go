@@ -274,8 +274,20 @@ func TestExplainTargetReturnsChecksAndLeases(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.GetVerdict() == "" || len(got.GetSteps()) < 5 || got.GetSteps()[0].GetQuestion() == "" || got.GetTarget().GetTargetId() != offline.String() {
+	if got.GetVerdict() != "Suspended: lease." || got.GetTarget().GetTargetId() != offline.String() {
 		t.Errorf("explanation %v", got)
+	}
+	var deciding []*gpreemptv1.ExplainCheck
+	for _, c := range got.GetChecks() {
+		if c.GetDecides() {
+			deciding = append(deciding, c)
+		}
+	}
+	want := []*gpreemptv1.ExplainCheck{{
+		Check: "lease", Result: gpreemptv1.CheckResult_CHECK_RESULT_SUSPEND, Decides: true, Detail: "highest lease priority 11, target priority 0",
+	}}
+	if diff := cmp.Diff(want, deciding, protocmp.Transform()); diff != "" {
+		t.Errorf("the checks that decide (-want +got):\n%s", diff)
 	}
 	if len(got.GetLeases()) != 1 || got.GetLeases()[0].GetLeaseId() != r.GetLeaseId() {
 		t.Errorf("leases %v, want %s", got.GetLeases(), r.GetLeaseId())

@@ -220,8 +220,10 @@ func (a adminService) ExplainTarget(ctx context.Context, req *gpreemptv1.Explain
 			By: step.By, Class: class, Matches: step.Matches, Decides: step.Decides, Detail: step.Detail,
 		})
 	}
-	for _, step := range e.Steps {
-		m.Steps = append(m.Steps, &gpreemptv1.ExplainStep{Question: step.Question, Holds: step.Holds, Detail: step.Detail})
+	for _, c := range e.Checks {
+		m.Checks = append(m.Checks, &gpreemptv1.ExplainCheck{
+			Check: c.Name, Result: gpreemptv1.CheckResult(c.Result), Decides: c.Decides, Detail: c.Detail,
+		})
 	}
 	for _, l := range leases {
 		if slices.Contains(e.Leases, l.ID) {

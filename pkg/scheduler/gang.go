@@ -41,12 +41,6 @@ type gang struct {
 	timer   timer
 }
 
-// verdict is whether a gang should be off the GPUs, and why.
-type verdict struct {
-	suspend bool
-	cause   Cause
-}
-
 func (c *Core) joinGang(t *target) {
 	inJob := c.policy.Gang == GangJob && t.class == gpreempt.Offline && t.job != ""
 	var g *gang
@@ -128,24 +122,30 @@ func (c *Core) regroup(g *gang) {
 	}
 	// A linger is for the gang there was: a member that no lease ever outranked
 	// must not be drawn into it.
-	g.lingerUntil, g.leased = 0, g.leased && g.top() > int(g.priority)
+	g.lingerUntil, g.leased = 0, g.leased && g.outranked()
 }
 
-func (g *gang) anyAway() bool {
-	return slices.ContainsFunc(g.members, (*target).isAway)
-}
+func (g *gang) any(is func(*target) bool) bool { return slices.ContainsFunc(g.members, is) }
 
-func (g *gang) anyShadowed() bool {
-	return slices.ContainsFunc(g.members, func(t *target) bool { return t.shadowed })
-}
+func (g *gang) anyAway() bool { return g.any((*target).isAway) }
 
-func (g *gang) byHand() bool {
-	return slices.ContainsFunc(g.members, func(t *target) bool { return len(t.orders) > 0 })
-}
+func (g *gang) byHand() bool { return g.any(func(t *target) bool { return len(t.orders) > 0 }) }
+
+// outranked reports whether a lease of higher priority covers one of the gang's GPUs.
+func (g *gang) outranked() bool { return g.top() > int(g.priority) }
 
 // lingers reports whether the gang is off the GPUs for the next lease only.
 func (g *gang) lingers() bool {
-	return g.verdict.cause == CauseLinger && !slices.ContainsFunc(g.members, func(t *target) bool { return t.state == TargetResuming })
+	return g.verdict.cause == CauseLinger && !g.any(func(t *target) bool { return t.state == TargetResuming })
+}
+
+// quarantinedUntil is when the last quarantine of a member ends.
+func (g *gang) quarantinedUntil() Time {
+	var until Time
+	for _, m := range g.members {
+		until = max(until, m.quarantinedUntil)
+	}
+	return until
 }
 
 // holdUntil is when the last hold on a member ends.
@@ -184,326 +184,3 @@ func (g *gang) resumeCost() time.Duration {
 	}
 	return cost
 }
-
-// decide says whether the gang should be off the GPUs now. It is the one place
-// where that is decided; explain walks the same checks.
-func (c *Core) decide(g *gang) verdict {
-	for _, m := range g.members {
-		switch {
-		case m.class != gpreempt.Offline:
-			return verdict{cause: CauseClass}
-		case !m.ready:
-			return verdict{cause: CauseNotReady}
-		case m.quarantinedUntil > c.now:
-			return verdict{cause: CauseQuarantine}
-		}
-	}
-	if c.draining {
-		return verdict{cause: CauseDrain}
-	}
-	for _, u := range g.gpus {
-		if u.breakerOpen {
-			return verdict{cause: CauseBreaker}
-		}
-	}
-	if c.now < g.holdUntil() {
-		return verdict{cause: CauseHold}
-	}
-	if g.forced != "" {
-		return verdict{cause: g.forced}
-	}
-	if c.now < g.runUntil {
-		return verdict{cause: g.runCause}
-	}
-	if g.byHand() {
-		return verdict{true, CauseByHand}
-	}
-	if g.top() > int(g.priority) {
-		return verdict{true, CauseLease}
-	}
-	if g.held && c.now < g.lingerUntil {
-		return verdict{true, CauseLinger}
-	}
-	if g.held && g.lingerUntil > 0 {
-		return verdict{cause: CauseLingerOver}
-	}
-	if g.held {
-		return verdict{cause: CauseLeaseEnded}
-	}
-	return verdict{cause: CauseNoLease}
-}
-
-// evaluate decides, and sends what is missing.
-func (c *Core) evaluate(g *gang) {
-	c.charge(g)
-	if g.held && !g.anyAway() && !(c.policy.Shadow && g.anyShadowed()) {
-		c.release(g)
-	}
-	if g.held && g.forced == "" {
-		g.forced = c.mustRun(g)
-	}
-	c.follow(g)
-	v := c.decide(g)
-	if v.suspend && !g.held && !g.byHand() && c.policy.ShareFloor > 0 && g.budget <= g.leastBudget() {
-		// Too little is left for a suspension that is worth its cost.
-		g.mustRunUntil(c.now+c.policy.MinRun, CauseShareFloor)
-		v = c.decide(g)
-	}
-	if v.suspend && !g.held {
-		g.held, g.heldSince, g.lingerUntil = true, c.now, 0
-		g.leased = v.cause == CauseLease
-	}
-	if c.policy.Shadow {
-		c.shadow(g, v)
-	} else {
-		c.act(g, v)
-	}
-	g.verdict = v
-	c.setGangTimer(g)
-}
-
-// follow notices that the last lease on the gang ended and begins the linger,
-// or that a new one came in time.
-func (c *Core) follow(g *gang) {
-	if !g.held {
-		g.leased = false
-		return
-	}
-	leased := g.top() > int(g.priority)
-	if g.leased && !leased {
-		g.lingerUntil = 0
-		if d := c.linger(g); d > 0 {
-			g.lingerUntil = c.now + d
-		}
-	}
-	g.leased = leased
-}
-
-// leastBudget is what must be in the bucket for a suspension to begin.
-func (g *gang) leastBudget() time.Duration {
-	cost, _ := g.suspendCost()
-	return cost + g.resumeCost()
-}
-
-// mustRun says whether a held gang has to run now for its own sake.
-func (c *Core) mustRun(g *gang) Cause {
-	if c.now >= c.maxSuspendAt(g) {
-		return CauseMaxSuspend
-	}
-	if due, ok := c.floorAt(g); ok && c.now >= due {
-		return CauseShareFloor
-	}
-	return ""
-}
-
-func (c *Core) maxSuspendAt(g *gang) Time { return g.heldSince + c.policy.MaxSuspend }
-
-// floorAt is when the share floor ends the suspension: early enough for the
-// resume to be done when the budget is used up.
-func (c *Core) floorAt(g *gang) (Time, bool) {
-	if c.policy.ShareFloor <= 0 || g.byHand() {
-		return 0, false
-	}
-	return c.now + max(0, g.budget-g.resumeCost()), true
-}
-
-func (c *Core) act(g *gang, v verdict) {
-	for _, m := range g.members {
-		m.shadowed = false
-		switch {
-		case m.state == TargetSuspended && !v.suspend:
-			c.resumeTarget(m, v.cause)
-			c.disturb(g)
-		case m.state == TargetSuspended && m.queues != m.suspendedQueues:
-			c.suspendTarget(m, CauseNewQueue, 0)
-			c.unquiet(g)
-		case m.state == TargetRunning && v.suspend:
-			c.suspendTarget(m, v.cause, c.lease(g))
-			c.unquiet(g)
-		}
-	}
-	if g.held && !v.suspend && !g.anyAway() {
-		c.release(g)
-	}
-}
-
-// shadow reports what act would have done. What is really suspended, from
-// before the policy changed, is resumed.
-func (c *Core) shadow(g *gang, v verdict) {
-	from, to := TargetRunning, TargetSuspended
-	if !v.suspend {
-		from, to = to, from
-	}
-	for _, m := range g.members {
-		if m.state == TargetSuspended {
-			c.resumeTarget(m, CausePolicy)
-		}
-		if m.shadowed != v.suspend {
-			m.shadowed = v.suspend
-			c.record(Record{Kind: RecordShadow, Target: m.key, FromTarget: from, ToTarget: to, Cause: v.cause, Lease: c.lease(g)})
-		}
-	}
-	if g.held && !v.suspend && !g.anyAway() {
-		c.release(g)
-	}
-}
-
-// release ends the suspension's account: every member runs again.
-func (c *Core) release(g *gang) {
-	c.charge(g)
-	g.held, g.leased, g.lingerUntil = false, false, 0
-	if g.forced != "" {
-		g.mustRunUntil(c.now+c.policy.MinRun, g.forced)
-		g.forced = ""
-	}
-}
-
-// mustRunUntil promises running time; what was promised before stays.
-func (g *gang) mustRunUntil(until Time, cause Cause) {
-	if until > g.runUntil {
-		g.runUntil, g.runCause = until, cause
-	}
-}
-
-// lease is the oldest started lease that outranks the gang, for the record.
-func (c *Core) lease(g *gang) LeaseID {
-	for _, m := range g.members {
-		if len(m.orders) > 0 {
-			return m.orders[0].id
-		}
-	}
-	for _, u := range g.gpus {
-		if u.top <= int(g.priority) {
-			continue
-		}
-		for _, l := range u.leases {
-			if l.started && l.req.Priority > g.priority {
-				return l.id
-			}
-		}
-	}
-	return 0
-}
-
-// unquiet sends leases that were quiet back to waiting: a target appeared.
-func (c *Core) unquiet(g *gang) {
-	for _, u := range g.gpus {
-		for _, l := range u.leases {
-			if l.state == LeaseHeld && l.req.Priority > g.priority {
-				l.quiet, l.coalesced = false, false
-				c.setLeaseState(l, LeaseQuiescing, CauseNewTarget)
-				c.await(l)
-			}
-		}
-	}
-}
-
-// disturb notes on leases that were quiet that the gang runs although they
-// outrank it: what they take from now on teaches nothing.
-func (c *Core) disturb(g *gang) {
-	for _, u := range g.gpus {
-		if u.top <= int(g.priority) {
-			continue
-		}
-		for _, l := range u.leases {
-			if l.req.Priority > g.priority {
-				l.quiet = false
-			}
-		}
-	}
-}
-
-// linger is how long a gang stays suspended after the last lease.
-func (c *Core) linger(g *gang) time.Duration {
-	switch c.policy.Linger {
-	case LingerFixed:
-		return c.policy.LingerMax
-	case LingerAdaptive:
-		return min(c.adaptiveLinger(g), c.policy.LingerMax)
-	default:
-		return 0
-	}
-}
-
-// adaptiveLinger weighs waiting against resuming. A resume and suspend costs
-// their time twice: once for the offline work, which does nothing meanwhile, and
-// once for the online work, which waits for the suspend and loses a runlist cycle
-// to each. Waiting costs the offline work the time until the next announcement.
-// While that is unknown, waiting as long as the pair costs is never worse than
-// twice the best choice (ski rental).
-func (c *Core) adaptiveLinger(g *gang) time.Duration {
-	var cost time.Duration
-	for _, m := range g.members {
-		cost = max(cost, m.suspend.mean+m.resume.mean)
-	}
-	breakEven := 2 * cost
-	expected, known := time.Duration(0), false
-	for _, u := range g.gpus {
-		if u.gap.samples >= 3 && (!known || u.gap.likely() < expected) {
-			expected, known = u.gap.likely(), true
-		}
-	}
-	switch {
-	case !known:
-		return breakEven
-	case expected <= breakEven:
-		return expected
-	default:
-		return 0
-	}
-}
-
-// budgetCap is the most the bucket holds.
-func (c *Core) budgetCap() time.Duration {
-	ppm := floorPPM(c.policy.ShareFloor)
-	return c.policy.ShareWindow / 1_000_000 * time.Duration(1_000_000-ppm)
-}
-
-func floorPPM(share float64) int64 { return int64(share * 1_000_000) }
-
-// charge brings the bucket up to now.
-func (c *Core) charge(g *gang) {
-	dt := c.now - g.budgetAt
-	g.budgetAt = c.now
-	ppm := floorPPM(c.policy.ShareFloor)
-	if ppm == 0 || dt == 0 {
-		return
-	}
-	switch {
-	case !g.held:
-		// While running it fills at (1-floor)/floor: suspended time and running
-		// time then keep the ratio the floor asks for.
-		dt = min(dt, time.Hour)
-		g.budget = min(g.budget+dt*time.Duration(1_000_000-ppm)/time.Duration(ppm), c.budgetCap())
-	case !g.byHand():
-		g.budget -= dt
-	}
-}
-
-// setGangTimer arms the next moment at which the decision may change by itself.
-func (c *Core) setGangTimer(g *gang) {
-	due, armed := Time(0), false
-	add := func(t Time) {
-		if t > c.now && (!armed || t < due) {
-			due, armed = t, true
-		}
-	}
-	if g.held && g.forced == "" {
-		add(c.maxSuspendAt(g))
-		if at, ok := c.floorAt(g); ok {
-			add(at)
-		}
-		if !g.leased {
-			add(g.lingerUntil)
-		}
-	}
-	add(g.runUntil)
-	add(g.holdUntil())
-	if armed {
-		c.timers.set(&g.timer, due)
-	} else {
-		c.timers.clear(&g.timer)
-	}
-}
-
-func (g *gang) fire(c *Core) { c.mark(g) }

@@ -399,8 +399,9 @@ func (s *scenario) look(cmd string, a arguments) error {
 			return err
 		}
 		fmt.Fprintf(&s.out, "%s leases=%v\n", e.Verdict, e.Leases)
-		for _, step := range e.Steps {
-			fmt.Fprintf(&s.out, "  [%s] %s (%s)\n", map[bool]string{true: "x", false: " "}[step.Holds], step.Question, step.Detail)
+		for _, check := range e.Checks {
+			result := map[CheckResult]string{CheckPass: "pass", CheckRun: "run", CheckSuspend: "suspend"}[check.Result]
+			fmt.Fprintf(&s.out, "  %-8s%s%s: %s\n", result, map[bool]string{true: "* "}[check.Decides], check.Name, check.Detail)
 		}
 		return err
 	case "admit":

@@ -45,6 +45,8 @@ func (t *target) isAway() bool {
 	return t.state == TargetSuspending || t.state == TargetSuspended || t.state == TargetResuming
 }
 
+func (t *target) unready() bool { return !t.ready }
+
 func (c *Core) targetSeen(ev TargetSeen) {
 	t := c.targets[ev.Target]
 	if t == nil {

@@ -2,9 +2,7 @@ package scheduler
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -47,20 +45,6 @@ type GPUInfo struct {
 	Suspended     int
 	BreakerOpen   bool
 	BreakerCloses Time
-}
-
-// Explanation is why a target is, or is not, suspended.
-type Explanation struct {
-	Verdict string
-	Steps   []ExplainStep
-	Leases  []LeaseID
-}
-
-// ExplainStep is one of the checks behind an Explanation.
-type ExplainStep struct {
-	Question string
-	Holds    bool
-	Detail   string
 }
 
 // Policy returns the policy in force.
@@ -194,69 +178,6 @@ func (c *Core) IdleWatched() []ClientID {
 	return ids
 }
 
-// Explain says why a target is, or is not, suspended: the same checks as decide,
-// in the same order.
-func (c *Core) Explain(key gpreempt.ProcessKey) (Explanation, bool) {
-	t := c.targets[key]
-	if t == nil {
-		return Explanation{}, false
-	}
-	g := t.gang
-	var e Explanation
-	step := func(question string, holds bool, format string, args ...any) {
-		e.Steps = append(e.Steps, ExplainStep{question, holds, fmt.Sprintf(format, args...)})
-	}
-	step("its class is offline", t.class == gpreempt.Offline, "class %v, priority %d", t.class, t.priority)
-	step("a mechanism is attached", t.ready, "%s", map[bool]string{true: "attached", false: "not attached: its mechanism says why"}[t.ready])
-	step("it is not in quarantine", t.quarantinedUntil <= c.now, "%s", left("quarantine ends", t.quarantinedUntil-c.now))
-	if len(g.members) > 1 {
-		step("every process of its job may be suspended", !slices.ContainsFunc(g.members, func(m *target) bool { return !m.ready || m.quarantinedUntil > c.now }),
-			"%d processes in %s", len(g.members), g.job)
-	}
-	step("the daemon is not draining", !c.draining, "draining: %v", c.draining)
-	open := []string{}
-	for _, u := range g.gpus {
-		if u.breakerOpen {
-			open = append(open, fmt.Sprintf("GPU %v for %v", u.id, (u.breakerUntil-c.now).Round(time.Millisecond)))
-		}
-	}
-	step("no breaker is open on its GPUs", len(open) == 0, "%s", cmp.Or(strings.Join(open, ", "), "closed"))
-	step("no admin holds it running", c.now >= g.holdUntil(), "%s", left("hold ends", g.holdUntil()-c.now))
-	step("it does not owe itself running time", g.forced == "" && c.now >= g.runUntil, "%s; %s",
-		left("must run", g.runUntil-c.now), c.floorText(g))
-	step("it is not ordered to stop by hand", !g.byHand(), "%s", map[bool]string{true: "ordered by an admin", false: "no order"}[g.byHand()])
-	step("no lease outranks it on its GPUs", g.top() <= int(g.priority), "highest lease priority %s against %d", rank(g.top()), g.priority)
-	step("it does not linger for the next lease", !g.held || c.now >= g.lingerUntil, "%s", left("linger ends", g.lingerUntil-c.now))
-	for _, l := range c.Leases() {
-		if l.Target == key || slices.ContainsFunc(l.GPUs, func(id gpreempt.GPUID) bool { return slices.Contains(t.gpus, id) }) {
-			e.Leases = append(e.Leases, l.ID)
-		}
-	}
-	e.Verdict = c.verdictText(t)
-	return e, true
-}
-
-func rank(top int) string {
-	if top < 0 {
-		return "none"
-	}
-	return fmt.Sprint(top)
-}
-
-func left(what string, d time.Duration) string {
-	if d <= 0 {
-		return "none"
-	}
-	return fmt.Sprintf("%s in %v", what, d.Round(time.Millisecond))
-}
-
-func (c *Core) floorText(g *gang) string {
-	if c.policy.ShareFloor <= 0 {
-		return "no share floor"
-	}
-	return fmt.Sprintf("may be suspended for %v more before the share floor of %.0f%%", c.budgetLeft(g).Round(time.Millisecond), 100*c.policy.ShareFloor)
-}
-
 // budgetLeft is a gang's budget as of now.
 func (c *Core) budgetLeft(g *gang) time.Duration {
 	now := *g
@@ -278,23 +199,4 @@ func (c *Core) FloorUse() float64 {
 		}
 	}
 	return min(use, 1)
-}
-
-func (c *Core) verdictText(t *target) string {
-	v := c.decide(t.gang)
-	mood := ""
-	if c.policy.Shadow {
-		mood = " (shadow policy: reported, not done)"
-	}
-	switch t.state {
-	case TargetSuspending, TargetSuspended:
-		return fmt.Sprintf("It is suspended because of: %s%s.", v.cause, mood)
-	case TargetResuming:
-		return fmt.Sprintf("It is being resumed because of: %s.", v.cause)
-	default:
-		if v.suspend {
-			return fmt.Sprintf("It is to be suspended because of: %s%s.", v.cause, mood)
-		}
-		return fmt.Sprintf("It runs because of: %s.", v.cause)
-	}
 }

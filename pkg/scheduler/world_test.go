@@ -89,15 +89,13 @@ func (w *world) checkExplanation() error {
 	}
 	t := w.core.order[w.observer.counts["Steps"]%len(w.core.order)]
 	e, _ := w.core.Explain(t.key)
-	may, asked := true, false
-	for i, s := range e.Steps {
-		if i < len(e.Steps)-3 {
-			may = may && s.Holds
-		} else {
-			asked = asked || !s.Holds
+	decides, result := 0, CheckPass
+	for _, check := range e.Checks {
+		if check.Decides {
+			decides, result = decides+1, check.Result
 		}
 	}
-	if suspend := w.core.decide(t.gang).suspend; suspend != (may && asked) {
+	if suspend := w.core.decide(t.gang).suspend; decides != 1 || suspend != (result == CheckSuspend) {
 		return fmt.Errorf("at %v: target %v, suspend %v, is explained by %+v", w.now, t.key, suspend, e)
 	}
 	return nil

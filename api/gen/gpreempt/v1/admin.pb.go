@@ -82,6 +82,63 @@ func (QueueChange) EnumDescriptor() ([]byte, []int) {
 	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{0}
 }
 
+// What a check asks for.
+type CheckResult int32
+
+const (
+	// Not given.
+	CheckResult_CHECK_RESULT_UNSPECIFIED CheckResult = 0
+	// Nothing: the next check is asked.
+	CheckResult_CHECK_RESULT_PASS CheckResult = 1
+	// That the target runs.
+	CheckResult_CHECK_RESULT_RUN CheckResult = 2
+	// That the target is suspended.
+	CheckResult_CHECK_RESULT_SUSPEND CheckResult = 3
+)
+
+// Enum value maps for CheckResult.
+var (
+	CheckResult_name = map[int32]string{
+		0: "CHECK_RESULT_UNSPECIFIED",
+		1: "CHECK_RESULT_PASS",
+		2: "CHECK_RESULT_RUN",
+		3: "CHECK_RESULT_SUSPEND",
+	}
+	CheckResult_value = map[string]int32{
+		"CHECK_RESULT_UNSPECIFIED": 0,
+		"CHECK_RESULT_PASS":        1,
+		"CHECK_RESULT_RUN":         2,
+		"CHECK_RESULT_SUSPEND":     3,
+	}
+)
+
+func (x CheckResult) Enum() *CheckResult {
+	p := new(CheckResult)
+	*p = x
+	return p
+}
+
+func (x CheckResult) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CheckResult) Descriptor() protoreflect.EnumDescriptor {
+	return file_gpreempt_v1_admin_proto_enumTypes[1].Descriptor()
+}
+
+func (CheckResult) Type() protoreflect.EnumType {
+	return &file_gpreempt_v1_admin_proto_enumTypes[1]
+}
+
+func (x CheckResult) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CheckResult.Descriptor instead.
+func (CheckResult) EnumDescriptor() ([]byte, []int) {
+	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
 // No parameters.
 type GetStatusRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1665,8 +1722,8 @@ type ExplainTargetResponse struct {
 	Target *Target `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
 	// The result in one sentence.
 	Verdict string `protobuf:"bytes,2,opt,name=verdict,proto3" json:"verdict,omitempty"`
-	// The checks, in the scheduler's order.
-	Steps []*ExplainStep `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
+	// The checks, in the scheduler's order. The first that does not pass decides.
+	Checks []*ExplainCheck `protobuf:"bytes,3,rep,name=checks,proto3" json:"checks,omitempty"`
 	// Live leases that cover one of its GPUs.
 	Leases []*Lease `protobuf:"bytes,4,rep,name=leases,proto3" json:"leases,omitempty"`
 	// What can classify it, in order of precedence: an override, the rules, its own
@@ -1720,9 +1777,9 @@ func (x *ExplainTargetResponse) GetVerdict() string {
 	return ""
 }
 
-func (x *ExplainTargetResponse) GetSteps() []*ExplainStep {
+func (x *ExplainTargetResponse) GetChecks() []*ExplainCheck {
 	if x != nil {
-		return x.Steps
+		return x.Checks
 	}
 	return nil
 }
@@ -1823,33 +1880,35 @@ func (x *ClassifyStep) GetDetail() string {
 	return ""
 }
 
-// One check.
-type ExplainStep struct {
+// One check of the scheduler.
+type ExplainCheck struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The condition, such as "class is offline".
-	Question string `protobuf:"bytes,1,opt,name=question,proto3" json:"question,omitempty"`
-	// Whether the condition is true.
-	Holds bool `protobuf:"varint,2,opt,name=holds,proto3" json:"holds,omitempty"`
+	// What is checked, such as "class" or "lease".
+	Check string `protobuf:"bytes,1,opt,name=check,proto3" json:"check,omitempty"`
+	// What it asks for.
+	Result CheckResult `protobuf:"varint,2,opt,name=result,proto3,enum=gpreempt.v1.CheckResult" json:"result,omitempty"`
+	// It decides: every check before it passed.
+	Decides bool `protobuf:"varint,3,opt,name=decides,proto3" json:"decides,omitempty"`
 	// The facts.
-	Detail        string `protobuf:"bytes,3,opt,name=detail,proto3" json:"detail,omitempty"`
+	Detail        string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *ExplainStep) Reset() {
-	*x = ExplainStep{}
+func (x *ExplainCheck) Reset() {
+	*x = ExplainCheck{}
 	mi := &file_gpreempt_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *ExplainStep) String() string {
+func (x *ExplainCheck) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*ExplainStep) ProtoMessage() {}
+func (*ExplainCheck) ProtoMessage() {}
 
-func (x *ExplainStep) ProtoReflect() protoreflect.Message {
+func (x *ExplainCheck) ProtoReflect() protoreflect.Message {
 	mi := &file_gpreempt_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1861,26 +1920,33 @@ func (x *ExplainStep) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use ExplainStep.ProtoReflect.Descriptor instead.
-func (*ExplainStep) Descriptor() ([]byte, []int) {
+// Deprecated: Use ExplainCheck.ProtoReflect.Descriptor instead.
+func (*ExplainCheck) Descriptor() ([]byte, []int) {
 	return file_gpreempt_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
-func (x *ExplainStep) GetQuestion() string {
+func (x *ExplainCheck) GetCheck() string {
 	if x != nil {
-		return x.Question
+		return x.Check
 	}
 	return ""
 }
 
-func (x *ExplainStep) GetHolds() bool {
+func (x *ExplainCheck) GetResult() CheckResult {
 	if x != nil {
-		return x.Holds
+		return x.Result
+	}
+	return CheckResult_CHECK_RESULT_UNSPECIFIED
+}
+
+func (x *ExplainCheck) GetDecides() bool {
+	if x != nil {
+		return x.Decides
 	}
 	return false
 }
 
-func (x *ExplainStep) GetDetail() string {
+func (x *ExplainCheck) GetDetail() string {
 	if x != nil {
 		return x.Detail
 	}
@@ -2505,11 +2571,11 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\x16ClassifyTargetResponse\x12+\n" +
 	"\x06target\x18\x01 \x01(\v2\x13.gpreempt.v1.TargetR\x06target\"3\n" +
 	"\x14ExplainTargetRequest\x12\x1b\n" +
-	"\ttarget_id\x18\x01 \x01(\tR\btargetId\"\xfd\x01\n" +
+	"\ttarget_id\x18\x01 \x01(\tR\btargetId\"\x80\x02\n" +
 	"\x15ExplainTargetResponse\x12+\n" +
 	"\x06target\x18\x01 \x01(\v2\x13.gpreempt.v1.TargetR\x06target\x12\x18\n" +
-	"\averdict\x18\x02 \x01(\tR\averdict\x12.\n" +
-	"\x05steps\x18\x03 \x03(\v2\x18.gpreempt.v1.ExplainStepR\x05steps\x12*\n" +
+	"\averdict\x18\x02 \x01(\tR\averdict\x121\n" +
+	"\x06checks\x18\x03 \x03(\v2\x19.gpreempt.v1.ExplainCheckR\x06checks\x12*\n" +
 	"\x06leases\x18\x04 \x03(\v2\x12.gpreempt.v1.LeaseR\x06leases\x12A\n" +
 	"\x0eclassification\x18\x05 \x03(\v2\x19.gpreempt.v1.ClassifyStepR\x0eclassification\"\x94\x01\n" +
 	"\fClassifyStep\x12\x0e\n" +
@@ -2517,11 +2583,12 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\x05class\x18\x02 \x01(\x0e2\x12.gpreempt.v1.ClassR\x05class\x12\x18\n" +
 	"\amatches\x18\x03 \x01(\bR\amatches\x12\x18\n" +
 	"\adecides\x18\x04 \x01(\bR\adecides\x12\x16\n" +
-	"\x06detail\x18\x05 \x01(\tR\x06detail\"W\n" +
-	"\vExplainStep\x12\x1a\n" +
-	"\bquestion\x18\x01 \x01(\tR\bquestion\x12\x14\n" +
-	"\x05holds\x18\x02 \x01(\bR\x05holds\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x12\n" +
+	"\x06detail\x18\x05 \x01(\tR\x06detail\"\x88\x01\n" +
+	"\fExplainCheck\x12\x14\n" +
+	"\x05check\x18\x01 \x01(\tR\x05check\x120\n" +
+	"\x06result\x18\x02 \x01(\x0e2\x18.gpreempt.v1.CheckResultR\x06result\x12\x18\n" +
+	"\adecides\x18\x03 \x01(\bR\adecides\x12\x16\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\"\x12\n" +
 	"\x10GetPolicyRequest\"Z\n" +
 	"\x11GetPolicyResponse\x12+\n" +
 	"\x06policy\x18\x01 \x01(\v2\x13.gpreempt.v1.PolicyR\x06policy\x12\x18\n" +
@@ -2555,7 +2622,12 @@ const file_gpreempt_v1_admin_proto_rawDesc = "" +
 	"\x18QUEUE_CHANGE_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12QUEUE_CHANGE_ADDED\x10\x01\x12\x19\n" +
 	"\x15QUEUE_CHANGE_MODIFIED\x10\x02\x12\x18\n" +
-	"\x14QUEUE_CHANGE_REMOVED\x10\x032\x8d\f\n" +
+	"\x14QUEUE_CHANGE_REMOVED\x10\x03*r\n" +
+	"\vCheckResult\x12\x1c\n" +
+	"\x18CHECK_RESULT_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11CHECK_RESULT_PASS\x10\x01\x12\x14\n" +
+	"\x10CHECK_RESULT_RUN\x10\x02\x12\x18\n" +
+	"\x14CHECK_RESULT_SUSPEND\x10\x032\x8d\f\n" +
 	"\fAdminService\x12J\n" +
 	"\tGetStatus\x12\x1d.gpreempt.v1.GetStatusRequest\x1a\x1e.gpreempt.v1.GetStatusResponse\x12G\n" +
 	"\bListGpus\x12\x1c.gpreempt.v1.ListGpusRequest\x1a\x1d.gpreempt.v1.ListGpusResponse\x12P\n" +
@@ -2591,151 +2663,153 @@ func file_gpreempt_v1_admin_proto_rawDescGZIP() []byte {
 	return file_gpreempt_v1_admin_proto_rawDescData
 }
 
-var file_gpreempt_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_gpreempt_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
 var file_gpreempt_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_gpreempt_v1_admin_proto_goTypes = []any{
 	(QueueChange)(0),               // 0: gpreempt.v1.QueueChange
-	(*GetStatusRequest)(nil),       // 1: gpreempt.v1.GetStatusRequest
-	(*GetStatusResponse)(nil),      // 2: gpreempt.v1.GetStatusResponse
-	(*Warning)(nil),                // 3: gpreempt.v1.Warning
-	(*ListGpusRequest)(nil),        // 4: gpreempt.v1.ListGpusRequest
-	(*ListGpusResponse)(nil),       // 5: gpreempt.v1.ListGpusResponse
-	(*ListTargetsRequest)(nil),     // 6: gpreempt.v1.ListTargetsRequest
-	(*ListTargetsResponse)(nil),    // 7: gpreempt.v1.ListTargetsResponse
-	(*ListQueuesRequest)(nil),      // 8: gpreempt.v1.ListQueuesRequest
-	(*ListQueuesResponse)(nil),     // 9: gpreempt.v1.ListQueuesResponse
-	(*ListHqdsRequest)(nil),        // 10: gpreempt.v1.ListHqdsRequest
-	(*ListHqdsResponse)(nil),       // 11: gpreempt.v1.ListHqdsResponse
-	(*WatchQueuesRequest)(nil),     // 12: gpreempt.v1.WatchQueuesRequest
-	(*WatchQueuesResponse)(nil),    // 13: gpreempt.v1.WatchQueuesResponse
-	(*ListLeasesRequest)(nil),      // 14: gpreempt.v1.ListLeasesRequest
-	(*ListLeasesResponse)(nil),     // 15: gpreempt.v1.ListLeasesResponse
-	(*CreateLeaseRequest)(nil),     // 16: gpreempt.v1.CreateLeaseRequest
-	(*CreateLeaseResponse)(nil),    // 17: gpreempt.v1.CreateLeaseResponse
-	(*ReleaseLeaseRequest)(nil),    // 18: gpreempt.v1.ReleaseLeaseRequest
-	(*ReleaseLeaseResponse)(nil),   // 19: gpreempt.v1.ReleaseLeaseResponse
-	(*SuspendTargetRequest)(nil),   // 20: gpreempt.v1.SuspendTargetRequest
-	(*SuspendTargetResponse)(nil),  // 21: gpreempt.v1.SuspendTargetResponse
-	(*ResumeTargetRequest)(nil),    // 22: gpreempt.v1.ResumeTargetRequest
-	(*ResumeTargetResponse)(nil),   // 23: gpreempt.v1.ResumeTargetResponse
-	(*ClassifyTargetRequest)(nil),  // 24: gpreempt.v1.ClassifyTargetRequest
-	(*ClassifyTargetResponse)(nil), // 25: gpreempt.v1.ClassifyTargetResponse
-	(*ExplainTargetRequest)(nil),   // 26: gpreempt.v1.ExplainTargetRequest
-	(*ExplainTargetResponse)(nil),  // 27: gpreempt.v1.ExplainTargetResponse
-	(*ClassifyStep)(nil),           // 28: gpreempt.v1.ClassifyStep
-	(*ExplainStep)(nil),            // 29: gpreempt.v1.ExplainStep
-	(*GetPolicyRequest)(nil),       // 30: gpreempt.v1.GetPolicyRequest
-	(*GetPolicyResponse)(nil),      // 31: gpreempt.v1.GetPolicyResponse
-	(*SetPolicyRequest)(nil),       // 32: gpreempt.v1.SetPolicyRequest
-	(*SetPolicyResponse)(nil),      // 33: gpreempt.v1.SetPolicyResponse
-	(*WatchEventsRequest)(nil),     // 34: gpreempt.v1.WatchEventsRequest
-	(*WatchEventsResponse)(nil),    // 35: gpreempt.v1.WatchEventsResponse
-	(*GetStatisticsRequest)(nil),   // 36: gpreempt.v1.GetStatisticsRequest
-	(*GetStatisticsResponse)(nil),  // 37: gpreempt.v1.GetStatisticsResponse
-	(*SetDrainRequest)(nil),        // 38: gpreempt.v1.SetDrainRequest
-	(*SetDrainResponse)(nil),       // 39: gpreempt.v1.SetDrainResponse
-	(*timestamppb.Timestamp)(nil),  // 40: google.protobuf.Timestamp
-	(*Source)(nil),                 // 41: gpreempt.v1.Source
-	(*durationpb.Duration)(nil),    // 42: google.protobuf.Duration
-	(*Gpu)(nil),                    // 43: gpreempt.v1.Gpu
-	(Class)(0),                     // 44: gpreempt.v1.Class
-	(*Target)(nil),                 // 45: gpreempt.v1.Target
-	(*Queue)(nil),                  // 46: gpreempt.v1.Queue
-	(*Hqd)(nil),                    // 47: gpreempt.v1.Hqd
-	(*Lease)(nil),                  // 48: gpreempt.v1.Lease
-	(*NotifyOnlineRequest)(nil),    // 49: gpreempt.v1.NotifyOnlineRequest
-	(*NotifyOnlineResponse)(nil),   // 50: gpreempt.v1.NotifyOnlineResponse
-	(LeaseEnd)(0),                  // 51: gpreempt.v1.LeaseEnd
-	(QuiesceReason)(0),             // 52: gpreempt.v1.QuiesceReason
-	(*Timing)(nil),                 // 53: gpreempt.v1.Timing
-	(TargetState)(0),               // 54: gpreempt.v1.TargetState
-	(*Policy)(nil),                 // 55: gpreempt.v1.Policy
-	(*Event)(nil),                  // 56: gpreempt.v1.Event
-	(*Statistics)(nil),             // 57: gpreempt.v1.Statistics
-	(*DiagnoseRequest)(nil),        // 58: gpreempt.v1.DiagnoseRequest
-	(*DiagnoseResponse)(nil),       // 59: gpreempt.v1.DiagnoseResponse
+	(CheckResult)(0),               // 1: gpreempt.v1.CheckResult
+	(*GetStatusRequest)(nil),       // 2: gpreempt.v1.GetStatusRequest
+	(*GetStatusResponse)(nil),      // 3: gpreempt.v1.GetStatusResponse
+	(*Warning)(nil),                // 4: gpreempt.v1.Warning
+	(*ListGpusRequest)(nil),        // 5: gpreempt.v1.ListGpusRequest
+	(*ListGpusResponse)(nil),       // 6: gpreempt.v1.ListGpusResponse
+	(*ListTargetsRequest)(nil),     // 7: gpreempt.v1.ListTargetsRequest
+	(*ListTargetsResponse)(nil),    // 8: gpreempt.v1.ListTargetsResponse
+	(*ListQueuesRequest)(nil),      // 9: gpreempt.v1.ListQueuesRequest
+	(*ListQueuesResponse)(nil),     // 10: gpreempt.v1.ListQueuesResponse
+	(*ListHqdsRequest)(nil),        // 11: gpreempt.v1.ListHqdsRequest
+	(*ListHqdsResponse)(nil),       // 12: gpreempt.v1.ListHqdsResponse
+	(*WatchQueuesRequest)(nil),     // 13: gpreempt.v1.WatchQueuesRequest
+	(*WatchQueuesResponse)(nil),    // 14: gpreempt.v1.WatchQueuesResponse
+	(*ListLeasesRequest)(nil),      // 15: gpreempt.v1.ListLeasesRequest
+	(*ListLeasesResponse)(nil),     // 16: gpreempt.v1.ListLeasesResponse
+	(*CreateLeaseRequest)(nil),     // 17: gpreempt.v1.CreateLeaseRequest
+	(*CreateLeaseResponse)(nil),    // 18: gpreempt.v1.CreateLeaseResponse
+	(*ReleaseLeaseRequest)(nil),    // 19: gpreempt.v1.ReleaseLeaseRequest
+	(*ReleaseLeaseResponse)(nil),   // 20: gpreempt.v1.ReleaseLeaseResponse
+	(*SuspendTargetRequest)(nil),   // 21: gpreempt.v1.SuspendTargetRequest
+	(*SuspendTargetResponse)(nil),  // 22: gpreempt.v1.SuspendTargetResponse
+	(*ResumeTargetRequest)(nil),    // 23: gpreempt.v1.ResumeTargetRequest
+	(*ResumeTargetResponse)(nil),   // 24: gpreempt.v1.ResumeTargetResponse
+	(*ClassifyTargetRequest)(nil),  // 25: gpreempt.v1.ClassifyTargetRequest
+	(*ClassifyTargetResponse)(nil), // 26: gpreempt.v1.ClassifyTargetResponse
+	(*ExplainTargetRequest)(nil),   // 27: gpreempt.v1.ExplainTargetRequest
+	(*ExplainTargetResponse)(nil),  // 28: gpreempt.v1.ExplainTargetResponse
+	(*ClassifyStep)(nil),           // 29: gpreempt.v1.ClassifyStep
+	(*ExplainCheck)(nil),           // 30: gpreempt.v1.ExplainCheck
+	(*GetPolicyRequest)(nil),       // 31: gpreempt.v1.GetPolicyRequest
+	(*GetPolicyResponse)(nil),      // 32: gpreempt.v1.GetPolicyResponse
+	(*SetPolicyRequest)(nil),       // 33: gpreempt.v1.SetPolicyRequest
+	(*SetPolicyResponse)(nil),      // 34: gpreempt.v1.SetPolicyResponse
+	(*WatchEventsRequest)(nil),     // 35: gpreempt.v1.WatchEventsRequest
+	(*WatchEventsResponse)(nil),    // 36: gpreempt.v1.WatchEventsResponse
+	(*GetStatisticsRequest)(nil),   // 37: gpreempt.v1.GetStatisticsRequest
+	(*GetStatisticsResponse)(nil),  // 38: gpreempt.v1.GetStatisticsResponse
+	(*SetDrainRequest)(nil),        // 39: gpreempt.v1.SetDrainRequest
+	(*SetDrainResponse)(nil),       // 40: gpreempt.v1.SetDrainResponse
+	(*timestamppb.Timestamp)(nil),  // 41: google.protobuf.Timestamp
+	(*Source)(nil),                 // 42: gpreempt.v1.Source
+	(*durationpb.Duration)(nil),    // 43: google.protobuf.Duration
+	(*Gpu)(nil),                    // 44: gpreempt.v1.Gpu
+	(Class)(0),                     // 45: gpreempt.v1.Class
+	(*Target)(nil),                 // 46: gpreempt.v1.Target
+	(*Queue)(nil),                  // 47: gpreempt.v1.Queue
+	(*Hqd)(nil),                    // 48: gpreempt.v1.Hqd
+	(*Lease)(nil),                  // 49: gpreempt.v1.Lease
+	(*NotifyOnlineRequest)(nil),    // 50: gpreempt.v1.NotifyOnlineRequest
+	(*NotifyOnlineResponse)(nil),   // 51: gpreempt.v1.NotifyOnlineResponse
+	(LeaseEnd)(0),                  // 52: gpreempt.v1.LeaseEnd
+	(QuiesceReason)(0),             // 53: gpreempt.v1.QuiesceReason
+	(*Timing)(nil),                 // 54: gpreempt.v1.Timing
+	(TargetState)(0),               // 55: gpreempt.v1.TargetState
+	(*Policy)(nil),                 // 56: gpreempt.v1.Policy
+	(*Event)(nil),                  // 57: gpreempt.v1.Event
+	(*Statistics)(nil),             // 58: gpreempt.v1.Statistics
+	(*DiagnoseRequest)(nil),        // 59: gpreempt.v1.DiagnoseRequest
+	(*DiagnoseResponse)(nil),       // 60: gpreempt.v1.DiagnoseResponse
 }
 var file_gpreempt_v1_admin_proto_depIdxs = []int32{
-	40, // 0: gpreempt.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
-	3,  // 1: gpreempt.v1.GetStatusResponse.warnings:type_name -> gpreempt.v1.Warning
-	41, // 2: gpreempt.v1.GetStatusResponse.sources:type_name -> gpreempt.v1.Source
-	42, // 3: gpreempt.v1.GetStatusResponse.clock:type_name -> google.protobuf.Duration
-	43, // 4: gpreempt.v1.ListGpusResponse.gpus:type_name -> gpreempt.v1.Gpu
-	44, // 5: gpreempt.v1.ListTargetsRequest.class:type_name -> gpreempt.v1.Class
-	45, // 6: gpreempt.v1.ListTargetsResponse.targets:type_name -> gpreempt.v1.Target
-	44, // 7: gpreempt.v1.ListQueuesRequest.class:type_name -> gpreempt.v1.Class
-	46, // 8: gpreempt.v1.ListQueuesResponse.queues:type_name -> gpreempt.v1.Queue
-	47, // 9: gpreempt.v1.ListHqdsResponse.hqds:type_name -> gpreempt.v1.Hqd
-	40, // 10: gpreempt.v1.ListHqdsResponse.read_at:type_name -> google.protobuf.Timestamp
-	42, // 11: gpreempt.v1.ListHqdsResponse.took:type_name -> google.protobuf.Duration
+	41, // 0: gpreempt.v1.GetStatusResponse.started_at:type_name -> google.protobuf.Timestamp
+	4,  // 1: gpreempt.v1.GetStatusResponse.warnings:type_name -> gpreempt.v1.Warning
+	42, // 2: gpreempt.v1.GetStatusResponse.sources:type_name -> gpreempt.v1.Source
+	43, // 3: gpreempt.v1.GetStatusResponse.clock:type_name -> google.protobuf.Duration
+	44, // 4: gpreempt.v1.ListGpusResponse.gpus:type_name -> gpreempt.v1.Gpu
+	45, // 5: gpreempt.v1.ListTargetsRequest.class:type_name -> gpreempt.v1.Class
+	46, // 6: gpreempt.v1.ListTargetsResponse.targets:type_name -> gpreempt.v1.Target
+	45, // 7: gpreempt.v1.ListQueuesRequest.class:type_name -> gpreempt.v1.Class
+	47, // 8: gpreempt.v1.ListQueuesResponse.queues:type_name -> gpreempt.v1.Queue
+	48, // 9: gpreempt.v1.ListHqdsResponse.hqds:type_name -> gpreempt.v1.Hqd
+	41, // 10: gpreempt.v1.ListHqdsResponse.read_at:type_name -> google.protobuf.Timestamp
+	43, // 11: gpreempt.v1.ListHqdsResponse.took:type_name -> google.protobuf.Duration
 	0,  // 12: gpreempt.v1.WatchQueuesResponse.change:type_name -> gpreempt.v1.QueueChange
-	46, // 13: gpreempt.v1.WatchQueuesResponse.queue:type_name -> gpreempt.v1.Queue
-	40, // 14: gpreempt.v1.WatchQueuesResponse.at:type_name -> google.protobuf.Timestamp
-	48, // 15: gpreempt.v1.ListLeasesResponse.leases:type_name -> gpreempt.v1.Lease
-	49, // 16: gpreempt.v1.CreateLeaseRequest.announce:type_name -> gpreempt.v1.NotifyOnlineRequest
-	50, // 17: gpreempt.v1.CreateLeaseResponse.announced:type_name -> gpreempt.v1.NotifyOnlineResponse
-	51, // 18: gpreempt.v1.ReleaseLeaseResponse.end:type_name -> gpreempt.v1.LeaseEnd
-	42, // 19: gpreempt.v1.SuspendTargetRequest.ttl:type_name -> google.protobuf.Duration
-	52, // 20: gpreempt.v1.SuspendTargetResponse.reason:type_name -> gpreempt.v1.QuiesceReason
-	53, // 21: gpreempt.v1.SuspendTargetResponse.timing:type_name -> gpreempt.v1.Timing
-	42, // 22: gpreempt.v1.ResumeTargetRequest.hold:type_name -> google.protobuf.Duration
-	54, // 23: gpreempt.v1.ResumeTargetResponse.state:type_name -> gpreempt.v1.TargetState
-	44, // 24: gpreempt.v1.ClassifyTargetRequest.class:type_name -> gpreempt.v1.Class
-	42, // 25: gpreempt.v1.ClassifyTargetRequest.ttl:type_name -> google.protobuf.Duration
-	45, // 26: gpreempt.v1.ClassifyTargetResponse.target:type_name -> gpreempt.v1.Target
-	45, // 27: gpreempt.v1.ExplainTargetResponse.target:type_name -> gpreempt.v1.Target
-	29, // 28: gpreempt.v1.ExplainTargetResponse.steps:type_name -> gpreempt.v1.ExplainStep
-	48, // 29: gpreempt.v1.ExplainTargetResponse.leases:type_name -> gpreempt.v1.Lease
-	28, // 30: gpreempt.v1.ExplainTargetResponse.classification:type_name -> gpreempt.v1.ClassifyStep
-	44, // 31: gpreempt.v1.ClassifyStep.class:type_name -> gpreempt.v1.Class
-	55, // 32: gpreempt.v1.GetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
-	55, // 33: gpreempt.v1.SetPolicyRequest.policy:type_name -> gpreempt.v1.Policy
-	55, // 34: gpreempt.v1.SetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
-	56, // 35: gpreempt.v1.WatchEventsResponse.event:type_name -> gpreempt.v1.Event
-	57, // 36: gpreempt.v1.GetStatisticsResponse.statistics:type_name -> gpreempt.v1.Statistics
-	1,  // 37: gpreempt.v1.AdminService.GetStatus:input_type -> gpreempt.v1.GetStatusRequest
-	4,  // 38: gpreempt.v1.AdminService.ListGpus:input_type -> gpreempt.v1.ListGpusRequest
-	6,  // 39: gpreempt.v1.AdminService.ListTargets:input_type -> gpreempt.v1.ListTargetsRequest
-	8,  // 40: gpreempt.v1.AdminService.ListQueues:input_type -> gpreempt.v1.ListQueuesRequest
-	10, // 41: gpreempt.v1.AdminService.ListHqds:input_type -> gpreempt.v1.ListHqdsRequest
-	12, // 42: gpreempt.v1.AdminService.WatchQueues:input_type -> gpreempt.v1.WatchQueuesRequest
-	14, // 43: gpreempt.v1.AdminService.ListLeases:input_type -> gpreempt.v1.ListLeasesRequest
-	16, // 44: gpreempt.v1.AdminService.CreateLease:input_type -> gpreempt.v1.CreateLeaseRequest
-	18, // 45: gpreempt.v1.AdminService.ReleaseLease:input_type -> gpreempt.v1.ReleaseLeaseRequest
-	20, // 46: gpreempt.v1.AdminService.SuspendTarget:input_type -> gpreempt.v1.SuspendTargetRequest
-	22, // 47: gpreempt.v1.AdminService.ResumeTarget:input_type -> gpreempt.v1.ResumeTargetRequest
-	24, // 48: gpreempt.v1.AdminService.ClassifyTarget:input_type -> gpreempt.v1.ClassifyTargetRequest
-	26, // 49: gpreempt.v1.AdminService.ExplainTarget:input_type -> gpreempt.v1.ExplainTargetRequest
-	30, // 50: gpreempt.v1.AdminService.GetPolicy:input_type -> gpreempt.v1.GetPolicyRequest
-	32, // 51: gpreempt.v1.AdminService.SetPolicy:input_type -> gpreempt.v1.SetPolicyRequest
-	34, // 52: gpreempt.v1.AdminService.WatchEvents:input_type -> gpreempt.v1.WatchEventsRequest
-	36, // 53: gpreempt.v1.AdminService.GetStatistics:input_type -> gpreempt.v1.GetStatisticsRequest
-	38, // 54: gpreempt.v1.AdminService.SetDrain:input_type -> gpreempt.v1.SetDrainRequest
-	58, // 55: gpreempt.v1.AdminService.Diagnose:input_type -> gpreempt.v1.DiagnoseRequest
-	2,  // 56: gpreempt.v1.AdminService.GetStatus:output_type -> gpreempt.v1.GetStatusResponse
-	5,  // 57: gpreempt.v1.AdminService.ListGpus:output_type -> gpreempt.v1.ListGpusResponse
-	7,  // 58: gpreempt.v1.AdminService.ListTargets:output_type -> gpreempt.v1.ListTargetsResponse
-	9,  // 59: gpreempt.v1.AdminService.ListQueues:output_type -> gpreempt.v1.ListQueuesResponse
-	11, // 60: gpreempt.v1.AdminService.ListHqds:output_type -> gpreempt.v1.ListHqdsResponse
-	13, // 61: gpreempt.v1.AdminService.WatchQueues:output_type -> gpreempt.v1.WatchQueuesResponse
-	15, // 62: gpreempt.v1.AdminService.ListLeases:output_type -> gpreempt.v1.ListLeasesResponse
-	17, // 63: gpreempt.v1.AdminService.CreateLease:output_type -> gpreempt.v1.CreateLeaseResponse
-	19, // 64: gpreempt.v1.AdminService.ReleaseLease:output_type -> gpreempt.v1.ReleaseLeaseResponse
-	21, // 65: gpreempt.v1.AdminService.SuspendTarget:output_type -> gpreempt.v1.SuspendTargetResponse
-	23, // 66: gpreempt.v1.AdminService.ResumeTarget:output_type -> gpreempt.v1.ResumeTargetResponse
-	25, // 67: gpreempt.v1.AdminService.ClassifyTarget:output_type -> gpreempt.v1.ClassifyTargetResponse
-	27, // 68: gpreempt.v1.AdminService.ExplainTarget:output_type -> gpreempt.v1.ExplainTargetResponse
-	31, // 69: gpreempt.v1.AdminService.GetPolicy:output_type -> gpreempt.v1.GetPolicyResponse
-	33, // 70: gpreempt.v1.AdminService.SetPolicy:output_type -> gpreempt.v1.SetPolicyResponse
-	35, // 71: gpreempt.v1.AdminService.WatchEvents:output_type -> gpreempt.v1.WatchEventsResponse
-	37, // 72: gpreempt.v1.AdminService.GetStatistics:output_type -> gpreempt.v1.GetStatisticsResponse
-	39, // 73: gpreempt.v1.AdminService.SetDrain:output_type -> gpreempt.v1.SetDrainResponse
-	59, // 74: gpreempt.v1.AdminService.Diagnose:output_type -> gpreempt.v1.DiagnoseResponse
-	56, // [56:75] is the sub-list for method output_type
-	37, // [37:56] is the sub-list for method input_type
-	37, // [37:37] is the sub-list for extension type_name
-	37, // [37:37] is the sub-list for extension extendee
-	0,  // [0:37] is the sub-list for field type_name
+	47, // 13: gpreempt.v1.WatchQueuesResponse.queue:type_name -> gpreempt.v1.Queue
+	41, // 14: gpreempt.v1.WatchQueuesResponse.at:type_name -> google.protobuf.Timestamp
+	49, // 15: gpreempt.v1.ListLeasesResponse.leases:type_name -> gpreempt.v1.Lease
+	50, // 16: gpreempt.v1.CreateLeaseRequest.announce:type_name -> gpreempt.v1.NotifyOnlineRequest
+	51, // 17: gpreempt.v1.CreateLeaseResponse.announced:type_name -> gpreempt.v1.NotifyOnlineResponse
+	52, // 18: gpreempt.v1.ReleaseLeaseResponse.end:type_name -> gpreempt.v1.LeaseEnd
+	43, // 19: gpreempt.v1.SuspendTargetRequest.ttl:type_name -> google.protobuf.Duration
+	53, // 20: gpreempt.v1.SuspendTargetResponse.reason:type_name -> gpreempt.v1.QuiesceReason
+	54, // 21: gpreempt.v1.SuspendTargetResponse.timing:type_name -> gpreempt.v1.Timing
+	43, // 22: gpreempt.v1.ResumeTargetRequest.hold:type_name -> google.protobuf.Duration
+	55, // 23: gpreempt.v1.ResumeTargetResponse.state:type_name -> gpreempt.v1.TargetState
+	45, // 24: gpreempt.v1.ClassifyTargetRequest.class:type_name -> gpreempt.v1.Class
+	43, // 25: gpreempt.v1.ClassifyTargetRequest.ttl:type_name -> google.protobuf.Duration
+	46, // 26: gpreempt.v1.ClassifyTargetResponse.target:type_name -> gpreempt.v1.Target
+	46, // 27: gpreempt.v1.ExplainTargetResponse.target:type_name -> gpreempt.v1.Target
+	30, // 28: gpreempt.v1.ExplainTargetResponse.checks:type_name -> gpreempt.v1.ExplainCheck
+	49, // 29: gpreempt.v1.ExplainTargetResponse.leases:type_name -> gpreempt.v1.Lease
+	29, // 30: gpreempt.v1.ExplainTargetResponse.classification:type_name -> gpreempt.v1.ClassifyStep
+	45, // 31: gpreempt.v1.ClassifyStep.class:type_name -> gpreempt.v1.Class
+	1,  // 32: gpreempt.v1.ExplainCheck.result:type_name -> gpreempt.v1.CheckResult
+	56, // 33: gpreempt.v1.GetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
+	56, // 34: gpreempt.v1.SetPolicyRequest.policy:type_name -> gpreempt.v1.Policy
+	56, // 35: gpreempt.v1.SetPolicyResponse.policy:type_name -> gpreempt.v1.Policy
+	57, // 36: gpreempt.v1.WatchEventsResponse.event:type_name -> gpreempt.v1.Event
+	58, // 37: gpreempt.v1.GetStatisticsResponse.statistics:type_name -> gpreempt.v1.Statistics
+	2,  // 38: gpreempt.v1.AdminService.GetStatus:input_type -> gpreempt.v1.GetStatusRequest
+	5,  // 39: gpreempt.v1.AdminService.ListGpus:input_type -> gpreempt.v1.ListGpusRequest
+	7,  // 40: gpreempt.v1.AdminService.ListTargets:input_type -> gpreempt.v1.ListTargetsRequest
+	9,  // 41: gpreempt.v1.AdminService.ListQueues:input_type -> gpreempt.v1.ListQueuesRequest
+	11, // 42: gpreempt.v1.AdminService.ListHqds:input_type -> gpreempt.v1.ListHqdsRequest
+	13, // 43: gpreempt.v1.AdminService.WatchQueues:input_type -> gpreempt.v1.WatchQueuesRequest
+	15, // 44: gpreempt.v1.AdminService.ListLeases:input_type -> gpreempt.v1.ListLeasesRequest
+	17, // 45: gpreempt.v1.AdminService.CreateLease:input_type -> gpreempt.v1.CreateLeaseRequest
+	19, // 46: gpreempt.v1.AdminService.ReleaseLease:input_type -> gpreempt.v1.ReleaseLeaseRequest
+	21, // 47: gpreempt.v1.AdminService.SuspendTarget:input_type -> gpreempt.v1.SuspendTargetRequest
+	23, // 48: gpreempt.v1.AdminService.ResumeTarget:input_type -> gpreempt.v1.ResumeTargetRequest
+	25, // 49: gpreempt.v1.AdminService.ClassifyTarget:input_type -> gpreempt.v1.ClassifyTargetRequest
+	27, // 50: gpreempt.v1.AdminService.ExplainTarget:input_type -> gpreempt.v1.ExplainTargetRequest
+	31, // 51: gpreempt.v1.AdminService.GetPolicy:input_type -> gpreempt.v1.GetPolicyRequest
+	33, // 52: gpreempt.v1.AdminService.SetPolicy:input_type -> gpreempt.v1.SetPolicyRequest
+	35, // 53: gpreempt.v1.AdminService.WatchEvents:input_type -> gpreempt.v1.WatchEventsRequest
+	37, // 54: gpreempt.v1.AdminService.GetStatistics:input_type -> gpreempt.v1.GetStatisticsRequest
+	39, // 55: gpreempt.v1.AdminService.SetDrain:input_type -> gpreempt.v1.SetDrainRequest
+	59, // 56: gpreempt.v1.AdminService.Diagnose:input_type -> gpreempt.v1.DiagnoseRequest
+	3,  // 57: gpreempt.v1.AdminService.GetStatus:output_type -> gpreempt.v1.GetStatusResponse
+	6,  // 58: gpreempt.v1.AdminService.ListGpus:output_type -> gpreempt.v1.ListGpusResponse
+	8,  // 59: gpreempt.v1.AdminService.ListTargets:output_type -> gpreempt.v1.ListTargetsResponse
+	10, // 60: gpreempt.v1.AdminService.ListQueues:output_type -> gpreempt.v1.ListQueuesResponse
+	12, // 61: gpreempt.v1.AdminService.ListHqds:output_type -> gpreempt.v1.ListHqdsResponse
+	14, // 62: gpreempt.v1.AdminService.WatchQueues:output_type -> gpreempt.v1.WatchQueuesResponse
+	16, // 63: gpreempt.v1.AdminService.ListLeases:output_type -> gpreempt.v1.ListLeasesResponse
+	18, // 64: gpreempt.v1.AdminService.CreateLease:output_type -> gpreempt.v1.CreateLeaseResponse
+	20, // 65: gpreempt.v1.AdminService.ReleaseLease:output_type -> gpreempt.v1.ReleaseLeaseResponse
+	22, // 66: gpreempt.v1.AdminService.SuspendTarget:output_type -> gpreempt.v1.SuspendTargetResponse
+	24, // 67: gpreempt.v1.AdminService.ResumeTarget:output_type -> gpreempt.v1.ResumeTargetResponse
+	26, // 68: gpreempt.v1.AdminService.ClassifyTarget:output_type -> gpreempt.v1.ClassifyTargetResponse
+	28, // 69: gpreempt.v1.AdminService.ExplainTarget:output_type -> gpreempt.v1.ExplainTargetResponse
+	32, // 70: gpreempt.v1.AdminService.GetPolicy:output_type -> gpreempt.v1.GetPolicyResponse
+	34, // 71: gpreempt.v1.AdminService.SetPolicy:output_type -> gpreempt.v1.SetPolicyResponse
+	36, // 72: gpreempt.v1.AdminService.WatchEvents:output_type -> gpreempt.v1.WatchEventsResponse
+	38, // 73: gpreempt.v1.AdminService.GetStatistics:output_type -> gpreempt.v1.GetStatisticsResponse
+	40, // 74: gpreempt.v1.AdminService.SetDrain:output_type -> gpreempt.v1.SetDrainResponse
+	60, // 75: gpreempt.v1.AdminService.Diagnose:output_type -> gpreempt.v1.DiagnoseResponse
+	57, // [57:76] is the sub-list for method output_type
+	38, // [38:57] is the sub-list for method input_type
+	38, // [38:38] is the sub-list for extension type_name
+	38, // [38:38] is the sub-list for extension extendee
+	0,  // [0:38] is the sub-list for field type_name
 }
 
 func init() { file_gpreempt_v1_admin_proto_init() }
@@ -2752,7 +2826,7 @@ func file_gpreempt_v1_admin_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpreempt_v1_admin_proto_rawDesc), len(file_gpreempt_v1_admin_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      2,
 			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,

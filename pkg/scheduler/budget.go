@@ -1,0 +1,126 @@
+package scheduler
+
+import "time"
+
+// leastBudget is what must be in the bucket for a suspension to begin.
+func (g *gang) leastBudget() time.Duration {
+	cost, _ := g.suspendCost()
+	return cost + g.resumeCost()
+}
+
+// mustRun says whether a held gang has to run now for its own sake.
+func (c *Core) mustRun(g *gang) Cause {
+	if c.now >= c.maxSuspendAt(g) {
+		return CauseMaxSuspend
+	}
+	if due, ok := c.floorAt(g); ok && c.now >= due {
+		return CauseShareFloor
+	}
+	return ""
+}
+
+func (c *Core) maxSuspendAt(g *gang) Time { return g.heldSince + c.policy.MaxSuspend }
+
+// floorAt is when the share floor ends the suspension: early enough for the
+// resume to be done when the budget is used up.
+func (c *Core) floorAt(g *gang) (Time, bool) {
+	if c.policy.ShareFloor <= 0 || g.byHand() {
+		return 0, false
+	}
+	return c.now + max(0, g.budget-g.resumeCost()), true
+}
+
+// linger is how long a gang stays suspended after the last lease.
+func (c *Core) linger(g *gang) time.Duration {
+	switch c.policy.Linger {
+	case LingerFixed:
+		return c.policy.LingerMax
+	case LingerAdaptive:
+		return min(c.adaptiveLinger(g), c.policy.LingerMax)
+	default:
+		return 0
+	}
+}
+
+// adaptiveLinger weighs waiting against resuming. A resume and suspend costs
+// their time twice: once for the offline work, which does nothing meanwhile, and
+// once for the online work, which waits for the suspend and loses a runlist cycle
+// to each. Waiting costs the offline work the time until the next announcement.
+// While that is unknown, waiting as long as the pair costs is never worse than
+// twice the best choice (ski rental).
+func (c *Core) adaptiveLinger(g *gang) time.Duration {
+	var cost time.Duration
+	for _, m := range g.members {
+		cost = max(cost, m.suspend.mean+m.resume.mean)
+	}
+	breakEven := 2 * cost
+	expected, known := time.Duration(0), false
+	for _, u := range g.gpus {
+		if u.gap.samples >= 3 && (!known || u.gap.likely() < expected) {
+			expected, known = u.gap.likely(), true
+		}
+	}
+	switch {
+	case !known:
+		return breakEven
+	case expected <= breakEven:
+		return expected
+	default:
+		return 0
+	}
+}
+
+// budgetCap is the most the bucket holds.
+func (c *Core) budgetCap() time.Duration {
+	ppm := floorPPM(c.policy.ShareFloor)
+	return c.policy.ShareWindow / 1_000_000 * time.Duration(1_000_000-ppm)
+}
+
+func floorPPM(share float64) int64 { return int64(share * 1_000_000) }
+
+// charge brings the bucket up to now.
+func (c *Core) charge(g *gang) {
+	dt := c.now - g.budgetAt
+	g.budgetAt = c.now
+	ppm := floorPPM(c.policy.ShareFloor)
+	if ppm == 0 || dt == 0 {
+		return
+	}
+	switch {
+	case !g.held:
+		// While running it fills at (1-floor)/floor: suspended time and running
+		// time then keep the ratio the floor asks for.
+		dt = min(dt, time.Hour)
+		g.budget = min(g.budget+dt*time.Duration(1_000_000-ppm)/time.Duration(ppm), c.budgetCap())
+	case !g.byHand():
+		g.budget -= dt
+	}
+}
+
+// setGangTimer arms the next moment at which the decision may change by itself.
+func (c *Core) setGangTimer(g *gang) {
+	due, armed := Time(0), false
+	add := func(t Time) {
+		if t > c.now && (!armed || t < due) {
+			due, armed = t, true
+		}
+	}
+	if g.held && g.forced == "" {
+		add(c.maxSuspendAt(g))
+		if at, ok := c.floorAt(g); ok {
+			add(at)
+		}
+		if !g.leased {
+			add(g.lingerUntil)
+		}
+	}
+	add(g.runUntil)
+	add(g.holdUntil())
+	if armed {
+		c.timers.set(&g.timer, due)
+	} else {
+		c.timers.clear(&g.timer)
+	}
+}
+
+func (g *gang) fire(c *Core) { c.mark(g) }

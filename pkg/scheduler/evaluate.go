@@ -1,0 +1,153 @@
+package scheduler
+
+// evaluate decides, and sends what is missing.
+func (c *Core) evaluate(g *gang) {
+	c.charge(g)
+	if g.held && !g.anyAway() && !(c.policy.Shadow && g.any(func(t *target) bool { return t.shadowed })) {
+		c.release(g)
+	}
+	if g.held && g.forced == "" {
+		g.forced = c.mustRun(g)
+	}
+	c.follow(g)
+	v := c.decide(g)
+	if v.suspend && !g.held && !g.byHand() && c.policy.ShareFloor > 0 && g.budget <= g.leastBudget() {
+		// Too little is left for a suspension that is worth its cost.
+		g.mustRunUntil(c.now+c.policy.MinRun, CauseShareFloor)
+		v = c.decide(g)
+	}
+	if v.suspend && !g.held {
+		g.held, g.heldSince, g.lingerUntil = true, c.now, 0
+		g.leased = v.cause == CauseLease
+	}
+	if c.policy.Shadow {
+		c.shadow(g, v)
+	} else {
+		c.act(g, v)
+	}
+	g.verdict = v
+	c.setGangTimer(g)
+}
+
+// follow notices that the last lease on the gang ended and begins the linger,
+// or that a new one came in time.
+func (c *Core) follow(g *gang) {
+	if !g.held {
+		g.leased = false
+		return
+	}
+	leased := g.outranked()
+	if g.leased && !leased {
+		g.lingerUntil = 0
+		if d := c.linger(g); d > 0 {
+			g.lingerUntil = c.now + d
+		}
+	}
+	g.leased = leased
+}
+
+func (c *Core) act(g *gang, v verdict) {
+	for _, m := range g.members {
+		m.shadowed = false
+		switch {
+		case m.state == TargetSuspended && !v.suspend:
+			c.resumeTarget(m, v.cause)
+			c.disturb(g)
+		case m.state == TargetSuspended && m.queues != m.suspendedQueues:
+			c.suspendTarget(m, CauseNewQueue, 0)
+			c.unquiet(g)
+		case m.state == TargetRunning && v.suspend:
+			c.suspendTarget(m, v.cause, c.lease(g))
+			c.unquiet(g)
+		}
+	}
+	if g.held && !v.suspend && !g.anyAway() {
+		c.release(g)
+	}
+}
+
+// shadow reports what act would have done. What is really suspended, from
+// before the policy changed, is resumed.
+func (c *Core) shadow(g *gang, v verdict) {
+	from, to := TargetRunning, TargetSuspended
+	if !v.suspend {
+		from, to = to, from
+	}
+	for _, m := range g.members {
+		if m.state == TargetSuspended {
+			c.resumeTarget(m, CausePolicy)
+		}
+		if m.shadowed != v.suspend {
+			m.shadowed = v.suspend
+			c.record(Record{Kind: RecordShadow, Target: m.key, FromTarget: from, ToTarget: to, Cause: v.cause, Lease: c.lease(g)})
+		}
+	}
+	if g.held && !v.suspend && !g.anyAway() {
+		c.release(g)
+	}
+}
+
+// release ends the suspension's account: every member runs again.
+func (c *Core) release(g *gang) {
+	c.charge(g)
+	g.held, g.leased, g.lingerUntil = false, false, 0
+	if g.forced != "" {
+		g.mustRunUntil(c.now+c.policy.MinRun, g.forced)
+		g.forced = ""
+	}
+}
+
+// mustRunUntil promises running time; what was promised before stays.
+func (g *gang) mustRunUntil(until Time, cause Cause) {
+	if until > g.runUntil {
+		g.runUntil, g.runCause = until, cause
+	}
+}
+
+// lease is the oldest started lease that outranks the gang, for the record.
+func (c *Core) lease(g *gang) LeaseID {
+	for _, m := range g.members {
+		if len(m.orders) > 0 {
+			return m.orders[0].id
+		}
+	}
+	for _, u := range g.gpus {
+		if u.top <= int(g.priority) {
+			continue
+		}
+		for _, l := range u.leases {
+			if l.started && l.req.Priority > g.priority {
+				return l.id
+			}
+		}
+	}
+	return 0
+}
+
+// unquiet sends leases that were quiet back to waiting: a target appeared.
+func (c *Core) unquiet(g *gang) {
+	for _, u := range g.gpus {
+		for _, l := range u.leases {
+			if l.state == LeaseHeld && l.req.Priority > g.priority {
+				l.quiet, l.coalesced = false, false
+				c.setLeaseState(l, LeaseQuiescing, CauseNewTarget)
+				c.await(l)
+			}
+		}
+	}
+}
+
+// disturb notes on leases that were quiet that the gang runs although they
+// outrank it: what they take from now on teaches nothing.
+func (c *Core) disturb(g *gang) {
+	for _, u := range g.gpus {
+		if u.top <= int(g.priority) {
+			continue
+		}
+		for _, l := range u.leases {
+			if l.req.Priority > g.priority {
+				l.quiet = false
+			}
+		}
+	}
+}
