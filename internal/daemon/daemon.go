@@ -1,5 +1,5 @@
-// Package daemon wires the parts of gpreemptd together, in start order, and
-// takes them down again in reverse.
+// Package daemon is the main program of gpreemptd: its commands, and the wiring of its
+// parts in start order. At the end it resumes everything before it stops the parts.
 package daemon
 
 import (
@@ -10,13 +10,11 @@ import (
 	"net"
 	"os"
 	"os/signal"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/coreos/go-systemd/v22/activation"
-	systemd "github.com/coreos/go-systemd/v22/daemon"
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/api"
@@ -30,7 +28,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/listen"
 	"github.com/gpreempt/gpreempt/internal/log"
-	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -38,12 +35,12 @@ import (
 )
 
 const (
-	// eventsKept and changesKept are what watchers can go back by.
+	// eventsKept and changesKept bound how far back watchers can resume.
 	eventsKept  = 16384
 	changesKept = 8192
-	// shutdownTime bounds an orderly end: resume everything, answer calls in flight.
+	// shutdownTime bounds a shutdown: resume everything, answer calls in flight.
 	shutdownTime = 10 * time.Second
-	// endTime is how long the parts may take to end after that.
+	// endTime bounds the end of the parts after that.
 	endTime = 5 * time.Second
 	// orphansTime is how long the start waits for the first attempt to resume processes
 	// that an earlier daemon left paused.
@@ -52,19 +49,19 @@ const (
 	beatEvery = time.Second
 )
 
-// Options is what the command line says.
+// Options are the options of the command line.
 type Options struct {
 	// ConfigPath is the config file; it may be missing unless ConfigGiven.
 	ConfigPath  string
 	ConfigGiven bool
-	// Socket replaces the config file's when not "".
+	// Socket replaces the socket of the config file if not "".
 	Socket string
 	// Host is the machine to work on.
 	Host Host
-	// Log replaces the logger made from the config when not nil.
+	// Log, if not nil, replaces the log on standard error.
 	Log *zap.Logger
 
-	// passed are the sockets systemd passed, before Run asks for them.
+	// passed are sockets as systemd passes them.
 	passed []*os.File
 }
 
@@ -73,7 +70,7 @@ type clock struct{ start time.Time }
 
 func (c clock) Now() time.Duration { return time.Since(c.start) }
 
-// daemon is the parts that live as long as the process.
+// daemon has the parts that live as long as the process.
 type daemon struct {
 	opts      Options
 	logs      *log.Log
@@ -99,24 +96,26 @@ type daemon struct {
 	certificates *auth.CertificateStore // nil without TCP
 	// epoch begins the lease ids of this run.
 	epoch uint64
-	// generation is that of the topology when its GPUs were read last; the observer uses it.
+	// generation is the generation of the topology at the last read of its GPUs. Only the
+	// observer uses it.
 	generation string
-	// ready tells that the daemon serves.
+	// ready reports whether the daemon serves.
 	ready atomic.Bool
-	// told is which warnings the log knows of; the scheduler's loop uses it.
-	told told
-	// statusAt is when systemd was told last how it goes; the scheduler's loop uses it.
+	// reported are the warnings that have been logged. Only the scheduler's loop uses it.
+	reported reported
+	// statusAt is the time of the last status sent to systemd. Only the scheduler's loop uses
+	// it.
 	statusAt time.Time
 }
 
-// Run serves until ctx ends, then resumes everything and returns. It is the whole
-// daemon but for the signals that end the process.
+// Run serves until ctx ends, then resumes everything and returns. It handles SIGHUP and
+// SIGPIPE; the caller handles the signals that end the process.
 func Run(ctx context.Context, opts Options) (err error) {
-	// From here on: a SIGHUP that nobody waits for would end the process.
+	// First, because an unhandled SIGHUP would end the process.
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
-	// Or the death of whoever reads the log would be the daemon's.
+	// An unhandled SIGPIPE would end the process when the reader of the log ends.
 	pipes := make(chan os.Signal, 1)
 	signal.Notify(pipes, syscall.SIGPIPE)
 	defer signal.Stop(pipes)
@@ -125,7 +124,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if err != nil {
 		return err
 	}
-	d := &daemon{opts: opts, hangups: hangups, told: told{}}
+	d := &daemon{opts: opts, hangups: hangups, reported: reported{}}
 	d.openLog(cfg)
 	defer d.logs.Close()
 	listener, release, err := listen.Unix(ctx, cfg.Socket, opts.lockPath(cfg.Socket), opts.passed)
@@ -133,12 +132,12 @@ func Run(ctx context.Context, opts Options) (err error) {
 		return err
 	}
 	defer release()
-	scraped, err := listenMetrics(ctx, cfg.Metrics) // before parts are made that have to be ended
+	scraped, err := listenMetrics(ctx, cfg.Metrics) // before parts are created that must be closed
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
 	if scraped != nil {
-		defer func() { _ = scraped.Close() }() // the daemon's end has closed it, unless it did not get that far
+		defer func() { _ = scraped.Close() }() // closed already after an orderly end
 	}
 	remote, err := d.listenTCP(ctx, cfg.TCP)
 	if err != nil {
@@ -195,9 +194,9 @@ func (d *daemon) resumeOrphans(ctx context.Context, tried func()) {
 	})
 }
 
-// load reads the config file and lets the command line have the last word. Once there
-// was a file, that it is missing is a mistake: a moment without it, while somebody
-// edits, must not put all rules out of force.
+// load reads the config file; the socket of the command line takes precedence. After a
+// first successful read a missing file is an error: while an editor replaces the file, the
+// rules must stay in force.
 func (o *Options) load() (config.Config, error) {
 	cfg, err := config.Load(o.ConfigPath)
 	switch {
@@ -214,8 +213,7 @@ func (o *Options) load() (config.Config, error) {
 	return cfg, nil
 }
 
-// build makes the parts, from the bottom up. Nothing runs yet but the workers'
-// bookkeeping.
+// build creates the parts from the bottom up, and starts none of them.
 func (d *daemon) build(ctx context.Context, cfg config.Config) error {
 	rules, err := classify.New(cfg.Rules)
 	if err != nil {
@@ -280,8 +278,8 @@ func (d *daemon) build(ctx context.Context, cfg config.Config) error {
 	return nil
 }
 
-// record takes every state change of the scheduler: the one place from which the
-// event stream, the statistics, the metrics and the log are fed.
+// record handles every state change of the scheduler. It feeds the event stream, the
+// statistics, the metrics and the log.
 func (d *daemon) record(r scheduler.Record) {
 	mechanism := ""
 	if r.ToTarget == scheduler.TargetSuspended {
@@ -290,146 +288,4 @@ func (d *daemon) record(r scheduler.Record) {
 	}
 	d.events.Append(time.Now(), r, mechanism)
 	d.records.Write(r)
-}
-
-// serve runs the parts until ctx ends. scraped may be nil.
-func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped net.Listener) error {
-	running, stop := context.WithCancel(context.WithoutCancel(ctx))
-	defer stop()
-	failed := make(chan error, 1+len(listeners))
-	var parts sync.WaitGroup
-	parts.Go(func() {
-		if err := d.runner.Run(running, beatEvery, d.beat); err != nil {
-			failed <- err
-		}
-	})
-	if err := d.findGPUs(); err != nil {
-		stop()
-		parts.Wait()
-		return errors.Join(err, closeAll(listeners))
-	}
-	tried := make(chan struct{})
-	parts.Go(func() { d.resumeOrphans(running, sync.OnceFunc(func() { close(tried) })) })
-	select { // short, unless a call of the driver hangs
-	case <-tried:
-	case <-time.After(orphansTime):
-	case <-ctx.Done():
-	}
-	d.observer.Scan()
-	parts.Go(func() { d.observer.Run(running) })
-	if d.containers != nil {
-		parts.Go(func() { d.containers.Run(running) })
-	}
-	parts.Go(func() { d.watchKernelLog(running) })
-	parts.Go(func() { d.idle.run(running) })
-	parts.Go(func() { d.reloadOnHangup(running) })
-	for _, listener := range listeners {
-		parts.Go(func() {
-			if err := d.server.Serve(listener); err != nil {
-				failed <- err
-			}
-		})
-	}
-	if scraped != nil {
-		parts.Go(func() { d.serveMetrics(running, scraped) })
-	}
-	d.server.SetServing(true)
-	d.ready.Store(true)
-	d.notify(systemd.SdNotifyReady + "\nSTATUS=" + d.status())
-	d.log.Info("serving", logkey.Socket(d.config.Load().Socket), logkey.TCP(d.config.Load().TCP.Address), logkey.Backend(d.backend.name),
-		logkey.Version(api.VersionString()), logkey.GPUs(len(d.inventory.GPUs())))
-	var failure error
-	select {
-	case <-ctx.Done():
-	case failure = <-failed:
-	}
-	d.ready.Store(false)
-	d.notify(systemd.SdNotifyStopping + "\nSTATUS=letting everything run again")
-	err := d.shutdown(ctx)
-	stop()
-	ended := make(chan struct{})
-	go func() { parts.Wait(); close(ended) }()
-	select {
-	case <-ended:
-	case <-time.After(endTime):
-		err = errors.Join(err, errors.New("something hangs in the kernel and is left behind"))
-	}
-	return errors.Join(failure, err)
-}
-
-// shutdown resumes everything first, then ends calls, then lets the targets go.
-// The mechanism's Close resumes whatever an action in flight left behind.
-func (d *daemon) shutdown(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
-	defer cancel()
-	d.runner.Stop()
-	quiet := d.awaitAllRunning(ctx)
-	d.server.Shutdown(ctx)
-	if err := errors.Join(quiet, d.executor.Close(ctx)); err != nil {
-		return fmt.Errorf("shut down: %w", err)
-	}
-	d.logs.EndRepeats() // or its lines would follow the last one
-	d.log.Info("stopped, nothing is suspended")
-	return nil
-}
-
-// awaitAllRunning returns when no target is away any more.
-func (d *daemon) awaitAllRunning(ctx context.Context) error {
-	for {
-		revision := d.events.Revision()
-		away := 0
-		d.runner.View(func(c *scheduler.Core) { away = c.Away() })
-		if away == 0 {
-			return nil
-		}
-		if err := d.events.Wait(ctx, revision); err != nil {
-			return fmt.Errorf("%d targets still being resumed: %w", away, err)
-		}
-	}
-}
-
-// findGPUs tells inventory and scheduler which GPUs there are.
-func (d *daemon) findGPUs() error {
-	gpus, err := d.backend.fs.GPUs()
-	if errors.Is(err, fs.ErrNotExist) {
-		d.warnings.set("gpus", gpreempt.WarnNoKFD.Warn("this host has no /sys/class/kfd: the amdgpu driver is not loaded or found no GPU"))
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("find GPUs: %w", err)
-	}
-	if len(gpus) == 0 {
-		d.warnings.set("gpus", gpreempt.WarnNoGPU.Warn("the amdgpu driver is loaded and shows no GPU that computes"))
-		return nil
-	}
-	d.warnings.set("gpus")
-	d.inventory.SetGPUs(gpus)
-	if d.backend.simulated == "" {
-		hazards, unknown := newHazards(d.backend.root, gpus, d.config.Load().Safety.Hazards)
-		d.hazards.Store(hazards)
-		for _, text := range unknown {
-			d.log.Warn("what the hazard table asks for is not known", logkey.Text(text))
-		}
-	}
-	for _, gpu := range gpus {
-		d.runner.Post(scheduler.GPUAdded{GPU: gpu.ID})
-	}
-	return nil
-}
-
-// topologyGeneration is a file of the driver's that changes once a GPU has come or gone.
-const topologyGeneration = "sys/class/kfd/kfd/topology/generation_id"
-
-// lookForGPUs finds GPUs that came after the daemon: a driver that is being loaded
-// brings one after the other.
-func (d *daemon) lookForGPUs() {
-	generation, err := fs.ReadFile(d.backend.root, topologyGeneration)
-	if len(d.inventory.GPUs()) > 0 && (err != nil || string(generation) == d.generation) {
-		return
-	}
-	d.generation = string(generation)
-	if err := d.findGPUs(); err != nil {
-		d.generation = ""
-		d.warnings.set("gpus", gpreempt.WarnGPUsUnreadable.Warn(err.Error()))
-	}
 }

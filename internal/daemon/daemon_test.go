@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/internal/testutil"
@@ -34,35 +33,6 @@ func newSimulatedHost(t testing.TB, dir string) *fakeHost {
 	return h
 }
 
-// onceServing returns a logger that writes as log does, or nowhere if that is nil, and
-// calls f when the daemon says that it serves.
-func onceServing(log *zap.Logger, f func()) *zap.Logger {
-	if log == nil {
-		log = zap.NewNop()
-	}
-	return log.WithOptions(zap.WrapCore(func(core zapcore.Core) zapcore.Core { return zapcore.NewTee(core, servingCore{zapcore.DebugLevel, f}) }))
-}
-
-// servingCore calls f for the line that says that the daemon serves.
-type servingCore struct {
-	zapcore.Level
-	f func()
-}
-
-func (c servingCore) With([]zapcore.Field) zapcore.Core { return c }
-func (c servingCore) Sync() error                       { return nil }
-
-func (c servingCore) Check(e zapcore.Entry, ce *zapcore.CheckedEntry) *zapcore.CheckedEntry {
-	return ce.AddCore(e, c)
-}
-
-func (c servingCore) Write(e zapcore.Entry, _ []zapcore.Field) error {
-	if e.Message == "serving" {
-		c.f()
-	}
-	return nil
-}
-
 func write(t testing.TB, path, text string) {
 	t.Helper()
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -70,23 +40,27 @@ func write(t testing.TB, path, text string) {
 	}
 }
 
-// TestMain sees to it that nothing of it is left.
+// TestMain checks for goroutines that remain.
 func TestRunServesUntilItsContextEnds(t *testing.T) {
 	dir := testutil.TempSocketDir(t)
 	opts := simulated(t, dir)
-	for range 2 { // the second finds nothing in its way
+	ready := testutil.NotifySocket(t)
+	for range 2 { // the first must not block the second
 		ctx, cancel := context.WithCancel(t.Context())
-		opts.Log = onceServing(nil, cancel)
+		go func() {
+			<-ready
+			cancel()
+		}()
 		if err := Run(ctx, opts); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := os.Lstat(opts.Socket); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("the socket is still there: %v", err)
+			t.Errorf("the socket still exists: %v", err)
 		}
 	}
 }
 
-func TestRunThatCannotStartLeavesNothingRunning(t *testing.T) {
+func TestRunThatFailsToStartLeavesNothingRunning(t *testing.T) {
 	dir := testutil.TempSocketDir(t)
 	taken := simulated(t, dir)
 	taken.Socket = filepath.Join(dir, "directory")
@@ -109,7 +83,7 @@ func TestRunThatCannotStartLeavesNothingRunning(t *testing.T) {
 	}
 }
 
-// newDaemon builds a daemon that does not listen; its scheduler runs.
+// newDaemon builds a daemon that does not listen. Its scheduler runs.
 func newDaemon(t *testing.T, text string) *daemon {
 	t.Helper()
 	d, _ := newDaemonOnHost(t, text)
@@ -156,7 +130,7 @@ func TestLineOfTheKernelLogOpensTheBreaker(t *testing.T) {
 	}
 	d.alarm(hazard.Alarm{GPU: gpu + 1})
 	if open() {
-		t.Error("another GPU's trouble opens it")
+		t.Error("an alarm of another GPU opens it")
 	}
 	d.alarm(hazard.Alarm{GPU: gpu, Pattern: "mes-no-response"})
 	if !open() {

@@ -21,16 +21,16 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// diagnose looks at the host from inside the daemon.
+// diagnose examines the host from inside the daemon.
 func (d *daemon) diagnose(ctx context.Context) *doctor.Report {
 	cfg := d.config.Load()
 	c := doctor.Config{
 		Root: d.backend.root, ByDaemon: true, Version: api.VersionString(), Lock: d.opts.lockPath(cfg.Socket), Groups: groups(*cfg),
 		OpenDriver: func() (doctor.Driver, error) {
 			switch {
-			case d.backend.openErr != nil: // as it was when dbgtrap wanted it
+			case d.backend.openErr != nil: // dbgtrap could not open it
 				return doctor.Driver{}, d.backend.openErr
-			case d.backend.device == nil: // no mechanism wanted it
+			case d.backend.device == nil: // no mechanism uses it
 				return openDriver()
 			}
 			found := describe(d.backend.device)
@@ -39,7 +39,7 @@ func (d *daemon) diagnose(ctx context.Context) *doctor.Report {
 			}
 			return found, nil
 		},
-		Processes: d.patients,
+		Processes: d.processReports,
 		Simulated: d.backend.simulated,
 	}
 	if h := d.hazards.Load(); h != nil {
@@ -48,8 +48,8 @@ func (d *daemon) diagnose(ctx context.Context) *doctor.Report {
 	return doctor.Examine(ctx, c)
 }
 
-// patients describes how each process of the driver is suspended, or why not.
-func (d *daemon) patients(ctx context.Context) []doctor.Process {
+// processReports reports how each process of the driver is suspended, or why not.
+func (d *daemon) processReports(ctx context.Context) []doctor.Process {
 	var all []doctor.Process
 	for _, proc := range d.inventory.Processes() {
 		facts, known := d.targets.Facts(proc.Key)
@@ -60,17 +60,17 @@ func (d *daemon) patients(ctx context.Context) []doctor.Process {
 		if !ok {
 			choice = d.ladder.Survey(ctx, proc.Key)
 		}
-		all = append(all, patient(proc.Process, facts.Decision, choice))
+		all = append(all, processReport(proc.Process, facts.Decision, choice))
 	}
 	return all
 }
 
-func patient(proc gpreempt.Process, decision classify.Decision, choice ladder.Choice) doctor.Process {
+func processReport(proc gpreempt.Process, decision classify.Decision, choice ladder.Choice) doctor.Process {
 	p := doctor.Process{
 		Key: proc.Key, Comm: proc.Comm, Offline: decision.Class == gpreempt.Offline, Mechanism: choice.Mechanism, Why: choice.Why,
 	}
 	if !p.Offline {
-		p.Why = "it is " + decision.Class.String() + ", by " + decision.By + ", and never suspended"
+		p.Why = "never suspended: " + decision.Class.String() + " by " + decision.By
 	}
 	for _, r := range choice.Rejected {
 		p.Rejected = append(p.Rejected, doctor.Rejection(r))
@@ -78,8 +78,8 @@ func patient(proc gpreempt.Process, decision classify.Decision, choice ladder.Ch
 	return p
 }
 
-// Diagnose looks at the host without a daemon. It opens the driver, which makes
-// this program one of the driver's processes until it ends, and pauses nothing.
+// Diagnose examines the host without a daemon. It opens the driver, so that this program
+// is one of the driver's processes until it ends, and suspends nothing.
 func Diagnose(ctx context.Context, opts Options) (*doctor.Report, error) {
 	cfg, err := opts.load()
 	if err != nil {
@@ -95,7 +95,7 @@ func Diagnose(ctx context.Context, opts Options) (*doctor.Report, error) {
 	c := doctor.Config{
 		Root: root, Version: api.VersionString(), Lock: opts.lockPath(cfg.Socket), Groups: groups(cfg), OpenDriver: openDriver,
 	}
-	// What cannot be read here is for the doctor to find, and to say.
+	// The doctor reports an error of GPUs.
 	if gpus, err := hosts.GPUs(); err == nil && len(gpus) > 0 {
 		h, _ := newHazards(root, gpus, cfg.Safety.Hazards)
 		c.Hazards = h.report
@@ -104,13 +104,13 @@ func Diagnose(ctx context.Context, opts Options) (*doctor.Report, error) {
 			if err != nil {
 				return nil
 			}
-			s := &survey{gpus: gpus, snapshot: snapshot}
+			s := &scan{gpus: gpus, snapshot: snapshot}
 			l := ladder.New(ladder.Config{Rungs: s.rungs(cfg), Judge: s.judge(h), Now: time.Now, Log: zap.NewNop()})
 			var all []doctor.Process
 			for _, proc := range snapshot.Processes {
-				// No daemon is there to know container names, priorities and addresses.
+				// Container names, priorities and addresses are unknown without a daemon.
 				subject := classify.Subject{Process: proc.Process, GPUs: gpusWithQueues(gpus, proc)}
-				all = append(all, patient(proc.Process, rules.Decide(&subject), l.Survey(ctx, proc.Key)))
+				all = append(all, processReport(proc.Process, rules.Decide(&subject), l.Survey(ctx, proc.Key)))
 			}
 			return all
 		}
@@ -118,20 +118,20 @@ func Diagnose(ctx context.Context, opts Options) (*doctor.Report, error) {
 	return doctor.Examine(ctx, c), nil
 }
 
-// survey is what there is to probe the mechanisms on.
-type survey struct {
+// scan has the processes to probe the mechanisms on.
+type scan struct {
 	gpus     []gpreempt.GPU
 	snapshot discovery.Snapshot
 }
 
-// rungs returns the mechanisms to probe. Nothing attaches, so that none of them needs
-// a thread or the journal. The driver stays open: the program ends soon.
-func (s *survey) rungs(cfg config.Config) []mechanism.Mechanism {
+// rungs returns the mechanisms to probe. None of them attaches, so they need no thread and
+// no journal. The driver stays open, because the program ends soon.
+func (s *scan) rungs(cfg config.Config) []mechanism.Mechanism {
 	var all []mechanism.Mechanism
 	for _, name := range cfg.Mechanisms {
 		switch name {
 		case "dbgtrap":
-			if device, err := kfd.Open(); err == nil { // the doctor says why not
+			if device, err := kfd.Open(); err == nil { // the doctor reports the error
 				all = append(all, dbgtrap.New(dbgtrap.Config{Device: device, GPUs: s.gpusOf}))
 			}
 		case "criu":
@@ -143,7 +143,7 @@ func (s *survey) rungs(cfg config.Config) []mechanism.Mechanism {
 	return all
 }
 
-func (s *survey) proc(key gpreempt.ProcessKey) discovery.Proc {
+func (s *scan) proc(key gpreempt.ProcessKey) discovery.Proc {
 	for _, proc := range s.snapshot.Processes {
 		if proc.Key == key {
 			return proc
@@ -152,11 +152,11 @@ func (s *survey) proc(key gpreempt.ProcessKey) discovery.Proc {
 	return discovery.Proc{}
 }
 
-func (s *survey) gpusOf(key gpreempt.ProcessKey) []gpreempt.GPU {
+func (s *scan) gpusOf(key gpreempt.ProcessKey) []gpreempt.GPU {
 	return gpusWithQueues(s.gpus, s.proc(key))
 }
 
-func (s *survey) judge(h *hazards) func(string, gpreempt.ProcessKey) ladder.Verdict {
+func (s *scan) judge(h *hazards) func(string, gpreempt.ProcessKey) ladder.Verdict {
 	return func(mechanism string, target gpreempt.ProcessKey) ladder.Verdict {
 		return h.judge(mechanism, s.proc(target), s.gpus)
 	}

@@ -18,7 +18,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// openObserver makes the observer of the queues.
+// openObserver creates the observer of the queues.
 func (d *daemon) openObserver() {
 	cfg := inventory.Config{
 		Root:      d.backend.root,
@@ -28,7 +28,7 @@ func (d *daemon) openObserver() {
 			c := d.config.Load().Discovery
 			return inventory.Intervals{Shortest: c.Interval, Longest: c.IdleInterval, MQDs: c.MQDsInterval}
 		},
-		Before: d.lookForGPUs,
+		Before: d.findNewGPUs,
 		Scanned: func(diff inventory.Diff) {
 			d.targets.apply(diff)
 			d.letGoOutOfReach(diff.Changed)
@@ -51,7 +51,7 @@ func (d *daemon) openObserver() {
 	d.observer = inventory.NewObserver(cfg)
 }
 
-// snapshot returns the queues of a held target as the driver tells them.
+// snapshot returns the queues of an attached target as the driver lists them.
 func (d *daemon) snapshot(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo {
 	if facts, _ := d.targets.Facts(key); facts.Mechanism == "" {
 		return nil
@@ -59,10 +59,10 @@ func (d *daemon) snapshot(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo
 	return d.backend.snapshot(key)
 }
 
-// snapshot returns the queues of a process that dbgtrap holds.
+// snapshot returns the queues of a process that dbgtrap is attached to.
 func snapshot(m *dbgtrap.Mechanism, key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo {
-	queues, held := m.Queues(key)
-	if !held {
+	queues, attached := m.Queues(key)
+	if !attached {
 		return nil
 	}
 	infos := make(map[uint32]gpreempt.QueueInfo, len(queues))
@@ -75,21 +75,20 @@ func snapshot(m *dbgtrap.Mechanism, key gpreempt.ProcessKey) map[uint32]gpreempt
 	return infos
 }
 
-// openSMI opens the events of a GPU that tell of all processes.
+// openSMI opens the eviction events of a GPU for all processes.
 func (d *daemon) openSMI(gpu gpreempt.GPUID) (inventory.Stream, error) {
 	stream, err := d.backend.device.OpenSMI(gpu)
 	if err != nil {
 		return nil, err
 	}
 	if err := stream.Select(kfd.SMIEvents(kfd.SMIQueueEviction) | kfd.SMIAllProcesses); err != nil {
-		_ = stream.Close() // nothing came of it
+		_ = stream.Close() // the error of Select matters
 		return nil, err
 	}
 	return stream, nil
 }
 
-// openContainers makes what learns the names of containers. In a simulation there
-// are none.
+// openContainers creates the resolver of container names. A simulation has none.
 func (d *daemon) openContainers(cfg config.Containers) {
 	if d.backend.simulated != "" {
 		return
@@ -102,12 +101,11 @@ func (d *daemon) openContainers(cfg config.Containers) {
 	})
 }
 
-// variable is a reference to a variable of the environment, as Kubernetes writes it
-// in the fields of a pod.
+// variable is a reference to an environment variable, in the form of Kubernetes.
 var variable = regexp.MustCompile(`\$\([A-Za-z_][A-Za-z0-9_]*\)`)
 
-// expand puts variables in. One that is not set stays as it is, so that whoever
-// reads the failure that follows sees its name.
+// expand replaces variables by their values. One that is not set stays as it is, so that
+// the error that follows has its name.
 func expand(text string, lookup func(string) (string, bool)) string {
 	return variable.ReplaceAllStringFunc(text, func(reference string) string {
 		if value, ok := lookup(reference[2 : len(reference)-1]); ok {
@@ -125,7 +123,7 @@ func (d *daemon) container(at gpreempt.Cgroup) (c gpreempt.Container, known bool
 	return d.containers.Lookup(at)
 }
 
-// listWarnings returns what an admin should know now.
+// listWarnings returns the current warnings.
 func (d *daemon) listWarnings() []gpreempt.Warning {
 	all := d.warnings.list()
 	if d.containers != nil {
@@ -134,7 +132,7 @@ func (d *daemon) listWarnings() []gpreempt.Warning {
 	return all
 }
 
-// setRules takes over new rules, and has what they look at read.
+// setRules uses other rules, and starts a scan for the facts that they need.
 func (d *daemon) setRules(c *classify.Classifier) {
 	d.backend.fs.SetEnv(c.Env())
 	d.targets.setRules(c)
@@ -143,17 +141,17 @@ func (d *daemon) setRules(c *classify.Classifier) {
 	}
 }
 
-// backlogs reads the work waiting on queues of a process.
+// backlogs reads the pending work of queues of a process.
 func (d *daemon) backlogs(ctx context.Context, key gpreempt.ProcessKey, queues []gpreempt.QueueEntry) []inventory.Backlog {
 	all, err := d.backend.backlogs(ctx, key, queues)
 	if err != nil {
-		d.log.Debug("a backlog cannot be read", logkey.Target(key), logkey.Err(err))
+		d.log.Debug("cannot read a backlog", logkey.Target(key), logkey.Err(err))
 	}
 	return all
 }
 
-// busy reports whether the queues of a process have work. It is known when one has, or
-// when all could be read.
+// busy reports whether the queues of a process have work. It is known if one has, or if
+// all could be read.
 func (d *daemon) busy(ctx context.Context, key gpreempt.ProcessKey) (busy, known bool) {
 	backlogs := d.backlogs(ctx, key, d.inventory.QueuesOf(key))
 	known = len(backlogs) > 0
@@ -166,11 +164,11 @@ func (d *daemon) busy(ctx context.Context, key gpreempt.ProcessKey) (busy, known
 	return false, known
 }
 
-// bootID returns the boot id of this host, "" where there is none.
+// bootID returns the boot id of this host; "" if it cannot be read.
 func bootID() string {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
-		return "" // it is shown only
+		return "" // it is only displayed
 	}
 	return strings.TrimSpace(string(b))
 }

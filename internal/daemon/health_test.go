@@ -28,7 +28,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// serveSocket lets the daemon serve on a socket, whose path it gives.
+// serveSocket makes the daemon serve on a socket, and returns its path.
 func (d *daemon) serveSocket(t *testing.T) string {
 	t.Helper()
 	socket := filepath.Join(testutil.TempSocketDir(t), "d.sock")
@@ -68,11 +68,11 @@ func getStatus(t *testing.T, socket string) *gpreemptv1.GetStatusResponse {
 	return st
 }
 
-// Each warning of the table holds at once; those who show them show the same of them.
+// All warnings of the table hold at once. API, gpctl, log and metrics must agree.
 func TestEachWarningIsTheSameWhereverItIsShown(t *testing.T) {
 	var want []gpreempt.Warning
 	for _, kind := range gpreempt.WarningKinds() {
-		want = append(want, kind.Code.Warn("what is wrong with "+string(kind.Code)))
+		want = append(want, kind.Code.Warn("text of "+string(kind.Code)))
 	}
 	compare := func(where string, got []gpreempt.Warning) {
 		t.Helper()
@@ -101,7 +101,7 @@ func TestEachWarningIsTheSameWhereverItIsShown(t *testing.T) {
 	compare("gpctl status", printed)
 
 	core, logs := observer.New(zapcore.InfoLevel)
-	told{}.tell(zap.New(core), d.listWarnings())
+	reported{}.log(zap.New(core), d.listWarnings())
 	var logged []gpreempt.Warning
 	for _, e := range logs.All() {
 		m := e.ContextMap()
@@ -111,7 +111,7 @@ func TestEachWarningIsTheSameWhereverItIsShown(t *testing.T) {
 	}
 	compare("log", logged)
 
-	// Texts are no labels: the metrics have code and severity.
+	// The metrics have code and severity as labels, not the texts.
 	page := httptest.NewRecorder()
 	metrics.Handler(metrics.Config{Snapshot: d.scrape, Alive: func() {}, Ready: func() bool { return true }}).
 		ServeHTTP(page, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody))

@@ -186,8 +186,7 @@ func (t *fakeThread) Gone() bool            { return false }
 func (h *fakeHost) serve() (c *client.Client, stop func()) {
 	h.t.Helper()
 	ctx, cancel := context.WithCancel(h.t.Context())
-	ready, ended := make(chan struct{}), make(chan error, 1)
-	h.opts.Log = onceServing(h.opts.Log, func() { close(ready) })
+	ready, ended := testutil.NotifySocket(h.t), make(chan error, 1)
 	go func() { ended <- Run(ctx, h.opts) }()
 	select {
 	case <-ready:

@@ -8,12 +8,12 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// idleEvery is how often the queues of a client are looked at while it holds a
-// lease that ends by idleness.
-const idleEvery = time.Millisecond
+// idleInterval is the time between two checks of the queues of a client whose lease ends
+// by idleness.
+const idleInterval = time.Millisecond
 
-// idleWatch tells the scheduler whether clients that cannot call Complete still
-// have work. It sleeps while there are none.
+// idleWatch reports to the scheduler whether clients that cannot call Complete have work.
+// It sleeps while there are no such clients.
 type idleWatch struct {
 	runner *scheduler.Runner
 	client func(scheduler.ClientID) gpreempt.ProcessKey
@@ -21,8 +21,8 @@ type idleWatch struct {
 	wake   chan struct{}
 }
 
-// kick says that there may be somebody to watch. It does not block.
-func (w *idleWatch) kick() {
+// start starts checking if it sleeps. It does not block.
+func (w *idleWatch) start() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
@@ -30,7 +30,7 @@ func (w *idleWatch) kick() {
 }
 
 func (w *idleWatch) run(ctx context.Context) {
-	ticker := time.NewTicker(idleEvery)
+	ticker := time.NewTicker(idleInterval)
 	defer ticker.Stop()
 	for {
 		ticker.Stop()
@@ -39,8 +39,8 @@ func (w *idleWatch) run(ctx context.Context) {
 			return
 		case <-w.wake:
 		}
-		ticker.Reset(idleEvery)
-		for w.look(ctx) {
+		ticker.Reset(idleInterval)
+		for w.check(ctx) {
 			select {
 			case <-ctx.Done():
 				return
@@ -50,8 +50,8 @@ func (w *idleWatch) run(ctx context.Context) {
 	}
 }
 
-// look reports on every client with such a lease; false when there is none.
-func (w *idleWatch) look(ctx context.Context) bool {
+// check reports on every client with such a lease, and returns whether there is one.
+func (w *idleWatch) check(ctx context.Context) bool {
 	var watched []scheduler.ClientID
 	w.runner.View(func(c *scheduler.Core) { watched = c.IdleWatched() })
 	for _, id := range watched {
@@ -62,13 +62,13 @@ func (w *idleWatch) look(ctx context.Context) bool {
 	return len(watched) > 0
 }
 
-// announcer is the runner as the server sees it; it wakes the idle watch.
+// announcer is a runner that starts the idle watch.
 type announcer struct {
 	*scheduler.Runner
 	onIdleLease func()
 }
 
-// Announce takes in an announcement.
+// Announce handles an announcement.
 func (a announcer) Announce(req scheduler.LeaseRequested, reply scheduler.Reply) (scheduler.LeaseID, time.Duration, error) {
 	id, ttl, err := a.Runner.Announce(req, reply)
 	if err == nil && req.OnIdle {
@@ -77,4 +77,4 @@ func (a announcer) Announce(req scheduler.LeaseRequested, reply scheduler.Reply)
 	return id, ttl, err
 }
 
-func (d *daemon) onIdleLease() { d.idle.kick() }
+func (d *daemon) onIdleLease() { d.idle.start() }

@@ -50,7 +50,7 @@ func newDesk(t *testing.T) *desk {
 		},
 		wake: make(chan struct{}, 1),
 	}
-	d.announcer = announcer{runner, d.watch.kick}
+	d.announcer = announcer{runner, d.watch.start}
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
 	go d.watch.run(ctx)
@@ -95,9 +95,9 @@ func TestLeaseEndsOnceItsOwnerHadWorkAndHasNone(t *testing.T) {
 		pass(time.Second)
 		d.ended(t)
 		d.busy.Store(false)
-		pass(idleEvery) // a gap between two kernels is shorter than the grace
+		pass(idleInterval) // a gap between two kernels is shorter than the grace
 		d.ended(t)
-		pass(scheduler.IdleGrace + idleEvery)
+		pass(scheduler.IdleGrace + idleInterval)
 		d.ended(t, scheduler.EndIdle)
 	})
 }
@@ -123,7 +123,7 @@ func TestNobodyIsLookedAtWithoutALeaseThatEndsByIdleness(t *testing.T) {
 		}
 		// And it wakes up again.
 		d.announce(t, 8, true)
-		pass(10 * idleEvery)
+		pass(10 * idleInterval)
 		if d.looks.Load() == n {
 			t.Error("a new lease woke nobody")
 		}

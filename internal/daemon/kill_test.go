@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/client"
@@ -24,14 +26,14 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// roleEnv names what this binary plays when a test starts it again.
+// roleEnv is the role of this binary when a test starts it again.
 const (
 	roleEnv    = "GPREEMPT_DAEMON_TEST_ROLE"
-	roleVictim = "victim" // a process to be stopped
-	roleDaemon = "daemon" // the daemon, to be killed
+	roleVictim = "victim" // a process that is paused
+	roleDaemon = "daemon" // a daemon that is killed
 )
 
-// victimMain answers every line: it runs.
+// victimMain echoes every line.
 func victimMain(in io.Reader, out io.Writer) int {
 	for lines := bufio.NewScanner(in); lines.Scan(); {
 		if _, err := fmt.Fprintln(out, lines.Text()); err != nil {
@@ -41,12 +43,10 @@ func victimMain(in io.Reader, out io.Writer) int {
 	return 0
 }
 
-// daemonMain is the daemon on a host whose list of GPU processes is faked, and whose
-// processes are real.
-func daemonMain(config, root, run string, out, stderr io.Writer) int {
+// daemonMain runs a daemon on a host with real processes and a fake list of GPU processes.
+func daemonMain(config, root, run string, stderr io.Writer) int {
 	err := Run(context.Background(), Options{
-		ConfigPath: config, ConfigGiven: true, Socket: filepath.Join(run, "d.sock"),
-		Log: onceServing(nil, func() { fmt.Fprintln(out, "ready") }),
+		ConfigPath: config, ConfigGiven: true, Socket: filepath.Join(run, "d.sock"), Log: zap.NewNop(),
 		Host: Host{
 			Dir: root, RunDir: run,
 			Open: func() (*kfd.Device, error) { return nil, fs.ErrNotExist },
@@ -66,7 +66,7 @@ type child struct {
 
 func startChild(t *testing.T, role string, args ...string) *child {
 	t.Helper()
-	runtime.LockOSThread() // it is killed when the thread ends that started it
+	runtime.LockOSThread() // the child is killed when the thread that started it ends
 	t.Cleanup(runtime.UnlockOSThread)
 	c := &child{Cmd: exec.CommandContext(context.Background(), "/proc/self/exe", args...)}
 	c.Env = append(os.Environ(), roleEnv+"="+role)
@@ -88,7 +88,7 @@ func startChild(t *testing.T, role string, args ...string) *child {
 	return c
 }
 
-// kill ends it and waits for the end; a second time does nothing.
+// kill kills it and waits for its end. A second call does nothing.
 func (c *child) kill() {
 	_ = c.Process.Kill() // it may have ended
 	_ = c.Wait()
@@ -104,7 +104,7 @@ func (c *child) expect(t *testing.T, want string) {
 	}
 }
 
-// mustRun shows that a victim runs.
+// mustRun checks that a victim runs.
 func (c *child) mustRun(t *testing.T) {
 	t.Helper()
 	if _, err := io.WriteString(c.in, "alive\n"); err != nil {
@@ -113,8 +113,8 @@ func (c *child) mustRun(t *testing.T) {
 	c.expect(t, "alive")
 }
 
-// A daemon is killed at random moments of suspends and resumes. What gpreemptd
-// --cleanup does follows, or else the next daemon.
+// A daemon is killed at random times during suspends and resumes. Then gpreemptd --cleanup
+// or the next daemon must resume what it left paused.
 func TestNothingStaysStoppedAfterTheDaemonIsKilled(t *testing.T) {
 	victim := startChild(t, roleVictim)
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", victim.Process.Pid))
@@ -130,11 +130,12 @@ func TestNothingStaysStoppedAfterTheDaemonIsKilled(t *testing.T) {
 	h := newFakeHost(t, "6.12", trainersAreOffline+"mechanisms: [freezer]\n")
 	h.showReal(key, string(stat))
 	run := testutil.TempSocketDir(t)
+	ready := testutil.NotifySocket(t)
 	random := rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))
 	left := 0
 	for round := range 26 {
 		daemon := startChild(t, roleDaemon, h.opts.ConfigPath, h.root, run)
-		daemon.expect(t, "ready")
+		<-ready
 		victim.mustRun(t)
 		c, err := client.Dial(filepath.Join(run, "d.sock"), client.FailClosed())
 		if err != nil {
@@ -142,7 +143,7 @@ func TestNothingStaysStoppedAfterTheDaemonIsKilled(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		working, suspended := make(chan struct{}), make(chan struct{})
-		go func() { // online work, as much as it can
+		go func() { // online work without a pause
 			defer close(working)
 			for first := true; ; {
 				lease, err := c.Acquire(ctx, client.Request{MaxWait: time.Second})
@@ -183,9 +184,9 @@ func TestNothingStaysStoppedAfterTheDaemonIsKilled(t *testing.T) {
 		victim.mustRun(t)
 	}
 	if left == 0 {
-		t.Error("no daemon was killed in the middle of a suspend: nothing was tested")
+		t.Error("no daemon was killed during a suspend: nothing was tested")
 	}
-	t.Logf("26 daemons were killed; of 13 that were cleaned up after, %d had left the process stopped; it always ran again", left)
+	t.Logf("26 daemons were killed; of 13 with a cleanup, %d left the process paused; it always ran again", left)
 }
 
 // showReal lists a real process as a trainer with a queue.

@@ -12,7 +12,7 @@ func TestMain(m *testing.M) {
 	case roleVictim:
 		os.Exit(victimMain(os.Stdin, os.Stdout))
 	case roleDaemon:
-		os.Exit(daemonMain(os.Args[1], os.Args[2], os.Args[3], os.Stdout, os.Stderr))
+		os.Exit(daemonMain(os.Args[1], os.Args[2], os.Args[3], os.Stderr))
 	}
 	os.Exit(testutil.VerifyMain(m))
 }

@@ -11,10 +11,10 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// listenMetrics opens the listener of metrics; nil when the config has none.
+// listenMetrics returns the listener of the metrics; nil if the config has no address.
 func listenMetrics(ctx context.Context, m config.Metrics) (net.Listener, error) {
 	if m.Address == "" {
-		return nil, nil //nolint:nilnil // there is none
+		return nil, nil //nolint:nilnil // not configured
 	}
 	return metrics.Listen(ctx, m.Address)
 }
@@ -27,7 +27,7 @@ func (d *daemon) serveMetrics(ctx context.Context, l net.Listener) {
 	}), d.log.Named("metrics"))
 }
 
-// scrape gathers what a scrape tells of.
+// scrape returns the values of the metrics.
 func (d *daemon) scrape() metrics.Snapshot {
 	s := metrics.Snapshot{
 		Version: api.VersionString(), Backend: d.backend.name,

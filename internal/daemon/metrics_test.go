@@ -30,13 +30,12 @@ func get(t *testing.T, url string) (status int, body string) {
 	return resp.StatusCode, string(text)
 }
 
-func TestSimulatedDaemonIsScraped(t *testing.T) {
+func TestMetricsOfASimulatedDaemon(t *testing.T) {
 	opts := simulated(t, testutil.TempSocketDir(t))
 	address := testutil.FreeAddress(t)
 	write(t, opts.ConfigPath, noGroups+"metrics: {address: \""+address+"\"}\n")
 	ctx, cancel := context.WithCancel(t.Context())
-	ready, ended := make(chan struct{}), make(chan error, 1)
-	opts.Log = onceServing(nil, func() { close(ready) })
+	ready, ended := testutil.NotifySocket(t), make(chan error, 1)
 	go func() { ended <- Run(ctx, opts) }()
 	select {
 	case <-ready:
@@ -49,7 +48,7 @@ func TestSimulatedDaemonIsScraped(t *testing.T) {
 		`gpreempt_discovery_source_available{source="sysfs"} 1`, `gpreempt_warnings{code="NO_KFD",severity="error"} 0`, "process_resident_memory_bytes", "go_goroutines",
 	} {
 		if !strings.Contains(body, want) {
-			t.Errorf("the scrape has no %s:\n%s", want, body)
+			t.Errorf("the metrics have no %s:\n%s", want, body)
 		}
 	}
 	for _, path := range []string{"/healthz", "/readyz"} {
@@ -63,7 +62,7 @@ func TestSimulatedDaemonIsScraped(t *testing.T) {
 	}
 }
 
-func TestMetricsAddressThatIsTakenIsTold(t *testing.T) {
+func TestMetricsAddressThatIsTakenIsAnError(t *testing.T) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
@@ -73,6 +72,6 @@ func TestMetricsAddressThatIsTakenIsTold(t *testing.T) {
 	opts := simulated(t, testutil.TempSocketDir(t))
 	write(t, opts.ConfigPath, noGroups+"metrics: {address: \""+l.Addr().String()+"\"}\n")
 	if err := Run(t.Context(), opts); err == nil || !strings.Contains(err.Error(), "metrics.address must be free") {
-		t.Errorf("the daemon ends with %v, want to be told of metrics.address", err)
+		t.Errorf("the daemon ends with %v, want an error about metrics.address", err)
 	}
 }

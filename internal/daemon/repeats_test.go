@@ -29,8 +29,7 @@ func TestDaemonHoldsBackLinesThatRepeatAndWritesTheLastAtItsEnd(t *testing.T) {
 	write(t, opts.ConfigPath, noGroups+"limits: {connections_total: 1}\n")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	ready, ended := make(chan struct{}), make(chan error, 1)
-	opts.Log = onceServing(opts.Log, func() { close(ready) })
+	ready, ended := testutil.NotifySocket(t), make(chan error, 1)
 	go func() { ended <- Run(ctx, opts) }()
 	select {
 	case <-ready:

@@ -12,40 +12,40 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// statusEvery is how often systemd is told how the daemon does, at the most.
-const statusEvery = time.Second
+// statusInterval is the shortest time between two status messages to systemd.
+const statusInterval = time.Second
 
-// statusMax bounds what it is told of warnings, in bytes.
+// statusMax bounds the warnings in the status, in bytes.
 const statusMax = 500
 
-// beat feeds the watchdog from the loop that matters, and says how it goes.
+// beat feeds the watchdog from the scheduler's loop, and sends the status.
 func (d *daemon) beat() {
 	state := systemd.SdNotifyWatchdog
-	if now := time.Now(); now.Sub(d.statusAt) >= statusEvery {
+	if now := time.Now(); now.Sub(d.statusAt) >= statusInterval {
 		d.statusAt = now
-		d.told.tell(d.logs.Changes(), d.listWarnings())
+		d.reported.log(d.logs.Changes(), d.listWarnings())
 		state += "\nSTATUS=" + d.status()
 	}
 	d.notify(state)
 }
 
-// notify tells systemd; that it cannot be told is no reason to stop.
+// notify sends a state to systemd. An error is only logged.
 func (d *daemon) notify(state string) {
 	if _, err := systemd.SdNotify(false, state); err != nil {
-		d.log.Warn("systemd could not be told", logkey.State(state), logkey.Err(err))
+		d.log.Warn("cannot notify systemd", logkey.State(state), logkey.Err(err))
 	}
 }
 
-// status is what systemctl status shows. The name of the backend tells a simulated or
-// emulated machine.
+// status returns the text of systemctl status. The name of the backend shows whether the
+// machine is simulated or emulated.
 func (d *daemon) status() string {
-	var leases, away int
-	d.runner.View(func(c *scheduler.Core) { leases, away = c.LeaseCount(), c.Away() })
-	return statusLine(d.backend.name, len(d.inventory.GPUs()), leases, away, d.listWarnings())
+	var leases, suspended int
+	d.runner.View(func(c *scheduler.Core) { leases, suspended = c.LeaseCount(), c.Away() })
+	return statusLine(d.backend.name, len(d.inventory.GPUs()), leases, suspended, d.listWarnings())
 }
 
-func statusLine(backend string, gpus, leases, away int, warnings []gpreempt.Warning) string {
-	line := fmt.Sprintf("%s: GPUs %d, leases %d, suspended targets %d", backend, gpus, leases, away)
+func statusLine(backend string, gpus, leases, suspended int, warnings []gpreempt.Warning) string {
+	line := fmt.Sprintf("%s: GPUs %d, leases %d, suspended targets %d", backend, gpus, leases, suspended)
 	if len(warnings) == 0 {
 		return line
 	}

@@ -12,13 +12,13 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// warnings holds what an admin should know now, by the part that says so.
+// warnings are the current warnings by the part that raised them.
 type warnings struct {
 	mu      sync.Mutex // guards current
 	current map[string][]gpreempt.Warning
 }
 
-// set replaces what a part has to say; nothing when all is well again.
+// set replaces the warnings of a part; without warnings it clears them.
 func (w *warnings) set(part string, now ...gpreempt.Warning) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -32,7 +32,7 @@ func (w *warnings) set(part string, now ...gpreempt.Warning) {
 	w.current[part] = now
 }
 
-// list returns all of them, in a fixed order.
+// list returns all warnings in a fixed order.
 func (w *warnings) list() []gpreempt.Warning {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -43,29 +43,30 @@ func (w *warnings) list() []gpreempt.Warning {
 	return all
 }
 
-// told is what the log was last told of warnings, by code. One goroutine uses it.
-type told map[string]gpreempt.Warning
+// reported are the warnings that have been logged as raised, by code. One goroutine uses
+// it.
+type reported map[string]gpreempt.Warning
 
-// tell logs what began to hold and what no longer does. A text that changes is not
-// news: some have counts and times in them.
-func (t told) tell(log *zap.Logger, now []gpreempt.Warning) {
-	holds := map[string]bool{}
+// log logs which warnings were raised and cleared. A changed text is not logged, because
+// some texts have counts and times.
+func (r reported) log(log *zap.Logger, now []gpreempt.Warning) {
+	current := map[string]bool{}
 	for _, w := range now {
-		holds[w.Code] = true
-		if _, known := t[w.Code]; known {
+		current[w.Code] = true
+		if _, known := r[w.Code]; known {
 			continue
 		}
-		t[w.Code] = w
+		r[w.Code] = w
 		level := zapcore.WarnLevel
 		if w.Severity == gpreempt.SeverityError {
 			level = zapcore.ErrorLevel
 		}
-		log.Log(level, "a warning holds", logkey.Code(w.Code), logkey.Severity(w.Severity), logkey.Text(w.Text), logkey.Remedy(w.Remedy))
+		log.Log(level, "warning raised", logkey.Code(w.Code), logkey.Severity(w.Severity), logkey.Text(w.Text), logkey.Remedy(w.Remedy))
 	}
-	for _, code := range slices.Sorted(maps.Keys(t)) {
-		if !holds[code] {
-			log.Info("a warning is over", logkey.Code(code), logkey.Severity(t[code].Severity))
-			delete(t, code)
+	for _, code := range slices.Sorted(maps.Keys(r)) {
+		if !current[code] {
+			log.Info("warning cleared", logkey.Code(code), logkey.Severity(r[code].Severity))
+			delete(r, code)
 		}
 	}
 }

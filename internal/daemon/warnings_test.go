@@ -11,9 +11,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-func TestWarningIsLoggedOnceWhenItBeginsAndOnceWhenItIsOver(t *testing.T) {
+func TestWarningIsLoggedOnceWhenRaisedAndOnceWhenCleared(t *testing.T) {
 	core, logs := observer.New(zapcore.DebugLevel)
-	known := told{}
+	known := reported{}
 	for _, now := range [][]gpreempt.Warning{
 		{gpreempt.WarnNoKFD.Warn("no driver"), gpreempt.WarnKernelLogUnreadable.Warn("1 line")},
 		{gpreempt.WarnNoKFD.Warn("no driver"), gpreempt.WarnKernelLogUnreadable.Warn("2 lines")},
@@ -21,15 +21,15 @@ func TestWarningIsLoggedOnceWhenItBeginsAndOnceWhenItIsOver(t *testing.T) {
 		nil,
 		{gpreempt.WarnNoKFD.Warn("no driver, again")},
 	} {
-		known.tell(zap.New(core), now)
+		known.log(zap.New(core), now)
 	}
 	var got []string
 	for _, e := range logs.All() {
 		got = append(got, e.Level.String()+": "+e.Message+": "+e.ContextMap()["code"].(string))
 	}
 	want := []string{
-		"error: a warning holds: NO_KFD", "warn: a warning holds: KERNEL_LOG_UNREADABLE",
-		"info: a warning is over: KERNEL_LOG_UNREADABLE", "info: a warning is over: NO_KFD", "error: a warning holds: NO_KFD",
+		"error: warning raised: NO_KFD", "warn: warning raised: KERNEL_LOG_UNREADABLE",
+		"info: warning cleared: KERNEL_LOG_UNREADABLE", "info: warning cleared: NO_KFD", "error: warning raised: NO_KFD",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("log (-want +got):\n%s", diff)
@@ -38,7 +38,7 @@ func TestWarningIsLoggedOnceWhenItBeginsAndOnceWhenItIsOver(t *testing.T) {
 	last := logs.All()[4].ContextMap()
 	for _, kind := range k {
 		if kind.Code == gpreempt.WarnNoKFD && (last["remedy"] != kind.Remedy || last["text"] != "no driver, again" || last["severity"] != kind.Severity) {
-			t.Errorf("the log tells %v", last)
+			t.Errorf("the log has %v", last)
 		}
 	}
 }

@@ -1,0 +1,160 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"sync"
+	"time"
+
+	systemd "github.com/coreos/go-systemd/v22/daemon"
+
+	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// serve runs the parts until ctx ends. scraped may be nil.
+func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped net.Listener) error {
+	running, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	failed := make(chan error, 1+len(listeners))
+	var parts sync.WaitGroup
+	parts.Go(func() {
+		if err := d.runner.Run(running, beatEvery, d.beat); err != nil {
+			failed <- err
+		}
+	})
+	if err := d.findGPUs(); err != nil {
+		stop()
+		parts.Wait()
+		return errors.Join(err, closeAll(listeners))
+	}
+	tried := make(chan struct{})
+	parts.Go(func() { d.resumeOrphans(running, sync.OnceFunc(func() { close(tried) })) })
+	select { // short, unless a call of the driver hangs
+	case <-tried:
+	case <-time.After(orphansTime):
+	case <-ctx.Done():
+	}
+	d.observer.Scan()
+	parts.Go(func() { d.observer.Run(running) })
+	if d.containers != nil {
+		parts.Go(func() { d.containers.Run(running) })
+	}
+	parts.Go(func() { d.watchKernelLog(running) })
+	parts.Go(func() { d.idle.run(running) })
+	parts.Go(func() { d.reloadOnHangup(running) })
+	for _, listener := range listeners {
+		parts.Go(func() {
+			if err := d.server.Serve(listener); err != nil {
+				failed <- err
+			}
+		})
+	}
+	if scraped != nil {
+		parts.Go(func() { d.serveMetrics(running, scraped) })
+	}
+	d.server.SetServing(true)
+	d.ready.Store(true)
+	d.notify(systemd.SdNotifyReady + "\nSTATUS=" + d.status())
+	d.log.Info("serving", logkey.Socket(d.config.Load().Socket), logkey.TCP(d.config.Load().TCP.Address), logkey.Backend(d.backend.name),
+		logkey.Version(api.VersionString()), logkey.GPUs(len(d.inventory.GPUs())))
+	var failure error
+	select {
+	case <-ctx.Done():
+	case failure = <-failed:
+	}
+	d.ready.Store(false)
+	d.notify(systemd.SdNotifyStopping + "\nSTATUS=resuming everything")
+	err := d.shutdown(ctx)
+	stop()
+	ended := make(chan struct{})
+	go func() { parts.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(endTime):
+		err = errors.Join(err, errors.New("shutdown timed out: a call of the driver hangs"))
+	}
+	return errors.Join(failure, err)
+}
+
+// shutdown resumes everything, then ends calls, then detaches from the targets. Detaching
+// resumes a target that an action in flight still suspends.
+func (d *daemon) shutdown(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
+	defer cancel()
+	d.runner.Stop()
+	quiet := d.awaitAllRunning(ctx)
+	d.server.Shutdown(ctx)
+	if err := errors.Join(quiet, d.executor.Close(ctx)); err != nil {
+		return fmt.Errorf("shut down: %w", err)
+	}
+	d.logs.EndRepeats() // or its lines would follow the last one
+	d.log.Info("stopped, nothing is suspended")
+	return nil
+}
+
+// awaitAllRunning returns when no target is suspended.
+func (d *daemon) awaitAllRunning(ctx context.Context) error {
+	for {
+		revision := d.events.Revision()
+		suspended := 0
+		d.runner.View(func(c *scheduler.Core) { suspended = c.Away() })
+		if suspended == 0 {
+			return nil
+		}
+		if err := d.events.Wait(ctx, revision); err != nil {
+			return fmt.Errorf("%d targets still being resumed: %w", suspended, err)
+		}
+	}
+}
+
+// findGPUs adds the GPUs of the host to inventory and scheduler.
+func (d *daemon) findGPUs() error {
+	gpus, err := d.backend.fs.GPUs()
+	if errors.Is(err, fs.ErrNotExist) {
+		d.warnings.set("gpus", gpreempt.WarnNoKFD.Warn("/sys/class/kfd does not exist: the amdgpu driver is not loaded or found no GPU"))
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("find GPUs: %w", err)
+	}
+	if len(gpus) == 0 {
+		d.warnings.set("gpus", gpreempt.WarnNoGPU.Warn("the amdgpu driver is loaded and has no compute GPU"))
+		return nil
+	}
+	d.warnings.set("gpus")
+	d.inventory.SetGPUs(gpus)
+	if d.backend.simulated == "" {
+		hazards, unknown := newHazards(d.backend.root, gpus, d.config.Load().Safety.Hazards)
+		d.hazards.Store(hazards)
+		for _, text := range unknown {
+			d.log.Warn("facts for the hazard table are unknown", logkey.Text(text))
+		}
+	}
+	for _, gpu := range gpus {
+		d.runner.Post(scheduler.GPUAdded{GPU: gpu.ID})
+	}
+	return nil
+}
+
+// topologyGeneration is a file of the driver that changes after a GPU was added or removed.
+const topologyGeneration = "sys/class/kfd/kfd/topology/generation_id"
+
+// findNewGPUs finds GPUs that were added after the start. A driver that is loaded adds
+// one after the other.
+func (d *daemon) findNewGPUs() {
+	generation, err := fs.ReadFile(d.backend.root, topologyGeneration)
+	if len(d.inventory.GPUs()) > 0 && (err != nil || string(generation) == d.generation) {
+		return
+	}
+	d.generation = string(generation)
+	if err := d.findGPUs(); err != nil {
+		d.generation = ""
+		d.warnings.set("gpus", gpreempt.WarnGPUsUnreadable.Warn(err.Error()))
+	}
+}
