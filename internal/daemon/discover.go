@@ -33,7 +33,7 @@ func (d *daemon) openObserver() {
 			d.targets.apply(diff)
 			d.letGoOutOfReach(diff.Changed)
 		},
-		Told: d.targets.told,
+		Described: d.targets.told,
 		Busy: func() (busy bool) {
 			d.runner.View(func(c *scheduler.Core) { busy = c.LeaseCount() > 0 })
 			return busy

@@ -8,9 +8,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Apply makes s, in the order discovery gives it, what lives now and reports what
-// that changed; at is the wall clock time of the scan. The slices of s are kept.
-// Readers see either all of the change or none of it.
+// Apply replaces the processes by those of s, which ascend by pid, and returns what
+// changed; at is the wall clock time of the scan. It keeps the slices of s. Readers see
+// either all of the change or none of it.
 func (v *Inventory) Apply(at time.Time, s discovery.Snapshot) Diff {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -43,9 +43,7 @@ func (v *Inventory) Apply(at time.Time, s discovery.Snapshot) Diff {
 	return m.diff
 }
 
-// ApplyOne makes p what is known of its process and returns what that changed: nothing
-// when the process is not known. It is Apply for one process; what p shares with other
-// snapshots is kept.
+// ApplyOne is Apply for one process. It changes nothing when the process is unknown.
 func (v *Inventory) ApplyOne(at time.Time, p discovery.Proc) Diff {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -62,7 +60,7 @@ func (v *Inventory) ApplyOne(at time.Time, p discovery.Proc) Diff {
 	return m.diff
 }
 
-// wakeReaders lets those who wait for a change go on.
+// wakeReaders ends every Wait.
 func (v *Inventory) wakeReaders() {
 	if v.wake != nil {
 		close(v.wake)
@@ -70,13 +68,12 @@ func (v *Inventory) wakeReaders() {
 	}
 }
 
-// SetInfos takes in what other sources told of the queues of a process, index by
-// index with proc.Queues; at is the wall clock time of it. Queues that are not those
-// of proc any more are passed over, since what was told is not of them, and so are
-// those infos has nothing for. What differs becomes a change. Readers see either all
-// of it or none.
+// SetInfos sets the info of the queues of a process, index by index with proc.Queues; at
+// is the wall clock time. It skips queues that proc no longer describes, and those
+// beyond the end of infos. Each info that differs becomes a change. Readers see either
+// all of them or none.
 //
-// What was told of a queue ends with it: another one under its id begins without.
+// The info ends with its queue: another one under the same id begins without info.
 func (v *Inventory) SetInfos(at time.Time, proc discovery.Proc, infos []gpreempt.QueueInfo) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -109,7 +106,7 @@ func (v *Inventory) SetInfos(at time.Time, proc discovery.Proc, infos []gpreempt
 	}
 }
 
-// log makes a change the newest one.
+// log appends a change.
 func (v *Inventory) log(kind ChangeKind, q gpreempt.QueueEntry, at time.Time) Change {
 	v.last++
 	c := Change{Revision: v.last, Kind: kind, At: at, Queue: q}
@@ -117,7 +114,7 @@ func (v *Inventory) log(kind ChangeKind, q gpreempt.QueueEntry, at time.Time) Ch
 	return c
 }
 
-// merge goes through the old and the new processes side by side.
+// merge compares the old and the new processes side by side.
 type merge struct {
 	inventory *Inventory
 	at        time.Time
@@ -151,12 +148,12 @@ func (m *merge) stayed(old process, p discovery.Proc) {
 	m.next = append(m.next, m.queues(old, p))
 }
 
-// sameQueues tells that every queue of b is the queue of a in the same place.
+// sameQueues reports whether a and b have the same queues.
 func sameQueues(a, b discovery.Proc) bool {
 	return slices.Equal(a.Queues, b.Queues) && slices.Equal(a.Incarnations, b.Incarnations)
 }
 
-// queues goes through the old and the new queues of one process side by side.
+// queues compares the old and the new queues of one process side by side.
 func (m *merge) queues(old process, p discovery.Proc) process {
 	next := process{Proc: p, entries: make([]gpreempt.QueueEntry, 0, len(p.Queues)), born: old.born}
 	o := 0

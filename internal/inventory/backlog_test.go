@@ -20,7 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// own keeps positions in its memory, says where, and lives until its input ends.
+// own keeps positions in its memory, prints the address, and runs until its input ends.
 func own(positions string) {
 	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -37,7 +37,7 @@ func own(positions string) {
 	_, _ = io.Copy(io.Discard, os.Stdin)
 }
 
-// owner starts a process that keeps positions from an address on.
+// owner starts a process that keeps positions at an address.
 func owner(t *testing.T, positions ...uint64) (key gpreempt.ProcessKey, address uint64) {
 	t.Helper()
 	cmd := exec.CommandContext(context.WithoutCancel(t.Context()), os.Args[0])
@@ -74,7 +74,7 @@ func owner(t *testing.T, positions ...uint64) (key gpreempt.ProcessKey, address 
 	return p.Key(), address
 }
 
-// queue has its positions at two addresses and a ring of 4096 bytes.
+// queue returns a queue with its positions at two addresses and a ring of 4096 bytes.
 func queue(kind gpreempt.QueueType, aql bool, read, write uint64) gpreempt.QueueEntry {
 	return gpreempt.QueueEntry{
 		Queue: gpreempt.Queue{Type: kind, RingBytes: 4096},
@@ -91,7 +91,7 @@ func TestBacklogsOfAProcessAreRead(t *testing.T) {
 	}
 	got, err := NewBacklogReader().Read(t.Context(), key, []gpreempt.QueueEntry{
 		of(gpreempt.QueueCompute, true, 0),
-		queue(gpreempt.QueueCompute, true, 0, 0), // nobody knows where
+		queue(gpreempt.QueueCompute, true, 0, 0), // at unknown addresses
 		of(gpreempt.QueueCompute, false, 1),
 		of(gpreempt.QueueSDMA, false, 2),
 		queue(gpreempt.QueueCompute, true, 8, 16), // where nothing is mapped
@@ -169,7 +169,7 @@ func TestUnknownPositionsNeedNoProcess(t *testing.T) {
 	}
 }
 
-// silent is a reader of memory that does not answer before release is closed.
+// silent returns a reader of memory that does not answer before release is closed.
 func silent(release <-chan struct{}) *BacklogReader {
 	r := NewBacklogReader()
 	r.peek = func(_ int32, addresses, _ []uint64) (int, error) {
@@ -180,7 +180,7 @@ func silent(release <-chan struct{}) *BacklogReader {
 	return r
 }
 
-func TestMemoryThatDoesNotAnswerHoldsUpNobody(t *testing.T) {
+func TestMemoryThatDoesNotAnswerBlocksNoCaller(t *testing.T) {
 	release := make(chan struct{})
 	r := silent(release)
 	queues := []gpreempt.QueueEntry{queue(gpreempt.QueueCompute, true, 8, 16)}

@@ -12,38 +12,38 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// hqdsAge is how old an answer may be that is given again: one reading is thousands
-// of register reads under a lock of the driver's.
+// hqdsAge is how long a reading is cached: it makes thousands of register reads under a
+// lock of the driver.
 const hqdsAge = time.Second
 
 // HQDs is one reading of the hardware slots.
 type HQDs struct {
 	// Slots are in the driver's order.
 	Slots []debugfs.Slot
-	// Owners are the queues there were; Matches says for each slot which of them it
+	// Owners are the queues at that time; Matches has, for each slot, the queue that it
 	// holds.
 	Owners  []debugfs.Owner
 	Matches []debugfs.SlotMatch
-	// Stopped are GPUs of which nothing can be read.
+	// Stopped are GPUs whose registers cannot be read.
 	Stopped []gpreempt.GPUID
-	// Warnings are what was odd.
+	// Warnings are about lines that were not understood.
 	Warnings []debugfs.Warning
 	// ReadAt is when they were read, and Took how long that took.
 	ReadAt time.Time
 	Took   time.Duration
 }
 
-// hqdReader reads hqds once for all who ask at the same time.
+// hqdReader shares one reading of hqds among concurrent callers.
 type hqdReader struct {
 	observer *Observer
 
 	mu sync.Mutex // guards what follows
-	// under is the reading that goes on; nil when none does.
-	under *hqdReading
-	last  *HQDs
+	// running is the reading in progress, nil for none.
+	running *hqdReading
+	last    *HQDs
 }
 
-// hqdReading is a reading that goes on; ended is closed when it is over.
+// hqdReading is a reading in progress; ended is closed when got and err are set.
 type hqdReading struct {
 	began time.Time
 	ended chan struct{}
@@ -51,9 +51,9 @@ type hqdReading struct {
 	err   error
 }
 
-// HQDs reads the hardware slots, or gives the answer of less than a second ago when
-// that was begun after notBefore. What it gives is shared and must not be changed.
-// The error is a *gpreempt.Error, or the cause of ctx.
+// HQDs reads the hardware slots, or returns a reading of less than a second ago that
+// began after notBefore. The result is shared and must not be changed. The error is a
+// *gpreempt.Error, or the cause of ctx.
 func (o *Observer) HQDs(ctx context.Context, notBefore time.Time) (*HQDs, error) {
 	r := &o.hqds
 	for {
@@ -62,10 +62,10 @@ func (o *Observer) HQDs(ctx context.Context, notBefore time.Time) (*HQDs, error)
 			defer r.mu.Unlock()
 			return r.last, nil
 		}
-		reading := r.under
+		reading := r.running
 		if reading == nil {
 			reading = &hqdReading{began: o.cfg.Now(), ended: make(chan struct{})}
-			r.under = reading
+			r.running = reading
 			go r.read(reading)
 		}
 		r.mu.Unlock()
@@ -80,7 +80,7 @@ func (o *Observer) HQDs(ctx context.Context, notBefore time.Time) (*HQDs, error)
 	}
 }
 
-// read is made by a goroutine of its own: a GPU that hangs may keep it.
+// read runs in a goroutine: a GPU that hangs may block it.
 func (r *hqdReader) read(reading *hqdReading) {
 	o := r.observer
 	began := reading.began
@@ -89,7 +89,7 @@ func (r *hqdReader) read(reading *hqdReading) {
 	if err == nil {
 		d, err = debugfs.ParseHQDs(text)
 	}
-	o.read(hqds, began, 0, err)
+	o.noteReading(hqds, began, 0, err)
 	if err != nil {
 		reading.err = hqdsError(err)
 	} else {
@@ -99,25 +99,25 @@ func (r *hqdReader) read(reading *hqdReading) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.under, r.last = nil, reading.got
+	r.running, r.last = nil, reading.got
 	close(reading.ended)
 }
 
 func hqdsError(err error) error {
 	e := &gpreempt.Error{
 		Code: gpreempt.CodeFailedPrecondition, Reason: gpreempt.ReasonHQDsUnreadable,
-		Message: fmt.Sprintf("the hardware slots cannot be read: %v", err), Next: "gpctl doctor says what is in the way",
+		Message: fmt.Sprintf("cannot read the hardware slots: %v", err), Next: "run gpctl doctor",
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		e.Next = "mount -t debugfs none /sys/kernel/debug, where the kernel has CONFIG_DEBUG_FS"
 	case errors.Is(err, fs.ErrPermission):
-		e.Next = "run gpreemptd as root outside of containers; kernel lockdown may be in force"
+		e.Next = "run gpreemptd as root outside of containers; kernel lockdown may forbid it"
 	}
 	return e
 }
 
-// match joins the slots with the queues there are.
+// match joins the slots with the queues that exist.
 func (o *Observer) match(d debugfs.HQDDump) *HQDs {
 	h := &HQDs{Slots: d.Slots(), Warnings: d.Warnings}
 	queues, _ := o.cfg.Inventory.Queues()

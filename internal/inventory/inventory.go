@@ -1,5 +1,7 @@
-// Package inventory hides how one scan after another becomes the set of living
-// processes and queues, with a log of what changed.
+// Package inventory implements the set of the processes and queues on the host's GPUs.
+// An Observer reads the sources, each at its own interval, the cheapest most often; an
+// Inventory holds what they report, with a log of changes; a BacklogReader reads how much
+// work waits on a queue.
 package inventory
 
 import (
@@ -12,11 +14,11 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// ReadChunk is the most changes one Read gives.
+// ReadChunk is the largest number of changes that one Read returns.
 const ReadChunk = 256
 
-// ErrCompacted reports that a reader asked to go on from a revision the
-// inventory cannot go on from: what follows it is overwritten, or it never was.
+// ErrCompacted reports that the inventory cannot continue from a revision: the changes
+// after it are overwritten, or it never existed.
 var ErrCompacted error = &gpreempt.Error{
 	Code:    gpreempt.CodeOutOfRange,
 	Reason:  gpreempt.ReasonRevisionCompacted,
@@ -24,18 +26,18 @@ var ErrCompacted error = &gpreempt.Error{
 	Next:    "list the queues again and watch from the revision of the list",
 }
 
-// ChangeKind says what became of a queue.
+// ChangeKind is what happened to a queue.
 type ChangeKind uint8
 
 // The kinds of change.
 const (
-	// Added: the queue was born.
+	// Added: the queue was created.
 	Added ChangeKind = iota + 1
-	// Modified is a queue that stays and of which SetInfos told something new. No
-	// scan leads to it: other facts under the same id are taken for another queue,
-	// which is removed and added, so that none that is new escapes a suspension.
+	// Modified: SetInfos changed the info of the queue. No scan leads to it: other facts
+	// under the same id mean another queue, which is removed and added, so that no new
+	// queue escapes a suspension.
 	Modified
-	// Removed: the queue was destroyed, or its process left.
+	// Removed: the queue was destroyed, or its process exited.
 	Removed
 )
 
@@ -44,33 +46,33 @@ type Change struct {
 	// Revision is the position among all changes: the first has 1, the next one more.
 	Revision uint64
 	Kind     ChangeKind
-	// At is the wall clock time of the scan, or of what else told it.
+	// At is the wall clock time of the scan or the other source.
 	At time.Time
 	// Queue is the queue as it is, or was when it was removed.
 	Queue gpreempt.QueueEntry
 }
 
-// Diff is what one scan changed. A process that left and one that came with the
-// same pid are Gone and Born.
+// Diff is what one scan changed. A process that exited and another one that has its pid
+// now are Gone and Born.
 type Diff struct {
 	// Born are processes seen for the first time.
 	Born []discovery.Proc
 	// Changed are processes whose facts or queues are not what they were.
 	Changed []discovery.Proc
-	// Gone are processes that left.
+	// Gone are processes that exited or closed KFD.
 	Gone []gpreempt.ProcessKey
-	// Queues are the changes of queues, those of the processes above included.
+	// Queues are the changes of queues, including those of the processes above.
 	Queues []Change
 }
 
-// Empty tells that nothing changed.
+// Empty reports whether nothing changed.
 func (d Diff) Empty() bool {
 	return len(d.Born) == 0 && len(d.Changed) == 0 && len(d.Gone) == 0 && len(d.Queues) == 0
 }
 
-// Inventory is who lives now. Apply, SetInfos and SetGPUs are called by one
-// goroutine, everything else by any number. What it gives out is shared and must not
-// be changed.
+// Inventory is the set of living processes and their queues. Apply, ApplyOne, SetInfos
+// and SetGPUs are called by one goroutine, the other methods by any. What they return is
+// shared and must not be changed.
 type Inventory struct {
 	// mu guards everything below. It is held to copy and to compare, never to wait.
 	mu        sync.Mutex
@@ -80,11 +82,11 @@ type Inventory struct {
 	// length.
 	ring []Change
 	last uint64
-	// wake is closed and forgotten by the next change; nil when nobody waits.
+	// wake is closed and cleared by the next change; nil without a waiting reader.
 	wake chan struct{}
 }
 
-// process is a living process with what the scan does not tell.
+// process is a living process with what a scan does not report.
 type process struct {
 	discovery.Proc
 	// entries belong to Queues, index by index.
@@ -98,14 +100,14 @@ func New(capacity int) *Inventory {
 	return &Inventory{ring: make([]Change, max(capacity, 1))}
 }
 
-// SetGPUs replaces the GPUs. The slice is kept.
+// SetGPUs replaces the GPUs. It keeps the slice.
 func (v *Inventory) SetGPUs(gpus []gpreempt.GPU) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.gpus = gpus
 }
 
-// GPUs returns what SetGPUs was given.
+// GPUs returns the argument of the last SetGPUs.
 func (v *Inventory) GPUs() []gpreempt.GPU {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -148,8 +150,8 @@ func (v *Inventory) index(key gpreempt.ProcessKey) (n int, found bool) {
 	return n, found && (key.Start == 0 || v.processes[n].Key == key)
 }
 
-// QueuesBorn returns how many queues were ever born in a living process; it never
-// falls. It is 0 for a process that is not known or left.
+// QueuesBorn returns how many queues a living process has created in total. It is 0 for
+// an unknown process.
 func (v *Inventory) QueuesBorn(key gpreempt.ProcessKey) uint64 {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -157,8 +159,8 @@ func (v *Inventory) QueuesBorn(key gpreempt.ProcessKey) uint64 {
 	return p.born
 }
 
-// Queues returns the living queues, ascending by pid and id, and the revision
-// after which they are these: Read from there on describes how they change.
+// Queues returns the existing queues, ascending by pid and id, and the present revision:
+// Read after it returns how they change.
 func (v *Inventory) Queues() ([]gpreempt.QueueEntry, uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -170,7 +172,7 @@ func (v *Inventory) Queues() ([]gpreempt.QueueEntry, uint64) {
 }
 
 // QueuesOf returns the queues of one living process, ascending by id; nil when it is
-// not known.
+// unknown.
 func (v *Inventory) QueuesOf(key gpreempt.ProcessKey) []gpreempt.QueueEntry {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -201,13 +203,13 @@ func (v *Inventory) Read(after uint64, dst []Change) ([]Change, error) {
 	return dst, nil
 }
 
-// slot is the place of a revision in the ring.
+// slot returns the place of a revision in the ring.
 func (v *Inventory) slot(revision uint64) *Change {
 	return &v.ring[(revision-1)%uint64(len(v.ring))]
 }
 
-// Wait returns nil as soon as Revision is past after, or the cause of ctx when
-// that is done first.
+// Wait returns nil as soon as Revision is larger than after, or the cause of ctx when
+// that ends first.
 func (v *Inventory) Wait(ctx context.Context, after uint64) error {
 	for {
 		v.mu.Lock()

@@ -40,7 +40,7 @@ func entry(p discovery.Proc, n, seen int) gpreempt.QueueEntry {
 	return gpreempt.QueueEntry{Queue: p.Queues[n], FirstSeen: at(seen)}
 }
 
-func TestApplyTellsWhatChanged(t *testing.T) {
+func TestApplyReturnsWhatChanged(t *testing.T) {
 	renamed := proc(10, 1, 0, 1)
 	renamed.Comm = "vllm"
 	grown := proc(10, 1, 0, 1)
@@ -72,7 +72,7 @@ func TestApplyTellsWhatChanged(t *testing.T) {
 			},
 		},
 		{
-			name:   "processes leave",
+			name:   "processes exit",
 			before: snapshot(proc(9, 5, 3), proc(10, 1), proc(11, 1, 0, 4)), after: snapshot(proc(10, 1)),
 			want: inventory.Diff{
 				Gone: []gpreempt.ProcessKey{{PID: 9, Start: 5}, {PID: 11, Start: 1}},
@@ -96,7 +96,7 @@ func TestApplyTellsWhatChanged(t *testing.T) {
 			},
 		},
 		{
-			name:   "queues come and go",
+			name:   "queues are created and destroyed",
 			before: snapshot(proc(10, 1, 1, 2, 5)), after: snapshot(proc(10, 1, 0, 2, 7)),
 			want: inventory.Diff{
 				Changed: born(proc(10, 1, 0, 2, 7)),
@@ -189,11 +189,11 @@ func TestQueuesKeepTheTimeTheyWereFirstSeen(t *testing.T) {
 	}
 }
 
-func TestWhatIsToldOfAQueueEndsWithIt(t *testing.T) {
+func TestInfoOfAQueueEndsWithIt(t *testing.T) {
 	v := inventory.New(64)
 	p := proc(10, 1, 0, 1)
 	p.Incarnations = []uint64{71, 72}
-	told := []gpreempt.QueueInfo{{RingBase: 0x1000}, {Note: "two dumps could be meant"}}
+	reported := []gpreempt.QueueInfo{{RingBase: 0x1000}, {Note: "two dumps could be meant"}}
 	known := func(p discovery.Proc, n, seen, changed int, info gpreempt.QueueInfo) gpreempt.QueueEntry {
 		e := entry(p, n, seen)
 		e.Info, e.ChangedAt = info, at(changed)
@@ -218,17 +218,17 @@ func TestWhatIsToldOfAQueueEndsWithIt(t *testing.T) {
 	}
 
 	v.Apply(at(1), snapshot(p))
-	v.SetInfos(at(2), p, told)
-	both := []gpreempt.QueueEntry{known(p, 0, 1, 2, told[0]), known(p, 1, 1, 2, told[1])}
-	check("told", []inventory.Change{modified(both[0]), modified(both[1])}, both...)
-	v.SetInfos(at(3), p, told)
-	check("told the same", []inventory.Change{modified(both[0]), modified(both[1])}, both...)
+	v.SetInfos(at(2), p, reported)
+	both := []gpreempt.QueueEntry{known(p, 0, 1, 2, reported[0]), known(p, 1, 1, 2, reported[1])}
+	check("reported", []inventory.Change{modified(both[0]), modified(both[1])}, both...)
+	v.SetInfos(at(3), p, reported)
+	check("reported again", []inventory.Change{modified(both[0]), modified(both[1])}, both...)
 	v.SetInfos(at(4), p, []gpreempt.QueueInfo{{}})
-	check("known no longer", []inventory.Change{modified(known(p, 0, 1, 4, gpreempt.QueueInfo{}))}, known(p, 0, 1, 4, gpreempt.QueueInfo{}), both[1])
+	check("unknown again", []inventory.Change{modified(known(p, 0, 1, 4, gpreempt.QueueInfo{}))}, known(p, 0, 1, 4, gpreempt.QueueInfo{}), both[1])
 	v.Apply(at(5), snapshot(p))
-	v.SetInfos(at(5), p, told)
-	both[0] = known(p, 0, 1, 5, told[0])
-	check("told again", []inventory.Change{modified(both[0])}, both...)
+	v.SetInfos(at(5), p, reported)
+	both[0] = known(p, 0, 1, 5, reported[0])
+	check("reported after a change", []inventory.Change{modified(both[0])}, both...)
 
 	reborn := p
 	reborn.Incarnations = []uint64{99, 72}
@@ -237,17 +237,17 @@ func TestWhatIsToldOfAQueueEndsWithIt(t *testing.T) {
 		{Kind: inventory.Removed, At: at(6), Queue: both[0]}, {Kind: inventory.Added, At: at(6), Queue: entry(p, 0, 6)},
 	}, entry(p, 0, 6), both[1])
 	late := []gpreempt.QueueInfo{{RingBase: 0x2000}, {RingBase: 0x3000}}
-	v.SetInfos(at(7), p, late) // of the older list: of one queue it is true
+	v.SetInfos(at(7), p, late) // of the older list, which is right for one queue
 	both[1] = known(p, 1, 1, 7, late[1])
-	check("told late", []inventory.Change{modified(both[1])}, entry(p, 0, 6), both[1])
+	check("reported late", []inventory.Change{modified(both[1])}, entry(p, 0, 6), both[1])
 
 	_, revision := v.Queues()
 	successor := proc(10, 2, 0, 1)
-	v.SetInfos(at(8), successor, told) // not born yet
-	v.SetInfos(at(8), proc(10, 0, 0, 1), told)
-	v.SetInfos(at(8), proc(12, 1, 0), told)
+	v.SetInfos(at(8), successor, reported) // not born yet
+	v.SetInfos(at(8), proc(10, 0, 0, 1), reported)
+	v.SetInfos(at(8), proc(12, 1, 0), reported)
 	if got := v.Revision(); got != revision {
-		t.Errorf("what is told of others led to revision %d, from %d", got, revision)
+		t.Errorf("info of other processes led to revision %d, from %d", got, revision)
 	}
 	v.Apply(at(9), snapshot(successor))
 	v.SetInfos(at(9), reborn, late)
@@ -318,7 +318,7 @@ func TestGPUsAreThoseSet(t *testing.T) {
 	}
 }
 
-func TestReadRefusesRevisionsItCannotGoOnFrom(t *testing.T) {
+func TestReadRefusesRevisionsItCannotContinueFrom(t *testing.T) {
 	v := inventory.New(3)
 	if changes, err := v.Read(0, nil); err != nil || len(changes) != 0 {
 		t.Fatalf("the empty inventory: %v, %v", changes, err)
@@ -353,7 +353,7 @@ func TestWaitReturnsWithTheNextChange(t *testing.T) {
 		v.SetInfos(at(2), p, make([]gpreempt.QueueInfo, 1))
 		synctest.Wait()
 		if len(woken) != 0 {
-			t.Fatal("Wait(1) returned though nothing new was told")
+			t.Fatal("Wait(1) returned without a change")
 		}
 		v.SetInfos(at(3), p, []gpreempt.QueueInfo{{RingBase: 1}})
 		for range cap(woken) {
@@ -398,7 +398,7 @@ func TestConcurrentReadersSeeWholeScans(t *testing.T) {
 					return
 				}
 				queues, revision := v.Queues()
-				// Each scan has 4 changes, 2 queues go and 2 come, and then 2 are told of.
+				// Each scan has 4 changes, 2 queues removed and 2 added, and then 2 change their info.
 				if len(queues) != 2 || queues[0].Process != queues[1].Process || queues[0].Info != queues[1].Info ||
 					revision%6 != 0 && revision%6 != 2 {
 					t.Errorf("revision %d has queues %v", revision, queues)

@@ -14,8 +14,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// maxDump is the most that is read of a file of debugfs, in bytes. The MQDs of a
-// full host, 4096 queues on 8 XCCs each, take less.
+// maxDump is the largest size of a file of debugfs, in bytes. The MQDs of a full host,
+// 4096 queues on 8 XCCs each, take less.
 const maxDump = 512 << 20
 
 // dump is one reading of mqds.
@@ -26,22 +26,22 @@ type dump struct {
 	err   error
 }
 
-// readMQDs begins a reading when it is due. The driver holds each process still
-// while it writes down its queues, and waits while somebody else does: the reading
-// is a goroutine's, and nothing on the way to a suspension waits for it.
+// readMQDs starts a reading when it is due, in a goroutine: the driver locks each process
+// while it dumps the queues, and waits for locks that others hold. No suspension waits
+// for the goroutine.
 func (o *Observer) readMQDs(ctx context.Context, every Intervals, due time.Time) {
 	now := o.cfg.Now()
 	switch {
 	case every.MQDs == 0:
 		o.cfg.Warn(mqds)
-		o.note(mqds, func(s *Source) { s.Available, s.Note = false, "discovery.mqds_interval is 0s" })
+		o.update(mqds, func(s *Source) { s.Available, s.Note = false, "discovery.mqds_interval is 0s" })
 		return
 	case o.reading:
 		o.warnHang(now)
 		return
 	case now.Before(due):
 		return
-	case o.cfg.Busy() && now.Sub(due) < mqdsPatience*every.MQDs:
+	case o.cfg.Busy() && now.Sub(due) < mqdsDelay*every.MQDs:
 		return
 	}
 	o.reading, o.began = true, now
@@ -59,19 +59,19 @@ func (o *Observer) readMQDs(ctx context.Context, every Intervals, due time.Time)
 	}()
 }
 
-// hangs is how long a reading may take before it is called hanging.
+// hangs is how long a reading may take before a warning says that it hangs.
 const hangs = 10 * time.Second
 
-// warnHang says that a reading does not come back.
+// warnHang warns about a reading that takes too long.
 func (o *Observer) warnHang(now time.Time) {
 	if now.Sub(o.began) < hangs {
 		return
 	}
-	o.note(mqds, func(s *Source) { s.Available, s.Note = false, "it has been read for more than 10s" })
-	o.cfg.Warn(mqds, gpreempt.WarnMQDsHangs.Warn("the driver has not answered for more than 10 s what its queues are: it may wait for a GPU that hangs"))
+	o.update(mqds, func(s *Source) { s.Available, s.Note = false, "a read has taken more than 10s so far" })
+	o.cfg.Warn(mqds, gpreempt.WarnMQDsHangs.Warn("the driver has not returned its queues for more than 10 s: it may wait for a GPU that hangs"))
 }
 
-// readFile reads a whole file of debugfs. Its size is not known before.
+// readFile reads a whole file of debugfs, whose size is unknown before.
 func readFile(root fs.FS, path string) ([]byte, error) {
 	file, err := root.Open(path)
 	if e, ok := errors.AsType[*fs.PathError](err); ok {
@@ -83,19 +83,20 @@ func readFile(root fs.FS, path string) ([]byte, error) {
 	defer file.Close()
 	text, err := io.ReadAll(io.LimitReader(file, maxDump+1))
 	if err == nil && len(text) > maxDump {
-		err = fmt.Errorf("%s: it has more than %d MiB", path, maxDump>>20)
+		err = fmt.Errorf("%s is larger than %d MiB", path, maxDump>>20)
 	}
 	return text, err
 }
 
-// digest takes in what a reading gave, and describes how long to wait for the next.
-func (o *Observer) digest(d dump) time.Duration {
+// applyDump updates the inventory from a reading, and returns the time to wait before the
+// next one.
+func (o *Observer) applyDump(d dump) time.Duration {
 	o.reading = false
 	every := o.cfg.Intervals().MQDs
 	o.mqdsPace.Set(every, max(mqdsLongest*every, mqdsShare*d.took))
 	if d.err != nil {
 		pause := o.mqdsPace.Next(false, d.took)
-		o.read(mqds, d.began, pause, d.err)
+		o.noteReading(mqds, d.began, pause, d.err)
 		o.cfg.Warn(mqds, unreadable(d.err))
 		return pause
 	}
@@ -108,7 +109,7 @@ func (o *Observer) digest(d dump) time.Duration {
 			changed = true
 			continue
 		}
-		dumps := []debugfs.MQD{} // that it has none is known, too
+		dumps := []debugfs.MQD{} // not nil: mqds was read
 		for _, p := range d.mqds.Processes {
 			if p.PID == proc.Key.PID {
 				dumps = slices.Concat(dumps, p.Queues)
@@ -116,12 +117,12 @@ func (o *Observer) digest(d dump) time.Duration {
 		}
 		if o.describe(proc, dumps) {
 			changed = true
-			o.cfg.Told(proc)
+			o.cfg.Described(proc)
 		}
 	}
 	var warnings []gpreempt.Warning
 	for _, w := range d.mqds.Warnings {
-		o.cfg.Log.Debug("the driver's mqds has a line that is odd", logkey.Line(w.Line), logkey.Text(w.Text))
+		o.cfg.Log.Debug("the driver's mqds has an unexpected line", logkey.Line(w.Line), logkey.Text(w.Text))
 	}
 	if len(d.mqds.Warnings) > 0 {
 		w := d.mqds.Warnings[0]
@@ -129,17 +130,17 @@ func (o *Observer) digest(d dump) time.Duration {
 	}
 	o.cfg.Warn(mqds, warnings...)
 	pause := o.mqdsPace.Next(changed, d.took)
-	o.read(mqds, d.began, pause, nil)
+	o.noteReading(mqds, d.began, pause, nil)
 	return pause
 }
 
 // bornSince reports whether a process has queues that may be younger than a dump: then
-// it may be of an earlier process or queue, and the next one is waited for.
+// the dump may be of an earlier process or queue, and only the next one counts.
 func (o *Observer) bornSince(key gpreempt.ProcessKey, began time.Time) bool {
 	return slices.ContainsFunc(o.cfg.Inventory.QueuesOf(key), func(q gpreempt.QueueEntry) bool { return !q.FirstSeen.Before(began) })
 }
 
-// unreadable says what it means that mqds cannot be read.
+// unreadable returns the warning for mqds that cannot be read.
 func unreadable(err error) gpreempt.Warning {
 	code := gpreempt.WarnMQDsUnreadable
 	switch {
@@ -148,5 +149,5 @@ func unreadable(err error) gpreempt.Warning {
 	case errors.Is(err, fs.ErrPermission):
 		code = gpreempt.WarnDebugfsDenied
 	}
-	return code.Warn("the queues' MQDs cannot be read, so that ring addresses and queue priorities are known only of held targets: " + err.Error())
+	return code.Warn("cannot read the queues' MQDs: ring addresses and queue priorities are known only for targets that dbgtrap is attached to: " + err.Error())
 }

@@ -1,5 +1,3 @@
-// Package observer hides which sources tell of processes and queues, how often each
-// is worth reading, and how what they say becomes one inventory.
 package inventory
 
 import (
@@ -18,43 +16,43 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Config is what an Observer needs. Fields that may be nil say so. The functions
-// must not block.
+// Config is what an Observer needs. The functions must not block; none may be nil unless
+// its comment says so.
 type Config struct {
 	// Root is the root directory of the host, FS the reader of its KFD.
 	Root fs.FS
 	FS   *discovery.FS
-	// Inventory is written by this Observer alone.
+	// Inventory is written by this Observer only.
 	Inventory *Inventory
-	// Intervals returns those in force.
+	// Intervals returns the intervals in force.
 	Intervals func() Intervals
-	// Before is called before each scan, to look for GPUs that come late.
+	// Before is called before each scan, to find GPUs that appear late.
 	Before func()
-	// Scanned hears what a scan changed, also when that is nothing.
+	// Scanned is called with what a scan changed, also when that is nothing.
 	Scanned func(Diff)
-	// Told hears of a process whose queues' facts changed otherwise.
-	Told func(discovery.Proc)
+	// Described is called when the info of a process's queues changed.
+	Described func(discovery.Proc)
 	// Snapshot returns the queues of a process by id as the driver's debug interface
-	// tells them; nil, or an answer of nil: it does not.
+	// reports them, nil for a process that is not debugged. It may be nil.
 	Snapshot func(gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo
-	// Busy tells that the driver's locks of a process are needed for something more
+	// Busy reports whether the driver's locks of a process are needed for something more
 	// urgent than reading mqds.
 	Busy func() bool
-	// SMI opens the event stream of a GPU; nil: there is no driver to ask.
+	// SMI opens the event stream of a GPU. It is nil without a driver.
 	SMI func(gpreempt.GPUID) (Stream, error)
-	// Warn replaces what a source has to say to an admin.
+	// Warn replaces the warnings of a source.
 	Warn func(source string, now ...gpreempt.Warning)
 	// Now is the wall clock.
 	Now func() time.Time
 	Log *zap.Logger
 }
 
-// Intervals says how often sources are read.
+// Intervals are how often sources are read.
 type Intervals struct {
 	// Shortest and Longest bound the pause between two scans of sysfs: short after a
 	// change, longer while nothing happens.
 	Shortest, Longest time.Duration
-	// MQDs is the shortest pause between two readings of mqds; 0 is never.
+	// MQDs is the shortest pause between two readings of mqds; 0 disables them.
 	MQDs time.Duration
 }
 
@@ -64,61 +62,37 @@ const (
 	mqdsLongest = 30
 	// mqdsShare is how many times as long as a reading takes the pause may get for it.
 	mqdsShare = 50
-	// mqdsPatience is how many times the shortest pause a reading is put off while
-	// the driver is needed for other things.
-	mqdsPatience = 10
-	// looks is how many cheap looks there are from one scan to the next while nothing
+	// mqdsDelay is how many times the shortest pause a reading is delayed while the
+	// driver is needed for other things.
+	mqdsDelay = 10
+	// checks is how many cheap checks there are from one scan to the next while nothing
 	// changes: each wakes a processor.
-	looks = 5
-	// scanGap is the least time between two scans, or a program that creates queues
-	// in a loop could keep the daemon at it.
+	checks = 5
+	// scanGap is the least time between two scans. Without it a program that creates
+	// queues in a loop could keep the daemon scanning.
 	scanGap = 20 * time.Millisecond
 )
 
-// Names of the sources.
-const (
-	events = "events"
-	sysfs  = "sysfs"
-	smi    = "smi"
-	mqds   = "mqds"
-	hqds   = "hqds"
-)
-
-// Source is how one source does.
-type Source struct {
-	Name      string
-	Available bool
-	// Every is how often it is read now; 0 when on demand or by itself.
-	Every time.Duration
-	// Took is how long the last reading took, ReadAt when it was, Readings how many
-	// there were, and Spent how long they took together.
-	Took     time.Duration
-	Spent    time.Duration
-	ReadAt   time.Time
-	Readings uint64
-	// Note says what an admin should know.
-	Note string
-}
-
-// Observer keeps the inventory true. Scan and Run are called by one goroutine;
-// everything else by any number.
+// Observer keeps an Inventory up to date. Scan and Run are called by one goroutine, the
+// other methods by any.
 type Observer struct {
-	cfg  Config
-	look chan struct{}
-	// dumps takes what a reading of mqds gave.
+	cfg Config
+	// wake is filled by LookAt and Rescan.
+	wake chan struct{}
+	// dumps receives each reading of mqds.
 	dumps chan dump
 	hqds  hqdReader
 	smi   smiReader
 
 	// What follows belongs to the goroutine of Run.
 	scanPace, mqdsPace *discovery.Pace
-	// reading tells that mqds is being read, since began.
+	// reading is set while mqds is being read, since began.
 	reading bool
 	began   time.Time
 
 	mu      sync.Mutex // guards what follows
 	sources map[string]*Source
-	// asked are the processes to look at, and all is set to scan all of them.
+	// asked are the processes to read, and all is set to scan every process.
 	asked []gpreempt.ProcessKey
 	all   bool
 }
@@ -126,16 +100,16 @@ type Observer struct {
 // NewObserver returns an Observer. It reads nothing before Scan or Run.
 func NewObserver(cfg Config) *Observer {
 	o := &Observer{
-		cfg: cfg, look: make(chan struct{}, 1), dumps: make(chan dump, 1),
+		cfg: cfg, wake: make(chan struct{}, 1), dumps: make(chan dump, 1),
 		sources: map[string]*Source{},
 	}
 	for _, name := range order {
 		o.sources[name] = &Source{Name: name}
 	}
-	o.sources[hqds].Available, o.sources[hqds].Note = true, "read when asked for: gpctl hqd list"
-	o.sources[events].Note = "none yet: they come from targets that dbgtrap holds"
+	o.sources[hqds].Available, o.sources[hqds].Note = true, "read on demand: gpctl hqd list"
+	o.sources[events].Note = "none yet: they come from targets that dbgtrap is attached to"
 	if cfg.SMI == nil {
-		o.sources[smi].Note = "there is no driver to ask"
+		o.sources[smi].Note = "no driver"
 	}
 	o.hqds.observer = o
 	every := cfg.Intervals()
@@ -144,46 +118,11 @@ func NewObserver(cfg Config) *Observer {
 	return o
 }
 
-// order is that of cost, the cheapest first.
-var order = []string{events, sysfs, smi, mqds, hqds}
-
-// Sources describes how the sources do, the cheapest first.
-func (o *Observer) Sources() []Source {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	all := make([]Source, 0, len(order))
-	for _, name := range order {
-		all = append(all, *o.sources[name])
-	}
-	return all
-}
-
-// note changes what is known of a source.
-func (o *Observer) note(name string, change func(*Source)) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	change(o.sources[name])
-}
-
-// read notes a reading that began at a time.
-func (o *Observer) read(name string, began time.Time, every time.Duration, err error) {
-	now := o.cfg.Now()
-	o.note(name, func(s *Source) {
-		s.Available, s.Every, s.Took, s.ReadAt = err == nil, every, now.Sub(began), now
-		s.Spent += s.Took
-		s.Readings++
-		s.Note = ""
-		if err != nil {
-			s.Note = err.Error()
-		}
-	})
-}
-
-// LookAt has the queues of one process read at once: a mechanism has seen that the
-// process created a queue. It does not block.
+// LookAt starts to read the queues of one process, because the driver has reported that
+// the process created a queue. It does not block.
 func (o *Observer) LookAt(key gpreempt.ProcessKey) {
 	now := o.cfg.Now()
-	o.note(events, func(s *Source) {
+	o.update(events, func(s *Source) {
 		s.Available, s.ReadAt, s.Note = true, now, ""
 		s.Readings++
 	})
@@ -192,26 +131,27 @@ func (o *Observer) LookAt(key gpreempt.ProcessKey) {
 		o.asked = append(o.asked, key)
 	}
 	o.mu.Unlock()
-	o.wake()
+	o.wakeUp()
 }
 
-// Rescan has all processes scanned at once: what scans read has changed. It does not
-// block.
+// Rescan starts a scan of all processes now, because what scans read has changed. It does
+// not block.
 func (o *Observer) Rescan() {
 	o.mu.Lock()
 	o.all = true
 	o.mu.Unlock()
-	o.wake()
+	o.wakeUp()
 }
 
-func (o *Observer) wake() {
+func (o *Observer) wakeUp() {
 	select {
-	case o.look <- struct{}{}:
-	default:
+	case o.wake <- struct{}{}:
+	default: // it is pending
 	}
 }
 
-// takeAsked returns what was asked for since the last call.
+// takeAsked returns the arguments of LookAt since the last call, and whether Rescan was
+// called.
 func (o *Observer) takeAsked() (asked []gpreempt.ProcessKey, all bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -220,7 +160,7 @@ func (o *Observer) takeAsked() (asked []gpreempt.ProcessKey, all bool) {
 	return asked, all
 }
 
-// Run keeps the inventory true until ctx ends.
+// Run keeps the inventory up to date until ctx ends.
 func (o *Observer) Run(ctx context.Context) {
 	defer o.smi.close()
 	every := o.cfg.Intervals()
@@ -230,14 +170,14 @@ func (o *Observer) Run(ctx context.Context) {
 	tick := time.NewTimer(every.Shortest)
 	defer tick.Stop()
 	for {
-		looked := false
+		woken := false
 		select {
 		case <-ctx.Done():
 			return
-		case <-o.look:
-			looked = true
+		case <-o.wake:
+			woken = true
 		case d := <-o.dumps:
-			nextDump = o.cfg.Now().Add(o.digest(d))
+			nextDump = o.cfg.Now().Add(o.applyDump(d))
 			continue
 		case <-tick.C:
 		}
@@ -262,8 +202,8 @@ func (o *Observer) Run(ctx context.Context) {
 			nextDump = earlier(nextDump, o.cfg.Now().Add(every.MQDs))
 		}
 		o.readMQDs(ctx, every, nextDump)
-		tick.Reset(min(max(every.Shortest, pause/looks), max(nextScan.Sub(o.cfg.Now()), scanGap)))
-		if looked { // not again at once
+		tick.Reset(min(max(every.Shortest, pause/checks), max(nextScan.Sub(o.cfg.Now()), scanGap)))
+		if woken { // not again at once
 			select {
 			case <-ctx.Done():
 				return
@@ -280,16 +220,15 @@ func earlier(a, b time.Time) time.Time {
 	return b
 }
 
-// processesChanged is the cheap look between scans. What it cannot tell the next
-// scan does.
+// processesChanged is the cheap check between scans. The next scan finds what it misses.
 func (o *Observer) processesChanged() bool {
 	changed, err := o.cfg.FS.Changed()
 	return err == nil && changed
 }
 
-// Scan reads the processes and queues there are, and describes how long to wait for
-// the next time, and whether queues or processes came or went. It is called by the
-// goroutine of Run, or before that.
+// Scan reads all processes and queues. It returns the time to wait before the next scan,
+// and whether a queue or the info of one changed. It is called by the goroutine of Run,
+// or before that.
 func (o *Observer) Scan() (pause time.Duration, changed bool) {
 	o.cfg.Before()
 	began := o.cfg.Now()
@@ -297,60 +236,56 @@ func (o *Observer) Scan() (pause time.Duration, changed bool) {
 	took := o.cfg.Now().Sub(began)
 	if err != nil {
 		pause = o.scanPace.Next(false, took)
-		o.read(sysfs, began, pause, err)
-		if !errors.Is(err, fs.ErrNotExist) { // that there is no driver is told elsewhere
-			o.cfg.Warn(sysfs, gpreempt.WarnScanFailed.Warn("the queues cannot be read: "+err.Error()))
+		o.noteReading(sysfs, began, pause, err)
+		if !errors.Is(err, fs.ErrNotExist) { // another warning reports a missing driver
+			o.cfg.Warn(sysfs, gpreempt.WarnScanFailed.Warn("cannot read the queues: "+err.Error()))
 		}
-		o.cfg.Scanned(Diff{}) // what is due by time alone is due
+		o.cfg.Scanned(Diff{}) // the caller may have work that depends on time only
 		return pause, false
 	}
 	o.cfg.Warn(sysfs, scanWarnings(snapshot)...)
 	diff := o.cfg.Inventory.Apply(o.cfg.Now(), snapshot)
 	pause = o.scanPace.Next(!diff.Empty(), took)
-	o.read(sysfs, began, pause, nil)
-	told := o.takeSnapshots()
+	o.noteReading(sysfs, began, pause, nil)
+	described := o.readSnapshots(o.cfg.Inventory.Processes())
 	o.cfg.Scanned(diff)
-	for _, proc := range told {
-		o.cfg.Told(proc)
+	for _, proc := range described {
+		o.cfg.Described(proc)
 	}
-	return pause, len(diff.Queues)+len(told) > 0
+	return pause, len(diff.Queues)+len(described) > 0
 }
 
-// lookAt reads the queues of one process and reports whether that was possible without
-// a scan of all, and whether queues came or went.
+// lookAt reads the queues of one process. It reports whether that was possible without a
+// scan, and whether a queue or the info of one changed.
 func (o *Observer) lookAt(key gpreempt.ProcessKey) (known, changed bool) {
 	proc, known := o.cfg.FS.Look(key)
 	if !known {
 		return false, false
 	}
 	diff := o.cfg.Inventory.ApplyOne(o.cfg.Now(), proc)
-	told := o.cfg.Snapshot != nil && o.unseen(proc) && o.describe(proc, nil)
+	described := o.readSnapshots([]discovery.Proc{proc})
 	o.cfg.Scanned(diff)
-	if told {
-		o.cfg.Told(proc)
+	for _, proc := range described {
+		o.cfg.Described(proc)
 	}
-	return true, told || len(diff.Queues) > 0
+	return true, len(diff.Queues)+len(described) > 0
 }
 
-// takeSnapshots looks at the snapshots of processes that have queues of which none
-// was seen, and gives those of which that told something.
-func (o *Observer) takeSnapshots() (told []discovery.Proc) {
+// readSnapshots reads the snapshots of the processes that have a queue without one, and
+// returns those whose info changed.
+func (o *Observer) readSnapshots(procs []discovery.Proc) (described []discovery.Proc) {
 	if o.cfg.Snapshot == nil {
 		return nil
 	}
-	for _, proc := range o.cfg.Inventory.Processes() {
-		if o.unseen(proc) && o.describe(proc, nil) {
-			told = append(told, proc)
+	for _, proc := range procs {
+		without := slices.ContainsFunc(o.cfg.Inventory.QueuesOf(proc.Key), func(q gpreempt.QueueEntry) bool {
+			return q.Info.Source&gpreempt.FromSnapshot == 0
+		})
+		if without && o.describe(proc, nil) {
+			described = append(described, proc)
 		}
 	}
-	return told
-}
-
-// unseen reports whether a process has queues of which no snapshot was seen.
-func (o *Observer) unseen(proc discovery.Proc) bool {
-	return slices.ContainsFunc(o.cfg.Inventory.QueuesOf(proc.Key), func(q gpreempt.QueueEntry) bool {
-		return q.Info.Source&gpreempt.FromSnapshot == 0
-	})
+	return described
 }
 
 func scanWarnings(s discovery.Snapshot) []gpreempt.Warning {
@@ -360,7 +295,7 @@ func scanWarnings(s discovery.Snapshot) []gpreempt.Warning {
 	return []gpreempt.Warning{gpreempt.WarnScanIncomplete.Warn(strings.Join(s.Warnings, "; "))}
 }
 
-// gfxOf returns the gfx_target_version of a GPU, 0 when it is not known.
+// gfxOf returns the gfx_target_version of a GPU, 0 when it is unknown.
 func (o *Observer) gfxOf(id gpreempt.GPUID) uint32 {
 	for _, gpu := range o.cfg.Inventory.GPUs() {
 		if gpu.ID == id {
@@ -370,9 +305,9 @@ func (o *Observer) gfxOf(id gpreempt.GPUID) uint32 {
 	return 0
 }
 
-// describe finds out what sysfs does not tell of the queues of a process, from its
-// snapshot and its dumps, of which nil means that none were read now: then what an
-// earlier one told stands. It reports whether that changed anything.
+// describe updates the info of a process's queues from its snapshot and its dumps, and
+// reports whether that changed anything. dumps is nil when mqds was not read: then the
+// info from earlier dumps stays.
 func (o *Observer) describe(proc discovery.Proc, dumps []debugfs.MQD) bool {
 	var snapshot map[uint32]gpreempt.QueueInfo
 	if o.cfg.Snapshot != nil {
@@ -383,13 +318,13 @@ func (o *Observer) describe(proc discovery.Proc, dumps []debugfs.MQD) bool {
 	}
 	before := o.cfg.Inventory.Revision()
 	infos := make([]gpreempt.QueueInfo, len(proc.Queues))
-	for n, q := range o.cfg.Inventory.QueuesOf(proc.Key) { // proc is as it is there
-		told, ok := snapshot[q.ID]
+	for n, q := range o.cfg.Inventory.QueuesOf(proc.Key) { // the same queues as in proc
+		reported, ok := snapshot[q.ID]
 		switch infos[n] = q.Info; {
 		case !ok:
 		case infos[n].Source&gpreempt.FromMQD == 0:
-			infos[n] = told
-		case infos[n].RingBase == told.RingBase: // else the snapshot is of its predecessor
+			infos[n] = reported
+		case infos[n].RingBase == reported.RingBase: // else the snapshot is of an earlier queue
 			infos[n].Source |= gpreempt.FromSnapshot
 		}
 	}
@@ -397,7 +332,7 @@ func (o *Observer) describe(proc discovery.Proc, dumps []debugfs.MQD) bool {
 		known := make([]debugfs.Known, len(proc.Queues))
 		for n, q := range proc.Queues {
 			known[n] = debugfs.Known{ID: q.ID, GPU: q.GPU, Type: q.Type, RingBytes: q.RingBytes}
-			if infos[n].Source != 0 { // what was certain stays so, and tells the rest apart
+			if infos[n].Source != 0 { // what is certain stays, and helps to match the rest
 				infos[n].Note = ""
 				known[n].Snapshot = &infos[n]
 			}

@@ -76,7 +76,7 @@ func fold(t *rapid.T, queues []gpreempt.QueueEntry, changes []inventory.Change) 
 			queues[n] = c.Queue
 		case inventory.Removed:
 			if !found || queues[n] != c.Queue {
-				t.Fatalf("%+v removed, but there is none", c)
+				t.Fatalf("%+v removed, but it does not exist", c)
 			}
 			queues = slices.Delete(queues, n, n+1)
 		}

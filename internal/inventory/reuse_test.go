@@ -19,16 +19,16 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// lastPID is the pid the kernel gave last in our pid namespace; the next one counts
-// on from it (pid_ns_ctl_handler).
+// lastPID is the pid that the kernel assigned last in this pid namespace; the next one is
+// the one after it (pid_ns_ctl_handler).
 const lastPID = "/proc/sys/kernel/ns_last_pid"
 
-// startChildAs starts a child, if it can with the pid of a process that has ended:
-// others are given pids too, and may take that one.
+// startChildAs starts a child, if possible with the pid of a process that has ended:
+// other processes start meanwhile and may take the pid.
 func startChildAs(t *testing.T, former gpreempt.ProcessKey, tag string) *child {
 	t.Helper()
-	// Two processes with the same pid that start in the same tick cannot be told
-	// apart. Without being provoked, a pid is not used again so soon.
+	// Two processes with the same pid that start in the same tick are indistinguishable.
+	// Normally a pid is not used again so soon.
 	for ticks := uint64(0); ticks <= former.Start+1; {
 		b, err := os.ReadFile("/proc/uptime")
 		if err != nil {
@@ -43,7 +43,7 @@ func startChildAs(t *testing.T, former gpreempt.ProcessKey, tag string) *child {
 	for range 5 {
 		err := os.WriteFile(lastPID, []byte(strconv.Itoa(int(former.PID)-1)), 0)
 		if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EROFS) {
-			t.Skipf("a pid cannot be provoked here: %v: it needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE and CONFIG_CHECKPOINT_RESTORE", err)
+			t.Skipf("choosing a pid needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE, and CONFIG_CHECKPOINT_RESTORE: %v", err)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -55,9 +55,8 @@ func startChildAs(t *testing.T, former gpreempt.ProcessKey, tag string) *child {
 	return startChild(t, tag)
 }
 
-// One process after another has the same pid, and between two scans each time. None
-// is taken for the one before, nor has anything of it: not even while somebody else
-// scans at any moment.
+// One process after another has the same pid, each time between two scans. None is taken
+// for the one before or has facts of it, also for a concurrent scan.
 func TestPidUsedAgainIsGoneAndBorn(t *testing.T) {
 	w := newWorld(t)
 	queue := func(key gpreempt.ProcessKey, round int) gpreempt.Queue {
@@ -121,7 +120,7 @@ func TestPidUsedAgainIsGoneAndBorn(t *testing.T) {
 		before, _ := v.Queues()
 		d := v.Apply(at(round), scanned(t, files))
 		p, found := v.Process(now.key)
-		for found && !whole(p.Process) { // the machine is busy
+		for found && !whole(p.Process) { // reading its memory takes time
 			v.Apply(at(round), scanned(t, files))
 			p, found = v.Process(now.key)
 		}
@@ -156,11 +155,11 @@ func TestPidUsedAgainIsGoneAndBorn(t *testing.T) {
 			more.Wait()
 		}
 		mu.Unlock()
-		// Nothing that is said of a queue reaches the successor.
+		// The info of a queue does not reach the successor.
 		v.SetInfos(time.Now(), p, []gpreempt.QueueInfo{{RingBase: 1}})
 	}
 	if reused == 0 {
-		t.Skip("no pid could be had twice in 50 attempts: others start processes all the time")
+		t.Skip("no child got the same pid in 50 attempts: other processes start all the time")
 	}
 	t.Logf("a pid was used again %d times", reused)
 }

@@ -12,38 +12,38 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// Stream is the events of one GPU, as *kfd.SMIStream has them.
+// Stream is the event stream of one GPU: a *kfd.SMIStream.
 type Stream interface {
 	Read() ([]kfd.SMIEvent, error)
 	Close() error
 }
 
-// evictionsRecent is how long evictions are worth a warning.
+// evictionsRecent is how long a warning about evictions stays.
 const evictionsRecent = time.Minute
 
-// smiReader counts how often the driver took queues off a GPU by itself. It is read
-// with every look at sysfs: a reading that finds nothing is one short system call.
+// smiReader counts how often the driver evicts queues by itself. It is read with every
+// check of sysfs: a reading without events is one short system call.
 type smiReader struct {
 	streams map[gpreempt.GPUID]Stream // those of Run; nil where it could not be opened
 
 	mu sync.Mutex // guards what follows
-	// memory counts evictions for lack of memory; recent is when the last was.
+	// memory counts evictions for lack of memory; recent is the time of the last one.
 	memory map[gpreempt.GPUID]uint64
 	recent map[gpreempt.GPUID]time.Time
 }
 
-// MemoryEvictions returns how often the driver took the queues of a process off a GPU
-// because another one needed the memory, since the Observer runs: at least, as the
-// driver drops events that nobody fetches in time. False when it does not tell.
+// MemoryEvictions returns how often the driver has evicted the queues of a process
+// because another process needed GPU memory, since Run began; the driver drops events
+// that are not read in time. It returns false for a GPU whose events cannot be read.
 func (o *Observer) MemoryEvictions(gpu gpreempt.GPUID) (uint64, bool) {
 	r := &o.smi
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n, told := r.memory[gpu]
-	return n, told
+	n, known := r.memory[gpu]
+	return n, known
 }
 
-// readSMI takes in the events of every GPU.
+// readSMI reads the events of every GPU.
 func (o *Observer) readSMI() {
 	if o.cfg.SMI == nil {
 		return
@@ -70,12 +70,12 @@ func (o *Observer) readSMI() {
 		}
 	}
 	if open > 0 || failure != nil {
-		o.read(smi, began, o.cfg.Intervals().Shortest, failure)
+		o.noteReading(smi, began, o.cfg.Intervals().Shortest, failure)
 	}
 	o.warnEvictions()
 }
 
-// openSMI opens the events of a GPU, once: what cannot be opened is left alone.
+// openSMI opens the events of a GPU; it does not retry after an error.
 func (o *Observer) openSMI(gpu gpreempt.GPUID) Stream {
 	r := &o.smi
 	if r.streams == nil {
@@ -83,9 +83,9 @@ func (o *Observer) openSMI(gpu gpreempt.GPUID) Stream {
 	}
 	stream, err := o.cfg.SMI(gpu)
 	if err != nil {
-		o.cfg.Log.Info("the driver's events of a GPU cannot be read", logkey.GPU(gpu), logkey.Err(err))
-		o.note(smi, func(s *Source) { s.Note = err.Error() })
-		o.cfg.Warn(smi, gpreempt.WarnSMIUnavailable.Warn(fmt.Sprintf("GPU %v does not tell when it lacks memory: %v", gpu, err)))
+		o.cfg.Log.Info("cannot read the driver's events of a GPU", logkey.GPU(gpu), logkey.Err(err))
+		o.update(smi, func(s *Source) { s.Note = err.Error() })
+		o.cfg.Warn(smi, gpreempt.WarnSMIUnavailable.Warn(fmt.Sprintf("evictions for lack of memory on GPU %v are not counted: %v", gpu, err)))
 		r.streams[gpu] = nil
 		return nil
 	}
@@ -95,7 +95,7 @@ func (o *Observer) openSMI(gpu gpreempt.GPUID) Stream {
 	if r.memory == nil {
 		r.memory, r.recent = map[gpreempt.GPUID]uint64{}, map[gpreempt.GPUID]time.Time{}
 	}
-	r.memory[gpu] += 0 // from now on it is told
+	r.memory[gpu] += 0 // from now on it is known
 	return stream
 }
 
@@ -105,7 +105,7 @@ func (o *Observer) takeSMI(event kfd.SMIEvent) {
 	}
 	eviction, err := kfd.ParseQueueEviction(event)
 	if err != nil {
-		o.cfg.Log.Debug("an event of the driver is not understood", logkey.Err(err))
+		o.cfg.Log.Debug("cannot parse an event of the driver", logkey.Err(err))
 		return
 	}
 	if eviction.Trigger != kfd.TriggerTTM {
@@ -121,8 +121,8 @@ func (o *Observer) takeSMI(event kfd.SMIEvent) {
 	}
 }
 
-// warnEvictions says which GPUs lack memory at present: queues that the driver took
-// off come back after seconds, and no lease brings them back sooner.
+// warnEvictions warns about GPUs that lack memory: the driver restores evicted queues
+// after seconds, and no lease restores them sooner.
 func (o *Observer) warnEvictions() {
 	now := o.cfg.Now()
 	var short []string
@@ -140,13 +140,13 @@ func (o *Observer) warnEvictions() {
 		return
 	}
 	slices.Sort(short)
-	o.cfg.Warn("memory", gpreempt.WarnGPUMemoryShort.Warn("the driver takes queues off for lack of GPU memory, in the last minute on "+strings.Join(short, ", ")+": online work may stall for seconds, whatever gpreempt suspends"))
+	o.cfg.Warn("memory", gpreempt.WarnGPUMemoryShort.Warn("the driver evicts queues for lack of GPU memory, in the last minute on "+strings.Join(short, ", ")+": online work may stall for seconds, which suspending other work does not prevent"))
 }
 
 func (r *smiReader) close() {
 	for _, stream := range r.streams {
 		if stream != nil {
-			_ = stream.Close() // nothing depends on it any more
+			_ = stream.Close() // it was only read
 		}
 	}
 }

@@ -24,19 +24,19 @@ const soakEnv = "GPREEMPT_SOAK"
 // The pauses of the scanner, those of the daemon by default.
 const shortest, longest = 50 * time.Millisecond, time.Second
 
-// scanner keeps an inventory true, as the daemon does.
+// scanner keeps an inventory up to date, as the daemon does.
 type scanner struct {
 	files *discovery.FS
 	v     *inventory.Inventory
 
 	mu   sync.Mutex // guards all below
-	more *sync.Cond // told after each scan
-	// begun counts the scans that began, applied those of which the inventory knows.
+	more *sync.Cond // broadcast after each scan
+	// begun counts the scans that began, applied those that the inventory has.
 	begun, applied int
 	// intervals are the times from one scan's end to the next one's.
 	intervals []time.Duration
-	// came and went say which scan found that something came or went, and when.
-	came, went map[any]finding
+	// born and gone are which scan found that something began or ended, and when.
+	born, gone map[any]finding
 	warnings   []string
 	err        error
 }
@@ -83,22 +83,22 @@ func (s *scanner) run(ctx context.Context) {
 	}
 }
 
-// note keeps what a scan found. No two processes have the same key, no two queues
-// rings of the same size.
+// note records what a scan found. Each process has another key and each queue another
+// ring size.
 func (s *scanner) note(d inventory.Diff, now time.Time) {
 	f := finding{s.begun, now}
 	for _, key := range d.Gone {
-		s.went[key] = f
+		s.gone[key] = f
 	}
 	for _, p := range d.Born {
-		s.came[p.Key] = f
+		s.born[p.Key] = f
 	}
 	for _, c := range d.Queues {
 		switch c.Kind {
 		case inventory.Added:
-			s.came[c.Queue.RingBytes] = f
+			s.born[c.Queue.RingBytes] = f
 		case inventory.Removed:
-			s.went[c.Queue.RingBytes] = f
+			s.gone[c.Queue.RingBytes] = f
 		}
 	}
 }
@@ -109,36 +109,36 @@ func (s *scanner) counts() (begun, applied int) {
 	return s.begun, s.applied
 }
 
-// event is something that came or went in the world.
+// event is the beginning or the end of a process or queue.
 type event struct {
 	what any
 	at   time.Time
-	// before is how many scans had begun when it was so: the next one has to see it.
+	// before is how many scans had begun by then: the next one must find it.
 	before int
-	// until is how many scans were through when it came to an end, -1 while it has
-	// not: one of which that is not so need not have seen it.
+	// until is how many scans had ended when it ended, -1 while it exists: a scan that
+	// overlaps the end need not find it.
 	until int
 }
 
-// soak is the truth, and what became of it.
+// soak is the state of the world, and what the scanner should find of it.
 type soak struct {
 	*world
 	*scanner
 	r         *rand.Rand
 	children  map[int32]*child
 	queues    map[int32]map[uint32]gpreempt.Queue
-	came      map[any]*event
-	went      []*event
+	born      map[any]*event
+	gone      []*event
 	rings     uint64
 	lags      []time.Duration
 	did       map[string]int
 	revision  uint64
-	followers map[uint64]gpreempt.QueueEntry // by ring size, what the changes say
+	followers map[uint64]gpreempt.QueueEntry // by ring size, as the changes describe them
 }
 
-// Processes and queues are born and die at random, real processes in a simulated
-// sysfs. Whenever the world stands still, the next scan makes the inventory equal to
-// it; and whatever happens shows in the first scan that begins after it.
+// Real processes and queues in a simulated sysfs begin and end at random. While nothing
+// changes, the next scan makes the inventory equal to the world; and each change is in
+// the first scan that begins after it.
 func TestSoak(t *testing.T) {
 	length := 3 * time.Second
 	if text := os.Getenv(soakEnv); text != "" {
@@ -150,11 +150,11 @@ func TestSoak(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	w := newWorld(t)
-	sc := &scanner{files: w.files(), v: inventory.New(1 << 14), came: map[any]finding{}, went: map[any]finding{}}
+	sc := &scanner{files: w.files(), v: inventory.New(1 << 14), born: map[any]finding{}, gone: map[any]finding{}}
 	sc.more = sync.NewCond(&sc.mu)
 	s := &soak{
 		world: w, scanner: sc, r: rand.New(rand.NewPCG(seed, 0)), children: map[int32]*child{}, queues: map[int32]map[uint32]gpreempt.Queue{},
-		came: map[any]*event{}, did: map[string]int{}, followers: map[uint64]gpreempt.QueueEntry{},
+		born: map[any]*event{}, did: map[string]int{}, followers: map[uint64]gpreempt.QueueEntry{},
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	var scanning sync.WaitGroup
@@ -215,23 +215,23 @@ func (s *soak) step() {
 
 func (s *soak) happened(what string) { s.did[what]++ }
 
-// begins notes that something came, after it did.
+// begins records that something has begun.
 func (s *soak) begins(what any) {
 	begun, _ := s.counts()
-	s.came[what] = &event{what: what, at: time.Now(), before: begun, until: -1}
+	s.born[what] = &event{what: what, at: time.Now(), before: begun, until: -1}
 }
 
 // ends notes that something will go, before it does.
 func (s *soak) ends(what any) {
-	if e := s.came[what]; e != nil { // else it was accounted for
+	if e := s.born[what]; e != nil { // otherwise a checkpoint has handled it
 		_, e.until = s.counts()
 	}
 }
 
-// ended notes that something went, after it did.
+// ended records that something has ended.
 func (s *soak) ended(what any) {
 	begun, _ := s.counts()
-	s.went = append(s.went, &event{what: what, at: time.Now(), before: begun, until: -1})
+	s.gone = append(s.gone, &event{what: what, at: time.Now(), before: begun, until: -1})
 }
 
 func (s *soak) birth() {
@@ -292,36 +292,36 @@ func (s *soak) checkpoint() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.err != nil || len(s.warnings) > 0 {
-		s.t.Errorf("a scan says %v and warns %q", s.err, s.warnings)
+		s.t.Errorf("a scan returns %v and warns %q", s.err, s.warnings)
 	}
-	for what, e := range s.came {
-		found, seen := s.scanner.came[what]
+	for what, e := range s.born {
+		found, seen := s.scanner.born[what]
 		switch {
 		case seen && found.scan > e.before+1:
-			s.t.Errorf("%v came after %d scans had begun, and scan %d found it", what, e.before, found.scan)
+			s.t.Errorf("%v began after %d scans had begun, and scan %d found it", what, e.before, found.scan)
 		case !seen && (e.until < 0 || e.until > e.before):
-			s.t.Errorf("%v came after %d scans had begun, was there until %d were through, and none found it", what, e.before, e.until)
+			s.t.Errorf("%v began after %d scans had begun, existed until %d had ended, and none found it", what, e.before, e.until)
 		case seen:
 			s.lags = append(s.lags, max(found.at.Sub(e.at), 0))
 		}
 	}
-	for _, e := range s.went {
-		_, seen := s.scanner.came[e.what]
-		found, told := s.scanner.went[e.what]
-		if seen && (!told || found.scan > e.before+1) {
-			s.t.Errorf("%v went after %d scans had begun, and scan %d found that (0 is none)", e.what, e.before, found.scan)
+	for _, e := range s.gone {
+		_, seen := s.scanner.born[e.what]
+		found, known := s.scanner.gone[e.what]
+		if seen && (!known || found.scan > e.before+1) {
+			s.t.Errorf("%v ended after %d scans had begun, and scan %d found that (0: no scan)", e.what, e.before, found.scan)
 		}
-		if seen && told {
+		if seen && known {
 			s.lags = append(s.lags, max(found.at.Sub(e.at), 0))
 		}
-		delete(s.scanner.came, e.what)
+		delete(s.scanner.born, e.what)
 	}
-	clear(s.came)
-	s.went = nil
-	clear(s.scanner.went)
+	clear(s.born)
+	s.gone = nil
+	clear(s.scanner.gone)
 }
 
-// nextScan waits until a scan is through that begins now or later.
+// nextScan waits until a scan that begins now or later has ended.
 func (s *soak) nextScan() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -331,7 +331,7 @@ func (s *soak) nextScan() {
 	}
 }
 
-// compareQueues compares at once: the world has not moved since the scan began.
+// compareQueues compares the queues: the world has not changed since the scan began.
 func (s *soak) compareQueues() {
 	s.t.Helper()
 	var want []gpreempt.Queue

@@ -18,10 +18,10 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// variables are those the children have.
+// variables are the environment variables of the children.
 var variables = []string{"GPREEMPT_CLASS", "AMD_QUEUE_TAG"}
 
-// child is a real process. All that is known of it is of the same tag.
+// child is a real process, whose command line and environment have the same tag.
 type child struct {
 	cmd   *exec.Cmd
 	stdin io.Closer
@@ -34,7 +34,7 @@ func startChild(t *testing.T, tag string) *child {
 	return startChildIf(t, tag, func(int32) bool { return true })
 }
 
-// startChildIf starts a child and returns nil when its pid will not do.
+// startChildIf starts a child and returns nil when ok rejects its pid.
 func startChildIf(t *testing.T, tag string, ok func(pid int32) bool) *child {
 	t.Helper()
 	self, err := os.Executable()
@@ -81,7 +81,7 @@ func (c *child) end() {
 	_ = c.stdin.Close()
 }
 
-// process returns what is to be known of the child.
+// process returns what a scan should find of the child.
 func (c *child) process(t *testing.T) gpreempt.Process {
 	t.Helper()
 	exe, err := filepath.EvalSymlinks(c.cmd.Path)
@@ -115,11 +115,11 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	var st syscall.Statfs_t
 	if err := syscall.Statfs("/dev/shm", &st); err != nil || st.Type != tmpfsMagic {
-		t.Skip("/dev/shm is no tmpfs: elsewhere inode numbers are used again, and not on sysfs")
+		t.Skip("needs a tmpfs at /dev/shm: on other file systems inode numbers are used again, unlike on sysfs")
 	}
-	dir, err := os.MkdirTemp("/dev/shm", "gpreempt") //nolint:usetesting // TempDir is seldom on a tmpfs
+	dir, err := os.MkdirTemp("/dev/shm", "gpreempt") //nolint:usetesting // TempDir is rarely on a tmpfs
 	if err != nil {
-		t.Skipf("/dev/shm cannot be written: %v", err)
+		t.Skipf("needs to write to /dev/shm: %v", err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	w := &world{t: t, dir: dir, procs: filepath.Join(dir, "sys/class/kfd/kfd/proc")}
@@ -143,8 +143,8 @@ func (w *world) files() *discovery.FS {
 	return f
 }
 
-// outside returns a new place beside the tree, from which what is ready comes into it
-// and to which it goes, at once.
+// outside returns a new path beside the tree: renaming from and to it makes changes of
+// the tree atomic.
 func (w *world) outside() string {
 	w.made++
 	return filepath.Join(w.dir, "outside", strconv.Itoa(w.made))
@@ -156,7 +156,7 @@ func (w *world) queueDir(q gpreempt.Queue) string {
 	return filepath.Join(w.process(q.Process.PID), "queues", strconv.Itoa(int(q.ID)))
 }
 
-// addProcess has KFD know a process.
+// addProcess adds a process to KFD's list.
 func (w *world) addProcess(pid int32) {
 	w.t.Helper()
 	dir := w.outside()
@@ -165,7 +165,7 @@ func (w *world) addProcess(pid int32) {
 	w.must(os.Rename(dir, w.process(pid)))
 }
 
-// addQueue has a process create a queue.
+// addQueue adds a queue of a process.
 func (w *world) addQueue(q gpreempt.Queue) {
 	w.t.Helper()
 	dir := w.outside()
@@ -183,13 +183,12 @@ func (w *world) remove(path string) {
 	w.must(os.RemoveAll(dir))
 }
 
-// whole forgets nothing: it reports whether what the scan knows of the memory of a
-// process is all there.
+// whole reports whether a scan has read all of a process's memory that it shows.
 func whole(p gpreempt.Process) bool {
 	return p.Cmdline != "" && p.Exe != "" && len(p.Env) == len(variables)
 }
 
-// tagged reports whether all that is known of a process has the tag.
+// tagged reports whether everything that is known of a process has the tag.
 func tagged(p gpreempt.Process, tag string) bool {
 	return (p.Cmdline == "" || slices.Contains(strings.Fields(p.Cmdline), tag)) &&
 		(len(p.Env) == 0 || p.Env["GPREEMPT_CLASS"] == tag && p.Env["AMD_QUEUE_TAG"] == "of "+tag)
