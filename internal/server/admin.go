@@ -35,17 +35,15 @@ func (s *Server) adminEvent(ctx context.Context, r scheduler.Record, format stri
 func (s *Server) resolve(id string) (discovery.Proc, error) {
 	key, err := gpreempt.ParseProcessKey(id)
 	if err != nil {
-		return discovery.Proc{}, &gpreempt.Error{
-			Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownTarget,
-			Message: fmt.Sprintf("invalid target ID %.64q", id), Next: "use PID or PID@START, as gpctl target list prints it",
-		}
+		return discovery.Proc{}, refusal(gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget,
+			fmt.Sprintf("invalid target ID %.64q", id),
+			"use PID or PID@START, as gpctl target list prints it")
 	}
 	proc, ok := s.cfg.Inventory.Process(key)
 	if !ok {
-		return discovery.Proc{}, &gpreempt.Error{
-			Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownTarget,
-			Message: fmt.Sprintf("process %s owns no GPU queues, or has exited", id), Next: "see gpctl target list",
-		}
+		return discovery.Proc{}, refusal(gpreempt.CodeNotFound, gpreempt.ReasonUnknownTarget,
+			fmt.Sprintf("process %s owns no GPU queues, or has exited", id),
+			"see gpctl target list")
 	}
 	return proc, nil
 }
@@ -56,10 +54,9 @@ func (a adminService) CreateLease(ctx context.Context, req *gpreemptv1.CreateLea
 	arrived := s.cfg.Scheduler.Now()
 	caller := callerOf(ctx)
 	if req.GetAnnounce() == nil {
-		return nil, &gpreempt.Error{
-			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonMissingField,
-			Message: "announce is missing", Next: "set it; an empty one means all GPUs and the defaults",
-		}
+		return nil, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonMissingField,
+			"announce is missing",
+			"set it; an empty one means all GPUs and the defaults")
 	}
 	ann, err := s.prepare(req.GetAnnounce(), 0, caller)
 	if err != nil {
@@ -134,10 +131,9 @@ func (a adminService) ResumeTarget(ctx context.Context, req *gpreemptv1.ResumeTa
 		return nil, err
 	}
 	if hold < 0 || hold > maxHold {
-		return nil, &gpreempt.Error{
-			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonDurationRange,
-			Message: fmt.Sprintf("hold %v is out of range", hold), Next: fmt.Sprintf("use 0 to %v", maxHold),
-		}
+		return nil, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonDurationRange,
+			fmt.Sprintf("hold %v is out of range", hold),
+			fmt.Sprintf("use 0 to %v", maxHold))
 	}
 	state, known := s.targetState(proc.Key)
 	if !known {
@@ -225,16 +221,14 @@ func (a adminService) ClassifyTarget(ctx context.Context, req *gpreemptv1.Classi
 func overrideOf(req *gpreemptv1.ClassifyTargetRequest) (decision *classify.Decision, ttl time.Duration, err error) {
 	class, ok := classOf(req.GetClass())
 	if !ok && req.GetClass() != gpreemptv1.Class_CLASS_UNSPECIFIED {
-		return nil, 0, &gpreempt.Error{
-			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonBadClass,
-			Message: fmt.Sprintf("unknown class %d", req.GetClass()), Next: "use online, offline or unmanaged",
-		}
+		return nil, 0, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonBadClass,
+			fmt.Sprintf("unknown class %d", req.GetClass()),
+			"use online, offline or unmanaged")
 	}
 	if !ok && (req.Priority != nil || req.GetTtl() != nil) {
-		return nil, 0, &gpreempt.Error{
-			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonBadClass,
-			Message: "priority and ttl are set without a class", Next: "set the class too, or leave out all three to remove an override",
-		}
+		return nil, 0, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonBadClass,
+			"priority and ttl are set without a class",
+			"set the class too, or leave out all three to remove an override")
 	}
 	if !ok {
 		return nil, 0, nil
@@ -251,10 +245,9 @@ func overrideOf(req *gpreemptv1.ClassifyTargetRequest) (decision *classify.Decis
 			return nil, 0, err
 		}
 		if ttl <= 0 {
-			return nil, 0, &gpreempt.Error{
-				Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonTTLRange,
-				Message: fmt.Sprintf("ttl %v is out of range", ttl), Next: "use more than 0, or leave it out to keep the override until the process exits",
-			}
+			return nil, 0, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange,
+				fmt.Sprintf("ttl %v is out of range", ttl),
+				"use more than 0, or leave it out to keep the override until the process exits")
 		}
 	}
 	return &classify.Decision{Class: class, Priority: priority, By: classify.ByAdmin}, ttl, nil

@@ -32,11 +32,9 @@ func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.Clien
 		TTL: scheduler.PolicyDefault, MaxWait: scheduler.PolicyDefault, OnIdle: req.GetCompleteOnIdle(),
 	}}
 	if a.req.OnIdle && ProcessOf(id).PID == 0 {
-		return announcement{}, &gpreempt.Error{
-			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonIdleByHand,
-			Message: "complete_on_idle is not available: the lease owner is not a process of this host, so its queues cannot be observed",
-			Next:    "leave complete_on_idle out, and set a ttl",
-		}
+		return announcement{}, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonIdleByHand,
+			"complete_on_idle is not available: the lease owner is not a process of this host, so its queues cannot be observed",
+			"leave complete_on_idle out, and set a ttl")
 	}
 	if req.Priority != nil {
 		if req.GetPriority() > uint32(gpreempt.MaxPriority) {
@@ -71,10 +69,9 @@ func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.Clien
 		*d.to = v
 	}
 	if n := len(req.GetLabel()); n > maxLabel {
-		return announcement{}, &gpreempt.Error{
-			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonLabelTooLong,
-			Message: fmt.Sprintf("label has %d bytes", n), Next: fmt.Sprintf("use at most %d", maxLabel),
-		}
+		return announcement{}, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonLabelTooLong,
+			fmt.Sprintf("label has %d bytes", n),
+			fmt.Sprintf("use at most %d", maxLabel))
 	}
 	var set gpuSet
 	if len(req.GetGpus()) == 0 {
@@ -90,10 +87,9 @@ func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.Clien
 }
 
 func priorityRange(p uint32) error {
-	return &gpreempt.Error{
-		Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonPriorityRange,
-		Message: fmt.Sprintf("priority %d is out of range", p), Next: fmt.Sprintf("use 0 to %d", gpreempt.MaxPriority),
-	}
+	return refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonPriorityRange,
+		fmt.Sprintf("priority %d is out of range", p),
+		fmt.Sprintf("use 0 to %d", gpreempt.MaxPriority))
 }
 
 // ttlOf returns a time to live; the scheduler checks its range.
@@ -108,10 +104,9 @@ func durationOf(name string, d *durationpb.Duration) (time.Duration, error) {
 
 func validDuration(name string, d *durationpb.Duration, reason gpreempt.Reason) (time.Duration, error) {
 	if err := d.CheckValid(); err != nil {
-		return 0, &gpreempt.Error{
-			Code: gpreempt.CodeInvalidArgument, Reason: reason,
-			Message: fmt.Sprintf("invalid duration %s: %v", name, err), Next: "use seconds and nanos of the same sign, as google.protobuf.Duration requires",
-		}
+		return 0, refusal(gpreempt.CodeInvalidArgument, reason,
+			fmt.Sprintf("invalid duration %s: %v", name, err),
+			"use seconds and nanos of the same sign, as google.protobuf.Duration requires")
 	}
 	return max(d.AsDuration(), scheduler.PolicyDefault+1), nil // a duration is never taken for PolicyDefault
 }

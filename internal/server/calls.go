@@ -133,14 +133,17 @@ func (s *Server) finish(method string, err *error) {
 	*err = api.ToStatus(*err)
 }
 
+// refusal returns the error of a refused request: what happened, and what to do next.
+func refusal(code gpreempt.Code, reason gpreempt.Reason, message, next string) error {
+	return &gpreempt.Error{Code: code, Reason: reason, Message: message, Next: next}
+}
+
 // panicked logs a panic and returns the error of its call.
 func (s *Server) panicked(method string, r any) error {
 	s.cfg.Log.Error("a handler panicked", logkey.Method(method), logkey.Panic(r), logkey.Stack(debug.Stack()))
-	return &gpreempt.Error{
-		Code: gpreempt.CodeInternal, Reason: gpreempt.ReasonInternal,
-		Message: method + " failed in the daemon",
-		Next:    "report it with the stack in the daemon's log (journalctl -u gpreemptd)",
-	}
+	return refusal(gpreempt.CodeInternal, gpreempt.ReasonInternal,
+		method + " failed in the daemon",
+		"report it with the stack in the daemon's log (journalctl -u gpreemptd)")
 }
 
 func (s *Server) countRefusal(err error) {

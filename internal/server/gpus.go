@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -27,7 +28,7 @@ func newGPUSet(gpus []gpreempt.GPUID) gpuSet {
 
 // defaultGPUs returns the GPUs of an announcement that names none: those on which
 // the process has queues, or all.
-func defaultGPUs(inv Inventory, key gpreempt.ProcessKey) gpuSet {
+func defaultGPUs(inv *inventory.Inventory, key gpreempt.ProcessKey) gpuSet {
 	var gpus []gpreempt.GPUID
 	if proc, ok := inv.Process(key); ok {
 		gpus = gpusOf(proc)
@@ -73,9 +74,7 @@ func selects(sel *gpreemptv1.GpuSelector, g gpreempt.GPU) bool {
 	case *gpreemptv1.GpuSelector_Node:
 		return int64(by.Node) == int64(g.Node)
 	case *gpreemptv1.GpuSelector_Bdf:
-		want, ok := parseBDF(by.Bdf)
-		got, known := parseBDF(g.BDF)
-		return ok && known && want == got
+		return by.Bdf != "" && canonicalBDF(by.Bdf) == g.BDF
 	case *gpreemptv1.GpuSelector_RenderMinor:
 		return by.RenderMinor != 0 && int64(by.RenderMinor) == int64(g.RenderMinor)
 	default:
@@ -98,47 +97,10 @@ func selectorName(i int, sel *gpreemptv1.GpuSelector) string {
 	}
 }
 
-// bdf is a PCI address.
-type bdf struct {
-	domain                uint32
-	bus, device, function uint8
-}
-
-// parseBDF parses domain:bus:device.function in hex, or bus:device.function in
-// domain 0.
-func parseBDF(s string) (bdf, bool) {
-	rest, function, ok := cutLast(s, '.')
-	if !ok {
-		return bdf{}, false
+// canonicalBDF returns a PCI address as topology has it: in lower case, with a domain.
+func canonicalBDF(s string) string {
+	if strings.Count(s, ":") == 1 {
+		s = "0000:" + s
 	}
-	rest, device, ok := cutLast(rest, ':')
-	if !ok {
-		return bdf{}, false
-	}
-	domain, bus, ok := cutLast(rest, ':')
-	if !ok {
-		domain, bus = "0", rest
-	}
-	d, ok1 := hex(domain, 8, 1<<32-1)
-	b, ok2 := hex(bus, 2, 0xff)
-	v, ok3 := hex(device, 2, 0x1f)
-	f, ok4 := hex(function, 1, 7)
-	return bdf{uint32(d), uint8(b), uint8(v), uint8(f)}, ok1 && ok2 && ok3 && ok4
-}
-
-func cutLast(s string, sep byte) (before, after string, found bool) {
-	i := strings.LastIndexByte(s, sep)
-	if i < 0 {
-		return s, "", false
-	}
-	return s[:i], s[i+1:], true
-}
-
-// hex parses 1 to digits hex digits whose value is at most limit.
-func hex(s string, digits int, limit uint64) (uint64, bool) {
-	if len(s) > digits || strings.Trim(s, "0123456789abcdefABCDEF") != "" {
-		return 0, false
-	}
-	v, err := strconv.ParseUint(s, 16, 64)
-	return v, err == nil && v <= limit
+	return strings.ToLower(s)
 }

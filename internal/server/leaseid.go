@@ -26,40 +26,18 @@ func leaseID(prefix string, id scheduler.LeaseID) string {
 // parseLeaseID is the inverse of leaseID. All its errors are UNKNOWN_LEASE and say
 // why.
 func parseLeaseID(prefix, s string) (scheduler.LeaseID, error) {
-	digits, ok := strings.CutPrefix(s, prefix)
-	if !ok {
-		if epoch, digits, ok := strings.Cut(s, "-"); ok && isEpoch(epoch) && isNumber(digits) {
-			return 0, &gpreempt.Error{
-				Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownLease,
-				Message: fmt.Sprintf("lease %s ended when the daemon restarted", s),
-				Next:    "announce again",
-			}
-		}
-		return 0, invalidLeaseID(s)
+	refused := &gpreempt.Error{Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownLease}
+	epoch, number, _ := strings.Cut(s, "-")
+	id, err := strconv.ParseUint(number, 10, 64)
+	switch {
+	case err != nil || id == 0 || number != strconv.FormatUint(id, 10) || len(epoch) != 16 || strings.Trim(epoch, "0123456789abcdef") != "":
+		refused.Message = fmt.Sprintf("invalid lease ID %.64q", s)
+		refused.Next = "use the lease_id from the answer to the announcement, unchanged"
+	case epoch+"-" != prefix:
+		refused.Message = fmt.Sprintf("lease %s ended when the daemon restarted", s)
+		refused.Next = "announce again"
+	default:
+		return scheduler.LeaseID(id), nil
 	}
-	if !isNumber(digits) {
-		return 0, invalidLeaseID(s)
-	}
-	id, err := strconv.ParseUint(digits, 10, 64)
-	if err != nil {
-		return 0, invalidLeaseID(s)
-	}
-	return scheduler.LeaseID(id), nil
-}
-
-func invalidLeaseID(s string) error {
-	return &gpreempt.Error{
-		Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownLease,
-		Message: fmt.Sprintf("invalid lease ID %.64q", s),
-		Next:    "use the lease_id from the answer to the announcement, unchanged",
-	}
-}
-
-func isEpoch(s string) bool {
-	return len(s) == 16 && strings.Trim(s, "0123456789abcdef") == ""
-}
-
-// isNumber reports whether s is a decimal number above 0 as strconv writes it.
-func isNumber(s string) bool {
-	return s != "" && s[0] != '0' && strings.Trim(s, "0123456789") == ""
+	return 0, refused
 }

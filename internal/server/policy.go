@@ -116,7 +116,7 @@ func setTime(to *time.Duration, name string, v protoreflect.Value) error {
 }
 
 func badPolicy(message, next string) error {
-	return &gpreempt.Error{Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonBadPolicy, Message: message, Next: next}
+	return refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonBadPolicy, message, next)
 }
 
 func (s *Server) policy() (p scheduler.Policy) {

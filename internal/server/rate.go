@@ -134,11 +134,9 @@ func (c *client) openStream(l Limits) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.streams >= l.StreamsPerClient {
-		return &gpreempt.Error{
-			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonStreamsPerClient,
-			Message: fmt.Sprintf("%v has %d streams open, its maximum", c.peer, c.streams),
-			Next:    "use the open streams, or raise limits.streams_per_client",
-		}
+		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonStreamsPerClient,
+			fmt.Sprintf("%v has %d streams open, its maximum", c.peer, c.streams),
+			"use the open streams, or raise limits.streams_per_client")
 	}
 	c.streams++
 	return nil
@@ -176,11 +174,9 @@ func (u *user) beginCall() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.calls >= callsPerUser {
-		return &gpreempt.Error{
-			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonRateLimited,
-			Message: fmt.Sprintf("the clients of %s have %d calls in flight, their maximum", u.id, u.calls),
-			Next:    "wait for answers before the next calls, or use a Session stream",
-		}
+		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited,
+			fmt.Sprintf("the clients of %s have %d calls in flight, their maximum", u.id, u.calls),
+			"wait for answers before the next calls, or use a Session stream")
 	}
 	u.calls++
 	return nil

@@ -26,7 +26,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
-	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -80,28 +79,6 @@ type Scheduler interface {
 	Post(ev scheduler.Event)
 	View(fn func(c *scheduler.Core))
 	Now() scheduler.Time
-}
-
-// EventLog is the part of *events.Log that the server uses.
-type EventLog interface {
-	AppendAdmin(at time.Time, text string, r scheduler.Record)
-	Answered(a scheduler.Answer, s events.Stages)
-	Refused(why gpreempt.Reason)
-	Read(after uint64, dst []events.Entry) ([]events.Entry, error)
-	Revision() uint64
-	Wait(ctx context.Context, after uint64) error
-	Stats() events.Stats
-}
-
-// Inventory is the part of *inventory.Inventory that the server uses.
-type Inventory interface {
-	GPUs() []gpreempt.GPU
-	Processes() []discovery.Proc
-	Process(key gpreempt.ProcessKey) (discovery.Proc, bool)
-	Queues() ([]gpreempt.QueueEntry, uint64)
-	Revision() uint64
-	Read(after uint64, dst []inventory.Change) ([]inventory.Change, error)
-	Wait(ctx context.Context, after uint64) error
 }
 
 // Directory has the classes of the living processes. Its methods are safe for
@@ -172,8 +149,8 @@ type Limits struct {
 // Register.
 type Config struct {
 	Scheduler Scheduler
-	Events    EventLog
-	Inventory Inventory
+	Events    *events.Log
+	Inventory *inventory.Inventory
 	Directory Directory
 	Observer  Observer
 	// Backlogs returns the backlog of each of queues, which belong to one process; nil

@@ -150,11 +150,9 @@ func (ses *session) frame(req *gpreemptv1.SessionRequest) (*gpreemptv1.SessionRe
 		}
 		return &gpreemptv1.SessionResponse{Frame: &gpreemptv1.SessionResponse_Renewed{Renewed: renewed}}, nil
 	default:
-		return nil, &gpreempt.Error{
-			Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonBadFrame,
-			Message: fmt.Sprintf("unknown frame with tag %d", req.GetTag()),
-			Next:    "set one of announce, complete and renew; a newer client may use frames that an older daemon does not have",
-		}
+		return nil, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonBadFrame,
+			fmt.Sprintf("unknown frame with tag %d", req.GetTag()),
+			"set one of announce, complete and renew; a newer client may use frames that an older daemon does not have")
 	}
 }
 
@@ -184,11 +182,9 @@ func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*
 		return nil, errShuttingDown
 	}
 	if ses.outstanding.Load() >= maxOutstanding {
-		return nil, &gpreempt.Error{
-			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonRateLimited,
-			Message: fmt.Sprintf("%d announcements of this stream have unread answers, the maximum", maxOutstanding),
-			Next:    "read the answers before announcing more",
-		}
+		return nil, refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited,
+			fmt.Sprintf("%d announcements of this stream have unread answers, the maximum", maxOutstanding),
+			"read the answers before announcing more")
 	}
 	a, err := s.prepare(req, c.id, ses.caller)
 	if err != nil {
