@@ -2,9 +2,11 @@
 package config
 
 import (
+	"regexp"
 	"slices"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/container"
 	"github.com/gpreempt/gpreempt/internal/hazard"
@@ -23,7 +25,7 @@ type Config struct {
 	// Mechanisms are the enabled mechanisms, best first. Without any the daemon suspends
 	// nothing.
 	Mechanisms Mechanisms
-	Access     Access
+	Access     auth.Names
 	TCP        TCP
 	Limits     Limits
 	Policy     scheduler.Policy
@@ -42,13 +44,6 @@ type Mechanisms []string
 type Safety struct {
 	// Hazards are checked before the built-in table.
 	Hazards []hazard.Row
-}
-
-// Access grants rights by group and user: names or decimal ids, which are looked up
-// later. An unknown name has no effect.
-type Access struct {
-	OnlineGroups, AdminGroups []string
-	OnlineUsers, AdminUsers   []string
 }
 
 // TCP configures the listener for clients on other hosts, with certificates on both sides.
@@ -88,6 +83,20 @@ type Containers struct {
 	Kubelet, KubeletToken, KubeletCA string
 }
 
+// variable is a reference to an environment variable, in the form of Kubernetes.
+var variable = regexp.MustCompile(`\$\([A-Za-z_][A-Za-z0-9_]*\)`)
+
+// KubeletAddress returns Kubelet with the values of environment variables. A variable that
+// is not set stays as it is, so that the error that follows has its name.
+func (c Containers) KubeletAddress(lookup func(string) (string, bool)) string {
+	return variable.ReplaceAllStringFunc(c.Kubelet, func(reference string) string {
+		if value, ok := lookup(reference[2 : len(reference)-1]); ok {
+			return value
+		}
+		return reference
+	})
+}
+
 // Metrics configures the HTTP listener for metrics and probes.
 type Metrics struct {
 	// Address is "HOST:PORT" to listen on, or "".
@@ -105,7 +114,7 @@ func Default() Config {
 	return Config{
 		Socket:     "/run/gpreempt/gpreemptd.sock",
 		Mechanisms: Mechanisms{"dbgtrap"},
-		Access: Access{
+		Access: auth.Names{
 			OnlineGroups: []string{"gpreempt"},
 			AdminGroups:  []string{"gpreempt-admin"},
 		},

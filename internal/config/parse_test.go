@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
 	"github.com/gpreempt/gpreempt/internal/hazard"
@@ -129,7 +130,7 @@ log: {level: debug}
 	want := Config{
 		Socket:     "/tmp/x.sock",
 		Mechanisms: Mechanisms{"criu", "freezer", "dbgtrap"},
-		Access:     Access{OnlineGroups: []string{"serving", "1001"}, OnlineUsers: []string{"triton"}, AdminUsers: []string{"0"}},
+		Access:     auth.Names{OnlineGroups: []string{"serving", "1001"}, OnlineUsers: []string{"triton"}, AdminUsers: []string{"0"}},
 		Limits: Limits{
 			Leases: scheduler.Limits{LeasesPerClient: 1, LeasesPerUser: 2, LeasesTotal: 3},
 			Clients: server.Limits{
@@ -273,6 +274,32 @@ func TestLoadNamesTheFile(t *testing.T) {
 	}
 	if _, err := Load(filepath.Dir(path)); err == nil {
 		t.Error("a directory was accepted")
+	}
+}
+
+func TestKubeletAddressHasTheValuesOfVariables(t *testing.T) {
+	environment := map[string]string{"NODE_IP": "10.0.0.5", "EMPTY": "", "TWICE": "$(NODE_IP)"}
+	lookup := func(name string) (string, bool) {
+		value, ok := environment[name]
+		return value, ok
+	}
+	got := map[string]string{}
+	want := map[string]string{
+		"https://127.0.0.1:10250":     "https://127.0.0.1:10250",
+		"https://$(NODE_IP):10250":    "https://10.0.0.5:10250",
+		"https://$(NODE_IP)$(EMPTY):": "https://10.0.0.5:",
+		"https://$(TWICE):10250":      "https://$(NODE_IP):10250",
+		"https://$(NODE_NAME):10250":  "https://$(NODE_NAME):10250", // not set
+		"https://$NODE_IP:10250/$()(": "https://$NODE_IP:10250/$()(",
+	}
+	for text := range want {
+		got[text] = Containers{Kubelet: text}.KubeletAddress(lookup)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if got := parse(t, "containers: {kubelet: https://$(NODE_IP):10250}\n").Containers.Kubelet; got != "https://$(NODE_IP):10250" {
+		t.Errorf("the file is parsed as %q", got)
 	}
 }
 

@@ -112,7 +112,7 @@ func checkCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			for _, problem := range unreachable(cfg) {
+			for _, problem := range cfg.Access.Unreachable() {
 				if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s: warning: %s\n", path, problem); err != nil {
 					return err
 				}

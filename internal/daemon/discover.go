@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"os"
-	"regexp"
 	"strings"
 	"time"
 
@@ -94,24 +93,10 @@ func (d *daemon) openContainers(cfg config.Containers) {
 		return
 	}
 	d.containers = container.New(container.Config{
-		Sockets: cfg.Sockets, Kubelet: expand(cfg.Kubelet, os.LookupEnv), KubeletToken: cfg.KubeletToken, KubeletCA: cfg.KubeletCA,
+		Sockets: cfg.Sockets, Kubelet: cfg.KubeletAddress(os.LookupEnv), KubeletToken: cfg.KubeletToken, KubeletCA: cfg.KubeletCA,
 		Changed: func(id string) { d.targets.containerTold(id) },
 		Log:     d.log.Named("containers"),
 		Now:     time.Now,
-	})
-}
-
-// variable is a reference to an environment variable, in the form of Kubernetes.
-var variable = regexp.MustCompile(`\$\([A-Za-z_][A-Za-z0-9_]*\)`)
-
-// expand replaces variables by their values. One that is not set stays as it is, so that
-// the error that follows has its name.
-func expand(text string, lookup func(string) (string, bool)) string {
-	return variable.ReplaceAllStringFunc(text, func(reference string) string {
-		if value, ok := lookup(reference[2 : len(reference)-1]); ok {
-			return value
-		}
-		return reference
 	})
 }
 

@@ -88,7 +88,7 @@ var table = []struct {
 	}}},
 	{"internal/metrics", rule{imports: []string{"internal/events", "internal/logkey", "internal/inventory", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/config", rule{imports: []string{
-		apiV1, "internal/classify", "internal/config/yamlfile", "internal/container", "internal/hazard", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler",
+		apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/container", "internal/hazard", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/daemon", rule{imports: []string{
 		apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/doctor",

@@ -1,21 +1,18 @@
-package daemon
+package auth
 
 import (
 	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/gpreempt/gpreempt/internal/auth"
-	"github.com/gpreempt/gpreempt/internal/config"
 )
 
 func TestNamesAndNumbersBecomeIDs(t *testing.T) {
-	got, unknown := lookUpAccess(config.Config{Access: config.Access{
+	got, unknown := Names{
 		OnlineGroups: []string{"root", "990"}, AdminGroups: []string{"991"},
 		OnlineUsers: []string{"992"}, AdminUsers: []string{"root"},
-	}})
-	want := &auth.Policy{
+	}.LookUp()
+	want := &Policy{
 		OwnerUID: uint32(os.Geteuid()), OnlineGIDs: []uint32{0, 990}, AdminGIDs: []uint32{991},
 		OnlineUIDs: []uint32{992}, AdminUIDs: []uint32{0},
 	}
@@ -25,10 +22,10 @@ func TestNamesAndNumbersBecomeIDs(t *testing.T) {
 }
 
 func TestUnknownNamesHaveNoRightAndAreReturned(t *testing.T) {
-	got, unknown := lookUpAccess(config.Config{Access: config.Access{
+	got, unknown := Names{
 		OnlineGroups: []string{"no-such-group", "root"}, AdminUsers: []string{"no-such-user", "-1", "4294967296"},
-	}})
-	if diff := cmp.Diff(&auth.Policy{OwnerUID: uint32(os.Geteuid()), OnlineGIDs: []uint32{0}}, got); diff != "" {
+	}.LookUp()
+	if diff := cmp.Diff(&Policy{OwnerUID: uint32(os.Geteuid()), OnlineGIDs: []uint32{0}}, got); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{"group no-such-group", "user no-such-user", "user -1", "user 4294967296"}, unknown); diff != "" {
@@ -39,21 +36,21 @@ func TestUnknownNamesHaveNoRightAndAreReturned(t *testing.T) {
 func TestUsersWhoCannotConnectToTheSocketAreWarnings(t *testing.T) {
 	const next = "; add a group of theirs as the first of access.online_groups"
 	for _, tc := range []struct {
-		access config.Access
+		access Names
 		want   []string
 	}{
-		{config.Access{OnlineUsers: []string{"nobody", "root", "no-such-user"}}, []string{
+		{Names{OnlineUsers: []string{"nobody", "root", "no-such-user"}}, []string{
 			"access.online_users: nobody cannot connect: the socket belongs to group root" + next,
 		}},
-		{config.Access{OnlineGroups: []string{"daemon"}, AdminUsers: []string{"65534"}}, []string{
+		{Names{OnlineGroups: []string{"daemon"}, AdminUsers: []string{"65534"}}, []string{
 			"access.admin_users: 65534 cannot connect: the socket belongs to group daemon" + next,
 		}},
-		{config.Access{AdminGroups: []string{"daemon", "0", "no-such-group"}}, []string{
+		{Names{AdminGroups: []string{"daemon", "0", "no-such-group"}}, []string{
 			"access.admin_groups: members of daemon cannot connect: the socket belongs to group root" + next,
 		}},
-		{config.Access{OnlineGroups: []string{"daemon"}, AdminGroups: []string{"adm"}, OnlineUsers: []string{"daemon"}}, nil},
+		{Names{OnlineGroups: []string{"daemon"}, AdminGroups: []string{"adm"}, OnlineUsers: []string{"daemon"}}, nil},
 	} {
-		if diff := cmp.Diff(tc.want, unreachable(config.Config{Access: tc.access})); diff != "" {
+		if diff := cmp.Diff(tc.want, tc.access.Unreachable()); diff != "" {
 			t.Errorf("%+v (-want +got):\n%s", tc.access, diff)
 		}
 	}
