@@ -63,15 +63,15 @@ func (a adminService) CreateLease(ctx context.Context, req *gpreemptv1.CreateLea
 		return nil, err
 	}
 	g, err := s.announce(ctx, arrived, pendingAnnounce{
-		announcement: ann, client: s.admins, label: req.GetAnnounce().GetLabel(), admin: caller.peer,
+		req: ann, client: s.admins, label: req.GetAnnounce().GetLabel(), admin: caller.peer,
 		accepted: func(id scheduler.LeaseID, ttl time.Duration) {
-			s.adminEvent(ctx, scheduler.Record{Lease: id}, "lease create on GPUs %v for %v, priority %d", ann.req.GPUs, ttl, ann.req.Priority)
+			s.adminEvent(ctx, scheduler.Record{Lease: id}, "lease create on GPUs %v for %v, priority %d", ann.GPUs, ttl, ann.Priority)
 		},
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &gpreemptv1.CreateLeaseResponse{Announced: s.answerMessage(g, &ann)}, nil
+	return &gpreemptv1.CreateLeaseResponse{Announced: s.answerMessage(g, ann.GPUs)}, nil
 }
 
 // ReleaseLease ends any lease.
@@ -102,11 +102,11 @@ func (a adminService) SuspendTarget(ctx context.Context, req *gpreemptv1.Suspend
 	if req.GetTtl() != nil && err != nil {
 		return nil, err
 	}
-	ann := announcement{req: scheduler.LeaseRequested{
+	ann := scheduler.LeaseRequested{
 		Priority: gpreempt.PriorityAdmin, TTL: ttl, MaxWait: scheduler.PolicyDefault, Target: proc.Key,
-	}}
+	}
 	g, err := s.announce(ctx, arrived, pendingAnnounce{
-		announcement: ann, client: s.admins, admin: callerOf(ctx).peer,
+		req: ann, client: s.admins, admin: callerOf(ctx).peer,
 		accepted: func(id scheduler.LeaseID, ttl time.Duration) {
 			s.adminEvent(ctx, scheduler.Record{Target: proc.Key, Lease: id}, "target suspend %v for %v", proc.Key, ttl)
 		},
@@ -114,7 +114,7 @@ func (a adminService) SuspendTarget(ctx context.Context, req *gpreemptv1.Suspend
 	if err != nil {
 		return nil, err
 	}
-	m := s.answerMessage(g, &ann)
+	m := s.answerMessage(g, ann.GPUs)
 	return &gpreemptv1.SuspendTargetResponse{LeaseId: m.GetLeaseId(), Quiesced: m.GetQuiesced(), Reason: m.GetReason(), Timing: m.GetTiming()}, nil
 }
 

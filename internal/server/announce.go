@@ -17,73 +17,63 @@ import (
 // maxLabel is the longest label of a lease in bytes.
 const maxLabel = 128
 
-// announcement is a request of a client in the scheduler's types.
-type announcement struct {
-	req scheduler.LeaseRequested
-	ids []uint32 // of the GPUs, as in the API
-}
-
-// prepare turns a request of a client into an announcement: it sets the defaults,
+// prepare returns a request of a client in the scheduler's types: it sets the defaults,
 // except those of the policy, and resolves the names of GPUs. The scheduler checks
 // the ranges; prepare refuses values that do not fit its types.
-func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.ClientID, caller *connection) (announcement, error) {
-	a := announcement{req: scheduler.LeaseRequested{
+func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.ClientID, caller *connection) (scheduler.LeaseRequested, error) {
+	a := scheduler.LeaseRequested{
 		Client: id, User: caller.client.user.id, RequestID: req.GetRequestId(), Priority: gpreempt.PriorityHigh,
 		TTL: scheduler.PolicyDefault, MaxWait: scheduler.PolicyDefault, OnIdle: req.GetCompleteOnIdle(),
-	}}
-	if a.req.OnIdle && ProcessOf(id).PID == 0 {
-		return announcement{}, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonIdleByHand,
+	}
+	if a.OnIdle && ProcessOf(id).PID == 0 {
+		return a, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonIdleByHand,
 			"complete_on_idle is not available: the lease owner is not a process of this host, so its queues cannot be observed",
 			"leave complete_on_idle out, and set a ttl")
 	}
 	if req.Priority != nil {
 		if req.GetPriority() > uint32(gpreempt.MaxPriority) {
-			return announcement{}, priorityRange(req.GetPriority())
+			return a, priorityRange(req.GetPriority())
 		}
-		a.req.Priority = gpreempt.Priority(req.GetPriority())
+		a.Priority = gpreempt.Priority(req.GetPriority())
 	}
 	if req.GetTtl() != nil {
 		ttl, err := ttlOf(req.GetTtl())
 		if err != nil {
-			return announcement{}, err
+			return a, err
 		}
-		a.req.TTL = ttl
+		a.TTL = ttl
 	}
 	for _, d := range [...]struct {
 		name string
 		from *durationpb.Duration
 		to   *time.Duration
 	}{
-		{"max_wait", req.GetMaxWait(), &a.req.MaxWait},
-		{"eta", req.GetEta(), &a.req.ETA},
-		{"slo", req.GetSlo(), &a.req.SLO},
-		{"expected", req.GetExpected(), &a.req.Expected},
+		{"max_wait", req.GetMaxWait(), &a.MaxWait},
+		{"eta", req.GetEta(), &a.ETA},
+		{"slo", req.GetSlo(), &a.SLO},
+		{"expected", req.GetExpected(), &a.Expected},
 	} {
 		if d.from == nil {
 			continue
 		}
 		v, err := durationOf(d.name, d.from)
 		if err != nil {
-			return announcement{}, err
+			return a, err
 		}
 		*d.to = v
 	}
 	if n := len(req.GetLabel()); n > maxLabel {
-		return announcement{}, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonLabelTooLong,
+		return a, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonLabelTooLong,
 			fmt.Sprintf("label has %d bytes", n),
 			fmt.Sprintf("use at most %d", maxLabel))
 	}
-	var set gpuSet
 	if len(req.GetGpus()) == 0 {
-		set = defaultGPUs(s.cfg.Inventory, caller.peer.Key())
-	} else {
-		var err error
-		if set, err = selectGPUs(s.cfg.Inventory.GPUs(), req.GetGpus()); err != nil {
-			return announcement{}, err
-		}
+		a.GPUs = defaultGPUs(s.cfg.Inventory, caller.peer.Key())
+		return a, nil
 	}
-	a.req.GPUs, a.ids = set.gpus, set.ids
-	return a, nil
+	var err error
+	a.GPUs, err = selectGPUs(s.cfg.Inventory.GPUs(), req.GetGpus())
+	return a, err
 }
 
 func priorityRange(p uint32) error {
@@ -113,7 +103,7 @@ func validDuration(name string, d *durationpb.Duration, reason gpreempt.Reason) 
 
 // pendingAnnounce is an announcement and what its lease ends with.
 type pendingAnnounce struct {
-	announcement
+	req    scheduler.LeaseRequested
 	client *client
 	scope  *scope // nil for a lease of an admin
 	label  string
@@ -192,7 +182,7 @@ func (s *Server) abandon(p pendingAnnounce, id scheduler.LeaseID, why error) err
 	return why
 }
 
-func (s *Server) answerMessage(g granted, a *announcement) *gpreemptv1.NotifyOnlineResponse {
+func (s *Server) answerMessage(g granted, gpus []gpreempt.GPUID) *gpreemptv1.NotifyOnlineResponse {
 	t := g.timing
 	timing := &gpreemptv1.Timing{Decide: durationpb.New(t.decided - t.arrived), Total: durationpb.New(t.answered - t.arrived)}
 	if g.answer.Quiesced && g.answer.Suspended > 0 && g.answer.Waited > 0 { // the answer waited for a suspend
@@ -200,6 +190,6 @@ func (s *Server) answerMessage(g granted, a *announcement) *gpreemptv1.NotifyOnl
 	}
 	return &gpreemptv1.NotifyOnlineResponse{
 		LeaseId: leaseID(s.leasePrefix, g.id), Quiesced: g.answer.Quiesced, Reason: gpreemptv1.QuiesceReason(g.answer.Reason),
-		SuspendedTargets: uint32(g.answer.Suspended), GpuIds: a.ids, Ttl: durationpb.New(g.ttl), Timing: timing,
+		SuspendedTargets: uint32(g.answer.Suspended), GpuIds: gpuIDs(gpus), Ttl: durationpb.New(g.ttl), Timing: timing,
 	}
 }

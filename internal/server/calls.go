@@ -142,7 +142,7 @@ func refusal(code gpreempt.Code, reason gpreempt.Reason, message, next string) e
 func (s *Server) panicked(method string, r any) error {
 	s.cfg.Log.Error("a handler panicked", logkey.Method(method), logkey.Panic(r), logkey.Stack(debug.Stack()))
 	return refusal(gpreempt.CodeInternal, gpreempt.ReasonInternal,
-		method + " failed in the daemon",
+		method+" failed in the daemon",
 		"report it with the stack in the daemon's log (journalctl -u gpreemptd)")
 }
 

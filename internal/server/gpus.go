@@ -13,22 +13,15 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// gpuSet is a set of GPUs, ascending, in the domain's type and in the API's.
-type gpuSet struct {
-	gpus []gpreempt.GPUID
-	ids  []uint32
-}
-
-// newGPUSet sorts gpus and returns it without duplicates.
-func newGPUSet(gpus []gpreempt.GPUID) gpuSet {
+// sortedGPUs sorts gpus and returns it without duplicates.
+func sortedGPUs(gpus []gpreempt.GPUID) []gpreempt.GPUID {
 	slices.Sort(gpus)
-	gpus = slices.Compact(gpus)
-	return gpuSet{gpus, gpuIDs(gpus)}
+	return slices.Compact(gpus)
 }
 
 // defaultGPUs returns the GPUs of an announcement that names none: those on which
 // the process has queues, or all.
-func defaultGPUs(inv *inventory.Inventory, key gpreempt.ProcessKey) gpuSet {
+func defaultGPUs(inv *inventory.Inventory, key gpreempt.ProcessKey) []gpreempt.GPUID {
 	var gpus []gpreempt.GPUID
 	if proc, ok := inv.Process(key); ok {
 		gpus = gpusOf(proc)
@@ -38,7 +31,7 @@ func defaultGPUs(inv *inventory.Inventory, key gpreempt.ProcessKey) gpuSet {
 			gpus = append(gpus, g.ID)
 		}
 	}
-	return newGPUSet(gpus)
+	return sortedGPUs(gpus)
 }
 
 func gpusOf(proc discovery.Proc) []gpreempt.GPUID {
@@ -53,18 +46,18 @@ func gpusOf(proc discovery.Proc) []gpreempt.GPUID {
 
 // selectGPUs returns the GPUs of selectors. The error is UNKNOWN_GPU for the first
 // selector without a GPU.
-func selectGPUs(all []gpreempt.GPU, selectors []*gpreemptv1.GpuSelector) (gpuSet, error) {
+func selectGPUs(all []gpreempt.GPU, selectors []*gpreemptv1.GpuSelector) ([]gpreempt.GPUID, error) {
 	gpus := make([]gpreempt.GPUID, 0, min(len(selectors), len(all)))
 	for i, sel := range selectors {
 		at := slices.IndexFunc(all, func(g gpreempt.GPU) bool { return selects(sel, g) })
 		if at < 0 {
-			return gpuSet{}, scheduler.UnknownGPU(selectorName(i, sel))
+			return nil, scheduler.UnknownGPU(selectorName(i, sel))
 		}
-		if !slices.Contains(gpus, all[at].ID) {
+		if !slices.Contains(gpus, all[at].ID) { // a request has any number of selectors
 			gpus = append(gpus, all[at].ID)
 		}
 	}
-	return newGPUSet(gpus), nil
+	return sortedGPUs(gpus), nil
 }
 
 func selects(sel *gpreemptv1.GpuSelector, g gpreempt.GPU) bool {

@@ -25,11 +25,11 @@ func (o onlineService) NotifyOnline(ctx context.Context, req *gpreemptv1.NotifyO
 	if err != nil {
 		return nil, err
 	}
-	g, err := s.announce(ctx, arrived, pendingAnnounce{announcement: a, client: caller.client, scope: &caller.scope, label: req.GetLabel()})
+	g, err := s.announce(ctx, arrived, pendingAnnounce{req: a, client: caller.client, scope: &caller.scope, label: req.GetLabel()})
 	if err != nil {
 		return nil, err
 	}
-	return s.answerMessage(g, &a), nil
+	return s.answerMessage(g, a.GPUs), nil
 }
 
 // Complete ends a lease.

@@ -358,7 +358,7 @@ func TestRetryKeepsTheLeaseOfACanceledCall(t *testing.T) {
 		waits, over := make(chan struct{}), make(chan outcome, 1)
 		go func() {
 			g, err := h.server.announce(ctx, h.runner.Now(), pendingAnnounce{
-				announcement: announcement{req: req}, client: c, scope: &scope{},
+				req: req, client: c, scope: &scope{},
 				accepted: func(scheduler.LeaseID, time.Duration) { close(waits) },
 			})
 			over <- outcome{g, err}

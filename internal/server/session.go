@@ -167,7 +167,7 @@ const (
 type streamAnnounce struct {
 	ses *session
 	tag uint64
-	announcement
+	req scheduler.LeaseRequested
 	granted
 	state atomic.Uint32
 	known bool
@@ -190,11 +190,11 @@ func (ses *session) announce(tag uint64, req *gpreemptv1.NotifyOnlineRequest) (*
 	if err != nil {
 		return nil, err
 	}
-	a.req.Arrived, a.req.Trace = arrived, ses.trace
-	p := &streamAnnounce{ses: ses, tag: tag, announcement: a}
+	a.Arrived, a.Trace = arrived, ses.trace
+	p := &streamAnnounce{ses: ses, tag: tag, req: a}
 	p.timing.arrived = arrived
 	ses.outstanding.Add(1)
-	id, ttl, err := s.cfg.Scheduler.Announce(a.req, p.reply)
+	id, ttl, err := s.cfg.Scheduler.Announce(a, p.reply)
 	if err != nil {
 		ses.outstanding.Add(-1)
 		return nil, err
@@ -231,7 +231,7 @@ func (p *streamAnnounce) response() *gpreemptv1.SessionResponse {
 	}
 	return &gpreemptv1.SessionResponse{
 		Tag:   p.tag,
-		Frame: &gpreemptv1.SessionResponse_Announced{Announced: s.answerMessage(p.granted, &p.announcement)},
+		Frame: &gpreemptv1.SessionResponse_Announced{Announced: s.answerMessage(p.granted, p.req.GPUs)},
 	}
 }
 
