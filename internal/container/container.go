@@ -1,10 +1,10 @@
-// Package container hides how the name, the image, the labels and the pod of a
-// container are learned from the sockets of its runtime and from the kubelet.
+// Package container implements the lookup of a container's name, image, labels and pod,
+// through the sockets of the container runtimes and the kubelet.
 //
-// The peers are not trusted to be well: every answer is bounded in size and time,
-// a peer that fails is left in peace for a while, and none of them is waited for
-// where the others are asked. What is asked about is bounded too: a user can make
-// up as many containers as there can be cgroups.
+// The peers may misbehave: every answer is bounded in size and time, a peer that fails is
+// not asked again for a while, and a slow peer does not delay the others. The number of
+// containers is bounded too: a user can invent as many containers as there can be
+// cgroups.
 package container
 
 import (
@@ -17,9 +17,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// DefaultSockets are where the runtimes listen if nobody moved them: containerd,
-// CRI-O, cri-dockerd, the containerd of k3s and RKE2, of k0s and of MicroK8s;
-// Docker and Podman.
+// DefaultSockets are the default sockets of the runtimes: containerd, CRI-O,
+// cri-dockerd, the containerd of k3s and RKE2, of k0s and of MicroK8s; Docker and Podman.
 var DefaultSockets = []string{
 	"/run/containerd/containerd.sock",
 	"/run/crio/crio.sock",
@@ -32,60 +31,59 @@ var DefaultSockets = []string{
 }
 
 const (
-	// maxEntries is how many containers are remembered at most. Those with a process
-	// on a GPU are far fewer; the rest is room for their predecessors.
+	// maxEntries is the largest number of containers that are kept. Those with a process
+	// on a GPU are far fewer; the rest is room for earlier ones.
 	maxEntries = 512
-	// maxAsking is how many containers are asked about at once.
-	maxAsking = 16
-	// refreshEvery is how old what is known of a container may get. Docker's rename
-	// and new labels of a pod are all that changes.
+	// maxQueries is how many containers are queried at once.
+	maxQueries = 16
+	// refreshEvery is how often a known container is queried again. Only its name (Docker's
+	// rename) and the labels of its pod can change.
 	refreshEvery = 2 * time.Minute
-	// idleAfter is how long a container is asked about that nobody looks up.
+	// idleAfter is how long a container is queried after its last Lookup.
 	idleAfter = 10 * time.Minute
-	// retryFirst doubles up to retryLast, or to unknownLast where the answer was that
-	// there is no such container.
+	// retryFirst doubles up to retryLast, or to unknownLast if no runtime knows the
+	// container.
 	retryFirst  = time.Second
 	retryLast   = 30 * time.Second
 	unknownLast = 5 * time.Minute
 )
 
-// Config says where to ask.
+// Config is what a Resolver needs.
 type Config struct {
-	// Sockets are the paths of unix sockets; none: no runtime is asked. Those whose
-	// file name begins with docker or podman speak Docker's API, all others the
-	// CRI. One below /run/user/UID is asked about that user's rootless containers,
-	// and it alone is.
+	// Sockets are the paths of the runtimes' unix sockets. Those whose file name begins
+	// with docker or podman use Docker's API, all others the CRI. A socket below
+	// /run/user/UID is queried for that user's rootless containers, and no other socket
+	// is.
 	Sockets []string
-	// Kubelet is the address of the kubelet's API, such as https://127.0.0.1:10250,
-	// or "": only it knows a pod's priority class and labels that were changed.
-	// KubeletToken is a file with the token to show it, KubeletCA a file with the
-	// certificates that vouch for it ("": the host's). Both are read again each time.
+	// Kubelet is the address of the kubelet's API, such as https://127.0.0.1:10250, or
+	// "": only it knows the priority class and the present labels of a pod.
+	// KubeletToken is a file with the token for it, KubeletCA a file with the
+	// certificates of its authorities ("": the host's). Both are read for each query.
 	Kubelet, KubeletToken, KubeletCA string
-	// Changed is called, from several goroutines, when Lookup has something new to
-	// say of a container. It must be set, and must not block.
+	// Changed is called, from several goroutines, when the result of Lookup for a
+	// container has changed. It must not block.
 	Changed func(containerID string)
-	// Log gets a line when a socket or the kubelet fails and when it is well again;
-	// nil means nobody reads it.
+	// Log receives a line when a socket or the kubelet fails and when it works again;
+	// it may be nil.
 	Log *zap.Logger
-	// Now is the clock; nil means time.Now. It is read from several goroutines.
+	// Now is the clock; nil means time.Now. It is called from several goroutines.
 	Now func() time.Time
 }
 
-// Resolver answers what is known of containers. Its methods may be called from
-// several goroutines.
+// Resolver looks up containers. Its methods may be called from any goroutine.
 type Resolver struct {
 	cfg     Config
 	sockets []*socket
-	// wake and wakeKubelet tell Run that there is something to look at.
+	// wake and wakeKubelet make Run check what is due.
 	wake, wakeKubelet chan struct{}
 
 	mu      sync.Mutex // guards all below
 	entries map[key]*entry
-	asking  int
+	queries int // that are running
 	pods    podList
 }
 
-// New returns a Resolver that knows nothing: Run makes it ask.
+// New returns a Resolver without any containers; Run makes the queries.
 func New(cfg Config) *Resolver {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -102,13 +100,12 @@ func New(cfg Config) *Resolver {
 	return r
 }
 
-// Lookup returns what is known of the container a process is in. It never blocks: at
-// first nothing is known, and Changed is called once there is more. The maps are
-// shared: they must not be changed.
+// Lookup returns what is known of the container of a process. It never blocks: at first
+// nothing is known, and Changed is called when that changes. The maps are shared and must
+// not be changed.
 //
-// It is to be called again every few minutes while the process lives. What is not
-// looked up for ten minutes is not asked about until then, and forgotten if nothing
-// was known.
+// It should be called every few minutes while the process lives. A container that was
+// not looked up for ten minutes is not queried, and removed if nothing is known of it.
 func (r *Resolver) Lookup(g gpreempt.Cgroup) (c gpreempt.Container, known bool) {
 	if g.ContainerID == "" || len(r.sockets) == 0 && r.cfg.Kubelet == "" {
 		return gpreempt.Container{}, false
@@ -121,7 +118,7 @@ func (r *Resolver) Lookup(g gpreempt.Cgroup) (c gpreempt.Container, known bool) 
 	if e == nil {
 		r.makeRoom()
 		e = &entry{key: k, runtime: g.Runtime, since: now, due: now}
-		if k.user == 0 { // a user can claim any pod too
+		if k.user == 0 { // a user can claim to be in any pod
 			e.pod = g.PodUID
 		}
 		e.show(r.pods.facts)
@@ -129,16 +126,16 @@ func (r *Resolver) Lookup(g gpreempt.Cgroup) (c gpreempt.Container, known bool) 
 	}
 	e.used = now
 	if !e.busy && !e.due.After(now) {
-		poke(r.wake)
+		notify(r.wake)
 		if e.pod != "" {
-			poke(r.wakeKubelet)
+			notify(r.wakeKubelet)
 		}
 	}
 	return e.shown, e.known()
 }
 
-// Run asks the sockets and the kubelet about the containers that are looked up,
-// until ctx ends. It returns when no goroutine of its own is left.
+// Run queries the sockets and the kubelet for the containers that are looked up, until
+// ctx ends. It returns when its goroutines have ended.
 func (r *Resolver) Run(ctx context.Context) {
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -161,20 +158,20 @@ func (r *Resolver) Run(ctx context.Context) {
 		for _, e := range due {
 			work.Go(func() {
 				r.resolve(ctx, e)
-				poke(r.wake)
+				notify(r.wake)
 			})
 		}
 		timer.Reset(next)
 	}
 }
 
-// resolve asks about one container and keeps what it learns.
+// resolve queries the sockets for one container and keeps the result.
 func (r *Resolver) resolve(ctx context.Context, e *entry) {
-	answer := r.ask(ctx, e)
+	result := r.query(ctx, e)
 	now := r.cfg.Now()
 	r.mu.Lock()
-	r.asking--
-	e.take(answer, now)
+	r.queries--
+	e.update(result, now)
 	changed := e.show(r.pods.facts) && r.entries[e.key] == e
 	r.mu.Unlock()
 	if changed && ctx.Err() == nil {
@@ -182,8 +179,8 @@ func (r *Resolver) resolve(ctx context.Context, e *entry) {
 	}
 }
 
-// poke wakes who waits for c, now or later.
-func poke(c chan struct{}) {
+// notify wakes the goroutine that receives from c, now or when it receives next.
+func notify(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:

@@ -15,9 +15,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// The labels by which the kubelet tells a runtime whose a container is
-// (pkg/types/labels.go of k8s.io/kubelet and cri-client). They are added to the
-// pod's own.
+// The labels that the kubelet adds to those of a pod (pkg/types/labels.go of
+// k8s.io/kubelet and cri-client).
 const (
 	labelContainer    = "io.kubernetes.container.name"
 	labelPod          = "io.kubernetes.pod.name"
@@ -25,9 +24,8 @@ const (
 	labelPodUID       = "io.kubernetes.pod.uid"
 )
 
-// criTalk asks over the Kubernetes container runtime interface. A connection
-// serves one question: they are few, and so nothing has to be kept alive, or put
-// right when the runtime was restarted.
+// criTalk queries over the Kubernetes container runtime interface. A connection serves
+// one query: there are few, and no connection breaks when the runtime restarts.
 func criTalk(ctx context.Context, conn net.Conn, id string) (gpreempt.Container, error) {
 	var once sync.Once
 	client, err := grpc.NewClient("passthrough:///runtime",
@@ -38,11 +36,11 @@ func criTalk(ctx context.Context, conn net.Conn, id string) (gpreempt.Container,
 		grpc.WithMaxHeaderListSize(maxHeader),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxAnswer)),
 		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
-			var mine net.Conn
-			if once.Do(func() { mine = conn }); mine == nil {
+			var only net.Conn
+			if once.Do(func() { only = conn }); only == nil {
 				return nil, net.ErrClosed
 			}
-			return mine, nil
+			return only, nil
 		}),
 	)
 	if err != nil {
@@ -53,10 +51,10 @@ func criTalk(ctx context.Context, conn net.Conn, id string) (gpreempt.Container,
 	return c, criError(err)
 }
 
-// criContainer joins what the runtime has about a container and about its pod.
+// criContainer combines what the runtime reports of a container and of its pod.
 func criContainer(ctx context.Context, runtime cri.RuntimeServiceClient, id string) (gpreempt.Container, error) {
-	// The status of a container does not name its sandbox, the list does. The filter
-	// takes the beginning of an id too.
+	// The list names the sandbox of a container, the status does not. The filter accepts
+	// prefixes of an id too.
 	list, err := runtime.ListContainers(ctx, &cri.ListContainersRequest{Filter: &cri.ContainerFilter{Id: id}})
 	if err != nil {
 		return gpreempt.Container{}, err
@@ -78,7 +76,7 @@ func criContainer(ctx context.Context, runtime cri.RuntimeServiceClient, id stri
 		Labels: cleanLabels(labels),
 	}
 	if c.Image == "" {
-		// Older kubelets give the list an image's digest only.
+		// With older kubelets the list has the digest of an image only.
 		s, err := runtime.ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id})
 		if err != nil {
 			return gpreempt.Container{}, err
@@ -89,7 +87,7 @@ func criContainer(ctx context.Context, runtime cri.RuntimeServiceClient, id stri
 	s, err := runtime.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: listed.GetPodSandboxId()})
 	switch {
 	case status.Code(err) == codes.NotFound:
-		// It is being removed: the container's labels have to do.
+		// It is being removed: only the container's labels are left.
 	case err != nil:
 		return gpreempt.Container{}, err
 	default:
@@ -100,8 +98,8 @@ func criContainer(ctx context.Context, runtime cri.RuntimeServiceClient, id stri
 	return clean(c), nil
 }
 
-// criError tells an answer that cannot be used, and a runtime that has no such
-// container, from one that does not answer.
+// criError returns errUnknown for a runtime without the container and an *answerError for
+// an unusable answer. Other errors mean that the runtime does not answer.
 func criError(err error) error {
 	s, ok := status.FromError(err)
 	if !ok || err == nil {
@@ -111,7 +109,7 @@ func criError(err error) error {
 	case codes.NotFound:
 		return errUnknown
 	case codes.Unimplemented:
-		// Docker's containerd comes with its CRI turned off.
+		// The containerd of Docker has its CRI disabled.
 		return errUnknown
 	case codes.Unavailable, codes.DeadlineExceeded, codes.Canceled:
 		return err

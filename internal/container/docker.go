@@ -16,9 +16,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// dockerTalk asks over Docker's API, which Podman has too: GET
-// /containers/ID/json, "Inspect a container". Without a version in the path it is
-// the newest the peer has; what is read here has been in all of them.
+// dockerTalk queries over Docker's API, which Podman has too: GET /containers/ID/json,
+// "Inspect a container". A path without a version means the newest version of the peer;
+// all versions have the fields that are read here.
 func dockerTalk(ctx context.Context, conn net.Conn, id string) (gpreempt.Container, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/containers/"+url.PathEscape(id)+"/json", nil)
 	if err != nil {
@@ -58,7 +58,7 @@ func tooLarge() error {
 	return &answerError{fmt.Sprintf("the answer is larger than %d KiB", maxAnswer>>10)}
 }
 
-// parseInspect reads what Docker's API says of a container.
+// parseInspect parses the answer of Docker's API.
 func parseInspect(body []byte, id string) (gpreempt.Container, error) {
 	var inspect struct {
 		ID     string `json:"Id"`
@@ -70,14 +70,14 @@ func parseInspect(body []byte, id string) (gpreempt.Container, error) {
 		}
 	}
 	if err := json.NewDecoder(bytes.NewReader(body)).Decode(&inspect); err != nil {
-		return gpreempt.Container{}, &answerError{"the answer is not what Docker's API gives: " + cut(err.Error(), maxText)}
+		return gpreempt.Container{}, &answerError{"the answer is not that of Docker's API: " + cut(err.Error(), maxText)}
 	}
 	if inspect.ID != id {
-		return gpreempt.Container{}, errUnknown // the name of another is taken for an id too
+		return gpreempt.Container{}, errUnknown // Docker accepts names instead of ids
 	}
 	labels := inspect.Config.Labels
 	return clean(gpreempt.Container{
-		// The kubelet's containers have a name made of all the rest.
+		// For the kubelet's containers the name combines the names of all parts.
 		Name:      cmp.Or(labels[labelContainer], strings.TrimPrefix(inspect.Name, "/")),
 		Image:     cmp.Or(inspect.Config.Image, inspect.Image),
 		Labels:    cleanLabels(labels),

@@ -10,65 +10,65 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// key names a container: an id and whose runtime has it, 0 for the host's. A user
-// can name cgroups at will below user@UID.service, and so claim any id there.
+// key names a container: its id and the user of its runtime, 0 for the host's. A user can
+// choose the names of cgroups below user@UID.service, and so claim any id there.
 type key struct {
 	id   string
 	user uint32
 }
 
-// entry is what is known of one container, guarded by Resolver.mu but for the
-// fields that never change.
+// entry is what is known of one container, guarded by Resolver.mu except for the fields
+// that never change.
 type entry struct {
 	key          key
-	runtime, pod string    // what the cgroup told; never change
+	runtime, pod string    // from the cgroup; never change
 	since        time.Time // when it was first looked up; never changes
 
-	// found is what a runtime said last.
+	// found is the last answer of a runtime.
 	found gpreempt.Container
-	// state is how the last asking ended, err why where it failed.
+	// state is the result of the last query, err its error.
 	state state
 	err   error
-	// shown is what Lookup gives: found and what the kubelet adds.
+	// shown is the result of Lookup: found with what the kubelet adds.
 	shown gpreempt.Container
-	// ever tells that a runtime knew it once, inPod that the kubelet knows its pod.
+	// ever: a runtime knew it at some time. inPod: the kubelet knows its pod.
 	ever, inPod bool
-	// failures is how many askings in a row did not find it.
+	// failures is how many queries in a row did not find it.
 	failures int
-	busy     bool
-	// due is when to ask next, used when it was looked up last.
+	busy     bool // a query is running
+	// due is the time of the next query, used that of the last Lookup.
 	due, used time.Time
 }
 
-// state is how asking about a container ended. After isFound, the later the worse.
+// state is the result of a query, after isFound from better to worse.
 type state uint8
 
 const (
-	// isFound: a runtime knows it. 0 is that it was not asked about.
+	// isFound: a runtime knows it. 0 means no query yet.
 	isFound state = iota + 1
-	// noSocket: there is no runtime to ask.
+	// noSocket: no runtime is there.
 	noSocket
-	// isUnknown: all runtimes there are say that there is no such container.
+	// isUnknown: no runtime knows the container.
 	isUnknown
-	// unreachable: a runtime that may know it cannot be asked.
+	// unreachable: a runtime that may know it does not answer.
 	unreachable
-	// refused: a runtime that may know it gave an answer that cannot be used.
+	// refused: a runtime that may know it returned an unusable answer.
 	refused
 )
 
-// answer is what asking about a container gave.
+// answer is the result of a query.
 type answer struct {
 	state     state
 	container gpreempt.Container
 	err       error
 }
 
-// known reports whether there is anything to show.
+// known reports whether anything is known of the container.
 func (e *entry) known() bool { return e.ever || e.inPod }
 
-// take keeps an answer. What was known stays: a process may outlive what its
-// runtime remembers of its container.
-func (e *entry) take(a answer, now time.Time) {
+// update stores the result of a query. A failure keeps what is known: a process may
+// outlive its container's record in the runtime.
+func (e *entry) update(a answer, now time.Time) {
 	e.busy, e.state, e.err = false, a.state, a.err
 	if a.state == isFound {
 		e.found, e.ever, e.failures = a.container, true, 0
@@ -83,7 +83,8 @@ func (e *entry) take(a answer, now time.Time) {
 	e.failures++
 }
 
-// show joins what the runtime and the kubelet know, and reports whether that is new.
+// show combines what the runtime and the kubelet know, and reports whether the result
+// changed.
 func (e *entry) show(pods map[string]podFacts) (changed bool) {
 	c, was := e.found, e.known()
 	facts, found := pods[e.pod]
@@ -97,19 +98,19 @@ func (e *entry) show(pods map[string]podFacts) (changed bool) {
 	return changed
 }
 
-// backOff returns the pause after so many failures in a row.
+// backOff returns the pause after a number of failures in a row.
 func backOff(failures int, last time.Duration) time.Duration {
 	return min(retryFirst<<min(failures, 16), last)
 }
 
-// takeDue marks the containers to ask about now, and returns how long there is
-// nothing more to do.
+// takeDue returns the containers to query now, marked as busy, and the time until the
+// next one is due.
 func (r *Resolver) takeDue() (due []*entry, next time.Duration) {
 	now := r.cfg.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.asking == maxAsking {
-		return nil, idleAfter // when one of them is done, that wakes Run
+	if r.queries == maxQueries {
+		return nil, idleAfter // the end of a query wakes Run
 	}
 	first := now.Add(idleAfter)
 	for k, e := range r.entries {
@@ -126,16 +127,15 @@ func (r *Resolver) takeDue() (due []*entry, next time.Duration) {
 		}
 	}
 	slices.SortFunc(due, func(a, b *entry) int { return a.due.Compare(b.due) })
-	due = due[:min(len(due), maxAsking-r.asking)]
-	r.asking += len(due)
+	due = due[:min(len(due), maxQueries-r.queries)]
+	r.queries += len(due)
 	for _, e := range due {
 		e.busy = true
 	}
 	return due, first.Sub(now)
 }
 
-// makeRoom forgets the container that was not looked up for longest, if there is
-// no room for one more.
+// makeRoom removes the least recently used container if the map is full.
 func (r *Resolver) makeRoom() {
 	if len(r.entries) < maxEntries {
 		return
@@ -149,7 +149,7 @@ func (r *Resolver) makeRoom() {
 	delete(r.entries, oldest.key)
 }
 
-// userOf returns the user below whose service manager a cgroup is, 0 for none.
+// userOf returns the user whose service manager a cgroup is below, 0 for none.
 func userOf(path string) uint32 {
 	for name := range strings.SplitSeq(path, "/") {
 		if uid, found := strings.CutPrefix(name, "user@"); found {

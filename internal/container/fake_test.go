@@ -25,8 +25,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
 
-// patience is how long a test waits for what must happen.
-const patience = 20 * time.Second
+// waitTime is how long a test waits for an event before it fails.
+const waitTime = 20 * time.Second
 
 // id returns a container id that ends in n.
 func id(n string) string { return strings.Repeat("0", 64-len(n)) + n }
@@ -50,7 +50,7 @@ func listen(t *testing.T, path string) net.Listener {
 	return l
 }
 
-// docker is a fake of Docker's API: bodies by container id. Not a real daemon.
+// docker is a fake of Docker's API: bodies by container id.
 type docker struct {
 	mu     sync.Mutex
 	bodies map[string]string
@@ -85,7 +85,7 @@ func (d *docker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func serveHTTP(t *testing.T, path string, h http.Handler) (stop func()) {
 	t.Helper()
 	l := listen(t, path)
-	server := &http.Server{Handler: h, ReadHeaderTimeout: patience}
+	server := &http.Server{Handler: h, ReadHeaderTimeout: waitTime}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -99,7 +99,7 @@ func serveHTTP(t *testing.T, path string, h http.Handler) (stop func()) {
 	return stop
 }
 
-// criServer is a fake of a runtime's CRI service. Not a real runtime.
+// criServer is a fake of a runtime's CRI service.
 type criServer struct {
 	cri.UnimplementedRuntimeServiceServer
 	mu         sync.Mutex
@@ -184,10 +184,10 @@ func serving() *criServer {
 
 const podUID = "1858680e-b044-4fd5-9dd4-f137e30e2180"
 
-// inPod is a process's place in the container that serving has.
+// inPod is the cgroup of a process in the container of serving.
 var inPod = gpreempt.Cgroup{Runtime: "containerd", ContainerID: id("1"), PodUID: podUID}
 
-// served is what serving says of it.
+// served is the container of serving.
 func served() gpreempt.Container {
 	return gpreempt.Container{
 		Name: "server", Image: "registry.example/vllm:1", Namespace: "prod", Pod: "vllm-0",
@@ -213,7 +213,7 @@ type running struct {
 	*Resolver
 	clock   *clock
 	changed chan string
-	// logged gets the message of each line of the log.
+	// logged receives the message of each line of the log.
 	logged chan string
 }
 
@@ -245,21 +245,21 @@ type discard struct{}
 
 func (discard) Write(p []byte) (int, error) { return len(p), nil }
 
-// advance moves the clock, and makes the resolver look at it.
+// advance moves the clock and wakes the resolver.
 func (r *running) advance(d time.Duration) {
 	r.clock.mu.Lock()
 	r.clock.now = r.clock.now.Add(d)
 	r.clock.mu.Unlock()
-	poke(r.wake)
-	poke(r.wakeKubelet)
+	notify(r.wake)
+	notify(r.wakeKubelet)
 }
 
-// advanceUntil moves the clock again and again until there is a value.
+// advanceUntil moves the clock until c has a value.
 func (r *running) advanceUntil(t *testing.T, c <-chan string, what, want string) {
 	t.Helper()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
-	for range int(patience / (10 * time.Millisecond)) {
+	for range int(waitTime / (10 * time.Millisecond)) {
 		r.advance(retryLast)
 		select {
 		case got := <-c:
@@ -270,13 +270,13 @@ func (r *running) advanceUntil(t *testing.T, c <-chan string, what, want string)
 		case <-tick.C:
 		}
 	}
-	t.Fatalf("waited %v for %s", patience, what)
+	t.Fatalf("waited %v for %s", waitTime, what)
 }
 
 // wait waits for a value, which must be one of want if there are any.
 func wait[T comparable](t *testing.T, c <-chan T, what string, want ...T) {
 	t.Helper()
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(waitTime)
 	defer timer.Stop()
 	select {
 	case got := <-c:
@@ -286,6 +286,6 @@ func wait[T comparable](t *testing.T, c <-chan T, what string, want ...T) {
 			}
 		}
 	case <-timer.C:
-		t.Fatalf("waited %v for %s", patience, what)
+		t.Fatalf("waited %v for %s", waitTime, what)
 	}
 }

@@ -19,37 +19,37 @@ import (
 )
 
 const (
-	// kubeletTimeout bounds what asking the kubelet takes.
+	// kubeletTimeout bounds a query of the kubelet.
 	kubeletTimeout = 10 * time.Second
-	// kubeletPause is the shortest time between two askings. Each gives all pods.
+	// kubeletPause is the shortest time between two queries. Each returns all pods.
 	kubeletPause = 10 * time.Second
-	// maxPodList bounds the kubelet's answer, in bytes: some 250 pods, of which few
-	// have 20 KiB. maxPods bounds how many are kept.
+	// maxPodList bounds the kubelet's answer, in bytes: there are some 250 pods, few of
+	// them with 20 KiB. maxPods bounds how many are kept.
 	maxPodList = 16 << 20
 	maxPods    = 2048
 	// maxFile bounds the files with the token and the certificates, in bytes.
 	maxFile = 1 << 20
 )
 
-// podFacts is what only the kubelet knows of a pod as it is now. A runtime has the
-// labels a pod was started with, and no priority class.
+// podFacts is what only the kubelet knows of a pod: a runtime has the labels from the
+// start of the pod, and no priority class.
 type podFacts struct {
 	namespace, name, priorityClass string
 	labels                         map[string]string
 }
 
-// podList is what the kubelet said last, and how asking it goes.
+// podList is the last answer of the kubelet and the state of the queries.
 type podList struct {
-	// facts are those of the pods, by unique id.
+	// facts are the pods, by unique id.
 	facts map[string]podFacts
-	// asked is when it was asked last, next when to ask again.
+	// asked is the time of the last query, next that of the next one.
 	asked, next time.Time
 	err         error
 	failures    int
 }
 
-// runKubelet asks the kubelet when a container of a pod was looked up for the first
-// time, and from time to time, until ctx ends.
+// runKubelet queries the kubelet after the first Lookup of each container in a pod, and
+// every refreshEvery, until ctx ends.
 func (r *Resolver) runKubelet(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -66,14 +66,14 @@ func (r *Resolver) runKubelet(ctx context.Context) {
 			if ctx.Err() != nil {
 				return
 			}
-			r.takePods(facts, err)
+			r.updatePods(facts, err)
 			pause = r.kubeletDue()
 		}
 		timer.Reset(max(pause, 0))
 	}
 }
 
-// kubeletDue returns how long the kubelet need not be asked.
+// kubeletDue returns the time until the next query of the kubelet.
 func (r *Resolver) kubeletDue() time.Duration {
 	now := r.cfg.Now()
 	r.mu.Lock()
@@ -94,8 +94,8 @@ func (r *Resolver) kubeletDue() time.Duration {
 	return next.Sub(now)
 }
 
-// takePods keeps what the kubelet said. What it said before stays when it fails.
-func (r *Resolver) takePods(facts map[string]podFacts, err error) {
+// updatePods stores the result of a query. A failure keeps the earlier answer.
+func (r *Resolver) updatePods(facts map[string]podFacts, err error) {
 	now := r.cfg.Now()
 	var changed []string
 	r.mu.Lock()
@@ -116,18 +116,17 @@ func (r *Resolver) takePods(facts map[string]podFacts, err error) {
 	r.mu.Unlock()
 	switch {
 	case err != nil && was == nil:
-		r.cfg.Log.Warn("kubelet does not tell of its pods", logkey.Kubelet(r.cfg.Kubelet), logkey.Err(err))
+		r.cfg.Log.Warn("kubelet does not list its pods", logkey.Kubelet(r.cfg.Kubelet), logkey.Err(err))
 	case err == nil && was != nil:
-		r.cfg.Log.Info("kubelet tells of its pods again", logkey.Kubelet(r.cfg.Kubelet))
+		r.cfg.Log.Info("kubelet lists its pods again", logkey.Kubelet(r.cfg.Kubelet))
 	}
 	for _, id := range changed {
 		r.cfg.Changed(id)
 	}
 }
 
-// kubeletPods asks for all pods of the node. The token and the certificates are
-// replaced while the daemon runs, so they are read each time, and no connection is
-// kept.
+// kubeletPods returns all pods of the node. The token and the certificates are replaced
+// while the daemon runs, so each query reads them again and no connection is reused.
 func (r *Resolver) kubeletPods(ctx context.Context) (map[string]podFacts, error) {
 	address, err := url.Parse(r.cfg.Kubelet)
 	if err != nil {
@@ -144,7 +143,7 @@ func (r *Resolver) kubeletPods(ctx context.Context) (map[string]podFacts, error)
 	}
 	if r.cfg.KubeletToken != "" {
 		if address.Scheme != "https" {
-			return nil, errors.New("a token is not sent where others can read it: the address must begin with https://")
+			return nil, errors.New("a token needs an encrypted connection: the address must begin with https://")
 		}
 		token, err := readFile(r.cfg.KubeletToken)
 		if err != nil {
@@ -159,14 +158,14 @@ func (r *Resolver) kubeletPods(ctx context.Context) (map[string]podFacts, error)
 			return nil, err
 		}
 		if trust.RootCAs = x509.NewCertPool(); !trust.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s holds no certificate", r.cfg.KubeletCA)
+			return nil, fmt.Errorf("%s has no certificate", r.cfg.KubeletCA)
 		}
 	}
 	transport := &http.Transport{
 		DialContext: new(net.Dialer).DialContext, TLSClientConfig: trust, DisableKeepAlives: true, MaxResponseHeaderBytes: maxHeader,
 	}
 	defer transport.CloseIdleConnections()
-	response, err := transport.RoundTrip(request) // follows no redirection with the token
+	response, err := transport.RoundTrip(request) // does not follow redirects, which would send the token
 	if err != nil {
 		return nil, err
 	}
@@ -177,7 +176,7 @@ func (r *Resolver) kubeletPods(ctx context.Context) (map[string]podFacts, error)
 	return parsePods(response.Body)
 }
 
-// readFile reads a file that is not expected to be large.
+// readFile reads a small file.
 func readFile(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
@@ -187,8 +186,8 @@ func readFile(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxFile))
 }
 
-// parsePods reads a list of pods (core/v1 PodList) one by one: of all that it says
-// there is no room to keep more than a little.
+// parsePods parses a list of pods (core/v1 PodList) one by one: only a small part of it is
+// kept in memory.
 func parsePods(list io.Reader) (map[string]podFacts, error) {
 	facts := map[string]podFacts{}
 	limited := &io.LimitedReader{R: list, N: maxPodList}
@@ -224,12 +223,12 @@ func parseList(decoder *json.Decoder, facts map[string]podFacts) error {
 			return err
 		}
 	}
-	_, err := decoder.Token() // the end, or why there is none
+	_, err := decoder.Token() // the end, or an error
 	return err
 }
 
 func parseItems(decoder *json.Decoder, facts map[string]podFacts) error {
-	if start, err := decoder.Token(); err != nil || start == nil { // null: there are none
+	if start, err := decoder.Token(); err != nil || start == nil { // null: an empty list
 		return err
 	} else if start != json.Delim('[') {
 		return fmt.Errorf("items begins with %.20q", fmt.Sprint(start))

@@ -21,13 +21,13 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// kubelet is a fake of the kubelet's API: it wants a token. Not a real kubelet.
+// kubelet is a fake of the kubelet's API, which requires a token.
 type kubelet struct {
 	mu    sync.Mutex
 	token string
 	body  string
 	asked chan struct{}
-	// url, ca and tokenFile are how to reach it.
+	// url, ca and tokenFile are its address and what a client needs.
 	url, ca, tokenFile string
 }
 
@@ -47,7 +47,7 @@ func (k *kubelet) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// say replaces the token it wants and what it answers.
+// say replaces its token and its answer.
 func (k *kubelet) say(token, body string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -90,7 +90,7 @@ func write(t *testing.T, name, text string) {
 	}
 }
 
-func TestKubeletTellsPriorityClassAndNewLabels(t *testing.T) {
+func TestPriorityClassAndNewLabelsComeFromTheKubelet(t *testing.T) {
 	k := startKubelet(t)
 	k.say("secret", podsText("batch-low", map[string]string{"app": "vllm"}))
 	path := filepath.Join(testutil.TempSocketDir(t), "containerd.sock")
@@ -117,7 +117,7 @@ func TestKubeletTellsPriorityClassAndNewLabels(t *testing.T) {
 	}
 }
 
-func TestKubeletThatFailsTakesNothingAway(t *testing.T) {
+func TestFailureOfTheKubeletKeepsItsLastAnswer(t *testing.T) {
 	k := startKubelet(t)
 	k.say("secret", podsText("batch-low", nil))
 	r := run(t, Config{Sockets: []string{}, Kubelet: k.url, KubeletToken: k.tokenFile, KubeletCA: k.ca})
@@ -125,10 +125,10 @@ func TestKubeletThatFailsTakesNothingAway(t *testing.T) {
 	wait(t, r.changed, "the kubelet's part", id("1"))
 	want := gpreempt.Container{Namespace: "prod", Pod: "vllm-0", PriorityClass: "batch-low"}
 	k.say("not this one", podsText("other", nil))
-	r.advanceUntil(t, r.logged, "the warning", "kubelet does not tell of its pods")
+	r.advanceUntil(t, r.logged, "the warning", "kubelet does not list its pods")
 	r.lookup(t, inPod, want, true)
 	wantWarnings := []gpreempt.Warning{gpreempt.WarnKubelet.Warn(
-		"the kubelet at " + k.url + " does not tell of its pods: GET " + k.url + "/pods: HTTP status 401 Unauthorized",
+		"the kubelet at " + k.url + " does not list its pods: GET " + k.url + "/pods: HTTP status 401 Unauthorized",
 	)}
 	if diff := cmp.Diff(wantWarnings, r.Warnings()); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
@@ -142,7 +142,7 @@ func TestKubeletThatFailsTakesNothingAway(t *testing.T) {
 	}
 }
 
-func TestKubeletThatHangsDelaysNoName(t *testing.T) {
+func TestKubeletThatHangsDoesNotDelayNames(t *testing.T) {
 	release := make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-release }))
 	defer server.Close()
@@ -155,7 +155,7 @@ func TestKubeletThatHangsDelaysNoName(t *testing.T) {
 	r.lookup(t, inPod, served(), true)
 }
 
-func TestKubeletIsAskedForPodsOnly(t *testing.T) {
+func TestKubeletIsQueriedForContainersOfPodsOnly(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	r := New(Config{Kubelet: "https://localhost:10250", Changed: func(string) {}, Now: func() time.Time { return now }})
 	claims := inPod
@@ -163,37 +163,37 @@ func TestKubeletIsAskedForPodsOnly(t *testing.T) {
 	for _, g := range []gpreempt.Cgroup{inDocker, claims} {
 		r.Lookup(g)
 		if pause := r.kubeletDue(); pause != idleAfter {
-			t.Errorf("%+v: asked in %v", g, pause)
+			t.Errorf("%+v: queried in %v", g, pause)
 		}
 	}
 	r.Lookup(inPod)
 	if pause := r.kubeletDue(); pause > 0 {
-		t.Errorf("for a pod it is asked in %v", pause)
+		t.Errorf("for a pod it is queried in %v", pause)
 	}
-	// Whoever claims to be in a pod learns nothing of it.
-	r.takePods(map[string]podFacts{podUID: {name: "vllm-0"}}, nil)
+	// A user that claims to be in a pod gets no facts of it.
+	r.updatePods(map[string]podFacts{podUID: {name: "vllm-0"}}, nil)
 	if c, known := r.Lookup(claims); known {
-		t.Errorf("a claim was believed: %+v", c)
+		t.Errorf("a claim was accepted: %+v", c)
 	}
 }
 
-func TestKubeletThatCannotBeAsked(t *testing.T) {
+func TestErrorsOfTheKubeletAreWarnings(t *testing.T) {
 	k := startKubelet(t)
 	tests := map[string]struct {
 		change func(*Config)
 		want   string
 	}{
-		"who is not vouched for":  {func(c *Config) { c.KubeletCA = "" }, "x509"},
-		"no certificates":         {func(c *Config) { c.KubeletCA = k.tokenFile }, k.tokenFile + " holds no certificate"},
-		"no file of certificates": {func(c *Config) { c.KubeletCA = "/nonexistent" }, "open /nonexistent"},
-		"no token":                {func(c *Config) { c.KubeletToken = "/nonexistent" }, "open /nonexistent"},
-		"a token in the clear":    {func(c *Config) { c.Kubelet = "http" + strings.TrimPrefix(k.url, "https") }, "https://"},
-		"a redirection":           {func(*Config) { k.say("secret", "") }, "HTTP status 302"},
-		"another path":            {func(c *Config) { c.Kubelet += "/metrics" }, "HTTP status 404"},
-		"no address":              {func(c *Config) { c.Kubelet = "https://%" }, "invalid URL"},
-		"too many pods":           {func(*Config) { k.say("secret", `{"items":[`+manyPods(maxPods+1)+`]}`) }, "more than 2048"},
-		"not JSON":                {func(*Config) { k.say("secret", `[]`) }, "the list of pods"},
-		"half a list":             {func(*Config) { k.say("secret", podsText("a", nil)[:200]) }, "the list of pods"},
+		"certificate of an unknown authority": {func(c *Config) { c.KubeletCA = "" }, "x509"},
+		"no certificates":                     {func(c *Config) { c.KubeletCA = k.tokenFile }, k.tokenFile + " has no certificate"},
+		"no file of certificates":             {func(c *Config) { c.KubeletCA = "/nonexistent" }, "open /nonexistent"},
+		"no token":                            {func(c *Config) { c.KubeletToken = "/nonexistent" }, "open /nonexistent"},
+		"a token in the clear":                {func(c *Config) { c.Kubelet = "http" + strings.TrimPrefix(k.url, "https") }, "https://"},
+		"a redirection":                       {func(*Config) { k.say("secret", "") }, "HTTP status 302"},
+		"another path":                        {func(c *Config) { c.Kubelet += "/metrics" }, "HTTP status 404"},
+		"no address":                          {func(c *Config) { c.Kubelet = "https://%" }, "invalid URL"},
+		"too many pods":                       {func(*Config) { k.say("secret", `{"items":[`+manyPods(maxPods+1)+`]}`) }, "more than 2048"},
+		"not JSON":                            {func(*Config) { k.say("secret", `[]`) }, "the list of pods"},
+		"half a list":                         {func(*Config) { k.say("secret", podsText("a", nil)[:200]) }, "the list of pods"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -208,7 +208,7 @@ func TestKubeletThatCannotBeAsked(t *testing.T) {
 	}
 }
 
-func TestNodeWithoutPodsIsNoError(t *testing.T) {
+func TestNodeWithoutPodsHasNoWarning(t *testing.T) {
 	for _, text := range []string{`{"kind":"PodList","items":null}`, `{"items":[]}`, `{}`} {
 		if facts, err := parsePods(strings.NewReader(text)); err != nil || len(facts) != 0 {
 			t.Errorf("%s: %v, %v", text, facts, err)
@@ -216,14 +216,14 @@ func TestNodeWithoutPodsIsNoError(t *testing.T) {
 	}
 }
 
-func TestGiantListOfPodsIsRefused(t *testing.T) {
+func TestTooLargeListOfPodsIsRefused(t *testing.T) {
 	facts, err := parsePods(io.MultiReader(strings.NewReader(podsText("a", nil)[:200]), spaces{}))
 	if want := "the list of pods is larger than 16 MiB"; err == nil || err.Error() != want || facts != nil {
 		t.Errorf("error %v, want %s; %d pods", err, want, len(facts))
 	}
 }
 
-// spaces has no end.
+// spaces is an endless text.
 type spaces struct{}
 
 func (spaces) Read(p []byte) (int, error) {

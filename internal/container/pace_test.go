@@ -24,8 +24,7 @@ type peer struct {
 	containers map[string]gpreempt.Container
 	err        error // of connecting
 	hangs      bool
-	// connected counts the connections; open and most how many there are, and were,
-	// at once.
+	// connected counts the connections; open is how many are open, most their maximum.
 	connected, open, most int
 }
 
@@ -51,7 +50,7 @@ func (p *peer) talk(ctx context.Context, _ net.Conn, id string) (gpreempt.Contai
 	if hangs {
 		<-ctx.Done()
 	} else {
-		time.Sleep(time.Millisecond) // simulated: what asking takes
+		time.Sleep(time.Millisecond) // simulated: the time of a query
 	}
 	p.mu.Lock()
 	p.open--
@@ -121,7 +120,7 @@ const (
 
 var inDocker = gpreempt.Cgroup{Path: "/docker/" + id("a"), Runtime: "docker", ContainerID: id("a")}
 
-// pass lets simulated time pass, with a look-up every minute if a cgroup is given.
+// pass advances simulated time, with a Lookup every minute if a cgroup is given.
 func pass(r *Resolver, d time.Duration, g ...gpreempt.Cgroup) {
 	for ; d > 0; d -= time.Minute {
 		for _, g := range g {
@@ -154,10 +153,10 @@ func TestContainerIsUnknownThenKnown(t *testing.T) {
 		if got := texts(r.Warnings()); got != want {
 			t.Errorf("warnings %q, want %q", got, want)
 		}
-		// Known unknowns are asked about less and less.
+		// Unknown containers are queried less and less.
 		pass(r, 2*time.Hour, inDocker)
 		if n := p.connections(); n < 24 || n > 40 {
-			t.Errorf("asked %d times within 2 hours", n)
+			t.Errorf("queried %d times within 2 hours", n)
 		}
 		p.set(func(p *peer) { p.containers = map[string]gpreempt.Container{id("a"): {Name: "train"}} })
 		pass(r, unknownLast, inDocker)
@@ -173,7 +172,7 @@ func TestContainerIsUnknownThenKnown(t *testing.T) {
 	})
 }
 
-func TestContainerThatIsGoneKeepsItsName(t *testing.T) {
+func TestRemovedContainerKeepsItsName(t *testing.T) {
 	p := &peer{containers: map[string]gpreempt.Container{id("a"): {Name: "train"}}}
 	simulated(t, map[string]*peer{dockerd: p}, func(r *Resolver, changed func() string) {
 		pass(r, time.Minute, inDocker)
@@ -191,12 +190,12 @@ func TestContainerThatIsGoneKeepsItsName(t *testing.T) {
 	})
 }
 
-func TestOnlyWhatDiffersIsAChange(t *testing.T) {
+func TestChangedIsCalledForDifferencesOnly(t *testing.T) {
 	p := &peer{containers: map[string]gpreempt.Container{id("a"): {Name: "train", Labels: map[string]string{"tier": "a"}}}}
 	simulated(t, map[string]*peer{dockerd: p}, func(r *Resolver, changed func() string) {
 		pass(r, 20*time.Minute, inDocker)
 		if got, n := changed(), p.connections(); got != "a" || n < 9 || n > 11 {
-			t.Errorf("changed: %q, asked %d times", got, n)
+			t.Errorf("changed: %q, queried %d times", got, n)
 		}
 		p.set(func(p *peer) {
 			p.containers = map[string]gpreempt.Container{id("a"): {Name: "train", Labels: map[string]string{"tier": "b"}}}
@@ -213,7 +212,7 @@ func TestOnlyWhatDiffersIsAChange(t *testing.T) {
 	})
 }
 
-func TestChurnStaysBounded(t *testing.T) {
+func TestNumberOfContainersIsBounded(t *testing.T) {
 	p := &peer{containers: map[string]gpreempt.Container{id("a"): {Name: "train"}}}
 	simulated(t, map[string]*peer{dockerd: p}, func(r *Resolver, _ func() string) {
 		pass(r, time.Second, inDocker)
@@ -244,7 +243,7 @@ func TestChurnStaysBounded(t *testing.T) {
 	})
 }
 
-func TestContainersNobodyLooksUpAreLeftAlone(t *testing.T) {
+func TestContainersAreNotQueriedLongAfterTheLastLookup(t *testing.T) {
 	p := &peer{containers: map[string]gpreempt.Container{id("a"): {Name: "train"}}}
 	simulated(t, map[string]*peer{dockerd: p}, func(r *Resolver, changed func() string) {
 		unknown := gpreempt.Cgroup{Runtime: "docker", ContainerID: id("b")}
@@ -253,7 +252,7 @@ func TestContainersNobodyLooksUpAreLeftAlone(t *testing.T) {
 		n := p.connections()
 		pass(r, 24*time.Hour)
 		if more := p.connections() - n; more > 1 {
-			t.Errorf("asked %d times more within a day", more)
+			t.Errorf("queried %d times more within a day", more)
 		}
 		r.mu.Lock()
 		remembered := len(r.entries)
@@ -278,7 +277,7 @@ func TestContainersNobodyLooksUpAreLeftAlone(t *testing.T) {
 	})
 }
 
-func TestSocketThatRefusesIsLeftInPeace(t *testing.T) {
+func TestSocketThatFailsIsQueriedLessOften(t *testing.T) {
 	p := &peer{err: errors.New("connect: connection refused")}
 	simulated(t, map[string]*peer{dockerd: p}, func(r *Resolver, _ func() string) {
 		var many []gpreempt.Cgroup
@@ -296,7 +295,7 @@ func TestSocketThatRefusesIsLeftInPeace(t *testing.T) {
 	})
 }
 
-func TestSocketThatHangsIsGivenUpAfterAWhile(t *testing.T) {
+func TestQueryOfASocketThatHangsTimesOut(t *testing.T) {
 	hanging, well := &peer{hangs: true}, &peer{containers: map[string]gpreempt.Container{id("a"): {Name: "train"}}}
 	simulated(t, map[string]*peer{dockerd: hanging, containerd: well}, func(r *Resolver, _ func() string) {
 		start := time.Now()
@@ -314,8 +313,8 @@ func TestSocketThatHangsIsGivenUpAfterAWhile(t *testing.T) {
 			}
 			time.Sleep(10 * time.Millisecond)
 		}
-		// 200 containers of a runtime that hangs are in the way of this one.
-		if took := time.Since(start); took > 2*askTimeout {
+		// 200 containers of a runtime that hangs come before this one.
+		if took := time.Since(start); took > 2*queryTimeout {
 			t.Errorf("the other runtime's container had no name for %v", took)
 		}
 		pass(r, time.Minute)
@@ -329,7 +328,7 @@ func TestSocketThatHangsIsGivenUpAfterAWhile(t *testing.T) {
 	})
 }
 
-func TestOneQuestionAtATimeAboutAContainer(t *testing.T) {
+func TestOneQueryAtATimeForAContainer(t *testing.T) {
 	p := &peer{containers: map[string]gpreempt.Container{id("a"): {Name: "train"}}}
 	simulated(t, map[string]*peer{dockerd: p}, func(r *Resolver, changed func() string) {
 		var all sync.WaitGroup
@@ -339,13 +338,13 @@ func TestOneQuestionAtATimeAboutAContainer(t *testing.T) {
 		all.Wait()
 		pass(r, time.Second)
 		if got, n := changed(), p.connections(); got != "a" || n != 1 {
-			t.Errorf("changed: %q, asked %d times", got, n)
+			t.Errorf("changed: %q, queried %d times", got, n)
 		}
 	})
 }
 
 // Docker's API knows the name of a pod's container, but not the pod's labels.
-func TestRuntimeThatIsAwayIsNotSpokenForByAnother(t *testing.T) {
+func TestAnswerOfABetterRuntimeStaysWhileItDoesNotAnswer(t *testing.T) {
 	whole, part := gpreempt.Container{Name: "server", PodLabels: map[string]string{"tier": "online"}}, gpreempt.Container{Name: "server"}
 	knows := &peer{containers: map[string]gpreempt.Container{id("1"): whole}}
 	less := &peer{containers: map[string]gpreempt.Container{id("1"): part}}
@@ -358,7 +357,7 @@ func TestRuntimeThatIsAwayIsNotSpokenForByAnother(t *testing.T) {
 			t.Errorf("container (-want +got):\n%s", diff)
 		}
 	})
-	// At first, a part is better than nothing.
+	// At first, a partial answer is used.
 	knows = &peer{err: errors.New("connect: connection refused")}
 	simulated(t, map[string]*peer{containerd: knows, dockerd: less}, func(r *Resolver, _ func() string) {
 		pass(r, time.Minute, inPod)
@@ -375,7 +374,7 @@ func TestRuntimeThatIsAwayIsNotSpokenForByAnother(t *testing.T) {
 	})
 }
 
-func TestWarningsSayWhatToDo(t *testing.T) {
+func TestWarningsNameTheRemedy(t *testing.T) {
 	absent := &fs.PathError{Op: "dial", Path: "x", Err: fs.ErrNotExist}
 	const rootless = "/user.slice/user-1000.slice/user@1000.service/user.slice/libpod-x.scope"
 	tests := map[string]struct {
@@ -401,7 +400,7 @@ func TestWarningsSayWhatToDo(t *testing.T) {
 	}
 }
 
-func TestWhatLookupGivesIsNeverChangedLater(t *testing.T) {
+func TestResultOfLookupDoesNotChangeLater(t *testing.T) {
 	p := &peer{containers: map[string]gpreempt.Container{id("a"): {Name: "train", Labels: map[string]string{"tier": "a"}}}}
 	simulated(t, map[string]*peer{dockerd: p}, func(r *Resolver, _ func() string) {
 		pass(r, time.Minute, inDocker)

@@ -21,7 +21,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// says serves bytes to whoever connects, once it has asked something.
+// says serves bytes to each client after its first bytes.
 func says(t *testing.T, path, text string) {
 	t.Helper()
 	l := listen(t, path)
@@ -44,11 +44,11 @@ func says(t *testing.T, path, text string) {
 	})
 }
 
-// asked asks one socket about the container 1.
+// asked queries one socket for the container 1.
 func asked(t *testing.T, path string) (answer, *socket) {
 	t.Helper()
 	s := newSocket(path, zap.NewNop())
-	return s.ask(t.Context(), id("1"), time.Now), s
+	return s.query(t.Context(), id("1"), time.Now), s
 }
 
 func okay(body string) string {
@@ -59,7 +59,7 @@ func TestAnswersOfDockersAPI(t *testing.T) {
 	tests := map[string]struct {
 		text string
 		want answer
-		// rests: the socket is left in peace for a while.
+		// rests: the socket is not queried for a while.
 		rests bool
 	}{
 		"a container": {okay(inspect(id("1"), "a", nil)), answer{state: isFound, container: gpreempt.Container{Name: "a", Image: "registry.example/a:1"}}, false},
@@ -81,10 +81,10 @@ func TestAnswersOfDockersAPI(t *testing.T) {
 		"another, whose name it is": {okay(inspect(id("2"), id("1"), nil)), answer{state: isUnknown}, false},
 		"no such container":         {"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}", answer{state: isUnknown}, false},
 		"an error":                  {"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n", answer{state: refused, err: &answerError{"HTTP status 500 Oops"}}, false},
-		"not JSON":                  {okay("<html>"), answer{state: refused, err: &answerError{"the answer is not what Docker's API gives: invalid character '<' looking for beginning of value"}}, false},
+		"not JSON":                  {okay("<html>"), answer{state: refused, err: &answerError{"the answer is not that of Docker's API: invalid character '<' looking for beginning of value"}}, false},
 		"labels in a list": {
 			okay(`{"Id":"x","Config":{"Labels":["a=b"]}}`),
-			answer{state: refused, err: &answerError{"the answer is not what Docker's API gives: json: cannot unmarshal array into Go struct field .Config.Labels of type map[string]string"}},
+			answer{state: refused, err: &answerError{"the answer is not that of Docker's API: json: cannot unmarshal array into Go struct field .Config.Labels of type map[string]string"}},
 			false,
 		},
 		"a giant":          {okay(inspect(id("1"), strings.Repeat("x", 4<<20), nil)), answer{state: refused, err: &answerError{"the answer is larger than 1024 KiB"}}, false},
@@ -111,7 +111,7 @@ func TestAnswersOfDockersAPI(t *testing.T) {
 func compare(t *testing.T, got, want answer, s *socket, rests bool) {
 	t.Helper()
 	if got.state == unreachable && got.err != nil {
-		got.err = nil // the words are the library's
+		got.err = nil // a text of the library
 	}
 	text := func(err error) string {
 		if err == nil {
@@ -153,13 +153,13 @@ func TestAnswersOfTheCRI(t *testing.T) {
 			func(s *criServer) { s.containers[1].Labels = nil },
 			found(func(c *gpreempt.Container) { c.Labels = nil }),
 		},
-		"no such container":       {func(s *criServer) { s.containers = s.containers[:1] }, answer{state: isUnknown}},
-		"gone while being asked":  {func(s *criServer) { s.containers[1].Image = nil }, answer{state: isUnknown}},
-		"the CRI is turned off":   {func(s *criServer) { s.err = status.Error(codes.Unimplemented, "unknown service") }, answer{state: isUnknown}},
-		"it is not allowed":       {func(s *criServer) { s.err = status.Error(codes.PermissionDenied, "no") }, answer{state: refused, err: &answerError{"PermissionDenied: no"}}},
-		"a giant":                 {func(s *criServer) { s.containers[1].Labels["a"] = strings.Repeat("x", 4<<20) }, answer{state: refused}},
-		"the runtime shuts down":  {func(s *criServer) { s.err = status.Error(codes.Unavailable, "not ready") }, answer{state: unreachable}},
-		"it times out on its own": {func(s *criServer) { s.err = status.Error(codes.DeadlineExceeded, "slow") }, answer{state: unreachable}},
+		"no such container":        {func(s *criServer) { s.containers = s.containers[:1] }, answer{state: isUnknown}},
+		"removed during the query": {func(s *criServer) { s.containers[1].Image = nil }, answer{state: isUnknown}},
+		"the CRI is turned off":    {func(s *criServer) { s.err = status.Error(codes.Unimplemented, "unknown service") }, answer{state: isUnknown}},
+		"it is not allowed":        {func(s *criServer) { s.err = status.Error(codes.PermissionDenied, "no") }, answer{state: refused, err: &answerError{"PermissionDenied: no"}}},
+		"a giant":                  {func(s *criServer) { s.containers[1].Labels["a"] = strings.Repeat("x", 4<<20) }, answer{state: refused}},
+		"the runtime shuts down":   {func(s *criServer) { s.err = status.Error(codes.Unavailable, "not ready") }, answer{state: unreachable}},
+		"it times out on its own":  {func(s *criServer) { s.err = status.Error(codes.DeadlineExceeded, "slow") }, answer{state: unreachable}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -182,7 +182,7 @@ func TestAnswersOfTheCRI(t *testing.T) {
 	}
 }
 
-func TestSocketThatSpeaksSomethingElse(t *testing.T) {
+func TestSocketWithAnotherProtocol(t *testing.T) {
 	path := filepath.Join(testutil.TempSocketDir(t), "containerd.sock")
 	says(t, path, "HTTP/1.1 400 Bad Request\r\n\r\n")
 	got, s := asked(t, path)
@@ -194,17 +194,17 @@ func TestSocketThatSpeaksSomethingElse(t *testing.T) {
 	compare(t, got, answer{state: isUnknown}, s, false)
 
 	path = filepath.Join(testutil.TempSocketDir(t), "docker.sock")
-	got, s = asked(t, path) // nobody ever listened
+	got, s = asked(t, path) // without a listener
 	compare(t, got, answer{state: noSocket}, s, false)
 }
 
-// A connection that nobody closes would keep a runtime from stopping.
-func TestConnectionsAreClosedAfterEachQuestion(t *testing.T) {
+// A connection that stays open would keep a runtime from stopping.
+func TestConnectionsAreClosedAfterEachQuery(t *testing.T) {
 	path := filepath.Join(testutil.TempSocketDir(t), "docker.sock")
 	l := listen(t, path)
 	closed := make(chan struct{})
 	server := &http.Server{
-		Handler: &docker{bodies: map[string]string{id("1"): inspect(id("1"), "a", nil)}}, ReadHeaderTimeout: patience,
+		Handler: &docker{bodies: map[string]string{id("1"): inspect(id("1"), "a", nil)}}, ReadHeaderTimeout: waitTime,
 		ConnState: func(_ net.Conn, s http.ConnState) {
 			if s == http.StateClosed {
 				close(closed)
@@ -251,7 +251,7 @@ func TestSocketsByTheirNames(t *testing.T) {
 	}
 }
 
-func TestItsOwnRuntimeIsAskedFirst(t *testing.T) {
+func TestItsOwnRuntimeIsQueriedFirst(t *testing.T) {
 	order := func(e *entry) string {
 		text := ""
 		for rank := range maxRank + 1 {

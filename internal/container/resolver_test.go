@@ -42,26 +42,26 @@ func TestPodLabelsAreThoseOfTheSandbox(t *testing.T) {
 	r.lookup(t, inPod, served(), true)
 }
 
-func TestHangingSocketDelaysNoOther(t *testing.T) {
+func TestSocketThatHangsDoesNotDelayOthers(t *testing.T) {
 	dir := testutil.TempSocketDir(t)
 	hanging, well := filepath.Join(dir, "docker.sock"), filepath.Join(dir, "containerd.sock")
 	l := listen(t, hanging)
 	serveCRI(t, well, serving())
 	r := run(t, Config{Sockets: []string{hanging, well}})
 	r.Lookup(gpreempt.Cgroup{Runtime: "docker", ContainerID: id("a")})
-	conn, err := l.Accept() // it is being asked, and says nothing
+	conn, err := l.Accept() // of a query, which gets no answer
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
 	r.Lookup(inPod)
 	wait(t, r.changed, "the pod", id("1"))
-	// Of this one the path does not tell the runtime: both are asked at once.
+	// The path of this one does not show the runtime: both are queried at once.
 	r.Lookup(gpreempt.Cgroup{ContainerID: id("1") + "0"})
 	wait(t, r.changed, "the other", id("1")+"0")
 }
 
-func TestRuntimeThatRestartsIsAskedAgain(t *testing.T) {
+func TestRuntimeThatRestartsIsQueriedAgain(t *testing.T) {
 	for name, serve := range map[string]func(*testing.T, string) func(){
 		"docker.sock": func(t *testing.T, path string) func() {
 			t.Helper()
@@ -92,9 +92,9 @@ func TestRuntimeThatRestartsIsAskedAgain(t *testing.T) {
 	}
 }
 
-// A user can name a cgroup after any container, and can answer anything on a
-// socket: neither says anything about another's containers.
-func TestRootlessContainersAreTheirUsersAffair(t *testing.T) {
+// A user can choose the name of a cgroup and the answers of a socket: neither affects
+// the containers of others.
+func TestRootlessContainersComeFromTheirUsersSocketOnly(t *testing.T) {
 	dir := testutil.TempSocketDir(t)
 	system, users := filepath.Join(dir, "docker.sock"), filepath.Join(dir, "run/user/1000/docker.sock")
 	serveHTTP(t, system, &docker{bodies: map[string]string{id("a"): inspect(id("a"), "the-hosts", nil)}})
@@ -138,7 +138,7 @@ func TestRunEndsWhileEverythingHangs(t *testing.T) {
 
 func TestHostWithoutContainersHasNoWarnings(t *testing.T) {
 	dir := testutil.TempSocketDir(t)
-	listen(t, filepath.Join(dir, "docker.sock")).Close() // nobody answers
+	listen(t, filepath.Join(dir, "docker.sock")).Close() // without a listener
 	r := run(t, Config{Sockets: []string{filepath.Join(dir, "docker.sock"), filepath.Join(dir, "none.sock")}})
 	r.lookup(t, gpreempt.Cgroup{Path: "/system.slice/train.service", Unit: "train.service"}, gpreempt.Container{}, false)
 	if warnings := r.Warnings(); warnings != nil {

@@ -19,21 +19,21 @@ import (
 )
 
 const (
-	// askTimeout bounds what asking one socket about one container takes.
-	askTimeout = 2 * time.Second
+	// queryTimeout bounds a query of one socket for one container.
+	queryTimeout = 2 * time.Second
 	// maxAnswer bounds an answer, in bytes. Real ones have some kilobytes.
 	maxAnswer = 1 << 20
-	// maxHeader bounds what comes before an answer, in bytes.
+	// maxHeader bounds the header of an answer, in bytes.
 	maxHeader = 64 << 10
-	// maxConns is how many connections to a socket there are at once.
+	// maxConns is the largest number of connections to a socket at a time.
 	maxConns = 4
 )
 
-// errUnknown: the runtime has no such container.
+// errUnknown reports that the runtime does not know the container.
 var errUnknown = errors.New("no such container")
 
-// answerError is an answer that cannot be used. It says nothing about the next
-// one: a container can have more labels than there is room for.
+// answerError is an unusable answer. The next one may be usable: one container may have
+// too many labels, for example.
 type answerError struct{ problem string }
 
 func (e *answerError) Error() string { return e.problem }
@@ -41,13 +41,13 @@ func (e *answerError) Error() string { return e.problem }
 // socket is where one runtime listens.
 type socket struct {
 	path string
-	// runtime is the runtime, as Cgroup has it, "" when the path does not tell; cri
-	// tells that it speaks the CRI; user whose containers it has, 0 for the host's.
+	// runtime is the name of the runtime as in gpreempt.Cgroup, "" when the path does not
+	// show it. cri: it uses the CRI. user is the user of its containers, 0 for the host's.
 	runtime string
 	cri     bool
 	user    uint32
 	log     *zap.Logger
-	// dial connects, talk asks over a connection: of criTalk and dockerTalk one.
+	// dial connects, and talk makes a query over the connection: criTalk or dockerTalk.
 	dial func(context.Context) (net.Conn, error)
 	talk func(ctx context.Context, conn net.Conn, id string) (gpreempt.Container, error)
 	// conns holds one token for each connection.
@@ -55,8 +55,8 @@ type socket struct {
 
 	mu       sync.Mutex // guards all below
 	failures int
-	rest     time.Time // do not ask before
-	err      error     // why it failed last, nil when it is well
+	rest     time.Time // no query before
+	err      error     // of the last query, nil while it works
 }
 
 func newSocket(path string, log *zap.Logger) *socket {
@@ -82,9 +82,9 @@ func newSocket(path string, log *zap.Logger) *socket {
 	return s
 }
 
-// rank describes how late to ask the socket about a container, 0 first: its own
-// runtime before the others, and about a pod's the CRI first, which knows the pod.
-// ok is false for containers it must not be asked about.
+// rank returns the order of the queries for a container, 0 first: its own runtime before
+// the others, and for a container of a pod the CRI first, which knows the pod. ok is false
+// for containers that the socket must not be queried for.
 func (s *socket) rank(e *entry) (rank int, ok bool) {
 	if s.runtime != "" && e.runtime != "" && s.runtime != e.runtime {
 		rank += 2
@@ -98,8 +98,8 @@ func (s *socket) rank(e *entry) (rank int, ok bool) {
 // maxRank is the highest rank.
 const maxRank = 3
 
-// ask asks the sockets about a container, one rank after the other.
-func (r *Resolver) ask(ctx context.Context, e *entry) answer {
+// query queries the sockets for a container, one rank after the other.
+func (r *Resolver) query(ctx context.Context, e *entry) answer {
 	worst := answer{state: noSocket}
 	for rank := range maxRank + 1 {
 		var peers []*socket
@@ -108,9 +108,9 @@ func (r *Resolver) ask(ctx context.Context, e *entry) answer {
 				peers = append(peers, s)
 			}
 		}
-		a := askAll(ctx, peers, e.key.id, r.cfg.Now)
+		a := queryAll(ctx, peers, e.key.id, r.cfg.Now)
 		if a.state == isFound && e.ever && worst.state > isUnknown {
-			// Who knows less does not speak for a runtime that is away for a moment.
+			// A better runtime does not answer at present: keep what it said.
 			return worst
 		}
 		if a.state == isFound {
@@ -123,16 +123,16 @@ func (r *Resolver) ask(ctx context.Context, e *entry) answer {
 	return worst
 }
 
-// askAll asks all of some sockets at once: it returns the first that knows the
-// container, or the worst there is to say.
-func askAll(ctx context.Context, peers []*socket, id string, now func() time.Time) answer {
+// queryAll queries some sockets concurrently: it returns the first answer with the
+// container, or the worst one.
+func queryAll(ctx context.Context, peers []*socket, id string, now func() time.Time) answer {
 	ctx, cancel := context.WithCancel(ctx)
-	var asked sync.WaitGroup
-	defer asked.Wait()
+	var running sync.WaitGroup
+	defer running.Wait()
 	defer cancel()
 	answers := make(chan answer, len(peers))
 	for _, s := range peers {
-		asked.Go(func() { answers <- s.ask(ctx, id, now) })
+		running.Go(func() { answers <- s.query(ctx, id, now) })
 	}
 	worst := answer{state: noSocket}
 	for range peers {
@@ -147,8 +147,8 @@ func askAll(ctx context.Context, peers []*socket, id string, now func() time.Tim
 	return worst
 }
 
-// ask asks one socket about one container, unless it failed a moment ago.
-func (s *socket) ask(ctx context.Context, id string, now func() time.Time) answer {
+// query queries one socket for one container, unless it failed recently.
+func (s *socket) query(ctx context.Context, id string, now func() time.Time) answer {
 	select {
 	case s.conns <- struct{}{}:
 		defer func() { <-s.conns }()
@@ -158,15 +158,15 @@ func (s *socket) ask(ctx context.Context, id string, now func() time.Time) answe
 	if err := s.resting(now()); err != nil {
 		return answer{state: unreachable, err: err}
 	}
-	limited, cancel := context.WithTimeout(ctx, askTimeout)
+	limited, cancel := context.WithTimeout(ctx, queryTimeout)
 	defer cancel()
 	c, err := s.converse(limited, id)
 	if ctx.Err() != nil {
-		// Another has answered, or the daemon stops: this one is not to blame.
+		// Another socket has answered, or the daemon stops: this is not a failure.
 		return answer{state: unreachable, err: ctx.Err()}
 	}
 	if err != nil && limited.Err() != nil {
-		err = fmt.Errorf("no answer within %v", askTimeout)
+		err = fmt.Errorf("no answer within %v", queryTimeout)
 	}
 	refusal, isRefusal := errors.AsType[*answerError](err)
 	switch {
@@ -187,7 +187,7 @@ func (s *socket) ask(ctx context.Context, id string, now func() time.Time) answe
 	return answer{state: unreachable, err: err}
 }
 
-// converse connects and asks. Whatever happens, it ends soon after ctx.
+// converse connects and makes the query. It always returns soon after ctx ends.
 func (s *socket) converse(ctx context.Context, id string) (gpreempt.Container, error) {
 	conn, err := s.dial(ctx)
 	if err != nil {
@@ -199,7 +199,7 @@ func (s *socket) converse(ctx context.Context, id string) (gpreempt.Container, e
 	return s.talk(ctx, conn, id)
 }
 
-// resting returns why the socket is not to be asked now, nil when it is.
+// resting returns the last error while there must be no query, otherwise nil.
 func (s *socket) resting(now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -209,7 +209,7 @@ func (s *socket) resting(now time.Time) error {
 	return nil
 }
 
-// note keeps how asking went, and logs when that is new.
+// note stores the result of a query, and logs a change.
 func (s *socket) note(now time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

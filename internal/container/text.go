@@ -11,13 +11,13 @@ import (
 
 const (
 	// maxText bounds a name, an image or the value of a label, in bytes: Kubernetes
-	// allows 253, 63 and less; Docker allows anything.
+	// allows at most 253; Docker has no limit.
 	maxText = 512
-	// maxLabels is how many labels are kept of a container, and of a pod.
+	// maxLabels is how many labels of a container, and of a pod, are kept.
 	maxLabels = 64
 )
 
-// clean bounds the names of a container and makes them fit to be sent on.
+// clean bounds the names of a container and makes them valid UTF-8.
 func clean(c gpreempt.Container) gpreempt.Container {
 	for _, s := range []*string{&c.Name, &c.Image, &c.Namespace, &c.Pod} {
 		*s = cut(*s, maxText)
@@ -25,8 +25,8 @@ func clean(c gpreempt.Container) gpreempt.Container {
 	return c
 }
 
-// cleanLabels returns the labels without some, bounded and fit to be sent on. Of too
-// many the first by name are kept.
+// cleanLabels returns the labels without some, bounded and as valid UTF-8. Of too many it
+// keeps the first by name.
 func cleanLabels(labels map[string]string, without ...string) map[string]string {
 	names := slices.DeleteFunc(slices.Sorted(maps.Keys(labels)), func(name string) bool { return slices.Contains(without, name) })
 	if len(names) == 0 {
@@ -39,8 +39,8 @@ func cleanLabels(labels map[string]string, without ...string) map[string]string 
 	return cleaned
 }
 
-// cut returns the first n bytes of a text at most, in whole characters. What is not
-// UTF-8 becomes U+FFFD.
+// cut returns at most the first n bytes of a text, in whole characters. Invalid UTF-8
+// becomes U+FFFD.
 func cut(s string, n int) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	if len(s) > n {
@@ -49,6 +49,6 @@ func cut(s string, n int) string {
 		}
 		s = s[:n]
 	}
-	// What was cut off, and the rest of the answer, is not to be kept in memory.
+	// The clone does not keep the whole answer in memory.
 	return strings.Clone(s)
 }

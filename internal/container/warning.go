@@ -8,12 +8,12 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// sureAfter is after how many askings in a row a container is called unknown: a
-// runtime may hear of it a moment later than the kernel.
+// sureAfter is after how many queries in a row a container counts as unknown: a runtime
+// may list it a moment later than the kernel.
 const sureAfter = 3
 
-// Warnings returns what an admin should know, one of each kind at most but for
-// sockets; nothing on a host without containers.
+// Warnings returns the present warnings: at most one of each kind, except one for each
+// socket; none on a host without containers.
 func (r *Resolver) Warnings() []gpreempt.Warning {
 	r.mu.Lock()
 	var missed bool
@@ -57,18 +57,18 @@ func (r *Resolver) Warnings() []gpreempt.Warning {
 		}
 	}
 	if len(unusable) > 0 {
-		warn(gpreempt.WarnContainerAnswer, "what a runtime says of %s cannot be used: %v", containers(unusable), refusal)
+		warn(gpreempt.WarnContainerAnswer, "a runtime returned an unusable answer for %s: %v", containers(unusable), refusal)
 	}
 	if len(unknown) > 0 {
 		all = append(all, gpreempt.WarnContainerUnknown.Warn("no container runtime knows "+containers(unknown)).WithRemedy(remedy))
 	}
 	if kubelet != nil {
-		warn(gpreempt.WarnKubelet, "the kubelet at %s does not tell of its pods: %v", r.cfg.Kubelet, kubelet)
+		warn(gpreempt.WarnKubelet, "the kubelet at %s does not list its pods: %v", r.cfg.Kubelet, kubelet)
 	}
 	return all
 }
 
-// remedy says what to do about a container that no runtime knows.
+// remedy returns what to do about a container that no runtime knows.
 func (e *entry) remedy() string {
 	switch {
 	case e.key.user != 0:
@@ -76,12 +76,12 @@ func (e *entry) remedy() string {
 	case e.state == noSocket:
 		return "add the socket of its runtime to containers.sockets"
 	case e.runtime == "containerd" && e.pod == "":
-		return "containerd tells over the CRI of Kubernetes' containers only: match those of nerdctl and ctr by container id or cgroup"
+		return "containerd lists only Kubernetes containers over the CRI: match those of nerdctl and ctr by container id or cgroup"
 	}
-	return "if it runs inside another container, as with docker-in-docker or kind, match it by container id or cgroup; else add the socket of its runtime to containers.sockets"
+	return "if it runs inside another container, as with docker-in-docker or kind, match it by container id or cgroup; otherwise add the socket of its runtime to containers.sockets"
 }
 
-// containers names some containers, the first of them by its id.
+// containers describes some containers, the first of them by its id.
 func containers(list []*entry) string {
 	text := "container " + list[0].key.id[:min(len(list[0].key.id), 12)]
 	if len(list) > 1 {
