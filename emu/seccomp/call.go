@@ -11,61 +11,60 @@ import (
 // maxErrno is the largest errno a program can see (MAX_ERRNO).
 const maxErrno = 4095
 
-// The life of a call. It is answered by whoever moves it from waiting to
-// answering; it is over when it has its answer or its caller is gone.
+// The states of a call. The goroutine that moves it from waiting to answering answers it.
+// It is over when it has its answer or its caller has ended.
 const (
 	waiting int32 = iota
 	answering
 	over
 )
 
-// Call is a system call that waits for its answer. Its methods may be called
-// from any goroutine until the handler it was given to returns.
+// Call is a system call that waits for its answer. Any goroutine may call its methods
+// until the handler returns.
 type Call struct {
-	// ID is the kernel's number of the call, never the same for two calls of a
-	// listener.
+	// ID is the kernel's number of the call, unique in a listener.
 	ID uint64
-	// TID is the calling thread in the supervisor's pid namespace, 0 when it
-	// cannot be seen from there. It may be another thread's as soon as Valid says
-	// false, so what is read under that number counts if Valid says true after it.
+	// TID is the calling thread in the supervisor's pid namespace, 0 if it is not visible
+	// there. After the call has ended the number may belong to another thread: what was
+	// read with it counts only if Valid returns true afterwards.
 	TID int32
 	// NR is the number of the system call on the machine's own architecture.
 	NR int
-	// Args are its arguments. The upper half of those of type int says nothing.
+	// Args are its arguments. The upper half of those of type int is undefined.
 	Args [6]uint64
 
 	listener *Listener
 	life     atomic.Int32
-	// interrupted: the caller was seen to sleep killably. It is never taken back.
+	// interrupted: the caller was found in a killable sleep. It is never reset.
 	interrupted atomic.Bool
-	// watched: the poller looks, Interrupted need not.
+	// watched: the poller checks the caller, so Interrupted need not.
 	watched atomic.Bool
-	// added: AddFD has moved the caller to a killable sleep, which says nothing
-	// from then on.
+	// added: AddFD has moved the caller to a killable sleep, so the sleep no longer shows
+	// an interruption.
 	added atomic.Bool
 }
 
-// Valid reports whether the caller still waits in this call, which it does until
-// it is answered or killed. Everything read about the caller, from its memory or
-// /proc, is worth something only if Valid says true afterwards, and every effect
-// of the call needs a Valid before it.
+// Valid reports whether the caller still waits in this call, which it does until it is
+// answered or killed. What was read about the caller, from its memory or /proc, counts
+// only if Valid returns true afterwards, and every effect of the call needs a Valid
+// before it.
 func (c *Call) Valid() bool {
 	return c.life.Load() != over && idValid(c.listener.fd, c.ID)
 }
 
 // Interrupted reports whether the wait of a driver in this call would have ended: a
-// signal, a group stop, a ptrace stop or the freezer waits for the caller, the
-// caller is dead, or the listener is being closed. It does not become false
-// again. When it says true, ERESTARTSYS is the answer. For a watched call it
-// says what was true at most 5 ms ago; the caller's death it tells at once.
+// signal, a group stop, a ptrace stop or the freezer is pending for the caller, the caller
+// is dead, or the listener is being closed. It does not become false again. If it returns
+// true, answer with ERESTARTSYS. For a watched call the result may be 5 ms old, except for
+// the caller's death.
 //
-// After AddFD it tells of death and closing only.
+// After AddFD it reports only death and closing.
 //
-// How: a caller sleeps interruptibly until something is pending for it, then the
-// kernel has it sleep again where only death ends it, because of
-// WAIT_KILLABLE_RECV (seccomp_do_user_notification). That sleep is the state D of
-// its stat file. The signal masks of its status file do not show everything that
-// interrupts: a stop for a tracer is in none of them.
+// A caller sleeps interruptibly until something is pending for it; then the kernel moves
+// it to a sleep that only death ends, because of WAIT_KILLABLE_RECV
+// (seccomp_do_user_notification). That sleep is the state D in its stat file. The signal
+// masks of its status file do not show every interruption: a stop for a tracer is in none
+// of them.
 func (c *Call) Interrupted() bool {
 	if c.interrupted.Load() || c.listener.closing.Load() {
 		return true
@@ -78,15 +77,15 @@ func (c *Call) Interrupted() bool {
 	return c.lookOnce(stat)
 }
 
-// lookOnce finds out whether the call was interrupted. Valid comes after the file
-// is open, so it is this caller's.
+// lookOnce reports whether the call was interrupted. Valid is called after the file was
+// opened, so the file belongs to this caller.
 func (c *Call) lookOnce(stat statFile) bool { return !c.Valid() || c.look(stat) }
 
-// look finds out whether the call was interrupted, from the caller's stat file.
+// look reports whether the call was interrupted, from the caller's stat file.
 func (c *Call) look(stat statFile) bool {
 	state := stat.state()
 	if state == 'S' {
-		return false // undisturbed, which is cheap to see
+		return false // the common case, without another system call
 	}
 	if !c.Valid() {
 		return true
@@ -97,9 +96,9 @@ func (c *Call) look(stat statFile) bool {
 	return c.interrupted.Load()
 }
 
-// Watch has wake called once when Interrupted turns true, within 5 ms of it,
-// unless the call is over before; one that is being answered may still be woken.
-// wake must not block. A call is watched once.
+// Watch arranges one call of wake when Interrupted becomes true, within 5 ms, unless the
+// call is over before. wake may be called while the call is being answered, and must not
+// block. A call is watched at most once.
 func (c *Call) Watch(wake func()) {
 	if c.watched.Swap(true) {
 		panic("seccomp: a call is watched twice")
@@ -108,10 +107,9 @@ func (c *Call) Watch(wake func()) {
 	watchers.add(&watch{call: c, wake: wake})
 }
 
-// Return answers the call with a value or, when errno is not 0, with an errno
-// from 1 to 4095. ERESTARTSYS is for calls that were interrupted and gives
-// ErrNotInterrupted for others. ErrGone says that the caller was killed and
-// needs no answer, ErrAnswered that it has one.
+// Return answers the call with a value or, when errno is not 0, with an errno from 1 to
+// 4095. ERESTARTSYS is for interrupted calls; for others the error is ErrNotInterrupted.
+// ErrGone means that the caller was killed, ErrAnswered that the call has its answer.
 func (c *Call) Return(value int64, errno syscall.Errno) error {
 	switch {
 	case errno == ERESTARTSYS:
@@ -119,7 +117,7 @@ func (c *Call) Return(value int64, errno syscall.Errno) error {
 			return c.failed("answer", err)
 		}
 	case errno > maxErrno || errno > ERESTARTSYS && errno <= lastRestart:
-		return c.failed("answer", fmt.Errorf("%d is no errno of a program's", int(errno)))
+		return c.failed("answer", fmt.Errorf("invalid errno %d", int(errno)))
 	}
 	if errno != 0 {
 		value = 0
@@ -127,12 +125,12 @@ func (c *Call) Return(value int64, errno syscall.Errno) error {
 	return c.answer(response{id: c.ID, val: value, err: -int32(errno)})
 }
 
-// lastRestart ends the errnos that only the kernel may see (ERESTARTSYS to
+// lastRestart is the last errno internal to the kernel (ERESTARTSYS to
 // ERESTART_RESTARTBLOCK, include/linux/errno.h).
 const lastRestart = 516
 
-// mayRestart reports whether ERESTARTSYS will be dealt with on the caller's way back:
-// only if something is pending for it.
+// mayRestart checks that the kernel will handle ERESTARTSYS: only if something is pending
+// for the caller.
 func (c *Call) mayRestart() error {
 	if c.interrupted.Load() {
 		return nil
@@ -149,8 +147,8 @@ func (c *Call) mayRestart() error {
 	}
 }
 
-// Continue has the kernel execute the call as if there were no filter. The
-// program can change what the arguments point to in between.
+// Continue makes the kernel execute the call as without a filter. Meanwhile the program
+// can change the memory of the arguments.
 func (c *Call) Continue() error {
 	return c.answer(response{id: c.ID, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE})
 }
@@ -173,12 +171,11 @@ func (c *Call) answer(r response) error {
 	}
 }
 
-// AddFD returns the caller a descriptor of the file behind fd and leaves the call
-// waiting. It tells the number in the caller. The caller closes it; if it has no
-// room (EMFILE) the call can be answered with that errno.
+// AddFD opens a descriptor of the file behind fd in the caller and returns its number
+// there. The call still waits. After EMFILE the call can be answered with that errno.
 //
-// Do it last: nothing interrupts the caller's sleep from then on, and Interrupted
-// cannot tell.
+// Do it last: from then on nothing interrupts the caller's sleep, and Interrupted does not
+// notice interruptions.
 func (c *Call) AddFD(fd int, cloexec bool) (int, error) {
 	if c.life.Load() != waiting {
 		return -1, c.failed("add a descriptor", ErrAnswered)
@@ -199,12 +196,12 @@ func (c *Call) AddFD(fd int, cloexec bool) (int, error) {
 	}
 }
 
-// ReturnFD returns the caller a descriptor of the file behind fd and answers the
-// call with its number. If that fails with EMFILE, the call still waits.
+// ReturnFD opens a descriptor of the file behind fd in the caller and answers the call
+// with its number. If that fails with EMFILE, the call still waits.
 //
-// It is not done with SECCOMP_ADDFD_FLAG_SEND: when a signal or a stop reaches
-// the supervisor's thread before the caller's has run, the kernel takes the
-// descriptor back but not the answer, and the program opens its standard input
+// It does not use SECCOMP_ADDFD_FLAG_SEND: when a signal or a stop reaches the
+// supervisor's thread before the caller has run, the kernel closes the descriptor but
+// keeps the answer, and the program uses its standard input instead
 // (seccomp_notify_addfd).
 func (c *Call) ReturnFD(fd int, cloexec bool) error {
 	n, err := c.AddFD(fd, cloexec)

@@ -36,7 +36,7 @@ func TestCallsAreAnswered(t *testing.T) {
 	}
 }
 
-func TestCallsSayWhoCallsWhat(t *testing.T) {
+func TestCallsHaveCallerNumberAndArguments(t *testing.T) {
 	type what struct {
 		TID  int32
 		NR   int
@@ -80,7 +80,7 @@ func TestOtherThreadsAreNotFiltered(t *testing.T) {
 	})
 }
 
-func TestAnswersThatCannotBeAreRefused(t *testing.T) {
+func TestInvalidAnswersAreRejected(t *testing.T) {
 	var got []error
 	inProcess(t, handler(func(c *Call) {
 		for _, errno := range []syscall.Errno{ERESTARTSYS, 513, 514, 516, 4096} {
@@ -115,7 +115,7 @@ func TestCallIsValidUntilItIsAnswered(t *testing.T) {
 	}
 }
 
-func TestDescriptorsAreGivenOut(t *testing.T) {
+func TestDescriptorsAreReturned(t *testing.T) {
 	d := newDevice(t)
 	var want unix.Stat_t
 	if err := unix.Fstat(d.file, &want); err != nil {
@@ -144,7 +144,7 @@ func TestDescriptorsAreGivenOut(t *testing.T) {
 	})
 }
 
-func TestFullDescriptorTableIsToldAndTheCallStillWaits(t *testing.T) {
+func TestFullDescriptorTableIsAnErrorAndTheCallStillWaits(t *testing.T) {
 	d := newDevice(t)
 	p := launch(t, d, "full")
 	if got, want := p.finish(), "EMFILE\n"; got != want {
@@ -166,7 +166,7 @@ func TestAddedDescriptorLeavesTheCallWaiting(t *testing.T) {
 			t.Error(err)
 		}
 		added <- n
-		// The caller sleeps killably now, for no signal's sake.
+		// The caller now sleeps killably, but not because of a signal.
 		awaitState(t, c.TID, 'D')
 		interrupted = c.Interrupted()
 		if err := c.Return(0, ERESTARTSYS); !errors.Is(err, ErrNotInterrupted) {
@@ -186,11 +186,11 @@ func TestAddedDescriptorLeavesTheCallWaiting(t *testing.T) {
 	}
 }
 
-// The kernel waits for the caller to take a descriptor, and signals to the
-// supervisor end that wait.
+// The kernel waits until the caller has the descriptor, and signals to the supervisor end
+// that wait.
 func TestSignalsToTheSupervisorLoseNoDescriptor(t *testing.T) {
 	d := newDevice(t)
-	// One file for each call: a descriptor that was taken back would be seen.
+	// One file for each call: a descriptor that was closed again would be noticed.
 	var handler atomic.Int32
 	d.onFile = func() { handler.Store(int32(unix.Gettid())) }
 	stop := make(chan struct{})
@@ -233,7 +233,7 @@ func TestSignalsToTheSupervisorLoseNoDescriptor(t *testing.T) {
 	}
 }
 
-// What a program opens for reading and writing is the supervisor's to give.
+// The supervisor answers when a program opens a file for reading and writing.
 func TestDeviceIsOpened(t *testing.T) {
 	const path = "/dev/emulated"
 	d := newDevice(t)

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// buffer is a bytes.Buffer for a process and those who look meanwhile.
+// buffer is a bytes.Buffer that can be read while a process writes to it.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -35,8 +35,8 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// clients are what the test binary can be. They print what they saw; what they
-// return is the exit code's error.
+// clients are the programs in the test binary. They print their results; the error they
+// return determines the exit code.
 var clients = map[string]func(args []string) error{
 	"echo":         clientEcho,
 	"storm":        clientStorm,
@@ -84,17 +84,17 @@ func clientEcho(args []string) error {
 	return nil
 }
 
-// stormResult is what clientStorm saw.
+// stormResult is the result of clientStorm.
 type stormResult struct {
-	// Bad counts results that are not the call's, Restart those that are an errno of
-	// the kernel's own; Interrupted counts EINTR.
+	// Bad counts wrong results, Restart errnos internal to the kernel, and Interrupted
+	// counts EINTR.
 	Bad, Restart, Interrupted int
-	// Signals is how many were sent.
+	// Signals is the number of signals sent.
 	Signals int64
 }
 
-// clientStorm makes args[1] calls of the kind args[2] while signals storm at the
-// thread, with handlers that have SA_RESTART if args[0] is "restart".
+// clientStorm makes args[1] calls of the kind args[2] while it sends the thread many
+// signals, with handlers that have SA_RESTART if args[0] is "restart".
 func clientStorm(args []string) error {
 	calls, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -133,7 +133,7 @@ func clientStorm(args []string) error {
 				continue
 			}
 			switch {
-			case errno > 133: // EHWPOISON, the last a program knows
+			case errno > 133: // EHWPOISON, the last errno of programs
 				result.Restart++
 			case errno != 0 || kind == nrEcho && r != uintptr(i):
 				result.Bad++
@@ -166,7 +166,7 @@ func clientTwice([]string) error {
 	return nil
 }
 
-// clientSpawn has a child echo what the arguments say, and then echoes itself.
+// clientSpawn makes a child echo its arguments, and then echoes itself.
 func clientSpawn(args []string) error {
 	cmd := exec.Command("/proc/self/exe", args...)
 	cmd.Env = append(os.Environ(), clientVariable+"=echo")
@@ -214,10 +214,10 @@ func become(client string, args []string) error {
 	return syscall.Exec("/proc/self/exe", append([]string{client}, args...), os.Environ())
 }
 
-// clientUnprivileged returns up its capabilities and enters.
+// clientUnprivileged drops its capabilities and enters.
 func clientUnprivileged(args []string) error {
-	// Capset is about one thread. What it executes has none either: root would get
-	// them back without these bits.
+	// Capset changes one thread. The program that it executes also has no capabilities:
+	// without these bits root would regain them.
 	const noRoot, noRootLocked = 1, 2
 	if err := unix.Prctl(unix.PR_SET_SECUREBITS, noRoot|noRootLocked, 0, 0, 0); err != nil {
 		return err
@@ -229,7 +229,7 @@ func clientUnprivileged(args []string) error {
 	return clientEnter(args)
 }
 
-// clientReenter tries to enter once more, and echoes.
+// clientReenter tries to enter again, and echoes.
 func clientReenter(args []string) error {
 	filter, err := Filter(runtime.GOARCH, ioctlType)
 	if err != nil {
@@ -260,14 +260,14 @@ func clientSupervisor(args []string) error {
 	select {}
 }
 
-// clientSupported prints what Supported says.
+// clientSupported prints the result of Supported.
 func clientSupported([]string) error {
 	fmt.Println(Supported())
 	return nil
 }
 
-// clientWhere prints the working directory, what the file "marker" in it says,
-// and whether no_new_privs is set.
+// clientWhere prints the working directory, the content of the file "marker" in it, and
+// whether no_new_privs is set.
 func clientWhere([]string) error {
 	dir, err := unix.Getwd()
 	if err != nil {
@@ -310,7 +310,7 @@ func clientPair([]string) error {
 	return nil
 }
 
-// clientMain asks for the filter on the first thread of the process.
+// clientMain installs the filter on the first thread of the process.
 func clientMain([]string) error {
 	filter, err := Filter(runtime.GOARCH, ioctlType)
 	if err != nil {
@@ -321,8 +321,8 @@ func clientMain([]string) error {
 	return nil
 }
 
-// clientOwn prints whether OwnThread used the first thread, which is the one that
-// would run its goroutine.
+// clientOwn prints whether OwnThread used the first thread, which would otherwise run its
+// goroutine.
 func clientOwn([]string) error {
 	runtime.GOMAXPROCS(1)
 	runtime.UnlockOSThread()
@@ -330,7 +330,7 @@ func clientOwn([]string) error {
 	return nil
 }
 
-// clientFull asks for a descriptor when it may have no more.
+// clientFull requests a descriptor at the limit of descriptors.
 func clientFull([]string) error {
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: 3}); err != nil {
 		return err
@@ -340,8 +340,8 @@ func clientFull([]string) error {
 	return nil
 }
 
-// handleSignal has the runtime handle a signal, with SA_RESTART or without, which
-// Go itself never does.
+// handleSignal makes the runtime handle a signal, with SA_RESTART or without, which Go
+// itself never does.
 func handleSignal(sig syscall.Signal, restart bool) error {
 	signal.Notify(make(chan os.Signal, 1), sig)
 	return setRestart(sig, restart)

@@ -14,10 +14,10 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// clientVariable names the client that the test binary is to be.
+// clientVariable names the client that the test binary runs as.
 const clientVariable = "SECCOMP_TEST_CLIENT"
 
-// Clients run on the first thread of their process, where only init is sure to.
+// Clients run on the first thread of their process, which only init guarantees.
 func init() {
 	if os.Getenv(clientVariable) != "" {
 		runtime.LockOSThread()
@@ -35,27 +35,27 @@ func TestMain(m *testing.M) {
 const (
 	ioctlType = 'X'
 
-	nrEcho    = iota // the argument, and it is counted
+	nrEcho    = iota // returns the argument, and is counted
 	nrWait           // blocks until the test releases it
-	nrFile           // a descriptor of the device's file
+	nrFile           // returns a descriptor of the device's file
 	nrErrno          // fails with the argument
-	nrSilence        // the handler leaves it without an answer
-	nrPass           // the kernel's turn
+	nrSilence        // the handler does not answer it
+	nrPass           // the kernel executes it
 )
 
 func request(nr uintptr) uintptr { return 1<<30 | 8<<16 | ioctlType<<8 | nr }
 
-// device is what the tests emulate.
+// device is the emulated device of the tests.
 type device struct {
 	t testing.TB
-	// file is what nrFile gives out.
+	// file is the file of nrFile.
 	file int
-	// arrived has the calls that wait; they end with a value from release, or when
-	// they are interrupted, which is then told to interrupted.
+	// arrived has the calls that wait. They end with a value from release, or when they
+	// are interrupted; then interrupted gets a value.
 	arrived     chan *Call
 	release     chan int64
 	interrupted chan error
-	// onFile is called before a descriptor is given out.
+	// onFile is called before a descriptor is returned.
 	onFile func()
 
 	mu    sync.Mutex
@@ -125,8 +125,7 @@ func (d *device) wait(c *Call) {
 	}
 }
 
-// check reports a failed answer. That callers are killed is the business of
-// tests that kill.
+// check reports a failed answer. It ignores killed callers, which some tests kill.
 func (d *device) check(err error) {
 	if err != nil {
 		d.t.Error(err)
@@ -143,7 +142,7 @@ func (d *device) echoCounts() map[int]int {
 	return how
 }
 
-// testFilter hands over the device's calls.
+// testFilter selects the device's calls.
 func testFilter(t testing.TB) []unix.SockFilter {
 	t.Helper()
 	filter, err := Filter(runtime.GOARCH, ioctlType)
@@ -153,7 +152,7 @@ func testFilter(t testing.TB) []unix.SockFilter {
 	return filter
 }
 
-// needSupport skips where the machine cannot do it.
+// needSupport skips the test if the machine lacks support.
 func needSupport(t testing.TB) {
 	t.Helper()
 	if err := Supported(); err != nil {
@@ -167,7 +166,7 @@ func call(nr, arg uintptr) (uintptr, syscall.Errno) {
 	return r, errno
 }
 
-// served is what a listener hands calls to.
+// served has the functions of a listener.
 type served interface {
 	handle(c *Call)
 	blocks(c *Call) bool
@@ -179,8 +178,8 @@ type handler func(*Call)
 func (h handler) handle(c *Call)    { h(c) }
 func (h handler) blocks(*Call) bool { return false }
 
-// inProcess runs f on a thread of its own that is under the device's filter, and
-// ends when the listener has.
+// inProcess runs f on a new thread with the device's filter, and returns when the listener
+// has ended.
 func inProcess(t testing.TB, d served, f func(l *Listener)) {
 	t.Helper()
 	needSupport(t)
@@ -202,7 +201,7 @@ func inProcess(t testing.TB, d served, f func(l *Listener)) {
 	}
 }
 
-// program is a client under the device's filter.
+// program is a client with the device's filter.
 type program struct {
 	*exec.Cmd
 	t        testing.TB
@@ -210,12 +209,12 @@ type program struct {
 	out      func() string
 }
 
-// command returns a client that is not started.
+// command returns a client that was not started yet.
 func command(t testing.TB, client string, args ...string) *exec.Cmd {
 	t.Helper()
 	// Not the binary's path: other users may not be able to get there.
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", args...)
-	// The race detector has a program sleep for a second before it ends.
+	// The race detector makes a program sleep for a second before it ends.
 	cmd.Env = append(os.Environ(), clientVariable+"="+client, "GORACE=atexit_sleep_ms=0 "+os.Getenv("GORACE"))
 	cmd.Stderr = os.Stderr
 	return cmd
@@ -259,8 +258,8 @@ func output(cmd *exec.Cmd) func() string {
 	return out.String
 }
 
-// finish waits for the client and returns what it printed; the listener must have
-// seen that nobody is left.
+// finish waits for the client and returns its output. The listener must have noticed that
+// no thread has the filter.
 func (p *program) finish() string {
 	p.t.Helper()
 	if err := p.Wait(); err != nil {

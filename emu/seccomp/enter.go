@@ -9,18 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Enter puts the calling thread, which must be locked, under a supervisor that
-// listens on socket (see Serve): it installs the filter, hands its listener over,
-// and when the supervisor has accepted it enters the mount namespace that it was
-// given, if any, in the directory it was in. What the thread then executes is
-// supervised.
+// Enter connects the calling thread, which must be locked, to the supervisor at socket
+// (see Serve): it installs the filter, sends its listener, and when the supervisor has
+// accepted it, enters the supervisor's mount namespace, if any, in the same working
+// directory. Programs that the thread then executes are supervised.
 //
-// With ErrAlready nothing has changed. After any other error the thread may be
-// under a filter that nobody serves: it should end.
+// With ErrAlready nothing has changed. After any other error the thread may have a filter
+// without a supervisor: it should end.
 func Enter(socket string, filter []unix.SockFilter) error {
 	conn, err := net.DialUnix("unixpacket", nil, &net.UnixAddr{Name: socket, Net: "unixpacket"})
 	if err != nil {
-		return fmt.Errorf("seccomp: no supervisor: %w", err)
+		return fmt.Errorf("seccomp: connect to the supervisor: %w", err)
 	}
 	defer func() { _ = conn.Close() }()
 	fd, err := Install(filter)
@@ -29,37 +28,36 @@ func Enter(socket string, filter []unix.SockFilter) error {
 	}
 	_, _, err = conn.WriteMsgUnix([]byte{protocol}, unix.UnixRights(fd), nil)
 	if err = errors.Join(err, unix.Close(fd)); err != nil {
-		return fmt.Errorf("seccomp: hand the listener over on %s: %w", socket, err)
+		return fmt.Errorf("seccomp: send the listener to %s: %w", socket, err)
 	}
 	message, namespace, err := readMessage(conn)
 	switch {
-	case err != nil: // io.EOF: it went away
+	case err != nil: // io.EOF: it has ended
 		return fmt.Errorf("seccomp: the supervisor at %s does not answer: %w", socket, err)
 	case len(message) > 0 && message[0] == refused:
 		return fmt.Errorf("seccomp: the supervisor at %s refuses: %s", socket, message[1:])
 	case len(message) != 1 || message[0] != accepted:
-		return fmt.Errorf("seccomp: the supervisor at %s is of another version: it answers %q", socket, message)
+		return fmt.Errorf("seccomp: the supervisor at %s has another version: it answers %q", socket, message)
 	case namespace < 0:
 		return nil
 	}
 	return errors.Join(enterNamespace(namespace), unix.Close(namespace))
 }
 
-// enterNamespace moves the calling thread to a mount namespace and to the
-// directory there that has the name of its own: setns leaves a thread at the
-// root.
+// enterNamespace moves the calling thread to a mount namespace, and to the directory with
+// the same name there: setns moves a thread to the root.
 func enterNamespace(fd int) error {
 	dir, err := unix.Getwd()
 	if err != nil {
-		return fmt.Errorf("seccomp: the working directory, to be there again in the supervisor's mount namespace: %w", err)
+		return fmt.Errorf("seccomp: find the working directory: %w", err)
 	}
-	// The kernel moves no thread that shares its root and directory with others.
+	// The kernel does not move a thread that shares its root and directory with others.
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return fmt.Errorf("seccomp: separate the thread's root and directory from the process's: %w", err)
 	}
 	if err := unix.Setns(fd, unix.CLONE_NEWNS); err != nil {
 		if errors.Is(err, unix.EPERM) {
-			err = fmt.Errorf("it takes CAP_SYS_ADMIN and CAP_SYS_CHROOT, user %d lacks one: %w", os.Geteuid(), err)
+			err = fmt.Errorf("it needs CAP_SYS_ADMIN and CAP_SYS_CHROOT, user %d lacks one: %w", os.Geteuid(), err)
 		}
 		return fmt.Errorf("seccomp: enter the supervisor's mount namespace: %w", err)
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/gpreempt/gpreempt/emu/seccomp"
 )
 
-// A device whose ioctl 1 of the type 'X' gives the number that was asked for, for
-// one thread of this process.
+// A device whose ioctl 1 of the type 'X' returns its argument, for one thread of this
+// process.
 func ExampleThread() {
 	const number = 1<<30 | 4<<16 | 'X'<<8 | 1 // _IOW('X', 1, int)
 	filter, err := seccomp.Filter(runtime.GOARCH, 'X')
@@ -36,7 +36,7 @@ func ExampleThread() {
 		if listener, err = seccomp.Thread(filter, handle, blocks); err != nil {
 			return
 		}
-		err = unix.IoctlSetInt(-1, number, 7) // a program would have opened the device
+		err = unix.IoctlSetInt(-1, number, 7) // a program would open the device first
 	})
 	if err != nil {
 		fmt.Println(err)

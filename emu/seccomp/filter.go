@@ -13,11 +13,11 @@ const (
 	dataArgs = 16
 )
 
-// maxTypes keeps jumps within the 8 bits they have.
+// maxTypes limits jumps to their 8 bits.
 const maxTypes = 200
 
-// numbers are the system calls a filter looks at. The tables are written out
-// because x/sys knows only those of the architecture it is built for.
+// numbers are the system calls that a filter checks. The tables are written out because
+// x/sys has only those of the architecture it is built for.
 type numbers struct {
 	arch                                             uint32
 	ioctl, openat, openat2, fstat, newfstatat, statx uint32
@@ -36,24 +36,24 @@ var architectures = map[string]numbers{
 	},
 }
 
-// Filter returns the program that hands over, on the architecture goarch (amd64 or
-// arm64, as runtime.GOARCH spells them):
+// Filter returns the program that selects, on the architecture goarch (amd64 or arm64, as
+// in runtime.GOARCH):
 //
-//   - ioctls of the types given, at most 200, whatever their direction, number and
-//     size: drivers have some without a direction, and other files' of the same type
-//     (a terminal's 0x4Bxx) are rare;
-//   - open and openat for reading and writing (O_RDWR), and every openat2, whose
-//     flags a filter cannot see;
+//   - ioctls of the given types, at most 200, with any direction, number and size: drivers
+//     have some without a direction, and those of other files with the same type (a
+//     terminal's 0x4Bxx) are rare;
+//   - open and openat for reading and writing (O_RDWR), and every openat2, whose flags a
+//     filter cannot read;
 //   - fstat, and newfstatat and statx of a descriptor (AT_EMPTY_PATH).
 //
-// Everything else is allowed, other architectures' calls included.
+// All other calls are allowed, including those of other architectures.
 func Filter(goarch string, ioctlTypes ...byte) ([]unix.SockFilter, error) {
 	nr, ok := architectures[goarch]
 	if !ok {
-		return nil, fmt.Errorf("seccomp: no system call numbers for the architecture %q: amd64 and arm64 are known", goarch)
+		return nil, fmt.Errorf("seccomp: unsupported architecture %q; amd64 and arm64 are supported", goarch)
 	}
 	if len(ioctlTypes) > maxTypes {
-		return nil, fmt.Errorf("seccomp: %d ioctl types in one filter, at most %d fit", len(ioctlTypes), maxTypes)
+		return nil, fmt.Errorf("seccomp: %d ioctl types in one filter, at most %d", len(ioctlTypes), maxTypes)
 	}
 	p := []unix.SockFilter{
 		load(dataArch),
@@ -77,7 +77,7 @@ func Filter(goarch string, ioctlTypes ...byte) ([]unix.SockFilter, error) {
 	return append(p, ret(unix.SECCOMP_RET_ALLOW)), nil
 }
 
-// ioctls ends with a verdict on the request in the second argument.
+// ioctls returns the action for the request in the second argument.
 func ioctls(types []byte) []unix.SockFilter {
 	p := []unix.SockFilter{
 		loadArg(1),
@@ -90,7 +90,7 @@ func ioctls(types []byte) []unix.SockFilter {
 	return append(p, ret(unix.SECCOMP_RET_ALLOW), ret(unix.SECCOMP_RET_USER_NOTIF))
 }
 
-// readWrite ends with a verdict on the open flags in an argument.
+// readWrite returns the action for the open flags in an argument.
 func readWrite(arg uint32) []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(arg),
@@ -101,7 +101,7 @@ func readWrite(arg uint32) []unix.SockFilter {
 	}
 }
 
-// bitSet ends with a verdict on a flag in an argument.
+// bitSet returns the action for a flag in an argument.
 func bitSet(arg, flag uint32) []unix.SockFilter {
 	return []unix.SockFilter{
 		loadArg(arg),
@@ -115,8 +115,8 @@ func load(offset uint32) unix.SockFilter {
 	return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
 }
 
-// loadArg loads the low half of an argument, which is all the kernel looks at in
-// those of type int.
+// loadArg loads the low half of an argument, the only part that the kernel uses of those
+// of type int.
 func loadArg(n uint32) unix.SockFilter { return load(dataArgs + 8*n) }
 
 func alu(op uint16, k uint32) unix.SockFilter {

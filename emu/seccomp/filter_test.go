@@ -50,7 +50,7 @@ func run(t testing.TB, filter []unix.SockFilter, arch, nr uint32, args [6]uint64
 	return 0
 }
 
-// handedOver says what Filter's comment does.
+// handedOver reports whether Filter selects a call, according to its comment.
 func handedOver(goarch string, types []byte, nr uint32, args [6]uint64) bool {
 	n := architectures[goarch]
 	readWrite := func(flags uint64) bool { return flags&unix.O_ACCMODE == unix.O_RDWR }
@@ -73,7 +73,7 @@ func handedOver(goarch string, types []byte, nr uint32, args [6]uint64) bool {
 	}
 }
 
-func TestFilterHandsOver(t *testing.T) {
+func TestFilterSelectsCalls(t *testing.T) {
 	const read, write = 2 << 30, 1 << 30
 	at := unix.AT_FDCWD
 	cwd := uint64(at)
@@ -115,7 +115,7 @@ func TestFilterHandsOver(t *testing.T) {
 	}
 }
 
-func TestOpenIsHandedOverWhereItExists(t *testing.T) {
+func TestOpenIsSelectedWhereItExists(t *testing.T) {
 	filter, err := Filter("amd64", 'X')
 	if err != nil {
 		t.Fatal(err)

@@ -11,18 +11,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// required are the flags every filter of this package is installed with.
+// required are the flags of every filter of this package.
 const required = unix.SECCOMP_FILTER_FLAG_NEW_LISTENER | unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV
 
-// Install puts the filter on the calling thread, which must be locked
-// (runtime.LockOSThread), and returns the descriptor of its listener, which is
-// closed on exec. The filter cannot be taken off: the thread has it until it
-// ends, what the thread executes and forks inherits it. no_new_privs is set on
-// the thread unless it has CAP_SYS_ADMIN, without which the kernel asks for it:
-// set-user-ID programs then gain nothing.
+// Install installs the filter on the calling thread, which must be locked
+// (runtime.LockOSThread), and returns the descriptor of its listener, which is closed on
+// exec. The filter cannot be removed: the thread has it until it ends, and programs that
+// it executes and forks inherit it. A thread without CAP_SYS_ADMIN gets no_new_privs, which
+// the kernel requires: set-user-ID programs then gain no rights.
 //
-// From here on, calls that the filter hands over wait until NewListener serves
-// the descriptor. The error is ErrAlready, or says what the machine lacks.
+// From now on, selected calls wait until NewListener serves the descriptor. The error is
+// ErrAlready, or names what the machine lacks.
 func Install(filter []unix.SockFilter) (int, error) {
 	fd, errno := setFilter(filter, required)
 	if errno == unix.EACCES {
@@ -44,8 +43,8 @@ func Install(filter []unix.SockFilter) (int, error) {
 	return fd, nil
 }
 
-// Supported reports whether this package works here for the calling process: nil,
-// ErrAlready, or an error that says what the machine lacks. It tries it, on a
+// Supported checks whether this package works for the calling process: it returns nil,
+// ErrAlready, or an error that names what the machine lacks. It installs a filter on a
 // thread that then ends.
 func Supported() error {
 	if err := kernelSupport(); err != nil {
@@ -64,7 +63,7 @@ func Supported() error {
 	return err
 }
 
-// kernelSupport reports what the kernel lacks without installing anything.
+// kernelSupport returns what the kernel lacks, without installing a filter.
 func kernelSupport() error {
 	switch errno := actionAvailable(unix.SECCOMP_RET_USER_NOTIF); errno {
 	case 0:
@@ -75,34 +74,33 @@ func kernelSupport() error {
 	case unix.EOPNOTSUPP, unix.EINVAL:
 		return fmt.Errorf("seccomp: the kernel lacks user notification (SECCOMP_RET_USER_NOTIF, Linux 5.0): %w", errno)
 	default:
-		return fmt.Errorf("seccomp: cannot ask for user notification: %w", errno)
+		return fmt.Errorf("seccomp: check for user notification: %w", errno)
 	}
 	got, errno := kernelSizes()
 	if errno != 0 {
-		return fmt.Errorf("seccomp: cannot ask for the sizes of the kernel's structures: %w", errno)
+		return fmt.Errorf("seccomp: read the sizes of the kernel's structures: %w", errno)
 	}
 	if got != mySizes {
-		return fmt.Errorf("seccomp: the kernel's notifications, responses and call data have %d, %d and %d bytes, this package knows them with %d, %d and %d",
+		return fmt.Errorf("seccomp: the kernel's notifications, responses and call data have %d, %d and %d bytes, this package supports %d, %d and %d",
 			got.notif, got.response, got.data, mySizes.notif, mySizes.response, mySizes.data)
 	}
 	switch _, errno := setFilter(nil, required); errno {
-	case unix.EFAULT: // it knows the flags, and looked for the filter
+	case unix.EFAULT: // the kernel accepted the flags before it read the filter
 	case unix.EINVAL:
 		return fmt.Errorf("seccomp: the kernel lacks SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV (Linux 5.19), without which signals repeat calls: %w", errno)
 	case unix.EPERM, unix.EACCES, unix.ENOSYS:
 		return fmt.Errorf("seccomp: filters are forbidden to this process, by a container's seccomp profile or a security module: %w", errno)
 	default:
-		return fmt.Errorf("seccomp: cannot ask for SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV: %w", errno)
+		return fmt.Errorf("seccomp: check for SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV: %w", errno)
 	}
 	return nil
 }
 
-// procSupport reports whether /proc shows callers under the ids the kernel
-// reports them with.
+// procSupport checks that /proc has callers under the IDs that the kernel reports.
 func procSupport() error {
 	self, err := os.Readlink("/proc/self")
 	if err != nil {
-		return fmt.Errorf("seccomp: no /proc, which tells whether a caller was interrupted: %w", err)
+		return fmt.Errorf("seccomp: no /proc, which is needed to notice interrupted callers: %w", err)
 	}
 	if self != strconv.Itoa(os.Getpid()) {
 		return fmt.Errorf("seccomp: /proc shows another pid namespace: this is process %d here and %s there", os.Getpid(), self)
@@ -110,19 +108,19 @@ func procSupport() error {
 	return nil
 }
 
-// OwnThread runs f on a thread of its own and returns when f has: a locked thread
-// that ends with f, and with it the filter f may have put on it. It is never the
-// first thread of the process, which does not end.
+// OwnThread runs f on a new, locked thread, and returns when f has returned. The thread
+// then ends, and with it a filter that f installed. It is never the first thread of the
+// process, which does not end.
 func OwnThread(f func()) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		runtime.LockOSThread() // and not unlocked, which ends the thread
+		runtime.LockOSThread() // without an unlock: the thread ends
 		if !onMainThread() {
 			f()
 			return
 		}
-		OwnThread(f) // the main thread is taken until then
+		OwnThread(f) // this goroutine occupies the main thread meanwhile
 		runtime.UnlockOSThread()
 	}()
 	<-done
@@ -130,8 +128,8 @@ func OwnThread(f func()) {
 
 func onMainThread() bool { return unix.Gettid() == unix.Getpid() }
 
-// gone reports whether an errno of a listener says that the caller is no more:
-// ENOENT, there is no such call; ESRCH, it ended while a descriptor was added.
+// gone reports whether an errno of a listener means that the caller has ended: ENOENT,
+// there is no such call; ESRCH, it ended while a descriptor was added.
 func gone(errno syscall.Errno) bool {
 	return errors.Is(errno, unix.ENOENT) || errors.Is(errno, unix.ESRCH)
 }

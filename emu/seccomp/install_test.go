@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestThisMachineIsSupportedUnlessItSaysWhy(t *testing.T) {
+func TestThisMachineIsSupportedOrTheErrorNamesWhatIsMissing(t *testing.T) {
 	if err := Supported(); err != nil {
 		t.Skip(err)
 	}
 }
 
-// seccompFails is a filter with which seccomp(2) fails with an errno when its
-// operation is op and its flags have those given: a machine that lacks something.
+// seccompFails is a filter that makes seccomp(2) fail with an errno for an operation and
+// flags, as on a machine that lacks something.
 func seccompFails(op, flags uint32, errno syscall.Errno) []unix.SockFilter {
 	p := []unix.SockFilter{
 		load(dataNR),
@@ -32,7 +32,7 @@ func seccompFails(op, flags uint32, errno syscall.Errno) []unix.SockFilter {
 	return append(p, ret(unix.SECCOMP_RET_ERRNO|uint32(errno)))
 }
 
-// imitate makes the machine another for the calling thread.
+// imitate imitates another machine for the calling thread.
 func imitate(t *testing.T, filter []unix.SockFilter) {
 	t.Helper()
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
@@ -43,7 +43,7 @@ func imitate(t *testing.T, filter []unix.SockFilter) {
 	}
 }
 
-func TestErrorsSayWhatTheMachineLacks(t *testing.T) {
+func TestErrorsNameWhatTheMachineLacks(t *testing.T) {
 	needSupport(t)
 	for name, tc := range map[string]struct {
 		filter []unix.SockFilter
@@ -55,8 +55,8 @@ func TestErrorsSayWhatTheMachineLacks(t *testing.T) {
 		"before Linux 5.19":   {seccompFails(unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, unix.EINVAL), "WAIT_KILLABLE_RECV (Linux 5.19)"},
 		"filters forbidden":   {seccompFails(unix.SECCOMP_SET_MODE_FILTER, 0, unix.EPERM), "filters are forbidden"},
 		"something new":       {seccompFails(unix.SECCOMP_GET_NOTIF_SIZES, 0, unix.EIO), "sizes of the kernel's structures"},
-		"something else new":  {seccompFails(unix.SECCOMP_GET_ACTION_AVAIL, 0, unix.EIO), "cannot ask for user notification"},
-		"a flag nobody knows": {seccompFails(unix.SECCOMP_SET_MODE_FILTER, 0, unix.EIO), "cannot ask for SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV"},
+		"something else new":  {seccompFails(unix.SECCOMP_GET_ACTION_AVAIL, 0, unix.EIO), "check for user notification"},
+		"a flag nobody knows": {seccompFails(unix.SECCOMP_SET_MODE_FILTER, 0, unix.EIO), "check for SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			OwnThread(func() {
@@ -69,7 +69,7 @@ func TestErrorsSayWhatTheMachineLacks(t *testing.T) {
 	}
 }
 
-func TestInstallSaysWhatTheKernelLacks(t *testing.T) {
+func TestInstallNamesWhatTheKernelLacks(t *testing.T) {
 	needSupport(t)
 	filter := testFilter(t)
 	OwnThread(func() {
@@ -81,7 +81,7 @@ func TestInstallSaysWhatTheKernelLacks(t *testing.T) {
 	})
 }
 
-func TestInstallSaysWhenTheFilterIsBad(t *testing.T) {
+func TestInstallRejectsAnInvalidFilter(t *testing.T) {
 	needSupport(t)
 	OwnThread(func() {
 		fd, err := Install([]unix.SockFilter{{Code: 0xffff}})
@@ -91,14 +91,14 @@ func TestInstallSaysWhenTheFilterIsBad(t *testing.T) {
 	})
 }
 
-func TestSupportedTellsOfAListener(t *testing.T) {
+func TestSupportedReportsAListener(t *testing.T) {
 	p := launch(t, newDevice(t), "supported")
 	if got := p.finish(); !strings.Contains(got, ErrAlready.Error()) {
 		t.Errorf("under a listener: got %q, want %q in it", got, ErrAlready)
 	}
 }
 
-func TestSupportedTellsOfAForeignProc(t *testing.T) {
+func TestSupportedReportsAForeignProc(t *testing.T) {
 	cmd := command(t, "supported")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
 	out := output(cmd)
@@ -126,8 +126,8 @@ func TestOwnThreadIsNeverTheFirst(t *testing.T) {
 	}
 }
 
-// Installed by somebody with CAP_SYS_ADMIN, the filter leaves set-user-ID
-// programs their privilege.
+// If a thread with CAP_SYS_ADMIN installs the filter, set-user-ID programs keep their
+// privilege.
 func TestPrivilegedThreadsKeepTheirPrivileges(t *testing.T) {
 	needSupport(t)
 	OwnThread(func() {

@@ -14,8 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// awaitState looks until a thread is in a state, which the kernel brings about
-// without telling anybody.
+// awaitState polls until a thread is in a state: the kernel does not notify of it.
 func awaitState(t testing.TB, tid int32, state byte) {
 	t.Helper()
 	stat := openStat(tid)
@@ -64,7 +63,7 @@ func TestIgnoredSignalDoesNotInterrupt(t *testing.T) {
 	d := newDevice(t)
 	p := launch(t, d, "wait", "restart")
 	c := <-d.arrived
-	p.signal(c, unix.SIGWINCH) // Go has it ignored
+	p.signal(c, unix.SIGWINCH) // Go ignores it
 	p.signal(c, unix.SIGCONT)
 	d.release <- 7
 	if got, want := p.finish(), "7 0\n"; got != want {
@@ -72,7 +71,7 @@ func TestIgnoredSignalDoesNotInterrupt(t *testing.T) {
 	}
 }
 
-func TestBlockedCallerStopsAndGoesOn(t *testing.T) {
+func TestBlockedCallerStopsAndContinues(t *testing.T) {
 	d := newDevice(t)
 	p := launch(t, d, "wait", "restart")
 	<-d.arrived
@@ -152,7 +151,7 @@ func TestKilledCallerIsGone(t *testing.T) {
 }
 
 // Another thread may have the number of a caller that was killed.
-func TestNumberOfADeadCallerIsNotTheCaller(t *testing.T) {
+func TestReusedThreadIDIsNotTheDeadCaller(t *testing.T) {
 	const last = "/proc/sys/kernel/ns_last_pid"
 	if err := os.WriteFile(last, []byte(strconv.Itoa(os.Getpid())), 0); err != nil {
 		t.Skipf("needs CAP_CHECKPOINT_RESTORE and a writable /proc/sys, to choose process ids: %v", err)
@@ -179,7 +178,7 @@ func TestNumberOfADeadCallerIsNotTheCaller(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = p.Wait()
-	// Other processes may take the number, or one before it: try again.
+	// Other processes may get the number, or one before it: retry.
 	reused := false
 	for range 50 {
 		if err := os.WriteFile(last, []byte(strconv.Itoa(int(c.TID)-1)), 0); err != nil {
@@ -214,14 +213,14 @@ func openTask(tid int32) bool {
 	return stat.state() != 0
 }
 
-// blocking is a handler for calls that all block.
+// blocking is a handler whose calls all block.
 type blocking struct{ f func(*Call) }
 
 func (b blocking) handle(c *Call)      { b.f(c) }
 func (b blocking) blocks(c *Call) bool { return isDevice(c) }
 
-// Under a storm of signals no call gets lost, none is executed twice, and nothing
-// of the kernel's own reaches the program.
+// With many signals, no call is lost or executed twice, and no internal errno of the
+// kernel reaches the program.
 func TestSignalStorm(t *testing.T) {
 	calls := 3000
 	if testing.Short() {
@@ -252,8 +251,8 @@ func TestSignalStormOnBlockedCalls(t *testing.T) {
 			d := newDevice(t)
 			var mu sync.Mutex
 			interrupted := 0
-			// Each call waits for a signal three times, and the fourth time the test's
-			// answer and the next signal race.
+			// Each call waits for a signal three times. The fourth time the test's answer
+			// races with the next signal.
 			counted := make(map[uint64]int)
 			p := launch(t, blocking{func(c *Call) {
 				if !isDevice(c) {
@@ -297,12 +296,12 @@ func stormOf(t *testing.T, p *program) stormResult {
 	return got
 }
 
-func TestAnsweredCallWakesNobody(t *testing.T) {
+func TestAnsweredCallIsNotWoken(t *testing.T) {
 	woken := make(chan struct{}, 1)
 	inProcess(t, handler(func(c *Call) {
 		c.Watch(func() { woken <- struct{}{} })
 		_ = c.Return(0, 0)
-	}), func(*Listener) { call(nrEcho, 1) }) // the listener ends when nothing is watched
+	}), func(*Listener) { call(nrEcho, 1) }) // the listener ends when no call is watched
 	if len(woken) != 0 {
 		t.Error("woken after the answer")
 	}

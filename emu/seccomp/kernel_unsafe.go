@@ -17,8 +17,8 @@ type data struct {
 	args [6]uint64
 }
 
-// notif is struct seccomp_notif. pid is a thread's id, in the pid namespace of
-// the thread that receives.
+// notif is struct seccomp_notif. pid is a thread's ID, in the pid namespace of the
+// receiving thread.
 type notif struct {
 	_     structs.HostLayout
 	id    uint64
@@ -58,12 +58,12 @@ var mySizes = sizes{
 	data:     uint16(unsafe.Sizeof(data{})),
 }
 
-// ioctl retries what a signal interrupted: only signals to this process do, and
-// they say nothing about the call. The lock of a filter is taken interruptibly.
+// ioctl repeats a call that a signal to this process interrupted: the kernel takes the
+// lock of a filter interruptibly.
 func ioctl(fd int, request uint, arg unsafe.Pointer) (uintptr, syscall.Errno) {
 	for {
-		// Legal: the callers' pointers are to memory that is alive until the call
-		// is over, and the conversion is in the call's own expression.
+		// Legal: the memory of the callers' pointers is alive until the call has
+		// returned, and the conversion is in the call's own expression.
 		r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(arg))
 		if errno != unix.EINTR {
 			return r, errno
@@ -71,7 +71,7 @@ func ioctl(fd int, request uint, arg unsafe.Pointer) (uintptr, syscall.Errno) {
 	}
 }
 
-// receive takes the next call. The kernel refuses a buffer that is not zero
+// receive receives the next call. The kernel rejects a buffer that is not zero
 // (seccomp_notify_recv, check_zeroed_user).
 func receive(fd int) (notif, syscall.Errno) {
 	var n notif
@@ -94,28 +94,28 @@ func addFD(fd int, a addition) (int, syscall.Errno) {
 	return int(r), errno
 }
 
-// setFilter installs a filter on the calling thread; a nil filter asks whether
-// the kernel knows the flags: EFAULT says that it does, EINVAL that it does not
-// (seccomp_set_mode_filter looks at the flags first).
+// setFilter installs a filter on the calling thread. A nil filter checks whether the
+// kernel supports the flags: EFAULT if it does, EINVAL if not (seccomp_set_mode_filter
+// checks the flags first).
 func setFilter(filter []unix.SockFilter, flags uintptr) (int, syscall.Errno) {
 	if filter == nil {
 		_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, 0)
 		return -1, errno
 	}
 	prog := unix.SockFprog{Len: uint16(len(filter)), Filter: unsafe.SliceData(filter)}
-	// Legal: prog and the filter it points to are alive until the call is over,
-	// and the conversion is in the call's own expression.
+	// Legal: prog and its filter are alive until the call has returned, and the conversion
+	// is in the call's own expression.
 	r, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&prog)))
 	return int(r), errno
 }
 
-// actionAvailable asks whether filters may return an action.
+// actionAvailable returns 0 if filters may return an action.
 func actionAvailable(action uint32) syscall.Errno {
 	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_GET_ACTION_AVAIL, 0, uintptr(unsafe.Pointer(&action)))
 	return errno
 }
 
-// kernelSizes asks how large the kernel's structures are.
+// kernelSizes returns the sizes of the kernel's structures.
 func kernelSizes() (sizes, syscall.Errno) {
 	var s sizes
 	_, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_GET_NOTIF_SIZES, 0, uintptr(unsafe.Pointer(&s)))

@@ -15,12 +15,12 @@ type Listener struct {
 	fd     int
 	handle func(*Call)
 	blocks func(*Call) bool
-	// closing: no more calls are received, those under way count as interrupted.
+	// closing: no more calls are received, and those in progress count as interrupted.
 	closing atomic.Bool
-	// busy counts the goroutines and watches that still use fd: the number must not
-	// become another file's under them.
+	// busy counts the goroutines and watches that use fd: meanwhile the number must not
+	// become that of another file.
 	busy sync.WaitGroup
-	// done is closed when fd is; err is set before.
+	// done is closed after fd; err is set before.
 	done chan struct{}
 	err  error
 	// mu guards stop, an eventfd that ends the wait for calls, -1 when it is closed.
@@ -28,17 +28,16 @@ type Listener struct {
 	stop int
 }
 
-// NewListener serves a filter's listener, and closes fd when it is done with it.
-// handle answers each call before it returns; a call that it leaves without an
-// answer gets ENOSYS. It is called for one call after the other, except those for
-// which blocks says true: they have a goroutine each, and must watch the call to
-// know when to give up.
+// NewListener serves a filter's listener, and closes fd at the end. handle answers each
+// call before it returns; without an answer the call gets ENOSYS. It is called for one call
+// after the other, except those for which blocks returns true: each of them has its own
+// goroutine, and the handler must watch the call to notice its interruption.
 func NewListener(fd int, handle func(*Call), blocks func(*Call) bool) *Listener {
 	l := &Listener{fd: fd, handle: handle, blocks: blocks, done: make(chan struct{})}
 	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		l.stop = -1
-		l.err = errors.Join(fmt.Errorf("seccomp: no eventfd for a listener, its callers get ENOSYS: %w", err), unix.Close(fd))
+		l.err = errors.Join(fmt.Errorf("seccomp: create an eventfd for a listener, whose callers now get ENOSYS: %w", err), unix.Close(fd))
 		close(l.done)
 		return l
 	}
@@ -47,15 +46,14 @@ func NewListener(fd int, handle func(*Call), blocks func(*Call) bool) *Listener 
 	return l
 }
 
-// Thread filters the calling thread and serves its calls from the other threads of
-// the process. The thread must be locked, may not be the first of the process
-// (ErrMainThread), and keeps the filter until it ends, which OwnThread sees to.
-// What it executes and forks is served too. Threads the process starts later
-// are not filtered, because Go starts them from an unlocked one.
+// Thread filters the calling thread and serves its calls from the other threads of the
+// process. The thread must be locked, must not be the first of the process
+// (ErrMainThread), and keeps the filter until it ends: call Thread from OwnThread. The
+// programs that it executes and forks are served, too. Threads that the process starts
+// later are not filtered, because Go starts them from an unlocked thread.
 //
-// It is for tests and measurements: calls that block must be made with
-// entersyscall (os, syscall.Syscall; not syscall.RawSyscall), or the process
-// waits for itself.
+// It is for tests and measurements: calls that block must be made with entersyscall (os,
+// syscall.Syscall; not syscall.RawSyscall), or the process deadlocks.
 func Thread(filter []unix.SockFilter, handle func(*Call), blocks func(*Call) bool) (*Listener, error) {
 	if onMainThread() {
 		return nil, fmt.Errorf("seccomp: %w", ErrMainThread)
@@ -67,23 +65,22 @@ func Thread(filter []unix.SockFilter, handle func(*Call), blocks func(*Call) boo
 	return NewListener(fd, handle, blocks), nil
 }
 
-// Wait waits until no thread is left under the filter and all calls are over,
-// which is no error, or the listener was closed, which is none either, or calls
-// can no longer be received.
+// Wait waits until no thread has the filter and all calls are over, or until the listener
+// was closed, and returns nil; or until receiving calls fails, and returns the error.
 func (l *Listener) Wait() error {
 	<-l.done
 	return l.err
 }
 
-// Close ends the listener and waits until the calls under way are over: they
-// count as interrupted, and those that are watched are woken. Calls that the
-// filter hands over afterwards, and those that have no answer by then, fail with
-// ENOSYS. It returns what Wait does. A handler must not call it.
+// Close ends the listener and waits until the calls in progress are over: they count as
+// interrupted, and watched ones are woken. Later selected calls, and those without an
+// answer by then, fail with ENOSYS. It returns the result of Wait. A handler must not call
+// it.
 func (l *Listener) Close() error {
 	l.closing.Store(true)
 	l.mu.Lock()
 	if l.stop >= 0 {
-		// It fails only when the counter is full, and then the loop is awake.
+		// It fails only if the counter is full, and then the loop is awake.
 		_, _ = unix.Write(l.stop, binary.NativeEndian.AppendUint64(nil, 1))
 	}
 	l.mu.Unlock()
@@ -101,10 +98,10 @@ func (l *Listener) serve() {
 	close(l.done)
 }
 
-// receive takes calls until there can be no more, or Close says so.
+// receive receives calls until there can be no more, or until Close.
 func (l *Listener) receive() error {
-	// The receiving ioctl is called only when there is something to receive: before
-	// Linux 6.11 nothing but a call or a signal ends it.
+	// The receiving ioctl is called only when there is a call: before Linux 6.11 only a
+	// call or a signal ends it.
 	fds := []unix.PollFd{{Fd: int32(l.fd), Events: unix.POLLIN}, {Fd: int32(l.stop), Events: unix.POLLIN}}
 	for {
 		_, err := unix.Poll(fds, -1)
@@ -120,7 +117,7 @@ func (l *Listener) receive() error {
 				return err
 			}
 		case fds[0].Revents&unix.POLLHUP != 0:
-			return nil // nobody is left under the filter
+			return nil // no thread has the filter
 		case fds[0].Revents&unix.POLLNVAL != 0:
 			return fmt.Errorf("seccomp: wait for calls: descriptor %d is closed", l.fd)
 		default:
@@ -129,12 +126,12 @@ func (l *Listener) receive() error {
 	}
 }
 
-// next receives a call and has it answered.
+// next receives a call and answers it.
 func (l *Listener) next() error {
 	n, errno := receive(l.fd)
 	switch {
 	case errors.Is(errno, unix.ENOENT):
-		return nil // a signal took the caller away in between
+		return nil // a signal ended the call meanwhile
 	case errno != 0:
 		return fmt.Errorf("seccomp: receive a call: %w", errno)
 	}
@@ -150,6 +147,6 @@ func (l *Listener) next() error {
 func (l *Listener) answer(c *Call) {
 	l.handle(c)
 	if c.life.Load() != over {
-		_ = c.Return(0, unix.ENOSYS) // or it is gone
+		_ = c.Return(0, unix.ENOSYS) // unless the caller has ended
 	}
 }

@@ -68,7 +68,7 @@ func TestCallsFailWithENOSYSOnceTheListenerIsClosed(t *testing.T) {
 	}
 }
 
-func TestThreadUnderAListenerGetsNoSecond(t *testing.T) {
+func TestThreadWithAListenerGetsNoSecond(t *testing.T) {
 	d := newDevice(t)
 	inProcess(t, d, func(*Listener) {
 		if _, err := Install(testFilter(t)); !errors.Is(err, ErrAlready) {
@@ -80,8 +80,8 @@ func TestThreadUnderAListenerGetsNoSecond(t *testing.T) {
 	})
 }
 
-// Blocking calls wait each for themselves, and hold up no other.
-func TestBlockedCallsHoldUpNoOther(t *testing.T) {
+// Blocking calls do not delay other calls.
+func TestBlockedCallsDelayNoOther(t *testing.T) {
 	d := newDevice(t)
 	cmd := command(t, "pair")
 	in, err := cmd.StdinPipe()
@@ -93,7 +93,7 @@ func TestBlockedCallsHoldUpNoOther(t *testing.T) {
 	if _, err := io.WriteString(in, "x"); err != nil {
 		t.Fatal(err)
 	}
-	<-d.arrived // made after an echo came back
+	<-d.arrived // made after the result of an echo
 	d.release <- 1
 	d.release <- 1
 	if got, want := p.finish(), "6 1 1\n"; got != want {
@@ -101,8 +101,8 @@ func TestBlockedCallsHoldUpNoOther(t *testing.T) {
 	}
 }
 
-// A signal may take a caller away between the wait for its call and the receipt.
-func TestCallThatWentAwayIsNotReceived(t *testing.T) {
+// A signal may end a call after the listener noticed it and before it is received.
+func TestCallThatEndedBeforeItWasReceivedIsIgnored(t *testing.T) {
 	needSupport(t)
 	filter := testFilter(t)
 	signals := make(chan os.Signal, 1)
@@ -148,7 +148,7 @@ func TestCallThatWentAwayIsNotReceived(t *testing.T) {
 	}
 }
 
-func TestListenerOfAClosedDescriptorSaysSo(t *testing.T) {
+func TestListenerOfAClosedDescriptorFails(t *testing.T) {
 	l := NewListener(1<<20, func(*Call) {}, func(*Call) bool { return false })
 	if err := l.Wait(); err == nil {
 		t.Error("no error")

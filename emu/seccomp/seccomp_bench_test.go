@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// measured is how long calls took, in nanoseconds.
+// measured is the durations of calls in nanoseconds.
 type measured struct {
 	P50, P99 int64
 	// Rate is calls per second of all threads together.
@@ -39,18 +39,17 @@ func measure(n int, call func()) measured {
 	}
 }
 
-// allowed is an ioctl that no filter here hands over; it fails.
+// allowed is an ioctl that no filter here selects; it fails.
 func allowed() { _, _ = unix.IoctlGetInt(-1, unix.TIOCOUTQ) }
 
 func echo() { call(nrEcho, 1) }
 
-// report returns the distribution, and how it compares with the native call of the
-// same run.
+// report reports the distribution, and its ratio to the native call of the same run.
 func (m measured) report(b *testing.B, native measured) {
 	b.ReportMetric(float64(m.P50), "p50-ns")
 	b.ReportMetric(float64(m.P99), "p99-ns")
 	b.ReportMetric(float64(m.P50)/float64(native.P50), "x-native")
-	b.ReportMetric(0, "ns/op") // p50 says more
+	b.ReportMetric(0, "ns/op") // p50 is more useful
 }
 
 // callsPerRound is long enough for a p99.
@@ -58,9 +57,9 @@ const callsPerRound = 2000
 
 // BenchmarkCall compares, each in the same run as the native call:
 //
-//   - allowed: the filter looks at the call and lets it pass
+//   - allowed: the filter checks the call and allows it
 //   - answered: the supervisor answers it
-//   - continued: the supervisor lets the kernel execute it
+//   - continued: the supervisor makes the kernel execute it
 //   - descriptor: it is answered with a descriptor, which is closed
 //
 // Program and supervisor are threads of one process.
@@ -91,15 +90,14 @@ func BenchmarkCall(b *testing.B) {
 	}
 }
 
-// medianRound is the round with the median p50: a round the machine was busy in
-// does not count.
+// medianRound returns the round with the median p50: rounds on a busy machine do not
+// count.
 func medianRound(rounds []measured) measured {
 	slices.SortFunc(rounds, func(a, b measured) int { return int(a.P50 - b.P50) })
 	return rounds[len(rounds)/2]
 }
 
-// BenchmarkProgram is about a program in a process of its own, with one thread
-// and with four.
+// BenchmarkProgram measures a program in another process, with one thread and with four.
 func BenchmarkProgram(b *testing.B) {
 	for _, threads := range []int{1, 4} {
 		b.Run(fmt.Sprintf("threads=%d", threads), func(b *testing.B) {
@@ -121,8 +119,8 @@ func BenchmarkProgram(b *testing.B) {
 	}
 }
 
-// BenchmarkBlockedCalls is what calls that wait cost the supervisor: a look at
-// each every 5 ms.
+// BenchmarkBlockedCalls measures the supervisor's cost of waiting calls: a check of each
+// every 5 ms.
 func BenchmarkBlockedCalls(b *testing.B) {
 	d := newDevice(b)
 	inProcess(b, blocking{func(c *Call) {
@@ -138,8 +136,8 @@ func BenchmarkBlockedCalls(b *testing.B) {
 	}}, func(*Listener) { call(nrWait, 0) })
 }
 
-// clientMeasure makes args[1] calls on each of args[0] threads, and prints what
-// they took: the median thread's times, and the rate of all.
+// clientMeasure makes args[1] calls on each of args[0] threads, and prints their times:
+// those of the median thread, and the rate of all.
 func clientMeasure(args []string) error {
 	threads, err := strconv.Atoi(args[0])
 	if err != nil {

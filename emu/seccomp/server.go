@@ -11,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The hand-over, over a unix socket that keeps messages apart (SOCK_SEQPACKET):
-// the program sends protocol with the listener attached, the supervisor answers
-// accepted, with a mount namespace attached if there is one to enter, or refused
-// and a text.
+// The protocol on a unix socket with messages (SOCK_SEQPACKET): the program sends protocol
+// with the listener attached. The supervisor answers accepted, with a mount namespace
+// attached if the program should enter one, or refused and a text.
 const (
 	protocol byte = 1
 	accepted byte = 0
@@ -22,15 +21,15 @@ const (
 
 	// maxMessage bounds the text of a refusal, in bytes.
 	maxMessage = 4096
-	// patience is how long a peer may take to send its listener.
-	patience = 10 * time.Second
-	// acceptAgain is the pause after a connection could not be accepted, most
-	// likely for want of a descriptor.
+	// sendTimeout limits the time of a peer to send its listener.
+	sendTimeout = 10 * time.Second
+	// acceptAgain is the pause after a failure to accept a connection, most likely for
+	// lack of a descriptor.
 	acceptAgain = 100 * time.Millisecond
 )
 
-// Peer is a process that hands a listener over, as it was when it connected and
-// as the supervisor's namespaces show it.
+// Peer is a process that sends a listener, with its IDs when it connected, in the
+// supervisor's namespaces.
 type Peer struct {
 	PID      int32
 	UID, GID uint32
@@ -43,22 +42,22 @@ type Server struct {
 	failed func(error)
 	work   sync.WaitGroup
 
-	// mu guards conns, the connections under way; nil once the server is closed.
+	// mu guards conns, the open connections; nil after the server was closed.
 	mu    sync.Mutex
 	conns map[*net.UnixConn]struct{}
 }
 
 // Serve listens on a unix socket: a path, or "@name" for one without a file.
 //
-// accept is given each listener, with the process that brings it. With no error
-// the descriptor is accept's from then on, and what it returns is a descriptor of
-// a mount namespace for the program to enter, -1 for none; the server does not
-// close it. With an error the program is told the text. accept must be quick to
-// have the listener served, and may be called for several programs at a time.
+// accept is called with each listener and the process that sent it. If it returns no error
+// it owns the listener, and its result is a descriptor of a mount namespace for the
+// program to enter, -1 for none; the server does not close it. An error is sent to the
+// program as text. accept must serve the listener soon, and may be called for several
+// programs at a time.
 //
-// Only processes of the supervisor's own user and root are accepted, and only
-// from pid namespaces the supervisor can see into. failed is told of every
-// hand-over that came to nothing and may be called from several goroutines.
+// Only processes of the supervisor's own user and of root are accepted, and only from pid
+// namespaces visible to the supervisor. failed is called with the error of every failed
+// transfer, possibly by several goroutines.
 func Serve(socket string, accept func(peer Peer, listener int) (namespace int, err error), failed func(error)) (*Server, error) {
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
 	if err != nil {
@@ -69,13 +68,13 @@ func Serve(socket string, accept func(peer Peer, listener int) (namespace int, e
 	return s, nil
 }
 
-// Close stops listening, removes the socket's file, breaks off hand-overs under
-// way and waits for them. Listeners that were accepted go on.
+// Close stops listening, removes the socket's file, cancels transfers in progress and waits
+// for them. Accepted listeners continue.
 func (s *Server) Close() error {
 	err := s.socket.Close()
 	s.mu.Lock()
 	for conn := range s.conns {
-		_ = conn.Close() // its goroutine reports what broke
+		_ = conn.Close() // its goroutine reports the error
 	}
 	s.conns = nil
 	s.mu.Unlock()
@@ -128,36 +127,35 @@ func (s *Server) end(conn *net.UnixConn) {
 func (s *Server) handOver(conn *net.UnixConn) error {
 	peer, err := peerOf(conn)
 	if err != nil {
-		return fmt.Errorf("seccomp: hand-over: %w", err)
+		return fmt.Errorf("seccomp: identify a program: %w", err)
 	}
 	namespace, err := s.take(conn, peer)
 	if err != nil {
 		text := append([]byte{refused}, err.Error()...)
 		_, werr := conn.Write(text[:min(len(text), maxMessage)])
-		return fmt.Errorf("seccomp: hand-over from process %d of user %d: %w", peer.PID, peer.UID, errors.Join(err, werr))
+		return fmt.Errorf("seccomp: listener of process %d of user %d: %w", peer.PID, peer.UID, errors.Join(err, werr))
 	}
 	var rights []byte
 	if namespace >= 0 {
 		rights = unix.UnixRights(namespace)
 	}
 	if _, _, err := conn.WriteMsgUnix([]byte{accepted}, rights, nil); err != nil {
-		return fmt.Errorf("seccomp: hand-over from process %d of user %d: acknowledge: %w", peer.PID, peer.UID, err)
+		return fmt.Errorf("seccomp: listener of process %d of user %d: acknowledge: %w", peer.PID, peer.UID, err)
 	}
 	return nil
 }
 
-// take receives the listener of a peer and gives it to accept. The message is
-// read even of those who are not welcome: closing a socket with a message unread
-// would keep the refusal from them.
+// take receives the listener of a peer and passes it to accept. It reads the message even
+// if the peer is refused: closing a socket with an unread message would drop the refusal.
 func (s *Server) take(conn *net.UnixConn, peer Peer) (namespace int, err error) {
-	if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(sendTimeout)); err != nil {
 		return -1, err
 	}
 	message, fd, err := readMessage(conn)
 	if err != nil {
 		return -1, err
 	}
-	if err = peer.welcome(uint32(os.Geteuid())); err == nil {
+	if err = peer.allowed(uint32(os.Geteuid())); err == nil {
 		namespace, err = s.offer(peer, message, fd)
 	}
 	if err != nil && fd >= 0 {
@@ -166,26 +164,26 @@ func (s *Server) take(conn *net.UnixConn, peer Peer) (namespace int, err error) 
 	return namespace, err
 }
 
-// offer returns accept what is a listener, as far as can be told.
+// offer calls accept if the message has a descriptor and the right version.
 func (s *Server) offer(peer Peer, message []byte, fd int) (namespace int, err error) {
 	if len(message) != 1 || message[0] != protocol || fd < 0 {
-		return -1, fmt.Errorf("no listener in the message %q: it is not a program that enters, or one of another version", message)
+		return -1, fmt.Errorf("invalid message %q: it has no listener, or the program has another version", message)
 	}
 	return s.accept(peer, fd)
 }
 
-// welcome reports whether a supervisor of the user euid serves the peer.
-func (p Peer) welcome(euid uint32) error {
+// allowed checks whether a supervisor of the user euid serves the peer.
+func (p Peer) allowed(euid uint32) error {
 	if p.UID != euid && p.UID != 0 {
 		return fmt.Errorf("user %d cannot enter: the supervisor serves its own user %d and root", p.UID, euid)
 	}
 	if p.PID == 0 {
-		return errors.New("the program is in a pid namespace that the supervisor cannot see into")
+		return errors.New("the program is in a pid namespace that is not visible to the supervisor")
 	}
 	return nil
 }
 
-// peerOf asks the kernel who is at the other end.
+// peerOf returns the process at the other end, according to the kernel.
 func peerOf(conn *net.UnixConn) (Peer, error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -199,13 +197,13 @@ func peerOf(conn *net.UnixConn) (Peer, error) {
 		return Peer{}, err
 	}
 	if sockErr != nil {
-		return Peer{}, fmt.Errorf("who is there: %w", sockErr)
+		return Peer{}, fmt.Errorf("read the peer's credentials: %w", sockErr)
 	}
 	return Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}, nil
 }
 
-// readMessage reads a message and the descriptor attached to it, -1 if there is
-// none. Descriptors beyond the first are closed.
+// readMessage returns a message and the descriptor attached to it, -1 for none. Further
+// descriptors are closed.
 func readMessage(conn *net.UnixConn) (message []byte, fd int, err error) {
 	buf := make([]byte, maxMessage)
 	oob := make([]byte, unix.CmsgSpace(4*4))

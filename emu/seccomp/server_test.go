@@ -30,8 +30,8 @@ type supervisor struct {
 	listeners []*Listener
 }
 
-// supervise serves programs until the test ends. They enter the mount namespace,
-// unless it is -1.
+// supervise serves programs until the test ends. They enter the mount namespace unless it
+// is -1.
 func supervise(t *testing.T, d served, namespace int) *supervisor {
 	t.Helper()
 	return superviseOn(t, socketPath(t), d, namespace)
@@ -109,7 +109,7 @@ func TestProgramEntersOnce(t *testing.T) {
 	}
 }
 
-func TestProgramIsToldWhyItIsRefused(t *testing.T) {
+func TestProgramGetsTheReasonOfARefusal(t *testing.T) {
 	needSupport(t)
 	socket := socketPath(t)
 	failed := make(chan error, 1)
@@ -122,10 +122,10 @@ func TestProgramIsToldWhyItIsRefused(t *testing.T) {
 	defer s.Close()
 	got := runCommand(t, command(t, "enter", socket, "echo"))
 	if want := "refuses: the device is full!"; !strings.Contains(got, want) {
-		t.Errorf("the program was told %q, want %q in it", got, want)
+		t.Errorf("the program got %q, want %q in it", got, want)
 	}
 	if err := <-failed; !strings.Contains(err.Error(), "the device is full") {
-		t.Errorf("the supervisor was told %v", err)
+		t.Errorf("the supervisor got %v", err)
 	}
 }
 
@@ -137,17 +137,17 @@ func TestOtherUsersAreRefused(t *testing.T) {
 	cmd := command(t, "enter", s.socket, "echo", "1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	if got, want := runCommand(t, cmd), "user 65534 cannot enter: the supervisor serves its own user 0 and root"; !strings.Contains(got, want) {
-		t.Errorf("the program was told %q, want %q in it", got, want)
+		t.Errorf("the program got %q, want %q in it", got, want)
 	}
 	if err := <-s.failed; !strings.Contains(err.Error(), "of user 65534") {
-		t.Errorf("the supervisor was told %v", err)
+		t.Errorf("the supervisor got %v", err)
 	}
 	if len(s.peers) != 0 {
 		t.Error("it was accepted")
 	}
 }
 
-func TestWhoIsWelcome(t *testing.T) {
+func TestAllowedPeers(t *testing.T) {
 	for _, tc := range []struct {
 		peer Peer
 		euid uint32
@@ -157,9 +157,9 @@ func TestWhoIsWelcome(t *testing.T) {
 		{Peer{PID: 5, UID: 0}, 1000, true},
 		{Peer{PID: 5, UID: 1001}, 1000, false},
 		{Peer{PID: 5, UID: 1001}, 0, false},
-		{Peer{PID: 0, UID: 0}, 0, false}, // in a pid namespace that cannot be seen into
+		{Peer{PID: 0, UID: 0}, 0, false}, // in a pid namespace that is not visible
 	} {
-		if err := tc.peer.welcome(tc.euid); (err == nil) != tc.want {
+		if err := tc.peer.allowed(tc.euid); (err == nil) != tc.want {
 			t.Errorf("%+v at a supervisor of user %d: %v", tc.peer, tc.euid, err)
 		}
 	}
@@ -195,7 +195,7 @@ func TestMessagesWithoutAListenerAreRefused(t *testing.T) {
 	}
 }
 
-func TestClosingBreaksOffHandOvers(t *testing.T) {
+func TestCloseCancelsTransfers(t *testing.T) {
 	socket := socketPath(t)
 	failed := make(chan error, 1)
 	s, err := Serve(socket, func(Peer, int) (int, error) { return -1, nil }, func(err error) { failed <- err })
@@ -218,14 +218,14 @@ func TestClosingBreaksOffHandOvers(t *testing.T) {
 	}
 }
 
-func TestNoSupervisorSaysSo(t *testing.T) {
+func TestMissingSupervisorIsAnError(t *testing.T) {
 	got := runCommand(t, command(t, "enter", socketPath(t), "echo"))
-	if !strings.Contains(got, "no supervisor") {
+	if !strings.Contains(got, "connect to the supervisor") {
 		t.Errorf("got %q", got)
 	}
 }
 
-// A program under a supervisor that is killed gets errors, and does not hang.
+// A program whose supervisor is killed gets errors, and does not hang.
 func TestCallsFailWithENOSYSOnceTheSupervisorIsKilled(t *testing.T) {
 	needSupport(t)
 	socket := socketPath(t)
@@ -263,8 +263,8 @@ func TestCallsFailWithENOSYSOnceTheSupervisorIsKilled(t *testing.T) {
 	}
 }
 
-// namespace makes a mount namespace in which dir has a file marker with a text,
-// and an empty directory sub.
+// namespace creates a mount namespace in which dir has a file marker with a text, and an
+// empty directory sub.
 func namespace(t *testing.T, dir, text string) int {
 	t.Helper()
 	fd := -1
@@ -304,7 +304,7 @@ func namespace(t *testing.T, dir, text string) int {
 	return fd
 }
 
-func TestProgramEntersTheMountNamespaceWhereItIs(t *testing.T) {
+func TestProgramKeepsItsWorkingDirectoryInTheMountNamespace(t *testing.T) {
 	dir := t.TempDir()
 	s := supervise(t, newDevice(t), namespace(t, dir, "inside"))
 	cmd := command(t, "enter", s.socket, "where")
@@ -314,7 +314,7 @@ func TestProgramEntersTheMountNamespaceWhereItIs(t *testing.T) {
 	}
 }
 
-func TestWorkingDirectoryThatIsNotInTheNamespaceIsNamed(t *testing.T) {
+func TestWorkingDirectoryMissingInTheNamespaceIsAnError(t *testing.T) {
 	dir := t.TempDir()
 	sub := filepath.Join(dir, "sub")
 	if err := os.Mkdir(sub, 0o755); err != nil {

@@ -11,8 +11,8 @@ import (
 
 const saRestart = 0x10000000 // SA_RESTART (include/uapi/asm-generic/signal-defs.h)
 
-// sigaction is the kernel's struct sigaction on 64-bit machines; those without a
-// restorer have the mask in its place, and nothing here depends on either.
+// sigaction is the kernel's struct sigaction on 64-bit machines. Those without a restorer
+// have the mask in its place; nothing here depends on either.
 type sigaction struct {
 	_        structs.HostLayout
 	handler  uintptr
@@ -21,7 +21,7 @@ type sigaction struct {
 	mask     uint64
 }
 
-// setRestart changes SA_RESTART of a handler that is in place.
+// setRestart changes SA_RESTART of an installed handler.
 func setRestart(sig syscall.Signal, restart bool) error {
 	var sa sigaction
 	if _, _, errno := unix.Syscall6(unix.SYS_RT_SIGACTION, uintptr(sig), 0, uintptr(unsafe.Pointer(&sa)), 8, 0, 0); errno != 0 {

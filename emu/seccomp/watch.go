@@ -9,24 +9,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pollEvery is how often the callers of watched calls are looked at. The kernel
-// tells nobody that a thread it has sleep killably had something pending.
+// pollEvery is the interval at which the callers of watched calls are checked. The kernel
+// does not notify when it moves a thread to a killable sleep.
 const pollEvery = 5 * time.Millisecond
 
-// watchers is the process's: one timer looks at the calls of all listeners, of
-// which there may be one for each of a hundred programs.
+// watchers is shared by all listeners, of which there may be one for each of a hundred
+// programs: one timer checks the calls of all.
 var watchers poller
 
-// poller looks at watched calls. Its goroutine runs while there are any.
+// poller checks watched calls. Its goroutine runs while there is one.
 type poller struct {
 	// mu guards the fields below.
 	mu sync.Mutex
-	// added are the calls the goroutine has not seen yet.
+	// added are the calls that the goroutine has not received yet.
 	added   []*watch
 	running bool
 }
 
-// watch is a call that is looked at, and holds its listener open.
+// watch is a call that is checked. It keeps its listener open.
 type watch struct {
 	call *Call
 	wake func()
@@ -44,8 +44,7 @@ func (p *poller) add(w *watch) {
 	}
 }
 
-// run looks at every call each pollEvery until none is left. Calls that are over
-// by their first look cost nothing but that.
+// run checks every call each pollEvery until no call is left.
 func (p *poller) run() {
 	ticker := time.NewTicker(pollEvery)
 	defer ticker.Stop()
@@ -97,16 +96,16 @@ func (w *watch) interrupted() bool {
 	return w.call.lookOnce(w.stat)
 }
 
-// statFile is a thread's stat file: the thread's that had the number when the
-// file was opened, for as long as it is open. -1 is one that could not be opened.
+// statFile is the stat file of the thread that had the number when the file was opened. -1
+// is one that could not be opened.
 type statFile int
 
-// openStat opens the stat file of one thread. It is the thread's own below task:
-// the one above sums up all threads of the process.
+// openStat opens the stat file of one thread, below task: the one above is about all
+// threads of the process.
 func openStat(tid int32) statFile {
 	fd, err := unix.Open(fmt.Sprintf("/proc/%d/task/%d/stat", tid, tid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1 // the thread has ended, or /proc hides it: Valid tells
+		return -1 // the thread has ended, or /proc hides it: Valid distinguishes
 	}
 	return statFile(fd)
 }
@@ -117,7 +116,7 @@ func (f statFile) close() {
 	}
 }
 
-// state is field 3, 0 when it cannot be read: the thread has ended.
+// state returns field 3, 0 if it cannot be read: the thread has ended.
 func (f statFile) state() byte {
 	if f < 0 {
 		return 0
@@ -130,8 +129,8 @@ func (f statFile) state() byte {
 	return stateOf(line[:n])
 }
 
-// stateOf finds the state in a stat line. The name before it may contain
-// anything, parentheses included.
+// stateOf returns the state in a stat line. The name before it may contain any bytes,
+// including parentheses.
 func stateOf(line []byte) byte {
 	end := bytes.LastIndexByte(line, ')')
 	if end < 0 || end+2 >= len(line) {
