@@ -124,7 +124,7 @@ func findDaemon(given string) (string, error) {
 	}
 	path, err := exec.LookPath("gpreemptd")
 	if errors.Is(err, exec.ErrNotFound) {
-		return "", &failure{code: ExitFailure, message: "there is no gpreemptd beside gpctl or in PATH", next: "name it with --daemon"}
+		return "", &failure{code: ExitFailure, message: "gpreemptd not found next to gpctl or in PATH", next: "use --daemon"}
 	}
 	return path, err
 }

@@ -11,8 +11,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 )
 
-// manyMQDs is synthesised: so many processes of 4 queues of compute, each on so
-// many XCCs, and one of SDMA.
+// manyMQDs is synthesised: processes with 4 compute queues, each on several XCCs, and one
+// SDMA queue.
 func manyMQDs(processes, xccs int) (b []byte, queues int) {
 	var t text
 	for p := range processes {
@@ -30,8 +30,8 @@ func manyMQDs(processes, xccs int) (b []byte, queues int) {
 	return []byte(t.String()), queues
 }
 
-// manyHQDs is synthesised: GPUs of 4 XCCs with 24 slots each, and 64 slots of SDMA,
-// as those of an MI308X.
+// manyHQDs is synthesised: GPUs with 4 XCCs of 24 slots each, and 64 SDMA slots, like an
+// MI308X.
 func manyHQDs(gpus int) (b []byte, slots int) {
 	var t text
 	for g := range gpus {
@@ -53,10 +53,9 @@ func manyHQDs(gpus int) (b []byte, slots int) {
 	return []byte(t.String()), slots
 }
 
-// perItem runs f over text. Beside what benchmarks report it returns the allocations
-// for each queue or slot; and, by the shortest of many runs, which a busy machine
-// disturbs least, the speed, and how much longer it takes than to look for the
-// newlines, the least any reader of lines has to do.
+// perItem runs f over text. In addition it reports the allocations for each queue or slot;
+// and by the shortest of many runs, which a busy machine disturbs least, the speed, and how
+// much longer it takes than searching for the newlines, the minimum for any parser.
 func perItem(b *testing.B, text []byte, items int, f func([]byte)) {
 	b.Helper()
 	b.SetBytes(int64(len(text)))
@@ -106,7 +105,7 @@ func BenchmarkParseHQDs(b *testing.B) {
 	})
 }
 
-// BenchmarkDecodeSlots is parsing and decoding together.
+// BenchmarkDecodeSlots measures parsing and decoding.
 func BenchmarkDecodeSlots(b *testing.B) {
 	text, slots := manyHQDs(8)
 	perItem(b, text, slots, func(text []byte) {
@@ -116,7 +115,7 @@ func BenchmarkDecodeSlots(b *testing.B) {
 	})
 }
 
-// BenchmarkMatchQueues is the join of one process of 8 queues.
+// BenchmarkMatchQueues measures the join of one process with 8 queues.
 func BenchmarkMatchQueues(b *testing.B) {
 	var known []debugfs.Known
 	var dumps []debugfs.MQD
@@ -151,7 +150,7 @@ func TestParsingAllocatesLittle(t *testing.T) {
 	}
 }
 
-// A text of nothing but what costs the most must not cost much more than itself.
+// A text of only the most expensive lines must not need much more memory than itself.
 func TestMemoryIsBoundedByTheText(t *testing.T) {
 	const node, process = "Node 0, gpu_id 0:\n", "Process 1 PASID 1:\n"
 	for _, tc := range []struct{ name, head, again string }{

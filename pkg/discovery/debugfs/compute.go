@@ -6,11 +6,11 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Where the registers of a hardware queue are in the MQD: register i is dword
-// mqdRegisters+i, on gfx9 to gfx12 alike (v9_structs.h to v12_structs.h).
+// mqdRegisters is where the registers of a hardware queue are in the MQD: register i is
+// dword mqdRegisters+i, on gfx9 to gfx12 (v9_structs.h to v12_structs.h).
 const mqdRegisters = 128
 
-// The registers of a compute queue, by their place.
+// The positions of the registers of a compute queue.
 const (
 	regMQDBase         = 0 // and 1
 	regActive          = 2
@@ -38,7 +38,7 @@ const (
 	regPQWptr          = 54 // and 55
 )
 
-// The dwords of an MQD before and behind its registers.
+// The dwords of an MQD before and after its registers.
 const (
 	mqdHeader                   = 0
 	mqdDispatchInitiator        = 1
@@ -54,110 +54,107 @@ const (
 	computeHeader        uint32 = 0xC0310800
 )
 
-// Compute is a compute queue, of the image in memory (MQD) or of the registers of
-// a slot (HQD).
+// Compute is a compute queue, decoded from the image in memory (MQD) or from the registers
+// of a slot (HQD).
 type Compute struct {
-	// Words is what it was decoded from: shared, not to be changed.
+	// Words are the source: shared, and must not be changed.
 	Words []uint32
 	// Registers are the 56 registers in the order of the hardware, from CP_MQD_BASE_ADDR
 	// to CP_HQD_PQ_WPTR_HI: a part of Words.
 	Registers []uint32
-	// Image tells that it is an image in memory. Active and the positions then are of
-	// the time the queue was last taken off the hardware: exact while it is suspended,
-	// out of date while it is mapped, and zero, as VMID is, as long as it never was
-	// taken off.
+	// Image reports that it is an image in memory. Active and the positions are then of
+	// the time when the queue was last unmapped: exact while it is suspended, outdated
+	// while it is mapped, and zero, as VMID, until it is unmapped for the first time.
 	Image bool
-	// Valid tells that an image begins with the header the driver gives it
-	// (0xC0310800); registers are always valid.
+	// Valid reports whether an image begins with the driver's header (0xC0310800);
+	// registers are always valid.
 	Valid bool
 
 	// MQD is the GPU address of the image. Each XCC has its own.
 	MQD uint64
-	// Active tells that the slot holds a queue, for registers. In an image it tells
-	// nothing: the driver does not write it.
+	// Active reports whether a queue is mapped to the slot, for registers. In an image it
+	// has no meaning: the driver does not write it.
 	Active bool
 	// VMID is the address space of the process while it is on the GPU. The firmware
-	// gives it out anew each time.
+	// assigns it each time.
 	VMID int
-	// PipePriority is 0 low, 1 medium, 2 high. QueuePriority is what the driver was
-	// given, 0 to 15, up to 6.12, and 0 later. See Priority.
+	// PipePriority is 0 low, 1 medium, 2 high. QueuePriority is the priority that the
+	// process requested, 0 to 15, up to 6.12, and 0 later. See Priority.
 	PipePriority, QueuePriority uint32
 	Quantum                     Quantum
 
 	// RingBase is the virtual address of the ring in the owner, RingBytes its size.
 	RingBase, RingBytes uint64
-	// AQL tells that packets are AQL packets of 64 bytes, not PM4.
+	// AQL reports that packets are AQL packets of 64 bytes, not PM4.
 	AQL bool
-	// ReadPosition is the position read from, in dwords. As many of its bits count as
-	// the ring has dwords: of some queues it wraps, of others it does not.
-	// WritePosition is the position written to, in dwords, and never wraps.
+	// ReadPosition is the read pointer in dwords, to be taken modulo the ring's dwords:
+	// for some queues it wraps, for others it does not. WritePosition is the write
+	// pointer in dwords, and never wraps.
 	ReadPosition  uint32
 	WritePosition uint64
-	// ReadPointer and WritePointer are the virtual addresses in the owner of the
-	// positions as the program sees them.
+	// ReadPointer and WritePointer are the virtual addresses in the owner of the positions
+	// for the program.
 	ReadPointer, WritePointer uint64
-	// Empty tells that the hardware sees nothing to read in the ring (PQ_EMPTY).
+	// Empty reports that the hardware has nothing to read in the ring (PQ_EMPTY).
 	Empty bool
-	// NoUpdateReadPointer tells that the hardware does not write its read position to
-	// ReadPointer. The driver wants that of AQL queues, but not of the first XCC of
-	// several.
+	// NoUpdateReadPointer reports that the hardware does not write its read position to
+	// ReadPointer. The driver sets it for AQL queues, except on the first of several XCCs.
 	NoUpdateReadPointer bool
 
-	// Doorbell is the doorbell's place in the GPU's doorbells, in dwords.
-	// DoorbellEnabled is set in a slot that listens to it.
+	// Doorbell is the position in the GPU's doorbells, in dwords. DoorbellEnabled is set
+	// in a slot that reacts to it.
 	Doorbell        uint32
 	DoorbellEnabled bool
 
-	// SaveArea is the virtual address in the owner of the area the waves of this XCC
-	// are saved to when the queue is preempted in the middle of a kernel (CWSR), 0 for
-	// none. SaveBytes is its size for one XCC; the areas of the XCCs follow each other.
+	// SaveArea is the virtual address in the owner of the area to which the waves of this
+	// XCC are saved when the queue is preempted in the middle of a kernel (CWSR), 0 for
+	// none. SaveBytes is its size for one XCC; the areas of the XCCs are contiguous.
 	SaveArea, SaveBytes uint64
 	// ControlStackBytes and ControlStackOffset (of the next free byte, growing down)
 	// and WaveStateOffset are within the save area, in bytes. Saved waves move the
 	// latter two.
 	ControlStackBytes, ControlStackOffset, WaveStateOffset uint32
-	// SaveWaves tells that preempting the queue saves its waves, instead of waiting
-	// for them (QSWITCH_MODE).
+	// SaveWaves reports that preempting the queue saves its waves instead of waiting for
+	// them (QSWITCH_MODE).
 	SaveWaves bool
 
-	// EOPBase is the GPU address of the ring for ends of kernels, 0 for none, EOPBytes
-	// its size.
+	// EOPBase is the GPU address of the end-of-pipe ring, 0 for none, EOPBytes its size.
 	EOPBase, EOPBytes uint64
-	// DequeueRequest is not 0 while the hardware is asked to give the queue up.
+	// DequeueRequest is not 0 while the hardware is requested to unmap the queue.
 	DequeueRequest uint32
 	// Error is CP_HQD_ERROR; 0 is none.
 	Error uint32
 
-	// The rest is known of an image only.
+	// The rest is set for an image only.
 
-	// CUMask has a bit for each compute unit the queue may use, for the first four
-	// shader engines; all ones is all of them. Those of further engines are elsewhere
-	// on each generation.
+	// CUMask has a bit for each compute unit that the queue may use, for the first four
+	// shader engines; all ones means all. The position of further engines differs between
+	// generations.
 	CUMask [4]uint32
-	// DispatchInitiator, Grid and Workgroup are of the last kernel when the queue was
-	// last taken off the hardware: Grid in workgroups or work items, as the packet had
-	// it, Workgroup in work items.
+	// DispatchInitiator, Grid and Workgroup are of the last kernel when the queue was last
+	// unmapped: Grid in workgroups or work items, as in the packet, Workgroup in work
+	// items.
 	DispatchInitiator uint32
 	Grid, Workgroup   [3]uint32
-	// Stride is the distance in bytes from this MQD to that of the next XCC; 0 where a
-	// queue has one XCC. LogicalXCC and Chunk, the number of workgroups an XCC takes
-	// at a time, have a meaning where Stride is not 0.
+	// Stride is the distance in bytes from this MQD to that of the next XCC, 0 with one XCC.
+	// LogicalXCC and Chunk, the number of workgroups that an XCC takes at a time, are valid
+	// if Stride is not 0.
 	Stride            uint64
 	LogicalXCC, Chunk uint32
 }
 
-// Quantum is how long a queue runs before another of the same priority on its
-// pipe has its turn (CP_HQD_QUANTUM).
+// Quantum is how long a queue runs before the next of the same priority on its pipe
+// (CP_HQD_QUANTUM).
 type Quantum struct {
-	// Enabled: without, it runs until it is empty.
+	// Enabled is false for a queue that runs until it is empty.
 	Enabled bool
-	// Scale says what Duration, 0 to 63, counts: 1 is milliseconds (QUANTUM_SCALE_1MS
-	// of the driver's cik_regs.h). No public text says what 0 is.
+	// Scale is the unit of Duration, 0 to 63: 1 is milliseconds (QUANTUM_SCALE_1MS of the
+	// driver's cik_regs.h). The meaning of 0 is not public.
 	Scale, Duration uint8
 }
 
-// String returns the quantum for people: "1 ms", "off", or the two fields where the
-// unit is not known.
+// String returns the quantum for display: "1 ms", "off", or both fields when the unit is
+// unknown.
 func (q Quantum) String() string {
 	switch {
 	case !q.Enabled:
@@ -168,9 +165,9 @@ func (q Quantum) String() string {
 	return fmt.Sprintf("%d of scale %d", q.Duration, q.Scale)
 }
 
-// DecodeCompute tells the meaning of the 56 registers of a compute slot or of the
-// HIQ, or of an MQD of 2048 or 4096 bytes, of gfx9 to gfx12. An MQD that was cut
-// behind its registers will do. The words are kept, not copied.
+// DecodeCompute decodes the 56 registers of a compute slot or of the HIQ, or an MQD of 2048
+// or 4096 bytes, of gfx9 to gfx12. An MQD may be cut after its registers. The words are
+// kept, not copied.
 func DecodeCompute(words []uint32) (Compute, error) {
 	c := Compute{Words: words, Registers: words, Valid: true}
 	if len(words) != hqdRegisters {
@@ -207,7 +204,7 @@ func DecodeCompute(words []uint32) (Compute, error) {
 	return c, nil
 }
 
-// image tells the meaning of what an image has beside the registers.
+// image decodes the fields of an image beside the registers.
 func (c *Compute) image() {
 	w := c.Words
 	c.Image, c.Valid = true, w[mqdHeader] == computeHeader
@@ -215,21 +212,20 @@ func (c *Compute) image() {
 	c.CUMask = [4]uint32{w[mqdThreadMgmt01], w[mqdThreadMgmt01+1], w[mqdThreadMgmt23], w[mqdThreadMgmt23+1]}
 	c.DispatchInitiator = w[mqdDispatchInitiator]
 	c.Grid, c.Workgroup = [3]uint32(w[mqdDim:]), [3]uint32(w[mqdNumThread:])
-	// Only gfx9.4.3 and its kin have these words. On others that of the stride is
-	// reserved and 0, and those of the XCC are masks of compute units or more; of the
-	// larger image of gfx12.1 they are not known.
+	// Only gfx9.4.3 and its relatives have these words. On others the stride is reserved and
+	// 0, and the XCC words are masks of compute units or others; in the larger image of
+	// gfx12.1 they are unknown.
 	if len(w) == computeWords && w[mqdStride] != 0 {
 		c.Stride, c.LogicalXCC, c.Chunk = uint64(w[mqdStride]), w[mqdLogicalXCC], w[mqdChunk]
 	}
 }
 
-// wide is the 64-bit value of two words, the lower first.
+// wide returns the 64-bit value of two words, the lower first.
 func wide(words []uint32, at int) uint64 { return uint64(words[at+1])<<32 | uint64(words[at]) }
 
-// BacklogDwords is how many dwords of the ring are written and not read, from 0 to
-// the ring's size less one. It holds for a live slot and for the image of a
-// suspended queue. A ring that is full to the last packet gives 0 too: of a live
-// slot Empty tells the one from the other.
+// BacklogDwords returns how many dwords of the ring are written and not read, from 0 to the
+// ring's size less one. It is valid for a live slot and for the image of a suspended queue.
+// It returns 0 for a full ring too; Empty of a live slot distinguishes the two.
 func (c *Compute) BacklogDwords() uint64 {
 	if c.RingBytes == 0 {
 		return 0
@@ -237,22 +233,22 @@ func (c *Compute) BacklogDwords() uint64 {
 	return (c.WritePosition - uint64(c.ReadPosition)) & (c.RingBytes/4 - 1)
 }
 
-// BacklogPackets is BacklogDwords in AQL packets. ok is false for PM4, whose
-// packets have no fixed size.
+// BacklogPackets returns BacklogDwords in AQL packets. ok is false for PM4, whose packets
+// have no fixed size.
 func (c *Compute) BacklogPackets() (packets uint64, ok bool) {
 	return c.BacklogDwords() / aqlPacketDwords, c.AQL
 }
 
-// Priority returns the KFD priority of a queue, and whether it is exactly what the
-// driver was given.
+// Priority returns the KFD priority of a queue, and whether it is exactly the requested
+// one.
 //
 // Up to 6.12 the driver writes it to the queue priority and its class to the pipe
-// priority: 0 to 6 low, 7 to 10 medium, 11 to 15 high (pipe_priority_map). From 7.x
-// on it writes the class only, and the queue priority stays 0; then the answer is
-// what HIP gives a queue of that class, or 0 where there is no such class. So a queue priority that fits the class is
-// exact, and 0 in a class that is not low is from a later kernel. 0 in the low
-// class may be either, unless writes says that this kernel writes the queue
-// priority: WritesPriority tells it from the other queues of the same dump.
+// priority: 0 to 6 low, 7 to 10 medium, 11 to 15 high (pipe_priority_map). From 7.x on it
+// writes the class only, and the queue priority stays 0; then Priority returns HIP's
+// priority for that class, or 0 for an unknown class. So a queue priority that fits the
+// class is exact, and 0 in a class that is not low is from a later kernel. 0 in the low
+// class may be either, unless writes reports that this kernel writes the queue priority,
+// which WritesPriority infers from the other queues of the same dump.
 func (c *Compute) Priority(writes bool) (p gpreempt.Priority, exact bool) {
 	if q := c.QueuePriority; q <= uint32(gpreempt.MaxPriority) && pipePriority(q) == c.PipePriority && (q > 0 || writes) {
 		return gpreempt.Priority(q), true
@@ -275,7 +271,7 @@ const (
 	pipeHigh
 )
 
-// pipePriority is the driver's pipe_priority_map.
+// pipePriority returns the class of a priority, as the driver's pipe_priority_map.
 func pipePriority(priority uint32) uint32 {
 	switch {
 	case priority < 7:
@@ -287,7 +283,7 @@ func pipePriority(priority uint32) uint32 {
 }
 
 // WritesPriority reports whether the queue proves that its kernel writes the queue
-// priority. Kernels that do not leave it 0.
+// priority. Other kernels leave it 0.
 func (c *Compute) WritesPriority() bool {
 	return c.QueuePriority > 0 && c.QueuePriority <= uint32(gpreempt.MaxPriority) && pipePriority(c.QueuePriority) == c.PipePriority
 }

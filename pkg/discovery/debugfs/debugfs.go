@@ -27,16 +27,16 @@ const (
 	HQDs = "sys/kernel/debug/kfd/hqds"
 )
 
-// Warning is something in a file that is not an error and was not understood in
-// full: a line no kernel known to us prints, or a dump that ends early.
+// Warning is a part of a file that is not an error and was not fully parsed: an unknown
+// line, or a dump that ends early.
 type Warning struct {
 	// Line counts from 1.
 	Line int
-	// Text says what is there and what was done about it.
+	// Text describes the part and how it was handled.
 	Text string
 }
 
-// maxWarnings bounds what a file of anything can make us keep.
+// maxWarnings bounds the memory for the warnings of an arbitrary file.
 const maxWarnings = 32
 
 // warnings collects a bounded number of them.
@@ -52,8 +52,7 @@ func (w *warnings) add(line int, format string, args ...any) {
 	w.list = append(w.list, Warning{Line: line, Text: fmt.Sprintf(format, args...)})
 }
 
-// skipped adds a line of text that was not understood, shown to a person: it may be
-// any bytes, and too many of them.
+// skipped adds an unknown line of text, quoted and cut: it may contain any bytes.
 func (w *warnings) skipped(line int, what string, text []byte) {
 	if w.full() {
 		return
@@ -66,7 +65,7 @@ func (w *warnings) skipped(line int, what string, text []byte) {
 	w.list = append(w.list, Warning{Line: line, Text: fmt.Sprintf("%s: %q%s", what, text, more)})
 }
 
-// full counts one that there is no place for.
+// full reports whether there is no room for another warning, and counts it then.
 func (w *warnings) full() bool {
 	if len(w.list) < maxWarnings {
 		return false
@@ -75,8 +74,7 @@ func (w *warnings) full() bool {
 	return true
 }
 
-// all returns the warnings by line, and the number of those left out as the last of
-// them.
+// all returns the warnings by line. The last one counts the omitted ones.
 func (w *warnings) all(line int) []Warning {
 	slices.SortStableFunc(w.list, func(a, b Warning) int { return cmp.Compare(a.Line, b.Line) })
 	if w.more > 0 {

@@ -11,7 +11,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// words leaves out what the decoded values were decoded from.
+// words ignores the words of decoded values.
 var words = cmpopts.IgnoreFields(debugfs.Compute{}, "Words", "Registers")
 
 func decodeCompute(t *testing.T, w []uint32) debugfs.Compute {
@@ -23,8 +23,8 @@ func decodeCompute(t *testing.T, w []uint32) debugfs.Compute {
 	return c
 }
 
-// The rows of a gfx90a queue on 6.12 after it was taken off the hardware, as
-// kfd_mqd_manager_v9.c has them: synthesised.
+// The rows of a gfx90a queue on 6.12 after it was unmapped, as of kfd_mqd_manager_v9.c:
+// synthesised.
 func TestImageOfAQueueIsDecoded(t *testing.T) {
 	w := make([]uint32, 512)
 	copy(w, []uint32{0xc0310800, 1, 1024, 2, 3, 0, 0, 0, 64, 4, 5})
@@ -55,13 +55,13 @@ func TestImageOfAQueueIsDecoded(t *testing.T) {
 	if packets, ok := got.BacklogPackets(); packets != 20 || !ok {
 		t.Errorf("backlog of %d packets, %t, want 20", packets, ok)
 	}
-	// The slot it was in decodes to the same, but for what only an image has.
+	// Its slot decodes to the same, except the fields of an image.
 	slot := decodeCompute(t, w[128:184])
 	want.Image, want.CUMask, want.DispatchInitiator, want.Grid, want.Workgroup = false, [4]uint32{}, 0, [3]uint32{}, [3]uint32{}
 	if diff := cmp.Diff(want, slot, words); diff != "" {
 		t.Errorf("registers (-want +got):\n%s", diff)
 	}
-	// The larger image of gfx12.1, and one cut behind its registers, say the same.
+	// The larger image of gfx12.1, and one cut after its registers, decode to the same.
 	for _, n := range []int{184, 1024} {
 		other := decodeCompute(t, append(w, make([]uint32, 512)...)[:n])
 		if diff := cmp.Diff(got, other, words); diff != "" {
@@ -70,10 +70,10 @@ func TestImageOfAQueueIsDecoded(t *testing.T) {
 	}
 }
 
-func TestImagesThatAreNoneAreTold(t *testing.T) {
+func TestInvalidImagesAreReported(t *testing.T) {
 	for _, n := range []int{0, 1, 55, 57, 128, 183} {
 		if _, err := debugfs.DecodeCompute(make([]uint32, n)); err == nil {
-			t.Errorf("%d words were taken for a queue", n)
+			t.Errorf("%d words were accepted as a queue", n)
 		}
 	}
 	if c := decodeCompute(t, make([]uint32, 512)); c.Valid {
@@ -88,7 +88,7 @@ func TestXCCFieldsAreThoseOfQueuesOnSeveral(t *testing.T) {
 	if c.Stride != 0x3000 || c.LogicalXCC != 2 || c.Chunk != 1 {
 		t.Errorf("stride %#x, XCC %d, chunk %d", c.Stride, c.LogicalXCC, c.Chunk)
 	}
-	w[226], w[39], w[41] = 0, 0xffffffff, 0xffffffff // masks of compute units, there
+	w[226], w[39], w[41] = 0, 0xffffffff, 0xffffffff // masks of compute units
 	if c = decodeCompute(t, w); c.Stride != 0 || c.LogicalXCC != 0 || c.Chunk != 0 {
 		t.Errorf("of one XCC: stride %#x, XCC %d, chunk %d", c.Stride, c.LogicalXCC, c.Chunk)
 	}
@@ -164,14 +164,14 @@ func TestPriorityIsExactOnlyWhereTheKernelWritesIt(t *testing.T) {
 		{1, 10, false, 10, true},
 		{2, 11, false, 11, true},
 		{2, 15, false, 15, true},
-		{0, 0, true, 0, true},   // 6.12, by another queue of it
+		{0, 0, true, 0, true},   // 6.12, by another of its queues
 		{0, 0, false, 0, false}, // either
 		{1, 0, false, 7, false}, // 7.2
 		{2, 0, false, 11, false},
 		{1, 0, true, 7, false}, // does not fit: the class decides
 		{0, 11, false, 0, false},
 		{2, 99, false, 11, false},
-		{3, 0, false, 0, false}, // no such class
+		{3, 0, false, 0, false}, // unknown class
 	} {
 		c := decodeCompute(t, queue{pipe: tc.pipe, priority: tc.queue}.registers())
 		if p, exact := c.Priority(tc.writes); p != tc.want || exact != tc.exact {
@@ -183,7 +183,7 @@ func TestPriorityIsExactOnlyWhereTheKernelWritesIt(t *testing.T) {
 	}
 }
 
-func TestQuantumForPeople(t *testing.T) {
+func TestQuantumIsFormatted(t *testing.T) {
 	for word, want := range map[uint32]string{0x111: "1 ms", 0xa11: "10 ms", 0x110: "off", 0x101: "1 of scale 0"} {
 		r := make([]uint32, 56)
 		r[7] = word
@@ -241,7 +241,7 @@ func TestSDMAOfEachGenerationIsDecoded(t *testing.T) {
 		if diff := cmp.Diff(tc.want, got, ignore); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tc.name, diff)
 		}
-		// The same without being told: the dummy register gives it away, or the size.
+		// The same without gfx: by the dummy register or the size.
 		tc.want.Inferred = true
 		got, err = debugfs.DecodeSDMA(w, 0)
 		if diff := cmp.Diff(tc.want, got, ignore); diff != "" || err != nil {
@@ -250,7 +250,7 @@ func TestSDMAOfEachGenerationIsDecoded(t *testing.T) {
 	}
 }
 
-func TestSDMAOfAGenerationNotKnown(t *testing.T) {
+func TestSDMAOfAnUnknownGeneration(t *testing.T) {
 	d := dma{ring: 0x7f0b0c200000, ringBytes: 1 << 16, read: 0x7f0b2c000080, rptr: 64, wptr: 128, vmid: 5}
 	want := debugfs.SDMA{
 		Image: true, VMID: 5, RingBase: d.ring, RingBytes: d.ringBytes, ReadPosition: 64, WritePosition: 128, Engine: 0, Queue: 0,

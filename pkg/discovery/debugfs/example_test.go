@@ -6,7 +6,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 )
 
-// The registers of a slot, as hqds prints them.
+// The registers of a slot, as printed in hqds.
 func ExampleParseHQDs() {
 	dump, err := debugfs.ParseHQDs([]byte(`Node 2, gpu_id f7bc:
  Inst 0,  CP Pipe 0, Queue 2

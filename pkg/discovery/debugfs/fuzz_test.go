@@ -14,20 +14,20 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// wellRefused wants an error to name a place in the text.
+// wellRefused checks that an error has a position in the text.
 func wellRefused(t *testing.T, b []byte, err error) {
 	t.Helper()
 	at, ok := errors.AsType[*discovery.ParseError](err)
 	if !ok {
-		t.Fatalf("%v is no *discovery.ParseError", err)
+		t.Fatalf("%v is not a *discovery.ParseError", err)
 	}
 	lines := bytes.Split(b, []byte("\n"))
 	if at.Line < 1 || at.Line > len(lines) || at.Column < 1 || at.Column > len(lines[at.Line-1])+1 || at.Problem == "" {
-		t.Fatalf("%v is no place in the text", err)
+		t.Fatalf("%v is not a position in the text", err)
 	}
 }
 
-// wellWarned wants warnings to be few, in order, and of lines there are.
+// wellWarned checks that warnings are few, in order, and of existing lines.
 func wellWarned(t *testing.T, b []byte, warnings []debugfs.Warning) {
 	t.Helper()
 	last := 1
@@ -42,10 +42,10 @@ func wellWarned(t *testing.T, b []byte, warnings []debugfs.Warning) {
 	}
 }
 
-// fuzzTexts are texts of all forms.
+// fuzzTexts adds texts of all forms.
 func fuzzTexts(f *testing.F) {
 	f.Helper()
-	// Short ones: to find a form takes no whole dumps.
+	// Short ones: complete dumps are not needed for the form.
 	texts := []string{"", "\n", "hello\n", "Process 1 PASID 0x8001:\n", "Node 0, gpu_id 0:\n", " Device is stopped\n"}
 	var b text
 	b.linef("Process 4211 PASID 0x8003:")
@@ -114,11 +114,11 @@ func FuzzParseMQDs(f *testing.F) {
 		if words > len(b)/10 {
 			t.Fatalf("%d words from %d bytes", words, len(b))
 		}
-		// What was read, printed as the kernel prints it, is read as the same; but a last
-		// dump of a size no kernel has is one that ends early.
+		// The result, printed like the kernel does, is parsed to the same; but a last dump
+		// of an unknown size ends early.
 		e, err := debugfs.ParseMQDs([]byte(again.String()))
 		if err != nil {
-			t.Fatalf("%v in what was read before", err)
+			t.Fatalf("%v in a text that was parsed before", err)
 		}
 		forget := func(d *debugfs.MQDDump) {
 			d.Warnings = nil
@@ -135,7 +135,7 @@ func FuzzParseMQDs(f *testing.F) {
 		forget(&d)
 		forget(&e)
 		if diff := cmp.Diff(d, e); diff != "" && !ended {
-			t.Fatalf("read again (-first +second):\n%s", diff)
+			t.Fatalf("parsed again (-first +second):\n%s", diff)
 		}
 	})
 }
@@ -214,13 +214,13 @@ func FuzzDecode(f *testing.F) {
 			_ = c.Quantum.String()
 		}
 		if s, err := debugfs.DecodeSDMA(w, gfx); err == nil && s.Layout == debugfs.SDMAUnknown && (s.ReadPointer != 0 || s.Doorbell != 0) {
-			t.Fatalf("more is known of an unknown layout than can be: %+v", s)
+			t.Fatalf("too many fields for an unknown layout: %+v", s)
 		}
 	})
 }
 
-// FuzzMatchQueues takes each 8 bytes for a queue: what it has in common with
-// others, and what of it is known.
+// FuzzMatchQueues converts each 8 bytes to a queue: its common properties with others, and
+// its known properties.
 func FuzzMatchQueues(f *testing.F) {
 	f.Add([]byte("\x01\x01\x01\x01\x01\x01\x01\x01\x02\x02\x02\x02\x02\x02\x02\x02"))
 	f.Add([]byte("\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01\x01"))
@@ -233,7 +233,7 @@ func FuzzMatchQueues(f *testing.F) {
 			c.read += uint64(b[1]%2) * 64
 			c.write += uint64(b[2]%2) * 64
 			c.ringBytes <<= b[3] % 2
-			c.doorbell = 0x1000 + 2*id // tells whose a dump is
+			c.doorbell = 0x1000 + 2*id // identifies the dump
 			k := c.known(id, gpu+gpreempt.GPUID(b[4]%2))
 			k.Type = gpreempt.QueueType(b[5] % 5)
 			if b[6]&1 != 0 {

@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// rowWords is how many words the kernel prints in a row at most.
+// rowWords is the largest number of words in a row.
 const rowWords = 8
 
-// Repeated bytes, for working on 8 characters at once.
+// Repeated bytes, to process 8 characters at once.
 const (
 	each01 = 0x0101010101010101
 	each06 = 0x0606060606060606
@@ -18,8 +18,8 @@ const (
 	eachf0 = 0xf0f0f0f0f0f0f0f0
 )
 
-// word reads 8 hexadecimal digits, in lower case as %08x prints them. ok is false
-// for anything else. b has at least 8 bytes.
+// word parses 8 hexadecimal digits in lower case, as printed by %08x. ok is false for
+// anything else. b has at least 8 bytes.
 func word(b []byte) (v uint32, ok bool) {
 	x := binary.BigEndian.Uint64(b)
 	// Of the digits, 0x30-0x39 and 0x61-0x66, bit 6 is set in the letters only.
@@ -37,9 +37,9 @@ func word(b []byte) (v uint32, ok bool) {
 	return uint32(nibbles | nibbles>>16), ok
 }
 
-// row reads "ADDRESS: WORD WORD ..." of 1 to 8 words after indent bytes that were
-// looked at before, and appends the words to dst. ok is false when the row is
-// anything else: explain then says where.
+// row parses "ADDRESS: WORD WORD ..." with 1 to 8 words after the indentation, which is
+// already checked, and appends the words to dst. ok is false for anything else: explain
+// then returns where.
 func row(line []byte, indent int, dst []uint32) (address uint32, words []uint32, ok bool) {
 	rest := line[indent:]
 	n := (len(rest) - 9) / 9
@@ -58,7 +58,7 @@ func row(line []byte, indent int, dst []uint32) (address uint32, words []uint32,
 	return address, words, ok
 }
 
-// explain says at which byte, counted from 1, a row departs from its form.
+// explain returns the byte, counted from 1, at which a row is invalid, and the problem.
 func explain(line []byte, indent int) (column int, problem string) {
 	at := indent
 	digits := func() bool {
@@ -97,8 +97,8 @@ func explain(line []byte, indent int) (column int, problem string) {
 
 func isHex(c byte) bool { return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' }
 
-// isRow reports whether a line is meant as a row of data: indented by so much, then
-// hexadecimal digits up to a colon, or 8 of them whatever follows.
+// isRow reports whether a line looks like a row of data: the indentation, then hexadecimal
+// digits up to a colon, or 8 of them before anything else.
 func isRow(line []byte, indent int) bool {
 	if !indented(line, indent) {
 		return false
@@ -115,7 +115,7 @@ func isRow(line []byte, indent int) bool {
 	return len(line) == indent+8
 }
 
-// indented reports whether a line begins with so many spaces and then something else.
+// indented reports whether a line begins with exactly that many spaces.
 func indented(line []byte, indent int) bool {
 	if len(line) <= indent || line[indent] == ' ' {
 		return false

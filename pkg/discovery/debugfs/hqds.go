@@ -6,21 +6,21 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// SlotKind is what sort of hardware queue a slot is.
+// SlotKind is the kind of a hardware queue.
 type SlotKind uint8
 
 // The kinds.
 const (
 	// SlotCP is a compute queue of the first MEC.
 	SlotCP SlotKind = iota
-	// SlotHIQ is the queue the driver hands runlists to the firmware with. Under MES
-	// there is none, and what the slot holds has no meaning.
+	// SlotHIQ is the queue by which the driver passes runlists to the firmware. MES has
+	// none, and the content of the slot has no meaning.
 	SlotHIQ
 	// SlotSDMA is a queue of a DMA engine.
 	SlotSDMA
 )
 
-// String returns the word used in the output.
+// String returns the name in the output.
 func (k SlotKind) String() string {
 	switch k {
 	case SlotCP:
@@ -33,7 +33,7 @@ func (k SlotKind) String() string {
 	return "kind(" + strconv.Itoa(int(k)) + ")"
 }
 
-// HQDDump is what hqds holds.
+// HQDDump is the content of hqds.
 type HQDDump struct {
 	Nodes    []HQDNode
 	Warnings []Warning
@@ -46,7 +46,7 @@ type HQDNode struct {
 	GPU  gpreempt.GPUID
 	// Line is where the node begins.
 	Line int
-	// Stopped tells that the driver does not schedule on it: there are no slots then.
+	// Stopped reports that the driver does not schedule on it: it has no slots then.
 	Stopped bool
 	// Slots are in the order of the text: for each XCC the HIQ and the CP slots, then
 	// SDMA.
@@ -56,17 +56,17 @@ type HQDNode struct {
 // HQD is one slot as dumped.
 type HQD struct {
 	Kind SlotKind
-	// XCC is the number the text calls Inst: logical, and not from 0 in a partition;
-	// 0 for SDMA and on kernels before 6.5, which have none.
+	// XCC is Inst in the text: logical, and not from 0 in a partition; 0 for SDMA and on
+	// kernels before 6.5, which do not print it.
 	XCC int
-	// MEC counts from 1: 1 for CP slots, which the text does not say, and 0 for SDMA.
+	// MEC counts from 1: 1 for CP slots, which the text does not contain, 0 for SDMA.
 	MEC int
-	// Pipe and Queue are the place within the MEC; for SDMA the engine and its queue.
+	// Pipe and Queue are the position within the MEC; for SDMA the engine and its queue.
 	Pipe, Queue int
 	// Line is where the slot begins.
 	Line int
-	// Address is the byte address of the first register. It differs from GPU to GPU
-	// and from XCC to XCC: registers are known by their place in Registers.
+	// Address is the byte address of the first register. It differs between GPUs and
+	// XCCs: registers are identified by their position in Registers.
 	Address uint32
 	// Registers are shared and must not be changed.
 	Registers []uint32
@@ -75,13 +75,12 @@ type HQD struct {
 // hqdRegisters is the number of registers of a CP or HIQ slot on gfx9 and later.
 const hqdRegisters = 56
 
-// ParseHQDs reads hqds (kfd_debugfs_hqds_by_device, dqm_debugfs_hqds,
+// ParseHQDs parses hqds (kfd_debugfs_hqds_by_device, dqm_debugfs_hqds,
 // seq_reg_dump) of kernels 6.1 to 7.2 and of AMD's own driver. The error is a
 // *discovery.ParseError.
 //
-// A text that ends early gives what is complete, with a warning. So does a line
-// that is in no kernel known to us: where it stands for a slot, the data below it
-// is passed over.
+// For a text that ends early it returns what is complete, with a warning. An unknown line
+// is a warning too; where a slot is expected, the data after it is skipped.
 func ParseHQDs(b []byte) (HQDDump, error) {
 	p := hqdParser{lines: lines{rest: b}, words: make([]uint32, 0, len(b)/10)}
 	if err := p.run(); err != nil {
@@ -90,7 +89,7 @@ func ParseHQDs(b []byte) (HQDDump, error) {
 	return HQDDump{Nodes: p.nodes, Warnings: p.all(p.line)}, nil
 }
 
-// hqdParser fills shared slices, as mqdParser does.
+// hqdParser fills shared slices, like mqdParser.
 type hqdParser struct {
 	lines
 	warnings
@@ -101,8 +100,8 @@ type hqdParser struct {
 	rows owner
 	// Where the open node and slot begin in the slices above.
 	firstSlot, firstWord int
-	// last is the number of words in the last row of the open slot, 0 when there is
-	// none; after is the address that follows it.
+	// last is the number of words in the last row of the open slot, 0 without a row; after
+	// is the address that follows it.
 	last  int
 	after uint32
 }
@@ -116,7 +115,7 @@ func (p *hqdParser) run() error {
 	return nil
 }
 
-// hqdIndent is how far rows are indented.
+// hqdIndent is the indentation of rows.
 const hqdIndent = 4
 
 func (p *hqdParser) read(line []byte) error {
@@ -155,9 +154,9 @@ func (p *hqdParser) read(line []byte) error {
 	case indented(line, 1), indented(line, 2), indented(line, 3):
 		p.endSlot(false)
 		p.rows = unknown
-		p.skipped(p.line, "the slot is passed over", line)
+		p.skipped(p.line, "the slot is skipped", line)
 	default:
-		p.skipped(p.line, "the line is passed over", line)
+		p.skipped(p.line, "the line is skipped", line)
 	}
 	return nil
 }
@@ -215,12 +214,12 @@ func (p *hqdParser) slot(s *scan, d HQD) error {
 	return nil
 }
 
-// row takes a row whose words are already appended to p.words' array. The kernel
-// begins a row after 8 registers or where the addresses leave a gap.
+// row takes a row whose words are already in p.words' array. The kernel begins a row after
+// 8 registers or after a gap in the addresses.
 func (p *hqdParser) row(address uint32, words []uint32) error {
 	switch p.rows {
 	case nothing:
-		return malformed(p.line, 1, "data that belongs to no slot")
+		return malformed(p.line, 1, "data outside a slot")
 	case unknown:
 		return nil
 	case aQueue:
@@ -234,14 +233,14 @@ func (p *hqdParser) row(address uint32, words []uint32) error {
 	case address < p.after:
 		return malformed(p.line, hqdIndent+1, "want an address from "+hex8(p.after)+" on")
 	case address == p.after && p.last != rowWords:
-		return malformed(p.line, hqdIndent+1, "want an address above "+hex8(p.after)+": a row goes on until it has 8 words")
+		return malformed(p.line, hqdIndent+1, "want an address above "+hex8(p.after)+": a row continues until it has 8 words")
 	}
 	p.last = len(words) - len(p.words)
 	p.words, p.after = words, address+4*uint32(p.last)
 	return nil
 }
 
-// endSlot takes the open slot. atEnd: the text ends here.
+// endSlot completes the open slot. atEnd reports that the text ends here.
 func (p *hqdParser) endSlot(atEnd bool) {
 	open := p.rows == aQueue
 	p.rows = nothing
@@ -252,18 +251,18 @@ func (p *hqdParser) endSlot(atEnd bool) {
 	n := len(p.words)
 	whole := p.whole(d.Kind, n-p.firstWord)
 	if n == p.firstWord || atEnd && !whole {
-		p.add(d.Line, "the slot is passed over: it has %d registers, and not all of them", n-p.firstWord)
+		p.add(d.Line, "the slot is skipped: it has only %d registers", n-p.firstWord)
 		p.words = p.words[:p.firstWord]
 		p.slots = p.slots[:len(p.slots)-1]
 		return
 	}
 	if !whole {
-		p.add(d.Line, "%d registers are of no GPU known, and not decoded", n-p.firstWord)
+		p.add(d.Line, "%d registers are not decoded: unknown GPU", n-p.firstWord)
 	}
 	d.Registers = p.words[p.firstWord:n:n]
 }
 
-// whole reports whether a slot has as many registers as one of its kind can have.
+// whole reports whether a slot of its kind can have this number of registers.
 func (p *hqdParser) whole(kind SlotKind, n int) bool {
 	if kind != SlotSDMA {
 		return n == hqdRegisters
@@ -282,11 +281,11 @@ func (p *hqdParser) endNode() {
 	p.firstSlot = n
 }
 
-// torn takes the last line of a text that was cut, as mqdParser's does.
+// torn takes the last line of a text that was cut, like that of mqdParser.
 func (p *hqdParser) torn(line []byte) error {
 	if len(line) == fullRow(hqdIndent) && isRow(line, hqdIndent) {
 		return p.read(line)
 	}
-	p.skipped(p.line, "the text ends within a line, which is passed over", line)
+	p.skipped(p.line, "the text ends within a line, which is skipped", line)
 	return nil
 }

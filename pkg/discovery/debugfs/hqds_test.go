@@ -32,7 +32,7 @@ var (
 	runsBad = []int{20, 20}
 )
 
-func TestHQDsOfEachKernelAreRead(t *testing.T) {
+func TestHQDsOfEachKernelAreParsed(t *testing.T) {
 	cp := some(56, 1)
 	hiq := some(56, 2)
 	for _, tc := range []struct {
@@ -108,11 +108,11 @@ func TestHQDsOfEachKernelAreRead(t *testing.T) {
 				{Node: 2, GPU: 0x2f1d, Line: 27},
 			},
 			Warnings: []debugfs.Warning{
-				{2, `the slot is passed over: "  GFX Pipe 0, Queue 0"`},
-				{10, "54 registers are of no GPU known, and not decoded"},
-				{18, "40 registers are of no GPU known, and not decoded"},
-				{25, "the slot is passed over: it has 0 registers, and not all of them"},
-				{26, `the line is passed over: "the end"`},
+				{2, `the slot is skipped: "  GFX Pipe 0, Queue 0"`},
+				{10, "54 registers are not decoded: unknown GPU"},
+				{18, "40 registers are not decoded: unknown GPU"},
+				{25, "the slot is skipped: it has only 0 registers"},
+				{26, `the line is skipped: "the end"`},
 			},
 		}},
 		{"nothing", func(*text) {}, debugfs.HQDDump{}},
@@ -127,7 +127,7 @@ func TestHQDsOfEachKernelAreRead(t *testing.T) {
 	}
 }
 
-func TestHQDsThatEndEarlyGiveWhatIsComplete(t *testing.T) {
+func TestHQDsThatEndEarlyAreParsedAsFarAsComplete(t *testing.T) {
 	var b text
 	b.linef("Node 2, gpu_id f7bc:")
 	var ends []int // of the slots, without the last newline
@@ -141,7 +141,7 @@ func TestHQDsThatEndEarlyGiveWhatIsComplete(t *testing.T) {
 		b.linef("  SDMA Engine 0, RLC %d", q)
 		b.sdmaRegisters(0x4e40, some(44, uint32(q)), runs94...)
 		end()
-		ends[len(ends)-1]++ // its last row is not a full one: only the newline shows that it is whole
+		ends[len(ends)-1]++ // its last row is not full: only the newline shows that it is complete
 	}
 	all := b.String()
 	slots := parseHQDs(t, all).Nodes[0].Slots
@@ -169,7 +169,7 @@ func TestHQDsThatEndEarlyGiveWhatIsComplete(t *testing.T) {
 	}
 }
 
-func TestMalformedHQDsAreRefusedWithLineAndColumn(t *testing.T) {
+func TestMalformedHQDsAreErrorsWithLineAndColumn(t *testing.T) {
 	const (
 		node = "Node 2, gpu_id f7bc:\n"
 		cp   = " Inst 0,  CP Pipe 0, Queue 2\n"
@@ -184,7 +184,7 @@ func TestMalformedHQDsAreRefusedWithLineAndColumn(t *testing.T) {
 		{"Node 2, gpu_id 63420\n", 1, 21, `want ":"`},
 		{cp, 1, 1, "a slot before any node"},
 		{" Device is stopped\n", 1, 1, "a device before any node"},
-		{node + row, 2, 1, "data that belongs to no slot"},
+		{node + row, 2, 1, "data outside a slot"},
 		{node + " Inst 0, CP Pipe 0, Queue 2\n", 2, 8, `want ",  CP Pipe "`},
 		{node + "   Inst 0, HIQ on MEC 2, Pipe 0 Queue 0\n", 2, 24, `want " Pipe "`},
 		{node + "  SDMA Engine 0, RLC 0:\n", 2, 23, "want the end of the line"},
@@ -192,7 +192,7 @@ func TestMalformedHQDsAreRefusedWithLineAndColumn(t *testing.T) {
 		{node + "  CP Pipe 2, Queue x\n", 2, 20, "want a decimal number below 2^31"},
 		{node + cp + "    0000c915: 00000000\n", 3, 5, "want an address that is a multiple of 4"},
 		{node + cp + row + "    0000c914: 00000000\n", 4, 5, "want an address from 0000c934 on"},
-		{node + cp + "    0000c914: 00000000\n    0000c918: 00000000\n", 4, 5, "want an address above 0000c918: a row goes on until it has 8 words"},
+		{node + cp + "    0000c914: 00000000\n    0000c918: 00000000\n", 4, 5, "want an address above 0000c918: a row continues until it has 8 words"},
 		{node + cp + "    0000c914: 0000000x\n", 3, 22, "want 8 hexadecimal digits of a word"},
 	} {
 		_, err := debugfs.ParseHQDs([]byte(tc.text))
@@ -207,12 +207,12 @@ func TestMalformedHQDsAreRefusedWithLineAndColumn(t *testing.T) {
 	}
 }
 
-func TestSlotsTellLiveFromStale(t *testing.T) {
+func TestLiveAndStaleSlotsAreDistinguished(t *testing.T) {
 	q := queue{mqd: 0x6ed000, ring: 0x7f0000000000, ringBytes: 1 << 20, vmid: 3, live: true, aql: true}
 	left := q.registers()
 	left[2] = 0
 	reset := make([]uint32, 56)
-	reset[4] = 0x0be05301 // what a slot never used holds in the capture of section 7.2
+	reset[4] = 0x0be05301 // of an unused slot in the capture of section 7.2
 	d := dma{ring: 0x7f0000200000, ringBytes: 1 << 20, vmid: 3, enabled: true, idle: true}
 	listening, busy, behind := d, d, d
 	listening.listens = true
@@ -271,7 +271,7 @@ func TestSlotsTellLiveFromStale(t *testing.T) {
 	}
 }
 
-func TestSlotsOfNoGPUKnownAreLeftOut(t *testing.T) {
+func TestSlotsOfUnknownGPUsAreOmitted(t *testing.T) {
 	var b text
 	b.linef("Node 1, gpu_id 2f1c:")
 	b.linef(" Inst 0,  CP Pipe 0, Queue 2")
@@ -286,7 +286,7 @@ func TestSlotsOfNoGPUKnownAreLeftOut(t *testing.T) {
 	}
 }
 
-func TestRandomHQDsAreReadBack(t *testing.T) {
+func TestRandomHQDsAreParsedBack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var b text
 		want := debugfs.HQDDump{}

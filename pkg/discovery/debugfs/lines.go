@@ -8,12 +8,12 @@ import (
 // lines walks a text.
 type lines struct {
 	rest []byte
-	// line is the number of the line last given, from 1.
+	// line is the number of the last line, from 1.
 	line int
 }
 
-// next returns a line without its newline. whole is false for a last line that has
-// none: the kernel ends each line with one, so the text was cut.
+// next returns a line without its newline. whole is false for a last line without one: the
+// kernel ends each line with a newline, so the text was cut.
 func (l *lines) next() (line []byte, whole, ok bool) {
 	if len(l.rest) == 0 {
 		return nil, false, false
@@ -24,12 +24,12 @@ func (l *lines) next() (line []byte, whole, ok bool) {
 		line, l.rest = l.rest, nil
 		return line, false, true
 	}
-	line, l.rest = bytes.TrimSuffix(l.rest[:end], []byte("\r")), l.rest[end+1:] // it may come from another system
+	line, l.rest = bytes.TrimSuffix(l.rest[:end], []byte("\r")), l.rest[end+1:] // from another system
 	return line, true, true
 }
 
-// each returns the lines to read, and a last one that was cut to torn, until there
-// are no more or one of them has an error.
+// each calls read with the lines, and torn with a last one that was cut, until the end or
+// an error.
 func (l *lines) each(read, torn func(line []byte) error) error {
 	for {
 		line, whole, ok := l.next()
@@ -46,17 +46,16 @@ func (l *lines) each(read, torn func(line []byte) error) error {
 	}
 }
 
-// scan reads the fields of one line from left to right. What comes after the
-// first that is not as wanted is not read.
+// scan parses the fields of one line from left to right, up to the first error.
 type scan struct {
 	line []byte
 	at   int
-	// problem is "" as long as all is well; at is then where the next field begins,
-	// else where the wrong one does.
+	// problem is "" without an error. at is the position of the next field, or of the wrong
+	// one.
 	problem string
 }
 
-// text reads the given text.
+// text parses the given text.
 func (s *scan) text(want string) {
 	if s.problem != "" {
 		return
@@ -68,7 +67,7 @@ func (s *scan) text(want string) {
 	s.at += len(want)
 }
 
-// has reads the given text when it is there.
+// has parses the given text if it is next, and reports whether it is.
 func (s *scan) has(text string) bool {
 	if s.problem != "" || !bytes.HasPrefix(s.line[s.at:], []byte(text)) {
 		return false
@@ -77,7 +76,7 @@ func (s *scan) has(text string) bool {
 	return true
 }
 
-// number reads one of at most the given value.
+// number parses a number of at most the given value.
 func (s *scan) number(base, most uint64, want string) uint64 {
 	if s.problem != "" {
 		return 0
@@ -107,18 +106,17 @@ func (s *scan) number(base, most uint64, want string) uint64 {
 	return v
 }
 
-// decimal reads a number the kernel prints with %d and that is not negative.
+// decimal parses a number that is printed with %d and not negative.
 func (s *scan) decimal() int {
 	return int(s.number(10, 1<<31-1, "want a decimal number below 2^31"))
 }
 
-// hex reads a number the kernel prints with %x.
+// hex parses a number that is printed with %x.
 func (s *scan) hex() uint32 {
 	return uint32(s.number(16, 1<<32-1, "want a hexadecimal number below 2^32, in lower case"))
 }
 
-// end wants the line to end here, and returns the error if it does not or if
-// anything before was wrong.
+// end returns an error unless the line ends here without an earlier error.
 func (s *scan) end(line int) error {
 	if s.problem == "" {
 		if s.at == len(s.line) {

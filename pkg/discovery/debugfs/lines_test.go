@@ -9,7 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 )
 
-func TestTextFromAnotherSystemIsTheSameText(t *testing.T) {
+func TestCarriageReturnsAreIgnored(t *testing.T) {
 	var b text
 	b.linef("Process 7 PASID 7:")
 	want, err := debugfs.ParseMQDs([]byte(b.String()))

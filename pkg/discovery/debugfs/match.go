@@ -9,8 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Known is a queue of a process as sysfs has it, with its snapshot where there is
-// one.
+// Known is a queue of a process from sysfs, with its snapshot if there is one.
 type Known struct {
 	ID   uint32
 	GPU  gpreempt.GPUID
@@ -18,31 +17,28 @@ type Known struct {
 	// RingBytes is the size of the ring; 0 is unknown.
 	RingBytes uint64
 	// Snapshot has RingBase, ReadPointer, WritePointer and SaveArea of
-	// GET_QUEUE_SNAPSHOT; nil when only sysfs is known. What is 0 in it is unknown.
+	// GET_QUEUE_SNAPSHOT, 0 for unknown ones; nil without a snapshot.
 	Snapshot *gpreempt.QueueInfo
 }
 
-// MatchQueues finds the dump of each queue of one process, and returns what is then
-// known of the queue: index by index with known. dumps are those of all the
-// process's blocks; gfx gives the gfx_target_version of a GPU, 0 when unknown, and
-// may be nil. FromMQD is set where the dump is certainly that of the queue; where
-// it is not, Note says which could be meant; the priority is known nonetheless where
-// all of them have the same.
+// MatchQueues finds the dump of each queue of one process, and returns the properties of
+// the queues, index by index with known. dumps are those of all blocks of the process. gfx
+// returns the gfx_target_version of a GPU, 0 when unknown, and may be nil. FromMQD is set
+// where the dump is certainly that of the queue. Otherwise Note lists the possible dumps,
+// and the priority is set if it is the same in all of them.
 //
-// A queue with a snapshot is known by its ring's address, GPU and kind, and what
-// else both sides know has to agree: the two pointers, the save area and the
-// ring's size. Two queues with all of it the same cannot be told apart. Both
-// lists are newest first; so when known is in the order of the snapshot, and not
-// sorted by id, a dump out of order means that a queue came or went between the
-// two looks, which Note says. The caller does best to look at the snapshot before
-// and after the dump, and to want both the same.
+// A queue with a snapshot is identified by its ring's address, GPU and kind, and all other
+// common properties must agree: the two pointers, the save area and the ring's size. Two
+// queues with the same properties cannot be distinguished. Both lists are newest first; so
+// if known is in the order of the snapshot, and not sorted by id, a dump out of order means
+// that a queue was created or destroyed between the two readings, which Note reports. The
+// caller should read the snapshot before and after the dump, and require both to be equal.
 //
-// A queue without is known by its GPU, kind and ring's size, when it is the only
-// one of that size, and when both sides have the same number of that GPU and kind.
-// Order does not help there: ids are given lowest first, so while ids without a
-// gap are those of a process that never destroyed a queue, they are as well those
-// of one that destroyed a queue and created another, which took its id and not its
-// place in the list.
+// A queue without a snapshot is identified by its GPU, kind and ring's size, if it is the
+// only one of that size, and if both sides have the same number of that GPU and kind. The
+// order does not help there: ids are assigned lowest first, so ids without a gap may be of
+// a process that never destroyed a queue, or of one that destroyed a queue and created
+// another, which got its id and not its place in the list.
 func MatchQueues(known []Known, dumps []MQD, gfx func(gpreempt.GPUID) uint32) []gpreempt.QueueInfo {
 	m := matcher{known: known, cands: candidates(dumps, gfx), of: make([]int, len(known)), notes: make([][]string, len(known)), couldBe: make([][]int, len(known))}
 	m.bySnapshot()
@@ -72,7 +68,7 @@ type candidate struct {
 	gpu     gpreempt.GPUID
 	sdma    bool
 	compute *Compute // nil for SDMA
-	// problem says why the dump cannot be used.
+	// problem is the reason why the dump cannot be used.
 	problem                            string
 	ring, ringBytes, read, write, save uint64
 	doorbell                           uint32
@@ -83,7 +79,7 @@ func candidates(dumps []MQD, gfx func(gpreempt.GPUID) uint32) []candidate {
 	for i := range dumps {
 		d := &dumps[i]
 		if d.Kind == KindDIQ || len(d.XCCs) == 0 {
-			continue // no queue of the process
+			continue // not a queue of the process
 		}
 		c := candidate{line: d.Line, gpu: d.GPU, sdma: d.Kind == KindSDMA}
 		var err error
@@ -135,7 +131,7 @@ func (c *candidate) decodeCompute(d *MQD) error {
 	return nil
 }
 
-// could reports whether a candidate is of the GPU and kind of a queue.
+// could reports whether a candidate has the GPU and the kind of a queue.
 func (c *candidate) could(k *Known) bool {
 	if c.gpu != k.GPU {
 		return false
@@ -150,15 +146,14 @@ func (c *candidate) could(k *Known) bool {
 	return true
 }
 
-// agrees reports whether all that a candidate and the snapshot both know is the same.
+// agrees reports whether all common properties of a candidate and the snapshot are equal.
 func (c *candidate) agrees(k *Known) bool {
 	same := func(ours, is uint64) bool { return ours == 0 || is == 0 || ours == is }
 	return same(k.Snapshot.ReadPointer, c.read) && same(k.Snapshot.WritePointer, c.write) &&
 		same(k.Snapshot.SaveArea, c.save) && same(k.RingBytes, c.ringBytes)
 }
 
-// contradiction says what of a candidate that does not agree is not what the
-// snapshot has.
+// contradiction describes the first difference between a candidate and the snapshot.
 func (c *candidate) contradiction(k *Known) string {
 	for _, f := range [...]struct {
 		name     string
@@ -172,10 +167,10 @@ func (c *candidate) contradiction(k *Known) string {
 			return fmt.Sprintf("its %s is %#x instead of %#x", f.name, f.is, f.ours)
 		}
 	}
-	return fmt.Sprintf("that is of %d bytes instead of %d", c.ringBytes, k.RingBytes)
+	return fmt.Sprintf("that has %d bytes instead of %d", c.ringBytes, k.RingBytes)
 }
 
-// fill adds what the dump tells.
+// fill adds the properties of the dump.
 func (c *candidate) fill(info *gpreempt.QueueInfo, writesPriority bool) {
 	info.Source |= gpreempt.FromMQD
 	for _, f := range [...]struct {
@@ -200,18 +195,18 @@ func (c *candidate) fill(info *gpreempt.QueueInfo, writesPriority bool) {
 	info.PriorityKnown = true
 }
 
-// matcher joins known and cands. of is the candidate of each queue, -1 for none.
+// matcher joins known and cands. of is the candidate of each queue, or -1.
 type matcher struct {
 	known []Known
 	cands []candidate
 	of    []int
 	notes [][]string
-	// couldBe are the candidates of which one is that of the queue, where it is not
-	// known which.
+	// couldBe are the candidates of which one is that of the queue, where several are
+	// possible.
 	couldBe [][]int
 }
 
-// fillAlike adds what all of some candidates have in common.
+// fillAlike adds the common properties of the candidates.
 func (m *matcher) fillAlike(info *gpreempt.QueueInfo, cands []int) {
 	if len(cands) == 0 || info.PriorityKnown {
 		return
@@ -243,7 +238,7 @@ func (m *matcher) writesPriority() bool {
 	return slices.ContainsFunc(m.cands, func(c candidate) bool { return c.compute != nil && c.compute.WritesPriority() })
 }
 
-// bySnapshot matches the queues whose ring's address is known.
+// bySnapshot matches the queues with a known ring address.
 func (m *matcher) bySnapshot() {
 	byRing := map[uint64][]int{}
 	for c := range m.cands {
@@ -272,9 +267,9 @@ func (m *matcher) bySnapshot() {
 		case len(fit) == 1:
 			m.of[i] = fit[0]
 		case len(fit) > 1:
-			m.note(i, "%s have its ring %#x, and nothing tells them apart", m.lines(fit), k.Snapshot.RingBase)
+			m.note(i, "%s have its ring %#x and cannot be distinguished", m.lines(fit), k.Snapshot.RingBase)
 		case len(unfit) > 0:
-			m.note(i, "%s has its ring %#x, but %s: another queue may have taken its place",
+			m.note(i, "%s has its ring %#x, but %s: another queue may have replaced it",
 				m.lines(unfit[:1]), k.Snapshot.RingBase, m.cands[unfit[0]].contradiction(k))
 		default:
 			m.note(i, "no dump has its ring %#x%s", k.Snapshot.RingBase, m.unusable(k))
@@ -286,19 +281,19 @@ func (m *matcher) bySnapshot() {
 	for i := range m.known {
 		if c := m.of[i]; c >= 0 && len(claims[c]) > 1 {
 			m.of[i] = -1
-			m.note(i, "%s fits queues %s alike", m.lines([]int{c}), m.ids(claims[c]))
+			m.note(i, "%s fits queues %s equally", m.lines([]int{c}), m.ids(claims[c]))
 		}
 	}
 }
 
-// located reports whether the ring's address of a queue is known.
+// located reports whether a queue has a known ring address.
 func (k *Known) located() bool { return k.Snapshot != nil && k.Snapshot.RingBase != 0 }
 
-// byOrder looks whether dumps come in the order of the snapshot.
+// byOrder checks that dumps are in the order of the snapshot.
 func (m *matcher) byOrder() {
 	ascending := slices.IsSortedFunc(m.known, func(a, b Known) int { return int(int64(a.ID) - int64(b.ID)) })
 	if ascending {
-		return // an order by id, which says nothing of age
+		return // an order by id, which does not reflect age
 	}
 	newest := -1
 	for i, c := range m.of {
@@ -306,20 +301,20 @@ func (m *matcher) byOrder() {
 			continue
 		}
 		if c < newest {
-			m.note(i, "%s is not where the order of the snapshot has it: a queue came or went between the two looks", m.lines([]int{c}))
+			m.note(i, "%s is out of the order of the snapshot: a queue was created or destroyed between the readings", m.lines([]int{c}))
 		}
 		newest = max(newest, c)
 	}
 }
 
-// group is what has a GPU and a kind, and with bytes also a size of the ring.
+// group identifies queues by GPU and kind, and with bytes also by the size of the ring.
 type group struct {
 	gpu   gpreempt.GPUID
 	sdma  bool
 	bytes uint64
 }
 
-// bySize matches the queues of which only GPU, kind and size are known.
+// bySize matches the queues with only GPU, kind and size.
 func (m *matcher) bySize() {
 	queues, dumps := map[group][]int{}, map[group][]int{}
 	add := func(to map[group][]int, g group, i int) {
@@ -349,11 +344,11 @@ func (m *matcher) bySize() {
 		}
 		g, ok := k.group()
 		if !ok {
-			m.note(i, "neither its type nor its ring is known")
+			m.note(i, "its type and its ring are unknown")
 			continue
 		}
 		all := group{gpu: g.gpu, sdma: g.sdma}
-		// One of unknown size might be the only one of any size.
+		// A queue of unknown size might be the only one of any size.
 		rivals, fit := queues[g], dumps[g]
 		sizeless := slices.ContainsFunc(queues[all], func(o int) bool { return m.known[o].RingBytes == 0 })
 		if sizeless {
@@ -366,16 +361,16 @@ func (m *matcher) bySize() {
 			m.note(i, "no dump has a ring of its %d bytes%s", k.RingBytes, m.unusable(k))
 		case len(fit) > 1 || len(rivals) > 1:
 			m.couldBe[i] = fit
-			m.note(i, "nothing but the size of the ring is known, and %s could be that of queues %s", m.lines(fit), m.ids(rivals))
+			m.note(i, "only the size of the ring is known, and %s could be that of queues %s", m.lines(fit), m.ids(rivals))
 		case m.cands[fit[0]].problem != "":
-			m.note(i, "no dump is left%s", m.unusable(k))
+			m.note(i, "no dump remains%s", m.unusable(k))
 		default:
 			m.of[i] = fit[0]
 		}
 	}
 }
 
-// group returns what a queue without a ring's address is known by.
+// group returns the group of a queue without a ring address.
 func (k *Known) group() (g group, ok bool) {
 	switch k.Type {
 	case gpreempt.QueueCompute:
@@ -387,7 +382,7 @@ func (k *Known) group() (g group, ok bool) {
 	return group{}, false
 }
 
-// unusable names the dumps that could be of k, but cannot be read.
+// unusable lists the dumps that could be of k but cannot be read.
 func (m *matcher) unusable(k *Known) string {
 	for c := range m.cands {
 		if d := &m.cands[c]; d.problem != "" && d.could(k) {
@@ -397,7 +392,7 @@ func (m *matcher) unusable(k *Known) string {
 	return ""
 }
 
-// lines names dumps to a person.
+// lines formats the lines of dumps.
 func (m *matcher) lines(cands []int) string {
 	numbers := list(cands, func(c int) string { return strconv.Itoa(m.cands[c].line) })
 	if len(cands) == 1 {
@@ -406,12 +401,12 @@ func (m *matcher) lines(cands []int) string {
 	return "the dumps of lines " + numbers
 }
 
-// ids names queues to a person.
+// ids formats the ids of queues.
 func (m *matcher) ids(known []int) string {
 	return list(known, func(i int) string { return strconv.FormatUint(uint64(m.known[i].ID), 10) })
 }
 
-// list names a bounded number of things.
+// list joins a bounded number of words.
 func list(items []int, name func(int) string) string {
 	const most = 8
 	var words []string

@@ -14,7 +14,7 @@ import (
 
 const gpu, gpu2 = gpreempt.GPUID(0xf7bc), gpreempt.GPUID(0xf05b)
 
-// q is the i-th queue of a process, with addresses of its own.
+// q is the i-th queue of a process, with its own addresses.
 func q(i int) queue {
 	n := uint64(i)
 	return queue{
@@ -29,7 +29,7 @@ func s(i int) dma {
 	return dma{ring: 0x7f8000000000 + n<<24, ringBytes: 1 << 20, read: 0x7f9000000080 + n*4096, write: 0x7f9000000038 + n*4096, doorbell: 0x280 + uint32(i)}
 }
 
-// gfx942 leaves the write pointer out, as the driver does there.
+// gfx942 omits the write pointer, like the driver.
 func (d dma) gfx942() []uint32 {
 	d.write = 0
 	return d.words(gfx9, 128)
@@ -43,7 +43,7 @@ func (d dma) dump(line int, gpu gpreempt.GPUID) debugfs.MQD {
 	return debugfs.MQD{Kind: debugfs.KindSDMA, GPU: gpu, Line: line, XCCs: [][]uint32{d.gfx942()}}
 }
 
-// known is the queue as sysfs and the snapshot have it.
+// known is the queue in sysfs and in the snapshot.
 func (q queue) known(id uint32, gpu gpreempt.GPUID) debugfs.Known {
 	return debugfs.Known{ID: id, GPU: gpu, Type: gpreempt.QueueCompute, RingBytes: q.ringBytes, Snapshot: q.snapshot()}
 }
@@ -52,7 +52,7 @@ func (q queue) snapshot() *gpreempt.QueueInfo {
 	return &gpreempt.QueueInfo{Source: gpreempt.FromSnapshot, RingBase: q.ring, ReadPointer: q.read, WritePointer: q.write, SaveArea: q.save}
 }
 
-// info is all there is to know of it.
+// info are all its properties.
 func (q queue) info() gpreempt.QueueInfo {
 	i := *q.snapshot()
 	i.Source |= gpreempt.FromMQD
@@ -75,13 +75,13 @@ func (d dma) info() gpreempt.QueueInfo {
 
 func gfx942(gpreempt.GPUID) uint32 { return 90402 }
 
-// bare is a queue of which sysfs alone is known.
+// bare is a queue in sysfs only.
 func bare(k debugfs.Known) debugfs.Known {
 	k.Snapshot = nil
 	return k
 }
 
-// unmatched is what is known of a queue without a dump.
+// unmatched are the properties of a queue without a dump.
 func unmatched(k debugfs.Known, note string) gpreempt.QueueInfo {
 	var i gpreempt.QueueInfo
 	if k.Snapshot != nil {
@@ -91,7 +91,7 @@ func unmatched(k debugfs.Known, note string) gpreempt.QueueInfo {
 	return i
 }
 
-// only is what the dump alone tells.
+// only are the properties of the dump alone.
 func only(i gpreempt.QueueInfo) gpreempt.QueueInfo {
 	i.Source = gpreempt.FromMQD
 	return i
@@ -146,25 +146,25 @@ func TestQueuesAreMatchedToTheirDumps(t *testing.T) {
 			"another queue at the same address: the read pointer is not the same",
 			knowns{q(1).known(0, gpu)},
 			dumps{moved(func(q *queue) { q.read += 64 }).dump(11, gpu, 1)},
-			infos{unmatched(q(1).known(0, gpu), "the dump of line 11 has its ring 0x7f0001000000, but its read pointer is 0x7f10000010c0 instead of 0x7f1000001080: another queue may have taken its place")},
+			infos{unmatched(q(1).known(0, gpu), "the dump of line 11 has its ring 0x7f0001000000, but its read pointer is 0x7f10000010c0 instead of 0x7f1000001080: another queue may have replaced it")},
 		},
 		{
 			"... nor the write pointer",
 			knowns{q(1).known(0, gpu)},
 			dumps{moved(func(q *queue) { q.write += 64 }).dump(11, gpu, 1)},
-			infos{unmatched(q(1).known(0, gpu), "the dump of line 11 has its ring 0x7f0001000000, but its write pointer is 0x7f1000001078 instead of 0x7f1000001038: another queue may have taken its place")},
+			infos{unmatched(q(1).known(0, gpu), "the dump of line 11 has its ring 0x7f0001000000, but its write pointer is 0x7f1000001078 instead of 0x7f1000001038: another queue may have replaced it")},
 		},
 		{
 			"... nor the save area",
 			knowns{q(1).known(0, gpu)},
 			dumps{moved(func(q *queue) { q.save += 4096 }).dump(11, gpu, 1)},
-			infos{unmatched(q(1).known(0, gpu), "the dump of line 11 has its ring 0x7f0001000000, but its save area is 0x7f2010001000 instead of 0x7f2010000000: another queue may have taken its place")},
+			infos{unmatched(q(1).known(0, gpu), "the dump of line 11 has its ring 0x7f0001000000, but its save area is 0x7f2010001000 instead of 0x7f2010000000: another queue may have replaced it")},
 		},
 		{
 			"... nor the size",
 			knowns{q(1).known(0, gpu)},
 			dumps{moved(func(q *queue) { q.ringBytes /= 2 }).dump(11, gpu, 1)},
-			infos{unmatched(q(1).known(0, gpu), "the dump of line 11 has its ring 0x7f0001000000, but that is of 524288 bytes instead of 1048576: another queue may have taken its place")},
+			infos{unmatched(q(1).known(0, gpu), "the dump of line 11 has its ring 0x7f0001000000, but that has 524288 bytes instead of 1048576: another queue may have replaced it")},
 		},
 		{
 			"two dumps with one ring, told apart by a pointer",
@@ -176,15 +176,15 @@ func TestQueuesAreMatchedToTheirDumps(t *testing.T) {
 			"two dumps with the same ring and pointers",
 			knowns{q(1).known(0, gpu)},
 			dumps{q(1).dump(11, gpu, 1), q(1).dump(12, gpu, 1)},
-			infos{unmatched(q(1).known(0, gpu), "the dumps of lines 11, 12 have its ring 0x7f0001000000, and nothing tells them apart")},
+			infos{unmatched(q(1).known(0, gpu), "the dumps of lines 11, 12 have its ring 0x7f0001000000 and cannot be distinguished")},
 		},
 		{
 			"two queues with the same ring and pointers",
 			knowns{q(1).known(0, gpu), q(1).known(4, gpu)},
 			dumps{q(1).dump(11, gpu, 1)},
 			infos{
-				unmatched(q(1).known(0, gpu), "the dump of line 11 fits queues 0, 4 alike"),
-				unmatched(q(1).known(4, gpu), "the dump of line 11 fits queues 0, 4 alike"),
+				unmatched(q(1).known(0, gpu), "the dump of line 11 fits queues 0, 4 equally"),
+				unmatched(q(1).known(4, gpu), "the dump of line 11 fits queues 0, 4 equally"),
 			},
 		},
 		{
@@ -229,7 +229,7 @@ func TestQueuesAreMatchedToTheirDumps(t *testing.T) {
 			dumps{q(3).dump(11, gpu, 1), q(5).dump(12, gpu, 1), q(1).dump(13, gpu, 1)},
 			infos{q(5).info(), func() gpreempt.QueueInfo {
 				i := q(3).info()
-				i.Note = "the dump of line 11 is not where the order of the snapshot has it: a queue came or went between the two looks"
+				i.Note = "the dump of line 11 is out of the order of the snapshot: a queue was created or destroyed between the readings"
 				return i
 			}(), q(1).info()},
 		},
@@ -244,8 +244,8 @@ func TestQueuesAreMatchedToTheirDumps(t *testing.T) {
 			knowns{bare(q(1).known(0, gpu)), bare(q(2).known(1, gpu)), bare(q(4).known(2, gpu2))},
 			dumps{q(4).dump(12, gpu2, 1), q(2).dump(11, gpu, 1), q(1).dump(10, gpu, 1)},
 			infos{
-				{Note: "nothing but the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1", Priority: 7, PriorityKnown: true, PriorityExact: true},
-				{Note: "nothing but the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1", Priority: 7, PriorityKnown: true, PriorityExact: true},
+				{Note: "only the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1", Priority: 7, PriorityKnown: true, PriorityExact: true},
+				{Note: "only the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1", Priority: 7, PriorityKnown: true, PriorityExact: true},
 				only(q(4).info()),
 			},
 		},
@@ -254,8 +254,8 @@ func TestQueuesAreMatchedToTheirDumps(t *testing.T) {
 			knowns{bare(q(1).known(0, gpu)), bare(q(2).known(1, gpu))},
 			dumps{func() debugfs.MQD { high := q(2); high.priority, high.pipe = 11, 2; return high.dump(11, gpu, 1) }(), q(1).dump(10, gpu, 1)},
 			infos{
-				{Note: "nothing but the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1"},
-				{Note: "nothing but the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1"},
+				{Note: "only the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1"},
+				{Note: "only the size of the ring is known, and the dumps of lines 11, 10 could be that of queues 0, 1"},
 			},
 		},
 		{
@@ -281,8 +281,8 @@ func TestQueuesAreMatchedToTheirDumps(t *testing.T) {
 			knowns{func() debugfs.Known { k := bare(q(1).known(0, gpu)); k.RingBytes = 0; return k }(), bare(sized(2, 4096).known(1, gpu))},
 			dumps{sized(2, 4096).dump(12, gpu, 1), q(1).dump(11, gpu, 1)},
 			infos{
-				{Note: "nothing but the size of the ring is known, and the dumps of lines 12, 11 could be that of queues 0, 1", Priority: 7, PriorityKnown: true, PriorityExact: true},
-				{Note: "nothing but the size of the ring is known, and the dump of line 12 could be that of queues 0, 1", Priority: 7, PriorityKnown: true, PriorityExact: true},
+				{Note: "only the size of the ring is known, and the dumps of lines 12, 11 could be that of queues 0, 1", Priority: 7, PriorityKnown: true, PriorityExact: true},
+				{Note: "only the size of the ring is known, and the dump of line 12 could be that of queues 0, 1", Priority: 7, PriorityKnown: true, PriorityExact: true},
 			},
 		},
 		{
@@ -295,13 +295,13 @@ func TestQueuesAreMatchedToTheirDumps(t *testing.T) {
 			"of neither a type nor a ring",
 			knowns{func() debugfs.Known { k := bare(q(1).known(0, gpu)); k.Type = gpreempt.QueueUnknown; return k }()},
 			dumps{q(1).dump(11, gpu, 1)},
-			infos{{Note: "neither its type nor its ring is known"}},
+			infos{{Note: "its type and its ring are unknown"}},
 		},
 		{
 			"a dump too short to tell",
 			knowns{func() debugfs.Known { k := bare(q(1).known(0, gpu)); k.RingBytes = 0; return k }()},
 			dumps{cut},
-			infos{{Note: "no dump is left (the dump of line 11 cannot be used: 3 words are neither the 56 registers of a slot nor an MQD of 512 words)"}},
+			infos{{Note: "no dump remains (the dump of line 11 cannot be used: 3 words are neither the 56 registers of a slot nor an MQD of 512 words)"}},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -312,7 +312,7 @@ func TestQueuesAreMatchedToTheirDumps(t *testing.T) {
 	}
 }
 
-func TestANoteOfTheSnapshotIsKept(t *testing.T) {
+func TestNoteOfTheSnapshotIsKept(t *testing.T) {
 	k := s(1).known(0)
 	k.Snapshot.Note = "taken a second ago"
 	got := debugfs.MatchQueues([]debugfs.Known{k}, []debugfs.MQD{s(1).dump(3, gpu)}, nil)[0].Note
@@ -324,8 +324,8 @@ func TestANoteOfTheSnapshotIsKept(t *testing.T) {
 	}
 }
 
-// On a kernel that does not write the queue priority the class is all there is;
-// what kernel it is the other queues of the process may tell.
+// On a kernel that does not write the queue priority only the class is known; the other
+// queues of the process may show which kernel it is.
 func TestPriorityByTheOtherQueuesOfTheProcess(t *testing.T) {
 	low := q(1)
 	low.pipe, low.priority = 0, 0
@@ -349,16 +349,16 @@ func TestPriorityByTheOtherQueuesOfTheProcess(t *testing.T) {
 	}
 }
 
-// Whatever the order of both sides: a queue is matched to its own dump or to none,
-// and to its own when nothing else has its ring.
-func TestNoQueueIsEverMatchedToTheDumpOfAnother(t *testing.T) {
+// In any order of both sides a queue is matched to its own dump or to none, and to its own
+// when no other queue has its ring.
+func TestNoQueueIsMatchedToTheDumpOfAnother(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(0, 8).Draw(t, "queues")
 		var known []debugfs.Known
 		var dumps []debugfs.MQD
 		var all []queue
 		for i := range n {
-			a := q(rapid.IntRange(0, 6).Draw(t, "ring")) // some have the ring of another
+			a := q(rapid.IntRange(0, 6).Draw(t, "ring")) // some share a ring
 			a.mqd = uint64(i+1) << 20
 			if rapid.Bool().Draw(t, "pointers") {
 				a.read += uint64(i) * 64

@@ -7,41 +7,41 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Owner is a queue that may be in a slot.
+// Owner is a queue that may be mapped to a slot.
 type Owner struct {
 	Process gpreempt.ProcessKey
 	ID      uint32
 	GPU     gpreempt.GPUID
 	// RingBytes is the size of its ring; 0 is unknown.
 	RingBytes uint64
-	// Info is what MatchQueues gave; what is 0 in it is not known.
+	// Info is of MatchQueues, with 0 for unknown values.
 	Info gpreempt.QueueInfo
 }
 
-// SlotMatch says whose queue is in a slot.
+// SlotMatch is the owner of a slot.
 type SlotMatch struct {
-	// Owner is the index of the owner, -1 for none or for one that is not certain.
+	// Owner is the index of the owner, -1 without one or when uncertain.
 	Owner int
-	// How says by what it is known, or why it is not.
+	// How describes the evidence, or why there is no owner.
 	How string
 }
 
-// MatchSlots finds the queue of each live slot, index by index with slots. slots
-// are those of one dump, and owners all queues known of the same GPUs.
+// MatchSlots finds the queue of each live slot, index by index with slots. slots are those
+// of one dump, and owners all known queues of the same GPUs.
 //
-// The MQD's address names a queue: each has its own, and each XCC of it too. An
-// owner knows that of its first XCC. The driver lays those of the other XCCs
-// behind it at one distance, and their save areas as well (init_mqd_v9_4_3); the
-// distance is not in the registers. So on an XCC that is not the GPU's first, a
-// slot is that of the queue whose first XCC's slot has the same ring in the same
-// address space (VMID), at an MQD address before it.
+// The address of an MQD identifies a queue: each queue has its own, on each XCC. An owner
+// has that of its first XCC. The driver allocates those of the other XCCs after it at equal
+// distances, and their save areas as well (init_mqd_v9_4_3); the distance is not in the
+// registers. So on an XCC that is not the GPU's first, a slot is that of the queue whose
+// first XCC's slot has the same ring in the same address space (VMID), at a lower MQD
+// address.
 //
-// Where no MQD's address is known, of SDMA and of queues seen in a snapshot only,
-// a slot is that of the only owner with its ring, in an address space that is known
-// to be its process's, or where every queue's ring is known: processes may well
-// have rings at the same address. Pointers and save area have to agree
-// wherever both are known. The firmware may put another process into a VMID while
-// the registers are read; then the VMID proves nothing, and How says so.
+// Without the address of an MQD, for SDMA and for queues from a snapshot only, a slot is
+// that of the only owner with its ring, in an address space that is known to be that of its
+// process, or if the rings of all queues are known: several processes can have rings at the
+// same address. Pointers and save area must agree wherever both are known. The firmware may
+// assign a VMID to another process while the registers are read; then the VMID proves
+// nothing, and How reports it.
 func MatchSlots(slots []Slot, owners []Owner) []SlotMatch {
 	m := slotMatcher{
 		slots: slots, owners: owners, matches: make([]SlotMatch, len(slots)),
@@ -62,7 +62,7 @@ func MatchSlots(slots []Slot, owners []Owner) []SlotMatch {
 		}
 	}
 	m.ranks()
-	// What is certain by itself first: the rest leans on it.
+	// Certain matches first: the others depend on them.
 	m.each(m.idle)
 	for _, i := range m.each(m.byAddress) {
 		m.learn(i)
@@ -74,8 +74,8 @@ func MatchSlots(slots []Slot, owners []Owner) []SlotMatch {
 	return m.matches
 }
 
-// each asks a step about the slots without an answer, and gives those it found an
-// owner for.
+// each calls a step for the slots without an answer, and returns those with an owner
+// afterwards.
 func (m *slotMatcher) each(step func(i int)) (found []int) {
 	for i := range m.slots {
 		if m.matches[i].How != "" {
@@ -88,8 +88,8 @@ func (m *slotMatcher) each(step func(i int)) (found []int) {
 	return found
 }
 
-// doubt takes back what was found by the ring alone where that makes an address
-// space two processes'.
+// doubt removes matches by the ring alone where they assign an address space to two
+// processes.
 func (m *slotMatcher) doubt(found []int) {
 	for _, i := range found {
 		m.learn(i)
@@ -117,16 +117,16 @@ type gpuVMID struct {
 	vmid int
 }
 
-// firstSlot is what the slots of a queue on several XCCs have in common.
+// firstSlot are the common properties of the slots of a queue on several XCCs.
 type firstSlot struct {
 	gpuVMID
 	ring uint64
 }
 
-// space is whose an address space is.
+// space is the process of an address space.
 type space struct {
 	process gpreempt.ProcessKey
-	// mixed: slots of two processes had it.
+	// mixed reports that slots of two processes had it.
 	mixed bool
 }
 
@@ -134,11 +134,11 @@ type slotMatcher struct {
 	slots   []Slot
 	owners  []Owner
 	matches []SlotMatch
-	// mqds and rings are the owners by these addresses.
+	// mqds and rings are the owners by their addresses.
 	mqds, rings map[gpuAddress][]int
-	// unknown are the sizes of the rings of which the address is not known.
+	// unknown are the sizes of the rings with an unknown address.
 	unknown map[gpreempt.GPUID][]uint64
-	// first are the live slots of the first XCC of each GPU that have an owner.
+	// first are the live slots with an owner on the first XCC of each GPU.
 	first map[firstSlot][]int
 	// rank counts the XCCs of a GPU in the order of the dump, from 0.
 	rank   map[gpuXCC]int
@@ -158,7 +158,7 @@ func (m *slotMatcher) ranks() {
 	}
 }
 
-// learn keeps what a match tells of the slots to come.
+// learn stores what a match implies for the next slots.
 func (m *slotMatcher) learn(i int) {
 	s := &m.slots[i]
 	f := m.facts(s)
@@ -173,7 +173,7 @@ func (m *slotMatcher) learn(i int) {
 	}
 }
 
-// facts is what can be compared of any slot.
+// facts are the comparable properties of a slot.
 type facts struct {
 	firstSlot
 	ringBytes, mqd, read, write, save uint64
@@ -188,15 +188,15 @@ func (m *slotMatcher) facts(s *Slot) facts {
 	}
 	c, rank := &s.Compute, uint64(m.rank[gpuXCC{s.GPU, s.XCC}])
 	f := facts{firstSlot{gpuVMID{s.GPU, c.VMID}, c.RingBase}, c.RingBytes, c.MQD, c.ReadPointer, c.WritePointer, c.SaveArea, rank}
-	// The save areas of the XCCs follow each other: what the owner knows is the first.
+	// The save areas of the XCCs are contiguous: the owner's is the first.
 	if f.save != 0 {
 		f.save -= rank * c.SaveBytes
 	}
 	return f
 }
 
-// mayBe reports whether a slot's MQD may be that of the queue whose first XCC has it
-// at base: the same, or behind it by so many times one distance, in pages.
+// mayBe reports whether a slot's MQD may be that of the queue with its first MQD at base:
+// the same, or after it by rank times one distance, in pages.
 func (f *facts) mayBe(base uint64) bool {
 	if f.rank == 0 {
 		return f.mqd == base
@@ -204,7 +204,7 @@ func (f *facts) mayBe(base uint64) bool {
 	return f.mqd > base && (f.mqd-base)%(f.rank*4096) == 0
 }
 
-// contradicts says what of a slot is not what an owner has, or "".
+// contradicts describes the first difference between a slot and an owner, or returns "".
 func (f *facts) contradicts(o *Owner) string {
 	for _, x := range [...]struct {
 		name     string
@@ -229,7 +229,7 @@ func (m *slotMatcher) answer(i, owner int, format string, args ...any) {
 	m.matches[i] = SlotMatch{Owner: owner, How: fmt.Sprintf(format, args...)}
 }
 
-// idle answers for the slots without a queue of a process.
+// idle handles the slots without a queue of a process.
 func (m *slotMatcher) idle(i int) {
 	s := &m.slots[i]
 	switch {
@@ -238,11 +238,11 @@ func (m *slotMatcher) idle(i int) {
 	case s.State == Empty:
 		m.answer(i, -1, "empty")
 	case s.State == Stale:
-		m.answer(i, -1, "not active: what it holds is left of a queue that is not there any more")
+		m.answer(i, -1, "not active: the registers are of a queue that was unmapped")
 	}
 }
 
-// byAddress answers for the slots whose MQD's address an owner has.
+// byAddress handles the slots whose MQD address an owner has.
 func (m *slotMatcher) byAddress(i int) {
 	f := m.facts(&m.slots[i])
 	owners := m.mqds[gpuAddress{f.gpu, f.mqd}]
@@ -251,17 +251,16 @@ func (m *slotMatcher) byAddress(i int) {
 	case 1:
 		o := owners[0]
 		if c := f.contradicts(&m.owners[o]); c != "" {
-			m.answer(i, -1, "its MQD %#x is that of queue %s, but it has %s: another queue may have taken its place", f.mqd, m.name(o), c)
+			m.answer(i, -1, "its MQD %#x is that of queue %s, but it has %s: another queue may have replaced it", f.mqd, m.name(o), c)
 			return
 		}
 		m.answer(i, o, "MQD %#x", f.mqd)
 	default:
-		m.answer(i, -1, "its MQD %#x is that of queues %s alike", f.mqd, m.names(owners))
+		m.answer(i, -1, "its MQD %#x is that of queues %s equally", f.mqd, m.names(owners))
 	}
 }
 
-// byFirst answers for the slots of further XCCs whose queue is in a slot of the
-// first.
+// byFirst handles the slots of further XCCs whose queue has a slot on the first.
 func (m *slotMatcher) byFirst(i int) {
 	f := m.facts(&m.slots[i])
 	if f.rank == 0 {
@@ -281,11 +280,11 @@ func (m *slotMatcher) byFirst(i int) {
 		m.answer(i, fit[0], "ring %#x in VMID %d, as in pipe %d queue %d of XCC %d",
 			f.ring, f.vmid, m.slots[at].Pipe, m.slots[at].Queue, m.slots[at].XCC)
 	default:
-		m.answer(i, -1, "its ring %#x in VMID %d is that of queues %s alike", f.ring, f.vmid, m.names(fit))
+		m.answer(i, -1, "its ring %#x in VMID %d is that of queues %s equally", f.ring, f.vmid, m.names(fit))
 	}
 }
 
-// byRing answers for the rest.
+// byRing handles the others.
 func (m *slotMatcher) byRing(i int) {
 	f := m.facts(&m.slots[i])
 	sp := m.spaces[f.gpuVMID]
@@ -308,13 +307,13 @@ func (m *slotMatcher) byRing(i int) {
 	case len(fit) == 1 && sp != nil && !sp.mixed:
 		m.answer(i, fit[0], "ring %#x in VMID %d of its process", f.ring, f.vmid)
 	case len(fit) == 1 && m.slots[i].Kind == SlotCP && m.owners[fit[0]].Info.MQD != 0:
-		m.answer(i, -1, "its ring %#x is that of queue %s, but nothing shows that its MQD %#x is", f.ring, m.name(fit[0]), f.mqd)
+		m.answer(i, -1, "its ring %#x is that of queue %s, but there is no evidence for its MQD %#x", f.ring, m.name(fit[0]), f.mqd)
 	case len(fit) == 1 && m.mayBeUnknown(&f):
-		m.answer(i, -1, "its ring %#x is that of queue %s, but there are queues whose rings are not known", f.ring, m.name(fit[0]))
+		m.answer(i, -1, "its ring %#x is that of queue %s, but the rings of some queues are unknown", f.ring, m.name(fit[0]))
 	case len(fit) == 1:
 		m.answer(i, fit[0], "ring %#x, which no other queue has", f.ring)
 	case len(fit) > 1:
-		m.answer(i, -1, "its ring %#x is that of queues %s alike", f.ring, m.names(fit))
+		m.answer(i, -1, "its ring %#x is that of queues %s equally", f.ring, m.names(fit))
 	case why != "":
 		m.answer(i, -1, "%s", why)
 	default:
@@ -322,12 +321,12 @@ func (m *slotMatcher) byRing(i int) {
 	}
 }
 
-// mayBeUnknown reports whether a slot may be that of a queue whose ring is not known.
+// mayBeUnknown reports whether a slot may be that of a queue with an unknown ring.
 func (m *slotMatcher) mayBeUnknown(f *facts) bool {
 	return slices.ContainsFunc(m.unknown[f.gpu], func(size uint64) bool { return size == 0 || f.ringBytes == 0 || size == f.ringBytes })
 }
 
-// name is an owner's name for people.
+// name formats an owner.
 func (m *slotMatcher) name(o int) string {
 	return fmt.Sprintf("%d of process %d", m.owners[o].ID, m.owners[o].Process.PID)
 }

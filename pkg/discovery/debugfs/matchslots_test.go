@@ -11,7 +11,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// owner is the queue as MatchQueues gives it, of a process.
+// owner is the queue of a process as returned by MatchQueues.
 func (q queue) owner(pid int32, id uint32) debugfs.Owner {
 	return debugfs.Owner{Process: gpreempt.ProcessKey{PID: pid, Start: 1}, ID: id, GPU: gpu, Info: q.info()}
 }
@@ -20,7 +20,7 @@ func (d dma) owner(pid int32, id uint32) debugfs.Owner {
 	return debugfs.Owner{Process: gpreempt.ProcessKey{PID: pid, Start: 1}, ID: id, GPU: gpu, Info: d.info()}
 }
 
-// slots renders slots and reads them back.
+// slots renders slots and parses them.
 type slots struct {
 	text
 	t *testing.T
@@ -103,7 +103,7 @@ func TestSlotsAreMatchedToTheirQueues(t *testing.T) {
 			"of forked processes snapshots are not enough",
 			newSlots(t).cp(0, 0, q(1), 3),
 			owners{snapshot(q(1).owner(5, 0)), snapshot(fork.owner(6, 0))},
-			matches{{-1, "its ring 0x7f0001000000 is that of queues 0 of process 5, 0 of process 6 alike"}},
+			matches{{-1, "its ring 0x7f0001000000 is that of queues 0 of process 5, 0 of process 6 equally"}},
 		},
 		{
 			"unless the VMID is known to be one's",
@@ -121,7 +121,7 @@ func TestSlotsAreMatchedToTheirQueues(t *testing.T) {
 			"but not while the ring of another queue of that size is not known",
 			newSlots(t).cp(0, 0, q(1), 3),
 			owners{snapshot(q(1).owner(5, 0)), {Process: gpreempt.ProcessKey{PID: 6, Start: 1}, GPU: gpu, RingBytes: q(1).ringBytes}},
-			matches{{-1, "its ring 0x7f0001000000 is that of queue 0 of process 5, but there are queues whose rings are not known"}},
+			matches{{-1, "its ring 0x7f0001000000 is that of queue 0 of process 5, but the rings of some queues are unknown"}},
 		},
 		{
 			"that of another size rules nothing out",
@@ -139,7 +139,7 @@ func TestSlotsAreMatchedToTheirQueues(t *testing.T) {
 			"on a further XCC the ring of a queue whose own slot is another's proves nothing",
 			newSlots(t).cp(0, 0, q(1), 3).cp(1, 0, fork, 4),
 			owners{q(1).owner(5, 0)},
-			matches{{0, "MQD 0x110000"}, {-1, "its ring 0x7f0001000000 is that of queue 0 of process 5, but nothing shows that its MQD 0x903000 is"}},
+			matches{{0, "MQD 0x110000"}, {-1, "its ring 0x7f0001000000 is that of queue 0 of process 5, but there is no evidence for its MQD 0x903000"}},
 		},
 		{
 			"rings alone that make a VMID two processes'",
@@ -160,7 +160,7 @@ func TestSlotsAreMatchedToTheirQueues(t *testing.T) {
 			"an MQD that went to another queue",
 			newSlots(t).cp(0, 0, moved, 3),
 			owners{q(1).owner(5, 0)},
-			matches{{-1, "its MQD 0x110000 is that of queue 0 of process 5, but it has read pointer 0x7f10000010c0 instead of 0x7f1000001080: another queue may have taken its place"}},
+			matches{{-1, "its MQD 0x110000 is that of queue 0 of process 5, but it has read pointer 0x7f10000010c0 instead of 0x7f1000001080: another queue may have replaced it"}},
 		},
 		{
 			"a ring that went to another queue",
@@ -183,7 +183,7 @@ func TestSlotsAreMatchedToTheirQueues(t *testing.T) {
 			"two owners with one MQD",
 			newSlots(t).cp(0, 0, q(1), 3),
 			owners{q(1).owner(5, 0), q(1).owner(6, 0)},
-			matches{{-1, "its MQD 0x110000 is that of queues 0 of process 5, 0 of process 6 alike"}},
+			matches{{-1, "its MQD 0x110000 is that of queues 0 of process 5, 0 of process 6 equally"}},
 		},
 		{
 			"SDMA by ring and VMID",
@@ -208,7 +208,7 @@ func TestSlotsAreMatchedToTheirQueues(t *testing.T) {
 			"a further XCC of two queues with one ring in one process",
 			newSlots(t).cp(0, 0, q(1), 3).cp(0, 1, fork, 3).cp(1, 0, fork, 3),
 			owners{q(1).owner(5, 0), fork.owner(5, 1)},
-			matches{{0, "MQD 0x110000"}, {1, "MQD 0x900000"}, {-1, "its ring 0x7f0001000000 in VMID 3 is that of queues 0 of process 5, 1 of process 5 alike"}},
+			matches{{0, "MQD 0x110000"}, {1, "MQD 0x900000"}, {-1, "its ring 0x7f0001000000 in VMID 3 is that of queues 0 of process 5, 1 of process 5 equally"}},
 		},
 		{"nobody's", newSlots(t).cp(0, 0, q(1), 3), nil, matches{{-1, "no known queue has its MQD 0x110000 or ring 0x7f0001000000"}}},
 	} {
@@ -233,16 +233,16 @@ func TestSlotsWithoutAQueueHaveNoOwner(t *testing.T) {
 	b.at(4, 0xc914, make([]uint32, 56))
 	d := parseHQDs(t, b.String())
 	want := []debugfs.SlotMatch{
-		{-1, "the driver's own queue"}, {-1, "not active: what it holds is left of a queue that is not there any more"}, {-1, "empty"},
+		{-1, "the driver's own queue"}, {-1, "not active: the registers are of a queue that was unmapped"}, {-1, "empty"},
 	}
 	if diff := cmp.Diff(want, debugfs.MatchSlots(d.Slots(), []debugfs.Owner{q(1).owner(5, 0)})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
-// Processes forked from one another have all addresses in common but those of the
-// MQDs. Slots in any order on any XCC are of the right one, or of none.
-func TestNoSlotIsEverMatchedToAnotherProcess(t *testing.T) {
+// Forked processes have the same addresses, except those of the MQDs. Slots in any order
+// on any XCC have the right owner, or none.
+func TestNoSlotIsMatchedToAnotherProcess(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		processes := rapid.IntRange(1, 4).Draw(rt, "processes")
 		xccs := rapid.IntRange(1, 4).Draw(rt, "XCCs")
@@ -273,7 +273,7 @@ func TestNoSlotIsEverMatchedToAnotherProcess(t *testing.T) {
 		}
 		for i, m := range debugfs.MatchSlots(s.read(), owners) {
 			if m.Owner >= 0 && m.Owner != want[i] {
-				rt.Fatalf("slot %d is given to %d, not to %d: %s\n%s", i, m.Owner, want[i], m.How, fmt.Sprint(owners[m.Owner]))
+				rt.Fatalf("slot %d has owner %d, want %d: %s\n%s", i, m.Owner, want[i], m.How, fmt.Sprint(owners[m.Owner]))
 			}
 		}
 	})

@@ -6,20 +6,20 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Kind is what sort of queue an MQD is of.
+// Kind is the kind of queue of an MQD.
 type Kind uint8
 
 // The kinds.
 const (
 	KindCompute Kind = iota
-	// KindSDMA is SDMA over xGMI too: the text does not tell them apart.
+	// KindSDMA includes SDMA over xGMI: the text does not distinguish them.
 	KindSDMA
-	// KindDIQ is a queue of the driver's own for debugging, on 6.12 and before. It is
-	// no queue of the process.
+	// KindDIQ is the driver's queue for debugging, up to 6.12. It does not belong to the
+	// process.
 	KindDIQ
 )
 
-// String returns the word used in the output.
+// String returns the name in the output.
 func (k Kind) String() string {
 	switch k {
 	case KindCompute:
@@ -32,14 +32,14 @@ func (k Kind) String() string {
 	return "kind(" + strconv.Itoa(int(k)) + ")"
 }
 
-// MQDDump is what mqds holds.
+// MQDDump is the content of mqds.
 type MQDDump struct {
 	Processes []MQDProcess
 	Warnings  []Warning
 }
 
-// MQDProcess is one block of mqds. A pid may come more than once: kernels from
-// 7.x print each secondary context of a process as a process.
+// MQDProcess is one block of mqds. A pid may occur more than once: kernels from 7.x print
+// each secondary context of a process as a process.
 type MQDProcess struct {
 	// PID is in the first pid namespace of the host.
 	PID int32
@@ -58,9 +58,9 @@ type MQD struct {
 	GPU  gpreempt.GPUID
 	// Line is where the queue begins.
 	Line int
-	// XCCs are the dumps, one for each XCC of a compute queue and at least one. Others
-	// have one. Their words are shared and must not be changed; DecodeCompute and
-	// DecodeSDMA tell their meaning.
+	// XCCs are the dumps, one or more for the XCCs of a compute queue and one for others.
+	// Their words are shared and must not be changed; DecodeCompute and DecodeSDMA decode
+	// them.
 	XCCs [][]uint32
 }
 
@@ -71,14 +71,13 @@ const (
 	sdmaWords, sdmaWordsLarge       = 128, 130
 )
 
-// ParseMQDs reads mqds (kfd_debugfs_mqds_by_process, pqm_debugfs_mqds) of kernels
+// ParseMQDs parses mqds (kfd_debugfs_mqds_by_process, pqm_debugfs_mqds) of kernels
 // 6.1 to 7.2 and of AMD's own driver. The error is a *discovery.ParseError.
 //
-// A text that ends early gives what is complete, with a warning. So does a line
-// that is in no kernel known to us: where it stands for a queue, the data below
-// it is passed over. Of a queue that is not of compute only the first dump is
-// kept: after a compute queue of several XCCs the kernel repeats the dump as many
-// times, each time of the memory behind the last.
+// For a text that ends early it returns what is complete, with a warning. An unknown line
+// is a warning too; where a queue is expected, the data after it is skipped. Of a queue
+// that is not of compute only the first dump is kept: after a compute queue with several
+// XCCs the kernel repeats the dump as many times, each with the memory after the previous.
 func ParseMQDs(b []byte) (MQDDump, error) {
 	p := mqdParser{
 		lines: lines{rest: b},
@@ -91,8 +90,8 @@ func ParseMQDs(b []byte) (MQDDump, error) {
 	return MQDDump{Processes: p.processes, Warnings: p.all(p.line)}, nil
 }
 
-// mqdParser fills shared slices: queues and processes take parts of them, whose
-// contents never change once taken.
+// mqdParser fills shared slices: queues and processes take parts of them, whose contents
+// do not change afterwards.
 type mqdParser struct {
 	lines
 	warnings
@@ -101,25 +100,25 @@ type mqdParser struct {
 	queues    []MQD
 	processes []MQDProcess
 
-	// rows says what the rows of data to come belong to.
+	// rows is the owner of the next rows of data.
 	rows owner
 	// Where the open process, queue and dump begin in the slices above.
 	firstQueue, firstDump, firstWord int
 	// last is the number of words in the last row of the open dump.
 	last int
-	// open: the open dump has rows.
+	// open reports whether the open dump has rows.
 	open bool
 }
 
-// owner is what rows of data belong to.
+// owner is to what rows of data belong.
 type owner uint8
 
 const (
-	// nothing: there must be none.
+	// nothing: rows are an error.
 	nothing owner = iota
-	// aQueue is the last of the queues or slots.
+	// aQueue is the last queue or slot.
 	aQueue
-	// unknown is something passed over.
+	// unknown is something that is skipped.
 	unknown
 )
 
@@ -132,7 +131,7 @@ func (p *mqdParser) run() error {
 	return nil
 }
 
-// mqdIndent is how far rows are indented.
+// mqdIndent is the indentation of rows.
 const mqdIndent = 4
 
 func (p *mqdParser) read(line []byte) error {
@@ -157,18 +156,18 @@ func (p *mqdParser) read(line []byte) error {
 		return p.queue(&s, KindDIQ)
 	case indented(line, 2):
 		// "Bad user queue type", "Queue node with bad user queue type", "Bad kernel queue
-		// type" and "Weird: Queue node with neither kernel nor user queue", or what a
-		// kernel to come has.
+		// type" and "Weird: Queue node with neither kernel nor user queue", or a line of a
+		// future kernel.
 		p.endQueue(false)
 		p.rows = unknown
-		p.skipped(p.line, "the queue is passed over", line)
+		p.skipped(p.line, "the queue is skipped", line)
 	default:
-		p.skipped(p.line, "the line is passed over", line)
+		p.skipped(p.line, "the line is skipped", line)
 	}
 	return nil
 }
 
-// badRow is the error of a row that is none.
+// badRow returns the error of an invalid row.
 func badRow(n int, line []byte, indent int) error {
 	column, problem := explain(line, indent)
 	return malformed(n, column, problem)
@@ -210,7 +209,7 @@ func (p *mqdParser) queue(s *scan, kind Kind) error {
 	return nil
 }
 
-// row takes a row whose words stand behind p.words in the same array.
+// row takes a row whose words follow p.words in the same array.
 func (p *mqdParser) row(offset uint32, words []uint32) error {
 	switch p.rows {
 	case nothing:
@@ -235,13 +234,13 @@ func (p *mqdParser) row(offset uint32, words []uint32) error {
 	p.last = len(added)
 	if len(p.words)+len(added) == len(words) {
 		p.words = words
-	} else { // endDump dropped words: the row moves down to where they began
+	} else { // endDump dropped words: the row moves to their beginning
 		p.words = append(p.words, added...)
 	}
 	return nil
 }
 
-// endDump takes the open dump, or drops it when the queue has all it may have.
+// endDump completes the open dump, or drops it when the queue already has its dumps.
 func (p *mqdParser) endDump() {
 	if !p.open {
 		return
@@ -260,7 +259,7 @@ func (p *mqdParser) endDump() {
 	p.firstWord = n
 }
 
-// endQueue takes the open queue. atEnd: the text ends here.
+// endQueue completes the open queue. atEnd reports that the text ends here.
 func (p *mqdParser) endQueue(atEnd bool) {
 	if p.rows != aQueue {
 		p.rows = nothing
@@ -269,13 +268,13 @@ func (p *mqdParser) endQueue(atEnd bool) {
 	p.rows = nothing
 	q := &p.queues[len(p.queues)-1]
 	if atEnd && p.open && !p.whole(q.Kind) {
-		p.add(p.line, "the text ends within the dump of the queue of line %d: what there is of it is passed over", q.Line)
+		p.add(p.line, "the text ends within the dump of the queue of line %d: the rest is skipped", q.Line)
 		p.open = false
 		p.words = p.words[:p.firstWord]
 	}
 	p.endDump()
 	if len(p.dumps) == p.firstDump {
-		p.add(q.Line, "the queue is passed over: it has no whole dump")
+		p.add(q.Line, "the queue is skipped: it has no complete dump")
 		p.queues = p.queues[:len(p.queues)-1]
 		return
 	}
@@ -286,7 +285,7 @@ func (p *mqdParser) endQueue(atEnd bool) {
 	}
 }
 
-// whole reports whether the open dump has one of the sizes known of its kind.
+// whole reports whether the open dump has a valid size for its kind.
 func (p *mqdParser) whole(kind Kind) bool {
 	n := len(p.words) - p.firstWord
 	if kind == KindSDMA {
@@ -295,7 +294,7 @@ func (p *mqdParser) whole(kind Kind) bool {
 	return n == computeWords || n == computeWordsLarge
 }
 
-// shorter reports whether q, the last queue, has less than another of its kind.
+// shorter reports whether q, the last queue, has fewer dumps than another of its kind.
 func (p *mqdParser) shorter(q *MQD) bool {
 	last := q.XCCs[len(q.XCCs)-1]
 	for i := range p.queues {
@@ -318,13 +317,13 @@ func (p *mqdParser) endProcess() {
 	p.firstQueue = n
 }
 
-// torn takes the last line of a text that was cut. Nothing of it can be trusted to
-// be whole but a row with all its words.
+// torn takes the last line of a text that was cut. Only a row with all its words is known
+// to be complete.
 func (p *mqdParser) torn(line []byte) error {
 	if len(line) == fullRow(mqdIndent) && isRow(line, mqdIndent) {
 		return p.read(line)
 	}
-	p.skipped(p.line, "the text ends within a line, which is passed over", line)
+	p.skipped(p.line, "the text ends within a line, which is skipped", line)
 	return nil
 }
 

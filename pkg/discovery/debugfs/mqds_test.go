@@ -15,7 +15,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// some are n words that tell their place.
+// some returns n words that encode their position.
 func some(n int, from uint32) []uint32 {
 	words := make([]uint32, n)
 	for i := range words {
@@ -33,7 +33,7 @@ func parseMQDs(t *testing.T, text string) debugfs.MQDDump {
 	return d
 }
 
-func TestMQDsOfEachKernelAreRead(t *testing.T) {
+func TestMQDsOfEachKernelAreParsed(t *testing.T) {
 	var (
 		compute  = some(512, 1)
 		second   = some(512, 2)
@@ -107,10 +107,10 @@ func TestMQDsOfEachKernelAreRead(t *testing.T) {
 				{Kind: debugfs.KindSDMA, GPU: 0xf7bc, Line: 6, XCCs: [][]uint32{sdma}},
 			}}},
 			Warnings: []debugfs.Warning{
-				{2, `the queue is passed over: "  Bad user queue type 9 on device f7bc"`},
-				{3, `the queue is passed over: "  Queue node with bad user queue type 9 on device f7bc"`},
-				{4, `the queue is passed over: "  Bad kernel queue type 2 on device f7bc"`},
-				{5, `the queue is passed over: "  Weird: Queue node with neither kernel nor user queue"`},
+				{2, `the queue is skipped: "  Bad user queue type 9 on device f7bc"`},
+				{3, `the queue is skipped: "  Queue node with bad user queue type 9 on device f7bc"`},
+				{4, `the queue is skipped: "  Bad kernel queue type 2 on device f7bc"`},
+				{5, `the queue is skipped: "  Weird: Queue node with neither kernel nor user queue"`},
 			},
 		}},
 		{"lines of no kernel known: a kind of queue with its data, and one between rows", func(t *text) {
@@ -131,13 +131,13 @@ func TestMQDsOfEachKernelAreRead(t *testing.T) {
 				{Kind: debugfs.KindSDMA, GPU: 0xf7bc, Line: 68, XCCs: [][]uint32{sdma}},
 			}}},
 			Warnings: []debugfs.Warning{
-				{1, `the line is passed over: "hello"`},
-				{3, `the queue is passed over: "  Quantum queue on device f7bc"`},
-				{77, `the line is passed over: "    engine 3"`},
-				{78, `the line is passed over: "    eeeeeee 3"`},
-				{79, `the line is passed over: "     00000000: 00000000"`},
-				{80, `the line is passed over: "    "`},
-				{89, `the line is passed over: ""`},
+				{1, `the line is skipped: "hello"`},
+				{3, `the queue is skipped: "  Quantum queue on device f7bc"`},
+				{77, `the line is skipped: "    engine 3"`},
+				{78, `the line is skipped: "    eeeeeee 3"`},
+				{79, `the line is skipped: "     00000000: 00000000"`},
+				{80, `the line is skipped: "    "`},
+				{89, `the line is skipped: ""`},
 			},
 		}},
 		{"a dump of a size not known", func(t *text) {
@@ -159,7 +159,7 @@ func TestMQDsOfEachKernelAreRead(t *testing.T) {
 			t.linef("Process 6 PASID 6:")
 		}, debugfs.MQDDump{
 			Processes: []debugfs.MQDProcess{{PID: 5, PASID: 5, Line: 1}, {PID: 6, PASID: 6, Line: 3}},
-			Warnings:  []debugfs.Warning{{2, "the queue is passed over: it has no whole dump"}},
+			Warnings:  []debugfs.Warning{{2, "the queue is skipped: it has no complete dump"}},
 		}},
 		{"nothing", func(*text) {}, debugfs.MQDDump{}},
 	} {
@@ -188,27 +188,27 @@ func fullMQDs() string {
 	return b.String()
 }
 
-// sameMQD is what cmp.Diff would say, faster.
+// sameMQD compares like cmp.Diff, faster.
 func sameMQD(a, b debugfs.MQD) bool {
 	return a.Kind == b.Kind && a.GPU == b.GPU && a.Line == b.Line && slices.EqualFunc(a.XCCs, b.XCCs, slices.Equal[[]uint32])
 }
 
-// A text may end anywhere: what is given is a part of the whole, it is all that is
-// complete, and if anything is missing a warning says so.
-func TestMQDsThatEndEarlyGiveWhatIsComplete(t *testing.T) {
+// A text may end anywhere: the result is everything that is complete, with a warning if
+// anything is missing.
+func TestMQDsThatEndEarlyAreParsedAsFarAsComplete(t *testing.T) {
 	all := fullMQDs()
 	whole := parseMQDs(t, all)
 	if len(whole.Warnings) != 0 {
 		t.Fatal(whole.Warnings)
 	}
 	queues := whole.Processes[0].Queues
-	// Ends of the dumps, and how many there are of each queue then.
+	// Ends of the dumps, and the number of dumps of each queue there.
 	const row, head = 86, 31
 	compute := 64 * row
 	start := len("Process 4211 PASID 4211:\n")
 	for cut := 0; cut <= len(all); cut++ {
 		if cut%101 != 0 && cut%(16*row) > 2*row && cut < len(all)-200 {
-			continue // each place within a row is like the next
+			continue // all positions within a row are equivalent
 		}
 		got := parseMQDs(t, all[:cut])
 		var want []debugfs.MQD
@@ -241,7 +241,7 @@ func TestMQDsThatEndEarlyGiveWhatIsComplete(t *testing.T) {
 			t.Fatalf("cut after %d of %d bytes, within a line: no warning", cut, len(all))
 		}
 	}
-	// Between two dumps nothing is torn, but the other queue of the GPU has more.
+	// Between two dumps nothing is cut, but the other queue of the GPU has more dumps.
 	cut := start + head + 2*compute + head + compute
 	want := []debugfs.Warning{{131, "the queue has fewer or shorter dumps than another on the same GPU: the text may end early"}}
 	if diff := cmp.Diff(want, parseMQDs(t, all[:cut]).Warnings); diff != "" {
@@ -249,7 +249,7 @@ func TestMQDsThatEndEarlyGiveWhatIsComplete(t *testing.T) {
 	}
 }
 
-func TestMalformedMQDsAreRefusedWithLineAndColumn(t *testing.T) {
+func TestMalformedMQDsAreErrorsWithLineAndColumn(t *testing.T) {
 	const (
 		process = "Process 1 PASID 1:\n"
 		compute = "  Compute queue on device f7bc\n"
@@ -314,8 +314,8 @@ func TestWarningsAreBounded(t *testing.T) {
 	}
 }
 
-// What is rendered from a random state of a machine is read back as it was.
-func TestRandomMQDsAreReadBack(t *testing.T) {
+// The text of a random state is parsed to that state.
+func TestRandomMQDsAreParsedBack(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var b text
 		want := debugfs.MQDDump{}

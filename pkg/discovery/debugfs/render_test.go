@@ -9,19 +9,19 @@ import (
 	"strings"
 )
 
-// text is a debugfs file in the making, line by line as the kernel prints it.
+// text builds a debugfs file, line by line like the kernel.
 type text struct{ strings.Builder }
 
 func (t *text) linef(format string, args ...any) {
 	fmt.Fprintf(t, format+"\n", args...)
 }
 
-// dump prints words as seq_hex_dump does: 8 to a row, offsets from 0.
+// dump prints words like seq_hex_dump: 8 in a row, offsets from 0.
 func (t *text) dump(indent int, words []uint32) {
 	t.at(indent, 0, words)
 }
 
-// at prints words in rows of 8, from an address on.
+// at prints words in rows of 8, from an address.
 func (t *text) at(indent int, address uint32, words []uint32) {
 	for len(words) > 0 {
 		n := min(8, len(words))
@@ -39,8 +39,8 @@ func hex8(v uint32) string {
 	return hex.EncodeToString(binary.BigEndian.AppendUint32(nil, v))
 }
 
-// sdmaRegisters prints an SDMA slot as seq_reg_dump does: the registers come in
-// runs, and a row ends where a run does.
+// sdmaRegisters prints an SDMA slot like seq_reg_dump: the registers are in runs, and a
+// row ends with its run.
 func (t *text) sdmaRegisters(address uint32, words []uint32, runs ...int) {
 	for _, n := range runs {
 		t.at(4, address, words[:n])
@@ -107,7 +107,7 @@ func (q queue) image() []uint32 {
 	return m
 }
 
-// images are those of n XCCs, as init_mqd_v9_4_3 lays them out.
+// images are those of n XCCs, in the layout of init_mqd_v9_4_3.
 func (q queue) images(n int) [][]uint32 {
 	var all [][]uint32
 	for x := range n {
@@ -116,7 +116,7 @@ func (q queue) images(n int) [][]uint32 {
 	return all
 }
 
-// xcc is the queue as XCC x has it.
+// xcc is the queue on XCC x.
 func (q queue) xcc(x int) queue {
 	q.mqd += uint64(x) * uint64(q.stride)
 	if q.save != 0 {
@@ -134,7 +134,7 @@ type dma struct {
 	enabled, listens, idle       bool
 }
 
-// gfx9, gfx11 and gfx12 are where the words of an SDMA queue are: the two of the
+// gfx9, gfx11 and gfx12 are the positions of the words of an SDMA queue: the two of the
 // read pointer, high first, those of the write pointer, the doorbell, its offset,
 // the dummy register and the status.
 var (
@@ -143,7 +143,7 @@ var (
 	gfx12 = [8]int{8, 7, 25, 24, 15, 17, 23, 48}
 )
 
-// words are n of the queue's: registers, or an image where there are 128 or 130.
+// words returns n words of the queue: registers, or an image for 128 or 130.
 func (d dma) words(layout [8]int, n int) []uint32 {
 	w := make([]uint32, n)
 	w[0] = d.vmid<<24 | 6<<16 | 1<<12

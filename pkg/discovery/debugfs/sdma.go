@@ -2,21 +2,21 @@ package debugfs
 
 import "fmt"
 
-// SDMALayout is where the words of an SDMA queue are. Register i of a slot is
-// dword i of the MQD in each.
+// SDMALayout is the layout of the words of an SDMA queue. In each of them register i of a
+// slot is dword i of the MQD.
 type SDMALayout uint8
 
 // The layouts.
 const (
-	// SDMAUnknown: only what is the same in all of them is decoded.
+	// SDMAUnknown is for queues of which only the common words are decoded.
 	SDMAUnknown SDMALayout = iota
-	// SDMAGFX9 is that of gfx9 and of gfx10.
+	// SDMAGFX9 is the layout of gfx9 and gfx10.
 	SDMAGFX9
 	SDMAGFX11
 	SDMAGFX12
 )
 
-// String returns the word used in the output.
+// String returns the name in the output.
 func (l SDMALayout) String() string {
 	switch l {
 	case SDMAGFX9:
@@ -30,7 +30,7 @@ func (l SDMALayout) String() string {
 	return "unknown"
 }
 
-// sdmaTable says which dword is what (v9_structs.h to v12_structs.h).
+// sdmaTable contains the dwords of a layout (v9_structs.h to v12_structs.h).
 type sdmaTable struct {
 	readHi, readLo, writeHi, writeLo         int
 	doorbell, doorbellOffset, dummy, context int
@@ -39,27 +39,27 @@ type sdmaTable struct {
 var sdmaTables = [...]sdmaTable{
 	SDMAGFX9:  {readHi: 8, readLo: 9, writeHi: 28, writeLo: 29, doorbell: 18, doorbellOffset: 22, dummy: 27, context: 17},
 	SDMAGFX11: {readHi: 7, readLo: 8, writeHi: 26, writeLo: 27, doorbell: 17, doorbellOffset: 19, dummy: 25, context: 16},
-	// gfx12 has the status in the registers only, behind the end of the other dwords.
+	// gfx12 has the status in the registers only, after the other dwords.
 	SDMAGFX12: {readHi: 8, readLo: 7, writeHi: 25, writeLo: 24, doorbell: 15, doorbellOffset: 17, dummy: 23, context: 48},
 }
 
-// The dwords all layouts share.
+// The dwords that all layouts have in common.
 const (
 	sdmaControl = 0
 	sdmaBase    = 1 // and 2
 	sdmaRptr    = 3 // and 4
 	sdmaWptr    = 5 // and 6
-	// sdmaMQDBase, and the one behind it, are among the registers of gfx12.
+	// sdmaMQDBase and the next are registers of gfx12.
 	sdmaMQDBase = 44
-	// sdmaLeast is the number of words all layouts need.
+	// sdmaLeast is the number of words that all layouts need.
 	sdmaLeast = 30
 )
 
-// sdmaDummy is what the driver sets the dummy register to (SDMA_RLC_DUMMY_DEFAULT):
-// each layout has it elsewhere.
+// sdmaDummy is the driver's value of the dummy register (SDMA_RLC_DUMMY_DEFAULT), whose
+// position differs between the layouts.
 const sdmaDummy = 0xf
 
-// sdmaRegisters tells the layout from the number of registers of a slot: 19+6+7+10
+// sdmaRegisters returns the layout for the number of registers of a slot: 19+6+7+10
 // or 19+6+7+12 on gfx9 and gfx10, 7+11+1+12+12 on gfx11, 49 in a row on gfx12.
 func sdmaRegisters(n int) SDMALayout {
 	switch n {
@@ -73,55 +73,52 @@ func sdmaRegisters(n int) SDMALayout {
 	return SDMAUnknown
 }
 
-// SDMA is a queue of a DMA engine, of the image in memory (MQD) or of the
-// registers of a slot (HQD). Positions of an image are of the time the queue was
-// last taken off the hardware.
+// SDMA is a queue of a DMA engine, decoded from the image in memory (MQD) or from the
+// registers of a slot (HQD). Positions of an image are of the time when the queue was last
+// unmapped.
 type SDMA struct {
-	// Words is what it was decoded from: shared, not to be changed.
+	// Words are the source: shared, and must not be changed.
 	Words []uint32
-	// Image tells that it is an image in memory.
+	// Image reports that it is an image in memory.
 	Image bool
-	// Layout is how it was read. Inferred tells that this was not said but seen from
-	// the number of words or from the place of a constant. Where it is SDMAUnknown,
-	// what follows the positions is not known.
+	// Layout is the layout for decoding. Inferred reports that it was not specified but
+	// inferred from the number of words or from the position of a constant. With
+	// SDMAUnknown, the fields after the positions are not set.
 	Layout   SDMALayout
 	Inferred bool
 
-	// Enabled is RB_ENABLE. It stays set in a slot whose queue has left.
+	// Enabled is RB_ENABLE. It stays set in a slot whose queue was unmapped.
 	Enabled bool
 	// VMID is the address space of the process while it is on the GPU.
 	VMID int
 	// RingBase is the virtual address of the ring in the owner, RingBytes its size.
 	RingBase, RingBytes uint64
-	// ReadPosition and WritePosition are in bytes, and never wrap, by how the driver
-	// loads them; that the hardware keeps to it is not verified.
+	// ReadPosition and WritePosition are in bytes and never wrap, judging by the driver's
+	// code; this is not verified on hardware.
 	ReadPosition, WritePosition uint64
 
-	// ReadPointer and WritePointer are the virtual addresses in the owner of the
-	// positions as the program sees them; 0 is not known: the driver does not write
-	// the latter on gfx9 and gfx10.
+	// ReadPointer and WritePointer are the virtual addresses in the owner of the positions
+	// for the program; 0 is unknown: the driver does not write the latter on gfx9 and
+	// gfx10.
 	ReadPointer, WritePointer uint64
-	// Doorbell is the doorbell's place in the GPU's doorbells, in dwords.
-	// DoorbellEnabled is set in a slot that listens to it.
+	// Doorbell is the position in the GPU's doorbells, in dwords. DoorbellEnabled is set
+	// in a slot that reacts to it.
 	Doorbell        uint32
 	DoorbellEnabled bool
-	// Context is CONTEXT_STATUS, Idle its bit of that name; both are known where
+	// Context is CONTEXT_STATUS, Idle its bit of that name; both are valid if
 	// ContextKnown.
 	Context      uint32
 	ContextKnown bool
 	Idle         bool
-	// MQD is the GPU address of the image: 0 where it is not known, that is,
-	// everywhere but in slots of gfx12.
+	// MQD is the GPU address of the image, known only in slots of gfx12; else 0.
 	MQD uint64
-	// Engine and Queue are where the driver put the queue, of an image: -1 where they
-	// are not known.
+	// Engine and Queue are the driver's choice for the queue, in an image: -1 when unknown.
 	Engine, Queue int
 }
 
-// DecodeSDMA tells the meaning of the registers of an SDMA slot or of an SDMA MQD.
-// gfx is the gfx_target_version of the GPU, such as 90402, from 90000 on; 0 is
-// unknown: then Layout and Inferred say what could be told from the words. The
-// words are kept, not copied.
+// DecodeSDMA decodes the registers of an SDMA slot or an SDMA MQD. gfx is the
+// gfx_target_version of the GPU, such as 90402, from 90000 on; with 0 the layout is
+// inferred from the words. The words are kept, not copied.
 func DecodeSDMA(words []uint32, gfx uint32) (SDMA, error) {
 	if len(words) < sdmaLeast {
 		return SDMA{}, fmt.Errorf("%d words are neither the registers of an SDMA slot nor an SDMA MQD of %d words", len(words), sdmaWords)
@@ -132,7 +129,7 @@ func DecodeSDMA(words []uint32, gfx uint32) (SDMA, error) {
 	case gfx == 0:
 		s.Layout, s.Inferred = inferred, true
 	case gfx < 90000:
-		return SDMA{}, fmt.Errorf("gfx_target_version %d is before gfx9, whose SDMA queues are not known here", gfx)
+		return SDMA{}, fmt.Errorf("gfx_target_version %d is before gfx9: its SDMA queues are not supported", gfx)
 	case gfx < 110000:
 		s.Layout = SDMAGFX9
 	case gfx < 120000:
@@ -152,8 +149,8 @@ func DecodeSDMA(words []uint32, gfx uint32) (SDMA, error) {
 	if s.Layout != SDMAUnknown {
 		s.rest(sdmaTables[s.Layout])
 	}
-	// The last two dwords of an image are the driver's own. Of gfx10 alone they are
-	// 128 and 129.
+	// The last two dwords of an image are private to the driver: 128 and 129 on gfx10,
+	// 126 and 127 on others.
 	isGFX10 := gfx/10000 == 10
 	if n := len(words); n == sdmaWords && !isGFX10 || n == sdmaWordsLarge && (isGFX10 || gfx == 0) {
 		s.Engine, s.Queue = int(words[n-2]), int(words[n-1])
@@ -161,7 +158,7 @@ func DecodeSDMA(words []uint32, gfx uint32) (SDMA, error) {
 	return s, nil
 }
 
-// rest tells the meaning of the words that are elsewhere in each layout.
+// rest decodes the words whose position differs between the layouts.
 func (s *SDMA) rest(t sdmaTable) {
 	w := s.Words
 	address := func(hi, lo int) uint64 {
@@ -182,7 +179,7 @@ func (s *SDMA) rest(t sdmaTable) {
 	}
 }
 
-// inferSDMA tells the layout from the words themselves.
+// inferSDMA infers the layout from the words.
 func inferSDMA(words []uint32) SDMALayout {
 	if l := sdmaRegisters(len(words)); l != SDMAUnknown {
 		return l

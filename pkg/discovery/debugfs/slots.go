@@ -6,20 +6,20 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// SlotState says whether there is a queue in a slot.
+// SlotState is whether a queue is mapped to a slot.
 type SlotState uint8
 
 // The states.
 const (
-	// Empty: nothing was left in it.
+	// Empty slots contain nothing.
 	Empty SlotState = iota
-	// Stale: what is in it is left of a queue that is not there any more.
+	// Stale slots contain registers of a queue that was unmapped.
 	Stale
-	// Live: a queue is in it.
+	// Live slots have a queue.
 	Live
 )
 
-// String returns the word used in the output.
+// String returns the name in the output.
 func (s SlotState) String() string {
 	switch s {
 	case Empty:
@@ -49,9 +49,8 @@ type Slot struct {
 	SDMA    SDMA
 }
 
-// Slots decodes the slots of all nodes, in the order of the text. A slot with a
-// number of registers that no GPU of gfx9 to gfx12 has is left out: the parser
-// gave a warning for it.
+// Slots decodes the slots of all nodes, in the order of the text. It omits slots with a
+// number of registers that no GPU of gfx9 to gfx12 has; the parser has a warning for them.
 func (d *HQDDump) Slots() []Slot {
 	n := 0
 	for i := range d.Nodes {
@@ -92,7 +91,7 @@ func (s *Slot) decode(registers []uint32) bool {
 	return err == nil
 }
 
-// state goes by CP_HQD_ACTIVE: the other registers keep what the last queue left.
+// state depends on CP_HQD_ACTIVE: the other registers keep the values of the last queue.
 func (c *Compute) state() SlotState {
 	switch {
 	case c.Active:
@@ -103,11 +102,10 @@ func (c *Compute) state() SlotState {
 	return Empty
 }
 
-// state tells a queue from what is left of one. A queue that leaves is disabled,
-// waited for until it is idle, cut from its doorbell, and then enabled again
-// (hqd_sdma_destroy of kfd2kgd; the firmware's leftovers look the same). So a slot
-// is live when it is enabled and either listens to its doorbell or still has
-// something to do.
+// state distinguishes a queue from the registers of an unmapped one. To unmap a queue, the
+// driver disables it, waits until it is idle, disables its doorbell, and enables it again
+// (hqd_sdma_destroy of kfd2kgd; with firmware scheduling the result looks the same). So a
+// slot is live if it is enabled and its doorbell is enabled or it has work.
 func (s *SDMA) state() SlotState {
 	switch {
 	case s.Enabled && (s.DoorbellEnabled || !s.Idle || s.ReadPosition != s.WritePosition):

@@ -20,8 +20,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// capture reads a text captured on a real host, and what was decoded from it by
-// hand into truth. All of the latter has to have a place there.
+// capture reads a text captured on a real host, and into truth its values decoded by hand,
+// all of which must have a field there.
 func capture(t testing.TB, name string, truth any) []byte {
 	t.Helper()
 	dir := os.Getenv("GPREEMPT_CAPTURES")
@@ -60,12 +60,12 @@ func capture(t testing.TB, name string, truth any) []byte {
 		t.Fatalf("%s.truth.json: %v", name, err)
 	}
 	if sum := sha256.Sum256(b); hex.EncodeToString(sum[:]) != file.SHA256 || len(b) != file.Bytes || name != file.Capture {
-		t.Fatalf("%s is not the file its truth is of", name)
+		t.Fatalf("%s is not the file of its truth", name)
 	}
 	return b
 }
 
-// truthQueue is a compute queue as the truth has it.
+// truthQueue is a compute queue in the truth.
 type truthQueue struct {
 	MQDBase       string `json:"mqd_base"`
 	ActiveBit     int    `json:"active_bit"`
@@ -383,7 +383,7 @@ func hqdTruth(t *testing.T, d *debugfs.HQDDump) truthHQDs {
 		case debugfs.SlotSDMA:
 			n.NSDMA++
 			if s.State == debugfs.Live {
-				t.Errorf("node %d, SDMA engine %d queue %d is taken for live", s.Node, s.Pipe, s.Queue)
+				t.Errorf("node %d, SDMA engine %d queue %d is reported as live", s.Node, s.Pipe, s.Queue)
 			}
 			if !s.SDMA.Enabled {
 				continue
@@ -403,8 +403,7 @@ func hqdTruth(t *testing.T, d *debugfs.HQDDump) truthHQDs {
 	return got
 }
 
-// The two captures of one moment belong together: each of the five queues is in a
-// slot of each XCC.
+// The two captures are of the same time: each of the five queues is in a slot of each XCC.
 func TestCapturedSlotsAreMatchedToTheirQueues(t *testing.T) {
 	var mqdsTruth truthMQDs
 	m, err := debugfs.ParseMQDs(capture(t, "mqds_active_16streams.txt", &mqdsTruth))
@@ -416,8 +415,7 @@ func TestCapturedSlotsAreMatchedToTheirQueues(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The snapshot, as the driver would give it, by the truth; ids by the order of
-	// creation.
+	// The snapshot of the driver according to the truth; ids by the order of creation.
 	var known []debugfs.Known
 	for _, q := range mqdsTruth.Processes[0].Queues {
 		x := q.PerXCC[0]
@@ -464,7 +462,7 @@ func TestCapturedSlotsAreMatchedToTheirQueues(t *testing.T) {
 		t.Errorf("slots of each queue (-want +got):\n%s", diff)
 	}
 
-	// The same with sysfs only: four queues have a ring of 1 MiB, one is alone with 4 KiB.
+	// The same with sysfs only: four queues have a ring of 1 MiB, one has 4 KiB.
 	for i := range known {
 		known[i].Snapshot = nil
 	}
