@@ -28,8 +28,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// fakeHost is a host with a fake driver: the daemon runs on it as it does on a real
-// one, but for the files, the driver and the threads.
+// fakeHost is a host with fake files, a fake driver and fake threads.
 type fakeHost struct {
 	t      testing.TB
 	driver *kfdtest.Machine
@@ -62,7 +61,7 @@ func newFakeHost(t testing.TB, profile, config string) *fakeHost {
 	return h
 }
 
-// addGPU shows a GPU as the driver does when it has found one.
+// addGPU writes the topology files of a GPU.
 func (h *fakeHost) addGPU(node int, id gpreempt.GPUID) {
 	h.t.Helper()
 	dir := fmt.Sprintf("sys/class/kfd/kfd/topology/nodes/%d/", node)
@@ -81,7 +80,7 @@ func (h *fakeHost) put(path, text string) {
 	write(h.t, path, text)
 }
 
-// fakeJob is a process on it that uses the GPU.
+// fakeJob is a process that uses the GPU.
 type fakeJob struct {
 	*kfdtest.Process
 	h  *fakeHost
@@ -107,7 +106,7 @@ func (h *fakeHost) start(comm string) *fakeJob {
 	return j
 }
 
-// create makes a queue, which sysfs shows as the kernel's own enumeration.
+// create creates a queue. The type in sysfs is the kernel's own enumeration.
 func (j *fakeJob) create(kind uint32) {
 	j.h.t.Helper()
 	id, err := j.Main().CreateQueue(j.fd, gpu, kind)
@@ -124,7 +123,7 @@ func (j *fakeJob) create(kind uint32) {
 	j.h.put(dir+"type", internal)
 }
 
-// trace is a thread of this process that traces a fake one.
+// trace starts a thread that traces a fake process.
 func (h *fakeHost) trace(_ context.Context, pid int32, _ uint64) (dbgtrap.Thread, error) {
 	t := &fakeThread{calls: make(chan func()), quit: make(chan struct{}), done: make(chan struct{})}
 	seized := make(chan error)
@@ -181,8 +180,7 @@ func (t *fakeThread) Detach(context.Context) error {
 func (t *fakeThread) Done() <-chan struct{} { return t.done }
 func (t *fakeThread) Gone() bool            { return false }
 
-// serve runs the daemon for the rest of the test and returns a client of it; stop
-// ends it early.
+// serve runs the daemon until the test ends, and returns a client; stop ends it earlier.
 func (h *fakeHost) serve() (c *client.Client, stop func()) {
 	h.t.Helper()
 	ctx, cancel := context.WithCancel(h.t.Context())
@@ -215,7 +213,7 @@ func (h *fakeHost) serve() (c *client.Client, stop func()) {
 	return c, stop
 }
 
-// await waits for the machine to become so.
+// await waits until cond is true for the machine.
 func (h *fakeHost) await(what string, cond func() bool) {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(h.t.Context(), time.Minute)
@@ -225,7 +223,7 @@ func (h *fakeHost) await(what string, cond func() bool) {
 	}
 }
 
-// target waits until a target is as wanted.
+// target waits until cond is true for a target.
 func (h *fakeHost) target(c *client.Client, j *fakeJob, what string, cond func(*gpreemptv1.Target) bool) {
 	h.t.Helper()
 	for ctx := h.t.Context(); ; {
@@ -252,7 +250,7 @@ func TestLeaseSuspendsTheQueuesOfTheFakeDriver(t *testing.T) {
 			h := newFakeHost(t, profile, trainersAreOffline)
 			job, bystander := h.start("trainer"), h.start("viewer")
 			c, stop := h.serve()
-			h.target(c, job, "a mechanism holds it", held)
+			h.target(c, job, "a mechanism is attached", held)
 
 			lease, err := c.Acquire(t.Context(), client.Request{Label: "chat", MaxWait: 10 * time.Second})
 			if err != nil {
@@ -287,7 +285,7 @@ func TestDaemonThatDiesLeavesNothingSuspendedOnTheFakeDriver(t *testing.T) {
 	h := newFakeHost(t, "6.12", trainersAreOffline)
 	job := h.start("trainer")
 	c, _ := h.serve()
-	h.target(c, job, "a mechanism holds it", held)
+	h.target(c, job, "a mechanism is attached", held)
 	if _, err := c.Acquire(t.Context(), client.Request{MaxWait: 10 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
@@ -300,13 +298,13 @@ func TestDaemonThatDiesLeavesNothingSuspendedOnTheFakeDriver(t *testing.T) {
 	}
 }
 
-func TestHazardousGPUIsLeftAlone(t *testing.T) {
+func TestGPUThatTheHazardTableDeniesIsNotUsed(t *testing.T) {
 	h := newFakeHost(t, "6.12", trainersAreOffline+
 		"safety:\n  hazards:\n    - id: ours\n      gfx: [gfx942]\n      action: deny\n      why: Ours hangs.\n")
 	job := h.start("trainer")
 	c, _ := h.serve()
 	const want = "dbgtrap: hazard table: gfx942 on kernel 6.12.107, hazard ours: Ours hangs."
-	h.target(c, job, "the table's word", func(target *gpreemptv1.Target) bool { return target.GetAttachError() == want })
+	h.target(c, job, "the result of the table", func(target *gpreemptv1.Target) bool { return target.GetAttachError() == want })
 	if state, _ := job.KFD(); state.Enabled {
 		t.Error("the job is debugged")
 	}
@@ -323,7 +321,7 @@ func TestJobThatEndsWhileSuspendedIsForgotten(t *testing.T) {
 	h := newFakeHost(t, "7.2", trainersAreOffline)
 	job := h.start("trainer")
 	c, _ := h.serve()
-	h.target(c, job, "a mechanism holds it", held)
+	h.target(c, job, "a mechanism is attached", held)
 	if _, err := c.Acquire(t.Context(), client.Request{MaxWait: 10 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
@@ -345,22 +343,22 @@ func TestJobThatEndsWhileSuspendedIsForgotten(t *testing.T) {
 	}
 }
 
-func TestProcessWithQueuesOutOfReachIsLetGo(t *testing.T) {
+func TestProcessWithQueuesOutOfReachIsDetached(t *testing.T) {
 	h := newFakeHost(t, "7.2", trainersAreOffline)
 	job := h.start("trainer")
 	c, _ := h.serve()
-	h.target(c, job, "a mechanism holds it", held)
+	h.target(c, job, "a mechanism is attached", held)
 	secondary := fmt.Sprintf("sys/class/kfd/kfd/proc/%d/context_0/queues/0/", job.PID())
 	h.put(secondary+"gpuid", gpu.String())
 	h.put(secondary+"size", "4096")
 	h.put(secondary+"type", "0")
-	h.target(c, job, "it is refused", func(target *gpreemptv1.Target) bool {
+	h.target(c, job, "it is rejected", func(target *gpreemptv1.Target) bool {
 		return strings.Contains(target.GetAttachError(), secondaryContexts.Found)
 	})
-	h.await("it is let go", func() bool { state, _ := job.KFD(); return !state.Enabled })
+	h.await("it is detached", func() bool { state, _ := job.KFD(); return !state.Enabled })
 }
 
-func TestGPUsThatComeLaterAreFound(t *testing.T) {
+func TestGPUsThatAreAddedLaterAreFound(t *testing.T) {
 	h := newFakeHost(t, "6.12", trainersAreOffline)
 	node := filepath.Join(h.root, "sys/class/kfd/kfd/topology/nodes/1")
 	away := filepath.Join(h.root, "away")
@@ -369,14 +367,14 @@ func TestGPUsThatComeLaterAreFound(t *testing.T) {
 	}
 	job := h.start("trainer")
 	c, _ := h.serve()
-	h.target(c, job, "it is refused: the hazard table has to know the GPU first", func(target *gpreemptv1.Target) bool {
+	h.target(c, job, "it is rejected until the hazard table has the GPU", func(target *gpreemptv1.Target) bool {
 		return strings.Contains(target.GetAttachError(), "it knows no GPU of this machine")
 	})
 	if err := os.Rename(away, node); err != nil {
 		t.Fatal(err)
 	}
-	h.target(c, job, "a mechanism holds it", held)
-	h.addGPU(2, gpu+1) // the driver brings one after the other
+	h.target(c, job, "a mechanism is attached", held)
+	h.addGPU(2, gpu+1) // the driver adds one after the other
 	for ctx, count := h.t.Context(), uint32(0); count != 2; {
 		status, err := c.Admin().GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
 		if err != nil {
@@ -386,7 +384,7 @@ func TestGPUsThatComeLaterAreFound(t *testing.T) {
 	}
 }
 
-func TestPauseOfAnEarlierDaemonComesFirst(t *testing.T) {
+func TestProcessPausedByAnEarlierDaemonIsNotUsed(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "journal")
 	j, err := journal.Open(dir)
 	if err != nil {
@@ -406,18 +404,18 @@ func TestPauseOfAnEarlierDaemonComesFirst(t *testing.T) {
 		t.Errorf("resumed %d, failures %v", resumed, failures)
 	}
 	if v := d.judge("freezer", key); v.Evidence.OK {
-		t.Errorf("a process that is paused already may be held: %+v", v)
+		t.Errorf("a process that is still paused is allowed: %+v", v)
 	}
 	if v := d.judge("freezer", gpreempt.ProcessKey{PID: 8, Start: 8}); !v.Evidence.OK {
-		t.Errorf("another process may not be held: %+v", v)
+		t.Errorf("another process is denied: %+v", v)
 	}
 }
 
-func TestQueuesOfAHeldTargetAreKnownByTheirRings(t *testing.T) {
+func TestQueuesOfAnAttachedTargetHaveTheirRings(t *testing.T) {
 	h := newFakeHost(t, "6.12", trainersAreOffline)
 	job := h.start("trainer")
 	c, _ := h.serve()
-	h.target(c, job, "a mechanism holds it", held)
+	h.target(c, job, "a mechanism is attached", held)
 	for {
 		list, err := c.Admin().ListQueues(t.Context(), &gpreemptv1.ListQueuesRequest{TargetId: strconv.Itoa(int(job.PID()))})
 		if err != nil {
@@ -472,11 +470,11 @@ func TestEvictionsByTheDriverAreShown(t *testing.T) {
 	}
 }
 
-func TestMissingDebugfsIsNamedAndSuspendingWorksWithout(t *testing.T) {
+func TestMissingDebugfsIsAWarningAndSuspendingWorks(t *testing.T) {
 	h := newFakeHost(t, "6.12", trainersAreOffline)
 	job := h.start("trainer")
 	c, _ := h.serve()
-	h.target(c, job, "a mechanism holds it", held)
+	h.target(c, job, "a mechanism is attached", held)
 	for {
 		if h.warns(c, "DEBUGFS_MISSING") {
 			break

@@ -18,7 +18,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// fakeSystemd takes what a service tells.
+// fakeSystemd receives the states that a service sends. next returns the next message with
+// a line.
 func fakeSystemd(t *testing.T) (next func(line string) string) {
 	t.Helper()
 	path := filepath.Join(testutil.TempSocketDir(t), "notify")
@@ -37,7 +38,7 @@ func fakeSystemd(t *testing.T) (next func(line string) string) {
 			b := make([]byte, 4096)
 			n, err := conn.Read(b)
 			if err != nil {
-				t.Fatalf("%s never comes: %v", line, err)
+				t.Fatalf("no message with %s: %v", line, err)
 			}
 			if text := string(b[:n]); slices.Contains(strings.Split(text, "\n"), line) {
 				return text
@@ -46,7 +47,7 @@ func fakeSystemd(t *testing.T) (next func(line string) string) {
 	}
 }
 
-func TestSystemdIsToldHowItGoes(t *testing.T) {
+func TestStatusAndWatchdogAreSentToSystemd(t *testing.T) {
 	next := fakeSystemd(t)
 	dir := testutil.TempSocketDir(t)
 	opts := simulated(t, dir)
@@ -57,7 +58,7 @@ func TestSystemdIsToldHowItGoes(t *testing.T) {
 	const status = "\nSTATUS=simulated mi300x: GPUs 1, leases 0, suspended targets 0"
 	for _, line := range []string{"READY=1", "WATCHDOG=1", "WATCHDOG=1"} {
 		if got := next(line); got != line+status && got != line {
-			t.Errorf("systemd hears %q", got)
+			t.Errorf("systemd receives %q", got)
 		}
 	}
 	cancel()
@@ -67,7 +68,7 @@ func TestSystemdIsToldHowItGoes(t *testing.T) {
 	}
 }
 
-func TestSystemdIsToldOfAReload(t *testing.T) {
+func TestReloadIsReportedToSystemd(t *testing.T) {
 	next := fakeSystemd(t)
 	d := newDaemon(t, noGroups)
 	hangups := make(chan os.Signal, 1)
@@ -80,7 +81,7 @@ func TestSystemdIsToldOfAReload(t *testing.T) {
 	next("RELOADING=1")
 	next("READY=1")
 	if d.config.Load().Policy == config.Default().Policy {
-		t.Error("ready before the file was taken over")
+		t.Error("ready before the file was applied")
 	}
 	cancel()
 	<-ended

@@ -120,7 +120,7 @@ func TestSocketOfADeadDaemonIsReplaced(t *testing.T) {
 	l.Close()
 	release()
 	if _, err := os.Lstat(p.socket); err != nil {
-		t.Fatalf("there is no socket to replace: %v", err)
+		t.Fatalf("the socket does not exist: %v", err)
 	}
 	closeNew := p.listen(t)
 	defer closeNew()

@@ -17,7 +17,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// seen returns what an observed log says: when, since began, and all fields.
+// seen returns the lines of an observed log: the time since began, and all fields.
 func seen(logs *observer.ObservedLogs, began time.Time) (all []string) {
 	for _, e := range logs.All() {
 		all = append(all, fmt.Sprintln(e.Time.Sub(began), e.Message, e.ContextMap()))
@@ -25,14 +25,14 @@ func seen(logs *observer.ObservedLogs, began time.Time) (all []string) {
 	return all
 }
 
-// observed is a log behind repeats, as Run makes it.
+// observed returns a logger behind repeats.
 func observed() (*zap.Logger, *repeats, *observer.ObservedLogs) {
 	core, logs := observer.New(zapcore.DebugLevel)
 	again := &repeats{}
 	return again.limit(zap.New(core)), again, logs
 }
 
-func TestRepeatIsWrittenAtFirstAndThenWithHowManyWereLeftOut(t *testing.T) {
+func TestFirstRepeatsAreWrittenAndLaterOnesCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, again, logs := observed()
 		defer again.close()
@@ -60,7 +60,7 @@ func TestRepeatIsWrittenAtFirstAndThenWithHowManyWereLeftOut(t *testing.T) {
 	})
 }
 
-func TestRepeatsAreToldApartByWhatTheyAreAbout(t *testing.T) {
+func TestRepeatsAreDistinguishedByTheirSubject(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		log, again, logs := observed()
 		began := time.Now()
@@ -93,7 +93,7 @@ func TestRepeatsAreToldApartByWhatTheyAreAbout(t *testing.T) {
 	})
 }
 
-func TestRepeatsAreRememberedWithinBoundsAndNoneIsLost(t *testing.T) {
+func TestMemoryOfRepeatsIsBoundedAndNoneIsLost(t *testing.T) {
 	var lines repeatedLines
 	now := time.Unix(1, 0)
 	of := func(n int) (string, line) {
@@ -127,7 +127,7 @@ func TestRepeatsAreRememberedWithinBoundsAndNoneIsLost(t *testing.T) {
 	}
 }
 
-func TestRepeatsEndAtTheirTimeAndAreForgotten(t *testing.T) {
+func TestRepeatsAreWrittenAtTheirTimeAndForgotten(t *testing.T) {
 	var lines repeatedLines
 	now := time.Unix(1, 0)
 	for range repeatBurst {

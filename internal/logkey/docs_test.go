@@ -21,14 +21,14 @@ const (
 	head     = "| key | type | meaning |\n|---|---|---|\n"
 )
 
-// types are the types of zap's fields, for whoever reads the log.
+// types are the types of zap's fields in the document.
 var types = map[string]string{
 	"String": "text", "Stringer": "text", "ByteString": "text", "Any": "text", "Error": "text", "Bool": "true or false",
 	"Int": "number", "Int32": "number", "Int64": "number", "Uint32": "number", "Uint64": "number", "Duration": "duration", "Time": "time",
 }
 
-// TestDocumentOfTheKeys makes the table from the source: each function there is one
-// expression, a field with a key of its own.
+// TestDocumentOfTheKeys generates the table from the source: each function returns one
+// expression, a field with its own key.
 func TestDocumentOfTheKeys(t *testing.T) {
 	source, err := parser.ParseFile(token.NewFileSet(), "logkey.go", nil, parser.ParseComments)
 	if err != nil {
@@ -64,7 +64,7 @@ func TestDocumentOfTheKeys(t *testing.T) {
 	}
 	for _, key := range subjects {
 		if !known[key] {
-			t.Errorf("subject %q is no key", key)
+			t.Errorf("subject %q is not a key", key)
 		}
 	}
 	text, err := os.ReadFile(document)

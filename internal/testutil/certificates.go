@@ -16,8 +16,7 @@ import (
 	"time"
 )
 
-// Authority issues certificates for a test. They are real ones, in files, and
-// end with the test.
+// Authority issues certificates, in files that are removed when the test ends.
 type Authority struct {
 	// File has its own certificate, PEM.
 	File string
@@ -28,7 +27,7 @@ type Authority struct {
 	next int64
 }
 
-// NewAuthority returns an authority of its own.
+// NewAuthority returns a new authority.
 func NewAuthority(tb testing.TB, name string) *Authority {
 	tb.Helper()
 	a := &Authority{tb: tb, next: 2}
@@ -41,8 +40,8 @@ func NewAuthority(tb testing.TB, name string) *Authority {
 	return a
 }
 
-// Issue returns the files of a certificate and its key: for a client, from an hour
-// ago until in an hour, without a name, unless change says otherwise.
+// Issue returns the files of a certificate and its key. Without a change it is of a client
+// without a name, and valid from an hour ago for two hours.
 func (a *Authority) Issue(change ...func(*x509.Certificate)) (cert, key string) {
 	a.tb.Helper()
 	template := &x509.Certificate{
@@ -62,19 +61,19 @@ func (a *Authority) Issue(change ...func(*x509.Certificate)) (cert, key string) 
 	return a.write("cert.pem", "CERTIFICATE", a.sign(template, a.cert, &secret.PublicKey)), a.write("key.pem", "PRIVATE KEY", der)
 }
 
-// ForServer makes a certificate one for servers on this host.
+// ForServer makes a certificate valid for servers on this host.
 func ForServer(c *x509.Certificate) {
 	c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	c.IPAddresses = []net.IP{net.IPv4(127, 0, 0, 1)}
 	c.DNSNames = []string{"localhost"}
 }
 
-// Named returns a certificate names as the config file has them, but without "dns:".
+// Named sets the DNS names of a certificate.
 func Named(dns ...string) func(*x509.Certificate) {
 	return func(c *x509.Certificate) { c.DNSNames = dns }
 }
 
-// WithURI returns a certificate a URI.
+// WithURI adds a URI to a certificate.
 func WithURI(text string) func(*x509.Certificate) {
 	return func(c *x509.Certificate) {
 		if u, err := url.Parse(text); err == nil {
@@ -83,7 +82,7 @@ func WithURI(text string) func(*x509.Certificate) {
 	}
 }
 
-// Valid bounds the time of a certificate, from now.
+// Valid sets the validity of a certificate, relative to now.
 func Valid(from, until time.Duration) func(*x509.Certificate) {
 	return func(c *x509.Certificate) { c.NotBefore, c.NotAfter = time.Now().Add(from), time.Now().Add(until) }
 }

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Collector is an OpenTelemetry collector that keeps the spans it gets.
+// Collector is an OpenTelemetry collector that keeps the spans it receives.
 type Collector struct {
 	coltracepb.UnimplementedTraceServiceServer
 
@@ -38,7 +38,7 @@ func StartCollector(tb testing.TB, l net.Listener) *Collector {
 	return c
 }
 
-// Export takes spans.
+// Export keeps the spans.
 func (c *Collector) Export(_ context.Context, req *coltracepb.ExportTraceServiceRequest) (*coltracepb.ExportTraceServiceResponse, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -55,15 +55,16 @@ func (c *Collector) Export(_ context.Context, req *coltracepb.ExportTraceService
 	return &coltracepb.ExportTraceServiceResponse{}, nil
 }
 
-// Refuse has the collector answer every message with an error; nil ends that.
+// Refuse makes the collector answer every message with an error, or if it is nil with
+// success.
 func (c *Collector) Refuse(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.refuse = err
 }
 
-// Await waits until there are n spans for which keep is true, and gives them by name;
-// spans of one name are in the order in which they came.
+// Await waits until n spans have arrived for which keep returns true, and returns them by
+// name, in the order of arrival.
 func (c *Collector) Await(ctx context.Context, tb testing.TB, n int, keep func(*tracepb.Span) bool) map[string][]*tracepb.Span {
 	tb.Helper()
 	for {
@@ -83,7 +84,7 @@ func (c *Collector) Await(ctx context.Context, tb testing.TB, n int, keep func(*
 		select {
 		case <-wake:
 		case <-ctx.Done():
-			tb.Fatalf("%d spans came, want %d: %v", seen, n, got)
+			tb.Fatalf("%d spans, want %d: %v", seen, n, got)
 		}
 	}
 }

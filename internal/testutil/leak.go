@@ -1,6 +1,6 @@
-// Package testutil hides how a test package finds out that it leaked: the
-// goroutine and file descriptor checks around a test run, and short paths for
-// the sockets tests listen on.
+// Package testutil has helpers for tests: checks for leaked goroutines and file
+// descriptors, short paths for sockets, certificates, and fakes of systemd and of an
+// OpenTelemetry collector.
 package testutil
 
 import (
@@ -19,13 +19,13 @@ import (
 // fdDir lists the open descriptors of this process.
 const fdDir = "/proc/self/fd"
 
-// VerifyMain runs the tests and then fails the run when goroutines or file
-// descriptors outlived them. It returns the exit code:
+// VerifyMain runs the tests, and fails if goroutines or file descriptors remain after
+// them. It returns the exit code:
 //
 //	func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
 //
-// A run that failed already keeps its code and is not checked: tests that stop
-// half way leak, and the leaks would hide what went wrong.
+// A failed run keeps its code and is not checked, because tests that stop early leak, and
+// the leaks would hide the failure.
 func VerifyMain(m *testing.M) int { return verifyMain(m, os.Stderr) }
 
 func verifyMain(m goleak.TestingM, stderr io.Writer) int {
@@ -37,10 +37,10 @@ func verifyMain(m goleak.TestingM, stderr io.Writer) int {
 	if code := m.Run(); code != 0 {
 		return code
 	}
-	// Goroutines first: this waits for those on their way out, and what they hold
-	// open is closed once they are gone.
+	// Goroutines first: Find waits for those that are ending, which then close their
+	// descriptors.
 	if err := goleak.Find(); err != nil {
-		fmt.Fprintf(stderr, "testutil: goroutines outlived the tests that started them: %v\n", err)
+		fmt.Fprintf(stderr, "testutil: goroutines remain after the tests: %v\n", err)
 		return 1
 	}
 	after, err := openFDs()
@@ -49,13 +49,13 @@ func verifyMain(m goleak.TestingM, stderr io.Writer) int {
 		return 1
 	}
 	if leaked := leakedFDs(before, after); len(leaked) > 0 {
-		fmt.Fprintf(stderr, "testutil: file descriptors outlived the tests that opened them:\n\t%s\n", strings.Join(leaked, "\n\t"))
+		fmt.Fprintf(stderr, "testutil: file descriptors remain open after the tests:\n\t%s\n", strings.Join(leaked, "\n\t"))
 		return 1
 	}
 	return 0
 }
 
-// openFDs returns what each open descriptor of this process leads to.
+// openFDs returns the target of each open descriptor of this process.
 func openFDs() (map[int]string, error) {
 	entries, err := os.ReadDir(fdDir)
 	if err != nil {
@@ -65,7 +65,7 @@ func openFDs() (map[int]string, error) {
 	for _, entry := range entries {
 		fd, err := strconv.Atoi(entry.Name())
 		if err != nil {
-			return nil, fmt.Errorf("%s has an entry that is no number: %q", fdDir, entry.Name())
+			return nil, fmt.Errorf("%s has an entry that is not a number: %q", fdDir, entry.Name())
 		}
 		target, err := os.Readlink(filepath.Join(fdDir, entry.Name()))
 		if err != nil {
@@ -76,9 +76,8 @@ func openFDs() (map[int]string, error) {
 	return fds, nil
 }
 
-// leakedFDs returns a line for each descriptor that is new in after. The runtime
-// opens one epoll and one eventfd when it first polls, and keeps them: one of
-// each is not a leak.
+// leakedFDs returns a line for each new descriptor in after. The runtime opens one epoll
+// and one eventfd when it first polls, and keeps them; these are not leaks.
 func leakedFDs(before, after map[int]string) []string {
 	allowance := map[string]int{"anon_inode:[eventpoll]": 1, "anon_inode:[eventfd]": 1}
 	for _, target := range before {

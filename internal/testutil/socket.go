@@ -11,8 +11,8 @@ import (
 const maxSocketDir = 80
 
 // TempSocketDir returns a new directory whose path is at most 80 bytes long, and
-// removes it when the test ends. t.TempDir is no good for sockets: its path
-// holds the name of the test, and a socket's path may have 107 bytes in all.
+// removes it when the test ends. t.TempDir cannot be used for sockets: its path contains
+// the name of the test, and the path of a socket has at most 107 bytes.
 func TempSocketDir(tb testing.TB) string {
 	tb.Helper()
 	parent := os.TempDir()
@@ -32,8 +32,8 @@ func TempSocketDir(tb testing.TB) string {
 	return dir
 }
 
-// FreeAddress returns an address of the loopback that nobody listened on a moment ago, for
-// servers that take no listener.
+// FreeAddress returns an unused address of the loopback interface, for servers that do not
+// accept a listener.
 func FreeAddress(tb testing.TB) string {
 	tb.Helper()
 	var lc net.ListenConfig

@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(VerifyMain(m)) }
 
-// run is a test run that does one thing.
+// run is a fake test run.
 type run func() int
 
 func (r run) Run() int { return r() }
