@@ -306,7 +306,7 @@ func TestStreamsOfAClientMeetTheirLimit(t *testing.T) {
 	if err == nil {
 		_, err = session.Recv()
 	}
-	checkError(t, "one stream too many", err, refusal{codes.ResourceExhausted, "STREAMS_PER_CLIENT", "use those it has"})
+	checkError(t, "one stream too many", err, refusal{codes.ResourceExhausted, "STREAMS_PER_CLIENT", "use the open streams"})
 	for _, session := range sessions {
 		if err := session.CloseSend(); err != nil {
 			t.Fatal(err)
