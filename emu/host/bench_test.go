@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the driver asks with its lock held, of a process that sits and waits.
+// The calls that the driver makes with its lock held, about an idle process.
 func BenchmarkTask(b *testing.B) {
 	h, _ := newHost(b)
 	c := start(b, nil)
@@ -42,7 +42,7 @@ func BenchmarkTask(b *testing.B) {
 	run("SpaceWriteAt64", func() { _ = space.WriteAt(buf, at) })
 	run("SpaceAlive", func() { space.Alive() })
 	run("File", func() { task.File(uint32(fds[1])).Put() })
-	run("WriteDot", func() { f.WriteDot(task) }) // the pipe is soon full: dots are lost
+	run("WriteDot", func() { f.WriteDot(task) }) // the pipe is soon full, and dots are lost
 	run("FileIDAt", func() { _, _ = FileIDAt(c.pid, fds[1]) })
 	run("NewTask", func() {
 		fresh, err := h.newTask(c.pid)
@@ -53,7 +53,7 @@ func BenchmarkTask(b *testing.B) {
 	})
 }
 
-// What looking for ends costs while there are none.
+// The cost of Sweep when no address space has ended.
 func BenchmarkSweep(b *testing.B) {
 	h, _ := newHost(b)
 	const processes = 16

@@ -9,12 +9,12 @@ import (
 	"github.com/gpreempt/gpreempt/emu/driver"
 )
 
-// eventFile is an open file of another process, by a descriptor of our own.
+// eventFile is an open file of another process, with a descriptor in this one.
 type eventFile struct {
 	h  *Host
 	fd int
-	// offset is where a file that has places is written to (kernel_write is given a
-	// place, always the first), -1 for pipes and sockets. regular: it never waits.
+	// offset is the offset of a write: 0 for regular files, as the driver passes to
+	// kernel_write, -1 for pipes and sockets. regular: a write never waits.
 	offset  int64
 	regular bool
 
@@ -31,7 +31,7 @@ func (t *Task) File(fd uint32) driver.EventFile {
 	}
 	f := &eventFile{h: t.h, fd: own, offset: -1}
 	flags, err := unix.FcntlInt(uintptr(own), unix.F_GETFL, 0)
-	if err != nil || flags&unix.O_PATH != 0 { // fget does not give such a one
+	if err != nil || flags&unix.O_PATH != 0 { // fget does not return such files
 		f.Put()
 		return nil
 	}
@@ -42,9 +42,9 @@ func (t *Task) File(fd uint32) driver.EventFile {
 	return f
 }
 
-// getFile returns a descriptor for the open file that is fd in the thread's table. The
-// thread's, and not its leader's, who may have ended; before Linux 6.9 only the leader
-// can be asked.
+// getFile returns a descriptor for the open file fd in the thread's table. It uses the
+// thread's pidfd and not its leader's, which may have ended; before Linux 6.9 only that of
+// the leader is available.
 func (t *Task) getFile(fd int) (int, error) {
 	const thread = unix.O_EXCL // PIDFD_THREAD
 	pidfd, err := unix.PidfdOpen(int(t.tid), thread)
@@ -79,16 +79,16 @@ func (f *eventFile) WriteDot(by driver.Task) (full bool) {
 		return err == nil && mode&unix.O_NONBLOCK == 0 && f.awaitRoom()
 	case errors.Is(err, unix.EPIPE):
 		if t, ok := by.(*Task); ok {
-			// Who writes to a pipe without a reader has itself to blame; if the
-			// signal fails, the thread has just ended.
+			// The writer to a pipe without a reader gets the signal. If that fails,
+			// the thread has just ended.
 			_ = unix.Tgkill(int(t.leader.tid), int(t.tid), unix.SIGPIPE)
 		}
 	}
 	return false
 }
 
-// writeIfReady writes unless that would wait. The only one who could fill the pipe
-// in between is the one who gave it.
+// writeIfReady writes unless that would wait. Only the debugger that passed the pipe could
+// fill it in between.
 func (f *eventFile) writeIfReady() error {
 	ready := []unix.PollFd{{Fd: int32(f.fd), Events: unix.POLLOUT}}
 	n, err := unix.Poll(ready, 0)
@@ -102,8 +102,8 @@ func (f *eventFile) writeIfReady() error {
 	return err
 }
 
-// awaitRoom has the driver woken when there is room. False is a file that cannot be
-// waited for. mu is held.
+// awaitRoom starts a wait that wakes the driver when there is room. It returns false if the
+// file cannot be polled. mu is held.
 func (f *eventFile) awaitRoom() bool {
 	if f.room != nil {
 		return f.room.again() == nil
@@ -124,5 +124,5 @@ func (f *eventFile) Put() {
 	if f.room != nil {
 		f.room.remove()
 	}
-	_ = unix.Close(f.fd) // as fput: nobody is told
+	_ = unix.Close(f.fd) // fput reports no error, either
 }

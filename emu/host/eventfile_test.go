@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fileOf takes hold of a descriptor of a thread until the test ends.
+// fileOf returns the file of a thread's descriptor until the test ends.
 func fileOf(t *testing.T, task *Task, fd uint64) *eventFile {
 	t.Helper()
 	f := task.File(uint32(fd))
@@ -23,8 +23,8 @@ func fileOf(t *testing.T, task *Task, fd uint64) *eventFile {
 	return f.(*eventFile)
 }
 
-// fill writes dots until the pipe is full, and returns how many; with dropped it stops
-// when they are lost.
+// fill writes dots until the pipe is full, and returns how many. With dropped it stops when
+// they are lost.
 func fill(t *testing.T, f *eventFile) (n int) {
 	t.Helper()
 	for !f.WriteDot(nil) {
@@ -35,7 +35,7 @@ func fill(t *testing.T, f *eventFile) (n int) {
 	return n
 }
 
-func TestDotsArriveInTheProgramsPipe(t *testing.T) {
+func TestDotsReachTheProgramsPipe(t *testing.T) {
 	for name, flags := range map[string]int{"blocking": 0, "non-blocking": unix.O_NONBLOCK} {
 		t.Run(name, func(t *testing.T) {
 			h, _ := newHost(t)
@@ -54,7 +54,7 @@ func TestDotsArriveInTheProgramsPipe(t *testing.T) {
 	}
 }
 
-func TestFullPipeThatBlocksIsWaitedFor(t *testing.T) {
+func TestFullBlockingPipeWakesTheDriver(t *testing.T) {
 	h, wakes := newHost(t)
 	c := start(t, nil)
 	fds := c.numbers(0, "pipe 0")
@@ -77,7 +77,7 @@ func TestFullPipeThatBlocksIsWaitedFor(t *testing.T) {
 	}
 }
 
-func TestFullPipeThatDoesNotBlockLosesDots(t *testing.T) {
+func TestFullNonblockingPipeLosesDots(t *testing.T) {
 	h, _ := newHost(t)
 	c := start(t, nil)
 	fds := c.numbers(0, "pipe %d", unix.O_NONBLOCK)
@@ -92,7 +92,7 @@ func TestFullPipeThatDoesNotBlockLosesDots(t *testing.T) {
 	}
 }
 
-// pending reports which threads, or processes, have a SIGPIPE to come.
+// pending returns the threads, or processes, with a pending SIGPIPE.
 func pending(t *testing.T, line string, tids ...int32) []bool {
 	t.Helper()
 	var all []bool
@@ -115,7 +115,7 @@ func TestBrokenPipeSignalsTheThreadThatWrites(t *testing.T) {
 	owner, writer := start(t, nil), start(t, nil)
 	fds := owner.numbers(0, "pipe 0")
 	tid := writer.number(0, "thread")
-	writer.ok(tid, "block %d", int(unix.SIGPIPE)) // so that it stays to be seen
+	writer.ok(tid, "block %d", int(unix.SIGPIPE)) // so that it stays pending
 	writer.ok(0, "block %d", int(unix.SIGPIPE))
 	f := fileOf(t, taskOf(t, h, owner.pid), fds[1])
 	owner.ok(0, "close %d", fds[0])
@@ -136,7 +136,7 @@ func TestBrokenPipeSignalsTheThreadThatWrites(t *testing.T) {
 	}
 }
 
-func TestFilesThatTakeNoDots(t *testing.T) {
+func TestFilesThatCannotBeWritten(t *testing.T) {
 	h, _ := newHost(t)
 	c := start(t, nil)
 	task := taskOf(t, h, c.pid)
@@ -185,15 +185,15 @@ func TestFileStaysOpenUntilPut(t *testing.T) {
 	}
 	f.Put()
 	if f.WriteDot(nil) {
-		t.Error("a file that was let go of is full")
+		t.Error("a released file is full")
 	}
-	f.Put() // is no trouble
+	f.Put() // a second call has no effect
 	if n := c.number(0, "read %d 10", fds[0]); n != 0 {
 		t.Errorf("%d bytes, want the end", n)
 	}
 }
 
-func TestThreadWithATableOfItsOwn(t *testing.T) {
+func TestThreadWithItsOwnDescriptorTable(t *testing.T) {
 	h, _ := newHost(t)
 	c := start(t, nil)
 	tid := c.number(0, "thread")
@@ -219,8 +219,8 @@ func TestThreadWithATableOfItsOwn(t *testing.T) {
 	}
 }
 
-// Kernels that cannot write to a pipe without waiting are asked before.
-func TestWriteWithoutTheKernelsHelp(t *testing.T) {
+// On kernels without RWF_NOWAIT for pipes the file is polled before the write.
+func TestWriteWithoutNowait(t *testing.T) {
 	h, _ := newHost(t)
 	c := start(t, nil)
 	fds := c.numbers(0, "pipe 0")

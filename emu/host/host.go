@@ -1,10 +1,10 @@
-// Package host hides how the threads, address spaces and open files of a real Linux
-// look to the rules of package kfdrules: whom a thread id names now, which address
-// space a thread has and when one ends, who traces whom, and memory of others.
+// Package host implements the operating system of package driver with real Linux
+// processes: the thread of an ID, the address space of a thread and its end, tracers, open
+// files, and memory of other processes.
 //
-// Everything is read from /proc and asked of the kernel from outside; the processes
-// notice nothing. Needed is the right to trace them (ptrace_may_access): root has it,
-// and so has anybody for own processes that may be dumped, where Yama allows it.
+// It reads /proc and makes system calls from outside; the processes do not notice. It
+// needs the right to trace them (ptrace_may_access): root has it, and other users have it
+// for their own dumpable processes, if Yama permits that.
 package host
 
 import (
@@ -24,31 +24,30 @@ import (
 // ErrGone is the error for a thread or an address space that has ended.
 var ErrGone = errors.New("it has ended")
 
-// Host is the threads and address spaces of this machine, as far as this process
-// sees them: ids are those of its pid namespace. Its methods may be called by
-// several goroutines at once.
+// Host is the threads and address spaces of this machine that are visible to this process:
+// IDs are those of its pid namespace. Several goroutines may call its methods at once.
 type Host struct {
 	wake   func()
 	poller *poller
 	ended  chan struct{}
-	// userNS is the user namespace of this process; created ones count as initial,
-	// too, if this process is not privileged. See Task.Capable.
+	// userNS is the user namespace of this process. Its children also count as initial if
+	// this process is not privileged. See Task.Capable.
 	userNS     uint64
 	privileged bool
 	trouble    func(error)
-	// scanOnly has Task.Find do without NS_GET_PID_FROM_PIDNS.
+	// scanOnly makes Task.Find work without NS_GET_PID_FROM_PIDNS.
 	scanOnly bool
 
-	// creating is held while an address space is looked for: two threads of one
-	// process must find the same. It is taken before mu.
+	// creating is held during the search for an address space: two threads of one process
+	// must find the same. It is taken before mu.
 	creating sync.Mutex
 
 	mu    sync.Mutex
 	tasks map[int32]*Task
-	// enough is the number of tasks at which the ended ones are dropped.
+	// enough is the number of tasks at which ended ones are removed.
 	enough int
-	// spaces are those not known to have ended, over those that Sweep has not told
-	// of yet.
+	// spaces are those not known to have ended, over those that Sweep has not returned
+	// yet.
 	spaces    map[*Space]bool
 	lastSpace uint64
 	over      []*Space
@@ -56,32 +55,31 @@ type Host struct {
 	closed    bool
 }
 
-// minTasks is the number of tasks below which looking for ended ones saves nothing.
+// minTasks is the number of tasks below which ended ones are not removed.
 const minTasks = 32
 
-// New returns the host of this process. wake is called when something has changed that a
-// Task or an EventFile tells of, with no lock held; it may be called at any time until
-// Close returns, and must not wait. A Host uses one file descriptor, one or two for
-// every thread it was asked about, and two for every address space. The error says
-// what is missing, and wraps the errno.
+// New returns the host of this process. wake is called, without a lock, after a change of
+// what a Task or an EventFile reports. It may be called at any time until Close returns,
+// and must not wait. A Host uses one file descriptor, one or two for every known thread,
+// and two for every address space. The error names what is missing, and wraps the errno.
 func New(wake func()) (*Host, error) {
 	self, err := os.Readlink("/proc/self")
 	if err != nil {
 		return nil, fmt.Errorf("find this process in /proc: %w", err)
 	}
 	if self != strconv.Itoa(os.Getpid()) {
-		return nil, fmt.Errorf("/proc calls this process %s, and its own pid namespace %d: mount a proc of this namespace", self, os.Getpid())
+		return nil, fmt.Errorf("this process is %s in /proc and %d in its pid namespace: mount a proc of this namespace", self, os.Getpid())
 	}
 	if err := allowed(); err != nil {
-		return nil, fmt.Errorf("%w: a container needs CAP_SYS_PTRACE for it, or another seccomp profile", err)
+		return nil, fmt.Errorf("%w: a container needs CAP_SYS_PTRACE, or another seccomp profile", err)
 	}
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {
-		return nil, fmt.Errorf("read the own capabilities: %w", err)
+		return nil, fmt.Errorf("read the capabilities of this process: %w", err)
 	}
 	userNS, err := namespaceOf(int32(os.Getpid()), "user")
 	if err != nil {
-		return nil, fmt.Errorf("find the own user namespace: %w", err)
+		return nil, fmt.Errorf("find the user namespace of this process: %w", err)
 	}
 	p, err := newPoller()
 	if err != nil {
@@ -94,7 +92,7 @@ func New(wake func()) (*Host, error) {
 	}, nil
 }
 
-// allowed asks for the system calls that a container may forbid.
+// allowed tries the system calls that a container may forbid.
 func allowed() error {
 	self := os.Getpid()
 	pidfd, err := unix.PidfdOpen(self, 0)
@@ -113,13 +111,14 @@ func allowed() error {
 	return nil
 }
 
-// OnTrouble has f called with what keeps this process from looking at another, once
-// for each: that one is then taken for one without memory. Call it before anything
-// else; f is called with locks held, the driver's among them, and must not wait.
+// OnTrouble sets a function that is called once for each process whose memory cannot be
+// accessed, with the error: such a process counts as one without memory. Call OnTrouble
+// before other methods; f is called with locks held, including the driver's, and must not
+// wait.
 func (h *Host) OnTrouble(f func(error)) { h.trouble = f }
 
-// Close releases everything: the tasks and address spaces are as good as ended, and
-// the event streams end. It must not be called with the driver's lock held.
+// Close releases everything: tasks and address spaces count as ended, and the event
+// streams end. It must not be called with the driver's lock held.
 func (h *Host) Close() error {
 	h.mu.Lock()
 	if h.closed {
@@ -143,9 +142,9 @@ func (h *Host) Close() error {
 	return err
 }
 
-// Task returns the thread that tid means now: always the same *Task for one thread, and
-// never one for two. Threads that have ended are found while their id is taken, as
-// zombies. The error is ErrGone if there is no such thread.
+// Task returns the thread that has the ID tid now: always the same *Task for one thread,
+// and never the same for two. Zombies are found. The error is ErrGone if there is no such
+// thread.
 func (h *Host) Task(tid int32) (*Task, error) {
 	h.mu.Lock()
 	t := h.tasks[tid]
@@ -161,7 +160,7 @@ func (h *Host) Task(tid int32) (*Task, error) {
 	defer h.mu.Unlock()
 	if h.closed {
 		fresh.close()
-		return nil, fmt.Errorf("look up thread %d: %w", tid, fs.ErrClosed)
+		return nil, fmt.Errorf("find thread %d: %w", tid, fs.ErrClosed)
 	}
 	switch t := h.tasks[tid]; {
 	case t != nil && t.exists():
@@ -175,7 +174,7 @@ func (h *Host) Task(tid int32) (*Task, error) {
 	return fresh, nil
 }
 
-// dropEnded forgets the tasks that are no more, once there are many. mu is held.
+// dropEnded removes the tasks of ended threads when there are many tasks. mu is held.
 func (h *Host) dropEnded() {
 	if len(h.tasks) < h.enough {
 		return
@@ -189,9 +188,8 @@ func (h *Host) dropEnded() {
 	h.enough = max(minTasks, 2*len(h.tasks))
 }
 
-// FileID tells open files apart: the device and inode number of what is behind a
-// descriptor. Descriptors of one open file have the same, and so have others of the
-// same file.
+// FileID is the device and inode number of the file of a descriptor. All descriptors of the
+// same file have the same FileID.
 type FileID struct{ Device, Inode uint64 }
 
 // Compare orders files by device, then by inode.
@@ -199,7 +197,7 @@ func (id FileID) Compare(other FileID) int {
 	return cmp.Or(cmp.Compare(id.Device, other.Device), cmp.Compare(id.Inode, other.Inode))
 }
 
-// FileIDOf is for a descriptor of this process. The error wraps an errno.
+// FileIDOf returns the ID for a descriptor of this process. The error wraps an errno.
 func FileIDOf(fd int) (FileID, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -208,8 +206,8 @@ func FileIDOf(fd int) (FileID, error) {
 	return FileID{Device: st.Dev, Inode: st.Ino}, nil
 }
 
-// FileIDAt is for a descriptor of thread tid. The error wraps an errno: ENOENT for no
-// such thread, or no such descriptor.
+// FileIDAt returns the ID for a descriptor of thread tid. The error wraps an errno: ENOENT
+// if there is no such thread or descriptor.
 func FileIDAt(tid int32, fd uint64) (FileID, error) {
 	var st unix.Stat_t
 	path := procPath(tid, "fd/"+strconv.FormatUint(fd, 10))

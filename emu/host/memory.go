@@ -15,11 +15,11 @@ type userMemory struct {
 	addr uint64
 }
 
-// unmapped is where nobody has memory.
+// unmapped is an address that is never mapped.
 const unmapped = 1 << 63
 
-// Memory is the memory of the thread at addr, nil for NULL. It is meant for the time
-// of a call: the thread then cannot end unnoticed or exec.
+// Memory returns the memory of the thread at addr, nil for NULL. Use it only during a call
+// of the thread: then the thread cannot exec, or end unnoticed.
 func (t *Task) Memory(addr uint64) driver.Memory { return memoryAt(t.tid, addr) }
 
 func memoryAt(tid int32, addr uint64) driver.Memory {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// poller waits for descriptors whose mode is not ours to change: those of pipes, which
-// are other processes', and of processes. One goroutine, no thread.
+// poller waits for descriptors whose mode it must not change: those of pipes, which other
+// processes share, and of processes. It uses one goroutine and no thread.
 type poller struct {
 	fd   int
 	file *os.File // of fd, which the runtime's own poller watches
@@ -22,7 +22,7 @@ type poller struct {
 	then   map[int32]func()
 }
 
-// watch is a descriptor that is waited for.
+// watch is a descriptor that the poller waits for.
 type watch struct {
 	p      *poller
 	fd     int
@@ -45,13 +45,13 @@ func newPoller() (*poller, error) {
 		return nil, fmt.Errorf("watch an epoll descriptor: %w", err)
 	}
 	p.done.Go(func() {
-		// It ends when the file is closed, and not before.
+		// It ends when the file is closed.
 		_ = raw.Read(func(fd uintptr) bool { return !p.look(int(fd)) })
 	})
 	return p, nil
 }
 
-// look calls what waits for descriptors that are ready. It returns false if epoll does.
+// look calls the functions of ready descriptors. It returns false after an error of epoll.
 func (p *poller) look(fd int) bool {
 	var events [16]unix.EpollEvent
 	for {
@@ -75,8 +75,8 @@ func (p *poller) look(fd int) bool {
 	}
 }
 
-// add waits for a descriptor once: then is called, and must not wait, when it has one
-// of events or an error.
+// add waits for a descriptor once: then is called when it has one of events or an error,
+// and must not wait.
 func (p *poller) add(fd int, events uint32, then func()) (*watch, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -92,7 +92,7 @@ func (p *poller) add(fd int, events uint32, then func()) (*watch, error) {
 	return w, nil
 }
 
-// again waits once more.
+// again waits for the descriptor again.
 func (w *watch) again() error {
 	w.p.mu.Lock()
 	defer w.p.mu.Unlock()
@@ -105,14 +105,14 @@ func (w *watch) again() error {
 	return nil
 }
 
-// remove ends the waiting, before the descriptor is closed: others may have the same
-// open file, with which epoll would keep it. A call may be under way.
+// remove ends the wait. Call it before the descriptor is closed: others may have the same
+// open file, and then epoll would keep it. The function may still be running.
 func (w *watch) remove() {
 	w.p.mu.Lock()
 	defer w.p.mu.Unlock()
 	delete(w.p.then, w.id)
 	if !w.p.closed {
-		_ = unix.EpollCtl(w.p.fd, unix.EPOLL_CTL_DEL, w.fd, nil) // it is there
+		_ = unix.EpollCtl(w.p.fd, unix.EPOLL_CTL_DEL, w.fd, nil) // it cannot fail
 	}
 }
 

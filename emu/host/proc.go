@@ -17,7 +17,7 @@ func procPath(tid int32, file string) string {
 	return "/proc/" + strconv.Itoa(int(tid)) + "/" + file
 }
 
-// goneOr returns ErrGone for the errors that mean there is no such thread any more.
+// goneOr returns ErrGone for errors that mean that the thread has ended, otherwise err.
 func goneOr(err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) || errors.Is(err, fs.ErrClosed) {
 		return ErrGone
@@ -25,7 +25,7 @@ func goneOr(err error) error {
 	return err
 }
 
-// value returns what a line of /proc/TID/status says, nil if there is none. The first
+// value returns the value of a line of /proc/TID/status, nil without such a line. The first
 // line is the name, in which the kernel escapes newlines.
 func value(status []byte, name string) []byte {
 	_, rest, found := bytes.Cut(status, []byte("\n"+name+":"))
@@ -36,7 +36,7 @@ func value(status []byte, name string) []byte {
 	return bytes.TrimSpace(line)
 }
 
-// number returns a number that stands for a thread or process, 0 for none.
+// number returns the ID of a thread or process, 0 for an invalid one.
 func number(text []byte) int32 {
 	n, err := strconv.ParseInt(string(text), 10, 32)
 	if err != nil || n < 0 {
@@ -45,8 +45,8 @@ func number(text []byte) int32 {
 	return int32(n)
 }
 
-// numbers are the ids of a thread or process in the pid namespaces it is in, from
-// that of /proc inwards; without namespaces there is no such line.
+// numbers returns the IDs of a thread or process in its pid namespaces, from that of /proc
+// inwards. A kernel without namespaces has no such line.
 func numbers(status []byte, name string) []int32 {
 	var ids []int32
 	for text := range bytes.FieldsSeq(value(status, name)) {
@@ -80,7 +80,7 @@ func statField(stat []byte, n int) (uint64, error) {
 	return 0, fmt.Errorf("it has %d fields, and not %d", i-1, n)
 }
 
-// namespaceOf returns the inode number of a namespace of a thread.
+// namespaceOf returns the inode number of a thread's namespace.
 func namespaceOf(tid int32, kind string) (uint64, error) {
 	var st unix.Stat_t
 	path := procPath(tid, "ns/"+kind)
@@ -90,8 +90,8 @@ func namespaceOf(tid int32, kind string) (uint64, error) {
 	return st.Ino, nil
 }
 
-// ancestor returns the inode number of the namespace that is so many levels above a
-// thread's, 0 if this process may not see it.
+// ancestor returns the inode number of the namespace some levels above a thread's, 0 if it
+// is not visible to this process.
 func ancestor(tid int32, kind string, levels int) uint64 {
 	file, err := os.Open(procPath(tid, "ns/"+kind))
 	if err != nil {
@@ -114,8 +114,8 @@ func ancestor(tid int32, kind string, levels int) uint64 {
 	return st.Ino
 }
 
-// fromNamespace returns the id, here, of the thread that is pid in the pid namespace
-// of thread tid, 0 if there is none.
+// fromNamespace returns the ID, in this pid namespace, of the thread that has the ID pid in
+// the pid namespace of thread tid, 0 without such a thread.
 func (h *Host) fromNamespace(tid, pid int32) int32 {
 	file, err := os.Open(procPath(tid, "ns/pid"))
 	if err != nil {
@@ -135,7 +135,7 @@ func (h *Host) fromNamespace(tid, pid int32) int32 {
 	return scan(tid, pid)
 }
 
-// scan is fromNamespace for kernels that cannot be asked: it looks at every thread.
+// scan is fromNamespace for kernels without the ioctl: it checks every thread.
 func scan(tid, pid int32) int32 {
 	status, err := os.ReadFile(procPath(tid, "status"))
 	if err != nil {
@@ -157,7 +157,7 @@ func scan(tid, pid int32) int32 {
 		}
 		threads, err := os.ReadDir(procPath(tgid, "task"))
 		if err != nil {
-			continue // it ended meanwhile
+			continue // it has ended meanwhile
 		}
 		for _, thread := range threads {
 			other := number([]byte(thread.Name()))

@@ -12,7 +12,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/driver"
 )
 
-func TestFileIDTellsOpenFilesApart(t *testing.T) {
+func TestFileIDDistinguishesFiles(t *testing.T) {
 	c := start(t, nil)
 	fds := c.numbers(0, "pipe 0")
 	other := c.numbers(0, "pipe 0")
@@ -92,7 +92,7 @@ func TestForeignProcIsRefused(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root to start a process in a pid namespace of its own")
 	}
-	// In a new pid namespace /proc is still the old one.
+	// In a new pid namespace /proc is still that of the old one.
 	out := start(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}).do(0, "new-host")
 	if want := "mount a proc of this namespace"; !bytes.Contains([]byte(out), []byte(want)) {
 		t.Errorf("got %q, want %q", out, want)

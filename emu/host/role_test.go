@@ -21,8 +21,8 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// play as its only argument makes this binary a program that does what its input
-// says; depthEnv counts how many of them started each other.
+// play as its only argument makes this binary a program that does what its input says.
+// depthEnv counts the programs that started each other.
 const (
 	play     = "play-program"
 	depthEnv = "GPREEMPT_HOST_TEST_DEPTH"
@@ -39,7 +39,7 @@ func init() {
 }
 
 func TestMain(m *testing.M) {
-	depth, _ := strconv.Atoi(os.Getenv(depthEnv)) // 0 when there is none
+	depth, _ := strconv.Atoi(os.Getenv(depthEnv)) // 0 if it is not set
 	switch {
 	case depth > maxDepth || (depth > 0) != isProgram():
 		fmt.Fprintf(os.Stderr, "refused: arguments %q at depth %d\n", os.Args, depth)
@@ -54,21 +54,21 @@ func TestMain(m *testing.M) {
 func programEnv() []string {
 	depth, _ := strconv.Atoi(os.Getenv(depthEnv))
 	env := slices.DeleteFunc(os.Environ(), func(s string) bool { return strings.HasPrefix(s, depthEnv+"=") })
-	// A program built with -race sleeps for a second before it exits, unless told.
+	// A program built with -race sleeps for a second before it exits, unless configured.
 	return append(env, fmt.Sprint(depthEnv, "=", depth+1), "GORACE=atexit_sleep_ms=0")
 }
 
-// program is the state of one.
+// program is the state of a program.
 type program struct {
 	memory map[uint64][]byte
-	// threads take work by their id; the main one has id 0, too.
+	// threads receive work by their ID; the main one also has ID 0.
 	threads map[int]chan func()
 	// held are the inputs of programs that this one has started, which end with it.
 	held []*os.File
 }
 
-// runProgram reads lines "THREAD WORD ARGUMENTS" and has the thread answer each with a
-// line. The end of the input ends it.
+// runProgram reads lines "THREAD WORD ARGUMENTS", and the thread answers each with a line.
+// It returns at the end of the input.
 func runProgram() {
 	p := &program{memory: map[uint64][]byte{}, threads: map[int]chan func(){0: make(chan func())}}
 	p.threads[os.Getpid()] = p.threads[0]
@@ -92,7 +92,7 @@ func runProgram() {
 	for work := range p.threads[0] {
 		work()
 	}
-	// The runtime would keep the main thread.
+	// The runtime would not end the main thread.
 	_, _, _ = unix.Syscall(unix.SYS_EXIT, 0, 0, 0)
 }
 
@@ -116,7 +116,7 @@ func said(err error) string {
 	return "ok"
 }
 
-// do does one thing, on a certain thread.
+// do does one thing on a thread.
 func (p *program) do(word string, args []string) string {
 	switch word {
 	case "thread":
@@ -141,7 +141,7 @@ func (p *program) do(word string, args []string) string {
 		return said(detach(arg(args, 0)))
 	case "name":
 		return said(os.WriteFile(fmt.Sprintf("/proc/self/task/%d/comm", unix.Gettid()), []byte(args[0]), 0))
-	case "map": // PROTECTION TEXT, returns the address of two pages of which the second is not there
+	case "map": // PROTECTION TEXT, returns the address of two pages, the second unmapped later
 		return p.mapMemory(arg(args, 0), args[1])
 	case "unmap": // ADDRESS: the second page
 		b := p.memory[uint64(arg(args, 0))]
@@ -178,14 +178,14 @@ func (p *program) do(word string, args []string) string {
 		return fmt.Sprint(fd)
 	case "unshare-files":
 		return said(unix.Unshare(unix.CLONE_FILES))
-	case "zombie": // gives the id of a child that has ended
+	case "zombie": // returns the ID of a child that has ended
 		child := exec.Command("/proc/self/exe", play)
 		child.Env = programEnv()
 		must(child.Start()) // without input it ends at once
 		var info unix.Siginfo
 		must(unix.Waitid(unix.P_PID, child.Process.Pid, &info, unix.WEXITED|unix.WNOWAIT, nil))
 		return fmt.Sprint(child.Process.Pid)
-	case "start": // PATH, in a thread of its own; gives that thread
+	case "start": // PATH, in a new thread; returns that thread
 		in, held, err := os.Pipe()
 		must(err)
 		p.held = append(p.held, held)
@@ -203,7 +203,7 @@ func (p *program) do(word string, args []string) string {
 			err = h.Close()
 		}
 		return said(err)
-	case "reach": // PID, reports what keeps it from that process's memory
+	case "reach": // PID, returns the error of accessing that process's memory
 		h, err := New(func() {})
 		must(err)
 		var trouble []string
@@ -215,7 +215,7 @@ func (p *program) do(word string, args []string) string {
 		}
 		must(h.Close())
 		return strings.Join(trouble, "; ")
-	case "nest": // gives the id, here, of a child in a pid namespace of its own
+	case "nest": // returns the ID, here, of a child in a new pid namespace
 		return p.startNested()
 	}
 	must(fmt.Errorf("no such thing as %q", word))
@@ -251,7 +251,7 @@ func (p *program) startNested() string {
 	return fmt.Sprint(child.Process.Pid)
 }
 
-// detach ends the tracing of a thread, which has to be stopped for it.
+// detach ends the tracing of a thread, which must be stopped for that.
 func detach(pid int) error {
 	if err := unix.PtraceInterrupt(pid); err != nil {
 		return err
@@ -293,7 +293,7 @@ func start(tb testing.TB, attr *syscall.SysProcAttr) *child {
 	}
 	if err := cmd.Start(); err != nil {
 		if attr != nil && (errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSPC)) {
-			tb.Skipf("needs namespaces, which are not to be had here: %v", err)
+			tb.Skipf("needs namespaces, which are not available: %v", err)
 		}
 		tb.Fatal(err)
 	}
@@ -309,7 +309,7 @@ func (c *child) kill() {
 	_ = c.cmd.Wait()
 }
 
-// do has a thread do something; 0 is the main one.
+// do makes a thread do something; 0 is the main one.
 func (c *child) do(thread int32, format string, args ...any) string {
 	c.tb.Helper()
 	c.tell(thread, format, args...)
@@ -327,7 +327,7 @@ func (c *child) tell(thread int32, format string, args ...any) {
 	}
 }
 
-// number is do for what gives one.
+// number is do for a result that is a number.
 func (c *child) number(thread int32, format string, args ...any) int32 {
 	c.tb.Helper()
 	return int32(c.numbers(thread, format, args...)[0])
@@ -347,7 +347,7 @@ func (c *child) numbers(thread int32, format string, args ...any) []uint64 {
 	return all
 }
 
-// ok is do for what must work.
+// ok is do for what must succeed.
 func (c *child) ok(thread int32, format string, args ...any) {
 	c.tb.Helper()
 	c.expectAnswer("ok", c.do(thread, format, args...))
@@ -369,7 +369,7 @@ func (c *child) expectAnswer(want, got string) {
 	}
 }
 
-// state is the letter of /proc/TID/stat, 0 when there is no such thread.
+// state returns the letter of /proc/TID/stat, 0 without such a thread.
 func state(tid int32) byte {
 	stat, err := os.ReadFile(procPath(tid, "stat"))
 	if err != nil {
@@ -378,7 +378,7 @@ func state(tid int32) byte {
 	return stat[bytes.LastIndexByte(stat, ')')+2]
 }
 
-// until looks until something is as it should be, for what nobody tells of.
+// until polls until a condition holds that has no notification.
 func until(tb testing.TB, what string, cond func() bool) {
 	tb.Helper()
 	again := time.NewTicker(time.Millisecond)
@@ -393,7 +393,7 @@ func until(tb testing.TB, what string, cond func() bool) {
 	}
 }
 
-// newHost returns a Host that ends with the test, and the wakes it asks for.
+// newHost returns a Host that ends with the test, and a channel of its wakes.
 func newHost(tb testing.TB) (*Host, <-chan struct{}) {
 	tb.Helper()
 	wakes := make(chan struct{}, 1)

@@ -12,26 +12,26 @@ import (
 	"github.com/gpreempt/gpreempt/emu/driver"
 )
 
-// stream is an event stream of the driver's for a program, a pair of sockets in the
-// place of the driver's file. It differs from it in this: the socket holds a few
-// kilobytes of events besides the driver's own buffer, a mask counts from the next
-// call of any program or Sweep on, and a write that the driver would refuse succeeds.
+// stream is an event stream of the driver in a program, with a pair of sockets in place of
+// the driver's file. The differences are: the socket buffers a few kilobytes of events in
+// addition to the driver's buffer, a mask takes effect at the next call of any program or
+// Sweep, and a write that the driver would reject succeeds.
 type stream struct {
 	smi *driver.SMIStream
 
 	mu   sync.Mutex
 	fd   int // our end; -1 when it is closed
 	over bool
-	// out is what the socket had no room for.
+	// out is the events that did not fit into the socket.
 	out []byte
 }
 
-// Install implements driver.Task. The number is negative, an errno, if there was
-// none to be had.
+// Install implements driver.Task. It returns a negative errno if no descriptor is
+// available.
 func (t *Task) Install(smi *driver.SMIStream) int {
 	c := t.call.Load()
 	if c == nil {
-		return -int(unix.ESRCH) // the call was given up: its thread is dead
+		return -int(unix.ESRCH) // the call was abandoned: its thread is dead
 	}
 	fd, err := t.h.installStream(smi, c.install)
 	if err != nil {
@@ -44,14 +44,14 @@ func (t *Task) Install(smi *driver.SMIStream) int {
 	return fd
 }
 
-// installStream makes a stream and returns its number in the program. The driver's lock
-// is held: a stream that nobody got is left to Sweep, which finds it closed.
+// installStream creates a stream and returns its number in the program. The driver's lock
+// is held, so after a failure Sweep removes the stream, which it finds closed.
 func (h *Host) installStream(smi *driver.SMIStream, install func(int) (int, error)) (int, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return -1, err
 	}
-	// It is the driver's buffer that is to overflow: the socket's is as small as can be.
+	// The driver's buffer should overflow: the socket's is as small as possible.
 	_ = unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_SNDBUF, 0)
 	fd, err := install(pair[1])
 	_ = unix.Close(pair[1])
@@ -65,31 +65,31 @@ func (h *Host) installStream(smi *driver.SMIStream, install func(int) (int, erro
 	return fd, err
 }
 
-// openStreams returns the streams there are.
+// openStreams returns the open streams.
 func (h *Host) openStreams() []*stream {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.streams // never changed in place
 }
 
-// takeMasks takes in the masks that programs have written so far.
+// takeMasks applies the masks that programs have written so far.
 func (h *Host) takeMasks() {
 	for _, s := range h.openStreams() {
 		s.takeMasks()
 	}
 }
 
-// giveEvents returns out the events there are so far.
+// giveEvents sends the pending events to the programs.
 func (h *Host) giveEvents() {
 	for _, s := range h.openStreams() {
 		s.giveEvents()
 	}
 }
 
-// endStreams ends the streams that programs have closed; with all every one.
+// endStreams ends the streams that programs have closed, or with all every stream.
 func (h *Host) endStreams(all bool) {
-	// They are asked without h.mu: who has a stream's lock waits for the driver's, and
-	// who has that for h.mu.
+	// h.mu is not held: with a stream's lock held the driver's is taken, and with that
+	// h.mu.
 	over := map[*stream]bool{}
 	for _, s := range h.openStreams() {
 		over[s] = s.isOver()
@@ -123,7 +123,7 @@ func (s *stream) takeMasks() {
 		case err != nil || n == 0:
 			s.over = true
 		default:
-			_, _ = s.smi.Write(mask[:n]) // what is too short for a mask changes nothing
+			_, _ = s.smi.Write(mask[:n]) // too few bytes for a mask change nothing
 		}
 	}
 }
@@ -135,7 +135,7 @@ func (s *stream) giveEvents() {
 		if len(s.out) == 0 {
 			var buf [4096]byte
 			n, err := s.smi.Read(buf[:])
-			if err != nil { // EAGAIN: there are none
+			if err != nil { // EAGAIN: no events
 				return
 			}
 			s.out = append(s.out, buf[:n]...)
@@ -159,7 +159,7 @@ func (s *stream) isOver() bool {
 	return s.over
 }
 
-// close ends the stream. What is in the socket stays there for the program.
+// close ends the stream. The program can still read what is in the socket.
 func (s *stream) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

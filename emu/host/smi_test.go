@@ -15,7 +15,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// seen is a Task that shows what it is given to install.
+// seen is a Task that records the streams it installs.
 type seen struct {
 	*Task
 	stream *driver.SMIStream
@@ -26,7 +26,7 @@ func (s *seen) Install(stream *driver.SMIStream) int {
 	return s.Task.Install(stream)
 }
 
-// listener is this process as a program of the driver's that reads events.
+// listener is this process as a program that reads events of the driver.
 type listener struct {
 	t      *testing.T
 	h      *Host
@@ -101,7 +101,7 @@ func (l *listener) subscribe(ids ...kfd.SMIEventID) {
 	}
 }
 
-// read returns what can be read now.
+// read returns the available data.
 func (l *listener) read() string {
 	l.t.Helper()
 	b := make([]byte, 1<<16)
@@ -115,7 +115,7 @@ func (l *listener) read() string {
 	return string(b[:n])
 }
 
-// evict has an event for every GPU happen, and one more.
+// evict causes an event for every GPU, and another one.
 func (l *listener) evict() {
 	l.t.Helper()
 	if err := l.driver.Evict(l.task.MM(), kfd.TriggerUserptr); err != nil {
@@ -126,21 +126,21 @@ func (l *listener) evict() {
 	}
 }
 
-func TestEventsOfACallAreThereWhenItReturns(t *testing.T) {
+func TestEventsOfACallCanBeReadWhenItReturns(t *testing.T) {
 	l := newListener(t)
 	l.subscribe(kfd.SMIQueueEviction)
 	l.call(l.evict)
 	if got, want := l.read(), fmt.Sprintf("%x ", int(kfd.SMIQueueEviction)); !strings.HasPrefix(got, want) || strings.Count(got, "\n") != 1 {
 		t.Errorf("got %q, want a line that begins with %q", got, want)
 	}
-	l.subscribe() // nothing any more
+	l.subscribe() // to no event
 	l.call(l.evict)
 	if got := l.read(); got != "" {
 		t.Errorf("got %q, which was not asked for", got)
 	}
 }
 
-func TestEventsOutsideOfCallsAreGivenBySweep(t *testing.T) {
+func TestEventsOutsideOfCallsAreSentBySweep(t *testing.T) {
 	l := newListener(t)
 	l.subscribe(kfd.SMIQueueEviction)
 	l.h.Sweep()
@@ -154,7 +154,7 @@ func TestEventsOutsideOfCallsAreGivenBySweep(t *testing.T) {
 	}
 }
 
-func TestListenerThatDoesNotReadHoldsUpNobody(t *testing.T) {
+func TestListenerThatDoesNotReadBlocksNoOther(t *testing.T) {
 	l := newListener(t)
 	l.subscribe(kfd.SMIQueueEviction, kfd.SMIQueueRestore)
 	for range 2000 {

@@ -16,31 +16,31 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Space is an address space: the memory of one process from its start or exec to its
-// exec or end. Processes that share memory without being threads of one (vfork) share
-// the Space, whose Key is the lender's. Values of driver.MM are *Space. Its methods may be called by several
-// goroutines at once; a nil Space has ended.
+// Space is an address space: the memory of one process from its start or exec to its exec
+// or end. Processes that share memory without being threads of one process (vfork) share
+// the Space, whose Key is that of the parent. Values of driver.MM are *Space. Several
+// goroutines may call its methods at once; a nil Space has ended.
 type Space struct {
 	leader *Task
 	key    gpreempt.ProcessKey
 	serial uint64
-	// bottom is an address that was mapped: the bottom of the stack. To read where
-	// nothing is mapped would take a lock of the process's.
+	// bottom is an address that was mapped: the bottom of the stack. A read of unmapped
+	// memory would take a lock of the process.
 	bottom uint64
 	exit   *watch
-	// shared: another process has it too, or had.
+	// shared: another process has or had it, too.
 	shared atomic.Bool
 	gone   atomic.Bool
 
-	// mu is read-locked by who uses mem, locked by who closes it.
+	// mu is read-locked to use mem, and locked to close it.
 	mu sync.RWMutex
-	// mem is /proc/PID/mem: it stays with the address space it was opened for, and
-	// reads as empty when that has ended.
+	// mem is /proc/PID/mem: it belongs to the address space at the time it was opened, and
+	// is empty when that has ended.
 	mem   int
 	pidfd int
 }
 
-// FaultError is an access to memory that is not there.
+// FaultError is an access to unmapped memory.
 type FaultError struct {
 	// Addr is the first byte that could not be read or written.
 	Addr uint64
@@ -51,35 +51,34 @@ func (e *FaultError) Error() string { return fmt.Sprintf("nothing is mapped at %
 // Unwrap returns EFAULT.
 func (e *FaultError) Unwrap() error { return unix.EFAULT }
 
-// Key is the process: its id and when it was started. A process that execs gets
-// another Space with the same Key: take down what belongs to the old one, which Sweep
-// gives, before anything is set up for the new one.
+// Key returns the process: its ID and start time. After an exec the process has another
+// Space with the same Key: release what belongs to the old one, which Sweep returns, before
+// the new one is used.
 func (s *Space) Key() gpreempt.ProcessKey { return s.key }
 
-// PID is the process's id.
+// PID returns the process's ID.
 func (s *Space) PID() int32 { return s.key.PID }
 
-// Leader is the main thread of the process, which may have ended.
+// Leader returns the main thread of the process, which may have ended.
 func (s *Space) Leader() *Task { return s.leader }
 
-// Alive reports whether any thread has the address space.
+// Alive reports whether a thread has the address space.
 func (s *Space) Alive() bool {
 	var b [1]byte
-	// An error is a program that has unmapped its stack.
+	// Another error means that the program has unmapped its stack.
 	return s != nil && !errors.Is(s.ReadAt(b[:], s.bottom), ErrGone)
 }
 
-// ReadAt fills p from the memory at addr, whatever its protection. The error is
-// ErrGone, or a *FaultError, after which the bytes up to its Addr are there.
+// ReadAt fills p from the memory at addr and ignores its protection. The error is ErrGone,
+// or a *FaultError, after which the bytes up to its Addr were read.
 func (s *Space) ReadAt(p []byte, addr uint64) error { return s.move(unix.Pread, p, addr) }
 
-// WriteAt copies p to the memory at addr. Private memory is written whatever its
-// protection, shared memory only if it is mapped for writing. The error is as
-// for ReadAt.
+// WriteAt copies p to the memory at addr. It ignores the protection of private memory;
+// shared memory must be mapped for writing. The errors are those of ReadAt.
 func (s *Space) WriteAt(p []byte, addr uint64) error { return s.move(unix.Pwrite, p, addr) }
 
-// move reads or writes. The kernel gives 0 bytes for an address space that has ended,
-// and EIO where nothing is mapped.
+// move reads or writes. The kernel returns 0 bytes for an address space that has ended,
+// and EIO for unmapped memory.
 func (s *Space) move(how func(fd int, p []byte, at int64) (int, error), p []byte, addr uint64) error {
 	if s == nil {
 		return ErrGone
@@ -110,25 +109,25 @@ func (s *Space) close() {
 	s.exit.remove()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_ = unix.Close(s.mem) // what was written is in memory already
+	_ = unix.Close(s.mem) // writes are complete already
 	_ = unix.Close(s.pidfd)
 }
 
-// Ended tells, by a value that stands for any number of them, that address spaces
-// have or may have ended. A process that execs is noticed by Sweep alone.
+// Ended returns a channel that gets a value when address spaces have or may have ended. One
+// value may be for several. Only Sweep notices an exec.
 func (h *Host) Ended() <-chan struct{} { return h.ended }
 
-func (h *Host) tellEnded() {
+func (h *Host) notifyEnded() {
 	select {
 	case h.ended <- struct{}{}:
-	default: // it is told already
+	default: // there is a value already
 	}
 }
 
 // Sweep returns the address spaces that have ended since the last call, each once, the
-// oldest first. It also moves what there is in event streams. Call it every few
-// milliseconds, and whenever Ended says so, without the driver's lock; it costs a
-// system call for each address space and two for each stream.
+// oldest first. It also moves the data of event streams. Call it every few milliseconds,
+// and after a value of Ended, without the driver's lock. It costs a system call for each
+// address space and two for each stream.
 func (h *Host) Sweep() []*Space {
 	h.takeMasks()
 	h.giveEvents()
@@ -149,7 +148,7 @@ func (h *Host) Sweep() []*Space {
 	return over
 }
 
-// end has Sweep tell of a space that is not alive.
+// end makes Sweep return a space that has ended.
 func (h *Host) end(s *Space) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -161,8 +160,7 @@ func (h *Host) end(s *Space) {
 	s.close()
 }
 
-// Space returns the address space of the thread, nil if it has none: it is a zombie, or
-// a thread of the kernel's.
+// Space returns the address space of the thread, nil for a zombie or a kernel thread.
 func (t *Task) Space() *Space {
 	if !t.hasMemory() {
 		return nil
@@ -175,16 +173,16 @@ func (t *Task) Space() *Space {
 	return t.createSpace()
 }
 
-// hasMemory reports whether the thread has an address space: process_vm_readv has ESRCH
-// for those that have not, before it looks at addresses.
+// hasMemory reports whether the thread has an address space: otherwise process_vm_readv
+// fails with ESRCH before it checks addresses.
 func (t *Task) hasMemory() bool {
 	var b [1]byte
 	_, err := unix.ProcessVMReadv(int(t.tid), []unix.Iovec{{Base: &b[0], Len: 1}}, []unix.RemoteIovec{{Base: 0, Len: 1}}, 0)
 	return !errors.Is(err, unix.ESRCH) && t.exists()
 }
 
-// knownSpace returns the address space the process had when last asked, if it has it
-// still. Threads of a process all have the same.
+// knownSpace returns the last known address space of the process, if it still has that.
+// All threads of a process have the same.
 func (t *Task) knownSpace() *Space {
 	t.leader.mu.Lock()
 	s := t.leader.space
@@ -194,19 +192,20 @@ func (t *Task) knownSpace() *Space {
 		return nil
 	case !s.Alive():
 		t.h.end(s)
-		t.h.tellEnded()
+		t.h.notifyEnded()
 		return nil
 	case s.shared.Load() && s.leader != t.leader && !sameMemory(t.tid, s.leader.tid):
-		return nil // it became another program while the one it shared with goes on
+		return nil // it has executed another program, and its parent still has the space
 	}
 	return s
 }
 
-// createSpace finds the address space that nobody asked for yet. creating is held.
+// createSpace returns the address space of the thread, and opens it if it is not known.
+// creating is held.
 func (t *Task) createSpace() *Space {
 	s := t.knownSpace()
 	if s != nil {
-		return s // somebody was faster
+		return s // another goroutine was faster
 	}
 	if s = t.lentSpace(); s == nil {
 		var err error
@@ -221,24 +220,24 @@ func (t *Task) createSpace() *Space {
 	return s
 }
 
-// refused tells, once, that the memory of the process could not be had, if that is not
-// because it has ended.
+// refused reports, once, that the memory of the process cannot be accessed, unless the
+// process has ended.
 func (t *Task) refused(err error) {
 	t.mu.Lock()
-	told := t.told
-	t.told = true
+	before := t.failed
+	t.failed = true
 	t.mu.Unlock()
 	switch {
-	case told || errors.Is(err, ErrGone):
+	case before || errors.Is(err, ErrGone):
 		return
 	case errors.Is(err, fs.ErrPermission):
-		err = fmt.Errorf("%w: it takes root, or its own user and kernel.yama.ptrace_scope=0", err)
+		err = fmt.Errorf("%w: it needs root, or the same user and kernel.yama.ptrace_scope=0", err)
 	}
-	t.h.trouble(fmt.Errorf("the memory of process %d is out of reach: %w", t.tid, err))
+	t.h.trouble(fmt.Errorf("cannot access the memory of process %d: %w", t.tid, err))
 }
 
 // lentSpace returns the address space of another process that this one uses, as between
-// vfork and exec, nil if it has one of its own.
+// vfork and exec, nil if it has its own.
 func (t *Task) lentSpace() *Space {
 	t.h.mu.Lock()
 	spaces := slices.Collect(maps.Keys(t.h.spaces))
@@ -268,14 +267,14 @@ func (t *Task) lentSpace() *Space {
 // kcmpVM is KCMP_VM (include/uapi/linux/kcmp.h).
 const kcmpVM = 1
 
-// sameMemory reports whether two threads have the same address space. Where kcmp is
-// not to be had, no two processes have.
+// sameMemory reports whether two threads have the same address space. Without kcmp it
+// returns false.
 func sameMemory(a, b int32) bool {
 	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(a), uintptr(b), kcmpVM, 0, 0, 0)
 	return errno == 0 && order == 0
 }
 
-// openSpace takes hold of the address space of the thread.
+// openSpace opens the address space of the thread.
 func (t *Task) openSpace() (*Space, error) {
 	stat, err := os.ReadFile(procPath(t.leader.tid, "stat"))
 	if err != nil {
@@ -301,12 +300,12 @@ func (t *Task) openSpace() (*Space, error) {
 		_ = unix.Close(mem)
 		return nil, goneOr(err)
 	}
-	if s.exit, err = t.h.poller.add(s.pidfd, unix.EPOLLIN, t.h.tellEnded); err != nil {
+	if s.exit, err = t.h.poller.add(s.pidfd, unix.EPOLLIN, t.h.notifyEnded); err != nil {
 		_ = unix.Close(mem)
 		_ = unix.Close(s.pidfd)
 		return nil, err
 	}
-	t.leader.Comm() // to know it when the process has ended
+	t.leader.Comm() // record the name for the time after the process's end
 	t.h.mu.Lock()
 	defer t.h.mu.Unlock()
 	if t.h.closed || !t.exists() || !s.Alive() {

@@ -18,7 +18,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// gpreemptKey is the key of a process's address space.
+// gpreemptKey returns the key of a process's address space.
 func gpreemptKey(tb testing.TB, h *Host, pid int32) gpreempt.ProcessKey {
 	tb.Helper()
 	s := taskOf(tb, h, pid).Space()
@@ -102,7 +102,7 @@ func TestExecIsANewAddressSpace(t *testing.T) {
 	}
 }
 
-// same tells of each space whether it is the one.
+// same reports for each space whether it is the given one.
 func same(spaces []*Space, one *Space) []bool {
 	var all []bool
 	for _, s := range spaces {
@@ -111,7 +111,7 @@ func same(spaces []*Space, one *Space) []bool {
 	return all
 }
 
-func TestExecIsNoticedBySweepAlone(t *testing.T) {
+func TestOnlySweepNoticesAnExec(t *testing.T) {
 	h, _ := newHost(t)
 	c := start(t, nil)
 	old := taskOf(t, h, c.pid).Space()
@@ -122,7 +122,7 @@ func TestExecIsNoticedBySweepAlone(t *testing.T) {
 	}
 }
 
-func TestEndOfAProcessIsTold(t *testing.T) {
+func TestEndOfAProcessIsReported(t *testing.T) {
 	h, _ := newHost(t)
 	c, other := start(t, nil), start(t, nil)
 	space := taskOf(t, h, c.pid).Space()
@@ -130,7 +130,7 @@ func TestEndOfAProcessIsTold(t *testing.T) {
 	if err := c.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	<-h.Ended() // while it is a zombie: the test has not waited for it
+	<-h.Ended() // it is a zombie: the test has not waited for it
 	if diff := cmp.Diff([]bool{true}, same(h.Sweep(), space)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -162,7 +162,7 @@ func TestVforkSharesTheAddressSpaceUntilExec(t *testing.T) {
 			if between.PID() != c.pid {
 				t.Errorf("it is that of process %d, want the parent, %d", between.PID(), c.pid)
 			}
-			lease() // which lets the exec go on
+			lease() // the exec continues
 			until(t, "the child is another program", func() bool {
 				s := taskOf(t, h, child).Space()
 				return s != nil && s != parent
@@ -172,15 +172,15 @@ func TestVforkSharesTheAddressSpaceUntilExec(t *testing.T) {
 			}
 			for _, s := range h.Sweep() {
 				if s == parent {
-					t.Error("the parent's address space is told to have ended")
+					t.Error("the parent's address space is reported as ended")
 				}
 			}
 		})
 	}
 }
 
-// leased returns a program that nobody can exec until release is called: a lease keeps
-// it from being opened.
+// leased returns a program that cannot be executed until release is called: a lease of the
+// file delays opening it.
 func leased(t *testing.T) (path string, release func()) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/self/exe")
@@ -206,7 +206,7 @@ func leased(t *testing.T) (path string, release func()) {
 	}
 }
 
-// childOf waits until a thread waits for the child it has started.
+// childOf waits until a thread waits for its new child.
 func childOf(t *testing.T, pid, thread int32) (child int32) {
 	t.Helper()
 	until(t, "there is a child", func() bool {
@@ -297,7 +297,7 @@ func TestPointersAreFollowed(t *testing.T) {
 	}
 }
 
-func TestSpaceTellsWhereTheFaultIs(t *testing.T) {
+func TestFaultErrorHasTheAddress(t *testing.T) {
 	h, _ := newHost(t)
 	c := start(t, nil)
 	page := uint64(os.Getpagesize())
@@ -310,7 +310,7 @@ func TestSpaceTellsWhereTheFaultIs(t *testing.T) {
 	if err := space.WriteAt([]byte("world"), at); err != nil || c.do(0, "peek %d 5", at) != "world" {
 		t.Errorf("write: %v", err)
 	}
-	c.ok(0, "unmap %d", at) // its second page
+	c.ok(0, "unmap %d", at) // the second page
 	for _, try := range []struct{ addr, fault uint64 }{{at + page - 2, at + page}, {16, 16}, {1 << 63, 1 << 63}} {
 		for what, err := range map[string]error{"read": space.ReadAt(b, try.addr), "write": space.WriteAt(b, try.addr)} {
 			var fault *FaultError
@@ -324,27 +324,27 @@ func TestSpaceTellsWhereTheFaultIs(t *testing.T) {
 	}
 }
 
-func TestMemoryOutOfReachIsTold(t *testing.T) {
+func TestInaccessibleMemoryIsReported(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to be another user besides")
 	}
 	c := start(t, nil)
 	nobody := start(t, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}})
-	want := fmt.Sprintf("the memory of process %d is out of reach: open /proc/%d/mem: permission denied: "+
-		"it takes root, or its own user and kernel.yama.ptrace_scope=0; <nil>; <nil>", c.pid, c.pid)
+	want := fmt.Sprintf("cannot access the memory of process %d: open /proc/%d/mem: permission denied: "+
+		"it needs root, or the same user and kernel.yama.ptrace_scope=0; <nil>; <nil>", c.pid, c.pid)
 	if got := nobody.do(0, "reach %d", c.pid); got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
 
-func TestNoSpaceHasEnded(t *testing.T) {
+func TestNilSpaceHasEnded(t *testing.T) {
 	var none *Space
 	if none.Alive() || !errors.Is(none.ReadAt(make([]byte, 1), 1), ErrGone) || !errors.Is(none.WriteAt(make([]byte, 1), 1), ErrGone) {
 		t.Error("a nil Space has not ended")
 	}
 }
 
-// Half of the asked-for memory vanishes meanwhile.
+// The memory vanishes in the middle of the reads.
 func TestSpaceOfAKilledProcess(t *testing.T) {
 	h, _ := newHost(t)
 	c := start(t, nil)

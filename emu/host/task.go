@@ -12,20 +12,20 @@ import (
 	"github.com/gpreempt/gpreempt/emu/driver"
 )
 
-// Task is a thread of a real process. Its methods make few system calls and never
-// wait, but for the kernel's own short locks.
+// Task is a thread of a real process. Its methods make few system calls and never wait,
+// except for the kernel's own short locks.
 //
-// A thread is its entry in the kernel's table of ids: after an exec by another thread
-// than the main one, the main thread's Task stands for the one that took its id.
+// A thread is its entry in the kernel's table of IDs: after an exec by another thread than
+// the main one, the main thread's Task is the thread that got its ID.
 type Task struct {
 	h      *Host
 	tid    int32
 	leader *Task
-	// life is a file of /proc that costs little to read, and cannot be read once the
-	// thread is no more, whoever has its id then.
+	// life is a file of /proc that is cheap to read, and cannot be read after the thread
+	// has ended, even if its ID was reused.
 	life *os.File
-	// inside is the process's id in its innermost pid namespace, nested whether that
-	// is another than this process's.
+	// inside is the process's ID in its innermost pid namespace. nested: that is another
+	// namespace than this process's.
 	inside int32
 	nested bool
 
@@ -35,37 +35,37 @@ type Task struct {
 	closed bool
 	status *os.File // opened when first needed
 	comm   string
-	told   bool   // of a leader: that its memory is out of reach
-	space  *Space // of a leader: the address space of its process when last asked
+	failed bool   // of a leader: that its memory cannot be accessed was reported
+	space  *Space // of a leader: the last known address space of its process
 }
 
 var _ driver.Task = (*Task)(nil)
 
-// call is what a thread is doing in the driver.
+// call is the call of the driver that a thread is in.
 type call struct {
 	interrupted func() bool
 	install     func(stream int) (int, error)
 }
 
-// newTask looks at a thread. Holding life, it knows at the end that all it read was
-// of one thread.
+// newTask reads the properties of a thread. With life open it can check at the end that
+// all of them were of one thread.
 func (h *Host) newTask(tid int32) (*Task, error) {
 	if tid <= 0 {
-		return nil, fmt.Errorf("look up thread %d: it is in another pid namespace: %w", tid, ErrGone)
+		return nil, fmt.Errorf("find thread %d: it is in another pid namespace: %w", tid, ErrGone)
 	}
 	life, err := os.Open(procPath(tid, "oom_score_adj")) //nolint:gosec // G703: the path holds a number
 	if err != nil {
-		return nil, fmt.Errorf("look up thread %d: %w", tid, goneOr(err))
+		return nil, fmt.Errorf("find thread %d: %w", tid, goneOr(err))
 	}
 	t := &Task{h: h, tid: tid, life: life}
-	if err := t.look(); err != nil {
+	if err := t.read(); err != nil {
 		t.close()
-		return nil, fmt.Errorf("look up thread %d: %w", tid, goneOr(err))
+		return nil, fmt.Errorf("find thread %d: %w", tid, goneOr(err))
 	}
 	return t, nil
 }
 
-func (t *Task) look() error {
+func (t *Task) read() error {
 	status, err := os.ReadFile(procPath(t.tid, "status"))
 	if err != nil {
 		return err
@@ -97,8 +97,7 @@ func readComm(tid int32) (string, error) {
 	return string(bytes.TrimSuffix(text, []byte("\n"))), nil
 }
 
-// exists reports whether the thread is still in the kernel's table: it runs, or is a
-// zombie that nobody has waited for.
+// exists reports whether the thread is in the kernel's table: it runs, or is a zombie.
 func (t *Task) exists() bool {
 	var b [1]byte
 	_, err := t.life.ReadAt(b[:], 0)
@@ -110,23 +109,22 @@ func (t *Task) close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true
-	t.life.Close() // it was only read, like the other
+	t.life.Close() // both files were only read
 	if t.status != nil {
 		t.status.Close()
 	}
 }
 
-// Begin says that the thread is in a call now. interrupted reports whether a signal is
-// pending, or the thread dead; install puts a copy of a descriptor of this process
-// into the thread's table and returns its number there. Call it without the driver's
-// lock.
+// Begin begins a call of the thread. interrupted reports whether a signal is pending, or
+// the thread dead; install copies a descriptor of this process into the thread's table and
+// returns its number there. Call Begin without the driver's lock.
 func (t *Task) Begin(interrupted func() bool, install func(stream int) (int, error)) {
 	t.h.takeMasks()
 	t.call.Store(&call{interrupted: interrupted, install: install})
 }
 
-// End says that the call is over. Call it without the driver's lock, and before the
-// thread is given its result: then the thread finds the events its call caused.
+// End ends the call. Call it without the driver's lock, and before the thread gets its
+// result: then the thread finds the events that its call caused.
 func (t *Task) End() {
 	t.call.Store(nil)
 	t.h.giveEvents()
@@ -146,8 +144,7 @@ func (t *Task) MM() driver.MM {
 	return nil
 }
 
-// Interrupted implements driver.Task. A thread that is in no call has no signal to
-// care about.
+// Interrupted implements driver.Task. It returns false for a thread without a call.
 func (t *Task) Interrupted() bool {
 	c := t.call.Load()
 	return c != nil && c.interrupted != nil && c.interrupted()
@@ -161,25 +158,24 @@ func (t *Task) Tracer() driver.Task {
 		return nil
 	}
 	tracer, err := t.h.Task(tid)
-	if err != nil { // it ended since
+	if err != nil { // it has ended meanwhile
 		return nil
 	}
 	return tracer
 }
 
-// Capable implements driver.Task. The initial user namespace is played by the one of
-// this process; and, if this process has not got CAP_SYS_ADMIN there, by those right
-// below it as well, since it is in such a one that an ordinary user's programs can be
-// root.
+// Capable implements driver.Task. This process's user namespace replaces the initial one.
+// If this process does not have CAP_SYS_ADMIN there, so do its direct children, where
+// programs of an ordinary user can be root.
 func (t *Task) Capable(c driver.Capability) bool {
-	if !has(t.readStatus(make([]byte, 1<<14)), c) { // it comes behind the groups, of which there may be many
+	if !has(t.readStatus(make([]byte, 1<<14)), c) { // the line follows the groups, which may be many
 		return false
 	}
 	ns, err := namespaceOf(t.tid, "user")
 	return err == nil && ns == t.h.userNS || !t.h.privileged && ancestor(t.tid, "user", 1) == t.h.userNS
 }
 
-// readStatus returns /proc/TID/status, nothing if the thread is no more.
+// readStatus returns /proc/TID/status, nil if the thread has ended.
 func (t *Task) readStatus(buf []byte) []byte {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -191,7 +187,7 @@ func (t *Task) readStatus(buf []byte) []byte {
 		if err != nil {
 			return nil
 		}
-		if !t.exists() { // the id may be another's
+		if !t.exists() { // the ID may have been reused
 			file.Close()
 			return nil
 		}
@@ -207,8 +203,7 @@ func (t *Task) readStatus(buf []byte) []byte {
 // PIDInside implements driver.Task.
 func (t *Task) PIDInside() int32 { return t.inside }
 
-// Comm implements driver.Task. For a thread that is no more it is the last name
-// known.
+// Comm implements driver.Task. For a thread that has ended it returns the last known name.
 func (t *Task) Comm() string {
 	comm, err := readComm(t.tid)
 	t.mu.Lock()

@@ -41,7 +41,7 @@ func TestOneTaskForEachThread(t *testing.T) {
 	}
 }
 
-func TestThreadThatIsNotThere(t *testing.T) {
+func TestUnknownThreads(t *testing.T) {
 	h, _ := newHost(t)
 	for _, tid := range []int32{0, -1, 1 << 30} {
 		if task, err := h.Task(tid); !errors.Is(err, ErrGone) {
@@ -57,7 +57,7 @@ func TestThreadThatIsNotThere(t *testing.T) {
 	}
 }
 
-func TestEndedThreadIsNoTaskAnyMore(t *testing.T) {
+func TestEndedThreadHasNoTask(t *testing.T) {
 	h, _ := newHost(t)
 	c := start(t, nil)
 	tid := c.number(0, "thread")
@@ -72,8 +72,8 @@ func TestEndedThreadIsNoTaskAnyMore(t *testing.T) {
 	}
 }
 
-// The id of a thread that ended is given to another one by force.
-func TestTaskOfAnIDThatIsUsedAgain(t *testing.T) {
+// The test makes the kernel reuse the ID of an ended thread.
+func TestTaskOfAReusedID(t *testing.T) {
 	if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", fmt.Append(nil, os.Getpid()), 0); err != nil {
 		t.Skipf("needs to write /proc/sys/kernel/ns_last_pid (CAP_CHECKPOINT_RESTORE, CONFIG_CHECKPOINT_RESTORE): %v", err)
 	}
@@ -89,7 +89,7 @@ func TestTaskOfAnIDThatIsUsedAgain(t *testing.T) {
 		if second.pid != first.pid {
 			first = second
 			task, key = taskOf(t, h, first.pid), gpreemptKey(t, h, first.pid)
-			continue // somebody else was faster
+			continue // another process was faster
 		}
 		if other := taskOf(t, h, second.pid); other == task {
 			t.Error("two processes with the same id have the same task")
@@ -202,7 +202,7 @@ func TestCommIsTheNameNowAndTheLastAfterTheEnd(t *testing.T) {
 	}
 }
 
-func TestInterruptedIsTheCallsWord(t *testing.T) {
+func TestInterruptedIsThatOfTheCall(t *testing.T) {
 	h, _ := newHost(t)
 	task := taskOf(t, h, start(t, nil).pid)
 	if task.Interrupted() {
@@ -254,7 +254,7 @@ func TestCapableNeedsTheCapabilityHere(t *testing.T) {
 	if got := capabilities(taskOf(t, h, alone.pid)); got != nil {
 		t.Errorf("root of another user namespace has %v", got)
 	}
-	h.privileged = false // an emulator without privilege makes such a namespace for its programs
+	h.privileged = false // an emulator without privilege creates such a namespace for its programs
 	if diff := cmp.Diff(all, capabilities(taskOf(t, h, alone.pid))); diff != "" {
 		t.Errorf("root of the emulator's user namespace (-want +got):\n%s", diff)
 	}
@@ -281,8 +281,8 @@ func TestEndedTasksAreDropped(t *testing.T) {
 	}
 }
 
-// Threads come and go while others ask for them.
-func TestTasksOfThreadsThatComeAndGo(t *testing.T) {
+// Threads start and end while other goroutines look for them.
+func TestTasksOfThreadsThatStartAndEnd(t *testing.T) {
 	h, _ := newHost(t)
 	self := int32(os.Getpid())
 	leader := taskOf(t, h, self)
