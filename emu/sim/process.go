@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
@@ -132,13 +133,19 @@ func (p *Process) End() (gpumodel.ProcessCounters, error) {
 		// The kernel's files of a process go before the driver releases it.
 		gone := os.RemoveAll(m.procDir(p.key.PID))
 		p.os.Kill()
-		// What the driver does to the hardware at the end of a process takes time.
-		_ = m.os.Await(context.Background(), p.os.Dead)
+		// The driver releases its queues once the hardware has stopped them, and after a
+		// call of a debugger that is under way.
+		_ = m.os.Await(context.Background(), func() bool { return p.os.Dead() && !p.hasQueues() }) // ends with cond only
 		if err := errors.Join(gone, m.board.EndProcess(state.MM)); err != nil {
 			return gpumodel.ProcessCounters{}, fmt.Errorf("end simulated process %v: %w", p.key, err)
 		}
 	}
 	return p.Counters()
+}
+
+// hasQueues reports whether the driver has queues of the process.
+func (p *Process) hasQueues() bool {
+	return slices.ContainsFunc(p.m.os.Processes(), func(s kfdtest.ProcessState) bool { return s.PID == p.key.PID && len(s.Queues) > 0 })
 }
 
 // Counters returns what became of the process's packets.
