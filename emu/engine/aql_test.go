@@ -464,7 +464,7 @@ func TestALostPacketDoesNotHoldUpTheOthers(t *testing.T) {
 		time.Sleep(ms / 2)
 		w.run()
 		w.rt.Do(func(m *gpumodel.Machine) {
-			if err := m.SetFault(gpumodel.Fault{Kind: gpumodel.FaultLosePacket, GPU: w.gpu}); err != nil {
+			if err := m.SetFault(w.gpu, gpumodel.FaultLosePacket); err != nil {
 				w.t.Error(err)
 			}
 		})

@@ -52,21 +52,6 @@ func BenchmarkEventsWhileTakingTurns(b *testing.B) {
 	b.ReportMetric(float64(r.fired-before)/b.Elapsed().Seconds(), "events/s")
 }
 
-func BenchmarkSuspendResumeAtNoCost(b *testing.B) {
-	r, keys := busy(b, ZeroCost(hws()), 2, 4)
-	rt := startRealtime(b, r.Machine)
-	ctx := b.Context()
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := rt.Suspend(ctx, keys[0], nil); err != nil {
-			b.Fatal(err)
-		}
-		if _, err := rt.Resume(ctx, keys[0], nil); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
 // BenchmarkDebugfs reads the files of a host with 8 GPUs on which 20 processes have 4
 // queues each.
 func BenchmarkDebugfs(b *testing.B) {

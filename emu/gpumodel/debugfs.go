@@ -140,7 +140,6 @@ type viewHQDs struct {
 
 type nodeView struct {
 	gpreempt.GPU
-	stopped       bool
 	cycles        uint64
 	compute, sdma []slotView
 }
@@ -156,7 +155,7 @@ type slotView struct {
 func (m *Machine) viewHQDs() *viewHQDs {
 	v := &viewHQDs{dialect: m.dialect()}
 	for i, g := range m.gpus {
-		v.nodes = append(v.nodes, nodeView{m.facts[i], g.stopped, g.cycles, viewSlots(g.slots), viewSlots(g.sdma)})
+		v.nodes = append(v.nodes, nodeView{m.facts[i], g.cycles, viewSlots(g.slots), viewSlots(g.sdma)})
 	}
 	return v
 }
@@ -179,10 +178,6 @@ func (v *viewHQDs) text() []byte {
 	for i := range v.nodes {
 		n := &v.nodes[i]
 		b = appendNode(b, &n.GPU)
-		if n.stopped {
-			b = append(b, " Device is stopped\n"...)
-			continue
-		}
 		for xcc := range v.kernel.xccs(v.spec) {
 			b = v.appendXCC(b, n, xcc)
 		}

@@ -82,7 +82,6 @@ func TestDebugfsTexts(t *testing.T) {
 			r.kernel(key, 0, ms, 0.5)
 			r.kernel(key, 0, ms, 0.5)
 			r.AdvanceTo(r.Now() + ms/2)
-			r.ok(r.SetQueuePriority(key, 0, 11))
 			r.AdvanceTo(r.Now() + ms)
 			r.queue(key, 0, gpreempt.QueueCompute)
 			r.AdvanceTo(r.Now() + ms/4)
@@ -159,19 +158,6 @@ func TestSDMAQueuesBehindAComputeQueueAreDumpedForEveryXCC(t *testing.T) {
 	}
 }
 
-func TestStoppedSchedulerHasNoSlots(t *testing.T) {
-	r := newRig(t, hws(), 2)
-	r.ok(r.StopScheduler(r.facts[0].ID, true))
-	want := fmt.Sprintf("Node 2, gpu_id %x:\n Device is stopped\nNode 3, gpu_id %x:\n   Inst 0, HIQ on MEC 2 Pipe 0 Queue 0\n", uint32(r.facts[0].ID), uint32(r.facts[1].ID))
-	if got := r.text("hqds"); !strings.HasPrefix(got, want) {
-		t.Errorf("hqds begins with\n%s\nwant\n%s", got[:min(len(got), 200)], want)
-	}
-	r.ok(r.StopScheduler(r.facts[0].ID, false))
-	if got := r.text("hqds"); strings.Contains(got, "stopped") {
-		t.Error("hqds says stopped of a scheduler that runs")
-	}
-}
-
 func TestRunlistHasWhatIsToRun(t *testing.T) {
 	r := newRig(t, hws(), 1)
 	none := fmt.Sprintf("Node 2, gpu_id %x:\n  No active runlist\n", uint32(r.facts[0].ID))
@@ -197,35 +183,6 @@ func TestRunlistHasWhatIsToRun(t *testing.T) {
 	m.rest()
 	if got := m.text("rls"); !strings.HasSuffix(got, "  No active runlist\n") {
 		t.Errorf("rls under MES:\n%s", got)
-	}
-}
-
-func TestPriorityIsInTheMQDAtOnceAndInHardwareAfterACycle(t *testing.T) {
-	for _, spec := range []Spec{hws(), mes()} {
-		r := newRig(t, spec, 1)
-		key := r.start("p", 1, 0)
-		r.ok(r.SetQueuePriority(key, 0, 15))
-		queue, slot := r.Truth().Processes[0].Queues[0], r.Truth().GPUs[0].Slots[0]
-		if queue.Info.Priority != 15 || slot.Live {
-			t.Errorf("%s: during the cycle: priority %d, slot %+v", spec.Name, queue.Info.Priority, slot)
-		}
-		r.rest()
-		if slot := r.Truth().GPUs[0].Slots[0]; !slot.Live || slot.Priority != 15 {
-			t.Errorf("%s: afterwards: slot %+v", spec.Name, slot)
-		}
-		r.suspend(key)
-		r.rest()
-		r.ok(r.SetQueuePriority(key, 0, 0))
-		r.rest()
-		if slot := r.Truth().GPUs[0].Slots[0]; slot.Live {
-			t.Errorf("%s: a suspended queue is back: %+v", spec.Name, slot)
-		}
-		if err := r.SetQueuePriority(key, 0, 16); err == nil {
-			t.Error("a priority of 16 was taken")
-		}
-		if err := r.SetQueuePriority(key, 1, 0); err == nil {
-			t.Error("a queue that does not exist has a priority")
-		}
 	}
 }
 

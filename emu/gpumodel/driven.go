@@ -8,35 +8,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Driven mode: a driver outside makes the queues and decides which of them run.
-
-// rule is who decides the schedule of a machine.
-type rule uint8
-
-const (
-	// ruleNone: it is not settled yet.
-	ruleNone rule = iota
-	// ruleOwn: the machine itself, as CreateQueue, Suspend and Resume ask.
-	ruleOwn
-	// ruleDriver: a driver outside.
-	ruleDriver
-)
-
-// ruledBy settles who decides, which the first to ask does.
-func (m *Machine) ruledBy(r rule) error {
-	if m.rule == ruleNone {
-		m.rule = r
-	}
-	switch {
-	case m.rule == r:
-		return nil
-	case m.rule == ruleDriver:
-		return fmt.Errorf("%w: a driver outside decides", ErrScheduler)
-	default:
-		return fmt.Errorf("%w: it has queues of its own, and decides itself", ErrScheduler)
-	}
-}
-
 // QueueSpec is a queue a driver made. Addresses are those in its process.
 type QueueSpec struct {
 	// ID is one the process has no queue with.
@@ -64,14 +35,9 @@ type QueueRef struct {
 	ID      uint32
 }
 
-// AttachQueue returns a process a queue that a driver made. It runs once Map or AddQueue
-// says so. From the first on, the schedule is for the driver alone to decide: CreateQueue,
-// DestroyQueue, Suspend and Resume give ErrScheduler, as AttachQueue and all that goes with
-// it do on a machine that has queues of its own.
+// AttachQueue gives a process a queue that a driver made. It runs once Map or AddQueue
+// says so.
 func (m *Machine) AttachQueue(key gpreempt.ProcessKey, spec QueueSpec) error {
-	if err := m.ruledBy(ruleDriver); err != nil {
-		return err
-	}
 	p, err := m.process(key)
 	if err != nil {
 		return err
@@ -100,7 +66,7 @@ func (m *Machine) AttachQueue(key gpreempt.ProcessKey, spec QueueSpec) error {
 
 // DetachQueue takes a queue away at once; what is on it is abandoned.
 func (m *Machine) DetachQueue(key gpreempt.ProcessKey, id uint32) error {
-	q, err := m.driven(QueueRef{key, id})
+	q, err := m.queue(key, id)
 	if err != nil {
 		return err
 	}
@@ -109,19 +75,8 @@ func (m *Machine) DetachQueue(key gpreempt.ProcessKey, id uint32) error {
 	return nil
 }
 
-// driven finds a queue of a driver's.
-func (m *Machine) driven(ref QueueRef) (*queue, error) {
-	if err := m.ruledBy(ruleDriver); err != nil {
-		return nil, err
-	}
-	return m.queue(ref.Process, ref.ID)
-}
-
 // scheduler finds a GPU a driver decides on, which must be one of MES or must not.
 func (m *Machine) scheduler(id gpreempt.GPUID, mes bool) (*gpu, error) {
-	if err := m.ruledBy(ruleDriver); err != nil {
-		return nil, err
-	}
 	switch {
 	case m.spec.MES == mes:
 		return m.gpu(id)
@@ -132,8 +87,8 @@ func (m *Machine) scheduler(id gpreempt.GPUID, mes bool) (*gpu, error) {
 	}
 }
 
-// Unmap takes every queue off a GPU that takes runlists (HWS): the first half of the
-// cycle that Suspend and Resume are. Nothing on the GPU progresses from now on, or from
+// Unmap takes every queue off a GPU that takes runlists (HWS): the first half of a runlist
+// cycle. Nothing on the GPU progresses from now on, or from
 // the end of what is under way there, until Map. by is for whose sake, and need not live:
 // the others' CollateralCycles count it. done, which may be nil, is called after the time
 // it takes.
@@ -182,7 +137,7 @@ func (m *Machine) AddQueue(ref QueueRef, done func()) error { return m.move(opRe
 func (m *Machine) RemoveQueue(ref QueueRef, done func()) error { return m.move(opSuspend, ref, done) }
 
 func (m *Machine) move(kind opKind, ref QueueRef, done func()) error {
-	q, err := m.driven(ref)
+	q, err := m.queue(ref.Process, ref.ID)
 	if err != nil {
 		return err
 	}
@@ -199,9 +154,6 @@ func (m *Machine) move(kind opKind, ref QueueRef, done func()) error {
 // they were doing is lost. Changes of the schedule under way there are over, and what
 // they would have mapped is not: their done is called.
 func (m *Machine) ClearGPU(id gpreempt.GPUID) error {
-	if err := m.ruledBy(ruleDriver); err != nil {
-		return err
-	}
 	g, err := m.gpu(id)
 	if err != nil {
 		return err
@@ -248,15 +200,6 @@ func (m *Machine) Progress(ref QueueRef) (done float64, ok bool) {
 	return (alone - q.inflight[0].left()) / alone, true
 }
 
-// Revision grows with each change of what sysfs and /proc show.
-func (m *Machine) Revision() uint64 { return m.revision }
-
 // Moves grows with each change of what mqds and rls of debugfs show, and of which queue is
 // in which slot in hqds. How far the queues in slots are changes without.
 func (m *Machine) Moves() uint64 { return m.moves }
-
-// changed notes that there is another process or queue, or one less.
-func (m *Machine) changed() {
-	m.revision++
-	m.moves++
-}

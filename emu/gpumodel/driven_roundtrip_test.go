@@ -125,19 +125,19 @@ func (l *life) checkAttached(key gpreempt.ProcessKey, specs []gpumodel.QueueSpec
 			RingBase, RingBytes, ReadPointer, WritePointer, SaveArea, SaveBytes uint64
 			Read, Write                                                         uint64
 			Doorbell, ControlStackBytes, ReadIndex                              uint32
-			AQL, SnapshotAQL                                                    bool
+			AQL                                                                 bool
 		}
 		c, err := debugfs.DecodeCompute(dump.XCCs[0])
 		l.ok(err)
 		// One AQL packet is over; PM4 is not counted in packets, and that queue saves nothing.
-		want := image{s.Ring, s.RingBytes, s.Read, s.Write, s.Save, uint64(s.SaveBytes), read, write, page + s.Doorbell/4, c.WaveStateOffset, 1, true, true}
+		want := image{s.Ring, s.RingBytes, s.Read, s.Write, s.Save, uint64(s.SaveBytes), read, write, page + s.Doorbell/4, c.WaveStateOffset, 1, true}
 		if s.PM4 {
-			want.ControlStackBytes, want.ReadIndex, want.AQL, want.SnapshotAQL = 0, 0, false, false
+			want.ControlStackBytes, want.ReadIndex, want.AQL = 0, 0, false
 		}
 		const readIndex = 96
 		got := image{
 			c.RingBase, c.RingBytes, c.ReadPointer, c.WritePointer, c.SaveArea, c.SaveBytes, uint64(c.ReadPosition) * 4, c.WritePosition * 4,
-			c.Doorbell, c.ControlStackBytes, dump.XCCs[0][readIndex], c.AQL, l.Snapshot(key)[s.ID].AQL,
+			c.Doorbell, c.ControlStackBytes, dump.XCCs[0][readIndex], c.AQL,
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			l.Errorf("queue %d (-want +got):\n%s", s.ID, diff)

@@ -11,11 +11,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// ownSpec says where a queue of the machine's own would have everything.
-func (r rig) ownSpec(id uint32, gpu int, typ gpreempt.QueueType) QueueSpec {
-	spec := r.Machine.ownSpec(id, typ, 64)
-	spec.GPU = r.facts[gpu].ID
-	return spec
+// at returns where a queue has everything.
+func (r rig) at(id uint32, gpu int, typ gpreempt.QueueType) QueueSpec {
+	return r.queueSpec(id, r.facts[gpu].ID, typ, 64)
 }
 
 // attached returns a process with queues compute queues on GPU 0, not mapped.
@@ -24,7 +22,7 @@ func (r rig) attached(comm string, queues int) gpreempt.ProcessKey {
 	key, err := r.StartProcess(ProcSpec{Comm: comm})
 	r.ok(err)
 	for id := range queues {
-		r.ok(r.AttachQueue(key, r.ownSpec(uint32(id), 0, gpreempt.QueueCompute)))
+		r.ok(r.AttachQueue(key, r.at(uint32(id), 0, gpreempt.QueueCompute)))
 	}
 	return key
 }
@@ -200,7 +198,7 @@ func TestSetsOfADrivenMachineTakeTurns(t *testing.T) {
 		{mes(), 26 * ms},
 	} {
 		t.Run(c.spec.Name, func(t *testing.T) {
-			spec := ZeroCost(c.spec)
+			spec := zeroCost(c.spec)
 			spec.Slots, spec.Quantum = 2, ms
 			r := newRig(t, spec, 1)
 			key := r.attached("p", 6)
@@ -391,7 +389,7 @@ func TestEndOfAProcessLeavesADrivenScheduleAlone(t *testing.T) {
 		offs := r.offs()
 		gone, stays := r.kernel(a, 0, ms, 0.5), r.kernel(b, 0, ms, 0.5)
 		r.AdvanceTo(began + ms/2)
-		r.ok(r.EndProcess(a))
+		r.ok(r.Machine.EndProcess(a))
 		r.rest()
 		r.ran(stays, began, began+ms)
 		if got := r.GPUCounters()[0].SchedulerCycles; got != cycles || gone.Calls != 0 || len(*offs) != 0 {
@@ -407,7 +405,7 @@ func TestPacketsTakeUpTheRingTheySay(t *testing.T) {
 	r := newRig(t, hws(), 1)
 	key, err := r.StartProcess(ProcSpec{})
 	r.ok(err)
-	spec := r.ownSpec(3, 0, gpreempt.QueueSDMA)
+	spec := r.at(3, 0, gpreempt.QueueSDMA)
 	spec.RingBytes = 1024
 	r.ok(r.AttachQueue(key, spec))
 	for i := range 256 {
@@ -436,32 +434,6 @@ func TestPacketsTakeUpTheRingTheySay(t *testing.T) {
 	r.packet(key, 3, Packet{Bytes: 1})
 	if got := slot(); got.read != 2048 || got.write != 2112 {
 		t.Errorf("positions %+v", got)
-	}
-}
-
-func TestPriorityOfAnAttachedQueueIsInHardwareAfterItsDriversCycle(t *testing.T) {
-	r := newRig(t, hws(), 1)
-	key := r.attached("p", 1)
-	r.mapAll(key, QueueRef{key, 0})
-	r.rest()
-	moves := r.Moves()
-	r.ok(r.SetQueuePriority(key, 0, 15))
-	if next, ok := r.Next(); ok {
-		t.Errorf("something happens at %v", next)
-	}
-	look := func() [2]gpreempt.Priority {
-		truth := r.Truth()
-		return [2]gpreempt.Priority{truth.Processes[0].Queues[0].Info.Priority, truth.GPUs[0].Slots[0].Priority}
-	}
-	if got := look(); got != [2]gpreempt.Priority{15, 7} || r.Moves() == moves {
-		t.Errorf("priority in the MQD and in hardware: %v, %d moves", got, r.Moves()-moves)
-	}
-	r.unmap(key)
-	r.rest()
-	r.mapAll(key, QueueRef{key, 0})
-	r.rest()
-	if got := look(); got != [2]gpreempt.Priority{15, 15} {
-		t.Errorf("after the cycle: %v", got)
 	}
 }
 

@@ -22,11 +22,7 @@ func inhabited(t *testing.T) rig {
 	}
 	r := newRig(t, s, 8)
 	for _, spec := range []ProcSpec{
-		{
-			PID: 42, Start: 777, Comm: "a process) with a long name", Cmdline: []string{"python3", "train.py", "--lr 1"}, UID: 1000, GID: 100,
-			Env: map[string]string{"PATH": "/bin", "GPREEMPT_CLASS": "offline"}, Exe: "/opt/python3.12",
-			NamespacePIDs: []int32{17, 1}, Cgroup: "/batch/job-1",
-		},
+		{PID: 42, Start: 777, Comm: "a process) with a long name", UID: 1000, GID: 100},
 		{PID: 7, Start: 555, Comm: "online"},
 	} {
 		key, err := r.StartProcess(spec)
@@ -72,13 +68,10 @@ func TestFSShowsProcessesAsTheKernelDoes(t *testing.T) {
 		"sys/class/kfd/kfd/proc/42/queues/0/type":   "0",
 		"sys/class/kfd/kfd/proc/42/queues/1/type":   "1",
 		"sys/class/kfd/kfd/proc/42/queues/2/type":   "4",
-		"proc/42/comm":    "a process) with\n",
-		"proc/42/cmdline": "python3\x00train.py\x00--lr 1\x00",
-		"proc/42/cgroup":  "0::/batch/job-1\n",
-		"proc/42/environ": "GPREEMPT_CLASS=offline\x00PATH=/bin\x00",
-		"proc/7/environ":  "",
-		"proc/7/cgroup":   "0::/\n",
-		"proc/7/cmdline":  "online\x00",
+		"proc/42/comm":   "a process) with\n",
+		"proc/7/environ": "",
+		"proc/7/cgroup":  "0::/\n",
+		"proc/7/cmdline": "online\x00",
 		"sys/class/kfd/kfd/topology/nodes/10/gpu_id":          "",
 		"sys/class/kfd/kfd/proc/43/pasid":                     "",
 		"sys/class/kfd/kfd/proc/042/pasid":                    "",
@@ -107,7 +100,7 @@ func TestFSShowsProcessesAsTheKernelDoes(t *testing.T) {
 	status, err := fs.ReadFile(r.FS(), "proc/42/status")
 	r.ok(err)
 	for _, line := range []string{
-		"Name:\ta process) with\n", "Uid:\t1000\t1000\t1000\t1000\n", "Gid:\t100\t100\t100\t100\n", "NSpid:\t42\t17\t1\n",
+		"Name:\ta process) with\n", "Uid:\t1000\t1000\t1000\t1000\n", "Gid:\t100\t100\t100\t100\n", "NSpid:\t42\n",
 	} {
 		if !strings.Contains(string(status), line) {
 			t.Errorf("status lacks %q:\n%s", line, status)
@@ -118,7 +111,7 @@ func TestFSShowsProcessesAsTheKernelDoes(t *testing.T) {
 	if line := "\nNSpid:\t7\n"; !strings.Contains(string(status), line) {
 		t.Errorf("status lacks %q:\n%s", line, status)
 	}
-	for name, want := range map[string]string{"proc/42/exe": "/opt/python3.12", "proc/7/exe": "/usr/bin/online"} {
+	for name, want := range map[string]string{"proc/7/exe": "/usr/bin/online"} {
 		if got, err := r.FS().ReadLink(name); err != nil || got != want {
 			t.Errorf("%s leads to %q, %v, want %q", name, got, err, want)
 		}

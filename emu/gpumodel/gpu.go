@@ -41,10 +41,8 @@ type gpu struct {
 	// computeBirths counts the compute queues there ever were.
 	computeBirths int
 	runlist       []listed
-	// stopped makes debugfs say so.
-	stopped bool
 
-	faults []Fault
+	faults []FaultKind
 
 	cycles         uint64
 	busy           time.Duration
@@ -57,29 +55,22 @@ type op struct {
 	kind opKind
 	// proc is for whose sake; nil for a turn.
 	proc *process
-	// queues are those to suspend or resume, or the one that was born.
+	// queues are those to suspend or resume.
 	queues []*queue
 	// at is the index in queues the change has come to (MES).
 	at int
-	// failedFrom is the index of the first of queues the change failed for.
-	failedFrom int
-	failed     bool
 	// set is what is about to be mapped.
 	set []*queue
 	// loaded tells that there was something to unmap (HWS).
 	loaded bool
-	// request is whose part this is; nil for none. done is what a driver outside is to be
-	// told by; nil for nothing.
-	request *request
-	done    func()
+	// done is called when it is over; nil for nothing.
+	done func()
 }
 
 type opKind uint8
 
 const (
-	// opRefresh takes in that a queue was born, destroyed or left with its process.
-	opRefresh opKind = iota
-	opSuspend
+	opSuspend opKind = iota
 	opResume
 	// opTurn maps the next set.
 	opTurn
@@ -215,25 +206,9 @@ func (g *gpu) finish() {
 	}
 	g.armTurn()
 	g.op = nil
-	if o.request != nil {
-		o.request.finished(o)
-	}
 	g.m.notify(o.done)
 	g.begin()
 }
-
-// result is what became of queues[i].
-func (o *op) result(i int) Result {
-	switch {
-	case o.queues[i].dead:
-		return ResultGone
-	case o.failed && i >= o.failedFrom:
-		return ResultError
-	}
-	return ResultOK
-}
-
-func (o *op) fail(from int) { o.failed, o.failedFrom = true, from }
 
 // mark does to q what the change is about.
 func (o *op) mark(q *queue) {
@@ -245,10 +220,7 @@ func (o *op) mark(q *queue) {
 		q.suspended = true
 	case opResume:
 		q.suspended = false
-		if q.doomed {
-			q.destroy()
-		}
-	case opRefresh, opTurn:
+	case opTurn:
 	}
 }
 

@@ -31,15 +31,15 @@ func mes() Spec {
 	return s
 }
 
-// rig is a machine under test; whatever the machine refuses fails the test.
+// rig is a machine under test; a call that fails ends the test.
 type rig struct {
 	testing.TB
-	*Machine
+	*Lab
 }
 
 func newRig(t testing.TB, spec Spec, gpus int) rig {
 	t.Helper()
-	return rig{t, New(spec, gpus, 1)}
+	return rig{t, NewLab(spec, gpus, 1)}
 }
 
 func (r rig) ok(err error) {
@@ -104,38 +104,16 @@ func (r rig) ran(s *span, started, ended time.Duration) {
 	}
 }
 
-// outcome is what a suspend or resume gave, and when.
-type outcome struct {
-	At      time.Duration
-	Results []QueueResult
+func (r rig) suspend(key gpreempt.ProcessKey, ids ...uint32) *clock {
+	c, done := r.clock()
+	r.Suspend(key, ids, done)
+	return c
 }
 
-func (r rig) suspend(key gpreempt.ProcessKey, ids ...uint32) *outcome {
-	r.Helper()
-	o := &outcome{}
-	r.ok(r.Suspend(key, ids, func(rs []QueueResult) { *o = outcome{r.Now(), rs} }))
-	return o
-}
-
-func (r rig) resume(key gpreempt.ProcessKey) *outcome {
-	r.Helper()
-	o := &outcome{}
-	r.ok(r.Resume(key, nil, func(rs []QueueResult) { *o = outcome{r.Now(), rs} }))
-	return o
-}
-
-func (r rig) got(o *outcome, at time.Duration, results ...Result) {
-	r.Helper()
-	var got []Result
-	for _, q := range o.Results {
-		got = append(got, q.Result)
-	}
-	if diff := cmp.Diff(results, got); diff != "" {
-		r.Errorf("results (-want +got):\n%s", diff)
-	}
-	if o.At != at {
-		r.Errorf("done at %v, want %v", o.At, at)
-	}
+func (r rig) resume(key gpreempt.ProcessKey) *clock {
+	c, done := r.clock()
+	r.Resume(key, nil, done)
+	return c
 }
 
 func (r rig) counters(key gpreempt.ProcessKey) ProcessCounters {

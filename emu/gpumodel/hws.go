@@ -1,6 +1,9 @@
 package gpumodel
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // HWS: the firmware takes the whole runlist off the GPU and puts the new one on.
 
@@ -21,9 +24,9 @@ func (g *gpu) beginHWS() {
 		}
 	}
 	g.note()
-	cost := g.injectStuck()
+	var cost time.Duration
 	if o.loaded {
-		cost += g.m.cost(g.m.spec.Costs.Unmap) + g.m.share(g.m.spec.Costs.Save, resident)
+		cost = g.m.cost(g.m.spec.Costs.Unmap) + g.m.share(g.m.spec.Costs.Save, resident)
 	}
 	g.after(cost, phaseUnmap)
 }
@@ -51,7 +54,6 @@ func (g *gpu) blame() {
 // unmapped makes the change and maps what is to run.
 func (g *gpu) unmapped() {
 	o := g.op
-	g.injectError()
 	for _, q := range o.queues {
 		o.mark(q)
 	}
@@ -69,7 +71,7 @@ func (g *gpu) unmapped() {
 		g.cycles++
 	}
 	if len(o.set) == 0 {
-		g.half = g.half || o.loaded && g.m.rule == ruleDriver
+		g.half = g.half || o.loaded
 		g.after(0, phaseMap)
 		return
 	}

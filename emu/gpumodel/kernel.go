@@ -45,7 +45,7 @@ func (k Kernel) String() string {
 func (m *Machine) SetKernel(k Kernel) {
 	m.kernel = k
 	m.topology = m.topologyTree()
-	m.changed()
+	m.moves++
 }
 
 // hasPASIDs reports whether a process has one PASID for all GPUs, which

@@ -20,9 +20,8 @@ var (
 	ErrRingFull = errors.New("the ring of the simulated queue is full")
 	// ErrNoGPU: the machine has no GPU with that id.
 	ErrNoGPU = errors.New("no such simulated GPU")
-	// ErrScheduler: that is not how the schedule is changed, as it is for a driver
-	// outside to decide or not, or as the firmware is of the other kind.
-	ErrScheduler = errors.New("not how the simulated machine is scheduled")
+	// ErrScheduler: the GPU's firmware is of the other kind.
+	ErrScheduler = errors.New("not how the simulated GPU is scheduled")
 )
 
 // Machine is a host with GPUs in virtual time. It is not safe for concurrent
@@ -45,11 +44,9 @@ type Machine struct {
 	byKey  map[gpreempt.ProcessKey]*process
 	ended  []ProcessCounters
 	births uint64
-	// rule is who decides the schedule.
-	rule rule
-	// revision and moves are what Revision and Moves give.
-	revision, moves uint64
-	onUnmap         func(QueueRef)
+	// moves is what Moves returns.
+	moves   uint64
+	onUnmap func(QueueRef)
 	// lastPID and lastStart make keys unique.
 	lastPID   int32
 	lastStart uint64
@@ -68,9 +65,6 @@ type Machine struct {
 type call struct {
 	done           func(started, ended time.Duration)
 	started, ended time.Duration
-
-	control func([]QueueResult)
-	results []QueueResult
 
 	// notify is a function without arguments, off a queue OnUnmap is about.
 	notify func()
@@ -161,8 +155,6 @@ func (m *Machine) callBack() {
 		c := m.calls[i]
 		m.calls[i] = call{}
 		switch {
-		case c.control != nil:
-			c.control(c.results)
 		case c.notify != nil:
 			c.notify()
 		case c.off == nil:

@@ -9,7 +9,7 @@ func (g *gpu) beginMES() {
 	switch g.op.kind {
 	case opSuspend:
 		g.removeNext()
-	case opResume, opRefresh:
+	case opResume:
 		g.addNext()
 	case opTurn:
 		g.switchSets()
@@ -33,7 +33,7 @@ func (g *gpu) removeNext() {
 		o.mark(q)
 		g.cycles++
 		g.reschedule()
-		cost := g.injectStuck() + g.m.cost(g.m.spec.Costs.RemoveQueue) + g.m.share(g.m.spec.Costs.Save, saved)
+		cost := g.m.cost(g.m.spec.Costs.RemoveQueue) + g.m.share(g.m.spec.Costs.Save, saved)
 		g.after(cost, phaseRemove)
 		return
 	}
@@ -41,15 +41,9 @@ func (g *gpu) removeNext() {
 	g.finish()
 }
 
-// removed goes on to the next queue, unless the firmware failed.
+// removed goes on to the next queue.
 func (g *gpu) removed() {
-	o := g.op
-	if g.injectError() {
-		g.fill()
-		g.finish()
-		return
-	}
-	o.at++
+	g.op.at++
 	g.removeNext()
 }
 
@@ -69,17 +63,11 @@ func (g *gpu) addNext() {
 	g.finish()
 }
 
-// added goes on to the next queue, unless the firmware failed.
+// added goes on to the next queue.
 func (g *gpu) added() {
 	o := g.op
-	failed := g.injectError()
-	// Like the driver, a failed resume leaves the queue marked as running.
 	o.mark(o.queues[o.at])
 	g.fill()
-	if failed {
-		g.finish()
-		return
-	}
 	o.at++
 	g.addNext()
 }

@@ -3,7 +3,6 @@ package gpumodel
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -19,18 +18,8 @@ type ProcSpec struct {
 	Start uint64
 	// Comm is its command name; the kernel keeps 15 bytes.
 	Comm string
-	// Cmdline is its command line, word by word.
-	Cmdline []string
-	// Env is its environment.
-	Env map[string]string
-	// Exe is its program; empty: Comm in /usr/bin.
-	Exe string
 	// UID and GID are its user and group.
 	UID, GID uint32
-	// NamespacePIDs are its pids in the pid namespaces below the host's, outermost first.
-	NamespacePIDs []int32
-	// Cgroup is its cgroup v2 path; empty: "/".
-	Cgroup string
 }
 
 // ProcessCounters is what became of the packets of a process. At any time
@@ -71,21 +60,6 @@ type GPUCounters struct {
 	Busy time.Duration
 }
 
-// Backlog is how far a process is behind with its packets.
-type Backlog struct {
-	// Packets is write index minus read index, over all queues.
-	Packets uint64
-	// Queues is by queue id.
-	Queues []QueueIndexes
-}
-
-// QueueIndexes is how far a queue is.
-type QueueIndexes struct {
-	ID uint32
-	// Read and Write count packets since the queue was made.
-	Read, Write uint64
-}
-
 // process is a living process.
 type process struct {
 	m    *Machine
@@ -95,9 +69,7 @@ type process struct {
 	birth uint64
 	dead  bool
 	// queues by id.
-	queues []*queue
-	// requests are the suspends and resumes asked for; the first is under way.
-	requests []*request
+	queues   []*queue
 	counters ProcessCounters
 }
 
@@ -130,12 +102,9 @@ func (m *Machine) StartProcess(spec ProcSpec) (gpreempt.ProcessKey, error) {
 	}
 	m.births++
 	p := &process{m: m, key: key, spec: spec, birth: m.births, counters: ProcessCounters{Process: key, Comm: spec.Comm}}
-	p.spec.Cmdline = slices.Clone(spec.Cmdline)
-	p.spec.Env = maps.Clone(spec.Env)
-	p.spec.NamespacePIDs = slices.Clone(spec.NamespacePIDs)
 	m.procs = append(m.procs, p)
 	m.byKey[key] = p
-	m.changed()
+	m.moves++
 	return key, nil
 }
 
@@ -150,22 +119,17 @@ func (m *Machine) EndProcess(key gpreempt.ProcessKey) error {
 	delete(m.byKey, key)
 	m.procs = slices.DeleteFunc(m.procs, func(o *process) bool { return o == p })
 	for _, g := range m.gpus {
-		left := false
 		for _, q := range p.queues {
 			if q.gpu == g {
 				q.drop()
-				left = true
 			}
 		}
 		if i := slices.Index(g.pages, p); i >= 0 {
 			g.pages[i] = nil
 		}
-		if left && m.rule == ruleOwn {
-			g.enqueue(&op{kind: opRefresh, proc: p})
-		}
 	}
 	p.queues = nil
-	m.changed()
+	m.moves++
 	p.counters.Ended = true
 	if len(m.ended) == maxEnded {
 		m.ended = slices.Delete(m.ended, 0, maxEnded/4)
@@ -174,9 +138,6 @@ func (m *Machine) EndProcess(key gpreempt.ProcessKey) error {
 	m.callBack()
 	return nil
 }
-
-// Alive reports whether the process lives.
-func (m *Machine) Alive(key gpreempt.ProcessKey) bool { return m.byKey[key] != nil }
 
 // Counters returns the counters of every process, those that left included as far
 // as they are remembered (the last 3072 at least), by pid, then start.
@@ -227,20 +188,6 @@ func (m *Machine) GPUCounters() []GPUCounters {
 		all = append(all, c)
 	}
 	return all
-}
-
-// Backlog describes how far a process is behind.
-func (m *Machine) Backlog(key gpreempt.ProcessKey) (Backlog, error) {
-	p, err := m.process(key)
-	if err != nil {
-		return Backlog{}, err
-	}
-	b := Backlog{Queues: make([]QueueIndexes, 0, len(p.queues))}
-	for _, q := range p.queues {
-		b.Packets += q.write - q.read
-		b.Queues = append(b.Queues, QueueIndexes{ID: q.id, Read: q.read, Write: q.write})
-	}
-	return b, nil
 }
 
 // QueueBacklog describes how many packets a queue is behind: write index minus read index.

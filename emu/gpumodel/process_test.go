@@ -35,13 +35,13 @@ func TestKeysOfProcessesAreUnique(t *testing.T) {
 	}
 	// A pid is reused with another start time.
 	r.ok(r.EndProcess(want[2]))
-	if again := start(ProcSpec{PID: 9}); again == want[2] || r.Alive(want[2]) || !r.Alive(again) {
+	if again := start(ProcSpec{PID: 9}); again == want[2] || r.byKey[want[2]] != nil || r.byKey[again] == nil {
 		t.Errorf("second process with pid 9: %v", again)
 	}
 }
 
 func TestCountersOfThoseThatLeftAreForgottenInTheEnd(t *testing.T) {
-	r := newRig(t, ZeroCost(hws()), 1)
+	r := newRig(t, zeroCost(hws()), 1)
 	var keys []gpreempt.ProcessKey
 	for range 2 * maxEnded {
 		key, err := r.StartProcess(ProcSpec{})

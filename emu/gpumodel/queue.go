@@ -3,7 +3,6 @@ package gpumodel
 import (
 	"fmt"
 	"math"
-	"math/bits"
 	"slices"
 	"time"
 
@@ -40,7 +39,6 @@ const packetBytes = 64
 // Limits of a queue, as the kernel has them.
 const (
 	minRingPackets = 16
-	maxRingPackets = 1 << 20
 	// maxQueuesPerGPU bounds the queues of one process on one GPU.
 	maxQueuesPerGPU = 127
 	// maxQueues bounds the queues of one process.
@@ -93,46 +91,8 @@ type queue struct {
 	slot   *slot
 	// suspended: not to be mapped.
 	suspended bool
-	// doomed: to be destroyed when it is resumed.
-	doomed bool
 	// dead: destroyed.
 	dead bool
-}
-
-// CreateQueue returns a process a queue and returns its id, the lowest free one of
-// the process. ringPackets is a power of two from 16 to 2^20. The queue runs once
-// the GPU's schedule has taken it in, also when the process is suspended.
-func (m *Machine) CreateQueue(key gpreempt.ProcessKey, gpu gpreempt.GPUID, typ gpreempt.QueueType, ringPackets int) (uint32, error) {
-	if err := m.ruledBy(ruleOwn); err != nil {
-		return 0, err
-	}
-	p, err := m.process(key)
-	if err != nil {
-		return 0, err
-	}
-	g, err := m.gpu(gpu)
-	if err != nil {
-		return 0, err
-	}
-	if ringPackets < minRingPackets || ringPackets > maxRingPackets || bits.OnesCount(uint(ringPackets)) != 1 {
-		return 0, fmt.Errorf("create a queue on GPU %v: a ring has %d to %d packets and a power of two of them, not %d", gpu, minRingPackets, maxRingPackets, ringPackets)
-	}
-	if err := m.roomFor(p, g, typ); err != nil {
-		return 0, fmt.Errorf("create a queue on GPU %v: %w", gpu, err)
-	}
-	id := uint32(0)
-	for _, q := range p.queues {
-		if q.id != id {
-			break
-		}
-		id++
-	}
-	q := p.newQueue(g, m.ownSpec(id, typ, ringPackets))
-	q.memory.doorbell += q.ownDoorbell()
-	q.join()
-	g.enqueue(&op{kind: opRefresh, proc: p, queues: []*queue{q}})
-	m.callBack()
-	return id, nil
 }
 
 // newQueue makes a queue with a place for everything, in no list yet.
@@ -155,7 +115,7 @@ func (q *queue) join() {
 	i, _ := p.search(q.id)
 	p.queues = slices.Insert(p.queues, i, q)
 	q.gpu.list(q)
-	p.m.changed()
+	p.m.moves++
 }
 
 // roomFor reports why a queue cannot be made, if so.
@@ -188,26 +148,6 @@ func (m *Machine) roomFor(p *process, g *gpu, typ gpreempt.QueueType) error {
 	case len(p.queues) >= maxQueues:
 		return fmt.Errorf("the process has %d queues, the most it can have", len(p.queues))
 	}
-	return nil
-}
-
-// DestroyQueue takes a queue away; what is on it is abandoned. A suspended queue
-// goes when it is resumed, as the driver makes its owner wait until then.
-func (m *Machine) DestroyQueue(key gpreempt.ProcessKey, id uint32) error {
-	if err := m.ruledBy(ruleOwn); err != nil {
-		return err
-	}
-	q, err := m.queue(key, id)
-	if err != nil {
-		return err
-	}
-	if q.suspended {
-		q.doomed = true
-		return nil
-	}
-	q.destroy()
-	q.gpu.enqueue(&op{kind: opRefresh, proc: q.proc})
-	m.callBack()
 	return nil
 }
 
@@ -412,7 +352,7 @@ func (q *queue) destroy() {
 	q.drop()
 	p := q.proc
 	p.queues = slices.DeleteFunc(p.queues, func(o *queue) bool { return o == q })
-	p.m.changed()
+	p.m.moves++
 }
 
 // drop ends the queue and accounts for what is on it.

@@ -10,12 +10,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"pgregory.net/rapid"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// crowd drives a machine at random and checks it after every step.
+// crowd is a machine with processes, whose packets are known.
 type crowd struct {
 	m     *Machine
 	procs []gpreempt.ProcessKey
@@ -42,65 +41,6 @@ func newCrowd(spec Spec, gpus int, seed uint64) *crowd {
 
 func (c *crowd) log(format string, args ...any) {
 	fmt.Fprintf(&c.trace, "%v "+format+"\n", append([]any{c.m.Now()}, args...)...)
-}
-
-// step does one random thing.
-func (c *crowd) step(pick pick) {
-	what := pick(20, "what")
-	if len(c.procs) == 0 || what == 0 && len(c.procs) < 12 {
-		key, err := c.m.StartProcess(ProcSpec{Comm: "p"})
-		if err != nil {
-			panic(err)
-		}
-		c.procs = append(c.procs, key)
-		c.log("start %v", key)
-		return
-	}
-	i := pick(len(c.procs), "process")
-	key := c.procs[i]
-	b, err := c.m.Backlog(key)
-	if err != nil {
-		panic(err)
-	}
-	var some []uint32
-	if len(b.Queues) > 0 && pick(3, "some") == 0 {
-		some = []uint32{b.Queues[pick(len(b.Queues), "queue")].ID}
-	}
-	answer := func(verb string) func([]QueueResult) {
-		c.asked++
-		return func(results []QueueResult) {
-			c.answers++
-			c.log("%s of %v: %v", verb, key, results)
-		}
-	}
-	switch {
-	case what == 1 && pick(3, "end") == 0:
-		err = c.m.EndProcess(key)
-		c.procs = slices.Delete(c.procs, i, i+1)
-		c.log("end %v", key)
-	case what < 4:
-		typ := []gpreempt.QueueType{gpreempt.QueueCompute, gpreempt.QueueCompute, gpreempt.QueueSDMA}[pick(3, "type")]
-		gpu := c.m.facts[pick(len(c.m.gpus), "gpu")].ID
-		if _, full := c.m.CreateQueue(key, gpu, typ, 16); full != nil {
-			c.log("no queue: %v", full)
-		}
-	case what == 4 && len(b.Queues) > 0:
-		err = c.m.DestroyQueue(key, b.Queues[pick(len(b.Queues), "queue")].ID)
-	case what < 7:
-		err = c.m.Suspend(key, some, answer("suspend"))
-	case what < 10:
-		err = c.m.Resume(key, some, answer("resume"))
-	case what < 15 && len(b.Queues) > 0:
-		c.submit(key, b.Queues[pick(len(b.Queues), "queue")].ID, pick)
-	case what == 15 && c.faults:
-		f := Fault{Kind: FaultLosePacket + FaultKind(pick(2, "fault")), GPU: c.m.facts[0].ID}
-		err = c.m.SetFault(f)
-	default:
-		c.m.AdvanceTo(c.m.Now() + time.Duration(pick(4000, "advance"))*us)
-	}
-	if err != nil {
-		panic(err)
-	}
 }
 
 func (c *crowd) submit(key gpreempt.ProcessKey, id uint32, pick pick) {
@@ -168,17 +108,6 @@ func (c *crowd) check() string {
 	return ""
 }
 
-// finish resumes everything, and audits.
-func (c *crowd) finish() string {
-	for _, key := range c.procs {
-		c.asked++
-		if err := c.m.Resume(key, nil, func([]QueueResult) { c.answers++ }); err != nil {
-			panic(err)
-		}
-	}
-	return c.audit()
-}
-
 // audit runs to the end and checks what came of everything.
 func (c *crowd) audit() string {
 	for next, ok := c.m.Next(); ok; next, ok = c.m.Next() {
@@ -212,39 +141,21 @@ func crowdSpecs() []Spec {
 	small.Costs.Jitter = 0.1
 	few.VMIDs, few.Quantum = 2, ms
 	queueWise.Slots, queueWise.Quantum = 3, ms
-	return []Spec{small, few, queueWise, ZeroCost(hws())}
-}
-
-// TestNothingIsLostOrRepeated does 100 times 120 random things.
-func TestNothingIsLostOrRepeated(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		spec := rapid.SampledFrom(crowdSpecs()).Draw(t, "spec")
-		c := newCrowd(spec, rapid.IntRange(1, 3).Draw(t, "gpus"), rapid.Uint64().Draw(t, "seed"))
-		draw := func(n int, label string) int { return rapid.IntRange(0, n-1).Draw(t, label) }
-		for range 120 {
-			c.step(draw)
-			if wrong := c.check(); wrong != "" {
-				t.Fatal(wrong)
-			}
-		}
-		if wrong := c.finish(); wrong != "" {
-			t.Fatal(wrong)
-		}
-	})
+	return []Spec{small, few, queueWise, zeroCost(hws())}
 }
 
 // play runs a long random life from one seed.
-func play(spec Spec, seed uint64, steps int, faults bool) (*crowd, string) {
-	c := newCrowd(spec, 2, seed)
-	c.faults = faults
+func play(spec Spec, seed uint64, steps int, faults bool) (*herd, string) {
+	h := newHerd(spec, 2, seed)
+	h.faults = faults
 	rng := rand.New(rand.NewPCG(seed, 1))
 	for range steps {
-		c.step(func(n int, _ string) int { return rng.IntN(n) })
-		if wrong := c.check(); wrong != "" {
-			return c, wrong
+		h.step(func(n int, _ string) int { return rng.IntN(n) })
+		if wrong := h.check(); wrong != "" {
+			return h, wrong
 		}
 	}
-	return c, c.finish()
+	return h, h.finish()
 }
 
 func TestSameSeedSameTrace(t *testing.T) {
@@ -269,7 +180,7 @@ func TestSameSeedSameTrace(t *testing.T) {
 	jittery := hws()
 	jittery.Costs.Jitter = 0.1
 	at := func(seed uint64) time.Duration {
-		r := rig{t, New(jittery, 1, seed)}
+		r := rig{t, NewLab(jittery, 1, seed)}
 		a := r.start("a", 1, 0)
 		r.AdvanceTo(ms)
 		off := r.suspend(a)
@@ -299,7 +210,7 @@ func TestInjectedLossesAndRepetitionsShowInTheCounters(t *testing.T) {
 // one that is left alone.
 func TestLookingChangesNothing(t *testing.T) {
 	run := func(look bool) (string, []ProcessCounters) {
-		c := newCrowd(crowdSpecs()[0], 2, 3)
+		c := newHerd(crowdSpecs()[0], 2, 3)
 		rng := rand.New(rand.NewPCG(3, 3))
 		for i := range 2000 {
 			c.step(func(n int, _ string) int { return rng.IntN(n) })

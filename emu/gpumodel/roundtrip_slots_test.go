@@ -229,7 +229,7 @@ func TestSuspendedQueuesHaveNoSlotAndExactPositions(t *testing.T) {
 		}
 		want("before", map[gpreempt.ProcessKey]int{online: 2, offline: 2})
 
-		l.ok(l.Suspend(offline, nil, nil))
+		l.Suspend(offline, nil, nil)
 		l.AdvanceTo(l.Now() + 10*time.Microsecond)
 		if got := slots(); got[offline] == 2 {
 			t.Errorf("%s: during the suspension: %v", name, got)
@@ -238,15 +238,14 @@ func TestSuspendedQueuesHaveNoSlotAndExactPositions(t *testing.T) {
 		want("suspended", map[gpreempt.ProcessKey]int{online: 2})
 
 		// Submitting moves the positions, and not the MQD.
-		backlog, err := l.Backlog(offline)
-		l.ok(err)
-		for _, q := range backlog.Queues {
+		queues := l.Indexes(offline)
+		for _, q := range queues {
 			l.ok(l.Submit(offline, q.ID, gpumodel.Packet{Duration: time.Millisecond, Occupancy: 0.2}))
 		}
 		mqds, err := debugfs.ParseMQDs(l.read(debugfs.MQDs))
 		l.ok(err)
 		i := slices.IndexFunc(mqds.Processes, func(p debugfs.MQDProcess) bool { return p.PID == offline.PID })
-		for j, q := range backlog.Queues {
+		for j, q := range queues {
 			// The dumps are newest first.
 			c, err := debugfs.DecodeCompute(mqds.Processes[i].Queues[1-j].XCCs[0])
 			l.ok(err)
@@ -263,7 +262,7 @@ func TestSuspendedQueuesHaveNoSlotAndExactPositions(t *testing.T) {
 			}
 		}
 
-		l.ok(l.Resume(offline, nil, nil))
+		l.Resume(offline, nil, nil)
 		l.AdvanceTo(l.Now() + 5*time.Millisecond)
 		want("resumed", map[gpreempt.ProcessKey]int{online: 2, offline: 2})
 		l.ok(l.EndProcess(offline))

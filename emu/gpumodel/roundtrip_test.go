@@ -84,7 +84,7 @@ const (
 // life is a machine things happen to.
 type life struct {
 	testing.TB
-	*gpumodel.Machine
+	*gpumodel.Lab
 	kernel gpumodel.Kernel
 	rng    *rand.Rand
 	procs  []gpreempt.ProcessKey
@@ -97,7 +97,7 @@ func newLife(t testing.TB, spec gpumodel.Spec, kernel gpumodel.Kernel, seed uint
 	if spec.XCCs > 4 {
 		gpus = 1
 	}
-	l := &life{TB: t, Machine: gpumodel.New(spec, gpus, seed), kernel: kernel, rng: rand.New(rand.NewPCG(seed, 0))}
+	l := &life{TB: t, Lab: gpumodel.NewLab(spec, gpus, seed), kernel: kernel, rng: rand.New(rand.NewPCG(seed, 0))}
 	l.SetKernel(kernel)
 	return l
 }
@@ -132,9 +132,8 @@ func (l *life) step() {
 	}
 	i := l.rng.IntN(len(l.procs))
 	key := l.procs[i]
-	backlog, err := l.Backlog(key)
-	l.ok(err)
-	switch n := len(backlog.Queues); {
+	queues := l.Indexes(key)
+	switch n := len(queues); {
 	case what == 1 && l.rng.IntN(4) == 0:
 		l.end(i)
 	case what < 5 || n == 0:
@@ -143,15 +142,13 @@ func (l *life) step() {
 		// The only reason not to is that there are no more.
 		_, _ = l.CreateQueue(key, gpus[l.rng.IntN(len(gpus))].ID, types[l.rng.IntN(4)], 64<<l.rng.IntN(9))
 	case what == 5:
-		l.ok(l.DestroyQueue(key, backlog.Queues[l.rng.IntN(n)].ID))
-	case what == 6:
-		l.ok(l.SetQueuePriority(key, backlog.Queues[l.rng.IntN(n)].ID, gpreempt.Priority(l.rng.IntN(16))))
-	case what == 7:
-		l.ok(l.Suspend(key, nil, nil))
+		l.ok(l.DestroyQueue(key, queues[l.rng.IntN(n)].ID))
+	case what < 8:
+		l.Suspend(key, nil, nil)
 	case what == 8:
-		l.ok(l.Resume(key, nil, nil))
+		l.Resume(key, nil, nil)
 	case what < 13:
-		l.submit(key, backlog.Queues[l.rng.IntN(n)].ID)
+		l.submit(key, queues[l.rng.IntN(n)].ID)
 	default:
 		l.AdvanceTo(l.Now() + time.Duration(l.rng.IntN(800))*time.Microsecond)
 	}

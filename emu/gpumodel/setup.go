@@ -1,7 +1,6 @@
 package gpumodel
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -51,28 +50,6 @@ type place struct {
 	read, write uint64
 }
 
-// Addresses in a process, unless a driver outside has others. All processes have the same, as the allocator of every
-// process begins at the same place in forked ones: an address tells a queue of one
-// process from another of its queues, and nothing else. A queue that is made again
-// is where the old one was.
-const (
-	arenaBase  = 0x7f00_0000_0000
-	arenaBytes = 1 << 30
-	// arenaStep spreads the queues of a process, so that the order of addresses is
-	// not the order of ids. It is odd, so that no two get the same arena.
-	arenaStep = 389
-
-	ringOffset  = 0x20_0000
-	queueOffset = 0x0800_0000
-	eopOffset   = 0x0801_0000
-	saveOffset  = 0x1000_0000
-
-	// amd_queue_t of ROCr has its positions at these offsets, struct queue of
-	// libhsakmt those of SDMA queues.
-	aqlWriteOffset, aqlReadOffset   = 0x38, 0x80
-	sdmaWriteOffset, sdmaReadOffset = 0x08, 0x10
-)
-
 // Addresses of the driver's own, on the GPU. Every GPU has the same.
 const (
 	// kernelMQDs is where the MQDs of the HIQ begin; those of SDMA follow
@@ -92,30 +69,7 @@ const (
 	doorbellPageDwords = 2048
 	firstDoorbellPage  = 2
 	doorbellDwords     = 2
-	// SDMA queues have theirs at fixed places: by engine, and the odd ones half a page
-	// further on (allocate_doorbell).
-	sdmaDoorbells, doorbellsPerEngine, oddDoorbells = 0x100, 10, 512
 )
-
-// ownSpec says where the queues of a process without a driver outside have everything,
-// but for the doorbell.
-func (m *Machine) ownSpec(id uint32, typ gpreempt.QueueType, ringPackets int) QueueSpec {
-	arena := arenaBase + uint64(id)*arenaStep%maxQueues*arenaBytes
-	spec := QueueSpec{
-		ID: id, Type: typ, Ring: arena + ringOffset, RingBytes: uint64(ringPackets) * packetBytes, Priority: gpreempt.PriorityNormal,
-		Read: arena + queueOffset + sdmaReadOffset, Write: arena + queueOffset + sdmaWriteOffset,
-	}
-	if typ != gpreempt.QueueCompute {
-		return spec
-	}
-	spec.Read, spec.Write = arena+queueOffset+aqlReadOffset, arena+queueOffset+aqlWriteOffset
-	if m.spec.major() >= 10 {
-		spec.EOP = arena + eopOffset
-	}
-	size, _ := m.spec.saveArea()
-	spec.Save, spec.SaveBytes = arena+saveOffset, uint32(size)
-	return spec
-}
 
 // setUp finds a place for everything of q that spec has none for, and takes it.
 func (q *queue) setUp(spec QueueSpec) {
@@ -170,27 +124,6 @@ func (q *queue) setUpSDMA(s *setup) {
 	g.sdmaMemory[at] = q.memory
 }
 
-// ownDoorbell is where q has its doorbell in its process's page, in dwords, when there is
-// no driver outside.
-func (q *queue) ownDoorbell() uint32 {
-	if q.typ == gpreempt.QueueCompute {
-		return uint32(q.freeDoorbell()) * doorbellDwords
-	}
-	s := q.memory
-	return uint32(sdmaDoorbells+s.engine*doorbellsPerEngine+s.rlc%2*oddDoorbells+s.rlc/2) * doorbellDwords
-}
-
-// freeDoorbell returns the lowest that no compute queue of the process has on the GPU.
-func (q *queue) freeDoorbell() int {
-	var taken [maxQueuesPerGPU + 1]bool
-	for _, o := range q.proc.queues {
-		if o.gpu == q.gpu && o.typ == gpreempt.QueueCompute {
-			taken[(o.memory.doorbell-o.memory.page)/doorbellDwords] = true
-		}
-	}
-	return slices.Index(taken[:], false)
-}
-
 // tearDown returns back what setUp took, except what the GPU still remembers.
 func (q *queue) tearDown() {
 	for _, all := range []*[]*queue{&q.gpu.mqds, &q.gpu.sdmaQueues, &q.gpu.xgmiQueues} {
@@ -218,33 +151,4 @@ func take[T comparable](all *[]T, v T) int {
 		return i
 	}
 	return occupy(all, v)
-}
-
-// SetQueuePriority changes a queue's priority, 0 to MaxPriority, as UPDATE_QUEUE
-// does: it is in the MQD at once, and in hardware after the GPU's schedule has been
-// gone through once more, which a driver outside has to do itself. It does not change
-// who runs.
-func (m *Machine) SetQueuePriority(key gpreempt.ProcessKey, id uint32, priority gpreempt.Priority) error {
-	q, err := m.queue(key, id)
-	if err != nil {
-		return err
-	}
-	if priority > gpreempt.MaxPriority {
-		return fmt.Errorf("queue %d of %v: a priority is 0 to %d, not %d", id, key, gpreempt.MaxPriority, priority)
-	}
-	q.memory.priority = priority
-	m.moves++
-	if q.suspended || m.rule == ruleDriver {
-		return nil
-	}
-	o := &op{kind: opRefresh, proc: q.proc}
-	if m.spec.MES {
-		q.unmap()
-		q.pool.schedule()
-		q.gpu.note()
-		o.queues = []*queue{q}
-	}
-	q.gpu.enqueue(o)
-	m.callBack()
-	return nil
 }

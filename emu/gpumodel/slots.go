@@ -99,14 +99,3 @@ func (q *queue) now() place {
 	at.read, at.write = q.readBytes, q.writeBytes
 	return at
 }
-
-// StopScheduler makes the driver's debugfs say that the scheduler of a GPU does not
-// run, as during a reset, or run again. It changes nothing else.
-func (m *Machine) StopScheduler(id gpreempt.GPUID, stopped bool) error {
-	g, err := m.gpu(id)
-	if err != nil {
-		return err
-	}
-	g.stopped = stopped
-	return nil
-}

@@ -199,13 +199,6 @@ func PresetByName(name string) (Spec, error) {
 	return Spec{}, fmt.Errorf("there is no simulated GPU %q: the presets are %s", name, strings.Join(names, ", "))
 }
 
-// ZeroCost returns spec with firmware and driver that take no time, so that what is
-// left to measure is our own.
-func ZeroCost(spec Spec) Spec {
-	spec.Costs = Costs{}
-	return spec
-}
-
 // maxGPUs is how many GPUs a machine can have.
 const maxGPUs = 64
 
@@ -232,20 +225,11 @@ func (s Spec) Validate(gpus int) error {
 // process stays mapped there and nothing else is being rescheduled. It is the
 // mean: Jitter is left out.
 func (s Spec) SuspendTime(gpus, queues int, occupancy float64) time.Duration {
-	return s.controlTime(gpus, queues, occupancy, s.Costs.RemoveQueue, s.Costs.Save)
-}
-
-// ResumeTime is the modelled time to resume what SuspendTime suspends.
-func (s Spec) ResumeTime(gpus, queues int, occupancy float64) time.Duration {
-	return s.controlTime(gpus, queues, occupancy, s.Costs.AddQueue, s.Costs.Restore)
-}
-
-func (s Spec) controlTime(gpus, queues int, occupancy float64, perQueue, state time.Duration) time.Duration {
 	fixed := s.Costs.Unmap + s.Costs.Map
 	if s.MES {
-		fixed = time.Duration(queues) * perQueue
+		fixed = time.Duration(queues) * s.Costs.RemoveQueue
 	}
-	return time.Duration(gpus) * (fixed + time.Duration(float64(state)*occupancy))
+	return time.Duration(gpus) * (fixed + time.Duration(float64(s.Costs.Save)*occupancy))
 }
 
 // firstGPUNode is the topology node of GPU 0: the nodes before are CPUs.

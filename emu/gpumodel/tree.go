@@ -2,9 +2,6 @@ package gpumodel
 
 import (
 	"fmt"
-	"maps"
-	"path"
-	"slices"
 	"strconv"
 	"strings"
 )
@@ -235,11 +232,11 @@ func (p *process) vram(g *gpu) uint64 {
 func (m *Machine) procDirs() *node {
 	return m.byPID(func(p *process) *node {
 		return dir(map[string]*node{
-			"cgroup":  file("0::" + path.Join("/", p.spec.Cgroup) + "\n"),
-			"cmdline": file(p.cmdline()),
+			"cgroup":  file("0::/\n"),
+			"cmdline": file(p.spec.Comm + "\x00"),
 			"comm":    file(p.comm() + "\n"),
-			"environ": file(p.environ()),
-			"exe":     {link: p.exe()},
+			"environ": file(""),
+			"exe":     {link: "/usr/bin/" + p.spec.Comm},
 			"stat":    file(p.stat()),
 			"status":  file(p.status()),
 		})
@@ -253,13 +250,6 @@ func (p *process) comm() string {
 	return p.spec.Comm[:min(len(p.spec.Comm), commBytes)]
 }
 
-func (p *process) cmdline() string {
-	if len(p.spec.Cmdline) == 0 {
-		return p.spec.Comm + "\x00"
-	}
-	return strings.Join(p.spec.Cmdline, "\x00") + "\x00"
-}
-
 // stat has 52 fields; field 22 is the start time.
 func (p *process) stat() string {
 	pid := p.key.PID
@@ -267,30 +257,10 @@ func (p *process) stat() string {
 		strings.Repeat(" 0", 30) + "\n"
 }
 
-// environ is in order of the names, so that it is the same every time.
-func (p *process) environ() string {
-	var b strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(p.spec.Env)) {
-		b.WriteString(name + "=" + p.spec.Env[name] + "\x00")
-	}
-	return b.String()
-}
-
-func (p *process) exe() string {
-	if p.spec.Exe != "" {
-		return p.spec.Exe
-	}
-	return "/usr/bin/" + p.spec.Comm
-}
-
 func (p *process) status() string {
 	pid, uid, gid := p.key.PID, p.spec.UID, p.spec.GID
-	var inner strings.Builder
-	for _, pid := range p.spec.NamespacePIDs {
-		fmt.Fprintf(&inner, "\t%d", pid)
-	}
 	return fmt.Sprintf("Name:\t%s\nUmask:\t0022\nState:\tS (sleeping)\nTgid:\t%d\nNgid:\t0\nPid:\t%d\nPPid:\t1\nTracerPid:\t0\n"+
 		"Uid:\t%d\t%d\t%d\t%d\nGid:\t%d\t%d\t%d\t%d\nFDSize:\t64\nGroups:\t\n"+
-		"NStgid:\t%d%[13]s\nNSpid:\t%[12]d%[13]s\nNSpgid:\t%[12]d%[13]s\nNSsid:\t%[12]d%[13]s\nKthread:\t0\nThreads:\t1\n",
-		p.comm(), pid, pid, uid, uid, uid, uid, gid, gid, gid, gid, pid, inner.String())
+		"NStgid:\t%d\nNSpid:\t%[12]d\nNSpgid:\t%[12]d\nNSsid:\t%[12]d\nKthread:\t0\nThreads:\t1\n",
+		p.comm(), pid, pid, uid, uid, uid, uid, gid, gid, gid, gid, pid)
 }

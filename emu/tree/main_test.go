@@ -231,8 +231,33 @@ func self() (gpreempt.ProcessKey, error) {
 	return gpreempt.ProcessKey{PID: int32(os.Getpid()), Start: st.Start}, err
 }
 
+// machine is a machine one process of which makes queues.
+type machine struct {
+	*gpumodel.Machine
+	ids map[uint32]bool // of its queues
+}
+
+// CreateQueue makes a queue with the lowest free id.
+func (m *machine) CreateQueue(key gpreempt.ProcessKey, gpu gpreempt.GPUID, typ gpreempt.QueueType, packets int) (uint32, error) {
+	id := uint32(0)
+	for m.ids[id] {
+		id++
+	}
+	ring := uint64(id+1) << 32
+	err := m.AttachQueue(key, gpumodel.QueueSpec{
+		ID: id, GPU: gpu, Type: typ, Ring: ring, RingBytes: uint64(packets) * 64, Read: ring + 1<<24, Write: ring + 1<<24 + 8, Doorbell: id * 8,
+	})
+	m.ids[id] = err == nil
+	return id, err
+}
+
+func (m *machine) DestroyQueue(key gpreempt.ProcessKey, id uint32) error {
+	delete(m.ids, id)
+	return m.DetachQueue(key, id)
+}
+
 // newMachine returns a machine with two GPUs on which this process has two queues.
-func newMachine() (*gpumodel.Machine, []gpreempt.Queue, error) {
+func newMachine() (*machine, []gpreempt.Queue, error) {
 	spec, err := gpumodel.PresetByName("mi300x")
 	if err != nil {
 		return nil, nil, err
@@ -241,7 +266,7 @@ func newMachine() (*gpumodel.Machine, []gpreempt.Queue, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	m := gpumodel.New(spec, 2, 1)
+	m := &machine{gpumodel.New(spec, 2, 1), map[uint32]bool{}}
 	if _, err := m.StartProcess(gpumodel.ProcSpec{PID: key.PID, Start: key.Start}); err != nil {
 		return nil, nil, err
 	}

@@ -21,7 +21,7 @@ import (
 )
 
 // newTree returns the tree of a machine with two queues of this process.
-func newTree(tb testing.TB) (*tree.Tree, *gpumodel.Machine, []gpreempt.Queue) {
+func newTree(tb testing.TB) (*tree.Tree, *machine, []gpreempt.Queue) {
 	tb.Helper()
 	m, queues, err := newMachine()
 	if err != nil {
@@ -59,10 +59,10 @@ func namespace(tb testing.TB, t *tree.Tree) *os.File {
 }
 
 // fromMachine is what a program should see of a machine.
-func fromMachine(tb testing.TB, m *gpumodel.Machine, queues []gpreempt.Queue) sight {
+func fromMachine(tb testing.TB, m *machine, queues []gpreempt.Queue) sight {
 	tb.Helper()
 	s := sight{
-		GPUs: gpusOf(tb, m), Queues: queues, MQDs: map[int32]int{queues[0].Process.PID: len(queues)},
+		GPUs: gpusOf(tb, m.Machine), Queues: queues, MQDs: map[int32]int{queues[0].Process.PID: len(queues)},
 		Devices: map[string]string{
 			"/dev/kfd": "20666 236:0", "/dev/dri/renderD128": "20666 226:128", "/dev/dri/renderD129": "20666 226:129", "/dev/null": "20666 1:3",
 		},

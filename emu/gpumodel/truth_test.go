@@ -51,8 +51,6 @@ type Position struct {
 // GPUTruth is a GPU's hardware slots.
 type GPUTruth struct {
 	gpreempt.GPU
-	// Stopped tells that none are shown.
-	Stopped bool
 	// Slots are those for compute, pipe by pipe, and then those for SDMA, engine by
 	// engine. All XCCs have the same.
 	Slots []SlotTruth
@@ -88,7 +86,7 @@ func (m *Machine) Truth() Truth {
 		t.Processes = append(t.Processes, all)
 	}
 	for i, g := range m.gpus {
-		all := GPUTruth{GPU: m.facts[i], Stopped: g.stopped}
+		all := GPUTruth{GPU: m.facts[i]}
 		pipes := m.spec.pipes()
 		for pipe := range pipes {
 			for at := pipe; at < len(g.slots); at += pipes {
@@ -105,24 +103,6 @@ func (m *Machine) Truth() Truth {
 		t.GPUs = append(t.GPUs, all)
 	}
 	return t
-}
-
-// Snapshot returns the queues of a process by id, with what the driver's debug
-// interface tells of them; nil when there is no such process.
-func (m *Machine) Snapshot(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo {
-	p, err := m.process(key)
-	if err != nil {
-		return nil
-	}
-	infos := make(map[uint32]gpreempt.QueueInfo, len(p.queues))
-	for _, q := range p.queues {
-		known := q.truth().Info
-		infos[q.id] = gpreempt.QueueInfo{
-			Source: gpreempt.FromSnapshot, RingBase: known.RingBase, AQL: known.AQL,
-			ReadPointer: known.ReadPointer, WritePointer: known.WritePointer, SaveArea: known.SaveArea,
-		}
-	}
-	return infos
 }
 
 func (q *queue) truth() QueueTruth {
