@@ -35,18 +35,18 @@ type backend struct {
 	backlogs BacklogReader
 	warnings []gpreempt.Warning
 
-	// The driver and the mechanism over it, and the pauses that outlive the daemon; each
-	// nil when it could not be opened.
+	// The driver and the mechanism over it, and the mechanisms whose pauses outlive the
+	// daemon; each nil if it could not be opened.
 	device  *kfd.Device
-	openErr error // why there is no device, when one was wanted
+	openErr error // why device is nil, if dbgtrap is enabled
 	dbgtrap *dbgtrap.Mechanism
 	pauses  *recovery.Pauses
 }
 
 func (b *backend) warn(w gpreempt.Warning) { b.warnings = append(b.warnings, w) }
 
-// openBackend opens the host's KFD and the mechanisms over it. What is missing
-// becomes a warning: the daemon observes and classifies with what there is.
+// openBackend opens the host's KFD and the mechanisms over it. A part that cannot be
+// opened is a warning: the daemon observes and classifies without it.
 func openBackend(ctx context.Context, h Host, cfg config.Config, hooks hooks, log *zap.Logger) *backend {
 	root := h.files()
 	b := &backend{
@@ -95,7 +95,7 @@ func Cleanup(ctx context.Context, w io.Writer) error {
 	return recovery.Cleanup(ctx, w, recovery.Dir(ThisHost().RunDir))
 }
 
-// close releases what was opened; it waits for no call that hangs.
+// close closes journal and device. It does not wait for calls that hang.
 func (b *backend) close() error {
 	var errs []error
 	if b.pauses != nil {

@@ -60,9 +60,6 @@ type Options struct {
 	Host Host
 	// Log, if not nil, replaces the log on standard error.
 	Log *zap.Logger
-
-	// passed are sockets as systemd passes them.
-	passed []*os.File
 }
 
 // clock is the daemon's monotonic time.
@@ -119,7 +116,6 @@ func Run(ctx context.Context, opts Options) (err error) {
 	pipes := make(chan os.Signal, 1)
 	signal.Notify(pipes, syscall.SIGPIPE)
 	defer signal.Stop(pipes)
-	opts.passed = append(opts.passed, activation.Files(true)...)
 	cfg, err := opts.load()
 	if err != nil {
 		return err
@@ -127,7 +123,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	d := &daemon{opts: opts, hangups: hangups, reported: reported{}}
 	d.openLog(cfg)
 	defer d.logs.Close()
-	listener, release, err := listen.Unix(ctx, cfg.Socket, opts.lockPath(cfg.Socket), opts.passed)
+	listener, release, err := listen.Unix(ctx, cfg.Socket, opts.lockPath(cfg.Socket), activation.Files(true))
 	if err != nil {
 		return err
 	}

@@ -24,17 +24,17 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// hooks is what the mechanisms ask of the daemon and tell it. None of them blocks.
+// hooks are the functions that mechanisms call. None of them blocks.
 type hooks struct {
-	// gpus returns the GPUs the queues of a target are on.
+	// gpus returns the GPUs that have queues of a target.
 	gpus func(gpreempt.ProcessKey) []gpreempt.GPU
-	// births hears that a target has something new to see.
+	// births is called when a target may have new queues.
 	births func(gpreempt.ProcessKey)
-	// lost hears that a mechanism holds a target no longer.
+	// lost is called when a mechanism is no longer attached to a target.
 	lost func(mechanism string, target gpreempt.ProcessKey, err error)
 }
 
-// hooks returns the mechanisms the daemon's ear.
+// hooks returns the hooks of the daemon.
 func (d *daemon) hooks() hooks {
 	return hooks{
 		gpus:   d.gpusOf,
@@ -50,7 +50,7 @@ func (d *daemon) hooks() hooks {
 	}
 }
 
-// gpusOf returns the GPUs the queues of a target are on.
+// gpusOf returns the GPUs that have queues of a target.
 func (d *daemon) gpusOf(key gpreempt.ProcessKey) []gpreempt.GPU {
 	proc, ok := d.inventory.Process(key)
 	if !ok {
@@ -59,7 +59,7 @@ func (d *daemon) gpusOf(key gpreempt.ProcessKey) []gpreempt.GPU {
 	return gpusWithQueues(d.inventory.GPUs(), proc)
 }
 
-// gpusWithQueues picks the GPUs that have a queue of a process.
+// gpusWithQueues returns the GPUs that have a queue of a process.
 func gpusWithQueues(gpus []gpreempt.GPU, proc discovery.Proc) []gpreempt.GPU {
 	var with []gpreempt.GPU
 	for _, gpu := range gpus {
@@ -88,19 +88,19 @@ type Host struct {
 	Attach dbgtrap.Tracer
 	// Mechanisms, if not nil, are used in place of those that the config names.
 	Mechanisms []mechanism.Mechanism
-	// Backlogs reads the work waiting on queues of a process; nil reads the memory of
-	// this kernel's processes.
+	// Backlogs reads the pending work of queues of a process; nil reads the memory of this
+	// kernel's processes.
 	Backlogs BacklogReader
-	// RunDir is the directory of what ends with the host: the instance lock and the
-	// journal of pauses. A simulated host has none.
+	// RunDir is the directory of the instance lock and the journal of pauses, which end with
+	// the host. A simulated host has none.
 	RunDir string
 }
 
 // BacklogReader returns the backlogs of queues of one process, index by index.
 type BacklogReader func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEntry) ([]inventory.Backlog, error)
 
-// ThisHost returns the host that the calling process runs on. systemd names the
-// directory it made for RunDir.
+// ThisHost returns the host of the calling process. RunDir is the directory of systemd's
+// RUNTIME_DIRECTORY, or else that of the default socket.
 func ThisHost() Host {
 	dir, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":")
 	return Host{Dir: "/", Open: kfd.Open, Attach: debugThread, RunDir: cmp.Or(dir, filepath.Dir(config.Default().Socket))}
@@ -131,7 +131,7 @@ func (b *backend) openPauses(ctx context.Context, dir string, log *zap.Logger) {
 func (b *backend) openDbgtrap(host Host, h hooks, log *zap.Logger) mechanism.Mechanism {
 	device, err := host.Open()
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && !b.hasDriver(): // findGPUs tells it
+	case errors.Is(err, fs.ErrNotExist) && !b.hasDriver(): // findGPUs warns
 		b.openErr = err
 		return nil
 	case err != nil:
@@ -156,7 +156,7 @@ func (b *backend) openDbgtrap(host Host, h hooks, log *zap.Logger) mechanism.Mec
 	return b.dbgtrap
 }
 
-// hasDriver reports whether the driver is loaded, whatever became of its device.
+// hasDriver reports whether the driver is loaded, even if its device cannot be opened.
 func (b *backend) hasDriver() bool {
 	_, err := fs.Stat(b.root, "sys/class/kfd")
 	return err == nil

@@ -15,10 +15,10 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// BenchmarkIdle reports what share of a core a whole daemon takes, and how much memory
-// its process, this one, has: it watches jobs with queues, none of them offline, while
-// nothing changes, with the default intervals, on a fake driver and a fake sysfs. Have
-// TMPDIR on a tmpfs, on which, as on sysfs, an inode number is never used again.
+// BenchmarkIdle measures the share of a core and the memory of a daemon that observes jobs
+// with queues, none of them offline, while nothing changes: with the default intervals, on
+// a fake driver and a fake sysfs. TMPDIR should be on a tmpfs, where inode numbers are not
+// reused, as on sysfs.
 func BenchmarkIdle(b *testing.B) {
 	for _, c := range []struct{ jobs, queuesEach int }{{10, 8}, {20, 50}} {
 		b.Run(fmt.Sprintf("queues=%d", c.jobs*c.queuesEach), func(b *testing.B) {
@@ -30,7 +30,7 @@ func BenchmarkIdle(b *testing.B) {
 					job.create(kfd.QueueTypeComputeAQL)
 				}
 			}
-			debug.FreeOSMemory() // what making these took is not the daemon's
+			debug.FreeOSMemory() // without the memory of the setup
 			h.serve()
 			cpu := func() time.Duration {
 				var u syscall.Rusage
@@ -39,7 +39,7 @@ func BenchmarkIdle(b *testing.B) {
 				}
 				return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 			}
-			timer := time.NewTimer(2 * time.Second) // it settles
+			timer := time.NewTimer(2 * time.Second) // until it is idle
 			<-timer.C
 			b.ResetTimer()
 			began, used := time.Now(), cpu()

@@ -14,25 +14,25 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// desk is a scheduler with an idle watch, in a synctest bubble.
-type desk struct {
+// idleHost is a scheduler with an idle watch, in a synctest bubble.
+type idleHost struct {
 	announcer
 	watch *idleWatch
 	ends  []scheduler.LeaseEnd // guarded by the scheduler's lock
-	// busy and known are what the queues of every client show.
+	// busy and known are the result for every client.
 	busy, known atomic.Bool
-	looks       atomic.Int64
+	checks      atomic.Int64
 }
 
-// noTargets is an executor that is never asked.
+// noTargets is an executor without targets.
 type noTargets struct{}
 
 func (noTargets) Suspend(gpreempt.ProcessKey, uint64) {}
 func (noTargets) Resume(gpreempt.ProcessKey, uint64)  {}
 
-func newDesk(t *testing.T) *desk {
+func newIdleHost(t *testing.T) *idleHost {
 	t.Helper()
-	d := &desk{}
+	d := &idleHost{}
 	d.known.Store(true)
 	core := scheduler.New(scheduler.DefaultPolicy(), scheduler.Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10})
 	runner := scheduler.NewRunner(core, clock{time.Now()}, scheduler.NewTimer(), noTargets{}, func(r scheduler.Record) {
@@ -45,7 +45,7 @@ func newDesk(t *testing.T) *desk {
 		runner: runner,
 		client: func(id scheduler.ClientID) gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: int32(id)} },
 		busy: func(context.Context, gpreempt.ProcessKey) (bool, bool) {
-			d.looks.Add(1)
+			d.checks.Add(1)
 			return d.busy.Load(), d.known.Load()
 		},
 		wake: make(chan struct{}, 1),
@@ -59,8 +59,8 @@ func newDesk(t *testing.T) *desk {
 	return d
 }
 
-// announce returns a lease of ten seconds.
-func (d *desk) announce(t *testing.T, client scheduler.ClientID, onIdle bool) {
+// announce creates a lease of ten seconds.
+func (d *idleHost) announce(t *testing.T, client scheduler.ClientID, onIdle bool) {
 	t.Helper()
 	_, _, err := d.Announce(scheduler.LeaseRequested{
 		Client: client, GPUs: []gpreempt.GPUID{1}, Priority: gpreempt.PriorityHigh, TTL: 10 * time.Second, OnIdle: onIdle,
@@ -70,24 +70,24 @@ func (d *desk) announce(t *testing.T, client scheduler.ClientID, onIdle bool) {
 	}
 }
 
-// pass lets time go by: the bubble's, so this waits for nothing.
+// pass advances the time of the bubble.
 func pass(d time.Duration) {
 	time.Sleep(d)
 	synctest.Wait()
 }
 
-func (d *desk) ended(t *testing.T, want ...scheduler.LeaseEnd) {
+func (d *idleHost) ended(t *testing.T, want ...scheduler.LeaseEnd) {
 	t.Helper()
 	var got []scheduler.LeaseEnd
 	d.View(func(*scheduler.Core) { got = slices.Clone(d.ends) })
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("how leases ended (-want +got):\n%s", diff)
+		t.Errorf("ends of leases (-want +got):\n%s", diff)
 	}
 }
 
 func TestLeaseEndsOnceItsOwnerHadWorkAndHasNone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t)
+		d := newIdleHost(t)
 		d.announce(t, 7, true)
 		pass(time.Second)
 		d.ended(t) // no work yet
@@ -102,37 +102,37 @@ func TestLeaseEndsOnceItsOwnerHadWorkAndHasNone(t *testing.T) {
 	})
 }
 
-func TestNobodyIsLookedAtWithoutALeaseThatEndsByIdleness(t *testing.T) {
+func TestIdleWatchSleepsWithoutALeaseThatEndsByIdleness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t)
+		d := newIdleHost(t)
 		d.announce(t, 7, false)
 		pass(time.Second)
-		if n := d.looks.Load(); n != 0 {
-			t.Errorf("looked %d times for a plain lease", n)
+		if n := d.checks.Load(); n != 0 {
+			t.Errorf("%d checks for an ordinary lease", n)
 		}
 		d.announce(t, 8, true)
 		pass(time.Second)
-		if n := d.looks.Load(); n < 900 || n > 1100 {
-			t.Errorf("looked %d times in a second, want each millisecond", n)
+		if n := d.checks.Load(); n < 900 || n > 1100 {
+			t.Errorf("%d checks in a second, want one each millisecond", n)
 		}
 		pass(time.Minute) // both have expired
-		n := d.looks.Load()
+		n := d.checks.Load()
 		pass(time.Hour)
-		if got := d.looks.Load(); got != n {
-			t.Errorf("looked %d times with no lease left", got-n)
+		if got := d.checks.Load(); got != n {
+			t.Errorf("%d checks without a lease", got-n)
 		}
-		// And it wakes up again.
+		// A new lease wakes it.
 		d.announce(t, 8, true)
 		pass(10 * idleInterval)
-		if d.looks.Load() == n {
-			t.Error("a new lease woke nobody")
+		if d.checks.Load() == n {
+			t.Error("no check after a new lease")
 		}
 	})
 }
 
 func TestUnknownBacklogNeverEndsALease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDesk(t)
+		d := newIdleHost(t)
 		d.busy.Store(true)
 		d.announce(t, 7, true)
 		pass(time.Second)
