@@ -404,7 +404,7 @@ func TestProcessStoppedByItsDebuggerIsRefused(t *testing.T) {
 func TestInitAndThisProgramAreRefused(t *testing.T) {
 	m := newMachine(t)
 	for _, pid := range []int{1, os.Getpid()} {
-		target := keyOf(t, pid)
+		target := gpreempt.ProcessKey{PID: int32(pid), Start: 1}
 		if m.Probe(t.Context(), target).Usable() {
 			t.Errorf("process %d can be stopped", pid)
 		}
