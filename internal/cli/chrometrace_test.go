@@ -53,7 +53,7 @@ func (h *history) step(now time.Duration, ev scheduler.Event) (seqs []uint64) {
 			h.events = append(h.events, eventOf(uint64(len(h.events)+1), a.Record))
 		case scheduler.ActSuspend, scheduler.ActResume:
 			seqs = append(seqs, a.Seq)
-		case scheduler.ActAnswer:
+		case scheduler.ActAnswer, scheduler.ActAttach, scheduler.ActDetach:
 		}
 	}
 	return seqs
@@ -68,11 +68,14 @@ func preemption() []*gpreemptv1.Event {
 	h := &history{core: scheduler.New(policy, scheduler.Limits{LeasesPerClient: 8, LeasesPerUser: 8, LeasesTotal: 8})}
 	train, eval := gpreempt.ProcessKey{PID: 4242, Start: 1001}, gpreempt.ProcessKey{PID: 4243, Start: 1002}
 	h.step(0, scheduler.GPUAdded{GPU: 34535})
-	h.step(10*us, scheduler.TargetSeen{Target: train, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{34535}, Queues: 1, Ready: true})
-	h.step(20*us, scheduler.TargetSeen{Target: eval, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{34535}, Queues: 1, Ready: true})
+	h.step(10*us, scheduler.TargetSeen{Target: train, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{34535}, Queues: 1})
+	h.step(20*us, scheduler.TargetSeen{Target: eval, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{34535}, Queues: 1})
 	h.step(30*us, scheduler.TargetSeen{
-		Target: gpreempt.ProcessKey{PID: 5001, Start: 2000}, Class: gpreempt.Online, Priority: 11, GPUs: []gpreempt.GPUID{34535}, Queues: 1, Ready: true,
+		Target: gpreempt.ProcessKey{PID: 5001, Start: 2000}, Class: gpreempt.Online, Priority: 11, GPUs: []gpreempt.GPUID{34535}, Queues: 1,
 	})
+	for _, target := range []gpreempt.ProcessKey{train, eval} {
+		h.step(40*us, scheduler.Attached{Target: target})
+	}
 	suspends := h.step(1000*us, scheduler.LeaseRequested{
 		Lease: 1, Client: 7, GPUs: []gpreempt.GPUID{34535}, Priority: 11, TTL: time.Second, MaxWait: 20 * time.Millisecond,
 	})

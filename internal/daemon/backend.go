@@ -27,8 +27,8 @@ type backend struct {
 	// root is the root directory of the host, and fs the reader of its KFD.
 	root fs.FS
 	fs   *discovery.FS
-	// rungs are the mechanisms, best first.
-	rungs []mechanism.Mechanism
+	// mechanisms are those to use, best first.
+	mechanisms []mechanism.Mechanism
 	// snapshot returns the queues of an attached process by id, as the driver lists them;
 	// nil without dbgtrap.
 	snapshot func(gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo
@@ -47,11 +47,11 @@ func (b *backend) warn(w gpreempt.Warning) { b.warnings = append(b.warnings, w) 
 
 // openBackend opens the host's KFD and the mechanisms over it. A part that cannot be
 // opened is a warning: the daemon observes and classifies without it.
-func openBackend(ctx context.Context, h Host, cfg config.Config, hooks hooks, log *zap.Logger) *backend {
+func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpreempt.ProcessKey) []gpreempt.GPU, log *zap.Logger) *backend {
 	root := h.files()
 	b := &backend{
 		name: "simulated " + h.Simulated, simulated: h.Simulated,
-		root: root, fs: discovery.NewFS(root), backlogs: h.Backlogs, rungs: h.Mechanisms,
+		root: root, fs: discovery.NewFS(root), backlogs: h.Backlogs, mechanisms: h.Mechanisms,
 	}
 	if h.Simulated == "" {
 		b.name = discovery.Backend(root)
@@ -64,17 +64,17 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, hooks hooks, lo
 		switch {
 		case h.Mechanisms != nil:
 		case name == "dbgtrap":
-			if dbgtrap := b.openDbgtrap(h, hooks, log); dbgtrap != nil {
-				b.rungs = append(b.rungs, dbgtrap)
+			if dbgtrap := b.openDbgtrap(h, gpus, log); dbgtrap != nil {
+				b.mechanisms = append(b.mechanisms, dbgtrap)
 			}
 		case b.pauses == nil: // simulated, or openPauses has warned
 		case name == "criu":
-			b.rungs = append(b.rungs, b.pauses.CRIU)
+			b.mechanisms = append(b.mechanisms, b.pauses.CRIU)
 		case name == "freezer":
-			b.rungs = append(b.rungs, b.pauses.Freezer)
+			b.mechanisms = append(b.mechanisms, b.pauses.Freezer)
 		}
 	}
-	if len(b.rungs) == 0 {
+	if len(b.mechanisms) == 0 {
 		b.warn(gpreempt.WarnNoMechanism.Warn("no usable mechanism: the daemon observes and classifies, and suspends nothing"))
 	}
 	return b

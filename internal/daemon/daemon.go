@@ -23,13 +23,12 @@ import (
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/container"
 	"github.com/gpreempt/gpreempt/internal/events"
-	"github.com/gpreempt/gpreempt/internal/executor"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/listen"
 	"github.com/gpreempt/gpreempt/internal/log"
-	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
 	"github.com/gpreempt/gpreempt/internal/server"
+	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -84,9 +83,8 @@ type daemon struct {
 	observer  *inventory.Observer
 	// containers is nil in a simulation.
 	containers   *container.Resolver
-	targets      *targets
-	ladder       *ladder.Ladder
-	executor     *executor.Executor
+	registry     *targets.Registry
+	sessions     *targets.Sessions
 	runner       *scheduler.Runner
 	server       *server.Server
 	idle         *idleWatch
@@ -142,7 +140,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if remote != nil {
 		defer func() { _ = remote.Close() }()
 	}
-	d.backend = openBackend(ctx, opts.Host, cfg, d.hooks(), d.log)
+	d.backend = openBackend(ctx, opts.Host, cfg, d.gpusOf, d.log)
 	defer func() { err = errors.Join(err, d.backend.close()) }()
 	if err := d.build(ctx, cfg); err != nil {
 		return errors.Join(err, listener.Close())
@@ -226,34 +224,27 @@ func (d *daemon) build(ctx context.Context, cfg config.Config) error {
 	d.config.Store(&cfg)
 	access, unknown := lookUpAccess(cfg)
 	d.setAccess(access, unknown, cfg.Socket)
-	d.ladder = ladder.New(ladder.Config{
-		Rungs: d.backend.rungs,
-		Judge: d.judge,
-		Lost:  func(key gpreempt.ProcessKey, err error) { d.targets.attached(key, err) },
-		Now:   time.Now,
-		Log:   d.log.Named("ladder"),
-	})
-	d.executor = executor.New(executor.Config{
-		Mechanism: d.ladder,
-		Post:      func(ev scheduler.Event) { d.runner.Post(ev) },
-		Attached:  func(key gpreempt.ProcessKey, err error) { d.targets.attached(key, err) },
-		Now:       time0.Now,
-		Log:       d.log.Named("executor"),
+	d.sessions = targets.NewSessions(targets.Config{
+		Mechanisms: d.backend.mechanisms,
+		Assess:     d.assess,
+		Post:       func(ev scheduler.Event) { d.runner.Post(ev) },
+		Look:       func(key gpreempt.ProcessKey) { d.observer.LookAt(key) },
+		Now:        time0.Now,
+		Log:        d.log.Named("targets"),
 	})
 	core := scheduler.New(cfg.Policy, cfg.Limits.Leases)
-	d.runner = scheduler.NewRunner(core, time0, timer, d.executor, d.record)
+	d.runner = scheduler.NewRunner(core, time0, timer, d.sessions, d.record)
 	d.openContainers(cfg.Containers)
-	d.targets = &targets{
-		inventory: d.inventory, container: d.container, attacher: d.executor, chooser: d.ladder, post: d.runner.Post, now: time.Now,
-		log: d.log.Named("targets"), known: map[gpreempt.ProcessKey]*knownTarget{},
-	}
+	d.registry = targets.NewRegistry(targets.RegistryConfig{
+		Inventory: d.inventory, Container: d.container, Sessions: d.sessions, Post: d.runner.Post, Now: time.Now,
+	})
 	d.setRules(rules)
 	d.openObserver()
 	d.server = server.New(server.Config{
 		Scheduler:       announcer{d.runner, d.onIdleLease},
 		Events:          d.events,
 		Inventory:       d.inventory,
-		Directory:       d.targets,
+		Directory:       d.registry,
 		Observer:        d.observer,
 		Backlogs:        d.backlogs,
 		BootID:          bootID(),
@@ -279,8 +270,8 @@ func (d *daemon) build(ctx context.Context, cfg config.Config) error {
 func (d *daemon) record(r scheduler.Record) {
 	mechanism := ""
 	if r.ToTarget == scheduler.TargetSuspended {
-		held, _ := d.ladder.Choice(r.Target)
-		mechanism = held.Mechanism
+		state, _ := d.sessions.State(r.Target)
+		mechanism = state.Choice.Mechanism
 	}
 	d.events.Append(time.Now(), r, mechanism)
 	d.records.Write(r)

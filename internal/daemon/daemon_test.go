@@ -101,7 +101,7 @@ func newDaemonOnHost(t *testing.T, text string) (*daemon, *fakeHost) {
 	}
 	d := &daemon{opts: opts}
 	d.openLog(cfg)
-	d.backend = openBackend(t.Context(), opts.Host, cfg, d.hooks(), d.log)
+	d.backend = openBackend(t.Context(), opts.Host, cfg, d.gpusOf, d.log)
 	if err := d.build(t.Context(), cfg); err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +111,8 @@ func newDaemonOnHost(t *testing.T, text string) (*daemon, *fakeHost) {
 	go func() { ended <- d.runner.Run(ctx, time.Hour, func() {}) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := errors.Join(<-ended, d.executor.Close(context.Background()), d.backend.close()); err != nil {
+		d.runner.Stop()
+		if err := errors.Join(<-ended, d.sessions.Close(context.Background()), d.backend.close()); err != nil {
 			t.Error(err)
 		}
 	})

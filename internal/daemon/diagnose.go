@@ -15,7 +15,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
-	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
+	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -52,20 +52,21 @@ func (d *daemon) diagnose(ctx context.Context) *doctor.Report {
 func (d *daemon) processReports(ctx context.Context) []doctor.Process {
 	var all []doctor.Process
 	for _, proc := range d.inventory.Processes() {
-		facts, known := d.targets.Facts(proc.Key)
+		facts, known := d.registry.Facts(proc.Key)
 		if !known {
 			continue
 		}
-		choice, ok := d.ladder.Choice(proc.Key)
-		if !ok {
-			choice = d.ladder.Survey(ctx, proc.Key)
+		state, _ := d.sessions.State(proc.Key)
+		choice := state.Choice
+		if choice.Mechanism == "" && len(choice.Rejected) == 0 { // not tried, or lost
+			choice = d.sessions.Preview(ctx, proc.Key)
 		}
 		all = append(all, processReport(proc.Process, facts.Decision, choice))
 	}
 	return all
 }
 
-func processReport(proc gpreempt.Process, decision classify.Decision, choice ladder.Choice) doctor.Process {
+func processReport(proc gpreempt.Process, decision classify.Decision, choice targets.Choice) doctor.Process {
 	p := doctor.Process{
 		Key: proc.Key, Comm: proc.Comm, Offline: decision.Class == gpreempt.Offline, Mechanism: choice.Mechanism, Why: choice.Why,
 	}
@@ -105,12 +106,14 @@ func Diagnose(ctx context.Context, opts Options) (*doctor.Report, error) {
 				return nil
 			}
 			s := &scan{gpus: gpus, snapshot: snapshot}
-			l := ladder.New(ladder.Config{Rungs: s.rungs(cfg), Judge: s.judge(h), Now: time.Now, Log: zap.NewNop()})
+			sessions := targets.NewSessions(targets.Config{
+				Mechanisms: s.mechanisms(cfg), Assess: s.assess(h), Now: clock{time.Now()}.Now, Log: zap.NewNop(),
+			})
 			var all []doctor.Process
 			for _, proc := range snapshot.Processes {
 				// Container names, priorities and addresses are unknown without a daemon.
-				subject := classify.Subject{Process: proc.Process, GPUs: gpusWithQueues(gpus, proc)}
-				all = append(all, processReport(proc.Process, rules.Decide(&subject), l.Survey(ctx, proc.Key)))
+				subject := classify.Subject{Process: proc.Process, GPUs: targets.GPUsWithQueues(gpus, proc)}
+				all = append(all, processReport(proc.Process, rules.Decide(&subject), sessions.Preview(ctx, proc.Key)))
 			}
 			return all
 		}
@@ -124,9 +127,9 @@ type scan struct {
 	snapshot discovery.Snapshot
 }
 
-// rungs returns the mechanisms to probe. None of them attaches, so they need no thread and
+// mechanisms returns those to probe. None of them attaches, so they need no thread and
 // no journal. The driver stays open, because the program ends soon.
-func (s *scan) rungs(cfg config.Config) []mechanism.Mechanism {
+func (s *scan) mechanisms(cfg config.Config) []mechanism.Mechanism {
 	var all []mechanism.Mechanism
 	for _, name := range cfg.Mechanisms {
 		switch name {
@@ -153,12 +156,12 @@ func (s *scan) proc(key gpreempt.ProcessKey) discovery.Proc {
 }
 
 func (s *scan) gpusOf(key gpreempt.ProcessKey) []gpreempt.GPU {
-	return gpusWithQueues(s.gpus, s.proc(key))
+	return targets.GPUsWithQueues(s.gpus, s.proc(key))
 }
 
-func (s *scan) judge(h *hazards) func(string, gpreempt.ProcessKey) ladder.Verdict {
-	return func(mechanism string, target gpreempt.ProcessKey) ladder.Verdict {
-		return h.judge(mechanism, s.proc(target), s.gpus)
+func (s *scan) assess(h *hazards) func(string, gpreempt.ProcessKey) targets.Assessment {
+	return func(mechanism string, target gpreempt.ProcessKey) targets.Assessment {
+		return h.assess(mechanism, s.proc(target), s.gpus)
 	}
 }
 

@@ -29,10 +29,10 @@ func (d *daemon) openObserver() {
 		},
 		Before: d.findNewGPUs,
 		Scanned: func(diff inventory.Diff) {
-			d.targets.apply(diff)
-			d.letGoOutOfReach(diff.Changed)
+			d.registry.Apply(diff)
+			d.invalidateOutOfReach(diff.Changed)
 		},
-		Described: d.targets.told,
+		Described: d.registry.QueuesChanged,
 		Busy: func() (busy bool) {
 			d.runner.View(func(c *scheduler.Core) { busy = c.LeaseCount() > 0 })
 			return busy
@@ -52,7 +52,7 @@ func (d *daemon) openObserver() {
 
 // snapshot returns the queues of an attached target as the driver lists them.
 func (d *daemon) snapshot(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo {
-	if facts, _ := d.targets.Facts(key); facts.Mechanism == "" {
+	if facts, _ := d.registry.Facts(key); facts.Mechanism == "" {
 		return nil
 	}
 	return d.backend.snapshot(key)
@@ -94,7 +94,7 @@ func (d *daemon) openContainers(cfg config.Containers) {
 	}
 	d.containers = container.New(container.Config{
 		Sockets: cfg.Sockets, Kubelet: cfg.KubeletAddress(os.LookupEnv), KubeletToken: cfg.KubeletToken, KubeletCA: cfg.KubeletCA,
-		Changed: func(id string) { d.targets.containerTold(id) },
+		Changed: func(id string) { d.registry.ContainerChanged(id) },
 		Log:     d.log.Named("containers"),
 		Now:     time.Now,
 	})
@@ -120,7 +120,7 @@ func (d *daemon) listWarnings() []gpreempt.Warning {
 // setRules uses other rules, and starts a scan for the facts that they need.
 func (d *daemon) setRules(c *classify.Classifier) {
 	d.backend.fs.SetEnv(c.Env())
-	d.targets.setRules(c)
+	d.registry.SetRules(c)
 	if d.observer != nil { // not the first rules
 		d.observer.Rescan()
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
-	"github.com/gpreempt/gpreempt/internal/mechanism/ladder"
+	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -38,16 +38,16 @@ func (h *hazards) override(rows []hazard.Row) {
 	h.table = hazard.Default().With(rows)
 }
 
-// judge reports whether a mechanism may be used on a process of a machine with these
+// assess returns whether a mechanism may be used on a process of a machine with these
 // GPUs. One without queues may get them on any GPU.
-func (h *hazards) judge(name string, proc discovery.Proc, all []gpreempt.GPU) ladder.Verdict {
+func (h *hazards) assess(name string, proc discovery.Proc, all []gpreempt.GPU) targets.Assessment {
 	if outOfReach(name, proc) {
-		return ladder.Verdict{Evidence: secondaryContexts}
+		return targets.Assessment{Evidence: secondaryContexts}
 	}
-	gpus := gpusWithQueues(all, proc)
+	gpus := targets.GPUsWithQueues(all, proc)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	v := ladder.Verdict{Evidence: mechanism.Evidence{Check: "hazard table", Found: "no hazard is known", OK: true}}
+	v := targets.Assessment{Evidence: mechanism.Evidence{Check: "hazard table", Found: "no hazard is known", OK: true}}
 	var limits []string
 	for _, g := range h.gpus {
 		if len(gpus) > 0 && !slices.ContainsFunc(gpus, func(gpu gpreempt.GPU) bool { return gpu.ID == g.ID }) {
@@ -89,19 +89,19 @@ var hazardActions = map[hazard.Action]doctor.HazardAction{
 	hazard.Allow: doctor.HazardAllow, hazard.Limit: doctor.HazardLimit, hazard.Deny: doctor.HazardDeny,
 }
 
-// judge says what stands against a mechanism on a target that the mechanism does not
-// see. A simulated GPU has no hazards.
-func (d *daemon) judge(name string, target gpreempt.ProcessKey) ladder.Verdict {
+// assess returns what is known of using a mechanism on a target beyond what the mechanism
+// sees. A simulated GPU has no hazards.
+func (d *daemon) assess(name string, target gpreempt.ProcessKey) targets.Assessment {
 	if p := d.backend.pauses; p != nil && p.Orphaned(target) {
-		return ladder.Verdict{Evidence: mechanism.Evidence{Check: "journal", Found: "an earlier daemon's pause of it is not undone yet"}}
+		return targets.Assessment{Evidence: mechanism.Evidence{Check: "journal", Found: "an earlier daemon's pause of it is not undone yet"}}
 	}
 	h := d.hazards.Load()
 	if h == nil {
 		simulated := d.backend.simulated != ""
-		return ladder.Verdict{Evidence: mechanism.Evidence{Check: "hazard table", Found: "it knows no GPU of this machine", OK: simulated}}
+		return targets.Assessment{Evidence: mechanism.Evidence{Check: "hazard table", Found: "it knows no GPU of this machine", OK: simulated}}
 	}
 	proc, _ := d.inventory.Process(target)
-	return h.judge(name, proc, d.inventory.GPUs())
+	return h.assess(name, proc, d.inventory.GPUs())
 }
 
 // secondaryContexts stands against dbgtrap, which reaches the first KFD context of a
@@ -115,13 +115,13 @@ func outOfReach(name string, proc discovery.Proc) bool {
 	return name == "dbgtrap" && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) })
 }
 
-// letGoOutOfReach ends the hold on processes that got queues out of their mechanism's
-// reach since: to say that all of them are suspended would be wrong.
-func (d *daemon) letGoOutOfReach(changed []discovery.Proc) {
+// invalidateOutOfReach ends the use of mechanisms on processes that have got queues which
+// the mechanism cannot suspend.
+func (d *daemon) invalidateOutOfReach(changed []discovery.Proc) {
 	for _, proc := range changed {
-		choice, _ := d.ladder.Choice(proc.Key)
-		if outOfReach(choice.Mechanism, proc) {
-			d.ladder.Lost(choice.Mechanism, proc.Key, errors.New(secondaryContexts.Found))
+		state, _ := d.sessions.State(proc.Key)
+		if name := state.Choice.Mechanism; outOfReach(name, proc) {
+			d.sessions.Invalidate(name, proc.Key, errors.New(secondaryContexts.Found))
 		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"go.uber.org/zap"
@@ -17,38 +16,12 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
+	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/internal/tracer"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
-	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
-
-// hooks are the functions that mechanisms call. None of them blocks.
-type hooks struct {
-	// gpus returns the GPUs that have queues of a target.
-	gpus func(gpreempt.ProcessKey) []gpreempt.GPU
-	// births is called when a target may have new queues.
-	births func(gpreempt.ProcessKey)
-	// lost is called when a mechanism is no longer attached to a target.
-	lost func(mechanism string, target gpreempt.ProcessKey, err error)
-}
-
-// hooks returns the hooks of the daemon.
-func (d *daemon) hooks() hooks {
-	return hooks{
-		gpus:   d.gpusOf,
-		births: func(key gpreempt.ProcessKey) { d.observer.LookAt(key) },
-		lost: func(name string, target gpreempt.ProcessKey, err error) {
-			if hardware, ok := errors.AsType[*mechanism.HardwareError](err); ok {
-				for _, gpu := range hardware.GPUs {
-					d.runner.Post(scheduler.Alarm{GPU: gpu})
-				}
-			}
-			d.ladder.Lost(name, target, err)
-		},
-	}
-}
 
 // gpusOf returns the GPUs that have queues of a target.
 func (d *daemon) gpusOf(key gpreempt.ProcessKey) []gpreempt.GPU {
@@ -56,18 +29,7 @@ func (d *daemon) gpusOf(key gpreempt.ProcessKey) []gpreempt.GPU {
 	if !ok {
 		return nil
 	}
-	return gpusWithQueues(d.inventory.GPUs(), proc)
-}
-
-// gpusWithQueues returns the GPUs that have a queue of a process.
-func gpusWithQueues(gpus []gpreempt.GPU, proc discovery.Proc) []gpreempt.GPU {
-	var with []gpreempt.GPU
-	for _, gpu := range gpus {
-		if slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.GPU == gpu.ID }) {
-			with = append(with, gpu)
-		}
-	}
-	return with
+	return targets.GPUsWithQueues(d.inventory.GPUs(), proc)
 }
 
 // Host is the machine that the daemon works on: the hardware's, or one that a program
@@ -128,7 +90,7 @@ func (b *backend) openPauses(ctx context.Context, dir string, log *zap.Logger) {
 	}
 }
 
-func (b *backend) openDbgtrap(host Host, h hooks, log *zap.Logger) mechanism.Mechanism {
+func (b *backend) openDbgtrap(host Host, gpus func(gpreempt.ProcessKey) []gpreempt.GPU, log *zap.Logger) mechanism.Mechanism {
 	device, err := host.Open()
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && !b.hasDriver(): // findGPUs warns
@@ -147,9 +109,7 @@ func (b *backend) openDbgtrap(host Host, h hooks, log *zap.Logger) mechanism.Mec
 		Device: device,
 		Attach: host.Attach,
 		Root:   host.Dir,
-		Births: h.births,
-		Lost:   func(key gpreempt.ProcessKey, err error) { h.lost("dbgtrap", key, err) },
-		GPUs:   h.gpus,
+		GPUs:   gpus,
 		Log:    log.Named("dbgtrap"),
 	})
 	b.snapshot = func(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo { return snapshot(b.dbgtrap, key) }

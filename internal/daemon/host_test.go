@@ -403,10 +403,10 @@ func TestProcessPausedByAnEarlierDaemonIsNotUsed(t *testing.T) {
 	if resumed, failures := d.backend.pauses.Resume(t.Context()); resumed != 0 || len(failures) != 1 {
 		t.Errorf("resumed %d, failures %v", resumed, failures)
 	}
-	if v := d.judge("freezer", key); v.Evidence.OK {
+	if v := d.assess("freezer", key); v.Evidence.OK {
 		t.Errorf("a process that is still paused is allowed: %+v", v)
 	}
-	if v := d.judge("freezer", gpreempt.ProcessKey{PID: 8, Start: 8}); !v.Evidence.OK {
+	if v := d.assess("freezer", gpreempt.ProcessKey{PID: 8, Start: 8}); !v.Evidence.OK {
 		t.Errorf("another process is denied: %+v", v)
 	}
 }

@@ -27,6 +27,8 @@ type idleHost struct {
 // noTargets is an executor without targets.
 type noTargets struct{}
 
+func (noTargets) Attach(gpreempt.ProcessKey)          {}
+func (noTargets) Detach(gpreempt.ProcessKey)          {}
 func (noTargets) Suspend(gpreempt.ProcessKey, uint64) {}
 func (noTargets) Resume(gpreempt.ProcessKey, uint64)  {}
 

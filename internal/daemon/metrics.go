@@ -34,8 +34,8 @@ func (d *daemon) scrape() metrics.Snapshot {
 		GPUs: d.inventory.GPUs(), Sources: d.observer.Sources(), Processes: len(d.inventory.Processes()),
 		Queues: map[gpreempt.GPUID]int{}, Warnings: d.listWarnings(),
 	}
-	for _, rung := range d.backend.rungs {
-		s.Mechanisms = append(s.Mechanisms, rung.Name())
+	for _, m := range d.backend.mechanisms {
+		s.Mechanisms = append(s.Mechanisms, m.Name())
 	}
 	all, _ := d.inventory.Queues()
 	for _, q := range all {
@@ -51,8 +51,8 @@ func (d *daemon) scrape() metrics.Snapshot {
 		s.Totals = d.events.Totals(d.runner.Now())
 	})
 	for _, t := range targets {
-		held, _ := d.ladder.Choice(t.Key)
-		s.Targets = append(s.Targets, metrics.Target{Class: t.Class, State: t.State, Mechanism: held.Mechanism})
+		state, _ := d.sessions.State(t.Key)
+		s.Targets = append(s.Targets, metrics.Target{Class: t.Class, State: t.State, Mechanism: state.Choice.Mechanism})
 	}
 	return s
 }

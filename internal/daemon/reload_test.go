@@ -87,7 +87,7 @@ rules: [{name: all, match: {comm: "*"}, class: offline}]
 	}
 	key := h.start("anything").Key()
 	d.observer.Scan()
-	if facts, _ := d.targets.Facts(key); facts.Decision.By != "rule all" {
+	if facts, _ := d.registry.Facts(key); facts.Decision.By != "rule all" {
 		t.Errorf("a new process is classified by %q, want the new rule", facts.Decision.By)
 	}
 }
@@ -104,7 +104,7 @@ type state struct {
 func (d *daemon) state() state {
 	s := state{Config: *d.config.Load(), Policy: d.policy(), Access: *d.authz.Load(), Level: d.logs.Level()}
 	for _, p := range d.inventory.Processes() {
-		facts, _ := d.targets.Facts(p.Key)
+		facts, _ := d.registry.Facts(p.Key)
 		s.Decisions = append(s.Decisions, facts.Decision.By)
 	}
 	return s

@@ -90,7 +90,7 @@ func (d *daemon) shutdown(ctx context.Context) error {
 	d.runner.Stop()
 	quiet := d.awaitAllRunning(ctx)
 	d.server.Shutdown(ctx)
-	if err := errors.Join(quiet, d.executor.Close(ctx)); err != nil {
+	if err := errors.Join(quiet, d.sessions.Close(ctx)); err != nil {
 		return fmt.Errorf("shut down: %w", err)
 	}
 	d.logs.EndRepeats() // or its lines would follow the last one

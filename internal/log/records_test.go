@@ -44,6 +44,10 @@ func logged(t *testing.T, fail bool, history ...scheduler.Event) string {
 			switch a.Kind {
 			case scheduler.ActRecord:
 				records.Write(a.Record)
+			case scheduler.ActAttach:
+				results = append(results, scheduler.Attached{Target: a.Target})
+			case scheduler.ActDetach:
+				results = append(results, scheduler.Detached{Target: a.Target, Took: took})
 			case scheduler.ActSuspend:
 				result := scheduler.OutcomeOK
 				if fail {
@@ -63,7 +67,7 @@ func logged(t *testing.T, fail bool, history ...scheduler.Event) string {
 
 var (
 	offlineSeen = scheduler.TargetSeen{
-		Target: gpreempt.ProcessKey{PID: 4711, Start: 123456}, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{23256}, Queues: 1, Ready: true,
+		Target: gpreempt.ProcessKey{PID: 4711, Start: 123456}, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{23256}, Queues: 1,
 	}
 	announced = scheduler.LeaseRequested{Lease: 1, Client: 1, GPUs: []gpreempt.GPUID{23256}, Priority: 11, TTL: time.Second, MaxWait: 100 * time.Millisecond}
 )

@@ -61,6 +61,12 @@ func (w *world) step(ev scheduler.Event) {
 		case scheduler.ActAnswer:
 			w.log.Answered(a.Answer, events.Stages{Decide: 15 * time.Microsecond, Reply: 30 * time.Microsecond})
 			continue
+		case scheduler.ActAttach:
+			result = scheduler.Attached{Target: a.Target}
+			todo = append(todo, w.core.Step(w.now, result)...)
+			continue
+		case scheduler.ActDetach:
+			result = scheduler.Detached{Target: a.Target, Took: w.took}
 		case scheduler.ActSuspend:
 			outcome := scheduler.OutcomeOK
 			if w.fail {
@@ -108,7 +114,7 @@ func history(t *testing.T) *world {
 	w := newWorld(t)
 	w.took = 1500 * time.Microsecond
 	for pid, gpu := range []gpreempt.GPUID{1, 2} {
-		w.step(scheduler.TargetSeen{Target: job(int32(pid + 1)), Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{gpu}, Queues: 1, Ready: true})
+		w.step(scheduler.TargetSeen{Target: job(int32(pid + 1)), Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{gpu}, Queues: 1})
 	}
 	w.step(scheduler.TargetSeen{Target: job(9), Class: gpreempt.Online, Priority: 11, GPUs: []gpreempt.GPUID{1}, Queues: 1})
 	lease := func(id scheduler.LeaseID, gpus ...gpreempt.GPUID) scheduler.LeaseRequested {
@@ -209,7 +215,7 @@ func TestNeitherClientsNorJobsNorTimeMakeSeries(t *testing.T) {
 		s.Processes++
 	}
 	for i := range int32(1000) {
-		w.step(scheduler.TargetSeen{Target: job(1000 + i), Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{1}, Queues: 1, Ready: true})
+		w.step(scheduler.TargetSeen{Target: job(1000 + i), Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{1}, Queues: 1})
 		w.after(time.Second, scheduler.TargetGone{Target: job(1000 + i)})
 	}
 	s.Totals = w.log.Totals(w.now)

@@ -140,6 +140,11 @@ func newMachine() *machine {
 	return &machine{todo: make(chan scheduler.Event, 64), quit: make(chan struct{})}
 }
 
+// Attach does nothing: directory.tell posts the result.
+func (m *machine) Attach(gpreempt.ProcessKey) {}
+
+func (m *machine) Detach(target gpreempt.ProcessKey) { m.enqueue(scheduler.Detached{Target: target}) }
+
 func (m *machine) Suspend(target gpreempt.ProcessKey, seq uint64) {
 	m.enqueue(scheduler.Suspended{Target: target, Seq: seq, Took: time.Millisecond})
 }
@@ -246,8 +251,9 @@ func (d *directory) set(key gpreempt.ProcessKey, f Facts) {
 	gpus := gpusOf(proc)
 	slices.Sort(gpus)
 	d.post(scheduler.TargetSeen{
-		Target: key, Class: f.Decision.Class, Priority: f.Decision.Priority, GPUs: gpus, Queues: d.inv.QueuesBorn(key), Ready: true,
+		Target: key, Class: f.Decision.Class, Priority: f.Decision.Priority, GPUs: gpus, Queues: d.inv.QueuesBorn(key),
 	})
+	d.post(scheduler.Attached{Target: key})
 }
 
 // readings is an Observer with fixed readings.

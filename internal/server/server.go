@@ -26,6 +26,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -98,29 +99,11 @@ type Directory interface {
 	RuleCounts() []RuleCount
 }
 
-// RuleCount is how often a rule matched.
-type RuleCount struct {
-	// Rule is the name of the rule, and Class the class it assigns; "tag" stands for
-	// the tags of processes, which assign any class.
-	Rule  string
-	Class gpreempt.Class
-	// Matched and Decided count processes since the rules were loaded, and
-	// MatchesNow and DecidesNow the living ones.
-	Matched, Decided, MatchesNow, DecidesNow uint64
-}
-
-// Facts is what a Directory knows of a process.
-type Facts struct {
-	Decision classify.Decision
-	// Container is what the container runtime reports of its container.
-	Container gpreempt.Container
-	// Mechanism is the name of the attached mechanism; "" without one.
-	Mechanism string
-	// MechanismWhy says why it was chosen, and why preferred ones were not.
-	MechanismWhy string
-	// AttachError says why no mechanism could be attached; "" when none failed.
-	AttachError string
-}
+// RuleCount and Facts are what a Directory returns.
+type (
+	RuleCount = targets.RuleCount
+	Facts     = targets.Facts
+)
 
 // Observer is the part of *inventory.Observer that the server uses.
 type Observer interface {

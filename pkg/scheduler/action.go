@@ -18,6 +18,11 @@ const (
 	ActSuspend
 	// ActResume: resume all queues of Target; answer with Resumed{Seq}.
 	ActResume
+	// ActAttach: attach a mechanism to Target; answer with Attached.
+	ActAttach
+	// ActDetach: release Target, whose queues run then; answer with Detached. For a
+	// process that has left it may follow another action whose result is still out.
+	ActDetach
 	// ActAnswer: answer the announcement of Lease. Exactly one for each lease.
 	ActAnswer
 )
@@ -87,6 +92,7 @@ const (
 	CauseAlarm          Cause = "alarm"
 	CauseRetry          Cause = "retry"
 	CauseGone           Cause = "gone"
+	CauseReplaced       Cause = "replaced"
 	CauseQuarantineOver Cause = "quarantine-over"
 	CauseCooledDown     Cause = "cooled-down"
 	CauseAnnounced      Cause = "announced"

@@ -35,12 +35,12 @@ var checks = []check{
 	}, func(_ *Core, g *gang) string {
 		return fmt.Sprintf("class %v, priority %d%s", g.members[0].class, g.priority, g.jobText())
 	}},
-	{"mechanism", false, func(_ *Core, g *gang) Cause {
-		return when(g.any((*target).unready), CauseNotReady)
-	}, func(_ *Core, g *gang) string { return g.membersText("attached", "not attached", (*target).unready) }},
 	{"quarantine", false, func(c *Core, g *gang) Cause {
 		return when(c.now < g.quarantinedUntil(), CauseQuarantine)
 	}, func(c *Core, g *gang) string { return c.endText(g.quarantinedUntil()) }},
+	{"mechanism", false, func(_ *Core, g *gang) Cause {
+		return when(g.any((*target).unready), CauseNotReady)
+	}, func(_ *Core, g *gang) string { return g.membersText("attached", "not attached", (*target).unready) }},
 	{"drain", false, func(c *Core, _ *gang) Cause { return when(c.draining, CauseDrain) },
 		func(c *Core, _ *gang) string {
 			return map[bool]string{true: "draining", false: "not draining"}[c.draining]

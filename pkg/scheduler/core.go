@@ -36,9 +36,6 @@ const (
 	// StuckAfter is how long a suspend or resume may take before the GPU is
 	// treated as unwell; KFD itself gives up after 9 s.
 	StuckAfter = 2 * time.Second
-	// RetryMin and RetryMax bound the back-off of a resume that failed.
-	RetryMin = 100 * time.Millisecond
-	RetryMax = 5 * time.Second
 	// IdleGrace is how long the queues of a client must be empty before a lease
 	// with OnIdle ends: a serving loop pauses between two kernels of one request.
 	IdleGrace = 2 * time.Millisecond
@@ -65,29 +62,35 @@ type Core struct {
 	policy   Policy
 	limits   Limits
 	draining bool
+	// stopping: every session is released, and no target is attached to any more.
+	stopping bool
 	now      Time
 
 	gpus     map[gpreempt.GPUID]*gpu
 	gpuOrder []*gpu // by id
 	targets  map[gpreempt.ProcessKey]*target
-	order    []*target        // by key: whatever walks all targets walks this
-	jobs     map[string]*gang // gangs of scope job
-	leases   map[LeaseID]*lease
-	clients  map[ClientID]*client
-	perUser  map[UserID]int // live leases, but those of admins
-	requests map[requestKey]LeaseID
+	order    []*target // by key: whatever walks all targets walks this
+	// attachments are those of the targets, and of processes that have left and are
+	// not detached yet.
+	attachments map[gpreempt.ProcessKey]*attachment
+	jobs        map[string]*gang // gangs of scope job
+	leases      map[LeaseID]*lease
+	clients     map[ClientID]*client
+	perUser     map[UserID]int // live leases, but those of admins
+	requests    map[requestKey]LeaseID
 
 	ended     []endedLease // ring once endedKept long
 	endedNext int
 	endedByID map[LeaseID]int
 
-	timers  timerHeap
-	seq     uint64
-	surveys uint64
-	dirty   []*gang
-	pending []*lease // unanswered or not yet quiet
-	free    []*lease
-	actions []Action
+	timers           timerHeap
+	seq              uint64
+	surveys          uint64
+	dirty            []*gang
+	dirtyAttachments []*attachment
+	pending          []*lease // unanswered or not yet quiet
+	free             []*lease
+	actions          []Action
 }
 
 type requestKey struct {
@@ -98,16 +101,17 @@ type requestKey struct {
 // New returns an empty core. The policy must be valid.
 func New(policy Policy, limits Limits) *Core {
 	return &Core{
-		policy:    policy,
-		limits:    limits,
-		gpus:      map[gpreempt.GPUID]*gpu{},
-		targets:   map[gpreempt.ProcessKey]*target{},
-		jobs:      map[string]*gang{},
-		leases:    map[LeaseID]*lease{},
-		clients:   map[ClientID]*client{},
-		perUser:   map[UserID]int{},
-		requests:  map[requestKey]LeaseID{},
-		endedByID: map[LeaseID]int{},
+		policy:      policy,
+		limits:      limits,
+		gpus:        map[gpreempt.GPUID]*gpu{},
+		targets:     map[gpreempt.ProcessKey]*target{},
+		jobs:        map[string]*gang{},
+		attachments: map[gpreempt.ProcessKey]*attachment{},
+		leases:      map[LeaseID]*lease{},
+		clients:     map[ClientID]*client{},
+		perUser:     map[UserID]int{},
+		requests:    map[requestKey]LeaseID{},
+		endedByID:   map[LeaseID]int{},
 	}
 }
 
@@ -160,6 +164,14 @@ func (c *Core) apply(ev Event) {
 		}
 	case ClientBacklog:
 		c.clientBacklog(ev)
+	case Attached:
+		c.attached(ev)
+	case Detached:
+		c.detached(ev)
+	case Lost:
+		c.sessionLost(ev)
+	case QueueBorn:
+		c.queueBorn(ev.Target)
 	case Suspended:
 		c.suspended(ev)
 	case Resumed:
@@ -179,6 +191,11 @@ func (c *Core) apply(ev Event) {
 			c.draining = ev.On
 			c.record(Record{Kind: RecordDrain, On: ev.On})
 			c.markAll()
+		}
+	case Stopped:
+		c.stopping = true
+		for _, t := range c.order {
+			c.markAttachment(t.attachment)
 		}
 	}
 }
@@ -226,6 +243,12 @@ func (c *Core) settle() {
 		}
 	}
 	c.dirty = c.dirty[:0]
+	for _, a := range c.dirtyAttachments {
+		a.dirty = false
+		c.settleAttachment(a)
+	}
+	clear(c.dirtyAttachments)
+	c.dirtyAttachments = c.dirtyAttachments[:0]
 	kept := c.pending[:0]
 	for _, l := range c.pending {
 		if c.settleLease(l) {

@@ -42,9 +42,9 @@ func newRig(targets, gpusEach, elsewhere int, covered ...gpreempt.GPUID) *rig {
 		r.round()
 	}
 	seen := func(i int, gpus []gpreempt.GPUID) {
-		r.core.Step(r.now, TargetSeen{
-			Target: gpreempt.ProcessKey{PID: int32(i + 1), Start: 1}, Class: gpreempt.Offline, GPUs: gpus, Queues: 1, Ready: true,
-		})
+		key := gpreempt.ProcessKey{PID: int32(i + 1), Start: 1}
+		r.core.Step(r.now, TargetSeen{Target: key, Class: gpreempt.Offline, GPUs: gpus, Queues: 1})
+		r.core.Step(r.now, Attached{Target: key})
 	}
 	for i := range targets {
 		var gpus []gpreempt.GPUID

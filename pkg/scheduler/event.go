@@ -51,14 +51,47 @@ type (
 		// GPUs its queues are on, ascending, without duplicates. The core keeps
 		// the slice; the caller must not change it afterwards.
 		GPUs []gpreempt.GPUID `json:"gpus,omitempty"`
-		// Queues is a number that grows whenever a queue of the target is born.
+		// Queues is a number that grows whenever a queue of the target is born. It is
+		// ignored while a mechanism is attached that reports births itself.
 		Queues uint64 `json:"queues,omitempty"`
-		// Ready tells that a mechanism is attached; others are never suspended.
-		Ready bool `json:"ready,omitempty"`
 	}
 
 	// TargetGone says that the process left; also what ESRCH means.
 	TargetGone struct {
+		Target gpreempt.ProcessKey `json:"target"`
+	}
+
+	// Attached is the result of an Attach action. A target is suspended only while a
+	// mechanism is attached to it.
+	Attached struct {
+		Target gpreempt.ProcessKey `json:"target"`
+		Result Outcome             `json:"result"`
+		// FailedGPUs are those that reported a hardware error.
+		FailedGPUs []gpreempt.GPUID `json:"failed_gpus,omitempty"`
+		// ReportsBirths: QueueBorn is posted for each queue born from now on.
+		ReportsBirths bool `json:"reports_births,omitempty"`
+	}
+
+	// Detached is the result of a Detach action. After OutcomeOK all queues run and
+	// the process is released; another Detach follows any other result but OutcomeGone.
+	Detached struct {
+		Target     gpreempt.ProcessKey `json:"target"`
+		Result     Outcome             `json:"result"`
+		FailedGPUs []gpreempt.GPUID    `json:"failed_gpus,omitempty"`
+		Took       time.Duration       `json:"took"`
+	}
+
+	// Lost says that the mechanism can suspend the target no longer, without an action
+	// having failed: another debugger took the process, its runtime or a GPU failed, or
+	// it has replaced its program.
+	Lost struct {
+		Target     gpreempt.ProcessKey `json:"target"`
+		Result     Outcome             `json:"result"`
+		FailedGPUs []gpreempt.GPUID    `json:"failed_gpus,omitempty"`
+	}
+
+	// QueueBorn says that the driver reported a new queue of the target.
+	QueueBorn struct {
 		Target gpreempt.ProcessKey `json:"target"`
 	}
 
@@ -155,6 +188,10 @@ type (
 	Drain struct {
 		On bool `json:"on"`
 	}
+
+	// Stopped ends the attaching of mechanisms: what is attached is detached as soon
+	// as it runs. It follows the Drain of a shutdown.
+	Stopped struct{}
 )
 
 func (Tick) event()           {}
@@ -166,14 +203,19 @@ func (LeaseRenewed) event()   {}
 func (LeaseFinished) event()  {}
 func (ClientGone) event()     {}
 func (ClientBacklog) event()  {}
+func (Attached) event()       {}
+func (Detached) event()       {}
+func (Lost) event()           {}
+func (QueueBorn) event()      {}
 func (Suspended) event()      {}
 func (Resumed) event()        {}
 func (Alarm) event()          {}
 func (Hold) event()           {}
 func (PolicyChanged) event()  {}
 func (Drain) event()          {}
+func (Stopped) event()        {}
 
-// Outcome is what became of a suspend or a resume.
+// Outcome is the result of an action on a target.
 type Outcome uint8
 
 // The outcomes.
@@ -188,6 +230,11 @@ const (
 	// OutcomeHardware: the GPU reported an error; the target is quarantined and
 	// the breaker of the GPU opens.
 	OutcomeHardware
+	// OutcomeReplaced: the process runs another program, and its queues ended with the
+	// one before. It can be attached to again at once.
+	OutcomeReplaced
+	// OutcomeDebugged: another debugger holds the process on the GPU. As OutcomeFailed.
+	OutcomeDebugged
 )
 
 // LeaseEnd is why a lease ended.

@@ -17,7 +17,7 @@ func (w *world) finishAll() error {
 	if err := w.step(Drain{true}); err != nil {
 		return err
 	}
-	if err := w.settle(w.now + RetryMax); err != nil {
+	if err := w.settle(w.now + RetryAction.Last); err != nil {
 		return err
 	}
 	for key, t := range w.observer.targets {
@@ -49,7 +49,7 @@ func (c *Core) leftovers() error {
 	var errs []error
 	for what, n := range map[string]int{
 		"targets": len(c.targets), "targets in order": len(c.order), "jobs": len(c.jobs), "leases": len(c.leases), "clients": len(c.clients), "users": len(c.perUser),
-		"timers": len(c.timers.items), "dirty gangs": len(c.dirty), "pending leases": len(c.pending),
+		"attachments": len(c.attachments), "dirty attachments": len(c.dirtyAttachments), "timers": len(c.timers.items), "dirty gangs": len(c.dirty), "pending leases": len(c.pending),
 	} {
 		if n != 0 {
 			errs = append(errs, fmt.Errorf("%d %s left", n, what))
@@ -110,6 +110,7 @@ func TestRandomHistories(t *testing.T) {
 		"Suspends": 1000, "NewQueueSuspends": 100, "Resumes": 1000, "Retries": 50, "Failures": 100, "Quarantines": 50, "Answers": 5000, "Quiesced": 500,
 		"MaxWaits": 100, "Deferred": 100, "Ended": 5000, "Expired": 500, "Idle": 20, "Coalesced": 20, "Forced": 100, "Lingered": 50, "Breakers": 100, "Stuck": 20,
 		"ShadowRecords": 100, "ByHand": 50, "Drains": 100, "Deadlines": 5000,
+		"Attaches": 1000, "Detaches": 500, "AttachFailures": 100, "DetachFailures": 50, "Lost": 100, "Births": 100, "Replaced": 20,
 	}
 	for what, least := range atLeast {
 		if total[what] < least {

@@ -144,7 +144,7 @@ func TestNoSetOfClientsKeepsOfflineWorkSuspended(t *testing.T) {
 		}
 		for i, gpus := range [][]gpreempt.GPUID{{1}, {2}, {1, 2}} {
 			must(h.step(TargetSeen{
-				Target: gpreempt.ProcessKey{PID: int32(100 + i), Start: 1}, Class: gpreempt.Offline, Ready: true, GPUs: gpus,
+				Target: gpreempt.ProcessKey{PID: int32(100 + i), Start: 1}, Class: gpreempt.Offline, GPUs: gpus,
 			}))
 		}
 		h.spawn()

@@ -30,6 +30,9 @@ func (c *Core) checkTarget(t *target) error {
 	if !slices.Contains(g.members, t) {
 		return fmt.Errorf("not a member of its gang")
 	}
+	if t.attachment != c.attachments[t.key] || t.attachment.target != t {
+		return fmt.Errorf("its attachment is another's")
+	}
 	next, armed := c.NextDeadline()
 	switch t.state {
 	case TargetSuspended:
@@ -76,7 +79,7 @@ func (c *Core) checkTarget(t *target) error {
 			return fmt.Errorf("the decision is stale: %v, now %v", g.verdict, v)
 		}
 	case TargetSuspending, TargetResuming:
-		if t.seq == 0 {
+		if t.seq == 0 && t.attachment.state != detaching && !t.retrying {
 			return fmt.Errorf("rule 4: away without an action")
 		}
 		if !t.stuck && t.timer.index == 0 {

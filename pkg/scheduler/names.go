@@ -31,7 +31,9 @@ func (r QuiesceReason) String() string {
 }
 
 // String names the outcome.
-func (o Outcome) String() string { return word(o, "ok", "gone", "failed", "hardware") }
+func (o Outcome) String() string {
+	return word(o, "ok", "gone", "failed", "hardware", "replaced", "debugged")
+}
 
 // String names the choice as the config file does.
 func (w SuspendWhen) String() string { return word(w, "unset", "at-once", "eta", "slack") }

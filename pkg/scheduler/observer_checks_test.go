@@ -45,7 +45,7 @@ func (o *observer) eligible(t *seenTarget) error {
 		switch {
 		case m.Class != gpreempt.Offline:
 			return fmt.Errorf("rule 3: class %v", m.Class)
-		case !m.Ready:
+		case !o.ready(m):
 			return errors.New("no mechanism is attached")
 		case o.now < m.quarantinedUntil:
 			return fmt.Errorf("rule 7: quarantine of %v until %v", m.Target, m.quarantinedUntil)
@@ -151,10 +151,10 @@ func (o *observer) checkTarget(t *seenTarget) error {
 			return errors.New("no suspend is in flight")
 		}
 	case TargetResuming:
-		if (!inFlight || t.kind != ActResume) && !t.waitsForRetry {
+		if (!inFlight || t.kind != ActResume) && !t.waitsForRetry && !t.detaching {
 			return errors.New("no resume is in flight")
 		}
-		if t.waitsForRetry && o.now >= t.failedAt+RetryMax {
+		if t.waitsForRetry && o.now >= t.failedAt+RetryAction.Last {
 			return fmt.Errorf("the resume failed at %v and is not tried again", t.failedAt)
 		}
 	default:

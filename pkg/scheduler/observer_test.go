@@ -15,11 +15,13 @@ import (
 type observer struct {
 	policy   Policy
 	draining bool
+	stopped  bool
 	now      Time
 	lastSeq  uint64
 
-	targets map[gpreempt.ProcessKey]*seenTarget
-	leases  map[LeaseID]*seenLease
+	targets  map[gpreempt.ProcessKey]*seenTarget
+	sessions map[gpreempt.ProcessKey]*seenSession
+	leases   map[LeaseID]*seenLease
 	// breaker is until when nothing may be suspended on a GPU; shown is what the
 	// records say of it.
 	breaker map[gpreempt.GPUID]Time
@@ -46,6 +48,15 @@ func (c counts) add(o counts) {
 	}
 }
 
+// seenSession is the mechanism on a process.
+type seenSession struct {
+	// flight is ActAttach or ActDetach while one has not come back.
+	flight                   ActionKind
+	attached, failed, births bool
+	// since is when the last result came.
+	since Time
+}
+
 type seenTarget struct {
 	TargetSeen
 	state TargetState
@@ -56,6 +67,7 @@ type seenTarget struct {
 	stuck    bool
 	sentWith uint64 // Queues when the last Suspend was sent
 
+	detaching        bool // a Detach that resumes is in flight
 	failedAt         Time // of a resume that waits for its retry
 	waitsForRetry    bool
 	quarantinedUntil Time
@@ -87,7 +99,7 @@ type seenLease struct {
 
 func newObserver(p Policy) *observer {
 	return &observer{
-		policy: p, targets: map[gpreempt.ProcessKey]*seenTarget{}, leases: map[LeaseID]*seenLease{},
+		policy: p, targets: map[gpreempt.ProcessKey]*seenTarget{}, sessions: map[gpreempt.ProcessKey]*seenSession{}, leases: map[LeaseID]*seenLease{},
 		breaker: map[gpreempt.GPUID]Time{}, shown: map[gpreempt.GPUID]bool{},
 		ends: map[LeaseID]LeaseEnd{}, left: map[gpreempt.ProcessKey]bool{}, answers: map[LeaseID]Answer{}, counts: counts{},
 	}
@@ -107,7 +119,7 @@ func (o *observer) watch(now Time, ev Event, actions []Action) error {
 			return fmt.Errorf("at %v, after %T: action %d, %q: %w", o.now, ev, i, a, err)
 		}
 	}
-	for _, err := range []error{o.checkEnds(), o.checkTargets(), o.checkLeases(), o.checkBreakers()} {
+	for _, err := range []error{o.checkEnds(), o.checkTargets(), o.checkSessions(), o.checkLeases(), o.checkBreakers()} {
 		if err != nil {
 			return fmt.Errorf("at %v, after %T: %w", o.now, ev, err)
 		}
@@ -118,7 +130,7 @@ func (o *observer) watch(now Time, ev Event, actions []Action) error {
 // passTime notices what is due before the event counts.
 func (o *observer) passTime() {
 	for _, t := range o.targets {
-		if t.flight != 0 && !t.stuck && o.now >= t.sentAt+StuckAfter {
+		if (t.flight != 0 || t.detaching) && !t.stuck && o.now >= t.sentAt+StuckAfter {
 			t.stuck = true
 			o.counts["Stuck"]++
 			for _, id := range t.GPUs {
@@ -167,6 +179,9 @@ func (o *observer) takeEvent(ev Event) {
 			o.targets[ev.Target] = t
 		}
 		before := t.TargetSeen
+		if t.state != TargetNone && o.session(ev.Target).births {
+			ev.Queues = before.Queues
+		}
 		o.regrouped(t, ev)
 		t.TargetSeen = ev
 		o.regrouped(t, before)
@@ -197,6 +212,23 @@ func (o *observer) takeEvent(ev Event) {
 		}
 	case ClientBacklog:
 		o.takeBacklog(ev)
+	case Attached:
+		o.takeAttached(ev)
+	case Detached:
+		o.takeDetached(ev)
+	case Lost:
+		if s := o.session(ev.Target); s.attached && s.flight == ActRecord {
+			s.failed = true
+			o.openBreakers(o.targets[ev.Target], ev.Result, ev.FailedGPUs)
+			o.counts["Lost"]++
+		}
+	case QueueBorn:
+		if t := o.targets[ev.Target]; t != nil && o.session(ev.Target).births {
+			t.Queues++
+			o.counts["Births"]++
+		}
+	case Stopped:
+		o.stopped = true
 	case Suspended:
 		o.takeResult(ev.Target, ActSuspend, ev.Seq, ev.Result, ev.FailedGPUs)
 	case Resumed:
@@ -261,24 +293,38 @@ func (o *observer) takeResult(key gpreempt.ProcessKey, kind ActionKind, seq uint
 		return
 	}
 	t.flight, t.stuck = 0, false
+	o.takeOutcome(t, kind, result, gpus)
+}
+
+func (o *observer) takeOutcome(t *seenTarget, kind ActionKind, result Outcome, gpus []gpreempt.GPUID) {
 	switch result {
 	case OutcomeOK:
+		return
 	case OutcomeGone:
-		o.targetLeft(key)
+		o.targetLeft(t.Target)
+		return
+	case OutcomeReplaced:
+		o.counts["Replaced"]++
 	default:
 		o.counts["Failures"]++
 		t.quarantinedUntil = o.now + QuarantineTime
-		if kind == ActResume {
-			t.waitsForRetry, t.failedAt = true, o.now
-		}
-		if result == OutcomeHardware {
-			if len(gpus) == 0 {
-				gpus = t.GPUs
-			}
-			for _, id := range gpus {
-				o.breaker[id] = o.now + BreakerTime
-			}
-		}
+		o.openBreakers(t, result, gpus)
+	}
+	o.session(t.Target).failed = true
+	if kind != ActSuspend {
+		t.waitsForRetry, t.failedAt = true, o.now
+	}
+}
+
+func (o *observer) openBreakers(t *seenTarget, result Outcome, gpus []gpreempt.GPUID) {
+	if result != OutcomeHardware {
+		return
+	}
+	if len(gpus) == 0 && t != nil {
+		gpus = t.GPUs
+	}
+	for _, id := range gpus {
+		o.breaker[id] = o.now + BreakerTime
 	}
 }
 
@@ -347,11 +393,16 @@ func (o *observer) takeAction(a Action, before []Action) error {
 		return nil
 	}
 	t := o.targets[a.Target]
+	if a.Kind == ActAttach || a.Kind == ActDetach {
+		return o.takeSessionAction(a.Kind, a.Target, t)
+	}
 	switch {
 	case t == nil:
 		return errors.New("an action on a target that is not there")
 	case t.flight != 0:
 		return fmt.Errorf("rule 4: action %d is still in flight", t.flight)
+	case !o.session(a.Target).attached:
+		return errors.New("no mechanism is attached")
 	case a.Seq <= o.lastSeq:
 		return fmt.Errorf("sequence number %d after %d", a.Seq, o.lastSeq)
 	}

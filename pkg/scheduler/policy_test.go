@@ -135,7 +135,7 @@ func TestEnumsHaveTheNamesOfTheAPI(t *testing.T) {
 		"lease":   {"none", "requested", "quiescing", "held", "ended", "5", "6", "7", "8", "9", "10", "11", "12"},
 		"end":     {"none", "completed", "expired", "disconnected", "client-died", "idle", "released", "7", "8", "9", "10", "11", "12"},
 		"reason":  {"none", "done", "nothing-to-do", "max-wait", "deferred", "not-awaited", "share-floor", "unsafe", "shadow", "draining", "ended", "hold", "12"},
-		"outcome": {"ok", "gone", "failed", "hardware", "4", "5", "6", "7", "8", "9", "10", "11", "12"},
+		"outcome": {"ok", "gone", "failed", "hardware", "replaced", "debugged", "6", "7", "8", "9", "10", "11", "12"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -20,12 +20,17 @@ var eventTypes = func() map[string]reflect.Type {
 		LeaseFinished{},
 		ClientGone{},
 		ClientBacklog{},
+		Attached{},
+		Detached{},
+		Lost{},
+		QueueBorn{},
 		Suspended{},
 		Resumed{},
 		Alarm{},
 		Hold{},
 		PolicyChanged{},
 		Drain{},
+		Stopped{},
 	} {
 		types[reflect.TypeOf(ev).Name()] = reflect.TypeOf(ev)
 	}
@@ -74,6 +79,10 @@ func (a Action) String() string {
 		fmt.Fprintf(&b, "suspend target=%v seq=%d", a.Target, a.Seq)
 	case ActResume:
 		fmt.Fprintf(&b, "resume target=%v seq=%d", a.Target, a.Seq)
+	case ActAttach:
+		fmt.Fprintf(&b, "attach target=%v", a.Target)
+	case ActDetach:
+		fmt.Fprintf(&b, "detach target=%v", a.Target)
 	case ActAnswer:
 		fmt.Fprintf(&b, "answer lease=%d quiesced=%v reason=%v suspended=%d waited=%v",
 			a.Lease, a.Answer.Quiesced, a.Answer.Reason, a.Answer.Suspended, a.Answer.Waited)

@@ -93,7 +93,7 @@ func TestReplayGolden(t *testing.T) {
 	const logFile, goldenFile = "testdata/replay.jsonl", "testdata/replay.golden"
 	if *update {
 		if _, err := os.Stat(logFile); err != nil {
-			log, _ := history(t, 7, 400)
+			log, _ := history(t, 10, 600)
 			if err := os.WriteFile(logFile, log, 0o644); err != nil {
 				t.Fatal(err)
 			}
@@ -124,7 +124,7 @@ var oneOfEach = []Event{
 	GPUAdded{7},
 	TargetSeen{
 		Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Job: "j", Class: gpreempt.Offline, Priority: 3,
-		GPUs: []gpreempt.GPUID{4, 5}, Queues: 6, Ready: true,
+		GPUs: []gpreempt.GPUID{4, 5}, Queues: 6,
 	},
 	TargetGone{gpreempt.ProcessKey{PID: 1, Start: 2}},
 	LeaseRequested{
@@ -135,12 +135,17 @@ var oneOfEach = []Event{
 	LeaseFinished{1, EndIdle},
 	ClientGone{1, EndClientDied},
 	ClientBacklog{1, true},
+	Attached{gpreempt.ProcessKey{PID: 1, Start: 2}, OutcomeHardware, []gpreempt.GPUID{4}, true},
+	Detached{gpreempt.ProcessKey{PID: 1, Start: 2}, OutcomeHardware, []gpreempt.GPUID{4}, 5},
+	Lost{gpreempt.ProcessKey{PID: 1, Start: 2}, OutcomeHardware, []gpreempt.GPUID{4}},
+	QueueBorn{gpreempt.ProcessKey{PID: 1, Start: 2}},
 	Suspended{gpreempt.ProcessKey{PID: 1, Start: 2}, 3, OutcomeHardware, []gpreempt.GPUID{4}, 5},
 	Resumed{gpreempt.ProcessKey{PID: 1, Start: 2}, 3, OutcomeFailed, []gpreempt.GPUID{4}, 5},
 	Alarm{1},
 	Hold{gpreempt.ProcessKey{PID: 1, Start: 2}, time.Second},
 	PolicyChanged{DefaultPolicy()},
 	Drain{true},
+	Stopped{},
 }
 
 func TestEveryEventSurvivesTheLog(t *testing.T) {

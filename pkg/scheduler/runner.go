@@ -12,9 +12,14 @@ import (
 // Clock tells the time. It is monotonic and safe for concurrent use.
 type Clock interface{ Now() Time }
 
-// Executor carries out suspends and resumes. Its methods must not block and must
-// not call the Runner: the result comes later, through Runner.Post.
+// Executor carries out actions on targets. Its methods must not block and must not
+// call the Runner: the result is posted later, by Runner.Post. Actions on one target
+// are carried out in order.
 type Executor interface {
+	// Attach posts Attached, Detach posts Detached.
+	Attach(target gpreempt.ProcessKey)
+	Detach(target gpreempt.ProcessKey)
+	// Suspend posts Suspended, Resume posts Resumed, with seq.
 	Suspend(target gpreempt.ProcessKey, seq uint64)
 	Resume(target gpreempt.ProcessKey, seq uint64)
 }
@@ -203,12 +208,14 @@ func (r *Runner) SetLimits(l Limits) {
 	r.core.limits = l
 }
 
-// Stop refuses announcements from now on and resumes everything.
+// Stop refuses announcements from now on, resumes everything and detaches from every
+// target.
 func (r *Runner) Stop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.stopping = true
 	r.step(r.clock.Now(), Drain{On: true})
+	r.step(r.clock.Now(), Stopped{})
 }
 
 func (r *Runner) step(now Time, ev Event) {
@@ -217,6 +224,10 @@ func (r *Runner) step(now Time, ev Event) {
 		switch a := &actions[i]; a.Kind {
 		case ActRecord:
 			r.record(a.Record)
+		case ActAttach:
+			r.executor.Attach(a.Target)
+		case ActDetach:
+			r.executor.Detach(a.Target)
 		case ActSuspend:
 			r.executor.Suspend(a.Target, a.Seq)
 		case ActResume:

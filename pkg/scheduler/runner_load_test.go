@@ -79,7 +79,7 @@ func TestRunnerUnderLoad(t *testing.T) {
 						m.Post(Hold{key, time.Millisecond})
 					default:
 						m.Post(TargetSeen{
-							Target: key, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{gpreempt.GPUID(1 + roll(4))}, Queues: uint64(roll(3)), Ready: true,
+							Target: key, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{gpreempt.GPUID(1 + roll(4))}, Queues: uint64(roll(3)),
 						})
 					}
 					time.Sleep(time.Microsecond * time.Duration(roll(3000)))

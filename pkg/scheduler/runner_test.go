@@ -49,6 +49,16 @@ func (m *machine) Resume(t gpreempt.ProcessKey, seq uint64) {
 	}
 }
 
+// Attach and Detach are not noted: most tests are about what follows them.
+func (m *machine) Attach(t gpreempt.ProcessKey) { go m.Post(Attached{Target: t}) }
+func (m *machine) Detach(t gpreempt.ProcessKey) { go m.Post(Detached{Target: t}) }
+
+// see makes an offline target known that has a queue on GPU 1.
+func (m *machine) see(t gpreempt.ProcessKey) {
+	m.Post(TargetSeen{Target: t, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{1}, Queues: 1})
+	synctest.Wait()
+}
+
 func (m *machine) takeLog() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -70,7 +80,7 @@ func newMachine() *machine {
 	p.Linger = LingerNone
 	m.Runner = NewRunner(New(p, Limits{LeasesPerClient: 4, LeasesPerUser: 100, LeasesTotal: 100}), m, NewTimer(), m, func(r Record) { m.note("%v", r) })
 	m.Post(GPUAdded{1})
-	m.Post(TargetSeen{Target: alpha, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{1}, Queues: 1, Ready: true})
+	m.see(alpha)
 	m.takeLog()
 	return m
 }
@@ -553,7 +563,7 @@ func TestRunEndsWithItsContextAndFailsWithItsTimer(t *testing.T) {
 func TestRecordsComeBeforeEffects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine()
-		m.Post(TargetSeen{Target: beta, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{1}, Queues: 1, Ready: true})
+		m.see(beta)
 		m.takeLog()
 		m.running(t)
 		_, _, err := m.Announce(request(), func(_ LeaseID, a Answer) { m.note("answer %v", a.Reason) })

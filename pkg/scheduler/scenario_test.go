@@ -24,15 +24,18 @@ import (
 //
 //	policy preset=NAME [knob=value...]   preset=balanced by default; at the first command, or a PolicyChanged
 //	gpu ID...
-//	target PID@START [class= prio= gpus= job= queues= ready=]   what is left out stays, or is offline 0 1 "" 1 true
+//	target PID@START [class= prio= gpus= job= queues=]   what is left out stays, or is offline 0 1 "" 1
+//	attach auto | attach by-hand         whether every Attach, and every Detach that resumes nothing, succeeds at once, as at first
+//	attached, detached, lost PID@START [result= failed=GPUS births]
+//	born PID@START                       a birth that the mechanism reports
 //	gone PID@START
 //	lease ID [client= user= gpus= prio= ttl= maxwait= eta= slo= expected= idle request=]   1 1 11 1s 20ms
 //	order ID target=PID@START [client= ttl= maxwait=]   a suspension by hand
 //	admit [as lease or order]            what Admit says, without announcing
 //	renew ID ttl= | complete ID [end=] | clientgone ID [end=] | backlog ID busy|empty
-//	suspended, resumed PID@START [took= result= failed=GPUS seq=]   seq is that in flight by default
+//	suspended, resumed PID@START [took= result= failed=GPUS seq=]   seq is that in flight by default; resumed answers a Detach that resumes, too
 //	autoreply suspend= resume= | autoreply off    the mechanism answers by itself from now on
-//	alarm GPU | hold PID@START for= | drain on|off
+//	alarm GPU | hold PID@START for= | drain on|off | stop
 //	at TIME | after DURATION             every deadline and answer in between fires on time
 //	late TIME                            as a busy machine: one Tick, long after the deadlines
 //	explain PID@START | dump | ended ID | owned ID client= | next
@@ -80,6 +83,7 @@ type scenario struct {
 	now      Time
 	reply    map[ActionKind]time.Duration
 	due      []arrival
+	byHand   bool // an Attach or a Detach is answered by the script
 	out      strings.Builder
 }
 
@@ -158,6 +162,9 @@ func (s *scenario) run(cmd string, a arguments) error {
 	switch cmd {
 	case "at", "after", "late", "autoreply":
 		return s.passTime(cmd, a)
+	case "attach":
+		s.byHand = a.name() == "by-hand"
+		return nil
 	case "explain", "dump", "admit", "ended", "owned", "next":
 		return s.look(cmd, a)
 	case "gpu":
@@ -272,8 +279,38 @@ func (s *scenario) step(ev Event) error {
 			s.due = append(s.due, arrival{s.now + took, ev})
 		}
 	}
+	actions = slices.Clone(actions) // they are the core's until the next step
+	if err := errors.Join(s.observer.watch(s.now, ev, actions), s.core.CheckInvariants()); err != nil || s.byHand {
+		s.sortDue()
+		return err
+	}
+	for _, a := range actions {
+		var result Event
+		switch a.Kind {
+		case ActAttach:
+			result = Attached{Target: a.Target}
+		case ActDetach:
+			result = Detached{Target: a.Target}
+			if t := s.observer.targets[a.Target]; t != nil && t.detaching {
+				took, ok := s.reply[ActResume]
+				if ok {
+					s.due = append(s.due, arrival{s.now + took, Detached{Target: a.Target, Took: took}})
+				}
+				continue // it resumes: the script says how that goes
+			}
+		default:
+			continue
+		}
+		if err := s.step(result); err != nil {
+			return err
+		}
+	}
+	s.sortDue()
+	return nil
+}
+
+func (s *scenario) sortDue() {
 	slices.SortStableFunc(s.due, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
-	return errors.Join(s.observer.watch(s.now, ev, actions), s.core.CheckInvariants())
 }
 
 // event builds the event of a command.
@@ -281,13 +318,15 @@ func (s *scenario) event(cmd string, a arguments) (Event, error) {
 	switch cmd {
 	case "lease", "order":
 		return s.request(cmd, a)
-	case "target", "gone", "hold", "suspended", "resumed":
+	case "target", "gone", "hold", "suspended", "resumed", "attached", "detached", "lost", "born":
 		return s.targetEvent(cmd, a)
 	case "alarm":
 		id, err := number[gpreempt.GPUID](a.name())
 		return Alarm{id}, err
 	case "drain":
 		return Drain{a.name() == "on"}, nil
+	case "stop":
+		return Stopped{}, nil
 	}
 	id, err := number[LeaseID](a.name())
 	if err != nil {
@@ -348,11 +387,13 @@ func (s *scenario) targetEvent(cmd string, a arguments) (Event, error) {
 	switch cmd {
 	case "gone":
 		return TargetGone{key}, nil
+	case "born":
+		return QueueBorn{key}, nil
 	case "hold":
 		ev := Hold{Target: key}
 		return ev, fill(a, "for", &ev.For, time.ParseDuration)
 	case "target":
-		ev := TargetSeen{Target: key, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{1}, Queues: 1, Ready: true}
+		ev := TargetSeen{Target: key, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{1}, Queues: 1}
 		if t := s.observer.targets[key]; t != nil {
 			ev = t.TargetSeen
 		}
@@ -362,12 +403,14 @@ func (s *scenario) targetEvent(cmd string, a arguments) (Event, error) {
 			fill(a, "gpus", &ev.GPUs, gpuList),
 			fill(a, "job", &ev.Job, func(s string) (string, error) { return s, nil }),
 			fill(a, "queues", &ev.Queues, number[uint64]),
-			fill(a, "ready", &ev.Ready, strconv.ParseBool),
 		)
 	}
 	ev := Suspended{Target: key, Took: 400 * time.Microsecond}
 	if t := s.observer.targets[key]; t != nil {
 		ev.Seq = t.flight
+		if cmd == "resumed" && t.detaching {
+			cmd = "detached"
+		}
 	}
 	err = errors.Join(
 		fill(a, "seq", &ev.Seq, number[uint64]),
@@ -375,7 +418,15 @@ func (s *scenario) targetEvent(cmd string, a arguments) (Event, error) {
 		fill(a, "result", &ev.Result, named[Outcome]),
 		fill(a, "failed", &ev.FailedGPUs, gpuList),
 	)
-	if cmd == "resumed" {
+	switch cmd {
+	case "attached":
+		_, births := a.text("births")
+		return Attached{key, ev.Result, ev.FailedGPUs, births}, err
+	case "detached":
+		return Detached{key, ev.Result, ev.FailedGPUs, ev.Took}, err
+	case "lost":
+		return Lost{key, ev.Result, ev.FailedGPUs}, err
+	case "resumed":
 		return Resumed(ev), err
 	}
 	return ev, err

@@ -62,6 +62,11 @@ func (m *punctual) follow(now Time, _ Event, actions []Action) {
 				ev = Resumed{Target: a.Target, Seq: a.Seq, Took: took, Result: result}
 			}
 			m.due = append(m.due, arrival{now + took, ev})
+		case a.Kind == ActAttach:
+			m.due = append(m.due, arrival{now, Attached{Target: a.Target}})
+		case a.Kind == ActDetach:
+			took := m.cost(a.Kind)
+			m.due = append(m.due, arrival{now + took, Detached{Target: a.Target, Took: took}})
 		case a.Kind == ActRecord && a.Record.Kind == RecordTarget:
 			m.followTarget(now, a.Record)
 		}
@@ -167,7 +172,7 @@ func storm(m *punctual, steps int, pace time.Duration) error {
 	seen := make([]TargetSeen, 3)
 	for i := range seen {
 		seen[i] = TargetSeen{
-			Target: gpreempt.ProcessKey{PID: int32(100 + i), Start: 1}, Class: gpreempt.Offline, Ready: true,
+			Target: gpreempt.ProcessKey{PID: int32(100 + i), Start: 1}, Class: gpreempt.Offline,
 			GPUs: [][]gpreempt.GPUID{{1}, {2}, {1, 2}}[i],
 		}
 		if err := m.step(seen[i]); err != nil {

@@ -9,26 +9,26 @@ import (
 
 // target is a process that owns queues.
 type target struct {
-	key      gpreempt.ProcessKey
-	job      string
-	class    gpreempt.Class
-	priority gpreempt.Priority
-	gpus     []gpreempt.GPUID
-	ready    bool
-	gang     *gang
+	key        gpreempt.ProcessKey
+	job        string
+	class      gpreempt.Class
+	priority   gpreempt.Priority
+	gpus       []gpreempt.GPUID
+	gang       *gang
+	attachment *attachment
 
 	state TargetState
 	since Time
-	// seq is that of the action in flight.
+	// seq is that of the Suspend or Resume in flight; 0 for a Detach that resumes.
 	seq uint64
-	// queues is what the inventory counted; suspendedQueues is what it had
-	// counted when the last Suspend was sent.
+	// queues is the number of queues that were ever born, by TargetSeen and QueueBorn;
+	// suspendedQueues is what it was when the last Suspend was sent.
 	queues, suspendedQueues uint64
 
 	quarantinedUntil Time
 	holdUntil        Time // an admin keeps it running
 	retryAt          Time
-	retries          int
+	backoff          Backoff
 	retrying         bool // a resume failed and waits for retryAt
 	stuck            bool
 	shadowed         bool // reported as suspended under a shadow policy
@@ -41,11 +41,16 @@ type target struct {
 	orders          []*lease      // live leases that name it, oldest first
 }
 
+// ready reports whether a mechanism can suspend the target.
+func (t *target) ready() bool {
+	return t.attachment.state == attached && t.attachment.failure == OutcomeOK
+}
+
 func (t *target) isAway() bool {
 	return t.state == TargetSuspending || t.state == TargetSuspended || t.state == TargetResuming
 }
 
-func (t *target) unready() bool { return !t.ready }
+func (t *target) unready() bool { return !t.ready() }
 
 func (c *Core) targetSeen(ev TargetSeen) {
 	t := c.targets[ev.Target]
@@ -55,21 +60,28 @@ func (c *Core) targetSeen(ev TargetSeen) {
 		c.targets[ev.Target] = t
 		at, _ := slices.BinarySearchFunc(c.order, ev.Target, func(t *target, k gpreempt.ProcessKey) int { return t.key.Compare(k) })
 		c.order = slices.Insert(c.order, at, t)
-		t.job, t.class, t.priority, t.gpus, t.ready, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Ready, ev.Queues
+		t.job, t.class, t.priority, t.gpus, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Queues
+		t.attachment = c.attachmentOf(t)
+		c.markAttachment(t.attachment)
 		c.setTargetState(t, TargetRunning, CauseSeen, 0, 0)
 		c.joinGang(t)
 		return
 	}
 	regang := t.job != ev.Job || t.class != ev.Class || t.priority != ev.Priority || !slices.Equal(t.gpus, ev.GPUs)
-	if !regang && t.ready == ev.Ready && t.queues == ev.Queues {
+	queues := ev.Queues
+	if t.attachment.reportsBirths {
+		queues = t.queues
+	}
+	if !regang && t.queues == queues {
 		return
 	}
 	if regang {
 		c.leaveGang(t)
 	}
-	judged := t.class != ev.Class || t.priority != ev.Priority
-	t.job, t.class, t.priority, t.gpus, t.ready, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Ready, ev.Queues
-	if judged {
+	reclassified := t.class != ev.Class || t.priority != ev.Priority
+	t.job, t.class, t.priority, t.gpus, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, queues
+	c.markAttachment(t.attachment)
+	if reclassified {
 		c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseClass})
 	}
 	if regang {
@@ -85,6 +97,8 @@ func (c *Core) targetGone(t *target) {
 	c.setTargetState(t, TargetLeft, CauseGone, 0, 0)
 	c.leaveGang(t)
 	c.timers.clear(&t.timer)
+	t.attachment.target = nil
+	c.markAttachment(t.attachment)
 	delete(c.targets, t.key)
 	if at, ok := slices.BinarySearchFunc(c.order, t.key, func(t *target, k gpreempt.ProcessKey) int { return t.key.Compare(k) }); ok {
 		c.order = slices.Delete(c.order, at, at+1)
@@ -112,8 +126,17 @@ func (c *Core) suspendTarget(t *target, cause Cause, lease LeaseID) {
 	c.send(t, ActSuspend)
 }
 
+// resumeTarget sends a Resume. A session that has failed is detached instead, which
+// resumes as well and may work where Resume does not.
 func (c *Core) resumeTarget(t *target, cause Cause) {
 	c.setTargetState(t, TargetResuming, cause, 0, 0)
+	if a := t.attachment; c.mustDetach(a) && a.failure != OutcomeOK {
+		a.state = detaching
+		t.seq, t.stuck, t.retrying = 0, false, false
+		c.emit(ActDetach).Target = t.key
+		c.setTargetTimer(t)
+		return
+	}
 	c.send(t, ActResume)
 }
 
@@ -170,10 +193,14 @@ func (c *Core) suspended(ev Suspended) {
 	case OutcomeGone:
 		c.targetGone(t)
 		return
+	case OutcomeReplaced:
+		// What was suspended ended with the program.
+		c.failAttachment(t.attachment, ev.Result)
+		c.resumeTarget(t, CauseReplaced)
 	default:
 		c.quarantine(t, ev.Result, ev.FailedGPUs)
-		// The mechanism has undone what it could; a resume of everything is
-		// harmless and makes sure.
+		c.failAttachment(t.attachment, ev.Result)
+		// The mechanism has undone what it could; the Detach makes sure.
 		c.resumeTarget(t, failureCause(ev.Result))
 	}
 	c.mark(t.gang)
@@ -181,52 +208,58 @@ func (c *Core) suspended(ev Suspended) {
 
 func (c *Core) resumed(ev Resumed) {
 	t := c.targets[ev.Target]
-	if t == nil || t.state != TargetResuming || t.retrying || t.seq != ev.Seq {
+	if t == nil || t.state != TargetResuming || t.retrying || t.seq != ev.Seq || t.seq == 0 {
 		return
 	}
-	c.charge(t.gang)
-	switch ev.Result {
-	case OutcomeOK:
+	if ev.Result == OutcomeOK {
 		t.resume.learn(ev.Took)
-		t.retries = 0
+	}
+	c.resumeResult(t, ev.Result, ev.FailedGPUs, ev.Took)
+}
+
+// resumeResult takes in how a Resume went, or a Detach in its place.
+func (c *Core) resumeResult(t *target, result Outcome, gpus []gpreempt.GPUID, took time.Duration) {
+	c.charge(t.gang)
+	c.markAttachment(t.attachment)
+	switch result {
+	case OutcomeOK:
+		t.backoff = Backoff{}
 		to, cause := TargetRunning, CauseDone
 		if t.quarantinedUntil > c.now {
 			to, cause = TargetQuarantined, CauseQuarantine
 		}
-		c.setTargetState(t, to, cause, 0, ev.Took)
+		c.setTargetState(t, to, cause, 0, took)
 	case OutcomeGone:
 		c.targetGone(t)
 		return
 	default:
-		c.quarantine(t, ev.Result, ev.FailedGPUs)
+		if result != OutcomeReplaced {
+			c.quarantine(t, result, gpus)
+		}
+		c.failAttachment(t.attachment, result)
 		t.retrying = true
-		t.retryAt = c.now + min(RetryMin<<min(t.retries, 10), RetryMax)
-		t.retries++
+		t.retryAt = t.backoff.Fail(c.now, RetryAction)
 		// It stays in Resuming: it may still be off the GPU.
-		c.setTargetState(t, TargetResuming, failureCause(ev.Result), 0, ev.Took)
+		c.setTargetState(t, TargetResuming, failureCause(result), 0, took)
 	}
 	c.setTargetTimer(t)
 	c.mark(t.gang)
 }
 
 func failureCause(o Outcome) Cause {
-	if o == OutcomeHardware {
+	switch o {
+	case OutcomeHardware:
 		return CauseHardware
+	case OutcomeReplaced:
+		return CauseReplaced
+	default:
+		return CauseFailed
 	}
-	return CauseFailed
 }
 
 func (c *Core) quarantine(t *target, o Outcome, gpus []gpreempt.GPUID) {
 	t.quarantinedUntil = c.now + QuarantineTime
-	if o != OutcomeHardware {
-		return
-	}
-	if len(gpus) == 0 {
-		gpus = t.gpus
-	}
-	for _, id := range gpus {
-		c.openBreaker(c.gpu(id), CauseHardware)
-	}
+	c.openBreakers(o, gpus, t)
 }
 
 func (c *Core) hold(ev Hold) {

@@ -95,7 +95,7 @@ func (c *Core) Target(key gpreempt.ProcessKey) (TargetInfo, bool) {
 
 func (c *Core) targetInfo(t *target) TargetInfo {
 	info := TargetInfo{
-		Key: t.key, Class: t.class, Priority: t.priority, State: t.state, Since: t.since, GPUs: t.gpus, Ready: t.ready,
+		Key: t.key, Class: t.class, Priority: t.priority, State: t.state, Since: t.since, GPUs: t.gpus, Ready: t.ready(),
 		Suspends: t.suspends, SuspendedTotal: t.away, LearnedSuspend: t.suspend.mean, LearnedResume: t.resume.mean,
 	}
 	if t.isAway() {

@@ -31,6 +31,8 @@ type world struct {
 	now      Time
 	lastID   LeaseID
 	stale    []Event // results already given once
+	// unanswered are the Attach and Detach actions that have not come back.
+	unanswered []Action
 
 	// calm lets the work go on undisturbed for longer: other states are reached.
 	calm bool
@@ -53,7 +55,54 @@ func (w *world) step(ev Event) error {
 	if err := w.core.CheckInvariants(); err != nil {
 		return fmt.Errorf("at %v, after %T: invariant: %w", w.now, ev, err)
 	}
-	return w.checkViews()
+	if err := w.checkViews(); err != nil {
+		return err
+	}
+	for _, a := range slices.Clone(actions) {
+		if a.Kind == ActAttach || a.Kind == ActDetach {
+			w.unanswered = append(w.unanswered, a)
+		}
+	}
+	return nil
+}
+
+// answer gives the result of an Attach or Detach.
+func (w *world) answer(n int, result Outcome) error {
+	a := w.unanswered[n]
+	w.unanswered = slices.Delete(w.unanswered, n, n+1)
+	if a.Kind == ActAttach {
+		return w.step(Attached{Target: a.Target, Result: result, ReportsBirths: w.roll(2) == 0})
+	}
+	return w.step(Detached{Target: a.Target, Result: result})
+}
+
+// answerAll has every Attach and Detach succeed.
+func (w *world) answerAll() error {
+	for len(w.unanswered) > 0 {
+		if err := w.answer(0, OutcomeOK); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sessionResult is the result of one Attach or Detach, or, mostly, of all.
+func (w *world) sessionResult() error {
+	if len(w.unanswered) == 0 {
+		return w.wait()
+	}
+	switch w.roll(8) {
+	case 0:
+		return w.answer(w.roll(len(w.unanswered)), Outcome(w.roll(6)))
+	case 1:
+		return w.answer(w.roll(len(w.unanswered)), OutcomeOK)
+	}
+	return w.answerAll()
+}
+
+// lost is a session that ends by itself.
+func (w *world) lost() error {
+	return w.step(Lost{Target: w.anyKey(), Result: []Outcome{OutcomeFailed, OutcomeHardware, OutcomeReplaced, OutcomeDebugged}[w.roll(4)]})
 }
 
 // checkViews compares what readers are told with what the observer knows.
@@ -123,6 +172,9 @@ var ops = []op{
 	}, true},
 	{"backlog", 6, (*world).backlog, false},
 	{"result", 40, (*world).result, false},
+	{"session result", 40, (*world).sessionResult, false},
+	{"lost", 1, (*world).lost, true},
+	{"born", 6, func(w *world) error { return w.step(QueueBorn{w.anyKey()}) }, false},
 	{"stray result", 4, (*world).strayResult, false},
 	{"alarm", 1, (*world).alarm, true},
 	{"hold", 1, func(w *world) error { return w.step(Hold{w.anyKey(), w.span(10)}) }, true},
@@ -243,7 +295,7 @@ func (w *world) policy() Policy {
 func (w *world) seen() error {
 	return w.step(TargetSeen{
 		Target: w.key(), Job: []string{"", "a", "b"}[w.roll(3)], Class: []gpreempt.Class{gpreempt.Unmanaged, gpreempt.Online, gpreempt.Offline, gpreempt.Offline, gpreempt.Offline, gpreempt.Offline}[w.roll(6)],
-		Priority: gpreempt.Priority(w.roll(12)), GPUs: w.gpuIDs(), Queues: uint64(1 + w.roll(3)), Ready: w.roll(8) != 0,
+		Priority: gpreempt.Priority(w.roll(12)), GPUs: w.gpuIDs(), Queues: uint64(1 + w.roll(3)),
 	})
 }
 
@@ -254,7 +306,7 @@ func (w *world) changed() error {
 		return w.seen()
 	}
 	ev := t.TargetSeen
-	switch w.roll(7) {
+	switch w.roll(6) {
 	case 0, 1:
 		ev.Queues++
 	case 2:
@@ -265,8 +317,6 @@ func (w *world) changed() error {
 		ev.GPUs = w.gpuIDs()
 	case 5:
 		ev.Job = []string{"", "a", "b"}[w.roll(3)]
-	case 6:
-		ev.Ready = !ev.Ready
 	}
 	return w.step(ev)
 }
@@ -376,6 +426,10 @@ func (w *world) result() error {
 		outcome = OutcomeGone
 	case 1, 2:
 		outcome = OutcomeFailed
+	case 4:
+		outcome = OutcomeReplaced
+	case 5:
+		outcome = OutcomeDebugged
 	case 3:
 		outcome = OutcomeHardware
 		if w.roll(2) == 0 {
@@ -400,7 +454,7 @@ func (w *world) strayResult() error {
 	if len(w.stale) > 0 && w.roll(2) == 0 {
 		return w.step(w.stale[w.roll(len(w.stale))])
 	}
-	key, seq, outcome := w.anyKey(), uint64(w.roll(int(w.observer.lastSeq)+1)), Outcome(w.roll(4))
+	key, seq, outcome := w.anyKey(), uint64(w.roll(int(w.observer.lastSeq)+1)), Outcome(w.roll(6))
 	if t := w.observer.targets[key]; t != nil && t.flight != 0 {
 		seq = t.flight + uint64(w.roll(3)) - 1
 		if seq == t.flight { // right number, wrong kind
@@ -450,8 +504,14 @@ func (w *world) backInTime() error {
 // settle answers everything in flight and fires every deadline up to a time.
 func (w *world) settle(until Time) error {
 	for {
+		if err := w.answerAll(); err != nil {
+			return err
+		}
 		for flying := w.inFlight(); len(flying) > 0; flying = w.inFlight() {
 			if err := w.giveResult(flying[0], OutcomeOK, nil); err != nil {
+				return err
+			}
+			if err := w.answerAll(); err != nil {
 				return err
 			}
 		}

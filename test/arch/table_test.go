@@ -71,7 +71,6 @@ var table = []struct {
 	{"internal/mechanism/recovery", rule{imports: []string{
 		"internal/journal", "internal/logkey", "internal/mechanism/criu", "internal/mechanism/freezer", "internal/tracer", "pkg/gpreempt", "pkg/kfd",
 	}}},
-	{"internal/mechanism/ladder", rule{imports: []string{"internal/logkey", "internal/mechanism", "pkg/gpreempt"}}},
 
 	// The daemon.
 	{"internal/log", rule{imports: []string{"internal/logkey", "pkg/scheduler"}}},
@@ -80,11 +79,13 @@ var table = []struct {
 	{"internal/inventory", rule{imports: []string{
 		"internal/logkey", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
-	{"internal/executor", rule{imports: []string{"internal/logkey", "internal/mechanism", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/targets", rule{imports: []string{
+		"internal/classify", "internal/inventory", "internal/logkey", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler",
+	}}},
 	{"internal/doctor", rule{imports: []string{apiV1, "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/server", rule{imports: []string{
 		apiV1, "internal/auth", "internal/classify", "internal/doctor", "internal/api", "internal/events",
-		"internal/inventory", "internal/logkey", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
+		"internal/inventory", "internal/logkey", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/metrics", rule{imports: []string{"internal/events", "internal/logkey", "internal/inventory", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/config", rule{imports: []string{
@@ -92,9 +93,9 @@ var table = []struct {
 	}}},
 	{"internal/daemon", rule{imports: []string{
 		apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/doctor",
-		"internal/events", "internal/executor", "internal/hazard", "internal/hrtimer", "internal/inventory",
+		"internal/events", "internal/hazard", "internal/hrtimer", "internal/inventory",
 		"internal/listen", "internal/log", "internal/logkey", "internal/metrics", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
-		"internal/mechanism/freezer", "internal/mechanism/ladder", "internal/mechanism/recovery", "internal/server",
+		"internal/mechanism/freezer", "internal/targets", "internal/mechanism/recovery", "internal/server",
 		"internal/tracer", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/api", "pkg/gpreempt"}}},
@@ -163,7 +164,7 @@ var notLinked = map[string]map[string]string{
 		"pkg/kfd":            "gpctl asks the daemon; it does not call the driver",
 		"internal/tracer":    "gpctl never attaches to a process",
 		"internal/mechanism": "only the daemon suspends and resumes",
-		"internal/executor":  "only the daemon suspends and resumes",
+		"internal/targets":   "only the daemon suspends and resumes",
 		"internal/daemon":    "gpctl starts the daemon as a process, or not at all",
 		"internal/server":    "gpctl is a client",
 	},

@@ -57,7 +57,7 @@ func (h *hold) drain() (queues int, err error) {
 			continue
 		}
 		if looks++; looks > maxLooks {
-			h.pipe.stir()
+			h.notify()
 			return queues, nil
 		}
 		snapshot, err := h.snapshot()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"path/filepath"
 	"strconv"
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -61,6 +60,7 @@ func TestGPUThatFailsToResumeIsNamedAndTriedAgain(t *testing.T) {
 		}
 		j.wantRunning()
 		broken.Remove()
+		f.must("resume", s.Resume(t.Context()))
 		f.await("all queues are on the GPU", func() bool {
 			for _, q := range j.Queues() {
 				if !q.Running {
@@ -92,37 +92,52 @@ func TestGPUThatFailsForANewQueueEndsTheHold(t *testing.T) {
 	})
 }
 
-func TestHangingSuspendCanBeGivenUpAndIsUndone(t *testing.T) {
+func TestSuspendWhoseCallerHasGivenUpIsUndone(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
 		hang := f.machine.Hang(kfdtest.TrapOp(kfd.TrapSuspendQueues))
 		ctx, cancel := context.WithCancelCause(t.Context())
 		enough := errors.New("that is enough")
-		go func() { <-hang.Reached(); cancel(enough) }()
-		wantErr(t, "suspend", s.Suspend(ctx), enough)
-		wantErr(t, "suspend again", s.Suspend(ctx), enough)
+		suspended := make(chan error)
+		go func() { suspended <- s.Suspend(ctx) }()
+		receive(f, "the hang", hang.Reached())
+		cancel(enough)
 		hang.Remove()
-		// What comes next comes after it.
-		f.must("resume", s.Resume(t.Context()))
+		wantErr(t, "suspend", receive(f, "the suspension", suspended), enough)
 		j.wantRunning()
+		wantErr(t, "suspend again", s.Suspend(ctx), enough)
 		f.must("suspend", s.Suspend(t.Context()))
 		j.wantSuspended()
 	})
 }
 
-func TestSuspendGivenUpIsUndoneWithoutAnotherCall(t *testing.T) {
-	onEachDriver(t, func(t *testing.T, f *fixture) {
+func TestSuspendIsReportedOnlyWhenAllQueuesAreSuspended(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
-		hang := f.machine.Hang(kfdtest.TrapOp(kfd.TrapSuspendQueues))
-		ctx, cancel := context.WithCancel(t.Context())
-		go func() { <-hang.Reached(); cancel() }()
-		wantErr(t, "suspend", s.Suspend(ctx), context.Canceled)
-		resumed := f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(kfd.TrapResumeQueues), Stage: kfdtest.After})
-		hang.Remove()
-		receive(f, "the resume", resumed.Reached())
-		j.wantRunning()
+		told := 0
+		then := func() {
+			told++
+			j.wantSuspended()
+		}
+		suspend := func(ctx context.Context) error {
+			return s.do(func() error { return s.session.SuspendThen(ctx, then) })
+		}
+		f.must("suspend", suspend(t.Context()))
+		f.must("resume", s.Resume(t.Context()))
+		gone, cancel := context.WithCancel(t.Context())
+		f.between(func() { j.destroy(1); j.create(gpuA, kfd.QueueTypeComputeAQL) })
+		f.must("suspend with a birth in between", suspend(t.Context()))
+		f.must("resume", s.Resume(t.Context()))
+		f.between(cancel)
+		wantErr(t, "suspend that is given up", suspend(gone), context.Canceled)
+		broken := f.machine.FailGPU(kfdtest.TrapOp(kfd.TrapSuspendQueues), gpuB, unix.EIO)
+		wantHardware(t, "suspend", suspend(t.Context()), gpuB)
+		broken.Remove()
+		if told != 2 {
+			t.Errorf("told %d times, want 2", told)
+		}
 	})
 }
 
@@ -143,28 +158,6 @@ func TestOtherTargetsAreNotHeldUpByAHang(t *testing.T) {
 	})
 }
 
-func TestCloseDuringAHangingSuspendLeavesTheTargetFree(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
-		j := f.start()
-		s := f.attach(j)
-		hang := f.machine.Hang(kfdtest.TrapOp(kfd.TrapSuspendQueues))
-		var calls sync.WaitGroup
-		calls.Go(func() { wantErr(t, "suspend", s.Suspend(context.WithoutCancel(t.Context())), errClosed) })
-		receive(f, "the hang", hang.Reached())
-		s.(*session).close() // as Close does before it waits
-		for range 2 {
-			calls.Go(func() {
-				if err := s.Close(); err != nil {
-					t.Errorf("close: %v", err)
-				}
-				j.wantFree()
-			})
-		}
-		hang.Remove()
-		calls.Wait()
-	})
-}
-
 func TestAttachGivenUpLeavesTheTargetFree(t *testing.T) {
 	for _, op := range []kfd.TrapOp{kfd.TrapEnable, kfd.TrapSendRuntimeEvent, kfd.TrapGetQueueSnapshot} {
 		t.Run(op.String(), func(t *testing.T) {
@@ -172,11 +165,17 @@ func TestAttachGivenUpLeavesTheTargetFree(t *testing.T) {
 				j := f.start()
 				hang := f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(op), Stage: kfdtest.After, Hold: true})
 				ctx, cancel := context.WithCancel(t.Context())
-				go func() { <-hang.Reached(); cancel() }()
-				_, err := f.Attach(ctx, j.key())
-				wantErr(t, "attach", err, context.Canceled)
+				attached := make(chan error)
+				go func() {
+					_, err := f.Attach(ctx, j.key())
+					attached <- err
+				}()
+				receive(f, "the hang", hang.Reached())
+				cancel()
 				hang.Remove()
-				s := f.attach(j) // it waits for the one before
+				wantErr(t, "attach", receive(f, "the attach", attached), context.Canceled)
+				j.wantFree()
+				s := f.attach(j)
 				f.must("suspend", s.Suspend(t.Context()))
 				f.must("close", s.Close())
 				j.wantFree()
@@ -401,42 +400,17 @@ func TestMainThreadThatEndsCannotBeRegained(t *testing.T) {
 	})
 }
 
-func TestCloseMayComeAtAnyTime(t *testing.T) {
-	onEachDriver(t, func(t *testing.T, f *fixture) {
-		j := f.start()
-		for range 20 {
-			s, err := f.Attach(t.Context(), j.key())
-			f.must("attach", err)
-			var calls sync.WaitGroup
-			calls.Go(func() {
-				for _, call := range []func(context.Context) error{s.Suspend, s.Resume, s.Suspend} {
-					if err := call(context.WithoutCancel(t.Context())); err != nil && !errors.Is(err, errClosed) {
-						t.Errorf("%v, want nil or errClosed", err)
-					}
-				}
-			})
-			for range 2 {
-				calls.Go(func() {
-					if err := s.Close(); err != nil {
-						t.Errorf("close: %v", err)
-					}
-				})
-			}
-			calls.Wait()
-			j.wantFree()
-		}
-	})
-}
-
-func TestResumeThatFailsIsTriedUntilItWorks(t *testing.T) {
+func TestCloseResumesWhereResumeDoesNot(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
 		f.must("suspend", s.Suspend(t.Context()))
 		broken := f.machine.Fail(kfdtest.TrapOp(kfd.TrapResumeQueues), f.machine.Self(), unix.EFAULT, true)
-		wantErr(t, "resume", s.Resume(t.Context()), unix.EFAULT)
-		f.await("it is tried again, and again", func() bool { return broken.Hits() >= 3 })
+		for range 3 {
+			wantErr(t, "resume", s.Resume(t.Context()), unix.EFAULT)
+		}
+		f.must("close", s.Close())
+		j.wantFree()
 		broken.Remove()
-		f.await("all queues run", j.allRun)
 	})
 }

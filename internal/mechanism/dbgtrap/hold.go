@@ -59,13 +59,15 @@ type hold struct {
 	stranded bool
 	// news is set when queues were born or the runtime came or went.
 	news bool
+	// notify has the session call serve.
+	notify func()
 	// seen is the last snapshot: for Queues, which any goroutine may ask.
 	seen atomic.Pointer[[]kfd.QueueSnapshotEntry]
 }
 
-func newHold(m *Mechanism, target gpreempt.ProcessKey) *hold {
+func newHold(m *Mechanism, target gpreempt.ProcessKey, notify func()) *hold {
 	return &hold{
-		m: m, target: target, pid: target.PID, held: idSet{},
+		m: m, target: target, pid: target.PID, held: idSet{}, notify: notify,
 		log: m.cfg.Log.With(logkey.Target(target)),
 	}
 }
@@ -122,6 +124,10 @@ func (h *hold) trace(ctx context.Context) error {
 		return err
 	}
 	h.thread = thread
+	go func() {
+		<-thread.Done()
+		h.notify()
+	}()
 	return nil
 }
 
@@ -196,7 +202,7 @@ func (h *hold) enable(ctx context.Context) error {
 }
 
 func (h *hold) enableOnce(ctx context.Context) error {
-	pipe, err := newEventPipe()
+	pipe, err := newEventPipe(h.notify)
 	if err != nil {
 		return err
 	}
@@ -368,14 +374,11 @@ func (h *hold) undebug(ctx context.Context) error {
 	}
 }
 
-// signals returns what tells that the target is to be looked after: something was
-// raised, debugging ended, the trace ended.
-func (h *hold) signals() (stirred, ended, untraced <-chan struct{}) {
-	if h.pipe != nil {
-		stirred, ended = h.pipe.stirred, h.pipe.ended
-	}
-	if h.thread != nil {
-		untraced = h.thread.Done()
-	}
-	return stirred, ended, untraced
+// running reports whether a queue that can be suspended is not, by the last snapshot.
+func (h *hold) running() bool {
+	snapshot := h.seen.Load()
+	return h.state == kfd.RuntimeEnabled && snapshot != nil && slices.ContainsFunc(*snapshot, func(q kfd.QueueSnapshotEntry) bool {
+		_, held := h.held[q.QueueID]
+		return !held
+	})
 }

@@ -17,7 +17,6 @@ import (
 	"go.uber.org/zap/zaptest"
 
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
-	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/tracer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -75,17 +74,10 @@ func (f *fixture) openDevice() {
 		Device: device,
 		Attach: f.trace,
 		Root:   f.root,
-		Births: func(key gpreempt.ProcessKey) {
-			select {
-			case f.births <- key:
-			default:
-			}
-		},
-		Lost: func(_ gpreempt.ProcessKey, err error) { f.lost <- err },
-		GPUs: func(gpreempt.ProcessKey) []gpreempt.GPU { return nil },
-		Log:  zaptest.NewLogger(f.t),
+		GPUs:   func(gpreempt.ProcessKey) []gpreempt.GPU { return nil },
+		Log:    zaptest.NewLogger(f.t),
 	})
-	f.retry = time.Millisecond
+	f.runtimeEndTime = time.Millisecond
 	f.t.Cleanup(func() { f.await("every target is let go", func() bool { return f.held() == 0 }) })
 }
 
@@ -333,8 +325,13 @@ func (j *job) wantFree() {
 	j.wantRunning()
 }
 
-// attach takes hold of a job for the rest of the test.
-func (f *fixture) attach(j *job) mechanism.Session {
+// Attach is the mechanism's, with what the daemon does about a session.
+func (f *fixture) Attach(ctx context.Context, target gpreempt.ProcessKey) (*driven, error) {
+	return drive(ctx, f.Mechanism, target, f.births, f.lost)
+}
+
+// attach attaches to a job for the rest of the test.
+func (f *fixture) attach(j *job) *driven {
 	f.t.Helper()
 	s, err := f.Attach(f.t.Context(), j.key())
 	if err != nil {

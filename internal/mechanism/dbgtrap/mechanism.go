@@ -10,6 +10,7 @@ package dbgtrap
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -41,14 +42,6 @@ type Config struct {
 	Attach Tracer
 	// Root is the directory that has proc and sys in it; "" is "/".
 	Root string
-	// Births hears that a queue was born in a target, that its runtime came or
-	// went, or that it left: look at it again. It must not block. May be nil.
-	Births func(gpreempt.ProcessKey)
-	// Lost hears that a session has ended by itself, and why: another debugger took
-	// the target, its runtime or a GPU failed, it replaced its program. The target
-	// runs. It is called at most once for a session, on a goroutine of its own, and
-	// not when the caller of Suspend was told, or when the target left. May be nil.
-	Lost func(gpreempt.ProcessKey, error)
 	// GPUs returns the GPUs a target's queues are on. It must not block. May be nil.
 	GPUs func(gpreempt.ProcessKey) []gpreempt.GPU
 	// Log may be nil.
@@ -59,9 +52,8 @@ type Config struct {
 // session for each process.
 type Mechanism struct {
 	cfg Config
-	// retry is how long to wait before letting a target run is tried again, and for the
-	// end of one that has shut its runtime down.
-	retry time.Duration
+	// runtimeEndTime is how long a target that has shut its runtime down may take to end.
+	runtimeEndTime time.Duration
 
 	mu sync.Mutex // guards what follows; not held across a call of anything
 	// rule is the kernel's; PermissionUnknown until the first target has told.
@@ -76,19 +68,13 @@ func New(cfg Config) *Mechanism {
 	if cfg.Root == "" {
 		cfg.Root = "/"
 	}
-	if cfg.Births == nil {
-		cfg.Births = func(gpreempt.ProcessKey) {}
-	}
-	if cfg.Lost == nil {
-		cfg.Lost = func(gpreempt.ProcessKey, error) {}
-	}
 	if cfg.GPUs == nil {
 		cfg.GPUs = func(gpreempt.ProcessKey) []gpreempt.GPU { return nil }
 	}
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
-	return &Mechanism{cfg: cfg, retry: time.Second, sessions: map[gpreempt.ProcessKey]*session{}}
+	return &Mechanism{cfg: cfg, runtimeEndTime: time.Second, sessions: map[gpreempt.ProcessKey]*session{}}
 }
 
 // Name implements mechanism.Mechanism.
@@ -96,59 +82,47 @@ func (*Mechanism) Name() string { return "dbgtrap" }
 
 // Attach implements mechanism.Mechanism. It interrupts every process on every GPU
 // the target can see, for a moment, and may take seconds for each of them. Errors
-// beyond mechanism.ErrGone: *RuntimeError, mechanism.ErrDebugged, what the tracer says, a
-// *kfd.Error, or the cause of ctx; the target is let go then.
+// beyond mechanism.ErrGone: *RuntimeError, mechanism.ErrDebugged, those of the tracer, a
+// *kfd.Error, or the cause of ctx.
 func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mechanism.Session, error) {
-	s, err := m.reserve(ctx, target)
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	s, err := m.reserve(context.WithoutCancel(ctx), target)
 	if err != nil {
 		return nil, err
 	}
-	up := make(chan error)
-	go s.run(ctx, up)
-	select {
-	case err := <-up:
-		if err != nil {
-			return nil, err
-		}
-		return s, nil
-	case <-ctx.Done(): // the session goes on until it has let go
-		s.close()
-		return nil, context.Cause(ctx)
+	err = guard(func() error { return s.hold.begin(s.ctx, ctx) })
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
 	}
+	if err == nil {
+		return s, nil
+	}
+	if closing := s.Close(); closing != nil {
+		return s, errors.Join(err, closing)
+	}
+	return nil, err
 }
 
-// reserve makes the one session of a target, after the one before it has let go.
+// reserve makes the one session of a target.
 func (m *Mechanism) reserve(ctx context.Context, target gpreempt.ProcessKey) (*session, error) {
-	for {
-		if ctx.Err() != nil {
-			return nil, context.Cause(ctx)
-		}
-		m.mu.Lock()
-		before := m.sessions[target]
-		if before == nil {
-			s := newSession(m, target)
-			m.sessions[target] = s
-			m.mu.Unlock()
-			return s, nil
-		}
-		m.mu.Unlock()
-		if !before.isClosing() {
-			return nil, fmt.Errorf("process %d is held already", target.PID)
-		}
-		select {
-		case <-before.settled:
-			if err := before.awaitSettled(); err != nil {
-				return nil, fmt.Errorf("process %d has not been let go yet: %w", target.PID, err)
-			}
-		case <-ctx.Done():
-		}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.sessions[target] != nil {
+		return nil, fmt.Errorf("process %d has a session already", target.PID)
 	}
+	s := newSession(ctx, m, target)
+	m.sessions[target] = s
+	return s, nil
 }
 
 func (m *Mechanism) forget(s *session) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	delete(m.sessions, s.target)
+	if m.sessions[s.target] == s {
+		delete(m.sessions, s.target)
+	}
 }
 
 // Queues returns the queues of a target as the driver last told them: new since its

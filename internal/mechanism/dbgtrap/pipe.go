@@ -15,27 +15,25 @@ type eventPipe struct {
 	read *os.File
 	// write is the write end, for ENABLE; -1 once handed over.
 	write int
-	// stirred is filled when something was written since it was last emptied.
-	stirred chan struct{}
-	// ended is closed when the driver has let go of the pipe.
-	ended chan struct{}
+	// notify is called when something was written, and when the driver has released
+	// the pipe.
+	notify func()
 	// done is closed when nothing reads any more.
 	done chan struct{}
 }
 
 // newEventPipe makes a pipe that never blocks: the driver writes to it while it
 // holds the target's lock, and a full one would hang the target.
-func newEventPipe() (*eventPipe, error) {
+func newEventPipe(notify func()) (*eventPipe, error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_NONBLOCK|unix.O_CLOEXEC); err != nil {
 		return nil, os.NewSyscallError("pipe2", err)
 	}
 	return &eventPipe{
-		read:    os.NewFile(uintptr(fds[0]), "debug events"),
-		write:   fds[1],
-		stirred: make(chan struct{}, 1),
-		ended:   make(chan struct{}),
-		done:    make(chan struct{}),
+		read:   os.NewFile(uintptr(fds[0]), "debug events"),
+		write:  fds[1],
+		notify: notify,
+		done:   make(chan struct{}),
 	}, nil
 }
 
@@ -54,21 +52,12 @@ func (p *eventPipe) drain() {
 	buf := make([]byte, 512)
 	for {
 		n, err := p.read.Read(buf)
-		if n > 0 {
-			p.stir()
+		if n > 0 || err != nil { // io.EOF, or the file was closed
+			p.notify()
 		}
-		if err != nil { // io.EOF, or the file was closed
-			close(p.ended)
+		if err != nil {
 			return
 		}
-	}
-}
-
-// stir has somebody look at the target.
-func (p *eventPipe) stir() {
-	select {
-	case p.stirred <- struct{}{}:
-	default: // it is to be looked at already
 	}
 }
 

@@ -18,7 +18,14 @@ func driverEnd(t *testing.T, p *eventPipe) int {
 }
 
 func TestPipeNeverBlocksTheDriverAndLosesNoWakeUp(t *testing.T) {
-	p, err := newEventPipe()
+	notified := make(chan struct{}, 1)
+	notify := func() {
+		select {
+		case notified <- struct{}{}:
+		default:
+		}
+	}
+	p, err := newEventPipe(notify)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,20 +39,27 @@ func TestPipeNeverBlocksTheDriverAndLosesNoWakeUp(t *testing.T) {
 		}
 	}
 	p.handOver()
-	<-p.stirred
+	<-notified
 	for range 100_000 {
 		if _, err := unix.Write(driver, []byte{'.'}); err != nil && !errors.Is(err, unix.EAGAIN) {
 			t.Fatal(err)
 		}
 	}
-	<-p.stirred
+	<-notified
 	unix.Close(driver)
-	<-p.ended
+	<-p.done
 	p.close()
 }
 
 func TestPipeTellsWhetherTheDriverTookIt(t *testing.T) {
-	p, err := newEventPipe()
+	notified := make(chan struct{}, 1)
+	notify := func() {
+		select {
+		case notified <- struct{}{}:
+		default:
+		}
+	}
+	p, err := newEventPipe(notify)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +69,7 @@ func TestPipeTellsWhetherTheDriverTookIt(t *testing.T) {
 	}
 	p.close()
 
-	if p, err = newEventPipe(); err != nil {
+	if p, err = newEventPipe(notify); err != nil {
 		t.Fatal(err)
 	}
 	driver := driverEnd(t, p)
@@ -67,7 +81,7 @@ func TestPipeTellsWhetherTheDriverTookIt(t *testing.T) {
 	if p.taken() {
 		t.Error("a pipe the driver let go of is taken")
 	}
-	<-p.ended
+	<-p.done
 	p.close()
 	if p.taken() {
 		t.Error("a pipe that was closed is taken")

@@ -11,7 +11,6 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
-	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -32,7 +31,7 @@ type history struct {
 	rt *rapid.T
 	j  *job
 	d  *debugger
-	s  mechanism.Session
+	s  *driven
 
 	suspended bool // as the session was last told, and it said that it worked
 	runtime   bool

@@ -1,6 +1,7 @@
 package dbgtrap
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -40,14 +41,7 @@ func newReal(t *testing.T) *realFixture {
 	f.Mechanism = New(Config{
 		Device: device,
 		Attach: realTracer,
-		Births: func(key gpreempt.ProcessKey) {
-			select {
-			case f.births <- key:
-			default:
-			}
-		},
-		Lost: func(_ gpreempt.ProcessKey, err error) { f.lost <- err },
-		Log:  zaptest.NewLogger(t),
+		Log:    zaptest.NewLogger(t),
 	})
 	t.Cleanup(func() {
 		if err := device.Close(); err != nil {
@@ -57,7 +51,12 @@ func newReal(t *testing.T) *realFixture {
 	return f
 }
 
-func (f *realFixture) attach(t *testing.T, p *program) mechanism.Session {
+// Attach is the mechanism's, with what the daemon does about a session.
+func (f *realFixture) Attach(ctx context.Context, target gpreempt.ProcessKey) (*driven, error) {
+	return drive(ctx, f.Mechanism, target, f.births, f.lost)
+}
+
+func (f *realFixture) attach(t *testing.T, p *program) *driven {
 	t.Helper()
 	s, err := f.Attach(t.Context(), p.key)
 	if err != nil {

@@ -16,7 +16,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/tracer"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -101,10 +100,10 @@ func (j *realJob) runtime(mode uint32) error {
 
 // realDaemon is a second program that holds targets, or one that does not answer them.
 type realDaemon struct {
-	session mechanism.Session
-	device  *kfd.Device
-	target  gpreempt.ProcessKey
-	stirred chan struct{}
+	session  *driven
+	device   *kfd.Device
+	target   gpreempt.ProcessKey
+	notified chan struct{}
 }
 
 func (d *realDaemon) do(command string, args []string) (err error) {
@@ -119,27 +118,27 @@ func (d *realDaemon) do(command string, args []string) (err error) {
 	}
 	switch command {
 	case "attach":
-		d.session, err = New(Config{Device: d.device, Attach: realTracer}).Attach(ctx, d.target)
+		d.session, err = drive(ctx, New(Config{Device: d.device, Attach: realTracer}), d.target, make(chan gpreempt.ProcessKey), make(chan error, 1))
 		return err
 	case "ignore": // it debugs the target and answers nothing
 		thread, err := realTracer(ctx, d.target.PID, d.target.Start)
 		if err != nil {
 			return err
 		}
-		pipe, err := newEventPipe()
+		d.notified = make(chan struct{}, 1000)
+		pipe, err := newEventPipe(func() { d.notified <- struct{}{} })
 		if err != nil {
 			return err
 		}
-		go func() { <-pipe.ended }() // it is kept
 		err = thread.Do(ctx, func() error {
 			_, err := d.device.Enable(d.target.PID, subscribed, pipe.write)
 			return err
 		})
 		pipe.handOver()
-		d.stirred = pipe.stirred
+		go func() { <-pipe.done }() // it is kept
 		return err
 	case "await-runtime": // that the target has announced itself
-		<-d.stirred
+		<-d.notified
 		return nil
 	case "suspend":
 		return d.session.Suspend(ctx)

@@ -1,7 +1,6 @@
 package dbgtrap
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -263,7 +262,7 @@ func TestCleanExitIsNotHeldUp(t *testing.T) {
 
 func TestCleanExitWhileSuspendedEndsWithTheRuntime(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
-		f.retry = time.Hour // it may take its time
+		f.runtimeEndTime = time.Hour // it may take its time
 		j := f.start()
 		s := f.attach(j)
 		f.must("suspend", s.Suspend(t.Context()))
@@ -404,35 +403,17 @@ func TestSecondProcessOnASingleVMIDGPUIsRefusedAndLetGo(t *testing.T) {
 	}
 }
 
-func TestProcessIsHeldOnceAndAgainAfterClose(t *testing.T) {
+func TestProcessHasOneSessionAndAnotherAfterClose(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
 		if _, err := f.Attach(t.Context(), j.key()); err == nil {
-			t.Error("a process is held twice")
+			t.Error("a process has two sessions")
 		}
 		f.must("suspend", s.Suspend(t.Context()))
-		// The close waits for the driver, and the next attach for the close.
-		hang := f.machine.Hang(kfdtest.TrapOp(kfd.TrapDisable))
-		closed := make(chan error)
-		go func() { closed <- s.Close() }()
-		receive(f, "the hang", hang.Reached())
-		gaveUp, cancel := context.WithCancel(t.Context())
-		cancel()
-		if _, err := f.Attach(gaveUp, j.key()); !errors.Is(err, context.Canceled) {
-			t.Errorf("attach that was given up gives %v", err)
-		}
-		again := make(chan mechanism.Session)
-		go func() {
-			s, err := f.Attach(t.Context(), j.key())
-			if err != nil {
-				t.Errorf("attach again: %v", err)
-			}
-			again <- s
-		}()
-		hang.Remove()
-		f.must("close", receive(f, "the close", closed))
-		s = receive(f, "the second session", again)
+		f.must("close", s.Close())
+		j.wantFree()
+		s = f.attach(j)
 		f.must("suspend", s.Suspend(t.Context()))
 		j.wantSuspended()
 		f.must("close", s.Close())

@@ -16,9 +16,11 @@ import (
 // maxRounds bounds a race against a target that makes queues all the time.
 const maxRounds = 8
 
-// suspend takes every queue off its GPU, those born since the last call included.
-// On an error some may be suspended: resume is the caller's.
-func (h *hold) suspend(ctx context.Context) error {
+// suspend takes every queue off its GPU, those born since the last call included. done
+// is called, on the thread that made the call, when the driver has suspended them; it is
+// not called where there are none. On an error some may be suspended: the caller resumes
+// them.
+func (h *hold) suspend(ctx context.Context, done func()) error {
 	// What is known is trusted where it saves a call on the hot path: none is suspended
 	// twice, and the runtime's state is asked for when it stands in the way only.
 	stale := len(h.held) > 0 || h.state != kfd.RuntimeEnabled
@@ -29,24 +31,29 @@ func (h *hold) suspend(ctx context.Context) error {
 			}
 		}
 		if h.state == kfd.RuntimeEnabled {
-			err := h.suspendAll(ctx)
+			err := h.suspendAll(ctx, done)
 			if stale || !errors.Is(err, errRuntimeOff) {
 				return err
 			}
 			stale = true
 			continue
 		}
-		// Nothing to suspend, unless queues were made without the runtime.
-		var snapshot []kfd.QueueSnapshotEntry
-		err := h.op(ctx, func() (err error) {
-			snapshot, err = h.snapshot()
-			return err
-		})
-		if err == nil && len(snapshot) > 0 {
-			err = h.without(len(snapshot))
-		}
-		return err
+		return h.withoutRuntime(ctx)
 	}
+}
+
+// withoutRuntime returns an error if the target has queues although its runtime is not
+// enabled.
+func (h *hold) withoutRuntime(ctx context.Context) error {
+	var snapshot []kfd.QueueSnapshotEntry
+	err := h.op(ctx, func() (err error) {
+		snapshot, err = h.snapshot()
+		return err
+	})
+	if err == nil && len(snapshot) > 0 {
+		err = h.without(len(snapshot))
+	}
+	return err
 }
 
 // endingTime bounds how long queues that are being destroyed are waited for. One takes
@@ -56,9 +63,15 @@ const endingTime = 100 * time.Millisecond
 
 // suspendAll returns queues that are being destroyed, which the driver does not suspend,
 // the time for that.
-func (h *hold) suspendAll(ctx context.Context) error {
+func (h *hold) suspendAll(ctx context.Context, done func()) error {
 	for wait, waited := time.Millisecond, time.Duration(0); ; wait *= 2 {
-		err := h.op(ctx, h.suspendRounds)
+		err := h.op(ctx, func() error {
+			err := h.suspendRounds()
+			if err == nil {
+				done()
+			}
+			return err
+		})
 		if _, ending := errors.AsType[*endingError](err); !ending || waited >= endingTime {
 			return err
 		}

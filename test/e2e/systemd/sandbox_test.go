@@ -102,7 +102,7 @@ func holdByDebugger(key gpreempt.ProcessKey) error {
 		return err
 	}
 	m := dbgtrap.New(dbgtrap.Config{
-		Device: device, Births: func(gpreempt.ProcessKey) {}, Lost: func(gpreempt.ProcessKey, error) {}, Log: zap.NewNop(),
+		Device: device, Log: zap.NewNop(),
 		Attach: func(ctx context.Context, pid int32, start uint64) (dbgtrap.Thread, error) {
 			t, err := tracer.Attach(ctx, pid, start)
 			if err != nil {

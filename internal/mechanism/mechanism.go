@@ -1,5 +1,5 @@
-// Package preempt says what a mechanism is: one way to take all queues of a
-// process off the GPUs and put them back.
+// Package mechanism defines what a mechanism is: one way to take all queues of a process
+// off the GPUs and put them back.
 package mechanism
 
 import (
@@ -38,31 +38,49 @@ func (e *HardwareError) Error() string {
 // Unwrap returns the cause.
 func (e *HardwareError) Unwrap() error { return e.Err }
 
-// Mechanism is one way to stop and restart processes. Its methods may be called
-// by several goroutines at once.
+// Mechanism is one way to suspend and resume processes. Its methods may be called by
+// several goroutines at once.
 type Mechanism interface {
-	// Name is the stable word shown to people: dbgtrap, criu, freezer,
-	// sim.
+	// Name is the stable word shown to people: dbgtrap, criu, freezer.
 	Name() string
 	// Probe finds out whether Attach has a chance, without any effect on the target.
-	// It does not block for long, and tells a process that left by the evidence.
+	// It does not block for long, and reports a process that has exited by the evidence.
 	Probe(ctx context.Context, target gpreempt.ProcessKey) Capability
-	// Attach prepares a target, off the hot path. It returns ErrGone when the
-	// process left.
+	// Attach prepares a target, off the hot path. It returns ErrGone when the process
+	// has exited. A session that comes with an error can only be closed: the target could
+	// not be released yet.
 	Attach(ctx context.Context, target gpreempt.ProcessKey) (Session, error)
 }
 
-// Session is a mechanism attached to one target. Its methods are called by one
-// goroutine at a time, except Close, which may come at any time.
+// Session is a mechanism attached to one target. Its methods are called by one goroutine
+// at a time. They may block in the driver, which nothing cuts short.
 type Session interface {
 	// Suspend takes every queue of the target off its GPUs, those born since the
 	// last call included; suspending what is suspended is harmless. It is all or
-	// nothing: on an error it has resumed what it could. Errors: ErrGone,
-	// *HardwareError, others.
+	// nothing: on an error, also when ctx has ended, it has resumed what it could.
+	// Errors: ErrGone, ErrReplaced, *HardwareError, others.
 	Suspend(ctx context.Context) error
 	// Resume puts every queue back; resuming what runs is harmless. Same errors.
 	Resume(ctx context.Context) error
 	// Close detaches; whatever is suspended runs again. On an error something may
 	// still be suspended, and Close is to be called again. After nil it is idempotent.
 	Close() error
+}
+
+// Watcher is a Session that is notified by the driver.
+type Watcher interface {
+	Session
+	// SuspendThen is Suspend, and calls done as soon as every queue is suspended, from
+	// the thread that made the call to the driver. done is not called before an error.
+	SuspendThen(ctx context.Context, done func()) error
+	// Events returns a channel that is readable when Handle is to be called.
+	Events() <-chan struct{}
+	// Handle takes in what the driver has reported. It reports whether a queue of a
+	// suspended target runs, so that another Suspend is needed: it was born since, or
+	// the driver has resumed it. An error says that the session can suspend no more and
+	// is to be closed; ErrGone, that the process has exited.
+	Handle(ctx context.Context) (running bool, err error)
+	// Changed reports whether queues were born, or the target's runtime came or went,
+	// since the last call.
+	Changed() bool
 }

@@ -1,0 +1,351 @@
+package targets
+
+import (
+	"errors"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+type kind uint8
+
+const (
+	attach kind = iota
+	detach
+	suspend
+	resume
+)
+
+// command is an action of the scheduler.
+type command struct {
+	kind kind
+	seq  uint64 // of a suspend or a resume
+}
+
+// actor is the goroutine that owns the session with one target. It begins with an Attach
+// and ends when that fails or a Detach succeeds.
+type actor struct {
+	s      *Sessions
+	target gpreempt.ProcessKey
+	// commands has room for the one action the scheduler has in flight for a target, and
+	// for the Detach that may follow when the process leaves.
+	commands chan command
+
+	// What follows belongs to the goroutine.
+	held      *holding // nil before Attach
+	suspended bool
+	// offers takes what a search for a better mechanism has found, nil for none. It is
+	// nil while no search is under way.
+	offers chan *offer
+	// offer is a better session, used once the target runs.
+	offer    *offer
+	searched time.Duration
+}
+
+// offer is a session of a better mechanism.
+type offer struct {
+	held   *holding
+	choice Choice
+}
+
+func newActor(s *Sessions, target gpreempt.ProcessKey) *actor {
+	return &actor{s: s, target: target, commands: make(chan command, 2)}
+}
+
+func (a *actor) run() {
+	for {
+		var events <-chan struct{}
+		if a.held != nil && a.held.watcher != nil {
+			events = a.held.watcher.Events()
+		}
+		select {
+		case c := <-a.commands:
+			if a.do(c) {
+				return
+			}
+		case <-events:
+			a.handleEvents()
+		case o := <-a.offers:
+			a.offers, a.offer = nil, o
+			a.takeOffer()
+		case <-a.s.ctx.Done():
+			a.abandon()
+			return
+		}
+	}
+}
+
+// do carries out a command and reports whether the actor has ended.
+func (a *actor) do(c command) (ended bool) {
+	switch c.kind {
+	case attach:
+		return a.attach()
+	case detach:
+		return a.detach()
+	case suspend:
+		a.suspend(c.seq)
+	case resume:
+		a.resume(c.seq)
+	}
+	if w := a.held.watcher; w != nil && w.Changed() {
+		a.s.cfg.Look(a.target)
+	}
+	return false
+}
+
+// attach tries all mechanisms.
+func (a *actor) attach() (ended bool) {
+	held, choice, err := a.s.attach(a.s.ctx, a.target, len(a.s.cfg.Mechanisms))
+	if held == nil && err == nil {
+		err = &NotSuspendable{choice.Rejected}
+	}
+	a.noteAttach(choice, err)
+	if held == nil {
+		result, gpus := outcome(err)
+		a.end()
+		a.s.cfg.Post(scheduler.Attached{Target: a.target, Result: result, FailedGPUs: gpus})
+		return true
+	}
+	a.held, a.searched = held, a.s.cfg.Now()
+	a.postAttached()
+	if err != nil { // the session can only be closed, which the scheduler orders now
+		a.s.fail(held.name, a.target, err)
+		a.s.lost(a.target, err)
+	}
+	return false
+}
+
+func (a *actor) postAttached() {
+	a.s.cfg.Post(scheduler.Attached{Target: a.target, ReportsBirths: a.held.watcher != nil})
+}
+
+// noteAttach records the result of an Attach. The log has the first failure of several.
+func (a *actor) noteAttach(choice Choice, err error) {
+	a.s.mu.Lock()
+	st := a.s.state(a.target)
+	st.Choice, st.Err = choice, err
+	level := zap.WarnLevel
+	if st.warned {
+		level = zap.DebugLevel
+	}
+	gone := errors.Is(err, mechanism.ErrGone)
+	if gone {
+		st.Err = nil // discovery reports that
+	}
+	st.warned = err != nil && !gone
+	a.s.mu.Unlock()
+	if err != nil && !gone {
+		a.s.cfg.Log.Log(level, "target cannot be suspended", logkey.Target(a.target), logkey.Err(err))
+	}
+}
+
+// suspend posts the result as soon as it is known, from the goroutine that knows it: on
+// drivers that answer to the tracing thread only, that is the tracing thread.
+func (a *actor) suspend(seq uint64) {
+	begin := a.s.cfg.Now()
+	posted := false
+	post := func(result scheduler.Outcome, gpus []gpreempt.GPUID) {
+		posted = true
+		a.s.cfg.Post(scheduler.Suspended{
+			Target: a.target, Seq: seq, Result: result, FailedGPUs: gpus, Took: a.s.cfg.Now() - begin,
+		})
+	}
+	err := guard(func() error {
+		if w := a.held.watcher; w != nil {
+			return w.SuspendThen(a.s.ctx, func() { post(scheduler.OutcomeOK, nil) })
+		}
+		return a.held.session.Suspend(a.s.ctx)
+	})
+	a.suspended = err == nil
+	a.noteAction(true, err)
+	switch {
+	case !posted:
+		post(outcome(err))
+	case err != nil:
+		a.s.lost(a.target, err)
+	}
+}
+
+func (a *actor) resume(seq uint64) {
+	begin := a.s.cfg.Now()
+	err := guard(func() error { return a.held.session.Resume(a.s.ctx) })
+	a.suspended = a.suspended && err != nil
+	a.noteAction(false, err)
+	result, gpus := outcome(err)
+	a.s.cfg.Post(scheduler.Resumed{Target: a.target, Seq: seq, Result: result, FailedGPUs: gpus, Took: a.s.cfg.Now() - begin})
+	if err == nil {
+		a.takeOffer()
+		a.search()
+	}
+}
+
+// noteAction records how an action went. An action that fails again and again is one
+// failure of its mechanism; that the process has left, or Close has given up, is none.
+func (a *actor) noteAction(isSuspend bool, err error) {
+	if err == nil {
+		a.held.failed = false
+		return
+	}
+	if errors.Is(err, mechanism.ErrGone) || a.s.ctx.Err() != nil {
+		return
+	}
+	a.s.cfg.Log.Warn("action on target failed", logkey.Target(a.target), logkey.Suspend(isSuspend),
+		logkey.Mechanism(a.held.name), logkey.Err(err))
+	if !a.held.failed {
+		a.held.failed = true
+		a.s.fail(a.held.name, a.target, err)
+	}
+	a.s.mu.Lock()
+	st := a.s.state(a.target)
+	st.Choice, st.Err = Choice{}, err
+	a.s.mu.Unlock()
+}
+
+// handleEvents has the session take in what the driver reports.
+func (a *actor) handleEvents() {
+	w := a.held.watcher
+	var born bool
+	err := guard(func() (err error) {
+		born, err = w.Handle(a.s.ctx)
+		return err
+	})
+	if born {
+		a.s.cfg.Post(scheduler.QueueBorn{Target: a.target})
+	}
+	changed := w.Changed()
+	switch {
+	case err == nil:
+	case errors.Is(err, mechanism.ErrGone):
+		changed = true
+	default:
+		a.s.fail(a.held.name, a.target, err)
+		a.s.lost(a.target, err)
+	}
+	if changed {
+		a.s.cfg.Look(a.target)
+	}
+}
+
+// detach releases the target.
+func (a *actor) detach() (ended bool) {
+	begin := a.s.cfg.Now()
+	err := errors.Join(a.close(a.held), a.closeOffer())
+	if err != nil {
+		a.s.cfg.Log.Error("target could not be released and may be suspended", logkey.Target(a.target),
+			logkey.Mechanism(a.held.name), logkey.Err(err))
+	} else {
+		a.end()
+	}
+	result, gpus := outcome(err)
+	a.s.cfg.Post(scheduler.Detached{Target: a.target, Result: result, FailedGPUs: gpus, Took: a.s.cfg.Now() - begin})
+	return err == nil
+}
+
+// close closes a session. It may be called again after an error.
+func (a *actor) close(h *holding) error {
+	if err := guard(h.session.Close); err != nil {
+		return err
+	}
+	a.s.free(a.target, h)
+	return nil
+}
+
+// abandon releases the target after Close has given up waiting, as far as one attempt
+// can.
+func (a *actor) abandon() {
+	defer a.end()
+	if a.held == nil {
+		return
+	}
+	if err := errors.Join(a.close(a.held), a.closeOffer()); err != nil {
+		a.s.cfg.Log.Error("target could not be released and may be suspended", logkey.Target(a.target), logkey.Err(err))
+	}
+}
+
+// end takes the actor off the list: from here on a new one may attach.
+func (a *actor) end() {
+	a.s.mu.Lock()
+	defer a.s.mu.Unlock()
+	delete(a.s.actors, a.target)
+	if a.offers != nil {
+		go a.discard(a.offers)
+	}
+	st := a.s.state(a.target)
+	if a.held != nil && st.Err == nil {
+		st.Choice = Choice{}
+	}
+	if st.forgotten {
+		a.s.drop(a.target)
+	}
+}
+
+// search looks for a better mechanism than the one that is attached, in the background
+// and not more often than scheduler.SearchInterval.
+func (a *actor) search() {
+	now := a.s.cfg.Now()
+	if a.held.index == 0 || a.offers != nil || a.offer != nil || now-a.searched < scheduler.SearchInterval {
+		return
+	}
+	a.searched = now
+	offers := make(chan *offer, 1)
+	a.offers = offers
+	n := a.held.index
+	go func() {
+		held, choice, err := a.s.attach(a.s.ctx, a.target, n)
+		switch {
+		case held == nil:
+			offers <- nil
+		case err != nil:
+			a.discardOne(held)
+			offers <- nil
+		default:
+			offers <- &offer{held, choice}
+		}
+	}()
+}
+
+// takeOffer replaces the session of a target that runs by that of a better mechanism.
+func (a *actor) takeOffer() {
+	if a.offer == nil || a.suspended {
+		return
+	}
+	if err := a.close(a.held); err != nil {
+		a.s.cfg.Log.Warn("mechanism of a running target could not be replaced by a better one", logkey.Target(a.target),
+			logkey.Mechanism(a.held.name), logkey.Err(err))
+		return
+	}
+	a.held = a.offer.held
+	a.noteAttach(a.offer.choice, nil)
+	a.offer = nil
+	a.postAttached()
+}
+
+func (a *actor) closeOffer() error {
+	if a.offer == nil {
+		return nil
+	}
+	if err := a.close(a.offer.held); err != nil {
+		return err
+	}
+	a.offer = nil
+	return nil
+}
+
+// discard closes what a search finds after the actor has ended.
+func (a *actor) discard(offers chan *offer) {
+	if o := <-offers; o != nil {
+		a.discardOne(o.held)
+	}
+}
+
+// discardOne closes a session that was never used: it has suspended nothing.
+func (a *actor) discardOne(h *holding) {
+	if err := a.close(h); err != nil {
+		a.s.cfg.Log.Warn("unused session could not be closed", logkey.Target(a.target), logkey.Mechanism(h.name), logkey.Err(err))
+	}
+}

@@ -1,0 +1,314 @@
+package targets
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// RegistryConfig is what a Registry needs.
+type RegistryConfig struct {
+	Inventory *inventory.Inventory
+	// Container returns what is known of a container.
+	Container func(gpreempt.Cgroup) (c gpreempt.Container, known bool)
+	Sessions  *Sessions
+	Post      func(scheduler.Event)
+	// Now is the wall clock.
+	Now func() time.Time
+}
+
+// Registry classifies the processes that discovery finds, by rules and by overrides, and
+// posts the result to the scheduler. Its methods are safe for concurrent use.
+type Registry struct {
+	cfg RegistryConfig
+
+	mu         sync.Mutex // guards all below; taken before the scheduler's lock
+	classifier *classify.Classifier
+	known      map[gpreempt.ProcessKey]*process
+	// matched and decided count processes by rule, since the rules were loaded; the
+	// tags come last.
+	matched, decided []uint64
+	// rereads is how many scans have to end before what new rules depend on was read.
+	rereads int
+}
+
+// process is a process that discovery has found.
+type process struct {
+	discovery.Proc
+	decision classify.Decision
+	// override is an admin's class; it holds until expires, or while the process lives
+	// when that is zero.
+	override *classify.Decision
+	expires  time.Time
+	// matching reports which rules match; everMatched and everDecided which it was
+	// counted for.
+	matching, everMatched, everDecided []bool
+}
+
+// RuleCount is how often a rule matched.
+type RuleCount struct {
+	// Rule is the name of the rule, and Class the class it assigns; "tag" stands for
+	// the tags of processes, which assign any class.
+	Rule  string
+	Class gpreempt.Class
+	// Matched and Decided count processes since the rules were loaded, and
+	// MatchesNow and DecidesNow the living ones.
+	Matched, Decided, MatchesNow, DecidesNow uint64
+}
+
+// Facts is what is known of a process beside its queues.
+type Facts struct {
+	Decision classify.Decision
+	// Container is what the container runtime reports of its container.
+	Container gpreempt.Container
+	// Mechanism is the name of the attached mechanism; "" without one.
+	Mechanism string
+	// MechanismWhy says why it was chosen, and why preferred ones were not.
+	MechanismWhy string
+	// AttachError says why no mechanism could be attached; "" when none failed.
+	AttachError string
+}
+
+// NewRegistry returns a registry without processes. SetRules comes first.
+func NewRegistry(cfg RegistryConfig) *Registry {
+	return &Registry{cfg: cfg, known: map[gpreempt.ProcessKey]*process{}}
+}
+
+// Apply takes in what a scan found, and ends overrides whose time is over.
+func (r *Registry) Apply(diff inventory.Diff) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, key := range diff.Gone {
+		if r.known[key] == nil {
+			continue
+		}
+		delete(r.known, key)
+		r.cfg.Post(scheduler.TargetGone{Target: key})
+		r.cfg.Sessions.Forget(key)
+	}
+	for _, proc := range slices.Concat(diff.Born, diff.Changed) {
+		p := r.known[proc.Key]
+		if p == nil {
+			p = &process{}
+			r.known[proc.Key] = p
+		}
+		p.Proc = proc
+		r.classify(p)
+	}
+	r.reread()
+	now := r.cfg.Now()
+	for _, p := range r.known {
+		r.cfg.Container(p.Cgroup) // containers that are asked for are kept up to date
+		if p.override != nil && !p.expires.IsZero() && !now.Before(p.expires) {
+			p.override = nil
+			r.classify(p)
+		}
+	}
+}
+
+// subset reports whether all of some sorted words are among others.
+func subset(some, others []string) bool {
+	return !slices.ContainsFunc(some, func(word string) bool { return !slices.Contains(others, word) })
+}
+
+// reread classifies every process again once what new rules depend on was read.
+func (r *Registry) reread() {
+	if r.rereads == 0 {
+		return
+	}
+	if r.rereads--; r.rereads > 0 {
+		return
+	}
+	for key, p := range r.known {
+		if proc, ok := r.cfg.Inventory.Process(key); ok {
+			p.Proc = proc
+			r.classify(p)
+		}
+	}
+}
+
+// SetRules replaces the rules and classifies every process again.
+func (r *Registry) SetRules(c *classify.Classifier) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.classifier != nil && len(r.known) > 0 && !subset(c.Env(), r.classifier.Env()) {
+		r.rereads = 2 // the scan that is under way may have begun before
+		for _, p := range r.known {
+			p.Unread = true
+		}
+	}
+	r.classifier = c
+	rules := len(c.Names())
+	r.matched, r.decided = make([]uint64, rules), make([]uint64, rules)
+	for _, p := range r.known {
+		p.everMatched, p.everDecided = nil, nil
+		r.classify(p)
+	}
+}
+
+// QueuesChanged classifies a process again: the facts of its queues have changed.
+func (r *Registry) QueuesChanged(proc discovery.Proc) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.known[proc.Key]; p != nil {
+		r.classify(p)
+	}
+}
+
+// ContainerChanged classifies the processes of a container again: something new is known
+// of it.
+func (r *Registry) ContainerChanged(id string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.known {
+		if p.Cgroup.ContainerID == id {
+			r.classify(p)
+		}
+	}
+}
+
+// subject returns all that a process is classified by.
+func (r *Registry) subject(p *process) *classify.Subject {
+	s := &classify.Subject{
+		Process: p.Process, GPUs: GPUsWithQueues(r.cfg.Inventory.GPUs(), p.Proc), Queues: r.cfg.Inventory.QueuesOf(p.Key),
+	}
+	s.Container, s.ContainerKnown = r.cfg.Container(p.Cgroup)
+	return s
+}
+
+// GPUsWithQueues returns those of gpus that have a queue of a process.
+func GPUsWithQueues(gpus []gpreempt.GPU, proc discovery.Proc) []gpreempt.GPU {
+	var with []gpreempt.GPU
+	for _, gpu := range gpus {
+		if slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.GPU == gpu.ID }) {
+			with = append(with, gpu)
+		}
+	}
+	return with
+}
+
+// count counts the rules that match a process.
+func (r *Registry) count(p *process, s *classify.Subject) {
+	p.matching = r.classifier.Matching(s, p.matching[:0])
+	if p.everMatched == nil {
+		p.everMatched, p.everDecided = make([]bool, len(p.matching)), make([]bool, len(p.matching))
+	}
+	for n, matches := range p.matching {
+		if matches && !p.everMatched[n] {
+			p.everMatched[n] = true
+			r.matched[n]++
+		}
+	}
+	if n := p.deciding(); n >= 0 && !p.everDecided[n] {
+		p.everDecided[n] = true
+		r.decided[n]++
+	}
+}
+
+// deciding returns the rule that decides; -1 when none does.
+func (p *process) deciding() int {
+	if p.override != nil || p.decision.Waits {
+		return -1
+	}
+	return slices.Index(p.matching, true)
+}
+
+// RuleCounts describes how often each rule matched.
+func (r *Registry) RuleCounts() []RuleCount {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	classes := r.classifier.Classes()
+	counts := make([]RuleCount, len(r.matched))
+	for n, name := range r.classifier.Names() {
+		counts[n] = RuleCount{Rule: name, Class: classes[n], Matched: r.matched[n], Decided: r.decided[n]}
+	}
+	for _, p := range r.known {
+		for n, matches := range p.matching {
+			if matches {
+				counts[n].MatchesNow++
+			}
+		}
+		if n := p.deciding(); n >= 0 {
+			counts[n].DecidesNow++
+		}
+	}
+	return counts
+}
+
+// Explain returns the steps by which a process is classified, nil if it is not known.
+func (r *Registry) Explain(key gpreempt.ProcessKey) []classify.Step {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.known[key]
+	if p == nil {
+		return nil
+	}
+	return r.classifier.Explain(r.subject(p), p.override)
+}
+
+// Override gives a process a class that takes precedence over the rules, for ttl, or for
+// as long as the process lives if ttl is 0. A nil decision ends the override. It reports
+// whether the process is known.
+func (r *Registry) Override(key gpreempt.ProcessKey, decision *classify.Decision, ttl time.Duration) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.known[key]
+	if p == nil {
+		return false
+	}
+	p.override, p.expires = decision, time.Time{}
+	if ttl > 0 {
+		p.expires = r.cfg.Now().Add(ttl)
+	}
+	r.classify(p)
+	return true
+}
+
+// classify classifies a process and posts the result.
+func (r *Registry) classify(p *process) {
+	s := r.subject(p)
+	p.decision = r.classifier.Decide(s)
+	r.count(p, s)
+	if p.override != nil {
+		p.decision = *p.override
+	}
+	gpus := make([]gpreempt.GPUID, 0, 1)
+	for _, q := range p.Queues {
+		if !slices.Contains(gpus, q.GPU) {
+			gpus = append(gpus, q.GPU)
+		}
+	}
+	slices.Sort(gpus)
+	r.cfg.Post(scheduler.TargetSeen{
+		Target: p.Key, Job: p.Cgroup.Path, Class: p.decision.Class, Priority: p.decision.Priority,
+		GPUs: gpus, Queues: r.cfg.Inventory.QueuesBorn(p.Key),
+	})
+}
+
+// Facts returns what is known of a process.
+func (r *Registry) Facts(key gpreempt.ProcessKey) (Facts, bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.known[key]
+	if p == nil {
+		return Facts{}, false
+	}
+	facts := Facts{Decision: p.decision}
+	facts.Container, _ = r.cfg.Container(p.Cgroup)
+	if p.decision.Class != gpreempt.Offline {
+		return facts, true
+	}
+	state, _ := r.cfg.Sessions.State(key)
+	if state.Err != nil {
+		facts.AttachError = state.Err.Error()
+	} else if state.Choice.Mechanism != "" {
+		facts.Mechanism, facts.MechanismWhy = state.Choice.Mechanism, state.Choice.String()
+	}
+	return facts, true
+}

@@ -1,0 +1,263 @@
+// Package targets implements what the daemon does with the processes that use a GPU: it
+// classifies them for the scheduler, and attaches mechanisms to those that the scheduler
+// wants to suspend.
+//
+// Registry has the classification. Sessions has one goroutine for each target with a
+// mechanism: the goroutine owns the mechanism's session and carries out the scheduler's
+// actions, so that a call that hangs in the driver holds up its own target only.
+package targets
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// Config is what Sessions need. Its functions are called by several goroutines.
+type Config struct {
+	// Mechanisms are those to use, best first.
+	Mechanisms []mechanism.Mechanism
+	// Assess is called before a mechanism is used on a target; nil permits all.
+	Assess func(mechanism string, target gpreempt.ProcessKey) Assessment
+	// Post takes the result of every action.
+	Post func(scheduler.Event)
+	// Look is called when the queues of a target have changed, so that discovery reads
+	// them. It must not block. May be nil.
+	Look func(target gpreempt.ProcessKey)
+	// Now is a monotonic clock.
+	Now func() time.Duration
+	Log *zap.Logger
+}
+
+// Sessions are the mechanisms' sessions with targets. They implement
+// scheduler.Executor; the methods are safe for concurrent use.
+type Sessions struct {
+	cfg    Config
+	start  time.Time       // the wall clock when cfg.Now was 0
+	ctx    context.Context // ends when Close gives up waiting
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+
+	mu      sync.Mutex // guards the rest; not held while a mechanism is called
+	actors  map[gpreempt.ProcessKey]*actor
+	states  map[gpreempt.ProcessKey]*State
+	history history
+}
+
+// State is what Sessions know of a target.
+type State struct {
+	// Choice is the mechanism that is attached, or why none is.
+	Choice Choice
+	// Err is why the target cannot be suspended; nil while a mechanism is attached.
+	Err error
+	// forgotten: the process has left, and nothing is kept once its actor ends.
+	forgotten bool
+	// warned: the log says already that the target cannot be suspended.
+	warned bool
+}
+
+var _ scheduler.Executor = (*Sessions)(nil)
+
+// NewSessions returns sessions with no target.
+func NewSessions(cfg Config) *Sessions {
+	if cfg.Assess == nil {
+		cfg.Assess = func(string, gpreempt.ProcessKey) Assessment {
+			return Assessment{Evidence: mechanism.Evidence{OK: true}}
+		}
+	}
+	if cfg.Look == nil {
+		cfg.Look = func(gpreempt.ProcessKey) {}
+	}
+	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // sessions outlive the caller; Close ends them
+	return &Sessions{
+		cfg: cfg, start: time.Now().Add(-cfg.Now()), ctx: ctx, cancel: cancel,
+		actors: map[gpreempt.ProcessKey]*actor{}, states: map[gpreempt.ProcessKey]*State{}, history: newHistory(),
+	}
+}
+
+// Attach implements scheduler.Executor.
+func (s *Sessions) Attach(target gpreempt.ProcessKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ctx.Err() != nil {
+		return
+	}
+	a := s.actors[target]
+	if a == nil {
+		a = newActor(s, target)
+		s.actors[target] = a
+		s.wg.Go(a.run)
+	}
+	a.commands <- command{kind: attach}
+}
+
+// Detach implements scheduler.Executor.
+func (s *Sessions) Detach(target gpreempt.ProcessKey) {
+	s.send(target, command{kind: detach}, scheduler.Detached{Target: target})
+}
+
+// Suspend implements scheduler.Executor.
+func (s *Sessions) Suspend(target gpreempt.ProcessKey, seq uint64) {
+	s.send(target, command{kind: suspend, seq: seq}, scheduler.Suspended{Target: target, Seq: seq, Result: scheduler.OutcomeFailed})
+}
+
+// Resume implements scheduler.Executor.
+func (s *Sessions) Resume(target gpreempt.ProcessKey, seq uint64) {
+	s.send(target, command{kind: resume, seq: seq}, scheduler.Resumed{Target: target, Seq: seq})
+}
+
+// send hands a command to the target's actor. Without one nothing is attached and
+// nothing is suspended, which is the result.
+func (s *Sessions) send(target gpreempt.ProcessKey, c command, without scheduler.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if a := s.actors[target]; a != nil {
+		a.commands <- c // it has room for as many as the scheduler has in flight
+		return
+	}
+	go s.cfg.Post(without) // the caller is in the middle of a step of the scheduler
+}
+
+// Close waits until every target is detached, which is the scheduler's to order. When
+// ctx ends first, Close gives up, and each target that a call still holds up is released
+// when that call returns. The error is that of ctx.
+func (s *Sessions) Close(ctx context.Context) error {
+	defer s.cancel()
+	done := make(chan struct{})
+	go func() { s.wg.Wait(); close(done) }()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("some targets are not released yet: %w", context.Cause(ctx))
+	}
+}
+
+// State returns the state of a target; false when no Attach was tried.
+func (s *Sessions) State(target gpreempt.ProcessKey) (State, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if st := s.states[target]; st != nil {
+		return *st, true
+	}
+	return State{}, false
+}
+
+// Forget drops what is known of a process that has left, once nothing is attached to it.
+func (s *Sessions) Forget(target gpreempt.ProcessKey) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.actors[target] != nil {
+		s.state(target).forgotten = true
+		return
+	}
+	s.drop(target)
+}
+
+// drop needs mu.
+func (s *Sessions) drop(target gpreempt.ProcessKey) {
+	delete(s.states, target)
+	s.history.forget(target)
+}
+
+// state returns the state of a target, to be changed. It needs mu.
+func (s *Sessions) state(target gpreempt.ProcessKey) *State {
+	st := s.states[target]
+	if st == nil {
+		st = &State{}
+		s.states[target] = st
+	}
+	return st
+}
+
+// Invalidate ends the use of a mechanism on a target to which it is attached: err says
+// why it cannot suspend all of the target any more.
+func (s *Sessions) Invalidate(mechanism string, target gpreempt.ProcessKey, err error) {
+	s.mu.Lock()
+	attached := s.actors[target] != nil && s.state(target).Choice.Mechanism == mechanism
+	s.mu.Unlock()
+	if attached {
+		s.fail(mechanism, target, err)
+		s.lost(target, err)
+	}
+}
+
+// lost reports that the session with target can suspend no more.
+func (s *Sessions) lost(target gpreempt.ProcessKey, err error) {
+	s.mu.Lock()
+	st := s.state(target)
+	st.Choice, st.Err = Choice{}, err
+	s.mu.Unlock()
+	s.cfg.Log.Warn("target can no longer be suspended", logkey.Target(target), logkey.Err(err))
+	result, gpus := outcome(err)
+	s.cfg.Post(scheduler.Lost{Target: target, Result: result, FailedGPUs: gpus})
+}
+
+func (s *Sessions) reject(name string, target gpreempt.ProcessKey, a Assessment) *Rejection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.history.reject(s.cfg.Now(), s.start, name, target, a)
+}
+
+// reserve returns why a mechanism is not to be tried; nil if it may be, and then it has
+// the slots it needs.
+func (s *Sessions) reserve(name string, target gpreempt.ProcessKey, a Assessment) *Rejection {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if no := s.history.reject(s.cfg.Now(), s.start, name, target, a); no != nil {
+		return no
+	}
+	return s.history.reserve(name, target, a.Limited)
+}
+
+func (s *Sessions) free(target gpreempt.ProcessKey, h *holding) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.history.free(h.name, target, h.gpus)
+}
+
+func (s *Sessions) fail(name string, target gpreempt.ProcessKey, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.history.fail(s.cfg.Now(), name, target, err)
+}
+
+// guard returns a panic of a mechanism as an error: one broken target must not end the
+// daemon.
+func guard(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the mechanism panicked: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return f()
+}
+
+// outcome returns what an error of a mechanism means to the scheduler, and the GPUs that
+// failed.
+func outcome(err error) (scheduler.Outcome, []gpreempt.GPUID) {
+	hardware, failed := errors.AsType[*mechanism.HardwareError](err)
+	switch {
+	case err == nil:
+		return scheduler.OutcomeOK, nil
+	case errors.Is(err, mechanism.ErrGone):
+		return scheduler.OutcomeGone, nil
+	case errors.Is(err, mechanism.ErrReplaced):
+		return scheduler.OutcomeReplaced, nil
+	case failed:
+		return scheduler.OutcomeHardware, hardware.GPUs
+	case errors.Is(err, mechanism.ErrDebugged):
+		return scheduler.OutcomeDebugged, nil
+	}
+	return scheduler.OutcomeFailed, nil
+}

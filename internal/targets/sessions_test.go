@@ -1,0 +1,264 @@
+package targets
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+func TestActionsRunInOrderAndAreTimed(t *testing.T) {
+	for _, watched := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			m := &machine{name: "fake", cost: 400 * time.Microsecond, watched: watched}
+			r := newRig(t, nil, m)
+			r.Attach(job)
+			r.want(scheduler.Attached{Target: job, ReportsBirths: watched})
+			r.Suspend(job, 1)
+			time.Sleep(time.Millisecond)
+			r.Resume(job, 2)
+			time.Sleep(time.Millisecond)
+			r.want(
+				scheduler.Suspended{Target: job, Seq: 1, Took: m.cost},
+				scheduler.Resumed{Target: job, Seq: 2, Took: m.cost},
+			)
+			r.Detach(job)
+			r.want(scheduler.Detached{Target: job})
+			m.wantCalls(t, "attach", "suspend", "resume", "close")
+			r.detachAll()
+		})
+	}
+}
+
+func TestFailuresHaveAKind(t *testing.T) {
+	hardware := &mechanism.HardwareError{GPUs: []gpreempt.GPUID{7}, Err: errors.New("unmap timed out")}
+	for name, tc := range map[string]struct {
+		fail   error
+		panics bool
+		want   scheduler.Outcome
+		gpus   []gpreempt.GPUID
+	}{
+		"gone":     {fail: mechanism.ErrGone, want: scheduler.OutcomeGone},
+		"replaced": {fail: mechanism.ErrReplaced, want: scheduler.OutcomeReplaced},
+		"debugged": {fail: mechanism.ErrDebugged, want: scheduler.OutcomeDebugged},
+		"hardware": {fail: errors.Join(hardware, errors.New("resume failed too")), want: scheduler.OutcomeHardware, gpus: []gpreempt.GPUID{7}},
+		"other":    {fail: errors.New("partial"), want: scheduler.OutcomeFailed},
+		"panic":    {panics: true, want: scheduler.OutcomeFailed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := &machine{name: "fake", watched: name != "other"}
+				r := newRig(t, nil, m)
+				r.attach(job)
+				m.set(func(m *machine) { m.actionErr, m.panics = tc.fail, tc.panics })
+				r.Suspend(job, 1)
+				r.want(scheduler.Suspended{Target: job, Seq: 1, Result: tc.want, FailedGPUs: tc.gpus})
+				r.Resume(job, 2)
+				r.want(scheduler.Resumed{Target: job, Seq: 2, Result: tc.want, FailedGPUs: tc.gpus})
+				m.set(func(m *machine) { m.panics = false })
+				r.detachAll(job)
+			})
+		})
+	}
+}
+
+func TestAttachThatFailsIsReportedAndLeavesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &machine{name: "fake", attachErr: mechanism.ErrGone}
+		r := newRig(t, nil, m)
+		r.Attach(job)
+		r.want(scheduler.Attached{Target: job, Result: scheduler.OutcomeGone})
+		r.wantState(job, State{})
+		m.set(func(m *machine) { m.attachErr = errors.New("no permission") })
+		r.Attach(job)
+		r.want(scheduler.Attached{Target: job, Result: scheduler.OutcomeFailed})
+		r.wantState(job, State{Choice: Choice{Rejected: []Rejection{{Mechanism: "fake", Why: "no permission"}}}, Err: mustState(t, r, job).Err})
+		r.Suspend(job, 1) // nothing is attached
+		r.want(scheduler.Suspended{Target: job, Seq: 1, Result: scheduler.OutcomeFailed})
+		r.Resume(job, 2)
+		r.want(scheduler.Resumed{Target: job, Seq: 2})
+		r.Detach(job)
+		r.want(scheduler.Detached{Target: job})
+		r.detachAll()
+	})
+}
+
+func mustState(t *testing.T, r *rig, target gpreempt.ProcessKey) State {
+	t.Helper()
+	st, known := r.State(target)
+	if !known {
+		t.Fatalf("nothing is known of %v", target)
+	}
+	return st
+}
+
+// What is attached and cannot be used is detached like anything else, by the scheduler.
+func TestSessionThatCanOnlyBeClosedIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken := errors.New("the runtime failed, and the target could not be released")
+		m := &machine{name: "fake", stuckErr: broken, closeErrs: 1}
+		r := newRig(t, nil, m)
+		r.Attach(job)
+		r.want(scheduler.Attached{Target: job}, scheduler.Lost{Target: job, Result: scheduler.OutcomeFailed})
+		r.wantState(job, State{Err: broken})
+		r.Detach(job)
+		r.want(scheduler.Detached{Target: job, Result: scheduler.OutcomeFailed})
+		r.Detach(job)
+		r.want(scheduler.Detached{Target: job})
+		r.detachAll()
+	})
+}
+
+func TestDetachFollowsTheActionInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &machine{name: "fake", cost: time.Millisecond}
+		r := newRig(t, nil, m)
+		r.attach(job)
+		r.Suspend(job, 1)
+		r.Detach(job) // it has left
+		time.Sleep(2 * time.Millisecond)
+		r.want(scheduler.Suspended{Target: job, Seq: 1, Took: m.cost}, scheduler.Detached{Target: job})
+		m.wantCalls(t, "attach", "suspend", "close")
+		r.detachAll()
+	})
+}
+
+func TestCallThatHangsHoldsUpItsTargetOnly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &machine{name: "fake", cost: 9 * time.Second}
+		r := newRig(t, nil, m)
+		r.attach(job)
+		r.attach(other)
+		r.Suspend(job, 1)
+		synctest.Wait()
+		r.Detach(other)
+		r.want(scheduler.Detached{Target: other})
+		time.Sleep(10 * time.Second)
+		r.forgetPosted()
+		r.detachAll(job)
+	})
+}
+
+func TestCloseGivesUpAndNothingStaysSuspended(t *testing.T) {
+	for _, watched := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			m := &machine{name: "fake", cost: 9 * time.Second, watched: watched}
+			r := newRig(t, nil, m)
+			r.attach(job)
+			r.Suspend(job, 1)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			begin := time.Now()
+			if err := r.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("Close returns %v, want the deadline", err)
+			}
+			if waited := time.Since(begin); waited != 5*time.Second {
+				t.Errorf("Close waited %v, want 5s", waited)
+			}
+			r.Attach(other) // nothing attaches any more
+			time.Sleep(10 * time.Second)
+			synctest.Wait()
+			if open, suspended := m.state(); open != 0 || suspended {
+				t.Errorf("%d sessions are open, suspended %v", open, suspended)
+			}
+			m.wantCalls(t, "attach", "suspend", "close")
+		})
+	}
+}
+
+func TestCloseGivesUpOnATargetThatCannotBeReleased(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &machine{name: "fake", closeErrs: -1}
+		r := newRig(t, nil, m)
+		r.attach(job)
+		r.Detach(job)
+		r.want(scheduler.Detached{Target: job, Result: scheduler.OutcomeFailed})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := r.Close(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Close returns %v", err)
+		}
+	})
+}
+
+func TestBirthsOfASuspendedTargetGoToTheSchedulerAndToDiscovery(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &machine{name: "fake", watched: true}
+		r := newRig(t, nil, m)
+		r.attach(job)
+		event := func(running bool, err error) {
+			t.Helper()
+			m.set(func(m *machine) {
+				m.changed = true
+				m.handled = func() (bool, error) { return running, err }
+			})
+			m.events <- struct{}{}
+			synctest.Wait()
+		}
+		event(false, nil)
+		r.want()
+		event(true, nil)
+		r.want(scheduler.QueueBorn{Target: job})
+		if len(r.looked) != 2 || r.looked[0] != job {
+			t.Errorf("looked at %v", r.looked)
+		}
+		event(false, mechanism.ErrGone) // discovery finds that
+		r.want()
+		broken := &mechanism.HardwareError{GPUs: []gpreempt.GPUID{7}, Err: errors.New("hung")}
+		event(false, broken)
+		r.want(scheduler.Lost{Target: job, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{7}})
+		r.wantState(job, State{Err: broken})
+		r.detachAll(job)
+	})
+}
+
+func TestMechanismThatReachesNotAllQueuesIsInvalidated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil, &machine{name: "best"}, &machine{name: "last"})
+		r.attach(job)
+		unreachable := errors.New("queues in a secondary context")
+		r.Invalidate("last", job, unreachable)
+		r.want()
+		r.Invalidate("best", job, unreachable)
+		r.want(scheduler.Lost{Target: job, Result: scheduler.OutcomeFailed})
+		r.Detach(job)
+		r.want(scheduler.Detached{Target: job})
+		r.Attach(job)
+		synctest.Wait()
+		if st := mustState(t, r, job); st.Choice.Mechanism != "last" {
+			t.Errorf("attached is %q", st.Choice.Mechanism)
+		}
+		r.detachAll(job)
+	})
+}
+
+func TestWhatHasLeftIsForgottenOnceItIsDetached(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &machine{name: "fake", closeErrs: 1}
+		r := newRig(t, nil, m)
+		r.attach(job)
+		r.Forget(job)
+		r.Detach(job)
+		synctest.Wait()
+		if _, known := r.State(job); !known {
+			t.Error("forgotten while it is attached")
+		}
+		r.Detach(job)
+		synctest.Wait()
+		if _, known := r.State(job); known {
+			t.Error("a process that left is still known")
+		}
+		m.set(func(m *machine) { m.attachErr = errors.New("no") })
+		r.attach(other)
+		r.Forget(other)
+		if len(r.states) != 0 || len(r.history.failures) != 0 {
+			t.Errorf("%d states and %d failures are kept", len(r.states), len(r.history.failures))
+		}
+		r.detachAll()
+	})
+}
