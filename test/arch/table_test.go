@@ -46,7 +46,7 @@ var table = []struct {
 	{"internal/classify", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true}},
 	{"pkg/discovery", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"pkg/discovery/debugfs", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
-	{"pkg/discovery/hiplog", rule{}},
+	{"pkg/discovery/hiplog", rule{imports: []string{"internal/stat"}}},
 	{"internal/events", rule{imports: []string{"internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
 
 	// Kernel: the only packages that make system calls Go has no words for.

@@ -122,7 +122,7 @@ type Compute struct {
 	EOPBase, EOPBytes uint64
 	// DequeueRequest is not 0 while the hardware is requested to unmap the queue.
 	DequeueRequest uint32
-	// Error is CP_HQD_ERROR; 0 is none.
+	// Error is CP_HQD_ERROR, 0 without an error.
 	Error uint32
 
 	// The rest is set for an image only.

@@ -1,26 +1,25 @@
 package hiplog
 
-// Analysis is what a log tells of queues. Its JSON is stable: fields are added,
-// not changed. Times are microseconds since boot, by the clock of the host
-// (CLOCK_MONOTONIC).
+// Analysis describes the queues in a log. Its JSON is stable: fields are added, not
+// changed. Times are microseconds since boot, of the host's clock CLOCK_MONOTONIC.
 type Analysis struct {
 	Totals
-	// Truncated: the compressed data end early; the rest is of what was there.
+	// Truncated reports that the compressed data end early; the rest is of the data before.
 	Truncated bool `json:"truncated"`
-	// PIDs are those of the processes in Processes that are known.
+	// PIDs are the known ones in Processes.
 	PIDs []int32 `json:"pids"`
-	// PIDsInText are process ids the program itself printed, as "Process ID: 4242":
-	// a hint where the log has none. At most 16.
+	// PIDsInText are process ids that the program itself printed, as "Process ID: 4242":
+	// a hint for logs without pids. At most 16.
 	PIDsInText []int32   `json:"pids_in_text"`
 	Processes  []Process `json:"processes"`
-	// Queues are in the order they first occur.
+	// Queues are in the order of their first record.
 	Queues []Queue `json:"queues"`
 	// Untracked counts records of queues and processes beyond 512.
 	Untracked uint64    `json:"untracked_records"`
 	Warnings  []Warning `json:"warnings"`
 }
 
-// Event is a record: where, and when.
+// Event is the position and the time of a record.
 type Event struct {
 	Line   uint64 `json:"line"`
 	Micros uint64 `json:"us"`
@@ -28,66 +27,64 @@ type Event struct {
 
 // Process is a process that wrote to the log.
 type Process struct {
-	// PID is in the pid namespace of the process, 0 when the log has none.
+	// PID is in the pid namespace of the process, 0 when unknown.
 	PID       int32  `json:"pid"`
 	Records   uint64 `json:"records"`
 	MinMicros uint64 `json:"min_us"`
 	MaxMicros uint64 `json:"max_us"`
-	// TIDs are what the log calls threads: pthread_t, or 20 bits of its hash. At most
-	// 256 of Threads, which counts up to 4096 of all processes.
+	// TIDs are the thread ids of the log: pthread_t, or 20 bits of its hash. At most 256 of
+	// Threads, which counts up to 4096 of all processes.
 	TIDs    []Address `json:"tids"`
 	Threads int       `json:"threads"`
 	Queues  int       `json:"queues"`
-	// QueuesPerPriority is the limit the log names, GPU_MAX_HW_QUEUES; 0 = it does not.
+	// QueuesPerPriority is the limit in the log, GPU_MAX_HW_QUEUES; 0 = unknown.
 	QueuesPerPriority uint64 `json:"max_queues_per_priority"`
 	Dispatches        uint64 `json:"dispatches"`
 	Barriers          uint64 `json:"barriers"`
 	// Intervals are between dispatches to any queue.
 	Intervals Intervals `json:"intervals"`
-	// Launches are the kernels named, whether or not the log has their dispatches:
-	// AMD_LOG_LEVEL=3 names them already.
+	// Launches are the named kernels, with or without dispatches in the log:
+	// AMD_LOG_LEVEL=3 contains the names only.
 	Launches Mix `json:"launches"`
 }
 
-// HSA's priorities, which are neither HIP's (1, 0, -1) nor KFD's (0, 7, 11).
+// HSA's priorities, which differ from HIP's (1, 0, -1) and KFD's (0, 7, 11).
 const (
 	PriorityLow    = "low"
 	PriorityNormal = "normal"
 	PriorityHigh   = "high"
 )
 
-// Queue is a hardware queue of a process: all that had its ring at one address.
+// Queue is a hardware queue of a process: all queues with their ring at one address.
 type Queue struct {
-	// PID is in the pid namespace of the process, 0 when the log has none.
+	// PID is in the pid namespace of the process, 0 when unknown.
 	PID int32 `json:"pid"`
-	// HWq is the address of the ring: KFD's ring_base_address. 0, and absent in
-	// JSON, where ROCm 6.1 or older names the hsa_queue_t alone; what it says of the
-	// ring is then in an entry of its own.
+	// HWq is the address of the ring: KFD's ring_base_address. 0, and absent in JSON, where
+	// ROCm 6.1 or older prints only the hsa_queue_t; its records of the ring are then in
+	// another entry.
 	HWq Address `json:"hwq,omitempty"`
-	// SWqs are the addresses of its hsa_queue_t; more than one when queues followed
-	// each other at HWq.
+	// SWqs are the addresses of its hsa_queue_t; several when HWq was reused.
 	SWqs []Address `json:"swqs"`
-	// IDs are HSA's, a counter of ROCr for each process. They are not KFD queue ids.
+	// IDs are HSA's, a counter of ROCr in each process. They are not KFD queue ids.
 	IDs []uint32 `json:"hsa_ids"`
-	// Streams are the HIP streams whose commands this log shows going to the queue,
-	// which takes AMD_LOG_MASK 0x2. At most 256, as of SWqs and IDs.
+	// Streams are the HIP streams with commands on the queue, which needs AMD_LOG_MASK 0x2.
+	// At most 256, as of SWqs and IDs.
 	Streams []Address `json:"streams"`
 	// SizePackets is in AQL packets of 64 bytes, 0 = unknown.
 	SizePackets uint64 `json:"size_packets"`
-	// Priority is HSA's: low, normal or high, a number HSA does not name, or "" =
-	// unknown.
+	// Priority is HSA's: low, normal or high, another number, or "" = unknown.
 	Priority string `json:"hsa_priority"`
 	// Cooperative is nil when unknown.
 	Cooperative *bool `json:"cooperative"`
-	// CUMask is the latest, in hex, "" = none set.
+	// CUMask is the latest, in hex, "" = not set.
 	CUMask string `json:"cu_mask"`
 	// Created is the first creation, Deleted the last deletion; nil = not in the log.
 	Created   *Event `json:"created"`
 	Deleted   *Event `json:"deleted"`
 	Creations uint64 `json:"creations"`
 	Deletions uint64 `json:"deletions"`
-	// Acquired, Selected and Released count changes of the number of streams on the
-	// queue, RefCount is the latest and MaxRefCount the greatest.
+	// Acquired, Selected and Released count changes of the number of streams on the queue;
+	// RefCount is the latest number and MaxRefCount the largest.
 	Acquired    uint64 `json:"acquired"`
 	Selected    uint64 `json:"selected"`
 	Released    uint64 `json:"released"`
@@ -96,41 +93,41 @@ type Queue struct {
 
 	Dispatches uint64 `json:"dispatches"`
 	Barriers   uint64 `json:"barriers"`
-	// ROCrPackets, within both, are of ROCr itself.
+	// ROCrPackets, included in both, are of ROCr itself.
 	ROCrPackets   uint64 `json:"rocr_packets"`
 	FirstDispatch *Event `json:"first_dispatch"`
 	LastDispatch  *Event `json:"last_dispatch"`
 	// Intervals are between dispatches.
 	Intervals Intervals `json:"intervals"`
 	Kernels   Mix       `json:"kernels"`
-	// ReadIndex and WriteIndex are the least and the greatest the packets printed, in
-	// packets. Where they are cut to 32 bits and wrapped, they go on counting.
+	// ReadIndex and WriteIndex are the smallest and the largest printed ones, in packets.
+	// Wrapped 32-bit values are extended.
 	ReadIndex  *Range `json:"rptr"`
 	WriteIndex *Range `json:"wptr"`
-	// MaxBacklog is the most packets a packet found waiting.
+	// MaxBacklog is the largest number of pending packets when one was written.
 	MaxBacklog *Backlog `json:"max_backlog"`
-	// OddIndices are packets whose indices are further apart than the ring is long
-	// and were left out: those of graphs print a slot of the ring instead.
+	// OddIndices are packets without a valid backlog, because their indices differ by more
+	// than the ring's size: packets of graphs print a slot of the ring instead.
 	OddIndices uint64 `json:"odd_indices"`
 }
 
-// Range holds the least and the greatest.
+// Range is the smallest and the largest value.
 type Range struct {
 	Min uint64 `json:"min"`
 	Max uint64 `json:"max"`
 }
 
-// Backlog is how many packets waited when one was written: wptr - rptr.
+// Backlog is how many packets were pending when one was written: wptr - rptr.
 type Backlog struct {
 	Packets uint64 `json:"packets"`
 	Event
 }
 
-// Warning reports what the log does not hold, or holds in a bad state.
+// Warning describes missing or damaged parts of the log.
 type Warning struct {
 	// Code is stable.
 	Code string `json:"code"`
 	Text string `json:"text"`
-	// Next is what to do, "" when nothing can be done.
+	// Next is the advice, or "".
 	Next string `json:"next"`
 }

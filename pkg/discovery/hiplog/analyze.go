@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// The bounds of what is told apart, for constant memory.
+// The bounds of what is counted separately, for constant memory.
 const (
 	maxQueues     = 512
 	maxProcesses  = 512
@@ -19,9 +19,9 @@ const (
 	maxPIDsInText = 16
 )
 
-// Analyze reads a log, compressed or not. Its memory is bounded. When compressed
-// data end early, or r fails, the analysis is of what came before; the first is
-// told by Truncated and is no error.
+// Analyze reads a log, compressed or not. Its memory is bounded. When compressed data end
+// early or r fails, the analysis is of the data before; the former sets Truncated and is
+// not an error.
 func Analyze(r io.Reader) (*Analysis, error) {
 	a := analyzer{processes: map[int32]*process{}}
 	totals, err := scanAll(r, a.record, a.text)
@@ -46,36 +46,36 @@ type analyzer struct {
 	pidsInText []int32
 }
 
-// process is a Process in the making.
+// process is the state of a Process.
 type process struct {
 	Process
 	rings   map[Address]*queue // by HWq
 	handles map[Address]*queue // by SWq
 	threads map[uint64]*thread
-	// kernels has the names of kernel objects, told by the launches that named them.
+	// kernels are the names of kernel objects, from launches with both.
 	kernels    map[Address]nameID
 	intervals  histogram
 	launches   tally
 	lastThread *thread
 	lastTID    uint64
-	// old: the log is of ROCm 6.1 or older.
+	// old reports that the log is of ROCm 6.1 or older.
 	old bool
 }
 
-// thread is what a thread said of its next packet.
+// thread is what a thread announced for its next packet.
 type thread struct {
 	kernel nameID
 	named  bool
 	stream Address
 }
 
-// queue is a Queue in the making.
+// queue is the state of a Queue.
 type queue struct {
 	Queue
 	intervals   histogram
 	kernels     tally
 	read, write index
-	// createdAt is the time of the creation noted last.
+	// createdAt is the time of the last creation.
 	createdAt uint64
 }
 
@@ -133,8 +133,7 @@ func (a *analyzer) process(rec *Record) *process {
 	return p
 }
 
-// thread returns the state of a thread; those beyond the bound share one, of which
-// nothing is remembered.
+// thread returns the state of a thread. Beyond the bound it is always empty.
 func (a *analyzer) thread(p *process, tid uint64) *thread {
 	if p.lastThread != nil && p.lastTID == tid {
 		return p.lastThread
@@ -159,7 +158,7 @@ func (a *analyzer) thread(p *process, tid uint64) *thread {
 	return t
 }
 
-// queue finds the queue a record is of, by its ring where it can.
+// queue returns the queue of a record, by its ring if known.
 func (a *analyzer) queue(p *process, rec *Record) *queue {
 	ring, handle := rec.HWq, rec.SWq
 	if rec.Queue != 0 {
@@ -195,7 +194,7 @@ func (a *analyzer) queue(p *process, rec *Record) *queue {
 	return q
 }
 
-// list adds v to the few values seen and reports whether it was new.
+// list adds v to a bounded list and reports whether it was new.
 func list[T comparable](values *[]T, v T) bool {
 	if n := len(*values); n > 0 && (*values)[n-1] == v || n >= maxList || slices.Contains(*values, v) {
 		return false
@@ -204,12 +203,12 @@ func list[T comparable](values *[]T, v T) bool {
 	return true
 }
 
-// life notes what becomes of a queue.
+// life records the creation, use and deletion of a queue.
 func (q *queue) life(rec *Record) {
 	at := &Event{Line: rec.Line, Micros: rec.Micros}
 	switch rec.Kind {
 	case Created:
-		// A wrapper's console quotes lines again, and in any order.
+		// A wrapper's console may repeat lines, in any order.
 		if q.Creations > 0 && at.Micros == q.createdAt {
 			return
 		}
@@ -225,7 +224,7 @@ func (q *queue) life(rec *Record) {
 		}
 		cooperative := rec.Cooperative
 		q.Cooperative = &cooperative
-		q.read, q.write = index{}, index{} // they begin at 0 again
+		q.read, q.write = index{}, index{} // they restart at 0
 	case Deleted:
 		q.Deletions++
 		if q.Deleted == nil || at.Micros >= q.Deleted.Micros {
@@ -242,7 +241,7 @@ func (q *queue) life(rec *Record) {
 	case Released:
 		q.Released++
 		q.refCount(rec)
-	default: // is of no queue, or a packet
+	default: // without a queue, or a packet
 	}
 }
 
@@ -251,7 +250,7 @@ func (q *queue) refCount(rec *Record) {
 	q.MaxRefCount = max(q.MaxRefCount, rec.RefCount)
 }
 
-// packet notes a packet, with what its thread said before.
+// packet records a packet, with its thread's announcement.
 func (a *analyzer) packet(p *process, q *queue, t *thread, rec *Record) {
 	if rec.ID >= 0 {
 		list(&q.IDs, uint32(rec.ID))
@@ -282,8 +281,8 @@ func (a *analyzer) packet(p *process, q *queue, t *thread, rec *Record) {
 	*q.LastDispatch = Event{Line: rec.Line, Micros: rec.Micros}
 }
 
-// kernel names what a dispatch starts: as its thread announced it, else as the
-// kernel object was called before. ROCr announces nothing.
+// kernel returns the name of a dispatched kernel: as announced by its thread, else the
+// earlier name of the kernel object. ROCr announces nothing.
 func (a *analyzer) kernel(p *process, t *thread, rec *Record) nameID {
 	if t.named && !rec.ROCr {
 		t.named = false
@@ -304,7 +303,7 @@ func (a *analyzer) kernel(p *process, t *thread, rec *Record) nameID {
 	return a.names.id(strconv.AppendUint(append(name[:0], "kernel_obj=0x"...), uint64(rec.KernelObject), 16))
 }
 
-// text looks for a process id in a line the program printed.
+// text searches for a process id in a line of the program.
 func (a *analyzer) text(line []byte) {
 	for _, label := range []string{"Process ID:", "PID:"} {
 		at := bytes.Index(line, []byte(label))

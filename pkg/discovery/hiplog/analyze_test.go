@@ -30,7 +30,7 @@ func by(pid int, tid, us uint64, format string, args ...any) string {
 	return fmt.Sprintf(":4:rocvirtual.cpp           :1083: %010d us: [pid:%d tid: 0x%x] %s\n", us, pid, tid, fmt.Sprintf(format, args...))
 }
 
-// dispatch is a packet to the queue whose ring is at hwq.
+// dispatch is a packet for the queue with its ring at hwq.
 func dispatch(hwq, object, rptr, wptr uint64) string {
 	return fmt.Sprintf("SWq=0x%x, HWq=0x%x, id=%d, Dispatch Header = 0xb02 (type=2), kernel_obj=0x%x, kernarg_address=0x0, completion_signal=0x0, "+
 		"correlation_id=0, rptr=%d, wptr=%d", hwq>>4, hwq, hwq>>16&7, object, rptr, wptr)
@@ -42,7 +42,7 @@ func created(hwq uint64, priority int) string {
 
 var ignoreCounts = cmpopts.IgnoreUnexported(hiplog.Mix{})
 
-func TestALifeOfAQueue(t *testing.T) {
+func TestLifeOfAQueue(t *testing.T) {
 	const hwq = 0x7f8acd210000
 	a := analyze(t, ""+
 		at(100, "Number of allocated hardware queues with low priority: 0, with normal priority: 0, with high priority: 0, maximum per priority is: 4")+
@@ -104,8 +104,8 @@ func TestQueuesOfProcessesAreKeptApart(t *testing.T) {
 	}
 }
 
-// Each thread names its own kernel before it writes the packet, and two may do so at
-// the same time.
+// Each thread names its kernel before it writes the packet, and two may do so at the same
+// time.
 func TestKernelsGoToTheDispatchOfTheirThread(t *testing.T) {
 	const hwq = 0x7f8acd210000
 	a := analyze(t, ""+
@@ -120,8 +120,8 @@ func TestKernelsGoToTheDispatchOfTheirThread(t *testing.T) {
 	}
 }
 
-// ROCr writes packets of its own from the threads that have just named a kernel or
-// queued a command.
+// ROCr writes its own packets from the threads that have just named a kernel or queued a
+// command.
 func TestPacketsOfROCrTakeNoNameAndNoStream(t *testing.T) {
 	const hwq, utility = 0x7f8acd210000, 0x7f8acd000000
 	a := analyze(t, ""+
@@ -129,7 +129,7 @@ func TestPacketsOfROCrTakeNoNameAndNoStream(t *testing.T) {
 		":amd_blit_kernel.cpp        :1301: 3 us: [pid:7001  tid:0x7f01] [***rocr***] HWq=0x7f8acd000000, id=0, Dispatch Header = 0x1402, "+
 		"kernel_obj=0xc0, completion_signal=0x0, rptr=6, wptr=6\n"+
 		at(4, "%s", dispatch(hwq, 0xa0, 0, 0))+
-		at(5, "%s", dispatch(hwq+1<<16, 0xa0, 0, 0))) // of another stream, which is not told
+		at(5, "%s", dispatch(hwq+1<<16, 0xa0, 0, 0))) // of another stream, which is unknown
 	got := []string{}
 	for _, q := range a.Queues {
 		got = append(got, fmt.Sprint(q.HWq, q.IDs, q.ROCrPackets, q.Streams, q.Kernels.Top))
@@ -142,8 +142,8 @@ func TestPacketsOfROCrTakeNoNameAndNoStream(t *testing.T) {
 	}
 }
 
-// ROCm 6.1 and older print the hsa_queue_t where a queue is created, and its ring
-// where it is used: there is no telling which is which.
+// ROCm 6.1 and older print the hsa_queue_t at the creation of a queue, and its ring at its
+// use: they cannot be joined.
 func TestOldLogsAreNotJoined(t *testing.T) {
 	const p = ":4:rocdevice.cpp            :3013: 1045551200 us: [pid:7001  tid:0x7f1a40f2a640] "
 	a := analyze(t, ""+
@@ -188,8 +188,8 @@ func TestIndicesWrapAt32Bits(t *testing.T) {
 	}
 }
 
-// A new queue in the memory of an old one begins at 0 and has not wrapped.
-func TestIndicesOfANewQueueBeginAgain(t *testing.T) {
+// The indices of a new queue in the memory of an old one begin at 0 without wrapping.
+func TestIndicesOfANewQueueBeginAtZero(t *testing.T) {
 	const hwq = 0x7f8acd210000
 	a := analyze(t, at(1, "%s", dispatch(hwq, 1, 3e9, 3e9))+at(2, "%s", created(hwq, 1))+at(3, "%s", dispatch(hwq, 1, 0, 1)))
 	if diff := cmp.Diff(&hiplog.Range{Max: 3e9}, a.Queues[0].ReadIndex); diff != "" {
@@ -197,8 +197,8 @@ func TestIndicesOfANewQueueBeginAgain(t *testing.T) {
 	}
 }
 
-// Packets of graphs print the slot of the ring, not the index: no backlog follows.
-func TestIndicesThatAreNoDistanceGiveNoBacklog(t *testing.T) {
+// Packets of graphs print the slot of the ring, not the index, and have no backlog.
+func TestInvalidIndicesHaveNoBacklog(t *testing.T) {
 	const hwq = 0x7f8acd210000
 	a := analyze(t, at(1, "%s", created(hwq, 1))+at(2, "%s", dispatch(hwq, 1, 5000, 5003))+at(3, "%s", dispatch(hwq, 1, 5001, 908)))
 	q := a.Queues[0]
@@ -208,7 +208,7 @@ func TestIndicesThatAreNoDistanceGiveNoBacklog(t *testing.T) {
 }
 
 // The console of a wrapper prints the tail of a log and then parts of it again.
-func TestQuotedLinesAreNoNewQueues(t *testing.T) {
+func TestRepeatedLinesAreNotNewQueues(t *testing.T) {
 	const hwq = 0x7f8acd210000
 	gone := at(900, "Deleting hardware queue 0x%x with refCount 0", hwq)
 	a := analyze(t, gone+at(100, "%s", created(hwq, 1))+"--\n"+at(100, "%s", created(hwq, 1)))
@@ -222,7 +222,7 @@ func TestQuotedLinesAreNoNewQueues(t *testing.T) {
 	}
 }
 
-func TestThreadsThatWriteLateCountNoInterval(t *testing.T) {
+func TestLateThreadsHaveNoInterval(t *testing.T) {
 	const hwq = 0x7f8acd210000
 	a := analyze(t, at(100, "%s", dispatch(hwq, 1, 0, 0))+at(300, "%s", dispatch(hwq, 1, 0, 1))+at(250, "%s", dispatch(hwq, 1, 0, 2))+
 		at(310, "%s", dispatch(hwq, 1, 0, 3)))
@@ -255,14 +255,14 @@ func TestPercentilesAreWithinTheirError(t *testing.T) {
 	}
 	few := analyze(t, at(0, "%s", dispatch(hwq, 1, 0, 0))+at(1000, "%s", dispatch(hwq, 1, 0, 0))+at(1001234567, "%s", dispatch(hwq, 1, 0, 0)))
 	if i := few.Queues[0].Intervals; i.P99 != i.Max {
-		t.Errorf("p99 of two is %d, the greatest %d", i.P99, i.Max)
+		t.Errorf("p99 of two is %d, the largest %d", i.P99, i.Max)
 	}
 	if got.Min != all[0] || got.Max != all[len(all)-1] || got.Count != 5000 {
 		t.Errorf("%+v, want from %d to %d", got, all[0], all[len(all)-1])
 	}
 }
 
-func TestWarningsSayWhatTheLogLacks(t *testing.T) {
+func TestWarningsDescribeWhatTheLogLacks(t *testing.T) {
 	const hwq = 0x7f8acd210000
 	level3 := func(message string) string {
 		return ":3:rocdevice.cpp            :480 : 6306213494 us:  " + message + "\n"
@@ -285,14 +285,14 @@ func TestWarningsSayWhatTheLogLacks(t *testing.T) {
 	}
 }
 
-func TestProcessIDsThePrintedTextHas(t *testing.T) {
+func TestProcessIDsInTheProgramsOutput(t *testing.T) {
 	a := analyze(t, "Process ID: 85406\nProcess ID:        85406\nPID: 12\nPID: x\nPID:0\nProcess ID: 99999999999\n"+at(1, "PID: 77"))
 	if diff := cmp.Diff([]int32{85406, 12}, a.PIDsInText); diff != "" {
 		t.Errorf("pids (-want +got):\n%s", diff)
 	}
 }
 
-// The field names are what scripts rely on.
+// Scripts rely on the field names.
 func TestJSONIsStable(t *testing.T) {
 	const hwq = 0x7f8acd210000
 	a := analyze(t, at(1, "%s", created(hwq, 1))+at(2, "ShaderName : f<int>()\xff")+at(3, "%s", dispatch(hwq, 1, 0, 0)))
@@ -309,6 +309,6 @@ func TestJSONIsStable(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(a, &back, ignoreCounts); diff != "" {
-		t.Errorf("what was read back (-want +got):\n%s", diff)
+		t.Errorf("parsed back (-want +got):\n%s", diff)
 	}
 }

@@ -9,8 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
-// BenchmarkScan sets reading a log beside counting its lines with bufio.Scanner, in
-// one run.
+// BenchmarkScan compares reading a log with counting its lines by bufio.Scanner in one run.
 func BenchmarkScan(b *testing.B) {
 	log, err := io.ReadAll(newGenerator(8 << 20))
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
-// heapWatch reads from r and notes the largest live heap on the way.
+// heapWatch reads from r and records the largest live heap.
 type heapWatch struct {
 	r     io.Reader
 	every int64
@@ -46,7 +46,7 @@ func TestAGibibyteNeedsAFewMebibytes(t *testing.T) {
 	} else if testing.Short() || raceEnabled {
 		size = 32 << 20
 	}
-	// Making a log takes longer than reading it: one part is read again and again.
+	// Making a log takes longer than reading it: one part is read repeatedly.
 	g := &generator{left: 1 << 62, queues: 4, kernels: 40}
 	for g.buf.Len() < 4<<20 {
 		g.write()
@@ -76,9 +76,9 @@ func TestAGibibyteNeedsAFewMebibytes(t *testing.T) {
 	}
 }
 
-// Whatever is new in every line is bounded: queues, processes, threads, kernels,
+// Everything that can be new in every line is bounded: queues, processes, threads, kernels,
 // streams.
-func TestALogThatNamesEverythingAnewIsBounded(t *testing.T) {
+func TestLogWithNewNamesInEveryLineIsBounded(t *testing.T) {
 	const launches = 25000
 	i := 0
 	lines := readerFunc(func(p []byte) (int, error) {
@@ -125,7 +125,7 @@ func TestALogThatNamesEverythingAnewIsBounded(t *testing.T) {
 	}
 }
 
-func TestNamesBeyondTheirBoundStayApart(t *testing.T) {
+func TestNamesBeyondTheirBoundAreDistinguished(t *testing.T) {
 	long := strings.Repeat("x", 3000)
 	a := analyze(t, at(1, "ShaderName : %sa", long)+at(2, "ShaderName : %sb", long)+at(3, "ShaderName : %sa", long))
 	top := a.Processes[0].Launches.Top
@@ -141,7 +141,7 @@ func TestKernelsOfAQueueAreBounded(t *testing.T) {
 		log.WriteString(at(1, "ShaderName : f<%d>()", i%1200) + at(1, "%s", dispatch(hwq, uint64(i%1200+1), 0, 0)))
 	}
 	m := analyze(t, log.String()).Queues[0].Kernels
-	// The 176 beyond 1024 come once, the first 300 twice.
+	// The 176 beyond 1024 occur once, the first 300 twice.
 	if m.Total != 1500 || m.Others != 176 || m.Distinct != 1024 || len(m.Top) != 50 || m.Top[0].Count != 2 {
 		t.Errorf("%d launches, %d others, %d kernels, %d in the list", m.Total, m.Others, m.Distinct, len(m.Top))
 	}

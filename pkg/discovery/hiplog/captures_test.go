@@ -13,7 +13,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
-// captures finds the directory of logs captured on real hosts.
+// captures returns the directory of logs captured on real hosts.
 func captures(t *testing.T) string {
 	t.Helper()
 	if dir := os.Getenv("GPREEMPT_CAPTURES"); dir != "" {
@@ -31,7 +31,7 @@ func captures(t *testing.T) string {
 	return ""
 }
 
-// truth is what a capture's sidecar says of it.
+// truth is the content of a capture's sidecar.
 type truth struct {
 	Lines      uint64         `json:"lines"`
 	Bytes      uint64         `json:"bytes"`
@@ -72,8 +72,8 @@ type truthOfQueue struct {
 	WriteMax    *uint64  `json:"wptr_max"`
 }
 
-// told is an analysis in the words of a truth file.
-func told(a *hiplog.Analysis) truth {
+// truthOf converts an analysis to the form of a truth file.
+func truthOf(a *hiplog.Analysis) truth {
 	found := truth{
 		Lines: a.Lines, Bytes: a.Bytes, Headers: a.Records, Levels: a.Levels, PIDs: a.PIDs, TIDs: []string{},
 		First: a.FirstMicros, Last: a.LastMicros, HWqs: len(a.Queues), Queues: []truthOfQueue{}, ANSI: a.ColouredLines,
@@ -115,7 +115,7 @@ func told(a *hiplog.Analysis) truth {
 	return found
 }
 
-func TestCapturesFromRealHostsGiveTheirTruth(t *testing.T) {
+func TestCapturesFromRealHostsMatchTheirTruth(t *testing.T) {
 	dir := captures(t)
 	files, err := filepath.Glob(filepath.Join(dir, "*.truth.json"))
 	if err != nil || len(files) < 4 {
@@ -143,23 +143,23 @@ func TestCapturesFromRealHostsGiveTheirTruth(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if sidecar.Truth == nil { // no HIP log at all
+			if sidecar.Truth == nil { // not a HIP log
 				if a.Records != 0 || len(a.Queues) != 0 || a.Bytes != sidecar.Bytes {
 					t.Errorf("%d records, %d queues in %d bytes, want none in %d", a.Records, len(a.Queues), a.Bytes, sidecar.Bytes)
 				}
 				return
 			}
-			if diff := cmp.Diff(*sidecar.Truth, told(a)); diff != "" {
+			if diff := cmp.Diff(*sidecar.Truth, truthOf(a)); diff != "" {
 				t.Errorf("analysis (-truth +got):\n%s", diff)
 			}
 			if a.TornLines+a.CutLines+a.NULBytes+a.Untracked != 0 {
-				t.Errorf("%d torn and %d cut lines, %d NULs, %d untracked records in a whole log", a.TornLines, a.CutLines, a.NULBytes, a.Untracked)
+				t.Errorf("%d torn and %d cut lines, %d NULs, %d untracked records in a complete log", a.TornLines, a.CutLines, a.NULBytes, a.Untracked)
 			}
 		})
 	}
 }
 
-// The truth files do not name kernels and streams; these are counted by hand.
+// The truth files do not contain kernels and streams; these are counted by hand.
 func TestCapturedKernelsAndStreamsAreNamed(t *testing.T) {
 	f, err := os.Open(filepath.Join(captures(t), "clr_level5_priorities_head.log"))
 	if err != nil {

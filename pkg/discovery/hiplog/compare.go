@@ -5,30 +5,29 @@ import (
 	"slices"
 )
 
-// Comparison sets two logs side by side. Its JSON is as stable as that of Analysis.
+// Comparison compares two logs. Its JSON is as stable as that of Analysis.
 type Comparison struct {
 	A Side `json:"a"`
 	B Side `json:"b"`
-	// Matches are pairs of queues with a ring at the same address. Common of them
-	// are one queue, Coincidences are not, and for Unknown the logs do not tell.
+	// Matches are pairs of queues with a ring at the same address: Common of them are the
+	// same queue, Coincidences are different ones, and Unknown are undecided.
 	Matches      []Match `json:"matches"`
 	Common       int     `json:"common"`
 	Coincidences int     `json:"coincidences"`
 	Unknown      int     `json:"unknown"`
-	// OnlyA and OnlyB count the queues that are surely not in the other log.
+	// OnlyA and OnlyB count the queues that are certainly not in the other log.
 	OnlyA int `json:"only_a"`
 	OnlyB int `json:"only_b"`
-	// Kernels are in both logs or in one, most frequent first, at most 50 of
-	// DistinctKernels.
+	// Kernels are those of both logs, most frequent first, at most 50 of DistinctKernels.
 	Kernels         []SharedKernel `json:"kernels"`
 	CommonKernels   int            `json:"common_kernels"`
 	DistinctKernels int            `json:"distinct_kernels"`
-	// KernelOverlap is the sum over all kernels of the smaller of its shares in the
-	// launches of A and of B: 0 nothing in common, 1 the same mix. It is nil when a
-	// log names no kernels.
+	// KernelOverlap is the sum over all kernels of the smaller of their shares in the
+	// launches of A and of B, from 0 without common kernels to 1 for the same mix. It is nil
+	// when a log has no kernel names.
 	KernelOverlap *float64 `json:"kernel_overlap"`
-	// OverlapMicros is how long both wrote records; their clocks are the same only
-	// when both ran on one host without a reboot between, which the logs do not tell.
+	// OverlapMicros is how long both wrote records. The clocks are the same only if both ran
+	// on one host without a reboot between them, which the logs do not show.
 	OverlapMicros uint64 `json:"overlap_us"`
 	Advice        Advice `json:"advice"`
 }
@@ -43,20 +42,19 @@ type Side struct {
 	MinMicros  uint64    `json:"min_us"`
 	MaxMicros  uint64    `json:"max_us"`
 	Processes  []Process `json:"processes"`
-	// MaxBacklog is the greatest of its queues, nil = unknown.
+	// MaxBacklog is the largest of its queues, nil = unknown.
 	MaxBacklog *Backlog  `json:"max_backlog"`
 	Warnings   []Warning `json:"warnings"`
 }
 
-// Verdict reports whether two queues with a ring at the same address are one.
+// Verdict reports whether two queues with a ring at the same address are the same.
 type Verdict string
 
 // The verdicts.
 const (
-	// SameQueue: the same process made it at the same time.
+	// SameQueue: the same process created it at the same time.
 	SameQueue Verdict = "same"
-	// Coincidence: they are of different processes, whose addresses have nothing to
-	// do with each other.
+	// Coincidence: they are of different processes, whose addresses are independent.
 	Coincidence Verdict = "coincidence"
 	// Undecided: the logs lack the process ids or the creations.
 	Undecided Verdict = "unknown"
@@ -81,7 +79,7 @@ type SharedKernel struct {
 	B    uint64 `json:"b"`
 }
 
-// Compare sets a beside b. It changes neither.
+// Compare compares a and b, without changing them.
 func Compare(a, b *Analysis) *Comparison {
 	c := &Comparison{A: side(a), B: side(b), Matches: []Match{}}
 	c.match()
@@ -144,26 +142,26 @@ func (c *Comparison) match() {
 	c.OnlyA, c.OnlyB = len(c.A.Queues)-len(sharedA), len(c.B.Queues)-len(sharedB)
 }
 
-// same reports whether two queues with their rings at one address are one.
+// same decides whether two queues with their rings at one address are the same.
 func same(a, b *Queue) (Verdict, string) {
 	switch {
 	case a.PID != 0 && b.PID != 0 && a.PID != b.PID:
-		return Coincidence, "the processes differ, and an address says nothing in another process"
+		return Coincidence, "the processes differ, and addresses of different processes are independent"
 	case a.Created != nil && b.Created != nil && a.Created.Micros == b.Created.Micros && slices.Equal(a.SWqs, b.SWqs):
-		return SameQueue, "both logs have the same creation of it"
+		return SameQueue, "both logs contain the same creation"
 	case a.Created != nil && b.Created != nil && a.Creations == 1 && b.Creations == 1:
-		return Coincidence, "the logs have different creations of it, in different processes or runs"
+		return Coincidence, "the logs contain different creations, in different processes or runs"
 	case a.PID == 0 || b.PID == 0:
-		return Undecided, "a log without process ids does not tell which process it is of"
+		return Undecided, "a log has no process ids"
 	default:
-		return Undecided, "the process ids are equal, but they repeat in containers and over time, and the logs do not have the creation in common"
+		return Undecided, "the process ids are equal, but they can repeat in containers and over time, and the logs have no common creation"
 	}
 }
 
 // maxShared bounds Comparison.Kernels.
 const maxShared = 50
 
-// kernels compares what was launched.
+// kernels compares the launches.
 func (c *Comparison) kernels(a, b *Analysis) {
 	launchesA, totalA := launches(a)
 	launchesB, totalB := launches(b)
@@ -192,8 +190,8 @@ func (c *Comparison) kernels(a, b *Analysis) {
 	}
 }
 
-// launches sums over the processes of a log; the total includes kernels that were
-// not told apart.
+// launches sums over the processes of a log; the total includes kernels that were not
+// counted separately.
 func launches(a *Analysis) (by map[string]uint64, total uint64) {
 	by = map[string]uint64{}
 	for i := range a.Processes {

@@ -10,8 +10,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
-// workload is the log of a process with queues of its own, each of which dispatches
-// a kernel every 100 µs from start on, with backlog packets waiting.
+// workload is the log of a process with its own queues, each of which dispatches a kernel
+// every 100 µs from start on, with backlog packets pending.
 func workload(pid int, start, backlog uint64, kernel string, rings ...uint64) string {
 	var b strings.Builder
 	for i, ring := range rings {
@@ -39,27 +39,27 @@ func TestCompareAdvises(t *testing.T) {
 		says       []string // in the reasons and limits
 	}{
 		{"queues of their own that keep up", own, workload(2, 1000, 5, "g()", ringB), hiplog.StreamPriority, []string{
-			"no packet found more than 5 others waiting", "no hardware queue is in both logs", "does not take a running kernel off the GPU",
+			"at most 5 packets were pending", "no hardware queue is in both logs", "does not interrupt a running kernel",
 		}},
 		{"the same address in another process", own, workload(2, 1000, 5, "g()", ringA), hiplog.StreamPriority, []string{
 			"1 ring is at the same address in both logs by coincidence",
 		}},
-		{"a deep backlog", own, workload(2, 1000, 200, "g()", ringB), hiplog.SuspendResume, []string{"in B a packet found 200 others waiting"}},
-		{"one after the other", own, workload(2, 99000, 0, "g()", ringB), hiplog.StreamPriority, []string{"the two did not run together"}},
-		{"the same log", own, own, hiplog.SuspendResume, []string{"1 hardware queue is used by both logs", "processes of their own"}},
+		{"a deep backlog", own, workload(2, 1000, 200, "g()", ringB), hiplog.SuspendResume, []string{"in B, up to 200 packets were pending"}},
+		{"one after the other", own, workload(2, 99000, 0, "g()", ringB), hiplog.StreamPriority, []string{"do not overlap in time"}},
+		{"the same log", own, own, hiplog.SuspendResume, []string{"1 hardware queue is used by both logs", "as separate processes"}},
 		{"the same pid in another run", own, workload(1, 5000, 0, "f()", ringA), hiplog.StreamPriority, []string{"by coincidence"}},
 		{"the same pid, the creation in one log only", own, by(1, 1, 7000, "%s", dispatch(ringA, 1, 0, 0)), hiplog.Undetermined, []string{
-			"they repeat in containers",
+			"they can repeat in containers",
 		}},
-		{"without pids, created at different times", noPIDs(10), noPIDs(20), hiplog.StreamPriority, []string{"whether the queues are contended is not in these logs"}},
+		{"without pids, created at different times", noPIDs(10), noPIDs(20), hiplog.StreamPriority, []string{"do not show whether the queues are contended"}},
 		{"without pids, one creation", noPIDs(10), noPIDs(10), hiplog.SuspendResume, nil},
 		{"without pids, two creations at once", noPIDs(10), strings.Replace(noPIDs(10), "SWq=0x7f8", "SWq=0x7f9", 1), hiplog.StreamPriority, []string{"by coincidence"}},
 		{"without pids, queues one after the other", noPIDs(10) + noPIDs(20), noPIDs(20) + noPIDs(30), hiplog.Undetermined, nil},
-		{"without pids and creations", noPIDs(10), at(1, "%s", dispatch(ringA, 1, 0, 0)), hiplog.Undetermined, []string{"without process ids", "AMD_LOG_LEVEL=4"}},
+		{"without pids and creations", noPIDs(10), at(1, "%s", dispatch(ringA, 1, 0, 0)), hiplog.Undetermined, []string{"has no process ids", "AMD_LOG_LEVEL=4"}},
 		{"ROCm 6.1", own, v57 + "created hardware queue 0x7f1a2c1b2000 with size 16384 with priority 2, cooperative: 0\n" + v57 + oldDispatch, hiplog.StreamPriority, []string{
 			"1 queue is not compared: ROCm 6.1 and older",
 		}},
-		{"no queues", own, at(1, "No HW event"), hiplog.Undetermined, []string{"A names 1 hardware queue, B names 0 hardware queues"}},
+		{"no queues", own, at(1, "No HW event"), hiplog.Undetermined, []string{"A has 1 hardware queue, B has 0 hardware queues"}},
 	}
 	for _, tt := range tests {
 		a, b := analyze(t, tt.a), analyze(t, tt.b)
@@ -72,7 +72,7 @@ func TestCompareAdvises(t *testing.T) {
 		said := strings.Join(append(advice.Reasons, advice.Limits...), "\n")
 		for _, want := range tt.says {
 			if !strings.Contains(said, want) {
-				t.Errorf("%s: it does not say %q:\n%s", tt.name, want, said)
+				t.Errorf("%s: missing %q:\n%s", tt.name, want, said)
 			}
 		}
 	}
@@ -94,7 +94,7 @@ func TestCompareCountsQueuesAndKernels(t *testing.T) {
 		"common kernels": 1, "distinct": 3, "overlap": 1.0 / 3,
 		"dispatches": []uint64{30, 30}, "together": uint64(3910 - 1500),
 		"matches": []hiplog.Match{{
-			HWq: ringA, PIDA: 1, PIDB: 2, Verdict: hiplog.Coincidence, Why: "the processes differ, and an address says nothing in another process",
+			HWq: ringA, PIDA: 1, PIDB: 2, Verdict: hiplog.Coincidence, Why: "the processes differ, and addresses of different processes are independent",
 		}},
 		"every": []uint64{1100, 100},
 	}
@@ -103,7 +103,7 @@ func TestCompareCountsQueuesAndKernels(t *testing.T) {
 	}
 }
 
-// What a comparison says for B beside A is what it says for A beside B.
+// The comparison of B and A has the results of that of A and B.
 func TestCompareIsSymmetric(t *testing.T) {
 	a := analyze(t, workload(1, 1000, 0, "shared()", ringA, ringB))
 	b := analyze(t, workload(1, 1500, 300, "other()", ringB)+workload(2, 1600, 0, "shared()", ringA))

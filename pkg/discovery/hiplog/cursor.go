@@ -1,7 +1,7 @@
 package hiplog
 
-// cursor reads b from at on. Its methods that find what they look for go on
-// behind it, and else stay or stop within it.
+// cursor parses b from at on. Its methods advance behind what they parse; after a failure
+// the position is undefined.
 type cursor struct {
 	b  []byte
 	at int
@@ -31,7 +31,7 @@ func (c *cursor) spaces() {
 
 func isDigit(b byte) bool { return b-'0' < 10 }
 
-// decimal reads a number of at most 19 digits, which fit.
+// decimal parses a number of at most 19 digits, which fits.
 func (c *cursor) decimal(v *uint64) bool {
 	var n uint64
 	start := c.at
@@ -54,7 +54,7 @@ func hexValue(b byte) byte {
 	return 16
 }
 
-// hex reads 0x and up to 16 digits.
+// hex parses 0x and up to 16 digits.
 func (c *cursor) hex(v *uint64) bool {
 	if !c.literal("0x") {
 		return false
@@ -73,7 +73,7 @@ func (c *cursor) hex(v *uint64) bool {
 	return c.at > start && c.at-start <= 16
 }
 
-// address reads what %p and 0x%zx write.
+// address parses the output of %p and 0x%zx.
 func (c *cursor) address(a *Address) bool {
 	if c.literal("(nil)") {
 		*a = 0

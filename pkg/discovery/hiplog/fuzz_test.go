@@ -15,8 +15,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
-// FuzzScan returns any text to the scanner: it comes to the same records however the
-// text arrives, and what is made of them holds together.
+// FuzzScan checks for any text that the records do not depend on the sizes of the reads, and
+// that the analysis is consistent.
 func FuzzScan(f *testing.F) {
 	for _, prefix := range []string{v56, v57, v63, v63Level, slip, bare, rocr} {
 		for _, message := range []string{oldDispatch, newDispatch, created(0x7f8acd210000, 1), "hipMalloc: Returned hipSuccess : 0x1: duration: 34 us"} {
@@ -62,7 +62,7 @@ func FuzzScan(f *testing.F) {
 	})
 }
 
-// check finds what cannot be in an analysis.
+// check reports inconsistencies of an analysis.
 func check(t *testing.T, a *hiplog.Analysis) {
 	t.Helper()
 	raw, err := json.Marshal(a)
@@ -95,7 +95,7 @@ func check(t *testing.T, a *hiplog.Analysis) {
 	}
 }
 
-// FuzzOpen returns any bytes to the decompressors.
+// FuzzOpen passes any bytes to the decompressors.
 func FuzzOpen(f *testing.F) {
 	text, err := io.ReadAll(newGenerator(2 << 10))
 	if err != nil {
@@ -109,7 +109,7 @@ func FuzzOpen(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// A few bytes can stand for gigabytes.
+		// A few bytes can expand to gigabytes.
 		n, err := io.Copy(io.Discard, io.LimitReader(r, 1<<20))
 		if archive := bytes.HasPrefix(data, []byte{0x1f, 0x8b}) || len(data) > 3 && (data[0] == 0x28 || data[0]>>4 == 5); !archive &&
 			(err != nil || n != int64(min(len(data), 1<<20))) {

@@ -6,10 +6,10 @@ import (
 	"io"
 )
 
-// generator is a reader of an endless synthetic log of ROCm 6.2 and newer, made
-// line by line: what one thread writes for each launch.
+// generator is a reader of a synthetic log of ROCm 6.2 and newer, generated line by line:
+// the lines of one thread for each launch.
 type generator struct {
-	left    int64 // bytes still to give, cut within a line
+	left    int64 // bytes remaining, which may end within a line
 	launch  uint64
 	buf     bytes.Buffer
 	queues  uint64

@@ -1,13 +1,13 @@
 package hiplog
 
-// index follows a packet index that is printed with 32 or 64 bits.
+// index extends a packet index that is printed with 32 or 64 bits.
 type index struct {
 	known bool
 	last  uint64
 }
 
-// follow returns the whole index of which v is at least the low 32 bits: the one
-// nearest to the one before.
+// follow returns the complete index for v, which has at least its low 32 bits: the nearest
+// to the previous index.
 func (i *index) follow(v uint64) uint64 {
 	if i.known && v < 1<<32 {
 		step := int64(int32(uint32(v) - uint32(i.last)))
@@ -27,10 +27,10 @@ func (r *Range) extend(v uint64) *Range {
 	return r
 }
 
-// maxRing is the longest ring KFD gives, in packets: 4 GiB of 64 bytes.
+// maxRing is KFD's largest ring in packets: 4 GiB of 64 bytes.
 const maxRing = 1 << 26
 
-// indices notes where the packet was put, and how far behind the reader was.
+// indices records the indices of a packet and its backlog.
 func (q *queue) indices(rec *Record) {
 	q.ReadIndex = q.ReadIndex.extend(q.read.follow(rec.ReadIndex))
 	q.WriteIndex = q.WriteIndex.extend(q.write.follow(rec.WriteIndex))
@@ -38,12 +38,12 @@ func (q *queue) indices(rec *Record) {
 	if q.SizePackets > 0 {
 		length = q.SizePackets
 	}
-	// Both wrap at the same place, so their distance does not.
-	waiting := uint64(uint32(rec.WriteIndex) - uint32(rec.ReadIndex))
+	// Both wrap at the same value, so their distance does not.
+	pending := uint64(uint32(rec.WriteIndex) - uint32(rec.ReadIndex))
 	switch {
-	case waiting > length:
+	case pending > length:
 		q.OddIndices++
-	case q.MaxBacklog == nil || waiting > q.MaxBacklog.Packets:
-		q.MaxBacklog = &Backlog{Packets: waiting, Event: Event{Line: rec.Line, Micros: rec.Micros}}
+	case q.MaxBacklog == nil || pending > q.MaxBacklog.Packets:
+		q.MaxBacklog = &Backlog{Packets: pending, Event: Event{Line: rec.Line, Micros: rec.Micros}}
 	}
 }

@@ -10,23 +10,23 @@ import (
 )
 
 const (
-	// maxNames bounds the kernels told apart in a log, maxKernels those of one
-	// queue or process.
+	// maxNames bounds the kernels that are counted separately in a log, maxKernels those of
+	// one queue or process.
 	maxNames   = 4096
 	maxKernels = 1024
-	// maxName bounds the bytes kept of a name: those of templates fill HIP's 4096.
+	// maxName bounds the length of a name: names of templates can fill HIP's 4096 bytes.
 	maxName = 1024
 	// maxTop bounds Mix.Top.
 	maxTop = 50
 )
 
-// Mix reports which kernels there were, and how often.
+// Mix counts kernels.
 type Mix struct {
-	// Total counts all, Others those of kernels that are not told apart: beyond
-	// 1024 of a queue or a process, or 4096 of the log, whichever came first.
+	// Total counts all, Others those of kernels that are not counted separately: beyond
+	// 1024 of a queue or a process, or 4096 of the log.
 	Total  uint64 `json:"total"`
 	Others uint64 `json:"others"`
-	// Distinct is the number of kernels told apart.
+	// Distinct is the number of kernels that are counted separately.
 	Distinct int `json:"distinct"`
 	// Top are the 50 most frequent, most frequent first.
 	Top []KernelCount `json:"top"`
@@ -34,20 +34,20 @@ type Mix struct {
 	counts map[string]uint64
 }
 
-// KernelCount is a name and how often it came.
+// KernelCount is how often a kernel occurred.
 type KernelCount struct {
-	// Name is the demangled name; that of a kernel the log does not name is
-	// "kernel_obj=0x…". Beyond 1024 bytes a sum of the rest stands in for it.
+	// Name is the demangled name, or "kernel_obj=0x…" for a kernel without a name in the
+	// log. Beyond 1024 bytes it is replaced by a checksum of the rest.
 	Name  string `json:"name"`
 	Count uint64 `json:"count"`
 }
 
-// nameID stands for a name; noName for all that did not fit, too.
+// nameID represents a name; noName represents those beyond the bound too.
 type nameID uint32
 
 const noName nameID = 0
 
-// names returns a number to each name. The zero value is ready.
+// names assigns a number to each name. The zero value is ready.
 type names struct {
 	ids  map[string]nameID
 	list []string

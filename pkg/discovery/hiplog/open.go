@@ -11,16 +11,15 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// maxWindow bounds the memory of zstd: what "zstd --long=27" needs at most.
+// maxWindow bounds the memory of zstd to that of "zstd --long=27".
 const maxWindow = 128 << 20
 
-// Open returns the text of a log that may be compressed with gzip or zstd, told by
-// its first bytes. When the compressed data end early, reading ends with an error
-// that wraps io.ErrUnexpectedEOF, after all that could be decompressed. Close does
-// not close r.
+// Open returns the text of a log that may be compressed with gzip or zstd, detected by its
+// first bytes. When the compressed data end early, reading ends with an error that wraps
+// io.ErrUnexpectedEOF, after everything that could be decompressed. Close does not close r.
 func Open(r io.Reader) (io.ReadCloser, error) {
 	head := bufio.NewReaderSize(r, 64<<10)
-	magic, _ := head.Peek(4) // shorter, or its error comes again when read
+	magic, _ := head.Peek(4) // a short read or an error repeats later
 	switch {
 	case bytes.HasPrefix(magic, []byte{0x1f, 0x8b}):
 		z, err := gzip.NewReader(head)
@@ -28,7 +27,7 @@ func Open(r io.Reader) (io.ReadCloser, error) {
 			return nil, fmt.Errorf("cannot decompress with gzip: %w", truncated(err))
 		}
 		return &compressed{r: z, close: z.Close, format: "gzip"}, nil
-	// A frame, or one of those to be skipped, which pzstd begins with.
+	// A frame, or a skippable frame, with which pzstd begins.
 	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}),
 		len(magic) == 4 && magic[0]>>4 == 5 && bytes.Equal(magic[1:], []byte{0x2a, 0x4d, 0x18}):
 		z, err := zstd.NewReader(head, zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderLowmem(true))
@@ -40,7 +39,7 @@ func Open(r io.Reader) (io.ReadCloser, error) {
 	return io.NopCloser(head), nil
 }
 
-// compressed says which format an error is of.
+// compressed adds the format to errors.
 type compressed struct {
 	r      io.Reader
 	close  func() error
@@ -57,7 +56,7 @@ func (c *compressed) Read(p []byte) (int, error) {
 
 func (c *compressed) Close() error { return c.close() }
 
-// truncated turns the end of the data within a header into what it means.
+// truncated converts the end of the data within a header to io.ErrUnexpectedEOF.
 func truncated(err error) error {
 	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF

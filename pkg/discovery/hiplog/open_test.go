@@ -64,7 +64,7 @@ func zstandard(t testing.TB, text []byte) []byte {
 	return w.EncodeAll(text, nil)
 }
 
-func TestCompressedLogsSayTheSame(t *testing.T) {
+func TestCompressedLogsHaveTheSameAnalysis(t *testing.T) {
 	text, err := io.ReadAll(newGenerator(300 << 10))
 	if err != nil {
 		t.Fatal(err)
@@ -84,8 +84,8 @@ func TestCompressedLogsSayTheSame(t *testing.T) {
 	}
 }
 
-// Cut anywhere, a compressed log gives what can be read and says that it is cut.
-func TestTruncatedArchivesGiveWhatIsThere(t *testing.T) {
+// A compressed log that is cut anywhere is analyzed up to there and reported as truncated.
+func TestTruncatedArchivesAreAnalyzedUpToTheirEnd(t *testing.T) {
 	text, err := io.ReadAll(newGenerator(600 << 10))
 	if err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func TestShortInputsAreText(t *testing.T) {
 	}
 }
 
-// A reader that stops early leaves no goroutine behind: TestMain looks.
+// A reader that stops early leaks no goroutine, which TestMain checks.
 func TestScanOfAnArchiveCanStop(t *testing.T) {
 	text, err := io.ReadAll(newGenerator(8 << 20))
 	if err != nil {
@@ -144,7 +144,7 @@ func TestScanOfAnArchiveCanStop(t *testing.T) {
 	}
 }
 
-// A few bytes of zstd can ask for gigabytes of memory (RFC 8878, 3.1.1.1.2).
+// A few bytes of zstd can require gigabytes of memory (RFC 8878, 3.1.1.1.2).
 func TestWindowsOfZstdAreBounded(t *testing.T) {
 	frame := func(exponent byte) string { // of a window of 1 KiB << exponent, with one raw block
 		return "\x28\xb5\x2f\xfd\x00" + string([]byte{exponent << 3}) + string([]byte{1 | 5<<3, 0, 0}) + "hello"

@@ -2,11 +2,11 @@ package hiplog
 
 import "bytes"
 
-// maxPrefix bounds the text in front of a message; the source is a file name, or
-// with some macros its whole path.
+// maxPrefix bounds the text before a message; the source is a file name, or with some macros
+// its whole path.
 const maxPrefix = 512
 
-// prefix is what stands in front of a message.
+// prefix is the text before a message.
 type prefix struct {
 	level        int
 	source       []byte
@@ -16,15 +16,15 @@ type prefix struct {
 	length       int
 }
 
-// prefixes reads prefixes. It remembers the last thread, which most often wrote the
-// next line too.
+// prefixes parses prefixes. It caches the last thread, which usually wrote the next line
+// too.
 type prefixes struct {
 	text []byte // "[pid:… tid: 0x…]"
 	pid  int32
 	tid  uint64
 }
 
-// parse reads what stands in front of a message at the beginning of b:
+// parse parses the prefix of a message at the beginning of b:
 //
 //	ROCm 5.6            :3:rocdevice.cpp  :480 : 0001 us: 2539 : [tid:0x7f…] text
 //	5.7 to 6.2          :3:rocdevice.cpp  :480 : 0001 us: [pid:2539  tid:0x7f…] text
@@ -62,7 +62,7 @@ func (p *prefixes) parse(b []byte) (found prefix, ok bool) {
 	if !c.decimal(&found.micros) {
 		return found, false
 	}
-	c.byte('d') // "%010lud", a slip of September 2024
+	c.byte('d') // "%010lud", a mistake of September 2024
 	if !c.literal(" us:") {
 		return found, false
 	}
@@ -74,7 +74,7 @@ func (p *prefixes) parse(b []byte) (found prefix, ok bool) {
 	return found, found.level >= 0 || bytes.HasPrefix(c.b[c.at:], rocrMark)
 }
 
-// thread reads the process and the thread, if they are there.
+// thread parses the process and the thread, if present.
 func (p *prefixes) thread(c *cursor) {
 	start := c.at
 	if len(p.text) > 0 && bytes.HasPrefix(c.b[start:], p.text) {
@@ -105,8 +105,8 @@ func (p *prefixes) thread(c *cursor) {
 	c.at = start
 }
 
-// next finds the first record that begins in b and reads its prefix: where it is,
-// or -1.
+// next returns the position of the first record that begins in b, or -1, and parses its
+// prefix.
 func (p *prefixes) next(b []byte) (at int, found prefix) {
 	for {
 		colon := bytes.IndexByte(b[at:], ':')
@@ -114,7 +114,7 @@ func (p *prefixes) next(b []byte) (at int, found prefix) {
 			return -1, prefix{}
 		}
 		at += colon
-		// A level: without one the prefix is no more than a guess.
+		// A level: without one the prefix is only a guess.
 		if at+2 < len(b) && isDigit(b[at+1]) && b[at+2] == ':' {
 			if found, ok := p.parse(b[at:]); ok {
 				return at, found
@@ -126,8 +126,8 @@ func (p *prefixes) next(b []byte) (at int, found prefix) {
 
 var rocrMark = []byte("[***rocr***]")
 
-// parseMessage fills in what rec.Message says of queues. What begins like such a
-// message and cannot be read to its end is Torn.
+// parseMessage sets the fields for a message about queues. A message that begins like one
+// and cannot be parsed to its end is Torn.
 func parseMessage(rec *Record) {
 	m := rec.Message
 	if bytes.HasPrefix(m, rocrMark) {
@@ -210,7 +210,7 @@ func parseMessage(rec *Record) {
 	}
 }
 
-// end returns rec its kind when all of it was there.
+// end sets the kind of rec if it is complete.
 func (rec *Record) end(k Kind, whole bool) {
 	if whole {
 		rec.Kind = k
@@ -248,7 +248,7 @@ func (c *cursor) created(rec *Record) bool {
 	return true
 }
 
-// enqueued reads "Command (KernelExecution) enqueued: 0x… to queue: 0x…".
+// enqueued parses "Command (KernelExecution) enqueued: 0x… to queue: 0x…".
 func (c *cursor) enqueued(rec *Record) {
 	at := bytes.Index(c.b[c.at:], []byte(") enqueued: "))
 	if at < 0 {
@@ -259,11 +259,11 @@ func (c *cursor) enqueued(rec *Record) {
 	rec.end(Enqueued, c.address(&command) && c.literal(" to queue: ") && c.address(&rec.Stream))
 }
 
-// packet reads on behind "SWq=", or at "HWq=". Since ROCm 6.2
+// packet parses from behind "SWq=", or from "HWq=". Since ROCm 6.2
 //
 //	SWq=0x…, HWq=0x…, id=1, Dispatch Header = 0xb02 (…), …, kernel_obj=0x…, …, completion_signal=0x…, correlation_id=0, rptr=0, wptr=0
 //
-// before it HWq alone, and nothing behind completion_signal; ROCr has HWq and id.
+// before it HWq alone, and nothing after completion_signal; ROCr has HWq and id.
 // Barriers are "BarrierAND", "Barrier-OR", "BarrierValue", ROCr's "Barrier".
 func (c *cursor) packet(rec *Record) {
 	if c.at > 0 && (!c.address(&rec.SWq) || !c.literal(", ")) || !c.literal("HWq=") || !c.address(&rec.HWq) || !c.literal(", ") {
@@ -305,7 +305,7 @@ func (c *cursor) packet(rec *Record) {
 	rec.Torn = !rec.Indexed && !bytes.Contains(rest, []byte("completion_signal=0x"))
 }
 
-// indices reads ", rptr=12, wptr=34" at the end of b.
+// indices parses ", rptr=12, wptr=34" at the end of b.
 func indices(b []byte, rec *Record) bool {
 	b, write, ok := lastDecimal(bytes.TrimRight(b, " "))
 	if !ok || !bytes.HasSuffix(b, []byte(", wptr=")) {
@@ -319,7 +319,7 @@ func indices(b []byte, rec *Record) bool {
 	return true
 }
 
-// lastDecimal cuts the number at the end off b.
+// lastDecimal removes the number at the end of b.
 func lastDecimal(b []byte) (rest []byte, v uint64, ok bool) {
 	at := len(b)
 	for at > 0 && isDigit(b[at-1]) {
@@ -330,7 +330,7 @@ func lastDecimal(b []byte) (rest []byte, v uint64, ok bool) {
 	return b[:at], v, ok
 }
 
-// cutDuration cuts ": duration: 34 us" off the message of an API call.
+// cutDuration removes ": duration: 34 us" from the message of an API call.
 func cutDuration(rec *Record) {
 	m := bytes.TrimRight(rec.Message, " ")
 	body, ok := bytes.CutSuffix(m, []byte(" us"))

@@ -10,12 +10,12 @@ import (
 
 const (
 	bufferBytes = 256 << 10
-	// maxLine is what is kept of a line. HIP cuts its messages at 4096 bytes.
+	// maxLine is where lines are cut. HIP cuts its messages at 4096 bytes.
 	maxLine = 64 << 10
 )
 
-// Levels counts records by AMD_LOG_LEVEL's level; in JSON an object with the
-// levels that occur.
+// Levels counts records by the level of AMD_LOG_LEVEL; in JSON an object with the levels
+// that occur.
 type Levels [10]uint64
 
 // MarshalJSON returns {"3":1290,"4":55}.
@@ -29,7 +29,7 @@ func (l Levels) MarshalJSON() ([]byte, error) {
 	return json.Marshal(occur)
 }
 
-// UnmarshalJSON reads what MarshalJSON writes.
+// UnmarshalJSON parses the output of MarshalJSON.
 func (l *Levels) UnmarshalJSON(b []byte) error {
 	var occur map[int]uint64
 	if err := json.Unmarshal(b, &occur); err != nil {
@@ -44,30 +44,30 @@ func (l *Levels) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Totals is what Scan read.
+// Totals are the counters of Scan.
 type Totals struct {
 	// Bytes are those of the text, after decompression.
 	Bytes uint64 `json:"bytes"`
 	Lines uint64 `json:"lines"`
-	// Records are those of HIP; a line can hold several.
+	// Records are those of HIP; a line can contain several.
 	Records uint64 `json:"records"`
 	Levels  Levels `json:"levels"`
-	// ROCrRecords, within Records, are those of ROCr, which have no level.
+	// ROCrRecords, included in Records, are those of ROCr, which have no level.
 	ROCrRecords uint64 `json:"rocr_records"`
-	// OtherLines hold no record: the program's own output, and the ends of records
-	// that were torn.
+	// OtherLines contain no record: the program's own output, and the ends of torn
+	// records.
 	OtherLines uint64 `json:"other_lines"`
-	// TornLines are those where writers got into each other's way: a record begins
-	// behind other text, or breaks off.
+	// TornLines are damaged by concurrent writers: a record begins after other text, or is
+	// incomplete.
 	TornLines uint64 `json:"torn_lines"`
-	// CutLines were longer than 64 KiB; the rest of them was passed over.
+	// CutLines were longer than 64 KiB; the rest of them was skipped.
 	CutLines uint64 `json:"cut_lines"`
-	// ColouredLines hold ANSI escape sequences.
+	// ColouredLines contain ANSI escape sequences.
 	ColouredLines uint64 `json:"coloured_lines"`
-	// NULBytes were passed over: a file cut short while it is written has holes.
+	// NULBytes were skipped: a file that was truncated while it was written has holes.
 	NULBytes uint64 `json:"nul_bytes"`
 	// The times of records in microseconds since boot: the first and the last in
-	// the file, the least and the greatest. 0 without records.
+	// the file, the smallest and the largest. 0 without records.
 	FirstMicros uint64 `json:"first_us"`
 	LastMicros  uint64 `json:"last_us"`
 	MinMicros   uint64 `json:"min_us"`
@@ -76,12 +76,12 @@ type Totals struct {
 
 // Scan reads a log, compressed or not (see Open), and calls fn with each record in
 // the order of the file. It needs the same memory for a log of any size. It ends
-// with the first error of r or of fn, with the totals up to there.
+// at the first error of r or of fn, with the totals so far.
 func Scan(r io.Reader, fn func(*Record) error) (Totals, error) {
 	return scanAll(r, fn, func([]byte) {})
 }
 
-// scanAll is Scan that also hands over the lines without a record.
+// scanAll is Scan with a callback for the lines without a record.
 func scanAll(r io.Reader, fn func(*Record) error, other func([]byte)) (_ Totals, err error) {
 	text, err := Open(r)
 	if err != nil {
@@ -103,8 +103,8 @@ type scanner struct {
 	totals   Totals
 	rec      Record
 	prefixes prefixes
-	plain    []byte // a line without its colours
-	// skipping: what comes up to the next line feed was cut off.
+	plain    []byte // a line without colours
+	// skipping reports that everything up to the next line feed is skipped.
 	skipping bool
 }
 
@@ -141,7 +141,7 @@ func (s *scanner) scan(r io.Reader) error {
 	}
 }
 
-// dropNULs closes the holes in b and returns the length of what is left.
+// dropNULs removes the holes from b and returns the remaining length.
 func (s *scanner) dropNULs(b []byte) int {
 	hole := bytes.IndexByte(b, 0)
 	if hole < 0 {
@@ -158,8 +158,8 @@ func (s *scanner) dropNULs(b []byte) int {
 	return left
 }
 
-// lines hands on the lines of b, which holds no line feed before fresh, and gives
-// the beginning of the last.
+// lines processes the lines of b, which has no line feed before fresh, and returns the
+// beginning of the last.
 func (s *scanner) lines(b []byte, fresh int) ([]byte, error) {
 	for {
 		feed := bytes.IndexByte(b[fresh:], '\n')
@@ -232,7 +232,7 @@ func (s *scanner) line(b []byte) error {
 	return nil
 }
 
-// record hands on a record.
+// record calls the callback for a record.
 func (s *scanner) record(head prefix, message []byte, torn *bool) error {
 	rec, t := &s.rec, &s.totals
 	*rec = Record{

@@ -14,7 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
-// The three prefixes, the slip of September 2024, and that of ROCr.
+// The three prefixes, the mistake of September 2024, and that of ROCr.
 const (
 	v56      = ":3:rocdevice.cpp            :2621: 0000000042 us: 7001 : [tid:0x7f1a40f2a640] "
 	v57      = ":3:rocdevice.cpp            :2621: 1045551200 us: [pid:7001  tid:0x7f1a40f2a640] "
@@ -50,7 +50,7 @@ func scan(t testing.TB, log string) ([]hiplog.Record, hiplog.Totals) {
 	return records, totals
 }
 
-func TestEveryPrefixIsRead(t *testing.T) {
+func TestEveryPrefixIsParsed(t *testing.T) {
 	want := func(level int, source string, line, us uint64, pid int32, tid uint64) hiplog.Record {
 		return hiplog.Record{
 			Line: 1, Level: level, Source: []byte(source), SourceLine: line, Micros: us, PID: pid, TID: tid, Message: []byte("No HW event"), ID: -1,
@@ -86,7 +86,7 @@ func TestEveryLineHasItsOwnThread(t *testing.T) {
 	}
 }
 
-func TestEveryMessageAboutQueuesIsRead(t *testing.T) {
+func TestEveryMessageAboutQueuesIsParsed(t *testing.T) {
 	type r = hiplog.Record
 	tests := []struct {
 		message string
@@ -166,8 +166,8 @@ func TestEveryMessageAboutQueuesIsRead(t *testing.T) {
 	}
 }
 
-// Cut anywhere, a line that tells of a queue never tells something else: it is torn,
-// or the cut is behind all that is read, or in the digits of its last number.
+// A line about a queue that is cut anywhere is torn, or the cut is after the parsed part or
+// in the digits of its last number.
 func TestCutLinesAreTornOrRight(t *testing.T) {
 	whole, _ := scan(t, v63+newDispatch)
 	for n := range len(newDispatch) {
@@ -189,7 +189,7 @@ func TestCutLinesAreTornOrRight(t *testing.T) {
 	}
 }
 
-// kinds writes what a log gave, shortly.
+// kinds formats the records of a log briefly.
 func kinds(records []hiplog.Record) []string {
 	said := []string{}
 	for _, r := range records {
@@ -198,7 +198,7 @@ func kinds(records []hiplog.Record) []string {
 	return said
 }
 
-func TestWritersInEachOthersWay(t *testing.T) {
+func TestLinesOfConcurrentWriters(t *testing.T) {
 	const a, b = ":3:a.cpp:1: 10 us:  first", ":4:b.cpp:22  : 20 us: [pid:1 tid: 0x2] second"
 	tests := []struct {
 		name, log  string
@@ -268,7 +268,7 @@ func TestScanEndsWithTheFirstError(t *testing.T) {
 	}
 	stuck := readerFunc(func([]byte) (int, error) { return 0, nil })
 	if _, err := hiplog.Scan(stuck, stop); !errors.Is(err, io.ErrNoProgress) {
-		t.Errorf("a reader that gives nothing: %v, want %v", err, io.ErrNoProgress)
+		t.Errorf("a reader without progress: %v, want %v", err, io.ErrNoProgress)
 	}
 }
 
