@@ -22,7 +22,7 @@ func (t *Tree) RenderNode(render uint32) (RenderNode, bool) {
 	return RenderNode{}, false
 }
 
-// additions are the files and links that a tree has and gpusim has not.
+// additions are the files and links that a tree has in addition to gpumodel's.
 type additions struct{ files, links map[string]string }
 
 func (a additions) file(dir, name string, value any) {
@@ -43,12 +43,11 @@ type row struct {
 	value uint64
 }
 
-// Values that nothing in the model stands for.
+// Values that the model does not have.
 const (
-	// gtt is how much of the host's memory a GPU may use, in bytes.
+	// gtt is the host memory that a GPU may use, in bytes.
 	gtt = 256 << 30
-	// Of a GPU that does nothing: thousandths of a degree and of a volt, millionths of a
-	// watt.
+	// Of an idle GPU: thousandths of a degree and of a volt, millionths of a watt.
 	idleMHz         = 132
 	idleTemperature = 35_000
 	idleVoltage     = 750
@@ -56,9 +55,9 @@ const (
 	maxPower        = 750_000_000
 )
 
-// made returns what a tree with these nodes has besides gpusim's files: the nodes with their
-// memory banks, caches and links, the GPUs as PCI and DRM devices, the driver's module,
-// and the device files, which hold their numbers here.
+// made returns what a tree with these nodes has in addition to gpumodel's files: the nodes
+// with their memory banks, caches and links, the GPUs as PCI and DRM devices, the driver's
+// module, and the device files, which contain their numbers here.
 func made(nodes []node, host []hostNode) additions {
 	a := additions{files: map[string]string{}, links: map[string]string{
 		classDir: "../../devices/virtual/kfd/kfd",
@@ -67,7 +66,7 @@ func made(nodes []node, host []hostNode) additions {
 	a.file(deviceDir, "dev", device{KFDMajor, 0})
 	a.file(deviceDir, "uevent", fmt.Sprintf("MAJOR=%d\nMINOR=0\nDEVNAME=kfd", KFDMajor))
 	a.file("dev", "kfd", device{KFDMajor, 0})
-	// The version is a text no driver has.
+	// No driver has this version.
 	a.file("sys/module/amdgpu", "version", "emulated")
 	a.file("sys/module/amdgpu", "initstate", "live")
 	a.file("sys/module/amdgpu", "refcnt", len(nodes))
@@ -105,7 +104,7 @@ func (a additions) pciDevice(n node) {
 		"gpu_busy_percent": 0, "mem_busy_percent": 0,
 		"current_compute_partition": "SPX", "current_memory_partition": "NPS1",
 		"product_name": fmt.Sprintf("Emulated AMD GPU, gfx_target_version %d", n.properties["gfx_target_version"]),
-		// rocm-smi takes the part between the dashes for the board.
+		// rocm-smi shows the part between the dashes as the board.
 		"vbios_version":                     "000-EMULATED-000",
 		"power_dpm_force_performance_level": "auto",
 		"pp_dpm_sclk":                       clocks(idleMHz, n.properties["max_engine_clk_fcompute"]),
@@ -116,7 +115,7 @@ func (a additions) pciDevice(n node) {
 	a.links[dir+"/subsystem"] = "../../../bus/pci"
 	a.links[dir+"/driver"] = "../../../bus/pci/drivers/amdgpu"
 	render := n.properties["drm_render_minor"]
-	// A number no sensor of the host has.
+	// No sensor of the host has this number.
 	monitor := fmt.Sprintf("hwmon%d", render)
 	for name, value := range map[string]any{
 		"name": "amdgpu", "temp1_label": "edge", "temp1_input": idleTemperature, "temp2_label": "junction", "temp2_input": idleTemperature,
@@ -145,7 +144,7 @@ func (a additions) pciDevice(n node) {
 // firstRender is the first render node's minor number (drm_minor_alloc).
 const firstRender = 128
 
-// clocks is a pp_dpm file: the levels, of which the lowest is in use.
+// clocks returns a pp_dpm file: the levels, of which the lowest is in use.
 func clocks(lowest, highest uint64) string {
 	return fmt.Sprintf("0: %dMhz *\n1: %dMhz", lowest, highest)
 }

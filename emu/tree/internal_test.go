@@ -18,7 +18,8 @@ func TestTheDriverIsAmongTheLoadedModulesOnce(t *testing.T) {
 	}
 }
 
-// A host with more or fewer NUMA nodes than the modelled one has its GPUs behind them.
+// The GPUs follow the host's NUMA nodes, of which there may be more or fewer than in the
+// model.
 func TestGPUsFollowTheHostsNodes(t *testing.T) {
 	cpu := node{files: map[string]string{"properties": "cpu_cores_count 8\nsimd_count 0\ncpu_core_id_base 8\n"}, properties: map[string]uint64{
 		"cpu_cores_count": 8, "simd_count": 0, "cpu_core_id_base": 8,
@@ -43,7 +44,7 @@ func TestGPUsFollowTheHostsNodes(t *testing.T) {
 	}
 }
 
-func TestWhatForbidsUserNamespacesIsNamed(t *testing.T) {
+func TestErrorNamesTheSettingThatForbidsUserNamespaces(t *testing.T) {
 	for _, test := range []struct {
 		settings map[string]int
 		want     string

@@ -16,13 +16,13 @@ type folder struct {
 	dirs  map[string]folder
 }
 
-// Processes brings kfd/proc up to date with the machine: the processes with these
-// pids, or all of them when none is named. It changes no file or directory that stays
-// as it is, and directories come and go whole.
+// Processes updates kfd/proc: the processes with these pids, or all of them without pids.
+// It does not touch files and directories that have not changed, and adds and removes
+// directories as a whole.
 //
-// Two queues that follow each other under one id, alike in all that sysfs tells, are
-// told apart by their directories only: it has to be called after the first one went
-// and before the second one comes. The same goes for processes with one pid.
+// Two successive queues with the same ID and the same files in sysfs differ only in their
+// directories: call Processes after the first one was destroyed and before the second one
+// is created. The same applies to processes with one pid.
 func (t *Tree) Processes(pids ...int32) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -72,7 +72,7 @@ func (t *Tree) Processes(pids ...int32) error {
 		}
 		if err := t.replaceDir(procDir+"/"+name, was, there, is, stays); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("write the emulated sysfs: process %s: %w", name, err))
-			// What is there now is not known: the next call writes it anew.
+			// The state on disk is not known: the next call writes all of it.
 			_ = os.RemoveAll(t.path(procDir + "/" + name))
 			delete(have, name)
 			continue
@@ -86,8 +86,8 @@ func (t *Tree) Processes(pids ...int32) error {
 	return failed
 }
 
-// Debugfs writes the debugfs files of the names, of "mqds", "hqds" and "rls", or all
-// of them when none is named. Who has one open keeps what it has.
+// Debugfs writes the debugfs files names, of "mqds", "hqds" and "rls", or all of them
+// without names. A program that has a file open keeps its content.
 func (t *Tree) Debugfs(names ...string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -117,8 +117,8 @@ func (t *Tree) Debugfs(names ...string) error {
 	return nil
 }
 
-// read reads a directory with all that is in it. What vanishes meanwhile is left out,
-// but for the directory itself.
+// read returns a directory with all its contents. It skips entries that vanish meanwhile,
+// but fails if the directory itself does.
 func read(files fs.FS, dir string) (folder, error) {
 	entries, err := fs.ReadDir(files, dir)
 	if err != nil {
@@ -146,8 +146,8 @@ func read(files fs.FS, dir string) (folder, error) {
 	return f, nil
 }
 
-// addStatistics adds to the directory of a process what the driver counts there and
-// gpusim does not (kfd_procfs_add_sysfs_files and its neighbours).
+// addStatistics adds the driver's counters that gpumodel does not have to the directory of
+// a process (kfd_procfs_add_sysfs_files and others).
 func addStatistics(process folder) {
 	for name := range process.files {
 		gpu, ok := strings.CutPrefix(name, "vram_")
@@ -160,7 +160,7 @@ func addStatistics(process folder) {
 	}
 }
 
-// replaceDir makes a directory what it is to be, from what it was.
+// replaceDir changes a directory from the content was to the content is.
 func (t *Tree) replaceDir(name string, was folder, there bool, is folder, stays bool) error {
 	if there && (!stays || isOther(name, was, is)) {
 		if err := t.removeDir(name); err != nil {
@@ -204,13 +204,14 @@ func (t *Tree) replaceDir(name string, was folder, there bool, is folder, stays 
 	return nil
 }
 
-// isOther tells that a queue's directory is another queue's now: these two files of one
-// never change.
+// isOther reports whether a queue's directory is now that of another queue: these two files
+// of a queue never change.
 func isOther(name string, was, is folder) bool {
 	return path.Base(path.Dir(name)) == "queues" && (was.files["gpuid"] != is.files["gpuid"] || was.files["type"] != is.files["type"])
 }
 
-// scratch returns a name for something that is to be renamed to its place, or away from it.
+// scratch returns a name for a file or directory before it is renamed to its place, or
+// after it was moved away from it.
 func (t *Tree) scratch() string {
 	t.made++
 	return t.path(scratchDir + "/" + strconv.FormatUint(t.made, 10))

@@ -36,7 +36,7 @@ func inodes(tb testing.TB, dir string) map[string]uint64 {
 	return all
 }
 
-func TestQueueDirectoriesComeAndGoWithTheQueues(t *testing.T) {
+func TestQueueDirectoriesFollowTheQueues(t *testing.T) {
 	emulated, m, queues := newTree(t)
 	key := queues[0].Process
 	dir := fmt.Sprintf("%s/%s/%d/queues", emulated.Dir(), procDir, key.PID)
@@ -69,7 +69,7 @@ func TestQueueDirectoriesComeAndGoWithTheQueues(t *testing.T) {
 	}
 }
 
-// Without a call in between, what makes a queue another one still does.
+// Without a call in between, another GPU or type still means another queue.
 func TestAQueueOfAnotherKindIsAnotherQueue(t *testing.T) {
 	emulated, m, queues := newTree(t)
 	key := queues[0].Process
@@ -89,7 +89,7 @@ func TestAQueueOfAnotherKindIsAnotherQueue(t *testing.T) {
 	}
 }
 
-func TestNothingIsWrittenThatStaysAsItIs(t *testing.T) {
+func TestUnchangedFilesAreNotWritten(t *testing.T) {
 	emulated, m, queues := newTree(t)
 	key := queues[0].Process
 	dir := fmt.Sprintf("%s/%s/%d", emulated.Dir(), procDir, key.PID)
@@ -100,7 +100,7 @@ func TestNothingIsWrittenThatStaysAsItIs(t *testing.T) {
 	if diff := cmp.Diff(before, inodes(t, dir)); diff != "" {
 		t.Errorf("the process's directory (-before +after):\n%s", diff)
 	}
-	// A queue more takes memory on one GPU.
+	// Another queue uses memory on one GPU.
 	if _, err := m.CreateQueue(key, queues[0].GPU, gpreempt.QueueCompute, 64); err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestNothingIsWrittenThatStaysAsItIs(t *testing.T) {
 	}
 }
 
-func TestWhoHasADumpOpenKeepsIt(t *testing.T) {
+func TestOpenDumpKeepsItsContent(t *testing.T) {
 	emulated, m, queues := newTree(t)
 	before := contents(t, m.FS(), "sys/kernel/debug/kfd")
 	f, err := os.Open(emulated.Dir() + "/" + debugfs.MQDs)
@@ -149,7 +149,7 @@ func TestWhoHasADumpOpenKeepsIt(t *testing.T) {
 	}
 }
 
-// host returns the tree as a host whose processes are this one's.
+// host returns the tree as a host with the processes of this one.
 func host(tb testing.TB, emulated *tree.Tree) *discovery.FS {
 	tb.Helper()
 	if err := os.Symlink("/proc", emulated.Dir()+"/proc"); err != nil {
@@ -158,7 +158,7 @@ func host(tb testing.TB, emulated *tree.Tree) *discovery.FS {
 	return discovery.NewFS(discovery.Host(emulated.Dir()))
 }
 
-func TestDiscoveryTellsQueuesOfOneIDApart(t *testing.T) {
+func TestDiscoveryDistinguishesQueuesWithOneID(t *testing.T) {
 	emulated, m, queues := newTree(t)
 	key := queues[0].Process
 	reader := host(t, emulated)
@@ -196,8 +196,8 @@ func TestDiscoveryTellsQueuesOfOneIDApart(t *testing.T) {
 	}
 }
 
-// Whatever the moment, a reader finds whole directories and files.
-func TestReadersFindNothingHalfWritten(t *testing.T) {
+// At any time, a reader finds complete directories and files.
+func TestReadersFindCompleteFiles(t *testing.T) {
 	emulated, m, queues := newTree(t)
 	key := queues[0].Process
 	reader := host(t, emulated)
@@ -248,9 +248,8 @@ func TestReadersFindNothingHalfWritten(t *testing.T) {
 	}
 }
 
-// BenchmarkQueueComesAndGoes is what creating and destroying a queue costs the driver
-// beside 80 others.
-func BenchmarkQueueComesAndGoes(b *testing.B) {
+// The benchmark measures the cost of creating and destroying a queue beside 80 others.
+func BenchmarkCreateAndDestroyQueue(b *testing.B) {
 	emulated, m, queues := newTree(b)
 	key := queues[0].Process
 	for range 78 {

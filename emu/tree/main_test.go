@@ -22,10 +22,10 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// roleVariable tells a process of the test binary what to be instead of a test.
+// roleVariable selects a program that the test binary runs instead of the tests.
 const roleVariable = "TREE_TEST_ROLE"
 
-// roles are the programs the tests run. They tell of themselves on standard output.
+// roles are the programs that the tests run. They report on standard output.
 var roles = map[string]func(dir string) error{
 	"join": join, "enter": enter, "look": look, "unprivileged": unprivileged, "refused": refused,
 }
@@ -63,7 +63,7 @@ func program(role, dir string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a program that ends as look, and returns what that saw.
+// run runs a program that ends as look, and returns its result.
 func run(tb testing.TB, cmd *exec.Cmd) (s sight) {
 	tb.Helper()
 	out, err := cmd.Output()
@@ -81,10 +81,10 @@ func decode(tb testing.TB, text []byte, v any) {
 	}
 }
 
-// namespaceFD is where a program that joins has the namespace.
+// namespaceFD is the descriptor of the namespace in a program that joins it.
 const namespaceFD = 3
 
-// join is what a launcher does with the descriptor of a namespace.
+// join enters a namespace by its descriptor, as a launcher does.
 func join(dir string) error {
 	runtime.LockOSThread()
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
@@ -96,7 +96,7 @@ func join(dir string) error {
 	return become("look", dir)
 }
 
-// enter is what a launcher does that was started with the attributes of UserNamespace.
+// enter enters as a launcher that was started with the attributes of UserNamespace.
 func enter(dir string) error {
 	runtime.LockOSThread()
 	if err := tree.Enter(dir); err != nil {
@@ -108,18 +108,18 @@ func enter(dir string) error {
 	return become("look", dir)
 }
 
-// sight is what a program sees of the emulated driver.
+// sight is the emulated driver as a program finds it.
 type sight struct {
 	GPUs     []gpreempt.GPU
 	Queues   []gpreempt.Queue
 	Warnings []string
-	// MQDs is how many queues mqds shows, by process.
+	// MQDs is the number of queues in mqds, by process.
 	MQDs map[int32]int
 	// Devices has the mode and the number of the device files.
 	Devices map[string]string
-	// Nearby has what is next to the emulated driver's.
+	// Nearby has the entries beside the emulated driver's.
 	Nearby map[string][]string
-	// ReadOnly tells that the files cannot be changed, Natively what opening /dev/kfd gives.
+	// ReadOnly: the files cannot be changed. Natively is the result of opening /dev/kfd.
 	ReadOnly bool
 	Natively string
 	// Modules has the list of loaded modules, if the kernel has one.
@@ -190,10 +190,10 @@ func look(string) error {
 	return json.NewEncoder(os.Stdout).Encode(s)
 }
 
-// nearby are directories that stay as they are on the host.
+// nearby are directories that are the same as on the host.
 var nearby = []string{"/sys/fs/cgroup", "/sys/class/net", "/sys/bus/pci/devices", "/sys/devices/system", "/dev/pts"}
 
-// names lists a directory, if there is one.
+// names returns the entries of a directory, if it exists.
 func names(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -283,7 +283,7 @@ func newMachine() (*machine, []gpreempt.Queue, error) {
 	return m, queues, nil
 }
 
-// unprivileged is an emulator without privileges and a program it starts.
+// unprivileged is an emulator without privileges that starts a program.
 func unprivileged(string) (err error) {
 	m, _, err := newMachine()
 	if err != nil {
@@ -309,7 +309,7 @@ func unprivileged(string) (err error) {
 	return err
 }
 
-// refused is an emulator that may not make a namespace. It reports why.
+// refused is an emulator that may not create a namespace. It reports the error.
 func refused(string) (err error) {
 	m, _, err := newMachine()
 	if err != nil {

@@ -12,15 +12,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrPrivilege says that the kernel does not let this process do what a namespace takes.
-// The error it is part of names what is missing.
+// ErrPrivilege means that this process has no right to create the namespace. The error that
+// wraps it names what is missing.
 var ErrPrivilege = errors.New("not allowed")
 
 // Namespace returns a descriptor of a mount namespace in which the tree is at its place,
-// for setns(2) with CLONE_NEWNS by a thread that has a working directory of its own
-// (CLONE_FS unshared) and both CAP_SYS_ADMIN and CAP_SYS_CHROOT; setns moves that to "/".
-// The namespace is made once, with a copy of the mounts there are then, and the
-// descriptor is the Tree's until Close. It takes CAP_SYS_ADMIN: see UserNamespace.
+// for setns(2) with CLONE_NEWNS by a thread that has its own working directory (CLONE_FS
+// unshared) and both CAP_SYS_ADMIN and CAP_SYS_CHROOT; setns moves the directory to "/".
+// The namespace is created once, with a copy of the present mounts, and the descriptor
+// belongs to the Tree until Close. It needs CAP_SYS_ADMIN: see UserNamespace.
 func (t *Tree) Namespace() (fd int, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -32,7 +32,7 @@ func (t *Tree) Namespace() (fd int, err error) {
 	}
 	done := make(chan struct{})
 	go func() {
-		// Never unlocked: the thread ends with the goroutine, as nobody else may have it.
+		// Never unlocked: the thread ends with the goroutine, and is not used again.
 		runtime.LockOSThread()
 		defer close(done)
 		fd, err = makeNamespace(t.dir)
@@ -47,9 +47,9 @@ func (t *Tree) Namespace() (fd int, err error) {
 
 const namespaceFile = "/proc/thread-self/ns/mnt"
 
-// makeNamespace returns a new namespace and leaves the calling, locked thread where it was:
-// should it be the first of the process, it lives on, and what it sees is what others
-// are told the process does.
+// makeNamespace returns a new namespace and moves the calling, locked thread back to its
+// own: if it is the first of the process it does not end, and its namespace is reported as
+// that of the process.
 func makeNamespace(dir string) (_ int, err error) {
 	own, err := unix.Open(namespaceFile, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -74,8 +74,8 @@ func makeNamespace(dir string) (_ int, err error) {
 	return fd, nil
 }
 
-// mountAll puts the tree in dir at its place in the calling thread's mount namespace,
-// which must be nobody else's.
+// mountAll mounts the tree in dir at its place in the calling thread's mount namespace,
+// which must not be shared.
 func mountAll(dir string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make all mounts private: %w", err)
@@ -92,9 +92,9 @@ func mountAll(dir string) error {
 	return bind(dir+"/"+modulesFile, hostModules)
 }
 
-// mountOver mounts over a directory of the host one that has its entries and those of
-// the directory added, which go first. It is put together at at. Device files on it open
-// nothing: KFD's and DRM's numbers may be those of other drivers on this host.
+// mountOver mounts over a directory of the host one that has its entries and those of the
+// directory added, which take precedence. It is assembled at at. Device files on it cannot
+// be opened: KFD's and DRM's numbers may be those of other drivers on this host.
 func mountOver(host, added, at string) error {
 	if err := unix.Mount("kfdemu", at, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=755"); err != nil {
 		return fmt.Errorf("mount a tmpfs: %w", err)
@@ -118,12 +118,12 @@ func mountOver(host, added, at string) error {
 	return nil
 }
 
-// skeleton is how a directory with entries of both is put together. devices tells that
-// the files in added hold the numbers of device files.
+// skeleton assembles a directory with entries of both. devices: the files in added contain
+// the numbers of device files.
 type skeleton struct{ devices bool }
 
-// merge fills the directory at with what is in added, and with what else is in host,
-// unless that is "".
+// merge fills the directory at with the entries of added, and with the other entries of
+// host, unless that is "".
 func (s skeleton) merge(host, added, at string) error {
 	entries, err := os.ReadDir(added)
 	if err != nil {
@@ -154,8 +154,8 @@ func (s skeleton) merge(host, added, at string) error {
 	return nil
 }
 
-// below returns an entry of a directory of the host; "" when nothing of it is to be seen: a
-// real driver would be mistaken for the emulated one.
+// below returns an entry of a directory of the host, "" if it must be hidden: a real driver
+// would be mistaken for the emulated one.
 func below(host, name string) string {
 	if host == "" {
 		return ""
@@ -168,7 +168,7 @@ func below(host, name string) string {
 	return host
 }
 
-// add makes at what added is.
+// add creates at as a copy or a bind mount of added.
 func (s skeleton) add(host, added, at string, typ fs.FileMode) error {
 	switch {
 	case typ == fs.ModeSymlink:
@@ -191,7 +191,7 @@ func (s skeleton) add(host, added, at string, typ fs.FileMode) error {
 			if err := s.merge(host, added, at); err != nil {
 				return err
 			}
-			// Last, since it may forbid its owner to write.
+			// This comes last, because it may forbid writing.
 			return os.Chmod(at, mode)
 		}
 		if err := bind(added, at); err != nil {
@@ -210,8 +210,8 @@ func (s skeleton) add(host, added, at string, typ fs.FileMode) error {
 	return readOnly(at)
 }
 
-// addDevice makes a device file with the number that stands in a file. In a user
-// namespace nobody may; then it is one with another number.
+// addDevice creates a device file with the number in a file. In a user namespace that is
+// not allowed; then the device file has another number.
 func addDevice(added, at string) error {
 	b, err := os.ReadFile(added)
 	if err != nil {
@@ -219,7 +219,7 @@ func addDevice(added, at string) error {
 	}
 	var d device
 	if _, err := fmt.Sscanf(string(b), "%d:%d", &d.major, &d.minor); err != nil {
-		return fmt.Errorf("%s: %q is no device number: %w", added, b, err)
+		return fmt.Errorf("%s: invalid device number %q: %w", added, b, err)
 	}
 	err = unix.Mknod(at, unix.S_IFCHR|0o666, int(unix.Mkdev(uint32(d.major), uint32(d.minor))))
 	if errors.Is(err, unix.EPERM) {
@@ -229,12 +229,12 @@ func addDevice(added, at string) error {
 		return bind(os.DevNull, at)
 	}
 	if err != nil {
-		return fmt.Errorf("make the device %s: %w", path.Base(at), err)
+		return fmt.Errorf("create the device %s: %w", path.Base(at), err)
 	}
-	return os.Chmod(at, 0o666) //nolint:gosec // the mode ROCm's udev rules give it
+	return os.Chmod(at, 0o666) //nolint:gosec // the mode of ROCm's udev rules
 }
 
-// keep makes at what host is, with all that is mounted there and below.
+// keep makes at the same as host, with all mounts there and below.
 func keep(host, at string, typ fs.FileMode) error {
 	switch {
 	case typ == fs.ModeSymlink:
@@ -244,7 +244,7 @@ func keep(host, at string, typ fs.FileMode) error {
 		}
 		return os.Symlink(target, at)
 	case typ.IsDir():
-		if err := os.Mkdir(at, 0o755); err != nil { //nolint:gosec // what is bound there has its own
+		if err := os.Mkdir(at, 0o755); err != nil { //nolint:gosec // the bound directory has its own mode
 			return err
 		}
 	default:
@@ -262,13 +262,13 @@ func bind(from, at string) error {
 	return nil
 }
 
-// busyTime is how long a file of a mount may still be open for writing.
+// busyTime limits the wait for files of a mount that are open for writing.
 const busyTime = time.Second
 
-// readOnly keeps programs with privileges from changing what is mounted at at. The
-// kernel refuses while a file there is open for writing (mnt_hold_writers), which one
-// that has been closed still is in a child that another thread has just forked, until
-// the child executes its program.
+// readOnly makes the mount at at read-only, also for programs with privileges. The kernel
+// refuses while a file there is open for writing (mnt_hold_writers). After it was closed,
+// that can still be the case in a child that another thread has just forked, until the
+// child executes its program.
 func readOnly(at string) error {
 	for end := time.Now().Add(busyTime); ; time.Sleep(time.Millisecond) {
 		err := unix.MountSetattr(unix.AT_FDCWD, at, 0, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY})
@@ -281,10 +281,10 @@ func readOnly(at string) error {
 	}
 }
 
-// explain says what a process lacks that may not do something. It is called by the
-// process that was refused.
+// explain adds the missing privilege to an error. Call it in the process that got the
+// error.
 func explain(err error) error {
-	// What the os package refuses is about files, not about namespaces and mounts.
+	// Errors of the os package are about files, not about namespaces and mounts.
 	if _, file := errors.AsType[*fs.PathError](err); file || !errors.Is(err, unix.EPERM) && !errors.Is(err, unix.EACCES) {
 		return err
 	}

@@ -58,7 +58,7 @@ func namespace(tb testing.TB, t *tree.Tree) *os.File {
 	return f
 }
 
-// fromMachine is what a program should see of a machine.
+// fromMachine returns what a program should find of a machine.
 func fromMachine(tb testing.TB, m *machine, queues []gpreempt.Queue) sight {
 	tb.Helper()
 	s := sight{
@@ -83,7 +83,7 @@ func fromMachine(tb testing.TB, m *machine, queues []gpreempt.Queue) sight {
 	return s
 }
 
-// gpusOf returns the GPUs of a machine behind the CPU nodes of this host.
+// gpusOf returns the GPUs of a machine, numbered after the CPU nodes of this host.
 func gpusOf(tb testing.TB, m *gpumodel.Machine) []gpreempt.GPU {
 	tb.Helper()
 	gpus, err := discovery.NewFS(m.FS()).GPUs()
@@ -96,7 +96,7 @@ func gpusOf(tb testing.TB, m *gpumodel.Machine) []gpreempt.GPU {
 	return gpus
 }
 
-func TestAProgramInTheNamespaceSeesTheEmulatedDriver(t *testing.T) {
+func TestAProgramInTheNamespaceFindsTheEmulatedDriver(t *testing.T) {
 	emulated, m, queues := newTree(t)
 	cmd := program("join", "")
 	cmd.ExtraFiles = []*os.File{namespace(t, emulated)}
@@ -105,7 +105,7 @@ func TestAProgramInTheNamespaceSeesTheEmulatedDriver(t *testing.T) {
 	if want.Effective, err = effective(); err != nil {
 		t.Fatal(err)
 	}
-	want.Dir = "/" // setns moves it there
+	want.Dir = "/" // setns moves the program there
 	if diff := cmp.Diff(want, run(t, cmd)); diff != "" {
 		t.Errorf("what the program sees (-want +got):\n%s", diff)
 	}
@@ -137,7 +137,7 @@ func TestTheNamespaceFollowsTheMachine(t *testing.T) {
 	}
 }
 
-// hostView is what this process sees of the places the tree is mounted over.
+// hostView returns, as this process finds it, what the tree is mounted over.
 func hostView(tb testing.TB) map[string][]string {
 	tb.Helper()
 	view := map[string][]string{}
@@ -160,7 +160,7 @@ func hostView(tb testing.TB) map[string][]string {
 	return view
 }
 
-func TestTheHostStaysAsItIs(t *testing.T) {
+func TestTheHostDoesNotChange(t *testing.T) {
 	before := hostView(t)
 	emulated, _, _ := newTree(t)
 	cmd := program("join", "")
@@ -203,7 +203,7 @@ func TestTheNamespaceIsMadeOnce(t *testing.T) {
 	}
 }
 
-// addresses are those in the list of loaded modules, of which not everybody is told.
+// addresses are those in the list of loaded modules, which not all users may read.
 var addresses = regexp.MustCompile("0x[0-9a-f]+")
 
 // nobody is a user without privileges.
@@ -232,7 +232,7 @@ func TestAnUnprivilegedEmulatorHasAUserNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := fromMachine(t, m, queues)
-	// Nobody may make device files there: these are others' with the right kind.
+	// Device files cannot be created there: these are other ones of the right kind.
 	for name := range want.Devices {
 		want.Devices[name] = want.Devices["/dev/null"]
 	}
@@ -242,11 +242,11 @@ func TestAnUnprivilegedEmulatorHasAUserNamespace(t *testing.T) {
 	for i := range want.Queues {
 		want.Queues[i].Process = emulator
 	}
-	// It is outside of the program's user namespace.
-	want.Warnings = []string{fmt.Sprintf("program of process %[1]d left out: readlink /proc/%[1]d/exe: permission denied", emulator.PID)}
+	// The process is outside of the program's user namespace.
+	want.Warnings = []string{fmt.Sprintf("program of process %[1]d omitted: readlink /proc/%[1]d/exe: permission denied", emulator.PID)}
 	want.MQDs = map[int32]int{emulator.PID: len(queues)}
 	want.Effective = "0000000000080000" // CAP_SYS_PTRACE
-	// Others' programs are shown no addresses.
+	// Programs of other users read no addresses.
 	want.Modules = addresses.ReplaceAllString(want.Modules, "")
 	got.Modules = addresses.ReplaceAllString(got.Modules, "")
 	if want.Dir, err = os.Getwd(); err != nil {
@@ -274,7 +274,7 @@ func TestARefusalNamesWhatIsMissing(t *testing.T) {
 	}
 }
 
-func TestNothingIsMountedFromATreeThatIsNotThere(t *testing.T) {
+func TestNothingIsMountedFromAMissingTree(t *testing.T) {
 	emulated, _, _ := newTree(t)
 	if err := os.RemoveAll(filepath.Join(emulated.Dir(), "sys")); err != nil {
 		t.Fatal(err)

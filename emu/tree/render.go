@@ -19,12 +19,12 @@ const (
 type RenderNode struct {
 	// PCIID is its PCI device id, GFX its gfx_target_version.
 	PCIID, GFX uint32
-	// What topology says: SIMDs in all and in a CU, shader arrays in all and in an
-	// engine, CUs in an array, and lanes of a wave.
+	// From the topology: SIMDs in total and per CU, shader arrays in total and per engine,
+	// CUs per array, and lanes of a wave.
 	SIMDs, SIMDsPerCU, Arrays, ArraysPerEngine, CUsPerArray, WaveSize uint32
 	// Clocks in MHz and the width of the memory in bits.
 	EngineMHz, MemoryMHz, MemoryWidth uint64
-	// VRAM is its memory, GTT what it may use of the host's, in bytes.
+	// VRAM is its memory, GTT the host memory that it may use, in bytes.
 	VRAM, GTT uint64
 }
 
@@ -51,7 +51,7 @@ const (
 )
 
 // command is an ioctl that the node answers: its argument's size and direction in the
-// driver, and what it does to the argument.
+// driver, and its implementation.
 type command struct {
 	size      int
 	direction uint32
@@ -77,8 +77,8 @@ func (n RenderNode) Ioctl(req uint32, arg uint64, memory Memory) syscall.Errno {
 	if !ok {
 		return syscall.EINVAL
 	}
-	// The caller's struct may be older or newer than the driver's: what the caller does
-	// not have is 0, and what the driver does not know is ignored.
+	// The caller's struct may be older or newer than the driver's: fields that the caller
+	// does not have are 0, and fields that the driver does not have are ignored.
 	size := int(req >> 16 & maxArgs)
 	args := make([]byte, max(size, c.size))
 	direction := req & c.direction
@@ -89,7 +89,7 @@ func (n RenderNode) Ioctl(req uint32, arg uint64, memory Memory) syscall.Errno {
 	}
 	errno := c.do(args, memory, n)
 	if direction&dirRead != 0 {
-		// On failure, too.
+		// Also after an error.
 		if err := memory.WriteAt(args[:size], arg); err != nil {
 			return syscall.EFAULT
 		}
@@ -101,7 +101,7 @@ func (n RenderNode) Ioctl(req uint32, arg uint64, memory Memory) syscall.Errno {
 // ints, then length and address of three texts.
 func version(args []byte, memory Memory, _ RenderNode) syscall.Errno {
 	le := binary.LittleEndian
-	// Linux 6.12's.
+	// Those of Linux 6.12.
 	const major, minor = 3, 59
 	le.PutUint32(args[0:], major)
 	le.PutUint32(args[4:], minor)

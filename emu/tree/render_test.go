@@ -12,7 +12,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/tree"
 )
 
-// memory is a process's, from base on.
+// memory is that of a process, from base on.
 type memory []byte
 
 const base = 0x1000
@@ -47,7 +47,7 @@ func (m memory) put64(addr uint64, values ...uint64) {
 func (m memory) get32(addr uint64) uint32 { return binary.LittleEndian.Uint32(m[addr-base:]) }
 func (m memory) get64(addr uint64) uint64 { return binary.LittleEndian.Uint64(m[addr-base:]) }
 
-// Requests as <drm/drm.h> and <drm/amdgpu_drm.h> make them.
+// Requests of <drm/drm.h> and <drm/amdgpu_drm.h>.
 const (
 	version   = 0xc0406400
 	getClient = 0xc0286405
@@ -67,9 +67,9 @@ func query(m memory, number uint32, size uint64, parameters ...uint64) syscall.E
 	return mi300x.Ioctl(info, base, m)
 }
 
-func TestVersionNamesTheDriverAndSaysThatItIsEmulated(t *testing.T) {
+func TestVersionNamesTheDriverAsEmulated(t *testing.T) {
 	m := make(memory, 0x400)
-	// First for the lengths, then for the texts, as drmGetVersion does.
+	// The first call is for the lengths, the second for the texts, as in drmGetVersion.
 	if errno := mi300x.Ioctl(version, base, m); errno != 0 {
 		t.Fatal(errno)
 	}
@@ -86,11 +86,11 @@ func TestVersionNamesTheDriverAndSaysThatItIsEmulated(t *testing.T) {
 		t.Errorf("texts (-want +got):\n%s", diff)
 	}
 	if m.get32(base) != 3 {
-		t.Errorf("libdrm takes major version 3 only, this is %d", m.get32(base))
+		t.Errorf("libdrm supports only major version 3, this is %d", m.get32(base))
 	}
 }
 
-func TestDeviceInfoIsWhereTheHeaderHasIt(t *testing.T) {
+func TestDeviceInfoHasTheLayoutOfTheHeader(t *testing.T) {
 	m := make(memory, 0x400)
 	if errno := query(m, 0x16, 0x300); errno != 0 {
 		t.Fatal(errno)
@@ -114,7 +114,7 @@ func TestDeviceInfoIsWhereTheHeaderHasIt(t *testing.T) {
 }
 
 // An older library has a shorter struct, a newer one a longer one.
-func TestAnswersAreCutToWhatTheCallerHasRoomFor(t *testing.T) {
+func TestAnswersAreCutToTheCallersSize(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		query uint32
@@ -161,7 +161,7 @@ func TestMemoryIsThatOfTheDevice(t *testing.T) {
 	}
 	got = []uint64{m.get64(0x1100), m.get64(0x1110), m.get64(0x1140)}
 	if diff := cmp.Diff([]uint64{mi300x.VRAM, 0, mi300x.GTT}, got); diff != "" {
-		t.Errorf("MEMORY: VRAM in all, in use, GTT in all (-want +got):\n%s", diff)
+		t.Errorf("MEMORY: total VRAM, used VRAM, total GTT (-want +got):\n%s", diff)
 	}
 }
 
@@ -176,7 +176,7 @@ func TestRegistersAreReadUpToTheDriversLimit(t *testing.T) {
 	}
 }
 
-func TestErrorsAreTheDrivers(t *testing.T) {
+func TestErrorsAreThoseOfTheDriver(t *testing.T) {
 	ask := func(query uint32, addr, size uint64) func(memory) uint64 {
 		return func(m memory) uint64 {
 			m.put64(base, addr, size|uint64(query)<<32)
@@ -190,14 +190,14 @@ func TestErrorsAreTheDrivers(t *testing.T) {
 		want syscall.Errno
 	}{
 		{"another driver's ioctl", 0x80184b01, func(memory) uint64 { return base }, syscall.ENOTTY},
-		{"no number of DRM's", 0xc04064ff, func(memory) uint64 { return base }, syscall.EINVAL},
+		{"an unknown number of DRM", 0xc04064ff, func(memory) uint64 { return base }, syscall.EINVAL},
 		{"a legacy call on a render node", getClient, func(memory) uint64 { return base }, syscall.EACCES},
 		{"an unknown query", info, ask(0x7f, 0x1100, 4), syscall.EINVAL},
-		{"no room for the answer", info, ask(0x16, 0x1100, 0), syscall.EINVAL},
+		{"an answer of size 0", info, ask(0x16, 0x1100, 0), syscall.EINVAL},
 		{"no address for the answer", info, ask(0x16, 0, 4), syscall.EINVAL},
-		{"an answer to nowhere", info, ask(0x16, 8, 4), syscall.EFAULT},
-		{"arguments that are not there", info, func(memory) uint64 { return 8 }, syscall.EFAULT},
-		{"a text to nowhere", version, func(m memory) uint64 {
+		{"an answer to unmapped memory", info, ask(0x16, 8, 4), syscall.EFAULT},
+		{"unmapped arguments", info, func(memory) uint64 { return 8 }, syscall.EFAULT},
+		{"a text to unmapped memory", version, func(m memory) uint64 {
 			m.put64(base+16, 6, 8)
 			return base
 		}, syscall.EFAULT},
@@ -251,8 +251,7 @@ func TestStatxIsThatOfADeviceFile(t *testing.T) {
 	}
 }
 
-// Whatever a program asks, the answer is an errno, and nothing outside its memory is
-// touched.
+// Any request is answered with an errno, and touches only the program's memory.
 func FuzzIoctl(f *testing.F) {
 	f.Add(uint32(version), uint64(base), make([]byte, 256))
 	f.Add(uint32(info), uint64(base), []byte("\x00\x11\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x16\x00\x00\x00"))

@@ -22,7 +22,7 @@ const (
 	infoVRAMLost      = 0x1f
 )
 
-// maxRegisters is how many registers are read at once (amdgpu_info_ioctl).
+// maxRegisters is the most registers of a query (amdgpu_info_ioctl).
 const maxRegisters = 128
 
 // info is AMDGPU_INFO (amdgpu_info_ioctl). struct drm_amdgpu_info has the address and the
@@ -42,7 +42,7 @@ func info(args []byte, memory Memory, n RenderNode) syscall.Errno {
 		if count > maxRegisters {
 			return syscall.EINVAL
 		}
-		// No register means anything here.
+		// There are no registers here.
 		answer = make([]uint32, count)
 	case infoDevInfo:
 		answer = n.info()
@@ -73,7 +73,7 @@ type heap struct {
 	Total, Usable, Used, Up uint64
 }
 
-// heap describes memory of which nothing is used.
+// heap returns unused memory.
 func (RenderNode) heap(size uint64) heap {
 	return heap{Total: size, Usable: size, Up: size / 4 * 3}
 }
@@ -115,11 +115,11 @@ type deviceInfo struct {
 	_                         uint32
 }
 
-// Values the driver gives to all kinds of GPU here.
+// Values of the driver for all kinds of GPUs here.
 const (
 	vramHBM, vramGDDR6 = 6, 9
-	// The first 2 MiB belong to the driver (AMDGPU_VA_RESERVED_BOTTOM), and the gap of
-	// 48 bit addresses parts the low ones from the high ones (AMDGPU_GMC_HOLE_START).
+	// The first 2 MiB belong to the driver (AMDGPU_VA_RESERVED_BOTTOM). The gap of 48 bit
+	// addresses is between the low ones and the high ones (AMDGPU_GMC_HOLE_START).
 	vaReserved   = 2 << 20
 	vaHole       = 1 << 47
 	highVAStart  = 0xffff_8000_0000_0000
@@ -129,7 +129,7 @@ const (
 	counterKHz   = 100_000
 )
 
-// family is the number libdrm tells GPUs apart by (AMDGPU_FAMILY_*).
+// family returns the number of the GPU's family for libdrm (AMDGPU_FAMILY_*).
 func (n RenderNode) family() uint32 {
 	switch major := n.GFX / 10000; {
 	case major >= 12:

@@ -24,7 +24,7 @@ func Stat(major, minor uint32, inode uint64) []byte {
 	return b
 }
 
-// number returns a device number as stat has it (new_encode_dev).
+// number returns a device number in the form of stat (new_encode_dev).
 func number(major, minor uint32) uint64 {
 	return uint64(minor&0xff | major<<8 | minor&^0xff<<12)
 }

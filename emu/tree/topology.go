@@ -16,14 +16,14 @@ import (
 // node is a node of the topology.
 type node struct {
 	number int
-	// files are those in its directory, properties what the one of that name says.
+	// files are those in its directory, properties the content of the one of that name.
 	files      map[string]string
 	properties map[string]uint64
 }
 
 func (n node) gpu() bool { return n.properties["simd_count"] > 0 }
 
-// bdf is where a GPU is on the PCI bus: location_id is bus, device and function.
+// bdf returns the address of a GPU on the PCI bus: location_id is bus, device and function.
 func (n node) bdf() string {
 	at := n.properties["location_id"]
 	return fmt.Sprintf("%04x:%02x:%02x.%x", n.properties["domain"], at>>8&0xff, at>>3&0x1f, at&7)
@@ -38,7 +38,7 @@ func (n node) set(property string, value uint64) node {
 	return n
 }
 
-// readNodes returns the nodes of gpusim's topology in order.
+// readNodes returns the nodes of gpumodel's topology in order.
 func readNodes(files fs.FS) ([]node, error) {
 	const dir = classDir + "/topology/nodes"
 	all, err := read(files, dir)
@@ -73,25 +73,25 @@ type hostNode struct {
 
 const hostNodesDir = "/sys/devices/system/node"
 
-// CPUNodes is how many nodes of the topology are CPUs: as many as the host has NUMA nodes,
-// where the thunk looks for what the driver does not tell of them.
+// CPUNodes returns the number of CPU nodes in the topology: that of the host's NUMA nodes,
+// where the thunk reads what the driver does not report about them.
 func CPUNodes() (int, error) {
 	nodes, err := hostNodes()
 	return len(nodes), err
 }
 
-// hostNodes returns the NUMA nodes of the host, one at least. That they share the memory
-// evenly is made up.
+// hostNodes returns the NUMA nodes of the host, at least one. It divides the memory evenly
+// between them.
 func hostNodes() ([]hostNode, error) {
 	var host unix.Sysinfo_t
 	if err := unix.Sysinfo(&host); err != nil {
-		return nil, fmt.Errorf("ask for the host's memory: %w", err)
+		return nil, fmt.Errorf("read the host's memory: %w", err)
 	}
 	var nodes []hostNode
 	for {
 		entries, err := os.ReadDir(fmt.Sprintf("%s/node%d", hostNodesDir, len(nodes)))
 		if err != nil && len(nodes) > 0 {
-			break // there are no more
+			break // the last one
 		}
 		n := hostNode{firstCPU: ^uint64(0)}
 		for _, e := range entries {
@@ -107,7 +107,7 @@ func hostNodes() ([]hostNode, error) {
 		}
 		nodes = append(nodes, n)
 		if err != nil {
-			break // the host tells nothing of NUMA
+			break // the host does not report NUMA nodes
 		}
 	}
 	for i := range nodes {
@@ -137,9 +137,9 @@ func onHost(modelled []node, host []hostNode) []node {
 	return nodes
 }
 
-// Values that nothing in the model stands for.
+// Values that the model does not have.
 const (
-	// vram is the memory of a GPU in bytes, an MI300X's.
+	// vram is the memory of a GPU in bytes, that of an MI300X.
 	vram = 192 << 30
 	// Widths are in bits.
 	hbmWidth, hbmMHz = 8192, 1300
@@ -152,11 +152,11 @@ const (
 	pcieMBs     = 64000
 )
 
-// cache is one level of a GPU's caches: its size in KiB, its type as
-// HSA_CACHE_TYPE_DATA (1), INSTRUCTION (2) or HSACU (8) say.
+// cache is one level of a GPU's caches: its size in KiB, its type of
+// HSA_CACHE_TYPE_DATA (1), INSTRUCTION (2) and HSACU (8).
 type cache struct{ level, kib, line, kind uint64 }
 
-// caches are those of an MI300X's die; other kinds get the same.
+// caches are those of an MI300X's die, used for all kinds of GPUs.
 var caches = []cache{{1, 32, 128, 1 | 8}, {2, 4096, 128, 1 | 8}, {3, 256 << 10, 64, 1 | 8}}
 
 func (a additions) cpuNode(n node, nodes []node, bytes uint64) {
@@ -168,7 +168,7 @@ func (a additions) cpuNode(n node, nodes []node, bytes uint64) {
 
 func (a additions) gpuNode(n node, nodes []node) {
 	dir := fmt.Sprintf("%s/%d", nodesDir, n.number)
-	const public = 1 // HSA_MEM_HEAP_TYPE_FB_PUBLIC: the host reaches all of it
+	const public = 1 // HSA_MEM_HEAP_TYPE_FB_PUBLIC: the host can access all of it
 	a.bank(dir, public, vram, hbmWidth, hbmMHz)
 	a.connect(dir+"/io_links", n, pcieWeight, others(nodes, n, false), n.properties["io_links_count"])
 	a.connect(dir+"/p2p_links", n, peerWeight, others(nodes, n, true), n.properties["p2p_links_count"])
@@ -184,12 +184,12 @@ func (a additions) bank(dir string, heap, bytes, width, mhz uint64) {
 		row{"heap_type", heap}, row{"size_in_bytes", bytes}, row{"flags", 0}, row{"width", width}, row{"mem_clk_max", mhz})
 }
 
-// others are the GPUs or the CPUs of the nodes, without n.
+// others returns the GPUs or the CPUs of the nodes, without n.
 func others(nodes []node, n node, gpus bool) []node {
 	return slices.DeleteFunc(slices.Clone(nodes), func(o node) bool { return o.gpu() != gpus || o.number == n.number })
 }
 
-// connect adds the links from a node, as many as its properties say.
+// connect adds the links from a node, at most count.
 func (a additions) connect(dir string, from node, weight uint64, to []node, count uint64) {
 	for i, n := range to[:min(len(to), int(count))] {
 		a.table(fmt.Sprintf("%s/%d/properties", dir, i),

@@ -1,13 +1,13 @@
-// Package tree hides how the files of an emulated GPU driver get to their places in
-// /sys and /dev, for the programs that are to see them and for nobody else.
+// Package tree implements the files of an emulated GPU driver in /sys and /dev, only for
+// the emulator's programs, and the answers of its render nodes.
 //
-// A Tree is a directory of plain files, which its owner keeps up to date. A mount
-// namespace shows them at their places among the host's: where the host has a
-// directory too, a tmpfs stands for it in which the host's entries are bound. The host
-// itself is not changed, and nothing is mounted outside of that namespace.
+// A Tree is a directory of plain files, which its owner updates. A mount namespace has them
+// at their places among the host's: where the host has a directory, too, it is replaced by
+// a tmpfs with bind mounts of the host's entries. The host itself is not changed, and
+// nothing is mounted outside of that namespace.
 //
-// Nothing in these files comes from hardware: what gpusim does not model is made up in
-// the driver's formats.
+// Nothing in these files comes from hardware: values that gpumodel does not have are
+// invented in the driver's formats.
 package tree
 
 import (
@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Where things are in the tree of gpusim, which has no links, and in that of the host.
+// Paths in the tree of gpumodel, which has no links, and in that of the host.
 const (
 	classDir  = "sys/class/kfd/kfd"
 	deviceDir = "sys/devices/virtual/kfd/kfd"
@@ -32,15 +32,15 @@ const (
 	nodesDir  = deviceDir + "/topology/nodes"
 )
 
-// modulesFile stands for the host's list of loaded modules, among which rocminfo looks for
-// the driver.
+// modulesFile replaces the host's list of loaded modules, in which rocminfo looks for the
+// driver.
 const (
 	modulesFile = "modules"
 	hostModules = "/proc/modules"
 )
 
-// scratchDir is where files are made before they are renamed to their place, and
-// mountDir is where a namespace is put together.
+// scratchDir has files before they are renamed to their place. A namespace is assembled in
+// mountDir.
 const (
 	scratchDir = "scratch"
 	mountDir   = "mount"
@@ -56,22 +56,21 @@ type Tree struct {
 
 	// mu guards what follows, and is held while files are written.
 	mu sync.Mutex
-	// procs is what was last written below procDir.
+	// procs is the content below procDir as last written.
 	procs folder
 	// made numbers the entries of scratchDir.
 	made uint64
-	// namespace is the descriptor of the mount namespace, -1 before there is one.
+	// namespace is the descriptor of the mount namespace, -1 before it was created.
 	namespace int
 	closed    bool
 }
 
-// New writes the tree of files() to dir: its sys, at the places the driver has them,
-// and what ROCm's libraries and tools look for besides. Its proc is left out: the
-// processes are real. files is called for each look at the machine.
+// New writes the tree of files() to dir: its sys, at the places of the driver, and other
+// files that ROCm's libraries and tools read. It leaves out proc: the processes are real.
+// files is called for each update.
 //
-// dir must be empty or not there. When it is "", New makes a directory on a tmpfs, if
-// it may write to one: there an inode number is never used twice, which readers of
-// sysfs count on.
+// dir must be empty or missing. If it is "", New creates a directory on a tmpfs, if one is
+// writable: there inode numbers are not reused, on which readers of sysfs depend.
 func New(dir string, files func() fs.FS) (_ *Tree, err error) {
 	if dir, err = makeDir(dir); err != nil {
 		return nil, fmt.Errorf("make the directory of the emulated sysfs: %w", err)
@@ -115,8 +114,7 @@ func makeDir(dir string) (string, error) {
 	return dir, err
 }
 
-// tmpfs returns a directory on a tmpfs that we may write to, else the one for temporary
-// files.
+// tmpfs returns a writable directory on a tmpfs, or else the one for temporary files.
 func tmpfs() string {
 	for _, dir := range []string{"/run", os.Getenv("XDG_RUNTIME_DIR"), "/dev/shm"} {
 		var st unix.Statfs_t
@@ -127,11 +125,11 @@ func tmpfs() string {
 	return os.TempDir()
 }
 
-// Dir is where the tree is: it has sys and dev.
+// Dir returns the directory of the tree, which has sys and dev.
 func (t *Tree) Dir() string { return t.dir }
 
-// Close removes the tree. Programs in the namespace keep what they see, which no
-// longer changes, as far as they have it open; the namespace goes with the last of them.
+// Close removes the tree. Programs in the namespace keep the files that they have open,
+// which no longer change; the namespace ends with the last program.
 func (t *Tree) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -152,7 +150,7 @@ func (t *Tree) Close() error {
 
 func (t *Tree) path(name string) string { return t.dir + "/" + name }
 
-// writeStatic writes what does not change while the machine is the same.
+// writeStatic writes the files that do not change.
 func (t *Tree) writeStatic(files fs.FS) error {
 	modelled, err := readNodes(files)
 	if err != nil {
@@ -221,19 +219,19 @@ func withDriver(loaded string) string {
 	return b.String()
 }
 
-// write makes a file that everybody may read, whatever the umask, and the directories
-// above it.
+// write creates a file that all users may read, independent of the umask, and the
+// directories above it.
 func write(name, text string) error {
 	if err := mkdirAll(path.Dir(name)); err != nil {
 		return err
 	}
-	if err := os.WriteFile(name, []byte(text), 0o644); err != nil { //nolint:gosec // sysfs is for everybody to read
+	if err := os.WriteFile(name, []byte(text), 0o644); err != nil { //nolint:gosec // all users may read sysfs
 		return err
 	}
 	return os.Chmod(name, 0o444) //nolint:gosec // as above
 }
 
-// mkdirAll makes a directory and those above it, for everybody to read.
+// mkdirAll creates a directory and those above it, readable for all users.
 func mkdirAll(name string) error {
 	if st, err := os.Stat(name); err == nil && st.IsDir() {
 		return nil
@@ -241,7 +239,7 @@ func mkdirAll(name string) error {
 	if err := mkdirAll(path.Dir(name)); err != nil {
 		return err
 	}
-	if err := os.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // sysfs is for everybody to read
+	if err := os.Mkdir(name, 0o755); err != nil && !errors.Is(err, fs.ErrExist) { //nolint:gosec // all users may read sysfs
 		return err
 	}
 	return os.Chmod(name, 0o755) //nolint:gosec // as above

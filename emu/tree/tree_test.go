@@ -22,7 +22,7 @@ import (
 
 const procDir = "sys/class/kfd/kfd/proc"
 
-// contents returns the files below a directory, by their path in it.
+// contents returns the files below a directory by their path.
 func contents(tb testing.TB, files fs.FS, dir string) map[string]string {
 	tb.Helper()
 	all := map[string]string{}
@@ -40,7 +40,7 @@ func contents(tb testing.TB, files fs.FS, dir string) map[string]string {
 	return all
 }
 
-func TestTheTreeHasWhatTheMachineShows(t *testing.T) {
+func TestTheTreeHasTheFilesOfTheMachine(t *testing.T) {
 	emulated, m, _ := newTree(t)
 	on := os.DirFS(emulated.Dir())
 	dirs := map[string]string{"sys/kernel/debug/kfd": "sys/kernel/debug/kfd", procDir: procDir}
@@ -49,7 +49,7 @@ func TestTheTreeHasWhatTheMachineShows(t *testing.T) {
 	}
 	for inMachine, inTree := range dirs {
 		want, got := contents(t, m.FS(), inMachine), contents(t, on, inTree)
-		maps.DeleteFunc(got, func(name, _ string) bool { _, ok := want[name]; return !ok }) // more than the machine's
+		maps.DeleteFunc(got, func(name, _ string) bool { _, ok := want[name]; return !ok }) // the tree's own files
 		for _, all := range []map[string]string{want, got} {
 			if text, ok := all["properties"]; ok {
 				all["properties"] = counts.ReplaceAllString(text, "")
@@ -63,7 +63,7 @@ func TestTheTreeHasWhatTheMachineShows(t *testing.T) {
 
 const nodesDir = "sys/class/kfd/kfd/topology/nodes"
 
-// counts are properties of which the tree has more than gpusim.
+// counts are properties that are larger in the tree than in gpumodel.
 var counts = regexp.MustCompile(`(?m)^(caches|io_links)_count \d+\n`)
 
 func cpuNodes(tb testing.TB) int {
@@ -107,8 +107,8 @@ func TestCPUNodesAreTheHosts(t *testing.T) {
 	}
 }
 
-// A file that the driver has and gpusim has not, as ROCm's tools look for it.
-func TestTheTreeHasWhatROCmLooksFor(t *testing.T) {
+// ROCm's tools read files that the driver has and gpumodel does not have.
+func TestTheTreeHasTheFilesThatROCmReads(t *testing.T) {
 	emulated, _, queues := newTree(t)
 	at := func(name string) string { return filepath.Join(emulated.Dir(), name) }
 	const bank = "heap_type 1\nsize_in_bytes 206158430208\nflags 0\nwidth 8192\nmem_clk_max 1300\n"
@@ -140,7 +140,7 @@ func TestTheTreeHasWhatROCmLooksFor(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
-	// As many as the properties say there are.
+	// The numbers are those in the properties.
 	nodes, err := names(at(nodesDir))
 	if err != nil {
 		t.Fatal(err)
@@ -163,11 +163,11 @@ func TestTheTreeHasWhatROCmLooksFor(t *testing.T) {
 	}
 }
 
-func TestLinksLeadToWhatIsThere(t *testing.T) {
+func TestTargetsOfLinksExist(t *testing.T) {
 	emulated, _, _ := newTree(t)
 	links := 0
 	err := filepath.WalkDir(emulated.Dir(), func(name string, d fs.DirEntry, err error) error {
-		// These are the host's, or lead there.
+		// These belong to the host, or point there.
 		if err != nil || d.Type() != fs.ModeSymlink || d.Name() == "subsystem" || d.Name() == "driver" {
 			return err
 		}
@@ -183,8 +183,8 @@ func TestLinksLeadToWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestFilesAreForEverybody is about an emulator that is started with a strict umask.
-func TestFilesAreForEverybody(t *testing.T) {
+// The emulator may be started with a strict umask.
+func TestAllUsersCanReadTheFiles(t *testing.T) {
 	defer syscall.Umask(syscall.Umask(0o077))
 	emulated, m, queues := newTree(t)
 	if _, err := m.CreateQueue(queues[0].Process, queues[0].GPU, gpreempt.QueueCompute, 64); err != nil {
@@ -229,7 +229,7 @@ func TestDevicesAreThoseOfTheTopology(t *testing.T) {
 	}
 }
 
-// Every preset has its places and files, up to the largest machine.
+// Every preset has a tree, up to the largest machine.
 func TestEveryKindOfMachineHasATree(t *testing.T) {
 	for i, spec := range gpumodel.Presets() {
 		for _, gpus := range [][]int{{1, 64}, {8}}[min(i, 1)] {
@@ -252,7 +252,7 @@ func TestEveryKindOfMachineHasATree(t *testing.T) {
 	}
 }
 
-func TestNewWantsADirectoryForItself(t *testing.T) {
+func TestNewNeedsAnEmptyDirectory(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(dir+"/something", nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -282,7 +282,7 @@ func TestNewWantsADirectoryForItself(t *testing.T) {
 	}
 }
 
-func TestAMachineThatCannotBeReadLeavesNothingBehind(t *testing.T) {
+func TestAMachineThatCannotBeReadLeavesNoFiles(t *testing.T) {
 	parent := t.TempDir()
 	broken := errors.New("the machine is broken")
 	if _, err := tree.New(parent+"/tree", func() fs.FS { return failing{broken} }); !errors.Is(err, broken) {
@@ -301,7 +301,7 @@ type failing struct{ err error }
 
 func (f failing) Open(string) (fs.File, error) { return nil, f.err }
 
-func TestAClosedTreeSaysSo(t *testing.T) {
+func TestAClosedTreeReturnsErrors(t *testing.T) {
 	emulated, _, _ := newTree(t)
 	if err := errors.Join(emulated.Close(), emulated.Close()); err != nil {
 		t.Fatal(err)
