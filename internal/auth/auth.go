@@ -54,15 +54,15 @@ type Conn interface {
 	handshake() error
 }
 
-// AuthInfo is the gRPC credentials.AuthInfo of a Conn.
-type AuthInfo struct {
+// Info is the gRPC credentials.AuthInfo of a Conn.
+type Info struct {
 	credentials.CommonAuthInfo
 	// Conn is never nil.
 	Conn Conn
 }
 
 // AuthType returns the name of these credentials.
-func (AuthInfo) AuthType() string { return protocol }
+func (Info) AuthType() string { return protocol }
 
 // protocol is the name that gRPC shows for these credentials.
 const protocol = "gpreempt"
@@ -74,7 +74,7 @@ func FromContext(ctx context.Context) (Conn, bool) {
 	if !ok {
 		return nil, false
 	}
-	info, ok := p.AuthInfo.(AuthInfo)
+	info, ok := p.AuthInfo.(Info)
 	return info.Conn, ok
 }
 
@@ -95,7 +95,7 @@ func (transport) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, 
 		_ = c.Close()
 		return nil, nil, err
 	}
-	return c, AuthInfo{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, Conn: c}, nil
+	return c, Info{CommonAuthInfo: credentials.CommonAuthInfo{SecurityLevel: credentials.PrivacyAndIntegrity}, Conn: c}, nil
 }
 
 func (transport) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {

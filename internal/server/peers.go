@@ -33,7 +33,7 @@ func (sc *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credential
 	conn, info, err := sc.TransportCredentials.ServerHandshake(raw)
 	var c *connection
 	if err == nil {
-		c, err = sc.s.clients.join(info.(auth.AuthInfo).Conn)
+		c, err = sc.s.clients.join(info.(auth.Info).Conn)
 	}
 	if err != nil {
 		sc.s.Refused(err)
