@@ -71,7 +71,7 @@ func TestMetricsAddressThatIsTakenIsAnError(t *testing.T) {
 	defer func() { _ = l.Close() }()
 	opts := simulated(t, testutil.TempSocketDir(t))
 	write(t, opts.ConfigPath, noGroups+"metrics: {address: \""+l.Addr().String()+"\"}\n")
-	if err := Run(t.Context(), opts); err == nil || !strings.Contains(err.Error(), "metrics.address must be free") {
+	if err := Run(t.Context(), opts); err == nil || !strings.Contains(err.Error(), "metrics.address must be a free") {
 		t.Errorf("the daemon ends with %v, want an error about metrics.address", err)
 	}
 }

@@ -1,5 +1,5 @@
-// Package events hides how the daemon remembers its state changes: a bounded
-// log with revisions, and the statistics folded from what goes into it.
+// Package events implements the daemon's log of state changes, which is bounded and has
+// revisions, and the statistics counted from what is appended.
 package events
 
 import (
@@ -11,12 +11,12 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// ReadChunk is the most entries one Read gives: it bounds how long a reader
-// keeps Append waiting.
+// ReadChunk is the most entries that one Read returns: it bounds how long a reader
+// delays Append.
 const ReadChunk = 256
 
-// ErrCompacted reports that a reader asked to go on from a revision the log
-// cannot go on from: what follows it is overwritten, or it never was.
+// ErrCompacted is the error for a revision whose next entry is overwritten, or that the
+// log has not reached.
 var ErrCompacted error = &gpreempt.Error{
 	Code:    gpreempt.CodeOutOfRange,
 	Reason:  gpreempt.ReasonRevisionCompacted,
@@ -24,33 +24,32 @@ var ErrCompacted error = &gpreempt.Error{
 	Next:    "watch again from revision 0 and read the present state anew",
 }
 
-// Entry is one state change, or one verb an admin used.
+// Entry is one state change, or one action of an admin.
 type Entry struct {
 	// Revision is the position in the log: the first entry has 1, the next one more.
 	Revision uint64
-	// At is the wall clock, for people.
+	// At is the wall clock time.
 	At time.Time
 	// Record is the change. Its kind is RecordNone when Admin is set.
 	Record scheduler.Record
-	// Admin says which verb was used by whom; "" for a state change.
+	// Admin describes the action and the admin; "" for a state change.
 	Admin string
 }
 
-// Log keeps the last entries and counts all of them. Its methods may be called
-// by any number of goroutines.
+// Log keeps the last entries and counts all of them. It is safe for concurrent use.
 type Log struct {
 	// mu guards everything below. Readers hold it for copies only: Append is on the
 	// scheduler's hot path.
 	mu   sync.Mutex
 	ring []Entry
 	last uint64
-	// wake is closed and forgotten by the next append; nil when nobody waits.
+	// wake is closed and set to nil by the next append; nil without a waiter.
 	wake     chan struct{}
 	counters counters
 }
 
-// NewLog returns an empty log that keeps the last capacity entries, at least 1.
-// It takes its memory, some 150 bytes an entry, at once.
+// NewLog returns an empty log that keeps the last capacity entries, at least 1. It
+// allocates its memory, some 150 bytes an entry, at once.
 func NewLog(capacity int) *Log {
 	return &Log{ring: make([]Entry, max(capacity, 1)), counters: newCounters()}
 }
@@ -63,8 +62,8 @@ func (l *Log) Append(at time.Time, r scheduler.Record, mechanism string) {
 	l.append(at, r, mechanism, "")
 }
 
-// AppendAdmin adds a verb an admin used: text says which and who, and must not
-// be empty; r says on what, and its kind is ignored. It counts in no statistic.
+// AppendAdmin adds an action of an admin: text describes both, and must not be empty; r
+// has the object of the action, and its kind is ignored. No statistic counts it.
 func (l *Log) AppendAdmin(at time.Time, text string, r scheduler.Record) {
 	r.Kind = scheduler.RecordNone
 	l.append(at, r, "", text)
@@ -83,19 +82,19 @@ func (l *Log) append(at time.Time, r scheduler.Record, mechanism, admin string) 
 	}
 }
 
-// slot is the place of a revision in the ring.
+// slot returns the index of a revision in the ring.
 func (l *Log) slot(revision uint64) int {
 	return int((revision - 1) % uint64(len(l.ring)))
 }
 
-// Revision returns the revision of the newest entry; 0 when there is none.
+// Revision returns the revision of the newest entry; 0 for an empty log.
 func (l *Log) Revision() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.last
 }
 
-// Oldest returns the revision of the oldest entry kept; 0 when there is none.
+// Oldest returns the revision of the oldest entry kept; 0 for an empty log.
 func (l *Log) Oldest() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -109,10 +108,8 @@ func (l *Log) oldest() uint64 {
 	return l.last - uint64(len(l.ring)) + 1
 }
 
-// Read appends to dst the entries after a revision, oldest first, at most
-// ReadChunk of them, and none when there are none yet. After 0 it begins with
-// the oldest entry kept. The error is ErrCompacted: the entries next to after
-// are overwritten, or after is a revision this log has not reached.
+// Read appends to dst the entries after a revision, oldest first and at most ReadChunk of
+// them. After 0 it begins with the oldest entry kept. The error is ErrCompacted.
 func (l *Log) Read(after uint64, dst []Entry) ([]Entry, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -131,8 +128,8 @@ func (l *Log) Read(after uint64, dst []Entry) ([]Entry, error) {
 	return append(dst, l.ring[:n-len(head)]...), nil
 }
 
-// Wait returns nil as soon as Revision is past after, or the cause of ctx when
-// that is done first.
+// Wait returns nil once Revision is greater than after, or the cause of ctx when that is
+// done first.
 func (l *Log) Wait(ctx context.Context, after uint64) error {
 	for {
 		l.mu.Lock()
@@ -153,16 +150,15 @@ func (l *Log) Wait(ctx context.Context, after uint64) error {
 	}
 }
 
-// Answered counts the answer to an announcement, and where its time went. It is as
-// cheap as Append.
+// Answered counts the answer to an announcement, and the stages of its time. It costs as
+// much as Append.
 func (l *Log) Answered(a scheduler.Answer, s Stages) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.counters.answer(a, s)
 }
 
-// Refused counts a request or a connection that was refused. It is as cheap as
-// Append.
+// Refused counts a rejected request or connection. It costs as much as Append.
 func (l *Log) Refused(why gpreempt.Reason) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -7,27 +7,26 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// Stats counts what happened since the log was made.
+// Stats are the counts since the log was made.
 type Stats struct {
-	// Announcements were answered; Quiesced of them with the GPUs quiet,
-	// MaxWaitPassed because the wait was over first.
+	// Announcements were answered; Quiesced of them with all targets suspended, and
+	// MaxWaitPassed because max_wait passed before.
 	Announcements, Quiesced, MaxWaitPassed uint64
 	// Suspends and Resumes that succeeded.
 	Suspends, Resumes uint64
 	// Failures are suspends and resumes that failed, each retry that fails too, and
 	// targets put into quarantine for another reason.
 	Failures uint64
-	// Coalesced leases found targets still suspended from the lease before.
+	// Coalesced leases began while targets were still suspended from the lease before.
 	Coalesced uint64
 	// ForcedResumes were due to the share floor or max_suspend.
 	ForcedResumes uint64
 	// ShadowSuspends are what the shadow policy would have suspended.
 	ShadowSuspends uint64
-	// Refused counts requests and connections that were refused, by why; nil when
-	// none was.
+	// Refused counts rejected requests and connections, by reason; nil for none.
 	Refused map[gpreempt.Reason]uint64
-	// Quiesce is from announcement to quiet GPUs, Suspend and Resume are what the
-	// mechanism needed, Lease is how long leases lived.
+	// Quiesce is the time from announcement to an answer with all targets suspended.
+	// Suspend and Resume are the times of the mechanism. Lease is how long leases lived.
 	Quiesce, Suspend, Resume, Lease Latency
 }
 
@@ -36,7 +35,7 @@ type Stats struct {
 type counters struct {
 	totals                                               Totals // without its histograms and the fields that follow from the log
 	decide, wait, reply, quiesce, suspend, resume, lease histogram
-	// away targets are off the GPUs since awayAt.
+	// away is the number of targets that are off the GPUs, since awayAt.
 	away   int
 	awayAt scheduler.Time
 }

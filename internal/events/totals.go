@@ -10,26 +10,26 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// Stages is where the time of one announcement went, beside the wait its answer tells.
+// Stages are the parts of the time of one announcement, beside the wait in its answer.
 type Stages struct {
-	// Decide is from the arrival of the call until the scheduler has dealt with it: it
-	// is read, admitted, and what it needs is ordered.
+	// Decide is from the arrival of the call until the scheduler has admitted it and
+	// ordered its suspends.
 	Decide time.Duration
-	// Reply is from the scheduler's answer until the call has taken it.
+	// Reply is from the scheduler's answer until the call has received it.
 	Reply time.Duration
 }
 
-// During says what a target was at when something failed.
+// During is what a target did when something failed.
 type During uint8
 
-// What a target can be at.
+// What a target can do.
 const (
 	DuringRun During = iota
 	DuringSuspend
 	DuringResume
 )
 
-// String names it.
+// String returns the name in metrics.
 func (d During) String() string { return [...]string{"run", "suspend", "resume"}[d] }
 
 // Failure is a kind of failure.
@@ -38,7 +38,7 @@ type Failure struct {
 	Cause  scheduler.Cause
 }
 
-// Opening is a GPU's breaker that opened, and why.
+// Opening is the opening of a GPU's breaker, by cause.
 type Opening struct {
 	GPU   gpreempt.GPUID
 	Cause scheduler.Cause
@@ -47,24 +47,23 @@ type Opening struct {
 // Totals is everything counted since the log was made. Each map is nil while it
 // has no entry.
 type Totals struct {
-	// Announcements were answered, by the reason of the answer; Quiesced of them with
-	// the GPUs quiet.
+	// Announcements were answered, by the reason of the answer.
 	Announcements [scheduler.QuiesceHold + 1]uint64
-	// Decide, Wait and Reply are the stages of all of them; Quiesce is the wait of
-	// those that ended with the GPUs quiet.
+	// Decide, Wait and Reply are the stages of all of them; Quiesce is the wait of those
+	// whose answer was that all targets are suspended.
 	Decide, Wait, Reply, Quiesce *dto.Histogram
-	// Ordered are suspends that were begun, by why; Resuming are resumes.
+	// Ordered are suspends that began, by cause; Resuming are resumes.
 	Ordered, Resuming map[scheduler.Cause]uint64
-	// Suspend and Resume are what the mechanism needed for those that succeeded.
+	// Suspend and Resume are the times of the mechanism for those that succeeded.
 	Suspend, Resume *dto.Histogram
-	// By counts suspends that succeeded by the mechanism.
+	// By counts suspends that succeeded, by mechanism.
 	By map[string]uint64
 	// Failures are suspends and resumes that failed, each retry that fails too, and
 	// targets put into quarantine for another reason.
 	Failures map[Failure]uint64
 	// Quarantined counts targets put into quarantine.
 	Quarantined uint64
-	// Coalesced leases found targets still suspended from the lease before.
+	// Coalesced leases began while targets were still suspended from the lease before.
 	Coalesced uint64
 	// Ended are leases by how they ended, Lease is how long they lived.
 	Ended [scheduler.EndReleased + 1]uint64
@@ -73,9 +72,9 @@ type Totals struct {
 	ShadowSuspends uint64
 	// Openings are breakers that opened.
 	Openings map[Opening]uint64
-	// Refused counts requests and connections that were refused, by why.
+	// Refused counts rejected requests and connections, by reason.
 	Refused map[gpreempt.Reason]uint64
-	// Away is how long targets were away together: suspending, suspended or resuming.
+	// Away is the sum of the times of all targets in suspending, suspended or resuming.
 	Away time.Duration
 	// Appended and Overwritten count the entries of the log.
 	Appended, Overwritten uint64
@@ -115,7 +114,7 @@ func isAway(s scheduler.TargetState) bool {
 	return s == scheduler.TargetSuspending || s == scheduler.TargetSuspended || s == scheduler.TargetResuming
 }
 
-// moved keeps the time targets are away: a target came or went.
+// moved updates the sum of the times that targets are away.
 func (c *counters) moved(r scheduler.Record) {
 	was, is := isAway(r.FromTarget), isAway(r.ToTarget)
 	if was == is {

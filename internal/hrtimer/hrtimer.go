@@ -1,6 +1,6 @@
-// Package hrtimer hides a kernel timer that wakes a goroutine within tens of
-// microseconds: Go's own timers wait in the poller in steps of a millisecond
-// when the process is otherwise idle.
+// Package hrtimer implements a timer on timerfd that wakes a goroutine within tens of
+// microseconds. Go's own timers are up to a millisecond late when the process is
+// otherwise idle, because the poller waits in steps of a millisecond.
 package hrtimer
 
 import (
@@ -13,13 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Timer is a one-shot timer with one sleeper. Set and Close may be called by
-// any goroutine at any time, also while another one is in Wait.
+// Timer is a one-shot timer for one waiting goroutine. Set and Close may be called by any
+// goroutine at any time, also while another one is in Wait.
 type Timer struct {
 	file *os.File
 
-	// mu guards closed, and keeps Close from giving the descriptor away in the
-	// middle of a Set.
+	// mu guards closed, and keeps Close from closing the descriptor during a Set.
 	mu     sync.Mutex
 	closed bool
 	fd     int
@@ -66,7 +65,7 @@ func (t *Timer) Wait() error {
 	return fmt.Errorf("wait for the timer: %w", err)
 }
 
-// Close wakes the sleeper and frees the descriptor. It is idempotent.
+// Close makes Wait return os.ErrClosed and closes the descriptor. It is idempotent.
 func (t *Timer) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -16,17 +16,17 @@ var goVersion = regexp.MustCompile(`goversion="[^"]*"`)
 const metricsIntro = `# Metrics
 
 With ` + "`metrics.address: 127.0.0.1:9477`" + ` in the config file, gpreemptd serves ` + "`/metrics`" + ` for Prometheus. It is off by default.
-Everything is read from the records that the event stream and the log are made from; nothing is counted twice. Writing and
-counting them is about 1 % of an announcement and its Complete where a suspend costs nothing (section d of [performance.md](performance.md); simulated GPU).
+They are counted from the records that the event stream and the log are made from. Writing and
+counting the records is about 1 % of an announcement and its Complete where a suspend costs nothing (section d of [performance.md](performance.md); simulated GPU).
 
-- Histograms come in both forms. A Prometheus that scrapes native histograms (` + "`scrape_native_histograms: true`" + `, or
+- Histograms have both forms. A Prometheus that scrapes native histograms (` + "`scrape_native_histograms: true`" + `, or
   ` + "`--enable-feature=native-histograms`" + ` before 3.8) gets 8 buckets to each factor of 2; any other gets the classic buckets. Dashboard and rules read
   the classic ones: where native ones are scraped, set ` + "`always_scrape_classic_histograms: true`" + ` too (Prometheus 3).
-- Labels are bounded: GPUs of the host, and words of ours. There is no pid, command, user, client or lease in them.
-- ` + "`gpreempt_build_info`" + ` says by its label ` + "`backend`" + ` whether GPUs are simulated or emulated: then no latency says anything about hardware.
-- Beside these there are those of the Go runtime and of the process (` + "`go_*`, `process_*`" + `).
-- ` + "`/healthz`" + ` answers 200 when the scheduler answers; while it hangs, so does the answer. ` + "`/readyz`" + ` answers 200 while the daemon
-  serves, and 503 once it is about to end. A GPU in trouble changes neither: that is a metric.
+- Labels are bounded: GPUs of the host, and names defined by gpreempt. They contain no pids, commands, users, clients or leases.
+- ` + "`gpreempt_build_info`" + ` has the label ` + "`backend`" + `: with simulated or emulated GPUs, latencies say nothing about hardware.
+- The metrics of the Go runtime and of the process are served as well (` + "`go_*`, `process_*`" + `).
+- ` + "`/healthz`" + ` answers 200 when the scheduler answers; while the scheduler hangs, the answer hangs. ` + "`/readyz`" + ` answers 200 while the daemon
+  serves, and 503 once it stops. A GPU that fails changes neither: that is a metric.
 
 Dashboard and alert rules are in deploy/grafana. This file is written by ` + "`go test ./internal/metrics -update`" + `.
 
@@ -36,9 +36,9 @@ Dashboard and alert rules are in deploy/grafana. This file is written by ` + "`g
 
 const warningsIntro = `# Warnings
 
-What an admin should know of a daemon that runs. The same in ` + "`gpctl status`" + `, in the API (GetStatus), in the log (when one begins to hold,
-and when it is over), and in ` + "`gpreempt_warnings`" + ` of [metrics.md](metrics.md). Codes are stable. A warning means that gpreempt does its
-work with less than it could have, an error that a part of its work is not done; in both cases whatever is not suspended runs.
+Conditions of a running daemon that an admin should know. They are in ` + "`gpctl status`" + `, in the API (GetStatus), in the log (when one is raised
+and when it is cleared), and in ` + "`gpreempt_warnings`" + ` of [metrics.md](metrics.md). Codes are stable. A warning means that gpreempt works
+with less information or fewer functions, an error that a part of it does not work; in both cases offline work runs unless it is suspended.
 
 This file is written by ` + "`go test ./internal/metrics -update`" + ` from the table in pkg/gpreempt/warning.go.
 

@@ -1,6 +1,5 @@
-// Package metrics hides the names and the form in which the daemon's statistics are
-// scraped. It counts nothing: each scrape is made from a snapshot of what the records
-// of the scheduler gave, and of what is now.
+// Package metrics serves the daemon's statistics to Prometheus. It counts nothing: each
+// scrape is made from a snapshot of the counts of the event log and of the present state.
 package metrics
 
 import (
@@ -18,24 +17,24 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// Snapshot is what one scrape tells of.
+// Snapshot is the content of one scrape.
 type Snapshot struct {
 	Version string
-	// Backend is "kfd", or what stands for it: "simulated MACHINE", "emulated MACHINE".
+	// Backend is "kfd", "simulated MACHINE" or "emulated MACHINE".
 	Backend string
-	// Mechanisms are the names of those that may be used.
+	// Mechanisms are the names of the enabled ones.
 	Mechanisms []string
 	Totals     *events.Totals
-	// GPUs are those of the inventory, and States what the scheduler knows of them.
+	// GPUs are those of the inventory, States their state in the scheduler.
 	GPUs    []gpreempt.GPU
 	States  []scheduler.GPUInfo
 	Leases  []scheduler.LeaseInfo
 	Targets []Target
-	// Floor is the policy's share floor, FloorUse what is used up of it.
+	// Floor is the policy's share floor; FloorUse is Core.FloorUse of the scheduler.
 	Floor, FloorUse float64
 	Draining        bool
 	Sources         []inventory.Source
-	// DriverCalls have returned, and took DriverTime together.
+	// DriverCalls is the number of calls that returned, DriverTime their time together.
 	DriverCalls int64
 	DriverTime  time.Duration
 	Processes   int
@@ -44,15 +43,14 @@ type Snapshot struct {
 	Warnings []gpreempt.Warning
 }
 
-// Target is what a snapshot tells of a target. Mechanism is "" when none holds it.
+// Target is a target in a snapshot. Mechanism is "" for none.
 type Target struct {
 	Class     gpreempt.Class
 	State     scheduler.TargetState
 	Mechanism string
 }
 
-// New returns a collector that asks for a snapshot at each scrape, from any number of
-// goroutines.
+// New returns a collector that calls snapshot at each scrape, concurrently.
 func New(snapshot func() Snapshot) prometheus.Collector { return collector(snapshot) }
 
 type collector func() Snapshot

@@ -10,8 +10,7 @@ import (
 
 var namedMetric = regexp.MustCompile(`\bgpreempt_[a-z_]+`)
 
-// TestDashboardAndRulesUseMetricsThatExist is what can be told without Prometheus;
-// test/e2e has one evaluate the queries.
+// Prometheus itself evaluates the queries in test/e2e.
 func TestDashboardAndRulesUseMetricsThatExist(t *testing.T) {
 	var names []string
 	for _, m := range table {

@@ -17,7 +17,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/logkey"
 )
 
-// Bounds of a listener that shows figures and takes no orders.
+// Bounds of the listener.
 const (
 	connections = 64
 	scrapes     = 4
@@ -30,10 +30,9 @@ const (
 // Config is what a Handler needs.
 type Config struct {
 	Snapshot func() Snapshot
-	// Alive returns when the scheduler has answered. It may block for as long as that
-	// hangs, and must tell nobody why.
+	// Alive returns when the scheduler has answered; it blocks while the scheduler hangs.
 	Alive func()
-	// Ready tells that the daemon serves: it has started, and is not about to end.
+	// Ready reports whether the daemon serves: it has started and is not stopping.
 	Ready func() bool
 }
 
@@ -51,7 +50,7 @@ func Handler(c Config) http.Handler {
 	return mux
 }
 
-// answer is for probes: it tells nothing of the host.
+// answer answers a probe. It contains nothing about the host.
 func answer(w http.ResponseWriter, ok bool) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if !ok {
@@ -67,13 +66,13 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("serve metrics: %w: metrics.address must be free and this host's", err)
+		return nil, fmt.Errorf("serve metrics: %w: metrics.address must be a free address of this host", err)
 	}
 	return netutil.LimitListener(l, connections), nil
 }
 
-// Serve answers until ctx ends, then cuts what is open: a scrape is not worth waiting
-// for. What goes wrong goes to the log: the daemon works on without it.
+// Serve serves until ctx ends, then closes all connections without waiting for scrapes.
+// Errors are logged: the daemon continues without metrics.
 func Serve(ctx context.Context, l net.Listener, h http.Handler, log *zap.Logger) {
 	errorLog, err := zap.NewStdLogAt(log, zap.DebugLevel)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package spans hides how state changes become spans of time: what a lease went through,
-// and where its targets were meanwhile.
+// Package spans makes spans of time from state changes: the stages of a lease, and the
+// states of its targets.
 package spans
 
 import (
@@ -9,7 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// Kind says what a span is.
+// Kind is the kind of a span.
 type Kind uint8
 
 // The kinds. Those of a lease come first; Announce overlaps Requested, Quiescing and
@@ -23,15 +23,15 @@ const (
 	Requested
 	// Quiescing is until the GPUs are quiet.
 	Quiescing
-	// Online is the time on quiet GPUs, until the lease ends or a target appears.
+	// Online is the time on quiet GPUs, until the lease ends or a new target runs there.
 	Online
-	// Running is a target on its GPUs; the rest are named as the states.
+	// Running and the following are the states of a target.
 	Running
 	Suspending
 	Suspended
 	Resuming
 	Quarantined
-	// BreakerOpen is a GPU left alone.
+	// BreakerOpen is a GPU with an open breaker.
 	BreakerOpen
 )
 
@@ -43,7 +43,7 @@ func (k Kind) String() string {
 	}[k]
 }
 
-// Span is a stretch of time in which something was so.
+// Span is the time in which a lease, a target or a GPU was in a state.
 type Span struct {
 	Kind Kind
 	// Lease is the lease, for the kinds of a lease, and the one that a target was
@@ -53,21 +53,21 @@ type Span struct {
 	Target gpreempt.ProcessKey
 	GPU    gpreempt.GPUID
 	// Seq is the number of the span in the order in which they began or were first
-	// heard of: what is within another has a higher one.
+	// recorded: a span within another one has a higher number.
 	Seq uint64
-	// Begin is when it began, and when Clipped is set the first time there is a record
-	// of: it began earlier. End is not below Begin, and set unless Open.
+	// Begin is when it began; with Clipped set it began earlier, and Begin is the time of
+	// the first record. End is not below Begin, and set unless Open.
 	Begin, End    scheduler.Time
 	Clipped, Open bool
-	// Cause is why it began, as far as is known, and Ended why it ended. Of an Announce
-	// Ended is what the answer was, and of a Lease how it ended.
+	// Cause is why it began, where known, and Ended why it ended: for an Announce the
+	// reason of the answer, and for a Lease its end.
 	Cause, Ended string
-	// Took is what the mechanism needed, of a suspend and a resume.
+	// Took is the time of the mechanism, for Suspending and Resuming.
 	Took time.Duration
 }
 
-// Builder makes spans of records that are given in their order. Its zero value is
-// ready. It remembers what is open, no more: what ended is handed out at once.
+// Builder makes spans of records that are added in their order. Its zero value is ready.
+// It keeps the open spans only.
 type Builder struct {
 	first, now scheduler.Time
 	begun      bool
@@ -82,8 +82,8 @@ type lease struct {
 	announce     *Span // nil once it is answered
 }
 
-// Add takes in a record and appends to dst the spans that ended with it. A record
-// earlier than the last counts as of then.
+// Add adds a record and appends to dst the spans that ended with it. The time of a record
+// counts as that of the record before if it is earlier.
 func (b *Builder) Add(r scheduler.Record, dst []Span) []Span {
 	if !b.begun {
 		*b = Builder{
@@ -104,7 +104,7 @@ func (b *Builder) Add(r scheduler.Record, dst []Span) []Span {
 	}
 }
 
-// Open appends to dst what has not ended by now, as if it ended then.
+// Open appends to dst the spans that have not ended, as if they ended now.
 func (b *Builder) Open(now scheduler.Time, dst []Span) []Span {
 	now = max(now, b.now)
 	open := func(s Span) {
@@ -143,7 +143,7 @@ func (b *Builder) end(s Span, why string) Span {
 	return s
 }
 
-// stageKind is what a lease does in a state.
+// stageKind returns the kind of span of a lease in a state.
 func stageKind(s scheduler.LeaseState) Kind {
 	switch s {
 	case scheduler.LeaseQuiescing:
@@ -197,7 +197,7 @@ func (b *Builder) lease(r scheduler.Record, dst []Span) []Span {
 	return dst
 }
 
-// targetKind is what a target does in a state; false where it does nothing any more.
+// targetKind returns the kind of span of a target in a state; false after its end.
 func targetKind(s scheduler.TargetState) (Kind, bool) {
 	switch s {
 	case scheduler.TargetRunning:
@@ -223,14 +223,14 @@ func (b *Builder) target(r scheduler.Record, dst []Span) []Span {
 			b.targets[r.Target] = s
 		}
 	}
-	// A new class, or a resume that failed and is tried again: where it is stays.
+	// A new class, or a resume that failed and is retried: the state stays.
 	if s != nil && r.FromTarget == r.ToTarget {
 		return dst
 	}
 	away := r.Lease
 	if s != nil {
 		if r.ToTarget != scheduler.TargetSuspending || away == 0 {
-			away = s.Lease // it is still away for the same
+			away = s.Lease // still suspended for the same lease
 		}
 		ended := b.end(*s, string(r.Cause))
 		if s.Kind == Suspending || s.Kind == Resuming {

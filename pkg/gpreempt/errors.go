@@ -2,8 +2,8 @@ package gpreempt
 
 import "errors"
 
-// Code is the class of an error. The server maps it to one gRPC status code;
-// the numbers are that code's numbers, so that the table is the identity.
+// Code is the class of an error. Its numbers are those of the gRPC status code that the
+// server returns.
 type Code uint32
 
 // The codes in use, with gRPC's numbers.
@@ -20,11 +20,11 @@ const (
 	CodeUnauthenticated    Code = 16
 )
 
-// Reason is the stable name of an error: programs match it, docs/api.md lists
-// it. It travels as the reason of a google.rpc.ErrorInfo.
+// Reason is the stable name of an error for programs; docs/api.md lists all. The server
+// sends it as the reason of a google.rpc.ErrorInfo.
 type Reason string
 
-// The reasons a user can meet.
+// The reasons.
 const (
 	ReasonUnknownGPU        Reason = "UNKNOWN_GPU"
 	ReasonUnknownTarget     Reason = "UNKNOWN_TARGET"
@@ -66,8 +66,8 @@ const (
 	ReasonOpenDirectory     Reason = "SOCKET_DIRECTORY_OPEN"
 )
 
-// Error is an error for the person who reads it: what happened, to what, and
-// what to do next. It crosses gRPC whole, both ways.
+// Error is an error with what happened, to what, and what to do next. All of it is
+// transferred over gRPC.
 type Error struct {
 	Code   Code
 	Reason Reason

@@ -1,6 +1,5 @@
-// Package gpreempt holds the words every other package speaks: processes,
-// queues, classes, priorities, leases and the errors a user can meet.
-// It imports the standard library only.
+// Package gpreempt defines the domain types: processes, queues, classes, priorities,
+// warnings and errors. It imports the standard library only.
 package gpreempt
 
 import (
@@ -19,13 +18,13 @@ type GPUID uint32
 // String returns the decimal form sysfs uses.
 func (id GPUID) String() string { return strconv.FormatUint(uint64(id), 10) }
 
-// Class says how a process is treated. The zero value is Unmanaged: nothing is
-// preemptible until a rule, a tag or an admin says so.
+// Class is how a process is treated. The zero value is Unmanaged: a process is
+// preemptible only by a rule, a tag or an admin override.
 type Class uint8
 
 // The classes.
 const (
-	// Unmanaged processes are never suspended and hold no leases of their own accord.
+	// Unmanaged processes are never suspended.
 	Unmanaged Class = iota
 	// Online processes are latency-critical and never suspended.
 	Online
@@ -33,7 +32,7 @@ const (
 	Offline
 )
 
-// String returns the word used in the config file, the API and the output.
+// String returns the name used in the config file, the API and the output.
 func (c Class) String() string {
 	switch c {
 	case Unmanaged:
@@ -70,13 +69,13 @@ const (
 	PriorityHigh   Priority = 11
 	// MaxPriority is the highest a process or a lease can have.
 	MaxPriority Priority = 15
-	// PriorityAdmin is above every process: the rank of a suspension an admin
-	// orders by hand. No client can ask for it.
+	// PriorityAdmin is above every process: the priority of a suspension that an admin
+	// orders by hand. Clients cannot use it.
 	PriorityAdmin Priority = 16
 )
 
-// ProcessKey names one process for as long as the host is up: a pid alone is
-// reused, a pid with its start time is not.
+// ProcessKey identifies one process until the host reboots: a pid alone is reused, a pid
+// with its start time is not.
 type ProcessKey struct {
 	// PID is the process id in the daemon's pid namespace.
 	PID int32
@@ -89,7 +88,7 @@ func (k ProcessKey) String() string {
 	return strconv.FormatInt(int64(k.PID), 10) + "@" + strconv.FormatUint(k.Start, 10)
 }
 
-// IsZero reports whether k names no process.
+// IsZero reports whether k is the zero key, which is not a process.
 func (k ProcessKey) IsZero() bool { return k == ProcessKey{} }
 
 // Compare orders keys by pid, then start time.
@@ -108,8 +107,8 @@ func (k ProcessKey) Compare(o ProcessKey) int {
 	return 0
 }
 
-// ParseProcessKey reads what String writes. A bare "PID" gives a key with
-// Start 0, which the caller has to resolve among the living.
+// ParseProcessKey parses the form of String. A bare "PID" returns a key with Start 0,
+// which the caller has to resolve to a live process.
 func ParseProcessKey(s string) (ProcessKey, error) {
 	pid, start, both := strings.Cut(s, "@")
 	p, err := strconv.ParseInt(pid, 10, 32)
@@ -137,7 +136,7 @@ const (
 	QueueSDMAXGMI
 )
 
-// String returns the word used in the API and the output.
+// String returns the name used in the API and the output.
 func (t QueueType) String() string {
 	switch t {
 	case QueueUnknown:
@@ -172,13 +171,13 @@ type GPU struct {
 	ID GPUID
 	// Node is the topology node number; CPU nodes come first.
 	Node int
-	// Name is the marketing or gfx name topology gives.
+	// Name is the marketing or gfx name in the topology.
 	Name string
 	// GFX is gfx_target_version: major*10000 + minor*100 + step.
 	GFX uint32
 	// BDF is the PCI address, domain:bus:device.function.
 	BDF string
-	// RenderMinor is N of /dev/dri/renderDN; 0 when there is none.
+	// RenderMinor is N of /dev/dri/renderDN; 0 without a render node.
 	RenderMinor int
 	// XCCs is the number of accelerator complex dies in the node.
 	XCCs int
@@ -187,24 +186,24 @@ type GPU struct {
 	// QueueSlots is the number of user compute queues that fit the hardware at
 	// once; beyond it the scheduler firmware time-slices runlists. 0 = unknown.
 	QueueSlots int
-	// MES tells that the firmware schedules queue by queue (gfx11 and later)
+	// MES is set where the firmware schedules queue by queue (gfx11 and later)
 	// instead of by runlist.
 	MES bool
-	// DebugFirmware tells that the firmware can be debugged: without it on all GPUs
+	// DebugFirmware is set where the firmware can be debugged: without it on all GPUs
 	// of a host, ROCm's runtime does not let its queues be suspended by DBG_TRAP.
 	DebugFirmware bool
 }
 
-// QueueInfo is what sysfs does not tell of a queue: it is in the snapshots of the
-// driver and in the dumps of debugfs. What is not known is zero.
+// QueueInfo has the properties of a queue that are not in sysfs: they are in the snapshots
+// of the driver and in the dumps of debugfs. Unknown ones are zero.
 type QueueInfo struct {
-	// Source says where the rest is from.
+	// Source is the source of the rest.
 	Source QueueSource
-	// Note says why something is not known, such as which dumps could be meant.
+	// Note is why something is not known, such as several dumps that match.
 	Note string
 	// RingBase is the virtual address of the ring in the owner.
 	RingBase uint64
-	// AQL tells that its packets are AQL packets of 64 bytes.
+	// AQL is set when its packets are AQL packets of 64 bytes.
 	AQL bool
 	// ReadPointer and WritePointer are the virtual addresses in the owner of the
 	// two 64-bit positions: packets for AQL queues, dwords for others of compute,
@@ -216,27 +215,26 @@ type QueueInfo struct {
 	MQD uint64
 	// Doorbell is the place of its doorbell among the GPU's, in dwords.
 	Doorbell uint32
-	// Priority, when PriorityKnown, is what the driver was given, if PriorityExact; else
-	// HIP's value of that pipe priority: kernels from 7.x show no more. It may be known
-	// of a queue whose dump is not, when all dumps that could be meant have the same.
+	// Priority, when PriorityKnown, is the value that the driver was called with, if
+	// PriorityExact; otherwise HIP's value of the pipe priority, as kernels from 7.x on show
+	// no more. It is also known when all dumps that match have the same priority.
 	Priority      Priority
 	PriorityKnown bool
 	PriorityExact bool
 }
 
-// QueueEntry is a queue with what is known of it beyond sysfs.
+// QueueEntry is a queue with its properties that are not in sysfs.
 type QueueEntry struct {
 	Queue
 	// Info is what other sources report about it.
 	Info QueueInfo
 	// FirstSeen is the wall clock time of the scan that found it.
 	FirstSeen time.Time
-	// ChangedAt is the wall clock time at which Info last changed, zero when it never
-	// has.
+	// ChangedAt is the wall clock time at which Info last changed, zero for never.
 	ChangedAt time.Time
 }
 
-// QueueSource is a set of where a QueueInfo is from.
+// QueueSource is a set of the sources of a QueueInfo.
 type QueueSource uint8
 
 // The sources.
@@ -247,7 +245,7 @@ const (
 	FromMQD
 )
 
-// Process is what is known of a KFD process, apart from its queues.
+// Process has the facts of a KFD process, apart from its queues.
 type Process struct {
 	// Key names it.
 	Key ProcessKey
@@ -255,19 +253,19 @@ type Process struct {
 	Comm string
 	// Cmdline is /proc/PID/cmdline with spaces between the words.
 	Cmdline string
-	// Exe is where /proc/PID/exe leads, or "" when unknown.
+	// Exe is the target of /proc/PID/exe, or "" when unknown.
 	Exe string
 	// UID and GID are the effective ids.
 	UID, GID uint32
 	// NamespacePIDs are its pids in the pid namespaces below the daemon's, outermost
 	// first; empty when it is in the daemon's own.
 	NamespacePIDs []int32
-	// Env are the variables of its first environment that were asked for and are set.
+	// Env are the requested variables that are set in its initial environment.
 	Env map[string]string
-	// Unread tells that Exe, Cmdline and Env, which take its own memory to answer, have
-	// not been read since they were asked for.
+	// Unread is set while Exe, Cmdline and Env, which are in the memory of the process,
+	// have not been read since they were requested.
 	Unread bool
-	// Cgroup is where it is among the control groups.
+	// Cgroup is its control group.
 	Cgroup Cgroup
 }
 
@@ -277,15 +275,15 @@ func (p Process) Equal(o Process) bool {
 		slices.Equal(p.NamespacePIDs, o.NamespacePIDs) && maps.Equal(p.Env, o.Env) && p.Unread == o.Unread && p.Cgroup == o.Cgroup
 }
 
-// Cgroup is a place among the control groups, and what its path tells.
+// Cgroup is a control group, and the names in its path.
 type Cgroup struct {
 	// Path is that of cgroup v2; where processes are still grouped by v1 alone, that
 	// of the systemd hierarchy, or of the first that is not the root. "" is unknown.
 	Path string
 	// Unit and Slice are systemd's innermost, such as train.service and
-	// system.slice; "" when there is none.
+	// system.slice; "" without one.
 	Unit, Slice string
-	// Runtime is docker, containerd, cri-o or podman; "" when the path does not tell.
+	// Runtime is docker, containerd, cri-o or podman; "" when the path has none of these.
 	Runtime string
 	// ContainerID is the full id of the innermost container; "" when in none.
 	ContainerID string
@@ -293,9 +291,9 @@ type Cgroup struct {
 	PodUID string
 }
 
-// Container is what the runtime's socket tells of a container.
+// Container has the facts of a container that its runtime returns.
 type Container struct {
-	// Name and Image are as the user gave them.
+	// Name and Image are as the user set them.
 	Name, Image string
 	// Labels are the container's.
 	Labels map[string]string

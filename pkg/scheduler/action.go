@@ -6,13 +6,13 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// ActionKind says what an Action asks the runner to do.
+// ActionKind is what an Action asks the runner to do.
 type ActionKind uint8
 
 // The kinds of action.
 const (
-	// ActRecord: append the change to the event log. It always stands before the
-	// effect it describes.
+	// ActRecord: append the change to the event log. It precedes the action that it
+	// describes.
 	ActRecord ActionKind = iota
 	// ActSuspend: suspend all queues of Target; answer with Suspended{Seq}.
 	ActSuspend
@@ -27,8 +27,7 @@ const (
 	ActAnswer
 )
 
-// Action is what the runner must do, in the order given. It holds no pointers
-// into the core.
+// Action is one thing for the runner to do. It holds no pointers into the core.
 type Action struct {
 	Kind   ActionKind
 	Target gpreempt.ProcessKey
@@ -41,7 +40,7 @@ type Action struct {
 	Record Record
 }
 
-// Answer is what an announcement gets.
+// Answer is the answer to an announcement.
 type Answer struct {
 	Quiesced bool
 	Reason   QuiesceReason
@@ -51,7 +50,7 @@ type Answer struct {
 	Waited time.Duration
 }
 
-// RecordKind says what a Record is about; the numbers are those of the API.
+// RecordKind is the subject of a Record; the numbers are those of the API.
 type RecordKind uint8
 
 // The record kinds.
@@ -65,7 +64,7 @@ const (
 	RecordShadow
 )
 
-// Cause is the stable word for why something changed.
+// Cause is the stable code for why something changed.
 type Cause string
 
 // The causes.
@@ -99,21 +98,21 @@ const (
 	CauseStarted        Cause = "started"
 	CauseQuiet          Cause = "quiet"
 	CauseNewTarget      Cause = "new-target"
-	// CauseCoalesced is on a lease that found offline work still suspended from
-	// the lease before.
+	// CauseCoalesced is on a lease whose targets were still suspended from the lease
+	// before.
 	CauseCoalesced Cause = "coalesced"
-	// CauseNotReady is why a target without a mechanism is left alone.
+	// CauseNotReady is why a target without a mechanism runs.
 	CauseNotReady Cause = "not-ready"
-	// CauseNoLease is why a target runs: nothing asks for its GPUs.
+	// CauseNoLease is why a target runs that no lease outranks.
 	CauseNoLease Cause = "no-lease"
-	// CauseQuarantine is why a target that failed is left alone.
+	// CauseQuarantine is why a target that failed runs.
 	CauseQuarantine Cause = "quarantine"
 )
 
-// Record is one state change. With from and to alike it is of a target a new class or
-// priority, or a resume that failed, and of a lease the answer that its GPUs are not
-// quiet, with the QuiesceReason for a cause. It feeds the event stream, the log, the
-// statistics, the metrics and the trace: there is no second bookkeeping.
+// Record is one state change. From and to are equal for a target with a new class or
+// priority or a failed resume, and for a lease that was answered although its GPUs are not
+// quiet; the cause is the QuiesceReason then. The event stream, the log, the statistics,
+// the metrics and the traces are all made from records.
 type Record struct {
 	At         Time
 	Kind       RecordKind

@@ -109,29 +109,29 @@ func (c *Core) room(id ClientID, user UserID) error {
 	if cl := c.clients[id]; id != 0 && cl != nil && len(cl.leases) >= c.limits.LeasesPerClient {
 		return &gpreempt.Error{
 			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesPerClient,
-			Message: fmt.Sprintf("this client holds %d leases, the most it may", len(cl.leases)),
+			Message: fmt.Sprintf("this client holds %d leases, which is its limit", len(cl.leases)),
 			Next:    "complete some, or raise limits.leases_per_client",
 		}
 	}
 	if n := c.perUser[user]; id != 0 && n >= max(c.limits.LeasesPerUser, c.limits.LeasesPerClient) {
 		return &gpreempt.Error{
 			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesPerUser,
-			Message: fmt.Sprintf("the processes of this user hold %d leases together, the most they may", n),
+			Message: fmt.Sprintf("the processes of this user hold %d leases together, which is their limit", n),
 			Next:    "complete some, or raise limits.leases_per_user",
 		}
 	}
 	if len(c.leases) >= c.limits.LeasesTotal {
 		return &gpreempt.Error{
 			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesTotal,
-			Message: fmt.Sprintf("%d leases are live on this host, the most there may be", len(c.leases)),
-			Next:    "see who holds them with gpctl lease list, or raise limits.leases_total",
+			Message: fmt.Sprintf("%d leases are live on this host, which is the limit", len(c.leases)),
+			Next:    "see their owners with gpctl lease list, or raise limits.leases_total",
 		}
 	}
 	return nil
 }
 
-// lost tells that a lease ended because its client lost touch: a retry of that
-// announcement after reconnecting is a new one.
+// lost reports whether a lease ended because its client disconnected or died: a retry of
+// that announcement after reconnecting is a new one.
 func (c *Core) lost(id LeaseID) bool {
 	end, _, ended := c.Ended(id)
 	return ended && (end == EndDisconnected || end == EndClientDied)
@@ -161,8 +161,8 @@ func equalRequests(a, b LeaseRequested) bool {
 		a.SLO == b.SLO && a.Expected == b.Expected && a.OnIdle == b.OnIdle && a.Target == b.Target
 }
 
-// Answered returns the answer a lease got, also after it ended; ok is false while
-// it waits for one.
+// Answered returns the answer to a lease, also after it ended; ok is false while there is
+// none.
 func (c *Core) Answered(id LeaseID) (answer Answer, ok bool) {
 	if l := c.leases[id]; l != nil {
 		return l.answer, l.answered
@@ -174,7 +174,7 @@ func (c *Core) Answered(id LeaseID) (answer Answer, ok bool) {
 	return Answer{}, false
 }
 
-// Ended describes how a lease ended and how long it lived, for those remembered.
+// Ended returns how a lease ended and how long it lived; false for one that is not kept.
 func (c *Core) Ended(id LeaseID) (end LeaseEnd, held time.Duration, ok bool) {
 	at, ok := c.endedByID[id]
 	if !ok {
@@ -204,7 +204,7 @@ func (c *Core) Owned(client ClientID, id LeaseID) error {
 	return nil
 }
 
-// UnknownLease is the error for a lease id that means nothing here.
+// UnknownLease returns the error for a lease ID that this daemon does not know.
 func UnknownLease() error {
 	return &gpreempt.Error{
 		Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownLease,
@@ -213,7 +213,7 @@ func UnknownLease() error {
 	}
 }
 
-// UnknownGPU is the error for a GPU that is not on this host.
+// UnknownGPU returns the error for a GPU that is not on this host.
 func UnknownGPU(name string) error {
 	return &gpreempt.Error{
 		Code: gpreempt.CodeInvalidArgument, Reason: gpreempt.ReasonUnknownGPU,
@@ -222,7 +222,7 @@ func UnknownGPU(name string) error {
 	}
 }
 
-// UnknownTarget is the error for a process that owns no queues.
+// UnknownTarget returns the error for a process that owns no queues.
 func UnknownTarget(key gpreempt.ProcessKey) error {
 	return &gpreempt.Error{
 		Code: gpreempt.CodeNotFound, Reason: gpreempt.ReasonUnknownTarget,

@@ -2,13 +2,13 @@ package scheduler
 
 import "time"
 
-// leastBudget is what must be in the bucket for a suspension to begin.
+// leastBudget returns the budget that a suspension needs to begin.
 func (g *gang) leastBudget() time.Duration {
 	cost, _ := g.suspendCost()
 	return cost + g.resumeCost()
 }
 
-// mustRun says whether a held gang has to run now for its own sake.
+// mustRun returns why a held gang has to run now; "" when it need not.
 func (c *Core) mustRun(g *gang) Cause {
 	if c.now >= c.maxSuspendAt(g) {
 		return CauseMaxSuspend
@@ -21,8 +21,8 @@ func (c *Core) mustRun(g *gang) Cause {
 
 func (c *Core) maxSuspendAt(g *gang) Time { return g.heldSince + c.policy.MaxSuspend }
 
-// floorAt is when the share floor ends the suspension: early enough for the
-// resume to be done when the budget is used up.
+// floorAt returns when the share floor ends the suspension: early enough for the resume
+// to be complete when the budget is used up; false without a floor.
 func (c *Core) floorAt(g *gang) (Time, bool) {
 	if c.policy.ShareFloor <= 0 || g.byHand() {
 		return 0, false
@@ -30,7 +30,7 @@ func (c *Core) floorAt(g *gang) (Time, bool) {
 	return c.now + max(0, g.budget-g.resumeCost()), true
 }
 
-// linger is how long a gang stays suspended after the last lease.
+// linger returns how long a gang stays suspended after the last lease.
 func (c *Core) linger(g *gang) time.Duration {
 	switch c.policy.Linger {
 	case LingerFixed:
@@ -42,12 +42,12 @@ func (c *Core) linger(g *gang) time.Duration {
 	}
 }
 
-// adaptiveLinger weighs waiting against resuming. A resume and suspend costs
-// their time twice: once for the offline work, which does nothing meanwhile, and
-// once for the online work, which waits for the suspend and loses a runlist cycle
-// to each. Waiting costs the offline work the time until the next announcement.
-// While that is unknown, waiting as long as the pair costs is never worse than
-// twice the best choice (ski rental).
+// adaptiveLinger compares the cost of waiting with that of a resume and a suspend. These
+// cost their time twice: for the offline work, which does nothing meanwhile, and for the
+// online work, which waits for the suspend and loses a runlist cycle to each. Waiting
+// costs the offline work the time until the next announcement. While that time is
+// unknown, waiting as long as the pair costs is at most twice as bad as the best choice
+// (the ski rental problem).
 func (c *Core) adaptiveLinger(g *gang) time.Duration {
 	var cost time.Duration
 	for _, m := range g.members {
@@ -70,7 +70,7 @@ func (c *Core) adaptiveLinger(g *gang) time.Duration {
 	}
 }
 
-// budgetCap is the most the bucket holds.
+// budgetCap returns the largest budget.
 func (c *Core) budgetCap() time.Duration {
 	ppm := floorPPM(c.policy.ShareFloor)
 	return c.policy.ShareWindow / 1_000_000 * time.Duration(1_000_000-ppm)
@@ -78,7 +78,7 @@ func (c *Core) budgetCap() time.Duration {
 
 func floorPPM(share float64) int64 { return int64(share * 1_000_000) }
 
-// charge brings the bucket up to now.
+// charge updates the budget to now.
 func (c *Core) charge(g *gang) {
 	dt := c.now - g.budgetAt
 	g.budgetAt = c.now
@@ -97,7 +97,8 @@ func (c *Core) charge(g *gang) {
 	}
 }
 
-// setGangTimer arms the next moment at which the decision may change by itself.
+// setGangTimer arms the timer for the next time at which the decision may change without
+// an event.
 func (c *Core) setGangTimer(g *gang) {
 	due, armed := Time(0), false
 	add := func(t Time) {

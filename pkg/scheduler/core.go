@@ -1,8 +1,8 @@
-// Package scheduler decides which offline processes are off the GPUs, and when.
+// Package scheduler decides which offline processes are suspended, and when.
 //
-// Core is the decision: events in, actions out, no I/O, no goroutine, no clock.
-// The same events give the same actions, byte for byte. Runner is the edge: it
-// has the clock, serialises events and carries the actions out.
+// Core decides: it takes events and returns actions, without I/O, goroutines or a clock.
+// The same events result in the same actions, byte for byte. Runner has the clock,
+// serialises events and carries out the actions.
 //
 // What the core promises, whatever clients, targets and mechanisms do:
 //
@@ -13,10 +13,10 @@
 //  4. One action is in flight per target; queues born while their target is
 //     suspended are suspended too.
 //  5. No announcement waits longer than its max_wait.
-//  6. The last overlapping lease out resumes; calls are idempotent by request id.
+//  6. The end of the last overlapping lease resumes; calls are idempotent by request id.
 //  7. Failures quarantine the target, hardware errors open the GPU's breaker:
 //     everything resumes and nothing more is suspended there until it closes.
-//  8. Draining and policy changes leave nothing suspended that should not be.
+//  8. After a drain or a change of policy, only what the policy permits is suspended.
 package scheduler
 
 import (
@@ -27,31 +27,31 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Times the core keeps that are not policy: nobody should have to tune them.
+// Times that are no part of the policy, because they need no tuning.
 const (
-	// QuarantineTime is how long a target that failed is left alone.
+	// QuarantineTime is how long a target that failed is not suspended.
 	QuarantineTime = 5 * time.Minute
 	// BreakerTime is how long nothing is suspended on a GPU after an alarm.
 	BreakerTime = 30 * time.Second
 	// StuckAfter is how long a suspend or resume may take before the GPU is
-	// treated as unwell; KFD itself gives up after 9 s.
+	// treated as failed; KFD itself gives up after 9 s.
 	StuckAfter = 2 * time.Second
 	// IdleGrace is how long the queues of a client must be empty before a lease
 	// with OnIdle ends: a serving loop pauses between two kernels of one request.
 	IdleGrace = 2 * time.Millisecond
 )
 
-// endedKept is how many ended leases are remembered, so that a late Complete or
-// a repeated request id is answered rather than refused.
+// endedKept is how many ended leases are kept, so that a late Complete or a repeated
+// request id is answered rather than rejected.
 const endedKept = 4096
 
 // Limits bounds what clients may hold.
 type Limits struct {
 	// LeasesPerClient bounds the live leases of one client; admins are exempt.
 	LeasesPerClient int
-	// LeasesPerUser bounds the live leases of all clients of one user, so that
-	// nobody gets more by running more processes; admins are exempt. It counts as
-	// LeasesPerClient when that is more.
+	// LeasesPerUser bounds the live leases of all clients of one user, so that more
+	// processes do not get more leases; admins are exempt. LeasesPerClient counts
+	// instead where that is more.
 	LeasesPerUser int
 	// LeasesTotal bounds all live leases.
 	LeasesTotal int
@@ -69,14 +69,14 @@ type Core struct {
 	gpus     map[gpreempt.GPUID]*gpu
 	gpuOrder []*gpu // by id
 	targets  map[gpreempt.ProcessKey]*target
-	order    []*target // by key: whatever walks all targets walks this
+	order    []*target // by key: loops over all targets use it
 	// attachments are those of the targets, and of processes that have left and are
 	// not detached yet.
 	attachments map[gpreempt.ProcessKey]*attachment
 	jobs        map[string]*gang // gangs of scope job
 	leases      map[LeaseID]*lease
 	clients     map[ClientID]*client
-	perUser     map[UserID]int // live leases, but those of admins
+	perUser     map[UserID]int // live leases, except those of admins
 	requests    map[requestKey]LeaseID
 
 	ended     []endedLease // ring once endedKept long
@@ -85,7 +85,7 @@ type Core struct {
 
 	timers           timerHeap
 	seq              uint64
-	surveys          uint64
+	scans            uint64
 	dirty            []*gang
 	dirtyAttachments []*attachment
 	pending          []*lease // unanswered or not yet quiet
@@ -115,9 +115,8 @@ func New(policy Policy, limits Limits) *Core {
 	}
 }
 
-// Step takes one event at a time and returns what must be done, in order. The
-// slice is valid until the next Step. Time never goes back: an earlier now
-// counts as the last one.
+// Step handles one event and returns the actions to carry out, in order. The slice is
+// valid until the next Step. Time does not go back: an earlier now counts as the last one.
 func (c *Core) Step(now Time, ev Event) []Action {
 	c.now = max(c.now, now)
 	clear(c.actions)
@@ -130,7 +129,8 @@ func (c *Core) Step(now Time, ev Event) []Action {
 	return c.actions
 }
 
-// NextDeadline is when Step(Tick) must be called at the latest.
+// NextDeadline returns when Step must be called again, with a Tick if nothing happens before;
+// false for no deadline.
 func (c *Core) NextDeadline() (Time, bool) { return c.timers.next() }
 
 func (c *Core) apply(ev Event) {
@@ -230,8 +230,7 @@ func (c *Core) setPolicy(p Policy) {
 	c.markAll()
 }
 
-// settle brings what is in line with what should be: first the gangs that
-// something happened to, then the leases that still wait.
+// settle evaluates the gangs that changed, then answers the leases that can be answered.
 func (c *Core) settle() {
 	for i := 0; i < len(c.dirty); i++ { //nolint:intrange // evaluating one may mark another
 		g := c.dirty[i]
@@ -285,7 +284,7 @@ func (c *Core) record(r Record) {
 	c.emit(ActRecord).Record = r
 }
 
-// emit adds an action, to be filled in place: they are large, and many.
+// emit appends an action that the caller fills in place, because actions are large.
 func (c *Core) emit(kind ActionKind) *Action {
 	n := len(c.actions)
 	if n < cap(c.actions) {
@@ -298,7 +297,7 @@ func (c *Core) emit(kind ActionKind) *Action {
 	return a
 }
 
-// gpu is a GPU node and what is known of the announcements on it.
+// gpu is a GPU node with its gangs, leases and breaker.
 type gpu struct {
 	id     gpreempt.GPUID
 	gangs  []*gang // with a member on it

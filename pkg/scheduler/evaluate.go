@@ -1,6 +1,6 @@
 package scheduler
 
-// evaluate decides, and sends what is missing.
+// evaluate decides about a gang and emits the actions that follow.
 func (c *Core) evaluate(g *gang) {
 	c.charge(g)
 	if g.held && !g.anyAway() && !(c.policy.Shadow && g.any(func(t *target) bool { return t.shadowed })) {
@@ -12,7 +12,7 @@ func (c *Core) evaluate(g *gang) {
 	c.follow(g)
 	v := c.decide(g)
 	if v.suspend && !g.held && !g.byHand() && c.policy.ShareFloor > 0 && g.budget <= g.leastBudget() {
-		// Too little is left for a suspension that is worth its cost.
+		// The budget is less than a suspend and a resume take.
 		g.mustRunUntil(c.now+c.policy.MinRun, CauseShareFloor)
 		v = c.decide(g)
 	}
@@ -29,8 +29,8 @@ func (c *Core) evaluate(g *gang) {
 	c.setGangTimer(g)
 }
 
-// follow notices that the last lease on the gang ended and begins the linger,
-// or that a new one came in time.
+// follow begins the linger when the last lease on the gang ended, and ends it when a
+// new lease covers the gang.
 func (c *Core) follow(g *gang) {
 	if !g.held {
 		g.leased = false
@@ -52,13 +52,13 @@ func (c *Core) act(g *gang, v verdict) {
 		switch {
 		case m.state == TargetSuspended && !v.suspend:
 			c.resumeTarget(m, v.cause)
-			c.disturb(g)
+			c.markDisturbed(g)
 		case m.state == TargetSuspended && m.queues != m.suspendedQueues:
 			c.suspendTarget(m, CauseNewQueue, 0)
-			c.unquiet(g)
+			c.requiesce(g)
 		case m.state == TargetRunning && v.suspend:
 			c.suspendTarget(m, v.cause, c.lease(g))
-			c.unquiet(g)
+			c.requiesce(g)
 		}
 	}
 	if g.held && !v.suspend && !g.anyAway() {
@@ -66,8 +66,8 @@ func (c *Core) act(g *gang, v verdict) {
 	}
 }
 
-// shadow reports what act would have done. What is really suspended, from
-// before the policy changed, is resumed.
+// shadow records what act would have done, and resumes targets that were suspended
+// before the policy changed.
 func (c *Core) shadow(g *gang, v verdict) {
 	from, to := TargetRunning, TargetSuspended
 	if !v.suspend {
@@ -87,7 +87,7 @@ func (c *Core) shadow(g *gang, v verdict) {
 	}
 }
 
-// release ends the suspension's account: every member runs again.
+// release ends the suspension of a gang whose members all run.
 func (c *Core) release(g *gang) {
 	c.charge(g)
 	g.held, g.leased, g.lingerUntil = false, false, 0
@@ -97,14 +97,14 @@ func (c *Core) release(g *gang) {
 	}
 }
 
-// mustRunUntil promises running time; what was promised before stays.
+// mustRunUntil guarantees running time; a later guarantee stays.
 func (g *gang) mustRunUntil(until Time, cause Cause) {
 	if until > g.runUntil {
 		g.runUntil, g.runCause = until, cause
 	}
 }
 
-// lease is the oldest started lease that outranks the gang, for the record.
+// lease returns the oldest started lease that outranks the gang, for records.
 func (c *Core) lease(g *gang) LeaseID {
 	for _, m := range g.members {
 		if len(m.orders) > 0 {
@@ -124,8 +124,8 @@ func (c *Core) lease(g *gang) LeaseID {
 	return 0
 }
 
-// unquiet sends leases that were quiet back to waiting: a target appeared.
-func (c *Core) unquiet(g *gang) {
+// requiesce returns leases that were held to quiescing: a target of the gang is running.
+func (c *Core) requiesce(g *gang) {
 	for _, u := range g.gpus {
 		for _, l := range u.leases {
 			if l.state == LeaseHeld && l.req.Priority > g.priority {
@@ -137,9 +137,9 @@ func (c *Core) unquiet(g *gang) {
 	}
 }
 
-// disturb notes on leases that were quiet that the gang runs although they
-// outrank it: what they take from now on teaches nothing.
-func (c *Core) disturb(g *gang) {
+// markDisturbed marks the leases that outrank the gang as no longer quiet: nothing is
+// learned from the rest of their time.
+func (c *Core) markDisturbed(g *gang) {
 	for _, u := range g.gpus {
 		if u.top <= int(g.priority) {
 			continue

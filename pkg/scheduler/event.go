@@ -6,19 +6,19 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Time is a moment on the runner's monotonic clock: nanoseconds since an
-// arbitrary start. The core never asks what time it is.
+// Time is the runner's monotonic clock: nanoseconds since an arbitrary start. The core
+// reads no clock.
 type Time = time.Duration
 
 // LeaseID names a lease within one run of the daemon.
 type LeaseID uint64
 
-// ClientID names whoever holds leases: one process for as long as it lives.
+// ClientID names a holder of leases: one process during its life, or one certificate.
 // 0 is an admin, whose leases outlive any connection.
 type ClientID uint64
 
-// UserID names whom clients belong to: all processes of one user together are
-// bounded by what a user may hold.
+// UserID names the user of a client: a limit applies to all processes of one user
+// together.
 type UserID string
 
 // TraceContext is the place of an announcement in a distributed trace: the headers
@@ -41,7 +41,7 @@ type (
 		GPU gpreempt.GPUID `json:"gpu"`
 	}
 
-	// TargetSeen makes a process known or updates what is known of it.
+	// TargetSeen adds a process or updates it.
 	TargetSeen struct {
 		Target gpreempt.ProcessKey `json:"target"`
 		// Job is the control group the process belongs to, for gang scope job.
@@ -51,12 +51,12 @@ type (
 		// GPUs its queues are on, ascending, without duplicates. The core keeps
 		// the slice; the caller must not change it afterwards.
 		GPUs []gpreempt.GPUID `json:"gpus,omitempty"`
-		// Queues is a number that grows whenever a queue of the target is born. It is
+		// Queues is a number that grows with each queue that the target creates. It is
 		// ignored while a mechanism is attached that reports births itself.
 		Queues uint64 `json:"queues,omitempty"`
 	}
 
-	// TargetGone says that the process left; also what ESRCH means.
+	// TargetGone reports that the process exited; ESRCH from the mechanism means the same.
 	TargetGone struct {
 		Target gpreempt.ProcessKey `json:"target"`
 	}
@@ -119,14 +119,14 @@ type (
 		Target gpreempt.ProcessKey `json:"target,omitzero"`
 	}
 
-	// LeaseRenewed returns a live lease a new time to live from now.
+	// LeaseRenewed sets a live lease's time to live from now.
 	LeaseRenewed struct {
 		Lease LeaseID       `json:"lease"`
 		TTL   time.Duration `json:"ttl"`
 	}
 
-	// LeaseFinished ends a lease, for any reason but expiry and idleness, which
-	// the core finds itself.
+	// LeaseFinished ends a lease for any reason except expiry and idleness, which
+	// the core detects itself.
 	LeaseFinished struct {
 		Lease LeaseID  `json:"lease"`
 		End   LeaseEnd `json:"end"`
@@ -166,8 +166,8 @@ type (
 		Took       time.Duration       `json:"took"`
 	}
 
-	// Alarm is a sign from outside that a GPU is unwell, such as a line of the
-	// kernel log: the breaker of that GPU opens. GPU 0 means every GPU.
+	// Alarm reports from outside that a GPU fails, such as by a line of the kernel
+	// log: the breaker of that GPU opens. GPU 0 means every GPU.
 	Alarm struct {
 		GPU gpreempt.GPUID `json:"gpu"`
 	}
@@ -257,7 +257,7 @@ type TargetState uint8
 // The target states; the numbers are those of the API. A state ends only as
 // written beside it.
 const (
-	// TargetNone is before the first sight of a target.
+	// TargetNone is before the target is known.
 	TargetNone TargetState = iota
 	// TargetRunning ends with a Suspend action, a quarantine or the process.
 	TargetRunning
@@ -268,9 +268,9 @@ const (
 	TargetSuspended
 	// TargetResuming ends with the Resumed event.
 	TargetResuming
-	// TargetQuarantined is running, and left alone until the quarantine ends.
+	// TargetQuarantined is running, and is not suspended until the quarantine ends.
 	TargetQuarantined
-	// TargetGone is final.
+	// TargetLeft is final: the process has exited.
 	TargetLeft
 )
 

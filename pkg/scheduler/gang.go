@@ -8,8 +8,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// gang is what is suspended together: one target, or all offline targets of a
-// job. It is all or nothing: a half-suspended collective spins on its GPUs.
+// gang is the targets that are suspended together: one target, or all offline targets
+// of a job. Suspending only some ranks would leave the others busy waiting on their GPUs.
 type gang struct {
 	members  []*target // by key
 	gpus     []*gpu    // union of the members', by id
@@ -17,7 +17,7 @@ type gang struct {
 	job      string // "" for a gang of one
 
 	dirty bool
-	seen  uint64 // last survey that counted it
+	seen  uint64 // the last of Core.scans that counted it
 
 	// held: the decision to suspend stands, or a member is still away because of it.
 	held      bool
@@ -66,10 +66,9 @@ func (c *Core) joinGang(t *target) {
 	c.mark(g)
 }
 
-// inherit takes over the accounts of a member's old gang: a process under a new
-// class, priority, job or set of GPUs is owed what it was owed before, so that
-// reclassifying refills no share budget and begins no new max_suspend. Where two
-// gangs meet, the better promise holds.
+// inherit carries over the budget and the deadlines of a member's old gang: a new class,
+// priority, job or set of GPUs must not refill the share budget or restart max_suspend.
+// Where two gangs join, the more favourable guarantee applies.
 func (c *Core) inherit(g, old *gang, away bool) {
 	g.budget = min(g.budget, old.budget)
 	g.mustRunUntil(old.runUntil, old.runCause)
@@ -77,7 +76,7 @@ func (c *Core) inherit(g, old *gang, away bool) {
 		return
 	}
 	if !away {
-		if old.forced != "" { // the rest of its old gang is not back yet
+		if old.forced != "" { // the rest of its old gang does not run yet
 			g.mustRunUntil(c.now+c.policy.MinRun, old.forced)
 		}
 		return
@@ -100,8 +99,8 @@ func (c *Core) leaveGang(t *target) {
 	c.mark(g)
 }
 
-// regroup brings the gang's GPUs and priority, and the GPUs' lists of gangs, in
-// line with its members.
+// regroup computes the gang's GPUs and priority from its members, and updates the GPUs'
+// lists of gangs.
 func (c *Core) regroup(g *gang) {
 	for _, u := range g.gpus {
 		u.gangs = slices.DeleteFunc(u.gangs, func(o *gang) bool { return o == g })
@@ -120,8 +119,8 @@ func (c *Core) regroup(g *gang) {
 	for _, u := range g.gpus {
 		u.gangs = append(u.gangs, g)
 	}
-	// A linger is for the gang there was: a member that no lease ever outranked
-	// must not be drawn into it.
+	// A linger belongs to the members it began with: a new member that no lease
+	// outranked must not be suspended by it.
 	g.lingerUntil, g.leased = 0, g.leased && g.outranked()
 }
 
@@ -139,7 +138,7 @@ func (g *gang) lingers() bool {
 	return g.verdict.cause == CauseLinger && !g.any(func(t *target) bool { return t.state == TargetResuming })
 }
 
-// quarantinedUntil is when the last quarantine of a member ends.
+// quarantinedUntil returns when the last quarantine of a member ends.
 func (g *gang) quarantinedUntil() Time {
 	var until Time
 	for _, m := range g.members {
@@ -148,7 +147,7 @@ func (g *gang) quarantinedUntil() Time {
 	return until
 }
 
-// holdUntil is when the last hold on a member ends.
+// holdUntil returns when the last hold on a member ends.
 func (g *gang) holdUntil() Time {
 	var until Time
 	for _, m := range g.members {
@@ -157,7 +156,7 @@ func (g *gang) holdUntil() Time {
 	return until
 }
 
-// top is the highest priority of the started leases on the gang's GPUs, -1 for none.
+// top returns the highest priority of the started leases on the gang's GPUs, -1 for none.
 func (g *gang) top() int {
 	top := -1
 	for _, u := range g.gpus {
@@ -166,8 +165,8 @@ func (g *gang) top() int {
 	return top
 }
 
-// suspendCost and resumeCost are the learned times of the slowest member, which
-// is what a gang takes when its members go in parallel.
+// suspendCost and resumeCost return the learned time of the slowest member: members are
+// suspended in parallel.
 func (g *gang) suspendCost() (cost time.Duration, known bool) {
 	known = len(g.members) > 0
 	for _, m := range g.members {

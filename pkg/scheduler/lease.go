@@ -7,7 +7,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// client is whoever holds leases.
+// client is a holder of leases.
 type client struct {
 	id     ClientID
 	leases []*lease
@@ -33,7 +33,7 @@ type lease struct {
 	answered  bool
 	answer    Answer
 	pending   bool  // in Core.pending
-	awaits    *gang // a gang that was on its way when last looked at
+	awaits    *gang // the gang that mustWait found last
 	coalesced bool
 
 	sawWork   bool
@@ -43,7 +43,7 @@ type lease struct {
 	timer timer
 }
 
-// endedLease is what is remembered of a lease that ended.
+// endedLease is what is kept of a lease that ended.
 type endedLease struct {
 	id     LeaseID
 	req    LeaseRequested
@@ -90,8 +90,8 @@ func (c *Core) leaseRequested(ev LeaseRequested) {
 	c.await(l)
 }
 
-// coverGPUs makes the lease one of its GPUs' leases. An order by hand is never:
-// it asks for a target, whatever GPUs it names.
+// coverGPUs adds the lease to the leases of its GPUs. An order by hand is not added: it
+// covers a target, and the GPUs that it names do not count.
 func (c *Core) coverGPUs(l *lease) {
 	for _, id := range l.req.GPUs {
 		u := c.gpu(id)
@@ -117,7 +117,7 @@ func (c *Core) newLease() *lease {
 	return l
 }
 
-// await puts a lease among those that settle looks at.
+// await has settle look at the lease.
 func (c *Core) await(l *lease) {
 	if !l.pending {
 		l.pending = true
@@ -142,7 +142,7 @@ func (c *Core) startTime(l *lease) Time {
 	}
 	suspend, known := c.suspendCost(l)
 	if !known {
-		return c.now // nothing learned yet: too early beats too late
+		return c.now // nothing learned yet: too early is better than too late
 	}
 	start := c.now
 	if l.req.ETA > 0 {
@@ -154,16 +154,15 @@ func (c *Core) startTime(l *lease) Time {
 			work = l.client.work.high()
 		}
 		if work > 0 {
-			// From here on the work would still be done in time if nothing of it
-			// had been done before.
+			// If the work begins here, it still ends in time.
 			start = max(start, l.created+l.req.SLO-work-suspend)
 		}
 	}
 	return start
 }
 
-// suspendCost is the learned time to quiet the lease's GPUs; known is false when
-// some target that matters has never been suspended.
+// suspendCost returns the learned time until the lease's GPUs are quiet; known is false
+// when one of the targets was never suspended before.
 func (c *Core) suspendCost(l *lease) (cost time.Duration, known bool) {
 	known = true
 	for _, u := range l.gpus {
@@ -178,12 +177,12 @@ func (c *Core) suspendCost(l *lease) (cost time.Duration, known bool) {
 	return cost, known
 }
 
-// below reports whether a lease of the given priority is about the gang at all.
+// below reports whether a lease of the given priority can suspend the gang.
 func (g *gang) below(p gpreempt.Priority) bool {
 	return len(g.members) > 0 && g.members[0].class == gpreempt.Offline && g.priority < p
 }
 
-// startLease lets the lease count: from now on it asks for its GPUs.
+// startLease makes the lease count: from now on its GPUs have to become quiet.
 func (c *Core) startLease(l *lease) {
 	l.started = true
 	c.setLeaseState(l, LeaseQuiescing, CauseStarted)
@@ -231,32 +230,32 @@ func (l *lease) fire(c *Core) {
 	} // else settle answers, and arms it
 }
 
-// survey is how things stand with everything a lease outranks on its GPUs.
-type survey struct {
-	// quiet: all of it is suspended; waiting: some of it will be, without more ado.
+// coverage is the state of the gangs that a lease outranks on its GPUs.
+type coverage struct {
+	// quiet: all of them are suspended; waiting: some will be, by actions in flight.
 	quiet, waiting bool
 	suspended      int           // targets
-	blocked        QuiesceReason // why some of it stays, the worst reason
+	blocked        QuiesceReason // why some stay, the worst reason
 }
 
-func (c *Core) survey(l *lease) survey {
-	c.surveys++
-	s := survey{quiet: true}
+func (c *Core) coverage(l *lease) coverage {
+	c.scans++
+	s := coverage{quiet: true}
 	if l.target != nil {
-		c.look(&s, l.target.gang)
+		c.cover(&s, l.target.gang)
 	}
 	for _, u := range l.gpus {
 		for _, g := range u.gangs {
-			if g.seen != c.surveys && g.below(l.req.Priority) {
-				g.seen = c.surveys
-				c.look(&s, g)
+			if g.seen != c.scans && g.below(l.req.Priority) {
+				g.seen = c.scans
+				c.cover(&s, g)
 			}
 		}
 	}
 	return s
 }
 
-func (c *Core) look(s *survey, g *gang) {
+func (c *Core) cover(s *coverage, g *gang) {
 	switch {
 	case g.fresh():
 		s.suspended += len(g.members)
@@ -282,9 +281,9 @@ func (g *gang) fresh() bool {
 // coming reports whether the gang is not suspended yet, but will be.
 func (g *gang) coming(shadow bool) bool { return g.verdict.suspend && !shadow && !g.fresh() }
 
-// mustWait tells cheaply that a lease has something to wait for, and nothing else
-// to do: while many targets go one by one, each looks at one of them, the last to
-// be asked, not at all of them.
+// mustWait reports, at little cost, whether a lease has to wait for a gang and has nothing
+// else to do. While many targets are suspended one by one, each result looks at one gang,
+// the last that was waited for, and not at all of them.
 func (c *Core) mustWait(l *lease) bool {
 	if l.target != nil || c.policy.Shadow || !l.answered && c.now >= l.created+l.req.MaxWait {
 		return false
@@ -308,7 +307,7 @@ func (g *gang) touches(gpus []*gpu) bool {
 	return slices.ContainsFunc(g.gpus, func(u *gpu) bool { return slices.Contains(gpus, u) })
 }
 
-// blockReason is what an announcement is told about a gang that stays.
+// blockReason returns the reason in the answer to an announcement for a gang that runs.
 func blockReason(cause Cause) QuiesceReason {
 	switch cause {
 	case CauseDrain:
@@ -322,7 +321,7 @@ func blockReason(cause Cause) QuiesceReason {
 	}
 }
 
-// worse is the reason an admin should see first.
+// worse returns the reason that an admin should see first.
 func worse(a, b QuiesceReason) QuiesceReason {
 	order := []QuiesceReason{QuiesceNone, QuiesceShadow, QuiesceShareFloor, QuiesceHold, QuiesceUnsafe, QuiesceDraining}
 	if slices.Index(order, a) > slices.Index(order, b) {
@@ -331,9 +330,8 @@ func worse(a, b QuiesceReason) QuiesceReason {
 	return b
 }
 
-// settleLease brings a lease up to date with its gangs and answers it as soon as
-// there is nothing left to wait for. It reports whether the lease needs looking at
-// again.
+// settleLease updates a lease from the state of its gangs, and answers it once it has
+// nothing to wait for. It reports whether the lease has to be settled again.
 func (c *Core) settleLease(l *lease) bool {
 	switch l.state {
 	case LeaseEnded:
@@ -349,7 +347,7 @@ func (c *Core) settleLease(l *lease) bool {
 	if c.mustWait(l) {
 		return true
 	}
-	s := c.survey(l)
+	s := c.coverage(l)
 	if s.quiet && l.state == LeaseQuiescing {
 		cause := CauseQuiet
 		if l.coalesced && !l.quiet {
@@ -380,7 +378,7 @@ func (c *Core) settleLease(l *lease) bool {
 func (c *Core) sendAnswer(l *lease, a Answer) {
 	a.Waited = c.now - l.created
 	l.answered, l.answer = true, a
-	if !a.Quiesced && l.state != LeaseEnded { // else a change of state says it
+	if !a.Quiesced && l.state != LeaseEnded { // else a change of state is recorded
 		c.record(Record{Kind: RecordLease, Lease: l.id, FromLease: l.state, ToLease: l.state, Cause: Cause(a.Reason.String()), Took: a.Waited})
 	}
 	action := c.emit(ActAnswer)
@@ -432,7 +430,7 @@ func (c *Core) endLease(l *lease, end LeaseEnd) {
 	}
 }
 
-// remove deletes without keeping a pointer behind.
+// remove deletes l and clears the free slot.
 func remove(leases []*lease, l *lease) []*lease {
 	if i := slices.Index(leases, l); i >= 0 {
 		return slices.Delete(leases, i, i+1)
@@ -440,8 +438,8 @@ func remove(leases []*lease, l *lease) []*lease {
 	return leases
 }
 
-// learnWork learns how long a lease needs on quiet GPUs, from those that had
-// quiet GPUs for the whole of their work and said when it was done.
+// learnWork learns how long a lease of the client needs on quiet GPUs, from a lease whose
+// GPUs were quiet for all of its work and that was completed or became idle.
 func (c *Core) learnWork(l *lease, end LeaseEnd) {
 	if (end != EndCompleted && end != EndIdle) || !l.quiet || l.target != nil {
 		return
@@ -451,7 +449,7 @@ func (c *Core) learnWork(l *lease, end LeaseEnd) {
 	}
 }
 
-// remember keeps an ended lease in place of the oldest one.
+// remember keeps an ended lease, and forgets the oldest one.
 func (c *Core) remember(e endedLease) {
 	if len(c.ended) < endedKept {
 		c.endedByID[e.id] = len(c.ended)
@@ -468,7 +466,7 @@ func (c *Core) remember(e endedLease) {
 	c.endedNext = (c.endedNext + 1) % endedKept
 }
 
-// clientBacklog ends OnIdle leases whose work came and went.
+// clientBacklog ends the OnIdle leases whose client had work and has been idle for IdleGrace.
 func (c *Core) clientBacklog(ev ClientBacklog) {
 	cl := c.clients[ev.Client]
 	if cl == nil {

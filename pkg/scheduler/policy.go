@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// SuspendWhen says when offline work is taken off the GPUs of a new lease; the
-// numbers are those of the API.
+// SuspendWhen is when targets are suspended for a new lease; the numbers are those of
+// the API.
 type SuspendWhen uint8
 
 // The choices.
@@ -22,8 +22,8 @@ const (
 	SuspendSlack
 )
 
-// Linger says how long offline work stays suspended after the last lease; the
-// numbers are those of the API.
+// Linger is how long a gang stays suspended after the last lease; the numbers are those
+// of the API.
 type Linger uint8
 
 // The choices.
@@ -35,7 +35,7 @@ const (
 	LingerAdaptive
 )
 
-// GangScope says what is suspended together; the numbers are those of the API.
+// GangScope is what is suspended together; the numbers are those of the API.
 type GangScope uint8
 
 // The choices.
@@ -45,7 +45,7 @@ const (
 	GangJob
 )
 
-// Policy is the whole of what can be tuned.
+// Policy is everything that can be tuned.
 type Policy struct {
 	// Preset is the name of the preset whose knobs these are, or "custom".
 	Preset      string      `json:"preset"`
@@ -68,11 +68,11 @@ type Policy struct {
 	// resumed it, 1 ms to 1 min.
 	MinRun time.Duration `json:"min_run"`
 	Gang   GangScope     `json:"gang"`
-	// Shadow decides and reports, and never acts.
+	// Shadow decides and records, and suspends nothing.
 	Shadow bool `json:"shadow"`
-	// MaxWait is the longest wait of an announcement that names none, 0 to 10 s.
+	// MaxWait is the longest wait of an announcement that sets none, 0 to 10 s.
 	MaxWait time.Duration `json:"max_wait"`
-	// DefaultTTL is the time to live of a lease that names none.
+	// DefaultTTL is the time to live of a lease whose announcement sets none.
 	DefaultTTL time.Duration `json:"default_ttl"`
 	// MaxTTL is the longest a client may ask for, up to 10 min.
 	MaxTTL time.Duration `json:"max_ttl"`
@@ -118,10 +118,10 @@ func Presets() []Policy {
 	return []Policy{balanced, strict, slo, share, shadow}
 }
 
-// DefaultPolicy is the preset "balanced".
+// DefaultPolicy returns the preset "balanced".
 func DefaultPolicy() Policy { return Presets()[0] }
 
-// PresetNames returns the names SetPolicy and the config file accept.
+// PresetNames returns the names that SetPolicy and the config file accept.
 func PresetNames() []string {
 	var names []string
 	for _, p := range Presets() {
@@ -137,7 +137,7 @@ func PresetByName(name string) (Policy, error) {
 			return p, nil
 		}
 	}
-	return Policy{}, fmt.Errorf("policy preset %q is none of %v", name, PresetNames())
+	return Policy{}, fmt.Errorf("unknown policy preset %q: use one of %v", name, PresetNames())
 }
 
 // Normalize sets Preset to the name of the preset whose knobs p has, or to
@@ -153,11 +153,11 @@ func (p Policy) Normalize() Policy {
 	return p
 }
 
-// KnobError says which knob of a policy is out of range.
+// KnobError reports which knob of a policy is out of range.
 type KnobError struct {
 	// Knob is the knob's name in the config file and the API.
 	Knob string
-	// Problem says what is wrong and what would be right.
+	// Problem says what is wrong and which values are valid.
 	Problem string
 }
 

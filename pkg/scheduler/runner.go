@@ -9,7 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Clock tells the time. It is monotonic and safe for concurrent use.
+// Clock returns the time. It is monotonic and safe for concurrent use.
 type Clock interface{ Now() Time }
 
 // Executor carries out actions on targets. Its methods must not block and must not
@@ -24,11 +24,11 @@ type Executor interface {
 	Resume(target gpreempt.ProcessKey, seq uint64)
 }
 
-// Reply takes the answer to an announcement. It must not block.
+// Reply is called with the answer to an announcement. It must not block.
 type Reply func(LeaseID, Answer)
 
-// Timer is a one-shot alarm clock. Set re-arms it and may be called while another
-// goroutine is in Wait; Close ends Wait with an error.
+// Timer is a one-shot timer. Set arms it again and may be called while another goroutine
+// is in Wait; Close makes Wait return an error.
 type Timer interface {
 	Set(d time.Duration) error
 	Wait() error
@@ -36,9 +36,8 @@ type Timer interface {
 }
 
 // Runner serialises events into a Core and carries its actions out in order.
-// All methods are safe for concurrent use; none blocks on anything but the lock,
-// which is held for one Step and the hand-over of its actions, never across I/O
-// (docs/adr/0002).
+// All methods are safe for concurrent use. They wait for the lock only, which is held
+// for one Step and the hand-over of its actions, and not during I/O (docs/adr/0002).
 type Runner struct {
 	clock    Clock
 	executor Executor
@@ -59,9 +58,9 @@ func NewRunner(core *Core, clock Clock, timer Timer, executor Executor, record f
 	return &Runner{core: core, clock: clock, timer: timer, executor: executor, record: record, replies: map[LeaseID][]Reply{}}
 }
 
-// Run fires deadlines until ctx ends, then closes the timer. beat is called on
-// every turn, and at least every beatEvery, with the lock free: it feeds the
-// watchdog, so a scheduler that hangs is noticed.
+// Run fires deadlines until ctx ends, then closes the timer. It calls beat after each
+// deadline and at least every beatEvery, without the lock: beat feeds the watchdog, which
+// detects a scheduler that hangs.
 func (r *Runner) Run(ctx context.Context, beatEvery time.Duration, beat func()) error {
 	stop := context.AfterFunc(ctx, func() { _ = r.timer.Close() })
 	defer stop()
@@ -89,8 +88,8 @@ func (r *Runner) turn(atMost time.Duration) {
 	r.arm(now, wake)
 }
 
-// catchUp fires what is due, so that what is asked of the core next is answered
-// as of now: a lease may be overdue that the timer has not ended yet.
+// catchUp fires what is due, so that the core is up to date: the timer may not have ended
+// an overdue lease yet.
 func (r *Runner) catchUp() Time {
 	now := r.clock.Now()
 	if due, ok := r.core.NextDeadline(); ok && due <= now {
@@ -107,8 +106,8 @@ func (r *Runner) arm(now, due Time) {
 	}
 }
 
-// Post takes in an event that has no answer. After Stop the draining is not
-// ended any more.
+// Post handles an event that has no answer. After Stop, an event that ends draining is
+// ignored.
 func (r *Runner) Post(ev Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -127,7 +126,7 @@ func (r *Runner) Announce(req LeaseRequested, reply Reply) (LeaseID, time.Durati
 	if r.stopping {
 		return 0, 0, &gpreempt.Error{
 			Code: gpreempt.CodeUnavailable, Reason: gpreempt.ReasonShuttingDown,
-			Message: "the daemon is shutting down", Next: "go on without a lease, and announce again when it is back",
+			Message: "the daemon is shutting down", Next: "continue without a lease, and announce again when the daemon is back",
 		}
 	}
 	now := r.catchUp()
@@ -153,8 +152,9 @@ func (r *Runner) Announce(req LeaseRequested, reply Reply) (LeaseID, time.Durati
 	return req.Lease, req.TTL, nil
 }
 
-// Complete ends a lease of the client; client 0, an admin, may end any. A lease
-// that ended already describes how. Errors are *gpreempt.Error.
+// Complete ends a lease of the client; client 0, an admin, may end any. It returns how
+// the lease ended, which may have been earlier, and how long it lived. Errors are
+// *gpreempt.Error.
 func (r *Runner) Complete(client ClientID, id LeaseID, end LeaseEnd) (LeaseEnd, time.Duration, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -189,8 +189,8 @@ func (r *Runner) Renew(client ClientID, id LeaseID, ttl time.Duration) (time.Dur
 	return ttl, nil
 }
 
-// View returns read access under the lock, as of now; fn must not block and must
-// keep nothing but copies.
+// View calls fn with the core, up to date and under the lock; fn must not block or
+// change the core, and may keep copies only.
 func (r *Runner) View(fn func(c *Core)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -198,17 +198,17 @@ func (r *Runner) View(fn func(c *Core)) {
 	fn(r.core)
 }
 
-// Now is the runner's time.
+// Now returns the runner's time.
 func (r *Runner) Now() Time { return r.clock.Now() }
 
-// SetLimits replaces the limits; leases beyond them stay.
+// SetLimits replaces the limits; leases above them stay.
 func (r *Runner) SetLimits(l Limits) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.core.limits = l
 }
 
-// Stop refuses announcements from now on, resumes everything and detaches from every
+// Stop rejects announcements from now on, resumes all targets and detaches from every
 // target.
 func (r *Runner) Stop() {
 	r.mu.Lock()

@@ -10,7 +10,7 @@ type timer struct {
 	owner timed
 }
 
-// timed is what a timer wakes.
+// timed is called when its timer is due.
 type timed interface{ fire(c *Core) }
 
 type timerHeap struct {

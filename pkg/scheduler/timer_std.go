@@ -16,7 +16,7 @@ type stdTimer struct {
 	once   sync.Once
 }
 
-// NewTimer returns a Timer without special needs.
+// NewTimer returns a Timer on the Go runtime's timers.
 func NewTimer() Timer {
 	t := &stdTimer{timer: time.NewTimer(time.Hour), closed: make(chan struct{})}
 	t.timer.Stop()

@@ -28,7 +28,7 @@ type TargetInfo struct {
 	Priority gpreempt.Priority
 	State    TargetState
 	Since    Time
-	// RunsBy is the latest moment it runs again, while it is away.
+	// RunsBy is the time by which it runs again, while it is away.
 	RunsBy         Time
 	GPUs           []gpreempt.GPUID
 	Ready          bool
@@ -105,7 +105,7 @@ func (c *Core) targetInfo(t *target) TargetInfo {
 	return info
 }
 
-// runsBy is the deadline of rule 2.
+// runsBy returns the deadline of rule 2.
 func (c *Core) runsBy(g *gang) Time {
 	if !g.held {
 		return c.now
@@ -154,7 +154,7 @@ func (c *Core) GPUs() []GPUInfo {
 	return infos
 }
 
-// Away counts the targets that are not running.
+// Away returns the number of targets that are suspending, suspended or resuming.
 func (c *Core) Away() int {
 	n := 0
 	for _, t := range c.order {
@@ -165,8 +165,8 @@ func (c *Core) Away() int {
 	return n
 }
 
-// IdleWatched returns the clients with a lease that ends by idleness: those whose
-// queues somebody has to watch.
+// IdleWatched returns the clients with a lease that ends by idleness: the daemon reads
+// the backlog of their queues.
 func (c *Core) IdleWatched() []ClientID {
 	var ids []ClientID
 	for _, l := range c.leases {
@@ -178,15 +178,15 @@ func (c *Core) IdleWatched() []ClientID {
 	return ids
 }
 
-// budgetLeft is a gang's budget as of now.
+// budgetLeft returns the gang's budget as of now.
 func (c *Core) budgetLeft(g *gang) time.Duration {
 	now := *g
 	c.charge(&now)
 	return now.budget
 }
 
-// FloorUse describes how much of the time that the share floor lets an offline gang be
-// suspended at once is used up, of the gang with the least left: 0 to 1, and 0 without
+// FloorUse returns the used share of the time for which the share floor permits an
+// offline gang to be suspended, of the gang with the least left: 0 to 1, and 0 without
 // a floor.
 func (c *Core) FloorUse() float64 {
 	if floorPPM(c.policy.ShareFloor) == 0 {
