@@ -18,7 +18,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// record returns a record that can be told from others by n.
+// record returns a record that differs for each n.
 func record(n uint64) scheduler.Record {
 	return scheduler.Record{
 		Kind:    scheduler.RecordLease,

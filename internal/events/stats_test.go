@@ -118,7 +118,7 @@ func TestStatsCountWhatRecordsSay(t *testing.T) {
 			events.Stats{ShadowSuspends: 1},
 		},
 		{
-			"what is no target's and no lease's",
+			"records of neither a target nor a lease",
 			[]scheduler.Record{
 				{Kind: scheduler.RecordBreaker, GPU: 7, On: true, Cause: scheduler.CauseHardware},
 				{Kind: scheduler.RecordDrain, On: true},

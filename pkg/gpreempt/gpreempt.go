@@ -55,7 +55,7 @@ func ParseClass(s string) (Class, error) {
 	case "offline":
 		return Offline, nil
 	}
-	return Unmanaged, fmt.Errorf("class %q is none of online, offline, unmanaged", s)
+	return Unmanaged, fmt.Errorf("invalid class %q: use one of online, offline, unmanaged", s)
 }
 
 // Priority is a rank on KFD's own scale, 0 (lowest) to MaxPriority.
