@@ -116,7 +116,7 @@ func (l *life) gotSlots(slots []debugfs.Slot) []place {
 func (l *life) checkOwners(truth gpumodel.Truth, mqds debugfs.MQDDump, slots []debugfs.Slot) {
 	l.Helper()
 	gfx := func(gpreempt.GPUID) uint32 { return l.Spec().GFX }
-	var owners []debugfs.Owner
+	var owners []gpreempt.QueueEntry
 	for i, p := range truth.Processes {
 		var known []debugfs.Known
 		for _, q := range p.Queues {
@@ -140,7 +140,7 @@ func (l *life) checkOwners(truth gpumodel.Truth, mqds debugfs.MQDDump, slots []d
 			if diff := cmp.Diff(want, info); diff != "" {
 				l.Fatalf("queue %d of %v (-want +got):\n%s", q.ID, p.Process, diff)
 			}
-			owners = append(owners, debugfs.Owner{Process: p.Process, ID: q.ID, GPU: q.GPU, Info: info})
+			owners = append(owners, gpreempt.QueueEntry{Queue: gpreempt.Queue{Process: p.Process, ID: q.ID, GPU: q.GPU}, Info: info})
 		}
 	}
 	inSlots := queuesInSlots(truth)

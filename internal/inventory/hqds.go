@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"sync"
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
@@ -22,7 +21,7 @@ type HQDs struct {
 	Slots []debugfs.Slot
 	// Owners are the queues at that time; Matches has, for each slot, the queue that it
 	// holds.
-	Owners  []debugfs.Owner
+	Owners  []gpreempt.QueueEntry
 	Matches []debugfs.SlotMatch
 	// Stopped are GPUs whose registers cannot be read.
 	Stopped []gpreempt.GPUID
@@ -33,57 +32,45 @@ type HQDs struct {
 	Took   time.Duration
 }
 
-// hqdReader shares one reading of hqds among concurrent callers.
+// hqdReader makes one reading at a time.
 type hqdReader struct {
-	observer *Observer
-
-	mu sync.Mutex // guards what follows
-	// running is the reading in progress, nil for none.
-	running *hqdReading
-	last    *HQDs
-}
-
-// hqdReading is a reading in progress; ended is closed when got and err are set.
-type hqdReading struct {
-	began time.Time
-	ended chan struct{}
-	got   *HQDs
-	err   error
+	// turn holds a token while hqds is read, and while last is used.
+	turn chan struct{}
+	last *HQDs
 }
 
 // HQDs reads the hardware slots, or returns a reading of less than a second ago that
 // began after notBefore. The result is shared and must not be changed. The error is a
 // *gpreempt.Error, or the cause of ctx.
 func (o *Observer) HQDs(ctx context.Context, notBefore time.Time) (*HQDs, error) {
-	r := &o.hqds
-	for {
-		r.mu.Lock()
-		if r.last != nil && o.cfg.Now().Sub(r.last.ReadAt) < hqdsAge && !r.last.ReadAt.Add(-r.last.Took).Before(notBefore) {
-			defer r.mu.Unlock()
-			return r.last, nil
-		}
-		reading := r.running
-		if reading == nil {
-			reading = &hqdReading{began: o.cfg.Now(), ended: make(chan struct{})}
-			r.running = reading
-			go r.read(reading)
-		}
-		r.mu.Unlock()
-		select {
-		case <-reading.ended:
-			if !reading.began.Before(notBefore) {
-				return reading.got, reading.err
-			}
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
+	select {
+	case o.hqds.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	if last := o.hqds.last; last != nil && o.cfg.Now().Sub(last.ReadAt) < hqdsAge && !last.ReadAt.Add(-last.Took).Before(notBefore) {
+		<-o.hqds.turn
+		return last, nil
+	}
+	var got *HQDs
+	var err error
+	ended := make(chan struct{})
+	go func() { // a GPU that hangs may block it
+		defer close(ended)
+		got, err = o.readHQDs()
+		o.hqds.last = got
+		<-o.hqds.turn
+	}()
+	select {
+	case <-ended:
+		return got, err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
 }
 
-// read runs in a goroutine: a GPU that hangs may block it.
-func (r *hqdReader) read(reading *hqdReading) {
-	o := r.observer
-	began := reading.began
+func (o *Observer) readHQDs() (*HQDs, error) {
+	began := o.cfg.Now()
 	text, err := readFile(o.cfg.Root, debugfs.HQDs)
 	var d debugfs.HQDDump
 	if err == nil {
@@ -91,16 +78,12 @@ func (r *hqdReader) read(reading *hqdReading) {
 	}
 	o.noteReading(hqds, began, 0, err)
 	if err != nil {
-		reading.err = hqdsError(err)
-	} else {
-		reading.got = o.match(d)
-		reading.got.ReadAt = o.cfg.Now()
-		reading.got.Took = reading.got.ReadAt.Sub(began)
+		return nil, hqdsError(err)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.running, r.last = nil, reading.got
-	close(reading.ended)
+	h := o.match(d)
+	h.ReadAt = o.cfg.Now()
+	h.Took = h.ReadAt.Sub(began)
+	return h, nil
 }
 
 func hqdsError(err error) error {
@@ -120,10 +103,7 @@ func hqdsError(err error) error {
 // match joins the slots with the queues that exist.
 func (o *Observer) match(d debugfs.HQDDump) *HQDs {
 	h := &HQDs{Slots: d.Slots(), Warnings: d.Warnings}
-	queues, _ := o.cfg.Inventory.Queues()
-	for _, q := range queues {
-		h.Owners = append(h.Owners, debugfs.Owner{Process: q.Process, ID: q.ID, GPU: q.GPU, RingBytes: q.RingBytes, Info: q.Info})
-	}
+	h.Owners, _ = o.cfg.Inventory.Queues()
 	h.Matches = debugfs.MatchSlots(h.Slots, h.Owners)
 	for _, node := range d.Nodes {
 		if node.Stopped {

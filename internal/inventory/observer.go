@@ -111,7 +111,7 @@ func NewObserver(cfg Config) *Observer {
 	if cfg.SMI == nil {
 		o.sources[smi].Note = "no driver"
 	}
-	o.hqds.observer = o
+	o.hqds.turn = make(chan struct{}, 1)
 	every := cfg.Intervals()
 	o.scanPace = discovery.NewPace(every.Shortest, every.Longest)
 	o.mqdsPace = discovery.NewPace(every.MQDs, mqdsLongest*every.MQDs)

@@ -37,7 +37,7 @@ func (a adminService) ListHqds(ctx context.Context, req *gpreemptv1.ListHqdsRequ
 	m := &gpreemptv1.ListHqdsResponse{ReadAt: timestamppb.New(h.ReadAt), Took: durationpb.New(h.Took)}
 	for n := range h.Slots {
 		slot, match := &h.Slots[n], h.Matches[n]
-		var owner *debugfs.Owner
+		var owner *gpreempt.QueueEntry
 		if match.Owner >= 0 {
 			owner = &h.Owners[match.Owner]
 		}
@@ -73,7 +73,7 @@ func unmatchedSlots(h *inventory.HQDs, gpus []gpreempt.GPUID) (n int) {
 // quantumRegister is the index of CP_HQD_QUANTUM among the registers of a slot.
 const quantumRegister = 7
 
-func hqdMessage(s *debugfs.Slot, owner *debugfs.Owner, how string) *gpreemptv1.Hqd {
+func hqdMessage(s *debugfs.Slot, owner *gpreempt.QueueEntry, how string) *gpreemptv1.Hqd {
 	m := &gpreemptv1.Hqd{
 		GpuId: uint32(s.GPU), Node: uint32(s.Node), Kind: s.Kind.String(), Xcc: uint32(s.XCC), Mec: uint32(s.MEC),
 		Pipe: uint32(s.Pipe), Slot: uint32(s.Queue), State: gpreemptv1.HqdState(s.State) + 1, Match: how,

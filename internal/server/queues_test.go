@@ -162,7 +162,7 @@ func TestHardwareSlotsAreListed(t *testing.T) {
 			{GPU: gpuA, Node: 2, Kind: debugfs.SlotCP, Pipe: 1, Queue: 3, State: debugfs.Stale},
 			{GPU: gpuB, Node: 3, Kind: debugfs.SlotSDMA, Pipe: 1, Queue: 6, State: debugfs.Live, SDMA: debugfs.SDMA{RingBase: 0x9000, RingBytes: 8192}},
 		},
-		Owners: []debugfs.Owner{{Process: offline, ID: 1, GPU: gpuA}},
+		Owners: []gpreempt.QueueEntry{{Queue: gpreempt.Queue{Process: offline, ID: 1, GPU: gpuA}}},
 		Matches: []debugfs.SlotMatch{
 			{Owner: -1, How: "the driver's own"}, {Owner: 0, How: "MQD address"}, {Owner: -1}, {Owner: -1, How: "no queue has this ring"},
 		},

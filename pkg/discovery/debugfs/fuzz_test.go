@@ -162,10 +162,10 @@ func FuzzParseHQDs(f *testing.F) {
 			t.Fatalf("%d words from %d bytes", words, len(b))
 		}
 		slots := d.Slots()
-		var owners []debugfs.Owner
+		var owners []gpreempt.QueueEntry
 		for i := range slots {
 			c := &slots[i].Compute
-			owners = append(owners, debugfs.Owner{Process: gpreempt.ProcessKey{PID: int32(i%2 + 1)}, GPU: slots[i].GPU, Info: gpreempt.QueueInfo{
+			owners = append(owners, gpreempt.QueueEntry{Queue: gpreempt.Queue{Process: gpreempt.ProcessKey{PID: int32(i%2 + 1)}, GPU: slots[i].GPU}, Info: gpreempt.QueueInfo{
 				MQD: c.MQD, RingBase: c.RingBase,
 			}})
 		}

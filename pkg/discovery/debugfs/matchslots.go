@@ -7,17 +7,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Owner is a queue that may be mapped to a slot.
-type Owner struct {
-	Process gpreempt.ProcessKey
-	ID      uint32
-	GPU     gpreempt.GPUID
-	// RingBytes is the size of its ring; 0 is unknown.
-	RingBytes uint64
-	// Info is of MatchQueues, with 0 for unknown values.
-	Info gpreempt.QueueInfo
-}
-
 // SlotMatch is the owner of a slot.
 type SlotMatch struct {
 	// Owner is the index of the owner, -1 without one or when uncertain.
@@ -27,7 +16,8 @@ type SlotMatch struct {
 }
 
 // MatchSlots finds the queue of each live slot, index by index with slots. slots are those
-// of one dump, and owners all known queues of the same GPUs.
+// of one dump, and owners all known queues of the same GPUs, with the info of MatchQueues;
+// a RingBytes of 0 is unknown.
 //
 // The address of an MQD identifies a queue: each queue has its own, on each XCC. An owner
 // has that of its first XCC. The driver allocates those of the other XCCs after it at equal
@@ -42,7 +32,7 @@ type SlotMatch struct {
 // same address. Pointers and save area must agree wherever both are known. The firmware may
 // assign a VMID to another process while the registers are read; then the VMID proves
 // nothing, and How reports it.
-func MatchSlots(slots []Slot, owners []Owner) []SlotMatch {
+func MatchSlots(slots []Slot, owners []gpreempt.QueueEntry) []SlotMatch {
 	m := slotMatcher{
 		slots: slots, owners: owners, matches: make([]SlotMatch, len(slots)),
 		mqds: map[gpuAddress][]int{}, rings: map[gpuAddress][]int{},
@@ -132,7 +122,7 @@ type space struct {
 
 type slotMatcher struct {
 	slots   []Slot
-	owners  []Owner
+	owners  []gpreempt.QueueEntry
 	matches []SlotMatch
 	// mqds and rings are the owners by their addresses.
 	mqds, rings map[gpuAddress][]int
@@ -205,7 +195,7 @@ func (f *facts) mayBe(base uint64) bool {
 }
 
 // contradicts describes the first difference between a slot and an owner, or returns "".
-func (f *facts) contradicts(o *Owner) string {
+func (f *facts) contradicts(o *gpreempt.QueueEntry) string {
 	for _, x := range [...]struct {
 		name     string
 		ours, is uint64

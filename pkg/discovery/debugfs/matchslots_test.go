@@ -12,12 +12,12 @@ import (
 )
 
 // owner is the queue of a process as returned by MatchQueues.
-func (q queue) owner(pid int32, id uint32) debugfs.Owner {
-	return debugfs.Owner{Process: gpreempt.ProcessKey{PID: pid, Start: 1}, ID: id, GPU: gpu, Info: q.info()}
+func (q queue) owner(pid int32, id uint32) gpreempt.QueueEntry {
+	return gpreempt.QueueEntry{Queue: gpreempt.Queue{Process: gpreempt.ProcessKey{PID: pid, Start: 1}, ID: id, GPU: gpu}, Info: q.info()}
 }
 
-func (d dma) owner(pid int32, id uint32) debugfs.Owner {
-	return debugfs.Owner{Process: gpreempt.ProcessKey{PID: pid, Start: 1}, ID: id, GPU: gpu, Info: d.info()}
+func (d dma) owner(pid int32, id uint32) gpreempt.QueueEntry {
+	return gpreempt.QueueEntry{Queue: gpreempt.Queue{Process: gpreempt.ProcessKey{PID: pid, Start: 1}, ID: id, GPU: gpu}, Info: d.info()}
 }
 
 // slots renders slots and parses them.
@@ -59,8 +59,8 @@ func (s *slots) read() []debugfs.Slot {
 
 func TestSlotsAreMatchedToTheirQueues(t *testing.T) {
 	type matches = []debugfs.SlotMatch
-	type owners = []debugfs.Owner
-	snapshot := func(o debugfs.Owner) debugfs.Owner {
+	type owners = []gpreempt.QueueEntry
+	snapshot := func(o gpreempt.QueueEntry) gpreempt.QueueEntry {
 		o.Info.MQD, o.Info.Source = 0, gpreempt.FromSnapshot
 		return o
 	}
@@ -120,19 +120,19 @@ func TestSlotsAreMatchedToTheirQueues(t *testing.T) {
 		{
 			"but not while the ring of another queue of that size is not known",
 			newSlots(t).cp(0, 0, q(1), 3),
-			owners{snapshot(q(1).owner(5, 0)), {Process: gpreempt.ProcessKey{PID: 6, Start: 1}, GPU: gpu, RingBytes: q(1).ringBytes}},
+			owners{snapshot(q(1).owner(5, 0)), {Queue: gpreempt.Queue{Process: gpreempt.ProcessKey{PID: 6, Start: 1}, GPU: gpu, RingBytes: q(1).ringBytes}}},
 			matches{{-1, "its ring 0x7f0001000000 is that of queue 0 of process 5, but the rings of some queues are unknown"}},
 		},
 		{
 			"that of another size rules nothing out",
 			newSlots(t).cp(0, 0, q(1), 3),
-			owners{snapshot(q(1).owner(5, 0)), {Process: gpreempt.ProcessKey{PID: 6, Start: 1}, GPU: gpu, RingBytes: 4 * q(1).ringBytes}},
+			owners{snapshot(q(1).owner(5, 0)), {Queue: gpreempt.Queue{Process: gpreempt.ProcessKey{PID: 6, Start: 1}, GPU: gpu, RingBytes: 4 * q(1).ringBytes}}},
 			matches{{0, "ring 0x7f0001000000, which no other queue has"}},
 		},
 		{
 			"a ring of another size is another queue's",
 			newSlots(t).cp(0, 0, q(1), 3),
-			owners{{Process: gpreempt.ProcessKey{PID: 6, Start: 1}, GPU: gpu, RingBytes: 4 * q(1).ringBytes, Info: *q(1).snapshot()}},
+			owners{{Queue: gpreempt.Queue{Process: gpreempt.ProcessKey{PID: 6, Start: 1}, GPU: gpu, RingBytes: 4 * q(1).ringBytes}, Info: *q(1).snapshot()}},
 			matches{{-1, fmt.Sprintf("queue 0 of process 6 has its ring 0x7f0001000000, but the slot has a ring of %d bytes instead of %d", q(1).ringBytes, 4*q(1).ringBytes)}},
 		},
 		{
@@ -235,7 +235,7 @@ func TestSlotsWithoutAQueueHaveNoOwner(t *testing.T) {
 	want := []debugfs.SlotMatch{
 		{-1, "the driver's own queue"}, {-1, "not active: the registers are of a queue that was unmapped"}, {-1, "empty"},
 	}
-	if diff := cmp.Diff(want, debugfs.MatchSlots(d.Slots(), []debugfs.Owner{q(1).owner(5, 0)})); diff != "" {
+	if diff := cmp.Diff(want, debugfs.MatchSlots(d.Slots(), []gpreempt.QueueEntry{q(1).owner(5, 0)})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -246,7 +246,7 @@ func TestNoSlotIsMatchedToAnotherProcess(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		processes := rapid.IntRange(1, 4).Draw(rt, "processes")
 		xccs := rapid.IntRange(1, 4).Draw(rt, "XCCs")
-		var owners []debugfs.Owner
+		var owners []gpreempt.QueueEntry
 		var all [][]queue
 		for p := range processes {
 			var mine []queue

@@ -429,7 +429,7 @@ func TestCapturedSlotsAreMatchedToTheirQueues(t *testing.T) {
 	}
 	infos := debugfs.MatchQueues(known, m.Processes[0].Queues, nil)
 	key := gpreempt.ProcessKey{PID: 94314, Start: 1}
-	var owners []debugfs.Owner
+	var owners []gpreempt.QueueEntry
 	for i, info := range infos {
 		want := *known[i].Snapshot
 		x := mqdsTruth.Processes[0].Queues[i].PerXCC[0]
@@ -440,7 +440,7 @@ func TestCapturedSlotsAreMatchedToTheirQueues(t *testing.T) {
 		if diff := gocmp.Diff(want, info); diff != "" {
 			t.Errorf("queue %d (-want +got):\n%s", known[i].ID, diff)
 		}
-		owners = append(owners, debugfs.Owner{Process: key, ID: known[i].ID, GPU: known[i].GPU, Info: info})
+		owners = append(owners, gpreempt.QueueEntry{Queue: gpreempt.Queue{Process: key, ID: known[i].ID, GPU: known[i].GPU}, Info: info})
 	}
 	slots := h.Slots()
 	found := map[int]int{}
