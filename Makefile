@@ -76,7 +76,7 @@ count: ## Count lines of product and kit, packages and import cycles
 		'packages' "$$($(GO) list ./... | wc -l)" 'import cycles' "$$($(GO) list -f '{{with .Error}}{{.}}{{end}}' -e ./... | grep -c 'import cycle' || true)"
 
 build: ## Build gpreemptd, gpctl and kfdemu into build/
-	CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o build/ ./cmd/...
+	CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o build/ ./cmd/... ./emu/cmd/...
 
 demo: build ## Show a suspend and a resume on an emulated GPU, or a simulated one (DEMO=--sim)
 	build/kfdemu demo --json build/demo.json $(DEMO)
