@@ -8,17 +8,16 @@ import (
 )
 
 const (
-	// batch is how many packets are read at once, so that no queue keeps the others
-	// waiting.
+	// batch is how many packets are read at once, so that no queue delays the others.
 	batch = 64
-	// packetTime is how long the packet processor is busy with a packet that runs no
-	// kernel. It is a guess.
+	// packetTime is the time of the packet processor for a packet without a kernel: an
+	// assumption.
 	packetTime = time.Microsecond
 	// allDone is the progress of a kernel that ended.
 	allDone = 1_000_000
 )
 
-// fetchAQL reads packets up to the write index, as far as they can go on.
+// fetchAQL reads packets up to the write index, until one cannot start yet.
 func (q *queue) fetchAQL(write uint64) {
 	slots := uint64(q.RingBytes / abi.PacketBytes)
 	at := q.fetched.Load()
@@ -33,8 +32,8 @@ func (q *queue) fetchAQL(write uint64) {
 	var ring [batch * abi.PacketBytes]byte
 	packets := ring[:n*abi.PacketBytes]
 	addr := q.Ring + first*abi.PacketBytes
-	// What stands behind a header is only certain when it is read after the header was
-	// seen: so everything is read twice.
+	// A packet is only valid when it is read after its header was seen: so everything is
+	// read twice.
 	if !q.readAt(packets, addr) {
 		return
 	}
@@ -52,13 +51,13 @@ func (q *queue) fetchAQL(write uint64) {
 			return
 		}
 	}
-	// One that is not written yet, or not free yet, is waited for. When there are more,
-	// they are next.
+	// A packet that is not written yet, or not free yet, is waited for. When there are
+	// more, they are next.
 	q.waiting = ready < int(n) || at+n == end && end < write
 	q.look = !q.waiting && at+n < end
 }
 
-// fetchPacket takes a packet; false when it cannot go on yet, or the queue stopped.
+// fetchPacket takes a packet; false when it cannot start yet, or the queue stopped.
 func (q *queue) fetchPacket(b []byte, slot uint64) bool {
 	header := abi.HeaderOf(b)
 	p := &packet{
@@ -90,23 +89,23 @@ func (q *queue) fetchPacket(b []byte, slot uint64) bool {
 }
 
 // mayPass reports whether a packet that waits for something may look at it: with the
-// barrier bit, all before it must be over.
+// barrier bit, all before it must have ended.
 func (q *queue) mayPass(h abi.Header) bool { return !h.Barrier() || q.idle() }
 
-// faultInTurn faults once all before is over.
+// faultInTurn faults once all packets before it have ended.
 func (q *queue) faultInTurn(addr uint64) {
 	if q.idle() {
 		q.fault(addr)
 	}
 }
 
-// fetchKernel finds out what a kernel is.
+// fetchKernel reads what a kernel does.
 func (q *queue) fetchKernel(p *packet, b []byte) bool {
 	d := abi.DecodeDispatch(b)
 	p.time, p.share = q.e.cfg.KernelTime, 1
 	var object [abi.KernelBytes]byte
 	switch err := q.Memory.ReadAt(object[:], d.Kernel); {
-	case err != nil && !unmapped(err):
+	case err != nil && !isFault(err):
 		q.stop()
 		return false
 	case err != nil:
@@ -134,7 +133,7 @@ func (q *queue) fetchKernel(p *packet, b []byte) bool {
 			p.mix = &mix
 			return true
 		}
-		if unmapped(err) {
+		if isFault(err) {
 			q.faultInTurn(d.Kernarg)
 		} else {
 			q.stop()
@@ -145,7 +144,7 @@ func (q *queue) fetchKernel(p *packet, b []byte) bool {
 	return false
 }
 
-// satisfied reports whether what a barrier waits for has come.
+// satisfied reports whether the condition of a barrier holds.
 func (q *queue) satisfied(t abi.PacketType, deps [abi.BarrierDeps]uint64) bool {
 	for _, dep := range deps {
 		if dep == 0 {
@@ -178,7 +177,7 @@ func (q *queue) met(b abi.BarrierValue) bool {
 	return b.Condition.Holds(int64(binary.LittleEndian.Uint64(value[:]))&b.Mask, b.Value)
 }
 
-// mix has the effect of a kernel that ended.
+// mix applies the effect of a kernel that ended.
 func (q *queue) mix(p *packet) bool {
 	if p.mix == nil {
 		return true
@@ -193,7 +192,7 @@ func (q *queue) mix(p *packet) bool {
 	return q.writeAt(result[:], p.mix.Result) && (p.mix.Progress == 0 || q.write64(p.mix.Progress, allDone))
 }
 
-// retireAQL frees the slot of a packet and tells that it is over.
+// retireAQL frees the slot of a packet and signals its completion.
 func (q *queue) retireAQL(p *packet) bool {
 	invalid := [2]byte{byte(abi.PacketInvalid)}
 	return q.writeAt(invalid[:], p.slot) && q.advance(1) && (p.lost || p.signal == 0 || q.complete(p))

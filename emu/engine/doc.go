@@ -1,17 +1,16 @@
-// Package engine hides how the emulated GPUs get at their work: it watches doorbells,
-// reads packets and commands out of the memory of real processes, has gpusim say when
-// they run and end, and carries out their effects in that memory.
+// Package engine executes the packets of emulated queues in the memory of real processes:
+// it watches doorbells, reads packets and commands, submits them to the model of the GPU,
+// and applies their effects when they end.
 //
-// Each packet takes effect exactly once, however often its queue is taken off the GPU
-// and put back; package abi says what follows what. A packet of a queue that is gone,
-// or whose process is, has no effect any more.
+// Each packet takes effect exactly once, however often its queue is unmapped and mapped
+// again; package abi defines the effects and their order. A packet has no effect after its
+// queue was removed or its process ended.
 //
 // # Threads
 //
-// One goroutine polls all doorbells, and reads rings. What a packet does when it ends is
-// done where gpusim tells that it ended, with the machine locked: so after a queue has
-// been taken off the GPU, or removed here, nothing of it happens any more. A large copy
-// holds the machine for as long as copying its bytes takes, about half a millisecond
-// for each megabyte. Events and faults are told by another goroutine, which holds
-// nothing.
+// One goroutine polls all doorbells, and reads rings. The effect of a packet is applied
+// in the callback of the model for its end, with the machine locked: after a queue was
+// unmapped, or removed here, none of its packets takes effect. A large copy holds the
+// machine's lock while its bytes are copied, about half a millisecond for each megabyte.
+// Another goroutine, without locks, reports events and faults.
 package engine

@@ -16,29 +16,29 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Config is what the packets do not say.
+// Config has what the packets do not define.
 type Config struct {
-	// KernelTime is how long a kernel takes that does not say itself; 0: a millisecond.
+	// KernelTime is the duration of a kernel that does not define its own; 0: a
+	// millisecond.
 	KernelTime time.Duration
-	// Ticks returns the GPU's clock at a time of the machine, which signals get and
-	// GET_CLOCK_COUNTERS must tell of, too; nil: it counts nanoseconds. It is called
+	// Ticks returns the GPU's clock at a time of the machine, for signals;
+	// GET_CLOCK_COUNTERS must return the same clock. Nil counts nanoseconds. It is called
 	// with the machine locked.
 	Ticks func(at time.Duration) uint64
-	// OnFault, if not nil, is told that a queue made its GPU do what it cannot, at an
-	// address: of memory that is not there, or of a packet or command that is none. The
-	// queue makes no progress any more. It is called without any lock, and must not
-	// Close the engine.
+	// OnFault, if not nil, is called when a queue makes its GPU fault at an address: of
+	// unmapped memory, or of an invalid packet or command. The queue makes no progress any
+	// more. It is called without any lock, and must not Close the engine.
 	OnFault func(serial, address uint64)
 }
 
 // Queue is a queue as its process made it.
 type Queue struct {
-	// Serial is its name here, never that of another queue.
+	// Serial identifies it, and never another queue.
 	Serial uint64
-	// Ref is what the machine knows it by.
+	// Ref is the machine's name for it.
 	Ref  gpumodel.QueueRef
 	Type gpreempt.QueueType
-	// AQL tells that it is a compute queue with AQL packets.
+	// AQL: it is a compute queue with AQL packets.
 	AQL bool
 	// Ring is the address of the ring, of RingBytes, a power of two.
 	Ring      uint64
@@ -47,16 +47,16 @@ type Queue struct {
 	// of AQL count packets, those of SDMA bytes.
 	Read, Write uint64
 	// Doorbell is the eight bytes in mapped memory that the process writes to. They stay
-	// mapped until Remove has returned. The engine writes all ones there when it has
-	// seen that the process wrote.
+	// mapped until Remove has returned. The engine writes all ones there after each write
+	// that it has seen.
 	Doorbell []byte
 	Memory   Memory
-	// Interrupt signals an event of the process; 0 is one that is not told
+	// Interrupt signals an event of the process; 0 is an interrupt without an event ID
 	// (abi.Trap). It is called without any lock, and must not Close the engine.
 	Interrupt func(event uint32)
 }
 
-// Engine executes what is on queues. Its methods may be called by several goroutines at
+// Engine executes the packets on queues. Its methods may be called by several goroutines at
 // once, but not by functions given to the machine.
 type Engine struct {
 	cfg   Config
@@ -65,13 +65,12 @@ type Engine struct {
 	tasks sync.WaitGroup
 	notes notes
 
-	// ended counts packets that ended; waiting tells that the poller knows of a queue
-	// that may go on when one does; lazy that it sleeps long. kicked tells it to look
-	// before it sleeps.
+	// ended counts packets that ended. waiting: a queue may continue when a packet ends.
+	// lazy: the poller sleeps long. kicked: the poller must look again before it sleeps.
 	ended                 atomic.Uint64
 	waiting, lazy, kicked atomic.Bool
 
-	// copying is a buffer of whoever has the machine locked.
+	// copying is a buffer, guarded by the machine's lock.
 	copying []byte
 
 	// mu guards what follows. The machine is never locked while it is held.
@@ -80,7 +79,7 @@ type Engine struct {
 	closed bool
 }
 
-// New starts an engine for the machine that rt runs. Whoever gets it must Close it,
+// New starts an engine for the machine that rt runs. The caller must Close it,
 // before rt.
 func New(rt *gpumodel.Realtime, cfg Config) (*Engine, error) {
 	timer, err := hrtimer.New()
@@ -99,15 +98,15 @@ func start(rt *gpumodel.Realtime, cfg Config, timer gpumodel.Timer) *Engine {
 	}
 	e := &Engine{cfg: cfg, rt: rt, timer: timer, notes: notes{wake: make(chan struct{}, 1)}}
 	rt.Do(func(m *gpumodel.Machine) {
-		m.OnUnmap(func(ref gpumodel.QueueRef) { e.takenOff(m, ref) })
+		m.OnUnmap(func(ref gpumodel.QueueRef) { e.unmapped(m, ref) })
 	})
 	e.tasks.Go(e.poll)
-	e.tasks.Go(e.notes.tell)
+	e.tasks.Go(e.notes.run)
 	return e
 }
 
-// Close ends everything; nothing is written to anybody's memory any more when it has
-// returned. It is idempotent.
+// Close stops the engine; after it has returned, no memory is written any more. It is
+// idempotent.
 func (e *Engine) Close() error {
 	e.mu.Lock()
 	closed := e.closed
@@ -129,7 +128,7 @@ func (e *Engine) Close() error {
 	return err
 }
 
-// Add begins to execute what is on a queue, which the machine knows already. It fails
+// Add begins to execute the packets on a queue, which the machine knows already. It fails
 // for a compute queue that is not of AQL: PM4 is not emulated.
 func (e *Engine) Add(spec Queue) error {
 	q := &queue{Queue: spec, e: e}
@@ -144,7 +143,7 @@ func (e *Engine) Add(spec Queue) error {
 	if err != nil {
 		return fmt.Errorf("execute queue %d of %v: %w", spec.Ref.ID, spec.Ref.Process, err)
 	}
-	// It may have been rung before: what is in memory tells.
+	// Its doorbell may have been written before: read the indexes in memory.
 	q.look = true
 
 	e.mu.Lock()
@@ -158,8 +157,8 @@ func (e *Engine) Add(spec Queue) error {
 	return err
 }
 
-// Remove forgets a queue: when it has returned, nothing of it happens any more. It does
-// not detach it from the machine. A serial that is not known is none.
+// Remove forgets a queue: after it has returned, no packet of it takes effect. It does not
+// detach the queue from the machine. Unknown serials are ignored.
 func (e *Engine) Remove(serial uint64) {
 	e.mu.Lock()
 	i, known := e.find(serial)
@@ -179,17 +178,17 @@ func (e *Engine) find(serial uint64) (int, bool) {
 	return slices.BinarySearchFunc(e.queues, serial, func(q *queue, serial uint64) int { return cmp.Compare(q.Serial, serial) })
 }
 
-// Counters is how far a queue is.
+// Counters describes the progress of a queue.
 type Counters struct {
 	Serial uint64
 	Ref    gpumodel.QueueRef
-	// Fetched and Read are positions as the process counts them: up to where the ring
-	// has been read, and up to where everything is over.
+	// Fetched and Read are positions as the process counts them: up to which the ring
+	// has been read, and up to which everything has ended.
 	Fetched, Read uint64
 	// Completed is how many packets or commands took effect.
 	Completed uint64
-	// Stopped tells that it makes no progress any more: its GPU faulted, or its memory
-	// is gone.
+	// Stopped: it makes no progress any more, because its GPU faulted or its memory is
+	// gone.
 	Stopped bool
 }
 
@@ -207,7 +206,7 @@ func (e *Engine) Counters() []Counters {
 	return all
 }
 
-// notes are what is to be told to others without any lock, in order.
+// notes are the calls to make without any lock, in order.
 type notes struct {
 	wake chan struct{}
 
@@ -238,8 +237,8 @@ func (n *notes) close() {
 	n.ring()
 }
 
-// tell goes on until close.
-func (n *notes) tell() {
+// run makes the calls until close.
+func (n *notes) run() {
 	for range n.wake {
 		n.mu.Lock()
 		queued, closed := n.queued, n.closed

@@ -16,8 +16,9 @@ type Memory interface {
 	WriteAt(p []byte, addr uint64) error
 }
 
-// unmapped tells an address where nothing is from a process that ended.
-func unmapped(err error) bool { return errors.Is(err, syscall.EFAULT) }
+// isFault reports whether an error is that of an unmapped address, and not of a process
+// that ended.
+func isFault(err error) bool { return errors.Is(err, syscall.EFAULT) }
 
 func readWord(m Memory, addr uint64) (uint64, error) {
 	var b [8]byte

@@ -6,9 +6,8 @@ import (
 	"time"
 )
 
-// How long the poller sleeps: a quarter of the time nothing has happened for, so that
-// a process that answers at once is answered at once, and one that does not costs
-// nothing.
+// How long the poller sleeps: a quarter of the time since the last event, so that a process
+// that answers at once is answered at once, and an idle one costs little CPU time.
 const (
 	shortNap = 20 * time.Microsecond
 	longNap  = time.Millisecond
@@ -49,15 +48,15 @@ func (e *Engine) poll() {
 		}
 		if err := e.timer.Wait(); err != nil {
 			if !errors.Is(err, os.ErrClosed) {
-				// The timer is ours alone.
-				panic("kfdemu/engine: " + err.Error())
+				// Only the engine has the timer.
+				panic("engine: " + err.Error())
 			}
 			return
 		}
 	}
 }
 
-// rung adds the queues to look at to work; idle tells that there are none to watch.
+// rung appends the queues to look at to work. idle: no queue can have work.
 func (e *Engine) rung(work []*queue) (_ []*queue, idle bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -67,7 +66,7 @@ func (e *Engine) rung(work []*queue) (_ []*queue, idle bool) {
 			continue
 		}
 		idle = false
-		// To take note of a ring and to be ready for the next is one step.
+		// The swap reads a write of the process and prepares for the next in one step.
 		if q.bell.Load() != silent && q.bell.Swap(silent) != silent {
 			q.look = true
 		}
@@ -88,11 +87,11 @@ func (e *Engine) kick() {
 // setTimer has the poller wake up d from now.
 func (e *Engine) setTimer(d time.Duration) {
 	if err := e.timer.Set(d); err != nil && !errors.Is(err, os.ErrClosed) {
-		panic("kfdemu/engine: " + err.Error())
+		panic("engine: " + err.Error())
 	}
 }
 
-// moved takes note that a packet ended: the process may answer, and others may go on.
+// moved records that a packet ended: the process may answer, and others may continue.
 // The machine is locked.
 func (e *Engine) moved() {
 	e.ended.Add(1)

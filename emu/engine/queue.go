@@ -16,51 +16,51 @@ type queue struct {
 	e    *Engine
 	bell *atomic.Uint64
 
-	// look tells the poller to look, waiting that it has seen what cannot go on yet.
-	// Both are the poller's, as is ready: what has been read from the ring and the
-	// machine does not have yet.
+	// look: the poller has to look at the queue. waiting: it has seen a packet that cannot
+	// start yet. Both are the poller's, as is ready: the packets that were read from the
+	// ring and not yet submitted to the machine.
 	look, waiting bool
 	ready         []*packet
 
 	// fetched is the position up to which the ring has been read: the poller writes it.
-	// read is that up to which all is over. It, completed and removed are written with
+	// read is that up to which all packets have ended. It, completed and removed are written with
 	// the machine locked.
 	fetched, read, completed atomic.Uint64
 	stopped, removed         atomic.Bool
 
-	// flight is what the machine has, in the order of the ring. The machine's lock
-	// guards it.
+	// flight are the packets that the machine has, in the order of the ring, guarded by
+	// the machine's lock.
 	flight []*packet
 }
 
 // packet is an AQL packet or an SDMA command, and how the machine sees it.
 type packet struct {
 	q *queue
-	// bytes is how much of the ring it takes up.
+	// bytes is its size on the ring.
 	bytes uint32
 	// time and share are for compute queues, moves for SDMA.
 	time  time.Duration
 	share float64
 	moves int64
-	// overlap lets it run while those before it do.
+	// overlap: it may run while those before it do.
 	overlap bool
 
-	// slot is where an AQL packet is, mix what its kernel does, if anything, and signal
-	// its completion signal.
+	// slot is the address of an AQL packet, mix what its kernel does, nil for nothing, and
+	// signal its completion signal.
 	slot   uint64
 	mix    *abi.Mix
 	signal uint64
-	// command is what an SDMA command is.
+	// command is the SDMA command.
 	command abi.Command
 
-	// over tells that it ended; lost that it never will, by a fault that was injected
-	// into the machine.
+	// over: it ended. lost: it never will, because of a fault that was injected into the
+	// machine.
 	over, lost     bool
 	started, ended time.Duration
 }
 
-// pump moves on what is on the ring, as far as that goes in one step; it tells
-// whether it did. look and waiting say what the poller has to do next.
+// pump reads the ring and submits packets, as many as possible in one step, and reports
+// whether it made progress. look and waiting say what the poller has to do next.
 func (q *queue) pump() (progress bool) {
 	q.look, q.waiting = false, false
 	write, err := readWord(q.Memory, q.Write)
@@ -78,7 +78,7 @@ func (q *queue) pump() (progress bool) {
 	return q.submit()
 }
 
-// submit hands to the machine what is ready; it reports whether that was anything.
+// submit submits the ready packets to the machine, and reports whether there were any.
 func (q *queue) submit() (progress bool) {
 	if len(q.ready) == 0 {
 		return false
@@ -108,10 +108,10 @@ func (q *queue) submit() (progress bool) {
 	return progress
 }
 
-// idle tells the poller whether all it has read is over.
+// idle reports whether all packets that were read have ended.
 func (q *queue) idle() bool { return len(q.ready) == 0 && q.fetched.Load() == q.read.Load() }
 
-// take has a packet handed to the machine and goes on behind it on the ring.
+// take queues a packet for submit and continues behind it on the ring.
 func (q *queue) take(p *packet, step uint64) {
 	p.q = q
 	q.ready = append(q.ready, p)
@@ -149,7 +149,7 @@ func (p *packet) done(started, ended time.Duration) {
 	q.e.moved()
 }
 
-// retire is through with the oldest packet; false if that stopped the queue.
+// retire finishes the oldest packet; false if that stopped the queue.
 func (q *queue) retire(p *packet) bool {
 	if !p.lost {
 		q.completed.Add(1)
@@ -170,9 +170,9 @@ func (q *queue) advance(step uint64) bool {
 	return true
 }
 
-// takenOff is told by the machine, which is locked, of a queue that was taken off its
-// GPU in the middle of a packet.
-func (e *Engine) takenOff(m *gpumodel.Machine, ref gpumodel.QueueRef) {
+// unmapped is called by the machine, which is locked, when a queue is unmapped in the
+// middle of a packet.
+func (e *Engine) unmapped(m *gpumodel.Machine, ref gpumodel.QueueRef) {
 	q := e.byRef(ref)
 	if q == nil || q.over() || len(q.flight) == 0 {
 		return
@@ -195,22 +195,22 @@ func (e *Engine) byRef(ref gpumodel.QueueRef) *queue {
 	return nil
 }
 
-// over tells that nothing of the queue has an effect any more.
+// over reports whether the packets of the queue have no effect any more.
 func (q *queue) over() bool { return q.stopped.Load() || q.removed.Load() }
 
-// stop ends the queue: nothing of it has an effect any more.
+// stop ends the queue: its packets have no effect any more.
 func (q *queue) stop() { q.stopped.Store(true) }
 
-// fail is what an error of the memory at an address means; it stops the queue.
+// fail stops the queue after an error of the memory at an address.
 func (q *queue) fail(err error, addr uint64) {
-	if unmapped(err) {
+	if isFault(err) {
 		q.fault(addr)
 		return
 	}
 	q.stop()
 }
 
-// fault stops the queue and tells of it. A queue that was removed cannot fault: its
+// fault stops the queue and reports it. A queue that was removed cannot fault: its
 // process may have unmapped its memory since.
 func (q *queue) fault(addr uint64) {
 	if q.stopped.Swap(true) || q.removed.Load() || q.e.cfg.OnFault == nil {
@@ -219,7 +219,7 @@ func (q *queue) fault(addr uint64) {
 	q.e.notes.add(func() { q.e.cfg.OnFault(q.Serial, addr) })
 }
 
-// readAt, writeAt and write64 give false when they stopped the queue.
+// readAt, writeAt and write64 return false when they stopped the queue.
 func (q *queue) readAt(p []byte, addr uint64) bool {
 	err := q.Memory.ReadAt(p, addr)
 	if err != nil {
@@ -242,7 +242,7 @@ func (q *queue) write64(addr, v uint64) bool {
 	return q.writeAt(b[:], addr)
 }
 
-// interrupt has an event signalled.
+// interrupt signals an event.
 func (q *queue) interrupt(event uint32) {
 	if q.Interrupt != nil {
 		q.e.notes.add(func() { q.Interrupt(event) })

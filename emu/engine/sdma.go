@@ -14,7 +14,7 @@ const (
 	pieceBytes = 256 << 10
 )
 
-// fetchSDMA reads commands up to the write position, as far as they can go on.
+// fetchSDMA reads commands up to the write position, until one cannot start yet.
 func (q *queue) fetchSDMA(write uint64) {
 	write &^= 3
 	at := q.fetched.Load()
@@ -37,7 +37,7 @@ func (q *queue) fetchSDMA(write uint64) {
 		c, n, err := abi.DecodeCommand(ring)
 		switch {
 		case errors.Is(err, abi.ErrShort) && q.fetched.Load() > at:
-			// The rest of it is in the next window, if it is there.
+			// The rest of it is in the next window, if anywhere.
 			q.look = true
 			return
 		case errors.Is(err, abi.ErrShort):
@@ -68,12 +68,12 @@ func (q *queue) readRing(at, n uint64) ([]byte, bool) {
 	return b, ok
 }
 
-// fetchCommand takes a command; false when it cannot go on yet, or the queue stopped.
+// fetchCommand takes a command; false when it cannot start yet, or the queue stopped.
 func (q *queue) fetchCommand(c abi.Command, bytes uint32) bool {
 	p := &packet{bytes: bytes, command: c, moves: 1}
 	switch c := c.(type) {
 	case abi.NOP:
-		// Rings are filled up with them: a row of them counts as one.
+		// Rings are padded with them: a row of them counts as one.
 		if last := len(q.ready) - 1; last >= 0 {
 			if _, same := q.ready[last].command.(abi.NOP); same {
 				q.ready[last].bytes += bytes
@@ -98,7 +98,7 @@ func (q *queue) fetchCommand(c abi.Command, bytes uint32) bool {
 	return true
 }
 
-// polled reports whether what a command waits for has come, once all before it is over.
+// polled reports whether the condition of a command holds, once all before it have ended.
 func (q *queue) polled(c abi.Poll) bool {
 	if !c.Memory {
 		return true
@@ -107,8 +107,8 @@ func (q *queue) polled(c abi.Poll) bool {
 	return q.idle() && q.readAt(dword[:], c.Address) && c.Holds(binary.LittleEndian.Uint32(dword[:]))
 }
 
-// retireSDMA has the effect of a command: before the read position passes it if it
-// moves data, after if it tells of that.
+// retireSDMA applies the effect of a command: before the read position passes it if it
+// moves data, afterwards if it signals that.
 func (q *queue) retireSDMA(p *packet) bool {
 	step := uint64(p.bytes)
 	if p.lost {
@@ -140,8 +140,7 @@ func (q *queue) retireSDMA(p *packet) bool {
 	return q.advance(step)
 }
 
-// piece returns a buffer of n bytes, pieceBytes at most, to whoever has the machine
-// locked.
+// piece returns a buffer of n bytes, pieceBytes at most. The machine is locked.
 func (e *Engine) piece(n uint64) []byte {
 	if e.copying == nil {
 		e.copying = make([]byte, pieceBytes)

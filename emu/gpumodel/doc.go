@@ -1,8 +1,9 @@
-// Package gpusim hides a simulated machine full of GPUs behind what a kernel
-// driver offers: processes, queues, suspend and resume, and sysfs.
+// Package gpumodel implements a model of the GPUs of one machine, as their driver and
+// the files of the kernel show them: hardware queue slots, kernels that share the compute
+// units, runlist cycles and their costs, and the texts of sysfs, debugfs and /proc.
 //
 // Machine is a discrete-event model in virtual time: the same calls at the same
-// virtual times with the same seed give the same result to the nanosecond.
+// virtual times with the same seed have the same result to the nanosecond.
 // Realtime runs a Machine along the wall clock.
 //
 // What is modelled:
@@ -12,32 +13,30 @@
 //     The read index passes a packet when it and all before it have ended.
 //   - Running kernels share a GPU: while their occupancies add up to no more
 //     than 1 they run at full speed, beyond that each at the same fraction of it.
-//     Copies share the link in the same way and leave the compute units alone.
+//     Copies share the link in the same way and do not use compute units.
 //   - A queue runs only while it is mapped to a hardware slot. When the queues or
 //     the processes of a GPU do not all fit, sets of them take turns.
-//   - HWS: every suspend, resume, turn, birth and death of a queue is a runlist
-//     cycle: all queues of that GPU are unmapped, the rest is mapped again, and
-//     meanwhile nothing on that GPU progresses. Preempted kernels keep their
-//     place. A process has its GPUs handled one after the other.
+//   - A driver outside of the model makes the queues and decides which of them run:
+//     AttachQueue, then the two halves of a runlist cycle, Unmap and Map (HWS), or
+//     AddQueue and RemoveQueue (MES). See package board.
+//   - HWS: in a runlist cycle all queues of the GPU are unmapped, and those of the new
+//     runlist mapped; meanwhile nothing on that GPU progresses. Preempted kernels keep
+//     their progress. A turn is a cycle, too. SchedulerCycles counts a Map that follows
+//     an Unmap as part of its cycle.
 //   - MES: each queue is removed and added by itself; the others run on.
-//   - Suspending and resuming one process are serialised, and so is all that
-//     happens to one GPU's schedule.
-//   - A machine decides its schedule itself, as CreateQueue, Suspend and Resume ask, or a
-//     driver outside does, with AttachQueue and the two halves of a cycle, Unmap and Map
-//     (HWS), or AddQueue and RemoveQueue (MES). Costs, turns, counters and texts are the
-//     same. SchedulerCycles counts a Map that follows an Unmap as part of its cycle.
-//   - A mapped queue has a hardware slot and its process a VMID. A slot keeps what
-//     was in it when its queue leaves; the queue's MQD keeps where it was when it was
-//     last taken off.
+//   - The changes of one GPU's schedule are made one after the other.
+//   - A mapped queue has a hardware slot and its process a VMID. A slot keeps the
+//     registers of a queue that has left it; the queue's MQD keeps the position at which
+//     the queue was last unmapped.
 //
-// What is not modelled: what priorities do, memory, caches, clocks, resets other than
-// what ClearGPU says, a process's secondary contexts, queues of the driver's own other than the HIQ.
+// What is not modelled: the effect of priorities, memory, caches, clocks, resets except
+// ClearGPU, secondary contexts of a process, queues of the driver's own except the HIQ.
 //
 // The file tree has the texts of the kernel that was set (SetKernel): sysfs and
-// debugfs of the driver, and /proc as far as GPU processes are concerned. Formats,
+// debugfs of the driver, and the files of /proc about GPU processes. Formats,
 // places of registers and fields are the driver's. Values that nothing in the model
-// stands for are those a host with MI308X showed, or made up.
+// represents are those of a host with MI308X, or invented.
 //
-// Every duration is modelled, none measured on hardware. Whatever prints a
-// result of this package has to call it simulated.
+// Every duration is modelled, none measured on hardware. A program that prints a
+// result of this package must call it simulated or emulated.
 package gpumodel

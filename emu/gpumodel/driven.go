@@ -8,23 +8,23 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// QueueSpec is a queue a driver made. Addresses are those in its process.
+// QueueSpec describes a queue that a driver made. Addresses are those in its process.
 type QueueSpec struct {
-	// ID is one the process has no queue with.
+	// ID is the queue's, unique in its process.
 	ID   uint32
 	GPU  gpreempt.GPUID
 	Type gpreempt.QueueType
-	// PM4 tells that a compute queue is not of AQL.
+	// PM4: it is a compute queue without AQL.
 	PM4 bool
-	// Ring is where its ring is, of RingBytes: a power of two, at least 1024.
+	// Ring is the address of the ring, of RingBytes: a power of two, at least 1024.
 	Ring, RingBytes uint64
-	// Read and Write are where its positions are, EOP is where its end-of-pipe events
-	// go; 0: nowhere.
+	// Read and Write are the addresses of its two positions, EOP that of its end-of-pipe
+	// events; 0: none.
 	Read, Write, EOP uint64
-	// Save is where the save area of the first XCC is, of SaveBytes for each; 0: nowhere.
+	// Save is the address of the first XCC's save area, of SaveBytes for each XCC; 0: none.
 	Save      uint64
 	SaveBytes uint32
-	// Doorbell is where its doorbell is among those its process has on the GPU, in bytes.
+	// Doorbell is the offset of its doorbell in the process's page on the GPU, in bytes.
 	Doorbell uint32
 	Priority gpreempt.Priority
 }
@@ -35,8 +35,8 @@ type QueueRef struct {
 	ID      uint32
 }
 
-// AttachQueue gives a process a queue that a driver made. It runs once Map or AddQueue
-// says so.
+// AttachQueue adds a queue that a driver made to a process. It runs once Map or AddQueue
+// includes it.
 func (m *Machine) AttachQueue(key gpreempt.ProcessKey, spec QueueSpec) error {
 	p, err := m.process(key)
 	if err != nil {
@@ -64,7 +64,7 @@ func (m *Machine) AttachQueue(key gpreempt.ProcessKey, spec QueueSpec) error {
 	return nil
 }
 
-// DetachQueue takes a queue away at once; what is on it is abandoned.
+// DetachQueue removes a queue at once; the packets on it are abandoned.
 func (m *Machine) DetachQueue(key gpreempt.ProcessKey, id uint32) error {
 	q, err := m.queue(key, id)
 	if err != nil {
@@ -75,7 +75,7 @@ func (m *Machine) DetachQueue(key gpreempt.ProcessKey, id uint32) error {
 	return nil
 }
 
-// scheduler finds a GPU a driver decides on, which must be one of MES or must not.
+// scheduler returns a GPU, whose firmware must be MES if mes, and HWS otherwise.
 func (m *Machine) scheduler(id gpreempt.GPUID, mes bool) (*gpu, error) {
 	switch {
 	case m.spec.MES == mes:
@@ -88,10 +88,10 @@ func (m *Machine) scheduler(id gpreempt.GPUID, mes bool) (*gpu, error) {
 }
 
 // Unmap takes every queue off a GPU that takes runlists (HWS): the first half of a runlist
-// cycle. Nothing on the GPU progresses from now on, or from
-// the end of what is under way there, until Map. by is for whose sake, and need not live:
-// the others' CollateralCycles count it. done, which may be nil, is called after the time
-// it takes.
+// cycle. Nothing on the GPU progresses from now on, or from the end of the change under
+// way there, until Map. by is the process on whose behalf it is, which need not live: the
+// others' CollateralCycles count it. done, which may be nil, is called after the time it
+// takes.
 func (m *Machine) Unmap(id gpreempt.GPUID, by gpreempt.ProcessKey, done func()) error {
 	g, err := m.scheduler(id, false)
 	if err != nil {
@@ -103,8 +103,8 @@ func (m *Machine) Unmap(id gpreempt.GPUID, by gpreempt.ProcessKey, done func()) 
 }
 
 // Map has a GPU that takes runlists run these queues from now on and no others: the
-// second half of the cycle. Those that do not fit take turns. What Unmap has not taken
-// off is taken off first.
+// second half of the cycle. Those that do not fit take turns. Queues that are still mapped
+// are unmapped first.
 func (m *Machine) Map(id gpreempt.GPUID, by gpreempt.ProcessKey, runlist []QueueRef, done func()) error {
 	g, err := m.scheduler(id, false)
 	if err != nil {
@@ -127,13 +127,13 @@ func (m *Machine) Map(id gpreempt.GPUID, by gpreempt.ProcessKey, runlist []Queue
 	return nil
 }
 
-// AddQueue has a GPU that takes queue by queue (MES) run a queue from the end of the time
-// it takes, when done is called, which may be nil. If it does not fit, it takes turns with
-// the others.
+// AddQueue maps a queue of a GPU with MES. When that has taken its time, the queue runs and
+// done is called, which may be nil. If the queue does not fit, it takes turns with the
+// others.
 func (m *Machine) AddQueue(ref QueueRef, done func()) error { return m.move(opResume, ref, done) }
 
-// RemoveQueue takes a queue off at once, and calls done after the time it takes. The
-// others run on.
+// RemoveQueue unmaps a queue at once, and calls done after the time it takes. The others
+// run on.
 func (m *Machine) RemoveQueue(ref QueueRef, done func()) error { return m.move(opSuspend, ref, done) }
 
 func (m *Machine) move(kind opKind, ref QueueRef, done func()) error {
@@ -150,9 +150,9 @@ func (m *Machine) move(kind opKind, ref QueueRef, done func()) error {
 	return nil
 }
 
-// ClearGPU takes every queue off a GPU at once, as a reset does, but nothing of what
-// they were doing is lost. Changes of the schedule under way there are over, and what
-// they would have mapped is not: their done is called.
+// ClearGPU unmaps every queue of a GPU at once, as a reset does, except that no progress is
+// lost. Changes of the schedule under way there end without an effect: their done is
+// called.
 func (m *Machine) ClearGPU(id gpreempt.GPUID) error {
 	g, err := m.gpu(id)
 	if err != nil {
@@ -178,19 +178,19 @@ func (m *Machine) ClearGPU(id gpreempt.GPUID) error {
 	return nil
 }
 
-// notify has done called, which may be nil, once the machine has come to rest.
+// notify has done called, which may be nil, once the current event has been handled.
 func (m *Machine) notify(done func()) {
 	if done != nil {
 		m.calls = append(m.calls, call{notify: done})
 	}
 }
 
-// OnUnmap has f called for each queue that was taken off its GPU with a packet in
-// flight, be it for a while only, unless it is gone. There is one f; nil is none.
+// OnUnmap has f called for each queue that is unmapped with a packet in flight, also when a
+// turn does that, unless the queue is destroyed. There is one f; nil removes it.
 func (m *Machine) OnUnmap(f func(QueueRef)) { m.onUnmap = f }
 
-// Progress describes how much of the oldest packet a queue has in flight is done, 0 to 1;
-// false when it has none.
+// Progress returns the part of a queue's oldest packet in flight that is done, 0 to 1;
+// false when no packet is in flight.
 func (m *Machine) Progress(ref QueueRef) (done float64, ok bool) {
 	q, err := m.queue(ref.Process, ref.ID)
 	if err != nil || len(q.inflight) == 0 {
@@ -200,6 +200,7 @@ func (m *Machine) Progress(ref QueueRef) (done float64, ok bool) {
 	return (alone - q.inflight[0].left()) / alone, true
 }
 
-// Moves grows with each change of what mqds and rls of debugfs show, and of which queue is
-// in which slot in hqds. How far the queues in slots are changes without.
+// Moves returns a number that grows with each change of sysfs and /proc, of mqds and rls in
+// debugfs, and of the assignment of queues to slots in hqds. The positions of queues in
+// slots change without it.
 func (m *Machine) Moves() uint64 { return m.moves }

@@ -82,7 +82,7 @@ func (r rig) progress(ref QueueRef) float64 {
 	return done
 }
 
-// offs notes what OnUnmap tells, with how far the packet was.
+// offs records the calls of OnUnmap's function, with the progress of the packet.
 type off struct {
 	Queue QueueRef
 	At    time.Duration
@@ -194,7 +194,7 @@ func TestSetsOfADrivenMachineTakeTurns(t *testing.T) {
 		// The second set, in the middle of whose turn it was, is the first to have a whole
 		// one again.
 		{hws(), 25 * ms},
-		// Whoever is added first is.
+		// The queue that is added first is mapped.
 		{mes(), 26 * ms},
 	} {
 		t.Run(c.spec.Name, func(t *testing.T) {
@@ -315,7 +315,7 @@ func TestClearGPULosesNothing(t *testing.T) {
 				t.Errorf("rls after a reset:\n%s", got)
 			}
 
-			// In the middle of putting it back, and then for good.
+			// In the middle of mapping it again, and then afterwards.
 			pending = on()
 			r.ok(r.ClearGPU(r.facts[0].ID))
 			r.done(pending, began+5*ms)
@@ -326,7 +326,7 @@ func TestClearGPULosesNothing(t *testing.T) {
 			on()
 			r.AdvanceTo(r.Now() + ms)
 			if got := r.text("rls"); !spec.MES && strings.HasSuffix(got, "  No active runlist\n") {
-				t.Error("no runlist after it was put back")
+				t.Error("no runlist after it was mapped again")
 			}
 			r.ok(r.ClearGPU(r.facts[0].ID))
 			if got := r.text("rls"); !strings.HasSuffix(got, "  No active runlist\n") {

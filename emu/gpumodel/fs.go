@@ -15,8 +15,8 @@ import (
 // names and find when what is in it changes.
 type node struct {
 	data []byte
-	// show, when set, looks at the machine and returns what makes the file's content, which
-	// needs the machine no longer. Like those of debugfs, such a file has no size.
+	// show, when set, reads the machine and returns a function that renders the file's
+	// content without the machine. As in debugfs, such a file has no size.
 	show func() func() []byte
 	// link is where a link leads.
 	link    string
@@ -42,13 +42,13 @@ func (n *node) list() []string {
 	return names
 }
 
-// FS is the machine's file tree, rooted at "/": what of sysfs and /proc tells of
-// GPUs and GPU processes, in the formats of the kernel that was set. Every call renders
+// FS is the machine's file tree, rooted at "/": the parts of sysfs and /proc
+// about GPUs and GPU processes, in the formats of the kernel that was set. Every call renders
 // the state of that moment; a file that has been opened keeps its content. Its links
 // are those to the programs of processes: they lead to the host's files, and opening one
-// gives an empty file.
+// opens an empty file.
 type FS struct {
-	// with calls its argument while the machine may be looked at.
+	// with calls its argument while the machine may be read.
 	with func(func(*Machine))
 }
 
@@ -95,7 +95,7 @@ func (n *node) typ() fs.FileMode {
 	return 0
 }
 
-// follow returns what a link stands for, which for all others is themselves.
+// follow returns an empty file for a link, and other entries as they are.
 func (e entry) follow() entry {
 	if e.typ == fs.ModeSymlink {
 		return entry{child: child{name: e.name}}
@@ -103,7 +103,7 @@ func (e entry) follow() entry {
 	return e
 }
 
-// get renders what name stands for, with the content of a file if that is wanted.
+// get renders the entry name, with the content of a file if content is set.
 func (f *FS) get(op, name string, content bool) (entry, error) {
 	if !fs.ValidPath(name) {
 		return entry{}, &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}

@@ -21,21 +21,20 @@ type gpu struct {
 	timer timer
 
 	// first is where in the runlist the mapped set begins, next where the one
-	// after it will; crowded tells that not everything fits into one set.
+	// after it will; crowded: not all queues fit into one set.
 	first, next rank
 	crowded     bool
 	turn        timer
-	// half tells that what was mapped has been taken off by Unmap, a cycle that Map
-	// completes.
+	// half: Unmap has unmapped everything, a cycle that Map completes.
 	half bool
 
 	// slots are those for compute queues, sdma those for copy queues, engine by engine.
 	slots, sdma []slot
-	// tenants are who has the VMIDs, pages who has which page of doorbells.
+	// tenants are the processes with a VMID, pages those with a page of doorbells.
 	tenants []tenant
 	pages   []*process
-	// mqds are whose MQDs are where, sdmaQueues and xgmiQueues whom the engines' queues
-	// are given to. sdmaMemory are the MQDs of those, which stand one after the other.
+	// mqds are the queues by the place of their MQDs, sdmaQueues and xgmiQueues those by
+	// the engine's queue they have. sdmaMemory are the MQDs of those, one after the other.
 	mqds, sdmaQueues, xgmiQueues []*queue
 	sdmaMemory                   []*memory
 	// computeBirths counts the compute queues there ever were.
@@ -53,15 +52,15 @@ type gpu struct {
 // op is a change of a GPU's schedule.
 type op struct {
 	kind opKind
-	// proc is for whose sake; nil for a turn.
+	// proc is the process on whose behalf it is; nil for a turn.
 	proc *process
 	// queues are those to suspend or resume.
 	queues []*queue
 	// at is the index in queues the change has come to (MES).
 	at int
-	// set is what is about to be mapped.
+	// set are the queues to map.
 	set []*queue
-	// loaded tells that there was something to unmap (HWS).
+	// loaded: there was something to unmap (HWS).
 	loaded bool
 	// done is called when it is over; nil for nothing.
 	done func()
@@ -76,7 +75,7 @@ const (
 	opTurn
 )
 
-// phase is what the GPU's timer ends.
+// phase is the part of a change that the GPU's timer ends.
 type phase uint8
 
 const (
@@ -115,7 +114,7 @@ func newGPU(m *Machine, index int) *gpu {
 	return g
 }
 
-// list puts q into the runlist.
+// list adds q to the runlist.
 func (g *gpu) list(q *queue) {
 	i, _ := slices.BinarySearchFunc(g.queues, q.rank(), func(o *queue, r rank) int {
 		if o.rank().before(r) {
@@ -130,7 +129,7 @@ func (g *gpu) unlist(q *queue) {
 	g.queues = slices.DeleteFunc(g.queues, func(o *queue) bool { return o == q })
 }
 
-// note keeps the time the GPU is busy.
+// note updates the time the GPU is busy.
 func (g *gpu) note() {
 	executing := len(g.compute.running)+len(g.copies.running) > 0
 	if executing == g.executing {
@@ -142,7 +141,7 @@ func (g *gpu) note() {
 	g.executing, g.executingSince = executing, g.m.now
 }
 
-// reschedule takes in that other packets run than before.
+// reschedule updates the timers after a change of the running packets.
 func (g *gpu) reschedule() {
 	g.compute.schedule()
 	g.copies.schedule()
@@ -157,7 +156,7 @@ func (g *gpu) enqueue(o *op) {
 	}
 }
 
-// begin starts the change that waits longest.
+// begin starts the oldest change that waits.
 func (g *gpu) begin() {
 	for g.op == nil && len(g.ops) > 0 {
 		g.op = g.ops[0]
@@ -180,7 +179,7 @@ func (g *gpu) after(d time.Duration, next phase) {
 	g.m.timers.start(&g.timer, g.m.now+d)
 }
 
-// enter goes on with the change under way: what took time has been done.
+// enter continues the change under way after a phase that took time.
 func (g *gpu) enter(p phase) {
 	switch p {
 	case phaseUnmap:
@@ -210,7 +209,7 @@ func (g *gpu) finish() {
 	g.begin()
 }
 
-// mark does to q what the change is about.
+// mark applies the change to q.
 func (o *op) mark(q *queue) {
 	if q.dead {
 		return
@@ -225,7 +224,7 @@ func (o *op) mark(q *queue) {
 }
 
 // choose returns the set of queues to map, from first on around the runlist, and
-// notes whether that is all there are.
+// records whether that is all of them.
 func (g *gpu) choose() []*queue {
 	var set []*queue
 	g.crowded = false
@@ -256,7 +255,7 @@ func (g *gpu) around() func(yield func(*queue) bool) {
 	}
 }
 
-// fitting counts what a set of mapped queues takes up.
+// fitting counts the slots and VMIDs that a set of mapped queues uses.
 type fitting struct {
 	slots, vmids int
 	procs        []*process
@@ -280,8 +279,7 @@ func (f *fitting) take(q *queue) bool {
 	return true
 }
 
-// armTurn sets when the next set has its turn, if sets take turns and there is
-// work for any.
+// armTurn sets the time of the next turn, if sets take turns and any queue has work.
 func (g *gpu) armTurn() {
 	switch {
 	case !g.crowded:
@@ -302,7 +300,7 @@ func (g *gpu) hasWork() bool {
 	return slices.ContainsFunc(g.queues, func(q *queue) bool { return !q.suspended && q.read < q.write })
 }
 
-// restore maps q: what was in flight goes on where it was.
+// restore maps q: packets in flight continue.
 func (g *gpu) restore(q *queue) {
 	if q.dead || q.suspended || q.mapped {
 		return

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// HWS: the firmware takes the whole runlist off the GPU and puts the new one on.
+// HWS: the firmware unmaps the whole runlist and maps the new one.
 
 // beginHWS unmaps every queue of the GPU.
 func (g *gpu) beginHWS() {
@@ -14,13 +14,13 @@ func (g *gpu) beginHWS() {
 	for _, q := range g.queues {
 		o.loaded = o.loaded || q.mapped
 	}
-	g.blame()
+	g.countCollateral()
 	g.compute.clear()
 	g.copies.clear()
 	for _, q := range g.queues {
 		if q.mapped {
 			q.mapped = false
-			g.unseat(q)
+			g.freeSlot(q)
 		}
 	}
 	g.note()
@@ -31,12 +31,12 @@ func (g *gpu) beginHWS() {
 	g.after(cost, phaseUnmap)
 }
 
-// blame counts the cycle against everybody whose work it interrupts for somebody
-// else's sake.
-func (g *gpu) blame() {
+// countCollateral counts the cycle for every process whose work it interrupts on behalf of
+// another.
+func (g *gpu) countCollateral() {
 	o := g.op
 	if n := len(g.queues); n > 0 && o.kind == opTurn && g.queues[0].proc == g.queues[n-1].proc {
-		// A process that takes turns with itself.
+		// The turn is between queues of one process.
 		return
 	}
 	var last *process
@@ -51,7 +51,7 @@ func (g *gpu) blame() {
 	}
 }
 
-// unmapped makes the change and maps what is to run.
+// unmapped applies the change and maps the queues that are to run.
 func (g *gpu) unmapped() {
 	o := g.op
 	for _, q := range o.queues {
@@ -79,8 +79,8 @@ func (g *gpu) unmapped() {
 	g.after(g.m.cost(g.m.spec.Costs.Map)+g.m.share(g.m.spec.Costs.Restore, saved), phaseMap)
 }
 
-// remapped lets the mapped queues run. The firmware goes through the runlist from its
-// beginning, which is where the newest are, and returns each the next slot.
+// remapped starts the mapped queues. The firmware walks the runlist from its beginning,
+// where the newest queues are, and assigns each the next free slot.
 func (g *gpu) remapped() {
 	for _, q := range slices.Backward(g.op.set) {
 		if !q.dead && !q.suspended {

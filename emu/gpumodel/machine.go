@@ -28,7 +28,7 @@ var (
 // use; see Realtime.
 //
 // Functions given to it, such as Packet.Done, are called from within AdvanceTo
-// or whichever call made them due, after the machine has come to rest. They may
+// or whichever call made them due, after that event has been handled. They may
 // call every method except AdvanceTo.
 type Machine struct {
 	spec   Spec
@@ -61,7 +61,7 @@ type Machine struct {
 	topology, debugfs *node
 }
 
-// call is a function to be called once the machine has come to rest.
+// call is a function to call once the current event has been handled.
 type call struct {
 	done           func(started, ended time.Duration)
 	started, ended time.Duration
@@ -86,7 +86,7 @@ const ticksPerSecond = 100
 // decides all jitter. It panics when spec.Validate(gpus) fails.
 func New(spec Spec, gpus int, seed uint64) *Machine {
 	if err := spec.Validate(gpus); err != nil {
-		panic("gpusim: " + err.Error())
+		panic("gpumodel: " + err.Error())
 	}
 	m := &Machine{
 		spec:      spec,

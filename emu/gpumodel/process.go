@@ -9,7 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// ProcSpec says what process to start.
+// ProcSpec describes a process to start.
 type ProcSpec struct {
 	// PID is its process id; 0: the next simulated one, which is above every pid
 	// a real process can have.
@@ -45,8 +45,8 @@ type ProcessCounters struct {
 	// Work is the time the work done takes alone, times occupancy; copies are
 	// left out. What a packet does a second time does not count.
 	Work time.Duration
-	// CollateralCycles is how often its queues were taken off a GPU while they
-	// had packets, for somebody else's sake.
+	// CollateralCycles is how often its queues were unmapped while they had packets,
+	// on behalf of another process.
 	CollateralCycles uint64
 }
 
@@ -190,7 +190,8 @@ func (m *Machine) GPUCounters() []GPUCounters {
 	return all
 }
 
-// QueueBacklog describes how many packets a queue is behind: write index minus read index.
+// QueueBacklog returns how many packets wait or run on a queue: write index minus read
+// index.
 func (m *Machine) QueueBacklog(key gpreempt.ProcessKey, id uint32) (packets uint64, err error) {
 	q, err := m.queue(key, id)
 	if err != nil {

@@ -63,7 +63,7 @@ type packet struct {
 	executions int
 	// again makes it run once more: an injected fault.
 	again bool
-	// over tells that the packet processor is through with it.
+	// over: the packet processor has finished it.
 	over bool
 }
 
@@ -95,7 +95,7 @@ type queue struct {
 	dead bool
 }
 
-// newQueue makes a queue with a place for everything, in no list yet.
+// newQueue makes a queue and finds its places, without adding it to any list.
 func (p *process) newQueue(g *gpu, spec QueueSpec) *queue {
 	p.m.births++
 	q := &queue{
@@ -129,7 +129,7 @@ func (m *Machine) roomFor(p *process, g *gpu, typ gpreempt.QueueType) error {
 	case gpreempt.QueueSDMAXGMI:
 		room = m.spec.XGMIEngines * m.spec.SDMAQueuesPerEngine
 	default:
-		return fmt.Errorf("%v is none of the types compute, sdma, sdma-xgmi", typ)
+		return fmt.Errorf("%v is not compute, sdma or sdma-xgmi", typ)
 	}
 	own := 0
 	for _, q := range g.queues {
@@ -236,7 +236,7 @@ func (q *queue) push(k *packet) {
 
 func (q *queue) at(i uint64) *packet { return q.ring[i&uint64(len(q.ring)-1)] }
 
-// dispatch starts what can start. The caller calls the pool's schedule.
+// dispatch starts the packets that can start. The caller calls the pool's schedule.
 func (q *queue) dispatch() {
 	for q.mapped && q.launch < q.write {
 		k := q.at(q.launch)
@@ -250,7 +250,7 @@ func (q *queue) dispatch() {
 	}
 }
 
-// ran takes a packet that has run to its end.
+// ran handles a packet that has run to its end.
 func (q *queue) ran(k *packet) {
 	m := q.proc.m
 	k.executions++
@@ -272,7 +272,7 @@ func (q *queue) ran(k *packet) {
 	q.dispatch()
 }
 
-// retire is through with k, and moves the read index past all it can.
+// retire finishes k, and moves the read index past all packets that are finished.
 func (q *queue) retire(k *packet) {
 	k.over = true
 	i := slices.Index(q.inflight, k)
@@ -288,7 +288,7 @@ func (q *queue) retire(k *packet) {
 	}
 }
 
-// account books a packet that left its ring, by how often it really ran.
+// account counts a packet that left its ring, by how often it ran.
 func (c *ProcessCounters) account(k *packet, never *uint64) {
 	switch k.executions {
 	case 0:
@@ -301,7 +301,7 @@ func (c *ProcessCounters) account(k *packet, never *uint64) {
 	}
 }
 
-// workDone is how much of the first execution of a packet in flight is done now.
+// workDone returns how much of the first execution of a packet in flight is done now.
 func (k *packet) workDone() time.Duration {
 	if k.executions > 0 || k.q.typ != gpreempt.QueueCompute {
 		return 0
@@ -309,7 +309,7 @@ func (k *packet) workDone() time.Duration {
 	return times(k.alone-time.Duration(k.left()), k.demand)
 }
 
-// left is how much of alone is left now, in nanoseconds.
+// left returns how much of alone is left now, in nanoseconds.
 func (k *packet) left() float64 {
 	remaining := k.remaining
 	if k.q.mapped {
@@ -323,7 +323,7 @@ func times(d time.Duration, millionths int64) time.Duration {
 	return time.Duration(float64(d) * float64(millionths) / full)
 }
 
-// unmap takes the queue out of its slot; what runs keeps its place. The caller
+// unmap takes the queue out of its slot; its packets keep their progress. The caller
 // calls the pool's schedule.
 func (q *queue) unmap() {
 	if !q.mapped {
@@ -333,10 +333,10 @@ func (q *queue) unmap() {
 		q.pool.remove(k)
 	}
 	q.mapped = false
-	q.gpu.unseat(q)
+	q.gpu.freeSlot(q)
 }
 
-// demand is how much of the GPU what is in flight fills; copies fill nothing.
+// demand returns how much of the GPU the packets in flight fill; copies fill nothing.
 func (q *queue) demand() int64 {
 	var sum int64
 	if q.typ == gpreempt.QueueCompute {
@@ -347,7 +347,7 @@ func (q *queue) demand() int64 {
 	return sum
 }
 
-// destroy takes the queue from its process.
+// destroy removes the queue from its process.
 func (q *queue) destroy() {
 	q.drop()
 	p := q.proc
@@ -355,7 +355,7 @@ func (q *queue) destroy() {
 	p.m.moves++
 }
 
-// drop ends the queue and accounts for what is on it.
+// drop ends the queue and counts the packets on it.
 func (q *queue) drop() {
 	q.unmap()
 	q.pool.schedule()

@@ -18,8 +18,8 @@ type Timer interface {
 	Close() error
 }
 
-// Realtime runs a Machine along the wall clock. Its methods are those of Machine,
-// may be called by any goroutine, and do not block, except Suspend and Resume.
+// Realtime runs a Machine along the wall clock. Its methods may be called by any
+// goroutine and do not block.
 // When there is more to simulate than the CPU manages, virtual time falls behind
 // the wall clock.
 //
@@ -39,8 +39,8 @@ type Realtime struct {
 }
 
 // Start lets the machine's virtual time go on with the wall clock, from where it
-// is. The caller must not use m or timer directly any more, and must Close what it
-// gets, which closes the timer.
+// is. The caller must not use m or timer directly any more, and must Close the
+// Realtime, which closes the timer.
 func Start(m *Machine, timer Timer) *Realtime {
 	r := &Realtime{
 		origin:  time.Now().Add(-m.Now()),
@@ -53,8 +53,7 @@ func Start(m *Machine, timer Timer) *Realtime {
 	return r
 }
 
-// Close stops virtual time. Whoever waits in Suspend or Resume gets ErrClosed.
-// It is idempotent.
+// Close stops virtual time. It is idempotent.
 func (r *Realtime) Close() error {
 	r.mu.Lock()
 	over := r.over
@@ -68,7 +67,7 @@ func (r *Realtime) Close() error {
 	return err
 }
 
-// run wakes up whenever something is due.
+// run wakes up when the next event is due.
 func (r *Realtime) run() {
 	defer close(r.stopped)
 	for {
@@ -76,7 +75,7 @@ func (r *Realtime) run() {
 			if !errors.Is(err, os.ErrClosed) {
 				// The descriptor is ours alone, so this cannot happen unless
 				// somebody closed it under us.
-				panic("gpusim: " + err.Error())
+				panic("gpumodel: " + err.Error())
 			}
 			return
 		}

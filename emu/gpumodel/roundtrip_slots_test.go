@@ -12,7 +12,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// place is a slot of hqds, as far as it has to be right.
+// place is the part of a slot of hqds that is compared.
 type place struct {
 	Node                  int
 	GPU                   gpreempt.GPUID

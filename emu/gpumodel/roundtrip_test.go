@@ -208,7 +208,7 @@ type block struct {
 	Queues []image
 }
 
-// image is an MQD, as far as it has to be right.
+// image is the part of an MQD that is compared.
 type image struct {
 	SDMA bool
 	GPU  gpreempt.GPUID
@@ -303,7 +303,7 @@ func (l *life) wantMQDs(truth gpumodel.Truth) []block {
 	return all
 }
 
-// class is what HIP gives a queue of a priority's class.
+// class returns the priority that HIP sets for a queue of that priority's class.
 func class(p gpreempt.Priority) gpreempt.Priority {
 	for _, c := range []gpreempt.Priority{gpreempt.PriorityHigh, gpreempt.PriorityNormal} {
 		if p >= c {

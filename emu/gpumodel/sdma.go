@@ -1,7 +1,7 @@
 package gpumodel
 
 // sdmaLayout is where things are in an SDMA MQD, in dwords. The dump of a hardware
-// slot has its registers in the same order, as far as both go.
+// slot has its registers in the same order, where it has them.
 type sdmaLayout struct {
 	// words is the length of the MQD.
 	words int

@@ -2,10 +2,10 @@ package gpumodel
 
 import "github.com/gpreempt/gpreempt/pkg/gpreempt"
 
-// slot is a hardware queue descriptor. When its queue leaves, what it held stays,
-// until the next one comes.
+// slot is a hardware queue descriptor. When its queue leaves, its registers stay, until
+// the next queue takes it.
 type slot struct {
-	// q is who is in it; nil: nobody.
+	// q is the queue in it; nil: none.
 	q *queue
 	// was is the last one's MQD; nil for a slot that was never used.
 	was      *setup
@@ -42,7 +42,7 @@ type tenant struct {
 	queues int
 }
 
-// seat returns q a slot and its process a VMID: the lowest free ones.
+// seat assigns q a slot and its process a VMID: the lowest free ones.
 func (g *gpu) seat(q *queue) {
 	slots := g.slots
 	if q.typ != gpreempt.QueueCompute {
@@ -67,9 +67,9 @@ func (g *gpu) seat(q *queue) {
 	}
 }
 
-// unseat takes q out of its slot. Where it was is written to its MQD, and stays in
-// the slot.
-func (g *gpu) unseat(q *queue) {
+// freeSlot takes q out of its slot. Its position is written to its MQD, and stays in the
+// slot.
+func (g *gpu) freeSlot(q *queue) {
 	g.m.moves++
 	if g.m.onUnmap != nil && len(q.inflight) > 0 {
 		g.m.calls = append(g.m.calls, call{off: q})
@@ -83,7 +83,8 @@ func (g *gpu) unseat(q *queue) {
 	}
 }
 
-// vmid returns the lowest that p has, or that nobody has for nil: -1 when there is none.
+// vmid returns the index of the VMID of p, or of the lowest free one for nil; -1 when
+// there is none.
 func (g *gpu) vmid(p *process) int {
 	for i := range g.tenants {
 		if g.tenants[i].proc == p {
@@ -93,7 +94,7 @@ func (g *gpu) vmid(p *process) int {
 	return -1
 }
 
-// now is how far a queue is that is in a slot.
+// now returns the position of a queue that is in a slot.
 func (q *queue) now() place {
 	at := q.slot.at
 	at.read, at.write = q.readBytes, q.writeBytes

@@ -10,16 +10,16 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Costs is what the scheduling firmware and the driver take for their work.
+// Costs are the times that the scheduling firmware and the driver take for their work.
 // Every value is modelled, none was measured on hardware: see Presets.
 type Costs struct {
-	// Unmap is the fixed part of taking every queue off a GPU (HWS).
+	// Unmap is the fixed part of unmapping every queue of a GPU (HWS).
 	Unmap time.Duration
-	// Map is the fixed part of putting the runlist back (HWS).
+	// Map is the fixed part of mapping the runlist again (HWS).
 	Map time.Duration
-	// RemoveQueue is the fixed part of taking one queue off (MES).
+	// RemoveQueue is the fixed part of unmapping one queue (MES).
 	RemoveQueue time.Duration
-	// AddQueue is the fixed part of putting one queue on (MES).
+	// AddQueue is the fixed part of mapping one queue (MES).
 	AddQueue time.Duration
 	// Save is the time to write out the wave state of a fully occupied GPU; a
 	// GPU that is occupied less takes proportionally less.
@@ -42,8 +42,8 @@ type Spec struct {
 	XCCs int
 	// CUs is the number of compute units of a node.
 	CUs int
-	// MES tells that the firmware schedules queue by queue; otherwise it is HWS,
-	// which schedules by runlist.
+	// MES: the firmware schedules queue by queue; otherwise it is HWS, which schedules
+	// by runlist.
 	MES bool
 	// Slots is the number of hardware queue descriptors for compute queues.
 	Slots int
@@ -64,7 +64,7 @@ type Spec struct {
 	topology topology
 }
 
-// topology holds what only the topology files tell.
+// topology has the values that only the topology files show.
 type topology struct {
 	kernelName                                string
 	deviceID                                  uint32
@@ -74,7 +74,7 @@ type topology struct {
 	firmware, sdmaFirmware                    int
 	capability, debugProp                     uint32
 	contextBytesPerCU, controlStackBytePerWav int
-	// ids and buses are those of a known host; other hosts get made-up ones.
+	// ids and buses are those of a known host; other hosts have invented ones.
 	ids   []gpreempt.GPUID
 	buses []uint8
 }
@@ -220,7 +220,7 @@ func (s Spec) Validate(gpus int) error {
 	return nil
 }
 
-// SuspendTime is the modelled time to suspend a process that has queues compute
+// SuspendTime returns the modelled time to suspend a process that has queues compute
 // queues on each of gpus GPUs and fills occupancy (0 to 1) of each, while another
 // process stays mapped there and nothing else is being rescheduled. It is the
 // mean: Jitter is left out.

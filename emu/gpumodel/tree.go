@@ -217,7 +217,7 @@ func (p *process) queueDirs() *node {
 	}
 }
 
-// vram is what the queues of a process take up on a GPU: rings and save areas.
+// vram returns the memory that the queues of a process use on a GPU: rings and save areas.
 func (p *process) vram(g *gpu) uint64 {
 	sum := uint64(0)
 	for _, q := range p.queues {
@@ -228,7 +228,7 @@ func (p *process) vram(g *gpu) uint64 {
 	return sum
 }
 
-// procDirs is /proc, as far as GPU processes are concerned.
+// procDirs is /proc, with the GPU processes only.
 func (m *Machine) procDirs() *node {
 	return m.byPID(func(p *process) *node {
 		return dir(map[string]*node{

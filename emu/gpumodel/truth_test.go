@@ -2,8 +2,8 @@ package gpumodel
 
 import "github.com/gpreempt/gpreempt/pkg/gpreempt"
 
-// Truth is what debugfs shows, before it becomes text: what a test compares with
-// that was read from the text.
+// Truth is what debugfs shows, before it becomes text: a test compares it with the values
+// that it reads from the text.
 type Truth struct {
 	// Processes are in the order of mqds.
 	Processes []ProcessTruth
