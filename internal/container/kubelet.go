@@ -15,7 +15,7 @@ import (
 	"os"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 )
 
 const (
@@ -116,9 +116,9 @@ func (r *Resolver) updatePods(facts map[string]podFacts, err error) {
 	r.mu.Unlock()
 	switch {
 	case err != nil && was == nil:
-		r.cfg.Log.Warn("kubelet does not list its pods", logkey.Kubelet(r.cfg.Kubelet), logkey.Err(err))
+		r.cfg.Log.Warn("kubelet does not list its pods", log.Kubelet(r.cfg.Kubelet), log.Err(err))
 	case err == nil && was != nil:
-		r.cfg.Log.Info("kubelet lists its pods again", logkey.Kubelet(r.cfg.Kubelet))
+		r.cfg.Log.Info("kubelet lists its pods again", log.Kubelet(r.cfg.Kubelet))
 	}
 	for _, id := range changed {
 		r.cfg.Changed(id)

@@ -14,7 +14,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -215,9 +215,9 @@ func (s *socket) note(now time.Time, err error) {
 	defer s.mu.Unlock()
 	switch {
 	case err != nil && s.err == nil:
-		s.log.Warn("container runtime does not answer", logkey.Socket(s.path), logkey.Err(err))
+		s.log.Warn("container runtime does not answer", log.Socket(s.path), log.Err(err))
 	case err == nil && s.err != nil:
-		s.log.Info("container runtime answers again", logkey.Socket(s.path))
+		s.log.Info("container runtime answers again", log.Socket(s.path))
 	}
 	if s.err = err; err == nil {
 		s.failures, s.rest = 0, time.Time{}

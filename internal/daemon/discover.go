@@ -10,7 +10,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/container"
 	"github.com/gpreempt/gpreempt/internal/inventory"
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -130,7 +130,7 @@ func (d *daemon) setRules(c *classify.Classifier) {
 func (d *daemon) backlogs(ctx context.Context, key gpreempt.ProcessKey, queues []gpreempt.QueueEntry) []inventory.Backlog {
 	all, err := d.backend.backlogs(ctx, key, queues)
 	if err != nil {
-		d.log.Debug("cannot read a backlog", logkey.Target(key), logkey.Err(err))
+		d.log.Debug("cannot read a backlog", log.Target(key), log.Err(err))
 	}
 	return all
 }

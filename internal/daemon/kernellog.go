@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/hazard"
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -38,7 +38,7 @@ func (d *daemon) watchKernelLog(ctx context.Context) {
 }
 
 func (d *daemon) alarm(a hazard.Alarm) {
-	d.log.Error("the kernel log reports a GPU failure", logkey.GPU(a.GPU), logkey.Pattern(a.Pattern),
-		logkey.Text(a.Line), logkey.Issue(a.Issue))
+	d.log.Error("the kernel log reports a GPU failure", log.GPU(a.GPU), log.Pattern(a.Pattern),
+		log.Text(a.Line), log.Issue(a.Issue))
 	d.runner.Post(scheduler.Alarm{GPU: a.GPU})
 }

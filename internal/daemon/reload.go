@@ -9,7 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config"
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -34,14 +34,14 @@ func (d *daemon) reloadOnHangup(ctx context.Context) {
 func (d *daemon) reload() {
 	r, err := d.prepare()
 	if err != nil {
-		d.log.Error("reload failed; nothing changed", logkey.Err(err))
+		d.log.Error("reload failed; nothing changed", log.Err(err))
 		d.warnings.set("reload", err.warning)
 		return
 	}
 	d.apply(r)
 	var restart []string
 	for _, c := range r.changes {
-		d.logs.Changes().Info("config changed", logkey.Config(c.Key), logkey.From(c.From), logkey.To(c.To), logkey.Live(c.Live))
+		d.logs.Changes().Info("config changed", log.Config(c.Key), log.From(c.From), log.To(c.To), log.Live(c.Live))
 		if !c.Live {
 			restart = append(restart, c.Key)
 		}

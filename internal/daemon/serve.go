@@ -12,7 +12,7 @@ import (
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -61,8 +61,8 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	d.server.SetServing(true)
 	d.ready.Store(true)
 	d.notify(systemd.SdNotifyReady + "\nSTATUS=" + d.status())
-	d.log.Info("serving", logkey.Socket(d.config.Load().Socket), logkey.TCP(d.config.Load().TCP.Address), logkey.Backend(d.backend.name),
-		logkey.Version(api.VersionString()), logkey.GPUs(len(d.inventory.GPUs())))
+	d.log.Info("serving", log.Socket(d.config.Load().Socket), log.TCP(d.config.Load().TCP.Address), log.Backend(d.backend.name),
+		log.Version(api.VersionString()), log.GPUs(len(d.inventory.GPUs())))
 	var failure error
 	select {
 	case <-ctx.Done():
@@ -133,7 +133,7 @@ func (d *daemon) findGPUs() error {
 		hazards, unknown := newHazards(d.backend.root, gpus, d.config.Load().Safety.Hazards)
 		d.hazards.Store(hazards)
 		for _, text := range unknown {
-			d.log.Warn("facts for the hazard table are unknown", logkey.Text(text))
+			d.log.Warn("facts for the hazard table are unknown", log.Text(text))
 		}
 	}
 	for _, gpu := range gpus {

@@ -7,7 +7,7 @@ import (
 
 	systemd "github.com/coreos/go-systemd/v22/daemon"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -32,7 +32,7 @@ func (d *daemon) beat() {
 // notify sends a state to systemd. An error is only logged.
 func (d *daemon) notify(state string) {
 	if _, err := systemd.SdNotify(false, state); err != nil {
-		d.log.Warn("cannot notify systemd", logkey.State(state), logkey.Err(err))
+		d.log.Warn("cannot notify systemd", log.State(state), log.Err(err))
 	}
 }
 

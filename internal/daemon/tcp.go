@@ -11,7 +11,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/config"
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 )
 
 // certificateFiles returns the files of the certificates for TCP.
@@ -68,7 +68,7 @@ type acceptLog struct {
 func (l acceptLog) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err != nil && !errors.Is(err, net.ErrClosed) {
-		l.log.Warn("cannot accept connections; open connections continue", logkey.Err(err))
+		l.log.Warn("cannot accept connections; open connections continue", log.Err(err))
 	}
 	return conn, err
 }

@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -49,7 +49,7 @@ type reported map[string]gpreempt.Warning
 
 // log logs which warnings were raised and cleared. A changed text is not logged, because
 // some texts have counts and times.
-func (r reported) log(log *zap.Logger, now []gpreempt.Warning) {
+func (r reported) log(logger *zap.Logger, now []gpreempt.Warning) {
 	current := map[string]bool{}
 	for _, w := range now {
 		current[w.Code] = true
@@ -61,11 +61,11 @@ func (r reported) log(log *zap.Logger, now []gpreempt.Warning) {
 		if w.Severity == gpreempt.SeverityError {
 			level = zapcore.ErrorLevel
 		}
-		log.Log(level, "warning raised", logkey.Code(w.Code), logkey.Severity(w.Severity), logkey.Text(w.Text), logkey.Remedy(w.Remedy))
+		logger.Log(level, "warning raised", log.Code(w.Code), log.Severity(w.Severity), log.Text(w.Text), log.Remedy(w.Remedy))
 	}
 	for _, code := range slices.Sorted(maps.Keys(r)) {
 		if !current[code] {
-			log.Info("warning cleared", logkey.Code(code), logkey.Severity(r[code].Severity))
+			logger.Info("warning cleared", log.Code(code), log.Severity(r[code].Severity))
 			delete(r, code)
 		}
 	}

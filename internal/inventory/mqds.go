@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -122,7 +122,7 @@ func (o *Observer) applyDump(d dump) time.Duration {
 	}
 	var warnings []gpreempt.Warning
 	for _, w := range d.mqds.Warnings {
-		o.cfg.Log.Debug("the driver's mqds has an unexpected line", logkey.Line(w.Line), logkey.Text(w.Text))
+		o.cfg.Log.Debug("the driver's mqds has an unexpected line", log.Line(w.Line), log.Text(w.Text))
 	}
 	if len(d.mqds.Warnings) > 0 {
 		w := d.mqds.Warnings[0]

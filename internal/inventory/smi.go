@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -83,7 +83,7 @@ func (o *Observer) openSMI(gpu gpreempt.GPUID) Stream {
 	}
 	stream, err := o.cfg.SMI(gpu)
 	if err != nil {
-		o.cfg.Log.Info("cannot read the driver's events of a GPU", logkey.GPU(gpu), logkey.Err(err))
+		o.cfg.Log.Info("cannot read the driver's events of a GPU", log.GPU(gpu), log.Err(err))
 		o.update(smi, func(s *Source) { s.Note = err.Error() })
 		o.cfg.Warn(smi, gpreempt.WarnSMIUnavailable.Warn(fmt.Sprintf("evictions for lack of memory on GPU %v are not counted: %v", gpu, err)))
 		r.streams[gpu] = nil
@@ -105,7 +105,7 @@ func (o *Observer) takeSMI(event kfd.SMIEvent) {
 	}
 	eviction, err := kfd.ParseQueueEviction(event)
 	if err != nil {
-		o.cfg.Log.Debug("cannot parse an event of the driver", logkey.Err(err))
+		o.cfg.Log.Debug("cannot parse an event of the driver", log.Err(err))
 		return
 	}
 	if eviction.Trigger != kfd.TriggerTTM {

@@ -7,7 +7,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -36,7 +36,7 @@ func (p Pauses) Begin(e Entry) error {
 // Undo resumes a process that runs, which has no effect.
 func (p Pauses) End(target gpreempt.ProcessKey) {
 	if err := p.Store.End(target, p.Mechanism); err != nil {
-		p.Log.Warn("the entry of an ended pause stays in the journal", logkey.Target(target), logkey.Err(err))
+		p.Log.Warn("the entry of an ended pause stays in the journal", log.Target(target), log.Err(err))
 	}
 }
 

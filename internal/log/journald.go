@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"go.uber.org/zap/zapcore"
-
-	"github.com/gpreempt/gpreempt/internal/logkey"
 )
 
 const (
@@ -44,7 +42,7 @@ func isJournal(stream string, f *os.File) bool {
 func openJournald(socket string) *Log {
 	q := newQueue(journald(socket), func(lines int64) []byte {
 		e := zapcore.Entry{Level: zapcore.WarnLevel, Message: linesLost}
-		return journaldEntry(e, []zapcore.Field{logkey.Lost(lines)})
+		return journaldEntry(e, []zapcore.Field{Lost(lines)})
 	})
 	return newLog(q, func(level zapcore.LevelEnabler) zapcore.Core {
 		return &journaldCore{LevelEnabler: level, queue: q}

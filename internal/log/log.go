@@ -11,8 +11,6 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-
-	"github.com/gpreempt/gpreempt/internal/logkey"
 )
 
 // Log is the daemon's log. Its methods are safe for concurrent use.
@@ -58,7 +56,7 @@ func newLog(q *queue, core func(zapcore.LevelEnabler) zapcore.Core) *Log {
 func openStream(w io.Writer, encoder zapcore.Encoder) *Log {
 	q := newQueue(w, func(lines int64) []byte {
 		e := zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Now(), Message: linesLost}
-		line, err := encoder.Clone().EncodeEntry(e, []zapcore.Field{logkey.Lost(lines)})
+		line, err := encoder.Clone().EncodeEntry(e, []zapcore.Field{Lost(lines)})
 		if err != nil {
 			return nil
 		}

@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/gpreempt/gpreempt/internal/logkey"
 )
 
 // reader reads the log once open is closed.
@@ -93,7 +91,7 @@ func TestTextForATerminal(t *testing.T) {
 	r := &reader{open: make(chan struct{})}
 	close(r.open)
 	logs := openStream(r, textEncoder())
-	logs.Logger().Named("server").Warn("cannot accept connections", logkey.Socket("/run/a"))
+	logs.Logger().Named("server").Warn("cannot accept connections", Socket("/run/a"))
 	logs.Close()
 	_, got, _ := strings.Cut(r.text.String(), "  ") // after the time
 	if want := "WARN  server  cannot accept connections  {\"socket\": \"/run/a\"}\n"; got != want {

@@ -4,7 +4,6 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -73,32 +72,32 @@ func (rs Records) fields(r scheduler.Record) []zap.Field {
 	fields := make([]zap.Field, 0, 8)
 	switch r.Kind {
 	case scheduler.RecordTarget, scheduler.RecordShadow:
-		fields = append(fields, logkey.Target(r.Target))
+		fields = append(fields, Target(r.Target))
 		if reclassified(r) || r.Cause == scheduler.CauseSeen {
-			fields = append(fields, logkey.Class(r.Class))
+			fields = append(fields, Class(r.Class))
 		}
 		if !reclassified(r) {
-			fields = append(fields, logkey.From(r.FromTarget.String()), logkey.To(r.ToTarget.String()))
+			fields = append(fields, From(r.FromTarget.String()), To(r.ToTarget.String()))
 		}
 	case scheduler.RecordLease:
-		fields = append(fields, rs.lease(r), logkey.From(r.FromLease.String()), logkey.To(r.ToLease.String()))
+		fields = append(fields, rs.lease(r), From(r.FromLease.String()), To(r.ToLease.String()))
 		if r.End != scheduler.EndNone {
-			fields = append(fields, logkey.End(r.End))
+			fields = append(fields, End(r.End))
 		}
 	case scheduler.RecordBreaker:
-		fields = append(fields, logkey.GPU(r.GPU))
+		fields = append(fields, GPU(r.GPU))
 	case scheduler.RecordNone, scheduler.RecordPolicy, scheduler.RecordDrain:
 	}
 	if r.Lease != 0 && r.Kind != scheduler.RecordLease {
 		fields = append(fields, rs.lease(r))
 	}
 	if r.Cause != "" {
-		fields = append(fields, logkey.Cause(string(r.Cause)))
+		fields = append(fields, Cause(string(r.Cause)))
 	}
 	if r.Took != 0 {
-		fields = append(fields, logkey.Took(r.Took))
+		fields = append(fields, Took(r.Took))
 	}
 	return fields
 }
 
-func (rs Records) lease(r scheduler.Record) zap.Field { return logkey.Lease(rs.LeaseID(r.Lease)) }
+func (rs Records) lease(r scheduler.Record) zap.Field { return Lease(rs.LeaseID(r.Lease)) }

@@ -9,8 +9,6 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-
-	"github.com/gpreempt/gpreempt/internal/logkey"
 )
 
 const (
@@ -123,7 +121,7 @@ func (r *repeatedLines) forget() []line {
 	}
 	l := oldest.last
 	if oldest.held > 1 {
-		l.fields = append(slices.Clip(l.fields), logkey.Repeated(oldest.held-1))
+		l.fields = append(slices.Clip(l.fields), Repeated(oldest.held-1))
 	}
 	return []line{l}
 }
@@ -230,7 +228,7 @@ func (c *repeatCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 func subject(fields []zapcore.Field) string {
 	var about strings.Builder
 	for _, f := range fields {
-		if !logkey.Subject(f.Key) {
+		if !Subject(f.Key) {
 			continue
 		}
 		m := zapcore.NewMapObjectEncoder()

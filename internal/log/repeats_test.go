@@ -13,7 +13,6 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -38,14 +37,14 @@ func TestFirstRepeatsAreWrittenAndLaterOnesCounted(t *testing.T) {
 		defer again.close()
 		began := time.Now()
 		for range repeatBurst - 1 {
-			log.Warn("it fails", logkey.Socket("/run/a"))
+			log.Warn("it fails", Socket("/run/a"))
 		}
 		for n := range 25 { // one a second
-			log.Warn("it fails", logkey.Socket("/run/a"), logkey.Line(n))
+			log.Warn("it fails", Socket("/run/a"), Line(n))
 			time.Sleep(time.Second)
 		}
 		time.Sleep(time.Hour) // it is over
-		log.Warn("it fails", logkey.Socket("/run/a"), logkey.Line(99))
+		log.Warn("it fails", Socket("/run/a"), Line(99))
 		want := slices.Repeat([]string{"0s it fails map[socket:/run/a]\n"}, repeatBurst-1)
 		want = append(want, []string{
 			"0s it fails map[line:0 socket:/run/a]\n",
@@ -66,12 +65,12 @@ func TestRepeatsAreDistinguishedByTheirSubject(t *testing.T) {
 		began := time.Now()
 		one, other := gpreempt.ProcessKey{PID: 1, Start: 1}, gpreempt.ProcessKey{PID: 2, Start: 1}
 		for range repeatBurst + 2 {
-			log.Warn("it fails", logkey.Target(one), logkey.Err(errors.New("this time so")))
-			log.With(logkey.Target(other)).Warn("it fails", logkey.Err(errors.New("so")))
-			log.Error("it fails", logkey.Target(one))
-			log.Named("part").With(logkey.Target(one)).Warn("it fails")
-			log.Named("part").With(logkey.Target(other)).Warn("it fails")
-			log.Debug("it is tried", logkey.Target(one))
+			log.Warn("it fails", Target(one), Err(errors.New("this time so")))
+			log.With(Target(other)).Warn("it fails", Err(errors.New("so")))
+			log.Error("it fails", Target(one))
+			log.Named("part").With(Target(one)).Warn("it fails")
+			log.Named("part").With(Target(other)).Warn("it fails")
+			log.Debug("it is tried", Target(one))
 		}
 		again.close()
 		log.Info("at the end each is written")

@@ -14,7 +14,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/net/netutil"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 )
 
 // Bounds of the listener.
@@ -73,10 +73,10 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 
 // Serve serves until ctx ends, then closes all connections without waiting for scrapes.
 // Errors are logged: the daemon continues without metrics.
-func Serve(ctx context.Context, l net.Listener, h http.Handler, log *zap.Logger) {
-	errorLog, err := zap.NewStdLogAt(log, zap.DebugLevel)
+func Serve(ctx context.Context, l net.Listener, h http.Handler, logger *zap.Logger) {
+	errorLog, err := zap.NewStdLogAt(logger, zap.DebugLevel)
 	if err != nil {
-		log.Error("the errors of metrics clients are not logged", logkey.Err(err))
+		logger.Error("the errors of metrics clients are not logged", log.Err(err))
 	}
 	s := &http.Server{
 		Handler: h, ReadTimeout: headerTime, WriteTimeout: answerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeaderBytes, ErrorLog: errorLog,
@@ -84,6 +84,6 @@ func Serve(ctx context.Context, l net.Listener, h http.Handler, log *zap.Logger)
 	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
 	defer stop()
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
-		log.Error("metrics are no longer served", logkey.Err(err))
+		logger.Error("metrics are no longer served", log.Err(err))
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -79,13 +79,13 @@ func (s *Server) audited(c *connection, method string, next grpc.UnaryHandler) g
 
 func (e auditEntry) fields(s *Server) (fields []zap.Field) {
 	if e.verb != "" {
-		fields = append(fields, logkey.Verb(e.verb))
+		fields = append(fields, log.Verb(e.verb))
 	}
 	if !e.record.Target.IsZero() {
-		fields = append(fields, logkey.Target(e.record.Target))
+		fields = append(fields, log.Target(e.record.Target))
 	}
 	if e.record.Lease != 0 {
-		fields = append(fields, logkey.Lease(leaseID(s.leasePrefix, e.record.Lease)))
+		fields = append(fields, log.Lease(leaseID(s.leasePrefix, e.record.Lease)))
 	}
 	return fields
 }
@@ -104,7 +104,7 @@ func (s *Server) auditRefusal(c *connection, method string, req any, err error) 
 			return
 		}
 		if skipped > 0 {
-			more = append(more, logkey.Unlogged(skipped))
+			more = append(more, log.Unlogged(skipped))
 		}
 	}
 	s.audit(c, auditRefused, method, req, err, more...)
@@ -114,7 +114,7 @@ func (s *Server) auditRefusal(c *connection, method string, req any, err error) 
 // when the client's last connection ends.
 func (s *Server) auditSkipped(c *connection) {
 	if skipped := c.client.refusals.skipped.Swap(0); skipped > 0 {
-		s.audit(c, auditRefused, "", nil, nil, logkey.Unlogged(skipped))
+		s.audit(c, auditRefused, "", nil, nil, log.Unlogged(skipped))
 	}
 }
 
@@ -128,12 +128,12 @@ func (s *Server) audit(c *connection, outcome, method string, req any, err error
 	if entry == nil {
 		return
 	}
-	fields := []zap.Field{logkey.Audit(), logkey.Outcome(outcome)}
+	fields := []zap.Field{log.Audit(), log.Outcome(outcome)}
 	if method != "" {
-		fields = append(fields, logkey.Method(strings.TrimPrefix(method, adminPrefix)))
+		fields = append(fields, log.Method(strings.TrimPrefix(method, adminPrefix)))
 	}
 	if m, ok := req.(proto.Message); ok {
-		fields = append(fields, logkey.Request(requestText(m)))
+		fields = append(fields, log.Request(requestText(m)))
 	}
 	if c != nil {
 		fields = append(fields, c.fields()...)
@@ -141,9 +141,9 @@ func (s *Server) audit(c *connection, outcome, method string, req any, err error
 	fields = append(fields, more...)
 	if err != nil {
 		if reason := gpreempt.ReasonOf(api.FromStatus(err)); reason != "" {
-			fields = append(fields, logkey.Reason(reason))
+			fields = append(fields, log.Reason(reason))
 		}
-		fields = append(fields, logkey.Err(err))
+		fields = append(fields, log.Err(err))
 	}
 	entry.Write(fields...)
 }

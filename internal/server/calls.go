@@ -12,7 +12,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/auth"
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -140,7 +140,7 @@ func refusal(code gpreempt.Code, reason gpreempt.Reason, message, next string) e
 
 // panicked logs a panic and returns the error of its call.
 func (s *Server) panicked(method string, r any) error {
-	s.cfg.Log.Error("a handler panicked", logkey.Method(method), logkey.Panic(r), logkey.Stack(debug.Stack()))
+	s.cfg.Log.Error("a handler panicked", log.Method(method), log.PanicValue(r), log.Stack(debug.Stack()))
 	return refusal(gpreempt.CodeInternal, gpreempt.ReasonInternal,
 		method+" failed in the daemon",
 		"report it with the stack in the daemon's log (journalctl -u gpreemptd)")
@@ -187,7 +187,7 @@ func (s *Server) allow(c *connection, method string) (need auth.Rights, err erro
 func (s *Server) closeSlow(c *connection, method string) {
 	s.cfg.Events.Refused(gpreempt.ReasonSlowRequest)
 	s.cfg.Log.Warn("connection closed: the message of a call did not follow its header in time",
-		logkey.Peer(c.peer), logkey.Method(method), logkey.Waited(messageTime))
+		log.Peer(c.peer), log.Method(method), log.Waited(messageTime))
 	_ = c.conn.Close()
 }
 

@@ -12,7 +12,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/auth"
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -51,7 +51,7 @@ func (sc *serverCredentials) Clone() credentials.TransportCredentials {
 // block.
 func (s *Server) Refused(err error) {
 	if errors.Is(err, io.EOF) {
-		s.cfg.Log.Debug("connection ended before its handshake", logkey.Err(err))
+		s.cfg.Log.Debug("connection ended before its handshake", log.Err(err))
 		return
 	}
 	why := gpreempt.ReasonOf(err)
@@ -59,7 +59,7 @@ func (s *Server) Refused(err error) {
 		why = gpreempt.ReasonConnsTotal
 	}
 	s.cfg.Events.Refused(cmp.Or(why, gpreempt.ReasonNoIdentity))
-	s.cfg.Log.Warn("client connection refused", logkey.Err(err))
+	s.cfg.Log.Warn("client connection refused", log.Err(err))
 }
 
 // setOwner sets the owner of a lease in a message.
@@ -76,14 +76,14 @@ func setOwner(m *gpreemptv1.Lease, p auth.Peer) {
 func (c *connection) fields() []zap.Field {
 	switch p := c.peer.(type) {
 	case auth.Process:
-		fields := []zap.Field{logkey.UID(p.UID), logkey.GID(p.GID), logkey.PID(p.PID), logkey.Start(p.Start)}
+		fields := []zap.Field{log.UID(p.UID), log.GID(p.GID), log.PID(p.PID), log.Start(p.Start)}
 		if origin, known := p.Origin(); known {
-			fields = append(fields, logkey.Exe(origin.Exe), logkey.Cgroup(origin.Cgroup))
+			fields = append(fields, log.Exe(origin.Exe), log.Cgroup(origin.Cgroup))
 		}
 		return fields
 	case auth.Certificate:
 		return []zap.Field{
-			logkey.Certificate(p.Name()), logkey.CertificateSubject(p.Subject), logkey.Serial(p.Serial), logkey.Address(p.Address),
+			log.Certificate(p.Name()), log.CertificateSubject(p.Subject), log.Serial(p.Serial), log.Address(p.Address),
 		}
 	}
 	return nil

@@ -6,7 +6,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -140,7 +140,7 @@ func (a *actor) noteAttach(choice Choice, err error) {
 	st.warned = err != nil && !gone
 	a.s.mu.Unlock()
 	if err != nil && !gone {
-		a.s.cfg.Log.Log(level, "target cannot be suspended", logkey.Target(a.target), logkey.Err(err))
+		a.s.cfg.Log.Log(level, "target cannot be suspended", log.Target(a.target), log.Err(err))
 	}
 }
 
@@ -194,8 +194,8 @@ func (a *actor) noteAction(isSuspend bool, err error) {
 	if errors.Is(err, mechanism.ErrGone) || a.s.ctx.Err() != nil {
 		return
 	}
-	a.s.cfg.Log.Warn("action on target failed", logkey.Target(a.target), logkey.Suspend(isSuspend),
-		logkey.Mechanism(a.held.name), logkey.Err(err))
+	a.s.cfg.Log.Warn("action on target failed", log.Target(a.target), log.Suspend(isSuspend),
+		log.Mechanism(a.held.name), log.Err(err))
 	if !a.held.failed {
 		a.held.failed = true
 		a.s.fail(a.held.name, a.target, err)
@@ -236,8 +236,8 @@ func (a *actor) detach() (ended bool) {
 	begin := a.s.cfg.Now()
 	err := errors.Join(a.close(a.held), a.closeOffer())
 	if err != nil {
-		a.s.cfg.Log.Error("target could not be released and may be suspended", logkey.Target(a.target),
-			logkey.Mechanism(a.held.name), logkey.Err(err))
+		a.s.cfg.Log.Error("target could not be released and may be suspended", log.Target(a.target),
+			log.Mechanism(a.held.name), log.Err(err))
 	} else {
 		a.end()
 	}
@@ -263,7 +263,7 @@ func (a *actor) abandon() {
 		return
 	}
 	if err := errors.Join(a.close(a.held), a.closeOffer()); err != nil {
-		a.s.cfg.Log.Error("target could not be released and may be suspended", logkey.Target(a.target), logkey.Err(err))
+		a.s.cfg.Log.Error("target could not be released and may be suspended", log.Target(a.target), log.Err(err))
 	}
 }
 
@@ -315,8 +315,8 @@ func (a *actor) takeOffer() {
 		return
 	}
 	if err := a.close(a.held); err != nil {
-		a.s.cfg.Log.Warn("mechanism of a running target could not be replaced by a better one", logkey.Target(a.target),
-			logkey.Mechanism(a.held.name), logkey.Err(err))
+		a.s.cfg.Log.Warn("mechanism of a running target could not be replaced by a better one", log.Target(a.target),
+			log.Mechanism(a.held.name), log.Err(err))
 		return
 	}
 	a.held = a.offer.held
@@ -346,6 +346,6 @@ func (a *actor) discard(offers chan *offer) {
 // discardOne closes a session that was never used: it has suspended nothing.
 func (a *actor) discardOne(h *holding) {
 	if err := a.close(h); err != nil {
-		a.s.cfg.Log.Warn("unused session could not be closed", logkey.Target(a.target), logkey.Mechanism(h.name), logkey.Err(err))
+		a.s.cfg.Log.Warn("unused session could not be closed", log.Target(a.target), log.Mechanism(h.name), log.Err(err))
 	}
 }

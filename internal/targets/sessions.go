@@ -17,7 +17,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -198,7 +198,7 @@ func (s *Sessions) lost(target gpreempt.ProcessKey, err error) {
 	st := s.state(target)
 	st.Choice, st.Err = Choice{}, err
 	s.mu.Unlock()
-	s.cfg.Log.Warn("target can no longer be suspended", logkey.Target(target), logkey.Err(err))
+	s.cfg.Log.Warn("target can no longer be suspended", log.Target(target), log.Err(err))
 	result, gpus := outcome(err)
 	s.cfg.Post(scheduler.Lost{Target: target, Result: result, FailedGPUs: gpus})
 }

@@ -28,7 +28,7 @@ var checks = []struct {
 	{"UnsafeStaysInItsFiles", checkUnsafe},
 	{"GpctlLinksNoKernelPackage", checkLinks},
 	{"TestsSleepInBubblesOnly", checkTestSleep},
-	{"LogLinesHaveConstantMessagesAndKeysOfLogkey", checkLogs},
+	{"LogLinesHaveConstantMessagesAndFieldsOfLog", checkLogs},
 }
 
 func TestTree(t *testing.T) {
@@ -344,7 +344,7 @@ var now = clock.Now`},
 			name:  "log lines that nobody finds again",
 			check: checkLogs,
 			files: map[string]string{
-				"internal/logkey/k.go": `package logkey; import "go.uber.org/zap"; func A(s string) zap.Field { return zap.String("a", s) }`,
+				"internal/log/k.go": `package log; import "go.uber.org/zap"; func A(s string) zap.Field { return zap.String("a", s) }`,
 				"internal/cli/a.go": `package cli
 import ("fmt"; "go.uber.org/zap")
 const fixed = "fixed"

@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// logKeys is the package that names the facts of a log line.
-const logKeys = "internal/logkey"
+// logKeys is the package that creates the fields of log lines.
+const logKeys = "internal/log"
 
 // logMethods are those of a *zap.Logger that write, and which of their arguments is the
 // message.
@@ -23,7 +23,7 @@ var logMethods = map[string]int{
 var noFields = []string{"New", "NewNop", "NewAtomicLevel", "NewAtomicLevelAt", "NewProductionEncoderConfig", "NewDevelopmentEncoderConfig", "NewStdLogAt", "WrapCore"}
 
 // checkLogs: a line of the log has a message that is the same each time, so that it can
-// be looked for, and its facts in fields of logkey.
+// be looked for, and its facts in fields of log.
 func checkLogs(t *tree) (problems []string) {
 	written := map[string]string{} // message without what may differ -> message
 	for _, dir := range t.dirs() {
@@ -59,7 +59,7 @@ func checkLogs(t *tree) (problems []string) {
 // differs is what values look like in a text.
 var differs = regexp.MustCompile(`"[^"]*"|'[^']*'|[0-9]+`)
 
-// ownFields returns where a file makes fields that are not logkey's.
+// ownFields returns the places where a file creates fields without internal/log.
 func (f file) ownFields() (problems []string) {
 	local, ok := f.imports["go.uber.org/zap"]
 	if !ok {

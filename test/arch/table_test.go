@@ -38,11 +38,11 @@ var table = []struct {
 	{"internal/testutil", rule{}},
 	{"test/arch", rule{stdOnly: true}},
 	{"pkg/gpreempt", rule{stdOnly: true}},
-	{"internal/logkey", rule{imports: []string{"pkg/gpreempt"}}},
 	{"internal/api", rule{imports: []string{apiV1, "pkg/gpreempt"}}},
 
 	// Decisions: pure, or with the filesystem as an argument.
 	{"pkg/scheduler", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true, timers: "timer_std.go"}},
+	{"internal/log", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/classify", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true}},
 	{"pkg/discovery", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"pkg/discovery/debugfs", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
@@ -60,41 +60,40 @@ var table = []struct {
 	{"internal/mechanism", rule{imports: []string{"internal/proc", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/config/yamlfile", rule{}},
 	{"internal/hazard", rule{imports: []string{"internal/config/yamlfile", "pkg/gpreempt"}}},
-	{"internal/journal", rule{imports: []string{"internal/logkey", "internal/proc", "pkg/gpreempt"}}},
+	{"internal/journal", rule{imports: []string{"internal/log", "internal/proc", "pkg/gpreempt"}}},
 	{"internal/mechanism/dbgtrap", rule{imports: []string{
-		"internal/logkey", "internal/mechanism", "internal/proc", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
+		"internal/log", "internal/mechanism", "internal/proc", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
 	{"internal/mechanism/criu", rule{imports: []string{
-		"internal/journal", "internal/logkey", "internal/mechanism", "internal/proc", "pkg/gpreempt", "pkg/kfd",
+		"internal/journal", "internal/log", "internal/mechanism", "internal/proc", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
-	{"internal/mechanism/freezer", rule{imports: []string{"internal/journal", "internal/logkey", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
+	{"internal/mechanism/freezer", rule{imports: []string{"internal/journal", "internal/log", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
 	{"internal/mechanism/recovery", rule{imports: []string{
-		"internal/journal", "internal/logkey", "internal/mechanism/criu", "internal/mechanism/freezer", "internal/tracer", "pkg/gpreempt", "pkg/kfd",
+		"internal/journal", "internal/log", "internal/mechanism/criu", "internal/mechanism/freezer", "internal/tracer", "pkg/gpreempt", "pkg/kfd",
 	}}},
 
 	// The daemon.
-	{"internal/log", rule{imports: []string{"internal/logkey", "pkg/scheduler"}}},
 	{"internal/listen", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
-	{"internal/container", rule{imports: []string{"internal/logkey", "pkg/gpreempt"}}},
+	{"internal/container", rule{imports: []string{"internal/log", "pkg/gpreempt"}}},
 	{"internal/inventory", rule{imports: []string{
-		"internal/logkey", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd",
+		"internal/log", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
 	{"internal/targets", rule{imports: []string{
-		"internal/classify", "internal/inventory", "internal/logkey", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler",
+		"internal/classify", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/doctor", rule{imports: []string{apiV1, "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/server", rule{imports: []string{
 		apiV1, "internal/auth", "internal/classify", "internal/doctor", "internal/api", "internal/events",
-		"internal/inventory", "internal/logkey", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
+		"internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
 	}}},
-	{"internal/metrics", rule{imports: []string{"internal/events", "internal/logkey", "internal/inventory", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/metrics", rule{imports: []string{"internal/events", "internal/log", "internal/inventory", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/config", rule{imports: []string{
 		apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/container", "internal/hazard", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler",
 	}}},
 	{"internal/daemon", rule{imports: []string{
 		apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/doctor",
 		"internal/events", "internal/hazard", "internal/hrtimer", "internal/inventory",
-		"internal/listen", "internal/log", "internal/logkey", "internal/metrics", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
+		"internal/listen", "internal/log", "internal/metrics", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
 		"internal/mechanism/freezer", "internal/targets", "internal/mechanism/recovery", "internal/server",
 		"internal/tracer", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
 	}}},

@@ -6,7 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -37,7 +37,7 @@ func (m *Mechanism) visit(ctx context.Context, target gpreempt.ProcessKey, do fu
 	defer func() {
 		// Detaching takes less than a second, also when ctx has ended.
 		if err := thread.Detach(context.WithoutCancel(ctx)); err != nil {
-			m.cfg.Log.Warn("cannot end the trace of a process", logkey.Target(target), logkey.Err(err))
+			m.cfg.Log.Warn("cannot end the trace of a process", log.Target(target), log.Err(err))
 		}
 	}()
 	return do(&visit{m, target, p, thread})
@@ -51,7 +51,7 @@ func (v *visit) call(ctx context.Context, numbers []int, f func(fds []int) error
 		for _, fd := range fds {
 			if err := v.m.cfg.Sys.Close(fd); err != nil {
 				v.m.cfg.Log.Warn("cannot close a descriptor of a process: its GPU memory stays allocated when it dies",
-					logkey.Target(v.target), logkey.Err(err))
+					log.Target(v.target), log.Err(err))
 			}
 		}
 	}()
@@ -96,6 +96,6 @@ func (v *visit) unpause(ctx context.Context) error {
 	case own == 0:
 		return errNoContext
 	}
-	v.m.cfg.Log.Debug("unpaused", logkey.Target(v.target), logkey.Descriptors(own), logkey.Paused(paused))
+	v.m.cfg.Log.Debug("unpaused", log.Target(v.target), log.Descriptors(own), log.Paused(paused))
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/internal/tracer"
@@ -68,7 +68,7 @@ type hold struct {
 func newHold(m *Mechanism, target gpreempt.ProcessKey, notify func()) *hold {
 	return &hold{
 		m: m, target: target, pid: target.PID, held: idSet{}, notify: notify,
-		log: m.cfg.Log.With(logkey.Target(target)),
+		log: m.cfg.Log.With(log.Target(target)),
 	}
 }
 
@@ -110,7 +110,7 @@ func (h *hold) unstick(ctx context.Context) {
 		return err
 	})
 	if err != nil {
-		h.log.Info("a target that another debugger holds may be suspended, and could not be resumed", logkey.Err(err))
+		h.log.Info("a target that another debugger holds may be suspended, and could not be resumed", log.Err(err))
 	}
 }
 
@@ -155,7 +155,7 @@ func (h *hold) op(ctx context.Context, f func() error) error {
 		err = h.on(ctx, f)
 	}
 	if lostTouch(err) {
-		h.log.Debug("the target does not answer to us", logkey.Err(err))
+		h.log.Debug("the target does not answer to us", log.Err(err))
 		if err := h.regain(ctx); err != nil {
 			return err
 		}

@@ -17,7 +17,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -160,11 +160,11 @@ func (m *Mechanism) permission(pid int32) kfd.PermissionRule {
 	}
 	rule, err := m.cfg.Device.ProbePermissionRule(pid)
 	if err != nil {
-		m.cfg.Log.Debug("the driver's permission rule could not be told", logkey.PID(pid), logkey.Err(err))
+		m.cfg.Log.Debug("the driver's permission rule could not be told", log.PID(pid), log.Err(err))
 		return rule
 	}
-	m.cfg.Log.Info("the driver's permission rule is known", logkey.Permission(rule),
-		logkey.Profile(m.cfg.Device.Profile().WithPermission(rule).Name))
+	m.cfg.Log.Info("the driver's permission rule is known", log.Permission(rule),
+		log.Profile(m.cfg.Device.Profile().WithPermission(rule).Name))
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.rule = rule

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/tracer"
 )
@@ -112,7 +112,7 @@ func (h *hold) revive(ctx context.Context) error {
 		return fmt.Errorf("process %d: %w: it ended our debugging", h.target.PID, mechanism.ErrDebugged)
 	}
 	h.revived = true
-	h.log.Warn("somebody ended the debugging of the target, which is enabled again", logkey.WasSuspended(len(h.held) > 0))
+	h.log.Warn("somebody ended the debugging of the target, which is enabled again", log.WasSuspended(len(h.held) > 0))
 	err := h.enable(ctx)
 	if errors.Is(err, unix.EALREADY) {
 		return fmt.Errorf("process %d: %w: %w", h.target.PID, mechanism.ErrDebugged, err)

@@ -10,7 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -49,7 +49,7 @@ func newSession(ctx context.Context, m *Mechanism, target gpreempt.ProcessKey) *
 	s := &session{
 		m: m, target: target, ctx: ctx,
 		events: make(chan struct{}, 1),
-		log:    m.cfg.Log.With(logkey.Target(target)),
+		log:    m.cfg.Log.With(log.Target(target)),
 	}
 	s.hold = newHold(m, target, s.notify)
 	s.ending = time.AfterFunc(time.Hour, func() {
@@ -187,7 +187,7 @@ func (s *session) conclude(err error) {
 	}
 	ending := s.end()
 	if s.released = ending == nil; !s.released {
-		s.log.Error("target may be suspended and could not be released", logkey.Err(ending))
+		s.log.Error("target may be suspended and could not be released", log.Err(ending))
 	}
 }
 

@@ -30,7 +30,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/journal"
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -268,7 +268,7 @@ func (s *session) choose() (pause, error) {
 	case g != nil:
 		return &freeze{cgroup: g, m: s.m, target: s.target}, nil
 	}
-	s.m.cfg.Log.Debug("stopping the process without its children", logkey.Target(s.target), logkey.Why(why))
+	s.m.cfg.Log.Debug("stopping the process without its children", log.Target(s.target), log.Why(why))
 	return stop{s.process}, nil
 }
 
@@ -345,12 +345,12 @@ func (s *session) release() error {
 
 func (m *Mechanism) discard(p pause, target gpreempt.ProcessKey) {
 	if err := p.close(); err != nil {
-		m.cfg.Log.Warn("cannot close a descriptor", logkey.Target(target), logkey.Err(err))
+		m.cfg.Log.Warn("cannot close a descriptor", log.Target(target), log.Err(err))
 	}
 }
 
 func (m *Mechanism) closeCgroup(g *cgroup) {
 	if err := g.close(); err != nil {
-		m.cfg.Log.Warn("cannot close the directory of a cgroup", logkey.Cgroup(g.path), logkey.Err(err))
+		m.cfg.Log.Warn("cannot close the directory of a cgroup", log.Cgroup(g.path), log.Err(err))
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/journal"
-	"github.com/gpreempt/gpreempt/internal/logkey"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
 	"github.com/gpreempt/gpreempt/internal/tracer"
@@ -135,7 +135,7 @@ func (p *Pauses) Resume(ctx context.Context) (resumed int, failures []error) {
 		p.orphans = slices.DeleteFunc(p.orphans, func(o journal.Entry) bool { return o == e })
 		p.mu.Unlock()
 		p.log.Warn("resumed a process that an earlier daemon left paused",
-			logkey.Target(e.Target), logkey.Mechanism(e.Mechanism), logkey.Since(e.At))
+			log.Target(e.Target), log.Mechanism(e.Mechanism), log.Since(e.At))
 	}
 	return resumed, failures
 }

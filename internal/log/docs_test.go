@@ -1,4 +1,4 @@
-package logkey
+package log
 
 import (
 	"flag"
@@ -30,7 +30,7 @@ var types = map[string]string{
 // TestDocumentOfTheKeys generates the table from the source: each function returns one
 // expression, a field with its own key.
 func TestDocumentOfTheKeys(t *testing.T) {
-	source, err := parser.ParseFile(token.NewFileSet(), "logkey.go", nil, parser.ParseComments)
+	source, err := parser.ParseFile(token.NewFileSet(), "fields.go", nil, parser.ParseComments)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,6 +79,6 @@ func TestDocumentOfTheKeys(t *testing.T) {
 		return
 	}
 	if diff := cmp.Diff(head+after, table.String()); diff != "" {
-		t.Errorf("%s (-want +got); go test ./internal/logkey -update writes it:\n%s", document, diff)
+		t.Errorf("%s (-want +got); go test ./internal/log -update writes it:\n%s", document, diff)
 	}
 }

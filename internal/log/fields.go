@@ -1,6 +1,7 @@
-// Package logkey creates the fields of log lines. Each key is defined here only, so that it
-// has the same meaning and type in every line. docs/logs.md is generated from this file.
-package logkey
+// This file has the fields of log lines. Each key is defined here only, so that it has the
+// same meaning and type in every line. docs/logs.md is generated from it.
+
+package log
 
 import (
 	"fmt"
@@ -147,8 +148,8 @@ func Pattern(name string) zap.Field { return zap.String("pattern", name) }
 // Issue is the public report of that pattern.
 func Issue(url string) zap.Field { return zap.String("issue", url) }
 
-// Panic is the value of a panic in a handler.
-func Panic(value any) zap.Field { return zap.Any("panic", value) }
+// PanicValue is the value of a panic in a handler.
+func PanicValue(value any) zap.Field { return zap.Any("panic", value) }
 
 // Stack is the stack of a panic in a handler.
 func Stack(stack []byte) zap.Field { return zap.ByteString("stack", stack) }
