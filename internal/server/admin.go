@@ -98,8 +98,8 @@ func (a adminService) SuspendTarget(ctx context.Context, req *gpreemptv1.Suspend
 	if err != nil {
 		return nil, err
 	}
-	ttl, err := ttlOf(req.GetTtl())
-	if req.GetTtl() != nil && err != nil {
+	var ttl time.Duration
+	if err := setDuration(&ttl, req.GetTtl(), "ttl", gpreempt.ReasonTTLRange); err != nil {
 		return nil, err
 	}
 	ann := scheduler.LeaseRequested{
@@ -126,8 +126,8 @@ func (a adminService) ResumeTarget(ctx context.Context, req *gpreemptv1.ResumeTa
 	if err != nil {
 		return nil, err
 	}
-	hold, err := durationOf("hold", req.GetHold())
-	if req.GetHold() != nil && err != nil {
+	var hold time.Duration
+	if err := setDuration(&hold, req.GetHold(), "hold", gpreempt.ReasonDurationRange); err != nil {
 		return nil, err
 	}
 	if hold < 0 || hold > maxHold {
@@ -240,15 +240,13 @@ func overrideOf(req *gpreemptv1.ClassifyTargetRequest) (decision *classify.Decis
 		}
 		priority = gpreempt.Priority(req.GetPriority())
 	}
-	if req.GetTtl() != nil {
-		if ttl, err = ttlOf(req.GetTtl()); err != nil {
-			return nil, 0, err
-		}
-		if ttl <= 0 {
-			return nil, 0, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange,
-				fmt.Sprintf("ttl %v is out of range", ttl),
-				"use more than 0, or leave it out to keep the override until the process exits")
-		}
+	if err := setDuration(&ttl, req.GetTtl(), "ttl", gpreempt.ReasonTTLRange); err != nil {
+		return nil, 0, err
+	}
+	if req.GetTtl() != nil && ttl <= 0 {
+		return nil, 0, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonTTLRange,
+			fmt.Sprintf("ttl %v is out of range", ttl),
+			"use more than 0, or leave it out to keep the override until the process exits")
 	}
 	return &classify.Decision{Class: class, Priority: priority, By: classify.ByAdmin}, ttl, nil
 }

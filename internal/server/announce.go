@@ -36,31 +36,21 @@ func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.Clien
 		}
 		a.Priority = gpreempt.Priority(req.GetPriority())
 	}
-	if req.GetTtl() != nil {
-		ttl, err := ttlOf(req.GetTtl())
-		if err != nil {
-			return a, err
-		}
-		a.TTL = ttl
-	}
 	for _, d := range [...]struct {
-		name string
-		from *durationpb.Duration
-		to   *time.Duration
+		name   string
+		to     *time.Duration
+		from   *durationpb.Duration
+		reason gpreempt.Reason
 	}{
-		{"max_wait", req.GetMaxWait(), &a.MaxWait},
-		{"eta", req.GetEta(), &a.ETA},
-		{"slo", req.GetSlo(), &a.SLO},
-		{"expected", req.GetExpected(), &a.Expected},
+		{"ttl", &a.TTL, req.GetTtl(), gpreempt.ReasonTTLRange},
+		{"max_wait", &a.MaxWait, req.GetMaxWait(), gpreempt.ReasonDurationRange},
+		{"eta", &a.ETA, req.GetEta(), gpreempt.ReasonDurationRange},
+		{"slo", &a.SLO, req.GetSlo(), gpreempt.ReasonDurationRange},
+		{"expected", &a.Expected, req.GetExpected(), gpreempt.ReasonDurationRange},
 	} {
-		if d.from == nil {
-			continue
-		}
-		v, err := durationOf(d.name, d.from)
-		if err != nil {
+		if err := setDuration(d.to, d.from, d.name, d.reason); err != nil {
 			return a, err
 		}
-		*d.to = v
 	}
 	if n := len(req.GetLabel()); n > maxLabel {
 		return a, refusal(gpreempt.CodeInvalidArgument, gpreempt.ReasonLabelTooLong,
@@ -82,23 +72,19 @@ func priorityRange(p uint32) error {
 		fmt.Sprintf("use 0 to %d", gpreempt.MaxPriority))
 }
 
-// ttlOf returns a time to live; the scheduler checks its range.
-func ttlOf(d *durationpb.Duration) (time.Duration, error) {
-	return validDuration("ttl", d, gpreempt.ReasonTTLRange)
-}
-
-// durationOf returns any other duration; the caller checks its range.
-func durationOf(name string, d *durationpb.Duration) (time.Duration, error) {
-	return validDuration(name, d, gpreempt.ReasonDurationRange)
-}
-
-func validDuration(name string, d *durationpb.Duration, reason gpreempt.Reason) (time.Duration, error) {
+// setDuration sets a duration unless it is absent; the scheduler or the caller checks
+// the range.
+func setDuration(to *time.Duration, d *durationpb.Duration, name string, reason gpreempt.Reason) error {
+	if d == nil {
+		return nil
+	}
 	if err := d.CheckValid(); err != nil {
-		return 0, refusal(gpreempt.CodeInvalidArgument, reason,
+		return refusal(gpreempt.CodeInvalidArgument, reason,
 			fmt.Sprintf("invalid duration %s: %v", name, err),
 			"use seconds and nanos of the same sign, as google.protobuf.Duration requires")
 	}
-	return max(d.AsDuration(), scheduler.PolicyDefault+1), nil // a duration is never taken for PolicyDefault
+	*to = max(d.AsDuration(), scheduler.PolicyDefault+1) // a duration is never taken for PolicyDefault
+	return nil
 }
 
 // pendingAnnounce is an announcement and what its lease ends with.

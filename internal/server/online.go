@@ -6,6 +6,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -66,10 +67,8 @@ func (s *Server) renew(c *client, req *gpreemptv1.RenewRequest) (*gpreemptv1.Ren
 		return nil, err
 	}
 	ttl := scheduler.PolicyDefault
-	if req.GetTtl() != nil {
-		if ttl, err = ttlOf(req.GetTtl()); err != nil {
-			return nil, err
-		}
+	if err := setDuration(&ttl, req.GetTtl(), "ttl", gpreempt.ReasonTTLRange); err != nil {
+		return nil, err
 	}
 	if ttl, err = s.cfg.Scheduler.Renew(c.id, id, ttl); err != nil {
 		return nil, err

@@ -128,8 +128,7 @@ type Limits struct {
 	ConnectionsPerUser, ConnectionsTotal int
 }
 
-// Config is what a Server needs. Every field must be set except Warnings and
-// Register.
+// Config is what a Server needs. Every field must be set except Warnings.
 type Config struct {
 	Scheduler Scheduler
 	Events    *events.Log
@@ -163,8 +162,6 @@ type Config struct {
 	Diagnose func(context.Context) *doctor.Report
 	// Warnings returns the warnings that GetStatus shows; nil: none.
 	Warnings func() []gpreempt.Warning
-	// Register adds more services before serving begins; nil: none.
-	Register func(grpc.ServiceRegistrar)
 }
 
 // Server is the gRPC server of the daemon. Its methods are safe for concurrent use.
@@ -224,9 +221,6 @@ func New(cfg Config) *Server {
 	services := registrar{s}
 	gpreemptv1.RegisterOnlineServiceServer(services, onlineService{s: s})
 	gpreemptv1.RegisterAdminServiceServer(services, adminService{s: s})
-	if cfg.Register != nil {
-		cfg.Register(services)
-	}
 	grpc_health_v1.RegisterHealthServer(services, s.health)
 	reflection.Register(services)
 	s.SetServing(false)

@@ -58,14 +58,14 @@ func (o onlineService) Session(st grpc.BidiStreamingServer[gpreemptv1.SessionReq
 	for {
 		select {
 		case p := <-ses.answers:
-			if err := ses.sendAnswer(p); err != nil {
+			if err := ses.send(p.response()); err != nil {
 				return err
 			}
 		case err := <-ended:
-			if err != nil {
-				return err
+			for err == nil && len(ses.answers) > 0 { // of a half-closed stream: all are there
+				err = ses.send((<-ses.answers).response())
 			}
-			return ses.flush()
+			return err
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
@@ -81,21 +81,6 @@ func (ses *session) end() {
 	}
 	c := ses.caller.client
 	ses.s.endAll(c, c.endScope(&ses.scope), how)
-}
-
-// flush sends the answers of a half-closed stream: every announcement has one by
-// then.
-func (ses *session) flush() error {
-	for {
-		select {
-		case p := <-ses.answers:
-			if err := ses.sendAnswer(p); err != nil {
-				return err
-			}
-		default:
-			return nil
-		}
-	}
 }
 
 // read handles frames until the client has sent its last; then the error is nil.
@@ -234,8 +219,6 @@ func (p *streamAnnounce) response() *gpreemptv1.SessionResponse {
 		Frame: &gpreemptv1.SessionResponse_Announced{Announced: s.answerMessage(p.granted, p.req.GPUs)},
 	}
 }
-
-func (ses *session) sendAnswer(p *streamAnnounce) error { return ses.send(p.response()) }
 
 func (ses *session) send(resp *gpreemptv1.SessionResponse) error {
 	ses.sending.Lock()
