@@ -15,9 +15,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// An agent is a process of a script on a real kernel: this binary again, which
-// connects to the host's socket and does what it is told there. After an execve,
-// and in the child of a fork, it connects anew.
+// An agent is a process of a script on a real kernel: this binary again, which connects to
+// the host's socket and carries out the orders. After an execve, and in the child of a
+// fork, it connects again.
 const agentEnv = "GPREEMPT_CONFORMANCE_AGENT"
 
 func init() {
@@ -26,16 +26,16 @@ func init() {
 	}
 }
 
-// interruption is a signal to threads that Go's runtime has a handler for.
+// interruption is a signal to threads with a handler of Go's runtime.
 const interruption = unix.SIGWINCH
 
-// hello is what an agent says first.
+// hello is the first message of an agent.
 type hello struct {
 	PID int32
 }
 
-// order is a line to an agent: a call for one of its threads, or what it is to do
-// with itself.
+// order is a line to an agent: a call for one of its threads, or a change of the agent
+// itself.
 type order struct {
 	ID     int
 	Thread int
@@ -45,13 +45,13 @@ type order struct {
 }
 
 const (
-	orderThread   = "thread"   // make the thread
+	orderThread   = "thread"   // create the thread
 	orderEnd      = "end"      // end the thread
-	orderFork     = "fork"     // start a child, with every descriptor that is not closed by execve
-	orderExec     = "exec"     // become this program anew
+	orderFork     = "fork"     // start a child, with every descriptor that execve does not close
+	orderExec     = "exec"     // execute this program again
 	orderExit     = "exit"     // end
-	orderDropCaps = "dropcaps" // the thread gives up what CRIU_OP asks for
-	orderPass     = "pass"     // let go on whom the thread traces, with the signal that stopped it
+	orderDropCaps = "dropcaps" // drop the thread's capabilities for CRIU_OP
+	orderPass     = "pass"     // continue the thread's tracee, with the signal that stopped it
 )
 
 // result is an agent's answer, by the order's ID.
@@ -76,7 +76,7 @@ func playAgent() error {
 		return err
 	}
 	go func() {
-		// The socket's end is the agent's.
+		// The agent ends with the socket.
 		fmt.Fprintln(os.Stderr, "agent:", g.dispatch(json.NewDecoder(conn)))
 		os.Exit(1)
 	}()
@@ -87,7 +87,7 @@ func playAgent() error {
 type agent struct {
 	mu      sync.Mutex // guards out
 	out     *json.Encoder
-	threads map[int]chan order // the dispatcher's
+	threads map[int]chan order // used by the dispatcher
 }
 
 func (g *agent) dispatch(in *json.Decoder) error {
@@ -101,7 +101,7 @@ func (g *agent) dispatch(in *json.Decoder) error {
 			go func(c chan order) {
 				runtime.LockOSThread()
 				g.answer(result{ID: o.ID, TID: int32(unix.Gettid())})
-				g.loop(c) // and returning without unlocking ends the thread
+				g.loop(c) // returning without unlocking ends the thread
 			}(g.threads[o.Thread])
 			continue
 		}
@@ -138,7 +138,7 @@ func (g *agent) loop(orders chan order) {
 		case orderPass:
 			err = pass(o.Call)
 		default:
-			err = fmt.Errorf("no order %q", o.What)
+			err = fmt.Errorf("unknown order %q", o.What)
 		}
 		if err != nil {
 			r.Err = err.Error()
@@ -156,7 +156,7 @@ func (g *agent) answer(r result) {
 	}
 }
 
-// dropCaps leaves the thread without CAP_CHECKPOINT_RESTORE and CAP_SYS_ADMIN.
+// dropCaps drops CAP_CHECKPOINT_RESTORE and CAP_SYS_ADMIN of the thread.
 func dropCaps() error {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
@@ -171,7 +171,7 @@ func dropCaps() error {
 	return unix.Capset(&header, &data[0])
 }
 
-// pass waits until the traced thread stops for a signal, and has it delivered.
+// pass waits until the traced thread stops for a signal, and delivers the signal.
 func pass(c call) error {
 	d := doing{values: c.Values}
 	pid := int(d.num("pid", 0))
@@ -192,7 +192,7 @@ func pass(c call) error {
 			signal = 0 // an event, such as an execve
 		}
 		if err := unix.PtraceCont(pid, int(signal)); err != nil { //nolint:forbidigo // on the actor's own locked thread, see loop
-			return fmt.Errorf("letting %d go on: %w", pid, err)
+			return fmt.Errorf("continue %d: %w", pid, err)
 		}
 		if signal != 0 {
 			return nil
@@ -205,7 +205,7 @@ type kernelSystem struct{ kfd.Sys }
 
 func (kernelSystem) Seize(pid int32) error { return unix.PtraceSeize(int(pid)) } //nolint:forbidigo // on the actor's own locked thread, see loop
 
-// Detach stops the thread first, as PTRACE_DETACH wants it.
+// Detach stops the thread first, as PTRACE_DETACH requires.
 func (kernelSystem) Detach(pid int32) error {
 	if err := unix.PtraceInterrupt(int(pid)); err != nil { //nolint:forbidigo // on the actor's own locked thread, see loop
 		return err
@@ -241,7 +241,7 @@ func (kernelSystem) Pipe(nonblock bool) (r, w int, err error) {
 	return fds[0], fds[1], err
 }
 
-// Unmapped returns memory nobody may touch; it stays until the process ends.
+// Unmapped returns inaccessible memory, which stays until the process ends.
 func (kernelSystem) Unmapped() (kfd.Pointer, error) {
 	wall, err := unix.Mmap(-1, 0, 1<<16, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	return kfd.PointerToSlice(wall), err

@@ -39,12 +39,11 @@ func table(t *testing.T) []expectation {
 	return all
 }
 
-// difference says why a host does not meet an expectation, when something holds.
+// difference is the reason why a host does not meet an expectation, under a condition.
 type difference struct{ when, why string }
 
-// compare puts to hosts of which holds is true what is for them, each expectation in
-// a test of its name, and sums up.
-// What is in known, by the expectation's name, has to differ.
+// compare plays the expectations for hosts of which holds is true, each in a test of its
+// name, and logs a summary. Expectations in known must differ.
 func compare(t *testing.T, name string, holds tags, known map[string]difference, h func(*testing.T) host) {
 	t.Helper()
 	asked, differ := 0, 0
@@ -59,7 +58,7 @@ func compare(t *testing.T, name string, holds tags, known map[string]difference,
 			isKnown = isKnown && holds.hold(strings.Fields(d.when))
 			switch {
 			case isKnown && err == nil:
-				t.Errorf("it agrees, though it is said to differ: %s", d.why)
+				t.Errorf("it agrees, but a difference is known: %s", d.why)
 			case isKnown:
 				differ++
 			case err != nil:
@@ -75,9 +74,8 @@ func compare(t *testing.T, name string, holds tags, known map[string]difference,
 	}
 }
 
-// TestEveryExpectationIsPutToAHost finds conditions that never hold, and misspelt
-// ones.
-func TestEveryExpectationIsPutToAHost(t *testing.T) {
+// The test finds conditions that never hold, and misspelt ones.
+func TestEveryExpectationIsPlayedOnAHost(t *testing.T) {
 	hosts := []tags{realTags(profileTags("6.12.117"))}
 	for _, profile := range kfdtest.Profiles() {
 		for _, m := range machines {
@@ -95,7 +93,7 @@ func TestEveryExpectationIsPutToAHost(t *testing.T) {
 			onReal++
 		}
 		if !slices.ContainsFunc(hosts, e.isFor) {
-			t.Errorf("%s is for no host", e.name)
+			t.Errorf("no host plays %s", e.name)
 		}
 		conditions := slices.Clone(e.when)
 		for _, s := range e.steps {
@@ -115,7 +113,7 @@ func TestEveryExpectationIsPutToAHost(t *testing.T) {
 	}
 }
 
-// realTags adds what holds of a real driver.
+// realTags adds the conditions of a real driver.
 func realTags(holds tags) tags {
 	holds["real"] = true
 	return holds
@@ -127,18 +125,18 @@ func TestRealDriverMeetsTheTable(t *testing.T) {
 	compare(t, fmt.Sprintf("the driver of Linux %s, KFD %s", release(t), version), holds, nil, func(*testing.T) host { return h })
 }
 
-// realDriver reports what holds of the running kernel's driver. It skips where there
-// is none, and where there are GPUs that someone may be using.
+// realDriver returns the conditions of the running kernel's driver. It skips the test on a
+// machine without a driver, and with GPUs that may be in use.
 func realDriver(t *testing.T) (kfd.Version, tags) {
 	t.Helper()
 	device, err := kfd.Open()
 	if err != nil {
-		t.Skipf("no driver to compare with: %v; `make vm-kfd` runs this in a guest that has one", err)
+		t.Skipf("no driver: %v; `make vm-kfd` runs this in a guest with a driver", err)
 	}
 	defer device.Close()
 	gpus := gpuNodes(t)
 	if gpus > 0 && !realHardware {
-		t.Skipf("this machine has %d GPU nodes, and the table preempts whatever runs there: build with -tags hw to compare on it", gpus)
+		t.Skipf("this machine has %d GPU nodes, and the table preempts all work on them: build with -tags hw to run it", gpus)
 	}
 	profile := device.Profile().Name
 	var minor, patch int
@@ -156,7 +154,7 @@ func realDriver(t *testing.T) (kfd.Version, tags) {
 	return device.Version(), holds
 }
 
-// profileTags is what holds of the drivers of a profile of kfdtest's.
+// profileTags returns the conditions of the drivers of a profile of kfdtest.
 func profileTags(profile string) tags {
 	holds := tags{profile: true}
 	switch profile {
@@ -192,7 +190,7 @@ func gpuNodes(t *testing.T) int {
 	for _, e := range entries {
 		id, err := os.ReadFile(nodes + "/" + e.Name() + "/gpu_id")
 		if err != nil || strings.TrimSpace(string(id)) != "0" {
-			n++ // one that may not be read is one
+			n++ // an unreadable one counts
 		}
 	}
 	return n

@@ -23,8 +23,8 @@ import (
 
 var every = flag.Bool("every", false, "put the table to every emulated driver there is a machine for here, which takes minutes")
 
-// emulations are the drivers and the machines of kfdtest's that the emulator is compared
-// as: each driver and each machine once. Without -every it is the first two.
+// emulations are the drivers and the machines of kfdtest that the emulator is compared as:
+// each driver and each machine once, or without -every the first two.
 var emulations = []struct{ profile, machine, preset string }{
 	{"6.12.117", "gfx942", "mi300x"},
 	{"7.2", "two gfx1100", "rx7900xtx"},
@@ -35,42 +35,42 @@ var emulations = []struct{ profile, machine, preset string }{
 	{"6.12.117", "gfx1201", "rx7900xtx"},
 }
 
-// differs has the expectations the emulator is known not to meet.
+// differs has the expectations that the emulator does not meet.
 var differs = map[string]difference{
-	"event-page-is-mapped-at-an-offset-of-its-own":                       {why: offsets},
-	"type-letter-is-not-looked-at":                                       {why: filter},
-	"descriptor-from-before-execve-passes-for-the-process-own":           {why: lifetime},
+	"event-page-has-its-own-mmap-offset":                                 {why: offsets},
+	"type-letter-is-not-checked":                                         {why: filter},
+	"descriptor-from-before-execve-is-accepted":                          {why: lifetime},
 	"debugging-through-a-descriptor-from-before-execve-finds-no-process": {why: lifetime},
 	"dead-process-stays-listed-while-its-descriptor-is-held":             {why: lifetime},
 	"smi-events-are-selected-by-eight-bytes":                             {why: stream},
-	"checkpoint-without-room":                                            {why: copies},
+	"checkpoint-without-buffers":                                         {why: copies},
 	"restore-of-nothing":                                                 {why: copies},
-	"resume-of-a-restored-process-that-is-not":                           {why: copies},
+	"resume-of-an-unknown-restored-process":                              {why: copies},
 	"resume-of-a-restored-process-that-never-opened-the-driver":          {why: copies},
 }
 
 // Why the emulator differs.
 const (
-	offsets  = "the driver's offsets have bit 63, with which a memory file cannot be mapped"
-	filter   = "the filter leaves what is none of the driver's requests to the kernel, which knows none for a memory file"
-	stream   = "a socket stands for the stream of events, and takes what is too short"
-	lifetime = "a file of the emulator's ends with the program that opened it, not with its last descriptor"
-	copies   = "processes are not copied: CRIU_OP makes none of the checks for that"
+	offsets  = "a memory file cannot be mapped at the driver's offsets, which have bit 63"
+	filter   = "the kernel answers requests of other types, which memory files do not have"
+	stream   = "a socket replaces the stream of events, and accepts short writes"
+	lifetime = "a file of the emulator ends with the program that opened it, not with its last descriptor"
+	copies   = "processes are not copied: CRIU_OP does not have the checks for that"
 )
 
-// TestEmulatedDriverMeetsTheTable has the table met by the emulator as by the fake, and
-// as by the real driver where that has more: real processes, real ptrace, sysfs.
+// The emulator must meet the expectations for the fake, and also those for the real driver
+// about real processes, real ptrace and sysfs.
 func TestEmulatedDriverMeetsTheTable(t *testing.T) {
 	if err := seccomp.Supported(); err != nil {
-		t.Skip("no emulated machine here: ", err)
+		t.Skip("no emulated machine: ", err)
 	}
 	if os.Geteuid() != 0 {
-		t.Skip("no emulated machine here: processes of several programs on it need root")
+		t.Skip("no emulated machine: several programs on one need root")
 	}
 	agent := filepath.Join(t.TempDir(), "agent")
 	// Without the race detector, whose processes start slowly.
 	if out, err := exec.Command("go", "test", "-c", "-vet=off", "-o", agent, ".").CombinedOutput(); err != nil {
-		t.Fatalf("building the agent: %v\n%s", err, out)
+		t.Fatalf("build the agent: %v\n%s", err, out)
 	}
 	asked := emulations
 	if !*every {
@@ -95,7 +95,7 @@ func TestEmulatedDriverMeetsTheTable(t *testing.T) {
 	}
 }
 
-// emulation is an emulated machine, and a process on it that starts the actors.
+// emulation is an emulated machine with a process that starts the actors.
 type emulation struct {
 	*kfdemu.Emulator
 	agents   *kernelHost
@@ -106,9 +106,9 @@ func newEmulation(t *testing.T, cfg kfdemu.Config) *emulation {
 	t.Helper()
 	cfg.Dir = testutil.TempSocketDir(t)
 	cfg.Event = func(v kfdemu.Event) {
-		// Faults of the GPU there are: the table's queues have rings where there is no memory.
+		// Faults of the GPU are expected: the rings of the table's queues are unmapped.
 		if v.Kind == kfdemu.EventTrouble {
-			t.Errorf("the emulator had trouble: %+v", v)
+			t.Errorf("the emulator reports an error: %+v", v)
 		}
 	}
 	e := &emulation{}
@@ -145,7 +145,7 @@ func (e *emulation) host(holds tags) host {
 	return h
 }
 
-// emulatedHost puts the table to the emulator: an actor is an agent on its machine.
+// emulatedHost plays the table on the emulator: an actor is an agent on its machine.
 type emulatedHost struct {
 	*kernelHost
 	e    *emulation
@@ -162,7 +162,7 @@ func (h *emulatedHost) fork(parent *kernelProcess) (process, error) {
 	return &emulatedProcess{kernelProcess: p, host: h}, err
 }
 
-// end also waits until the driver has taken down what was theirs.
+// end also waits until the driver has removed their processes.
 func (h *emulatedHost) end() error {
 	return errors.Join(h.kernelHost.end(), eventually("the emulated driver keeps processes that are dead", func() (bool, error) {
 		return len(h.e.Driver().Processes()) == 0, nil
@@ -188,8 +188,7 @@ func (p *emulatedProcess) exec() error { return p.ending(p.kernelProcess.exec) }
 func (p *emulatedProcess) exit() error { return p.ending(p.kernelProcess.exit) }
 func (p *emulatedProcess) kill() error { return p.ending(p.kernelProcess.kill) }
 
-// ending ends a program, and waits until the driver has taken down what was its and
-// shows it no longer.
+// ending ends a program, and waits until the driver has removed its process and its files.
 func (p *emulatedProcess) ending(end func() error) error {
 	shown := fmt.Sprintf("/proc/%d/root/sys/class/kfd/kfd/proc/%d", p.host.e.launcher.id, p.id)
 	return errors.Join(end(), eventually("the emulated driver keeps what has ended", func() (bool, error) {
@@ -209,7 +208,7 @@ func (p *emulatedProcess) thread(n int) (thread, error) {
 	return &emulatedThread{t.(*kernelThread), p.host.e}, nil
 }
 
-// state returns what the driver has for the process.
+// state returns the driver's state of the process.
 func (p *emulatedProcess) state() (driver.ProcessState, bool) {
 	states := p.host.e.Driver().Processes()
 	i := slices.IndexFunc(states, func(s driver.ProcessState) bool { return s.PID == p.id && !s.Secondary })
@@ -240,14 +239,14 @@ type emulatedThread struct {
 	e *emulation
 }
 
-// blocked asks the driver: a thread sleeps in any call until it is answered. What the
-// hardware does takes time here, and is waited for uninterruptibly.
+// blocked uses the driver's state: a thread sleeps in any call until it is answered. Steps
+// of the hardware take time here, and the wait for them is uninterruptible.
 func (t *emulatedThread) blocked() (bool, error) {
 	_, interruptible := t.e.Waiting(t.id)
 	return interruptible, nil
 }
 
-// shim makes this process a program on an emulated machine: kfdemu.Config.Shim.
+// shim makes this process a program on an emulated machine, for kfdemu.Config.Shim.
 func shim(args []string) error {
 	if len(args) < 5 || args[1] != "--socket" || args[3] != "--" {
 		return errors.New("want exec --socket SOCKET -- PROGRAM")

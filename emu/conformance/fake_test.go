@@ -13,13 +13,13 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// The GPUs that scripts call g0 and g1.
+// The GPUs g0 and g1 of scripts.
 const (
 	firstGPU  gpreempt.GPUID = 0x8a31
 	secondGPU gpreempt.GPUID = 0x1f04
 )
 
-// machine is a kind of machine the table is put to in every profile.
+// machine is a kind of machine, on which the table is played in every profile.
 type machine struct {
 	name  string
 	nodes []kfdtest.Node
@@ -83,7 +83,7 @@ func TestFakeDriversMeetTheTable(t *testing.T) {
 	}
 }
 
-// tags is what holds of the machine with the driver of a profile.
+// tags returns the conditions of the machine with the driver of a profile.
 func (m machine) tags(profile string) tags {
 	holds := profileTags(profile)
 	holds["fake"] = true
@@ -96,7 +96,7 @@ func (m machine) tags(profile string) tags {
 	return holds
 }
 
-// fakeHost puts the table to a machine of kfdtest's.
+// fakeHost plays the table on a machine of kfdtest.
 type fakeHost struct {
 	machine *kfdtest.Machine
 	holds   tags
@@ -133,7 +133,7 @@ func (h *fakeHost) end() error {
 	return nil
 }
 
-// look returns what the driver did to a GPU since it was last looked at.
+// look returns the driver's operations on a GPU since the last look.
 func (h *fakeHost) look(gpu uint32) reply {
 	id := gpreempt.GPUID(gpu)
 	now, before := h.machine.GPU(id), h.seen[id]
@@ -141,9 +141,9 @@ func (h *fakeHost) look(gpu uint32) reply {
 	return lookReply(before, now)
 }
 
-// lookReply reports what became of a GPU between two looks.
+// lookReply returns the changes of a GPU between two looks.
 func lookReply(before, now driver.GPUState) reply {
-	// Whom the cycles took off the GPU.
+	// The processes whose queues the cycles unmapped.
 	var cycled []string
 	for _, pid := range slices.Sorted(maps.Keys(now.Cycled)) {
 		if now.Cycled[pid] > before.Cycled[pid] {
@@ -198,12 +198,12 @@ func (p *fakeProcess) kill() error {
 	return nil
 }
 
-// raise has the hardware raise exceptions of a queue.
+// raise raises exceptions of a queue as the hardware does.
 func (p *fakeProcess) raise(gpu uint32, queue uint32, mask uint64) {
 	p.Raise(gpreempt.GPUID(gpu), queue, kfd.ExceptionMask(mask))
 }
 
-// queue describes how a queue is; the answer is 1 if it is there.
+// queue returns the state of a queue; the answer is 1 if it exists.
 func (p *fakeProcess) queue(id uint32) reply {
 	q, ok := p.Queues()[id]
 	if !ok {

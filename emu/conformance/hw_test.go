@@ -2,5 +2,5 @@
 
 package conformance
 
-// realHardware: whoever built this wants its GPUs used.
+// realHardware: this build may use the machine's GPUs.
 const realHardware = true

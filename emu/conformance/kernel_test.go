@@ -19,8 +19,8 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// kernelHost puts the table to the driver of the running kernel: an actor is an
-// agent, with real threads and real ptrace.
+// kernelHost plays the table on the driver of the running kernel: an actor is an agent,
+// with real threads and real ptrace.
 type kernelHost struct {
 	listener  net.Listener
 	holds     tags
@@ -29,7 +29,7 @@ type kernelHost struct {
 	endAccept sync.WaitGroup
 }
 
-// greeted is a connection of an agent that said who it is.
+// greeted is a connection of an agent that has identified itself.
 type greeted struct {
 	pid  int32
 	conn net.Conn
@@ -75,7 +75,7 @@ func (h *kernelHost) spawn() (process, error) { return h.start(exec.Command("/pr
 
 // start starts an agent by a command.
 func (h *kernelHost) start(cmd *exec.Cmd) (*kernelProcess, error) {
-	// Go's own signals to threads would stop a traced one.
+	// Signals of Go's runtime to threads would stop a traced one.
 	cmd.Env = append(os.Environ(), agentEnv+"="+h.listener.Addr().String(), "GODEBUG=asyncpreemptoff=1")
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
@@ -86,8 +86,8 @@ func (h *kernelHost) start(cmd *exec.Cmd) (*kernelProcess, error) {
 	return p, p.connect()
 }
 
-// end kills the agents, tracers last: a dead process that is traced is not its
-// parent's to wait for until the tracer has gone.
+// end kills the agents, tracers last: the parent of a dead process that is traced cannot
+// wait for it until the tracer has ended.
 func (h *kernelHost) end() error {
 	var errs []error
 	for _, p := range h.agents {
@@ -121,7 +121,7 @@ func ignore(err, known error) error {
 type kernelProcess struct {
 	host    *kernelHost
 	id      int32
-	cmd     *exec.Cmd // nil for what an agent forked
+	cmd     *exec.Cmd // nil if an agent forked it
 	conn    net.Conn
 	out     *json.Encoder
 	readers sync.WaitGroup
@@ -135,9 +135,9 @@ type kernelProcess struct {
 	lost    error
 }
 
-// connect waits for the agent to come.
+// connect waits for the connection of the agent.
 func (p *kernelProcess) connect() error {
-	late := time.NewTimer(patience)
+	late := time.NewTimer(hangTimeout)
 	defer late.Stop()
 	var g greeted
 	select {
@@ -157,14 +157,15 @@ func (p *kernelProcess) connect() error {
 	return nil
 }
 
-// read hands out the agent's answers; at the end whoever waits is told.
+// read distributes the agent's answers. At the end it closes the channels of those that
+// wait.
 func (p *kernelProcess) read(in *json.Decoder) {
 	for {
 		var r result
 		err := in.Decode(&r)
 		p.mu.Lock()
 		if err != nil {
-			p.lost = fmt.Errorf("process %d is gone", p.id)
+			p.lost = fmt.Errorf("process %d has ended", p.id)
 			for _, ch := range p.results {
 				close(ch)
 			}
@@ -180,7 +181,7 @@ func (p *kernelProcess) read(in *json.Decoder) {
 	}
 }
 
-// send returns the agent an order; the channel is closed without a result if it dies.
+// send sends the agent an order. The channel is closed without a result if the agent ends.
 func (p *kernelProcess) send(o order) (chan result, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -201,7 +202,7 @@ func (p *kernelProcess) ask(o order) (result, error) {
 	}
 	r, ok := <-ch
 	if !ok {
-		return result{}, fmt.Errorf("process %d is gone", p.id)
+		return result{}, fmt.Errorf("process %d has ended", p.id)
 	}
 	if r.Err != "" {
 		return r, errors.New(r.Err)
@@ -261,8 +262,8 @@ func (p *kernelProcess) kill() error {
 	return p.awaitDeath()
 }
 
-// awaitDeath waits until no thread of the process runs any more, so that its memory
-// is gone; whether anybody has waited for it does not matter.
+// awaitDeath waits until no thread of the process runs, so that its memory is released. The
+// process may be a zombie.
 func (p *kernelProcess) awaitDeath() error {
 	return eventually(fmt.Sprintf("process %d does not die", p.id), func() (bool, error) {
 		tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", p.id))
@@ -279,7 +280,7 @@ func (p *kernelProcess) awaitDeath() error {
 	})
 }
 
-// taskState reads the state's letter in /proc/PID/task/TID/stat.
+// taskState returns the letter of the state in /proc/PID/task/TID/stat.
 func taskState(pid int32, tid string) (string, error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/stat", pid, tid))
 	if err != nil {
@@ -292,11 +293,11 @@ func taskState(pid int32, tid string) (string, error) {
 	return fields[0], nil
 }
 
-// eventually asks until cond holds.
+// eventually polls until cond holds.
 func eventually(why string, cond func() (bool, error)) error {
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	late := time.NewTimer(patience)
+	late := time.NewTimer(hangTimeout)
 	defer late.Stop()
 	for {
 		if ok, err := cond(); ok || err != nil {
@@ -347,8 +348,8 @@ func (t *kernelThread) blocked() (bool, error) {
 	return strings.HasPrefix(string(text), "16 ") && state == "S", err
 }
 
-// interrupt sends a signal that there is a handler for. If the thread is
-// traced it stops first, until its tracer lets it go on.
+// interrupt sends a signal that has a handler. A traced thread stops first, until its
+// tracer continues it.
 func (t *kernelThread) interrupt() error {
 	if err := unix.Tgkill(int(t.p.id), int(t.id), interruption); err != nil {
 		return err

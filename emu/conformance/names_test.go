@@ -11,10 +11,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// How what scripts write becomes calls, and answers become what scripts write.
-
-// expand makes the steps a daemon always takes out of one: attach is all up to
-// ENABLE, runtime what a ROCm program does first.
+// This file translates scripts to calls, and answers to the form of scripts.
+// expand replaces a step by several: attach is everything of a daemon up to ENABLE, runtime
+// is the start of a ROCm program.
 func expand(s step, a *actor) []step {
 	derive := func(verb string, args []string, values map[string]string) step {
 		return step{where: s.where, text: s.text, actor: s.actor, verb: verb, args: args, values: values}
@@ -52,7 +51,7 @@ func (p *play) resolve(s step, a *actor) (call, error) {
 		}
 		c.Values[key] = number
 	}
-	// What a call is about, and the descriptor it goes to.
+	// The subject of a call, and its descriptor.
 	if len(s.args) > 0 && s.verb != "pipe" && s.verb != "criu" {
 		id, err := p.id(s.args[0])
 		if err != nil {
@@ -78,7 +77,7 @@ func (p *play) resolve(s step, a *actor) (call, error) {
 	case "getfd":
 		whose := p.actors[s.args[0]]
 		if whose == nil {
-			return call{}, fmt.Errorf("no process %s", s.args[0])
+			return call{}, fmt.Errorf("unknown process %s", s.args[0])
 		}
 		theirs := "kfd"
 		if given, ok := s.values["fd"]; ok {
@@ -95,7 +94,7 @@ func (p *play) resolve(s step, a *actor) (call, error) {
 	return c, nil
 }
 
-// number resolves a value by what it is called.
+// number resolves a value by its key.
 func (p *play) number(key, value string, a *actor) (string, error) {
 	switch key {
 	case "fd", "via":
@@ -158,8 +157,7 @@ func (p *play) number(key, value string, a *actor) (string, error) {
 	return value, nil
 }
 
-// idOrMarked resolves a pid or a queue id, with the driver's bits on it as a reply
-// shows them.
+// idOrMarked resolves a pid or a queue ID, with the driver's bits in the form of a reply.
 func (p *play) idOrMarked(word string) (string, error) {
 	parts := strings.Split(word, ":")
 	id, err := p.id(parts[0])
@@ -177,13 +175,13 @@ func (p *play) idOrMarked(word string) (string, error) {
 		case "error":
 			n |= uint64(kfd.QueueErrorMask)
 		default:
-			return "", fmt.Errorf("%q is no mark of an id", part)
+			return "", fmt.Errorf("invalid mark %q of an ID", part)
 		}
 	}
 	return strconv.FormatUint(n, 10), nil
 }
 
-// id returns a process's pid, a thread's id, or the number itself.
+// id returns a process's pid, a thread's ID, or the number itself.
 func (p *play) id(word string) (string, error) {
 	if _, err := parseNumber(word); err == nil {
 		return word, nil
@@ -216,7 +214,7 @@ func cutBraces(s string) (before, inside, after string, ok bool) {
 	return before, inside, after, ok
 }
 
-// shown returns a value of a reply as scripts write it.
+// shown returns a value of a reply in the form of scripts.
 func (p *play) shown(key, value string) string {
 	switch key {
 	case "gpu", "gpus":

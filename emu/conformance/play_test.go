@@ -12,21 +12,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is what an expectation is put to.
+// host is a machine on which an expectation is played.
 type host interface {
 	tags() tags
-	// gpus are the ids that g0, g1 ... stand for.
+	// gpus are the IDs of g0, g1 and so on.
 	gpus() []uint32
 	spawn() (process, error)
-	// end kills every process there still is.
+	// end kills every remaining process.
 	end() error
 }
 
-// An observer sees what no caller of the driver does. Only a fake is one, and so are
+// An observer reports what no caller of the driver can see. Only a fake is one, and so are
 // its processes.
 type (
 	gpuObserver interface {
-		// look returns what became of a GPU since the last look.
+		// look returns the changes of a GPU since the last look.
 		look(gpu uint32) reply
 	}
 	queueObserver interface {
@@ -35,10 +35,10 @@ type (
 	}
 )
 
-// process is an actor. What it does returns once it has come about.
+// process is an actor. Its methods return after they have had their effect.
 type process interface {
 	pid() int32
-	thread(n int) (thread, error) // 0 is the main thread; others are made when first named
+	thread(n int) (thread, error) // 0 is the main thread; others are created when first named
 	fork() (process, error)
 	exec() error
 	exit() error
@@ -53,15 +53,15 @@ type thread interface {
 	blocked() (bool, error)
 	// interrupt sends it a signal that it handles.
 	interrupt() error
-	// end ends the thread alone.
+	// end ends only this thread.
 	end() error
-	// dropCaps takes the rights a checkpoint needs.
+	// dropCaps drops the capabilities for a checkpoint.
 	dropCaps() error
 }
 
-// patience is how long anything may take before it counts as hanging. Nothing
-// waits that long but a failure.
-const patience = 30 * time.Second
+// hangTimeout is the time after which anything counts as hanging. Only a failure waits that
+// long.
+const hangTimeout = 30 * time.Second
 
 // play plays an expectation's lines; an error is a difference.
 type play struct {
@@ -82,7 +82,7 @@ type done struct {
 	err   error
 }
 
-// perform puts e to the host; nil means that they agree.
+// perform plays e on the host; nil means that they agree.
 func (e expectation) perform(h host) (err error) {
 	p := &play{host: h, tags: h.tags(), actors: map[string]*actor{}}
 	defer func() { err = errors.Join(err, h.end()) }()
@@ -133,7 +133,7 @@ func (p *play) step(s step) error {
 			return err
 		}
 		if a.waiting[n] != nil {
-			return fmt.Errorf("%s is in a call still", s.actor)
+			return fmt.Errorf("%s is still in a call", s.actor)
 		}
 		ch := make(chan done, 1)
 		go func() {
@@ -157,7 +157,7 @@ func (p *play) actor(name string) (*actor, error) {
 	}
 	process, err := p.host.spawn()
 	if err != nil {
-		return nil, fmt.Errorf("starting %s: %w", name, err)
+		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	return p.enter(name, process, map[string]int{}), nil
 }
@@ -171,7 +171,7 @@ func (p *play) enter(name string, process process, fds map[string]int) *actor {
 // stage does the verbs about processes and threads themselves.
 func (p *play) stage(s step, a *actor, n int, t thread) (bool, error) {
 	switch s.verb {
-	case "spawn": // named is made
+	case "spawn": // naming the actor creates it
 		return true, nil
 	case "fork":
 		child, err := a.process.fork()
@@ -206,7 +206,7 @@ func (p *play) stage(s step, a *actor, n int, t thread) (bool, error) {
 // isGPU reports whether an actor is a GPU: g0 or g1.
 func isGPU(name string) bool { return name == "g0" || name == "g1" }
 
-// observe compares what became of a GPU.
+// observe compares the changes of a GPU.
 func (p *play) observe(s step) error {
 	observer, ok := p.host.(gpuObserver)
 	if !ok || s.verb != "cycles" {
@@ -223,7 +223,7 @@ func (p *play) observe(s step) error {
 	return p.compare(want, observer.look(number32(id)))
 }
 
-// peer compares how a queue is, or has the hardware raise exceptions of it.
+// peer compares the state of a queue, or raises exceptions of it as the hardware does.
 func (p *play) peer(s step, a *actor) error {
 	observer, ok := a.process.(queueObserver)
 	if !ok {
@@ -259,7 +259,7 @@ func (p *play) blocked(a *actor, n int, t thread) error {
 	}
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	late := time.NewTimer(patience)
+	late := time.NewTimer(hangTimeout)
 	defer late.Stop()
 	for {
 		if blocked, err := t.blocked(); blocked || err != nil {
@@ -275,13 +275,13 @@ func (p *play) blocked(a *actor, n int, t thread) error {
 	}
 }
 
-// await waits for the call under way and compares what came of it.
+// await waits for the call in progress and compares its result.
 func (p *play) await(s step, a *actor, n int) error {
 	ch := a.waiting[n]
 	if ch == nil {
 		return errors.New("it was not told to start anything")
 	}
-	late := time.NewTimer(patience)
+	late := time.NewTimer(hangTimeout)
 	defer late.Stop()
 	var d done
 	select {
@@ -306,7 +306,7 @@ func (p *play) await(s step, a *actor, n int) error {
 	return p.compare(want, d.reply)
 }
 
-// remember takes new descriptors into the actor's table.
+// remember adds new descriptors to the actor's table.
 func (p *play) remember(s step, a *actor, r reply) error {
 	take := func(name, key string) error {
 		fd, ok := r.Out[key]
@@ -339,7 +339,7 @@ func (p *play) remember(s step, a *actor, r reply) error {
 	return nil
 }
 
-// compare describes how r differs from what was wanted; nil wants any success.
+// compare returns the difference of r and the wanted answer; nil wants any success.
 func (p *play) compare(want *answer, r reply) error {
 	if want == nil {
 		if r.Errno != 0 {
@@ -366,7 +366,7 @@ func (r reply) result() string {
 		if name := unix.ErrnoName(r.Errno); name != "" {
 			return name
 		}
-		return fmt.Sprintf("errno-%d", uint32(r.Errno)) // such as ENOTSUPP, which is not for user space
+		return fmt.Sprintf("errno-%d", uint32(r.Errno)) // such as ENOTSUPP, which is internal to the kernel
 	}
 	return strconv.FormatInt(r.R, 10)
 }

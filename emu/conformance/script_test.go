@@ -29,18 +29,18 @@ type step struct {
 	verb   string
 	args   []string          // words without a "="
 	values map[string]string // and with one
-	// answers are the alternatives, none when any success will do.
+	// answers are the alternatives, none if any success is accepted.
 	answers []answer
 }
 
-// answer is what a step must come to.
+// answer is the expected answer of a step.
 type answer struct {
 	when   []string
 	result string
 	values map[string]string
 }
 
-// tags is what holds of a host.
+// tags are the conditions that hold of a host.
 type tags map[string]bool
 
 // hold reports whether all conditions do.
@@ -54,8 +54,8 @@ func (t tags) hold(conditions []string) bool {
 	return true
 }
 
-// isFor reports whether e is to be put to a host. One that is "only" for something
-// else than the rest of the table is asked what names one of its tags.
+// isFor reports whether e is for a host. A host with a special tag plays only expectations
+// that name one of its tags.
 func (e expectation) isFor(t tags) bool {
 	if t["only"] && !slices.ContainsFunc(e.when, func(c string) bool { return special[c] }) {
 		return false
@@ -63,10 +63,10 @@ func (e expectation) isFor(t tags) bool {
 	return t.hold(e.when)
 }
 
-// special are the tags of hosts the table as a whole is not for.
+// special are the tags of hosts that do not play the whole table.
 var special = tags{"no-hws": true, "no-gpu-no-open": true, "no-gws-debug": true}
 
-// answer picks the alternative that holds; nil if any success will do.
+// answer returns the alternative whose condition holds, nil if any success is accepted.
 func (s step) answer(t tags) (*answer, error) {
 	if len(s.answers) == 0 {
 		return nil, nil
@@ -76,7 +76,7 @@ func (s step) answer(t tags) (*answer, error) {
 			return &s.answers[i], nil
 		}
 	}
-	return nil, fmt.Errorf("%s: no answer is for this host", s.where)
+	return nil, fmt.Errorf("%s: no answer for this host", s.where)
 }
 
 // loadTable reads the whole table.
@@ -100,7 +100,7 @@ func loadTable() ([]expectation, error) {
 	seen := map[string]bool{}
 	for _, e := range table {
 		if seen[e.name] {
-			return nil, fmt.Errorf("there are two expectations %s", e.name)
+			return nil, fmt.Errorf("duplicate expectation %s", e.name)
 		}
 		seen[e.name] = true
 	}
@@ -142,7 +142,7 @@ func parseTable(file, text string) ([]expectation, error) {
 	}
 	for _, e := range table {
 		if !slices.ContainsFunc(e.steps, func(s step) bool { return len(s.answers) > 0 }) {
-			return nil, fmt.Errorf("%s: expectation %s expects nothing", file, e.name)
+			return nil, fmt.Errorf("%s: expectation %s is empty", file, e.name)
 		}
 	}
 	return table, nil
@@ -230,7 +230,7 @@ A.1 suspend T ids=1,2 -> mes,6.12: EPERM | 2 ids=1,2
 		"expect":                    "want expect NAME",
 		"expect one two":            "want expect NAME",
 		"expect one\nA":             "an actor and a verb",
-		"expect one\nA open":        "expects nothing",
+		"expect one\nA open":        "expectation one is empty",
 		"expect one\nA open ->":     "no answer",
 		"expect one\nA open -> 0 x": "NAME=VALUE",
 	} {

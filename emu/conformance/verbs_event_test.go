@@ -8,7 +8,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// The verbs about the events a process waits for, and about its GPU memory.
+// The verbs about the events that a process waits for, and about its GPU memory.
 
 func init() {
 	maps.Copy(verbs, map[string]func(*doing) (int64, error){
@@ -51,7 +51,7 @@ var eventKinds = map[string]uint32{
 	"signal": kfd.EventTypeSignal, "hw": kfd.EventTypeHWException, "debug": kfd.EventTypeDebug, "memory": kfd.EventTypeMemory,
 }
 
-// createEvent makes events; of n of them the last is handed back.
+// createEvent creates n events and returns the last.
 func createEvent(d *doing) (r int64, err error) {
 	kind, ok := eventKinds[d.text("kind", "signal")]
 	if !ok {
@@ -97,7 +97,7 @@ func waitEvents(d *doing) (int64, error) {
 	return r, err
 }
 
-// handle is that of a GPU's memory by its number there.
+// handle returns the handle of a GPU's memory by its number there.
 func (d *doing) handle() uint64 { return d.num("gpu", 0)<<32 | d.num("handle", 0) }
 
 func allocMemory(d *doing) (int64, error) {

@@ -12,34 +12,34 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// system is what a verb is done with: the system calls of one thread.
+// system is the system calls of one thread, for verbs.
 type system interface {
 	kfd.Sys
 	Seize(pid int32) error
 	Detach(pid int32) error
 	PidfdGetfd(pid int32, fd int) (int, error)
 	Pipe(nonblock bool) (r, w int, err error)
-	// Unmapped is an address where there is no memory.
+	// Unmapped is an unmapped address.
 	Unmapped() (kfd.Pointer, error)
 }
 
-// call is a verb with every name resolved: it can go to another process.
+// call is a verb with every name resolved: it can be sent to another process.
 type call struct {
 	Verb   string
 	Values map[string]string
 }
 
-// reply is what came of it. R is the value returned, or Errno is not 0; Out is what
-// was handed back, on errors too.
+// reply is the result. R is the returned value, or Errno is not 0; Out has the results, also
+// after errors.
 type reply struct {
 	R     int64
 	Errno unix.Errno
 	Out   map[string]string
-	// Broken says that the verb could not be done at all.
+	// Broken is the reason if the verb could not be carried out at all.
 	Broken string
 }
 
-// verbs does the calls about the driver; fd is the descriptor of it.
+// verbs make the calls about the driver; fd is its descriptor.
 var verbs = map[string]func(*doing) (int64, error){
 	"open": func(d *doing) (int64, error) {
 		flags := unix.O_RDWR
@@ -49,9 +49,9 @@ var verbs = map[string]func(*doing) (int64, error){
 		fd, err := d.sys.Open(kfd.DevicePath, flags)
 		return d.newFD("fd", fd, err)
 	},
-	// opens reports whether a file can be opened, and what it says.
+	// opens reports whether a file can be opened, and returns its content.
 	"opens": func(d *doing) (int64, error) { return 0, d.look() },
-	// vanishes waits until it cannot any more.
+	// vanishes waits until it cannot be opened.
 	"vanishes": func(d *doing) (int64, error) {
 		return 0, eventually("the file stays", func() (bool, error) {
 			err := d.look()
@@ -140,8 +140,8 @@ var verbs = map[string]func(*doing) (int64, error){
 	"gws":           gws,
 }
 
-// perform does a call. It is the one interpreter: the fake's threads run it in the
-// test, and processes of the kernel's in themselves.
+// perform makes a call. It is the only interpreter: the fake's threads run it in the test,
+// and real processes in themselves.
 func perform(sys system, c call) reply {
 	verb, ok := verbs[c.Verb]
 	if !ok {
@@ -161,7 +161,7 @@ func perform(sys system, c call) reply {
 	return d.reply
 }
 
-// doing is a call under way.
+// doing is a call in progress.
 type doing struct {
 	sys    system
 	values map[string]string
@@ -226,7 +226,7 @@ func (d *doing) list(key string, values []uint32) {
 	d.out(key, strings.Join(words, ","))
 }
 
-// newFD hands a new descriptor back; its number is no part of the answer.
+// newFD returns a new descriptor; its number is not part of the answer.
 func (d *doing) newFD(key string, fd int, err error) (int64, error) {
 	if err == nil {
 		d.out(key, fd)
@@ -234,7 +234,7 @@ func (d *doing) newFD(key string, fd int, err error) (int64, error) {
 	return 0, err
 }
 
-// look opens the file path and reads its beginning, blanks as "_".
+// look opens the file path and reads its beginning, with blanks as "_".
 func (d *doing) look() error {
 	fd, err := d.sys.Open(d.text("path", ""), unix.O_RDONLY|unix.O_CLOEXEC)
 	if err != nil {
@@ -242,7 +242,7 @@ func (d *doing) look() error {
 	}
 	b := make([]byte, 4096)
 	n, err := d.sys.Read(fd, b)
-	if err == nil { // a directory cannot be read so
+	if err == nil { // a directory cannot be read like this
 		d.out("text", strings.Join(strings.Fields(string(b[:n])), "_"))
 	}
 	return d.sys.Close(fd)
@@ -253,7 +253,7 @@ func (d *doing) ioctl(req kfd.Request, arg kfd.Pointer) (int64, error) {
 	return int64(int32(r)), err
 }
 
-// pointer returns the address of a buffer, or what "buf" says instead of it.
+// pointer returns the address of a buffer, or of what "buf" selects instead.
 func pointer[T any](d *doing, buf []T) kfd.Pointer {
 	switch how := d.text("buf", "there"); how {
 	case "there":
@@ -272,7 +272,7 @@ func pointer[T any](d *doing, buf []T) kfd.Pointer {
 	}
 }
 
-// rawCall is a request of any number and size on a buffer of words, all in one.
+// rawCall is a request of any number and size on a buffer of words.
 func rawCall(d *doing) (int64, error) {
 	size := d.num("size", 0)
 	request := kfd.Request(d.num("dir", 3)<<30 | size<<16 | d.num("type", 'K')<<8 | d.num("nr", 0))
@@ -297,7 +297,7 @@ func runtimeCall(d *doing, mode uint64) (int64, error) {
 	return d.ioctl(kfd.ReqRuntimeEnable, kfd.PointerTo(&args))
 }
 
-// smiEvents reads the evictions and restores that wait; the answer is how many.
+// smiEvents reads the pending evictions and restores; the answer is their number.
 func smiEvents(d *doing) (int64, error) {
 	b := make([]byte, d.num("size", 8192))
 	n, err := d.sys.Read(d.fd(), b)
@@ -342,7 +342,7 @@ func criu(d *doing) (int64, error) {
 	return r, err
 }
 
-// exceptionNames are those scripts use.
+// exceptionNames are the names in scripts.
 var exceptionNames = []struct {
 	code kfd.ExceptionCode
 	name string
@@ -358,7 +358,7 @@ var exceptionNames = []struct {
 	{kfd.ECProcessDeviceRemove, "remove"},
 }
 
-// showMask returns a mask as scripts write it.
+// showMask returns a mask in the form of scripts.
 func showMask(m kfd.ExceptionMask) string {
 	var words []string
 	for _, e := range exceptionNames {
@@ -373,7 +373,7 @@ func showMask(m kfd.ExceptionMask) string {
 	return strings.Join(words, "+")
 }
 
-// parseMask reads a mask; code asks for the number of one exception instead.
+// parseMask reads a mask, or with code the number of one exception.
 func parseMask(s string, code bool) (uint64, error) {
 	var m uint64
 words:
@@ -390,7 +390,7 @@ words:
 		}
 		n, err := parseNumber(word)
 		if err != nil {
-			return 0, fmt.Errorf("%q is no exception and no number", word)
+			return 0, fmt.Errorf("%q is neither an exception nor a number", word)
 		}
 		m |= n
 	}

@@ -26,7 +26,7 @@ func trapEnable(d *doing) (int64, error) {
 	return r, err
 }
 
-// trapDisable is any operation without arguments of its own.
+// trapDisable is any operation without arguments.
 func trapDisable(d *doing) (int64, error) {
 	args := kfd.TrapDisableArgs{PID: d.pid(), Op: kfd.TrapOp(d.num("op", uint64(kfd.TrapDisable)))}
 	return d.trap(kfd.PointerTo(&args))
@@ -67,7 +67,7 @@ func trapResume(d *doing) (int64, error) {
 	return r, err
 }
 
-// showIDs returns ids with what the driver set in them.
+// showIDs returns IDs with the bits that the driver set.
 func showIDs(ids []uint32) string {
 	words := make([]string, len(ids))
 	for i, id := range ids {
