@@ -38,10 +38,10 @@ func init() { // PodMonitor: a type of the Prometheus Operator's
 	utilruntime.Must(monitoring.AddToScheme(legacyscheme.Scheme))
 }
 
-// strict refuses fields the API does not know, and fields given twice.
+// strict refuses unknown and duplicate fields.
 var strict = serializer.NewCodecFactory(legacyscheme.Scheme, serializer.EnableStrict).UniversalDeserializer()
 
-// decode returns the objects of a file as their types of the API.
+// decode returns the objects of a file as API types.
 func decode(t *testing.T, name, text string) []runtime.Object {
 	t.Helper()
 	var objects []runtime.Object
@@ -71,14 +71,14 @@ func find[T runtime.Object](t *testing.T, objects []runtime.Object) T {
 }
 
 func TestEveryObjectIsValidToTheAPI(t *testing.T) {
-	// What the server is told wherever privileged pods may run.
+	// The setting of all servers that permit privileged pods.
 	capabilities.Setup(true, 0)
 	clusterWide := []string{"Namespace", "ClusterRole", "ClusterRoleBinding"}
 	for name, text := range everything(t) {
 		for _, object := range decode(t, name, text) {
 			kind := object.GetObjectKind().GroupVersionKind().Kind
 			if kind == monitoring.PodMonitorsKind {
-				continue // its fields are known; a validation by the server it has none but its schema
+				continue // its fields are checked; the server validates it by its schema only
 			}
 			legacyscheme.Scheme.Default(object)
 			internal, err := legacyscheme.Scheme.ConvertToVersion(object, runtime.InternalGroupVersioner)
@@ -96,7 +96,7 @@ func TestEveryObjectIsValidToTheAPI(t *testing.T) {
 	}
 }
 
-// validate finds what the API server would refuse.
+// validate returns the errors of the API server.
 func validate(object runtime.Object) field.ErrorList {
 	switch o := object.(type) {
 	case *apps.DaemonSet:
@@ -104,7 +104,7 @@ func validate(object runtime.Object) field.ErrorList {
 	case *apps.Deployment:
 		return appsvalidation.ValidateDeployment(o, pod.GetValidationOptionsFromPodTemplate(&o.Spec.Template, nil))
 	case *batch.Job:
-		// The server adds the selector of a job, so it is looked at as a template.
+		// The server adds the selector of a job, so it is validated as a template.
 		return batchvalidation.ValidateJobTemplateSpec(&batch.JobTemplateSpec{ObjectMeta: o.ObjectMeta, Spec: o.Spec}, nil,
 			pod.GetValidationOptionsFromPodTemplate(&o.Spec.Template, nil))
 	case *core.ConfigMap:
@@ -122,5 +122,5 @@ func validate(object runtime.Object) field.ErrorList {
 	case *resource.ResourceClaim:
 		return resourcevalidation.ValidateResourceClaim(o)
 	}
-	return field.ErrorList{field.InternalError(nil, fmt.Errorf("nobody checks %T", object))}
+	return field.ErrorList{field.InternalError(nil, fmt.Errorf("no validation for %T", object))}
 }

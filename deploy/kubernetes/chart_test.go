@@ -1,6 +1,5 @@
-// Package kubernetes tests what is beside it: the chart, the manifests rendered from
-// it, the examples. It is a module of its own, so that nothing it takes can change
-// what the shipped binaries link.
+// Package kubernetes tests the chart, the manifests rendered from it, and the examples. It is
+// a separate module, so that its dependencies do not affect the shipped binaries.
 package kubernetes
 
 import (
@@ -26,11 +25,11 @@ var update = flag.Bool("update", false, "write chart/files and manifests instead
 // values are those of the user.
 type values = map[string]any
 
-// placeholder stands for the image nobody has published.
+// placeholder replaces the image, which is not published.
 const placeholder = "example.invalid/gpreempt:unset"
 
-// installs are ways to install the chart, by the manifest that comes of it; those
-// without a name are checked and not written down.
+// installs are ways to install the chart, by the name of the manifest; those without a name
+// are checked and not written.
 var installs = map[string]values{
 	"manifests/gpreempt.yaml": {},
 	"manifests/gpreempt-device-plugin.yaml": {
@@ -68,7 +67,7 @@ var installs = map[string]values{
 	},
 }
 
-// render returns the objects of an installation, as helm template writes them.
+// render returns the objects of an installation, as of helm template.
 func render(t *testing.T, user values) string {
 	t.Helper()
 	text, err := tryRender(user)
@@ -88,7 +87,7 @@ func tryRender(user values) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Strict finds misspelt values, and takes one that the user has emptied for one.
+	// Strict mode detects misspelt values, but also reports empty ones.
 	emptied := slices.Contains(slices.Collect(maps.Values(user)), nil)
 	files, err := engine.Engine{Strict: !emptied}.Render(chart, all)
 	if err != nil {
@@ -103,7 +102,7 @@ func tryRender(user values) (string, error) {
 	return b.String(), nil
 }
 
-// withImage returns the values with the image that has to be named.
+// withImage returns the values with the required image.
 func withImage(user values) values {
 	user = maps.Clone(user)
 	user["image"] = placeholder
@@ -120,7 +119,7 @@ func TestManifestsAreThoseOfTheChart(t *testing.T) {
 	}
 }
 
-// golden compares a file with what it is to be, or writes it.
+// golden compares a file with its expected text, or writes it.
 func golden(t *testing.T, name string, want []byte) {
 	t.Helper()
 	if *update {
@@ -138,14 +137,14 @@ func golden(t *testing.T, name string, want []byte) {
 	}
 }
 
-func TestChartNamesTheImageThatIsMissing(t *testing.T) {
+func TestMissingImageIsAnError(t *testing.T) {
 	_, err := tryRender(values{})
 	if err == nil || !strings.Contains(err.Error(), "--set image=REGISTRY/gpreempt:TAG") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestHelmFindsNoFaultWithTheChart(t *testing.T) {
+func TestHelmLintsTheChart(t *testing.T) {
 	for name, user := range installs {
 		for _, m := range lint.All("chart", withImage(user), "gpreempt", true).Messages {
 			if m.Severity > support.InfoSev { // an icon is for catalogues of charts
@@ -168,7 +167,7 @@ func documents(text string) []string {
 	return all
 }
 
-// everything returns all there is to apply, by where it comes from.
+// everything returns all objects to apply, by their source.
 func everything(t *testing.T) map[string]string {
 	t.Helper()
 	all := map[string]string{}

@@ -13,15 +13,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// configHead is what stands before the first key of the chart's config file.
+// configHead is the text before the first key of the chart's config file.
 const configHead = `# Configuration of gpreemptd in Kubernetes: what gpreemptd config default prints, but for what values of the
 # chart say: mechanisms, the group of the socket, rules, runtime, kubelet and metrics. Every other key has its
 # default here. Durations have a unit: 20ms, 1.5s, 10m. After a change the pods have to be replaced, which helm upgrade
 # does by itself.
 `
 
-// configEdits turn the default config file into the template of the chart. Each
-// matches once.
+// configEdits convert the default config file to the template of the chart. Each matches
+// once.
 var configEdits = []struct{ pattern, template string }{
 	{`\A(?:#.*\n)+`, configHead},
 	{`(?m)^mechanisms: .*$`, `mechanisms: {{ .Values.mechanisms | toJson }}`},
@@ -39,7 +39,7 @@ var configEdits = []struct{ pattern, template string }{
 	{`(?m)^  kubelet_ca: .*$`, `  kubelet_ca: {{ if not .Values.kubelet.enabled }}""{{ else if .Values.kubelet.nodeCA }}/etc/gpreempt-kubelet/ca.crt{{ else }}/var/run/secrets/kubernetes.io/serviceaccount/ca.crt{{ end }}`},
 }
 
-// programs builds the product, once, and returns the directory it is in.
+// programs builds the product, once, and returns its directory.
 var programs = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "gpreempt-kubernetes")
 	if err != nil {
@@ -47,7 +47,7 @@ var programs = sync.OnceValues(func() (string, error) {
 	}
 	cmd := exec.Command("go", "build", "-o", dir+"/", "./cmd/...")
 	cmd.Dir, cmd.Stderr = "../..", os.Stderr
-	// Jobs of other users start what is in it.
+	// Jobs of other users execute its files.
 	return dir, errors.Join(os.Chmod(dir, 0o755), cmd.Run())
 })
 
@@ -59,7 +59,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// program returns the path of one of them.
+// program returns the path of a program.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	dir, err := programs()

@@ -17,9 +17,9 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestProbesTellAHungDaemon runs what the DaemonSet runs, on this host, with its socket and
-// its directory elsewhere.
-func TestProbesTellAHungDaemon(t *testing.T) {
+// TestProbesDetectAHungDaemon runs the commands of the DaemonSet on this host, with another
+// socket and directory.
+func TestProbesDetectAHungDaemon(t *testing.T) {
 	objects := decode(t, "chart", render(t, withImage(values{})))
 	spec := find[*appsv1.DaemonSet](t, objects).Spec.Template.Spec
 	container := spec.Containers[0]
@@ -42,7 +42,7 @@ func TestProbesTellAHungDaemon(t *testing.T) {
 		_ = daemon.Process.Kill() // unless it has ended
 	})
 
-	// probe does what the kubelet does with a probe: no more than its timeout.
+	// probe runs a probe like the kubelet, with its timeout.
 	probe := func(p *corev1.Probe) error {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(p.TimeoutSeconds)*time.Second)
 		defer cancel()
@@ -99,8 +99,8 @@ func signal(t *testing.T, cmd *exec.Cmd, s syscall.Signal) {
 	}
 }
 
-// TestExamplesFitTheChart: the daemon's directory, group and labels stand in files
-// that no template fills.
+// TestExamplesFitTheChart: the daemon's directory, group and labels are repeated in files
+// without templates.
 func TestExamplesFitTheChart(t *testing.T) {
 	objects := decode(t, "chart", render(t, withImage(values{})))
 	all := everything(t)

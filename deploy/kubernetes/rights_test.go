@@ -19,9 +19,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// suspends runs a daemon and a job of another user, which its environment makes
-// offline, and ends well when the daemon has suspended the job. The arguments are
-// those of setpriv and then of gpreemptd.
+// suspends runs a daemon and a job of another user, which its environment tags as offline,
+// and succeeds when the daemon has suspended the job. The arguments are those of setpriv
+// and then of gpreemptd.
 const suspends = `
 trap 'kill $job $daemon 2>/dev/null' EXIT
 mkfifo orders
@@ -39,10 +39,10 @@ done
 gpctl status
 `
 
-// TestNoCapabilityIsMissingOrLeftOver: on an emulated machine, by real system calls.
-// The emulator knows no device cgroup, seccomp filter or security module of a
-// container, and no checkpoints (criu).
-func TestNoCapabilityIsMissingOrLeftOver(t *testing.T) {
+// TestNoCapabilityIsMissingOrUnnecessary: on an emulated machine, by real system calls. The
+// emulator has no device cgroup, seccomp filter or security module of a container, and no
+// checkpoints (criu).
+func TestNoCapabilityIsMissingOrUnnecessary(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("it takes root to run a job as another user")
 	}
@@ -52,7 +52,7 @@ func TestNoCapabilityIsMissingOrLeftOver(t *testing.T) {
 	if out, err := exec.Command(program(t, "kfdemu"), "check", "--trace").CombinedOutput(); err != nil {
 		t.Skipf("no machine can be emulated here: %s", bytes.TrimSpace(out))
 	}
-	const patience, impatience = time.Minute, 8 * time.Second
+	const longWait, shortWait = time.Minute, 8 * time.Second
 	for _, mechanism := range []string{"dbgtrap", "freezer"} {
 		objects := decode(t, "chart", render(t, withImage(values{
 			"mechanisms": []any{mechanism}, "deviceResources": values{"squat.ai/gpreempt": "1"}, "runtimeSocket": "",
@@ -62,11 +62,11 @@ func TestNoCapabilityIsMissingOrLeftOver(t *testing.T) {
 		container := find[*appsv1.DaemonSet](t, objects).Spec.Template.Spec.Containers[0]
 		given := container.SecurityContext.Capabilities.Add
 
-		root, err := emulate(t, patience, config, container.Args, nil)
+		root, err := emulate(t, longWait, config, container.Args, nil)
 		if err != nil {
 			t.Fatalf("as root: %v", err)
 		}
-		warnings, err := emulate(t, patience, config, container.Args, given)
+		warnings, err := emulate(t, longWait, config, container.Args, given)
 		if diff := cmp.Diff(root, warnings); err != nil || diff != "" {
 			t.Errorf("%s with %v: %v, warnings of root and of this daemon:\n%s", mechanism, given, err, diff)
 		}
@@ -78,7 +78,7 @@ func TestNoCapabilityIsMissingOrLeftOver(t *testing.T) {
 				}
 				t.Parallel()
 				rest := slices.Delete(slices.Clone(given), i, i+1)
-				if warnings, err := emulate(t, impatience, config, container.Args, rest); err == nil && slices.Equal(root, warnings) {
+				if warnings, err := emulate(t, shortWait, config, container.Args, rest); err == nil && slices.Equal(root, warnings) {
 					t.Error("nothing is missing")
 				}
 			})
@@ -86,12 +86,12 @@ func TestNoCapabilityIsMissingOrLeftOver(t *testing.T) {
 	}
 }
 
-// warning is how gpctl status names one.
+// warning matches a warning of gpctl status.
 var warning = regexp.MustCompile(`(?m)^(?:warning|error) ([A-Z_]+):`)
 
-// emulate runs suspends on an emulated machine and returns what the daemon warned of;
-// without capabilities it has all.
-func emulate(t *testing.T, patience time.Duration, config string, args []string, capabilities []corev1.Capability) ([]string, error) {
+// emulate runs suspends on an emulated machine and returns the daemon's warnings; without
+// a list of capabilities it has all.
+func emulate(t *testing.T, longWait time.Duration, config string, args []string, capabilities []corev1.Capability) ([]string, error) {
 	t.Helper()
 	dir := t.TempDir()
 	file := filepath.Join(dir, "gpreemptd.yaml")
@@ -115,13 +115,13 @@ func emulate(t *testing.T, patience time.Duration, config string, args []string,
 	}
 	command = append(append(append(command, program(t, "gpreemptd")), args...), "--socket", filepath.Join(dir, "s"))
 
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), longWait)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program(t, "kfdemu"), command...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "PATH="+filepath.Dir(program(t, "gpctl"))+":"+os.Getenv("PATH"),
 		"GPREEMPT_SOCKET="+filepath.Join(dir, "s"), "RUNTIME_DIRECTORY="+filepath.Join(dir, "run"))
-	// The whole of it, as a terminal would.
+	// The whole process group, like a terminal.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second

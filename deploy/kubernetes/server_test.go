@@ -44,9 +44,9 @@ var collections = map[string]string{
 	"ServiceAccount":     "api/v1/namespaces/%s/serviceaccounts",
 }
 
-// TestAPIServerAcceptsEveryObject asks a real API server, and for each pod that its
-// controller would make, too: with admission, Pod Security included. No controller, no
-// node and no kubelet is there, so nothing runs.
+// TestAPIServerAcceptsEveryObject creates the objects on a real API server, and each pod that
+// a controller would create: with admission, including Pod Security. Without controllers,
+// nodes and kubelets, nothing runs.
 func TestAPIServerAcceptsEveryObject(t *testing.T) {
 	api := startAPI(t)
 	namespace, err := os.ReadFile("manifests/namespace.yaml")
@@ -56,7 +56,7 @@ func TestAPIServerAcceptsEveryObject(t *testing.T) {
 	for _, object := range []string{
 		string(namespace),
 		"{apiVersion: v1, kind: ServiceAccount, metadata: {name: gpreempt, namespace: gpreempt}}",
-		// What controllers do.
+		// Like the controllers.
 		"{apiVersion: v1, kind: ServiceAccount, metadata: {name: default, namespace: default}}",
 		"{apiVersion: v1, kind: Namespace, metadata: {name: guarded, labels: {pod-security.kubernetes.io/enforce: baseline}}}",
 		"{apiVersion: v1, kind: ServiceAccount, metadata: {name: gpreempt, namespace: guarded}}",
@@ -71,9 +71,9 @@ func TestAPIServerAcceptsEveryObject(t *testing.T) {
 		}
 		for _, document := range documents(text) {
 			if strings.Contains(document, "kind: PodMonitor") {
-				continue // the Prometheus Operator is not there
+				continue // without the Prometheus Operator
 			}
-			// The service account of the chart is there already.
+			// The service account of the chart already exists.
 			if err := api.create(t.Context(), document, "dryRun=All"); err != nil && !isConflict(err) {
 				t.Errorf("%s: %v", name, err)
 			}
@@ -127,7 +127,7 @@ type api struct {
 
 const token = "test"
 
-// create makes an object, or reports why the server does not.
+// create creates an object, or returns the server's refusal.
 func (a *api) create(ctx context.Context, document, options string) error {
 	var object metav1.PartialObjectMetadata
 	if err := yaml.Unmarshal([]byte(document), &object); err != nil {
@@ -167,7 +167,7 @@ func (a *api) call(ctx context.Context, method, path string, body []byte) (statu
 	return response.StatusCode, string(text), err
 }
 
-// refusal is the server's answer to what it does not take.
+// refusal is the server's answer to an object that it refuses.
 type refusal struct {
 	kind, name string
 	status     int
@@ -179,7 +179,7 @@ func (r *refusal) Error() string {
 }
 
 func isConflict(err error) bool {
-	r, ok := err.(*refusal) //nolint:errorlint // create gives it as it is
+	r, ok := err.(*refusal) //nolint:errorlint // create returns it unwrapped
 	return ok && r.status == http.StatusConflict
 }
 
@@ -211,7 +211,7 @@ func startAPI(t *testing.T) *api {
 		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-signing-key-file", "account.key",
 		"--service-account-key-file", "account.key", "--allow-privileged")
 	a := &api{address: addresses[2], client: http.Client{Transport: &http.Transport{
-		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // it makes its certificate itself
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // its certificate is self-signed
 	}}}
 	t.Cleanup(a.client.CloseIdleConnections)
 	late := time.After(2 * time.Minute)
@@ -230,8 +230,8 @@ func startAPI(t *testing.T) *api {
 	}
 }
 
-// run runs a program until the test ends; what it writes is shown if that fails. The
-// channel is closed when the program ends.
+// run runs a program until the test ends; its output is shown if the test fails. The channel
+// is closed when the program ends.
 func run(t *testing.T, dir, program string, args ...string) <-chan struct{} {
 	t.Helper()
 	var log bytes.Buffer
@@ -242,7 +242,7 @@ func run(t *testing.T, dir, program string, args ...string) <-chan struct{} {
 	}
 	ended := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // it is told to end
+		_ = cmd.Wait() // it is terminated
 		close(ended)
 	}()
 	t.Cleanup(func() {
@@ -261,7 +261,7 @@ func run(t *testing.T, dir, program string, args ...string) <-chan struct{} {
 	return ended
 }
 
-// newKey makes the key that tokens of service accounts are signed with.
+// newKey makes the key for signing tokens of service accounts.
 func newKey(t *testing.T) []byte {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -275,7 +275,7 @@ func newKey(t *testing.T) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})
 }
 
-// freeAddresses returns addresses nobody listens on.
+// freeAddresses returns addresses without a listener.
 func freeAddresses(t *testing.T, n int) (addresses []string) {
 	t.Helper()
 	for range n {
@@ -283,7 +283,7 @@ func freeAddresses(t *testing.T, n int) (addresses []string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer l.Close() // when all are known, so that they differ
+		defer l.Close() // after all are chosen, so that they differ
 		addresses = append(addresses, l.Addr().String())
 	}
 	return addresses

@@ -3,7 +3,7 @@
 //
 //	go run . -version "$(git describe --tags --always --dirty)" [-commits N] [-date UNIXTIME] [-arch amd64,arm64] [-out ../../dist]
 //
-// It runs in its own directory. The same commit gives the same bytes, with the same Go.
+// It runs in its own directory. The same commit and the same Go produce the same bytes.
 package main
 
 import (
@@ -27,18 +27,18 @@ import (
 	"github.com/gpreempt/gpreempt/internal/config"
 )
 
-// repository is the root of the tree, from here.
+// repository is the root of the tree, relative to this directory.
 const repository = "../.."
 
 // programs are in the tar.gz, all but the last in the packages too: kfdemu is for those
 // who work on gpreempt.
 var programs = []string{"gpreemptd", "gpctl", "kfdemu"}
 
-// maintainer is whom package managers name.
+// maintainer is the one in the packages.
 const maintainer = "The gpreempt authors <maintainers@gpreempt.invalid>"
 
 type release struct {
-	version  string // what the binaries say of themselves
+	version  string // of the binaries
 	packages string // the version of the packages
 	date     time.Time
 	out      string
@@ -48,11 +48,11 @@ type release struct {
 func main() {
 	var (
 		r       release
-		commits = flag.Int("commits", 0, "how many commits lead to this one, for a version without a tag")
+		commits = flag.Int("commits", 0, "number of commits up to this one, for a version without a tag")
 		seconds = flag.Int64("date", 0, "time of every file, in seconds since 1970")
-		archs   = flag.String("arch", "amd64,arm64", "architectures, as Go names them")
+		archs   = flag.String("arch", "amd64,arm64", "architectures, as GOARCH")
 	)
-	flag.StringVar(&r.version, "version", "", "version, as git describe gives it")
+	flag.StringVar(&r.version, "version", "", "version, as of git describe")
 	flag.StringVar(&r.out, "out", filepath.Join(repository, "dist"), "directory to write to")
 	flag.Parse()
 	r.date = time.Unix(*seconds, 0).UTC()
@@ -96,7 +96,7 @@ func (r *release) build(ctx context.Context, dir, arch string) error {
 	name := fmt.Sprintf("gpreempt-%s-linux-%s", r.version, arch)
 	bin := filepath.Join(dir, name)
 	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-o", bin+"/",
-		"-ldflags=-s -w -X github.com/gpreempt/gpreempt/internal/api.version="+r.version, "./cmd/...")
+		"-ldflags=-s -w -X github.com/gpreempt/gpreempt/internal/api.Version="+r.version, "./cmd/...", "./emu/cmd/kfdemu")
 	cmd.Dir = repository
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 	cmd.Stderr = os.Stderr
@@ -134,7 +134,7 @@ func (r *release) build(ctx context.Context, dir, arch string) error {
 	return nil
 }
 
-// stage writes what is generated and belongs into a package.
+// stage writes the generated files of a package.
 func (r *release) stage(dir string) error {
 	if err := stage(filepath.Join(dir, "gpreemptd.yaml"), config.DefaultYAML(), 0o644); err != nil {
 		return err
@@ -145,7 +145,7 @@ func (r *release) stage(dir string) error {
 	if err := writeCompletions(dir); err != nil {
 		return err
 	}
-	// In Debian's form, which its tools read; what changed is told once.
+	// In Debian's form, for its tools; the changes are in CHANGELOG.md.
 	entry := fmt.Sprintf("gpreempt (%s) unstable; urgency=medium\n\n  * See CHANGELOG.md.\n\n -- %s  %s\n",
 		r.packages, maintainer, r.date.Format(time.RFC1123Z))
 	return stage(filepath.Join(dir, "changelog.gz"), packed([]byte(entry)), 0o644)
@@ -162,8 +162,8 @@ func stage(name string, text []byte, mode fs.FileMode) error {
 	return os.Chmod(name, mode)
 }
 
-// dated returns everything below dir one time, and directories and programs the mode of
-// an installed one, whatever the umask.
+// dated sets one time for everything below dir, and the modes of installed directories and
+// programs, independent of the umask.
 func dated(dir string, date time.Time) error {
 	return filepath.WalkDir(dir, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
@@ -221,7 +221,7 @@ func (r *release) archive(dir, name string) error {
 	return r.write(name+".tar.gz", packed(content.Bytes()))
 }
 
-// pack makes a package as nfpm.yaml says.
+// pack makes a package from nfpm.yaml.
 func (r *release) pack(format, dir, bin, arch string) error {
 	variables := map[string]string{"MAINTAINER": maintainer, "STAGE": dir, "BIN": bin, "VERSION": r.packages, "ARCH": arch}
 	c, err := nfpm.ParseFileWithEnvMapping("nfpm.yaml", func(name string) string { return variables[name] })

@@ -17,12 +17,12 @@ import (
 	"github.com/gpreempt/gpreempt/internal/daemon"
 )
 
-// commands returns the programs that people type, by section of the manual.
+// commands returns the programs by section of the manual.
 func commands() map[string]*cobra.Command {
 	return map[string]*cobra.Command{"1": cli.New(cli.IO{Getenv: func(string) string { return "" }}), "8": daemon.Command()}
 }
 
-// writeManual writes the manual below dir, packed as distributions do: a page for each
+// writeManual writes the manual below dir, compressed as in distributions: a page for each
 // command, and gpreemptd.yaml(5).
 func writeManual(dir, version string, date time.Time) error {
 	pages := filepath.Join(dir, "pages")
@@ -65,7 +65,7 @@ func writeManual(dir, version string, date time.Time) error {
 	return os.RemoveAll(pages)
 }
 
-// untagged keeps a remark of the generator's out of the pages.
+// untagged removes a remark of the generator from the pages.
 func untagged(cmd *cobra.Command) {
 	cmd.DisableAutoGenTag = true
 	for _, sub := range cmd.Commands() {
@@ -73,19 +73,19 @@ func untagged(cmd *cobra.Command) {
 	}
 }
 
-// packed is gzip -9n.
+// packed compresses like gzip -9n.
 func packed(text []byte) []byte {
 	var b bytes.Buffer
 	z, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
 	if err != nil {
-		panic(err) // the level is good
+		panic(err) // the level is valid
 	}
-	_, _ = z.Write(text) // a Buffer takes everything
+	_, _ = z.Write(text) // a Buffer does not fail
 	_ = z.Close()
 	return b.Bytes()
 }
 
-// writeCompletions writes what the shells complete by.
+// writeCompletions writes the completion scripts of the shells.
 func writeCompletions(dir string) error {
 	for _, root := range commands() {
 		name := root.Name()

@@ -19,7 +19,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/config"
 )
 
-// ordered are what git describe says of commits, the oldest first.
+// ordered are outputs of git describe for commits, the oldest first.
 var ordered = []struct {
 	version string
 	commits int
@@ -56,19 +56,19 @@ func TestVersionsAreThoseOfPackages(t *testing.T) {
 	}
 }
 
-func TestDpkgOrdersVersionsAsTheyCame(t *testing.T) {
+func TestDpkgOrdersVersionsByAge(t *testing.T) {
 	if _, err := exec.LookPath("dpkg"); err != nil {
 		t.Skip("no dpkg")
 	}
 	for i := range len(ordered) - 1 {
 		a, b := ordered[i].want, ordered[i+1].want
 		if out, err := exec.CommandContext(t.Context(), "dpkg", "--compare-versions", a, "lt", b).CombinedOutput(); err != nil || len(out) > 0 {
-			t.Errorf("dpkg does not say that %s is older than %s: %v %s", a, b, err, out)
+			t.Errorf("dpkg does not order %s before %s: %v %s", a, b, err, out)
 		}
 	}
 }
 
-func TestRPMOrdersVersionsAsTheyCame(t *testing.T) {
+func TestRPMOrdersVersionsByAge(t *testing.T) {
 	if _, err := exec.LookPath("rpm"); err != nil {
 		t.Skip("no rpm: apt-get install rpm")
 	}
@@ -99,7 +99,7 @@ func tree(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-func TestStagedFilesAreTheSameEachTime(t *testing.T) {
+func TestStagedFilesAreReproducible(t *testing.T) {
 	var trees []map[string]string
 	for range 2 {
 		dir := t.TempDir()
@@ -125,7 +125,7 @@ func TestStagedFilesAreTheSameEachTime(t *testing.T) {
 	}
 }
 
-func TestManualIsReadWithoutAWarning(t *testing.T) {
+func TestManualHasNoWarnings(t *testing.T) {
 	if _, err := exec.LookPath("groff"); err != nil {
 		t.Skip("no groff: apt-get install groff-base")
 	}
@@ -153,7 +153,7 @@ func TestManualIsReadWithoutAWarning(t *testing.T) {
 	}
 }
 
-func TestBillOfMaterialsNamesWhatIsLinked(t *testing.T) {
+func TestBillOfMaterialsListsTheLinkedModules(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
@@ -174,14 +174,14 @@ func TestBillOfMaterialsNamesWhatIsLinked(t *testing.T) {
 	refs := map[string]bool{b.Metadata.Component.Ref: true}
 	for _, c := range b.Components {
 		if refs[c.Ref] {
-			t.Errorf("%s is there twice", c.Ref)
+			t.Errorf("%s is listed twice", c.Ref)
 		}
 		refs[c.Ref] = true
 	}
 	for _, dep := range b.Dependencies {
 		for _, on := range dep.DependsOn {
 			if !refs[on] {
-				t.Errorf("%s needs %s, which is not there", dep.Ref, on)
+				t.Errorf("%s needs %s, which is missing", dep.Ref, on)
 			}
 		}
 	}

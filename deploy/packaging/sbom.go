@@ -48,8 +48,8 @@ type dependency struct {
 	DependsOn []string `json:"dependsOn"`
 }
 
-// billOfMaterials tells, as CycloneDX JSON, which modules are linked into binaries, from
-// what the Go linker wrote into them.
+// billOfMaterials returns as CycloneDX JSON which modules are linked into binaries, from
+// the Go linker's data in them.
 func billOfMaterials(version string, date time.Time, binaries []string) ([]byte, error) {
 	whole := component{Type: "application", Ref: "gpreempt", Name: "gpreempt", Version: version}
 	b := bom{Format: "CycloneDX", Spec: "1.6", Version: 1, Metadata: metadata{date.Format(time.RFC3339), whole}}

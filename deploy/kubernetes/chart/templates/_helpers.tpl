@@ -13,20 +13,20 @@ app.kubernetes.io/component: daemon
 {{ tpl (.Values.config | default (.Files.Get "files/gpreemptd.yaml")) . }}
 {{- end }}
 
-{{/* What both containers may do. */}}
+{{/* The permissions of both containers. */}}
 {{- define "gpreempt.securityContext" -}}
-# Root of the node, without a user namespace: the owner of /dev/kfd, debugfs and the runtime's socket, and of the
-# rights over other users' processes.
+# Root of the node, without a user namespace: for /dev/kfd, debugfs, the runtime's socket, and the processes of other
+# users.
 runAsUser: 0
 runAsGroup: 0
 runAsNonRoot: false
-# It writes /run/gpreempt, which is mounted, and nothing else.
+# It writes only /run/gpreempt, which is mounted.
 readOnlyRootFilesystem: true
 {{- if not .Values.deviceResources }}
-# To open /dev/kfd, /dev/dri/renderD* and /dev/kmsg: a container that is not privileged may not open devices of the
-# node, mounted or not, unless a device plugin gives them (deviceResources). It also brings all that stands here for the
-# other case, the host's cgroup namespace, without which rules by cgroup match nothing and the freezer freezes none, and
-# CAP_SYS_ADMIN, without which the driver tells of no evictions of other processes (SMI_UNAVAILABLE).
+# To open /dev/kfd, /dev/dri/renderD* and /dev/kmsg: an unprivileged container may not open devices of the node, mounted
+# or not, unless a device plugin adds them (deviceResources). It also includes everything listed below for the other case,
+# the host's cgroup namespace, which rules by cgroup and the freezer need, and CAP_SYS_ADMIN, without which the driver
+# does not report evictions of other processes (SMI_UNAVAILABLE).
 privileged: true
 {{- else }}
 privileged: false
@@ -36,28 +36,28 @@ capabilities:
   add:
     # Trace and read the processes of all users (dbgtrap, criu, backlogs), copy their /dev/kfd (criu).
     - SYS_PTRACE
-    # Read /proc/PID/environ, fd and maps of other users: they are not root's, and root without it is anybody.
+    # Read /proc/PID/environ, fd and maps of other users, which root without it may not.
     - DAC_READ_SEARCH
-    # Give the socket to socketGroup.
+    # Change the group of the socket to socketGroup.
     - CHOWN
-    # Read /dev/kmsg, where the kernel tells of GPUs in trouble: the breakers.
+    # Read /dev/kmsg, where the kernel reports GPU errors: for the breakers.
     - SYSLOG
     {{- if has "criu" .Values.mechanisms }}
     # The driver's pause for a checkpoint.
     - CHECKPOINT_RESTORE
     {{- end }}
     {{- if has "freezer" .Values.mechanisms }}
-    # SIGSTOP and SIGCONT for processes of other users. There is no freezing of cgroups: those of others are not seen
-    # from a cgroup namespace, and only privileged containers are in the host's.
+    # SIGSTOP and SIGCONT for processes of other users. Cgroups cannot be frozen: those of other containers are not
+    # visible from a cgroup namespace, and only privileged containers are in the host's.
     - KILL
     {{- end }}
-# The runtime's own filter lets ptrace, process_vm_readv and pidfd_getfd pass for a container with SYS_PTRACE.
+# The runtime's filter permits ptrace, process_vm_readv and pidfd_getfd for a container with SYS_PTRACE.
 seccompProfile:
   type: RuntimeDefault
-# The runtimes' AppArmor profile allows to trace processes of the same profile only: no job under another one, or none.
+# The runtimes' AppArmor profile permits tracing processes with the same profile only.
 appArmorProfile:
   type: Unconfined
-# SELinux: the type of containers that look after their node. container_t may trace no one, nor open /dev/kmsg.
+# SELinux: the type of containers that manage their node. container_t may not trace, nor open /dev/kmsg.
 seLinuxOptions:
   type: spc_t
 {{- end }}
