@@ -73,8 +73,8 @@ func Check(root string, key gpreempt.ProcessKey) error {
 	return err
 }
 
-// wrap names the process, and returns ErrGone for the errors that a file of a process
-// that has ended gives.
+// wrap names the process, and replaces the errors of the files of a process that has
+// ended by ErrGone.
 func wrap(pid int32, err error) error {
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		err = ErrGone

@@ -194,7 +194,7 @@ func TestExitingThreadsDoNotCountAsLiving(t *testing.T) {
 		"main has ended":   {main: stat(7, 'Z', 0, 2), threads: map[string]string{"7": stat(7, 'Z', 0, 2), "9": stat(9, 'D', 0, 2)}, want: 9},
 		"all are exiting":  {main: stat(7, 'Z', 0, 2), threads: map[string]string{"7": stat(7, 'Z', 0, 2), "9": stat(9, 'D', exiting, 2)}},
 		"none is left":     {main: stat(7, 'Z', 0, 2), threads: map[string]string{}},
-		"one went already": {main: stat(7, 'Z', 0, 2), threads: map[string]string{"8": "", "9": stat(9, 'S', 0, 2)}, want: 9},
+		"one has ended already": {main: stat(7, 'Z', 0, 2), threads: map[string]string{"8": "", "9": stat(9, 'S', 0, 2)}, want: 9},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newTree(t)
