@@ -72,7 +72,9 @@ func (s *Server) unary(method string, next grpc.MethodHandler) grpc.MethodHandle
 		defer s.finish(method, &err)
 		c, err := s.enter(ctx)
 		if err == nil {
-			err = c.client.beginCall(s.cfg.Limits())
+			if err = c.client.user.beginCall(); err != nil {
+				c.client.charge(s.cfg.Limits(), refusalBytes)
+			}
 		}
 		if err != nil {
 			s.auditRefusal(c, method, nil, err)

@@ -21,22 +21,22 @@ import (
 // clients have the same id with a probability of n² in 2⁴³.
 const startBits = 42
 
-// clientOf returns the client id of a peer.
+// clientOf returns the client ID of a peer.
 func clientOf(p auth.Peer) scheduler.ClientID {
 	if key := p.Key(); !key.IsZero() {
-		return ClientOf(key)
+		return clientOfProcess(key)
 	}
 	digest := sha256.Sum256([]byte(p.Principal()))
-	return max(1, ClientOf(gpreempt.ProcessKey{Start: binary.BigEndian.Uint64(digest[:])}))
+	return max(1, clientOfProcess(gpreempt.ProcessKey{Start: binary.BigEndian.Uint64(digest[:])}))
 }
 
-// ClientOf returns the client id of a process. It is never 0, the id of the admins,
+// clientOfProcess returns the client ID of a process. It is never 0, the id of the admins,
 // for a process that exists.
-func ClientOf(key gpreempt.ProcessKey) scheduler.ClientID {
+func clientOfProcess(key gpreempt.ProcessKey) scheduler.ClientID {
 	return scheduler.ClientID(uint64(key.PID)<<startBits | key.Start&(1<<startBits-1))
 }
 
-// ProcessOf is the inverse of ClientOf. The pid is 0 when the client is not a
+// ProcessOf is the inverse of clientOfProcess. The pid is 0 when the client is not a
 // process of this host.
 func ProcessOf(id scheduler.ClientID) gpreempt.ProcessKey {
 	return gpreempt.ProcessKey{PID: int32(uint64(id) >> startBits), Start: uint64(id) & (1<<startBits - 1)}
@@ -276,16 +276,6 @@ func (cs *clients) byClient(id scheduler.ClientID) *client {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	return cs.byID[id]
-}
-
-func (cs *clients) ids() []scheduler.ClientID {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	ids := make([]scheduler.ClientID, 0, len(cs.byID))
-	for id := range cs.byID {
-		ids = append(ids, id)
-	}
-	return ids
 }
 
 // wait returns when no connection remains and the leases of all have ended.

@@ -64,8 +64,8 @@ func TestEnumsHaveTheNumbersOfTheAPI(t *testing.T) {
 
 func TestClientsAreProcesses(t *testing.T) {
 	for _, key := range []gpreempt.ProcessKey{{PID: 1, Start: 0}, {PID: 1, Start: 1}, {PID: 1<<22 - 1, Start: 1<<42 - 1}, offline} {
-		if got := ProcessOf(ClientOf(key)); got != key || ClientOf(key) == 0 {
-			t.Errorf("%v becomes client %d, and that %v", key, ClientOf(key), got)
+		if got := ProcessOf(clientOfProcess(key)); got != key || clientOfProcess(key) == 0 {
+			t.Errorf("%v becomes client %d, and that %v", key, clientOfProcess(key), got)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"os/exec"
@@ -392,7 +393,7 @@ func startHost(tb testing.TB, opts ...option) *host {
 		if stop.Err() != nil {
 			tb.Error("Shutdown exceeded its time")
 		}
-		if ids := h.server.Clients(); len(ids) > 0 {
+		if ids := h.clients(); len(ids) > 0 {
 			tb.Errorf("clients remain after Shutdown: %v", ids)
 		}
 		cancel()
@@ -447,6 +448,14 @@ func (h *host) anyConnection() *connection {
 		return c
 	}
 	return nil
+}
+
+// clients returns the connected clients, in ascending order.
+func (h *host) clients() []scheduler.ClientID {
+	cs := h.server.clients
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return slices.Sorted(maps.Keys(cs.byID))
 }
 
 // leases returns the live leases.

@@ -144,7 +144,7 @@ func TestWithoutSelectorsALeaseCoversTheGPUsOfTheCallersQueues(t *testing.T) {
 		return r.GetGpuIds()
 	}
 	before := announce()
-	self := ProcessOf(h.server.Clients()[0])
+	self := ProcessOf(h.clients()[0])
 	h.setProcs(discovery.Proc{
 		Process: gpreempt.Process{Key: self}, Queues: []gpreempt.Queue{{Process: self, GPU: gpuB, Type: gpreempt.QueueCompute}},
 	})
@@ -387,7 +387,7 @@ func TestNotesOfExpiredLeasesAreDeleted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	c := h.server.clients.byClient(h.server.Clients()[0])
+	c := h.server.clients.byClient(h.clients()[0])
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.leases) > minPrune {

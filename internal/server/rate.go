@@ -148,16 +148,6 @@ func (c *client) closeStream() {
 	c.streams--
 }
 
-// beginCall counts a call in that is not a stream; user.endCall counts it out. A
-// refusal is charged.
-func (c *client) beginCall(l Limits) error {
-	err := c.user.beginCall()
-	if err != nil {
-		c.charge(l, refusalBytes)
-	}
-	return err
-}
-
 // user is the user of processes, or the names of a certificate: it answers for its
 // clients together.
 type user struct {
@@ -170,6 +160,7 @@ type user struct {
 	calls int        // in flight, without streams
 }
 
+// beginCall counts a call in that is not a stream; endCall counts it out.
 func (u *user) beginCall() error {
 	u.mu.Lock()
 	defer u.mu.Unlock()

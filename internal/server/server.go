@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 	"time"
 
@@ -276,13 +275,6 @@ func (s *Server) Shutdown(ctx context.Context) {
 		}
 	}
 	s.clients.wait()
-}
-
-// Clients returns the clients that are connected now, in ascending order.
-func (s *Server) Clients() []scheduler.ClientID {
-	ids := s.clients.ids()
-	slices.Sort(ids)
-	return ids
 }
 
 var errShuttingDown error = &gpreempt.Error{

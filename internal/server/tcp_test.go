@@ -268,7 +268,7 @@ func TestClientsByCertificateAndByProcessDiffer(t *testing.T) {
 			t.Errorf("%s completes: %v", name, err)
 		}
 	}
-	ids := h.server.Clients()
+	ids := h.clients()
 	if len(ids) != 3 || ids[0] == 0 || ProcessOf(ids[0]).PID != 0 || ProcessOf(ids[1]).PID != 0 || ProcessOf(ids[2]).PID == 0 {
 		t.Errorf("clients %v, want two of pid 0 and this process", ids)
 	}
