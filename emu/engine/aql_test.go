@@ -183,7 +183,7 @@ func TestBarriersWaitForTheirSignals(t *testing.T) {
 	tests := map[string]struct {
 		// barrier waits for two signals that are 1.
 		barrier func(a, b uint64) putter
-		// closed are changes that do not let it go on, open is one that does.
+		// closed are changes after which it still waits, open is one that ends the wait.
 		closed []func(w *world, a, b uint64)
 		open   func(w *world, a, b uint64)
 	}{
@@ -454,7 +454,7 @@ func (v vendor) Put([]byte) uint32 {
 	return uint32(abi.MakeHeader(abi.PacketVendor, true)) | v.format<<16
 }
 
-// TestALostPacketDoesNotHoldUpTheOthers: the machine can be told to lose one.
+// TestALostPacketDoesNotHoldUpTheOthers: the machine can lose one as an injected fault.
 func TestALostPacketDoesNotHoldUpTheOthers(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)

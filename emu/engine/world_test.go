@@ -33,7 +33,7 @@ type ram struct {
 	// next is where the next allocation goes.
 	next uint64
 	gone bool
-	// wrote hears of what the GPU writes, after it did.
+	// wrote is called after each write of the GPU.
 	wrote func(addr uint64, p []byte)
 }
 

@@ -84,7 +84,7 @@ func (g *gpu) freeSlot(q *queue) {
 }
 
 // vmid returns the index of the VMID of p, or of the lowest free one for nil; -1 when
-// there is none.
+// it does not exist.
 func (g *gpu) vmid(p *process) int {
 	for i := range g.tenants {
 		if g.tenants[i].proc == p {

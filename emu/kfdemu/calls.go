@@ -21,7 +21,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// blocks reports which calls may take their time.
+// blocks reports whether a call may block.
 func blocks(c *seccomp.Call) bool {
 	return c.NR == unix.SYS_IOCTL || c.NR == unix.SYS_OPENAT || c.NR == unix.SYS_OPENAT2 || c.NR == sysOpen
 }
@@ -51,14 +51,14 @@ func (e *Emulator) caller(c *seccomp.Call) *host.Task {
 	return task
 }
 
-// enter is caller for a call that the driver is to carry out: end is to be called when
-// it has.
+// enter is caller for a call that the driver will carry out. The caller calls end when it
+// has ended.
 func (e *Emulator) enter(c *seccomp.Call) (task *host.Task, end func()) {
 	if task = e.caller(c); task == nil {
 		return nil, nil
 	}
 	end = e.ending.enter(task.Space())
-	if !c.Valid() { // it may have been taken down already
+	if !c.Valid() { // the process may have been released already
 		end()
 		return nil, nil
 	}
@@ -89,29 +89,29 @@ func (e *Emulator) ioctl(c *seccomp.Call) error {
 	memory := task.Memory(arg)
 	what := driver.Describe(kfd.Request(req), memory)
 	if target, ok := task.Find(what.Target).(*host.Task); ok {
-		// The driver holds on to its memory for the call (get_task_mm): if it dies, then
-		// with the end of that.
+		// The driver holds a reference to its memory during the call (get_task_mm): if the
+		// process dies, its memory ends with the call.
 		defer e.ending.enter(target.Space())()
 	}
 	result, errno, injected := e.driverCall(c, f, task, kfd.Request(req), memory, what)
-	e.tell(Event{
+	e.report(Event{
 		Kind: EventCall, PID: task.Leader().TID(), TID: c.TID, Op: string(what.Op), Target: what.Target, Queues: what.Queues, Mask: what.Mask,
 		Result: result, Errno: errnoName(errno), Took: float64(time.Since(began)) / float64(time.Microsecond), Text: injected,
 	})
 	task.End()
 	err := c.Return(result, errno)
 	if errors.Is(err, seccomp.ErrNotInterrupted) {
-		err = c.Return(0, unix.EINTR) // what was pending is no longer
+		err = c.Return(0, unix.EINTR) // the signal is pending no longer
 	}
 	return err
 }
 
-// driverCall makes a call of the driver, with the faults there are for it.
+// driverCall makes a call of the driver, with the faults that match it.
 func (e *Emulator) driverCall(c *seccomp.Call, f *file, task *host.Task, req kfd.Request, memory driver.Memory, what driver.Described) (int64, syscall.Errno, string) {
 	caller := task.Leader().TID()
 	fault := e.faults.forCall(what.Op, caller, what.Target)
 	if fault != nil {
-		e.tell(Event{Kind: EventFault, Op: string(what.Op), PID: caller, Target: what.Target, Errno: errnoName(fault.Errno)})
+		e.report(Event{Kind: EventFault, Op: string(what.Op), PID: caller, Target: what.Target, Errno: errnoName(fault.Errno)})
 		if errno, stop := e.before(fault, caller, what.Target); stop {
 			return 0, errno, "injected"
 		}
@@ -143,7 +143,8 @@ func (e *Emulator) driverCall(c *seccomp.Call, f *file, task *host.Task, req kfd
 	return result, errno, ""
 }
 
-// allocation is what FREE_MEMORY_OF_GPU names, nil if there is no such thing.
+// allocation returns the allocation that FREE_MEMORY_OF_GPU names, nil for an
+// unknown one.
 func (e *Emulator) allocation(space *host.Space, arg driver.Memory) *driver.Allocation {
 	handle := make([]byte, 8)
 	if arg == nil || !arg.Read(handle) {
@@ -162,13 +163,12 @@ var (
 	opFree        = driver.RequestOp(kfd.ReqFreeMemoryOfGPU)
 )
 
-// settles are the calls after which there may be other processes than before.
+// settles are the calls that may change the driver's list of processes.
 var settles = map[driver.Op]bool{
 	driver.RequestOp(kfd.ReqCreateProcess): true, driver.TrapOp(kfd.TrapEnable): true,
 }
 
-// before does what a fault does before a call has had an effect. stop: errno is the
-// answer.
+// before applies a fault before the call has an effect. stop: the call returns errno.
 func (e *Emulator) before(f *Fault, caller, target int32) (errno syscall.Errno, stop bool) {
 	if f.Do != nil {
 		f.Do()
@@ -185,7 +185,7 @@ func (e *Emulator) before(f *Fault, caller, target int32) (errno syscall.Errno, 
 	if f.Kill != KillNobody {
 		e.trouble("kill for a fault", kill(victim(f, caller, target)))
 		if f.Kill == KillCaller {
-			return unix.EINTR, true // nobody hears it
+			return unix.EINTR, true // the caller is dead
 		}
 	}
 	return f.Errno, f.Errno != 0
@@ -217,7 +217,7 @@ func kill(pid int32) error {
 	return errors.Join(err, unix.Close(fd))
 }
 
-// open answers an open of one of our files.
+// open answers an open of an emulated file.
 func (e *Emulator) open(c *seccomp.Call) error {
 	at, name, flags := int32(c.Args[0]), c.Args[1], c.Args[2]
 	if c.NR == sysOpen {
@@ -240,15 +240,16 @@ func (e *Emulator) open(c *seccomp.Call) error {
 	}
 	text, err := readString(space, name)
 	if err != nil || !c.Valid() {
-		return c.Continue() // the kernel itself finds the words for it
+		return c.Continue() // the kernel returns the error
 	}
 	kind, render := deviceAt(c.TID, at, text)
 	if kind == noDevice || flags&unix.O_ACCMODE != unix.O_RDWR {
 		return c.Continue()
 	}
-	// Who was killed in a call has, for the kernel, not died before the call has ended and
-	// the driver has taken everything down. Who is started because of that death finds it
-	// so, and opens this first. So does a program executed in the place of another.
+	// For the kernel, a process that was killed in a call does not die before the call has
+	// ended and the driver has released everything. A program that is started because of
+	// that death can rely on it, and opens this file first. So does a program that another
+	// one executes.
 	e.sweep()
 	e.ending.await()
 	task, end := e.enter(c)
@@ -260,7 +261,7 @@ func (e *Emulator) open(c *seccomp.Call) error {
 	began := time.Now()
 	errno := e.openDevice(kind, f, task)
 	defer func() {
-		e.tell(Event{
+		e.report(Event{
 			Kind: EventCall, PID: task.Leader().TID(), TID: c.TID, Op: string(driver.OpOpen), Text: text, Errno: errnoName(errno),
 			Took: float64(time.Since(began)) / float64(time.Microsecond),
 		})
@@ -288,7 +289,7 @@ func (e *Emulator) openDevice(kind device, f *file, task *host.Task) syscall.Err
 	}
 	caller := task.Leader().TID()
 	if fault := e.faults.forCall(driver.OpOpen, caller, 0); fault != nil {
-		e.tell(Event{Kind: EventFault, Op: string(driver.OpOpen), PID: caller, Errno: errnoName(fault.Errno)})
+		e.report(Event{Kind: EventFault, Op: string(driver.OpOpen), PID: caller, Errno: errnoName(fault.Errno)})
 		if errno, stop := e.before(fault, caller, 0); stop {
 			return errno
 		}
@@ -303,7 +304,7 @@ func (e *Emulator) openDevice(kind device, f *file, task *host.Task) syscall.Err
 	return 0
 }
 
-// device is which file of ours a path leads to.
+// device returns the emulated file that a path leads to.
 type device int
 
 const (
@@ -312,7 +313,7 @@ const (
 	renderDevice
 )
 
-// deviceAt reports where a path leads, seen from a thread and a directory it has open.
+// deviceAt returns where a path leads, for a thread and a directory it has open.
 func deviceAt(tid, at int32, name string) (kind device, render uint32) {
 	if !strings.Contains(name, "kfd") && !strings.Contains(name, "renderD") {
 		return noDevice, 0
@@ -339,8 +340,8 @@ func deviceAt(tid, at int32, name string) (kind device, render uint32) {
 	return noDevice, 0
 }
 
-// stat answers fstat and the like for one of our files: a device, which a memory file
-// is not.
+// stat answers fstat and its variants for an emulated file: it is a device, and the
+// memory file behind it is not.
 func (e *Emulator) stat(c *seccomp.Call) error {
 	f := e.files.behind(c.TID, c.Args[0])
 	if f == nil {

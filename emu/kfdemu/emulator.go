@@ -1,11 +1,11 @@
-// Package kfdemu hides how an emulated machine with AMD GPUs is put under unmodified
-// programs: a /dev/kfd that answers their real system calls by the driver's rules, GPUs
-// that execute what they put on their queues, and the kernel's files about both.
+// Package kfdemu runs unmodified programs on an emulated machine with AMD GPUs: a /dev/kfd
+// that answers their real system calls by the driver's rules, GPUs that execute the
+// packets on their queues, and the kernel's files about both.
 //
-// A supervisor gets the calls by seccomp user notification (package seccomp); package
-// kfdrules decides, package gpusim is the hardware, package engine executes packets in
-// the memory of the programs. Nothing here was compared with AMD hardware: what is seen
-// is emulated. docs/kfdemu.md says what that covers and what it does not.
+// A supervisor receives the calls by seccomp user notification (package seccomp). Package
+// driver decides, package gpumodel is the hardware, package board connects the two, and
+// package engine executes packets in the memory of the programs. Nothing here was compared
+// with AMD hardware: everything is EMULATED. docs/kfdemu.md says what that covers.
 package kfdemu
 
 import (
@@ -42,20 +42,20 @@ type Config struct {
 	Profile string
 	// Seed decides the jitter of modelled durations.
 	Seed uint64
-	// KernelTime is how long a kernel takes that does not say itself: see package abi.
+	// KernelTime is the duration of a kernel that does not define its own: see package abi.
 	// 0 is a millisecond.
 	KernelTime time.Duration
 	// Shim is the program whose verb "exec" starts others under the emulator: emu/cmd/kfdemu.
 	Shim string
-	// Dir is an existing directory for the emulator's socket and files; "" is one of its
-	// own, which goes with it.
+	// Dir is an existing directory for the emulator's socket and files; "" makes one, which
+	// Close removes.
 	Dir string
-	// Event, if not nil, hears of everything that happens, one call at a time. It must not
-	// call the emulator, and slows down what it hears of.
+	// Event, if not nil, is called for every event, one at a time. It must not call the
+	// emulator, which waits for it.
 	Event func(Event)
 }
 
-// Emulator is a running one. Its methods may be called by several goroutines at once.
+// Emulator is a running machine. Its methods may be called by several goroutines at once.
 type Emulator struct {
 	cfg   Config
 	began time.Time
@@ -67,7 +67,7 @@ type Emulator struct {
 	rt     *gpumodel.Realtime
 	engine *engine.Engine
 	tree   *tree.Tree
-	// namespace is how programs get to see the tree.
+	// namespace makes the tree visible to programs.
 	namespace namespace
 
 	listeners listeners
@@ -76,22 +76,22 @@ type Emulator struct {
 	gpus      hardware
 	ending    endings
 
-	// wake is asked to have the driver look again at what it waits for.
+	// wake asks for a call of driver.Wake.
 	wake    chan struct{}
 	over    chan struct{}
 	workers sync.WaitGroup
-	// telling has one event told at a time.
-	telling sync.Mutex
-	// settling has one settle at a time.
+	// reporting serializes the calls of Config.Event.
+	reporting sync.Mutex
+	// settling serializes settle.
 	settling sync.Mutex
-	// sweeping has one sweep at a time: what has begun to end is noted when it returns.
+	// sweeping serializes sweep: the ends that it found are recorded when it returns.
 	sweeping sync.Mutex
 
 	closing sync.Once
 	closed  error
 }
 
-// New starts a machine without programs. Whoever gets it must Close it.
+// New starts a machine without programs. The caller must Close it.
 func New(cfg Config) (e *Emulator, err error) {
 	if cfg.Spec.Name == "" {
 		if cfg.Spec, err = gpumodel.PresetByName(cfg.Machine); err != nil {
@@ -130,7 +130,7 @@ func New(cfg Config) (e *Emulator, err error) {
 	return e, nil
 }
 
-// build puts the parts together, the hardware first.
+// build makes the parts, the hardware first.
 func (e *Emulator) build() error {
 	var err error
 	if e.gpus.Board, err = board.New(board.Config{Spec: e.cfg.Spec, GPUs: e.cfg.GPUs, Profile: e.cfg.Profile, Seed: e.cfg.Seed}); err != nil {
@@ -167,8 +167,7 @@ func (e *Emulator) build() error {
 		return err
 	}
 	e.workers.Go(e.followHost)
-	// The driver is woken to the last: what is taken down at the end waits for the
-	// hardware, too.
+	// The driver is woken until the end: releasing processes waits for the hardware, too.
 	still, asleep := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(asleep)
@@ -189,7 +188,7 @@ func (e *Emulator) build() error {
 	return nil
 }
 
-// emulatedFile says, where programs see discovery.EmulatedFile, that all is emulated.
+// emulatedFile is where programs see discovery.EmulatedFile: it says that all is emulated.
 const emulatedFile = "sys/devices/virtual/kfd/kfd/emulated"
 
 // rules describes the machine to the driver.
@@ -209,8 +208,7 @@ func (e *Emulator) clocks() driver.Clocks {
 	}
 }
 
-// Close ends the machine. Programs that still run find no driver any more: their calls
-// give ENOSYS.
+// Close ends the machine. The calls of programs that still run return ENOSYS.
 func (e *Emulator) Close() error {
 	e.closing.Do(func() {
 		for _, undo := range slices.Backward(e.undo) {
@@ -220,7 +218,7 @@ func (e *Emulator) Close() error {
 	return e.closed
 }
 
-// askWake has the driver look again at what it waits for, soon. It never waits.
+// askWake asks for a call of driver.Wake. It never waits.
 func (e *Emulator) askWake() {
 	select {
 	case e.wake <- struct{}{}:
@@ -239,10 +237,10 @@ func (e *Emulator) wakeDriver(over <-chan struct{}) {
 	}
 }
 
-// Socket is where programs join the machine.
+// Socket returns the path of the socket by which programs join the machine.
 func (e *Emulator) Socket() string { return filepath.Join(e.dir, "kfdemu.sock") }
 
-// Driver is the state of the driver, for tests and for evictions and resets.
+// Driver returns the driver, for tests, and for evictions and resets.
 func (e *Emulator) Driver() *driver.Driver { return e.driver }
 
 // Waiting reports whether a thread waits inside the driver, and whether a signal would
@@ -250,7 +248,7 @@ func (e *Emulator) Driver() *driver.Driver { return e.driver }
 func (e *Emulator) Waiting(tid int32) (waiting, interruptible bool) {
 	task, err := e.host.Task(tid)
 	if err != nil {
-		return false, false // it is no more
+		return false, false // the thread has ended
 	}
 	return e.driver.Waiting(task)
 }
@@ -261,8 +259,8 @@ func (e *Emulator) GPUs() []gpreempt.GPU { return e.rt.GPUs() }
 // Machine calls fn with the modelled hardware, as gpumodel.Realtime.Do does.
 func (e *Emulator) Machine(fn func(*gpumodel.Machine)) { e.rt.Do(fn) }
 
-// ResetGPU resets a GPU: its queues are gone from it for good, and meanwhile, until done
-// returns, whatever is asked of it fails.
+// ResetGPU resets a GPU: its queues are unmapped permanently, and until meanwhile returns,
+// everything that uses the GPU fails.
 func (e *Emulator) ResetGPU(id gpreempt.GPUID, meanwhile func()) error {
 	e.driver.StartReset(id)
 	var err error

@@ -8,15 +8,15 @@ import (
 	"github.com/gpreempt/gpreempt/emu/host"
 )
 
-// endings are the address spaces that are being taken down, and the calls under way that
-// hold that up, of the process itself or about it: a thread that is killed in a call of
-// the driver leaves it, and what it has there, when the call ends. The kernel that asks
-// us about the call does not wait so long.
+// endings are the address spaces that are being released, and the calls under way that
+// delay that, of the process itself or about it: a thread that is killed in a call of the
+// driver releases its state there when the call ends. The kernel that asks the supervisor
+// about the call does not wait so long.
 type endings struct {
 	mu sync.Mutex // guards all below
-	// over is closed when one has been taken down.
+	// over is closed when the address space has been released.
 	over map[*host.Space]chan struct{}
-	// calls counts those under way; idle is closed when there are none any more.
+	// calls counts those under way; idle is closed when the last one has ended.
 	calls map[*host.Space]int
 	idle  map[*host.Space]chan struct{}
 }
@@ -25,7 +25,7 @@ func newEndings() endings {
 	return endings{over: map[*host.Space]chan struct{}{}, calls: map[*host.Space]int{}, idle: map[*host.Space]chan struct{}{}}
 }
 
-// enter notes a call; end is to be called when it has ended.
+// enter records a call. The caller calls end when it has ended.
 func (s *endings) enter(space *host.Space) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -44,7 +44,7 @@ func (s *endings) enter(space *host.Space) (end func()) {
 	}
 }
 
-// begin notes the end of one; over is to be called when it has been taken down.
+// begin records the end of an address space. The caller calls over when it is released.
 func (s *endings) begin(space *host.Space) (over func()) {
 	done := make(chan struct{})
 	s.mu.Lock()
@@ -58,7 +58,7 @@ func (s *endings) begin(space *host.Space) (over func()) {
 	}
 }
 
-// awaitCalls waits until no call of one whose end has begun is under way.
+// awaitCalls waits until no call of an address space whose end has begun is under way.
 func (s *endings) awaitCalls(space *host.Space) {
 	s.mu.Lock()
 	if s.calls[space] == 0 {
@@ -71,7 +71,7 @@ func (s *endings) awaitCalls(space *host.Space) {
 	<-idle
 }
 
-// await waits until nothing is left of those whose end has begun.
+// await waits until every address space whose end has begun is released.
 func (s *endings) await() {
 	s.mu.Lock()
 	pending := slices.Collect(maps.Values(s.over))

@@ -9,7 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// EventKind is what an Event tells of.
+// EventKind is the kind of an Event.
 type EventKind string
 
 // The kinds.
@@ -18,22 +18,22 @@ const (
 	EventCall EventKind = "call"
 	// EventStep is a step of the hardware, once it has ended.
 	EventStep EventKind = "step"
-	// EventProcess and EventProcessEnd are the driver's processes coming and going,
-	// EventQueue and EventQueueEnd their queues.
+	// EventProcess and EventProcessEnd are the start and the end of the driver's
+	// processes, EventQueue and EventQueueEnd those of their queues.
 	EventProcess    EventKind = "process"
 	EventProcessEnd EventKind = "process end"
 	EventQueue      EventKind = "queue"
 	EventQueueEnd   EventKind = "queue end"
-	// EventFault is an injected fault striking.
+	// EventFault is an injected fault that strikes.
 	EventFault EventKind = "fault"
-	// EventGPUFault is a queue that stopped, as it made the GPU touch what is not
-	// mapped.
+	// EventGPUFault is a queue that stopped because it made the GPU use an unmapped
+	// address.
 	EventGPUFault EventKind = "gpu fault"
-	// EventTrouble is something the emulator itself could not do.
+	// EventTrouble is a failure of the emulator itself.
 	EventTrouble EventKind = "trouble"
 )
 
-// Event is one line of the log. Fields that say nothing about its kind are empty.
+// Event is one line of the log. Fields that do not apply to its kind are empty.
 type Event struct {
 	// Microseconds since the emulator started.
 	Microseconds int64     `json:"us"`
@@ -43,41 +43,41 @@ type Event struct {
 	TID int32 `json:"tid,omitempty"`
 	// Op is the call, or the kind of step.
 	Op string `json:"op,omitempty"`
-	// Target is the process a call names, or a step is about.
+	// Target is the process that a call or a step is about.
 	Target int32 `json:"target,omitempty"`
 	// GPU is its gpu_id.
 	GPU    gpreempt.GPUID `json:"gpu,omitempty"`
 	Queues []uint32       `json:"queues,omitempty"`
-	// Queue is its id, where there is one.
+	// Queue is the queue's id, nil without a queue.
 	Queue  *uint32           `json:"queue,omitempty"`
 	Mask   kfd.ExceptionMask `json:"mask,omitempty"`
 	Result int64             `json:"result,omitempty"`
 	Errno  string            `json:"errno,omitempty"`
-	// Took is how long the call or the step took, in microseconds.
+	// Took is the duration of the call or the step, in microseconds.
 	Took float64 `json:"took_us,omitempty"`
-	// Address is the one a GPU could not reach.
+	// Address is the address that a GPU could not use.
 	Address uint64 `json:"address,omitempty"`
 	Text    string `json:"text,omitempty"`
 }
 
-// tell returns an event to who wants them.
-func (e *Emulator) tell(v Event) {
+// report passes an event to Config.Event.
+func (e *Emulator) report(v Event) {
 	if e.cfg.Event == nil {
 		return
 	}
 	v.Microseconds = time.Since(e.began).Microseconds()
-	e.telling.Lock()
-	defer e.telling.Unlock()
+	e.reporting.Lock()
+	defer e.reporting.Unlock()
 	e.cfg.Event(v)
 }
 
 func (e *Emulator) trouble(what string, err error) {
 	if err != nil {
-		e.tell(Event{Kind: EventTrouble, Text: what + ": " + err.Error()})
+		e.report(Event{Kind: EventTrouble, Text: what + ": " + err.Error()})
 	}
 }
 
-// errnoName is what the errno is called, "" for none.
+// errnoName returns the name of an errno, "" for 0.
 func errnoName(errno syscall.Errno) string {
 	if errno == 0 {
 		return ""

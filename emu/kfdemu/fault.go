@@ -12,35 +12,35 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Fault is something that goes wrong at certain calls or steps of the hardware.
+// Fault is an injected failure of certain calls or steps of the hardware.
 type Fault struct {
 	// Op is the call: "CREATE_QUEUE", "DBG_TRAP SUSPEND_QUEUES", "open"; or with a Step
 	// the call under way, "" for any.
 	Op driver.Op
-	// Step, if not "", is the step of the hardware it is about; GPU narrows it to one.
+	// Step, if not "", is the step of the hardware that fails; GPU restricts it to one GPU.
 	Step driver.StepKind
 	GPU  gpreempt.GPUID
-	// Caller and Target narrow it to a process, 0 for any: who calls, and whom the call
-	// names or the step is about.
+	// Caller and Target restrict it to a process, 0 for any: the one that calls, and the
+	// one that the call or the step is about.
 	Caller, Target int32
-	// Nth is which of those that match: 0 and 1 are the first. Always: from there on all.
+	// Nth is the match that fails: 0 and 1 are the first. Always: all from there on.
 	Nth    int
 	Always bool
 
-	// What happens, in this order. Do is called in the midst of it, for tests; at a step
-	// it must not wait and not use the emulator.
+	// The effects, in this order. Do is called during the call, for tests; at a step it
+	// must not wait and not use the emulator.
 	Do func()
 	// Kill ends the caller or the target, with SIGKILL, and waits until it is dead.
 	Kill Victim
-	// Delay is how long it takes longer.
+	// Delay is added to the duration.
 	Delay time.Duration
-	// Errno is given instead of the result: before the call has an effect or, with
-	// After, when it has had it. At a step it is what the hardware gives.
+	// Errno is returned instead of the result: before the call has an effect or, with
+	// After, afterwards. At a step the hardware fails with it.
 	Errno syscall.Errno
 	After bool
 }
 
-// Victim is whom a fault kills.
+// Victim is the process that a fault kills.
 type Victim string
 
 // The victims.
@@ -50,7 +50,7 @@ const (
 	KillTarget Victim = "target"
 )
 
-// faultErrnos are those a fault can be told to give.
+// faultErrnos are the errnos that ParseFault knows.
 var faultErrnos = func() map[string]syscall.Errno {
 	m := map[string]syscall.Errno{}
 	for _, e := range []syscall.Errno{
@@ -63,7 +63,7 @@ var faultErrnos = func() map[string]syscall.Errno {
 	return m
 }()
 
-// stepNames are the words for steps in a fault's text.
+// stepNames are the names of steps in a fault's text.
 var stepNames = map[string]driver.StepKind{
 	"unmap": driver.StepUnmap, "map": driver.StepMap, "add": driver.StepAdd, "remove": driver.StepRemove,
 }
@@ -95,13 +95,13 @@ func parseFault(text string) (Fault, error) {
 		n, later := strings.CutSuffix(nth, "+")
 		v, err := strconv.Atoi(n)
 		if err != nil || v < 1 {
-			return fail("%q is no number from 1 on", nth)
+			return fail("%q is not a number from 1", nth)
 		}
 		f.Nth, f.Always = v, later
 	}
 	if step, ok := strings.CutPrefix(name, "step="); ok {
 		if f.Step = stepNames[step]; f.Step == "" {
-			return fail("%q is none of the steps unmap, map, add, remove", step)
+			return fail("%q is not a step: use unmap, map, add or remove", step)
 		}
 	} else if f.Op, ok = opNamed(name); !ok {
 		return fail("the driver has no call %q", name)
@@ -110,7 +110,7 @@ func parseFault(text string) (Fault, error) {
 		key, value, _ := strings.Cut(w, "=")
 		v, err := strconv.ParseUint(value, 10, 31)
 		if err != nil {
-			return fail("%q is no number", w)
+			return fail("%q is not a number", w)
 		}
 		switch key {
 		case "gpu":
@@ -120,7 +120,7 @@ func parseFault(text string) (Fault, error) {
 		case "target":
 			f.Target = int32(v)
 		default:
-			return fail("%q is none of gpu, pid, target", key)
+			return fail("%q is not gpu, pid or target", key)
 		}
 	}
 	if f.GPU != 0 && f.Step == "" {
@@ -145,7 +145,7 @@ func parseFault(text string) (Fault, error) {
 				return fail("%q is neither caller nor target", value)
 			}
 		default:
-			return fail("%q is none of delay, errno, errno-after, kill", key)
+			return fail("%q is not delay, errno, errno-after or kill", key)
 		}
 	}
 	if f.Step != "" && (f.After || f.Kill != KillNobody) {
@@ -154,7 +154,7 @@ func parseFault(text string) (Fault, error) {
 	return f, nil
 }
 
-// opNamed finds a call by its name, with or without the name of the ioctl it is an
+// opNamed finds a call by its name, with or without the name of the ioctl that it is an
 // operation of.
 func opNamed(name string) (driver.Op, bool) {
 	for _, op := range driver.Ops() {
@@ -173,14 +173,14 @@ type Injection struct {
 	hits int
 }
 
-// Hits describes how often it has struck.
+// Hits returns how often it has struck.
 func (i *Injection) Hits() int {
 	i.set.mu.Lock()
 	defer i.set.mu.Unlock()
 	return i.hits
 }
 
-// Remove takes the fault out.
+// Remove removes the fault.
 func (i *Injection) Remove() {
 	i.set.mu.Lock()
 	defer i.set.mu.Unlock()
@@ -192,13 +192,13 @@ func (i *Injection) Remove() {
 	}
 }
 
-// faults are those that are in. Those put in first strike first.
+// faults are the injected ones. The oldest strikes first.
 type faults struct {
 	mu  sync.Mutex
 	all []*Injection
 }
 
-// Inject puts a fault in.
+// Inject adds a fault.
 func (e *Emulator) Inject(f Fault) *Injection {
 	i := &Injection{Fault: f, set: &e.faults}
 	e.faults.mu.Lock()
@@ -207,7 +207,7 @@ func (e *Emulator) Inject(f Fault) *Injection {
 	return i
 }
 
-// strike returns the fault for what happens now, nil for none.
+// strike returns the first fault that matches, nil for none.
 func (s *faults) strike(matches func(*Fault) bool) *Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -19,8 +19,7 @@ import (
 type file struct {
 	id    host.FileID
 	space *host.Space
-	// kfd is what the driver has for /dev/kfd; nil for a render node, whose minor is
-	// render.
+	// kfd is the driver's file of /dev/kfd; nil for a render node, whose minor is render.
 	kfd    *driver.File
 	render uint32
 	fd     int
@@ -29,7 +28,7 @@ type file struct {
 	doorbells [][]byte
 	queues    int
 	closed    bool
-	// asked is when a queue was last asked for by it: see creates.
+	// asked is when the last CREATE_QUEUE used it: see creates.
 	asked uint64
 }
 
@@ -38,16 +37,16 @@ type files struct {
 	mu   sync.Mutex
 	byID map[host.FileID]*file
 	gpus []gpreempt.GPU
-	// asked counts queues that were asked for.
+	// asked counts calls of CREATE_QUEUE.
 	asked uint64
 }
 
 func newFiles() files { return files{byID: map[host.FileID]*file{}} }
 
-// What is where in a file of /dev/kfd: the doorbells of one GPU after another, then
-// the page of events, then those with registers. A memory file cannot have the
-// driver's own offsets, which are negative. In one of a render node, what was allocated
-// is anywhere. All are sparse.
+// The layout of the memory file of /dev/kfd: the doorbells of one GPU after another, then
+// the page of events, then those with registers. A memory file cannot have the driver's own
+// offsets, which are negative. In that of a render node, allocations are anywhere. All are
+// sparse.
 const (
 	// doorbellsApart: for its first queue on a GPU libhsakmt 5.2 takes the lower half of
 	// the offset for where a doorbell is among the process's, and maps at the upper.
@@ -58,7 +57,7 @@ const (
 	fileBytes = 1 << 46
 )
 
-// offsets tells the driver what is where.
+// offsets describes the layout to the driver.
 func (s *files) offsets(gpus []gpreempt.GPU) *driver.Offsets {
 	s.gpus = gpus
 	return &driver.Offsets{
@@ -72,8 +71,8 @@ func (s *files) index(id gpreempt.GPUID) int {
 	return slices.IndexFunc(s.gpus, func(g gpreempt.GPU) bool { return g.ID == id })
 }
 
-// add makes a file of f, which is put where its inode finds it. The caller gives the
-// descriptor away and, as long as the file is in use, must not close it.
+// add makes the memory file of f and registers it by its inode. The caller passes the
+// descriptor to the program and must not close it while the file is in use.
 func (s *files) add(f *file) (err error) {
 	name := "kfd"
 	if f.kfd == nil {
@@ -103,7 +102,7 @@ func (s *files) add(f *file) (err error) {
 		}
 		mapped, err := unix.Mmap(f.fd, int64(i)*doorbellsApart, driver.DoorbellBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 		if err != nil {
-			f.closed = true // whatever is mapped is of no use
+			f.closed = true // the doorbells that are mapped are not used
 			return errors.Join(fmt.Errorf("map the doorbells: %w", err), f.unmap())
 		}
 		f.doorbells = append(f.doorbells, mapped)
@@ -114,7 +113,7 @@ func (s *files) add(f *file) (err error) {
 	return nil
 }
 
-// remove forgets a file: whoever still has it open has a memory file.
+// remove forgets a file: processes that still have it open have a plain memory file.
 func (s *files) remove(f *file) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -123,7 +122,7 @@ func (s *files) remove(f *file) error {
 	return errors.Join(f.unmap(), unix.Close(f.fd))
 }
 
-// unmap returns the doorbells back once nobody needs them. It needs files.mu.
+// unmap unmaps the doorbells once no queue uses them. It needs files.mu.
 func (f *file) unmap() (err error) {
 	if !f.closed || f.queues > 0 {
 		return nil
@@ -148,7 +147,7 @@ func (s *files) of(space *host.Space) []*file {
 	return all
 }
 
-// behind finds the file behind a thread's descriptor, nil if it is none of ours.
+// behind finds the file behind a thread's descriptor, nil if it is not emulated.
 func (s *files) behind(tid int32, fd uint64) *file {
 	id, err := host.FileIDAt(tid, fd)
 	if err != nil {
@@ -159,8 +158,8 @@ func (s *files) behind(tid int32, fd uint64) *file {
 	return s.byID[id]
 }
 
-// creates notes that a queue is asked for by a file: its doorbell will be mapped by that
-// one, of several that a process may have open.
+// creates records a CREATE_QUEUE that uses a file: the process will map the doorbell by
+// that file, of several that it may have open.
 func (s *files) creates(f *file) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,7 +167,7 @@ func (s *files) creates(f *file) {
 	f.asked = s.asked
 }
 
-// doorbell returns the eight bytes of a queue's doorbell, which stay until drop is called.
+// doorbell returns the eight bytes of a queue's doorbell, which stay mapped until drop is called.
 func (s *files) doorbell(space *host.Space, gpu gpreempt.GPUID, at uint32) (doorbell []byte, drop func() error) {
 	all := s.of(space)
 	s.mu.Lock()
@@ -187,11 +186,11 @@ func (s *files) doorbell(space *host.Space, gpu gpreempt.GPUID, at uint32) (door
 	}
 }
 
-// free returns the host back what stood for memory of a process's that is allocated no
-// longer. Its addresses are not used again.
+// free releases the host's memory behind an allocation that the process has freed. Its
+// addresses are not used again.
 func (s *files) free(space *host.Space, a driver.Allocation) error {
 	if a.Offset == 0 {
-		return nil // it was the process's own
+		return nil // it is memory of the process itself
 	}
 	var errs []error
 	for _, f := range s.of(space) {

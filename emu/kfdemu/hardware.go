@@ -25,12 +25,12 @@ type hardware struct {
 	ending bool
 }
 
-// step does to the modelled GPUs what the driver does to real ones, and takes the time
-// that is modelled. The driver's lock is held.
+// step does a step of the driver's on the modelled GPUs, with the faults that match it, and
+// takes the modelled time. The driver's lock is held.
 func (e *Emulator) step(s driver.Step) driver.Outcome {
 	began := time.Now()
 	fault := e.faults.forStep(s)
-	told := func(errno string) {
+	reportStep := func(errno string) {
 		v := Event{
 			Kind: EventStep, Op: string(s.Kind), PID: s.Caller, Target: s.Process, GPU: s.GPU, Errno: errno,
 			Took: float64(time.Since(began)) / float64(time.Microsecond),
@@ -38,7 +38,7 @@ func (e *Emulator) step(s driver.Step) driver.Outcome {
 		if s.Queue != kfd.NoQueue {
 			v.Queue = &s.Queue
 		}
-		e.tell(v)
+		e.report(v)
 	}
 	var held atomic.Bool
 	held.Store(true)
@@ -48,22 +48,22 @@ func (e *Emulator) step(s driver.Step) driver.Outcome {
 	}
 	outcome := driver.Outcome{Held: held.Load}
 	if fault != nil {
-		e.tell(Event{Kind: EventFault, Op: string(s.Kind), PID: s.Caller, Target: s.Process, GPU: s.GPU, Errno: errnoName(fault.Errno)})
+		e.report(Event{Kind: EventFault, Op: string(s.Kind), PID: s.Caller, Target: s.Process, GPU: s.GPU, Errno: errnoName(fault.Errno)})
 		if fault.Do != nil {
 			fault.Do()
 		}
 		if outcome.Errno = fault.Errno; outcome.Errno != 0 {
 			// The queues stay where they are.
-			time.AfterFunc(fault.Delay, func() { told(errnoName(fault.Errno)); release() })
+			time.AfterFunc(fault.Delay, func() { reportStep(errnoName(fault.Errno)); release() })
 			return outcome
 		}
 	}
 	done := func() {
 		if fault != nil && fault.Delay > 0 {
-			time.AfterFunc(fault.Delay, func() { told(""); release() })
+			time.AfterFunc(fault.Delay, func() { reportStep(""); release() })
 			return
 		}
-		told("")
+		reportStep("")
 		release()
 	}
 	if err := e.gpus.Step(s, done); err != nil {
@@ -73,7 +73,7 @@ func (e *Emulator) step(s driver.Step) driver.Outcome {
 	return outcome
 }
 
-// queue makes a queue known to the hardware and to the engine, or forgotten by them.
+// queue adds a queue to the hardware and the engine, or removes it.
 // The driver's lock is held.
 func (e *Emulator) queue(q driver.MappedQueue, born bool) {
 	e.gpus.mu.Lock()
@@ -97,11 +97,11 @@ func (e *Emulator) attach(q driver.MappedQueue) error {
 	if err != nil {
 		return err
 	}
-	e.tell(Event{Kind: EventQueue, PID: q.PID, GPU: q.GPU, Queue: &q.ID})
+	e.report(Event{Kind: EventQueue, PID: q.PID, GPU: q.GPU, Queue: &q.ID})
 	doorbell, release := e.files.doorbell(space, q.GPU, q.Doorbell)
 	e.gpus.doorbells[q.Serial] = release
 	if doorbell == nil || q.Type == kfd.QueueTypeCompute {
-		return nil // it is there, and nothing on it is executed
+		return nil // the queue exists, and its packets are not executed
 	}
 	return e.engine.Add(engine.Queue{
 		Serial: q.Serial, Ref: ref, Type: board.QueueType(q.Type), AQL: q.Type == kfd.QueueTypeComputeAQL,
@@ -121,7 +121,7 @@ func (e *Emulator) detach(q driver.MappedQueue) {
 	}
 	delete(e.gpus.doorbells, q.Serial)
 	e.trouble("have the modelled GPU forget a queue", e.gpus.DetachQueue(q.Serial))
-	e.tell(Event{Kind: EventQueueEnd, PID: q.PID, GPU: q.GPU, Queue: &q.ID})
+	e.report(Event{Kind: EventQueueEnd, PID: q.PID, GPU: q.GPU, Queue: &q.ID})
 }
 
 // startProcess makes a process known to the hardware. One with the key of another that is
@@ -131,14 +131,13 @@ func (e *Emulator) startProcess(space *host.Space) error {
 	key := space.Key()
 	isNew, err := e.gpus.StartProcess(space, gpumodel.ProcSpec{PID: key.PID, Start: key.Start}, nil)
 	if isNew {
-		e.tell(Event{Kind: EventProcess, PID: key.PID})
+		e.report(Event{Kind: EventProcess, PID: key.PID})
 	}
 	return err
 }
 
-// settle has the modelled hardware and the files follow the driver: processes that are
-// new and those that are gone; queues are followed one by one, see queue. It is called
-// before the call that changed something is answered.
+// settle updates the modelled hardware and the files to the driver's processes; see queue
+// for queues. It is called before a call that changed the processes is answered.
 func (e *Emulator) settle() {
 	e.settling.Lock()
 	defer e.settling.Unlock()
@@ -163,7 +162,7 @@ func (e *Emulator) settle() {
 	for mm := range gone {
 		changed = true
 		e.trouble("have the modelled GPU forget a process", e.gpus.EndProcess(mm))
-		e.tell(Event{Kind: EventProcessEnd, PID: mm.(*host.Space).PID()})
+		e.report(Event{Kind: EventProcessEnd, PID: mm.(*host.Space).PID()})
 	}
 	e.gpus.ending = ending
 	e.gpus.mu.Unlock()
@@ -172,30 +171,30 @@ func (e *Emulator) settle() {
 	}
 }
 
-// anyEnding reports whether another settle will find processes gone.
+// anyEnding reports whether another settle is needed for processes that end.
 func (h *hardware) anyEnding() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.ending
 }
 
-// gpuFault is a queue that made its GPU touch memory that is not there.
+// gpuFault is called when a queue makes its GPU use unmapped memory.
 func (e *Emulator) gpuFault(serial, address uint64) {
 	ref, _ := e.gpus.Queue(serial)
-	e.tell(Event{Kind: EventGPUFault, PID: ref.Process.PID, Queue: &ref.ID, Address: address})
+	e.report(Event{Kind: EventGPUFault, PID: ref.Process.PID, Queue: &ref.ID, Address: address})
 }
 
-// How often it is looked for processes that ended, and how often the files are written
-// that follow the GPUs, at most: those of what the driver and the firmware did, and
-// those of how far queues in hardware slots are.
+// The time between two sweeps, and the least time between two writes of the files about the
+// GPUs: those that change with the schedule, and those with the positions of queues in
+// hardware slots.
 const (
 	sweepPeriod = 2 * time.Millisecond
 	movesPeriod = 20 * time.Millisecond
 	slotsPeriod = 100 * time.Millisecond
 )
 
-// followHost notices processes that ended or became another program, and keeps
-// debugfs up to date.
+// followHost finds processes that ended or executed another program, and updates
+// debugfs.
 func (e *Emulator) followHost() {
 	tick := time.NewTicker(sweepPeriod)
 	defer tick.Stop()
@@ -223,7 +222,7 @@ func (e *Emulator) followHost() {
 			moved = n
 			e.trouble("write debugfs", e.tree.Debugfs("mqds", "rls"))
 		}
-		// Slots also change when the last queue has gone.
+		// Slots also change when the last queue is removed.
 		if now.Sub(slots) >= slotsPeriod && (n != seated || e.gpus.QueueCount() > 0) {
 			slots, seated = now, n
 			e.trouble("write debugfs", e.tree.Debugfs("hqds"))
@@ -231,8 +230,8 @@ func (e *Emulator) followHost() {
 	}
 }
 
-// sweep finds address spaces that have ended, and takes down what belongs to them. As
-// the driver may have to wait for the hardware then, nobody waits for that here.
+// sweep finds address spaces that have ended, and releases what belongs to them. It does
+// not wait for that, since the driver may have to wait for the hardware.
 func (e *Emulator) sweep() {
 	e.sweeping.Lock()
 	defer e.sweeping.Unlock()

@@ -16,7 +16,7 @@ func unixErrnoName(errno syscall.Errno) string { return unix.ErrnoName(errno) }
 func clock(id int32) int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(id, &ts); err != nil {
-		panic("kfdemu: " + err.Error()) // every kernel has those we ask for
+		panic("kfdemu: " + err.Error()) // every kernel has these clocks
 	}
 	return ts.Nano()
 }

@@ -17,11 +17,11 @@ import (
 // ioctlTypes are the types of ioctl the emulator answers: those of KFD and of DRM.
 var ioctlTypes = []byte{'K', 'd'}
 
-// namespace is how programs get to see the tree. Root makes one mount namespace for
-// all. Others have each program they start in a user namespace of its own, and it is
-// for that one alone: what is to trace or to be traced by it, it has to start itself.
+// namespace makes the tree visible to programs. As root there is one mount namespace for
+// all. Other users have each program they start in a user namespace of its own: a program
+// that traces it, or that it traces, must be started by it.
 type namespace struct {
-	fd    int // -1: there is none for all
+	fd    int // -1: each program has its own
 	child *syscall.SysProcAttr
 }
 
@@ -43,27 +43,26 @@ func (e *Emulator) findNamespace() error {
 	return nil
 }
 
-// Command is a program to run on the machine, as exec.CommandContext gives it. What it
-// starts itself runs there, too.
+// Command returns a program to run on the machine, as exec.CommandContext does. Its
+// children run there, too.
 func (e *Emulator) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	verb := []string{"exec", "--socket", e.Socket()}
 	if e.namespace.child != nil {
 		verb = append(verb, "--tree", e.tree.Dir())
 	}
-	cmd := exec.CommandContext(ctx, e.cfg.Shim, append(append(verb, "--", name), args...)...) //nolint:gosec // G204: the caller says what to run
+	cmd := exec.CommandContext(ctx, e.cfg.Shim, append(append(verb, "--", name), args...)...) //nolint:gosec // G204: the caller names the program
 	cmd.SysProcAttr = e.namespace.child
 	return cmd
 }
 
-// Exec makes the calling process a program on the machine that has a socket. It is what
-// Config.Shim does for its verb "exec"; treeDir is its flag --tree. It returns only if
-// that fails.
+// Exec replaces the calling process by a program on the machine with that socket. It is the
+// verb "exec" of Config.Shim; treeDir is its flag --tree. It returns only on an error.
 func Exec(socket, treeDir, program string, args, env []string) error {
 	path, err := exec.LookPath(program)
 	if err != nil {
 		return err
 	}
-	// The thread that gets the filter is the one that becomes the program.
+	// The thread with the filter executes the program.
 	runtime.LockOSThread()
 	if treeDir != "" {
 		if err := tree.Enter(treeDir); err != nil {
@@ -74,7 +73,7 @@ func Exec(socket, treeDir, program string, args, env []string) error {
 	if err != nil {
 		return err
 	}
-	// With ErrAlready it is on the machine, because who started it is.
+	// With ErrAlready it is on the machine, because its parent is.
 	if err := seccomp.Enter(socket, filter); err != nil && !errors.Is(err, seccomp.ErrAlready) {
 		return err
 	}
@@ -83,27 +82,27 @@ func Exec(socket, treeDir, program string, args, env []string) error {
 			return err
 		}
 	}
-	if err := syscall.Exec(path, args, env); err != nil { //nolint:gosec // G204: the caller says what to run
+	if err := syscall.Exec(path, args, env); err != nil { //nolint:gosec // G204: the caller names the program
 		return fmt.Errorf("run %s: %w", path, err)
 	}
 	return nil
 }
 
-// accept takes the calls of a program that joined, and gives it its mount namespace.
+// accept serves the calls of a program that joined, and returns its mount namespace.
 func (e *Emulator) accept(_ seccomp.Peer, listener int) (mounts int, err error) {
 	e.listeners.add(seccomp.NewListener(listener, e.call, blocks))
 	return e.namespace.fd, nil
 }
 
-// joinFailed hears of a program that did not join. One that was killed meanwhile is no
-// trouble.
+// joinFailed is called when a program did not join. That it was killed meanwhile is not
+// reported.
 func (e *Emulator) joinFailed(err error) {
 	if !errors.Is(err, io.EOF) && !errors.Is(err, syscall.EPIPE) && !errors.Is(err, syscall.ECONNRESET) {
 		e.trouble("let a program join", err)
 	}
 }
 
-// AwaitUnused waits until no program is on the machine any more.
+// AwaitUnused waits until the last program on the machine has ended.
 func (e *Emulator) AwaitUnused() error { return e.listeners.await() }
 
 // listeners are those of the programs that joined.
@@ -118,7 +117,7 @@ func (s *listeners) add(l *seccomp.Listener) {
 	s.all = append(s.all, l)
 }
 
-// take returns them all, and has none.
+// take returns all listeners and removes them.
 func (s *listeners) take() []*seccomp.Listener {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,10 +140,9 @@ func (s *listeners) each(end func(*seccomp.Listener) error) error {
 	return errors.Join(errs...)
 }
 
-// Here calls f on a thread of this process that is on the machine, and returns when f
-// has. It is for tests and measurements: files of /sys are the host's, the thread's calls
-// are answered by the other threads, and f must not be left waiting when the machine is
-// closed.
+// Here calls f on a thread of this process that is on the machine, and returns when f has
+// returned. It is for tests and measurements: files of /sys are the host's, other threads
+// answer the thread's calls, and f must return before the machine is closed.
 func (e *Emulator) Here(f func()) error {
 	filter, err := seccomp.Filter(runtime.GOARCH, ioctlTypes...)
 	if err != nil {
