@@ -26,12 +26,12 @@ type Options struct {
 	// Emulator is the path of the kfdemu binary, and Daemon that of gpreemptd, when this
 	// process runs on an emulated machine, with one GPU; "" simulates one in this process.
 	Emulator, Daemon string
-	// Machine is the kind of GPU, and Backend what the daemon says it serves: "emulated"
-	// or "simulated" with the machine.
+	// Machine is the kind of GPU, and Backend the name that the daemon reports:
+	// "emulated" or "simulated" with the machine.
 	Machine string
 	Backend string
 	Seed    uint64
-	// Repeats of each arm, and how long one lasts.
+	// Repeats is how often each arm runs, and Duration how long each time.
 	Repeats  int
 	Duration time.Duration
 	// Progress gets a line for each step, and warnings of the daemon.
@@ -41,7 +41,7 @@ type Options struct {
 }
 
 // The workload. The job alone keeps the GPU full; sharing it, a request takes
-// about as much longer as two processes on a real GPU were seen to (docs/simulation.md).
+// about as much longer as two processes did on a real GPU (docs/simulation.md).
 const (
 	requestsPerSecond = 20
 	requestKernels    = 30
@@ -56,7 +56,7 @@ const (
 	warmUp            = 300 * time.Millisecond
 )
 
-const configYAML = `access: {online_groups: [], admin_groups: []} # the user who runs the demo has all rights
+const configYAML = `access: {online_groups: [], admin_groups: []} # root and the user of the demo have all rights
 rules:
   - name: training
     match: {comm: ` + jobComm + `}
@@ -80,22 +80,23 @@ type machine interface {
 	// became of its packets.
 	startJob(ctx context.Context) (pid int32, err error)
 	stopJob(ctx context.Context) (packets, error)
-	// work returns how much work each part of the job has done by a moment soon.
+	// work returns how much work each part of the job has done by now.
 	work(ctx context.Context) ([]progress, error)
-	// request has the inference server do what a request takes, and waits for it.
+	// request has the inference server execute one request, and waits for it.
 	request(ctx context.Context) error
 	// processes returns the pids of the actors besides this process and the daemon.
 	processes() []int
 	close() error
 }
 
-// packets says what became of those of a job.
+// packets counts the packets of a job by their result.
 type packets struct{ executed, lost, repeated uint64 }
 
-// progress is GPU time of work done by a moment, on a clock of the machine's.
+// progress is the GPU time of work done by a time of the machine's clock.
 type progress struct{ at, work time.Duration }
 
-// rate is the GPU time of work done in a second between two looks at all parts of a job.
+// rate returns the GPU time of work done in a second, between two readings of all parts of
+// a job.
 func rate(begin, end []progress) (sum float64) {
 	for i := range begin {
 		sum += (end[i].work - begin[i].work).Seconds() / (end[i].at - begin[i].at).Seconds()
@@ -136,7 +137,7 @@ func Play(ctx context.Context, o Options) (result *Result, err error) {
 }
 
 // Live starts the daemon, the job and the inference server, calls started with the
-// socket, and lets them run until ctx ends: something to look at with gpctl. It returns
+// socket, and keeps them running until ctx ends, to look at with gpctl. It returns
 // how many announcements there were, and how many of them the daemon did not answer in
 // time.
 func Live(ctx context.Context, o Options, started func(socket string)) (announced, unanswered int, err error) {
@@ -224,7 +225,7 @@ func startDaemon(o Options, dir, socket string) (*process, error) {
 	if err := os.WriteFile(config, []byte(configYAML+emulatedYAML), 0o600); err != nil {
 		return nil, err
 	}
-	// Its journal is not to be the host's.
+	// It must not use the host's journal.
 	return startProcess(o.Progress, []string{"RUNTIME_DIRECTORY=" + dir}, o.Daemon, "serve", "--config", config, "--socket", socket)
 }
 
@@ -237,12 +238,12 @@ type stage struct {
 	pid     int32 // of the last job
 	// learned is what the daemon learned of the last protected job.
 	learnedSuspend, learnedResume time.Duration
-	// undo takes the stage down, last first.
+	// undo ends the parts, in reverse order.
 	undo []func() error
 }
 
-// awaitDaemon returns when the daemon serves, and serves what it should: nothing that is
-// called emulated or simulated must turn out to be hardware.
+// awaitDaemon returns when the daemon serves the right machine: figures that are called
+// emulated or simulated must not be those of hardware.
 func (s *stage) awaitDaemon(ctx context.Context, daemon program, backend string) error {
 	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
@@ -262,7 +263,7 @@ func (s *stage) awaitDaemon(ctx context.Context, daemon program, backend string)
 	}
 }
 
-// andThen is an error with what went wrong after it, in a line.
+// andThen returns an error and the one after it, in a line.
 func andThen(err, later error) error {
 	if err == nil || later == nil {
 		return errors.Join(err, later)
@@ -468,7 +469,7 @@ func (s *stage) finish(ctx context.Context, result *Result) error {
 	return nil
 }
 
-// noteLearned reads what the scheduler learned of the job, which goes with it.
+// noteLearned reads what the scheduler learned of the job, before the job ends.
 func (s *stage) noteLearned(ctx context.Context) error {
 	explained, err := s.client.Admin().ExplainTarget(ctx, &gpreemptv1.ExplainTargetRequest{TargetId: fmt.Sprint(s.pid)})
 	if err != nil {

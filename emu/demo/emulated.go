@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// emulated is an emulated machine this process runs on. The job and the inference server
-// are programs of their own that call its driver.
+// emulated is the emulated machine that this process runs on. The job and the inference
+// server are programs that call its driver.
 type emulated struct {
 	log io.Writer
 	// train is the program with the name of a job.
@@ -21,7 +21,7 @@ type emulated struct {
 	began  time.Time
 	job    *process
 	server *process
-	// asking has one request at a time: the server answers them in turn.
+	// asking serializes the requests: the server answers them in turn.
 	asking sync.Mutex
 }
 
@@ -54,7 +54,7 @@ func (m *emulated) startJob(ctx context.Context) (int32, error) {
 	return int32(job.pid()), nil
 }
 
-// stopJob lets the job's queues run empty. The job proves then what each did.
+// stopJob has the job run its queues empty, and prove what each queue did.
 func (m *emulated) stopJob(ctx context.Context) (packets, error) {
 	job := m.job
 	if err := job.tell("stop"); err != nil {
@@ -74,7 +74,7 @@ func (m *emulated) stopJob(ctx context.Context) (packets, error) {
 }
 
 // work waits for the next kernel of each queue to end: only kernels that have ended can be
-// counted, so each queue is looked at when one has.
+// counted, so each queue is read when one ends.
 func (m *emulated) work(ctx context.Context) ([]progress, error) {
 	ctx, cancel := context.WithTimeout(ctx, maxWait)
 	defer cancel()
@@ -126,7 +126,7 @@ func (m *emulated) processes() []int {
 	return pids
 }
 
-// close ends the job as it is, and has the server prove what it did.
+// close kills the job, and has the server prove what it did.
 func (m *emulated) close() error {
 	var errs []error
 	if m.job != nil {

@@ -15,7 +15,7 @@ import (
 )
 
 // jitterProbe measures this machine during a run: a thread of its own asks to be woken
-// every millisecond and notes how late it was. It does nothing else, so other load on the
+// every millisecond and records how late it was. It does nothing else, so other load on the
 // CPUs makes it late.
 type jitterProbe struct {
 	timer *hrtimer.Timer

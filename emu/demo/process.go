@@ -14,23 +14,23 @@ import (
 	"time"
 )
 
-// maxWait is how long the demo waits for what takes a moment on an idle machine.
+// maxWait bounds the waiting for steps that take milliseconds on an idle machine.
 const maxWait = 20 * time.Second
 
 // process is a program the demo started. It is in a process group of its own, so that
-// Ctrl-C reaches the demo alone, which takes everything down in order.
+// Ctrl-C reaches the demo alone, which ends everything in order.
 type process struct {
 	name string
 	cmd  *exec.Cmd
 	in   io.WriteCloser
-	said chan message // closed when the program says no more
+	said chan message // closed at the end of the program's output
 	over chan struct{}
 	// ended is closed when the process was waited for; err is how it ended.
 	ended chan struct{}
 	err   error
 }
 
-// message is a line of JSON that a sample program of kfdemu says.
+// message is a line of JSON that a sample program of kfdemu writes.
 type message struct {
 	Event     string `json:"event"`
 	Packets   uint64 `json:"packets"`
@@ -43,8 +43,7 @@ type message struct {
 	} `json:"queues"`
 }
 
-// startProcess starts a program that need not say anything; what it writes to its
-// standard error goes to log.
+// startProcess starts a program whose output is not read; its standard error goes to log.
 func startProcess(log io.Writer, env []string, path string, args ...string) (*process, error) {
 	p := newProcess(log, path, args...)
 	p.cmd.Env = append(os.Environ(), env...)
@@ -55,7 +54,7 @@ func startProcess(log io.Writer, env []string, path string, args ...string) (*pr
 	return p, nil
 }
 
-// startSample starts a program that speaks lines of JSON, and waits until it is ready.
+// startSample starts a program that writes lines of JSON, and waits until it is ready.
 func startSample(ctx context.Context, log io.Writer, path string, args ...string) (p *process, err error) {
 	p = newProcess(log, path, args...)
 	if p.in, err = p.cmd.StdinPipe(); err != nil {
@@ -77,11 +76,11 @@ func startSample(ctx context.Context, log io.Writer, path string, args ...string
 
 func newProcess(log io.Writer, path string, args ...string) *process {
 	p := &process{
-		name: filepath.Base(path), cmd: exec.Command(path, args...), //nolint:gosec,noctx // G204: whoever runs the demo named it; its end has an order, which ctx has not
+		name: filepath.Base(path), cmd: exec.Command(path, args...), //nolint:gosec,noctx // G204: the user of the demo named it; interrupt and kill end it in order
 		said: make(chan message), over: make(chan struct{}), ended: make(chan struct{}),
 	}
 	p.cmd.Stderr = log
-	// A child of the program's may hold its standard error.
+	// A child of the program may keep its standard error open.
 	p.cmd.WaitDelay = time.Second
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	return p
@@ -94,7 +93,7 @@ func (p *process) wait() {
 	close(p.ended)
 }
 
-// listen hands on what the program says, until it ends.
+// listen passes on the messages of the program, until it ends.
 func (p *process) listen(out io.Reader) {
 	defer p.wait()
 	defer close(p.said)
@@ -121,7 +120,7 @@ func (p *process) hasEnded() bool {
 	}
 }
 
-// tell returns the program a line.
+// tell writes a line to the program.
 func (p *process) tell(line string) error {
 	if _, err := io.WriteString(p.in, line+"\n"); err != nil {
 		return fmt.Errorf("tell %s %q: %w", p.name, line, err)
@@ -129,8 +128,8 @@ func (p *process) tell(line string) error {
 	return nil
 }
 
-// await returns the next message of a kind. The error is what went wrong before, if the
-// program said so, or that it does not come.
+// await returns the next message of a kind. The error has the errors that the program
+// reported before, or that the message does not come.
 func (p *process) await(ctx context.Context, event string) (message, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, maxWait, fmt.Errorf("not within %v", maxWait))
 	defer cancel()
@@ -152,7 +151,7 @@ func (p *process) await(ctx context.Context, event string) (message, error) {
 	}
 }
 
-// finish has a program that speaks come to its end, which its standard input tells it.
+// finish closes the standard input of a program, which ends it, and waits for that.
 func (p *process) finish() error {
 	errs := []error{p.in.Close()}
 	timeout := time.NewTimer(maxWait)
@@ -192,7 +191,7 @@ func (p *process) interrupt() error {
 	return nil
 }
 
-// kill ends a program whatever it does, if it has not ended, and waits for it.
+// kill ends a program with SIGKILL, if it has not ended, and waits for it.
 func (p *process) kill() error {
 	close(p.over)
 	if err := p.cmd.Process.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {

@@ -11,7 +11,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
-// Arm is one of the ways the two kinds of work meet.
+// Arm is one of the ways in which the two kinds of work share the GPU.
 type Arm string
 
 // The arms.
@@ -36,8 +36,8 @@ type Run struct {
 	Executed    uint64  `json:"offline_packets_executed,omitempty"`
 	Lost        uint64  `json:"offline_packets_lost"`
 	Repeated    uint64  `json:"offline_packets_repeated"`
-	// LateMS is how late a thread that only wanted to be woken was once in a hundred
-	// times, in milliseconds; OwnCPU is the share of all CPUs the demo itself used.
+	// LateMS is the 99th percentile of how late a thread was that only waits for a timer,
+	// in milliseconds; OwnCPU is the share of all CPUs the demo itself used.
 	LateMS float64 `json:"late_ms"`
 	OwnCPU float64 `json:"own_cpu"`
 	// NotQuiesced counts announcements answered before the GPU was quiet, and Unanswered
@@ -46,7 +46,7 @@ type Run struct {
 	Unanswered  int `json:"unanswered"`
 }
 
-// ArmSummary is what the repeats of an arm come to.
+// ArmSummary summarizes the repeats of an arm.
 type ArmSummary struct {
 	Arm    Arm     `json:"arm"`
 	Online Summary `json:"online"`
@@ -74,14 +74,14 @@ type Expectation struct {
 	AtLeast bool `json:"at_least"`
 	Kept    bool `json:"kept"`
 	// Tail: it is about the slowest in a hundred, which a busy machine makes slow by
-	// itself. Not judged when Result.NoiseMS is above maxNoise.
+	// itself. Not checked when Result.NoiseMS is above maxNoise.
 	Tail bool `json:"tail,omitempty"`
-	// Timed: it is a latency. Not judged on an emulated machine.
+	// Timed: it is a latency. Not checked on an emulated machine.
 	Timed bool `json:"timed,omitempty"`
 }
 
 // maxNoise is how late the machine may be by itself once in a hundred times, in
-// milliseconds, for the demo to judge that gpreempt adds no more than that.
+// milliseconds, for the demo to check that gpreempt adds no more than that.
 const maxNoise = 2
 
 // Result is what the demo measured, as build/demo.json has it.
@@ -99,7 +99,7 @@ type Result struct {
 	RequestMS         float64 `json:"request_gpu_ms"`
 	OfflineQueues     int     `json:"offline_queues"`
 	OfflineKernelMS   float64 `json:"offline_kernel_ms"`
-	// ModelledSuspendMS is what the model makes a suspend of the offline job cost.
+	// ModelledSuspendMS is the modelled time of a suspend of the offline job.
 	ModelledSuspendMS float64 `json:"modelled_suspend_ms"`
 	Suspends          uint64  `json:"suspends"`
 	Resumes           uint64  `json:"resumes"`
@@ -174,18 +174,18 @@ func (r *Result) expect(e Expectation) {
 	r.Expectations = append(r.Expectations, e)
 }
 
-// judged reports whether e can be judged: latencies only where the GPU is simulated,
+// checked reports whether e can be checked: latencies only where the GPU is simulated,
 // because on an emulated one the emulator's own work is in them, and tails only on a
 // machine that is quiet by itself.
-func (r *Result) judged(e Expectation) bool {
+func (r *Result) checked(e Expectation) bool {
 	return !(r.Emulated && (e.Tail || e.Timed)) && !(e.Tail && r.NoiseMS > maxNoise)
 }
 
-// Broken names the expectations that were not met, of those that can be judged.
+// Broken names the expectations that were not met, of those that can be checked.
 func (r *Result) Broken() []string {
 	var broken []string
 	for _, e := range r.Expectations {
-		if !e.Kept && r.judged(e) {
+		if !e.Kept && r.checked(e) {
 			broken = append(broken, fmt.Sprintf("%s: %.3g, limit %.3g", e.What, e.Got, e.Limit))
 		}
 	}
@@ -270,7 +270,7 @@ func (r *Result) Print(w io.Writer) error {
 	for _, e := range r.Expectations {
 		mark, relation := "ok  ", "<="
 		switch {
-		case !e.Kept && r.judged(e):
+		case !e.Kept && r.checked(e):
 			mark = "FAIL"
 		case !e.Kept:
 			mark = "SKIP"
@@ -287,18 +287,18 @@ func (r *Result) Print(w io.Writer) error {
 }
 
 // verdict returns the conclusion in a line. skipped is how many targets were missed and
-// not judged.
+// not checked.
 func (r *Result) verdict(skipped int) string {
-	text := "PASS: every target that can be judged was met."
+	text := "PASS: every target that can be checked was met."
 	if broken := r.Broken(); len(broken) > 0 {
 		text = fmt.Sprintf("FAIL: %d of %d targets were missed.", len(broken), len(r.Expectations))
 	}
 	switch {
 	case skipped == 0:
 	case r.Emulated:
-		text += fmt.Sprintf(" SKIP (%d): the emulator's own work is in these figures; kfdemu demo --sim judges them.", skipped)
+		text += fmt.Sprintf(" SKIP (%d): the emulator's own work is in these figures; kfdemu demo --sim checks them.", skipped)
 	default:
-		text += fmt.Sprintf(" SKIP (%d): other load makes this machine %.1f ms late once in a hundred times; up to %d ms can be judged.",
+		text += fmt.Sprintf(" SKIP (%d): other load makes this machine %.1f ms late once in a hundred times; up to %d ms can be checked.",
 			skipped, r.NoiseMS, maxNoise)
 	}
 	return text

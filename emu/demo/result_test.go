@@ -45,7 +45,7 @@ func TestKeptExpectationsAreNotBroken(t *testing.T) {
 }
 
 func TestEachBrokenExpectationIsNamed(t *testing.T) {
-	for name, spoil := range map[string]func(*Result){
+	for name, damage := range map[string]func(*Result){
 		"online p50 with gpreempt":           func(r *Result) { r.Runs[4].LatencyMS = []float64{8.9, 8.9}; r.Runs[5].LatencyMS = []float64{8.9, 8.9} },
 		"online p99 with gpreempt":           func(r *Result) { r.Runs[4].LatencyMS[0] = 11 },
 		"offline throughput with gpreempt":   func(r *Result) { r.Runs[4].OfflineWork = 0.7 },
@@ -57,7 +57,7 @@ func TestEachBrokenExpectationIsNamed(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := runs()
-			spoil(r)
+			damage(r)
 			r.Arms = nil
 			r.summarize()
 			if broken := r.Broken(); len(broken) != 1 || !strings.HasPrefix(broken[0], name) {
@@ -67,7 +67,7 @@ func TestEachBrokenExpectationIsNamed(t *testing.T) {
 	}
 }
 
-func TestTailsAreNotJudgedOnABusyMachine(t *testing.T) {
+func TestTailsAreNotCheckedOnABusyMachine(t *testing.T) {
 	for name, disturb := range map[string]func(*Result){
 		"requests late without gpreempt": func(r *Result) { r.Runs[1].LatencyMS[1] = 9 },
 		"wakings late in a run":          func(r *Result) { r.Runs[4].LateMS = 2.5 },
@@ -79,13 +79,13 @@ func TestTailsAreNotJudgedOnABusyMachine(t *testing.T) {
 			r.Arms = nil
 			r.summarize()
 			if broken := r.Broken(); broken != nil {
-				t.Errorf("judged all the same: %q", broken)
+				t.Errorf("checked nevertheless: %q", broken)
 			}
 			var out bytes.Buffer
 			if err := r.Print(&out); err != nil {
 				t.Fatal(err)
 			}
-			for _, want := range []string{"SKIP  online p99", "SKIP  offline throughput", "PASS: every target that can be judged was met. SKIP (2): other load makes this machine"} {
+			for _, want := range []string{"SKIP  online p99", "SKIP  offline throughput", "PASS: every target that can be checked was met. SKIP (2): other load makes this machine"} {
 				if !strings.Contains(out.String(), want) {
 					t.Errorf("no %q in\n%s", want, out.String())
 				}
@@ -93,7 +93,7 @@ func TestTailsAreNotJudgedOnABusyMachine(t *testing.T) {
 			r.Runs[3].Lost, r.Arms = 1, nil
 			r.summarize()
 			if broken := r.Broken(); len(broken) != 1 || !strings.HasPrefix(broken[0], "offline packets lost") {
-				t.Errorf("a lost packet is judged on any machine; broken: %q", broken)
+				t.Errorf("a lost packet counts on any machine; broken: %q", broken)
 			}
 		})
 	}
@@ -160,9 +160,9 @@ func TestTheJSONSaysWhatTheFiguresAre(t *testing.T) {
 	}
 }
 
-// An emulated driver's calls take time of their own, so that a time there says nothing
-// of gpreempt's; a packet that is lost is lost there, too.
-func TestOnlyPacketsAndSuspendsAreJudgedOnTheEmulator(t *testing.T) {
+// An emulated driver's calls take time of their own, so that a latency there says nothing
+// about gpreempt; a lost packet is lost there, too.
+func TestOnlyPacketsAndSuspendsAreCheckedOnTheEmulator(t *testing.T) {
 	r := emulatedRuns()
 	r.Runs[4].LatencyMS, r.Runs[5].LatencyMS, r.Runs[4].OfflineWork = []float64{18, 30}, []float64{18, 30}, 0.5
 	r.Arms = nil

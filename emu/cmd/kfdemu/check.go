@@ -28,9 +28,9 @@ func checkCommand() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "check [--machine NAME] [--trace]",
-		Short: "Tell whether a machine can be emulated here",
-		Long: `Emulates a machine and runs a packet on it. Says what is missing if that does not
-work, and ends with 125 then.`,
+		Short: "Check whether a machine can be emulated here",
+		Long: `Emulates a machine and runs a packet on it. If that does not work, prints what is missing
+and ends with 125.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), checkTime)
@@ -43,11 +43,11 @@ work, and ends with 125 then.`,
 		},
 	}
 	cmd.Flags().StringVar(&machine, "machine", "mi300x", "the kind of GPU: "+strings.Join(presets(), ", "))
-	cmd.Flags().BoolVar(&trace, "trace", false, "and whether its programs may trace any other of them, as gpreemptd has to")
+	cmd.Flags().BoolVar(&trace, "trace", false, "and check whether its programs may trace each other, as gpreemptd must")
 	return cmd
 }
 
-// check runs a packet on a machine, and with trace looks what else the program may do.
+// check runs a packet on a machine, and with trace also checks what the program may trace.
 func check(ctx context.Context, name string, trace bool) (err error) {
 	shim, err := os.Executable()
 	if err != nil {
@@ -75,9 +75,9 @@ func check(ctx context.Context, name string, trace bool) (err error) {
 	lines := bufio.NewReader(io.TeeReader(out, &said))
 	var untraced error
 	if _, err := lines.ReadString('\n'); err == nil && trace {
-		untraced = tracing(program.Process.Pid) // it waits to be asked
+		untraced = tracing(program.Process.Pid) // it waits for input
 	}
-	// What goes wrong from here on shows in how it ends.
+	// Errors from here on show in its exit status.
 	_, _ = io.WriteString(in, "\n")
 	_ = in.Close()
 	_, _ = io.Copy(io.Discard, lines)
@@ -89,21 +89,22 @@ func check(ctx context.Context, name string, trace bool) (err error) {
 
 const ptraceScopeFile = "/proc/sys/kernel/yama/ptrace_scope"
 
-// tracing reports whether a program on the machine may trace all others there.
+// tracing returns why a program on the machine may not trace all others there, nil if it
+// may.
 func tracing(pid int) error {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
-		return fmt.Errorf("see what a program on the machine may do: %w", err)
+		return fmt.Errorf("read the privileges of a program on the machine: %w", err)
 	}
 	scope, err := os.ReadFile(ptraceScopeFile)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the security module Yama need not be there
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // the security module Yama is optional
 		return err
 	}
 	return mayTrace(string(status), strings.TrimSpace(string(scope)))
 }
 
-// mayTrace tells it by the program's /proc/PID/status and by what Yama is set to, "" for
-// no Yama.
+// mayTrace is tracing by the program's /proc/PID/status and by Yama's setting, "" without
+// Yama.
 func mayTrace(status, scope string) error {
 	_, rest, _ := strings.Cut(status, "\nCapEff:")
 	mask, _, _ := strings.Cut(rest, "\n")
@@ -111,11 +112,11 @@ func mayTrace(status, scope string) error {
 	const sysPtrace = 1 << 19
 	switch {
 	case err != nil:
-		return fmt.Errorf("see what a program on the machine may do: CapEff in /proc/PID/status: %w", err)
+		return fmt.Errorf("read the privileges of a program on the machine: CapEff in /proc/PID/status: %w", err)
 	case capabilities&sysPtrace == 0:
-		return errors.New("its programs may not trace each other, as gpreemptd has to: they have no CAP_SYS_PTRACE; run this as root")
+		return errors.New("its programs may not trace each other, as gpreemptd must: they have no CAP_SYS_PTRACE; run this as root")
 	case scope == "3":
-		return fmt.Errorf("its programs may not trace each other, as gpreemptd has to: %s is 3 until the next boot", ptraceScopeFile)
+		return fmt.Errorf("its programs may not trace each other, as gpreemptd must: %s is 3 until the next boot", ptraceScopeFile)
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ demo uses that machine:
   kfdemu run --profile 7.2 -- kfdemu demo
 
 Fails when a packet of the training job was lost or ran twice, or when a target that can
-be judged on this machine was missed.`,
+be checked on this machine was missed.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if d.opts.Repeats < 1 || d.opts.Duration < 100*time.Millisecond {
@@ -146,7 +146,7 @@ func encode(w io.Writer, v any) error {
 	return e.Encode(v)
 }
 
-// explain says what there is to look at.
+// explain prints how to look at the live demo.
 func (d *demoRun) explain(out io.Writer, socket string) {
 	fmt.Fprintf(out, `GPU: %s. A training job and an inference server run until
 Ctrl-C. In another terminal:

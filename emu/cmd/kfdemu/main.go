@@ -22,11 +22,11 @@ import (
 	"github.com/gpreempt/gpreempt/internal/api"
 )
 
-// socketEnv is where the socket of the machine is in the environment of its programs.
+// socketEnv is the variable with the machine's socket in the environment of its programs.
 const socketEnv = "KFDEMU_SOCKET"
 
-// exitTrouble is what kfdemu itself ends with when it cannot do what it should; else it
-// ends as the program does.
+// exitTrouble is the exit status of kfdemu when it fails itself; else it ends as the program
+// does.
 const exitTrouble = 125
 
 func main() {
@@ -45,7 +45,7 @@ func main() {
 	}
 }
 
-// exitCode is that of a shell: 128 and the signal for a program that was killed.
+// exitCode returns the exit code of a shell: 128 and the signal for a killed program.
 func exitCode(ended *exec.ExitError) int {
 	if status, ok := ended.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		return 128 + int(status.Signal())
@@ -58,8 +58,8 @@ func command() *cobra.Command {
 		Use:   "kfdemu",
 		Short: "Run unmodified programs on an emulated machine with AMD GPUs",
 		Long: `kfdemu gives programs a /dev/kfd, render nodes and the kernel's files about them, and
-answers their system calls by the rules of AMD's compute driver. What they put on
-their queues is executed in their memory for as long as a model says it takes.
+answers their system calls by the rules of AMD's compute driver. The packets on their
+queues are executed in their memory, for the time that a model of the GPU takes.
 
 Everything is EMULATED: no figure says anything about a real GPU.`,
 		Version:       api.VersionString(),
@@ -80,7 +80,7 @@ func runCommand() *cobra.Command {
 		Short: "Emulate a machine for as long as a program runs",
 		Long: `Emulates a machine, runs the program on it, and ends as the program does. What the
 program starts runs on the machine, too; others join with kfdemu exec. The machine
-lasts until the program has ended and nobody else uses it.`,
+lasts until the program and all others on it have ended.`,
 		Args: cobra.MinimumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			var injected []kfdemu.Fault
@@ -110,9 +110,9 @@ lasts until the program has ended and nobody else uses it.`,
 	f.IntVar(&cfg.GPUs, "gpus", 1, "how many of them, or of their partitions")
 	f.StringVar(&cfg.Profile, "profile", "6.12", "whose driver's rules: "+strings.Join(driver.Profiles(), ", "))
 	f.Uint64Var(&cfg.Seed, "seed", 1, "decides the jitter of modelled durations")
-	f.DurationVar(&cfg.KernelTime, "kernel-time", time.Millisecond, "how long a kernel takes that does not say itself")
-	f.StringArrayVar(&faults, "fault", nil, "what goes wrong, such as SUSPEND_QUEUES#2:errno=EIO or step=unmap:delay=9s; repeat for more")
-	f.StringVar(&log, "log", "", "write what happens here, a line of JSON each; - is standard error")
+	f.DurationVar(&cfg.KernelTime, "kernel-time", time.Millisecond, "the duration of a kernel that does not define its own")
+	f.StringArrayVar(&faults, "fault", nil, "a fault to inject, such as SUSPEND_QUEUES#2:errno=EIO or step=unmap:delay=9s; repeat for more")
+	f.StringVar(&log, "log", "", "write events to this file, a line of JSON each; - is standard error")
 	return cmd
 }
 
@@ -149,7 +149,7 @@ func logTo(name string) (event func(kfdemu.Event), end func() error, err error) 
 
 // run emulates a machine while a program runs on it.
 func run(ctx context.Context, cfg kfdemu.Config, faults []kfdemu.Fault, args []string) (err error) {
-	// The program gets what the terminal sends, too; it decides what comes of it.
+	// The program receives the terminal's signals, too, and decides when to end.
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
@@ -173,7 +173,7 @@ func run(ctx context.Context, cfg kfdemu.Config, faults []kfdemu.Fault, args []s
 		for {
 			select {
 			case s := <-signals:
-				// It may have ended in this moment, which Wait tells.
+				// It may have ended at this moment, which Wait reports.
 				_ = program.Process.Signal(s)
 			case <-ended:
 				return
@@ -202,7 +202,7 @@ func execCommand() *cobra.Command {
 	cmd.Flags().StringVar(&socket, "socket", os.Getenv(socketEnv), "the machine's, $"+socketEnv+" if not given")
 	cmd.Flags().StringVar(&tree, "tree", "", "where the machine's files are, for a process in a user namespace of its own")
 	if err := cmd.Flags().MarkHidden("tree"); err != nil {
-		panic("kfdemu: " + err.Error()) // the flag is there
+		panic("kfdemu: " + err.Error()) // the flag exists
 	}
 	return cmd
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/workload"
 )
 
-// exitStatus ends kfdemu as a sample program does, which has said why.
+// exitStatus is the exit status of a program that has printed why it fails.
 type exitStatus int
 
 func (s exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
@@ -33,8 +33,8 @@ It is for an emulated machine, and does nothing useful on another:
 
 func answerCommand() *cobra.Command {
 	return sampleCommand(workload.Answer, "answer [flags]", "A sample program that works when it is asked to, as an inference server",
-		`For each line it reads, gives its queue as many packets as --packets says, and says
-"answer" in a line of JSON when the last is over. Ends with its standard input and
+		`For each line that it reads, submits as many packets as --packets says to its queue, and
+writes "answer" in a line of JSON when the last has ended. Ends with its standard input and
 proves then that each packet ran exactly once and in order.
 
 It is for an emulated machine, and does nothing useful on another:
