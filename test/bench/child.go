@@ -27,8 +27,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// config is the default one but for who is offline, for a policy in which nothing but
-// leases decides, and for limits that none of this reaches.
+// config is the default config except for a rule that makes the jobs offline, a policy in
+// which only leases decide, and limits that no section reaches.
 const config = `
 policy: {preset: strict, linger: none}
 rules:
@@ -44,8 +44,8 @@ limits:
   connections_total: 10000
 `
 
-// child is a program that runs until its standard input ends or, if it does not read
-// that, until it is told to.
+// child is a program that runs until its standard input ends or, if it does not read it,
+// until SIGTERM.
 type child struct {
 	cmd   *exec.Cmd
 	in    io.Closer
