@@ -75,7 +75,7 @@ type daemon struct {
 	backend   *backend
 	hangups   <-chan os.Signal // SIGHUP
 	config    atomic.Pointer[config.Config]
-	hazards   atomic.Pointer[hazards]
+	hazards   atomic.Pointer[targets.Hazards]
 	authz     atomic.Pointer[auth.Policy]
 	warnings  warnings
 	events    *events.Log

@@ -11,6 +11,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/doctor"
+	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
@@ -43,9 +44,24 @@ func (d *daemon) diagnose(ctx context.Context) *doctor.Report {
 		Simulated: d.backend.simulated,
 	}
 	if h := d.hazards.Load(); h != nil {
-		c.Hazards = h.report
+		c.Hazards = hazardReports(h)
 	}
 	return doctor.Examine(ctx, c)
+}
+
+// hazardReports returns a function that reports the results of the hazard table for
+// dbgtrap.
+func hazardReports(h *targets.Hazards) func([]gpreempt.GPU) []doctor.Hazard {
+	actions := map[hazard.Action]doctor.HazardAction{
+		hazard.Allow: doctor.HazardAllow, hazard.Limit: doctor.HazardLimit, hazard.Deny: doctor.HazardDeny,
+	}
+	return func([]gpreempt.GPU) []doctor.Hazard {
+		var all []doctor.Hazard
+		for gpu, result := range h.Results("dbgtrap") {
+			all = append(all, doctor.Hazard{GPU: gpu, Action: actions[result.Action], Reason: result.Reason, Mechanisms: result.Row.Mechanisms})
+		}
+		return all
+	}
 }
 
 // processReports reports how each process of the driver is suspended, or why not.
@@ -98,8 +114,8 @@ func Diagnose(ctx context.Context, opts Options) (*doctor.Report, error) {
 	}
 	// The doctor reports an error of GPUs.
 	if gpus, err := hosts.GPUs(); err == nil && len(gpus) > 0 {
-		h, _ := newHazards(root, gpus, cfg.Safety.Hazards)
-		c.Hazards = h.report
+		h, _ := targets.NewHazards(root, gpus, cfg.Safety.Hazards)
+		c.Hazards = hazardReports(h)
 		c.Processes = func(ctx context.Context) []doctor.Process {
 			snapshot, err := hosts.Scan()
 			if err != nil {
@@ -159,9 +175,9 @@ func (s *scan) gpusOf(key gpreempt.ProcessKey) []gpreempt.GPU {
 	return targets.GPUsWithQueues(s.gpus, s.proc(key))
 }
 
-func (s *scan) assess(h *hazards) func(string, gpreempt.ProcessKey) targets.Assessment {
+func (s *scan) assess(h *targets.Hazards) func(string, gpreempt.ProcessKey) targets.Assessment {
 	return func(mechanism string, target gpreempt.ProcessKey) targets.Assessment {
-		return h.assess(mechanism, s.proc(target), s.gpus)
+		return h.Assess(mechanism, s.proc(target), s.gpus)
 	}
 }
 

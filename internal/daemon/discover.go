@@ -30,7 +30,7 @@ func (d *daemon) openObserver() {
 		Before: d.findNewGPUs,
 		Scanned: func(diff inventory.Diff) {
 			d.registry.Apply(diff)
-			d.invalidateOutOfReach(diff.Changed)
+			d.invalidateUnreachable(diff.Changed)
 		},
 		Described: d.registry.QueuesChanged,
 		Busy: func() (busy bool) {

@@ -131,3 +131,29 @@ func debugThread(ctx context.Context, pid int32, start uint64) (dbgtrap.Thread, 
 	}
 	return t, nil
 }
+
+// assess returns what is known of using a mechanism on a target beyond what the mechanism
+// can check itself. A simulated GPU has no hazards.
+func (d *daemon) assess(name string, target gpreempt.ProcessKey) targets.Assessment {
+	if p := d.backend.pauses; p != nil && p.Orphaned(target) {
+		return targets.Assessment{Evidence: mechanism.Evidence{Check: "journal", Found: "still paused by an earlier daemon"}}
+	}
+	h := d.hazards.Load()
+	if h == nil {
+		simulated := d.backend.simulated != ""
+		return targets.Assessment{Evidence: mechanism.Evidence{Check: "hazard table", Found: "the GPUs of this host are not known yet", OK: simulated}}
+	}
+	proc, _ := d.inventory.Process(target)
+	return h.Assess(name, proc, d.inventory.GPUs())
+}
+
+// invalidateUnreachable ends the use of mechanisms on processes with new queues that the
+// mechanism cannot suspend.
+func (d *daemon) invalidateUnreachable(changed []discovery.Proc) {
+	for _, proc := range changed {
+		state, _ := d.sessions.State(proc.Key)
+		if name := state.Choice.Mechanism; !targets.Reaches(name, proc) {
+			d.sessions.Invalidate(name, proc.Key, targets.ErrUnreachable)
+		}
+	}
+}

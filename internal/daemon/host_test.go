@@ -22,6 +22,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
+	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -353,7 +354,7 @@ func TestProcessWithQueuesOutOfReachIsDetached(t *testing.T) {
 	h.put(secondary+"size", "4096")
 	h.put(secondary+"type", "0")
 	h.target(c, job, "it is rejected", func(target *gpreemptv1.Target) bool {
-		return strings.Contains(target.GetAttachError(), secondaryContexts.Found)
+		return strings.Contains(target.GetAttachError(), targets.ErrUnreachable.Error())
 	})
 	h.await("it is detached", func() bool { state, _ := job.KFD(); return !state.Enabled })
 }
@@ -368,7 +369,7 @@ func TestGPUsThatAreAddedLaterAreFound(t *testing.T) {
 	job := h.start("trainer")
 	c, _ := h.serve()
 	h.target(c, job, "it is rejected until the hazard table has the GPU", func(target *gpreemptv1.Target) bool {
-		return strings.Contains(target.GetAttachError(), "it knows no GPU of this machine")
+		return strings.Contains(target.GetAttachError(), "the GPUs of this host are not known yet")
 	})
 	if err := os.Rename(away, node); err != nil {
 		t.Fatal(err)

@@ -109,7 +109,7 @@ func (d *daemon) apply(r prepared) {
 		d.runner.Post(scheduler.PolicyChanged{Policy: r.config.Policy})
 	}
 	if h := d.hazards.Load(); h != nil {
-		h.override(r.config.Safety.Hazards)
+		h.SetRows(r.config.Safety.Hazards)
 	}
 	d.setRules(r.rules)
 }

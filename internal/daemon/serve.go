@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/log"
+	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -130,7 +131,7 @@ func (d *daemon) findGPUs() error {
 	d.warnings.set("gpus")
 	d.inventory.SetGPUs(gpus)
 	if d.backend.simulated == "" {
-		hazards, unknown := newHazards(d.backend.root, gpus, d.config.Load().Safety.Hazards)
+		hazards, unknown := targets.NewHazards(d.backend.root, gpus, d.config.Load().Safety.Hazards)
 		d.hazards.Store(hazards)
 		for _, text := range unknown {
 			d.log.Warn("facts for the hazard table are unknown", log.Text(text))

@@ -1,0 +1,96 @@
+package targets
+
+import (
+	"errors"
+	"io/fs"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/gpreempt/gpreempt/internal/hazard"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// Hazards checks the GPUs of a host by the hazard table. Its methods are safe for
+// concurrent use.
+type Hazards struct {
+	mu    sync.Mutex // guards all below
+	table *hazard.Table
+	host  hazard.Host
+	gpus  []hazard.GPU
+}
+
+// NewHazards reads the facts of the host whose root is fsys; rows are those of the site.
+// The warnings name the facts that are unknown.
+func NewHazards(fsys fs.FS, gpus []gpreempt.GPU, rows []hazard.Row) (h *Hazards, warnings []string) {
+	host, facts, warnings := hazard.Read(fsys, gpus)
+	return &Hazards{table: hazard.Default().With(rows), host: host, gpus: facts}, warnings
+}
+
+// SetRows replaces the rows of the site.
+func (h *Hazards) SetRows(rows []hazard.Row) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.table = hazard.Default().With(rows)
+}
+
+// Results returns the result of a mechanism for each GPU.
+func (h *Hazards) Results(name string) map[gpreempt.GPUID]hazard.Result {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	results := make(map[gpreempt.GPUID]hazard.Result, len(h.gpus))
+	for _, g := range h.gpus {
+		results[g.ID] = h.table.Check(h.host, g, name)
+	}
+	return results
+}
+
+// Assess returns whether a mechanism may be used on a process of a host with these GPUs.
+// A process without queues may get them on any GPU.
+func (h *Hazards) Assess(name string, proc discovery.Proc, all []gpreempt.GPU) Assessment {
+	if !Reaches(name, proc) {
+		return Assessment{Evidence: secondaryContexts}
+	}
+	gpus := GPUsWithQueues(all, proc)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	a := Assessment{Evidence: mechanism.Evidence{Check: "hazard table", Found: "no known hazard", OK: true}}
+	var limits []string
+	for _, g := range h.gpus {
+		if len(gpus) > 0 && !slices.ContainsFunc(gpus, func(gpu gpreempt.GPU) bool { return gpu.ID == g.ID }) {
+			continue
+		}
+		switch result := h.table.Check(h.host, g, name); result.Action {
+		case hazard.Deny:
+			a.Evidence = mechanism.Evidence{Check: "hazard table", Found: result.Reason, Remedy: result.Row.Remedy}
+			return a
+		case hazard.Limit:
+			a.Limited = append(a.Limited, g.ID)
+			if !slices.Contains(limits, result.Reason) {
+				limits = append(limits, result.Reason)
+			}
+		case hazard.Allow:
+		}
+	}
+	if len(limits) > 0 {
+		a.Evidence.Found = "one process a GPU: " + strings.Join(limits, "; ")
+	}
+	return a
+}
+
+// secondaryContexts prevents dbgtrap, which can only suspend the queues of the first KFD
+// context of a process (kfd_ioctl_set_debug_trap, Linux 7.2).
+var secondaryContexts = mechanism.Evidence{
+	Check: "KFD contexts", Found: "the process has queues in a secondary one, which DBG_TRAP cannot suspend",
+	Remedy: "enable criu or freezer for the process, in the config key mechanisms",
+}
+
+// ErrUnreachable is the error of a mechanism that cannot suspend all queues of a process.
+var ErrUnreachable = errors.New(secondaryContexts.Found)
+
+// Reaches reports whether a mechanism can suspend all queues of a process.
+func Reaches(name string, proc discovery.Proc) bool {
+	return name != "dbgtrap" || !slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) })
+}
