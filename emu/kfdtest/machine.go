@@ -50,11 +50,11 @@ type Config struct {
 	Nodes []Node
 	// NoHWS is the module parameter sched_policy=2: no debugging.
 	NoHWS bool
-	// Hardware, if not nil, does the steps of the hardware that no Fault is about, and
-	// says how they end. Queue, if not nil, is told of each queue as driver.Config.Queue
-	// says. Both are called with the driver's lock held: they must not call the Machine.
+	// Hardware, if not nil, carries out the steps of the hardware that no Fault selects, and
+	// returns their results. Queue, if not nil, is driver.Config.Queue. Both are called with
+	// the driver's lock held: they must not call the Machine.
 	Hardware func(driver.Step) driver.Outcome
-	Queue    func(q driver.MappedQueue, born bool)
+	Queue    func(q driver.MappedQueue, created bool)
 }
 
 type (
