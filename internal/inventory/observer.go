@@ -185,18 +185,19 @@ func (o *Observer) Run(ctx context.Context) {
 		o.scanPace.Set(every.Shortest, every.Longest)
 		o.readSMI()
 		asked, scan := o.takeAsked()
+		scan = scan || !o.cfg.Now().Before(nextScan) || o.processesChanged()
 		changed := false
-		if now = o.cfg.Now(); !scan && now.Before(nextScan) && !o.processesChanged() {
-			for _, key := range asked {
-				known, changes := o.lookAt(key)
-				scan, changed = scan || !known, changed || changes
+		for _, key := range asked {
+			if scan {
+				break
 			}
-		} else {
-			scan = true
+			known, changes := o.lookAt(key)
+			scan, changed = !known, changed || changes
 		}
 		if scan {
-			pause, changed = o.Scan()
-			nextScan = o.cfg.Now().Add(pause)
+			var changes bool
+			pause, changes = o.Scan()
+			nextScan, changed = o.cfg.Now().Add(pause), changed || changes
 		}
 		if changed {
 			nextDump = earlier(nextDump, o.cfg.Now().Add(every.MQDs))

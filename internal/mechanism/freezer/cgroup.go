@@ -64,7 +64,8 @@ func (m *Mechanism) openCgroup(path string) (_ *cgroup, err error) {
 	}
 	info, err := dir.Stat(".")
 	if err != nil {
-		return nil, errors.Join(vanished(err), dir.Close())
+		_ = dir.Close()
+		return nil, vanished(err)
 	}
 	return &cgroup{dir, path, inode(info)}, nil
 }
@@ -72,7 +73,8 @@ func (m *Mechanism) openCgroup(path string) (_ *cgroup, err error) {
 // inode returns the inode number, which every file on Linux has.
 func inode(info fs.FileInfo) uint64 { return info.Sys().(*syscall.Stat_t).Ino }
 
-func (g *cgroup) close() error { return g.dir.Close() }
+// close loses nothing: what was written to control files took effect at once.
+func (g *cgroup) close() { _ = g.dir.Close() }
 
 // vanished returns errRemoved for the errors of a cgroup that was removed.
 func vanished(err error) error {

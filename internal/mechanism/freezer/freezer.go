@@ -98,7 +98,7 @@ func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechani
 			"start it in a cgroup of its own, as with systemd-run --scope, to stop its children too")
 	default:
 		add("cgroup", g.path+" is its own and will be frozen", true, "")
-		m.closeCgroup(g)
+		g.close()
 	}
 	return c
 }
@@ -137,7 +137,7 @@ func (m *Mechanism) undo(e journal.Entry) error {
 		case err != nil:
 			return err
 		}
-		defer m.closeCgroup(g)
+		defer g.close()
 		if g.id != e.CgroupID {
 			return nil // another one with that name
 		}
@@ -163,7 +163,7 @@ func (m *Mechanism) thawOwn(p *proc.Process) error {
 	if err != nil || g == nil {
 		return err
 	}
-	defer m.closeCgroup(g)
+	defer g.close()
 	return g.thaw()
 }
 
@@ -207,7 +207,7 @@ type pause interface {
 	undo() error
 	// entry returns the cgroup for the journal.
 	entry() journal.Entry
-	close() error
+	close()
 }
 
 // Suspend implements mechanism.Session.
@@ -230,7 +230,7 @@ func (s *session) Suspend(ctx context.Context) error {
 	}
 	err = s.pause(ctx, p)
 	if s.held == nil {
-		s.m.discard(p, s.target)
+		p.close()
 	}
 	return err
 }
@@ -337,20 +337,8 @@ func (s *session) release() error {
 	if err := s.held.undo(); err != nil && !errors.Is(err, mechanism.ErrGone) {
 		return fmt.Errorf("resume process %v, which may still be stopped: %w", s.target, err)
 	}
-	s.m.discard(s.held, s.target)
+	s.held.close()
 	s.held = nil
 	s.m.pauses.End(s.target)
 	return nil
-}
-
-func (m *Mechanism) discard(p pause, target gpreempt.ProcessKey) {
-	if err := p.close(); err != nil {
-		m.cfg.Log.Warn("cannot close a descriptor", log.Target(target), log.Err(err))
-	}
-}
-
-func (m *Mechanism) closeCgroup(g *cgroup) {
-	if err := g.close(); err != nil {
-		m.cfg.Log.Warn("cannot close the directory of a cgroup", log.Cgroup(g.path), log.Err(err))
-	}
 }

@@ -46,10 +46,11 @@ func (m *Mechanism) ownCgroup(p *proc.Process) (*cgroup, string, error) {
 	if err == nil && why == "" {
 		return g, "", nil
 	}
+	g.close()
 	if errors.Is(err, errRemoved) {
 		why, err = "its cgroup "+f.path+" was removed", nil
 	}
-	return nil, why, errors.Join(err, g.close())
+	return nil, why, err
 }
 
 // unfit reads the members of the cgroup and returns why it must not be frozen, "" if it

@@ -36,7 +36,7 @@ func (s stop) begin(ctx context.Context) error {
 // undo resumes a stopped process, and cancels a SIGSTOP that is pending.
 func (s stop) undo() error        { return s.Signal(unix.SIGCONT) }
 func (stop) entry() journal.Entry { return journal.Entry{} }
-func (stop) close() error         { return nil } // the session closes the process
+func (stop) close()               {} // the session closes the process
 
 // How often a process that is stopping is polled: the kernel notifies only its parent
 // when its last thread has stopped.
