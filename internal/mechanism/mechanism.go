@@ -1,5 +1,5 @@
-// Package mechanism defines what a mechanism is: one way to take all queues of a process
-// off the GPUs and put them back.
+// Package mechanism defines what a mechanism is: one way to suspend and resume all
+// queues of a process.
 package mechanism
 
 import (

@@ -185,7 +185,7 @@ func (a *actor) resume(seq uint64) {
 }
 
 // noteAction records how an action went. An action that fails again and again is one
-// failure of its mechanism; that the process has left, or Close has given up, is none.
+// failure of its mechanism. That the process has left, or that Close has given up, does not count.
 func (a *actor) noteAction(isSuspend bool, err error) {
 	if err == nil {
 		a.held.failed = false
@@ -255,8 +255,7 @@ func (a *actor) close(h *holding) error {
 	return nil
 }
 
-// abandon releases the target after Close has given up waiting, as far as one attempt
-// can.
+// abandon tries once to release the target, after Close has given up waiting.
 func (a *actor) abandon() {
 	defer a.end()
 	if a.held == nil {

@@ -240,7 +240,7 @@ func rejected(m mechanism.Mechanism, c mechanism.Capability) Rejection {
 	return r
 }
 
-// Preview returns which mechanism would be attached to a process, as far as can be seen
+// Preview returns which mechanism would be attached to a process, by what can be seen
 // without touching the process.
 func (s *Sessions) Preview(ctx context.Context, target gpreempt.ProcessKey) Choice {
 	var choice Choice

@@ -30,14 +30,14 @@ func TestBestUsableMechanismIsChosenAndTheOthersAreExplained(t *testing.T) {
 		}, best, middle, last)
 		r.attach(job)
 		want := Choice{
-			Mechanism: "last", Why: "weather: good",
+			Mechanism: "last", Why: "weather: fair",
 			Rejected: []Rejection{
 				{Mechanism: "best", Why: "hazard table: row 7", Remedy: "update the firmware"},
 				{Mechanism: "middle", Why: "weather: fog", Remedy: "wait"},
 			},
 		}
 		r.wantState(job, State{Choice: want})
-		const line = "weather: good; not best: hazard table: row 7 (update the firmware); middle: weather: fog (wait)"
+		const line = "weather: fair; not best: hazard table: row 7 (update the firmware); middle: weather: fog (wait)"
 		if got := want.String(); got != line {
 			t.Errorf("in one line: %s\nwant %s", got, line)
 		}
@@ -55,7 +55,7 @@ func TestAttachThatFailsGoesToTheNextMechanism(t *testing.T) {
 		r := newRig(t, nil, best, middle, last)
 		r.attach(job)
 		r.wantState(job, State{Choice: Choice{
-			Mechanism: "middle", Why: "weather: good",
+			Mechanism: "middle", Why: "weather: fair",
 			Rejected: []Rejection{{Mechanism: "best", Why: "a debugger is there"}},
 		}})
 		// Another attempt would disturb the debugger again.
@@ -215,7 +215,7 @@ func TestLimitedMechanismIsAttachedToOneTargetPerGPU(t *testing.T) {
 		r.attach(other)
 		r.attach(job)
 		r.wantState(job, State{Choice: Choice{
-			Mechanism: "middle", Why: "weather: good",
+			Mechanism: "middle", Why: "weather: fair",
 			Rejected: []Rejection{{
 				Mechanism: "best", Why: "on GPU 1 it can be attached to one process at a time, and is attached to process 200",
 				Remedy: "another mechanism in the config key mechanisms can be used: criu, freezer",
@@ -225,7 +225,7 @@ func TestLimitedMechanismIsAttachedToOneTargetPerGPU(t *testing.T) {
 		r.Detach(job)
 		r.forgetPosted()
 		r.attach(job)
-		r.wantState(job, State{Choice: Choice{Mechanism: "best", Why: "weather: good"}})
+		r.wantState(job, State{Choice: Choice{Mechanism: "best", Why: "weather: fair"}})
 		r.detachAll(job)
 	})
 }
@@ -254,7 +254,7 @@ func TestBetterMechanismReplacesTheOneOfARunningTarget(t *testing.T) {
 		r.forgetPosted()
 		r.Resume(job, 2)
 		r.want(scheduler.Resumed{Target: job, Seq: 2}, scheduler.Attached{Target: job, ReportsBirths: true})
-		r.wantState(job, State{Choice: Choice{Mechanism: "best", Why: "weather: good"}})
+		r.wantState(job, State{Choice: Choice{Mechanism: "best", Why: "weather: fair"}})
 		if open, _ := middle.state(); open != 0 {
 			t.Error("the other mechanism is still attached")
 		}

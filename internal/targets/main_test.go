@@ -58,7 +58,7 @@ func (m *machine) Probe(context.Context, gpreempt.ProcessKey) mechanism.Capabili
 		<-gate
 		m.mu.Lock()
 	}
-	e := mechanism.Evidence{Check: "weather", Found: "good", OK: true}
+	e := mechanism.Evidence{Check: "weather", Found: "fair", OK: true}
 	if m.blocked != "" {
 		e = mechanism.Evidence{Check: "weather", Found: m.blocked, Remedy: "wait"}
 	}
@@ -134,7 +134,7 @@ func (s *session) Close() error {
 	s.m.calls = append(s.m.calls, "close")
 	if s.m.closeErrs != 0 {
 		s.m.closeErrs--
-		return errors.New("a debugger is in the way")
+		return errors.New("a debugger has the process")
 	}
 	s.m.open--
 	s.m.suspended = false

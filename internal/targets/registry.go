@@ -252,8 +252,8 @@ func (r *Registry) Explain(key gpreempt.ProcessKey) []classify.Step {
 	return r.classifier.Explain(r.subject(p), p.override)
 }
 
-// Override gives a process a class that takes precedence over the rules, for ttl, or for
-// as long as the process lives if ttl is 0. A nil decision ends the override. It reports
+// Override sets the class of a process, with precedence over the rules, for ttl, or for as
+// long as the process lives if ttl is 0. A nil decision ends the override. It reports
 // whether the process is known.
 func (r *Registry) Override(key gpreempt.ProcessKey, decision *classify.Decision, ttl time.Duration) bool {
 	r.mu.Lock()

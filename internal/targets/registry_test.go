@@ -296,7 +296,7 @@ func TestClassificationIsExplained(t *testing.T) {
 	}
 	h.Override(trainer, &byAdmin, 0)
 	if got := who(); !cmp.Equal(got, []string{"admin"}) {
-		t.Errorf("decided by %v after an admin's word", got)
+		t.Errorf("decided by %v after an override", got)
 	}
 	if got := h.Explain(viewer); got != nil {
 		t.Errorf("an unknown process is explained by %v", got)

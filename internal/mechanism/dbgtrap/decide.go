@@ -10,8 +10,8 @@ import (
 // idSet is a set of queue ids.
 type idSet map[uint32]struct{}
 
-// forgetReborn takes the queues of snapshot out of held that were born since they
-// were put there: ids are used again.
+// forgetReborn removes from held the queues of snapshot that were born since they were
+// put there: ids are used again.
 func forgetReborn(held idSet, snapshot []kfd.QueueSnapshotEntry) {
 	for i := range snapshot {
 		if snapshot[i].ExceptionStatus.Has(kfd.ECQueueNew) {
@@ -20,43 +20,44 @@ func forgetReborn(held idSet, snapshot []kfd.QueueSnapshotEntry) {
 	}
 }
 
-// patience is how often the driver may pass over one queue in a suspension: it
-// may have been born, or begun to end, after the snapshot it was found in.
-const patience = 2
+// maxSkips is how often the driver may skip one queue in a suspension: the queue may have
+// been born, or its destruction begun, after the snapshot that lists it.
+const maxSkips = 2
 
-// campaign is one suspension of a target: it decides what each call asks for and
-// what its answer means, until nothing is left to ask.
-type campaign struct {
-	// held are the queues that are suspended.
-	held idSet
-	// passed counts how often the driver passed over a queue.
-	passed map[uint32]int
+// suspendPass is one suspension of a target, which may take several calls: it decides
+// which queues each call is for and what the results mean.
+type suspendPass struct {
+	// suspended are the queues that are suspended.
+	suspended idSet
+	// skipped counts how often the driver did not suspend a queue that was asked for.
+	skipped map[uint32]int
 }
 
-func newCampaign(held idSet) campaign { return campaign{held: held, passed: map[uint32]int{}} }
+func newSuspendPass(suspended idSet) suspendPass {
+	return suspendPass{suspended: suspended, skipped: map[uint32]int{}}
+}
 
-// next returns the queues of a snapshot that are to be suspended yet, SDMA queues
-// among them, in its order. It is for a snapshot that clears ECQueueNew.
-func (c campaign) next(snapshot []kfd.QueueSnapshotEntry) []uint32 {
-	forgetReborn(c.held, snapshot)
+// next returns the queues of a snapshot that are not suspended yet, SDMA queues included,
+// in its order. The snapshot must have cleared ECQueueNew.
+func (p suspendPass) next(snapshot []kfd.QueueSnapshotEntry) []uint32 {
+	forgetReborn(p.suspended, snapshot)
 	var ids []uint32
 	for i := range snapshot {
 		q := &snapshot[i]
-		if _, held := c.held[q.QueueID]; held {
+		if _, ok := p.suspended[q.QueueID]; ok {
 			continue
 		}
 		if q.ExceptionStatus.Has(kfd.ECQueueNew) {
-			c.passed[q.QueueID] = 0 // it is not the one that was passed over
+			p.skipped[q.QueueID] = 0 // it is not the one that was skipped
 		}
 		ids = append(ids, q.QueueID)
 	}
 	return ids
 }
 
-// verdict is what an answer comes to.
-type verdict struct {
-	// again tells that queues were passed over: another snapshot shows why, and
-	// what remains to be done.
+// passResult is what the results of one call mean.
+type passResult struct {
+	// again: queues were skipped. Another snapshot shows why, and what is left to do.
 	again bool
 	// failed are the GPUs that failed.
 	failed []gpreempt.GPUID
@@ -64,19 +65,19 @@ type verdict struct {
 	refused []uint32
 }
 
-// judge takes note of what became of the queues that next gave for snapshot.
-func (c campaign) judge(results []kfd.QueueResult, snapshot []kfd.QueueSnapshotEntry) verdict {
-	var v verdict
+// take records the results of a call for the queues that next returned for snapshot.
+func (p suspendPass) take(results []kfd.QueueResult, snapshot []kfd.QueueSnapshotEntry) passResult {
+	var v passResult
 	var failed []uint32
 	for _, r := range results {
 		switch r.Status {
 		case kfd.QueueOK:
-			c.held[r.ID] = struct{}{}
+			p.suspended[r.ID] = struct{}{}
 		case kfd.QueueHardwareError:
 			failed = append(failed, r.ID)
 		default:
 			v.again = true
-			if c.passed[r.ID]++; c.passed[r.ID] >= patience {
+			if p.skipped[r.ID]++; p.skipped[r.ID] >= maxSkips {
 				v.refused = append(v.refused, r.ID)
 			}
 		}

@@ -27,87 +27,87 @@ func entries(shots ...shot) []kfd.QueueSnapshotEntry {
 	return snapshot
 }
 
-func TestCampaignAsksForWhatIsNotHeldYet(t *testing.T) {
-	c := newCampaign(idSet{0: {}, 3: {}})
+func TestSuspendPassAsksForWhatIsNotSuspended(t *testing.T) {
+	c := newSuspendPass(idSet{0: {}, 3: {}})
 	got := c.next(entries(shot{id: 4, born: true}, shot{id: 3}, shot{id: 2}, shot{id: 0, born: true}))
 	// Queue 0 was suspended, but another has that id by now.
 	if diff := cmp.Diff([]uint32{4, 2, 0}, got); diff != "" {
 		t.Errorf("ids (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(idSet{3: {}}, c.held); diff != "" {
-		t.Errorf("held (-want +got):\n%s", diff)
+	if diff := cmp.Diff(idSet{3: {}}, c.suspended); diff != "" {
+		t.Errorf("suspended (-want +got):\n%s", diff)
 	}
 }
 
-func TestCampaignJudges(t *testing.T) {
+func TestSuspendPassTakesInResults(t *testing.T) {
 	snapshot := entries(shot{id: 1, gpu: 20}, shot{id: 2, gpu: 10}, shot{id: 3, gpu: 20})
 	for _, tc := range []struct {
-		name    string
-		results []kfd.QueueResult
-		passed  map[uint32]int
-		want    verdict
-		held    idSet
+		name      string
+		results   []kfd.QueueResult
+		skipped   map[uint32]int
+		want      passResult
+		suspended idSet
 	}{
 		{
-			name:    "all suspended",
-			results: []kfd.QueueResult{{ID: 1}, {ID: 2}, {ID: 3}},
-			held:    idSet{1: {}, 2: {}, 3: {}},
+			name:      "all suspended",
+			results:   []kfd.QueueResult{{ID: 1}, {ID: 2}, {ID: 3}},
+			suspended: idSet{1: {}, 2: {}, 3: {}},
 		},
 		{
-			name:    "one passed over",
-			results: []kfd.QueueResult{{ID: 1}, {ID: 2, Status: kfd.QueueSkipped}, {ID: 3}},
-			want:    verdict{again: true},
-			held:    idSet{1: {}, 3: {}},
+			name:      "one passed over",
+			results:   []kfd.QueueResult{{ID: 1}, {ID: 2, Status: kfd.QueueSkipped}, {ID: 3}},
+			want:      passResult{again: true},
+			suspended: idSet{1: {}, 3: {}},
 		},
 		{
-			name:    "one passed over for the second time",
-			results: []kfd.QueueResult{{ID: 2, Status: kfd.QueueSkipped}},
-			passed:  map[uint32]int{2: 1},
-			want:    verdict{again: true, refused: []uint32{2}},
-			held:    idSet{},
+			name:      "one skipped for the second time",
+			results:   []kfd.QueueResult{{ID: 2, Status: kfd.QueueSkipped}},
+			skipped:   map[uint32]int{2: 1},
+			want:      passResult{again: true, refused: []uint32{2}},
+			suspended: idSet{},
 		},
 		{
 			name: "a GPU failed",
 			results: []kfd.QueueResult{
 				{ID: 1, Status: kfd.QueueHardwareError}, {ID: 2}, {ID: 3, Status: kfd.QueueHardwareError},
 			},
-			want: verdict{failed: []gpreempt.GPUID{20}},
-			held: idSet{2: {}},
+			want:      passResult{failed: []gpreempt.GPUID{20}},
+			suspended: idSet{2: {}},
 		},
 		{
-			name:    "both GPUs failed",
-			results: []kfd.QueueResult{{ID: 1, Status: kfd.QueueHardwareError}, {ID: 2, Status: kfd.QueueHardwareError}},
-			want:    verdict{failed: []gpreempt.GPUID{10, 20}},
-			held:    idSet{},
+			name:      "both GPUs failed",
+			results:   []kfd.QueueResult{{ID: 1, Status: kfd.QueueHardwareError}, {ID: 2, Status: kfd.QueueHardwareError}},
+			want:      passResult{failed: []gpreempt.GPUID{10, 20}},
+			suspended: idSet{},
 		},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			c := newCampaign(idSet{})
-			maps.Copy(c.passed, tc.passed)
-			got := c.judge(tc.results, snapshot)
-			if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(verdict{})); diff != "" {
-				t.Errorf("verdict (-want +got):\n%s", diff)
+			c := newSuspendPass(idSet{})
+			maps.Copy(c.skipped, tc.skipped)
+			got := c.take(tc.results, snapshot)
+			if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(passResult{})); diff != "" {
+				t.Errorf("result (-want +got):\n%s", diff)
 			}
-			if diff := cmp.Diff(tc.held, c.held); diff != "" {
-				t.Errorf("held (-want +got):\n%s", diff)
+			if diff := cmp.Diff(tc.suspended, c.suspended); diff != "" {
+				t.Errorf("suspended (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
 func TestQueuePassedOverAndRebornBeginsAnew(t *testing.T) {
-	c := newCampaign(idSet{})
+	c := newSuspendPass(idSet{})
 	skipped := []kfd.QueueResult{{ID: 5, Status: kfd.QueueSkipped}}
 	for range 5 {
 		snapshot := entries(shot{id: 5, born: true})
 		c.next(snapshot)
-		if v := c.judge(skipped, snapshot); v.refused != nil {
+		if v := c.take(skipped, snapshot); v.refused != nil {
 			t.Fatalf("a queue that is another each time is refused: %+v", v)
 		}
 	}
 	snapshot := entries(shot{id: 5})
 	c.next(snapshot)
-	if v := c.judge(skipped, snapshot); v.refused == nil {
+	if v := c.take(skipped, snapshot); v.refused == nil {
 		t.Error("a queue that the driver passes over although it is not new is tried for ever")
 	}
 }

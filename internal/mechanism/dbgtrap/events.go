@@ -18,93 +18,93 @@ const maxLooks = 4
 
 // serve takes in what happened since the last call and answers what the target
 // waits for. A runtime that cannot be used is an error, as are queues without one.
-func (h *hold) serve(ctx context.Context) error {
+func (d *debuggee) serve(ctx context.Context) error {
 	var queues int
-	err := h.op(ctx, func() (err error) {
-		queues, err = h.drain()
+	err := d.op(ctx, func() (err error) {
+		queues, err = d.drain()
 		return err
 	})
 	switch {
 	case err != nil:
 		return err
-	case h.usable() != nil:
-		return h.usable()
-	case h.state == kfd.RuntimeDisabled && queues > 0 && !h.hadRuntime:
-		return h.without(queues)
+	case d.usable() != nil:
+		return d.usable()
+	case d.state == kfd.RuntimeDisabled && queues > 0 && !d.hadRuntime:
+		return d.without(queues)
 	}
 	return nil
 }
 
 // drain asks the driver until nothing is pending, or for long enough, and returns the
 // number of queues when some were born. It is made on the tracing thread.
-func (h *hold) drain() (queues int, err error) {
-	if h.owesAck {
-		if err := h.acknowledge(); err != nil {
+func (d *debuggee) drain() (queues int, err error) {
+	if d.ackPending {
+		if err := d.acknowledge(); err != nil {
 			return 0, err
 		}
 	}
 	looks := 0
 	for range maxEvents {
-		event, pending, err := h.m.cfg.Device.QueryDebugEvent(h.pid, 0)
+		event, pending, err := d.m.cfg.Device.QueryDebugEvent(d.pid, 0)
 		if err != nil || !pending {
 			return queues, err
 		}
 		if event.Raised.Has(kfd.ECProcessRuntime) {
-			h.news = true
-			if err := h.answerRuntime(); err != nil {
+			d.changed = true
+			if err := d.answerRuntime(); err != nil {
 				return queues, err
 			}
 			continue
 		}
 		if looks++; looks > maxLooks {
-			h.notify()
+			d.notify()
 			return queues, nil
 		}
-		snapshot, err := h.snapshot()
+		snapshot, err := d.snapshot()
 		if err != nil {
 			return queues, err
 		}
 		queues = len(snapshot)
-		forgetReborn(h.held, snapshot)
+		forgetReborn(d.suspended, snapshot)
 	}
 	return queues, nil
 }
 
-// answerRuntime learns the runtime's new state and lets the target go on.
-func (h *hold) answerRuntime() error {
+// answerRuntime reads the runtime's new state and acknowledges it, for which the target waits.
+func (d *debuggee) answerRuntime() error {
 	for {
-		info, err := h.m.cfg.Device.QueryExceptionInfo(h.pid, 0, kfd.ECProcessRuntime, true)
+		info, err := d.m.cfg.Device.QueryExceptionInfo(d.pid, 0, kfd.ECProcessRuntime, true)
 		switch {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case errors.Is(err, unix.ENODATA):
 			// The call before was interrupted after it had cleared it, and the state is
 			// lost. If it is not this one, SUSPEND_QUEUES will say so.
-			h.runtimeIs(kfd.RuntimeEnabled)
-			return h.acknowledge()
+			d.setRuntime(kfd.RuntimeEnabled)
+			return d.acknowledge()
 		case err != nil:
 			return err
 		}
 		runtime, err := kfd.ParseRuntimeInfo(info)
 		if err != nil {
-			return errors.Join(err, h.acknowledge())
+			return errors.Join(err, d.acknowledge())
 		}
-		h.runtimeIs(runtime.State)
-		return h.acknowledge()
+		d.setRuntime(runtime.State)
+		return d.acknowledge()
 	}
 }
 
 // acknowledge releases the target from the call it announced itself with. One too
 // many does no harm, see enableOnce.
-func (h *hold) acknowledge() error {
-	h.owesAck = true // the exception is cleared, and nothing else tells that the target waits
+func (d *debuggee) acknowledge() error {
+	d.ackPending = true // the exception is cleared, and nothing else shows that the target waits
 	for {
-		err := h.m.cfg.Device.SendRuntimeEvent(h.pid, kfd.ECProcessRuntime.Mask(), 0, 0)
+		err := d.m.cfg.Device.SendRuntimeEvent(d.pid, kfd.ECProcessRuntime.Mask(), 0, 0)
 		if errors.Is(err, unix.EINTR) {
 			continue
 		}
 		if err == nil {
-			h.owesAck = false
+			d.ackPending = false
 		}
 		return err
 	}

@@ -25,7 +25,7 @@ func wantHardware(t *testing.T, what string, err error, gpus ...gpreempt.GPUID) 
 	t.Helper()
 	hardware, ok := errors.AsType[*mechanism.HardwareError](err)
 	if !ok {
-		t.Errorf("%s gives %v, want a hardware error", what, err)
+		t.Errorf("%s returns %v, want a hardware error", what, err)
 		return
 	}
 	diff(t, what+": the GPUs that failed", gpus, hardware.GPUs)
@@ -116,9 +116,9 @@ func TestSuspendIsReportedOnlyWhenAllQueuesAreSuspended(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
-		told := 0
+		reported := 0
 		then := func() {
-			told++
+			reported++
 			j.wantSuspended()
 		}
 		suspend := func(ctx context.Context) error {
@@ -135,8 +135,8 @@ func TestSuspendIsReportedOnlyWhenAllQueuesAreSuspended(t *testing.T) {
 		broken := f.machine.FailGPU(kfdtest.TrapOp(kfd.TrapSuspendQueues), gpuB, unix.EIO)
 		wantHardware(t, "suspend", suspend(t.Context()), gpuB)
 		broken.Remove()
-		if told != 2 {
-			t.Errorf("told %d times, want 2", told)
+		if reported != 2 {
+			t.Errorf("done was called %d times, want 2", reported)
 		}
 	})
 }
@@ -264,7 +264,7 @@ func TestTargetThatDiesAtAnyPointIsGone(t *testing.T) {
 					}
 					select {
 					case err := <-f.lost:
-						t.Errorf("lost hears %v of a death", err)
+						t.Errorf("lost gets %v of a death", err)
 					default:
 					}
 				})
@@ -273,7 +273,7 @@ func TestTargetThatDiesAtAnyPointIsGone(t *testing.T) {
 	}
 }
 
-func TestTargetThatReplacesItsProgramAtAnyPointIsLetGo(t *testing.T) {
+func TestTargetThatReplacesItsProgramAtAnyPointIsReleased(t *testing.T) {
 	for _, op := range used {
 		for name, stage := range map[string]kfdtest.Stage{"before": kfdtest.Before, "after": kfdtest.After} {
 			t.Run(op.String()+" "+name, func(t *testing.T) {
@@ -362,7 +362,7 @@ func TestMainThreadThatEndsLeavesTheProcessHeld(t *testing.T) {
 }
 
 // Of a process with threads that is killed, the main thread is gone before the
-// others are, and the driver has let go of it before it is gone from proc.
+// others are, and the driver has released it before it is gone from proc.
 func TestProcessThatIsAboutToVanishIsGone(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
 		j := f.start()
@@ -375,7 +375,7 @@ func TestProcessThatIsAboutToVanishIsGone(t *testing.T) {
 		f.must("close", s.Close())
 		select {
 		case err := <-f.lost:
-			t.Errorf("lost hears %v of a death", err)
+			t.Errorf("lost gets %v of a death", err)
 		default:
 		}
 	})
@@ -391,10 +391,10 @@ func TestMainThreadThatEndsCannotBeRegained(t *testing.T) {
 		wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
 		j.endMain(other)
 		if err := s.Resume(t.Context()); !final(err) {
-			t.Errorf("resume gives %v", err)
+			t.Errorf("resume returns %v", err)
 		}
 		if err := s.Close(); err == nil {
-			t.Error("a target that could not be let go is let go")
+			t.Error("a target that could not be released is released")
 		}
 		j.kill()
 	})

@@ -78,7 +78,7 @@ func (f *fixture) openDevice() {
 		Log:    zaptest.NewLogger(f.t),
 	})
 	f.runtimeEndTime = time.Millisecond
-	f.t.Cleanup(func() { f.await("every target is let go", func() bool { return f.held() == 0 }) })
+	f.t.Cleanup(func() { f.await("every target is released", func() bool { return f.held() == 0 }) })
 }
 
 // onEach runs a test on fake machines with each driver and each kind of firmware.
@@ -105,7 +105,7 @@ func onEachDriver(t *testing.T, test func(t *testing.T, f *fixture)) {
 	}
 }
 
-// onNewRule is for drivers that give the right to debug to a process.
+// onNewRule is for drivers that assign the right to debug to a process.
 func onNewRule(t *testing.T, test func(t *testing.T, f *fixture)) {
 	t.Helper()
 	for _, profile := range []string{"6.12.103", "7.2"} {
@@ -127,14 +127,14 @@ func (f *fixture) await(what string, cond func() bool) {
 	f.t.Helper()
 	ctx, cancel := f.guarded()
 	defer cancel()
-	defer f.stir()()
+	defer f.poll()()
 	if err := f.machine.Await(ctx, cond); err != nil {
 		f.t.Fatalf("%s: %v", what, err)
 	}
 }
 
-// stir wakes whoever waits for the machine now and then, until stop.
-func (f *fixture) stir() (stop func()) {
+// poll wakes the goroutines that wait for the machine now and then, until stop.
+func (f *fixture) poll() (stop func()) {
 	stopped := make(chan struct{})
 	go func() {
 		again := time.NewTicker(5 * time.Millisecond)
@@ -258,7 +258,7 @@ func (j *job) kill() { j.die(j.Kill) }
 
 // exec replaces the program.
 func (j *job) exec() {
-	defer j.f.stir()()
+	defer j.f.poll()()
 	j.Exec()
 }
 
@@ -386,7 +386,7 @@ func (f *fixture) trace(ctx context.Context, pid int32, start uint64) (Thread, e
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	go func() {
-		// A real tracer is told when its target ends.
+		// A real tracer is notified when its target ends.
 		if f.machine.Await(ctx, j.Dead) == nil {
 			t.gone.Store(true)
 			t.end(t.lose)
@@ -464,7 +464,7 @@ func (f *fixture) suspendCalls() [][]uint32 {
 func wantErr(t testing.TB, what string, got, want error) {
 	t.Helper()
 	if !errors.Is(got, want) {
-		t.Errorf("%s gives %v, want %v", what, got, want)
+		t.Errorf("%s returns %v, want %v", what, got, want)
 	}
 }
 

@@ -1,6 +1,6 @@
-// Package dbgtrap hides how a process is preempted through the driver's debug
-// interface, AMDKFD_IOC_DBG_TRAP: the trace it takes, the answers it owes the
-// target's ROCm runtime, and who else may get in between.
+// Package dbgtrap suspends processes through the driver's debug interface,
+// AMDKFD_IOC_DBG_TRAP: it traces the target where the driver asks for that, answers the
+// target's ROCm runtime, and copes with other debuggers.
 //
 // The kernel undoes everything by itself when this program dies: the queues of a
 // target are suspended for as long as its debugger lives. Facts about the driver
@@ -56,7 +56,7 @@ type Mechanism struct {
 	runtimeEndTime time.Duration
 
 	mu sync.Mutex // guards what follows; not held across a call of anything
-	// rule is the kernel's; PermissionUnknown until the first target has told.
+	// rule is the kernel's; PermissionUnknown until the first target has shown it.
 	rule     kfd.PermissionRule
 	sessions map[gpreempt.ProcessKey]*session
 }
@@ -92,7 +92,7 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	if err != nil {
 		return nil, err
 	}
-	err = guard(func() error { return s.hold.begin(s.ctx, ctx) })
+	err = guard(func() error { return s.debuggee.begin(s.ctx, ctx) })
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
@@ -125,10 +125,10 @@ func (m *Mechanism) forget(s *session) {
 	}
 }
 
-// Queues returns the queues of a target as the driver last told them: new since its
-// last event at the latest, while those that left since may still be among them.
-// False when the target is not held. It makes no call to the driver, and what it
-// gives is shared and must not be changed.
+// Queues returns the queues of a target by the driver's last snapshot, which is taken after
+// each birth; queues that were destroyed since may be among them.
+// False when the target is not held. It makes no call to the driver; the
+// result is shared and must not be changed.
 func (m *Mechanism) Queues(target gpreempt.ProcessKey) ([]kfd.QueueSnapshotEntry, bool) {
 	m.mu.Lock()
 	s := m.sessions[target]
@@ -136,7 +136,7 @@ func (m *Mechanism) Queues(target gpreempt.ProcessKey) ([]kfd.QueueSnapshotEntry
 	if s == nil {
 		return nil, false
 	}
-	snapshot := s.hold.seen.Load()
+	snapshot := s.debuggee.seen.Load()
 	if snapshot == nil {
 		return nil, false
 	}
@@ -144,7 +144,7 @@ func (m *Mechanism) Queues(target gpreempt.ProcessKey) ([]kfd.QueueSnapshotEntry
 }
 
 // PermissionRule returns the driver's permission rule, kfd.PermissionUnknown until the
-// first target has told.
+// first target has shown it.
 func (m *Mechanism) PermissionRule() kfd.PermissionRule {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -160,7 +160,7 @@ func (m *Mechanism) permission(pid int32) kfd.PermissionRule {
 	}
 	rule, err := m.cfg.Device.ProbePermissionRule(pid)
 	if err != nil {
-		m.cfg.Log.Debug("the driver's permission rule could not be told", log.PID(pid), log.Err(err))
+		m.cfg.Log.Debug("the driver's permission rule is not known", log.PID(pid), log.Err(err))
 		return rule
 	}
 	m.cfg.Log.Info("the driver's permission rule is known", log.Permission(rule),

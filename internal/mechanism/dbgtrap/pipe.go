@@ -8,7 +8,7 @@ import (
 )
 
 // eventPipe is where the driver writes a '.' for each exception. Once handed over,
-// the driver has the only write end, so that the pipe also tells for how long the
+// the driver has the only write end, so that the pipe also shows for how long the
 // target is debugged by this program: it ends when debugging does, by whomever, and
 // when the target exits or replaces its program.
 type eventPipe struct {

@@ -79,7 +79,7 @@ func TestPipeTellsWhetherTheDriverTookIt(t *testing.T) {
 	}
 	unix.Close(driver)
 	if p.taken() {
-		t.Error("a pipe the driver let go of is taken")
+		t.Error("a pipe that the driver has released is taken")
 	}
 	<-p.done
 	p.close()

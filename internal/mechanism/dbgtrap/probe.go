@@ -19,7 +19,7 @@ import (
 )
 
 // Probe implements mechanism.Mechanism. It reads files and makes no call to the
-// driver. What cannot be told does not stand in the way: Attach finds out.
+// driver. What is not known prevents nothing: Attach finds out.
 func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechanism.Capability {
 	p, err := proc.Open(m.cfg.Root, target)
 	if errors.Is(err, mechanism.ErrGone) {
@@ -111,7 +111,7 @@ func (m *Mechanism) probeTracer(p *proc.Process) mechanism.Evidence {
 	return e
 }
 
-// status reads the status of a process or thread; false when it cannot be had.
+// status reads the status of a process or thread; false when it is not available.
 func (m *Mechanism) status(name string) (discovery.ProcStatus, bool) {
 	text, err := m.read(filepath.Join("proc", name, "status"))
 	if err != nil {

@@ -24,7 +24,7 @@ func (f *fixture) write(path, text string) {
 	}
 }
 
-// healthy makes a host on which nothing stands in the way.
+// healthy makes a host on which nothing prevents the use of dbgtrap.
 func healthy(t *testing.T) (*fixture, *job) {
 	t.Helper()
 	f := newFixture(t, "6.12", schedulers["HWS"])
@@ -64,8 +64,8 @@ func TestProbeNamesWhatStandsInTheWay(t *testing.T) {
 		return func(gpreempt.ProcessKey) []gpreempt.GPU { return gpus }
 	}
 	for name, tc := range map[string]struct {
-		spoil func(*fixture, *job)
-		want  mechanism.Evidence
+		change func(*fixture, *job)
+		want   mechanism.Evidence
 	}{
 		"dead": {
 			func(_ *fixture, j *job) { j.kill() },
@@ -125,7 +125,7 @@ func TestProbeNamesWhatStandsInTheWay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, j := healthy(t)
-			tc.spoil(f, j)
+			tc.change(f, j)
 			got := f.Probe(t.Context(), j.key())
 			if got.Usable() {
 				t.Error("it is usable")

@@ -133,8 +133,8 @@ func (h *history) destroyNow() {
 	h.j.destroy(rapid.SampledFrom(slices.Sorted(maps.Keys(h.j.Queues()))).Draw(h.rt, "queue"))
 }
 
-// restartNow is a runtime that ends and begins again. Faults are out of the way:
-// whoever cannot be answered for a time may wait for ever, in the real driver too.
+// restartNow is a runtime that ends and begins again. Faults are removed
+// first: a target that gets no answer for a time may wait for ever, in the real driver too.
 func (h *history) restartNow() {
 	h.healAll()
 	h.resumeNow()
@@ -209,7 +209,7 @@ func (h *history) closeIfLost() {
 
 func (h *history) closeNow() {
 	if err := h.s.Close(); err != nil {
-		h.await("the target is let go later", func() bool { return h.held() == 0 })
+		h.await("the target is released later", func() bool { return h.held() == 0 })
 	}
 	h.await("the target is free", func() bool { s, _ := h.j.KFD(); return !s.Enabled && h.j.allRun() })
 	h.s = nil

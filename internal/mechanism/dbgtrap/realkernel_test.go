@@ -90,7 +90,7 @@ func TestRealDriverRuntimeEndsPromptlyWhenAttachedAfterItCame(t *testing.T) {
 	job.tell("exit")
 	job.exits()
 	if err := s.Suspend(t.Context()); !errors.Is(err, mechanism.ErrGone) {
-		t.Errorf("suspending a process that has exited gives %v, want ErrGone", err)
+		t.Errorf("suspending a process that has exited returns %v, want ErrGone", err)
 	}
 }
 
@@ -133,7 +133,7 @@ func TestRealDriverTargetRunsOnAfterClose(t *testing.T) {
 		mustDo(t, "close", s.Close())
 		mustDo(t, "close again", s.Close())
 		if err := s.Suspend(t.Context()); !errors.Is(err, errClosed) {
-			t.Errorf("suspend after close gives %v", err)
+			t.Errorf("suspend after close returns %v", err)
 		}
 		job.must("disable")
 	}
@@ -148,10 +148,10 @@ func TestRealDriverTargetIsKilled(t *testing.T) {
 	mustDo(t, "suspend", s.Suspend(t.Context()))
 	job.kill()
 	if err := s.Suspend(t.Context()); !errors.Is(err, mechanism.ErrGone) {
-		t.Errorf("suspend gives %v, want ErrGone", err)
+		t.Errorf("suspend returns %v, want ErrGone", err)
 	}
 	if err := s.Resume(t.Context()); !errors.Is(err, mechanism.ErrGone) {
-		t.Errorf("resume gives %v, want ErrGone", err)
+		t.Errorf("resume returns %v, want ErrGone", err)
 	}
 	if _, err := f.Attach(t.Context(), job.key); err == nil {
 		t.Error("a process that was killed can be attached to")
@@ -166,10 +166,10 @@ func TestRealDriverTargetReplacesItsProgram(t *testing.T) {
 	s := f.attach(t, job)
 	job.must("exec")
 	if err := <-f.lost; !errors.Is(err, mechanism.ErrReplaced) {
-		t.Errorf("lost hears %v, want mechanism.ErrReplaced", err)
+		t.Errorf("lost gets %v, want mechanism.ErrReplaced", err)
 	}
 	if err := s.Suspend(t.Context()); !errors.Is(err, mechanism.ErrReplaced) {
-		t.Errorf("suspend gives %v, want mechanism.ErrReplaced", err)
+		t.Errorf("suspend returns %v, want mechanism.ErrReplaced", err)
 	}
 	mustDo(t, "close", s.Close())
 	job.must("open")
@@ -218,7 +218,7 @@ func TestRealDriverSecondDebuggerIsRefusedAndTheFirstGetsItsRightBack(t *testing
 	}
 	// Where the kernel asks for the tracing thread, the first one traces it still.
 	if !errors.Is(err, mechanism.ErrDebugged) && !strings.Contains(err.Error(), "traced by") {
-		t.Errorf("the second debugger is told %v", err)
+		t.Errorf("the second debugger gets %v", err)
 	}
 	daemon.must("resume")
 	daemon.must("suspend")
@@ -288,7 +288,7 @@ func TestRealDriverTargetIsKilledWhileItsRuntimeComesAndGoes(t *testing.T) {
 		}
 		job.kill()
 		if err := s.Suspend(t.Context()); !errors.Is(err, mechanism.ErrGone) {
-			t.Errorf("suspend gives %v, want ErrGone", err)
+			t.Errorf("suspend returns %v, want ErrGone", err)
 		}
 		mustDo(t, "close", s.Close())
 	}

@@ -167,7 +167,7 @@ func TestTargetThatAnotherDebuggerKeepsIsLostAndResumedWhenItCan(t *testing.T) {
 		wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
 		wantErr(t, "resume", s.Resume(t.Context()), mechanism.ErrDebugged)
 		if err := s.Close(); err == nil {
-			t.Error("a target that could not be let go is let go")
+			t.Error("a target that could not be released is released")
 		}
 		if _, err := f.Attach(t.Context(), j.key()); err == nil {
 			t.Error("it is held again")
@@ -284,14 +284,14 @@ func TestTargetThatIsTakenAfterAFailedResumeRunsWhenItCan(t *testing.T) {
 	})
 }
 
-// Where DISABLE asks for no right, a target is let go although somebody else has
-// come to trace it.
-func TestTargetWhoseTraceWasTakenIsLetGo(t *testing.T) {
+// Where DISABLE asks for no right, a target is released although another program
+// traces it.
+func TestTargetWhoseTraceWasTakenIsReleased(t *testing.T) {
 	for _, profile := range []string{"6.5", "6.12"} {
 		t.Run(profile, func(t *testing.T) {
 			f := newFixture(t, profile, schedulers["HWS"])
 			j, d := f.start(), f.debugger()
-			h := newHold(f.Mechanism, j.key(), func() {})
+			h := newDebuggee(f.Mechanism, j.key(), func() {})
 			f.must("begin", h.begin(t.Context(), t.Context()))
 			f.must("suspend", h.suspend(t.Context(), func() {}))
 			f.threads[j.PID()].losesTarget()

@@ -19,10 +19,10 @@ import (
 // session is the debugging of one target. It has no goroutine: the caller of its methods
 // waits for the driver.
 type session struct {
-	m      *Mechanism
-	target gpreempt.ProcessKey
-	hold   *hold
-	log    *zap.Logger
+	m        *Mechanism
+	target   gpreempt.ProcessKey
+	debuggee *debuggee
+	log      *zap.Logger
 	// ctx is that of Attach without its end: the target is released whatever becomes of
 	// the caller.
 	ctx context.Context //nolint:containedctx // Close has none
@@ -51,7 +51,7 @@ func newSession(ctx context.Context, m *Mechanism, target gpreempt.ProcessKey) *
 		events: make(chan struct{}, 1),
 		log:    m.cfg.Log.With(log.Target(target)),
 	}
-	s.hold = newHold(m, target, s.notify)
+	s.debuggee = newDebuggee(m, target, s.notify)
 	s.ending = time.AfterFunc(time.Hour, func() {
 		s.endingDue.Store(true)
 		s.notify()
@@ -73,8 +73,8 @@ func (s *session) Events() <-chan struct{} { return s.events }
 
 // Changed implements mechanism.Watcher.
 func (s *session) Changed() bool {
-	changed := s.hold.news
-	s.hold.news = false
+	changed := s.debuggee.changed
+	s.debuggee.changed = false
 	return changed
 }
 
@@ -93,16 +93,16 @@ func (s *session) SuspendThen(ctx context.Context, done func()) error {
 		return s.over
 	}
 	s.suspended, s.reported = true, false
-	told := false
-	tell := func() {
+	reported := false
+	report := func() {
 		if ctx.Err() == nil { // else it is undone
-			told = true
+			reported = true
 			done()
 		}
 	}
-	err := guard(func() error { return s.hold.suspend(s.ctx, tell) })
-	if err == nil && !told {
-		if tell(); !told {
+	err := guard(func() error { return s.debuggee.suspend(s.ctx, report) })
+	if err == nil && !reported {
+		if report(); !reported {
 			err = context.Cause(ctx)
 		}
 	}
@@ -134,7 +134,7 @@ func (s *session) Resume(ctx context.Context) error {
 // release resumes every queue.
 func (s *session) release() error {
 	s.suspended = false
-	err := guard(func() error { return s.hold.resume(s.ctx) })
+	err := guard(func() error { return s.debuggee.resume(s.ctx) })
 	if final(err) {
 		s.conclude(err)
 	}
@@ -148,7 +148,7 @@ func (s *session) Handle(context.Context) (running bool, err error) {
 	}
 	due := s.endingDue.Swap(false)
 	err = guard(func() error {
-		if err := s.hold.serve(s.ctx); err != nil || !s.suspended {
+		if err := s.debuggee.serve(s.ctx); err != nil || !s.suspended {
 			return err
 		}
 		return s.checkRuntime(due)
@@ -157,7 +157,7 @@ func (s *session) Handle(context.Context) (running bool, err error) {
 		s.conclude(err)
 		return false, err
 	}
-	if s.suspended && !s.reported && s.hold.running() {
+	if s.suspended && !s.reported && s.debuggee.running() {
 		s.reported = true
 		return true, nil
 	}
@@ -168,10 +168,10 @@ func (s *session) Handle(context.Context) (running bool, err error) {
 // still has its queues, which run then, after runtimeEndTime. A target that exits ends its
 // runtime first, and its queues right after.
 func (s *session) checkRuntime(due bool) error {
-	if s.hold.state == kfd.RuntimeEnabled {
+	if s.debuggee.state == kfd.RuntimeEnabled {
 		return nil
 	}
-	err := s.hold.withoutRuntime(s.ctx)
+	err := s.debuggee.withoutRuntime(s.ctx)
 	if e, ok := errors.AsType[*RuntimeError](err); ok && e.Ended && !due {
 		s.ending.Reset(s.m.runtimeEndTime)
 		return nil
@@ -183,7 +183,7 @@ func (s *session) checkRuntime(due bool) error {
 func (s *session) conclude(err error) {
 	s.over, s.suspended = err, false
 	if errors.Is(err, mechanism.ErrGone) {
-		s.hold.news = true
+		s.debuggee.changed = true
 	}
 	ending := s.end()
 	if s.released = ending == nil; !s.released {
@@ -203,7 +203,7 @@ func (s *session) Close() error {
 }
 
 func (s *session) end() error {
-	return guard(func() error { return s.hold.end(s.ctx) })
+	return guard(func() error { return s.debuggee.end(s.ctx) })
 }
 
 // guard returns a panic as an error: the target is resumed then like after any other,

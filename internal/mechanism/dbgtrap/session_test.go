@@ -76,7 +76,7 @@ func TestQueuesOfATargetAreKnownFromTheirBirthOn(t *testing.T) {
 		f.await("the new one is known", func() bool { return slices.Contains(ids(), id) })
 		f.must("close", s.Close())
 		if queues, held := f.Queues(j.key()); held {
-			t.Errorf("a target that was let go has queues %v", queues)
+			t.Errorf("a target that was released has queues %v", queues)
 		}
 	})
 }
@@ -88,7 +88,7 @@ func TestTraceLastsOnlyWhereTheDriverAsksForIt(t *testing.T) {
 		f.mu.Lock()
 		thread := f.threads[j.PID()]
 		f.mu.Unlock()
-		if traced := !over(thread); traced != f.oldRule() {
+		if traced := !traceEnded(thread); traced != f.oldRule() {
 			t.Errorf("traced %v, although the driver asks for it: %v", traced, f.oldRule())
 		}
 		want := kfd.PermissionProcess
@@ -161,7 +161,7 @@ func TestQueuesThatChangeBetweenSnapshotAndSuspension(t *testing.T) {
 	}
 }
 
-func TestTargetThatReplacesQueuesForEverIsGivenUp(t *testing.T) {
+func TestTargetThatReplacesQueuesForEverIsRefused(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
@@ -254,7 +254,7 @@ func TestCleanExitIsNotHeldUp(t *testing.T) {
 		wantErr(t, "resume", s.Resume(t.Context()), mechanism.ErrGone)
 		select {
 		case err := <-f.lost:
-			t.Errorf("lost hears %v of an exit", err)
+			t.Errorf("lost gets %v of an exit", err)
 		default:
 		}
 	})
@@ -270,7 +270,7 @@ func TestCleanExitWhileSuspendedEndsWithTheRuntime(t *testing.T) {
 		j.wantRunning()
 		var runtime *RuntimeError
 		if err := s.Suspend(t.Context()); !errors.As(err, &runtime) || !runtime.Ended || runtime.Queues != 4 {
-			t.Errorf("suspending queues whose runtime has ended gives %v", err)
+			t.Errorf("suspending queues whose runtime has ended returns %v", err)
 		}
 		for id := range j.Queues() {
 			j.destroy(id)
@@ -334,7 +334,7 @@ func TestTargetWithQueuesAndNoRuntimeIsRefused(t *testing.T) {
 		_, err := f.Attach(t.Context(), j.key())
 		want := RuntimeError{Target: j.key(), State: kfd.RuntimeDisabled, Queues: 1}
 		if runtime, ok := errors.AsType[*RuntimeError](err); !ok || *runtime != want {
-			t.Errorf("attach gives %v, want %v", err, &want)
+			t.Errorf("attach returns %v, want %v", err, &want)
 		}
 		j.wantFree()
 	})
@@ -360,11 +360,11 @@ func TestQueueMadeWithoutRuntimeEndsTheHold(t *testing.T) {
 		s := f.attach(j)
 		j.create(gpuA, kfd.QueueTypeComputeAQL)
 		if runtime, ok := errors.AsType[*RuntimeError](receive(f, "the loss", f.lost)); !ok || runtime.Ended {
-			t.Errorf("lost hears %v", runtime)
+			t.Errorf("lost gets %v", runtime)
 		}
-		f.await("the target is let go", func() bool { s, _ := j.KFD(); return !s.Enabled })
+		f.await("the target is released", func() bool { s, _ := j.KFD(); return !s.Enabled })
 		if err := s.Suspend(t.Context()); !final(err) {
-			t.Errorf("suspend gives %v", err)
+			t.Errorf("suspend returns %v", err)
 		}
 		f.must("resume", s.Resume(t.Context()))
 		f.must("close", s.Close())
@@ -372,7 +372,7 @@ func TestQueueMadeWithoutRuntimeEndsTheHold(t *testing.T) {
 	})
 }
 
-func TestSecondProcessOnASingleVMIDGPUIsRefusedAndLetGo(t *testing.T) {
+func TestSecondProcessOnASingleVMIDGPUIsRefusedAndReleased(t *testing.T) {
 	for _, profile := range []string{"6.5", "6.12", "6.12.103", "7.2"} {
 		for _, runtimeFirst := range []bool{true, false} {
 			t.Run(profile, func(t *testing.T) {
@@ -391,7 +391,7 @@ func TestSecondProcessOnASingleVMIDGPUIsRefusedAndLetGo(t *testing.T) {
 				if runtime, ok := errors.AsType[*RuntimeError](err); !ok || runtime.State != kfd.RuntimeBusy {
 					t.Errorf("the second process: %v", err)
 				}
-				f.await("it is let go", func() bool { s, _ := second.KFD(); return !s.Enabled })
+				f.await("it is released", func() bool { s, _ := second.KFD(); return !s.Enabled })
 				second.create(gpuA, kfd.QueueTypeComputeAQL)
 				second.exitCleanly()
 				f.must("suspend", s.Suspend(t.Context()))
