@@ -18,6 +18,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/schedulertest"
 )
 
 // eventOf writes a record as the daemon does.
@@ -328,7 +329,7 @@ func TestTraceOfAReplayedHistory(t *testing.T) {
 	var now time.Duration
 	lines := bufio.NewScanner(file)
 	for lines.Scan() {
-		at, ev, err := scheduler.UnmarshalEvent(lines.Bytes())
+		at, ev, err := schedulertest.UnmarshalEvent(lines.Bytes())
 		if err != nil {
 			t.Fatal(err)
 		}

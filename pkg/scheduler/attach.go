@@ -37,7 +37,7 @@ type attachment struct {
 	timer             timer
 }
 
-// attachmentOf returns the attachment of a target, which it makes when there is none.
+// attachmentOf returns the attachment of a target, and makes one if the target has none.
 func (c *Core) attachmentOf(t *target) *attachment {
 	a := c.attachments[t.key]
 	if a == nil {
@@ -116,8 +116,8 @@ func (c *Core) attached(ev Attached) {
 	}
 }
 
-// sessionLost takes in that a session ended by itself. What it had suspended runs, or the
-// Detach sees to it.
+// sessionLost handles a session that ended by itself. The queues that it had suspended
+// run, or the Detach that follows resumes them.
 func (c *Core) sessionLost(ev Lost) {
 	a := c.attachments[ev.Target]
 	if a == nil || a.state != attached {

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -41,7 +42,7 @@ func TestEstimateSettlesOnAConstant(t *testing.T) {
 }
 
 func TestEstimateNeverExpectsLessThanNothing(t *testing.T) {
-	roll := seeded(1)
+	roll := rand.New(rand.NewPCG(1, 1)).IntN
 	e := estimate{}
 	for range 10_000 {
 		e.learn(time.Duration(roll(1 << (1 + roll(40)))))

@@ -1,4 +1,4 @@
-package scheduler
+package scheduler_test
 
 import (
 	"fmt"
@@ -8,30 +8,32 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/schedulertest"
 )
 
-// hostile is a set of clients that want offline work off the GPUs for good, on a
+// hostile is a set of clients that want offline work to stay suspended, on a
 // punctual machine: several processes of several users that announce, renew,
 // overlap, complete, vanish and come back, alone and together.
 type hostile struct {
 	*punctual
-	clients map[ClientID][]LeaseID // those that live, and what they may hold
-	next    ClientID
+	clients map[scheduler.ClientID][]scheduler.LeaseID // those that live, and what they may hold
+	next    scheduler.ClientID
 }
 
 // hostileUsers is how many users collude.
 const hostileUsers = 3
 
-func (h *hostile) spawn() ClientID {
+func (h *hostile) spawn() scheduler.ClientID {
 	h.next++
 	h.clients[h.next] = nil
 	return h.next
 }
 
 // any returns one of the clients that live.
-func (h *hostile) any() ClientID {
-	n := h.roll(len(h.clients))
-	for id := ClientID(1); id <= h.next; id++ {
+func (h *hostile) any() scheduler.ClientID {
+	n := h.Roll(len(h.clients))
+	for id := scheduler.ClientID(1); id <= h.next; id++ {
 		if _, lives := h.clients[id]; lives {
 			if n == 0 {
 				return id
@@ -43,17 +45,17 @@ func (h *hostile) any() ClientID {
 }
 
 // announce asks for as much as the core grants anybody.
-func (h *hostile) announce(id ClientID) error {
-	ttl := min(h.span(9), h.core.policy.MaxTTL)
-	if h.roll(2) == 0 {
-		ttl = h.core.policy.MaxTTL
+func (h *hostile) announce(id scheduler.ClientID) error {
+	ttl := min(h.Span(9), h.Core.Policy().MaxTTL)
+	if h.Roll(2) == 0 {
+		ttl = h.Core.Policy().MaxTTL
 	}
-	last := h.lastID
-	err := h.request(LeaseRequested{
-		Client: id, User: UserID(fmt.Sprint("u", id%hostileUsers)), GPUs: []gpreempt.GPUID{1, 2}[:1+h.roll(2)], Priority: gpreempt.MaxPriority, TTL: ttl,
+	last := h.LastID
+	err := h.Request(scheduler.LeaseRequested{
+		Client: id, User: scheduler.UserID(fmt.Sprint("u", id%hostileUsers)), GPUs: []gpreempt.GPUID{1, 2}[:1+h.Roll(2)], Priority: gpreempt.MaxPriority, TTL: ttl,
 	})
-	if h.lastID > last {
-		h.clients[id] = append(h.clients[id], h.lastID)
+	if h.LastID > last {
+		h.clients[id] = append(h.clients[id], h.LastID)
 	}
 	return err
 }
@@ -62,7 +64,7 @@ func (h *hostile) announce(id ClientID) error {
 func (h *hostile) act() error {
 	id := h.any()
 	held := h.clients[id]
-	switch h.roll(8) {
+	switch h.Roll(8) {
 	case 0: // a fork
 		if len(h.clients) < 12 {
 			id = h.spawn()
@@ -79,10 +81,10 @@ func (h *hostile) act() error {
 		return nil
 	case 2: // it reconnects, or another takes its place
 		delete(h.clients, id)
-		if err := h.step(ClientGone{id, EndDisconnected}); err != nil {
+		if err := h.Step(scheduler.ClientGone{Client: id, End: scheduler.EndDisconnected}); err != nil {
 			return err
 		}
-		if h.roll(2) == 0 {
+		if h.Roll(2) == 0 {
 			h.clients[id] = nil
 		} else {
 			id = h.spawn()
@@ -90,11 +92,11 @@ func (h *hostile) act() error {
 		return h.announce(id)
 	case 3:
 		if len(held) > 0 {
-			return h.step(LeaseFinished{held[h.roll(len(held))], EndCompleted})
+			return h.Step(scheduler.LeaseFinished{Lease: held[h.Roll(len(held))], End: scheduler.EndCompleted})
 		}
 	case 4, 5: // everything is renewed for as long as can be
 		for _, lease := range held {
-			if err := h.step(LeaseRenewed{lease, h.core.policy.MaxTTL}); err != nil {
+			if err := h.Step(scheduler.LeaseRenewed{Lease: lease, TTL: h.Core.Policy().MaxTTL}); err != nil {
 				return err
 			}
 		}
@@ -106,7 +108,7 @@ func (h *hostile) act() error {
 // checkHold checks that no stretch away outlasts max_suspend, and that after one
 // that was cut short the target ran min_run at least. from is when the resume of a
 // stretch was due, so what the mechanism needs comes on top.
-func checkHold(p Policy, past []episode) error {
+func checkHold(p scheduler.Policy, past []episode) error {
 	for i, e := range past {
 		if held := e.resumeAt - e.from; held > p.MaxSuspend+e.beyond() {
 			return fmt.Errorf("held for %v from %v on, max_suspend is %v", held, e.from, p.MaxSuspend)
@@ -124,15 +126,15 @@ func checkHold(p Policy, past []episode) error {
 func TestNoSetOfClientsKeepsOfflineWorkSuspended(t *testing.T) {
 	suspended := 0
 	rapid.Check(t, func(t *rapid.T) {
-		roll := drawn(t)
-		p := DefaultPolicy()
+		roll := schedulertest.Drawn(t)
+		p := scheduler.DefaultPolicy()
 		p.ShareFloor = []float64{0, 0.05, 0.1, 0.5, 0.9}[roll(5)]
 		p.ShareWindow = []time.Duration{100 * time.Millisecond, time.Second}[roll(2)]
 		p.MaxSuspend = []time.Duration{10 * time.Millisecond, 200 * time.Millisecond, 2 * time.Second}[roll(3)]
 		p.MinRun = []time.Duration{time.Millisecond, 20 * time.Millisecond}[roll(2)]
-		p.SuspendWhen, p.Linger = SuspendAtOnce, Linger(1+roll(3))
-		h := &hostile{punctual: newPunctual(p, roll), clients: map[ClientID][]LeaseID{}}
-		h.cost = func(ActionKind) time.Duration { return time.Duration(1+roll(20)) * 100 * time.Microsecond }
+		p.SuspendWhen, p.Linger = scheduler.SuspendAtOnce, scheduler.Linger(1+roll(3))
+		h := &hostile{punctual: newPunctual(p, roll), clients: map[scheduler.ClientID][]scheduler.LeaseID{}}
+		h.cost = func(scheduler.ActionKind) time.Duration { return time.Duration(1+roll(20)) * 100 * time.Microsecond }
 		h.fail = func() bool { return false }
 		must := func(err error) {
 			if err != nil {
@@ -140,25 +142,25 @@ func TestNoSetOfClientsKeepsOfflineWorkSuspended(t *testing.T) {
 			}
 		}
 		for id := range gpreempt.GPUID(2) {
-			must(h.step(GPUAdded{id + 1}))
+			must(h.Step(scheduler.GPUAdded{GPU: id + 1}))
 		}
 		for i, gpus := range [][]gpreempt.GPUID{{1}, {2}, {1, 2}} {
-			must(h.step(TargetSeen{
+			must(h.Step(scheduler.TargetSeen{
 				Target: gpreempt.ProcessKey{PID: int32(100 + i), Start: 1}, Class: gpreempt.Offline, GPUs: gpus,
 			}))
 		}
 		h.spawn()
 		for range 10 + roll(30) {
 			must(h.act())
-			must(h.run(h.now + h.span(7)))
-			for user, n := range h.core.perUser {
-				if n > worldLimits.LeasesPerUser {
-					t.Fatalf("user %s holds %d leases, may hold %d", user, n, worldLimits.LeasesPerUser)
+			must(h.run(h.Now + h.Span(7)))
+			for user, n := range h.Core.LeasesPerUser() {
+				if n > schedulertest.WorldLimits.LeasesPerUser {
+					t.Fatalf("user %s holds %d leases, may hold %d", user, n, schedulertest.WorldLimits.LeasesPerUser)
 				}
 			}
 		}
-		// Whoever is away now comes back by itself, with every lease renewed until then.
-		must(h.run(h.now + p.MaxSuspend + time.Second))
+		// Targets that are away now run again, although every lease is renewed until then.
+		must(h.run(h.Now + p.MaxSuspend + time.Second))
 		for key, past := range h.past {
 			suspended += len(past)
 			must(checkHold(p, past))
@@ -169,7 +171,7 @@ func TestNoSetOfClientsKeepsOfflineWorkSuspended(t *testing.T) {
 			}
 		}
 		for key, e := range h.away {
-			if held := h.now - e.from; held > p.MaxSuspend+10*time.Millisecond {
+			if held := h.Now - e.from; held > p.MaxSuspend+10*time.Millisecond {
 				t.Fatalf("target %v is away for %v, max_suspend is %v", key, held, p.MaxSuspend)
 			}
 		}

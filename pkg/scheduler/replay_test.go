@@ -1,4 +1,4 @@
-package scheduler
+package scheduler_test
 
 import (
 	"bufio"
@@ -14,6 +14,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/schedulertest"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/replay.jsonl and testdata/replay.golden")
@@ -24,10 +26,10 @@ func history(t *testing.T, seed uint64, steps int) (log []byte, did string) {
 	t.Helper()
 	var lines bytes.Buffer
 	var actions strings.Builder
-	w := newWorld(DefaultPolicy(), seeded(seed))
-	w.calm = true
-	w.taken = func(now Time, ev Event, acts []Action) {
-		line, err := MarshalEvent(now, ev)
+	w := schedulertest.NewWorld(scheduler.DefaultPolicy(), schedulertest.Seeded(seed), checked())
+	w.Calm = true
+	w.Taken = func(now scheduler.Time, ev scheduler.Event, acts []scheduler.Action) {
+		line, err := schedulertest.MarshalEvent(now, ev)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,19 +37,19 @@ func history(t *testing.T, seed uint64, steps int) (log []byte, did string) {
 		render(&actions, acts)
 	}
 	for id := range gpreempt.GPUID(4) {
-		if err := w.step(GPUAdded{id + 1}); err != nil {
+		if err := w.Step(scheduler.GPUAdded{GPU: id + 1}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for w.observer.counts["Steps"] < steps {
-		if err := w.any(); err != nil {
+	for w.Observer.Counts["Steps"] < steps {
+		if err := w.Any(); err != nil {
 			t.Fatal(err)
 		}
 	}
 	return lines.Bytes(), actions.String()
 }
 
-func render(b *strings.Builder, actions []Action) {
+func render(b *strings.Builder, actions []scheduler.Action) {
 	b.WriteString("-\n")
 	for _, a := range actions {
 		fmt.Fprintf(b, "%v %v\n", a.Record.At, a)
@@ -58,10 +60,10 @@ func render(b *strings.Builder, actions []Action) {
 func replay(t *testing.T, log []byte) string {
 	t.Helper()
 	var did strings.Builder
-	core := New(DefaultPolicy(), worldLimits)
+	core := scheduler.New(scheduler.DefaultPolicy(), schedulertest.WorldLimits)
 	lines := bufio.NewScanner(bytes.NewReader(log))
 	for lines.Scan() {
-		now, ev, err := UnmarshalEvent(lines.Bytes())
+		now, ev, err := schedulertest.UnmarshalEvent(lines.Bytes())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,37 +121,37 @@ func TestReplayGolden(t *testing.T) {
 }
 
 // oneOfEach has every field of every event set.
-var oneOfEach = []Event{
-	Tick{},
-	GPUAdded{7},
-	TargetSeen{
+var oneOfEach = []scheduler.Event{
+	scheduler.Tick{},
+	scheduler.GPUAdded{GPU: 7},
+	scheduler.TargetSeen{
 		Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Job: "j", Class: gpreempt.Offline, Priority: 3,
 		GPUs: []gpreempt.GPUID{4, 5}, Queues: 6,
 	},
-	TargetGone{gpreempt.ProcessKey{PID: 1, Start: 2}},
-	LeaseRequested{
+	scheduler.TargetGone{Target: gpreempt.ProcessKey{PID: 1, Start: 2}},
+	scheduler.LeaseRequested{
 		Lease: 1, Client: 2, User: "u", RequestID: "r", GPUs: []gpreempt.GPUID{3}, Priority: 4, TTL: 5, MaxWait: 6, ETA: 7, SLO: 8, Expected: 9,
-		OnIdle: true, Target: gpreempt.ProcessKey{PID: 10, Start: 11}, Arrived: 12, Trace: &TraceContext{Parent: "p", State: "s"},
+		OnIdle: true, Target: gpreempt.ProcessKey{PID: 10, Start: 11}, Arrived: 12, Trace: &scheduler.TraceContext{Parent: "p", State: "s"},
 	},
-	LeaseRenewed{1, 2},
-	LeaseFinished{1, EndIdle},
-	ClientGone{1, EndClientDied},
-	ClientBacklog{1, true},
-	Attached{gpreempt.ProcessKey{PID: 1, Start: 2}, OutcomeHardware, []gpreempt.GPUID{4}, true},
-	Detached{gpreempt.ProcessKey{PID: 1, Start: 2}, OutcomeHardware, []gpreempt.GPUID{4}, 5},
-	Lost{gpreempt.ProcessKey{PID: 1, Start: 2}, OutcomeHardware, []gpreempt.GPUID{4}},
-	QueueBorn{gpreempt.ProcessKey{PID: 1, Start: 2}},
-	Suspended{gpreempt.ProcessKey{PID: 1, Start: 2}, 3, OutcomeHardware, []gpreempt.GPUID{4}, 5},
-	Resumed{gpreempt.ProcessKey{PID: 1, Start: 2}, 3, OutcomeFailed, []gpreempt.GPUID{4}, 5},
-	Alarm{1},
-	Hold{gpreempt.ProcessKey{PID: 1, Start: 2}, time.Second},
-	PolicyChanged{DefaultPolicy()},
-	Drain{true},
-	Stopped{},
+	scheduler.LeaseRenewed{Lease: 1, TTL: 2},
+	scheduler.LeaseFinished{Lease: 1, End: scheduler.EndIdle},
+	scheduler.ClientGone{Client: 1, End: scheduler.EndClientDied},
+	scheduler.ClientBacklog{Client: 1, Busy: true},
+	scheduler.Attached{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{4}, ReportsBirths: true},
+	scheduler.Detached{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{4}, Took: 5},
+	scheduler.Lost{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{4}},
+	scheduler.QueueBorn{Target: gpreempt.ProcessKey{PID: 1, Start: 2}},
+	scheduler.Suspended{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Seq: 3, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{4}, Took: 5},
+	scheduler.Resumed{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Seq: 3, Result: scheduler.OutcomeFailed, FailedGPUs: []gpreempt.GPUID{4}, Took: 5},
+	scheduler.Alarm{GPU: 1},
+	scheduler.Hold{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, For: time.Second},
+	scheduler.PolicyChanged{Policy: scheduler.DefaultPolicy()},
+	scheduler.Drain{On: true},
+	scheduler.Stopped{},
 }
 
 func TestEveryEventSurvivesTheLog(t *testing.T) {
-	if got, want := len(oneOfEach), len(eventTypes); got != want {
+	if got, want := len(oneOfEach), len(schedulertest.EventTypes); got != want {
 		t.Errorf("%d events here, the log knows %d", got, want)
 	}
 	for _, ev := range oneOfEach {
@@ -158,11 +160,11 @@ func TestEveryEventSurvivesTheLog(t *testing.T) {
 				t.Errorf("%T.%s is not set here", ev, reflect.TypeOf(ev).Field(i).Name)
 			}
 		}
-		line, err := MarshalEvent(42, ev)
+		line, err := schedulertest.MarshalEvent(42, ev)
 		if err != nil {
 			t.Fatal(err)
 		}
-		now, got, err := UnmarshalEvent(line)
+		now, got, err := schedulertest.UnmarshalEvent(line)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -178,7 +180,7 @@ func TestUnmarshalEventRefusesNonsense(t *testing.T) {
 		`{"at":"1s","event":"Tick","data":{}}`, `{"at":1,"event":"Tick","data":[]}`, `{"at":1,"event":"GPUAdded","data":{"gpu":-1}}`,
 		`{"at":1,"event":"LeaseRequested","data":{"priority":256}}`,
 	} {
-		if now, ev, err := UnmarshalEvent([]byte(line)); err == nil || ev != nil || now != 0 {
+		if now, ev, err := schedulertest.UnmarshalEvent([]byte(line)); err == nil || ev != nil || now != 0 {
 			t.Errorf("%s: %v, %v, error %v", line, now, ev, err)
 		}
 	}
@@ -186,7 +188,7 @@ func TestUnmarshalEventRefusesNonsense(t *testing.T) {
 
 func FuzzUnmarshalEvent(f *testing.F) {
 	for _, ev := range oneOfEach {
-		line, err := MarshalEvent(time.Second, ev)
+		line, err := schedulertest.MarshalEvent(time.Second, ev)
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -195,22 +197,22 @@ func FuzzUnmarshalEvent(f *testing.F) {
 	f.Add([]byte(`{"at":1,"event":"Tock","data":{}}`))
 	f.Add([]byte(`{"at":1,"event":"Tick","data":null}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
-		now, ev, err := UnmarshalEvent(line)
+		now, ev, err := schedulertest.UnmarshalEvent(line)
 		if (err == nil) != (ev != nil) {
 			t.Fatalf("event %v and error %v", ev, err)
 		}
 		if err != nil {
 			return
 		}
-		again, err := MarshalEvent(now, ev)
+		again, err := schedulertest.MarshalEvent(now, ev)
 		if err != nil {
 			t.Fatal(err)
 		}
-		at, same, err := UnmarshalEvent(again)
+		at, same, err := schedulertest.UnmarshalEvent(again)
 		if err != nil {
 			t.Fatalf("%s: %v", again, err)
 		}
-		if third, err := MarshalEvent(at, same); err != nil || !bytes.Equal(again, third) {
+		if third, err := schedulertest.MarshalEvent(at, same); err != nil || !bytes.Equal(again, third) {
 			t.Fatalf("%s comes back as %s, %v", again, third, err)
 		}
 	})
@@ -219,32 +221,32 @@ func FuzzUnmarshalEvent(f *testing.F) {
 // FuzzHistory lets the fuzzer choose what happens: every byte is a choice.
 func FuzzHistory(f *testing.F) {
 	for seed := range uint64(4) {
-		roll, script := seeded(seed), make([]byte, 600)
+		roll, script := schedulertest.Seeded(seed), make([]byte, 600)
 		for i := range script {
 			script[i] = byte(roll(256))
 		}
 		f.Add(script)
 	}
 	f.Fuzz(func(t *testing.T, script []byte) {
-		w := newWorld(DefaultPolicy(), func(n int) int {
+		w := schedulertest.NewWorld(scheduler.DefaultPolicy(), func(n int) int {
 			if len(script) == 0 {
 				return 0
 			}
 			choice := int(script[0]) % n
 			script = script[1:]
 			return choice
-		})
+		}, checked())
 		for id := range gpreempt.GPUID(4) {
-			if err := w.step(GPUAdded{id + 1}); err != nil {
+			if err := w.Step(scheduler.GPUAdded{GPU: id + 1}); err != nil {
 				t.Fatal(err)
 			}
 		}
 		for len(script) > 0 {
-			if err := w.any(); err != nil {
+			if err := w.Any(); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := w.finishAll(); err != nil {
+		if err := finish(w); err != nil {
 			t.Fatal(err)
 		}
 	})

@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"math/rand/v2"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -32,7 +33,7 @@ func TestRunnerUnderLoad(t *testing.T) {
 		answers, announced := map[LeaseID]int{}, 0
 		for client := range ClientID(8) {
 			work.Go(func() {
-				roll := seeded(uint64(client))
+				roll := rand.New(rand.NewPCG(uint64(client), 1)).IntN
 				for range 100 {
 					req := request()
 					req.Client = client + 1
@@ -69,7 +70,7 @@ func TestRunnerUnderLoad(t *testing.T) {
 		}
 		for i := range 4 {
 			work.Go(func() {
-				roll := seeded(uint64(100 + i))
+				roll := rand.New(rand.NewPCG(uint64(100+i), 1)).IntN
 				for range 100 {
 					key := gpreempt.ProcessKey{PID: int32(100 + roll(12)), Start: 1}
 					switch roll(6) {

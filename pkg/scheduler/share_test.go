@@ -1,4 +1,4 @@
-package scheduler
+package scheduler_test
 
 import (
 	"cmp"
@@ -8,11 +8,13 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/schedulertest"
 )
 
 // episode is one stretch a target was away.
 type episode struct {
-	from, sentAt, suspendedAt, resumeAt, to Time
+	from, sentAt, suspendedAt, resumeAt, to scheduler.Time
 }
 
 // beyond is how far a stretch may run into debt: the resume, and the Suspend that
@@ -28,69 +30,69 @@ func (e episode) beyond() time.Duration {
 // punctual is a machine whose deadlines fire on time and whose mechanism takes
 // the time it takes.
 type punctual struct {
-	world
+	schedulertest.World
 	due  []arrival
-	cost func(ActionKind) time.Duration
+	cost func(scheduler.ActionKind) time.Duration
 	fail func() bool
 	away map[gpreempt.ProcessKey]*episode
 	past map[gpreempt.ProcessKey][]episode
 }
 
 type arrival struct {
-	at Time
-	ev Event
+	at scheduler.Time
+	ev scheduler.Event
 }
 
-func newPunctual(p Policy, roll dice) *punctual {
+func newPunctual(p scheduler.Policy, roll schedulertest.Dice) *punctual {
 	m := &punctual{away: map[gpreempt.ProcessKey]*episode{}, past: map[gpreempt.ProcessKey][]episode{}}
-	m.world = *newWorld(p, roll)
-	m.taken = m.follow
+	m.World = *schedulertest.NewWorld(p, roll, checked())
+	m.Taken = m.follow
 	return m
 }
 
 // follow schedules the results and keeps the episodes.
-func (m *punctual) follow(now Time, _ Event, actions []Action) {
+func (m *punctual) follow(now scheduler.Time, _ scheduler.Event, actions []scheduler.Action) {
 	for _, a := range actions {
 		switch {
-		case a.Kind == ActSuspend || a.Kind == ActResume:
-			took, result := m.cost(a.Kind), OutcomeOK
+		case a.Kind == scheduler.ActSuspend || a.Kind == scheduler.ActResume:
+			took, result := m.cost(a.Kind), scheduler.OutcomeOK
 			if m.fail() {
-				result = OutcomeFailed
+				result = scheduler.OutcomeFailed
 			}
-			var ev Event = Suspended{Target: a.Target, Seq: a.Seq, Took: took, Result: result}
-			if a.Kind == ActResume {
-				ev = Resumed{Target: a.Target, Seq: a.Seq, Took: took, Result: result}
+			var ev scheduler.Event = scheduler.Suspended{Target: a.Target, Seq: a.Seq, Took: took, Result: result}
+			if a.Kind == scheduler.ActResume {
+				ev = scheduler.Resumed{Target: a.Target, Seq: a.Seq, Took: took, Result: result}
 			}
 			m.due = append(m.due, arrival{now + took, ev})
-		case a.Kind == ActAttach:
-			m.due = append(m.due, arrival{now, Attached{Target: a.Target}})
-		case a.Kind == ActDetach:
+		case a.Kind == scheduler.ActAttach:
+			m.due = append(m.due, arrival{now, scheduler.Attached{Target: a.Target}})
+		case a.Kind == scheduler.ActDetach:
 			took := m.cost(a.Kind)
-			m.due = append(m.due, arrival{now + took, Detached{Target: a.Target, Took: took}})
-		case a.Kind == ActRecord && a.Record.Kind == RecordTarget:
+			m.due = append(m.due, arrival{now + took, scheduler.Detached{Target: a.Target, Took: took}})
+		case a.Kind == scheduler.ActRecord && a.Record.Kind == scheduler.RecordTarget:
 			m.followTarget(now, a.Record)
 		}
 	}
 	slices.SortStableFunc(m.due, func(a, b arrival) int { return cmp.Compare(a.at, b.at) })
 }
 
-func (m *punctual) followTarget(now Time, r Record) {
-	if r.Cause == CauseClass && r.FromTarget == r.ToTarget {
-		return // judged anew: nothing was sent
+func (m *punctual) followTarget(now scheduler.Time, r scheduler.Record) {
+	if r.Cause == scheduler.CauseClass && r.FromTarget == r.ToTarget {
+		return // reclassified: no action was sent
 	}
 	e := m.away[r.Target]
 	if e == nil {
 		e = &episode{from: now, resumeAt: -1}
 	}
 	switch {
-	case r.ToTarget == TargetSuspending:
+	case r.ToTarget == scheduler.TargetSuspending:
 		e.sentAt = now
 		m.away[r.Target] = e
-	case r.ToTarget == TargetSuspended:
+	case r.ToTarget == scheduler.TargetSuspended:
 		e.suspendedAt = now
-	case r.ToTarget == TargetResuming && e.resumeAt < 0:
+	case r.ToTarget == scheduler.TargetResuming && e.resumeAt < 0:
 		e.resumeAt = now
-	case away(r.FromTarget) && !away(r.ToTarget):
+	case schedulertest.Away(r.FromTarget) && !schedulertest.Away(r.ToTarget):
 		e.to = now
 		m.past[r.Target] = append(m.past[r.Target], *e)
 		delete(m.away, r.Target)
@@ -98,23 +100,23 @@ func (m *punctual) followTarget(now Time, r Record) {
 }
 
 // run lets time pass up to a moment; every deadline and result comes on time.
-func (m *punctual) run(until Time) error {
+func (m *punctual) run(until scheduler.Time) error {
 	for {
-		at, ev := until, Event(Tick{})
+		at, ev := until, scheduler.Event(scheduler.Tick{})
 		if len(m.due) > 0 && m.due[0].at <= at {
 			at, ev = m.due[0].at, m.due[0].ev
 		}
-		if due, ok := m.core.NextDeadline(); ok && due <= at {
-			at, ev = due, Tick{}
+		if due, ok := m.Core.NextDeadline(); ok && due <= at {
+			at, ev = due, scheduler.Tick{}
 		}
-		if _, tick := ev.(Tick); !tick {
+		if _, tick := ev.(scheduler.Tick); !tick {
 			m.due = m.due[1:]
 		}
-		m.now = max(m.now, at)
-		if err := m.step(ev); err != nil {
+		m.Now = max(m.Now, at)
+		if err := m.Step(ev); err != nil {
 			return err
 		}
-		if _, tick := ev.(Tick); tick && at == until {
+		if _, tick := ev.(scheduler.Tick); tick && at == until {
 			return nil
 		}
 	}
@@ -133,17 +135,17 @@ func TestShareFloorHolds(t *testing.T) {
 	const seeds = 24
 	episodes, tight := 0, 0
 	for seed := range uint64(seeds) {
-		roll := seeded(seed)
+		roll := schedulertest.Seeded(seed)
 		pick := func(from ...time.Duration) time.Duration { return from[roll(len(from))] }
-		p := DefaultPolicy()
+		p := scheduler.DefaultPolicy()
 		p.ShareFloor = []float64{0.01, 0.1, 0.25, 0.5, 0.75, 0.95}[roll(6)]
 		p.ShareWindow = pick(100*time.Millisecond, 333*time.Millisecond, 2*time.Second)
 		p.MaxSuspend = pick(10*time.Millisecond, 100*time.Millisecond, 2*time.Second, time.Minute)
 		p.MinRun = pick(time.Millisecond, 20*time.Millisecond)
-		p.Linger = Linger(1 + roll(3))
+		p.Linger = scheduler.Linger(1 + roll(3))
 		m := newPunctual(p, roll)
 		slowest := pick(0, 400*time.Microsecond, 5*time.Millisecond, 30*time.Millisecond)
-		m.cost = func(ActionKind) time.Duration { return slowest/4 + slowest*time.Duration(roll(16))/16 }
+		m.cost = func(scheduler.ActionKind) time.Duration { return slowest/4 + slowest*time.Duration(roll(16))/16 }
 		failures := roll(3) == 0
 		m.fail = func() bool { return failures && roll(200) == 0 }
 		if err := storm(m, 800, pick(time.Millisecond, 10*time.Millisecond, 50*time.Millisecond)); err != nil {
@@ -167,35 +169,35 @@ func TestShareFloorHolds(t *testing.T) {
 // storm announces, completes and changes things at random for some steps.
 func storm(m *punctual, steps int, pace time.Duration) error {
 	for id := range gpreempt.GPUID(2) {
-		m.step(GPUAdded{id + 1})
+		m.Step(scheduler.GPUAdded{GPU: id + 1})
 	}
-	seen := make([]TargetSeen, 3)
+	seen := make([]scheduler.TargetSeen, 3)
 	for i := range seen {
-		seen[i] = TargetSeen{
+		seen[i] = scheduler.TargetSeen{
 			Target: gpreempt.ProcessKey{PID: int32(100 + i), Start: 1}, Class: gpreempt.Offline,
 			GPUs: [][]gpreempt.GPUID{{1}, {2}, {1, 2}}[i],
 		}
-		if err := m.step(seen[i]); err != nil {
+		if err := m.Step(seen[i]); err != nil {
 			return err
 		}
 	}
 	for range steps {
-		if err := m.run(m.now + pace*time.Duration(m.roll(16))/16); err != nil {
+		if err := m.run(m.Now + pace*time.Duration(m.Roll(16))/16); err != nil {
 			return err
 		}
 		var err error
-		switch i := m.roll(3); m.roll(10) {
+		switch i := m.Roll(3); m.Roll(10) {
 		case 0:
 			seen[i].Queues++
-			err = m.step(seen[i])
+			err = m.Step(seen[i])
 		case 1:
-			seen[i].Priority = gpreempt.Priority(m.roll(4))
-			err = m.step(seen[i])
+			seen[i].Priority = gpreempt.Priority(m.Roll(4))
+			err = m.Step(seen[i])
 		case 2, 3, 4:
-			err = m.finish()
+			err = m.Finish()
 		default:
 			gpus := [][]gpreempt.GPUID{{1}, {2}, {1, 2}}[i]
-			err = m.request(LeaseRequested{Client: 1, GPUs: gpus, Priority: 11, TTL: 1 + 4*pace*time.Duration(m.roll(64))/16})
+			err = m.Request(scheduler.LeaseRequested{Client: 1, GPUs: gpus, Priority: 11, TTL: 1 + 4*pace*time.Duration(m.Roll(64))/16})
 		}
 		if err != nil {
 			return err
@@ -206,7 +208,7 @@ func storm(m *punctual, steps int, pace time.Duration) error {
 
 // checkShare measures every stretch from the start of one suspension to the end
 // of another, which is where the most is away, and counts those near the bound.
-func checkShare(p Policy, past []episode) (tight int, err error) {
+func checkShare(p scheduler.Policy, past []episode) (tight int, err error) {
 	f := p.ShareFloor
 	for i := range past {
 		var total time.Duration

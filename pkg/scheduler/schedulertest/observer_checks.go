@@ -1,4 +1,4 @@
-package scheduler
+package schedulertest
 
 import (
 	"errors"
@@ -7,34 +7,35 @@ import (
 	"slices"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // What the observer holds against a core: the promises of the package comment,
 // after every step and for every Suspend.
 
 // justified says why a Suspend may not be: rules 1, 3, 7 and 8.
-func (o *observer) justified(t *seenTarget, why Record) error {
+func (o *Observer) justified(t *seenTarget, why scheduler.Record) error {
 	if err := o.eligible(t); err != nil {
 		return err
 	}
 	if o.now < t.runsUntil {
-		return fmt.Errorf("it is owed running time until %v", t.runsUntil)
+		return fmt.Errorf("it must run until %v", t.runsUntil)
 	}
 	if o.ordered(t) {
-		o.counts["ByHand"]++
+		o.Counts["ByHand"]++
 		return nil
 	}
 	if o.outranked(t) {
 		return nil
 	}
-	if o.now < o.lingersUntil(t) && (why.Cause == CauseNewQueue || len(o.gang(t)) > 1) {
+	if o.now < o.lingersUntil(t) && (why.Cause == scheduler.CauseNewQueue || len(o.gang(t)) > 1) {
 		return nil // only to keep whole what is suspended already
 	}
 	return errors.New("rule 1: nothing asks for it")
 }
 
-// eligible says why a target may not be off the GPUs, whoever asks.
-func (o *observer) eligible(t *seenTarget) error {
+// eligible returns why a target must run, for any lease or order.
+func (o *Observer) eligible(t *seenTarget) error {
 	switch {
 	case o.draining:
 		return errors.New("rule 8: draining")
@@ -62,12 +63,12 @@ func (o *observer) eligible(t *seenTarget) error {
 }
 
 // gang is what is suspended together with t, t included, by key.
-func (o *observer) gang(t *seenTarget) []*seenTarget {
-	if o.policy.Gang != GangJob || t.Job == "" || t.Class != gpreempt.Offline {
+func (o *Observer) gang(t *seenTarget) []*seenTarget {
+	if o.policy.Gang != scheduler.GangJob || t.Job == "" || t.Class != gpreempt.Offline {
 		return []*seenTarget{t}
 	}
 	var members []*seenTarget
-	for _, m := range o.targets {
+	for _, m := range o.Targets {
 		if m.Class == gpreempt.Offline && m.Job == t.Job && !o.left[m.Target] {
 			members = append(members, m)
 		}
@@ -76,7 +77,7 @@ func (o *observer) gang(t *seenTarget) []*seenTarget {
 	return members
 }
 
-func (o *observer) ordered(t *seenTarget) bool {
+func (o *Observer) ordered(t *seenTarget) bool {
 	members := o.gang(t)
 	for _, l := range o.leases {
 		if l.live && l.order && l.bound && slices.ContainsFunc(members, func(m *seenTarget) bool { return m.Target == l.Target }) {
@@ -86,9 +87,9 @@ func (o *observer) ordered(t *seenTarget) bool {
 	return false
 }
 
-func (o *observer) outranked(t *seenTarget) bool {
+func (o *Observer) outranked(t *seenTarget) bool {
 	for _, l := range o.leases {
-		if l.live && !l.order && (l.state == LeaseQuiescing || l.state == LeaseHeld) && o.covers(l, t) {
+		if l.live && !l.order && (l.state == scheduler.LeaseQuiescing || l.state == scheduler.LeaseHeld) && o.covers(l, t) {
 			return true
 		}
 	}
@@ -96,7 +97,7 @@ func (o *observer) outranked(t *seenTarget) bool {
 }
 
 // covers reports whether a lease is about t: it outranks the gang on one of its GPUs.
-func (o *observer) covers(l *seenLease, t *seenTarget) bool {
+func (o *Observer) covers(l *seenLease, t *seenTarget) bool {
 	if t.Class != gpreempt.Offline {
 		return false
 	}
@@ -110,11 +111,12 @@ func (o *observer) covers(l *seenLease, t *seenTarget) bool {
 	return shared
 }
 
-func away(s TargetState) bool {
-	return s == TargetSuspending || s == TargetSuspended || s == TargetResuming
+// Away reports whether a target in the state is off the GPUs, or on its way.
+func Away(s scheduler.TargetState) bool {
+	return s == scheduler.TargetSuspending || s == scheduler.TargetSuspended || s == scheduler.TargetResuming
 }
 
-func (o *observer) checkEnds() error {
+func (o *Observer) checkEnds() error {
 	for id, end := range o.ends {
 		return fmt.Errorf("rule 2: lease %d should have ended (%v)", id, end)
 	}
@@ -124,16 +126,16 @@ func (o *observer) checkEnds() error {
 	return nil
 }
 
-func (o *observer) checkTargets() error {
+func (o *Observer) checkTargets() error {
 	if o.policy.ShareFloor > 0 {
 		o.calmAt = max(o.calmAt, o.now+o.policy.MinRun)
 	}
-	for _, t := range o.targets {
+	for _, t := range o.Targets {
 		if err := o.checkTarget(t); err != nil {
 			return fmt.Errorf("target %v, %v: %w", t.Target, t.state, err)
 		}
 	}
-	for _, t := range o.targets {
+	for _, t := range o.Targets {
 		leased := o.outranked(t)
 		if t.leased && !leased {
 			t.lingerUntil = o.now + o.longestLinger()
@@ -143,33 +145,33 @@ func (o *observer) checkTargets() error {
 	return nil
 }
 
-func (o *observer) checkTarget(t *seenTarget) error {
-	inFlight := t.flight != 0
+func (o *Observer) checkTarget(t *seenTarget) error {
+	inFlight := t.Flight != 0
 	switch t.state {
-	case TargetSuspending:
-		if !inFlight || t.kind != ActSuspend {
+	case scheduler.TargetSuspending:
+		if !inFlight || t.kind != scheduler.ActSuspend {
 			return errors.New("no suspend is in flight")
 		}
-	case TargetResuming:
-		if (!inFlight || t.kind != ActResume) && !t.waitsForRetry && !t.detaching {
+	case scheduler.TargetResuming:
+		if (!inFlight || t.kind != scheduler.ActResume) && !t.waitsForRetry && !t.Detaching {
 			return errors.New("no resume is in flight")
 		}
-		if t.waitsForRetry && o.now >= t.failedAt+RetryAction.Last {
+		if t.waitsForRetry && o.now >= t.failedAt+scheduler.RetryAction.Last {
 			return fmt.Errorf("the resume failed at %v and is not tried again", t.failedAt)
 		}
 	default:
 		if inFlight {
-			return fmt.Errorf("action %d is in flight", t.flight)
+			return fmt.Errorf("action %d is in flight", t.Flight)
 		}
 	}
 	switch t.state {
-	case TargetSuspended:
+	case scheduler.TargetSuspended:
 		return o.checkSuspended(t)
-	case TargetQuarantined:
+	case scheduler.TargetQuarantined:
 		if o.now >= t.quarantinedUntil {
 			return errors.New("the quarantine is over")
 		}
-	case TargetRunning:
+	case scheduler.TargetRunning:
 		if o.now < t.quarantinedUntil {
 			return errors.New("rule 7: it should be in quarantine")
 		}
@@ -178,7 +180,7 @@ func (o *observer) checkTarget(t *seenTarget) error {
 	return nil
 }
 
-func (o *observer) checkSuspended(t *seenTarget) error {
+func (o *Observer) checkSuspended(t *seenTarget) error {
 	if err := o.eligible(t); err != nil {
 		return err
 	}
@@ -186,7 +188,7 @@ func (o *observer) checkSuspended(t *seenTarget) error {
 		return errors.New("rule 4: a queue was born and runs")
 	}
 	for _, m := range o.gang(t) {
-		if !away(m.state) {
+		if !Away(m.state) {
 			return fmt.Errorf("its gang is torn: %v is %v", m.Target, m.state)
 		}
 		if o.now >= m.awaySince+o.policy.MaxSuspend {
@@ -199,12 +201,12 @@ func (o *observer) checkSuspended(t *seenTarget) error {
 	if until := o.lingersUntil(t); o.now >= until {
 		return fmt.Errorf("rule 1: no lease asks for it, and the linger is over at %v", until)
 	}
-	o.counts["Lingered"]++
+	o.Counts["Lingered"]++
 	return nil
 }
 
 // lingersUntil is the latest end of the linger of t's gang.
-func (o *observer) lingersUntil(t *seenTarget) Time {
+func (o *Observer) lingersUntil(t *seenTarget) scheduler.Time {
 	until := t.lingerUntil
 	for _, m := range o.gang(t) {
 		until = max(until, m.lingerUntil)
@@ -215,22 +217,22 @@ func (o *observer) lingersUntil(t *seenTarget) Time {
 	return until
 }
 
-// checkRunning says when a target should not be running: only where no promise
-// of running time can be in the way.
-func (o *observer) checkRunning(t *seenTarget) error {
+// checkRunning returns an error for a target that should be suspended: only where no
+// guarantee of running time can apply.
+func (o *Observer) checkRunning(t *seenTarget) error {
 	asked := o.ordered(t) || o.outranked(t)
 	if blocked := o.eligible(t); !asked || blocked != nil || o.policy.ShareFloor > 0 || o.now < o.calmAt {
 		return nil //nolint:nilerr // what blocks it is why it may run
 	}
 	for _, m := range o.gang(t) {
-		if m.state != TargetRunning || o.now < m.ranSince+o.policy.MinRun || o.now < m.runsUntil {
+		if m.state != scheduler.TargetRunning || o.now < m.ranSince+o.policy.MinRun || o.now < m.runsUntil {
 			return nil
 		}
 	}
 	return errors.New("it runs although a lease or an order asks for it")
 }
 
-func (o *observer) checkLeases() error {
+func (o *Observer) checkLeases() error {
 	for id, l := range o.leases {
 		if err := o.checkLease(id, l); err != nil {
 			return fmt.Errorf("lease %d, %v: %w", id, l.state, err)
@@ -242,24 +244,24 @@ func (o *observer) checkLeases() error {
 	return nil
 }
 
-func (o *observer) checkLease(id LeaseID, l *seenLease) error {
+func (o *Observer) checkLease(id scheduler.LeaseID, l *seenLease) error {
 	answer, now := o.answers[id]
 	switch {
 	case !l.live:
-		if !l.answered || l.state != LeaseEnded {
+		if !l.answered || l.state != scheduler.LeaseEnded {
 			return errors.New("it ended without an answer or a record")
 		}
-		if now && answer.Reason != QuiesceEnded {
+		if now && answer.Reason != scheduler.QuiesceEnded {
 			return fmt.Errorf("it ended, the answer says %v", answer.Reason)
 		}
 		return nil
 	case !l.answered && o.now >= l.created+l.MaxWait:
 		return errors.New("rule 5: no answer by max_wait")
-	case l.state == LeaseWaiting && (o.policy.SuspendWhen == SuspendAtOnce || o.now >= l.created+max(l.ETA, l.SLO) || l.order && l.bound):
+	case l.state == scheduler.LeaseWaiting && (o.policy.SuspendWhen == scheduler.SuspendAtOnce || o.now >= l.created+max(l.ETA, l.SLO) || l.order && l.bound):
 		return errors.New("it should have started")
 	}
 	quiet, suspended := true, 0
-	for _, t := range o.targets {
+	for _, t := range o.Targets {
 		if l.order && l.Target != t.Target && !slices.ContainsFunc(o.gang(t), func(m *seenTarget) bool { return m.Target == l.Target }) {
 			continue
 		}
@@ -268,7 +270,7 @@ func (o *observer) checkLease(id LeaseID, l *seenLease) error {
 		}
 		whole := true
 		for _, m := range o.gang(t) {
-			whole = whole && m.state == TargetSuspended && m.Queues == m.sentWith
+			whole = whole && m.state == scheduler.TargetSuspended && m.Queues == m.sentWith
 		}
 		quiet = quiet && whole
 		if whole {
@@ -278,10 +280,10 @@ func (o *observer) checkLease(id LeaseID, l *seenLease) error {
 	if l.order && !l.bound {
 		quiet, suspended = true, 0
 	}
-	if quiet && l.state == LeaseQuiescing {
+	if quiet && l.state == scheduler.LeaseQuiescing {
 		return errors.New("all is quiet and it does not know")
 	}
-	if quiet && l.state == LeaseHeld && !l.answered {
+	if quiet && l.state == scheduler.LeaseHeld && !l.answered {
 		return errors.New("all is quiet and it got no answer")
 	}
 	if !now {
@@ -290,38 +292,38 @@ func (o *observer) checkLease(id LeaseID, l *seenLease) error {
 	return o.checkAnswer(l, answer, quiet, suspended)
 }
 
-func (o *observer) checkAnswer(l *seenLease, a Answer, quiet bool, suspended int) error {
-	wrong := fmt.Errorf("the answer says quiesced=%v, %v, %d suspended; there is quiet=%v, %d suspended", a.Quiesced, a.Reason, a.Suspended, quiet, suspended)
-	started := l.state != LeaseWaiting
+func (o *Observer) checkAnswer(l *seenLease, a scheduler.Answer, quiet bool, suspended int) error {
+	wrong := fmt.Errorf("the answer is %v, %v, %d suspended, and the GPUs are quiet: %v, %d suspended", a.Quiesced, a.Reason, a.Suspended, quiet, suspended)
+	started := l.state != scheduler.LeaseWaiting
 	ok := false
 	switch a.Reason {
-	case QuiesceDone:
-		o.counts["Quiesced"]++
+	case scheduler.QuiesceDone:
+		o.Counts["Quiesced"]++
 		ok = quiet && suspended > 0
-	case QuiesceNothingToDo:
+	case scheduler.QuiesceNothingToDo:
 		ok = quiet && suspended == 0
-	case QuiesceMaxWait:
-		o.counts["MaxWaits"]++
+	case scheduler.QuiesceMaxWait:
+		o.Counts["MaxWaits"]++
 		ok = !quiet && started && o.now >= l.created+l.MaxWait && l.MaxWait > 0
-	case QuiesceNotAwaited:
+	case scheduler.QuiesceNotAwaited:
 		ok = !quiet && started && l.MaxWait == 0
-	case QuiesceDeferred:
-		o.counts["Deferred"]++
+	case scheduler.QuiesceDeferred:
+		o.Counts["Deferred"]++
 		ok = !started && o.now >= l.created+l.MaxWait
-	case QuiesceShareFloor, QuiesceUnsafe, QuiesceHold:
+	case scheduler.QuiesceShareFloor, scheduler.QuiesceUnsafe, scheduler.QuiesceHold:
 		ok = !quiet && started
-	case QuiesceShadow:
+	case scheduler.QuiesceShadow:
 		ok = !quiet && started && o.policy.Shadow
-	case QuiesceDraining:
+	case scheduler.QuiesceDraining:
 		ok = !quiet && started && o.draining
 	}
-	if !ok || a.Quiesced != (a.Reason == QuiesceDone || a.Reason == QuiesceNothingToDo) || started && a.Suspended != suspended {
+	if !ok || a.Quiesced != (a.Reason == scheduler.QuiesceDone || a.Reason == scheduler.QuiesceNothingToDo) || started && a.Suspended != suspended {
 		return wrong
 	}
 	return nil
 }
 
-func (o *observer) checkBreakers() error {
+func (o *Observer) checkBreakers() error {
 	for _, id := range slices.Sorted(maps.Keys(o.breaker)) {
 		if open := o.now < o.breaker[id]; open != o.shown[id] {
 			return fmt.Errorf("rule 7: the breaker of GPU %v is open until %v, the records say open=%v", id, o.breaker[id], o.shown[id])

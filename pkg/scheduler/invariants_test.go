@@ -1,6 +1,7 @@
 package scheduler
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -8,9 +9,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// CheckInvariants reports whether the state keeps the promises of the package
-// comment. It is meant for tests, after every Step; it is never wrong on a
-// healthy core and costs time proportional to the state.
+// CheckInvariants returns how the state breaks the rules of the package comment; nil when
+// it does not. The tests call it after every Step.
 func (c *Core) CheckInvariants() error {
 	for _, t := range c.order {
 		if err := c.checkTarget(t); err != nil {
@@ -90,7 +90,7 @@ func (c *Core) checkTarget(t *target) error {
 			return fmt.Errorf("a quarantine without an end")
 		}
 	default:
-		return fmt.Errorf("it is listed in a state that is none of a living target")
+		return fmt.Errorf("it is listed in a state that no live target has")
 	}
 	return nil
 }
@@ -160,3 +160,62 @@ func (c *Core) checkBooks() error {
 	}
 	return nil
 }
+
+// Leftovers returns an error for everything that the core still holds after all clients
+// and targets have gone. limits are those of the core.
+func (c *Core) Leftovers(limits Limits) error {
+	var errs []error
+	for what, n := range map[string]int{
+		"targets": len(c.targets), "targets in order": len(c.order), "jobs": len(c.jobs), "leases": len(c.leases), "clients": len(c.clients), "users": len(c.perUser),
+		"attachments": len(c.attachments), "dirty attachments": len(c.dirtyAttachments), "timers": len(c.timers.items), "dirty gangs": len(c.dirty), "pending leases": len(c.pending),
+	} {
+		if n != 0 {
+			errs = append(errs, fmt.Errorf("%d %s left", n, what))
+		}
+	}
+	for _, u := range c.gpuOrder {
+		if len(u.gangs) != 0 || len(u.leases) != 0 || u.started != [gpreempt.MaxPriority + 1]int{} || u.top != -1 || u.breakerOpen {
+			errs = append(errs, fmt.Errorf("GPU %v keeps %d gangs, %d leases, counts %v, top %d, breaker %v", u.id, len(u.gangs), len(u.leases), u.started, u.top, u.breakerOpen))
+		}
+	}
+	if n := len(c.free); n > limits.LeasesTotal+1 {
+		errs = append(errs, fmt.Errorf("%d leases on the free list, more than ever lived at once", n))
+	}
+	free := map[*lease]bool{}
+	for _, l := range c.free {
+		if free[l] {
+			errs = append(errs, fmt.Errorf("lease %d is free twice", l.id))
+		}
+		free[l] = true
+		if l.timer.index != 0 {
+			errs = append(errs, fmt.Errorf("free lease %d has a timer", l.id))
+		}
+	}
+	if len(c.ended) > endedKept || len(c.endedByID) != len(c.ended) || len(c.requests) > len(c.ended) {
+		errs = append(errs, fmt.Errorf("%d ended leases kept, %d by id, %d request ids", len(c.ended), len(c.endedByID), len(c.requests)))
+	}
+	return errors.Join(errs...)
+}
+
+// CheckExplanation compares the checks of one target's explanation with the decision; n
+// selects the target.
+func (c *Core) CheckExplanation(n int) error {
+	if len(c.order) == 0 {
+		return nil
+	}
+	t := c.order[n%len(c.order)]
+	e, _ := c.Explain(t.key)
+	decides, result := 0, CheckPass
+	for _, check := range e.Checks {
+		if check.Decides {
+			decides, result = decides+1, check.Result
+		}
+	}
+	if suspend := c.decide(t.gang).suspend; decides != 1 || suspend != (result == CheckSuspend) {
+		return fmt.Errorf("target %v, suspend %v, is explained by %+v", t.key, suspend, e)
+	}
+	return nil
+}
+
+// LeasesPerUser returns the number of live leases of each user.
+func (c *Core) LeasesPerUser() map[UserID]int { return c.perUser }

@@ -1,0 +1,217 @@
+package scheduler_test
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/gpreempt/gpreempt/pkg/scheduler/schedulertest"
+)
+
+// event builds the event of a command.
+func (s *scenario) event(cmd string, a arguments) (scheduler.Event, error) {
+	switch cmd {
+	case "lease", "order":
+		return s.request(cmd, a)
+	case "target", "gone", "hold", "suspended", "resumed", "attached", "detached", "lost", "born":
+		return s.targetEvent(cmd, a)
+	case "alarm":
+		id, err := number[gpreempt.GPUID](a.name())
+		return scheduler.Alarm{GPU: id}, err
+	case "drain":
+		return scheduler.Drain{On: a.name() == "on"}, nil
+	case "stop":
+		return scheduler.Stopped{}, nil
+	}
+	id, err := number[scheduler.LeaseID](a.name())
+	if err != nil {
+		return nil, err
+	}
+	end := scheduler.EndCompleted
+	if cmd == "clientgone" {
+		end = scheduler.EndDisconnected
+	}
+	var ttl time.Duration
+	if err := errors.Join(fill(a, "ttl", &ttl, time.ParseDuration), fill(a, "end", &end, named[scheduler.LeaseEnd])); err != nil {
+		return nil, err
+	}
+	switch cmd {
+	case "renew":
+		return scheduler.LeaseRenewed{Lease: id, TTL: ttl}, nil
+	case "complete":
+		return scheduler.LeaseFinished{Lease: id, End: end}, nil
+	case "clientgone":
+		return scheduler.ClientGone{Client: scheduler.ClientID(id), End: end}, nil
+	case "backlog":
+		_, busy := a.text("busy")
+		return scheduler.ClientBacklog{Client: scheduler.ClientID(id), Busy: busy}, nil
+	}
+	return nil, errors.New("no such command")
+}
+
+func (s *scenario) request(cmd string, a arguments) (scheduler.LeaseRequested, error) {
+	id, err := number[scheduler.LeaseID](a.name())
+	if err != nil {
+		return scheduler.LeaseRequested{}, err
+	}
+	req := scheduler.LeaseRequested{Lease: id, Client: 1, GPUs: []gpreempt.GPUID{1}, Priority: gpreempt.PriorityHigh, TTL: time.Second, MaxWait: 20 * time.Millisecond}
+	if cmd == "order" {
+		req.Client, req.GPUs, req.Priority = 0, nil, gpreempt.PriorityAdmin
+	}
+	_, req.OnIdle = a.text("idle")
+	return req, errors.Join(
+		fill(a, "client", &req.Client, number[scheduler.ClientID]),
+		fill(a, "user", &req.User, func(s string) (scheduler.UserID, error) { return scheduler.UserID(s), nil }),
+		fill(a, "request", &req.RequestID, func(s string) (string, error) { return s, nil }),
+		fill(a, "gpus", &req.GPUs, gpuList),
+		fill(a, "prio", &req.Priority, number[gpreempt.Priority]),
+		fill(a, "ttl", &req.TTL, time.ParseDuration),
+		fill(a, "maxwait", &req.MaxWait, time.ParseDuration),
+		fill(a, "eta", &req.ETA, time.ParseDuration),
+		fill(a, "slo", &req.SLO, time.ParseDuration),
+		fill(a, "expected", &req.Expected, time.ParseDuration),
+		fill(a, "target", &req.Target, gpreempt.ParseProcessKey),
+	)
+}
+
+func (s *scenario) targetEvent(cmd string, a arguments) (scheduler.Event, error) {
+	key, err := gpreempt.ParseProcessKey(a.name())
+	if err != nil {
+		return nil, err
+	}
+	switch cmd {
+	case "gone":
+		return scheduler.TargetGone{Target: key}, nil
+	case "born":
+		return scheduler.QueueBorn{Target: key}, nil
+	case "hold":
+		ev := scheduler.Hold{Target: key}
+		return ev, fill(a, "for", &ev.For, time.ParseDuration)
+	case "target":
+		ev := scheduler.TargetSeen{Target: key, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{1}, Queues: 1}
+		if t := s.observer.Targets[key]; t != nil {
+			ev = t.TargetSeen
+		}
+		return ev, errors.Join(
+			fill(a, "class", &ev.Class, gpreempt.ParseClass),
+			fill(a, "prio", &ev.Priority, number[gpreempt.Priority]),
+			fill(a, "gpus", &ev.GPUs, gpuList),
+			fill(a, "job", &ev.Job, func(s string) (string, error) { return s, nil }),
+			fill(a, "queues", &ev.Queues, number[uint64]),
+		)
+	}
+	ev := scheduler.Suspended{Target: key, Took: 400 * time.Microsecond}
+	if t := s.observer.Targets[key]; t != nil {
+		ev.Seq = t.Flight
+		if cmd == "resumed" && t.Detaching {
+			cmd = "detached"
+		}
+	}
+	err = errors.Join(
+		fill(a, "seq", &ev.Seq, number[uint64]),
+		fill(a, "took", &ev.Took, time.ParseDuration),
+		fill(a, "result", &ev.Result, named[scheduler.Outcome]),
+		fill(a, "failed", &ev.FailedGPUs, gpuList),
+	)
+	switch cmd {
+	case "attached":
+		_, births := a.text("births")
+		return scheduler.Attached{Target: key, Result: ev.Result, FailedGPUs: ev.FailedGPUs, ReportsBirths: births}, err
+	case "detached":
+		return scheduler.Detached{Target: key, Result: ev.Result, FailedGPUs: ev.FailedGPUs, Took: ev.Took}, err
+	case "lost":
+		return scheduler.Lost{Target: key, Result: ev.Result, FailedGPUs: ev.FailedGPUs}, err
+	case "resumed":
+		return scheduler.Resumed(ev), err
+	}
+	return ev, err
+}
+
+// look writes what the views of the core return.
+func (s *scenario) look(cmd string, a arguments) error {
+	switch cmd {
+	case "dump":
+		s.dump()
+		return nil
+	case "next":
+		due, ok := s.core.NextDeadline()
+		fmt.Fprintf(&s.out, "next deadline %v %v\n", due, ok)
+		return nil
+	case "explain":
+		key, err := gpreempt.ParseProcessKey(a.name())
+		e, ok := s.core.Explain(key)
+		if !ok {
+			s.out.WriteString("unknown\n")
+			return err
+		}
+		fmt.Fprintf(&s.out, "%s leases=%v\n", e.Verdict, e.Leases)
+		for _, check := range e.Checks {
+			result := map[scheduler.CheckResult]string{scheduler.CheckPass: "pass", scheduler.CheckRun: "run", scheduler.CheckSuspend: "suspend"}[check.Result]
+			fmt.Fprintf(&s.out, "  %-8s%s%s: %s\n", result, map[bool]string{true: "* "}[check.Decides], check.Name, check.Detail)
+		}
+		return err
+	case "admit":
+		kind := "lease"
+		if _, ok := a.text("target"); ok {
+			kind = "order"
+		}
+		req, err := s.request(kind, a)
+		if err != nil {
+			return err
+		}
+		id, refused := s.core.Admit(&req)
+		fmt.Fprintf(&s.out, "admit: %s\n", outcome(id, refused))
+		return nil
+	}
+	id, err := number[scheduler.LeaseID](a.name())
+	if err != nil {
+		return err
+	}
+	if cmd == "owned" {
+		var client scheduler.ClientID
+		err := fill(a, "client", &client, number[scheduler.ClientID])
+		fmt.Fprintf(&s.out, "owned: %s\n", outcome(0, s.core.Owned(client, id)))
+		return err
+	}
+	end, held, ok := s.core.Ended(id)
+	answer, answered := s.core.Answered(id)
+	fmt.Fprintf(&s.out, "ended: %v %v %v; answered: %+v %v\n", ok, end, held, answer, answered)
+	return nil
+}
+
+func outcome(id scheduler.LeaseID, err error) string {
+	switch {
+	case err != nil:
+		return fmt.Sprintf("%s: %v", gpreempt.ReasonOf(err), err)
+	case id != 0:
+		return fmt.Sprintf("that is lease %d", id)
+	}
+	return "ok"
+}
+
+func (s *scenario) dump() {
+	for _, t := range s.core.Targets() {
+		fmt.Fprintf(&s.out, "target %v %v prio=%d %v gpus=%v ready=%v suspends=%d away=%v learned=%v/%v", t.Key, t.Class, t.Priority, t.State, t.GPUs,
+			t.Ready, t.Suspends, t.SuspendedTotal, t.LearnedSuspend, t.LearnedResume)
+		if schedulertest.Away(t.State) {
+			fmt.Fprintf(&s.out, " runs-by=%v", t.RunsBy)
+		}
+		s.out.WriteByte('\n')
+	}
+	for _, l := range s.core.Leases() {
+		fmt.Fprintf(&s.out, "lease %d client=%d %v gpus=%v prio=%d expires=%v", l.ID, l.Client, l.State, l.GPUs, l.Priority, l.Expires)
+		if !l.Target.IsZero() {
+			fmt.Fprintf(&s.out, " target=%v", l.Target)
+		}
+		s.out.WriteByte('\n')
+	}
+	for _, u := range s.core.GPUs() {
+		fmt.Fprintf(&s.out, "gpu %v leases=%d suspended=%d breaker=%v", u.ID, u.Leases, u.Suspended, u.BreakerOpen)
+		if u.BreakerOpen {
+			fmt.Fprintf(&s.out, " closes=%v", u.BreakerCloses)
+		}
+		s.out.WriteByte('\n')
+	}
+}

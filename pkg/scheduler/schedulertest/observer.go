@@ -1,0 +1,374 @@
+package schedulertest
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// Observer watches a core from outside and knows only the promises of the
+// package comment: it sees the events that go in and the actions that come out,
+// keeps its own idea of the world, and says when the two part.
+type Observer struct {
+	policy   scheduler.Policy
+	draining bool
+	stopped  bool
+	now      scheduler.Time
+	lastSeq  uint64
+
+	Targets  map[gpreempt.ProcessKey]*seenTarget
+	sessions map[gpreempt.ProcessKey]*seenSession
+	leases   map[scheduler.LeaseID]*seenLease
+	// breaker is until when nothing may be suspended on a GPU; shown is what the
+	// records say of it.
+	breaker map[gpreempt.GPUID]scheduler.Time
+	shown   map[gpreempt.GPUID]bool
+	// calmAt is when every guarantee of running time that an observer cannot see has
+	// ended.
+	calmAt scheduler.Time
+	// rescopedAt is when the scope of gangs changed last.
+	rescopedAt scheduler.Time
+
+	// of the step being watched
+	ends    map[scheduler.LeaseID]scheduler.LeaseEnd
+	left    map[gpreempt.ProcessKey]bool
+	answers map[scheduler.LeaseID]scheduler.Answer
+	Counts  Counts
+}
+
+// Counts says what a history contained, so that a test cannot pass by doing nothing.
+type Counts map[string]int
+
+// Add adds the counts of o.
+func (c Counts) Add(o Counts) {
+	for what, n := range o {
+		c[what] += n
+	}
+}
+
+// seenSession is the mechanism on a process.
+type seenSession struct {
+	// flight is ActAttach or ActDetach while one has not come back.
+	flight                   scheduler.ActionKind
+	attached, failed, births bool
+	// since is when the last result came.
+	since scheduler.Time
+}
+
+type seenTarget struct {
+	scheduler.TargetSeen
+	state scheduler.TargetState
+	// Flight is the action that has not come back; seq 0 means none.
+	Flight   uint64
+	kind     scheduler.ActionKind
+	sentAt   scheduler.Time
+	stuck    bool
+	sentWith uint64 // Queues when the last Suspend was sent
+
+	Detaching        bool           // a Detach that resumes is in flight
+	failedAt         scheduler.Time // of a resume that waits for its retry
+	waitsForRetry    bool
+	quarantinedUntil scheduler.Time
+	holdUntil        scheduler.Time
+
+	awaySince scheduler.Time
+	ranSince  scheduler.Time
+	forced    bool           // max_suspend or the share floor ended this stretch
+	runsUntil scheduler.Time // because it was forced
+
+	leased      bool           // a lease justified it after the last step
+	lingerUntil scheduler.Time // latest end of the linger
+	shadow      bool           // reported as suspended
+}
+
+type seenLease struct {
+	scheduler.LeaseRequested
+	state    scheduler.LeaseState
+	created  scheduler.Time
+	expires  scheduler.Time
+	order    bool // by hand
+	bound    bool // the target was there
+	live     bool
+	answered bool
+
+	sawWork, idle bool
+	idleSince     scheduler.Time
+}
+
+// NewObserver returns an observer of a new core with a policy.
+func NewObserver(p scheduler.Policy) *Observer {
+	return &Observer{
+		policy: p, Targets: map[gpreempt.ProcessKey]*seenTarget{}, sessions: map[gpreempt.ProcessKey]*seenSession{}, leases: map[scheduler.LeaseID]*seenLease{},
+		breaker: map[gpreempt.GPUID]scheduler.Time{}, shown: map[gpreempt.GPUID]bool{},
+		ends: map[scheduler.LeaseID]scheduler.LeaseEnd{}, left: map[gpreempt.ProcessKey]bool{}, answers: map[scheduler.LeaseID]scheduler.Answer{}, Counts: Counts{},
+	}
+}
+
+// Watch takes in one step of the core and says what was wrong with it.
+func (o *Observer) Watch(now scheduler.Time, ev scheduler.Event, actions []scheduler.Action) error {
+	o.now = max(o.now, now)
+	o.Counts["Steps"]++
+	clear(o.ends)
+	clear(o.left)
+	clear(o.answers)
+	o.passTime()
+	o.takeEvent(ev)
+	for i, a := range actions {
+		if err := o.takeAction(a, actions[:i]); err != nil {
+			return fmt.Errorf("at %v, after %T: action %d, %q: %w", o.now, ev, i, a, err)
+		}
+	}
+	for _, err := range []error{o.checkEnds(), o.checkTargets(), o.checkSessions(), o.checkLeases(), o.checkBreakers()} {
+		if err != nil {
+			return fmt.Errorf("at %v, after %T: %w", o.now, ev, err)
+		}
+	}
+	return nil
+}
+
+// passTime notices what is due before the event counts.
+func (o *Observer) passTime() {
+	for _, t := range o.Targets {
+		if (t.Flight != 0 || t.Detaching) && !t.stuck && o.now >= t.sentAt+scheduler.StuckAfter {
+			t.stuck = true
+			o.Counts["Stuck"]++
+			for _, id := range t.GPUs {
+				o.breaker[id] = o.now + scheduler.BreakerTime
+			}
+		}
+	}
+	for id, l := range o.leases {
+		if l.live && o.now >= l.expires {
+			o.endLease(id, scheduler.EndExpired)
+			o.Counts["Expired"]++
+		}
+	}
+}
+
+func (o *Observer) endLease(id scheduler.LeaseID, end scheduler.LeaseEnd) {
+	o.leases[id].live = false
+	o.ends[id] = end
+	o.Counts["Ended"]++
+}
+
+func (o *Observer) endOrders(key gpreempt.ProcessKey) {
+	for id, l := range o.leases {
+		if l.live && l.order && l.bound && l.Target == key {
+			o.endLease(id, scheduler.EndReleased)
+		}
+	}
+}
+
+func (o *Observer) targetLeft(key gpreempt.ProcessKey) {
+	if o.Targets[key] == nil {
+		return
+	}
+	o.regrouped(o.Targets[key], scheduler.TargetSeen{})
+	o.endOrders(key)
+	o.left[key] = true
+	o.calmAtJob(o.now + o.policy.MinRun)
+}
+
+func (o *Observer) takeEvent(ev scheduler.Event) {
+	switch ev := ev.(type) {
+	case scheduler.TargetSeen:
+		t := o.Targets[ev.Target]
+		if t == nil {
+			t = &seenTarget{state: scheduler.TargetNone, ranSince: o.now}
+			o.Targets[ev.Target] = t
+		}
+		before := t.TargetSeen
+		if t.state != scheduler.TargetNone && o.session(ev.Target).births {
+			ev.Queues = before.Queues
+		}
+		o.regrouped(t, ev)
+		t.TargetSeen = ev
+		o.regrouped(t, before)
+		o.calmAtJob(o.now + o.policy.MinRun)
+	case scheduler.TargetGone:
+		o.targetLeft(ev.Target)
+	case scheduler.LeaseRequested:
+		if l := o.leases[ev.Lease]; l != nil && l.live {
+			return
+		}
+		o.leases[ev.Lease] = &seenLease{
+			LeaseRequested: ev, created: o.now, expires: o.now + ev.TTL,
+			order: !ev.Target.IsZero(), bound: o.Targets[ev.Target] != nil, live: true,
+		}
+	case scheduler.LeaseRenewed:
+		if l := o.leases[ev.Lease]; l != nil && l.live {
+			l.expires = o.now + ev.TTL
+		}
+	case scheduler.LeaseFinished:
+		if l := o.leases[ev.Lease]; l != nil && l.live {
+			o.endLease(ev.Lease, ev.End)
+		}
+	case scheduler.ClientGone:
+		for id, l := range o.leases {
+			if l.live && l.Client == ev.Client {
+				o.endLease(id, ev.End)
+			}
+		}
+	case scheduler.ClientBacklog:
+		o.takeBacklog(ev)
+	case scheduler.Attached:
+		o.takeAttached(ev)
+	case scheduler.Detached:
+		o.takeDetached(ev)
+	case scheduler.Lost:
+		if s := o.session(ev.Target); s.attached && s.flight == scheduler.ActRecord {
+			s.failed = true
+			o.openBreakers(o.Targets[ev.Target], ev.Result, ev.FailedGPUs)
+			o.Counts["Lost"]++
+		}
+	case scheduler.QueueBorn:
+		if t := o.Targets[ev.Target]; t != nil && o.session(ev.Target).births {
+			t.Queues++
+			o.Counts["Births"]++
+		}
+	case scheduler.Stopped:
+		o.stopped = true
+	case scheduler.Suspended:
+		o.takeResult(ev.Target, scheduler.ActSuspend, ev.Seq, ev.Result, ev.FailedGPUs)
+	case scheduler.Resumed:
+		o.takeResult(ev.Target, scheduler.ActResume, ev.Seq, ev.Result, ev.FailedGPUs)
+	case scheduler.Alarm:
+		for id := range o.shown {
+			if ev.GPU == 0 || ev.GPU == id {
+				o.breaker[id] = o.now + scheduler.BreakerTime
+			}
+		}
+	case scheduler.GPUAdded:
+		if _, known := o.shown[ev.GPU]; !known {
+			o.shown[ev.GPU] = false
+		}
+	case scheduler.Hold:
+		if t := o.Targets[ev.Target]; t != nil {
+			o.endOrders(ev.Target)
+			t.quarantinedUntil, t.holdUntil = o.now, o.now+ev.For
+			if o.policy.Gang == scheduler.GangJob {
+				o.calmAt = max(o.calmAt, t.holdUntil)
+			}
+		}
+	case scheduler.PolicyChanged:
+		o.takePolicy(ev.Policy)
+	case scheduler.Drain:
+		if o.draining != ev.On {
+			o.draining = ev.On
+			o.Counts["Drains"]++
+		}
+	}
+}
+
+// regrouped ends the linger of a gang that is not what it was.
+func (o *Observer) regrouped(t *seenTarget, to scheduler.TargetSeen) {
+	if t.Class == to.Class && t.Priority == to.Priority && t.Job == to.Job && slices.Equal(t.GPUs, to.GPUs) && t.state != scheduler.TargetNone {
+		return
+	}
+	for _, m := range o.gang(t) {
+		m.lingerUntil, m.leased = 0, false
+	}
+}
+
+func (o *Observer) takeBacklog(ev scheduler.ClientBacklog) {
+	for id, l := range o.leases {
+		switch {
+		case !l.live || l.Client != ev.Client || !l.OnIdle:
+		case ev.Busy:
+			l.sawWork, l.idle = true, false
+		case !l.sawWork:
+		case !l.idle:
+			l.idle, l.idleSince = true, o.now
+		case o.now >= l.idleSince+scheduler.IdleGrace:
+			o.endLease(id, scheduler.EndIdle)
+			o.Counts["Idle"]++
+		}
+	}
+}
+
+func (o *Observer) takeResult(key gpreempt.ProcessKey, kind scheduler.ActionKind, seq uint64, result scheduler.Outcome, gpus []gpreempt.GPUID) {
+	t := o.Targets[key]
+	if t == nil || t.Flight == 0 || t.Flight != seq || t.kind != kind {
+		return
+	}
+	t.Flight, t.stuck = 0, false
+	o.takeOutcome(t, kind, result, gpus)
+}
+
+func (o *Observer) takeOutcome(t *seenTarget, kind scheduler.ActionKind, result scheduler.Outcome, gpus []gpreempt.GPUID) {
+	switch result {
+	case scheduler.OutcomeOK:
+		return
+	case scheduler.OutcomeGone:
+		o.targetLeft(t.Target)
+		return
+	case scheduler.OutcomeReplaced:
+		o.Counts["Replaced"]++
+	default:
+		o.Counts["Failures"]++
+		t.quarantinedUntil = o.now + scheduler.QuarantineTime
+		o.openBreakers(t, result, gpus)
+	}
+	o.session(t.Target).failed = true
+	if kind != scheduler.ActSuspend {
+		t.waitsForRetry, t.failedAt = true, o.now
+	}
+}
+
+func (o *Observer) openBreakers(t *seenTarget, result scheduler.Outcome, gpus []gpreempt.GPUID) {
+	if result != scheduler.OutcomeHardware {
+		return
+	}
+	if len(gpus) == 0 && t != nil {
+		gpus = t.GPUs
+	}
+	for _, id := range gpus {
+		o.breaker[id] = o.now + scheduler.BreakerTime
+	}
+}
+
+func (o *Observer) takePolicy(p scheduler.Policy) {
+	old := o.policy
+	o.policy = p
+	if p.Gang != old.Gang {
+		o.rescopedAt = o.now
+		for _, t := range o.Targets {
+			t.lingerUntil, t.leased = 0, false
+		}
+	}
+	o.calmAt = max(o.calmAt, o.now+old.MinRun, o.now+p.MinRun)
+	for _, t := range o.Targets {
+		o.calmAt = max(o.calmAt, t.holdUntil)
+		t.lingerUntil = min(t.lingerUntil, o.now+o.longestLinger())
+		if !p.Shadow {
+			t.shadow = false
+		}
+	}
+}
+
+func (o *Observer) longestLinger() time.Duration {
+	if o.policy.Linger == scheduler.LingerNone {
+		return 0
+	}
+	return o.policy.LingerMax
+}
+
+// recorded reports whether one of the records before an answer says it was given.
+func (o *Observer) recorded(a scheduler.Action, before []scheduler.Action) bool {
+	if a.Answer.Reason == scheduler.QuiesceEnded {
+		return true // the end says it
+	}
+	return slices.ContainsFunc(before, func(b scheduler.Action) bool {
+		r := b.Record
+		if b.Kind != scheduler.ActRecord || r.Kind != scheduler.RecordLease || r.Lease != a.Lease {
+			return false
+		}
+		if a.Answer.Quiesced {
+			return r.ToLease == scheduler.LeaseHeld
+		}
+		return r.FromLease == r.ToLease && r.Cause == scheduler.Cause(a.Answer.Reason.String()) && r.Took == a.Answer.Waited
+	})
+}

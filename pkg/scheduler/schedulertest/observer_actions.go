@@ -1,0 +1,175 @@
+package schedulertest
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+func (o *Observer) takeAction(a scheduler.Action, before []scheduler.Action) error {
+	switch a.Kind {
+	case scheduler.ActRecord:
+		return o.takeRecord(a.Record)
+	case scheduler.ActAnswer:
+		l := o.leases[a.Lease]
+		switch {
+		case l == nil:
+			return errors.New("an answer to nobody")
+		case l.answered:
+			return errors.New("answered twice")
+		case a.Answer.Waited != o.now-l.created:
+			return fmt.Errorf("it waited %v", o.now-l.created)
+		case !o.recorded(a, before):
+			return errors.New("no record says it")
+		}
+		l.answered = true
+		o.answers[a.Lease] = a.Answer
+		o.Counts["Answers"]++
+		return nil
+	}
+	t := o.Targets[a.Target]
+	if a.Kind == scheduler.ActAttach || a.Kind == scheduler.ActDetach {
+		return o.takeSessionAction(a.Kind, a.Target, t)
+	}
+	switch {
+	case t == nil:
+		return errors.New("an action on an unknown target")
+	case t.Flight != 0:
+		return fmt.Errorf("rule 4: action %d is still in flight", t.Flight)
+	case !o.session(a.Target).attached:
+		return errors.New("no mechanism is attached")
+	case a.Seq <= o.lastSeq:
+		return fmt.Errorf("sequence number %d after %d", a.Seq, o.lastSeq)
+	}
+	if last := before[len(before)-1]; last.Kind != scheduler.ActRecord || last.Record.Kind != scheduler.RecordTarget || last.Record.Target != a.Target {
+		return errors.New("its record does not stand right before it")
+	}
+	o.lastSeq = a.Seq
+	t.Flight, t.kind, t.sentAt, t.stuck, t.waitsForRetry = a.Seq, a.Kind, o.now, false, false
+	if a.Kind == scheduler.ActResume {
+		o.Counts["Resumes"]++
+		if t.state != scheduler.TargetResuming {
+			return fmt.Errorf("resumed in state %v", t.state)
+		}
+		return nil
+	}
+	o.Counts["Suspends"]++
+	if t.state != scheduler.TargetSuspending {
+		return fmt.Errorf("suspended in state %v", t.state)
+	}
+	t.sentWith = t.Queues
+	return o.justified(t, before[len(before)-1].Record)
+}
+
+func (o *Observer) takeRecord(r scheduler.Record) error {
+	if r.At != o.now {
+		return fmt.Errorf("recorded at %v", r.At)
+	}
+	switch r.Kind {
+	case scheduler.RecordTarget:
+		return o.takeTargetRecord(r)
+	case scheduler.RecordLease:
+		l := o.leases[r.Lease]
+		switch {
+		case l == nil:
+			return errors.New("a lease nobody asked for")
+		case l.state != r.FromLease:
+			return fmt.Errorf("the last record says %v", l.state)
+		case r.ToLease == scheduler.LeaseEnded && (r.End == scheduler.EndNone || o.ends[r.Lease] != r.End):
+			return fmt.Errorf("it ends by %v", o.ends[r.Lease])
+		case r.ToLease == scheduler.LeaseEnded:
+			delete(o.ends, r.Lease)
+		}
+		l.state = r.ToLease
+		if r.Cause == scheduler.CauseCoalesced {
+			o.Counts["Coalesced"]++
+		}
+	case scheduler.RecordBreaker:
+		if o.shown[r.GPU] == r.On {
+			return errors.New("the breaker was so before")
+		}
+		o.shown[r.GPU] = r.On
+		if r.On {
+			o.Counts["Breakers"]++
+		}
+	case scheduler.RecordDrain:
+		if r.On != o.draining {
+			return errors.New("nobody asked for it")
+		}
+	case scheduler.RecordShadow:
+		t := o.Targets[r.Target]
+		if !o.policy.Shadow {
+			return errors.New("the policy is no shadow")
+		}
+		o.Counts["ShadowRecords"]++
+		if t.shadow != (r.FromTarget == scheduler.TargetSuspended) {
+			return fmt.Errorf("reported suspended before: %v", t.shadow)
+		}
+		t.shadow = r.ToTarget == scheduler.TargetSuspended
+	}
+	return nil
+}
+
+// moves are the changes of state a target may make.
+var moves = map[scheduler.TargetState][]scheduler.TargetState{
+	scheduler.TargetNone:        {scheduler.TargetRunning},
+	scheduler.TargetRunning:     {scheduler.TargetSuspending, scheduler.TargetLeft},
+	scheduler.TargetSuspending:  {scheduler.TargetSuspended, scheduler.TargetResuming, scheduler.TargetLeft},
+	scheduler.TargetSuspended:   {scheduler.TargetSuspending, scheduler.TargetResuming, scheduler.TargetLeft},
+	scheduler.TargetResuming:    {scheduler.TargetRunning, scheduler.TargetQuarantined, scheduler.TargetResuming, scheduler.TargetLeft},
+	scheduler.TargetQuarantined: {scheduler.TargetRunning, scheduler.TargetLeft},
+}
+
+func (o *Observer) takeTargetRecord(r scheduler.Record) error {
+	t := o.Targets[r.Target]
+	switch {
+	case t == nil:
+		return errors.New("a target nobody saw")
+	case t.state != r.FromTarget:
+		return fmt.Errorf("the last record says %v", t.state)
+	case r.Cause == scheduler.CauseClass && r.FromTarget == r.ToTarget: // reclassified
+	case !slices.Contains(moves[r.FromTarget], r.ToTarget):
+		return errors.New("no such move")
+	}
+	if r.Cause == scheduler.CauseNewQueue {
+		o.Counts["NewQueueSuspends"]++
+	}
+	if r.Cause == scheduler.CauseRetry {
+		o.Counts["Retries"]++
+	}
+	switch {
+	case r.ToTarget == scheduler.TargetLeft:
+		if !o.left[r.Target] {
+			return errors.New("it did not leave")
+		}
+		delete(o.left, r.Target)
+		delete(o.Targets, r.Target)
+	case Away(r.ToTarget) && !Away(t.state):
+		t.awaySince = o.now
+	case !Away(r.ToTarget) && Away(t.state):
+		t.ranSince = o.now
+		o.calmAtJob(o.now + o.policy.MinRun)
+		if t.forced {
+			t.runsUntil, t.forced = o.now+o.policy.MinRun, false
+		}
+		if r.ToTarget == scheduler.TargetQuarantined {
+			o.Counts["Quarantines"]++
+		}
+	case r.ToTarget == scheduler.TargetResuming && (r.Cause == scheduler.CauseMaxSuspend || r.Cause == scheduler.CauseShareFloor):
+		// In a job, or just out of one, it may pay another's debt.
+		t.forced = o.policy.Gang == scheduler.GangProcess && t.awaySince > o.rescopedAt
+		o.Counts["Forced"]++
+	}
+	t.state = r.ToTarget
+	return nil
+}
+
+// calmAtJob extends calmAt where the running time of one process is guaranteed because of
+// another one in its job, also one that has just left the job.
+func (o *Observer) calmAtJob(at scheduler.Time) {
+	if o.policy.Gang == scheduler.GangJob {
+		o.calmAt = max(o.calmAt, at)
+	}
+}
