@@ -165,16 +165,16 @@ func (h *host) present() (f finding, none bool) {
 		return ok("%s", h.inventory()), false
 	case h.loaded && h.gpusErr != nil:
 		return fail("retry when amdgpu is loaded; if the error stays, report it with the name of the file",
-			"%v", h.gpusErr).blocking(dbgtrap, criu, freezer), false
+			"%v", h.gpusErr).blocking(byDbgtrap, byCRIU, byFreezer), false
 	case h.loaded && len(h.unseen) > 0:
 		return fail("allow the GPUs to this process: DeviceAllow of its systemd unit, or the devices of its container",
-			"the driver shows this process no GPU: %s", h.unseen[0]).blocking(dbgtrap, criu, freezer), false
+			"the driver shows this process no GPU: %s", h.unseen[0]).blocking(byDbgtrap, byCRIU, byFreezer), false
 	case len(h.pci) > 0 && h.loaded:
 		return fail("see dmesg | grep -i kfd; a GPU that belongs to a virtual machine (vfio-pci) or is unsupported has no node",
-			"the amdgpu driver is loaded and has no compute node for %s", strings.Join(h.pci, ", ")).blocking(dbgtrap, criu, freezer), false
+			"the amdgpu driver is loaded and has no compute node for %s", strings.Join(h.pci, ", ")).blocking(byDbgtrap, byCRIU, byFreezer), false
 	case len(h.pci) > 0:
 		return fail("modprobe amdgpu; if that does not help, see dmesg | grep -iE 'amdgpu|kfd'",
-			"the amdgpu driver is not loaded: AMD GPU at %s, no /%s", strings.Join(h.pci, ", "), sysKFD).blocking(dbgtrap, criu, freezer), false
+			"the amdgpu driver is not loaded: AMD GPU at %s, no /%s", strings.Join(h.pci, ", "), sysKFD).blocking(byDbgtrap, byCRIU, byFreezer), false
 	}
 	const try = "kfdemu demo shows gpreempt on an emulated GPU"
 	if h.loaded {

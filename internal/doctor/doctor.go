@@ -206,9 +206,9 @@ type finding struct {
 
 // The mechanisms by name, best first.
 const (
-	dbgtrap = "dbgtrap"
-	criu    = "criu"
-	freezer = "freezer"
+	byDbgtrap = "dbgtrap"
+	byCRIU    = "criu"
+	byFreezer = "freezer"
 )
 
 func ok(format string, args ...any) finding {
@@ -353,11 +353,11 @@ func (r *Report) conclude(cfg Config, noGPU bool, blocked map[string]bool) {
 
 // remaining returns which mechanisms are not ruled out.
 func remaining(blocked map[string]bool) string {
-	if !blocked[dbgtrap] {
+	if !blocked[byDbgtrap] {
 		return "No check rules out the default mechanism, dbgtrap."
 	}
 	var others []string
-	for _, mechanism := range []string{criu, freezer} {
+	for _, mechanism := range []string{byCRIU, byFreezer} {
 		if !blocked[mechanism] {
 			others = append(others, mechanism)
 		}

@@ -19,7 +19,7 @@ func (h *host) debugFirmware() finding {
 		return ok("on every GPU")
 	}
 	return fail("install newer GPU firmware (linux-firmware, or AMD's amdgpu-dkms-firmware) and reboot; criu and freezer do not need it",
-		"%s; if one GPU lacks it, ROCm's runtime prevents dbgtrap on the whole host", lacking).blocking(dbgtrap)
+		"%s; if one GPU lacks it, ROCm's runtime prevents dbgtrap on the whole host", lacking).blocking(byDbgtrap)
 }
 
 // gfx950Debug is a minor interface version whose driver has per-VMID debugging on gfx950.
@@ -112,7 +112,7 @@ func (h *host) hazards() finding {
 		everywhere = slices.DeleteFunc(everywhere, func(m string) bool { return !slices.Contains(here, m) })
 	}
 	switch {
-	case slices.Contains(everywhere, dbgtrap):
+	case slices.Contains(everywhere, byDbgtrap):
 		return fail(remedy, "%s", said).blocking(everywhere...)
 	case denied+limited > 0:
 		return warn(remedy, "%s", said)

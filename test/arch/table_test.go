@@ -82,7 +82,10 @@ var table = []struct {
 	{"internal/targets", rule{imports: []string{
 		"internal/classify", "internal/hazard", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler",
 	}}},
-	{"internal/doctor", rule{imports: []string{apiV1, "pkg/discovery", "pkg/gpreempt"}}},
+	{"internal/doctor", rule{imports: []string{
+		apiV1, "internal/classify", "internal/hazard", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer",
+		"internal/targets", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
+	}}},
 	{"internal/server", rule{imports: []string{
 		apiV1, "internal/auth", "internal/classify", "internal/doctor", "internal/api", "internal/events",
 		"internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
