@@ -154,9 +154,6 @@ func PanicValue(value any) zap.Field { return zap.Any("panic", value) }
 // Stack is the stack of a panic in a handler.
 func Stack(stack []byte) zap.Field { return zap.ByteString("stack", stack) }
 
-// RetryIn is the time until the next attempt.
-func RetryIn(d time.Duration) zap.Field { return zap.Duration("retry_in", d) }
-
 // Line is the number of a line in a file.
 func Line(n int) zap.Field { return zap.Int("line", n) }
 

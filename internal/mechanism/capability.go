@@ -2,16 +2,15 @@ package mechanism
 
 import "strings"
 
-// Evidence is one thing that was looked at to find out whether a mechanism can be
-// used on a target.
+// Evidence is the result of one check of whether a mechanism can be used on a target.
 type Evidence struct {
-	// Check names what was looked at, a few words: "KFD version".
+	// Check names what was checked, in a few words: "KFD version".
 	Check string
-	// Found says what it is: "1.17, which has DBG_TRAP".
+	// Found is the result: "1.17, which has DBG_TRAP".
 	Found string
-	// OK tells that it does not stand in the way.
+	// OK: the result does not prevent the use.
 	OK bool
-	// Remedy says what to do when it does, a sentence; "" when nothing helps.
+	// Remedy says what to do if it does, in a sentence; "" if nothing helps.
 	Remedy string
 }
 
@@ -20,8 +19,8 @@ type Capability struct {
 	Evidence []Evidence
 }
 
-// Usable reports whether nothing stands in the way. A capability without evidence
-// was not looked at, and is not usable.
+// Usable reports whether nothing prevents the use. A capability without evidence was not
+// checked, and is not usable.
 func (c Capability) Usable() bool {
 	for _, e := range c.Evidence {
 		if !e.OK {
@@ -31,7 +30,7 @@ func (c Capability) Usable() bool {
 	return len(c.Evidence) > 0
 }
 
-// Why returns what stands in the way, or else what speaks for it, in one line.
+// Why returns in one line what prevents the use, or else what permits it.
 func (c Capability) Why() string {
 	usable := c.Usable()
 	var parts []string
@@ -41,7 +40,7 @@ func (c Capability) Why() string {
 		}
 	}
 	if len(parts) == 0 {
-		return "not looked at"
+		return "not checked"
 	}
 	return strings.Join(parts, "; ")
 }
