@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/emu/abi"
+	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
 // load is the work of one process: its queues and their workers. Several goroutines may
@@ -234,11 +235,11 @@ func (l *load) tally() *Tally {
 	defer l.mu.Unlock()
 	var sum Tally
 	var hash uint64
-	var all latencies
+	var all stat.Histogram
 	for _, w := range l.workers {
 		w.mu.Lock()
 		t := w.sum()
-		all.merge(&w.latency)
+		all.Merge(&w.latency)
 		w.mu.Unlock()
 		sum.Packets += t.packets
 		sum.Count += t.count
@@ -247,7 +248,7 @@ func (l *load) tally() *Tally {
 		hash = abi.MixHash(hash, t.hash)
 	}
 	sum.Hash, sum.OK = hexadecimal(hash), !l.failed.Load()
-	sum.P50US, sum.P99US = all.quantile(0.50), all.quantile(0.99)
+	sum.P50US, sum.P99US = float64(all.Quantile(0.50))/1000, float64(all.Quantile(0.99))/1000
 	sum.Interrupted = l.d.interrupted.Load()
 	return &sum
 }

@@ -4,12 +4,10 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
@@ -80,32 +78,7 @@ func TestProofHoldsForWhatRanOnceAndInOrder(t *testing.T) {
 	})
 }
 
-func TestQuantileIsWithinAStepOfTheTruth(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		ns := rapid.Int64Range(0, math.MaxInt64).Draw(t, "ns")
-		var l latencies
-		for range 10 {
-			l.add(time.Duration(ns))
-		}
-		got := l.quantile(0.5) * 1000
-		if got < float64(ns) || got > float64(ns)*1.07+1 {
-			t.Fatalf("ten times %d ns have the median %v ns", ns, got)
-		}
-	})
-	var l latencies
-	if got := l.quantile(0.99); got != 0 {
-		t.Errorf("the quantile of no duration is %v", got)
-	}
-	var first, second latencies
-	first.add(time.Microsecond)
-	second.add(time.Second)
-	first.merge(&second)
-	if p0, p99 := first.quantile(0), first.quantile(0.99); p0 > 2 || p99 < 1e6 {
-		t.Errorf("of 1 us and 1 s the least is %v us and the most %v us", p0, p99)
-	}
-}
-
-func TestTopologyIsReadAsFarAsThereIsOne(t *testing.T) {
+func TestTopologyMayBeIncomplete(t *testing.T) {
 	gpus := func() []gpu {
 		return []gpu{{ID: 7, ControlStack: 1, SaveArea: 2, XCCs: 1}, {ID: 9, ControlStack: 1, SaveArea: 2, XCCs: 1}}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/emu/abi"
+	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
 // queue is a queue with its memory, used by one goroutine.
@@ -64,8 +65,8 @@ type worker struct {
 	// which the latency of each of the others counts.
 	retired uint64
 	begun   []time.Time
-	total   total // of destroyed queues
-	latency latencies
+	total   total          // of destroyed queues
+	latency stat.Histogram // nanoseconds
 	// last and lastHash are the result of the last destroyed queue.
 	last, lastHash uint64
 }
@@ -206,7 +207,7 @@ func (w *worker) turn(now time.Time, more bool, due time.Time) (pushed bool, fly
 		if !over {
 			break
 		}
-		w.latency.add(now.Sub(w.begun[w.retired%w.depth]))
+		w.latency.Add(uint64(max(now.Sub(w.begun[w.retired%w.depth]), 0)))
 		w.retired++
 	}
 	if more && w.proof.pushed-w.retired < w.depth && !due.After(now) && w.queue.room() {

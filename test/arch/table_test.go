@@ -136,7 +136,7 @@ var table = []struct {
 	{"emu/kfdemu", rule{imports: []string{
 		"emu/board", "emu/driver", "emu/engine", "emu/gpumodel", "emu/host", "emu/seccomp", "emu/tree", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
-	{"emu/workload", rule{imports: []string{"emu/abi", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"emu/workload", rule{imports: []string{"emu/abi", "internal/stat", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	{"emu/cmd/kfdemu", rule{imports: []string{
 		"emu/demo", "emu/driver", "emu/gpumodel", "emu/kfdemu", "emu/sim", "emu/workload", "internal/api", "internal/config", "internal/daemon",
 		"pkg/discovery", "pkg/gpreempt",
