@@ -3,8 +3,6 @@ package engine
 import (
 	"encoding/binary"
 	"time"
-
-	"github.com/gpreempt/gpreempt/emu/abi"
 )
 
 const (
@@ -19,7 +17,7 @@ const (
 
 // fetchAQL reads packets up to the write index, until one cannot start yet.
 func (q *queue) fetchAQL(write uint64) {
-	slots := uint64(q.RingBytes / abi.PacketBytes)
+	slots := uint64(q.RingBytes / PacketBytes)
 	at := q.fetched.Load()
 	// A producer may have taken a slot that is not free yet.
 	end := min(write, q.read.Load()+slots)
@@ -29,24 +27,24 @@ func (q *queue) fetchAQL(write uint64) {
 	}
 	first := at & (slots - 1)
 	n := min(end-at, batch, slots-first)
-	var ring [batch * abi.PacketBytes]byte
-	packets := ring[:n*abi.PacketBytes]
-	addr := q.Ring + first*abi.PacketBytes
+	var ring [batch * PacketBytes]byte
+	packets := ring[:n*PacketBytes]
+	addr := q.Ring + first*PacketBytes
 	// A packet is only valid when it is read after its header was seen: so everything is
 	// read twice.
 	if !q.readAt(packets, addr) {
 		return
 	}
 	ready := 0
-	for ready < int(n) && abi.Ready(packets[ready*abi.PacketBytes:]) {
+	for ready < int(n) && Ready(packets[ready*PacketBytes:]) {
 		ready++
 	}
-	packets = packets[:ready*abi.PacketBytes]
+	packets = packets[:ready*PacketBytes]
 	if ready > 0 && !q.readAt(packets, addr) {
 		return
 	}
 	for i := range ready {
-		if !q.fetchPacket(packets[i*abi.PacketBytes:][:abi.PacketBytes], addr+uint64(i)*abi.PacketBytes) {
+		if !q.fetchPacket(packets[i*PacketBytes:][:PacketBytes], addr+uint64(i)*PacketBytes) {
 			q.waiting = !q.stopped.Load()
 			return
 		}
@@ -59,23 +57,23 @@ func (q *queue) fetchAQL(write uint64) {
 
 // fetchPacket takes a packet; false when it cannot start yet, or the queue stopped.
 func (q *queue) fetchPacket(b []byte, slot uint64) bool {
-	header := abi.HeaderOf(b)
+	header := HeaderOf(b)
 	p := &packet{
-		bytes: abi.PacketBytes, slot: slot, signal: abi.CompletionOf(b), overlap: !header.Barrier(),
-		time: packetTime, share: 1.0 / abi.WholeGPU,
+		bytes: PacketBytes, slot: slot, signal: CompletionOf(b), overlap: !header.Barrier(),
+		time: packetTime, share: 1.0 / WholeGPU,
 	}
 	ok := false
 	switch header.Type() {
-	case abi.PacketDispatch:
+	case PacketDispatch:
 		ok = q.fetchKernel(p, b)
-	case abi.PacketBarrierAnd, abi.PacketBarrierOr:
-		ok = q.mayPass(header) && q.satisfied(header.Type(), abi.DecodeBarrier(b).Deps)
-	case abi.PacketVendor:
-		switch abi.FormatOf(b) {
-		case abi.VendorPM4:
+	case PacketBarrierAnd, PacketBarrierOr:
+		ok = q.mayPass(header) && q.satisfied(header.Type(), DecodeBarrier(b).Deps)
+	case PacketVendor:
+		switch FormatOf(b) {
+		case VendorPM4:
 			ok = true
-		case abi.VendorBarrierValue:
-			ok = q.mayPass(header) && q.met(abi.DecodeBarrierValue(b))
+		case VendorBarrierValue:
+			ok = q.mayPass(header) && q.met(DecodeBarrierValue(b))
 		default:
 			q.faultInTurn(slot)
 		}
@@ -90,7 +88,7 @@ func (q *queue) fetchPacket(b []byte, slot uint64) bool {
 
 // mayPass reports whether a packet that waits for something may look at it: with the
 // barrier bit, all before it must have ended.
-func (q *queue) mayPass(h abi.Header) bool { return !h.Barrier() || q.idle() }
+func (q *queue) mayPass(h Header) bool { return !h.Barrier() || q.idle() }
 
 // faultInTurn faults once all packets before it have ended.
 func (q *queue) faultInTurn(addr uint64) {
@@ -101,9 +99,9 @@ func (q *queue) faultInTurn(addr uint64) {
 
 // fetchKernel reads what a kernel does.
 func (q *queue) fetchKernel(p *packet, b []byte) bool {
-	d := abi.DecodeDispatch(b)
+	d := DecodeDispatch(b)
 	p.time, p.share = q.e.cfg.KernelTime, 1
-	var object [abi.KernelBytes]byte
+	var object [KernelBytes]byte
 	switch err := q.Memory.ReadAt(object[:], d.Kernel); {
 	case err != nil && !isFault(err):
 		q.stop()
@@ -112,7 +110,7 @@ func (q *queue) fetchKernel(p *packet, b []byte) bool {
 		// The code of a real kernel may be where only the GPU can read.
 		return true
 	}
-	k, emulated := abi.DecodeKernel(object[:])
+	k, emulated := DecodeKernel(object[:])
 	if !emulated {
 		return true
 	}
@@ -120,16 +118,16 @@ func (q *queue) fetchKernel(p *packet, b []byte) bool {
 		p.time = k.Duration
 	}
 	if k.Occupancy > 0 {
-		p.share = float64(k.Occupancy) / abi.WholeGPU
+		p.share = float64(k.Occupancy) / WholeGPU
 	}
 	switch k.Op {
-	case abi.OpNothing:
+	case OpNothing:
 		return true
-	case abi.OpMix:
-		var kernarg [abi.MixBytes]byte
+	case OpMix:
+		var kernarg [MixBytes]byte
 		err := q.Memory.ReadAt(kernarg[:], d.Kernarg)
 		if err == nil {
-			mix := abi.DecodeMix(kernarg[:])
+			mix := DecodeMix(kernarg[:])
 			p.mix = &mix
 			return true
 		}
@@ -145,33 +143,33 @@ func (q *queue) fetchKernel(p *packet, b []byte) bool {
 }
 
 // satisfied reports whether the condition of a barrier holds.
-func (q *queue) satisfied(t abi.PacketType, deps [abi.BarrierDeps]uint64) bool {
+func (q *queue) satisfied(t PacketType, deps [BarrierDeps]uint64) bool {
 	for _, dep := range deps {
 		if dep == 0 {
 			continue
 		}
 		var value [8]byte
-		if !q.readAt(value[:], dep+abi.SignalValue) {
+		if !q.readAt(value[:], dep+SignalValue) {
 			return false
 		}
 		zero := value == [8]byte{}
-		if zero && t == abi.PacketBarrierOr {
+		if zero && t == PacketBarrierOr {
 			return true
 		}
-		if !zero && t == abi.PacketBarrierAnd {
+		if !zero && t == PacketBarrierAnd {
 			return false
 		}
 	}
-	return t == abi.PacketBarrierAnd
+	return t == PacketBarrierAnd
 }
 
 // met reports whether a signal has the value a barrier waits for.
-func (q *queue) met(b abi.BarrierValue) bool {
+func (q *queue) met(b BarrierValue) bool {
 	if b.Signal == 0 {
 		return true
 	}
 	var value [8]byte
-	if !q.readAt(value[:], b.Signal+abi.SignalValue) {
+	if !q.readAt(value[:], b.Signal+SignalValue) {
 		return false
 	}
 	return b.Condition.Holds(int64(binary.LittleEndian.Uint64(value[:]))&b.Mask, b.Value)
@@ -182,34 +180,34 @@ func (q *queue) mix(p *packet) bool {
 	if p.mix == nil {
 		return true
 	}
-	var result [abi.ResultBytes]byte
+	var result [ResultBytes]byte
 	if !q.readAt(result[:], p.mix.Result) {
 		return false
 	}
 	count, hash := binary.LittleEndian.Uint64(result[:]), binary.LittleEndian.Uint64(result[8:])
 	binary.LittleEndian.PutUint64(result[:], count+1)
-	binary.LittleEndian.PutUint64(result[8:], abi.MixHash(hash, p.mix.Value))
+	binary.LittleEndian.PutUint64(result[8:], MixHash(hash, p.mix.Value))
 	return q.writeAt(result[:], p.mix.Result) && (p.mix.Progress == 0 || q.write64(p.mix.Progress, allDone))
 }
 
 // retireAQL frees the slot of a packet and signals its completion.
 func (q *queue) retireAQL(p *packet) bool {
-	invalid := [2]byte{byte(abi.PacketInvalid)}
+	invalid := [2]byte{byte(PacketInvalid)}
 	return q.writeAt(invalid[:], p.slot) && q.advance(1) && (p.lost || p.signal == 0 || q.complete(p))
 }
 
 // complete decrements the completion signal of a packet.
 func (q *queue) complete(p *packet) bool {
-	var b [abi.SignalBytes]byte
-	const known = abi.SignalStart
+	var b [SignalBytes]byte
+	const known = SignalStart
 	if !q.readAt(b[:known], p.signal) {
 		return false
 	}
-	s := abi.DecodeSignal(b[:])
+	s := DecodeSignal(b[:])
 	s.Start, s.End = q.e.cfg.Ticks(p.started), q.e.cfg.Ticks(p.ended)
 	s.Put(b[:])
-	if !q.writeAt(b[abi.SignalStart:abi.SignalEnd+8], p.signal+abi.SignalStart) ||
-		!q.write64(p.signal+abi.SignalValue, uint64(s.Value-1)) {
+	if !q.writeAt(b[SignalStart:SignalEnd+8], p.signal+SignalStart) ||
+		!q.write64(p.signal+SignalValue, uint64(s.Value-1)) {
 		return false
 	}
 	if s.Mailbox == 0 {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -37,9 +36,9 @@ func check[T any](w *world, what string, want, got T) {
 func TestEveryPacketTakesEffectOnceInOrderAroundTheRing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
-		x := w.mixes(abi.Kernel{Duration: 3 * us, Occupancy: 250_000})
+		x := w.mixes(Kernel{Duration: 3 * us, Occupancy: 250_000})
 		const n = 100
-		signal := w.signal(abi.Signal{Value: n})
+		signal := w.signal(Signal{Value: n})
 		for range n {
 			q.send(x.packet(true, signal))
 		}
@@ -55,12 +54,12 @@ func TestEveryPacketTakesEffectOnceInOrderAroundTheRing(t *testing.T) {
 func TestEffectsOfAPacketFollowOneAnother(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
-		x := w.mixes(abi.Kernel{Duration: 5 * us})
+		x := w.mixes(Kernel{Duration: 5 * us})
 		mailbox := w.alloc(8)
-		signal := w.signal(abi.Signal{Value: 1, Mailbox: mailbox, Event: 77})
+		signal := w.signal(Signal{Value: 1, Mailbox: mailbox, Event: 77})
 		names := map[uint64]string{
 			x.result: "effect", x.progress: "progress", q.base: "header", q.read: "read index",
-			signal + abi.SignalStart: "timestamps", signal + abi.SignalValue: "signal", mailbox: "mailbox",
+			signal + SignalStart: "timestamps", signal + SignalValue: "signal", mailbox: "mailbox",
 		}
 		var order []string
 		w.wrote = func(addr uint64, _ []byte) { order = append(order, names[addr]) }
@@ -68,10 +67,10 @@ func TestEffectsOfAPacketFollowOneAnother(t *testing.T) {
 		event := <-w.events
 		q.drain()
 		check(w, "order", []string{"effect", "progress", "header", "read index", "timestamps", "signal", "mailbox"}, order)
-		check(w, "header", abi.PacketInvalid, abi.HeaderOf(w.get(q.base, 2)).Type())
+		check(w, "header", PacketInvalid, HeaderOf(w.get(q.base, 2)).Type())
 		check(w, "event", 77, event)
 		check(w, "mailbox", 77, w.load(mailbox))
-		s := abi.DecodeSignal(w.get(signal, abi.SignalBytes))
+		s := DecodeSignal(w.get(signal, SignalBytes))
 		check(w, "how long it took by its signal", 5*us, time.Duration(s.End-s.Start))
 	})
 }
@@ -82,7 +81,7 @@ func TestTheFirstDoorbellIsSeenThoughItSaysZero(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
 		time.Sleep(50 * ms) // the poller has long gone lazy
-		x := w.mixes(abi.Kernel{Duration: us})
+		x := w.mixes(Kernel{Duration: us})
 		q.send(x.packet(true, 0))
 		q.drain()
 		check(w, "result", x.want(), x.got())
@@ -93,7 +92,7 @@ func TestADoorbellRungBeforeAddIsNotLost(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
 		w.Remove(q.serial)
-		x := w.mixes(abi.Kernel{Duration: us})
+		x := w.mixes(Kernel{Duration: us})
 		q.send(x.packet(true, 0))
 		q.bell.Store(silent) // the poller had just taken note of it
 		if err := w.Add(w.spec(q, gpreempt.QueueCompute)); err != nil {
@@ -108,7 +107,7 @@ func TestADoorbellRungBeforeAddIsNotLost(t *testing.T) {
 func TestOneDoorbellForAWholeRing(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q, other := w.aql(1024), w.aql(16)
-		x, y := w.mixes(abi.Kernel{Duration: us}), w.mixes(abi.Kernel{Duration: us})
+		x, y := w.mixes(Kernel{Duration: us}), w.mixes(Kernel{Duration: us})
 		for range 1000 {
 			q.publish(q.reserve(), x.packet(true, 0))
 		}
@@ -123,7 +122,7 @@ func TestOneDoorbellForAWholeRing(t *testing.T) {
 func TestDoorbellsMayGoBackAndRepeat(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
-		x := w.mixes(abi.Kernel{Duration: us})
+		x := w.mixes(Kernel{Duration: us})
 		for range 3 {
 			q.publish(q.reserve(), x.packet(true, 0))
 			q.ring(7)
@@ -139,11 +138,11 @@ func TestDoorbellsMayGoBackAndRepeat(t *testing.T) {
 // TestAHoleIsWaitedFor: a later producer is faster, whose doorbell comes first.
 func TestAHoleIsWaitedFor(t *testing.T) {
 	inWorld(t, func(w *world) {
-		for _, hole := range []abi.PacketType{abi.PacketInvalid, abi.PacketVendor} {
+		for _, hole := range []PacketType{PacketInvalid, PacketVendor} {
 			q := w.aql(16)
-			x := w.mixes(abi.Kernel{Duration: us})
+			x := w.mixes(Kernel{Duration: us})
 			slow, fast := q.reserve(), q.reserve()
-			w.put(q.base+slow*abi.PacketBytes, binary.LittleEndian.AppendUint32(nil, uint32(hole)))
+			w.put(q.base+slow*PacketBytes, binary.LittleEndian.AppendUint32(nil, uint32(hole)))
 			first, second := x.packet(true, 0), x.packet(true, 0)
 			q.publish(fast, second)
 			q.ring(fast)
@@ -160,7 +159,7 @@ func TestAHoleIsWaitedFor(t *testing.T) {
 func TestSlotsTakenAheadOfTheReadIndexAreNotReadTwice(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
-		x := w.mixes(abi.Kernel{Duration: 100 * us})
+		x := w.mixes(Kernel{Duration: 100 * us})
 		for range 16 {
 			q.publish(q.reserve(), x.packet(true, 0))
 		}
@@ -179,7 +178,7 @@ func TestSlotsTakenAheadOfTheReadIndexAreNotReadTwice(t *testing.T) {
 }
 
 func TestBarriersWaitForTheirSignals(t *testing.T) {
-	header := func(typ abi.PacketType) abi.Header { return abi.MakeHeader(typ, true) }
+	header := func(typ PacketType) Header { return MakeHeader(typ, true) }
 	tests := map[string]struct {
 		// barrier waits for two signals that are 1.
 		barrier func(a, b uint64) putter
@@ -189,35 +188,35 @@ func TestBarriersWaitForTheirSignals(t *testing.T) {
 	}{
 		"and": {
 			barrier: func(a, b uint64) putter {
-				return abi.Barrier{Header: header(abi.PacketBarrierAnd), Deps: [5]uint64{0, a, 0, 0, b}}
+				return Barrier{Header: header(PacketBarrierAnd), Deps: [5]uint64{0, a, 0, 0, b}}
 			},
 			closed: []func(w *world, a, b uint64){
-				func(w *world, a, _ uint64) { w.store(a+abi.SignalValue, 0) },
-				func(w *world, _, b uint64) { w.store(b+abi.SignalValue, ^uint64(0)) },
+				func(w *world, a, _ uint64) { w.store(a+SignalValue, 0) },
+				func(w *world, _, b uint64) { w.store(b+SignalValue, ^uint64(0)) },
 			},
-			open: func(w *world, _, b uint64) { w.store(b+abi.SignalValue, 0) },
+			open: func(w *world, _, b uint64) { w.store(b+SignalValue, 0) },
 		},
 		"or": {
 			barrier: func(a, b uint64) putter {
-				return abi.Barrier{Header: header(abi.PacketBarrierOr), Deps: [5]uint64{0, a, 0, 0, b}}
+				return Barrier{Header: header(PacketBarrierOr), Deps: [5]uint64{0, a, 0, 0, b}}
 			},
-			closed: []func(w *world, a, b uint64){func(w *world, a, _ uint64) { w.store(a+abi.SignalValue, 5) }},
-			open:   func(w *world, _, b uint64) { w.store(b+abi.SignalValue, 0) },
+			closed: []func(w *world, a, b uint64){func(w *world, a, _ uint64) { w.store(a+SignalValue, 5) }},
+			open:   func(w *world, _, b uint64) { w.store(b+SignalValue, 0) },
 		},
 		"value": {
 			barrier: func(a, _ uint64) putter {
-				return abi.BarrierValue{Header: header(abi.PacketVendor), Signal: a, Value: 0x20, Mask: 0xf0, Condition: abi.ConditionGTE}
+				return BarrierValue{Header: header(PacketVendor), Signal: a, Value: 0x20, Mask: 0xf0, Condition: ConditionGTE}
 			},
-			closed: []func(w *world, a, b uint64){func(w *world, a, _ uint64) { w.store(a+abi.SignalValue, 0xf1f) }},
-			open:   func(w *world, a, _ uint64) { w.store(a+abi.SignalValue, 0xf2f) },
+			closed: []func(w *world, a, b uint64){func(w *world, a, _ uint64) { w.store(a+SignalValue, 0xf1f) }},
+			open:   func(w *world, a, _ uint64) { w.store(a+SignalValue, 0xf2f) },
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
 				q := w.aql(16)
-				a, b := w.signal(abi.Signal{Value: 1}), w.signal(abi.Signal{Value: 1})
-				x := w.mixes(abi.Kernel{Duration: us})
+				a, b := w.signal(Signal{Value: 1}), w.signal(Signal{Value: 1})
+				x := w.mixes(Kernel{Duration: us})
 				q.send(x.packet(true, 0), test.barrier(a, b), x.packet(false, 0))
 				time.Sleep(5 * ms)
 				check(w, "read index at first", 1, w.load(q.read))
@@ -237,15 +236,15 @@ func TestBarriersWaitForTheirSignals(t *testing.T) {
 func TestBarriersWithoutSignals(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
-		done := w.signal(abi.Signal{Value: 3})
+		done := w.signal(Signal{Value: 3})
 		q.send(
-			abi.Barrier{Header: abi.MakeHeader(abi.PacketBarrierAnd, true), Completion: done},
-			abi.BarrierValue{Header: abi.MakeHeader(abi.PacketVendor, true), Completion: done},
-			abi.PM4{Header: abi.MakeHeader(abi.PacketVendor, true), Buffer: 0x1000, Dwords: 8, Completion: done},
+			Barrier{Header: MakeHeader(PacketBarrierAnd, true), Completion: done},
+			BarrierValue{Header: MakeHeader(PacketVendor, true), Completion: done},
+			PM4{Header: MakeHeader(PacketVendor, true), Buffer: 0x1000, Dwords: 8, Completion: done},
 		)
 		q.drain()
 		check(w, "signal", 0, w.value(done))
-		q.send(abi.Barrier{Header: abi.MakeHeader(abi.PacketBarrierOr, true), Completion: done})
+		q.send(Barrier{Header: MakeHeader(PacketBarrierOr, true), Completion: done})
 		time.Sleep(20 * ms)
 		check(w, "read index: no signal satisfies a barrier-OR", 3, w.load(q.read))
 	})
@@ -255,14 +254,14 @@ func TestBarriersWithoutSignals(t *testing.T) {
 func TestABarrierLooksOnceThoseBeforeItAreOver(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
-		x := w.mixes(abi.Kernel{Duration: ms})
-		again := w.signal(abi.Signal{Value: 0})
-		q.send(x.packet(true, 0), abi.Barrier{Header: abi.MakeHeader(abi.PacketBarrierAnd, true), Deps: [5]uint64{again}})
+		x := w.mixes(Kernel{Duration: ms})
+		again := w.signal(Signal{Value: 0})
+		q.send(x.packet(true, 0), Barrier{Header: MakeHeader(PacketBarrierAnd, true), Deps: [5]uint64{again}})
 		time.Sleep(ms / 2)
-		w.store(again+abi.SignalValue, 1)
+		w.store(again+SignalValue, 1)
 		time.Sleep(20 * ms)
 		check(w, "read index", 1, w.load(q.read))
-		w.store(again+abi.SignalValue, 0)
+		w.store(again+SignalValue, 0)
 		q.drain()
 	})
 }
@@ -272,14 +271,14 @@ func TestABarrierLooksOnceThoseBeforeItAreOver(t *testing.T) {
 func TestQueuesOfOneProcessWaitForEachOther(t *testing.T) {
 	inWorld(t, func(w *world) {
 		a, b := w.aql(16), w.aql(16)
-		x := w.mixes(abi.Kernel{Duration: 50 * us})
+		x := w.mixes(Kernel{Duration: 50 * us})
 		const rounds = 40
 		began := time.Now()
-		turn := w.signal(abi.Signal{Value: 0})
+		turn := w.signal(Signal{Value: 0})
 		for i := range rounds {
 			q := []*ring{a, b}[i%2]
-			next := w.signal(abi.Signal{Value: 1})
-			q.send(abi.Barrier{Header: abi.MakeHeader(abi.PacketBarrierAnd, true), Deps: [5]uint64{turn}}, x.packet(true, next))
+			next := w.signal(Signal{Value: 1})
+			q.send(Barrier{Header: MakeHeader(PacketBarrierAnd, true), Deps: [5]uint64{turn}}, x.packet(true, next))
 			turn = next
 		}
 		a.drain()
@@ -297,7 +296,7 @@ func TestQueuesOfOneProcessWaitForEachOther(t *testing.T) {
 func TestAProcessThatAnswersIsAnswered(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
-		x := w.mixes(abi.Kernel{Duration: 20 * ms})
+		x := w.mixes(Kernel{Duration: 20 * ms})
 		const rounds = 20
 		began := time.Now()
 		for i := range uint64(rounds) {
@@ -316,8 +315,8 @@ func TestAProcessThatAnswersIsAnswered(t *testing.T) {
 func TestPacketsWithoutBarrierBitRunTogetherAndCompleteInOrder(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
-		slow, fast := w.mixes(abi.Kernel{Duration: ms, Occupancy: 500_000}), w.mixes(abi.Kernel{Duration: 100 * us, Occupancy: 500_000})
-		first, second := w.signal(abi.Signal{Value: 1}), w.signal(abi.Signal{Value: 1})
+		slow, fast := w.mixes(Kernel{Duration: ms, Occupancy: 500_000}), w.mixes(Kernel{Duration: 100 * us, Occupancy: 500_000})
+		first, second := w.signal(Signal{Value: 1}), w.signal(Signal{Value: 1})
 		q.send(slow.packet(true, first), fast.packet(false, second))
 		time.Sleep(ms / 2)
 		check(w, "effect of the fast one while the slow one runs", fast.want(), fast.got())
@@ -331,10 +330,10 @@ func TestRealKernelsTakeTheConfiguredTime(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
 		code := w.alloc(256)
-		signal := w.signal(abi.Signal{Value: 2})
+		signal := w.signal(Signal{Value: 2})
 		began := time.Now()
 		for _, kernel := range []uint64{code, 0xdead_0000_0000} { // the GPU's own memory
-			q.send(abi.Dispatch{Header: abi.MakeHeader(abi.PacketDispatch, true), Kernel: kernel, Completion: signal})
+			q.send(Dispatch{Header: MakeHeader(PacketDispatch, true), Kernel: kernel, Completion: signal})
 		}
 		q.drain()
 		check(w, "signal", 0, w.value(signal))
@@ -347,8 +346,8 @@ func TestRealKernelsTakeTheConfiguredTime(t *testing.T) {
 func TestAQueueThatIsTakenOffStopsAndGoesOnWhereItWas(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q, other := w.aql(16), w.aql(16)
-		x, y := w.mixes(abi.Kernel{Duration: 10 * ms, Occupancy: 400_000}), w.mixes(abi.Kernel{Duration: ms, Occupancy: 400_000})
-		signal := w.signal(abi.Signal{Value: 1})
+		x, y := w.mixes(Kernel{Duration: 10 * ms, Occupancy: 400_000}), w.mixes(Kernel{Duration: ms, Occupancy: 400_000})
+		signal := w.signal(Signal{Value: 1})
 		began := time.Now()
 		q.send(x.packet(true, signal))
 		time.Sleep(4 * ms)
@@ -375,7 +374,7 @@ func TestAQueueThatIsTakenOffStopsAndGoesOnWhereItWas(t *testing.T) {
 func TestNothingHappensAfterRemove(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
-		x := w.mixes(abi.Kernel{Duration: ms})
+		x := w.mixes(Kernel{Duration: ms})
 		q.send(x.packet(true, 0), x.packet(true, 0), x.packet(true, 0))
 		time.Sleep(3 * ms / 2)
 		w.Remove(q.serial)
@@ -390,7 +389,7 @@ func TestNothingHappensAfterRemove(t *testing.T) {
 func TestAProcessThatEndedIsNoFault(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
-		x := w.mixes(abi.Kernel{Duration: ms})
+		x := w.mixes(Kernel{Duration: ms})
 		q.send(x.packet(true, 0), x.packet(true, 0))
 		time.Sleep(ms / 2)
 		w.crash()
@@ -402,40 +401,40 @@ func TestAProcessThatEndedIsNoFault(t *testing.T) {
 
 func TestFaultsStopTheirQueueOnceThoseBeforeAreOver(t *testing.T) {
 	const nowhere = 0x1000
-	mix := abi.Kernel{Op: abi.OpMix, Duration: us}
-	dispatch := abi.MakeHeader(abi.PacketDispatch, true)
+	mix := Kernel{Op: OpMix, Duration: us}
+	dispatch := MakeHeader(PacketDispatch, true)
 	tests := map[string]func(w *world, q *ring) (bad putter, address uint64){
 		"kernarg": func(w *world, _ *ring) (putter, uint64) {
-			return abi.Dispatch{Header: dispatch, Kernel: w.kernel(mix), Kernarg: nowhere}, nowhere
+			return Dispatch{Header: dispatch, Kernel: w.kernel(mix), Kernarg: nowhere}, nowhere
 		},
 		"result": func(w *world, _ *ring) (putter, uint64) {
-			return abi.Dispatch{Header: dispatch, Kernel: w.kernel(mix), Kernarg: w.mix(abi.Mix{Result: nowhere})}, nowhere
+			return Dispatch{Header: dispatch, Kernel: w.kernel(mix), Kernarg: w.mix(Mix{Result: nowhere})}, nowhere
 		},
 		"operation": func(w *world, _ *ring) (putter, uint64) {
-			at := w.kernel(abi.Kernel{Op: 9})
-			return abi.Dispatch{Header: dispatch, Kernel: at}, at
+			at := w.kernel(Kernel{Op: 9})
+			return Dispatch{Header: dispatch, Kernel: at}, at
 		},
 		"completion signal": func(*world, *ring) (putter, uint64) {
-			return abi.PM4{Header: abi.MakeHeader(abi.PacketVendor, true), Completion: nowhere}, nowhere
+			return PM4{Header: MakeHeader(PacketVendor, true), Completion: nowhere}, nowhere
 		},
 		"barrier": func(*world, *ring) (putter, uint64) {
-			return abi.Barrier{Header: abi.MakeHeader(abi.PacketBarrierAnd, true), Deps: [5]uint64{nowhere}}, nowhere + abi.SignalValue
+			return Barrier{Header: MakeHeader(PacketBarrierAnd, true), Deps: [5]uint64{nowhere}}, nowhere + SignalValue
 		},
 		"type": func(_ *world, q *ring) (putter, uint64) {
-			return abi.Barrier{Header: abi.MakeHeader(abi.PacketAgentDispatch, true)}, q.base + abi.PacketBytes
+			return Barrier{Header: MakeHeader(PacketAgentDispatch, true)}, q.base + PacketBytes
 		},
 		"vendor format": func(_ *world, q *ring) (putter, uint64) {
-			return vendor{3}, q.base + abi.PacketBytes
+			return vendor{3}, q.base + PacketBytes
 		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
 				q := w.aql(16)
-				x := w.mixes(abi.Kernel{Duration: 100 * us})
+				x := w.mixes(Kernel{Duration: 100 * us})
 				bad, address := test(w, q)
-				signal := w.signal(abi.Signal{Value: 2})
-				q.send(x.packet(true, signal), bad, abi.PM4{Header: abi.MakeHeader(abi.PacketVendor, true), Completion: signal})
+				signal := w.signal(Signal{Value: 2})
+				q.send(x.packet(true, signal), bad, PM4{Header: MakeHeader(PacketVendor, true), Completion: signal})
 				got := <-w.faults
 				time.Sleep(20 * ms)
 				check(w, "fault", fault{q.serial, address}, got)
@@ -451,15 +450,15 @@ func TestFaultsStopTheirQueueOnceThoseBeforeAreOver(t *testing.T) {
 type vendor struct{ format uint32 }
 
 func (v vendor) Put([]byte) uint32 {
-	return uint32(abi.MakeHeader(abi.PacketVendor, true)) | v.format<<16
+	return uint32(MakeHeader(PacketVendor, true)) | v.format<<16
 }
 
 // TestALostPacketDoesNotHoldUpTheOthers: the machine can lose one as an injected fault.
 func TestALostPacketDoesNotHoldUpTheOthers(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
-		x := w.mixes(abi.Kernel{Duration: ms})
-		first, second := w.signal(abi.Signal{Value: 1}), w.signal(abi.Signal{Value: 1})
+		x := w.mixes(Kernel{Duration: ms})
+		first, second := w.signal(Signal{Value: 1}), w.signal(Signal{Value: 1})
 		q.send(x.packet(true, first), x.packet(true, second))
 		time.Sleep(ms / 2)
 		w.run()
@@ -479,9 +478,9 @@ func TestALostPacketDoesNotHoldUpTheOthers(t *testing.T) {
 func TestSeveralProducers(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.aql(16)
-		x := w.mixes(abi.Kernel{Duration: us, Occupancy: 1000})
+		x := w.mixes(Kernel{Duration: us, Occupancy: 1000})
 		const producers, each = 5, 50
-		signal := w.signal(abi.Signal{Value: producers * each})
+		signal := w.signal(Signal{Value: producers * each})
 		var packets [producers][]putter
 		for i := range packets {
 			for range each {

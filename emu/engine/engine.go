@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -52,7 +51,7 @@ type Queue struct {
 	Doorbell []byte
 	Memory   Memory
 	// Interrupt signals an event of the process; 0 is an interrupt without an event ID
-	// (abi.Trap). It is called without any lock, and must not Close the engine.
+	// (Trap). It is called without any lock, and must not Close the engine.
 	Interrupt func(event uint32)
 }
 
@@ -137,7 +136,7 @@ func (e *Engine) Add(spec Queue) error {
 	case err != nil:
 	case spec.Type == gpreempt.QueueCompute && !spec.AQL:
 		err = errors.New("PM4 commands are not emulated: nothing on it will run")
-	case spec.RingBytes < abi.PacketBytes || bits.OnesCount32(spec.RingBytes) != 1:
+	case spec.RingBytes < PacketBytes || bits.OnesCount32(spec.RingBytes) != 1:
 		err = fmt.Errorf("a ring has a power of two of bytes, not %d", spec.RingBytes)
 	}
 	if err != nil {

@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -106,10 +105,10 @@ func child() error {
 		return err
 	}
 	for slot := range childSlots {
-		half(b, childRing+slot*abi.PacketBytes).Store(uint32(abi.PacketInvalid))
+		half(b, childRing+slot*PacketBytes).Store(uint32(PacketInvalid))
 	}
-	abi.Kernel{Op: abi.OpMix, Duration: took, Occupancy: 1000}.Put(b[childKernel:])
-	abi.Signal{Kind: abi.SignalUser, Value: int64(n)}.Put(b[childSignal:])
+	Kernel{Op: OpMix, Duration: took, Occupancy: 1000}.Put(b[childKernel:])
+	Signal{Kind: SignalUser, Value: int64(n)}.Put(b[childSignal:])
 	fmt.Println(base)
 	if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
 		return err
@@ -118,18 +117,18 @@ func child() error {
 		for i-word(b, childRead).Load() >= childSlots {
 			runtime.Gosched()
 		}
-		slot := childRing + int(i%childSlots)*abi.PacketBytes
-		kernarg := childKernarg + int(i%childSlots)*abi.PacketBytes
-		abi.Mix{Result: base + childResult, Value: i}.Put(b[kernarg:])
+		slot := childRing + int(i%childSlots)*PacketBytes
+		kernarg := childKernarg + int(i%childSlots)*PacketBytes
+		Mix{Result: base + childResult, Value: i}.Put(b[kernarg:])
 		word(b, childWrite).Store(i + 1)
-		first := abi.Dispatch{
-			Header: abi.MakeHeader(abi.PacketDispatch, true), Dimensions: 1,
+		first := Dispatch{
+			Header: MakeHeader(PacketDispatch, true), Dimensions: 1,
 			Kernel: base + childKernel, Kernarg: base + uint64(kernarg), Completion: base + childSignal,
 		}.Put(b[slot:])
 		half(b, slot).Store(first)
 		word(doorbells, 0).Store(i)
 	}
-	for word(b, childSignal+abi.SignalValue).Load() != 0 {
+	for word(b, childSignal+SignalValue).Load() != 0 {
 		runtime.Gosched()
 	}
 	fmt.Println(word(b, childRead).Load(), word(b, childResult).Load(), word(b, childResult+8).Load())
@@ -177,7 +176,7 @@ func startChild(t testing.TB, w *world, packets int, took time.Duration) (cmd *e
 	}
 	ref := gpumodel.QueueRef{Process: gpreempt.ProcessKey{PID: int32(cmd.Process.Pid), Start: 1}}
 	spec := gpumodel.QueueSpec{
-		GPU: w.gpu, Type: gpreempt.QueueCompute, Ring: base + childRing, RingBytes: childSlots * abi.PacketBytes,
+		GPU: w.gpu, Type: gpreempt.QueueCompute, Ring: base + childRing, RingBytes: childSlots * PacketBytes,
 		Read: base + childRead, Write: base + childWrite,
 	}
 	w.rt.Do(func(m *gpumodel.Machine) {
@@ -213,7 +212,7 @@ func startChild(t testing.TB, w *world, packets int, took time.Duration) (cmd *e
 func expected(packets int) string {
 	var hash uint64
 	for i := range uint64(packets) {
-		hash = abi.MixHash(hash, i)
+		hash = MixHash(hash, i)
 	}
 	return fmt.Sprint(packets, packets, hash)
 }

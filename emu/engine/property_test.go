@@ -10,7 +10,6 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -66,7 +65,7 @@ func drawPlan(t *rapid.T) plan {
 	packet := rapid.Custom(func(t *rapid.T) packetPlan {
 		return packetPlan{
 			Kind: kind(rapid.IntRange(0, 2*int(kinds)-1).Draw(t, "kind")), Barrier: rapid.Bool().Draw(t, "barrier"),
-			Time: time.Duration(rapid.IntRange(1, 200).Draw(t, "µs")) * us, Share: uint32(rapid.IntRange(1, abi.WholeGPU).Draw(t, "share")),
+			Time: time.Duration(rapid.IntRange(1, 200).Draw(t, "µs")) * us, Share: uint32(rapid.IntRange(1, WholeGPU).Draw(t, "share")),
 			Dep: rapid.IntRange(0, 1000).Draw(t, "dep"),
 		}
 	})
@@ -131,15 +130,15 @@ func carryOut(t *testing.T, p plan) []string {
 	l := &life{world: newWorld(t, p.Preset), plan: p, over: make(chan struct{})}
 	signals := map[uint64]*sent{}
 	for i, qp := range p.Queues {
-		q := &line{ring: l.unmapped(gpreempt.QueueCompute, qp.Slots*abi.PacketBytes), mixes: l.mixes(abi.Kernel{}), off: true}
+		q := &line{ring: l.unmapped(gpreempt.QueueCompute, qp.Slots*PacketBytes), mixes: l.mixes(Kernel{}), off: true}
 		for _, producer := range qp.Producers {
 			for _, pp := range producer {
-				s := &sent{packetPlan: pp, line: q, value: uint64(len(q.all)) + 1, signal: l.signal(abi.Signal{Value: signalValue})}
+				s := &sent{packetPlan: pp, line: q, value: uint64(len(q.all)) + 1, signal: l.signal(Signal{Value: signalValue})}
 				if i == 0 && pp.Kind != kindMix {
 					s.Kind = kindPM4
 				}
 				q.all = append(q.all, s)
-				signals[s.signal+abi.SignalValue] = s
+				signals[s.signal+SignalValue] = s
 			}
 		}
 		l.lines = append(l.lines, q)
@@ -194,7 +193,7 @@ func (l *life) produce(i int, mine []*sent, rng *rand.Rand) {
 	wait := func() { time.Sleep(time.Duration(rng.IntN(60)) * us) }
 	for _, s := range mine {
 		s.index = l.add(q.write, 1)
-		for s.index-l.load(q.read) >= q.bytes/abi.PacketBytes {
+		for s.index-l.load(q.read) >= q.bytes/PacketBytes {
 			select {
 			case <-l.over:
 				return
@@ -223,28 +222,28 @@ func (l *life) packet(i int, s *sent) putter {
 			dep = others[s.Dep%len(others)].signal
 		}
 	}
-	header := func(t abi.PacketType) abi.Header { return abi.MakeHeader(t, s.Barrier) }
+	header := func(t PacketType) Header { return MakeHeader(t, s.Barrier) }
 	switch s.Kind {
 	case kindAnd:
-		return abi.Barrier{Header: header(abi.PacketBarrierAnd), Deps: [5]uint64{dep}, Completion: s.signal}
+		return Barrier{Header: header(PacketBarrierAnd), Deps: [5]uint64{dep}, Completion: s.signal}
 	case kindOr:
 		if dep != 0 {
-			return abi.Barrier{Header: header(abi.PacketBarrierOr), Deps: [5]uint64{3: dep}, Completion: s.signal}
+			return Barrier{Header: header(PacketBarrierOr), Deps: [5]uint64{3: dep}, Completion: s.signal}
 		}
 	case kindValue:
-		return abi.BarrierValue{
-			Header: header(abi.PacketVendor), Signal: dep, Mask: 3, Value: signalValue - 1, Condition: abi.ConditionEQ, Completion: s.signal,
+		return BarrierValue{
+			Header: header(PacketVendor), Signal: dep, Mask: 3, Value: signalValue - 1, Condition: ConditionEQ, Completion: s.signal,
 		}
 	case kindPM4, kinds:
 	default:
 		s.Kind = kindMix
-		return abi.Dispatch{
-			Header:  header(abi.PacketDispatch),
-			Kernel:  l.kernel(abi.Kernel{Op: abi.OpMix, Duration: s.Time, Occupancy: s.Share}),
-			Kernarg: l.mix(abi.Mix{Result: s.line.mixes.result, Value: s.value, Progress: s.line.mixes.progress}), Completion: s.signal,
+		return Dispatch{
+			Header:  header(PacketDispatch),
+			Kernel:  l.kernel(Kernel{Op: OpMix, Duration: s.Time, Occupancy: s.Share}),
+			Kernarg: l.mix(Mix{Result: s.line.mixes.result, Value: s.value, Progress: s.line.mixes.progress}), Completion: s.signal,
 		}
 	}
-	return abi.PM4{Header: header(abi.PacketVendor), Completion: s.signal}
+	return PM4{Header: header(PacketVendor), Completion: s.signal}
 }
 
 // schedule is the driver.
@@ -332,7 +331,7 @@ func (l *life) verify() {
 			begun++
 			if uint64(i) < read {
 				over++
-				hash = abi.MixHash(hash, s.value)
+				hash = MixHash(hash, s.value)
 			}
 		}
 		got := q.mixes.got()

@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 )
 
@@ -48,10 +47,10 @@ type packet struct {
 	// slot is the address of an AQL packet, mix what its kernel does, nil for nothing, and
 	// signal its completion signal.
 	slot   uint64
-	mix    *abi.Mix
+	mix    *Mix
 	signal uint64
 	// command is the SDMA command.
-	command abi.Command
+	command Command
 
 	// over: it ended. lost: it never will, because of a fault that was injected into the
 	// machine.

@@ -3,8 +3,6 @@ package engine
 import (
 	"encoding/binary"
 	"errors"
-
-	"github.com/gpreempt/gpreempt/emu/abi"
 )
 
 const (
@@ -27,21 +25,21 @@ func (q *queue) fetchSDMA(write uint64) {
 	if !ok {
 		return
 	}
-	n, err := abi.CommandBytes(ring)
+	n, err := CommandBytes(ring)
 	if err == nil && n > len(ring) && uint64(n) <= end-at {
 		if ring, ok = q.readRing(at, uint64(n)); !ok {
 			return
 		}
 	}
 	for len(ring) > 0 {
-		c, n, err := abi.DecodeCommand(ring)
+		c, n, err := DecodeCommand(ring)
 		switch {
-		case errors.Is(err, abi.ErrShort) && q.fetched.Load() > at:
+		case errors.Is(err, ErrShort) && q.fetched.Load() > at:
 			// The rest of it is in the next window, if anywhere.
 			q.look = true
 			return
-		case errors.Is(err, abi.ErrShort):
-			if n, err := abi.CommandBytes(ring); err == nil && n > int(q.RingBytes) {
+		case errors.Is(err, ErrShort):
+			if n, err := CommandBytes(ring); err == nil && n > int(q.RingBytes) {
 				q.faultInTurn(q.Ring + at&uint64(q.RingBytes-1))
 			}
 			q.waiting = true
@@ -69,29 +67,29 @@ func (q *queue) readRing(at, n uint64) ([]byte, bool) {
 }
 
 // fetchCommand takes a command; false when it cannot start yet, or the queue stopped.
-func (q *queue) fetchCommand(c abi.Command, bytes uint32) bool {
+func (q *queue) fetchCommand(c Command, bytes uint32) bool {
 	p := &packet{bytes: bytes, command: c, moves: 1}
 	switch c := c.(type) {
-	case abi.NOP:
+	case NOP:
 		// Rings are padded with them: a row of them counts as one.
 		if last := len(q.ready) - 1; last >= 0 {
-			if _, same := q.ready[last].command.(abi.NOP); same {
+			if _, same := q.ready[last].command.(NOP); same {
 				q.ready[last].bytes += bytes
 				q.fetched.Add(uint64(bytes))
 				return true
 			}
 		}
-	case abi.Poll:
+	case Poll:
 		if !q.polled(c) {
 			return false
 		}
-	case abi.Copy:
+	case Copy:
 		p.moves = int64(c.Bytes)
-	case abi.CopyRect:
+	case CopyRect:
 		p.moves = int64(c.Width) * int64(c.Height) * int64(c.Depth) << c.Element
-	case abi.Fill:
+	case Fill:
 		p.moves = int64(c.Bytes)
-	case abi.Write:
+	case Write:
 		p.moves = int64(len(c.Data))
 	}
 	q.take(p, uint64(bytes))
@@ -99,7 +97,7 @@ func (q *queue) fetchCommand(c abi.Command, bytes uint32) bool {
 }
 
 // polled reports whether the condition of a command holds, once all before it have ended.
-func (q *queue) polled(c abi.Poll) bool {
+func (q *queue) polled(c Poll) bool {
 	if !c.Memory {
 		return true
 	}
@@ -115,22 +113,22 @@ func (q *queue) retireSDMA(p *packet) bool {
 		return q.advance(step)
 	}
 	switch c := p.command.(type) {
-	case abi.Copy:
+	case Copy:
 		return q.move(c.Source, c.Target, uint64(c.Bytes)) && q.advance(step)
-	case abi.CopyRect:
+	case CopyRect:
 		return q.moveRect(c) && q.advance(step)
-	case abi.Fill:
+	case Fill:
 		return q.fill(c) && q.advance(step)
-	case abi.Write:
+	case Write:
 		return q.writeAt(c.Data, c.Target) && q.advance(step)
-	case abi.Timestamp:
+	case Timestamp:
 		return q.write64(c.Address, q.e.cfg.Ticks(p.ended)) && q.advance(step)
-	case abi.Fence:
+	case Fence:
 		return q.advance(step) && q.writeAt(binary.LittleEndian.AppendUint32(nil, c.Value), c.Address)
-	case abi.Atomic:
+	case Atomic:
 		var b [8]byte
 		return q.advance(step) && q.readAt(b[:], c.Address) && q.write64(c.Address, binary.LittleEndian.Uint64(b[:])+c.Add)
-	case abi.Trap:
+	case Trap:
 		if !q.advance(step) {
 			return false
 		}
@@ -160,8 +158,8 @@ func (q *queue) move(from, to, n uint64) bool {
 	return true
 }
 
-func (q *queue) moveRect(c abi.CopyRect) bool {
-	at := func(p abi.Plane, y, z uint32) uint64 {
+func (q *queue) moveRect(c CopyRect) bool {
+	at := func(p Plane, y, z uint32) uint64 {
 		elements := uint64(p.Z+z)*uint64(p.Slice) + uint64(p.Y+y)*uint64(p.Pitch) + uint64(p.X)
 		return p.Base + elements<<c.Element
 	}
@@ -175,7 +173,7 @@ func (q *queue) moveRect(c abi.CopyRect) bool {
 	return true
 }
 
-func (q *queue) fill(c abi.Fill) bool {
+func (q *queue) fill(c Fill) bool {
 	pattern := binary.LittleEndian.AppendUint32(nil, c.Value)[:1<<c.Size]
 	b := q.e.piece(uint64(c.Bytes))
 	for i := range b {

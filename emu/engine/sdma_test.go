@@ -10,7 +10,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -39,22 +38,22 @@ func TestCopyAsTheRuntimeDoesIt(t *testing.T) {
 		q := w.sdma(4096)
 		source, want := w.noise(1 << 20)
 		target := w.alloc(len(want))
-		dependency := w.signal(abi.Signal{Value: 1 << 32})
+		dependency := w.signal(Signal{Value: 1 << 32})
 		mailbox := w.alloc(8)
-		done := w.signal(abi.Signal{Value: 1, Mailbox: mailbox, Event: 9})
-		value := dependency + abi.SignalValue
-		commands := []abi.Command{
-			abi.Poll{Memory: true, Func: abi.PollEQ, Address: value + 4, Mask: 0xffff_ffff},
-			abi.Poll{Memory: true, Func: abi.PollEQ, Address: value, Mask: 0xffff_ffff},
-			abi.Timestamp{Address: done + abi.SignalStart},
-			abi.Poll{Func: abi.PollAlways, Mask: 0xffff_ffff, Address: 0x8000_0000}, // HDP flush
-			abi.CacheFlush{},
-			abi.Copy{Source: source, Target: target, Bytes: uint32(len(want))},
-			abi.CacheFlush{},
-			abi.Timestamp{Address: done + abi.SignalEnd},
-			abi.Atomic{Address: done + abi.SignalValue, Add: ^uint64(0)},
-			abi.Fence{Address: mailbox, Value: 9},
-			abi.Trap{Event: 9},
+		done := w.signal(Signal{Value: 1, Mailbox: mailbox, Event: 9})
+		value := dependency + SignalValue
+		commands := []Command{
+			Poll{Memory: true, Func: PollEQ, Address: value + 4, Mask: 0xffff_ffff},
+			Poll{Memory: true, Func: PollEQ, Address: value, Mask: 0xffff_ffff},
+			Timestamp{Address: done + SignalStart},
+			Poll{Func: PollAlways, Mask: 0xffff_ffff, Address: 0x8000_0000}, // HDP flush
+			CacheFlush{},
+			Copy{Source: source, Target: target, Bytes: uint32(len(want))},
+			CacheFlush{},
+			Timestamp{Address: done + SignalEnd},
+			Atomic{Address: done + SignalValue, Add: ^uint64(0)},
+			Fence{Address: mailbox, Value: 9},
+			Trap{Event: 9},
 		}
 		q.command(commands...)
 		time.Sleep(5 * ms)
@@ -65,7 +64,7 @@ func TestCopyAsTheRuntimeDoesIt(t *testing.T) {
 		if !bytes.Equal(want, w.get(target, len(want))) {
 			w.t.Error("what was copied is not what there was")
 		}
-		s := abi.DecodeSignal(w.get(done, abi.SignalBytes))
+		s := DecodeSignal(w.get(done, SignalBytes))
 		check(w, "signal", 0, s.Value)
 		check(w, "mailbox", 9, w.load(mailbox))
 		if took := time.Duration(s.End - s.Start); took < 20*us || took > 60*us {
@@ -83,21 +82,21 @@ func TestCommandsThatMoveData(t *testing.T) {
 		want := make([]byte, len(data))
 		memory := func() []byte { return w.get(target, len(want)) }
 
-		q.command(abi.Copy{Source: source + 3, Target: target + 5, Bytes: 300_001})
+		q.command(Copy{Source: source + 3, Target: target + 5, Bytes: 300_001})
 		copy(want[5:], data[3:][:300_001])
-		q.command(abi.Fill{Target: target + 400_000, Value: 0x1234_5678, Size: 2, Bytes: 100_000})
+		q.command(Fill{Target: target + 400_000, Value: 0x1234_5678, Size: 2, Bytes: 100_000})
 		for i := 400_000; i < 500_000; i += 4 {
 			binary.LittleEndian.PutUint32(want[i:], 0x1234_5678)
 		}
-		q.command(abi.Fill{Target: target + 500_001, Value: 0xab, Bytes: 7})
+		q.command(Fill{Target: target + 500_001, Value: 0xab, Bytes: 7})
 		copy(want[500_001:], bytes.Repeat([]byte{0xab}, 7))
 		// Longer than what is read of the ring at once.
-		q.command(abi.Write{Target: target + 510_000, Data: data[:6000]})
+		q.command(Write{Target: target + 510_000, Data: data[:6000]})
 		copy(want[510_000:], data[:6000])
 		// 3 by 2 by 2 elements of 4 bytes.
-		q.command(abi.CopyRect{
-			Source:  abi.Plane{Base: source, X: 1, Y: 2, Z: 1, Pitch: 10, Slice: 100},
-			Target:  abi.Plane{Base: target + 520_000, X: 2, Y: 1, Pitch: 7, Slice: 50},
+		q.command(CopyRect{
+			Source:  Plane{Base: source, X: 1, Y: 2, Z: 1, Pitch: 10, Slice: 100},
+			Target:  Plane{Base: target + 520_000, X: 2, Y: 1, Pitch: 7, Slice: 50},
 			Element: 2, Width: 3, Height: 2, Depth: 2,
 		})
 		for z := range 2 {
@@ -125,7 +124,7 @@ func TestSDMAOrderOfEffects(t *testing.T) {
 		names := map[uint64]string{target: "copy", fence: "fence", counter: "atomic", q.read: "position"}
 		var order []string
 		w.wrote = func(addr uint64, _ []byte) { order = append(order, names[addr]) }
-		q.command(abi.Copy{Source: source, Target: target, Bytes: 64}, abi.Fence{Address: fence, Value: 1}, abi.Atomic{Address: counter, Add: 1})
+		q.command(Copy{Source: source, Target: target, Bytes: 64}, Fence{Address: fence, Value: 1}, Atomic{Address: counter, Add: 1})
 		q.drain()
 		check(w, "order", []string{"copy", "position", "position", "fence", "position", "atomic"}, order)
 	})
@@ -139,9 +138,9 @@ func TestSDMARingsWrap(t *testing.T) {
 		counter := w.alloc(8)
 		sent := uint64(0)
 		for range 300 {
-			q.command(abi.Atomic{Address: counter, Add: 1}, abi.NOP{Skip: 3}, abi.Atomic{Address: counter, Add: 1})
+			q.command(Atomic{Address: counter, Add: 1}, NOP{Skip: 3}, Atomic{Address: counter, Add: 1})
 			var around []byte
-			for _, c := range []abi.Command{abi.NOP{}, abi.Atomic{Address: counter, Add: 1}} {
+			for _, c := range []Command{NOP{}, Atomic{Address: counter, Add: 1}} {
 				around = c.Append(around)
 			}
 			q.raw(around)
@@ -157,7 +156,7 @@ func TestACommandThatIsNotAllThereIsWaitedFor(t *testing.T) {
 	inWorld(t, func(w *world) {
 		q := w.sdma(1024)
 		counter := w.alloc(8)
-		b := abi.Atomic{Address: counter, Add: 1}.Append(abi.NOP{}.Append(nil))
+		b := Atomic{Address: counter, Add: 1}.Append(NOP{}.Append(nil))
 		q.raw(b[:20])
 		time.Sleep(5 * ms)
 		check(w, "before", []uint64{4, 0}, []uint64{w.load(q.read), w.load(counter)})
@@ -173,7 +172,7 @@ func TestPollsCompareMaskedDwords(t *testing.T) {
 		q := w.sdma(4096)
 		word := w.alloc(8)
 		w.store(word, 0xff_05)
-		q.command(abi.Poll{Memory: true, Func: abi.PollGT, Address: word, Value: 6, Mask: 0xff})
+		q.command(Poll{Memory: true, Func: PollGT, Address: word, Value: 6, Mask: 0xff})
 		time.Sleep(5 * ms)
 		check(w, "read position before", 0, w.load(q.read))
 		w.store(word, 0x07)
@@ -187,9 +186,9 @@ func TestAPollLooksOnceThoseBeforeItAreOver(t *testing.T) {
 		word := w.alloc(8)
 		w.store(word, 7)
 		q.command(
-			abi.Write{Target: word, Data: make([]byte, 4)},
-			abi.Poll{Memory: true, Func: abi.PollEQ, Address: word, Value: 7, Mask: 0xff},
-			abi.Fence{Address: word, Value: 1},
+			Write{Target: word, Data: make([]byte, 4)},
+			Poll{Memory: true, Func: PollEQ, Address: word, Value: 7, Mask: 0xff},
+			Fence{Address: word, Value: 1},
 		)
 		time.Sleep(5 * ms)
 		check(w, "word", 0, w.load(word))
@@ -208,23 +207,23 @@ func TestSDMAFaults(t *testing.T) {
 	}{
 		"illegal":     {[]byte{0x7f, 0, 0, 0}, 4},
 		"unknown sub": {[]byte{1, 99, 0, 0}, 4},
-		"copy":        {abi.Copy{Source: nowhere, Target: ramBase, Bytes: 4}.Append(nil), nowhere},
-		"fence":       {abi.Fence{Address: nowhere}.Append(nil), nowhere},
-		"poll":        {abi.Poll{Memory: true, Func: abi.PollEQ, Address: nowhere}.Append(nil), nowhere},
+		"copy":        {Copy{Source: nowhere, Target: ramBase, Bytes: 4}.Append(nil), nowhere},
+		"fence":       {Fence{Address: nowhere}.Append(nil), nowhere},
+		"poll":        {Poll{Memory: true, Func: PollEQ, Address: nowhere}.Append(nil), nowhere},
 		// A NOP of 64 KiB does not fit a ring of 1 KiB.
-		"too long": {abi.NOP{Skip: 0x3fff}.Append(nil)[:8], 4},
+		"too long": {NOP{Skip: 0x3fff}.Append(nil)[:8], 4},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(w *world) {
 				q := w.sdma(1024)
 				counter := w.alloc(8)
-				q.raw(append(abi.NOP{}.Append(nil), test.commands...))
-				q.raw(abi.Atomic{Address: counter, Add: 1}.Append(nil))
+				q.raw(append(NOP{}.Append(nil), test.commands...))
+				q.raw(Atomic{Address: counter, Add: 1}.Append(nil))
 				got := <-w.faults
 				time.Sleep(20 * ms)
 				want := fault{q.serial, test.address}
-				if want.Address < abi.PacketBytes {
+				if want.Address < PacketBytes {
 					want.Address += q.base
 				}
 				check(w, "fault", want, got)
@@ -239,7 +238,7 @@ func TestASuspendedCopyHasNoEffect(t *testing.T) {
 		q := w.unmapped(gpreempt.QueueSDMA, 4096)
 		source, want := w.noise(100)
 		target := w.alloc(len(want))
-		q.command(abi.Copy{Source: source, Target: target, Bytes: 100})
+		q.command(Copy{Source: source, Target: target, Bytes: 100})
 		time.Sleep(20 * ms)
 		check(w, "while it is not mapped", make([]byte, 100), w.get(target, 100))
 		w.run(q)

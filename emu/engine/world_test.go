@@ -11,7 +11,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -127,26 +126,26 @@ func (r *ram) get(addr uint64, n int) []byte {
 }
 
 // signal allocates a signal.
-func (r *ram) signal(s abi.Signal) uint64 {
-	at := r.alloc(abi.SignalBytes)
-	s.Kind = abi.SignalUser
-	r.do(at, abi.SignalBytes, s.Put)
+func (r *ram) signal(s Signal) uint64 {
+	at := r.alloc(SignalBytes)
+	s.Kind = SignalUser
+	r.do(at, SignalBytes, s.Put)
 	return at
 }
 
-func (r *ram) value(signal uint64) int64 { return int64(r.load(signal + abi.SignalValue)) }
+func (r *ram) value(signal uint64) int64 { return int64(r.load(signal + SignalValue)) }
 
 // kernel allocates an emulated kernel.
-func (r *ram) kernel(k abi.Kernel) uint64 {
-	at := r.alloc(abi.KernelBytes)
-	r.do(at, abi.KernelBytes, k.Put)
+func (r *ram) kernel(k Kernel) uint64 {
+	at := r.alloc(KernelBytes)
+	r.do(at, KernelBytes, k.Put)
 	return at
 }
 
 // mix allocates a kernarg.
-func (r *ram) mix(m abi.Mix) uint64 {
-	at := r.alloc(abi.MixBytes)
-	r.do(at, abi.MixBytes, m.Put)
+func (r *ram) mix(m Mix) uint64 {
+	at := r.alloc(MixBytes)
+	r.do(at, MixBytes, m.Put)
 	return at
 }
 
@@ -339,7 +338,7 @@ func (w *world) spec(q *ring, typ gpreempt.QueueType) Queue {
 // aql makes a compute queue with that many slots.
 func (w *world) aql(slots int) *ring {
 	w.t.Helper()
-	return w.queue(gpreempt.QueueCompute, slots*abi.PacketBytes)
+	return w.queue(gpreempt.QueueCompute, slots*PacketBytes)
 }
 
 // run has exactly these queues run, and returns when they do.
@@ -383,7 +382,7 @@ type putter interface{ Put(slot []byte) uint32 }
 // reserve takes the next slot, once it is free.
 func (q *ring) reserve() (index uint64) {
 	index = q.w.add(q.write, 1)
-	for index-q.w.load(q.read) >= q.bytes/abi.PacketBytes {
+	for index-q.w.load(q.read) >= q.bytes/PacketBytes {
 		time.Sleep(10 * us) // virtual
 	}
 	return index
@@ -391,8 +390,8 @@ func (q *ring) reserve() (index uint64) {
 
 // publish writes a packet as several producers have to.
 func (q *ring) publish(index uint64, p putter) {
-	slot := q.base + index*abi.PacketBytes%q.bytes
-	var body [abi.PacketBytes]byte
+	slot := q.base + index*PacketBytes%q.bytes
+	var body [PacketBytes]byte
 	first := p.Put(body[:])
 	q.w.put(slot+4, body[4:])
 	q.w.put(slot, binary.LittleEndian.AppendUint32(nil, first))
@@ -411,7 +410,7 @@ func (q *ring) send(packets ...putter) {
 
 // command puts SDMA commands on the ring in one piece, padding to its end if need be,
 // as ROCr does, and rings.
-func (q *ring) command(commands ...abi.Command) {
+func (q *ring) command(commands ...Command) {
 	var b []byte
 	for _, c := range commands {
 		b = c.Append(b)
@@ -458,18 +457,18 @@ type mixes struct {
 	sent                     uint64
 }
 
-func (w *world) mixes(k abi.Kernel) *mixes {
-	k.Op = abi.OpMix
-	return &mixes{w: w, kernel: w.kernel(k), result: w.alloc(abi.ResultBytes), progress: w.alloc(8)}
+func (w *world) mixes(k Kernel) *mixes {
+	k.Op = OpMix
+	return &mixes{w: w, kernel: w.kernel(k), result: w.alloc(ResultBytes), progress: w.alloc(8)}
 }
 
 // packet returns one more packet that runs the kernel.
-func (x *mixes) packet(barrier bool, completion uint64) abi.Dispatch {
+func (x *mixes) packet(barrier bool, completion uint64) Dispatch {
 	x.sent++
-	x.hash = abi.MixHash(x.hash, x.sent)
-	return abi.Dispatch{
-		Header: abi.MakeHeader(abi.PacketDispatch, barrier), Dimensions: 1, Kernel: x.kernel,
-		Kernarg:    x.w.mix(abi.Mix{Result: x.result, Value: x.sent, Progress: x.progress}),
+	x.hash = MixHash(x.hash, x.sent)
+	return Dispatch{
+		Header: MakeHeader(PacketDispatch, barrier), Dimensions: 1, Kernel: x.kernel,
+		Kernarg:    x.w.mix(Mix{Result: x.result, Value: x.sent, Progress: x.progress}),
 		Completion: completion,
 	}
 }

@@ -42,7 +42,7 @@ type Config struct {
 	Profile string
 	// Seed decides the jitter of modelled durations.
 	Seed uint64
-	// KernelTime is the duration of a kernel that does not define its own: see package abi.
+	// KernelTime is the duration of a kernel that does not define its own: see package engine.
 	// 0 is a millisecond.
 	KernelTime time.Duration
 	// Shim is the program whose verb "exec" starts others under the emulator: emu/cmd/kfdemu.

@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
+	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -452,7 +452,7 @@ func TestReportShowsProgress(t *testing.T) {
 		p := start(t, t.Context(), m, "--duration", "100000")
 		p.await("ready")
 		p.flying(0)
-		for progress := uint64(0); progress < abi.WholeGPU/2; <-time.After(tick) {
+		for progress := uint64(0); progress < engine.WholeGPU/2; <-time.After(tick) {
 			p.say("report")
 			progress = p.await("report").Queues[0].Progress
 		}

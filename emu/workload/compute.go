@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
+	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -21,7 +21,7 @@ const (
 	offWrite  = 0
 	offRead   = 128
 	offResult = 256 // the count, then the hash
-	offKernel = 320 // the abi.Kernel
+	offKernel = 320 // the engine.Kernel
 	offEOP    = 4096
 	eopBytes  = 4096
 	offRing   = 8192
@@ -49,9 +49,9 @@ func newCompute(d *device, g gpu, wake *event, cfg Config) (*compute, error) {
 		q.slots *= 2
 	}
 	slots := int(q.slots)
-	q.offSignals = offRing + slots*abi.PacketBytes
-	q.offArgs = q.offSignals + slots*abi.SignalBytes
-	q.offProgress = q.offArgs + slots*abi.MixBytes
+	q.offSignals = offRing + slots*engine.PacketBytes
+	q.offArgs = q.offSignals + slots*engine.SignalBytes
+	q.offProgress = q.offArgs + slots*engine.MixBytes
 	var err error
 	if q.mem, err = newRegion(q.offProgress + slots*8); err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func newCompute(d *device, g gpu, wake *event, cfg Config) (*compute, error) {
 	if q.save, err = newRegion(int(g.XCCs) * (int(g.SaveArea) + debugBytes)); err != nil {
 		return nil, errors.Join(err, q.mem.free())
 	}
-	abi.Kernel{Op: abi.OpMix, Occupancy: cfg.Occupancy, Duration: cfg.Kernel}.Put(q.mem.mem[offKernel:])
+	engine.Kernel{Op: engine.OpMix, Occupancy: cfg.Occupancy, Duration: cfg.Kernel}.Put(q.mem.mem[offKernel:])
 	return q, nil
 }
 
@@ -73,7 +73,7 @@ func (q *compute) reset() {
 		q.mem.u64(off).Store(0)
 	}
 	for slot := range q.slots {
-		q.mem.u32(offRing + int(slot)*abi.PacketBytes).Store(uint32(abi.PacketInvalid))
+		q.mem.u32(offRing + int(slot)*engine.PacketBytes).Store(uint32(engine.PacketInvalid))
 		q.signal(slot).Store(0)
 	}
 	q.written = 0
@@ -85,7 +85,7 @@ func (q *compute) create() (id uint32, err error) {
 		RingBaseAddress:       q.mem.addr(offRing),
 		WritePointerAddress:   q.mem.addr(offWrite),
 		ReadPointerAddress:    q.mem.addr(offRead),
-		RingSize:              uint32(q.slots * abi.PacketBytes),
+		RingSize:              uint32(q.slots * engine.PacketBytes),
 		GPUID:                 uint32(q.gpu.ID),
 		QueueType:             kfd.QueueTypeComputeAQL,
 		QueuePercentage:       100,
@@ -101,10 +101,10 @@ func (q *compute) create() (id uint32, err error) {
 
 // signal returns the value of the completion signal of packet n.
 func (q *compute) signal(n uint64) *atomic.Uint64 {
-	return q.mem.u64(q.signalAt(n) + abi.SignalValue)
+	return q.mem.u64(q.signalAt(n) + engine.SignalValue)
 }
 
-func (q *compute) signalAt(n uint64) int { return q.offSignals + int(n%q.slots)*abi.SignalBytes }
+func (q *compute) signalAt(n uint64) int { return q.offSignals + int(n%q.slots)*engine.SignalBytes }
 
 // room reports whether the ring has space for another packet besides the last one.
 func (q *compute) room() bool { return q.written+1-q.mem.u64(offRead).Load() < q.slots }
@@ -112,11 +112,11 @@ func (q *compute) room() bool { return q.written+1-q.mem.u64(offRead).Load() < q
 // push submits a kernel that mixes value into the result, and returns value.
 func (q *compute) push(value uint64) uint64 {
 	slot := int(q.written % q.slots)
-	args, progress := q.offArgs+slot*abi.MixBytes, q.offProgress+slot*8
+	args, progress := q.offArgs+slot*engine.MixBytes, q.offProgress+slot*8
 	q.mem.u64(progress).Store(0)
-	abi.Mix{Result: q.mem.addr(offResult), Value: value, Progress: q.mem.addr(progress)}.Put(q.mem.mem[args:])
-	q.submit(abi.Dispatch{
-		Header: abi.MakeHeader(abi.PacketDispatch, true), Dimensions: 1, Workgroup: [3]uint16{1, 1, 1}, Grid: [3]uint32{1, 1, 1},
+	engine.Mix{Result: q.mem.addr(offResult), Value: value, Progress: q.mem.addr(progress)}.Put(q.mem.mem[args:])
+	q.submit(engine.Dispatch{
+		Header: engine.MakeHeader(engine.PacketDispatch, true), Dimensions: 1, Workgroup: [3]uint16{1, 1, 1}, Grid: [3]uint32{1, 1, 1},
 		Kernel: q.mem.addr(offKernel), Kernarg: q.mem.addr(args), Completion: q.mem.addr(q.signalAt(q.written)),
 	})
 	return value
@@ -124,7 +124,7 @@ func (q *compute) push(value uint64) uint64 {
 
 // seal submits the last packet: a barrier that depends on the one before it.
 func (q *compute) seal() {
-	b := abi.Barrier{Header: abi.MakeHeader(abi.PacketBarrierAnd, true), Completion: q.mem.addr(q.signalAt(q.written))}
+	b := engine.Barrier{Header: engine.MakeHeader(engine.PacketBarrierAnd, true), Completion: q.mem.addr(q.signalAt(q.written))}
 	if q.written > 0 {
 		b.Deps[0] = q.mem.addr(q.signalAt(q.written - 1))
 	}
@@ -133,13 +133,13 @@ func (q *compute) seal() {
 
 // submit arms the signal of the next packet and submits the packet.
 func (q *compute) submit(packet interface{ Put(slot []byte) uint32 }) {
-	signal := abi.Signal{Kind: abi.SignalUser, Value: 1}
+	signal := engine.Signal{Kind: engine.SignalUser, Value: 1}
 	if q.wake != nil {
 		signal.Mailbox, signal.Event = q.wake.mailbox, q.wake.id
 	}
 	signal.Put(q.mem.mem[q.signalAt(q.written):])
-	slot := offRing + int(q.written%q.slots)*abi.PacketBytes
-	first := packet.Put(q.mem.mem[slot:][:abi.PacketBytes])
+	slot := offRing + int(q.written%q.slots)*engine.PacketBytes
+	first := packet.Put(q.mem.mem[slot:][:engine.PacketBytes])
 	// The header comes last: until then the GPU waits there.
 	q.mem.u32(slot).Store(first)
 	q.written++
@@ -156,7 +156,7 @@ func (q *compute) done(n uint64) (bool, error) {
 	default:
 		return false, fmt.Errorf("the completion signal of packet %d is %d, want 1 before and 0 after the packet", n, int64(v))
 	}
-	if kind := abi.Header(q.mem.u32(offRing + int(n%q.slots)*abi.PacketBytes).Load()).Type(); kind != abi.PacketInvalid {
+	if kind := engine.Header(q.mem.u32(offRing + int(n%q.slots)*engine.PacketBytes).Load()).Type(); kind != engine.PacketInvalid {
 		return false, fmt.Errorf("packet %d has completed, but its slot still has a packet of type %d", n, kind)
 	}
 	return true, nil
@@ -168,7 +168,7 @@ func (q *compute) over(n uint64) (bool, error) {
 	if !over || err != nil {
 		return false, err
 	}
-	if p := q.progress(n); p != abi.WholeGPU {
+	if p := q.progress(n); p != engine.WholeGPU {
 		return false, fmt.Errorf("packet %d has completed, but its progress is %d millionths", n, p)
 	}
 	if count, _ := q.result(); count <= n {

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
+	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -107,15 +107,15 @@ func (q *copier) push(value uint64) uint64 {
 	clear(q.destination(n))
 	q.fence(n).Store(0)
 	source := q.mem.addr(q.copyAt(n))
-	commands := abi.Copy{Source: source, Target: source + copyBytes, Bytes: copyBytes}.Append(nil)
-	commands = abi.Fence{Address: q.mem.addr(q.fenceAt(n)), Value: uint32(n + 1)}.Append(commands)
+	commands := engine.Copy{Source: source, Target: source + copyBytes, Bytes: copyBytes}.Append(nil)
+	commands = engine.Fence{Address: q.mem.addr(q.fenceAt(n)), Value: uint32(n + 1)}.Append(commands)
 	if q.wake != nil {
-		commands = abi.Fence{Address: q.wake.mailbox, Value: q.wake.id}.Append(commands)
-		commands = abi.Trap{Event: q.wake.id}.Append(commands)
+		commands = engine.Fence{Address: q.wake.mailbox, Value: q.wake.id}.Append(commands)
+		commands = engine.Trap{Event: q.wake.id}.Append(commands)
 	}
 	if rest := copyRing - int(q.written%copyRing); rest < len(commands) {
 		// No command crosses the end of the ring.
-		q.put(abi.NOP{Skip: uint32(rest/4 - 1)}.Append(nil))
+		q.put(engine.NOP{Skip: uint32(rest/4 - 1)}.Append(nil))
 	}
 	q.put(commands)
 	q.pushed++
@@ -142,7 +142,7 @@ func fillCopy(b []byte, value uint64) {
 func copySum(b []byte) uint64 {
 	var sum uint64
 	for i := 0; i < len(b); i += 8 {
-		sum = abi.MixHash(sum, binary.LittleEndian.Uint64(b[i:]))
+		sum = engine.MixHash(sum, binary.LittleEndian.Uint64(b[i:]))
 	}
 	return sum
 }
@@ -163,7 +163,7 @@ func (q *copier) over(n uint64) (bool, error) {
 	if !bytes.Equal(q.source(n), q.destination(n)) {
 		return false, fmt.Errorf("copy %d differs from its source", n)
 	}
-	q.hash = abi.MixHash(q.hash, copySum(q.destination(n)))
+	q.hash = engine.MixHash(q.hash, copySum(q.destination(n)))
 	q.count = n + 1
 	return true, nil
 }

@@ -1,7 +1,7 @@
 // Package workload implements a program that gives GPUs work through /dev/kfd, with only
 // system calls and memory, and proves that every packet ran exactly once and in order.
 //
-// It is for tests, samples and the demo: an emulator runs the packets (see package abi),
+// It is for tests, samples and the demo: an emulator runs the packets (see package engine),
 // not hardware. A real GPU needs its ring, its signals and the code of its kernels in
 // memory that was allocated and mapped for it; here they are in plain memory of the
 // process.

@@ -6,13 +6,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
+	"github.com/gpreempt/gpreempt/emu/engine"
 )
 
 // head is the packet at the head of a queue, with its kernel's arguments.
-func (q *fakeQueue) head() ([]byte, abi.Mix) {
+func (q *fakeQueue) head() ([]byte, engine.Mix) {
 	packet := q.packet(q.read)
-	return packet, abi.DecodeMix(q.get(abi.DecodeDispatch(packet).Kernarg, abi.MixBytes))
+	return packet, engine.DecodeMix(q.get(engine.DecodeDispatch(packet).Kernarg, engine.MixBytes))
 }
 
 // The work of a queue is proved even if the queue is destroyed in the middle of it.
@@ -29,8 +29,8 @@ func TestAbandonedPacketsAreProved(t *testing.T) {
 		}, "when each runs once and in order"},
 		{"a packet that did not run is marked complete", func(q *fakeQueue) {
 			packet, _ := q.head()
-			q.put(q.slot(q.read), []byte{byte(abi.PacketInvalid), 0})
-			q.put64(abi.CompletionOf(packet)+abi.SignalValue, 0)
+			q.put(q.slot(q.read), []byte{byte(engine.PacketInvalid), 0})
+			q.put64(engine.CompletionOf(packet)+engine.SignalValue, 0)
 		}, "the completion signal of packet 0 is 0"},
 		{"a packet that ran is not marked complete", func(q *fakeQueue) {
 			_, mix := q.head()

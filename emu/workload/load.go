@@ -10,7 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
+	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
@@ -245,7 +245,7 @@ func (l *load) tally() *Tally {
 		sum.Count += t.count
 		sum.Abandoned += t.abandoned
 		sum.Made += t.made
-		hash = abi.MixHash(hash, t.hash)
+		hash = engine.MixHash(hash, t.hash)
 	}
 	sum.Hash, sum.OK = hexadecimal(hash), !l.failed.Load()
 	sum.P50US, sum.P99US = float64(all.Quantile(0.50))/1000, float64(all.Quantile(0.99))/1000

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
+	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -302,73 +302,73 @@ func (q *fakeQueue) wrong(f fault) bool { return q.m.fault == f && q.ran == 8 }
 // dispatch spends a tick on the packet at the head.
 func (q *fakeQueue) dispatch() {
 	packet := q.packet(q.read)
-	if !abi.Ready(packet) {
+	if !engine.Ready(packet) {
 		return
 	}
-	if abi.HeaderOf(packet).Type() == abi.PacketDispatch {
-		kernel, _ := abi.DecodeKernel(q.get(abi.DecodeDispatch(packet).Kernel, abi.KernelBytes))
-		mix := abi.DecodeMix(q.get(abi.DecodeDispatch(packet).Kernarg, abi.MixBytes))
+	if engine.HeaderOf(packet).Type() == engine.PacketDispatch {
+		kernel, _ := engine.DecodeKernel(q.get(engine.DecodeDispatch(packet).Kernel, engine.KernelBytes))
+		mix := engine.DecodeMix(q.get(engine.DecodeDispatch(packet).Kernarg, engine.MixBytes))
 		if ticks := int(kernel.Duration / tick); q.ticks < ticks {
 			q.ticks++
-			q.put64(mix.Progress, uint64(abi.WholeGPU*q.ticks/(ticks+1)))
+			q.put64(mix.Progress, uint64(engine.WholeGPU*q.ticks/(ticks+1)))
 			return
 		}
 	}
-	for _, dep := range abi.DecodeBarrier(packet).Deps {
-		if abi.HeaderOf(packet).Type() == abi.PacketBarrierAnd && dep != 0 && q.u64(dep+abi.SignalValue) != 0 {
+	for _, dep := range engine.DecodeBarrier(packet).Deps {
+		if engine.HeaderOf(packet).Type() == engine.PacketBarrierAnd && dep != 0 && q.u64(dep+engine.SignalValue) != 0 {
 			return
 		}
 	}
 	q.finish()
 }
 
-func (q *fakeQueue) packet(n uint64) []byte { return q.get(q.slot(n), abi.PacketBytes) }
+func (q *fakeQueue) packet(n uint64) []byte { return q.get(q.slot(n), engine.PacketBytes) }
 
 func (q *fakeQueue) slot(n uint64) uint64 {
-	return q.args.RingBaseAddress + n*abi.PacketBytes%uint64(q.args.RingSize)
+	return q.args.RingBaseAddress + n*engine.PacketBytes%uint64(q.args.RingSize)
 }
 
-// finish ends the packet at the head, in the order of package abi.
+// finish ends the packet at the head, in the order of package engine.
 func (q *fakeQueue) finish() {
 	q.ran++
 	q.ticks = 0
 	packet := q.packet(q.read)
-	if abi.HeaderOf(packet).Type() == abi.PacketDispatch && !q.wrong(never) {
-		mix := abi.DecodeMix(q.get(abi.DecodeDispatch(packet).Kernarg, abi.MixBytes))
+	if engine.HeaderOf(packet).Type() == engine.PacketDispatch && !q.wrong(never) {
+		mix := engine.DecodeMix(q.get(engine.DecodeDispatch(packet).Kernarg, engine.MixBytes))
 		q.mix(mix)
 		if q.wrong(twice) {
 			q.mix(mix)
 		}
 	}
 	if !q.wrong(header) {
-		q.put(q.slot(q.read), []byte{byte(abi.PacketInvalid), 0})
+		q.put(q.slot(q.read), []byte{byte(engine.PacketInvalid), 0})
 	}
 	q.read++
 	if q.m.fault != behind || q.ran < 8 {
 		q.put64(q.args.ReadPointerAddress, q.read)
 	}
-	at := abi.CompletionOf(packet)
-	signal := abi.DecodeSignal(q.get(at, abi.SignalBytes))
+	at := engine.CompletionOf(packet)
+	signal := engine.DecodeSignal(q.get(at, engine.SignalBytes))
 	signal.Value--
 	if q.wrong(decrement) {
 		signal.Value--
 	}
-	q.put64(at+abi.SignalValue, uint64(signal.Value))
+	q.put64(at+engine.SignalValue, uint64(signal.Value))
 	if signal.Mailbox != 0 && (q.m.fault != silent || q.ran < 8) {
 		q.put64(signal.Mailbox, uint64(signal.Event))
 		q.m.raise(signal.Event)
 	}
 }
 
-func (q *fakeQueue) mix(mix abi.Mix) {
+func (q *fakeQueue) mix(mix engine.Mix) {
 	count, hash := q.u64(mix.Result), q.u64(mix.Result+8)
 	if q.wrong(swapped) {
 		mix.Value++
 	}
-	q.put64(mix.Result+8, abi.MixHash(hash, mix.Value))
+	q.put64(mix.Result+8, engine.MixHash(hash, mix.Value))
 	q.put64(mix.Result, count+1)
 	if !q.wrong(progress) {
-		q.put64(mix.Progress, abi.WholeGPU)
+		q.put64(mix.Progress, engine.WholeGPU)
 	}
 }
 
@@ -376,12 +376,12 @@ func (q *fakeQueue) mix(mix abi.Mix) {
 func (q *fakeQueue) copy() {
 	at, size := q.read%uint64(q.args.RingSize), uint64(q.args.RingSize)
 	rest := min(size-at, q.u64(q.args.WritePointerAddress)-q.read)
-	command, n, err := abi.DecodeCommand(q.get(q.args.RingBaseAddress+at, int(rest)))
+	command, n, err := engine.DecodeCommand(q.get(q.args.RingBaseAddress+at, int(rest)))
 	if err != nil {
 		q.m.t.Errorf("an SDMA command of the client: %v", err)
 		return
 	}
-	if c, ok := command.(abi.Copy); ok {
+	if c, ok := command.(engine.Copy); ok {
 		q.ran++
 		b := q.get(c.Source, int(c.Bytes))
 		if q.wrong(flipped) {
@@ -392,12 +392,12 @@ func (q *fakeQueue) copy() {
 	q.read += uint64(n)
 	q.put64(q.args.ReadPointerAddress, q.read)
 	switch c := command.(type) {
-	case abi.Fence:
+	case engine.Fence:
 		if q.wrong(fence) {
 			c.Value += 7
 		}
 		q.put(c.Address, binary.LittleEndian.AppendUint32(nil, c.Value))
-	case abi.Trap:
+	case engine.Trap:
 		q.m.raise(c.Event)
 	}
 }

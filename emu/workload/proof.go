@@ -3,7 +3,7 @@ package workload
 import (
 	"fmt"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
+	"github.com/gpreempt/gpreempt/emu/engine"
 )
 
 // step64 is the difference between one state of SplitMix64 and the next.
@@ -33,7 +33,7 @@ func newProof(window int) proof { return proof{hashes: make([]uint64, window+1)}
 
 // push records a packet.
 func (p *proof) push(value uint64) {
-	hash := abi.MixHash(p.hash(), value)
+	hash := engine.MixHash(p.hash(), value)
 	p.pushed++
 	p.hashes[p.pushed%uint64(len(p.hashes))] = hash
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
+	"github.com/gpreempt/gpreempt/emu/engine"
 )
 
 // mappingFlags are the flags of the mapping that begins at addr or before, as
@@ -53,7 +53,7 @@ func TestProofHoldsForWhatRanOnceAndInOrder(t *testing.T) {
 		}
 		hash := func(values []uint64) (h uint64) {
 			for _, v := range values {
-				h = abi.MixHash(h, v)
+				h = engine.MixHash(h, v)
 			}
 			return h
 		}

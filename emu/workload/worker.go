@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpreempt/gpreempt/emu/abi"
+	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
@@ -81,8 +81,8 @@ func (t *total) add(packets, count, hash, want uint64) {
 	t.packets += packets
 	t.count += count
 	t.abandoned += packets - min(count, packets)
-	t.hash = abi.MixHash(t.hash, hash)
-	t.want = abi.MixHash(t.want, want)
+	t.hash = engine.MixHash(t.hash, hash)
+	t.want = engine.MixHash(t.want, want)
 }
 
 // prepare creates the event, the memory and the first queue.

@@ -129,14 +129,13 @@ var table = []struct {
 		apiV1, "emu/gpumodel", "emu/sim", "internal/api", "internal/daemon", "internal/hrtimer", "internal/stat", "pkg/client", "pkg/gpreempt",
 	}}},
 	{"emu/seccomp", rule{kernel: true, unsafe: true}},
-	{"emu/abi", rule{stdOnly: true}},
 	{"emu/tree", rule{kernel: true}},
 	{"emu/host", rule{imports: []string{"emu/driver", "pkg/gpreempt"}, kernel: true}},
-	{"emu/engine", rule{imports: []string{"emu/gpumodel", "internal/hrtimer", "emu/abi", "pkg/gpreempt"}, stdOnly: true, unsafe: true}},
+	{"emu/engine", rule{imports: []string{"emu/gpumodel", "internal/hrtimer", "pkg/gpreempt"}, stdOnly: true, unsafe: true}},
 	{"emu/kfdemu", rule{imports: []string{
 		"emu/board", "emu/driver", "emu/engine", "emu/gpumodel", "emu/host", "emu/seccomp", "emu/tree", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
-	{"emu/workload", rule{imports: []string{"emu/abi", "internal/stat", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"emu/workload", rule{imports: []string{"emu/engine", "internal/stat", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	{"emu/cmd/kfdemu", rule{imports: []string{
 		"emu/demo", "emu/driver", "emu/gpumodel", "emu/kfdemu", "emu/sim", "emu/workload", "internal/api", "internal/config", "internal/daemon",
 		"pkg/discovery", "pkg/gpreempt",

@@ -1,5 +1,5 @@
 /*
- * The emulated kernel (package abi): what a kernel_object points to, its kernarg, and
+ * The emulated kernel (package engine): what a kernel_object points to, its kernarg, and
  * what it comes to. A kernel for a real GPU has no effect on the emulated one.
  */
 #ifndef ROCM_KERNEL_H

@@ -1,4 +1,4 @@
-package abi
+package engine
 
 import (
 	"encoding/binary"
