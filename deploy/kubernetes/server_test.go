@@ -283,7 +283,7 @@ func freeAddresses(t *testing.T, n int) (addresses []string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer l.Close() // after all are chosen, so that they differ
+		defer l.Close() // once all are chosen, so that they differ
 		addresses = append(addresses, l.Addr().String())
 	}
 	return addresses

@@ -46,14 +46,14 @@ type traceEvent struct {
 	Args  map[string]any `json:"args,omitempty"`
 }
 
-// chromeTrace is the JSON Object Format of it.
+// chromeTrace is its JSON Object Format.
 type chromeTrace struct {
 	Unit   string            `json:"displayTimeUnit"`
 	Other  map[string]string `json:"otherData"`
 	Events []traceEvent      `json:"traceEvents"`
 }
 
-// write writes one event a line.
+// write writes one event per line.
 func (c *chromeTrace) write(w io.Writer) error {
 	other, err := plainJSON(c.Other)
 	if err != nil {
@@ -79,23 +79,23 @@ func (c *chromeTrace) write(w io.Writer) error {
 	return err
 }
 
-// traceInput is what a trace is made of.
+// traceInput is the source of a trace.
 type traceInput struct {
-	// events are all the daemon remembers, in their order.
+	// events are all that the daemon keeps, in order.
 	events []*gpreemptv1.Event
-	// now is the daemon's clock at the export, and comms the names of targets by id.
+	// now is the daemon's clock at the export. comms are the names of targets by id.
 	now   time.Duration
 	comms map[string]string
-	// since leaves out what was over that long before now, unless it is 0, and lease,
-	// unless it is "", what has nothing to do with that lease.
+	// since, unless 0, omits what ended longer before now. lease, unless "", omits what
+	// does not concern that lease.
 	since time.Duration
 	lease string
 }
 
-// traceMaker makes a trace. Times are those of the daemon's clock.
+// traceMaker makes a trace. Times are of the daemon's clock.
 type traceMaker struct {
 	traceInput
-	// leases are the ids by number: the first has 1.
+	// leases are the ids by number, from 1.
 	leases  []string
 	numbers map[string]scheduler.LeaseID
 	// lanes and rows are the tracks of leases and of targets.
@@ -104,7 +104,7 @@ type traceMaker struct {
 	out   []traceEvent
 }
 
-// traceOf makes a trace of events. Whatever they are, in whatever order, it is valid.
+// traceOf makes a trace of events. It is valid for any events in any order.
 func traceOf(in traceInput) []traceEvent {
 	m := traceMaker{
 		traceInput: in, numbers: map[string]scheduler.LeaseID{}, lanes: map[scheduler.LeaseID]int{}, rows: map[gpreempt.ProcessKey]int{},
@@ -127,12 +127,12 @@ func traceOf(in traceInput) []traceEvent {
 	for i, e := range in.events {
 		m.instant(e, records[i])
 	}
-	// What is within another follows it; a sort that keeps the order keeps that.
+	// A nested span follows the outer one, which a stable sort preserves.
 	slices.SortStableFunc(m.out, func(a, b traceEvent) int { return cmp.Compare(*a.TS, *b.TS) })
 	return append(m.names(), m.out...)
 }
 
-// wanted reports whether something that was over at a time, for a lease or none, is asked for.
+// wanted reports whether something that ended at a time, for a lease or none, is selected.
 func (m *traceMaker) wanted(end time.Duration, lease scheduler.LeaseID) bool {
 	return (m.since == 0 || end >= m.now-m.since) && (m.lease == "" || m.leaseID(lease) == m.lease)
 }
@@ -154,10 +154,10 @@ func (m *traceMaker) record(e *gpreemptv1.Event) scheduler.Record {
 	return spans.RecordOf(e, m.numbers[id])
 }
 
-// layOut returns each target a track, and each lease the first that is free: leases
+// layOut assigns a track to each target, and to each lease the first free one: leases
 // overlap, and the spans of a track must not.
 func (m *traceMaker) layOut(all []spans.Span) {
-	var free []time.Duration // by lane, when its last lease ends
+	var free []time.Duration // when the last lease ends, by lane
 	for _, s := range all {
 		if _, known := m.rows[s.Target]; !known && !s.Target.IsZero() {
 			m.rows[s.Target] = len(m.rows) + 1
@@ -182,7 +182,7 @@ func (m *traceMaker) emit(e traceEvent, t time.Duration) {
 	m.out = append(m.out, e)
 }
 
-// span writes a span, and what belongs to it.
+// span writes a span with its arrow or answer.
 func (m *traceMaker) span(s spans.Span) {
 	args := map[string]any{}
 	note := func(key, value string) {
@@ -197,14 +197,14 @@ func (m *traceMaker) span(s spans.Span) {
 		args["mechanism_us"] = traceTime(s.Took)
 	}
 	if s.Clipped {
-		args["clipped"] = "it began before the oldest event that is kept"
+		args["clipped"] = "began before the oldest event that is kept"
 	}
 	if s.Open {
-		args["open"] = "it had not ended when this was exported"
+		args["open"] = "had not ended at the export"
 	}
 	e := traceEvent{Name: s.Kind.String(), Phase: "X", Dur: at(s.End - s.Begin), Args: args}
 	switch {
-	case s.Kind == spans.Announce: // it overlaps others
+	case s.Kind == spans.Announce: // overlaps others
 		if !s.Open {
 			m.emit(traceEvent{
 				Name: "answered", Phase: "i", Cat: "lease", PID: groupLeases, TID: m.lanes[s.Lease], Scope: "t",
@@ -222,7 +222,7 @@ func (m *traceMaker) span(s spans.Span) {
 		args["target_id"] = s.Target.String()
 	}
 	m.emit(e, s.Begin)
-	// An arrow from the lease to what it suspends.
+	// An arrow from the lease to the target that it suspends.
 	if lane := m.lanes[s.Lease]; s.Kind == spans.Suspending && !s.Clipped && lane != 0 {
 		arrow := traceEvent{Name: "decided", Cat: "lease", ID: s.Seq}
 		from, to := arrow, arrow
@@ -233,7 +233,7 @@ func (m *traceMaker) span(s spans.Span) {
 	}
 }
 
-// instant writes what happened at once.
+// instant writes an event without duration.
 func (m *traceMaker) instant(e *gpreemptv1.Event, r scheduler.Record) {
 	i := traceEvent{Phase: "i", Cat: "daemon", PID: groupDaemon, TID: 1, Scope: "t", Args: map[string]any{"revision": e.GetRevision()}}
 	switch e.GetKind() {

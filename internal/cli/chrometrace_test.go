@@ -21,7 +21,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler/schedulertest"
 )
 
-// eventOf writes a record as the daemon does.
+// eventOf converts a record like the daemon.
 func eventOf(revision uint64, r scheduler.Record) *gpreemptv1.Event {
 	e := &gpreemptv1.Event{
 		Revision: revision, Kind: gpreemptv1.EventKind(r.Kind),
@@ -41,7 +41,7 @@ func eventOf(revision uint64, r scheduler.Record) *gpreemptv1.Event {
 	return e
 }
 
-// history is a scheduler and what it recorded.
+// history is a scheduler and its records.
 type history struct {
 	core   *scheduler.Core
 	events []*gpreemptv1.Event
@@ -62,7 +62,7 @@ func (h *history) step(now time.Duration, ev scheduler.Event) (seqs []uint64) {
 
 const us = time.Microsecond
 
-// preemption is one lease that takes two targets off a GPU, of which another runs on.
+// preemption is one lease that suspends two targets of a GPU, while another continues.
 func preemption() []*gpreemptv1.Event {
 	policy := scheduler.DefaultPolicy()
 	policy.SuspendWhen, policy.Linger, policy.ShareFloor = scheduler.SuspendAtOnce, scheduler.LingerNone, 0
@@ -88,7 +88,7 @@ func preemption() []*gpreemptv1.Event {
 	return h.events
 }
 
-// written is a trace as a viewer reads it.
+// written is a trace as parsed by a viewer.
 type written struct {
 	TraceEvents []writtenEvent `json:"traceEvents"`
 }
@@ -104,7 +104,7 @@ type writtenEvent struct {
 	Args map[string]any `json:"args"`
 }
 
-// nanos reads microseconds with three decimals.
+// nanos parses microseconds with three decimals.
 func nanos(n json.Number) time.Duration {
 	d, err := time.ParseDuration(n.String() + "us")
 	if err != nil {
@@ -144,7 +144,7 @@ func traceSchema(t testing.TB) *jsonschema.Resolved {
 	return resolved
 }
 
-// checkTrace holds a trace against the format, and against what no schema can say.
+// checkTrace checks a trace against the schema, and the rules that a schema cannot express.
 func checkTrace(t rapid.TB, schema *jsonschema.Resolved, text []byte) written {
 	t.Helper()
 	var decoded any
@@ -274,7 +274,7 @@ func stages(w written) []string {
 	return all
 }
 
-func TestTraceSaysWhatItDoesNotKnow(t *testing.T) {
+func TestTraceMarksClippedAndOpenSpans(t *testing.T) {
 	events := preemption()
 	schema := traceSchema(t)
 	at := func(from, to int, in traceInput) []string {
@@ -288,12 +288,12 @@ func TestTraceSaysWhatItDoesNotKnow(t *testing.T) {
 		want []string
 	}{
 		{
-			"the ring begins with the quiet GPUs and ends with the lease",
+			"the kept events are from quiet GPUs to the end of the lease",
 			at(suspended, suspended+2, traceInput{now: 20 * time.Millisecond}),
 			[]string{"lease 2.1ms-9ms clipped", "quiescing 2.1ms-2.1ms clipped", "online 2.1ms-9ms"},
 		},
 		{
-			"the export comes while the lease lives",
+			"the export is during the lease",
 			at(3, suspended+1, traceInput{now: 5 * time.Millisecond, lease: "k3-1"}),
 			[]string{
 				"lease 1ms-5ms open", "requested 1ms-1ms", "quiescing 1ms-2.1ms", "suspend 1ms-1.85ms", "suspend 1ms-2.1ms",
@@ -301,7 +301,7 @@ func TestTraceSaysWhatItDoesNotKnow(t *testing.T) {
 			},
 		},
 		{
-			"the last moment only",
+			"only the last 500µs",
 			at(0, len(events), traceInput{now: 10 * time.Millisecond, since: 500 * us}),
 			[]string{
 				"running 30µs-10ms open", "resume 9ms-9.6ms", "running 9.42ms-10ms open", "running 9.6ms-10ms open",

@@ -26,31 +26,31 @@ func (a *app) traceExport() *cobra.Command {
 	)
 	cmd := &cobra.Command{
 		Use:   "export",
-		Short: "Write what happened as a trace that Perfetto and Chrome open",
-		Long: `Writes what the daemon remembers of leases, suspends and resumes as a trace in Chrome's
-JSON format, for https://ui.perfetto.dev or chrome://tracing. The daemon remembers the
-last changes, as gpctl events --all shows them; nothing has to be set up before.
+		Short: "Export leases, suspends and resumes as a trace for Perfetto and Chrome",
+		Long: `Writes the leases, suspends and resumes that the daemon keeps as a trace in Chrome's JSON
+format, for https://ui.perfetto.dev or chrome://tracing. The daemon keeps the last
+changes, as shown by gpctl events --all; no preparation is needed.
 
 With --otlp it sends OpenTelemetry traces of announcements to a collector instead, and
-with --follow also those of the future, until it is stopped: it reconnects when the
-daemon restarts, and drops spans while the collector does not take them. The spans are
-below those of the client that sent a W3C traceparent with its announcement.
+with --follow also those of new ones, until interrupted: it reconnects when the daemon
+restarts, and drops spans while the collector does not accept them. The parents of the
+spans are those of the client that sent a W3C traceparent with its announcement.
 OTEL_TRACES_SAMPLER and OTEL_EXPORTER_OTLP_HEADERS apply.
 
-Each lease and each process has a track. What began before the oldest change that is
-kept begins there and says so (clipped); what has not ended ends with the export and
-says so (open). Times are microseconds since the daemon started.`,
+Each lease and each process has a track. Spans that began before the oldest change that
+is kept begin there (marked clipped); spans that have not ended end with the export
+(marked open). Times are microseconds since the daemon started.`,
 		Example: "  gpctl trace export --output-file /tmp/gpreempt.json --since 30s\n  gpctl trace export --otlp 127.0.0.1:4317 --follow",
 		Args:    operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if in.since < 0 || cmd.Flags().Changed("since") && in.since == 0 {
-				return usage(cmd, "--since must be more than 0")
+				return usage(cmd, "--since must be greater than 0")
 			}
 			switch {
 			case collector == "" && follow:
-				return usage(cmd, "--follow needs --otlp: a file shows what the daemon remembers")
+				return usage(cmd, "--follow needs --otlp")
 			case collector != "" && (path != "" || cmd.Flags().Changed("since") || in.lease != ""):
-				return usage(cmd, "--otlp excludes --output-file, --since and --lease")
+				return usage(cmd, "--otlp and --output-file, --since or --lease are mutually exclusive")
 			case collector != "":
 				return a.exportOTLP(cmd, collector, follow)
 			}
@@ -74,11 +74,11 @@ says so (open). Times are microseconds since the daemon started.`,
 			})
 		},
 	}
-	cmd.Flags().StringVar(&path, "output-file", "", "write it here, and not to standard output")
-	cmd.Flags().DurationVar(&in.since, "since", 0, "only what was not over that long ago")
-	cmd.Flags().StringVar(&in.lease, "lease", "", "only this lease and what was suspended for it")
+	cmd.Flags().StringVar(&path, "output-file", "", "write to this file instead of standard output")
+	cmd.Flags().DurationVar(&in.since, "since", 0, "only what ended less than this ago")
+	cmd.Flags().StringVar(&in.lease, "lease", "", "only this lease and the suspends for it")
 	cmd.Flags().StringVar(&collector, "otlp", "", "send OpenTelemetry traces to this collector over gRPC: HOST:PORT, unix:PATH or https://HOST:PORT")
-	cmd.Flags().BoolVar(&follow, "follow", false, "with --otlp: send traces of what happens from now on, until interrupted")
+	cmd.Flags().BoolVar(&follow, "follow", false, "with --otlp: continue with new traces, until interrupted")
 	return cmd
 }
 
@@ -89,7 +89,7 @@ func (a *app) exportOTLP(cmd *cobra.Command, collector string, follow bool) erro
 	return a.stream(ctx, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
 		e, err := otlp.New(ctx, otlp.Config{Endpoint: collector, Daemon: admin, Warn: func(err error) {
 			if err == nil {
-				fmt.Fprintln(a.Err, "gpctl: traces reach the collector again")
+				fmt.Fprintln(a.Err, "gpctl: the collector accepts traces again")
 				return
 			}
 			fmt.Fprintf(a.Err, "gpctl: warning: %s\n", printable(err.Error()))
@@ -105,13 +105,13 @@ func (a *app) exportOTLP(cmd *cobra.Command, collector string, follow bool) erro
 			return err
 		}
 		if n := e.Lost(); n > 0 {
-			return &failure{code: ExitFailure, message: fmt.Sprintf("%d spans did not reach %s", n, collector), next: "see whether the collector takes OTLP over gRPC there"}
+			return &failure{code: ExitFailure, message: fmt.Sprintf("%d spans were not accepted by %s", n, collector), next: "check that the collector accepts OTLP over gRPC"}
 		}
 		return nil
 	})
 }
 
-// fetchTrace asks the daemon for all that in lacks.
+// fetchTrace requests the data of a trace from the daemon.
 func (a *app) fetchTrace(ctx context.Context, admin gpreemptv1.AdminServiceClient, in traceInput) (*chromeTrace, error) {
 	targets, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
 	if err != nil {
@@ -139,7 +139,7 @@ func (a *app) fetchTrace(ctx context.Context, admin gpreemptv1.AdminServiceClien
 	in.now = st.GetClock().AsDuration()
 	known := func(e *gpreemptv1.Event) bool { return e.GetLeaseId() == in.lease }
 	if in.lease != "" && !slices.ContainsFunc(in.events, known) {
-		return nil, &failure{code: ExitNotFound, message: fmt.Sprintf("no event that is kept is about lease %s", in.lease), next: "gpctl events --all"}
+		return nil, &failure{code: ExitNotFound, message: fmt.Sprintf("no kept event of lease %s", in.lease), next: "gpctl events --all"}
 	}
 	trace := &chromeTrace{Unit: "ms", Events: traceOf(in), Other: map[string]string{
 		"gpctl": api.VersionString(), "gpreemptd": st.GetVersion(), "backend": st.GetBackend(), "boot_id": st.GetBootId(),
