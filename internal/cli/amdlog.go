@@ -54,7 +54,7 @@ BACKLOG is the largest number of packets that were pending when one was written.
 			if err != nil {
 				return err
 			}
-			return a.showData(log, func(p *printer) { printAnalysis(p, log) })
+			return a.show(log, func(p *printer) { printAnalysis(p, log) })
 		},
 	}
 }
@@ -86,7 +86,7 @@ The advice is based on the logs only, without measurements on a GPU.
 				}
 			}
 			compared := &comparedLogs{logs[0].File, logs[1].File, hiplog.Compare(logs[0].Analysis, logs[1].Analysis)}
-			return a.showData(compared, func(p *printer) { printComparison(p, compared) })
+			return a.show(compared, func(p *printer) { printComparison(p, compared) })
 		},
 	}
 }
@@ -117,18 +117,14 @@ type comparedLogs struct {
 // analyzeLog reads the log at path, or standard input for "-", and shows its progress on a
 // terminal.
 func (a *app) analyzeLog(path string) (*analyzedLog, error) {
-	name := path
-	r := a.In
-	if path == "-" {
-		name = "standard input"
-	} else {
-		f, err := os.Open(path)
-		if err != nil {
-			return nil, unreadable(path, err)
-		}
-		defer f.Close()
-		r = f
-		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Size() >= minProgressBytes && a.ErrTerminal && a.Getenv("TERM") != "dumb" {
+	name, in, err := a.open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	var r io.Reader = in
+	if f, ok := in.(*os.File); ok && a.ErrTerminal && a.Getenv("TERM") != "dumb" {
+		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Size() >= minProgressBytes {
 			p := progressReader{f, progress(a.Err, path, info.Size())}
 			defer p.end()
 			r = p
@@ -151,6 +147,18 @@ func (a *app) analyzeLog(path string) (*analyzedLog, error) {
 		return nil, f
 	}
 	return &analyzedLog{name, analysis}, nil
+}
+
+// open opens the file at path, or standard input for "-", and returns its name.
+func (a *app) open(path string) (name string, in io.ReadCloser, err error) {
+	if path == "-" {
+		return "standard input", io.NopCloser(a.In), nil
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return path, nil, unreadable(path, err)
+	}
+	return path, f, nil
 }
 
 func unreadable(name string, err error) error {

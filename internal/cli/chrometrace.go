@@ -55,7 +55,7 @@ type chromeTrace struct {
 
 // write writes one event per line.
 func (c *chromeTrace) write(w io.Writer) error {
-	other, err := plainJSON(c.Other)
+	other, err := marshal(c.Other)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func (c *chromeTrace) write(w io.Writer) error {
 		return err
 	}
 	for i, e := range c.Events {
-		line, err := plainJSON(e)
+		line, err := marshal(e)
 		if err != nil {
 			return err
 		}

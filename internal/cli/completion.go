@@ -2,8 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"io"
 	"time"
 
@@ -59,16 +57,8 @@ func (a *app) versionCommand() *cobra.Command {
 		Short: "Show the version of gpctl (gpctl status shows the daemon's)",
 		Args:  operands(),
 		RunE: func(*cobra.Command, []string) error {
-			var err error
-			switch a.output {
-			case formatJSON:
-				err = json.NewEncoder(a.Out).Encode(map[string]string{"version": api.VersionString()})
-			case formatYAML:
-				_, err = fmt.Fprintf(a.Out, "version: %s\n", api.VersionString())
-			default:
-				_, err = fmt.Fprintf(a.Out, "gpctl %s\n", api.VersionString())
-			}
-			return err
+			versions := map[string]string{"version": api.VersionString()}
+			return a.show(versions, func(p *printer) { p.linef("gpctl %s", versions["version"]) })
 		},
 	}
 }

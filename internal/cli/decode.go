@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
-	"os"
 	"regexp"
 	"strconv"
 	"strings"
@@ -29,20 +27,15 @@ column, and exit code 1.`
 
 // readDump reads the file at path, or standard input for "-".
 func (a *app) readDump(path string) (name string, data []byte, err error) {
-	name = path
-	if path == "-" {
-		name = "standard input"
-	}
-	r := a.In
-	if path != "-" {
-		file, err := os.Open(path)
-		if err != nil {
-			return name, nil, noDump(path, err)
+	name, in, err := a.open(path)
+	if err != nil {
+		if f, ok := errors.AsType[*failure](err); ok && f.code == ExitFailure && strings.HasPrefix(path, "/sys/kernel/debug/") {
+			f.next = "mount -t debugfs none /sys/kernel/debug; if it is mounted, the driver amdgpu is not loaded"
 		}
-		defer file.Close()
-		r = file
+		return name, nil, err
 	}
-	data, err = io.ReadAll(io.LimitReader(r, maxDump+1))
+	defer in.Close()
+	data, err = io.ReadAll(io.LimitReader(in, maxDump+1))
 	switch {
 	case err != nil:
 		return name, nil, unreadable(name, err)
@@ -50,16 +43,6 @@ func (a *app) readDump(path string) (name string, data []byte, err error) {
 		return name, nil, &failure{code: ExitFailure, message: fmt.Sprintf("%s is too large for a dump: more than %s", name, size(maxDump))}
 	}
 	return name, data, nil
-}
-
-// noDump is unreadable with advice for files of debugfs.
-func noDump(path string, err error) error {
-	failed := unreadable(path, err)
-	f, ok := errors.AsType[*failure](failed)
-	if ok && errors.Is(err, fs.ErrNotExist) && strings.HasPrefix(path, "/sys/kernel/debug/") {
-		f.next = "mount -t debugfs none /sys/kernel/debug; if it is mounted, the driver amdgpu is not loaded"
-	}
-	return failed
 }
 
 // nothingIn returns the error of a text without any known line. An empty dump is valid.

@@ -40,7 +40,7 @@ READ and WRITTEN are in dwords, 16 per AQL packet; of SDMA queues in bytes.
 			}
 			decoded := decodeHQDs(&dump, all)
 			decoded.Warnings = a.warnDump(file, dump.Warnings)
-			return a.showData(decoded, func(p *printer) { printHQDs(p, file, decoded) })
+			return a.show(decoded, func(p *printer) { printHQDs(p, file, decoded) })
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "include empty and stale slots and the driver's own queues")

@@ -101,11 +101,7 @@ func gpus(ids []uint32, wide bool) string {
 	if len(ids) > 3 && !wide {
 		return count(len(ids), "GPU")
 	}
-	var s []string
-	for _, id := range ids {
-		s = append(s, strconv.FormatUint(uint64(id), 10))
-	}
-	return strings.Join(s, ",")
+	return numbers(ids)
 }
 
 // priority formats a priority; that of an admin's own lease has a name.

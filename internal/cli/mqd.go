@@ -56,7 +56,7 @@ inferred from the words where possible.
 			}
 			decoded := decodeMQDs(&dump, gfx)
 			decoded.Warnings = a.warnDump(file, dump.Warnings)
-			return a.showData(decoded, func(p *printer) { printMQDs(p, file, decoded) })
+			return a.show(decoded, func(p *printer) { printMQDs(p, file, decoded) })
 		},
 	}
 	cmd.Flags().StringVar(&name, "gfx", "", "GPU, such as gfx942, for the layout of SDMA queues")

@@ -18,17 +18,22 @@ import (
 // forPrograms reports whether the output is JSON or YAML.
 func (a *app) forPrograms() bool { return a.output == formatJSON || a.output == formatYAML }
 
-// show prints an answer: the whole message for programs, or by calling people.
-func (a *app) show(m proto.Message, people func(p *printer)) error {
-	switch a.output {
-	case formatJSON:
-		return writeJSON(a.Out, m, "  ")
-	case formatYAML:
-		return writeYAML(a.Out, m)
+// show prints data: all of it for programs, or by calling people. data is a message of the
+// API, or a value for encoding/json with names like those of messages.
+func (a *app) show(data any, people func(p *printer)) error {
+	if !a.forPrograms() {
+		p := a.printer()
+		people(p)
+		return p.err
 	}
-	p := a.printer()
-	people(p)
-	return p.err
+	raw, err := marshal(data)
+	switch {
+	case err != nil:
+		return err
+	case a.output == formatYAML:
+		return writeYAML(a.Out, raw)
+	}
+	return writeJSON(a.Out, raw)
 }
 
 // showLine is show for one message of a stream: JSON on one line, YAML as one
@@ -36,7 +41,16 @@ func (a *app) show(m proto.Message, people func(p *printer)) error {
 func (a *app) showLine(m proto.Message, people func(p *printer)) error {
 	switch a.output {
 	case formatJSON:
-		return writeJSON(a.Out, m, "")
+		raw, err := marshal(m)
+		if err != nil {
+			return err
+		}
+		var line bytes.Buffer
+		if err := json.Compact(&line, raw); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(a.Out, line.String())
+		return err
 	case formatYAML:
 		if _, err := io.WriteString(a.Out, "---\n"); err != nil {
 			return err
@@ -45,8 +59,17 @@ func (a *app) showLine(m proto.Message, people func(p *printer)) error {
 	return a.show(m, people)
 }
 
-func marshal(m proto.Message) ([]byte, error) {
-	return protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
+// marshal returns the JSON of a message, or of another value without escapes for <, > and
+// &, like protojson.
+func marshal(v any) ([]byte, error) {
+	if m, ok := v.(proto.Message); ok {
+		return protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
+	}
+	var raw bytes.Buffer
+	enc := json.NewEncoder(&raw)
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(v)
+	return bytes.TrimSpace(raw.Bytes()), err
 }
 
 // extend returns the JSON of m followed by the fields of more. Both are objects with at
@@ -54,90 +77,36 @@ func marshal(m proto.Message) ([]byte, error) {
 func extend(m proto.Message, more any) (json.RawMessage, error) {
 	data, err := marshal(m)
 	if err != nil {
-		return nil, fmt.Errorf("cannot write the answer as JSON: %w", err)
+		return nil, err
 	}
-	rest, err := plainJSON(more)
+	rest, err := marshal(more)
 	if err != nil {
 		return nil, err
 	}
 	return slices.Concat(bytes.TrimSuffix(bytes.TrimSpace(data), []byte("}")), []byte(","), rest[1:]), nil
 }
 
-// plainJSON is json.Marshal without escapes for <, > and &, like protojson.
-func plainJSON(v any) ([]byte, error) {
-	var raw bytes.Buffer
-	enc := json.NewEncoder(&raw)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(v); err != nil {
-		return nil, fmt.Errorf("cannot write the answer as JSON: %w", err)
-	}
-	return bytes.TrimSpace(raw.Bytes()), nil
-}
-
-// showData is show for data that is not a message.
-func (a *app) showData(data any, people func(p *printer)) error {
-	if !a.forPrograms() {
-		p := a.printer()
-		people(p)
-		return p.err
-	}
-	raw, err := plainJSON(data)
-	switch {
-	case err != nil:
-		return err
-	case a.output == formatYAML:
-		return layoutYAML(a.Out, raw)
-	}
-	return layoutJSON(a.Out, raw, "  ")
-}
-
-func writeJSON(w io.Writer, m proto.Message, indent string) error {
-	data, err := marshal(m)
-	if err != nil {
-		return fmt.Errorf("cannot write the answer as JSON: %w", err)
-	}
-	return layoutJSON(w, data, indent)
-}
-
-// layoutJSON writes JSON in one layout: protojson varies its own on purpose.
-func layoutJSON(w io.Writer, data []byte, indent string) error {
+// writeJSON writes JSON in one layout: protojson varies its own on purpose.
+func writeJSON(w io.Writer, data []byte) error {
 	var out bytes.Buffer
-	var err error
-	if indent == "" {
-		err = json.Compact(&out, data)
-	} else {
-		err = json.Indent(&out, data, "", indent)
+	if err := json.Indent(&out, data, "", "  "); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("cannot write the answer as JSON: %w", err)
-	}
-	out.WriteByte('\n')
-	_, err = w.Write(out.Bytes())
+	_, err := fmt.Fprintln(w, out.String())
 	return err
 }
 
-func writeYAML(w io.Writer, m proto.Message) error {
-	data, err := marshal(m)
-	if err != nil {
-		return fmt.Errorf("cannot write the answer as YAML: %w", err)
-	}
-	return layoutYAML(w, data)
-}
-
-// layoutYAML writes JSON as YAML in the same order. JSON is YAML, in a style that is
+// writeYAML writes JSON as YAML in the same order. JSON is YAML, in a style that is
 // removed here.
-func layoutYAML(w io.Writer, data []byte) error {
+func writeYAML(w io.Writer, data []byte) error {
 	var doc yaml.Node
 	if err := yaml.Unmarshal(data, &doc); err != nil {
-		return fmt.Errorf("cannot write the answer as YAML: %w", err)
+		return err
 	}
 	plain(&doc)
 	enc := yaml.NewEncoder(w)
 	enc.SetIndent(2)
-	if err := enc.Encode(&doc); err != nil {
-		return fmt.Errorf("cannot write the answer as YAML: %w", err)
-	}
-	return enc.Close()
+	return errors.Join(enc.Encode(&doc), enc.Close())
 }
 
 func plain(n *yaml.Node) {

@@ -119,7 +119,7 @@ None means unknown. Only a file that gpctl wrote is replaced.`,
 			if err != nil {
 				return err
 			}
-			return a.showData(data, func(p *printer) { a.printFinding(p, f) })
+			return a.show(data, func(p *printer) { a.printFinding(p, f) })
 		},
 	}
 	cmd.Flags().Int32Var(&pid, "pid", 0, "the process, as PID")
@@ -137,10 +137,10 @@ const pythonFile = "queue_config_pid_PID.py"
 
 // find asks the daemon, and reads the log, if any.
 func (a *app) find(cmd *cobra.Command, key gpreempt.ProcessKey, container, logPath string) (*finding, error) {
-	var logged *logFacts
+	var logged *analyzedLog
 	if logPath != "" {
 		var err error
-		if logged, err = a.readLog(logPath); err != nil {
+		if logged, err = a.analyzeLog(logPath); err != nil {
 			return nil, err
 		}
 	}

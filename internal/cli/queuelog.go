@@ -4,45 +4,25 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/discovery/hiplog"
 )
 
-// logFacts is an analysis with the path of its log.
-type logFacts struct {
-	path     string
-	analysis *hiplog.Analysis
-}
-
-// readLog analyzes the log at path, or standard input for "-".
-func (a *app) readLog(path string) (*logFacts, error) {
-	log, err := a.analyzeLog(path)
-	if err != nil {
-		return nil, err
-	}
-	return &logFacts{path, log.Analysis}, nil
-}
-
 // of returns the queues of the process that has one of pids. A log of other processes is
 // an error.
-func (l *logFacts) of(f *finding, pids ...int32) ([]*hiplog.Queue, error) {
-	known := l.analysis.PIDs
+func (l *analyzedLog) of(f *finding, pids ...int32) ([]*hiplog.Queue, error) {
+	known := l.PIDs
 	if len(known) > 0 && !slices.ContainsFunc(known, func(pid int32) bool { return slices.Contains(pids, pid) }) {
-		var theirs []string
-		for _, pid := range known {
-			theirs = append(theirs, strconv.Itoa(int(pid)))
-		}
 		return nil, &failure{
-			code: ExitFailure, message: fmt.Sprintf("the log %s is of pid %s, not %d", l.path, strings.Join(theirs, ", "), pids[0]),
-			next: fmt.Sprintf("gpctl queue find %s --amd-log %s", theirs[0], l.path),
+			code: ExitFailure, message: fmt.Sprintf("the log %s is of pid %s, not %d", l.File, numbers(known), pids[0]),
+			next: fmt.Sprintf("gpctl queue find %d --amd-log %s", known[0], l.File),
 		}
 	}
 	var queues []*hiplog.Queue
 	nowhere := 0
-	for i := range l.analysis.Queues {
-		q := &l.analysis.Queues[i]
+	for i := range l.Queues {
+		q := &l.Queues[i]
 		switch {
 		case q.PID != 0 && !slices.Contains(pids, q.PID):
 		case q.HWq == 0:
@@ -53,7 +33,7 @@ func (l *logFacts) of(f *finding, pids ...int32) ([]*hiplog.Queue, error) {
 	}
 	if len(queues) == 0 {
 		return nil, &failure{
-			code: ExitNotFound, message: fmt.Sprintf("the log %s contains no address of a queue", l.path), next: hiplog.Hint,
+			code: ExitNotFound, message: fmt.Sprintf("the log %s contains no address of a queue", l.File), next: hiplog.Hint,
 		}
 	}
 	if len(known) == 0 {
@@ -62,14 +42,14 @@ func (l *logFacts) of(f *finding, pids ...int32) ([]*hiplog.Queue, error) {
 	if nowhere > 0 {
 		f.notes = append(f.notes, fmt.Sprintf("%s of the log omitted: the log does not contain their addresses", count(nowhere, "queue")))
 	}
-	if l.analysis.Truncated {
+	if l.Truncated {
 		f.notes = append(f.notes, "the log ends early")
 	}
 	return queues, nil
 }
 
 // fromLog returns the queues of the log only. why is the error of the daemon.
-func (f *finding) fromLog(l *logFacts, why string) (*finding, error) {
+func (f *finding) fromLog(l *analyzedLog, why string) (*finding, error) {
 	f.notes = []string{why + "; the result is from the log only", "the queue ids are the runtime's, not the driver's"}
 	logged, err := l.of(f, f.pid)
 	if err != nil {
@@ -99,7 +79,7 @@ func (f *finding) fromLog(l *logFacts, why string) (*finding, error) {
 const aqlPacket = 64
 
 // join adds to each queue that of the log with the same ring address.
-func (f *finding) join(l *logFacts) error {
+func (f *finding) join(l *analyzedLog) error {
 	logged, err := l.of(f, append([]int32{f.target.GetPid()}, f.target.GetNamespacePids()...)...)
 	if err != nil {
 		return err
@@ -130,14 +110,10 @@ func (f *finding) join(l *logFacts) error {
 
 // logIDs formats the runtime's ids of a queue.
 func logIDs(q *hiplog.Queue) string {
-	if q == nil || len(q.IDs) == 0 {
+	if q == nil {
 		return "-"
 	}
-	var s []string
-	for _, id := range q.IDs {
-		s = append(s, strconv.FormatUint(uint64(id), 10))
-	}
-	return strings.Join(s, ",")
+	return numbers(q.IDs)
 }
 
 func logDispatches(q *hiplog.Queue) string {

@@ -89,7 +89,7 @@ early and prints the summary.`,
 				return failed
 			}
 			report.Simulated = machine
-			if failed := a.showData(report, func(p *printer) { a.printSamples(p, seen, report) }); failed != nil || interrupted {
+			if failed := a.show(report, func(p *printer) { a.printSamples(p, seen, report) }); failed != nil || interrupted {
 				return failed
 			}
 			return err

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -143,7 +142,11 @@ func (a *app) keepRecording(dir string, r kfdRecording) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(encode(f, r), f.Close())
+	raw, err := marshal(r)
+	if err == nil {
+		err = writeJSON(f, raw)
+	}
+	return errors.Join(err, f.Close())
 }
 
 func firstLine(root fs.FS, name string) string {
@@ -177,23 +180,13 @@ func traceFailure(err error) error {
 }
 
 func (a *app) showRecording(r kfdRecording, dir string) error {
-	switch a.output {
-	case formatJSON:
-		return encode(a.Out, r)
-	case formatYAML:
-		data, err := json.Marshal(r)
-		if err != nil {
-			return err
+	return a.show(r, func(p *printer) {
+		printRecording(p, r)
+		if dir != "" {
+			p.linef("")
+			p.linef("Written to %s: %s, %s", dir, traceText, traceReport)
 		}
-		return layoutYAML(a.Out, data)
-	}
-	p := a.printer()
-	printRecording(p, r)
-	if dir != "" {
-		p.linef("")
-		p.linef("Written to %s: %s, %s", dir, traceText, traceReport)
-	}
-	return p.err
+	})
 }
 
 func printRecording(p *printer, r kfdRecording) {
@@ -275,9 +268,8 @@ func printCalls(p *printer, list []kfdtrace.FunctionCalls) {
 func printQueueChanges(p *printer, list []kfdtrace.QueueChange) {
 	t := p.table("", columns{">AFTER", "CHANGE", ">PID", "COMMAND", ">QUEUE", "TYPE", ">GPU", "+CONTAINER", "+PIDS INSIDE"})
 	for _, q := range list {
-		inside := strings.Trim(fmt.Sprint(q.NamespacePIDs), "[]")
 		t.row(duration(q.At), q.Change, q.PID, q.Comm, q.QueueID, q.Type, q.GPU,
-			or(cut(q.ContainerID, 12), "-"), or(inside, "-"))
+			or(cut(q.ContainerID, 12), "-"), numbers(q.NamespacePIDs))
 	}
 	t.flush()
 }
