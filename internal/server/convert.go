@@ -11,6 +11,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/events"
+	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -77,7 +78,7 @@ func gpuMessage(g gpreempt.GPU, info scheduler.GPUInfo, queues int, now clocks) 
 // target is all that is known of one process.
 type target struct {
 	proc  discovery.Proc
-	facts Facts
+	facts targets.Facts
 	// info is the zero value until the scheduler knows the process.
 	info scheduler.TargetInfo
 }
@@ -251,7 +252,7 @@ func (s *Server) eventMessage(e events.Entry) *gpreemptv1.Event {
 	return m
 }
 
-func statisticsMessage(st events.Stats, rules []RuleCount) *gpreemptv1.Statistics {
+func statisticsMessage(st events.Stats, rules []targets.RuleCount) *gpreemptv1.Statistics {
 	m := &gpreemptv1.Statistics{
 		Announcements: st.Announcements, Quiesced: st.Quiesced, MaxWaitPassed: st.MaxWaitPassed,
 		Suspends: st.Suspends, Resumes: st.Resumes, Failures: st.Failures, Coalesced: st.Coalesced,

@@ -22,6 +22,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -117,10 +118,10 @@ type directory struct {
 	inv  *inventory.Inventory
 	post func(scheduler.Event)
 	mu   sync.Mutex // guards all below
-	of   map[gpreempt.ProcessKey]Facts
+	of   map[gpreempt.ProcessKey]targets.Facts
 	// steps and counts are the results of Explain and RuleCounts.
 	steps  []classify.Step
-	counts []RuleCount
+	counts []targets.RuleCount
 	// unknown are the unknown processes of Override.
 	unknown []gpreempt.ProcessKey
 }
@@ -131,13 +132,13 @@ func (d *directory) Explain(gpreempt.ProcessKey) []classify.Step {
 	return d.steps
 }
 
-func (d *directory) RuleCounts() []RuleCount {
+func (d *directory) RuleCounts() []targets.RuleCount {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.counts
 }
 
-func (d *directory) Facts(key gpreempt.ProcessKey) (Facts, bool) {
+func (d *directory) Facts(key gpreempt.ProcessKey) (targets.Facts, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	f, ok := d.of[key]
@@ -161,7 +162,7 @@ func (d *directory) Override(key gpreempt.ProcessKey, decision *classify.Decisio
 }
 
 // set stores facts and posts them to the scheduler.
-func (d *directory) set(key gpreempt.ProcessKey, f Facts) {
+func (d *directory) set(key gpreempt.ProcessKey, f targets.Facts) {
 	d.of[key] = f
 	proc, _ := d.inv.Process(key)
 	gpus := gpusOf(proc)
@@ -262,7 +263,7 @@ func startHost(tb testing.TB, opts ...option) *host {
 	if cfg.Scheduler == nil {
 		cfg.Scheduler = h.runner
 	}
-	h.directory = &directory{inv: h.inventory, post: h.runner.Post, of: map[gpreempt.ProcessKey]Facts{}}
+	h.directory = &directory{inv: h.inventory, post: h.runner.Post, of: map[gpreempt.ProcessKey]targets.Facts{}}
 	cfg.Directory = h.directory
 
 	h.inventory.SetGPUs(gpus)
@@ -283,8 +284,8 @@ func startHost(tb testing.TB, opts ...option) *host {
 		},
 	)
 	h.directory.mu.Lock()
-	h.directory.set(offline, Facts{Decision: classify.Decision{Class: gpreempt.Offline, Priority: 0, By: "rule batch"}, Mechanism: "sim"})
-	h.directory.set(other, Facts{Decision: classify.Decision{Class: gpreempt.Unmanaged, Priority: 7, By: "default"}})
+	h.directory.set(offline, targets.Facts{Decision: classify.Decision{Class: gpreempt.Offline, Priority: 0, By: "rule batch"}, Mechanism: "sim"})
+	h.directory.set(other, targets.Facts{Decision: classify.Decision{Class: gpreempt.Unmanaged, Priority: 7, By: "default"}})
 	h.directory.mu.Unlock()
 
 	ctx, cancel := context.WithCancel(context.Background())

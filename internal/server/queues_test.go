@@ -14,6 +14,7 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -221,7 +222,7 @@ func TestSourcesRulesAndEvictionsAreShown(t *testing.T) {
 		}
 	})
 	h.directory.mu.Lock()
-	h.directory.counts = []RuleCount{{Rule: "batch", Class: gpreempt.Offline, Matched: 4, Decided: 3, MatchesNow: 2, DecidesNow: 1}}
+	h.directory.counts = []targets.RuleCount{{Rule: "batch", Class: gpreempt.Offline, Matched: 4, Decided: 3, MatchesNow: 2, DecidesNow: 1}}
 	h.directory.steps = []classify.Step{
 		{By: classify.ByAdmin, Detail: "no override"},
 		{By: "rule batch", Class: gpreempt.Offline, Matches: true, Decides: true, Detail: "comm"},

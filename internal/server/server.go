@@ -86,7 +86,7 @@ type Scheduler interface {
 type Directory interface {
 	// Facts returns what is known of a process beside its queues; false for an
 	// unknown process.
-	Facts(key gpreempt.ProcessKey) (Facts, bool)
+	Facts(key gpreempt.ProcessKey) (targets.Facts, bool)
 	// Override sets an override for ttl, or until the process exits when ttl is 0;
 	// nil removes it. When it returns, the scheduler has received it. False for an
 	// unknown process.
@@ -95,14 +95,8 @@ type Directory interface {
 	// an unknown process.
 	Explain(key gpreempt.ProcessKey) []classify.Step
 	// RuleCounts returns how often each rule matched, in their order, the tags last.
-	RuleCounts() []RuleCount
+	RuleCounts() []targets.RuleCount
 }
-
-// RuleCount and Facts are what a Directory returns.
-type (
-	RuleCount = targets.RuleCount
-	Facts     = targets.Facts
-)
 
 // Observer is the part of *inventory.Observer that the server uses.
 type Observer interface {

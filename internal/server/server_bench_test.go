@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/targets"
 )
 
 // BenchmarkHandlers measures an announcement and its Complete without gRPC: the cost and
@@ -14,7 +15,7 @@ import (
 func BenchmarkHandlers(b *testing.B) {
 	h := startHost(b)
 	h.directory.mu.Lock()
-	h.directory.set(offline, Facts{})
+	h.directory.set(offline, targets.Facts{})
 	h.directory.mu.Unlock()
 	req := &gpreemptv1.NotifyOnlineRequest{
 		Gpus: []*gpreemptv1.GpuSelector{byID(gpuB)}, Ttl: durationpb.New(50 * time.Millisecond), Label: "llama",
