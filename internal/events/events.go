@@ -7,13 +7,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/ring"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// ReadChunk is the most entries that one Read returns: it bounds how long a reader
-// delays Append.
-const ReadChunk = 256
+// ReadChunk is the most entries that one Read returns.
+const ReadChunk = ring.Chunk
 
 // ErrCompacted is the error for a revision whose next entry is overwritten, or that the
 // log has not reached.
@@ -40,18 +40,15 @@ type Entry struct {
 type Log struct {
 	// mu guards everything below. Readers hold it for copies only: Append is on the
 	// scheduler's hot path.
-	mu   sync.Mutex
-	ring []Entry
-	last uint64
-	// wake is closed and set to nil by the next append; nil without a waiter.
-	wake     chan struct{}
+	mu       sync.Mutex
+	entries  ring.Ring[Entry]
 	counters counters
 }
 
 // NewLog returns an empty log that keeps the last capacity entries, at least 1. It
 // allocates its memory, some 150 bytes an entry, at once.
 func NewLog(capacity int) *Log {
-	return &Log{ring: make([]Entry, max(capacity, 1)), counters: newCounters()}
+	return &Log{entries: ring.New[Entry](capacity), counters: newCounters()}
 }
 
 // Append adds a state change seen at the given wall clock time. It waits for no reader
@@ -71,41 +68,25 @@ func (l *Log) AppendAdmin(at time.Time, text string, r scheduler.Record) {
 
 func (l *Log) append(at time.Time, r scheduler.Record, mechanism, admin string) {
 	l.mu.Lock()
-	l.last++
-	l.ring[l.slot(l.last)] = Entry{Revision: l.last, At: at, Record: r, Admin: admin}
+	defer l.mu.Unlock()
+	revision, entry := l.entries.Next()
+	*entry = Entry{Revision: revision, At: at, Record: r, Admin: admin}
 	l.counters.record(r, mechanism)
-	wake := l.wake
-	l.wake = nil
-	l.mu.Unlock()
-	if wake != nil {
-		close(wake)
-	}
-}
-
-// slot returns the index of a revision in the ring.
-func (l *Log) slot(revision uint64) int {
-	return int((revision - 1) % uint64(len(l.ring)))
+	l.entries.Wake()
 }
 
 // Revision returns the revision of the newest entry; 0 for an empty log.
 func (l *Log) Revision() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.last
+	return l.entries.Last()
 }
 
 // Oldest returns the revision of the oldest entry kept; 0 for an empty log.
 func (l *Log) Oldest() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.oldest()
-}
-
-func (l *Log) oldest() uint64 {
-	if l.last <= uint64(len(l.ring)) {
-		return min(l.last, 1)
-	}
-	return l.last - uint64(len(l.ring)) + 1
+	return l.entries.Oldest()
 }
 
 // Read appends to dst the entries after a revision, oldest first and at most ReadChunk of
@@ -113,41 +94,20 @@ func (l *Log) oldest() uint64 {
 func (l *Log) Read(after uint64, dst []Entry) ([]Entry, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	oldest := l.oldest()
-	if after > l.last || after != 0 && after+1 < oldest {
+	if after == 0 {
+		after = max(l.entries.Oldest(), 1) - 1
+	}
+	dst, ok := l.entries.Read(after, dst)
+	if !ok {
 		return dst, ErrCompacted
 	}
-	if after == l.last {
-		return dst, nil
-	}
-	first := max(after+1, oldest)
-	n := int(min(l.last-first+1, ReadChunk))
-	start := l.slot(first)
-	head := l.ring[start:min(start+n, len(l.ring))]
-	dst = append(dst, head...)
-	return append(dst, l.ring[:n-len(head)]...), nil
+	return dst, nil
 }
 
 // Wait returns nil once Revision is greater than after, or the cause of ctx when that is
 // done first.
 func (l *Log) Wait(ctx context.Context, after uint64) error {
-	for {
-		l.mu.Lock()
-		if l.last > after {
-			l.mu.Unlock()
-			return nil
-		}
-		if l.wake == nil {
-			l.wake = make(chan struct{})
-		}
-		wake := l.wake
-		l.mu.Unlock()
-		select {
-		case <-wake:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
+	return l.entries.Wait(ctx, &l.mu, after)
 }
 
 // Answered counts the answer to an announcement, and the stages of its time. It costs as

@@ -86,10 +86,7 @@ func (l *Log) Totals(now scheduler.Time) *Totals {
 	c := &l.counters
 	t := c.totals.clone()
 	t.Away += time.Duration(c.away) * max(0, now-c.awayAt)
-	t.Appended = l.last
-	if l.last > 0 {
-		t.Overwritten = l.oldest() - 1
-	}
+	t.Appended, t.Overwritten = l.entries.Last(), max(l.entries.Oldest(), 1)-1
 	l.mu.Unlock()
 	t.Decide, t.Wait, t.Reply, t.Quiesce = c.decide.snapshot(), c.wait.snapshot(), c.reply.snapshot(), c.quiesce.snapshot()
 	t.Suspend, t.Resume, t.Lease = c.suspend.snapshot(), c.resume.snapshot(), c.lease.snapshot()

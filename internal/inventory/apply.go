@@ -38,7 +38,7 @@ func (v *Inventory) Apply(at time.Time, s discovery.Snapshot) Diff {
 	}
 	v.processes = m.next
 	if len(m.diff.Queues) > 0 {
-		v.wakeReaders()
+		v.changes.Wake()
 	}
 	return m.diff
 }
@@ -55,17 +55,9 @@ func (v *Inventory) ApplyOne(at time.Time, p discovery.Proc) Diff {
 	m.stayed(v.processes[n], p)
 	v.processes[n] = m.next[0]
 	if len(m.diff.Queues) > 0 {
-		v.wakeReaders()
+		v.changes.Wake()
 	}
 	return m.diff
-}
-
-// wakeReaders ends every Wait.
-func (v *Inventory) wakeReaders() {
-	if v.wake != nil {
-		close(v.wake)
-		v.wake = nil
-	}
 }
 
 // SetInfos sets the info of the queues of a process, index by index with proc.Queues; at
@@ -102,15 +94,15 @@ func (v *Inventory) SetInfos(at time.Time, proc discovery.Proc, infos []gpreempt
 		v.log(Modified, p.entries[o], at)
 	}
 	if copied {
-		v.wakeReaders()
+		v.changes.Wake()
 	}
 }
 
 // log appends a change.
 func (v *Inventory) log(kind ChangeKind, q gpreempt.QueueEntry, at time.Time) Change {
-	v.last++
-	c := Change{Revision: v.last, Kind: kind, At: at, Queue: q}
-	*v.slot(v.last) = c
+	revision, slot := v.changes.Next()
+	c := Change{Revision: revision, Kind: kind, At: at, Queue: q}
+	*slot = c
 	return c
 }
 

@@ -10,12 +10,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/ring"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // ReadChunk is the largest number of changes that one Read returns.
-const ReadChunk = 256
+const ReadChunk = ring.Chunk
 
 // ErrCompacted reports that the inventory cannot continue from a revision: the changes
 // after it are overwritten, or it never existed.
@@ -78,12 +79,7 @@ type Inventory struct {
 	mu        sync.Mutex
 	gpus      []gpreempt.GPU
 	processes []process // ascending by pid
-	// ring holds the last changes; the change of revision r is at (r-1) modulo its
-	// length.
-	ring []Change
-	last uint64
-	// wake is closed and cleared by the next change; nil without a waiting reader.
-	wake chan struct{}
+	changes   ring.Ring[Change]
 }
 
 // process is a living process with what a scan does not report.
@@ -97,7 +93,7 @@ type process struct {
 
 // New returns an empty inventory that keeps the last capacity changes, at least 1.
 func New(capacity int) *Inventory {
-	return &Inventory{ring: make([]Change, max(capacity, 1))}
+	return &Inventory{changes: ring.New[Change](capacity)}
 }
 
 // SetGPUs replaces the GPUs. It keeps the slice.
@@ -168,7 +164,7 @@ func (v *Inventory) Queues() ([]gpreempt.QueueEntry, uint64) {
 	for _, p := range v.processes {
 		all = append(all, p.entries...)
 	}
-	return all, v.last
+	return all, v.changes.Last()
 }
 
 // QueuesOf returns the queues of one living process, ascending by id; nil when it is
@@ -184,7 +180,7 @@ func (v *Inventory) QueuesOf(key gpreempt.ProcessKey) []gpreempt.QueueEntry {
 func (v *Inventory) Revision() uint64 {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.last
+	return v.changes.Last()
 }
 
 // Read appends to dst the changes after a revision, oldest first, at most
@@ -194,38 +190,15 @@ func (v *Inventory) Revision() uint64 {
 func (v *Inventory) Read(after uint64, dst []Change) ([]Change, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if after > v.last || v.last-after > uint64(len(v.ring)) {
+	dst, ok := v.changes.Read(after, dst)
+	if !ok {
 		return dst, ErrCompacted
 	}
-	for r := after + 1; r <= min(v.last, after+ReadChunk); r++ {
-		dst = append(dst, *v.slot(r))
-	}
 	return dst, nil
-}
-
-// slot returns the place of a revision in the ring.
-func (v *Inventory) slot(revision uint64) *Change {
-	return &v.ring[(revision-1)%uint64(len(v.ring))]
 }
 
 // Wait returns nil as soon as Revision is larger than after, or the cause of ctx when
 // that ends first.
 func (v *Inventory) Wait(ctx context.Context, after uint64) error {
-	for {
-		v.mu.Lock()
-		if v.last > after {
-			v.mu.Unlock()
-			return nil
-		}
-		if v.wake == nil {
-			v.wake = make(chan struct{})
-		}
-		wake := v.wake
-		v.mu.Unlock()
-		select {
-		case <-wake:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
+	return v.changes.Wait(ctx, &v.mu, after)
 }

@@ -161,8 +161,8 @@ func (c *Core) checkBooks() error {
 	return nil
 }
 
-// Leftovers returns an error for everything that the core still holds after all clients
-// and targets have gone. limits are those of the core.
+// Leftovers returns an error for everything that the core still holds when no client
+// and no target remains. limits are those of the core.
 func (c *Core) Leftovers(limits Limits) error {
 	var errs []error
 	for what, n := range map[string]int{

@@ -35,6 +35,7 @@ var table = []struct {
 	// Words: the domain, the API's codes and names. No I/O.
 	{apiV1, rule{}},
 	{"internal/stat", rule{stdOnly: true, pure: true}},
+	{"internal/ring", rule{stdOnly: true, pure: true}},
 	{"internal/testutil", rule{}},
 	{"test/arch", rule{stdOnly: true}},
 	{"pkg/gpreempt", rule{stdOnly: true}},
@@ -48,7 +49,7 @@ var table = []struct {
 	{"pkg/discovery", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"pkg/discovery/debugfs", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
 	{"pkg/discovery/hiplog", rule{imports: []string{"internal/stat"}}},
-	{"internal/events", rule{imports: []string{"internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/events", rule{imports: []string{"internal/ring", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
 
 	// Kernel: the only packages that make system calls Go has no words for.
 	{"internal/hrtimer", rule{kernel: true}},
@@ -77,7 +78,7 @@ var table = []struct {
 	{"internal/listen", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"internal/container", rule{imports: []string{"internal/log", "pkg/gpreempt"}}},
 	{"internal/inventory", rule{imports: []string{
-		"internal/log", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd",
+		"internal/ring", "internal/log", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd",
 	}, kernel: true}},
 	{"internal/targets", rule{imports: []string{
 		"internal/classify", "internal/hazard", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler",
