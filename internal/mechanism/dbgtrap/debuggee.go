@@ -44,6 +44,8 @@ type debuggee struct {
 	pid int32
 	// thread traces the target, nil when that is not needed.
 	thread Thread
+	// dropped is closed before the trace is ended on purpose.
+	dropped chan struct{}
 	// pipe is nil before debugging was enabled.
 	pipe *eventPipe
 	// state is the runtime's state as last reported; hadRuntime, that it was enabled once.
@@ -124,10 +126,15 @@ func (d *debuggee) trace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.thread = thread
+	dropped := make(chan struct{})
+	d.thread, d.dropped = thread, dropped
 	go func() {
 		<-thread.Done()
-		d.notify()
+		select {
+		case <-dropped:
+		default:
+			d.notify()
+		}
 	}()
 	return nil
 }
@@ -285,6 +292,7 @@ func (d *debuggee) detachTrace(ctx context.Context) error {
 		return nil
 	}
 	d.thread = nil
+	close(d.dropped)
 	return thread.Detach(ctx)
 }
 
