@@ -248,7 +248,7 @@ func (m *emulated) runsOn(d *daemon, job *worker) {
 	}
 	m.awaitProgress(job)
 	d.complete(lease)
-	says(m.t, d.log.String(), "without which it is not paused")
+	says(m.t, d.log.String(), "because its pause cannot be recorded in the journal")
 }
 
 func TestPauseWithoutAJournalEntryIsNotMade(t *testing.T) {

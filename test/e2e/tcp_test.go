@@ -165,6 +165,9 @@ func TestTCPServesHoldersOfListedCertificates(t *testing.T) {
 		UID                                                        *uint32
 		Exe                                                        string
 	}
+	d.eventually("the audit log of four calls", func() bool {
+		return strings.Count(strings.Join(d.log.all(), "\n"), `"audit":true`) >= 4
+	})
 	root := uint32(os.Getuid())
 	var got []line
 	for _, text := range d.log.all() {
@@ -250,7 +253,7 @@ func TestTCPRefusesEveryOtherCertificate(t *testing.T) {
 		{"the socket's flag goes first", env, []string{"--socket", d.socket, "status", "-o", "wide"}, 0, d.socket},
 		{"doctor", env, []string{"doctor"}, 0, ""},
 		{"two daemons", nil, []string{"--socket", d.socket, "--address", "tcp://" + w.address, "status"}, 2, "two daemons"},
-		{"no key", env[:2], []string{"status"}, 2, "--key is missing"},
+		{"no key", env[:2], []string{"status"}, 2, "missing --key"},
 		{"a certificate for a socket", nil, []string{"--cert", cert, "status"}, 2, "--cert needs --address"},
 		{"what asks no daemon needs no key", env[:1], []string{"version"}, 0, ""},
 		{"no scheme", env[1:], []string{"--address", w.address, "status"}, 2, "tcp://HOST:PORT"},
@@ -335,7 +338,7 @@ func TestDaemonDoesNotStartWithTCPItCannotServe(t *testing.T) {
 		t.Errorf("it says %s", said)
 	}
 	bare, _, _ := strings.Cut(w.config, "  certificate:")
-	if said := refused(t, testutil.TempSocketDir(t), bare); !strings.Contains(said, "tcp.certificate") || !strings.Contains(said, "nobody is served") {
+	if said := refused(t, testutil.TempSocketDir(t), bare); !strings.Contains(said, "tcp.certificate") || !strings.Contains(said, "TCP needs certificates") {
 		t.Errorf("it says %s", said)
 	}
 }
