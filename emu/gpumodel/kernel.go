@@ -28,17 +28,7 @@ const (
 
 // String returns the kernel's name.
 func (k Kernel) String() string {
-	switch k {
-	case Linux61:
-		return "6.1"
-	case Linux612:
-		return "6.12"
-	case Linux72:
-		return "7.2"
-	case DKMS:
-		return "dkms"
-	}
-	return "kernel(" + strconv.Itoa(int(k)) + ")"
+	return [...]string{Linux61: "6.1", Linux612: "6.12", Linux72: "7.2", DKMS: "dkms"}[k]
 }
 
 // SetKernel changes whose texts the file tree imitates: at first those of Linux612.

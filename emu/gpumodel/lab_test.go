@@ -229,6 +229,7 @@ const (
 	aqlWriteOffset, aqlReadOffset   = 0x38, 0x80
 	sdmaWriteOffset, sdmaReadOffset = 0x08, 0x10
 
+	doorbellDwords = 2
 	// SDMA queues have their doorbells at fixed places: by engine, and the odd ones half a
 	// page further on (allocate_doorbell).
 	sdmaDoorbells, doorbellsPerEngine, oddDoorbells = 0x100, 10, 512

@@ -50,7 +50,6 @@ type Machine struct {
 	// lastPID and lastStart make keys unique.
 	lastPID   int32
 	lastStart uint64
-	spare     []*packet
 
 	calls   []call
 	calling bool

@@ -167,8 +167,7 @@ func (m *Machine) Submit(key gpreempt.ProcessKey, id uint32, k Packet) error {
 	if err := k.check(q.typ); err != nil {
 		return fmt.Errorf("queue %d of %v: %w", id, key, err)
 	}
-	own := m.packet()
-	own.q, own.overlap, own.bytes, own.done = q, k.Overlap, bytes, k.Done
+	own := &packet{q: q, overlap: k.Overlap, bytes: bytes, done: k.Done}
 	if q.typ == gpreempt.QueueCompute {
 		own.demand = max(int64(math.Round(k.Occupancy*full)), 1)
 		own.alone = max(m.spread(k.Duration, k.Jitter), 1)
@@ -207,16 +206,6 @@ func (k Packet) check(typ gpreempt.QueueType) error {
 		return fmt.Errorf("the jitter of a kernel must be 0 to 0.9, not %v", k.Jitter)
 	}
 	return nil
-}
-
-// packet returns a blank one, used before if possible.
-func (m *Machine) packet() *packet {
-	if n := len(m.spare); n > 0 {
-		k := m.spare[n-1]
-		m.spare = m.spare[:n-1]
-		return k
-	}
-	return &packet{}
 }
 
 // push puts k on the ring. Packets can be smaller than 64 bytes, so that a ring of the
@@ -283,8 +272,6 @@ func (q *queue) retire(k *packet) {
 		q.read++
 		q.readBytes += k.bytes
 		q.proc.counters.account(k, &q.proc.counters.Lost)
-		*k = packet{}
-		q.proc.m.spare = append(q.proc.m.spare, k)
 	}
 }
 

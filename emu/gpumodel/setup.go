@@ -68,7 +68,6 @@ const (
 const (
 	doorbellPageDwords = 2048
 	firstDoorbellPage  = 2
-	doorbellDwords     = 2
 )
 
 // setUp finds a place for everything of q that spec has none for, and takes it.
