@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/internal/stat"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -177,5 +178,5 @@ func quantile(durations []time.Duration, percent int) string {
 		return "none"
 	}
 	slices.Sort(durations)
-	return fmt.Sprint(durations[len(durations)*percent/100])
+	return fmt.Sprint(stat.Quantile(durations, float64(percent)/100))
 }

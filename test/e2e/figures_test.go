@@ -12,6 +12,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
 // figuresFile has the figures of one run of the tests.
@@ -68,7 +70,7 @@ func spreadOf(all []time.Duration) spread {
 	}
 	sorted := slices.Sorted(slices.Values(all))
 	us := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
-	return spread{len(sorted), us(sorted[len(sorted)/2]), us(sorted[len(sorted)*99/100]), us(sorted[len(sorted)-1])}
+	return spread{len(sorted), us(stat.Quantile(sorted, 0.5)), us(stat.Quantile(sorted, 0.99)), us(sorted[len(sorted)-1])}
 }
 
 // measured is a machine in a process of its own, and a program on it that is not built

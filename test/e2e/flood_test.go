@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/stat"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
@@ -146,12 +147,8 @@ func (d *daemon) serveUntil(done <-chan struct{}) (took []time.Duration) {
 	}
 }
 
-func percentile(took []time.Duration, percent int) time.Duration {
-	if len(took) == 0 {
-		return 0
-	}
-	slices.Sort(took)
-	return took[(len(took)*percent+99)/100-1]
+func percentile(took []time.Duration, percent float64) time.Duration {
+	return stat.Quantile(slices.Sorted(slices.Values(took)), percent/100)
 }
 
 // TestFloodOfAnnouncements: a hostile client offers 10^5 announcements a second, by

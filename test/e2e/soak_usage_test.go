@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/gpreempt/gpreempt/internal/stat"
 )
 
 const (
@@ -82,8 +84,7 @@ func middle(part []usage, of func(usage) int) int {
 	for i, u := range part {
 		all[i] = of(u)
 	}
-	slices.Sort(all)
-	return all[len(all)/2]
+	return stat.Median(all)
 }
 
 // checkGrowth compares what is usual in the last third of a load with what is in the
