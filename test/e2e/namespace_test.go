@@ -100,7 +100,7 @@ func TestJobsInSeveralPIDNamespacesAreDistinguished(t *testing.T) {
 	if r.Code == 0 {
 		t.Errorf("gpctl chose one of three processes 1:\n%s", r.Out)
 	}
-	says(t, r.Err, "names 3 processes", fmt.Sprintf("%d@", one.PID), fmt.Sprintf("%d@", other.PID), fmt.Sprintf("%d@", inner))
+	says(t, r.Err, "3 processes have it", fmt.Sprintf("%d@", one.PID), fmt.Sprintf("%d@", other.PID), fmt.Sprintf("%d@", inner))
 	d.queuesFound(inner, 3, fmt.Sprint(inner))
 
 	lease := d.announce(t.Context())
