@@ -59,6 +59,14 @@ func newActor(s *Sessions, target gpreempt.ProcessKey) *actor {
 
 func (a *actor) run() {
 	for {
+		select { // first: a target that causes events all the time is suspended all the same
+		case c := <-a.commands:
+			if a.do(c) {
+				return
+			}
+			continue
+		default:
+		}
 		var events <-chan struct{}
 		if a.held != nil && a.held.watcher != nil {
 			events = a.held.watcher.Events()

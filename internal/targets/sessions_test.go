@@ -217,6 +217,37 @@ func TestBirthsOfASuspendedTargetGoToTheSchedulerAndToDiscovery(t *testing.T) {
 	})
 }
 
+func TestTargetThatCausesEventsAllTheTimeIsSuspendedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := &machine{name: "fake", watched: true}
+		r := newRig(t, nil, m)
+		r.attach(job)
+		handled := 0
+		m.set(func(m *machine) {
+			m.handled = func() (bool, error) {
+				if handled++; handled%10 == 0 {
+					r.Suspend(job, uint64(handled))
+				}
+				if handled < 200 {
+					m.events <- struct{}{}
+				}
+				m.calls = append(m.calls, "handle")
+				return false, nil
+			}
+		})
+		m.events <- struct{}{}
+		synctest.Wait()
+		m.set(func(m *machine) {
+			for n, call := range m.calls[1:] {
+				if want := map[bool]string{true: "suspend", false: "handle"}[n%11 == 10]; call != want {
+					t.Fatalf("call %d is %s, want %s", n, call, want)
+				}
+			}
+		})
+		r.detachAll(job)
+	})
+}
+
 func TestMechanismThatReachesNotAllQueuesIsInvalidated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, nil, &machine{name: "best"}, &machine{name: "last"})
