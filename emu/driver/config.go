@@ -87,25 +87,10 @@ const (
 
 func mmapGPU(id gpreempt.GPUID) uint64 { return uint64(id&0xffff) << 46 }
 
-func (cfg *Config) eventPage() uint64 {
-	if cfg.Offsets != nil {
-		return cfg.Offsets.Events
-	}
-	return mmapEvents
-}
-
-func (cfg *Config) mmio(id gpreempt.GPUID) uint64 {
-	if cfg.Offsets != nil {
-		return cfg.Offsets.MMIO(id)
-	}
-	return mmapGPU(id)
-}
-
-func (cfg *Config) doorbells(id gpreempt.GPUID) uint64 {
-	if cfg.Offsets != nil {
-		return cfg.Offsets.Doorbells(id)
-	}
-	return mmapDoorbells | mmapGPU(id)
+var driverOffsets = Offsets{
+	Doorbells: func(id gpreempt.GPUID) uint64 { return mmapDoorbells | mmapGPU(id) },
+	Events:    mmapEvents,
+	MMIO:      mmapGPU,
 }
 
 // Node is a GPU node: a GPU, or a partition of one.

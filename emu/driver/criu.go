@@ -29,8 +29,7 @@ func (d *Driver) criu(c *call, args *kfd.CRIUArgs) (int, errno) {
 // criuProcessInfo is criu_process_info.
 func (d *Driver) criuProcessInfo(c *call, args *kfd.CRIUArgs) errno {
 	p := c.p
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	if len(p.pdds) == 0 {
 		return ENODEV
 	}
@@ -73,8 +72,7 @@ func criuQueues(p *process) (int, errno) {
 // criuUnpause is criu_unpause.
 func (d *Driver) criuUnpause(c *call) errno {
 	p := c.p
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	if !p.Paused {
 		return EINVAL
 	}
@@ -116,8 +114,7 @@ func (d *Driver) restoreProcess(c *call, p *process) (first errno) {
 // evict is evict_process_queues_cpsch.
 func (d *Driver) evict(c *call, x *pdd) (err errno) {
 	g := x.gpu
-	d.lock(c, &g.dqm)
-	defer d.unlock(&g.dqm)
+	defer d.hold(c, &g.dqm)()
 	if x.evicted++; x.evicted > 1 || !x.vm {
 		return 0
 	}
@@ -143,8 +140,7 @@ func (d *Driver) evict(c *call, x *pdd) (err errno) {
 // restore is restore_process_queues_cpsch.
 func (d *Driver) restore(c *call, x *pdd) errno {
 	g := x.gpu
-	d.lock(c, &g.dqm)
-	defer d.unlock(&g.dqm)
+	defer d.hold(c, &g.dqm)()
 	switch {
 	case x.evicted == 0: // WARN_ON_ONCE
 		return 0

@@ -175,8 +175,7 @@ func (d *Driver) aperturesNew(c *call, args *kfd.ProcessAperturesNewArgs) (int, 
 	if room > len(d.gpus)+max(d.cfg.CPUNodes, 1) { // all nodes of the topology
 		return 0, EINVAL
 	}
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	if room == 0 {
 		args.NumOfNodes = uint32(len(p.pdds))
 		return 0, 0
@@ -191,8 +190,7 @@ func (d *Driver) aperturesNew(c *call, args *kfd.ProcessAperturesNewArgs) (int, 
 // aperturesOld is kfd_ioctl_get_process_apertures.
 func (d *Driver) aperturesOld(c *call, args *kfd.ProcessAperturesArgs) (int, errno) {
 	p := c.p
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	n := min(len(p.pdds), len(args.ProcessApertures))
 	copy(args.ProcessApertures[:], p.apertures(n))
 	args.NumOfNodes = uint32(n)
@@ -217,8 +215,7 @@ func (p *process) apertures(n int) []kfd.ProcessDeviceApertures {
 // acquireVM is kfd_ioctl_acquire_vm. Any descriptor is accepted as a render node.
 func (d *Driver) acquireVM(c *call, args *kfd.AcquireVMArgs) (int, errno) {
 	p := c.p
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	x := p.pdd(args.GPUID)
 	if x == nil {
 		return 0, EINVAL

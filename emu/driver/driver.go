@@ -113,6 +113,9 @@ func New(cfg Config, hook func(Step) Outcome) (*Driver, error) {
 	if cfg.After == nil {
 		cfg.After = afterFunc
 	}
+	if cfg.Offsets == nil {
+		cfg.Offsets = &driverOffsets
+	}
 	d := &Driver{cfg: cfg, prof: prof, hook: hook, countEvents: countEvents, waiting: map[*call]bool{}, eventWaits: map[*eventWait]bool{}}
 	d.changed = sync.NewCond(&d.mu)
 	for _, n := range cfg.Nodes {
@@ -180,6 +183,12 @@ type mutex struct{ held bool }
 func (d *Driver) lock(c *call, m *mutex) {
 	d.wait(c, func() bool { return !m.held })
 	m.held = true
+}
+
+// hold takes m and returns the function that releases it.
+func (d *Driver) hold(c *call, m *mutex) (unlock func()) {
+	d.lock(c, m)
+	return func() { d.unlock(m) }
 }
 
 func (d *Driver) unlock(m *mutex) {

@@ -11,8 +11,7 @@ func (d *Driver) raise(c *call, p *process, g *gpu, mask kfd.ExceptionMask, sour
 	if !p.Enabled {
 		return false
 	}
-	d.lock(c, &p.events)
-	defer d.unlock(&p.events)
+	defer d.hold(c, &p.events)()
 	switch {
 	case mask&kfd.ExceptionsOfDevice != 0:
 		for _, x := range p.pdds {
@@ -53,8 +52,7 @@ func (d *Driver) writeDot(c *call, p *process, by Task) {
 // setExceptionsEnabled is kfd_dbg_set_enabled_debug_exception_mask.
 func (d *Driver) setExceptionsEnabled(c *call, args *kfd.TrapSetExceptionsEnabledArgs) (int, errno) {
 	p := c.target
-	d.lock(c, &p.events)
-	defer d.unlock(&p.events)
+	defer d.hold(c, &p.events)()
 	pending := p.Exceptions
 	for _, q := range p.queues {
 		pending |= q.Exceptions
@@ -95,8 +93,7 @@ func (d *Driver) sendRuntimeEvent(c *call, args *kfd.TrapSendRuntimeEventArgs) (
 // queryDebugEvent is kfd_dbg_ev_query_debug_event.
 func (d *Driver) queryDebugEvent(c *call, args *kfd.TrapQueryDebugEventArgs) (int, errno) {
 	p, clearMask := c.target, args.ExceptionMask
-	d.lock(c, &p.events)
-	defer d.unlock(&p.events)
+	defer d.hold(c, &p.events)()
 	args.ExceptionMask, args.GPUID, args.QueueID = 0, 0, 0
 	found := func(pending *kfd.ExceptionMask) bool {
 		if *pending&p.Mask == 0 {
@@ -131,8 +128,7 @@ func (d *Driver) queryExceptionInfo(c *call, args *kfd.TrapQueryExceptionInfoArg
 	if info == nil {
 		return 0, EINVAL
 	}
-	d.lock(c, &p.events)
-	defer d.unlock(&p.events)
+	defer d.hold(c, &p.events)()
 	var pending *kfd.ExceptionMask
 	var known []byte
 	switch mask := args.ExceptionCode.Mask(); {
@@ -214,8 +210,7 @@ func (d *Driver) interrupt(c *call, p *process, g *gpu, queue uint32, mask kfd.E
 	}
 	switch {
 	case mask&kfd.ExceptionsOfQueue != 0 && p.Runtime == kfd.RuntimeEnabled:
-		d.lock(c, &p.mutex)
-		defer d.unlock(&p.mutex)
+		defer d.hold(c, &p.mutex)()
 		q := p.queue(queue)
 		if q == nil || q.pdd.gpu != g {
 			return false

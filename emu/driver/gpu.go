@@ -158,18 +158,23 @@ func (d *Driver) mapQueues(c *call, g *gpu, p *process) errno {
 }
 
 // addQueue and removeQueue are add_queue_mes and remove_queue_mes.
-func (d *Driver) addQueue(c *call, q *queue) errno {
+func (d *Driver) addQueue(c *call, q *queue) errno { return d.stepQueue(c, StepAdd, q) }
+
+func (d *Driver) removeQueue(c *call, q *queue) errno { return d.stepQueue(c, StepRemove, q) }
+
+func (d *Driver) stepQueue(c *call, kind StepKind, q *queue) errno {
 	if q.pdd.gpu.Resetting {
 		return EIO
 	}
-	return d.step(c, StepAdd, q.pdd.gpu, q.pdd.p, q)
+	return d.step(c, kind, q.pdd.gpu, q.pdd.p, q)
 }
 
-func (d *Driver) removeQueue(c *call, q *queue) errno {
-	if q.pdd.gpu.Resetting {
-		return EIO
+// changeQueue adds q to its GPU or removes it, with HWS by a new runlist.
+func (d *Driver) changeQueue(c *call, kind StepKind, q *queue) errno {
+	if d.perQueue(q.pdd.gpu) {
+		return d.stepQueue(c, kind, q)
 	}
-	return d.step(c, StepRemove, q.pdd.gpu, q.pdd.p, q)
+	return d.executeQueues(c, q.pdd.gpu, q.pdd.p, DefaultGrace)
 }
 
 // refresh updates the hardware's debug settings of a process: debug_refresh_runlist with
@@ -182,8 +187,7 @@ func (d *Driver) refresh(c *call, x *pdd) errno {
 	if !g.node.perVMID(d.prof) {
 		return 0
 	}
-	d.lock(c, &g.dqm)
-	defer d.unlock(&g.dqm)
+	defer d.hold(c, &g.dqm)()
 	if g.node.mes() {
 		return d.step(c, StepShaderDebugger, g, x.p, nil)
 	}
@@ -196,8 +200,7 @@ func (d *Driver) refresh(c *call, x *pdd) errno {
 // reserveVMID is reserve_debug_trap_vmid, releaseVMID is release_debug_trap_vmid.
 func (d *Driver) reserveVMID(c *call, x *pdd) errno {
 	g := x.gpu
-	d.lock(c, &g.dqm)
-	defer d.unlock(&g.dqm)
+	defer d.hold(c, &g.dqm)()
 	if g.owner != nil {
 		return EBUSY
 	}
@@ -210,8 +213,7 @@ func (d *Driver) reserveVMID(c *call, x *pdd) errno {
 
 func (d *Driver) releaseVMID(c *call, x *pdd) {
 	g := x.gpu
-	d.lock(c, &g.dqm)
-	defer d.unlock(&g.dqm)
+	defer d.hold(c, &g.dqm)()
 	// The driver does not check who has it.
 	if g.owner == nil || d.unmap(c, g, x.p, DefaultGrace) != 0 {
 		return

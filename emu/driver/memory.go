@@ -129,8 +129,7 @@ func (d *Driver) allocMemory(c *call, args *kfd.AllocMemoryArgs) (int, errno) {
 		o.flags&kfd.AllocUserptr != 0 && p.svmAt(given, given+o.size-1) != nil:
 		return 0, EADDRINUSE
 	}
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	x, err := p.bound(args.GPUID)
 	if err != 0 {
 		return 0, err
@@ -141,7 +140,7 @@ func (d *Driver) allocMemory(c *call, args *kfd.AllocMemoryArgs) (int, errno) {
 	o.offset = firstMmapOffset + x.mmapped
 	x.mmapped += o.bytes()
 	if o.flags&kfd.AllocMMIORemap != 0 {
-		o.offset = d.cfg.mmio(x.gpu.ID)
+		o.offset = d.cfg.Offsets.MMIO(x.gpu.ID)
 	}
 	var id uint32
 	for x.memory[id] != nil {
@@ -211,8 +210,7 @@ func (p *process) freeAll() {
 // freeMemory is kfd_ioctl_free_memory_of_gpu.
 func (d *Driver) freeMemory(c *call, args *kfd.FreeMemoryArgs) (int, errno) {
 	p, handle := c.p, args.Handle
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	if p.signals.handle != 0 && p.signals.handle == handle {
 		return 0, EPERM
 	}
@@ -267,8 +265,7 @@ func (d *Driver) eachDevice(c *call, args *kfd.MapMemoryArgs, bound bool, do fun
 	if !ok {
 		return EFAULT
 	}
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	x, o := p.memoryOf(args.Handle)
 	switch {
 	case x == nil:
@@ -294,8 +291,7 @@ func (d *Driver) eachDevice(c *call, args *kfd.MapMemoryArgs, bound bool, do fun
 
 // availableMemory is kfd_ioctl_get_available_memory.
 func (d *Driver) availableMemory(c *call, args *kfd.AvailableMemoryArgs) (int, errno) {
-	d.lock(c, &c.p.mutex)
-	defer d.unlock(&c.p.mutex)
+	defer d.hold(c, &c.p.mutex)()
 	x := c.p.pdd(args.GPUID)
 	if x == nil {
 		return 0, EINVAL
@@ -325,8 +321,7 @@ func (d *Driver) dmabufInfo(c *call, args *kfd.DmabufInfoArgs) (int, errno) {
 
 // importDmabuf is kfd_ioctl_import_dmabuf.
 func (d *Driver) importDmabuf(c *call, args *kfd.ImportDmabufArgs) (int, errno) {
-	d.lock(c, &c.p.mutex)
-	defer d.unlock(&c.p.mutex)
+	defer d.hold(c, &c.p.mutex)()
 	if _, err := c.p.bound(args.GPUID); err != 0 {
 		return 0, err
 	}
@@ -336,8 +331,7 @@ func (d *Driver) importDmabuf(c *call, args *kfd.ImportDmabufArgs) (int, errno) 
 // exportDmabuf is kfd_ioctl_export_dmabuf. There are no dma-bufs here: for memory that
 // could become one it returns ENOMEM.
 func (d *Driver) exportDmabuf(c *call, args *kfd.ExportDmabufArgs) (int, errno) {
-	d.lock(c, &c.p.mutex)
-	defer d.unlock(&c.p.mutex)
+	defer d.hold(c, &c.p.mutex)()
 	_, o := c.p.memoryOf(args.Handle)
 	switch {
 	case o == nil:

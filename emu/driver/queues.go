@@ -91,7 +91,7 @@ func (d *Driver) newQueue(c *call, args *kfd.CreateQueueArgs) (*queue, errno) {
 	}
 	p.queues = slices.Insert(p.queues, 0, q)
 	args.QueueID = q.ID
-	args.DoorbellOffset = d.cfg.doorbells(x.gpu.ID) | uint64(q.Doorbell)
+	args.DoorbellOffset = d.cfg.Offsets.Doorbells(x.gpu.ID) | uint64(q.Doorbell)
 	d.note()
 	return q, 0
 }
@@ -130,16 +130,11 @@ func (d *Driver) notifyQueue(q *queue, created bool) {
 // start puts a new queue on its GPU (create_queue_cpsch).
 func (d *Driver) start(c *call, q *queue) (err errno) {
 	x, g := q.pdd, q.pdd.gpu
-	d.lock(c, &g.dqm)
-	defer d.unlock(&g.dqm)
+	defer d.hold(c, &g.dqm)()
 	q.Active = q.wanted()
 	x.queues = slices.Insert(x.queues, 0, q)
 	if q.Active {
-		if d.perQueue(g) {
-			err = d.addQueue(c, q)
-		} else {
-			err = d.executeQueues(c, g, x.p, DefaultGrace)
-		}
+		err = d.changeQueue(c, StepAdd, q)
 	}
 	if err != 0 {
 		x.queues = slices.Delete(x.queues, 0, 1)
@@ -153,8 +148,7 @@ func (d *Driver) start(c *call, q *queue) (err errno) {
 // destroyQueue is kfd_ioctl_destroy_queue and pqm_destroy_queue.
 func (d *Driver) destroyQueue(c *call, args *kfd.DestroyQueueArgs) (int, errno) {
 	p := c.p
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	q := p.queue(args.QueueID)
 	if q == nil {
 		return 0, EINVAL
@@ -180,11 +174,7 @@ func (d *Driver) stop(c *call, q *queue) (gone bool, err errno) {
 	}
 	if q.Active {
 		q.Active = false
-		if d.perQueue(g) {
-			err = d.removeQueue(c, q)
-		} else {
-			err = d.executeQueues(c, g, x.p, DefaultGrace)
-		}
+		err = d.changeQueue(c, StepRemove, q)
 	}
 	x.queues = slices.DeleteFunc(x.queues, func(o *queue) bool { return o == q })
 	g.queues--
@@ -236,8 +226,7 @@ func (d *Driver) updateQueue(c *call, args *kfd.UpdateQueueArgs) (int, errno) {
 	if percent(args.QueuePercentage) > maxPercent || args.QueuePriority > maxPriority || !powerOf2(args.RingSize) {
 		return 0, EINVAL
 	}
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	q := p.queue(args.QueueID)
 	if q == nil {
 		return 0, EFAULT
@@ -250,8 +239,7 @@ func (d *Driver) updateQueue(c *call, args *kfd.UpdateQueueArgs) (int, errno) {
 // reload is update_queue: the queue is removed from its GPU, and added if it should run.
 func (d *Driver) reload(c *call, q *queue) errno {
 	x, g := q.pdd, q.pdd.gpu
-	d.lock(c, &g.dqm)
-	defer d.unlock(&g.dqm)
+	defer d.hold(c, &g.dqm)()
 	if !d.perQueue(g) {
 		if err := d.unmap(c, g, x.p, DefaultGrace); err != 0 {
 			return err
@@ -283,8 +271,7 @@ func (d *Driver) setCUMask(c *call, args *kfd.SetCUMaskArgs) (int, errno) {
 	if !ok {
 		return 0, EFAULT
 	}
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	q := p.queue(args.QueueID)
 	if q == nil {
 		return 0, EFAULT
@@ -311,8 +298,7 @@ func unpaired(word uint32) bool {
 // allocQueueGWS is kfd_ioctl_alloc_queue_gws and pqm_set_gws. Every GPU has GWS.
 func (d *Driver) allocQueueGWS(c *call, args *kfd.AllocQueueGWSArgs) (int, errno) {
 	p, wanted := c.p, args.NumGWS != 0
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	q := p.queue(args.QueueID)
 	switch {
 	case q == nil:

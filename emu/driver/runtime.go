@@ -5,8 +5,7 @@ import "github.com/gpreempt/gpreempt/pkg/kfd"
 // runtimeEnable is kfd_ioctl_runtime_enable.
 func (d *Driver) runtimeEnable(c *call, args *kfd.RuntimeEnableArgs) (int, errno) {
 	p := c.p
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	if args.ModeMask&kfd.RuntimeEnableModeEnable != 0 {
 		return 0, d.runtimeOn(c, p, args)
 	}

@@ -22,8 +22,7 @@ func (d *Driver) setScratchBackingVA(c *call, args *kfd.SetScratchBackingVAArgs)
 
 // setting is a call whose only effect is on hardware.
 func (d *Driver) setting(c *call, gpuID uint32, bound func(*process, uint32) (*pdd, errno)) errno {
-	d.lock(c, &c.p.mutex)
-	defer d.unlock(&c.p.mutex)
+	defer d.hold(c, &c.p.mutex)()
 	_, err := bound(c.p, gpuID)
 	return err
 }
@@ -78,8 +77,7 @@ func (d *Driver) tileConfig(c *call, args *kfd.TileConfigArgs) (int, errno) {
 // is not on its GPU. No waves are saved here: the control stack in the header is empty.
 func (d *Driver) waveState(c *call, args *kfd.QueueWaveStateArgs) (int, errno) {
 	p := c.p
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	q := p.queue(args.QueueID)
 	if q == nil {
 		return 0, EFAULT

@@ -78,8 +78,7 @@ func (d *Driver) createEvent(c *call, args *kfd.CreateEventArgs) (int, errno) {
 		}
 	}
 	args.EventPageOffset = 0
-	d.lock(c, &p.events)
-	defer d.unlock(&p.events)
+	defer d.hold(c, &p.events)()
 	s := &p.signals
 	e := &event{kind: args.EventType, autoReset: args.AutoReset != 0, age: 1}
 	if s.byID == nil {
@@ -102,7 +101,7 @@ func (d *Driver) createEvent(c *call, args *kfd.CreateEventArgs) (int, errno) {
 	s.byID[e.id] = e
 	args.EventTriggerData, args.EventID = e.id, e.id
 	if e.gpuCanSignal() {
-		args.EventSlotIndex, args.EventPageOffset = e.id, d.cfg.eventPage()
+		args.EventSlotIndex, args.EventPageOffset = e.id, d.cfg.Offsets.Events
 	}
 	return 0, 0
 }
@@ -130,8 +129,7 @@ func (d *Driver) setEventPage(p *process, handle uint64) errno {
 // destroyEvent is kfd_ioctl_destroy_event and destroy_event: waits for the event fail.
 func (d *Driver) destroyEvent(c *call, args *kfd.DestroyEventArgs) (int, errno) {
 	p := c.p
-	d.lock(c, &p.events)
-	defer d.unlock(&p.events)
+	defer d.hold(c, &p.events)()
 	e := p.signals.byID[args.EventID]
 	if e == nil {
 		return 0, EINVAL

@@ -11,8 +11,7 @@ func (d *Driver) queueSnapshot(c *call, args *kfd.TrapQueueSnapshotArgs) (int, e
 	}
 	size := min(stride, sizeOf[kfd.QueueSnapshotEntry]())
 	args.EntrySize = uint32(size)
-	d.lock(c, &p.events)
-	defer d.unlock(&p.events)
+	defer d.hold(c, &p.events)()
 	to := c.memory(&args.SnapshotBufPtr)
 	for i, q := range p.queues {
 		if uint32(i) < room {
@@ -45,8 +44,7 @@ func (d *Driver) deviceSnapshot(c *call, args *kfd.TrapDeviceSnapshotArgs) (int,
 	n := min(int(args.NumDevices), len(p.pdds))
 	size := min(stride, d.prof.deviceInfoSize)
 	args.NumDevices, args.EntrySize = uint32(len(p.pdds)), uint32(size)
-	d.lock(c, &p.events)
-	defer d.unlock(&p.events)
+	defer d.hold(c, &p.events)()
 	for i, x := range p.pdds[:n] {
 		entry := bytesOf(d.deviceEntry(x, i))
 		x.exceptions &^= args.ExceptionMask

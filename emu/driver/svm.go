@@ -273,8 +273,7 @@ func (p *process) getAttribute(a *kfd.SVMAttribute, ranges []*svmRange) errno {
 // setXnackMode is kfd_ioctl_set_xnack_mode.
 func (d *Driver) setXnackMode(c *call, args *kfd.SetXnackModeArgs) (int, errno) {
 	p, mode := c.p, int32(args.XnackEnabled)
-	d.lock(c, &p.mutex)
-	defer d.unlock(&p.mutex)
+	defer d.hold(c, &p.mutex)()
 	switch {
 	case mode < 0:
 		args.XnackEnabled = flag(p.xnack)

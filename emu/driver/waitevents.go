@@ -86,8 +86,7 @@ func (d *Driver) waitOnEvents(c *call, args *kfd.WaitEventsArgs) (result uint32,
 	}
 	p, array := c.p, c.memory(&args.EventsPtr)
 	w := &eventWait{cond: sync.NewCond(&d.mu), all: args.WaitForAll != 0}
-	d.lock(c, &p.events)
-	defer d.unlock(&p.events)
+	defer d.hold(c, &p.events)()
 	defer func() { w.free(err == ERESTARTSYS) }()
 	for i := range int(n) {
 		if err := d.addWaiter(p, w, array, i); err != 0 {
