@@ -115,7 +115,7 @@ e2e-rocm: ## Run AMD's own tools and libraries on an emulated GPU; skips what is
 	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -tags rocm -count=1 -timeout 10m -v -run '^TestROCm' ./test/e2e
 
 # Package, or package=pattern of its tests.
-VM_PACKAGES ?= ./emu/conformance=TestRealDriver ./internal/tracer ./internal/mechanism/dbgtrap=TestRealDriver \
+VM_PACKAGES ?= ./emu/conformance=TestRealDriver ./internal/proc ./internal/mechanism/dbgtrap=TestRealDriver \
 	./internal/kfdtrace=TestRealTracefs
 vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skips without QEMU
 	$(GO) run ./emu/vm -limit 10m $(VM_PACKAGES)
@@ -128,7 +128,7 @@ vmtest: ## Test the units of deploy/systemd in a Debian guest in QEMU; skips wit
 soak: ## Run the soak tests, end to end, of the tracer and of the inventory, for SOAK each
 	@grep -q '^func TestSoak' test/e2e/*_test.go || { echo 'test/e2e has no soak test' >&2; exit 1; }
 	GPREEMPT_SOAK=$(SOAK) $(GO) test -count=1 -timeout 0 -v -run '^TestSoak' ./test/e2e
-	GPREEMPT_SOAK=$(SOAK) $(GO) test $(RACE) -count=1 -timeout 0 -v -run '^TestSoak' ./internal/tracer ./internal/inventory
+	GPREEMPT_SOAK=$(SOAK) $(GO) test $(RACE) -count=1 -timeout 0 -v -run '^TestSoak' ./internal/proc ./internal/inventory
 
 FLOOD ?= 30s
 flood: ## Offer 10^5 announcements a second for FLOOD, and judge what a legitimate client sees of it

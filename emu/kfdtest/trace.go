@@ -7,11 +7,11 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/gpreempt/gpreempt/internal/tracer"
+	"github.com/gpreempt/gpreempt/internal/proc"
 )
 
 // Tracing is an OS thread of this process that traces a process of the machine: what
-// tracer.Thread is for a real process.
+// proc.Tracer is for a real process.
 type Tracing struct {
 	pid   int32
 	calls chan func()
@@ -22,19 +22,19 @@ type Tracing struct {
 }
 
 // Trace starts a thread that traces a process, until Detach or the process's end. The
-// errors are tracer.ErrGone, and tracer.DeniedError when another thread traces it.
+// errors are proc.ErrGone, and proc.DeniedError when another thread traces it.
 func (m *Machine) Trace(pid int32) (*Tracing, error) {
 	m.mu.Lock()
 	p := m.procs[pid]
 	m.mu.Unlock()
 	if p == nil || p.Dead() {
-		return nil, fmt.Errorf("process %d: %w", pid, tracer.ErrGone)
+		return nil, fmt.Errorf("process %d: %w", pid, proc.ErrGone)
 	}
 	t := &Tracing{pid: pid, calls: make(chan func()), end: make(chan struct{}), done: make(chan struct{})}
 	seized := make(chan error)
 	go t.run(m.self, seized)
 	if err := <-seized; err != nil {
-		return nil, &tracer.DeniedError{PID: pid, Tracer: 1, Why: "it is traced already", Next: "end that"}
+		return nil, &proc.DeniedError{PID: pid, Tracer: 1, Why: "it is traced already", Next: "end that"}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
@@ -70,8 +70,8 @@ func (t *Tracing) run(self *Process, seized chan<- error) {
 
 func (t *Tracing) finish() { t.once.Do(func() { close(t.end) }) }
 
-// Do calls f on the thread. After the end of the trace it returns tracer.ErrGone or
-// tracer.ErrDetached.
+// Do calls f on the thread. After the end of the trace it returns proc.ErrGone or
+// proc.ErrDetached.
 func (t *Tracing) Do(ctx context.Context, f func() error) error {
 	answer := make(chan error, 1)
 	select {
@@ -81,9 +81,9 @@ func (t *Tracing) Do(ctx context.Context, f func() error) error {
 		return context.Cause(ctx)
 	case <-t.done:
 		if t.gone.Load() {
-			return fmt.Errorf("process %d: %w", t.pid, tracer.ErrGone)
+			return fmt.Errorf("process %d: %w", t.pid, proc.ErrGone)
 		}
-		return fmt.Errorf("process %d: %w", t.pid, tracer.ErrDetached)
+		return fmt.Errorf("process %d: %w", t.pid, proc.ErrDetached)
 	}
 }
 

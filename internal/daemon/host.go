@@ -16,8 +16,8 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/internal/targets"
-	"github.com/gpreempt/gpreempt/internal/tracer"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -123,9 +123,9 @@ func (b *backend) hasDriver() bool {
 }
 
 // debugThread starts a thread that traces a process. An interface that holds a nil
-// *tracer.Thread would not be nil.
+// *proc.Tracer would not be nil.
 func debugThread(ctx context.Context, pid int32, start uint64) (dbgtrap.Thread, error) {
-	t, err := tracer.Attach(ctx, pid, start)
+	t, err := proc.Trace(ctx, pid, start)
 	if err != nil {
 		return nil, err
 	}

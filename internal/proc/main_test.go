@@ -1,4 +1,4 @@
-package proc_test
+package proc
 
 import (
 	"bufio"
@@ -14,21 +14,11 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/gpreempt/gpreempt/internal/proc"
-	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // roleEnv is set in the children that the tests start from this binary.
 const roleEnv = "GPREEMPT_PROC_TEST_CHILD"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(roleEnv) != "" {
-		playChild()
-		return
-	}
-	os.Exit(testutil.VerifyMain(m))
-}
 
 func init() {
 	if os.Getenv(roleEnv) != "" {
@@ -122,9 +112,9 @@ func (c *child) end() {
 	_ = c.cmd.Wait()
 }
 
-func open(t *testing.T, key gpreempt.ProcessKey) *proc.Process {
+func open(t *testing.T, key gpreempt.ProcessKey) *Process {
 	t.Helper()
-	p, err := proc.OpenWithPidfd("/", key)
+	p, err := OpenWithPidfd("/", key)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,5 @@
 // Package proc implements a handle to a running process that another process with the
-// same pid cannot take over.
+// same pid cannot take over, and a ptrace tracer.
 //
 // A handle holds the directory /proc/PID open. The kernel ties that directory to one
 // process: once the process has ended and was waited for, every file in it fails with
@@ -9,6 +9,25 @@
 // What takes a pid instead of a handle, such as ptrace, process_vm_readv or
 // pidfd_open, is made safe by one rule: do it first, then call Check. A process that
 // Check finds keeps its pid until its parent waits for it, so it had the pid before.
+//
+// # Tracing
+//
+// Trace returns a ptrace tracer that a running program does not notice.
+//
+// KFD answers debug requests only to the OS thread that traces the target's main
+// thread, so each target gets a thread of its own. The thread attaches, runs the
+// closures that make those requests, and meanwhile forwards each signal, stop and exit
+// of the target. It sets no ptrace options: nothing dies with the tracer, and the
+// children and the other threads of the target are not traced.
+//
+// Two effects remain visible to a target. A system call ends early with EINTR where an
+// ignored signal would not have interrupted it (epoll_wait, for one). And a signal to
+// its main thread arrives some tens of microseconds later, or at the end of the closure
+// that runs when the signal is sent.
+//
+// The main thread of a process never exits, and a thread that stays keeps what it
+// traces. Trace therefore never uses it; a program that pins its main goroutine to it
+// in an init function, as the daemon does, avoids a detour.
 package proc
 
 import (

@@ -1,4 +1,4 @@
-package proc_test
+package proc
 
 import (
 	"errors"
@@ -10,13 +10,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // calls are all ways to ask a handle.
-func calls(p *proc.Process) map[string]func() error {
+func calls(p *Process) map[string]func() error {
 	return map[string]func() error{
 		"Check":      p.Check,
 		"Stat":       func() error { _, err := p.Stat(); return err },
@@ -79,11 +78,11 @@ func TestHandleReadsItsProcess(t *testing.T) {
 func TestAnotherStartTimeIsAnotherProcess(t *testing.T) {
 	key := open(t, gpreempt.ProcessKey{PID: int32(os.Getpid())}).Key()
 	key.Start++
-	if _, err := proc.Open("/", key); !errors.Is(err, proc.ErrGone) {
-		t.Errorf("Open gives %v, want %v", err, proc.ErrGone)
+	if _, err := Open("/", key); !errors.Is(err, ErrGone) {
+		t.Errorf("Open gives %v, want %v", err, ErrGone)
 	}
-	if err := proc.Check("/", key); !errors.Is(err, proc.ErrGone) {
-		t.Errorf("Check gives %v, want %v", err, proc.ErrGone)
+	if err := Check("/", key); !errors.Is(err, ErrGone) {
+		t.Errorf("Check gives %v, want %v", err, ErrGone)
 	}
 }
 
@@ -100,11 +99,11 @@ func TestZombieIsGoneButItsStatCanBeRead(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"Check":      p.Check,
 		"LiveThread": func() error { _, err := p.LiveThread(); return err },
-		"Open":       func() error { return proc.Check("/", c.key) },
+		"Open":       func() error { return Check("/", c.key) },
 		"Pidfd":      func() error { _, err := p.Pidfd(); return err },
 	} {
-		if err := call(); !errors.Is(err, proc.ErrGone) {
-			t.Errorf("%s of a zombie gives %v, want %v", name, err, proc.ErrGone)
+		if err := call(); !errors.Is(err, ErrGone) {
+			t.Errorf("%s of a zombie gives %v, want %v", name, err, ErrGone)
 		}
 	}
 }
@@ -114,12 +113,12 @@ func TestHandleIsGoneWhenItsProcessWasWaitedFor(t *testing.T) {
 	p := open(t, c.key)
 	c.end()
 	for name, call := range calls(p) {
-		if err := call(); !errors.Is(err, proc.ErrGone) {
-			t.Errorf("%s gives %v, want %v", name, err, proc.ErrGone)
+		if err := call(); !errors.Is(err, ErrGone) {
+			t.Errorf("%s gives %v, want %v", name, err, ErrGone)
 		}
 	}
-	if err := proc.Check("/", c.key); !errors.Is(err, proc.ErrGone) {
-		t.Errorf("Open gives %v, want %v", err, proc.ErrGone)
+	if err := Check("/", c.key); !errors.Is(err, ErrGone) {
+		t.Errorf("Open gives %v, want %v", err, ErrGone)
 	}
 }
 
@@ -129,12 +128,12 @@ func TestHandleDoesNotReachTheNextProcessWithThePid(t *testing.T) {
 	first.end()
 	second := startAs(t, first.key)
 	for name, call := range calls(p) {
-		if err := call(); !errors.Is(err, proc.ErrGone) {
-			t.Errorf("%s gives %v, want %v", name, err, proc.ErrGone)
+		if err := call(); !errors.Is(err, ErrGone) {
+			t.Errorf("%s gives %v, want %v", name, err, ErrGone)
 		}
 	}
-	if err := proc.Check("/", first.key); !errors.Is(err, proc.ErrGone) {
-		t.Errorf("opening the first process gives %v, want %v", err, proc.ErrGone)
+	if err := Check("/", first.key); !errors.Is(err, ErrGone) {
+		t.Errorf("opening the first process gives %v, want %v", err, ErrGone)
 	}
 	if err := open(t, second.key).Check(); err != nil {
 		t.Errorf("the second process: %v", err)
@@ -210,13 +209,13 @@ func TestExitingThreadsDoNotCountAsLiving(t *testing.T) {
 			if err := os.Remove(w.root + "/proc/7/task/none"); err != nil {
 				t.Fatal(err)
 			}
-			p, err := proc.Open(w.root, gpreempt.ProcessKey{PID: 7, Start: 9})
+			p, err := Open(w.root, gpreempt.ProcessKey{PID: 7, Start: 9})
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer p.Close()
 			got, err := p.LiveThread()
-			if diff := cmp.Diff(c.want, got); diff != "" || (c.want == 0) != errors.Is(err, proc.ErrGone) {
+			if diff := cmp.Diff(c.want, got); diff != "" || (c.want == 0) != errors.Is(err, ErrGone) {
 				t.Errorf("living thread (-want +got):\n%s, error %v", diff, err)
 			}
 		})
@@ -226,8 +225,8 @@ func TestExitingThreadsDoNotCountAsLiving(t *testing.T) {
 func TestOddStatIsAnErrorThatNamesTheFile(t *testing.T) {
 	w := newTree(t)
 	w.write("7/stat", "7 (name) S 1\n")
-	_, err := proc.Open(w.root, gpreempt.ProcessKey{PID: 7, Start: 9})
-	if err == nil || errors.Is(err, proc.ErrGone) || !strings.Contains(err.Error(), w.root+"/proc/7/stat: ") {
+	_, err := Open(w.root, gpreempt.ProcessKey{PID: 7, Start: 9})
+	if err == nil || errors.Is(err, ErrGone) || !strings.Contains(err.Error(), w.root+"/proc/7/stat: ") {
 		t.Errorf("error %v, want one that names %s", err, w.root+"/proc/7/stat")
 	}
 }

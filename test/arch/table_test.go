@@ -53,55 +53,29 @@ var table = []struct {
 
 	// Kernel: the only packages that make system calls Go has no words for.
 	{"internal/hrtimer", rule{kernel: true}},
-	{"internal/proc", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true}},
+	{"internal/proc", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"internal/auth", rule{imports: []string{apiV1, "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
-	{"internal/tracer", rule{imports: []string{"internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
-
 	// Mechanisms.
 	{"internal/mechanism", rule{imports: []string{"internal/proc", "pkg/gpreempt"}, stdOnly: true}},
 	{"internal/config/yamlfile", rule{}},
 	{"internal/hazard", rule{imports: []string{"internal/config/yamlfile", "pkg/gpreempt"}}},
 	{"internal/journal", rule{imports: []string{"internal/log", "internal/proc", "pkg/gpreempt"}}},
-	{"internal/mechanism/dbgtrap", rule{imports: []string{
-		"internal/log", "internal/mechanism", "internal/proc", "internal/tracer", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
-	}, kernel: true}},
-	{"internal/mechanism/criu", rule{imports: []string{
-		"internal/journal", "internal/log", "internal/mechanism", "internal/proc", "pkg/gpreempt", "pkg/kfd",
-	}, kernel: true}},
+	{"internal/mechanism/dbgtrap", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"internal/mechanism/criu", rule{imports: []string{"internal/journal", "internal/log", "internal/mechanism", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/freezer", rule{imports: []string{"internal/journal", "internal/log", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
-	{"internal/mechanism/recovery", rule{imports: []string{
-		"internal/journal", "internal/log", "internal/mechanism/criu", "internal/mechanism/freezer", "internal/tracer", "pkg/gpreempt", "pkg/kfd",
-	}}},
+	{"internal/mechanism/recovery", rule{imports: []string{"internal/journal", "internal/log", "internal/mechanism/criu", "internal/mechanism/freezer", "internal/proc", "pkg/gpreempt", "pkg/kfd"}}},
 
 	// The daemon.
 	{"internal/listen", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"internal/container", rule{imports: []string{"internal/log", "pkg/gpreempt"}}},
-	{"internal/inventory", rule{imports: []string{
-		"internal/ring", "internal/log", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd",
-	}, kernel: true}},
-	{"internal/targets", rule{imports: []string{
-		"internal/classify", "internal/hazard", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler",
-	}}},
-	{"internal/doctor", rule{imports: []string{
-		apiV1, "internal/classify", "internal/hazard", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer",
-		"internal/targets", "pkg/discovery", "pkg/gpreempt", "pkg/kfd",
-	}}},
-	{"internal/server", rule{imports: []string{
-		apiV1, "internal/auth", "internal/classify", "internal/doctor", "internal/api", "internal/events",
-		"internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler",
-	}}},
+	{"internal/inventory", rule{imports: []string{"internal/ring", "internal/log", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"internal/targets", rule{imports: []string{"internal/classify", "internal/hazard", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/doctor", rule{imports: []string{apiV1, "internal/classify", "internal/hazard", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/targets", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}}},
+	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/doctor", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/metrics", rule{imports: []string{"internal/events", "internal/log", "internal/inventory", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/config", rule{imports: []string{
-		apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/container", "internal/hazard", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler",
-	}}},
-	{"internal/daemon", rule{imports: []string{
-		apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/doctor",
-		"internal/events", "internal/hazard", "internal/hrtimer", "internal/inventory",
-		"internal/listen", "internal/log", "internal/metrics", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap",
-		"internal/mechanism/freezer", "internal/targets", "internal/mechanism/recovery", "internal/server",
-		"internal/tracer", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler",
-	}}},
+	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/container", "internal/hazard", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/doctor", "internal/events", "internal/hazard", "internal/hrtimer", "internal/inventory", "internal/listen", "internal/log", "internal/metrics", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/targets", "internal/mechanism/recovery", "internal/server", "internal/proc", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler"}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/api", "pkg/gpreempt"}}},
 
 	// The clients: they reach the daemon over its socket and in no other way.
@@ -109,51 +83,34 @@ var table = []struct {
 	{"internal/spans", rule{imports: []string{apiV1, "pkg/gpreempt", "pkg/scheduler"}, pure: true}},
 	{"internal/otlp", rule{imports: []string{apiV1, "internal/spans", "pkg/scheduler"}}},
 	{"internal/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
-	{"internal/cli", rule{imports: []string{
-		apiV1, "internal/api", "internal/kfdtrace", "internal/otlp", "internal/spans", "internal/stat",
-		"pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler",
-	}}},
+	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/kfdtrace", "internal/otlp", "internal/spans", "internal/stat", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/api", "pkg/gpreempt"}}},
 
 	// The kit: the driver's rules and the model of the GPUs, which the simulated machine has
 	// in process and the emulated machine below real programs. The shipped programs link
 	// none of it.
 	{"emu/driver", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
-	{"emu/kfdtest", rule{imports: []string{"emu/driver", "internal/tracer", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"emu/kfdtest", rule{imports: []string{"emu/driver", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"emu/gpumodel", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"emu/board", rule{imports: []string{"emu/driver", "emu/gpumodel", "internal/hrtimer", "pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
-	{"emu/sim", rule{imports: []string{
-		"emu/board", "emu/driver", "emu/gpumodel", "emu/kfdtest", "internal/daemon", "internal/inventory", "internal/mechanism/dbgtrap", "internal/proc",
-		"pkg/gpreempt", "pkg/kfd",
-	}}},
-	{"emu/demo", rule{imports: []string{
-		apiV1, "emu/gpumodel", "emu/sim", "internal/api", "internal/daemon", "internal/hrtimer", "internal/stat", "pkg/client", "pkg/gpreempt",
-	}}},
+	{"emu/sim", rule{imports: []string{"emu/board", "emu/driver", "emu/gpumodel", "emu/kfdtest", "internal/daemon", "internal/inventory", "internal/mechanism/dbgtrap", "internal/proc", "pkg/gpreempt", "pkg/kfd"}}},
+	{"emu/demo", rule{imports: []string{apiV1, "emu/gpumodel", "emu/sim", "internal/api", "internal/daemon", "internal/hrtimer", "internal/stat", "pkg/client", "pkg/gpreempt"}}},
 	{"emu/seccomp", rule{kernel: true, unsafe: true}},
 	{"emu/tree", rule{kernel: true}},
 	{"emu/host", rule{imports: []string{"emu/driver", "pkg/gpreempt"}, kernel: true}},
 	{"emu/engine", rule{imports: []string{"emu/gpumodel", "internal/hrtimer", "pkg/gpreempt"}, stdOnly: true, unsafe: true}},
-	{"emu/kfdemu", rule{imports: []string{
-		"emu/board", "emu/driver", "emu/engine", "emu/gpumodel", "emu/host", "emu/seccomp", "emu/tree", "pkg/gpreempt", "pkg/kfd",
-	}, kernel: true}},
+	{"emu/kfdemu", rule{imports: []string{"emu/board", "emu/driver", "emu/engine", "emu/gpumodel", "emu/host", "emu/seccomp", "emu/tree", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"emu/workload", rule{imports: []string{"emu/engine", "internal/stat", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
-	{"emu/cmd/kfdemu", rule{imports: []string{
-		"emu/demo", "emu/driver", "emu/gpumodel", "emu/kfdemu", "emu/sim", "emu/workload", "internal/api", "internal/config", "internal/daemon",
-		"pkg/discovery", "pkg/gpreempt",
-	}}},
+	{"emu/cmd/kfdemu", rule{imports: []string{"emu/demo", "emu/driver", "emu/gpumodel", "emu/kfdemu", "emu/sim", "emu/workload", "internal/api", "internal/config", "internal/daemon", "pkg/discovery", "pkg/gpreempt"}}},
 
 	// Test files only, or what runs them: they run the built binaries, measure, and
 	// compare the fake and the emulated driver with the real one.
-	{"emu/conformance", rule{imports: []string{
-		"emu/gpumodel", "emu/kfdemu", "emu/driver", "emu/seccomp", "pkg/gpreempt", "pkg/kfd", "emu/kfdtest",
-	}, kernel: true, unsafe: true}},
+	{"emu/conformance", rule{imports: []string{"emu/gpumodel", "emu/kfdemu", "emu/driver", "emu/seccomp", "pkg/gpreempt", "pkg/kfd", "emu/kfdtest"}, kernel: true, unsafe: true}},
 	{"emu/vm", rule{kernel: true}},
 	{"test/e2e/kfdclient", rule{imports: []string{"emu/workload", "pkg/kfd"}}},
 	{"test/e2e", rule{}},
 	{"test/e2e/systemd", rule{}},
-	{"test/bench", rule{imports: []string{
-		apiV1, "emu/board", "emu/gpumodel", "internal/daemon", "internal/events", "internal/hrtimer", "internal/mechanism", "internal/stat", "pkg/client", "pkg/gpreempt", "pkg/scheduler",
-	}}},
+	{"test/bench", rule{imports: []string{apiV1, "emu/board", "emu/gpumodel", "internal/daemon", "internal/events", "internal/hrtimer", "internal/mechanism", "internal/stat", "pkg/client", "pkg/gpreempt", "pkg/scheduler"}}},
 }
 
 // notLinked are the packages that a shipped program must not link, however indirectly. A
@@ -165,7 +122,7 @@ var notLinked = map[string]map[string]string{
 		"emu":                "the kit is not shipped",
 		"test":               "the kit is not shipped",
 		"pkg/kfd":            "gpctl asks the daemon; it does not call the driver",
-		"internal/tracer":    "gpctl never attaches to a process",
+		"internal/proc":      "gpctl never attaches to a process",
 		"internal/mechanism": "only the daemon suspends and resumes",
 		"internal/targets":   "only the daemon suspends and resumes",
 		"internal/daemon":    "gpctl starts the daemon as a process, or not at all",

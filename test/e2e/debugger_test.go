@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
-	"github.com/gpreempt/gpreempt/internal/tracer"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -69,7 +69,7 @@ var errnoNames = map[syscall.Errno]string{syscall.EPERM: "EPERM", syscall.EALREA
 
 type debugger struct {
 	device *kfd.Device
-	thread *tracer.Thread
+	thread *proc.Tracer
 	// events is what the driver tells of the process, which nobody reads.
 	events, tell *os.File
 }
@@ -85,7 +85,7 @@ func (d *debugger) do(ctx context.Context, verb string, pid int32) (err error) {
 		if err != nil {
 			return err
 		}
-		d.thread, err = tracer.Attach(ctx, pid, stat.Start)
+		d.thread, err = proc.Trace(ctx, pid, stat.Start)
 		return err
 	case "leave":
 		err := d.thread.Detach(ctx)

@@ -17,7 +17,6 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/proc"
-	"github.com/gpreempt/gpreempt/internal/tracer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -227,11 +226,11 @@ func TestRealProcessWithoutTheDriverIsRefused(t *testing.T) {
 		Sys: kfd.Kernel(), Journal: memory{}, Log: zap.NewNop(),
 		Host: machine{"/dev/full"}, // stands for a driver that it does not use
 		Attach: func(ctx context.Context, pid int32, start uint64) (Thread, error) {
-			return tracer.Attach(ctx, pid, start)
+			return proc.Trace(ctx, pid, start)
 		},
 	})
 	_, err := m.Attach(t.Context(), target)
-	if _, denied := errors.AsType[*tracer.DeniedError](err); denied {
+	if _, denied := errors.AsType[*proc.DeniedError](err); denied {
 		t.Skipf("needs the right to trace processes: %v", err)
 	}
 	if !errors.Is(err, errNoContext) {

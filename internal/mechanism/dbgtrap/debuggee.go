@@ -13,7 +13,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/proc"
-	"github.com/gpreempt/gpreempt/internal/tracer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -120,7 +119,7 @@ func (d *debuggee) resumeForeign(ctx context.Context) {
 // trace attaches to the target, whose thread then makes the calls.
 func (d *debuggee) trace(ctx context.Context) error {
 	thread, err := d.m.cfg.Attach(ctx, d.target.PID, d.target.Start)
-	if errors.Is(err, tracer.ErrGone) {
+	if errors.Is(err, proc.ErrGone) {
 		return mechanism.ErrGone
 	}
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/internal/mechanism"
-	"github.com/gpreempt/gpreempt/internal/tracer"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -48,7 +48,7 @@ func final(err error) bool {
 	if e, ok := errors.AsType[*RuntimeError](err); ok {
 		return !e.Ended
 	}
-	if _, ok := errors.AsType[*tracer.DeniedError](err); ok {
+	if _, ok := errors.AsType[*proc.DeniedError](err); ok {
 		return true
 	}
 	return errors.Is(err, mechanism.ErrGone) || errors.Is(err, mechanism.ErrReplaced) || errors.Is(err, mechanism.ErrDebugged)
@@ -58,10 +58,10 @@ func final(err error) bool {
 // the target's debugger. EINVAL and EPERM have other reasons too; which it is shows
 // when debuggee.regain looks.
 func notDebugger(err error) bool {
-	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) || errors.Is(err, tracer.ErrDetached)
+	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) || errors.Is(err, proc.ErrDetached)
 }
 
 // isGone reports whether the driver, or the tracer, knows the target no longer.
 func isGone(err error) bool {
-	return errors.Is(err, unix.ESRCH) || errors.Is(err, tracer.ErrGone)
+	return errors.Is(err, unix.ESRCH) || errors.Is(err, proc.ErrGone)
 }

@@ -17,7 +17,7 @@ import (
 	"go.uber.org/zap/zaptest"
 
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
-	"github.com/gpreempt/gpreempt/internal/tracer"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -374,7 +374,7 @@ func (f *fixture) trace(ctx context.Context, pid int32, start uint64) (Thread, e
 	j := f.jobs[pid]
 	f.mu.Unlock()
 	if j == nil || j.Start() != start || j.Dead() {
-		return nil, fmt.Errorf("process %d: %w", pid, tracer.ErrGone)
+		return nil, fmt.Errorf("process %d: %w", pid, proc.ErrGone)
 	}
 	t := &fakeThread{
 		pid: pid, calls: make(chan func()), detach: make(chan struct{}), lose: make(chan struct{}), done: make(chan struct{}),
@@ -382,7 +382,7 @@ func (f *fixture) trace(ctx context.Context, pid int32, start uint64) (Thread, e
 	attached := make(chan error)
 	go t.run(f.machine.Self(), attached)
 	if err := <-attached; err != nil {
-		return nil, &tracer.DeniedError{PID: pid, Tracer: 1, Why: "it is traced already", Next: "end that"}
+		return nil, &proc.DeniedError{PID: pid, Tracer: 1, Why: "it is traced already", Next: "end that"}
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	go func() {
@@ -435,9 +435,9 @@ func (t *fakeThread) Do(ctx context.Context, f func() error) error {
 		return context.Cause(ctx)
 	case <-t.done:
 		if t.gone.Load() {
-			return fmt.Errorf("process %d: %w", t.pid, tracer.ErrGone)
+			return fmt.Errorf("process %d: %w", t.pid, proc.ErrGone)
 		}
-		return fmt.Errorf("process %d: %w", t.pid, tracer.ErrDetached)
+		return fmt.Errorf("process %d: %w", t.pid, proc.ErrDetached)
 	}
 }
 

@@ -16,7 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/internal/tracer"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -151,7 +151,7 @@ func (d *realDaemon) do(command string, args []string) (err error) {
 }
 
 func realTracer(ctx context.Context, pid int32, start uint64) (Thread, error) {
-	thread, err := tracer.Attach(ctx, pid, start)
+	thread, err := proc.Trace(ctx, pid, start)
 	if err != nil {
 		return nil, err
 	}

@@ -9,7 +9,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
-	"github.com/gpreempt/gpreempt/internal/tracer"
+	"github.com/gpreempt/gpreempt/internal/proc"
 )
 
 // regain makes the target answer to us again after the driver has stopped taking
@@ -21,7 +21,7 @@ import (
 //   - the thread that traced the target lost it: another one does.
 //
 // Queues that were suspended run afterwards in the second case. An error is
-// mechanism.ErrGone, mechanism.ErrReplaced, mechanism.ErrDebugged, *RuntimeError, *tracer.DeniedError, or
+// mechanism.ErrGone, mechanism.ErrReplaced, mechanism.ErrDebugged, *RuntimeError, *proc.DeniedError, or
 // that of the call that failed.
 func (d *debuggee) regain(ctx context.Context) error {
 	if _, err := d.pin.LiveThread(); err != nil {
@@ -53,7 +53,7 @@ func (d *debuggee) regain(ctx context.Context) error {
 	switch ours := d.pipe.taken(); {
 	case isGone(err):
 		return d.gone()
-	case errors.Is(err, tracer.ErrDetached):
+	case errors.Is(err, proc.ErrDetached):
 		return fmt.Errorf("process %d: %w", d.target.PID, err)
 	case err == nil && ours:
 		err = d.reclaim(ctx)
@@ -88,7 +88,7 @@ func (d *debuggee) traceError(err error) error {
 	if errors.Is(err, mechanism.ErrGone) {
 		return d.gone()
 	}
-	if denied, ok := errors.AsType[*tracer.DeniedError](err); ok && denied.Tracer != 0 {
+	if denied, ok := errors.AsType[*proc.DeniedError](err); ok && denied.Tracer != 0 {
 		// The tracer has the right to debug it, or can take it.
 		return fmt.Errorf("process %d: %w: %w", d.target.PID, mechanism.ErrDebugged, err)
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
-	"github.com/gpreempt/gpreempt/internal/tracer"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -90,9 +90,9 @@ func New(j *journal.Journal, log *zap.Logger) *Pauses {
 }
 
 // thread starts a thread that traces a process. An interface that holds a nil
-// *tracer.Thread would not be nil.
+// *proc.Tracer would not be nil.
 func thread(ctx context.Context, pid int32, start uint64) (criu.Thread, error) {
-	t, err := tracer.Attach(ctx, pid, start)
+	t, err := proc.Trace(ctx, pid, start)
 	if err != nil {
 		return nil, err
 	}

@@ -19,7 +19,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
-	"github.com/gpreempt/gpreempt/internal/tracer"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -104,7 +104,7 @@ func holdByDebugger(key gpreempt.ProcessKey) error {
 	m := dbgtrap.New(dbgtrap.Config{
 		Device: device, Log: zap.NewNop(),
 		Attach: func(ctx context.Context, pid int32, start uint64) (dbgtrap.Thread, error) {
-			t, err := tracer.Attach(ctx, pid, start)
+			t, err := proc.Trace(ctx, pid, start)
 			if err != nil {
 				return nil, err
 			}
@@ -122,7 +122,7 @@ func holdByCheckpoint(key gpreempt.ProcessKey) error {
 	m := criu.New(criu.Config{
 		Sys: kfd.Kernel(), Journal: j, Log: zap.NewNop(),
 		Attach: func(ctx context.Context, pid int32, start uint64) (criu.Thread, error) {
-			t, err := tracer.Attach(ctx, pid, start)
+			t, err := proc.Trace(ctx, pid, start)
 			if err != nil {
 				return nil, err
 			}

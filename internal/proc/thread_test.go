@@ -1,4 +1,4 @@
-package tracer
+package proc
 
 import (
 	"context"
@@ -14,10 +14,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
-
-	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"golang.org/x/sys/unix"
 )
 
 // Programs that start each other end after a while, and none of them starts the tests.
@@ -46,7 +44,7 @@ func TestRolesDoNotMultiply(t *testing.T) {
 }
 
 // threadID returns the OS thread closures run on.
-func threadID(tb testing.TB, thread *Thread) int32 {
+func threadID(tb testing.TB, thread *Tracer) int32 {
 	tb.Helper()
 	var tid int
 	if err := thread.Do(tb.Context(), func() error { tid = unix.Gettid(); return nil }); err != nil {
@@ -92,7 +90,7 @@ func TestOnlyTheMainThreadIsTraced(t *testing.T) {
 	}
 	others := 0
 	for _, path := range paths {
-		status, err := proc.Status("/", strings.TrimPrefix(path, "/proc/"))
+		status, err := Status("/", strings.TrimPrefix(path, "/proc/"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -202,7 +200,7 @@ func TestOwnChildIsLeftForWait(t *testing.T) {
 		t.Fatalf("the target says %q", got)
 	}
 	pid := int32(cmd.Process.Pid)
-	thread, err := Attach(t.Context(), pid, startOf(t, pid))
+	thread, err := Trace(t.Context(), pid, startOf(t, pid))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +223,7 @@ func TestEndedTargetIsLeftToItsParent(t *testing.T) {
 		thread := x.attach()
 		x.tell("exit 7")
 		<-thread.Done()
-		if status, err := proc.Status("/", strconv.Itoa(int(x.pid))); err == nil && status.Tracer != 0 {
+		if status, err := Status("/", strconv.Itoa(int(x.pid))); err == nil && status.Tracer != 0 {
 			t.Errorf("it still waits for thread %d", status.Tracer)
 		}
 		if got := x.events.next(t); got != "exited 7" {
@@ -313,7 +311,7 @@ func TestAttachWithAnEndedContextTracesNothing(t *testing.T) {
 	x := startTarget(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Attach(ctx, x.pid, x.start); !errors.Is(err, context.Canceled) {
+	if _, err := Trace(ctx, x.pid, x.start); !errors.Is(err, context.Canceled) {
 		t.Errorf("Attach: %v, want context.Canceled", err)
 	}
 	if tracer := x.tracer(); tracer != 0 {
@@ -325,7 +323,7 @@ func TestAttachThatTheCallerAbandonedDetaches(t *testing.T) {
 	x := startTarget(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	thread := &Thread{target: gpreempt.ProcessKey{PID: x.pid, Start: x.start}}
+	thread := &Tracer{target: gpreempt.ProcessKey{PID: x.pid, Start: x.start}}
 	onNewThread(func() { thread.run(ctx, make(chan error)) })
 	if tracer := x.tracer(); tracer != 0 {
 		t.Errorf("traced by %d", tracer)
@@ -335,7 +333,7 @@ func TestAttachThatTheCallerAbandonedDetaches(t *testing.T) {
 func TestAttachLeavesAnotherProcessWithThePIDAlone(t *testing.T) {
 	x := startTarget(t)
 	for range 50 {
-		if _, err := Attach(t.Context(), x.pid, x.start+1); !errors.Is(err, ErrGone) {
+		if _, err := Trace(t.Context(), x.pid, x.start+1); !errors.Is(err, ErrGone) {
 			t.Fatalf("Attach: %v, want ErrGone", err)
 		}
 		if tracer := x.tracer(); tracer != 0 {
@@ -357,18 +355,18 @@ func TestAttachToAnEndedProcessReturnsErrGone(t *testing.T) {
 	for errors.Is(waitForExit(pid, &info), unix.EINTR) {
 		continue
 	}
-	if _, err := Attach(t.Context(), pid, start); !errors.Is(err, ErrGone) {
-		t.Errorf("Attach to a zombie: %v, want ErrGone", err)
+	if _, err := Trace(t.Context(), pid, start); !errors.Is(err, ErrGone) {
+		t.Errorf("Trace to a zombie: %v, want ErrGone", err)
 	}
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
 	}
-	if _, err := Attach(t.Context(), pid, start); !errors.Is(err, ErrGone) {
-		t.Errorf("Attach after the reaping: %v, want ErrGone", err)
+	if _, err := Trace(t.Context(), pid, start); !errors.Is(err, ErrGone) {
+		t.Errorf("Trace after the reaping: %v, want ErrGone", err)
 	}
 }
 
-// startTracer starts a second tracing program, which says how its Attach went.
+// startTracer starts a second tracing program, which says how its Trace went.
 func startTracer(t *testing.T, how string, x *target) (process *os.Process, wait func() error, said string, in *os.File) {
 	t.Helper()
 	cmd, in, out := command(t, roleTracer)
@@ -385,7 +383,7 @@ func TestErrorOfTheSecondTracerNamesTheFirst(t *testing.T) {
 	if said != "attached" {
 		t.Fatalf("the first tracer says %q", said)
 	}
-	_, err := Attach(t.Context(), x.pid, x.start)
+	_, err := Trace(t.Context(), x.pid, x.start)
 	denied, ok := errors.AsType[*DeniedError](err)
 	if !ok || !errors.Is(err, unix.EPERM) {
 		t.Fatalf("Attach: %v, want a DeniedError", err)

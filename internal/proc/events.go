@@ -1,4 +1,4 @@
-package tracer
+package proc
 
 import (
 	"errors"
@@ -6,8 +6,6 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/gpreempt/gpreempt/internal/proc"
 )
 
 // ptrace makes a request that takes no pointer; x/sys lacks some of them.
@@ -19,13 +17,13 @@ func ptrace(request uintptr, pid int32, signal unix.Signal) error {
 }
 
 // seize makes the calling thread the tracer of the process.
-func (t *Thread) seize() error {
+func (t *Tracer) seize() error {
 	err := ptrace(unix.PTRACE_SEIZE, t.target.PID, 0)
 	switch {
 	case err == nil:
 		// A traced process keeps its pid until the tracer has waited for it. So the
 		// check comes after the seizure.
-		return proc.Check("/", t.target)
+		return Check("/", t.target)
 	case errors.Is(err, unix.ESRCH):
 		return fmt.Errorf("process %d: %w", t.target.PID, ErrGone)
 	case errors.Is(err, unix.EPERM):
@@ -38,7 +36,7 @@ func (t *Thread) seize() error {
 // forward ends a stop of the target, if there is one, with its effect on the target
 // unchanged, and reports whether the target is still traced. The next stop leads to
 // another SIGCHLD.
-func (t *Thread) forward() bool {
+func (t *Tracer) forward() bool {
 	switch e := poll(t.target.PID); e.what {
 	case stopped:
 		request := uintptr(unix.PTRACE_CONT)
@@ -54,7 +52,7 @@ func (t *Thread) forward() bool {
 	case lost:
 		// Its parent has waited for it, if that is this process; or another thread has
 		// called execve, which takes over the pid and the start time but not the tracer.
-		t.gone.Store(errors.Is(proc.Check("/", t.target), ErrGone))
+		t.gone.Store(errors.Is(Check("/", t.target), ErrGone))
 		return false
 	case nothing:
 	}

@@ -1,4 +1,4 @@
-package tracer
+package proc
 
 import (
 	"context"
@@ -132,7 +132,7 @@ func (s *soak) cycle(ctx context.Context, x *target, r *rand.Rand) {
 	var attaches, detaches []time.Duration
 	for ctx.Err() == nil {
 		begun := time.Now()
-		thread, err := Attach(background, x.pid, x.start)
+		thread, err := Trace(background, x.pid, x.start)
 		if err != nil {
 			x.tb.Fatal(err)
 		}

@@ -1,4 +1,4 @@
-package tracer
+package proc
 
 import (
 	"os"
@@ -22,16 +22,16 @@ var watcher sigchldWatcher
 // SIGCHLD leads to a poll of every target, which is one system call.
 type sigchldWatcher struct {
 	mu      sync.Mutex
-	threads map[*Thread]struct{} // guarded by mu
+	threads map[*Tracer]struct{} // guarded by mu
 	quit    chan struct{}        // guarded by mu; ends the goroutine that watches
 }
 
 // add starts to watch the target of t.
-func (w *sigchldWatcher) add(t *Thread) {
+func (w *sigchldWatcher) add(t *Tracer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.threads) == 0 {
-		w.threads, w.quit = map[*Thread]struct{}{}, make(chan struct{})
+		w.threads, w.quit = map[*Tracer]struct{}{}, make(chan struct{})
 		signals := make(chan os.Signal, 1)
 		signal.Notify(signals, unix.SIGCHLD)
 		go w.watch(signals, w.quit)
@@ -40,7 +40,7 @@ func (w *sigchldWatcher) add(t *Thread) {
 }
 
 // remove ends what add started.
-func (w *sigchldWatcher) remove(t *Thread) {
+func (w *sigchldWatcher) remove(t *Tracer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.threads, t)
@@ -53,7 +53,7 @@ func (w *sigchldWatcher) watch(signals chan os.Signal, quit <-chan struct{}) {
 	defer signal.Stop(signals)
 	tick := time.NewTicker(pollInterval)
 	defer tick.Stop()
-	var threads []*Thread
+	var threads []*Tracer
 	for {
 		select {
 		case <-signals:
@@ -71,7 +71,7 @@ func (w *sigchldWatcher) watch(signals chan os.Signal, quit <-chan struct{}) {
 	}
 }
 
-func (w *sigchldWatcher) appendThreads(to []*Thread) []*Thread {
+func (w *sigchldWatcher) appendThreads(to []*Tracer) []*Tracer {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for t := range w.threads {
@@ -81,7 +81,7 @@ func (w *sigchldWatcher) appendThreads(to []*Thread) []*Thread {
 }
 
 // wakeUp makes the thread poll its target. It does not block.
-func (t *Thread) wakeUp() {
+func (t *Tracer) wakeUp() {
 	select {
 	case t.wake <- struct{}{}:
 	default: // a poll is pending

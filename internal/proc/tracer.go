@@ -1,20 +1,4 @@
-// Package tracer implements a ptrace tracer that a running program does not notice.
-//
-// KFD answers debug requests only to the OS thread that traces the target's main
-// thread, so each target gets a thread of its own. The thread attaches, runs the
-// closures that make those requests, and meanwhile forwards each signal, stop and exit
-// of the target. It sets no ptrace options: nothing dies with the tracer, and the
-// children and the other threads of the target are not traced.
-//
-// Two effects remain visible to a target. A system call ends early with EINTR where an
-// ignored signal would not have interrupted it (epoll_wait, for one). And a signal to
-// its main thread arrives some tens of microseconds later, or at the end of the closure
-// that runs when the signal is sent.
-//
-// The main thread of a process never exits, and a thread that stays keeps what it
-// traces. Attach therefore never uses it; a program that pins its main goroutine to it
-// in an init function, as the daemon does, avoids a detour.
-package tracer
+package proc
 
 import (
 	"context"
@@ -28,23 +12,17 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Errors to match with errors.Is. The errors of Attach, Do and Detach name the process.
-var (
-	// ErrGone reports that the process has ended, or that its pid names another process.
-	ErrGone = proc.ErrGone
-	// ErrDetached reports that this Thread no longer traces the process, which may be
-	// alive: after Detach, or after a thread other than the main one replaced the
-	// program with execve, which ends the main thread.
-	ErrDetached = errors.New("the process is no longer traced")
-)
+// ErrDetached reports that this Tracer no longer traces the process, which may be
+// alive: after Detach, or after a thread other than the main one replaced the
+// program with execve, which ends the main thread.
+var ErrDetached = errors.New("the process is no longer traced")
 
-// Thread is an OS thread that traces one process. Its methods may be called from
+// Tracer is an OS thread that traces one process. Its methods may be called from
 // any goroutine, except that a closure given to Do must not call Do or Detach.
-type Thread struct {
+type Tracer struct {
 	target gpreempt.ProcessKey
 
 	calls chan call
@@ -63,18 +41,18 @@ type call struct {
 	reply chan error
 }
 
-// Attach starts a thread that traces the process with this pid and this start time
+// Trace starts a thread that traces the process with this pid and this start time
 // (field 22 of /proc/PID/stat, in clock ticks since boot). A running process continues
 // and a stopped one stays stopped. The caller ends the trace with Detach.
 //
 // The error is ErrGone, a *DeniedError, the cause of ctx, or another error of the
 // kernel. After an error the process is not traced; after the cause of ctx it is about
 // to be detached.
-func Attach(ctx context.Context, pid int32, start uint64) (*Thread, error) {
+func Trace(ctx context.Context, pid int32, start uint64) (*Tracer, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	t := &Thread{
+	t := &Tracer{
 		target: gpreempt.ProcessKey{PID: pid, Start: start},
 		calls:  make(chan call),
 		wake:   make(chan struct{}, 1),
@@ -107,7 +85,7 @@ func Attach(ctx context.Context, pid int32, start uint64) (*Thread, error) {
 //
 // While f runs, signals to the target's main thread are delayed. f should make only the
 // calls that need this thread, and must not wait for another goroutine.
-func (t *Thread) Do(ctx context.Context, f func() error) error {
+func (t *Tracer) Do(ctx context.Context, f func() error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
@@ -126,7 +104,7 @@ func (t *Thread) Do(ctx context.Context, f func() error) error {
 // until the target runs untraced or ctx ends; detaching continues in either case. It
 // waits for the closure that is running, but not for the target, which may sleep in a
 // driver. It returns nil for a target that is gone or detached already.
-func (t *Thread) Detach(ctx context.Context) error {
+func (t *Tracer) Detach(ctx context.Context) error {
 	t.once.Do(func() { close(t.detach) })
 	select {
 	case <-t.done:
@@ -137,13 +115,13 @@ func (t *Thread) Detach(ctx context.Context) error {
 }
 
 // Done is closed when the target is no longer traced, for any reason.
-func (t *Thread) Done() <-chan struct{} { return t.done }
+func (t *Tracer) Done() <-chan struct{} { return t.done }
 
 // Gone reports whether the thread has seen the end of the target. It is final once Done
 // is closed.
-func (t *Thread) Gone() bool { return t.gone.Load() }
+func (t *Tracer) Gone() bool { return t.gone.Load() }
 
-func (t *Thread) ended() error {
+func (t *Tracer) ended() error {
 	if t.gone.Load() {
 		return fmt.Errorf("process %d: %w", t.target.PID, ErrGone)
 	}
@@ -154,11 +132,11 @@ func (t *Thread) ended() error {
 // detaches the target (exit_ptrace), as it would if this program were killed: the
 // target need not stop for it, receives the signal it is stopped for, stays stopped
 // after a stop signal, and as a zombie is left to its parent.
-func (t *Thread) run(ctx context.Context, attached chan<- error) {
+func (t *Tracer) run(ctx context.Context, attached chan<- error) {
 	err := t.seize()
 	select {
 	case attached <- err:
-	case <-ctx.Done(): // Attach has returned without the thread
+	case <-ctx.Done(): // Trace has returned without the thread
 		return
 	}
 	for err == nil {
@@ -176,7 +154,7 @@ func (t *Thread) run(ctx context.Context, attached chan<- error) {
 }
 
 // execute runs a closure and replies, also when the closure panics or calls Goexit.
-func (t *Thread) execute(c call) {
+func (t *Tracer) execute(c call) {
 	var err error
 	returned := false
 	defer func() {

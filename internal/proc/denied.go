@@ -1,4 +1,4 @@
-package tracer
+package proc
 
 import (
 	"errors"
@@ -7,10 +7,8 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"golang.org/x/sys/unix"
 )
 
 // DeniedError reports why the kernel forbids this program to trace a process, and the
@@ -48,8 +46,8 @@ type facts struct {
 }
 
 // denied returns why ptrace failed with EPERM, which has many meanings.
-func (t *Thread) denied() error {
-	p, err := proc.Open("/", t.target)
+func (t *Tracer) denied() error {
+	p, err := Open("/", t.target)
 	if err != nil {
 		return err
 	}
@@ -66,7 +64,7 @@ func (t *Thread) denied() error {
 }
 
 // inquire reads the facts.
-func inquire(p *proc.Process) (facts, error) {
+func inquire(p *Process) (facts, error) {
 	f := facts{self: p.Key().PID == int32(os.Getpid())}
 	var err error
 	if f.stat, err = p.Stat(); err != nil {
@@ -77,11 +75,11 @@ func inquire(p *proc.Process) (facts, error) {
 		return f, err
 	}
 	if status.Tracer != 0 {
-		if f.tracer, err = proc.Status("/", strconv.Itoa(int(status.Tracer))); err != nil { // the tracer has ended
+		if f.tracer, err = Status("/", strconv.Itoa(int(status.Tracer))); err != nil { // the tracer has ended
 			f.tracer = discovery.ProcStatus{Name: "unknown", Process: status.Tracer}
 		}
 	}
-	own, err := proc.Status("/", "thread-self")
+	own, err := Status("/", "thread-self")
 	if err != nil {
 		return f, err
 	}

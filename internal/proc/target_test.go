@@ -1,4 +1,4 @@
-package tracer
+package proc
 
 import (
 	"bufio"
@@ -13,11 +13,9 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"golang.org/x/sys/unix"
 )
 
 // lineTimeout is how long a test waits for a line before it gives up: a machine may be
@@ -140,7 +138,7 @@ func startOf(tb testing.TB, pid int32) uint64 {
 // statOf returns the stat of a process.
 func statOf(tb testing.TB, key gpreempt.ProcessKey) discovery.ProcStat {
 	tb.Helper()
-	p, err := proc.Open("/", key)
+	p, err := Open("/", key)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -189,9 +187,9 @@ func (x *target) queue(number unix.Signal, value int32) {
 	}
 }
 
-func (x *target) attach() *Thread {
+func (x *target) attach() *Tracer {
 	x.tb.Helper()
-	thread, err := Attach(x.tb.Context(), x.pid, x.start)
+	thread, err := Trace(x.tb.Context(), x.pid, x.start)
 	if err != nil {
 		x.tb.Fatal(err)
 	}
@@ -201,14 +199,14 @@ func (x *target) attach() *Thread {
 // tracer returns the thread that traces the target's main thread, 0 for none.
 func (x *target) tracer() int32 {
 	x.tb.Helper()
-	status, err := proc.Status("/", strconv.Itoa(int(x.pid)))
+	status, err := Status("/", strconv.Itoa(int(x.pid)))
 	if err != nil {
 		x.tb.Fatal(err)
 	}
 	return status.Tracer
 }
 
-func detach(tb testing.TB, thread *Thread) {
+func detach(tb testing.TB, thread *Tracer) {
 	tb.Helper()
 	if err := thread.Detach(tb.Context()); err != nil {
 		tb.Error(err)
@@ -216,7 +214,7 @@ func detach(tb testing.TB, thread *Thread) {
 }
 
 // await waits for the end of a trace.
-func await(tb testing.TB, thread *Thread) {
+func await(tb testing.TB, thread *Tracer) {
 	tb.Helper()
 	select {
 	case <-thread.Done():

@@ -1,4 +1,4 @@
-package tracer
+package proc
 
 import (
 	"bufio"
@@ -15,10 +15,8 @@ import (
 	"syscall"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/internal/testutil"
+	"golang.org/x/sys/unix"
 )
 
 // What this binary plays when it is started by a test, as its only arguments: a
@@ -67,6 +65,10 @@ func init() {
 }
 
 func TestMain(m *testing.M) {
+	if os.Getenv(roleEnv) != "" {
+		playChild()
+		return
+	}
 	role, generation := role(), generation()
 	if generation > maxGeneration || (generation > 0) != (role != "") {
 		fmt.Printf("refused: role %q in generation %d\n", role, generation)
@@ -86,7 +88,7 @@ func TestMain(m *testing.M) {
 	case roleOrphaner:
 		playParent(&syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGKILL})
 	case roleChild:
-		status, err := proc.Status("/", "self")
+		status, err := Status("/", "self")
 		fmt.Println("child traced by", status.Tracer, err)
 	case roleTracer:
 		playTracer()
@@ -248,7 +250,7 @@ func playTracer() {
 		runtime.GOMAXPROCS(1)
 	}
 	ctx := context.Background()
-	thread, err := Attach(ctx, pid, start)
+	thread, err := Trace(ctx, pid, start)
 	if err != nil {
 		fmt.Println(err)
 		return

@@ -1,4 +1,4 @@
-package tracer
+package proc
 
 import (
 	"context"
@@ -247,7 +247,7 @@ func (x *target) stateWhileStopped() string {
 func attachAgainAndAgain(ctx context.Context, x *target, once chan<- struct{}) error {
 	background := context.WithoutCancel(ctx)
 	for ctx.Err() == nil {
-		thread, err := Attach(background, x.pid, x.start)
+		thread, err := Trace(background, x.pid, x.start)
 		if denied, ok := errors.AsType[*DeniedError](err); ok && denied.Tracer == 0 {
 			err = ErrGone // no longer a main thread to trace
 		}
