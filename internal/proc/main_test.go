@@ -169,7 +169,7 @@ func (w tree) write(path, text string) {
 	}
 }
 
-// stat returns a line as in /proc/PID/stat, of a process that started at tick 9.
-func stat(pid int, state byte, flags uint32, threads int) string {
+// statLine returns a line as in /proc/PID/stat, of a process that started at tick 9.
+func statLine(pid int, state byte, flags uint32, threads int) string {
 	return fmt.Sprintf("%d (name) %c 1 1 1 0 -1 %d 0 0 0 0 0 0 0 0 20 0 %d 0 9 0 0\n", pid, state, flags, threads)
 }

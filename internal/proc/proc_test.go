@@ -188,12 +188,12 @@ func TestExitingThreadsDoNotCountAsLiving(t *testing.T) {
 		threads map[string]string
 		want    int32
 	}{
-		"main thread":           {main: stat(7, 'S', 0, 2), want: 7},
-		"main is exiting":       {main: stat(7, 'S', exiting, 2), threads: map[string]string{"7": stat(7, 'S', exiting, 2), "8": stat(8, 'R', 0, 2)}, want: 8},
-		"main has ended":        {main: stat(7, 'Z', 0, 2), threads: map[string]string{"7": stat(7, 'Z', 0, 2), "9": stat(9, 'D', 0, 2)}, want: 9},
-		"all are exiting":       {main: stat(7, 'Z', 0, 2), threads: map[string]string{"7": stat(7, 'Z', 0, 2), "9": stat(9, 'D', exiting, 2)}},
-		"none is left":          {main: stat(7, 'Z', 0, 2), threads: map[string]string{}},
-		"one has ended already": {main: stat(7, 'Z', 0, 2), threads: map[string]string{"8": "", "9": stat(9, 'S', 0, 2)}, want: 9},
+		"main thread":           {main: statLine(7, 'S', 0, 2), want: 7},
+		"main is exiting":       {main: statLine(7, 'S', exiting, 2), threads: map[string]string{"7": statLine(7, 'S', exiting, 2), "8": statLine(8, 'R', 0, 2)}, want: 8},
+		"main has ended":        {main: statLine(7, 'Z', 0, 2), threads: map[string]string{"7": statLine(7, 'Z', 0, 2), "9": statLine(9, 'D', 0, 2)}, want: 9},
+		"all are exiting":       {main: statLine(7, 'Z', 0, 2), threads: map[string]string{"7": statLine(7, 'Z', 0, 2), "9": statLine(9, 'D', exiting, 2)}},
+		"none is left":          {main: statLine(7, 'Z', 0, 2), threads: map[string]string{}},
+		"one has ended already": {main: statLine(7, 'Z', 0, 2), threads: map[string]string{"8": "", "9": statLine(9, 'S', 0, 2)}, want: 9},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newTree(t)
