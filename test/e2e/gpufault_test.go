@@ -139,7 +139,7 @@ func TestSuspensionThatFailsOnOneOfTwoGPUsIsUndoneAndReported(t *testing.T) {
 				t.Errorf("the breakers of the good and the bad GPU are open: %v, want the bad one's", got)
 			}
 			d.check(0, "breaker", "target", "explain", fmt.Sprint(second.PID))
-			d.check(0, "quarantine ends in", "target", "explain", fmt.Sprint(both.PID))
+			d.check(0, "run (decides)  ends in 4m", "target", "explain", fmt.Sprint(both.PID))
 			d.complete(lease)
 			m.awaitEach(first, 1, onGPU)
 
