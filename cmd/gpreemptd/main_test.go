@@ -19,7 +19,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/internal/journal"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -201,11 +201,11 @@ func TestCleanupResumesWhatACrashedDaemonLeftPaused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	j, err := journal.Open(filepath.Join(dir, "journal"))
+	j, err := mechanism.OpenJournal(filepath.Join(dir, "journal"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	entry := journal.Entry{Mechanism: "freezer", Target: gpreempt.ProcessKey{PID: pid, Start: stat.Start}, At: time.Now()}
+	entry := mechanism.JournalEntry{Mechanism: "freezer", Target: gpreempt.ProcessKey{PID: pid, Start: stat.Start}, At: time.Now()}
 	if err := errors.Join(j.Begin(entry), victim.Process.Signal(syscall.SIGSTOP)); err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
-	"github.com/gpreempt/gpreempt/internal/journal"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/internal/testutil"
@@ -387,13 +387,13 @@ func TestGPUsThatAreAddedLaterAreFound(t *testing.T) {
 
 func TestProcessPausedByAnEarlierDaemonIsNotUsed(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "journal")
-	j, err := journal.Open(dir)
+	j, err := mechanism.OpenJournal(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	key := gpreempt.ProcessKey{PID: 7, Start: 7}
 	// A mechanism of another version: this one cannot resume it.
-	if err := j.Begin(journal.Entry{Mechanism: "other", Target: key, At: time.Now()}); err != nil {
+	if err := j.Begin(mechanism.JournalEntry{Mechanism: "other", Target: key, At: time.Now()}); err != nil {
 		t.Fatal(err)
 	}
 	if err := j.Close(); err != nil {

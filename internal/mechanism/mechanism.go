@@ -1,5 +1,15 @@
 // Package mechanism defines what a mechanism is: one way to suspend and resume all
 // queues of a process.
+//
+// # Journal
+//
+// A Journal is the record on disk of pauses that the kernel does not undo when the daemon
+// dies.
+//
+// An entry is written before a pause is made and removed after the pause was undone. So
+// whenever the daemon dies, the entries name every process that may be paused, and some
+// that are not: undoing is safe for both. Each entry is a file of its own; one that
+// cannot be read does not affect the others.
 package mechanism
 
 import (

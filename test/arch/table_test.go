@@ -57,14 +57,13 @@ var table = []struct {
 	{"internal/auth", rule{imports: []string{apiV1, "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
 	// Mechanisms.
-	{"internal/mechanism", rule{imports: []string{"internal/proc", "pkg/gpreempt"}, stdOnly: true}},
+	{"internal/mechanism", rule{imports: []string{"internal/log", "internal/proc", "pkg/gpreempt"}}},
 	{"internal/config/yamlfile", rule{}},
 	{"internal/hazard", rule{imports: []string{"internal/config/yamlfile", "pkg/gpreempt"}}},
-	{"internal/journal", rule{imports: []string{"internal/log", "internal/proc", "pkg/gpreempt"}}},
 	{"internal/mechanism/dbgtrap", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
-	{"internal/mechanism/criu", rule{imports: []string{"internal/journal", "internal/log", "internal/mechanism", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
-	{"internal/mechanism/freezer", rule{imports: []string{"internal/journal", "internal/log", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
-	{"internal/mechanism/recovery", rule{imports: []string{"internal/journal", "internal/log", "internal/mechanism/criu", "internal/mechanism/freezer", "internal/proc", "pkg/gpreempt", "pkg/kfd"}}},
+	{"internal/mechanism/criu", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"internal/mechanism/freezer", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
+	{"internal/mechanism/recovery", rule{imports: []string{"internal/mechanism", "internal/log", "internal/mechanism/criu", "internal/mechanism/freezer", "internal/proc", "pkg/gpreempt", "pkg/kfd"}}},
 
 	// The daemon.
 	{"internal/listen", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},

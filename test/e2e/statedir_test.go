@@ -17,7 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
-	"github.com/gpreempt/gpreempt/internal/journal"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -27,9 +27,9 @@ import (
 const onlyFreezer = atOnce + "mechanisms: [freezer]\n"
 
 // holdJournal opens the journal in a state directory, as a daemon or a cleanup does.
-func holdJournal(t *testing.T, dir string) *journal.Journal {
+func holdJournal(t *testing.T, dir string) *mechanism.Journal {
 	t.Helper()
-	j, err := journal.Open(filepath.Join(dir, "journal"))
+	j, err := mechanism.OpenJournal(filepath.Join(dir, "journal"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,7 +120,7 @@ func stopped(t *testing.T, m *emulated, dir string) (job *worker, file string) {
 		t.Fatal(err)
 	}
 	j := holdJournal(t, dir)
-	begun := j.Begin(journal.Entry{Mechanism: "freezer", Target: gpreempt.ProcessKey{PID: job.PID, Start: parsed.Start}})
+	begun := j.Begin(mechanism.JournalEntry{Mechanism: "freezer", Target: gpreempt.ProcessKey{PID: job.PID, Start: parsed.Start}})
 	if err := errors.Join(begun, j.Close()); err != nil {
 		t.Fatal(err)
 	}

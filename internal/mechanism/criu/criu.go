@@ -32,13 +32,11 @@ import (
 	"slices"
 	"sync"
 
-	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
-
-	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 )
 
 const name = "criu"
@@ -59,14 +57,14 @@ type Config struct {
 	Attach Tracer
 	// Host is the rest of the operating system; nil is this one.
 	Host    Host
-	Journal journal.Store
+	Journal mechanism.Store
 	Log     *zap.Logger
 }
 
 // Mechanism pauses processes as a checkpoint does. It implements mechanism.Mechanism.
 type Mechanism struct {
 	cfg    Config
-	pauses journal.Pauses
+	pauses mechanism.Pauses
 
 	mu      sync.Mutex // guards version
 	version *kfd.Version
@@ -79,7 +77,7 @@ func New(cfg Config) *Mechanism {
 	if cfg.Host == nil {
 		cfg.Host = machine{kfd.DevicePath}
 	}
-	return &Mechanism{cfg: cfg, pauses: journal.Pauses{Store: cfg.Journal, Mechanism: name, Log: cfg.Log}}
+	return &Mechanism{cfg: cfg, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: name, Log: cfg.Log}}
 }
 
 // Name implements mechanism.Mechanism.
@@ -98,7 +96,7 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 // Undo ends the pause of an entry of the journal and removes the entry. It returns nil
 // for a pause that was not made or has ended, and for a process that has exited. After
 // an error the entry remains.
-func (m *Mechanism) Undo(ctx context.Context, e journal.Entry) error {
+func (m *Mechanism) Undo(ctx context.Context, e mechanism.JournalEntry) error {
 	return m.pauses.Undo(e, func() error { return m.unpause(ctx, e.Target) })
 }
 
@@ -177,7 +175,7 @@ func (s *session) pause(ctx context.Context, v *visit) error {
 	}
 	doubtful := s.held
 	if !s.held {
-		if err := s.m.pauses.Begin(journal.Entry{Target: s.target}); err != nil {
+		if err := s.m.pauses.Begin(mechanism.JournalEntry{Target: s.target}); err != nil {
 			return err
 		}
 		s.held = true

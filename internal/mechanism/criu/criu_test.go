@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
-	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -203,7 +202,7 @@ func TestFailedUndoStaysInTheJournal(t *testing.T) {
 	for name, call := range map[string]func() error{
 		"Resume": func() error { return s.Resume(t.Context()) },
 		"Undo": func() error {
-			return w.mechanism().Undo(t.Context(), journal.Entry{Mechanism: name, Target: p.Key()})
+			return w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: name, Target: p.Key()})
 		},
 	} {
 		if err := call(); !errors.Is(err, unix.EIO) {
@@ -281,10 +280,10 @@ func TestOrphansAreResumedAfterACrash(t *testing.T) {
 	w.mustBe(t, p, runs)
 	w.mustNote(t)
 	for range 2 { // of what runs
-		must(t, w.mechanism().Undo(t.Context(), journal.Entry{Mechanism: name, Target: p.Key()}))
+		must(t, w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: name, Target: p.Key()}))
 		w.mustBe(t, p, runs)
 	}
-	if err := w.mechanism().Undo(t.Context(), journal.Entry{Mechanism: "freezer", Target: p.Key()}); err == nil {
+	if err := w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: "freezer", Target: p.Key()}); err == nil {
 		t.Error("Undo of another mechanism's entry: no error")
 	}
 }
@@ -355,7 +354,7 @@ func TestTargetThatExitsIsGone(t *testing.T) {
 	if _, err := m.Attach(t.Context(), p.Key()); !errors.Is(err, mechanism.ErrGone) {
 		t.Errorf("Attach: error %v, want %v", err, mechanism.ErrGone)
 	}
-	must(t, m.Undo(t.Context(), journal.Entry{Mechanism: name, Target: p.Key()}))
+	must(t, m.Undo(t.Context(), mechanism.JournalEntry{Mechanism: name, Target: p.Key()}))
 	w.mustNote(t)
 }
 
@@ -376,7 +375,7 @@ func TestUndoTouchesNoOtherProcessThatHasThePid(t *testing.T) {
 	must(t, attach(t, w.mechanism(), p.Key()).Suspend(t.Context()))
 	earlier := p.Key()
 	earlier.Start--
-	must(t, w.mechanism().Undo(t.Context(), journal.Entry{Mechanism: name, Target: earlier}))
+	must(t, w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: name, Target: earlier}))
 	w.mustBe(t, p, held)
 	w.mustNote(t, p.Key())
 }
@@ -471,7 +470,7 @@ func TestErrorsNameTheCauseAndTheRemedy(t *testing.T) {
 	w := newTestWorld(t, "6.12")
 	idle := w.Spawn()
 	w.targets[idle.PID()] = idle
-	err := w.mechanism().Undo(t.Context(), journal.Entry{Mechanism: name, Target: idle.Key()})
+	err := w.mechanism().Undo(t.Context(), mechanism.JournalEntry{Mechanism: name, Target: idle.Key()})
 	want := fmt.Sprintf("resume process %v: it has no descriptor of /dev/kfd that it opened itself: "+
 		"it does not use the GPU, or has closed it; retry when it opens /dev/kfd again", idle.Key())
 	if err == nil || err.Error() != want {

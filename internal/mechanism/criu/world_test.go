@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
-	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -39,16 +38,16 @@ type tb interface {
 
 // book is a journal that outlives the daemon.
 type book interface {
-	journal.Store
-	Entries() ([]journal.Entry, []error)
+	mechanism.Store
+	Entries() ([]mechanism.JournalEntry, []error)
 }
 
 // memory is a book without a disk.
-type memory map[gpreempt.ProcessKey]journal.Entry
+type memory map[gpreempt.ProcessKey]mechanism.JournalEntry
 
-func (m memory) Begin(e journal.Entry) error                    { m[e.Target] = e; return nil }
+func (m memory) Begin(e mechanism.JournalEntry) error           { m[e.Target] = e; return nil }
 func (m memory) End(target gpreempt.ProcessKey, _ string) error { delete(m, target); return nil }
-func (m memory) Entries() (entries []journal.Entry, errs []error) {
+func (m memory) Entries() (entries []mechanism.JournalEntry, errs []error) {
 	return slices.Collect(maps.Values(m)), nil
 }
 
@@ -77,7 +76,7 @@ func newWorld(profile string, journal book) *world {
 // newTestWorld returns a world with a journal on the disk of this machine.
 func newTestWorld(t *testing.T, profile string) *world {
 	t.Helper()
-	j, err := journal.Open(filepath.Join(t.TempDir(), "journal"))
+	j, err := mechanism.OpenJournal(filepath.Join(t.TempDir(), "journal"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +217,7 @@ func (p worldProcess) Take(number int) (int, error) {
 // worldJournal is the journal; it fails for a daemon that is dead.
 type worldJournal struct{ w *world }
 
-func (j worldJournal) Begin(e journal.Entry) error {
+func (j worldJournal) Begin(e mechanism.JournalEntry) error {
 	switch {
 	case j.w.daemon.Dead():
 		return unix.EOWNERDEAD

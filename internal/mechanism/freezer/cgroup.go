@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/internal/journal"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -190,5 +190,7 @@ func (z *freeze) begin(ctx context.Context) error {
 	return nil
 }
 
-func (z *freeze) undo() error          { return z.thaw() }
-func (z *freeze) entry() journal.Entry { return journal.Entry{Cgroup: z.path, CgroupID: z.id} }
+func (z *freeze) undo() error { return z.thaw() }
+func (z *freeze) entry() mechanism.JournalEntry {
+	return mechanism.JournalEntry{Cgroup: z.path, CgroupID: z.id}
+}

@@ -27,13 +27,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.uber.org/zap"
-
-	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"go.uber.org/zap"
 )
 
 const name = "freezer"
@@ -46,14 +44,14 @@ const stopTimeout = time.Second
 type Config struct {
 	// Root is the root directory of the host: "/".
 	Root    string
-	Journal journal.Store
+	Journal mechanism.Store
 	Log     *zap.Logger
 }
 
 // Mechanism freezes cgroups and stops processes. It implements mechanism.Mechanism.
 type Mechanism struct {
 	cfg    Config
-	pauses journal.Pauses
+	pauses mechanism.Pauses
 	// found is where the cgroup hierarchy is mounted, nil until it was found.
 	found atomic.Pointer[mount]
 }
@@ -62,7 +60,7 @@ var _ mechanism.Mechanism = (*Mechanism)(nil)
 
 // New returns the mechanism.
 func New(cfg Config) *Mechanism {
-	return &Mechanism{cfg: cfg, pauses: journal.Pauses{Store: cfg.Journal, Mechanism: name, Log: cfg.Log}}
+	return &Mechanism{cfg: cfg, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: name, Log: cfg.Log}}
 }
 
 // Name implements mechanism.Mechanism.
@@ -122,11 +120,11 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 // for a pause that was not made or has ended, a process that has exited and a cgroup
 // that was removed; an error for a cgroup that this program cannot see. After an error
 // the entry remains.
-func (m *Mechanism) Undo(_ context.Context, e journal.Entry) error {
+func (m *Mechanism) Undo(_ context.Context, e mechanism.JournalEntry) error {
 	return m.pauses.Undo(e, func() error { return m.undo(e) })
 }
 
-func (m *Mechanism) undo(e journal.Entry) error {
+func (m *Mechanism) undo(e mechanism.JournalEntry) error {
 	if e.Cgroup != "" {
 		g, err := m.openCgroup(e.Cgroup)
 		switch {
@@ -206,7 +204,7 @@ type pause interface {
 	// undo has no effect without begin.
 	undo() error
 	// entry returns the cgroup for the journal.
-	entry() journal.Entry
+	entry() mechanism.JournalEntry
 	close()
 }
 

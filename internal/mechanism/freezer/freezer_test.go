@@ -13,12 +13,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
-
-	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 )
 
 func TestProcessWithoutCgroupOfItsOwnIsStopped(t *testing.T) {
@@ -88,11 +86,11 @@ func TestCgroupWithOtherProcessesIsNotFrozen(t *testing.T) {
 
 // busyJournal calls begin when a pause begins.
 type busyJournal struct {
-	journal.Store
+	mechanism.Store
 	begin func() error
 }
 
-func (j busyJournal) Begin(e journal.Entry) error {
+func (j busyJournal) Begin(e mechanism.JournalEntry) error {
 	if err := j.begin(); err != nil {
 		return err
 	}
@@ -308,7 +306,7 @@ func TestUndoResumesOrphansAndIsIdempotent(t *testing.T) {
 // The name of a damaged entry is that of the process; how it was paused is unknown.
 func TestUndoByNameAloneEndsEitherPause(t *testing.T) {
 	m, v, dir := newFake(t)
-	byName := journal.Entry{Mechanism: name, Target: v.key, NameOnly: true}
+	byName := mechanism.JournalEntry{Mechanism: name, Target: v.key, NameOnly: true}
 	s := m.attach(t, v.key)
 	m.suspend(t, s)
 	freeze := filepath.Join(dir, "cgroup.freeze")
@@ -345,7 +343,7 @@ func TestUndoTouchesNoOtherProcessThatHasThePid(t *testing.T) {
 	m := newMachine(t)
 	v := startVictim(t, nil)
 	m.suspend(t, m.attach(t, v.key))
-	earlier := journal.Entry{Mechanism: name, Target: gpreempt.ProcessKey{PID: v.key.PID, Start: v.key.Start - 1}}
+	earlier := mechanism.JournalEntry{Mechanism: name, Target: gpreempt.ProcessKey{PID: v.key.PID, Start: v.key.Start - 1}}
 	if err := m.journal.Begin(earlier); err != nil {
 		t.Fatal(err)
 	}
@@ -364,7 +362,7 @@ func TestUndoTouchesNoOtherCgroupThatHasTheName(t *testing.T) {
 	path, dir := newCgroup(t)
 	m := newMachine(t)
 	setControl(t, dir, "cgroup.freeze", "1")
-	e := journal.Entry{Mechanism: name, Target: gpreempt.ProcessKey{PID: 1 << 21, Start: 1}, Cgroup: path, CgroupID: 1}
+	e := mechanism.JournalEntry{Mechanism: name, Target: gpreempt.ProcessKey{PID: 1 << 21, Start: 1}, Cgroup: path, CgroupID: 1}
 	if err := m.Undo(t.Context(), e); err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +373,7 @@ func TestUndoTouchesNoOtherCgroupThatHasTheName(t *testing.T) {
 
 func TestUndoRefusesEntriesOfOtherMechanisms(t *testing.T) {
 	m := newMachine(t)
-	if err := m.Undo(t.Context(), journal.Entry{Mechanism: "criu", Target: gpreempt.ProcessKey{PID: 2, Start: 1}}); err == nil {
+	if err := m.Undo(t.Context(), mechanism.JournalEntry{Mechanism: "criu", Target: gpreempt.ProcessKey{PID: 2, Start: 1}}); err == nil {
 		t.Error("no error")
 	}
 }

@@ -8,7 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/internal/journal"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/proc"
 )
 
@@ -34,9 +34,9 @@ func (s stop) begin(ctx context.Context) error {
 }
 
 // undo resumes a stopped process, and cancels a SIGSTOP that is pending.
-func (s stop) undo() error        { return s.Signal(unix.SIGCONT) }
-func (stop) entry() journal.Entry { return journal.Entry{} }
-func (stop) close()               {} // the session closes the process
+func (s stop) undo() error                 { return s.Signal(unix.SIGCONT) }
+func (stop) entry() mechanism.JournalEntry { return mechanism.JournalEntry{} }
+func (stop) close()                        {} // the session closes the process
 
 // How often a process that is stopping is polled: the kernel notifies only its parent
 // when its last thread has stopped.

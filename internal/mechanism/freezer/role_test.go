@@ -15,15 +15,13 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
-
-	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 )
 
 // roleEnv names what this binary plays when a test starts it again.
@@ -82,7 +80,7 @@ func playVictim() {
 // playDaemon attaches to each process and suspends and resumes all of them
 // concurrently until it is killed.
 func playDaemon(dir string, targets []string) error {
-	j, err := journal.Open(dir)
+	j, err := mechanism.OpenJournal(dir)
 	if err != nil {
 		return err
 	}
@@ -229,7 +227,7 @@ func statesOf(t *testing.T, pid int32) string {
 // machine is a mechanism with a journal.
 type machine struct {
 	*Mechanism
-	journal *journal.Journal
+	journal *mechanism.Journal
 }
 
 func newMachine(t *testing.T) machine {
@@ -243,9 +241,9 @@ func newMachine(t *testing.T) machine {
 	return machine{New(Config{Root: "/", Journal: j, Log: zap.NewNop()}), j}
 }
 
-func openJournal(t *testing.T, dir string) *journal.Journal {
+func openJournal(t *testing.T, dir string) *mechanism.Journal {
 	t.Helper()
-	j, err := journal.Open(dir)
+	j, err := mechanism.OpenJournal(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

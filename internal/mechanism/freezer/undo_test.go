@@ -12,12 +12,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
-
-	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 )
 
 // newFake returns a machine with a real process in a cgroup made of plain files, where
@@ -286,7 +284,7 @@ func TestUndoKeepsTheEntryOfACgroupItCannotSee(t *testing.T) {
 			}
 			m := newMachine(t)
 			m.Mechanism = New(Config{Root: root, Journal: m.journal, Log: zap.NewNop()})
-			e := journal.Entry{Mechanism: "freezer", Target: gpreempt.ProcessKey{PID: 100, Start: 1}, Cgroup: "/system.slice/job.scope", CgroupID: c.id}
+			e := mechanism.JournalEntry{Mechanism: "freezer", Target: gpreempt.ProcessKey{PID: 100, Start: 1}, Cgroup: "/system.slice/job.scope", CgroupID: c.id}
 			if err := m.journal.Begin(e); err != nil {
 				t.Fatal(err)
 			}

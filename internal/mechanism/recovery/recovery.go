@@ -15,8 +15,8 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/log"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
 	"github.com/gpreempt/gpreempt/internal/proc"
@@ -44,11 +44,11 @@ func Dir(run string) string { return filepath.Join(run, "journal") }
 type Pauses struct {
 	CRIU    *criu.Mechanism
 	Freezer *freezer.Mechanism
-	journal *journal.Journal
+	journal *mechanism.Journal
 	log     *zap.Logger
 
 	mu      sync.Mutex // guards orphans; not held while one is resumed
-	orphans []journal.Entry
+	orphans []mechanism.JournalEntry
 }
 
 // Open opens the journal in dir and reads the pauses of earlier daemons. Call it before
@@ -60,7 +60,7 @@ func Open(ctx context.Context, dir string, log *zap.Logger) (p *Pauses, unreadab
 	defer cancel()
 	for {
 		p, unreadable, err = open(dir, log)
-		if !errors.Is(err, journal.ErrInUse) || ctx.Err() != nil {
+		if !errors.Is(err, mechanism.ErrInUse) || ctx.Err() != nil {
 			return p, unreadable, err
 		}
 		select {
@@ -71,7 +71,7 @@ func Open(ctx context.Context, dir string, log *zap.Logger) (p *Pauses, unreadab
 }
 
 func open(dir string, log *zap.Logger) (*Pauses, []error, error) {
-	j, err := journal.Open(dir)
+	j, err := mechanism.OpenJournal(dir)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -80,7 +80,7 @@ func open(dir string, log *zap.Logger) (*Pauses, []error, error) {
 }
 
 // New returns the mechanisms over a journal, without the pauses of earlier daemons.
-func New(j *journal.Journal, log *zap.Logger) *Pauses {
+func New(j *mechanism.Journal, log *zap.Logger) *Pauses {
 	return &Pauses{
 		CRIU:    criu.New(criu.Config{Sys: kfd.Kernel(), Attach: thread, Journal: j, Log: log.Named("criu")}),
 		Freezer: freezer.New(freezer.Config{Root: "/", Journal: j, Log: log.Named("freezer")}),
@@ -104,7 +104,7 @@ func (p *Pauses) findOrphans() (unreadable []error) {
 	entries, unreadable := p.journal.Entries()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.orphans = slices.DeleteFunc(entries, func(e journal.Entry) bool {
+	p.orphans = slices.DeleteFunc(entries, func(e mechanism.JournalEntry) bool {
 		return e.NameOnly && e.Mechanism != p.CRIU.Name() && e.Mechanism != p.Freezer.Name()
 	})
 	return unreadable
@@ -132,7 +132,7 @@ func (p *Pauses) Resume(ctx context.Context) (resumed int, failures []error) {
 		}
 		resumed++
 		p.mu.Lock()
-		p.orphans = slices.DeleteFunc(p.orphans, func(o journal.Entry) bool { return o == e })
+		p.orphans = slices.DeleteFunc(p.orphans, func(o mechanism.JournalEntry) bool { return o == e })
 		p.mu.Unlock()
 		p.log.Warn("resumed a process that an earlier daemon left paused",
 			log.Target(e.Target), log.Mechanism(e.Mechanism), log.Since(e.At))
@@ -162,10 +162,10 @@ func (p *Pauses) Run(ctx context.Context, tried func(failures []error)) {
 func (p *Pauses) Orphaned(target gpreempt.ProcessKey) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return slices.ContainsFunc(p.orphans, func(e journal.Entry) bool { return e.Target == target })
+	return slices.ContainsFunc(p.orphans, func(e mechanism.JournalEntry) bool { return e.Target == target })
 }
 
-func (p *Pauses) resume(ctx context.Context, e journal.Entry) error {
+func (p *Pauses) resume(ctx context.Context, e mechanism.JournalEntry) error {
 	ctx, cancel := context.WithTimeout(ctx, resumeTime)
 	defer cancel()
 	switch e.Mechanism {
@@ -183,7 +183,7 @@ func (p *Pauses) resume(ctx context.Context, e journal.Entry) error {
 func Cleanup(ctx context.Context, w io.Writer, dir string) error {
 	p, unreadable, err := open(dir, zap.NewNop())
 	switch {
-	case errors.Is(err, journal.ErrInUse):
+	case errors.Is(err, mechanism.ErrInUse):
 		_, err := fmt.Fprintln(w, "gpreemptd is running, or another cleanup is: nothing to do")
 		return err
 	case err != nil:

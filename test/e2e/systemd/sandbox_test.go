@@ -13,9 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/zap"
-
-	"github.com/gpreempt/gpreempt/internal/journal"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
@@ -23,6 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
+	"go.uber.org/zap"
 )
 
 // job is a process that has opened the driver.
@@ -115,7 +113,7 @@ func holdByDebugger(key gpreempt.ProcessKey) error {
 }
 
 func holdByCheckpoint(key gpreempt.ProcessKey) error {
-	j, err := journal.Open("/tmp/journal")
+	j, err := mechanism.OpenJournal("/tmp/journal")
 	if err != nil {
 		return err
 	}

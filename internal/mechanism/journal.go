@@ -1,11 +1,4 @@
-// Package journal implements the record on disk of pauses that the kernel does not undo
-// when the daemon dies.
-//
-// An entry is written before a pause is made and removed after the pause was undone. So
-// whenever the daemon dies, the entries name every process that may be paused, and some
-// that are not: undoing is safe for both. Each entry is a file of its own; one that
-// cannot be read does not affect the others.
-package journal
+package mechanism
 
 import (
 	"errors"
@@ -21,8 +14,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Entry records that a process may be paused.
-type Entry struct {
+// JournalEntry records that a process may be paused.
+type JournalEntry struct {
 	// Mechanism is the name of the mechanism that pauses it and can undo that:
 	// small letters, digits and hyphens.
 	Mechanism string
@@ -75,10 +68,10 @@ const (
 // bootFile holds the id of the running boot.
 const bootFile = "/proc/sys/kernel/random/boot_id"
 
-// Open opens the journal in dir exclusively, until Close or the death of the process: a
+// OpenJournal opens the journal in dir exclusively, until Close or the death of the process: a
 // process must not undo the pauses of another one that runs. It creates the directory if
 // necessary. Errors: ErrInUse, ErrUnsafe, others.
-func Open(dir string) (*Journal, error) {
+func OpenJournal(dir string) (*Journal, error) {
 	boot, err := os.ReadFile(bootFile)
 	if err != nil {
 		return nil, fmt.Errorf("open the journal of pauses %s: read the boot id: %w", dir, err)
@@ -96,7 +89,7 @@ func (j *Journal) Close() error { return j.disk.close() }
 // Begin writes an entry to the disk, before its process is paused. After an error the
 // process must not be paused. It replaces an entry of the same mechanism for the same
 // process.
-func (j *Journal) Begin(e Entry) error {
+func (j *Journal) Begin(e JournalEntry) error {
 	e.BootID = j.boot
 	if err := e.check(); err != nil {
 		return fmt.Errorf("record the pause of process %v: %w", e.Target, err)
@@ -144,14 +137,14 @@ func (j *Journal) End(target gpreempt.ProcessKey, mechanism string) error {
 // resuming a process that runs is harmless, and leaving one paused is not. Entries
 // removes files without a pause: those of an earlier boot, and drafts of a Begin that
 // did not finish.
-func (j *Journal) Entries() ([]Entry, []error) {
+func (j *Journal) Entries() ([]JournalEntry, []error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	names, err := j.disk.list()
 	if err != nil {
 		return nil, []error{fmt.Errorf("list the journal of pauses %s: %w", j.path, err)}
 	}
-	var entries []Entry
+	var entries []JournalEntry
 	var errs []error
 	for _, name := range names {
 		e, err := j.read(name)
@@ -176,15 +169,15 @@ func (j *Journal) Entries() ([]Entry, []error) {
 	return entries, errs
 }
 
-func (j *Journal) read(name string) (Entry, error) {
+func (j *Journal) read(name string) (JournalEntry, error) {
 	if strings.HasPrefix(name, draftPrefix) {
-		return Entry{}, nil
+		return JournalEntry{}, nil
 	}
 	bad := &BadEntry{Path: filepath.Join(j.path, name)}
 	text, err := j.disk.read(name)
 	if err != nil {
 		bad.Err = err
-		return Entry{}, bad
+		return JournalEntry{}, bad
 	}
 	e, err := decode(text)
 	if err == nil && e.name() != name {

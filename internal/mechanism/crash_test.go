@@ -1,4 +1,4 @@
-package journal
+package mechanism
 
 import (
 	"errors"
@@ -88,9 +88,9 @@ func TestCrashNeverLeavesAPauseWithoutAnEntry(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		runs++
 		dir := filepath.Join(base, fmt.Sprint(runs))
-		paused := map[string]Entry{}
+		paused := map[string]JournalEntry{}
 		for range rapid.IntRange(1, 4).Draw(t, "starts") {
-			j, err := Open(dir)
+			j, err := OpenJournal(dir)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -105,7 +105,7 @@ func TestCrashNeverLeavesAPauseWithoutAnEntry(t *testing.T) {
 }
 
 // life pauses and resumes until the process dies.
-func life(t *rapid.T, j *Journal, paused map[string]Entry) {
+func life(t *rapid.T, j *Journal, paused map[string]JournalEntry) {
 	whole := j.disk
 	defer func() { j.disk = whole }()
 	j.disk = &failing{disk: whole, left: rapid.IntRange(1, 12).Draw(t, "steps"), err: errCrash, crash: true}
@@ -129,8 +129,8 @@ func life(t *rapid.T, j *Journal, paused map[string]Entry) {
 	}
 }
 
-func checkAfterCrash(t *rapid.T, dir string, paused map[string]Entry) {
-	j, err := Open(dir)
+func checkAfterCrash(t *rapid.T, dir string, paused map[string]JournalEntry) {
+	j, err := OpenJournal(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,7 +140,7 @@ func checkAfterCrash(t *rapid.T, dir string, paused map[string]Entry) {
 	if len(errs) > 0 {
 		t.Fatalf("errors %v after a crash", errs)
 	}
-	found := map[string]Entry{}
+	found := map[string]JournalEntry{}
 	for _, e := range entries {
 		found[e.name()] = e
 	}

@@ -1,4 +1,4 @@
-package journal
+package mechanism
 
 import (
 	"errors"
@@ -14,7 +14,7 @@ import (
 
 // Store keeps entries: a *Journal.
 type Store interface {
-	Begin(Entry) error
+	Begin(JournalEntry) error
 	End(target gpreempt.ProcessKey, mechanism string) error
 }
 
@@ -27,7 +27,7 @@ type Pauses struct {
 
 // Begin records that the target of e will be paused. It fills in the mechanism and the
 // time. After an error the process must not be paused.
-func (p Pauses) Begin(e Entry) error {
+func (p Pauses) Begin(e JournalEntry) error {
 	e.Mechanism, e.At = p.Mechanism, time.Now()
 	return p.Store.Begin(e)
 }
@@ -42,7 +42,7 @@ func (p Pauses) End(target gpreempt.ProcessKey) {
 
 // Undo calls resume for the pause of an entry and removes the entry. The error
 // proc.ErrGone of resume counts as success. After an error the entry remains.
-func (p Pauses) Undo(e Entry, resume func() error) error {
+func (p Pauses) Undo(e JournalEntry, resume func() error) error {
 	if e.Mechanism != p.Mechanism {
 		return fmt.Errorf("process %v was paused by %s, not by %s", e.Target, e.Mechanism, p.Mechanism)
 	}

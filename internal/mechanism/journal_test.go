@@ -1,4 +1,4 @@
-package journal
+package mechanism
 
 import (
 	"errors"
@@ -23,11 +23,11 @@ func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
 const testBoot = "b2f1c6de-0d5e-4b05-9a57-3cf0a5b4d1a7"
 
 var (
-	stopped = Entry{
+	stopped = JournalEntry{
 		Mechanism: "criu", Target: gpreempt.ProcessKey{PID: 4242, Start: 991},
 		At: time.Date(2025, 5, 4, 3, 2, 1, 5, time.UTC), BootID: testBoot,
 	}
-	frozen = Entry{
+	frozen = JournalEntry{
 		Mechanism: "freezer", Target: gpreempt.ProcessKey{PID: 7, Start: 1 << 40}, Cgroup: "/system.slice/job.scope", CgroupID: 1 << 63,
 		At: time.Date(2025, 5, 4, 3, 2, 2, 0, time.UTC), BootID: testBoot,
 	}
@@ -36,7 +36,7 @@ var (
 // open opens a journal of testBoot.
 func open(t testing.TB, dir string) *Journal {
 	t.Helper()
-	j, err := Open(dir)
+	j, err := OpenJournal(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func open(t testing.TB, dir string) *Journal {
 	return j
 }
 
-func begin(t testing.TB, j *Journal, entries ...Entry) {
+func begin(t testing.TB, j *Journal, entries ...JournalEntry) {
 	t.Helper()
 	for _, e := range entries {
 		if err := j.Begin(e); err != nil {
@@ -55,11 +55,11 @@ func begin(t testing.TB, j *Journal, entries ...Entry) {
 }
 
 // mustHold checks the entries, and that there is an error for each of the files bad.
-func mustHold(t testing.TB, j *Journal, want []Entry, bad ...string) {
+func mustHold(t testing.TB, j *Journal, want []JournalEntry, bad ...string) {
 	t.Helper()
 	got, errs := j.Entries()
-	slices.SortFunc(got, func(a, b Entry) int { return strings.Compare(a.name(), b.name()) })
-	slices.SortFunc(want, func(a, b Entry) int { return strings.Compare(a.name(), b.name()) })
+	slices.SortFunc(got, func(a, b JournalEntry) int { return strings.Compare(a.name(), b.name()) })
+	slices.SortFunc(want, func(a, b JournalEntry) int { return strings.Compare(a.name(), b.name()) })
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("entries (-want +got):\n%s", diff)
 	}
@@ -96,23 +96,23 @@ func TestEntriesOutliveTheProcess(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "run", "journal")
 	j := open(t, dir)
 	begin(t, j, stopped, frozen, stopped)
-	mustHold(t, j, []Entry{stopped, frozen})
+	mustHold(t, j, []JournalEntry{stopped, frozen})
 	if err := j.Close(); err != nil {
 		t.Fatal(err)
 	}
 
 	j = open(t, dir)
-	mustHold(t, j, []Entry{stopped, frozen})
+	mustHold(t, j, []JournalEntry{stopped, frozen})
 	for range 2 { // the second finds nothing to end
 		if err := j.End(stopped.Target, stopped.Mechanism); err != nil {
 			t.Fatal(err)
 		}
-		mustHold(t, j, []Entry{frozen})
+		mustHold(t, j, []JournalEntry{frozen})
 	}
 	if err := j.End(frozen.Target, "criu"); err != nil { // of another mechanism
 		t.Fatal(err)
 	}
-	mustHold(t, j, []Entry{frozen})
+	mustHold(t, j, []JournalEntry{frozen})
 	info, err := os.Stat(dir)
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestEntriesOutliveTheProcess(t *testing.T) {
 }
 
 func TestOpenReadsTheBootOfThisMachine(t *testing.T) {
-	j, err := Open(t.TempDir() + "/journal")
+	j, err := OpenJournal(t.TempDir() + "/journal")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func TestEntriesOfAnotherBootAreRemoved(t *testing.T) {
 	begin(t, j, frozen)
 	want := frozen
 	want.BootID = j.boot
-	mustHold(t, j, []Entry{want})
+	mustHold(t, j, []JournalEntry{want})
 	if diff := cmp.Diff([]string{frozen.name()}, files(t, dir)); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
@@ -158,7 +158,7 @@ func TestEntriesOfAnotherBootAreRemoved(t *testing.T) {
 func TestJournalHasOneOwner(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "journal")
 	j := open(t, dir)
-	if _, err := Open(dir); !errors.Is(err, ErrInUse) {
+	if _, err := OpenJournal(dir); !errors.Is(err, ErrInUse) {
 		t.Errorf("error %v, want %v", err, ErrInUse)
 	}
 	if err := j.Close(); err != nil {
@@ -195,7 +195,7 @@ func TestUnsafeDirectoriesAreRefused(t *testing.T) {
 		t.Log("not root: the directory of another user is not tested")
 	}
 	for name, want := range want {
-		if _, err := Open(path(name)); !errors.Is(err, want) {
+		if _, err := OpenJournal(path(name)); !errors.Is(err, want) {
 			t.Errorf("%s: error %v, want %v", name, err, want)
 		}
 	}

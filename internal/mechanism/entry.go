@@ -1,4 +1,4 @@
-package journal
+package mechanism
 
 import (
 	"bytes"
@@ -73,28 +73,28 @@ func (e *BadEntry) Error() string {
 func (e *BadEntry) Unwrap() error { return e.Err }
 
 // name returns the name of the file of the entry.
-func (e Entry) name() string { return fileName(e.Target, e.Mechanism) }
+func (e JournalEntry) name() string { return fileName(e.Target, e.Mechanism) }
 
 func fileName(target gpreempt.ProcessKey, mechanism string) string {
 	return fmt.Sprintf("%d-%d.%s", target.PID, target.Start, mechanism)
 }
 
-// nameOnly returns the entry that the name of a file describes, and the zero Entry for a
+// nameOnly returns the entry that the name of a file describes, and the zero JournalEntry for a
 // name that Begin does not use.
-func nameOnly(name string) Entry {
+func nameOnly(name string) JournalEntry {
 	process, mechanism, _ := strings.Cut(name, ".")
 	pid, start, _ := strings.Cut(process, "-")
 	p, errPID := strconv.ParseInt(pid, 10, 32)
 	s, errStart := strconv.ParseUint(start, 10, 64)
-	e := Entry{Mechanism: mechanism, Target: gpreempt.ProcessKey{PID: int32(p), Start: s}, NameOnly: true}
+	e := JournalEntry{Mechanism: mechanism, Target: gpreempt.ProcessKey{PID: int32(p), Start: s}, NameOnly: true}
 	if errPID != nil || errStart != nil || e.checkName() != nil || e.name() != name {
-		return Entry{}
+		return JournalEntry{}
 	}
 	return e
 }
 
 // check returns why e is not a valid entry.
-func (e Entry) check() error {
+func (e JournalEntry) check() error {
 	if err := e.checkName(); err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (e Entry) check() error {
 }
 
 // checkName returns why e cannot have a file.
-func (e Entry) checkName() error {
+func (e JournalEntry) checkName() error {
 	bad := strings.ContainsFunc(e.Mechanism, func(r rune) bool {
 		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '-'
 	})
@@ -128,7 +128,7 @@ func (e Entry) checkName() error {
 }
 
 // encode returns the text of an entry that passed check.
-func (e Entry) encode() []byte {
+func (e JournalEntry) encode() []byte {
 	body, err := json.Marshal(record{e.Mechanism, e.Target.PID, e.Target.Start, e.Cgroup, e.CgroupID, e.At.UTC(), e.BootID})
 	if err != nil {
 		panic(err) // numbers, strings and a time in the years JSON has
@@ -142,40 +142,40 @@ func seal(body []byte) []byte {
 }
 
 // decode reads what encode wrote.
-func decode(text []byte) (Entry, error) {
+func decode(text []byte) (JournalEntry, error) {
 	head, body, _ := bytes.Cut(text, []byte("\n"))
 	word, rest, _ := strings.Cut(string(head), " ")
 	number, sum, _ := strings.Cut(rest, " ")
 	v, err := strconv.ParseUint(number, 10, 31)
 	switch {
 	case len(text) == 0:
-		return Entry{}, fmt.Errorf("%w: it is empty", errTorn)
+		return JournalEntry{}, fmt.Errorf("%w: it is empty", errTorn)
 	case word != magic && strings.HasPrefix(magic, string(text)):
-		return Entry{}, fmt.Errorf("%w: it ends early", errTorn)
+		return JournalEntry{}, fmt.Errorf("%w: it ends early", errTorn)
 	case word != magic:
-		return Entry{}, fmt.Errorf("%w: it does not begin with %s", errForeign, magic)
+		return JournalEntry{}, fmt.Errorf("%w: it does not begin with %s", errForeign, magic)
 	case err != nil || v == 0:
-		return Entry{}, fmt.Errorf("%w: its format number is missing", errTorn)
+		return JournalEntry{}, fmt.Errorf("%w: its format number is missing", errTorn)
 	case v > version:
-		return Entry{}, fmt.Errorf("%w: its format is %d, and this version reads %d", errNewer, v, version)
+		return JournalEntry{}, fmt.Errorf("%w: its format is %d, and this version reads %d", errNewer, v, version)
 	case sum != fmt.Sprintf("crc32c=%08x", crc32.Checksum(body, castagnoli)):
-		return Entry{}, fmt.Errorf("%w: its checksum does not match", errTorn)
+		return JournalEntry{}, fmt.Errorf("%w: its checksum does not match", errTorn)
 	}
 	var r record
 	d := json.NewDecoder(bytes.NewReader(body))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&r); err != nil {
-		return Entry{}, fmt.Errorf("%w: %w", errForeign, err)
+		return JournalEntry{}, fmt.Errorf("%w: %w", errForeign, err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return Entry{}, fmt.Errorf("%w: data follows the entry", errForeign)
+		return JournalEntry{}, fmt.Errorf("%w: data follows the entry", errForeign)
 	}
-	e := Entry{
+	e := JournalEntry{
 		Mechanism: r.Mechanism, Target: gpreempt.ProcessKey{PID: r.PID, Start: r.Start},
 		Cgroup: r.Cgroup, CgroupID: r.CgroupID, At: r.At, BootID: r.BootID,
 	}
 	if err := e.check(); err != nil {
-		return Entry{}, fmt.Errorf("%w: %w", errForeign, err)
+		return JournalEntry{}, fmt.Errorf("%w: %w", errForeign, err)
 	}
 	return e, nil
 }

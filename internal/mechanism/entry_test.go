@@ -1,4 +1,4 @@
-package journal
+package mechanism
 
 import (
 	"bytes"
@@ -49,12 +49,14 @@ func TestForeignFilesAreIgnored(t *testing.T) {
 		"1-6.huge", "1-7.others", "1-8.link", "1-9.fifo", "directory",
 	}
 	for range 2 { // and not removed
-		mustHold(t, j, []Entry{stopped}, bad...)
+		mustHold(t, j, []JournalEntry{stopped}, bad...)
 	}
 }
 
 // byName returns what is known of an entry whose text cannot be read.
-func byName(e Entry) Entry { return Entry{Mechanism: e.Mechanism, Target: e.Target, NameOnly: true} }
+func byName(e JournalEntry) JournalEntry {
+	return JournalEntry{Mechanism: e.Mechanism, Target: e.Target, NameOnly: true}
+}
 
 // An entry with a damaged text is listed once, with the process of its name, and
 // nothing of its text is used.
@@ -78,8 +80,8 @@ func TestDamagedEntryIsKnownByItsName(t *testing.T) {
 	for what, text := range damaged {
 		put(t, dir, frozen.name(), text)
 		begin(t, j, stopped) // one that is whole
-		mustHold(t, j, []Entry{stopped, byName(frozen)}, frozen.name())
-		for _, e := range []Entry{stopped, frozen} {
+		mustHold(t, j, []JournalEntry{stopped, byName(frozen)}, frozen.name())
+		for _, e := range []JournalEntry{stopped, frozen} {
 			if err := j.End(e.Target, e.Mechanism); err != nil {
 				t.Fatal(err)
 			}
@@ -107,14 +109,14 @@ func TestEntryOfANewerProgramIsUsedAndKept(t *testing.T) {
 	for range 2 { // two starts of this program
 		j := open(t, dir)
 		put(t, dir, frozen.name(), newer)
-		mustHold(t, j, []Entry{byName(frozen)}, frozen.name())
+		mustHold(t, j, []JournalEntry{byName(frozen)}, frozen.name())
 		if err := j.End(frozen.Target, frozen.Mechanism); err != nil {
 			t.Fatal(err)
 		}
-		mustHold(t, j, []Entry{byName(frozen)}, frozen.name())
+		mustHold(t, j, []JournalEntry{byName(frozen)}, frozen.name())
 		// It removes an entry that it has replaced.
 		begin(t, j, frozen)
-		mustHold(t, j, []Entry{frozen})
+		mustHold(t, j, []JournalEntry{frozen})
 		if err := j.End(frozen.Target, frozen.Mechanism); err != nil {
 			t.Fatal(err)
 		}
@@ -145,22 +147,22 @@ func TestErrorsAboutFilesNameTheRemedy(t *testing.T) {
 	}
 }
 
-func errOf(_ Entry, err error) error { return err }
+func errOf(_ JournalEntry, err error) error { return err }
 
 func TestInvalidEntriesAreRefused(t *testing.T) {
 	j := open(t, filepath.Join(t.TempDir(), "journal"))
-	for name, invalidate := range map[string]func(*Entry){
-		"mechanism":         func(e *Entry) { e.Mechanism = "../criu" },
-		"no mechanism":      func(e *Entry) { e.Mechanism = "" },
-		"pid":               func(e *Entry) { e.Target.PID = 0 },
-		"start":             func(e *Entry) { e.Target.Start = 0 },
-		"cgroup without id": func(e *Entry) { e.CgroupID = 0 },
-		"relative cgroup":   func(e *Entry) { e.Cgroup = "a" },
-		"cgroup with dots":  func(e *Entry) { e.Cgroup = "/a/../b" },
-		"root cgroup":       func(e *Entry) { e.Cgroup = "/" },
-		"long cgroup":       func(e *Entry) { e.Cgroup = "/" + strings.Repeat("x", 5000) },
-		"bytes":             func(e *Entry) { e.Cgroup = "/\xff" },
-		"time":              func(e *Entry) { e.At = e.At.AddDate(9000, 0, 0) },
+	for name, invalidate := range map[string]func(*JournalEntry){
+		"mechanism":         func(e *JournalEntry) { e.Mechanism = "../criu" },
+		"no mechanism":      func(e *JournalEntry) { e.Mechanism = "" },
+		"pid":               func(e *JournalEntry) { e.Target.PID = 0 },
+		"start":             func(e *JournalEntry) { e.Target.Start = 0 },
+		"cgroup without id": func(e *JournalEntry) { e.CgroupID = 0 },
+		"relative cgroup":   func(e *JournalEntry) { e.Cgroup = "a" },
+		"cgroup with dots":  func(e *JournalEntry) { e.Cgroup = "/a/../b" },
+		"root cgroup":       func(e *JournalEntry) { e.Cgroup = "/" },
+		"long cgroup":       func(e *JournalEntry) { e.Cgroup = "/" + strings.Repeat("x", 5000) },
+		"bytes":             func(e *JournalEntry) { e.Cgroup = "/\xff" },
+		"time":              func(e *JournalEntry) { e.At = e.At.AddDate(9000, 0, 0) },
 	} {
 		e := frozen
 		invalidate(&e)
@@ -172,7 +174,7 @@ func TestInvalidEntriesAreRefused(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	for _, e := range []Entry{stopped, frozen} {
+	for _, e := range []JournalEntry{stopped, frozen} {
 		text := e.encode()
 		f.Add(text, false)
 		f.Add(text[:40], false)
@@ -187,7 +189,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		e, err := decode(text)
 		if err != nil {
-			if (e != Entry{}) {
+			if (e != JournalEntry{}) {
 				t.Errorf("error %v with an entry %v", err, e)
 			}
 			known := []error{errTorn, errForeign, errNewer}
