@@ -16,13 +16,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpreempt/gpreempt/emu/demo"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
 // runDemo runs a short demo and returns its figures. A machine that is as busy as that of
 // tests may make it miss its targets of time, and no others.
-func runDemo(t *testing.T, kfdemu, env []string, args ...string) (*demo.Result, string) {
+func runDemo(t *testing.T, kfdemu, env []string, args ...string) (called, string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*timeout)
 	defer cancel()
@@ -34,19 +33,28 @@ func runDemo(t *testing.T, kfdemu, env []string, args ...string) (*demo.Result, 
 	if err != nil && !strings.Contains(errs.String(), "the demo missed a target") {
 		t.Fatalf("kfdemu demo: %v\n%s", err, errs.String())
 	}
-	var result demo.Result
+	var result struct {
+		called
+		Suspends, Resumes uint64
+		Runs              []struct {
+			Arm      string
+			Executed uint64 `json:"offline_packets_executed"`
+			Lost     uint64 `json:"offline_packets_lost"`
+			Repeated uint64 `json:"offline_packets_repeated"`
+		}
+	}
 	if err := json.Unmarshal(out.Bytes(), &result); err != nil {
 		t.Fatalf("%v in %s\n%s", err, out.String(), errs.String())
 	}
 	for _, run := range result.Runs {
-		if run.Lost != 0 || run.Repeated != 0 || run.Executed == 0 != (run.Arm == demo.OnlineAlone) {
+		if run.Lost != 0 || run.Repeated != 0 || run.Executed == 0 != (run.Arm == "online alone") {
 			t.Errorf("%s: %d packets ran, %d were lost and %d ran twice", run.Arm, run.Executed, run.Lost, run.Repeated)
 		}
 	}
 	if result.Suspends == 0 || result.Suspends != result.Resumes {
 		t.Errorf("%d suspends, %d resumes", result.Suspends, result.Resumes)
 	}
-	return &result, errs.String()
+	return result.called, errs.String()
 }
 
 // called is what a demo calls its figures.
@@ -55,17 +63,13 @@ type called struct {
 	Backend, Machine    string
 }
 
-func calledBy(r *demo.Result) called {
-	return called{r.Simulated, r.Emulated, r.Backend, r.Machine}
-}
-
 func TestDemoUsesAnEmulatedMachineWhereThereCanBeOne(t *testing.T) {
 	if reason := cannotEmulate(); reason != "" {
 		t.Skip(reason)
 	}
 	result, said := runDemo(t, []string{kfdemuBinary}, nil, "--machine", "mi210")
 	want := called{Emulated: true, Backend: "emulated mi210 x1 with the rules of 6.12 (kfdemu)", Machine: "mi210"}
-	if diff := cmp.Diff(want, calledBy(result)); diff != "" {
+	if diff := cmp.Diff(want, result); diff != "" {
 		t.Error(diff)
 	}
 	if strings.Contains(said, "simulated") {
@@ -79,7 +83,7 @@ func TestDemoUsesTheEmulatedMachineItRunsOn(t *testing.T) {
 	}
 	result, _ := runDemo(t, []string{kfdemuBinary, "run", "--machine", "mi308x", "--profile", "7.2", "--", kfdemuBinary}, nil)
 	want := called{Emulated: true, Backend: "emulated mi308x x1 with the rules of 7.2 (kfdemu)", Machine: "mi308x"}
-	if diff := cmp.Diff(want, calledBy(result)); diff != "" {
+	if diff := cmp.Diff(want, result); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -87,7 +91,7 @@ func TestDemoUsesTheEmulatedMachineItRunsOn(t *testing.T) {
 func TestDemoIsSimulatedWhenAskedTo(t *testing.T) {
 	result, said := runDemo(t, []string{kfdemuBinary}, nil, "--sim")
 	want := called{Simulated: true, Backend: "simulated mi300x", Machine: "mi300x"}
-	if diff := cmp.Diff(want, calledBy(result)); diff != "" {
+	if diff := cmp.Diff(want, result); diff != "" {
 		t.Error(diff)
 	}
 	if strings.Contains(said, "emulated") {
@@ -102,7 +106,7 @@ func TestDemoWithoutADaemonToStartIsSimulatedAndSaysSo(t *testing.T) {
 	}
 	result, said := runDemo(t, []string{alone}, []string{"PATH="})
 	if !result.Simulated || result.Emulated {
-		t.Errorf("called %+v", calledBy(result))
+		t.Errorf("called %+v", result)
 	}
 	says(t, said, "demo: simulated, because no machine can be emulated here: there is no gpreemptd beside kfdemu or in PATH")
 }

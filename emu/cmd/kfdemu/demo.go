@@ -14,19 +14,17 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/spf13/cobra"
-
-	"github.com/gpreempt/gpreempt/emu/demo"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/spf13/cobra"
 )
 
 // exitInterrupted is what a shell reports of a program that Ctrl-C ended.
 const exitInterrupted = exitStatus(128 + int(syscall.SIGINT))
 
 func demoCommand() *cobra.Command {
-	d := demoRun{opts: demo.Options{}}
+	var d demoRun
 	cmd := &cobra.Command{
 		Use:   "demo [flags]",
 		Short: "Show what gpreempt does for inference latency",
@@ -81,7 +79,7 @@ be checked on this machine was missed.`,
 
 // demoRun is a run of kfdemu demo.
 type demoRun struct {
-	opts           demo.Options
+	opts           demoOptions
 	simulate, live bool
 	file           string
 }
@@ -95,13 +93,13 @@ func (d *demoRun) run(ctx context.Context, cmd *cobra.Command) error {
 	}
 	out := cmd.OutOrStdout()
 	if d.live {
-		announced, unanswered, err := demo.Live(ctx, d.opts, func(socket string) { d.explain(out, socket) })
+		announced, unanswered, err := liveDemo(ctx, d.opts, func(socket string) { d.explain(out, socket) })
 		if unanswered > 0 {
 			fmt.Fprintf(out, "%d of %d announcements were not answered in time.\n", unanswered, announced)
 		}
 		return err
 	}
-	result, err := demo.Play(ctx, d.opts)
+	result, err := playDemo(ctx, d.opts)
 	if err != nil {
 		return err
 	}
@@ -116,7 +114,7 @@ func (d *demoRun) run(ctx context.Context, cmd *cobra.Command) error {
 	return nil
 }
 
-func (d *demoRun) print(out io.Writer, result *demo.Result) (err error) {
+func (d *demoRun) print(out io.Writer, result *Result) (err error) {
 	switch d.file {
 	case "-":
 		return encode(out, result)

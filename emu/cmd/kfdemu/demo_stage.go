@@ -1,7 +1,4 @@
-// Package demo shows the product's main use on an emulated or a simulated GPU: it starts
-// the daemon, an inference server and a training job, and measures the latency of the one
-// and the throughput of the other.
-package demo
+package main
 
 import (
 	"context"
@@ -21,8 +18,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Options says what the demo does.
-type Options struct {
+// demoOptions says what the demo does.
+type demoOptions struct {
 	// Emulator is the path of the kfdemu binary, and Daemon that of gpreemptd, when this
 	// process runs on an emulated machine, with one GPU; "" simulates one in this process.
 	Emulator, Daemon string
@@ -49,8 +46,8 @@ const (
 	onlineOccupancy   = 0.9
 	jobQueues         = 10
 	jobKernel         = 25 * time.Millisecond
-	jobOccupancy      = 0.3
-	jobWork           = time.Duration(jobOccupancy * float64(jobKernel)) // GPU time of a kernel
+	trainOccupancy    = 0.3
+	jobWork           = time.Duration(trainOccupancy * float64(jobKernel)) // GPU time of a kernel
 	jobDepth          = 2
 	jobComm           = "train"
 	warmUp            = 300 * time.Millisecond
@@ -104,8 +101,8 @@ func rate(begin, end []progress) (sum float64) {
 	return sum
 }
 
-// Play measures all arms. It touches nothing but temporary directories of its own.
-func Play(ctx context.Context, o Options) (result *Result, err error) {
+// playDemo measures all arms. It touches nothing but temporary directories of its own.
+func playDemo(ctx context.Context, o demoOptions) (result *Result, err error) {
 	s, err := open(ctx, o)
 	if err != nil {
 		return nil, err
@@ -136,11 +133,11 @@ func Play(ctx context.Context, o Options) (result *Result, err error) {
 	return result, nil
 }
 
-// Live starts the daemon, the job and the inference server, calls started with the
+// liveDemo starts the daemon, the job and the inference server, calls started with the
 // socket, and keeps them running until ctx ends, to look at with gpctl. It returns
 // how many announcements there were, and how many of them the daemon did not answer in
 // time.
-func Live(ctx context.Context, o Options, started func(socket string)) (announced, unanswered int, err error) {
+func liveDemo(ctx context.Context, o demoOptions, started func(socket string)) (announced, unanswered int, err error) {
 	s, err := open(ctx, o)
 	if err != nil {
 		return 0, 0, err
@@ -166,7 +163,7 @@ func Live(ctx context.Context, o Options, started func(socket string)) (announce
 
 // open starts a daemon in a directory of its own and the machine it serves, and connects
 // to it.
-func open(ctx context.Context, o Options) (s *stage, err error) {
+func open(ctx context.Context, o demoOptions) (s *stage, err error) {
 	dir, err := os.MkdirTemp("", "gpreempt-demo-")
 	if err != nil {
 		return nil, fmt.Errorf("demo: %w", err)
@@ -220,7 +217,7 @@ type program interface {
 }
 
 // startDaemon runs gpreemptd on the emulated machine.
-func startDaemon(o Options, dir, socket string) (*process, error) {
+func startDaemon(o demoOptions, dir, socket string) (*process, error) {
 	config := filepath.Join(dir, configFile)
 	if err := os.WriteFile(config, []byte(configYAML+emulatedYAML), 0o600); err != nil {
 		return nil, err
@@ -417,11 +414,11 @@ func (s *stage) serve(ctx context.Context, run *Run, announce bool, duration tim
 	return errors.Join(errs...)
 }
 
-// answer is how the daemon answered an announcement.
-type answer uint8
+// reply is how the daemon answered an announcement.
+type reply uint8
 
 const (
-	notAsked answer = iota
+	notAsked reply = iota
 	gpuQuiet
 	gpuBusy
 	// unanswered: not in time. The work goes on without a lease, as it does in a server
@@ -431,7 +428,7 @@ const (
 
 // request is one inference: announce, run on the GPU, release. Its latency ends with the
 // result; the user does not wait for the release.
-func (s *stage) request(ctx context.Context, due time.Time, announce bool) (a answer, took time.Duration, err error) {
+func (s *stage) request(ctx context.Context, due time.Time, announce bool) (a reply, took time.Duration, err error) {
 	if announce {
 		lease, err := s.client.Acquire(ctx, client.Request{Label: "demo"})
 		switch {

@@ -1,4 +1,4 @@
-package demo
+package main
 
 import (
 	"context"
@@ -25,7 +25,7 @@ type simulated struct {
 	job    *sim.Process
 }
 
-func simulate(o Options) (m *simulated, err error) {
+func simulate(o demoOptions) (m *simulated, err error) {
 	m = &simulated{}
 	if m.Machine, err = sim.New(sim.Config{Spec: o.Spec, Seed: o.Seed}); err != nil {
 		return nil, err
@@ -41,7 +41,7 @@ func simulate(o Options) (m *simulated, err error) {
 
 func (m *simulated) startJob(context.Context) (int32, error) {
 	job, err := m.StartJob(sim.Job{
-		Comm: jobComm, Queues: jobQueues, Depth: jobDepth, Kernel: gpumodel.Packet{Duration: jobKernel, Occupancy: jobOccupancy, Jitter: jobJitter},
+		Comm: jobComm, Queues: jobQueues, Depth: jobDepth, Kernel: gpumodel.Packet{Duration: jobKernel, Occupancy: trainOccupancy, Jitter: jobJitter},
 	})
 	if err != nil {
 		return 0, err
@@ -90,7 +90,7 @@ type localDaemon struct {
 }
 
 // startLocalDaemon runs the daemon on a simulated machine.
-func startLocalDaemon(o Options, host daemon.Host, dir, socket string) (*localDaemon, error) {
+func startLocalDaemon(o demoOptions, host daemon.Host, dir, socket string) (*localDaemon, error) {
 	config := filepath.Join(dir, configFile)
 	if err := os.WriteFile(config, []byte(configYAML), 0o600); err != nil {
 		return nil, err

@@ -1,4 +1,4 @@
-package demo
+package main
 
 import (
 	"context"
@@ -46,7 +46,7 @@ func kernel(takes time.Duration, occupancy float64) []string {
 
 func (m *emulated) startJob(ctx context.Context) (int32, error) {
 	job, err := startSample(ctx, m.log, m.train, append([]string{"work", "--runtime", "--queues", strconv.Itoa(jobQueues), "--depth", strconv.Itoa(jobDepth)},
-		kernel(jobKernel, jobOccupancy)...)...)
+		kernel(jobKernel, trainOccupancy)...)...)
 	if err != nil {
 		return 0, err
 	}
