@@ -18,7 +18,7 @@
 //     the processes of a GPU do not all fit, sets of them take turns.
 //   - A driver outside of the model makes the queues and decides which of them run:
 //     AttachQueue, then the two halves of a runlist cycle, Unmap and Map (HWS), or
-//     AddQueue and RemoveQueue (MES). See package board.
+//     AddQueue and RemoveQueue (MES). Board connects it with package driver.
 //   - HWS: in a runlist cycle all queues of the GPU are unmapped, and those of the new
 //     runlist mapped; meanwhile nothing on that GPU progresses. Preempted kernels keep
 //     their progress. A turn is a cycle, too. SchedulerCycles counts a Map that follows

@@ -3,9 +3,10 @@
 // packets on their queues, and the kernel's files about both.
 //
 // A supervisor receives the calls by seccomp user notification (package seccomp). Package
-// driver decides, package gpumodel is the hardware, package board connects the two, and
-// package engine executes packets in the memory of the programs. Nothing here was compared
-// with AMD hardware: everything is EMULATED. docs/kfdemu.md says what that covers.
+// driver decides, package gpumodel is the hardware, and package engine executes packets in
+// the memory of the programs. The files of host implement the driver's operating system
+// with real Linux processes; those of the tree are the kernel's files. Nothing here was
+// compared with AMD hardware: everything is EMULATED. docs/kfdemu.md says what that covers.
 package kfdemu
 
 import (
@@ -20,7 +21,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/emu/board"
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
@@ -133,7 +133,7 @@ func New(cfg Config) (e *Emulator, err error) {
 // build makes the parts, the hardware first.
 func (e *Emulator) build() error {
 	var err error
-	if e.gpus.Board, err = board.New(board.Config{Spec: e.cfg.Spec, GPUs: e.cfg.GPUs, Profile: e.cfg.Profile, Seed: e.cfg.Seed}); err != nil {
+	if e.gpus.Board, err = gpumodel.NewBoard(e.cfg.Spec, e.cfg.GPUs, e.cfg.Profile, e.cfg.Seed); err != nil {
 		return err
 	}
 	e.rt = e.gpus.Model()

@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/gpreempt/gpreempt/emu/board"
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
@@ -16,7 +15,7 @@ import (
 
 // hardware is what the emulator knows of the modelled GPUs besides their board.
 type hardware struct {
-	*board.Board
+	*gpumodel.Board
 
 	mu sync.Mutex // guards all below
 	// doorbells releases the doorbell of a queue, by serial.
@@ -104,7 +103,7 @@ func (e *Emulator) attach(q driver.MappedQueue) error {
 		return nil // the queue exists, and its packets are not executed
 	}
 	return e.engine.Add(engine.Queue{
-		Serial: q.Serial, Ref: ref, Type: board.QueueType(q.Type), AQL: q.Type == kfd.QueueTypeComputeAQL,
+		Serial: q.Serial, Ref: ref, Type: gpumodel.QueueType(q.Type), AQL: q.Type == kfd.QueueTypeComputeAQL,
 		Ring: q.Ring, RingBytes: q.Size, Read: q.Read, Write: q.Write, Doorbell: doorbell, Memory: space,
 		Interrupt: func(event uint32) { e.driver.SignalEvent(space, event) },
 	})

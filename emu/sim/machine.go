@@ -19,7 +19,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/gpreempt/gpreempt/emu/board"
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
@@ -46,7 +45,7 @@ type Machine struct {
 	spec  gpumodel.Spec
 	os    *kfdtest.Machine
 	rt    *gpumodel.Realtime
-	board *board.Board
+	board *gpumodel.Board
 	dir   string // with the directory proc of Host.Dir
 
 	// wake asks the worker to have the driver ask again whether its steps are done.
@@ -64,7 +63,7 @@ type Machine struct {
 func New(cfg Config) (*Machine, error) {
 	cfg.GPUs = cmp.Or(cfg.GPUs, 1)
 	cfg.Profile = cmp.Or(cfg.Profile, "6.12")
-	b, err := board.New(board.Config{Spec: cfg.Spec, GPUs: cfg.GPUs, Profile: cfg.Profile, Seed: cfg.Seed})
+	b, err := gpumodel.NewBoard(cfg.Spec, cfg.GPUs, cfg.Profile, cfg.Seed)
 	if err != nil {
 		return nil, fmt.Errorf("simulated machine: %w", err)
 	}

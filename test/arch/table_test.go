@@ -90,14 +90,13 @@ var table = []struct {
 	// none of it.
 	{"emu/driver", rule{imports: []string{"pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
 	{"emu/kfdtest", rule{imports: []string{"emu/driver", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
-	{"emu/gpumodel", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
-	{"emu/board", rule{imports: []string{"emu/driver", "emu/gpumodel", "internal/hrtimer", "pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
-	{"emu/sim", rule{imports: []string{"emu/board", "emu/driver", "emu/gpumodel", "emu/kfdtest", "internal/daemon", "internal/inventory", "internal/mechanism/dbgtrap", "internal/proc", "pkg/gpreempt", "pkg/kfd"}}},
+	{"emu/gpumodel", rule{imports: []string{"emu/driver", "internal/hrtimer", "pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
+	{"emu/sim", rule{imports: []string{"emu/driver", "emu/gpumodel", "emu/kfdtest", "internal/daemon", "internal/inventory", "internal/mechanism/dbgtrap", "internal/proc", "pkg/gpreempt", "pkg/kfd"}}},
 	{"emu/seccomp", rule{kernel: true, unsafe: true}},
 	{"emu/tree", rule{kernel: true}},
 	{"emu/host", rule{imports: []string{"emu/driver", "pkg/gpreempt"}, kernel: true}},
 	{"emu/engine", rule{imports: []string{"emu/gpumodel", "internal/hrtimer", "pkg/gpreempt"}, stdOnly: true, unsafe: true}},
-	{"emu/kfdemu", rule{imports: []string{"emu/board", "emu/driver", "emu/engine", "emu/gpumodel", "emu/host", "emu/seccomp", "emu/tree", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"emu/kfdemu", rule{imports: []string{"emu/driver", "emu/engine", "emu/gpumodel", "emu/host", "emu/seccomp", "emu/tree", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"emu/workload", rule{imports: []string{"emu/engine", "internal/stat", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	{"emu/cmd/kfdemu", rule{imports: []string{apiV1, "emu/driver", "emu/gpumodel", "emu/kfdemu", "emu/sim", "emu/workload", "internal/api", "internal/config", "internal/daemon", "internal/hrtimer", "internal/stat", "pkg/client", "pkg/discovery", "pkg/gpreempt"}}},
 
@@ -108,7 +107,7 @@ var table = []struct {
 	{"test/e2e/kfdclient", rule{imports: []string{"emu/workload", "pkg/kfd"}}},
 	{"test/e2e", rule{}},
 	{"test/e2e/systemd", rule{}},
-	{"test/bench", rule{imports: []string{apiV1, "emu/board", "emu/gpumodel", "internal/daemon", "internal/events", "internal/hrtimer", "internal/mechanism", "internal/stat", "pkg/client", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"test/bench", rule{imports: []string{apiV1, "emu/gpumodel", "internal/daemon", "internal/events", "internal/hrtimer", "internal/mechanism", "internal/stat", "pkg/client", "pkg/gpreempt", "pkg/scheduler"}}},
 }
 
 // notLinked are the packages that a shipped program must not link, however indirectly. A

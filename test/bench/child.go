@@ -19,7 +19,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/emu/board"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/daemon"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
@@ -115,7 +114,7 @@ func serveDaemon(ctx context.Context, socket, config string, targets, gpus int, 
 	if err != nil {
 		return err
 	}
-	b, err := board.New(board.Config{Spec: spec, GPUs: gpus, Profile: "6.12"})
+	b, err := gpumodel.NewBoard(spec, gpus, "6.12", 0)
 	if err != nil {
 		return err
 	}

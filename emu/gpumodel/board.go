@@ -1,73 +1,62 @@
-// Package board connects the driver's rules with the model of the GPUs: a step that
-// package driver takes changes the modelled schedule and takes the modelled time.
-package board
+package gpumodel
 
 import (
 	"fmt"
 	"sync"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
-	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// Config says what GPUs to model.
-type Config struct {
-	// Spec is their kind, and GPUs how many there are.
-	Spec gpumodel.Spec
-	GPUs int
-	// Profile is the driver whose texts the model's files have: a name of driver.Profiles.
-	Profile string
-	// Seed decides the jitter of modelled durations.
-	Seed uint64
-}
-
-// Board is the modelled GPUs of one driver. Its methods may be called by several
+// Board connects the rules of package driver with the model of its GPUs: a step that the
+// driver takes changes the modelled schedule and takes the modelled time. Its methods may be called by several
 // goroutines at once, and with the driver's lock held.
 type Board struct {
-	rt *gpumodel.Realtime
+	rt *Realtime
 
 	mu     sync.Mutex                        // guards all below; rt is locked inside it
 	procs  map[driver.MM]gpreempt.ProcessKey // that the model knows
-	queues map[uint64]gpumodel.QueueRef      // by serial
+	queues map[uint64]QueueRef               // by serial
 }
 
-// New returns a board whose GPUs run along the wall clock. The caller must Close it.
-func New(cfg Config) (*Board, error) {
-	kernel, ok := kernels[cfg.Profile]
+// NewBoard returns a board with n GPUs of a kind that run along the wall clock, whose files
+// have the texts of a driver: profile is a name of driver.Profiles. The seed decides the
+// jitter of modelled durations. The caller must Close the board.
+func NewBoard(spec Spec, n int, profile string, seed uint64) (*Board, error) {
+	kernel, ok := profileKernels[profile]
 	if !ok {
-		return nil, fmt.Errorf("no driver profile %q; there are %q", cfg.Profile, driver.Profiles())
+		return nil, fmt.Errorf("no driver profile %q; there are %q", profile, driver.Profiles())
 	}
-	if err := cfg.Spec.Validate(cfg.GPUs); err != nil {
+	if err := spec.Validate(n); err != nil {
 		return nil, err
 	}
-	m := gpumodel.New(cfg.Spec, cfg.GPUs, cfg.Seed)
+	m := New(spec, n, seed)
 	m.SetKernel(kernel)
 	timer, err := hrtimer.New()
 	if err != nil {
 		return nil, err
 	}
-	return &Board{rt: gpumodel.Start(m, timer), procs: map[driver.MM]gpreempt.ProcessKey{}, queues: map[uint64]gpumodel.QueueRef{}}, nil
+	return &Board{rt: Start(m, timer), procs: map[driver.MM]gpreempt.ProcessKey{}, queues: map[uint64]QueueRef{}}, nil
 }
 
-// kernels has whose files a profile of the driver shows.
-var kernels = map[string]gpumodel.Kernel{
-	"6.5": gpumodel.Linux61, "6.12": gpumodel.Linux612, "6.12.103": gpumodel.Linux612, "6.12.117": gpumodel.Linux612,
-	"amd-dkms": gpumodel.DKMS, "7.2": gpumodel.Linux72,
+// profileKernels has whose files a profile of the driver shows.
+var profileKernels = map[string]Kernel{
+	"6.5": Linux61, "6.12": Linux612, "6.12.103": Linux612, "6.12.117": Linux612,
+	"amd-dkms": DKMS, "7.2": Linux72,
 }
 
 // Model returns the modelled GPUs.
-func (b *Board) Model() *gpumodel.Realtime { return b.rt }
+func (b *Board) Model() *Realtime { return b.rt }
 
 // Close stops the model's time.
 func (b *Board) Close() error { return b.rt.Close() }
 
 // Nodes describes the GPUs to the driver.
 func (b *Board) Nodes() []driver.Node {
-	var spec gpumodel.Spec
-	b.rt.Do(func(m *gpumodel.Machine) { spec = m.Spec() })
+	var spec Spec
+	b.rt.Do(func(m *Machine) { spec = m.Spec() })
 	var nodes []driver.Node
 	for _, g := range b.rt.GPUs() {
 		nodes = append(nodes, driver.Node{
@@ -83,7 +72,7 @@ func (b *Board) Nodes() []driver.Node {
 // not called when Step returns an error.
 func (b *Board) Step(s driver.Step, done func()) (err error) {
 	by, refs := b.resolve(s)
-	b.rt.Do(func(m *gpumodel.Machine) {
+	b.rt.Do(func(m *Machine) {
 		switch s.Kind {
 		case driver.StepUnmap:
 			err = m.Unmap(s.GPU, by, done)
@@ -107,7 +96,7 @@ func (b *Board) Step(s driver.Step, done func()) (err error) {
 
 // resolve returns the process a step is for, the zero key if it has ended, and the queues
 // it is about.
-func (b *Board) resolve(s driver.Step) (by gpreempt.ProcessKey, refs []gpumodel.QueueRef) {
+func (b *Board) resolve(s driver.Step) (by gpreempt.ProcessKey, refs []QueueRef) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for _, key := range b.procs {
@@ -127,7 +116,7 @@ func (b *Board) resolve(s driver.Step) (by gpreempt.ProcessKey, refs []gpumodel.
 // may be nil, is called with the model locked, before anything else sees the process. It
 // reports whether the process is new: the model knows one process by a key at a time,
 // also while a process that executes a program has two address spaces.
-func (b *Board) StartProcess(mm driver.MM, spec gpumodel.ProcSpec, started func(*gpumodel.Machine) error) (isNew bool, err error) {
+func (b *Board) StartProcess(mm driver.MM, spec ProcSpec, started func(*Machine) error) (isNew bool, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for known, key := range b.procs {
@@ -135,7 +124,7 @@ func (b *Board) StartProcess(mm driver.MM, spec gpumodel.ProcSpec, started func(
 			return false, nil
 		}
 	}
-	b.rt.Do(func(m *gpumodel.Machine) {
+	b.rt.Do(func(m *Machine) {
 		var key gpreempt.ProcessKey
 		if key, err = m.StartProcess(spec); err != nil {
 			return
@@ -160,7 +149,7 @@ func (b *Board) EndProcess(mm driver.MM) (err error) {
 		return nil
 	}
 	delete(b.procs, mm)
-	b.rt.Do(func(m *gpumodel.Machine) { err = m.EndProcess(key) })
+	b.rt.Do(func(m *Machine) { err = m.EndProcess(key) })
 	return err
 }
 
@@ -176,16 +165,16 @@ func (b *Board) Processes() map[driver.MM]bool {
 }
 
 // AttachQueue makes a queue of a known process known to the model.
-func (b *Board) AttachQueue(q driver.MappedQueue) (gpumodel.QueueRef, error) {
+func (b *Board) AttachQueue(q driver.MappedQueue) (QueueRef, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	ref := gpumodel.QueueRef{Process: b.procs[q.MM], ID: q.ID}
-	spec := gpumodel.QueueSpec{
+	ref := QueueRef{Process: b.procs[q.MM], ID: q.ID}
+	spec := QueueSpec{
 		ID: q.ID, GPU: q.GPU, Type: QueueType(q.Type), PM4: q.Type == kfd.QueueTypeCompute, RingBytes: uint64(q.Size), Ring: q.Ring,
 		Read: q.Read, Write: q.Write, Save: q.Ctx, SaveBytes: q.CtxSize, Doorbell: q.Doorbell, Priority: gpreempt.Priority(q.Priority),
 	}
 	var err error
-	b.rt.Do(func(m *gpumodel.Machine) { err = m.AttachQueue(ref.Process, spec) })
+	b.rt.Do(func(m *Machine) { err = m.AttachQueue(ref.Process, spec) })
 	if err == nil {
 		b.queues[q.Serial] = ref
 	}
@@ -201,12 +190,12 @@ func (b *Board) DetachQueue(serial uint64) (err error) {
 		return nil
 	}
 	delete(b.queues, serial)
-	b.rt.Do(func(m *gpumodel.Machine) { err = m.DetachQueue(ref.Process, ref.ID) })
+	b.rt.Do(func(m *Machine) { err = m.DetachQueue(ref.Process, ref.ID) })
 	return err
 }
 
 // Queue returns the model's name of a queue, false if the model does not know it.
-func (b *Board) Queue(serial uint64) (gpumodel.QueueRef, bool) {
+func (b *Board) Queue(serial uint64) (QueueRef, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	ref, known := b.queues[serial]
