@@ -3,7 +3,6 @@ package daemon
 import (
 	"context"
 	"errors"
-	"io"
 	"io/fs"
 	"path/filepath"
 
@@ -13,7 +12,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
-	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -40,7 +38,7 @@ type backend struct {
 	device  *kfd.Device
 	openErr error // why device is nil, if dbgtrap is enabled
 	dbgtrap *dbgtrap.Mechanism
-	pauses  *recovery.Pauses
+	pauses  *pauses
 }
 
 func (b *backend) warn(w gpreempt.Warning) { b.warnings = append(b.warnings, w) }
@@ -55,7 +53,7 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 	}
 	if h.Simulated == "" {
 		b.name = discovery.Backend(root)
-		b.openPauses(ctx, recovery.Dir(h.RunDir), log)
+		b.openJournal(ctx, journalDir(h.RunDir), log)
 	}
 	if b.backlogs == nil {
 		b.backlogs = inventory.NewBacklogReader().Read
@@ -67,7 +65,7 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 			if dbgtrap := b.openDbgtrap(h, gpus, log); dbgtrap != nil {
 				b.mechanisms = append(b.mechanisms, dbgtrap)
 			}
-		case b.pauses == nil: // simulated, or openPauses has warned
+		case b.pauses == nil: // simulated, or openJournal has warned
 		case name == "criu":
 			b.mechanisms = append(b.mechanisms, b.pauses.CRIU)
 		case name == "freezer":
@@ -88,11 +86,6 @@ func (o Options) lockPath(socket string) string {
 		return socket + ".lock"
 	}
 	return filepath.Join(o.Host.RunDir, "gpreemptd.lock")
-}
-
-// Cleanup resumes every process that a crashed daemon left paused; see recovery.Cleanup.
-func Cleanup(ctx context.Context, w io.Writer) error {
-	return recovery.Cleanup(ctx, w, recovery.Dir(ThisHost().RunDir))
 }
 
 // close closes journal and device. It does not wait for calls that hang.

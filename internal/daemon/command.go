@@ -22,7 +22,7 @@ func Command() *cobra.Command {
 		Args:          cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cleanup {
-				return Cleanup(cmd.Context(), cmd.OutOrStdout())
+				return cleanUp(cmd.Context(), cmd.OutOrStdout(), journalDir(ThisHost().RunDir))
 			}
 			return help(cmd, args)
 		},

@@ -25,7 +25,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
 	"github.com/gpreempt/gpreempt/internal/inventory"
-	"github.com/gpreempt/gpreempt/internal/listen"
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/internal/targets"
@@ -121,7 +120,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	d := &daemon{opts: opts, hangups: hangups, reported: reported{}}
 	d.openLog(cfg)
 	defer d.logs.Close()
-	listener, release, err := listen.Unix(ctx, cfg.Socket, opts.lockPath(cfg.Socket), activation.Files(true))
+	listener, release, err := listen(ctx, cfg.Socket, opts.lockPath(cfg.Socket), activation.Files(true))
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
-	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
 	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -75,10 +74,10 @@ func (h Host) files() fs.FS {
 	return discovery.Host(h.Dir)
 }
 
-// openPauses opens the journal, even if no enabled mechanism needs it: an earlier daemon
+// openJournal opens the journal, even if no enabled mechanism needs it: an earlier daemon
 // may have left processes paused.
-func (b *backend) openPauses(ctx context.Context, dir string, log *zap.Logger) {
-	pauses, unreadable, err := recovery.Open(ctx, dir, log)
+func (b *backend) openJournal(ctx context.Context, dir string, log *zap.Logger) {
+	pauses, unreadable, err := openPauses(ctx, dir, log)
 	if err != nil {
 		b.warn(gpreempt.WarnNoJournal.Warn("the mechanisms criu and freezer cannot be used, and processes they left paused cannot be resumed: " + err.Error()).
 			WithRemedy("make " + dir + " a directory that only root can write, then restart gpreemptd"))

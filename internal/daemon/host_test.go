@@ -400,7 +400,7 @@ func TestProcessPausedByAnEarlierDaemonIsNotUsed(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := newDaemon(t, "")
-	d.backend.openPauses(t.Context(), dir, d.log)
+	d.backend.openJournal(t.Context(), dir, d.log)
 	if resumed, failures := d.backend.pauses.Resume(t.Context()); resumed != 0 || len(failures) != 1 {
 		t.Errorf("resumed %d, failures %v", resumed, failures)
 	}

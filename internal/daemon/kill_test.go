@@ -18,7 +18,6 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -175,7 +174,7 @@ func TestNothingStaysStoppedAfterTheDaemonIsKilled(t *testing.T) {
 			continue
 		}
 		var said strings.Builder
-		if err := recovery.Cleanup(t.Context(), &said, recovery.Dir(run)); err != nil {
+		if err := cleanUp(t.Context(), &said, journalDir(run)); err != nil {
 			t.Error(err)
 		}
 		if said.String() != "nothing was left paused\n" {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/config"
-	"github.com/gpreempt/gpreempt/internal/mechanism/recovery"
 )
 
 // unit reads a unit file, comments left out.
@@ -40,7 +39,7 @@ func TestUnitsAgreeWithTheDaemon(t *testing.T) {
 		}
 	}
 	for key, least := range map[string]time.Duration{
-		"TimeoutStopSec": max(shutdownTime+endTime, recovery.CleanupTime),
+		"TimeoutStopSec": max(shutdownTime+endTime, cleanupTime),
 		"WatchdogSec":    3 * beatEvery,
 	} {
 		if got, err := time.ParseDuration(service[key]); err != nil || got < least {

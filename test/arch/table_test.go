@@ -63,10 +63,8 @@ var table = []struct {
 	{"internal/mechanism/dbgtrap", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/criu", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/freezer", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
-	{"internal/mechanism/recovery", rule{imports: []string{"internal/mechanism", "internal/log", "internal/mechanism/criu", "internal/mechanism/freezer", "internal/proc", "pkg/gpreempt", "pkg/kfd"}}},
 
 	// The daemon.
-	{"internal/listen", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
 	{"internal/container", rule{imports: []string{"internal/log", "pkg/gpreempt"}}},
 	{"internal/inventory", rule{imports: []string{"internal/ring", "internal/log", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/targets", rule{imports: []string{"internal/classify", "internal/hazard", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
@@ -74,7 +72,7 @@ var table = []struct {
 	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/doctor", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/metrics", rule{imports: []string{"internal/events", "internal/log", "internal/inventory", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/container", "internal/hazard", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/doctor", "internal/events", "internal/hazard", "internal/hrtimer", "internal/inventory", "internal/listen", "internal/log", "internal/metrics", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/targets", "internal/mechanism/recovery", "internal/server", "internal/proc", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler"}}},
+	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/doctor", "internal/events", "internal/hazard", "internal/hrtimer", "internal/inventory", "internal/log", "internal/metrics", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/targets", "internal/server", "internal/proc", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler"}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/api", "pkg/gpreempt"}}},
 
 	// The clients: they reach the daemon over its socket and in no other way.

@@ -1,4 +1,4 @@
-package listen
+package daemon
 
 import (
 	"net"
@@ -42,7 +42,7 @@ func TestPassedSocketIsServedAndOutlivesTheDaemon(t *testing.T) {
 		if err != nil {
 			t.Fatalf("before %s: %v", round, err)
 		}
-		l, release, err := Unix(t.Context(), path, lock, []*os.File{fileOf(t, owned)})
+		l, release, err := listen(t.Context(), path, lock, []*os.File{fileOf(t, owned)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +110,7 @@ func TestPassedSocketThatDoesNotFitIsRefusedWithTheUnitToChange(t *testing.T) {
 		},
 	} {
 		t.Run(want, func(t *testing.T) {
-			_, _, err := Unix(t.Context(), path, path+".lock", passed(t))
+			_, _, err := listen(t.Context(), path, path+".lock", passed(t))
 			if gpreempt.ReasonOf(err) != gpreempt.ReasonSocketPassed || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "gpreemptd.socket") {
 				t.Errorf("got %v", err)
 			}

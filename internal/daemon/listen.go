@@ -1,6 +1,4 @@
-// Package listen opens the daemon's Unix socket: it takes the instance lock, uses the
-// socket that systemd passed, and replaces the socket of a daemon that died.
-package listen
+package daemon
 
 import (
 	"cmp"
@@ -19,15 +17,15 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// Mode is the mode of the socket: its owner and its group may connect. What they may do
+// socketMode is the mode of the socket: its owner and its group may connect. What they may do
 // is decided by identity.
-const Mode = 0o660
+const socketMode = 0o660
 
-// Unix takes the instance lock at lockPath and returns the listener of a socket: the one
+// listen takes the instance lock at lockPath and returns the listener of a socket: the one
 // that systemd passed, or if it passed none a new one at the path. The lock is held until
 // release is called. The lock file is never deleted: after a deletion two daemons could
 // hold a lock each.
-func Unix(ctx context.Context, socket, lockPath string, passed []*os.File) (listener *net.UnixListener, release func(), err error) {
+func listen(ctx context.Context, socket, lockPath string, passed []*os.File) (listener *net.UnixListener, release func(), err error) {
 	for _, dir := range []string{filepath.Dir(socket), filepath.Dir(lockPath)} {
 		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // G301: clients must reach the socket
 			return nil, nil, fmt.Errorf("directory of the socket: %w", err)
@@ -65,7 +63,7 @@ func bind(ctx context.Context, socket string) (*net.UnixListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", socket, err)
 	}
-	if err := os.Chmod(socket, Mode); err != nil {
+	if err := os.Chmod(socket, socketMode); err != nil {
 		_ = listener.Close()
 		return nil, fmt.Errorf("mode of %s: %w", socket, err)
 	}
@@ -101,10 +99,12 @@ func takeLock(path string) (*os.File, error) {
 		_ = file.Close()
 		return nil, fmt.Errorf("instance lock: %w", err)
 	}
-	if err := lockFile(file); err != nil {
+	// The kernel releases the lock when the last copy of the descriptor is closed, however
+	// the process ends.
+	if err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		pid, _ := os.ReadFile(path)
 		_ = file.Close()
-		if !errors.Is(err, errLocked) {
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
 			return nil, fmt.Errorf("instance lock %s: %w", path, err)
 		}
 		return nil, &gpreempt.Error{
@@ -162,16 +162,4 @@ func clearStale(ctx context.Context, socket string) error {
 		return fmt.Errorf("socket of a daemon that died: %w", err)
 	}
 	return nil
-}
-
-var errLocked = errors.New("locked by another process")
-
-// lockFile locks a whole file. The kernel releases the lock when the last copy of the
-// descriptor is closed, however the process ends.
-func lockFile(file *os.File) error {
-	err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if errors.Is(err, syscall.EWOULDBLOCK) {
-		return errLocked
-	}
-	return err
 }

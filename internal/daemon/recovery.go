@@ -1,7 +1,4 @@
-// Package recovery resumes the processes that an earlier daemon left paused. The
-// mechanisms criu and freezer journal their pauses, because the kernel does not end them
-// when the daemon dies.
-package recovery
+package daemon
 
 import (
 	"context"
@@ -27,21 +24,22 @@ import (
 const (
 	// resumeTime bounds one attempt to resume a process.
 	resumeTime = 30 * time.Second
-	// CleanupTime bounds Cleanup: one attempt for each process, all at once.
-	CleanupTime = resumeTime + 5*time.Second
-	// openTime is how long Open waits for a cleanup that is running.
+	// cleanupTime bounds cleanUp: one attempt for each process, all at once.
+	cleanupTime = resumeTime + 5*time.Second
+	// openTime is how long openPauses waits for a cleanup that is running.
 	openTime = 10 * time.Second
 	// retryTime is the time between two attempts to resume what is left.
 	retryTime = 5 * time.Second
 )
 
-// Dir returns the directory of the journal below the runtime directory of the daemon.
+// journalDir returns the directory of the journal below the runtime directory of the daemon.
 // Its files end with the host, as the pauses do.
-func Dir(run string) string { return filepath.Join(run, "journal") }
+func journalDir(run string) string { return filepath.Join(run, "journal") }
 
-// Pauses are the mechanisms whose pauses outlive the daemon, and their journal. Its
-// methods are safe for concurrent use, except that one goroutine at a time may resume.
-type Pauses struct {
+// pauses are the mechanisms whose pauses the kernel does not end when the daemon dies, with
+// the journal of the pauses. Its methods are safe for concurrent use, except that one
+// goroutine at a time may resume.
+type pauses struct {
 	CRIU    *criu.Mechanism
 	Freezer *freezer.Mechanism
 	journal *mechanism.Journal
@@ -51,15 +49,15 @@ type Pauses struct {
 	orphans []mechanism.JournalEntry
 }
 
-// Open opens the journal in dir and reads the pauses of earlier daemons. Call it before
+// openPauses opens the journal in dir and reads the pauses of earlier daemons. Call it before
 // anything is paused. It waits for a cleanup that is running, until ctx ends or 10 s have
 // passed. unreadable are errors about files of the journal; a file name alone is used if
 // it names a mechanism of this version.
-func Open(ctx context.Context, dir string, log *zap.Logger) (p *Pauses, unreadable []error, err error) {
+func openPauses(ctx context.Context, dir string, log *zap.Logger) (p *pauses, unreadable []error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
 	for {
-		p, unreadable, err = open(dir, log)
+		p, unreadable, err = readPauses(dir, log)
 		if !errors.Is(err, mechanism.ErrInUse) || ctx.Err() != nil {
 			return p, unreadable, err
 		}
@@ -70,23 +68,22 @@ func Open(ctx context.Context, dir string, log *zap.Logger) (p *Pauses, unreadab
 	}
 }
 
-func open(dir string, log *zap.Logger) (*Pauses, []error, error) {
+func readPauses(dir string, log *zap.Logger) (*pauses, []error, error) {
 	j, err := mechanism.OpenJournal(dir)
 	if err != nil {
 		return nil, nil, err
 	}
-	p := New(j, log)
-	return p, p.findOrphans(), nil
-}
-
-// New returns the mechanisms over a journal, without the pauses of earlier daemons.
-func New(j *mechanism.Journal, log *zap.Logger) *Pauses {
-	return &Pauses{
+	p := &pauses{
 		CRIU:    criu.New(criu.Config{Sys: kfd.Kernel(), Attach: thread, Journal: j, Log: log.Named("criu")}),
 		Freezer: freezer.New(freezer.Config{Root: "/", Journal: j, Log: log.Named("freezer")}),
 		journal: j,
 		log:     log,
 	}
+	entries, unreadable := j.Entries()
+	p.orphans = slices.DeleteFunc(entries, func(e mechanism.JournalEntry) bool {
+		return e.NameOnly && e.Mechanism != p.CRIU.Name() && e.Mechanism != p.Freezer.Name()
+	})
+	return p, unreadable, nil
 }
 
 // thread starts a thread that traces a process. An interface that holds a nil
@@ -99,23 +96,12 @@ func thread(ctx context.Context, pid int32, start uint64) (criu.Thread, error) {
 	return t, nil
 }
 
-// findOrphans reads the journal.
-func (p *Pauses) findOrphans() (unreadable []error) {
-	entries, unreadable := p.journal.Entries()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.orphans = slices.DeleteFunc(entries, func(e mechanism.JournalEntry) bool {
-		return e.NameOnly && e.Mechanism != p.CRIU.Name() && e.Mechanism != p.Freezer.Name()
-	})
-	return unreadable
-}
-
 // Close closes the journal.
-func (p *Pauses) Close() error { return p.journal.Close() }
+func (p *pauses) Close() error { return p.journal.Close() }
 
 // Resume tries once to resume every process that is still paused, all at once. It returns
 // how many it resumed and an error for each of the others.
-func (p *Pauses) Resume(ctx context.Context) (resumed int, failures []error) {
+func (p *pauses) Resume(ctx context.Context) (resumed int, failures []error) {
 	p.mu.Lock()
 	orphans := slices.Clone(p.orphans)
 	p.mu.Unlock()
@@ -142,7 +128,7 @@ func (p *Pauses) Resume(ctx context.Context) (resumed int, failures []error) {
 
 // Run calls Resume until every process is resumed or ctx ends; a GPU that hangs can take
 // long. After each attempt it calls tried with the errors.
-func (p *Pauses) Run(ctx context.Context, tried func(failures []error)) {
+func (p *pauses) Run(ctx context.Context, tried func(failures []error)) {
 	for {
 		_, failures := p.Resume(ctx)
 		tried(failures)
@@ -159,13 +145,13 @@ func (p *Pauses) Run(ctx context.Context, tried func(failures []error)) {
 
 // Orphaned reports whether a process is still paused by an earlier daemon. No mechanism
 // may attach to it meanwhile: resuming it would end a new pause as well.
-func (p *Pauses) Orphaned(target gpreempt.ProcessKey) bool {
+func (p *pauses) Orphaned(target gpreempt.ProcessKey) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.ContainsFunc(p.orphans, func(e mechanism.JournalEntry) bool { return e.Target == target })
 }
 
-func (p *Pauses) resume(ctx context.Context, e mechanism.JournalEntry) error {
+func (p *pauses) resume(ctx context.Context, e mechanism.JournalEntry) error {
 	ctx, cancel := context.WithTimeout(ctx, resumeTime)
 	defer cancel()
 	switch e.Mechanism {
@@ -177,11 +163,11 @@ func (p *Pauses) resume(ctx context.Context, e mechanism.JournalEntry) error {
 	return fmt.Errorf("unknown mechanism %q: only the version that wrote the journal can resume it", e.Mechanism)
 }
 
-// Cleanup resumes every process that a crashed daemon left paused, according to the
+// cleanUp resumes every process that a crashed daemon left paused, according to the
 // journal in dir. It may be called at any time and any number of times: while a daemon
 // runs it does nothing. It writes the result to w.
-func Cleanup(ctx context.Context, w io.Writer, dir string) error {
-	p, unreadable, err := open(dir, zap.NewNop())
+func cleanUp(ctx context.Context, w io.Writer, dir string) error {
+	p, unreadable, err := readPauses(dir, zap.NewNop())
 	switch {
 	case errors.Is(err, mechanism.ErrInUse):
 		_, err := fmt.Fprintln(w, "gpreemptd is running, or another cleanup is: nothing to do")
@@ -201,7 +187,7 @@ func Cleanup(ctx context.Context, w io.Writer, dir string) error {
 	var r result
 	select {
 	case r = <-ended:
-	case <-time.After(CleanupTime):
+	case <-time.After(cleanupTime):
 		return errors.New("a call of the driver hangs: processes may still be paused; run it again after the GPU has been reset")
 	}
 	text := "nothing was left paused"

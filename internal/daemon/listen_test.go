@@ -1,4 +1,4 @@
-package listen
+package daemon
 
 import (
 	"errors"
@@ -28,7 +28,7 @@ func newPlace(t *testing.T) place {
 // listen succeeds; close ends it as a daemon does.
 func (p place) listen(t *testing.T) (closeAll func()) {
 	t.Helper()
-	l, release, err := Unix(t.Context(), p.socket, p.lock, nil)
+	l, release, err := listen(t.Context(), p.socket, p.lock, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func (p place) listen(t *testing.T) (closeAll func()) {
 // refused checks that listening fails for a reason, and returns the error.
 func (p place) refused(t *testing.T, reason gpreempt.Reason) *gpreempt.Error {
 	t.Helper()
-	_, _, err := Unix(t.Context(), p.socket, p.lock, nil)
+	_, _, err := listen(t.Context(), p.socket, p.lock, nil)
 	e, ok := errors.AsType[*gpreempt.Error](err)
 	if !ok || e.Reason != reason || e.Next == "" {
 		t.Fatalf("got %v, want an error for %s with a next step", err, reason)
@@ -112,7 +112,7 @@ func TestSocketIsForOwnerAndGroup(t *testing.T) {
 
 func TestSocketOfADeadDaemonIsReplaced(t *testing.T) {
 	p := newPlace(t)
-	l, release, err := Unix(t.Context(), p.socket, p.lock, nil)
+	l, release, err := listen(t.Context(), p.socket, p.lock, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
