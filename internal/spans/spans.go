@@ -1,5 +1,5 @@
-// Package spans makes spans of time from state changes: the stages of a lease, and the
-// states of its targets.
+// Package spans makes spans of time from the events of a daemon, the stages of a lease and
+// the states of its targets, and exports them as OpenTelemetry traces.
 package spans
 
 import (

@@ -77,10 +77,9 @@ var table = []struct {
 
 	// The clients: they reach the daemon over its socket and in no other way.
 	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "pkg/gpreempt"}}},
-	{"internal/spans", rule{imports: []string{apiV1, "pkg/gpreempt", "pkg/scheduler"}, pure: true}},
-	{"internal/otlp", rule{imports: []string{apiV1, "internal/spans", "pkg/scheduler"}}},
+	{"internal/spans", rule{imports: []string{apiV1, "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
-	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/kfdtrace", "internal/otlp", "internal/spans", "internal/stat", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/kfdtrace", "internal/spans", "internal/stat", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/api", "pkg/gpreempt"}}},
 
 	// The kit: the driver's rules and the model of the GPUs, which the simulated machine has
@@ -126,6 +125,7 @@ var notLinked = map[string]map[string]string{
 	"cmd/gpreemptd": {
 		"emu":               "the kit is not shipped",
 		"test":              "the kit is not shipped",
+		"internal/spans":    "the exporter of traces is a client",
 		"internal/testutil": "the kit is not shipped",
 	},
 }

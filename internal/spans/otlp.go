@@ -1,10 +1,4 @@
-// Package otlp follows the events of a daemon and exports its leases as OpenTelemetry
-// traces.
-//
-// The daemon's event log is the queue: while a collector is slow, the exporter reads no
-// events. When the daemon has overwritten events that were not read yet, their spans are
-// lost; the daemon waits for nothing.
-package otlp
+package spans
 
 import (
 	"context"
@@ -29,7 +23,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/spans"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -48,8 +41,8 @@ const (
 	leasesKept = 16384
 )
 
-// Config is what an Exporter needs. Every field must be set.
-type Config struct {
+// ExporterConfig is what an Exporter needs. Every field must be set.
+type ExporterConfig struct {
 	// Endpoint is the collector: HOST:PORT, http://HOST:PORT or unix:PATH in clear text,
 	// or https://HOST:PORT.
 	Endpoint string
@@ -59,9 +52,14 @@ type Config struct {
 	Warn func(error)
 }
 
-// Exporter sends the traces of leases. It is used by one goroutine.
+// Exporter follows the events of a daemon and exports its leases as OpenTelemetry traces.
+// It is used by one goroutine.
+//
+// The daemon's event log is the queue: while a collector is slow, the exporter reads no
+// events. When the daemon has overwritten events that were not read yet, their spans are
+// lost; the daemon waits for nothing.
 type Exporter struct {
-	cfg      Config
+	cfg      ExporterConfig
 	exporter *otlptrace.Exporter
 
 	// Of the daemon that is followed; a daemon that restarts has new ones.
@@ -69,12 +67,12 @@ type Exporter struct {
 	after    uint64 // the last revision that was read
 	provider *sdktrace.TracerProvider
 	tracer   trace.Tracer
-	builder  spans.Builder
+	builder  Builder
 	leases   map[scheduler.LeaseID]*leaseTrace
 	order    [leasesKept]scheduler.LeaseID // a ring, at next
 	next     int
 
-	ended   []spans.Span
+	ended   []Span
 	batch   []sdktrace.ReadOnlySpan
 	lost    uint64
 	warning bool
@@ -87,8 +85,8 @@ type leaseTrace struct {
 	zero     time.Time // of the daemon's clock
 }
 
-// New returns an exporter. It connects to nothing yet.
-func New(ctx context.Context, cfg Config) (*Exporter, error) {
+// NewExporter returns an exporter. It connects to nothing yet.
+func NewExporter(ctx context.Context, cfg ExporterConfig) (*Exporter, error) {
 	options, err := endpoint(cfg.Endpoint)
 	if err != nil {
 		return nil, err
@@ -138,7 +136,7 @@ func (e *Exporter) Follow(ctx context.Context) error {
 		case grpccodes.PermissionDenied, grpccodes.Unauthenticated, grpccodes.Unimplemented, grpccodes.InvalidArgument:
 			return err
 		case grpccodes.OutOfRange: // REVISION_COMPACTED
-			e.builder, e.after = spans.Builder{}, 0
+			e.builder, e.after = Builder{}, 0
 			e.lose(1, fmt.Errorf("changes came faster than traces could be sent: %w", err))
 			continue
 		default:
@@ -233,7 +231,7 @@ func (e *Exporter) meet(ctx context.Context, st *gpreemptv1.GetStatusResponse, f
 	if e.after = 0; follow && e.started.IsZero() {
 		e.after = st.GetEventRevision()
 	}
-	e.started, e.builder, e.leases = started, spans.Builder{}, map[scheduler.LeaseID]*leaseTrace{}
+	e.started, e.builder, e.leases = started, Builder{}, map[scheduler.LeaseID]*leaseTrace{}
 	// Sampled is what the client samples, and what has no client's context, unless
 	// OTEL_TRACES_SAMPLER says otherwise.
 	e.provider = sdktrace.NewTracerProvider(sdktrace.WithResource(about), sdktrace.WithSpanProcessor((*collect)(e)))
@@ -245,7 +243,7 @@ func (e *Exporter) meet(ctx context.Context, st *gpreemptv1.GetStatusResponse, f
 func (e *Exporter) event(ev *gpreemptv1.Event) {
 	e.after = ev.GetRevision()
 	lease := leaseNumber(ev.GetLeaseId())
-	r := spans.RecordOf(ev, lease)
+	r := RecordOf(ev, lease)
 	if r.Kind == scheduler.RecordLease && r.FromLease == scheduler.LeaseNone {
 		e.begin(lease, ev)
 	}
@@ -273,7 +271,7 @@ func (e *Exporter) begin(lease scheduler.LeaseID, ev *gpreemptv1.Event) {
 	t := &leaseTrace{zero: ev.GetAt().AsTime().Add(-admitted)}
 	arrived, decided := trace.WithTimestamp(t.zero.Add(admitted-ev.GetTook().AsDuration())), trace.WithTimestamp(t.zero.Add(admitted))
 	t.ctx, t.announce = e.tracer.Start(parent, //nolint:spancheck // it ends with the answer, in add
-		spans.Announce.String(), trace.WithSpanKind(trace.SpanKindServer), arrived, trace.WithAttributes(attribute.String("gpreempt.lease", ev.GetLeaseId())))
+		Announce.String(), trace.WithSpanKind(trace.SpanKindServer), arrived, trace.WithAttributes(attribute.String("gpreempt.lease", ev.GetLeaseId())))
 	_, decide := e.tracer.Start(t.ctx, "decide", arrived)
 	decide.End(decided)
 	delete(e.leases, e.order[e.next])
@@ -283,9 +281,9 @@ func (e *Exporter) begin(lease scheduler.LeaseID, ev *gpreemptv1.Event) {
 
 // add makes a span of a lease part of its trace. The span of a lease whose announcement
 // was not read, or is one of the oldest, is left out.
-func (e *Exporter) add(s spans.Span) {
+func (e *Exporter) add(s Span) {
 	switch s.Kind {
-	case spans.Announce, spans.Quiescing, spans.Online, spans.Suspending, spans.Resuming:
+	case Announce, Quiescing, Online, Suspending, Resuming:
 	default:
 		return
 	}
@@ -294,7 +292,7 @@ func (e *Exporter) add(s spans.Span) {
 		return
 	}
 	end := trace.WithTimestamp(t.zero.Add(s.End))
-	if s.Kind == spans.Announce {
+	if s.Kind == Announce {
 		t.announce.SetAttributes(attribute.String("gpreempt.answer", s.Ended))
 		if s.Ended == string(scheduler.CauseQuiet) || s.Ended == string(scheduler.CauseCoalesced) {
 			t.announce.AddEvent("quiesced", trace.WithTimestamp(t.zero.Add(s.End)))
