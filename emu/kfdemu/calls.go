@@ -15,9 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
-	"github.com/gpreempt/gpreempt/emu/host"
 	"github.com/gpreempt/gpreempt/emu/seccomp"
-	"github.com/gpreempt/gpreempt/emu/tree"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -43,7 +41,7 @@ func (e *Emulator) call(c *seccomp.Call) {
 }
 
 // caller returns the thread that waits in a call, nil if it has died.
-func (e *Emulator) caller(c *seccomp.Call) *host.Task {
+func (e *Emulator) caller(c *seccomp.Call) *Task {
 	task, err := e.host.Task(c.TID)
 	if err != nil || !c.Valid() {
 		return nil
@@ -53,7 +51,7 @@ func (e *Emulator) caller(c *seccomp.Call) *host.Task {
 
 // enter is caller for a call that the driver will carry out. The caller calls end when it
 // has ended.
-func (e *Emulator) enter(c *seccomp.Call) (task *host.Task, end func()) {
+func (e *Emulator) enter(c *seccomp.Call) (task *Task, end func()) {
 	if task = e.caller(c); task == nil {
 		return nil, nil
 	}
@@ -88,7 +86,7 @@ func (e *Emulator) ioctl(c *seccomp.Call) error {
 	task.Begin(c.Interrupted, func(fd int) (int, error) { return c.AddFD(fd, false) })
 	memory := task.Memory(arg)
 	what := driver.Describe(kfd.Request(req), memory)
-	if target, ok := task.Find(what.Target).(*host.Task); ok {
+	if target, ok := task.Find(what.Target).(*Task); ok {
 		// The driver holds a reference to its memory during the call (get_task_mm): if the
 		// process dies, its memory ends with the call.
 		defer e.ending.enter(target.Space())()
@@ -107,7 +105,7 @@ func (e *Emulator) ioctl(c *seccomp.Call) error {
 }
 
 // driverCall makes a call of the driver, with the faults that match it.
-func (e *Emulator) driverCall(c *seccomp.Call, f *file, task *host.Task, req kfd.Request, memory driver.Memory, what driver.Described) (int64, syscall.Errno, string) {
+func (e *Emulator) driverCall(c *seccomp.Call, f *file, task *Task, req kfd.Request, memory driver.Memory, what driver.Described) (int64, syscall.Errno, string) {
 	caller := task.Leader().TID()
 	fault := e.faults.forCall(what.Op, caller, what.Target)
 	if fault != nil {
@@ -145,7 +143,7 @@ func (e *Emulator) driverCall(c *seccomp.Call, f *file, task *host.Task, req kfd
 
 // allocation returns the allocation that FREE_MEMORY_OF_GPU names, nil for an
 // unknown one.
-func (e *Emulator) allocation(space *host.Space, arg driver.Memory) *driver.Allocation {
+func (e *Emulator) allocation(space *Space, arg driver.Memory) *driver.Allocation {
 	handle := make([]byte, 8)
 	if arg == nil || !arg.Read(handle) {
 		return nil
@@ -280,7 +278,7 @@ func (e *Emulator) open(c *seccomp.Call) error {
 	return c.ReturnFD(f.fd, flags&unix.O_CLOEXEC != 0)
 }
 
-func (e *Emulator) openDevice(kind device, f *file, task *host.Task) syscall.Errno {
+func (e *Emulator) openDevice(kind device, f *file, task *Task) syscall.Errno {
 	if kind == renderDevice {
 		if _, ok := e.tree.RenderNode(f.render); !ok {
 			return unix.ENOENT
@@ -351,14 +349,14 @@ func (e *Emulator) stat(c *seccomp.Call) error {
 	if task == nil {
 		return nil
 	}
-	major, minor := uint32(tree.KFDMajor), uint32(0)
+	major, minor := uint32(KFDMajor), uint32(0)
 	if f.kfd == nil {
-		major, minor = tree.DRMMajor, f.render
+		major, minor = DRMMajor, f.render
 	}
-	out, answer := c.Args[1], tree.Stat(major, minor, f.id.Inode)
+	out, answer := c.Args[1], Stat(major, minor, f.id.Inode)
 	switch c.NR {
 	case unix.SYS_STATX:
-		out, answer = c.Args[4], tree.Statx(major, minor, f.id.Inode)
+		out, answer = c.Args[4], Statx(major, minor, f.id.Inode)
 	case sysNewfstatat:
 		out = c.Args[2]
 	}

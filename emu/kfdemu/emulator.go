@@ -24,9 +24,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
-	"github.com/gpreempt/gpreempt/emu/host"
 	"github.com/gpreempt/gpreempt/emu/seccomp"
-	"github.com/gpreempt/gpreempt/emu/tree"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -63,10 +61,10 @@ type Emulator struct {
 	undo  []func() error
 
 	driver *driver.Driver
-	host   *host.Host
+	host   *Host
 	rt     *gpumodel.Realtime
 	engine *engine.Engine
-	tree   *tree.Tree
+	tree   *Tree
 	// namespace makes the tree visible to programs.
 	namespace namespace
 
@@ -139,7 +137,7 @@ func (e *Emulator) build() error {
 	e.rt = e.gpus.Model()
 	e.undo = append(e.undo, e.gpus.Close)
 
-	if e.host, err = host.New(e.askWake); err != nil {
+	if e.host, err = NewHost(e.askWake); err != nil {
 		return err
 	}
 	e.host.OnTrouble(func(err error) { e.trouble("look into a process", err) })
@@ -155,7 +153,7 @@ func (e *Emulator) build() error {
 		return err
 	}
 	e.undo = append(e.undo, e.engine.Close)
-	if e.tree, err = tree.New("", func() fs.FS { return e.rt.FS() }); err != nil {
+	if e.tree, err = NewTree("", func() fs.FS { return e.rt.FS() }); err != nil {
 		return err
 	}
 	e.undo = append(e.undo, e.tree.Close)
@@ -193,7 +191,7 @@ const emulatedFile = "sys/devices/virtual/kfd/kfd/emulated"
 
 // rules describes the machine to the driver.
 func (e *Emulator) rules() (driver.Config, error) {
-	cpus, err := tree.CPUNodes()
+	cpus, err := CPUNodes()
 	return driver.Config{
 		Profile: e.cfg.Profile, Nodes: e.gpus.Nodes(), CPUNodes: cpus, Clock: e.clocks, Queue: e.queue, Offsets: e.files.offsets(e.rt.GPUs()),
 	}, err

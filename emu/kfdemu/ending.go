@@ -4,8 +4,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-
-	"github.com/gpreempt/gpreempt/emu/host"
 )
 
 // endings are the address spaces that are being released, and the calls under way that
@@ -15,18 +13,18 @@ import (
 type endings struct {
 	mu sync.Mutex // guards all below
 	// over is closed when the address space has been released.
-	over map[*host.Space]chan struct{}
+	over map[*Space]chan struct{}
 	// calls counts those under way; idle is closed when the last one has ended.
-	calls map[*host.Space]int
-	idle  map[*host.Space]chan struct{}
+	calls map[*Space]int
+	idle  map[*Space]chan struct{}
 }
 
 func newEndings() endings {
-	return endings{over: map[*host.Space]chan struct{}{}, calls: map[*host.Space]int{}, idle: map[*host.Space]chan struct{}{}}
+	return endings{over: map[*Space]chan struct{}{}, calls: map[*Space]int{}, idle: map[*Space]chan struct{}{}}
 }
 
 // enter records a call. The caller calls end when it has ended.
-func (s *endings) enter(space *host.Space) (end func()) {
+func (s *endings) enter(space *Space) (end func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.calls[space]++
@@ -45,7 +43,7 @@ func (s *endings) enter(space *host.Space) (end func()) {
 }
 
 // begin records the end of an address space. The caller calls over when it is released.
-func (s *endings) begin(space *host.Space) (over func()) {
+func (s *endings) begin(space *Space) (over func()) {
 	done := make(chan struct{})
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -59,7 +57,7 @@ func (s *endings) begin(space *host.Space) (over func()) {
 }
 
 // awaitCalls waits until no call of an address space whose end has begun is under way.
-func (s *endings) awaitCalls(space *host.Space) {
+func (s *endings) awaitCalls(space *Space) {
 	s.mu.Lock()
 	if s.calls[space] == 0 {
 		s.mu.Unlock()

@@ -11,14 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
-	"github.com/gpreempt/gpreempt/emu/host"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // file is an emulated file that is open: a memory file whose inode is known.
 type file struct {
-	id    host.FileID
-	space *host.Space
+	id    FileID
+	space *Space
 	// kfd is the driver's file of /dev/kfd; nil for a render node, whose minor is render.
 	kfd    *driver.File
 	render uint32
@@ -35,13 +34,13 @@ type file struct {
 // files are the emulated files that are open.
 type files struct {
 	mu   sync.Mutex
-	byID map[host.FileID]*file
+	byID map[FileID]*file
 	gpus []gpreempt.GPU
 	// asked counts calls of CREATE_QUEUE.
 	asked uint64
 }
 
-func newFiles() files { return files{byID: map[host.FileID]*file{}} }
+func newFiles() files { return files{byID: map[FileID]*file{}} }
 
 // The layout of the memory file of /dev/kfd: the doorbells of one GPU after another, then
 // the page of events, then those with registers. A memory file cannot have the driver's own
@@ -93,7 +92,7 @@ func (s *files) add(f *file) (err error) {
 	if _, err := unix.FcntlInt(uintptr(f.fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
 		return fmt.Errorf("seal an emulated file: %w", err)
 	}
-	if f.id, err = host.FileIDOf(f.fd); err != nil {
+	if f.id, err = FileIDOf(f.fd); err != nil {
 		return err
 	}
 	for i := range s.gpus {
@@ -135,7 +134,7 @@ func (f *file) unmap() (err error) {
 }
 
 // of returns the files a process opened.
-func (s *files) of(space *host.Space) []*file {
+func (s *files) of(space *Space) []*file {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []*file
@@ -149,7 +148,7 @@ func (s *files) of(space *host.Space) []*file {
 
 // behind finds the file behind a thread's descriptor, nil if it is not emulated.
 func (s *files) behind(tid int32, fd uint64) *file {
-	id, err := host.FileIDAt(tid, fd)
+	id, err := FileIDAt(tid, fd)
 	if err != nil {
 		return nil
 	}
@@ -168,7 +167,7 @@ func (s *files) creates(f *file) {
 }
 
 // doorbell returns the eight bytes of a queue's doorbell, which stay mapped until drop is called.
-func (s *files) doorbell(space *host.Space, gpu gpreempt.GPUID, at uint32) (doorbell []byte, drop func() error) {
+func (s *files) doorbell(space *Space, gpu gpreempt.GPUID, at uint32) (doorbell []byte, drop func() error) {
 	all := s.of(space)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -188,7 +187,7 @@ func (s *files) doorbell(space *host.Space, gpu gpreempt.GPUID, at uint32) (door
 
 // free releases the host's memory behind an allocation that the process has freed. Its
 // addresses are not used again.
-func (s *files) free(space *host.Space, a driver.Allocation) error {
+func (s *files) free(space *Space, a driver.Allocation) error {
 	if a.Offset == 0 {
 		return nil // it is memory of the process itself
 	}

@@ -9,7 +9,6 @@ import (
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
-	"github.com/gpreempt/gpreempt/emu/host"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -88,7 +87,7 @@ func (e *Emulator) queue(q driver.MappedQueue, born bool) {
 
 // attach needs gpus.mu.
 func (e *Emulator) attach(q driver.MappedQueue) error {
-	space := q.MM.(*host.Space)
+	space := q.MM.(*Space)
 	if err := e.startProcess(space); err != nil {
 		return err
 	}
@@ -126,7 +125,7 @@ func (e *Emulator) detach(q driver.MappedQueue) {
 // startProcess makes a process known to the hardware. One with the key of another that is
 // known is what that was before it executed a program, and is being taken down: then
 // another settle follows.
-func (e *Emulator) startProcess(space *host.Space) error {
+func (e *Emulator) startProcess(space *Space) error {
 	key := space.Key()
 	isNew, err := e.gpus.StartProcess(space, gpumodel.ProcSpec{PID: key.PID, Start: key.Start}, nil)
 	if isNew {
@@ -146,9 +145,9 @@ func (e *Emulator) settle() {
 	changed, ending := false, false
 	e.gpus.mu.Lock()
 	for _, p := range states {
-		space, ok := p.MM.(*host.Space)
+		space, ok := p.MM.(*Space)
 		if !ok { // its queues are known until the driver releases them
-			maps.DeleteFunc(gone, func(mm driver.MM, _ bool) bool { return mm.(*host.Space).PID() == p.PID })
+			maps.DeleteFunc(gone, func(mm driver.MM, _ bool) bool { return mm.(*Space).PID() == p.PID })
 			ending = true
 			continue
 		}
@@ -161,7 +160,7 @@ func (e *Emulator) settle() {
 	for mm := range gone {
 		changed = true
 		e.trouble("have the modelled GPU forget a process", e.gpus.EndProcess(mm))
-		e.report(Event{Kind: EventProcessEnd, PID: mm.(*host.Space).PID()})
+		e.report(Event{Kind: EventProcessEnd, PID: mm.(*Space).PID()})
 	}
 	e.gpus.ending = ending
 	e.gpus.mu.Unlock()
@@ -246,7 +245,7 @@ func (e *Emulator) sweep() {
 }
 
 // release is the end of an address space and of the files it opened.
-func (e *Emulator) release(space *host.Space) {
+func (e *Emulator) release(space *Space) {
 	e.driver.MMReleased(space.Leader(), space)
 	for _, f := range e.files.of(space) {
 		if f.kfd != nil {

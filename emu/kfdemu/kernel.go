@@ -6,8 +6,6 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/gpreempt/gpreempt/emu/host"
 )
 
 func unixErrnoName(errno syscall.Errno) string { return unix.ErrnoName(errno) }
@@ -22,7 +20,7 @@ func clock(id int32) int64 {
 }
 
 // readString reads a path, which ends with a zero byte, page by page.
-func readString(m *host.Space, at uint64) (string, error) {
+func readString(m *Space, at uint64) (string, error) {
 	var text []byte
 	for len(text) < unix.PathMax {
 		b := make([]byte, 256-at%256)
@@ -39,7 +37,7 @@ func readString(m *host.Space, at uint64) (string, error) {
 	return "", unix.ENAMETOOLONG
 }
 
-func readWord(m *host.Space, at uint64) (uint64, error) {
+func readWord(m *Space, at uint64) (uint64, error) {
 	b := make([]byte, 8)
 	err := m.ReadAt(b, at)
 	return binary.NativeEndian.Uint64(b), err

@@ -11,7 +11,6 @@ import (
 	"syscall"
 
 	"github.com/gpreempt/gpreempt/emu/seccomp"
-	"github.com/gpreempt/gpreempt/emu/tree"
 )
 
 // ioctlTypes are the types of ioctl the emulator answers: those of KFD and of DRM.
@@ -32,10 +31,10 @@ func (e *Emulator) findNamespace() error {
 		return nil
 	}
 	e.namespace.fd = -1
-	if !errors.Is(err, tree.ErrPrivilege) {
+	if !errors.Is(err, ErrPrivilege) {
 		return err
 	}
-	child, childErr := tree.UserNamespace()
+	child, childErr := UserNamespace()
 	if childErr != nil {
 		return errors.Join(err, childErr)
 	}
@@ -65,7 +64,7 @@ func Exec(socket, treeDir, program string, args, env []string) error {
 	// The thread with the filter executes the program.
 	runtime.LockOSThread()
 	if treeDir != "" {
-		if err := tree.Enter(treeDir); err != nil {
+		if err := Enter(treeDir); err != nil {
 			return err
 		}
 	}
@@ -78,7 +77,7 @@ func Exec(socket, treeDir, program string, args, env []string) error {
 		return err
 	}
 	if treeDir != "" {
-		if err := tree.DropPrivileges(); err != nil {
+		if err := DropPrivileges(); err != nil {
 			return err
 		}
 	}

@@ -90,10 +90,8 @@ var table = []struct {
 	{"emu/gpumodel", rule{imports: []string{"emu/driver", "internal/hrtimer", "pkg/gpreempt", "pkg/kfd"}, stdOnly: true}},
 	{"emu/sim", rule{imports: []string{"emu/driver", "emu/gpumodel", "emu/kfdtest", "internal/daemon", "internal/inventory", "internal/mechanism/dbgtrap", "internal/proc", "pkg/gpreempt", "pkg/kfd"}}},
 	{"emu/seccomp", rule{kernel: true, unsafe: true}},
-	{"emu/tree", rule{kernel: true}},
-	{"emu/host", rule{imports: []string{"emu/driver", "pkg/gpreempt"}, kernel: true}},
 	{"emu/engine", rule{imports: []string{"emu/gpumodel", "internal/hrtimer", "pkg/gpreempt"}, stdOnly: true, unsafe: true}},
-	{"emu/kfdemu", rule{imports: []string{"emu/driver", "emu/engine", "emu/gpumodel", "emu/host", "emu/seccomp", "emu/tree", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"emu/kfdemu", rule{imports: []string{"emu/driver", "emu/engine", "emu/gpumodel", "emu/seccomp", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"emu/workload", rule{imports: []string{"emu/engine", "internal/stat", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	{"emu/cmd/kfdemu", rule{imports: []string{apiV1, "emu/driver", "emu/gpumodel", "emu/kfdemu", "emu/sim", "emu/workload", "internal/api", "internal/config", "internal/daemon", "internal/hrtimer", "internal/stat", "pkg/client", "pkg/discovery", "pkg/gpreempt"}}},
 

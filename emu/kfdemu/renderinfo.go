@@ -1,4 +1,4 @@
-package tree
+package kfdemu
 
 import (
 	"encoding/binary"
@@ -59,7 +59,7 @@ func info(args []byte, memory Memory, n RenderNode) syscall.Errno {
 	}
 	b, err := binary.Append(nil, le, answer)
 	if err != nil {
-		panic("tree: " + err.Error()) // a size that is not fixed
+		panic("kfdemu: " + err.Error()) // a size that is not fixed
 	}
 	if err := memory.WriteAt(b[:min(len(b), int(size))], address); err != nil {
 		return syscall.EFAULT

@@ -1,4 +1,4 @@
-package host
+package kfdemu
 
 import (
 	"bytes"
@@ -30,7 +30,7 @@ func gpreemptKey(tb testing.TB, h *Host, pid int32) gpreempt.ProcessKey {
 
 func TestKeyIsPIDAndStartTime(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	text, err := os.ReadFile(procPath(c.pid, "stat"))
 	if err != nil {
 		t.Fatal(err)
@@ -47,7 +47,7 @@ func TestKeyIsPIDAndStartTime(t *testing.T) {
 
 func TestThreadsShareTheAddressSpace(t *testing.T) {
 	h, _ := newHost(t)
-	c, other := start(t, nil), start(t, nil)
+	c, other := startProgram(t, nil), startProgram(t, nil)
 	tid := c.number(0, "thread")
 	leader, thread := taskOf(t, h, c.pid).MM(), taskOf(t, h, tid).MM()
 	if leader == nil || leader != thread {
@@ -62,7 +62,7 @@ func TestExecIsANewAddressSpace(t *testing.T) {
 	for _, who := range []string{"main thread", "another thread"} {
 		t.Run(who, func(t *testing.T) {
 			h, _ := newHost(t)
-			c := start(t, nil)
+			c := startProgram(t, nil)
 			tid := c.number(0, "thread")
 			task := taskOf(t, h, c.pid)
 			old := task.Space()
@@ -113,7 +113,7 @@ func same(spaces []*Space, one *Space) []bool {
 
 func TestOnlySweepNoticesAnExec(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	old := taskOf(t, h, c.pid).Space()
 	c.tell(0, "exec")
 	c.expect("ready")
@@ -124,7 +124,7 @@ func TestOnlySweepNoticesAnExec(t *testing.T) {
 
 func TestEndOfAProcessIsReported(t *testing.T) {
 	h, _ := newHost(t)
-	c, other := start(t, nil), start(t, nil)
+	c, other := startProgram(t, nil), startProgram(t, nil)
 	space := taskOf(t, h, c.pid).Space()
 	taskOf(t, h, other.pid).Space()
 	if err := c.cmd.Process.Kill(); err != nil {
@@ -147,7 +147,7 @@ func TestVforkSharesTheAddressSpaceUntilExec(t *testing.T) {
 	for _, first := range []string{"parent", "child"} {
 		t.Run(first+" is asked first", func(t *testing.T) {
 			h, _ := newHost(t)
-			c := start(t, nil)
+			c := startProgram(t, nil)
 			if first == "parent" {
 				taskOf(t, h, c.pid).Space()
 			}
@@ -231,7 +231,7 @@ func childOf(t *testing.T, pid, thread int32) (child int32) {
 
 func TestMemoryIsReadAndWrittenAsProtected(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	page := uint64(os.Getpagesize())
 	task := taskOf(t, h, c.pid)
 	open := c.numbers(0, "map %d hello", unix.PROT_READ|unix.PROT_WRITE)[0]
@@ -274,7 +274,7 @@ func TestMemoryIsReadAndWrittenAsProtected(t *testing.T) {
 
 func TestPointersAreFollowed(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	task := taskOf(t, h, c.pid)
 	at := c.numbers(0, "map %d hello", unix.PROT_READ|unix.PROT_WRITE)[0]
 	m := task.Memory(at)
@@ -299,7 +299,7 @@ func TestPointersAreFollowed(t *testing.T) {
 
 func TestFaultErrorHasTheAddress(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	page := uint64(os.Getpagesize())
 	space := taskOf(t, h, c.pid).Space()
 	at := c.numbers(0, "map %d hello", unix.PROT_READ|unix.PROT_WRITE)[0]
@@ -328,8 +328,8 @@ func TestInaccessibleMemoryIsReported(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to be another user besides")
 	}
-	c := start(t, nil)
-	nobody := start(t, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}})
+	c := startProgram(t, nil)
+	nobody := startProgram(t, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}})
 	want := fmt.Sprintf("cannot access the memory of process %d: open /proc/%d/mem: permission denied: "+
 		"it needs root, or the same user and kernel.yama.ptrace_scope=0; <nil>; <nil>", c.pid, c.pid)
 	if got := nobody.do(0, "reach %d", c.pid); got != want {
@@ -347,7 +347,7 @@ func TestNilSpaceHasEnded(t *testing.T) {
 // The memory vanishes in the middle of the reads.
 func TestSpaceOfAKilledProcess(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	task := taskOf(t, h, c.pid)
 	space := task.Space()
 	at := c.numbers(0, "map %d hello", unix.PROT_READ|unix.PROT_WRITE)[0]

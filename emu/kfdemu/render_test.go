@@ -1,4 +1,4 @@
-package tree_test
+package kfdemu
 
 import (
 	"encoding/binary"
@@ -8,8 +8,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/gpreempt/gpreempt/emu/tree"
 )
 
 // memory is that of a process, from base on.
@@ -49,13 +47,13 @@ func (m memory) get64(addr uint64) uint64 { return binary.LittleEndian.Uint64(m[
 
 // Requests of <drm/drm.h> and <drm/amdgpu_drm.h>.
 const (
-	version   = 0xc0406400
-	getClient = 0xc0286405
-	getCap    = 0xc010640c
-	info      = 0x40206445
+	drmVersion   = 0xc0406400
+	drmGetClient = 0xc0286405
+	drmGetCap    = 0xc010640c
+	amdgpuInfo   = 0x40206445
 )
 
-var mi300x = tree.RenderNode{
+var mi300x = RenderNode{
 	PCIID: 0x74a1, GFX: 90402, SIMDs: 1216, SIMDsPerCU: 4, Arrays: 32, ArraysPerEngine: 1, CUsPerArray: 10, WaveSize: 64,
 	EngineMHz: 2100, MemoryMHz: 1300, MemoryWidth: 8192, VRAM: 192 << 30, GTT: 256 << 30,
 }
@@ -64,13 +62,13 @@ var mi300x = tree.RenderNode{
 func query(m memory, number uint32, size uint64, parameters ...uint64) syscall.Errno {
 	m.put64(base, 0x1100, size|uint64(number)<<32)
 	m.put64(base+16, parameters...)
-	return mi300x.Ioctl(info, base, m)
+	return mi300x.Ioctl(amdgpuInfo, base, m)
 }
 
 func TestVersionNamesTheDriverAsEmulated(t *testing.T) {
 	m := make(memory, 0x400)
 	// The first call is for the lengths, the second for the texts, as in drmGetVersion.
-	if errno := mi300x.Ioctl(version, base, m); errno != 0 {
+	if errno := mi300x.Ioctl(drmVersion, base, m); errno != 0 {
 		t.Fatal(errno)
 	}
 	lengths := []uint64{m.get64(base + 16), m.get64(base + 32), m.get64(base + 48)}
@@ -78,7 +76,7 @@ func TestVersionNamesTheDriverAsEmulated(t *testing.T) {
 		t.Errorf("lengths (-want +got):\n%s", diff)
 	}
 	m.put64(base+16, 6, 0x1100, 4, 0x1110, 100, 0x1120)
-	if errno := mi300x.Ioctl(version, base, m); errno != 0 {
+	if errno := mi300x.Ioctl(drmVersion, base, m); errno != 0 {
 		t.Fatal(errno)
 	}
 	got := []string{string(m[0x100:0x106]), string(m[0x110:0x118]), strings.TrimRight(string(m[0x120:0x140]), "\x00")}
@@ -191,17 +189,17 @@ func TestErrorsAreThoseOfTheDriver(t *testing.T) {
 	}{
 		{"another driver's ioctl", 0x80184b01, func(memory) uint64 { return base }, syscall.ENOTTY},
 		{"an unknown number of DRM", 0xc04064ff, func(memory) uint64 { return base }, syscall.EINVAL},
-		{"a legacy call on a render node", getClient, func(memory) uint64 { return base }, syscall.EACCES},
-		{"an unknown query", info, ask(0x7f, 0x1100, 4), syscall.EINVAL},
-		{"an answer of size 0", info, ask(0x16, 0x1100, 0), syscall.EINVAL},
-		{"no address for the answer", info, ask(0x16, 0, 4), syscall.EINVAL},
-		{"an answer to unmapped memory", info, ask(0x16, 8, 4), syscall.EFAULT},
-		{"unmapped arguments", info, func(memory) uint64 { return 8 }, syscall.EFAULT},
-		{"a text to unmapped memory", version, func(m memory) uint64 {
+		{"a legacy call on a render node", drmGetClient, func(memory) uint64 { return base }, syscall.EACCES},
+		{"an unknown query", amdgpuInfo, ask(0x7f, 0x1100, 4), syscall.EINVAL},
+		{"an answer of size 0", amdgpuInfo, ask(0x16, 0x1100, 0), syscall.EINVAL},
+		{"no address for the answer", amdgpuInfo, ask(0x16, 0, 4), syscall.EINVAL},
+		{"an answer to unmapped memory", amdgpuInfo, ask(0x16, 8, 4), syscall.EFAULT},
+		{"unmapped arguments", amdgpuInfo, func(memory) uint64 { return 8 }, syscall.EFAULT},
+		{"a text to unmapped memory", drmVersion, func(m memory) uint64 {
 			m.put64(base+16, 6, 8)
 			return base
 		}, syscall.EFAULT},
-		{"an unknown capability", getCap, func(m memory) uint64 {
+		{"an unknown capability", drmGetCap, func(m memory) uint64 {
 			m.put64(base, 99)
 			return base
 		}, syscall.EOPNOTSUPP},
@@ -218,14 +216,14 @@ func TestErrorsAreThoseOfTheDriver(t *testing.T) {
 func TestCapabilityOfSharingBuffers(t *testing.T) {
 	m := make(memory, 0x400)
 	m.put64(base, 5)
-	if errno := mi300x.Ioctl(getCap, base, m); errno != 0 || m.get64(base+8) != 3 {
+	if errno := mi300x.Ioctl(drmGetCap, base, m); errno != 0 || m.get64(base+8) != 3 {
 		t.Errorf("DRM_CAP_PRIME: got %v and %d, want import and export", errno, m.get64(base+8))
 	}
 }
 
 func TestStatIsThatOfADeviceFile(t *testing.T) {
 	var st syscall.Stat_t
-	b := tree.Stat(tree.DRMMajor, 300, 77)
+	b := Stat(DRMMajor, 300, 77)
 	if _, err := binary.Decode(b, binary.LittleEndian, &st); err != nil || len(b) != binary.Size(st) {
 		t.Fatalf("%d bytes, not %d: %v", len(b), binary.Size(st), err)
 	}
@@ -237,7 +235,7 @@ func TestStatIsThatOfADeviceFile(t *testing.T) {
 }
 
 func TestStatxIsThatOfADeviceFile(t *testing.T) {
-	m := memory(tree.Statx(tree.KFDMajor, 0, 77))
+	m := memory(Statx(KFDMajor, 0, 77))
 	if len(m) != 256 {
 		t.Fatalf("struct statx has 256 bytes, not %d", len(m))
 	}
@@ -253,9 +251,9 @@ func TestStatxIsThatOfADeviceFile(t *testing.T) {
 
 // Any request is answered with an errno, and touches only the program's memory.
 func FuzzIoctl(f *testing.F) {
-	f.Add(uint32(version), uint64(base), make([]byte, 256))
-	f.Add(uint32(info), uint64(base), []byte("\x00\x11\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x16\x00\x00\x00"))
-	f.Add(uint32(getCap), uint64(0), []byte{5})
+	f.Add(uint32(drmVersion), uint64(base), make([]byte, 256))
+	f.Add(uint32(amdgpuInfo), uint64(base), []byte("\x00\x11\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x16\x00\x00\x00"))
+	f.Add(uint32(drmGetCap), uint64(0), []byte{5})
 	f.Fuzz(func(_ *testing.T, req uint32, arg uint64, content []byte) {
 		m := make(memory, 0x800)
 		copy(m, content)

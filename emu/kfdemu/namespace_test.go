@@ -1,4 +1,4 @@
-package tree_test
+package kfdemu
 
 import (
 	"errors"
@@ -15,19 +15,18 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
-	"github.com/gpreempt/gpreempt/emu/tree"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // newTree returns the tree of a machine with two queues of this process.
-func newTree(tb testing.TB) (*tree.Tree, *machine, []gpreempt.Queue) {
+func newTree(tb testing.TB) (*Tree, *machine, []gpreempt.Queue) {
 	tb.Helper()
 	m, queues, err := newMachine()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	t, err := tree.New("", func() fs.FS { return m.FS() })
+	t, err := NewTree("", func() fs.FS { return m.FS() })
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -39,11 +38,11 @@ func newTree(tb testing.TB) (*tree.Tree, *machine, []gpreempt.Queue) {
 	return t, m, queues
 }
 
-// namespace returns the namespace of a tree as a file, or skips the test.
-func namespace(tb testing.TB, t *tree.Tree) *os.File {
+// newNamespace returns the namespace of a tree as a file, or skips the test.
+func newNamespace(tb testing.TB, t *Tree) *os.File {
 	tb.Helper()
 	fd, err := t.Namespace()
-	if errors.Is(err, tree.ErrPrivilege) {
+	if errors.Is(err, ErrPrivilege) {
 		tb.Skip(err)
 	}
 	if err != nil {
@@ -98,8 +97,8 @@ func gpusOf(tb testing.TB, m *gpumodel.Machine) []gpreempt.GPU {
 
 func TestAProgramInTheNamespaceFindsTheEmulatedDriver(t *testing.T) {
 	emulated, m, queues := newTree(t)
-	cmd := program("join", "")
-	cmd.ExtraFiles = []*os.File{namespace(t, emulated)}
+	cmd := roleCommand("join", "")
+	cmd.ExtraFiles = []*os.File{newNamespace(t, emulated)}
 	want := fromMachine(t, m, queues)
 	var err error
 	if want.Effective, err = effective(); err != nil {
@@ -113,7 +112,7 @@ func TestAProgramInTheNamespaceFindsTheEmulatedDriver(t *testing.T) {
 
 func TestTheNamespaceFollowsTheMachine(t *testing.T) {
 	emulated, m, queues := newTree(t)
-	ns := namespace(t, emulated) // before the queue below
+	ns := newNamespace(t, emulated) // before the queue below
 	key := queues[0].Process
 	id, err := m.CreateQueue(key, m.GPUs()[1].ID, gpreempt.QueueCompute, 2048)
 	if err != nil {
@@ -125,7 +124,7 @@ func TestTheNamespaceFollowsTheMachine(t *testing.T) {
 	if err := errors.Join(emulated.Processes(key.PID), emulated.Debugfs("mqds")); err != nil {
 		t.Fatal(err)
 	}
-	cmd := program("join", "")
+	cmd := roleCommand("join", "")
 	cmd.ExtraFiles = []*os.File{ns}
 	got := run(t, cmd)
 	want := []gpreempt.Queue{queues[1], {Process: key, ID: id, GPU: m.GPUs()[1].ID, Type: gpreempt.QueueCompute, RingBytes: 2048 * 64}}
@@ -163,8 +162,8 @@ func hostView(tb testing.TB) map[string][]string {
 func TestTheHostDoesNotChange(t *testing.T) {
 	before := hostView(t)
 	emulated, _, _ := newTree(t)
-	cmd := program("join", "")
-	cmd.ExtraFiles = []*os.File{namespace(t, emulated)}
+	cmd := roleCommand("join", "")
+	cmd.ExtraFiles = []*os.File{newNamespace(t, emulated)}
 	run(t, cmd)
 	if diff := cmp.Diff(before, hostView(t)); diff != "" {
 		t.Errorf("the host while there is a namespace (-before +now):\n%s", diff)
@@ -182,7 +181,7 @@ func TestTheHostDoesNotChange(t *testing.T) {
 
 func TestTheNamespaceIsMadeOnce(t *testing.T) {
 	emulated, _, _ := newTree(t)
-	first, second := namespace(t, emulated), namespace(t, emulated)
+	first, second := newNamespace(t, emulated), newNamespace(t, emulated)
 	a, err := first.Stat()
 	if err != nil {
 		t.Fatal(err)
@@ -210,7 +209,7 @@ var addresses = regexp.MustCompile("0x[0-9a-f]+")
 const nobody = 1000
 
 func TestAnUnprivilegedEmulatorHasAUserNamespace(t *testing.T) {
-	cmd := program("unprivileged", "")
+	cmd := roleCommand("unprivileged", "")
 	uid := uint32(os.Getuid())
 	if uid == 0 {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
@@ -261,7 +260,7 @@ func TestARefusalNamesWhatIsMissing(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to start a program as another user")
 	}
-	cmd := program("refused", "")
+	cmd := roleCommand("refused", "")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	out, err := cmd.Output()
 	if err != nil {
@@ -280,7 +279,7 @@ func TestNothingIsMountedFromAMissingTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := emulated.Namespace()
-	if errors.Is(err, tree.ErrPrivilege) {
+	if errors.Is(err, ErrPrivilege) {
 		t.Skip(err)
 	}
 	if !errors.Is(err, fs.ErrNotExist) {

@@ -1,4 +1,4 @@
-package host
+package kfdemu
 
 import (
 	"errors"
@@ -18,7 +18,7 @@ import (
 
 func TestOneTaskForEachThread(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	tid := c.number(0, "thread")
 	leader, thread := taskOf(t, h, c.pid), taskOf(t, h, tid)
 	type facts struct {
@@ -48,7 +48,7 @@ func TestUnknownThreads(t *testing.T) {
 			t.Errorf("Task(%d) gives %v and %v, want ErrGone", tid, task, err)
 		}
 	}
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	task := taskOf(t, h, c.pid)
 	for _, pid := range []int32{0, -1, 1 << 30} {
 		if found := task.Find(pid); found != nil {
@@ -59,7 +59,7 @@ func TestUnknownThreads(t *testing.T) {
 
 func TestEndedThreadHasNoTask(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	tid := c.number(0, "thread")
 	task := taskOf(t, h, tid)
 	c.expectAnswer("exit", c.do(tid, "exit"))
@@ -78,14 +78,14 @@ func TestTaskOfAReusedID(t *testing.T) {
 		t.Skipf("needs to write /proc/sys/kernel/ns_last_pid (CAP_CHECKPOINT_RESTORE, CONFIG_CHECKPOINT_RESTORE): %v", err)
 	}
 	h, _ := newHost(t)
-	first := start(t, nil)
+	first := startProgram(t, nil)
 	task, key := taskOf(t, h, first.pid), gpreemptKey(t, h, first.pid)
 	for range 50 {
 		first.kill()
 		if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", fmt.Append(nil, first.pid-1), 0); err != nil {
 			t.Fatal(err)
 		}
-		second := start(t, nil)
+		second := startProgram(t, nil)
 		if second.pid != first.pid {
 			first = second
 			task, key = taskOf(t, h, first.pid), gpreemptKey(t, h, first.pid)
@@ -107,7 +107,7 @@ func TestTaskOfAReusedID(t *testing.T) {
 
 func TestTracerIsTheThreadThatTraces(t *testing.T) {
 	h, _ := newHost(t)
-	target, tracer := start(t, nil), start(t, nil)
+	target, tracer := startProgram(t, nil), startProgram(t, nil)
 	tid := tracer.number(0, "thread")
 	task := taskOf(t, h, target.pid)
 	if by := task.Tracer(); by != nil {
@@ -128,7 +128,7 @@ func TestTracerIsTheThreadThatTraces(t *testing.T) {
 
 func TestZombieIsFoundWithoutAddressSpace(t *testing.T) {
 	h, _ := newHost(t)
-	parent := start(t, nil)
+	parent := startProgram(t, nil)
 	zombie := parent.number(0, "zombie")
 	found := taskOf(t, h, parent.pid).Find(zombie)
 	if found == nil {
@@ -141,7 +141,7 @@ func TestZombieIsFoundWithoutAddressSpace(t *testing.T) {
 
 func TestThreadsWhoseLeaderEnded(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	tid := c.number(0, "thread")
 	fds := c.numbers(tid, "pipe 0")
 	thread := taskOf(t, h, tid)
@@ -182,9 +182,9 @@ func TestThreadsWhoseLeaderEnded(t *testing.T) {
 
 func TestCommIsTheNameNowAndTheLastAfterTheEnd(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	task := taskOf(t, h, c.pid)
-	other := start(t, nil)
+	other := startProgram(t, nil)
 	unasked := taskOf(t, h, other.pid)
 	other.ok(0, "name other")
 	unasked.Space()
@@ -204,7 +204,7 @@ func TestCommIsTheNameNowAndTheLastAfterTheEnd(t *testing.T) {
 
 func TestInterruptedIsThatOfTheCall(t *testing.T) {
 	h, _ := newHost(t)
-	task := taskOf(t, h, start(t, nil).pid)
+	task := taskOf(t, h, startProgram(t, nil).pid)
 	if task.Interrupted() {
 		t.Error("interrupted outside of any call")
 	}
@@ -243,14 +243,14 @@ func TestCapableNeedsTheCapabilityHere(t *testing.T) {
 	}
 	h, _ := newHost(t)
 	all := []driver.Capability{driver.CapSysPtrace, driver.CapSysAdmin, driver.CapCheckpointRestore}
-	if diff := cmp.Diff(all, capabilities(taskOf(t, h, start(t, nil).pid))); diff != "" {
+	if diff := cmp.Diff(all, capabilities(taskOf(t, h, startProgram(t, nil).pid))); diff != "" {
 		t.Errorf("root (-want +got):\n%s", diff)
 	}
-	nobody := start(t, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}})
+	nobody := startProgram(t, &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}})
 	if got := capabilities(taskOf(t, h, nobody.pid)); got != nil {
 		t.Errorf("an ordinary user has %v", got)
 	}
-	alone := start(t, inUserNamespace(0))
+	alone := startProgram(t, inUserNamespace(0))
 	if got := capabilities(taskOf(t, h, alone.pid)); got != nil {
 		t.Errorf("root of another user namespace has %v", got)
 	}
@@ -267,7 +267,7 @@ func inUserNamespace(flags uintptr) *syscall.SysProcAttr {
 
 func TestEndedTasksAreDropped(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	for range 3 * minTasks {
 		tid := c.number(0, "thread")
 		taskOf(t, h, tid)

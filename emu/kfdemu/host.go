@@ -1,11 +1,4 @@
-// Package host implements the operating system of package driver with real Linux
-// processes: the thread of an ID, the address space of a thread and its end, tracers, open
-// files, and memory of other processes.
-//
-// It reads /proc and makes system calls from outside; the processes do not notice. It
-// needs the right to trace them (ptrace_may_access): root has it, and other users have it
-// for their own dumpable processes, if Yama permits that.
-package host
+package kfdemu
 
 import (
 	"cmp"
@@ -24,8 +17,14 @@ import (
 // ErrGone is the error for a thread or an address space that has ended.
 var ErrGone = errors.New("it has ended")
 
-// Host is the threads and address spaces of this machine that are visible to this process:
-// IDs are those of its pid namespace. Several goroutines may call its methods at once.
+// Host implements the operating system of package driver with the Linux processes that are
+// visible to this process: the thread of an ID, the address space of a thread and its end,
+// tracers, open files, and memory of other processes. IDs are those of this process's pid
+// namespace. Several goroutines may call its methods at once.
+//
+// It reads /proc and makes system calls from outside; the processes do not notice. It
+// needs the right to trace them (ptrace_may_access): root has it, and other users have it
+// for their own dumpable processes, if Yama permits that.
 type Host struct {
 	wake   func()
 	poller *poller
@@ -58,11 +57,11 @@ type Host struct {
 // minTasks is the number of tasks below which ended ones are not removed.
 const minTasks = 32
 
-// New returns the host of this process. wake is called, without a lock, after a change of
+// NewHost returns the host of this process. wake is called, without a lock, after a change of
 // what a Task or an EventFile reports. It may be called at any time until Close returns,
 // and must not wait. A Host uses one file descriptor, one or two for every known thread,
 // and two for every address space. The error names what is missing, and wraps the errno.
-func New(wake func()) (*Host, error) {
+func NewHost(wake func()) (*Host, error) {
 	self, err := os.Readlink("/proc/self")
 	if err != nil {
 		return nil, fmt.Errorf("find this process in /proc: %w", err)

@@ -1,4 +1,4 @@
-package tree
+package kfdemu
 
 import (
 	"encoding/binary"
@@ -16,16 +16,16 @@ const (
 // Stat returns the struct stat of a character device, as fstat(2) writes it.
 func Stat(major, minor uint32, inode uint64) []byte {
 	b, err := binary.Append(nil, binary.LittleEndian, syscall.Stat_t{
-		Dev: devtmpfsDev, Ino: inode, Nlink: 1, Mode: deviceMode, Rdev: number(major, minor), Blksize: blockBytes,
+		Dev: devtmpfsDev, Ino: inode, Nlink: 1, Mode: deviceMode, Rdev: deviceID(major, minor), Blksize: blockBytes,
 	})
 	if err != nil {
-		panic("tree: " + err.Error()) // a size that is not fixed
+		panic("kfdemu: " + err.Error()) // a size that is not fixed
 	}
 	return b
 }
 
-// number returns a device number in the form of stat (new_encode_dev).
-func number(major, minor uint32) uint64 {
+// deviceID returns a device number in the form of stat (new_encode_dev).
+func deviceID(major, minor uint32) uint64 {
 	return uint64(minor&0xff | major<<8 | minor&^0xff<<12)
 }
 
@@ -54,7 +54,7 @@ func Statx(major, minor uint32, inode uint64) []byte {
 		Mask: basicStats, BlockBytes: blockBytes, Links: 1, Mode: deviceMode, Inode: inode, RMajor: major, RMinor: minor, Minor: devtmpfsDev,
 	})
 	if err != nil {
-		panic("tree: " + err.Error()) // a size that is not fixed
+		panic("kfdemu: " + err.Error()) // a size that is not fixed
 	}
 	return b
 }

@@ -1,4 +1,4 @@
-package tree_test
+package kfdemu
 
 import (
 	"encoding/json"
@@ -15,15 +15,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
-	"github.com/gpreempt/gpreempt/emu/tree"
-	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // roleVariable selects a program that the test binary runs instead of the tests.
-const roleVariable = "TREE_TEST_ROLE"
+const roleVariable = "KFDEMU_TEST_ROLE"
 
 // roles are the programs that the tests run. They report on standard output.
 var roles = map[string]func(dir string) error{
@@ -33,18 +31,16 @@ var roles = map[string]func(dir string) error{
 // notAllowed is the exit code of a role that the host does not allow.
 const notAllowed = 2
 
-func TestMain(m *testing.M) {
-	if role, dir, ok := strings.Cut(os.Getenv(roleVariable), ":"); ok {
-		if err := roles[role](dir); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			if errors.Is(err, tree.ErrPrivilege) {
-				os.Exit(notAllowed)
-			}
-			os.Exit(1)
+// runRole runs a role and exits.
+func runRole(role, dir string) {
+	if err := roles[role](dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		if errors.Is(err, ErrPrivilege) {
+			os.Exit(notAllowed)
 		}
-		os.Exit(0)
+		os.Exit(1)
 	}
-	os.Exit(testutil.VerifyMain(m))
+	os.Exit(0)
 }
 
 // become executes the test binary in another role, in the calling thread's place.
@@ -55,8 +51,8 @@ func become(role, dir string) error {
 	return syscall.Exec("/proc/self/exe", os.Args, os.Environ())
 }
 
-// program is the test binary in a role.
-func program(role, dir string) *exec.Cmd {
+// roleCommand is the test binary in a role.
+func roleCommand(role, dir string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), roleVariable+"="+role+":"+dir)
 	cmd.Stderr = os.Stderr
@@ -99,10 +95,10 @@ func join(dir string) error {
 // enter enters as a launcher that was started with the attributes of UserNamespace.
 func enter(dir string) error {
 	runtime.LockOSThread()
-	if err := tree.Enter(dir); err != nil {
+	if err := Enter(dir); err != nil {
 		return err
 	}
-	if err := tree.DropPrivileges(); err != nil {
+	if err := DropPrivileges(); err != nil {
 		return err
 	}
 	return become("look", dir)
@@ -289,22 +285,22 @@ func unprivileged(string) (err error) {
 	if err != nil {
 		return err
 	}
-	t, err := tree.New("", func() fs.FS { return m.FS() })
+	t, err := NewTree("", func() fs.FS { return m.FS() })
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
-	cmd := program("enter", t.Dir())
-	if cmd.SysProcAttr, err = tree.UserNamespace(); err != nil {
+	cmd := roleCommand("enter", t.Dir())
+	if cmd.SysProcAttr, err = UserNamespace(); err != nil {
 		return err
 	}
 	cmd.Stdout = os.Stdout
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("start a program in a user namespace: %w: %w", tree.ErrPrivilege, err)
+		return fmt.Errorf("start a program in a user namespace: %w: %w", ErrPrivilege, err)
 	}
 	err = cmd.Wait()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == notAllowed {
-		return tree.ErrPrivilege
+		return ErrPrivilege
 	}
 	return err
 }
@@ -315,13 +311,13 @@ func refused(string) (err error) {
 	if err != nil {
 		return err
 	}
-	t, err := tree.New("", func() fs.FS { return m.FS() })
+	t, err := NewTree("", func() fs.FS { return m.FS() })
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
 	_, err = t.Namespace()
-	if !errors.Is(err, tree.ErrPrivilege) {
+	if !errors.Is(err, ErrPrivilege) {
 		return fmt.Errorf("making a namespace gave %w, not ErrPrivilege", err)
 	}
 	fmt.Println(err)

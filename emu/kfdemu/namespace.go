@@ -1,4 +1,4 @@
-package tree
+package kfdemu
 
 import (
 	"errors"
@@ -217,7 +217,7 @@ func addDevice(added, at string) error {
 	if err != nil {
 		return err
 	}
-	var d device
+	var d deviceNumber
 	if _, err := fmt.Sscanf(string(b), "%d:%d", &d.major, &d.minor); err != nil {
 		return fmt.Errorf("%s: invalid device number %q: %w", added, b, err)
 	}

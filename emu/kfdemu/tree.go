@@ -1,14 +1,4 @@
-// Package tree implements the files of an emulated GPU driver in /sys and /dev, only for
-// the emulator's programs, and the answers of its render nodes.
-//
-// A Tree is a directory of plain files, which its owner updates. A mount namespace has them
-// at their places among the host's: where the host has a directory, too, it is replaced by
-// a tmpfs with bind mounts of the host's entries. The host itself is not changed, and
-// nothing is mounted outside of that namespace.
-//
-// Nothing in these files comes from hardware: values that gpumodel does not have are
-// invented in the driver's formats.
-package tree
+package kfdemu
 
 import (
 	"errors"
@@ -46,8 +36,13 @@ const (
 	mountDir   = "mount"
 )
 
-// Tree is a directory with the files of an emulated driver. Its methods may be called
-// by several goroutines.
+// Tree is a directory of plain files: those of an emulated driver in /sys and /dev, which
+// its owner updates. A mount namespace has them at their places among the host's: where the
+// host has a directory, too, it is replaced by a tmpfs with bind mounts of the host's
+// entries. The host itself is not changed, and nothing is mounted outside of that namespace.
+//
+// Nothing in these files comes from hardware: values that gpumodel does not have are
+// invented in the driver's formats. The methods may be called by several goroutines.
 type Tree struct {
 	dir   string
 	files func() fs.FS
@@ -65,13 +60,13 @@ type Tree struct {
 	closed    bool
 }
 
-// New writes the tree of files() to dir: its sys, at the places of the driver, and other
+// NewTree writes the tree of files() to dir: its sys, at the places of the driver, and other
 // files that ROCm's libraries and tools read. It leaves out proc: the processes are real.
 // files is called for each update.
 //
-// dir must be empty or missing. If it is "", New creates a directory on a tmpfs, if one is
+// dir must be empty or missing. If it is "", NewTree creates a directory on a tmpfs, if one is
 // writable: there inode numbers are not reused, on which readers of sysfs depend.
-func New(dir string, files func() fs.FS) (_ *Tree, err error) {
+func NewTree(dir string, files func() fs.FS) (_ *Tree, err error) {
 	if dir, err = makeDir(dir); err != nil {
 		return nil, fmt.Errorf("make the directory of the emulated sysfs: %w", err)
 	}

@@ -1,4 +1,4 @@
-package tree
+package kfdemu
 
 import (
 	"fmt"
@@ -61,11 +61,11 @@ const (
 func made(nodes []node, host []hostNode) additions {
 	a := additions{files: map[string]string{}, links: map[string]string{
 		classDir: "../../devices/virtual/kfd/kfd",
-		"sys/dev/char/" + device{KFDMajor, 0}.String(): "../../devices/virtual/kfd/kfd",
+		"sys/dev/char/" + deviceNumber{KFDMajor, 0}.String(): "../../devices/virtual/kfd/kfd",
 	}}
-	a.file(deviceDir, "dev", device{KFDMajor, 0})
+	a.file(deviceDir, "dev", deviceNumber{KFDMajor, 0})
 	a.file(deviceDir, "uevent", fmt.Sprintf("MAJOR=%d\nMINOR=0\nDEVNAME=kfd", KFDMajor))
-	a.file("dev", "kfd", device{KFDMajor, 0})
+	a.file("dev", "kfd", deviceNumber{KFDMajor, 0})
 	// No driver has this version.
 	a.file("sys/module/amdgpu", "version", "emulated")
 	a.file("sys/module/amdgpu", "initstate", "live")
@@ -129,7 +129,7 @@ func (a additions) pciDevice(n node) {
 		name  string
 		minor uint64
 	}{{fmt.Sprintf("card%d", render-firstRender), render - firstRender}, {fmt.Sprintf("renderD%d", render), render}} {
-		number := device{DRMMajor, d.minor}
+		number := deviceNumber{DRMMajor, d.minor}
 		at := dir + "/drm/" + d.name
 		a.file(at, "dev", number)
 		a.file(at, "uevent", fmt.Sprintf("MAJOR=%d\nMINOR=%d\nDEVNAME=dri/%s\nDEVTYPE=drm_minor", DRMMajor, d.minor, d.name))
@@ -138,7 +138,7 @@ func (a additions) pciDevice(n node) {
 		a.links["sys/class/drm/"+d.name] = "../../devices/" + root + "/" + bdf + "/drm/" + d.name
 		a.links["sys/dev/char/"+number.String()] = "../../devices/" + root + "/" + bdf + "/drm/" + d.name
 	}
-	a.file("dev/dri", fmt.Sprintf("renderD%d", render), device{DRMMajor, render})
+	a.file("dev/dri", fmt.Sprintf("renderD%d", render), deviceNumber{DRMMajor, render})
 }
 
 // firstRender is the first render node's minor number (drm_minor_alloc).
@@ -149,7 +149,7 @@ func clocks(lowest, highest uint64) string {
 	return fmt.Sprintf("0: %dMhz *\n1: %dMhz", lowest, highest)
 }
 
-// device is the number of a device file.
-type device struct{ major, minor uint64 }
+// deviceNumber is the number of a device file.
+type deviceNumber struct{ major, minor uint64 }
 
-func (d device) String() string { return fmt.Sprintf("%d:%d", d.major, d.minor) }
+func (d deviceNumber) String() string { return fmt.Sprintf("%d:%d", d.major, d.minor) }

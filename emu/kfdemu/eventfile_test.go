@@ -1,4 +1,4 @@
-package host
+package kfdemu
 
 import (
 	"bytes"
@@ -39,7 +39,7 @@ func TestDotsReachTheProgramsPipe(t *testing.T) {
 	for name, flags := range map[string]int{"blocking": 0, "non-blocking": unix.O_NONBLOCK} {
 		t.Run(name, func(t *testing.T) {
 			h, _ := newHost(t)
-			c := start(t, nil)
+			c := startProgram(t, nil)
 			fds := c.numbers(0, "pipe %d", flags)
 			f := fileOf(t, taskOf(t, h, c.pid), fds[1])
 			for range 3 {
@@ -56,7 +56,7 @@ func TestDotsReachTheProgramsPipe(t *testing.T) {
 
 func TestFullBlockingPipeWakesTheDriver(t *testing.T) {
 	h, wakes := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	fds := c.numbers(0, "pipe 0")
 	f := fileOf(t, taskOf(t, h, c.pid), fds[1])
 	if n := fill(t, f); n != 65536 {
@@ -79,7 +79,7 @@ func TestFullBlockingPipeWakesTheDriver(t *testing.T) {
 
 func TestFullNonblockingPipeLosesDots(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	fds := c.numbers(0, "pipe %d", unix.O_NONBLOCK)
 	f := fileOf(t, taskOf(t, h, c.pid), fds[1])
 	for range 65536 + 10 {
@@ -112,7 +112,7 @@ func pending(t *testing.T, line string, tids ...int32) []bool {
 
 func TestBrokenPipeSignalsTheThreadThatWrites(t *testing.T) {
 	h, _ := newHost(t)
-	owner, writer := start(t, nil), start(t, nil)
+	owner, writer := startProgram(t, nil), startProgram(t, nil)
 	fds := owner.numbers(0, "pipe 0")
 	tid := writer.number(0, "thread")
 	writer.ok(tid, "block %d", int(unix.SIGPIPE)) // so that it stays pending
@@ -138,7 +138,7 @@ func TestBrokenPipeSignalsTheThreadThatWrites(t *testing.T) {
 
 func TestFilesThatCannotBeWritten(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	task := taskOf(t, h, c.pid)
 	path := filepath.Join(t.TempDir(), "file")
 	fds := c.numbers(0, "pipe 0")
@@ -176,7 +176,7 @@ func TestFilesThatCannotBeWritten(t *testing.T) {
 
 func TestFileStaysOpenUntilPut(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	fds := c.numbers(0, "pipe %d", unix.O_NONBLOCK)
 	f := taskOf(t, h, c.pid).File(uint32(fds[1]))
 	c.ok(0, "close %d", fds[1])
@@ -195,7 +195,7 @@ func TestFileStaysOpenUntilPut(t *testing.T) {
 
 func TestThreadWithItsOwnDescriptorTable(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	tid := c.number(0, "thread")
 	c.ok(tid, "unshare-files")
 	fds := c.numbers(tid, "pipe 0")
@@ -222,7 +222,7 @@ func TestThreadWithItsOwnDescriptorTable(t *testing.T) {
 // On kernels without RWF_NOWAIT for pipes the file is polled before the write.
 func TestWriteWithoutNowait(t *testing.T) {
 	h, _ := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	fds := c.numbers(0, "pipe 0")
 	f := fileOf(t, taskOf(t, h, c.pid), fds[1])
 	if err := f.writeIfReady(); err != nil {
@@ -239,7 +239,7 @@ func TestWriteWithoutNowait(t *testing.T) {
 
 func TestFilesOfSeveralThreadsAtOnce(t *testing.T) {
 	h, wakes := newHost(t)
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	fds := c.numbers(0, "pipe 0")
 	task := taskOf(t, h, c.pid)
 	waiting := fileOf(t, task, fds[1])

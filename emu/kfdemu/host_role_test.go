@@ -1,4 +1,4 @@
-package host
+package kfdemu
 
 import (
 	"bufio"
@@ -25,7 +25,7 @@ import (
 // depthEnv counts the programs that started each other.
 const (
 	play     = "play-program"
-	depthEnv = "GPREEMPT_HOST_TEST_DEPTH"
+	depthEnv = "KFDEMU_TEST_DEPTH"
 	maxDepth = 8
 )
 
@@ -39,6 +39,9 @@ func init() {
 }
 
 func TestMain(m *testing.M) {
+	if role, dir, ok := strings.Cut(os.Getenv(roleVariable), ":"); ok {
+		runRole(role, dir)
+	}
 	depth, _ := strconv.Atoi(os.Getenv(depthEnv)) // 0 if it is not set
 	switch {
 	case depth > maxDepth || (depth > 0) != isProgram():
@@ -198,13 +201,13 @@ func (p *program) do(word string, args []string) string {
 		}()
 		return fmt.Sprint(<-tid)
 	case "new-host":
-		h, err := New(func() {})
+		h, err := NewHost(func() {})
 		if err == nil {
 			err = h.Close()
 		}
 		return said(err)
 	case "reach": // PID, returns the error of accessing that process's memory
-		h, err := New(func() {})
+		h, err := NewHost(func() {})
 		must(err)
 		var trouble []string
 		h.OnTrouble(func(err error) { trouble = append(trouble, err.Error()) })
@@ -278,8 +281,8 @@ type child struct {
 	pid int32
 }
 
-// start starts a program, which ends with the test. attr may be nil.
-func start(tb testing.TB, attr *syscall.SysProcAttr) *child {
+// startProgram starts a program, which ends with the test. attr may be nil.
+func startProgram(tb testing.TB, attr *syscall.SysProcAttr) *child {
 	tb.Helper()
 	cmd := exec.Command("/proc/self/exe", play)
 	cmd.Env, cmd.Stderr, cmd.SysProcAttr = programEnv(), os.Stderr, attr
@@ -397,7 +400,7 @@ func until(tb testing.TB, what string, cond func() bool) {
 func newHost(tb testing.TB) (*Host, <-chan struct{}) {
 	tb.Helper()
 	wakes := make(chan struct{}, 1)
-	h, err := New(func() {
+	h, err := NewHost(func() {
 		select {
 		case wakes <- struct{}{}:
 		default:

@@ -1,4 +1,4 @@
-package tree_test
+package kfdemu
 
 import (
 	"errors"
@@ -16,11 +16,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
-	"github.com/gpreempt/gpreempt/emu/tree"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-const procDir = "sys/class/kfd/kfd/proc"
+// Where programs find procDir and nodesDir.
+const (
+	shownProcDir  = classDir + "/proc"
+	shownNodesDir = classDir + "/topology/nodes"
+)
 
 // contents returns the files below a directory by their path.
 func contents(tb testing.TB, files fs.FS, dir string) map[string]string {
@@ -43,9 +46,9 @@ func contents(tb testing.TB, files fs.FS, dir string) map[string]string {
 func TestTheTreeHasTheFilesOfTheMachine(t *testing.T) {
 	emulated, m, _ := newTree(t)
 	on := os.DirFS(emulated.Dir())
-	dirs := map[string]string{"sys/kernel/debug/kfd": "sys/kernel/debug/kfd", procDir: procDir}
+	dirs := map[string]string{"sys/kernel/debug/kfd": "sys/kernel/debug/kfd", shownProcDir: shownProcDir}
 	for i, gpu := range m.GPUs() {
-		dirs[fmt.Sprintf("%s/%d", nodesDir, gpu.Node)] = fmt.Sprintf("%s/%d", nodesDir, cpuNodes(t)+i)
+		dirs[fmt.Sprintf("%s/%d", shownNodesDir, gpu.Node)] = fmt.Sprintf("%s/%d", shownNodesDir, cpuNodes(t)+i)
 	}
 	for inMachine, inTree := range dirs {
 		want, got := contents(t, m.FS(), inMachine), contents(t, on, inTree)
@@ -61,14 +64,12 @@ func TestTheTreeHasTheFilesOfTheMachine(t *testing.T) {
 	}
 }
 
-const nodesDir = "sys/class/kfd/kfd/topology/nodes"
-
 // counts are properties that are larger in the tree than in gpumodel.
 var counts = regexp.MustCompile(`(?m)^(caches|io_links)_count \d+\n`)
 
 func cpuNodes(tb testing.TB) int {
 	tb.Helper()
-	n, err := tree.CPUNodes()
+	n, err := CPUNodes()
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -86,7 +87,7 @@ func TestCPUNodesAreTheHosts(t *testing.T) {
 	if got := cpuNodes(t); got != want {
 		t.Errorf("%d CPU nodes, the host has %d", got, want)
 	}
-	nodes, err := names(emulated.Dir() + "/" + nodesDir)
+	nodes, err := names(emulated.Dir() + "/" + shownNodesDir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,7 +97,7 @@ func TestCPUNodesAreTheHosts(t *testing.T) {
 	cores := 0
 	for i := range want {
 		var n int
-		text := contents(t, os.DirFS(emulated.Dir()), fmt.Sprintf("%s/%d", nodesDir, i))["properties"]
+		text := contents(t, os.DirFS(emulated.Dir()), fmt.Sprintf("%s/%d", shownNodesDir, i))["properties"]
 		if _, err := fmt.Sscanf(text, "cpu_cores_count %d\nsimd_count 0\n", &n); err != nil {
 			t.Errorf("node %d: %v: %s", i, err, text)
 		}
@@ -112,7 +113,7 @@ func TestTheTreeHasTheFilesThatROCmReads(t *testing.T) {
 	emulated, _, queues := newTree(t)
 	at := func(name string) string { return filepath.Join(emulated.Dir(), name) }
 	const bank = "heap_type 1\nsize_in_bytes 206158430208\nflags 0\nwidth 8192\nmem_clk_max 1300\n"
-	process := fmt.Sprintf("%s/%d/", procDir, queues[0].Process.PID)
+	process := fmt.Sprintf("%s/%d/", shownProcDir, queues[0].Process.PID)
 	gpu := queues[0].GPU.String()
 	want := map[string]string{
 		"sys/class/kfd/kfd/dev":                                         "236:0\n",
@@ -128,7 +129,7 @@ func TestTheTreeHasTheFilesThatROCmReads(t *testing.T) {
 		process + "stats_" + gpu + "/evicted_ms":                        "0\n",
 		process + "counters_" + gpu + "/page_in":                        "0\n",
 	}
-	want[fmt.Sprintf("%s/%d/mem_banks/0/properties", nodesDir, cpuNodes(t))] = bank
+	want[fmt.Sprintf("%s/%d/mem_banks/0/properties", shownNodesDir, cpuNodes(t))] = bank
 	got := map[string]string{}
 	for name := range want {
 		b, err := os.ReadFile(at(name))
@@ -141,12 +142,12 @@ func TestTheTreeHasTheFilesThatROCmReads(t *testing.T) {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}
 	// The numbers are those in the properties.
-	nodes, err := names(at(nodesDir))
+	nodes, err := names(at(shownNodesDir))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, node := range nodes {
-		dir := nodesDir + "/" + node
+		dir := shownNodesDir + "/" + node
 		b, err := os.ReadFile(at(dir + "/properties"))
 		if err != nil {
 			t.Fatal(err)
@@ -214,7 +215,7 @@ func TestAllUsersCanReadTheFiles(t *testing.T) {
 
 func TestDevicesAreThoseOfTheTopology(t *testing.T) {
 	emulated, m, _ := newTree(t)
-	want := tree.RenderNode{
+	want := RenderNode{
 		PCIID: 0x74a1, GFX: 90402, SIMDs: 1216, SIMDsPerCU: 4, Arrays: 32, ArraysPerEngine: 1, CUsPerArray: 10, WaveSize: 64,
 		EngineMHz: 2100, MemoryMHz: 1300, MemoryWidth: 8192, VRAM: 192 << 30, GTT: 256 << 30,
 	}
@@ -235,7 +236,7 @@ func TestEveryKindOfMachineHasATree(t *testing.T) {
 		for _, gpus := range [][]int{{1, 64}, {8}}[min(i, 1)] {
 			t.Run(fmt.Sprintf("%s-%d", spec.Name, gpus), func(t *testing.T) {
 				m := gpumodel.New(spec, gpus, 1)
-				emulated, err := tree.New("", func() fs.FS { return m.FS() })
+				emulated, err := NewTree("", func() fs.FS { return m.FS() })
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -262,11 +263,11 @@ func TestNewNeedsAnEmptyDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	files := func() fs.FS { return m.FS() }
-	if emulated, err := tree.New(dir, files); err == nil {
+	if emulated, err := NewTree(dir, files); err == nil {
 		emulated.Close()
 		t.Error("a directory with something in it was taken")
 	}
-	emulated, err := tree.New(dir+"/new/one", files)
+	emulated, err := NewTree(dir+"/new/one", files)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -285,7 +286,7 @@ func TestNewNeedsAnEmptyDirectory(t *testing.T) {
 func TestAMachineThatCannotBeReadLeavesNoFiles(t *testing.T) {
 	parent := t.TempDir()
 	broken := errors.New("the machine is broken")
-	if _, err := tree.New(parent+"/tree", func() fs.FS { return failing{broken} }); !errors.Is(err, broken) {
+	if _, err := NewTree(parent+"/tree", func() fs.FS { return failing{broken} }); !errors.Is(err, broken) {
 		t.Errorf("got %v, want %v", err, broken)
 	}
 	left, err := names(parent)

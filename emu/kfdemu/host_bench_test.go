@@ -1,4 +1,4 @@
-package host
+package kfdemu
 
 import (
 	"testing"
@@ -9,8 +9,8 @@ import (
 // The calls that the driver makes with its lock held, about an idle process.
 func BenchmarkTask(b *testing.B) {
 	h, _ := newHost(b)
-	c := start(b, nil)
-	tracer := start(b, nil)
+	c := startProgram(b, nil)
+	tracer := startProgram(b, nil)
 	tracer.ok(0, "seize %d", c.pid)
 	at := c.numbers(0, "map %d hello", unix.PROT_READ|unix.PROT_WRITE)[0]
 	fds := c.numbers(0, "pipe %d", unix.O_NONBLOCK)
@@ -58,7 +58,7 @@ func BenchmarkSweep(b *testing.B) {
 	h, _ := newHost(b)
 	const processes = 16
 	for range processes {
-		taskOf(b, h, start(b, nil).pid).Space()
+		taskOf(b, h, startProgram(b, nil).pid).Space()
 	}
 	for b.Loop() {
 		if ended := h.Sweep(); len(ended) > 0 {

@@ -1,4 +1,4 @@
-package host
+package kfdemu
 
 import (
 	"bytes"
@@ -13,7 +13,7 @@ import (
 )
 
 func TestFileIDDistinguishesFiles(t *testing.T) {
-	c := start(t, nil)
+	c := startProgram(t, nil)
 	fds := c.numbers(0, "pipe 0")
 	other := c.numbers(0, "pipe 0")
 	tid := c.number(0, "thread")
@@ -52,7 +52,7 @@ func TestPIDsOfOtherNamespaces(t *testing.T) {
 			if os.Getuid() != 0 {
 				attr = inUserNamespace(unix.CLONE_NEWPID)
 			}
-			c := start(t, attr)
+			c := startProgram(t, attr)
 			h, _ := newHost(t)
 			h.scanOnly = how == "looked for"
 			task := taskOf(t, h, c.pid)
@@ -93,7 +93,7 @@ func TestForeignProcIsRefused(t *testing.T) {
 		t.Skip("needs root to start a process in a pid namespace of its own")
 	}
 	// In a new pid namespace /proc is still that of the old one.
-	out := start(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}).do(0, "new-host")
+	out := startProgram(t, &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}).do(0, "new-host")
 	if want := "mount a proc of this namespace"; !bytes.Contains([]byte(out), []byte(want)) {
 		t.Errorf("got %q, want %q", out, want)
 	}

@@ -1,4 +1,4 @@
-package tree_test
+package kfdemu
 
 import (
 	"errors"
@@ -12,7 +12,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/gpreempt/gpreempt/emu/tree"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -39,7 +38,7 @@ func inodes(tb testing.TB, dir string) map[string]uint64 {
 func TestQueueDirectoriesFollowTheQueues(t *testing.T) {
 	emulated, m, queues := newTree(t)
 	key := queues[0].Process
-	dir := fmt.Sprintf("%s/%s/%d/queues", emulated.Dir(), procDir, key.PID)
+	dir := fmt.Sprintf("%s/%s/%d/queues", emulated.Dir(), shownProcDir, key.PID)
 	before := inodes(t, dir)
 	step := func(what string, err error) {
 		t.Helper()
@@ -64,7 +63,7 @@ func TestQueueDirectoriesFollowTheQueues(t *testing.T) {
 		t.Errorf("the directory of the new queue is the old one's: inode %d", after["0"])
 	}
 	step("end", m.EndProcess(key))
-	if got := inodes(t, emulated.Dir()+"/"+procDir); len(got) != 0 {
+	if got := inodes(t, emulated.Dir()+"/"+shownProcDir); len(got) != 0 {
 		t.Errorf("processes after the last one ended: %v", got)
 	}
 }
@@ -73,7 +72,7 @@ func TestQueueDirectoriesFollowTheQueues(t *testing.T) {
 func TestAQueueOfAnotherKindIsAnotherQueue(t *testing.T) {
 	emulated, m, queues := newTree(t)
 	key := queues[0].Process
-	dir := fmt.Sprintf("%s/%s/%d/queues", emulated.Dir(), procDir, key.PID)
+	dir := fmt.Sprintf("%s/%s/%d/queues", emulated.Dir(), shownProcDir, key.PID)
 	before := inodes(t, dir)
 	if err := m.DestroyQueue(key, 0); err != nil {
 		t.Fatal(err)
@@ -92,7 +91,7 @@ func TestAQueueOfAnotherKindIsAnotherQueue(t *testing.T) {
 func TestUnchangedFilesAreNotWritten(t *testing.T) {
 	emulated, m, queues := newTree(t)
 	key := queues[0].Process
-	dir := fmt.Sprintf("%s/%s/%d", emulated.Dir(), procDir, key.PID)
+	dir := fmt.Sprintf("%s/%s/%d", emulated.Dir(), shownProcDir, key.PID)
 	before := inodes(t, dir)
 	if err := emulated.Processes(); err != nil {
 		t.Fatal(err)
@@ -150,7 +149,7 @@ func TestOpenDumpKeepsItsContent(t *testing.T) {
 }
 
 // host returns the tree as a host with the processes of this one.
-func host(tb testing.TB, emulated *tree.Tree) *discovery.FS {
+func host(tb testing.TB, emulated *Tree) *discovery.FS {
 	tb.Helper()
 	if err := os.Symlink("/proc", emulated.Dir()+"/proc"); err != nil {
 		tb.Fatal(err)
