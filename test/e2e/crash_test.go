@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -17,32 +16,12 @@ import (
 	"google.golang.org/grpc"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/emu/driver"
-	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
 // crashPoints is how often a daemon is killed at least, on all machines together.
 const crashPoints = 500
-
-// stage is a part of a daemon's life.
-type stage string
-
-const (
-	starting stage = "start" // until it holds all jobs
-	leasing  stage = "lease" // while it suspends and resumes
-	stopping stage = "stop"  // while it detaches
-)
-
-// crashPoint is a moment at which a daemon is killed: a fault strikes or, without one,
-// a time has passed since the stage began.
-type crashPoint struct {
-	name  string
-	stage stage
-	fault *kfdemu.Fault
-	after time.Duration
-}
 
 // The daemon is killed before and after every call it makes of the driver, in every step
 // that the hardware does for it, and at random times.
@@ -279,68 +258,6 @@ func (c *crashes) takeOver(measure bool) bool {
 	}
 }
 
-// observe finds out what calls a daemon makes and what the hardware does for it, and
-// returns the points at which it can be killed.
-func (c *crashes) observe() []crashPoint {
-	c.t.Helper()
-	var points []crashPoint
-	during := func(s stage, what func()) {
-		from := c.m.now()
-		what()
-		all, _, _ := c.m.log.since(from)
-		points = append(points, pointsIn(s, all, int32(c.reign.Process.Pid))...)
-	}
-	calm := func() { c.m.awaitAll("everything runs after a lease", c.all) }
-	during(starting, func() { c.launch(nil); c.takeOver(true); calm() })
-	during(leasing, func() { c.takeOver(false); calm() })
-	during(stopping, c.stop)
-	c.launch(nil)
-	c.takeOver(true)
-	return points
-}
-
-// pointsIn returns the points there are in what a daemon did.
-func pointsIn(s stage, events []kfdemu.Event, pid int32) []crashPoint {
-	var points []crashPoint
-	counts := map[string]int{}
-	// Until a daemon holds all jobs it looks again and again how far it is.
-	const mostAtStart = 8
-	add := func(when, op string, f kfdemu.Fault) {
-		f.Nth = counts[op]
-		points = append(points, crashPoint{name: fmt.Sprintf("%s: %s %s %d", s, when, op, f.Nth), stage: s, fault: &f})
-	}
-	for _, e := range events {
-		if e.PID != pid || e.Kind != kfdemu.EventCall && e.Kind != kfdemu.EventStep {
-			continue
-		}
-		op := e.Op
-		if e.Kind == kfdemu.EventStep {
-			op = "step " + op
-		}
-		counts[op]++
-		if s == starting && counts[op] > mostAtStart {
-			continue
-		}
-		if e.Kind == kfdemu.EventStep {
-			add("in", op, kfdemu.Fault{Step: driver.StepKind(e.Op)})
-			continue
-		}
-		add("before", op, kfdemu.Fault{Op: driver.Op(e.Op), Kill: kfdemu.KillCaller})
-		if e.Op != string(driver.OpOpen) { // it has no effect yet
-			add("after", op, kfdemu.Fault{Op: driver.Op(e.Op), Kill: kfdemu.KillCaller, After: true})
-		}
-	}
-	return points
-}
-
-// random is a moment under load, or now and then in a daemon's start.
-func (c *crashes) random() crashPoint {
-	if c.r.IntN(8) == 0 {
-		return crashPoint{name: "start: at a random time", stage: starting, after: between(c.r, 0, 150*time.Millisecond)}
-	}
-	return crashPoint{name: "lease: at a random time", stage: leasing, after: between(c.r, 0, 20*time.Millisecond)}
-}
-
 // kill kills a daemon at a point, and checks the result: the driver resumes everything, and
 // the next daemon takes over.
 func (c *crashes) kill(p crashPoint) {
@@ -472,66 +389,4 @@ func (c *crashes) finish() {
 		Holds  spread        `json:"suspends_all_jobs"`
 		Within int           `json:"suspends_all_jobs_within_1_s"`
 	}{c.died, spreadOf(c.served), spreadOf(c.tookOver), within})
-}
-
-// frozen reports whether a worker has queues and all are suspended.
-func (m *emulated) frozen(w *worker) bool {
-	for _, p := range m.Driver().Processes() {
-		if p.PID == w.PID {
-			return len(p.Queues) > 0 && !slices.ContainsFunc(p.Queues, func(q driver.QueueState) bool { return q.Running || !q.Suspended })
-		}
-	}
-	return false
-}
-
-// executed returns how many packets the GPUs have executed, by process.
-func (m *emulated) executed() map[int32]uint64 {
-	all := map[int32]uint64{}
-	m.Machine(func(g *gpumodel.Machine) {
-		for _, p := range g.Counters() {
-			all[p.Process.PID] = p.Executed
-		}
-	})
-	return all
-}
-
-// awaitAll waits until every queue of the workers runs.
-func (m *emulated) awaitAll(what string, workers []*worker) {
-	m.t.Helper()
-	m.awaitThat(what, func() string {
-		var still []string
-		for _, p := range m.Driver().Processes() {
-			if !slices.ContainsFunc(workers, func(w *worker) bool { return w.PID == p.PID }) {
-				continue
-			}
-			for _, q := range p.Queues {
-				if !q.Destroying && (!q.Running || q.Suspended) {
-					still = append(still, fmt.Sprintf("queue %d of %d: %+v", q.ID, p.PID, q))
-				}
-			}
-		}
-		return strings.Join(still, "\n")
-	})
-}
-
-// awaitThat waits until cond gives "" instead of what is missing: it looks again after
-// each event of the machine, and now and then for what leaves none.
-func (m *emulated) awaitThat(what string, cond func() string) {
-	m.t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	late := time.After(timeout)
-	for {
-		_, _, next := m.log.since(0)
-		missing := cond()
-		if missing == "" {
-			return
-		}
-		select {
-		case <-next:
-		case <-tick.C:
-		case <-late:
-			m.t.Fatalf("%s: not within %v: %s", what, timeout, missing)
-		}
-	}
 }

@@ -44,7 +44,7 @@ type simAnswer struct {
 	Processes []gpumodel.ProcessCounters `json:"processes"`
 }
 
-// newSimulation connects to a process that is about to be started.
+// newSimulation connects to a process that is not started yet.
 func newSimulation(t *testing.T, process *exec.Cmd) *simulation {
 	t.Helper()
 	in, err := process.StdinPipe()
