@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
-	"github.com/gpreempt/gpreempt/internal/hazard"
+	"github.com/gpreempt/gpreempt/internal/safety"
 )
 
 // Change is one difference between two configurations.
@@ -68,7 +68,7 @@ func ruleEntries(rules []classify.Rule) []listEntry {
 	return entries
 }
 
-func hazardEntries(rows []hazard.Row) []listEntry {
+func hazardEntries(rows []safety.Row) []listEntry {
 	var entries []listEntry
 	for _, r := range rows {
 		entries = append(entries, listEntry{r.ID, r.String()})

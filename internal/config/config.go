@@ -9,7 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/container"
-	"github.com/gpreempt/gpreempt/internal/hazard"
+	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -37,13 +37,13 @@ type Config struct {
 	Log        Log
 }
 
-// Mechanisms are distinct names of hazard.Mechanisms.
+// Mechanisms are distinct names of safety.Mechanisms.
 type Mechanisms []string
 
 // Safety restricts preemption.
 type Safety struct {
 	// Hazards are checked before the built-in table.
-	Hazards []hazard.Row
+	Hazards []safety.Row
 }
 
 // TCP configures the listener for clients on other hosts, with certificates on both sides.

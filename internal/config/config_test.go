@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
-	"github.com/gpreempt/gpreempt/internal/hazard"
+	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -67,10 +67,10 @@ func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 			Class: gpreempt.Offline,
 		},
 	}
-	want.Safety.Hazards = []hazard.Row{{
-		ID: "site-gfx1102", GFX: []hazard.GFXRange{{First: 110002, Last: 110002}},
-		Kernel: hazard.KernelRange{{Op: ">=", Version: "7.1"}}, MES: hazard.FirmwareRange{{Op: ">=", Version: 0x60}},
-		Mechanisms: []string{"dbgtrap", "criu"}, Action: hazard.Limit,
+	want.Safety.Hazards = []safety.Row{{
+		ID: "site-gfx1102", GFX: []safety.GFXRange{{First: 110002, Last: 110002}},
+		Kernel: safety.KernelRange{{Op: ">=", Version: "7.1"}}, MES: safety.FirmwareRange{{Op: ">=", Version: 0x60}},
+		Mechanisms: []string{"dbgtrap", "criu"}, Action: safety.Limit,
 		Why: "No failure in a week of suspensions under load.",
 	}}
 	if diff := cmp.Diff(want, parse(t, all)); diff != "" {

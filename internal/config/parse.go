@@ -12,7 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
-	"github.com/gpreempt/gpreempt/internal/hazard"
+	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
@@ -142,7 +142,7 @@ func (p *parser) field(key string, n *yaml.Node) {
 // safety reads the rows of hazards.
 func (p *parser) safety(n *yaml.Node) {
 	for _, e := range p.Mapping(n, "safety", children("safety")) {
-		p.config.Safety.Hazards = hazard.Decode(p.Parser, e.Value, "safety.hazards")
+		p.config.Safety.Hazards = safety.Decode(p.Parser, e.Value, "safety.hazards")
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
-	"github.com/gpreempt/gpreempt/internal/hazard"
+	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -165,9 +165,9 @@ log: {level: debug}
 				RingAddress:   &classify.AddressRange{From: 0x7f0000000000, To: 140000000000000},
 			}},
 		},
-		Safety: Safety{Hazards: []hazard.Row{{
-			ID: "ours", GFX: []hazard.GFXRange{{First: 90010, Last: 90010}}, Driver: hazard.DKMS,
-			Mechanisms: []string{"criu"}, Action: hazard.Deny, Why: "It hung.",
+		Safety: Safety{Hazards: []safety.Row{{
+			ID: "ours", GFX: []safety.GFXRange{{First: 90010, Last: 90010}}, Driver: safety.DKMS,
+			Mechanisms: []string{"criu"}, Action: safety.Deny, Why: "It hung.",
 		}}},
 		Discovery: Discovery{Interval: 10 * time.Millisecond, IdleInterval: 10 * time.Second},
 		Containers: Containers{

@@ -15,7 +15,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config/yamlfile"
-	"github.com/gpreempt/gpreempt/internal/hazard"
+	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -191,7 +191,7 @@ func containersProblems(c Containers) yamlfile.Errors {
 
 func mechanismProblems(ms Mechanisms) yamlfile.Errors {
 	var es yamlfile.Errors
-	known := hazard.Mechanisms()
+	known := safety.Mechanisms()
 	for i, m := range ms {
 		key := fmt.Sprintf("mechanisms[%d]", i)
 		switch {

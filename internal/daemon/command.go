@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/config"
+	"github.com/gpreempt/gpreempt/internal/safety"
 )
 
 // Command returns the root command of gpreemptd. Its help is also its manual page. Its
@@ -74,9 +75,9 @@ driver's processes until it ends, and suspends nothing.`,
 				return err
 			}
 			if asJSON {
-				return report.WriteJSON(cmd.OutOrStdout())
+				return safety.WriteReportJSON(cmd.OutOrStdout(), report)
 			}
-			return report.Write(cmd.OutOrStdout())
+			return safety.WriteReport(cmd.OutOrStdout(), report)
 		},
 	}
 	cmd.Flags().StringVar(&opts.ConfigPath, "config", config.DefaultPath, "config file; a missing file is an error only with this flag")

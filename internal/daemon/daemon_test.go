@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpreempt/gpreempt/internal/hazard"
+	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -129,11 +129,11 @@ func TestLineOfTheKernelLogOpensTheBreaker(t *testing.T) {
 		d.runner.View(func(c *scheduler.Core) { open = c.GPUs()[0].BreakerOpen })
 		return open
 	}
-	d.alarm(hazard.Alarm{GPU: gpu + 1})
+	d.alarm(safety.Alarm{GPU: gpu + 1})
 	if open() {
 		t.Error("an alarm of another GPU opens it")
 	}
-	d.alarm(hazard.Alarm{GPU: gpu, Pattern: "mes-no-response"})
+	d.alarm(safety.Alarm{GPU: gpu, Pattern: "mes-no-response"})
 	if !open() {
 		t.Error("its breaker is closed")
 	}

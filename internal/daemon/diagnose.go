@@ -3,26 +3,37 @@ package daemon
 import (
 	"context"
 	"slices"
+	"time"
 
+	"go.uber.org/zap"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/config"
-	"github.com/gpreempt/gpreempt/internal/doctor"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
+	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
+	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
+	"github.com/gpreempt/gpreempt/internal/safety"
+	"github.com/gpreempt/gpreempt/internal/targets"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // diagnose examines the host from inside the daemon.
-func (d *daemon) diagnose(ctx context.Context) *doctor.Report {
+func (d *daemon) diagnose(ctx context.Context) *gpreemptv1.DiagnoseResponse {
 	c := d.opts.examination(*d.config.Load())
 	c.ByDaemon = true
-	c.OpenDriver = func() (doctor.Driver, error) {
+	c.OpenDriver = func() (safety.Driver, error) {
 		switch {
 		case d.backend.openErr != nil: // dbgtrap could not open it
-			return doctor.Driver{}, d.backend.openErr
+			return safety.Driver{}, d.backend.openErr
 		case d.backend.device == nil: // no mechanism uses it
-			return doctor.OpenDriver()
+			return openDriver()
 		}
-		found := doctor.DriverOf(d.backend.device)
+		found := describeDriver(d.backend.device)
 		if rule := d.backend.dbgtrap.PermissionRule(); rule != kfd.PermissionUnknown {
 			found.Rule = rule.String()
 		}
@@ -30,14 +41,13 @@ func (d *daemon) diagnose(ctx context.Context) *doctor.Report {
 	}
 	c.Processes = d.processReports
 	if h := d.hazards.Load(); h != nil {
-		c.Hazards = doctor.HazardReports(h)
+		c.Hazards = h.Results("dbgtrap")
 	}
-	return doctor.Examine(ctx, c)
+	return safety.Examine(ctx, c)
 }
 
 // processReports reports how each process of the driver is suspended, or why not.
-func (d *daemon) processReports(ctx context.Context) []doctor.Process {
-	var all []doctor.Process
+func (d *daemon) processReports(ctx context.Context) (all []*gpreemptv1.DiagnosedProcess) {
 	for _, proc := range d.inventory.Processes() {
 		facts, known := d.registry.Facts(proc.Key)
 		if !known {
@@ -48,13 +58,29 @@ func (d *daemon) processReports(ctx context.Context) []doctor.Process {
 		if choice.Mechanism == "" && len(choice.Rejected) == 0 { // not tried, or lost
 			choice = d.sessions.Preview(ctx, proc.Key)
 		}
-		all = append(all, doctor.ReportProcess(proc.Process, facts.Decision, choice))
+		all = append(all, processReport(proc.Process, facts.Decision, choice))
 	}
 	return all
 }
 
-// Diagnose examines the host without a daemon.
-func Diagnose(ctx context.Context, opts Options) (*doctor.Report, error) {
+// processReport reports how a process is or would be suspended.
+func processReport(proc gpreempt.Process, decision classify.Decision, choice targets.Choice) *gpreemptv1.DiagnosedProcess {
+	p := &gpreemptv1.DiagnosedProcess{
+		TargetId: proc.Key.String(), Pid: proc.Key.PID, Comm: proc.Comm,
+		Offline: decision.Class == gpreempt.Offline, Mechanism: choice.Mechanism, Why: choice.Why,
+	}
+	if !p.GetOffline() {
+		p.Why = "never suspended: " + decision.Class.String() + " by " + decision.By
+	}
+	for _, r := range choice.Rejected {
+		p.Rejected = append(p.Rejected, &gpreemptv1.Rejection{Mechanism: r.Mechanism, Why: r.Why, Remedy: r.Remedy})
+	}
+	return p
+}
+
+// Diagnose examines the host without a daemon. It opens the driver, so that this program is
+// one of the driver's processes until it ends, and suspends nothing.
+func Diagnose(ctx context.Context, opts Options) (*gpreemptv1.DiagnoseResponse, error) {
 	cfg, err := opts.load()
 	if err != nil {
 		return nil, err
@@ -63,15 +89,93 @@ func Diagnose(ctx context.Context, opts Options) (*doctor.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	return doctor.Standalone{
-		Config: opts.examination(cfg), Mechanisms: cfg.Mechanisms, Rules: rules, Hazards: cfg.Safety.Hazards,
-	}.Examine(ctx), nil
+	c := opts.examination(cfg)
+	c.OpenDriver = openDriver
+	files := discovery.NewFS(c.Root)
+	files.SetEnv(rules.Env())
+	// An error of GPUs is found by the checks.
+	if gpus, err := files.GPUs(); err == nil && len(gpus) > 0 {
+		hazards, _ := targets.NewHazards(c.Root, gpus, cfg.Safety.Hazards)
+		c.Hazards = hazards.Results("dbgtrap")
+		c.Processes = func(ctx context.Context) []*gpreemptv1.DiagnosedProcess {
+			return previewProcesses(ctx, cfg.Mechanisms, rules, files, gpus, hazards)
+		}
+	}
+	return safety.Examine(ctx, c), nil
 }
 
-// examination returns the facts about this host and its config for the doctor.
-func (o Options) examination(cfg config.Config) doctor.Config {
-	return doctor.Config{
+// previewProcesses reports how each process of the driver would be suspended by a daemon
+// with these mechanisms.
+func previewProcesses(ctx context.Context, mechanisms []string, rules *classify.Classifier, files *discovery.FS, gpus []gpreempt.GPU, hazards *targets.Hazards) (all []*gpreemptv1.DiagnosedProcess) {
+	snapshot, err := files.Scan()
+	if err != nil {
+		return nil
+	}
+	procs := map[gpreempt.ProcessKey]discovery.Proc{}
+	for _, proc := range snapshot.Processes {
+		procs[proc.Key] = proc
+	}
+	time0 := clock{time.Now()}
+	sessions := targets.NewSessions(targets.Config{
+		Mechanisms: previewMechanisms(mechanisms, func(key gpreempt.ProcessKey) []gpreempt.GPU { return targets.GPUsWithQueues(gpus, procs[key]) }),
+		Assess: func(mechanism string, key gpreempt.ProcessKey) targets.Assessment {
+			return hazards.Assess(mechanism, procs[key], gpus)
+		},
+		Now: time0.Now,
+		Log: zap.NewNop(),
+	})
+	for _, proc := range snapshot.Processes {
+		// Container names, priorities and addresses are unknown without a daemon.
+		subject := classify.Subject{Process: proc.Process, GPUs: targets.GPUsWithQueues(gpus, proc)}
+		all = append(all, processReport(proc.Process, rules.Decide(&subject), sessions.Preview(ctx, proc.Key)))
+	}
+	return all
+}
+
+// previewMechanisms returns the mechanisms to probe. None of them attaches, so they need no
+// thread and no journal. The driver stays open, because the program ends soon.
+func previewMechanisms(names []string, gpusOf func(gpreempt.ProcessKey) []gpreempt.GPU) (all []mechanism.Mechanism) {
+	for _, name := range names {
+		switch name {
+		case "dbgtrap":
+			if device, err := kfd.Open(); err == nil { // openDriver reports the error
+				all = append(all, dbgtrap.New(dbgtrap.Config{Device: device, GPUs: gpusOf}))
+			}
+		case "criu":
+			all = append(all, criu.New(criu.Config{Sys: kfd.Kernel(), Log: zap.NewNop()}))
+		case "freezer":
+			all = append(all, freezer.New(freezer.Config{Root: "/", Log: zap.NewNop()}))
+		}
+	}
+	return all
+}
+
+// examination returns the facts about this host and its config for an examination.
+func (o Options) examination(cfg config.Config) safety.Config {
+	return safety.Config{
 		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(), Lock: o.lockPath(cfg.Socket),
 		Groups: slices.Concat(cfg.Access.OnlineGroups, cfg.Access.AdminGroups),
 	}
+}
+
+// openDriver opens the driver of this host, and closes it.
+func openDriver() (safety.Driver, error) {
+	device, err := kfd.Open()
+	if err != nil {
+		return safety.Driver{}, err
+	}
+	return describeDriver(device), device.Close()
+}
+
+// describeDriver describes an open driver, without the permission rule that a session found
+// out.
+func describeDriver(device *kfd.Device) safety.Driver {
+	d := safety.Driver{
+		Version: device.Version().String(), Minor: device.Version().Minor,
+		Profile: device.Profile().Name, ProfileRule: device.Profile().Permission.String(),
+	}
+	if w := device.Warning(); w != nil {
+		d.Note = w.String()
+	}
+	return d
 }

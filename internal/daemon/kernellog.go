@@ -4,8 +4,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/internal/log"
+	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -23,7 +23,7 @@ func (d *daemon) watchKernelLog(ctx context.Context) {
 	}
 	for {
 		works := time.AfterFunc(time.Second, func() { d.warnings.set("kmsg") })
-		err := hazard.WatchKernelLog(ctx, kernelLog, d.inventory.GPUs, d.alarm)
+		err := safety.WatchKernelLog(ctx, kernelLog, d.inventory.GPUs, d.alarm)
 		works.Stop()
 		if err == nil {
 			return
@@ -37,7 +37,7 @@ func (d *daemon) watchKernelLog(ctx context.Context) {
 	}
 }
 
-func (d *daemon) alarm(a hazard.Alarm) {
+func (d *daemon) alarm(a safety.Alarm) {
 	d.log.Error("the kernel log reports a GPU failure", log.GPU(a.GPU), log.Pattern(a.Pattern),
 		log.Text(a.Line), log.Issue(a.Issue))
 	d.runner.Post(scheduler.Alarm{GPU: a.GPU})

@@ -16,7 +16,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
-	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -482,10 +481,10 @@ func TestDiagnoseReturnsTheReport(t *testing.T) {
 func TestDiagnoseEndsWithItsCall(t *testing.T) {
 	looking := make(chan struct{})
 	h := startHost(t, func(cfg *Config, _ *scheduler.Limits) {
-		cfg.Diagnose = func(ctx context.Context) *doctor.Report {
+		cfg.Diagnose = func(ctx context.Context) *gpreemptv1.DiagnoseResponse {
 			close(looking)
 			<-ctx.Done()
-			return &doctor.Report{}
+			return &gpreemptv1.DiagnoseResponse{}
 		}
 	})
 	ctx, cancel := context.WithCancel(t.Context())

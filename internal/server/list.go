@@ -244,5 +244,5 @@ func (a adminService) Diagnose(ctx context.Context, _ *gpreemptv1.DiagnoseReques
 	if ctx.Err() != nil { // the report may be incomplete
 		return nil, context.Cause(ctx)
 	}
-	return report.Message(), nil
+	return report, nil
 }

@@ -19,7 +19,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
-	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/targets"
@@ -242,10 +241,10 @@ func startHost(tb testing.TB, opts ...option) *host {
 		Events: h.events, Inventory: h.inventory, MaxMessageBytes: 64 << 10, Epoch: epoch, Now: time.Now,
 		Log: zap.NewNop(), Audit: zap.NewNop(), Version: "v1.2.3", Backend: "simulated mi300x", Observer: &readings{}, BootID: "b007",
 		Backlogs: func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEntry) []inventory.Backlog { return nil },
-		Diagnose: func(context.Context) *doctor.Report {
-			return &doctor.Report{
-				Verdict: doctor.Limited, Summary: "it can work", ByDaemon: true, Backend: "simulated mi300x", Version: "v1.2.3",
-				Checks: []doctor.Check{{ID: "yama", Title: "Yama", Status: doctor.Warn, Found: "3", Remedy: "lower it"}},
+		Diagnose: func(context.Context) *gpreemptv1.DiagnoseResponse {
+			return &gpreemptv1.DiagnoseResponse{
+				Verdict: gpreemptv1.Verdict_VERDICT_LIMITED, Summary: "it can work", ByDaemon: true, Backend: "simulated mi300x", Version: "v1.2.3",
+				Checks: []*gpreemptv1.Check{{Id: "yama", Title: "Yama", Status: gpreemptv1.CheckStatus_CHECK_STATUS_WARN, Found: "3", Remedy: "lower it"}},
 			}
 		},
 		Limits: func() Limits { h.mu.Lock(); defer h.mu.Unlock(); return h.limits },

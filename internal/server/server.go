@@ -22,7 +22,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
-	"github.com/gpreempt/gpreempt/internal/doctor"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/targets"
@@ -152,7 +151,7 @@ type Config struct {
 	// Backend is "kfd", "simulated MACHINE" or "emulated MACHINE".
 	Backend string
 	// Diagnose checks the host.
-	Diagnose func(context.Context) *doctor.Report
+	Diagnose func(context.Context) *gpreemptv1.DiagnoseResponse
 	// Warnings returns the warnings that GetStatus shows; nil: none.
 	Warnings func() []gpreempt.Warning
 }

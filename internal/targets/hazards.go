@@ -7,8 +7,8 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/gpreempt/gpreempt/internal/hazard"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -17,30 +17,30 @@ import (
 // concurrent use.
 type Hazards struct {
 	mu    sync.Mutex // guards all below
-	table *hazard.Table
-	host  hazard.Host
-	gpus  []hazard.GPU
+	table *safety.Table
+	host  safety.Host
+	gpus  []safety.GPU
 }
 
 // NewHazards reads the facts of the host whose root is fsys; rows are those of the site.
 // The warnings name the facts that are unknown.
-func NewHazards(fsys fs.FS, gpus []gpreempt.GPU, rows []hazard.Row) (h *Hazards, warnings []string) {
-	host, facts, warnings := hazard.Read(fsys, gpus)
-	return &Hazards{table: hazard.Default().With(rows), host: host, gpus: facts}, warnings
+func NewHazards(fsys fs.FS, gpus []gpreempt.GPU, rows []safety.Row) (h *Hazards, warnings []string) {
+	host, facts, warnings := safety.Read(fsys, gpus)
+	return &Hazards{table: safety.Default().With(rows), host: host, gpus: facts}, warnings
 }
 
 // SetRows replaces the rows of the site.
-func (h *Hazards) SetRows(rows []hazard.Row) {
+func (h *Hazards) SetRows(rows []safety.Row) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.table = hazard.Default().With(rows)
+	h.table = safety.Default().With(rows)
 }
 
 // Results returns the result of a mechanism for each GPU.
-func (h *Hazards) Results(name string) map[gpreempt.GPUID]hazard.Result {
+func (h *Hazards) Results(name string) map[gpreempt.GPUID]safety.Result {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	results := make(map[gpreempt.GPUID]hazard.Result, len(h.gpus))
+	results := make(map[gpreempt.GPUID]safety.Result, len(h.gpus))
 	for _, g := range h.gpus {
 		results[g.ID] = h.table.Check(h.host, g, name)
 	}
@@ -63,15 +63,15 @@ func (h *Hazards) Assess(name string, proc discovery.Proc, all []gpreempt.GPU) A
 			continue
 		}
 		switch result := h.table.Check(h.host, g, name); result.Action {
-		case hazard.Deny:
+		case safety.Deny:
 			a.Evidence = mechanism.Evidence{Check: "hazard table", Found: result.Reason, Remedy: result.Row.Remedy}
 			return a
-		case hazard.Limit:
+		case safety.Limit:
 			a.Limited = append(a.Limited, g.ID)
 			if !slices.Contains(limits, result.Reason) {
 				limits = append(limits, result.Reason)
 			}
-		case hazard.Allow:
+		case safety.Allow:
 		}
 	}
 	if len(limits) > 0 {

@@ -59,7 +59,7 @@ var table = []struct {
 	// Mechanisms.
 	{"internal/mechanism", rule{imports: []string{"internal/log", "internal/proc", "pkg/gpreempt"}}},
 	{"internal/config/yamlfile", rule{}},
-	{"internal/hazard", rule{imports: []string{"internal/config/yamlfile", "pkg/gpreempt"}}},
+	{"internal/safety", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/mechanism/dbgtrap", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/criu", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/freezer", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
@@ -67,12 +67,11 @@ var table = []struct {
 	// The daemon.
 	{"internal/container", rule{imports: []string{"internal/log", "pkg/gpreempt"}}},
 	{"internal/inventory", rule{imports: []string{"internal/ring", "internal/log", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
-	{"internal/targets", rule{imports: []string{"internal/classify", "internal/hazard", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/doctor", rule{imports: []string{apiV1, "internal/classify", "internal/hazard", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/targets", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}}},
-	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/doctor", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/targets", rule{imports: []string{"internal/classify", "internal/safety", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/metrics", rule{imports: []string{"internal/events", "internal/log", "internal/inventory", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/container", "internal/hazard", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/doctor", "internal/events", "internal/hazard", "internal/hrtimer", "internal/inventory", "internal/log", "internal/metrics", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/targets", "internal/server", "internal/proc", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler"}}},
+	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/container", "internal/safety", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/metrics", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/targets", "internal/server", "internal/proc", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler"}}},
 	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/api", "pkg/gpreempt"}}},
 
 	// The clients: they reach the daemon over its socket and in no other way.

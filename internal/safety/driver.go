@@ -1,4 +1,4 @@
-package doctor
+package safety
 
 import (
 	"errors"
@@ -58,10 +58,8 @@ func (h *host) permissionRule() finding {
 	}
 	guess := h.open.ProfileRule
 	s, err := h.text("proc/sys/kernel/osrelease")
-	if err == nil {
-		if r, err := parseRelease(s); err == nil && (r.atLeast(7, 2, 0) || r.major == 6 && r.minor == 12 && r.patch >= 103) {
-			guess = "process"
-		}
+	if err == nil && (compareToBound(s, "7.2") >= 0 || compareToBound(s, "6.12") == 0 && compareToBound(s, "6.12.103") >= 0) {
+		guess = "process"
 	}
 	if meaning[guess] == "" {
 		return skip("unknown until the daemon attaches to a process")

@@ -1,4 +1,4 @@
-package doctor
+package safety
 
 import (
 	"errors"
@@ -127,12 +127,7 @@ func mi300x() *fakeHost {
 			}
 			return h.driver, nil
 		},
-		Hazards: func(gpus []gpreempt.GPU) (all []Hazard) {
-			for _, g := range gpus {
-				all = append(all, Hazard{GPU: g.ID, Action: HazardAllow})
-			}
-			return all
-		},
+		Hazards: map[gpreempt.GPUID]Result{gpuA: {Action: Allow}, gpuB: {Action: Allow}},
 	}
 	h.write("proc/sys/kernel/osrelease", "6.12.107+deb13-amd64\n")
 	h.write("proc/sys/kernel/yama/ptrace_scope", "1\n")

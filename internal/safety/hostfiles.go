@@ -1,4 +1,4 @@
-package doctor
+package safety
 
 import (
 	"bytes"
@@ -6,45 +6,6 @@ import (
 	"strconv"
 	"strings"
 )
-
-// release is the version at the beginning of a kernel release.
-type release struct{ major, minor, patch int }
-
-// parseRelease parses the output of uname -r, such as "6.12.107+deb13-amd64"; a missing
-// patch level is 0.
-func parseRelease(s string) (release, error) {
-	var parts [3]int
-	rest := s
-	for i := range parts {
-		digits := len(rest) - len(strings.TrimLeft(rest, "0123456789"))
-		v, err := strconv.ParseUint(rest[:digits], 10, 16)
-		if err != nil {
-			return release{}, fmt.Errorf("kernel release %q does not begin with a version such as 6.12", s)
-		}
-		parts[i] = int(v)
-		rest = rest[digits:]
-		next, found := strings.CutPrefix(rest, ".")
-		if !found || next == "" || next[0] < '0' || next[0] > '9' {
-			if i == 0 {
-				return release{}, fmt.Errorf("kernel release %q does not begin with a version such as 6.12", s)
-			}
-			break
-		}
-		rest = next
-	}
-	return release{parts[0], parts[1], parts[2]}, nil
-}
-
-// atLeast reports whether r is major.minor.patch or newer.
-func (r release) atLeast(major, minor, patch int) bool {
-	switch {
-	case r.major != major:
-		return r.major > major
-	case r.minor != minor:
-		return r.minor > minor
-	}
-	return r.patch >= patch
-}
 
 // parseLockdown returns the active mode of "none [integrity] confidentiality".
 func parseLockdown(s string) (string, error) {

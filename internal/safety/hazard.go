@@ -1,6 +1,7 @@
-// Package hazard has the known problems of preemption by GPU, kernel and firmware, and
-// the messages of the kernel log about GPUs that fail.
-package hazard
+// Package safety has the known problems of preemption by GPU, kernel and firmware, and the
+// messages of the kernel log about GPUs that fail. It checks whether a host is supported:
+// kernel, driver, GPUs, rights and processes.
+package safety
 
 import (
 	_ "embed"
@@ -167,7 +168,7 @@ var builtIn []byte
 var defaultTable = sync.OnceValue(func() *Table {
 	rows, err := Parse("hazards.yaml", builtIn)
 	if err != nil {
-		panic("hazard: the built-in table is invalid: " + err.Error())
+		panic("safety: the built-in table is invalid: " + err.Error())
 	}
 	return &Table{rows: rows}
 })

@@ -1,6 +1,7 @@
-package doctor
+package safety
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -9,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -25,26 +27,25 @@ type host struct {
 
 	// loaded reports whether KFD is there.
 	loaded  bool
-	gpus    []GPU
+	gpus    []gpu
 	gpusErr error
 	// pci are the addresses of the AMD GPUs on the PCI bus, in order.
 	pci []string
 	// seen are the processes of the driver without this one, and seenErr is why they are
 	// unknown.
-	seen     []discovery.Proc
-	seenErr  error
-	unseen   []string
-	reports  []Process
-	self     discovery.ProcStatus
-	selfErr  error
-	open     Driver
-	openErr  error
-	hazardOf map[gpreempt.GPUID]Hazard
+	seen    []discovery.Proc
+	seenErr error
+	unseen  []string
+	reports []*gpreemptv1.DiagnosedProcess
+	self    discovery.ProcStatus
+	selfErr error
+	open    Driver
+	openErr error
 }
 
 // collect reads the facts that several checks use.
 func collect(ctx context.Context, cfg Config) *host {
-	h := &host{cfg: cfg, hazardOf: map[gpreempt.GPUID]Hazard{}}
+	h := &host{cfg: cfg}
 	h.self, h.selfErr = h.status("self")
 	_, err := fs.Stat(cfg.Root, sysKFD+"/topology")
 	h.loaded = err == nil
@@ -62,26 +63,19 @@ func collect(ctx context.Context, cfg Config) *host {
 	if cfg.Simulated == "" {
 		h.open, h.openErr = cfg.OpenDriver()
 	}
-	if cfg.Hazards != nil {
-		for _, z := range cfg.Hazards(nodes) {
-			z.Reason = clean(z.Reason)
-			h.hazardOf[z.GPU] = z
-		}
-	}
 	for _, node := range nodes {
-		h.gpus = append(h.gpus, GPU{GPU: node, Sharing: h.sharing(node), ComputeQueues: h.computeQueues(node.ID), Hazard: h.hazardOf[node.ID]})
+		h.gpus = append(h.gpus, gpu{node, h.sharing(node), h.computeQueues(node.ID)})
 	}
 	if cfg.Processes != nil {
-		for _, proc := range cfg.Processes(ctx) {
-			proc.Comm, proc.Why = clean(proc.Comm), clean(proc.Why)
-			proc.Rejected = slices.Clone(proc.Rejected)
-			for i, r := range proc.Rejected {
-				proc.Rejected[i] = Rejection{Mechanism: r.Mechanism, Why: clean(r.Why), Remedy: clean(r.Remedy)}
-			}
-			h.reports = append(h.reports, proc)
-		}
-		slices.SortFunc(h.reports, func(a, b Process) int { return a.Key.Compare(b.Key) })
+		h.reports = cfg.Processes(ctx)
 	}
+	for _, p := range h.reports {
+		p.Comm, p.Why = clean(p.GetComm()), clean(p.GetWhy())
+		for _, r := range p.GetRejected() {
+			r.Why, r.Remedy = clean(r.GetWhy()), clean(r.GetRemedy())
+		}
+	}
+	slices.SortFunc(h.reports, func(a, b *gpreemptv1.DiagnosedProcess) int { return cmp.Compare(a.GetPid(), b.GetPid()) })
 	return h
 }
 
@@ -192,7 +186,7 @@ func (h *host) inventory() string {
 		if g.MES {
 			scheduler = "MES"
 		}
-		kind := gfxName(g.GFX)
+		kind := GFXName(g.GFX)
 		if g.Name != kind {
 			kind = g.Name + " " + kind
 		}
@@ -209,7 +203,7 @@ func (h *host) inventory() string {
 }
 
 // perGPU joins a text for each GPU; GPUs with the same text are named together.
-func (h *host) perGPU(text func(GPU) string) string {
+func (h *host) perGPU(text func(gpu) string) string {
 	ids := map[string][]string{}
 	var order []string
 	for _, g := range h.gpus {
@@ -246,9 +240,6 @@ func plural(n int, thing string) string {
 	}
 	return strconv.Itoa(n) + " " + thing
 }
-
-// gfxName returns the name that compilers use: 90402 is gfx942, 90010 is gfx90a.
-func gfxName(v uint32) string { return fmt.Sprintf("gfx%d%x%x", v/10000, v/100%100, v%100) }
 
 // param reads a parameter of the amdgpu module.
 func (h *host) param(name string) (int, error) {

@@ -1,4 +1,4 @@
-package doctor
+package safety
 
 import (
 	"io/fs"
@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 )
 
 // grafted is the host that runs the test, with the GPUs of a fake one.
@@ -31,12 +33,12 @@ func TestTheFilesOfARealKernelAreRead(t *testing.T) {
 	h.cfg.Root = grafted{os.DirFS("/"), h}
 	report := Examine(t.Context(), h.cfg)
 	checkWhole(t, report)
-	for _, c := range report.Checks {
-		t.Logf("%-4v  %s: %s", c.Status, c.ID, c.Found)
-		switch c.ID {
+	for _, c := range report.GetChecks() {
+		t.Logf("%-4v  %s: %s", c.GetStatus(), c.GetId(), c.GetFound())
+		switch c.GetId() {
 		case "kernel", "rights", "namespaces", "groups", "cgroup", "daemon", "yama":
-			if c.Status == Skip {
-				t.Errorf("%s was skipped: %s", c.ID, c.Found)
+			if c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_SKIP {
+				t.Errorf("%s was skipped: %s", c.GetId(), c.GetFound())
 			}
 		}
 	}

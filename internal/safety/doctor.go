@@ -1,6 +1,4 @@
-// Package doctor checks whether a host is supported: kernel, driver, GPUs, rights and
-// processes.
-package doctor
+package safety
 
 import (
 	"context"
@@ -10,6 +8,7 @@ import (
 	"strings"
 	"unicode"
 
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -31,49 +30,6 @@ type Driver struct {
 	ProfileRule string
 }
 
-// Hazard is the result of the hazard table for a GPU.
-type Hazard struct {
-	GPU    gpreempt.GPUID
-	Action HazardAction
-	// Reason names the public issue; "" if none is known.
-	Reason string
-	// Mechanisms are those that the row is about.
-	Mechanisms []string
-}
-
-// HazardAction is what is allowed on a GPU; it has the API's numbers.
-type HazardAction int32
-
-// The actions.
-const (
-	HazardUnknown HazardAction = iota
-	HazardAllow
-	HazardLimit
-	HazardDeny
-)
-
-// Process reports how a process of the driver would be suspended.
-type Process struct {
-	Key gpreempt.ProcessKey
-	// Comm is its command name.
-	Comm string
-	// Offline reports whether it may be suspended.
-	Offline bool
-	// Mechanism is the chosen one; "" if none can be used.
-	Mechanism string
-	// Why is the reason for it, or why no mechanism was tried.
-	Why string
-	// Rejected are the better ones, best first.
-	Rejected []Rejection
-}
-
-// Rejection is a mechanism that was not chosen.
-type Rejection struct {
-	Mechanism string
-	// Why is what prevents it, Remedy what to do about that; "" for nothing.
-	Why, Remedy string
-}
-
 // Config is what an examination needs.
 type Config struct {
 	// Root is the root directory of the host, os.DirFS("/"), or of a simulated machine.
@@ -90,116 +46,29 @@ type Config struct {
 	// simulation. An error that wraps no syscall.Errno means that this build does not
 	// support the driver's interface.
 	OpenDriver func() (Driver, error)
-	// Hazards checks GPUs by the hazard table; nil without one.
-	Hazards func([]gpreempt.GPU) []Hazard
+	// Hazards are the results of the hazard table for dbgtrap; nil without a table.
+	Hazards map[gpreempt.GPUID]Result
 	// Processes reports how each process of the driver would be suspended; nil if that is
 	// unknown.
-	Processes func(context.Context) []Process
+	Processes func(context.Context) []*gpreemptv1.DiagnosedProcess
 	// Lock is the path of the daemon's instance lock.
 	Lock string
 	// Groups are the groups that have rights by the config file.
 	Groups []string
 }
 
-// Status is the result of a check; it has the API's numbers.
-type Status int32
-
-// The statuses.
-const (
-	// OK: as it should be.
-	OK Status = iota + 1
-	// Warn: works with a limitation.
-	Warn
-	// Fail: prevents suspending.
-	Fail
-	// Skip: not checked.
-	Skip
-)
-
-// String returns the word for s.
-func (s Status) String() string {
-	switch s {
-	case OK:
-		return "ok"
-	case Warn:
-		return "warn"
-	case Fail:
-		return "fail"
-	case Skip:
-		return "skip"
-	}
-	return fmt.Sprintf("status(%d)", int32(s))
-}
-
-// Check is one thing that was checked.
-type Check struct {
-	// ID is stable.
-	ID, Title string
-	Status    Status
-	// Found is what was found, or why the check was skipped.
-	Found string
-	// Remedy is what to do; set for Warn and Fail.
-	Remedy string
-}
-
-// Verdict is whether the host is supported; it has the API's numbers.
-type Verdict int32
-
-// The verdicts.
-const (
-	// Ready: no problem was found.
-	Ready Verdict = iota + 1
-	// Limited: it can work, with limits.
-	Limited
-	// NotReady: something must be fixed first.
-	NotReady
-	// NoGPU: there is no AMD GPU.
-	NoGPU
-	// Simulated: nothing was checked of the host.
-	Simulated
-)
-
-// Sharing is how many processes can be debugged on a GPU at once; it has the
-// API's numbers.
-type Sharing int32
-
-// The kinds of sharing.
-const (
-	SharingUnknown Sharing = iota
-	SharingOne
-	SharingSeveral
-)
-
-// GPU is a GPU node with what matters for suspending.
-type GPU struct {
+// gpu is a GPU node with what matters for suspending.
+type gpu struct {
 	gpreempt.GPU
-	// Sharing is how many processes can be debugged on it at once.
-	Sharing Sharing
-	// ComputeQueues counts the user compute queues, suspended ones included.
-	ComputeQueues int
-	Hazard        Hazard
-}
-
-// Report is the result of an examination.
-type Report struct {
-	Verdict Verdict
-	// Summary is the verdict in a sentence, Remedy what to do about it; "" for nothing.
-	Summary, Remedy string
-	ByDaemon        bool
-	// Backend is "kfd", "simulated MACHINE" or "emulated MACHINE".
-	Backend string
-	Version string
-	// Checks are in reading order; each id once.
-	Checks []Check
-	// GPUs are ascending by node.
-	GPUs []GPU
-	// Processes are ascending by pid.
-	Processes []Process
+	// sharing is how many processes can be debugged on it at once.
+	sharing gpreemptv1.DebugSharing
+	// computeQueues counts the user compute queues, suspended ones included.
+	computeQueues int
 }
 
 // finding is the result of a check, with the mechanisms that it rules out.
 type finding struct {
-	status        Status
+	status        gpreemptv1.CheckStatus
 	found, remedy string
 	blocks        []string
 }
@@ -212,19 +81,19 @@ const (
 )
 
 func ok(format string, args ...any) finding {
-	return finding{status: OK, found: fmt.Sprintf(format, args...)}
+	return finding{status: gpreemptv1.CheckStatus_CHECK_STATUS_OK, found: fmt.Sprintf(format, args...)}
 }
 
 func skip(format string, args ...any) finding {
-	return finding{status: Skip, found: fmt.Sprintf(format, args...)}
+	return finding{status: gpreemptv1.CheckStatus_CHECK_STATUS_SKIP, found: fmt.Sprintf(format, args...)}
 }
 
 func warn(remedy, format string, args ...any) finding {
-	return finding{status: Warn, found: fmt.Sprintf(format, args...), remedy: remedy}
+	return finding{status: gpreemptv1.CheckStatus_CHECK_STATUS_WARN, found: fmt.Sprintf(format, args...), remedy: remedy}
 }
 
 func fail(remedy, format string, args ...any) finding {
-	return finding{status: Fail, found: fmt.Sprintf(format, args...), remedy: remedy}
+	return finding{status: gpreemptv1.CheckStatus_CHECK_STATUS_FAIL, found: fmt.Sprintf(format, args...), remedy: remedy}
 }
 
 // blocking sets the mechanisms that a finding rules out.
@@ -273,9 +142,11 @@ var checks = []struct {
 }
 
 // Examine checks a host. It changes no process. What it cannot read is in the report.
-func Examine(ctx context.Context, cfg Config) *Report {
+func Examine(ctx context.Context, cfg Config) *gpreemptv1.DiagnoseResponse {
 	h := collect(ctx, cfg)
-	report := &Report{ByDaemon: cfg.ByDaemon, Backend: discovery.Backend(cfg.Root), Version: cfg.Version, GPUs: h.gpus, Processes: h.reports}
+	report := &gpreemptv1.DiagnoseResponse{
+		ByDaemon: cfg.ByDaemon, Backend: discovery.Backend(cfg.Root), Version: cfg.Version, Gpus: h.gpuMessages(), Processes: h.reports,
+	}
 	if cfg.Simulated != "" {
 		report.Backend = "simulated " + cfg.Simulated
 	}
@@ -284,7 +155,7 @@ func Examine(ctx context.Context, cfg Config) *Report {
 		for _, mechanism := range f.blocks {
 			blocked[mechanism] = true
 		}
-		report.Checks = append(report.Checks, Check{ID: id, Title: title, Status: f.status, Found: clean(f.found), Remedy: f.remedy})
+		report.Checks = append(report.Checks, &gpreemptv1.Check{Id: id, Title: title, Status: f.status, Found: clean(f.found), Remedy: f.remedy})
 	}
 	present, none := h.present()
 	add("gpu", "AMD GPU", present)
@@ -295,7 +166,7 @@ func Examine(ctx context.Context, cfg Config) *Report {
 		}
 		add(c.id, c.title, c.run(h))
 	}
-	report.conclude(cfg, none, blocked)
+	conclude(report, cfg, none, blocked)
 	return report
 }
 
@@ -317,36 +188,36 @@ func (h *host) skipped(about subject, noGPU bool) string {
 }
 
 // conclude sets the verdict from the checks.
-func (r *Report) conclude(cfg Config, noGPU bool, blocked map[string]bool) {
+func conclude(r *gpreemptv1.DiagnoseResponse, cfg Config, noGPU bool, blocked map[string]bool) {
 	var failed, warned []string
 	for _, c := range r.Checks {
-		switch c.Status {
-		case Fail:
-			failed = append(failed, c.Title)
-		case Warn:
-			warned = append(warned, c.Title)
-		case OK, Skip:
+		switch c.GetStatus() {
+		case gpreemptv1.CheckStatus_CHECK_STATUS_FAIL:
+			failed = append(failed, c.GetTitle())
+		case gpreemptv1.CheckStatus_CHECK_STATUS_WARN:
+			warned = append(warned, c.GetTitle())
+		default:
 		}
 	}
 	switch {
 	case cfg.Simulated != "":
-		r.Verdict = Simulated
+		r.Verdict = gpreemptv1.Verdict_VERDICT_SIMULATED
 		r.Summary = "Simulated: the daemon serves the machine " + cfg.Simulated + "; nothing was checked of the hardware of the host."
 		r.Remedy = "gpreemptd diagnose checks the host itself"
 	case noGPU:
-		r.Verdict = NoGPU
+		r.Verdict = gpreemptv1.Verdict_VERDICT_NO_GPU
 		r.Summary = "This host has no AMD GPU."
 		r.Remedy = "kfdemu demo shows gpreempt on an emulated GPU"
 	case len(failed) > 0:
-		r.Verdict = NotReady
+		r.Verdict = gpreemptv1.Verdict_VERDICT_NOT_READY
 		r.Summary = "gpreempt cannot suspend offline work here yet. Failed: " + strings.Join(failed, ", ") + ". " + remaining(blocked)
 		r.Remedy = "fix what failed, as its remedy says"
 	case len(warned) > 0:
-		r.Verdict = Limited
+		r.Verdict = gpreemptv1.Verdict_VERDICT_LIMITED
 		r.Summary = "gpreempt can suspend offline work here by dbgtrap. Warnings: " + strings.Join(warned, ", ") + "."
 		r.Remedy = "read the warnings; each has a remedy"
 	default:
-		r.Verdict = Ready
+		r.Verdict = gpreemptv1.Verdict_VERDICT_READY
 		r.Summary = "gpreempt can suspend offline work here by dbgtrap. No problem was found."
 	}
 }

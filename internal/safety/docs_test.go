@@ -1,4 +1,4 @@
-package hazard
+package safety
 
 import (
 	"flag"
@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-var update = flag.Bool("update", false, "rewrite the tables in docs/hazards.md")
+var update = flag.Bool("update", false, "rewrite the tables in docs/hazards.md and the reports in testdata")
 
 const page = "../../docs/hazards.md"
 
@@ -42,7 +42,7 @@ func checkPage(t *testing.T, begin, end, want string) {
 		return
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("run go test ./internal/hazard -update; %s (-want +got):\n%s", page, diff)
+		t.Errorf("run go test ./internal/safety -update; %s (-want +got):\n%s", page, diff)
 	}
 }
 

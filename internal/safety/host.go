@@ -1,4 +1,4 @@
-package doctor
+package safety
 
 import (
 	"fmt"
@@ -45,11 +45,10 @@ func (h *host) kernel() finding {
 	if err != nil {
 		return unread(err)
 	}
-	r, err := parseRelease(s)
 	switch {
-	case err != nil:
-		return warn("check that the KFD interface below is 1.13 or newer", "%v", err)
-	case !r.atLeast(6, 5, 0):
+	case len(parseRelease(s).numbers) < 2:
+		return warn("check that the KFD interface below is 1.13 or newer", "kernel release %q does not begin with a version such as 6.12", s)
+	case compareToBound(s, "6.5") < 0:
 		return warn("Linux 6.5 or newer, or AMD's amdgpu-dkms package with interface 1.13 or newer", "%s: its own amdgpu driver has no DBG_TRAP", s)
 	}
 	return ok("%s", s)

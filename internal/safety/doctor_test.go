@@ -1,10 +1,9 @@
-package doctor
+package safety
 
 import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -22,31 +21,38 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-var update = flag.Bool("update", false, "write the reports into testdata")
+// The verdicts.
+const (
+	ready     = gpreemptv1.Verdict_VERDICT_READY
+	limited   = gpreemptv1.Verdict_VERDICT_LIMITED
+	notReady  = gpreemptv1.Verdict_VERDICT_NOT_READY
+	noGPU     = gpreemptv1.Verdict_VERDICT_NO_GPU
+	simulated = gpreemptv1.Verdict_VERDICT_SIMULATED
+)
 
 // testHost is a change of a healthy fake host, and the verdict.
 type testHost struct {
 	name  string
 	whole bool
 	make  func(h *fakeHost)
-	want  Verdict
+	want  gpreemptv1.Verdict
 }
 
 // hosts are fake hosts, by the name of the golden file with their report: the whole
 // report if whole is set, else only the checks that differ from the healthy host's.
 var hosts = []testHost{
 	{"mi300x", true, func(h *fakeHost) {
-		h.cfg.Processes = func(context.Context) []Process {
-			return []Process{
-				{Key: gpreempt.ProcessKey{PID: 5001, Start: 50010}, Comm: "tritonserver", Why: "it is online"},
+		h.cfg.Processes = func(context.Context) []*gpreemptv1.DiagnosedProcess {
+			return []*gpreemptv1.DiagnosedProcess{
+				{TargetId: "5001@50010", Pid: 5001, Comm: "tritonserver", Why: "it is online"},
 				{
-					Key: gpreempt.ProcessKey{PID: 4242, Start: 42420}, Comm: "python3", Offline: true, Mechanism: "dbgtrap",
+					TargetId: "4242@42420", Pid: 4242, Comm: "python3", Offline: true, Mechanism: "dbgtrap",
 					Why: "KFD version: 1.17, which has DBG_TRAP; runtime: enabled",
 				},
 			}
 		}
-	}, Ready},
-	{"mi300x-diagnosis", true, func(h *fakeHost) { h.diagnosis() }, Limited},
+	}, ready},
+	{"mi300x-diagnosis", true, func(h *fakeHost) { h.diagnosis() }, limited},
 	{"gfx1100", true, func(h *fakeHost) {
 		h.diagnosis()
 		h.noGPUs()
@@ -55,18 +61,16 @@ var hosts = []testHost{
 		h.device("0000:03:00.0", "0x1002", "0x030000")
 		h.driver.Version, h.driver.Minor, h.driver.Profile, h.driver.ProfileRule = "1.23", 23, "7.2", "process"
 		h.write("proc/sys/kernel/osrelease", "7.2.13\n")
-		h.cfg.Hazards = func([]gpreempt.GPU) []Hazard {
-			return []Hazard{{GPU: 777, Action: HazardLimit, Reason: "MES may not answer when many queues go (ROCm/rocm#6273)", Mechanisms: []string{"dbgtrap", "criu"}}}
-		}
-	}, Limited},
-	{"no-gpu", true, func(h *fakeHost) { h.noDriver(); h.noPCI() }, NoGPU},
-	{"driver-without-gpu", true, func(h *fakeHost) { h.noGPUs(); h.noPCI() }, NoGPU},
+		h.cfg.Hazards = map[gpreempt.GPUID]Result{777: {Action: Limit, Reason: "MES may not answer when many queues go (ROCm/rocm#6273)"}}
+	}, limited},
+	{"no-gpu", true, func(h *fakeHost) { h.noDriver(); h.noPCI() }, noGPU},
+	{"driver-without-gpu", true, func(h *fakeHost) { h.noGPUs(); h.noPCI() }, noGPU},
 	{"unprivileged", true, func(h *fakeHost) {
 		h.diagnosis()
 		h.write("proc/self/status", processStatus("gpreemptd", 200, 0, 1000, 0))
 		h.noOpen = &fs.PathError{Op: "open", Path: "/dev/kfd", Err: syscall.EACCES}
 		h.denied["dev/kmsg"], h.denied["sys/kernel/debug/kfd/mqds"] = true, true
-	}, Limited},
+	}, limited},
 	{"simulated", true, func(h *fakeHost) {
 		spec, err := gpumodel.PresetByName("mi300x")
 		if err != nil {
@@ -74,118 +78,118 @@ var hosts = []testHost{
 		}
 		h.cfg.Root, h.cfg.Simulated = gpumodel.New(spec, 2, 1).FS(), "mi300x"
 		h.cfg.OpenDriver = func() (Driver, error) { panic("opened the driver for a simulation") }
-		h.cfg.Processes = func(context.Context) []Process {
-			return []Process{{Key: gpreempt.ProcessKey{PID: 7, Start: 1}, Comm: "train", Offline: true, Mechanism: "sim", Why: "simulated"}}
+		h.cfg.Processes = func(context.Context) []*gpreemptv1.DiagnosedProcess {
+			return []*gpreemptv1.DiagnosedProcess{{TargetId: "7@1", Pid: 7, Comm: "train", Offline: true, Mechanism: "sim", Why: "simulated"}}
 		}
-	}, Simulated},
-	{"driver-not-loaded", false, func(h *fakeHost) { h.noDriver() }, NotReady},
-	{"gpu-without-node", false, func(h *fakeHost) { h.noGPUs() }, NotReady},
+	}, simulated},
+	{"driver-not-loaded", false, func(h *fakeHost) { h.noDriver() }, notReady},
+	{"gpu-without-node", false, func(h *fakeHost) { h.noGPUs() }, notReady},
 	{"gpu-hidden", false, func(h *fakeHost) {
 		h.denied[topology+"nodes/2/gpu_id"], h.denied[topology+"nodes/3/gpu_id"] = true, true
-	}, NotReady},
-	{"topology-unreadable", false, func(h *fakeHost) { h.write(topology+"nodes/2/properties", "simd_count x\n") }, NotReady},
+	}, notReady},
+	{"topology-unreadable", false, func(h *fakeHost) { h.write(topology+"nodes/2/properties", "simd_count x\n") }, notReady},
 	{"kernel-6.1", false, func(h *fakeHost) {
 		h.write("proc/sys/kernel/osrelease", "6.1.0-37-amd64\n")
 		h.noOpen = errors.New("KFD interface not supported: version 1.11 has no queue suspension; it needs 1.13")
-	}, NotReady},
-	{"interface-unknown", false, func(h *fakeHost) { h.driver.Version, h.driver.Note = "1.31", "KFD interface 1.31 is not known" }, Limited},
-	{"no-device", false, func(h *fakeHost) { h.noOpen = syscall.ENOENT }, NotReady},
-	{"gpu-reset", false, func(h *fakeHost) { h.noOpen = syscall.EINVAL }, NotReady},
-	{"open-fails", false, func(h *fakeHost) { h.noOpen = syscall.ENOMEM }, NotReady},
-	{"yama-3", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "3\n") }, NotReady},
-	{"no-yama", false, func(h *fakeHost) { h.remove("proc/sys/kernel/yama") }, Ready},
+	}, notReady},
+	{"interface-unknown", false, func(h *fakeHost) { h.driver.Version, h.driver.Note = "1.31", "KFD interface 1.31 is not known" }, limited},
+	{"no-device", false, func(h *fakeHost) { h.noOpen = syscall.ENOENT }, notReady},
+	{"gpu-reset", false, func(h *fakeHost) { h.noOpen = syscall.EINVAL }, notReady},
+	{"open-fails", false, func(h *fakeHost) { h.noOpen = syscall.ENOMEM }, notReady},
+	{"yama-3", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "3\n") }, notReady},
+	{"no-yama", false, func(h *fakeHost) { h.remove("proc/sys/kernel/yama") }, ready},
 	{"lockdown", false, func(h *fakeHost) {
 		h.write("sys/kernel/security/lockdown", "none [integrity] confidentiality\n")
 		h.denied["sys/kernel/debug/kfd/mqds"] = true
-	}, Limited},
-	{"lockdown-strange", false, func(h *fakeHost) { h.write("sys/kernel/security/lockdown", "all\n") }, Limited},
+	}, limited},
+	{"lockdown-strange", false, func(h *fakeHost) { h.write("sys/kernel/security/lockdown", "all\n") }, limited},
 	{"debugger", false, func(h *fakeHost) {
 		h.process(4242, "python3", "python3 train.py", 901, gpuA, gpuB, gpuB)
 		h.process(900, "rocgdb", "rocgdb -p 4242", 0)
 		h.thread(901, 900, "rocgdb")
 		h.process(5001, "tritonserver", "tritonserver", 999, gpuA) // the tracer has exited
-	}, Limited},
+	}, limited},
 	{"cgroup-1", false, func(h *fakeHost) {
 		h.remove("sys/fs/cgroup")
 		h.write("sys/fs/cgroup/freezer/tasks", "")
-	}, Limited},
+	}, limited},
 	{"cgroup-hybrid", false, func(h *fakeHost) {
 		h.remove("sys/fs/cgroup/cgroup.controllers")
 		h.write("sys/fs/cgroup/freezer/tasks", "")
 		h.write("sys/fs/cgroup/unified/cgroup.procs", "")
-	}, Limited},
-	{"no-cgroup", false, func(h *fakeHost) { h.remove("sys/fs/cgroup") }, Limited},
+	}, limited},
+	{"no-cgroup", false, func(h *fakeHost) { h.remove("sys/fs/cgroup") }, limited},
 	{"oversubscribed", false, func(h *fakeHost) {
 		h.process(4300, "many", "many", 0, slices.Repeat([]gpreempt.GPUID{gpuA}, 23)...)
 		h.param("num_kcq", "2")
-	}, Limited},
-	{"slots-unknown", false, func(h *fakeHost) { h.node(3, gpuB, "mi300x", 90402, 0xc6, 0, 8, capable) }, Ready},
-	{"sched-policy-2", false, func(h *fakeHost) { h.param("sched_policy", "2") }, NotReady},
-	{"no-cwsr", false, func(h *fakeHost) { h.param("cwsr_enable", "0") }, NotReady},
+	}, limited},
+	{"slots-unknown", false, func(h *fakeHost) { h.node(3, gpuB, "mi300x", 90402, 0xc6, 0, 8, capable) }, ready},
+	{"sched-policy-2", false, func(h *fakeHost) { h.param("sched_policy", "2") }, notReady},
+	{"no-cwsr", false, func(h *fakeHost) { h.param("cwsr_enable", "0") }, notReady},
 	{"parameters-strange", false, func(h *fakeHost) {
 		h.param("sched_policy", "7")
 		h.param("cwsr_enable", "Y\x1b[2J")
 		h.remove("sys/module/amdgpu/parameters/num_kcq")
-	}, Limited},
+	}, limited},
 	{"mixed-gpus", false, func(h *fakeHost) {
 		h.node(3, gpuB, "mi50", 90006, 0xc6, 24, 1, capable&^0x20000000)
-	}, NotReady},
-	{"gfx950", false, func(h *fakeHost) { h.node(3, gpuB, "mi350x", 90500, 0xc6, 24, 8, capable) }, Limited},
+	}, notReady},
+	{"gfx950", false, func(h *fakeHost) { h.node(3, gpuB, "mi350x", 90500, 0xc6, 24, 8, capable) }, limited},
 	{"gfx950-dkms", false, func(h *fakeHost) {
 		h.node(3, gpuB, "mi350x", 90500, 0xc6, 24, 8, capable)
 		h.driver.Version, h.driver.Minor, h.driver.Profile = "1.18", 18, "amd-dkms"
-	}, Ready},
-	{"rule-thread", false, func(h *fakeHost) { h.driver.Rule = "thread" }, Ready},
+	}, ready},
+	{"rule-thread", false, func(h *fakeHost) { h.driver.Rule = "thread" }, ready},
 	{"container", false, func(h *fakeHost) {
 		h.files["proc/self/ns/pid"].Data = []byte("pid:[4026532201]")
 		h.noOpen = syscall.EPERM
 		h.remove("dev/kmsg")
 		h.remove("sys/kernel/debug/kfd")
-	}, NotReady},
-	{"user-namespace", false, func(h *fakeHost) { h.write("proc/self/uid_map", "0 100000 65536\n") }, NotReady},
+	}, notReady},
+	{"user-namespace", false, func(h *fakeHost) { h.write("proc/self/uid_map", "0 100000 65536\n") }, notReady},
 	{"daemon-without-ptrace", false, func(h *fakeHost) {
 		h.write("proc/self/status", processStatus("gpreemptd", 100, 0, 990, 1<<34))
-	}, NotReady},
+	}, notReady},
 	{"daemon-without-admin", false, func(h *fakeHost) {
 		h.write("proc/self/status", processStatus("gpreemptd", 100, 0, 990, 1<<19))
 		h.denied["dev/kmsg"], h.denied["sys/kernel/debug/kfd/mqds"] = true, true
-	}, Limited},
+	}, limited},
 	{"second-daemon", false, func(h *fakeHost) {
 		h.process(777, "gpreemptd", "gpreemptd serve", 0)
 		h.write("proc/777/status", processStatus("gpreemptd", 777, 0, 0, 0))
 		h.process(776, "gpreemptd", "gpreemptd serve", 0)    // a user's program of the same name
 		h.process(778, "gpreemptd", "gpreemptd diagnose", 0) // harmless
-	}, NotReady},
-	{"no-groups", false, func(h *fakeHost) { h.write("etc/group", "root:x:0:\n") }, Limited},
-	{"hazard-everywhere", false, func(h *fakeHost) { h.deny(gpuA, gpuB) }, NotReady},
-	{"hazard-on-the-first", false, func(h *fakeHost) { h.deny(gpuA) }, Limited},
-	{"hazard-on-one", false, func(h *fakeHost) { h.deny(gpuB) }, Limited},
+	}, notReady},
+	{"no-groups", false, func(h *fakeHost) { h.write("etc/group", "root:x:0:\n") }, limited},
+	{"hazard-everywhere", false, func(h *fakeHost) { h.deny(gpuA, gpuB) }, notReady},
+	{"hazard-on-the-first", false, func(h *fakeHost) { h.deny(gpuA) }, limited},
+	{"hazard-on-one", false, func(h *fakeHost) { h.deny(gpuB) }, limited},
 	{"no-mechanism-fits", false, func(h *fakeHost) {
-		h.cfg.Processes = func(context.Context) []Process {
-			return []Process{{
-				Key: gpreempt.ProcessKey{PID: 4242, Start: 42420}, Comm: "evil\x1b[31m", Offline: true, Rejected: []Rejection{
+		h.cfg.Processes = func(context.Context) []*gpreemptv1.DiagnosedProcess {
+			return []*gpreemptv1.DiagnosedProcess{{
+				TargetId: "4242@42420", Pid: 4242, Comm: "evil\x1b[31m", Offline: true, Rejected: []*gpreemptv1.Rejection{
 					{Mechanism: "dbgtrap", Why: "debugger: evil\x1b[31m holds it", Remedy: "end it"}, {Mechanism: "criu", Why: "not enabled"},
 				},
 			}}
 		}
-	}, Limited},
-	{"queue-unreadable", false, func(h *fakeHost) { h.write("sys/class/kfd/kfd/proc/4242/queues/0/size", "x") }, Limited},
+	}, limited},
+	{"queue-unreadable", false, func(h *fakeHost) { h.write("sys/class/kfd/kfd/proc/4242/queues/0/size", "x") }, limited},
 	{"kernel-strange", false, func(h *fakeHost) {
 		h.write("proc/sys/kernel/osrelease", "linux\n")
 		h.driver.Rule, h.driver.ProfileRule = "", ""
-	}, Limited},
-	{"yama-2", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "2\n") }, Ready},
-	{"yama-strange", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "9\n") }, Limited},
-	{"sched-policy-1", false, func(h *fakeHost) { h.param("sched_policy", "1") }, Ready},
+	}, limited},
+	{"yama-2", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "2\n") }, ready},
+	{"yama-strange", false, func(h *fakeHost) { h.write("proc/sys/kernel/yama/ptrace_scope", "9\n") }, limited},
+	{"sched-policy-1", false, func(h *fakeHost) { h.param("sched_policy", "1") }, ready},
 	{"gfx950-7.2", false, func(h *fakeHost) {
 		h.node(3, gpuB, "mi350x", 90500, 0xc6, 24, 8, capable)
 		h.driver.Version, h.driver.Minor, h.driver.Profile = "1.23", 23, "7.2"
-	}, Ready},
+	}, ready},
 	{"three-gpus", false, func(h *fakeHost) {
 		h.node(4, 50000, "mi50", 90006, 0xd1, 24, 1, capable)
-		h.cfg.Hazards = func([]gpreempt.GPU) []Hazard { return []Hazard{{GPU: 50000, Action: HazardAllow}} }
-	}, Limited},
-	{"no-hazard-table", false, func(h *fakeHost) { h.cfg.Hazards = nil }, Ready},
+		h.cfg.Hazards = map[gpreempt.GPUID]Result{50000: {Action: Allow}}
+	}, limited},
+	{"no-hazard-table", false, func(h *fakeHost) { h.cfg.Hazards = nil }, ready},
 	{"running-daemon-diagnosis", false, func(h *fakeHost) {
 		healthy := mi300x() // whose daemon traces 4242
 		h.diagnosis()
@@ -194,35 +198,30 @@ var hosts = []testHost{
 				h.files[name] = file
 			}
 		}
-	}, Ready},
+	}, ready},
 	{"container-diagnosis", false, func(h *fakeHost) {
 		h.diagnosis()
 		h.files["proc/self/ns/pid"].Data = []byte("pid:[4026532201]")
-	}, Limited},
+	}, limited},
 	{"user-namespace-diagnosis", false, func(h *fakeHost) {
 		h.diagnosis()
 		h.write("proc/self/uid_map", "0 1000 1\n")
-	}, Limited},
-	{"no-groups-configured", false, func(h *fakeHost) { h.cfg.Groups = nil }, Ready},
+	}, limited},
+	{"no-groups-configured", false, func(h *fakeHost) { h.cfg.Groups = nil }, ready},
 	{"files-denied", false, func(h *fakeHost) {
 		for _, name := range []string{"proc/sys/kernel/yama/ptrace_scope", "sys/kernel/security/lockdown", "etc/group", "proc/self/uid_map", "proc/locks"} {
 			h.denied[name] = true
 		}
-	}, Ready},
-	{"no-procfs", false, func(h *fakeHost) { h.remove("proc"); h.remove("sys/class/kfd/kfd/proc") }, NotReady},
+	}, ready},
+	{"no-procfs", false, func(h *fakeHost) { h.remove("proc"); h.remove("sys/class/kfd/kfd/proc") }, notReady},
 }
 
 // deny makes the hazard table deny GPUs.
 func (h *fakeHost) deny(denied ...gpreempt.GPUID) {
-	h.cfg.Hazards = func(gpus []gpreempt.GPU) (all []Hazard) {
-		for _, g := range gpus {
-			v := Hazard{GPU: g.ID, Action: HazardAllow}
-			if slices.Contains(denied, g.ID) {
-				v = Hazard{GPU: g.ID, Action: HazardDeny, Reason: "suspending resets the GPU (ROCm/rocm#1)", Mechanisms: []string{"dbgtrap", "criu"}}
-			}
-			all = append(all, v)
+	for _, id := range denied {
+		h.cfg.Hazards[id] = Result{
+			Action: Deny, Reason: "suspending resets the GPU (ROCm/rocm#1)", Row: Row{Mechanisms: []string{"dbgtrap", "criu"}},
 		}
-		return all
 	}
 }
 
@@ -233,16 +232,17 @@ func TestReports(t *testing.T) {
 			h := mi300x()
 			test.make(h)
 			report := Examine(t.Context(), h.cfg)
-			if report.Verdict != test.want {
-				t.Errorf("verdict %d, want %d", report.Verdict, test.want)
+			if report.GetVerdict() != test.want {
+				t.Errorf("verdict %v, want %v", report.GetVerdict(), test.want)
 			}
 			checkWhole(t, report)
-			shown := *report
 			if !test.whole {
-				shown.Checks = slices.DeleteFunc(slices.Clone(report.Checks), func(c Check) bool { return slices.Contains(healthy.Checks, c) })
+				report.Checks = slices.DeleteFunc(report.GetChecks(), func(c *gpreemptv1.Check) bool {
+					return slices.ContainsFunc(healthy.GetChecks(), func(h *gpreemptv1.Check) bool { return proto.Equal(c, h) })
+				})
 			}
 			var got bytes.Buffer
-			if err := shown.Write(&got); err != nil {
+			if err := WriteReport(&got, report); err != nil {
 				t.Fatal(err)
 			}
 			path := filepath.Join("testdata", test.name+".txt")
@@ -263,16 +263,17 @@ func TestReports(t *testing.T) {
 }
 
 // checkWhole checks properties of every report.
-func checkWhole(t *testing.T, r *Report) {
+func checkWhole(t *testing.T, r *gpreemptv1.DiagnoseResponse) {
 	t.Helper()
 	var ids []string
-	for _, c := range r.Checks {
-		ids = append(ids, c.ID)
-		if c.Title == "" || c.Found == "" || (c.Remedy == "") != (c.Status == OK || c.Status == Skip) {
-			t.Errorf("check %+v: want what was found, and a remedy only if it is not OK", c)
+	for _, c := range r.GetChecks() {
+		ids = append(ids, c.GetId())
+		fine := c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_OK || c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_SKIP
+		if c.GetTitle() == "" || c.GetFound() == "" || (c.GetRemedy() == "") != fine {
+			t.Errorf("check %v: want what was found, and a remedy only if it is not OK", c)
 		}
-		if c.Found != clean(c.Found) {
-			t.Errorf("check %s has control characters: %q", c.ID, c.Found)
+		if c.GetFound() != clean(c.GetFound()) {
+			t.Errorf("check %s has control characters: %q", c.GetId(), c.GetFound())
 		}
 	}
 	want := []string{
@@ -282,17 +283,16 @@ func checkWhole(t *testing.T, r *Report) {
 	if diff := cmp.Diff(want, ids); diff != "" {
 		t.Errorf("ids, which scripts rely on (-want +got):\n%s", diff)
 	}
-	// The API's message is complete.
 	var b bytes.Buffer
-	if err := r.WriteJSON(&b); err != nil {
+	if err := WriteReportJSON(&b, r); err != nil {
 		t.Fatal(err)
 	}
 	back := &gpreemptv1.DiagnoseResponse{}
 	if err := protojson.Unmarshal(b.Bytes(), back); err != nil {
 		t.Fatal(err)
 	}
-	if !proto.Equal(back, r.Message()) {
-		t.Errorf("JSON reads as %v, want %v", back, r.Message())
+	if !proto.Equal(back, r) {
+		t.Errorf("JSON reads as %v, want %v", back, r)
 	}
 }
 
@@ -300,9 +300,9 @@ func TestAHostWithoutGPUFailsOneCheck(t *testing.T) {
 	h := mi300x()
 	h.noDriver()
 	h.noPCI()
-	for _, c := range Examine(t.Context(), h.cfg).Checks {
-		if (c.Status == Skip) == (c.ID == "gpu") {
-			t.Errorf("%s: %v, want the GPU to fail and all others to be skipped", c.ID, c.Status)
+	for _, c := range Examine(t.Context(), h.cfg).GetChecks() {
+		if (c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_SKIP) == (c.GetId() == "gpu") {
+			t.Errorf("%s: %v, want the GPU to fail and all others to be skipped", c.GetId(), c.GetStatus())
 		}
 	}
 }
@@ -310,15 +310,16 @@ func TestAHostWithoutGPUFailsOneCheck(t *testing.T) {
 func TestTheMessageHasEveryFact(t *testing.T) {
 	h := mi300x()
 	h.deny(gpuB)
+	h.cfg.Hazards[50000] = Result{Action: Allow}
 	h.node(3, gpuB, "mi50", 90006, 0xc6, 24, 1, capable)
 	h.node(4, 50000, "gfx1100", 110000, 0xd1, 8, 1, 0)
-	h.cfg.Processes = func(context.Context) []Process {
-		return []Process{{
-			Key: gpreempt.ProcessKey{PID: 4242, Start: 7}, Comm: "python3", Offline: true, Mechanism: "freezer", Why: "cgroup: 2",
-			Rejected: []Rejection{{Mechanism: "dbgtrap", Why: "debugger: gdb", Remedy: "end it"}},
+	h.cfg.Processes = func(context.Context) []*gpreemptv1.DiagnosedProcess {
+		return []*gpreemptv1.DiagnosedProcess{{
+			TargetId: "4242@7", Pid: 4242, Comm: "python3", Offline: true, Mechanism: "freezer", Why: "cgroup: 2",
+			Rejected: []*gpreemptv1.Rejection{{Mechanism: "dbgtrap", Why: "debugger: gdb", Remedy: "end it"}},
 		}}
 	}
-	got := Examine(t.Context(), h.cfg).Message()
+	got := Examine(t.Context(), h.cfg)
 	want := &gpreemptv1.DiagnoseResponse{
 		Verdict: gpreemptv1.Verdict_VERDICT_NOT_READY, ByDaemon: true, Backend: "kfd", Version: "v0.3.0",
 		Gpus: []*gpreemptv1.DiagnosedGpu{
@@ -357,7 +358,7 @@ func (brokenWriter) Write([]byte) (int, error) { return 0, syscall.EPIPE }
 
 func TestAReportThatCannotBeWrittenIsAnError(t *testing.T) {
 	r := Examine(t.Context(), mi300x().cfg)
-	if r.Write(brokenWriter{}) == nil || r.WriteJSON(brokenWriter{}) == nil {
+	if WriteReport(brokenWriter{}, r) == nil || WriteReportJSON(brokenWriter{}, r) == nil {
 		t.Error("the error of the output was swallowed")
 	}
 }
@@ -367,9 +368,9 @@ func TestEveryCheckIsDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range Examine(t.Context(), mi300x().cfg).Checks {
-		if !bytes.Contains(doc, []byte("\n| `"+c.ID+"` |")) {
-			t.Errorf("docs/api.md has no row for the check %s", c.ID)
+	for _, c := range Examine(t.Context(), mi300x().cfg).GetChecks() {
+		if !bytes.Contains(doc, []byte("\n| `"+c.GetId()+"` |")) {
+			t.Errorf("docs/api.md has no row for the check %s", c.GetId())
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package hazard
+package safety
 
 import (
 	"os"

@@ -1,15 +1,16 @@
-package doctor
+package safety
 
 import (
 	"fmt"
 	"slices"
 	"strings"
 
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 func (h *host) debugFirmware() finding {
-	lacking := h.perGPU(func(g GPU) string {
+	lacking := h.perGPU(func(g gpu) string {
 		if g.DebugFirmware {
 			return ""
 		}
@@ -28,30 +29,30 @@ const gfx950Debug, noGFX950Debug = 23, 17
 
 // sharing returns how many processes can be debugged on a GPU at once
 // (kfd_dbg_is_per_vmid_supported).
-func (h *host) sharing(g gpreempt.GPU) Sharing {
+func (h *host) sharing(g gpreempt.GPU) gpreemptv1.DebugSharing {
 	switch {
 	case g.GFX == 90010, g.GFX >= 90400 && g.GFX <= 90402, g.GFX >= 110000:
-		return SharingSeveral
+		return gpreemptv1.DebugSharing_DEBUG_SHARING_SEVERAL
 	case g.GFX != 90500, h.open.Minor > 0 && h.open.Minor <= noGFX950Debug:
-		return SharingOne
+		return gpreemptv1.DebugSharing_DEBUG_SHARING_ONE
 	case h.open.Minor >= gfx950Debug:
-		return SharingSeveral
+		return gpreemptv1.DebugSharing_DEBUG_SHARING_SEVERAL
 	}
-	return SharingUnknown
+	return gpreemptv1.DebugSharing_DEBUG_SHARING_UNSPECIFIED
 }
 
 func (h *host) debugSharing() finding {
-	said := h.perGPU(func(g GPU) string {
-		switch g.Sharing {
-		case SharingOne:
+	said := h.perGPU(func(g gpu) string {
+		switch g.sharing {
+		case gpreemptv1.DebugSharing_DEBUG_SHARING_ONE:
 			return "one process at a time"
-		case SharingSeveral:
+		case gpreemptv1.DebugSharing_DEBUG_SHARING_SEVERAL:
 			return "several processes at a time"
-		case SharingUnknown:
+		default:
+			return "one or several processes at a time: unknown for this driver version"
 		}
-		return "one or several processes at a time: unknown for this driver version"
 	})
-	if slices.ContainsFunc(h.gpus, func(g GPU) bool { return g.Sharing == SharingOne }) {
+	if slices.ContainsFunc(h.gpus, func(g gpu) bool { return g.sharing == gpreemptv1.DebugSharing_DEBUG_SHARING_ONE }) {
 		return warn("if more than one offline process shares a GPU, add criu or freezer to the config key mechanisms", "%s", said)
 	}
 	return ok("%s", said)
@@ -61,14 +62,14 @@ func (h *host) queueSlots() finding {
 	if h.seenErr != nil {
 		return unread(h.seenErr)
 	}
-	said := h.perGPU(func(g GPU) string {
+	said := h.perGPU(func(g gpu) string {
 		if g.QueueSlots == 0 {
-			return plural(g.ComputeQueues, "compute queue") + ", number of slots unknown"
+			return plural(g.computeQueues, "compute queue") + ", number of slots unknown"
 		}
-		return fmt.Sprintf("%s for %s", plural(g.ComputeQueues, "compute queue"), plural(g.QueueSlots, "slot"))
+		return fmt.Sprintf("%s for %s", plural(g.computeQueues, "compute queue"), plural(g.QueueSlots, "slot"))
 	})
 	said += h.kernelQueues()
-	if slices.ContainsFunc(h.gpus, func(g GPU) bool { return g.QueueSlots > 0 && g.ComputeQueues > g.QueueSlots }) {
+	if slices.ContainsFunc(h.gpus, func(g gpu) bool { return g.QueueSlots > 0 && g.computeQueues > g.QueueSlots }) {
 		return warn("use fewer queues: GPU_MAX_HW_QUEUES=2 for each process, or fewer processes on a GPU; or more slots: amdgpu.num_kcq=2 on the kernel command line",
 			"%s: more queues than slots, so queues take turns, online ones too", said)
 	}
@@ -79,42 +80,32 @@ func (h *host) hazards() finding {
 	if h.cfg.Hazards == nil {
 		return skip("the hazard table was not read")
 	}
-	said := h.perGPU(func(g GPU) string {
-		switch g.Hazard.Action {
-		case HazardAllow:
+	said := h.perGPU(func(g gpu) string {
+		result, known := h.cfg.Hazards[g.ID]
+		switch {
+		case !known:
+			return "not in the table"
+		case result.Action == Allow:
 			return "none known"
-		case HazardLimit:
-			return "one process at a time: " + g.Hazard.Reason
-		case HazardDeny:
-			return "not by " + strings.Join(g.Hazard.Mechanisms, ", ") + ": " + g.Hazard.Reason
-		case HazardUnknown:
+		case result.Action == Limit:
+			return "one process at a time: " + result.Reason
 		}
-		return "not in the table"
+		return "not by " + strings.Join(result.Row.Mechanisms, ", ") + ": " + result.Reason
 	})
 	const remedy = "use a newer kernel and GPU firmware, as the issue says, or another mechanism: freezer does not use the GPU's scheduler"
-	denied, limited := 0, 0
-	var everywhere []string // the mechanisms that are denied on every GPU
-	for i, g := range h.gpus {
-		switch g.Hazard.Action {
-		case HazardDeny:
-			denied++
-		case HazardLimit:
-			limited++
-		case HazardAllow, HazardUnknown:
-		}
-		var here []string
-		if g.Hazard.Action == HazardDeny {
-			here = g.Hazard.Mechanisms
-		}
-		if i == 0 {
-			everywhere = slices.Clone(here)
-		}
-		everywhere = slices.DeleteFunc(everywhere, func(m string) bool { return !slices.Contains(here, m) })
+	hazardous := false
+	everywhere := Mechanisms() // those that are denied on every GPU
+	for _, g := range h.gpus {
+		result, known := h.cfg.Hazards[g.ID]
+		hazardous = hazardous || known && result.Action != Allow
+		everywhere = slices.DeleteFunc(everywhere, func(m string) bool {
+			return !known || result.Action != Deny || !slices.Contains(result.Row.Mechanisms, m)
+		})
 	}
 	switch {
 	case slices.Contains(everywhere, byDbgtrap):
 		return fail(remedy, "%s", said).blocking(everywhere...)
-	case denied+limited > 0:
+	case hazardous:
 		return warn(remedy, "%s", said)
 	}
 	return ok("%s", said)

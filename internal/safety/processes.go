@@ -1,4 +1,4 @@
-package doctor
+package safety
 
 import (
 	"fmt"
@@ -112,8 +112,8 @@ func (h *host) processes() finding {
 	said := fmt.Sprintf("%s with %s", plural(len(h.seen), "process"), plural(queues, "queue"))
 	var stuck []string
 	for _, proc := range h.reports {
-		if proc.Offline && proc.Mechanism == "" {
-			stuck = append(stuck, fmt.Sprintf("%s (pid %d)", proc.Comm, proc.Key.PID))
+		if proc.GetOffline() && proc.GetMechanism() == "" {
+			stuck = append(stuck, fmt.Sprintf("%s (pid %d)", proc.GetComm(), proc.GetPid()))
 		}
 	}
 	switch {
