@@ -63,7 +63,7 @@ func BenchmarkDebugfs(b *testing.B) {
 	for i := range 20 {
 		r.start("p", 4, i%8)
 	}
-	for _, name := range []string{"mqds", "hqds", "rls"} {
+	for _, name := range []string{"mqds", "hqds"} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
@@ -80,7 +80,6 @@ func BenchmarkDebugfs(b *testing.B) {
 		for b.Loop() {
 			r.viewMQDs()
 			r.viewHQDs()
-			r.viewRunlists()
 		}
 	})
 }

@@ -14,7 +14,6 @@ func (m *Machine) debugfsDir() *node {
 	return dir(map[string]*node{
 		"mqds": {show: func() func() []byte { return m.viewMQDs().text }},
 		"hqds": {show: func() func() []byte { return m.viewHQDs().text }},
-		"rls":  {show: func() func() []byte { return m.viewRunlists().text }},
 	})
 }
 

@@ -87,7 +87,7 @@ func TestDebugfsTexts(t *testing.T) {
 			r.AdvanceTo(r.Now() + ms/4)
 
 			var b strings.Builder
-			for _, file := range []string{"mqds", "hqds", "rls"} {
+			for _, file := range []string{"mqds", "hqds"} {
 				fmt.Fprintf(&b, "==> %s <==\n%s", file, elide(r.text(file)))
 			}
 			golden := filepath.Join("testdata", name)
@@ -155,34 +155,6 @@ func TestSDMAQueuesBehindAComputeQueueAreDumpedForEveryXCC(t *testing.T) {
 	r.rest()
 	if after := second(); strings.Count(before, "\n") >= strings.Count(after, "\n") {
 		t.Errorf("memory behind an SDMA MQD, before a queue had it:\n%s\nand after:\n%s", before, after)
-	}
-}
-
-func TestRunlistHasWhatIsToRun(t *testing.T) {
-	r := newRig(t, hws(), 1)
-	none := fmt.Sprintf("Node 2, gpu_id %x:\n  No active runlist\n", uint32(r.facts[0].ID))
-	if got := r.text("rls"); got != none {
-		t.Errorf("rls of an idle machine:\n%s", got)
-	}
-	a := r.start("a", 2, 0)
-	r.start("b", 1, 0)
-	// MAP_PROCESS has 21 words and MAP_QUEUES 7.
-	packets := func(want int) {
-		t.Helper()
-		if got := len(strings.Fields(r.text("rls"))) - 4 - strings.Count(r.text("rls"), ":") + 1; got != want {
-			t.Errorf("rls has %d words, want %d:\n%s", got, want, r.text("rls"))
-		}
-	}
-	packets(2*21 + 3*7)
-	r.suspend(a)
-	r.rest()
-	packets(2*21 + 1*7)
-
-	m := newRig(t, mes(), 1)
-	m.start("a", 1, 0)
-	m.rest()
-	if got := m.text("rls"); !strings.HasSuffix(got, "  No active runlist\n") {
-		t.Errorf("rls under MES:\n%s", got)
 	}
 }
 

@@ -170,7 +170,7 @@ func (m *Machine) ClearGPU(id gpreempt.GPUID) error {
 		q.suspended = true
 	}
 	g.reschedule()
-	g.makeRunlist()
+	m.moves++
 	for _, o := range over {
 		m.notify(o.done)
 	}
@@ -200,7 +200,7 @@ func (m *Machine) Progress(ref QueueRef) (done float64, ok bool) {
 	return (alone - q.inflight[0].left()) / alone, true
 }
 
-// Moves returns a number that grows with each change of sysfs and /proc, of mqds and rls in
-// debugfs, and of the assignment of queues to slots in hqds. The positions of queues in
+// Moves returns a number that grows with each change of sysfs and /proc, of mqds in debugfs,
+// and of the assignment of queues to slots in hqds. The positions of queues in
 // slots change without it.
 func (m *Machine) Moves() uint64 { return m.moves }

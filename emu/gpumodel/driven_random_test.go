@@ -295,7 +295,7 @@ func TestMovesFollowTheFiles(t *testing.T) {
 			text   string
 		}
 		view := func() look {
-			text := read(t, h.m, "mqds") + read(t, h.m, "rls") + tree(t, h.m.FS(), "sys/class")
+			text := read(t, h.m, "mqds") + tree(t, h.m.FS(), "sys/class")
 			for _, g := range h.m.Truth().GPUs {
 				for _, s := range g.Slots {
 					text += fmt.Sprintln(s.Live, s.Owner, s.ID)

@@ -2,7 +2,6 @@ package gpumodel
 
 import (
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
@@ -311,9 +310,6 @@ func TestClearGPULosesNothing(t *testing.T) {
 			if got := r.GPUCounters()[0].SchedulerCycles; got != cycles {
 				t.Errorf("the reset took %d cycles", got-cycles)
 			}
-			if got := r.text("rls"); !strings.HasSuffix(got, "  No active runlist\n") {
-				t.Errorf("rls after a reset:\n%s", got)
-			}
 
 			// In the middle of mapping it again, and then afterwards.
 			pending = on()
@@ -325,13 +321,7 @@ func TestClearGPULosesNothing(t *testing.T) {
 			}
 			on()
 			r.AdvanceTo(r.Now() + ms)
-			if got := r.text("rls"); !spec.MES && strings.HasSuffix(got, "  No active runlist\n") {
-				t.Error("no runlist after it was mapped again")
-			}
 			r.ok(r.ClearGPU(r.facts[0].ID))
-			if got := r.text("rls"); !strings.HasSuffix(got, "  No active runlist\n") {
-				t.Errorf("rls after a reset:\n%s", got)
-			}
 			if on(); !spec.MES {
 				// A reset ends the cycle that Unmap began: the Map that follows is one of its own.
 				r.pass()

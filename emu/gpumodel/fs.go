@@ -1,14 +1,10 @@
 package gpumodel
 
 import (
-	"bytes"
-	"errors"
-	"io"
 	"io/fs"
 	"path"
-	"slices"
 	"strings"
-	"time"
+	"testing/fstest"
 )
 
 // node is a file, a link or a directory of the tree. A directory has either entries, or
@@ -38,7 +34,6 @@ func (n *node) list() []string {
 			names = append(names, name)
 		}
 	}
-	slices.Sort(names)
 	return names
 }
 
@@ -62,22 +57,6 @@ var (
 	_ fs.ReadLinkFS = (*FS)(nil)
 )
 
-// entry is a file, link or directory as it was at one moment.
-type entry struct {
-	child
-	// link is where a link leads, size what Stat says.
-	link     string
-	size     int64
-	data     []byte
-	children []child
-}
-
-// child is an entry of a directory. typ is a file's, a directory's or a link's.
-type child struct {
-	name string
-	typ  fs.FileMode
-}
-
 func (n *node) child(name string) *node {
 	if n.find != nil {
 		return n.find(name)
@@ -85,32 +64,24 @@ func (n *node) child(name string) *node {
 	return n.entries[name]
 }
 
-func (n *node) typ() fs.FileMode {
+// mapFile returns the node without what it has to be asked for.
+func (n *node) mapFile() *fstest.MapFile {
 	switch {
 	case n.entries != nil || n.find != nil:
-		return fs.ModeDir
+		return &fstest.MapFile{Mode: fs.ModeDir | 0o555}
 	case n.link != "":
-		return fs.ModeSymlink
+		return &fstest.MapFile{Mode: fs.ModeSymlink | 0o777, Data: []byte(n.link)}
 	}
-	return 0
+	return &fstest.MapFile{Mode: 0o444, Data: n.data}
 }
 
-// follow returns an empty file for a link, and other entries as they are.
-func (e entry) follow() entry {
-	if e.typ == fs.ModeSymlink {
-		return entry{child: child{name: e.name}}
-	}
-	return e
-}
-
-// get renders the entry name, with the content of a file if content is set.
-func (f *FS) get(op, name string, content bool) (entry, error) {
+// moment returns the entry name as it is now, with the entries of a directory. With follow,
+// a link is an empty file. text renders the content of a file that has no size, nil for
+// others.
+func (f *FS) moment(op, name string, follow bool) (entries fstest.MapFS, text func() []byte, err error) {
 	if !fs.ValidPath(name) {
-		return entry{}, &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}
+		return nil, nil, &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}
 	}
-	var e entry
-	var text func() []byte
-	found := false
 	f.with(func(m *Machine) {
 		n := m.root()
 		if name != "." {
@@ -120,175 +91,109 @@ func (f *FS) get(op, name string, content bool) (entry, error) {
 				}
 			}
 		}
-		found = true
-		e = entry{child: child{path.Base(name), n.typ()}, link: n.link, size: int64(len(n.data)), data: bytes.Clone(n.data)}
-		if e.typ.IsDir() {
-			for _, name := range n.list() {
-				e.children = append(e.children, child{name, n.child(name).typ()})
+		file := n.mapFile()
+		if follow && n.link != "" {
+			file = &fstest.MapFile{Mode: 0o444}
+		}
+		entries = fstest.MapFS{name: file}
+		if file.Mode.IsDir() {
+			for _, child := range n.list() {
+				entries[path.Join(name, child)] = n.child(child).mapFile()
 			}
 		}
-		if n.show != nil && content {
+		if n.show != nil {
 			text = n.show()
 		}
 	})
-	if !found {
-		return entry{}, &fs.PathError{Op: op, Path: name, Err: fs.ErrNotExist}
+	if entries == nil {
+		return nil, nil, &fs.PathError{Op: op, Path: name, Err: fs.ErrNotExist}
 	}
-	if text != nil {
-		e.data = text()
-	}
-	return e, nil
+	return entries, text, nil
 }
 
 // Open implements fs.FS.
 func (f *FS) Open(name string) (fs.File, error) {
-	e, err := f.get("open", name, true)
+	entries, text, err := f.moment("open", name, true)
 	if err != nil {
 		return nil, err
 	}
-	if e.typ.IsDir() {
-		return &openDir{path: name, entry: e, rest: f.dirEntries(name, e)}, nil
+	if text == nil {
+		return entries.Open(name)
 	}
-	return &openFile{Reader: bytes.NewReader(e.data), entry: e.follow()}, nil
+	info, err := entries.Stat(name)
+	if err != nil {
+		return nil, err
+	}
+	entries[name] = &fstest.MapFile{Mode: 0o444, Data: text()}
+	file, err := entries.Open(name)
+	return unsized{file, info}, err
 }
+
+// unsized is an open file without a size.
+type unsized struct {
+	fs.File
+	info fs.FileInfo
+}
+
+func (u unsized) Stat() (fs.FileInfo, error) { return u.info, nil }
 
 // ReadFile implements fs.ReadFileFS.
 func (f *FS) ReadFile(name string) ([]byte, error) {
-	e, err := f.get("open", name, true)
+	entries, text, err := f.moment("open", name, true)
 	if err != nil {
 		return nil, err
 	}
-	if e.typ.IsDir() {
-		return nil, &fs.PathError{Op: "read", Path: name, Err: errIsDir}
+	if text != nil {
+		return text(), nil
 	}
-	return e.data, nil
+	return entries.ReadFile(name)
 }
 
 // ReadDir implements fs.ReadDirFS.
 func (f *FS) ReadDir(name string) ([]fs.DirEntry, error) {
-	e, err := f.get("open", name, false)
+	entries, _, err := f.moment("open", name, true)
 	if err != nil {
 		return nil, err
 	}
-	if !e.typ.IsDir() {
-		return nil, &fs.PathError{Op: "readdir", Path: name, Err: errNotDir}
+	list, err := entries.ReadDir(name)
+	for i, e := range list {
+		list[i] = dirEntry{DirEntry: e, fs: f, path: path.Join(name, e.Name())}
 	}
-	return f.dirEntries(name, e), nil
+	return list, err
 }
 
 // Stat implements fs.StatFS.
 func (f *FS) Stat(name string) (fs.FileInfo, error) {
-	e, err := f.get("stat", name, false)
+	entries, _, err := f.moment("stat", name, true)
 	if err != nil {
 		return nil, err
 	}
-	return e.follow().info(), nil
+	return entries.Stat(name)
 }
 
 // Lstat implements fs.ReadLinkFS.
 func (f *FS) Lstat(name string) (fs.FileInfo, error) {
-	e, err := f.get("lstat", name, false)
+	entries, _, err := f.moment("lstat", name, false)
 	if err != nil {
 		return nil, err
 	}
-	return e.info(), nil
+	return entries.Lstat(name)
 }
 
 // ReadLink implements fs.ReadLinkFS.
 func (f *FS) ReadLink(name string) (string, error) {
-	e, err := f.get("readlink", name, false)
+	entries, _, err := f.moment("readlink", name, false)
 	if err != nil {
 		return "", err
 	}
-	if e.typ != fs.ModeSymlink {
-		return "", &fs.PathError{Op: "readlink", Path: name, Err: fs.ErrInvalid}
-	}
-	return e.link, nil
+	return entries.ReadLink(name)
 }
 
-var (
-	errIsDir  = errors.New("is a directory")
-	errNotDir = errors.New("not a directory")
-)
-
-func (f *FS) dirEntries(name string, e entry) []fs.DirEntry {
-	entries := make([]fs.DirEntry, 0, len(e.children))
-	for _, c := range e.children {
-		entries = append(entries, dirEntry{fs: f, path: path.Join(name, c.name), child: c})
-	}
-	return entries
-}
-
-// dirEntry renders its Info only when asked: the tree may have changed by then.
+// dirEntry finds its Info only when asked: the tree may have changed by then.
 type dirEntry struct {
-	child
+	fs.DirEntry
 	fs   *FS
 	path string
 }
 
-func (d dirEntry) Name() string               { return d.name }
-func (d dirEntry) IsDir() bool                { return d.typ.IsDir() }
-func (d dirEntry) Type() fs.FileMode          { return d.typ }
 func (d dirEntry) Info() (fs.FileInfo, error) { return d.fs.Lstat(d.path) }
-func (d dirEntry) String() string             { return fs.FormatDirEntry(d) }
-
-func (e entry) info() fs.FileInfo { return info{child: e.child, size: e.size} }
-
-type info struct {
-	child
-	size int64
-}
-
-func (i info) Name() string       { return i.name }
-func (i info) Size() int64        { return i.size }
-func (i info) IsDir() bool        { return i.typ.IsDir() }
-func (i info) ModTime() time.Time { return time.Time{} }
-func (i info) Sys() any           { return nil }
-func (i info) String() string     { return fs.FormatFileInfo(i) }
-
-func (i info) Mode() fs.FileMode {
-	switch {
-	case i.typ.IsDir():
-		return i.typ | 0o555
-	case i.typ == fs.ModeSymlink:
-		return i.typ | 0o777
-	}
-	return 0o444
-}
-
-type openFile struct {
-	*bytes.Reader
-	entry entry
-}
-
-func (f *openFile) Stat() (fs.FileInfo, error) { return f.entry.info(), nil }
-func (f *openFile) Close() error               { return nil }
-
-type openDir struct {
-	path  string
-	entry entry
-	rest  []fs.DirEntry
-}
-
-func (d *openDir) Stat() (fs.FileInfo, error) { return d.entry.info(), nil }
-func (d *openDir) Close() error               { return nil }
-
-func (d *openDir) Read([]byte) (int, error) {
-	return 0, &fs.PathError{Op: "read", Path: d.path, Err: errIsDir}
-}
-
-// ReadDir implements fs.ReadDirFile.
-func (d *openDir) ReadDir(n int) ([]fs.DirEntry, error) {
-	if n <= 0 {
-		all := d.rest
-		d.rest = nil
-		return all, nil
-	}
-	if len(d.rest) == 0 {
-		return nil, io.EOF
-	}
-	n = min(n, len(d.rest))
-	some := d.rest[:n:n]
-	d.rest = d.rest[n:]
-	return some, nil
-}

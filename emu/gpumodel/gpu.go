@@ -39,7 +39,6 @@ type gpu struct {
 	sdmaMemory                   []*memory
 	// computeBirths counts the compute queues there ever were.
 	computeBirths int
-	runlist       []listed
 
 	faults []FaultKind
 

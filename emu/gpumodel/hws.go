@@ -60,7 +60,7 @@ func (g *gpu) unmapped() {
 	if o.kind == opTurn {
 		g.first = g.next
 	} else {
-		g.makeRunlist()
+		g.m.moves++
 	}
 	o.set = g.choose()
 	var saved int64

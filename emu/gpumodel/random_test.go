@@ -220,7 +220,7 @@ func TestLookingChangesNothing(t *testing.T) {
 			}
 			if look && i%50 == 0 {
 				c.m.Truth()
-				for _, name := range []string{"mqds", "hqds", "rls"} {
+				for _, name := range []string{"mqds", "hqds"} {
 					if _, err := c.m.FS().ReadFile("sys/kernel/debug/kfd/" + name); err != nil {
 						panic(err)
 					}

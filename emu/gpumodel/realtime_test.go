@@ -118,7 +118,7 @@ func TestRealtimeFromManyGoroutines(t *testing.T) {
 			if _, err := fs.Glob(rt.FS(), "sys/class/kfd/kfd/proc/*/queues/*/gpuid"); err != nil {
 				t.Error(err)
 			}
-			for _, name := range []string{"mqds", "hqds", "rls"} {
+			for _, name := range []string{"mqds", "hqds"} {
 				if _, err := fs.ReadFile(rt.FS(), "sys/kernel/debug/kfd/"+name); err != nil {
 					t.Error(err)
 				}

@@ -218,7 +218,7 @@ func (e *Emulator) followHost() {
 		e.rt.Do(func(m *gpumodel.Machine) { n = m.Moves() })
 		if n != moved {
 			moved = n
-			e.trouble("write debugfs", e.tree.Debugfs("mqds", "rls"))
+			e.trouble("write debugfs", e.tree.Debugfs("mqds"))
 		}
 		// Slots also change when the last queue is removed.
 		if now.Sub(slots) >= slotsPeriod && (n != seated || e.gpus.QueueCount() > 0) {

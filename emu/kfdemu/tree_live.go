@@ -86,8 +86,8 @@ func (t *Tree) Processes(pids ...int32) error {
 	return failed
 }
 
-// Debugfs writes the debugfs files names, of "mqds", "hqds" and "rls", or all of them
-// without names. A program that has a file open keeps its content.
+// Debugfs writes the debugfs files names, of "mqds" and "hqds", or both without names. A
+// program that has a file open keeps its content.
 func (t *Tree) Debugfs(names ...string) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
