@@ -81,7 +81,7 @@ build: ## Build gpreemptd, gpctl and kfdemu into build/
 demo: build ## Show a suspend and a resume on an emulated GPU, or a simulated one (DEMO=--sim)
 	build/kfdemu demo --json build/demo.json $(DEMO)
 
-bench: ## Measure what the daemon costs, as ratios in one run: build/bench.json and build/bench.txt (BENCH='-only de')
+bench: ## Measure what the daemon costs, as ratios in one run: a table, and build/bench.txt (BENCH='-only de')
 	$(GO) build -o build/bench ./test/bench
 	build/bench $(BENCH)
 

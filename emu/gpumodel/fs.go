@@ -75,10 +75,10 @@ func (n *node) mapFile() *fstest.MapFile {
 	return &fstest.MapFile{Mode: 0o444, Data: n.data}
 }
 
-// moment returns the entry name as it is now, with the entries of a directory. With follow,
+// snapshot returns the entry name as it is now, with the entries of a directory. With follow,
 // a link is an empty file. text renders the content of a file that has no size, nil for
 // others.
-func (f *FS) moment(op, name string, follow bool) (entries fstest.MapFS, text func() []byte, err error) {
+func (f *FS) snapshot(op, name string, follow bool) (entries fstest.MapFS, text func() []byte, err error) {
 	if !fs.ValidPath(name) {
 		return nil, nil, &fs.PathError{Op: op, Path: name, Err: fs.ErrInvalid}
 	}
@@ -113,7 +113,7 @@ func (f *FS) moment(op, name string, follow bool) (entries fstest.MapFS, text fu
 
 // Open implements fs.FS.
 func (f *FS) Open(name string) (fs.File, error) {
-	entries, text, err := f.moment("open", name, true)
+	entries, text, err := f.snapshot("open", name, true)
 	if err != nil {
 		return nil, err
 	}
@@ -139,7 +139,7 @@ func (u unsized) Stat() (fs.FileInfo, error) { return u.info, nil }
 
 // ReadFile implements fs.ReadFileFS.
 func (f *FS) ReadFile(name string) ([]byte, error) {
-	entries, text, err := f.moment("open", name, true)
+	entries, text, err := f.snapshot("open", name, true)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func (f *FS) ReadFile(name string) ([]byte, error) {
 
 // ReadDir implements fs.ReadDirFS.
 func (f *FS) ReadDir(name string) ([]fs.DirEntry, error) {
-	entries, _, err := f.moment("open", name, true)
+	entries, _, err := f.snapshot("open", name, true)
 	if err != nil {
 		return nil, err
 	}
@@ -164,7 +164,7 @@ func (f *FS) ReadDir(name string) ([]fs.DirEntry, error) {
 
 // Stat implements fs.StatFS.
 func (f *FS) Stat(name string) (fs.FileInfo, error) {
-	entries, _, err := f.moment("stat", name, true)
+	entries, _, err := f.snapshot("stat", name, true)
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +173,7 @@ func (f *FS) Stat(name string) (fs.FileInfo, error) {
 
 // Lstat implements fs.ReadLinkFS.
 func (f *FS) Lstat(name string) (fs.FileInfo, error) {
-	entries, _, err := f.moment("lstat", name, false)
+	entries, _, err := f.snapshot("lstat", name, false)
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +182,7 @@ func (f *FS) Lstat(name string) (fs.FileInfo, error) {
 
 // ReadLink implements fs.ReadLinkFS.
 func (f *FS) ReadLink(name string) (string, error) {
-	entries, _, err := f.moment("readlink", name, false)
+	entries, _, err := f.snapshot("readlink", name, false)
 	if err != nil {
 		return "", err
 	}

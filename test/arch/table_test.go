@@ -101,7 +101,7 @@ var table = []struct {
 	{"test/e2e/kfdclient", rule{imports: []string{"emu/workload", "pkg/kfd"}}},
 	{"test/e2e", rule{}},
 	{"test/e2e/systemd", rule{}},
-	{"test/bench", rule{imports: []string{apiV1, "emu/gpumodel", "internal/daemon", "internal/events", "internal/hrtimer", "internal/mechanism", "internal/stat", "pkg/client", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"test/bench", rule{imports: []string{apiV1, "emu/gpumodel", "internal/daemon", "internal/hrtimer", "internal/mechanism", "internal/stat", "pkg/client", "pkg/gpreempt"}}},
 }
 
 // notLinked are the packages that a shipped program must not link, however indirectly. A

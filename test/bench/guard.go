@@ -6,8 +6,6 @@ import (
 	"io"
 	"os"
 	"slices"
-	"strings"
-	"text/tabwriter"
 )
 
 // guarded lists the ratios that must not grow, with their last accepted values. Update a
@@ -108,14 +106,13 @@ func guard(ctx context.Context, only string) (*report, []verdict, error) {
 
 // writeVerdicts writes a table for people.
 func writeVerdicts(out io.Writer, all []verdict) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, strings.Join([]string{"guarded ratio", "reference", "now", "limit", ""}, "\t"))
+	rows := [][]string{{"guarded ratio", "reference", "now", "limit", ""}}
 	for _, v := range all {
 		result := "ok"
 		if v.regressed() {
 			result = "REGRESSED"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", v.figure, number(v.reference), number(v.measured), number(v.limit), result)
+		rows = append(rows, []string{v.figure, number(v.reference), number(v.measured), number(v.limit), result})
 	}
-	return w.Flush()
+	return writeRows(out, rows)
 }

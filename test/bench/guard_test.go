@@ -51,7 +51,7 @@ func TestVerdictsNameWhatHasRegressed(t *testing.T) {
 	if err := writeVerdicts(&out, asMeasured(regression).compare()); err != nil {
 		t.Fatal(err)
 	}
-	if n := strings.Count(out.String(), "REGRESSED\n"); n != len(guarded) {
+	if n := strings.Count(out.String(), "| REGRESSED |\n"); n != len(guarded) {
 		t.Errorf("%d of %d reported as regressed:\n%s", n, len(guarded), &out)
 	}
 }

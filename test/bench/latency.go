@@ -60,7 +60,6 @@ func (b *bench) calls(ctx context.Context) (err error) {
 		bareUnary, bareFrames := b.exchange("b", "BareUnary", rhythm), b.exchange("c", "BareStream", rhythm)
 		unary, frames := b.exchange("d", "DaemonUnary", rhythm), b.exchange("e", "DaemonSession", rhythm)
 		acquire, release := b.series("e", "SDKSession/call=Acquire"+rhythm), b.series("e", "SDKSession/call=Release"+rhythm)
-		records := b.series("d", "Records/call=Both"+rhythm)
 		if err := interleave(ctx, b.repeats, b.rounds(m.rounds), m, b.report.Series[first:],
 			rawTurn(raw, pingpong),
 			unaryTurn(gpreemptv1.NewOnlineServiceClient(bare), 1, bareUnary),
@@ -68,7 +67,6 @@ func (b *bench) calls(ctx context.Context) (err error) {
 			streamTurn(bareStream, 1, bareFrames),
 			streamTurn(stream, 1, frames),
 			sdkTurn(session, acquire, release),
-			recordsTurn(records),
 		); err != nil {
 			return err
 		}
@@ -79,7 +77,6 @@ func (b *bench) calls(ctx context.Context) (err error) {
 		b.figure("d", "NotifyOnline / unary echo, p99, "+m.name, "x", ratios(p99, unary.notify, bareUnary.notify, 1)).atMost(1.6)
 		b.figure("d", "NotifyOnline+Complete / two unary echoes, p50, "+m.name, "x", ratios(p50, unary.pair, bareUnary.pair, 1)).atMost(1.25)
 		b.figure("d", "NotifyOnline+Complete / two unary echoes, p99, "+m.name, "x", ratios(p99, unary.pair, bareUnary.pair, 1)).atMost(1.6)
-		b.figure("d", "writing the event records / NotifyOnline+Complete, p50, "+m.name, "%", ratios(p50, records, unary.pair, 0.01)).atMost(3)
 		b.figure("e", "announce by Session / stream echo, p50, "+m.name, "x", ratios(p50, frames.notify, bareFrames.notify, 1)).atMost(1.2)
 		b.figure("e", "announce+complete by Session / two stream echoes, p50, "+m.name, "x", ratios(p50, frames.pair, bareFrames.pair, 1)).atMost(1.2)
 		b.figure("e", "SDK's Acquire by Session / stream echo, p50, "+m.name, "x", ratios(p50, acquire, bareFrames.notify, 1))

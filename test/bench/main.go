@@ -67,20 +67,16 @@ func run(ctx context.Context, args []string) error {
 	quick := flags.Bool("quick", false, "measure the guarded ratios only, in under a minute, and fail when one has grown by half")
 	only := flags.String("only", "", "measure these sections only, such as de")
 	other := flags.String("other", "", "in section h, interleave with the gpreemptd at this `path`, such as one of an earlier commit")
-	out := flags.String("o", "build", "directory for bench.json and bench.txt, or bench-quick.json and bench-quick.txt")
-	doc := flags.Bool("doc", false, "measure nothing; write the table of the last full run to "+docPath)
+	out := flags.String("o", "build", "directory for bench.txt, or bench-quick.txt")
 	if err := flags.Parse(args); err != nil {
 		return err
-	}
-	if *doc {
-		return document(filepath.Join(*out, "bench.json"))
 	}
 	if *quick {
 		r, verdicts, err := guard(ctx, *only)
 		if err != nil {
 			return err
 		}
-		if err := errors.Join(writeVerdicts(os.Stdout, verdicts), r.write(filepath.Join(*out, "bench-quick")), r.whole()); err != nil {
+		if err := errors.Join(writeVerdicts(os.Stdout, verdicts), r.write(filepath.Join(*out, "bench-quick.txt")), r.whole()); err != nil {
 			return err
 		}
 		if regressed(verdicts) != "" {
@@ -92,7 +88,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(r.writeTable(os.Stdout), r.write(filepath.Join(*out, "bench")), r.whole())
+	return errors.Join(r.writeTable(os.Stdout), r.write(filepath.Join(*out, "bench.txt")), r.whole())
 }
 
 // serve runs a server until standard input ends.
@@ -139,7 +135,7 @@ func measure(ctx context.Context, quick bool, only, other string) (r *report, er
 	if quick {
 		b.repeats = 9
 	}
-	b.report = report{Taken: time.Now().UTC(), Go: runtime.Version(), CPUs: runtime.GOMAXPROCS(0), Quick: quick, Simulated: simulated}
+	b.report = report{taken: b.began, cpus: runtime.GOMAXPROCS(0)}
 	if b.self, err = os.Executable(); err != nil {
 		return nil, err
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +9,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/stat"
@@ -18,17 +16,14 @@ import (
 
 // report has all results of one run.
 type report struct {
-	Taken     time.Time `json:"taken"`
-	Go        string    `json:"go"`
-	CPUs      int       `json:"cpus"`
-	Quick     bool      `json:"quick"`
-	Simulated string    `json:"simulated"`
-	Series    []*series `json:"series"`
-	Figures   []*figure `json:"figures"`
+	taken   time.Time
+	cpus    int
+	Series  []*series
+	Figures []*figure
 	// GoBenchmarks is the output of go test for sections j and k.
-	GoBenchmarks string `json:"-"`
+	GoBenchmarks string
 	// Skipped names what was not measured, and why.
-	Skipped []string `json:"skipped,omitempty"`
+	Skipped []string
 
 	missing []string // the figures without a value
 }
@@ -45,16 +40,16 @@ const simulated = "All GPUs are simulated or emulated and their times modelled: 
 
 // figure has one value for each repeat, and a limit.
 type figure struct {
-	Section string    `json:"section"`
-	Name    string    `json:"name"`
-	Unit    string    `json:"unit"`
-	Values  []float64 `json:"values"`
-	Median  float64   `json:"median"`
-	Min     float64   `json:"min"`
-	Max     float64   `json:"max"`
+	Section string
+	Name    string
+	Unit    string
+	Values  []float64
+	Median  float64
+	Min     float64
+	Max     float64
 	// Limit bounds the median, such as "<= 1.25"; "" for none.
-	Limit string `json:"limit,omitempty"`
-	Met   bool   `json:"met"`
+	Limit string
+	Met   bool
 }
 
 func newFigure(section, name, unit string, all []float64) *figure {
@@ -95,29 +90,31 @@ func number(v float64) string {
 	}
 }
 
-// row returns a figure's row of the table.
-func (f *figure) row() []string {
-	return []string{
-		f.Section, f.Name, strings.TrimSpace(number(f.Median) + " " + f.Unit), number(f.Min) + ".." + number(f.Max), f.Limit, f.verdict(),
+// writeTable writes the figures as a table of Markdown, as docs/performance.md has it.
+func (r *report) writeTable(out io.Writer) error {
+	rows := [][]string{{"", "figure", "median", "repeats", "limit", ""}}
+	for _, f := range r.Figures {
+		rows = append(rows, []string{
+			f.Section, f.Name, strings.TrimSpace(number(f.Median) + " " + f.Unit), number(f.Min) + ".." + number(f.Max), f.Limit, f.verdict(),
+		})
 	}
+	fmt.Fprintf(out, "`make bench` on %s with %d CPUs, %s. %s\n\n", r.taken.Format("2 January 2006"), r.cpus, runtime.Version(), simulated)
+	err := writeRows(out, rows)
+	for _, s := range r.Skipped {
+		fmt.Fprintf(out, "\nSkipped: %s\n", s)
+	}
+	return err
 }
 
-var columns = []string{"", "figure", "median", "repeats", "limit", ""}
-
-// writeTable writes a table for people.
-func (r *report) writeTable(out io.Writer) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, strings.Join(columns, "\t"))
-	for _, f := range r.Figures {
-		fmt.Fprintln(w, strings.Join(f.row(), "\t"))
+// writeRows writes a table of Markdown, whose first row is the head.
+func writeRows(out io.Writer, rows [][]string) (err error) {
+	for i, row := range rows {
+		if i == 1 {
+			_, err = fmt.Fprintf(out, "|%s\n", strings.Repeat("---|", len(row)))
+		}
+		_, rowErr := fmt.Fprintf(out, "| %s |\n", strings.Join(row, " | "))
+		err = errors.Join(err, rowErr)
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	for _, s := range r.Skipped {
-		fmt.Fprintln(out, "SKIP", s)
-	}
-	_, err := fmt.Fprintln(out, simulated)
 	return err
 }
 
@@ -127,30 +124,25 @@ func (r *report) writeBenchstat(out io.Writer) error {
 	fmt.Fprintf(out, "goos: %s\ngoarch: %s\npkg: github.com/gpreempt/gpreempt/test/bench\n", runtime.GOOS, runtime.GOARCH)
 	for _, s := range r.Series {
 		for _, v := range s.Repeats {
-			fmt.Fprintf(out, "Benchmark%s-%d %d %.0f ns/op %.0f p50-ns %.0f p99-ns\n", s.Name, r.CPUs, v.N, v.Mean, v.P50, v.P99)
+			fmt.Fprintf(out, "Benchmark%s-%d %d %.0f ns/op %.0f p50-ns %.0f p99-ns\n", s.Name, r.cpus, v.N, v.Mean, v.P50, v.P99)
 		}
 	}
 	for _, f := range r.Figures {
 		name := strings.NewReplacer(" ", "_", ",", "", "'", "").Replace(f.Name)
 		for _, v := range f.Values {
-			fmt.Fprintf(out, "BenchmarkFigure/section=%s/%s-%d 1 %.4g %s\n", f.Section, name, r.CPUs, v, f.Unit)
+			fmt.Fprintf(out, "BenchmarkFigure/section=%s/%s-%d 1 %.4g %s\n", f.Section, name, r.cpus, v, f.Unit)
 		}
 	}
 	_, err := io.WriteString(out, r.GoBenchmarks)
 	return err
 }
 
-// write writes NAME.json and NAME.txt.
+// write writes the file name for benchstat.
 func (r *report) write(name string) error {
-	text, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
 	var lines strings.Builder
 	return errors.Join(
 		os.MkdirAll(filepath.Dir(name), 0o750),
-		os.WriteFile(name+".json", append(text, '\n'), 0o600),
 		r.writeBenchstat(&lines),
-		os.WriteFile(name+".txt", []byte(lines.String()), 0o600),
+		os.WriteFile(name, []byte(lines.String()), 0o600),
 	)
 }

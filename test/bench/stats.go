@@ -9,10 +9,10 @@ import (
 
 // summary describes the samples of one repeat, in nanoseconds.
 type summary struct {
-	N    int     `json:"n"`
-	Mean float64 `json:"mean_ns"`
-	P50  float64 `json:"p50_ns"`
-	P99  float64 `json:"p99_ns"`
+	N    int
+	Mean float64
+	P50  float64
+	P99  float64
 }
 
 // The statistics of a repeat that are compared.
@@ -30,11 +30,11 @@ func summarize(samples []time.Duration) summary {
 // series is one side of a comparison: what is called, and how long it took.
 type series struct {
 	// Section is the letter of the section it belongs to.
-	Section string `json:"section"`
+	Section string
 	// Name is that of a Go benchmark, without its Benchmark.
-	Name string `json:"name"`
+	Name string
 	// Repeats has the samples of each repeat summed up.
-	Repeats []summary `json:"repeats"`
+	Repeats []summary
 
 	samples []time.Duration
 }
