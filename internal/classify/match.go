@@ -79,11 +79,6 @@ type AddressRange struct {
 	From, To uint64
 }
 
-// IsZero reports whether no field is set.
-func (m Match) IsZero() bool {
-	return len(m.conditions(func(_, _, _ string) {})) == 0
-}
-
 // String returns the set fields with their values, such as
 // `comm="python*" uid=1000`.
 func (m Match) String() string {

@@ -309,5 +309,5 @@ func parts(m classify.Match) []classify.Match {
 		{QueuePriority: m.QueuePriority},
 		{RingAddress: m.RingAddress},
 	}
-	return slices.DeleteFunc(all, classify.Match.IsZero)
+	return slices.DeleteFunc(all, func(m classify.Match) bool { return m.String() == "" })
 }

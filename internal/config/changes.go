@@ -21,17 +21,6 @@ type Change struct {
 	Live bool
 }
 
-// String returns "KEY: FROM -> TO".
-func (c Change) String() string {
-	value := func(s string) string {
-		if s == "" {
-			return "none"
-		}
-		return s
-	}
-	return c.Key + ": " + value(c.From) + " -> " + value(c.To)
-}
-
 // Changes returns the differences in the order of the default file, rules and hazards
 // last.
 func Changes(from, to Config) []Change {

@@ -318,7 +318,7 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := Parse("f", data)
 		if err == nil {
-			if err := c.Validate(); err != nil {
+			if err := c.problems(); err != nil {
 				t.Fatalf("accepted, but not valid: %v", err)
 			}
 			return

@@ -23,14 +23,6 @@ import (
 // maxSocketPath is the size of sockaddr_un's sun_path less its final zero.
 const maxSocketPath = 107
 
-// Validate checks every value. The error is a yamlfile.Errors with every error found.
-func (c Config) Validate() error {
-	if es := c.problems(); len(es) > 0 {
-		return es
-	}
-	return nil
-}
-
 // problems returns the invalid values.
 func (c Config) problems() yamlfile.Errors {
 	var es yamlfile.Errors

@@ -73,22 +73,16 @@ func (p *parser) value(n *yaml.Node, key string, into any) bool {
 			problem = yamlfile.Cut(n.Value) + " has no unit"
 		}
 	case *scheduler.SuspendWhen:
-		return parseWord(p, n, key, v, api.EnumNames[gpreemptv1.SuspendWhen](), func(s string) (scheduler.SuspendWhen, error) {
-			w, err := api.ParseEnum[gpreemptv1.SuspendWhen](s)
-			return scheduler.SuspendWhen(w), err
-		})
+		return parseEnum[gpreemptv1.SuspendWhen](p, n, key, v)
 	case *scheduler.Linger:
-		return parseWord(p, n, key, v, api.EnumNames[gpreemptv1.Linger](), func(s string) (scheduler.Linger, error) {
-			w, err := api.ParseEnum[gpreemptv1.Linger](s)
-			return scheduler.Linger(w), err
-		})
+		return parseEnum[gpreemptv1.Linger](p, n, key, v)
 	case *scheduler.GangScope:
-		return parseWord(p, n, key, v, api.EnumNames[gpreemptv1.GangScope](), func(s string) (scheduler.GangScope, error) {
-			w, err := api.ParseEnum[gpreemptv1.GangScope](s)
-			return scheduler.GangScope(w), err
-		})
+		return parseEnum[gpreemptv1.GangScope](p, n, key, v)
 	case *gpreempt.Class:
-		return parseWord(p, n, key, v, api.EnumNames[gpreemptv1.Class](), gpreempt.ParseClass)
+		if *v, err = gpreempt.ParseClass(n.Value); err == nil && yamlfile.IsScalar(n, "!!str") {
+			return true
+		}
+		return p.Word(n, key, api.EnumNames[gpreemptv1.Class](), new(string)) // fails
 	case **gpreempt.Priority:
 		if u, ok := p.Unsigned(n, key, uint64(gpreempt.MaxPriority)); ok {
 			*v = new(gpreempt.Priority(u))
@@ -109,19 +103,13 @@ func (p *parser) value(n *yaml.Node, key string, into any) bool {
 	return false
 }
 
-// parseWord reads a word that parse accepts; all are the words.
-func parseWord[T any](p *parser, n *yaml.Node, key string, into *T, all []string, parse func(string) (T, error)) bool {
-	if !yamlfile.IsScalar(n, "!!str") {
-		p.Fail(n, key, "is "+yamlfile.Kind(n), "write "+yamlfile.Or(all))
-		return false
+// parseEnum reads the name of a value of the API's enum E, which has the numbers of T.
+func parseEnum[E api.Enum, T ~uint8](p *parser, n *yaml.Node, key string, into *T) bool {
+	if v, err := api.ParseEnum[E](n.Value); err == nil && yamlfile.IsScalar(n, "!!str") {
+		*into = T(v.Number())
+		return true
 	}
-	v, err := parse(n.Value)
-	if err != nil {
-		p.Fail(n, key, yamlfile.Quoted(n.Value)+" is not known here", "write "+yamlfile.Or(all))
-		return false
-	}
-	*into = v
-	return true
+	return p.Word(n, key, api.EnumNames[E](), new(string)) // fails
 }
 
 // list reads names and decimal ids.

@@ -27,8 +27,6 @@ const (
 	// them with 20 KiB. maxPods bounds how many are kept.
 	maxPodList = 16 << 20
 	maxPods    = 2048
-	// maxFile bounds the files with the token and the certificates, in bytes.
-	maxFile = 1 << 20
 )
 
 // podFacts is what only the kubelet knows of a pod: a runtime has the labels from the
@@ -145,7 +143,7 @@ func (r *Resolver) kubeletPods(ctx context.Context) (map[string]podFacts, error)
 		if address.Scheme != "https" {
 			return nil, errors.New("a token needs an encrypted connection: the address must begin with https://")
 		}
-		token, err := readFile(r.cfg.KubeletToken)
+		token, err := os.ReadFile(r.cfg.KubeletToken)
 		if err != nil {
 			return nil, err
 		}
@@ -153,7 +151,7 @@ func (r *Resolver) kubeletPods(ctx context.Context) (map[string]podFacts, error)
 	}
 	trust := &tls.Config{MinVersion: tls.VersionTLS12}
 	if r.cfg.KubeletCA != "" {
-		pem, err := readFile(r.cfg.KubeletCA)
+		pem, err := os.ReadFile(r.cfg.KubeletCA)
 		if err != nil {
 			return nil, err
 		}
@@ -176,82 +174,35 @@ func (r *Resolver) kubeletPods(ctx context.Context) (map[string]podFacts, error)
 	return parsePods(response.Body)
 }
 
-// readFile reads a small file.
-func readFile(name string) ([]byte, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, maxFile))
-}
-
-// parsePods parses a list of pods (core/v1 PodList) one by one: only a small part of it is
-// kept in memory.
-func parsePods(list io.Reader) (map[string]podFacts, error) {
-	facts := map[string]podFacts{}
-	limited := &io.LimitedReader{R: list, N: maxPodList}
-	err := parseList(json.NewDecoder(limited), facts)
-	switch {
-	case err == nil:
-		return facts, nil
-	case limited.N <= 0:
-		return nil, fmt.Errorf("the list of pods is larger than %d MiB", maxPodList>>20)
-	default:
-		return nil, fmt.Errorf("the list of pods: %w", err)
-	}
-}
-
-func parseList(decoder *json.Decoder, facts map[string]podFacts) error {
-	if start, err := decoder.Token(); err != nil {
-		return err
-	} else if start != json.Delim('{') {
-		return fmt.Errorf("it begins with %.20q", fmt.Sprint(start))
-	}
-	for decoder.More() {
-		name, err := decoder.Token()
-		if err != nil {
-			return err
-		}
-		if name == "items" {
-			err = parseItems(decoder, facts)
-		} else {
-			var other json.RawMessage
-			err = decoder.Decode(&other)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	_, err := decoder.Token() // the end, or an error
-	return err
-}
-
-func parseItems(decoder *json.Decoder, facts map[string]podFacts) error {
-	if start, err := decoder.Token(); err != nil || start == nil { // null: an empty list
-		return err
-	} else if start != json.Delim('[') {
-		return fmt.Errorf("items begins with %.20q", fmt.Sprint(start))
-	}
-	for decoder.More() {
-		var pod struct {
+// parsePods parses a list of pods (core/v1 PodList).
+func parsePods(text io.Reader) (map[string]podFacts, error) {
+	limited := &io.LimitedReader{R: text, N: maxPodList}
+	var list *struct {
+		Items []struct {
 			Metadata struct {
 				Name, Namespace, UID string
 				Labels               map[string]string
 			}
 			Spec struct{ PriorityClassName string }
 		}
-		if err := decoder.Decode(&pod); err != nil {
-			return err
-		}
-		if len(facts) == maxPods {
-			return fmt.Errorf("it has more than %d", maxPods)
-		}
+	}
+	err := json.NewDecoder(limited).Decode(&list)
+	switch {
+	case limited.N <= 0:
+		return nil, fmt.Errorf("the list of pods is larger than %d MiB", maxPodList>>20)
+	case err != nil:
+		return nil, fmt.Errorf("the list of pods: %w", err)
+	case list == nil:
+		return nil, errors.New("the list of pods is null")
+	case len(list.Items) > maxPods:
+		return nil, fmt.Errorf("the list of pods has more than %d", maxPods)
+	}
+	facts := make(map[string]podFacts, len(list.Items))
+	for _, pod := range list.Items {
 		facts[cut(pod.Metadata.UID, maxText)] = podFacts{
 			namespace: cut(pod.Metadata.Namespace, maxText), name: cut(pod.Metadata.Name, maxText),
 			priorityClass: cut(pod.Spec.PriorityClassName, maxText), labels: cleanLabels(pod.Metadata.Labels),
 		}
 	}
-	_, err := decoder.Token()
-	return err
+	return facts, nil
 }

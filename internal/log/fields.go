@@ -170,9 +170,6 @@ func Lost(lines int64) zap.Field { return zap.Int64("lost", lines) }
 
 // Details.
 
-// Comm is the command name of a process.
-func Comm(comm string) zap.Field { return zap.String("comm", comm) }
-
 // Suspend reports whether an action is a suspend, rather than a resume.
 func Suspend(suspend bool) zap.Field { return zap.Bool("suspend", suspend) }
 

@@ -1,7 +1,6 @@
 package safety
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -10,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -63,25 +63,11 @@ func topologyFirmware(fsys fs.FS, node int) (mec, sdma uint32, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	lines := bufio.NewScanner(bytes.NewReader(data))
-	for lines.Scan() {
-		name, value, _ := strings.Cut(lines.Text(), " ")
-		var into *uint32
-		switch name {
-		case "fw_version":
-			into = &mec
-		case "sdma_fw_version":
-			into = &sdma
-		default:
-			continue
-		}
-		v, err := strconv.ParseUint(value, 10, 32)
-		if err != nil {
-			return 0, 0, fmt.Errorf("%s: %s is %q", path, name, value)
-		}
-		*into = uint32(v)
+	p, err := discovery.ParseNodeProperties(bytes.NewReader(data))
+	if err != nil {
+		return 0, 0, fmt.Errorf("%s: %w", path, err)
 	}
-	return mec, sdma, lines.Err()
+	return uint32(p.Firmware), uint32(p.SDMAFirmware), nil
 }
 
 // mesFirmware reads the versions of the two MES firmwares, masked with

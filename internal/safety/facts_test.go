@@ -91,7 +91,7 @@ func TestInvalidFilesAreWarnings(t *testing.T) {
 		mes:                         file("none\n"),
 	}, []gpreempt.GPU{{ID: 5, Node: 1, GFX: 110501, BDF: "0000:c5:00.0", MES: true}})
 	want := []string{
-		`the MEC and SDMA firmware of GPU 5 is unknown: ` + properties + `: fw_version is "x": hazards that depend on it are not recognised`,
+		`the MEC and SDMA firmware of GPU 5 is unknown: ` + properties + `: line 1: fw_version is "x", want a decimal number below 2^32: hazards that depend on it are not recognised`,
 		`the MES firmware of GPU 5 is unknown: ` + mes + `: "none" is not a firmware version: hazards that depend on it are not recognised`,
 	}
 	if diff := cmp.Diff(want, warnings); diff != "" {

@@ -177,9 +177,6 @@ var defaultTable = sync.OnceValue(func() *Table {
 // without another row.
 func Default() *Table { return defaultTable() }
 
-// Rows returns the rows in the order in which they are checked.
-func (t *Table) Rows() []Row { return slices.Clone(t.rows) }
-
 // With returns a table that checks the override rows first.
 func (t *Table) With(override []Row) *Table {
 	return &Table{rows: slices.Concat(override, t.rows), site: len(override) + t.site}

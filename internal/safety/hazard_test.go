@@ -89,7 +89,7 @@ func TestReasonNamesTheMachineTheRowAndTheIssue(t *testing.T) {
 func TestEveryRowDecidesForSomeMachine(t *testing.T) {
 	table := Default()
 	hosts, gpus := machines(table)
-	for _, row := range table.Rows() {
+	for _, row := range table.rows {
 		for _, mechanism := range row.Mechanisms {
 			if !slices.ContainsFunc(hosts, func(h Host) bool {
 				return slices.ContainsFunc(gpus, func(g GPU) bool { return table.Check(h, g, mechanism).Row.ID == row.ID })
@@ -104,7 +104,7 @@ func TestEveryRowDecidesForSomeMachine(t *testing.T) {
 func machines(table *Table) ([]Host, []GPU) {
 	kernels, firmware := []string{"6.5.0", "99.0"}, []uint32{0, 0xfff}
 	gfx := []uint32{0}
-	for _, row := range table.Rows() {
+	for _, row := range table.rows {
 		for _, b := range row.Kernel {
 			kernels = append(kernels, b.Version)
 		}
@@ -185,13 +185,13 @@ func TestRowsOfTheSiteAreCheckedFirst(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmp.AllowUnexported(result{})); diff != "" {
 		t.Errorf("results (-want +got):\n%s", diff)
 	}
-	if n, m := len(Default().Rows()), len(table.Rows()); m != n+2 {
+	if n, m := len(Default().rows), len(table.rows); m != n+2 {
 		t.Errorf("%d rows with 2 more than %d", m, n)
 	}
 }
 
 func TestEveryRowSaysWhatToDo(t *testing.T) {
-	for _, row := range Default().Rows() {
+	for _, row := range Default().rows {
 		if row.Action != Allow && row.Remedy == "" {
 			t.Errorf("row %s has no remedy", row.ID)
 		}

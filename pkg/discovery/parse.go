@@ -51,6 +51,8 @@ type NodeProperties struct {
 	XCCs uint64
 	// Capability is HSA_CAP_*: what the driver can do with the node.
 	Capability uint64
+	// Firmware and SDMAFirmware are fw_version, of the MEC, and sdma_fw_version.
+	Firmware, SDMAFirmware uint64
 }
 
 // ParseNodeProperties parses "name value" lines in any order. It skips unknown names,
@@ -67,6 +69,8 @@ func ParseNodeProperties(r io.Reader) (NodeProperties, error) {
 		"num_cp_queues":      &p.CPQueues,
 		"num_xcc":            &p.XCCs,
 		"capability":         &p.Capability,
+		"fw_version":         &p.Firmware,
+		"sdma_fw_version":    &p.SDMAFirmware,
 	}
 	lines := bufio.NewScanner(r)
 	n := 0
