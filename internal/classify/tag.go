@@ -2,7 +2,6 @@ package classify
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -45,10 +44,19 @@ func readQueueTag(s string) (gpreempt.Class, bool) {
 	return gpreempt.Unmanaged, false
 }
 
-// readPriority parses 0 to 15 in decimal digits.
+// readPriority parses 0 to 15 in decimal digits. Unlike strconv it does not allocate.
 func readPriority(s string) (gpreempt.Priority, bool) {
-	n, err := strconv.ParseUint(s, 10, 8)
-	return gpreempt.Priority(n), err == nil && len(s) <= 2 && n <= uint64(gpreempt.MaxPriority)
+	if len(s) == 0 || len(s) > 2 {
+		return 0, false
+	}
+	n := gpreempt.Priority(0)
+	for i := range len(s) {
+		if s[i] < '0' || s[i] > '9' {
+			return 0, false
+		}
+		n = 10*n + gpreempt.Priority(s[i]-'0')
+	}
+	return n, n <= gpreempt.MaxPriority
 }
 
 // tagOf returns the tag that counts, and its decision.
