@@ -35,6 +35,9 @@ func TestTheFilesOfARealKernelAreRead(t *testing.T) {
 	checkWhole(t, report)
 	for _, c := range report.GetChecks() {
 		t.Logf("%-4v  %s: %s", c.GetStatus(), c.GetId(), c.GetFound())
+		if c.GetId() == "daemon" && os.Geteuid() != 0 {
+			continue // a daemon of this host may have a lock file that only root can read
+		}
 		switch c.GetId() {
 		case "kernel", "rights", "namespaces", "groups", "cgroup", "daemon", "yama":
 			if c.GetStatus() == gpreemptv1.CheckStatus_CHECK_STATUS_SKIP {

@@ -160,7 +160,7 @@ func TestProcessWithADamagedEntryIsResumed(t *testing.T) {
 				} else {
 					reported = m.startIn(dir, onlyFreezer).warned("JOURNAL_UNREADABLE").GetText()
 				}
-				says(t, reported, file, fmt.Sprintf("process %d", job.PID), "see whether it does")
+				says(t, reported, file, fmt.Sprintf("process %d", job.PID), "check that it runs")
 				m.awaitProgress(job)
 				_, err = os.Stat(file)
 				if later := strings.Contains(name, "later"); errors.Is(err, fs.ErrNotExist) == later {
