@@ -138,7 +138,7 @@ func TestRunbookNamesOnlyWhatExists(t *testing.T) {
 	codes = append(codes, found("(?m)^\\| `([A-Z_]+)`", readText(t, docs+"/api.md"))...)
 	codes = append(codes, "GPREEMPT_SOCKET")
 	check("warning, reason or variable", codes, found("`([A-Z]+(?:_[A-Z]+)+)`", runbook))
-	_, verdicts, _ := strings.Cut(runbook, "\n## It runs because of")
+	_, verdicts, _ := strings.Cut(runbook, "\n## Causes")
 	verdicts, _, _ = strings.Cut(verdicts, "\n## ")
 	rows := strings.Join(found(`(?m)^\| ([^|]*) \|`, verdicts), "\n")
 	check("cause", found(`(?m)^\s*Cause\w+\s+Cause = "([a-z-]+)"`, readText(t, "../../pkg/scheduler/action.go")), found("`([a-z-]+)`", rows))
@@ -151,7 +151,7 @@ func TestRunbookNamesOnlyWhatExists(t *testing.T) {
 
 // elsewhere are commands that have tests of their own: what needs a host's tracefs, what
 // takes a minute, what is no client.
-var elsewhere = [][]string{{"gpctl", "trace", "kfd"}, {"gpctl", "demo"}, {"gpreemptd"}}
+var elsewhere = [][]string{{"gpctl", "trace", "kfd"}, {"gpreemptd"}}
 
 // TestEveryCommandOfTheRunbookWorks runs them in their order, as somebody would who
 // tries one after the other on simulated GPUs.
