@@ -360,8 +360,8 @@ func (w *world) run(queues ...*ring) {
 	w.rt.Do(func(m *gpumodel.Machine) {
 		if !w.mes {
 			done.Add(2)
-			must(m.Unmap(w.gpu, w.proc, done.Done))
-			must(m.Map(w.gpu, w.proc, refs, done.Done))
+			must(m.Unmap(w.gpu, done.Done))
+			must(m.Map(w.gpu, refs, done.Done))
 			return
 		}
 		for _, q := range w.queues {

@@ -71,13 +71,13 @@ func (b *Board) Nodes() []driver.Node {
 // the step has taken its time, possibly before Step returns, with the model locked. It is
 // not called when Step returns an error.
 func (b *Board) Step(s driver.Step, done func()) (err error) {
-	by, refs := b.resolve(s)
+	refs := b.refs(s.Queues)
 	b.rt.Do(func(m *Machine) {
 		switch s.Kind {
 		case driver.StepUnmap:
-			err = m.Unmap(s.GPU, by, done)
+			err = m.Unmap(s.GPU, done)
 		case driver.StepMap:
-			err = m.Map(s.GPU, by, refs, done)
+			err = m.Map(s.GPU, refs, done)
 		case driver.StepAdd, driver.StepRemove:
 			switch {
 			case len(refs) == 0: // the model does not know the queue
@@ -94,22 +94,16 @@ func (b *Board) Step(s driver.Step, done func()) (err error) {
 	return err
 }
 
-// resolve returns the process a step is for, the zero key if it has ended, and the queues
-// it is about.
-func (b *Board) resolve(s driver.Step) (by gpreempt.ProcessKey, refs []QueueRef) {
+// refs returns those of the queues that the model knows.
+func (b *Board) refs(queues []driver.MappedQueue) (refs []QueueRef) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, key := range b.procs {
-		if key.PID == s.Process {
-			by = key
-		}
-	}
-	for _, q := range s.Queues {
+	for _, q := range queues {
 		if ref, ok := b.queues[q.Serial]; ok {
 			refs = append(refs, ref)
 		}
 	}
-	return by, refs
+	return refs
 }
 
 // StartProcess makes the process with an address space known to the model. started, which

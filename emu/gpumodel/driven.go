@@ -89,15 +89,14 @@ func (m *Machine) scheduler(id gpreempt.GPUID, mes bool) (*gpu, error) {
 
 // Unmap takes every queue off a GPU that takes runlists (HWS): the first half of a runlist
 // cycle. Nothing on the GPU progresses from now on, or from the end of the change under
-// way there, until Map. by is the process on whose behalf it is, which need not live: the
-// others' CollateralCycles count it. done, which may be nil, is called after the time it
-// takes.
-func (m *Machine) Unmap(id gpreempt.GPUID, by gpreempt.ProcessKey, done func()) error {
+// way there, until Map. done, which may be nil, is called after
+// the time it takes.
+func (m *Machine) Unmap(id gpreempt.GPUID, done func()) error {
 	g, err := m.scheduler(id, false)
 	if err != nil {
 		return err
 	}
-	g.enqueue(&op{kind: opSuspend, proc: m.byKey[by], queues: slices.Clone(g.queues), done: done})
+	g.enqueue(&op{kind: opSuspend, queues: slices.Clone(g.queues), done: done})
 	m.callBack()
 	return nil
 }
@@ -105,7 +104,7 @@ func (m *Machine) Unmap(id gpreempt.GPUID, by gpreempt.ProcessKey, done func()) 
 // Map has a GPU that takes runlists run these queues from now on and no others: the
 // second half of the cycle. Those that do not fit take turns. Queues that are still mapped
 // are unmapped first.
-func (m *Machine) Map(id gpreempt.GPUID, by gpreempt.ProcessKey, runlist []QueueRef, done func()) error {
+func (m *Machine) Map(id gpreempt.GPUID, runlist []QueueRef, done func()) error {
 	g, err := m.scheduler(id, false)
 	if err != nil {
 		return err
@@ -121,8 +120,8 @@ func (m *Machine) Map(id gpreempt.GPUID, by gpreempt.ProcessKey, runlist []Queue
 		}
 		queues = append(queues, q)
 	}
-	g.enqueue(&op{kind: opSuspend, proc: m.byKey[by], queues: slices.Clone(g.queues)})
-	g.enqueue(&op{kind: opResume, proc: m.byKey[by], queues: queues, done: done})
+	g.enqueue(&op{kind: opSuspend, queues: slices.Clone(g.queues)})
+	g.enqueue(&op{kind: opResume, queues: queues, done: done})
 	m.callBack()
 	return nil
 }
@@ -145,7 +144,7 @@ func (m *Machine) move(kind opKind, ref QueueRef, done func()) error {
 	if err != nil {
 		return err
 	}
-	g.enqueue(&op{kind: kind, proc: q.proc, queues: []*queue{q}, done: done})
+	g.enqueue(&op{kind: kind, queues: []*queue{q}, done: done})
 	m.callBack()
 	return nil
 }

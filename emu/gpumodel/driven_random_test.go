@@ -87,12 +87,12 @@ func (h *herd) put(gpu int, refs []QueueRef, run bool) {
 		for _, ref := range h.refs(gpu) {
 			h.runs[ref] = slices.Contains(refs, ref)
 		}
-		err = h.m.Map(id, gpreempt.ProcessKey{}, refs, h.done())
+		err = h.m.Map(id, refs, h.done())
 	default:
 		for _, ref := range h.refs(gpu) {
 			h.runs[ref] = false
 		}
-		err = h.m.Unmap(id, gpreempt.ProcessKey{}, h.done())
+		err = h.m.Unmap(id, h.done())
 	}
 	if err != nil {
 		panic(err)

@@ -14,8 +14,8 @@ func TestFirmwareTakesItsOwnKindOfChanges(t *testing.T) {
 	for what, err := range map[string]error{
 		"add to runlist":         byRunlist.AddQueue(QueueRef{b, 0}, nil),
 		"remove from runlist":    byRunlist.RemoveQueue(QueueRef{b, 0}, nil),
-		"unmap queue by queue":   byQueue.Unmap(gpu, c, nil),
-		"runlist queue by queue": byQueue.Map(gpu, c, []QueueRef{{c, 0}}, nil),
+		"unmap queue by queue":   byQueue.Unmap(gpu, nil),
+		"runlist queue by queue": byQueue.Map(gpu, []QueueRef{{c, 0}}, nil),
 	} {
 		if !errors.Is(err, ErrScheduler) {
 			t.Errorf("%s: %v", what, err)
@@ -40,11 +40,11 @@ func TestWhatADriverCannotMeanIsRefused(t *testing.T) {
 		"attach to no GPU":   {r.AttachQueue(key, spec(func(s *QueueSpec) { s.GPU = 1 })), ErrNoGPU},
 		"attach to nobody":   {r.AttachQueue(gpreempt.ProcessKey{PID: 1}, spec(func(*QueueSpec) {})), ErrNoProcess},
 		"detach nothing":     {r.DetachQueue(key, 1), ErrNoQueue},
-		"unmap no GPU":       {r.Unmap(1, key, nil), ErrNoGPU},
+		"unmap no GPU":       {r.Unmap(1, nil), ErrNoGPU},
 		"clear no GPU":       {r.ClearGPU(1), ErrNoGPU},
-		"map nobody's":       {r.Map(r.facts[0].ID, key, []QueueRef{{gpreempt.ProcessKey{PID: 1}, 0}}, nil), ErrNoProcess},
-		"map nothing":        {r.Map(r.facts[0].ID, key, []QueueRef{{key, 1}}, nil), ErrNoQueue},
-		"map another GPU's":  {r.Map(r.facts[1].ID, key, []QueueRef{{key, 0}}, nil), ErrNoQueue},
+		"map nobody's":       {r.Map(r.facts[0].ID, []QueueRef{{gpreempt.ProcessKey{PID: 1}, 0}}, nil), ErrNoProcess},
+		"map nothing":        {r.Map(r.facts[0].ID, []QueueRef{{key, 1}}, nil), ErrNoQueue},
+		"map another GPU's":  {r.Map(r.facts[1].ID, []QueueRef{{key, 0}}, nil), ErrNoQueue},
 		"submit to nothing":  {r.Submit(key, 1, Packet{Duration: 1, Occupancy: 1}), ErrNoQueue},
 		"remove of nobody's": {r.RemoveQueue(QueueRef{gpreempt.ProcessKey{PID: 1}, 0}, nil), ErrNoProcess},
 	} {

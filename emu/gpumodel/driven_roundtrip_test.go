@@ -27,9 +27,9 @@ func (l *life) runs(all []gpumodel.QueueRef, run bool) {
 			l.ok(step(ref, nil))
 		}
 	case run:
-		l.ok(l.Map(gpu, all[0].Process, all, nil))
+		l.ok(l.Map(gpu, all, nil))
 	default:
-		l.ok(l.Unmap(gpu, all[0].Process, nil))
+		l.ok(l.Unmap(gpu, nil))
 	}
 	l.AdvanceTo(l.Now() + time.Millisecond)
 }

@@ -37,17 +37,17 @@ func (r rig) clock() (*clock, func()) {
 	return c, func() { *c = clock{r.Now(), c.Calls + 1} }
 }
 
-func (r rig) unmap(by gpreempt.ProcessKey) *clock {
+func (r rig) unmap() *clock {
 	r.Helper()
 	c, done := r.clock()
-	r.ok(r.Unmap(r.facts[0].ID, by, done))
+	r.ok(r.Unmap(r.facts[0].ID, done))
 	return c
 }
 
-func (r rig) mapAll(by gpreempt.ProcessKey, runlist ...QueueRef) *clock {
+func (r rig) mapAll(runlist ...QueueRef) *clock {
 	r.Helper()
 	c, done := r.clock()
-	r.ok(r.Map(r.facts[0].ID, by, runlist, done))
+	r.ok(r.Map(r.facts[0].ID, runlist, done))
 	return c
 }
 
@@ -106,10 +106,10 @@ func TestPacketKeepsItsPlaceOverUnmapAndMap(t *testing.T) {
 	if got := r.progress(first); got != -1 {
 		t.Errorf("a queue that was never mapped is %v through its packet", got)
 	}
-	r.done(r.unmap(b), ms) // There was nothing to take off.
+	r.done(r.unmap(), ms) // There was nothing to take off.
 
 	// Nothing was in flight yet, so there is nothing to restore.
-	mapped := r.mapAll(a, first, second)
+	mapped := r.mapAll(first, second)
 	r.AdvanceTo(ms + 50*us + 4*ms)
 	r.done(mapped, ms+50*us)
 	if got := []float64{r.progress(first), r.progress(second)}; !cmp.Equal(got, []float64{0.4, 4. / 30}) {
@@ -118,7 +118,7 @@ func TestPacketKeepsItsPlaceOverUnmapAndMap(t *testing.T) {
 
 	// Both fill half of the GPU, so the whole is saved.
 	began := r.Now()
-	unmapped := r.unmap(b)
+	unmapped := r.unmap()
 	r.AdvanceTo(began + 100*us + 80*us - 1)
 	if unmapped.Calls != 0 {
 		t.Error("unmapped before the time that takes")
@@ -130,7 +130,7 @@ func TestPacketKeepsItsPlaceOverUnmapAndMap(t *testing.T) {
 	}
 
 	// Half of it comes back.
-	mapped = r.mapAll(b, first)
+	mapped = r.mapAll(first)
 	r.AdvanceTo(began + 20*ms)
 	r.done(mapped, began+3*ms+50*us+20*us)
 	r.ran(ka, ms+50*us, began+3*ms+70*us+6*ms)
@@ -139,7 +139,7 @@ func TestPacketKeepsItsPlaceOverUnmapAndMap(t *testing.T) {
 	}
 
 	// A Map without Unmap takes off first what runs: nothing of a is left in flight.
-	mapped = r.mapAll(a, second)
+	mapped = r.mapAll(second)
 	r.AdvanceTo(began + 21*ms)
 	r.done(mapped, began+20*ms+100*us+50*us+20*us)
 	r.rest()
@@ -207,7 +207,7 @@ func TestSetsOfADrivenMachineTakeTurns(t *testing.T) {
 				all = append(all, QueueRef{key, id})
 				spans = append(spans, r.kernel(key, id, 3*ms, 0.5))
 			}
-			on, takeOff := func() { r.mapAll(key, all...) }, func() { r.unmap(key) }
+			on, takeOff := func() { r.mapAll(all...) }, func() { r.unmap() }
 			if spec.MES {
 				on = func() {
 					for _, ref := range all {
@@ -272,7 +272,7 @@ func TestClearGPULosesNothing(t *testing.T) {
 					r.add(refs[0])
 					return r.add(refs[1])
 				}
-				return r.mapAll(key, refs...)
+				return r.mapAll(refs...)
 			}
 			on()
 			r.rest()
@@ -285,7 +285,7 @@ func TestClearGPULosesNothing(t *testing.T) {
 			if spec.MES {
 				pending = r.remove(refs[0])
 			} else {
-				pending = r.unmap(key)
+				pending = r.unmap()
 			}
 			cycles := r.GPUCounters()[0].SchedulerCycles
 			r.AdvanceTo(began + 3*ms + 5*us)
@@ -325,7 +325,7 @@ func TestClearGPULosesNothing(t *testing.T) {
 			if on(); !spec.MES {
 				// A reset ends the cycle that Unmap began: the Map that follows is one of its own.
 				r.pass()
-				r.unmap(key)
+				r.unmap()
 				r.pass()
 				r.ok(r.ClearGPU(r.facts[0].ID))
 				on()
@@ -341,26 +341,6 @@ func TestClearGPULosesNothing(t *testing.T) {
 	}
 }
 
-func TestUnmapIsCollateralForAllButWhoseSakeItIs(t *testing.T) {
-	r := newRig(t, hws(), 1)
-	a, b := r.attached("a", 2), r.attached("b", 1)
-	idle := r.attached("idle", 1)
-	all := []QueueRef{{a, 0}, {a, 1}, {b, 0}, {idle, 0}}
-	for _, ref := range all[:3] {
-		r.kernel(ref.Process, ref.ID, 100*ms, 0.1)
-	}
-	for _, by := range []gpreempt.ProcessKey{a, a, b, {PID: 1}} {
-		r.mapAll(by, all...)
-		r.pass()
-		r.unmap(by)
-		r.pass()
-	}
-	got := []uint64{r.counters(a).CollateralCycles, r.counters(b).CollateralCycles, r.counters(idle).CollateralCycles}
-	if diff := cmp.Diff([]uint64{2, 3, 0}, got); diff != "" {
-		t.Errorf("collateral cycles of a, b and idle (-want +got):\n%s", diff)
-	}
-}
-
 // pass lets a cycle end.
 func (r rig) pass() { r.AdvanceTo(r.Now() + 500*us) }
 
@@ -372,7 +352,7 @@ func TestEndOfAProcessLeavesADrivenScheduleAlone(t *testing.T) {
 			r.add(QueueRef{a, 0})
 			r.add(QueueRef{b, 0})
 		} else {
-			r.mapAll(a, QueueRef{a, 0}, QueueRef{b, 0})
+			r.mapAll(QueueRef{a, 0}, QueueRef{b, 0})
 		}
 		r.rest()
 		began, cycles := r.Now(), r.GPUCounters()[0].SchedulerCycles
@@ -404,7 +384,7 @@ func TestPacketsTakeUpTheRingTheySay(t *testing.T) {
 	if err := r.Submit(key, 3, Packet{Bytes: 1, RingBytes: 4}); !errors.Is(err, ErrRingFull) {
 		t.Errorf("257 packets of 4 bytes on 1024: %v", err)
 	}
-	r.mapAll(key, QueueRef{key, 3})
+	r.mapAll(QueueRef{key, 3})
 	r.rest()
 	slot := func() place {
 		q, err := r.Machine.queue(key, 3)
@@ -439,7 +419,7 @@ func TestRealtimeRunsADrivenMachine(t *testing.T) {
 		<-done
 	}
 	gpu := r.facts[0].ID
-	wait(func(m *Machine, done func()) error { return m.Map(gpu, key, []QueueRef{ref}, done) })
+	wait(func(m *Machine, done func()) error { return m.Map(gpu, []QueueRef{ref}, done) })
 	await(t, rt, key, 0, Packet{Duration: 300 * us, Occupancy: 1})
-	wait(func(m *Machine, done func()) error { return m.Unmap(gpu, key, done) })
+	wait(func(m *Machine, done func()) error { return m.Unmap(gpu, done) })
 }

@@ -42,17 +42,12 @@ type gpu struct {
 
 	faults []FaultKind
 
-	cycles         uint64
-	busy           time.Duration
-	executing      bool
-	executingSince time.Duration
+	cycles uint64
 }
 
 // op is a change of a GPU's schedule.
 type op struct {
 	kind opKind
-	// proc is the process on whose behalf it is; nil for a turn.
-	proc *process
 	// queues are those to suspend or resume.
 	queues []*queue
 	// at is the index in queues the change has come to (MES).
@@ -103,10 +98,7 @@ func newGPU(m *Machine, index int) *gpu {
 	for _, p := range []*pool{&g.compute, &g.copies} {
 		p.m = m
 		p.ended = func(k *packet) { k.q.ran(k) }
-		p.finish.fire = func() {
-			p.expire()
-			g.note()
-		}
+		p.finish.fire = p.expire
 	}
 	g.timer.fire = func() { g.enter(g.phase) }
 	g.turn.fire = g.takeTurn
@@ -128,23 +120,10 @@ func (g *gpu) unlist(q *queue) {
 	g.queues = slices.DeleteFunc(g.queues, func(o *queue) bool { return o == q })
 }
 
-// note updates the time the GPU is busy.
-func (g *gpu) note() {
-	executing := len(g.compute.running)+len(g.copies.running) > 0
-	if executing == g.executing {
-		return
-	}
-	if g.executing {
-		g.busy += g.m.now - g.executingSince
-	}
-	g.executing, g.executingSince = executing, g.m.now
-}
-
 // reschedule updates the timers after a change of the running packets.
 func (g *gpu) reschedule() {
 	g.compute.schedule()
 	g.copies.schedule()
-	g.note()
 }
 
 // enqueue adds a change of the schedule; the changes are made one by one.

@@ -14,7 +14,6 @@ func (g *gpu) beginHWS() {
 	for _, q := range g.queues {
 		o.loaded = o.loaded || q.mapped
 	}
-	g.countCollateral()
 	g.compute.clear()
 	g.copies.clear()
 	for _, q := range g.queues {
@@ -23,32 +22,11 @@ func (g *gpu) beginHWS() {
 			g.freeSlot(q)
 		}
 	}
-	g.note()
 	var cost time.Duration
 	if o.loaded {
 		cost = g.m.cost(g.m.spec.Costs.Unmap) + g.m.share(g.m.spec.Costs.Save, resident)
 	}
 	g.after(cost, phaseUnmap)
-}
-
-// countCollateral counts the cycle for every process whose work it interrupts on behalf of
-// another.
-func (g *gpu) countCollateral() {
-	o := g.op
-	if n := len(g.queues); n > 0 && o.kind == opTurn && g.queues[0].proc == g.queues[n-1].proc {
-		// The turn is between queues of one process.
-		return
-	}
-	var last *process
-	for _, q := range g.queues {
-		p := q.proc
-		// The runlist is in order of processes, so each is counted once.
-		if p == o.proc || p == last || !q.mapped || q.read == q.write {
-			continue
-		}
-		p.counters.CollateralCycles++
-		last = p
-	}
 }
 
 // unmapped applies the change and maps the queues that are to run.

@@ -46,10 +46,10 @@ func must(err error) {
 }
 
 // cycle is a runlist cycle in which prepare decides what is to run.
-func (l *Lab) cycle(gpu int, by gpreempt.ProcessKey, prepare, done func()) {
+func (l *Lab) cycle(gpu int, prepare, done func()) {
 	l.change(gpu, func(end func()) {
 		id := l.facts[gpu].ID
-		must(l.Unmap(id, by, func() {
+		must(l.Unmap(id, func() {
 			prepare()
 			var runlist []QueueRef
 			for _, q := range l.gpus[gpu].queues {
@@ -57,7 +57,7 @@ func (l *Lab) cycle(gpu int, by gpreempt.ProcessKey, prepare, done func()) {
 					runlist = append(runlist, ref)
 				}
 			}
-			must(l.Map(id, by, runlist, func() { done(); end() }))
+			must(l.Map(id, runlist, func() { done(); end() }))
 		}))
 	})
 }
@@ -104,7 +104,7 @@ func (l *Lab) CreateQueue(key gpreempt.ProcessKey, gpu gpreempt.GPUID, typ gpree
 	if l.spec.MES {
 		l.change(index, func(end func()) { l.oneByOne([]QueueRef{ref}, true, end) })
 	} else {
-		l.cycle(index, key, func() {}, func() {})
+		l.cycle(index, func() {}, func() {})
 	}
 	return id, nil
 }
@@ -118,7 +118,7 @@ func (l *Lab) DestroyQueue(key gpreempt.ProcessKey, id uint32) error {
 	must(l.DetachQueue(key, id))
 	delete(l.run, QueueRef{key, id})
 	if !l.spec.MES {
-		l.cycle(q.gpu.index, key, func() {}, func() {})
+		l.cycle(q.gpu.index, func() {}, func() {})
 	}
 	return nil
 }
@@ -139,7 +139,7 @@ func (l *Lab) EndProcess(key gpreempt.ProcessKey) error {
 	must(l.Machine.EndProcess(key))
 	if !l.spec.MES {
 		for _, gpu := range gpus {
-			l.cycle(gpu, key, func() {}, func() {})
+			l.cycle(gpu, func() {}, func() {})
 		}
 	}
 	return nil
@@ -174,7 +174,7 @@ func (l *Lab) control(key gpreempt.ProcessKey, ids []uint32, run bool, gpu int, 
 			l.change(gpu, func(end func()) { l.oneByOne(refs, run, func() { next(); end() }) })
 			return
 		}
-		l.cycle(gpu, key, func() {
+		l.cycle(gpu, func() {
 			for _, ref := range refs {
 				if _, err := l.queue(ref.Process, ref.ID); err == nil {
 					l.run[ref] = run

@@ -45,9 +45,6 @@ type ProcessCounters struct {
 	// Work is the time the work done takes alone, times occupancy; copies are
 	// left out. What a packet does a second time does not count.
 	Work time.Duration
-	// CollateralCycles is how often its queues were unmapped while they had packets,
-	// on behalf of another process.
-	CollateralCycles uint64
 }
 
 // GPUCounters is what a GPU did.
@@ -56,8 +53,6 @@ type GPUCounters struct {
 	// SchedulerCycles is runlist cycles (HWS), or removals and additions of
 	// queues (MES).
 	SchedulerCycles uint64
-	// Busy is how long at least one packet was executing.
-	Busy time.Duration
 }
 
 // process is a living process.
@@ -181,11 +176,7 @@ func (p *process) count() ProcessCounters {
 func (m *Machine) GPUCounters() []GPUCounters {
 	var all []GPUCounters
 	for i, g := range m.gpus {
-		c := GPUCounters{GPU: m.facts[i].ID, SchedulerCycles: g.cycles, Busy: g.busy}
-		if g.executing {
-			c.Busy += m.now - g.executingSince
-		}
-		all = append(all, c)
+		all = append(all, GPUCounters{GPU: m.facts[i].ID, SchedulerCycles: g.cycles})
 	}
 	return all
 }

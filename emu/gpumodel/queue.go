@@ -181,7 +181,6 @@ func (m *Machine) Submit(key gpreempt.ProcessKey, id uint32, k Packet) error {
 	if q.mapped {
 		q.dispatch()
 		q.pool.schedule()
-		q.gpu.note()
 	}
 	q.gpu.armTurn()
 	m.callBack()
@@ -347,7 +346,6 @@ func (q *queue) drop() {
 	q.unmap()
 	q.pool.schedule()
 	q.gpu.unlist(q)
-	q.gpu.note()
 	for i := q.read; i < q.write; i++ {
 		q.proc.counters.account(q.at(i), &q.proc.counters.Abandoned)
 	}

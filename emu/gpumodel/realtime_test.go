@@ -78,10 +78,9 @@ func cycles(t *testing.T, rt *Realtime, gpu gpreempt.GPUID, refs []QueueRef, n i
 		}
 		<-done
 	}
-	for i := range n {
-		by := refs[i%len(refs)].Process
-		wait(func(m *Machine, done func()) error { return m.Unmap(gpu, by, done) })
-		wait(func(m *Machine, done func()) error { return m.Map(gpu, by, refs, done) })
+	for range n {
+		wait(func(m *Machine, done func()) error { return m.Unmap(gpu, done) })
+		wait(func(m *Machine, done func()) error { return m.Map(gpu, refs, done) })
 	}
 }
 
