@@ -177,34 +177,6 @@ func (e *Engine) find(serial uint64) (int, bool) {
 	return slices.BinarySearchFunc(e.queues, serial, func(q *queue, serial uint64) int { return cmp.Compare(q.Serial, serial) })
 }
 
-// Counters describes the progress of a queue.
-type Counters struct {
-	Serial uint64
-	Ref    gpumodel.QueueRef
-	// Fetched and Read are positions as the process counts them: up to which the ring
-	// has been read, and up to which everything has ended.
-	Fetched, Read uint64
-	// Completed is how many packets or commands took effect.
-	Completed uint64
-	// Stopped: it makes no progress any more, because its GPU faulted or its memory is
-	// gone.
-	Stopped bool
-}
-
-// Counters returns those of all queues, by serial.
-func (e *Engine) Counters() []Counters {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	all := make([]Counters, len(e.queues))
-	for i, q := range e.queues {
-		all[i] = Counters{
-			Serial: q.Serial, Ref: q.Ref, Fetched: q.fetched.Load(), Read: q.read.Load(),
-			Completed: q.completed.Load(), Stopped: q.stopped.Load(),
-		}
-	}
-	return all
-}
-
 // notes are the calls to make without any lock, in order.
 type notes struct {
 	wake chan struct{}

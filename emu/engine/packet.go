@@ -81,8 +81,6 @@ const (
 	valueValue      = 16
 	valueMask       = 24
 	valueCondition  = 32
-	pm4Jump         = 4
-	pm4Remain       = 20
 	// completion is the completion signal in every type of packet.
 	completion = 56
 )
@@ -204,17 +202,6 @@ type BarrierValue struct {
 	Completion  uint64
 }
 
-// Put is Dispatch.Put.
-func (b BarrierValue) Put(slot []byte) (first uint32) {
-	clear(slot[4:PacketBytes])
-	binary.LittleEndian.PutUint64(slot[valueSignal:], b.Signal)
-	binary.LittleEndian.PutUint64(slot[valueValue:], uint64(b.Value))
-	binary.LittleEndian.PutUint64(slot[valueMask:], uint64(b.Mask))
-	binary.LittleEndian.PutUint32(slot[valueCondition:], uint32(b.Condition))
-	binary.LittleEndian.PutUint64(slot[completion:], b.Completion)
-	return uint32(b.Header) | uint32(VendorBarrierValue)<<16
-}
-
 // DecodeBarrierValue reads a vendor packet of format VendorBarrierValue.
 func DecodeBarrierValue(packet []byte) BarrierValue {
 	return BarrierValue{
@@ -222,33 +209,4 @@ func DecodeBarrierValue(packet []byte) BarrierValue {
 		Value: int64(binary.LittleEndian.Uint64(packet[valueValue:])), Mask: int64(binary.LittleEndian.Uint64(packet[valueMask:])),
 		Condition: Condition(binary.LittleEndian.Uint32(packet[valueCondition:])), Completion: CompletionOf(packet),
 	}
-}
-
-// PM4 is a vendor packet that makes the GPU run PM4 commands from a buffer
-// (AqlQueue::ExecutePM4 of ROCr, which flushes caches by it). The emulated GPU uses only
-// its completion signal.
-type PM4 struct {
-	Header     Header
-	Buffer     uint64
-	Dwords     uint32
-	Completion uint64
-}
-
-// pm4JumpHeader is INDIRECT_BUFFER of four dwords, pm4Left the number of the packet's
-// other dwords.
-const (
-	pm4JumpHeader = 3<<30 | 2<<16 | 0x3f<<8
-	pm4JumpValid  = 1 << 23
-	pm4Left       = 10
-)
-
-// Put is Dispatch.Put.
-func (p PM4) Put(slot []byte) (first uint32) {
-	clear(slot[4:PacketBytes])
-	binary.LittleEndian.PutUint32(slot[pm4Jump:], pm4JumpHeader)
-	binary.LittleEndian.PutUint64(slot[pm4Jump+4:], p.Buffer)
-	binary.LittleEndian.PutUint32(slot[pm4Jump+12:], p.Dwords|pm4JumpValid)
-	binary.LittleEndian.PutUint32(slot[pm4Remain:], pm4Left)
-	binary.LittleEndian.PutUint64(slot[completion:], p.Completion)
-	return uint32(p.Header) | uint32(VendorPM4)<<16
 }

@@ -1,7 +1,6 @@
 package kfdemu
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -34,8 +33,6 @@ type Host struct {
 	userNS     uint64
 	privileged bool
 	trouble    func(error)
-	// scanOnly makes Task.Find work without NS_GET_PID_FROM_PIDNS.
-	scanOnly bool
 
 	// creating is held during the search for an address space: two threads of one process
 	// must find the same. It is taken before mu.
@@ -190,11 +187,6 @@ func (h *Host) dropEnded() {
 // FileID is the device and inode number of the file of a descriptor. All descriptors of the
 // same file have the same FileID.
 type FileID struct{ Device, Inode uint64 }
-
-// Compare orders files by device, then by inode.
-func (id FileID) Compare(other FileID) int {
-	return cmp.Or(cmp.Compare(id.Device, other.Device), cmp.Compare(id.Inode, other.Inode))
-}
 
 // FileIDOf returns the ID for a descriptor of this process. The error wraps an errno.
 func FileIDOf(fd int) (FileID, error) {

@@ -116,23 +116,20 @@ func ancestor(tid int32, kind string, levels int) uint64 {
 
 // fromNamespace returns the ID, in this pid namespace, of the thread that has the ID pid in
 // the pid namespace of thread tid, 0 without such a thread.
-func (h *Host) fromNamespace(tid, pid int32) int32 {
+func fromNamespace(tid, pid int32) int32 {
 	file, err := os.Open(procPath(tid, "ns/pid"))
 	if err != nil {
 		return 0
 	}
 	defer file.Close()
-	if !h.scanOnly {
-		found, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.NS_GET_PID_FROM_PIDNS, uintptr(pid))
-		switch errno {
-		case 0:
-			return int32(found)
-		case unix.ENOTTY, unix.EINVAL: // before Linux 6.11
-		default:
-			return 0
-		}
+	found, _, errno := unix.Syscall(unix.SYS_IOCTL, file.Fd(), unix.NS_GET_PID_FROM_PIDNS, uintptr(pid))
+	switch errno {
+	case 0:
+		return int32(found)
+	case unix.ENOTTY, unix.EINVAL: // before Linux 6.11
+		return scan(tid, pid)
 	}
-	return scan(tid, pid)
+	return 0
 }
 
 // scan is fromNamespace for kernels without the ioctl: it checks every thread.

@@ -220,7 +220,7 @@ func (t *Task) Find(pid int32) driver.Task {
 		return nil
 	}
 	if t.nested {
-		if pid = t.h.fromNamespace(t.tid, pid); pid == 0 {
+		if pid = fromNamespace(t.tid, pid); pid == 0 {
 			return nil
 		}
 	}
