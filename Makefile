@@ -17,8 +17,8 @@ FUZZ_PACKAGES ?= cmd emu internal pkg
 SOAK     ?= 1h
 BENCH    ?=
 # Where goroutines, locks and timers meet.
-RACE_PACKAGES  ?= ./pkg/scheduler/... ./internal/daemon/... ./internal/events/... ./internal/executor/... \
-	./internal/hrtimer/... ./internal/inventory/... ./internal/auth/... ./internal/server/...
+RACE_PACKAGES  ?= ./pkg/scheduler/... ./internal/daemon/... ./internal/events/... ./internal/targets/... \
+	./internal/inventory/... ./internal/auth/... ./internal/server/...
 
 # dist: the times of all files are that of the commit.
 ARCHS ?= amd64,arm64
