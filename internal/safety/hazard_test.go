@@ -85,7 +85,7 @@ func TestReasonNamesTheMachineTheRowAndTheIssue(t *testing.T) {
 	}
 }
 
-// A row that an earlier one hides is a error in the order of the table.
+// A row that an earlier one hides is an error in the order of the table.
 func TestEveryRowDecidesForSomeMachine(t *testing.T) {
 	table := Default()
 	hosts, gpus := machines(table)

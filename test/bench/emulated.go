@@ -181,6 +181,14 @@ func (b *bench) throughDriver(ctx context.Context) (err error) {
 		of := func(part string) *series { return b.series("h", "DbgtrapOnKfdemu/daemon="+name+"/part="+part) }
 		sides = append(sides, &announcements{m: m, total: of("Total"), driver: of("DriverCalls"), own: of("Own")})
 	}
+	// A bare echo at the same pace: what gRPC and the wake-ups of two idle processes cost.
+	conn, err := dial(echoSocket(b.dir))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	bare := b.series("h", "BareUnary")
+	echo := gpreemptv1.NewOnlineServiceClient(conn)
 	const warmUp = 10
 	perRepeat := b.rounds(150)
 	for i := range warmUp + b.repeats*perRepeat {
@@ -188,6 +196,17 @@ func (b *bench) throughDriver(ctx context.Context) (err error) {
 			if err := sides[(i+k)%len(sides)].announce(ctx); err != nil {
 				return err
 			}
+		}
+		if err := bare.time(func() error {
+			_, err := echo.NotifyOnline(ctx, announcement)
+			return err
+		}); err != nil {
+			return err
+		}
+		if i < warmUp {
+			bare.samples = nil
+		} else if len(bare.samples) == perRepeat {
+			bare.endRepeat()
 		}
 		for _, s := range sides {
 			if i < warmUp {
@@ -202,6 +221,7 @@ func (b *bench) throughDriver(ctx context.Context) (err error) {
 	this := sides[0]
 	b.figure("h", "NotifyOnline by dbgtrap on kfdemu, p50", "µs", micros(p50, this.total))
 	b.figure("h", "the emulated driver's calls in it, p50", "µs", micros(p50, this.driver))
+	b.figure("h", "a bare unary echo at the same pace, p50", "µs", micros(p50, bare))
 	b.figure("h", "the daemon's own share, p50", "µs", micros(p50, this.own)).atMost(150)
 	b.figure("h", "the daemon's own share, p99", "µs", micros(p99, this.own)).atMost(1000)
 	if len(sides) > 1 {
