@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/cpuguy83/go-md2man/v2/md2man"
@@ -41,7 +42,7 @@ func writeManual(dir, version string, date time.Time) error {
 		return err
 	}
 	title := fmt.Sprintf("%% \"gpreemptd.yaml\" \"5\" \"%s\" \"gpreempt %s\" \"gpreempt\"\n", date.Format("Jan 2006"), version)
-	page := md2man.Render([]byte(title + config.Manual()))
+	page := md2man.Render([]byte(title + configManual()))
 	if err := os.WriteFile(filepath.Join(pages, "man5", "gpreemptd.yaml.5"), page, 0o644); err != nil {
 		return err
 	}
@@ -63,6 +64,16 @@ func writeManual(dir, version string, date time.Time) error {
 		}
 	}
 	return os.RemoveAll(pages)
+}
+
+// configManual returns the manual page of the config file in Markdown, without its title:
+// the default file explains every key.
+func configManual() string {
+	return "# NAME\ngpreemptd.yaml - configuration of gpreemptd\n\n# SYNOPSIS\n" + config.DefaultPath + "\n\n# DESCRIPTION\n" +
+		"One YAML file. Every key is optional. This is the default file, as **gpreemptd config default** prints it; " +
+		"**gpreemptd config check** lists every error in a file.\n\n    " +
+		strings.ReplaceAll(strings.TrimSpace(string(config.DefaultYAML())), "\n", "\n    ") +
+		"\n\n# SEE ALSO\n**gpreemptd(8)**, **gpreemptd-config-default(8)**, **gpctl(1)**, /usr/share/doc/gpreempt\n"
 }
 
 // untagged removes a remark of the generator from the pages.

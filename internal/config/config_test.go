@@ -26,22 +26,6 @@ func TestDefaultFileMeansTheDefaults(t *testing.T) {
 	}
 }
 
-func TestManualHasEveryKeyWithItsDefault(t *testing.T) {
-	manual, c := Manual(), Default()
-	for _, f := range fields {
-		want := "\n**" + plain(f.key) + "**, default " + plain(text(f.at(&c))) + "\n: "
-		_, after, found := strings.Cut(manual, want)
-		if line, _, _ := strings.Cut(after, "\n"); !found || strings.HasSuffix(line, " (*restart*)") == f.live {
-			t.Errorf("%s: found %v: %q", f.key, found, line)
-		}
-	}
-	for _, want := range []string{"\n# RULES\n", "\n    rules:\n", "\n# SAFETY\n", "\n    safety:\n", `\* any run`} {
-		if !strings.Contains(manual, want) {
-			t.Errorf("no %q", want)
-		}
-	}
-}
-
 // The lines that the default file has as comments must be valid too.
 func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 	all := regexp.MustCompile(`(?m)^( *)#(\S| )`).ReplaceAllStringFunc(string(DefaultYAML()), func(s string) string {

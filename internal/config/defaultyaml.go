@@ -11,7 +11,7 @@ func DefaultYAML() []byte {
 	var b strings.Builder
 	comment(&b, "", "Configuration of gpreemptd. Every key has its default value here; a key that you remove has it too. "+
 		"Durations have a unit: 20ms, 1.5s, 10m. After a change: systemctl reload gpreemptd; the log lists the "+
-		"changes, and which of them need a restart.")
+		"changes. Some need a restart: systemctl restart gpreemptd.")
 	c, current := Default(), ""
 	for _, f := range fields {
 		s, indent := section(f.key), ""
@@ -34,6 +34,9 @@ func DefaultYAML() []byte {
 		doc := f.doc
 		if f.max > 0 {
 			doc = fmt.Sprintf("%s %d to %d.", doc, f.min, f.max)
+		}
+		if !f.live {
+			doc += " Needs a restart."
 		}
 		comment(&b, indent, doc)
 		mark := ""

@@ -91,10 +91,23 @@ func found(pattern, text string) (all []string) {
 	return slices.Compact(all)
 }
 
-// configKeys are those of the config file, as the manual lists them.
+// configKeys are those of the config file.
 func configKeys() []string {
 	keys := []string{"rules", "safety.hazards"}
-	return append(keys, found(`(?m)^\*\*([a-z_.]+)\*\*, default`, strings.ReplaceAll(config.Manual(), `\`, ""))...)
+	section := ""
+	for line := range strings.Lines(string(config.DefaultYAML())) {
+		m := regexp.MustCompile(`^( *)#?([a-z_]+):( ?)`).FindStringSubmatch(line)
+		switch {
+		case m == nil:
+		case m[1] == "" && m[3] == "":
+			section = m[2] + "."
+		case m[1] == "":
+			keys = append(keys, m[2])
+		default:
+			keys = append(keys, section+m[2])
+		}
+	}
+	return keys
 }
 
 func TestRunbookNamesOnlyWhatExists(t *testing.T) {
