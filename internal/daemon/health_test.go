@@ -23,7 +23,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/cli"
-	"github.com/gpreempt/gpreempt/internal/metrics"
+	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -113,7 +113,7 @@ func TestEachWarningIsTheSameWhereverItIsShown(t *testing.T) {
 
 	// The metrics have code and severity as labels, not the texts.
 	page := httptest.NewRecorder()
-	metrics.Handler(metrics.Config{Snapshot: d.scrape, Alive: func() {}, Ready: func() bool { return true }}).
+	events.MetricsHandler(events.MetricsConfig{Snapshot: d.scrape, Alive: func() {}, Ready: func() bool { return true }}).
 		ServeHTTP(page, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", http.NoBody))
 	var samples, wantSamples []string
 	for line := range strings.Lines(page.Body.String()) {

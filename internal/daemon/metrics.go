@@ -6,7 +6,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/config"
-	"github.com/gpreempt/gpreempt/internal/metrics"
+	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -16,11 +16,11 @@ func listenMetrics(ctx context.Context, m config.Metrics) (net.Listener, error) 
 	if m.Address == "" {
 		return nil, nil //nolint:nilnil // not configured
 	}
-	return metrics.Listen(ctx, m.Address)
+	return events.Listen(ctx, m.Address)
 }
 
 func (d *daemon) serveMetrics(ctx context.Context, l net.Listener) {
-	metrics.Serve(ctx, l, metrics.Handler(metrics.Config{
+	events.ServeMetrics(ctx, l, events.MetricsHandler(events.MetricsConfig{
 		Snapshot: d.scrape,
 		Alive:    func() { d.runner.View(func(*scheduler.Core) {}) },
 		Ready:    d.ready.Load,
@@ -28,8 +28,8 @@ func (d *daemon) serveMetrics(ctx context.Context, l net.Listener) {
 }
 
 // scrape returns the values of the metrics.
-func (d *daemon) scrape() metrics.Snapshot {
-	s := metrics.Snapshot{
+func (d *daemon) scrape() events.MetricsSnapshot {
+	s := events.MetricsSnapshot{
 		Version: api.VersionString(), Backend: d.backend.name,
 		GPUs: d.inventory.GPUs(), Sources: d.observer.Sources(), Processes: len(d.inventory.Processes()),
 		Queues: map[gpreempt.GPUID]int{}, Warnings: d.listWarnings(),
@@ -52,7 +52,7 @@ func (d *daemon) scrape() metrics.Snapshot {
 	})
 	for _, t := range targets {
 		state, _ := d.sessions.State(t.Key)
-		s.Targets = append(s.Targets, metrics.Target{Class: t.Class, State: t.State, Mechanism: state.Choice.Mechanism})
+		s.Targets = append(s.Targets, events.Target{Class: t.Class, State: t.State, Mechanism: state.Choice.Mechanism})
 	}
 	return s
 }

@@ -1,5 +1,7 @@
 // Package events implements the daemon's log of state changes, which is bounded and has
-// revisions, and the statistics counted from what is appended.
+// revisions, the statistics counted from it, and the metrics that Prometheus scrapes. The
+// metrics count nothing: each scrape is made from a snapshot of the statistics and of the
+// present state.
 package events
 
 import (

@@ -1,4 +1,4 @@
-package metrics
+package events
 
 import (
 	"context"
@@ -16,7 +16,7 @@ import (
 
 func TestNothingElseIsServed(t *testing.T) {
 	ready := false
-	h := Handler(Config{Snapshot: history(t).snapshot, Alive: func() {}, Ready: func() bool { return ready }})
+	h := MetricsHandler(MetricsConfig{Snapshot: history(t).snapshot, Alive: func() {}, Ready: func() bool { return ready }})
 	ask := func(method, path string) int {
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), method, path, http.NoBody))
@@ -46,7 +46,7 @@ func TestServeEndsWithItsContextAndClosesConnections(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
-		Serve(ctx, l, Handler(Config{Snapshot: history(t).snapshot, Alive: func() {}, Ready: func() bool { return true }}), zap.NewNop())
+		ServeMetrics(ctx, l, MetricsHandler(MetricsConfig{Snapshot: history(t).snapshot, Alive: func() {}, Ready: func() bool { return true }}), zap.NewNop())
 		close(ended)
 	}()
 	client := &http.Client{Transport: &http.Transport{}}

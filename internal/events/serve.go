@@ -1,4 +1,4 @@
-package metrics
+package events
 
 import (
 	"context"
@@ -27,19 +27,19 @@ const (
 	maxHeaderBytes                   = 8 << 10
 )
 
-// Config is what a Handler needs.
-type Config struct {
-	Snapshot func() Snapshot
+// MetricsConfig is what a Handler needs.
+type MetricsConfig struct {
+	Snapshot func() MetricsSnapshot
 	// Alive returns when the scheduler has answered; it blocks while the scheduler hangs.
 	Alive func()
 	// Ready reports whether the daemon serves: it has started and is not stopping.
 	Ready func() bool
 }
 
-// Handler serves /metrics, /healthz and /readyz, and nothing else.
-func Handler(c Config) http.Handler {
+// MetricsHandler serves /metrics, /healthz and /readyz, and nothing else.
+func MetricsHandler(c MetricsConfig) http.Handler {
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(New(c.Snapshot), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	registry.MustRegister(NewCollector(c.Snapshot), collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: scrapes, Timeout: answerTime}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
@@ -71,9 +71,9 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	return netutil.LimitListener(l, connections), nil
 }
 
-// Serve serves until ctx ends, then closes all connections without waiting for scrapes.
+// ServeMetrics serves until ctx ends, then closes all connections without waiting for scrapes.
 // Errors are logged: the daemon continues without metrics.
-func Serve(ctx context.Context, l net.Listener, h http.Handler, logger *zap.Logger) {
+func ServeMetrics(ctx context.Context, l net.Listener, h http.Handler, logger *zap.Logger) {
 	errorLog, err := zap.NewStdLogAt(logger, zap.DebugLevel)
 	if err != nil {
 		logger.Error("the errors of metrics clients are not logged", log.Err(err))

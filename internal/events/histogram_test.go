@@ -1,24 +1,22 @@
-package metrics
+package events
 
 import (
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/protobuf/testing/protocmp"
-
-	"github.com/gpreempt/gpreempt/internal/events"
-	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // One scrape serves a Prometheus that asks for classic buckets and one that asks for
 // native buckets.
 func TestHistogramsAreClassicAndNative(t *testing.T) {
-	log := events.NewLog(1)
+	log := NewLog(1)
 	for _, waited := range []time.Duration{0, 3 * time.Millisecond, 3 * time.Millisecond, time.Minute} {
-		log.Answered(scheduler.Answer{Reason: scheduler.QuiesceDone, Waited: waited}, events.Stages{})
+		log.Answered(scheduler.Answer{Reason: scheduler.QuiesceDone, Waited: waited}, Stages{})
 	}
 	metrics := make(chan prometheus.Metric, 1)
 	output(metrics).histogram(stage, log.Totals(0).Wait, "wait")

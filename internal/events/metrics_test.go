@@ -1,4 +1,4 @@
-package metrics
+package events
 
 import (
 	"bytes"
@@ -11,14 +11,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
-	"github.com/prometheus/common/expfmt"
-
-	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	"github.com/prometheus/common/expfmt"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden scrape and docs/metrics.md")
@@ -27,7 +25,7 @@ var update = flag.Bool("update", false, "rewrite the golden scrape and docs/metr
 type world struct {
 	t    *testing.T
 	core *scheduler.Core
-	log  *events.Log
+	log  *Log
 	now  scheduler.Time
 	took time.Duration // what suspends and resumes take
 	fail bool
@@ -40,7 +38,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	p.Linger, p.ShareFloor, p.ShareWindow = scheduler.LingerNone, 0.5, 10*time.Second
-	w := &world{t: t, core: scheduler.New(p, scheduler.Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10}), log: events.NewLog(8)}
+	w := &world{t: t, core: scheduler.New(p, scheduler.Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10}), log: NewLog(8)}
 	for id := range gpreempt.GPUID(2) {
 		w.step(scheduler.GPUAdded{GPU: id + 1})
 	}
@@ -59,7 +57,7 @@ func (w *world) step(ev scheduler.Event) {
 			w.log.Append(time.Time{}, a.Record, "dbgtrap")
 			continue
 		case scheduler.ActAnswer:
-			w.log.Answered(a.Answer, events.Stages{Decide: 15 * time.Microsecond, Reply: 30 * time.Microsecond})
+			w.log.Answered(a.Answer, Stages{Decide: 15 * time.Microsecond, Reply: 30 * time.Microsecond})
 			continue
 		case scheduler.ActAttach:
 			result = scheduler.Attached{Target: a.Target}
@@ -86,8 +84,8 @@ func (w *world) after(d time.Duration, ev scheduler.Event) {
 	w.step(ev)
 }
 
-func (w *world) snapshot() Snapshot {
-	s := Snapshot{
+func (w *world) snapshot() MetricsSnapshot {
+	s := MetricsSnapshot{
 		Version: "v1.2.3", Backend: "simulated mi300x", Mechanisms: []string{"dbgtrap", "criu"}, Totals: w.log.Totals(w.now),
 		GPUs:   []gpreempt.GPU{{ID: 1, Name: "gfx942", BDF: "0000:05:00.0"}, {ID: 2, Name: "gfx942", BDF: "0000:06:00.0"}},
 		States: w.core.GPUs(), Leases: w.core.Leases(), Floor: w.core.Policy().ShareFloor, FloorUse: w.core.FloorUse(), Draining: w.core.Draining(),
@@ -133,10 +131,10 @@ func history(t *testing.T) *world {
 	return w
 }
 
-func scrape(t *testing.T, s Snapshot) string {
+func scrape(t *testing.T, s MetricsSnapshot) string {
 	t.Helper()
 	registry := prometheus.NewPedanticRegistry()
-	if err := registry.Register(New(func() Snapshot { return s })); err != nil {
+	if err := registry.Register(NewCollector(func() MetricsSnapshot { return s })); err != nil {
 		t.Fatal(err)
 	}
 	families, err := registry.Gather()

@@ -1,6 +1,4 @@
-// Package metrics serves the daemon's statistics to Prometheus. It counts nothing: each
-// scrape is made from a snapshot of the counts of the event log and of the present state.
-package metrics
+package events
 
 import (
 	"maps"
@@ -8,23 +6,21 @@ import (
 	"slices"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-	dto "github.com/prometheus/client_model/go"
-
-	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 )
 
-// Snapshot is the content of one scrape.
-type Snapshot struct {
+// MetricsSnapshot is the content of one scrape.
+type MetricsSnapshot struct {
 	Version string
 	// Backend is "kfd", "simulated MACHINE" or "emulated MACHINE".
 	Backend string
 	// Mechanisms are the names of the enabled ones.
 	Mechanisms []string
-	Totals     *events.Totals
+	Totals     *Totals
 	// GPUs are those of the inventory, States their state in the scheduler.
 	GPUs    []gpreempt.GPU
 	States  []scheduler.GPUInfo
@@ -50,10 +46,10 @@ type Target struct {
 	Mechanism string
 }
 
-// New returns a collector that calls snapshot at each scrape, concurrently.
-func New(snapshot func() Snapshot) prometheus.Collector { return collector(snapshot) }
+// NewCollector returns a collector that calls snapshot at each scrape, concurrently.
+func NewCollector(snapshot func() MetricsSnapshot) prometheus.Collector { return collector(snapshot) }
 
-type collector func() Snapshot
+type collector func() MetricsSnapshot
 
 // Describe implements prometheus.Collector.
 func (collector) Describe(ch chan<- *prometheus.Desc) {
@@ -84,7 +80,7 @@ func (o output) value(m *metric, v float64, labels ...string) {
 }
 
 func (o output) histogram(m *metric, h *dto.Histogram, labels ...string) {
-	o <- histogram{m.desc, h, prometheus.MakeLabelPairs(m.desc, labels)}
+	o <- exposedHistogram{m.desc, h, prometheus.MakeLabelPairs(m.desc, labels)}
 }
 
 func (o output) yes(m *metric, is bool, labels ...string) {
@@ -95,7 +91,7 @@ func (o output) yes(m *metric, is bool, labels ...string) {
 	o.value(m, v, labels...)
 }
 
-func (o output) announcements(t *events.Totals) {
+func (o output) announcements(t *Totals) {
 	for reason := scheduler.QuiesceDone; int(reason) < len(t.Announcements); reason++ {
 		o.value(announcements, float64(t.Announcements[reason]), reason.String())
 	}
@@ -112,11 +108,11 @@ var (
 	resumeCauses  = []scheduler.Cause{
 		scheduler.CauseLeaseEnded, scheduler.CauseLingerOver, scheduler.CauseShareFloor, scheduler.CauseMaxSuspend, scheduler.CauseBreaker,
 	}
-	failureKinds = []events.Failure{
-		{During: events.DuringSuspend, Cause: scheduler.CauseFailed},
-		{During: events.DuringSuspend, Cause: scheduler.CauseHardware},
-		{During: events.DuringResume, Cause: scheduler.CauseFailed},
-		{During: events.DuringResume, Cause: scheduler.CauseHardware},
+	failureKinds = []Failure{
+		{During: DuringSuspend, Cause: scheduler.CauseFailed},
+		{During: DuringSuspend, Cause: scheduler.CauseHardware},
+		{During: DuringResume, Cause: scheduler.CauseFailed},
+		{During: DuringResume, Cause: scheduler.CauseHardware},
 	}
 	openingCauses = []scheduler.Cause{scheduler.CauseAlarm, scheduler.CauseStuck, scheduler.CauseHardware}
 )
@@ -131,7 +127,7 @@ func keys[K comparable](always []K, counted map[K]uint64) map[K]uint64 {
 	return all
 }
 
-func (o output) preemptions(t *events.Totals, mechanisms []string) {
+func (o output) preemptions(t *Totals, mechanisms []string) {
 	for cause, n := range keys(suspendCauses, t.Ordered) {
 		o.value(preemptions, float64(n), string(cause))
 	}
@@ -169,19 +165,19 @@ func (o output) targets(list []Target) {
 	}
 }
 
-func (o output) gpus(s Snapshot) {
+func (o output) gpus(s MetricsSnapshot) {
 	for _, gpu := range s.GPUs {
 		o.value(gpuInfo, 1, gpu.ID.String(), gpu.Name, gpu.BDF)
 		o.value(queues, float64(s.Queues[gpu.ID]), gpu.ID.String())
 	}
-	opened := map[events.Opening]uint64{}
+	opened := map[Opening]uint64{}
 	for _, gpu := range s.States {
 		id := gpu.ID.String()
 		o.value(gpuSuspended, float64(gpu.Suspended), id)
 		o.value(gpuLeases, float64(gpu.Leases), id)
 		o.yes(breakerOpen, gpu.BreakerOpen, id)
 		for _, cause := range openingCauses {
-			opened[events.Opening{GPU: gpu.ID, Cause: cause}] = 0
+			opened[Opening{GPU: gpu.ID, Cause: cause}] = 0
 		}
 	}
 	maps.Copy(opened, s.Totals.Openings)
@@ -190,7 +186,7 @@ func (o output) gpus(s Snapshot) {
 	}
 }
 
-func (o output) leases(s Snapshot) {
+func (o output) leases(s MetricsSnapshot) {
 	var states [scheduler.LeaseEnded]int
 	for _, l := range s.Leases {
 		states[l.State]++
@@ -208,7 +204,7 @@ func (o output) leases(s Snapshot) {
 	o.yes(draining, s.Draining)
 }
 
-func (o output) discovery(s Snapshot) {
+func (o output) discovery(s MetricsSnapshot) {
 	for _, source := range s.Sources {
 		o.yes(sourceUp, source.Available, source.Name)
 		o.value(readings, float64(source.Readings), source.Name)
@@ -219,7 +215,7 @@ func (o output) discovery(s Snapshot) {
 	o.value(processes, float64(s.Processes))
 }
 
-func (o output) health(s Snapshot) {
+func (o output) health(s MetricsSnapshot) {
 	for reason, n := range s.Totals.Refused {
 		o.value(refusals, float64(n), string(reason))
 	}
