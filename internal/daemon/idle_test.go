@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -37,7 +38,7 @@ func newIdleHost(t *testing.T) *idleHost {
 	d := &idleHost{}
 	d.known.Store(true)
 	core := scheduler.New(scheduler.DefaultPolicy(), scheduler.Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10})
-	runner := scheduler.NewRunner(core, clock{time.Now()}, scheduler.NewTimer(), noTargets{}, func(r scheduler.Record) {
+	runner := scheduler.NewRunner(core, clock{time.Now()}, testutil.NewTimer(), noTargets{}, func(r scheduler.Record) {
 		if r.ToLease == scheduler.LeaseEnded {
 			d.ends = append(d.ends, r.End)
 		}

@@ -256,7 +256,7 @@ func startHost(tb testing.TB, opts ...option) *host {
 	}
 	policy := scheduler.DefaultPolicy()
 	policy.ShareFloor, policy.MaxWait = 0, 10*time.Second
-	h.runner = scheduler.NewRunner(scheduler.New(policy.Normalize(), leases), monotonic{time.Now()}, scheduler.NewTimer(), h.machine,
+	h.runner = scheduler.NewRunner(scheduler.New(policy.Normalize(), leases), monotonic{time.Now()}, testutil.NewTimer(), h.machine,
 		func(r scheduler.Record) { h.events.Append(time.Now(), r, "") })
 	h.machine.post = h.runner.Post
 	if cfg.Scheduler == nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -182,7 +183,7 @@ func announcementPath(t *testing.T, profile string) [][]string {
 		t.Fatal(err)
 	}
 	core := scheduler.New(policy, scheduler.Limits{LeasesPerClient: 1, LeasesPerUser: 1, LeasesTotal: 1})
-	runner.Runner = scheduler.NewRunner(core, clock{start}, scheduler.NewTimer(), sessions, func(scheduler.Record) {})
+	runner.Runner = scheduler.NewRunner(core, clock{start}, testutil.NewTimer(), sessions, func(scheduler.Record) {})
 	runner.Post(scheduler.GPUAdded{GPU: gpu})
 	runner.Post(scheduler.TargetSeen{Target: key, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{gpu}, Queues: 1})
 	if ev := <-attached; ev.Result != scheduler.OutcomeOK {

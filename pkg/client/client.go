@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"sync"
 	"time"
 
@@ -47,11 +46,6 @@ func FailClosed() Option { return func(c *Client) { c.failClosed = true } }
 // it is never called.
 func OnUnprotected(report func(err error)) Option {
 	return func(c *Client) { c.protection.report = report }
-}
-
-// withDialer sets how the client connects.
-func withDialer(dial func(context.Context, string) (net.Conn, error)) Option {
-	return func(c *Client) { c.grpc = append(c.grpc, grpc.WithContextDialer(dial)) }
 }
 
 // Client is a client of one daemon.

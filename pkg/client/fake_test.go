@@ -356,3 +356,8 @@ func isLost(l *Lease) bool {
 		return false
 	}
 }
+
+// withDialer sets how the client connects.
+func withDialer(dial func(context.Context, string) (net.Conn, error)) Option {
+	return func(c *Client) { c.grpc = append(c.grpc, grpc.WithContextDialer(dial)) }
+}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -76,7 +77,7 @@ func newMachine() *machine {
 	m := &machine{start: time.Now(), suspend: 400 * time.Microsecond, resume: 350 * time.Microsecond}
 	p, _ := PresetByName("strict")
 	p.Linger = LingerNone
-	m.Runner = NewRunner(New(p, Limits{LeasesPerClient: 4, LeasesPerUser: 100, LeasesTotal: 100}), m, NewTimer(), m, func(r Record) { m.note("%v", r) })
+	m.Runner = NewRunner(New(p, Limits{LeasesPerClient: 4, LeasesPerUser: 100, LeasesTotal: 100}), m, testutil.NewTimer(), m, func(r Record) { m.note("%v", r) })
 	m.Post(GPUAdded{1})
 	m.see(alpha)
 	m.takeLog()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -424,7 +425,7 @@ func TestRunEndsWithItsContextAndFailsWithItsTimer(t *testing.T) {
 		if diff := cmp.Diff("scheduler: the timer failed: bad file descriptor", fmt.Sprint(err)); diff != "" {
 			t.Error(diff)
 		}
-		m.timer = unsettable{NewTimer()}
+		m.timer = unsettable{testutil.NewTimer()}
 		err = m.Run(t.Context(), time.Second, func() {})
 		if diff := cmp.Diff("scheduler: the timer failed: timer closed", fmt.Sprint(err)); diff != "" {
 			t.Error(diff)

@@ -126,11 +126,7 @@ func checkPure(t *tree) (problems []string) {
 					}
 				}
 			}
-			clock := []string{"Now", "Since", "Until", "Sleep"}
-			if path.Base(f.name) != entry.timers {
-				clock = append(clock, "After", "AfterFunc", "Tick", "NewTicker", "NewTimer")
-			}
-			for _, use := range f.uses("time", clock...) {
+			for _, use := range f.uses("time", "Now", "Since", "Until", "Sleep", "After", "AfterFunc", "Tick", "NewTicker", "NewTimer") {
 				problems = append(problems, fmt.Sprintf("%s: in %s time is an argument", use, entry.pkg))
 			}
 		}
@@ -281,13 +277,13 @@ var now = clock.Now`},
 			want: []string{"pkg/scheduler/s.go imports os/exec", "pkg/scheduler/s.go:3:11: clock.Now"},
 		},
 		{
-			name:  "a timer outside the file for it",
+			name:  "a timer and a clock in a pure package",
 			check: checkPure,
 			files: map[string]string{
-				"pkg/scheduler/core.go":      `package scheduler; import "time"; var t = time.NewTimer(1)`,
-				"pkg/scheduler/timer_std.go": `package scheduler; import "time"; var t, now = time.NewTimer(1), time.Now`,
+				"pkg/scheduler/core.go":  `package scheduler; import "time"; var t = time.NewTimer(1)`,
+				"pkg/scheduler/clock.go": `package scheduler; import "time"; var now = time.Now`,
 			},
-			want: []string{"pkg/scheduler/core.go:1:43: time.NewTimer", "pkg/scheduler/timer_std.go:1:66: time.Now"},
+			want: []string{"pkg/scheduler/clock.go:1:45: time.Now", "pkg/scheduler/core.go:1:43: time.NewTimer"},
 		},
 		{
 			name:  "a system call in the server",

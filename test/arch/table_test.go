@@ -11,9 +11,6 @@ type rule struct {
 	// pure: a function of its arguments. No os, no net, no system calls, no
 	// reading of the clock, no sleeping, no random numbers.
 	pure bool
-	// timers is the one file of a pure package that may start a timer: it is the
-	// edge, and what the package decides does not depend on it.
-	timers string
 	// kernel: may import golang.org/x/sys.
 	kernel bool
 	// unsafe: may import unsafe, in files named *_unsafe.go.
@@ -42,7 +39,7 @@ var table = []struct {
 	{"internal/api", rule{imports: []string{apiV1, "pkg/gpreempt"}}},
 
 	// Decisions: pure, or with the filesystem as an argument.
-	{"pkg/scheduler", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true, timers: "timer_std.go"}},
+	{"pkg/scheduler", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true}},
 	{"pkg/scheduler/schedulertest", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/log", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/classify", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true}},
