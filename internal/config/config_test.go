@@ -53,7 +53,7 @@ func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 	}
 	want.Safety.Hazards = []safety.Row{{
 		ID: "site-gfx1102", GFX: []safety.GFXRange{{First: 110002, Last: 110002}},
-		Kernel: safety.KernelRange{{Op: ">=", Version: "7.1"}}, MES: safety.FirmwareRange{{Op: ">=", Version: 0x60}},
+		Kernel: safety.Range{{Op: ">=", Version: "7.1"}}, MES: safety.Range{{Op: ">=", Version: "0x60"}},
 		Mechanisms: []string{"dbgtrap", "criu"}, Action: safety.Limit,
 		Why: "No failure in a week of suspensions under load.",
 	}}

@@ -75,10 +75,10 @@ type Row struct {
 	// Kernel is compared with the kernel version of the driver's code: that of the running
 	// kernel, or for a DKMS driver the driver's version, which AMD numbers after the kernel
 	// of its code.
-	Kernel KernelRange
+	Kernel Range
 	// Driver is DKMS, InTree or "" for both.
 	Driver                 string
-	MES, MESKIQ, MEC, SDMA FirmwareRange
+	MES, MESKIQ, MEC, SDMA Range
 	// Mechanisms the row is about.
 	Mechanisms []string
 	Action     Action
@@ -104,8 +104,8 @@ func (r Row) holds(h Host, g GPU) bool {
 	return slices.ContainsFunc(r.GFX, func(x GFXRange) bool { return x.Contains(g.GFX) }) &&
 		(r.APU == nil || *r.APU == g.APU) &&
 		(r.Driver == "" || r.Driver == driver) &&
-		r.Kernel.Contains(kernel) &&
-		r.MES.Contains(g.MES) && r.MESKIQ.Contains(g.MESKIQ) && r.MEC.Contains(g.MEC) && r.SDMA.Contains(g.SDMA)
+		r.Kernel.hasKernel(kernel) &&
+		r.MES.hasFirmware(g.MES) && r.MESKIQ.hasFirmware(g.MESKIQ) && r.MEC.hasFirmware(g.MEC) && r.SDMA.hasFirmware(g.SDMA)
 }
 
 // Conditions returns the conditions as text, with the keys of the file.

@@ -3,6 +3,7 @@ package safety
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -108,9 +109,14 @@ func machines(table *Table) ([]Host, []GPU) {
 		for _, b := range row.Kernel {
 			kernels = append(kernels, b.Version)
 		}
-		for _, r := range []FirmwareRange{row.MES, row.MESKIQ, row.MEC, row.SDMA} {
+		for _, r := range []Range{row.MES, row.MESKIQ, row.MEC, row.SDMA} {
 			for _, b := range r {
-				firmware = append(firmware, b.Version, b.Version-1, b.Version+1)
+				bound, err := strconv.ParseUint(b.Version, 0, 32)
+				if err != nil {
+					panic(err) // the table has been parsed
+				}
+				v := uint32(bound)
+				firmware = append(firmware, v, v-1, v+1)
 			}
 		}
 		for _, x := range row.GFX {

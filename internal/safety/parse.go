@@ -149,22 +149,21 @@ func (d *decoder) value(r *Row, name string, n *yaml.Node, key string) {
 	}
 }
 
-func (d *decoder) firmware(n *yaml.Node, key string) FirmwareRange {
+func (d *decoder) firmware(n *yaml.Node, key string) Range {
 	return ranged(d, n, key, parseFirmware, `write comparisons such as "=0x83" or ">=0x40 <0x80"; 0 means unknown`)
 }
 
 // ranged parses comparisons. They must be in quotes, because > has another meaning in YAML.
-func ranged[T any](d *decoder, n *yaml.Node, key string, parse func(string) (T, error), remedy string) T {
-	var zero T
+func ranged(d *decoder, n *yaml.Node, key string, parse func(string) (Range, error), remedy string) Range {
 	if !yamlfile.IsScalar(n, "!!str") {
 		d.Fail(n, key, "is "+yamlfile.Kind(n), remedy)
-		return zero
+		return nil
 	}
-	v, err := parse(yamlfile.Cut(n.Value))
+	r, err := parse(yamlfile.Cut(n.Value))
 	if err != nil {
 		d.Fail(n, key, err.Error(), remedy)
 	}
-	return v
+	return r
 }
 
 func (d *decoder) sentence(n *yaml.Node, key string, into *string) {

@@ -36,8 +36,8 @@ func TestEveryKeyIsRead(t *testing.T) {
 	want := []Row{
 		{
 			ID: "all-of-it", GFX: []GFXRange{{90010, 90010}, {110000, 111515}}, APU: new(false),
-			Kernel: KernelRange{{">=", "6.5"}, {"<", "7.0-rc2"}}, Driver: DKMS,
-			MES: FirmwareRange{{">=", 0x40}, {"<", 0x80}}, MESKIQ: FirmwareRange{{"=", 0x6f}}, MEC: FirmwareRange{{">", 459}}, SDMA: FirmwareRange{{"<=", 18}},
+			Kernel: Range{{">=", "6.5"}, {"<", "7.0-rc2"}}, Driver: DKMS,
+			MES: Range{{">=", "0x40"}, {"<", "0x80"}}, MESKIQ: Range{{"=", "0x6f"}}, MEC: Range{{">", "0x1cb"}}, SDMA: Range{{"<=", "0x12"}},
 			Mechanisms: []string{"criu", "freezer"}, Action: Limit,
 			Why: "One sentence on two lines.", Issues: []string{"ROCm/amdgpu#227", "a.b/c_d#1"}, Remedy: "Another.",
 		},

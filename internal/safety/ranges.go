@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -114,92 +115,17 @@ func (o Comparator) holds(c int) bool {
 	}
 }
 
-// bounds splits ">=6.5 <7.0" into comparators and values.
-func bounds(s string) (ops []Comparator, values []string, err error) {
-	for part := range strings.FieldsSeq(s) {
-		var op Comparator
-		for _, o := range comparators {
-			if value, ok := strings.CutPrefix(part, string(o)); ok {
-				op, part = o, value
-				break
-			}
-		}
-		if op == "" || part == "" {
-			return nil, nil, fmt.Errorf("%q is not a comparison", s)
-		}
-		ops, values = append(ops, op), append(values, part)
-	}
-	if len(ops) == 0 {
-		return nil, nil, errors.New("the range is empty")
-	}
-	return ops, values, nil
-}
-
-// FirmwareRange is bounds that must all hold. Without bounds every version is in range,
-// also an unknown one (0), which is in no other range.
-type FirmwareRange []FirmwareBound
-
-// FirmwareBound is one comparison with a version.
-type FirmwareBound struct {
-	Op      Comparator
-	Version uint32
-}
-
-// Contains reports whether the version is in range.
-func (r FirmwareRange) Contains(version uint32) bool {
-	for _, b := range r {
-		if version == 0 || !b.Op.holds(cmp.Compare(version, b.Version)) {
-			return false
-		}
-	}
-	return true
-}
-
-func (r FirmwareRange) String() string {
-	parts := make([]string, len(r))
-	for i, b := range r {
-		parts[i] = fmt.Sprintf("%s%#x", b.Op, b.Version)
-	}
-	return strings.Join(parts, " ")
-}
-
-func parseFirmware(s string) (FirmwareRange, error) {
-	ops, values, err := bounds(s)
-	if err != nil {
-		return nil, err
-	}
-	var r FirmwareRange
-	for i, value := range values {
-		version, err := strconv.ParseUint(value, 0, 32)
-		if err != nil || version == 0 {
-			return nil, fmt.Errorf("%q is not a firmware version", value)
-		}
-		r = append(r, FirmwareBound{ops[i], uint32(version)})
-	}
-	return r, nil
-}
-
-// KernelRange is bounds that must all hold.
-type KernelRange []KernelBound
-
-// KernelBound is one comparison with a version such as 7.0 or 6.8.0-137.
-type KernelBound struct {
-	Op      Comparator
+// Bound is one comparison with a version.
+type Bound struct {
+	Op Comparator
+	// Version is a kernel such as 7.0 or 6.8.0-137, or a firmware such as 0x83.
 	Version string
 }
 
-// Contains reports whether a release, such as 6.12.43+deb13-amd64, is in range. Only the
-// parts that the bound has are compared: 6.12.43 is =6.12.
-func (r KernelRange) Contains(release string) bool {
-	for _, b := range r {
-		if !b.Op.holds(compareToBound(release, b.Version)) {
-			return false
-		}
-	}
-	return true
-}
+// Range is bounds that must all hold.
+type Range []Bound
 
-func (r KernelRange) String() string {
+func (r Range) String() string {
 	parts := make([]string, len(r))
 	for i, b := range r {
 		parts[i] = string(b.Op) + b.Version
@@ -207,17 +133,60 @@ func (r KernelRange) String() string {
 	return strings.Join(parts, " ")
 }
 
-func parseKernel(s string) (KernelRange, error) {
-	ops, values, err := bounds(s)
-	if err != nil {
-		return nil, err
-	}
-	var r KernelRange
-	for i, value := range values {
-		if value[0] < '0' || value[0] > '9' {
-			return nil, fmt.Errorf("%q is not a kernel version", value)
+// hasKernel reports whether a release, such as 6.12.43+deb13-amd64, is in range. Only the
+// parts that the bound has are compared: 6.12.43 is =6.12.
+func (r Range) hasKernel(release string) bool {
+	return !slices.ContainsFunc(r, func(b Bound) bool { return !b.Op.holds(compareToBound(release, b.Version)) })
+}
+
+// hasFirmware reports whether a version is in range. Without bounds every version is,
+// also an unknown one (0), which is in no other range.
+func (r Range) hasFirmware(version uint32) bool {
+	return !slices.ContainsFunc(r, func(b Bound) bool {
+		bound, err := strconv.ParseUint(b.Version, 0, 32)
+		return err != nil || version == 0 || !b.Op.holds(cmp.Compare(uint64(version), bound))
+	})
+}
+
+func parseFirmware(s string) (Range, error) {
+	return parseRange(s, func(value string) (string, error) {
+		version, err := strconv.ParseUint(value, 0, 32)
+		if err != nil || version == 0 {
+			return "", fmt.Errorf("%q is not a firmware version", value)
 		}
-		r = append(r, KernelBound{ops[i], value})
+		return fmt.Sprintf("%#x", version), nil
+	})
+}
+
+func parseKernel(s string) (Range, error) {
+	return parseRange(s, func(value string) (string, error) {
+		if !isDigit(value[0]) {
+			return "", fmt.Errorf("%q is not a kernel version", value)
+		}
+		return value, nil
+	})
+}
+
+// parseRange parses comparisons such as ">=6.5 <7.0".
+func parseRange(s string, parse func(value string) (string, error)) (r Range, err error) {
+	for part := range strings.FieldsSeq(s) {
+		var b Bound
+		for _, op := range comparators {
+			if value, ok := strings.CutPrefix(part, string(op)); ok {
+				b = Bound{op, value}
+				break
+			}
+		}
+		if b.Version == "" {
+			return nil, fmt.Errorf("%q is not a comparison", s)
+		}
+		if b.Version, err = parse(b.Version); err != nil {
+			return nil, err
+		}
+		r = append(r, b)
+	}
+	if len(r) == 0 {
+		return nil, errors.New("the range is empty")
 	}
 	return r, nil
 }
