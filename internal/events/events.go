@@ -9,13 +9,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpreempt/gpreempt/internal/ring"
+	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // ReadChunk is the most entries that one Read returns.
-const ReadChunk = ring.Chunk
+const ReadChunk = inventory.ReadChunk
 
 // ErrCompacted is the error for a revision whose next entry is overwritten, or that the
 // log has not reached.
@@ -43,14 +43,14 @@ type Log struct {
 	// mu guards everything below. Readers hold it for copies only: Append is on the
 	// scheduler's hot path.
 	mu       sync.Mutex
-	entries  ring.Ring[Entry]
+	entries  inventory.Ring[Entry]
 	counters counters
 }
 
 // NewLog returns an empty log that keeps the last capacity entries, at least 1. It
 // allocates its memory, some 150 bytes an entry, at once.
 func NewLog(capacity int) *Log {
-	return &Log{entries: ring.New[Entry](capacity), counters: newCounters()}
+	return &Log{entries: inventory.NewRing[Entry](capacity), counters: newCounters()}
 }
 
 // Append adds a state change seen at the given wall clock time. It waits for no reader

@@ -6,17 +6,12 @@ package inventory
 
 import (
 	"context"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/gpreempt/gpreempt/internal/ring"
-	"github.com/gpreempt/gpreempt/pkg/discovery"
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
-
-// ReadChunk is the largest number of changes that one Read returns.
-const ReadChunk = ring.Chunk
 
 // ErrCompacted reports that the inventory cannot continue from a revision: the changes
 // after it are overwritten, or it never existed.
@@ -79,7 +74,7 @@ type Inventory struct {
 	mu        sync.Mutex
 	gpus      []gpreempt.GPU
 	processes []process // ascending by pid
-	changes   ring.Ring[Change]
+	changes   Ring[Change]
 }
 
 // process is a living process with what a scan does not report.
@@ -93,7 +88,7 @@ type process struct {
 
 // New returns an empty inventory that keeps the last capacity changes, at least 1.
 func New(capacity int) *Inventory {
-	return &Inventory{changes: ring.New[Change](capacity)}
+	return &Inventory{changes: NewRing[Change](capacity)}
 }
 
 // SetGPUs replaces the GPUs. It keeps the slice.

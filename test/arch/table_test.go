@@ -32,7 +32,6 @@ var table = []struct {
 	// Words: the domain, the API's codes and names. No I/O.
 	{apiV1, rule{}},
 	{"internal/stat", rule{stdOnly: true, pure: true}},
-	{"internal/ring", rule{stdOnly: true, pure: true}},
 	{"internal/testutil", rule{}},
 	{"test/arch", rule{stdOnly: true}},
 	{"pkg/gpreempt", rule{stdOnly: true}},
@@ -62,8 +61,8 @@ var table = []struct {
 
 	// The daemon.
 	{"internal/container", rule{imports: []string{"internal/log", "pkg/gpreempt"}}},
-	{"internal/inventory", rule{imports: []string{"internal/ring", "internal/log", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
-	{"internal/events", rule{imports: []string{"internal/inventory", "internal/log", "internal/ring", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/inventory", rule{imports: []string{"internal/log", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"internal/events", rule{imports: []string{"internal/inventory", "internal/log", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/targets", rule{imports: []string{"internal/classify", "internal/safety", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/container", "internal/safety", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},

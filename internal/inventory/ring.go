@@ -1,14 +1,13 @@
-// Package ring keeps the last entries of a log whose entries are numbered by revision.
-package ring
+package inventory
 
 import (
 	"context"
 	"sync"
 )
 
-// Chunk is the largest number of entries that one Read returns: it bounds how long a
+// ReadChunk is the largest number of entries that one Read returns: it bounds how long a
 // reader delays a writer.
-const Chunk = 256
+const ReadChunk = 256
 
 // Ring keeps the last entries that were added. The first entry has revision 1. A mutex of
 // the caller guards it: all methods except Wait are called with the mutex held.
@@ -19,9 +18,9 @@ type Ring[T any] struct {
 	wake chan struct{}
 }
 
-// New returns a ring that keeps the last capacity entries, at least 1. It allocates its
+// NewRing returns a ring that keeps the last capacity entries, at least 1. It allocates its
 // memory at once.
-func New[T any](capacity int) Ring[T] { return Ring[T]{slots: make([]T, max(capacity, 1))} }
+func NewRing[T any](capacity int) Ring[T] { return Ring[T]{slots: make([]T, max(capacity, 1))} }
 
 // Next adds an entry and returns its revision and its slot, for the caller to fill in.
 func (r *Ring[T]) Next() (revision uint64, entry *T) {
@@ -52,7 +51,7 @@ func (r *Ring[T]) Oldest() uint64 {
 	return r.last - uint64(len(r.slots)) + 1
 }
 
-// Read appends to dst the entries after a revision, oldest first and at most Chunk of
+// Read appends to dst the entries after a revision, oldest first and at most ReadChunk of
 // them. It returns false when the next entry after the revision is overwritten, or the
 // ring has not reached the revision.
 func (r *Ring[T]) Read(after uint64, dst []T) ([]T, bool) {
@@ -62,7 +61,7 @@ func (r *Ring[T]) Read(after uint64, dst []T) ([]T, bool) {
 	if after == r.last {
 		return dst, true
 	}
-	n := int(min(r.last-after, Chunk))
+	n := int(min(r.last-after, ReadChunk))
 	start := r.index(after + 1)
 	head := r.slots[start:min(start+n, len(r.slots))]
 	dst = append(dst, head...)
