@@ -36,7 +36,7 @@ Dashboard and alert rules are in deploy/grafana. This file is written by ` + "`g
 
 const warningsIntro = `# Warnings
 
-Conditions of a running daemon that an admin should know. They are in ` + "`gpctl status`" + `, in the API (GetStatus), in the log (when one is raised
+For operators: conditions of a running daemon that an admin should know, each with a remedy. They are in ` + "`gpctl status`" + `, in the API (GetStatus), in the log (when one is raised
 and when it is cleared), and in ` + "`gpreempt_warnings`" + ` of [metrics.md](metrics.md). Codes are stable. A warning means that gpreempt works
 with less information or fewer functions, an error that a part of it does not work; in both cases offline work runs unless it is suspended.
 

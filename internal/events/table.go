@@ -120,7 +120,7 @@ var (
 	readingTime = define(prometheus.CounterValue, "gpreempt_discovery_reading_seconds_total",
 		"Time spent reading a source.", "Its rate is the share of one CPU at most; longer discovery.interval and mqds_interval lower it.", "source")
 	driverCalls = define(prometheus.CounterValue, "gpreempt_driver_calls_total",
-		"Calls to the driver that returned: suspends, resumes, snapshots and their preparation. 0 in a simulation.",
+		"Calls to the driver that returned: suspends, resumes, snapshots and their preparation.",
 		"Some for each suspend and resume, few otherwise.")
 	driverTime = define(prometheus.CounterValue, "gpreempt_driver_call_seconds_total",
 		"Time of calls to the driver, the sum of all threads.",
