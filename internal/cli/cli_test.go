@@ -13,11 +13,11 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -26,7 +26,7 @@ var update = flag.Bool("update", false, "write the output of gpctl to the script
 func TestMain(m *testing.M) {
 	time.Local = time.UTC
 	api.Version = "v0.3.0"
-	goleak.VerifyTestMain(m)
+	os.Exit(testutil.VerifyMain(m))
 }
 
 // TestScripts runs the scripts of testdata against a fake machine of their own:

@@ -13,7 +13,6 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
-	"github.com/gpreempt/gpreempt/internal/spans"
 )
 
 func (a *app) traceExport() *cobra.Command {
@@ -87,7 +86,7 @@ func (a *app) exportOTLP(cmd *cobra.Command, collector string, follow bool) erro
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	return a.stream(ctx, func(ctx context.Context, admin gpreemptv1.AdminServiceClient) error {
-		e, err := spans.NewExporter(ctx, spans.ExporterConfig{Endpoint: collector, Daemon: admin, Warn: func(err error) {
+		e, err := NewExporter(ctx, ExporterConfig{Endpoint: collector, Daemon: admin, Warn: func(err error) {
 			if err == nil {
 				fmt.Fprintln(a.Err, "gpctl: the collector accepts traces again")
 				return

@@ -71,9 +71,8 @@ var table = []struct {
 
 	// The clients: they reach the daemon over its socket and in no other way.
 	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "pkg/gpreempt"}}},
-	{"internal/spans", rule{imports: []string{apiV1, "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/kfdtrace", rule{imports: []string{"internal/stat", "pkg/discovery", "pkg/gpreempt"}, stdOnly: true}},
-	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/kfdtrace", "internal/spans", "internal/stat", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/cli", rule{imports: []string{apiV1, "internal/api", "internal/kfdtrace", "internal/stat", "pkg/client", "pkg/discovery", "pkg/discovery/debugfs", "pkg/discovery/hiplog", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"cmd/gpctl", rule{imports: []string{"internal/cli", "internal/api", "pkg/gpreempt"}}},
 
 	// The kit: the driver's rules and the model of the GPUs, which the simulated machine has
@@ -117,7 +116,7 @@ var notLinked = map[string]map[string]string{
 	"cmd/gpreemptd": {
 		"emu":               "the kit is not shipped",
 		"test":              "the kit is not shipped",
-		"internal/spans":    "the exporter of traces is a client",
+		"internal/cli":      "the exporter of traces is a client",
 		"internal/testutil": "the kit is not shipped",
 	},
 }

@@ -1,4 +1,4 @@
-package spans
+package cli
 
 import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"

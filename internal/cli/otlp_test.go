@@ -1,11 +1,10 @@
-package spans_test
+package cli_test
 
 import (
 	"context"
 	"encoding/hex"
 	"fmt"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,11 +15,9 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/gpreempt/gpreempt/internal/spans"
+	"github.com/gpreempt/gpreempt/internal/cli"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
-
-func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
 
 const (
 	callersTrace, callersSpan = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -51,7 +48,7 @@ func await(t *testing.T, c *testutil.Collector, n int) map[string][]*tracepb.Spa
 // exportRemembered exports all events of a daemon to a collector.
 func exportRemembered(t *testing.T, d *daemon, endpoint string) {
 	t.Helper()
-	e, err := spans.NewExporter(t.Context(), spans.ExporterConfig{Endpoint: endpoint, Daemon: d, Warn: func(err error) { t.Errorf("warned of %v", err) }})
+	e, err := cli.NewExporter(t.Context(), cli.ExporterConfig{Endpoint: endpoint, Daemon: d, Warn: func(err error) { t.Errorf("warned of %v", err) }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +253,7 @@ func TestOverwrittenEventsAreCountedAndTheRestIsSent(t *testing.T) {
 
 func TestCollectorsThatAreNoAddressAreRejected(t *testing.T) {
 	for _, endpoint := range []string{"", "4317", "localhost", "unix:", "ftp://h:1", "https://h", "h:1:2"} {
-		if _, err := spans.NewExporter(t.Context(), spans.ExporterConfig{Endpoint: endpoint}); err == nil || !strings.Contains(err.Error(), "invalid collector") {
+		if _, err := cli.NewExporter(t.Context(), cli.ExporterConfig{Endpoint: endpoint}); err == nil || !strings.Contains(err.Error(), "invalid collector") {
 			t.Errorf("%q: %v", endpoint, err)
 		}
 	}

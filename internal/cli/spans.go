@@ -1,6 +1,7 @@
-// Package spans makes spans of time from the events of a daemon, the stages of a lease and
-// the states of its targets, and exports them as OpenTelemetry traces.
-package spans
+package cli
+
+// Spans of time made from the events of a daemon: the stages of a lease and the states of
+// its targets.
 
 import (
 	"time"
