@@ -28,7 +28,7 @@ counting the records is about 1 % of an announcement and its Complete where a su
 - ` + "`/healthz`" + ` answers 200 when the scheduler answers; while the scheduler hangs, the answer hangs. ` + "`/readyz`" + ` answers 200 while the daemon
   serves, and 503 once it stops. A GPU that fails changes neither: that is a metric.
 
-Dashboard and alert rules are in deploy/grafana. This file is written by ` + "`go test ./internal/metrics -update`" + `.
+Dashboard and alert rules are in deploy/grafana. This file is written by ` + "`go test ./internal/events -update`" + `.
 
 | metric | type | unit | labels | meaning | use |
 |---|---|---|---|---|---|
@@ -40,7 +40,7 @@ For operators: conditions of a running daemon that an admin should know, each wi
 and when it is cleared), and in ` + "`gpreempt_warnings`" + ` of [metrics.md](metrics.md). Codes are stable. A warning means that gpreempt works
 with less information or fewer functions, an error that a part of it does not work; in both cases offline work runs unless it is suspended.
 
-This file is written by ` + "`go test ./internal/metrics -update`" + ` from the table in pkg/gpreempt/warning.go.
+This file is written by ` + "`go test ./internal/events -update`" + ` from the table in pkg/gpreempt/warning.go.
 
 | code | severity | meaning | what to do |
 |---|---|---|---|

@@ -163,7 +163,7 @@ func compareWithFile(t *testing.T, path, got string) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(string(want), got); diff != "" {
-		t.Errorf("%s (-want +got); go test ./internal/metrics -update writes it:\n%s", path, diff)
+		t.Errorf("%s (-want +got); go test ./internal/events -update writes it:\n%s", path, diff)
 	}
 }
 
