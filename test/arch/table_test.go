@@ -94,7 +94,6 @@ var table = []struct {
 	{"emu/vm", rule{kernel: true}},
 	{"test/e2e/kfdclient", rule{imports: []string{"emu/workload", "pkg/kfd"}}},
 	{"test/e2e", rule{}},
-	{"test/e2e/systemd", rule{}},
 	{"test/bench", rule{imports: []string{apiV1, "emu/gpumodel", "internal/daemon", "internal/hrtimer", "internal/mechanism", "internal/stat", "pkg/client", "pkg/gpreempt"}}},
 }
 

@@ -25,6 +25,9 @@ var gpreemptd, gpctl, kfdemuBinary, simBinary, clientBinary, trainBinary, strang
 
 // TestMain runs the tests, or is one of the processes they start.
 func TestMain(m *testing.M) {
+	if code, ran := guestMain(m); ran {
+		os.Exit(code)
+	}
 	switch {
 	case os.Getenv(clientEnv) != "":
 		os.Exit(clientMain(os.Getenv(clientEnv), os.Stdin, os.Stdout))

@@ -1,4 +1,4 @@
-package systemd
+package e2e
 
 import (
 	"fmt"
@@ -58,14 +58,14 @@ func frozen(t *testing.T) bool {
 // mustRun waits until the worker goes on, and returns the time since.
 func mustRun(t *testing.T, since time.Time) time.Duration {
 	t.Helper()
-	eventually(t, "the worker is resumed", atOnce, func() bool { return !frozen(t) })
+	eventually(t, "the worker is resumed", guestAtOnce, func() bool { return !frozen(t) })
 	took := time.Since(since)
 	before := count(t)
-	eventually(t, "the worker runs", atOnce, func() bool { return count(t) != before })
+	eventually(t, "the worker runs", guestAtOnce, func() bool { return count(t) != before })
 	return took
 }
 
-const config = `
+const guestConfig = `
 mechanisms: [freezer]
 policy: {preset: strict, linger: none, max_suspend: 1m}
 discovery: {interval: 50ms}
@@ -81,7 +81,7 @@ func startWorker(t *testing.T) {
 		t.Fatal(err)
 	}
 	must(t, "systemd-run", "--unit=worker", "--setenv="+roleEnv+"=worker", self)
-	eventually(t, "the worker begins", atOnce, func() bool { _, err := os.Stat(counted); return err == nil && count(t) != "" })
+	eventually(t, "the worker begins", guestAtOnce, func() bool { _, err := os.Stat(counted); return err == nil && count(t) != "" })
 	pid := strings.TrimSpace(must(t, "systemctl", "show", "--value", "-p", "MainPID", "worker.service"))
 	const gpu = "63420"
 	node, queue := faked+"/kfd/topology/nodes/1/", faked+"/kfd/proc/"+pid+"/queues/0/"
@@ -93,7 +93,7 @@ func startWorker(t *testing.T) {
 		queue + "gpuid":                gpu,
 		queue + "size":                 "4096",
 		queue + "type":                 "0",
-		"/etc/gpreempt/gpreemptd.yaml": config,
+		"/etc/gpreempt/gpreemptd.yaml": guestConfig,
 		"/etc/systemd/system/gpreemptd.service.d/faked.conf": "[Service]\nBindReadOnlyPaths=" + faked + ":/sys/class/kfd\n",
 	} {
 		write(t, name, text)

@@ -1,13 +1,14 @@
-// Package systemd tests what deploy/systemd installs, and the deb, in a guest whose first
-// process is systemd: make vmtest, make packages-test. The tests run in the order of the files' names, on one machine:
-// first without the driver, then with the real driver and no GPU, and last with a FAKED list
-// of GPU processes in which a real process is a trainer, for the freezer to stop.
-package systemd
+package e2e
+
+// The tests named TestGuest run in a guest whose first process is systemd. They test what
+// deploy/systemd installs, and the deb: make vmtest, make packages-test. They run in the
+// order of the files' names, on one machine: first without the driver, then with the real
+// driver and no GPU, and last with a FAKED list of GPU processes that names a real process,
+// for the freezer to stop.
 
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"os"
 	"os/exec"
 	"strconv"
@@ -19,28 +20,40 @@ import (
 // roleEnv makes this binary a process that the tests start.
 const roleEnv = "GPREEMPT_ROLE"
 
-func TestMain(m *testing.M) {
+// guestEnv is set in a guest: the tests in it change the machine they run on.
+const guestEnv = "GPREEMPT_GUEST"
+
+// guestMain is TestMain for a guest and for the processes that its tests start. It
+// reports whether it has run.
+func guestMain(m *testing.M) (code int, ran bool) {
 	switch role := os.Getenv(roleEnv); {
 	case role == "worker":
-		os.Exit(work())
+		return work(), true
 	case role == "job":
-		os.Exit(job())
+		return job(), true
 	case role == "sandboxed":
-		os.Exit(sandboxed(os.Args[1:]))
-	case os.Getenv("GPREEMPT_GUEST") != "systemd":
-		fmt.Println("SKIP: these tests change the machine they run on: make vmtest runs them in a guest")
-		os.Exit(0)
+		return sandboxed(os.Args[1:]), true
+	case os.Getenv(guestEnv) == "systemd":
+		return m.Run(), true
 	}
-	os.Exit(m.Run())
+	return 0, false
 }
 
-// timeout bounds every wait. It only decides how long a broken test takes.
-const timeout = 3 * time.Minute
+// inGuest skips a test that changes the machine it runs on.
+func inGuest(t *testing.T) {
+	t.Helper()
+	if os.Getenv(guestEnv) != "systemd" {
+		t.Skip("it changes the machine it runs on: make vmtest and make packages-test run it in a guest")
+	}
+}
+
+// guestTimeout bounds every wait. It only decides how long a broken test takes.
+const guestTimeout = 3 * time.Minute
 
 // command runs a program and returns its exit status and what it wrote.
 func command(t *testing.T, name string, args ...string) (status int, out string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), timeout)
+	ctx, cancel := context.WithTimeout(t.Context(), guestTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, args...)
 	text, err := cmd.CombinedOutput()
@@ -91,8 +104,8 @@ func number(t *testing.T, name string) int {
 // How often it is looked: at a file, and where looking takes a program, which is slow on
 // an emulated CPU and holds up what is looked at.
 const (
-	atOnce     = 5 * time.Millisecond
-	nowAndThen = 200 * time.Millisecond
+	guestAtOnce = 5 * time.Millisecond
+	nowAndThen  = 200 * time.Millisecond
 )
 
 // eventually waits until cond holds.
@@ -100,14 +113,14 @@ func eventually(t *testing.T, what string, every time.Duration, cond func() bool
 	t.Helper()
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	for late := time.After(timeout); ; {
+	for late := time.After(guestTimeout); ; {
 		if cond() {
 			return
 		}
 		select {
 		case <-tick.C:
 		case <-late:
-			t.Fatalf("%s: not within %v\n%s\n%s", what, timeout, must(t, "systemctl", "show", service, "-p", "ActiveState,SubState,Result,StatusText,NRestarts,MainPID"), lastWords(t))
+			t.Fatalf("%s: not within %v\n%s\n%s", what, guestTimeout, must(t, "systemctl", "show", service, "-p", "ActiveState,SubState,Result,StatusText,NRestarts,MainPID"), lastWords(t))
 		}
 	}
 }

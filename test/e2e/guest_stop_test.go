@@ -1,4 +1,4 @@
-package systemd
+package e2e
 
 import (
 	"errors"
@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-func TestClientsWaitWhileTheDaemonStartsAgain(t *testing.T) {
+func TestGuestClientsWaitWhileTheDaemonStartsAgain(t *testing.T) {
+	inGuest(t)
 	startWorker(t)
 	restarted := make(chan struct{})
 	go func() {
@@ -98,7 +99,8 @@ func recovery(t *testing.T, what string, watchdog time.Duration, signal syscall.
 		what, ran.Seconds(), answered.Seconds(), starting.Seconds())
 }
 
-func TestDaemonThatHangsIsKilledAndNothingStaysSuspended(t *testing.T) {
+func TestGuestDaemonThatHangsIsKilledAndNothingStaysSuspended(t *testing.T) {
+	inGuest(t)
 	watchdog, err := time.ParseDuration(property(t, "WatchdogUSec"))
 	if err != nil {
 		t.Fatal(err)
@@ -107,20 +109,22 @@ func TestDaemonThatHangsIsKilledAndNothingStaysSuspended(t *testing.T) {
 	recovery(t, fmt.Sprintf("SIGSTOP with WatchdogSec=%v", watchdog), watchdog, syscall.SIGSTOP, 2)
 }
 
-func TestDaemonThatIsKilledIsReplacedAndNothingStaysSuspended(t *testing.T) {
+func TestGuestDaemonThatIsKilledIsReplacedAndNothingStaysSuspended(t *testing.T) {
+	inGuest(t)
 	recovery(t, "SIGKILL", 0, syscall.SIGKILL, 1)
 }
 
-func TestReloadTakesOverAGoodFileAndNamesABadOne(t *testing.T) {
+func TestGuestReloadTakesOverAGoodFileAndNamesABadOne(t *testing.T) {
+	inGuest(t)
 	pid := property(t, "MainPID")
 	file := "/etc/gpreempt/gpreemptd.yaml"
-	write(t, file, config+"log: {level: debug}\n")
+	write(t, file, guestConfig+"log: {level: debug}\n")
 	must(t, "systemctl", "reload", service)
 	eventually(t, "the change is in the journal", nowAndThen, func() bool { return len(entries(t, "GPREEMPT_KEY=log.level", "GPREEMPT_TO=debug")) == 1 })
-	write(t, file, config+"log: {level: loud}\n")
+	write(t, file, guestConfig+"log: {level: loud}\n")
 	must(t, "systemctl", "reload", service)
 	eventually(t, "the status names the mistake", nowAndThen, func() bool { return strings.Contains(property(t, "StatusText"), "was not applied") })
-	write(t, file, config+"log: {level: debug}\n")
+	write(t, file, guestConfig+"log: {level: debug}\n")
 	must(t, "systemctl", "reload", service)
 	eventually(t, "the status is well again", nowAndThen, func() bool { return !strings.Contains(property(t, "StatusText"), "was not applied") })
 	if got := property(t, "MainPID"); got != pid || property(t, "ActiveState") != "active" {
@@ -128,7 +132,8 @@ func TestReloadTakesOverAGoodFileAndNamesABadOne(t *testing.T) {
 	}
 }
 
-func TestStopLetsEverythingRunAndLeavesNothing(t *testing.T) {
+func TestGuestStopLetsEverythingRunAndLeavesNothing(t *testing.T) {
+	inGuest(t)
 	c, lease := suspend(t)
 	began := time.Now()
 	must(t, "systemctl", "stop", socket, service)
@@ -160,7 +165,8 @@ func TestStopLetsEverythingRunAndLeavesNothing(t *testing.T) {
 	t.Logf("stopped after %.2f s", stopped.Seconds())
 }
 
-func TestFirstCallStartsTheDaemon(t *testing.T) {
+func TestGuestFirstCallStartsTheDaemon(t *testing.T) {
+	inGuest(t)
 	must(t, "systemctl", "start", socket)
 	if got := property(t, "ActiveState"); got != "inactive" {
 		t.Fatalf("it is %s before anybody calls", got)

@@ -1,4 +1,4 @@
-package systemd
+package e2e
 
 import (
 	"context"
@@ -135,7 +135,7 @@ func holdByCheckpoint(key gpreempt.ProcessKey) error {
 }
 
 func hold(m mechanism.Mechanism, key gpreempt.ProcessKey) error {
-	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	ctx, cancel := context.WithTimeout(context.Background(), guestTimeout)
 	defer cancel()
 	s, err := m.Attach(ctx, key)
 	if err != nil {
@@ -144,7 +144,8 @@ func hold(m mechanism.Mechanism, key gpreempt.ProcessKey) error {
 	return errors.Join(s.Suspend(ctx), s.Resume(ctx), s.Close())
 }
 
-func TestSandboxLetsTheMechanismsWorkAndLittleElse(t *testing.T) {
+func TestGuestSandboxLetsTheMechanismsWorkAndLittleElse(t *testing.T) {
+	inGuest(t)
 	loadDriver(t)
 	self, err := os.Executable()
 	if err != nil {

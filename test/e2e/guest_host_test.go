@@ -1,4 +1,4 @@
-package systemd
+package e2e
 
 import (
 	"fmt"
@@ -12,7 +12,8 @@ import (
 	"time"
 )
 
-func TestUnitsAreCleanAndLeaveLittleOpen(t *testing.T) {
+func TestGuestUnitsAreCleanAndLeaveLittleOpen(t *testing.T) {
+	inGuest(t)
 	must(t, "systemd-sysusers")
 	must(t, "systemd-tmpfiles", "--create")
 	must(t, "systemctl", "daemon-reload")
@@ -31,7 +32,8 @@ func TestUnitsAreCleanAndLeaveLittleOpen(t *testing.T) {
 	t.Logf("%s: exposure %v", strings.TrimSpace(strings.SplitN(must(t, "systemctl", "--version"), "\n", 2)[0]), exposure)
 }
 
-func TestServiceIsUpWithoutTheDriver(t *testing.T) {
+func TestGuestServiceIsUpWithoutTheDriver(t *testing.T) {
+	inGuest(t)
 	if _, err := os.Stat("/dev/kfd"); err == nil {
 		t.Fatal("the driver is there already")
 	}
@@ -53,7 +55,8 @@ func TestServiceIsUpWithoutTheDriver(t *testing.T) {
 	}
 }
 
-func TestJournalHasTheFieldsOfAnEvent(t *testing.T) {
+func TestGuestJournalHasTheFieldsOfAnEvent(t *testing.T) {
+	inGuest(t)
 	all := entries(t, "GPREEMPT_BACKEND=kfd")
 	if len(all) == 0 {
 		t.Fatalf("no entry\n%s", lastWords(t))
@@ -74,7 +77,7 @@ func TestJournalHasTheFieldsOfAnEvent(t *testing.T) {
 func steady(t *testing.T) {
 	t.Helper()
 	pid, began := property(t, "MainPID"), time.Now()
-	eventually(t, "5 s", atOnce, func() bool { return time.Since(began) > 5*time.Second })
+	eventually(t, "5 s", guestAtOnce, func() bool { return time.Since(began) > 5*time.Second })
 	if got := property(t, "MainPID"); got != pid || property(t, "ActiveState") != "active" || number(t, "NRestarts") != 0 {
 		t.Errorf("it was process %s, and is %s after %s restarts\n%s", pid, got, property(t, "NRestarts"), lastWords(t))
 	}
@@ -97,7 +100,8 @@ func loadDriver(t *testing.T) {
 	}
 }
 
-func TestDriverThatComesLateIsTakenUpAndNoGPUIsNoCrash(t *testing.T) {
+func TestGuestDriverThatComesLateIsTakenUpAndNoGPUIsNoCrash(t *testing.T) {
+	inGuest(t)
 	steady(t)
 	before := property(t, "MainPID")
 	loadDriver(t)

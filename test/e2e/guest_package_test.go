@@ -1,4 +1,4 @@
-package systemd
+package e2e
 
 import (
 	"io"
@@ -24,9 +24,10 @@ const (
 // metricsKey is where the config file says what is scraped.
 var metricsKey = regexp.MustCompile(`(?s)(\nmetrics:\n.*?\n  address: )""`)
 
-// TestPackage takes the deb from the first installation on a clean Debian to its purge.
+// TestGuestPackage takes the deb from the first installation on a clean Debian to its purge.
 // Each step goes on from where the one before left the machine.
-func TestPackage(t *testing.T) {
+func TestGuestPackage(t *testing.T) {
+	inGuest(t)
 	if _, err := os.Stat(deb); err != nil {
 		t.Skip("no " + deb + " here: make packages-test puts one into the guest")
 	}
@@ -90,8 +91,7 @@ func get(t *testing.T, page string) (status int, body string) {
 	return resp.StatusCode, string(text)
 }
 
-// packageScraped returns the key in the commented config file its value, as somebody would
-// with an editor.
+// packageScraped sets the key in the commented config file, as with an editor.
 func packageScraped(t *testing.T) {
 	text, err := os.ReadFile(yaml)
 	if err != nil {
