@@ -43,10 +43,7 @@ const MaxCopyBytes = 0x3fffe0
 
 // Command is an SDMA command: NOP, Copy, CopyRect, Write, Fence, Trap, Poll, Atomic,
 // Fill, Timestamp, CacheFlush.
-type Command interface {
-	// Append adds the command to a ring's contents.
-	Append(b []byte) []byte
-}
+type Command any
 
 // NOP does nothing.
 type NOP struct {
@@ -188,56 +185,12 @@ func (c Copy) Append(b []byte) []byte {
 }
 
 // Append adds the command.
-func (c CopyRect) Append(b []byte) []byte {
-	b = dwords(b, sdmaCopy|copyRect<<8|c.Element<<rectShift)
-	for _, p := range []Plane{c.Source, c.Target} {
-		b = dwords(b, low(p.Base), high(p.Base), p.X|p.Y<<16, p.Z|(p.Pitch-1)<<pitchShift, p.Slice-1)
-	}
-	return dwords(b, c.Width-1|(c.Height-1)<<16, c.Depth-1)
-}
-
-// Append adds the command.
-func (c Write) Append(b []byte) []byte {
-	b = dwords(b, sdmaWrite, low(c.Target), high(c.Target), uint32(len(c.Data)/4-1))
-	return append(b, c.Data...)
-}
-
-// Append adds the command.
 func (c Fence) Append(b []byte) []byte {
 	return dwords(b, sdmaFence, low(c.Address), high(c.Address), c.Value)
 }
 
 // Append adds the command.
 func (c Trap) Append(b []byte) []byte { return dwords(b, sdmaTrap, c.Event) }
-
-// Append adds the command.
-func (c Poll) Append(b []byte) []byte {
-	first := uint32(sdmaPoll) | uint32(c.Func)<<pollShift
-	if c.Memory {
-		first |= pollMemory
-	}
-	const forever = 0xfff<<16 | 4
-	return dwords(b, first, low(c.Address), high(c.Address), c.Value, c.Mask, forever)
-}
-
-// Append adds the command.
-func (c Atomic) Append(b []byte) []byte {
-	return dwords(b, sdmaAtomic|atomicAdd64<<atomicShift, low(c.Address), high(c.Address), low(c.Add), high(c.Add), 0, 0, 0)
-}
-
-// Append adds the command.
-func (c Fill) Append(b []byte) []byte {
-	return dwords(b, sdmaFill|c.Size<<fillShift, low(c.Target), high(c.Target), c.Value, c.Bytes-1<<c.Size)
-}
-
-// Append adds the command.
-func (c Timestamp) Append(b []byte) []byte {
-	const global = 2
-	return dwords(b, sdmaTimestamp|global<<8, low(c.Address), high(c.Address))
-}
-
-// Append adds the command.
-func (c CacheFlush) Append(b []byte) []byte { return dwords(b, sdmaGCR|gcrUser<<8, 0, 0, 0, 0) }
 
 // Errors of DecodeCommand.
 var (

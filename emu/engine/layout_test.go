@@ -233,7 +233,7 @@ func TestCommandLayouts(t *testing.T) {
 		},
 	}
 	for name, test := range tests {
-		b := test.command.Append(nil)
+		b := appendCommand(nil, test.command)
 		var got []uint32
 		for i := 0; i < len(b); i += 4 {
 			got = append(got, binary.LittleEndian.Uint32(b[i:]))
@@ -279,7 +279,7 @@ func FuzzDecodeCommand(f *testing.F) {
 		Timestamp{1},
 		CacheFlush{},
 	} {
-		f.Add(c.Append(nil))
+		f.Add(appendCommand(nil, c))
 	}
 	f.Add([]byte{0xff, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -294,7 +294,7 @@ func FuzzDecodeCommand(f *testing.F) {
 			t.Fatalf("%T has %d of %d bytes", c, n, len(b))
 		}
 		// Apart from ignored bits, it is the same command.
-		again, m, err := DecodeCommand(c.Append(nil))
+		again, m, err := DecodeCommand(appendCommand(nil, c))
 		if diff := cmp.Diff(c, again); diff != "" || m != n || err != nil {
 			t.Fatalf("%T of %d bytes put again: %d bytes, %v (-want +got):\n%s", c, n, m, err, diff)
 		}

@@ -141,7 +141,7 @@ func TestSDMARingsWrap(t *testing.T) {
 			q.command(Atomic{Address: counter, Add: 1}, NOP{Skip: 3}, Atomic{Address: counter, Add: 1})
 			var around []byte
 			for _, c := range []Command{NOP{}, Atomic{Address: counter, Add: 1}} {
-				around = c.Append(around)
+				around = appendCommand(around, c)
 			}
 			q.raw(around)
 			sent += 3

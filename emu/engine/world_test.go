@@ -413,7 +413,7 @@ func (q *ring) send(packets ...putter) {
 func (q *ring) command(commands ...Command) {
 	var b []byte
 	for _, c := range commands {
-		b = c.Append(b)
+		b = appendCommand(b, c)
 	}
 	at := q.w.load(q.write)
 	if left := q.bytes - at%q.bytes; left < uint64(len(b)) {
