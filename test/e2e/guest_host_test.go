@@ -106,7 +106,7 @@ func TestGuestDriverThatComesLateIsTakenUpAndNoGPUIsNoCrash(t *testing.T) {
 	before := property(t, "MainPID")
 	loadDriver(t)
 	eventually(t, "the daemon that knows the driver", nowAndThen, func() bool {
-		return property(t, "MainPID") != before && property(t, "ActiveState") == "active" && strings.Contains(property(t, "StatusText"), "shows no GPU")
+		return property(t, "MainPID") != before && property(t, "ActiveState") == "active" && strings.Contains(property(t, "StatusText"), "has no compute GPU")
 	})
 	pid := property(t, "MainPID")
 	opened := must(t, "ls", "-l", "/proc/"+pid+"/fd")
