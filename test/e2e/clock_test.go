@@ -70,7 +70,7 @@ func TestWallClockThatJumpsByYearsChangesNoDuration(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer systemd.Close()
-	d := prepare(t, dir, atOnce)
+	d := prepare(t, dir, atOnce, onHost)
 	d.process = m.Command(context.Background(), program, "serve", "--socket", d.socket, "--config", d.config)
 	d.process.Env = environment("RUNTIME_DIRECTORY="+dir, "NOTIFY_SOCKET="+filepath.Join(dir, "notify"))
 	d.process.Stderr = d.log

@@ -21,7 +21,7 @@ func TestSecondDaemonOnAMachineIsRefused(t *testing.T) {
 	lease := first.announce(t.Context())
 	from := m.now()
 
-	second := prepare(t, testutil.TempSocketDir(t), atOnce)
+	second := prepare(t, testutil.TempSocketDir(t), atOnce, onHost)
 	second.process = m.Command(t.Context(), gpreemptd, "serve", "--socket", second.socket, "--config", second.config)
 	second.process.Env, second.process.Stderr = environment("RUNTIME_DIRECTORY="+dir), second.log
 	second.run()

@@ -159,7 +159,7 @@ func (m *emulated) launch(dir, config string) *daemon {
 // launchWith is launch with a state directory of its own.
 func (m *emulated) launchWith(dir, state, config string) *daemon {
 	m.t.Helper()
-	d := prepare(m.t, dir, config)
+	d := prepare(m.t, dir, config, onHost)
 	d.process = m.Command(context.Background(), gpreemptd, "serve", "--socket", d.socket, "--config", d.config)
 	d.process.Env = environment("RUNTIME_DIRECTORY=" + state)
 	d.process.Stderr = d.log
