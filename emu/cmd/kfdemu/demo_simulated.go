@@ -12,22 +12,21 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
-	"github.com/gpreempt/gpreempt/emu/sim"
 	"github.com/gpreempt/gpreempt/internal/daemon"
 )
 
 // simulated is a machine in this process. The job is a process of it, and the inference
 // server is this one.
 type simulated struct {
-	*sim.Machine
-	server *sim.Process
+	*Machine
+	server *Process
 	queue  uint32
-	job    *sim.Process
+	job    *Process
 }
 
 func simulate(o demoOptions) (m *simulated, err error) {
 	m = &simulated{}
-	if m.Machine, err = sim.New(sim.Config{Spec: o.Spec, Seed: o.Seed}); err != nil {
+	if m.Machine, err = New(Config{Spec: o.Spec, Seed: o.Seed}); err != nil {
 		return nil, err
 	}
 	if m.server, err = m.Join("server"); err == nil {
@@ -40,7 +39,7 @@ func simulate(o demoOptions) (m *simulated, err error) {
 }
 
 func (m *simulated) startJob(context.Context) (int32, error) {
-	job, err := m.StartJob(sim.Job{
+	job, err := m.StartJob(Job{
 		Comm: jobComm, Queues: jobQueues, Depth: jobDepth, Kernel: gpumodel.Packet{Duration: jobKernel, Occupancy: trainOccupancy, Jitter: jobJitter},
 	})
 	if err != nil {

@@ -17,7 +17,6 @@ import (
 
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
-	"github.com/gpreempt/gpreempt/emu/sim"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/daemon"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -26,7 +25,7 @@ import (
 func serveSimCommand() *cobra.Command {
 	var (
 		opts    daemon.Options
-		cfg     sim.Config
+		cfg     Config
 		machine string
 		jobs    []string
 	)
@@ -51,12 +50,12 @@ standard input, each of which is answered by a line of JSON:
 			if cfg.Spec, err = gpumodel.PresetByName(machine); err != nil {
 				return err
 			}
-			m, err := sim.New(cfg)
+			m, err := New(cfg)
 			if err != nil {
 				return err
 			}
 			defer func() { err = errors.Join(err, m.Close()) }()
-			c := control{machine: m, jobs: map[int32]*sim.Process{}}
+			c := control{machine: m, jobs: map[int32]*Process{}}
 			for _, text := range jobs {
 				if _, err := c.start(text); err != nil {
 					return err
@@ -90,7 +89,7 @@ standard input, each of which is answered by a line of JSON:
 const jobOccupancy = 0.5
 
 // parseJob reads a job such as train:10:25ms, or train:10:25ms:2 for two of gpus.
-func parseJob(text string, gpus []gpreempt.GPU) (sim.Job, error) {
+func parseJob(text string, gpus []gpreempt.GPU) (Job, error) {
 	parts := strings.Split(text, ":")
 	if len(parts) == 3 {
 		parts = append(parts, "1")
@@ -100,20 +99,20 @@ func parseJob(text string, gpus []gpreempt.GPU) (sim.Job, error) {
 		duration, err2 := time.ParseDuration(parts[2])
 		n, err3 := strconv.Atoi(parts[3])
 		if errors.Join(err, err2, err3) == nil && queues > 0 && duration > 0 && n > 0 && n <= len(gpus) && parts[0] != "" {
-			job := sim.Job{Comm: parts[0], Queues: queues, Kernel: gpumodel.Packet{Duration: duration, Occupancy: jobOccupancy}}
+			job := Job{Comm: parts[0], Queues: queues, Kernel: gpumodel.Packet{Duration: duration, Occupancy: jobOccupancy}}
 			for _, gpu := range gpus[:n] {
 				job.GPUs = append(job.GPUs, gpu.ID)
 			}
 			return job, nil
 		}
 	}
-	return sim.Job{}, fmt.Errorf("%q is not a job: use COMMAND:QUEUES:KERNEL-DURATION[:GPUS], such as train:10:25ms", text)
+	return Job{}, fmt.Errorf("%q is not a job: use COMMAND:QUEUES:KERNEL-DURATION[:GPUS], such as train:10:25ms", text)
 }
 
 // control starts and stops jobs of a machine.
 type control struct {
-	machine *sim.Machine
-	jobs    map[int32]*sim.Process // by pid
+	machine *Machine
+	jobs    map[int32]*Process // by pid
 }
 
 // answer is what a line of input is answered with.

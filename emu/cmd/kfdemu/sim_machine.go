@@ -1,10 +1,9 @@
-// Package sim implements a simulated machine with AMD GPUs inside one program: the fake
-// operating system of package kfdtest, the driver's rules, and modelled GPUs that run
-// along the wall clock. The daemon works on it as it does on hardware, with the mechanism
-// dbgtrap; see Machine.Host.
-//
-// No hardware is involved: every figure taken on a Machine is SIMULATED.
-package sim
+package main
+
+// The simulated machine: the fake operating system of package kfdtest, the driver's rules,
+// and modelled GPUs that run along the wall clock, in this program. The daemon works on it
+// as it does on hardware, with the mechanism dbgtrap; see Machine.Host. No hardware is
+// involved: every figure taken on a Machine is SIMULATED.
 
 import (
 	"cmp"
@@ -170,7 +169,7 @@ func (m *Machine) step(s driver.Step) driver.Outcome {
 		}
 	})
 	if err != nil {
-		panic(fmt.Sprintf("emu/sim: the model refuses a step of the driver's: %v", err))
+		panic(fmt.Sprintf("kfdemu: the model refuses a step of the driver's: %v", err))
 	}
 	return driver.Outcome{Held: func() bool { return !ended.Load() }}
 }
@@ -184,7 +183,7 @@ func (m *Machine) queue(q driver.MappedQueue, born bool) {
 		err = m.board.DetachQueue(q.Serial)
 	}
 	if err != nil {
-		panic(fmt.Sprintf("emu/sim: the model refuses a queue of the driver's: %v", err))
+		panic(fmt.Sprintf("kfdemu: the model refuses a queue of the driver's: %v", err))
 	}
 }
 

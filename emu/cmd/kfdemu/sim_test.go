@@ -1,4 +1,4 @@
-package sim
+package main
 
 import (
 	"context"
@@ -24,7 +24,7 @@ type world struct {
 	client *client.Client
 }
 
-const config = `
+const simConfig = `
 access: {online_groups: [], admin_groups: []}
 policy: {preset: strict, linger: none}
 discovery: {interval: 50ms}
@@ -48,7 +48,7 @@ func newWorld(t *testing.T, cfg Config) *world {
 	t.Cleanup(func() { w.must(w.Machine.Close()) })
 	dir := testutil.TempSocketDir(t)
 	path, socket := filepath.Join(dir, "d.yaml"), filepath.Join(dir, "d.sock")
-	w.must(os.WriteFile(path, []byte(config), 0o600))
+	w.must(os.WriteFile(path, []byte(simConfig), 0o600))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() {
