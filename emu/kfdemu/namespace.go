@@ -184,7 +184,7 @@ func (s skeleton) add(host, added, at string, typ fs.FileMode) error {
 		} else {
 			host = ""
 		}
-		if err := os.Mkdir(at, 0o755); err != nil { //nolint:gosec // the host's mode follows
+		if err := os.Mkdir(at, 0o755); err != nil {
 			return err
 		}
 		if host != "" || s.devices {
@@ -244,7 +244,7 @@ func keep(host, at string, typ fs.FileMode) error {
 		}
 		return os.Symlink(target, at)
 	case typ.IsDir():
-		if err := os.Mkdir(at, 0o755); err != nil { //nolint:gosec // the bound directory has its own mode
+		if err := os.Mkdir(at, 0o755); err != nil {
 			return err
 		}
 	default:

@@ -53,7 +53,7 @@ func (h *Host) newTask(tid int32) (*Task, error) {
 	if tid <= 0 {
 		return nil, fmt.Errorf("find thread %d: it is in another pid namespace: %w", tid, ErrGone)
 	}
-	life, err := os.Open(procPath(tid, "oom_score_adj")) //nolint:gosec // G703: the path holds a number
+	life, err := os.Open(procPath(tid, "oom_score_adj"))
 	if err != nil {
 		return nil, fmt.Errorf("find thread %d: %w", tid, goneOr(err))
 	}

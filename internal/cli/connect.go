@@ -29,16 +29,16 @@ func (a *app) call(cmd *cobra.Command, fn func(context.Context, adminClient) err
 // adminClient is the daemon's service for gpctl.
 type adminClient = gpreemptv1.AdminServiceClient
 
-// ask sends one request and shows the answer, to people by calling print.
+// ask sends one request and shows the answer, to people by calling show.
 func ask[Req any, Resp proto.Message](
-	cmd *cobra.Command, a *app, method func(adminClient, context.Context, Req, ...grpc.CallOption) (Resp, error), req Req, print func(*printer, Resp),
+	cmd *cobra.Command, a *app, method func(adminClient, context.Context, Req, ...grpc.CallOption) (Resp, error), req Req, show func(*printer, Resp),
 ) error {
 	return a.call(cmd, func(ctx context.Context, admin adminClient) error {
 		resp, err := method(admin, ctx, req)
 		if err != nil {
 			return err
 		}
-		return a.show(resp, func(p *printer) { print(p, resp) })
+		return a.show(resp, func(p *printer) { show(p, resp) })
 	})
 }
 

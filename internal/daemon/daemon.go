@@ -141,7 +141,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	}
 	d.backend = openBackend(ctx, opts.Host, cfg, d.gpusOf, d.log)
 	defer func() { err = errors.Join(err, d.backend.close()) }()
-	if err := d.build(ctx, cfg); err != nil {
+	if err := d.build(cfg); err != nil {
 		return errors.Join(err, listener.Close())
 	}
 	clients, err := d.identified(listener)
@@ -207,7 +207,7 @@ func (o *Options) load() (config.Config, error) {
 }
 
 // build creates the parts from the bottom up, and starts none of them.
-func (d *daemon) build(ctx context.Context, cfg config.Config) error {
+func (d *daemon) build(cfg config.Config) error {
 	rules, err := classify.New(cfg.Rules)
 	if err != nil {
 		return err

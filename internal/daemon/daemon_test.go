@@ -102,7 +102,7 @@ func newDaemonOnHost(t *testing.T, text string) (*daemon, *fakeHost) {
 	d := &daemon{opts: opts}
 	d.openLog(cfg)
 	d.backend = openBackend(t.Context(), opts.Host, cfg, d.gpusOf, d.log)
-	if err := d.build(t.Context(), cfg); err != nil {
+	if err := d.build(cfg); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { d.server.Shutdown(t.Context()) })

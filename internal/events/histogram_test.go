@@ -5,10 +5,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/gpreempt/gpreempt/pkg/scheduler"
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/protobuf/testing/protocmp"
+
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // One scrape serves a Prometheus that asks for classic buckets and one that asks for

@@ -11,12 +11,13 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/gpreempt/gpreempt/internal/inventory"
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"github.com/gpreempt/gpreempt/pkg/scheduler"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	"github.com/prometheus/common/expfmt"
+
+	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden scrape and docs/metrics.md")

@@ -6,11 +6,12 @@ package inventory
 
 import (
 	"context"
-	"github.com/gpreempt/gpreempt/pkg/discovery"
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // ErrCompacted reports that the inventory cannot continue from a revision: the changes

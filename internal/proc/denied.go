@@ -7,8 +7,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
 // DeniedError reports why the kernel forbids this program to trace a process, and the

@@ -15,8 +15,9 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/gpreempt/gpreempt/internal/testutil"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
 // What this binary plays when it is started by a test, as its only arguments: a

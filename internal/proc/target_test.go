@@ -13,9 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"golang.org/x/sys/unix"
 )
 
 // lineTimeout is how long a test waits for a line before it gives up: a machine may be

@@ -14,8 +14,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // Programs that start each other end after a while, and none of them starts the tests.

@@ -41,22 +41,28 @@ var checks = []check{
 	{"mechanism", false, func(_ *Core, g *gang) Cause {
 		return when(g.any((*target).unready), CauseNotReady)
 	}, func(_ *Core, g *gang) string { return g.membersText("attached", "not attached", (*target).unready) }},
-	{"drain", false, func(c *Core, _ *gang) Cause { return when(c.draining, CauseDrain) },
+	{
+		"drain", false, func(c *Core, _ *gang) Cause { return when(c.draining, CauseDrain) },
 		func(c *Core, _ *gang) string {
 			return map[bool]string{true: "draining", false: "not draining"}[c.draining]
-		}},
+		},
+	},
 	{"breaker", false, func(_ *Core, g *gang) Cause {
 		return when(slices.ContainsFunc(g.gpus, func(u *gpu) bool { return u.breakerOpen }), CauseBreaker)
 	}, (*Core).breakerText},
-	{"hold", false, func(c *Core, g *gang) Cause { return when(c.now < g.holdUntil(), CauseHold) },
-		func(c *Core, g *gang) string { return c.endText(g.holdUntil()) }},
+	{
+		"hold", false, func(c *Core, g *gang) Cause { return when(c.now < g.holdUntil(), CauseHold) },
+		func(c *Core, g *gang) string { return c.endText(g.holdUntil()) },
+	},
 	{"share floor and max_suspend", false, func(c *Core, g *gang) Cause {
 		return cmp.Or(g.forced, when(c.now < g.runUntil, g.runCause))
 	}, (*Core).mustRunText},
-	{"order by hand", true, func(_ *Core, g *gang) Cause { return when(g.byHand(), CauseByHand) },
+	{
+		"order by hand", true, func(_ *Core, g *gang) Cause { return when(g.byHand(), CauseByHand) },
 		func(_ *Core, g *gang) string {
 			return map[bool]string{true: "an admin suspended it", false: "none"}[g.byHand()]
-		}},
+		},
+	},
 	{"lease", true, func(_ *Core, g *gang) Cause { return when(g.outranked(), CauseLease) }, (*Core).leaseText},
 	{"linger", true, func(c *Core, g *gang) Cause {
 		return when(g.held && c.now < g.lingerUntil, CauseLinger)

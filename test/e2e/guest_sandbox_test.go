@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
@@ -20,7 +22,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
-	"go.uber.org/zap"
 )
 
 // job is a process that has opened the driver.

@@ -14,10 +14,11 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
-	"github.com/spf13/cobra"
 )
 
 // exitInterrupted is what a shell reports of a program that Ctrl-C ended.

@@ -32,11 +32,12 @@ import (
 	"slices"
 	"sync"
 
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
-	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 )
 
 const name = "criu"

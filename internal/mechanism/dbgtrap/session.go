@@ -144,7 +144,7 @@ func (s *session) release() error {
 // Handle implements mechanism.Watcher.
 func (s *session) Handle(context.Context) (running bool, err error) {
 	if s.over != nil || s.closed {
-		return false, nil
+		return false, nil //nolint:nilerr // over has been reported, and is not an error of this call
 	}
 	due := s.endingDue.Swap(false)
 	err = guard(func() error {

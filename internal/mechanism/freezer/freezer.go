@@ -27,11 +27,12 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"go.uber.org/zap"
 )
 
 const name = "freezer"

@@ -13,10 +13,11 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/gpreempt/gpreempt/internal/mechanism"
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 func TestProcessWithoutCgroupOfItsOwnIsStopped(t *testing.T) {

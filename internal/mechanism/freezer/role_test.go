@@ -15,13 +15,14 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 )
 
 // roleEnv names what this binary plays when a test starts it again.
