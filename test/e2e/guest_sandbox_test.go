@@ -170,7 +170,10 @@ func TestGuestSandboxLetsTheMechanismsWorkAndLittleElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	unit := "[Service]\nType=oneshot\nStandardOutput=file:/run/sandbox.out\nEnvironment=" + roleEnv + "=sandboxed\nExecStart=" + self + " " + strings.Join(pids, " ") + "\n"
-	_, hardening, _ := strings.Cut(string(shipped), "# --- What it may do.")
+	_, hardening, found := strings.Cut(string(shipped), "# --- Rights.")
+	if !found {
+		t.Fatal("the unit has no section of rights")
+	}
 	hardening, _, _ = strings.Cut(hardening, "[Install]")
 	unit += "#" + hardening
 	write(t, "/run/systemd/system/sandbox.service", unit)
