@@ -57,7 +57,7 @@ type Described struct {
 	Grace uint32
 }
 
-// Describe reads a call's arguments. It reads no more memory than the request says is
+// Describe reads a call's arguments. It reads at most the memory that the request says is
 // there.
 func Describe(req kfd.Request, arg Memory) Described {
 	d := Described{Op: RequestOp(req)}

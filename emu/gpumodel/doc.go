@@ -11,8 +11,8 @@
 //   - AQL and SDMA queues are rings with a write and a read index. Packets start
 //     in order; one waits for all before it to end unless its Overlap is set.
 //     The read index passes a packet when it and all before it have ended.
-//   - Running kernels share a GPU: while their occupancies add up to no more
-//     than 1 they run at full speed, beyond that each at the same fraction of it.
+//   - Running kernels share a GPU: while their occupancies add up to at most
+//     1 they run at full speed, beyond that each at the same fraction of it.
 //     Copies share the link in the same way and do not use compute units.
 //   - A queue runs only while it is mapped to a hardware slot. When the queues or
 //     the processes of a GPU do not all fit, sets of them take turns.

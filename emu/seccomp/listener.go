@@ -15,7 +15,7 @@ type Listener struct {
 	fd     int
 	handle func(*Call)
 	blocks func(*Call) bool
-	// closing: no more calls are received, and those in progress count as interrupted.
+	// closing: receiving has stopped, and calls in progress count as interrupted.
 	closing atomic.Bool
 	// busy counts the goroutines and watches that use fd: meanwhile the number must not
 	// become that of another file.
@@ -98,7 +98,7 @@ func (l *Listener) serve() {
 	close(l.done)
 }
 
-// receive receives calls until there can be no more, or until Close.
+// receive receives calls until every filtered process has exited, or until Close.
 func (l *Listener) receive() error {
 	// The receiving ioctl is called only when there is a call: before Linux 6.11 only a
 	// call or a signal ends it.

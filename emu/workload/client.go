@@ -118,7 +118,7 @@ func read(in io.Reader, lines chan<- string, next, end <-chan struct{}) {
 	for b := make([]byte, 1); ; {
 		n, err := in.Read(b)
 		if err != nil || n == 0 {
-			return // no more commands
+			return // end of the commands
 		}
 		if b[0] != '\n' {
 			line = append(line, b[0])

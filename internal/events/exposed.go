@@ -5,7 +5,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// exposedHistogram is a snapshot of one exposedHistogram of the event log, under the name and the
+// exposedHistogram is a snapshot of a histogram of the event log, under the name and the
 // labels of a metric. It has classic and native buckets: Prometheus asks for one of them.
 type exposedHistogram struct {
 	desc   *prometheus.Desc

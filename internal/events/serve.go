@@ -27,7 +27,7 @@ const (
 	maxHeaderBytes                   = 8 << 10
 )
 
-// MetricsConfig is what a Handler needs.
+// MetricsConfig configures MetricsHandler.
 type MetricsConfig struct {
 	Snapshot func() MetricsSnapshot
 	// Alive returns when the scheduler has answered; it blocks while the scheduler hangs.

@@ -16,6 +16,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 
 	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -87,10 +88,21 @@ type Watcher interface {
 	Events() <-chan struct{}
 	// Handle takes in what the driver has reported. It reports whether a queue of a
 	// suspended target runs, so that another Suspend is needed: it was born since, or
-	// the driver has resumed it. An error says that the session can suspend no more and
+	// the driver has resumed it. An error means that the session can no longer suspend and
 	// is to be closed; ErrGone, that the process has exited.
 	Handle(ctx context.Context) (running bool, err error)
 	// Changed reports whether queues were born, or the target's runtime came or went,
 	// since the last call.
 	Changed() bool
+}
+
+// Guard calls f and returns a panic as an error, so that a mechanism that is broken for one
+// target ends neither the daemon nor what it does for other targets.
+func Guard(f func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return f()
 }

@@ -224,7 +224,7 @@ func (p *Process) PinProgram() {
 }
 
 // Replaced reports whether execve has replaced the program that PinProgram found:
-// reading the memory of a program that is no more returns 0 bytes (mem_rw), while
+// reading the memory of a program that has ended returns 0 bytes (mem_rw), while
 // otherwise address 0 gives data or an error.
 func (p *Process) Replaced() bool {
 	if p.mem < 0 {

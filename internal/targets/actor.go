@@ -163,7 +163,7 @@ func (a *actor) suspend(seq uint64) {
 			Target: a.target, Seq: seq, Result: result, FailedGPUs: gpus, Took: a.s.cfg.Now() - begin,
 		})
 	}
-	err := guard(func() error {
+	err := mechanism.Guard(func() error {
 		if w := a.held.watcher; w != nil {
 			return w.SuspendThen(a.s.ctx, func() { post(scheduler.OutcomeOK, nil) })
 		}
@@ -181,7 +181,7 @@ func (a *actor) suspend(seq uint64) {
 
 func (a *actor) resume(seq uint64) {
 	begin := a.s.cfg.Now()
-	err := guard(func() error { return a.held.session.Resume(a.s.ctx) })
+	err := mechanism.Guard(func() error { return a.held.session.Resume(a.s.ctx) })
 	a.suspended = a.suspended && err != nil
 	a.noteAction(false, err)
 	result, gpus := outcome(err)
@@ -218,7 +218,7 @@ func (a *actor) noteAction(isSuspend bool, err error) {
 func (a *actor) handleEvents() {
 	w := a.held.watcher
 	var born bool
-	err := guard(func() (err error) {
+	err := mechanism.Guard(func() (err error) {
 		born, err = w.Handle(a.s.ctx)
 		return err
 	})
@@ -256,7 +256,7 @@ func (a *actor) detach() (ended bool) {
 
 // close closes a session. It may be called again after an error.
 func (a *actor) close(h *holding) error {
-	if err := guard(h.session.Close); err != nil {
+	if err := mechanism.Guard(h.session.Close); err != nil {
 		return err
 	}
 	a.s.free(a.target, h)

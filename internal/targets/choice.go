@@ -218,7 +218,7 @@ func (s *Sessions) try(ctx context.Context, m mechanism.Mechanism, target gpreem
 		r := rejected(m, capability)
 		return "", &r, nil
 	}
-	err = guard(func() (err error) {
+	err = mechanism.Guard(func() (err error) {
 		h.session, err = m.Attach(ctx, target)
 		return err
 	})

@@ -11,7 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"sync"
 	"time"
 
@@ -192,7 +191,7 @@ func (s *Sessions) Invalidate(mechanism string, target gpreempt.ProcessKey, err 
 	}
 }
 
-// lost reports that the session with target can suspend no more.
+// lost reports to the scheduler that the session with target can no longer suspend.
 func (s *Sessions) lost(target gpreempt.ProcessKey, err error) {
 	s.mu.Lock()
 	st := s.state(target)
@@ -230,17 +229,6 @@ func (s *Sessions) fail(name string, target gpreempt.ProcessKey, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.history.fail(s.cfg.Now(), name, target, err)
-}
-
-// guard returns a panic of a mechanism as an error: one broken target must not end the
-// daemon.
-func guard(f func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("the mechanism panicked: %v\n%s", p, debug.Stack())
-		}
-	}()
-	return f()
 }
 
 // outcome returns what an error of a mechanism means to the scheduler, and the GPUs that

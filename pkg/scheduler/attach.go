@@ -22,7 +22,7 @@ type attachment struct {
 	key    gpreempt.ProcessKey
 	target *target // nil once the process has left
 	state  attachState
-	// failure is why the session can suspend no more, or why it could not be released:
+	// failure is why the session can no longer suspend, or why it could not be released:
 	// it is detached. OutcomeOK while nothing failed.
 	failure Outcome
 	// reportsBirths: QueueBorn tells of new queues, and TargetSeen does not.

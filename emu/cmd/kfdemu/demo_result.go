@@ -81,7 +81,7 @@ type Expectation struct {
 }
 
 // maxNoise is how late the machine may be by itself once in a hundred times, in
-// milliseconds, for the demo to check that gpreempt adds no more than that.
+// milliseconds, for the demo to check that gpreempt adds at most that.
 const maxNoise = 2
 
 // Result is what the demo measured, as build/demo.json has it.

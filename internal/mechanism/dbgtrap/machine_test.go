@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap/zaptest"
 
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -174,7 +175,7 @@ type job struct {
 
 func (j *job) key() gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: j.PID(), Start: j.Start()} }
 
-// spawn starts a process that has opened the driver and no more.
+// spawn starts a process that has only opened the driver.
 func (f *fixture) spawn() *job {
 	f.t.Helper()
 	j := &job{Process: f.machine.Spawn(), f: f}
@@ -429,7 +430,7 @@ func (t *fakeThread) losesTarget() { t.end(t.lose); <-t.done }
 func (t *fakeThread) Do(ctx context.Context, f func() error) error {
 	answer := make(chan error, 1)
 	select {
-	case t.calls <- func() { answer <- guard(f) }:
+	case t.calls <- func() { answer <- mechanism.Guard(f) }:
 		return <-answer
 	case <-ctx.Done():
 		return context.Cause(ctx)

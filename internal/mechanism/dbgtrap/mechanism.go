@@ -92,7 +92,7 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	if err != nil {
 		return nil, err
 	}
-	err = guard(func() error { return s.debuggee.begin(s.ctx, ctx) })
+	err = mechanism.Guard(func() error { return s.debuggee.begin(s.ctx, ctx) })
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}

@@ -3,8 +3,6 @@ package dbgtrap
 import (
 	"context"
 	"errors"
-	"fmt"
-	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -100,7 +98,7 @@ func (s *session) SuspendThen(ctx context.Context, done func()) error {
 			done()
 		}
 	}
-	err := guard(func() error { return s.debuggee.suspend(s.ctx, report) })
+	err := mechanism.Guard(func() error { return s.debuggee.suspend(s.ctx, report) })
 	if err == nil && !reported {
 		if report(); !reported {
 			err = context.Cause(ctx)
@@ -134,7 +132,7 @@ func (s *session) Resume(ctx context.Context) error {
 // release resumes every queue.
 func (s *session) release() error {
 	s.suspended = false
-	err := guard(func() error { return s.debuggee.resume(s.ctx) })
+	err := mechanism.Guard(func() error { return s.debuggee.resume(s.ctx) })
 	if final(err) {
 		s.conclude(err)
 	}
@@ -147,7 +145,7 @@ func (s *session) Handle(context.Context) (running bool, err error) {
 		return false, nil //nolint:nilerr // over has been reported, and is not an error of this call
 	}
 	due := s.endingDue.Swap(false)
-	err = guard(func() error {
+	err = mechanism.Guard(func() error {
 		if err := s.debuggee.serve(s.ctx); err != nil || !s.suspended {
 			return err
 		}
@@ -203,16 +201,5 @@ func (s *session) Close() error {
 }
 
 func (s *session) end() error {
-	return guard(func() error { return s.debuggee.end(s.ctx) })
-}
-
-// guard returns a panic as an error: the target is resumed then like after any other,
-// and the other targets are not affected.
-func guard(f func() error) (err error) {
-	defer func() {
-		if cause := recover(); cause != nil {
-			err = fmt.Errorf("panic: %v\n%s", cause, debug.Stack())
-		}
-	}()
-	return f()
+	return mechanism.Guard(func() error { return s.debuggee.end(s.ctx) })
 }
