@@ -258,23 +258,24 @@ func (e *Emulator) open(c *seccomp.Call) error {
 	f := &file{space: space, render: render}
 	began := time.Now()
 	errno := e.openDevice(kind, f, task)
-	defer func() {
-		e.report(Event{
-			Kind: EventCall, PID: task.Leader().TID(), TID: c.TID, Op: string(driver.OpOpen), Text: text, Errno: errnoName(errno),
-			Took: float64(time.Since(began)) / float64(time.Microsecond),
-		})
-	}()
+	if errno == 0 {
+		if err := e.files.add(f); err != nil {
+			e.trouble("open "+text, err)
+			if f.kfd != nil {
+				e.driver.Release(f.kfd)
+			}
+			errno = unix.ENOMEM
+		}
+		e.settle()
+	}
+	// The event comes before the answer: what the program does next is reported after it.
+	e.report(Event{
+		Kind: EventCall, PID: task.Leader().TID(), TID: c.TID, Op: string(driver.OpOpen), Text: text, Errno: errnoName(errno),
+		Took: float64(time.Since(began)) / float64(time.Microsecond),
+	})
 	if errno != 0 {
 		return c.Return(0, errno)
 	}
-	if err := e.files.add(f); err != nil {
-		e.trouble("open "+text, err)
-		if f.kfd != nil {
-			e.driver.Release(f.kfd)
-		}
-		return c.Return(0, unix.ENOMEM)
-	}
-	e.settle()
 	return c.ReturnFD(f.fd, flags&unix.O_CLOEXEC != 0)
 }
 

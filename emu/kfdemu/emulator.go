@@ -158,7 +158,7 @@ func (e *Emulator) build() error {
 	}
 	e.undo = append(e.undo, e.tree.Close)
 	label := fmt.Sprintf("%s x%d with the rules of %s (kfdemu)\n", e.cfg.Spec.Name, e.cfg.GPUs, e.cfg.Profile)
-	if err := os.WriteFile(filepath.Join(e.tree.Dir(), emulatedFile), []byte(label), 0o444); err != nil { //nolint:gosec // G306: for everybody to read
+	if err := os.WriteFile(filepath.Join(e.tree.Dir(), emulatedFile), []byte(label), 0o444); err != nil {
 		return err
 	}
 	if err := e.findNamespace(); err != nil {

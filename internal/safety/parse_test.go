@@ -134,6 +134,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("- id: a\n  gfx: [gfx10xx]\n  apu: true\n  mes: \"=0x83\"\n  driver: dkms\n  mechanisms: [criu]\n  action: limit\n  why: >-\n    W.\n  issues: [a/b#1]\n"))
 	f.Add([]byte("- {id: a, gfx: [gfx1100-gfx1103, gfx9xx], kernel: \">=6 <7.0-rc1\", action: allow, why: W.}\n"))
 	f.Add([]byte("- &a {id: a, gfx: [*a], mes: \"=0x83\"}\n---\n"))
+	f.Add([]byte("\"")) // the library names no line
 	f.Fuzz(func(t *testing.T, data []byte) {
 		rows, err := Parse("f", data)
 		if err != nil {

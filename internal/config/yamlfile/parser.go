@@ -120,7 +120,8 @@ var (
 
 func (p *Parser) syntax(data []byte, err error) {
 	problem := strings.TrimPrefix(err.Error(), "yaml: ")
-	e := &Error{File: p.file, Remedy: "check indentation, colons and quotes there and just above"}
+	// The library names no line where it means the first.
+	e := &Error{File: p.file, Line: 1, Remedy: "check indentation, colons and quotes there and just above"}
 	if m := yamlLine.FindStringSubmatch(problem); m != nil {
 		e.Line, _ = strconv.Atoi(m[1])
 		problem = problem[len(m[0]):]
@@ -129,7 +130,7 @@ func (p *Parser) syntax(data []byte, err error) {
 	const quotes = "put a text that begins with * in quotes"
 	if m := unknownAnchor.FindStringSubmatch(problem); m != nil {
 		e.Remedy = quotes
-		if at := bytes.Index(data, []byte("*"+m[1])); at >= 0 && e.Line == 0 {
+		if at := bytes.Index(data, []byte("*"+m[1])); at >= 0 {
 			e.Line = 1 + bytes.Count(data[:at], []byte("\n"))
 			e.Column = 1 + utf8.RuneCount(data[bytes.LastIndexByte(data[:at], '\n')+1:at])
 		}
