@@ -117,15 +117,6 @@ func (m *emulated) request(ctx context.Context) error {
 	return err
 }
 
-func (m *emulated) processes() []int {
-	// The emulator started this process.
-	pids := []int{os.Getppid(), m.server.pid()}
-	if m.job != nil {
-		pids = append(pids, m.job.pid())
-	}
-	return pids
-}
-
 // close kills the job, and has the server prove what it did.
 func (m *emulated) close() error {
 	var errs []error

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // runs returns a result whose figures are easy to check by hand.
@@ -27,7 +28,7 @@ func runs() *Result {
 	return r
 }
 
-func TestRepeatsAreFoldedIntoArms(t *testing.T) {
+func TestRepeatsAreSummarizedByArm(t *testing.T) {
 	want := []ArmSummary{
 		{Arm: OnlineAlone, Online: Summary{N: 8, P50: 6, P95: 8, P99: 8, Max: 8, P99Spread: 1}},
 		{Arm: Shared, Online: Summary{N: 2, P50: 20, P95: 30, P99: 30, Max: 30}, OfflineShare: 0.9},
@@ -38,85 +39,69 @@ func TestRepeatsAreFoldedIntoArms(t *testing.T) {
 	}
 }
 
-func TestKeptExpectationsAreNotBroken(t *testing.T) {
-	if broken := runs().Broken(); broken != nil {
-		t.Errorf("broken: %q", broken)
+func TestChecksThatAreMetDoNotFail(t *testing.T) {
+	if failed := runs().Failed(); failed != nil {
+		t.Errorf("failed: %q", failed)
 	}
 }
 
-func TestEachBrokenExpectationIsNamed(t *testing.T) {
+func TestEachFailedCheckIsNamed(t *testing.T) {
 	for name, damage := range map[string]func(*Result){
-		"online p50 with gpreempt":           func(r *Result) { r.Runs[4].LatencyMS = []float64{8.9, 8.9}; r.Runs[5].LatencyMS = []float64{8.9, 8.9} },
-		"online p99 with gpreempt":           func(r *Result) { r.Runs[4].LatencyMS[0] = 11 },
-		"offline throughput with gpreempt":   func(r *Result) { r.Runs[4].OfflineWork = 0.7 },
-		"offline packets lost":               func(r *Result) { r.Runs[3].Lost = 1 },
-		"offline packets run twice":          func(r *Result) { r.Runs[5].Repeated = 1 },
-		"suspends":                           func(r *Result) { r.Suspends = 0 },
-		"announcements not answered in time": func(r *Result) { r.Runs[4].Unanswered = 1 },
-		"online p99 with gpreempt, ms":       func(r *Result) { r.Runs[5].LatencyMS[1] = 10.5 },
+		"offline packets lost: 1 (target <= 0)":      func(r *Result) { r.Runs[3].Lost = 1 },
+		"offline packets run twice: 1 (target <= 0)": func(r *Result) { r.Runs[5].Repeated = 1 },
+		"suspends: 0 (target >= 1)":                  func(r *Result) { r.Suspends = 0 },
 	} {
-		t.Run(name, func(t *testing.T) {
-			r := runs()
+		for _, r := range []*Result{runs(), emulatedRuns()} {
 			damage(r)
 			r.Arms = nil
 			r.summarize()
-			if broken := r.Broken(); len(broken) != 1 || !strings.HasPrefix(broken[0], name) {
-				t.Errorf("broken: %q, want one that begins with %q", broken, name)
+			if diff := cmp.Diff([]string{name}, r.Failed()); diff != "" {
+				t.Errorf("%s: %s", r.kind(), diff)
 			}
-		})
+		}
 	}
 }
 
-func TestTailsAreNotCheckedOnABusyMachine(t *testing.T) {
-	for name, disturb := range map[string]func(*Result){
-		"requests late without gpreempt": func(r *Result) { r.Runs[1].LatencyMS[1] = 9 },
-		"wakings late in a run":          func(r *Result) { r.Runs[4].LateMS = 2.5 },
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := runs()
-			disturb(r)
-			r.Runs[4].LatencyMS[1], r.Runs[4].OfflineWork = 30, 0.7
-			r.Arms = nil
-			r.summarize()
-			if broken := r.Broken(); broken != nil {
-				t.Errorf("checked nevertheless: %q", broken)
-			}
-			var out bytes.Buffer
-			if err := r.Print(&out); err != nil {
-				t.Fatal(err)
-			}
-			for _, want := range []string{"SKIP  online p99", "SKIP  offline throughput", "PASS: every target that can be checked was met. SKIP (2): other load makes this machine"} {
-				if !strings.Contains(out.String(), want) {
-					t.Errorf("no %q in\n%s", want, out.String())
-				}
-			}
-			r.Runs[3].Lost, r.Arms = 1, nil
-			r.summarize()
-			if broken := r.Broken(); len(broken) != 1 || !strings.HasPrefix(broken[0], "offline packets lost") {
-				t.Errorf("a lost packet counts on any machine; broken: %q", broken)
-			}
-		})
-	}
-}
-
-func TestOurOwnLoadIsNoExcuse(t *testing.T) {
+func TestFiguresDecideNothing(t *testing.T) {
 	r := runs()
-	r.Runs[4].LateMS, r.Runs[4].OwnCPU, r.Runs[4].LatencyMS[1] = 9, 0.6, 30
+	r.Runs[4].LatencyMS, r.Runs[5].LatencyMS, r.Runs[4].OfflineWork = []float64{18, 30}, []float64{18, 30}, 0.5
 	r.Arms = nil
 	r.summarize()
-	if broken := r.Broken(); len(broken) != 1 || !strings.HasPrefix(broken[0], "online p99") {
-		t.Errorf("broken: %q, want the p99", broken)
+	want := []Target{
+		{What: "online p50 with gpreempt, ms", Got: 18, Limit: 8.4},
+		{What: "online p99 with gpreempt, ms", Got: 30, Limit: 10.4},
+		{What: "offline throughput with gpreempt", Got: 0.67, Limit: 0.83, AtLeast: true},
 	}
-}
-
-func TestTheTableSaysSimulatedAndHowEachExpectationWent(t *testing.T) {
-	r := runs()
-	r.Expectations[1].Kept = false
+	if diff := cmp.Diff(want, r.Figures, cmpopts.EquateApprox(0, 1e-9)); diff != "" {
+		t.Error(diff)
+	}
+	if failed := r.Failed(); failed != nil {
+		t.Errorf("failed: %q", failed)
+	}
 	var out bytes.Buffer
 	if err := r.Print(&out); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"SIMULATED mi300x", "Every figure is simulated", "SIMULATED   n", string(Protected), "85.0 %", "±0.50", "FAIL  online p99", "ok    offline packets lost: 0 (target <= 0)"} {
+	for _, want := range []string{
+		"over  online p50 with gpreempt, ms: 18 (target <= 8.4)", "over  online p99", "under offline throughput with gpreempt: 0.67 (target >= 0.83)", "\nPASS: ",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in\n%s", want, out.String())
+		}
+	}
+}
+
+func TestTheTableSaysSimulatedAndTheResultOfEachCheck(t *testing.T) {
+	r := runs()
+	r.Checks[1].Met = false
+	var out bytes.Buffer
+	if err := r.Print(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"SIMULATED mi300x", "Every figure is simulated", "SIMULATED   n", string(Protected), "85.0 %", "±0.50",
+		"met   online p50", "ok    offline packets lost: 0 (target <= 0)", "FAIL  offline packets run twice", "FAIL: 1 of 3 checks failed.",
+	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q in\n%s", want, out.String())
 		}
@@ -157,31 +142,5 @@ func TestTheJSONSaysWhatTheFiguresAre(t *testing.T) {
 		if !strings.Contains(string(text), name) {
 			t.Errorf("no %s in %s", name, text)
 		}
-	}
-}
-
-// An emulated driver's calls take time of their own, so that a latency there says nothing
-// about gpreempt; a lost packet is lost there, too.
-func TestOnlyPacketsAndSuspendsAreCheckedOnTheEmulator(t *testing.T) {
-	r := emulatedRuns()
-	r.Runs[4].LatencyMS, r.Runs[5].LatencyMS, r.Runs[4].OfflineWork = []float64{18, 30}, []float64{18, 30}, 0.5
-	r.Arms = nil
-	r.summarize()
-	if broken := r.Broken(); broken != nil {
-		t.Errorf("broken: %q", broken)
-	}
-	var out bytes.Buffer
-	if err := r.Print(&out); err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{"SKIP  online p50", "SKIP  online p99", "SKIP  offline throughput", "SKIP (3): the emulator's own work"} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("no %q in\n%s", want, out.String())
-		}
-	}
-	r.Runs[3].Lost, r.Arms = 1, nil
-	r.summarize()
-	if broken := r.Broken(); len(broken) != 1 || !strings.HasPrefix(broken[0], "offline packets lost") {
-		t.Errorf("broken: %q, want the lost packet", broken)
 	}
 }

@@ -76,9 +76,6 @@ func (m *simulated) request(ctx context.Context) error {
 	return err
 }
 
-// processes: all are in this process.
-func (m *simulated) processes() []int { return nil }
-
 func (m *simulated) close() error { return m.Close() }
 
 // localDaemon is a daemon in this process.
@@ -103,8 +100,6 @@ func startLocalDaemon(o demoOptions, host daemon.Host, dir, socket string) (*loc
 	}()
 	return d, nil
 }
-
-func (d *localDaemon) pid() int { return os.Getpid() }
 
 func (d *localDaemon) hasEnded() bool {
 	select {

@@ -81,8 +81,6 @@ type machine interface {
 	work(ctx context.Context) ([]progress, error)
 	// request has the inference server execute one request, and waits for it.
 	request(ctx context.Context) error
-	// processes returns the pids of the actors besides this process and the daemon.
-	processes() []int
 	close() error
 }
 
@@ -134,31 +132,26 @@ func playDemo(ctx context.Context, o demoOptions) (result *Result, err error) {
 }
 
 // liveDemo starts the daemon, the job and the inference server, calls started with the
-// socket, and keeps them running until ctx ends, to look at with gpctl. It returns
-// how many announcements there were, and how many of them the daemon did not answer in
-// time.
-func liveDemo(ctx context.Context, o demoOptions, started func(socket string)) (announced, unanswered int, err error) {
+// socket, and keeps them running until ctx ends, to look at with gpctl.
+func liveDemo(ctx context.Context, o demoOptions, started func(socket string)) (err error) {
 	s, err := open(ctx, o)
 	if err != nil {
-		return 0, 0, err
+		return err
 	}
 	defer func() { err = andThen(err, s.close()) }()
 	if err := s.startJob(ctx, Protected); err != nil {
-		return 0, 0, fmt.Errorf("demo: %w", err)
+		return fmt.Errorf("demo: %w", err)
 	}
 	started(s.socket)
 	for ctx.Err() == nil {
 		if s.daemon.hasEnded() {
-			return announced, unanswered, errors.New("demo: the daemon ended by itself")
+			return errors.New("demo: the daemon ended by itself")
 		}
-		run := &Run{}
-		if err := s.serve(ctx, run, true, o.Duration); err != nil && ctx.Err() == nil {
-			return announced, unanswered, fmt.Errorf("demo: %w", err)
+		if err := s.serve(ctx, &Run{}, true, o.Duration); err != nil && ctx.Err() == nil {
+			return fmt.Errorf("demo: %w", err)
 		}
-		announced += len(run.LatencyMS)
-		unanswered += run.Unanswered
 	}
-	return announced, unanswered, nil
+	return nil
 }
 
 // open starts a daemon in a directory of its own and the machine it serves, and connects
@@ -210,7 +203,6 @@ func open(ctx context.Context, o demoOptions) (s *stage, err error) {
 
 // program is a running daemon.
 type program interface {
-	pid() int
 	hasEnded() bool
 	// interrupt ends it in order, and returns how it ended.
 	interrupt() error
@@ -279,39 +271,25 @@ func (s *stage) close() error {
 // play runs one arm once.
 func (s *stage) play(ctx context.Context, arm Arm, duration time.Duration) (*Run, error) {
 	run := &Run{Arm: arm}
+	var begin []progress
+	var err error
 	if arm != OnlineAlone {
 		if err := s.startJob(ctx, arm); err != nil {
 			return nil, err
 		}
-	}
-	if arm == OfflineAlone {
-		duration /= 2
-	}
-	var begin []progress
-	if arm != OnlineAlone {
-		var err error
 		if begin, err = s.machine.work(ctx); err != nil {
 			return nil, err
 		}
 	}
-	jitter, err := startJitterProbe(append(s.machine.processes(), os.Getpid(), s.daemon.pid())...)
-	if err != nil {
-		return nil, err
-	}
 	started := time.Now()
 	if arm == OfflineAlone {
-		err = sleep(ctx, duration)
+		err = sleep(ctx, duration/2)
 	} else {
 		err = s.serve(ctx, run, arm == Protected, duration)
 	}
 	run.Seconds = time.Since(started).Seconds()
-	var probeErr error
-	run.LateMS, run.OwnCPU, probeErr = jitter.stop()
-	if err := errors.Join(err, probeErr); err != nil {
-		return nil, err
-	}
-	if arm == OnlineAlone {
-		return run, nil
+	if err != nil || arm == OnlineAlone {
+		return run, err
 	}
 	end, err := s.machine.work(ctx)
 	if err != nil {
@@ -394,19 +372,15 @@ func (s *stage) serve(ctx context.Context, run *Run, announce bool, duration tim
 			break
 		}
 		wg.Go(func() {
-			answer, took, err := s.request(ctx, due, announce)
+			quiet, took, err := s.request(ctx, due, announce)
 			run.LatencyMS[i] = milliseconds(took)
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
 				errs = append(errs, err)
 			}
-			switch answer {
-			case unanswered:
-				run.Unanswered++
-			case gpuBusy:
+			if announce && !quiet {
 				run.NotQuiesced++
-			case gpuQuiet, notAsked:
 			}
 		})
 	}
@@ -414,44 +388,25 @@ func (s *stage) serve(ctx context.Context, run *Run, announce bool, duration tim
 	return errors.Join(errs...)
 }
 
-// reply is how the daemon answered an announcement.
-type reply uint8
-
-const (
-	notAsked reply = iota
-	gpuQuiet
-	gpuBusy
-	// unanswered: not in time. The work goes on without a lease, as it does in a server
-	// whose client is fail-open.
-	unanswered
-)
-
 // request is one inference: announce, run on the GPU, release. Its latency ends with the
-// result; the user does not wait for the release.
-func (s *stage) request(ctx context.Context, due time.Time, announce bool) (a reply, took time.Duration, err error) {
+// result; the user does not wait for the release. An announcement waits as long as the API
+// permits: one that is not answered then is an error on any machine.
+func (s *stage) request(ctx context.Context, due time.Time, announce bool) (quiet bool, took time.Duration, err error) {
 	if announce {
-		lease, err := s.client.Acquire(ctx, client.Request{Label: "demo"})
-		switch {
-		case err == nil && lease.Quiet():
-			a = gpuQuiet
-		case err == nil:
-			a = gpuBusy
-		case ctx.Err() == nil && gpreempt.ReasonOf(err) == gpreempt.ReasonDaemonUnavailable:
-			a = unanswered
-		default:
-			return notAsked, 0, err
+		var lease *client.Lease
+		if lease, err = s.client.Acquire(ctx, client.Request{Label: "demo", MaxWait: 10 * time.Second}); err != nil {
+			return false, 0, err
 		}
-		if lease != nil {
-			defer func() {
-				// A release that is not answered in time ends the lease by its time to live.
-				if release := lease.Release(ctx); gpreempt.ReasonOf(release) != gpreempt.ReasonDaemonUnavailable {
-					err = errors.Join(err, release)
-				}
-			}()
-		}
+		quiet = lease.Quiet()
+		defer func() {
+			// A release that is not answered in time ends the lease by its time to live.
+			if release := lease.Release(ctx); gpreempt.ReasonOf(release) != gpreempt.ReasonDaemonUnavailable {
+				err = errors.Join(err, release)
+			}
+		}()
 	}
 	err = s.machine.request(ctx)
-	return a, time.Since(due), err
+	return quiet, time.Since(due), err
 }
 
 // finish reads what the daemon counted and learned.
