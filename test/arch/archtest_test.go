@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -32,7 +31,7 @@ var checks = []struct {
 }
 
 func TestTree(t *testing.T) {
-	module, err := load(os.DirFS("../.."))
+	module, err := loadModule()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -32,7 +32,7 @@ func TestNoFileIsTooLong(t *testing.T) {
 }
 
 func TestModuleHasFewPackages(t *testing.T) {
-	module, err := load(os.DirFS("../.."))
+	module, err := loadModule()
 	if err != nil {
 		t.Fatal(err)
 	}

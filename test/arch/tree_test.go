@@ -7,10 +7,12 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"os"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // tree is the Go source of one module. It is read file by file and not asked
@@ -39,6 +41,9 @@ type file struct {
 	syntax  *ast.File
 	fset    *token.FileSet
 }
+
+// loadModule returns the tree of this module, which no test changes.
+var loadModule = sync.OnceValues(func() (*tree, error) { return load(os.DirFS("../..")) })
 
 // load reads every Go file below root that belongs to its module.
 func load(root fs.FS) (*tree, error) {

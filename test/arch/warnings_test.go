@@ -2,7 +2,6 @@ package arch
 
 import (
 	"go/ast"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -15,7 +14,7 @@ import (
 // TestEveryWarningIsOfTheTable holds that warnings are made from the table of
 // pkg/gpreempt and in no other way, and that each of its rows is used.
 func TestEveryWarningIsOfTheTable(t *testing.T) {
-	module, err := load(os.DirFS("../.."))
+	module, err := loadModule()
 	if err != nil {
 		t.Fatal(err)
 	}
