@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"reflect"
 	"slices"
 	"testing"
 	"time"
@@ -18,7 +19,6 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
-	"github.com/gpreempt/gpreempt/pkg/scheduler/schedulertest"
 )
 
 // eventOf converts a record like the daemon.
@@ -318,6 +318,22 @@ func TestTraceMarksClippedAndOpenSpans(t *testing.T) {
 	}
 }
 
+// eventNamed decodes an event of the log that the scheduler's tests replay.
+func eventNamed(name string, data []byte) (scheduler.Event, error) {
+	for _, ev := range []scheduler.Event{
+		scheduler.Tick{}, scheduler.GPUAdded{}, scheduler.TargetSeen{}, scheduler.TargetGone{}, scheduler.LeaseRequested{}, scheduler.LeaseRenewed{},
+		scheduler.LeaseFinished{}, scheduler.ClientGone{}, scheduler.ClientBacklog{}, scheduler.Attached{}, scheduler.Detached{}, scheduler.Lost{},
+		scheduler.QueueBorn{}, scheduler.Suspended{}, scheduler.Resumed{}, scheduler.Alarm{}, scheduler.Hold{}, scheduler.PolicyChanged{}, scheduler.Drain{},
+	} {
+		if t := reflect.TypeOf(ev); t.Name() == name {
+			decoded := reflect.New(t)
+			err := json.Unmarshal(data, decoded.Interface())
+			return decoded.Elem().Interface().(scheduler.Event), err
+		}
+	}
+	return nil, fmt.Errorf("no event %q", name)
+}
+
 // A long history of the scheduler, from its start and from later on.
 func TestTraceOfAReplayedHistory(t *testing.T) {
 	file, err := os.Open("../../pkg/scheduler/testdata/replay.jsonl")
@@ -329,12 +345,20 @@ func TestTraceOfAReplayedHistory(t *testing.T) {
 	var now time.Duration
 	lines := bufio.NewScanner(file)
 	for lines.Scan() {
-		at, ev, err := schedulertest.UnmarshalEvent(lines.Bytes())
+		var line struct {
+			At    time.Duration
+			Event string
+			Data  json.RawMessage
+		}
+		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+			t.Fatal(err)
+		}
+		ev, err := eventNamed(line.Event, line.Data)
 		if err != nil {
 			t.Fatal(err)
 		}
-		h.step(at, ev)
-		now = max(now, at)
+		h.step(line.At, ev)
+		now = max(now, line.At)
 	}
 	schema := traceSchema(t)
 	for from := 0; from < len(h.events); from += 1 + len(h.events)/20 {

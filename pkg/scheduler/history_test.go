@@ -8,7 +8,6 @@ import (
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
-	"github.com/gpreempt/gpreempt/pkg/scheduler/schedulertest"
 )
 
 // checked returns a check of a core after every step.
@@ -21,19 +20,19 @@ func checked() func(*scheduler.Core) error {
 }
 
 // finish ends a history, and returns what the core still holds then.
-func finish(w *schedulertest.World) error {
+func finish(w *World) error {
 	if err := w.FinishAll(); err != nil {
 		return err
 	}
-	return w.Core.Leftovers(schedulertest.WorldLimits)
+	return w.Core.Leftovers(WorldLimits)
 }
 
 // TestRandomHistories is the fast one: seeded, long, the same on every machine.
 func TestRandomHistories(t *testing.T) {
 	const seeds, steps = 200, 1000
-	total := schedulertest.Counts{}
+	total := Counts{}
 	for seed := range uint64(seeds) {
-		w := schedulertest.NewWorld(scheduler.DefaultPolicy(), schedulertest.Seeded(seed), checked())
+		w := NewWorld(scheduler.DefaultPolicy(), Seeded(seed), checked())
 		w.Calm = seed%2 == 0
 		for id := range gpreempt.GPUID(4) {
 			if err := w.Step(scheduler.GPUAdded{GPU: id + 1}); err != nil {
@@ -55,7 +54,7 @@ func TestRandomHistories(t *testing.T) {
 		t.Errorf("%d steps, want at least 100000", total["Steps"])
 	}
 	// A history in which nothing happens proves nothing.
-	atLeast := schedulertest.Counts{
+	atLeast := Counts{
 		"Suspends": 1000, "NewQueueSuspends": 100, "Resumes": 1000, "Retries": 50, "Failures": 100, "Quarantines": 50, "Answers": 5000, "Quiesced": 500,
 		"MaxWaits": 100, "Deferred": 100, "Ended": 5000, "Expired": 500, "Idle": 20, "Coalesced": 20, "Forced": 100, "Lingered": 50, "Breakers": 100, "Stuck": 20,
 		"ShadowRecords": 100, "ByHand": 50, "Drains": 100, "Deadlines": 5000,
@@ -71,7 +70,7 @@ func TestRandomHistories(t *testing.T) {
 // TestStateMachine is the thorough one: rapid chooses, and shrinks what fails.
 func TestStateMachine(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := schedulertest.NewWorld(scheduler.DefaultPolicy(), schedulertest.Drawn(t), checked())
+		w := NewWorld(scheduler.DefaultPolicy(), Drawn(t), checked())
 		must := func(err error) {
 			if err != nil {
 				t.Fatal(err)
@@ -81,7 +80,7 @@ func TestStateMachine(t *testing.T) {
 			must(w.Step(scheduler.GPUAdded{GPU: id + 1}))
 		}
 		actions := map[string]func(*rapid.T){"": func(*rapid.T) { must(w.Step(scheduler.Tick{})) }}
-		for _, o := range schedulertest.Ops {
+		for _, o := range Ops {
 			actions[o.Name] = func(*rapid.T) { must(o.Do(w)) }
 		}
 		t.Repeat(actions)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
-	"github.com/gpreempt/gpreempt/pkg/scheduler/schedulertest"
 )
 
 // hostile is a set of clients that want offline work to stay suspended, on a
@@ -126,7 +125,7 @@ func checkHold(p scheduler.Policy, past []episode) error {
 func TestNoSetOfClientsKeepsOfflineWorkSuspended(t *testing.T) {
 	suspended := 0
 	rapid.Check(t, func(t *rapid.T) {
-		roll := schedulertest.Drawn(t)
+		roll := Drawn(t)
 		p := scheduler.DefaultPolicy()
 		p.ShareFloor = []float64{0, 0.05, 0.1, 0.5, 0.9}[roll(5)]
 		p.ShareWindow = []time.Duration{100 * time.Millisecond, time.Second}[roll(2)]
@@ -154,8 +153,8 @@ func TestNoSetOfClientsKeepsOfflineWorkSuspended(t *testing.T) {
 			must(h.act())
 			must(h.run(h.Now + h.Span(7)))
 			for user, n := range h.Core.LeasesPerUser() {
-				if n > schedulertest.WorldLimits.LeasesPerUser {
-					t.Fatalf("user %s holds %d leases, may hold %d", user, n, schedulertest.WorldLimits.LeasesPerUser)
+				if n > WorldLimits.LeasesPerUser {
+					t.Fatalf("user %s holds %d leases, may hold %d", user, n, WorldLimits.LeasesPerUser)
 				}
 			}
 		}

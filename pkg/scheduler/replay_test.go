@@ -15,7 +15,6 @@ import (
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
-	"github.com/gpreempt/gpreempt/pkg/scheduler/schedulertest"
 )
 
 var update = flag.Bool("update", false, "rewrite testdata/replay.jsonl and testdata/replay.golden")
@@ -26,10 +25,10 @@ func history(t *testing.T, seed uint64, steps int) (log []byte, did string) {
 	t.Helper()
 	var lines bytes.Buffer
 	var actions strings.Builder
-	w := schedulertest.NewWorld(scheduler.DefaultPolicy(), schedulertest.Seeded(seed), checked())
+	w := NewWorld(scheduler.DefaultPolicy(), Seeded(seed), checked())
 	w.Calm = true
 	w.Taken = func(now scheduler.Time, ev scheduler.Event, acts []scheduler.Action) {
-		line, err := schedulertest.MarshalEvent(now, ev)
+		line, err := MarshalEvent(now, ev)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -60,10 +59,10 @@ func render(b *strings.Builder, actions []scheduler.Action) {
 func replay(t *testing.T, log []byte) string {
 	t.Helper()
 	var did strings.Builder
-	core := scheduler.New(scheduler.DefaultPolicy(), schedulertest.WorldLimits)
+	core := scheduler.New(scheduler.DefaultPolicy(), WorldLimits)
 	lines := bufio.NewScanner(bytes.NewReader(log))
 	for lines.Scan() {
-		now, ev, err := schedulertest.UnmarshalEvent(lines.Bytes())
+		now, ev, err := UnmarshalEvent(lines.Bytes())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -151,7 +150,7 @@ var oneOfEach = []scheduler.Event{
 }
 
 func TestEveryEventSurvivesTheLog(t *testing.T) {
-	if got, want := len(oneOfEach), len(schedulertest.EventTypes); got != want {
+	if got, want := len(oneOfEach), len(EventTypes); got != want {
 		t.Errorf("%d events here, the log knows %d", got, want)
 	}
 	for _, ev := range oneOfEach {
@@ -160,11 +159,11 @@ func TestEveryEventSurvivesTheLog(t *testing.T) {
 				t.Errorf("%T.%s is not set here", ev, reflect.TypeOf(ev).Field(i).Name)
 			}
 		}
-		line, err := schedulertest.MarshalEvent(42, ev)
+		line, err := MarshalEvent(42, ev)
 		if err != nil {
 			t.Fatal(err)
 		}
-		now, got, err := schedulertest.UnmarshalEvent(line)
+		now, got, err := UnmarshalEvent(line)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -180,7 +179,7 @@ func TestUnmarshalEventRefusesNonsense(t *testing.T) {
 		`{"at":"1s","event":"Tick","data":{}}`, `{"at":1,"event":"Tick","data":[]}`, `{"at":1,"event":"GPUAdded","data":{"gpu":-1}}`,
 		`{"at":1,"event":"LeaseRequested","data":{"priority":256}}`,
 	} {
-		if now, ev, err := schedulertest.UnmarshalEvent([]byte(line)); err == nil || ev != nil || now != 0 {
+		if now, ev, err := UnmarshalEvent([]byte(line)); err == nil || ev != nil || now != 0 {
 			t.Errorf("%s: %v, %v, error %v", line, now, ev, err)
 		}
 	}
@@ -188,7 +187,7 @@ func TestUnmarshalEventRefusesNonsense(t *testing.T) {
 
 func FuzzUnmarshalEvent(f *testing.F) {
 	for _, ev := range oneOfEach {
-		line, err := schedulertest.MarshalEvent(time.Second, ev)
+		line, err := MarshalEvent(time.Second, ev)
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -197,22 +196,22 @@ func FuzzUnmarshalEvent(f *testing.F) {
 	f.Add([]byte(`{"at":1,"event":"Tock","data":{}}`))
 	f.Add([]byte(`{"at":1,"event":"Tick","data":null}`))
 	f.Fuzz(func(t *testing.T, line []byte) {
-		now, ev, err := schedulertest.UnmarshalEvent(line)
+		now, ev, err := UnmarshalEvent(line)
 		if (err == nil) != (ev != nil) {
 			t.Fatalf("event %v and error %v", ev, err)
 		}
 		if err != nil {
 			return
 		}
-		again, err := schedulertest.MarshalEvent(now, ev)
+		again, err := MarshalEvent(now, ev)
 		if err != nil {
 			t.Fatal(err)
 		}
-		at, same, err := schedulertest.UnmarshalEvent(again)
+		at, same, err := UnmarshalEvent(again)
 		if err != nil {
 			t.Fatalf("%s: %v", again, err)
 		}
-		if third, err := schedulertest.MarshalEvent(at, same); err != nil || !bytes.Equal(again, third) {
+		if third, err := MarshalEvent(at, same); err != nil || !bytes.Equal(again, third) {
 			t.Fatalf("%s comes back as %s, %v", again, third, err)
 		}
 	})
@@ -221,14 +220,14 @@ func FuzzUnmarshalEvent(f *testing.F) {
 // FuzzHistory lets the fuzzer choose what happens: every byte is a choice.
 func FuzzHistory(f *testing.F) {
 	for seed := range uint64(4) {
-		roll, script := schedulertest.Seeded(seed), make([]byte, 600)
+		roll, script := Seeded(seed), make([]byte, 600)
 		for i := range script {
 			script[i] = byte(roll(256))
 		}
 		f.Add(script)
 	}
 	f.Fuzz(func(t *testing.T, script []byte) {
-		w := schedulertest.NewWorld(scheduler.DefaultPolicy(), func(n int) int {
+		w := NewWorld(scheduler.DefaultPolicy(), func(n int) int {
 			if len(script) == 0 {
 				return 0
 			}

@@ -7,7 +7,6 @@ import (
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
-	"github.com/gpreempt/gpreempt/pkg/scheduler/schedulertest"
 )
 
 // event builds the event of a command.
@@ -195,7 +194,7 @@ func (s *scenario) dump() {
 	for _, t := range s.core.Targets() {
 		fmt.Fprintf(&s.out, "target %v %v prio=%d %v gpus=%v ready=%v suspends=%d away=%v learned=%v/%v", t.Key, t.Class, t.Priority, t.State, t.GPUs,
 			t.Ready, t.Suspends, t.SuspendedTotal, t.LearnedSuspend, t.LearnedResume)
-		if schedulertest.Away(t.State) {
+		if Away(t.State) {
 			fmt.Fprintf(&s.out, " runs-by=%v", t.RunsBy)
 		}
 		s.out.WriteByte('\n')

@@ -15,7 +15,6 @@ import (
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
-	"github.com/gpreempt/gpreempt/pkg/scheduler/schedulertest"
 )
 
 // TestScenarios runs testdata/scenarios/*.txt: scripts of what happens to a core
@@ -81,7 +80,7 @@ func join(cmd string, args []datadriven.CmdArg) string {
 type scenario struct {
 	policy   scheduler.Policy
 	core     *scheduler.Core
-	observer *schedulertest.Observer
+	observer *Observer
 	now      scheduler.Time
 	reply    map[scheduler.ActionKind]time.Duration
 	due      []arrival
@@ -159,7 +158,7 @@ func (s *scenario) run(cmd string, a arguments) error {
 		return s.setPolicy(a)
 	}
 	if s.core == nil {
-		s.core, s.observer = scheduler.New(s.policy, scheduler.Limits{LeasesPerClient: 3, LeasesPerUser: 5, LeasesTotal: 8}), schedulertest.NewObserver(s.policy)
+		s.core, s.observer = scheduler.New(s.policy, scheduler.Limits{LeasesPerClient: 3, LeasesPerUser: 5, LeasesTotal: 8}), NewObserver(s.policy)
 	}
 	switch cmd {
 	case "at", "after", "late", "autoreply":

@@ -9,7 +9,6 @@ import (
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
-	"github.com/gpreempt/gpreempt/pkg/scheduler/schedulertest"
 )
 
 // episode is one stretch a target was away.
@@ -30,7 +29,7 @@ func (e episode) beyond() time.Duration {
 // punctual is a machine whose deadlines fire on time and whose mechanism takes
 // the time it takes.
 type punctual struct {
-	schedulertest.World
+	World
 	due  []arrival
 	cost func(scheduler.ActionKind) time.Duration
 	fail func() bool
@@ -43,9 +42,9 @@ type arrival struct {
 	ev scheduler.Event
 }
 
-func newPunctual(p scheduler.Policy, roll schedulertest.Dice) *punctual {
+func newPunctual(p scheduler.Policy, roll Dice) *punctual {
 	m := &punctual{away: map[gpreempt.ProcessKey]*episode{}, past: map[gpreempt.ProcessKey][]episode{}}
-	m.World = *schedulertest.NewWorld(p, roll, checked())
+	m.World = *NewWorld(p, roll, checked())
 	m.Taken = m.follow
 	return m
 }
@@ -92,7 +91,7 @@ func (m *punctual) followTarget(now scheduler.Time, r scheduler.Record) {
 		e.suspendedAt = now
 	case r.ToTarget == scheduler.TargetResuming && e.resumeAt < 0:
 		e.resumeAt = now
-	case schedulertest.Away(r.FromTarget) && !schedulertest.Away(r.ToTarget):
+	case Away(r.FromTarget) && !Away(r.ToTarget):
 		e.to = now
 		m.past[r.Target] = append(m.past[r.Target], *e)
 		delete(m.away, r.Target)
@@ -135,7 +134,7 @@ func TestShareFloorHolds(t *testing.T) {
 	const seeds = 24
 	episodes, tight := 0, 0
 	for seed := range uint64(seeds) {
-		roll := schedulertest.Seeded(seed)
+		roll := Seeded(seed)
 		pick := func(from ...time.Duration) time.Duration { return from[roll(len(from))] }
 		p := scheduler.DefaultPolicy()
 		p.ShareFloor = []float64{0.01, 0.1, 0.25, 0.5, 0.75, 0.95}[roll(6)]

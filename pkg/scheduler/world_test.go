@@ -1,7 +1,4 @@
-// Package schedulertest does to a scheduler's core everything that can happen to one, in
-// any order, and observes from outside whether the core keeps its rules. It also writes
-// and reads logs of events.
-package schedulertest
+package scheduler_test
 
 import (
 	"fmt"

@@ -1,4 +1,4 @@
-package schedulertest
+package scheduler_test
 
 import (
 	"errors"
