@@ -2,6 +2,7 @@
 package config
 
 import (
+	_ "embed"
 	"regexp"
 	"slices"
 	"time"
@@ -17,8 +18,15 @@ import (
 // DefaultPath is the default path of the file.
 const DefaultPath = "/etc/gpreempt/gpreemptd.yaml"
 
-// Config is the whole configuration. Unit and range of each key are in fields.go;
-// DefaultYAML prints them.
+//go:embed gpreemptd.yaml
+var defaultYAML []byte
+
+// DefaultYAML returns a file with the values of Default and an explanation of every key.
+// Rules and the knobs of the policy are comments, without a space after the #: a knob that
+// is set does not follow the preset.
+func DefaultYAML() []byte { return defaultYAML }
+
+// Config is the whole configuration. gpreemptd.yaml has unit and range of each key.
 type Config struct {
 	// Socket is the absolute path of the unix socket.
 	Socket string

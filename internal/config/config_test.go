@@ -1,6 +1,7 @@
 package config
 
 import (
+	"fmt"
 	"regexp"
 	"strings"
 	"testing"
@@ -62,21 +63,46 @@ func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 	}
 }
 
-func TestDefaultFileExplainsEveryKey(t *testing.T) {
-	lines := strings.Split(string(DefaultYAML()), "\n")
-	for _, f := range fields {
-		name := f.key[strings.LastIndex(f.key, ".")+1:]
-		found := false
-		for i, line := range lines {
-			if strings.HasPrefix(strings.TrimLeft(line, " #"), name+":") && !found {
-				found = strings.HasPrefix(strings.TrimSpace(lines[i-1]), "# ")
+// docs returns the comment above each key of the default file.
+func docs(t *testing.T) map[string]string {
+	t.Helper()
+	docs := map[string]string{}
+	var in, doc string
+	for line := range strings.Lines(string(DefaultYAML())) {
+		text, comment := strings.CutPrefix(strings.TrimSpace(line), "# ")
+		name, value, isKey := strings.Cut(strings.TrimPrefix(text, "#"), ":")
+		switch {
+		case comment:
+			doc += text + " "
+		case !isKey:
+			doc = ""
+		case !strings.HasPrefix(line, " ") && value == "":
+			in, doc = name+".", ""
+		default:
+			if !strings.HasPrefix(line, " ") {
+				in = ""
 			}
-		}
-		if !found {
-			t.Errorf("%s has no comment above it", f.key)
+			docs[in+name], doc = strings.TrimSpace(doc), ""
 		}
 	}
-	for i, line := range lines {
+	return docs
+}
+
+func TestDefaultFileExplainsEveryKey(t *testing.T) {
+	docs := docs(t)
+	for _, f := range fields {
+		doc := docs[f.key]
+		if doc == "" {
+			t.Errorf("%s has no comment above it", f.key)
+		}
+		if says := strings.Contains(doc, "Needs a restart."); says == f.live {
+			t.Errorf("%s: %q, but live is %t", f.key, doc, f.live)
+		}
+		if bounds := fmt.Sprintf(" %d to %d.", f.min, f.max); f.max > 0 && !strings.Contains(doc, bounds) {
+			t.Errorf("%s: %q does not contain%s", f.key, doc, bounds)
+		}
+	}
+	for i, line := range strings.Split(string(DefaultYAML()), "\n") {
 		if len(line) > 100 {
 			t.Errorf("line %d is %d bytes long", i+1, len(line))
 		}
@@ -87,9 +113,9 @@ func TestDefaultFileExplainsEveryKey(t *testing.T) {
 // a value beyond them must not.
 func TestDocumentedRangesOfThePolicyAreTrue(t *testing.T) {
 	bounds := regexp.MustCompile(`([0-9][0-9.]*(?:ms|s|m)?) to ([0-9][0-9.]*(?:ms|s|m)?)\.`)
-	checked := 0
+	checked, docs := 0, docs(t)
 	for _, f := range fields {
-		m := bounds.FindStringSubmatch(f.doc)
+		m := bounds.FindStringSubmatch(docs[f.key])
 		if section(f.key) != "policy" || m == nil {
 			continue
 		}

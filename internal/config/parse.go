@@ -92,7 +92,7 @@ func (p *parser) root(n *yaml.Node) {
 			p.rules(e.Value)
 		case e.Name == "safety":
 			p.safety(e.Value)
-		case sections[e.Name] != "":
+		case children(e.Name) != nil:
 			p.section(e.Name, e.Value)
 		default:
 			p.field(e.Name, e.Value)
