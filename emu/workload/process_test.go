@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
-	"runtime"
 	"syscall"
 	"testing"
 	"time"
@@ -60,45 +58,6 @@ func TestForkedChildTriesTheDescriptor(t *testing.T) {
 	}
 	if _, err := unix.Wait4(child.PID, nil, unix.WNOHANG, nil); !errors.Is(err, unix.ECHILD) {
 		t.Errorf("after Wait the child is still there: %v", err)
-	}
-}
-
-// An interrupting signal ends a read that would wait forever.
-func TestInterruptingSignalInterrupts(t *testing.T) {
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, unix.SIGUSR2)
-	defer signal.Stop(signals)
-	if err := Interrupting(unix.SIGUSR2); err != nil {
-		t.Fatal(err)
-	}
-	var pipe [2]int
-	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(pipe[0])
-	defer unix.Close(pipe[1])
-	reader, ended := make(chan int), make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		reader <- unix.Gettid()
-		_, err := unix.Read(pipe[0], make([]byte, 1))
-		ended <- err
-	}()
-	tid := <-reader
-	for again := time.NewTicker(time.Millisecond); ; {
-		select {
-		case err := <-ended:
-			again.Stop()
-			if !errors.Is(err, unix.EINTR) {
-				t.Errorf("the read ended with %v, want %v", err, unix.EINTR)
-			}
-			return
-		case <-again.C:
-			if err := unix.Tgkill(unix.Getpid(), tid, unix.SIGUSR2); err != nil {
-				t.Fatal(err)
-			}
-		}
 	}
 }
 

@@ -14,50 +14,12 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// sigaction is struct kernel_sigaction of x86-64 and arm64. On arm64 it has the mask in
-// place of the restorer.
-type sigaction struct {
-	handler uintptr
-	flags   uint64
-	rest    [2]uint64
-}
-
-const sigsetBytes = 8
-
-// changeAction changes the action of a signal. It is not for signals that Go's runtime
-// needs.
-func changeAction(sig syscall.Signal, change func(*sigaction)) error {
-	var act sigaction
-	err := rtSigaction(sig, nil, &act)
-	if err == nil {
-		change(&act)
-		err = rtSigaction(sig, &act, nil)
-	}
-	if err != nil {
-		return fmt.Errorf("change the action of %v: %w", sig, err)
-	}
-	return nil
-}
-
-func rtSigaction(sig syscall.Signal, to, from *sigaction) error {
-	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(to)), uintptr(unsafe.Pointer(from)), sigsetBytes, 0, 0)
-	if errno != 0 {
-		return errno
-	}
-	return nil
-}
-
-// Interrupting makes a signal that Go's runtime handles interrupt system calls: they return
-// EINTR instead of being restarted (no SA_RESTART).
-func Interrupting(sig syscall.Signal) error {
-	const restart = 0x10000000
-	return changeAction(sig, func(act *sigaction) { act.flags &^= restart })
-}
-
 // crash ends the process by SIGSEGV, as for a process without a handler.
 func crash() error {
-	if err := changeAction(unix.SIGSEGV, func(act *sigaction) { *act = sigaction{} }); err != nil {
-		return err
+	const sigsetBytes = 8
+	var act [4]uint64 // struct kernel_sigaction: the default action
+	if _, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGSEGV), uintptr(unsafe.Pointer(&act)), 0, sigsetBytes, 0, 0); errno != 0 {
+		return fmt.Errorf("change the action of SIGSEGV: %w", errno)
 	}
 	return unix.Kill(unix.Getpid(), unix.SIGSEGV)
 }

@@ -90,7 +90,6 @@ var table = []struct {
 	// compare the fake and the emulated driver with the real one.
 	{"emu/conformance", rule{imports: []string{"emu/gpumodel", "emu/kfdemu", "emu/driver", "emu/seccomp", "pkg/gpreempt", "pkg/kfd", "emu/kfdtest"}, kernel: true, unsafe: true}},
 	{"emu/vm", rule{kernel: true}},
-	{"test/e2e/kfdclient", rule{imports: []string{"emu/workload", "pkg/kfd"}}},
 	{"test/e2e", rule{}},
 	{"test/bench", rule{imports: []string{apiV1, "emu/gpumodel", "internal/daemon", "internal/hrtimer", "internal/mechanism", "internal/stat", "pkg/client", "pkg/gpreempt"}}},
 }

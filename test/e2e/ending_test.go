@@ -170,7 +170,7 @@ func TestProgramReplacedWhileSuspendedIsAttachedAgain(t *testing.T) {
 		m, d, job, other := endings(t, profile)
 		lease := d.announce(t.Context())
 		before, _ := m.process(job.PID)
-		job.tell("exec --queues 3 --duration 500 --runtime")
+		job.tell("exec work --queues 3 --duration 500 --runtime")
 		if ready := job.await("ready"); ready.PID != job.PID {
 			t.Errorf("the new program is process %d, want %d", ready.PID, job.PID)
 		}

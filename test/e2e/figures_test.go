@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -73,8 +72,7 @@ func spreadOf(all []time.Duration) spread {
 	return spread{len(sorted), us(stat.Quantile(sorted, 0.5)), us(stat.Quantile(sorted, 0.99)), us(sorted[len(sorted)-1])}
 }
 
-// measured is a machine in a process of its own, and a program on it that is not built
-// with the race detector.
+// measured is a machine in a process of its own.
 type measured struct {
 	t       *testing.T
 	socket  string
@@ -89,7 +87,7 @@ func measure(t *testing.T) *measured {
 		t.Skip(reason)
 	}
 	m := &measured{t: t}
-	m.machine = exec.Command(kfdemuBinary, "run", "--", clientBinary, "meter", "machine")
+	m.machine = exec.Command(kfdemuBinary, "run", "--", "sh", "-c", "echo $KFDEMU_SOCKET; exec cat")
 	m.machine.Env, m.machine.Stderr = environment(), os.Stderr
 	in, err := m.machine.StdinPipe()
 	if err != nil {
@@ -109,7 +107,7 @@ func measure(t *testing.T) *measured {
 		}
 	})
 	t.Cleanup(m.stop)
-	if err := json.NewDecoder(out).Decode(&m.socket); err != nil {
+	if _, err := fmt.Fscanln(out, &m.socket); err != nil {
 		t.Fatal(err)
 	}
 	return m
@@ -140,11 +138,11 @@ func (m *measured) command(program string, args ...string) *exec.Cmd {
 	return exec.Command(kfdemuBinary, append([]string{"exec", "--socket", m.socket, "--", program}, args...)...)
 }
 
-// read runs a command of the meter and decodes its output.
-func (m *measured) read(cmd *exec.Cmd, answer any) {
+// read runs a command as the meter and decodes its output.
+func (m *measured) read(cmd *exec.Cmd, measurement string, answer any) {
 	m.t.Helper()
 	var out, errs bytes.Buffer
-	cmd.Env, cmd.Stdout, cmd.Stderr = environment(), &out, &errs
+	cmd.Env, cmd.Stdout, cmd.Stderr = environment(meterEnv+"="+measurement), &out, &errs
 	err := cmd.Run()
 	if err == nil {
 		err = json.Unmarshal(out.Bytes(), answer)
@@ -154,19 +152,13 @@ func (m *measured) read(cmd *exec.Cmd, answer any) {
 	}
 }
 
-// calls is the meter's output for ioctl.
-type calls struct {
-	Each []time.Duration
-	All  time.Duration
-}
-
 func TestFiguresOfACallOfTheDriver(t *testing.T) {
 	m := measure(t)
 	for _, threads := range []int{1, 4} {
 		var took calls
 		const n = 5000
-		m.read(m.command(clientBinary, "meter", "ioctl", strconv.Itoa(threads), strconv.Itoa(n)), &took)
-		tellFigures(t, fmt.Sprintf("intercepted ioctl GET_VERSION, %d threads", threads), false, struct {
+		m.read(m.command(os.Args[0]), fmt.Sprintf("ioctl %d %d", threads, n), &took)
+		tellFigures(t, fmt.Sprintf("intercepted ioctl GET_VERSION, %d threads", threads), raceDetector, struct {
 			spread
 			Rate float64 `json:"calls_per_second"`
 		}{spreadOf(took.Each), float64(threads*n) / took.All.Seconds()})
@@ -176,14 +168,12 @@ func TestFiguresOfACallOfTheDriver(t *testing.T) {
 func TestFiguresOfAProgramThatDoesNotUseTheDriver(t *testing.T) {
 	m := measure(t)
 	const rounds, work = 9, "80"
-	// What a program takes, by the clock and of the processors.
-	type effort struct{ Wall, CPU time.Duration }
 	var native, emulated struct{ wall, cpu []time.Duration }
 	for range rounds { // in turns: the host may have something else to do
 		var took effort
-		m.read(exec.Command(clientBinary, "meter", "native", work), &took)
+		m.read(exec.Command(os.Args[0]), "native "+work, &took)
 		native.wall, native.cpu = append(native.wall, took.Wall), append(native.cpu, took.CPU)
-		m.read(m.command(clientBinary, "meter", "native", work), &took)
+		m.read(m.command(os.Args[0]), "native "+work, &took)
 		emulated.wall, emulated.cpu = append(emulated.wall, took.Wall), append(emulated.cpu, took.CPU)
 	}
 	type figures struct {
@@ -195,7 +185,7 @@ func TestFiguresOfAProgramThatDoesNotUseTheDriver(t *testing.T) {
 		a, b := spreadOf(without), spreadOf(with)
 		return figures{a, b, b.P50 / a.P50}
 	}
-	tellFigures(t, "a program that computes and makes 64000 system calls, none of them to the driver, without and with kfdemu exec", false, struct {
+	tellFigures(t, "a program that computes and makes 64000 system calls, none of them to the driver, without and with kfdemu exec", raceDetector, struct {
 		Wall figures `json:"wall"`
 		CPU  figures `json:"cpu"`
 	}{compare(native.wall, emulated.wall), compare(native.cpu, emulated.cpu)})

@@ -374,7 +374,7 @@ func TestSuspensionDuringAResetIsUndoneAndReported(t *testing.T) {
 	d := m.start(atOnce)
 	d.offlineTarget(well, 1)
 	good, bad := m.GPUs()[0].ID, m.GPUs()[1].ID
-	ill := m.spawn(m.Command(context.Background(), trainBinary, "--gpus", m.gpuFlag(1), "--queues", "2", "--duration", "500", "--runtime"))
+	ill := m.spawn(m.Command(context.Background(), trainBinary, "work", "--gpus", m.gpuFlag(1), "--queues", "2", "--duration", "500", "--runtime"))
 	ill.await("ready")
 	d.offlineTarget(ill, 2)
 

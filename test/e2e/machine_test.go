@@ -167,7 +167,7 @@ func (m *emulated) launchWith(dir, state, config string) *daemon {
 	return d
 }
 
-// worker is a client of the GPU: a process of kfdclient, or of the C program that
+// worker is a client of the GPU: a process of kfdemu work, or of the C program that
 // speaks the same.
 type worker struct {
 	t   *testing.T
@@ -213,13 +213,13 @@ type report struct {
 // work starts a worker of the Go client as an offline job: its name begins with train.
 func (m *emulated) work(args ...string) *worker {
 	m.t.Helper()
-	return m.workAs(trainBinary, args...)
+	return m.workAs(trainBinary, append([]string{"work"}, args...)...)
 }
 
 // serve starts one that no rule makes offline.
 func (m *emulated) serve(args ...string) *worker {
 	m.t.Helper()
-	return m.workAs(clientBinary, args...)
+	return m.workAs(kfdemuBinary, append([]string{"work"}, args...)...)
 }
 
 // workAs starts a program as a worker and waits until it is ready.

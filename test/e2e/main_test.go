@@ -19,9 +19,9 @@ import (
 )
 
 // The paths of the binaries under test, and of the clients of an emulated GPU.
-// trainBinary is clientBinary by the name of an offline job, strangersBinary that of
+// trainBinary is kfdemuBinary by the name of an offline job, strangersBinary that of
 // the tests where another user can run it.
-var gpreemptd, gpctl, kfdemuBinary, simBinary, clientBinary, trainBinary, strangersBinary string
+var gpreemptd, gpctl, kfdemuBinary, simBinary, trainBinary, strangersBinary string
 
 // TestMain runs the tests, or is one of the processes they start.
 func TestMain(m *testing.M) {
@@ -33,6 +33,8 @@ func TestMain(m *testing.M) {
 		os.Exit(clientMain(os.Getenv(clientEnv), os.Stdin, os.Stdout))
 	case os.Getenv(hostileEnv) != "":
 		os.Exit(hostileMain(os.Getenv(hostileEnv), os.Stdout))
+	case os.Getenv(meterEnv) != "":
+		os.Exit(meterMain(os.Getenv(meterEnv), os.Stdout))
 	case os.Getenv(heirEnv) != "":
 		os.Exit(heirMain(os.Stdout))
 	}
@@ -51,8 +53,8 @@ func testMain(m *testing.M) int {
 		return 1
 	}
 	gpreemptd, gpctl, kfdemuBinary, simBinary = filepath.Join(dir, "gpreemptd"), filepath.Join(dir, "gpctl"), filepath.Join(dir, "kfdemu"), filepath.Join(dir, "sim", "kfdemu")
-	clientBinary, trainBinary = filepath.Join(dir, "kfdclient"), filepath.Join(dir, "train")
-	if err := os.Link(clientBinary, trainBinary); err != nil {
+	trainBinary = filepath.Join(dir, "train")
+	if err := os.Link(kfdemuBinary, trainBinary); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
 		return 1
 	}
@@ -92,7 +94,7 @@ func build(dir string) error {
 	for _, args := range [][]string{
 		append(args, "../../cmd/gpreemptd", "../../cmd/gpctl"),
 		append(slices.Replace(slices.Clone(args), 3, 4, filepath.Join(dir, "sim")+string(filepath.Separator)), "../../emu/cmd/kfdemu"), // runs the daemon, too
-		{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator), "../../emu/cmd/kfdemu", "./kfdclient"},
+		{"build", "-buildvcs=false", "-o", dir + string(filepath.Separator), "../../emu/cmd/kfdemu"},
 	} {
 		if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%w\n%s", err, out)

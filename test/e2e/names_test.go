@@ -27,7 +27,7 @@ func TestNamesWithEscapeSequencesReachNeitherTerminalNorLog(t *testing.T) {
 	if err := os.Link(trainBinary, program); err != nil {
 		t.Fatal(err)
 	}
-	job := m.workAs(program, "--duration", "500", "--runtime")
+	job := m.workAs(program, "work", "--duration", "500", "--runtime")
 	pid := job.PID
 	d := m.start(strings.ReplaceAll(atOnce, "policy:", "log: {level: debug}\npolicy:"))
 	d.offlineTarget(job, 1)

@@ -16,7 +16,7 @@ import (
 // workInNamespace starts a job that is process 1 of a pid namespace of its own.
 func (m *emulated) workInNamespace(args ...string) *worker {
 	m.t.Helper()
-	cmd := m.Command(context.Background(), trainBinary, args...)
+	cmd := m.Command(context.Background(), trainBinary, append([]string{"work"}, args...)...)
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
@@ -79,7 +79,7 @@ func TestJobsInSeveralPIDNamespacesAreDistinguished(t *testing.T) {
 	one := m.workInNamespace("--duration", "500", "--runtime")
 	other := m.workInNamespace("--queues", "2", "--duration", "500", "--runtime")
 	outer := m.spawn(m.Command(context.Background(), unshare, "--pid", "--fork", "--kill-child",
-		unshare, "--pid", "--fork", "--kill-child", trainBinary, "--queues", "3", "--duration", "500", "--runtime"))
+		unshare, "--pid", "--fork", "--kill-child", trainBinary, "work", "--queues", "3", "--duration", "500", "--runtime"))
 	if ready := outer.await("ready"); ready.PID != 1 {
 		t.Errorf("the inner job takes itself for process %d, want 1", ready.PID)
 	}

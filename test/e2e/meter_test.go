@@ -1,4 +1,4 @@
-package main
+package e2e
 
 import (
 	"crypto/sha256"
@@ -9,7 +9,6 @@ import (
 	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -17,51 +16,37 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// meter measures what a program gets from an emulated machine, and prints a line of JSON
-// with times in nanoseconds. It returns the exit status.
-func meter(args []string) int {
-	answer, err := measure(args)
+// meterEnv makes the test binary a program that measures what it gets from an emulated
+// machine, and prints that as JSON with times in nanoseconds:
+//
+//	ioctl THREADS N  make N calls of the driver on each thread
+//	native N         N rounds of work without the driver
+const meterEnv = "GPREEMPT_E2E_METER"
+
+// meterMain is that program. It returns the exit status.
+func meterMain(measurement string, out io.Writer) int {
+	var threads, n int
+	var answer any
+	_, err := fmt.Sscanf(measurement, "ioctl %d %d", &threads, &n)
 	if err == nil {
-		err = json.NewEncoder(os.Stdout).Encode(answer)
+		answer, err = ioctl(threads, n)
+	} else if _, err = fmt.Sscanf(measurement, "native %d", &n); err == nil {
+		answer, err = native(n)
 	}
-	if err == nil && args[0] == "machine" {
-		_, err = io.Copy(io.Discard, os.Stdin)
+	if err == nil {
+		err = json.NewEncoder(out).Encode(answer)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "kfdclient: meter:", err)
+		fmt.Fprintf(os.Stderr, "meter %q: %v\n", measurement, err)
 		return 1
 	}
 	return 0
 }
 
-// measure runs the measurement that its arguments name:
-//
-//	machine          print the socket of the machine, and keep it until stdin ends
-//	ioctl THREADS N  make N calls of the driver on each thread
-//	native N         N rounds of work without the driver
-func measure(args []string) (any, error) {
-	if len(args) == 0 {
-		return nil, errors.New("missing measurement: machine, ioctl or native")
-	}
-	numbers := make([]int, len(args))
-	for i, arg := range args {
-		numbers[i], _ = strconv.Atoi(arg) // other arguments are not used as numbers
-	}
-	switch {
-	case args[0] == "machine" && len(args) == 1:
-		return os.Getenv("KFDEMU_SOCKET"), nil
-	case args[0] == "ioctl" && len(args) == 3:
-		return ioctl(numbers[1], numbers[2])
-	case args[0] == "native" && len(args) == 2:
-		return native(numbers[1])
-	}
-	return nil, fmt.Errorf("unknown measurement %q", args)
-}
-
 // calls has the duration of each call, and of all calls.
 type calls struct {
-	Each []time.Duration `json:"each"`
-	All  time.Duration   `json:"all"`
+	Each []time.Duration
+	All  time.Duration
 }
 
 // ioctl makes GET_VERSION calls, which cost the driver almost nothing.
@@ -92,10 +77,9 @@ func ioctl(threads, n int) (calls, error) {
 	return calls{slices.Concat(each...), time.Since(began)}, errors.Join(errs...)
 }
 
-// effort has the elapsed time and the CPU time of work.
+// effort is the elapsed time and the CPU time of work.
 type effort struct {
-	Wall time.Duration `json:"wall"`
-	CPU  time.Duration `json:"cpu"`
+	Wall, CPU time.Duration
 }
 
 // native computes, and makes system calls that the filter checks and passes on.

@@ -1,4 +1,4 @@
-package main
+package e2e
 
 import (
 	"bytes"
@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -22,20 +23,18 @@ func TestBothClientsSayTheSameWithoutADriver(t *testing.T) {
 	if _, err := os.Stat(kfd.DevicePath); err == nil {
 		t.Skipf("%s is there, and the clients are for an emulated one", kfd.DevicePath)
 	}
-	dir := t.TempDir()
-	builds := map[string][]string{
-		"go": {"go", "build", "-buildvcs=false", "-o", filepath.Join(dir, "go"), "."},
-		"c":  {"cc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", filepath.Join(dir, "c"), "../testdata/kfdclient.c"},
-	}
-	for name, command := range builds {
+	inC := filepath.Join(t.TempDir(), "client")
+	for name, client := range map[string][]string{"go": {kfdemuBinary, "work"}, "c": {inC}} {
 		t.Run(name, func(t *testing.T) {
-			if _, err := exec.LookPath(command[0]); err != nil {
-				t.Skipf("no compiler: %v", err)
+			if name == "c" {
+				if _, err := exec.LookPath("cc"); err != nil {
+					t.Skipf("no compiler: %v", err)
+				}
+				build := exec.CommandContext(t.Context(), "cc", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-o", inC, "testdata/kfdclient.c")
+				if out, err := build.CombinedOutput(); err != nil {
+					t.Fatalf("%v: %v\n%s", build.Args, err, out)
+				}
 			}
-			if out, err := exec.CommandContext(t.Context(), command[0], command[1:]...).CombinedOutput(); err != nil {
-				t.Fatalf("%s: %v\n%s", strings.Join(command, " "), err, out)
-			}
-			client := filepath.Join(dir, name)
 			code, said, _ := execute(t, client, "--queues", "2", "--gpus", "all", "--runtime", "--packets", "3", "--duration", "100",
 				"--occupancy", "1000000", "--rate", "0.5", "--depth", "2", "--sdma", "--churn", "--wait", "poll")
 			var got workload.Message
@@ -60,10 +59,10 @@ func TestBothClientsSayTheSameWithoutADriver(t *testing.T) {
 }
 
 // execute runs a client with nothing to read.
-func execute(t *testing.T, client string, args ...string) (code int, out, help []byte) {
+func execute(t *testing.T, client []string, args ...string) (code int, out, help []byte) {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(t.Context(), client, args...)
+	cmd := exec.CommandContext(t.Context(), client[0], append(slices.Clone(client[1:]), args...)...)
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	var exit *exec.ExitError
 	if err := cmd.Run(); err != nil && !errors.As(err, &exit) {
