@@ -32,8 +32,9 @@ type compute struct {
 	d    *device
 	gpu  gpu
 	wake *event // nil to poll memory instead
-	mem  region
-	save region
+	// mem has parts: words and the kernel, end-of-pipe events, the ring, and the rest.
+	mem  *memory
+	save *memory
 	// slots is the length of the ring, and of the arrays with an entry for each of its
 	// packets.
 	slots                            uint64
@@ -53,12 +54,10 @@ func newCompute(d *device, g gpu, wake *event, cfg Config) (*compute, error) {
 	q.offArgs = q.offSignals + slots*engine.SignalBytes
 	q.offProgress = q.offArgs + slots*engine.MixBytes
 	var err error
-	if q.mem, err = newRegion(q.offProgress + slots*8); err != nil {
+	if q.mem, err = d.allocate(g, offEOP, eopBytes, q.offSignals-offRing, q.offProgress+slots*8-q.offSignals); err != nil {
 		return nil, err
 	}
-	// ROCm's runtime adds space for a debugger.
-	const debugBytes = 1 << 19
-	if q.save, err = newRegion(int(g.XCCs) * (int(g.SaveArea) + debugBytes)); err != nil {
+	if q.save, err = d.allocate(g, g.saveBytes()); err != nil {
 		return nil, errors.Join(err, q.mem.free())
 	}
 	engine.Kernel{Op: engine.OpMix, Occupancy: cfg.Occupancy, Duration: cfg.Kernel}.Put(q.mem.mem[offKernel:])

@@ -30,10 +30,12 @@ const (
 // copier is an SDMA queue. A packet of it is a copy and the fence after it; with an event,
 // also the commands that raise that.
 type copier struct {
-	d        *device
-	gpu      gpu
-	wake     *event // nil to poll memory instead
-	mem      region // sources and destinations last, one of each for each copy
+	d    *device
+	gpu  gpu
+	wake *event // nil to poll memory instead
+	// mem has parts: words, the ring, and fences, sources and destinations, one of each
+	// for each copy.
+	mem      *memory
 	doorbell *atomic.Uint64
 	written  uint64 // bytes
 	pushed   uint64 // copies
@@ -44,7 +46,7 @@ type copier struct {
 func newCopier(d *device, g gpu, wake *event) (*copier, error) {
 	q := &copier{d: d, gpu: g, wake: wake}
 	var err error
-	q.mem, err = newRegion(offCopies + 2*maxCopies*copyBytes)
+	q.mem, err = d.allocate(g, offCopyRing, copyRing, offCopies+2*maxCopies*copyBytes-offFences)
 	return q, err
 }
 

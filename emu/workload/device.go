@@ -89,7 +89,7 @@ func (d *device) findGPUs() error {
 		}
 	}
 	for _, a := range apertures[:min(len(apertures), int(args.NumOfNodes))] {
-		d.gpus = append(d.gpus, gpu{ID: gpreempt.GPUID(a.GPUID), ControlStack: minControlStack, SaveArea: minSaveArea, XCCs: 1})
+		d.gpus = append(d.gpus, gpu{ID: gpreempt.GPUID(a.GPUID), ControlStack: minControlStack, SaveArea: minSaveArea, DebugArea: minDebugArea, XCCs: 1})
 	}
 	if len(d.gpus) == 0 {
 		return errors.New("this process can use no GPU")
@@ -99,7 +99,7 @@ func (d *device) findGPUs() error {
 
 // acquireVM acquires an address space on a GPU for the process, through the GPU's render
 // node. Without such a node it does nothing: a replacement of the driver may not need it.
-func (d *device) acquireVM(g gpu) error {
+func (d *device) acquireVM(g *gpu) error {
 	if g.RenderMinor == 0 {
 		return nil
 	}
@@ -117,6 +117,7 @@ func (d *device) acquireVM(g gpu) error {
 	}
 	args := kfd.AcquireVMArgs{DRMFD: uint32(fd), GPUID: uint32(g.ID)}
 	err = d.ioctl(kfd.ReqAcquireVM, kfd.PointerTo(&args))
+	g.HasVM = err == nil
 	return errors.Join(refused(kfd.ReqAcquireVM.String(), g.ID, kfd.NoQueue, err), d.sys.Close(fd))
 }
 

@@ -2,9 +2,8 @@
 // system calls and memory, and proves that every packet ran exactly once and in order.
 //
 // It is for tests, samples and the demo: an emulator runs the packets (see package engine),
-// not hardware. A real GPU needs its ring, its signals and the code of its kernels in
-// memory that was allocated and mapped for it; here they are in plain memory of the
-// process.
+// not hardware. All buffers are memory of the process, and where it has an address space on
+// the GPU, they are mapped there at the same addresses, as the real driver requires.
 //
 // # The proof
 //

@@ -59,10 +59,12 @@ func (l *load) setUp() (err error) {
 			return err
 		}
 	}
-	for _, g := range l.gpus {
-		if err := l.d.acquireVM(g); err != nil {
+	for i := range l.gpus {
+		if err := l.d.acquireVM(&l.gpus[i]); err != nil {
 			return err
 		}
+	}
+	for _, g := range l.gpus {
 		for range l.cfg.Queues {
 			if _, err := l.add(g, false); err != nil {
 				return err
