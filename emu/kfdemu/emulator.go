@@ -137,11 +137,10 @@ func (e *Emulator) build() error {
 	e.rt = e.gpus.Model()
 	e.undo = append(e.undo, e.gpus.Close)
 
-	if e.host, err = NewHost(e.askWake); err != nil {
+	if e.host, err = NewHost(e.askWake, func(err error) { e.trouble("look into a process", err) }); err != nil {
 		return err
 	}
-	e.host.OnTrouble(func(err error) { e.trouble("look into a process", err) })
-	e.undo = append(e.undo, e.host.Close, e.files.close)
+	e.undo = append(e.undo, func() error { e.host.Close(); return nil }, e.files.close)
 	rules, err := e.rules()
 	if err != nil {
 		return err

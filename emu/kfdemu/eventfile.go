@@ -13,14 +13,12 @@ import (
 type eventFile struct {
 	h  *Host
 	fd int
-	// offset is the offset of a write: 0 for regular files, as the driver passes to
-	// kernel_write, -1 for pipes and sockets. regular: a write never waits.
-	offset  int64
+	// regular: a write never waits, and is at offset 0, which the driver passes to
+	// kernel_write.
 	regular bool
 
 	mu     sync.Mutex
 	closed bool
-	room   *watch // made when it was first full
 }
 
 // File implements driver.Task.
@@ -29,7 +27,7 @@ func (t *Task) File(fd uint32) driver.EventFile {
 	if err != nil {
 		return nil
 	}
-	f := &eventFile{h: t.h, fd: own, offset: -1}
+	f := &eventFile{h: t.h, fd: own}
 	flags, err := unix.FcntlInt(uintptr(own), unix.F_GETFL, 0)
 	if err != nil || flags&unix.O_PATH != 0 { // fget does not return such files
 		f.Put()
@@ -37,7 +35,7 @@ func (t *Task) File(fd uint32) driver.EventFile {
 	}
 	var st unix.Stat_t
 	if unix.Fstat(own, &st) == nil && st.Mode&unix.S_IFMT == unix.S_IFREG {
-		f.offset, f.regular = 0, true
+		f.regular = true
 	}
 	return f
 }
@@ -65,52 +63,58 @@ func (f *eventFile) WriteDot(by driver.Task) (full bool) {
 	if f.closed {
 		return false
 	}
-	flags := unix.RWF_NOWAIT
+	mode, err := unix.FcntlInt(uintptr(f.fd), unix.F_GETFL, 0)
+	if err != nil || mode&unix.O_ACCMODE == unix.O_RDONLY {
+		return false
+	}
 	if f.regular {
-		flags = 0
+		_, _ = unix.Pwrite(f.fd, []byte{'.'}, 0) // the driver ignores errors, too
+		return false
 	}
-	_, err := unix.Pwritev2(f.fd, [][]byte{{'.'}}, f.offset, flags)
+	_, err = unix.Pwritev2(f.fd, [][]byte{{'.'}}, -1, unix.RWF_NOWAIT)
 	if errors.Is(err, unix.EOPNOTSUPP) { // pipes before Linux 6.4, terminals
-		err = f.writeIfReady()
-	}
-	switch {
-	case errors.Is(err, unix.EAGAIN):
-		mode, err := unix.FcntlInt(uintptr(f.fd), unix.F_GETFL, 0)
-		return err == nil && mode&unix.O_NONBLOCK == 0 && f.awaitRoom()
-	case errors.Is(err, unix.EPIPE):
-		if t, ok := by.(*Task); ok {
-			// The writer to a pipe without a reader gets the signal. If that fails,
-			// the thread has just ended.
-			_ = unix.Tgkill(int(t.leader.tid), int(t.tid), unix.SIGPIPE)
+		// Only the debugger that passed the pipe could fill it in between.
+		if err = unix.EAGAIN; f.hasRoom() {
+			_, err = unix.Write(f.fd, []byte{'.'})
 		}
+	}
+	switch t, ok := by.(*Task); {
+	case errors.Is(err, unix.EAGAIN) && mode&unix.O_NONBLOCK == 0:
+		f.h.awaitRoom(f)
+		return true
+	case errors.Is(err, unix.EPIPE) && ok:
+		// The writer to a pipe without a reader gets the signal. If that fails,
+		// the thread has just ended.
+		_ = unix.Tgkill(int(t.leader.tid), int(t.tid), unix.SIGPIPE)
 	}
 	return false
 }
 
-// writeIfReady writes unless that would wait. Only the debugger that passed the pipe could
-// fill it in between.
-func (f *eventFile) writeIfReady() error {
-	ready := []unix.PollFd{{Fd: int32(f.fd), Events: unix.POLLOUT}}
-	n, err := unix.Poll(ready, 0)
-	switch {
-	case err != nil:
-		return err
-	case n == 0:
-		return unix.EAGAIN
-	}
-	_, err = unix.Write(f.fd, []byte{'.'})
-	return err
+// awaitRoom has Sweep wake the driver when a full file has room.
+func (h *Host) awaitRoom(f *eventFile) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.full[f] = true
 }
 
-// awaitRoom starts a wait that wakes the driver when there is room. It returns false if the
-// file cannot be polled. mu is held.
-func (f *eventFile) awaitRoom() bool {
-	if f.room != nil {
-		return f.room.again() == nil
+// hasRoom reports whether a write would not wait. mu is held.
+func (f *eventFile) hasRoom() bool {
+	ready := []unix.PollFd{{Fd: int32(f.fd), Events: unix.POLLOUT}}
+	n, err := unix.Poll(ready, 0)
+	return n > 0 || err != nil
+}
+
+// look wakes the driver if the file has room, and else has the next Sweep look again.
+func (f *eventFile) look() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.closed:
+	case f.hasRoom():
+		f.h.wake()
+	default:
+		f.h.awaitRoom(f)
 	}
-	var err error
-	f.room, err = f.h.poller.add(f.fd, unix.EPOLLOUT, f.h.wake)
-	return err == nil
 }
 
 // Put implements driver.EventFile.
@@ -121,8 +125,5 @@ func (f *eventFile) Put() {
 		return
 	}
 	f.closed = true
-	if f.room != nil {
-		f.room.remove()
-	}
 	_ = unix.Close(f.fd) // fput reports no error, either
 }

@@ -66,12 +66,14 @@ func TestFullBlockingPipeWakesTheDriver(t *testing.T) {
 		if !f.WriteDot(nil) {
 			t.Fatal("a full pipe takes a dot")
 		}
+		h.Sweep()
 		select {
 		case <-wakes:
 			t.Fatal("woken without room")
 		default:
 		}
 		c.number(0, "read %d 4096", fds[0])
+		h.Sweep()
 		<-wakes
 		fill(t, f)
 	}
@@ -219,24 +221,6 @@ func TestThreadWithItsOwnDescriptorTable(t *testing.T) {
 	}
 }
 
-// On kernels without RWF_NOWAIT for pipes the file is polled before the write.
-func TestWriteWithoutNowait(t *testing.T) {
-	h, _ := newHost(t)
-	c := startProgram(t, nil)
-	fds := c.numbers(0, "pipe 0")
-	f := fileOf(t, taskOf(t, h, c.pid), fds[1])
-	if err := f.writeIfReady(); err != nil {
-		t.Error(err)
-	}
-	if n := c.number(0, "read %d 10", fds[0]); n != 1 {
-		t.Errorf("%d bytes, want 1", n)
-	}
-	fill(t, f)
-	if err := f.writeIfReady(); !errors.Is(err, unix.EAGAIN) {
-		t.Errorf("writing to a full pipe: %v", err)
-	}
-}
-
 func TestFilesOfSeveralThreadsAtOnce(t *testing.T) {
 	h, wakes := newHost(t)
 	c := startProgram(t, nil)
@@ -259,6 +243,7 @@ func TestFilesOfSeveralThreadsAtOnce(t *testing.T) {
 	}
 	all.Wait()
 	c.number(0, "read %d 65536", fds[0])
+	h.Sweep()
 	<-wakes
 	if waiting.WriteDot(task) {
 		t.Error("an empty pipe is full")

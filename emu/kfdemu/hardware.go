@@ -200,7 +200,6 @@ func (e *Emulator) followHost() {
 	var moved, seated uint64
 	for {
 		select {
-		case <-e.host.Ended():
 		case <-tick.C:
 		case <-e.over:
 			return

@@ -25,9 +25,7 @@ var ErrGone = errors.New("it has ended")
 // needs the right to trace them (ptrace_may_access): root has it, and other users have it
 // for their own dumpable processes, if Yama permits that.
 type Host struct {
-	wake   func()
-	poller *poller
-	ended  chan struct{}
+	wake func()
 	// userNS is the user namespace of this process. Its children also count as initial if
 	// this process is not privileged. See Task.Capable.
 	userNS     uint64
@@ -48,6 +46,7 @@ type Host struct {
 	lastSpace uint64
 	over      []*Space
 	streams   []*stream
+	full      map[*eventFile]bool // that a write of the driver waits for
 	closed    bool
 }
 
@@ -56,9 +55,11 @@ const minTasks = 32
 
 // NewHost returns the host of this process. wake is called, without a lock, after a change of
 // what a Task or an EventFile reports. It may be called at any time until Close returns,
-// and must not wait. A Host uses one file descriptor, one or two for every known thread,
-// and two for every address space. The error names what is missing, and wraps the errno.
-func NewHost(wake func()) (*Host, error) {
+// and must not wait. trouble is called once for each process whose memory cannot be
+// accessed, with the error: such a process counts as one without memory. It is called with
+// locks held, including the driver's, and must not wait. A Host uses one or two file descriptors for every known thread, and
+// one for every address space. The error names what is missing, and wraps the errno.
+func NewHost(wake func(), trouble func(error)) (*Host, error) {
 	self, err := os.Readlink("/proc/self")
 	if err != nil {
 		return nil, fmt.Errorf("find this process in /proc: %w", err)
@@ -77,14 +78,9 @@ func NewHost(wake func()) (*Host, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find the user namespace of this process: %w", err)
 	}
-	p, err := newPoller()
-	if err != nil {
-		return nil, err
-	}
 	return &Host{
-		wake: wake, poller: p, ended: make(chan struct{}, 1),
-		trouble: func(error) {}, userNS: userNS, privileged: has(status, driver.CapSysAdmin),
-		tasks: map[int32]*Task{}, enough: minTasks, spaces: map[*Space]bool{},
+		wake: wake, trouble: trouble, userNS: userNS, privileged: has(status, driver.CapSysAdmin),
+		tasks: map[int32]*Task{}, enough: minTasks, spaces: map[*Space]bool{}, full: map[*eventFile]bool{},
 	}, nil
 }
 
@@ -107,24 +103,17 @@ func allowed() error {
 	return nil
 }
 
-// OnTrouble sets a function that is called once for each process whose memory cannot be
-// accessed, with the error: such a process counts as one without memory. Call OnTrouble
-// before other methods; f is called with locks held, including the driver's, and must not
-// wait.
-func (h *Host) OnTrouble(f func(error)) { h.trouble = f }
-
 // Close releases everything: tasks and address spaces count as ended, and the event
 // streams end. It must not be called with the driver's lock held.
-func (h *Host) Close() error {
+func (h *Host) Close() {
 	h.mu.Lock()
 	if h.closed {
 		h.mu.Unlock()
-		return nil
+		return
 	}
 	h.closed = true
 	h.mu.Unlock()
 	h.endStreams(true)
-	err := h.poller.close()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for s := range h.spaces {
@@ -135,7 +124,6 @@ func (h *Host) Close() error {
 	}
 	clear(h.spaces)
 	clear(h.tasks)
-	return err
 }
 
 // Task returns the thread that has the ID tid now: always the same *Task for one thread,

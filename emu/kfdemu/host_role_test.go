@@ -201,22 +201,21 @@ func (p *program) do(word string, args []string) string {
 		}()
 		return fmt.Sprint(<-tid)
 	case "new-host":
-		h, err := NewHost(func() {})
+		h, err := NewHost(func() {}, func(error) {})
 		if err == nil {
-			err = h.Close()
+			h.Close()
 		}
 		return said(err)
 	case "reach": // PID, returns the error of accessing that process's memory
-		h, err := NewHost(func() {})
-		must(err)
 		var trouble []string
-		h.OnTrouble(func(err error) { trouble = append(trouble, err.Error()) })
+		h, err := NewHost(func() {}, func(err error) { trouble = append(trouble, err.Error()) })
+		must(err)
 		task, err := h.Task(int32(arg(args, 0)))
 		must(err)
 		for range 2 {
 			trouble = append(trouble, fmt.Sprint(task.MM()))
 		}
-		must(h.Close())
+		h.Close()
 		return strings.Join(trouble, "; ")
 	case "nest": // returns the ID, here, of a child in a new pid namespace
 		return p.startNested()
@@ -405,19 +404,14 @@ func newHost(tb testing.TB) (*Host, <-chan struct{}) {
 		case wakes <- struct{}{}:
 		default:
 		}
-	})
+	}, func(err error) { tb.Error(err) })
 	if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) {
 		tb.Skip(err)
 	}
 	if err != nil {
 		tb.Fatal(err)
 	}
-	h.OnTrouble(func(err error) { tb.Error(err) })
-	tb.Cleanup(func() {
-		if err := h.Close(); err != nil {
-			tb.Error(err)
-		}
-	})
+	tb.Cleanup(h.Close)
 	return h, wakes
 }
 

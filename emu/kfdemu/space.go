@@ -27,7 +27,6 @@ type Space struct {
 	// bottom is an address that was mapped: the bottom of the stack. A read of unmapped
 	// memory would take a lock of the process.
 	bottom uint64
-	exit   *watch
 	// shared: another process has or had it, too.
 	shared atomic.Bool
 	gone   atomic.Bool
@@ -36,8 +35,7 @@ type Space struct {
 	mu sync.RWMutex
 	// mem is /proc/PID/mem: it belongs to the address space at the time it was opened, and
 	// is empty when that has ended.
-	mem   int
-	pidfd int
+	mem int
 }
 
 // FaultError is an access to unmapped memory.
@@ -103,38 +101,29 @@ func (s *Space) move(how func(fd int, p []byte, at int64) (int, error), p []byte
 	return nil
 }
 
-// close releases the files.
+// close releases the file.
 func (s *Space) close() {
 	s.gone.Store(true)
-	s.exit.remove()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_ = unix.Close(s.mem) // writes are complete already
-	_ = unix.Close(s.pidfd)
-}
-
-// Ended returns a channel that gets a value when address spaces have or may have ended. One
-// value may be for several. Only Sweep notices an exec.
-func (h *Host) Ended() <-chan struct{} { return h.ended }
-
-func (h *Host) notifyEnded() {
-	select {
-	case h.ended <- struct{}{}:
-	default: // there is a value already
-	}
 }
 
 // Sweep returns the address spaces that have ended since the last call, each once, the
-// oldest first. It also moves the data of event streams. Call it every few milliseconds,
-// and after a value of Ended, without the driver's lock. It costs a system call for each
-// address space and two for each stream.
+// oldest first. It also moves the data of event streams, and finds full files that have room
+// again. Call it every few milliseconds, without the driver's lock. It costs a system call
+// for each address space and full file, and two for each stream.
 func (h *Host) Sweep() []*Space {
 	h.takeMasks()
 	h.giveEvents()
 	h.endStreams(false)
 	h.mu.Lock()
-	spaces := slices.Collect(maps.Keys(h.spaces))
+	spaces, full := slices.Collect(maps.Keys(h.spaces)), h.full
+	h.full = map[*eventFile]bool{}
 	h.mu.Unlock()
+	for f := range full {
+		f.look()
+	}
 	for _, s := range spaces {
 		if !s.Alive() {
 			h.end(s)
@@ -192,7 +181,6 @@ func (t *Task) knownSpace() *Space {
 		return nil
 	case !s.Alive():
 		t.h.end(s)
-		t.h.notifyEnded()
 		return nil
 	case s.shared.Load() && s.leader != t.leader && !sameMemory(t.tid, s.leader.tid):
 		return nil // it has executed another program, and its parent still has the space
@@ -295,15 +283,6 @@ func (t *Task) openSpace() (*Space, error) {
 		if err == nil {
 			s.bottom = stack
 		}
-	}
-	if s.pidfd, err = unix.PidfdOpen(int(t.leader.tid), unix.PIDFD_NONBLOCK); err != nil {
-		_ = unix.Close(mem)
-		return nil, goneOr(err)
-	}
-	if s.exit, err = t.h.poller.add(s.pidfd, unix.EPOLLIN, t.h.notifyEnded); err != nil {
-		_ = unix.Close(mem)
-		_ = unix.Close(s.pidfd)
-		return nil, err
 	}
 	t.leader.Comm() // record the name for the time after the process's end
 	t.h.mu.Lock()

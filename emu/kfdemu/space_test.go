@@ -130,7 +130,7 @@ func TestEndOfAProcessIsReported(t *testing.T) {
 	if err := c.cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	<-h.Ended() // it is a zombie: the test has not waited for it
+	until(t, "it is a zombie", func() bool { return !space.Alive() }) // the test has not waited for it
 	if diff := cmp.Diff([]bool{true}, same(h.Sweep(), space)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
