@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpreempt/gpreempt/emu/kfdtest"
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -77,7 +77,7 @@ func compare(t *testing.T, name string, holds tags, known map[string]difference,
 // The test finds conditions that never hold, and misspelt ones.
 func TestEveryExpectationIsPlayedOnAHost(t *testing.T) {
 	hosts := []tags{realTags(profileTags("6.12.117"))}
-	for _, profile := range kfdtest.Profiles() {
+	for _, profile := range driver.Profiles() {
 		for _, m := range machines {
 			hosts = append(hosts, m.tags(profile))
 		}

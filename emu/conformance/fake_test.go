@@ -22,7 +22,7 @@ const (
 // machine is a kind of machine, on which the table is played in every profile.
 type machine struct {
 	name  string
-	nodes []kfdtest.Node
+	nodes []driver.Node
 	noHWS bool
 	holds []string
 }
@@ -31,49 +31,49 @@ var machines = []machine{
 	{name: "without a GPU"},
 	{
 		name:  "gfx90a",
-		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 90010, XCCs: 1}},
+		nodes: []driver.Node{{ID: firstGPU, GFX: 90010, XCCs: 1}},
 		holds: []string{"gpu", "queues", "hws", "per-vmid"},
 	},
 	{
 		name:  "gfx942",
-		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 90402, XCCs: 8}},
+		nodes: []driver.Node{{ID: firstGPU, GFX: 90402, XCCs: 8}},
 		holds: []string{"gpu", "queues", "hws", "per-vmid"},
 	},
 	{
 		name:  "gfx908",
-		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 90008, XCCs: 1}},
+		nodes: []driver.Node{{ID: firstGPU, GFX: 90008, XCCs: 1}},
 		holds: []string{"gpu", "queues", "hws", "one-vmid"},
 	},
 	{
 		name:  "gfx1100",
-		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 110000, XCCs: 1}},
+		nodes: []driver.Node{{ID: firstGPU, GFX: 110000, XCCs: 1}},
 		holds: []string{"gpu", "queues", "mes", "per-vmid", "cu-workaround"},
 	},
 	{
 		name:  "gfx1201",
-		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 120001, XCCs: 1}},
+		nodes: []driver.Node{{ID: firstGPU, GFX: 120001, XCCs: 1}},
 		holds: []string{"gpu", "queues", "mes", "per-vmid"},
 	},
 	{
 		name:  "two gfx90a",
-		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 90010, XCCs: 1}, {ID: secondGPU, GFX: 90010, XCCs: 1}},
+		nodes: []driver.Node{{ID: firstGPU, GFX: 90010, XCCs: 1}, {ID: secondGPU, GFX: 90010, XCCs: 1}},
 		holds: []string{"gpu", "two-gpus", "queues", "hws", "per-vmid"},
 	},
 	{
 		name:  "two gfx1100",
-		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 110000, XCCs: 1}, {ID: secondGPU, GFX: 110000, XCCs: 1}},
+		nodes: []driver.Node{{ID: firstGPU, GFX: 110000, XCCs: 1}, {ID: secondGPU, GFX: 110000, XCCs: 1}},
 		holds: []string{"gpu", "two-gpus", "queues", "mes", "per-vmid", "cu-workaround"},
 	},
 	{
 		name:  "gfx90a that cannot debug GWS",
-		nodes: []kfdtest.Node{{ID: firstGPU, GFX: 90010, XCCs: 1, NoGWSDebug: true}},
+		nodes: []driver.Node{{ID: firstGPU, GFX: 90010, XCCs: 1, NoGWSDebug: true}},
 		holds: []string{"only", "gpu", "queues", "no-gws-debug"},
 	},
-	{name: "gfx90a without the hardware scheduler", nodes: []kfdtest.Node{{ID: firstGPU, GFX: 90010}}, noHWS: true, holds: []string{"only", "no-hws"}},
+	{name: "gfx90a without the hardware scheduler", nodes: []driver.Node{{ID: firstGPU, GFX: 90010}}, noHWS: true, holds: []string{"only", "no-hws"}},
 }
 
 func TestFakeDriversMeetTheTable(t *testing.T) {
-	for _, profile := range kfdtest.Profiles() {
+	for _, profile := range driver.Profiles() {
 		for _, m := range machines {
 			name, holds := profile+", "+m.name, m.tags(profile)
 			t.Run(name, func(t *testing.T) {
@@ -102,13 +102,13 @@ type fakeHost struct {
 	holds   tags
 	ids     []uint32
 	procs   []*kfdtest.Process
-	seen    map[gpreempt.GPUID]kfdtest.GPUState
+	seen    map[gpreempt.GPUID]driver.GPUState
 }
 
 func newFakeHost(profile string, m machine, holds tags) *fakeHost {
 	h := &fakeHost{
 		machine: kfdtest.New(kfdtest.Config{Profile: profile, Nodes: m.nodes, NoHWS: m.noHWS}),
-		holds:   holds, seen: map[gpreempt.GPUID]kfdtest.GPUState{},
+		holds:   holds, seen: map[gpreempt.GPUID]driver.GPUState{},
 	}
 	for _, n := range m.nodes {
 		h.ids = append(h.ids, uint32(n.ID))
@@ -200,7 +200,7 @@ func (p *fakeProcess) kill() error {
 
 // raise raises exceptions of a queue as the hardware does.
 func (p *fakeProcess) raise(gpu uint32, queue uint32, mask uint64) {
-	p.Raise(gpreempt.GPUID(gpu), queue, kfd.ExceptionMask(mask))
+	p.host.machine.Raise(p.MM(), gpreempt.GPUID(gpu), queue, kfd.ExceptionMask(mask))
 }
 
 // queue returns the state of a queue; the answer is 1 if it exists.
@@ -246,6 +246,6 @@ func (t *fakeThread) end() error {
 }
 
 func (t *fakeThread) dropCaps() error {
-	t.Process().SetCaps(kfdtest.CapSysPtrace)
+	t.Process().SetCaps(driver.CapSysPtrace)
 	return nil
 }

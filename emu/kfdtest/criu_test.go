@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -26,10 +27,10 @@ func TestPauseNeedsTheTracingThreadAndACapability(t *testing.T) {
 		fd := s.stolen()
 		_, err := kfd.CRIUPause(s.dbg.NewThread(), fd, s.job.PID())
 		s.want(unix.EBADF, err)
-		s.dbg.SetCaps(kfdtest.CapSysPtrace)
+		s.dbg.SetCaps(driver.CapSysPtrace)
 		_, err = kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
 		s.want(unix.EACCES, err)
-		s.dbg.SetCaps(kfdtest.CapCheckpointRestore)
+		s.dbg.SetCaps(driver.CapCheckpointRestore)
 		_, err = kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
 		s.must(err)
 		_, err = s.dbg.Main().PidfdGetfd(s.job.PID(), s.fd)
@@ -88,7 +89,7 @@ func TestPauseDuringAReset(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		s.queue(gpuB)
 		fd := s.stolen()
-		broken := s.m.FailGPU(kfdtest.CRIUOp(kfd.CRIUOpProcessInfo), gpuB, unix.EIO)
+		broken := s.m.FailGPU(driver.CRIUOp(kfd.CRIUOpProcessInfo), gpuB, unix.EIO)
 		_, err := kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
 		s.want(unix.EIO, err)
 		broken.Remove()
@@ -205,8 +206,8 @@ func TestSMIEventsAreDroppedWhole(t *testing.T) {
 		stage(t, profile, hws, func(s *scene) {
 			stream := s.smi(s.job, kfd.SMIEvents(kfd.SMIQueueEviction))
 			for range 1000 {
-				s.must(s.job.Evict(kfd.TriggerTTM))
-				s.must(s.job.Restore())
+				s.must(s.m.Evict(s.job.MM(), kfd.TriggerTTM))
+				s.must(s.m.Restore(s.job.MM()))
 			}
 			raw := make([]byte, 10000)
 			n, err := s.job.Main().Read(stream.FD(), raw)
@@ -243,7 +244,7 @@ func TestPauseThatFailsOnOneGPU(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		a, b := s.queue(gpuA), s.queue(gpuB)
 		fd := s.stolen()
-		broken := s.m.FailGPU(kfdtest.CRIUOp(kfd.CRIUOpProcessInfo), gpuB, unix.ETIME)
+		broken := s.m.FailGPU(driver.CRIUOp(kfd.CRIUOpProcessInfo), gpuB, unix.ETIME)
 		_, err := kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
 		s.want(unix.ETIME, err)
 		broken.Remove()

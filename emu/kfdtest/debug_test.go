@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -97,7 +98,7 @@ func TestPermissionRuleOfEachProfile(t *testing.T) {
 		"6.12.103": kfd.PermissionProcess, "6.12.117": kfd.PermissionProcess, "7.2": kfd.PermissionProcess,
 	}
 	got := map[string]kfd.PermissionRule{}
-	for _, profile := range kfdtest.Profiles() {
+	for _, profile := range driver.Profiles() {
 		stage(t, profile, hws, func(s *scene) {
 			s.enable()
 			s.must(s.dbg.Main().Detach(s.job.PID()))
@@ -180,7 +181,7 @@ func TestDeathOfTheDebuggerResumes(t *testing.T) {
 func TestDeathOfTheDebuggerWaitsForTheTargetsLock(t *testing.T) {
 	onEach(t, func(s *scene) {
 		ids := s.suspendable(gpuA)
-		hang := s.m.Hang(kfdtest.TrapOp(kfd.TrapSuspendQueues))
+		hang := s.m.Hang(driver.TrapOp(kfd.TrapSuspendQueues))
 		suspended := start(func() error {
 			_, err := s.device.Suspend(s.job.PID(), ids, kfd.GracePeriod{})
 			return err

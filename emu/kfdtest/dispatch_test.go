@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -118,7 +119,7 @@ func TestDescriptorWorksOnlyForItsProcess(t *testing.T) {
 
 func TestOpeningTheDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, profile := range kfdtest.Profiles() {
+		for _, profile := range driver.Profiles() {
 			m := kfdtest.New(kfdtest.Config{Profile: profile})
 			_, err := m.Spawn().Main().OpenKFD()
 			want := error(nil)

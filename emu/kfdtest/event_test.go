@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -142,13 +143,13 @@ func TestGPUSignalsOnlySignalAndDebugEvents(t *testing.T) {
 			s.newEvent(kfd.EventTypeMemory, false), s.newEvent(kfd.EventTypeHWException, false),
 		}
 		for _, id := range ids {
-			s.job.SignalEvent(id)
+			s.m.SignalEvent(s.job.MM(), id)
 		}
-		s.job.SignalEvent(4000)
-		s.dbg.SignalEvent(1) // another process's ID
+		s.m.SignalEvent(s.job.MM(), 4000)
+		s.m.SignalEvent(s.dbg.MM(), 1) // another process's ID
 		s.same(ids[:2], s.poll(ids...))
 		s.job.Kill()
-		s.job.SignalEvent(ids[0]) // too late
+		s.m.SignalEvent(s.job.MM(), ids[0]) // too late
 	})
 }
 
@@ -161,7 +162,7 @@ func TestAutoResetEventEndsOneWait(t *testing.T) {
 		s.same([]uint32(nil), s.poll(id))
 		_, first := s.waiting(false, kfd.WaitForever, []uint32{id})
 		_, second := s.waiting(false, kfd.WaitForever, []uint32{id})
-		s.job.SignalEvent(id) // it wakes the wait, and the event stays unsignalled
+		s.m.SignalEvent(s.job.MM(), id) // it wakes the wait, and the event stays unsignalled
 		s.same(waited{Timeout: kfd.WaitForever}, <-first)
 		s.same(waited{Timeout: kfd.WaitForever}, <-second)
 		s.same([]uint32(nil), s.poll(id))
@@ -324,7 +325,7 @@ func TestCreateEventWaitsForADebuggersSuspend(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		ids := s.suspendable(gpuA)
 		event := s.newEvent(kfd.EventTypeSignal, false)
-		hold := s.m.Inject(kfdtest.Fault{Stage: kfdtest.Hardware, Step: kfdtest.StepUnmap, Hold: true})
+		hold := s.m.Inject(kfdtest.Fault{Stage: kfdtest.Hardware, Step: driver.StepUnmap, Hold: true})
 		suspended := start(func() error { s.suspend(ids...); return nil })
 		if !waits(suspended) {
 			s.Fatal("the hardware does not hold the call")
@@ -348,7 +349,7 @@ func TestFaultSignalsMemoryEventsAndStopsTheProcess(t *testing.T) {
 		s.queue(gpuA)
 		s.queue(gpuB)
 		ids := []uint32{s.newEvent(kfd.EventTypeMemory, true), s.newEvent(kfd.EventTypeHWException, true)}
-		s.job.Fault(gpuA, kfdtest.MemoryFault{VA: 0x7f00dead000, NotPresent: true, ReadOnly: true})
+		s.m.Fault(s.job.MM(), gpuA, driver.MemoryFault{VA: 0x7f00dead000, NotPresent: true, ReadOnly: true})
 		s.same([]uint32{ids[0]}, s.memoryEvents(ids, kfd.MemoryEventData{
 			NotPresent: 1, ReadOnly: 1, VA: 0x7f00dead000, GPUID: uint32(gpuA), EventID: ids[0],
 		}))
@@ -378,7 +379,7 @@ func TestDebuggerDecidesWhetherTheRuntimeGetsAFault(t *testing.T) {
 		s.queue(gpuA)
 		_, err := s.device.Enable(s.job.PID(), kfd.ECDeviceMemoryViolation.Mask(), s.pipe)
 		s.must(err)
-		s.job.Fault(gpuA, kfdtest.MemoryFault{VA: 0x1000, NoExecute: true})
+		s.m.Fault(s.job.MM(), gpuA, driver.MemoryFault{VA: 0x1000, NoExecute: true})
 		s.same(1, s.dots())
 		s.same([]uint32(nil), s.poll(id))
 		s.same([]uint32{0}, s.running())

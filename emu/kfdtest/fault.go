@@ -11,13 +11,13 @@ import (
 )
 
 // OpPidfdGetfd is Thread.PidfdGetfd.
-const OpPidfdGetfd Op = "pidfd_getfd"
+const OpPidfdGetfd driver.Op = "pidfd_getfd"
 
 // Call is a call that was made, of the kinds that a Fault can select.
 type Call struct {
 	// PID and TID are the caller's.
 	PID, TID int32
-	Op       Op
+	Op       driver.Op
 	// Target is the pid in a DBG_TRAP or a pidfd_getfd.
 	Target int32
 	// Mask is the exceptions in a DBG_TRAP.
@@ -38,8 +38,7 @@ const callsKept = 1 << 16
 
 // Calls returns the calls made so far, in the order of their start: at least the last 65536.
 func (m *Machine) Calls() []Call {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.lock()()
 	calls := make([]Call, 0, len(m.calls))
 	for _, c := range m.calls {
 		calls = append(calls, *c)
@@ -48,8 +47,8 @@ func (m *Machine) Calls() []Call {
 }
 
 // Ops returns the names of the calls process p has made so far.
-func (m *Machine) Ops(p *Process) []Op {
-	var ops []Op
+func (m *Machine) Ops(p *Process) []driver.Op {
+	var ops []driver.Op
 	for _, c := range m.Calls() {
 		if c.PID == p.pid {
 			ops = append(ops, c.Op)
@@ -80,13 +79,13 @@ type Fault struct {
 	// Op, Caller and Target select calls; empty selects any. Target is the pid in the
 	// call or, at stage Hardware, the process whose queues it is about. At stage Hardware,
 	// an empty Op also selects the driver's own work.
-	Op             Op
+	Op             driver.Op
 	Caller, Target *Process
 	// Stage is the part of the call.
 	Stage Stage
 	// GPU and Step select, at stage Hardware, a GPU and a kind of step.
 	GPU  gpreempt.GPUID
-	Step Step
+	Step driver.StepKind
 	// Nth selects the Nth matching call from now on; 0 means the first. Always also
 	// selects all later ones.
 	Nth    int
@@ -102,19 +101,6 @@ type Fault struct {
 	Errno unix.Errno
 }
 
-// Step is a kind of operation on a GPU.
-type Step = driver.StepKind
-
-// The steps. With a runlist (HWS) they are unmap and map, for all processes at once; with
-// MES add and remove, for each queue.
-const (
-	StepUnmap          = driver.StepUnmap
-	StepMap            = driver.StepMap
-	StepAdd            = driver.StepAdd
-	StepRemove         = driver.StepRemove
-	StepShaderDebugger = driver.StepShaderDebugger
-)
-
 // Injection is a Fault in its Machine.
 type Injection struct {
 	m       *Machine
@@ -129,25 +115,24 @@ type Injection struct {
 // Inject adds a fault. Faults strike in the order in which they were added.
 func (m *Machine) Inject(f Fault) *Injection {
 	i := &Injection{m: m, fault: f, reached: make(chan struct{})}
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.lock()()
 	m.faults = append(m.faults, i)
 	return i
 }
 
 // Fail makes calls op of process caller, nil for any, fail with errno: once, or always.
-func (m *Machine) Fail(op Op, caller *Process, errno unix.Errno, always bool) *Injection {
+func (m *Machine) Fail(op driver.Op, caller *Process, errno unix.Errno, always bool) *Injection {
 	return m.Inject(Fault{Op: op, Caller: caller, Errno: errno, Always: always})
 }
 
 // FailGPU makes all operations of calls op on a GPU fail until the fault is removed.
-func (m *Machine) FailGPU(op Op, gpu gpreempt.GPUID, errno unix.Errno) *Injection {
+func (m *Machine) FailGPU(op driver.Op, gpu gpreempt.GPUID, errno unix.Errno) *Injection {
 	return m.Inject(Fault{Op: op, GPU: gpu, Stage: Hardware, Errno: errno, Always: true})
 }
 
 // Hang makes the next op hang at the hardware until it is released. Meanwhile it holds the
 // mutex of the process that it is about.
-func (m *Machine) Hang(op Op) *Injection {
+func (m *Machine) Hang(op driver.Op) *Injection {
 	return m.Inject(Fault{Op: op, Stage: Hardware, Hold: true})
 }
 
@@ -156,9 +141,14 @@ func (i *Injection) Reached() <-chan struct{} { return i.reached }
 
 // Hits returns how often the fault has struck.
 func (i *Injection) Hits() int {
-	i.m.mu.Lock()
-	defer i.m.mu.Unlock()
+	defer i.m.lock()()
 	return i.hits
+}
+
+// holds reports whether the fault holds the calls that it strikes.
+func (i *Injection) holds() bool {
+	defer i.m.lock()()
+	return !i.released
 }
 
 // Release releases the calls that the fault holds, now and later.
@@ -166,7 +156,7 @@ func (i *Injection) Release() {
 	i.m.mu.Lock()
 	i.released = true
 	i.m.mu.Unlock()
-	i.m.driver.Wake()
+	i.m.Wake()
 }
 
 // Remove removes the fault and releases the calls that it holds.
@@ -190,7 +180,7 @@ func (i *Injection) due() bool {
 
 // matches reports whether the fault selects a call of the process pid about target. mu is
 // held.
-func (i *Injection) matches(stage Stage, op Op, pid, target int32) bool {
+func (i *Injection) matches(stage Stage, op driver.Op, pid, target int32) bool {
 	f := &i.fault
 	return f.Stage == stage && (f.Op == "" || f.Op == op) && (f.Caller == nil || f.Caller.pid == pid) &&
 		(f.Target == nil || f.Target == i.m.owner(target))
@@ -226,15 +216,13 @@ func (t *Thread) observe(c Call, do func() (uintptr, error)) (r1 uintptr, err er
 	if err != nil {
 		r1 = ^uintptr(0)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.lock()()
 	c.Done, c.R1, c.Err, c.Injected = true, r1, err, injected != nil
 	return r1, err
 }
 
 func (t *Thread) over() bool {
-	t.p.m.mu.Lock()
-	defer t.p.m.mu.Unlock()
+	defer t.p.m.lock()()
 	return t.gone()
 }
 
@@ -252,47 +240,18 @@ func (t *Thread) strike(stage Stage, c *Call) error {
 			continue
 		}
 		if i.fault.Hold {
-			t.holdFor(i)
+			t.wait(func() bool { return !i.holds() }, t.over)
 		}
 		if i.fault.Do != nil {
-			t.run(i.fault.Do)
+			end := t.count(&t.hooks)
+			i.fault.Do()
+			end()
 		}
 		if i.fault.Errno != 0 {
 			return i.fault.Errno
 		}
 	}
 	return nil
-}
-
-// holdFor waits until i is released or the thread dies.
-func (t *Thread) holdFor(i *Injection) {
-	m := t.p.m
-	count := func(n int) {
-		m.mu.Lock()
-		t.held += n
-		m.mu.Unlock()
-		m.driver.Wake()
-	}
-	count(1)
-	defer count(-1)
-	m.driver.Await(func() bool {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		return i.released || t.gone()
-	}, never)
-}
-
-// run calls code of the test.
-func (t *Thread) run(do func()) {
-	m := t.p.m
-	count := func(n int) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		t.hooks += n
-	}
-	count(1)
-	defer count(-1)
-	do()
 }
 
 // step is the driver's hook. It applies the faults of stage Hardware.
@@ -305,19 +264,14 @@ func (m *Machine) step(s driver.Step) driver.Outcome {
 
 // strikeStep has the first fault strike that is about a step; false when none is.
 func (m *Machine) strikeStep(s driver.Step) (out driver.Outcome, struck bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.lock()()
 	for _, i := range m.faults {
 		f := &i.fault
 		if !i.matches(Hardware, s.Op, s.Caller, s.Process) || f.GPU != 0 && f.GPU != s.GPU || f.Step != "" && f.Step != s.Kind || !i.due() {
 			continue
 		}
 		if f.Hold {
-			out.Held = func() bool {
-				m.mu.Lock()
-				defer m.mu.Unlock()
-				return !i.released
-			}
+			out.Held = i.holds
 		}
 		out.Errno = f.Errno
 		return out, true

@@ -7,11 +7,12 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-var snapshotOp = kfdtest.TrapOp(kfd.TrapGetQueueSnapshot)
+var snapshotOp = driver.TrapOp(kfd.TrapGetQueueSnapshot)
 
 func TestErrnoForTheNthCallOfOneProcess(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
@@ -35,7 +36,7 @@ func TestErrnoForTheNthCallOfOneProcess(t *testing.T) {
 
 func TestEffectStaysWhenOnlyTheResultFails(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		s.m.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(kfd.TrapEnable), Stage: kfdtest.After, Errno: unix.EINTR})
+		s.m.Inject(kfdtest.Fault{Op: driver.TrapOp(kfd.TrapEnable), Stage: kfdtest.After, Errno: unix.EINTR})
 		_, err := s.device.Enable(s.job.PID(), enabledMask, s.pipe)
 		s.want(unix.EINTR, err)
 		if state, _ := s.job.KFD(); !state.Enabled {
@@ -43,7 +44,7 @@ func TestEffectStaysWhenOnlyTheResultFails(t *testing.T) {
 		}
 		last := s.m.Calls()[len(s.m.Calls())-1]
 		want := kfdtest.Call{
-			PID: s.dbg.PID(), TID: s.dbg.PID(), Op: kfdtest.TrapOp(kfd.TrapEnable), Target: s.job.PID(), Mask: enabledMask,
+			PID: s.dbg.PID(), TID: s.dbg.PID(), Op: driver.TrapOp(kfd.TrapEnable), Target: s.job.PID(), Mask: enabledMask,
 			Done: true, R1: ^uintptr(0), Err: unix.EINTR, Injected: true,
 		}
 		if diff := cmp.Diff(want, last); diff != "" {
@@ -71,7 +72,7 @@ func TestQueueReplacedBetweenSnapshotAndSuspend(t *testing.T) {
 func TestKillBeforeAndAfterACall(t *testing.T) {
 	onEach(t, func(s *scene) {
 		ids := s.suspendable(gpuA)
-		suspendOp := kfdtest.TrapOp(kfd.TrapSuspendQueues)
+		suspendOp := driver.TrapOp(kfd.TrapSuspendQueues)
 		s.m.Inject(kfdtest.Fault{Op: suspendOp, Caller: s.dbg, Stage: kfdtest.After, Do: s.dbg.Kill})
 		_, err := s.device.Suspend(s.job.PID(), ids, kfd.GracePeriod{})
 		s.want(unix.EOWNERDEAD, err)
@@ -95,7 +96,7 @@ func TestHungCallHoldsTheTargetsLock(t *testing.T) {
 		other := s.m.Spawn()
 		fd, err := other.Main().StartRuntime()
 		s.must(err)
-		hang := s.m.Hang(kfdtest.TrapOp(kfd.TrapSuspendQueues))
+		hang := s.m.Hang(driver.TrapOp(kfd.TrapSuspendQueues))
 		suspended := start(func() error { _, err := s.device.Suspend(s.job.PID(), ids, kfd.GracePeriod{}); return err })
 		updated := start(func() error { _, err := s.job.Main().CreateQueue(s.fd, gpuB, kfd.QueueTypeSDMA); return err })
 		s.job.Main().Interrupt() // a signal does not end the call
@@ -119,7 +120,7 @@ func TestHungCallHoldsTheTargetsLock(t *testing.T) {
 
 func TestCallIsHeldBeforeItBegins(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
-		i := s.m.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(kfd.TrapEnable), Hold: true})
+		i := s.m.Inject(kfdtest.Fault{Op: driver.TrapOp(kfd.TrapEnable), Hold: true})
 		enabled := start(func() error { _, err := s.device.Enable(s.job.PID(), enabledMask, s.pipe); return err })
 		<-i.Reached()
 		s.queue(gpuA) // the held call has no lock

@@ -42,8 +42,7 @@ const pipeSize = 65536
 
 // hold returns the file of a descriptor with a reference, nil if it is not open.
 func (p *Process) hold(fd int) *file {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
+	defer p.m.lock()()
 	d := p.fds[fd]
 	if d == nil {
 		return nil
@@ -70,11 +69,11 @@ func (f *file) put() {
 	}
 	switch {
 	case f.kfd != nil:
-		f.m.driver.Release(f.kfd)
+		f.m.Driver.Release(f.kfd)
 	case f.smi != nil:
 		f.smi.Release()
 	default:
-		f.m.driver.Wake()
+		f.m.Wake()
 	}
 }
 
@@ -98,11 +97,11 @@ func (t *Thread) Open(path string, flags int) (fd int, err error) {
 	if err := t.enter(); err != nil {
 		return -1, err
 	}
-	r1, err := t.observe(Call{Op: OpOpen}, func() (uintptr, error) {
+	r1, err := t.observe(Call{Op: driver.OpOpen}, func() (uintptr, error) {
 		if path != kfd.DevicePath {
 			return 0, unix.ENOENT
 		}
-		opened, err := t.p.m.driver.Open(task{t})
+		opened, err := t.p.m.Driver.Open(task{t})
 		if err != nil {
 			return 0, err
 		}
@@ -130,7 +129,7 @@ func (t *Thread) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (r1 uintptr, er
 		if f.kfd == nil {
 			return 0, unix.ENOTTY
 		}
-		r1, errno := t.p.m.driver.Ioctl(task{t}, f.kfd, req, memory(arg))
+		r1, errno := t.p.m.Driver.Ioctl(task{t}, f.kfd, req, memory(arg))
 		if errno == driver.ERESTARTSYS {
 			errno = unix.EINTR
 		}
@@ -221,7 +220,7 @@ func (t *Thread) Pipe(nonblock bool) (r, w int, err error) {
 
 // PidfdGetfd returns a descriptor for the open file that is fd in process pid
 // (pidfd_open, pidfd_getfd): ESRCH if there is no such process, EPERM without
-// CapSysPtrace, EBADF if fd is not open there.
+// driver.CapSysPtrace, EBADF if fd is not open there.
 func (t *Thread) PidfdGetfd(pid int32, fd int) (int, error) {
 	if err := t.enter(); err != nil {
 		return -1, err
@@ -234,7 +233,7 @@ func (t *Thread) PidfdGetfd(pid int32, fd int) (int, error) {
 		switch {
 		case other == nil || other.exiting || other.dead:
 			return 0, unix.ESRCH
-		case !t.p.caps[CapSysPtrace] && other != t.p:
+		case !t.p.caps[driver.CapSysPtrace] && other != t.p:
 			return 0, unix.EPERM
 		case other.fds[fd] == nil:
 			return 0, unix.EBADF
@@ -248,66 +247,64 @@ func (t *Thread) readPipe(f *file, b []byte) (n int, err error) {
 	if f.writes {
 		return 0, unix.EBADF
 	}
-	ready := func() bool {
-		f.m.mu.Lock()
-		defer f.m.mu.Unlock()
+	err = t.awaitPipe(f, func() bool {
 		if len(f.pipe.buf) == 0 && f.pipe.writers > 0 {
 			return false
 		}
 		n = copy(b, f.pipe.buf)
 		f.pipe.buf = f.pipe.buf[n:]
 		return true
-	}
-	if !ready() {
-		if f.nonblock {
-			return 0, unix.EAGAIN
-		}
-		if !t.wait(ready) {
-			return 0, unix.EINTR
-		}
-	}
-	f.m.driver.Wake()
-	return n, nil
-}
-
-func (t *Thread) writePipe(f *file, b []byte) (n int, err error) {
-	if !f.writes {
-		return 0, unix.EBADF
-	}
-	ready := func() bool {
-		f.m.mu.Lock()
-		defer f.m.mu.Unlock()
-		switch room := pipeSize - len(f.pipe.buf); {
-		case f.pipe.readers == 0:
-			err = unix.EPIPE
-		case room == 0 || room < len(b) && len(b) <= pipeAtomic:
-			return false
-		default:
-			n = min(room, len(b))
-			f.pipe.buf = append(f.pipe.buf, b[:n]...)
-		}
-		return true
-	}
-	if !ready() {
-		if f.nonblock {
-			return 0, unix.EAGAIN
-		}
-		if !t.wait(ready) {
-			return 0, unix.EINTR
-		}
-	}
-	f.m.driver.Wake()
+	})
 	return n, err
 }
 
 // pipeAtomic is PIPE_BUF: a write of at most that size is atomic.
 const pipeAtomic = 4096
 
+func (t *Thread) writePipe(f *file, b []byte) (n int, err error) {
+	if !f.writes {
+		return 0, unix.EBADF
+	}
+	broken := false
+	err = t.awaitPipe(f, func() bool {
+		room := pipeSize - len(f.pipe.buf)
+		if broken = f.pipe.readers == 0; broken {
+			return true
+		}
+		if room == 0 || room < len(b) && len(b) <= pipeAtomic {
+			return false
+		}
+		n = min(room, len(b))
+		f.pipe.buf = append(f.pipe.buf, b[:n]...)
+		return true
+	})
+	if broken {
+		err = unix.EPIPE
+	}
+	return n, err
+}
+
+// awaitPipe calls do, which is called with mu held, until it returns true.
+func (t *Thread) awaitPipe(f *file, do func() bool) error {
+	ready := func() bool {
+		defer f.m.lock()()
+		return do()
+	}
+	switch {
+	case ready():
+	case f.nonblock:
+		return unix.EAGAIN
+	case !t.wait(ready, task{t}.Interrupted):
+		return unix.EINTR
+	}
+	f.m.Wake()
+	return nil
+}
+
 // Install implements driver.Task.
 func (k task) Install(s *driver.SMIStream) int {
 	m := k.t.p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.lock()()
 	return k.t.p.install(&file{m: m, name: "anon_inode:kfd_smi_ev", smi: s}, false)
 }
 
@@ -329,8 +326,7 @@ type eventFile struct{ f *file }
 // WriteDot implements driver.EventFile. At a pipe without a reader the writer gets a
 // SIGPIPE, which ends it: the driver writes on behalf of the target (pipe_write).
 func (e eventFile) WriteDot(by driver.Task) (full bool) {
-	e.f.m.mu.Lock()
-	defer e.f.m.mu.Unlock()
+	defer e.f.m.lock()()
 	p := e.f.pipe
 	switch {
 	case p == nil || !e.f.writes:

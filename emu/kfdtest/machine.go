@@ -7,7 +7,7 @@
 //
 // # Use
 //
-//	m := kfdtest.New(kfdtest.Config{Profile: "6.12", Nodes: []kfdtest.Node{{ID: 7, GFX: 90402}}})
+//	m := kfdtest.New(kfdtest.Config{Profile: "6.12", Nodes: []driver.Node{{ID: 7, GFX: 90402}}})
 //	job := m.Spawn()
 //	fd, err := job.Main().StartRuntime()
 //	id, err := job.Main().CreateQueue(fd, 7, kfd.QueueTypeComputeAQL)
@@ -39,15 +39,14 @@ import (
 
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // Config describes a Machine.
 type Config struct {
-	// Profile is the driver: a name of [Profiles].
+	// Profile is the driver: a name of [driver.Profiles].
 	Profile string
 	// Nodes are the GPU nodes. There may be no node.
-	Nodes []Node
+	Nodes []driver.Node
 	// NoHWS is the module parameter sched_policy=2: no debugging.
 	NoHWS bool
 	// Hardware, if not nil, carries out the steps of the hardware that no Fault selects, and
@@ -57,55 +56,11 @@ type Config struct {
 	Queue    func(q driver.MappedQueue, created bool)
 }
 
-type (
-	// Node is a GPU node. From GFX 110000 on the firmware schedules queue by queue
-	// (MES). On gfx90a, gfx942, gfx950 and nodes with MES several processes can be debugged
-	// at a time, on others one.
-	Node = driver.Node
-	// ProcessState is the driver's state of a process.
-	ProcessState = driver.ProcessState
-	// QueueState is the driver's state of a queue, and whether the queue runs.
-	QueueState = driver.QueueState
-	// GPUState is the state of a GPU node.
-	GPUState = driver.GPUState
-	// MemoryFault is a GPU's report of an invalid memory access.
-	MemoryFault = driver.MemoryFault
-	// Allocation is GPU memory of a process.
-	Allocation = driver.Allocation
-	// Op is the name of a call: "open", "CREATE_QUEUE", "DBG_TRAP SUSPEND_QUEUES",
-	// "CRIU_OP UNPAUSE".
-	Op = driver.Op
-	// Capability is a capability a process may lack.
-	Capability = driver.Capability
-)
-
-// The capabilities that the machine checks.
-const (
-	CapSysPtrace         = driver.CapSysPtrace
-	CapSysAdmin          = driver.CapSysAdmin
-	CapCheckpointRestore = driver.CapCheckpointRestore
-)
-
-// DefaultGrace is the value in GPUState of a grace period that was not set.
-const DefaultGrace = driver.DefaultGrace
-
-// OpOpen is opening the driver.
-const OpOpen = driver.OpOpen
-
-// TrapOp returns the name of the call DBG_TRAP op.
-func TrapOp(op kfd.TrapOp) Op { return driver.TrapOp(op) }
-
-// CRIUOp returns the name of the call CRIU_OP op.
-func CRIUOp(op kfd.CRIUOp) Op { return driver.CRIUOp(op) }
-
-// Profiles returns the names for Config.Profile: those of package kfd, and "6.12.117",
-// which differs from "6.12.103" in three fixes.
-func Profiles() []string { return driver.Profiles() }
-
 // Machine is a fake machine. Several goroutines may call its methods, and those of its
-// processes and threads, at once.
+// processes and threads, at once. Of the driver's methods, tests use those that say what it
+// knows and what the hardware does; threads make its calls.
 type Machine struct {
-	driver   *driver.Driver
+	*driver.Driver
 	hardware func(driver.Step) driver.Outcome
 
 	// mu guards the fake operating system: the fields below, of every process, thread and
@@ -136,11 +91,11 @@ func New(cfg Config) *Machine {
 		ids[n.ID] = true
 	}
 	m := &Machine{hardware: cfg.Hardware, lastID: firstID - 1, threads: map[int32]*Thread{}, procs: map[int32]*Process{}}
-	driver, err := driver.New(driver.Config{Profile: cfg.Profile, Nodes: cfg.Nodes, NoHWS: cfg.NoHWS, Queue: cfg.Queue}, m.step)
+	d, err := driver.New(driver.Config{Profile: cfg.Profile, Nodes: cfg.Nodes, NoHWS: cfg.NoHWS, Queue: cfg.Queue}, m.step)
 	if err != nil {
 		panic(fmt.Sprintf("kfdtest: %v", err))
 	}
-	m.driver = driver
+	m.Driver = d
 	m.self = m.newSelf()
 	return m
 }
@@ -148,16 +103,14 @@ func New(cfg Config) *Machine {
 // Spawn starts a process with one thread, no open descriptor, every capability, and a pid
 // that no real process has.
 func (m *Machine) Spawn() *Process {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.lock()()
 	return m.spawn(m.newID())
 }
 
 // SpawnAt starts a process with the pid of a dead one, as a kernel does eventually. It
 // panics if the process with that pid is not dead.
 func (m *Machine) SpawnAt(pid int32) *Process {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.lock()()
 	if t := m.threads[pid]; t != nil && !t.p.dead {
 		panic(fmt.Sprintf("kfdtest: pid %d is in use", pid))
 	}
@@ -171,35 +124,27 @@ func (m *Machine) Self() *Process { return m.self }
 // It calls cond after each change of the machine, and sometimes without a change. cond may
 // call the machine. In a bubble, synctest.Wait is simpler.
 func (m *Machine) Await(ctx context.Context, cond func() bool) error {
-	defer context.AfterFunc(ctx, m.driver.Wake)()
-	if m.driver.Await(cond, func() bool { return ctx.Err() != nil }) {
+	defer context.AfterFunc(ctx, m.Wake)()
+	if m.Driver.Await(cond, func() bool { return ctx.Err() != nil }) {
 		return nil
 	}
 	return context.Cause(ctx)
 }
 
-// Wake has calls that wait for the hardware ask Config.Hardware's outcomes again.
-func (m *Machine) Wake() { m.driver.Wake() }
-
 // GPU returns the state of a GPU node. It panics if there is no such node.
-func (m *Machine) GPU(id gpreempt.GPUID) GPUState {
-	g, ok := m.driver.GPU(id)
+func (m *Machine) GPU(id gpreempt.GPUID) driver.GPUState {
+	g, ok := m.Driver.GPU(id)
 	if !ok {
 		panic(fmt.Sprintf("kfdtest: unknown GPU %v", id))
 	}
 	return g
 }
 
-// Processes returns the state of each process of the driver, the oldest first. A dead
-// process stays while a reference holds it.
-func (m *Machine) Processes() []ProcessState { return m.driver.Processes() }
-
-// StartReset begins a reset of the GPU: operations on it fail with EIO, /dev/kfd cannot be
-// opened, and all queues of all processes are evicted, on all GPUs.
-func (m *Machine) StartReset(id gpreempt.GPUID) { m.driver.StartReset(id) }
-
-// EndReset ends a reset. Queues stay evicted: processes do not continue after a reset.
-func (m *Machine) EndReset(id gpreempt.GPUID) { m.driver.EndReset(id) }
+// lock takes mu and returns the function that releases it.
+func (m *Machine) lock() (unlock func()) {
+	m.mu.Lock()
+	return m.mu.Unlock
+}
 
 // newID returns an ID that no thread has had. mu is held.
 func (m *Machine) newID() int32 {
@@ -212,7 +157,7 @@ func (m *Machine) spawn(pid int32) *Process {
 	m.started++
 	p := &Process{
 		m: m, pid: pid, inside: pid, start: m.started, mm: new(mm), fds: map[int]*descriptor{}, firstFD: 3,
-		caps: map[Capability]bool{CapSysPtrace: true, CapSysAdmin: true, CapCheckpointRestore: true},
+		caps: map[driver.Capability]bool{driver.CapSysPtrace: true, driver.CapSysAdmin: true, driver.CapCheckpointRestore: true},
 	}
 	p.main = p.newThread(pid)
 	m.procs[pid] = p

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -49,7 +50,7 @@ func stage(t *testing.T, profile string, gfx uint32, test func(s *scene)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scene{T: t, m: kfdtest.New(kfdtest.Config{
 			Profile: profile,
-			Nodes:   []kfdtest.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}},
+			Nodes:   []driver.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}},
 		})}
 		s.job, s.dbg = s.m.Spawn(), s.m.Spawn()
 		var err error
@@ -68,7 +69,7 @@ func stage(t *testing.T, profile string, gfx uint32, test func(s *scene)) {
 func onProfiles(t *testing.T, gfx uint32, test func(s *scene), profiles ...string) {
 	t.Helper()
 	if len(profiles) == 0 {
-		profiles = kfdtest.Profiles()
+		profiles = driver.Profiles()
 	}
 	for _, profile := range profiles {
 		t.Run(profile, func(t *testing.T) { stage(t, profile, gfx, test) })

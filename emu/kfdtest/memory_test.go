@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -126,7 +127,7 @@ func TestMemoryIsCountedInTwoMebibytes(t *testing.T) {
 }
 
 func TestMemoryOfASmallGPU(t *testing.T) {
-	m := kfdtest.New(kfdtest.Config{Profile: "6.12", Nodes: []kfdtest.Node{{ID: gpuA, GFX: hws, VRAM: 3*mib + 4096}}})
+	m := kfdtest.New(kfdtest.Config{Profile: "6.12", Nodes: []driver.Node{{ID: gpuA, GFX: hws, VRAM: 3*mib + 4096}}})
 	job := m.Spawn()
 	fd, err := job.Main().OpenKFD()
 	if err != nil {
@@ -152,20 +153,20 @@ func TestAllocationsAreListed(t *testing.T) {
 		s.same(uint32(2), n)
 		const a, b = uint64(gpuA) << 32, uint64(gpuB) << 32
 		s.same([]uint64{b, a, b + 1, a + 1, a + 2, a + 3}, []uint64{first, second, third, user, doorbells, registers})
-		s.same([]kfdtest.Allocation{
+		s.same([]driver.Allocation{
 			{Handle: second, GPU: gpuA, VA: 1<<40 + 8192, Size: 8192, Flags: kfd.AllocGTT | kfd.AllocWritable, Offset: 1 << 32},
 			{Handle: user, GPU: gpuA, Size: 32768, Flags: kfd.AllocUserptr, Offset: 1<<32 + 8192, User: 0x7f0000000000},
 			{Handle: doorbells, GPU: gpuA, VA: 1<<40 + 8192, Size: 8192, Flags: kfd.AllocDoorbell, Offset: 1<<32 + 8192 + 32768},
 			{Handle: registers, GPU: gpuA, VA: 1<<40 + 4096, Size: 4096, Flags: kfd.AllocMMIORemap, Offset: uint64(gpuA) << 46},
 			{Handle: first, GPU: gpuB, VA: 1<<40 + 5000, Size: 5000, Flags: kfd.AllocVRAM, Offset: 1 << 32, Mapped: []gpreempt.GPUID{gpuA, gpuB}},
 			{Handle: third, GPU: gpuB, VA: 1<<40 + 4096, Size: 4096, Flags: kfd.AllocVRAM, Offset: 1<<32 + 8192},
-		}, s.job.Allocations())
+		}, s.m.Allocations(s.job.MM()))
 		s.must(s.free(third))
 		if again := s.alloc(gpuB, kfd.AllocVRAM, 4096); again != third {
 			s.Errorf("handle %#x, want the lowest that is free, %#x", again, third)
 		}
 		s.job.Exec()
-		s.same([]kfdtest.Allocation(nil), s.job.Allocations())
+		s.same([]driver.Allocation(nil), s.m.Allocations(s.job.MM()))
 	})
 }
 
@@ -206,7 +207,7 @@ func TestMappingContinuesAfterTheLastSuccess(t *testing.T) {
 		n, err = s.mapTo(handle, n+1, gpuA, 5, gpuB)
 		s.must(err)
 		s.same(uint32(3), n)
-		s.same([]gpreempt.GPUID{gpuA, gpuB}, s.job.Allocations()[0].Mapped)
+		s.same([]gpreempt.GPUID{gpuA, gpuB}, s.m.Allocations(s.job.MM())[0].Mapped)
 		_, err = s.mapTo(handle, 0, gpuA) // mapping twice counts once
 		s.must(err)
 		s.want(unix.EBUSY, s.free(handle))

@@ -4,8 +4,8 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // mm is an address space. It is not empty: pointers to two must differ.
@@ -24,7 +24,7 @@ type Process struct {
 	mm      *mm
 	fds     map[int]*descriptor
 	firstFD int
-	caps    map[Capability]bool
+	caps    map[driver.Capability]bool
 	threads []*Thread
 	// killed: it will end when no thread is inside the driver. exiting: that has begun.
 	// dead: it has ended.
@@ -45,8 +45,7 @@ func (p *Process) Main() *Thread { return p.main }
 
 // NewThread starts a thread.
 func (p *Process) NewThread() *Thread {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
+	defer p.m.lock()()
 	return p.newThread(p.m.newID())
 }
 
@@ -59,10 +58,9 @@ func (p *Process) newThread(tid int32) *Thread {
 }
 
 // SetCaps sets the process's capabilities.
-func (p *Process) SetCaps(caps ...Capability) {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
-	p.caps = map[Capability]bool{}
+func (p *Process) SetCaps(caps ...driver.Capability) {
+	defer p.m.lock()()
+	p.caps = map[driver.Capability]bool{}
 	for _, c := range caps {
 		p.caps[c] = true
 	}
@@ -71,16 +69,14 @@ func (p *Process) SetCaps(caps ...Capability) {
 // SetPIDInside moves the process to a pid namespace where it has this pid. Other processes
 // use the old one.
 func (p *Process) SetPIDInside(pid int32) {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
+	defer p.m.lock()()
 	p.inside = pid
 }
 
 // Fork starts a child with descriptors of the same open files, its own address space and
 // no tracer.
 func (p *Process) Fork() *Process {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
+	defer p.m.lock()()
 	child := p.m.spawn(p.m.newID())
 	child.caps = maps.Clone(p.caps)
 	for fd, d := range p.fds {
@@ -105,9 +101,9 @@ func (p *Process) Exec() {
 	}
 	p.threads = []*Thread{p.main}
 	p.m.mu.Unlock()
-	p.m.driver.Wake()
+	p.m.Wake()
 	busy := func(t *Thread) bool { return !t.idle() }
-	p.m.driver.Await(func() bool { return !slices.ContainsFunc(threads, busy) }, never)
+	p.m.Driver.Await(func() bool { return !slices.ContainsFunc(threads, busy) }, never)
 
 	p.m.mu.Lock()
 	p.mm = fresh
@@ -119,11 +115,11 @@ func (p *Process) Exec() {
 		}
 	}
 	p.m.mu.Unlock()
-	p.m.driver.MMReleased(task{p.main}, old)
+	p.m.MMReleased(task{p.main}, old)
 	for _, f := range closing {
 		f.put()
 	}
-	p.m.driver.Wake()
+	p.m.Wake()
 }
 
 // Exit ends the process, as Kill does.
@@ -137,11 +133,11 @@ func (p *Process) Kill() {
 	p.m.mu.Lock()
 	p.killed = true
 	p.m.mu.Unlock()
-	p.m.driver.Wake()
+	p.m.Wake()
 	if p.beginExit() {
 		go p.exit()
 	}
-	p.m.driver.Await(p.gone, never)
+	p.m.Driver.Await(p.gone, never)
 }
 
 func never() bool { return false }
@@ -155,7 +151,7 @@ func (p *Process) gone() bool {
 		return true
 	}
 	if exiting {
-		stuck, _ := p.m.driver.Waiting(task{p.main})
+		stuck, _ := p.m.Waiting(task{p.main})
 		return stuck
 	}
 	for _, t := range threads {
@@ -168,8 +164,7 @@ func (p *Process) gone() bool {
 
 // beginExit reports, once, whether the process was killed and has no call in progress.
 func (p *Process) beginExit() bool {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
+	defer p.m.lock()()
 	if !p.killed || p.exiting {
 		return false
 	}
@@ -191,7 +186,7 @@ func (p *Process) exit() {
 	p.mm = nil
 	m.mu.Unlock()
 	if old != nil {
-		m.driver.MMReleased(task{p.main}, old)
+		m.MMReleased(task{p.main}, old)
 	}
 	m.mu.Lock()
 	files := make([]*file, 0, len(p.fds))
@@ -209,21 +204,19 @@ func (p *Process) exit() {
 	}
 	p.dead = true
 	m.mu.Unlock()
-	m.driver.Wake()
+	m.Wake()
 }
 
 // Dead reports whether the process has died.
 func (p *Process) Dead() bool {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
+	defer p.m.lock()()
 	return p.dead
 }
 
 // FDs returns the file of each open descriptor as in /proc/PID/fd: "/dev/kfd",
 // "anon_inode:kfd_smi_ev", "pipe:[1]".
 func (p *Process) FDs() map[int]string {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
+	defer p.m.lock()()
 	fds := map[int]string{}
 	for fd, d := range p.fds {
 		fds[fd] = d.file.name
@@ -233,17 +226,12 @@ func (p *Process) FDs() map[int]string {
 
 // KFD returns the driver's state of the process, false if it has not opened the driver
 // since its start or its last exec.
-func (p *Process) KFD() (ProcessState, bool) {
-	if mm := p.addressSpace(); mm != nil {
-		return p.m.driver.Process(mm)
-	}
-	return ProcessState{}, false
-}
+func (p *Process) KFD() (driver.ProcessState, bool) { return p.m.Process(p.MM()) }
 
 // Queues returns the process's queues in the driver, by ID.
-func (p *Process) Queues() map[uint32]QueueState {
+func (p *Process) Queues() map[uint32]driver.QueueState {
 	s, _ := p.KFD()
-	queues := map[uint32]QueueState{}
+	queues := map[uint32]driver.QueueState{}
 	for _, q := range s.Queues {
 		queues[q.ID] = q
 	}
@@ -262,49 +250,11 @@ func (p *Process) Suspended() []uint32 {
 	return ids
 }
 
-// Raise raises exceptions as the hardware does (kfd_set_dbg_ev_from_interrupt): those of a
-// queue, or of a GPU with queue kfd.NoQueue. It reports whether the debugger or the
-// runtime was notified.
-func (p *Process) Raise(gpu gpreempt.GPUID, queue uint32, mask kfd.ExceptionMask) bool {
-	mm := p.addressSpace()
-	return mm != nil && p.m.driver.Raise(mm, gpu, queue, mask)
-}
-
-// SignalEvent signals one of the process's events, as a GPU does at the end of a kernel
-// (kfd_signal_event_interrupt).
-func (p *Process) SignalEvent(id uint32) {
-	if mm := p.addressSpace(); mm != nil {
-		p.m.driver.SignalEvent(mm, id)
+// MM returns the address space, nil after its end.
+func (p *Process) MM() driver.MM {
+	defer p.m.lock()()
+	if p.mm == nil {
+		return nil
 	}
-}
-
-// Fault reports an invalid memory access of the process on a GPU.
-func (p *Process) Fault(gpu gpreempt.GPUID, fault MemoryFault) {
-	if mm := p.addressSpace(); mm != nil {
-		p.m.driver.Fault(mm, gpu, fault)
-	}
-}
-
-// Allocations returns the process's GPU memory, by handle.
-func (p *Process) Allocations() []Allocation {
-	if mm := p.addressSpace(); mm != nil {
-		return p.m.driver.Allocations(mm)
-	}
-	return nil
-}
-
-// addressSpace returns the address space, nil after its end.
-func (p *Process) addressSpace() *mm {
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
 	return p.mm
 }
-
-// Evict evicts the process's queues from all GPUs, as for a lack of memory. Restore undoes
-// it. SMI events report both.
-func (p *Process) Evict(trigger kfd.SMITrigger) error {
-	return p.m.driver.Evict(p.addressSpace(), trigger)
-}
-
-// Restore undoes one Evict.
-func (p *Process) Restore() error { return p.m.driver.Restore(p.addressSpace()) }

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -85,8 +86,8 @@ func (h *history) actions() map[string]func(*rapid.T) {
 		},
 		"runtime on":  func(*rapid.T) { j := job(); h.begin(j, func(t *kfdtest.Thread) { _ = t.RuntimeEnable(j.fd) }) },
 		"runtime off": func(*rapid.T) { j := job(); h.begin(j, func(t *kfdtest.Thread) { _ = t.RuntimeDisable(j.fd) }) },
-		"evict":       func(*rapid.T) { _ = job().Evict(kfd.TriggerTTM) },
-		"restore":     func(*rapid.T) { _ = job().Restore() },
+		"evict":       func(*rapid.T) { _ = h.m.Evict(job().MM(), kfd.TriggerTTM) },
+		"restore":     func(*rapid.T) { _ = h.m.Restore(job().MM()) },
 		"seize":       func(*rapid.T) { _ = dbg().Main().Seize(job().PID()) },
 		"detach":      func(*rapid.T) { _ = dbg().Main().Detach(job().PID()) },
 		"enable": func(*rapid.T) {
@@ -242,10 +243,10 @@ func run(t *testing.T, rt *rapid.T, cfg kfdtest.Config) {
 
 func TestRandomHistories(t *testing.T) {
 	for name, gfx := range map[string]uint32{"HWS": hws, "single VMID": single, "gfx1100": 110000, "MES": mes} {
-		for _, profile := range kfdtest.Profiles() {
+		for _, profile := range driver.Profiles() {
 			t.Run(fmt.Sprintf("%s %s", name, profile), func(t *testing.T) {
 				rapid.Check(t, func(rt *rapid.T) {
-					run(t, rt, kfdtest.Config{Profile: profile, Nodes: []kfdtest.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}}})
+					run(t, rt, kfdtest.Config{Profile: profile, Nodes: []driver.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}}})
 				})
 			})
 		}

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -141,7 +142,7 @@ func TestExceptionsGoToTheDebuggerOrTheRuntime(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		id := s.suspendable(gpuA)[0]
 		fault := kfd.ECQueueWaveMemoryViolation.Mask()
-		if !s.job.Raise(gpuA, id, fault) || s.dots() != 0 || s.job.Queues()[id].Sent != fault {
+		if !s.m.Raise(s.job.MM(), gpuA, id, fault) || s.dots() != 0 || s.job.Queues()[id].Sent != fault {
 			s.Error("the runtime did not get an exception that the debugger has not enabled")
 		}
 		// It stays pending, so enabling it later notifies at once.
@@ -221,7 +222,7 @@ func TestOtherDebugOperations(t *testing.T) {
 
 func TestNoDebuggingWithoutHWS(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := kfdtest.New(kfdtest.Config{Profile: "6.12", Nodes: []kfdtest.Node{{ID: gpuA, GFX: hws}}, NoHWS: true})
+		m := kfdtest.New(kfdtest.Config{Profile: "6.12", Nodes: []driver.Node{{ID: gpuA, GFX: hws}}, NoHWS: true})
 		job, dbg := m.Spawn(), m.Spawn()
 		fd, err := job.Main().StartRuntime()
 		if err != nil {
@@ -239,7 +240,7 @@ func TestNoDebuggingWithoutHWS(t *testing.T) {
 		if !job.Queues()[0].Running {
 			t.Error("the queue does not run")
 		}
-		s.must(job.Evict(kfd.TriggerTTM))
+		s.must(m.Evict(job.MM(), kfd.TriggerTTM))
 		if job.Queues()[0].Running {
 			t.Error("the queue runs although evicted")
 		}

@@ -17,8 +17,7 @@ const firstSelfFD = 1 << 30
 
 // newSelf creates the process that represents the running one.
 func (m *Machine) newSelf() *Process {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.lock()()
 	p := m.spawn(int32(os.Getpid()))
 	p.real, p.firstFD = true, firstSelfFD
 	return p
@@ -45,17 +44,13 @@ func (p *Process) SeizeHere(pid int32) error { return p.here().Seize(pid) }
 // DetachHere is Thread.Detach for the calling OS thread, of Self.
 func (p *Process) DetachHere(pid int32) error { return p.here().Detach(pid) }
 
-// PidfdGetfdHere is Thread.PidfdGetfd for the calling OS thread, of Self.
-func (p *Process) PidfdGetfdHere(pid int32, fd int) (int, error) { return p.here().PidfdGetfd(pid, fd) }
-
 // here returns the thread that represents the calling OS thread.
 func (p *Process) here() *Thread {
 	if !p.real {
 		panic("kfdtest: only Self has a thread for the calling OS thread")
 	}
 	tid := int32(unix.Gettid())
-	p.m.mu.Lock()
-	defer p.m.mu.Unlock()
+	defer p.m.lock()()
 	for _, t := range p.threads {
 		if t.tid == tid {
 			return t
@@ -165,7 +160,7 @@ func (f *realFile) awaitRoom() {
 		f.mu.Lock()
 		f.waiting = false
 		f.mu.Unlock()
-		f.m.driver.Wake()
+		f.m.Wake()
 	})
 }
 

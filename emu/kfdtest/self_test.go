@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -16,7 +17,7 @@ import (
 // selfDebugs returns a machine, outside of a bubble, where this process debugs a job.
 func selfDebugs(t *testing.T, profile string) (m *kfdtest.Machine, job *kfdtest.Process, fd int, device *kfd.Device) {
 	t.Helper()
-	m = kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []kfdtest.Node{{ID: gpuA, GFX: hws}}})
+	m = kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []driver.Node{{ID: gpuA, GFX: hws}}})
 	job = m.Spawn()
 	s := &scene{T: t}
 	fd, err := job.Main().StartRuntime()
@@ -175,7 +176,7 @@ func TestMachineIsSafeForConcurrentUse(t *testing.T) {
 }
 
 func TestSelfAlsoUsesTheRealMachine(t *testing.T) {
-	m, job, fd, _ := selfDebugs(t, "6.12")
+	m, job, _, _ := selfDebugs(t, "6.12")
 	s := &scene{T: t}
 	sys := m.Self().Sys()
 	var pipe [2]int
@@ -191,9 +192,6 @@ func TestSelfAlsoUsesTheRealMachine(t *testing.T) {
 	null, err := sys.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC)
 	s.must(err)
 	s.must(sys.Close(null))
-	stolen, err := m.Self().PidfdGetfdHere(job.PID(), fd)
-	s.must(err)
-	s.must(sys.Close(stolen))
 	if _, err = job.Sys().Open("/dev/null", 0); err != unix.ENOENT { //nolint:errorlint // errnos as they come
 		t.Errorf("open by a fake process: %v", err)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -75,9 +76,9 @@ func TestTileConfigIsZeros(t *testing.T) {
 }
 
 func TestOldAperturesHoldSevenGPUs(t *testing.T) {
-	var nodes []kfdtest.Node
+	var nodes []driver.Node
 	for i := range 9 {
-		nodes = append(nodes, kfdtest.Node{ID: gpuA + gpreempt.GPUID(i), GFX: hws})
+		nodes = append(nodes, driver.Node{ID: gpuA + gpreempt.GPUID(i), GFX: hws})
 	}
 	m := kfdtest.New(kfdtest.Config{Profile: "6.12", Nodes: nodes})
 	job := m.Spawn().Main()

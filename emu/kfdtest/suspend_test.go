@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -74,7 +75,7 @@ func TestClearMaskOfSuspendAppliesAfterTheCheck(t *testing.T) {
 func TestFailureOfARunlist(t *testing.T) {
 	onProfiles(t, hws, func(s *scene) {
 		ids := s.suspendable(gpuA, gpuA, gpuB)
-		broken := s.m.FailGPU(kfdtest.TrapOp(kfd.TrapSuspendQueues), gpuA, unix.ETIME)
+		broken := s.m.FailGPU(driver.TrapOp(kfd.TrapSuspendQueues), gpuA, unix.ETIME)
 		n, got := s.suspend(ids[0], ids[1], ids[2])
 		s.wantArray([]uint32{ids[0] | failed, ids[1] | failed, ids[2]}, got)
 		if n != 1 {
@@ -102,7 +103,7 @@ func TestFailureOfARunlist(t *testing.T) {
 func TestFailureOfMES(t *testing.T) {
 	onProfiles(t, mes, func(s *scene) {
 		ids := s.suspendable(gpuA, gpuA, gpuA)
-		s.m.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(kfd.TrapSuspendQueues), Stage: kfdtest.Hardware, Nth: 2, Errno: unix.EIO})
+		s.m.Inject(kfdtest.Fault{Op: driver.TrapOp(kfd.TrapSuspendQueues), Stage: kfdtest.Hardware, Nth: 2, Errno: unix.EIO})
 		// The newest comes first: 2 succeeds, 1 fails, 0 is not tried.
 		n, got := s.suspend(ids...)
 		s.wantArray([]uint32{ids[0] | invalid, ids[1] | invalid | failed, ids[2]}, got)
@@ -143,7 +144,7 @@ func TestSuspendDisturbsOthersOnceForEachGPU(t *testing.T) {
 }
 
 func TestGracePeriodAsTheHardwareGetsIt(t *testing.T) {
-	for grace, want := range map[uint32]uint32{0: 1, 1: 1, 255: 255, 256: 0, 257: 1, ^uint32(0): kfdtest.DefaultGrace} {
+	for grace, want := range map[uint32]uint32{0: 1, 1: 1, 255: 255, 256: 0, 257: 1, ^uint32(0): driver.DefaultGrace} {
 		stage(t, "6.12", hws, func(s *scene) {
 			ids := s.suspendable(gpuA)
 			args := kfd.TrapSuspendQueuesArgs{
@@ -152,7 +153,7 @@ func TestGracePeriodAsTheHardwareGetsIt(t *testing.T) {
 			_, err := s.trap(kfd.PointerTo(&args))
 			s.must(err)
 			g := s.m.GPU(gpuA)
-			if got := g.Grace[len(g.Grace)-1]; got != want || g.GraceNow != kfdtest.DefaultGrace {
+			if got := g.Grace[len(g.Grace)-1]; got != want || g.GraceNow != driver.DefaultGrace {
 				s.Errorf("grace period %d: the register had %d, want %d, and then %d", grace, got, want, g.GraceNow)
 			}
 		})
@@ -295,22 +296,22 @@ func TestUpdateOfASuspendedQueueLeavesItSuspended(t *testing.T) {
 func TestEvictionAndSuspensionAreIndependent(t *testing.T) {
 	onEach(t, func(s *scene) {
 		ids := s.suspendable(gpuA, gpuB)
-		s.must(s.job.Evict(kfd.TriggerTTM))
+		s.must(s.m.Evict(s.job.MM(), kfd.TriggerTTM))
 		n, _ := s.suspend(ids...)
 		if n != 2 {
 			s.Errorf("%d suspended, want 2", n)
 		}
-		s.must(s.job.Restore())
+		s.must(s.m.Restore(s.job.MM()))
 		if got := s.running(); got != nil {
 			s.Errorf("running although suspended: %v", got)
 		}
-		s.must(s.job.Evict(kfd.TriggerTTM))
+		s.must(s.m.Evict(s.job.MM(), kfd.TriggerTTM))
 		_, err := s.device.ResumeAll(s.job.PID())
 		s.must(err)
 		if got := s.running(); got != nil {
 			s.Errorf("running although evicted: %v", got)
 		}
-		s.must(s.job.Restore())
+		s.must(s.m.Restore(s.job.MM()))
 		s.wantArray(ids, s.running())
 	})
 }
@@ -371,7 +372,7 @@ func TestFailureToResume(t *testing.T) {
 	onEach(t, func(s *scene) {
 		ids := s.suspendable(gpuA, gpuB)
 		s.suspend(ids...)
-		s.m.FailGPU(kfdtest.TrapOp(kfd.TrapResumeQueues), gpuA, unix.EIO)
+		s.m.FailGPU(driver.TrapOp(kfd.TrapResumeQueues), gpuA, unix.EIO)
 		got, err := s.device.Resume(s.job.PID(), ids)
 		s.must(err)
 		want := []kfd.QueueResult{{ID: ids[0], Status: kfd.QueueHardwareError}, {ID: ids[1]}}

@@ -120,7 +120,7 @@ func TestAccessOfGPUs(t *testing.T) {
 func TestAddressesAreOfOneKindOfMemory(t *testing.T) {
 	stage(t, "6.12", hws, func(s *scene) {
 		handle := s.alloc(gpuA, kfd.AllocVRAM, 4096)
-		va := s.job.Allocations()[0].VA
+		va := s.m.Allocations(s.job.MM())[0].VA
 		_, err := s.mapTo(handle, 0, gpuA)
 		s.must(err)
 		s.want(unix.EADDRINUSE, s.svmSet(va-4096, 2*4096))

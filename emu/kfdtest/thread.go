@@ -35,18 +35,17 @@ func (t *Thread) Process() *Process { return t.p }
 
 // Seize makes the thread the tracer of thread pid (PTRACE_SEIZE): ESRCH if there is no
 // such thread, EPERM if it is traced already or of the same process, or without
-// CapSysPtrace.
+// driver.CapSysPtrace.
 func (t *Thread) Seize(pid int32) error {
 	m := t.p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.lock()()
 	other := m.threads[pid]
 	switch {
 	case t.gone():
 		return unix.EOWNERDEAD
 	case other == nil || other.dead:
 		return unix.ESRCH
-	case other.p == t.p || other.tracedBy() != nil || !t.p.caps[CapSysPtrace]:
+	case other.p == t.p || other.tracedBy() != nil || !t.p.caps[driver.CapSysPtrace]:
 		return unix.EPERM
 	}
 	other.tracer = t
@@ -57,8 +56,7 @@ func (t *Thread) Seize(pid int32) error {
 // trace it.
 func (t *Thread) Detach(pid int32) error {
 	m := t.p.m
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.lock()()
 	other := m.threads[pid]
 	if t.gone() {
 		return unix.EOWNERDEAD
@@ -72,8 +70,7 @@ func (t *Thread) Detach(pid int32) error {
 
 // Traces reports whether the thread traces pid.
 func (t *Thread) Traces(pid int32) bool {
-	t.p.m.mu.Lock()
-	defer t.p.m.mu.Unlock()
+	defer t.p.m.lock()()
 	other := t.p.m.threads[pid]
 	return other != nil && other.tracedBy() == t
 }
@@ -88,7 +85,7 @@ func (t *Thread) Exit() {
 	t.p.threads = slices.DeleteFunc(t.p.threads, func(o *Thread) bool { return o == t })
 	last := len(t.p.threads) == 0
 	m.mu.Unlock()
-	m.driver.Wake()
+	m.Wake()
 	if last {
 		t.p.Kill()
 	}
@@ -100,7 +97,7 @@ func (t *Thread) Interrupt() {
 	t.p.m.mu.Lock()
 	t.interrupted = t.calls > 0
 	t.p.m.mu.Unlock()
-	t.p.m.driver.Wake()
+	t.p.m.Wake()
 }
 
 // Blocked reports whether the thread waits in a call: in the driver, for a pipe, or held
@@ -109,14 +106,13 @@ func (t *Thread) Blocked() bool {
 	t.p.m.mu.Lock()
 	held := t.held > 0
 	t.p.m.mu.Unlock()
-	waiting, _ := t.p.m.driver.Waiting(task{t})
+	waiting, _ := t.p.m.Waiting(task{t})
 	return held || waiting
 }
 
 // idle reports whether the thread has no call in progress.
 func (t *Thread) idle() bool {
-	t.p.m.mu.Lock()
-	defer t.p.m.mu.Unlock()
+	defer t.p.m.lock()()
 	return t.calls == 0
 }
 
@@ -126,7 +122,7 @@ func (t *Thread) stuck() bool {
 	t.p.m.mu.Lock()
 	hooks := t.hooks > 0
 	t.p.m.mu.Unlock()
-	waiting, interruptible := t.p.m.driver.Waiting(task{t})
+	waiting, interruptible := t.p.m.Waiting(task{t})
 	return hooks || waiting && !interruptible
 }
 
@@ -145,8 +141,7 @@ func (t *Thread) gone() bool { return t.dead || t.p.killed }
 
 // enter begins a call.
 func (t *Thread) enter() error {
-	t.p.m.mu.Lock()
-	defer t.p.m.mu.Unlock()
+	defer t.p.m.lock()()
 	if t.gone() {
 		return unix.EOWNERDEAD
 	}
@@ -170,24 +165,27 @@ func (t *Thread) leave(err error) error {
 	if t.p.beginExit() {
 		t.p.exit()
 	}
-	m.driver.Wake()
+	m.Wake()
 	return unix.EOWNERDEAD
 }
 
-// wait waits until cond returns true, and returns false after a signal. cond is called
+// wait waits until cond or stop returns true, and reports whether cond did. Both are called
 // without a lock.
-func (t *Thread) wait(cond func() bool) bool {
-	m := t.p.m
-	m.mu.Lock()
-	t.held++
-	m.mu.Unlock()
-	m.driver.Wake()
-	defer func() {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		t.held--
-	}()
-	return m.driver.Await(cond, task{t}.Interrupted)
+func (t *Thread) wait(cond, stop func() bool) bool {
+	defer t.count(&t.held)()
+	return t.p.m.Driver.Await(cond, stop)
+}
+
+// count adds one to a counter of the thread, and subtracts it when the result is called.
+func (t *Thread) count(n *int) (end func()) {
+	add := func(d int) {
+		unlock := t.p.m.lock()
+		*n += d
+		unlock()
+		t.p.m.Wake()
+	}
+	add(1)
+	return func() { add(-1) }
 }
 
 // task is a thread as a driver.Task.
@@ -200,8 +198,7 @@ func (k task) Leader() driver.Task { return task{k.t.p.main} }
 func (k task) Comm() string        { return "fake" }
 
 func (k task) MM() driver.MM {
-	k.t.p.m.mu.Lock()
-	defer k.t.p.m.mu.Unlock()
+	defer k.t.p.m.lock()()
 	if k.t.dead || k.t.p.mm == nil {
 		return nil
 	}
@@ -209,8 +206,7 @@ func (k task) MM() driver.MM {
 }
 
 func (k task) Tracer() driver.Task {
-	k.t.p.m.mu.Lock()
-	defer k.t.p.m.mu.Unlock()
+	defer k.t.p.m.lock()()
 	if tracer := k.t.tracedBy(); tracer != nil {
 		return task{tracer}
 	}
@@ -218,26 +214,22 @@ func (k task) Tracer() driver.Task {
 }
 
 func (k task) Interrupted() bool {
-	k.t.p.m.mu.Lock()
-	defer k.t.p.m.mu.Unlock()
+	defer k.t.p.m.lock()()
 	return k.t.interrupted || k.t.gone()
 }
 
 func (k task) Capable(c driver.Capability) bool {
-	k.t.p.m.mu.Lock()
-	defer k.t.p.m.mu.Unlock()
+	defer k.t.p.m.lock()()
 	return k.t.p.caps[c]
 }
 
 func (k task) PIDInside() int32 {
-	k.t.p.m.mu.Lock()
-	defer k.t.p.m.mu.Unlock()
+	defer k.t.p.m.lock()()
 	return k.t.p.inside
 }
 
 func (k task) Find(pid int32) driver.Task {
-	k.t.p.m.mu.Lock()
-	defer k.t.p.m.mu.Unlock()
+	defer k.t.p.m.lock()()
 	if t := k.t.p.m.threads[pid]; t != nil {
 		return task{t}
 	}

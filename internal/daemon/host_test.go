@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
@@ -44,7 +45,7 @@ func newFakeHost(t testing.TB, profile, config string) *fakeHost {
 	dir := testutil.TempSocketDir(t)
 	h := &fakeHost{
 		t: t, root: t.TempDir(),
-		driver: kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []kfdtest.Node{{ID: gpu, GFX: 90402, XCCs: 8}}}),
+		driver: kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []driver.Node{{ID: gpu, GFX: 90402, XCCs: 8}}}),
 	}
 	h.opts = Options{
 		ConfigPath: filepath.Join(dir, "d.yaml"), ConfigGiven: true, Socket: filepath.Join(dir, "d.sock"), Log: zaptest.NewLogger(t),
@@ -461,7 +462,7 @@ func TestEvictionsByTheDriverAreShown(t *testing.T) {
 			for evictions() == nil {
 				runtime.Gosched()
 			}
-			if err := job.Evict(kfd.TriggerTTM); err != nil {
+			if err := job.h.driver.Evict(job.MM(), kfd.TriggerTTM); err != nil {
 				t.Fatal(err)
 			}
 			for *evictions() == 0 || !h.warns(c, "GPU_MEMORY_SHORT") {

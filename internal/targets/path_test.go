@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
@@ -129,7 +130,7 @@ func announcementPath(t *testing.T, profile string) [][]string {
 	t.Helper()
 	const gpu gpreempt.GPUID = 1000
 	path := &trail{}
-	machine := kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []kfdtest.Node{{ID: gpu, GFX: 90402}}})
+	machine := kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []driver.Node{{ID: gpu, GFX: 90402}}})
 	device, err := kfd.OpenWith(sys{machine.Self().Sys(), path}, kfd.DevicePath)
 	if err != nil {
 		t.Fatal(err)

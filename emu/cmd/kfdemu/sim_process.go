@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/proc"
@@ -145,7 +146,7 @@ func (p *Process) End() (gpumodel.ProcessCounters, error) {
 
 // hasQueues reports whether the driver has queues of the process.
 func (p *Process) hasQueues() bool {
-	return slices.ContainsFunc(p.m.os.Processes(), func(s kfdtest.ProcessState) bool { return s.PID == p.key.PID && len(s.Queues) > 0 })
+	return slices.ContainsFunc(p.m.os.Processes(), func(s driver.ProcessState) bool { return s.PID == p.key.PID && len(s.Queues) > 0 })
 }
 
 // Counters returns what became of the process's packets.

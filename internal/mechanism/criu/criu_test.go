@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -17,7 +18,7 @@ import (
 )
 
 func TestSuspendTakesAllQueuesOffAndResumeRestoresThem(t *testing.T) {
-	for _, profile := range kfdtest.Profiles() {
+	for _, profile := range driver.Profiles() {
 		t.Run(profile, func(t *testing.T) {
 			w := newTestWorld(t, profile)
 			p := w.spawn(t)
@@ -448,7 +449,7 @@ func TestProbeReportsEachRequirement(t *testing.T) {
 func TestProbeWithoutTheDriverOrTheRights(t *testing.T) {
 	w := newTestWorld(t, "7.2")
 	p := w.spawn(t)
-	w.Fail(kfdtest.OpOpen, w.daemon, unix.ENOENT, true)
+	w.Fail(driver.OpOpen, w.daemon, unix.ENOENT, true)
 	m := w.mechanism()
 	m.cfg.Host = powerless{worldHost{w}}
 	c := m.Probe(t.Context(), p.Key())

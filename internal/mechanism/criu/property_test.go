@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -23,7 +24,7 @@ import (
 //     daemon's journal, none is, and every queue runs.
 func TestNoScheduleLeavesATargetEvicted(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		profile := rapid.SampledFrom(kfdtest.Profiles()).Draw(t, "profile")
+		profile := rapid.SampledFrom(driver.Profiles()).Draw(t, "profile")
 		w := newWorld(profile, memory{})
 		s := &schedule{w: w, target: w.spawn(t), contexts: profile == "7.2"}
 		s.first = s.open()[0]
@@ -246,11 +247,11 @@ func (s *schedule) targetCloses(t *rapid.T) {
 // evict makes the memory management evict the process, or restore it.
 func (s *schedule) evict(t *rapid.T) {
 	if s.evictions > 0 && rapid.Bool().Draw(t, "restore") {
-		must(t, s.target.Restore())
+		must(t, s.w.Restore(s.target.MM()))
 		s.evictions--
 		return
 	}
-	must(t, s.target.Evict(0))
+	must(t, s.w.Evict(s.target.MM(), 0))
 	s.evictions++
 }
 
@@ -258,7 +259,7 @@ func (s *schedule) evict(t *rapid.T) {
 // TestFailedPauseIsUndone covers GPUs that fail.
 func (s *schedule) fault(t *rapid.T) {
 	f := kfdtest.Fault{
-		Op:    rapid.SampledFrom([]kfdtest.Op{opPause, opUnpause, kfdtest.OpPidfdGetfd}).Draw(t, "op"),
+		Op:    rapid.SampledFrom([]driver.Op{opPause, opUnpause, kfdtest.OpPidfdGetfd}).Draw(t, "op"),
 		Nth:   rapid.IntRange(1, 3).Draw(t, "call"),
 		Errno: rapid.SampledFrom([]unix.Errno{unix.EIO, unix.EFAULT, unix.EACCES, unix.ENOMEM}).Draw(t, "errno"),
 	}
@@ -273,7 +274,7 @@ func (s *schedule) fault(t *rapid.T) {
 func (s *schedule) recover(t *rapid.T) {
 	s.restart(t)
 	for ; s.evictions > 0; s.evictions-- {
-		must(t, s.target.Restore())
+		must(t, s.w.Restore(s.target.MM()))
 	}
 	s.mustRun(t)
 }

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/testutil"
@@ -65,7 +66,7 @@ type world struct {
 
 func newWorld(profile string, journal book) *world {
 	w := &world{
-		Machine: kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []kfdtest.Node{{ID: hws, GFX: 90402}, {ID: mes, GFX: 110501}}}),
+		Machine: kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []driver.Node{{ID: hws, GFX: 90402}, {ID: mes, GFX: 110501}}}),
 		journal: journal,
 		targets: map[int32]*kfdtest.Process{},
 	}
@@ -301,8 +302,8 @@ func (w *world) pauses() int {
 }
 
 var (
-	opPause   = kfdtest.CRIUOp(kfd.CRIUOpProcessInfo)
-	opUnpause = kfdtest.CRIUOp(kfd.CRIUOpUnpause)
+	opPause   = driver.CRIUOp(kfd.CRIUOpProcessInfo)
+	opUnpause = driver.CRIUOp(kfd.CRIUOpUnpause)
 )
 
 func attach(t *testing.T, m *Mechanism, target gpreempt.ProcessKey) mechanism.Session {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -35,7 +36,7 @@ func TestGPUThatFailsToSuspendIsNamedAndEverythingRuns(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
-		broken := f.machine.FailGPU(kfdtest.TrapOp(kfd.TrapSuspendQueues), gpuB, unix.EIO)
+		broken := f.machine.FailGPU(driver.TrapOp(kfd.TrapSuspendQueues), gpuB, unix.EIO)
 		wantHardware(t, "suspend", s.Suspend(t.Context()), gpuB)
 		j.wantRunning()
 		broken.Remove()
@@ -51,7 +52,7 @@ func TestGPUThatFailsToResumeIsNamedAndTriedAgain(t *testing.T) {
 		j := f.start()
 		s := f.attach(j)
 		f.must("suspend", s.Suspend(t.Context()))
-		broken := f.machine.FailGPU(kfdtest.TrapOp(kfd.TrapResumeQueues), gpuA, unix.EIO)
+		broken := f.machine.FailGPU(driver.TrapOp(kfd.TrapResumeQueues), gpuA, unix.EIO)
 		err := s.Resume(t.Context())
 		if f.machine.GPU(gpuA).Adds > 0 { // MES: nothing reports which of them it is
 			wantHardware(t, "resume", err, gpuA, gpuB)
@@ -79,7 +80,7 @@ func TestGPUThatFailsForANewQueueEndsTheHold(t *testing.T) {
 		j := f.start()
 		s := f.attach(j)
 		f.must("suspend", s.Suspend(t.Context()))
-		f.machine.FailGPU(kfdtest.TrapOp(kfd.TrapSuspendQueues), gpuB, unix.EIO)
+		f.machine.FailGPU(driver.TrapOp(kfd.TrapSuspendQueues), gpuB, unix.EIO)
 		j.create(gpuB, kfd.QueueTypeComputeAQL)
 		wantHardware(t, "lost", receive(f, "the loss", f.lost), gpuB)
 		f.await("all queues run", j.allRun)
@@ -96,7 +97,7 @@ func TestSuspendWhoseCallerHasGivenUpIsUndone(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		j := f.start()
 		s := f.attach(j)
-		hang := f.machine.Hang(kfdtest.TrapOp(kfd.TrapSuspendQueues))
+		hang := f.machine.Hang(driver.TrapOp(kfd.TrapSuspendQueues))
 		ctx, cancel := context.WithCancelCause(t.Context())
 		enough := errors.New("that is enough")
 		suspended := make(chan error)
@@ -132,7 +133,7 @@ func TestSuspendIsReportedOnlyWhenAllQueuesAreSuspended(t *testing.T) {
 		f.must("resume", s.Resume(t.Context()))
 		f.between(cancel)
 		wantErr(t, "suspend that is given up", suspend(gone), context.Canceled)
-		broken := f.machine.FailGPU(kfdtest.TrapOp(kfd.TrapSuspendQueues), gpuB, unix.EIO)
+		broken := f.machine.FailGPU(driver.TrapOp(kfd.TrapSuspendQueues), gpuB, unix.EIO)
 		wantHardware(t, "suspend", suspend(t.Context()), gpuB)
 		broken.Remove()
 		if reported != 2 {
@@ -145,7 +146,7 @@ func TestOtherTargetsAreNotHeldUpByAHang(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
 		stuck, other := f.start(), f.start()
 		s, o := f.attach(stuck), f.attach(other)
-		hang := f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(kfd.TrapSuspendQueues), Hold: true})
+		hang := f.machine.Inject(kfdtest.Fault{Op: driver.TrapOp(kfd.TrapSuspendQueues), Hold: true})
 		failed := make(chan error)
 		go func() { failed <- s.Suspend(t.Context()) }()
 		receive(f, "the hang", hang.Reached())
@@ -163,7 +164,7 @@ func TestAttachGivenUpLeavesTheTargetFree(t *testing.T) {
 		t.Run(op.String(), func(t *testing.T) {
 			onEachDriver(t, func(t *testing.T, f *fixture) {
 				j := f.start()
-				hang := f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(op), Stage: kfdtest.After, Hold: true})
+				hang := f.machine.Inject(kfdtest.Fault{Op: driver.TrapOp(op), Stage: kfdtest.After, Hold: true})
 				ctx, cancel := context.WithCancel(t.Context())
 				attached := make(chan error)
 				go func() {
@@ -218,7 +219,7 @@ func TestInterruptedCallsLoseNothing(t *testing.T) {
 			t.Run(op.String()+" "+name, func(t *testing.T) {
 				onEachDriver(t, func(t *testing.T, f *fixture) {
 					j := f.start()
-					i := f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(op), Stage: stage, Errno: unix.EINTR})
+					i := f.machine.Inject(kfdtest.Fault{Op: driver.TrapOp(op), Stage: stage, Errno: unix.EINTR})
 					s := f.attach(j)
 					f.must("suspend", s.Suspend(t.Context()))
 					j.wantSuspended()
@@ -253,7 +254,7 @@ func TestTargetThatDiesAtAnyPointIsGone(t *testing.T) {
 			t.Run(op.String()+" "+name, func(t *testing.T) {
 				onEachDriver(t, func(t *testing.T, f *fixture) {
 					j := f.start()
-					i := f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(op), Caller: f.machine.Self(), Stage: stage, Do: j.kill})
+					i := f.machine.Inject(kfdtest.Fault{Op: driver.TrapOp(op), Caller: f.machine.Self(), Stage: stage, Do: j.kill})
 					for _, err := range f.life(j) {
 						if err != nil && !errors.Is(err, mechanism.ErrGone) {
 							t.Errorf("%v, want ErrGone", err)
@@ -279,7 +280,7 @@ func TestTargetThatReplacesItsProgramAtAnyPointIsReleased(t *testing.T) {
 			t.Run(op.String()+" "+name, func(t *testing.T) {
 				onEachDriver(t, func(t *testing.T, f *fixture) {
 					j := f.start()
-					f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(op), Caller: f.machine.Self(), Stage: stage, Do: j.exec})
+					f.machine.Inject(kfdtest.Fault{Op: driver.TrapOp(op), Caller: f.machine.Self(), Stage: stage, Do: j.exec})
 					for _, err := range f.life(j) {
 						if err != nil && !errors.Is(err, mechanism.ErrReplaced) && !errors.Is(err, mechanism.ErrGone) {
 							t.Errorf("%v, want mechanism.ErrReplaced", err)
@@ -320,7 +321,7 @@ func TestUnexpectedAnswersLeaveTheTargetFree(t *testing.T) {
 			t.Run(op.String()+" "+errno.Error(), func(t *testing.T) {
 				onNewRule(t, func(t *testing.T, f *fixture) {
 					j := f.start()
-					f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(op), Caller: f.machine.Self(), Errno: errno})
+					f.machine.Inject(kfdtest.Fault{Op: driver.TrapOp(op), Caller: f.machine.Self(), Errno: errno})
 					f.life(j)
 					f.await("the target is free", func() bool { s, _ := j.KFD(); return !s.Enabled && j.allRun() })
 				})
@@ -334,7 +335,7 @@ func TestPanicIsAnErrorAndEverythingRuns(t *testing.T) {
 		j := f.start()
 		s := f.attach(j)
 		f.machine.Inject(kfdtest.Fault{
-			Op: kfdtest.TrapOp(kfd.TrapSuspendQueues), Stage: kfdtest.After, Do: func() { panic("out of cheese") },
+			Op: driver.TrapOp(kfd.TrapSuspendQueues), Stage: kfdtest.After, Do: func() { panic("out of cheese") },
 		})
 		if err := s.Suspend(t.Context()); err == nil {
 			t.Error("a suspension that panicked worked")
@@ -405,7 +406,7 @@ func TestCloseResumesWhereResumeDoesNot(t *testing.T) {
 		j := f.start()
 		s := f.attach(j)
 		f.must("suspend", s.Suspend(t.Context()))
-		broken := f.machine.Fail(kfdtest.TrapOp(kfd.TrapResumeQueues), f.machine.Self(), unix.EFAULT, true)
+		broken := f.machine.Fail(driver.TrapOp(kfd.TrapResumeQueues), f.machine.Self(), unix.EFAULT, true)
 		for range 3 {
 			wantErr(t, "resume", s.Resume(t.Context()), unix.EFAULT)
 		}

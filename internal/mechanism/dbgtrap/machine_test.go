@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap/zaptest"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/proc"
@@ -53,7 +54,7 @@ func newFixture(tb testing.TB, profile string, gfx uint32) *fixture {
 	tb.Helper()
 	f := &fixture{
 		t: tb, root: tb.TempDir(),
-		machine: kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []kfdtest.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}}}),
+		machine: kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []driver.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}}}),
 		births:  make(chan gpreempt.ProcessKey, 1),
 		lost:    make(chan error, 16),
 		jobs:    map[int32]*job{},
@@ -455,7 +456,7 @@ func (t *fakeThread) Gone() bool            { return t.gone.Load() }
 func (f *fixture) suspendCalls() [][]uint32 {
 	var calls [][]uint32
 	for _, c := range f.machine.Calls() {
-		if c.Op == kfdtest.TrapOp(kfd.TrapSuspendQueues) {
+		if c.Op == driver.TrapOp(kfd.TrapSuspendQueues) {
 			calls = append(calls, c.Queues)
 		}
 	}

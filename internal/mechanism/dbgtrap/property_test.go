@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -163,7 +164,7 @@ func (h *history) faultNow() {
 		fault.Errno, fault.Stage = unix.EIO, kfdtest.Hardware
 		fault.GPU = rapid.SampledFrom([]gpreempt.GPUID{gpuA, gpuB}).Draw(h.rt, "gpu")
 	}
-	fault.Op = kfdtest.TrapOp(op)
+	fault.Op = driver.TrapOp(op)
 	h.faults = append(h.faults, h.machine.Inject(fault))
 }
 

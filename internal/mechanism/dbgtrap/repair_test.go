@@ -5,6 +5,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -252,7 +253,7 @@ func TestAnswerThatWasCutShortByATheftIsGivenAfterIt(t *testing.T) {
 		j, d := f.start(), f.debugger()
 		f.attach(j)
 		f.machine.Inject(kfdtest.Fault{
-			Op: kfdtest.TrapOp(kfd.TrapQueryExceptionInfo), Caller: f.machine.Self(), Stage: kfdtest.After,
+			Op: driver.TrapOp(kfd.TrapQueryExceptionInfo), Caller: f.machine.Self(), Stage: kfdtest.After,
 			Do: func() {
 				wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
 				d.detach(j)
@@ -272,7 +273,7 @@ func TestTargetThatIsTakenAfterAFailedResumeRunsWhenItCan(t *testing.T) {
 		s, err := f.Attach(t.Context(), j.key())
 		f.must("attach", err)
 		f.must("suspend", s.Suspend(t.Context()))
-		broken := f.machine.Fail(kfdtest.TrapOp(kfd.TrapResumeQueues), f.machine.Self(), unix.EFAULT, true)
+		broken := f.machine.Fail(driver.TrapOp(kfd.TrapResumeQueues), f.machine.Self(), unix.EFAULT, true)
 		wantErr(t, "resume", s.Resume(t.Context()), unix.EFAULT)
 		wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
 		broken.Remove()

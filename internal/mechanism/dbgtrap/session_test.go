@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -51,8 +52,8 @@ func TestHotPathIsTwoCallsEachWay(t *testing.T) {
 		before := len(f.machine.Ops(f.machine.Self()))
 		f.must("suspend", s.Suspend(t.Context()))
 		f.must("resume", s.Resume(t.Context()))
-		snapshot := kfdtest.TrapOp(kfd.TrapGetQueueSnapshot)
-		want := []kfdtest.Op{snapshot, kfdtest.TrapOp(kfd.TrapSuspendQueues), kfdtest.TrapOp(kfd.TrapResumeQueues), snapshot}
+		snapshot := driver.TrapOp(kfd.TrapGetQueueSnapshot)
+		want := []driver.Op{snapshot, driver.TrapOp(kfd.TrapSuspendQueues), driver.TrapOp(kfd.TrapResumeQueues), snapshot}
 		diff(t, "calls", want, f.machine.Ops(f.machine.Self())[before:])
 	})
 }
@@ -125,7 +126,7 @@ func TestQueueBornWhileSuspendedIsSuspendedByItself(t *testing.T) {
 
 // between has something happen between the snapshot and the suspension.
 func (f *fixture) between(do func()) {
-	f.machine.Inject(kfdtest.Fault{Op: kfdtest.TrapOp(kfd.TrapSuspendQueues), Do: do})
+	f.machine.Inject(kfdtest.Fault{Op: driver.TrapOp(kfd.TrapSuspendQueues), Do: do})
 }
 
 func TestQueuesThatChangeBetweenSnapshotAndSuspension(t *testing.T) {
@@ -166,7 +167,7 @@ func TestTargetThatReplacesQueuesForEverIsRefused(t *testing.T) {
 		j := f.start()
 		s := f.attach(j)
 		i := f.machine.Inject(kfdtest.Fault{
-			Op: kfdtest.TrapOp(kfd.TrapSuspendQueues), Always: true,
+			Op: driver.TrapOp(kfd.TrapSuspendQueues), Always: true,
 			Do: func() { j.destroy(1); j.create(gpuA, kfd.QueueTypeComputeAQL) },
 		})
 		if err := s.Suspend(t.Context()); err == nil {
