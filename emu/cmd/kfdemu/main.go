@@ -65,7 +65,7 @@ Everything is EMULATED: no figure says anything about a real GPU.`,
 		Version:       api.VersionString(),
 		SilenceErrors: true, SilenceUsage: true,
 	}
-	root.AddCommand(runCommand(), execCommand(), checkCommand(), serveSimCommand(), demoCommand(), workCommand(), answerCommand())
+	root.AddCommand(runCommand(), execCommand(), checkCommand(), serveSimCommand(), demoCommand(), workCommand(), answerCommand(), softGPUCommand())
 	return root
 }
 

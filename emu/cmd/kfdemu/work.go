@@ -26,7 +26,7 @@ func workCommand() *cobra.Command {
 proves at the end that each ran exactly once and in order. Says what it does in lines
 of JSON. Ends when it gets SIGTERM or reads "stop"; "report" has it say how far it is.
 
-It is for an emulated machine, and does nothing useful on another:
+It is for an emulated machine, or the real driver with kfdemu softgpu:
 
   kfdemu run -- kfdemu work --queues 2 --packets 100 --duration 2000 --runtime`)
 }
@@ -37,7 +37,7 @@ func answerCommand() *cobra.Command {
 writes "answer" in a line of JSON when the last has ended. Ends with its standard input and
 proves then that each packet ran exactly once and in order.
 
-It is for an emulated machine, and does nothing useful on another:
+It is for an emulated machine, or the real driver with kfdemu softgpu:
 
   yes | head -n 100 | kfdemu run -- kfdemu answer --packets 30 --duration 200`)
 }
