@@ -27,7 +27,7 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help count gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench bench-quick fuzz fuzz-quick e2e e2e-rocm vm-kfd vmtest soak flood kubernetes kubernetes-test kubernetes-api dist dist-twice packages-test clean
+.PHONY: help count gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench bench-quick fuzz fuzz-quick e2e e2e-rocm vm-kfd vm-softgpu vmtest soak flood kubernetes kubernetes-test kubernetes-api dist dist-twice packages-test clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,6 +119,12 @@ VM_PACKAGES ?= ./emu/conformance=TestRealDriver ./internal/proc ./internal/mecha
 	./internal/kfdtrace=TestRealTracefs
 vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skips without QEMU
 	$(GO) run ./emu/vm -limit 10m $(VM_PACKAGES)
+
+# apt-get install -y --no-install-recommends qemu-system-x86 gcc-12 libc6-dev make xz-utils
+SOFTGPU_PACKAGES ?= ./emu/conformance=TestRealDriver
+SOFTGPU ?= softgpu=2
+vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu with emu/softgpu, for minutes the first time; skips without QEMU or gcc
+	$(GO) run ./emu/vm -softgpu '$(SOFTGPU)' -limit 15m $(SOFTGPU_PACKAGES)
 
 # apt-get install -y --no-install-recommends qemu-system-x86 mmdebstrap e2fsprogs
 vmtest: ## Test the units of deploy/systemd in a Debian guest in QEMU; skips without QEMU or mmdebstrap

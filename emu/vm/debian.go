@@ -1,11 +1,8 @@
 package main
 
 import (
-	"bytes"
 	"context"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 )
 
@@ -46,9 +43,9 @@ func (o options) debian(ctx context.Context, dir string, kernel Kernel, guest *G
 	guest.Args = append(guest.Args, "-drive", "file="+image+",format=raw,if=virtio,snapshot=on")
 	guest.Append += " systemd.wants=gpreempt-vm.service systemd.show_status=0 systemd.mask=serial-getty@ttyS0.service systemd.mask=getty@tty1.service"
 	m.Root, m.Need = "/dev/vda", nil
-	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
+	root, err := repository(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("go list -m: %w", err)
+		return nil, err
 	}
 	return func(a *Archive) error {
 		if m.Modules, err = addModules(a, "/modules", disk); err != nil {
@@ -64,7 +61,7 @@ func (o options) debian(ctx context.Context, dir string, kernel Kernel, guest *G
 			return add(a, Overlay+"/packages/gpreempt.deb", o.deb)
 		}
 		for from, to := range installed {
-			text, err := os.ReadFile(filepath.Join(string(bytes.TrimSpace(root)), from))
+			text, err := os.ReadFile(filepath.Join(root, from))
 			if err != nil {
 				return err
 			}

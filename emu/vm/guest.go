@@ -125,18 +125,18 @@ func mounts() error {
 }
 
 func prepare(m Manifest) error {
-	for _, path := range m.Modules {
-		f, err := os.Open(path)
+	for _, module := range m.Modules {
+		f, err := os.Open(module.Path)
 		if err != nil {
 			return err
 		}
-		err = unix.FinitModule(int(f.Fd()), "", 0)
+		err = unix.FinitModule(int(f.Fd()), module.Params, 0)
 		_ = f.Close() // read only
 		if err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("loading %s: %w", path, err)
+			return fmt.Errorf("loading %s: %w", module.Path, err)
 		}
 		// Free its memory: it is part of the initramfs.
-		if err := os.Remove(path); err != nil {
+		if err := os.Remove(module.Path); err != nil {
 			return err
 		}
 	}

@@ -134,25 +134,13 @@ func fetch(ctx context.Context, cache, release string) (Kernel, error) {
 		return Kernel{}, err
 	}
 	defer os.RemoveAll(tmp)
-	// Run by root, apt drops its rights and needs the directory open.
-	if err := os.Chmod(tmp, 0o777); err != nil { //nolint:gosec // for the time of the download; apt checks the package
+	packages, err := download(ctx, tmp, "linux-image-"+release)
+	if err != nil {
 		return Kernel{}, err
 	}
-	download := exec.CommandContext(ctx, "apt-get", "download", "linux-image-"+release) //nolint:gosec // a name apt gave
-	download.Dir = tmp
-	if text, err := download.CombinedOutput(); err != nil {
-		return Kernel{}, &MissingError{
-			What:   fmt.Sprintf("linux-image-%s could not be downloaded (%v: %s)", release, err, bytes.TrimSpace(text)),
-			Remedy: "check the network, and apt-get update",
-		}
-	}
-	packages, err := filepath.Glob(filepath.Join(tmp, "*.deb"))
-	if err != nil || len(packages) != 1 {
-		return Kernel{}, fmt.Errorf("apt-get download left %d packages (%w)", len(packages), err)
-	}
 	unpacked := filepath.Join(tmp, "unpacked")
-	if text, err := exec.CommandContext(ctx, "dpkg", "-x", packages[0], unpacked).CombinedOutput(); err != nil { //nolint:gosec // the path of the package downloaded above
-		return Kernel{}, fmt.Errorf("dpkg -x %s: %w: %s", packages[0], err, bytes.TrimSpace(text))
+	if err := unpack(ctx, packages[0], unpacked); err != nil {
+		return Kernel{}, err
 	}
 	if err := os.Rename(unpacked, k.dir); err != nil && !errors.Is(err, fs.ErrExist) {
 		return Kernel{}, err
@@ -160,10 +148,54 @@ func fetch(ctx context.Context, cache, release string) (Kernel, error) {
 	return k, nil
 }
 
+// download fetches packages, NAME or NAME=VERSION, to dir and returns their files.
+func download(ctx context.Context, dir string, packages ...string) ([]string, error) {
+	// Run by root, apt drops its rights and needs the directory open.
+	if err := os.Chmod(dir, 0o777); err != nil { //nolint:gosec // for the time of the download; apt checks the packages
+		return nil, err
+	}
+	fetch := exec.CommandContext(ctx, "apt-get", append([]string{"download"}, packages...)...) //nolint:gosec // names apt gave
+	fetch.Dir = dir
+	if text, err := fetch.CombinedOutput(); err != nil {
+		return nil, &MissingError{
+			What:   fmt.Sprintf("%s could not be downloaded (%v: %s)", strings.Join(packages, ", "), err, bytes.TrimSpace(text)),
+			Remedy: "check the network, and apt-get update",
+		}
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.deb"))
+	if err != nil || len(files) != len(packages) {
+		return nil, fmt.Errorf("apt-get download left %d packages of %d (%w)", len(files), len(packages), err)
+	}
+	return files, nil
+}
+
+// unpack unpacks a package in dir. Nothing of it is executed or installed.
+func unpack(ctx context.Context, file, dir string) error {
+	if text, err := exec.CommandContext(ctx, "dpkg", "-x", file, dir).CombinedOutput(); err != nil { //nolint:gosec // a package of apt's
+		return fmt.Errorf("dpkg -x %s: %w: %s", file, err, bytes.TrimSpace(text))
+	}
+	return nil
+}
+
+// packageVersion returns the newest version that apt knows of a package.
+func packageVersion(ctx context.Context, name string) (string, error) {
+	text, err := exec.CommandContext(ctx, "apt-cache", "show", "--no-all-versions", name).Output() //nolint:gosec // a name of the kernel's
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", &MissingError{What: "no apt-cache", Remedy: "the driver's source is a Debian package: run this on Debian"}
+	}
+	for line := range strings.Lines(string(text)) {
+		if version, ok := strings.CutPrefix(strings.TrimSpace(line), "Version: "); ok {
+			return version, nil
+		}
+	}
+	return "", &MissingError{What: fmt.Sprintf("apt knows no package %s (%v)", name, err), Remedy: "apt-get update; a newer kernel has replaced it"}
+}
+
 // Module is a kernel module, ready to be loaded.
 type Module struct {
-	Name string
-	Data []byte // ELF, not compressed
+	Name   string
+	Params string // such as "a=1 b=2"
+	Data   []byte // ELF, not compressed
 }
 
 // Modules returns the named modules and their dependencies in the order of loading.

@@ -1,13 +1,16 @@
 // Command vm runs the tests of packages in a QEMU guest with an unmodified Debian
 // kernel and its drivers. Nothing is installed, and root is not needed:
 //
-//	go run ./emu/vm [-systemd [-deb FILE]] [-series 6.12] [-module amdgpu] [-need /dev/kfd] [-limit 5m] PACKAGE[=TESTS]...
+//	go run ./emu/vm [-systemd [-deb FILE] | -softgpu PARAMETERS] [-series 6.12] [-module amdgpu] [-need /dev/kfd]
+//		[-append WORDS] [-with COMMANDS] [-limit 5m] PACKAGE[=TESTS]...
 //
 // TESTS is a pattern for -test.run. With -systemd the guest is a Debian with systemd as
 // its first process, our units and binaries installed, and the driver's modules ready to
-// be loaded (debian.go); with -deb only the package file is present, not installed. The
-// exit status is 0 when every package passed. It is also 0, after a line that begins with
-// SKIP, when the host has no QEMU or no kernel is available.
+// be loaded (debian.go); with -deb only the package file is present, not installed. With
+// -softgpu the driver is built from Debian's source with the folder emu/softgpu and loaded
+// with these parameters, such as softgpu=2, so that it has GPU nodes (driver.go). The exit
+// status is 0 when every package passed. It is also 0, after a line that begins with SKIP,
+// when the host lacks QEMU or what the build needs, or no kernel is available.
 //
 // The same program is the guest's first process (guest.go).
 package main
@@ -26,6 +29,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -34,7 +38,9 @@ type options struct {
 	series, module, need string
 	limit                time.Duration
 	systemd              bool
-	deb                  string
+	deb, softgpu         string
+	append               string
+	with                 string
 	packages             []string
 }
 
@@ -49,6 +55,9 @@ func main() {
 	flag.DurationVar(&o.limit, "limit", 5*time.Minute, "time limit of the guest")
 	flag.BoolVar(&o.systemd, "systemd", false, "a Debian guest with systemd, with gpreemptd installed")
 	flag.StringVar(&o.deb, "deb", "", "with -systemd: provide this `package` and install nothing")
+	flag.StringVar(&o.softgpu, "softgpu", "", "build amdgpu with emu/softgpu and load it with these `parameters`")
+	flag.StringVar(&o.append, "append", "", "more `words` for the kernel's command line")
+	flag.StringVar(&o.with, "with", "", "`commands` to build into the guest's /bin, such as ./cmd/gpreemptd,./cmd/gpctl")
 	flag.Parse()
 	o.packages = flag.Args()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt) //nolint:forbidigo // main makes the first context
@@ -66,6 +75,9 @@ func main() {
 
 func run(ctx context.Context, o options, out io.Writer) error {
 	began := time.Now()
+	if o.softgpu != "" && o.systemd {
+		return errors.New("-softgpu and -systemd exclude each other")
+	}
 	if err := CheckHost(); err != nil {
 		return err
 	}
@@ -77,6 +89,11 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	if o.softgpu != "" {
+		if err := o.replaceDriver(ctx, kernel, modules, out); err != nil {
+			return err
+		}
+	}
 	dir, err := os.MkdirTemp("", "gpreempt-vm-")
 	if err != nil {
 		return err
@@ -85,9 +102,13 @@ func run(ctx context.Context, o options, out io.Writer) error {
 	initramfs := filepath.Join(dir, "initramfs")
 	guest := Guest{
 		Kernel: kernel.Image(), Initramfs: initramfs, MemoryMiB: 1024,
-		Append: "rdinit=/init oops=panic", Timeout: o.limit + 30*time.Second, Console: filepath.Join(dir, "console"),
+		Append: strings.TrimSpace("rdinit=/init oops=panic " + o.append), Timeout: o.limit + 30*time.Second, Console: filepath.Join(dir, "console"),
 	}
-	content := o.bare(&m, modules)
+	nodes := "no GPU"
+	if o.softgpu != "" {
+		guest.MemoryMiB, nodes = 2048, "nodes that have no GPU: "+o.softgpu
+	}
+	content := o.bare(ctx, dir, &m, modules)
 	if o.systemd {
 		content, err = o.debian(ctx, dir, kernel, &guest, &m, modules)
 	}
@@ -98,7 +119,7 @@ func run(ctx context.Context, o options, out io.Writer) error {
 		return errors.Join(err, os.RemoveAll(dir))
 	}
 	built := time.Since(began)
-	fmt.Fprintf(out, "vm: Linux %s in QEMU, with %s and no GPU\n", kernel.Release, o.module)
+	fmt.Fprintf(out, "vm: Linux %s in QEMU, with %s and %s\n", kernel.Release, o.module, nodes)
 	began = time.Now()
 	count := counter{out: out}
 	results, err := m.Run(ctx, guest, &count)
@@ -138,24 +159,65 @@ func tail(console string) []byte {
 // files adds to an archive.
 type files func(a *Archive) error
 
-// bare returns the files of a guest without a distribution: modules and tests only.
-func (o options) bare(m *Manifest, modules []Module) files {
+// bare returns the files of a guest without a distribution: modules, commands and tests
+// only.
+func (o options) bare(ctx context.Context, dir string, m *Manifest, modules []Module) files {
 	return func(a *Archive) (err error) {
-		m.Modules, err = addModules(a, "/modules", modules)
-		return err
+		if m.Modules, err = addModules(a, "/modules", modules); err != nil {
+			return err
+		}
+		for pkg := range strings.SplitSeq(o.with, ",") {
+			if pkg == "" {
+				continue
+			}
+			name := filepath.Base(pkg)
+			if err := build(ctx, "build", filepath.Join(dir, name), pkg); err != nil {
+				return err
+			}
+			if err := add(a, "/bin/"+name, filepath.Join(dir, name)); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 }
 
-// addModules adds modules, and returns their paths in the order of loading.
-func addModules(a *Archive, dir string, modules []Module) (paths []string, err error) {
+// replaceDriver replaces the distribution's amdgpu among modules by one with emu/softgpu.
+func (o options) replaceDriver(ctx context.Context, kernel Kernel, modules []Module, out io.Writer) error {
+	i := slices.IndexFunc(modules, func(m Module) bool { return m.Name == "amdgpu" })
+	if i < 0 {
+		return fmt.Errorf("-softgpu replaces amdgpu, which is not among the modules of %s", o.module)
+	}
+	root, err := repository(ctx)
+	if err != nil {
+		return err
+	}
+	if modules[i].Data, err = kernel.BuildDriver(ctx, filepath.Join(root, "emu", "softgpu"), out); err != nil {
+		return err
+	}
+	modules[i].Params = o.softgpu
+	return nil
+}
+
+// repository returns the root of this module's source.
+func repository(ctx context.Context) (string, error) {
+	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		return "", fmt.Errorf("go list -m: %w", err)
+	}
+	return string(bytes.TrimSpace(root)), nil
+}
+
+// addModules adds modules, and returns them in the order of loading.
+func addModules(a *Archive, dir string, modules []Module) (loads []Load, err error) {
 	for i, module := range modules {
 		path := fmt.Sprintf("%s/%02d-%s.ko", dir, i, module.Name)
 		if err := a.File(path, 0o644, module.Data); err != nil {
 			return nil, err
 		}
-		paths = append(paths, path)
+		loads = append(loads, Load{Path: path, Params: module.Params})
 	}
-	return paths, nil
+	return loads, nil
 }
 
 // pack builds the test binaries and writes the guest's initramfs.

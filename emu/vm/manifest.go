@@ -24,8 +24,8 @@ const StewardArg = "steward"
 type Manifest struct {
 	// Nonce marks the init's own lines in the output.
 	Nonce string
-	// Modules are the paths of kernel modules, in the order of loading.
-	Modules []string
+	// Modules are the kernel modules, in the order of loading.
+	Modules []Load
 	// Root is the block device of an ext4 file system that becomes the root; "" to stay
 	// in the initramfs.
 	Root string
@@ -35,6 +35,11 @@ type Manifest struct {
 	Programs []Program
 	// Limit is the time after which the init powers off.
 	Limit time.Duration
+}
+
+// Load is a kernel module in a file of the guest, and its parameters.
+type Load struct {
+	Path, Params string
 }
 
 // Program is one to run in the guest.

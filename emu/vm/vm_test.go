@@ -228,7 +228,7 @@ func TestGuestThatEndsEarlyFails(t *testing.T) {
 
 func TestManifestReachesTheInit(t *testing.T) {
 	m := Manifest{
-		Nonce: "N", Modules: []string{"/modules/a"}, Need: []string{"/dev/kfd"}, Limit: time.Minute,
+		Nonce: "N", Modules: []Load{{Path: "/modules/a", Params: "x=1"}}, Need: []string{"/dev/kfd"}, Limit: time.Minute,
 		Programs: []Program{{Path: "/p", Args: []string{"-v"}, Dir: "/d", Env: []string{"A=b"}}},
 	}
 	var b bytes.Buffer
