@@ -71,7 +71,7 @@ func playAgent() error {
 	if err != nil {
 		return err
 	}
-	g := &agent{out: json.NewEncoder(conn), threads: map[int]chan order{0: make(chan order, 1)}}
+	g := &agent{out: json.NewEncoder(conn), threads: map[int]chan order{0: make(chan order, 1)}, sys: kernelSystem{kfd.Kernel(), newProgram()}}
 	if err := g.out.Encode(hello{PID: int32(os.Getpid())}); err != nil {
 		return err
 	}
@@ -88,6 +88,7 @@ type agent struct {
 	mu      sync.Mutex // guards out
 	out     *json.Encoder
 	threads map[int]chan order // used by the dispatcher
+	sys     kernelSystem
 }
 
 func (g *agent) dispatch(in *json.Decoder) error {
@@ -112,13 +113,12 @@ func (g *agent) dispatch(in *json.Decoder) error {
 func (g *agent) serve(thread int) { g.loop(g.threads[thread]) }
 
 func (g *agent) loop(orders chan order) {
-	sys := kernelSystem{kfd.Kernel()}
 	for o := range orders {
 		r := result{ID: o.ID}
 		var err error
 		switch o.What {
 		case "":
-			r.Reply = perform(sys, o.Call)
+			r.Reply = perform(g.sys, o.Call)
 		case orderEnd:
 			g.answer(r)
 			return
@@ -201,7 +201,12 @@ func pass(c call) error {
 }
 
 // kernelSystem is the running kernel.
-type kernelSystem struct{ kfd.Sys }
+type kernelSystem struct {
+	kfd.Sys
+	self *program
+}
+
+func (s kernelSystem) program() *program { return s.self }
 
 func (kernelSystem) Seize(pid int32) error { return unix.PtraceSeize(int(pid)) } //nolint:forbidigo // on the actor's own locked thread, see loop
 

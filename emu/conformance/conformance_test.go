@@ -120,23 +120,28 @@ func realTags(holds tags) tags {
 }
 
 func TestRealDriverMeetsTheTable(t *testing.T) {
-	version, holds := realDriver(t)
+	version, holds, gpus := realDriver(t)
 	h := newKernelHost(t, holds)
+	h.ids = gpus
 	compare(t, fmt.Sprintf("the driver of Linux %s, KFD %s", release(t), version), holds, nil, func(*testing.T) host { return h })
 }
 
-// realDriver returns the conditions of the running kernel's driver. It skips the test on a
-// machine without a driver, and with GPUs that may be in use.
-func realDriver(t *testing.T) (kfd.Version, tags) {
+// realDriver returns the conditions of the running kernel's driver, and its GPUs. It skips
+// the test on a machine without a driver, and with GPUs that may be in use.
+func realDriver(t *testing.T) (kfd.Version, tags, []uint32) {
 	t.Helper()
 	device, err := kfd.Open()
 	if err != nil {
 		t.Skipf("no driver: %v; `make vm-kfd` runs this in a guest with a driver", err)
 	}
 	defer device.Close()
+	soft, err := hasSoftGPU()
+	if err != nil {
+		t.Fatal(err)
+	}
 	gpus := gpuNodes(t)
-	if gpus > 0 && !realHardware {
-		t.Skipf("this machine has %d GPU nodes, and the table preempts all work on them: build with -tags hw to run it", gpus)
+	if len(gpus) > 0 && !soft && !realHardware {
+		t.Skipf("this machine has %d GPU nodes, and the table preempts all work on them: build with -tags hw to run it", len(gpus))
 	}
 	profile := device.Profile().Name
 	var minor, patch int
@@ -150,9 +155,18 @@ func realDriver(t *testing.T) (kfd.Version, tags) {
 		}
 	}
 	holds := realTags(profileTags(profile))
-	holds["gpu"] = gpus > 0
-	return device.Version(), holds
+	holds["gpu"] = len(gpus) > 0
+	if soft && len(gpus) > 0 {
+		for _, name := range softTags {
+			holds[name] = true
+		}
+		holds["two-gpus"] = len(gpus) > 1
+	}
+	return device.Version(), holds, gpus
 }
+
+// softTags are the conditions of a driver with nodes of emu/softgpu.
+var softTags = []string{"queues", "hws", "per-vmid"}
 
 // profileTags returns the conditions of the drivers of a profile of kfdtest.
 func profileTags(profile string) tags {
@@ -178,20 +192,20 @@ func release(t *testing.T) string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// gpuNodes counts the GPUs of the topology: nodes whose gpu_id is not 0.
-func gpuNodes(t *testing.T) int {
+// gpuNodes returns the GPUs of the topology: nodes whose gpu_id is not 0. An unreadable
+// one is 0.
+func gpuNodes(t *testing.T) []uint32 {
 	t.Helper()
-	const nodes = "/sys/class/kfd/kfd/topology/nodes"
-	entries, err := os.ReadDir(nodes)
+	entries, err := os.ReadDir(topology)
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := 0
+	var gpus []uint32
 	for _, e := range entries {
-		id, err := os.ReadFile(nodes + "/" + e.Name() + "/gpu_id")
+		id, err := os.ReadFile(topology + "/" + e.Name() + "/gpu_id")
 		if err != nil || strings.TrimSpace(string(id)) != "0" {
-			n++ // an unreadable one counts
+			gpus = append(gpus, number32(strings.TrimSpace(string(id))))
 		}
 	}
-	return n
+	return gpus
 }

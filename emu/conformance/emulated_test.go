@@ -137,7 +137,7 @@ func newEmulation(t *testing.T, cfg kfdemu.Config) *emulation {
 // host is the machine for one expectation.
 func (e *emulation) host(holds tags) host {
 	h := &emulatedHost{kernelHost: e.agents, e: e, seen: map[gpreempt.GPUID]driver.GPUState{}}
-	h.kernelHost.holds, h.kernelHost.agents = holds, nil
+	h.holds, h.agents, h.ids = holds, nil, nil
 	for _, g := range e.GPUs() {
 		h.ids = append(h.ids, uint32(g.ID))
 		h.seen[g.ID], _ = e.Driver().GPU(g.ID)
@@ -149,11 +149,8 @@ func (e *emulation) host(holds tags) host {
 type emulatedHost struct {
 	*kernelHost
 	e    *emulation
-	ids  []uint32
 	seen map[gpreempt.GPUID]driver.GPUState
 }
-
-func (h *emulatedHost) gpus() []uint32 { return h.ids }
 
 func (h *emulatedHost) spawn() (process, error) { return h.fork(h.e.launcher) }
 
@@ -218,10 +215,11 @@ func (p *emulatedProcess) state() (driver.ProcessState, bool) {
 	return states[i], true
 }
 
-func (p *emulatedProcess) raise(gpu, queue uint32, mask uint64) {
+func (p *emulatedProcess) raise(gpu, queue uint32, mask uint64) error {
 	if s, ok := p.state(); ok {
 		p.host.e.Driver().Raise(s.MM, gpreempt.GPUID(gpu), queue, kfd.ExceptionMask(mask))
 	}
+	return nil
 }
 
 func (p *emulatedProcess) queue(id uint32) reply {

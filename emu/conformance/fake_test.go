@@ -1,11 +1,15 @@
 package conformance
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
@@ -123,7 +127,9 @@ func (h *fakeHost) spawn() (process, error) { return h.enter(h.machine.Spawn()),
 
 func (h *fakeHost) enter(p *kfdtest.Process) process {
 	h.procs = append(h.procs, p)
-	return &fakeProcess{host: h, Process: p, threads: map[int]*fakeThread{0: {p.Main()}}}
+	f := &fakeProcess{host: h, Process: p, threads: map[int]*fakeThread{}, self: h.newProgram()}
+	f.threads[0] = &fakeThread{p.Main(), f}
+	return f
 }
 
 func (h *fakeHost) end() error {
@@ -166,17 +172,38 @@ func lookReply(before, now driver.GPUState) reply {
 	}}
 }
 
+// newProgram returns a program whose memory nobody uses: addresses that are never used
+// twice. A GPU has the sizes that the driver computes for one shader engine.
+func (h *fakeHost) newProgram() *program {
+	var next atomic.Uint64
+	next.Store(0x7000_0000_0000)
+	return &program{
+		node: func(gpu uint32) (node, error) {
+			if !slices.Contains(h.ids, gpu) {
+				return nil, fmt.Errorf("GPU %d: %w", gpu, unix.ENODEV)
+			}
+			return node{"cwsr_size": 1 << 20, "ctl_stack_size": pageSize, "num_xcc": 1}, nil
+		},
+		reserve: func(bytes uint64) (uint64, error) {
+			return next.Add(bytes) - bytes, nil
+		},
+		store:   func(uint64, uint64) error { return nil },
+		renders: map[uint32]int{}, rings: map[uint32]uint64{},
+	}
+}
+
 type fakeProcess struct {
 	*kfdtest.Process
 	host    *fakeHost
 	threads map[int]*fakeThread
+	self    *program
 }
 
 func (p *fakeProcess) pid() int32 { return p.PID() }
 
 func (p *fakeProcess) thread(n int) (thread, error) {
 	if p.threads[n] == nil {
-		p.threads[n] = &fakeThread{p.NewThread()}
+		p.threads[n] = &fakeThread{p.NewThread(), p}
 	}
 	return p.threads[n], nil
 }
@@ -185,6 +212,7 @@ func (p *fakeProcess) fork() (process, error) { return p.host.enter(p.Fork()), n
 
 func (p *fakeProcess) exec() error {
 	p.Exec()
+	p.self = p.host.newProgram()
 	return nil
 }
 
@@ -199,8 +227,9 @@ func (p *fakeProcess) kill() error {
 }
 
 // raise raises exceptions of a queue as the hardware does.
-func (p *fakeProcess) raise(gpu uint32, queue uint32, mask uint64) {
+func (p *fakeProcess) raise(gpu uint32, queue uint32, mask uint64) error {
 	p.host.machine.Raise(p.MM(), gpreempt.GPUID(gpu), queue, kfd.ExceptionMask(mask))
+	return nil
 }
 
 // queue returns the state of a queue; the answer is 1 if it exists.
@@ -225,7 +254,12 @@ func queueReply(q driver.QueueState) reply {
 	}}
 }
 
-type fakeThread struct{ *kfdtest.Thread }
+type fakeThread struct {
+	*kfdtest.Thread
+	p *fakeProcess
+}
+
+func (t *fakeThread) program() *program { return t.p.self }
 
 func (t *fakeThread) Unmapped() (kfd.Pointer, error) { return kfdtest.Unmapped(), nil }
 

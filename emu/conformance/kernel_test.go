@@ -24,6 +24,8 @@ import (
 type kernelHost struct {
 	listener  net.Listener
 	holds     tags
+	ids       []uint32 // of the GPUs
+	seen      map[uint32]softSeen
 	agents    []*kernelProcess
 	conns     chan greeted
 	endAccept sync.WaitGroup
@@ -39,7 +41,7 @@ type greeted struct {
 
 func newKernelHost(t *testing.T, holds tags) *kernelHost {
 	t.Helper()
-	h := &kernelHost{holds: holds, conns: make(chan greeted, 8)}
+	h := &kernelHost{holds: holds, seen: map[uint32]softSeen{}, conns: make(chan greeted, 8)}
 	var err error
 	if h.listener, err = net.Listen("unix", filepath.Join(testutil.TempSocketDir(t), "agents")); err != nil {
 		t.Fatal(err)
@@ -69,7 +71,7 @@ func (h *kernelHost) accept() {
 }
 
 func (h *kernelHost) tags() tags     { return h.holds }
-func (h *kernelHost) gpus() []uint32 { return nil }
+func (h *kernelHost) gpus() []uint32 { return h.ids }
 
 func (h *kernelHost) spawn() (process, error) { return h.start(exec.Command("/proc/self/exe")) }
 
@@ -133,6 +135,8 @@ type kernelProcess struct {
 	next    int
 	results map[int]chan result
 	lost    error
+	// payloads are the addresses to which exceptions of queues are sent.
+	payloads map[uint32]uint64
 }
 
 // connect waits for the connection of the agent.
@@ -151,7 +155,7 @@ func (p *kernelProcess) connect() error {
 	p.conn, p.out = g.conn, json.NewEncoder(g.conn)
 	p.threads = map[int]*kernelThread{0: {p: p, id: p.id}}
 	p.mu.Lock()
-	p.results, p.lost = map[int]chan result{}, nil
+	p.results, p.lost, p.payloads = map[int]chan result{}, nil, map[uint32]uint64{}
 	p.mu.Unlock()
 	p.readers.Go(func() { p.read(g.in) })
 	return nil
@@ -323,6 +327,14 @@ func (t *kernelThread) do(c call) (reply, error) {
 	r, err := t.p.ask(order{Thread: t.number, Call: c})
 	if err != nil {
 		return reply{}, err
+	}
+	if at := r.Reply.Out["payload"]; at != "" {
+		t.p.mu.Lock()
+		t.p.payloads[number32(r.Reply.Out["id"])], err = strconv.ParseUint(at, 10, 64)
+		t.p.mu.Unlock()
+		if err != nil {
+			return reply{}, err
+		}
 	}
 	if r.Reply.Errno == 0 && (c.Verb == "seize" || c.Verb == "detach") {
 		for _, p := range t.p.host.agents {

@@ -22,8 +22,7 @@ type host interface {
 	end() error
 }
 
-// An observer reports what no caller of the driver can see. Only a fake is one, and so are
-// its processes.
+// An observer reports what no caller of the driver can see. A driver of hardware is none.
 type (
 	gpuObserver interface {
 		// look returns the changes of a GPU since the last look.
@@ -31,7 +30,7 @@ type (
 	}
 	queueObserver interface {
 		queue(id uint32) reply
-		raise(gpu, queue uint32, mask uint64)
+		raise(gpu, queue uint32, mask uint64) error
 	}
 )
 
@@ -247,8 +246,7 @@ func (p *play) peer(s step, a *actor) error {
 	if err != nil {
 		return err
 	}
-	observer.raise(number32(gpu), number32(s.values["queue"]), mask)
-	return nil
+	return observer.raise(number32(gpu), number32(s.values["queue"]), mask)
 }
 
 // blocked waits until the thread sleeps in the driver.

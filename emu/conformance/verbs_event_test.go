@@ -28,8 +28,7 @@ func init() {
 		"wait_events": waitEvents,
 
 		"acquire_vm": func(d *doing) (int64, error) {
-			args := kfd.AcquireVMArgs{GPUID: uint32(d.num("gpu", 0))}
-			return d.ioctl(kfd.ReqAcquireVM, kfd.PointerTo(&args))
+			return 0, d.acquire(uint32(d.num("gpu", 0)))
 		},
 		"alloc": allocMemory,
 		"free": func(d *doing) (int64, error) {

@@ -21,6 +21,8 @@ type system interface {
 	Pipe(nonblock bool) (r, w int, err error)
 	// Unmapped is an unmapped address.
 	Unmapped() (kfd.Pointer, error)
+	// program is the thread's process.
+	program() *program
 }
 
 // call is a verb with every name resolved: it can be sent to another process.

@@ -203,14 +203,17 @@ func createQueue(d *doing) (int64, error) {
 		kind = uint32(d.num("type", 0))
 	}
 	args := kfd.CreateQueueArgs{
-		RingBaseAddress: d.num("ring", 0x7000_0000_0000), WritePointerAddress: 0x7000_0001_0000, ReadPointerAddress: 0x7000_0001_0008,
 		RingSize: uint32(d.num("size", 65536)), GPUID: uint32(d.num("gpu", 0)), QueueType: kind,
-		QueuePercentage: uint32(d.num("percent", 100)), QueuePriority: uint32(d.num("priority", 7)),
-		CtxSaveRestoreAddress: 0x7000_0002_0000, CtxSaveRestoreSize: 1 << 20, CtlStackSize: 4096,
-		EOPBufferAddress: 0x7000_0040_0000, EOPBufferSize: 4096, SDMAEngineID: uint32(d.num("engine", 0)),
+		QueuePercentage: uint32(d.num("percent", 100)), QueuePriority: uint32(d.num("priority", 7)), SDMAEngineID: uint32(d.num("engine", 0)),
+	}
+	if d.text("memory", "yes") == "yes" {
+		if err := d.furnish(&args); err != nil {
+			return 0, err
+		}
 	}
 	r, err := d.ioctl(kfd.ReqCreateQueue, kfd.PointerTo(&args))
 	d.out("id", args.QueueID)
+	d.sys.program().remember(&args)
 	return r, err
 }
 
@@ -221,7 +224,7 @@ func destroyQueue(d *doing) (int64, error) {
 
 func updateQueue(d *doing) (int64, error) {
 	args := kfd.UpdateQueueArgs{
-		RingBaseAddress: d.num("ring", 0x7000_0000_0000), QueueID: uint32(d.num("id", 0)), RingSize: uint32(d.num("size", 65536)),
+		RingBaseAddress: d.num("ring", d.sys.program().ring(uint32(d.num("id", 0)))), QueueID: uint32(d.num("id", 0)), RingSize: uint32(d.num("size", 65536)),
 		QueuePercentage: uint32(d.num("percent", 100)), QueuePriority: uint32(d.num("priority", 7)),
 	}
 	return d.ioctl(kfd.ReqUpdateQueue, kfd.PointerTo(&args))
