@@ -137,13 +137,13 @@ func (p *Process) Kill() {
 	if p.beginExit() {
 		go p.exit()
 	}
-	p.m.Driver.Await(p.gone, never)
+	p.m.Driver.Await(p.ended, never)
 }
 
 func never() bool { return false }
 
-// gone reports whether the process is dead, or cannot proceed by itself.
-func (p *Process) gone() bool {
+// ended reports whether the killed process is dead, or cannot proceed by itself.
+func (p *Process) ended() bool {
 	p.m.mu.Lock()
 	threads, dead, exiting := slices.Clone(p.threads), p.dead, p.exiting
 	p.m.mu.Unlock()
@@ -154,12 +154,17 @@ func (p *Process) gone() bool {
 		stuck, _ := p.m.Waiting(task{p.main})
 		return stuck
 	}
+	stuck := false
 	for _, t := range threads {
-		if !t.idle() && !t.stuck() {
+		if t.idle() {
+			continue
+		}
+		if !t.stuck() {
 			return false
 		}
+		stuck = true
 	}
-	return true
+	return stuck // without a call in progress, the exit is next
 }
 
 // beginExit reports, once, whether the process was killed and has no call in progress.

@@ -2,7 +2,6 @@ package kfdtest_test
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -242,13 +241,12 @@ func run(t *testing.T, rt *rapid.T, cfg kfdtest.Config) {
 }
 
 func TestRandomHistories(t *testing.T) {
-	for name, gfx := range map[string]uint32{"HWS": hws, "single VMID": single, "gfx1100": 110000, "MES": mes} {
-		for _, profile := range driver.Profiles() {
-			t.Run(fmt.Sprintf("%s %s", name, profile), func(t *testing.T) {
-				rapid.Check(t, func(rt *rapid.T) {
-					run(t, rt, kfdtest.Config{Profile: profile, Nodes: []driver.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}}})
-				})
+	for _, profile := range driver.Profiles() {
+		t.Run(profile, func(t *testing.T) {
+			rapid.Check(t, func(rt *rapid.T) {
+				gfx := rapid.SampledFrom([]uint32{hws, single, 110000, mes}).Draw(rt, "gfx")
+				run(t, rt, kfdtest.Config{Profile: profile, Nodes: []driver.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}}})
 			})
-		}
+		})
 	}
 }

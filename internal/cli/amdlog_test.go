@@ -38,7 +38,7 @@ func writeLog(t *testing.T, n int, zipped bool) string {
 }
 
 func TestProgressIsShownOnTerminalsForLargeFiles(t *testing.T) {
-	const large = 24 << 20
+	const large = minProgressBytes + 1<<20
 	tests := []struct {
 		name     string
 		bytes    int

@@ -132,7 +132,7 @@ func TestNothingStaysStoppedAfterTheDaemonIsKilled(t *testing.T) {
 	ready := testutil.NotifySocket(t)
 	random := rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))
 	left, round := 0, 0
-	for ; round < 26 || left == 0 && round < 260; round++ { // until a kill came during a suspend
+	for ; round < 12 || left == 0 && round < 260; round++ { // until a kill came during a suspend
 		daemon := startChild(t, roleDaemon, h.opts.ConfigPath, h.root, run)
 		<-ready
 		victim.mustRun(t)

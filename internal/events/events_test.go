@@ -111,7 +111,7 @@ func TestReadAgreesWithAnUnboundedList(t *testing.T) {
 		var all []events.Entry
 		t.Repeat(map[string]func(*rapid.T){
 			"append": func(t *rapid.T) {
-				for range rapid.IntRange(1, 300).Draw(t, "count") {
+				for range rapid.IntRange(1, 100).Draw(t, "count") {
 					n := uint64(len(all) + 1)
 					l.Append(at(n), record(n), "")
 					all = append(all, entry(n))

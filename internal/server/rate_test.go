@@ -209,6 +209,7 @@ func TestTooLargeMessageIsCounted(t *testing.T) {
 
 // A call without its message ends its connection, and is counted.
 func TestCallWithoutItsMessageEndsItsConnection(t *testing.T) {
+	t.Parallel() // it waits for messageTime
 	h := startHost(t)
 	conn, err := net.Dial("unix", h.socket)
 	if err != nil {

@@ -29,7 +29,8 @@ func finish(w *World) error {
 
 // TestRandomHistories is the fast one: seeded, long, the same on every machine.
 func TestRandomHistories(t *testing.T) {
-	const seeds, steps = 200, 1000
+	t.Parallel()
+	const seeds, steps = 120, 1000
 	total := Counts{}
 	for seed := range uint64(seeds) {
 		w := NewWorld(scheduler.DefaultPolicy(), Seeded(seed), checked())

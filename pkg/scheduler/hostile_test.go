@@ -123,6 +123,7 @@ func checkHold(p scheduler.Policy, past []episode) error {
 // together, each offline target gets its share floor over every stretch of time, no
 // suspension outlasts max_suspend, and no user holds more than a user may.
 func TestNoSetOfClientsKeepsOfflineWorkSuspended(t *testing.T) {
+	t.Parallel()
 	suspended := 0
 	rapid.Check(t, func(t *rapid.T) {
 		roll := Drawn(t)
@@ -149,7 +150,7 @@ func TestNoSetOfClientsKeepsOfflineWorkSuspended(t *testing.T) {
 			}))
 		}
 		h.spawn()
-		for range 10 + roll(30) {
+		for range 5 + roll(20) {
 			must(h.act())
 			must(h.run(h.Now + h.Span(7)))
 			for user, n := range h.Core.LeasesPerUser() {

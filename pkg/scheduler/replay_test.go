@@ -77,8 +77,9 @@ func replay(t *testing.T, log []byte) string {
 // TestReplayIsExact: a log of events is all it takes to have the same decisions
 // again, byte for byte, in another core.
 func TestReplayIsExact(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(3) {
-		log, did := history(t, 1000+seed, 5000)
+		log, did := history(t, 1000+seed, 2000)
 		for range 2 {
 			if diff := cmp.Diff(did, replay(t, log)); diff != "" {
 				t.Fatalf("seed %d: the replay differs (-first +replay):\n%s", seed, diff)

@@ -131,6 +131,7 @@ func (m *punctual) run(until scheduler.Time) error {
 // at most (1-f)*W when the stretch begins; it loses the time away A, gains at most
 // (T-A)*(1-f)/f, and is at least -D when the stretch ends. Solve for A.
 func TestShareFloorHolds(t *testing.T) {
+	t.Parallel()
 	const seeds = 24
 	episodes, tight := 0, 0
 	for seed := range uint64(seeds) {
@@ -147,7 +148,7 @@ func TestShareFloorHolds(t *testing.T) {
 		m.cost = func(scheduler.ActionKind) time.Duration { return slowest/4 + slowest*time.Duration(roll(16))/16 }
 		failures := roll(3) == 0
 		m.fail = func() bool { return failures && roll(200) == 0 }
-		if err := storm(m, 800, pick(time.Millisecond, 10*time.Millisecond, 50*time.Millisecond)); err != nil {
+		if err := storm(m, 400, pick(time.Millisecond, 10*time.Millisecond, 50*time.Millisecond)); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		for key, past := range m.past {

@@ -39,10 +39,10 @@ func TestNoProcessStaysPausedAfterTheDaemonIsKilled(t *testing.T) {
 	victims := []*victim{startVictim(t, nil), startVictim(t, nil), startVictim(t, nil)}
 	t.Run("frozen", func(t *testing.T) {
 		_, dir := newCgroup(t)
-		killDaemons(t, []*victim{startVictim(t, dir), victims[0]}, times(t, "GPREEMPT_FREEZER_KILLS", 100)/2)
+		killDaemons(t, []*victim{startVictim(t, dir), victims[0]}, times(t, "GPREEMPT_FREEZER_KILLS", 40)/2)
 	})
 	t.Run("stopped", func(t *testing.T) {
-		killDaemons(t, victims, times(t, "GPREEMPT_FREEZER_KILLS", 100)/2)
+		killDaemons(t, victims, times(t, "GPREEMPT_FREEZER_KILLS", 40)/2)
 	})
 }
 
