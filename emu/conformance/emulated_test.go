@@ -249,5 +249,5 @@ func shim(args []string) error {
 	if len(args) < 5 || args[1] != "--socket" || args[3] != "--" {
 		return errors.New("want exec --socket SOCKET -- PROGRAM")
 	}
-	return kfdemu.Exec(args[2], "", args[4], args[4:], os.Environ())
+	return kfdemu.Exec(args[2], args[4], args[4:], os.Environ())
 }

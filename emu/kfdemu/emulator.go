@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -65,8 +66,8 @@ type Emulator struct {
 	rt     *gpumodel.Realtime
 	engine *engine.Engine
 	tree   *Tree
-	// namespace makes the tree visible to programs.
-	namespace namespace
+	// child are the attributes of programs that the emulator starts.
+	child *syscall.SysProcAttr
 
 	listeners listeners
 	files     files
@@ -160,7 +161,7 @@ func (e *Emulator) build() error {
 	if err := os.WriteFile(filepath.Join(e.tree.Dir(), emulatedFile), []byte(label), 0o444); err != nil {
 		return err
 	}
-	if err := e.findNamespace(); err != nil {
+	if err := e.showTree(); err != nil {
 		return err
 	}
 	e.workers.Go(e.followHost)

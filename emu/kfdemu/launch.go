@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"syscall"
@@ -16,55 +18,43 @@ import (
 // ioctlTypes are the types of ioctl the emulator answers: those of KFD and of DRM.
 var ioctlTypes = []byte{'K', 'd'}
 
-// namespace makes the tree visible to programs. As root there is one mount namespace for
-// all. Other users have each program they start in a user namespace of its own: a program
-// that traces it, or that it traces, must be started by it.
-type namespace struct {
-	fd    int // -1: each program has its own
-	child *syscall.SysProcAttr
-}
+// treeLink is the name of the tree beside the machine's socket.
+const treeLink = "tree"
 
-func (e *Emulator) findNamespace() error {
-	fd, err := e.tree.Namespace()
-	if err == nil {
-		e.namespace.fd = fd
-		return nil
-	}
-	e.namespace.fd = -1
-	if !errors.Is(err, ErrPrivilege) {
+// showTree makes the tree visible to programs, each of which enters it. Without privilege
+// each has a user namespace of its own: a program that traces it, or that it traces, must
+// be started by it.
+func (e *Emulator) showTree() (err error) {
+	if err := errors.Join(e.tree.Merge(), os.Symlink(e.tree.Dir(), filepath.Join(e.dir, treeLink))); err != nil {
 		return err
 	}
-	child, childErr := UserNamespace()
-	if childErr != nil {
-		return errors.Join(err, childErr)
+	if !e.host.privileged {
+		e.child, err = UserNamespace()
 	}
-	e.namespace.child = child
-	return nil
+	return err
 }
 
 // Command returns a program to run on the machine, as exec.CommandContext does. Its
 // children run there, too.
 func (e *Emulator) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
-	verb := []string{"exec", "--socket", e.Socket()}
-	if e.namespace.child != nil {
-		verb = append(verb, "--tree", e.tree.Dir())
-	}
-	cmd := exec.CommandContext(ctx, e.cfg.Shim, append(append(verb, "--", name), args...)...) //nolint:gosec // G204: the caller names the program
-	cmd.SysProcAttr = e.namespace.child
+	cmd := exec.CommandContext(ctx, e.cfg.Shim, append([]string{"exec", "--socket", e.Socket(), "--", name}, args...)...) //nolint:gosec // G204: the caller names the program
+	cmd.SysProcAttr = e.child
 	return cmd
 }
 
 // Exec replaces the calling process by a program on the machine with that socket. It is the
-// verb "exec" of Config.Shim; treeDir is its flag --tree. It returns only on an error.
-func Exec(socket, treeDir, program string, args, env []string) error {
+// verb "exec" of Config.Shim. It returns only on an error.
+func Exec(socket, program string, args, env []string) error {
 	path, err := exec.LookPath(program)
 	if err != nil {
 		return err
 	}
 	// The thread with the filter executes the program.
 	runtime.LockOSThread()
-	if treeDir != "" {
-		if err := Enter(treeDir); err != nil {
+	_, err = os.Stat("/" + emulatedFile)
+	outside := err != nil
+	if outside {
+		if err := Enter(filepath.Join(filepath.Dir(socket), treeLink)); err != nil {
 			return err
 		}
 	}
@@ -76,7 +66,7 @@ func Exec(socket, treeDir, program string, args, env []string) error {
 	if err := seccomp.Enter(socket, filter); err != nil && !errors.Is(err, seccomp.ErrAlready) {
 		return err
 	}
-	if treeDir != "" {
+	if outside && os.Geteuid() != 0 {
 		if err := DropPrivileges(); err != nil {
 			return err
 		}
@@ -87,10 +77,10 @@ func Exec(socket, treeDir, program string, args, env []string) error {
 	return nil
 }
 
-// accept serves the calls of a program that joined, and returns its mount namespace.
-func (e *Emulator) accept(_ seccomp.Peer, listener int) (mounts int, err error) {
+// accept serves the calls of a program that joined.
+func (e *Emulator) accept(_ seccomp.Peer, listener int) error {
 	e.listeners.add(seccomp.NewListener(listener, e.call, blocks))
-	return e.namespace.fd, nil
+	return nil
 }
 
 // joinFailed is called when a program did not join. That it was killed meanwhile is not

@@ -38,23 +38,29 @@ func newTree(tb testing.TB) (*Tree, *machine, []gpreempt.Queue) {
 	return t, m, queues
 }
 
-// newNamespace returns the namespace of a tree as a file, or skips the test.
-func newNamespace(tb testing.TB, t *Tree) *os.File {
+// lookInside returns what a program finds that entered the tree, or skips the test. The tree is
+// prepared already.
+func lookInside(tb testing.TB, t *Tree) (s sight) {
 	tb.Helper()
-	fd, err := t.Namespace()
-	if errors.Is(err, ErrPrivilege) {
-		tb.Skip(err)
+	cmd := roleCommand("join", t.Dir())
+	var refusal strings.Builder
+	cmd.Stderr = &refusal
+	out, err := cmd.Output()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == notAllowed {
+		tb.Skip(refusal.String())
 	}
 	if err != nil {
+		tb.Fatalf("%v: %s", err, refusal.String())
+	}
+	decode(tb, out, &s)
+	return s
+}
+
+func merge(tb testing.TB, t *Tree) {
+	tb.Helper()
+	if err := t.Merge(); err != nil {
 		tb.Fatal(err)
 	}
-	dup, err := syscall.Dup(fd)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	f := os.NewFile(uintptr(dup), "namespace")
-	tb.Cleanup(func() { f.Close() })
-	return f
 }
 
 // fromMachine returns what a program should find of a machine.
@@ -97,22 +103,23 @@ func gpusOf(tb testing.TB, m *gpumodel.Machine) []gpreempt.GPU {
 
 func TestAProgramInTheNamespaceFindsTheEmulatedDriver(t *testing.T) {
 	emulated, m, queues := newTree(t)
-	cmd := roleCommand("join", "")
-	cmd.ExtraFiles = []*os.File{newNamespace(t, emulated)}
+	merge(t, emulated)
 	want := fromMachine(t, m, queues)
 	var err error
 	if want.Effective, err = effective(); err != nil {
 		t.Fatal(err)
 	}
-	want.Dir = "/" // setns moves the program there
-	if diff := cmp.Diff(want, run(t, cmd)); diff != "" {
+	if want.Dir, err = os.Getwd(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, lookInside(t, emulated)); diff != "" {
 		t.Errorf("what the program sees (-want +got):\n%s", diff)
 	}
 }
 
 func TestTheNamespaceFollowsTheMachine(t *testing.T) {
 	emulated, m, queues := newTree(t)
-	ns := newNamespace(t, emulated) // before the queue below
+	merge(t, emulated) // before the queue below
 	key := queues[0].Process
 	id, err := m.CreateQueue(key, m.GPUs()[1].ID, gpreempt.QueueCompute, 2048)
 	if err != nil {
@@ -124,9 +131,7 @@ func TestTheNamespaceFollowsTheMachine(t *testing.T) {
 	if err := errors.Join(emulated.Processes(key.PID), emulated.Debugfs("mqds")); err != nil {
 		t.Fatal(err)
 	}
-	cmd := roleCommand("join", "")
-	cmd.ExtraFiles = []*os.File{ns}
-	got := run(t, cmd)
+	got := lookInside(t, emulated)
 	want := []gpreempt.Queue{queues[1], {Process: key, ID: id, GPU: m.GPUs()[1].ID, Type: gpreempt.QueueCompute, RingBytes: 2048 * 64}}
 	if diff := cmp.Diff(want, got.Queues); diff != "" {
 		t.Errorf("queues (-want +got):\n%s", diff)
@@ -162,9 +167,8 @@ func hostView(tb testing.TB) map[string][]string {
 func TestTheHostDoesNotChange(t *testing.T) {
 	before := hostView(t)
 	emulated, _, _ := newTree(t)
-	cmd := roleCommand("join", "")
-	cmd.ExtraFiles = []*os.File{newNamespace(t, emulated)}
-	run(t, cmd)
+	merge(t, emulated)
+	lookInside(t, emulated)
 	if diff := cmp.Diff(before, hostView(t)); diff != "" {
 		t.Errorf("the host while there is a namespace (-before +now):\n%s", diff)
 	}
@@ -176,29 +180,6 @@ func TestTheHostDoesNotChange(t *testing.T) {
 	}
 	if _, err := os.Stat(emulated.Dir()); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("%s is left: %v", emulated.Dir(), err)
-	}
-}
-
-func TestTheNamespaceIsMadeOnce(t *testing.T) {
-	emulated, _, _ := newTree(t)
-	first, second := newNamespace(t, emulated), newNamespace(t, emulated)
-	a, err := first.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := second.Stat()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !os.SameFile(a, b) {
-		t.Error("the second call gave another namespace")
-	}
-	own, err := os.Stat("/proc/self/ns/mnt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if os.SameFile(own, a) {
-		t.Error("it is the namespace of this process")
 	}
 }
 
@@ -272,23 +253,19 @@ func TestARefusalNamesWhatIsMissing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := "make a mount namespace for the emulated sysfs: not allowed: unshare: operation not permitted: " +
+	want := "mount the emulated sysfs: not allowed: unshare: operation not permitted: " +
 		"the process has no CAP_SYS_ADMIN: run it as root, with that capability, or in a user namespace\n"
 	if diff := cmp.Diff(want, string(out)); diff != "" {
 		t.Errorf("the refusal (-want +got):\n%s", diff)
 	}
 }
 
-func TestNothingIsMountedFromAMissingTree(t *testing.T) {
+func TestNothingIsMergedWithAMissingTree(t *testing.T) {
 	emulated, _, _ := newTree(t)
 	if err := os.RemoveAll(filepath.Join(emulated.Dir(), "sys")); err != nil {
 		t.Fatal(err)
 	}
-	_, err := emulated.Namespace()
-	if errors.Is(err, ErrPrivilege) {
-		t.Skip(err)
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
+	if err := emulated.Merge(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("got %v, want that the directory is missing", err)
 	}
 }

@@ -29,17 +29,13 @@ const (
 	hostModules = "/proc/modules"
 )
 
-// scratchDir has files before they are renamed to their place. A namespace is assembled in
-// mountDir.
-const (
-	scratchDir = "scratch"
-	mountDir   = "mount"
-)
+// scratchDir has files before they are renamed to their place.
+const scratchDir = "scratch"
 
 // Tree is a directory of plain files: those of an emulated driver in /sys and /dev, which
-// its owner updates. A mount namespace has them at their places among the host's: where the
-// host has a directory, too, it is replaced by a tmpfs with bind mounts of the host's
-// entries. The host itself is not changed, and nothing is mounted outside of that namespace.
+// its owner updates. A program that enters it has them at their places among the host's:
+// the tree is mounted over /sys and /dev, and the host's other entries are bound into it.
+// The host itself is not changed, and nothing is mounted outside of the program's namespace.
 //
 // Nothing in these files comes from hardware: values that gpumodel does not have are
 // invented in the driver's formats. The methods may be called by several goroutines.
@@ -54,10 +50,8 @@ type Tree struct {
 	// procs is the content below procDir as last written.
 	procs folder
 	// made numbers the entries of scratchDir.
-	made uint64
-	// namespace is the descriptor of the mount namespace, -1 before it was created.
-	namespace int
-	closed    bool
+	made   uint64
+	closed bool
 }
 
 // NewTree writes the tree of files() to dir: its sys, at the places of the driver, and other
@@ -70,13 +64,13 @@ func NewTree(dir string, files func() fs.FS) (_ *Tree, err error) {
 	if dir, err = makeDir(dir); err != nil {
 		return nil, fmt.Errorf("make the directory of the emulated sysfs: %w", err)
 	}
-	t := &Tree{dir: dir, files: files, namespace: -1}
+	t := &Tree{dir: dir, files: files}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
-	for _, name := range []string{scratchDir, mountDir, procDir, debugDir} {
+	for _, name := range []string{scratchDir, procDir, debugDir} {
 		if err := mkdirAll(t.path(name)); err != nil {
 			return nil, fmt.Errorf("write the emulated sysfs: %w", err)
 		}
@@ -123,8 +117,8 @@ func tmpfs() string {
 // Dir returns the directory of the tree, which has sys and dev.
 func (t *Tree) Dir() string { return t.dir }
 
-// Close removes the tree. Programs in the namespace keep the files that they have open,
-// which no longer change; the namespace ends with the last program.
+// Close removes the tree. Programs that entered it keep the files that they have open,
+// which no longer change.
 func (t *Tree) Close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -132,12 +126,7 @@ func (t *Tree) Close() error {
 		return nil
 	}
 	t.closed = true
-	var err error
-	if t.namespace >= 0 {
-		err = unix.Close(t.namespace)
-		t.namespace = -1
-	}
-	if err := errors.Join(err, os.RemoveAll(t.dir)); err != nil {
+	if err := os.RemoveAll(t.dir); err != nil {
 		return fmt.Errorf("remove the emulated sysfs: %w", err)
 	}
 	return nil

@@ -25,7 +25,7 @@ const roleVariable = "KFDEMU_TEST_ROLE"
 
 // roles are the programs that the tests run. They report on standard output.
 var roles = map[string]func(dir string) error{
-	"join": join, "enter": enter, "look": look, "unprivileged": unprivileged, "refused": refused,
+	"join": join, "enter": enterWithoutRights, "look": look, "unprivileged": unprivileged, "refused": refused,
 }
 
 // notAllowed is the exit code of a role that the host does not allow.
@@ -59,17 +59,6 @@ func roleCommand(role, dir string) *exec.Cmd {
 	return cmd
 }
 
-// run runs a program that ends as look, and returns its result.
-func run(tb testing.TB, cmd *exec.Cmd) (s sight) {
-	tb.Helper()
-	out, err := cmd.Output()
-	if err != nil {
-		tb.Fatalf("%s: %v: %s", cmd.Env[len(cmd.Env)-1], err, out)
-	}
-	decode(tb, out, &s)
-	return s
-}
-
 func decode(tb testing.TB, text []byte, v any) {
 	tb.Helper()
 	if err := json.Unmarshal(text, v); err != nil {
@@ -77,23 +66,17 @@ func decode(tb testing.TB, text []byte, v any) {
 	}
 }
 
-// namespaceFD is the descriptor of the namespace in a program that joins it.
-const namespaceFD = 3
-
-// join enters a namespace by its descriptor, as a launcher does.
+// join enters a tree as a launcher does.
 func join(dir string) error {
 	runtime.LockOSThread()
-	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return fmt.Errorf("unshare: %w", err)
+	if err := Enter(dir); err != nil {
+		return err
 	}
-	if err := unix.Setns(namespaceFD, unix.CLONE_NEWNS); err != nil {
-		return fmt.Errorf("setns: %w", err)
-	}
-	return become("look", dir)
+	return become("look", "")
 }
 
-// enter enters as a launcher that was started with the attributes of UserNamespace.
-func enter(dir string) error {
+// enterWithoutRights enters as a launcher that was started with the attributes of UserNamespace.
+func enterWithoutRights(dir string) error {
 	runtime.LockOSThread()
 	if err := Enter(dir); err != nil {
 		return err
@@ -290,6 +273,9 @@ func unprivileged(string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
+	if err := t.Merge(); err != nil {
+		return err
+	}
 	cmd := roleCommand("enter", t.Dir())
 	if cmd.SysProcAttr, err = UserNamespace(); err != nil {
 		return err
@@ -305,7 +291,7 @@ func unprivileged(string) (err error) {
 	return err
 }
 
-// refused is an emulator that may not create a namespace. It reports the error.
+// refused is an emulator that may not enter its tree. It reports the error.
 func refused(string) (err error) {
 	m, _, err := newMachine()
 	if err != nil {
@@ -316,9 +302,13 @@ func refused(string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
-	_, err = t.Namespace()
+	if err := t.Merge(); err != nil {
+		return err
+	}
+	runtime.LockOSThread()
+	err = Enter(t.Dir())
 	if !errors.Is(err, ErrPrivilege) {
-		return fmt.Errorf("making a namespace gave %w, not ErrPrivilege", err)
+		return fmt.Errorf("entering the tree gave %w, not ErrPrivilege", err)
 	}
 	fmt.Println(err)
 	return nil

@@ -307,8 +307,7 @@ func TestAClosedTreeReturnsErrors(t *testing.T) {
 	if err := errors.Join(emulated.Close(), emulated.Close()); err != nil {
 		t.Fatal(err)
 	}
-	_, err := emulated.Namespace()
-	for _, err := range []error{emulated.Processes(), emulated.Debugfs(), err} {
+	for _, err := range []error{emulated.Processes(), emulated.Debugfs(), emulated.Merge()} {
 		if !errors.Is(err, fs.ErrClosed) {
 			t.Errorf("got %v, want %v", err, fs.ErrClosed)
 		}

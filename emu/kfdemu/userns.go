@@ -23,22 +23,13 @@ func UserNamespace() (*syscall.SysProcAttr, error) {
 	}
 	uid, gid := os.Geteuid(), os.Getegid()
 	return &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		Cloneflags:  syscall.CLONE_NEWUSER,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: uid, HostID: uid, Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: gid, HostID: gid, Size: 1}},
 		// The capabilities of the started program in its namespace, which it would lose
 		// if its user is not root.
 		AmbientCaps: []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_SYS_CHROOT, unix.CAP_SYS_PTRACE},
 	}, nil
-}
-
-// Enter mounts the tree in dir (see Tree.Dir) at its place for the whole calling process,
-// which was started with the attributes of UserNamespace.
-func Enter(dir string) error {
-	if err := mountAll(dir); err != nil {
-		return fmt.Errorf("mount the emulated sysfs: %w", explain(err))
-	}
-	return nil
 }
 
 // DropPrivileges drops all capabilities of the calling, locked thread in its user namespace

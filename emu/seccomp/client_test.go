@@ -249,9 +249,9 @@ func clientSupervisor(args []string) error {
 		}
 		_ = c.Continue()
 	}
-	_, err := Serve(args[0], func(_ Peer, fd int) (int, error) {
+	_, err := Serve(args[0], func(_ Peer, fd int) error {
 		NewListener(fd, handle, isDevice)
-		return -1, nil
+		return nil
 	}, func(err error) { fmt.Println(err) })
 	if err != nil {
 		return err

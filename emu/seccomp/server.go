@@ -12,8 +12,7 @@ import (
 )
 
 // The protocol on a unix socket with messages (SOCK_SEQPACKET): the program sends protocol
-// with the listener attached. The supervisor answers accepted, with a mount namespace
-// attached if the program should enter one, or refused and a text.
+// with the listener attached. The supervisor answers accepted, or refused and a text.
 const (
 	protocol byte = 1
 	accepted byte = 0
@@ -38,7 +37,7 @@ type Peer struct {
 // Server receives the listeners of programs that Enter.
 type Server struct {
 	socket *net.UnixListener
-	accept func(Peer, int) (int, error)
+	accept func(Peer, int) error
 	failed func(error)
 	work   sync.WaitGroup
 
@@ -50,15 +49,13 @@ type Server struct {
 // Serve listens on a unix socket: a path, or "@name" for one without a file.
 //
 // accept is called with each listener and the process that sent it. If it returns no error
-// it owns the listener, and its result is a descriptor of a mount namespace for the
-// program to enter, -1 for none; the server does not close it. An error is sent to the
-// program as text. accept must serve the listener soon, and may be called for several
-// programs at a time.
+// it owns the listener. An error is sent to the program as text. accept must serve the
+// listener soon, and may be called for several programs at a time.
 //
 // Only processes of the supervisor's own user and of root are accepted, and only from pid
 // namespaces visible to the supervisor. failed is called with the error of every failed
 // transfer, possibly by several goroutines.
-func Serve(socket string, accept func(peer Peer, listener int) (namespace int, err error), failed func(error)) (*Server, error) {
+func Serve(socket string, accept func(peer Peer, listener int) error, failed func(error)) (*Server, error) {
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
 	if err != nil {
 		return nil, fmt.Errorf("seccomp: %w", err)
@@ -129,17 +126,12 @@ func (s *Server) handOver(conn *net.UnixConn) error {
 	if err != nil {
 		return fmt.Errorf("seccomp: identify a program: %w", err)
 	}
-	namespace, err := s.take(conn, peer)
-	if err != nil {
+	if err := s.take(conn, peer); err != nil {
 		text := append([]byte{refused}, err.Error()...)
 		_, werr := conn.Write(text[:min(len(text), maxMessage)])
 		return fmt.Errorf("seccomp: listener of process %d of user %d: %w", peer.PID, peer.UID, errors.Join(err, werr))
 	}
-	var rights []byte
-	if namespace >= 0 {
-		rights = unix.UnixRights(namespace)
-	}
-	if _, _, err := conn.WriteMsgUnix([]byte{accepted}, rights, nil); err != nil {
+	if _, err := conn.Write([]byte{accepted}); err != nil {
 		return fmt.Errorf("seccomp: listener of process %d of user %d: acknowledge: %w", peer.PID, peer.UID, err)
 	}
 	return nil
@@ -147,29 +139,25 @@ func (s *Server) handOver(conn *net.UnixConn) error {
 
 // take receives the listener of a peer and passes it to accept. It reads the message even
 // if the peer is refused: closing a socket with an unread message would drop the refusal.
-func (s *Server) take(conn *net.UnixConn, peer Peer) (namespace int, err error) {
+func (s *Server) take(conn *net.UnixConn, peer Peer) error {
 	if err := conn.SetReadDeadline(time.Now().Add(sendTimeout)); err != nil {
-		return -1, err
+		return err
 	}
 	message, fd, err := readMessage(conn)
 	if err != nil {
-		return -1, err
+		return err
 	}
 	if err = peer.allowed(uint32(os.Geteuid())); err == nil {
-		namespace, err = s.offer(peer, message, fd)
+		if len(message) != 1 || message[0] != protocol || fd < 0 {
+			err = fmt.Errorf("invalid message %q: it has no listener, or the program has another version", message)
+		} else {
+			err = s.accept(peer, fd)
+		}
 	}
 	if err != nil && fd >= 0 {
 		err = errors.Join(err, unix.Close(fd))
 	}
-	return namespace, err
-}
-
-// offer calls accept if the message has a descriptor and the right version.
-func (s *Server) offer(peer Peer, message []byte, fd int) (namespace int, err error) {
-	if len(message) != 1 || message[0] != protocol || fd < 0 {
-		return -1, fmt.Errorf("invalid message %q: it has no listener, or the program has another version", message)
-	}
-	return s.accept(peer, fd)
+	return err
 }
 
 // allowed checks whether a supervisor of the user euid serves the peer.

@@ -30,11 +30,10 @@ type supervisor struct {
 	listeners []*Listener
 }
 
-// supervise serves programs until the test ends. They enter the mount namespace unless it
-// is -1.
-func supervise(t *testing.T, d served, namespace int) *supervisor {
+// supervise serves programs until the test ends.
+func supervise(t *testing.T, d served) *supervisor {
 	t.Helper()
-	return superviseOn(t, socketPath(t), d, namespace)
+	return superviseOn(t, socketPath(t), d)
 }
 
 func socketPath(t *testing.T) string {
@@ -42,17 +41,17 @@ func socketPath(t *testing.T) string {
 	return filepath.Join(testutil.TempSocketDir(t), "socket")
 }
 
-func superviseOn(t *testing.T, socket string, d served, namespace int) *supervisor {
+func superviseOn(t *testing.T, socket string, d served) *supervisor {
 	t.Helper()
 	needSupport(t)
 	s := &supervisor{socket: socket, peers: make(chan Peer, 16), failed: make(chan error, 16)}
 	var err error
-	s.Server, err = Serve(s.socket, func(peer Peer, fd int) (int, error) {
+	s.Server, err = Serve(s.socket, func(peer Peer, fd int) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.listeners = append(s.listeners, NewListener(fd, d.handle, d.blocks))
 		s.peers <- peer
-		return namespace, nil
+		return nil
 	}, func(err error) { s.failed <- err })
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +86,7 @@ func runCommand(t *testing.T, cmd *exec.Cmd) string {
 
 func TestProgramsEnter(t *testing.T) {
 	d := newDevice(t)
-	s := supervise(t, d, -1)
+	s := supervise(t, d)
 	for i := range 3 {
 		if got, want := s.enter(t, "echo", "1", "2"), "1 0\n2 0\n"; got != want {
 			t.Errorf("program %d printed %q, want %q", i, got, want)
@@ -103,7 +102,7 @@ func TestProgramsEnter(t *testing.T) {
 }
 
 func TestProgramEntersOnce(t *testing.T) {
-	s := supervise(t, newDevice(t), -1)
+	s := supervise(t, newDevice(t))
 	if got, want := s.enter(t, "reenter", s.socket), "true\n5 0\n"; got != want {
 		t.Errorf("is it %v, and the calls after it: got %q, want %q", ErrAlready, got, want)
 	}
@@ -113,8 +112,8 @@ func TestProgramGetsTheReasonOfARefusal(t *testing.T) {
 	needSupport(t)
 	socket := socketPath(t)
 	failed := make(chan error, 1)
-	s, err := Serve(socket, func(Peer, int) (int, error) {
-		return -1, errors.New("the device is full" + strings.Repeat("!", 2*maxMessage))
+	s, err := Serve(socket, func(Peer, int) error {
+		return errors.New("the device is full" + strings.Repeat("!", 2*maxMessage))
 	}, func(err error) { failed <- err })
 	if err != nil {
 		t.Fatal(err)
@@ -133,7 +132,7 @@ func TestOtherUsersAreRefused(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, to be another user")
 	}
-	s := superviseOn(t, fmt.Sprintf("@gpreempt-seccomp-%d", os.Getpid()), newDevice(t), -1)
+	s := superviseOn(t, fmt.Sprintf("@gpreempt-seccomp-%d", os.Getpid()), newDevice(t))
 	cmd := command(t, "enter", s.socket, "echo", "1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	if got, want := runCommand(t, cmd), "user 65534 cannot enter: the supervisor serves its own user 0 and root"; !strings.Contains(got, want) {
@@ -166,7 +165,7 @@ func TestAllowedPeers(t *testing.T) {
 }
 
 func TestMessagesWithoutAListenerAreRefused(t *testing.T) {
-	s := supervise(t, newDevice(t), -1)
+	s := supervise(t, newDevice(t))
 	for name, send := range map[string]func(*net.UnixConn) error{
 		"no descriptor": func(c *net.UnixConn) error { _, err := c.Write([]byte{protocol}); return err },
 		"another version": func(c *net.UnixConn) error {
@@ -198,7 +197,7 @@ func TestMessagesWithoutAListenerAreRefused(t *testing.T) {
 func TestCloseCancelsTransfers(t *testing.T) {
 	socket := socketPath(t)
 	failed := make(chan error, 1)
-	s, err := Serve(socket, func(Peer, int) (int, error) { return -1, nil }, func(err error) { failed <- err })
+	s, err := Serve(socket, func(Peer, int) error { return nil }, func(err error) { failed <- err })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -263,71 +262,6 @@ func TestCallsFailWithENOSYSOnceTheSupervisorIsKilled(t *testing.T) {
 	}
 }
 
-// namespace creates a mount namespace in which dir has a file marker with a text, and an
-// empty directory sub.
-func namespace(t *testing.T, dir, text string) int {
-	t.Helper()
-	fd := -1
-	allowed := true
-	OwnThread(func() {
-		if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); errors.Is(err, unix.EPERM) {
-			allowed = false
-			return
-		} else if err != nil {
-			t.Errorf("make a mount namespace: %v", err)
-			return
-		}
-		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-			t.Error(err)
-			return
-		}
-		if err := unix.Mount("none", dir, "tmpfs", 0, ""); err != nil {
-			t.Error(err)
-			return
-		}
-		if err := os.WriteFile(filepath.Join(dir, "marker"), []byte(text), 0o644); err != nil {
-			t.Error(err)
-			return
-		}
-		var err error
-		if fd, err = unix.Open("/proc/thread-self/ns/mnt", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-			t.Error(err)
-		}
-	})
-	switch {
-	case t.Failed():
-		t.FailNow()
-	case !allowed:
-		t.Skip("needs CAP_SYS_ADMIN, to make a mount namespace")
-	}
-	t.Cleanup(func() { unix.Close(fd) })
-	return fd
-}
-
-func TestProgramKeepsItsWorkingDirectoryInTheMountNamespace(t *testing.T) {
-	dir := t.TempDir()
-	s := supervise(t, newDevice(t), namespace(t, dir, "inside"))
-	cmd := command(t, "enter", s.socket, "where")
-	cmd.Dir = dir
-	if got, want := runCommand(t, cmd), dir+" inside 0\n"; got != want {
-		t.Errorf("directory, marker, no_new_privs: got %q, want %q", got, want)
-	}
-}
-
-func TestWorkingDirectoryMissingInTheNamespaceIsAnError(t *testing.T) {
-	dir := t.TempDir()
-	sub := filepath.Join(dir, "sub")
-	if err := os.Mkdir(sub, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	s := supervise(t, newDevice(t), namespace(t, dir, ""))
-	cmd := command(t, "enter", s.socket, "where")
-	cmd.Dir = sub
-	if got := runCommand(t, cmd); !strings.Contains(got, "working directory "+sub) {
-		t.Errorf("got %q, want the directory %s in it", got, sub)
-	}
-}
-
 // Without privilege a program enters with no_new_privs.
 func TestProgramWithoutPrivilegeEnters(t *testing.T) {
 	if os.Getuid() != 0 {
@@ -337,7 +271,7 @@ func TestProgramWithoutPrivilegeEnters(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "marker"), []byte("here"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	s := supervise(t, newDevice(t), -1)
+	s := supervise(t, newDevice(t))
 	cmd := command(t, "unprivileged", s.socket, "where")
 	cmd.Dir = dir
 	if got, want := runCommand(t, cmd), dir+" here 1\n"; got != want {

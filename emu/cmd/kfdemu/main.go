@@ -186,7 +186,7 @@ func run(ctx context.Context, cfg kfdemu.Config, faults []kfdemu.Fault, args []s
 }
 
 func execCommand() *cobra.Command {
-	var socket, tree string
+	var socket string
 	cmd := &cobra.Command{
 		Use:   "exec [--socket PATH] -- PROGRAM [ARGUMENT...]",
 		Short: "Run a program on a machine that kfdemu run emulates",
@@ -195,14 +195,10 @@ func execCommand() *cobra.Command {
 			if socket == "" {
 				return fmt.Errorf("no machine to join: name its socket with --socket, or run this under kfdemu run, which sets %s", socketEnv)
 			}
-			return kfdemu.Exec(socket, tree, args[0], args, os.Environ())
+			return kfdemu.Exec(socket, args[0], args, os.Environ())
 		},
 	}
 	cmd.Flags().SetInterspersed(false)
 	cmd.Flags().StringVar(&socket, "socket", os.Getenv(socketEnv), "the machine's, $"+socketEnv+" if not given")
-	cmd.Flags().StringVar(&tree, "tree", "", "where the machine's files are, for a process in a user namespace of its own")
-	if err := cmd.Flags().MarkHidden("tree"); err != nil {
-		panic("kfdemu: " + err.Error()) // the flag exists
-	}
 	return cmd
 }
