@@ -27,8 +27,8 @@ var types = map[string]string{
 	"Int": "number", "Int32": "number", "Int64": "number", "Uint32": "number", "Uint64": "number", "Duration": "duration", "Time": "time",
 }
 
-// TestDocumentOfTheKeys generates the table from the source: each function returns one
-// expression, a field with its own key.
+// TestDocumentOfTheKeys generates the table from the source: each field has its own key, and
+// a comment with its meaning.
 func TestDocumentOfTheKeys(t *testing.T) {
 	source, err := parser.ParseFile(token.NewFileSet(), "fields.go", nil, parser.ParseComments)
 	if err != nil {
@@ -37,31 +37,33 @@ func TestDocumentOfTheKeys(t *testing.T) {
 	var table strings.Builder
 	table.WriteString(head)
 	known := map[string]bool{}
-	for _, d := range source.Decls {
-		f, ok := d.(*ast.FuncDecl)
-		if !ok || f.Name.Name == "Subject" {
-			continue
+	ast.Inspect(source, func(n ast.Node) bool {
+		f, ok := n.(*ast.ValueSpec)
+		if !ok || f.Names[0].Name == "subjects" {
+			return true
 		}
-		made := f.Body.List[0].(*ast.ReturnStmt).Results[0].(*ast.CallExpr)
-		kind, key := made.Fun.(*ast.SelectorExpr).Sel.Name, "error"
-		if lit, ok := made.Args[0].(*ast.BasicLit); ok {
-			if key, err = strconv.Unquote(lit.Value); err != nil {
+		kind, key := "Error", "error"
+		if made, ok := f.Values[0].(*ast.CallExpr); ok {
+			kind = "Stringer"
+			if len(made.Args) == 2 {
+				kind = made.Args[1].(*ast.SelectorExpr).Sel.Name
+			}
+			if key, err = strconv.Unquote(made.Args[0].(*ast.BasicLit).Value); err != nil {
 				t.Fatal(err)
 			}
 		}
-		about, ok := strings.CutPrefix(f.Doc.Text(), f.Name.Name+" ")
-		if !ok || types[kind] == "" || known[key] {
-			t.Errorf("%s, of key %q and type %s: comment, type or key", f.Name.Name, key, kind)
+		meaning := strings.TrimSpace(f.Comment.Text())
+		if meaning == "" || types[kind] == "" || known[key] {
+			t.Errorf("%s, of key %q and type %s: comment, type or key", f.Names[0].Name, key, kind)
 		}
 		known[key] = true
 		mark := ""
 		if Subject(key) {
 			mark = " *"
 		}
-		meaning, _, _ := strings.Cut(strings.ReplaceAll(about, "\n", " "), ". ")
-		meaning = strings.TrimPrefix(strings.TrimPrefix(meaning, "is "), "reports ")
 		fmt.Fprintf(&table, "| `%s`%s | %s | %s |\n", key, mark, types[kind], strings.ReplaceAll(meaning, "|", `\|`))
-	}
+		return true
+	})
 	for _, key := range subjects {
 		if !known[key] {
 			t.Errorf("subject %q is not a key", key)

@@ -128,7 +128,7 @@ func (s *Server) audit(c *connection, outcome, method string, req any, err error
 	if entry == nil {
 		return
 	}
-	fields := []zap.Field{log.Audit(), log.Outcome(outcome)}
+	fields := []zap.Field{log.Audit(true), log.Outcome(outcome)}
 	if method != "" {
 		fields = append(fields, log.Method(strings.TrimPrefix(method, adminPrefix)))
 	}
@@ -141,7 +141,7 @@ func (s *Server) audit(c *connection, outcome, method string, req any, err error
 	fields = append(fields, more...)
 	if err != nil {
 		if reason := gpreempt.ReasonOf(api.FromStatus(err)); reason != "" {
-			fields = append(fields, log.Reason(reason))
+			fields = append(fields, log.Reason(string(reason)))
 		}
 		fields = append(fields, log.Err(err))
 	}
