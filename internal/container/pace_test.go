@@ -392,7 +392,7 @@ func TestWarningsNameTheRemedy(t *testing.T) {
 			simulated(t, test.peers, func(r *Resolver, _ func() string) {
 				pass(r, time.Minute, test.g)
 				warnings := r.Warnings()
-				if len(warnings) != 1 || warnings[0].Code != string(gpreempt.WarnContainerUnknown) || !strings.Contains(warnings[0].Remedy, test.want) {
+				if len(warnings) != 1 || warnings[0].Code != gpreempt.WarnContainerUnknown.Code || !strings.Contains(warnings[0].Remedy, test.want) {
 					t.Errorf("warnings %+v, want one with %q", warnings, test.want)
 				}
 			})

@@ -43,8 +43,8 @@ func (r *Resolver) Warnings() []gpreempt.Warning {
 	r.mu.Unlock()
 
 	var all []gpreempt.Warning
-	warn := func(code gpreempt.WarningCode, format string, args ...any) {
-		all = append(all, code.Warn(fmt.Sprintf(format, args...)))
+	warn := func(kind *gpreempt.WarningKind, format string, args ...any) {
+		all = append(all, kind.Warn(fmt.Sprintf(format, args...)))
 	}
 	if missed {
 		for _, s := range r.sockets {

@@ -72,7 +72,7 @@ func getStatus(t *testing.T, socket string) *gpreemptv1.GetStatusResponse {
 func TestEachWarningIsTheSameWhereverItIsShown(t *testing.T) {
 	var want []gpreempt.Warning
 	for _, kind := range gpreempt.WarningKinds() {
-		want = append(want, kind.Code.Warn("text of "+string(kind.Code)))
+		want = append(want, kind.Warn("text of "+kind.Code))
 	}
 	compare := func(where string, got []gpreempt.Warning) {
 		t.Helper()

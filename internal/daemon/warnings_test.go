@@ -37,7 +37,7 @@ func TestWarningIsLoggedOnceWhenRaisedAndOnceWhenCleared(t *testing.T) {
 	k := gpreempt.WarningKinds()
 	last := logs.All()[4].ContextMap()
 	for _, kind := range k {
-		if kind.Code == gpreempt.WarnNoKFD && (last["remedy"] != kind.Remedy || last["text"] != "no driver, again" || last["severity"] != kind.Severity) {
+		if kind == gpreempt.WarnNoKFD && (last["remedy"] != kind.Remedy || last["text"] != "no driver, again" || last["severity"] != kind.Severity) {
 			t.Errorf("the log has %v", last)
 		}
 	}

@@ -223,11 +223,11 @@ func (o output) health(s MetricsSnapshot) {
 	for _, kind := range gpreempt.WarningKinds() {
 		now := 0
 		for w := range slices.Values(s.Warnings) {
-			if w.Code == string(kind.Code) {
+			if w.Code == kind.Code {
 				now++
 			}
 		}
-		o.value(warnings, float64(now), string(kind.Code), kind.Severity)
+		o.value(warnings, float64(now), kind.Code, kind.Severity)
 	}
 	o.value(appended, float64(s.Totals.Appended))
 	o.value(overwritten, float64(s.Totals.Overwritten))

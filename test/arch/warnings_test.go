@@ -19,7 +19,7 @@ func TestEveryWarningIsOfTheTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	used := map[string]bool{}
-	declared := map[string]string{} // constant -> code
+	declared := map[string]string{} // variable -> code
 	for _, p := range module.packages {
 		for _, f := range p.files {
 			if f.test {
@@ -28,8 +28,8 @@ func TestEveryWarningIsOfTheTable(t *testing.T) {
 			ast.Inspect(f.syntax, func(n ast.Node) bool {
 				switch n := n.(type) {
 				case *ast.ValueSpec:
-					if kind, ok := n.Type.(*ast.Ident); ok && kind.Name == "WarningCode" && p.dir == "pkg/gpreempt" {
-						declared[n.Names[0].Name] = strings.Trim(n.Values[0].(*ast.BasicLit).Value, `"`)
+					if name := n.Names[0].Name; strings.HasPrefix(name, "Warn") && p.dir == "pkg/gpreempt" {
+						declared[name] = strings.Trim(n.Values[0].(*ast.CallExpr).Args[0].(*ast.BasicLit).Value, `"`)
 					}
 				case *ast.SelectorExpr:
 					if pkg, ok := n.X.(*ast.Ident); ok && pkg.Name == "gpreempt" && strings.HasPrefix(n.Sel.Name, "Warn") {
@@ -38,7 +38,7 @@ func TestEveryWarningIsOfTheTable(t *testing.T) {
 				case *ast.CompositeLit:
 					if typ, ok := n.Type.(*ast.SelectorExpr); ok && typ.Sel.Name == "Warning" && len(n.Elts) > 0 {
 						if pkg, ok := typ.X.(*ast.Ident); ok && pkg.Name == "gpreempt" {
-							t.Errorf("%s makes a gpreempt.Warning by hand: use the Warn method of a code", f.name)
+							t.Errorf("%s makes a gpreempt.Warning by hand: use the Warn method of a kind", f.name)
 						}
 					}
 				}
@@ -54,7 +54,7 @@ func TestEveryWarningIsOfTheTable(t *testing.T) {
 		}
 	}
 	for _, k := range gpreempt.WarningKinds() {
-		table = append(table, string(k.Code))
+		table = append(table, k.Code)
 		if k.Means == "" || k.Remedy == "" || k.Severity != gpreempt.SeverityError && k.Severity != gpreempt.SeverityWarning {
 			t.Errorf("the row of %s is not complete", k.Code)
 		}

@@ -146,7 +146,7 @@ func TestRunbookNamesOnlyWhatExists(t *testing.T) {
 	check("metric", found("`(gpreempt_[a-z_]+)`", readText(t, docs+"/metrics.md")), found("`(gpreempt_[a-z_]+)", runbook))
 	var codes []string
 	for _, kind := range gpreempt.WarningKinds() {
-		codes = append(codes, string(kind.Code))
+		codes = append(codes, kind.Code)
 	}
 	codes = append(codes, found("(?m)^\\| `([A-Z_]+)`", readText(t, docs+"/api.md"))...)
 	codes = append(codes, "GPREEMPT_SOCKET")
