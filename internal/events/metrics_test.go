@@ -182,11 +182,12 @@ func TestScrapeOfAScriptedHistory(t *testing.T) {
 
 func TestEveryMetricOfTheTableIsServed(t *testing.T) {
 	got := scrape(t, history(t).snapshot())
+	uses := uses(t)
 	for _, m := range table {
 		if !strings.Contains(got, "\n# TYPE "+m.name+" ") {
 			t.Errorf("%s is in the table and not in the scrape", m.name)
 		}
-		if m.help == "" || m.use == "" || !strings.HasSuffix(m.help, ".") || !strings.HasSuffix(m.use, ".") {
+		if m.help == "" || uses[m.name] == "" || !strings.HasSuffix(m.help, ".") || !strings.HasSuffix(uses[m.name], ".") {
 			t.Errorf("%s has no help, or no use, that is a sentence", m.name)
 		}
 	}

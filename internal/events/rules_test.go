@@ -32,12 +32,13 @@ func TestDashboardAndRulesUseMetricsThatExist(t *testing.T) {
 			}
 		}
 	}
+	uses := uses(t)
 	for _, m := range table {
 		if !slices.ContainsFunc([]string{"", "_bucket", "_count"}, func(suffix string) bool { return used[m.name+suffix] }) {
 			t.Errorf("neither dashboard nor rules use %s", m.name)
 		}
-		if strings.Contains(m.use, "alert Gpreempt") {
-			alert := regexp.MustCompile(`Gpreempt\w+`).FindString(m.use)
+		if strings.Contains(uses[m.name], "alert Gpreempt") {
+			alert := regexp.MustCompile(`Gpreempt\w+`).FindString(uses[m.name])
 			if rules, err := os.ReadFile("../../deploy/grafana/alerts.yaml"); err != nil || !strings.Contains(string(rules), "alert: "+alert+"\n") {
 				t.Errorf("%s names the alert %s, which is none (%v)", m.name, alert, err)
 			}
