@@ -3,7 +3,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -234,57 +233,12 @@ func subcommandNames(cmd *cobra.Command) []string {
 }
 
 func unknownSubcommand(cmd *cobra.Command, word string) error {
-	names := subcommandNames(cmd)
-	f := &failure{
-		code:    ExitUsage,
-		message: fmt.Sprintf("unknown command %q", cmd.CommandPath()+" "+word),
-		next:    "one of " + strings.Join(names, ", "),
+	cmd.SuggestionsMinimumDistance = 1 + min(len(word)/5, 1) // of a short word most names are near
+	next := "one of " + strings.Join(subcommandNames(cmd), ", ")
+	if near := cmd.SuggestionsFor(word); len(near) > 0 {
+		next = cmd.CommandPath() + " " + strings.Join(near, ", "+cmd.CommandPath()+" ")
 	}
-	if near := nearest(word, names); near != "" {
-		f.next = cmd.CommandPath() + " " + near
-	}
-	return f
-}
-
-// nearest returns the name with the smallest edit distance to word, of several that with
-// its length. It returns "" when all names differ by more than 2 edits, or 1 for a short
-// word.
-func nearest(word string, names []string) string {
-	limit := 1
-	if len(word) > 4 {
-		limit = 2
-	}
-	near := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return editDistance(word, name) > limit })
-	if len(near) == 0 {
-		return ""
-	}
-	lengthDiff := func(name string) int { return max(len(name)-len(word), len(word)-len(name)) }
-	return slices.MinFunc(near, func(a, b string) int {
-		return cmp.Or(cmp.Compare(editDistance(word, a), editDistance(word, b)), cmp.Compare(lengthDiff(a), lengthDiff(b)))
-	})
-}
-
-// editDistance returns how many insertions, deletions, substitutions and swaps of
-// neighbours make b of a.
-func editDistance(a, b string) int {
-	d := make([][]int, len(a)+1)
-	for i := range d {
-		d[i] = make([]int, len(b)+1)
-		for j := range d[i] {
-			switch {
-			case i == 0 || j == 0:
-				d[i][j] = i + j
-			case a[i-1] == b[j-1]:
-				d[i][j] = d[i-1][j-1]
-			default:
-				d[i][j] = 1 + min(d[i-1][j], d[i][j-1], d[i-1][j-1])
-			}
-			if i > 1 && j > 1 && a[i-1] == b[j-2] && a[i-2] == b[j-1] {
-				d[i][j] = min(d[i][j], d[i-2][j-2]+1)
-			}
-		}
-	}
-	return d[len(a)][len(b)]
+	return &failure{code: ExitUsage, message: fmt.Sprintf("unknown command %q", cmd.CommandPath()+" "+word), next: next}
 }
 
 // operands returns a check for exactly the named operands, such as "TARGET".

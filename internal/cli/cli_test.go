@@ -3,6 +3,7 @@ package cli
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"net"
 	"os"
@@ -174,12 +175,14 @@ func TestLeaseNeedsAGPU(t *testing.T) {
 }
 
 func TestSuggestionsAreNear(t *testing.T) {
-	names := []string{"status", "stats", "gpu", "queue", "policy"}
+	root := New(IO{Getenv: func(string) string { return "" }})
 	for word, want := range map[string]string{
-		"stauts": "status", "stat": "stats", "statsu": "status", "gup": "gpu", "ps": "", "qeueu": "queue", "polizei": "", "": "",
+		"stauts": "gpctl stats, gpctl status", "state": "gpctl stats, gpctl status", "versin": "gpctl version", "qeueu": "gpctl queue",
+		"pol": "gpctl policy", "polizei": "one of ", "ps": "one of ",
 	} {
-		if got := nearest(word, names); got != want {
-			t.Errorf("nearest(%q) = %q, want %q", word, got, want)
+		f, ok := errors.AsType[*failure](unknownSubcommand(root, word))
+		if !ok || !strings.HasPrefix(f.next, want) {
+			t.Errorf("%s: %v, want %q", word, f, want)
 		}
 	}
 }
