@@ -19,22 +19,17 @@ const (
 // QueueStatus is the result of one queue in a call to suspend or resume.
 type QueueStatus uint8
 
-// The results. The driver reports OK, Skipped and HardwareError; ResolveSkipped finds the
-// reason of Skipped.
+// The results.
 const (
 	// QueueOK: the queue is suspended or resumed, by this call or before.
 	QueueOK QueueStatus = iota
-	// QueueSkipped: gone, new, or not taken; the driver does not report which.
+	// QueueSkipped: the target has no such queue; or it is being destroyed; or ECQueueNew is
+	// set, which a snapshot clears; or the GPU failed at another queue first. The driver does
+	// not report which.
 	QueueSkipped
 	// QueueHardwareError: the GPU failed or is being reset. The driver counts the queue as
 	// suspended although it may still run, and reports OK in the next call.
 	QueueHardwareError
-	// QueueGone: the target has no such queue.
-	QueueGone
-	// QueueNew: ECQueueNew is set; clear it with a snapshot, then suspend again.
-	QueueNew
-	// QueueNotTaken: it is being destroyed, or the GPU failed at another queue first.
-	QueueNotTaken
 )
 
 // String returns words for the status.
@@ -46,12 +41,6 @@ func (s QueueStatus) String() string {
 		return "skipped"
 	case QueueHardwareError:
 		return "hardware error"
-	case QueueGone:
-		return "gone"
-	case QueueNew:
-		return "new"
-	case QueueNotTaken:
-		return "not taken"
 	}
 	return fmt.Sprintf("status(%d)", uint8(s))
 }
@@ -175,29 +164,4 @@ func status(id uint32) QueueStatus {
 		return QueueSkipped
 	}
 	return QueueOK
-}
-
-// ResolveSkipped returns results with each QueueSkipped replaced by its reason according to
-// a snapshot taken after the call: QueueGone, QueueNew or QueueNotTaken. The snapshot may
-// be one that clears ECQueueNew.
-func ResolveSkipped(results []QueueResult, snapshot []QueueSnapshotEntry) []QueueResult {
-	raised := make(map[uint32]ExceptionMask, len(snapshot))
-	for i := range snapshot {
-		raised[snapshot[i].QueueID] = snapshot[i].ExceptionStatus
-	}
-	out := slices.Clone(results)
-	for i := range out {
-		if out[i].Status != QueueSkipped {
-			continue
-		}
-		switch mask, lives := raised[out[i].ID]; {
-		case !lives:
-			out[i].Status = QueueGone
-		case mask.Has(ECQueueNew):
-			out[i].Status = QueueNew
-		default:
-			out[i].Status = QueueNotTaken
-		}
-	}
-	return out
 }

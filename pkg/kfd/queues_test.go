@@ -144,23 +144,6 @@ func TestResumeAllCounts(t *testing.T) {
 	}
 }
 
-func TestSkippedQueuesAreResolvedBySnapshot(t *testing.T) {
-	results := []QueueResult{{1, QueueSkipped}, {2, QueueSkipped}, {3, QueueSkipped}, {4, QueueOK}, {5, QueueHardwareError}}
-	before := slices.Clone(results)
-	got := ResolveSkipped(results, []QueueSnapshotEntry{
-		{QueueID: 2, ExceptionStatus: Exceptions(ECQueueNew, ECQueueWaveTrap)},
-		{QueueID: 3, ExceptionStatus: ECQueueWaveTrap.Mask()},
-		{QueueID: 4, ExceptionStatus: ECQueueNew.Mask()},
-	})
-	want := []QueueResult{{1, QueueGone}, {2, QueueNew}, {3, QueueNotTaken}, {4, QueueOK}, {5, QueueHardwareError}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if diff := cmp.Diff(before, results); diff != "" {
-		t.Errorf("the argument changed (-before +after):\n%s", diff)
-	}
-}
-
 func TestGracePeriodIsNeverInfinite(t *testing.T) {
 	for _, n := range []int{-1, 256, 512, 1 << 31, 0xffffffff} {
 		if g, err := NewGracePeriod(n); err == nil {
