@@ -4,12 +4,10 @@ package config
 import (
 	_ "embed"
 	"regexp"
-	"slices"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/classify"
-	"github.com/gpreempt/gpreempt/internal/container"
 	"github.com/gpreempt/gpreempt/internal/safety"
 	"github.com/gpreempt/gpreempt/internal/server"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -21,7 +19,7 @@ const DefaultPath = "/etc/gpreempt/gpreemptd.yaml"
 //go:embed gpreemptd.yaml
 var defaultYAML []byte
 
-// DefaultYAML returns a file with the values of Default and an explanation of every key.
+// DefaultYAML returns a file with every default, and an explanation of every key.
 // Rules and the knobs of the policy are comments, without a space after the #: a knob that
 // is set does not follow the preset.
 func DefaultYAML() []byte { return defaultYAML }
@@ -117,26 +115,11 @@ type Log struct {
 	Level string
 }
 
-// Default returns the configuration of an empty file.
+// Default returns the configuration of an empty file: what gpreemptd.yaml says.
 func Default() Config {
-	return Config{
-		Socket:     "/run/gpreempt/gpreemptd.sock",
-		Mechanisms: Mechanisms{"dbgtrap"},
-		Access: auth.Names{
-			OnlineGroups: []string{"gpreempt"},
-			AdminGroups:  []string{"gpreempt-admin"},
-		},
-		Limits: Limits{
-			Leases: scheduler.Limits{LeasesPerClient: 64, LeasesPerUser: 1024, LeasesTotal: 4096},
-			Clients: server.Limits{
-				StreamsPerClient: 16, RequestsPerSecond: 2000, Burst: 4000, RequestsPerUser: 8000,
-				ConnectionsPerUser: 256, ConnectionsTotal: 1024,
-			},
-			MaxMessageBytes: 64 << 10,
-		},
-		Policy:     scheduler.DefaultPolicy(),
-		Discovery:  Discovery{Interval: 50 * time.Millisecond, IdleInterval: time.Second, MQDsInterval: time.Second},
-		Containers: Containers{Sockets: slices.Clone(container.DefaultSockets)},
-		Log:        Log{Level: "info"},
+	c, err := parse("gpreemptd.yaml", defaultYAML, Config{Policy: scheduler.DefaultPolicy()})
+	if err != nil {
+		panic("config: the default file is invalid: " + err.Error())
 	}
+	return c
 }

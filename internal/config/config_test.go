@@ -21,9 +21,18 @@ func TestDefaultIsValid(t *testing.T) {
 	}
 }
 
-func TestDefaultFileMeansTheDefaults(t *testing.T) {
-	if diff := cmp.Diff(Default(), parse(t, string(DefaultYAML()))); diff != "" {
+func TestDefaultFileHasEveryValue(t *testing.T) {
+	if diff := cmp.Diff(Default(), parsed(t, string(DefaultYAML()))); diff != "" {
 		t.Errorf("Parse(DefaultYAML()) (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(Default(), parsed(t, "")); diff != "" {
+		t.Errorf("an empty file (-want +got):\n%s", diff)
+	}
+	for _, f := range fields { // a comment shows the preset's value
+		if !strings.Contains(string(DefaultYAML()), strings.TrimPrefix(f.key, section(f.key)+".")+": "+text(f.at(new(Default())))) &&
+			f.key != "containers.sockets" { // one in each line
+			t.Errorf("%s is not %s", f.key, text(f.at(new(Default()))))
+		}
 	}
 }
 
@@ -58,7 +67,7 @@ func TestCommentedKeysOfTheDefaultFileShowTheDefaults(t *testing.T) {
 		Mechanisms: []string{"dbgtrap", "criu"}, Action: safety.Limit,
 		Why: "No failure in a week of suspensions under load.",
 	}}
-	if diff := cmp.Diff(want, parse(t, all)); diff != "" {
+	if diff := cmp.Diff(want, parsed(t, all)); diff != "" {
 		t.Errorf("uncommented (-want +got):\n%s\n%s", diff, all)
 	}
 }
@@ -149,7 +158,7 @@ func refused(text string) bool {
 }
 
 func TestChangesNameTheKeysThatNeedARestart(t *testing.T) {
-	old := parse(t, `
+	old := parsed(t, `
 rules:
   - {name: a, match: {comm: a}, class: offline}
   - {name: b, match: {comm: b}, class: offline, priority: 2}
@@ -160,7 +169,7 @@ safety:
     - {id: two, gfx: [gfx1101], action: deny, why: W.}
     - {id: old, gfx: [gfx1102], action: deny, why: W.}
 `)
-	changed := parse(t, `
+	changed := parsed(t, `
 socket: /run/x.sock
 mechanisms: [criu, dbgtrap]
 access: {admin_groups: [wheel, 0]}

@@ -38,8 +38,10 @@ func Load(path string) (Config, error) {
 // Parse parses a configuration; keys that the file does not have have their defaults.
 // name is the file's name in errors. The error is a yamlfile.Errors with every error in
 // the file.
-func Parse(name string, data []byte) (Config, error) {
-	p := &parser{Parser: yamlfile.New(name), config: Default()}
+func Parse(name string, data []byte) (Config, error) { return parse(name, data, Default()) }
+
+func parse(name string, data []byte, defaults Config) (Config, error) {
+	p := &parser{Parser: yamlfile.New(name), config: defaults}
 	p.Unknown = unknownKey
 	if root := p.Document(data); root != nil {
 		p.root(root)

@@ -20,7 +20,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-func parse(t *testing.T, text string) Config {
+func parsed(t *testing.T, text string) Config {
 	t.Helper()
 	c, err := Parse("gpreemptd.yaml", []byte(text))
 	if err != nil {
@@ -39,14 +39,14 @@ func TestFilesWithoutContentHaveTheDefaults(t *testing.T) {
 		"commented sections": "policy:\n  # preset: strict\nlimits:\nrules:\nsafety:\n",
 		"no hazards":         "safety:\n  hazards:\n",
 	} {
-		if diff := cmp.Diff(Default(), parse(t, text)); diff != "" {
+		if diff := cmp.Diff(Default(), parsed(t, text)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
 }
 
 func TestEveryKeyIsRead(t *testing.T) {
-	got := parse(t, `
+	got := parsed(t, `
 socket: /tmp/x.sock
 mechanisms: [criu, freezer, dbgtrap]
 access:
@@ -182,7 +182,7 @@ log: {level: debug}
 }
 
 func TestAnEmptyListOfMechanismsSuspendsNothing(t *testing.T) {
-	c := parse(t, "mechanisms: []\n")
+	c := parsed(t, "mechanisms: []\n")
 	if len(c.Mechanisms) > 0 {
 		t.Errorf("mechanisms: %q", c.Mechanisms)
 	}
@@ -194,7 +194,7 @@ func TestAnEmptyListOfMechanismsSuspendsNothing(t *testing.T) {
 
 // Empty is not nil: the resolver takes nil for the default.
 func TestAnEmptyListOfSocketsAsksNoRuntime(t *testing.T) {
-	if diff := cmp.Diff(Containers{Sockets: []string{}}, parse(t, "containers: {sockets: []}\n").Containers); diff != "" {
+	if diff := cmp.Diff(Containers{Sockets: []string{}}, parsed(t, "containers: {sockets: []}\n").Containers); diff != "" {
 		t.Errorf("Containers (-want +got):\n%s", diff)
 	}
 }
@@ -205,7 +205,7 @@ func TestTheIdleIntervalFollowsALongerInterval(t *testing.T) {
 		"discovery: {interval: 5s}":                       5 * time.Second,
 		"discovery: {interval: 100ms, idle_interval: 1m}": time.Minute,
 	} {
-		if got := parse(t, text).Discovery.IdleInterval; got != want {
+		if got := parsed(t, text).Discovery.IdleInterval; got != want {
 			t.Errorf("%s: %v, want %v", text, got, want)
 		}
 	}
@@ -217,18 +217,18 @@ func TestAPresetSetsItsKnobsWhereverItIs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(want, parse(t, "policy: {preset: "+name+"}").Policy); diff != "" {
+		if diff := cmp.Diff(want, parsed(t, "policy: {preset: "+name+"}").Policy); diff != "" {
 			t.Errorf("preset %s (-want +got):\n%s", name, diff)
 		}
 	}
-	got := parse(t, "policy: {max_wait: 5ms, preset: share}").Policy
+	got := parsed(t, "policy: {max_wait: 5ms, preset: share}").Policy
 	want, _ := scheduler.PresetByName("share")
 	want.Preset, want.MaxWait = scheduler.PresetCustom, 5*time.Millisecond
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("share with a knob in front (-want +got):\n%s", diff)
 	}
 	// Knobs that turn one preset into another make it the other.
-	if got := parse(t, "policy: {shadow: true}").Policy.Preset; got != "shadow" {
+	if got := parsed(t, "policy: {shadow: true}").Policy.Preset; got != "shadow" {
 		t.Errorf("balanced with shadow: true is %q, want shadow", got)
 	}
 }
@@ -298,7 +298,7 @@ func TestKubeletAddressHasTheValuesOfVariables(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if got := parse(t, "containers: {kubelet: https://$(NODE_IP):10250}\n").Containers.Kubelet; got != "https://$(NODE_IP):10250" {
+	if got := parsed(t, "containers: {kubelet: https://$(NODE_IP):10250}\n").Containers.Kubelet; got != "https://$(NODE_IP):10250" {
 		t.Errorf("the file is parsed as %q", got)
 	}
 }

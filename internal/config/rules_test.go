@@ -16,7 +16,7 @@ func TestRangesOfARuleHaveTheEndsOfTheirKind(t *testing.T) {
 		"ring_address: {to: 0xffffffffffffffff}": {RingAddress: &classify.AddressRange{To: 1<<64 - 1}},
 		`ring_address: {from: "0X10", to: 16}`:   {RingAddress: &classify.AddressRange{From: 16, To: 16}},
 	} {
-		got := parse(t, "rules: [{name: a, class: offline, match: {"+text+"}}]").Rules[0].Match
+		got := parsed(t, "rules: [{name: a, class: offline, match: {"+text+"}}]").Rules[0].Match
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", text, diff)
 		}

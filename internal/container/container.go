@@ -17,19 +17,6 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// DefaultSockets are the default sockets of the runtimes: containerd, CRI-O,
-// cri-dockerd, the containerd of k3s and RKE2, of k0s and of MicroK8s; Docker and Podman.
-var DefaultSockets = []string{
-	"/run/containerd/containerd.sock",
-	"/run/crio/crio.sock",
-	"/run/cri-dockerd.sock",
-	"/run/k3s/containerd/containerd.sock",
-	"/run/k0s/containerd.sock",
-	"/var/snap/microk8s/common/run/containerd.sock",
-	"/run/docker.sock",
-	"/run/podman/podman.sock",
-}
-
 const (
 	// maxEntries is the largest number of containers that are kept. Those with a process
 	// on a GPU are far fewer; the rest is room for earlier ones.

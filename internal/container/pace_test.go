@@ -18,6 +18,19 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
+// sockets are the usual sockets of the runtimes: containerd, CRI-O,
+// cri-dockerd, the containerd of k3s and RKE2, of k0s and of MicroK8s; Docker and Podman.
+var sockets = []string{
+	"/run/containerd/containerd.sock",
+	"/run/crio/crio.sock",
+	"/run/cri-dockerd.sock",
+	"/run/k3s/containerd/containerd.sock",
+	"/run/k0s/containerd.sock",
+	"/var/snap/microk8s/common/run/containerd.sock",
+	"/run/docker.sock",
+	"/run/podman/podman.sock",
+}
+
 // peer is a fake runtime in memory.
 type peer struct {
 	mu         sync.Mutex
@@ -88,7 +101,7 @@ func simulated(t *testing.T, peers map[string]*peer, test func(r *Resolver, chan
 			defer mu.Unlock()
 			ids = append(ids, strings.TrimLeft(id, "0"))
 		}})
-		for _, path := range DefaultSockets {
+		for _, path := range sockets {
 			if p := peers[path]; p != nil {
 				s := newSocket(path, r.cfg.Log)
 				s.dial, s.talk = p.dial, p.talk

@@ -255,7 +255,7 @@ func TestItsOwnRuntimeIsQueriedFirst(t *testing.T) {
 	order := func(e *entry) string {
 		text := ""
 		for rank := range maxRank + 1 {
-			for _, path := range DefaultSockets {
+			for _, path := range sockets {
 				if n, ok := newSocket(path, nil).rank(e); ok && n == rank {
 					text += strings.TrimSuffix(filepath.Base(path), ".sock") + " "
 				}

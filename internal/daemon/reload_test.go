@@ -102,7 +102,7 @@ type state struct {
 }
 
 func (d *daemon) state() state {
-	s := state{Config: *d.config.Load(), Policy: d.policy(), Access: *d.authz.Load(), Level: d.logs.Level()}
+	s := state{Config: *d.config.Load(), Policy: d.policy(), Access: *d.authz.Load(), Level: d.log.Level()}
 	for _, p := range d.inventory.Processes() {
 		facts, _ := d.registry.Facts(p.Key)
 		s.Decisions = append(s.Decisions, facts.Decision.By)

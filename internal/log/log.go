@@ -96,6 +96,9 @@ func (l *Log) Changes() *zap.Logger { return l.changes }
 // Audit returns the logger of the audit log, which writes every line at every level.
 func (l *Log) Audit() *zap.Logger { return l.audit }
 
+// Level returns the least severe level that is written.
+func (l *Log) Level() zapcore.Level { return l.level.Level() }
+
 // SetLevel sets the least severe level that is written: debug, info, warn or error. Any
 // other text changes nothing; the config has been validated.
 func (l *Log) SetLevel(level string) {
