@@ -51,18 +51,19 @@ func newLoad(sys Sys, cfg Config, report func(error)) (*load, error) {
 }
 
 func (l *load) setUp() (err error) {
-	if l.gpus, err = l.cfg.pick(l.d.gpus); err != nil {
-		return err
-	}
 	if l.cfg.Runtime {
 		if err := l.setRuntime(true); err != nil {
 			return err
 		}
 	}
-	for i := range l.gpus {
-		if err := l.d.acquireVM(&l.gpus[i]); err != nil {
+	// On all, as ROCm's runtime does.
+	for i := range l.d.gpus {
+		if err := l.d.acquireVM(&l.d.gpus[i]); err != nil {
 			return err
 		}
+	}
+	if l.gpus, err = l.cfg.pick(l.d.gpus); err != nil {
+		return err
 	}
 	for _, g := range l.gpus {
 		for range l.cfg.Queues {

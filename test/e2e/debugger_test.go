@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"strings"
 	"syscall"
 	"testing"
@@ -130,21 +131,26 @@ func (d *debugger) do(ctx context.Context, verb string, pid int32) (err error) {
 // debug starts a debugger on the machine.
 func (m *emulated) debug() *process {
 	m.t.Helper()
-	cmd := m.Command(context.Background(), os.Args[0])
+	return debug(m.t, m.Command(context.Background(), os.Args[0]))
+}
+
+// debug starts a command of this program as a debugger.
+func debug(t *testing.T, cmd *exec.Cmd) *process {
+	t.Helper()
 	cmd.Env, cmd.Stderr = environment(debuggerEnv+"=1"), os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
-		m.t.Fatal(err)
+		t.Fatal(err)
 	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		m.t.Fatal(err)
+		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
-		m.t.Fatal(err)
+		t.Fatal(err)
 	}
-	p := &process{t: m.t, cmd: cmd, in: in, out: bufio.NewScanner(out)}
-	m.t.Cleanup(p.end)
+	p := &process{t: t, cmd: cmd, in: in, out: bufio.NewScanner(out)}
+	t.Cleanup(p.end)
 	return p
 }
 

@@ -233,26 +233,32 @@ func (m *emulated) workAs(program string, args ...string) *worker {
 // spawn starts a command as a worker and waits for nothing.
 func (m *emulated) spawn(cmd *exec.Cmd) *worker {
 	m.t.Helper()
-	w := &worker{t: m.t, cmd: cmd, log: &lines{}, next: make(chan struct{}), waited: make(chan struct{})}
+	return spawn(m.t, cmd)
+}
+
+// spawn starts a command as a worker and waits for nothing.
+func spawn(t *testing.T, cmd *exec.Cmd) *worker {
+	t.Helper()
+	w := &worker{t: t, cmd: cmd, log: &lines{}, next: make(chan struct{}), waited: make(chan struct{})}
 	cmd.Env = environment()
 	cmd.Stderr = w.log
 	var err error
 	if w.in, err = cmd.StdinPipe(); err != nil {
-		m.t.Fatal(err)
+		t.Fatal(err)
 	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
-		m.t.Fatal(err)
+		t.Fatal(err)
 	}
 	if err := cmd.Start(); err != nil {
-		m.t.Fatal(err)
+		t.Fatal(err)
 	}
 	w.PID = int32(cmd.Process.Pid)
 	go w.listen(out)
-	m.t.Cleanup(func() {
+	t.Cleanup(func() {
 		w.kill()
-		if m.t.Failed() {
-			m.t.Logf("what worker %d wrote:\n%s\n%s", w.PID, w.lines(), w.log)
+		if t.Failed() {
+			t.Logf("what worker %d wrote:\n%s\n%s", w.PID, w.lines(), w.log)
 		}
 	})
 	return w

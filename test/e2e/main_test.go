@@ -37,6 +37,8 @@ func TestMain(m *testing.M) {
 		os.Exit(meterMain(os.Getenv(meterEnv), os.Stdout))
 	case os.Getenv(heirEnv) != "":
 		os.Exit(heirMain(os.Stdout))
+	case os.Getenv(guestEnv) == softGPUGuest:
+		os.Exit(softGPUMain(m))
 	}
 	os.Exit(testMain(m))
 }

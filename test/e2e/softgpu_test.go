@@ -1,0 +1,315 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+)
+
+func TestSoftGPUProgramsProveTheirPackets(t *testing.T) {
+	m := onSoftGPU(t)
+	packets := fmt.Sprint(m.times(2000, 100))
+	for _, args := range []string{"--queues 2", "--queues 2 --wait poll", "--queues 0 --sdma", "--queues 1 --sdma --churn"} {
+		t.Run(args, func(t *testing.T) {
+			w := m.serve(append([]string{"--packets", packets}, strings.Fields(args)...)...)
+			w.finish()
+			m.awaitEach(w, 0, softState{})
+		})
+	}
+}
+
+func TestSoftGPUEachSuspensionIsSeenInTheDriversRunlist(t *testing.T) {
+	m := onSoftGPU(t)
+	job := m.work("--queues", "2")
+	d := m.start(atOnce)
+	queues := 2 * len(m.gpus)
+	d.offlineTarget(job, queues)
+	pairs := m.times(1000, 50)
+	for i := range pairs {
+		before := m.unmaps()
+		lease := d.announce(t.Context())
+		if !m.each(job.PID, queues, softOff) {
+			t.Fatalf("pair %d: the announcement was answered, and the driver has %+v", i, m.queues(job.PID))
+		}
+		for gpu, n := range m.unmaps() {
+			if n <= before[gpu] {
+				t.Errorf("pair %d: the driver did not unmap the queues of GPU %d", i, m.gpus[gpu])
+			}
+		}
+		d.complete(lease.GetLeaseId())
+		m.awaitEach(job, queues, softOn)
+	}
+	m.awaitProgress(job)
+	job.stop()
+	t.Logf("%d announcements, each seen in the runlists of %d GPUs, and each resume", pairs, len(m.gpus))
+}
+
+func TestSoftGPUPacketsRunOnceWhileTheJobIsSuspendedAndResumed(t *testing.T) {
+	m := onSoftGPU(t)
+	packets := m.times(100_000, 4_000)
+	queues := 2 * len(m.gpus)
+	job := m.work("--queues", "2", "--duration", "50", "--depth", "64", "--wait", "poll", "--packets", fmt.Sprint(packets/queues))
+	d := m.start(atOnce)
+	d.offlineTarget(job, queues)
+	leases := 0
+	for ; d.target(job.PID) != nil; leases++ {
+		d.complete(d.announce(t.Context()).GetLeaseId())
+	}
+	report := job.finish()
+	if want := uint64(packets / queues * queues); report.Packets != want || report.Count != want {
+		t.Errorf("the job says %s, want %d packets, each run once", report.Line, want)
+	}
+	if leases < 10 {
+		t.Errorf("the job was suspended %d times", leases)
+	}
+	t.Logf("%d packets across %d leases: each ran once and in order", report.Count, leases)
+}
+
+func TestSoftGPUKilledDaemonLeavesEveryQueueMapped(t *testing.T) {
+	m := onSoftGPU(t)
+	job := m.work("--queues", "2")
+	queues := 2 * len(m.gpus)
+	deaths := m.times(200, 6)
+	for i := range deaths {
+		d := m.start(atOnce)
+		d.offlineTarget(job, queues)
+		lease := d.announce(t.Context())
+		m.checkEach(job, queues, softOff)
+		var call sync.WaitGroup // it ends with the daemon
+		switch i % 3 {
+		case 1: // while it resumes the job
+			call.Go(func() {
+				_, _ = d.online.Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: lease.GetLeaseId()})
+			})
+		case 2: // while it suspends the job
+			d.complete(lease.GetLeaseId())
+			m.awaitEach(job, queues, softOn)
+			call.Go(func() { _, _ = d.online.NotifyOnline(t.Context(), announcement()) })
+		}
+		d.kill()
+		call.Wait()
+		m.awaitEach(job, queues, softOn)
+		m.awaitProgress(job)
+		if t.Failed() {
+			t.Fatalf("death %d", i)
+		}
+	}
+	job.stop()
+	t.Logf("every queue was mapped again after each of %d deaths", deaths)
+}
+
+func TestSoftGPUQueueBornDuringALeaseIsSuspended(t *testing.T) {
+	m := onSoftGPU(t)
+	other := m.serve("--gpus", m.gpu(0))
+	job := m.work("--gpus", m.gpu(0))
+	d := m.start(atOnce)
+	d.offlineTarget(job, 1)
+	lease := d.announce(t.Context())
+	for range 3 {
+		job.create()
+	}
+	m.awaitEach(job, 4, softOff)
+	d.offlineTarget(job, 4)
+	m.checkStill(job, other)
+
+	// The driver destroys no queue that a debugger has suspended.
+	job.tell("destroy 0")
+	m.eventually("the queue waits to be destroyed", func() bool {
+		return m.queues(job.PID)[softQueue{m.gpus[0], 0}] == softState{Suspended: true, Destroying: true}
+	})
+	d.complete(lease.GetLeaseId())
+	job.await("destroyed")
+	m.awaitEach(job, 3, softOn)
+	m.awaitProgress(job)
+	job.stop()
+	other.stop()
+	m.gone(d, job.PID)
+}
+
+func TestSoftGPUJobThatStartsDuringALeaseIsSuspended(t *testing.T) {
+	m := onSoftGPU(t)
+	d := m.start(atOnce)
+	lease := d.announce(t.Context())
+	job := m.work("--sdma")
+	queues := 2 * len(m.gpus)
+	m.awaitEach(job, queues, softOff)
+	d.complete(lease.GetLeaseId())
+	m.awaitEach(job, queues, softOn)
+	m.awaitProgress(job)
+	job.stop()
+}
+
+func TestSoftGPUProgramReplacedWhileSuspendedIsSuspended(t *testing.T) {
+	m := onSoftGPU(t)
+	job := m.work("--gpus", m.gpu(0), "--queues", "2")
+	d := m.start(atOnce)
+	d.offlineTarget(job, 2)
+	lease := d.announce(t.Context())
+	job.tell("exec work --gpus %s --queues 3 --duration 500 --runtime", m.gpu(0))
+	if ready := job.await("ready"); ready.PID != job.PID {
+		t.Errorf("the new program is process %d, want %d", ready.PID, job.PID)
+	}
+	m.awaitEach(job, 3, softOff)
+	d.complete(lease.GetLeaseId())
+	m.awaitEach(job, 3, softOn)
+	m.awaitProgress(job)
+	job.stop()
+	m.gone(d, job.PID)
+}
+
+func TestSoftGPUChildOfASuspendedJobIsNotAffected(t *testing.T) {
+	m := onSoftGPU(t)
+	other := m.serve("--gpus", m.gpu(0))
+	job := m.work("--gpus", m.gpu(0), "--queues", "2")
+	d := m.start(atOnce)
+	d.offlineTarget(job, 2)
+	lease := d.announce(t.Context())
+	job.tell("fork 100")
+	if fork := job.await("fork"); syscall.Errno(fork.Errno) != syscall.EBADF || fork.PID == job.PID {
+		t.Errorf("the driver told child %d %v, want EBADF", fork.PID, syscall.Errno(fork.Errno))
+	}
+	m.checkEach(job, 2, softOff)
+	m.checkStill(job, other)
+	d.complete(lease.GetLeaseId())
+	m.awaitEach(job, 2, softOn)
+	job.stop()
+	other.stop()
+}
+
+func TestSoftGPUJobKilledWhileSuspendedIsForgotten(t *testing.T) {
+	m := onSoftGPU(t)
+	job, other := m.work("--queues", "2"), m.work("--queues", "2")
+	queues := 2 * len(m.gpus)
+	d := m.start(atOnce)
+	d.offlineTarget(job, queues)
+	d.offlineTarget(other, queues)
+	lease := d.announce(t.Context())
+	job.kill()
+	m.gone(d, job.PID)
+	m.checkEach(other, queues, softOff)
+	d.complete(lease.GetLeaseId())
+	m.awaitEach(other, queues, softOn)
+	m.awaitProgress(other)
+	other.stop()
+}
+
+func TestSoftGPUAnnouncementForOneGPUSuspendsOnlyTheJobsThere(t *testing.T) {
+	m := onSoftGPU(t)
+	if len(m.gpus) < 2 {
+		t.Skip("it needs two GPUs")
+	}
+	first, second := m.work("--gpus", m.gpu(0), "--queues", "2"), m.work("--gpus", m.gpu(1), "--queues", "2")
+	d := m.start(atOnce)
+	d.offlineTarget(first, 2)
+	d.offlineTarget(second, 2)
+	for i, jobs := range [][2]*worker{{first, second}, {second, first}} {
+		lease, answer := d.ask(longest, m.gpus[i])
+		checkSaid(t, "on one GPU", said{true, done, 1}, answer)
+		m.checkEach(jobs[0], 2, softOff)
+		m.checkEach(jobs[1], 2, softOn)
+		m.checkStill(jobs[0], jobs[1])
+		d.complete(lease)
+		m.awaitEach(jobs[0], 2, softOn)
+	}
+	first.stop()
+	second.stop()
+}
+
+func TestSoftGPUSecondDaemonTakesOver(t *testing.T) {
+	m := onSoftGPU(t)
+	job := m.work("--queues", "2")
+	queues := 2 * len(m.gpus)
+	first := m.start(atOnce)
+	first.offlineTarget(job, queues)
+	second := m.start(atOnce)
+	second.eventually("the second daemon says that it cannot suspend the job", func() bool { return second.target(job.PID).GetAttachError() != "" })
+	second.check(0, "another debugger holds the process on the GPU", "target", "explain", fmt.Sprint(job.PID))
+	taken, answer := second.ask(longest)
+	checkSaid(t, "by the second daemon", said{false, unsafeNow, 0}, answer)
+	lease := first.announce(t.Context())
+	m.checkEach(job, queues, softOff)
+	first.complete(lease.GetLeaseId())
+	m.awaitEach(job, queues, softOn)
+
+	first.kill()
+	second.awaitTarget(job.PID, 0, suspended) // it has a lease
+	m.checkEach(job, queues, softOff)
+	second.complete(taken)
+	m.awaitEach(job, queues, softOn)
+	m.awaitProgress(job)
+	job.stop()
+}
+
+func TestSoftGPUJobUnderADebuggerIsAttachedAfterIt(t *testing.T) {
+	m := onSoftGPU(t)
+	job := m.work("--gpus", m.gpu(0), "--queues", "2")
+	rocgdb := debug(t, exec.Command(os.Args[0]))
+	rocgdb.obey("ok", "seize %d", job.PID)
+	rocgdb.obey("ok", "enable %d", job.PID)
+	d := m.start(atOnce)
+	d.eventually("the daemon says why it cannot suspend the job", func() bool { return d.target(job.PID).GetAttachError() != "" })
+	lease, answer := d.ask(longest)
+	checkSaid(t, "of a job that another debugs", said{false, unsafeNow, 0}, answer)
+	m.checkEach(job, 2, softOn)
+
+	rocgdb.obey("ok", "disable %d", job.PID)
+	rocgdb.obey("ok", "leave")
+	d.awaitTarget(job.PID, 0, suspended)
+	m.checkEach(job, 2, softOff)
+	d.complete(lease)
+	m.awaitEach(job, 2, softOn)
+	job.stop()
+}
+
+func TestSoftGPULaterDebuggerDoesNotResumeTheJob(t *testing.T) {
+	m := onSoftGPU(t)
+	other := m.serve("--gpus", m.gpu(0))
+	job := m.work("--gpus", m.gpu(0), "--queues", "2")
+	d := m.start(atOnce)
+	d.offlineTarget(job, 2)
+	lease := d.announce(t.Context())
+	rocgdb := debug(t, exec.Command(os.Args[0]))
+	rocgdb.obey("ok", "seize %d", job.PID)
+	m.checkEach(job, 2, softOff)
+	rocgdb.obey("EALREADY", "enable %d", job.PID)
+	m.checkEach(job, 2, softOff)
+	m.checkStill(job, other)
+	d.complete(lease.GetLeaseId())
+	rocgdb.obey("ok", "leave")
+	m.awaitEach(job, 2, softOn)
+	m.awaitProgress(job)
+	job.stop()
+	other.stop()
+}
+
+// The checkpoint interface evicts the queues of a process.
+func TestSoftGPUCheckpointMechanismEvictsAndRestores(t *testing.T) {
+	m := onSoftGPU(t)
+	other := m.serve("--gpus", m.gpu(0))
+	job := m.work("--gpus", m.gpu(0), "--queues", "2")
+	d := m.start(atOnce + "mechanisms: [criu]\n")
+	d.heldBy("criu", job, 2)
+	for range m.times(100, 5) {
+		lease := d.announce(t.Context())
+		m.checkEach(job, 2, softState{Evicted: true})
+		d.complete(lease.GetLeaseId())
+		m.awaitEach(job, 2, softOn)
+	}
+	lease := d.announce(t.Context())
+	m.checkStill(job, other)
+	if diff := cmp.Diff(softOn, m.queues(other.PID)[softQueue{m.gpus[0], 0}]); diff != "" {
+		t.Errorf("the queue of the other process (-want +got):\n%s", diff)
+	}
+	d.complete(lease.GetLeaseId())
+	m.awaitEach(job, 2, softOn)
+	job.stop()
+	other.stop()
+}
