@@ -140,15 +140,7 @@ type viewHQDs struct {
 type nodeView struct {
 	gpreempt.GPU
 	cycles        uint64
-	compute, sdma []slotView
-}
-
-// slotView is a slot as it is now.
-type slotView struct {
-	was      *setup
-	live     bool
-	priority gpreempt.Priority
-	at       place
+	compute, sdma []slot
 }
 
 func (m *Machine) viewHQDs() *viewHQDs {
@@ -159,13 +151,12 @@ func (m *Machine) viewHQDs() *viewHQDs {
 	return v
 }
 
-func viewSlots(slots []slot) []slotView {
-	views := make([]slotView, len(slots))
-	for i := range slots {
-		s := &slots[i]
-		views[i] = slotView{was: s.was, live: s.q != nil, priority: s.priority, at: s.at}
-		if s.q != nil {
-			views[i].at = s.q.now()
+// viewSlots returns the slots as they are now.
+func viewSlots(slots []slot) []slot {
+	views := slices.Clone(slots)
+	for i := range views {
+		if q := views[i].q; q != nil {
+			views[i].at = q.now()
 		}
 	}
 	return views

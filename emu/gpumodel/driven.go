@@ -180,7 +180,7 @@ func (m *Machine) ClearGPU(id gpreempt.GPUID) error {
 // notify has done called, which may be nil, once the current event has been handled.
 func (m *Machine) notify(done func()) {
 	if done != nil {
-		m.calls = append(m.calls, call{notify: done})
+		m.calls = append(m.calls, done)
 	}
 }
 

@@ -15,16 +15,17 @@ type gpu struct {
 	queues []*queue
 
 	// op is the change of the schedule under way, ops those that wait.
-	op    *op
-	ops   []*op
-	phase phase
+	op  *op
+	ops []*op
+	// timer ends the part of a change that takes time; then next continues.
 	timer timer
+	next  func()
 
-	// first is where in the runlist the mapped set begins, next where the one
+	// first is where in the runlist the mapped set begins, second where the one
 	// after it will; crowded: not all queues fit into one set.
-	first, next rank
-	crowded     bool
-	turn        timer
+	first, second rank
+	crowded       bool
+	turn          timer
 	// half: Unmap has unmapped everything, a cycle that Map completes.
 	half bool
 
@@ -69,17 +70,6 @@ const (
 	opTurn
 )
 
-// phase is the part of a change that the GPU's timer ends.
-type phase uint8
-
-const (
-	phaseUnmap phase = iota
-	phaseMap
-	phaseRemove
-	phaseAdd
-	phaseSwitch
-)
-
 // rank is the place of a queue in the runlist.
 type rank struct{ process, queue uint64 }
 
@@ -100,7 +90,7 @@ func newGPU(m *Machine, index int) *gpu {
 		p.ended = func(k *packet) { k.q.ran(k) }
 		p.finish.fire = p.expire
 	}
-	g.timer.fire = func() { g.enter(g.phase) }
+	g.timer.fire = func() { g.next() }
 	g.turn.fire = g.takeTurn
 	return g
 }
@@ -147,30 +137,14 @@ func (g *gpu) begin() {
 	}
 }
 
-// after enters a phase once d has passed, at once when d is 0.
-func (g *gpu) after(d time.Duration, next phase) {
+// after continues the change under way with next once d has passed, at once when d is 0.
+func (g *gpu) after(d time.Duration, next func()) {
 	if d <= 0 {
-		g.enter(next)
+		next()
 		return
 	}
-	g.phase = next
+	g.next = next
 	g.m.timers.start(&g.timer, g.m.now+d)
-}
-
-// enter continues the change under way after a phase that took time.
-func (g *gpu) enter(p phase) {
-	switch p {
-	case phaseUnmap:
-		g.unmapped()
-	case phaseMap:
-		g.remapped()
-	case phaseRemove:
-		g.removed()
-	case phaseAdd:
-		g.added()
-	case phaseSwitch:
-		g.switched()
-	}
 }
 
 // finish ends the change under way.
@@ -212,7 +186,7 @@ func (g *gpu) choose() []*queue {
 			continue
 		}
 		if !fit.take(q) {
-			g.crowded, g.next = true, q.rank()
+			g.crowded, g.second = true, q.rank()
 			break
 		}
 		set = append(set, q)

@@ -26,7 +26,7 @@ func (g *gpu) beginHWS() {
 	if o.loaded {
 		cost = g.m.cost(g.m.spec.Costs.Unmap) + g.m.share(g.m.spec.Costs.Save, resident)
 	}
-	g.after(cost, phaseUnmap)
+	g.after(cost, g.unmapped)
 }
 
 // unmapped applies the change and maps the queues that are to run.
@@ -36,7 +36,7 @@ func (g *gpu) unmapped() {
 		o.mark(q)
 	}
 	if o.kind == opTurn {
-		g.first = g.next
+		g.first = g.second
 	} else {
 		g.m.moves++
 	}
@@ -50,11 +50,11 @@ func (g *gpu) unmapped() {
 	}
 	if len(o.set) == 0 {
 		g.half = g.half || o.loaded
-		g.after(0, phaseMap)
+		g.remapped()
 		return
 	}
 	g.half = false
-	g.after(g.m.cost(g.m.spec.Costs.Map)+g.m.share(g.m.spec.Costs.Restore, saved), phaseMap)
+	g.after(g.m.cost(g.m.spec.Costs.Map)+g.m.share(g.m.spec.Costs.Restore, saved), g.remapped)
 }
 
 // remapped starts the mapped queues. The firmware walks the runlist from its beginning,

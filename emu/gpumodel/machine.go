@@ -51,23 +51,14 @@ type Machine struct {
 	lastPID   int32
 	lastStart uint64
 
-	calls   []call
+	// calls are the functions to call once the current event has been handled.
+	calls   []func()
 	calling bool
 	// kernel is whose texts the file tree imitates.
 	kernel Kernel
 	// topology and debugfs are parts of the file tree that do not change by
 	// themselves.
 	topology, debugfs *node
-}
-
-// call is a function to call once the current event has been handled.
-type call struct {
-	done           func(started, ended time.Duration)
-	started, ended time.Duration
-
-	// notify is a function without arguments, off a queue OnUnmap is about.
-	notify func()
-	off    *queue
 }
 
 // firstPID is above the largest pid Linux can give (2^22), so that a simulated
@@ -151,17 +142,9 @@ func (m *Machine) callBack() {
 	}
 	m.calling = true
 	for i := 0; i < len(m.calls); i++ {
-		c := m.calls[i]
-		m.calls[i] = call{}
-		switch {
-		case c.notify != nil:
-			c.notify()
-		case c.off == nil:
-			c.done(c.started, c.ended)
-		case !c.off.dead && m.onUnmap != nil:
-			m.onUnmap(QueueRef{c.off.proc.key, c.off.id})
-		}
+		m.calls[i]()
 	}
+	clear(m.calls)
 	m.calls = m.calls[:0]
 	m.calling = false
 }

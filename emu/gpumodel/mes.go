@@ -6,70 +6,44 @@ import "slices"
 
 // beginMES starts with the first queue of the change.
 func (g *gpu) beginMES() {
-	switch g.op.kind {
-	case opSuspend:
-		g.removeNext()
-	case opResume:
-		g.addNext()
-	case opTurn:
+	if g.op.kind == opTurn {
 		g.switchSets()
+	} else {
+		g.changeNext()
 	}
 }
 
-// removeNext takes the next queue off.
-func (g *gpu) removeNext() {
+// changeNext takes the next queue of the change off, or puts it on.
+func (g *gpu) changeNext() {
 	o := g.op
+	next := func() { o.at++; g.changeNext() }
 	for ; o.at < len(o.queues); o.at++ {
 		q := o.queues[o.at]
-		// Suspending what is suspended asks nothing of the firmware.
-		if q.dead || q.suspended {
-			continue
+		switch {
+		case q.dead:
+		case o.kind == opSuspend && !q.suspended: // else it asks nothing of the firmware
+			saved := int64(0)
+			if q.mapped {
+				saved = q.demand()
+			}
+			q.unmap()
+			o.mark(q)
+			g.cycles++
+			g.reschedule()
+			g.after(g.m.cost(g.m.spec.Costs.RemoveQueue)+g.m.share(g.m.spec.Costs.Save, saved), next)
+			return
+		case o.kind == opResume && !q.mapped:
+			g.cycles++
+			g.after(g.m.cost(g.m.spec.Costs.AddQueue)+g.m.share(g.m.spec.Costs.Restore, q.demand()), func() {
+				o.mark(q)
+				g.fill()
+				next()
+			})
+			return
 		}
-		saved := int64(0)
-		if q.mapped {
-			saved = q.demand()
-		}
-		q.unmap()
-		o.mark(q)
-		g.cycles++
-		g.reschedule()
-		cost := g.m.cost(g.m.spec.Costs.RemoveQueue) + g.m.share(g.m.spec.Costs.Save, saved)
-		g.after(cost, phaseRemove)
-		return
 	}
 	g.fill()
 	g.finish()
-}
-
-// removed goes on to the next queue.
-func (g *gpu) removed() {
-	g.op.at++
-	g.removeNext()
-}
-
-// addNext puts the next queue on.
-func (g *gpu) addNext() {
-	o := g.op
-	for ; o.at < len(o.queues); o.at++ {
-		q := o.queues[o.at]
-		if q.dead || q.mapped {
-			continue
-		}
-		g.cycles++
-		g.after(g.m.cost(g.m.spec.Costs.AddQueue)+g.m.share(g.m.spec.Costs.Restore, q.demand()), phaseAdd)
-		return
-	}
-	g.fill()
-	g.finish()
-}
-
-// added goes on to the next queue.
-func (g *gpu) added() {
-	o := g.op
-	o.mark(o.queues[o.at])
-	g.fill()
-	o.at++
-	g.addNext()
 }
 
 // fill maps what waits for a slot, as long as there are any.
@@ -86,7 +60,7 @@ func (g *gpu) fill() {
 		case q.mapped || q.suspended:
 		case !fit.take(q):
 			if !g.crowded {
-				g.crowded, g.next = true, q.rank()
+				g.crowded, g.second = true, q.rank()
 			}
 		default:
 			g.restore(q)
@@ -98,7 +72,7 @@ func (g *gpu) fill() {
 // switchSets takes off the queues whose turn is over.
 func (g *gpu) switchSets() {
 	o := g.op
-	g.first = g.next
+	g.first = g.second
 	o.set = g.choose()
 	var state int64
 	for _, q := range g.queues {
@@ -117,7 +91,7 @@ func (g *gpu) switchSets() {
 			g.cycles++
 		}
 	}
-	g.after(cost+g.m.share(g.m.spec.Costs.Restore, state), phaseSwitch)
+	g.after(cost+g.m.share(g.m.spec.Costs.Restore, state), g.switched)
 }
 
 // switched puts on those whose turn it is.

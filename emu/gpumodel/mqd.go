@@ -203,7 +203,7 @@ func (t *dialect) computeMQD(w []uint32, m *memory, xcc int) {
 
 // slotRegisters writes the registers of a slot as they are now: at is how far the
 // queue in it is, or the last one was.
-func (t *dialect) slotRegisters(r []uint32, s *slotView, xcc int) {
+func (t *dialect) slotRegisters(r []uint32, s *slot, xcc int) {
 	if s.was == nil {
 		r[regPersistentState] = emptyState
 		r[regPQControl] = emptyPQControl
@@ -215,7 +215,7 @@ func (t *dialect) slotRegisters(r []uint32, s *slotView, xcc int) {
 		return
 	}
 	t.registers(r, s.was, s.priority, s.at, xcc)
-	if !s.live {
+	if s.q == nil {
 		r[regActive] = 0
 		r[regDoorbell] = doorbellDrop
 	}
@@ -225,7 +225,7 @@ func (t *dialect) slotRegisters(r []uint32, s *slotView, xcc int) {
 // its runlists by: it has been used for cycles of them. MES has no HIQ.
 func (t *dialect) hiqRegisters(r []uint32, cycles uint64, xcc int) {
 	if t.spec.MES {
-		t.slotRegisters(r, &slotView{}, xcc)
+		t.slotRegisters(r, &slot{}, xcc)
 		return
 	}
 	put(r, regMQDBase, kernelMQDs+uint64(xcc)*computeMQDBytes)

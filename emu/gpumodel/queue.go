@@ -247,7 +247,8 @@ func (q *queue) ran(k *packet) {
 			q.proc.counters.Work += times(k.alone, k.demand)
 		}
 		if k.done != nil {
-			m.calls = append(m.calls, call{done: k.done, started: k.started, ended: m.now})
+			ended := m.now
+			m.calls = append(m.calls, func() { k.done(k.started, ended) })
 		}
 	}
 	if k.again {

@@ -134,7 +134,7 @@ func (t *dialect) sdmaMQD(w []uint32, m *memory) {
 // sdmaRegisters writes the registers of an SDMA slot. Of a queue that left, the ring stays
 // enabled, but there is no doorbell (kgd_gfx_v9_4_3_hqd_sdma_destroy), and an MI308X shows
 // no positions.
-func (t *dialect) sdmaRegisters(w []uint32, s *slotView) {
+func (t *dialect) sdmaRegisters(w []uint32, s *slot) {
 	l := t.sdma
 	w[l.status] = sdmaIdle
 	if s.was == nil {
@@ -148,7 +148,7 @@ func (t *dialect) sdmaRegisters(w []uint32, s *slotView) {
 	t.sdmaWords(w, s.was, s.at)
 	w[0] |= sdmaRBEnable
 	w[l.rptrLow] |= sdmaWriteBackWhenIdle
-	if !s.live {
+	if s.q == nil {
 		w[l.offset] = 0
 		put(w, 3, 0)
 		put(w, 5, 0)

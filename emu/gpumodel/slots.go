@@ -10,7 +10,7 @@ type slot struct {
 	// was is the last one's MQD; nil for a slot that was never used.
 	was      *setup
 	priority gpreempt.Priority
-	// at is how far the last one was when it left.
+	// at is how far the last one was when it left, or in a copy how far the one in it is.
 	at place
 }
 
@@ -72,7 +72,11 @@ func (g *gpu) seat(q *queue) {
 func (g *gpu) freeSlot(q *queue) {
 	g.m.moves++
 	if g.m.onUnmap != nil && len(q.inflight) > 0 {
-		g.m.calls = append(g.m.calls, call{off: q})
+		g.m.calls = append(g.m.calls, func() {
+			if !q.dead && g.m.onUnmap != nil {
+				g.m.onUnmap(QueueRef{q.proc.key, q.id})
+			}
+		})
 	}
 	q.memory.saved = q.now()
 	q.slot.at = q.memory.saved

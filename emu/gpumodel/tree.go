@@ -2,6 +2,7 @@ package gpumodel
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -167,21 +168,27 @@ func (m *Machine) kfdProcs() *node {
 
 // byPID is a directory of the living by pid.
 func (m *Machine) byPID(render func(*process) *node) *node {
+	return byNumber(func() (pids []int) {
+		for _, p := range m.procs {
+			pids = append(pids, int(p.key.PID))
+		}
+		return pids
+	}, func(pid int) *node { return render(m.processByPID(int32(pid))) })
+}
+
+// byNumber is a directory whose entries are named by the numbers that all returns. render
+// is called with one of them.
+func byNumber(all func() []int, render func(int) *node) *node {
 	return &node{
-		names: func() []string {
-			var names []string
-			for _, p := range m.procs {
-				names = append(names, strconv.Itoa(int(p.key.PID)))
+		names: func() (names []string) {
+			for _, n := range all() {
+				names = append(names, strconv.Itoa(n))
 			}
 			return names
 		},
 		find: func(name string) *node {
-			pid, err := strconv.ParseInt(name, 10, 32)
-			if err != nil || strconv.FormatInt(pid, 10) != name {
-				return nil
-			}
-			if p := m.processByPID(int32(pid)); p != nil {
-				return render(p)
+			if n, err := strconv.Atoi(name); err == nil && strconv.Itoa(n) == name && slices.Contains(all(), n) {
+				return render(n)
 			}
 			return nil
 		},
@@ -191,30 +198,19 @@ func (m *Machine) byPID(render func(*process) *node) *node {
 // queueDirs is the queues directory of a process. Its files end without a
 // newline, as the kernel's do.
 func (p *process) queueDirs() *node {
-	return &node{
-		names: func() []string {
-			var names []string
-			for _, q := range p.queues {
-				names = append(names, strconv.FormatUint(uint64(q.id), 10))
-			}
-			return names
-		},
-		find: func(name string) *node {
-			id, err := strconv.ParseUint(name, 10, 32)
-			if err != nil || strconv.FormatUint(id, 10) != name {
-				return nil
-			}
-			q, ok := p.queue(uint32(id))
-			if !ok {
-				return nil
-			}
-			return dir(map[string]*node{
-				"gpuid": file(p.m.facts[q.gpu.index].ID.String()),
-				"size":  file(strconv.FormatUint(q.memory.ring.bytes, 10)),
-				"type":  file(strconv.Itoa(p.m.kernel.sysfsType(q.typ))),
-			})
-		},
-	}
+	return byNumber(func() (ids []int) {
+		for _, q := range p.queues {
+			ids = append(ids, int(q.id))
+		}
+		return ids
+	}, func(id int) *node {
+		q, _ := p.queue(uint32(id))
+		return dir(map[string]*node{
+			"gpuid": file(p.m.facts[q.gpu.index].ID.String()),
+			"size":  file(strconv.FormatUint(q.memory.ring.bytes, 10)),
+			"type":  file(strconv.Itoa(p.m.kernel.sysfsType(q.typ))),
+		})
+	})
 }
 
 // vram returns the memory that the queues of a process use on a GPU: rings and save areas.
