@@ -3,13 +3,13 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -107,34 +107,33 @@ func (c *child) stop() error {
 	return err
 }
 
-// serveDaemon runs a daemon on modelled GPUs with jobs of one queue spread over them, whose
-// mechanism takes cost for each suspend and each resume.
-func serveDaemon(ctx context.Context, socket, config string, targets, gpus int, cost time.Duration) (err error) {
+// hostSpec describes a daemon on modelled GPUs, with jobs of one queue spread over them,
+// whose mechanism takes Cost for each suspend and each resume.
+type hostSpec struct {
+	Socket, Config string
+	Targets, GPUs  int
+	Cost           time.Duration
+}
+
+func serveDaemon(ctx context.Context, s hostSpec) error {
 	spec, err := gpumodel.PresetByName("mi300x")
 	if err != nil {
 		return err
 	}
-	b, err := gpumodel.NewBoard(spec, gpus, "6.12", 0)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, b.Close()) }()
-	mech := &modelledMechanism{cost: cost, gpus: map[gpreempt.ProcessKey]*sync.Mutex{}}
-	locks := make([]sync.Mutex, gpus)
-	b.Model().Do(func(m *gpumodel.Machine) {
-		for i := range targets {
-			key, startErr := m.StartProcess(gpumodel.ProcSpec{Comm: "train"})
-			queue := gpumodel.QueueSpec{GPU: m.GPUs()[i%gpus].ID, Type: gpreempt.QueueCompute, RingBytes: 4096, Ring: 0x10000}
-			err = errors.Join(err, startErr, m.AttachQueue(key, queue))
-			mech.gpus[key] = &locks[i%gpus]
+	m := gpumodel.New(spec, s.GPUs, 0) // its time stands still
+	mech := &modelledMechanism{cost: s.Cost, gpus: map[gpreempt.ProcessKey]*sync.Mutex{}}
+	locks := make([]sync.Mutex, s.GPUs)
+	for i := range s.Targets {
+		key, err := m.StartProcess(gpumodel.ProcSpec{Comm: "train"})
+		queue := gpumodel.QueueSpec{GPU: m.GPUs()[i%s.GPUs].ID, Type: gpreempt.QueueCompute, RingBytes: 4096, Ring: 0x10000}
+		if err = errors.Join(err, m.AttachQueue(key, queue)); err != nil {
+			return err
 		}
-	})
-	if err != nil {
-		return err
+		mech.gpus[key] = &locks[i%s.GPUs]
 	}
 	return daemon.Run(ctx, daemon.Options{
-		ConfigPath: config, ConfigGiven: true, Socket: socket,
-		Host: daemon.Host{Simulated: spec.Name, Dir: "/", Files: b.Model().FS(), Mechanisms: []mechanism.Mechanism{mech}},
+		ConfigPath: s.Config, ConfigGiven: true, Socket: s.Socket,
+		Host: daemon.Host{Simulated: spec.Name, Dir: "/", Files: m.FS(), Mechanisms: []mechanism.Mechanism{mech}},
 	})
 }
 
@@ -214,7 +213,11 @@ func (b *bench) startHost(ctx context.Context, targets, gpus int, cost time.Dura
 	if err != nil {
 		return nil, err
 	}
-	if h.child, err = launch(ctx, b.dir, name, nil, b.self, serveDaemonCommand, h.socket, config, strconv.Itoa(targets), strconv.Itoa(gpus), cost.String()); err != nil {
+	spec, err := json.Marshal(hostSpec{h.socket, config, targets, gpus, cost})
+	if err != nil {
+		return nil, err
+	}
+	if h.child, err = launch(ctx, b.dir, name, nil, b.self, serveDaemonCommand, string(spec)); err != nil {
 		return nil, err
 	}
 	if h.conn, err = dial(h.socket); err != nil {

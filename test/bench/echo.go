@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"path/filepath"
@@ -67,8 +68,8 @@ func (echo) Session(stream gpreemptv1.OnlineService_SessionServer) error {
 func rawSocket(dir string) string  { return filepath.Join(dir, "raw.sock") }
 func echoSocket(dir string) string { return filepath.Join(dir, "echo.sock") }
 
-// serveEcho serves bytes and bare gRPC until ctx ends.
-func serveEcho(ctx context.Context, dir string, ready func()) error {
+// serveEcho serves bytes and bare gRPC until ctx ends. It prints a line when it is ready.
+func serveEcho(ctx context.Context, dir string) error {
 	var listeners net.ListenConfig
 	raw, err := listeners.Listen(ctx, "unix", rawSocket(dir))
 	if err != nil {
@@ -90,7 +91,7 @@ func serveEcho(ctx context.Context, dir string, ready func()) error {
 	server := grpc.NewServer()
 	gpreemptv1.RegisterOnlineServiceServer(server, echo{})
 	context.AfterFunc(ctx, server.Stop)
-	ready()
+	fmt.Println("ready")
 	return errors.Join(server.Serve(lis), raw.Close())
 }
 

@@ -55,7 +55,7 @@ func (b *bench) emulate(ctx context.Context, name, program string) (m *emulated,
 			err = errors.Join(err, m.close())
 		}
 	}()
-	machine, err := m.launch(ctx, "machine", "run", "--", b.self, holdMachineCommand)
+	machine, err := m.launch(ctx, "machine", "run", "--", "sh", "-c", "trap '' TERM; echo $KFDEMU_SOCKET; exec cat")
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -15,7 +16,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -25,9 +25,6 @@ import (
 const (
 	serveEchoCommand   = "serve-echo"
 	serveDaemonCommand = "serve-daemon"
-	// holdMachineCommand prints the socket of the emulated machine it runs on and keeps
-	// the machine alive until its standard input ends.
-	holdMachineCommand = "hold-machine"
 )
 
 func main() {
@@ -41,26 +38,16 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
-	if len(args) > 0 {
-		switch {
-		case args[0] == serveEchoCommand && len(args) == 2:
-			return serve(ctx, func(ctx context.Context, ready func()) error { return serveEcho(ctx, args[1], ready) })
-		case args[0] == serveDaemonCommand && len(args) == 6:
-			return serve(ctx, func(ctx context.Context, _ func()) error {
-				targets, err := strconv.Atoi(args[3])
-				gpus, err2 := strconv.Atoi(args[4])
-				cost, err3 := time.ParseDuration(args[5])
-				if err := errors.Join(err, err2, err3); err != nil {
-					return err
-				}
-				return serveDaemon(ctx, args[1], args[2], targets, gpus, cost)
-			})
-		case args[0] == holdMachineCommand && len(args) == 1:
-			return serve(ctx, func(ctx context.Context, _ func()) error {
-				fmt.Println(os.Getenv("KFDEMU_SOCKET"))
-				<-ctx.Done()
-				return nil
-			})
+	if len(args) == 2 {
+		switch args[0] {
+		case serveEchoCommand:
+			return serve(ctx, func(ctx context.Context) error { return serveEcho(ctx, args[1]) })
+		case serveDaemonCommand:
+			var spec hostSpec
+			if err := json.Unmarshal([]byte(args[1]), &spec); err != nil {
+				return err
+			}
+			return serve(ctx, func(ctx context.Context) error { return serveDaemon(ctx, spec) })
 		}
 	}
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
@@ -92,14 +79,14 @@ func run(ctx context.Context, args []string) error {
 }
 
 // serve runs a server until standard input ends.
-func serve(ctx context.Context, server func(ctx context.Context, ready func()) error) error {
+func serve(ctx context.Context, server func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() { // ends with the process
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
-	return server(ctx, func() { fmt.Println("ready") })
+	return server(ctx)
 }
 
 // bench is a run.
