@@ -76,7 +76,10 @@ func compare(t *testing.T, name string, holds tags, known map[string]difference,
 
 // The test finds conditions that never hold, and misspelt ones.
 func TestEveryExpectationIsPlayedOnAHost(t *testing.T) {
-	hosts := []tags{realTags(profileTags("6.12.117"))}
+	withQueues := realTags(profileTags("6.12.117"))
+	maps.Copy(withQueues, softTags)
+	withQueues["gpu"], withQueues["two-gpus"] = true, true
+	hosts := []tags{realTags(profileTags("6.12.117")), withQueues}
 	for _, profile := range driver.Profiles() {
 		for _, m := range machines {
 			hosts = append(hosts, m.tags(profile))
@@ -87,10 +90,13 @@ func TestEveryExpectationIsPlayedOnAHost(t *testing.T) {
 		maps.Copy(known, holds)
 	}
 	all := table(t)
-	onReal := 0
+	onReal, onSoft := 0, 0
 	for _, e := range all {
 		if e.isFor(hosts[0]) {
 			onReal++
+		}
+		if e.isFor(withQueues) {
+			onSoft++
 		}
 		if !slices.ContainsFunc(hosts, e.isFor) {
 			t.Errorf("no host plays %s", e.name)
@@ -107,9 +113,10 @@ func TestEveryExpectationIsPlayedOnAHost(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d expectations for %d fakes; %d of them also for a real driver without a GPU", len(all), len(hosts)-1, onReal)
-	if len(all) < 150 || onReal < 60 {
-		t.Error("want 150 and 60 at least: part of the table is lost")
+	t.Logf("%d expectations for %d fakes; %d of them also for a real driver without a GPU, %d for one with two nodes of emu/softgpu",
+		len(all), len(hosts)-2, onReal, onSoft)
+	if len(all) < 400 || onReal < 250 || onSoft < 380 {
+		t.Error("want 400, 250 and 380 at least: part of the table is lost")
 	}
 }
 
@@ -120,15 +127,19 @@ func realTags(holds tags) tags {
 }
 
 func TestRealDriverMeetsTheTable(t *testing.T) {
-	version, holds, gpus := realDriver(t)
+	version, holds := realDriver(t)
 	h := newKernelHost(t, holds)
-	h.ids = gpus
+	if holds["soft"] {
+		if err := h.prepareSoftGPU(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	compare(t, fmt.Sprintf("the driver of Linux %s, KFD %s", release(t), version), holds, nil, func(*testing.T) host { return h })
 }
 
-// realDriver returns the conditions of the running kernel's driver, and its GPUs. It skips
-// the test on a machine without a driver, and with GPUs that may be in use.
-func realDriver(t *testing.T) (kfd.Version, tags, []uint32) {
+// realDriver returns the conditions of the running kernel's driver. It skips the test on a
+// machine without a driver, and with GPUs that may be in use.
+func realDriver(t *testing.T) (kfd.Version, tags) {
 	t.Helper()
 	device, err := kfd.Open()
 	if err != nil {
@@ -140,8 +151,8 @@ func realDriver(t *testing.T) (kfd.Version, tags, []uint32) {
 		t.Fatal(err)
 	}
 	gpus := gpuNodes(t)
-	if len(gpus) > 0 && !soft && !realHardware {
-		t.Skipf("this machine has %d GPU nodes, and the table preempts all work on them: build with -tags hw to run it", len(gpus))
+	if gpus > 0 && !soft && !realHardware {
+		t.Skipf("this machine has %d GPU nodes, and the table preempts all work on them: build with -tags hw to run it", gpus)
 	}
 	profile := device.Profile().Name
 	var minor, patch int
@@ -155,18 +166,16 @@ func realDriver(t *testing.T) (kfd.Version, tags, []uint32) {
 		}
 	}
 	holds := realTags(profileTags(profile))
-	holds["gpu"] = len(gpus) > 0
-	if soft && len(gpus) > 0 {
-		for _, name := range softTags {
-			holds[name] = true
-		}
-		holds["two-gpus"] = len(gpus) > 1
+	holds["gpu"] = gpus > 0
+	if soft && gpus > 0 {
+		maps.Copy(holds, softTags)
+		holds["two-gpus"] = gpus > 1
 	}
-	return device.Version(), holds, gpus
+	return device.Version(), holds
 }
 
 // softTags are the conditions of a driver with nodes of emu/softgpu.
-var softTags = []string{"queues", "hws", "per-vmid"}
+var softTags = tags{"soft": true, "queues": true, "hws": true, "per-vmid": true}
 
 // profileTags returns the conditions of the drivers of a profile of kfdtest.
 func profileTags(profile string) tags {
@@ -192,20 +201,19 @@ func release(t *testing.T) string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
-// gpuNodes returns the GPUs of the topology: nodes whose gpu_id is not 0. An unreadable
-// one is 0.
-func gpuNodes(t *testing.T) []uint32 {
+// gpuNodes counts the GPUs of the topology: nodes whose gpu_id is not 0.
+func gpuNodes(t *testing.T) int {
 	t.Helper()
 	entries, err := os.ReadDir(topology)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var gpus []uint32
+	n := 0
 	for _, e := range entries {
 		id, err := os.ReadFile(topology + "/" + e.Name() + "/gpu_id")
 		if err != nil || strings.TrimSpace(string(id)) != "0" {
-			gpus = append(gpus, number32(strings.TrimSpace(string(id))))
+			n++ // an unreadable one counts
 		}
 	}
-	return gpus
+	return n
 }

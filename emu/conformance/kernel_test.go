@@ -24,8 +24,9 @@ import (
 type kernelHost struct {
 	listener  net.Listener
 	holds     tags
-	ids       []uint32 // of the GPUs
-	seen      map[uint32]softSeen
+	ids       []uint32         // of the GPUs
+	waits     uint64           // the default of CP_IQ_WAIT_TIME2
+	seen      map[uint32]int64 // the last unmap of each GPU
 	agents    []*kernelProcess
 	conns     chan greeted
 	endAccept sync.WaitGroup
@@ -41,7 +42,7 @@ type greeted struct {
 
 func newKernelHost(t *testing.T, holds tags) *kernelHost {
 	t.Helper()
-	h := &kernelHost{holds: holds, seen: map[uint32]softSeen{}, conns: make(chan greeted, 8)}
+	h := &kernelHost{holds: holds, seen: map[uint32]int64{}, conns: make(chan greeted, 8)}
 	var err error
 	if h.listener, err = net.Listen("unix", filepath.Join(testutil.TempSocketDir(t), "agents")); err != nil {
 		t.Fatal(err)

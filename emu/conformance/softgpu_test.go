@@ -2,7 +2,6 @@ package conformance
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -53,51 +52,84 @@ func control(words ...any) error {
 	return os.WriteFile(softgpuDir+"control", []byte(command), 0)
 }
 
-// softSeen is what was seen of a node at the last look.
-type softSeen struct {
-	unmaps int64
-	cycled map[string]int64 // by pid
+// softUnmap is an execution of UNMAP_QUEUES.
+type softUnmap struct {
+	number int64
+	grace  uint64 // the register CP_IQ_WAIT_TIME2
+	pids   []string
+}
+
+// softUnmaps returns the last ones of a GPU.
+func softUnmaps(gpu uint32) ([]softUnmap, error) {
+	lines, err := softLines("unmaps")
+	if err != nil {
+		return nil, err
+	}
+	var all []softUnmap
+	for _, line := range lines {
+		if number32(line["gpu"]) != gpu {
+			continue
+		}
+		var u softUnmap
+		if _, err := fmt.Sscan(line["unmap"]+" "+line["grace"], &u.number, &u.grace); err != nil {
+			return nil, fmt.Errorf("unmaps: %v: %w", line, err)
+		}
+		u.pids = strings.Split(line["pids"], ",")
+		all = append(all, u)
+	}
+	return all, nil
 }
 
 // look returns the changes of a node since the last look. The scheduler unmaps all queues
 // of a node at once, and adds and removes none.
 func (h *kernelHost) look(gpu uint32) reply {
-	now, r := softSeen{cycled: map[string]int64{}}, reply{Out: map[string]string{"adds": "0", "removes": "0"}}
-	nodes, err := softLines("nodes")
-	queues, err2 := softLines("queues")
-	if err := errors.Join(err, err2); err != nil {
+	unmaps, err := softUnmaps(gpu)
+	if err != nil {
 		return reply{Broken: err.Error()}
 	}
-	id := strconv.FormatUint(uint64(gpu), 10)
-	for _, n := range nodes {
-		if n["gpu"] != id {
+	var grace []string
+	took := map[string]bool{}
+	r := reply{}
+	for _, u := range unmaps {
+		if u.number <= h.seen[gpu] {
 			continue
 		}
-		now.unmaps, _ = strconv.ParseInt(n["unmaps"], 10, 64) // 0 if it is absent
-		r.Out["grace"] = n["grace"]
-		if n["grace"] == n["default"] {
-			r.Out["grace"] = "default"
-		} else if waits, err := strconv.ParseUint(n["grace"], 0, 32); err == nil {
-			r.Out["grace"] = strconv.FormatUint(waits>>8&0xff, 10) // SCH_WAVE of CP_IQ_WAIT_TIMES2
+		r.R += u.number - h.seen[gpu]
+		h.seen[gpu] = u.number
+		for _, pid := range u.pids {
+			took[pid] = true
+		}
+		if u.grace == h.waits {
+			grace = append(grace, "default")
+		} else {
+			grace = append(grace, strconv.FormatUint(u.grace>>8&0xff, 10)) // SCH_WAVE
 		}
 	}
-	for _, q := range queues {
-		if q["gpu"] == id {
-			n, _ := strconv.ParseInt(q["cycled"], 10, 64)
-			now.cycled[q["pid"]] += n
-		}
-	}
-	before := h.seen[gpu]
 	var cycled []string
 	for _, p := range h.agents {
-		if pid := strconv.Itoa(int(p.id)); now.cycled[pid] > before.cycled[pid] {
+		if pid := strconv.Itoa(int(p.id)); took[pid] {
 			cycled = append(cycled, pid)
 		}
 	}
-	r.Out["cycled"] = strings.Join(cycled, ",")
-	r.R = now.unmaps - before.unmaps
-	h.seen[gpu] = now
+	r.Out = map[string]string{"adds": "0", "removes": "0", "grace": strings.Join(grace, ","), "cycled": strings.Join(cycled, ",")}
 	return r
+}
+
+// prepareSoftGPU reads the state of the nodes that look compares with.
+func (h *kernelHost) prepareSoftGPU() error {
+	nodes, err := softLines("nodes")
+	if err != nil {
+		return err
+	}
+	for _, n := range nodes {
+		if h.waits, err = strconv.ParseUint(n["grace"], 0, 32); err != nil {
+			return fmt.Errorf("nodes: %v: %w", n, err)
+		}
+		gpu := number32(n["gpu"])
+		h.ids = append(h.ids, gpu)
+		h.look(gpu)
+	}
+	return nil
 }
 
 // queue returns the state of a queue; the answer is 1 if it exists.
