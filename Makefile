@@ -124,7 +124,7 @@ vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skip
 SOFTGPU_PACKAGES ?= ./emu/conformance=TestRealDriver
 SOFTGPU ?= softgpu=2
 vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu with emu/softgpu, for minutes the first time; skips without QEMU or gcc
-	$(GO) run ./emu/vm -softgpu '$(SOFTGPU)' -limit 15m $(SOFTGPU_PACKAGES)
+	$(GO) run ./emu/vm -softgpu '$(SOFTGPU)' -with ./cmd/gpreemptd,./cmd/gpctl,./emu/cmd/kfdemu -limit 15m $(SOFTGPU_PACKAGES)
 
 # apt-get install -y --no-install-recommends qemu-system-x86 mmdebstrap e2fsprogs
 vmtest: ## Test the units of deploy/systemd in a Debian guest in QEMU; skips without QEMU or mmdebstrap

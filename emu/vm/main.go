@@ -8,7 +8,8 @@
 // its first process, our units and binaries installed, and the driver's modules ready to
 // be loaded (debian.go); with -deb only the package file is present, not installed. With
 // -softgpu the driver is built from Debian's source with the folder emu/softgpu and loaded
-// with these parameters, such as softgpu=2, so that it has GPU nodes (driver.go). The exit
+// with these parameters, such as softgpu=2, so that it has GPU nodes (driver.go); the tests
+// get GPREEMPT_GUEST=softgpu and the host's GPREEMPT_SOFTGPU. The exit
 // status is 0 when every package passed. It is also 0, after a line that begins with SKIP,
 // when the host lacks QEMU or what the build needs, or no kernel is available.
 //
@@ -271,6 +272,9 @@ func (o options) test(ctx context.Context, a *Archive, bin, spec string) (Progra
 		Path: home + "/test", Dir: home,
 		Args: []string{"-test.v", "-test.timeout=" + o.limit.String()},
 		Env:  []string{"PATH=/bin", "HOME=/tmp", "TMPDIR=/tmp"},
+	}
+	if o.softgpu != "" {
+		p.Env = append(p.Env, "GPREEMPT_GUEST=softgpu", "GPREEMPT_SOFTGPU="+os.Getenv("GPREEMPT_SOFTGPU"))
 	}
 	if o.systemd {
 		above = Overlay
