@@ -217,7 +217,7 @@ func (p *fakeProcess) exec() error {
 }
 
 func (p *fakeProcess) exit() error {
-	p.Exit()
+	p.Kill()
 	return nil
 }
 

@@ -192,7 +192,7 @@ func TestPipes(t *testing.T) {
 		if !waits(read) { // the child also has the other end
 			s.Error("the pipe ended before its last writer")
 		}
-		child.Exit()
+		child.Kill()
 		s.must(<-read) // the end of the file
 		_, err = s.dbg.Main().Read(s.events, make([]byte, 1))
 		s.want(unix.EAGAIN, err)

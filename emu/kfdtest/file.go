@@ -315,7 +315,7 @@ func (k task) File(fd uint32) driver.EventFile {
 	case f != nil:
 		return eventFile{f}
 	case k.t.p.real:
-		return dupReal(k.t.p.m, int(fd))
+		return dupReal(int(fd))
 	}
 	return nil
 }

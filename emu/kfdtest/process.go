@@ -66,13 +66,6 @@ func (p *Process) SetCaps(caps ...driver.Capability) {
 	}
 }
 
-// SetPIDInside moves the process to a pid namespace where it has this pid. Other processes
-// use the old one.
-func (p *Process) SetPIDInside(pid int32) {
-	defer p.m.lock()()
-	p.inside = pid
-}
-
 // Fork starts a child with descriptors of the same open files, its own address space and
 // no tracer.
 func (p *Process) Fork() *Process {
@@ -121,9 +114,6 @@ func (p *Process) Exec() {
 	}
 	p.m.Wake()
 }
-
-// Exit ends the process, as Kill does.
-func (p *Process) Exit() { p.Kill() }
 
 // Kill ends the process: it leaves the driver, closes its descriptors and ends its
 // tracing. A thread that waits interruptibly is woken. When Kill returns, the process is

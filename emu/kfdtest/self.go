@@ -4,7 +4,6 @@ import (
 	"errors"
 	"os"
 	"runtime"
-	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -29,8 +28,8 @@ func (m *Machine) newSelf() *Process {
 // For Self, tracing that a goroutine begins with SeizeHere belongs to the OS thread that
 // it is locked to, and ends with that thread. Descriptors that are not the Machine's are
 // real: the real kernel reads, writes and closes them, and opens other files, and one
-// passed to ENABLE is duplicated and written to. In a synctest bubble a call cannot wait
-// for a real pipe; use the threads of a Spawn there.
+// passed to ENABLE is duplicated and written to. No call waits for a real pipe; use the
+// threads of a Spawn for that.
 func (p *Process) Sys() kfd.Sys {
 	if p.real {
 		return hereSys{p}
@@ -104,71 +103,25 @@ func lockThread() (unlock func()) {
 }
 
 // realFile is an EventFile for a real descriptor: a duplicate, which has the same open
-// file.
-type realFile struct {
-	m    *Machine
-	fd   int
-	stop int // an eventfd: a write ends the wait for room
-
-	mu      sync.Mutex
-	waiting bool
-	done    sync.WaitGroup
-}
+// file. A dot for which a pipe has no room is lost, as with a pipe in non-blocking mode.
+type realFile int
 
 // dupReal returns the file of a real descriptor, nil if it is not open.
-func dupReal(m *Machine, fd int) driver.EventFile {
+func dupReal(fd int) driver.EventFile {
 	dup, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return nil
 	}
-	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
-	if err != nil {
-		_ = unix.Close(dup) // the driver sees a failure of fget
-		return nil
-	}
-	return &realFile{m: m, fd: dup, stop: stop}
+	return realFile(dup)
 }
 
 // WriteDot implements driver.EventFile.
-func (f *realFile) WriteDot(driver.Task) (full bool) {
-	room := []unix.PollFd{{Fd: int32(f.fd), Events: unix.POLLOUT}}
-	n, err := unix.Poll(room, 0)
-	flags, _ := unix.FcntlInt(uintptr(f.fd), unix.F_GETFL, 0)
-	if err != nil || n == 0 && flags&unix.O_NONBLOCK == 0 {
-		f.awaitRoom()
-		return true
+func (f realFile) WriteDot(driver.Task) (full bool) {
+	if n, err := unix.Poll([]unix.PollFd{{Fd: int32(f), Events: unix.POLLOUT}}, 0); n > 0 || err != nil {
+		_, _ = unix.Write(int(f), []byte{'.'}) // the driver ignores errors, too
 	}
-	_, _ = unix.Write(f.fd, []byte{'.'}) // the driver ignores errors, too
 	return false
 }
 
-// awaitRoom starts a wait that wakes the driver when there is room.
-func (f *realFile) awaitRoom() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.waiting {
-		return
-	}
-	f.waiting = true
-	f.done.Go(func() {
-		fds := []unix.PollFd{{Fd: int32(f.fd), Events: unix.POLLOUT}, {Fd: int32(f.stop), Events: unix.POLLIN}}
-		for {
-			if _, err := unix.Poll(fds, -1); !errors.Is(err, unix.EINTR) {
-				break
-			}
-		}
-		f.mu.Lock()
-		f.waiting = false
-		f.mu.Unlock()
-		f.m.Wake()
-	})
-}
-
 // Put implements driver.EventFile.
-func (f *realFile) Put() {
-	one := [8]byte{1}
-	_, _ = unix.Write(f.stop, one[:]) // it cannot fail: the count is 0
-	f.done.Wait()
-	_ = unix.Close(f.stop)
-	_ = unix.Close(f.fd)
-}
+func (f realFile) Put() { _ = unix.Close(int(f)) }

@@ -87,34 +87,6 @@ func TestSelfCallsAsTheCallingThread(t *testing.T) {
 	}
 }
 
-func TestSelfWaitsForARealPipe(t *testing.T) {
-	m, job, fd, device := selfDebugs(t, "7.2")
-	s := &scene{T: t}
-	var p [2]int
-	s.must(unix.Pipe2(p[:], unix.O_CLOEXEC)) // in blocking mode
-	defer unix.Close(p[0])
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	s.must(m.Self().SeizeHere(job.PID()))
-	_, err := device.Enable(job.PID(), enabledMask, p[1])
-	s.must(err)
-	size, err := unix.FcntlInt(uintptr(p[1]), unix.F_GETPIPE_SZ, 0)
-	s.must(err)
-	_, err = unix.Write(p[1], make([]byte, size))
-	s.must(err)
-	s.must(unix.Close(p[1]))
-	created := make(chan error, 1)
-	go func() {
-		_, err := job.Main().CreateQueue(fd, gpuA, kfd.QueueTypeComputeAQL)
-		created <- err
-	}()
-	s.must(m.Await(t.Context(), job.Main().Blocked))
-	_, err = unix.Read(p[0], make([]byte, size))
-	s.must(err)
-	s.must(<-created)
-	s.must(device.Disable(job.PID()))
-}
-
 func TestAwaitEndsWithItsContext(t *testing.T) {
 	m, _, _, _ := selfDebugs(t, "6.12")
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -68,13 +68,6 @@ func (t *Thread) Detach(pid int32) error {
 	return nil
 }
 
-// Traces reports whether the thread traces pid.
-func (t *Thread) Traces(pid int32) bool {
-	defer t.p.m.lock()()
-	other := t.p.m.threads[pid]
-	return other != nil && other.tracedBy() == t
-}
-
 // Exit ends the thread and its tracing; the last thread ends the process. A call in
 // progress that no signal ends continues.
 func (t *Thread) Exit() {

@@ -44,7 +44,7 @@ func write(t testing.TB, path, text string) {
 func TestRunServesUntilItsContextEnds(t *testing.T) {
 	dir := testutil.TempSocketDir(t)
 	opts := simulated(t, dir)
-	ready := testutil.NotifySocket(t)
+	ready := notifySocket(t)
 	for range 2 { // the first must not block the second
 		ctx, cancel := context.WithCancel(t.Context())
 		go func() {

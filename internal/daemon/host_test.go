@@ -186,7 +186,7 @@ func (t *fakeThread) Gone() bool            { return false }
 func (h *fakeHost) serve() (c *client.Client, stop func()) {
 	h.t.Helper()
 	ctx, cancel := context.WithCancel(h.t.Context())
-	ready, ended := testutil.NotifySocket(h.t), make(chan error, 1)
+	ready, ended := notifySocket(h.t), make(chan error, 1)
 	go func() { ended <- Run(ctx, h.opts) }()
 	select {
 	case <-ready:

@@ -129,7 +129,7 @@ func TestNothingStaysStoppedAfterTheDaemonIsKilled(t *testing.T) {
 	h := newFakeHost(t, "6.12", trainersAreOffline+"mechanisms: [freezer]\n")
 	h.showReal(key, string(stat))
 	run := testutil.TempSocketDir(t)
-	ready := testutil.NotifySocket(t)
+	ready := notifySocket(t)
 	random := rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))
 	left, round := 0, 0
 	for ; round < 12 || left == 0 && round < 260; round++ { // until a kill came during a suspend

@@ -35,7 +35,7 @@ func TestMetricsOfASimulatedDaemon(t *testing.T) {
 	address := testutil.FreeAddress(t)
 	write(t, opts.ConfigPath, noGroups+"metrics: {address: \""+address+"\"}\n")
 	ctx, cancel := context.WithCancel(t.Context())
-	ready, ended := testutil.NotifySocket(t), make(chan error, 1)
+	ready, ended := notifySocket(t), make(chan error, 1)
 	go func() { ended <- Run(ctx, opts) }()
 	select {
 	case <-ready:

@@ -29,7 +29,7 @@ func TestDaemonHoldsBackLinesThatRepeatAndWritesTheLastAtItsEnd(t *testing.T) {
 	write(t, opts.ConfigPath, noGroups+"limits: {connections_total: 1}\n")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	ready, ended := testutil.NotifySocket(t), make(chan error, 1)
+	ready, ended := notifySocket(t), make(chan error, 1)
 	go func() { ended <- Run(ctx, opts) }()
 	select {
 	case <-ready:

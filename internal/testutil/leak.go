@@ -1,6 +1,5 @@
 // Package testutil has helpers for tests: checks for leaked goroutines and file
-// descriptors, short paths for sockets, certificates, and fakes of systemd and of an
-// OpenTelemetry collector.
+// descriptors, short paths for sockets, certificates, and a fake OpenTelemetry collector.
 package testutil
 
 import (

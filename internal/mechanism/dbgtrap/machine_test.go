@@ -244,7 +244,7 @@ func (j *job) exitCleanly() {
 		j.destroy(id)
 	}
 	j.disable()
-	j.die(j.Exit)
+	j.die(j.Kill)
 }
 
 // die ends the process, and its entry in proc.

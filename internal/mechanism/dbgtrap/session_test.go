@@ -280,7 +280,7 @@ func TestCleanExitWhileSuspendedEndsWithTheRuntime(t *testing.T) {
 		j.enable() // it may come back
 		j.create(gpuA, kfd.QueueTypeComputeAQL)
 		f.await("what was born is suspended", j.allSuspended)
-		j.die(j.Exit)
+		j.die(j.Kill)
 	})
 }
 
@@ -466,7 +466,7 @@ func TestDeathOfTheDaemonResumes(t *testing.T) {
 		f.must("attach", err)
 		f.must("suspend", s.Suspend(t.Context()))
 		j.wantSuspended()
-		f.machine.Self().Exit()
+		f.machine.Self().Kill()
 		j.wantFree()
 		_ = s.Close() // the dead have no say
 	})

@@ -1,17 +1,19 @@
-package testutil
+package daemon
 
 import (
 	"bytes"
 	"net"
 	"path/filepath"
 	"testing"
+
+	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// NotifySocket replaces systemd's notification socket for the rest of the test. The channel
+// notifySocket replaces systemd's notification socket for the rest of the test. The channel
 // receives a value for each READY=1, from this process or from a child.
-func NotifySocket(tb testing.TB) (ready <-chan struct{}) {
+func notifySocket(tb testing.TB) (ready <-chan struct{}) {
 	tb.Helper()
-	path := filepath.Join(TempSocketDir(tb), "notify")
+	path := filepath.Join(testutil.TempSocketDir(tb), "notify")
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
 		tb.Fatalf("notification socket: %v", err)
