@@ -47,8 +47,8 @@ type Tree struct {
 
 	// mu guards what follows, and is held while files are written.
 	mu sync.Mutex
-	// procs is the content below procDir as last written.
-	procs folder
+	// procs is the content of each directory in procDir as last written.
+	procs map[string]folder
 	// made numbers the entries of scratchDir.
 	made   uint64
 	closed bool
@@ -64,7 +64,7 @@ func NewTree(dir string, files func() fs.FS) (_ *Tree, err error) {
 	if dir, err = makeDir(dir); err != nil {
 		return nil, fmt.Errorf("make the directory of the emulated sysfs: %w", err)
 	}
-	t := &Tree{dir: dir, files: files}
+	t := &Tree{dir: dir, files: files, procs: map[string]folder{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, os.RemoveAll(dir))

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"strconv"
@@ -42,46 +43,31 @@ func (t *Tree) Processes(pids ...int32) error {
 		for _, e := range entries {
 			names = append(names, e.Name())
 		}
-		for name := range t.procs.dirs {
+		for name := range t.procs {
 			names = append(names, name)
 		}
 	}
-	want := folder{dirs: map[string]folder{}}
-	for _, name := range names {
-		process, err := read(files, classDir+"/proc/"+name)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("write the emulated sysfs: %w", err)
-		}
-		addStatistics(process)
-		want.dirs[name] = process
-	}
-	have := t.procs.dirs
-	if have == nil {
-		have = map[string]folder{}
-		t.procs.dirs = have
-	}
 	var failed error
 	for _, name := range names {
-		was, there := have[name]
-		is, stays := want.dirs[name]
-		if !there && !stays {
-			continue
+		is, was := folder{dirs: map[string]folder{}}, folder{dirs: map[string]folder{}}
+		process, err := read(files, classDir+"/proc/"+name)
+		if err == nil {
+			addStatistics(process)
+			is.dirs[name] = process
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("write the emulated sysfs: %w", err)
 		}
-		if err := t.replaceDir(procDir+"/"+name, was, there, is, stays); err != nil {
+		if before, there := t.procs[name]; there {
+			was.dirs[name] = before
+		}
+		delete(t.procs, name)
+		if err := t.update(procDir, was, is); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("write the emulated sysfs: process %s: %w", name, err))
 			// The state on disk is not known: the next call writes all of it.
 			_ = os.RemoveAll(t.path(procDir + "/" + name))
-			delete(have, name)
 			continue
 		}
-		if stays {
-			have[name] = is
-		} else {
-			delete(have, name)
-		}
+		maps.Copy(t.procs, is.dirs)
 	}
 	return failed
 }
@@ -160,43 +146,44 @@ func addStatistics(process folder) {
 	}
 }
 
-// replaceDir changes a directory from the content was to the content is.
-func (t *Tree) replaceDir(name string, was folder, there bool, is folder, stays bool) error {
-	if there && (!stays || isOther(name, was, is)) {
-		if err := t.removeDir(name); err != nil {
+// update changes a directory from the content was to the content is.
+func (t *Tree) update(name string, was, is folder) error {
+	for dir, old := range was.dirs {
+		if sub, stays := is.dirs[dir]; stays && !isOther(name, old, sub) {
+			continue
+		}
+		delete(was.dirs, dir)
+		scratch := t.scratch()
+		if err := errors.Join(os.Rename(t.path(name+"/"+dir), scratch), os.RemoveAll(scratch)); err != nil {
 			return err
 		}
-		there = false
 	}
-	switch {
-	case !stays:
-		return nil
-	case !there:
-		return t.addDir(name, is)
-	}
-	for file, text := range is.files {
-		if old, ok := was.files[file]; !ok || old != text {
-			if err := t.replaceFile(name+"/"+file, text); err != nil {
+	for dir, sub := range is.dirs {
+		at := name + "/" + dir
+		if old, there := was.dirs[dir]; there {
+			if err := t.update(at, old, sub); err != nil {
 				return err
 			}
+			continue
+		}
+		scratch := t.scratch()
+		if err := writeFolder(scratch, sub); err != nil {
+			return err
+		}
+		if err := os.Rename(scratch, t.path(at)); err != nil {
+			return err
 		}
 	}
 	for file := range was.files {
-		if _, ok := is.files[file]; !ok {
+		if _, stays := is.files[file]; !stays {
 			if err := os.Remove(t.path(name + "/" + file)); err != nil {
 				return err
 			}
 		}
 	}
-	for dir, sub := range is.dirs {
-		old, ok := was.dirs[dir]
-		if err := t.replaceDir(name+"/"+dir, old, ok, sub, true); err != nil {
-			return err
-		}
-	}
-	for dir, old := range was.dirs {
-		if _, ok := is.dirs[dir]; !ok {
-			if err := t.replaceDir(name+"/"+dir, old, true, folder{}, false); err != nil {
+	for file, text := range is.files {
+		if old, there := was.files[file]; !there || old != text {
+			if err := t.replaceFile(name+"/"+file, text); err != nil {
 				return err
 			}
 		}
@@ -204,10 +191,10 @@ func (t *Tree) replaceDir(name string, was folder, there bool, is folder, stays 
 	return nil
 }
 
-// isOther reports whether a queue's directory is now that of another queue: these two files
-// of a queue never change.
-func isOther(name string, was, is folder) bool {
-	return path.Base(path.Dir(name)) == "queues" && (was.files["gpuid"] != is.files["gpuid"] || was.files["type"] != is.files["type"])
+// isOther reports whether a directory in dir is now that of another queue: these two files of
+// a queue never change.
+func isOther(dir string, was, is folder) bool {
+	return path.Base(dir) == "queues" && (was.files["gpuid"] != is.files["gpuid"] || was.files["type"] != is.files["type"])
 }
 
 // scratch returns a name for a file or directory before it is renamed to its place, or
@@ -220,14 +207,6 @@ func (t *Tree) scratch() string {
 func (t *Tree) replaceFile(name, text string) error {
 	scratch := t.scratch()
 	if err := write(scratch, text); err != nil {
-		return err
-	}
-	return os.Rename(scratch, t.path(name))
-}
-
-func (t *Tree) addDir(name string, f folder) error {
-	scratch := t.scratch()
-	if err := writeFolder(scratch, f); err != nil {
 		return err
 	}
 	return os.Rename(scratch, t.path(name))
@@ -248,12 +227,4 @@ func writeFolder(at string, f folder) error {
 		}
 	}
 	return nil
-}
-
-func (t *Tree) removeDir(name string) error {
-	scratch := t.scratch()
-	if err := os.Rename(t.path(name), scratch); err != nil {
-		return err
-	}
-	return os.RemoveAll(scratch)
 }
