@@ -78,7 +78,7 @@ func Exec(socket, program string, args, env []string) error {
 }
 
 // accept serves the calls of a program that joined.
-func (e *Emulator) accept(_ seccomp.Peer, listener int) error {
+func (e *Emulator) accept(listener int) error {
 	e.listeners.add(seccomp.NewListener(listener, e.call, blocks))
 	return nil
 }

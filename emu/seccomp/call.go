@@ -2,6 +2,7 @@ package seccomp
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"syscall"
 
@@ -37,11 +38,14 @@ type Call struct {
 	life     atomic.Int32
 	// interrupted: the caller was found in a killable sleep. It is never reset.
 	interrupted atomic.Bool
-	// watched: the poller checks the caller, so Interrupted need not.
-	watched atomic.Bool
 	// added: AddFD has moved the caller to a killable sleep, so the sleep no longer shows
 	// an interruption.
 	added atomic.Bool
+
+	// mu guards stat, the caller's stat file, opened when it is first needed.
+	mu     sync.Mutex
+	stat   statFile
+	opened bool
 }
 
 // Valid reports whether the caller still waits in this call, which it does until it is
@@ -55,8 +59,7 @@ func (c *Call) Valid() bool {
 // Interrupted reports whether the wait of a driver in this call would have ended: a
 // signal, a group stop, a ptrace stop or the freezer is pending for the caller, the caller
 // is dead, or the listener is being closed. It does not become false again. If it returns
-// true, answer with ERESTARTSYS. For a watched call the result may be 5 ms old, except for
-// the caller's death.
+// true, answer with ERESTARTSYS.
 //
 // After AddFD it reports only death and closing.
 //
@@ -66,27 +69,22 @@ func (c *Call) Valid() bool {
 // masks of its status file do not show every interruption: a stop for a tracer is in none
 // of them.
 func (c *Call) Interrupted() bool {
-	if c.interrupted.Load() || c.listener.closing.Load() {
-		return true
-	}
-	if c.watched.Load() {
-		return !c.Valid()
-	}
-	stat := openStat(c.TID)
-	defer stat.close()
-	return c.lookOnce(stat)
+	return c.interrupted.Load() || c.listener.closing.Load() || c.look()
 }
 
-// lookOnce reports whether the call was interrupted. Valid is called after the file was
-// opened, so the file belongs to this caller.
-func (c *Call) lookOnce(stat statFile) bool { return !c.Valid() || c.look(stat) }
-
-// look reports whether the call was interrupted, from the caller's stat file.
-func (c *Call) look(stat statFile) bool {
-	state := stat.state()
-	if state == 'S' {
+// look reports whether the call was interrupted or is over, from the caller's stat file.
+func (c *Call) look() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	first := !c.opened
+	if first {
+		c.stat, c.opened = openStat(c.TID), true
+	}
+	state := c.stat.state()
+	if state == 'S' && !first {
 		return false // the common case, without another system call
 	}
+	// Valid after the file was opened, so the file belongs to this caller.
 	if !c.Valid() {
 		return true
 	}
@@ -96,13 +94,20 @@ func (c *Call) look(stat statFile) bool {
 	return c.interrupted.Load()
 }
 
+// end closes the stat file. The handler has returned.
+func (c *Call) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.opened {
+		c.stat.close()
+	}
+	c.stat, c.opened = -1, true
+}
+
 // Watch arranges one call of wake when Interrupted becomes true, within 5 ms, unless the
 // call is over before. wake may be called while the call is being answered, and must not
-// block. A call is watched at most once.
+// block.
 func (c *Call) Watch(wake func()) {
-	if c.watched.Swap(true) {
-		panic("seccomp: a call is watched twice")
-	}
 	c.listener.busy.Add(1)
 	watchers.add(&watch{call: c, wake: wake})
 }
@@ -132,15 +137,10 @@ const lastRestart = 516
 // mayRestart checks that the kernel will handle ERESTARTSYS: only if something is pending
 // for the caller.
 func (c *Call) mayRestart() error {
-	if c.interrupted.Load() {
-		return nil
-	}
-	stat := openStat(c.TID)
-	defer stat.close()
-	switch dead := c.lookOnce(stat); {
+	switch over := c.look(); {
 	case c.interrupted.Load():
 		return nil
-	case dead:
+	case over:
 		return ErrGone
 	default:
 		return ErrNotInterrupted

@@ -249,7 +249,7 @@ func clientSupervisor(args []string) error {
 		}
 		_ = c.Continue()
 	}
-	_, err := Serve(args[0], func(_ Peer, fd int) error {
+	_, err := Serve(args[0], func(fd int) error {
 		NewListener(fd, handle, isDevice)
 		return nil
 	}, func(err error) { fmt.Println(err) })

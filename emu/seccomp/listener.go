@@ -145,6 +145,7 @@ func (l *Listener) next() error {
 }
 
 func (l *Listener) answer(c *Call) {
+	defer c.end()
 	l.handle(c)
 	if c.life.Load() != over {
 		_ = c.Return(0, unix.ENOSYS) // unless the caller has ended

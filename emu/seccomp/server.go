@@ -27,17 +27,10 @@ const (
 	acceptAgain = 100 * time.Millisecond
 )
 
-// Peer is a process that sends a listener, with its IDs when it connected, in the
-// supervisor's namespaces.
-type Peer struct {
-	PID      int32
-	UID, GID uint32
-}
-
 // Server receives the listeners of programs that Enter.
 type Server struct {
 	socket *net.UnixListener
-	accept func(Peer, int) error
+	accept func(listener int) error
 	failed func(error)
 	work   sync.WaitGroup
 
@@ -48,14 +41,13 @@ type Server struct {
 
 // Serve listens on a unix socket: a path, or "@name" for one without a file.
 //
-// accept is called with each listener and the process that sent it. If it returns no error
-// it owns the listener. An error is sent to the program as text. accept must serve the
+// accept is called with each listener. If it returns no error it owns the listener. An error is sent to the program as text. accept must serve the
 // listener soon, and may be called for several programs at a time.
 //
 // Only processes of the supervisor's own user and of root are accepted, and only from pid
 // namespaces visible to the supervisor. failed is called with the error of every failed
 // transfer, possibly by several goroutines.
-func Serve(socket string, accept func(peer Peer, listener int) error, failed func(error)) (*Server, error) {
+func Serve(socket string, accept func(listener int) error, failed func(error)) (*Server, error) {
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: socket, Net: "unixpacket"})
 	if err != nil {
 		return nil, fmt.Errorf("seccomp: %w", err)
@@ -129,17 +121,17 @@ func (s *Server) handOver(conn *net.UnixConn) error {
 	if err := s.take(conn, peer); err != nil {
 		text := append([]byte{refused}, err.Error()...)
 		_, werr := conn.Write(text[:min(len(text), maxMessage)])
-		return fmt.Errorf("seccomp: listener of process %d of user %d: %w", peer.PID, peer.UID, errors.Join(err, werr))
+		return fmt.Errorf("seccomp: listener of process %d of user %d: %w", peer.Pid, peer.Uid, errors.Join(err, werr))
 	}
 	if _, err := conn.Write([]byte{accepted}); err != nil {
-		return fmt.Errorf("seccomp: listener of process %d of user %d: acknowledge: %w", peer.PID, peer.UID, err)
+		return fmt.Errorf("seccomp: listener of process %d of user %d: acknowledge: %w", peer.Pid, peer.Uid, err)
 	}
 	return nil
 }
 
 // take receives the listener of a peer and passes it to accept. It reads the message even
 // if the peer is refused: closing a socket with an unread message would drop the refusal.
-func (s *Server) take(conn *net.UnixConn, peer Peer) error {
+func (s *Server) take(conn *net.UnixConn, peer *unix.Ucred) error {
 	if err := conn.SetReadDeadline(time.Now().Add(sendTimeout)); err != nil {
 		return err
 	}
@@ -147,11 +139,11 @@ func (s *Server) take(conn *net.UnixConn, peer Peer) error {
 	if err != nil {
 		return err
 	}
-	if err = peer.allowed(uint32(os.Geteuid())); err == nil {
+	if err = mayEnter(peer, uint32(os.Geteuid())); err == nil {
 		if len(message) != 1 || message[0] != protocol || fd < 0 {
 			err = fmt.Errorf("invalid message %q: it has no listener, or the program has another version", message)
 		} else {
-			err = s.accept(peer, fd)
+			err = s.accept(fd)
 		}
 	}
 	if err != nil && fd >= 0 {
@@ -160,34 +152,28 @@ func (s *Server) take(conn *net.UnixConn, peer Peer) error {
 	return err
 }
 
-// allowed checks whether a supervisor of the user euid serves the peer.
-func (p Peer) allowed(euid uint32) error {
-	if p.UID != euid && p.UID != 0 {
-		return fmt.Errorf("user %d cannot enter: the supervisor serves its own user %d and root", p.UID, euid)
+// mayEnter checks whether a supervisor of the user euid serves the peer.
+func mayEnter(peer *unix.Ucred, euid uint32) error {
+	if peer.Uid != euid && peer.Uid != 0 {
+		return fmt.Errorf("user %d cannot enter: the supervisor serves its own user %d and root", peer.Uid, euid)
 	}
-	if p.PID == 0 {
+	if peer.Pid == 0 {
 		return errors.New("the program is in a pid namespace that is not visible to the supervisor")
 	}
 	return nil
 }
 
-// peerOf returns the process at the other end, according to the kernel.
-func peerOf(conn *net.UnixConn) (Peer, error) {
+// peerOf returns the process at the other end, with its IDs when it connected, in the
+// supervisor's namespaces.
+func peerOf(conn *net.UnixConn) (peer *unix.Ucred, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return Peer{}, err
+		return nil, err
 	}
-	var cred *unix.Ucred
-	var sockErr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, sockErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return Peer{}, err
-	}
-	if sockErr != nil {
-		return Peer{}, fmt.Errorf("read the peer's credentials: %w", sockErr)
-	}
-	return Peer{PID: cred.Pid, UID: cred.Uid, GID: cred.Gid}, nil
+	controlErr := raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	return peer, errors.Join(controlErr, err)
 }
 
 // readMessage returns a message and the descriptor attached to it, -1 for none. Further

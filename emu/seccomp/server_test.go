@@ -23,7 +23,7 @@ import (
 type supervisor struct {
 	*Server
 	socket string
-	peers  chan Peer
+	joined chan struct{}
 	failed chan error
 
 	mu        sync.Mutex
@@ -44,13 +44,13 @@ func socketPath(t *testing.T) string {
 func superviseOn(t *testing.T, socket string, d served) *supervisor {
 	t.Helper()
 	needSupport(t)
-	s := &supervisor{socket: socket, peers: make(chan Peer, 16), failed: make(chan error, 16)}
+	s := &supervisor{socket: socket, joined: make(chan struct{}, 16), failed: make(chan error, 16)}
 	var err error
-	s.Server, err = Serve(s.socket, func(peer Peer, fd int) error {
+	s.Server, err = Serve(s.socket, func(fd int) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.listeners = append(s.listeners, NewListener(fd, d.handle, d.blocks))
-		s.peers <- peer
+		s.joined <- struct{}{}
 		return nil
 	}, func(err error) { s.failed <- err })
 	if err != nil {
@@ -91,10 +91,7 @@ func TestProgramsEnter(t *testing.T) {
 		if got, want := s.enter(t, "echo", "1", "2"), "1 0\n2 0\n"; got != want {
 			t.Errorf("program %d printed %q, want %q", i, got, want)
 		}
-		peer := <-s.peers
-		if want := (Peer{PID: peer.PID, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}); peer != want || peer.PID <= 0 {
-			t.Errorf("got %+v, want %+v", peer, want)
-		}
+		<-s.joined
 	}
 	if diff := cmp.Diff(map[int]int{3: 2}, d.echoCounts()); diff != "" {
 		t.Errorf("how many calls were seen how often (-want +got):\n%s", diff)
@@ -112,7 +109,7 @@ func TestProgramGetsTheReasonOfARefusal(t *testing.T) {
 	needSupport(t)
 	socket := socketPath(t)
 	failed := make(chan error, 1)
-	s, err := Serve(socket, func(Peer, int) error {
+	s, err := Serve(socket, func(int) error {
 		return errors.New("the device is full" + strings.Repeat("!", 2*maxMessage))
 	}, func(err error) { failed <- err })
 	if err != nil {
@@ -141,24 +138,24 @@ func TestOtherUsersAreRefused(t *testing.T) {
 	if err := <-s.failed; !strings.Contains(err.Error(), "of user 65534") {
 		t.Errorf("the supervisor got %v", err)
 	}
-	if len(s.peers) != 0 {
+	if len(s.joined) != 0 {
 		t.Error("it was accepted")
 	}
 }
 
 func TestAllowedPeers(t *testing.T) {
 	for _, tc := range []struct {
-		peer Peer
+		peer unix.Ucred
 		euid uint32
 		want bool
 	}{
-		{Peer{PID: 5, UID: 1000}, 1000, true},
-		{Peer{PID: 5, UID: 0}, 1000, true},
-		{Peer{PID: 5, UID: 1001}, 1000, false},
-		{Peer{PID: 5, UID: 1001}, 0, false},
-		{Peer{PID: 0, UID: 0}, 0, false}, // in a pid namespace that is not visible
+		{unix.Ucred{Pid: 5, Uid: 1000}, 1000, true},
+		{unix.Ucred{Pid: 5, Uid: 0}, 1000, true},
+		{unix.Ucred{Pid: 5, Uid: 1001}, 1000, false},
+		{unix.Ucred{Pid: 5, Uid: 1001}, 0, false},
+		{unix.Ucred{Pid: 0, Uid: 0}, 0, false}, // in a pid namespace that is not visible
 	} {
-		if err := tc.peer.allowed(tc.euid); (err == nil) != tc.want {
+		if err := mayEnter(&tc.peer, tc.euid); (err == nil) != tc.want {
 			t.Errorf("%+v at a supervisor of user %d: %v", tc.peer, tc.euid, err)
 		}
 	}
@@ -197,7 +194,7 @@ func TestMessagesWithoutAListenerAreRefused(t *testing.T) {
 func TestCloseCancelsTransfers(t *testing.T) {
 	socket := socketPath(t)
 	failed := make(chan error, 1)
-	s, err := Serve(socket, func(Peer, int) error { return nil }, func(err error) { failed <- err })
+	s, err := Serve(socket, func(int) error { return nil }, func(err error) { failed <- err })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,8 +30,6 @@ type poller struct {
 type watch struct {
 	call *Call
 	wake func()
-	stat statFile
-	open bool
 }
 
 func (p *poller) add(w *watch) {
@@ -74,26 +72,14 @@ func (p *poller) run() {
 // look reports whether the watch is over.
 func (w *watch) look() bool {
 	c := w.call
-	done := c.life.Load() == over || c.listener.closing.Load() || w.interrupted()
-	if !done {
+	if c.life.Load() != over && !c.Interrupted() {
 		return false
-	}
-	if w.open {
-		w.stat.close()
 	}
 	if c.life.Load() != over {
 		w.wake()
 	}
 	c.listener.busy.Done()
 	return true
-}
-
-func (w *watch) interrupted() bool {
-	if w.open {
-		return w.call.look(w.stat)
-	}
-	w.stat, w.open = openStat(w.call.TID), true
-	return w.call.lookOnce(w.stat)
 }
 
 // statFile is the stat file of the thread that had the number when the file was opened. -1
