@@ -1,9 +1,12 @@
 package kfdemu
 
 import (
+	"cmp"
 	"fmt"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -82,9 +85,6 @@ func errnoName(errno syscall.Errno) string {
 	if errno == 0 {
 		return ""
 	}
-	if name := unixErrnoName(errno); name != "" {
-		return name
-	}
-	// The kernel's own.
-	return fmt.Sprintf("errno %d", int(errno))
+	// The kernel's own have no name.
+	return cmp.Or(unix.ErrnoName(errno), fmt.Sprintf("errno %d", int(errno)))
 }

@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -58,7 +60,7 @@ var faultErrnos = func() map[string]syscall.Errno {
 		syscall.EFAULT, syscall.EBUSY, syscall.ENODEV, syscall.EINVAL, syscall.ENOTTY, syscall.ENOSPC, syscall.ENOSYS, syscall.ETIME,
 		syscall.EALREADY, syscall.EOPNOTSUPP,
 	} {
-		m[unixErrnoName(e)] = e
+		m[unix.ErrnoName(e)] = e
 	}
 	return m
 }()

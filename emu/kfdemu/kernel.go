@@ -3,12 +3,9 @@ package kfdemu
 import (
 	"bytes"
 	"encoding/binary"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
-
-func unixErrnoName(errno syscall.Errno) string { return unix.ErrnoName(errno) }
 
 // clock reads one of the kernel's clocks, in nanoseconds.
 func clock(id int32) int64 {

@@ -128,23 +128,3 @@ func (s *listeners) each(end func(*seccomp.Listener) error) error {
 	}
 	return errors.Join(errs...)
 }
-
-// Here calls f on a thread of this process that is on the machine, and returns when f has
-// returned. It is for tests and measurements: files of /sys are the host's, other threads
-// answer the thread's calls, and f must return before the machine is closed.
-func (e *Emulator) Here(f func()) error {
-	filter, err := seccomp.Filter(runtime.GOARCH, ioctlTypes...)
-	if err != nil {
-		return err
-	}
-	var listener *seccomp.Listener
-	seccomp.OwnThread(func() {
-		if listener, err = seccomp.Thread(filter, e.call, blocks); err == nil {
-			f()
-		}
-	})
-	if err != nil {
-		return err
-	}
-	return listener.Wait()
-}

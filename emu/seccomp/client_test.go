@@ -54,7 +54,6 @@ var clients = map[string]func(args []string) error{
 	"pair":         clientPair,
 	"measure":      clientMeasure,
 	"unprivileged": clientUnprivileged,
-	"main":         clientMain,
 	"own":          clientOwn,
 }
 
@@ -307,17 +306,6 @@ func clientPair([]string) error {
 	echo, _ := call(nrEcho, 6)
 	second, _ := call(nrWait, 0)
 	fmt.Println(echo, <-first, second)
-	return nil
-}
-
-// clientMain installs the filter on the first thread of the process.
-func clientMain([]string) error {
-	filter, err := Filter(runtime.GOARCH, ioctlType)
-	if err != nil {
-		return err
-	}
-	_, err = Thread(filter, func(*Call) {}, func(*Call) bool { return false })
-	fmt.Println(errors.Is(err, ErrMainThread))
 	return nil
 }
 

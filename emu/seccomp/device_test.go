@@ -186,11 +186,12 @@ func inProcess(t testing.TB, d served, f func(l *Listener)) {
 	filter := testFilter(t)
 	var l *Listener
 	OwnThread(func() {
-		var err error
-		if l, err = Thread(filter, d.handle, d.blocks); err != nil {
+		fd, err := Install(filter)
+		if err != nil {
 			t.Error(err)
 			return
 		}
+		l = NewListener(fd, d.handle, d.blocks)
 		f(l)
 	})
 	if l == nil {

@@ -11,7 +11,7 @@ import (
 
 // A device whose ioctl 1 of the type 'X' returns its argument, for one thread of this
 // process.
-func ExampleThread() {
+func ExampleNewListener() {
 	const number = 1<<30 | 4<<16 | 'X'<<8 | 1 // _IOW('X', 1, int)
 	filter, err := seccomp.Filter(runtime.GOARCH, 'X')
 	if err != nil {
@@ -33,9 +33,11 @@ func ExampleThread() {
 
 	var listener *seccomp.Listener
 	seccomp.OwnThread(func() {
-		if listener, err = seccomp.Thread(filter, handle, blocks); err != nil {
+		var fd int
+		if fd, err = seccomp.Install(filter); err != nil {
 			return
 		}
+		listener = seccomp.NewListener(fd, handle, blocks)
 		err = unix.IoctlSetInt(-1, number, 7) // a program would open the device first
 	})
 	if err != nil {

@@ -3,9 +3,7 @@ package seccomp
 import (
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
-	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -50,9 +48,6 @@ func Supported() error {
 	if err := kernelSupport(); err != nil {
 		return err
 	}
-	if err := procSupport(); err != nil {
-		return err
-	}
 	var err error
 	OwnThread(func() {
 		var fd int
@@ -92,18 +87,6 @@ func kernelSupport() error {
 		return fmt.Errorf("seccomp: filters are forbidden to this process, by a container's seccomp profile or a security module: %w", errno)
 	default:
 		return fmt.Errorf("seccomp: check for SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV: %w", errno)
-	}
-	return nil
-}
-
-// procSupport checks that /proc has callers under the IDs that the kernel reports.
-func procSupport() error {
-	self, err := os.Readlink("/proc/self")
-	if err != nil {
-		return fmt.Errorf("seccomp: no /proc, which is needed to notice interrupted callers: %w", err)
-	}
-	if self != strconv.Itoa(os.Getpid()) {
-		return fmt.Errorf("seccomp: /proc shows another pid namespace: this is process %d here and %s there", os.Getpid(), self)
 	}
 	return nil
 }

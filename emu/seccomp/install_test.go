@@ -98,23 +98,6 @@ func TestSupportedReportsAListener(t *testing.T) {
 	}
 }
 
-func TestSupportedReportsAForeignProc(t *testing.T) {
-	cmd := command(t, "supported")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWPID}
-	out := output(cmd)
-	if err := cmd.Start(); errors.Is(err, unix.EPERM) {
-		t.Skip("needs CAP_SYS_ADMIN, to make a pid namespace")
-	} else if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Wait(); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := out(), "/proc shows another pid namespace: this is process 1 here"; !strings.Contains(got, want) {
-		t.Errorf("got %q, want %q in it", got, want)
-	}
-}
-
 func TestOwnThreadIsNeverTheFirst(t *testing.T) {
 	cmd := command(t, "own")
 	out := output(cmd)

@@ -46,25 +46,6 @@ func NewListener(fd int, handle func(*Call), blocks func(*Call) bool) *Listener 
 	return l
 }
 
-// Thread filters the calling thread and serves its calls from the other threads of the
-// process. The thread must be locked, must not be the first of the process
-// (ErrMainThread), and keeps the filter until it ends: call Thread from OwnThread. The
-// programs that it executes and forks are served, too. Threads that the process starts
-// later are not filtered, because Go starts them from an unlocked thread.
-//
-// It is for tests and measurements: calls that block must be made with entersyscall (os,
-// syscall.Syscall; not syscall.RawSyscall), or the process deadlocks.
-func Thread(filter []unix.SockFilter, handle func(*Call), blocks func(*Call) bool) (*Listener, error) {
-	if onMainThread() {
-		return nil, fmt.Errorf("seccomp: %w", ErrMainThread)
-	}
-	fd, err := Install(filter)
-	if err != nil {
-		return nil, err
-	}
-	return NewListener(fd, handle, blocks), nil
-}
-
 // Wait waits until no thread has the filter and all calls are over, or until the listener
 // was closed, and returns nil; or until receiving calls fails, and returns the error.
 func (l *Listener) Wait() error {

@@ -154,14 +154,3 @@ func TestListenerOfAClosedDescriptorFails(t *testing.T) {
 		t.Error("no error")
 	}
 }
-
-func TestMainThreadIsNotFiltered(t *testing.T) {
-	cmd := command(t, "main")
-	out := output(cmd)
-	if err := cmd.Run(); err != nil {
-		t.Fatal(err)
-	}
-	if got, want := out(), "true\n"; got != want {
-		t.Errorf("is it %v: got %q, want %q", ErrMainThread, got, want)
-	}
-}

@@ -10,12 +10,14 @@
 //	filter, err := seccomp.Filter(runtime.GOARCH, 'X')
 //	...
 //	seccomp.OwnThread(func() {
-//		l, err := seccomp.Thread(filter, handle, blocks)
+//		fd, err := seccomp.Install(filter)
+//		l := seccomp.NewListener(fd, handle, blocks)
 //		...
 //	})
 //
 // in one process, for tests, or Serve in the supervisor and Enter in a small program that
-// then executes the supervised program.
+// then executes the supervised program. In one process, calls that block must be made with
+// entersyscall (os, syscall.Syscall; not syscall.RawSyscall), or the process deadlocks.
 //
 // Guarantees:
 //
@@ -61,7 +63,4 @@ var (
 	// ErrNotInterrupted: the answer was ERESTARTSYS, but nothing is pending for the
 	// caller. The call still waits for an answer.
 	ErrNotInterrupted = errors.New("the call was not interrupted: ERESTARTSYS would reach the program")
-	// ErrMainThread: the first thread of a Go process never ends, so it would keep a
-	// filter.
-	ErrMainThread = errors.New("the first thread of the process would keep the filter: call from OwnThread")
 )

@@ -61,7 +61,7 @@ func (m *emulated) stopJob(ctx context.Context) (packets, error) {
 		return packets{}, err
 	}
 	done, err := job.await(ctx, "done")
-	if done.Event == "" {
+	if done.Tally == nil {
 		return packets{}, fmt.Errorf("the job does not end, as if a packet of it were lost: %w", err)
 	}
 	<-job.ended

@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"syscall"
 	"time"
+
+	"github.com/gpreempt/gpreempt/emu/workload"
 )
 
 // maxWait bounds the waiting for steps that take milliseconds on an idle machine.
@@ -23,24 +25,11 @@ type process struct {
 	name string
 	cmd  *exec.Cmd
 	in   io.WriteCloser
-	said chan message // closed at the end of the program's output
+	said chan workload.Message // the program's lines; closed at the end of the program's output
 	over chan struct{}
 	// ended is closed when the process was waited for; err is how it ended.
 	ended chan struct{}
 	err   error
-}
-
-// message is a line of JSON that a sample program of kfdemu writes.
-type message struct {
-	Event     string `json:"event"`
-	Packets   uint64 `json:"packets"`
-	Count     uint64 `json:"count"`
-	Abandoned uint64 `json:"abandoned"`
-	OK        bool   `json:"ok"`
-	What      string `json:"what"`
-	Queues    []struct {
-		Count uint64 `json:"count"`
-	} `json:"queues"`
 }
 
 // startProcess starts a program whose output is not read; its standard error goes to log.
@@ -77,7 +66,7 @@ func startSample(ctx context.Context, log io.Writer, path string, args ...string
 func newProcess(log io.Writer, path string, args ...string) *process {
 	p := &process{
 		name: filepath.Base(path), cmd: exec.Command(path, args...), //nolint:gosec,noctx // G204: the user of the demo named it; interrupt and kill end it in order
-		said: make(chan message), over: make(chan struct{}), ended: make(chan struct{}),
+		said: make(chan workload.Message, 64), over: make(chan struct{}), ended: make(chan struct{}),
 	}
 	p.cmd.Stderr = log
 	// A child of the program may keep its standard error open.
@@ -99,9 +88,9 @@ func (p *process) listen(out io.Reader) {
 	defer close(p.said)
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
-		var m message
+		var m workload.Message
 		if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
-			m = message{Event: "error", What: fmt.Sprintf("said %q", lines.Text())}
+			m = workload.Message{Event: "error", What: fmt.Sprintf("said %q", lines.Text())}
 		}
 		select {
 		case p.said <- m:
@@ -130,7 +119,7 @@ func (p *process) tell(line string) error {
 
 // await returns the next message of a kind. The error has the errors that the program
 // reported before, or that the message does not come.
-func (p *process) await(ctx context.Context, event string) (message, error) {
+func (p *process) await(ctx context.Context, event string) (workload.Message, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, maxWait, fmt.Errorf("not within %v", maxWait))
 	defer cancel()
 	var errs []error
@@ -139,40 +128,23 @@ func (p *process) await(ctx context.Context, event string) (message, error) {
 		case m, more := <-p.said:
 			switch {
 			case !more:
-				return message{}, errors.Join(append(errs, fmt.Errorf("%s ended before it said %q", p.name, event))...)
+				return workload.Message{}, errors.Join(append(errs, fmt.Errorf("%s ended before it said %q", p.name, event))...)
 			case m.Event == "error":
 				errs = append(errs, fmt.Errorf("%s: %s", p.name, m.What))
 			case m.Event == event:
 				return m, errors.Join(errs...)
 			}
 		case <-ctx.Done():
-			return message{}, errors.Join(append(errs, fmt.Errorf("wait for %q from %s: %w", event, p.name, context.Cause(ctx)))...)
+			return workload.Message{}, errors.Join(append(errs, fmt.Errorf("wait for %q from %s: %w", event, p.name, context.Cause(ctx)))...)
 		}
 	}
 }
 
 // finish closes the standard input of a program, which ends it, and waits for that.
 func (p *process) finish() error {
-	errs := []error{p.in.Close()}
-	timeout := time.NewTimer(maxWait)
-	defer timeout.Stop()
-	for {
-		select {
-		case m, more := <-p.said:
-			switch {
-			case !more:
-				<-p.ended
-				if p.err != nil {
-					errs = append(errs, fmt.Errorf("%s ended with: %w", p.name, p.err))
-				}
-				return errors.Join(errs...)
-			case m.Event == "error":
-				errs = append(errs, fmt.Errorf("%s: %s", p.name, m.What))
-			}
-		case <-timeout.C:
-			return errors.Join(append(errs, fmt.Errorf("%s did not end within %v", p.name, maxWait), p.kill())...)
-		}
-	}
+	err := p.in.Close()
+	_, said := p.await(context.Background(), "done")
+	return errors.Join(err, said, p.awaitEnd())
 }
 
 // interrupt ends a program as Ctrl-C does.
@@ -180,10 +152,15 @@ func (p *process) interrupt() error {
 	if err := p.cmd.Process.Signal(os.Interrupt); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("stop %s: %w", p.name, err)
 	}
+	return p.awaitEnd()
+}
+
+// awaitEnd waits for the end of a program that is ending, and returns how it ended.
+func (p *process) awaitEnd() error {
 	select {
 	case <-p.ended:
 	case <-time.After(maxWait):
-		return errors.Join(fmt.Errorf("%s did not stop within %v", p.name, maxWait), p.kill())
+		return errors.Join(fmt.Errorf("%s did not end within %v", p.name, maxWait), p.kill())
 	}
 	if p.err != nil {
 		return fmt.Errorf("%s ended with: %w", p.name, p.err)
