@@ -122,7 +122,8 @@ func TestRealTracefs(t *testing.T) {
 	if _, err := os.Stat("/dev/kfd"); err != nil {
 		t.Skipf("needs the amdgpu driver, as in make vm-kfd: %v", err)
 	}
-	if _, missing, err := findFunctions("/proc/kallsyms", driverFunctions()); err != nil || len(missing) > 0 {
+	_, functions := byDefault()
+	if _, missing, err := findFunctions("/proc/kallsyms", functions); err != nil || len(missing) > 0 {
 		t.Errorf("the driver lacks %v, %v", missing, err)
 	}
 	before := residue(t, dir)

@@ -1,6 +1,7 @@
 package kfdtrace
 
 import (
+	_ "embed"
 	"fmt"
 	"path"
 	"strings"
@@ -31,60 +32,31 @@ type wantedFunction struct {
 // first. SYSTEM alone is all its events.
 type wantedEvent []string
 
-// driverFunctions returns the functions of drivers/gpu/drm/amd/amdkfd that show what
-// happens to queues. None of them runs more than a few times per queue operation,
-// which keeps the buffer small: all of amdgpu would record every register access of
-// the display.
-func driverFunctions() []wantedFunction {
-	var list []wantedFunction
-	for _, g := range []struct{ group, patterns string }{
-		{GroupQueue, `kfd_ioctl_create_queue kfd_ioctl_destroy_queue kfd_ioctl_update_queue kfd_ioctl_set_cu_mask kfd_ioctl_set_debug_trap
-			pqm_create_queue pqm_destroy_queue pqm_update_queue_properties pqm_update_mqd
-			create_queue_cpsch destroy_queue_cpsch create_queue_nocpsch destroy_queue_nocpsch update_queue suspend_queues resume_queues`},
-		{GroupScheduler, `execute_queues_cpsch map_queues_cpsch unmap_queues_cpsch pm_send_*
-			add_queue_mes remove_queue_mes suspend_all_queues_mes resume_all_queues_mes remove_all_queues_mes`},
-		{GroupMQD, `allocate_mqd allocate_sdma_mqd init_mqd* load_mqd* kfd_load_mqd_* update_mqd* destroy_mqd* kfd_destroy_mqd_*
-			free_mqd* kfd_free_mqd_* checkpoint_mqd* restore_mqd*`},
-		{GroupProcess, `kfd_open kfd_release evict_process_worker restore_process_worker
-			evict_process_queues_* restore_process_queues_* kfd_process_evict_queues kfd_process_restore_queues`},
-	} {
-		for pattern := range strings.FieldsSeq(g.patterns) {
-			list = append(list, wantedFunction{pattern: pattern, group: g.group, module: driver})
+//go:embed driver.txt
+var driverText string
+
+// byDefault returns the events and functions of driver.txt.
+func byDefault() (events []wantedEvent, functions []wantedFunction) {
+	for line := range strings.Lines(driverText) {
+		words := strings.Fields(line)
+		switch {
+		case len(words) == 0 || words[0] == "#":
+		case words[0] == "event":
+			events = append(events, words[1:])
+		default:
+			for _, pattern := range words[1:] {
+				functions = append(functions, wantedFunction{pattern: pattern, group: words[0], module: driver})
+			}
 		}
 	}
-	return list
-}
-
-// driverEvents returns the trace events of compute work. Those of amdkfd exist in
-// AMD's own driver package only, those of gpu_scheduler were renamed in Linux 6.16.
-func driverEvents() []wantedEvent {
-	return []wantedEvent{
-		{"amdkfd:kfd_evict_process_worker_start"},
-		{"amdkfd:kfd_evict_process_worker_end"},
-		{"amdkfd:kfd_restore_process_worker_start"},
-		{"amdkfd:kfd_restore_process_worker_end"},
-		{"amdkfd:kfd_kgd2kfd_schedule_evict_and_restore_process"},
-		{"amdkfd:kfd_map_memory_to_gpu_start"},
-		{"amdkfd:kfd_map_memory_to_gpu_end"},
-		{"amdgpu:amdgpu_reset_reg_dumps"},
-		{"amdgpu:amdgpu_pasid_allocated"},
-		{"amdgpu:amdgpu_pasid_freed"},
-		{"amdgpu:amdgpu_vm_flush"},
-		{"amdgpu:amdgpu_bo_move"},
-		{"amdgpu:amdgpu_iv"},
-		{"amdgpu:amdgpu_cs_ioctl"},
-		{"amdgpu:amdgpu_sched_run_job"},
-		{"gpu_scheduler:drm_sched_job_queue", "gpu_scheduler:drm_sched_job"},
-		{"gpu_scheduler:drm_sched_job_run", "gpu_scheduler:drm_run_job"},
-		{"gpu_scheduler:drm_sched_job_done", "gpu_scheduler:drm_sched_process_job"},
-		{"gpu_scheduler:drm_sched_job_unschedulable", "gpu_scheduler:drm_sched_job_wait_dep"},
-	}
+	return events, functions
 }
 
 // wanted returns what the options select.
 func wanted(o Options) (events []wantedEvent, functions []wantedFunction, err error) {
 	if len(o.Events)+len(o.Functions) == 0 {
-		return driverEvents(), driverFunctions(), nil
+		events, functions = byDefault()
+		return events, functions, nil
 	}
 	for _, name := range o.Events {
 		system, event, both := strings.Cut(name, ":")
