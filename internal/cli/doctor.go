@@ -142,7 +142,15 @@ func verdictFailure(r *gpreemptv1.DiagnoseResponse) error {
 }
 
 func (a *app) printReport(p *printer, r *gpreemptv1.DiagnoseResponse) {
-	p.line(cell{r.GetSummary(), verdictStyle(r.GetVerdict())})
+	verdict := styleBad
+	switch r.GetVerdict() {
+	case gpreemptv1.Verdict_VERDICT_READY:
+		verdict = styleGood
+	case gpreemptv1.Verdict_VERDICT_LIMITED, gpreemptv1.Verdict_VERDICT_SIMULATED:
+		verdict = styleNote
+	default:
+	}
+	p.line(cell{r.GetSummary(), verdict})
 	if r.GetRemedy() != "" {
 		p.linef("  try: %s", r.GetRemedy())
 	}
@@ -160,17 +168,6 @@ func (a *app) printReport(p *printer, r *gpreemptv1.DiagnoseResponse) {
 	if len(r.GetProcesses()) > 0 {
 		p.linef("")
 		printDiagnosedProcesses(p, r.GetProcesses())
-	}
-}
-
-func verdictStyle(v gpreemptv1.Verdict) style {
-	switch v {
-	case gpreemptv1.Verdict_VERDICT_READY:
-		return styleGood
-	case gpreemptv1.Verdict_VERDICT_LIMITED, gpreemptv1.Verdict_VERDICT_SIMULATED:
-		return styleNote
-	default:
-		return styleBad
 	}
 }
 
@@ -201,21 +198,17 @@ func (a *app) printChecks(p *printer, checks []*gpreemptv1.Check) {
 	}
 }
 
-// mark returns the mark of a status: a word, or a symbol on a terminal with UTF-8.
+// marks are the styles of statuses, and their symbols on a terminal with UTF-8.
+var marks = map[gpreemptv1.CheckStatus]cell{
+	gpreemptv1.CheckStatus_CHECK_STATUS_OK: {"✓", styleGood}, gpreemptv1.CheckStatus_CHECK_STATUS_WARN: {"!", styleNote},
+	gpreemptv1.CheckStatus_CHECK_STATUS_FAIL: {"✗", styleBad}, gpreemptv1.CheckStatus_CHECK_STATUS_SKIP: {"-", styleNone},
+}
+
+// mark returns the mark of a status: a word, or its symbol.
 func (a *app) mark(s gpreemptv1.CheckStatus) cell {
-	c := cell{text: fmt.Sprintf("%-4s", or(api.EnumName(s), "?"))}
-	symbol := "-"
-	switch s {
-	case gpreemptv1.CheckStatus_CHECK_STATUS_OK:
-		c.style, symbol = styleGood, "✓"
-	case gpreemptv1.CheckStatus_CHECK_STATUS_WARN:
-		c.style, symbol = styleNote, "!"
-	case gpreemptv1.CheckStatus_CHECK_STATUS_FAIL:
-		c.style, symbol = styleBad, "✗"
-	default:
-	}
-	if a.Terminal && a.Getenv("TERM") != "dumb" && unicodeLocale(a.Getenv) {
-		c.text = symbol
+	c := marks[s]
+	if c.text == "" || !a.Terminal || a.Getenv("TERM") == "dumb" || !unicodeLocale(a.Getenv) {
+		c.text = fmt.Sprintf("%-4s", or(api.EnumName(s), "?"))
 	}
 	return c
 }
@@ -229,6 +222,10 @@ func unicodeLocale(getenv func(string) string) bool {
 		}
 	}
 	return false
+}
+
+var hazardStyles = map[gpreemptv1.HazardAction]style{
+	gpreemptv1.HazardAction_HAZARD_ACTION_DENY: styleBad, gpreemptv1.HazardAction_HAZARD_ACTION_LIMIT: styleNote,
 }
 
 func printDiagnosedGPUs(p *printer, list []*gpreemptv1.DiagnosedGpu) {
@@ -248,14 +245,7 @@ func printDiagnosedGPUs(p *printer, list []*gpreemptv1.DiagnosedGpu) {
 				queues.style = styleNote
 			}
 		}
-		hazard := cell{text: or(api.EnumName(g.GetHazard()), "-")}
-		switch g.GetHazard() {
-		case gpreemptv1.HazardAction_HAZARD_ACTION_DENY:
-			hazard.style = styleBad
-		case gpreemptv1.HazardAction_HAZARD_ACTION_LIMIT:
-			hazard.style = styleNote
-		default:
-		}
+		hazard := cell{or(api.EnumName(g.GetHazard()), "-"), hazardStyles[g.GetHazard()]}
 		t.row(g.GetGpuId(), g.GetName(), gfx(g.GetGfxTargetVersion()), or(g.GetBdf(), "-"), scheduler,
 			g.GetXccCount(), debug, or(api.EnumName(g.GetDebugSharing()), "?"), queues, hazard, or(g.GetHazardReason(), "-"))
 	}

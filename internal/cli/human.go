@@ -112,18 +112,13 @@ func priority(p uint32) string {
 	return strconv.FormatUint(uint64(p), 10)
 }
 
-// state formats a target's state and highlights what needs attention.
-func state(s gpreemptv1.TargetState) cell {
-	c := cell{text: or(api.EnumName(s), "-")}
-	switch s {
-	case gpreemptv1.TargetState_TARGET_STATE_SUSPENDED, gpreemptv1.TargetState_TARGET_STATE_SUSPENDING:
-		c.style = styleNote
-	case gpreemptv1.TargetState_TARGET_STATE_QUARANTINED:
-		c.style = styleBad
-	default:
-	}
-	return c
+var stateStyles = map[gpreemptv1.TargetState]style{
+	gpreemptv1.TargetState_TARGET_STATE_SUSPENDED: styleNote, gpreemptv1.TargetState_TARGET_STATE_SUSPENDING: styleNote,
+	gpreemptv1.TargetState_TARGET_STATE_QUARANTINED: styleBad,
 }
+
+// state formats a target's state and highlights what needs attention.
+func state(s gpreemptv1.TargetState) cell { return cell{or(api.EnumName(s), "-"), stateStyles[s]} }
 
 func or(s, instead string) string {
 	if s == "" {
@@ -150,32 +145,21 @@ func printable(s string) string {
 	}, s)
 }
 
+var quiesceTexts = map[gpreemptv1.QuiesceReason]string{
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE:          "all targets that may be suspended are suspended",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_NOTHING_TO_DO: "there was no target to suspend",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_MAX_WAIT:      "max_wait passed; suspending continues",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_DEFERRED:      "the policy waits for the eta or until the SLO's slack runs out",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_NOT_AWAITED:   "the request did not ask to wait",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_SHARE_FLOOR:   "the share floor lets offline work run",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_UNSAFE:        "a target is quarantined, or the breaker of a GPU is open",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_SHADOW:        "the policy is a shadow: it decides and does not act",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_DRAINING:      "the daemon is draining",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_ENDED:         "the lease ended meanwhile",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_HOLD:          "an admin holds a target running",
+}
+
 // quiesce describes the reason for the answer to an announcement.
 func quiesce(r gpreemptv1.QuiesceReason) string {
-	switch r {
-	case gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE:
-		return "all targets that may be suspended are suspended"
-	case gpreemptv1.QuiesceReason_QUIESCE_REASON_NOTHING_TO_DO:
-		return "there was no target to suspend"
-	case gpreemptv1.QuiesceReason_QUIESCE_REASON_MAX_WAIT:
-		return "max_wait passed; suspending continues"
-	case gpreemptv1.QuiesceReason_QUIESCE_REASON_DEFERRED:
-		return "the policy waits for the eta or until the SLO's slack runs out"
-	case gpreemptv1.QuiesceReason_QUIESCE_REASON_NOT_AWAITED:
-		return "the request did not ask to wait"
-	case gpreemptv1.QuiesceReason_QUIESCE_REASON_SHARE_FLOOR:
-		return "the share floor lets offline work run"
-	case gpreemptv1.QuiesceReason_QUIESCE_REASON_UNSAFE:
-		return "a target is quarantined, or the breaker of a GPU is open"
-	case gpreemptv1.QuiesceReason_QUIESCE_REASON_SHADOW:
-		return "the policy is a shadow: it decides and does not act"
-	case gpreemptv1.QuiesceReason_QUIESCE_REASON_DRAINING:
-		return "the daemon is draining"
-	case gpreemptv1.QuiesceReason_QUIESCE_REASON_ENDED:
-		return "the lease ended meanwhile"
-	case gpreemptv1.QuiesceReason_QUIESCE_REASON_HOLD:
-		return "an admin holds a target running"
-	default:
-		return or(api.EnumName(r), "the daemon reported no reason")
-	}
+	return or(quiesceTexts[r], or(api.EnumName(r), "the daemon reported no reason"))
 }

@@ -39,11 +39,12 @@ that was shown before.`,
 				return each(stream, func(m *gpreemptv1.WatchQueuesResponse) error {
 					return a.showLine(m, func(*printer) {
 						q := m.GetQueue()
-						t.row(m.GetRevision(), change(m.GetChange()), q.GetPid(), q.GetComm(), q.GetQueueId(), q.GetType(),
+						change := m.GetChange()
+						t.row(m.GetRevision(), cell{api.EnumName(change), changeStyles[change]}, q.GetPid(), q.GetComm(), q.GetQueueId(), q.GetType(),
 							q.GetGpuId(), api.EnumName(q.GetClass()), state(q.GetState()), q.GetTargetId(),
 							m.GetAt().AsTime().Local().Format("2006-01-02 15:04:05.000"), strings.Join(facts(known[keyOf(q)], q), ", "))
 						t.flush()
-						if m.GetChange() == gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED {
+						if change == gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED {
 							delete(known, keyOf(q))
 						} else {
 							known[keyOf(q)] = q
@@ -100,16 +101,8 @@ func ring(at, bytes uint64) string {
 	return address(at) + " (" + size(bytes) + ")"
 }
 
-func change(c gpreemptv1.QueueChange) cell {
-	styled := cell{text: api.EnumName(c)}
-	switch c {
-	case gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED:
-		styled.style = styleGood
-	case gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED:
-		styled.style = styleNote
-	default:
-	}
-	return styled
+var changeStyles = map[gpreemptv1.QueueChange]style{
+	gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED: styleGood, gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED: styleNote,
 }
 
 // each calls fn for each message of a stream until it ends.

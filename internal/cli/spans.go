@@ -4,6 +4,7 @@ package cli
 // its targets.
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -144,17 +145,8 @@ func (b *Builder) end(s Span, why string) Span {
 	return s
 }
 
-// stageKind returns the kind of span of a lease in a state.
-func stageKind(s scheduler.LeaseState) Kind {
-	switch s {
-	case scheduler.LeaseQuiescing:
-		return Quiescing
-	case scheduler.LeaseHeld:
-		return Online
-	default:
-		return Requested
-	}
-}
+// stageKind is the kind of span of a lease in a state; 0 while it is requested.
+var stageKind = map[scheduler.LeaseState]Kind{scheduler.LeaseQuiescing: Quiescing, scheduler.LeaseHeld: Online}
 
 func (b *Builder) lease(r scheduler.Record, dst []Span) []Span {
 	l := b.leases[r.Lease]
@@ -167,7 +159,7 @@ func (b *Builder) lease(r scheduler.Record, dst []Span) []Span {
 		if !clipped {
 			l.announce = new(b.begin(Span{Kind: Announce, Lease: r.Lease, Cause: cause}, false))
 		}
-		l.stage = b.begin(Span{Kind: stageKind(state), Lease: r.Lease, Cause: cause}, clipped)
+		l.stage = b.begin(Span{Kind: cmp.Or(stageKind[state], Requested), Lease: r.Lease, Cause: cause}, clipped)
 		b.leases[r.Lease] = l
 		if !clipped && r.ToLease != scheduler.LeaseEnded {
 			return dst
@@ -194,32 +186,20 @@ func (b *Builder) lease(r scheduler.Record, dst []Span) []Span {
 		delete(b.leases, r.Lease)
 		return append(dst, b.end(l.whole, why))
 	}
-	l.stage = b.begin(Span{Kind: stageKind(r.ToLease), Lease: r.Lease, Cause: why}, false)
+	l.stage = b.begin(Span{Kind: cmp.Or(stageKind[r.ToLease], Requested), Lease: r.Lease, Cause: why}, false)
 	return dst
 }
 
-// targetKind returns the kind of span of a target in a state; false after its end.
-func targetKind(s scheduler.TargetState) (Kind, bool) {
-	switch s {
-	case scheduler.TargetRunning:
-		return Running, true
-	case scheduler.TargetSuspending:
-		return Suspending, true
-	case scheduler.TargetSuspended:
-		return Suspended, true
-	case scheduler.TargetResuming:
-		return Resuming, true
-	case scheduler.TargetQuarantined:
-		return Quarantined, true
-	default:
-		return 0, false
-	}
+// targetKind is the kind of span of a target in a state; it has none after its end.
+var targetKind = map[scheduler.TargetState]Kind{
+	scheduler.TargetRunning: Running, scheduler.TargetSuspending: Suspending, scheduler.TargetSuspended: Suspended,
+	scheduler.TargetResuming: Resuming, scheduler.TargetQuarantined: Quarantined,
 }
 
 func (b *Builder) target(r scheduler.Record, dst []Span) []Span {
 	s := b.targets[r.Target]
 	if s == nil {
-		if from, ok := targetKind(r.FromTarget); ok {
+		if from, ok := targetKind[r.FromTarget]; ok {
 			s = new(b.begin(Span{Kind: from, Target: r.Target}, true))
 			b.targets[r.Target] = s
 		}
@@ -240,7 +220,7 @@ func (b *Builder) target(r scheduler.Record, dst []Span) []Span {
 		dst = append(dst, ended)
 		delete(b.targets, r.Target)
 	}
-	if kind, ok := targetKind(r.ToTarget); ok {
+	if kind, ok := targetKind[r.ToTarget]; ok {
 		next := Span{Kind: kind, Target: r.Target, Cause: string(r.Cause)}
 		if kind != Running && kind != Quarantined {
 			next.Lease = away
