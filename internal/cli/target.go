@@ -206,6 +206,19 @@ func targetOperand(cmd *cobra.Command, args []string) (string, error) {
 	return args[0], nil
 }
 
+// ofTarget makes cmd a command with the operand TARGET, which it passes to run.
+func (a *app) ofTarget(cmd *cobra.Command, run func(cmd *cobra.Command, target string) error) *cobra.Command {
+	cmd.Args, cmd.ValidArgsFunction = operands("TARGET"), a.named
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		target, err := targetOperand(cmd, args)
+		if err != nil {
+			return err
+		}
+		return run(cmd, target)
+	}
+	return cmd
+}
+
 func (a *app) targetClassify() *cobra.Command {
 	var (
 		rank uint32
@@ -261,66 +274,52 @@ apply again.`,
 
 func (a *app) targetSuspend() *cobra.Command {
 	var ttl time.Duration
-	cmd := &cobra.Command{
+	cmd := a.ofTarget(&cobra.Command{
 		Use:   "suspend TARGET --ttl DURATION",
 		Short: "Suspend one offline process by hand, for a bounded time",
 		Long: `Suspends all queues of one offline process, for at most --ttl and the policy's
 max_suspend. A second call replaces the duration.`,
-		Example:           "  gpctl target suspend 4242 --ttl 2s",
-		Args:              operands("TARGET"),
-		ValidArgsFunction: a.named,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			target, err := targetOperand(cmd, args)
-			if err != nil {
-				return err
+		Example: "  gpctl target suspend 4242 --ttl 2s",
+	}, func(cmd *cobra.Command, target string) error {
+		if !cmd.Flags().Changed("ttl") {
+			return usage(cmd, "missing --ttl: a suspension must be bounded")
+		}
+		req := &gpreemptv1.SuspendTargetRequest{TargetId: target, Ttl: durationpb.New(ttl)}
+		return ask(cmd, a, adminClient.SuspendTarget, req, func(p *printer, resp *gpreemptv1.SuspendTargetResponse) {
+			if resp.GetQuiesced() {
+				p.linef("target %s is suspended after %s, for at most %s (lease %s)", target,
+					took(resp.GetTiming().GetTotal()), duration(ttl), resp.GetLeaseId())
+			} else {
+				p.linef("target %s is not suspended: %s (lease %s)", target, quiesce(resp.GetReason()), resp.GetLeaseId())
 			}
-			if !cmd.Flags().Changed("ttl") {
-				return usage(cmd, "missing --ttl: a suspension must be bounded")
-			}
-			req := &gpreemptv1.SuspendTargetRequest{TargetId: target, Ttl: durationpb.New(ttl)}
-			return ask(cmd, a, adminClient.SuspendTarget, req, func(p *printer, resp *gpreemptv1.SuspendTargetResponse) {
-				if resp.GetQuiesced() {
-					p.linef("target %s is suspended after %s, for at most %s (lease %s)", target,
-						took(resp.GetTiming().GetTotal()), duration(ttl), resp.GetLeaseId())
-				} else {
-					p.linef("target %s is not suspended: %s (lease %s)", target, quiesce(resp.GetReason()), resp.GetLeaseId())
-				}
-				p.linef("  undo: gpctl target resume %s", target)
-			})
-		},
-	}
+			p.linef("  undo: gpctl target resume %s", target)
+		})
+	})
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "longest duration, such as 2s")
 	return cmd
 }
 
 func (a *app) targetResume() *cobra.Command {
 	var hold time.Duration
-	cmd := &cobra.Command{
+	cmd := a.ofTarget(&cobra.Command{
 		Use:   "resume TARGET",
 		Short: "End a suspension by hand or a quarantine, and optionally hold the process running",
 		Long: `Ends a suspension by hand, and a quarantine. With --hold, leases do not suspend the
 process for that time.`,
-		Example:           "  gpctl target resume 4242 --hold 10m",
-		Args:              operands("TARGET"),
-		ValidArgsFunction: a.named,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			target, err := targetOperand(cmd, args)
-			if err != nil {
-				return err
+		Example: "  gpctl target resume 4242 --hold 10m",
+	}, func(cmd *cobra.Command, target string) error {
+		req := &gpreemptv1.ResumeTargetRequest{TargetId: target, Hold: durationpb.New(hold)}
+		return ask(cmd, a, adminClient.ResumeTarget, req, func(p *printer, resp *gpreemptv1.ResumeTargetResponse) {
+			held := ""
+			if hold > 0 {
+				held = ", held running for " + duration(hold)
 			}
-			req := &gpreemptv1.ResumeTargetRequest{TargetId: target, Hold: durationpb.New(hold)}
-			return ask(cmd, a, adminClient.ResumeTarget, req, func(p *printer, resp *gpreemptv1.ResumeTargetResponse) {
-				held := ""
-				if hold > 0 {
-					held = ", held running for " + duration(hold)
-				}
-				p.line(fmt.Sprintf("target %s is ", target), state(resp.GetState()), held)
-				if resp.GetState() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED {
-					p.linef("  it is suspended for a lease: use --hold to resume it; gpctl target explain %s shows the lease", target)
-				}
-			})
-		},
-	}
+			p.line(fmt.Sprintf("target %s is ", target), state(resp.GetState()), held)
+			if resp.GetState() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED {
+				p.linef("  it is suspended for a lease: use --hold to resume it; gpctl target explain %s shows the lease", target)
+			}
+		})
+	})
 	cmd.Flags().DurationVar(&hold, "hold", 0, "hold it running this long despite leases, 0s to 1h")
 	return cmd
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
-	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -73,8 +72,9 @@ func readPauses(dir string, log *zap.Logger) (*pauses, []error, error) {
 	if err != nil {
 		return nil, nil, err
 	}
+	attach := func(ctx context.Context, pid int32, start uint64) (criu.Thread, error) { return debugThread(ctx, pid, start) }
 	p := &pauses{
-		CRIU:    criu.New(criu.Config{Sys: kfd.Kernel(), Attach: thread, Journal: j, Log: log.Named("criu")}),
+		CRIU:    criu.New(criu.Config{Sys: kfd.Kernel(), Attach: attach, Journal: j, Log: log.Named("criu")}),
 		Freezer: freezer.New(freezer.Config{Root: "/", Journal: j, Log: log.Named("freezer")}),
 		journal: j,
 		log:     log,
@@ -84,16 +84,6 @@ func readPauses(dir string, log *zap.Logger) (*pauses, []error, error) {
 		return e.NameOnly && e.Mechanism != p.CRIU.Name() && e.Mechanism != p.Freezer.Name()
 	})
 	return p, unreadable, nil
-}
-
-// thread starts a thread that traces a process. An interface that holds a nil
-// *proc.Tracer would not be nil.
-func thread(ctx context.Context, pid int32, start uint64) (criu.Thread, error) {
-	t, err := proc.Trace(ctx, pid, start)
-	if err != nil {
-		return nil, err
-	}
-	return t, nil
 }
 
 // Close closes the journal.
