@@ -19,34 +19,10 @@ func (a *app) amdlogCommand() *cobra.Command {
 	return noun("amdlog", "Queues in the logs of AMD's HIP runtime", a.amdlogAnalyze(), a.amdlogCompare())
 }
 
-// makeLog describes how to make a log, for the help.
-const makeLog = `To make a log, run a program with
-
-  AMD_LOG_LEVEL=4 AMD_LOG_MASK=0x98 AMD_LOG_LEVEL_FILE=/tmp/hip.log program
-
-which writes a file /tmp/hip.log_PID for each process. Level 3 logs queues and the names
-of kernels, level 4 every packet too; the newest ROCm needs 5 for both. AMD_LOG_MASK 0x8
-selects packets, 0x10 queues, 0x80 kernels and 0x2 the streams of packets; the default is
-everything. Logging slows the program down, so the intervals are longer than without it.
-
-Logs may be compressed with gzip or zstd. No daemon and no permissions are needed.`
-
 func (a *app) amdlogAnalyze() *cobra.Command {
 	return &cobra.Command{
-		Use:   "analyze FILE",
-		Short: "Show the hardware queues in a HIP log and their work",
-		Long: `Shows the hardware queues in a HIP log: the addresses of their rings, how many streams
-share them, and which kernels were dispatched to them and how often. - is standard input.
-
-HWQ is the address of the ring, as in ` + "`gpctl queue list -o wide`" + ` for the same process.
-HSA-ID is a counter of the runtime, not the driver's queue id, and HSA-PRIO is low, normal
-or high, not the driver's 0 to 15. STREAMS is the largest number of streams that shared
-the queue at once, EVERY the median time between dispatches and P99 its 99th percentile.
-BACKLOG is the largest number of packets that were pending when one was written.
-
-` + makeLog,
-		Example: `  gpctl amdlog analyze /tmp/hip.log_4242
-  ssh host cat /tmp/hip.log_4242 | gpctl amdlog analyze - -o json`,
+		Use:               "analyze FILE",
+		Short:             "Show the hardware queues in a HIP log and their work",
 		Args:              operands("FILE"),
 		ValidArgsFunction: files(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -61,17 +37,8 @@ BACKLOG is the largest number of packets that were pending when one was written.
 
 func (a *app) amdlogCompare() *cobra.Command {
 	return &cobra.Command{
-		Use:   "compare A B",
-		Short: "Compare two HIP logs and advise how their programs can share a GPU",
-		Long: `Compares the HIP logs of two workloads: their common queues, the kernels that they
-launch, how often they dispatch and their backlog; and advises whether stream priorities
-may be sufficient or one must be suspended while the other works. One of A and B may be -,
-standard input.
-
-The advice is based on the logs only, without measurements on a GPU.
-
-` + makeLog,
-		Example:           "  gpctl amdlog compare online.log offline.log.zst",
+		Use:               "compare A B",
+		Short:             "Compare two HIP logs and advise how their programs can share a GPU",
 		Args:              operands("A", "B"),
 		ValidArgsFunction: files(2),
 		RunE: func(cmd *cobra.Command, args []string) error {

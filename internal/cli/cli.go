@@ -4,6 +4,7 @@ package cli
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"io"
@@ -131,35 +132,9 @@ func New(streams IO) *cobra.Command {
 		socket = s
 	}
 	root := &cobra.Command{
-		Use:     "gpctl",
-		Short:   "Inspects and controls gpreemptd, which pauses offline GPU work for online work",
-		Version: api.VersionString(),
-		Long: `gpctl inspects and controls gpreemptd, which suspends offline work on the GPUs of this
-host while online work needs them.
-
-Start with:
-  gpctl status                what runs, what is suspended, warnings
-  gpctl target list           the processes with GPU queues
-  gpctl target explain PID    why a process is suspended or runs
-  gpctl queue find PID        the queues of a process, on the host or in a container
-  gpctl doctor                checks whether this host is supported
-
-Exit codes:
-  0  success
-  1  failure
-  2  invalid command line
-  3  the daemon cannot be reached
-  4  target, lease, GPU or queue not found
-  5  permission denied, by the daemon or on its socket
-  6  refused: argument out of range, condition not met or limit reached
-  7  doctor: a check failed; status --check: the daemon reports an error
-  8  doctor, trace: this host has no AMD GPU
-
-Environment:
-  ` + SocketEnv + `   path of the daemon's socket, as --socket
-  ` + AddressEnv + `  address of a daemon on another host, as --address; with
-                    ` + CertEnv + `, ` + KeyEnv + `, ` + CAEnv + `
-  NO_COLOR          no colour, even on a terminal`,
+		Use:           "gpctl",
+		Short:         "Inspects and controls gpreemptd, which pauses offline GPU work for online work",
+		Version:       api.VersionString(),
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          cobra.ArbitraryArgs,
@@ -202,7 +177,24 @@ Environment:
 		a.policyCommand(), a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.runCommand(), a.doctorCommand(),
 		completionCommand(), a.versionCommand(),
 	)
+	addHelp(root)
 	return root
+}
+
+//go:embed help.txt
+var helpText string
+
+// addHelp sets the long descriptions and the examples of the commands below root.
+func addHelp(root *cobra.Command) {
+	for section := range strings.SplitSeq(strings.TrimPrefix(helpText, "# "), "\n# ") {
+		path, text, _ := strings.Cut(section, "\n")
+		cmd, _, err := root.Find(strings.Fields(path)[1:])
+		if err != nil || cmd.CommandPath() != path {
+			panic("help.txt describes " + path + ", which is no command")
+		}
+		long, examples, _ := strings.Cut(text, "\nExamples:\n")
+		cmd.Long, cmd.Example = strings.TrimSpace(long), strings.TrimRight(examples, "\n")
+	}
 }
 
 // noun returns a command that only groups subcommands.

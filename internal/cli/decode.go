@@ -17,14 +17,6 @@ import (
 // 10 MiB.
 const maxDump = 256 << 20
 
-// aboutDumps is the end of the help of both decode commands.
-const aboutDumps = `- is standard input. A saved file needs no daemon, GPU or permissions; the driver's file
-needs root:
-  sudo cat /sys/kernel/debug/kfd/%s | gpctl %s decode -
-
-Unknown lines are skipped with a warning. Other text is an error with its line and
-column, and exit code 1.`
-
 // readDump reads the file at path, or standard input for "-".
 func (a *app) readDump(path string) (name string, data []byte, err error) {
 	name, in, err := a.open(path)

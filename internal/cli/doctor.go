@@ -26,16 +26,7 @@ func (a *app) doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check whether this host is supported",
-		Long: `Checks the kernel, the driver, the GPUs and the permissions, and reports whether gpreempt
-can suspend offline work on this host, and by which mechanism each process of the driver.
-It changes no process.
-
-The daemon makes the checks. When none runs, gpreemptd diagnose makes them: it opens the
-driver, which makes it one of the driver's processes until it exits. As root, all checks
-can be made. -o wide lists skipped checks with their reasons.
-
-The exit code is 7 when a check failed, and 8 when there is no AMD GPU.`,
-		Args: operands(),
+		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			report, err := a.examine(cmd, daemon)
 			if err != nil {

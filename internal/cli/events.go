@@ -22,11 +22,7 @@ func (a *app) eventsCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "events",
 		Short: "Show state changes: suspends, resumes, leases, breakers, admin commands",
-		Long: fmt.Sprintf(`Shows the last %d state changes; --all shows all that the daemon keeps, --since
-those after a revision. --follow continues until interrupted. -o json prints one object
-per line.`, lastEvents),
-		Example: "  gpctl events --follow\n  gpctl events --since 1200 -o json",
-		Args:    operands(),
+		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if all && cmd.Flags().Changed("since") {
 				return usage(cmd, "--all and --since are mutually exclusive")

@@ -16,10 +16,6 @@ func (a *app) targetExplain() *cobra.Command {
 	return a.ofTarget(&cobra.Command{
 		Use:   "explain TARGET",
 		Short: "Show why a process is suspended or runs",
-		Long: `Shows the state of one process, then the sources of its class in order: the first that
-matches decides. Then the checks of the scheduler in order, with what each asks for: run,
-suspend, or pass for nothing. The first that does not pass decides.`,
-		Example: "  gpctl target explain 4242",
 	}, func(cmd *cobra.Command, target string) error {
 		return ask(cmd, a, adminClient.ExplainTarget, &gpreemptv1.ExplainTargetRequest{TargetId: target}, a.printExplanation)
 	})

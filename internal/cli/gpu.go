@@ -16,11 +16,7 @@ func (a *app) gpuCommand() *cobra.Command {
 	list := &cobra.Command{
 		Use:   "list",
 		Short: "List the GPU nodes, their load and their breakers",
-		Long: `Lists the GPU nodes, their load and their breakers.
-
-EVICTIONS is how often the driver evicted a process's queues for lack of memory since
-the daemon started; - when the driver does not report it.`,
-		Args: operands(),
+		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return ask(cmd, a, adminClient.ListGpus, &gpreemptv1.ListGpusRequest{}, func(p *printer, r *gpreemptv1.ListGpusResponse) { printGPUs(p, r.GetGpus()) })
 		},

@@ -34,16 +34,7 @@ func (a *app) hqdList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the hardware slots that hold queues",
-		Long: `Lists the hardware slots (HQDs) with the queues that are mapped to them. On a GPU with
-several XCCs a compute queue is mapped to a slot of each. A queue without a slot does not
-run, which verifies a suspension.
-
-Reading is slow and disturbs the GPU slightly, so the daemon repeats readings that are
-less than a second old. Pointers are in dwords, 16 per AQL packet; those of SDMA are as in
-the register. --all adds empty and stale slots and the driver's own queues to the
-scheduler (hiq), which JSON always contains.`,
-		Example: "  gpctl hqd list --target 4242\n  gpctl hqd list --gpu node:2 --all -o wide",
-		Args:    operands(),
+		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
 				req, err := f.slots(ctx, cmd, admin)
@@ -171,11 +162,7 @@ func (a *app) hqdWatch() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch",
 		Short: "Show how the hardware slots change",
-		Long: `Reads the hardware slots every --interval until interrupted and shows the slots that
-queues were mapped to or unmapped from, and those whose pointers moved. What is written
-to a queue and not read is pending work. -o json prints one object per reading.`,
-		Example: "  gpctl hqd watch --target 4242\n  gpctl hqd watch --gpu 34535 --interval 2s -o json",
-		Args:    operands(),
+		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if interval < leastWatch {
 				return usage(cmd, "--interval must be at least %s: each reading takes thousands of registers", duration(leastWatch))

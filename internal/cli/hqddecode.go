@@ -12,18 +12,8 @@ import (
 func (a *app) hqdDecode() *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
-		Use:   "decode FILE",
-		Short: "Decode a dump of hqds from debugfs",
-		Long: `Decodes a dump of the file hqds of amdkfd's debugfs directory: a row for each hardware
-slot with a queue. --all adds slots that are empty, slots with the registers of a queue
-that was unmapped (stale), and the driver's own queues to the scheduler (hiq; meaningless
-with MES). Supports kernels 6.1 to 7.2, AMD's own driver, and gfx9 to gfx12.
-
-READ and WRITTEN are in dwords, 16 per AQL packet; of SDMA queues in bytes.
--o wide and -o json have more.
-
-` + fmt.Sprintf(aboutDumps, "hqds", "hqd"),
-		Example:           "  gpctl hqd decode hqds.txt\n  gpctl hqd decode hqds.txt --all -o json",
+		Use:               "decode FILE",
+		Short:             "Decode a dump of hqds from debugfs",
 		Args:              operands("FILE"),
 		ValidArgsFunction: files(1),
 		RunE: func(_ *cobra.Command, args []string) error {

@@ -67,10 +67,7 @@ func (a *app) leaseCreate() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create",
 		Short: "Create a lease by hand, as an inference server does by announcing work",
-		Long: `Creates a lease that lives until --ttl or ` + "`gpctl lease release`" + `. Until then offline
-work of lower priority on its GPUs is suspended.`,
-		Example: "  gpctl lease create --gpu node:2 --gpu 34535 --ttl 30s --label maintenance",
-		Args:    operands(),
+		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			announce := &gpreemptv1.NotifyOnlineRequest{Label: label}
 			for _, s := range selectors {

@@ -17,22 +17,8 @@ func (a *app) mqdCommand() *cobra.Command {
 func (a *app) mqdDecode() *cobra.Command {
 	var name string
 	cmd := &cobra.Command{
-		Use:   "decode FILE",
-		Short: "Decode a dump of mqds from debugfs",
-		Long: `Decodes a dump of the file mqds of amdkfd's debugfs directory: a row for each queue and
-XCC. Supports kernels 6.1 to 7.2, AMD's own driver, and gfx9 to gfx12.
-
-The descriptor of a queue (MQD) is of the time when the queue was last unmapped:
-positions and VMID are 0 until then, and outdated while it runs. It has no queue id.
-READ and WRITTEN are in dwords, 16 per AQL packet; of SDMA queues in bytes.
-HWPRIO is the priority that the process requested; a ~ marks an approximate value.
--o wide and -o json have more.
-
-The layout of SDMA queues depends on the GPU, set by --gfx. Without it, the layout is
-inferred from the words where possible.
-
-` + fmt.Sprintf(aboutDumps, "mqds", "mqd"),
-		Example:           "  gpctl mqd decode mqds.txt\n  gpctl mqd decode mqds.txt --gfx gfx942 -o json",
+		Use:               "decode FILE",
+		Short:             "Decode a dump of mqds from debugfs",
 		Args:              operands("FILE"),
 		ValidArgsFunction: files(1),
 		RunE: func(cmd *cobra.Command, args []string) error {

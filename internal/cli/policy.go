@@ -44,13 +44,6 @@ func (a *app) policySet() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "set [PRESET|-] [--knob NAME=VALUE ...]",
 		Short: "Replace the policy until the daemon reloads or restarts",
-		Long: `Replaces the policy until the daemon reloads its configuration or restarts.
-PRESET sets every knob, then --knob single ones; without PRESET the others do not
-change. - reads a policy from standard input, as written by ` + "`gpctl policy get -o yaml`" + `
-or -o json.`,
-		Example: `  gpctl policy set strict
-  gpctl policy set --knob share_floor=0.2 --knob max_wait=5ms --dry-run
-  gpctl policy get -o yaml | sed 's/share_floor:.*/share_floor: 0.3/' | gpctl policy set -`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 && len(assignments) == 0 {
 				return usage(cmd, "missing argument: a preset, - or --knob")

@@ -24,17 +24,7 @@ func (a *app) queueList() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "list",
 		Short: "List the KFD queues of the host",
-		Long: `Lists the KFD queues of the host.
-
-PRIO is the priority of the target. HWPRIO is the priority that the process requested from
-the driver, 0 to 15: HIP's low, normal and high streams have 0, 7 and 11. A ~ marks an
-approximate value, where the driver shows only the nearest of these. Unknown values are -;
--o wide shows the reason.
-
---backlog reads from the owners' memory what is written to the queues and not yet read.
-Work that was read may still run.`,
-		Example: "  gpctl queue list --gpu renderD128 --class offline\n  gpctl queue list --container trainer --backlog",
-		Args:    operands(),
+		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			class, err := f.check(cmd)
 			if err != nil {

@@ -55,23 +55,6 @@ func (a *app) queueFind() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "find PID",
 		Short: "Show the queues of one process in detail",
-		Long: `Shows the queues of one process: their addresses, ids and whether they are mapped to a
-hardware slot of the GPU now (active). PID is the pid on the host or in the container;
-when several processes have it, they are listed and none is selected.
-
---amd-log joins the queues of a HIP log by the addresses of their rings, its "HWq". To
-make a log, set AMD_LOG_LEVEL=3 or more in the environment of the process (4 for pids
-and dispatches) and, for a file, AMD_LOG_LEVEL_FILE; it may be compressed with gzip or
-zstd, and - is standard input. Without a daemon, or when the process has exited, the
-result is from the log only: the queue ids are then the runtime's, which differ from the
-driver's, and whether a queue is active is unknown.
-
---python-config writes the queues to queue_config_pid_PID.py in the working directory,
-or to the file named with =, as a Python list:
-  queues = [{'addr': 0x..., 'queue_id': 1, 'pid': 4242, 'is_active': True}, ...]
-None means unknown. Only a file that gpctl wrote is replaced.`,
-		Example: "  gpctl queue find 4242\n  gpctl queue find --pid 17 --container trainer\n" +
-			"  gpctl queue find 4242 --amd-log amd_log_level5.txt --python-config",
 		Args: func(cmd *cobra.Command, args []string) error {
 			switch given := cmd.Flags().Changed("pid"); {
 			case len(args) > 1:

@@ -42,18 +42,7 @@ func (a *app) queueSample() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "sample",
 		Short: "Sample queues repeatedly and summarize",
-		Long: `Samples the queues of processes every --interval for --duration and summarizes: in how
-many samples each queue was present, its backlog, the GPUs and types of the queues, the
-number of queues at once and whether it is stable (differs by at most one). Processes
-with the same command are compared as runs of it: do they have the same number of queues,
-within one? Five runs during the sampling show that well.
-
---pid, --container and --name can be combined; --all samples every process. --wait waits
-until a process matches, with --all until a new one appears. Ctrl-C ends the sampling
-early and prints the summary.`,
-		Example: "  gpctl queue sample --pid 4242\n  gpctl queue sample --name 'python*' --wait --duration 10m --interval 1s\n" +
-			"  gpctl queue sample --container trainer -o json",
-		Args: operands(),
+		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := s.check(cmd); err != nil {
 				return err

@@ -19,13 +19,7 @@ func (a *app) queueWatch() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "watch",
 		Short: "Show queues as they are created, changed and destroyed",
-		Long: `Shows the present queues, then every change until interrupted. --since continues
-after a revision; -o json prints one object per line.
-
-DETAIL has the properties of a queue that appears, and the changes, old > new, of one
-that was shown before.`,
-		Example: "  gpctl queue watch\n  gpctl queue watch --since 1200 -o json",
-		Args:    operands(),
+		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.stream(cmd.Context(), func(ctx context.Context, admin adminClient) error {
 				stream, err := admin.WatchQueues(ctx, &gpreemptv1.WatchQueuesRequest{AfterRevision: since})

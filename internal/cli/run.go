@@ -37,19 +37,6 @@ func (a *app) runCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run --class CLASS -- COMMAND [ARGUMENT...]",
 		Short: "Run a command with a class",
-		Long: `Tags a command with its class: sets ` + classEnv + `, and ` + priorityEnv + ` with
---priority, in its environment and executes it. No daemon is needed to start it.
-
-The daemon reads the tags in the environment with which a process started. Tags apply
-when no rule of the configuration matches; an admin override (gpctl target classify)
-takes precedence over both. gpctl target explain shows which of them decided.
-
-Children inherit the tags. Programs that clear the environment do not pass them on: use
-sudo --preserve-env=` + classEnv + `, and for a container -e ` + classEnv + `=offline.
-
-The exit code is that of the command; 127 when it does not exist and 126 when it cannot
-be executed, as with env(1).`,
-		Example: "  gpctl run --class offline -- python3 train.py --epochs 90\n  gpctl run --class online --priority 11 -- ./server",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usage(cmd, "missing argument: COMMAND")

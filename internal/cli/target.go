@@ -227,11 +227,7 @@ func (a *app) targetClassify() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "classify TARGET CLASS",
 		Short: "Override class and priority of one process",
-		Long: `Overrides class and priority of one process until it exits, or for --ttl.
-CLASS is online, offline or unmanaged; auto removes the override, and the rules
-apply again.`,
-		Example: "  gpctl target classify 4242 offline --priority 3 --ttl 1h\n  gpctl target classify 4242 auto",
-		Args:    operands("TARGET", "CLASS"),
+		Args:  operands("TARGET", "CLASS"),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]cobra.Completion, cobra.ShellCompDirective) {
 			if len(args) == 1 {
 				return append(api.EnumNames[gpreemptv1.Class](), "auto"), cobra.ShellCompDirectiveNoFileComp
@@ -277,9 +273,6 @@ func (a *app) targetSuspend() *cobra.Command {
 	cmd := a.ofTarget(&cobra.Command{
 		Use:   "suspend TARGET --ttl DURATION",
 		Short: "Suspend one offline process by hand, for a bounded time",
-		Long: `Suspends all queues of one offline process, for at most --ttl and the policy's
-max_suspend. A second call replaces the duration.`,
-		Example: "  gpctl target suspend 4242 --ttl 2s",
 	}, func(cmd *cobra.Command, target string) error {
 		if !cmd.Flags().Changed("ttl") {
 			return usage(cmd, "missing --ttl: a suspension must be bounded")
@@ -304,9 +297,6 @@ func (a *app) targetResume() *cobra.Command {
 	cmd := a.ofTarget(&cobra.Command{
 		Use:   "resume TARGET",
 		Short: "End a suspension by hand or a quarantine, and optionally hold the process running",
-		Long: `Ends a suspension by hand, and a quarantine. With --hold, leases do not suspend the
-process for that time.`,
-		Example: "  gpctl target resume 4242 --hold 10m",
 	}, func(cmd *cobra.Command, target string) error {
 		req := &gpreemptv1.ResumeTargetRequest{TargetId: target, Hold: durationpb.New(hold)}
 		return ask(cmd, a, adminClient.ResumeTarget, req, func(p *printer, resp *gpreemptv1.ResumeTargetResponse) {

@@ -49,21 +49,7 @@ func (a *app) traceKFD(host traceHost) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "kfd",
 		Short: "Record how long the driver's queue operations take",
-		Long: `Has the kernel record what its KFD driver does with queues: the calls that create,
-destroy, suspend and resume them and write their MQDs, the driver's trace events, and
-the queues that are created and destroyed meanwhile. It needs root, on the host, and no
-daemon. Durations are those between two events, in whole microseconds.
-
-The recording uses a tracefs instance of its own, so that other tracing does not change,
-and removes it at the end, also after Ctrl-C, which ends the recording early, and after
-errors. The instance of a killed gpctl is removed by the next recording; a host has one
-at a time. All times are of the clock CLOCK_MONOTONIC; HIP's logs use another clock.
-
---output-dir keeps the text of the trace, ` + traceText + `, and ` + traceReport + `, the same as -o json.
---events and --functions record others instead; * and ? are wildcards in functions.`,
-		Example: `  gpctl trace kfd --duration 30s --output-dir /var/tmp/kfd-trace
-  gpctl trace kfd --events amdgpu,gpu_scheduler:drm_run_job --functions 'kfd_ioctl_*'`,
-		Args: operands(),
+		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if o.Duration <= 0 || o.Duration > longestTrace {
 				return usage(cmd, "--duration must be more than 0 and at most %s", duration(longestTrace))

@@ -26,21 +26,7 @@ func (a *app) traceExport() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "export",
 		Short: "Export leases, suspends and resumes as a trace for Perfetto and Chrome",
-		Long: `Writes the leases, suspends and resumes that the daemon keeps as a trace in Chrome's JSON
-format, for https://ui.perfetto.dev or chrome://tracing. The daemon keeps the last
-changes, as shown by gpctl events --all; no preparation is needed.
-
-With --otlp it sends OpenTelemetry traces of announcements to a collector instead, and
-with --follow also those of new ones, until interrupted: it reconnects when the daemon
-restarts, and drops spans while the collector does not accept them. The parents of the
-spans are those of the client that sent a W3C traceparent with its announcement.
-OTEL_TRACES_SAMPLER and OTEL_EXPORTER_OTLP_HEADERS apply.
-
-Each lease and each process has a track. Spans that began before the oldest change that
-is kept begin there (marked clipped); spans that have not ended end with the export
-(marked open). Times are microseconds since the daemon started.`,
-		Example: "  gpctl trace export --output-file /tmp/gpreempt.json --since 30s\n  gpctl trace export --otlp 127.0.0.1:4317 --follow",
-		Args:    operands(),
+		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if in.since < 0 || cmd.Flags().Changed("since") && in.since == 0 {
 				return usage(cmd, "--since must be greater than 0")
