@@ -29,14 +29,14 @@ func (m *Machine) topologyTree() *node {
 		nodes[strconv.Itoa(i)] = dir(map[string]*node{
 			"gpu_id":     file("0\n"),
 			"name":       file("\n"),
-			"properties": file(m.cpuProperties(i)),
+			"properties": m.cpuProperties(i),
 		})
 	}
 	for i, g := range m.facts {
 		nodes[strconv.Itoa(g.Node)] = dir(map[string]*node{
 			"gpu_id":     file(fmt.Sprintf("%d\n", g.ID)),
 			"name":       file(g.Name + "\n"),
-			"properties": file(m.gpuProperties(i)),
+			"properties": m.gpuProperties(i),
 		})
 	}
 	return dir(map[string]*node{
@@ -46,20 +46,29 @@ func (m *Machine) topologyTree() *node {
 	})
 }
 
-// properties builds a properties file line by line.
-type properties struct{ strings.Builder }
+// The names of the properties, in the kernel's order: those that both kinds of node have
+// before the clocks, and the rest of each kind. GPUs of Linux 7.2 have capability2, too.
+var (
+	commonProperties = []string{
+		"cpu_cores_count", "simd_count", "mem_banks_count", "caches_count", "io_links_count", "p2p_links_count",
+		"cpu_core_id_base", "simd_id_base", "max_waves_per_simd", "lds_size_in_kb", "gds_size_in_kb", "num_gws", "wave_front_size",
+		"array_count", "simd_arrays_per_engine", "cu_per_simd_array", "simd_per_cu", "max_slots_scratch_cu", "gfx_target_version",
+		"vendor_id", "device_id", "location_id", "domain", "drm_render_minor", "hive_id", "num_sdma_engines", "num_sdma_xgmi_engines",
+		"num_sdma_queues_per_engine", "num_cp_queues", "cwsr_size", "ctl_stack_size",
+	}
+	cpuProperties = append(slices.Clone(commonProperties), "max_engine_clk_ccompute")
+	gpuProperties = append(slices.Clone(commonProperties),
+		"max_engine_clk_fcompute", "local_mem_size", "fw_version", "capability", "capability2", "debug_prop", "sdma_fw_version", "unique_id",
+		"num_xcc", "max_engine_clk_ccompute")
+)
 
-func (p *properties) add(name string, value uint64) {
-	p.WriteString(name + " " + strconv.FormatUint(value, 10) + "\n")
-}
-
-// common lists, in the kernel's order, the properties both kinds of node have
-// between the counts and the clocks.
-var common = []string{
-	"cpu_core_id_base", "simd_id_base", "max_waves_per_simd", "lds_size_in_kb", "gds_size_in_kb", "num_gws", "wave_front_size",
-	"array_count", "simd_arrays_per_engine", "cu_per_simd_array", "simd_per_cu", "max_slots_scratch_cu", "gfx_target_version",
-	"vendor_id", "device_id", "location_id", "domain", "drm_render_minor", "hive_id", "num_sdma_engines", "num_sdma_xgmi_engines",
-	"num_sdma_queues_per_engine", "num_cp_queues", "cwsr_size", "ctl_stack_size",
+// properties is a properties file: what values lacks is 0.
+func properties(names []string, values map[string]uint64) *node {
+	var text strings.Builder
+	for _, name := range names {
+		text.WriteString(name + " " + strconv.FormatUint(values[name], 10) + "\n")
+	}
+	return file(text.String())
 }
 
 // clockMHzCPU and coresPerCPU describe the simulated CPU nodes.
@@ -68,26 +77,14 @@ const (
 	coresPerCPU = 112
 )
 
-func (m *Machine) cpuProperties(index int) string {
-	var p properties
-	p.add("cpu_cores_count", coresPerCPU)
-	p.add("simd_count", 0)
-	p.add("mem_banks_count", 1)
-	p.add("caches_count", 0)
-	p.add("io_links_count", uint64(len(m.gpus)))
-	p.add("p2p_links_count", 0)
-	for _, name := range common {
-		if name == "cpu_core_id_base" {
-			p.add(name, uint64(index*coresPerCPU))
-		} else {
-			p.add(name, 0)
-		}
-	}
-	p.add("max_engine_clk_ccompute", clockMHzCPU)
-	return p.String()
+func (m *Machine) cpuProperties(index int) *node {
+	return properties(cpuProperties, map[string]uint64{
+		"cpu_cores_count": coresPerCPU, "mem_banks_count": 1, "io_links_count": uint64(len(m.gpus)),
+		"cpu_core_id_base": uint64(index * coresPerCPU), "max_engine_clk_ccompute": clockMHzCPU,
+	})
 }
 
-func (m *Machine) gpuProperties(index int) string {
+func (m *Machine) gpuProperties(index int) *node {
 	s, t := m.spec, m.spec.topology
 	g := m.facts[index]
 	var bus uint64
@@ -95,7 +92,15 @@ func (m *Machine) gpuProperties(index int) string {
 		bus, _ = strconv.ParseUint(parts[1], 16, 8)
 	}
 	size, stack := s.saveArea()
-	values := map[string]uint64{
+	names := gpuProperties
+	if m.kernel != Linux72 {
+		names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == "capability2" })
+	}
+	return properties(names, map[string]uint64{
+		"simd_count":                 uint64(s.CUs * t.simdsPerCU),
+		"mem_banks_count":            1,
+		"io_links_count":             cpuNodes,
+		"p2p_links_count":            uint64(len(m.gpus) - 1),
 		"simd_id_base":               uint64(0x80001000 + index*0x1000),
 		"max_waves_per_simd":         uint64(t.wavesPerSIMD),
 		"lds_size_in_kb":             64,
@@ -117,30 +122,15 @@ func (m *Machine) gpuProperties(index int) string {
 		"num_cp_queues":              uint64(s.Slots * s.XCCs),
 		"cwsr_size":                  uint64(size),
 		"ctl_stack_size":             uint64(stack),
-	}
-	var p properties
-	p.add("cpu_cores_count", 0)
-	p.add("simd_count", uint64(s.CUs*t.simdsPerCU))
-	p.add("mem_banks_count", 1)
-	p.add("caches_count", 0)
-	p.add("io_links_count", cpuNodes)
-	p.add("p2p_links_count", uint64(len(m.gpus)-1))
-	for _, name := range common {
-		p.add(name, values[name])
-	}
-	p.add("max_engine_clk_fcompute", uint64(t.clockMHz))
-	p.add("local_mem_size", 0)
-	p.add("fw_version", uint64(t.firmware))
-	p.add("capability", uint64(t.capability))
-	if m.kernel == Linux72 {
-		p.add("capability2", 0)
-	}
-	p.add("debug_prop", uint64(t.debugProp))
-	p.add("sdma_fw_version", uint64(t.sdmaFirmware))
-	p.add("unique_id", 0x5349_4d00_0000_0000|uint64(g.ID))
-	p.add("num_xcc", uint64(s.XCCs))
-	p.add("max_engine_clk_ccompute", clockMHzCPU)
-	return p.String()
+		"max_engine_clk_fcompute":    uint64(t.clockMHz),
+		"fw_version":                 uint64(t.firmware),
+		"capability":                 uint64(t.capability),
+		"debug_prop":                 uint64(t.debugProp),
+		"sdma_fw_version":            uint64(t.sdmaFirmware),
+		"unique_id":                  0x5349_4d00_0000_0000 | uint64(g.ID),
+		"num_xcc":                    uint64(s.XCCs),
+		"max_engine_clk_ccompute":    clockMHzCPU,
+	})
 }
 
 // saveArea returns the size of a compute queue's save area on one XCC, and of the

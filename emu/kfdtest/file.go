@@ -94,6 +94,7 @@ func (t *Thread) Open(path string, flags int) (fd int, err error) {
 	if t.p.real && path != kfd.DevicePath {
 		return kfd.Kernel().Open(path, flags)
 	}
+	t = t.caller()
 	if err := t.enter(); err != nil {
 		return -1, err
 	}
@@ -105,8 +106,7 @@ func (t *Thread) Open(path string, flags int) (fd int, err error) {
 		if err != nil {
 			return 0, err
 		}
-		t.p.m.mu.Lock()
-		defer t.p.m.mu.Unlock()
+		defer t.p.m.lock()()
 		return uintptr(t.p.install(&file{m: t.p.m, name: kfd.DevicePath, kfd: opened}, flags&unix.O_CLOEXEC != 0)), nil
 	})
 	return int(r1), t.leave(err)
@@ -115,6 +115,7 @@ func (t *Thread) Open(path string, flags int) (fd int, err error) {
 // Ioctl calls the driver. ERESTARTSYS is returned as EINTR: signal handlers here are
 // without SA_RESTART.
 func (t *Thread) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (r1 uintptr, err error) {
+	t = t.caller()
 	if err := t.enter(); err != nil {
 		return 0, err
 	}
@@ -143,6 +144,7 @@ func (t *Thread) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (r1 uintptr, er
 
 // Read reads from a pipe or from an event stream.
 func (t *Thread) Read(fd int, b []byte) (n int, err error) {
+	t = t.caller()
 	return t.transfer(fd, func(f *file) (int, error) {
 		if f.smi != nil {
 			return f.smi.Read(b)
@@ -156,6 +158,7 @@ func (t *Thread) Read(fd int, b []byte) (n int, err error) {
 
 // Write writes to a pipe, or selects the events of a stream.
 func (t *Thread) Write(fd int, b []byte) (n int, err error) {
+	t = t.caller()
 	return t.transfer(fd, func(f *file) (int, error) {
 		if f.smi != nil {
 			return f.smi.Write(b)

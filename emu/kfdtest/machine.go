@@ -117,7 +117,12 @@ func (m *Machine) SpawnAt(pid int32) *Process {
 	return m.spawn(pid)
 }
 
-// Self returns the process that runs the test: see [Process.Sys].
+// Self returns the process that runs the test. Each call of its main thread is one of the
+// OS thread that makes it: tracing that a goroutine begins belongs to the OS thread that it
+// is locked to, and ends with that thread. Descriptors that are not the Machine's are
+// real: the real kernel reads, writes and closes them, and opens other files, and one
+// passed to ENABLE is duplicated and written to. No call waits for a real pipe; use the
+// threads of a Spawn for that.
 func (m *Machine) Self() *Process { return m.self }
 
 // Await waits until cond returns true, or until ctx is done, and then returns the cause.

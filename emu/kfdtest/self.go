@@ -3,12 +3,10 @@ package kfdtest
 import (
 	"errors"
 	"os"
-	"runtime"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
-	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // firstSelfFD is above the descriptors of a real process.
@@ -22,40 +20,20 @@ func (m *Machine) newSelf() *Process {
 	return p
 }
 
-// Sys returns the process's [kfd.Sys]: for Self each call is one of the OS thread that
-// makes it, for other processes one of the main thread.
-//
-// For Self, tracing that a goroutine begins with SeizeHere belongs to the OS thread that
-// it is locked to, and ends with that thread. Descriptors that are not the Machine's are
-// real: the real kernel reads, writes and closes them, and opens other files, and one
-// passed to ENABLE is duplicated and written to. No call waits for a real pipe; use the
-// threads of a Spawn for that.
-func (p *Process) Sys() kfd.Sys {
-	if p.real {
-		return hereSys{p}
-	}
-	return p.main
-}
-
-// SeizeHere is Thread.Seize for the calling OS thread, of Self.
-func (p *Process) SeizeHere(pid int32) error { return p.here().Seize(pid) }
-
-// DetachHere is Thread.Detach for the calling OS thread, of Self.
-func (p *Process) DetachHere(pid int32) error { return p.here().Detach(pid) }
-
-// here returns the thread that represents the calling OS thread.
-func (p *Process) here() *Thread {
-	if !p.real {
-		panic("kfdtest: only Self has a thread for the calling OS thread")
-	}
+// caller returns the thread that makes a call of t. Each call of Self's main thread is one
+// of the OS thread that makes it.
+func (t *Thread) caller() *Thread {
 	tid := int32(unix.Gettid())
-	defer p.m.lock()()
-	for _, t := range p.threads {
-		if t.tid == tid {
-			return t
+	if !t.p.real || t != t.p.main || t.tid == tid {
+		return t
+	}
+	defer t.p.m.lock()()
+	for _, o := range t.p.threads {
+		if o.tid == tid {
+			return o
 		}
 	}
-	return p.newThread(tid)
+	return t.p.newThread(tid)
 }
 
 // tracedBy returns the tracer, nil for none. The end of a real thread, which ends its
@@ -66,40 +44,6 @@ func (t *Thread) tracedBy() *Thread {
 		t.tracer = nil
 	}
 	return t.tracer
-}
-
-// hereSys makes calls of Self's, each as the calling OS thread. The goroutine must stay on
-// that thread between the lookup and the call.
-type hereSys struct{ p *Process }
-
-func (s hereSys) Open(path string, flags int) (int, error) {
-	defer lockThread()()
-	return s.p.here().Open(path, flags)
-}
-
-func (s hereSys) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (uintptr, error) {
-	defer lockThread()()
-	return s.p.here().Ioctl(fd, req, arg)
-}
-
-func (s hereSys) Read(fd int, b []byte) (int, error) {
-	defer lockThread()()
-	return s.p.here().Read(fd, b)
-}
-
-func (s hereSys) Write(fd int, b []byte) (int, error) {
-	defer lockThread()()
-	return s.p.here().Write(fd, b)
-}
-
-func (s hereSys) Close(fd int) error {
-	defer lockThread()()
-	return s.p.here().Close(fd)
-}
-
-func lockThread() (unlock func()) {
-	runtime.LockOSThread()
-	return runtime.UnlockOSThread
 }
 
 // realFile is an EventFile for a real descriptor: a duplicate, which has the same open

@@ -22,7 +22,7 @@ func selfDebugs(t *testing.T, profile string) (m *kfdtest.Machine, job *kfdtest.
 	s := &scene{T: t}
 	fd, err := job.Main().StartRuntime()
 	s.must(err)
-	device, err = kfd.OpenWith(m.Self().Sys(), kfd.DevicePath)
+	device, err = kfd.OpenWith(m.Self().Main(), kfd.DevicePath)
 	s.must(err)
 	t.Cleanup(func() { s.must(device.Close()) })
 	return m, job, fd, device
@@ -54,7 +54,7 @@ func TestSelfCallsAsTheCallingThread(t *testing.T) {
 	s.must(err)
 	defer r.Close()
 	onThread(func() {
-		s.must(m.Self().SeizeHere(job.PID()))
+		s.must(m.Self().Main().Seize(job.PID()))
 		info, err := device.Enable(job.PID(), enabledMask, int(w.Fd()))
 		s.must(err)
 		if info.State != kfd.RuntimeEnabled {
@@ -63,13 +63,13 @@ func TestSelfCallsAsTheCallingThread(t *testing.T) {
 		onThread(func() {
 			_, err := device.Snapshot(job.PID(), 0)
 			s.want(unix.EPERM, err) // another thread
-			s.want(unix.ESRCH, m.Self().DetachHere(job.PID()))
+			s.want(unix.ESRCH, m.Self().Main().Detach(job.PID()))
 		})
 		_, err = device.Snapshot(job.PID(), 0)
 		s.must(err)
 	})
 	// The thread has ended, and with it its tracing.
-	for m.Self().SeizeHere(job.PID()) != nil {
+	for m.Self().Main().Seize(job.PID()) != nil {
 		runtime.Gosched() // the kernel may not have ended it yet
 	}
 	s.must(w.Close()) // the driver has a duplicate
@@ -99,7 +99,7 @@ func TestMachineIsSafeForConcurrentUse(t *testing.T) {
 	s := &scene{T: t}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	s.must(m.Self().SeizeHere(job.PID()))
+	s.must(m.Self().Main().Seize(job.PID()))
 	var pipe [2]int
 	s.must(unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK))
 	defer unix.Close(pipe[0])
@@ -150,7 +150,7 @@ func TestMachineIsSafeForConcurrentUse(t *testing.T) {
 func TestSelfAlsoUsesTheRealMachine(t *testing.T) {
 	m, job, _, _ := selfDebugs(t, "6.12")
 	s := &scene{T: t}
-	sys := m.Self().Sys()
+	sys := m.Self().Main()
 	var pipe [2]int
 	s.must(unix.Pipe2(pipe[:], unix.O_CLOEXEC))
 	if n, err := sys.Write(pipe[1], []byte("ab")); n != 2 || err != nil {
@@ -164,7 +164,7 @@ func TestSelfAlsoUsesTheRealMachine(t *testing.T) {
 	null, err := sys.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC)
 	s.must(err)
 	s.must(sys.Close(null))
-	if _, err = job.Sys().Open("/dev/null", 0); err != unix.ENOENT { //nolint:errorlint // errnos as they come
+	if _, err = job.Main().Open("/dev/null", 0); err != unix.ENOENT { //nolint:errorlint // errnos as they come
 		t.Errorf("open by a fake process: %v", err)
 	}
 }

@@ -37,6 +37,7 @@ func (t *Thread) Process() *Process { return t.p }
 // such thread, EPERM if it is traced already or of the same process, or without
 // driver.CapSysPtrace.
 func (t *Thread) Seize(pid int32) error {
+	t = t.caller()
 	m := t.p.m
 	defer m.lock()()
 	other := m.threads[pid]
@@ -55,6 +56,7 @@ func (t *Thread) Seize(pid int32) error {
 // Detach ends the tracing of pid (PTRACE_DETACH): ESRCH if this thread does not
 // trace it.
 func (t *Thread) Detach(pid int32) error {
+	t = t.caller()
 	m := t.p.m
 	defer m.lock()()
 	other := m.threads[pid]

@@ -52,12 +52,12 @@ func (t *Tracing) run(self *Process, seized chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	defer close(t.done)
-	err := self.SeizeHere(t.pid)
+	err := self.Main().Seize(t.pid)
 	seized <- err
 	if err != nil {
 		return
 	}
-	defer func() { _ = self.DetachHere(t.pid) }() // it may be dead
+	defer func() { _ = self.Main().Detach(t.pid) }() // it may be dead
 	for {
 		select {
 		case f := <-t.calls:

@@ -51,7 +51,7 @@ func newFakeHost(t testing.TB, profile, config string) *fakeHost {
 		ConfigPath: filepath.Join(dir, "d.yaml"), ConfigGiven: true, Socket: filepath.Join(dir, "d.sock"), Log: zaptest.NewLogger(t),
 		Host: Host{
 			Dir:    h.root,
-			Open:   func() (*kfd.Device, error) { return kfd.OpenWith(h.driver.Self().Sys(), kfd.DevicePath) },
+			Open:   func() (*kfd.Device, error) { return kfd.OpenWith(h.driver.Self().Main(), kfd.DevicePath) },
 			Attach: h.trace,
 			RunDir: filepath.Join(dir, "run"),
 		},
@@ -133,7 +133,7 @@ func (h *fakeHost) trace(_ context.Context, pid int32, _ uint64) (dbgtrap.Thread
 		runtime.LockOSThread() // and it ends with the goroutine
 		defer close(t.done)
 		self := h.driver.Self()
-		err := self.SeizeHere(pid)
+		err := self.Main().Seize(pid)
 		seized <- err
 		if err != nil {
 			return
@@ -143,7 +143,7 @@ func (h *fakeHost) trace(_ context.Context, pid int32, _ uint64) (dbgtrap.Thread
 			case f := <-t.calls:
 				f()
 			case <-t.quit:
-				_ = self.DetachHere(pid) // it may be dead
+				_ = self.Main().Detach(pid) // it may be dead
 				return
 			}
 		}

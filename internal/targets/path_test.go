@@ -131,7 +131,7 @@ func announcementPath(t *testing.T, profile string) [][]string {
 	const gpu gpreempt.GPUID = 1000
 	path := &trail{}
 	machine := kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []driver.Node{{ID: gpu, GFX: 90402}}})
-	device, err := kfd.OpenWith(sys{machine.Self().Sys(), path}, kfd.DevicePath)
+	device, err := kfd.OpenWith(sys{machine.Self().Main(), path}, kfd.DevicePath)
 	if err != nil {
 		t.Fatal(err)
 	}

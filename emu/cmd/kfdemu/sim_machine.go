@@ -113,7 +113,7 @@ func (m *Machine) Host() daemon.Host {
 		Simulated: m.spec.Name,
 		Dir:       m.dir,
 		Files:     m.rt.FS(),
-		Open:      func() (*kfd.Device, error) { return kfd.OpenWith(m.os.Self().Sys(), kfd.DevicePath) },
+		Open:      func() (*kfd.Device, error) { return kfd.OpenWith(m.os.Self().Main(), kfd.DevicePath) },
 		Attach: func(_ context.Context, pid int32, _ uint64) (dbgtrap.Thread, error) {
 			t, err := m.os.Trace(pid) // no pid is used twice
 			if err != nil {

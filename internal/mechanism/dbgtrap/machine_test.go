@@ -66,7 +66,7 @@ func newFixture(tb testing.TB, profile string, gfx uint32) *fixture {
 
 func (f *fixture) openDevice() {
 	f.t.Helper()
-	device, err := kfd.OpenWith(f.machine.Self().Sys(), kfd.DevicePath)
+	device, err := kfd.OpenWith(f.machine.Self().Main(), kfd.DevicePath)
 	if err != nil {
 		f.t.Fatal(err)
 	}
@@ -405,12 +405,12 @@ func (f *fixture) trace(ctx context.Context, pid int32, start uint64) (Thread, e
 func (t *fakeThread) run(self *kfdtest.Process, attached chan<- error) {
 	runtime.LockOSThread()
 	defer close(t.done)
-	err := self.SeizeHere(t.pid)
+	err := self.Main().Seize(t.pid)
 	attached <- err
 	if err != nil {
 		return
 	}
-	defer func() { _ = self.DetachHere(t.pid) }() // it may be dead
+	defer func() { _ = self.Main().Detach(t.pid) }() // it may be dead
 	for {
 		select {
 		case f := <-t.calls:
