@@ -1,6 +1,7 @@
 package dbgtrap
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,8 +17,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// Whatever happens to a target and to the calls: after a suspension that worked
-// everything is suspended, and after one that did not, a resume or a close nothing is.
+// Whatever happens to a target and to the calls: after a suspension that worked everything
+// is suspended; after one that one fault made fail, after a resume that worked and after a
+// close nothing is. The daemon closes a session whose resume failed.
 func TestRandomHistories(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		profile := rapid.SampledFrom([]string{"6.5", "6.12.103", "7.2"}).Draw(rt, "profile")
@@ -39,14 +41,39 @@ type history struct {
 	faults    []*kfdtest.Injection
 }
 
+// check is the test of one history: rapid reports its failure with the seed, and logs
+// only that history.
+type check struct {
+	testing.TB
+	rt *rapid.T
+}
+
+func (c check) Helper()                           { c.rt.Helper() }
+func (c check) Cleanup(f func())                  { c.rt.Cleanup(f) }
+func (c check) Context() context.Context          { return c.rt.Context() }
+func (c check) Failed() bool                      { return c.rt.Failed() }
+func (c check) Fail()                             { c.rt.Fail() }
+func (c check) FailNow()                          { c.rt.FailNow() }
+func (c check) Log(args ...any)                   { c.rt.Log(args...) }
+func (c check) Logf(format string, args ...any)   { c.rt.Logf(format, args...) }
+func (c check) Error(args ...any)                 { c.rt.Error(args...) }
+func (c check) Errorf(format string, args ...any) { c.rt.Errorf(format, args...) }
+func (c check) Fatal(args ...any)                 { c.rt.Fatal(args...) }
+func (c check) Fatalf(format string, args ...any) { c.rt.Fatalf(format, args...) }
+
 func newHistory(t *testing.T, rt *rapid.T, profile string, gfx uint32) *history {
-	h := &history{fixture: newFixture(t, profile, gfx), rt: rt}
+	h := &history{fixture: newFixture(check{t, rt}, profile, gfx), rt: rt}
 	h.j, h.d = h.start(), h.debugger()
 	h.runtime = true
 	return h
 }
 
 func (h *history) run() {
+	defer func() { // after a failure
+		if h.s != nil {
+			_ = h.s.Close()
+		}
+	}()
 	for range rapid.IntRange(1, 25).Draw(h.rt, "steps") {
 		if h.s == nil {
 			h.attachNow()
@@ -85,27 +112,45 @@ func (h *history) attachNow() {
 }
 
 func (h *history) suspendNow() {
+	before := h.struck()
 	err := h.s.Suspend(h.t.Context())
 	h.suspended = err == nil
-	if err != nil {
+	switch {
+	case err == nil:
+		h.await("everything is suspended", h.j.allSuspended)
+	case h.struck() <= before+1: // no second fault was in the way of undoing it
 		h.await(fmt.Sprintf("everything runs after %v", err), h.j.allRun)
-		h.endIfFinal(err)
-		return
+		if final(err) {
+			h.closeNow()
+		}
+	default:
+		h.closeNow()
 	}
-	h.await("everything is suspended", h.j.allSuspended)
 }
 
+// resumeNow resumes, again after a failure; a fault strikes once.
 func (h *history) resumeNow() {
 	err := h.s.Resume(h.t.Context())
 	h.suspended = false
-	h.await(fmt.Sprintf("everything runs after %v", err), h.j.allRun)
-	h.endIfFinal(err)
+	for range h.faults {
+		if err == nil || final(err) {
+			break
+		}
+		err = h.s.Resume(h.t.Context())
+	}
+	if err != nil {
+		h.closeNow()
+		return
+	}
+	h.await("everything runs", h.j.allRun)
 }
 
-func (h *history) endIfFinal(err error) {
-	if final(err) {
-		h.closeNow()
+// struck counts how often faults have struck.
+func (h *history) struck() (n int) {
+	for _, i := range h.faults {
+		n += i.Hits()
 	}
+	return n
 }
 
 func (h *history) createNow() {
