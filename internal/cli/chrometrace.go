@@ -150,7 +150,11 @@ func (m *traceMaker) record(e *gpreemptv1.Event) scheduler.Record {
 		m.leases = append(m.leases, id)
 		m.numbers[id] = scheduler.LeaseID(len(m.leases))
 	}
-	return RecordOf(e, m.numbers[id])
+	r := RecordOf(e, m.numbers[id])
+	if r.Kind == scheduler.RecordLease && r.ToLease == scheduler.LeaseEnded {
+		delete(m.numbers, id) // the same id would be another lease, which needs a track of its own
+	}
+	return r
 }
 
 // layOut assigns a track to each target, and to each lease the first free one: leases

@@ -162,7 +162,6 @@ func checkTrace(t rapid.TB, schema *jsonschema.Resolved, text []byte) written {
 	var last time.Duration
 	open := map[track][]writtenEvent{}
 	groups, rows := map[int]bool{}, map[track]bool{}
-	leases := map[any]writtenEvent{}
 	arrows := map[uint64]int{}
 	for _, e := range w.TraceEvents {
 		if e.PH == "M" {
@@ -198,13 +197,22 @@ func checkTrace(t rapid.TB, schema *jsonschema.Resolved, text []byte) written {
 			t.Fatalf("%v outlasts what it is in, %v", e, open[at][n-1])
 		}
 		open[at] = append(open[at], e)
-		if e.Name == "lease" {
-			leases[e.Args["lease_id"]] = e
-		}
 	}
 	for id, n := range arrows {
 		if n != 0 {
 			t.Fatalf("arrow %d has one end", id)
+		}
+	}
+	return w
+}
+
+// checkLeases checks the suspends of a trace of the scheduler's events, in their order.
+func checkLeases(t testing.TB, w written) {
+	t.Helper()
+	leases := map[any]writtenEvent{}
+	for _, e := range w.TraceEvents {
+		if e.PH == "X" && e.Name == "lease" {
+			leases[e.Args["lease_id"]] = e
 		}
 	}
 	for _, e := range w.TraceEvents {
@@ -220,7 +228,6 @@ func checkTrace(t rapid.TB, schema *jsonschema.Resolved, text []byte) written {
 			t.Fatalf("%v does not begin within its lease, %v", e, lease)
 		}
 	}
-	return w
 }
 
 func TestTraceOfOnePreemption(t *testing.T) {
@@ -228,6 +235,7 @@ func TestTraceOfOnePreemption(t *testing.T) {
 		events: preemption(), now: 12 * time.Millisecond, comms: map[string]string{"4242@1001": "python3", "5001@2000": "tritonserver"},
 	})
 	w := checkTrace(t, traceSchema(t), text)
+	checkLeases(t, w)
 	const golden = "testdata/preemption.trace.json"
 	if *update {
 		if err := os.WriteFile(golden, text, 0o644); err != nil {
@@ -363,6 +371,7 @@ func TestTraceOfAReplayedHistory(t *testing.T) {
 	schema := traceSchema(t)
 	for from := 0; from < len(h.events); from += 1 + len(h.events)/20 {
 		w := checkTrace(t, schema, writeTrace(t, traceInput{events: h.events[from:], now: now}))
+		checkLeases(t, w)
 		if from > 0 {
 			continue
 		}

@@ -57,8 +57,9 @@ type Span struct {
 	// Seq is the number of the span in the order in which they began or were first
 	// recorded: a span within another one has a higher number.
 	Seq uint64
-	// Begin is when it began; with Clipped set it began earlier, and Begin is the time of
-	// the first record. End is not below Begin, and set unless Open.
+	// Begin is when it began; with Clipped set it may have begun earlier, and Begin is the
+	// time of the first record, or of the end of the span before. End is not below Begin,
+	// and set unless Open.
 	Begin, End    scheduler.Time
 	Clipped, Open bool
 	// Cause is why it began, where known, and Ended why it ended: for an Announce the
@@ -69,7 +70,6 @@ type Span struct {
 }
 
 // Builder makes spans of records that are added in their order. Its zero value is ready.
-// It keeps the open spans only.
 type Builder struct {
 	first, now scheduler.Time
 	begun      bool
@@ -77,6 +77,13 @@ type Builder struct {
 	leases     map[scheduler.LeaseID]*lease
 	targets    map[gpreempt.ProcessKey]*Span
 	breakers   map[gpreempt.GPUID]*Span
+	// ended is when the last span of a target or a GPU ended.
+	ended map[subject]scheduler.Time
+}
+
+type subject struct {
+	target gpreempt.ProcessKey
+	gpu    gpreempt.GPUID
 }
 
 type lease struct {
@@ -91,6 +98,7 @@ func (b *Builder) Add(r scheduler.Record, dst []Span) []Span {
 		*b = Builder{
 			begun: true, first: r.At, now: r.At,
 			leases: map[scheduler.LeaseID]*lease{}, targets: map[gpreempt.ProcessKey]*Span{}, breakers: map[gpreempt.GPUID]*Span{},
+			ended: map[subject]scheduler.Time{},
 		}
 	}
 	b.now = max(b.now, r.At)
@@ -129,12 +137,12 @@ func (b *Builder) Open(now scheduler.Time, dst []Span) []Span {
 	return dst
 }
 
-// begin returns a span that begins now, or before the first record.
+// begin returns a span that begins now, or before the first record of its subject.
 func (b *Builder) begin(s Span, clipped bool) Span {
 	b.seq++
 	s.Seq, s.Begin, s.Clipped = b.seq, b.now, clipped
 	if clipped {
-		s.Begin = b.first
+		s.Begin = max(b.first, b.ended[subject{s.Target, s.GPU}])
 	}
 	return s
 }
@@ -142,6 +150,9 @@ func (b *Builder) begin(s Span, clipped bool) Span {
 // end returns s, ended.
 func (b *Builder) end(s Span, why string) Span {
 	s.End, s.Ended = b.now, why
+	if s.Lease == 0 || !s.Target.IsZero() {
+		b.ended[subject{s.Target, s.GPU}] = b.now
+	}
 	return s
 }
 
