@@ -71,6 +71,10 @@ func (c *Client) acquire(ctx context.Context, via announcer, r *Request) (*Lease
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
+		// The daemon knows the deadline of ctx and may notice it first.
+		if end, ok := ctx.Deadline(); ok && !time.Now().Before(end) {
+			return nil, context.DeadlineExceeded
+		}
 		if err := via.ended(); err != nil {
 			return nil, err
 		}
