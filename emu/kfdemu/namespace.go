@@ -67,14 +67,14 @@ func (t *Tree) makeDevices() (mounts []mount, err error) {
 		if err != nil {
 			return err
 		}
-		var n deviceNumber
-		if _, err := fmt.Sscanf(string(b), "%d:%d", &n.major, &n.minor); err != nil {
+		var major, minor uint32
+		if _, err := fmt.Sscanf(string(b), "%d:%d", &major, &minor); err != nil {
 			return fmt.Errorf("%s: invalid device number %q: %w", at, b, err)
 		}
 		if err := os.Remove(at); err != nil {
 			return err
 		}
-		err = unix.Mknod(at, unix.S_IFCHR|0o666, int(unix.Mkdev(uint32(n.major), uint32(n.minor))))
+		err = unix.Mknod(at, unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor)))
 		if errors.Is(err, unix.EPERM) {
 			mounts = append(mounts, mount{os.DevNull, at})
 			return os.WriteFile(at, nil, 0o600)

@@ -145,7 +145,10 @@ func (t *Tree) writeStatic(files fs.FS) error {
 		return err
 	}
 	t.nodes = onHost(modelled, host)
-	all := made(t.nodes, host)
+	all, links, err := made(t.nodes)
+	if err != nil {
+		return err
+	}
 	err = fs.WalkDir(files, "sys", func(name string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
@@ -162,7 +165,7 @@ func (t *Tree) writeStatic(files fs.FS) error {
 		if rest, ok := strings.CutPrefix(name, classDir); ok {
 			name = deviceDir + rest
 		}
-		all.files[name] = string(b)
+		all[name] = string(b)
 		return nil
 	})
 	if err != nil {
@@ -171,16 +174,16 @@ func (t *Tree) writeStatic(files fs.FS) error {
 	loaded, err := os.ReadFile(hostModules)
 	switch {
 	case err == nil:
-		all.files[modulesFile] = withDriver(string(loaded))
+		all[modulesFile] = withDriver(string(loaded))
 	case !errors.Is(err, fs.ErrNotExist):
 		return err
 	}
-	for name, text := range all.files {
+	for name, text := range all {
 		if err := write(t.path(name), text); err != nil {
 			return err
 		}
 	}
-	for name, target := range all.links {
+	for name, target := range links {
 		if err := mkdirAll(path.Dir(t.path(name))); err != nil {
 			return err
 		}

@@ -21,17 +21,17 @@ func TestTheDriverIsAmongTheLoadedModulesOnce(t *testing.T) {
 // The GPUs follow the host's NUMA nodes, of which there may be more or fewer than in the
 // model.
 func TestGPUsFollowTheHostsNodes(t *testing.T) {
-	cpu := node{files: map[string]string{"properties": "cpu_cores_count 8\nsimd_count 0\ncpu_core_id_base 8\n"}, properties: map[string]uint64{
+	cpu := node{files: map[string]string{"properties": "cpu_cores_count 8\nsimd_count 0\ncpu_core_id_base 8\n"}, Props: map[string]uint64{
 		"cpu_cores_count": 8, "simd_count": 0, "cpu_core_id_base": 8,
 	}}
-	gpu := node{number: 1, files: map[string]string{"properties": "cpu_cores_count 0\nsimd_count 4\ncaches_count 0\nio_links_count 1\n"}, properties: map[string]uint64{
+	gpu := node{Number: 1, files: map[string]string{"properties": "cpu_cores_count 0\nsimd_count 4\ncaches_count 0\nio_links_count 1\n"}, Props: map[string]uint64{
 		"cpu_cores_count": 0, "simd_count": 4, "caches_count": 0, "io_links_count": 1,
 	}}
 	var got []string
 	for _, n := range onHost([]node{cpu, gpu}, []hostNode{{cpus: 2}, {cpus: 3, firstCPU: 2}}) {
 		got = append(got, n.files["properties"])
-		if n.number != len(got)-1 {
-			t.Errorf("node %d is the %d.", n.number, len(got)-1)
+		if n.Number != len(got)-1 {
+			t.Errorf("node %d is the %d.", n.Number, len(got)-1)
 		}
 	}
 	want := []string{
