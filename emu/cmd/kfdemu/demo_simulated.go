@@ -40,7 +40,7 @@ func simulate(o demoOptions) (m *simulated, err error) {
 
 func (m *simulated) startJob(context.Context) (int32, error) {
 	job, err := m.StartJob(Job{
-		Comm: jobComm, Queues: jobQueues, Depth: jobDepth, Kernel: gpumodel.Packet{Duration: jobKernel, Occupancy: trainOccupancy, Jitter: jobJitter},
+		Comm: jobComm, Queues: jobQueues, Kernel: gpumodel.Packet{Duration: jobKernel, Occupancy: trainOccupancy, Jitter: jobJitter},
 	})
 	if err != nil {
 		return 0, err
@@ -72,8 +72,7 @@ func (m *simulated) request(ctx context.Context) error {
 	for i := range kernels {
 		kernels[i] = gpumodel.Packet{Duration: kernelTime, Occupancy: onlineOccupancy}
 	}
-	_, err := m.server.Run(ctx, m.queue, kernels...)
-	return err
+	return m.server.Run(ctx, m.queue, kernels...)
 }
 
 func (m *simulated) close() error { return m.Close() }

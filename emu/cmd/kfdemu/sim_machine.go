@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -52,10 +53,8 @@ type Machine struct {
 	closed chan struct{}
 	worker sync.WaitGroup
 
-	mu    sync.Mutex // guards all below
+	mu    sync.Mutex // guards procs
 	procs map[*Process]bool
-	self  *Process // that stands for the calling process; nil before Join
-	over  bool
 }
 
 // New starts a machine without processes. The caller must Close it.
@@ -87,15 +86,10 @@ func New(cfg Config) (*Machine, error) {
 }
 
 // Close ends all processes and stops the machine's time. No daemon may work on it any
-// more. It is idempotent.
+// more.
 func (m *Machine) Close() error {
 	m.mu.Lock()
-	if m.over {
-		m.mu.Unlock()
-		return nil
-	}
-	m.over = true
-	procs := m.procs
+	procs := maps.Clone(m.procs)
 	m.mu.Unlock()
 	var errs []error
 	for p := range procs {
@@ -127,12 +121,6 @@ func (m *Machine) Host() daemon.Host {
 
 // GPUs describes the GPUs, as their topology files do.
 func (m *Machine) GPUs() []gpreempt.GPU { return m.rt.GPUs() }
-
-// Now returns the machine's time since it was made.
-func (m *Machine) Now() (now time.Duration) {
-	m.rt.Do(func(model *gpumodel.Machine) { now = model.Now() })
-	return now
-}
 
 // Counters returns the counters of every process, also of those that have ended, as far
 // as the model remembers them, and of every GPU, all of one moment.

@@ -25,58 +25,38 @@ type Process struct {
 	key    gpreempt.ProcessKey
 }
 
-// ErrClosed reports that the machine has been closed.
-var ErrClosed = errors.New("the simulated machine has been closed")
-
 // Start starts a process without queues. Its pid is above any that Linux gives.
 func (m *Machine) Start(comm string) (*Process, error) {
 	p := m.os.Spawn()
 	return m.start(&Process{m: m, os: p, thread: p.Main(), key: p.Key()}, comm)
 }
 
-// Join returns the calling process as a process of the machine, so that a daemon finds
-// the queues of the client that calls it. There is one, and it lasts until Close.
+// Join makes the calling process one of the machine, so that a daemon finds the queues of
+// the client that calls it. It lasts until Close.
 func (m *Machine) Join(comm string) (*Process, error) {
-	m.mu.Lock()
-	self := m.self
-	m.mu.Unlock()
-	if self != nil {
-		return self, nil
-	}
 	handle, err := proc.Open("/", gpreempt.ProcessKey{PID: int32(os.Getpid())})
 	if err != nil {
 		return nil, err
 	}
 	defer handle.Close()
 	p := m.os.Self()
-	if self, err = m.start(&Process{m: m, os: p, thread: p.NewThread(), key: handle.Key()}, comm); err != nil {
-		return nil, err
-	}
-	m.mu.Lock()
-	m.self = self
-	m.mu.Unlock()
-	return self, nil
+	return m.start(&Process{m: m, os: p, thread: p.NewThread(), key: handle.Key()}, comm)
 }
 
-func (m *Machine) start(p *Process, comm string) (*Process, error) {
-	var err error
+func (m *Machine) start(p *Process, comm string) (_ *Process, err error) {
 	if p.fd, err = p.thread.StartRuntime(); err != nil {
 		return nil, fmt.Errorf("start simulated process %q: %w", comm, err)
 	}
-	state, _ := p.os.KFD()
 	spec := gpumodel.ProcSpec{PID: p.key.PID, Start: p.key.Start, Comm: comm, UID: uint32(os.Getuid()), GID: uint32(os.Getgid())}
+	state, _ := p.os.KFD()
 	_, err = m.board.StartProcess(state.MM, spec, func(model *gpumodel.Machine) error { return m.writeProc(model, p.key.PID) })
-	m.mu.Lock()
-	if m.over {
-		err = ErrClosed
-	} else {
-		m.procs[p] = true
-	}
-	m.mu.Unlock()
 	if err != nil {
 		p.os.Kill()
 		return nil, fmt.Errorf("start simulated process %q: %w", comm, err)
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.procs[p] = true
 	return p, nil
 }
 
@@ -92,16 +72,14 @@ func (p *Process) CreateQueue(gpu gpreempt.GPUID) (id uint32, err error) {
 }
 
 // Run puts packets on a queue and waits until all have run, or ctx ends, which returns
-// its cause. It returns how long that took on the machine's clock.
-func (p *Process) Run(ctx context.Context, queue uint32, packets ...gpumodel.Packet) (took time.Duration, err error) {
+// its cause.
+func (p *Process) Run(ctx context.Context, queue uint32, packets ...gpumodel.Packet) (err error) {
 	over := make(chan struct{})
 	left := len(packets)
 	p.m.rt.Do(func(model *gpumodel.Machine) {
-		began := model.Now()
 		for _, k := range packets {
-			k.Done = func(_, ended time.Duration) {
+			k.Done = func(_, _ time.Duration) {
 				if left--; left == 0 {
-					took = ended - began
 					close(over)
 				}
 			}
@@ -110,14 +88,14 @@ func (p *Process) Run(ctx context.Context, queue uint32, packets ...gpumodel.Pac
 			}
 		}
 	})
-	if err != nil || len(packets) == 0 {
-		return 0, err
+	if err != nil {
+		return err
 	}
 	select {
 	case <-over:
-		return took, nil
+		return nil
 	case <-ctx.Done():
-		return 0, context.Cause(ctx)
+		return context.Cause(ctx)
 	}
 }
 
@@ -166,10 +144,8 @@ type Job struct {
 	// machine's first.
 	Queues int
 	GPUs   []gpreempt.GPUID
-	// Depth is how many packets each queue holds, 2 if 0: as each runs to its end, the
+	// Kernel is each of the packets. A queue holds jobDepth: as each runs to its end, the
 	// next follows.
-	Depth int
-	// Kernel is each of the packets.
 	Kernel gpumodel.Packet
 }
 
@@ -203,7 +179,7 @@ func (p *Process) fill(job Job) error {
 				k.Done = func(_, _ time.Duration) {
 					_ = model.Submit(p.key, id, k) // fails only when the process ends at this moment
 				}
-				for range max(job.Depth, defaultDepth) {
+				for range jobDepth {
 					err = errors.Join(err, model.Submit(p.key, id, k))
 				}
 			})
@@ -214,5 +190,3 @@ func (p *Process) fill(job Job) error {
 	}
 	return nil
 }
-
-const defaultDepth = 2
