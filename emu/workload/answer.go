@@ -3,10 +3,8 @@ package workload
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"os"
 	"time"
 )
 
@@ -14,29 +12,12 @@ import (
 // of in it submits --packets packets to every queue, and writes "answer" when the last has
 // completed. It proves its work and ends when in or ctx ends. Otherwise it is like Main.
 func Answer(ctx context.Context, sys Sys, args []string, in io.Reader, out, help io.Writer) int {
-	cfg, err := ParseArgs(args, help)
-	if err == nil {
-		if err = cfg.atOnce(); err != nil {
-			fmt.Fprintln(help, err)
+	return run(sys, args, out, help, (*Config).atOnce, func(c *client) {
+		if err := errors.Join(c.answer(ctx, in), c.load.drain()); err != nil {
+			c.load.failed.Store(true)
+			c.fail(err)
 		}
-	}
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		return exitProved
-	case err != nil:
-		return exitUsage
-	}
-	c := &client{out: out}
-	if c.load, err = newLoad(sys, cfg, c.fail); err != nil {
-		c.fail(err)
-		return exitWrong
-	}
-	c.say(Message{Event: "ready", PID: os.Getpid(), Queues: c.load.queues()})
-	if err := errors.Join(c.answer(ctx, in), c.load.drain()); err != nil {
-		c.load.failed.Store(true)
-		c.fail(err)
-	}
-	return c.finish()
+	})
 }
 
 // atOnce checks the configuration for Answer, and sets a depth for all packets of an

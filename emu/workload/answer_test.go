@@ -11,7 +11,7 @@ import (
 // startAnswer is start for a client that works on request.
 func startAnswer(t *testing.T, m *machine, args string) *program {
 	t.Helper()
-	return run(t, func(in io.Reader, out io.Writer) int {
+	return runClient(t, func(in io.Reader, out io.Writer) int {
 		return Answer(t.Context(), m, strings.Fields(args), in, out, io.Discard)
 	})
 }
@@ -109,7 +109,7 @@ func TestAnswersEndWithTheContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMachine(t, 7)
 		ctx, cancel := context.WithCancel(t.Context())
-		p := run(t, func(in io.Reader, out io.Writer) int {
+		p := runClient(t, func(in io.Reader, out io.Writer) int {
 			return Answer(ctx, m, strings.Fields("--packets 3"), in, out, io.Discard)
 		})
 		p.say("")

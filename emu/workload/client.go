@@ -51,11 +51,25 @@ type client struct {
 // It writes a Message per line to out, and usage to help. It stops when ctx ends, and
 // returns the exit code: 0 when all work was proved.
 func Main(ctx context.Context, sys Sys, args []string, in io.Reader, out, help io.Writer) int {
+	return run(sys, args, out, help, func(*Config) error { return nil }, func(c *client) {
+		c.load.start()
+		c.serve(ctx, in)
+		c.asked.Wait()
+	})
+}
+
+// run runs a client whose work is done, and its queues destroyed, when work returns.
+func run(sys Sys, args []string, out, help io.Writer, check func(*Config) error, work func(*client)) int {
 	cfg, err := ParseArgs(args, help)
-	switch {
-	case errors.Is(err, flag.ErrHelp):
+	if errors.Is(err, flag.ErrHelp) {
 		return exitProved
-	case err != nil:
+	}
+	if err == nil {
+		if err = check(&cfg); err != nil {
+			fmt.Fprintln(help, err)
+		}
+	}
+	if err != nil {
 		return exitUsage
 	}
 	c := &client{out: out}
@@ -63,11 +77,8 @@ func Main(ctx context.Context, sys Sys, args []string, in io.Reader, out, help i
 		c.fail(err)
 		return exitWrong
 	}
-	queues := c.load.queues()
-	c.say(Message{Event: "ready", PID: os.Getpid(), Queues: queues})
-	c.load.start()
-	c.serve(ctx, in)
-	c.asked.Wait()
+	c.say(Message{Event: "ready", PID: os.Getpid(), Queues: c.load.queues()})
+	work(c)
 	return c.finish()
 }
 

@@ -38,11 +38,11 @@ type program struct {
 
 func start(t *testing.T, ctx context.Context, m *machine, args ...string) *program { //nolint:revive // t comes first in a test
 	t.Helper()
-	return run(t, func(in io.Reader, out io.Writer) int { return Main(ctx, m, args, in, out, io.Discard) })
+	return runClient(t, func(in io.Reader, out io.Writer) int { return Main(ctx, m, args, in, out, io.Discard) })
 }
 
-// run is start for any client.
-func run(t *testing.T, client func(in io.Reader, out io.Writer) int) *program {
+// runClient is start for any client.
+func runClient(t *testing.T, client func(in io.Reader, out io.Writer) int) *program {
 	t.Helper()
 	in, stdin := io.Pipe()
 	stdout, out := io.Pipe()

@@ -32,17 +32,22 @@ type device struct {
 // openDevice opens the driver and finds the GPUs that this process can use.
 func openDevice(sys Sys) (*device, error) {
 	d := &device{sys: sys, doorbells: map[gpreempt.GPUID]region{}}
-	err := d.again(func() (err error) {
-		d.fd, err = sys.Open(kfd.DevicePath, unix.O_RDWR|unix.O_CLOEXEC)
-		return err
-	})
-	if err != nil {
+	var err error
+	if d.fd, err = d.open(kfd.DevicePath); err != nil {
 		return nil, refused("open "+kfd.DevicePath, 0, kfd.NoQueue, err)
 	}
 	if err := d.findGPUs(); err != nil {
 		return nil, errors.Join(err, d.close())
 	}
 	return d, nil
+}
+
+func (d *device) open(path string) (fd int, err error) {
+	err = d.again(func() error {
+		fd, err = d.sys.Open(path, unix.O_RDWR|unix.O_CLOEXEC)
+		return err
+	})
+	return fd, err
 }
 
 // again makes a call until no signal interrupts it. All calls of a client may be repeated:
@@ -58,12 +63,12 @@ func (d *device) again(call func() error) error {
 	}
 }
 
-// ioctl makes a call of the driver.
-func (d *device) ioctl(req kfd.Request, arg kfd.Pointer) error {
-	return d.again(func() error {
+// ioctl makes a call of the driver, about a GPU or a queue, if any.
+func (d *device) ioctl(req kfd.Request, gpu gpreempt.GPUID, queue uint32, arg kfd.Pointer) error {
+	return refused(req.String(), gpu, queue, d.again(func() error {
 		_, err := d.sys.Ioctl(d.fd, req, arg)
 		return err
-	})
+	}))
 }
 
 // refused returns the error of a call as a *kfd.Error.
@@ -78,14 +83,14 @@ func refused(op string, gpu gpreempt.GPUID, queue uint32, err error) error {
 // findGPUs finds the GPUs, and the memory that their queues need.
 func (d *device) findGPUs() error {
 	var args kfd.ProcessAperturesNewArgs
-	if err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
-		return refused(kfd.ReqGetProcessAperturesNew.String(), 0, kfd.NoQueue, err)
+	if err := d.ioctl(kfd.ReqGetProcessAperturesNew, 0, kfd.NoQueue, kfd.PointerTo(&args)); err != nil {
+		return err
 	}
 	apertures := make([]kfd.ProcessDeviceApertures, args.NumOfNodes)
 	if len(apertures) > 0 {
 		args.Apertures = kfd.PointerToSlice(apertures)
-		if err := d.ioctl(kfd.ReqGetProcessAperturesNew, kfd.PointerTo(&args)); err != nil {
-			return refused(kfd.ReqGetProcessAperturesNew.String(), 0, kfd.NoQueue, err)
+		if err := d.ioctl(kfd.ReqGetProcessAperturesNew, 0, kfd.NoQueue, kfd.PointerTo(&args)); err != nil {
+			return err
 		}
 	}
 	for _, a := range apertures[:min(len(apertures), int(args.NumOfNodes))] {
@@ -104,11 +109,7 @@ func (d *device) acquireVM(g *gpu) error {
 		return nil
 	}
 	path := fmt.Sprintf("/dev/dri/renderD%d", g.RenderMinor)
-	var fd int
-	err := d.again(func() (err error) {
-		fd, err = d.sys.Open(path, unix.O_RDWR|unix.O_CLOEXEC)
-		return err
-	})
+	fd, err := d.open(path)
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENXIO):
 		return nil
@@ -116,9 +117,9 @@ func (d *device) acquireVM(g *gpu) error {
 		return fmt.Errorf("open %s: %w", path, err)
 	}
 	args := kfd.AcquireVMArgs{DRMFD: uint32(fd), GPUID: uint32(g.ID)}
-	err = d.ioctl(kfd.ReqAcquireVM, kfd.PointerTo(&args))
+	err = d.ioctl(kfd.ReqAcquireVM, g.ID, kfd.NoQueue, kfd.PointerTo(&args))
 	g.HasVM = err == nil
-	return errors.Join(refused(kfd.ReqAcquireVM.String(), g.ID, kfd.NoQueue, err), d.sys.Close(fd))
+	return errors.Join(err, d.sys.Close(fd))
 }
 
 // setRuntime starts or ends a ROCm runtime for the driver. With a debugger attached it
@@ -128,7 +129,7 @@ func (d *device) setRuntime(on bool) error {
 	if on {
 		args.ModeMask = kfd.RuntimeEnableModeEnable | kfd.RuntimeEnableModeTTMPSave
 	}
-	return refused(kfd.ReqRuntimeEnable.String(), 0, kfd.NoQueue, d.ioctl(kfd.ReqRuntimeEnable, kfd.PointerTo(&args)))
+	return d.ioctl(kfd.ReqRuntimeEnable, 0, kfd.NoQueue, kfd.PointerTo(&args))
 }
 
 // doorbellBytes is the size of a process's doorbells on a GPU: 1024 of 8 bytes. The
@@ -140,8 +141,8 @@ const doorbellBytes = 8192
 // the device is open.
 func (d *device) createQueue(args *kfd.CreateQueueArgs) (uint32, *atomic.Uint64, error) {
 	gpu := gpreempt.GPUID(args.GPUID)
-	if err := d.ioctl(kfd.ReqCreateQueue, kfd.PointerTo(args)); err != nil {
-		return 0, nil, refused(kfd.ReqCreateQueue.String(), gpu, kfd.NoQueue, err)
+	if err := d.ioctl(kfd.ReqCreateQueue, gpu, kfd.NoQueue, kfd.PointerTo(args)); err != nil {
+		return 0, nil, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -173,7 +174,7 @@ func (d *device) mapShared(offset int64, n int) (region, error) {
 // queue suspended.
 func (d *device) destroyQueue(id uint32) error {
 	args := kfd.DestroyQueueArgs{QueueID: id}
-	return refused(kfd.ReqDestroyQueue.String(), 0, id, d.ioctl(kfd.ReqDestroyQueue, kfd.PointerTo(&args)))
+	return d.ioctl(kfd.ReqDestroyQueue, 0, id, kfd.PointerTo(&args))
 }
 
 // close unmaps the driver's memory and closes the driver. No queue may be in use.

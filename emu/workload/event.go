@@ -25,8 +25,8 @@ const eventPageBytes = 8 * kfd.SignalEventLimit
 // returns at once.
 func (d *device) createEvent() (*event, error) {
 	args := kfd.CreateEventArgs{EventType: kfd.EventTypeSignal, AutoReset: 1}
-	if err := d.ioctl(kfd.ReqCreateEvent, kfd.PointerTo(&args)); err != nil {
-		return nil, refused(kfd.ReqCreateEvent.String(), 0, kfd.NoQueue, err)
+	if err := d.ioctl(kfd.ReqCreateEvent, 0, kfd.NoQueue, kfd.PointerTo(&args)); err != nil {
+		return nil, err
 	}
 	e := &event{d: d, id: args.EventID}
 	d.mu.Lock()
@@ -48,8 +48,8 @@ func (e *event) wait(d time.Duration) (bool, error) {
 	data := kfd.SignalEventData{EventID: e.id}
 	args := kfd.WaitEventsArgs{EventsPtr: kfd.PointerTo(&data), NumEvents: 1}
 	args.Timeout = uint32(min(max((d+time.Millisecond-1)/time.Millisecond, 0), time.Duration(kfd.WaitForever-1)))
-	if err := e.d.ioctl(kfd.ReqWaitEvents, kfd.PointerTo(&args)); err != nil {
-		return false, refused(kfd.ReqWaitEvents.String(), 0, kfd.NoQueue, err)
+	if err := e.d.ioctl(kfd.ReqWaitEvents, 0, kfd.NoQueue, kfd.PointerTo(&args)); err != nil {
+		return false, err
 	}
 	return args.WaitResult != kfd.WaitResultTimeout, nil
 }
@@ -57,11 +57,11 @@ func (e *event) wait(d time.Duration) (bool, error) {
 // raise signals the event, as the GPU does.
 func (e *event) raise() error {
 	args := kfd.SetEventArgs{EventID: e.id}
-	return refused(kfd.ReqSetEvent.String(), 0, kfd.NoQueue, e.d.ioctl(kfd.ReqSetEvent, kfd.PointerTo(&args)))
+	return e.d.ioctl(kfd.ReqSetEvent, 0, kfd.NoQueue, kfd.PointerTo(&args))
 }
 
 // destroy ends the event.
 func (e *event) destroy() error {
 	args := kfd.DestroyEventArgs{EventID: e.id}
-	return refused(kfd.ReqDestroyEvent.String(), 0, kfd.NoQueue, e.d.ioctl(kfd.ReqDestroyEvent, kfd.PointerTo(&args)))
+	return e.d.ioctl(kfd.ReqDestroyEvent, 0, kfd.NoQueue, kfd.PointerTo(&args))
 }

@@ -53,13 +53,13 @@ func (m *memory) mapPart(off, n int) error {
 		VAAddr: m.addr(off), Size: uint64(n), MmapOffset: m.addr(off), GPUID: uint32(m.gpu.ID),
 		Flags: kfd.AllocUserptr | kfd.AllocWritable | kfd.AllocExecutable,
 	}
-	if err := m.d.ioctl(kfd.ReqAllocMemoryOfGPU, kfd.PointerTo(&alloc)); err != nil {
-		return refused(kfd.ReqAllocMemoryOfGPU.String(), m.gpu.ID, kfd.NoQueue, err)
+	if err := m.d.ioctl(kfd.ReqAllocMemoryOfGPU, m.gpu.ID, kfd.NoQueue, kfd.PointerTo(&alloc)); err != nil {
+		return err
 	}
 	m.handles = append(m.handles, alloc.Handle)
 	gpus := []uint32{uint32(m.gpu.ID)}
 	args := kfd.MapMemoryArgs{Handle: alloc.Handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: 1}
-	return refused(kfd.ReqMapMemoryToGPU.String(), m.gpu.ID, kfd.NoQueue, m.d.ioctl(kfd.ReqMapMemoryToGPU, kfd.PointerTo(&args)))
+	return m.d.ioctl(kfd.ReqMapMemoryToGPU, m.gpu.ID, kfd.NoQueue, kfd.PointerTo(&args))
 }
 
 // free unmaps the memory. Neither side may use it afterwards.
@@ -73,8 +73,8 @@ func (m *memory) free() error {
 		unmap := kfd.UnmapMemoryArgs{Handle: handle, DeviceIDsArrayPtr: kfd.PointerToSlice(gpus), NumDevices: 1}
 		free := kfd.FreeMemoryArgs{Handle: handle}
 		errs = append(errs,
-			refused(kfd.ReqUnmapMemoryFromGPU.String(), m.gpu.ID, kfd.NoQueue, m.d.ioctl(kfd.ReqUnmapMemoryFromGPU, kfd.PointerTo(&unmap))),
-			refused(kfd.ReqFreeMemoryOfGPU.String(), m.gpu.ID, kfd.NoQueue, m.d.ioctl(kfd.ReqFreeMemoryOfGPU, kfd.PointerTo(&free))))
+			m.d.ioctl(kfd.ReqUnmapMemoryFromGPU, m.gpu.ID, kfd.NoQueue, kfd.PointerTo(&unmap)),
+			m.d.ioctl(kfd.ReqFreeMemoryOfGPU, m.gpu.ID, kfd.NoQueue, kfd.PointerTo(&free)))
 	}
 	m.handles = nil
 	if err := errors.Join(errs...); err != nil {
