@@ -88,10 +88,10 @@ func (d *Driver) criuUnpause(c *call) errno {
 // does not end the loop, but the error of the last GPU is returned.
 func (d *Driver) evictProcess(c *call, p *process, trigger kfd.SMITrigger) (err errno) {
 	for i, x := range p.pdds {
-		d.smiEviction(x, trigger)
+		d.smiQueues(x, kfd.SMIQueueEviction, trigger)
 		if err = d.evict(c, x); err != 0 && err != EIO {
 			for _, x := range p.pdds[:i] {
-				d.smiRestore(x)
+				d.smiQueues(x, kfd.SMIQueueRestore, 0)
 				d.restore(c, x) // a failure is only logged
 			}
 			return err
@@ -103,7 +103,7 @@ func (d *Driver) evictProcess(c *call, p *process, trigger kfd.SMITrigger) (err 
 // restoreProcess is kfd_process_restore_queues.
 func (d *Driver) restoreProcess(c *call, p *process) (first errno) {
 	for _, x := range p.pdds {
-		d.smiRestore(x)
+		d.smiQueues(x, kfd.SMIQueueRestore, 0)
 		if err := d.restore(c, x); err != 0 && first == 0 {
 			first = err
 		}
@@ -176,29 +176,25 @@ func (d *Driver) restore(c *call, x *pdd) errno {
 // Evict evicts a process's queues from all GPUs, as for a lack of memory. Restore undoes
 // one Evict. The error is an errno.
 func (d *Driver) Evict(mm MM, trigger kfd.SMITrigger) error {
-	d.mu.Lock()
-	defer d.leave()
-	p := d.byMM(mm)
-	if p == nil {
-		return ESRCH
-	}
-	return orNil(d.evictProcess(&call{d: d}, p, trigger))
+	return d.withProcess(mm, func(c *call, p *process) errno { return d.evictProcess(c, p, trigger) })
 }
 
 // Restore undoes one Evict. The error is an errno.
 func (d *Driver) Restore(mm MM) error {
+	return d.withProcess(mm, d.restoreProcess)
+}
+
+// withProcess does the driver's own work for the process that has an address space: ESRCH
+// if the driver knows none.
+func (d *Driver) withProcess(mm MM, do func(*call, *process) errno) error {
 	d.mu.Lock()
 	defer d.leave()
 	p := d.byMM(mm)
 	if p == nil {
 		return ESRCH
 	}
-	return orNil(d.restoreProcess(&call{d: d}, p))
-}
-
-func orNil(err errno) error {
-	if err == 0 {
-		return nil
+	if err := do(&call{d: d}, p); err != 0 {
+		return err
 	}
-	return err
+	return nil
 }

@@ -272,9 +272,7 @@ func (d *Driver) profiler(c *call, args *kfd.ProfilerArgs) (int, errno) {
 
 // lockProfiler is profile_lock_device.
 func (d *Driver) lockProfiler(c *call, args *kfd.ProfilerArgs) errno {
-	d.lock(c, &c.p.mutex)
-	x := c.p.pdd(args.GPUID)
-	d.unlock(&c.p.mutex)
+	x := d.lookUp(c, args.GPUID)
 	if x == nil {
 		return EINVAL
 	}

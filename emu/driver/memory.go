@@ -130,7 +130,7 @@ func (d *Driver) allocMemory(c *call, args *kfd.AllocMemoryArgs) (int, errno) {
 		return 0, EADDRINUSE
 	}
 	defer d.hold(c, &p.mutex)()
-	x, err := p.bound(args.GPUID)
+	x, err := p.bound(args.GPUID, ENODEV)
 	if err != 0 {
 		return 0, err
 	}
@@ -322,7 +322,7 @@ func (d *Driver) dmabufInfo(c *call, args *kfd.DmabufInfoArgs) (int, errno) {
 // importDmabuf is kfd_ioctl_import_dmabuf.
 func (d *Driver) importDmabuf(c *call, args *kfd.ImportDmabufArgs) (int, errno) {
 	defer d.hold(c, &c.p.mutex)()
-	if _, err := c.p.bound(args.GPUID); err != 0 {
+	if _, err := c.p.bound(args.GPUID, ENODEV); err != 0 {
 		return 0, err
 	}
 	return 0, d.dmabuf(c, args.DmabufFD)
@@ -343,23 +343,14 @@ func (d *Driver) exportDmabuf(c *call, args *kfd.ExportDmabufArgs) (int, errno) 
 }
 
 // bound is kfd_process_device_data_by_id and kfd_bind_process_to_device: the process must
-// have the GPU, and have acquired its VM.
-func (p *process) bound(gpuID uint32) (*pdd, errno) {
+// have the GPU, and have acquired its VM. Calls differ in the errno without a VM.
+func (p *process) bound(gpuID uint32, noVM errno) (*pdd, errno) {
 	x := p.pdd(gpuID)
 	switch {
 	case x == nil:
 		return nil, EINVAL
 	case !x.vm:
-		return nil, ENODEV
+		return nil, noVM
 	}
 	return x, 0
-}
-
-// boundOrESRCH is bound for the calls that return ESRCH without a VM.
-func (p *process) boundOrESRCH(gpuID uint32) (*pdd, errno) {
-	x, err := p.bound(gpuID)
-	if err == ENODEV {
-		err = ESRCH
-	}
-	return x, err
 }

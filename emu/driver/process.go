@@ -141,6 +141,12 @@ func (p *process) pdd(gpuID uint32) *pdd {
 	return nil
 }
 
+// lookUp is p.pdd for the caller, with the mutex held.
+func (d *Driver) lookUp(c *call, gpuID uint32) *pdd {
+	defer d.hold(c, &c.p.mutex)()
+	return c.p.pdd(gpuID)
+}
+
 // queue is get_queue_by_qid.
 func (p *process) queue(id uint32) *queue {
 	for _, q := range p.queues {

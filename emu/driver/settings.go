@@ -7,31 +7,29 @@ func (d *Driver) setMemoryPolicy(c *call, args *kfd.SetMemoryPolicyArgs) (int, e
 	if args.DefaultPolicy > kfd.CachePolicyNonCoherent || args.AlternatePolicy > kfd.CachePolicyNonCoherent {
 		return 0, EINVAL
 	}
-	return 0, d.setting(c, args.GPUID, (*process).boundOrESRCH)
+	return 0, d.setting(c, args.GPUID, ESRCH)
 }
 
 // setTrapHandler is kfd_ioctl_set_trap_handler.
 func (d *Driver) setTrapHandler(c *call, args *kfd.SetTrapHandlerArgs) (int, errno) {
-	return 0, d.setting(c, args.GPUID, (*process).boundOrESRCH)
+	return 0, d.setting(c, args.GPUID, ESRCH)
 }
 
 // setScratchBackingVA is kfd_ioctl_set_scratch_backing_va.
 func (d *Driver) setScratchBackingVA(c *call, args *kfd.SetScratchBackingVAArgs) (int, errno) {
-	return 0, d.setting(c, args.GPUID, (*process).bound)
+	return 0, d.setting(c, args.GPUID, ENODEV)
 }
 
 // setting is a call whose only effect is on hardware.
-func (d *Driver) setting(c *call, gpuID uint32, bound func(*process, uint32) (*pdd, errno)) errno {
+func (d *Driver) setting(c *call, gpuID uint32, noVM errno) errno {
 	defer d.hold(c, &c.p.mutex)()
-	_, err := bound(c.p, gpuID)
+	_, err := c.p.bound(gpuID, noVM)
 	return err
 }
 
 // clockCounters is kfd_ioctl_get_clock_counters.
 func (d *Driver) clockCounters(c *call, args *kfd.ClockCountersArgs) (int, errno) {
-	d.lock(c, &c.p.mutex)
-	x := c.p.pdd(args.GPUID)
-	d.unlock(&c.p.mutex)
+	x := d.lookUp(c, args.GPUID)
 	now := d.cfg.Clock()
 	args.GPUClockCounter = 0
 	if x != nil {
@@ -51,9 +49,7 @@ const (
 
 // tileConfig is kfd_ioctl_get_tile_config.
 func (d *Driver) tileConfig(c *call, args *kfd.TileConfigArgs) (int, errno) {
-	d.lock(c, &c.p.mutex)
-	x := c.p.pdd(args.GPUID)
-	d.unlock(&c.p.mutex)
+	x := d.lookUp(c, args.GPUID)
 	if x == nil {
 		return 0, EINVAL
 	}

@@ -20,9 +20,7 @@ type SMIStream struct {
 
 // smiEvents is kfd_ioctl_smi_events and kfd_smi_event_open.
 func (d *Driver) smiEvents(c *call, args *kfd.SMIEventsArgs) (int, errno) {
-	d.lock(c, &c.p.mutex)
-	x := c.p.pdd(args.GPUID)
-	d.unlock(&c.p.mutex)
+	x := d.lookUp(c, args.GPUID)
 	if x == nil {
 		return 0, EINVAL
 	}
@@ -103,14 +101,10 @@ func (d *Driver) smiPID(p *process) int32 {
 	return p.PID
 }
 
-func (d *Driver) smiEviction(x *pdd, trigger kfd.SMITrigger) {
+// smiQueues is kfd_smi_event_queue_eviction, and kfd_smi_event_queue_restore with why 0.
+func (d *Driver) smiQueues(x *pdd, id kfd.SMIEventID, why kfd.SMITrigger) {
 	pid := d.smiPID(x.p)
-	d.emit(x.gpu, kfd.SMIQueueEviction, pid, "%d -%d %x %d\n", d.boottime(), pid, uint32(x.gpu.ID), int(trigger))
-}
-
-func (d *Driver) smiRestore(x *pdd) {
-	pid := d.smiPID(x.p)
-	d.emit(x.gpu, kfd.SMIQueueRestore, pid, "%d -%d %x %c\n", d.boottime(), pid, uint32(x.gpu.ID), '0')
+	d.emit(x.gpu, id, pid, "%d -%d %x %d\n", d.boottime(), pid, uint32(x.gpu.ID), int(why))
 }
 
 func (d *Driver) smiReset(g *gpu, id kfd.SMIEventID) {

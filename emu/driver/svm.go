@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"maps"
 	"reflect"
 	"slices"
@@ -249,23 +250,17 @@ func (p *process) getAttribute(a *kfd.SVMAttribute, ranges []*svmRange) errno {
 			a.Type = kfd.SVMAttrNoAccess
 		}
 	case kfd.SVMAttrSetFlags:
-		flags := ^uint32(0)
+		a.Value = ^uint32(0)
 		for _, r := range ranges {
-			flags &= r.flags
+			a.Value &= r.flags
 		}
-		a.Value = flags
 	case kfd.SVMAttrClrFlags:
-		flags := uint32(0)
+		a.Value = ^uint32(0)
 		for _, r := range ranges {
-			flags |= r.flags
+			a.Value &^= r.flags
 		}
-		a.Value = ^flags
 	case kfd.SVMAttrGranularity:
-		least := first.granularity
-		for _, r := range ranges {
-			least = min(least, r.granularity)
-		}
-		a.Value = uint32(least)
+		a.Value = uint32(slices.MinFunc(ranges, func(r, o *svmRange) int { return cmp.Compare(r.granularity, o.granularity) }).granularity)
 	}
 	return 0
 }

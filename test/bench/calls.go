@@ -102,18 +102,12 @@ func (b *bench) exchange(section, name, rest string) exchange {
 	return exchange{of("NotifyOnline"), of("Complete"), of("Both")}
 }
 
-// addPair adds the sum of the last two samples.
-func (x exchange) addPair() {
-	n, c := x.notify.samples, x.complete.samples
-	x.pair.samples = append(x.pair.samples, n[len(n)-1]+c[len(c)-1])
-}
-
-// unaryTurn is an announcement and its Complete by two calls: each alone, and both.
-func unaryTurn(online gpreemptv1.OnlineServiceClient, targets int, x exchange) turn {
+// turn times an announcement that suspends all targets, the end of its lease, and both.
+func (x exchange) turn(targets int, announce func(context.Context) (*gpreemptv1.NotifyOnlineResponse, error), complete func(context.Context, string) error) turn {
 	return func(ctx context.Context) error {
 		var answer *gpreemptv1.NotifyOnlineResponse
 		if err := x.notify.time(func() (err error) {
-			answer, err = online.NotifyOnline(ctx, announcement)
+			answer, err = announce(ctx)
 			return err
 		}); err != nil {
 			return err
@@ -121,51 +115,46 @@ func unaryTurn(online gpreemptv1.OnlineServiceClient, targets int, x exchange) t
 		if err := quiet(answer, targets); err != nil {
 			return err
 		}
-		if err := x.complete.time(func() error {
-			_, err := online.Complete(ctx, &gpreemptv1.CompleteRequest{LeaseId: answer.GetLeaseId()})
-			return err
-		}); err != nil {
+		if err := x.complete.time(func() error { return complete(ctx, answer.GetLeaseId()) }); err != nil {
 			return err
 		}
-		x.addPair()
+		x.pair.add(x.notify.last() + x.complete.last())
 		return nil
 	}
 }
 
-// streamTurn does the same with two frames of a session.
+// unaryTurn is an exchange by two calls.
+func unaryTurn(online gpreemptv1.OnlineServiceClient, targets int, x exchange) turn {
+	return x.turn(targets, func(ctx context.Context) (*gpreemptv1.NotifyOnlineResponse, error) {
+		return online.NotifyOnline(ctx, announcement)
+	}, func(ctx context.Context, lease string) error {
+		_, err := online.Complete(ctx, &gpreemptv1.CompleteRequest{LeaseId: lease})
+		return err
+	})
+}
+
+// streamTurn is an exchange by two frames of a session.
 func streamTurn(session gpreemptv1.OnlineService_SessionClient, targets int, x exchange) turn {
 	var tag uint64
-	ask := func(s *series, frame *gpreemptv1.SessionRequest) (answer *gpreemptv1.SessionResponse, err error) {
+	ask := func(frame *gpreemptv1.SessionRequest) (*gpreemptv1.SessionResponse, error) {
 		tag++
 		frame.Tag = tag
-		err = s.time(func() error {
-			if err := session.Send(frame); err != nil {
-				return err
-			}
-			answer, err = session.Recv()
-			return err
-		})
+		if err := session.Send(frame); err != nil {
+			return nil, err
+		}
+		answer, err := session.Recv()
 		if err == nil && (answer.GetTag() != tag || answer.GetError() != nil) {
 			err = fmt.Errorf("the session answered %v", answer)
 		}
 		return answer, err
 	}
-	return func(context.Context) error {
-		answer, err := ask(x.notify, &gpreemptv1.SessionRequest{Frame: &gpreemptv1.SessionRequest_Announce{Announce: announcement}})
-		if err != nil {
-			return err
-		}
-		if err := quiet(answer.GetAnnounced(), targets); err != nil {
-			return err
-		}
-		if _, err := ask(x.complete, &gpreemptv1.SessionRequest{Frame: &gpreemptv1.SessionRequest_Complete{
-			Complete: &gpreemptv1.CompleteRequest{LeaseId: answer.GetAnnounced().GetLeaseId()},
-		}}); err != nil {
-			return err
-		}
-		x.addPair()
-		return nil
-	}
+	return x.turn(targets, func(context.Context) (*gpreemptv1.NotifyOnlineResponse, error) {
+		answer, err := ask(&gpreemptv1.SessionRequest{Frame: &gpreemptv1.SessionRequest_Announce{Announce: announcement}})
+		return answer.GetAnnounced(), err
+	}, func(_ context.Context, lease string) error {
+		_, err := ask(&gpreemptv1.SessionRequest{Frame: &gpreemptv1.SessionRequest_Complete{Complete: &gpreemptv1.CompleteRequest{LeaseId: lease}}})
+		return err
+	})
 }
 
 // sdkTurn does the same with the Go SDK.

@@ -130,21 +130,19 @@ func (b *bench) crowds(ctx context.Context) (err error) {
 		if m.clients == 1 {
 			single = daemon.notify
 		}
-		if m.every > 0 {
-			b.figure("i", name+"p99 / p50 of one client", "x", across(daemon.notify, single)).atMost(20)
-			b.figure("i", name+"unary echo's p99 / p50 of one client", "x", across(bare.notify, single))
-			continue
+		many := m.clients == 256
+		if m.every == 0 {
+			b.figure("i", name+"throughput", "calls/s", daemon.rates)
+			relative := b.figure("i", name+"throughput / unary echo's", "x", quotients(daemon.rates, bare.rates))
+			if many {
+				relative.atLeast(0.7)
+			}
 		}
-		relative := make([]float64, b.repeats)
-		for i := range relative {
-			relative[i] = daemon.rates[i] / bare.rates[i]
+		if many {
+			b.figure("i", name+"p99 / p50 of one client", "x", quotients(each(p99, daemon.notify), each(p50, single))).atMost(20)
+			b.figure("i", name+"unary echo's p99 / p50 of one client", "x", quotients(each(p99, bare.notify), each(p50, single)))
 		}
-		b.figure("i", name+"throughput", "calls/s", daemon.rates)
-		throughput := b.figure("i", name+"throughput / unary echo's", "x", relative)
-		if m.clients == 256 {
-			throughput.atLeast(0.7)
-			b.figure("i", name+"p99 / p50 of one client", "x", across(daemon.notify, single)).atMost(20)
-			b.figure("i", name+"unary echo's p99 / p50 of one client", "x", across(bare.notify, single))
+		if many && m.every == 0 {
 			b.figure("i", name+"fewest calls of a client / mean", "x", daemon.fewest).atLeast(0.5)
 			b.figure("i", name+"fewest calls of a client / mean, unary echo", "x", bare.fewest)
 		}
@@ -175,13 +173,4 @@ func (b *bench) compareCrowds(ctx context.Context, socket string, clients int, e
 		}
 	}
 	return bare, daemon, nil
-}
-
-// across is the p99 of many clients as a multiple of the p50 of one.
-func across(many, one *series) []float64 {
-	all := make([]float64, len(many.Repeats))
-	for i := range all {
-		all[i] = many.Repeats[i].P99 / one.Repeats[i].P50
-	}
-	return all
 }

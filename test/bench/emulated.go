@@ -262,8 +262,8 @@ func (s *announcements) announce(ctx context.Context) error {
 	if _, err := online.Complete(ctx, &gpreemptv1.CompleteRequest{LeaseId: answer.GetLeaseId()}); err != nil {
 		return err
 	}
-	s.driver.samples = append(s.driver.samples, after-before)
-	s.own.samples = append(s.own.samples, s.total.samples[len(s.total.samples)-1]-(after-before))
+	s.driver.add(after - before)
+	s.own.add(s.total.last() - (after - before))
 	return running(ctx, gpreemptv1.NewAdminServiceClient(s.m.conn))
 }
 

@@ -43,9 +43,14 @@ type series struct {
 func (s *series) time(call func() error) error {
 	began := time.Now()
 	err := call()
-	s.samples = append(s.samples, time.Since(began))
+	s.add(time.Since(began))
 	return err
 }
+
+func (s *series) add(d time.Duration) { s.samples = append(s.samples, d) }
+
+// last returns the last sample.
+func (s *series) last() time.Duration { return s.samples[len(s.samples)-1] }
 
 // endRepeat summarises the samples since the last repeat.
 func (s *series) endRepeat() {
@@ -53,21 +58,31 @@ func (s *series) endRepeat() {
 	s.samples = s.samples[:0]
 }
 
-// ratios compares a statistic of two series, repeat by repeat; times multiplies the
-// lower side.
-func ratios(of func(summary) float64, over, under *series, times float64) []float64 {
-	all := make([]float64, len(over.Repeats))
-	for i := range all {
-		all[i] = of(over.Repeats[i]) / (times * of(under.Repeats[i]))
+// each returns a statistic of each repeat.
+func each(of func(summary) float64, s *series) []float64 {
+	all := make([]float64, len(s.Repeats))
+	for i, r := range s.Repeats {
+		all[i] = of(r)
 	}
 	return all
 }
 
-// micros returns a statistic of each repeat in microseconds.
-func micros(of func(summary) float64, s *series) []float64 {
-	all := make([]float64, len(s.Repeats))
-	for i, r := range s.Repeats {
-		all[i] = of(r) / 1e3
+// quotients divides repeat by repeat.
+func quotients(over, under []float64) []float64 {
+	all := make([]float64, len(over))
+	for i := range all {
+		all[i] = over[i] / under[i]
 	}
 	return all
+}
+
+// ratios compares a statistic of two series, repeat by repeat; times multiplies the
+// lower side.
+func ratios(of func(summary) float64, over, under *series, times float64) []float64 {
+	return quotients(each(of, over), each(func(s summary) float64 { return times * of(s) }, under))
+}
+
+// micros returns a statistic of each repeat in microseconds.
+func micros(of func(summary) float64, s *series) []float64 {
+	return each(func(s summary) float64 { return of(s) / 1e3 }, s)
 }

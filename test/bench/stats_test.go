@@ -42,7 +42,7 @@ func TestRatiosAreOfTheSameRepeat(t *testing.T) {
 	if diff := cmp.Diff([]float64{0.03, 0.1}, micros(p50, over)); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]float64{30. / 20, 100. / 20}, across(over, &series{Repeats: []summary{{P50: 20}, {P50: 20}}})); diff != "" {
+	if diff := cmp.Diff([]float64{30. / 20, 100. / 25}, quotients(each(p99, over), []float64{20, 25})); diff != "" {
 		t.Error(diff)
 	}
 }
