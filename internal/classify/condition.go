@@ -12,12 +12,12 @@ import (
 // field is a property of a process that rules can match.
 type field uint8
 
+// The fields. A rule checks them in this order, so the expensive ones are last.
 const (
 	comm field = iota
-	cmdline
-	exe
 	uid
 	gid
+	exe
 	cgroup
 	unit
 	slice
@@ -34,19 +34,58 @@ const (
 	gpu
 	queuePriority
 	ringAddress
+	cmdline
 )
 
-// fieldNames are the keys of the config file.
-var fieldNames = [...]string{
-	comm: "comm", cmdline: "cmdline", exe: "exe", uid: "uid", gid: "gid", cgroup: "cgroup", unit: "unit", slice: "slice", env: "env",
-	containerID: "container.id", containerName: "container.name", containerImage: "container.image",
-	containerRuntime: "container.runtime", containerLabels: "container.labels",
-	podNamespace: "pod.namespace", podName: "pod.name", podPriorityClass: "pod.priority_class", podLabels: "pod.labels",
-	gpu: "gpu", queuePriority: "queue_priority", ringAddress: "ring_address",
+// fields has for each field the key of the config file below match, its place in a Match,
+// and for texts and maps of texts the value of a process.
+var fields = [...]struct {
+	name  string
+	at    func(*Match) any
+	text  func(*Subject) string
+	texts func(*Subject) map[string]string
+}{
+	comm:             {"comm", func(m *Match) any { return &m.Comm }, func(s *Subject) string { return s.Comm }, nil},
+	uid:              {"uid", func(m *Match) any { return &m.UID }, nil, nil},
+	gid:              {"gid", func(m *Match) any { return &m.GID }, nil, nil},
+	exe:              {"exe", func(m *Match) any { return &m.Exe }, func(s *Subject) string { return s.Exe }, nil},
+	cgroup:           {"cgroup", func(m *Match) any { return &m.Cgroup }, func(s *Subject) string { return s.Cgroup.Path }, nil},
+	unit:             {"unit", func(m *Match) any { return &m.Unit }, func(s *Subject) string { return s.Cgroup.Unit }, nil},
+	slice:            {"slice", func(m *Match) any { return &m.Slice }, func(s *Subject) string { return s.Cgroup.Slice }, nil},
+	env:              {"env", func(m *Match) any { return &m.Env }, nil, func(s *Subject) map[string]string { return s.Env }},
+	containerID:      {"container.id", func(m *Match) any { return &m.Container.ID }, func(s *Subject) string { return s.Cgroup.ContainerID }, nil},
+	containerName:    {"container.name", func(m *Match) any { return &m.Container.Name }, func(s *Subject) string { return s.Container.Name }, nil},
+	containerImage:   {"container.image", func(m *Match) any { return &m.Container.Image }, func(s *Subject) string { return s.Container.Image }, nil},
+	containerRuntime: {"container.runtime", func(m *Match) any { return &m.Container.Runtime }, func(s *Subject) string { return s.Cgroup.Runtime }, nil},
+	containerLabels:  {"container.labels", func(m *Match) any { return &m.Container.Labels }, nil, func(s *Subject) map[string]string { return s.Container.Labels }},
+	podNamespace:     {"pod.namespace", func(m *Match) any { return &m.Pod.Namespace }, func(s *Subject) string { return s.Container.Namespace }, nil},
+	podName:          {"pod.name", func(m *Match) any { return &m.Pod.Name }, func(s *Subject) string { return s.Container.Pod }, nil},
+	podPriorityClass: {"pod.priority_class", func(m *Match) any { return &m.Pod.PriorityClass }, func(s *Subject) string { return s.Container.PriorityClass }, nil},
+	podLabels:        {"pod.labels", func(m *Match) any { return &m.Pod.Labels }, nil, func(s *Subject) map[string]string { return s.Container.PodLabels }},
+	gpu:              {"gpu", func(m *Match) any { return &m.GPU }, nil, nil},
+	queuePriority:    {"queue_priority", func(m *Match) any { return &m.QueuePriority }, nil, nil},
+	ringAddress:      {"ring_address", func(m *Match) any { return &m.RingAddress }, nil, nil},
+	cmdline:          {"cmdline", func(m *Match) any { return &m.Cmdline }, func(s *Subject) string { return s.Cmdline }, nil},
+}
+
+// Field is a field of a Match: the key of the config file below match, such as
+// "container.id", and a pointer to the field.
+type Field struct {
+	Name string
+	At   any
+}
+
+// Fields returns every field of m.
+func (m *Match) Fields() []Field {
+	all := make([]Field, len(fields))
+	for f := range fields {
+		all[f] = Field{fields[f].name, fields[f].at(m)}
+	}
+	return all
 }
 
 // isMap reports whether the field is a map.
-func (f field) isMap() bool { return f == env || f == containerLabels || f == podLabels }
+func (f field) isMap() bool { return fields[f].texts != nil }
 
 func (f field) ofContainer() bool { return containerID <= f && f <= containerLabels }
 
@@ -69,9 +108,9 @@ type condition struct {
 // name returns the key of the config file, below match.
 func (c *condition) name() string {
 	if c.field.isMap() {
-		return Member(fieldNames[c.field], c.key)
+		return Member(fields[c.field].name, c.key)
 	}
-	return fieldNames[c.field]
+	return fields[c.field].name
 }
 
 // wanted returns the value that the field has in the rule.
@@ -136,45 +175,20 @@ func (c *condition) mayHold(s *Subject) bool {
 
 // text returns the value that a glob is compared with.
 func (c *condition) text(s *Subject) (text string, known bool) {
-	switch c.field {
-	case comm:
-		return s.Comm, true
-	case cmdline:
-		return s.Cmdline, !s.Unread
-	case cgroup:
-		return s.Cgroup.Path, true
-	case exe:
-		text = s.Exe
-	case unit:
-		text = s.Cgroup.Unit
-	case slice:
-		text = s.Cgroup.Slice
-	case env:
-		text, known = s.Env[c.key]
+	f := &fields[c.field]
+	if f.texts != nil {
+		text, known = f.texts(s)[c.key]
 		return text, known
-	case containerID:
-		text = s.Cgroup.ContainerID
-	case containerName:
-		text = s.Container.Name
-	case containerImage:
-		text = s.Container.Image
-	case containerRuntime:
-		text = s.Cgroup.Runtime
-	case containerLabels:
-		text, known = s.Container.Labels[c.key]
-		return text, known
-	case podNamespace:
-		text = s.Container.Namespace
-	case podName:
-		text = s.Container.Pod
-	case podPriorityClass:
-		text = s.Container.PriorityClass
-	case podLabels:
-		text, known = s.Container.PodLabels[c.key]
-		return text, known
-	default:
 	}
-	return text, text != ""
+	text = f.text(s)
+	switch c.field {
+	case comm, cgroup:
+		return text, true
+	case cmdline:
+		return text, !s.Unread
+	default:
+		return text, text != ""
+	}
 }
 
 func (c *condition) includes(n uint64) bool { return c.first <= n && n <= c.last }

@@ -102,56 +102,43 @@ func Member(field, key string) string {
 // conditions returns the conditions, the cheap ones first. It calls fail for each error.
 func (m *Match) conditions(fail reject) []condition {
 	var cs []condition
-	text := func(f field, pattern string) {
-		if pattern != "" {
-			cs = append(cs, compileText(f, "", pattern, fail))
+	for n := range fields {
+		f := field(n)
+		switch at := fields[n].at(m).(type) {
+		case *string:
+			if *at != "" {
+				cs = append(cs, compileText(f, "", *at, fail))
+			}
+		case *map[string]string:
+			for _, key := range slices.Sorted(maps.Keys(*at)) {
+				cs = append(cs, compileText(f, key, (*at)[key], fail))
+			}
+		case **uint32:
+			if *at != nil {
+				cs = append(cs, condition{field: f, id: **at})
+			}
+		case *[]string:
+			if len(*at) > 0 {
+				cs = append(cs, compileGPUs(*at, fail))
+			}
+		case **PriorityRange:
+			if r := *at; r != nil {
+				if r.Max > gpreempt.MaxPriority {
+					fail("queue_priority", fmt.Sprintf("max %d is above %d", r.Max, gpreempt.MaxPriority), "choose 0 to 15; HIP's low, normal and high are 0, 7 and 11")
+				} else if r.Min > r.Max {
+					fail("queue_priority", fmt.Sprintf("min %d is above max %d", r.Min, r.Max), "swap them")
+				}
+				cs = append(cs, condition{field: f, first: uint64(r.Min), last: uint64(r.Max)})
+			}
+		case **AddressRange:
+			if r := *at; r != nil {
+				if r.From > r.To {
+					fail("ring_address", fmt.Sprintf("from %#x is above to %#x", r.From, r.To), "swap them")
+				}
+				cs = append(cs, condition{field: f, first: r.From, last: r.To})
+			}
 		}
 	}
-	texts := func(f field, patterns map[string]string) {
-		for _, key := range slices.Sorted(maps.Keys(patterns)) {
-			cs = append(cs, compileText(f, key, patterns[key], fail))
-		}
-	}
-	number := func(f field, id *uint32) {
-		if id != nil {
-			cs = append(cs, condition{field: f, id: *id})
-		}
-	}
-	text(comm, m.Comm)
-	number(uid, m.UID)
-	number(gid, m.GID)
-	text(exe, m.Exe)
-	text(cgroup, m.Cgroup)
-	text(unit, m.Unit)
-	text(slice, m.Slice)
-	texts(env, m.Env)
-	text(containerID, m.Container.ID)
-	text(containerName, m.Container.Name)
-	text(containerImage, m.Container.Image)
-	text(containerRuntime, m.Container.Runtime)
-	texts(containerLabels, m.Container.Labels)
-	text(podNamespace, m.Pod.Namespace)
-	text(podName, m.Pod.Name)
-	text(podPriorityClass, m.Pod.PriorityClass)
-	texts(podLabels, m.Pod.Labels)
-	if len(m.GPU) > 0 {
-		cs = append(cs, compileGPUs(m.GPU, fail))
-	}
-	if r := m.QueuePriority; r != nil {
-		if r.Max > gpreempt.MaxPriority {
-			fail("queue_priority", fmt.Sprintf("max %d is above %d", r.Max, gpreempt.MaxPriority), "choose 0 to 15; HIP's low, normal and high are 0, 7 and 11")
-		} else if r.Min > r.Max {
-			fail("queue_priority", fmt.Sprintf("min %d is above max %d", r.Min, r.Max), "swap them")
-		}
-		cs = append(cs, condition{field: queuePriority, first: uint64(r.Min), last: uint64(r.Max)})
-	}
-	if r := m.RingAddress; r != nil {
-		if r.From > r.To {
-			fail("ring_address", fmt.Sprintf("from %#x is above to %#x", r.From, r.To), "swap them")
-		}
-		cs = append(cs, condition{field: ringAddress, first: r.From, last: r.To})
-	}
-	text(cmdline, m.Cmdline)
 	return cs
 }
 

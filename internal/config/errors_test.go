@@ -101,7 +101,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 				`3:12: rules[0].class: "batch" is not known here: write unmanaged, online or offline`,
 				"4:5: rules[1].class: is missing: write online, offline or unmanaged",
 				`5:19: rules[1].match.comm: is the number 7: put it in quotes: "7"`,
-				`6:5: rules[2].match: is empty, which would match every process: write comm, cmdline, exe or another field; comm: "*" for every process`,
+				`6:5: rules[2].match: is empty, which would match every process: write comm, uid, gid or another field; comm: "*" for every process`,
 				`6:11: rules[2].name: "x" is also the name of rules[1]: write a unique name for each rule`,
 				"8:15: rules[2].priority: 16 is outside 0 to 15: write a whole number from 0 to 15",
 				"9:5: rules[3]: is the number 5: write keys and values, one `key: value` a line",

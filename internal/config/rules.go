@@ -59,34 +59,20 @@ type slot struct {
 }
 
 // matchSlots returns every key of match.
-func matchSlots(m *classify.Match) []slot {
-	return []slot{
-		{"comm", &m.Comm},
-		{"cmdline", &m.Cmdline},
-		{"exe", &m.Exe},
-		{"uid", &m.UID},
-		{"gid", &m.GID},
-		{"cgroup", &m.Cgroup},
-		{"unit", &m.Unit},
-		{"slice", &m.Slice},
-		{"env", &m.Env},
-		{"container", []slot{
-			{"id", &m.Container.ID},
-			{"name", &m.Container.Name},
-			{"image", &m.Container.Image},
-			{"runtime", &m.Container.Runtime},
-			{"labels", &m.Container.Labels},
-		}},
-		{"pod", []slot{
-			{"namespace", &m.Pod.Namespace},
-			{"name", &m.Pod.Name},
-			{"priority_class", &m.Pod.PriorityClass},
-			{"labels", &m.Pod.Labels},
-		}},
-		{"gpu", &m.GPU},
-		{"queue_priority", &m.QueuePriority},
-		{"ring_address", &m.RingAddress},
+func matchSlots(m *classify.Match) (slots []slot) {
+	for _, f := range m.Fields() {
+		outer, inner, nested := strings.Cut(f.Name, ".")
+		i := slices.IndexFunc(slots, func(s slot) bool { return s.name == outer })
+		switch {
+		case !nested:
+			slots = append(slots, slot{outer, f.At})
+		case i < 0:
+			slots = append(slots, slot{outer, []slot{{inner, f.At}}})
+		default:
+			slots[i].at = append(slots[i].at.([]slot), slot{inner, f.At})
+		}
 	}
+	return slots
 }
 
 func matchKeys() []string { return slotNames(matchSlots(new(classify.Match))) }
