@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
-	"strconv"
 	"strings"
 
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -252,27 +250,4 @@ func ringSize(at, bytes uint64) string {
 		return "-"
 	}
 	return size(bytes)
-}
-
-var gfxName = regexp.MustCompile(`^gfx([0-9]{1,3})([0-9a-f])([0-9a-f])$`)
-
-// parseGFX returns the gfx_target_version of a GPU's compiler name: 90402 for gfx942.
-func parseGFX(s string) (uint32, error) {
-	m := gfxName.FindStringSubmatch(strings.ToLower(s))
-	if m == nil {
-		return 0, fmt.Errorf("invalid --gfx %q; use a name such as gfx90a, gfx942 or gfx1100", s)
-	}
-	version := uint32(0)
-	for i, digits := range m[1:] {
-		base := 16
-		if i == 0 {
-			base = 10
-		}
-		n, err := strconv.ParseUint(digits, base, 32)
-		if err != nil {
-			return 0, err
-		}
-		version = version*100 + uint32(n)
-	}
-	return version, nil
 }

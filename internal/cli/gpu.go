@@ -10,6 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 func (a *app) gpuCommand() *cobra.Command {
@@ -80,13 +82,12 @@ func printGPUs(p *printer, list []*gpreemptv1.Gpu) {
 	t.flush()
 }
 
-// gfx formats gfx_target_version 90402 as gfx942; the stepping is hexadecimal, as in
-// gfx90a.
+// gfx formats a gfx_target_version.
 func gfx(v uint32) string {
 	if v == 0 {
 		return "-"
 	}
-	return fmt.Sprintf("gfx%d%x%x", v/10000, v/100%100, v%100)
+	return gpreempt.GFXName(v)
 }
 
 var bdf = regexp.MustCompile(`^([0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}\.[0-7]$`)
@@ -132,34 +133,9 @@ func findGPU(ctx context.Context, cmd *cobra.Command, admin adminClient, s strin
 		return 0, err
 	}
 	for _, g := range resp.GetGpus() {
-		if selects(sel, g) {
+		if api.Selects(sel, g.GetGpuId(), g.GetNode(), g.GetRenderMinor(), g.GetBdf()) {
 			return g.GetGpuId(), nil
 		}
 	}
 	return 0, &failure{code: ExitNotFound, message: fmt.Sprintf("GPU %s not found on this host", s), next: "gpctl gpu list"}
-}
-
-func selects(sel *gpreemptv1.GpuSelector, g *gpreemptv1.Gpu) bool {
-	switch by := sel.GetBy().(type) {
-	case *gpreemptv1.GpuSelector_GpuId:
-		return by.GpuId == g.GetGpuId()
-	case *gpreemptv1.GpuSelector_Node:
-		return by.Node == g.GetNode()
-	case *gpreemptv1.GpuSelector_RenderMinor:
-		return by.RenderMinor == g.GetRenderMinor()
-	case *gpreemptv1.GpuSelector_Bdf:
-		return sameBDF(by.Bdf, g.GetBdf())
-	}
-	return false
-}
-
-// sameBDF compares PCI addresses; one without a domain is in domain 0.
-func sameBDF(a, b string) bool {
-	full := func(s string) string {
-		if strings.Count(s, ":") == 1 {
-			s = "0000:" + s
-		}
-		return strings.ToLower(s)
-	}
-	return full(a) == full(b)
 }

@@ -228,7 +228,9 @@ func (m *machine) CreateLease(_ context.Context, req *gpreemptv1.CreateLeaseRequ
 	}
 	var ids []uint32
 	for _, g := range m.gpus {
-		if len(ask.GetGpus()) == 0 || slices.ContainsFunc(ask.GetGpus(), func(s *gpreemptv1.GpuSelector) bool { return selects(s, g) }) {
+		if len(ask.GetGpus()) == 0 || slices.ContainsFunc(ask.GetGpus(), func(s *gpreemptv1.GpuSelector) bool {
+			return api.Selects(s, g.GetGpuId(), g.GetNode(), g.GetRenderMinor(), g.GetBdf())
+		}) {
 			ids = append(ids, g.GetGpuId())
 		}
 	}

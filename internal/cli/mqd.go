@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 func (a *app) mqdCommand() *cobra.Command {
@@ -25,8 +27,8 @@ func (a *app) mqdDecode() *cobra.Command {
 			gfx := uint32(0)
 			if name != "" {
 				var err error
-				if gfx, err = parseGFX(name); err != nil {
-					return usage(cmd, "%v", err)
+				if gfx, err = gpreempt.ParseGFX(strings.ToLower(name)); err != nil {
+					return usage(cmd, "invalid --gfx %q; use a name such as gfx90a, gfx942 or gfx1100", name)
 				}
 			}
 			file, data, err := a.readDump(args[0])

@@ -72,7 +72,9 @@ func readPauses(dir string, log *zap.Logger) (*pauses, []error, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	attach := func(ctx context.Context, pid int32, start uint64) (criu.Thread, error) { return debugThread(ctx, pid, start) }
+	attach := func(ctx context.Context, pid int32, start uint64) (criu.Thread, error) {
+		return debugThread(ctx, pid, start)
+	}
 	p := &pauses{
 		CRIU:    criu.New(criu.Config{Sys: kfd.Kernel(), Attach: attach, Journal: j, Log: log.Named("criu")}),
 		Freezer: freezer.New(freezer.Config{Root: "/", Journal: j, Log: log.Named("freezer")}),

@@ -186,7 +186,7 @@ func (h *host) inventory() string {
 		if g.MES {
 			scheduler = "MES"
 		}
-		kind := GFXName(g.GFX)
+		kind := gpreempt.GFXName(g.GFX)
 		if g.Name != kind {
 			kind = g.Name + " " + kind
 		}

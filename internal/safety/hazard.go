@@ -194,7 +194,7 @@ func (t *Table) Check(h Host, g GPU, mechanism string) Result {
 }
 
 func reason(h Host, g GPU, r Row) string {
-	s := GFXName(g.GFX)
+	s := gpreempt.GFXName(g.GFX)
 	if g.MES != 0 {
 		s += fmt.Sprintf(" with MES firmware %#x", g.MES)
 	}

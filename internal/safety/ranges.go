@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // GFXRange is a range of gfx_target_version, both bounds included.
@@ -21,7 +23,7 @@ func (x GFXRange) Contains(gfx uint32) bool { return x.First <= gfx && gfx <= x.
 
 // String returns gfx942, gfx11xx, gfx1100-gfx1103 or gfx*.
 func (x GFXRange) String() string {
-	first, last := GFXName(x.First), GFXName(x.Last)
+	first, last := gpreempt.GFXName(x.First), gpreempt.GFXName(x.Last)
 	switch {
 	case x == everyGFX:
 		return "gfx*"
@@ -37,18 +39,6 @@ func (x GFXRange) String() string {
 	return first + "-" + last
 }
 
-// GFXName returns the name that compilers use for a gfx_target_version: 90010 is gfx90a.
-func GFXName(version uint32) string {
-	major, minor, step := version/10000, version/100%100, version%100
-	switch {
-	case version == 0:
-		return "a GPU of unknown architecture"
-	case minor > 15 || step > 15:
-		return fmt.Sprintf("gfx_target_version %d", version)
-	}
-	return fmt.Sprintf("gfx%d%x%x", major, minor, step)
-}
-
 // parseGFX parses a name (gfx90a), a family (gfx11xx), a span of names
 // (gfx1100-gfx1103) or gfx*.
 func parseGFX(s string) (GFXRange, error) {
@@ -57,8 +47,8 @@ func parseGFX(s string) (GFXRange, error) {
 	}
 	from, to, span := strings.Cut(s, "-")
 	if span {
-		first, err1 := parseGFXName(from)
-		last, err2 := parseGFXName(to)
+		first, err1 := gpreempt.ParseGFX(from)
+		last, err2 := gpreempt.ParseGFX(to)
 		if err := errors.Join(err1, err2); err != nil || first > last {
 			return GFXRange{}, fmt.Errorf("%q is not a span of GPUs", s)
 		}
@@ -66,31 +56,15 @@ func parseGFX(s string) (GFXRange, error) {
 	}
 	stem := strings.TrimRight(s, "x")
 	if wild := len(s) - len(stem); wild > 0 && wild <= 2 {
-		first, err1 := parseGFXName(stem + strings.Repeat("0", wild))
-		last, err2 := parseGFXName(stem + strings.Repeat("f", wild))
+		first, err1 := gpreempt.ParseGFX(stem + strings.Repeat("0", wild))
+		last, err2 := gpreempt.ParseGFX(stem + strings.Repeat("f", wild))
 		if err := errors.Join(err1, err2); err != nil {
 			return GFXRange{}, fmt.Errorf("%q is not a family of GPUs", s)
 		}
 		return GFXRange{first, last}, nil
 	}
-	gfx, err := parseGFXName(s)
+	gfx, err := gpreempt.ParseGFX(s)
 	return GFXRange{gfx, gfx}, err
-}
-
-// parseGFXName parses gfx, the major version in decimal, and one hexadecimal digit each
-// for minor and step.
-func parseGFXName(s string) (uint32, error) {
-	digits, ok := strings.CutPrefix(s, "gfx")
-	if ok && len(digits) >= 3 && len(digits) <= 4 && strings.ToLower(digits) == digits {
-		n := len(digits) - 2
-		major, err1 := strconv.ParseUint(digits[:n], 10, 8)
-		minor, err2 := strconv.ParseUint(digits[n:n+1], 16, 8)
-		step, err3 := strconv.ParseUint(digits[n+1:], 16, 8)
-		if errors.Join(err1, err2, err3) == nil && major > 0 && digits[0] != '0' {
-			return uint32(major*10000 + minor*100 + step), nil
-		}
-	}
-	return 0, fmt.Errorf("%q is not the name of a GPU architecture", s)
 }
 
 // Comparator is a comparison operator.

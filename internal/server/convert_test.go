@@ -85,13 +85,3 @@ func FuzzParseLeaseID(f *testing.F) {
 		}
 	})
 }
-
-func TestCanonicalBDF(t *testing.T) {
-	for in, want := range map[string]string{
-		"0000:0a:00.0": "0000:0a:00.0", "0A:1f.7": "0000:0a:1f.7", "10000:E1:00.0": "10000:e1:00.0", "0a": "0a", "": "",
-	} {
-		if got := canonicalBDF(in); got != want {
-			t.Errorf("%q: %q, want %q", in, got, want)
-		}
-	}
-}

@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -49,7 +49,9 @@ func gpusOf(proc discovery.Proc) []gpreempt.GPUID {
 func selectGPUs(all []gpreempt.GPU, selectors []*gpreemptv1.GpuSelector) ([]gpreempt.GPUID, error) {
 	gpus := make([]gpreempt.GPUID, 0, min(len(selectors), len(all)))
 	for i, sel := range selectors {
-		at := slices.IndexFunc(all, func(g gpreempt.GPU) bool { return selects(sel, g) })
+		at := slices.IndexFunc(all, func(g gpreempt.GPU) bool {
+			return api.Selects(sel, uint32(g.ID), uint32(g.Node), uint32(g.RenderMinor), g.BDF)
+		})
 		if at < 0 {
 			return nil, scheduler.UnknownGPU(selectorName(i, sel))
 		}
@@ -58,21 +60,6 @@ func selectGPUs(all []gpreempt.GPU, selectors []*gpreemptv1.GpuSelector) ([]gpre
 		}
 	}
 	return sortedGPUs(gpus), nil
-}
-
-func selects(sel *gpreemptv1.GpuSelector, g gpreempt.GPU) bool {
-	switch by := sel.GetBy().(type) {
-	case *gpreemptv1.GpuSelector_GpuId:
-		return by.GpuId != 0 && gpreempt.GPUID(by.GpuId) == g.ID
-	case *gpreemptv1.GpuSelector_Node:
-		return int64(by.Node) == int64(g.Node)
-	case *gpreemptv1.GpuSelector_Bdf:
-		return by.Bdf != "" && canonicalBDF(by.Bdf) == g.BDF
-	case *gpreemptv1.GpuSelector_RenderMinor:
-		return by.RenderMinor != 0 && int64(by.RenderMinor) == int64(g.RenderMinor)
-	default:
-		return false
-	}
 }
 
 func selectorName(i int, sel *gpreemptv1.GpuSelector) string {
@@ -88,12 +75,4 @@ func selectorName(i int, sel *gpreemptv1.GpuSelector) string {
 	default:
 		return fmt.Sprintf("of selector %d, which is empty,", i+1)
 	}
-}
-
-// canonicalBDF returns a PCI address as topology has it: in lower case, with a domain.
-func canonicalBDF(s string) string {
-	if strings.Count(s, ":") == 1 {
-		s = "0000:" + s
-	}
-	return strings.ToLower(s)
 }

@@ -96,7 +96,7 @@ func (f *FS) gpu(node int) (gpreempt.GPU, error) {
 // gpuOf interprets the properties of a GPU node.
 func gpuOf(node int, id gpreempt.GPUID, name string, p NodeProperties) gpreempt.GPU {
 	if name == "" || name == "ip discovery" { // the driver has no name for newer chips
-		name = gfxName(p.GFX)
+		name = gpreempt.GFXName(uint32(p.GFX))
 	}
 	bus, device, function := p.Location>>8&0xff, p.Location>>3&0x1f, p.Location&0x7
 	return gpreempt.GPU{
@@ -113,11 +113,6 @@ func gpuOf(node int, id gpreempt.GPUID, name string, p NodeProperties) gpreempt.
 		// HSA_CAP_TRAP_DEBUG_FIRMWARE_SUPPORTED (kfd_topology_set_dbg_firmware_support).
 		DebugFirmware: p.Capability&0x20000000 != 0,
 	}
-}
-
-// gfxName returns the name compilers use: 90402 is gfx942, 90010 is gfx90a.
-func gfxName(version uint64) string {
-	return fmt.Sprintf("gfx%d%x%x", version/10000, version/100%100, version%100)
 }
 
 // queueSlots returns how many user compute queues run at once. A queue takes the same slot
