@@ -246,3 +246,27 @@ func TestNoDebuggingWithoutHWS(t *testing.T) {
 		}
 	})
 }
+
+// The last call ends while Kill waits, and the exit begins right after that.
+func TestKillReturnsAfterTheDeathOfAWaitingProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := kfdtest.New(kfdtest.Config{Profile: "7.2", Nodes: []driver.Node{{ID: gpuA, GFX: hws}}})
+		m.Inject(kfdtest.Fault{Op: driver.RequestOp(kfd.ReqRuntimeEnable), Hold: true, Always: true})
+		for range 500 {
+			job := m.Spawn()
+			fd, err := job.Main().OpenKFD()
+			if err != nil {
+				t.Fatal(err)
+			}
+			enabled := start(func() error { return job.Main().RuntimeEnable(fd) })
+			if !waits(enabled) {
+				t.Fatal("the call does not wait")
+			}
+			job.Kill()
+			if !job.Dead() {
+				t.Fatal("Kill returned before the death")
+			}
+			<-enabled
+		}
+	})
+}
