@@ -65,19 +65,14 @@ type Offsets struct {
 	// Doorbells returns the offset of a process's doorbells on a GPU, DoorbellBytes in
 	// size. Its lowest 13 bits are 0.
 	Doorbells func(gpreempt.GPUID) uint64
-	// Events is the offset of the page of a process's signal events, EventBytes in size.
+	// Events is the offset of the page of a process's signal events, 8 bytes for each of 4096.
 	Events uint64
 	// MMIO returns the offset of the page with the registers remapped for processes.
 	MMIO func(gpreempt.GPUID) uint64
 }
 
-// DoorbellBytes is the size of a process's doorbells on a GPU
-// (kfd_doorbell_process_slice), EventBytes that of the page of its signal events
-// (KFD_SIGNAL_EVENT_LIMIT times 8).
-const (
-	DoorbellBytes = 8192
-	EventBytes    = 8 * 4096
-)
+// DoorbellBytes is the size of a process's doorbells on a GPU (kfd_doorbell_process_slice).
+const DoorbellBytes = 8192
 
 // The driver's own offsets (KFD_MMAP_TYPE_*, KFD_MMAP_GPU_ID); KFD_MMAP_TYPE_MMIO is 0.
 const (
@@ -101,9 +96,6 @@ type Node struct {
 	GFX uint32
 	// XCCs is the number of compute dies, 0 means 1.
 	XCCs int
-	// NoDebugFirmware: the firmware cannot debug, and a runtime does not call
-	// RUNTIME_ENABLE. The driver does not check this.
-	NoDebugFirmware bool
 	// NoGWSDebug: processes that use GWS cannot be debugged.
 	NoGWSDebug bool
 	// SDMAQueues and XGMIQueues are the most SDMA queues over PCIe and over XGMI; 0 means

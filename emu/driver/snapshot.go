@@ -70,10 +70,7 @@ const (
 
 // capabilities is kfd_topology_set_capabilities.
 func (n Node) capabilities(p profile) (one, two uint32) {
-	one = capTrapDebug | capLaunchOverride | capLaunchMode
-	if !n.NoDebugFirmware {
-		one |= capDebugFirmware
-	}
+	one = capTrapDebug | capLaunchOverride | capLaunchMode | capDebugFirmware
 	if n.GFX >= 90010 && n.GFX < 100000 || n.GFX >= 120100 {
 		one |= capPreciseMemory
 	}

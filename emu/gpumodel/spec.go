@@ -34,8 +34,6 @@ type Costs struct {
 type Spec struct {
 	// Name is the preset's name, such as mi300x.
 	Name string
-	// Product is the name on the box.
-	Product string
 	// GFX is gfx_target_version: major*10000 + minor*100 + step.
 	GFX uint32
 	// XCCs is the number of accelerator complex dies in a node.
@@ -129,39 +127,34 @@ func Presets() []Spec {
 	}
 
 	mi300x := cdna3
-	mi300x.Name, mi300x.Product = "mi300x", "AMD Instinct MI300X"
-	mi300x.XCCs, mi300x.CUs, mi300x.XGMIEngines = 8, 304, 14
+	mi300x.Name, mi300x.XCCs, mi300x.CUs, mi300x.XGMIEngines = "mi300x", 8, 304, 14
 	mi300x.topology.deviceID, mi300x.topology.arrays, mi300x.topology.clockMHz = 0x74a1, 32, 2100
 
 	mi308x := cdna3
-	mi308x.Name, mi308x.Product = "mi308x", "AMD Instinct MI308X"
-	mi308x.XCCs, mi308x.CUs, mi308x.XGMIEngines = 4, 80, 6
+	mi308x.Name, mi308x.XCCs, mi308x.CUs, mi308x.XGMIEngines = "mi308x", 4, 80, 6
 	mi308x.topology.deviceID, mi308x.topology.arrays, mi308x.topology.clockMHz = 0x74a2, 16, 1420
 	mi308x.topology.ids = []gpreempt.GPUID{0xf7bc, 0xf05b, 0xeb40, 0xc66d, 0xf220, 0xf5c7, 0xeedc, 0xc3f1}
 	mi308x.topology.buses = []uint8{0x0a, 0x80, 0xa4, 0xc8, 0x0b, 0x81, 0xa5, 0xc9}
 
 	mi250x := cdna3
-	mi250x.Name, mi250x.Product = "mi250x", "AMD Instinct MI250X"
-	mi250x.GFX, mi250x.XCCs, mi250x.CUs, mi250x.XGMIEngines = 90010, 1, 110, 3
+	mi250x.Name, mi250x.GFX, mi250x.XCCs, mi250x.CUs, mi250x.XGMIEngines = "mi250x", 90010, 1, 110, 3
 	mi250x.CopyRate, mi250x.LinkRate = 25e9, 32e9
 	mi250x.topology.kernelName, mi250x.topology.deviceID = "aldebaran", 0x7408
 	mi250x.topology.arrays, mi250x.topology.cusPerArray, mi250x.topology.clockMHz = 8, 16, 1700
 	mi250x.topology.firmware, mi250x.topology.sdmaFirmware = 78, 8
 
 	mi210 := mi250x
-	mi210.Name, mi210.Product, mi210.CUs = "mi210", "AMD Instinct MI210", 104
+	mi210.Name, mi210.CUs = "mi210", 104
 	mi210.topology.deviceID = 0x740f
 
 	mi100 := mi250x
-	mi100.Name, mi100.Product = "mi100", "AMD Instinct MI100"
-	mi100.GFX, mi100.CUs, mi100.XGMIEngines = 90008, 120, 6
+	mi100.Name, mi100.GFX, mi100.CUs, mi100.XGMIEngines = "mi100", 90008, 120, 6
 	mi100.topology.kernelName, mi100.topology.deviceID = "arcturus", 0x738c
 	mi100.topology.clockMHz, mi100.topology.firmware, mi100.topology.sdmaFirmware = 1502, 68, 18
 	mi100.topology.capability = capabilityCDNA &^ 0x40000
 
 	rx := cdna3
-	rx.Name, rx.Product = "rx7900xtx", "AMD Radeon RX 7900 XTX"
-	rx.GFX, rx.XCCs, rx.CUs, rx.MES, rx.Slots = 110000, 1, 96, true, 8
+	rx.Name, rx.GFX, rx.XCCs, rx.CUs, rx.MES, rx.Slots = "rx7900xtx", 110000, 1, 96, true, 8
 	rx.CopyRate, rx.LinkRate = 25e9, 32e9
 	rx.Quantum = time.Millisecond
 	rx.Costs = Costs{RemoveQueue: 90 * time.Microsecond, AddQueue: 70 * time.Microsecond, Jitter: 0.05}

@@ -102,7 +102,7 @@ func (t *Thread) Open(path string, flags int) (fd int, err error) {
 		if path != kfd.DevicePath {
 			return 0, unix.ENOENT
 		}
-		opened, err := t.p.m.Driver.Open(task{t})
+		opened, err := t.p.m.Driver.Open(t)
 		if err != nil {
 			return 0, err
 		}
@@ -130,7 +130,7 @@ func (t *Thread) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (r1 uintptr, er
 		if f.kfd == nil {
 			return 0, unix.ENOTTY
 		}
-		r1, errno := t.p.m.Driver.Ioctl(task{t}, f.kfd, req, memory(arg))
+		r1, errno := t.p.m.Driver.Ioctl(t, f.kfd, req, memory(arg))
 		if errno == driver.ERESTARTSYS {
 			errno = unix.EINTR
 		}
@@ -297,7 +297,7 @@ func (t *Thread) awaitPipe(f *file, do func() bool) error {
 	case ready():
 	case f.nonblock:
 		return unix.EAGAIN
-	case !t.wait(ready, task{t}.Interrupted):
+	case !t.wait(ready, t.Interrupted):
 		return unix.EINTR
 	}
 	f.m.Wake()
@@ -305,19 +305,18 @@ func (t *Thread) awaitPipe(f *file, do func() bool) error {
 }
 
 // Install implements driver.Task.
-func (k task) Install(s *driver.SMIStream) int {
-	m := k.t.p.m
-	defer m.lock()()
-	return k.t.p.install(&file{m: m, name: "anon_inode:kfd_smi_ev", smi: s}, false)
+func (t *Thread) Install(s *driver.SMIStream) int {
+	defer t.p.m.lock()()
+	return t.p.install(&file{m: t.p.m, name: "anon_inode:kfd_smi_ev", smi: s}, false)
 }
 
 // File implements driver.Task.
-func (k task) File(fd uint32) driver.EventFile {
-	f := k.t.p.hold(int(fd))
+func (t *Thread) File(fd uint32) driver.EventFile {
+	f := t.p.hold(int(fd))
 	switch {
 	case f != nil:
 		return eventFile{f}
-	case k.t.p.real:
+	case t.p.real:
 		return dupReal(int(fd))
 	}
 	return nil
@@ -334,8 +333,8 @@ func (e eventFile) WriteDot(by driver.Task) (full bool) {
 	switch {
 	case p == nil || !e.f.writes:
 	case p.readers == 0:
-		if by, ok := by.(task); ok {
-			by.t.p.killed = true
+		if by, ok := by.(*Thread); ok {
+			by.p.killed = true
 		}
 	case len(p.buf) < pipeSize:
 		p.buf = append(p.buf, '.')

@@ -108,7 +108,7 @@ func (p *Process) Exec() {
 		}
 	}
 	p.m.mu.Unlock()
-	p.m.MMReleased(task{p.main}, old)
+	p.m.MMReleased(p.main, old)
 	for _, f := range closing {
 		f.put()
 	}
@@ -141,7 +141,7 @@ func (p *Process) ended() bool {
 		return true
 	}
 	if exiting {
-		stuck, _ := p.m.Waiting(task{p.main})
+		stuck, _ := p.m.Waiting(p.main)
 		return stuck
 	}
 	stuck := false
@@ -181,7 +181,7 @@ func (p *Process) exit() {
 	p.mm = nil
 	m.mu.Unlock()
 	if old != nil {
-		m.MMReleased(task{p.main}, old)
+		m.MMReleased(p.main, old)
 	}
 	m.mu.Lock()
 	files := make([]*file, 0, len(p.fds))

@@ -25,7 +25,10 @@ type Thread struct {
 	interrupted        bool
 }
 
-var _ kfd.Sys = (*Thread)(nil)
+var (
+	_ kfd.Sys     = (*Thread)(nil)
+	_ driver.Task = (*Thread)(nil)
+)
 
 // TID returns the thread's ID.
 func (t *Thread) TID() int32 { return t.tid }
@@ -101,7 +104,7 @@ func (t *Thread) Blocked() bool {
 	t.p.m.mu.Lock()
 	held := t.held > 0
 	t.p.m.mu.Unlock()
-	waiting, _ := t.p.m.Waiting(task{t})
+	waiting, _ := t.p.m.Waiting(t)
 	return held || waiting
 }
 
@@ -117,7 +120,7 @@ func (t *Thread) stuck() bool {
 	t.p.m.mu.Lock()
 	hooks := t.hooks > 0
 	t.p.m.mu.Unlock()
-	waiting, interruptible := t.p.m.Waiting(task{t})
+	waiting, interruptible := t.p.m.Waiting(t)
 	return hooks || waiting && !interruptible
 }
 
@@ -183,50 +186,46 @@ func (t *Thread) count(n *int) (end func()) {
 	return func() { add(-1) }
 }
 
-// task is a thread as a driver.Task.
-type task struct{ t *Thread }
+// The methods below are those of a driver.Task.
 
-var _ driver.Task = task{}
+func (t *Thread) Leader() driver.Task { return t.p.main }
+func (t *Thread) Comm() string        { return "fake" }
 
-func (k task) TID() int32          { return k.t.tid }
-func (k task) Leader() driver.Task { return task{k.t.p.main} }
-func (k task) Comm() string        { return "fake" }
-
-func (k task) MM() driver.MM {
-	defer k.t.p.m.lock()()
-	if k.t.dead || k.t.p.mm == nil {
+func (t *Thread) MM() driver.MM {
+	defer t.p.m.lock()()
+	if t.dead || t.p.mm == nil {
 		return nil
 	}
-	return k.t.p.mm
+	return t.p.mm
 }
 
-func (k task) Tracer() driver.Task {
-	defer k.t.p.m.lock()()
-	if tracer := k.t.tracedBy(); tracer != nil {
-		return task{tracer}
+func (t *Thread) Tracer() driver.Task {
+	defer t.p.m.lock()()
+	if tracer := t.tracedBy(); tracer != nil {
+		return tracer
 	}
 	return nil
 }
 
-func (k task) Interrupted() bool {
-	defer k.t.p.m.lock()()
-	return k.t.interrupted || k.t.gone()
+func (t *Thread) Interrupted() bool {
+	defer t.p.m.lock()()
+	return t.interrupted || t.gone()
 }
 
-func (k task) Capable(c driver.Capability) bool {
-	defer k.t.p.m.lock()()
-	return k.t.p.caps[c]
+func (t *Thread) Capable(c driver.Capability) bool {
+	defer t.p.m.lock()()
+	return t.p.caps[c]
 }
 
-func (k task) PIDInside() int32 {
-	defer k.t.p.m.lock()()
-	return k.t.p.inside
+func (t *Thread) PIDInside() int32 {
+	defer t.p.m.lock()()
+	return t.p.inside
 }
 
-func (k task) Find(pid int32) driver.Task {
-	defer k.t.p.m.lock()()
-	if t := k.t.p.m.threads[pid]; t != nil {
-		return task{t}
+func (t *Thread) Find(pid int32) driver.Task {
+	defer t.p.m.lock()()
+	if found := t.p.m.threads[pid]; found != nil {
+		return found
 	}
 	return nil
 }
