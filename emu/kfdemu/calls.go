@@ -21,7 +21,7 @@ import (
 
 // blocks reports whether a call may block.
 func blocks(c *seccomp.Call) bool {
-	return c.NR == unix.SYS_IOCTL || c.NR == unix.SYS_OPENAT || c.NR == unix.SYS_OPENAT2 || c.NR == sysOpen
+	return c.NR == unix.SYS_IOCTL || c.NR == unix.SYS_OPENAT || c.NR == unix.SYS_OPENAT2 || c.NR == seccomp.SysOpen
 }
 
 // call answers a call.
@@ -30,7 +30,7 @@ func (e *Emulator) call(c *seccomp.Call) {
 	switch c.NR {
 	case unix.SYS_IOCTL:
 		err = e.ioctl(c)
-	case unix.SYS_OPENAT, unix.SYS_OPENAT2, sysOpen:
+	case unix.SYS_OPENAT, unix.SYS_OPENAT2, seccomp.SysOpen:
 		err = e.open(c)
 	default:
 		err = e.stat(c)
@@ -218,7 +218,7 @@ func kill(pid int32) error {
 // open answers an open of an emulated file.
 func (e *Emulator) open(c *seccomp.Call) error {
 	at, name, flags := int32(c.Args[0]), c.Args[1], c.Args[2]
-	if c.NR == sysOpen {
+	if c.NR == seccomp.SysOpen {
 		at = unix.AT_FDCWD
 		name, flags = c.Args[0], c.Args[1]
 	}
@@ -358,7 +358,7 @@ func (e *Emulator) stat(c *seccomp.Call) error {
 	switch c.NR {
 	case unix.SYS_STATX:
 		out, answer = c.Args[4], Statx(major, minor, f.id.Inode)
-	case sysNewfstatat:
+	case seccomp.SysNewfstatat:
 		out = c.Args[2]
 	}
 	if err := task.Space().WriteAt(answer, out); err != nil {

@@ -153,7 +153,7 @@ func (e *Emulator) build() error {
 		return err
 	}
 	e.undo = append(e.undo, e.engine.Close)
-	if e.tree, err = NewTree("", func() fs.FS { return e.rt.FS() }); err != nil {
+	if e.tree, err = NewTree(func() fs.FS { return e.rt.FS() }); err != nil {
 		return err
 	}
 	e.undo = append(e.undo, e.tree.Close)

@@ -58,12 +58,8 @@ func Exec(socket, program string, args, env []string) error {
 			return err
 		}
 	}
-	filter, err := seccomp.Filter(runtime.GOARCH, ioctlTypes...)
-	if err != nil {
-		return err
-	}
 	// With ErrAlready it is on the machine, because its parent is.
-	if err := seccomp.Enter(socket, filter); err != nil && !errors.Is(err, seccomp.ErrAlready) {
+	if err := seccomp.Enter(socket, seccomp.Filter(ioctlTypes...)); err != nil && !errors.Is(err, seccomp.ErrAlready) {
 		return err
 	}
 	if outside && os.Geteuid() != 0 {

@@ -26,7 +26,7 @@ func newTree(tb testing.TB) (*Tree, *machine, []gpreempt.Queue) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	t, err := NewTree("", func() fs.FS { return m.FS() })
+	t, err := NewTree(func() fs.FS { return m.FS() })
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path"
-	"path/filepath"
 	"strings"
 	"sync"
 
@@ -54,14 +53,15 @@ type Tree struct {
 	closed bool
 }
 
-// NewTree writes the tree of files() to dir: its sys, at the places of the driver, and other
+// NewTree writes the tree of files() to a new directory: its sys, at the places of the driver, and other
 // files that ROCm's libraries and tools read. It leaves out proc: the processes are real.
 // files is called for each update.
 //
-// dir must be empty or missing. If it is "", NewTree creates a directory on a tmpfs, if one is
-// writable: there inode numbers are not reused, on which readers of sysfs depend.
-func NewTree(dir string, files func() fs.FS) (_ *Tree, err error) {
-	if dir, err = makeDir(dir); err != nil {
+// The directory is on a tmpfs, if one is writable: there inode numbers are not reused, on
+// which readers of sysfs depend.
+func NewTree(files func() fs.FS) (_ *Tree, err error) {
+	dir, err := os.MkdirTemp(tmpfs(), fmt.Sprintf("kfdemu-%d-", os.Getpid()))
+	if err != nil {
 		return nil, fmt.Errorf("make the directory of the emulated sysfs: %w", err)
 	}
 	t := &Tree{dir: dir, files: files, procs: map[string]folder{}}
@@ -82,25 +82,6 @@ func NewTree(dir string, files func() fs.FS) (_ *Tree, err error) {
 		return nil, err
 	}
 	return t, nil
-}
-
-// makeDir returns dir, or a new directory on a tmpfs, as an absolute path.
-func makeDir(dir string) (string, error) {
-	if dir == "" {
-		return os.MkdirTemp(tmpfs(), "kfdemu-")
-	}
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return "", err
-	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", err
-	}
-	entries, err := os.ReadDir(dir)
-	if err == nil && len(entries) > 0 {
-		err = fmt.Errorf("%s is not empty: it has %s", dir, entries[0].Name())
-	}
-	return dir, err
 }
 
 // tmpfs returns a writable directory on a tmpfs, or else the one for temporary files.

@@ -268,7 +268,7 @@ func unprivileged(string) (err error) {
 	if err != nil {
 		return err
 	}
-	t, err := NewTree("", func() fs.FS { return m.FS() })
+	t, err := NewTree(func() fs.FS { return m.FS() })
 	if err != nil {
 		return err
 	}
@@ -297,7 +297,7 @@ func refused(string) (err error) {
 	if err != nil {
 		return err
 	}
-	t, err := NewTree("", func() fs.FS { return m.FS() })
+	t, err := NewTree(func() fs.FS { return m.FS() })
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -236,7 +237,7 @@ func TestEveryKindOfMachineHasATree(t *testing.T) {
 		for _, gpus := range [][]int{{1, 64}, {8}}[min(i, 1)] {
 			t.Run(fmt.Sprintf("%s-%d", spec.Name, gpus), func(t *testing.T) {
 				m := gpumodel.New(spec, gpus, 1)
-				emulated, err := NewTree("", func() fs.FS { return m.FS() })
+				emulated, err := NewTree(func() fs.FS { return m.FS() })
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -253,48 +254,22 @@ func TestEveryKindOfMachineHasATree(t *testing.T) {
 	}
 }
 
-func TestNewNeedsAnEmptyDirectory(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.WriteFile(dir+"/something", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	m, _, err := newMachine()
-	if err != nil {
-		t.Fatal(err)
-	}
-	files := func() fs.FS { return m.FS() }
-	if emulated, err := NewTree(dir, files); err == nil {
-		emulated.Close()
-		t.Error("a directory with something in it was taken")
-	}
-	emulated, err := NewTree(dir+"/new/one", files)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := emulated.Close(); err != nil {
-		t.Fatal(err)
-	}
-	left, err := names(dir + "/new")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]string{}, left); diff != "" {
-		t.Errorf("left after Close (-want +got):\n%s", diff)
-	}
-}
-
 func TestAMachineThatCannotBeReadLeavesNoFiles(t *testing.T) {
-	parent := t.TempDir()
+	trees := func() []string {
+		t.Helper()
+		all, err := names(tmpfs())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.DeleteFunc(all, func(name string) bool { return !strings.HasPrefix(name, fmt.Sprintf("kfdemu-%d-", os.Getpid())) })
+	}
+	before := trees()
 	broken := errors.New("the machine is broken")
-	if _, err := NewTree(parent+"/tree", func() fs.FS { return failing{broken} }); !errors.Is(err, broken) {
+	if _, err := NewTree(func() fs.FS { return failing{broken} }); !errors.Is(err, broken) {
 		t.Errorf("got %v, want %v", err, broken)
 	}
-	left, err := names(parent)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(left) > 0 {
-		t.Errorf("left: %v", left)
+	if diff := cmp.Diff(before, trees()); diff != "" {
+		t.Errorf("trees (-before +after):\n%s", diff)
 	}
 }
 

@@ -194,11 +194,7 @@ func clientReplaced(args []string) error {
 
 // clientEnter enters the supervisor at args[0] and becomes the client args[1].
 func clientEnter(args []string) error {
-	filter, err := Filter(runtime.GOARCH, ioctlType)
-	if err != nil {
-		return err
-	}
-	if err := Enter(args[0], filter); err != nil {
+	if err := Enter(args[0], Filter(ioctlType)); err != nil {
 		fmt.Println(err)
 		return nil
 	}
@@ -230,11 +226,7 @@ func clientUnprivileged(args []string) error {
 
 // clientReenter tries to enter again, and echoes.
 func clientReenter(args []string) error {
-	filter, err := Filter(runtime.GOARCH, ioctlType)
-	if err != nil {
-		return err
-	}
-	fmt.Println(errors.Is(Enter(args[0], filter), ErrAlready))
+	fmt.Println(errors.Is(Enter(args[0], Filter(ioctlType)), ErrAlready))
 	return clientEcho([]string{"5"})
 }
 

@@ -142,16 +142,6 @@ func (d *device) echoCounts() map[int]int {
 	return how
 }
 
-// testFilter selects the device's calls.
-func testFilter(t testing.TB) []unix.SockFilter {
-	t.Helper()
-	filter, err := Filter(runtime.GOARCH, ioctlType)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return filter
-}
-
 // needSupport skips the test if the machine lacks support.
 func needSupport(t testing.TB) {
 	t.Helper()
@@ -183,7 +173,7 @@ func (h handler) blocks(*Call) bool { return false }
 func inProcess(t testing.TB, d served, f func(l *Listener)) {
 	t.Helper()
 	needSupport(t)
-	filter := testFilter(t)
+	filter := Filter(ioctlType)
 	var l *Listener
 	OwnThread(func() {
 		fd, err := Install(filter)
@@ -231,7 +221,7 @@ func launch(t testing.TB, d served, client string, args ...string) *program {
 func start(t testing.TB, d served, cmd *exec.Cmd) *program {
 	t.Helper()
 	needSupport(t)
-	filter := testFilter(t)
+	filter := Filter(ioctlType)
 	p := &program{Cmd: cmd, t: t}
 	p.out = output(p.Cmd)
 	OwnThread(func() {

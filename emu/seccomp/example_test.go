@@ -2,7 +2,6 @@ package seccomp_test
 
 import (
 	"fmt"
-	"runtime"
 
 	"golang.org/x/sys/unix"
 
@@ -13,11 +12,6 @@ import (
 // process.
 func ExampleNewListener() {
 	const number = 1<<30 | 4<<16 | 'X'<<8 | 1 // _IOW('X', 1, int)
-	filter, err := seccomp.Filter(runtime.GOARCH, 'X')
-	if err != nil {
-		fmt.Println(err)
-		return
-	}
 	handle := func(c *seccomp.Call) {
 		var err error
 		if c.NR == unix.SYS_IOCTL && uint32(c.Args[1]) == number {
@@ -32,9 +26,10 @@ func ExampleNewListener() {
 	blocks := func(*seccomp.Call) bool { return false }
 
 	var listener *seccomp.Listener
+	var err error
 	seccomp.OwnThread(func() {
 		var fd int
-		if fd, err = seccomp.Install(filter); err != nil {
+		if fd, err = seccomp.Install(seccomp.Filter('X')); err != nil {
 			return
 		}
 		listener = seccomp.NewListener(fd, handle, blocks)

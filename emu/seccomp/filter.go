@@ -1,10 +1,6 @@
 package seccomp
 
-import (
-	"fmt"
-
-	"golang.org/x/sys/unix"
-)
+import "golang.org/x/sys/unix"
 
 // Offsets in struct seccomp_data (include/uapi/linux/seccomp.h).
 const (
@@ -13,31 +9,7 @@ const (
 	dataArgs = 16
 )
 
-// maxTypes limits jumps to their 8 bits.
-const maxTypes = 200
-
-// numbers are the system calls that a filter checks. The tables are written out because
-// x/sys has only those of the architecture it is built for.
-type numbers struct {
-	arch                                             uint32
-	ioctl, openat, openat2, fstat, newfstatat, statx uint32
-	// open is 0 where there is only openat.
-	open uint32
-}
-
-var architectures = map[string]numbers{
-	"amd64": {
-		arch:  unix.AUDIT_ARCH_X86_64,
-		ioctl: 16, open: 2, openat: 257, openat2: 437, fstat: 5, newfstatat: 262, statx: 332,
-	},
-	"arm64": {
-		arch:  unix.AUDIT_ARCH_AARCH64,
-		ioctl: 29, openat: 56, openat2: 437, fstat: 80, newfstatat: 79, statx: 291,
-	},
-}
-
-// Filter returns the program that selects, on the architecture goarch (amd64 or arm64, as
-// in runtime.GOARCH):
+// Filter returns the program that selects, on this machine's own architecture:
 //
 //   - ioctls of the given types, at most 200, with any direction, number and size: drivers
 //     have some without a direction, and those of other files with the same type (a
@@ -47,34 +19,27 @@ var architectures = map[string]numbers{
 //   - fstat, and newfstatat and statx of a descriptor (AT_EMPTY_PATH).
 //
 // All other calls are allowed, including those of other architectures.
-func Filter(goarch string, ioctlTypes ...byte) ([]unix.SockFilter, error) {
-	nr, ok := architectures[goarch]
-	if !ok {
-		return nil, fmt.Errorf("seccomp: unsupported architecture %q; amd64 and arm64 are supported", goarch)
-	}
-	if len(ioctlTypes) > maxTypes {
-		return nil, fmt.Errorf("seccomp: %d ioctl types in one filter, at most %d", len(ioctlTypes), maxTypes)
-	}
+func Filter(ioctlTypes ...byte) []unix.SockFilter {
 	p := []unix.SockFilter{
 		load(dataArch),
-		jump(unix.BPF_JEQ, nr.arch, 1, 0),
+		jump(unix.BPF_JEQ, arch, 1, 0),
 		ret(unix.SECCOMP_RET_ALLOW),
 		load(dataNR),
 	}
-	on := func(number uint32, body ...unix.SockFilter) {
-		p = append(p, jump(unix.BPF_JEQ, number, 0, len(body)))
-		p = append(p, body...)
+	on := func(number int, body ...unix.SockFilter) {
+		if number >= 0 {
+			p = append(p, jump(unix.BPF_JEQ, uint32(number), 0, len(body)))
+			p = append(p, body...)
+		}
 	}
-	on(nr.ioctl, ioctls(ioctlTypes)...)
-	on(nr.openat, readWrite(2)...)
-	if nr.open != 0 {
-		on(nr.open, readWrite(1)...)
-	}
-	on(nr.openat2, ret(unix.SECCOMP_RET_USER_NOTIF))
-	on(nr.fstat, ret(unix.SECCOMP_RET_USER_NOTIF))
-	on(nr.newfstatat, bitSet(3, unix.AT_EMPTY_PATH)...)
-	on(nr.statx, bitSet(2, unix.AT_EMPTY_PATH)...)
-	return append(p, ret(unix.SECCOMP_RET_ALLOW)), nil
+	on(unix.SYS_IOCTL, ioctls(ioctlTypes)...)
+	on(unix.SYS_OPENAT, readWrite(2)...)
+	on(SysOpen, readWrite(1)...)
+	on(unix.SYS_OPENAT2, ret(unix.SECCOMP_RET_USER_NOTIF))
+	on(unix.SYS_FSTAT, ret(unix.SECCOMP_RET_USER_NOTIF))
+	on(SysNewfstatat, bitSet(3, unix.AT_EMPTY_PATH)...)
+	on(unix.SYS_STATX, bitSet(2, unix.AT_EMPTY_PATH)...)
+	return append(p, ret(unix.SECCOMP_RET_ALLOW))
 }
 
 // ioctls returns the action for the request in the second argument.

@@ -71,7 +71,7 @@ func TestErrorsNameWhatTheMachineLacks(t *testing.T) {
 
 func TestInstallNamesWhatTheKernelLacks(t *testing.T) {
 	needSupport(t)
-	filter := testFilter(t)
+	filter := Filter(ioctlType)
 	OwnThread(func() {
 		old := seccompFails(unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV, unix.EINVAL)
 		imitate(t, old)

@@ -71,7 +71,7 @@ func TestCallsFailWithENOSYSOnceTheListenerIsClosed(t *testing.T) {
 func TestThreadWithAListenerGetsNoSecond(t *testing.T) {
 	d := newDevice(t)
 	inProcess(t, d, func(*Listener) {
-		if _, err := Install(testFilter(t)); !errors.Is(err, ErrAlready) {
+		if _, err := Install(Filter(ioctlType)); !errors.Is(err, ErrAlready) {
 			t.Errorf("got %v, want %v", err, ErrAlready)
 		}
 		if r, errno := call(nrEcho, 5); r != 5 || errno != 0 {
@@ -104,7 +104,7 @@ func TestBlockedCallsDelayNoOther(t *testing.T) {
 // A signal may end a call after the listener noticed it and before it is received.
 func TestCallThatEndedBeforeItWasReceivedIsIgnored(t *testing.T) {
 	needSupport(t)
-	filter := testFilter(t)
+	filter := Filter(ioctlType)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGUSR1)
 	defer signal.Stop(signals)

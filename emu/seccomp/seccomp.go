@@ -7,8 +7,7 @@
 // and their meaning is up to the handler. A supervisor for a device whose ioctls have the
 // type 'X' is
 //
-//	filter, err := seccomp.Filter(runtime.GOARCH, 'X')
-//	...
+//	filter := seccomp.Filter('X')
 //	seccomp.OwnThread(func() {
 //		fd, err := seccomp.Install(filter)
 //		l := seccomp.NewListener(fd, handle, blocks)

@@ -1,5 +1,0 @@
-package seccomp
-
-import "golang.org/x/sys/unix"
-
-const sysNewfstatat = unix.SYS_NEWFSTATAT
