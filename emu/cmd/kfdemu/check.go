@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"strconv"
@@ -58,31 +56,18 @@ func check(ctx context.Context, name string, trace bool) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, machine.Close()) }()
-	program := machine.Command(ctx, shim, "answer", "--packets", "1")
 	var said bytes.Buffer
-	program.Stderr = &said
-	in, err := program.StdinPipe()
-	if err != nil {
-		return err
-	}
-	out, err := program.StdoutPipe()
-	if err != nil {
-		return err
-	}
-	if err := program.Start(); err != nil {
-		return fmt.Errorf("run a program on the machine: %w", err)
-	}
-	lines := bufio.NewReader(io.TeeReader(out, &said))
+	program, err := startSample(ctx, &said, machine.Command(ctx, shim, "answer", "--packets", "1"))
 	var untraced error
-	if _, err := lines.ReadString('\n'); err == nil && trace {
-		untraced = tracing(program.Process.Pid) // it waits for input
+	if err == nil {
+		if trace {
+			untraced = tracing(program.pid()) // it waits for input
+		}
+		_, answered := program.ask(ctx, "", "answer")
+		err = errors.Join(answered, program.finish())
 	}
-	// Errors from here on show in its exit status.
-	_, _ = io.WriteString(in, "\n")
-	_ = in.Close()
-	_, _ = io.Copy(io.Discard, lines)
-	if program.Wait() != nil {
-		return fmt.Errorf("a program on the machine failed: %v: %s", program.ProcessState, bytes.TrimSpace(said.Bytes()))
+	if err != nil {
+		return fmt.Errorf("a program on the machine failed: %w: %s", err, bytes.TrimSpace(said.Bytes()))
 	}
 	return untraced
 }

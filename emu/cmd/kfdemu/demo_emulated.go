@@ -31,8 +31,8 @@ func emulate(ctx context.Context, emulator, dir string, log io.Writer) (*emulate
 		return nil, err
 	}
 	var err error
-	m.server, err = startSample(ctx, log, emulator, append([]string{"answer", "--packets", strconv.Itoa(requestKernels)},
-		kernel(kernelTime, onlineOccupancy)...)...)
+	m.server, err = startSample(ctx, log, detached(emulator, append([]string{"answer", "--packets", strconv.Itoa(requestKernels)},
+		kernel(kernelTime, onlineOccupancy)...)...))
 	if err != nil {
 		return nil, err
 	}
@@ -45,8 +45,8 @@ func kernel(takes time.Duration, occupancy float64) []string {
 }
 
 func (m *emulated) startJob(ctx context.Context) (int32, error) {
-	job, err := startSample(ctx, m.log, m.train, append([]string{"work", "--runtime", "--queues", strconv.Itoa(jobQueues), "--depth", strconv.Itoa(jobDepth)},
-		kernel(jobKernel, trainOccupancy)...)...)
+	job, err := startSample(ctx, m.log, detached(m.train, append([]string{"work", "--runtime", "--queues", strconv.Itoa(jobQueues), "--depth", strconv.Itoa(jobDepth)},
+		kernel(jobKernel, trainOccupancy)...)...))
 	if err != nil {
 		return 0, err
 	}
@@ -57,10 +57,7 @@ func (m *emulated) startJob(ctx context.Context) (int32, error) {
 // stopJob has the job run its queues empty, and prove what each queue did.
 func (m *emulated) stopJob(ctx context.Context) (packets, error) {
 	job := m.job
-	if err := job.tell("stop"); err != nil {
-		return packets{}, err
-	}
-	done, err := job.await(ctx, "done")
+	done, err := job.ask(ctx, "stop", "done")
 	if done.Tally == nil {
 		return packets{}, fmt.Errorf("the job does not end, as if a packet of it were lost: %w", err)
 	}
@@ -80,10 +77,7 @@ func (m *emulated) work(ctx context.Context) ([]progress, error) {
 	defer cancel()
 	parts, before := make([]progress, jobQueues), make([]uint64, jobQueues)
 	for look, waiting := 0, jobQueues; ; look++ {
-		if err := m.job.tell("report"); err != nil {
-			return nil, err
-		}
-		report, err := m.job.await(ctx, "report")
+		report, err := m.job.ask(ctx, "report", "report")
 		if err == nil && len(report.Queues) != jobQueues {
 			err = fmt.Errorf("the job has %d queues, and was started with %d", len(report.Queues), jobQueues)
 		}
@@ -110,10 +104,7 @@ func (m *emulated) work(ctx context.Context) ([]progress, error) {
 func (m *emulated) request(ctx context.Context) error {
 	m.asking.Lock()
 	defer m.asking.Unlock()
-	if err := m.server.tell(""); err != nil {
-		return err
-	}
-	_, err := m.server.await(ctx, "answer")
+	_, err := m.server.ask(ctx, "", "answer")
 	return err
 }
 

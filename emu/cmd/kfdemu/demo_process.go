@@ -19,8 +19,8 @@ import (
 // maxWait bounds the waiting for steps that take milliseconds on an idle machine.
 const maxWait = 20 * time.Second
 
-// process is a program the demo started. It is in a process group of its own, so that
-// Ctrl-C reaches the demo alone, which ends everything in order.
+// process is a program that this one started. The demo's are in a process group of their
+// own, so that Ctrl-C reaches the demo alone, which ends everything in order.
 type process struct {
 	name string
 	cmd  *exec.Cmd
@@ -32,10 +32,16 @@ type process struct {
 	err   error
 }
 
+// detached returns a program that Ctrl-C does not reach.
+func detached(path string, args ...string) *exec.Cmd {
+	cmd := exec.Command(path, args...) //nolint:gosec,noctx // G204: the user of the demo named it; interrupt and kill end it in order
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	return cmd
+}
+
 // startProcess starts a program whose output is not read; its standard error goes to log.
-func startProcess(log io.Writer, env []string, path string, args ...string) (*process, error) {
-	p := newProcess(log, path, args...)
-	p.cmd.Env = append(os.Environ(), env...)
+func startProcess(log io.Writer, cmd *exec.Cmd) (*process, error) {
+	p := newProcess(log, cmd)
 	if err := p.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", p.name, err)
 	}
@@ -44,8 +50,8 @@ func startProcess(log io.Writer, env []string, path string, args ...string) (*pr
 }
 
 // startSample starts a program that writes lines of JSON, and waits until it is ready.
-func startSample(ctx context.Context, log io.Writer, path string, args ...string) (p *process, err error) {
-	p = newProcess(log, path, args...)
+func startSample(ctx context.Context, log io.Writer, cmd *exec.Cmd) (p *process, err error) {
+	p = newProcess(log, cmd)
 	if p.in, err = p.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
@@ -63,16 +69,14 @@ func startSample(ctx context.Context, log io.Writer, path string, args ...string
 	return p, nil
 }
 
-func newProcess(log io.Writer, path string, args ...string) *process {
-	p := &process{
-		name: filepath.Base(path), cmd: exec.Command(path, args...), //nolint:gosec,noctx // G204: the user of the demo named it; interrupt and kill end it in order
+func newProcess(log io.Writer, cmd *exec.Cmd) *process {
+	cmd.Stderr = log
+	// A child of the program may keep its standard error open.
+	cmd.WaitDelay = time.Second
+	return &process{
+		name: filepath.Base(cmd.Path), cmd: cmd,
 		said: make(chan workload.Message, 64), over: make(chan struct{}), ended: make(chan struct{}),
 	}
-	p.cmd.Stderr = log
-	// A child of the program may keep its standard error open.
-	p.cmd.WaitDelay = time.Second
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	return p
 }
 
 func (p *process) pid() int { return p.cmd.Process.Pid }
@@ -109,12 +113,12 @@ func (p *process) hasEnded() bool {
 	}
 }
 
-// tell writes a line to the program.
-func (p *process) tell(line string) error {
+// ask writes a line to the program, and returns its answer: see await.
+func (p *process) ask(ctx context.Context, line, event string) (workload.Message, error) {
 	if _, err := io.WriteString(p.in, line+"\n"); err != nil {
-		return fmt.Errorf("tell %s %q: %w", p.name, line, err)
+		return workload.Message{}, fmt.Errorf("tell %s %q: %w", p.name, line, err)
 	}
-	return nil
+	return p.await(ctx, event)
 }
 
 // await returns the next message of a kind. The error has the errors that the program

@@ -108,7 +108,7 @@ func startRole(t *testing.T, role string, args ...string) (*process, error) {
 	t.Helper()
 	t.Setenv(roleEnv, role)
 	t.Setenv("GORACE", "atexit_sleep_ms=0")
-	return startSample(t.Context(), io.Discard, os.Args[0], args...)
+	return startSample(t.Context(), io.Discard, detached(os.Args[0], args...))
 }
 
 // mustStart is startRole for one that gets ready.

@@ -214,8 +214,9 @@ func startDaemon(o demoOptions, dir, socket string) (*process, error) {
 	if err := os.WriteFile(config, []byte(configYAML+emulatedYAML), 0o600); err != nil {
 		return nil, err
 	}
-	// It must not use the host's journal.
-	return startProcess(o.Progress, []string{"RUNTIME_DIRECTORY=" + dir}, o.Daemon, "serve", "--config", config, "--socket", socket)
+	cmd := detached(o.Daemon, "serve", "--config", config, "--socket", socket)
+	cmd.Env = append(os.Environ(), "RUNTIME_DIRECTORY="+dir) // it must not use the host's journal
+	return startProcess(o.Progress, cmd)
 }
 
 // stage is the daemon, the machine it serves and the connection to it.
