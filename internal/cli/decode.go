@@ -107,89 +107,40 @@ func (w hexWords) MarshalText() ([]byte, error) {
 // computeJSON is debugfs.Compute for programs. Fields that only an image has are absent in
 // a slot.
 type computeJSON struct {
-	Image         bool       `json:"image"`
-	Valid         bool       `json:"valid"`
+	*debugfs.Compute
 	MQD           hexAddress `json:"mqd_address"`
-	Active        bool       `json:"active"`
-	VMID          int        `json:"vmid"`
-	PipePriority  uint32     `json:"pipe_priority"`
-	QueuePriority uint32     `json:"queue_priority"`
 	Priority      uint32     `json:"kfd_priority"`
 	PriorityExact bool       `json:"kfd_priority_exact"`
-	Quantum       string     `json:"quantum"`
 	RingBase      hexAddress `json:"ring_address"`
-	RingBytes     uint64     `json:"ring_bytes"`
-	AQL           bool       `json:"aql"`
-	Read          uint32     `json:"read_position_dwords"`
-	Write         uint64     `json:"write_position_dwords"`
 	Backlog       uint64     `json:"backlog_dwords"`
-	Empty         bool       `json:"empty"`
 	ReadPointer   hexAddress `json:"read_pointer_address"`
 	WritePointer  hexAddress `json:"write_pointer_address"`
-	NoReadUpdate  bool       `json:"no_read_pointer_update"`
-	Doorbell      uint32     `json:"doorbell_dwords"`
-	DoorbellOn    bool       `json:"doorbell_enabled"`
 	SaveArea      hexAddress `json:"save_area_address"`
-	SaveBytes     uint64     `json:"save_area_bytes"`
-	StackBytes    uint32     `json:"control_stack_bytes"`
-	StackOffset   uint32     `json:"control_stack_offset"`
-	WaveOffset    uint32     `json:"wave_state_offset"`
-	SaveWaves     bool       `json:"saves_waves"`
 	EOPBase       hexAddress `json:"eop_address"`
-	EOPBytes      uint64     `json:"eop_bytes"`
-	Dequeue       uint32     `json:"dequeue_request"`
-	Error         uint32     `json:"error"`
-	*imageJSON
-	Words hexWords `json:"words"`
-}
-
-type imageJSON struct {
-	CUMask            hexWords  `json:"cu_mask"`
-	DispatchInitiator uint32    `json:"dispatch_initiator"`
-	Grid              [3]uint32 `json:"grid"`
-	Workgroup         [3]uint32 `json:"workgroup"`
-	Stride            uint64    `json:"stride"`
-	LogicalXCC        uint32    `json:"logical_xcc"`
-	Chunk             uint32    `json:"chunk"`
+	CUMask        hexWords   `json:"cu_mask,omitempty"`
+	Words         hexWords   `json:"words"`
 }
 
 // computeForJSON converts c. writes reports whether the kernel writes the queue priority.
 func computeForJSON(c *debugfs.Compute, writes bool) *computeJSON {
 	priority, exact := c.Priority(writes)
 	v := &computeJSON{
-		Image: c.Image, Valid: c.Valid, MQD: hexAddress(c.MQD), Active: c.Active, VMID: c.VMID, PipePriority: c.PipePriority,
-		QueuePriority: c.QueuePriority, Priority: uint32(priority), PriorityExact: exact, Quantum: c.Quantum.String(),
-		RingBase: hexAddress(c.RingBase), RingBytes: c.RingBytes, AQL: c.AQL, Read: c.ReadPosition, Write: c.WritePosition,
-		Backlog: c.BacklogDwords(), Empty: c.Empty, ReadPointer: hexAddress(c.ReadPointer), WritePointer: hexAddress(c.WritePointer),
-		NoReadUpdate: c.NoUpdateReadPointer, Doorbell: c.Doorbell, DoorbellOn: c.DoorbellEnabled, SaveArea: hexAddress(c.SaveArea),
-		SaveBytes: c.SaveBytes, StackBytes: c.ControlStackBytes, StackOffset: c.ControlStackOffset, WaveOffset: c.WaveStateOffset,
-		SaveWaves: c.SaveWaves, EOPBase: hexAddress(c.EOPBase), EOPBytes: c.EOPBytes, Dequeue: c.DequeueRequest, Error: c.Error,
-		Words: c.Words,
+		Compute: c, MQD: hexAddress(c.MQD), Priority: uint32(priority), PriorityExact: exact, RingBase: hexAddress(c.RingBase),
+		Backlog: c.BacklogDwords(), ReadPointer: hexAddress(c.ReadPointer), WritePointer: hexAddress(c.WritePointer),
+		SaveArea: hexAddress(c.SaveArea), EOPBase: hexAddress(c.EOPBase), Words: c.Words,
 	}
 	if c.Image {
-		v.imageJSON = &imageJSON{
-			CUMask: c.CUMask[:], DispatchInitiator: c.DispatchInitiator, Grid: c.Grid, Workgroup: c.Workgroup, Stride: c.Stride,
-			LogicalXCC: c.LogicalXCC, Chunk: c.Chunk,
-		}
+		v.CUMask = c.CUMask[:]
 	}
 	return v
 }
 
 // sdmaJSON is debugfs.SDMA for programs.
 type sdmaJSON struct {
-	Image        bool       `json:"image"`
-	Layout       string     `json:"layout"`
-	Inferred     bool       `json:"layout_inferred"`
-	Enabled      bool       `json:"enabled"`
-	VMID         int        `json:"vmid"`
+	*debugfs.SDMA
 	RingBase     hexAddress `json:"ring_address"`
-	RingBytes    uint64     `json:"ring_bytes"`
-	Read         uint64     `json:"read_position_bytes"`
-	Write        uint64     `json:"write_position_bytes"`
 	ReadPointer  hexAddress `json:"read_pointer_address"`
 	WritePointer hexAddress `json:"write_pointer_address"`
-	Doorbell     uint32     `json:"doorbell_dwords"`
-	DoorbellOn   bool       `json:"doorbell_enabled"`
 	Context      *uint32    `json:"context_status,omitempty"`
 	Idle         *bool      `json:"idle,omitempty"`
 	MQD          hexAddress `json:"mqd_address"`
@@ -200,9 +151,8 @@ type sdmaJSON struct {
 
 func sdmaForJSON(s *debugfs.SDMA) *sdmaJSON {
 	v := &sdmaJSON{
-		Image: s.Image, Layout: s.Layout.String(), Inferred: s.Inferred, Enabled: s.Enabled, VMID: s.VMID, RingBase: hexAddress(s.RingBase),
-		RingBytes: s.RingBytes, Read: s.ReadPosition, Write: s.WritePosition, ReadPointer: hexAddress(s.ReadPointer),
-		WritePointer: hexAddress(s.WritePointer), Doorbell: s.Doorbell, DoorbellOn: s.DoorbellEnabled, MQD: hexAddress(s.MQD), Words: s.Words,
+		SDMA: s, RingBase: hexAddress(s.RingBase), ReadPointer: hexAddress(s.ReadPointer), WritePointer: hexAddress(s.WritePointer),
+		MQD: hexAddress(s.MQD), Words: s.Words,
 	}
 	if s.ContextKnown {
 		v.Context, v.Idle = &s.Context, &s.Idle

@@ -55,92 +55,102 @@ const (
 )
 
 // Compute is a compute queue, decoded from the image in memory (MQD) or from the registers
-// of a slot (HQD).
+// of a slot (HQD). Its JSON lacks the words and what has no meaning as a number: addresses
+// and masks.
 type Compute struct {
 	// Words are the source: shared, and must not be changed.
-	Words []uint32
+	Words []uint32 `json:"-"`
 	// Registers are the 56 registers in the order of the hardware, from CP_MQD_BASE_ADDR
 	// to CP_HQD_PQ_WPTR_HI: a part of Words.
-	Registers []uint32
+	Registers []uint32 `json:"-"`
 	// Image reports that it is an image in memory. Active and the positions are then of
 	// the time when the queue was last unmapped: exact while it is suspended, outdated
 	// while it is mapped, and zero, as VMID, until it is unmapped for the first time.
-	Image bool
+	Image bool `json:"image"`
 	// Valid reports whether an image begins with the driver's header (0xC0310800);
 	// registers are always valid.
-	Valid bool
+	Valid bool `json:"valid"`
 
 	// MQD is the GPU address of the image. Each XCC has its own.
-	MQD uint64
+	MQD uint64 `json:"-"`
 	// Active reports whether a queue is mapped to the slot, for registers. In an image it
 	// has no meaning: the driver does not write it.
-	Active bool
+	Active bool `json:"active"`
 	// VMID is the address space of the process while it is on the GPU. The firmware
 	// assigns it each time.
-	VMID int
+	VMID int `json:"vmid"`
 	// PipePriority is 0 low, 1 medium, 2 high. QueuePriority is the priority that the
 	// process requested, 0 to 15, up to 6.12, and 0 later. See Priority.
-	PipePriority, QueuePriority uint32
-	Quantum                     Quantum
+	PipePriority  uint32  `json:"pipe_priority"`
+	QueuePriority uint32  `json:"queue_priority"`
+	Quantum       Quantum `json:"quantum"`
 
 	// RingBase is the virtual address of the ring in the owner, RingBytes its size.
-	RingBase, RingBytes uint64
+	RingBase  uint64 `json:"-"`
+	RingBytes uint64 `json:"ring_bytes"`
 	// AQL reports that packets are AQL packets of 64 bytes, not PM4.
-	AQL bool
+	AQL bool `json:"aql"`
 	// ReadPosition is the read pointer in dwords, to be taken modulo the ring's dwords:
 	// for some queues it wraps, for others it does not. WritePosition is the write
 	// pointer in dwords, and never wraps.
-	ReadPosition  uint32
-	WritePosition uint64
+	ReadPosition  uint32 `json:"read_position_dwords"`
+	WritePosition uint64 `json:"write_position_dwords"`
 	// ReadPointer and WritePointer are the virtual addresses in the owner of the positions
 	// for the program.
-	ReadPointer, WritePointer uint64
+	ReadPointer  uint64 `json:"-"`
+	WritePointer uint64 `json:"-"`
 	// Empty reports that the hardware has nothing to read in the ring (PQ_EMPTY).
-	Empty bool
+	Empty bool `json:"empty"`
 	// NoUpdateReadPointer reports that the hardware does not write its read position to
 	// ReadPointer. The driver sets it for AQL queues, except on the first of several XCCs.
-	NoUpdateReadPointer bool
+	NoUpdateReadPointer bool `json:"no_read_pointer_update"`
 
 	// Doorbell is the position in the GPU's doorbells, in dwords. DoorbellEnabled is set
 	// in a slot that reacts to it.
-	Doorbell        uint32
-	DoorbellEnabled bool
+	Doorbell        uint32 `json:"doorbell_dwords"`
+	DoorbellEnabled bool   `json:"doorbell_enabled"`
 
 	// SaveArea is the virtual address in the owner of the area to which the waves of this
 	// XCC are saved when the queue is preempted in the middle of a kernel (CWSR), 0 for
 	// none. SaveBytes is its size for one XCC; the areas of the XCCs are contiguous.
-	SaveArea, SaveBytes uint64
+	SaveArea  uint64 `json:"-"`
+	SaveBytes uint64 `json:"save_area_bytes"`
 	// ControlStackBytes and ControlStackOffset (of the next free byte, growing down)
 	// and WaveStateOffset are within the save area, in bytes. Saved waves move the
 	// latter two.
-	ControlStackBytes, ControlStackOffset, WaveStateOffset uint32
+	ControlStackBytes  uint32 `json:"control_stack_bytes"`
+	ControlStackOffset uint32 `json:"control_stack_offset"`
+	WaveStateOffset    uint32 `json:"wave_state_offset"`
 	// SaveWaves reports that preempting the queue saves its waves instead of waiting for
 	// them (QSWITCH_MODE).
-	SaveWaves bool
+	SaveWaves bool `json:"saves_waves"`
 
 	// EOPBase is the GPU address of the end-of-pipe ring, 0 for none, EOPBytes its size.
-	EOPBase, EOPBytes uint64
+	EOPBase  uint64 `json:"-"`
+	EOPBytes uint64 `json:"eop_bytes"`
 	// DequeueRequest is not 0 while the hardware is requested to unmap the queue.
-	DequeueRequest uint32
+	DequeueRequest uint32 `json:"dequeue_request"`
 	// Error is CP_HQD_ERROR, 0 without an error.
-	Error uint32
+	Error uint32 `json:"error"`
 
 	// The rest is set for an image only.
 
 	// CUMask has a bit for each compute unit that the queue may use, for the first four
 	// shader engines; all ones means all. The position of further engines differs between
 	// generations.
-	CUMask [4]uint32
+	CUMask [4]uint32 `json:"-"`
 	// DispatchInitiator, Grid and Workgroup are of the last kernel when the queue was last
 	// unmapped: Grid in workgroups or work items, as in the packet, Workgroup in work
 	// items.
-	DispatchInitiator uint32
-	Grid, Workgroup   [3]uint32
+	DispatchInitiator uint32    `json:"dispatch_initiator,omitempty"`
+	Grid              [3]uint32 `json:"grid,omitzero"`
+	Workgroup         [3]uint32 `json:"workgroup,omitzero"`
 	// Stride is the distance in bytes from this MQD to that of the next XCC, 0 with one XCC.
 	// LogicalXCC and Chunk, the number of workgroups that an XCC takes at a time, are valid
 	// if Stride is not 0.
-	Stride            uint64
-	LogicalXCC, Chunk uint32
+	Stride     uint64 `json:"stride,omitempty"`
+	LogicalXCC uint32 `json:"logical_xcc,omitempty"`
+	Chunk      uint32 `json:"chunk,omitempty"`
 }
 
 // Quantum is how long a queue runs before the next of the same priority on its pipe
@@ -164,6 +174,9 @@ func (q Quantum) String() string {
 	}
 	return fmt.Sprintf("%d of scale %d", q.Duration, q.Scale)
 }
+
+// MarshalText returns String.
+func (q Quantum) MarshalText() ([]byte, error) { return []byte(q.String()), nil }
 
 // DecodeCompute decodes the 56 registers of a compute slot or of the HIQ, or an MQD of 2048
 // or 4096 bytes, of gfx9 to gfx12. An MQD may be cut after its registers. The words are

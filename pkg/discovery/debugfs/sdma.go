@@ -30,6 +30,9 @@ func (l SDMALayout) String() string {
 	return "unknown"
 }
 
+// MarshalText returns String.
+func (l SDMALayout) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
+
 // sdmaTable contains the dwords of a layout (v9_structs.h to v12_structs.h).
 type sdmaTable struct {
 	readHi, readLo, writeHi, writeLo         int
@@ -78,42 +81,46 @@ func sdmaRegisters(n int) SDMALayout {
 // unmapped.
 type SDMA struct {
 	// Words are the source: shared, and must not be changed.
-	Words []uint32
+	Words []uint32 `json:"-"`
 	// Image reports that it is an image in memory.
-	Image bool
+	Image bool `json:"image"`
 	// Layout is the layout for decoding. Inferred reports that it was not specified but
 	// inferred from the number of words or from the position of a constant. With
 	// SDMAUnknown, the fields after the positions are not set.
-	Layout   SDMALayout
-	Inferred bool
+	Layout   SDMALayout `json:"layout"`
+	Inferred bool       `json:"layout_inferred"`
 
 	// Enabled is RB_ENABLE. It stays set in a slot whose queue was unmapped.
-	Enabled bool
+	Enabled bool `json:"enabled"`
 	// VMID is the address space of the process while it is on the GPU.
-	VMID int
+	VMID int `json:"vmid"`
 	// RingBase is the virtual address of the ring in the owner, RingBytes its size.
-	RingBase, RingBytes uint64
+	RingBase  uint64 `json:"-"`
+	RingBytes uint64 `json:"ring_bytes"`
 	// ReadPosition and WritePosition are in bytes and never wrap, judging by the driver's
 	// code; this is not verified on hardware.
-	ReadPosition, WritePosition uint64
+	ReadPosition  uint64 `json:"read_position_bytes"`
+	WritePosition uint64 `json:"write_position_bytes"`
 
 	// ReadPointer and WritePointer are the virtual addresses in the owner of the positions
 	// for the program; 0 is unknown: the driver does not write the latter on gfx9 and
 	// gfx10.
-	ReadPointer, WritePointer uint64
+	ReadPointer  uint64 `json:"-"`
+	WritePointer uint64 `json:"-"`
 	// Doorbell is the position in the GPU's doorbells, in dwords. DoorbellEnabled is set
 	// in a slot that reacts to it.
-	Doorbell        uint32
-	DoorbellEnabled bool
+	Doorbell        uint32 `json:"doorbell_dwords"`
+	DoorbellEnabled bool   `json:"doorbell_enabled"`
 	// Context is CONTEXT_STATUS, Idle its bit of that name; both are valid if
 	// ContextKnown.
-	Context      uint32
-	ContextKnown bool
-	Idle         bool
+	Context      uint32 `json:"-"`
+	ContextKnown bool   `json:"-"`
+	Idle         bool   `json:"-"`
 	// MQD is the GPU address of the image, known only in slots of gfx12; else 0.
-	MQD uint64
+	MQD uint64 `json:"-"`
 	// Engine and Queue are the driver's choice for the queue, in an image: -1 when unknown.
-	Engine, Queue int
+	Engine int `json:"-"`
+	Queue  int `json:"-"`
 }
 
 // DecodeSDMA decodes the registers of an SDMA slot or an SDMA MQD. gfx is the
