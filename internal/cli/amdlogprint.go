@@ -2,7 +2,9 @@ package cli
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -29,10 +31,8 @@ func printAnalysis(p *printer, log *analyzedLog) {
 
 func about(a *hiplog.Analysis) string {
 	summary := fmt.Sprintf("%s in %s, over %s", count(a.Records, "HIP record"), count(a.Lines, "line"), micros(a.MaxMicros-a.MinMicros))
-	for level := len(a.Levels) - 1; level >= 0; level-- {
-		if a.Levels[level] > 0 {
-			return summary + fmt.Sprintf(", up to level %d", level)
-		}
+	if len(a.Levels) > 0 {
+		summary += fmt.Sprintf(", up to level %d", slices.Max(slices.Collect(maps.Keys(a.Levels))))
 	}
 	return summary
 }

@@ -82,22 +82,18 @@ const hqdRegisters = 56
 // For a text that ends early it returns what is complete, with a warning. An unknown line
 // is a warning too; where a slot is expected, the data after it is skipped.
 func ParseHQDs(b []byte) (HQDDump, error) {
-	p := hqdParser{lines: lines{rest: b}, words: make([]uint32, 0, len(b)/10)}
+	p := hqdParser{parser: parser{lines: lines{rest: b}, words: make([]uint32, 0, len(b)/10)}}
 	if err := p.run(); err != nil {
 		return HQDDump{}, err
 	}
 	return HQDDump{Nodes: p.nodes, Warnings: p.all(p.line)}, nil
 }
 
-// hqdParser fills shared slices, like mqdParser.
 type hqdParser struct {
-	lines
-	warnings
-	words []uint32
+	parser
 	slots []HQD
 	nodes []HQDNode
 
-	rows owner
 	// Where the open node and slot begin in the slices above.
 	firstSlot, firstWord int
 	// last is the number of words in the last row of the open slot, 0 without a row; after
@@ -107,7 +103,7 @@ type hqdParser struct {
 }
 
 func (p *hqdParser) run() error {
-	if err := p.each(p.read, p.torn); err != nil {
+	if err := p.each(p.row, p.header); err != nil {
 		return err
 	}
 	p.endSlot(true)
@@ -115,19 +111,7 @@ func (p *hqdParser) run() error {
 	return nil
 }
 
-// hqdIndent is the indentation of rows.
-const hqdIndent = 4
-
-func (p *hqdParser) read(line []byte) error {
-	if indented(line, hqdIndent) {
-		address, words, ok := row(line, hqdIndent, p.words)
-		if ok {
-			return p.row(address, words)
-		}
-		if isRow(line, hqdIndent) {
-			return badRow(p.line, line, hqdIndent)
-		}
-	}
+func (p *hqdParser) header(line []byte) error {
 	s := scan{line: line}
 	switch {
 	case s.has("Node "):
@@ -225,15 +209,15 @@ func (p *hqdParser) row(address uint32, words []uint32) error {
 	case aQueue:
 	}
 	if address%4 != 0 {
-		return malformed(p.line, hqdIndent+1, "want an address that is a multiple of 4")
+		return malformed(p.line, rowIndent+1, "want an address that is a multiple of 4")
 	}
 	switch {
 	case p.last == 0:
 		p.slots[len(p.slots)-1].Address = address
 	case address < p.after:
-		return malformed(p.line, hqdIndent+1, "want an address from "+hex8(p.after)+" on")
+		return malformed(p.line, rowIndent+1, "want an address from "+hex8(p.after)+" on")
 	case address == p.after && p.last != rowWords:
-		return malformed(p.line, hqdIndent+1, "want an address above "+hex8(p.after)+": a row continues until it has 8 words")
+		return malformed(p.line, rowIndent+1, "want an address above "+hex8(p.after)+": a row continues until it has 8 words")
 	}
 	p.last = len(words) - len(p.words)
 	p.words, p.after = words, address+4*uint32(p.last)
@@ -279,13 +263,4 @@ func (p *hqdParser) endNode() {
 		p.nodes[len(p.nodes)-1].Slots = p.slots[p.firstSlot:n:n]
 	}
 	p.firstSlot = n
-}
-
-// torn takes the last line of a text that was cut, like that of mqdParser.
-func (p *hqdParser) torn(line []byte) error {
-	if len(line) == fullRow(hqdIndent) && isRow(line, hqdIndent) {
-		return p.read(line)
-	}
-	p.skipped(p.line, "the text ends within a line, which is skipped", line)
-	return nil
 }

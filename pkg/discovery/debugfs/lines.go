@@ -28,23 +28,63 @@ func (l *lines) next() (line []byte, whole, ok bool) {
 	return line, true, true
 }
 
-// each calls read with the lines, and torn with a last one that was cut, until the end or
-// an error.
-func (l *lines) each(read, torn func(line []byte) error) error {
+// parser parses a dump: headers, and rows of data below them. It fills shared slices: queues,
+// slots and what contains them take parts of them, whose contents do not change afterwards.
+type parser struct {
+	lines
+	warnings
+	words []uint32
+	// rows is the owner of the next rows of data.
+	rows owner
+}
+
+// owner is to what rows of data belong.
+type owner uint8
+
+const (
+	// nothing: rows are an error.
+	nothing owner = iota
+	// aQueue is the last queue or slot.
+	aQueue
+	// unknown is something that is skipped.
+	unknown
+)
+
+// rowIndent is the indentation of rows.
+const rowIndent = 4
+
+// each calls data with the words that follow p.words in the same array, for each row, and
+// header with each other line, until the end or an error. Of a last line that was cut, only
+// a row with all its words is known to be complete.
+func (p *parser) each(data func(address uint32, words []uint32) error, header func(line []byte) error) error {
 	for {
-		line, whole, ok := l.next()
+		line, whole, ok := p.next()
 		if !ok {
 			return nil
 		}
-		take := read
-		if !whole {
-			take = torn
+		if !whole && (len(line) != fullRow || !isRow(line, rowIndent)) {
+			p.skipped(p.line, "the text ends within a line, which is skipped", line)
+			continue
 		}
-		if err := take(line); err != nil {
+		var err error
+		if !indented(line, rowIndent) {
+			err = header(line)
+		} else if address, words, ok := row(line, rowIndent, p.words); ok {
+			err = data(address, words)
+		} else if isRow(line, rowIndent) {
+			column, problem := explain(line, rowIndent)
+			err = malformed(p.line, column, problem)
+		} else {
+			err = header(line)
+		}
+		if err != nil {
 			return err
 		}
 	}
 }
+
+// fullRow is the length of a row with all its words.
+const fullRow = rowIndent + 9 + 9*rowWords
 
 // scan parses the fields of one line from left to right, up to the first error.
 type scan struct {

@@ -79,29 +79,20 @@ const (
 // that is not of compute only the first dump is kept: after a compute queue with several
 // XCCs the kernel repeats the dump as many times, each with the memory after the previous.
 func ParseMQDs(b []byte) (MQDDump, error) {
-	p := mqdParser{
-		lines: lines{rest: b},
-		// A row of n words takes 14+9n bytes: no word takes fewer than 10.
-		words: make([]uint32, 0, len(b)/10),
-	}
+	// A row of n words takes 14+9n bytes: no word takes fewer than 10.
+	p := mqdParser{parser: parser{lines: lines{rest: b}, words: make([]uint32, 0, len(b)/10)}}
 	if err := p.run(); err != nil {
 		return MQDDump{}, err
 	}
 	return MQDDump{Processes: p.processes, Warnings: p.all(p.line)}, nil
 }
 
-// mqdParser fills shared slices: queues and processes take parts of them, whose contents
-// do not change afterwards.
 type mqdParser struct {
-	lines
-	warnings
-	words     []uint32
+	parser
 	dumps     [][]uint32
 	queues    []MQD
 	processes []MQDProcess
 
-	// rows is the owner of the next rows of data.
-	rows owner
 	// Where the open process, queue and dump begin in the slices above.
 	firstQueue, firstDump, firstWord int
 	// last is the number of words in the last row of the open dump.
@@ -110,20 +101,8 @@ type mqdParser struct {
 	open bool
 }
 
-// owner is to what rows of data belong.
-type owner uint8
-
-const (
-	// nothing: rows are an error.
-	nothing owner = iota
-	// aQueue is the last queue or slot.
-	aQueue
-	// unknown is something that is skipped.
-	unknown
-)
-
 func (p *mqdParser) run() error {
-	if err := p.each(p.read, p.torn); err != nil {
+	if err := p.each(p.row, p.header); err != nil {
 		return err
 	}
 	p.endQueue(true)
@@ -131,19 +110,7 @@ func (p *mqdParser) run() error {
 	return nil
 }
 
-// mqdIndent is the indentation of rows.
-const mqdIndent = 4
-
-func (p *mqdParser) read(line []byte) error {
-	if indented(line, mqdIndent) {
-		address, words, ok := row(line, mqdIndent, p.words)
-		if ok {
-			return p.row(address, words)
-		}
-		if isRow(line, mqdIndent) {
-			return badRow(p.line, line, mqdIndent)
-		}
-	}
+func (p *mqdParser) header(line []byte) error {
 	s := scan{line: line}
 	switch {
 	case s.has("Process "):
@@ -165,12 +132,6 @@ func (p *mqdParser) read(line []byte) error {
 		p.skipped(p.line, "the line is skipped", line)
 	}
 	return nil
-}
-
-// badRow returns the error of an invalid row.
-func badRow(n int, line []byte, indent int) error {
-	column, problem := explain(line, indent)
-	return malformed(n, column, problem)
 }
 
 func (p *mqdParser) process(s *scan) error {
@@ -225,11 +186,11 @@ func (p *mqdParser) row(offset uint32, words []uint32) error {
 	}
 	switch want := 4 * (len(p.words) - p.firstWord); {
 	case !p.open:
-		return malformed(p.line, mqdIndent+1, "want offset 00000000: a dump begins here")
+		return malformed(p.line, rowIndent+1, "want offset 00000000: a dump begins here")
 	case p.last != rowWords:
-		return malformed(p.line, mqdIndent+1, "want offset 00000000 of the next dump: the row above ended this one")
+		return malformed(p.line, rowIndent+1, "want offset 00000000 of the next dump: the row above ended this one")
 	case int64(offset) != int64(want):
-		return malformed(p.line, mqdIndent+1, "want offset "+hex8(uint32(want))+", or 00000000 of the next dump")
+		return malformed(p.line, rowIndent+1, "want offset "+hex8(uint32(want))+", or 00000000 of the next dump")
 	}
 	p.last = len(added)
 	if len(p.words)+len(added) == len(words) {
@@ -316,19 +277,6 @@ func (p *mqdParser) endProcess() {
 	}
 	p.firstQueue = n
 }
-
-// torn takes the last line of a text that was cut. Only a row with all its words is known
-// to be complete.
-func (p *mqdParser) torn(line []byte) error {
-	if len(line) == fullRow(mqdIndent) && isRow(line, mqdIndent) {
-		return p.read(line)
-	}
-	p.skipped(p.line, "the text ends within a line, which is skipped", line)
-	return nil
-}
-
-// fullRow is the length of a row with all its words.
-func fullRow(indent int) int { return indent + 9 + 9*rowWords }
 
 func hex8(v uint32) string {
 	s := strconv.FormatUint(uint64(v), 16)

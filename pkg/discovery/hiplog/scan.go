@@ -2,10 +2,8 @@ package hiplog
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"io"
-	"strconv"
 )
 
 const (
@@ -14,35 +12,8 @@ const (
 	maxLine = 64 << 10
 )
 
-// Levels counts records by the level of AMD_LOG_LEVEL; in JSON an object with the levels
-// that occur.
-type Levels [10]uint64
-
-// MarshalJSON returns {"3":1290,"4":55}.
-func (l Levels) MarshalJSON() ([]byte, error) {
-	occur := map[string]uint64{}
-	for level, n := range l {
-		if n > 0 {
-			occur[strconv.Itoa(level)] = n
-		}
-	}
-	return json.Marshal(occur)
-}
-
-// UnmarshalJSON parses the output of MarshalJSON.
-func (l *Levels) UnmarshalJSON(b []byte) error {
-	var occur map[int]uint64
-	if err := json.Unmarshal(b, &occur); err != nil {
-		return err
-	}
-	*l = Levels{}
-	for level, n := range occur {
-		if level >= 0 && level < len(l) {
-			l[level] = n
-		}
-	}
-	return nil
-}
+// Levels counts records by the level of AMD_LOG_LEVEL; it has the levels that occur.
+type Levels map[int]uint64
 
 // Totals are the counters of Scan.
 type Totals struct {
@@ -94,6 +65,12 @@ func scanAll(r io.Reader, fn func(*Record) error, other func([]byte)) (_ Totals,
 	}()
 	s := scanner{fn: fn, other: other}
 	err = s.scan(text)
+	s.totals.Levels = Levels{}
+	for level, n := range s.levels {
+		if n > 0 {
+			s.totals.Levels[level] = n
+		}
+	}
 	return s.totals, err
 }
 
@@ -101,6 +78,7 @@ type scanner struct {
 	fn       func(*Record) error
 	other    func([]byte)
 	totals   Totals
+	levels   [10]uint64
 	rec      Record
 	prefixes prefixes
 	plain    []byte // a line without colours
@@ -251,7 +229,7 @@ func (s *scanner) record(head prefix, message []byte, torn *bool) error {
 	t.LastMicros = rec.Micros
 	t.MinMicros, t.MaxMicros = min(t.MinMicros, rec.Micros), max(t.MaxMicros, rec.Micros)
 	if rec.Level >= 0 {
-		t.Levels[rec.Level]++
+		s.levels[rec.Level]++
 	}
 	if rec.ROCr {
 		t.ROCrRecords++
