@@ -111,14 +111,9 @@ func (d *decoder) value(r *Row, name string, n *yaml.Node, key string) {
 		}
 	case "kernel":
 		r.Kernel = ranged(d, n, key, parseKernel, `write comparisons such as ">=6.5 <7.0"`)
-	case "mes":
-		r.MES = d.firmware(n, key)
-	case "mes_kiq":
-		r.MESKIQ = d.firmware(n, key)
-	case "mec":
-		r.MEC = d.firmware(n, key)
-	case "sdma":
-		r.SDMA = d.firmware(n, key)
+	case "mes", "mes_kiq", "mec", "sdma":
+		*map[string]*Range{"mes": &r.MES, "mes_kiq": &r.MESKIQ, "mec": &r.MEC, "sdma": &r.SDMA}[name] =
+			ranged(d, n, key, parseFirmware, `write comparisons such as "=0x83" or ">=0x40 <0x80"; 0 means unknown`)
 	case "driver":
 		d.Word(n, key, []string{InTree, DKMS}, &r.Driver)
 	case "action":
@@ -147,10 +142,6 @@ func (d *decoder) value(r *Row, name string, n *yaml.Node, key string) {
 			r.Issues = append(r.Issues, item.Value)
 		}
 	}
-}
-
-func (d *decoder) firmware(n *yaml.Node, key string) Range {
-	return ranged(d, n, key, parseFirmware, `write comparisons such as "=0x83" or ">=0x40 <0x80"; 0 means unknown`)
 }
 
 // ranged parses comparisons. They must be in quotes, because > has another meaning in YAML.

@@ -103,7 +103,7 @@ func (t *target) message(now clocks) *gpreemptv1.Target {
 		TargetId: t.proc.Key.String(), Pid: t.proc.Key.PID, Comm: t.proc.Comm, Cmdline: t.proc.Cmdline,
 		Uid: t.proc.UID, Cgroup: t.proc.Cgroup.Path, Class: classMessage(t.class()), Priority: uint32(t.priority()),
 		DecidedBy: t.facts.Decision.By, State: gpreemptv1.TargetState(t.info.State),
-		GpuIds: gpuIDs(sortedGPUs(gpusOf(t.proc))), QueueCount: uint32(len(t.proc.Queues)),
+		GpuIds: gpuIDs(t.proc.GPUs()), QueueCount: uint32(len(t.proc.Queues)),
 		Mechanism: t.facts.Mechanism, AttachError: t.facts.AttachError, MechanismWhy: t.facts.MechanismWhy,
 		Gid: t.proc.GID, Exe: t.proc.Exe, NamespacePids: t.proc.NamespacePIDs, Container: containerMessage(t.proc.Cgroup, t.facts.Container),
 		Unit: t.proc.Cgroup.Unit, Slice: t.proc.Cgroup.Slice, Environment: t.proc.Env,

@@ -8,38 +8,20 @@ import (
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/inventory"
-	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// sortedGPUs sorts gpus and returns it without duplicates.
-func sortedGPUs(gpus []gpreempt.GPUID) []gpreempt.GPUID {
-	slices.Sort(gpus)
-	return slices.Compact(gpus)
-}
-
 // defaultGPUs returns the GPUs of an announcement that names none: those on which
 // the process has queues, or all.
 func defaultGPUs(inv *inventory.Inventory, key gpreempt.ProcessKey) []gpreempt.GPUID {
-	var gpus []gpreempt.GPUID
-	if proc, ok := inv.Process(key); ok {
-		gpus = gpusOf(proc)
-	}
+	proc, _ := inv.Process(key)
+	gpus := proc.GPUs()
 	if len(gpus) == 0 {
 		for _, g := range inv.GPUs() {
 			gpus = append(gpus, g.ID)
 		}
-	}
-	return sortedGPUs(gpus)
-}
-
-func gpusOf(proc discovery.Proc) []gpreempt.GPUID {
-	var gpus []gpreempt.GPUID
-	for _, q := range proc.Queues {
-		if !slices.Contains(gpus, q.GPU) {
-			gpus = append(gpus, q.GPU)
-		}
+		slices.Sort(gpus)
 	}
 	return gpus
 }
@@ -59,7 +41,8 @@ func selectGPUs(all []gpreempt.GPU, selectors []*gpreemptv1.GpuSelector) ([]gpre
 			gpus = append(gpus, all[at].ID)
 		}
 	}
-	return sortedGPUs(gpus), nil
+	slices.Sort(gpus)
+	return gpus, nil
 }
 
 func selectorName(i int, sel *gpreemptv1.GpuSelector) string {

@@ -25,7 +25,7 @@ func (a adminService) ListHqds(ctx context.Context, req *gpreemptv1.ListHqdsRequ
 		if err != nil {
 			return nil, err
 		}
-		only, on = proc.Key, gpusOf(proc)
+		only, on = proc.Key, proc.GPUs()
 		if t := a.s.target(proc); !t.info.Key.IsZero() { // a reading since its last suspend or resume
 			notBefore = a.s.clocks().at(t.info.Since).AsTime()
 		}

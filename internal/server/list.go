@@ -91,7 +91,7 @@ func (a adminService) ListTargets(ctx context.Context, req *gpreemptv1.ListTarge
 	for i := range sn.targets {
 		t := &sn.targets[i]
 		if len(t.proc.Queues) > 0 && classMatches(req.GetClass(), t) && inContainer(req.GetContainer(), t) && hasPID(req.GetPid(), t) &&
-			(req.GetGpuId() == 0 || slices.Contains(gpusOf(t.proc), gpreempt.GPUID(req.GetGpuId()))) {
+			(req.GetGpuId() == 0 || slices.Contains(t.proc.GPUs(), gpreempt.GPUID(req.GetGpuId()))) {
 			msg := t.message(sn.clocks)
 			if !a.s.mayReadMemory(ctx, t.proc.UID) {
 				msg.Environment = nil

@@ -164,7 +164,7 @@ func (d *directory) Override(key gpreempt.ProcessKey, decision *classify.Decisio
 func (d *directory) set(key gpreempt.ProcessKey, f targets.Facts) {
 	d.of[key] = f
 	proc, _ := d.inv.Process(key)
-	gpus := gpusOf(proc)
+	gpus := proc.GPUs()
 	slices.Sort(gpus)
 	d.post(scheduler.TargetSeen{
 		Target: key, Class: f.Decision.Class, Priority: f.Decision.Priority, GPUs: gpus, Queues: d.inv.QueuesBorn(key),

@@ -184,13 +184,8 @@ func (r *Registry) subject(p *process) *classify.Subject {
 
 // GPUsWithQueues returns those of gpus that have a queue of a process.
 func GPUsWithQueues(gpus []gpreempt.GPU, proc discovery.Proc) []gpreempt.GPU {
-	var with []gpreempt.GPU
-	for _, gpu := range gpus {
-		if slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.GPU == gpu.ID }) {
-			with = append(with, gpu)
-		}
-	}
-	return with
+	with := proc.GPUs()
+	return slices.DeleteFunc(slices.Clone(gpus), func(gpu gpreempt.GPU) bool { return !slices.Contains(with, gpu.ID) })
 }
 
 // count counts the rules that match a process.
@@ -278,16 +273,9 @@ func (r *Registry) classify(p *process) {
 	if p.override != nil {
 		p.decision = *p.override
 	}
-	gpus := make([]gpreempt.GPUID, 0, 1)
-	for _, q := range p.Queues {
-		if !slices.Contains(gpus, q.GPU) {
-			gpus = append(gpus, q.GPU)
-		}
-	}
-	slices.Sort(gpus)
 	r.cfg.Post(scheduler.TargetSeen{
 		Target: p.Key, Job: p.Cgroup.Path, Class: p.decision.Class, Priority: p.decision.Priority,
-		GPUs: gpus, Queues: r.cfg.Inventory.QueuesBorn(p.Key),
+		GPUs: p.GPUs(), Queues: r.cfg.Inventory.QueuesBorn(p.Key),
 	})
 }
 

@@ -46,6 +46,16 @@ type Proc struct {
 	Incarnations []uint64
 }
 
+// GPUs returns the GPUs with queues of the process, ascending.
+func (p Proc) GPUs() []gpreempt.GPUID {
+	var gpus []gpreempt.GPUID
+	for _, q := range p.Queues {
+		gpus = append(gpus, q.GPU)
+	}
+	slices.Sort(gpus)
+	return slices.Compact(gpus)
+}
+
 // ContextQueueID returns our id for a queue of a secondary context: every context of a
 // process counts its queues from 0. Kernel queue ids are below 1024, context numbers
 // below 65535.
