@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -227,14 +226,7 @@ func listed(texts []string) string {
 // quoted, cut and shorten make a text of a process or a file short and printable.
 func quoted(s string) string { return strconv.Quote(shorten(s)) }
 
-func cut(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return '?'
-	}, shorten(s))
-}
+func cut(s string) string { return gpreempt.Printable(shorten(s)) }
 
 func shorten(s string) string {
 	const most = 80

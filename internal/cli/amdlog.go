@@ -92,9 +92,9 @@ func (a *app) analyzeLog(path string) (*analyzedLog, error) {
 	var r io.Reader = in
 	if f, ok := in.(*os.File); ok && a.ErrTerminal && a.Getenv("TERM") != "dumb" {
 		if info, err := f.Stat(); err == nil && info.Mode().IsRegular() && info.Size() >= minProgressBytes {
-			p := progressReader{f, progress(a.Err, path, info.Size())}
-			defer p.end()
-			r = p
+			bar := progress(a.Err, path, info.Size())
+			defer func() { _, _ = bar.Clear(), bar.Exit() }() // it fails when the file has grown or the terminal is closed
+			r = new(progressbar.NewReader(f, bar))
 		}
 	}
 	analysis, err := hiplog.Analyze(r)
@@ -143,12 +143,6 @@ func unreadable(name string, err error) error {
 // minProgressBytes is the size from which reading a file takes noticeable time.
 const minProgressBytes = 16 << 20
 
-// progressReader shows the progress of reading a file.
-type progressReader struct {
-	r   io.Reader
-	bar *progressbar.ProgressBar
-}
-
 // progress returns a bar for reading size bytes of the file at path.
 func progress(w io.Writer, path string, size int64) *progressbar.ProgressBar {
 	return progressbar.NewOptions64(size,
@@ -159,17 +153,4 @@ func progress(w io.Writer, path string, size int64) *progressbar.ProgressBar {
 		progressbar.OptionSetWidth(20),
 		progressbar.OptionThrottle(100*time.Millisecond),
 	)
-}
-
-func (p progressReader) Read(b []byte) (int, error) {
-	n, err := p.r.Read(b)
-	// The bar fails when the file has grown or the terminal is closed.
-	_ = p.bar.Add(n)
-	return n, err
-}
-
-// end removes the bar from the screen.
-func (p progressReader) end() {
-	_ = p.bar.Clear()
-	_ = p.bar.Exit()
 }

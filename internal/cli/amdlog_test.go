@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/klauspost/compress/gzip"
+
+	"github.com/schollz/progressbar/v3"
 )
 
 // writeLog makes a file of n bytes of log, compressed or not.
@@ -102,9 +104,8 @@ func TestTruncatedArchiveIsAnalyzedUpToItsEnd(t *testing.T) {
 // A log may grow while it is read.
 func TestGrowingFileIsReadToItsEnd(t *testing.T) {
 	var out bytes.Buffer
-	p := progressReader{strings.NewReader(strings.Repeat("x", 1000)), progress(&out, "hip.log", 10)}
-	n, err := new(bytes.Buffer).ReadFrom(p)
-	p.end()
+	p := progressbar.NewReader(strings.NewReader(strings.Repeat("x", 1000)), progress(&out, "hip.log", 10))
+	n, err := new(bytes.Buffer).ReadFrom(&p)
 	if n != 1000 || err != nil {
 		t.Errorf("%d bytes, %v", n, err)
 	}

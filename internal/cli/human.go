@@ -5,7 +5,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -135,15 +134,7 @@ func cut(s string, n int) string {
 	return s
 }
 
-// printable replaces characters that would move the cursor or control the terminal.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, s)
-}
+func printable(s string) string { return gpreempt.Printable(s) }
 
 var quiesceTexts = map[gpreemptv1.QuiesceReason]string{
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_DONE:          "all targets that may be suspended are suspended",

@@ -70,9 +70,9 @@ func collect(ctx context.Context, cfg Config) *host {
 		h.reports = cfg.Processes(ctx)
 	}
 	for _, p := range h.reports {
-		p.Comm, p.Why = clean(p.GetComm()), clean(p.GetWhy())
+		p.Comm, p.Why = gpreempt.Printable(p.GetComm()), gpreempt.Printable(p.GetWhy())
 		for _, r := range p.GetRejected() {
-			r.Why, r.Remedy = clean(r.GetWhy()), clean(r.GetRemedy())
+			r.Why, r.Remedy = gpreempt.Printable(r.GetWhy()), gpreempt.Printable(r.GetRemedy())
 		}
 	}
 	slices.SortFunc(h.reports, func(a, b *gpreemptv1.DiagnosedProcess) int { return cmp.Compare(a.GetPid(), b.GetPid()) })
@@ -249,7 +249,7 @@ func (h *host) param(name string) (int, error) {
 	}
 	v, err := strconv.Atoi(s)
 	if err != nil {
-		return 0, fmt.Errorf("amdgpu.%s is %q, want a number", name, clean(s))
+		return 0, fmt.Errorf("amdgpu.%s is %q, want a number", name, gpreempt.Printable(s))
 	}
 	return v, nil
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
-	"unicode"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -155,7 +154,7 @@ func Examine(ctx context.Context, cfg Config) *gpreemptv1.DiagnoseResponse {
 		for _, mechanism := range f.blocks {
 			blocked[mechanism] = true
 		}
-		report.Checks = append(report.Checks, &gpreemptv1.Check{Id: id, Title: title, Status: f.status, Found: clean(f.found), Remedy: f.remedy})
+		report.Checks = append(report.Checks, &gpreemptv1.Check{Id: id, Title: title, Status: f.status, Found: gpreempt.Printable(f.found), Remedy: f.remedy})
 	}
 	present, none := h.present()
 	add("gpu", "AMD GPU", present)
@@ -237,16 +236,6 @@ func remaining(blocked map[string]bool) string {
 		return "Until then no mechanism can be used."
 	}
 	return "The default mechanism, dbgtrap, cannot be used; the config key mechanisms may name " + strings.Join(others, " or ") + "."
-}
-
-// clean replaces unprintable characters: programs choose their command names.
-func clean(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r == unicode.ReplacementChar || !unicode.IsPrint(r) {
-			return '?'
-		}
-		return r
-	}, s)
 }
 
 // hidden reports whether a file could not be read for lack of rights.

@@ -272,7 +272,7 @@ func checkWhole(t *testing.T, r *gpreemptv1.DiagnoseResponse) {
 		if c.GetTitle() == "" || c.GetFound() == "" || (c.GetRemedy() == "") != fine {
 			t.Errorf("check %v: want what was found, and a remedy only if it is not OK", c)
 		}
-		if c.GetFound() != clean(c.GetFound()) {
+		if c.GetFound() != gpreempt.Printable(c.GetFound()) {
 			t.Errorf("check %s has control characters: %q", c.GetId(), c.GetFound())
 		}
 	}

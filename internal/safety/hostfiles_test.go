@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 func TestLockdownModes(t *testing.T) {
@@ -65,7 +67,7 @@ func FuzzKernelTexts(f *testing.F) {
 		if wholeRange(string(b)) && !bytes.Contains(b, []byte("4294967295")) {
 			t.Error("the whole range without its size")
 		}
-		if s := clean(string(b)); s != clean(s) {
+		if s := gpreempt.Printable(string(b)); s != gpreempt.Printable(s) {
 			t.Errorf("%q is not clean", s)
 		}
 	})

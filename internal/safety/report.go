@@ -11,6 +11,7 @@ import (
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // hazardActions are the actions of the hazard table in the API.
@@ -28,7 +29,7 @@ func (h *host) gpuMessages() (all []*gpreemptv1.DiagnosedGpu) {
 			QueueSlots: uint32(g.QueueSlots), ComputeQueues: uint32(g.computeQueues),
 		}
 		if result, known := h.cfg.Hazards[g.ID]; known {
-			m.Hazard, m.HazardReason = hazardActions[result.Action], clean(result.Reason)
+			m.Hazard, m.HazardReason = hazardActions[result.Action], gpreempt.Printable(result.Reason)
 		}
 		all = append(all, m)
 	}

@@ -52,7 +52,7 @@ var table = []struct {
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
 	// Mechanisms.
 	{"internal/mechanism", rule{imports: []string{"internal/log", "internal/proc", "pkg/gpreempt"}}},
-	{"internal/config/yamlfile", rule{}},
+	{"internal/config/yamlfile", rule{imports: []string{"pkg/gpreempt"}}},
 	{"internal/safety", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/mechanism/dbgtrap", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/criu", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},

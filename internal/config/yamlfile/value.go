@@ -5,9 +5,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"unicode"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // textRemedy is the remedy for a value that is not a text.
@@ -135,14 +136,7 @@ func Kind(n *yaml.Node) string {
 func Quoted(s string) string { return strconv.Quote(shorten(s)) }
 
 // Cut returns a text of the file, short and printable.
-func Cut(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return '?'
-	}, shorten(s))
-}
+func Cut(s string) string { return gpreempt.Printable(shorten(s)) }
 
 func shorten(s string) string {
 	const most = 60
