@@ -107,12 +107,9 @@ func (e *Emulator) ioctl(c *seccomp.Call) error {
 // driverCall makes a call of the driver, with the faults that match it.
 func (e *Emulator) driverCall(c *seccomp.Call, f *file, task *Task, req kfd.Request, memory driver.Memory, what driver.Described) (int64, syscall.Errno, string) {
 	caller := task.Leader().TID()
-	fault := e.faults.forCall(what.Op, caller, what.Target)
-	if fault != nil {
-		e.report(Event{Kind: EventFault, Op: string(what.Op), PID: caller, Target: what.Target, Errno: errnoName(fault.Errno)})
-		if errno, stop := e.before(fault, caller, what.Target); stop {
-			return 0, errno, "injected"
-		}
+	fault, errno, stop := e.before(what.Op, caller, what.Target)
+	if stop {
+		return 0, errno, "injected"
 	}
 	if what.Op == opCreateQueue {
 		e.files.creates(f)
@@ -166,8 +163,13 @@ var settles = map[driver.Op]bool{
 	driver.RequestOp(kfd.ReqCreateProcess): true, driver.TrapOp(kfd.TrapEnable): true,
 }
 
-// before applies a fault before the call has an effect. stop: the call returns errno.
-func (e *Emulator) before(f *Fault, caller, target int32) (errno syscall.Errno, stop bool) {
+// before finds the fault of a call, nil for none, and applies it before the call has an
+// effect. stop: the call returns errno.
+func (e *Emulator) before(op driver.Op, caller, target int32) (f *Fault, errno syscall.Errno, stop bool) {
+	if f = e.faults.forCall(op, caller, target); f == nil {
+		return nil, 0, false
+	}
+	e.report(Event{Kind: EventFault, Op: string(op), PID: caller, Target: target, Errno: errnoName(f.Errno)})
 	if f.Do != nil {
 		f.Do()
 	}
@@ -178,15 +180,15 @@ func (e *Emulator) before(f *Fault, caller, target int32) (errno syscall.Errno, 
 		}
 	}
 	if f.After {
-		return 0, false
+		return f, 0, false
 	}
 	if f.Kill != KillNobody {
 		e.trouble("kill for a fault", kill(victim(f, caller, target)))
 		if f.Kill == KillCaller {
-			return unix.EINTR, true // the caller is dead
+			return f, unix.EINTR, true // the caller is dead
 		}
 	}
-	return f.Errno, f.Errno != 0
+	return f, f.Errno, f.Errno != 0
 }
 
 func victim(f *Fault, caller, target int32) int32 {
@@ -286,12 +288,8 @@ func (e *Emulator) openDevice(kind device, f *file, task *Task) syscall.Errno {
 		}
 		return 0
 	}
-	caller := task.Leader().TID()
-	if fault := e.faults.forCall(driver.OpOpen, caller, 0); fault != nil {
-		e.report(Event{Kind: EventFault, Op: string(driver.OpOpen), PID: caller, Errno: errnoName(fault.Errno)})
-		if errno, stop := e.before(fault, caller, 0); stop {
-			return errno
-		}
+	if _, errno, stop := e.before(driver.OpOpen, task.Leader().TID(), 0); stop {
+		return errno
 	}
 	opened, err := e.driver.Open(task)
 	if err != nil {

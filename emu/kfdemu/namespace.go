@@ -29,62 +29,57 @@ var hidden = []string{"/sys/devices/virtual/kfd", "/sys/class/kfd", "/sys/class/
 // Merge prepares the tree for Enter: it adds the other entries of the host's /sys and /dev,
 // to which those are then bound, and makes the device files.
 func (t *Tree) Merge() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed {
-		return fmt.Errorf("merge the emulated sysfs with the host's: %w", fs.ErrClosed)
-	}
-	mounts, err := t.makeDevices()
-	for _, dir := range []string{"/sys", "/dev"} {
-		if err == nil {
-			mounts, err = t.merge(dir, mounts)
+	return t.while("merge the emulated sysfs with the host's", func() error {
+		mounts, err := t.makeDevices()
+		for _, dir := range []string{"/sys", "/dev"} {
+			if err == nil {
+				mounts, err = t.merge(dir, mounts)
+			}
 		}
-	}
-	// A kernel without loadable modules has no such file.
-	if _, stat := os.Stat(t.path(modulesFile)); stat == nil {
-		mounts = append(mounts, mount{t.path(modulesFile), hostModules})
-	}
-	if err == nil {
-		var list []byte
-		if list, err = json.Marshal(mounts); err == nil {
-			err = write(t.path(mountsFile), string(list))
+		// A kernel without loadable modules has no such file.
+		if _, stat := os.Stat(t.path(modulesFile)); stat == nil {
+			mounts = append(mounts, mount{t.path(modulesFile), hostModules})
 		}
-	}
-	if err != nil {
-		return fmt.Errorf("merge the emulated sysfs with the host's: %w", err)
-	}
-	return nil
+		list, encoded := json.Marshal(mounts)
+		if err := errors.Join(err, encoded); err != nil {
+			return err
+		}
+		return write(t.path(mountsFile), string(list))
+	})
 }
 
 // makeDevices makes a device file of each file in the tree's /dev, which has its number. In
 // a user namespace that is not allowed; then the device file has another number.
 func (t *Tree) makeDevices() (mounts []mount, err error) {
-	err = filepath.WalkDir(t.path("dev"), func(at string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
+	devices, err := filepath.Glob(t.path("dev/dri/*"))
+	if err != nil {
+		return nil, err
+	}
+	for _, at := range append(devices, t.path("dev/kfd")) {
 		b, err := os.ReadFile(at)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		var major, minor uint32
 		if _, err := fmt.Sscanf(string(b), "%d:%d", &major, &minor); err != nil {
-			return fmt.Errorf("%s: invalid device number %q: %w", at, b, err)
+			return nil, fmt.Errorf("%s: invalid device number %q: %w", at, b, err)
 		}
 		if err := os.Remove(at); err != nil {
-			return err
+			return nil, err
 		}
 		err = unix.Mknod(at, unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor)))
-		if errors.Is(err, unix.EPERM) {
+		switch {
+		case errors.Is(err, unix.EPERM):
 			mounts = append(mounts, mount{os.DevNull, at})
-			return os.WriteFile(at, nil, 0o600)
+			err = os.WriteFile(at, nil, 0o600)
+		case err == nil:
+			err = os.Chmod(at, 0o666) //nolint:gosec // the mode of ROCm's udev rules
 		}
 		if err != nil {
-			return fmt.Errorf("create the device %s: %w", at, err)
+			return nil, fmt.Errorf("create the device %s: %w", at, err)
 		}
-		return os.Chmod(at, 0o666) //nolint:gosec // the mode of ROCm's udev rules
-	})
-	return mounts, err
+	}
+	return mounts, nil
 }
 
 // merge adds the entries of a directory of the host that the tree does not have.

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -25,82 +26,90 @@ type folder struct {
 // directories: call Processes after the first one was destroyed and before the second one
 // is created. The same applies to processes with one pid.
 func (t *Tree) Processes(pids ...int32) error {
+	return t.while("write the emulated sysfs", func() error {
+		files := t.files()
+		var names []string
+		for _, pid := range pids {
+			names = append(names, strconv.Itoa(int(pid)))
+		}
+		if len(pids) == 0 {
+			entries, err := fs.ReadDir(files, classDir+"/proc")
+			if err != nil {
+				return err
+			}
+			names = slices.Collect(maps.Keys(t.procs))
+			for _, e := range entries {
+				if _, there := t.procs[e.Name()]; !there {
+					names = append(names, e.Name())
+				}
+			}
+		}
+		var failed []error
+		for _, name := range names {
+			if err := t.updateProcess(files, name); err != nil {
+				failed = append(failed, fmt.Errorf("process %s: %w", name, err))
+			}
+		}
+		return errors.Join(failed...)
+	})
+}
+
+func (t *Tree) updateProcess(files fs.FS, name string) error {
+	is, was := folder{dirs: map[string]folder{}}, folder{dirs: map[string]folder{}}
+	process, err := read(files, classDir+"/proc/"+name)
+	if err == nil {
+		addStatistics(process)
+		is.dirs[name] = process
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if before, there := t.procs[name]; there {
+		was.dirs[name] = before
+	}
+	delete(t.procs, name)
+	if err := t.update(procDir, was, is); err != nil {
+		// The state on disk is not known: the next call writes all of it.
+		_ = os.RemoveAll(t.path(procDir + "/" + name))
+		return err
+	}
+	maps.Copy(t.procs, is.dirs)
+	return nil
+}
+
+// while calls f with the lock held, unless the tree is closed.
+func (t *Tree) while(what string, f func() error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed {
-		return fmt.Errorf("write the emulated sysfs: %w", fs.ErrClosed)
+	err := fs.ErrClosed
+	if !t.closed {
+		err = f()
 	}
-	files := t.files()
-	var names []string
-	for _, pid := range pids {
-		names = append(names, strconv.Itoa(int(pid)))
+	if err != nil {
+		return fmt.Errorf("%s: %w", what, err)
 	}
-	if len(pids) == 0 {
-		entries, err := fs.ReadDir(files, classDir+"/proc")
-		if err != nil {
-			return fmt.Errorf("write the emulated sysfs: %w", err)
-		}
-		for _, e := range entries {
-			names = append(names, e.Name())
-		}
-		for name := range t.procs {
-			names = append(names, name)
-		}
-	}
-	var failed error
-	for _, name := range names {
-		is, was := folder{dirs: map[string]folder{}}, folder{dirs: map[string]folder{}}
-		process, err := read(files, classDir+"/proc/"+name)
-		if err == nil {
-			addStatistics(process)
-			is.dirs[name] = process
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("write the emulated sysfs: %w", err)
-		}
-		if before, there := t.procs[name]; there {
-			was.dirs[name] = before
-		}
-		delete(t.procs, name)
-		if err := t.update(procDir, was, is); err != nil {
-			failed = errors.Join(failed, fmt.Errorf("write the emulated sysfs: process %s: %w", name, err))
-			// The state on disk is not known: the next call writes all of it.
-			_ = os.RemoveAll(t.path(procDir + "/" + name))
-			continue
-		}
-		maps.Copy(t.procs, is.dirs)
-	}
-	return failed
+	return nil
 }
 
 // Debugfs writes the debugfs files names, of "mqds" and "hqds", or both without names. A
 // program that has a file open keeps its content.
 func (t *Tree) Debugfs(names ...string) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed {
-		return fmt.Errorf("write the emulated debugfs: %w", fs.ErrClosed)
-	}
-	files := t.files()
 	if len(names) == 0 {
-		entries, err := fs.ReadDir(files, debugDir)
-		if err != nil {
-			return fmt.Errorf("write the emulated debugfs: %w", err)
-		}
-		for _, e := range entries {
-			names = append(names, e.Name())
-		}
+		names = []string{"mqds", "hqds"}
 	}
-	for _, name := range names {
-		name = debugDir + "/" + name
-		b, err := fs.ReadFile(files, name)
-		if err == nil {
-			err = t.replaceFile(name, string(b))
+	return t.while("write the emulated debugfs", func() error {
+		files := t.files()
+		for _, name := range names {
+			name = debugDir + "/" + name
+			b, err := fs.ReadFile(files, name)
+			if err == nil {
+				err = t.replaceFile(name, string(b))
+			}
+			if err != nil {
+				return err
+			}
 		}
-		if err != nil {
-			return fmt.Errorf("write the emulated debugfs: %w", err)
-		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // read returns a directory with all its contents. It skips entries that vanish meanwhile,
