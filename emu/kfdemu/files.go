@@ -92,7 +92,7 @@ func (s *files) add(f *file) (err error) {
 	if _, err := unix.FcntlInt(uintptr(f.fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
 		return fmt.Errorf("seal an emulated file: %w", err)
 	}
-	if f.id, err = FileIDOf(f.fd); err != nil {
+	if f.id, err = FileIDAt(int32(os.Getpid()), uint64(f.fd)); err != nil {
 		return err
 	}
 	for i := range s.gpus {

@@ -176,20 +176,14 @@ func (h *Host) dropEnded() {
 // same file have the same FileID.
 type FileID struct{ Device, Inode uint64 }
 
-// FileIDOf returns the ID for a descriptor of this process. The error wraps an errno.
-func FileIDOf(fd int) (FileID, error) {
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return FileID{}, fmt.Errorf("stat descriptor %d: %w", fd, err)
-	}
-	return FileID{Device: st.Dev, Inode: st.Ino}, nil
-}
-
 // FileIDAt returns the ID for a descriptor of thread tid. The error wraps an errno: ENOENT
 // if there is no such thread or descriptor.
 func FileIDAt(tid int32, fd uint64) (FileID, error) {
+	return fileID(procPath(tid, "fd/"+strconv.FormatUint(fd, 10)))
+}
+
+func fileID(path string) (FileID, error) {
 	var st unix.Stat_t
-	path := procPath(tid, "fd/"+strconv.FormatUint(fd, 10))
 	if err := unix.Stat(path, &st); err != nil {
 		return FileID{}, &fs.PathError{Op: "stat", Path: path, Err: err}
 	}

@@ -72,17 +72,11 @@ func (h *Host) openStreams() []*stream {
 	return h.streams // never changed in place
 }
 
-// takeMasks applies the masks that programs have written so far.
-func (h *Host) takeMasks() {
+// eachStream calls f for each open stream: takeMasks applies the masks that programs have
+// written so far, giveEvents sends the pending events.
+func (h *Host) eachStream(f func(*stream)) {
 	for _, s := range h.openStreams() {
-		s.takeMasks()
-	}
-}
-
-// giveEvents sends the pending events to the programs.
-func (h *Host) giveEvents() {
-	for _, s := range h.openStreams() {
-		s.giveEvents()
+		f(s)
 	}
 }
 

@@ -30,22 +30,16 @@ func memoryAt(tid int32, addr uint64) driver.Memory {
 }
 
 // Read implements driver.Memory.
-func (m userMemory) Read(p []byte) bool {
-	if len(p) == 0 {
-		return true
-	}
-	n, err := unix.ProcessVMReadv(int(m.tid), []unix.Iovec{{Base: &p[0], Len: uint64(len(p))}},
-		[]unix.RemoteIovec{{Base: uintptr(m.addr), Len: len(p)}}, 0)
-	return err == nil && n == len(p)
-}
+func (m userMemory) Read(p []byte) bool { return m.move(unix.ProcessVMReadv, p) }
 
 // Write implements driver.Memory.
-func (m userMemory) Write(p []byte) bool {
+func (m userMemory) Write(p []byte) bool { return m.move(unix.ProcessVMWritev, p) }
+
+func (m userMemory) move(how func(int, []unix.Iovec, []unix.RemoteIovec, uint) (int, error), p []byte) bool {
 	if len(p) == 0 {
 		return true
 	}
-	n, err := unix.ProcessVMWritev(int(m.tid), []unix.Iovec{{Base: &p[0], Len: uint64(len(p))}},
-		[]unix.RemoteIovec{{Base: uintptr(m.addr), Len: len(p)}}, 0)
+	n, err := how(int(m.tid), []unix.Iovec{{Base: &p[0], Len: uint64(len(p))}}, []unix.RemoteIovec{{Base: uintptr(m.addr), Len: len(p)}}, 0)
 	return err == nil && n == len(p)
 }
 

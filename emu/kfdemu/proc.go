@@ -82,12 +82,8 @@ func statField(stat []byte, n int) (uint64, error) {
 
 // namespaceOf returns the inode number of a thread's namespace.
 func namespaceOf(tid int32, kind string) (uint64, error) {
-	var st unix.Stat_t
-	path := procPath(tid, "ns/"+kind)
-	if err := unix.Stat(path, &st); err != nil {
-		return 0, &fs.PathError{Op: "stat", Path: path, Err: err}
-	}
-	return st.Ino, nil
+	id, err := fileID(procPath(tid, "ns/"+kind))
+	return id.Inode, err
 }
 
 // ancestor returns the inode number of the namespace some levels above a thread's, 0 if it

@@ -114,8 +114,8 @@ func (s *Space) close() {
 // again. Call it every few milliseconds, without the driver's lock. It costs a system call
 // for each address space and full file, and two for each stream.
 func (h *Host) Sweep() []*Space {
-	h.takeMasks()
-	h.giveEvents()
+	h.eachStream((*stream).takeMasks)
+	h.eachStream((*stream).giveEvents)
 	h.endStreams(false)
 	h.mu.Lock()
 	spaces, full := slices.Collect(maps.Keys(h.spaces)), h.full

@@ -119,7 +119,7 @@ func (t *Task) close() {
 // the thread dead; install copies a descriptor of this process into the thread's table and
 // returns its number there. Call Begin without the driver's lock.
 func (t *Task) Begin(interrupted func() bool, install func(stream int) (int, error)) {
-	t.h.takeMasks()
+	t.h.eachStream((*stream).takeMasks)
 	t.call.Store(&call{interrupted: interrupted, install: install})
 }
 
@@ -127,7 +127,7 @@ func (t *Task) Begin(interrupted func() bool, install func(stream int) (int, err
 // result: then the thread finds the events that its call caused.
 func (t *Task) End() {
 	t.call.Store(nil)
-	t.h.giveEvents()
+	t.h.eachStream((*stream).giveEvents)
 }
 
 // TID implements driver.Task.
