@@ -59,7 +59,7 @@ type Allocation struct {
 	// VA is the address on the GPUs, and Size the bytes there, which for an AQL queue is
 	// twice the memory.
 	VA, Size uint64
-	Flags    uint32 // of the kfd.Alloc constants
+	Flags    uint32 // kfd.AllocVRAM and so on
 	// Offset is the mmap offset: in the GPU's render node, or for kfd.AllocMMIORemap in
 	// the driver's device.
 	Offset uint64

@@ -6,8 +6,8 @@ import (
 	"unsafe"
 )
 
-// silent is what a doorbell says when nobody has rung it since it was looked at. No
-// write index ever gets that far.
+// silent is the value of a doorbell that was not rung since it was last read. No write
+// index becomes that large.
 const silent = ^uint64(0)
 
 // bell returns the doorbell in mapped memory, which the owner keeps mapped.

@@ -116,7 +116,7 @@ func (m *Machine) Map(id gpreempt.GPUID, runlist []QueueRef, done func()) error 
 			return fmt.Errorf("map the runlist of GPU %v: %w", id, err)
 		}
 		if q.gpu != g {
-			return fmt.Errorf("map the runlist of GPU %v: %w: queue %d of %v is on another", id, ErrNoQueue, ref.ID, ref.Process)
+			return fmt.Errorf("map the runlist of GPU %v: %w: queue %d of %v is on another GPU", id, ErrNoQueue, ref.ID, ref.Process)
 		}
 		queues = append(queues, q)
 	}

@@ -38,8 +38,7 @@ type Realtime struct {
 	over bool
 }
 
-// Start lets the machine's virtual time go on with the wall clock, from where it
-// is. The caller must not use m or timer directly any more, and must Close the
+// Start has the machine's virtual time follow the wall clock, from its present value. The caller must not use m or timer directly any more, and must Close the
 // Realtime, which closes the timer.
 func Start(m *Machine, timer Timer) *Realtime {
 	r := &Realtime{
@@ -73,8 +72,7 @@ func (r *Realtime) run() {
 	for {
 		if err := r.timer.Wait(); err != nil {
 			if !errors.Is(err, os.ErrClosed) {
-				// The descriptor is ours alone, so this cannot happen unless
-				// somebody closed it under us.
+				// Only this package has the descriptor, so this is an error of the program.
 				panic("gpumodel: " + err.Error())
 			}
 			return
@@ -97,8 +95,8 @@ func (r *Realtime) follow() {
 	}
 	r.m.advance(time.Since(r.origin), batch)
 	next, ok := r.m.Next()
-	// A timer that fires too early does no harm, so it is set only for what is
-	// due before: setting it is a system call.
+	// Setting the timer is a system call, and firing too early is harmless: it is set
+	// only for an earlier time.
 	if !ok || r.wake != 0 && r.wake <= next {
 		return
 	}

@@ -57,7 +57,7 @@ func (p Policy) MayReadMemory(peer Peer, uid uint32) bool {
 }
 
 // ofProcess returns the rights of a process. With Online it has Read, because
-// everybody on a host can see its processes with ps.
+// every user of a host can see its processes with ps.
 func (p Policy) ofProcess(peer Process) Rights {
 	in := func(uids, gids []uint32) bool {
 		return slices.Contains(uids, peer.UID) || slices.Contains(gids, peer.GID) ||

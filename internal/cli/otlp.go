@@ -137,7 +137,7 @@ func (e *Exporter) Follow(ctx context.Context) error {
 			return err
 		case grpccodes.OutOfRange: // REVISION_COMPACTED
 			e.builder, e.after = Builder{}, 0
-			e.lose(1, fmt.Errorf("changes came faster than traces could be sent: %w", err))
+			e.lose(1, fmt.Errorf("there were more changes than could be sent as traces: %w", err))
 			continue
 		default:
 		}
@@ -216,7 +216,7 @@ func eof(err error) error {
 	return err
 }
 
-// meet prepares for a daemon. One that has started anew has other leases and revisions.
+// meet prepares for a daemon. After a restart its leases and revisions are others.
 func (e *Exporter) meet(ctx context.Context, st *gpreemptv1.GetStatusResponse, follow bool) error {
 	started := st.GetStartedAt().AsTime()
 	if started.Equal(e.started) {

@@ -120,7 +120,7 @@ func plain(n *yaml.Node) {
 }
 
 // replaceFile replaces the file at path by what write writes, completely or not at all.
-// flag is the flag that names the path. The file is readable by everybody: it is of no
+// flag is the flag that names the path. Every user may read the file: it is of no
 // use without access to the processes.
 func replaceFile(path, flag string, write func(io.Writer) error) (err error) {
 	tmp, err := os.CreateTemp(filepath.Dir(path), ".gpctl-*")

@@ -50,9 +50,8 @@ func (t *Timer) Set(d time.Duration) error {
 	return nil
 }
 
-// Wait sleeps until the timer fires. A firing nobody waited for is kept until
-// the next Wait or Set. After Close, and when Close comes meanwhile, it returns
-// os.ErrClosed.
+// Wait sleeps until the timer fires. If it fires outside of Wait, the next Wait returns at
+// once, unless Set comes first. After Close, also one during Wait, it returns os.ErrClosed.
 func (t *Timer) Wait() error {
 	var expirations [8]byte
 	_, err := t.file.Read(expirations[:])

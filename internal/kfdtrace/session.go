@@ -58,8 +58,7 @@ func (s *session) warn(format string, args ...any) {
 
 func (s *session) write(name, data string) error { return s.fs.Write(instance+"/"+name, data) }
 
-// open makes the instance. It removes the one of a gpctl that was killed: nobody
-// holds its lock.
+// open creates the instance. It removes one whose lock is free: its gpctl was killed.
 func (s *session) open() error {
 	for range 2 {
 		err := s.fs.Mkdir(instance)
@@ -90,7 +89,7 @@ func (s *session) open() error {
 }
 
 // plainOptions are the options that change the form of lines. A new instance inherits
-// those of the top level, which anybody may have changed.
+// those of the top level, which any program may have changed.
 var plainOptions = map[string]string{
 	"bin": "0", "hex": "0", "raw": "0", "fields": "0", "verbose": "0", "latency-format": "0", "block": "0",
 	"stacktrace": "0", "userstacktrace": "0", "context-info": "1", "irq-info": "1", "markers": "1", "overwrite": "1",

@@ -54,7 +54,7 @@ func (e *HardwareError) Unwrap() error { return e.Err }
 type Mechanism interface {
 	// Name is the stable word shown to people: dbgtrap, criu, freezer.
 	Name() string
-	// Probe finds out whether Attach has a chance, without any effect on the target.
+	// Probe checks whether Attach can work, without any effect on the target.
 	// It does not block for long, and reports a process that has exited by the evidence.
 	Probe(ctx context.Context, target gpreempt.ProcessKey) Capability
 	// Attach prepares a target, off the hot path. It returns ErrGone when the process
@@ -71,7 +71,8 @@ type Session interface {
 	// nothing: on an error, also when ctx has ended, it has resumed what it could.
 	// Errors: ErrGone, ErrReplaced, *HardwareError, others.
 	Suspend(ctx context.Context) error
-	// Resume puts every queue back; resuming what runs is harmless. Same errors.
+	// Resume maps every queue again; resuming what runs is harmless. Its errors are those
+	// of Suspend.
 	Resume(ctx context.Context) error
 	// Close detaches; whatever is suspended runs again. On an error something may
 	// still be suspended, and Close is to be called again. After nil it is idempotent.
@@ -91,7 +92,7 @@ type Watcher interface {
 	// the driver has resumed it. An error means that the session can no longer suspend and
 	// is to be closed; ErrGone, that the process has exited.
 	Handle(ctx context.Context) (running bool, err error)
-	// Changed reports whether queues were born, or the target's runtime came or went,
+	// Changed reports whether queues were born, or the target's runtime started or ended,
 	// since the last call.
 	Changed() bool
 }

@@ -46,8 +46,8 @@ type call struct {
 // and a stopped one stays stopped. The caller ends the trace with Detach.
 //
 // The error is ErrGone, a *DeniedError, the cause of ctx, or another error of the
-// kernel. After an error the process is not traced; after the cause of ctx it is about
-// to be detached.
+// kernel. After an error the process is not traced; after the cause of ctx it will
+// be detached soon.
 func Trace(ctx context.Context, pid int32, start uint64) (*Tracer, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)

@@ -111,7 +111,7 @@ type times struct {
 	arrived, decided, answered scheduler.Time
 }
 
-// stages returns where the time of an answered announcement went.
+// stages returns how long each stage of an answered announcement took.
 func (t times) stages(a scheduler.Answer) events.Stages {
 	return events.Stages{Decide: t.decided - t.arrived, Reply: t.answered - t.decided - a.Waited}
 }

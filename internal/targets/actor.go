@@ -192,8 +192,8 @@ func (a *actor) resume(seq uint64) {
 	}
 }
 
-// noteAction records how an action went. An action that fails again and again is one
-// failure of its mechanism. That the process has left, or that Close has given up, does not count.
+// noteAction records the result of an action. An action that fails repeatedly is one
+// failure of its mechanism. The end of the process, and of Sessions, is not a failure.
 func (a *actor) noteAction(isSuspend bool, err error) {
 	if err == nil {
 		a.held.failed = false

@@ -5,7 +5,7 @@ import "time"
 // Retry bounds the wait before something that failed is tried again.
 type Retry struct{ First, Last time.Duration }
 
-// The bounds, for everything that is tried again.
+// The bounds, for everything that is retried.
 var (
 	// RetryAction is for an action on a target: an attach, a resume or a detach that
 	// failed, and the attach after a session that failed.
@@ -21,7 +21,7 @@ type Backoff struct {
 }
 
 // Fail counts a failure at now and returns when to try again: after First, and after
-// twice the wait before for each further failure, up to Last. The count begins anew
+// twice the wait before for each further failure, up to Last. The count restarts
 // when the last wait ended more than Last ago.
 func (b *Backoff) Fail(now Time, r Retry) Time {
 	if now > b.until+r.Last {

@@ -313,7 +313,7 @@ type gpu struct {
 	// gap learns the time from the end of the last lease to the next announcement.
 	gap     estimate
 	lastEnd Time
-	quiet   bool // lastEnd is set and no lease came since
+	quiet   bool // lastEnd is set and no lease has begun since
 }
 
 func (c *Core) gpu(id gpreempt.GPUID) *gpu {

@@ -148,8 +148,8 @@ func (c *Core) send(t *target, kind ActionKind) {
 	c.setTargetTimer(t)
 }
 
-// setTargetTimer arms the one thing a target waits for: its action to come
-// back, the retry of a resume, or the end of its quarantine.
+// setTargetTimer sets the timer of a target: to when its action counts as stuck, to the
+// retry of a resume, or to the end of its quarantine.
 func (c *Core) setTargetTimer(t *target) {
 	switch {
 	case t.retrying:
@@ -181,7 +181,7 @@ func (t *target) fire(c *Core) {
 func (c *Core) suspended(ev Suspended) {
 	t := c.targets[ev.Target]
 	if t == nil || t.state != TargetSuspending || t.seq != ev.Seq {
-		return // an answer to an action that no longer counts
+		return // the result of an action that was replaced
 	}
 	c.charge(t.gang)
 	switch ev.Result {
@@ -217,7 +217,7 @@ func (c *Core) resumed(ev Resumed) {
 	c.resumeResult(t, ev.Result, ev.FailedGPUs, ev.Took)
 }
 
-// resumeResult takes in how a Resume went, or a Detach in its place.
+// resumeResult handles the result of a Resume, or of a Detach in its place.
 func (c *Core) resumeResult(t *target, result Outcome, gpus []gpreempt.GPUID, took time.Duration) {
 	c.charge(t.gang)
 	c.markAttachment(t.attachment)

@@ -33,7 +33,7 @@ type series struct {
 	Section string
 	// Name is that of a Go benchmark, without its Benchmark.
 	Name string
-	// Repeats has the samples of each repeat summed up.
+	// Repeats has one summary of the samples for each repeat.
 	Repeats []summary
 
 	samples []time.Duration

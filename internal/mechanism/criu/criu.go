@@ -42,10 +42,10 @@ import (
 
 const name = "criu"
 
-// Tracer starts a thread that traces a process; see package tracer.
+// Tracer starts a thread that traces a process; see proc.Trace.
 type Tracer func(ctx context.Context, pid int32, start uint64) (Thread, error)
 
-// Thread is the part of tracer.Thread used here.
+// Thread is the part of *proc.Tracer that is used here.
 type Thread interface {
 	Do(ctx context.Context, f func() error) error
 	Detach(ctx context.Context) error

@@ -151,7 +151,7 @@ func (s worldSys) Ioctl(fd int, req kfd.Request, arg kfd.Pointer) (uintptr, erro
 	return s.thread().Ioctl(fd, req, arg)
 }
 
-// attach is tracer.Attach.
+// attach is proc.Trace.
 func (w *world) attach(_ context.Context, pid int32, start uint64) (Thread, error) {
 	t := w.daemon.NewThread()
 	err := t.Seize(pid)

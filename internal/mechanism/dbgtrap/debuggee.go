@@ -19,14 +19,14 @@ import (
 
 // subscribed are the exceptions that the driver reports to us. Each of them no longer
 // reaches the target's runtime by itself: memory faults and the like stay out, or
-// the target would hang where it should die. A destroyed queue needs no telling:
-// each snapshot shows it.
+// the target would hang where it should die. A destroyed queue needs no
+// event: each snapshot shows it.
 var subscribed = kfd.Exceptions(kfd.ECQueueNew, kfd.ECProcessRuntime)
 
 // born is what makes a new queue unfit to be suspended until it is cleared.
 var born = kfd.ECQueueNew.Mask()
 
-// maxInterrupts bounds how often an interrupted ENABLE is made again.
+// maxInterrupts bounds how often an interrupted ENABLE is repeated.
 const maxInterrupts = 8
 
 // debuggee is a target as the driver's debug interface knows it. Its methods may block,
@@ -52,13 +52,13 @@ type debuggee struct {
 	hadRuntime bool
 	// ackPending: the target may be waiting for SEND_RUNTIME_EVENT.
 	ackPending bool
-	// enabledAgain: debugging was enabled again after somebody ended it.
+	// enabledAgain: debugging was enabled again after another program ended it.
 	enabledAgain bool
 	// suspended are the queues that are suspended.
 	suspended idSet
 	// resumeIncomplete: a GPU failed to take queues back.
 	resumeIncomplete bool
-	// changed is set when queues were born or the runtime came or went.
+	// changed is set when queues were born or the runtime started or ended.
 	changed bool
 	// notify has the session call serve.
 	notify func()
@@ -138,7 +138,7 @@ func (d *debuggee) trace(ctx context.Context) error {
 	return nil
 }
 
-// on runs f where the driver listens: on the tracing thread while there is one.
+// on runs f on the thread that the driver accepts: the tracing thread while there is one.
 func (d *debuggee) on(ctx context.Context, f func() error) error {
 	if d.thread == nil {
 		return f()
@@ -146,13 +146,13 @@ func (d *debuggee) on(ctx context.Context, f func() error) error {
 	return d.thread.Do(ctx, f)
 }
 
-// op runs f like on; when the driver no longer takes us for the debugger it repairs
-// that and runs f once more. f begins anew then. The errors of final are among
+// op runs f like on; when the driver no longer accepts this program as the debugger, op
+// repairs that and runs f once more, from its beginning. The errors of final are among
 // those it returns.
 func (d *debuggee) op(ctx context.Context, f func() error) error {
 	if !d.pipe.taken() {
-		// Debugging has ended. By now the pid may be another process's, and that one be
-		// held too: the driver would take us for its debugger.
+		// Debugging has ended. By now the pid may be that of another process, which
+		// this program may debug too: the driver would accept the call.
 		if err := d.regain(ctx); err != nil {
 			return err
 		}
@@ -185,8 +185,8 @@ func (d *debuggee) gone() error {
 }
 
 // followThread finds another thread of a target whose main thread has ended: the
-// driver then no longer finds the target by its pid (get_task_mm), and would leave
-// what is suspended so.
+// driver then no longer finds the target by its pid (get_task_mm), and could not resume
+// what is suspended.
 func (d *debuggee) followThread() bool {
 	tid, err := d.pin.LiveThread()
 	if err != nil || tid == d.pid {
@@ -197,7 +197,7 @@ func (d *debuggee) followThread() bool {
 }
 
 // enable begins debugging, on the tracing thread; events come by a new pipe. An
-// error means that debugging is not enabled, not by us at least.
+// error means that this program has not enabled debugging.
 func (d *debuggee) enable(ctx context.Context) error {
 	var err error
 	for range maxInterrupts {
@@ -241,8 +241,8 @@ func (d *debuggee) enableOnce(ctx context.Context) error {
 		// RUNTIME_ENABLE or RUNTIME_DISABLE of the target does not wait for us; each
 		// answer to one (answerRuntime) then stands for the next. We need no target to
 		// wait: activation is over before it does. And without one ahead, a target that
-		// announces itself just before we disable or die waits for ever, since neither
-		// releases it; one that such a death left waiting is released by this.
+		// announces itself just before we disable or die waits without end, since neither
+		// releases it; a target that waits since such a death is released by this.
 		if err := d.acknowledge(); err != nil {
 			return err
 		}
@@ -301,7 +301,7 @@ func (d *debuggee) snapshot() ([]kfd.QueueSnapshotEntry, error) {
 	for {
 		snapshot, err := d.m.cfg.Device.Snapshot(d.pid, born)
 		if errors.Is(err, unix.EINTR) {
-			clear(d.suspended) // which of them were new is lost; suspending them again does no harm
+			clear(d.suspended) // which of them were new is lost; suspending them again is harmless
 			continue
 		}
 		d.changed = d.changed || slices.ContainsFunc(snapshot, func(q kfd.QueueSnapshotEntry) bool {
@@ -329,9 +329,8 @@ func (d *debuggee) disable() error {
 	}
 }
 
-// end releases the target: every queue runs, nobody debugs or traces it. On an
-// error the driver may still have us for the debugger, and end is to be called
-// again.
+// end releases the target: every queue runs, and this program neither debugs nor traces
+// it. After an error this program may still be the debugger, and end must be called again.
 func (d *debuggee) end(ctx context.Context) error {
 	if err := d.endDebugging(ctx); err != nil {
 		return err
@@ -356,8 +355,8 @@ func (d *debuggee) end(ctx context.Context) error {
 func (d *debuggee) endDebugging(ctx context.Context) error {
 	d.enabledAgain = true // from here on debugging is not to be enabled again
 	if d.thread != nil && traceEnded(d.thread) {
-		// DISABLE may do without: it asks nothing where the tracing thread is asked for,
-		// and elsewhere it asks for the process.
+		// DISABLE works without the thread: where the driver asks for the tracing thread,
+		// it does not ask DISABLE for it, and elsewhere it asks for the process.
 		if err := d.detachTrace(ctx); err != nil {
 			return err
 		}

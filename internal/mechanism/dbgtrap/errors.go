@@ -40,10 +40,10 @@ func (e *RuntimeError) Error() string {
 }
 
 // errRuntimeOff is returned by a call on queues when the runtime's state forbids
-// it; the driver says EPERM, as it does to strangers.
+// it; the driver returns EPERM, as to any program that is not the debugger.
 var errRuntimeOff = errors.New("the ROCm runtime of the process is not enabled")
 
-// final reports whether a session can do nothing more for its target after err.
+// final reports whether a session is of no use after err.
 func final(err error) bool {
 	if e, ok := errors.AsType[*RuntimeError](err); ok {
 		return !e.Ended
@@ -54,14 +54,14 @@ func final(err error) bool {
 	return errors.Is(err, mechanism.ErrGone) || errors.Is(err, mechanism.ErrReplaced) || errors.Is(err, mechanism.ErrDebugged)
 }
 
-// notDebugger reports whether the driver, or the tracer, no longer takes this program for
-// the target's debugger. EINVAL and EPERM have other reasons too; which it is shows
-// when debuggee.regain looks.
+// notDebugger reports whether the driver, or the tracer, no longer accepts this program as
+// the target's debugger. EINVAL and EPERM have other reasons too; debuggee.regain finds out
+// which it is.
 func notDebugger(err error) bool {
 	return errors.Is(err, unix.EPERM) || errors.Is(err, unix.EINVAL) || errors.Is(err, proc.ErrDetached)
 }
 
-// isGone reports whether the driver, or the tracer, knows the target no longer.
+// isGone reports whether the driver, or the tracer, no longer knows the target.
 func isGone(err error) bool {
 	return errors.Is(err, unix.ESRCH) || errors.Is(err, proc.ErrGone)
 }

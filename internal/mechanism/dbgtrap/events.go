@@ -12,11 +12,11 @@ import (
 // maxEvents is more than can be pending: one for each queue and one of the process.
 const maxEvents = kfd.MaxQueues + 1
 
-// maxLooks bounds how often new queues are looked at in one go: a target that makes them
-// all the time keeps nobody from suspending it.
+// maxLooks bounds how often new queues are looked at by one call: a target that creates them
+// all the time must not delay its suspension.
 const maxLooks = 4
 
-// serve takes in what happened since the last call and answers what the target
+// serve handles the events since the last call and answers the one that the target
 // waits for. A runtime that cannot be used is an error, as are queues without one.
 func (d *debuggee) serve(ctx context.Context) error {
 	var queues int
@@ -79,7 +79,7 @@ func (d *debuggee) answerRuntime() error {
 			continue
 		case errors.Is(err, unix.ENODATA):
 			// The call before was interrupted after it had cleared it, and the state is
-			// lost. If it is not this one, SUSPEND_QUEUES will say so.
+			// lost. If it is not enabled, SUSPEND_QUEUES returns EPERM.
 			d.setRuntime(kfd.RuntimeEnabled)
 			return d.acknowledge()
 		case err != nil:
@@ -94,8 +94,8 @@ func (d *debuggee) answerRuntime() error {
 	}
 }
 
-// acknowledge releases the target from the call it announced itself with. One too
-// many does no harm, see enableOnce.
+// acknowledge ends the call of the target that announced its runtime. A needless call is
+// harmless, see enableOnce.
 func (d *debuggee) acknowledge() error {
 	d.ackPending = true // the exception is cleared, and nothing else shows that the target waits
 	for {

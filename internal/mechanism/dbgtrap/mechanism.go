@@ -23,8 +23,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// Thread is an OS thread that traces a process: what tracer.Thread is. Its errors
-// match tracer.ErrGone and tracer.ErrDetached.
+// Thread is an OS thread that traces a process: what *proc.Tracer is. Its errors
+// match proc.ErrGone and proc.ErrDetached.
 type Thread interface {
 	Do(ctx context.Context, f func() error) error
 	Detach(ctx context.Context) error
@@ -32,7 +32,7 @@ type Thread interface {
 	Gone() bool
 }
 
-// Tracer attaches to a process by pid and start time: what tracer.Attach does.
+// Tracer attaches to a process by pid and start time: what proc.Trace does.
 type Tracer func(ctx context.Context, pid int32, start uint64) (Thread, error)
 
 // Config is what a Mechanism needs. Its functions may be called by several
@@ -152,8 +152,8 @@ func (m *Mechanism) PermissionRule() kfd.PermissionRule {
 }
 
 // permission returns the kernel's rule, asking for it once. The calling thread must
-// not trace the target, while another thread of this program does: then nobody else
-// can enable debugging, and the right to it is where this program's ENABLE put it.
+// not trace the target, while another thread of this program does: then no other
+// program can enable debugging, and the right to debug is where this program's ENABLE put it.
 func (m *Mechanism) permission(pid int32) kfd.PermissionRule {
 	if rule := m.PermissionRule(); rule != kfd.PermissionUnknown {
 		return rule

@@ -118,7 +118,7 @@ func (h *history) suspendNow() {
 	switch {
 	case err == nil:
 		h.await("everything is suspended", h.j.allSuspended)
-	case h.struck() <= before+1: // no second fault was in the way of undoing it
+	case h.struck() <= before+1: // no second fault kept it from being undone
 		h.await(fmt.Sprintf("everything runs after %v", err), h.j.allRun)
 		if final(err) {
 			h.closeNow()

@@ -12,20 +12,19 @@ import (
 	"github.com/gpreempt/gpreempt/internal/proc"
 )
 
-// regain makes the target answer to us again after the driver has stopped taking
-// us for its debugger:
+// regain makes this program the debugger again after the driver has stopped accepting it:
 //
-//   - another debugger's ENABLE, although it failed, took the right to debug: an
-//     ENABLE of ours, which fails the same way, takes it back;
-//   - somebody ended debugging: it is enabled again, once;
-//   - the thread that traced the target lost it: another one does.
+//   - another debugger's ENABLE failed, but took the right to debug: our ENABLE fails in
+//     the same way and takes it again;
+//   - another program ended debugging: it is enabled again, once;
+//   - the thread that traced the target has lost it: another thread traces it.
 //
-// Queues that were suspended run afterwards in the second case. An error is
+// In the second case queues that were suspended run afterwards. An error is
 // mechanism.ErrGone, mechanism.ErrReplaced, mechanism.ErrDebugged, *RuntimeError, *proc.DeniedError, or
 // that of the call that failed.
 func (d *debuggee) regain(ctx context.Context) error {
 	if _, err := d.pin.LiveThread(); err != nil {
-		return err // not to meddle with another process of that pid
+		return err // the pid may be that of another process
 	}
 	if d.pin.Replaced() {
 		return d.gone()
@@ -43,8 +42,8 @@ func (d *debuggee) regain(ctx context.Context) error {
 	}
 	err := d.on(ctx, look)
 	if errors.Is(err, unix.EPERM) && !anew {
-		// It does not trace it any more, and was not notified: the kernel sends no signal
-		// when an execve by another thread takes the place of the main one.
+		// It no longer traces the target, and was not notified: the kernel sends no signal
+		// when a thread that calls execve replaces the main thread.
 		if err := d.retrace(ctx); err != nil {
 			return err
 		}
@@ -65,7 +64,7 @@ func (d *debuggee) regain(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.log.Info("the driver takes this program for the debugger again")
+	d.log.Info("the driver accepts this program as the debugger again")
 	return d.dropTrace(ctx)
 }
 
@@ -80,7 +79,7 @@ func (d *debuggee) retrace(ctx context.Context) error {
 	return nil
 }
 
-// traceError says what it means that the target cannot be traced.
+// traceError returns the reason why the target cannot be traced.
 func (d *debuggee) traceError(err error) error {
 	if _, gone := d.pin.LiveThread(); gone != nil {
 		return gone
@@ -92,17 +91,17 @@ func (d *debuggee) traceError(err error) error {
 		// The tracer has the right to debug it, or can take it.
 		return fmt.Errorf("process %d: %w: %w", d.target.PID, mechanism.ErrDebugged, err)
 	}
-	return fmt.Errorf("the driver no longer takes us for the debugger: %w", err)
+	return fmt.Errorf("the driver no longer accepts this program as the debugger: %w", err)
 }
 
-// reclaim takes back the right to debug the target: ENABLE gives it to its caller
+// reclaim takes the right to debug the target again: ENABLE assigns it to its caller
 // before it finds that debugging is enabled (kfd_dbg_trap_enable).
 func (d *debuggee) reclaim(ctx context.Context) error {
 	err := d.enable(ctx)
 	if errors.Is(err, unix.EALREADY) {
 		return nil
 	}
-	return err // nil: somebody ended debugging just now, and it is enabled anew
+	return err // nil: another program has ended debugging since, and it is enabled again
 }
 
 // enableAgain enables debugging again after another program ended it, once: one that does
@@ -120,7 +119,7 @@ func (d *debuggee) enableAgain(ctx context.Context) error {
 	return err
 }
 
-// over reports whether a thread has lost its target.
+// traceEnded reports whether a thread has lost its target.
 func traceEnded(t Thread) bool {
 	select {
 	case <-t.Done():

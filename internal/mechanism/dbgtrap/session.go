@@ -36,7 +36,7 @@ type session struct {
 	released bool
 	closed   bool
 	// ending fires, and sets endingDue, when a suspended target has been without its
-	// runtime for so long that it is not about to exit.
+	// runtime for so long that it does not exit.
 	ending    *time.Timer
 	endingDue atomic.Bool
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// maxRounds bounds a race against a target that makes queues all the time.
+// maxRounds bounds the attempts to suspend a target that creates queues all the time.
 const maxRounds = 8
 
 // suspend takes every queue off its GPU, those born since the last call included. done
@@ -21,8 +21,8 @@ const maxRounds = 8
 // not called for a target without queues. On an error some may be suspended: the caller resumes
 // them.
 func (d *debuggee) suspend(ctx context.Context, done func()) error {
-	// What is known is used where it saves a call on the hot path: no queue is suspended
-	// twice, and the runtime's state is read only when the driver refuses because of it.
+	// The hot path makes no call whose result is known: no queue is suspended twice, and
+	// the runtime's state is read only when the driver refuses because of it.
 	stale := len(d.suspended) > 0 || d.state != kfd.RuntimeEnabled
 	for {
 		if stale {
@@ -56,13 +56,13 @@ func (d *debuggee) withoutRuntime(ctx context.Context) error {
 	return err
 }
 
-// endingTime bounds how long queues that are being destroyed are waited for. One takes
-// the driver about a millisecond, of one process they go one after another, and each of
-// those that were waiting for a resume is woken by it.
+// endingTime bounds the wait for queues that are being destroyed. The driver takes about a
+// millisecond for one, destroys those of one process one after another, and wakes each that
+// was waiting for a resume.
 const endingTime = 100 * time.Millisecond
 
-// suspendAll returns queues that are being destroyed, which the driver does not suspend,
-// the time for that.
+// suspendAll suspends all queues. The driver does not suspend one that is being destroyed:
+// suspendAll waits for its end.
 func (d *debuggee) suspendAll(ctx context.Context, done func()) error {
 	for wait, waited := time.Millisecond, time.Duration(0); ; wait *= 2 {
 		err := d.op(ctx, func() error {
@@ -121,15 +121,15 @@ func (d *debuggee) suspendRounds() error {
 	return fmt.Errorf("process %d makes queues faster than they can be suspended: all of them run again", d.target.PID)
 }
 
-// resume lets every queue run again. A *mechanism.HardwareError may leave queues off
-// the GPU; calling it again is what can be done for them.
+// resume resumes every queue. After a *mechanism.HardwareError queues may still be off the
+// GPU; the caller tries again.
 func (d *debuggee) resume(ctx context.Context) error {
 	clear(d.suspended)
 	err := d.op(ctx, d.resumeAll)
 	if !errors.Is(err, errRuntimeOff) {
 		return err
 	}
-	// The driver has resumed them when the runtime ended; if it did.
+	// If the runtime has ended, the driver has resumed them.
 	if d.state == kfd.RuntimeEnabled {
 		if err := d.serve(ctx); err != nil || d.state != kfd.RuntimeEnabled {
 			return err
@@ -145,8 +145,8 @@ func (d *debuggee) resumeAll() error {
 	if err != nil || n >= len(snapshot) {
 		return err
 	}
-	// The driver does not say which queues it could not resume, only how many it did.
-	// Asked for them by name it does, where a runlist is in use.
+	// The driver returns how many queues it resumed, not which. With their ids as the
+	// argument it marks those that failed, if it uses a runlist.
 	d.resumeIncomplete = true
 	results, err := d.m.cfg.Device.Resume(d.pid, idsOf(snapshot))
 	if err != nil {
@@ -167,9 +167,9 @@ func (d *debuggee) resumeAll() error {
 func (d *debuggee) resumeOnce() (int, []kfd.QueueSnapshotEntry, error) {
 	device := d.m.cfg.Device
 	if d.resumeIncomplete {
-		// Where the firmware schedules queue by queue, one it failed to take back counts
-		// as resumed from then on, and stays off the GPU (resume_single_queue). To
-		// suspend it first makes the driver try once more.
+		// Where the firmware schedules queue by queue, a queue that it failed to map counts
+		// as resumed from then on, and stays off the GPU (resume_single_queue). Suspending
+		// it first makes the driver try again.
 		snapshot, err := d.snapshot()
 		if err == nil {
 			_, err = device.Suspend(d.pid, idsOf(snapshot), kfd.GracePeriod{})
@@ -193,8 +193,8 @@ func (d *debuggee) resumeOnce() (int, []kfd.QueueSnapshotEntry, error) {
 	return n, snapshot, nil
 }
 
-// runtimeOff finds out which of two things EPERM means for a call on queues: a
-// snapshot has only the one reason, that we are not the debugger.
+// runtimeOff returns errRuntimeOff if that is the reason of an EPERM. The other reason is
+// that this program is not the debugger, and then a snapshot fails too.
 func (d *debuggee) runtimeOff(err error) error {
 	if !errors.Is(err, unix.EPERM) {
 		return err
