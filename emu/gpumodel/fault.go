@@ -2,7 +2,6 @@ package gpumodel
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -29,17 +28,16 @@ func (m *Machine) SetFault(id gpreempt.GPUID, kind FaultKind) error {
 	if kind != FaultLosePacket && kind != FaultRepeatPacket {
 		return fmt.Errorf("there is no fault of kind %d", kind)
 	}
-	g.faults = append(g.faults, kind)
+	g.faults[kind]++
 	return nil
 }
 
-// strike takes the first armed fault of a kind.
+// strike takes an armed fault of a kind.
 func (g *gpu) strike(kind FaultKind) bool {
-	i := slices.Index(g.faults, kind)
-	if i < 0 {
+	if g.faults[kind] == 0 {
 		return false
 	}
-	g.faults = slices.Delete(g.faults, i, i+1)
+	g.faults[kind]--
 	return true
 }
 

@@ -41,7 +41,7 @@ type gpu struct {
 	// computeBirths counts the compute queues there ever were.
 	computeBirths int
 
-	faults []FaultKind
+	faults [FaultRepeatPacket + 1]int // armed, by kind
 
 	cycles uint64
 }

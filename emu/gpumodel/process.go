@@ -71,9 +71,6 @@ type process struct {
 // maxEnded is how many processes that left are remembered by their counters.
 const maxEnded = 4096
 
-// maxPID keeps simulated pids within what ProcessKey holds, with room to spare.
-const maxPID = 1_000_000_000
-
 // StartProcess starts a process, which has no queues yet. It fails when a living
 // process has the pid.
 func (m *Machine) StartProcess(spec ProcSpec) (gpreempt.ProcessKey, error) {
@@ -83,9 +80,7 @@ func (m *Machine) StartProcess(spec ProcSpec) (gpreempt.ProcessKey, error) {
 	key := gpreempt.ProcessKey{PID: spec.PID, Start: spec.Start}
 	if key.PID == 0 {
 		for next := true; next; next = m.processByPID(m.lastPID) != nil {
-			if m.lastPID++; m.lastPID > maxPID {
-				m.lastPID = firstPID
-			}
+			m.lastPID++
 		}
 		key.PID = m.lastPID
 	} else if p := m.processByPID(key.PID); p != nil {

@@ -3,7 +3,7 @@ package gpumodel
 // sdmaLayout is where things are in an SDMA MQD, in dwords. The dump of a hardware
 // slot has its registers in the same order, where it has them.
 type sdmaLayout struct {
-	// words is the length of the MQD.
+	// words is the length of the MQD; the last two are the numbers of engine and slot.
 	words int
 	// rptrHigh and rptrLow are where the read pointer is written back.
 	rptrHigh, rptrLow int
@@ -15,8 +15,6 @@ type sdmaLayout struct {
 	// pollHigh and pollLow are the address of the write pointer; the driver sets it
 	// from v11 on.
 	pollHigh, pollLow int
-	// engine is the dword of the engine's number; the slot's follows.
-	engine int
 	// stretches are the dumped registers of a slot, in dwords from the first.
 	stretches []stretch
 	// base is the byte address of the first register of an engine's first slot.
@@ -53,31 +51,27 @@ func (s *Spec) sdma() *sdmaLayout {
 }
 
 var (
-	sdmaGFX9 = sdmaLayout{
-		words: 128, rptrHigh: 8, rptrLow: 9, status: 17, enable: 18, offset: 22, dummy: 27, pollHigh: 28, pollLow: 29, engine: 126,
-		stretches: []stretch{{0x00, 19}, {0x28, 6}, {0x2f, 7}, {0x40, 10}}, base: sdmaBaseGFX9,
-	}
-	sdmaGFX942 = sdmaLayout{
-		words: 128, rptrHigh: 8, rptrLow: 9, status: 17, enable: 18, offset: 22, dummy: 27, pollHigh: 28, pollLow: 29, engine: 126,
-		stretches: []stretch{{0x00, 19}, {0x28, 6}, {0x2f, 7}, {0x40, 12}}, base: sdmaBaseGFX9,
-	}
-	sdmaGFX10 = sdmaLayout{
-		words: 130, rptrHigh: 8, rptrLow: 9, status: 17, enable: 18, offset: 22, dummy: 27, pollHigh: 28, pollLow: 29, engine: 128,
-		stretches: []stretch{{0x00, 19}, {0x28, 6}, {0x2f, 7}, {0x40, 10}}, base: sdmaBaseGFX11,
-	}
-	sdmaGFX103 = sdmaLayout{
-		words: 130, rptrHigh: 8, rptrLow: 9, status: 17, enable: 18, offset: 22, dummy: 27, pollHigh: 28, pollLow: 29, engine: 128,
-		stretches: []stretch{{0x00, 19}, {0x28, 6}, {0x2f, 7}, {0x40, 12}}, base: sdmaBaseGFX11,
-	}
-	sdmaGFX11 = sdmaLayout{
-		words: 128, rptrHigh: 7, rptrLow: 8, status: 16, enable: 17, offset: 19, dummy: 25, pollHigh: 26, pollLow: 27, engine: 126,
+	sdmaGFX9   = sdmaV9(128, 10, sdmaBaseGFX9)
+	sdmaGFX942 = sdmaV9(128, 12, sdmaBaseGFX9)
+	sdmaGFX10  = sdmaV9(130, 10, sdmaBaseGFX11)
+	sdmaGFX103 = sdmaV9(130, 12, sdmaBaseGFX11)
+	sdmaGFX11  = sdmaLayout{
+		words: 128, rptrHigh: 7, rptrLow: 8, status: 16, enable: 17, offset: 19, dummy: 25, pollHigh: 26, pollLow: 27,
 		stretches: []stretch{{0x00, 7}, {0x08, 11}, {0x29, 1}, {0x2b, 12}, {0x40, 12}}, base: sdmaBaseGFX11,
 	}
 	sdmaGFX12 = sdmaLayout{
-		words: 128, rptrHigh: 8, rptrLow: 7, status: 48, enable: 15, offset: 17, dummy: 23, pollHigh: 25, pollLow: 24, engine: 126,
+		words: 128, rptrHigh: 8, rptrLow: 7, status: 48, enable: 15, offset: 17, dummy: 23, pollHigh: 25, pollLow: 24,
 		stretches: []stretch{{0x00, 49}}, base: sdmaBaseGFX11,
 	}
 )
+
+// sdmaV9 is the layout of v9 and v10; last is how many registers the last stretch has.
+func sdmaV9(words, last int, base func(engine int) uint32) sdmaLayout {
+	return sdmaLayout{
+		words: words, rptrHigh: 8, rptrLow: 9, status: 17, enable: 18, offset: 22, dummy: 27, pollHigh: 28, pollLow: 29,
+		stretches: []stretch{{0x00, 19}, {0x28, 6}, {0x2f, 7}, {0x40, last}}, base: base,
+	}
+}
 
 // sdmaBaseGFX9 is what an MI308X shows for its eight engines; the pattern is assumed to
 // go on, and to hold for others of gfx9.
@@ -128,7 +122,7 @@ func (t *dialect) sdmaWords(w []uint32, s *setup, at place) {
 // sdmaMQD writes the MQD of an SDMA queue.
 func (t *dialect) sdmaMQD(w []uint32, m *memory) {
 	t.sdmaWords(w, m.setup, m.saved)
-	w[t.sdma.engine], w[t.sdma.engine+1] = uint32(m.engine), uint32(m.rlc)
+	w[t.sdma.words-2], w[t.sdma.words-1] = uint32(m.engine), uint32(m.rlc)
 }
 
 // sdmaRegisters writes the registers of an SDMA slot. Of a queue that left, the ring stays
