@@ -103,6 +103,9 @@ type Node struct {
 	SDMAQueues, XGMIQueues int
 	// VRAM is the memory in bytes, 0 means 192 GiB.
 	VRAM uint64
+	// SaveArea is what the save areas of queues must have room for; nothing is checked
+	// for the zero value.
+	SaveArea SaveArea
 }
 
 // mes reports whether the firmware schedules queue by queue.
@@ -172,6 +175,8 @@ type profile struct {
 	waitLimit uint32
 	// gfx950 is known.
 	gfx950 bool
+	// checksBuffers: the memory of a queue must be mapped with the sizes of the call.
+	checksBuffers bool
 }
 
 // Profiles returns the names that New knows: those of package kfd, and 6.12.117, a later
@@ -187,7 +192,7 @@ func profileOf(name string) (profile, error) {
 	if name == "6.5" {
 		return p, nil
 	}
-	p.minor, p.enotty, p.arrayChecks, p.eventAge = 17, true, true, true
+	p.minor, p.enotty, p.arrayChecks, p.eventAge, p.checksBuffers = 17, true, true, true, true
 	switch name {
 	case "6.12":
 		return p, nil

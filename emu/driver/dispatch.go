@@ -221,6 +221,7 @@ func (d *Driver) acquireVM(c *call, args *kfd.AcquireVMArgs) (int, errno) {
 		return 0, EINVAL
 	}
 	d.initVM(x)
+	x.acquired = true
 	return 0, 0
 }
 

@@ -28,6 +28,7 @@ type object struct {
 	va, size, offset, user uint64
 	flags                  uint32
 	mapped                 map[*gpu]bool
+	users                  map[*gpu]int // queue_refcount
 }
 
 // bytes returns the memory that it uses: memory of an AQL queue is mapped twice.
@@ -118,7 +119,7 @@ func (p *process) memoryOf(handle uint64) (*pdd, *object) {
 // all VRAM.
 func (d *Driver) allocMemory(c *call, args *kfd.AllocMemoryArgs) (int, errno) {
 	p := c.p
-	o := &object{va: args.VAAddr, size: args.Size, flags: args.Flags, mapped: map[*gpu]bool{}}
+	o := &object{va: args.VAAddr, size: args.Size, flags: args.Flags, mapped: map[*gpu]bool{}, users: map[*gpu]int{}}
 	given := args.MmapOffset
 	switch {
 	case o.size == 0:
@@ -246,6 +247,9 @@ func (d *Driver) unmapMemory(c *call, args *kfd.UnmapMemoryArgs) (int, errno) {
 	return 0, d.eachDevice(c, (*kfd.MapMemoryArgs)(args), false, func(o *object, peer *pdd) errno {
 		if !o.mapped[peer.gpu] {
 			return EINVAL
+		}
+		if o.users[peer.gpu] > 0 {
+			return EBUSY
 		}
 		delete(o.mapped, peer.gpu)
 		return 0

@@ -42,10 +42,12 @@ type process struct {
 
 // pdd is struct kfd_process_device: a process on a GPU.
 type pdd struct {
-	p          *process
-	gpu        *gpu
-	queues     []*queue // newest first
-	vm         bool     // drm_priv
+	p      *process
+	gpu    *gpu
+	queues []*queue // newest first
+	vm     bool     // drm_priv
+	// acquired: the process acquired the VM itself, so the memory of its queues is checked.
+	acquired   bool
 	evicted    int
 	exceptions kfd.ExceptionMask
 	watches    uint32
@@ -66,6 +68,8 @@ type queue struct {
 	gws          bool
 	userMask     bool // is_user_cu_masked
 	workaround   bool // is_dbg_wa
+	// buffers is its memory, the ring third.
+	buffers []*object
 }
 
 // wanted is QUEUE_IS_ACTIVE.

@@ -60,6 +60,13 @@ func (d *Driver) newQueue(c *call, args *kfd.CreateQueueArgs) (*queue, errno) {
 			kind = kfd.QueueTypeSDMAXGMI
 		}
 	}
+	var buffers []*object
+	if x.acquired && d.prof.checksBuffers {
+		var err errno
+		if buffers, err = x.acquireBuffers(args, kind); err != 0 {
+			return nil, err
+		}
+	}
 	d.initVM(x) // the driver requires ACQUIRE_VM before: ESRCH
 	if len(x.queues) >= x.gpu.node.maxQueues(d.prof) {
 		return nil, ENOSPC
@@ -89,6 +96,7 @@ func (d *Driver) newQueue(c *call, args *kfd.CreateQueueArgs) (*queue, errno) {
 		d.notifyQueue(q, false)
 		return nil, err
 	}
+	q.hold(buffers)
 	p.queues = slices.Insert(p.queues, 0, q)
 	args.QueueID = q.ID
 	args.DoorbellOffset = d.cfg.Offsets.Doorbells(x.gpu.ID) | uint64(q.Doorbell)
@@ -153,6 +161,7 @@ func (d *Driver) destroyQueue(c *call, args *kfd.DestroyQueueArgs) (int, errno) 
 	if q == nil {
 		return 0, EINVAL
 	}
+	q.release() // also if the queue stays
 	gone, err := d.stop(c, q)
 	if gone {
 		q.destroyed = true
@@ -231,7 +240,15 @@ func (d *Driver) updateQueue(c *call, args *kfd.UpdateQueueArgs) (int, errno) {
 	if q == nil {
 		return 0, EFAULT
 	}
-	q.Ring, q.Size = args.RingBaseAddress, max(args.RingSize, minRing)
+	size := max(args.RingSize, minRing)
+	if q.pdd.acquired && d.prof.checksBuffers && args.RingBaseAddress != 0 {
+		ring := q.pdd.mapping(args.RingBaseAddress, uint64(size))
+		if ring == nil {
+			return 0, EFAULT
+		}
+		q.replaceRing(ring)
+	}
+	q.Ring, q.Size = args.RingBaseAddress, size
 	q.Percent, q.Priority = percent(args.QueuePercentage), args.QueuePriority
 	return 0, d.reload(c, q)
 }

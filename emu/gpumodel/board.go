@@ -61,6 +61,7 @@ func (b *Board) Nodes() []driver.Node {
 	for _, g := range b.rt.GPUs() {
 		nodes = append(nodes, driver.Node{
 			ID: g.ID, GFX: g.GFX, XCCs: g.XCCs,
+			SaveArea:   spec.saveArea(),
 			SDMAQueues: spec.SDMAEngines * spec.SDMAQueuesPerEngine, XGMIQueues: spec.XGMIEngines * spec.SDMAQueuesPerEngine,
 		})
 	}

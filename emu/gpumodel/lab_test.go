@@ -249,8 +249,7 @@ func (m *Machine) queueSpec(id uint32, gpu gpreempt.GPUID, typ gpreempt.QueueTyp
 	if m.spec.major() >= 10 {
 		spec.EOP = arena + eopOffset
 	}
-	size, _ := m.spec.saveArea()
-	spec.Save, spec.SaveBytes = arena+saveOffset, uint32(size)
+	spec.Save, spec.SaveBytes = arena+saveOffset, m.spec.saveArea().Bytes
 	return spec
 }
 

@@ -84,16 +84,15 @@ func (q *queue) setUp(spec QueueSpec) {
 		return
 	}
 	s.pm4, s.eop = spec.PM4, spec.EOP
-	_, stack := m.spec.saveArea()
 	if spec.Save != 0 {
-		s.save, s.saveBytes, s.stackBytes = spec.Save, spec.SaveBytes, uint32(stack)
+		s.save, s.saveBytes, s.stackBytes = spec.Save, spec.SaveBytes, m.spec.saveArea().Stack
 	}
 	switch {
 	case m.spec.MES:
 		s.mqdStride = pageBytes
 	case m.spec.major() == 9:
 		// The control stack stands behind the MQD (mqd_stride_v9).
-		s.mqdStride = pageBytes + uint64(stack)
+		s.mqdStride = pageBytes + uint64(m.spec.saveArea().Stack)
 	default:
 		s.mqdStride = computeMQDBytes
 	}

@@ -24,14 +24,14 @@ func TestPresets(t *testing.T) {
 	want := map[string]facts{
 		"mi300x":    {90402, 8, 304, 24, false, 176.9, 38*596<<10 + 0x3000},
 		"mi308x":    {90402, 4, 80, 24, false, 46.6, 0xba6000},
-		"mi250x":    {90010, 1, 110, 24, false, 64.0, 110*596<<10 + 0x7000},
-		"mi210":     {90010, 1, 104, 24, false, 60.5, 104*596<<10 + 0x7000},
-		"mi100":     {90008, 1, 120, 24, false, 69.8, 120*596<<10 + 0x8000},
+		"mi250x":    {90010, 1, 110, 24, false, 64.0, 110*596<<10 + 0x9000},
+		"mi210":     {90010, 1, 104, 24, false, 60.5, 104*596<<10 + 0x9000},
+		"mi100":     {90008, 1, 120, 24, false, 69.8, 120*596<<10 + 0x9000},
 		"rx7900xtx": {110000, 1, 96, 8, true, 43.9, 96*468<<10 + 0xa000},
 	}
 	got := map[string]facts{}
 	for _, s := range Presets() {
-		size, _ := s.saveArea()
+		size := int(s.saveArea().Bytes)
 		mib := math.Round(float64(s.ContextBytes)*10/(1<<20)) / 10
 		got[s.Name] = facts{s.GFX, s.XCCs, s.CUs, s.Slots, s.MES, mib, size}
 		for _, gpus := range []int{1, 64} {

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gpreempt/gpreempt/emu/driver"
 )
 
 // root is the tree as it is now.
@@ -91,7 +93,7 @@ func (m *Machine) gpuProperties(index int) *node {
 	if parts := strings.Split(g.BDF, ":"); len(parts) == 3 {
 		bus, _ = strconv.ParseUint(parts[1], 16, 8)
 	}
-	size, stack := s.saveArea()
+	area := s.saveArea()
 	names := gpuProperties
 	if m.kernel != Linux72 {
 		names = slices.DeleteFunc(slices.Clone(names), func(name string) bool { return name == "capability2" })
@@ -120,8 +122,8 @@ func (m *Machine) gpuProperties(index int) *node {
 		"num_sdma_xgmi_engines":      uint64(s.XGMIEngines),
 		"num_sdma_queues_per_engine": uint64(s.SDMAQueuesPerEngine),
 		"num_cp_queues":              uint64(s.Slots * s.XCCs),
-		"cwsr_size":                  uint64(size),
-		"ctl_stack_size":             uint64(stack),
+		"cwsr_size":                  uint64(area.Bytes),
+		"ctl_stack_size":             uint64(area.Stack),
 		"max_engine_clk_fcompute":    uint64(t.clockMHz),
 		"fw_version":                 uint64(t.firmware),
 		"capability":                 uint64(t.capability),
@@ -133,13 +135,18 @@ func (m *Machine) gpuProperties(index int) *node {
 	})
 }
 
-// saveArea returns the size of a compute queue's save area on one XCC, and of the
-// control stack in it, as the driver works them out.
-func (s Spec) saveArea() (size, stack int) {
-	const page, wavesPerCU, header = 4096, 32, 40
-	cus := s.CUs / s.XCCs
-	stack = (cus*wavesPerCU*s.topology.controlStackBytePerWav + header + page - 1) / page * page
-	return stack + cus*s.topology.contextBytesPerCU, stack
+// saveArea returns the sizes of a compute queue's save area
+// (kfd_queue_ctx_save_restore_size).
+func (s Spec) saveArea() driver.SaveArea {
+	const page, header = 4096, 40
+	up := func(n, to int) int { return (n + to - 1) / to * to }
+	t, cus := s.topology, s.CUs/s.XCCs
+	waves := cus * 32
+	if s.GFX < 100100 {
+		waves = min(cus*40, t.arrays/t.arraysPerEngine*512)
+	}
+	stack := up(waves*t.controlStackBytePerWav+8+header, page)
+	return driver.SaveArea{Stack: uint32(stack), Bytes: uint32(stack + up(cus*t.contextBytesPerCU, page)), Debug: uint32(up(waves*32, 64))}
 }
 
 // kfdProcs is /sys/class/kfd/kfd/proc.

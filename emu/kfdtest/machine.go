@@ -22,11 +22,11 @@
 //
 // # What is not faked
 //
-// GPU memory is only counted: CREATE_QUEUE and UPDATE_QUEUE, SVM and memory of the process
-// (AllocUserptr) accept any address as mapped, nothing can be mapped at an mmap offset,
-// host memory has no limit, and AVAILABLE_MEMORY does not subtract the driver's page
-// tables. CREATE_QUEUE acquires the VM if the process has not, and ACQUIRE_VM accepts any
-// descriptor. A signal event is signalled by its ID: its slot in the event page is neither
+// GPU memory is only counted: SVM and memory of the process (AllocUserptr) accept any
+// address as mapped, nothing can be mapped at an mmap offset, host memory has no limit, and
+// AVAILABLE_MEMORY does not subtract the driver's page tables. CREATE_QUEUE acquires the VM
+// if the process has not, and then accepts any memory, as UPDATE_QUEUE does. ACQUIRE_VM
+// accepts any descriptor. A signal event is signalled by its ID: its slot in the event page is neither
 // read nor written. No file is a dma-buf, and EXPORT_DMABUF returns ENOMEM.
 // GET_QUEUE_WAVE_STATE finds no waves. The CRIU operations that copy return ENOSYS, which
 // the driver never does. ptrace records tracers and stops no thread.

@@ -143,6 +143,8 @@ const (
 const (
 	SVMFlagHostAccess uint32 = 1
 	SVMFlagCoherent   uint32 = 2
+	// SVMFlagGPUAlwaysMapped keeps the addresses mapped on the GPUs.
+	SVMFlagGPUAlwaysMapped uint32 = 0x40
 )
 
 // SetXnackModeArgs is struct kfd_ioctl_set_xnack_mode_args.

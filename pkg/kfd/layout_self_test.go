@@ -106,6 +106,7 @@ var selfConstants = map[string]uint64{
 	"(__u32)KFD_IOCTL_SVM_LOCATION_UNDEFINED":      uint64(SVMLocationUndefined),
 	"KFD_IOCTL_SVM_FLAG_HOST_ACCESS":               uint64(SVMFlagHostAccess),
 	"KFD_IOCTL_SVM_FLAG_COHERENT":                  uint64(SVMFlagCoherent),
+	"KFD_IOCTL_SVM_FLAG_GPU_ALWAYS_MAPPED":         uint64(SVMFlagGPUAlwaysMapped),
 	"KFD_IOC_CACHE_POLICY_COHERENT":                uint64(CachePolicyCoherent),
 	"KFD_IOC_CACHE_POLICY_NONCOHERENT":             uint64(CachePolicyNonCoherent),
 }
