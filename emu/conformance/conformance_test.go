@@ -175,11 +175,11 @@ func realDriver(t *testing.T) (kfd.Version, tags) {
 }
 
 // softTags are the conditions of a driver with nodes of emu/softgpu.
-var softTags = tags{"soft": true, "queues": true, "hws": true, "per-vmid": true}
+var softTags = tags{"soft": true, "faults": true, "queues": true, "hws": true, "per-vmid": true}
 
 // profileTags returns the conditions of the drivers of a profile of kfdtest.
 func profileTags(profile string) tags {
-	holds := tags{profile: true}
+	holds := tags{profile: true, "checks-buffers": profile != "6.5"}
 	switch profile {
 	case "6.12.103", "6.12.117", "7.2":
 		holds["process-rule"] = true

@@ -88,7 +88,7 @@ func TestEmulatedDriverMeetsTheTable(t *testing.T) {
 			}
 			cfg.Spec.GFX = m.nodes[0].GFX
 			holds := m.tags(a.profile)
-			holds["real"] = true
+			holds["real"], holds["faults"] = true, false
 			e := newEmulation(t, cfg)
 			compare(t, "kfdemu "+name, holds, differs, func(*testing.T) host { return e.host(holds) })
 		})
@@ -174,6 +174,17 @@ func (h *emulatedHost) look(gpu uint32) reply {
 	return lookReply(before, now)
 }
 
+// hang is not possible here: the model preempts everything.
+func (h *emulatedHost) hang(uint32) error { return errNobody }
+
+func (h *emulatedHost) reset(gpu uint32) error {
+	h.e.Driver().StartReset(gpreempt.GPUID(gpu))
+	h.e.Driver().EndReset(gpreempt.GPUID(gpu))
+	return nil
+}
+
+func (h *emulatedHost) recover(uint32) error { return errNobody }
+
 type emulatedProcess struct {
 	*kernelProcess
 	host *emulatedHost
@@ -219,6 +230,28 @@ func (p *emulatedProcess) raise(gpu, queue uint32, mask uint64) error {
 	if s, ok := p.state(); ok {
 		p.host.e.Driver().Raise(s.MM, gpreempt.GPUID(gpu), queue, kfd.ExceptionMask(mask))
 	}
+	return nil
+}
+
+func (p *emulatedProcess) evict() error {
+	s, _ := p.state()
+	return p.host.e.Driver().Evict(s.MM, kfd.TriggerUserptr)
+}
+
+func (p *emulatedProcess) restore() error {
+	s, _ := p.state()
+	return p.host.e.Driver().Restore(s.MM)
+}
+
+func (p *emulatedProcess) fault(gpu uint32, address uint64) error {
+	s, _ := p.state()
+	p.host.e.Driver().Fault(s.MM, gpreempt.GPUID(gpu), driver.MemoryFault{VA: address, NotPresent: true})
+	return nil
+}
+
+func (p *emulatedProcess) signal(_, event uint32) error {
+	s, _ := p.state()
+	p.host.e.Driver().SignalEvent(s.MM, event)
 	return nil
 }
 

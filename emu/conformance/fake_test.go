@@ -90,7 +90,7 @@ func TestFakeDriversMeetTheTable(t *testing.T) {
 // tags returns the conditions of the machine with the driver of a profile.
 func (m machine) tags(profile string) tags {
 	holds := profileTags(profile)
-	holds["fake"] = true
+	holds["fake"], holds["faults"] = true, true
 	for _, name := range m.holds {
 		holds[name] = true
 	}
@@ -110,8 +110,12 @@ type fakeHost struct {
 }
 
 func newFakeHost(profile string, m machine, holds tags) *fakeHost {
+	nodes := slices.Clone(m.nodes)
+	for i := range nodes {
+		nodes[i].XCCs, nodes[i].SaveArea = 1, saveArea
+	}
 	h := &fakeHost{
-		machine: kfdtest.New(kfdtest.Config{Profile: profile, Nodes: m.nodes, NoHWS: m.noHWS}),
+		machine: kfdtest.New(kfdtest.Config{Profile: profile, Nodes: nodes, NoHWS: m.noHWS}),
 		holds:   holds, seen: map[gpreempt.GPUID]driver.GPUState{},
 	}
 	for _, n := range m.nodes {
@@ -147,6 +151,21 @@ func (h *fakeHost) look(gpu uint32) reply {
 	return lookReply(before, now)
 }
 
+// hang uses the driver's timeout as an error of the next unmap.
+func (h *fakeHost) hang(gpu uint32) error {
+	h.machine.Inject(kfdtest.Fault{Stage: kfdtest.Hardware, GPU: gpreempt.GPUID(gpu), Step: driver.StepUnmap, Errno: unix.ETIME})
+	return nil
+}
+
+func (h *fakeHost) reset(gpu uint32) error {
+	h.machine.StartReset(gpreempt.GPUID(gpu))
+	h.machine.EndReset(gpreempt.GPUID(gpu))
+	return nil
+}
+
+// recover is a reset: the fake makes none by itself.
+func (h *fakeHost) recover(gpu uint32) error { return h.reset(gpu) }
+
 // lookReply returns the changes of a GPU between two looks.
 func lookReply(before, now driver.GPUState) reply {
 	// The processes whose queues the cycles unmapped.
@@ -172,8 +191,18 @@ func lookReply(before, now driver.GPUState) reply {
 	}}
 }
 
+// fakeNode describes any fake GPU as the topology does: a quarter of one of an MI300X's
+// XCCs. saveArea has the same sizes.
+var (
+	fakeNode = node{
+		"cwsr_size": 6103040, "ctl_stack_size": 4096, "num_xcc": 1, "gfx_target_version": 90402,
+		"simd_count": 40, "simd_per_cu": 4, "array_count": 1, "simd_arrays_per_engine": 1,
+	}
+	saveArea = driver.SaveArea{Stack: 4096, Bytes: 6103040, Debug: 12800}
+)
+
 // newProgram returns a program whose memory nobody uses: addresses that are never used
-// twice. A GPU has the sizes that the driver computes for one shader engine.
+// twice.
 func (h *fakeHost) newProgram() *program {
 	var next atomic.Uint64
 	next.Store(0x7000_0000_0000)
@@ -182,7 +211,7 @@ func (h *fakeHost) newProgram() *program {
 			if !slices.Contains(h.ids, gpu) {
 				return nil, fmt.Errorf("GPU %d: %w", gpu, unix.ENODEV)
 			}
-			return node{"cwsr_size": 1 << 20, "ctl_stack_size": pageSize, "num_xcc": 1}, nil
+			return fakeNode, nil
 		},
 		reserve: func(bytes uint64) (uint64, error) {
 			return next.Add(bytes) - bytes, nil
@@ -229,6 +258,19 @@ func (p *fakeProcess) kill() error {
 // raise raises exceptions of a queue as the hardware does.
 func (p *fakeProcess) raise(gpu uint32, queue uint32, mask uint64) error {
 	p.host.machine.Raise(p.MM(), gpreempt.GPUID(gpu), queue, kfd.ExceptionMask(mask))
+	return nil
+}
+
+func (p *fakeProcess) evict() error   { return p.host.machine.Evict(p.MM(), kfd.TriggerUserptr) }
+func (p *fakeProcess) restore() error { return p.host.machine.Restore(p.MM()) }
+
+func (p *fakeProcess) fault(gpu uint32, address uint64) error {
+	p.host.machine.Fault(p.MM(), gpreempt.GPUID(gpu), driver.MemoryFault{VA: address, NotPresent: true})
+	return nil
+}
+
+func (p *fakeProcess) signal(_, event uint32) error {
+	p.host.machine.SignalEvent(p.MM(), event)
 	return nil
 }
 

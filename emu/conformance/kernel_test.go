@@ -27,6 +27,7 @@ type kernelHost struct {
 	ids       []uint32         // of the GPUs
 	waits     uint64           // the default of CP_IQ_WAIT_TIME2
 	seen      map[uint32]int64 // the last unmap of each GPU
+	resets    map[uint32]uint32
 	agents    []*kernelProcess
 	conns     chan greeted
 	endAccept sync.WaitGroup
@@ -42,7 +43,7 @@ type greeted struct {
 
 func newKernelHost(t *testing.T, holds tags) *kernelHost {
 	t.Helper()
-	h := &kernelHost{holds: holds, seen: map[uint32]int64{}, conns: make(chan greeted, 8)}
+	h := &kernelHost{holds: holds, seen: map[uint32]int64{}, resets: map[uint32]uint32{}, conns: make(chan greeted, 8)}
 	var err error
 	if h.listener, err = net.Listen("unix", filepath.Join(testutil.TempSocketDir(t), "agents")); err != nil {
 		t.Fatal(err)

@@ -122,7 +122,7 @@ func (d *doing) allocate(gpu uint32, bytes uint64) (uint64, error) {
 	return at, nil
 }
 
-// furnish gives a queue its memory: what the script did not name. On an unknown GPU a queue
+// furnish allocates the memory of a queue: what the script did not name. On an unknown GPU a queue
 // has none.
 func (d *doing) furnish(args *kfd.CreateQueueArgs) error {
 	if err := d.acquireAll(); err != nil {
@@ -142,7 +142,7 @@ func (d *doing) furnish(args *kfd.CreateQueueArgs) error {
 		{"eop", &args.EOPBufferAddress, pageSize},
 		{"save", &args.CtxSaveRestoreAddress, (n["cwsr_size"] + n.debugBytes()) * max(n["num_xcc"], 1)},
 	} {
-		bytes := d.num(part.key+"_bytes", part.bytes) // of the memory, not what the driver is told
+		bytes := d.num(part.key+"_bytes", part.bytes) // of the memory; the call may name another size
 		if at, given := d.values[part.key]; given {
 			if *part.at, err = parseNumber(at); err != nil {
 				return err

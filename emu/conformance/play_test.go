@@ -22,15 +22,29 @@ type host interface {
 	end() error
 }
 
-// An observer reports what no caller of the driver can see. A driver of hardware is none.
+// An observer reports what no caller of the driver can see. A driver with hardware has none.
 type (
 	gpuObserver interface {
 		// look returns the changes of a GPU since the last look.
 		look(gpu uint32) reply
+		// hang makes the GPU leave its next preemption undone.
+		hang(gpu uint32) error
+		// reset resets a GPU, recover waits for the reset that a failed preemption causes.
+		reset(gpu uint32) error
+		recover(gpu uint32) error
 	}
 	queueObserver interface {
 		queue(id uint32) reply
+		// raise raises exceptions of a queue as the hardware does.
 		raise(gpu, queue uint32, mask uint64) error
+		// evict removes all queues of the process, as when its memory moves, and restore
+		// undoes it.
+		evict() error
+		restore() error
+		// fault is an invalid access of the process to an address on a GPU, signal an
+		// interrupt for one of its events.
+		fault(gpu uint32, address uint64) error
+		signal(gpu, event uint32) error
 	}
 )
 
@@ -67,6 +81,8 @@ type play struct {
 	host   host
 	tags   tags
 	actors map[string]*actor
+	// record, if not nil, gets each reply in place of the comparison.
+	record func(reply)
 }
 
 // actor is a process of the script.
@@ -196,7 +212,7 @@ func (p *play) stage(s step, a *actor, n int, t thread) (bool, error) {
 		return true, t.dropCaps()
 	case "blocked":
 		return true, p.blocked(a, n, t)
-	case "raise", "queue":
+	case "raise", "queue", "evict", "restore", "fault", "signal":
 		return true, p.peer(s, a)
 	}
 	return false, nil
@@ -205,30 +221,50 @@ func (p *play) stage(s step, a *actor, n int, t thread) (bool, error) {
 // isGPU reports whether an actor is a GPU: g0 or g1.
 func isGPU(name string) bool { return name == "g0" || name == "g1" }
 
-// observe compares the changes of a GPU.
+// observe compares the changes of a GPU, or does what happens to one.
 func (p *play) observe(s step) error {
 	observer, ok := p.host.(gpuObserver)
-	if !ok || s.verb != "cycles" {
-		return errors.New("nobody can see that here")
+	if !ok {
+		return errNobody
 	}
 	id, err := p.number("gpu", s.actor, nil)
 	if err != nil {
 		return err
 	}
+	gpu := number32(id)
+	switch s.verb {
+	case "hang":
+		return observer.hang(gpu)
+	case "reset":
+		return observer.reset(gpu)
+	case "recover":
+		return observer.recover(gpu)
+	case "cycles":
+	default:
+		return errNobody
+	}
 	want, err := s.answer(p.tags)
 	if err != nil {
 		return err
 	}
-	return p.compare(want, observer.look(number32(id)))
+	return p.compare(want, observer.look(gpu))
 }
 
-// peer compares the state of a queue, or raises exceptions of it as the hardware does.
+var errNobody = errors.New("nobody can see that here")
+
+// peer compares the state of a queue, or does what the hardware or the memory manager does
+// to a process.
 func (p *play) peer(s step, a *actor) error {
 	observer, ok := a.process.(queueObserver)
 	if !ok {
-		return errors.New("nobody can see that here")
+		return errNobody
 	}
-	if s.verb == "queue" {
+	switch s.verb {
+	case "evict":
+		return observer.evict()
+	case "restore":
+		return observer.restore()
+	case "queue":
 		want, err := s.answer(p.tags)
 		if err != nil {
 			return err
@@ -241,6 +277,16 @@ func (p *play) peer(s step, a *actor) error {
 	gpu, err := p.number("gpu", s.values["gpu"], a)
 	if err != nil {
 		return err
+	}
+	switch s.verb {
+	case "fault":
+		address, err := parseNumber(s.values["va"])
+		if err != nil {
+			return err
+		}
+		return observer.fault(number32(gpu), address)
+	case "signal":
+		return observer.signal(number32(gpu), number32(s.values["event"]))
 	}
 	mask, err := parseMask(s.values["mask"], false)
 	if err != nil {
@@ -339,6 +385,10 @@ func (p *play) remember(s step, a *actor, r reply) error {
 
 // compare returns the difference of r and the wanted answer; nil wants any success.
 func (p *play) compare(want *answer, r reply) error {
+	if p.record != nil {
+		p.record(r)
+		return nil
+	}
 	if want == nil {
 		if r.Errno != 0 {
 			return fmt.Errorf("got %s, want success", r.show(p))

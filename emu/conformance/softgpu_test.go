@@ -126,10 +126,30 @@ func (h *kernelHost) prepareSoftGPU() error {
 			return fmt.Errorf("nodes: %v: %w", n, err)
 		}
 		gpu := number32(n["gpu"])
-		h.ids = append(h.ids, gpu)
+		h.ids, h.resets[gpu] = append(h.ids, gpu), number32(n["resets"])
 		h.look(gpu)
 	}
 	return nil
+}
+
+func (h *kernelHost) hang(gpu uint32) error { return control("hang", gpu, 1) }
+
+func (h *kernelHost) reset(gpu uint32) error { return control("reset", gpu) }
+
+func (h *kernelHost) recover(gpu uint32) error {
+	return eventually("the GPU is not reset", func() (bool, error) {
+		nodes, err := softLines("nodes")
+		if err != nil {
+			return false, err
+		}
+		for _, n := range nodes {
+			if number32(n["gpu"]) == gpu && number32(n["resets"]) > h.resets[gpu] {
+				h.resets[gpu] = number32(n["resets"])
+				return true, nil
+			}
+		}
+		return false, nil
+	})
 }
 
 // queue returns the state of a queue; the answer is 1 if it exists.
@@ -176,7 +196,17 @@ func (p *kernelProcess) sent(queue uint32) (string, error) {
 	return showMask(kfd.ExceptionMask(binary.NativeEndian.Uint64(word[:]))), nil
 }
 
-// raise raises exceptions of a queue as the hardware does.
 func (p *kernelProcess) raise(gpu, queue uint32, mask uint64) error {
 	return control("raise", p.id, gpu, queue, strconv.FormatUint(mask, 16))
+}
+
+func (p *kernelProcess) evict() error   { return control("evict", p.id) }
+func (p *kernelProcess) restore() error { return control("restore", p.id) }
+
+func (p *kernelProcess) fault(gpu uint32, address uint64) error {
+	return control("fault", gpu, p.id, strconv.FormatUint(address, 16))
+}
+
+func (p *kernelProcess) signal(gpu, event uint32) error {
+	return control("interrupt", gpu, p.id, event)
 }

@@ -126,6 +126,7 @@ var verbs = map[string]func(*doing) (int64, error){
 	"suspend":         trapSuspend,
 	"resume":          trapResume,
 	"query_event":     trapQueryEvent,
+	"await_event":     awaitEvent,
 	"query_info":      trapQueryInfo,
 	"snapshot":        trapSnapshot,
 	"devices":         trapDevices,

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -89,6 +91,15 @@ func trapQueryEvent(d *doing) (int64, error) {
 	d.out("gpu", args.GPUID)
 	d.out("queue", args.QueueID)
 	return r, err
+}
+
+// awaitEvent waits until an exception of the mask is pending: interrupts are handled later.
+func awaitEvent(d *doing) (int64, error) {
+	return 0, eventually("the exception is not raised", func() (bool, error) {
+		args := kfd.TrapQueryDebugEventArgs{PID: d.pid(), Op: kfd.TrapQueryDebugEvent}
+		_, err := d.trap(kfd.PointerTo(&args))
+		return args.ExceptionMask&d.mask("mask") != 0, ignore(err, unix.EAGAIN)
+	})
 }
 
 func trapQueryInfo(d *doing) (int64, error) {

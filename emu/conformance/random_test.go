@@ -1,0 +1,436 @@
+package conformance
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/emu/driver"
+)
+
+// knownReports are reports of the kernel about bugs of its driver that a schedule may cause.
+// Two more bugs are avoided by what schedules do not do: no debugger enables debugging of a
+// process that another one debugs (docs/kernel-notes.md: the driver keeps a pointer to the
+// second), and a process has the VM of all GPUs before it has a queue (SUSPEND_QUEUES on one
+// without crashes the kernel).
+var knownReports = map[string]*regexp.Regexp{}
+
+var report = regexp.MustCompile(`BUG|WARNING|Oops|UBSAN|KASAN|general protection|corrupt|[Pp]oison overwritten|Redzone|refcount_t|use-after-free|blocked for more than|stall`)
+
+// TestRandomSchedules plays random schedules on the real driver with nodes, and compares
+// each result with the fake's. The kernel must report nothing about them.
+func TestRandomSchedulesAgreeOnTheRealDriver(t *testing.T) {
+	_, holds := realDriver(t)
+	if !holds["two-gpus"] || !holds["soft"] {
+		t.Skip("it needs two nodes of emu/softgpu, as in make vm-softgpu")
+	}
+	schedules := 25
+	if os.Getenv("GPREEMPT_SOFTGPU") == "full" {
+		schedules = 1000
+	}
+	first := rand.Uint64()
+	if given := os.Getenv("GPREEMPT_SEED"); given != "" {
+		var err error
+		if first, err = strconv.ParseUint(given, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log := openKernelLog(t)
+	h := newKernelHost(t, holds)
+	if err := h.prepareSoftGPU(); err != nil {
+		t.Fatal(err)
+	}
+	steps := 0
+	for i := range schedules {
+		seed := first + uint64(i)
+		e, err := randomSchedule(seed)
+		if err != nil {
+			t.Fatalf("seed %d: %v\n%s", seed, err, e)
+		}
+		steps += len(e.steps)
+		if err := e.perform(h); err != nil {
+			t.Errorf("seed %d: %v\n%s", seed, err, e)
+		}
+		for _, line := range log.reports(t) {
+			t.Errorf("seed %d: the kernel reports %s\n%s", seed, line, e)
+		}
+		if t.Failed() {
+			break
+		}
+	}
+	t.Logf("%d random schedules of %d steps from seed %d", schedules, steps, first)
+}
+
+func TestRandomSchedulesAgreeWithThemselves(t *testing.T) {
+	for seed := range uint64(20) {
+		e, err := randomSchedule(seed)
+		if err != nil {
+			t.Fatalf("seed %d: %v\n%s", seed, err, e)
+		}
+		h := newScheduleHost()
+		if err := e.perform(h); err != nil {
+			t.Errorf("seed %d: %v\n%s", seed, err, e)
+		}
+	}
+}
+
+// String returns the expectation as the table has it.
+func (e expectation) String() string {
+	var b strings.Builder
+	fmt.Fprintln(&b, "expect", e.name)
+	for _, s := range e.steps {
+		b.WriteString(s.text)
+		if len(s.answers) > 0 {
+			b.WriteString(" -> " + s.answers[0].show())
+		}
+		b.WriteByte('\n')
+	}
+	return b.String()
+}
+
+// newScheduleHost returns a fake with the nodes of the guest.
+func newScheduleHost() *fakeHost {
+	m := machine{nodes: []driver.Node{{ID: firstGPU, GFX: 90402}, {ID: secondGPU, GFX: 90402}}}
+	holds := profileTags("6.12.117")
+	maps.Copy(holds, softTags)
+	return newFakeHost("6.12.117", m, holds)
+}
+
+// schedule is a random expectation in the making: the fake performs each step first, and its
+// result is the answer.
+type schedule struct {
+	rng  *rand.Rand
+	play *play
+	e    expectation
+	last *reply // of the last step, nil if it has none
+	jobs []*job
+	// debugger is its name; it changes with its death.
+	debugger string
+	names    int
+}
+
+// job is a process with a runtime.
+type job struct {
+	name     string
+	debugged bool
+	traced   bool
+	evicted  int
+	// waits are the numbers of threads that wait for a destroy.
+	waits   []int
+	threads int
+}
+
+func randomSchedule(seed uint64) (expectation, error) {
+	h := newScheduleHost()
+	s := &schedule{
+		rng: rand.New(rand.NewPCG(seed, 1)), //nolint:gosec // a schedule, not a secret
+		e:   expectation{name: fmt.Sprint("schedule-", seed)}, debugger: "D0",
+		play: &play{host: h, tags: h.tags(), actors: map[string]*actor{}},
+	}
+	s.play.record = func(r reply) { s.last = &r }
+	err := s.do("%s open", s.debugger)
+	for range 1 + s.rng.IntN(3) {
+		if err == nil {
+			err = s.spawn()
+		}
+	}
+	for range 30 {
+		if err == nil {
+			err = s.step()
+		}
+	}
+	if err == nil {
+		err = s.finish()
+	}
+	return s.e, errors.Join(err, h.end())
+}
+
+// do performs a step on the fake and appends it with its result.
+func (s *schedule) do(format string, args ...any) error {
+	step, err := parseStep(fmt.Sprintf(format, args...))
+	if err != nil {
+		return err
+	}
+	step.where = fmt.Sprint("step ", len(s.e.steps)+1)
+	s.last = nil
+	if err := s.play.step(step); err != nil {
+		return fmt.Errorf("%s: %w", step.text, err)
+	}
+	if s.last != nil {
+		step.answers = []answer{{result: s.last.result(), values: s.values()}}
+	}
+	s.e.steps = append(s.e.steps, step)
+	return nil
+}
+
+// compared are the results that do not differ between machines.
+var compared = []string{
+	"ids", "n", "types", "status", "mask", "queue", "gpu", "gpus", "state", "suspended", "active", "running", "evicted", "destroying", "sent",
+	"grace", "adds", "removes", "id",
+}
+
+func (s *schedule) values() map[string]string {
+	values := map[string]string{}
+	for _, key := range compared {
+		if value, ok := s.last.Out[key]; ok && s.last.Errno == 0 && value != "" {
+			values[key] = s.play.shown(key, value)
+		}
+	}
+	return values
+}
+
+func (s *schedule) spawn() error {
+	s.names++
+	j := &job{name: fmt.Sprint("P", s.names)}
+	s.jobs = append(s.jobs, j)
+	return s.do("%s runtime", j.name)
+}
+
+func (s *schedule) pick(words ...string) string { return words[s.rng.IntN(len(words))] }
+
+// ids returns some IDs of queues, each once.
+func (s *schedule) ids() string {
+	var ids []string
+	for id := range 5 {
+		if s.rng.IntN(2) == 0 {
+			ids = append(ids, strconv.Itoa(id))
+		}
+	}
+	s.rng.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
+	if len(ids) == 0 {
+		return "0"
+	}
+	return strings.Join(ids, ",")
+}
+
+// step is one random action, and a look at what it changed.
+func (s *schedule) step() error {
+	j := s.jobs[s.rng.IntN(len(s.jobs))]
+	err := s.act(j)
+	for id := range 3 {
+		if err == nil && slices.Contains(s.jobs, j) {
+			err = s.do("%s queue %d", j.name, id)
+		}
+	}
+	for _, gpu := range []string{"g0", "g1"} {
+		if err == nil {
+			err = s.do("%s cycles", gpu)
+		}
+	}
+	return errors.Join(err, s.collect(j))
+}
+
+func (s *schedule) act(j *job) error {
+	d := s.debugger
+	if !j.debugged && s.rng.IntN(3) == 0 {
+		return s.debug(j)
+	}
+	switch s.rng.IntN(24) {
+	case 0, 1, 2, 3:
+		return s.do("%s create_queue gpu=%s type=%s percent=%s", j.name, s.pick("g0", "g1"), s.pick("aql", "aql", "compute", "sdma"), s.pick("100", "100", "100", "0"))
+	case 4, 5:
+		return s.destroy(j)
+	case 6:
+		return s.do("%s update_queue id=%d percent=%s", j.name, s.rng.IntN(4), s.pick("0", "50", "100"))
+	case 7:
+		return s.debug(j)
+	case 8, 9, 10, 11:
+		return s.do("%s snapshot %s n=8 clear=new", d, j.name)
+	case 12, 13, 14:
+		return s.do("%s suspend %s ids=%s grace=%s", d, j.name, s.ids(), s.pick("0", "1", "50", "0xffffffff"))
+	case 15, 16:
+		return s.do("%s resume %s ids=%s", d, j.name, s.ids())
+	case 17:
+		return s.do("%s resume %s n=0 buf=null", d, j.name)
+	case 18:
+		return s.do("%s query_event %s clear=%s", d, j.name, s.pick("0", "new", "new+delete"))
+	case 19:
+		j.evicted++
+		return s.do("%s evict", j.name)
+	case 20:
+		if j.evicted == 0 {
+			return nil
+		}
+		j.evicted--
+		return s.do("%s restore", j.name)
+	case 21:
+		return s.do("%s raise gpu=%s queue=%d mask=%s", j.name, s.pick("g0", "g1"), s.rng.IntN(2), s.pick("trap", "abort"))
+	case 22:
+		if s.rng.IntN(2) == 0 {
+			return s.end(j)
+		}
+		return s.replaceDebugger()
+	default:
+		return s.do("%s snapshot %s n=8", d, j.name)
+	}
+}
+
+// debug enables or disables debugging.
+func (s *schedule) debug(j *job) error {
+	switch {
+	case j.debugged:
+		j.debugged = false
+		return s.do("%s disable %s", s.debugger, j.name)
+	case j.traced:
+		j.debugged = true
+		return s.do("%s enable %s fd=ev mask=%s", s.debugger, j.name, s.pick("new", "trap", "new+trap+abort"))
+	}
+	j.debugged, j.traced = true, true
+	return s.do("%s attach %s mask=%s", s.debugger, j.name, s.pick("new", "trap", "new+trap+abort"))
+}
+
+// destroy destroys a queue on a thread of its own, because that may wait.
+func (s *schedule) destroy(j *job) error {
+	j.threads++
+	n := j.threads
+	if err := s.do("%s.%d start destroy_queue id=%d", j.name, n, s.rng.IntN(4)); err != nil {
+		return err
+	}
+	a := s.play.actors[j.name]
+	t, err := a.process.thread(n)
+	if err != nil {
+		return err
+	}
+	waits := false
+	err = eventually("the destroy neither waits nor ends", func() (bool, error) {
+		waits, err = t.blocked()
+		return waits || len(a.waiting[n]) > 0, err
+	})
+	if err != nil {
+		return err
+	}
+	if !waits {
+		return s.do("%s.%d await", j.name, n)
+	}
+	j.waits = append(j.waits, n)
+	return s.do("%s.%d blocked", j.name, n)
+}
+
+// collect takes the results of the destroys that wait no longer.
+func (s *schedule) collect(j *job) error {
+	if !slices.Contains(s.jobs, j) {
+		return nil
+	}
+	a := s.play.actors[j.name]
+	var still []int
+	for _, n := range j.waits {
+		t, err := a.process.thread(n)
+		if err != nil {
+			return err
+		}
+		waits, err := t.blocked()
+		if err != nil {
+			return err
+		}
+		if waits {
+			still = append(still, n)
+			continue
+		}
+		if err := s.do("%s.%d await", j.name, n); err != nil {
+			return err
+		}
+	}
+	j.waits = still
+	return nil
+}
+
+// end ends a job's program, and starts another.
+func (s *schedule) end(j *job) error {
+	s.jobs = slices.DeleteFunc(s.jobs, func(o *job) bool { return o == j })
+	verb := s.pick("kill", "exit", "exec")
+	if verb != "kill" && len(j.waits) > 0 {
+		verb = "kill" // its threads wait
+	}
+	return errors.Join(s.do("%s %s", j.name, verb), s.spawn())
+}
+
+// replaceDebugger kills the debugger, which ends its sessions.
+func (s *schedule) replaceDebugger() error {
+	if err := s.do("%s kill", s.debugger); err != nil {
+		return err
+	}
+	s.names++
+	s.debugger = fmt.Sprint("D", s.names)
+	for _, j := range s.jobs {
+		j.debugged, j.traced = false, false
+	}
+	err := s.do("%s open", s.debugger)
+	for _, j := range s.jobs {
+		err = errors.Join(err, s.collect(j))
+	}
+	return err
+}
+
+// finish ends every suspension, so that nothing waits.
+func (s *schedule) finish() error {
+	if err := s.do("%s kill", s.debugger); err != nil {
+		return err
+	}
+	for _, j := range s.jobs {
+		if err := s.collect(j); err != nil {
+			return err
+		}
+		for id := range 4 {
+			if err := s.do("%s queue %d", j.name, id); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// kernelLog reads the messages of the kernel.
+type kernelLog struct{ fd int }
+
+// openKernelLog returns the log from now on.
+func openKernelLog(t *testing.T) kernelLog {
+	t.Helper()
+	fd, err := unix.Open("/dev/kmsg", unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Close(fd); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := unix.Seek(fd, 0, unix.SEEK_END); err != nil {
+		t.Fatal(err)
+	}
+	return kernelLog{fd}
+}
+
+// reports returns the new reports of bugs.
+func (l kernelLog) reports(t *testing.T) (lines []string) {
+	t.Helper()
+	b := make([]byte, 8192)
+	for {
+		n, err := unix.Read(l.fd, b)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return lines
+		case errors.Is(err, unix.EPIPE): // older messages were overwritten
+			continue
+		case err != nil:
+			t.Fatal(err)
+		}
+		_, text, _ := strings.Cut(string(b[:n]), ";")
+		line, _, _ := strings.Cut(text, "\n")
+		known := false
+		for _, pattern := range knownReports {
+			known = known || pattern.MatchString(line)
+		}
+		if report.MatchString(line) && !known {
+			lines = append(lines, line)
+		}
+	}
+}
