@@ -31,6 +31,7 @@ struct soft_event {
 	u64 doorbell;
 	u64 reserved[2];
 };
+
 static_assert(sizeof(struct soft_event) == 96);
 
 struct soft_reply {
@@ -40,6 +41,7 @@ struct soft_reply {
 	s32 pid;
 	u32 event;
 };
+
 static_assert(sizeof(struct soft_reply) == 24);
 
 struct soft_record {
@@ -301,11 +303,11 @@ static int channel_mmap(struct file *file, struct vm_area_struct *vma)
 	offset %= SOFT_DOORBELL_BYTES;
 	if (index >= SOFT_MAX_NODES || !soft_devs[index] || size > SOFT_DOORBELL_BYTES - offset)
 		return -EINVAL;
+	offset += virt_to_phys(soft_devs[index]->doorbells);
 	vm_flags_set(vma, VM_IO | VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
 	vma->vm_page_prot = pgprot_noncached(vma->vm_page_prot);
-	return io_remap_pfn_range(vma, vma->vm_start,
-				  (virt_to_phys(soft_devs[index]->doorbells) + offset) >> PAGE_SHIFT,
-				  size, vma->vm_page_prot);
+	return io_remap_pfn_range(vma, vma->vm_start, offset >> PAGE_SHIFT, size,
+				  vma->vm_page_prot);
 }
 
 static const struct file_operations channel_fops = {

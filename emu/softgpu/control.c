@@ -125,7 +125,6 @@ static int queues_show(struct seq_file *m, void *v)
 }
 DEFINE_SHOW_ATTRIBUTE(queues);
 
-
 /* find_queue finds the queue of a process by its ID, and returns both its doorbells. */
 static int find_queue(struct soft_dev *s, pid_t pid, u32 id, u32 *index, u32 *in_process)
 {
@@ -274,6 +273,17 @@ static const struct {
 	{ "fault", do_fault },
 };
 
+/* is_evicted reports whether the queues of all nodes are. */
+static bool is_evicted(struct kfd_process *p)
+{
+	int i;
+
+	for (i = 0; i < p->n_pdds; i++)
+		if (!READ_ONCE(p->pdds[i]->qpd.evicted))
+			return false;
+	return true;
+}
+
 static int do_evict(pid_t pid, bool restore)
 {
 	struct kfd_process *p = soft_process(pid);
@@ -282,8 +292,12 @@ static int do_evict(pid_t pid, bool restore)
 	if (!p)
 		return -ESRCH;
 	/* as for a userptr buffer whose pages move */
-	err = restore ? kfd_process_restore_queues(p) :
-			kfd_process_evict_queues(p, KFD_QUEUE_EVICTION_TRIGGER_USERPTR);
+	if (!restore)
+		err = kfd_process_evict_queues(p, KFD_QUEUE_EVICTION_TRIGGER_USERPTR);
+	else if (is_evicted(p))
+		err = kfd_process_restore_queues(p);
+	else
+		err = -EINVAL;	/* the driver would warn */
 	kfd_unref_process(p);
 	return err;
 }

@@ -112,7 +112,7 @@ SOFT_WRAP(int, amdgpu_amdkfd_alloc_gws, struct amdgpu_device *adev, size_t size,
 {
 	if (!soft_of(adev))
 		return __real_amdgpu_amdkfd_alloc_gws(adev, size, mem_obj);
-	*mem_obj = kzalloc(sizeof(struct amdgpu_bo), GFP_KERNEL);
+	*mem_obj = kzalloc(64, GFP_KERNEL);
 	return *mem_obj ? 0 : -ENOMEM;
 }
 

@@ -467,8 +467,8 @@ SOFT_WRAP(int, amdgpu_amdkfd_gpuvm_import_dmabuf_fd, struct amdgpu_device *adev,
 	  uint64_t va, void *drm_priv, struct kgd_mem **mem, uint64_t *size, uint64_t *mmap_offset)
 {
 	if (!soft_of(adev))
-		return __real_amdgpu_amdkfd_gpuvm_import_dmabuf_fd(adev, fd, va, drm_priv, mem, size,
-								   mmap_offset);
+		return __real_amdgpu_amdkfd_gpuvm_import_dmabuf_fd(adev, fd, va, drm_priv, mem,
+								   size, mmap_offset);
 	return -EOPNOTSUPP;
 }
 
