@@ -39,24 +39,26 @@ static int interrupt(struct soft_dev *s, pid_t pid, u32 client, u32 source, u32 
  * signal writes the slot of an event, as the packet processor of a GPU does
  * before it interrupts: the driver ignores an event whose slot is not written.
  * The address of the slots is the first member of struct kfd_signal_page, which
- * only kfd_events.c knows.
+ * only kfd_events.c knows. The page lives as long as the process. As for a GPU,
+ * there is no lock: the driver holds p->event_mutex while it suspends queues,
+ * and an interrupt may come before the queue has stopped.
  */
 static int signal(pid_t pid, u32 event)
 {
 	struct kfd_process *p = soft_process(pid);
+	struct kfd_signal_page *page;
 	u64 *slots;
 	int err = 0;
 
 	if (!p)
 		return -ESRCH;
-	mutex_lock(&p->event_mutex);
-	if (!p->signal_page || event >= p->signal_mapped_size / sizeof(*slots)) {
+	page = READ_ONCE(p->signal_page);
+	if (!page || event >= p->signal_mapped_size / sizeof(*slots)) {
 		err = -ENOENT;
 	} else {
-		slots = *(u64 **)p->signal_page;
+		slots = *(u64 **)page;
 		WRITE_ONCE(slots[event], event);
 	}
-	mutex_unlock(&p->event_mutex);
 	kfd_unref_process(p);
 	return err;
 }

@@ -231,7 +231,7 @@ func (m *softGPU) serve(args ...string) *worker { return m.workAs(kfdemuBinary, 
 
 func (m *softGPU) workAs(program string, args ...string) *worker {
 	m.t.Helper()
-	w := spawn(m.t, exec.Command(program, append([]string{"work", "--duration", "500", "--runtime"}, args...)...))
+	w := spawn(m.t, exec.Command(program, append([]string{"work", "--duration", "2000", "--rate", "20", "--runtime"}, args...)...))
 	w.await("ready")
 	return w
 }

@@ -19,7 +19,7 @@ func TestSoftGPUProgramsProveTheirPackets(t *testing.T) {
 	packets := fmt.Sprint(m.times(2000, 100))
 	for _, args := range []string{"--queues 2", "--queues 2 --wait poll", "--queues 0 --sdma", "--queues 1 --sdma --churn"} {
 		t.Run(args, func(t *testing.T) {
-			w := m.serve(append([]string{"--packets", packets}, strings.Fields(args)...)...)
+			w := m.serve(append([]string{"--packets", packets, "--rate", "0", "--duration", "100"}, strings.Fields(args)...)...)
 			w.finish()
 			m.awaitEach(w, 0, softState{})
 		})
@@ -56,7 +56,7 @@ func TestSoftGPUPacketsRunOnceWhileTheJobIsSuspendedAndResumed(t *testing.T) {
 	m := onSoftGPU(t)
 	packets := m.times(100_000, 4_000)
 	queues := 2 * len(m.gpus)
-	job := m.work("--queues", "2", "--duration", "50", "--depth", "64", "--wait", "poll", "--packets", fmt.Sprint(packets/queues))
+	job := m.work("--queues", "2", "--duration", "50", "--rate", "0", "--depth", "64", "--packets", fmt.Sprint(packets/queues))
 	d := m.start(atOnce)
 	d.offlineTarget(job, queues)
 	leases := 0
@@ -153,7 +153,7 @@ func TestSoftGPUProgramReplacedWhileSuspendedIsSuspended(t *testing.T) {
 	d := m.start(atOnce)
 	d.offlineTarget(job, 2)
 	lease := d.announce(t.Context())
-	job.tell("exec work --gpus %s --queues 3 --duration 500 --runtime", m.gpu(0))
+	job.tell("exec work --gpus %s --queues 3 --duration 2000 --rate 20 --runtime", m.gpu(0))
 	if ready := job.await("ready"); ready.PID != job.PID {
 		t.Errorf("the new program is process %d, want %d", ready.PID, job.PID)
 	}
