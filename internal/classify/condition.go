@@ -2,6 +2,7 @@ package classify
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -68,20 +69,16 @@ var fields = [...]struct {
 	cmdline:          {"cmdline", func(m *Match) any { return &m.Cmdline }, func(s *Subject) string { return s.Cmdline }, nil},
 }
 
-// Field is a field of a Match: the key of the config file below match, such as
-// "container.id", and a pointer to the field.
-type Field struct {
-	Name string
-	At   any
-}
-
-// Fields returns every field of m.
-func (m *Match) Fields() []Field {
-	all := make([]Field, len(fields))
-	for f := range fields {
-		all[f] = Field{fields[f].name, fields[f].at(m)}
+// Fields returns the fields of m: the key of the config file below match, such as
+// "container.id", with a pointer to the field.
+func (m *Match) Fields() iter.Seq2[string, any] {
+	return func(yield func(string, any) bool) {
+		for f := range fields {
+			if !yield(fields[f].name, fields[f].at(m)) {
+				return
+			}
+		}
 	}
-	return all
 }
 
 // isMap reports whether the field is a map.

@@ -121,11 +121,16 @@ type computeJSON struct {
 	Words         hexWords   `json:"words"`
 }
 
-// computeForJSON converts c. writes reports whether the kernel writes the queue priority.
-func computeForJSON(c *debugfs.Compute, writes bool) *computeJSON {
-	priority, exact := c.Priority(writes)
+// rank sets the priority. writes reports whether the kernel writes the queue priority.
+func (c *computeJSON) rank(writes bool) {
+	priority, exact := c.Compute.Priority(writes)
+	c.Priority, c.PriorityExact = uint32(priority), exact
+}
+
+// computeForJSON converts c, without its priority.
+func computeForJSON(c *debugfs.Compute) *computeJSON {
 	v := &computeJSON{
-		Compute: c, MQD: hexAddress(c.MQD), Priority: uint32(priority), PriorityExact: exact, RingBase: hexAddress(c.RingBase),
+		Compute: c, MQD: hexAddress(c.MQD), RingBase: hexAddress(c.RingBase),
 		Backlog: c.BacklogDwords(), ReadPointer: hexAddress(c.ReadPointer), WritePointer: hexAddress(c.WritePointer),
 		SaveArea: hexAddress(c.SaveArea), EOPBase: hexAddress(c.EOPBase), Words: c.Words,
 	}

@@ -107,7 +107,8 @@ func decodeHQDs(dump *debugfs.HQDDump, all bool) *decodedHQDs {
 		if s.Kind == debugfs.SlotSDMA {
 			d.SDMA = sdmaForJSON(&s.SDMA)
 		} else {
-			d.Compute = computeForJSON(&s.Compute, writes)
+			d.Compute = computeForJSON(&s.Compute)
+			d.Compute.rank(writes)
 		}
 		out.Slots = append(out.Slots, d)
 	}

@@ -74,9 +74,6 @@ type decodedMQD struct {
 	SDMA    *sdmaJSON      `json:"sdma,omitempty"`
 	// Problem is the reason why it is not decoded, or "".
 	Problem string `json:"problem,omitempty"`
-
-	compute []debugfs.Compute
-	sdma    debugfs.SDMA
 }
 
 // decodeMQDs decodes all images of a dump.
@@ -88,18 +85,17 @@ func decodeMQDs(dump *debugfs.MQDDump, gfx uint32) *decodedMQDs {
 		process := decodedProcess{PID: from.PID, PASID: from.PASID, Line: from.Line, Queues: []decodedMQD{}}
 		for j := range from.Queues {
 			q := decodeMQD(&from.Queues[j], gfx)
-			for k := range q.compute {
-				writes = writes || q.compute[k].WritesPriority()
+			for _, c := range q.Compute {
+				writes = writes || c.WritesPriority()
 			}
 			process.Queues = append(process.Queues, q)
 		}
 		out.Processes = append(out.Processes, process)
 	}
 	for i := range out.Processes {
-		for j := range out.Processes[i].Queues {
-			q := &out.Processes[i].Queues[j]
-			for k := range q.compute {
-				q.Compute = append(q.Compute, computeForJSON(&q.compute[k], writes))
+		for _, q := range out.Processes[i].Queues {
+			for _, c := range q.Compute {
+				c.rank(writes)
 			}
 		}
 	}
@@ -111,13 +107,14 @@ func decodeMQD(m *debugfs.MQD, gfx uint32) decodedMQD {
 	for _, words := range m.XCCs {
 		var err error
 		if m.Kind == debugfs.KindSDMA {
-			if q.sdma, err = debugfs.DecodeSDMA(words, gfx); err == nil {
-				q.SDMA = sdmaForJSON(&q.sdma)
+			var s debugfs.SDMA
+			if s, err = debugfs.DecodeSDMA(words, gfx); err == nil {
+				q.SDMA = sdmaForJSON(&s)
 			}
 		} else {
 			var c debugfs.Compute
 			if c, err = debugfs.DecodeCompute(words); err == nil {
-				q.compute = append(q.compute, c)
+				q.Compute = append(q.Compute, computeForJSON(&c))
 			}
 		}
 		if err != nil {
@@ -157,17 +154,16 @@ func (q *decodedMQD) print(t *table, n int) {
 		row := append([]any{n, q.Kind, q.GPU}, slices.Repeat([]any{"-"}, 3+len(registerColumns)+2)...)
 		t.row(append(row, q.Line, cell{"not decoded: " + q.Problem, styleBad})...)
 	case q.SDMA != nil:
-		layout, note := q.sdma.Layout.String(), cell{}
-		if q.sdma.Inferred {
+		layout, note := q.SDMA.Layout.String(), cell{}
+		if q.SDMA.Inferred {
 			layout += ", inferred"
 		}
-		if q.sdma.Layout == debugfs.SDMAUnknown {
+		if q.SDMA.Layout == debugfs.SDMAUnknown {
 			note = cell{"layout unknown: use --gfx", styleNote}
 		}
-		t.row(slices.Concat([]any{n, q.Kind, q.GPU, "-", "-", "-"}, sdmaRegisters(&q.sdma), []any{"-", layout, q.Line, note})...)
+		t.row(slices.Concat([]any{n, q.Kind, q.GPU, "-", "-", "-"}, sdmaRegisters(q.SDMA.SDMA), []any{"-", layout, q.Line, note})...)
 	default:
-		for xcc := range q.compute {
-			c, view := &q.compute[xcc], q.Compute[xcc]
+		for xcc, c := range q.Compute {
 			number, note := "", cell{}
 			if xcc == 0 {
 				number = strconv.Itoa(n)
@@ -176,8 +172,8 @@ func (q *decodedMQD) print(t *table, n int) {
 				note = cell{fmt.Sprintf("not an MQD of gfx9 to gfx12: begins with %08x", c.Words[0]), styleBad}
 			}
 			t.row(slices.Concat([]any{
-				number, q.Kind, q.GPU, xcc, inexact(view.Priority, view.PriorityExact), pipePriorityName(c.PipePriority),
-			}, computeRegisters(c), []any{c.Grid, "-", q.Line, note})...)
+				number, q.Kind, q.GPU, xcc, inexact(c.Priority, c.PriorityExact), pipePriorityName(c.PipePriority),
+			}, computeRegisters(c.Compute), []any{c.Grid, "-", q.Line, note})...)
 		}
 	}
 }

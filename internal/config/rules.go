@@ -60,16 +60,16 @@ type slot struct {
 
 // matchSlots returns every key of match.
 func matchSlots(m *classify.Match) (slots []slot) {
-	for _, f := range m.Fields() {
-		outer, inner, nested := strings.Cut(f.Name, ".")
+	for name, at := range m.Fields() {
+		outer, inner, nested := strings.Cut(name, ".")
 		i := slices.IndexFunc(slots, func(s slot) bool { return s.name == outer })
 		switch {
 		case !nested:
-			slots = append(slots, slot{outer, f.At})
+			slots = append(slots, slot{outer, at})
 		case i < 0:
-			slots = append(slots, slot{outer, []slot{{inner, f.At}}})
+			slots = append(slots, slot{outer, []slot{{inner, at}}})
 		default:
-			slots[i].at = append(slots[i].at.([]slot), slot{inner, f.At})
+			slots[i].at = append(slots[i].at.([]slot), slot{inner, at})
 		}
 	}
 	return slots
