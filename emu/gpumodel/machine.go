@@ -141,7 +141,7 @@ func (m *Machine) callBack() {
 		return
 	}
 	m.calling = true
-	for i := 0; i < len(m.calls); i++ {
+	for i := 0; i < len(m.calls); i++ { //nolint:intrange // a call may add others
 		m.calls[i]()
 	}
 	clear(m.calls)

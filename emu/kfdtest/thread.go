@@ -186,11 +186,13 @@ func (t *Thread) count(n *int) (end func()) {
 	return func() { add(-1) }
 }
 
-// The methods below are those of a driver.Task.
-
+// Leader implements driver.Task.
 func (t *Thread) Leader() driver.Task { return t.p.main }
-func (t *Thread) Comm() string        { return "fake" }
 
+// Comm implements driver.Task.
+func (t *Thread) Comm() string { return "fake" }
+
+// MM implements driver.Task.
 func (t *Thread) MM() driver.MM {
 	defer t.p.m.lock()()
 	if t.dead || t.p.mm == nil {
@@ -199,6 +201,7 @@ func (t *Thread) MM() driver.MM {
 	return t.p.mm
 }
 
+// Tracer implements driver.Task.
 func (t *Thread) Tracer() driver.Task {
 	defer t.p.m.lock()()
 	if tracer := t.tracedBy(); tracer != nil {
@@ -207,21 +210,25 @@ func (t *Thread) Tracer() driver.Task {
 	return nil
 }
 
+// Interrupted implements driver.Task.
 func (t *Thread) Interrupted() bool {
 	defer t.p.m.lock()()
 	return t.interrupted || t.gone()
 }
 
+// Capable implements driver.Task.
 func (t *Thread) Capable(c driver.Capability) bool {
 	defer t.p.m.lock()()
 	return t.p.caps[c]
 }
 
+// PIDInside implements driver.Task.
 func (t *Thread) PIDInside() int32 {
 	defer t.p.m.lock()()
 	return t.p.inside
 }
 
+// Find implements driver.Task.
 func (t *Thread) Find(pid int32) driver.Task {
 	defer t.p.m.lock()()
 	if found := t.p.m.threads[pid]; found != nil {

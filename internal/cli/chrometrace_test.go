@@ -329,9 +329,25 @@ func TestTraceMarksClippedAndOpenSpans(t *testing.T) {
 // eventNamed decodes an event of the log that the scheduler's tests replay.
 func eventNamed(name string, data []byte) (scheduler.Event, error) {
 	for _, ev := range []scheduler.Event{
-		scheduler.Tick{}, scheduler.GPUAdded{}, scheduler.TargetSeen{}, scheduler.TargetGone{}, scheduler.LeaseRequested{}, scheduler.LeaseRenewed{},
-		scheduler.LeaseFinished{}, scheduler.ClientGone{}, scheduler.ClientBacklog{}, scheduler.Attached{}, scheduler.Detached{}, scheduler.Lost{},
-		scheduler.QueueBorn{}, scheduler.Suspended{}, scheduler.Resumed{}, scheduler.Alarm{}, scheduler.Hold{}, scheduler.PolicyChanged{}, scheduler.Drain{},
+		scheduler.Tick{},
+		scheduler.GPUAdded{},
+		scheduler.TargetSeen{},
+		scheduler.TargetGone{},
+		scheduler.LeaseRequested{},
+		scheduler.LeaseRenewed{},
+		scheduler.LeaseFinished{},
+		scheduler.ClientGone{},
+		scheduler.ClientBacklog{},
+		scheduler.Attached{},
+		scheduler.Detached{},
+		scheduler.Lost{},
+		scheduler.QueueBorn{},
+		scheduler.Suspended{},
+		scheduler.Resumed{},
+		scheduler.Alarm{},
+		scheduler.Hold{},
+		scheduler.PolicyChanged{},
+		scheduler.Drain{},
 	} {
 		if t := reflect.TypeOf(ev); t.Name() == name {
 			decoded := reflect.New(t)
