@@ -52,7 +52,7 @@ func main() {
 		seconds = flag.Int64("date", 0, "time of every file, in seconds since 1970")
 		archs   = flag.String("arch", "amd64,arm64", "architectures, as GOARCH")
 	)
-	flag.StringVar(&r.version, "version", "", "version, as of git describe")
+	flag.StringVar(&r.version, "version", "", "version, from git describe")
 	flag.StringVar(&r.out, "out", filepath.Join(repository, "dist"), "directory to write to")
 	flag.Parse()
 	r.date = time.Unix(*seconds, 0).UTC()

@@ -104,7 +104,7 @@ func start(rt *gpumodel.Realtime, cfg Config, timer gpumodel.Timer) *Engine {
 	return e
 }
 
-// Close stops the engine; after it has returned, no memory is written any more. It is
+// Close stops the engine; after it has returned, it writes no memory. It is
 // idempotent.
 func (e *Engine) Close() error {
 	e.mu.Lock()

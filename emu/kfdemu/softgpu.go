@@ -283,7 +283,7 @@ func (s *SoftGPU) gpu(id uint32) (gpreempt.GPUID, error) {
 	return 0, fmt.Errorf("GPU %d is one more than %d", id, maxSoftGPUs)
 }
 
-// detach forgets a queue. Its packets take no effect any more.
+// detach forgets a queue. Its packets have no effect from then on.
 func (s *SoftGPU) detach(q *softQueue) {
 	if q.space == nil {
 		return

@@ -74,7 +74,7 @@ func first() error {
 			return steward.Release()
 		}
 		if err != nil && !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("waiting for the steward: %w", err)
+			return fmt.Errorf("wait for the steward: %w", err)
 		}
 	}
 }
@@ -133,7 +133,7 @@ func prepare(m Manifest) error {
 		err = unix.FinitModule(int(f.Fd()), module.Params, 0)
 		_ = f.Close() // read only
 		if err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("loading %s: %w", module.Path, err)
+			return fmt.Errorf("load %s: %w", module.Path, err)
 		}
 		// Free its memory: it is part of the initramfs.
 		if err := os.Remove(module.Path); err != nil {

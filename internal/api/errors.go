@@ -1,4 +1,4 @@
-// Package api implements what the daemon and its clients agree on beside the
+// Package api implements what the daemon and its clients agree on in addition to the
 // generated code: how an error of the domain crosses gRPC, as the status of a
 // call or as an error frame of a stream, and back; the names of enum values; and
 // the version of a binary.

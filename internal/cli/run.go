@@ -23,7 +23,7 @@ const (
 	priorityEnv = "GPREEMPT_PRIORITY"
 )
 
-// The exit codes of gpctl run when it cannot execute the command, as of env(1).
+// The exit codes of gpctl run when it cannot execute the command, as those of env(1).
 const (
 	exitCannotRun = 126
 	exitNoCommand = 127

@@ -262,7 +262,7 @@ func placeInRule(path, name string) string {
 	case inner != nil:
 		return "it belongs under " + strings.Join(inner, " or ")
 	case slices.Contains(ruleKeys, name):
-		return "it belongs beside match:, not in it"
+		return "it belongs next to match:, not in it"
 	}
 	return ""
 }

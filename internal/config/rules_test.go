@@ -128,7 +128,7 @@ func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
 				"4:5: rules[0].comm: unknown key: it belongs under match:",
 				"7:7: rules[0].match.image: unknown key: it belongs under container:",
 				"8:7: rules[0].match.labels: unknown key: it belongs under container: or pod:",
-				"9:7: rules[0].match.class: unknown key: it belongs beside match:, not in it",
+				"9:7: rules[0].match.class: unknown key: it belongs next to match:, not in it",
 				"10:7: rules[0].match.container.name: unknown key: write container: and below it, indented, name:",
 				"11:7: rules[0].match.gpus: unknown key: did you mean gpu?",
 				"12:7: rules[0].match.user: unknown key: the keys here are comm, uid, gid, exe, cgroup, unit, slice, env, container, pod, gpu, queue_priority, ring_address, cmdline",

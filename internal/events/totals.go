@@ -10,7 +10,7 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// Stages are the parts of the time of one announcement, beside the wait in its answer.
+// Stages are the durations of the parts of one announcement. The wait is in its answer.
 type Stages struct {
 	// Decide is from the arrival of the call until the scheduler has admitted it and
 	// ordered its suspends.

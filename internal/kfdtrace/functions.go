@@ -123,7 +123,7 @@ func probeNames(list []function) []string {
 	return names
 }
 
-// findFunctions reads the kernel's symbols, as of /proc/kallsyms, and returns the
+// findFunctions reads the kernel's symbols, in the form of /proc/kallsyms, and returns the
 // functions that match, and the patterns without a match.
 func findFunctions(symbols string, wanted []wantedFunction) (found []function, missing []string, err error) {
 	f, err := os.Open(symbols)

@@ -47,7 +47,7 @@ type Options struct {
 	Symbols string
 	// Duration is how long to record; the end of the context ends it earlier.
 	Duration time.Duration
-	// Events are SYSTEM:EVENT or SYSTEM, Functions names or patterns as of path.Match.
+	// Events are SYSTEM:EVENT or SYSTEM, Functions names or patterns of path.Match.
 	// Without either, the events and functions of KFD's queues are recorded.
 	Events, Functions []string
 	// Host is where queues are read; nil disables it.
@@ -183,7 +183,7 @@ func (s *session) read(ctx context.Context, r *reader, deadline time.Time) error
 		}
 		if s.tally.lost > lost {
 			if err := s.growBuffer(); err != nil {
-				return fmt.Errorf("enlarging the trace buffer: %w", err)
+				return fmt.Errorf("enlarge the trace buffer: %w", err)
 			}
 			lost = s.tally.lost
 		}
@@ -213,11 +213,11 @@ const maxLine = 64 << 10
 func (r *reader) read() (int, error) {
 	n, err := r.pipe.ReadSome(r.buf)
 	if err != nil {
-		return 0, fmt.Errorf("reading the trace: %w", err)
+		return 0, fmt.Errorf("read the trace: %w", err)
 	}
 	if r.raw != nil && n > 0 {
 		if _, err := r.raw.Write(r.buf[:n]); err != nil {
-			return n, fmt.Errorf("writing the trace: %w", err)
+			return n, fmt.Errorf("write the trace: %w", err)
 		}
 	}
 	text := r.buf[:n]

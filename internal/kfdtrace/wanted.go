@@ -21,7 +21,7 @@ const (
 
 var groups = []string{GroupQueue, GroupScheduler, GroupMQD, GroupProcess, GroupOther}
 
-// wantedFunction is a function, or a pattern as of path.Match.
+// wantedFunction is a function, or a pattern of path.Match.
 type wantedFunction struct {
 	pattern string
 	group   string

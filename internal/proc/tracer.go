@@ -110,7 +110,7 @@ func (t *Tracer) Detach(ctx context.Context) error {
 	case <-t.done:
 		return nil
 	case <-ctx.Done():
-		return fmt.Errorf("process %d: detaching: %w", t.target.PID, context.Cause(ctx))
+		return fmt.Errorf("process %d: detach: %w", t.target.PID, context.Cause(ctx))
 	}
 }
 

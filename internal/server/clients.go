@@ -47,7 +47,7 @@ type scope struct {
 	ended bool // guarded by client.mu
 }
 
-// leaseNote is what the server stores of a lease beside the scheduler.
+// leaseNote is what the server stores of a lease in addition to the scheduler.
 type leaseNote struct {
 	// scope is that of the last announcement of the lease. nil for a lease of an
 	// admin, which does not end with a connection.

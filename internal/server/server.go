@@ -83,7 +83,7 @@ type Scheduler interface {
 // Directory has the classes of the living processes. Its methods are safe for
 // concurrent use.
 type Directory interface {
-	// Facts returns what is known of a process beside its queues; false for an
+	// Facts returns what is known of a process apart from its queues; false for an
 	// unknown process.
 	Facts(key gpreempt.ProcessKey) (targets.Facts, bool)
 	// Override sets an override for ttl, or until the process exits when ttl is 0;

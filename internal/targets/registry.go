@@ -62,7 +62,7 @@ type RuleCount struct {
 	Matched, Decided, MatchesNow, DecidesNow uint64
 }
 
-// Facts is what is known of a process beside its queues.
+// Facts is what is known of a process apart from its queues.
 type Facts struct {
 	Decision classify.Decision
 	// Container is what the container runtime reports of its container.

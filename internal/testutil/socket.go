@@ -22,11 +22,11 @@ func TempSocketDir(tb testing.TB) string {
 	}
 	dir, err := os.MkdirTemp(parent, "gp-") //nolint:usetesting // tb.TempDir is what this replaces
 	if err != nil {
-		tb.Fatalf("making a directory for sockets: %v", err)
+		tb.Fatalf("create a directory for sockets: %v", err)
 	}
 	tb.Cleanup(func() {
 		if err := os.RemoveAll(dir); err != nil {
-			tb.Errorf("removing the directory for sockets: %v", err)
+			tb.Errorf("remove the directory for sockets: %v", err)
 		}
 	})
 	return dir
@@ -39,7 +39,7 @@ func FreeAddress(tb testing.TB) string {
 	var lc net.ListenConfig
 	l, err := lc.Listen(tb.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
-		tb.Fatalf("finding a free address: %v", err)
+		tb.Fatalf("find a free address: %v", err)
 	}
 	defer func() { _ = l.Close() }()
 	return l.Addr().String()

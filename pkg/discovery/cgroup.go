@@ -87,7 +87,7 @@ func ParseCgroup(b []byte) gpreempt.Cgroup {
 //   - nerdctl: nerdctl's generateCgroupPath
 //   - crio: CRI-O's internal/config/cgmgr, without .scope under cgroupfs
 //   - libpod: Podman's getOCICgroupPath, without .scope under cgroupfs;
-//     libpod-payload with --cgroups=split, as of Quadlet
+//     libpod-payload with --cgroups=split, as Quadlet uses it
 //
 // Their monitors, crio-conmon-ID and libpod-conmon-ID, are not containers.
 var runtimes = map[string]string{

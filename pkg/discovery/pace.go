@@ -27,7 +27,7 @@ const share = 99
 // aeon bounds durations so that their sums do not overflow.
 const aeon = math.MaxInt64 / 8
 
-// NewPace returns a Pace with the two pauses, as of Set.
+// NewPace returns a Pace with the two pauses; see Set.
 func NewPace(shortest, longest time.Duration) *Pace {
 	p := &Pace{}
 	p.Set(shortest, longest)

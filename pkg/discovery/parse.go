@@ -223,7 +223,7 @@ func ParseProcCmdline(b []byte) string {
 }
 
 // ParseProcEnviron returns the variables of /proc/PID/environ with the given names, each
-// with its first value, as of getenv(3). Values are cut at 4 KiB; entries without "=" are
+// with its first value, as with getenv(3). Values are cut at 4 KiB; entries without "=" are
 // skipped.
 func ParseProcEnviron(b []byte, names []string) map[string]string {
 	env := map[string]string{}

@@ -116,7 +116,7 @@ func New(policy Policy, limits Limits) *Core {
 }
 
 // Step handles one event and returns the actions to carry out, in order. The slice is
-// valid until the next Step. Time does not go back: an earlier now counts as the last one.
+// valid until the next Step. Time does not decrease: an earlier now counts as the last one.
 func (c *Core) Step(now Time, ev Event) []Action {
 	c.now = max(c.now, now)
 	clear(c.actions)

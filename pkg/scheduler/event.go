@@ -285,7 +285,7 @@ const (
 	LeaseWaiting
 	// LeaseQuiescing ends when nothing more is to be suspended for it.
 	LeaseQuiescing
-	// LeaseHeld ends with the lease; it goes back to Quiescing when a new target
+	// LeaseHeld ends with the lease; it returns to Quiescing when a new target
 	// appears on its GPUs.
 	LeaseHeld
 	// LeaseEnded is final.

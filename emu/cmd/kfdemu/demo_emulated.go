@@ -59,7 +59,7 @@ func (m *emulated) stopJob(ctx context.Context) (packets, error) {
 	job := m.job
 	done, err := job.ask(ctx, "stop", "done")
 	if done.Tally == nil {
-		return packets{}, fmt.Errorf("the job does not end, as if a packet of it were lost: %w", err)
+		return packets{}, fmt.Errorf("the job does not end, so a packet may be lost: %w", err)
 	}
 	<-job.ended
 	m.job = nil

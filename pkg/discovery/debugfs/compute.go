@@ -217,7 +217,7 @@ func DecodeCompute(words []uint32) (Compute, error) {
 	return c, nil
 }
 
-// image decodes the fields of an image beside the registers.
+// image decodes the fields of an image apart from the registers.
 func (c *Compute) image() {
 	w := c.Words
 	c.Image, c.Valid = true, w[mqdHeader] == computeHeader

@@ -68,7 +68,7 @@ type Queue struct {
 	// IDs are HSA's, a counter of ROCr in each process. They are not KFD queue ids.
 	IDs []uint32 `json:"hsa_ids"`
 	// Streams are the HIP streams with commands on the queue, which needs AMD_LOG_MASK 0x2.
-	// At most 256, as of SWqs and IDs.
+	// At most 256, like SWqs and IDs.
 	Streams []Address `json:"streams"`
 	// SizePackets is in AQL packets of 64 bytes, 0 = unknown.
 	SizePackets uint64 `json:"size_packets"`
