@@ -12,8 +12,12 @@ func TestSelectorsByAddressNeedNoDomainZero(t *testing.T) {
 		selector, address string
 		want              bool
 	}{
-		{"0000:0a:00.0", "0000:0a:00.0", true}, {"0A:1f.7", "0000:0a:1f.7", true}, {"10000:E1:00.0", "10000:e1:00.0", true},
-		{"0a:00.0", "0001:0a:00.0", false}, {"0a", "0a", true}, {"", "", false},
+		{"0000:0a:00.0", "0000:0a:00.0", true},
+		{"0A:1f.7", "0000:0a:1f.7", true},
+		{"10000:E1:00.0", "10000:e1:00.0", true},
+		{"0a:00.0", "0001:0a:00.0", false},
+		{"0a", "0a", true},
+		{"", "", false},
 	} {
 		sel := &gpreemptv1.GpuSelector{By: &gpreemptv1.GpuSelector_Bdf{Bdf: c.selector}}
 		if got := api.Selects(sel, 1, 1, 128, c.address); got != c.want {

@@ -112,8 +112,7 @@ func (d *decoder) value(r *Row, name string, n *yaml.Node, key string) {
 	case "kernel":
 		r.Kernel = ranged(d, n, key, parseKernel, `write comparisons such as ">=6.5 <7.0"`)
 	case "mes", "mes_kiq", "mec", "sdma":
-		*map[string]*Range{"mes": &r.MES, "mes_kiq": &r.MESKIQ, "mec": &r.MEC, "sdma": &r.SDMA}[name] =
-			ranged(d, n, key, parseFirmware, `write comparisons such as "=0x83" or ">=0x40 <0x80"; 0 means unknown`)
+		*map[string]*Range{"mes": &r.MES, "mes_kiq": &r.MESKIQ, "mec": &r.MEC, "sdma": &r.SDMA}[name] = ranged(d, n, key, parseFirmware, `write comparisons such as "=0x83" or ">=0x40 <0x80"; 0 means unknown`)
 	case "driver":
 		d.Word(n, key, []string{InTree, DKMS}, &r.Driver)
 	case "action":

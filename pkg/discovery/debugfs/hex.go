@@ -99,7 +99,7 @@ func isHex(c byte) bool { return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' }
 
 // isRow reports whether a line looks like a row of data: the indentation, then hexadecimal
 // digits up to a colon, or 8 of them before anything else.
-func isRow(line []byte, indent int) bool { //nolint:unparam // hqds and mqds name their own indentation
+func isRow(line []byte, indent int) bool {
 	if !indented(line, indent) {
 		return false
 	}
