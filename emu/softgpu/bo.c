@@ -13,6 +13,7 @@
 
 struct soft_bo {
 	struct amdgpu_bo bo;
+	u64 user_addr;		/* of a userptr buffer */
 	struct page **pages;	/* while the kernel has it mapped */
 	void *cpu;
 };
@@ -65,9 +66,10 @@ static const struct drm_gem_object_funcs bo_funcs = {
 
 /*
  * soft_bo_create returns a buffer object with one reference, or an ERR_PTR.
- * Without backing it stands for memory that lies elsewhere.
+ * Without backing it stands for memory that lies elsewhere, for a userptr
+ * buffer at user_addr.
  */
-struct amdgpu_bo *soft_bo_create(struct amdgpu_device *adev, u64 size, bool backed)
+struct amdgpu_bo *soft_bo_create(struct amdgpu_device *adev, u64 size, bool backed, u64 user_addr)
 {
 	struct drm_gem_object *obj;
 	struct soft_bo *b;
@@ -89,6 +91,7 @@ struct amdgpu_bo *soft_bo_create(struct amdgpu_device *adev, u64 size, bool back
 		drm_gem_private_object_init(adev_to_drm(adev), obj, size);
 	}
 	b->bo.tbo.bdev = &adev->mman.bdev;
+	b->user_addr = user_addr;
 	err = drm_gem_create_mmap_offset(obj);
 	if (err) {
 		drm_gem_object_put(obj);
@@ -129,4 +132,18 @@ void soft_bo_vunmap(struct amdgpu_bo *bo)
 	drm_gem_put_pages(&bo->tbo.base, b->pages, true, true);
 	b->cpu = NULL;
 	b->pages = NULL;
+}
+
+/* A checkpoint has the address. */
+SOFT_WRAP(int, amdgpu_ttm_tt_get_userptr, const struct ttm_buffer_object *tbo, uint64_t *user_addr)
+{
+	const struct soft_bo *b;
+
+	if (!soft_of(amdgpu_ttm_adev(tbo->bdev)))
+		return __real_amdgpu_ttm_tt_get_userptr(tbo, user_addr);
+	b = container_of(tbo, struct soft_bo, bo.tbo);
+	if (!b->user_addr)
+		return -EINVAL;
+	*user_addr = b->user_addr;
+	return 0;
 }

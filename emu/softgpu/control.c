@@ -308,7 +308,7 @@ static int do_raise(char *rest)
 	u32 gpu, doorbell, in_process = -1;
 	struct soft_dev *s;
 	int pid, queue, err;
-	u64 mask, pasid;
+	u64 mask;
 
 	if (sscanf(rest, "%d %u %d %llx", &pid, &gpu, &queue, &mask) != 4)
 		return -EINVAL;
@@ -323,9 +323,9 @@ static int do_raise(char *rest)
 	p = soft_process(pid);
 	if (!p)
 		return -ESRCH;
-	pasid = p->pasid;
+	kfd_set_dbg_ev_from_interrupt(soft_node(s), p->pasid, in_process, mask, NULL, 0);
+	flush_work(&p->debug_event_workarea);	/* the debugger has its byte */
 	kfd_unref_process(p);
-	kfd_set_dbg_ev_from_interrupt(soft_node(s), pasid, in_process, mask, NULL, 0);
 	return 0;
 }
 

@@ -169,6 +169,7 @@ static void fill(struct soft_dev *s)
 	adev->gmc.visible_vram_size = 16ull << 30;
 	adev->gmc.vram_width = 8192;
 	adev->gmc.noretry = 1;
+	adev->gmc.xgmi.supported = true;	/* two SDMA engines are XGMI's; no node has a link */
 	adev->pm.pcie_gen_mask = CAIL_PCIE_LINK_SPEED_SUPPORT_GEN4;
 	adev->pm.pcie_mlw_mask = CAIL_PCIE_LINK_WIDTH_SUPPORT_X16;
 	mutex_init(&adev->pm.mutex);

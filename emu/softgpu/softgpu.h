@@ -120,7 +120,7 @@ int soft_gart_write64(u64 addr, u64 value);
 extern const struct drm_driver soft_drm_driver;
 
 /* bo.c */
-struct amdgpu_bo *soft_bo_create(struct amdgpu_device *adev, u64 size, bool backed);
+struct amdgpu_bo *soft_bo_create(struct amdgpu_device *adev, u64 size, bool backed, u64 user_addr);
 int soft_bo_vmap(struct amdgpu_bo *bo, void **cpu);
 void soft_bo_vunmap(struct amdgpu_bo *bo);
 

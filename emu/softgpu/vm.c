@@ -10,6 +10,7 @@
 #include <drm/drm_drv.h>
 #include <drm/drm_file.h>
 #include <drm/drm_gem.h>
+#include <drm/drm_prime.h>
 
 #include "softgpu.h"
 
@@ -38,7 +39,7 @@ static int render_open(struct drm_device *ddev, struct drm_file *file)
 	if (!fpriv)
 		return -ENOMEM;
 	/* The page directory has no memory: the driver only locks it. */
-	root = soft_bo_create(adev, PAGE_SIZE, false);
+	root = soft_bo_create(adev, PAGE_SIZE, false, 0);
 	if (IS_ERR(root)) {
 		kfree(fpriv);
 		return PTR_ERR(root);
@@ -253,7 +254,7 @@ SOFT_WRAP(int, amdgpu_amdkfd_gpuvm_alloc_memory_of_gpu, struct amdgpu_device *ad
 	m->aql_queue = flags & KFD_IOC_ALLOC_MEM_FLAGS_AQL_QUEUE_MEM;
 	m->domain = flags & KFD_IOC_ALLOC_MEM_FLAGS_VRAM ? AMDGPU_GEM_DOMAIN_VRAM :
 							   AMDGPU_GEM_DOMAIN_GTT;
-	bo = soft_bo_create(adev, size, !user && !elsewhere);
+	bo = soft_bo_create(adev, size, !user && !elsewhere, user ? untagged_addr(*offset) : 0);
 	if (IS_ERR(bo)) {
 		err = PTR_ERR(bo);
 		goto free;
@@ -462,19 +463,28 @@ SOFT_WRAP(void, amdgpu_amdkfd_gpuvm_unmap_gtt_bo_from_kernel, struct kgd_mem *me
 		__real_amdgpu_amdkfd_gpuvm_unmap_gtt_bo_from_kernel(mem);
 }
 
-/* A DMA buffer would have to be mapped by other drivers. */
+/* A checkpoint needs the file, to map it; as of any GEM object. */
+SOFT_WRAP(int, amdgpu_amdkfd_gpuvm_export_dmabuf, struct kgd_mem *mem, struct dma_buf **dma_buf)
+{
+	struct dma_buf *buf;
+
+	if (!soft_devs[0])
+		return __real_amdgpu_amdkfd_gpuvm_export_dmabuf(mem, dma_buf);
+	if (!mem->bo->tbo.base.filp)
+		return -EINVAL;
+	buf = drm_gem_prime_export(&mem->bo->tbo.base, DRM_RDWR);
+	if (IS_ERR(buf))
+		return PTR_ERR(buf);
+	*dma_buf = buf;
+	return 0;
+}
+
+/* Memory of other devices is not reached. */
 SOFT_WRAP(int, amdgpu_amdkfd_gpuvm_import_dmabuf_fd, struct amdgpu_device *adev, int fd,
 	  uint64_t va, void *drm_priv, struct kgd_mem **mem, uint64_t *size, uint64_t *mmap_offset)
 {
 	if (!soft_of(adev))
 		return __real_amdgpu_amdkfd_gpuvm_import_dmabuf_fd(adev, fd, va, drm_priv, mem,
 								   size, mmap_offset);
-	return -EOPNOTSUPP;
-}
-
-SOFT_WRAP(int, amdgpu_amdkfd_gpuvm_export_dmabuf, struct kgd_mem *mem, struct dma_buf **dma_buf)
-{
-	if (!soft_devs[0])
-		return __real_amdgpu_amdkfd_gpuvm_export_dmabuf(mem, dma_buf);
 	return -EOPNOTSUPP;
 }
