@@ -84,7 +84,7 @@ func (n Node) capabilities(p profile) (one, two uint32) {
 }
 
 // deviceEntry returns struct kfd_dbg_device_info_entry of the i-th GPU. Values that a Node
-// lacks are those of an MI300X.
+// lacks are the values of an MI300X.
 func (d *Driver) deviceEntry(x *pdd, i int) kfd.DeviceInfoEntry {
 	n, a := x.gpu.node, x.p.apertures(i + 1)[i]
 	caps, caps2 := n.capabilities(d.prof)

@@ -36,7 +36,7 @@ type QueueState struct {
 
 // MappedQueue is a queue with what the hardware needs of its process.
 type MappedQueue struct {
-	// PID is that of the process. MM is its address space, nil if that has ended.
+	// PID is the pid of the process. MM is its address space, nil if that has ended.
 	PID int32
 	MM  MM
 	QueueState

@@ -20,7 +20,7 @@ var (
 	ErrRingFull = errors.New("the ring of the simulated queue is full")
 	// ErrNoGPU: the machine has no GPU with that id.
 	ErrNoGPU = errors.New("no such simulated GPU")
-	// ErrScheduler: the GPU's firmware is of the other kind.
+	// ErrScheduler: the GPU has the other kind of scheduling firmware.
 	ErrScheduler = errors.New("not how the simulated GPU is scheduled")
 )
 

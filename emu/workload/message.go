@@ -11,7 +11,7 @@ type Message struct {
 	//	report     the state: Queues, Tally
 	//	answer     the requested packets have completed
 	//	rtenabled, rtdisabled
-	//	fork       PID is that of the child, Errno the driver's error for it
+	//	fork       PID is the child's pid, Errno the driver's error for it
 	//	crash      SIGSEGV follows
 	//	done       all work is done and proved: Queues, Tally
 	//	error      What has failed, with Errno if the kernel returned one

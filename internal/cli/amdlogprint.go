@@ -187,7 +187,7 @@ func printComparison(p *printer, c *comparedLogs) {
 	p.linef("")
 	p.linef("queues: %d in both, %d only in A, %d only in B, %d unknown; %s at the same address by coincidence",
 		c.Common, c.OnlyA, c.OnlyB, c.Unknown, count(c.Coincidences, "pair"))
-	p.linef("overlap in time: %s, if both are of one host without a reboot between them", micros(c.OverlapMicros))
+	p.linef("overlap in time: %s, if both are from one host without a reboot between them", micros(c.OverlapMicros))
 	if c.KernelOverlap != nil {
 		p.linef("kernels: %d in both of %d; %.0f %% of the launches overlap", c.CommonKernels, c.DistinctKernels, 100**c.KernelOverlap)
 	}

@@ -91,7 +91,7 @@ type traceInput struct {
 	lease string
 }
 
-// traceMaker makes a trace. Times are of the daemon's clock.
+// traceMaker makes a trace. Times are from the daemon's clock.
 type traceMaker struct {
 	traceInput
 	// leases are the ids by number, from 1.

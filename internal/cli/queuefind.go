@@ -22,7 +22,7 @@ type finding struct {
 	// target is nil when everything is from a log.
 	target *gpreemptv1.Target
 	queues []foundQueue
-	// revision is that of the inventory, to watch from.
+	// revision is the inventory's, to watch from.
 	revision uint64
 	// logOnly are the queues of the log without a matching queue of the target.
 	logOnly []hiplog.Address
@@ -175,7 +175,7 @@ func (a *app) findInDaemon(ctx context.Context, admin adminClient, key gpreempt.
 		}
 		return nil
 	}
-	f.notes = append(f.notes, fmt.Sprintf("active is of a reading of the hardware slots %s ago", a.age(slots.GetReadAt())))
+	f.notes = append(f.notes, fmt.Sprintf("activity is from a reading of the hardware slots %s ago", a.age(slots.GetReadAt())))
 	for _, q := range list.GetQueues() {
 		found := foundQueue{queue: q}
 		found.active, found.slots, found.why = held(q, slots)

@@ -28,7 +28,7 @@ func (p *parser) rules(n *yaml.Node) {
 	}
 }
 
-// ruleKeys are those of a rule.
+// ruleKeys are the keys of a rule.
 var ruleKeys = []string{"name", "match", "class", "priority"}
 
 func (p *parser) rule(n *yaml.Node, path string) classify.Rule {

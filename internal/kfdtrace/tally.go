@@ -49,7 +49,7 @@ type probe struct {
 	enter    bool
 }
 
-// calls are those of one function. Torn calls have no beginning or no end in the trace.
+// calls are the calls of one function. Torn calls have no beginning or no end in the trace.
 type calls struct {
 	took stat.Histogram
 	torn uint64

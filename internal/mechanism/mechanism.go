@@ -75,7 +75,7 @@ type Session interface {
 	// of Suspend.
 	Resume(ctx context.Context) error
 	// Close detaches; whatever is suspended runs again. On an error something may
-	// still be suspended, and Close is to be called again. After nil it is idempotent.
+	// still be suspended, and Close must be called again. After nil it is idempotent.
 	Close() error
 }
 
@@ -85,7 +85,7 @@ type Watcher interface {
 	// SuspendThen is Suspend, and calls done as soon as every queue is suspended, from
 	// the thread that made the call to the driver. done is not called before an error.
 	SuspendThen(ctx context.Context, done func()) error
-	// Events returns a channel that is readable when Handle is to be called.
+	// Events returns a channel that is readable when Handle must be called.
 	Events() <-chan struct{}
 	// Handle takes in what the driver has reported. It reports whether a queue of a
 	// suspended target runs, so that another Suspend is needed: it was born since, or

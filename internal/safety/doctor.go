@@ -38,7 +38,7 @@ type Config struct {
 	// ByDaemon reports whether this process is the daemon, so that its rights are the
 	// daemon's.
 	ByDaemon bool
-	// Version is that of the program.
+	// Version is the version of the program.
 	Version string
 	// OpenDriver opens /dev/kfd and asks for its version, or returns what is known of the
 	// driver that is already open. It is not called on a host without a GPU, nor in a

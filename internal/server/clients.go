@@ -49,7 +49,7 @@ type scope struct {
 
 // leaseNote is what the server stores of a lease in addition to the scheduler.
 type leaseNote struct {
-	// scope is that of the last announcement of the lease. nil for a lease of an
+	// scope is the scope of the last announcement of the lease; nil for a lease of an
 	// admin, which does not end with a connection.
 	scope *scope
 	label string
@@ -165,7 +165,7 @@ type connection struct {
 	conn   auth.Conn
 	peer   auth.Peer
 	client *client
-	// scope is that of the leases of unary calls.
+	// scope is the scope of leases of unary calls.
 	scope scope
 }
 

@@ -28,7 +28,7 @@ type session struct {
 	s      *Server
 	stream grpc.BidiStreamingServer[gpreemptv1.SessionRequest, gpreemptv1.SessionResponse]
 	caller *connection
-	// scope is that of the leases announced here.
+	// scope is the scope of the leases announced here.
 	scope scope
 	trace *scheduler.TraceContext // of the client; nil when it sent none
 	// answers has announcements that were answered later. It has room for all that

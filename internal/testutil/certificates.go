@@ -40,8 +40,7 @@ func NewAuthority(tb testing.TB, name string) *Authority {
 	return a
 }
 
-// Issue returns the files of a certificate and its key. Without a change it is of a client
-// without a name, and valid from an hour ago for two hours.
+// Issue returns the files of a certificate and its key. By default it is a client's, without a name, and valid from an hour ago for two hours.
 func (a *Authority) Issue(change ...func(*x509.Certificate)) (cert, key string) {
 	a.tb.Helper()
 	template := &x509.Certificate{

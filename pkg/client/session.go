@@ -98,7 +98,7 @@ func (s *Session) try(ctx context.Context, a *gpreemptv1.NotifyOnlineRequest) (*
 var errWrongFrame error = &gpreempt.Error{
 	Code: gpreempt.CodeInternal, Reason: gpreempt.ReasonBadFrame,
 	Message: "gpreemptd answered with a frame of the wrong type",
-	Next:    "check that the daemon and this program are of the same version",
+	Next:    "check that the daemon and this program have the same version",
 }
 
 // stream returns the current stream, and opens one if there is none or it is broken.

@@ -274,7 +274,7 @@ var errOther = errors.New("the pid belongs to another process")
 // known is a process as of the last scan.
 type known struct {
 	scan uint64
-	// inode is that of its directory. KFD makes a new one when the process calls exec.
+	// inode is the inode number of its directory. KFD creates another directory when the process calls exec.
 	inode    uint64
 	comm     string // as in /proc/PID/stat
 	proc     Proc

@@ -214,7 +214,7 @@ func (f *FS) take(r *reading) {
 }
 
 // read reads between two readings of the start time. If that did not change, everything
-// is of the process that the reading is for.
+// belongs to the process that the reading is for.
 func (r *reading) read(t tree, links fs.ReadLinkFS) {
 	if r.other = !r.lives(t); r.other {
 		return

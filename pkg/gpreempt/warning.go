@@ -4,7 +4,7 @@ import "slices"
 
 // Warning is a condition that an admin should know. Warn of a WarningKind makes one.
 type Warning struct {
-	// Code is that of the WarningKind.
+	// Code is the code of the WarningKind.
 	Code string
 	// Severity is "warning" or "error".
 	Severity string

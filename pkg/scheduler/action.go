@@ -119,7 +119,7 @@ type Record struct {
 	Target     gpreempt.ProcessKey
 	FromTarget TargetState
 	ToTarget   TargetState
-	// Class is that of the target; set for RecordTarget.
+	// Class is the target's class; set for RecordTarget.
 	Class     gpreempt.Class
 	Lease     LeaseID
 	FromLease LeaseState

@@ -70,7 +70,7 @@ type Core struct {
 	gpuOrder []*gpu // by id
 	targets  map[gpreempt.ProcessKey]*target
 	order    []*target // by key: loops over all targets use it
-	// attachments are those of the targets, and of processes that have left and are
+	// attachments are the attachments of targets, and of processes that have left and are
 	// not detached yet.
 	attachments map[gpreempt.ProcessKey]*attachment
 	jobs        map[string]*gang // gangs of scope job

@@ -19,7 +19,7 @@ type target struct {
 
 	state TargetState
 	since Time
-	// seq is that of the Suspend or Resume in flight; 0 for a Detach that resumes.
+	// seq is the number of the Suspend or Resume in flight; 0 for a Detach that resumes.
 	seq uint64
 	// queues is the number of queues that were ever born, by TargetSeen and QueueBorn;
 	// suspendedQueues is what it was when the last Suspend was sent.

@@ -31,7 +31,7 @@ func summarize(samples []time.Duration) summary {
 type series struct {
 	// Section is the letter of the section it belongs to.
 	Section string
-	// Name is that of a Go benchmark, without its Benchmark.
+	// Name is the name of a Go benchmark, without its prefix Benchmark.
 	Name string
 	// Repeats has one summary of the samples for each repeat.
 	Repeats []summary

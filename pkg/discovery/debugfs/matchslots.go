@@ -228,7 +228,7 @@ func (m *slotMatcher) idle(i int) {
 	case s.State == Empty:
 		m.answer(i, -1, "empty")
 	case s.State == Stale:
-		m.answer(i, -1, "not active: the registers are of a queue that was unmapped")
+		m.answer(i, -1, "not active: the registers belong to a queue that was unmapped")
 	}
 }
 

@@ -233,7 +233,7 @@ func TestSlotsWithoutAQueueHaveNoOwner(t *testing.T) {
 	b.at(4, 0xc914, make([]uint32, 56))
 	d := parseHQDs(t, b.String())
 	want := []debugfs.SlotMatch{
-		{-1, "the driver's own queue"}, {-1, "not active: the registers are of a queue that was unmapped"}, {-1, "empty"},
+		{-1, "the driver's own queue"}, {-1, "not active: the registers belong to a queue that was unmapped"}, {-1, "empty"},
 	}
 	if diff := cmp.Diff(want, debugfs.MatchSlots(d.Slots(), []gpreempt.QueueEntry{q(1).owner(5, 0)})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -209,7 +209,7 @@ func (p *mqdParser) endDump() {
 	p.open = false
 	q := &p.queues[len(p.queues)-1]
 	if !p.whole(q.Kind) {
-		p.add(q.Line, "a dump of %d bytes is of no known size", 4*(len(p.words)-p.firstWord))
+		p.add(q.Line, "a dump of %d bytes has an unknown size", 4*(len(p.words)-p.firstWord))
 	}
 	if q.Kind != KindCompute && len(p.dumps) > p.firstDump {
 		p.words = p.words[:p.firstWord]

@@ -151,7 +151,7 @@ func TestMQDsOfEachKernelAreParsed(t *testing.T) {
 				{Kind: debugfs.KindCompute, GPU: 0xf7bc, Line: 2, XCCs: [][]uint32{compute[:300]}},
 				{Kind: debugfs.KindCompute, GPU: 0xf7bc, Line: 41, XCCs: [][]uint32{compute}},
 			}}},
-			Warnings: []debugfs.Warning{{2, "a dump of 1200 bytes is of no known size"}},
+			Warnings: []debugfs.Warning{{2, "a dump of 1200 bytes has an unknown size"}},
 		}},
 		{"a queue without a dump", func(t *text) {
 			t.linef("Process 5 PASID 5:")

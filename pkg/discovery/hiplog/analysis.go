@@ -4,7 +4,7 @@ package hiplog
 // changed. Times are microseconds since boot, of the host's clock CLOCK_MONOTONIC.
 type Analysis struct {
 	Totals
-	// Truncated reports that the compressed data end early; the rest is of the data before.
+	// Truncated reports that the compressed data end early; the other fields describe the data before.
 	Truncated bool `json:"truncated"`
 	// PIDs are the known ones in Processes.
 	PIDs []int32 `json:"pids"`

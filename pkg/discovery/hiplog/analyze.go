@@ -20,7 +20,7 @@ const (
 )
 
 // Analyze reads a log, compressed or not. Its memory is bounded. When compressed data end
-// early or r fails, the analysis is of the data before; the former sets Truncated and is
+// early or r fails, the analysis describes the data before; the former sets Truncated and is
 // not an error.
 func Analyze(r io.Reader) (*Analysis, error) {
 	a := analyzer{processes: map[int32]*process{}}

@@ -79,7 +79,7 @@ type Record struct {
 	TID uint64
 	// Message is the text without colours, prefix and duration.
 	Message []byte
-	// Duration is that of an API call in microseconds, where Timed.
+	// Duration is the duration of an API call in microseconds, where Timed.
 	Duration uint64
 	Timed    bool
 

@@ -17,7 +17,7 @@ type Levels map[int]uint64
 
 // Totals are the counters of Scan.
 type Totals struct {
-	// Bytes are those of the text, after decompression.
+	// Bytes counts the bytes of the text, after decompression.
 	Bytes uint64 `json:"bytes"`
 	Lines uint64 `json:"lines"`
 	// Records are those of HIP; a line can contain several.
