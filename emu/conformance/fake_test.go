@@ -293,6 +293,7 @@ func queueReply(q driver.QueueState) reply {
 	return reply{R: 1, Out: map[string]string{
 		"suspended": flag(q.Suspended), "active": flag(q.Active), "running": flag(q.Running), "evicted": flag(q.Evicted),
 		"destroying": flag(q.Destroying), "status": showMask(q.Exceptions), "sent": showMask(q.Sent),
+		"gpu": strconv.FormatUint(uint64(q.GPU), 10),
 	}}
 }
 

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -24,6 +25,7 @@ import (
 type kernelHost struct {
 	listener  net.Listener
 	holds     tags
+	settles   bool             // the driver has removed a process when its program has ended
 	ids       []uint32         // of the GPUs
 	waits     uint64           // the default of CP_IQ_WAIT_TIME2
 	seen      map[uint32]int64 // the last unmap of each GPU
@@ -108,7 +110,7 @@ func (h *kernelHost) end() error {
 				errs = append(errs, err)
 			}
 		}
-		errs = append(errs, p.awaitDeath())
+		errs = append(errs, p.awaitDeath(), p.settle())
 	}
 	h.agents = nil
 	return errors.Join(errs...)
@@ -251,21 +253,32 @@ func (p *kernelProcess) exec() error {
 	if err := p.conn.Close(); err != nil {
 		return err
 	}
-	return p.connect()
+	return errors.Join(p.connect(), p.settle())
+}
+
+// settle waits until the driver, in a worker, has removed a process that has ended.
+func (p *kernelProcess) settle() error {
+	if !p.host.settles {
+		return nil
+	}
+	return eventually("the driver keeps a process that has ended", func() (bool, error) {
+		_, err := os.Stat(fmt.Sprintf("/sys/class/kfd/kfd/proc/%d", p.id))
+		return errors.Is(err, fs.ErrNotExist), ignore(err, fs.ErrNotExist)
+	})
 }
 
 func (p *kernelProcess) exit() error {
 	if _, err := p.send(order{What: orderExit}); err != nil {
 		return err
 	}
-	return p.awaitDeath()
+	return errors.Join(p.awaitDeath(), p.settle())
 }
 
 func (p *kernelProcess) kill() error {
 	if err := unix.Kill(int(p.id), unix.SIGKILL); err != nil {
 		return err
 	}
-	return p.awaitDeath()
+	return errors.Join(p.awaitDeath(), p.settle())
 }
 
 // awaitDeath waits until no thread of the process runs, so that its memory is released. The

@@ -275,7 +275,7 @@ func (d *Driver) terminate(c *call, p *process) {
 			g.queues--
 		}
 		x.queues = nil
-		if len(queues) > 0 && !d.perQueue(g) {
+		if !d.perQueue(g) { // also for a process that had no queue
 			d.executeQueues(c, g, p, DefaultGrace)
 		}
 		for _, q := range queues { // after a failure the driver resets the waves
