@@ -37,7 +37,7 @@ func (l *analyzedLog) of(f *finding, pids ...int32) ([]*hiplog.Queue, error) {
 		}
 	}
 	if len(known) == 0 {
-		f.notes = append(f.notes, "the log has no pids: check that it is of this process")
+		f.notes = append(f.notes, "the log has no pids: check that it belongs to this process")
 	}
 	if nowhere > 0 {
 		f.notes = append(f.notes, fmt.Sprintf("%s of the log omitted: the log does not contain their addresses", count(nowhere, "queue")))
