@@ -253,23 +253,24 @@ func TestARealProcessSeesEveryPacketDoneOnceWhileItsQueueComesAndGoes(t *testing
 func TestARealProcessThatIsKilledStopsItsQueueQuietly(t *testing.T) {
 	w := realWorld(t, "mi300x")
 	cmd, _ := startChild(t, w, 1<<40, 5*us)
-	// The queue is taken off and on again all the time: its ring may be empty, and then
-	// nothing else touches the memory of the process.
-	cycle := func(until func(Counters) bool) {
-		for !until(w.Counters()[0]) {
-			w.run()
-			w.run(w.queues...)
-			<-time.After(2 * ms)
+	await := func(cond func(Counters) bool) {
+		for !cond(w.Counters()[0]) {
+			<-time.After(ms)
 		}
 	}
-	cycle(func(c Counters) bool { return c.Completed >= 100 })
+	await(func(c Counters) bool { return c.Completed >= 100 })
+	// The process ends while packets wait for the GPU. With an empty ring, nothing would
+	// touch its memory.
+	w.run()
+	await(func(c Counters) bool { return c.Fetched > c.Read })
 	if err := cmd.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	cycle(func(c Counters) bool { return c.Stopped })
 	if err := cmd.Wait(); err == nil {
 		t.Error("the process was not killed")
 	}
+	w.run(w.queues...)
+	await(func(c Counters) bool { return c.Stopped })
 	w.notes.add(func() { close(w.faults) })
 	for f := range w.faults {
 		t.Errorf("fault %v", f)

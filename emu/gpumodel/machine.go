@@ -141,11 +141,13 @@ func (m *Machine) callBack() {
 		return
 	}
 	m.calling = true
-	for i := 0; i < len(m.calls); i++ { //nolint:intrange // a call may add others
-		m.calls[i]()
+	for len(m.calls) > 0 { // a call may add others
+		calls := m.calls
+		m.calls = nil
+		for _, call := range calls {
+			call()
+		}
 	}
-	clear(m.calls)
-	m.calls = m.calls[:0]
 	m.calling = false
 }
 

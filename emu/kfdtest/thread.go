@@ -186,13 +186,13 @@ func (t *Thread) count(n *int) (end func()) {
 	return func() { add(-1) }
 }
 
-// Leader implements driver.Task.
+// Leader returns the main thread of the process.
 func (t *Thread) Leader() driver.Task { return t.p.main }
 
-// Comm implements driver.Task.
+// Comm returns the name of the program.
 func (t *Thread) Comm() string { return "fake" }
 
-// MM implements driver.Task.
+// MM returns the address space, nil after the end of the thread.
 func (t *Thread) MM() driver.MM {
 	defer t.p.m.lock()()
 	if t.dead || t.p.mm == nil {
@@ -201,7 +201,7 @@ func (t *Thread) MM() driver.MM {
 	return t.p.mm
 }
 
-// Tracer implements driver.Task.
+// Tracer returns the thread that traces this one, nil if none does.
 func (t *Thread) Tracer() driver.Task {
 	defer t.p.m.lock()()
 	if tracer := t.tracedBy(); tracer != nil {
@@ -210,25 +210,25 @@ func (t *Thread) Tracer() driver.Task {
 	return nil
 }
 
-// Interrupted implements driver.Task.
+// Interrupted reports whether a signal is pending, or the thread has ended.
 func (t *Thread) Interrupted() bool {
 	defer t.p.m.lock()()
 	return t.interrupted || t.gone()
 }
 
-// Capable implements driver.Task.
+// Capable reports whether the process has capability c.
 func (t *Thread) Capable(c driver.Capability) bool {
 	defer t.p.m.lock()()
 	return t.p.caps[c]
 }
 
-// PIDInside implements driver.Task.
+// PIDInside returns the PID in the process's own PID namespace.
 func (t *Thread) PIDInside() int32 {
 	defer t.p.m.lock()()
 	return t.p.inside
 }
 
-// Find implements driver.Task.
+// Find returns the thread with that ID, nil if there is none.
 func (t *Thread) Find(pid int32) driver.Task {
 	defer t.p.m.lock()()
 	if found := t.p.m.threads[pid]; found != nil {
