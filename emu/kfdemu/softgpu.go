@@ -9,6 +9,8 @@ import (
 	"os"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/internal/hrtimer"
@@ -26,8 +28,9 @@ type SoftGPU struct {
 	host               *Host
 	rt                 *gpumodel.Realtime
 	engine             *engine.Engine
-	replies            chan softReply
-	over               chan struct{}
+	// acks go before interrupts: the driver waits for them.
+	acks, interrupts chan softReply
+	over             chan struct{}
 
 	// gpus are the driver's IDs of the modelled GPUs, in their order.
 	gpus   []uint32
@@ -98,7 +101,7 @@ func NewSoftGPU(channel, doorbells *os.File, trouble func(error)) (*SoftGPU, err
 	}
 	s := &SoftGPU{
 		channel: channel, doorbells: doorbells, trouble: trouble, host: host, rt: gpumodel.Start(gpumodel.New(spec, maxSoftGPUs, 1), timer),
-		replies: make(chan softReply, 1024), over: make(chan struct{}), procs: map[*Space]*softProcess{}, queues: map[softKey]*softQueue{},
+		acks: make(chan softReply, 1024), interrupts: make(chan softReply, 1024), over: make(chan struct{}), procs: map[*Space]*softProcess{}, queues: map[softKey]*softQueue{},
 	}
 	s.engine, err = engine.New(s.rt, engine.Config{OnFault: func(serial, address uint64) {
 		s.trouble(fmt.Errorf("queue %d made its GPU access %#x", serial, address))
@@ -112,8 +115,11 @@ func NewSoftGPU(channel, doorbells *os.File, trouble func(error)) (*SoftGPU, err
 
 // Serve executes packets until ctx is done, and returns their counters.
 func (s *SoftGPU) Serve(ctx context.Context) (SoftGPUCounters, error) {
-	answered := make(chan error, 1)
-	go func() { answered <- s.answer() }()
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		s.answer()
+	}()
 	stop := context.AfterFunc(ctx, func() { _ = s.channel.SetReadDeadline(longAgo) })
 	err := s.listen()
 	stop()
@@ -121,7 +127,8 @@ func (s *SoftGPU) Serve(ctx context.Context) (SoftGPUCounters, error) {
 		err = nil
 	}
 	close(s.over)
-	err = errors.Join(err, <-answered, s.engine.Close())
+	<-answered
+	err = errors.Join(err, s.engine.Close())
 	var sum SoftGPUCounters
 	s.rt.Do(func(m *gpumodel.Machine) {
 		for _, c := range m.Counters() {
@@ -172,7 +179,7 @@ func (s *SoftGPU) handle(r softRecord) {
 		}
 		s.move(q, (*gpumodel.Machine).AddQueue, nil)
 	case softUnmap:
-		s.move(q, (*gpumodel.Machine).RemoveQueue, func() { s.reply(softReply{Kind: softAck, GPU: r.GPU, Seq: r.Seq, PID: r.PID}) })
+		s.move(q, (*gpumodel.Machine).RemoveQueue, func() { s.reply(s.acks, softReply{Kind: softAck, GPU: r.GPU, Seq: r.Seq, PID: r.PID}) })
 	case softRemove:
 		if q != nil {
 			s.detach(q)
@@ -265,7 +272,7 @@ func (s *SoftGPU) execute(q *softQueue, p *softProcess, r softRecord, typ gpreem
 		Serial: uint64(q.serial), Ref: q.ref, Type: typ, AQL: r.Type == kfd.QueueTypeComputeAQL,
 		Ring: r.Ring, RingBytes: uint32(r.RingBytes), Read: r.Read, Write: r.Write, Doorbell: doorbell, Memory: p.memory,
 		Interrupt: func(event uint32) {
-			s.reply(softReply{Kind: softInterrupt, GPU: r.GPU, PID: r.PID, Event: event})
+			s.reply(s.interrupts, softReply{Kind: softInterrupt, GPU: r.GPU, PID: r.PID, Event: event})
 		},
 	})
 }
@@ -311,25 +318,31 @@ func (s *SoftGPU) detach(q *softQueue) {
 	}
 }
 
-// reply never waits for the module.
-func (s *SoftGPU) reply(r softReply) {
+// reply never waits for the module, unless it is far behind.
+func (s *SoftGPU) reply(to chan<- softReply, r softReply) {
 	select {
-	case s.replies <- r:
+	case to <- r:
 	case <-s.over:
 	}
 }
 
 // answer writes replies.
-func (s *SoftGPU) answer() error {
+func (s *SoftGPU) answer() {
 	for {
+		var r softReply
 		select {
-		case r := <-s.replies:
-			if _, err := s.channel.Write(r.encode()); err != nil {
-				// The process may have ended, or the driver has given up waiting.
-				s.trouble(fmt.Errorf("answer the module with %+v: %w", r, err))
+		case r = <-s.acks:
+		default:
+			select {
+			case r = <-s.acks:
+			case r = <-s.interrupts:
+			case <-s.over:
+				return
 			}
-		case <-s.over:
-			return nil
+		}
+		// ESRCH: the process has ended.
+		if _, err := s.channel.Write(r.encode()); err != nil && !errors.Is(err, unix.ESRCH) {
+			s.trouble(fmt.Errorf("answer the module with %+v: %w", r, err))
 		}
 	}
 }

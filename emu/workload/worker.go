@@ -54,6 +54,8 @@ type worker struct {
 	ended  chan struct{}
 	queue  queue
 	random *rand.Rand
+	// missed: the last wait ended without the event of a packet that had completed.
+	missed bool
 
 	// mu guards what follows, and the queue, for reports of the state. It is not held
 	// while the worker waits or calls the driver.
