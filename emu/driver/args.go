@@ -56,7 +56,7 @@ func (c *call) memory(field *kfd.Pointer) Memory {
 	return nil
 }
 
-// copyFrom is copy_from_user of n values. False is EFAULT.
+// copyFrom is copy_from_user of n values. It returns false for EFAULT.
 func copyFrom[T any](m Memory, n int) ([]T, bool) {
 	values := make([]T, n)
 	b := make([]byte, n*sizeOf[T]())
@@ -67,7 +67,7 @@ func copyFrom[T any](m Memory, n int) ([]T, bool) {
 	return values, true
 }
 
-// copyTo is copy_to_user. Zero bytes can be written at NULL. False is EFAULT.
+// copyTo is copy_to_user. Zero bytes can be written at NULL. It returns false for EFAULT.
 func copyTo(m Memory, b []byte) bool { return len(b) == 0 || m != nil && m.Write(b) }
 
 // sizeOf is C's sizeof.

@@ -62,9 +62,9 @@ type EventFile interface {
 
 // Memory is memory of the calling process.
 type Memory interface {
-	// Read fills p from the memory (copy_from_user). False is EFAULT.
+	// Read fills p from the memory (copy_from_user). It returns false for EFAULT.
 	Read(p []byte) bool
-	// Write copies p to the memory (copy_to_user). False is EFAULT.
+	// Write copies p to the memory (copy_to_user). It returns false for EFAULT.
 	Write(p []byte) bool
 	// At returns the memory off bytes further on.
 	At(off int) Memory

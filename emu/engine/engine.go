@@ -137,7 +137,7 @@ func (e *Engine) Add(spec Queue) error {
 	case spec.Type == gpreempt.QueueCompute && !spec.AQL:
 		err = errors.New("PM4 commands are not emulated: nothing on it will run")
 	case spec.RingBytes < PacketBytes || bits.OnesCount32(spec.RingBytes) != 1:
-		err = fmt.Errorf("a ring has a power of two of bytes, not %d", spec.RingBytes)
+		err = fmt.Errorf("invalid ring size %d: want a power of two", spec.RingBytes)
 	}
 	if err != nil {
 		return fmt.Errorf("execute queue %d of %v: %w", spec.Ref.ID, spec.Ref.Process, err)

@@ -51,9 +51,9 @@ func (m *Machine) AttachQueue(key gpreempt.ProcessKey, spec QueueSpec) error {
 	case taken:
 		return fmt.Errorf("attach a queue: %v has a queue %d", key, spec.ID)
 	case spec.RingBytes < minRingPackets*packetBytes || bits.OnesCount64(spec.RingBytes) != 1:
-		return fmt.Errorf("attach queue %d of %v: a ring has a power of two of bytes, at least %d, not %d", spec.ID, key, minRingPackets*packetBytes, spec.RingBytes)
+		return fmt.Errorf("attach queue %d of %v: invalid ring size %d: want a power of two of at least %d bytes", spec.ID, key, spec.RingBytes, minRingPackets*packetBytes)
 	case spec.Priority > gpreempt.MaxPriority:
-		return fmt.Errorf("attach queue %d of %v: a priority is 0 to %d, not %d", spec.ID, key, gpreempt.MaxPriority, spec.Priority)
+		return fmt.Errorf("attach queue %d of %v: invalid priority %d: want 0 to %d", spec.ID, key, spec.Priority, gpreempt.MaxPriority)
 	}
 	if err := m.roomFor(p, g, spec.Type); err != nil {
 		return fmt.Errorf("attach queue %d of %v to GPU %v: %w", spec.ID, key, spec.GPU, err)

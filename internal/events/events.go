@@ -23,7 +23,7 @@ var ErrCompacted error = &gpreempt.Error{
 	Code:    gpreempt.CodeOutOfRange,
 	Reason:  gpreempt.ReasonRevisionCompacted,
 	Message: "the events after this revision are no longer kept",
-	Next:    "watch again from revision 0 and read the present state again",
+	Next:    "read the present state, then watch from revision 0",
 }
 
 // Entry is one state change, or one action of an admin.

@@ -58,7 +58,7 @@ type Totals struct {
 	Suspend, Resume *dto.Histogram
 	// By counts suspends that succeeded, by mechanism.
 	By map[string]uint64
-	// Failures are suspends and resumes that failed, each retry that fails too, and
+	// Failures counts suspends and resumes that failed, with each failed retry, and
 	// targets put into quarantine for another reason.
 	Failures map[Failure]uint64
 	// Quarantined counts targets put into quarantine.

@@ -108,7 +108,7 @@ func (e JournalEntry) check() error {
 	case e.At.UTC().Year() < 1 || e.At.UTC().Year() > 9999:
 		return fmt.Errorf("%v is not a valid time", e.At)
 	case e.BootID == "":
-		return errors.New("the boot is missing")
+		return errors.New("the boot id is missing")
 	}
 	return nil
 }

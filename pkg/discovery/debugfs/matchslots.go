@@ -15,21 +15,20 @@ type SlotMatch struct {
 	How string
 }
 
-// MatchSlots finds the queue of each live slot, index by index with slots. slots are those
-// of one dump, and owners all known queues of the same GPUs, with the info of MatchQueues;
-// a RingBytes of 0 is unknown.
+// MatchSlots finds the queue of each live slot; result i is for slots[i]. slots come from
+// one dump. owners are all known queues of the same GPUs, with the info of MatchQueues; a
+// RingBytes of 0 is unknown.
 //
-// The address of an MQD identifies a queue: each queue has its own, on each XCC. An owner
-// has that of its first XCC. The driver allocates those of the other XCCs after it at equal
-// distances, and their save areas as well (init_mqd_v9_4_3); the distance is not in the
-// registers. So on an XCC that is not the GPU's first, a slot is that of the queue whose
-// first XCC's slot has the same ring in the same address space (VMID), at a lower MQD
-// address.
+// The address of an MQD identifies a queue: each queue has an MQD on each XCC. An owner has
+// the address of the MQD on the first XCC. The driver allocates the MQDs of the other XCCs
+// after it at equal distances, and their save areas as well (init_mqd_v9_4_3); the distance
+// is not in the registers. So a slot of another XCC belongs to the queue whose slot on the
+// first XCC has the same ring in the same address space (VMID), at a lower MQD address.
 //
-// Without the address of an MQD, for SDMA and for queues from a snapshot only, a slot is
-// that of the only owner with its ring, in an address space that is known to be that of its
-// process, or if the rings of all queues are known: several processes can have rings at the
-// same address. Pointers and save area must agree wherever both are known. The firmware may
+// SDMA queues, and queues from a snapshot only, have no address of an MQD. Then a slot
+// belongs to the only owner with its ring, if the address space is known to belong to the
+// owner's process, or if the rings of all queues are known: several processes can have rings
+// at the same address. Pointers and save area must agree wherever both are known. The firmware may
 // assign a VMID to another process while the registers are read; then the VMID proves
 // nothing, and How reports it.
 func MatchSlots(slots []Slot, owners []gpreempt.QueueEntry) []SlotMatch {
