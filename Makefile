@@ -121,7 +121,7 @@ vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skip
 	$(GO) run ./emu/vm -limit 10m $(VM_PACKAGES)
 
 # apt-get install -y --no-install-recommends qemu-system-x86 gcc-12 libc6-dev make xz-utils
-SOFTGPU_PACKAGES ?= ./emu/conformance=TestRealDriver
+SOFTGPU_PACKAGES ?= ./emu/conformance=TestRealDriver './test/e2e=^TestSoftGPU'
 SOFTGPU ?= softgpu=2
 vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu with emu/softgpu, for minutes the first time; skips without QEMU or gcc
 	$(GO) run ./emu/vm -softgpu '$(SOFTGPU)' -with ./cmd/gpreemptd,./cmd/gpctl,./emu/cmd/kfdemu -limit 15m $(SOFTGPU_PACKAGES)

@@ -100,3 +100,17 @@ func TestPacketsAreSubmittedOnTime(t *testing.T) {
 		_ = p.in.Close()
 	})
 }
+
+// The driver may lose an event that is raised as a wait times out.
+func TestOneLostEventIsNoFault(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newMachine(t, 7)
+		m.fault = lost
+		p := start(t, t.Context(), m, "--packets", "20", "--depth", "1")
+		if done := p.await("done"); !done.OK || done.Count != 20 {
+			t.Errorf("done reports %+v, want 20 packets and ok", *done.Tally)
+		}
+		p.exits(exitProved)
+		_ = p.in.Close()
+	})
+}

@@ -52,6 +52,7 @@ const (
 	header          // leaves the packet in its slot
 	behind          // does not increment the read index
 	silent          // does not raise the event
+	lost            // does not raise the event of this packet
 	flipped         // flips a bit of a copy
 	fence           // writes something else to a fence
 )
@@ -354,7 +355,7 @@ func (q *fakeQueue) finish() {
 		signal.Value--
 	}
 	q.put64(at+engine.SignalValue, uint64(signal.Value))
-	if signal.Mailbox != 0 && (q.m.fault != silent || q.ran < 8) {
+	if signal.Mailbox != 0 && (q.m.fault != silent || q.ran < 8) && !q.wrong(lost) {
 		q.put64(signal.Mailbox, uint64(signal.Event))
 		q.m.raise(signal.Event)
 	}
