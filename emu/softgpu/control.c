@@ -44,7 +44,7 @@ static int nodes_show(struct seq_file *m, void *v)
 		list_for_each_entry(q, &h->queues, list)
 			mapped += q->mapped;
 		seq_printf(m, "gpu %u index %d adds %u removes %u maps %u unmaps %u fences %u hung %u resets %u grace %#x default %#x mapped %d\n",
-			   node->id, i, h->runlists, h->removes, h->maps, h->unmaps, h->fences,
+			   node->id, i, h->adds, h->removes, h->maps, h->unmaps, h->fences,
 			   h->hung, h->resets,
 			   h->unmaps ? h->last[(h->unmaps - 1) % SOFT_UNMAPS].grace : h->grace,
 			   node->dqm->wait_times, mapped);

@@ -24,7 +24,7 @@ module_param(softgpu_xcc, uint, 0444);
 MODULE_PARM_DESC(softgpu_xcc, "test only: XCCs of such a node, 1 (default) to 8");
 static char *softgpu_gfx = "942";
 module_param(softgpu_gfx, charp, 0444);
-MODULE_PARM_DESC(softgpu_gfx, "test only: GC version of such a node, 942 (default) or 90a");
+MODULE_PARM_DESC(softgpu_gfx, "test only: GC version of such a node, 942 (default), 90a or 1100");
 
 /* Filled from the front and not changed between init and exit of the module. */
 struct soft_dev *soft_devs[SOFT_MAX_NODES];
@@ -54,9 +54,28 @@ struct soft_dev *soft_by_gpu_id(u32 gpu_id)
 	return NULL;
 }
 
-static bool is_90a(void)
+/* struct soft_model is a generation that can be asked for. */
+static const struct soft_model {
+	const char *name;
+	u32 gc, sdma;		/* IP versions */
+	u16 device, subsystem;	/* PCI */
+	unsigned int engines, first_vmid, max_xcc;
+	bool mes;
+} models[] = {
+	{ "942", IP_VERSION(9, 4, 3), IP_VERSION(4, 4, 2), 0x74a1, 0x74a1, 4, 3, 8, false },
+	{ "90a", IP_VERSION(9, 4, 2), IP_VERSION(4, 4, 0), 0x740f, 0x0c34, 8, 8, 1, false },
+	{ "1100", IP_VERSION(11, 0, 0), IP_VERSION(6, 0, 0), 0x744c, 0x0e3b, 4, 8, 1, true },
+};
+static const struct soft_model *model;
+
+static const struct soft_model *find_model(const char *name)
 {
-	return !strcmp(softgpu_gfx, "90a");
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(models); i++)
+		if (!strcmp(models[i].name, name))
+			return &models[i];
+	return NULL;
 }
 
 /* The order of amdgpu_device_gpu_recover(). */
@@ -100,9 +119,9 @@ static struct pci_dev *pci_create(int index)
 	pdev->bus = bus;
 	pdev->devfn = PCI_DEVFN(0x10 + index, 0);
 	pdev->vendor = PCI_VENDOR_ID_ATI;
-	pdev->device = is_90a() ? 0x740f : 0x74a1;
+	pdev->device = model->device;
 	pdev->subsystem_vendor = PCI_VENDOR_ID_ATI;
-	pdev->subsystem_device = is_90a() ? 0x0c34 : 0x74a1;
+	pdev->subsystem_device = model->subsystem;
 	device_initialize(&pdev->dev);
 	pdev->dev.release = pci_release;
 	if (dev_set_name(&pdev->dev, "softgpu:%02x", pdev->devfn)) {
@@ -113,12 +132,11 @@ static struct pci_dev *pci_create(int index)
 }
 
 /*
- * Engines as of an MI300X's XCC or an MI210, but few CUs: the save area of a
- * queue has 0.6 MB for each.
+ * Few CUs: the save area of a queue has up to 0.6 MB for each.
  */
 static void fill_gfx(struct amdgpu_device *adev)
 {
-	unsigned int engines = is_90a() ? 8 : 4, per_array = 2;
+	unsigned int engines = model->engines, per_array = 2;
 	struct amdgpu_gfx_config *config = &adev->gfx.config;
 	struct amdgpu_cu_info *cu = &adev->gfx.cu_info;
 	int xcc, engine;
@@ -155,21 +173,25 @@ static void fill(struct soft_dev *s)
 	adev->dev = &s->plat->dev;
 	adev->pdev = s->pdev;
 	adev->asic_type = CHIP_IP_DISCOVERY;
-	adev->ip_versions[GC_HWIP][0] = is_90a() ? IP_VERSION(9, 4, 2) : IP_VERSION(9, 4, 3);
-	adev->ip_versions[SDMA0_HWIP][0] = is_90a() ? IP_VERSION(4, 4, 0) : IP_VERSION(4, 4, 2);
+	adev->ip_versions[GC_HWIP][0] = model->gc;
+	adev->ip_versions[SDMA0_HWIP][0] = model->sdma;
 	adev->rev_id = 1;
 	adev->unique_id = 0x50f700 + s->index;
 	adev->sdma.instance[0].fw_version = 22;
 	adev->sdma.num_instances = 4;
 	adev->gds.gws_size = 64;
 	adev->vm_manager.max_pfn = 1ull << 36;
-	adev->vm_manager.first_kfd_vmid = is_90a() ? 8 : 3;
+	adev->vm_manager.first_kfd_vmid = model->first_vmid;
 	xa_init_flags(&adev->vm_manager.pasids, XA_FLAGS_LOCK_IRQ);
 	adev->gmc.real_vram_size = 16ull << 30;
 	adev->gmc.visible_vram_size = 16ull << 30;
 	adev->gmc.vram_width = 8192;
 	adev->gmc.noretry = 1;
-	adev->gmc.xgmi.supported = true;	/* two SDMA engines are XGMI's; no node has a link */
+	adev->have_atomics_support = true;
+	/* two SDMA engines are XGMI's, and no node has a link; MES knows no such queues */
+	adev->gmc.xgmi.supported = !model->mes;
+	if (model->mes)
+		soft_mes_init(adev);
 	adev->pm.pcie_gen_mask = CAIL_PCIE_LINK_SPEED_SUPPORT_GEN4;
 	adev->pm.pcie_mlw_mask = CAIL_PCIE_LINK_WIDTH_SUPPORT_X16;
 	mutex_init(&adev->pm.mutex);
@@ -305,8 +327,9 @@ SOFT_WRAP(int, amdgpu_amdkfd_init, void)
 	err = __real_amdgpu_amdkfd_init();
 	if (err || !softgpu)
 		return err;
-	if (softgpu > SOFT_MAX_NODES || !softgpu_xcc || softgpu_xcc > SOFT_MAX_XCC ||
-	    (strcmp(softgpu_gfx, "942") && !is_90a()) || (is_90a() && softgpu_xcc != 1)) {
+	model = find_model(softgpu_gfx);
+	if (softgpu > SOFT_MAX_NODES || !softgpu_xcc ||
+	    !model || softgpu_xcc > model->max_xcc) {
 		pr_err("softgpu: no nodes: softgpu=%u softgpu_xcc=%u softgpu_gfx=%s is not possible\n",
 		       softgpu, softgpu_xcc, softgpu_gfx);
 		return 0;
@@ -332,10 +355,14 @@ SOFT_WRAP(int, amdgpu_amdkfd_init, void)
 
 SOFT_WRAP(void, amdgpu_amdkfd_fini, void)
 {
-	if (soft_devs[0]) {
+	bool nodes = soft_devs[0];
+
+	if (nodes)
 		soft_control_fini();
+	/* ends processes, so the nodes must still be there */
+	__real_amdgpu_amdkfd_fini();
+	if (nodes) {
 		soft_channel_unregister();
 		remove_nodes();
 	}
-	__real_amdgpu_amdkfd_fini();
 }

@@ -12,7 +12,8 @@
 
 struct soft_gart {
 	struct interval_tree_node it;	/* GPU addresses */
-	void *cpu;
+	void *cpu;			/* NULL: not in the tree, it holds bo */
+	struct amdgpu_bo *bo;
 };
 
 static DEFINE_SPINLOCK(gart_lock);	/* guards gart and gart_next */
@@ -99,12 +100,43 @@ SOFT_WRAP(void, amdgpu_amdkfd_free_gtt_mem, struct amdgpu_device *adev, void **m
 	g = *mem_obj;
 	if (!g)
 		return;
-	spin_lock(&gart_lock);
-	interval_tree_remove(&g->it, &gart);
-	spin_unlock(&gart_lock);
-	vfree(g->cpu);
+	if (g->cpu) {
+		spin_lock(&gart_lock);
+		interval_tree_remove(&g->it, &gart);
+		spin_unlock(&gart_lock);
+		vfree(g->cpu);
+	}
+	amdgpu_bo_unref(&g->bo);
 	kfree(g);
 	*mem_obj = NULL;
+}
+
+/*
+ * MES reads write pointers of unmapped queues, so the driver maps their buffer
+ * to the GART. It only keeps what it gets for amdgpu_amdkfd_free_gtt_mem().
+ */
+SOFT_WRAP(int, amdgpu_amdkfd_map_gtt_bo_to_gart, struct amdgpu_bo *bo, struct amdgpu_bo **bo_gart)
+{
+	struct soft_gart *g;
+
+	if (!soft_of(amdgpu_ttm_adev(bo->tbo.bdev)))
+		return __real_amdgpu_amdkfd_map_gtt_bo_to_gart(bo, bo_gart);
+	if (!bo->tbo.base.filp)
+		return -EPERM;	/* as for the pages of a userptr, which cannot be pinned */
+	g = kzalloc(sizeof(*g), GFP_KERNEL);
+	if (!g)
+		return -ENOMEM;
+	g->bo = amdgpu_bo_ref(bo);
+	*bo_gart = (struct amdgpu_bo *)g;
+	return 0;
+}
+
+/* The address that MES would have for it; the user's is used instead. */
+SOFT_WRAP(u64, amdgpu_bo_gpu_offset, struct amdgpu_bo *bo)
+{
+	if (!soft_of(amdgpu_ttm_adev(bo->tbo.bdev)))
+		return __real_amdgpu_bo_gpu_offset(bo);
+	return 0;
 }
 
 /* Global wave sync: the driver only hands the object around. */

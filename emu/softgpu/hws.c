@@ -202,7 +202,7 @@ static void forget(struct soft_dev *s, u64 mqd, u32 pasid)
 
 SOFT_WRAP(void, uninit_queue, struct queue *q)
 {
-	struct soft_dev *s = q->device ? soft_of(q->device->adev) : NULL;
+	struct soft_dev *s = q && q->device ? soft_of(q->device->adev) : NULL;
 
 	/* the HIQ has no process, or an error in its place */
 	if (s && q->properties.type != KFD_QUEUE_TYPE_HIQ) {
@@ -239,9 +239,13 @@ u64 soft_hws_stuck_ring(struct soft_dev *s, u32 pipe, u32 queue, bool reset)
 void soft_hws_reset(struct soft_dev *s)
 {
 	struct soft_hws *h = &s->hws;
+	struct soft_queue *q;
 
 	drop_faults(h, true, 0);
 	spin_lock(&h->lock);
+	list_for_each_entry(q, &h->queues, list)
+		if (q->mapped)	/* MES: the driver does not remove them in a reset */
+			off(s, q);
 	h->grace = SOFT_IQ_WAIT_TIME2;
 	h->resets++;
 	spin_unlock(&h->lock);

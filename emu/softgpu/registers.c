@@ -12,6 +12,7 @@
 
 extern const struct kfd2kgd_calls gc_9_4_3_kfd2kgd;
 extern const struct kfd2kgd_calls aldebaran_kfd2kgd;
+extern const struct kfd2kgd_calls gfx_v11_kfd2kgd;
 
 static void program_sh_mem(struct amdgpu_device *adev, u32 vmid, u32 config, u32 ape1_base,
 			   u32 ape1_limit, u32 bases, u32 inst)
@@ -140,32 +141,50 @@ static u64 hqd_reset(struct amdgpu_device *adev, u32 pipe, u32 queue, u32 inst,
 
 static struct kfd2kgd_calls calls;
 
+static const struct kfd2kgd_calls *driver_calls(struct amdgpu_device *adev)
+{
+	switch (amdgpu_ip_version(adev, GC_HWIP, 0)) {
+	case IP_VERSION(9, 4, 2):
+		return &aldebaran_kfd2kgd;
+	case IP_VERSION(11, 0, 0):
+		return &gfx_v11_kfd2kgd;
+	default:
+		return &gc_9_4_3_kfd2kgd;
+	}
+}
+
+/* The driver asks whether a callback exists, so none is added. */
+#define REPLACE(member, function)		\
+	do {					\
+		if (calls.member)		\
+			calls.member = function;\
+	} while (0)
+
 const struct kfd2kgd_calls *soft_kfd2kgd(struct amdgpu_device *adev)
 {
-	calls = amdgpu_ip_version(adev, GC_HWIP, 0) == IP_VERSION(9, 4, 2) ? aldebaran_kfd2kgd :
-									     gc_9_4_3_kfd2kgd;
-	calls.program_sh_mem_settings = program_sh_mem;
-	calls.set_pasid_vmid_mapping = set_pasid_vmid;
-	calls.init_interrupts = init_interrupts;
-	calls.hqd_load = hqd_load;
-	calls.hiq_mqd_load = hiq_mqd_load;
-	calls.hqd_sdma_load = sdma_load;
-	calls.hqd_dump = hqd_dump;
-	calls.hqd_sdma_dump = sdma_dump;
-	calls.hqd_is_occupied = hqd_is_occupied;
-	calls.hqd_sdma_is_occupied = sdma_is_occupied;
-	calls.hqd_destroy = hqd_destroy;
-	calls.hqd_sdma_destroy = sdma_destroy;
-	calls.wave_control_execute = wave_control;
-	calls.get_atc_vmid_pasid_mapping_info = atc_mapping;
-	calls.set_vm_context_page_table_base = set_page_table;
-	calls.get_cu_occupancy = cu_occupancy;
-	calls.program_trap_handler_settings = trap_handler;
-	calls.get_iq_wait_times = iq_wait_times;
-	calls.set_address_watch = set_watch;
-	calls.clear_address_watch = clear_watch;
-	calls.hqd_get_pq_addr = get_pq_addr;
-	calls.hqd_reset = hqd_reset;
+	calls = *driver_calls(adev);
+	REPLACE(program_sh_mem_settings, program_sh_mem);
+	REPLACE(set_pasid_vmid_mapping, set_pasid_vmid);
+	REPLACE(init_interrupts, init_interrupts);
+	REPLACE(hqd_load, hqd_load);
+	REPLACE(hiq_mqd_load, hiq_mqd_load);
+	REPLACE(hqd_sdma_load, sdma_load);
+	REPLACE(hqd_dump, hqd_dump);
+	REPLACE(hqd_sdma_dump, sdma_dump);
+	REPLACE(hqd_is_occupied, hqd_is_occupied);
+	REPLACE(hqd_sdma_is_occupied, sdma_is_occupied);
+	REPLACE(hqd_destroy, hqd_destroy);
+	REPLACE(hqd_sdma_destroy, sdma_destroy);
+	REPLACE(wave_control_execute, wave_control);
+	REPLACE(get_atc_vmid_pasid_mapping_info, atc_mapping);
+	REPLACE(set_vm_context_page_table_base, set_page_table);
+	REPLACE(get_cu_occupancy, cu_occupancy);
+	REPLACE(program_trap_handler_settings, trap_handler);
+	REPLACE(get_iq_wait_times, iq_wait_times);
+	REPLACE(set_address_watch, set_watch);
+	REPLACE(clear_address_watch, clear_watch);
+	REPLACE(hqd_get_pq_addr, get_pq_addr);
+	REPLACE(hqd_reset, hqd_reset);
 	return &calls;
 }
 

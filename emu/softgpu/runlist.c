@@ -115,44 +115,32 @@ struct soft_queue *soft_hws_find(struct soft_hws *h, u64 mqd, u32 pasid)
 	return NULL;
 }
 
-static void map_queue(struct soft_dev *s, const struct pm4_mes_map_queues *p, u32 pasid)
+/*
+ * soft_hws_map maps a queue, which is freed, or belongs to the list from then
+ * on. One that is mapped already stays so.
+ */
+void soft_hws_map(struct soft_dev *s, struct soft_queue *new)
 {
+	bool compute = new->type == KFD_IOC_QUEUE_TYPE_COMPUTE ||
+		       new->type == KFD_IOC_QUEUE_TYPE_COMPUTE_AQL;
 	struct soft_hws *h = &s->hws;
-	int engine = sdma_engine(p);
-	struct soft_queue *q, *new;
-	int err;
+	struct soft_queue *q;
 
-	new = kzalloc(sizeof(*new), GFP_KERNEL | __GFP_NOFAIL);
-	new->mqd = (u64)p->mqd_addr_hi << 32 | p->mqd_addr_lo;
-	new->pasid = pasid;
-	new->pid = pid_of(pasid);
-	new->wptr = (u64)p->wptr_addr_hi << 32 | p->wptr_addr_lo;
-	new->doorbell = p->bitfields3.doorbell_offset;
-	if (engine < 0)
-		err = read_compute_mqd(new);
-	else
-		err = read_sdma_mqd(new, engine >= kfd_get_num_sdma_engines(soft_node(s)));
-	if (err) {
-		dev_err(s->adev->dev, "softgpu: no MQD at %#llx\n", new->mqd);
-		kfree(new);
-		return;
-	}
-
+	new->pid = pid_of(new->pasid);
 	spin_lock(&h->lock);
-	q = soft_hws_find(h, new->mqd, pasid);
+	q = soft_hws_find(h, new->mqd, new->pasid);
 	if (!q) {
-		q = new;
-		new = NULL;
-		list_add_tail(&q->list, &h->queues);
+		list_add_tail(&new->list, &h->queues);
+		swap(q, new);
 	}
 	q->stays = true;
 	if (!q->mapped) {
 		if (new) {	/* the driver may have changed the ring */
 			q->ring = new->ring;
 			q->ring_bytes = new->ring_bytes;
+			q->is_static = new->is_static;
 		}
-		q->is_static = is_static(p);
-		q->slot = engine < 0 ? free_slot(s) : -1;
+		q->slot = compute ? free_slot(s) : -1;
 		q->mapped = true;
 		h->maps++;
 		soft_channel_map(s, q);
@@ -163,7 +151,32 @@ static void map_queue(struct soft_dev *s, const struct pm4_mes_map_queues *p, u3
 	kfree(new);
 }
 
-static struct soft_fault *find_fault(struct soft_hws *h, u32 doorbell)
+static void map_queue(struct soft_dev *s, const struct pm4_mes_map_queues *p, u32 pasid)
+{
+	int engine = sdma_engine(p);
+	struct soft_queue *q;
+	int err;
+
+	q = kzalloc(sizeof(*q), GFP_KERNEL | __GFP_NOFAIL);
+	q->mqd = (u64)p->mqd_addr_hi << 32 | p->mqd_addr_lo;
+	q->pasid = pasid;
+	q->wptr = (u64)p->wptr_addr_hi << 32 | p->wptr_addr_lo;
+	q->doorbell = p->bitfields3.doorbell_offset;
+	q->is_static = is_static(p);
+	if (engine < 0)
+		err = read_compute_mqd(q);
+	else
+		err = read_sdma_mqd(q, engine >= kfd_get_num_sdma_engines(soft_node(s)));
+	if (err) {
+		dev_err(s->adev->dev, "softgpu: no MQD at %#llx\n", q->mqd);
+		kfree(q);
+		return;
+	}
+	soft_hws_map(s, q);
+}
+
+/* soft_hws_fault returns the fault of a queue or NULL; the lock is held. */
+struct soft_fault *soft_hws_fault(struct soft_hws *h, u32 doorbell)
 {
 	struct soft_fault *f;
 
@@ -175,18 +188,18 @@ static struct soft_fault *find_fault(struct soft_hws *h, u32 doorbell)
 }
 
 /*
- * holds reports whether a selected queue keeps the unmap from its end. A reset
+ * soft_hws_holds reports whether a selected queue keeps the unmap from its end. A reset
  * ends queues that a preemption does not, but the packet processor still has to
  * let go of them.
  */
-static bool holds(struct soft_hws *h, bool reset)
+bool soft_hws_holds(struct soft_hws *h, bool reset)
 {
 	struct soft_queue *q;
 	bool yes = false;
 
 	spin_lock(&h->lock);
 	list_for_each_entry(q, &h->queues, list) {
-		struct soft_fault *f = find_fault(h, q->doorbell);
+		struct soft_fault *f = soft_hws_fault(h, q->doorbell);
 
 		yes |= q->leaves && (q->wait_seq || (f && !f->refuses && !reset));
 	}
@@ -231,13 +244,13 @@ static int unmap_marked(struct soft_dev *s, bool reset, struct soft_unmap *u)
 	spin_unlock(&h->lock);
 	if (slow)
 		wait_event_hrtimeout(h->wait, stopped(h), ns_to_ktime((u64)slow * NSEC_PER_USEC));
-	wait_event(h->wait, stopped(h) || !holds(h, reset));
+	wait_event(h->wait, stopped(h) || !soft_hws_holds(h, reset));
 	if (stopped(h))
 		return -EINTR;
 
 	spin_lock(&h->lock);
 	list_for_each_entry(q, &h->queues, list) {
-		struct soft_fault *f = find_fault(h, q->doorbell);
+		struct soft_fault *f = soft_hws_fault(h, q->doorbell);
 
 		if (!q->leaves)
 			continue;
@@ -357,7 +370,7 @@ int soft_hws_run_list(struct soft_dev *s, const struct pm4_mes_runlist *p)
 	spin_lock(&h->lock);
 	list_for_each_entry(q, &h->queues, list)
 		q->leaves = q->mapped && !q->stays;
-	h->runlists++;
+	h->adds++;
 	spin_unlock(&h->lock);
 	err = unmap_marked(s, true, &u);
 free:

@@ -14,10 +14,10 @@
 
 #include "amdgpu.h"
 #include "amdgpu_amdkfd.h"
+#include "amdgpu_mes.h"
 #include "kfd_priv.h"
 
 #define SOFT_MAX_NODES		8
-#define SOFT_MAX_XCC		8
 #define SOFT_DOORBELL_ORDER	9	/* 2 MiB of doorbells, as on the hardware */
 #define SOFT_DOORBELL_BYTES	(PAGE_SIZE << SOFT_DOORBELL_ORDER)
 #define SOFT_UNMAPS		64	/* as many unmaps of a node are remembered */
@@ -81,7 +81,7 @@ struct soft_hws {
 	unsigned int hang;		/* so many fences will not be written */
 	unsigned int slow_us;
 	u32 grace;
-	u32 runlists, maps, unmaps, removes, fences, hung, resets;
+	u32 adds, maps, unmaps, removes, fences, hung, resets;
 	struct soft_unmap last[SOFT_UNMAPS];
 
 	wait_queue_head_t wait;
@@ -131,12 +131,19 @@ void soft_hws_reset(struct soft_dev *s);
 void soft_hws_release(struct soft_dev *s, bool all, u32 doorbell);
 u64 soft_hws_stuck_ring(struct soft_dev *s, u32 pipe, u32 queue, bool reset);
 
-/* runlist.c: called by the scheduler's thread; an error stops it */
+/* runlist.c */
 struct pm4_mes_runlist;
 struct pm4_mes_unmap_queues;
 struct soft_queue *soft_hws_find(struct soft_hws *h, u64 mqd, u32 pasid);
+struct soft_fault *soft_hws_fault(struct soft_hws *h, u32 doorbell);
+bool soft_hws_holds(struct soft_hws *h, bool reset);
+void soft_hws_map(struct soft_dev *s, struct soft_queue *new);
+/* called by the scheduler's thread; an error stops it */
 int soft_hws_run_list(struct soft_dev *s, const struct pm4_mes_runlist *p);
 int soft_hws_unmap_queues(struct soft_dev *s, const struct pm4_mes_unmap_queues *p);
+
+/* mes.c */
+void soft_mes_init(struct amdgpu_device *adev);
 
 /* interrupt.c */
 int soft_interrupt_event(struct soft_dev *s, pid_t pid, u32 event);
