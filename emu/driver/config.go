@@ -34,6 +34,12 @@ type Config struct {
 	After func(d time.Duration, wake func()) (stop func())
 	// Offsets, if not nil, are mmap offsets that replace the driver's own.
 	Offsets *Offsets
+	// OwnVMs: CREATE_QUEUE acquires no VM but that of its GPU.
+	OwnVMs bool
+	// Oops is called where the driver would crash the kernel, with what it did. The
+	// driver's lock is held: Oops must not call the driver. What such a kernel does next is
+	// not modelled. With nil, the program ends.
+	Oops func(what string)
 }
 
 // Clocks are clocks read at one time.
@@ -152,6 +158,9 @@ type profile struct {
 	enotty bool
 	// arrayChecks: suspend and resume reject a NULL array and too many ids.
 	arrayChecks bool
+	// suspendFlushes: SUSPEND_QUEUES flushes the TLB of GPUs after the first with a
+	// suspended queue, and crashes on one without a VM.
+	suspendFlushes bool
 	// enableUnwinds: ENABLE that fails with EFAULT leaves debugging disabled.
 	enableUnwinds bool
 	// destroyRecovers: a destroy that a signal interrupted leaves the queue unchanged,
@@ -180,9 +189,9 @@ type profile struct {
 }
 
 // Profiles returns the names that New knows: those of package kfd, and 6.12.117, a later
-// release of the line of 6.12.103 with three more fixes: ENABLE that fails with EFAULT
-// undoes itself, so does an interrupted DESTROY_QUEUE, and repeated CRIU_OP PROCESS_INFO
-// pauses once.
+// release of the line of 6.12.103 with three more fixes, and one crash: ENABLE that fails
+// with EFAULT undoes itself, so does an interrupted DESTROY_QUEUE, repeated CRIU_OP
+// PROCESS_INFO pauses once, and SUSPEND_QUEUES may find no VM where it flushes a TLB.
 func Profiles() []string {
 	return []string{"6.5", "6.12", "6.12.103", "6.12.117", "amd-dkms", "7.2"}
 }
@@ -205,11 +214,11 @@ func profileOf(name string) (profile, error) {
 	case "6.12.103":
 		return p, nil
 	case "6.12.117":
-		p.enableUnwinds, p.destroyRecovers, p.pauseOnce = true, true, true
+		p.enableUnwinds, p.destroyRecovers, p.pauseOnce, p.suspendFlushes = true, true, true, true
 		return p, nil
 	case "7.2":
 		p.minor, p.lastIoctl, p.deviceInfoSize = 23, 0x28, 128
-		p.contexts, p.enableUnwinds, p.destroyRecovers = true, true, true
+		p.contexts, p.enableUnwinds, p.destroyRecovers, p.suspendFlushes = true, true, true, true
 		p.smiFIFO, p.smiNeedsBit, p.smiInside = 8192, false, true
 		p.dequeueFirst, p.gfx950, p.waitLimit = true, true, kfd.SignalEventLimit
 		return p, nil

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"slices"
 	"syscall"
 
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -223,6 +224,17 @@ func (d *Driver) acquireVM(c *call, args *kfd.AcquireVMArgs) (int, errno) {
 	d.initVM(x)
 	x.acquired = true
 	return 0, 0
+}
+
+// initVMs has a process acquire the VMs that it needs for a queue on x, where the driver
+// returns ESRCH: all of them if it has none, as ROCm's runtime does before its first queue.
+func (d *Driver) initVMs(x *pdd) {
+	if !d.cfg.OwnVMs && !slices.ContainsFunc(x.p.pdds, func(x *pdd) bool { return x.vm }) {
+		for _, x := range x.p.pdds {
+			d.initVM(x)
+		}
+	}
+	d.initVM(x)
 }
 
 // initVM is kfd_process_device_init_vm.

@@ -67,7 +67,7 @@ func (d *Driver) newQueue(c *call, args *kfd.CreateQueueArgs) (*queue, errno) {
 			return nil, err
 		}
 	}
-	d.initVM(x) // the driver requires ACQUIRE_VM before: ESRCH
+	d.initVMs(x)
 	if len(x.queues) >= x.gpu.node.maxQueues(d.prof) {
 		return nil, ENOSPC
 	}

@@ -72,6 +72,8 @@ type ProcessState struct {
 	Acks int
 	// Paused: CRIU_OP has paused the process.
 	Paused bool
+	// VMs are the GPUs on which it has acquired a VM, in the driver's order.
+	VMs []gpreempt.GPUID
 	// Evicted counts the evictions, for each GPU in the driver's order.
 	Evicted []int
 	// Queues are the newest first.
@@ -130,6 +132,9 @@ func (p *process) state() ProcessState {
 	}
 	for _, x := range p.pdds {
 		s.Evicted = append(s.Evicted, x.evicted)
+		if x.vm {
+			s.VMs = append(s.VMs, x.gpu.ID)
+		}
 	}
 	for _, q := range p.queues {
 		s.Queues = append(s.Queues, q.state())

@@ -1,6 +1,8 @@
 package driver
 
 import (
+	"fmt"
+
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -52,16 +54,32 @@ func (d *Driver) suspendQueues(c *call, args *kfd.TrapSuspendQueuesArgs) (int, e
 		g := x.gpu
 		d.lock(c, &p.events)
 		d.lock(c, &g.dqm)
+		together := 0
 		if g.node.mes() {
 			total += d.suspendEach(c, x, ids, args.ExceptionMask)
 		} else {
-			total += d.suspendTogether(c, x, ids, args.GracePeriod, args.ExceptionMask)
+			together = d.suspendTogether(c, x, ids, args.GracePeriod, args.ExceptionMask)
+			total += together
 		}
 		d.unlock(&g.dqm)
 		d.unlock(&p.events)
+		if d.prof.suspendFlushes && together == 0 && total > 0 && !x.vm {
+			d.oops(fmt.Sprintf("NULL pointer in kfd_flush_tlb, from suspend_queues of process %d on GPU %v, of which it has no VM", p.PID, g.ID))
+		}
 	}
 	copyTo(array, bytesOf(ids)) // a failure is only logged
 	return total, 0
+}
+
+// oops ends the program, unless the configuration says otherwise. A panic of this goroutine
+// could be recovered, with the driver's lock held.
+func (d *Driver) oops(what string) {
+	if d.cfg.Oops != nil {
+		d.cfg.Oops(what)
+		return
+	}
+	go panic("kernel oops (emulated): " + what)
+	select {}
 }
 
 // suspendEach is the part of suspend_queues for MES.

@@ -25,7 +25,8 @@
 // GPU memory is only counted: SVM and memory of the process (AllocUserptr) accept any
 // address as mapped, nothing can be mapped at an mmap offset, host memory has no limit, and
 // AVAILABLE_MEMORY does not subtract the driver's page tables. CREATE_QUEUE acquires the VM
-// if the process has not, and then accepts any memory, as UPDATE_QUEUE does. ACQUIRE_VM
+// if the process has not, and then accepts any memory, as UPDATE_QUEUE does; if the process
+// has none, it acquires those of all GPUs, as ROCm's runtime does at its start. ACQUIRE_VM
 // accepts any descriptor. A signal event is signalled by its ID: its slot in the event page is neither
 // read nor written. No file is a dma-buf, and EXPORT_DMABUF returns ENOMEM.
 // GET_QUEUE_WAVE_STATE finds no waves. The CRIU operations that copy return ENOSYS, which
@@ -54,6 +55,9 @@ type Config struct {
 	// the driver's lock held: they must not call the Machine.
 	Hardware func(driver.Step) driver.Outcome
 	Queue    func(q driver.MappedQueue, created bool)
+	// Oops and OwnVMs are those of driver.Config.
+	Oops   func(what string)
+	OwnVMs bool
 }
 
 // Machine is a fake machine. Several goroutines may call its methods, and those of its
@@ -91,7 +95,7 @@ func New(cfg Config) *Machine {
 		ids[n.ID] = true
 	}
 	m := &Machine{hardware: cfg.Hardware, lastID: firstID - 1, threads: map[int32]*Thread{}, procs: map[int32]*Process{}}
-	d, err := driver.New(driver.Config{Profile: cfg.Profile, Nodes: cfg.Nodes, NoHWS: cfg.NoHWS, Queue: cfg.Queue}, m.step)
+	d, err := driver.New(driver.Config{Profile: cfg.Profile, Nodes: cfg.Nodes, NoHWS: cfg.NoHWS, Queue: cfg.Queue, Oops: cfg.Oops, OwnVMs: cfg.OwnVMs}, m.step)
 	if err != nil {
 		panic(fmt.Sprintf("kfdtest: %v", err))
 	}

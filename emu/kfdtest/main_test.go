@@ -41,17 +41,25 @@ type scene struct {
 	device *kfd.Device
 	// events is the end of a pipe that the debugger reads, pipe the one it passes to ENABLE.
 	events, pipe int
+	// oopses are where the driver would have crashed the kernel. The test takes those that
+	// it expects.
+	oopses []string
 }
 
 // stage runs a test on a machine with two GPUs of a kind, a job that started its
 // runtime, and a debugger that traces it.
 func stage(t *testing.T, profile string, gfx uint32, test func(s *scene)) {
 	t.Helper()
+	stageOf(t, kfdtest.Config{Profile: profile}, gfx, test)
+}
+
+func stageOf(t *testing.T, cfg kfdtest.Config, gfx uint32, test func(s *scene)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := &scene{T: t, m: kfdtest.New(kfdtest.Config{
-			Profile: profile,
-			Nodes:   []driver.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}},
-		})}
+		s := &scene{T: t}
+		cfg.Nodes = []driver.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}}
+		cfg.Oops = func(what string) { s.oopses = append(s.oopses, what) }
+		s.m = kfdtest.New(cfg)
 		s.job, s.dbg = s.m.Spawn(), s.m.Spawn()
 		var err error
 		s.fd, err = s.job.Main().StartRuntime()
@@ -62,6 +70,9 @@ func stage(t *testing.T, profile string, gfx uint32, test func(s *scene)) {
 		s.must(s.dbg.Main().Seize(s.job.PID()))
 		test(s)
 		synctest.Wait()
+		for _, what := range s.oopses {
+			t.Errorf("kernel oops: %s", what)
+		}
 	})
 }
 
