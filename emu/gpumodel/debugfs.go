@@ -9,11 +9,20 @@ import (
 )
 
 // debugfsDir is sys/kernel/debug/kfd. What its files show is copied while the machine
-// is locked, and made into text afterwards, which takes much longer.
+// is locked, and made into text afterwards, which takes much longer. A program of the model
+// has a VM on every GPU; proc, which shows that, is in the driver of Linux 7.2 only
+// (kfd_debugfs_add_process).
 func (m *Machine) debugfsDir() *node {
 	return dir(map[string]*node{
 		"mqds": {show: func() func() []byte { return m.viewMQDs().text }},
 		"hqds": {show: func() func() []byte { return m.viewHQDs().text }},
+		"proc": m.byPID(func(p *process) *node {
+			vms := map[string]*node{}
+			for i, g := range m.facts {
+				vms[fmt.Sprintf("pasid_%d", g.ID)] = file(fmt.Sprintf("%d\n", p.pasid()+uint32(i)))
+			}
+			return dir(vms)
+		}),
 	})
 }
 

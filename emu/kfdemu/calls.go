@@ -158,9 +158,10 @@ var (
 	opFree        = driver.RequestOp(kfd.ReqFreeMemoryOfGPU)
 )
 
-// settles are the calls that may change the driver's list of processes.
+// settles are the calls that may change the driver's list of processes, or their VMs.
 var settles = map[driver.Op]bool{
 	driver.RequestOp(kfd.ReqCreateProcess): true, driver.TrapOp(kfd.TrapEnable): true,
+	driver.RequestOp(kfd.ReqAcquireVM): true, opCreateQueue: true,
 }
 
 // before finds the fault of a call, nil for none, and applies it before the call has an

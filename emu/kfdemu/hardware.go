@@ -9,6 +9,7 @@ import (
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/engine"
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
@@ -143,6 +144,7 @@ func (e *Emulator) settle() {
 	// A process that is made meanwhile is not in gone, and stays.
 	states := e.driver.Processes()
 	changed, ending := false, false
+	vms := map[int32][]gpreempt.GPUID{}
 	e.gpus.mu.Lock()
 	for _, p := range states {
 		space, ok := p.MM.(*Space)
@@ -150,6 +152,9 @@ func (e *Emulator) settle() {
 			maps.DeleteFunc(gone, func(mm driver.MM, _ bool) bool { return mm.(*Space).PID() == p.PID })
 			ending = true
 			continue
+		}
+		if !p.Secondary {
+			vms[p.PID] = p.VMs
 		}
 		if !gone[space] {
 			changed = true
@@ -167,6 +172,7 @@ func (e *Emulator) settle() {
 	if changed {
 		e.trouble("write the files of processes", e.tree.Processes())
 	}
+	e.trouble("write the files about VMs", e.tree.VMs(vms))
 }
 
 // anyEnding reports whether another settle is needed for processes that end.

@@ -48,6 +48,8 @@ type Tree struct {
 	mu sync.Mutex
 	// procs is the content of each directory in procDir as last written.
 	procs map[string]folder
+	// vms is the content of proc in debugDir as last written.
+	vms folder
 	// made numbers the entries of scratchDir.
 	made   uint64
 	closed bool
@@ -70,7 +72,7 @@ func NewTree(files func() fs.FS) (_ *Tree, err error) {
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
-	for _, name := range []string{scratchDir, procDir, debugDir} {
+	for _, name := range []string{scratchDir, procDir, debugDir + "/proc"} {
 		if err := mkdirAll(t.path(name)); err != nil {
 			return nil, fmt.Errorf("write the emulated sysfs: %w", err)
 		}

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // folder is a directory as it was read or written.
@@ -109,6 +111,35 @@ func (t *Tree) Debugfs(names ...string) error {
 			}
 		}
 		return nil
+	})
+}
+
+// firstPASID is the lowest PASID of a VM here. Programs know them as what is not 0.
+const firstPASID = 0x8000
+
+// VMs writes the debugfs files that show on which GPUs each process has acquired a VM. The
+// driver of Linux 7.2 has them; here each does, because the other signs are in files of the
+// host (/proc/PID/fdinfo).
+func (t *Tree) VMs(all map[int32][]gpreempt.GPUID) error {
+	return t.while("write the emulated debugfs", func() error {
+		is := folder{dirs: map[string]folder{}}
+		for pid, vms := range all {
+			files := map[string]string{}
+			for i, n := range t.nodes {
+				if !n.GPU() {
+					continue
+				}
+				id, pasid := strings.TrimSpace(n.files["gpu_id"]), 0
+				if slices.ContainsFunc(vms, func(vm gpreempt.GPUID) bool { return vm.String() == id }) {
+					pasid = firstPASID + i
+				}
+				files["pasid_"+id] = strconv.Itoa(pasid) + "\n"
+			}
+			is.dirs[strconv.Itoa(int(pid))] = folder{files: files}
+		}
+		err := t.update(debugDir+"/proc", t.vms, is)
+		t.vms = is
+		return err
 	})
 }
 

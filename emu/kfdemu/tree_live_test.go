@@ -6,7 +6,9 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -115,6 +117,30 @@ func TestUnchangedFilesAreNotWritten(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"vram_" + queues[0].GPU.String()}, changed); diff != "" {
 		t.Errorf("what was replaced (-want +got):\n%s", diff)
+	}
+}
+
+func TestDebugfsShowsTheVMsOfProcesses(t *testing.T) {
+	emulated, m, _ := newTree(t)
+	gpu := m.GPUs()[1].ID
+	file := fmt.Sprintf("pasid_%d", gpu)
+	var got []string
+	for _, all := range []map[int32][]gpreempt.GPUID{{7: nil}, {7: {gpu}, 8: nil}, {8: {gpu}}, nil} {
+		if err := emulated.VMs(all); err != nil {
+			t.Fatal(err)
+		}
+		var shown []string
+		for name, text := range contents(t, os.DirFS(emulated.Dir()), "sys/kernel/debug/kfd/proc") {
+			if path.Base(name) == file {
+				shown = append(shown, fmt.Sprintf("%s %t", name, text != "0\n"))
+			}
+		}
+		slices.Sort(shown)
+		got = append(got, strings.Join(shown, ", "))
+	}
+	want := []string{"7/" + file + " false", "7/" + file + " true, 8/" + file + " false", "8/" + file + " true", ""}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("files, and whether they show a VM (-want +got):\n%s", diff)
 	}
 }
 

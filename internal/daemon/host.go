@@ -108,6 +108,7 @@ func (b *backend) openDbgtrap(host Host, gpus func(gpreempt.ProcessKey) []gpreem
 		Device: device,
 		Attach: host.Attach,
 		Root:   host.Dir,
+		Files:  host.files(),
 		GPUs:   gpus,
 		Log:    log.Named("dbgtrap"),
 	})

@@ -1,6 +1,10 @@
 package mechanism
 
-import "strings"
+import (
+	"strings"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
 
 // Evidence is the result of one check of whether a mechanism can be used on a target.
 type Evidence struct {
@@ -10,6 +14,8 @@ type Evidence struct {
 	Found string
 	// OK: the result does not prevent the use.
 	OK bool
+	// Reason is the stable name of what prevents it, if it has one.
+	Reason gpreempt.Reason
 	// Remedy says what to do if it does, in a sentence; "" if nothing helps.
 	Remedy string
 }

@@ -58,6 +58,7 @@ const (
 	ReasonRevisionCompacted Reason = "REVISION_COMPACTED"
 	ReasonSlowReader        Reason = "SLOW_READER"
 	ReasonHQDsUnreadable    Reason = "HQDS_UNREADABLE"
+	ReasonGPUWithoutVM      Reason = "GPU_WITHOUT_VM"
 	ReasonInternal          Reason = "INTERNAL"
 	ReasonDaemonUnavailable Reason = "DAEMON_UNAVAILABLE"
 	ReasonSecondDaemon      Reason = "SECOND_DAEMON"

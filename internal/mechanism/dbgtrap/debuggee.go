@@ -56,6 +56,10 @@ type debuggee struct {
 	enabledAgain bool
 	// suspended are the queues that are suspended.
 	suspended idSet
+	// gpus are those that the driver lists for the target, in its order; nil before they
+	// mattered. vms are those with a VM of it.
+	gpus []gpreempt.GPU
+	vms  map[gpreempt.GPUID]bool
 	// resumeIncomplete: a GPU failed to take queues back.
 	resumeIncomplete bool
 	// changed is set when queues were born or the runtime started or ended.
@@ -247,10 +251,13 @@ func (d *debuggee) enableOnce(ctx context.Context) error {
 			return err
 		}
 		snapshot, err := d.snapshot()
-		if err == nil && d.state == kfd.RuntimeDisabled && len(snapshot) > 0 {
+		switch {
+		case err != nil:
+			return err
+		case d.state == kfd.RuntimeDisabled && len(snapshot) > 0:
 			return d.without(len(snapshot))
 		}
-		return err
+		return d.checkVMs(snapshot)
 	})
 }
 

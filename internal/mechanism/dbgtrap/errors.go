@@ -51,7 +51,7 @@ func final(err error) bool {
 	if _, ok := errors.AsType[*proc.DeniedError](err); ok {
 		return true
 	}
-	return errors.Is(err, mechanism.ErrGone) || errors.Is(err, mechanism.ErrReplaced) || errors.Is(err, mechanism.ErrDebugged)
+	return gpreempt.ReasonOf(err) == gpreempt.ReasonGPUWithoutVM || errors.Is(err, mechanism.ErrGone) || errors.Is(err, mechanism.ErrReplaced) || errors.Is(err, mechanism.ErrDebugged)
 }
 
 // notDebugger reports whether the driver, or the tracer, no longer accepts this program as

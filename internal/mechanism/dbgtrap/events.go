@@ -66,6 +66,9 @@ func (d *debuggee) drain() (queues int, err error) {
 		}
 		queues = len(snapshot)
 		forgetReborn(d.suspended, snapshot)
+		if err := d.checkVMs(snapshot); err != nil {
+			return queues, err
+		}
 	}
 	return queues, nil
 }

@@ -52,9 +52,14 @@ type fixture struct {
 
 func newFixture(tb testing.TB, profile string, gfx uint32) *fixture {
 	tb.Helper()
+	return newFixtureOf(tb, profile, driver.Node{ID: gpuA, GFX: gfx}, driver.Node{ID: gpuB, GFX: gfx})
+}
+
+func newFixtureOf(tb testing.TB, profile string, nodes ...driver.Node) *fixture {
+	tb.Helper()
 	f := &fixture{
 		t: tb, root: tb.TempDir(),
-		machine: kfdtest.New(kfdtest.Config{Profile: profile, Nodes: []driver.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}}}),
+		machine: kfdtest.New(kfdtest.Config{Profile: profile, Nodes: nodes}),
 		births:  make(chan gpreempt.ProcessKey, 1),
 		lost:    make(chan error, 16),
 		jobs:    map[int32]*job{},
@@ -172,21 +177,11 @@ type job struct {
 	*kfdtest.Process
 	f  *fixture
 	fd int
+	// vms are the GPUs on which it acquires a VM.
+	vms []gpreempt.GPUID
 }
 
 func (j *job) key() gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: j.PID(), Start: j.Start()} }
-
-// spawn starts a process that has only opened the driver.
-func (f *fixture) spawn() *job {
-	f.t.Helper()
-	j := &job{Process: f.machine.Spawn(), f: f}
-	f.mu.Lock()
-	f.jobs[j.PID()] = j
-	f.mu.Unlock()
-	j.writeStat('S', 0)
-	j.open()
-	return j
-}
 
 // start starts a process with its runtime enabled and queues of both kinds on both
 // GPUs.
@@ -213,6 +208,7 @@ func (j *job) open() {
 	fd, err := j.Main().OpenKFD()
 	j.must("open", err)
 	j.fd = fd
+	j.acquireVMs()
 }
 
 func (j *job) enable() {

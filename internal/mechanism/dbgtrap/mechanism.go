@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"sync"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -42,8 +44,13 @@ type Config struct {
 	Attach Tracer
 	// Root is the directory that has proc and sys in it; "" is "/".
 	Root string
+	// Files, if not nil, has the sysfs and debugfs of the driver in place of Root.
+	Files fs.FS
 	// GPUs returns the GPUs a target's queues are on. It must not block. May be nil.
 	GPUs func(gpreempt.ProcessKey) []gpreempt.GPU
+	// Crashes reports whether SUSPEND_QUEUES crashes the kernel for a process without a VM on
+	// a GPU that it flushes (hazard table). Nil means that it does.
+	Crashes func(gpreempt.GPUID) bool
 	// Log may be nil.
 	Log *zap.Logger
 }
@@ -73,6 +80,9 @@ func New(cfg Config) *Mechanism {
 	}
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
+	}
+	if cfg.Files == nil {
+		cfg.Files = discovery.Host(cfg.Root)
 	}
 	return &Mechanism{cfg: cfg, runtimeEndTime: time.Second, sessions: map[gpreempt.ProcessKey]*session{}}
 }

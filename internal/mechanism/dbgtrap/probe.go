@@ -34,6 +34,7 @@ func (m *Mechanism) Probe(_ context.Context, target gpreempt.ProcessKey) mechani
 		m.probeInterface(),
 		m.probeScheduler(),
 		m.probeFirmware(target),
+		m.probeVMs(target),
 		m.probeTracer(p),
 		m.probeYama(),
 		m.probeRight(),

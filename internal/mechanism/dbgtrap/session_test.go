@@ -441,7 +441,7 @@ func TestOldSessionDoesNothingToTheNextProcessWithThePID(t *testing.T) {
 		old := f.attach(j)
 		f.must("suspend", old.Suspend(t.Context()))
 		j.kill()
-		next := &job{Process: f.machine.SpawnAt(j.PID()), f: f}
+		next := &job{Process: f.machine.SpawnAt(j.PID()), f: f, vms: j.vms}
 		f.mu.Lock()
 		f.jobs[next.PID()] = next
 		f.mu.Unlock()

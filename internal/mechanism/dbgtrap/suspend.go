@@ -105,7 +105,7 @@ func (d *debuggee) suspendRounds() error {
 		if len(ids) == 0 {
 			return nil
 		}
-		results, err := d.m.cfg.Device.Suspend(d.pid, ids, kfd.GracePeriod{})
+		results, err := d.suspendQueues(ids, snapshot)
 		if err != nil {
 			return d.runtimeOff(err)
 		}
@@ -172,7 +172,7 @@ func (d *debuggee) resumeOnce() (int, []kfd.QueueSnapshotEntry, error) {
 		// it first makes the driver try again.
 		snapshot, err := d.snapshot()
 		if err == nil {
-			_, err = device.Suspend(d.pid, idsOf(snapshot), kfd.GracePeriod{})
+			_, err = d.suspendQueues(idsOf(snapshot), snapshot)
 		}
 		if err != nil && !errors.Is(err, kfd.ErrInconsistent) {
 			return 0, nil, d.runtimeOff(err)
