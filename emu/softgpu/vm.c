@@ -11,6 +11,7 @@
 #include <drm/drm_file.h>
 #include <drm/drm_gem.h>
 #include <drm/drm_prime.h>
+#include <drm/drm_print.h>
 
 #include "softgpu.h"
 
@@ -27,7 +28,11 @@ struct soft_attachment {
 	struct amdgpu_bo_va_mapping map;	/* in amdgpu_vm.va if entry.is_mapped */
 };
 
-DEFINE_DRM_GEM_FOPS(soft_render_fops);
+static const struct file_operations soft_render_fops = {
+	.owner = THIS_MODULE,
+	DRM_GEM_FOPS,
+	.show_fdinfo = drm_show_fdinfo,
+};
 
 static int render_open(struct drm_device *ddev, struct drm_file *file)
 {
@@ -74,10 +79,19 @@ static void render_postclose(struct drm_device *ddev, struct drm_file *file)
 	kfree(fpriv);
 }
 
+/* What amdgpu_show_fdinfo() shows of a VM that KFD has acquired. */
+static void render_fdinfo(struct drm_printer *p, struct drm_file *file)
+{
+	struct amdgpu_fpriv *fpriv = file->driver_priv;
+
+	drm_printf(p, "pasid:\t%u\n", fpriv->vm.pasid);
+}
+
 const struct drm_driver soft_drm_driver = {
 	.driver_features = DRIVER_GEM | DRIVER_RENDER,
 	.open = render_open,
 	.postclose = render_postclose,
+	.show_fdinfo = render_fdinfo,
 	.fops = &soft_render_fops,
 	.name = "amdgpu",
 	.desc = "softgpu: a node without a GPU",

@@ -20,6 +20,9 @@ type device struct {
 	sys  Sys
 	fd   int
 	gpus []gpu
+	// nodes are the render nodes with VMs of this process. They stay open, as ROCm's runtime
+	// keeps them: their fdinfo shows the VM.
+	nodes []int
 	// interrupted counts the calls a signal interrupted; each was made again.
 	interrupted atomic.Uint64
 
@@ -119,7 +122,8 @@ func (d *device) acquireVM(g *gpu) error {
 	args := kfd.AcquireVMArgs{DRMFD: uint32(fd), GPUID: uint32(g.ID)}
 	err = d.ioctl(kfd.ReqAcquireVM, g.ID, kfd.NoQueue, kfd.PointerTo(&args))
 	g.HasVM = err == nil
-	return errors.Join(err, d.sys.Close(fd))
+	d.nodes = append(d.nodes, fd)
+	return err
 }
 
 // setRuntime starts or ends a ROCm runtime for the driver. With a debugger attached it
@@ -191,5 +195,8 @@ func (d *device) close() error {
 	}
 	clear(d.doorbells)
 	d.events = region{}
+	for _, node := range d.nodes {
+		errs = append(errs, d.sys.Close(node))
+	}
 	return errors.Join(append(errs, d.sys.Close(d.fd))...)
 }

@@ -30,7 +30,7 @@ func vmHost() fstest.MapFS {
 
 func put(files fstest.MapFS, name, text string) { files[name] = &fstest.MapFile{Data: []byte(text)} }
 
-// open gives the process a descriptor of a device.
+// open adds a descriptor of a device to the process.
 func open(files fstest.MapFS, fd, major, minor int, fdinfo string) {
 	put(files, fmt.Sprintf("proc/7/fdinfo/%d", fd), "pos:\t0\nflags:\t02100002\n"+fdinfo)
 	files[fmt.Sprintf("proc/7/fd/%d", fd)] = &fstest.MapFile{

@@ -36,7 +36,7 @@ func withoutVM(pid int32, gpus []gpreempt.GPUID) *gpreempt.Error {
 		Code: gpreempt.CodeFailedPrecondition, Reason: gpreempt.ReasonGPUWithoutVM,
 		Message: fmt.Sprintf("process %d has a queue, and on GPU %s, which comes later in the driver's list, no VM that is known of: SUSPEND_QUEUES could crash the kernel",
 			pid, strings.Join(names, ", ")),
-		Next: "give the process the render node of every GPU that its device cgroup allows, or have the cgroup deny the GPU; or let another mechanism suspend the process",
+		Next: "allow the process the render node of every GPU that its device cgroup allows, or have the cgroup deny the GPU; or let another mechanism suspend the process",
 	}
 }
 
