@@ -73,7 +73,7 @@ func processReport(proc gpreempt.Process, decision classify.Decision, choice tar
 		p.Why = "never suspended: " + decision.Class.String() + " by " + decision.By
 	}
 	for _, r := range choice.Rejected {
-		p.Rejected = append(p.Rejected, &gpreemptv1.Rejection{Mechanism: r.Mechanism, Why: r.Why, Remedy: r.Remedy})
+		p.Rejected = append(p.Rejected, &gpreemptv1.Rejection{Mechanism: r.Mechanism, Why: r.Why, Remedy: r.Remedy, Reason: string(r.Reason)})
 	}
 	return p
 }

@@ -25,6 +25,8 @@ type Assessment struct {
 // Rejection is a mechanism that was not chosen.
 type Rejection struct {
 	Mechanism string
+	// Reason is the stable name of what prevents its use, if that has one.
+	Reason gpreempt.Reason
 	// Why says what prevents its use, and Remedy what to do about it, if anything.
 	Why, Remedy string
 }
@@ -57,6 +59,9 @@ func (e *NotSuspendable) Error() string {
 	parts := make([]string, len(e.Rejected))
 	for i, r := range e.Rejected {
 		parts[i] = r.Mechanism + ": " + r.Why
+		if r.Reason != "" {
+			parts[i] = fmt.Sprintf("%s: %s: %s", r.Mechanism, r.Reason, r.Why)
+		}
 		if r.Remedy != "" {
 			parts[i] += " (" + r.Remedy + ")"
 		}
@@ -96,7 +101,7 @@ func newHistory() history {
 func (h *history) reject(now time.Duration, start time.Time, name string, target gpreempt.ProcessKey, a Assessment) *Rejection {
 	if f := h.failures[use{name, target}]; f != nil && now < f.backoff.Until() {
 		return &Rejection{
-			Mechanism: name,
+			Mechanism: name, Reason: gpreempt.ReasonOf(f.err),
 			Why: fmt.Sprintf("it failed on this target and is not tried again before %s: %v",
 				start.Add(f.backoff.Until()).UTC().Format(time.RFC3339), f.err),
 		}
@@ -229,13 +234,13 @@ func (s *Sessions) try(ctx context.Context, m mechanism.Mechanism, target gpreem
 		return "", nil, err
 	}
 	s.fail(m.Name(), target, err)
-	return "", &Rejection{Mechanism: m.Name(), Why: err.Error()}, nil
+	return "", &Rejection{Mechanism: m.Name(), Reason: gpreempt.ReasonOf(err), Why: err.Error()}, nil
 }
 
 func rejected(m mechanism.Mechanism, c mechanism.Capability) Rejection {
 	r := Rejection{Mechanism: m.Name(), Why: c.Why()}
 	if i := slices.IndexFunc(c.Evidence, func(e mechanism.Evidence) bool { return !e.OK && e.Remedy != "" }); i >= 0 {
-		r.Remedy = c.Evidence[i].Remedy
+		r.Reason, r.Remedy = c.Evidence[i].Reason, c.Evidence[i].Remedy
 	}
 	return r
 }

@@ -760,7 +760,9 @@ type Rejection struct {
 	// Why it cannot be used.
 	Why string `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
 	// What to do; empty when nothing helps.
-	Remedy        string `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	Remedy string `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	// The stable name of what prevents its use, such as GPU_WITHOUT_VM; empty when it has none.
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -816,6 +818,13 @@ func (x *Rejection) GetRemedy() string {
 	return ""
 }
 
+func (x *Rejection) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 var File_gpreempt_v1_diagnose_proto protoreflect.FileDescriptor
 
 const file_gpreempt_v1_diagnose_proto_rawDesc = "" +
@@ -861,11 +870,12 @@ const file_gpreempt_v1_diagnose_proto_rawDesc = "" +
 	"\tmechanism\x18\x04 \x01(\tR\tmechanism\x12\x10\n" +
 	"\x03why\x18\x05 \x01(\tR\x03why\x122\n" +
 	"\brejected\x18\x06 \x03(\v2\x16.gpreempt.v1.RejectionR\brejected\x12\x18\n" +
-	"\aoffline\x18\a \x01(\bR\aoffline\"S\n" +
+	"\aoffline\x18\a \x01(\bR\aoffline\"k\n" +
 	"\tRejection\x12\x1c\n" +
 	"\tmechanism\x18\x01 \x01(\tR\tmechanism\x12\x10\n" +
 	"\x03why\x18\x02 \x01(\tR\x03why\x12\x16\n" +
-	"\x06remedy\x18\x03 \x01(\tR\x06remedy*\x8c\x01\n" +
+	"\x06remedy\x18\x03 \x01(\tR\x06remedy\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason*\x8c\x01\n" +
 	"\aVerdict\x12\x17\n" +
 	"\x13VERDICT_UNSPECIFIED\x10\x00\x12\x11\n" +
 	"\rVERDICT_READY\x10\x01\x12\x13\n" +
