@@ -45,7 +45,7 @@ func (b *backend) warn(w gpreempt.Warning) { b.warnings = append(b.warnings, w) 
 
 // openBackend opens the host's KFD and the mechanisms over it. A part that cannot be
 // opened is a warning: the daemon observes and classifies without it.
-func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpreempt.ProcessKey) []gpreempt.GPU, log *zap.Logger) *backend {
+func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpreempt.ProcessKey) []gpreempt.GPU, crashes func(gpreempt.GPUID) bool, log *zap.Logger) *backend {
 	root := h.files()
 	b := &backend{
 		name: "simulated " + h.Simulated, simulated: h.Simulated,
@@ -62,7 +62,7 @@ func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpree
 		switch {
 		case h.Mechanisms != nil:
 		case name == "dbgtrap":
-			if dbgtrap := b.openDbgtrap(h, gpus, log); dbgtrap != nil {
+			if dbgtrap := b.openDbgtrap(h, gpus, crashes, log); dbgtrap != nil {
 				b.mechanisms = append(b.mechanisms, dbgtrap)
 			}
 		case b.pauses == nil: // simulated, or openJournal has warned

@@ -117,7 +117,7 @@ func previewProcesses(ctx context.Context, mechanisms []string, rules *classify.
 	}
 	time0 := clock{time.Now()}
 	sessions := targets.NewSessions(targets.Config{
-		Mechanisms: previewMechanisms(mechanisms, func(key gpreempt.ProcessKey) []gpreempt.GPU { return targets.GPUsWithQueues(gpus, procs[key]) }),
+		Mechanisms: previewMechanisms(mechanisms, func(key gpreempt.ProcessKey) []gpreempt.GPU { return targets.GPUsWithQueues(gpus, procs[key]) }, hazards.CrashesWithoutVM),
 		Assess: func(mechanism string, key gpreempt.ProcessKey) targets.Assessment {
 			return hazards.Assess(mechanism, procs[key], gpus)
 		},
@@ -134,12 +134,12 @@ func previewProcesses(ctx context.Context, mechanisms []string, rules *classify.
 
 // previewMechanisms returns the mechanisms to probe. None of them attaches, so they need no
 // thread and no journal. The driver stays open, because the program ends soon.
-func previewMechanisms(names []string, gpusOf func(gpreempt.ProcessKey) []gpreempt.GPU) (all []mechanism.Mechanism) {
+func previewMechanisms(names []string, gpusOf func(gpreempt.ProcessKey) []gpreempt.GPU, crashes func(gpreempt.GPUID) bool) (all []mechanism.Mechanism) {
 	for _, name := range names {
 		switch name {
 		case "dbgtrap":
 			if device, err := kfd.Open(); err == nil { // openDriver reports the error
-				all = append(all, dbgtrap.New(dbgtrap.Config{Device: device, GPUs: gpusOf}))
+				all = append(all, dbgtrap.New(dbgtrap.Config{Device: device, GPUs: gpusOf, Crashes: crashes}))
 			}
 		case "criu":
 			all = append(all, criu.New(criu.Config{Sys: kfd.Kernel(), Log: zap.NewNop()}))

@@ -89,7 +89,7 @@ func (b *backend) openJournal(ctx context.Context, dir string, log *zap.Logger) 
 	}
 }
 
-func (b *backend) openDbgtrap(host Host, gpus func(gpreempt.ProcessKey) []gpreempt.GPU, log *zap.Logger) mechanism.Mechanism {
+func (b *backend) openDbgtrap(host Host, gpus func(gpreempt.ProcessKey) []gpreempt.GPU, crashes func(gpreempt.GPUID) bool, log *zap.Logger) mechanism.Mechanism {
 	device, err := host.Open()
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && !b.hasDriver(): // findGPUs warns
@@ -105,12 +105,13 @@ func (b *backend) openDbgtrap(host Host, gpus func(gpreempt.ProcessKey) []gpreem
 		b.warn(gpreempt.WarnKFDUnknown.Warn(w.String()))
 	}
 	b.dbgtrap = dbgtrap.New(dbgtrap.Config{
-		Device: device,
-		Attach: host.Attach,
-		Root:   host.Dir,
-		Files:  host.files(),
-		GPUs:   gpus,
-		Log:    log.Named("dbgtrap"),
+		Device:  device,
+		Attach:  host.Attach,
+		Root:    host.Dir,
+		Files:   host.files(),
+		GPUs:    gpus,
+		Crashes: crashes,
+		Log:     log.Named("dbgtrap"),
 	})
 	b.snapshot = func(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo { return snapshot(b.dbgtrap, key) }
 	return b.dbgtrap
@@ -145,6 +146,12 @@ func (d *daemon) assess(name string, target gpreempt.ProcessKey) targets.Assessm
 	}
 	proc, _ := d.inventory.Process(target)
 	return h.Assess(name, proc, d.inventory.GPUs())
+}
+
+// crashesWithoutVM is dbgtrap.Config.Crashes.
+func (d *daemon) crashesWithoutVM(gpu gpreempt.GPUID) bool {
+	h := d.hazards.Load()
+	return h == nil || h.CrashesWithoutVM(gpu)
 }
 
 // invalidateUnreachable ends the use of mechanisms on processes with new queues that the

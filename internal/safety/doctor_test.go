@@ -173,6 +173,11 @@ var hosts = []testHost{
 			}}
 		}
 	}, limited},
+	{"gpu-without-vm", false, func(h *fakeHost) {
+		for _, gpu := range []string{gpuA.String(), gpuB.String()} { // the job's queue is on the first one
+			h.write("sys/class/kfd/kfd/proc/4242/vram_"+gpu, "0\n")
+		}
+	}, limited},
 	{"queue-unreadable", false, func(h *fakeHost) { h.write("sys/class/kfd/kfd/proc/4242/queues/0/size", "x") }, limited},
 	{"kernel-strange", false, func(h *fakeHost) {
 		h.write("proc/sys/kernel/osrelease", "linux\n")

@@ -77,7 +77,10 @@ type Row struct {
 	// of its code.
 	Kernel Range
 	// Driver is DKMS, InTree or "" for both.
-	Driver                 string
+	Driver string
+	// Process is the kind of process that the row is about, such as GPUWithoutVM; "" for
+	// all. CheckProcess reads rows about a kind, and Check only the others.
+	Process                string
 	MES, MESKIQ, MEC, SDMA Range
 	// Mechanisms the row is about.
 	Mechanisms []string
@@ -94,6 +97,10 @@ const (
 	InTree = "in-tree"
 	DKMS   = "dkms"
 )
+
+// GPUWithoutVM is a process that has a queue on a GPU, and no VM on the one that is checked,
+// which comes later in the driver's list for the process.
+const GPUWithoutVM = "gpu-without-vm"
 
 // holds reports whether all conditions of the row hold for a GPU.
 func (r Row) holds(h Host, g GPU) bool {
@@ -119,6 +126,7 @@ func (r Row) Conditions() string {
 		parts = append(parts, fmt.Sprintf("apu %t", *r.APU))
 	}
 	for _, c := range []struct{ key, text string }{
+		{"process", r.Process},
 		{"driver", r.Driver},
 		{"kernel", r.Kernel.String()},
 		{"mes", r.MES.String()},
@@ -185,8 +193,13 @@ func (t *Table) With(override []Row) *Table {
 // Check returns the result of the first row that is about the mechanism and whose
 // conditions all hold. A mechanism without a row is allowed.
 func (t *Table) Check(h Host, g GPU, mechanism string) Result {
+	return t.CheckProcess(h, g, "", mechanism)
+}
+
+// CheckProcess is Check by the rows about a kind of process.
+func (t *Table) CheckProcess(h Host, g GPU, process, mechanism string) Result {
 	for i, r := range t.rows {
-		if slices.Contains(r.Mechanisms, mechanism) && r.holds(h, g) {
+		if r.Process == process && slices.Contains(r.Mechanisms, mechanism) && r.holds(h, g) {
 			return Result{Action: r.Action, Row: r, Site: i < t.site, Reason: reason(h, g, r)}
 		}
 	}

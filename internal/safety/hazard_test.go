@@ -86,6 +86,29 @@ func TestReasonNamesTheMachineTheRowAndTheIssue(t *testing.T) {
 	}
 }
 
+// Rows about a kind of process are not about others, and only a row about the kind allows it.
+func TestProcessWithoutAVMHasRowsOfItsOwn(t *testing.T) {
+	host, gpu := Host{Kernel: "6.12.117"}, GPU{GFX: 90402}
+	kernel, err := parseKernel("=6.12.117")
+	if err != nil {
+		t.Fatal(err)
+	}
+	row := func(process string) []Row {
+		return []Row{{ID: "site", GFX: []GFXRange{everyGFX}, Process: process, Kernel: kernel, Mechanisms: defaultMechanisms, Action: Allow}}
+	}
+	var got []string
+	for _, table := range []*Table{Default(), Default().With(row("")), Default().With(row(GPUWithoutVM))} {
+		for _, process := range []string{"", GPUWithoutVM} {
+			r := table.CheckProcess(host, gpu, process, "dbgtrap")
+			got = append(got, r.Action.String()+" "+r.Row.ID)
+		}
+	}
+	want := []string{"allow cdna", "deny gpu-without-vm", "allow site", "deny gpu-without-vm", "allow cdna", "allow site"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("results (-want +got):\n%s", diff)
+	}
+}
+
 // A row that an earlier one hides is an error in the order of the table.
 func TestEveryRowDecidesForSomeMachine(t *testing.T) {
 	table := Default()
@@ -93,7 +116,7 @@ func TestEveryRowDecidesForSomeMachine(t *testing.T) {
 	for _, row := range table.rows {
 		for _, mechanism := range row.Mechanisms {
 			if !slices.ContainsFunc(hosts, func(h Host) bool {
-				return slices.ContainsFunc(gpus, func(g GPU) bool { return table.Check(h, g, mechanism).Row.ID == row.ID })
+				return slices.ContainsFunc(gpus, func(g GPU) bool { return table.CheckProcess(h, g, row.Process, mechanism).Row.ID == row.ID })
 			}) {
 				t.Errorf("row %s decides for no machine that asks about %s", row.ID, mechanism)
 			}

@@ -58,7 +58,7 @@ var (
 
 // rowKeys are the keys of a row, in the order the documentation has them.
 var rowKeys = []string{
-	"id", "gfx", "apu", "kernel", "driver", "mes", "mes_kiq", "mec", "sdma", "mechanisms", "action", "why", "issues", "remedy",
+	"id", "gfx", "apu", "kernel", "driver", "process", "mes", "mes_kiq", "mec", "sdma", "mechanisms", "action", "why", "issues", "remedy",
 }
 
 // required are the keys that every row must have.
@@ -115,6 +115,8 @@ func (d *decoder) value(r *Row, name string, n *yaml.Node, key string) {
 		*map[string]*Range{"mes": &r.MES, "mes_kiq": &r.MESKIQ, "mec": &r.MEC, "sdma": &r.SDMA}[name] = ranged(d, n, key, parseFirmware, `write comparisons such as "=0x83" or ">=0x40 <0x80"; 0 means unknown`)
 	case "driver":
 		d.Word(n, key, []string{InTree, DKMS}, &r.Driver)
+	case "process":
+		d.Word(n, key, []string{GPUWithoutVM}, &r.Process)
 	case "action":
 		var word string
 		d.Word(n, key, []string{"allow", "limit", "deny"}, &word)

@@ -68,7 +68,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 		{"not a row", "- 5\n", `1:3: [0]: is the number 5: write keys and values, one ` + "`key: value` a line"},
 		{
 			"unknown key", "- {id: a, gfx: [gfx900], because: x" + rest,
-			"1:26: [0].because: unknown key: the keys here are id, gfx, apu, kernel, driver, mes, mes_kiq, mec, sdma, mechanisms, action, why, issues, remedy",
+			"1:26: [0].because: unknown key: the keys here are id, gfx, apu, kernel, driver, process, mes, mes_kiq, mec, sdma, mechanisms, action, why, issues, remedy",
 		},
 		{"given twice", "- {id: a, gfx: [gfx900], id: b" + rest, "1:26: [0].id: is given twice, first on line 1: keep one of them"},
 		{"no action", "- id: a\n  gfx: [gfx900]\n  why: W.\n", "1:3: [0].action: is missing: write allow, limit or deny"},

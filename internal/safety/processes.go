@@ -7,6 +7,9 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // daemonName is the command name of the daemon.
@@ -116,7 +119,11 @@ func (h *host) processes() finding {
 			stuck = append(stuck, fmt.Sprintf("%s (pid %d)", proc.GetComm(), proc.GetPid()))
 		}
 	}
+	without := h.withoutVM()
 	switch {
+	case len(without) > 0:
+		return warn("allow these processes the render node of every GPU, or deny them the GPU by the device cgroup; or add criu to the config key mechanisms",
+			"%s; %s: no VM is known of %s: SUSPEND_QUEUES could crash the kernel, and dbgtrap is not used", said, gpreempt.ReasonGPUWithoutVM, strings.Join(without, ", "))
 	case len(stuck) > 0:
 		return warn("see gpctl target explain PID, or the list of processes below",
 			"%s; no mechanism can suspend %s", said, strings.Join(stuck, ", "))
@@ -124,4 +131,22 @@ func (h *host) processes() finding {
 		return warn("allow this process to read these files", "%s; %s", said, strings.Join(h.unseen, "; "))
 	}
 	return ok("%s", said)
+}
+
+// withoutVM returns the processes for which SUSPEND_QUEUES could crash the kernel, see
+// GPUWithoutVM.
+func (h *host) withoutVM() (found []string) {
+	for _, proc := range h.seen {
+		gpus, err := discovery.ProcessGPUs(h.cfg.Root, proc.Key.PID)
+		if err != nil {
+			continue // it has exited
+		}
+		later := discovery.GPUsAfter(gpus, func(id gpreempt.GPUID) bool {
+			return slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.GPU == id })
+		})
+		for _, id := range discovery.WithoutVM(h.cfg.Root, proc.Key.PID, later) {
+			found = append(found, fmt.Sprintf("%s (pid %d) on GPU %v", proc.Comm, proc.Key.PID, id))
+		}
+	}
+	return found
 }

@@ -47,6 +47,15 @@ func (h *Hazards) Results(name string) map[gpreempt.GPUID]safety.Result {
 	return results
 }
 
+// CrashesWithoutVM reports whether the table denies SUSPEND_QUEUES to processes that have no
+// VM on the GPU and a queue on an earlier one. It does for a GPU that is not known.
+func (h *Hazards) CrashesWithoutVM(gpu gpreempt.GPUID) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	i := slices.IndexFunc(h.gpus, func(g safety.GPU) bool { return g.ID == gpu })
+	return i < 0 || h.table.CheckProcess(h.host, h.gpus[i], safety.GPUWithoutVM, "dbgtrap").Action == safety.Deny
+}
+
 // Assess returns whether a mechanism may be used on a process of a host with these GPUs.
 // A process without queues may get them on any GPU.
 func (h *Hazards) Assess(name string, proc discovery.Proc, all []gpreempt.GPU) Assessment {

@@ -45,6 +45,16 @@ func ProcessGPUs(root fs.FS, pid int32) ([]gpreempt.GPU, error) {
 	return slices.DeleteFunc(gpus, func(g gpreempt.GPU) bool { return !listed[vramFile(g.ID)] }), nil
 }
 
+// GPUsAfter returns those of gpus that come after the first with a queue and have none. A
+// queue needs a VM.
+func GPUsAfter(gpus []gpreempt.GPU, hasQueue func(gpreempt.GPUID) bool) []gpreempt.GPU {
+	first := slices.IndexFunc(gpus, func(g gpreempt.GPU) bool { return hasQueue(g.ID) })
+	if first < 0 {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(gpus[first:]), func(g gpreempt.GPU) bool { return hasQueue(g.ID) })
+}
+
 func vramFile(gpu gpreempt.GPUID) string { return "vram_" + gpu.String() }
 
 // WithoutVM returns those of gpus on which a process is not known to have acquired a VM

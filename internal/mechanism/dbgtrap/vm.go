@@ -16,16 +16,6 @@ import (
 // there: without one the kernel crashes (suspend_queues, kfd_flush_tlb). So no such call is
 // made. A VM is never given up, and the list does not change: what was found once holds.
 
-// after returns those of gpus that come after the first with a queue.
-func after(gpus []gpreempt.GPU, hasQueue func(gpreempt.GPUID) bool) []gpreempt.GPU {
-	first := slices.IndexFunc(gpus, func(g gpreempt.GPU) bool { return hasQueue(g.ID) })
-	if first < 0 {
-		return nil
-	}
-	// A queue needs a VM.
-	return slices.DeleteFunc(slices.Clone(gpus[first:]), func(g gpreempt.GPU) bool { return hasQueue(g.ID) })
-}
-
 // withoutVM is the error of a process that SUSPEND_QUEUES must not be called for.
 func withoutVM(pid int32, gpus []gpreempt.GPUID) *gpreempt.Error {
 	names := make([]string, len(gpus))
@@ -55,7 +45,7 @@ func (m *Mechanism) probeVMs(target gpreempt.ProcessKey) mechanism.Evidence {
 		return mechanism.Evidence{}
 	}
 	used := m.cfg.GPUs(target)
-	later := after(gpus, func(id gpreempt.GPUID) bool {
+	later := discovery.GPUsAfter(gpus, func(id gpreempt.GPUID) bool {
 		return slices.ContainsFunc(used, func(g gpreempt.GPU) bool { return g.ID == id })
 	})
 	e := mechanism.Evidence{Check: "VMs", Found: "on every GPU that needs one", OK: true}
@@ -90,7 +80,7 @@ func (d *debuggee) checkVMs(snapshot []kfd.QueueSnapshotEntry) error {
 	for i := range snapshot {
 		d.vms[gpreempt.GPUID(snapshot[i].GPUID)] = true
 	}
-	later := after(d.gpus, func(id gpreempt.GPUID) bool {
+	later := discovery.GPUsAfter(d.gpus, func(id gpreempt.GPUID) bool {
 		return slices.ContainsFunc(snapshot, func(q kfd.QueueSnapshotEntry) bool { return gpreempt.GPUID(q.GPUID) == id })
 	})
 	later = slices.DeleteFunc(later, func(g gpreempt.GPU) bool { return d.vms[g.ID] })
