@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -174,8 +175,11 @@ var hosts = []testHost{
 		}
 	}, limited},
 	{"gpu-without-vm", false, func(h *fakeHost) {
-		for _, gpu := range []string{gpuA.String(), gpuB.String()} { // the job's queue is on the first one
-			h.write("sys/class/kfd/kfd/proc/4242/vram_"+gpu, "0\n")
+		for pid, gpu := range map[int]gpreempt.GPUID{6001: gpuA, 6002: gpuB} {
+			h.process(pid, "python3", "python3 train.py", 101, gpu)
+			for _, listed := range []gpreempt.GPUID{gpuA, gpuB} {
+				h.write(fmt.Sprintf("sys/class/kfd/kfd/proc/%d/vram_%d", pid, listed), "0\n")
+			}
 		}
 	}, limited},
 	{"queue-unreadable", false, func(h *fakeHost) { h.write("sys/class/kfd/kfd/proc/4242/queues/0/size", "x") }, limited},
