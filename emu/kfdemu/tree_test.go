@@ -54,7 +54,7 @@ func TestTheTreeHasTheFilesOfTheMachine(t *testing.T) {
 	for inMachine, inTree := range dirs {
 		want, got := contents(t, m.FS(), inMachine), contents(t, on, inTree)
 		maps.DeleteFunc(want, func(name, _ string) bool { return strings.HasPrefix(name, "proc/") }) // what Tree.VMs writes
-		maps.DeleteFunc(got, func(name, _ string) bool { _, ok := want[name]; return !ok }) // the tree's own files
+		maps.DeleteFunc(got, func(name, _ string) bool { _, ok := want[name]; return !ok })          // the tree's own files
 		for _, all := range []map[string]string{want, got} {
 			if text, ok := all["properties"]; ok {
 				all["properties"] = counts.ReplaceAllString(text, "")

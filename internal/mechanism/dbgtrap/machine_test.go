@@ -52,14 +52,14 @@ type fixture struct {
 
 func newFixture(tb testing.TB, profile string, gfx uint32) *fixture {
 	tb.Helper()
-	return newFixtureOf(tb, profile, driver.Node{ID: gpuA, GFX: gfx}, driver.Node{ID: gpuB, GFX: gfx})
+	return newFixtureOf(tb, kfdtest.Config{Profile: profile, Nodes: []driver.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}}})
 }
 
-func newFixtureOf(tb testing.TB, profile string, nodes ...driver.Node) *fixture {
+func newFixtureOf(tb testing.TB, cfg kfdtest.Config) *fixture {
 	tb.Helper()
 	f := &fixture{
 		t: tb, root: tb.TempDir(),
-		machine: kfdtest.New(kfdtest.Config{Profile: profile, Nodes: nodes}),
+		machine: kfdtest.New(cfg),
 		births:  make(chan gpreempt.ProcessKey, 1),
 		lost:    make(chan error, 16),
 		jobs:    map[int32]*job{},
@@ -208,7 +208,7 @@ func (j *job) open() {
 	fd, err := j.Main().OpenKFD()
 	j.must("open", err)
 	j.fd = fd
-	j.acquireVMs()
+	j.showVMs()
 }
 
 func (j *job) enable() {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -38,23 +39,27 @@ func (f *fixture) spawnOn(vms ...gpreempt.GPUID) *job {
 	return j
 }
 
-// acquireVMs acquires the VMs of a process that has opened the driver.
-func (j *job) acquireVMs() {
+// showVMs puts the VMs of a process that has opened the driver in debugfs.
+func (j *job) showVMs() {
 	j.f.t.Helper()
 	for _, gpu := range []gpreempt.GPUID{gpuA, gpuB, gpuC} {
 		j.f.write(j.vmFile(gpu), "0\n")
 	}
 	for _, gpu := range j.vms {
-		j.acquire(gpu)
+		j.showVM(gpu)
 	}
 }
 
-// acquire acquires the VM of a GPU.
+// showVM puts a VM in debugfs, which the first queue on the GPU acquires, or the first one
+// anywhere.
+func (j *job) showVM(gpu gpreempt.GPUID) { j.f.write(j.vmFile(gpu), "32768\n") }
+
+// acquire acquires the VM of a GPU on which the job makes no queue.
 func (j *job) acquire(gpu gpreempt.GPUID) {
 	j.f.t.Helper()
 	_, err := j.Main().Ioctl(j.fd, kfd.ReqAcquireVM, kfd.PointerTo(&kfd.AcquireVMArgs{GPUID: uint32(gpu)}))
 	j.must("acquire a VM", err)
-	j.f.write(j.vmFile(gpu), "32768\n")
+	j.showVM(gpu)
 }
 
 // wantRefused reports an error that is not the refusal of a process without a VM, and every
@@ -71,8 +76,26 @@ func (f *fixture) wantRefused(err error) {
 	}
 }
 
+// withOwnVMs returns a fixture whose jobs acquire no VM but those of the GPUs of their queues.
+func withOwnVMs(tb testing.TB, profile string, gfx uint32) *fixture {
+	tb.Helper()
+	return newFixtureOf(tb, kfdtest.Config{Profile: profile, OwnVMs: true, Nodes: []driver.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}}})
+}
+
+func onEachWithOwnVMs(t *testing.T, test func(t *testing.T, f *fixture)) {
+	t.Helper()
+	for _, profile := range []string{"6.12", "6.12.117", "7.2"} {
+		for name, gfx := range schedulers {
+			t.Run(profile+" "+name, func(t *testing.T) {
+				t.Parallel()
+				test(t, withOwnVMs(t, profile, gfx))
+			})
+		}
+	}
+}
+
 func TestProcessWithoutALaterVMIsNotAttachedTo(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
+	onEachWithOwnVMs(t, func(t *testing.T, f *fixture) {
 		j := f.spawnOn(gpuA)
 		j.enable()
 		j.create(gpuA, kfd.QueueTypeComputeAQL)
@@ -83,7 +106,7 @@ func TestProcessWithoutALaterVMIsNotAttachedTo(t *testing.T) {
 }
 
 func TestProcessWithoutAnEarlierVMIsSuspended(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
+	onEachWithOwnVMs(t, func(t *testing.T, f *fixture) {
 		j := f.spawnOn(gpuB)
 		j.enable()
 		j.create(gpuB, kfd.QueueTypeComputeAQL)
@@ -98,7 +121,7 @@ func TestProcessWithoutAnEarlierVMIsSuspended(t *testing.T) {
 func TestQueueBeforeAMissingVMResumesTheTarget(t *testing.T) {
 	for name, gfx := range schedulers {
 		t.Run(name, func(t *testing.T) {
-			f := newFixtureOf(t, "7.2", driver.Node{ID: gpuA, GFX: gfx}, driver.Node{ID: gpuB, GFX: gfx}, driver.Node{ID: gpuC, GFX: gfx})
+			f := newFixtureOf(t, kfdtest.Config{Profile: "7.2", OwnVMs: true, Nodes: []driver.Node{{ID: gpuA, GFX: gfx}, {ID: gpuB, GFX: gfx}, {ID: gpuC, GFX: gfx}}})
 			j := f.spawnOn(gpuA, gpuC)
 			j.enable()
 			j.create(gpuC, kfd.QueueTypeComputeAQL)
@@ -116,7 +139,7 @@ func TestQueueBeforeAMissingVMResumesTheTarget(t *testing.T) {
 }
 
 func TestVMThatIsAcquiredLaterAllowsSuspending(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
+	onEachWithOwnVMs(t, func(t *testing.T, f *fixture) {
 		j := f.spawnOn(gpuA)
 		j.enable()
 		s := f.attach(j) // it has no queue
@@ -128,7 +151,7 @@ func TestVMThatIsAcquiredLaterAllowsSuspending(t *testing.T) {
 }
 
 func TestFirstQueueBeforeAMissingVMEndsTheSession(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
+	onEachWithOwnVMs(t, func(t *testing.T, f *fixture) {
 		j := f.spawnOn(gpuA)
 		j.enable()
 		s := f.attach(j) // it has no queue
@@ -140,7 +163,7 @@ func TestFirstQueueBeforeAMissingVMEndsTheSession(t *testing.T) {
 }
 
 func TestTableMayAllowAMissingVM(t *testing.T) {
-	f := newFixture(t, "6.12", schedulers["HWS"])
+	f := withOwnVMs(t, "6.12", schedulers["HWS"])
 	f.cfg.Crashes = func(gpu gpreempt.GPUID) bool { return gpu != gpuB }
 	j := f.spawnOn(gpuA)
 	j.enable()
