@@ -74,7 +74,7 @@ type Totals struct {
 	Openings map[Opening]uint64
 	// Refused counts rejected requests and connections, by reason.
 	Refused map[gpreempt.Reason]uint64
-	// Away is the sum of the times of all targets in suspending, suspended or resuming.
+	// Away is the total time of all targets in the states suspending, suspended and resuming.
 	Away time.Duration
 	// Appended and Overwritten count the entries of the log.
 	Appended, Overwritten uint64
