@@ -159,7 +159,7 @@ func (b *Board) Processes() map[driver.MM]bool {
 	return all
 }
 
-// AttachQueue makes a queue of a known process known to the model.
+// AttachQueue adds a queue of a known process to the model.
 func (b *Board) AttachQueue(q driver.MappedQueue) (QueueRef, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -88,8 +88,8 @@ type hostNode struct {
 
 const hostNodesDir = "/sys/devices/system/node"
 
-// CPUNodes returns the number of CPU nodes in the topology: that of the host's NUMA nodes,
-// where the thunk reads what the driver does not report about them.
+// CPUNodes returns the number of CPU nodes in the topology. It is the number of the host's
+// NUMA nodes, whose files the thunk reads for what the driver does not report.
 func CPUNodes() (int, error) {
 	nodes, err := hostNodes()
 	return len(nodes), err

@@ -39,9 +39,8 @@ type Conn interface {
 	net.Conn
 	// Peer returns the caller. It is nil before the handshake of Credentials.
 	Peer() Peer
-	// Done is closed when the connection is over: Close was called, as gRPC does at
-	// the end of the stream of bytes, or the identity has ended, and then the
-	// connection has been closed.
+	// Done is closed when the connection has ended: gRPC called Close at the end of the
+	// stream of bytes, or the identity ended, which closes the connection.
 	Done() <-chan struct{}
 	// Died reports whether the connection ended because its process died. It is false
 	// before Done is closed, and always on TCP.
