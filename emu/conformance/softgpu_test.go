@@ -83,7 +83,13 @@ func softUnmaps(gpu uint32) ([]softUnmap, error) {
 // look returns the changes of a node since the last look. The scheduler unmaps all queues
 // of a node at once, and adds and removes none.
 func (h *kernelHost) look(gpu uint32) reply {
-	unmaps, err := softUnmaps(gpu)
+	var unmaps []softUnmap
+	nodes, err := softLines("nodes")
+	for _, n := range nodes {
+		if number32(n["gpu"]) == gpu && n["unmaps"] != strconv.FormatInt(h.seen[gpu], 10) {
+			unmaps, err = softUnmaps(gpu)
+		}
+	}
 	if err != nil {
 		return reply{Broken: err.Error()}
 	}
