@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -63,4 +64,26 @@ func TestSoftGPUProcessWithoutALaterVMIsNeverSuspended(t *testing.T) {
 	m.awaitProgress(without)
 	with.stop()
 	without.stop()
+}
+
+// TestSoftGPUSuspendQueuesCrashesTheKernel is the reproducer of docs/upstream.md. The guest
+// ends with it, so it runs only with GPREEMPT_SOFTGPU=oops.
+func TestSoftGPUSuspendQueuesCrashesTheKernel(t *testing.T) {
+	if os.Getenv(softGPUEnv) != "oops" {
+		t.Skip("it crashes the guest: docs/upstream.md has the command")
+	}
+	m := onSoftGPU(t)
+	show := hideLastNode(t)
+	job := m.work("--gpus", m.gpu(0), "--queues", "1")
+	show()
+	rocgdb := debug(t, exec.Command(os.Args[0]))
+	rocgdb.obey("ok", "seize %d", job.PID)
+	rocgdb.obey("ok", "enable %d", job.PID)
+	if _, err := fmt.Fprintf(rocgdb.in, "suspend %d\n", job.PID); err != nil {
+		t.Fatal(err)
+	}
+	// The guest panics at the oops, which is on its console.
+	if rocgdb.out.Scan() {
+		t.Errorf("the kernel survived SUSPEND_QUEUES: %s", rocgdb.out.Text())
+	}
 }
