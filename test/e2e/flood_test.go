@@ -180,8 +180,10 @@ func TestFloodOfAnnouncements(t *testing.T) {
 	unloaded = append(unloaded, quiet()...) // the machine may have become busier
 
 	var counted uint64
-	for reason, n := range d.refusals() {
-		counted += n - before[reason]
+	reasons := d.refusals()
+	for reason, n := range reasons {
+		reasons[reason] = n - before[reason]
+		counted += reasons[reason]
 	}
 	was, now := percentile(unloaded, 99), percentile(loaded, 99)
 	t.Logf("offered %.0f/s for %v: %d, of which %d were sent, %d accepted, %d refused (the daemon counts %d), %d reset; "+
@@ -192,7 +194,7 @@ func TestFloodOfAnnouncements(t *testing.T) {
 		t.Errorf("the hostile client ended by: %s", is.Failure)
 	}
 	if is.Sent != is.Accepted+is.Refused || is.Refused != counted || is.Refused == 0 {
-		t.Errorf("%d sent, %d accepted, %d refused, %d counted by the daemon; every refusal must be sent and counted", is.Sent, is.Accepted, is.Refused, counted)
+		t.Errorf("%d sent, %d accepted, %d refused, %d counted by the daemon as %v; every refusal must be sent and counted", is.Sent, is.Accepted, is.Refused, counted, reasons)
 	}
 	if grown := peak - rss; grown > floodMemory && !racing() {
 		t.Errorf("the daemon grew by %d KiB, want at most %d", grown, floodMemory)

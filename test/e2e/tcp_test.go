@@ -113,6 +113,10 @@ var (
 	opsHolder = testutil.WithURI("spiffe://example/ops")
 )
 
+// patient is the longest max_wait. The client gives up some time after it, which must not
+// happen on a busy machine.
+const patient = 10 * time.Second
+
 func TestTCPServesHoldersOfListedCertificates(t *testing.T) {
 	t.Parallel()
 	w := overTCP(t)
@@ -122,7 +126,7 @@ func TestTCPServesHoldersOfListedCertificates(t *testing.T) {
 	// An inference server on another host announces and completes.
 	web := w.dial(w.ca, webHolder)
 	since := d.revision()
-	lease, err := web.Acquire(t.Context(), client.Request{Label: "llm"})
+	lease, err := web.Acquire(t.Context(), client.Request{Label: "llm", MaxWait: patient})
 	if err != nil || !lease.Protected() {
 		t.Fatalf("acquired %+v, %v", lease, err)
 	}
@@ -139,7 +143,7 @@ func TestTCPServesHoldersOfListedCertificates(t *testing.T) {
 
 	// Its lease ends with its connection.
 	since = d.revision()
-	if _, err := web.Acquire(t.Context(), client.Request{}); err != nil {
+	if _, err := web.Acquire(t.Context(), client.Request{MaxWait: patient}); err != nil {
 		t.Fatal(err)
 	}
 	d.awaitTarget(pid, since, suspended)
