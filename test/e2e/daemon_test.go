@@ -26,8 +26,9 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// timeout bounds every wait. It only decides how long a broken test takes.
-const timeout = 30 * time.Second
+// timeout bounds every wait. It only decides how long a broken test takes. softGPUMain,
+// for an emulated CPU, changes it.
+var timeout = 30 * time.Second
 
 // atOnce is a config in which nothing but leases decides: no share floor, no
 // linger, and jobs called train* are offline.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -34,6 +35,7 @@ const (
 
 // softGPUMain is TestMain in that guest, where the binaries are installed.
 func softGPUMain(m *testing.M) int {
+	timeout = guestTimeout
 	gpreemptd, gpctl, kfdemuBinary, trainBinary = "/bin/gpreemptd", "/bin/gpctl", "/bin/kfdemu", "/bin/train"
 	if err := os.Link(kfdemuBinary, trainBinary); err != nil {
 		fmt.Fprintln(os.Stderr, "e2e:", err)
@@ -46,6 +48,8 @@ func softGPUMain(m *testing.M) int {
 type softGPU struct {
 	t    *testing.T
 	gpus []gpreempt.GPUID
+	// slow counts the announcements that were repeated: see announce.
+	slow int
 }
 
 // onSoftGPU returns this machine. Its packets run until the test has ended.
@@ -247,6 +251,27 @@ func (m *softGPU) start(config string) *daemon {
 	d.awaitServing()
 	d.events = watchEvents(m.t, d.admin)
 	return d
+}
+
+// announce returns a lease on quiet GPUs. On an emulated CPU beside other work the driver
+// may take 2 s for a call. The daemon then opens the breakers and everything runs: the
+// announcement is repeated when they have closed.
+func (m *softGPU) announce(d *daemon) (lease string) {
+	m.t.Helper()
+	for {
+		lease, answer := d.ask(longest)
+		if answer.Quiesced {
+			return lease
+		}
+		if answer.Reason != unsafeNow {
+			m.t.Fatalf("the GPUs are not quiet: %+v", answer)
+		}
+		m.slow++
+		d.complete(lease)
+		d.eventually("the breakers have closed", func() bool {
+			return !slices.ContainsFunc(m.gpus, d.breaker)
+		})
+	}
 }
 
 // gpu returns the flag of the proof program for one GPU.

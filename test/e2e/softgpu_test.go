@@ -35,7 +35,7 @@ func TestSoftGPUEachSuspensionIsSeenInTheDriversRunlist(t *testing.T) {
 	pairs := m.times(1000, 50)
 	for i := range pairs {
 		before := m.unmaps()
-		lease := d.announce(t.Context())
+		lease := m.announce(d)
 		if !m.each(job.PID, queues, softOff) {
 			t.Fatalf("pair %d: the announcement was answered, and the driver has %+v", i, m.queues(job.PID))
 		}
@@ -44,12 +44,12 @@ func TestSoftGPUEachSuspensionIsSeenInTheDriversRunlist(t *testing.T) {
 				t.Errorf("pair %d: the driver did not unmap the queues of GPU %d", i, m.gpus[gpu])
 			}
 		}
-		d.complete(lease.GetLeaseId())
+		d.complete(lease)
 		m.awaitEach(job, queues, softOn)
 	}
 	m.awaitProgress(job)
 	job.stop()
-	t.Logf("%d announcements, each seen in the runlists of %d GPUs, and each resume", pairs, len(m.gpus))
+	t.Logf("%d announcements, each seen in the runlists of %d GPUs, and each resume; %d more were too slow", pairs, len(m.gpus), m.slow)
 }
 
 func TestSoftGPUPacketsRunOnceWhileTheJobIsSuspendedAndResumed(t *testing.T) {
@@ -62,7 +62,7 @@ func TestSoftGPUPacketsRunOnceWhileTheJobIsSuspendedAndResumed(t *testing.T) {
 	d.offlineTarget(job, queues)
 	leases := 0
 	for ; d.target(job.PID) != nil; leases++ {
-		d.complete(d.announce(t.Context()).GetLeaseId())
+		d.complete(m.announce(d))
 	}
 	report := job.finish()
 	if want := uint64(packets / queues * queues); report.Packets != want || report.Count != want {
@@ -82,16 +82,16 @@ func TestSoftGPUKilledDaemonLeavesEveryQueueMapped(t *testing.T) {
 	for i := range deaths {
 		d := m.start(atOnce)
 		d.offlineTarget(job, queues)
-		lease := d.announce(t.Context())
+		lease := m.announce(d)
 		m.checkEach(job, queues, softOff)
 		var call sync.WaitGroup // it ends with the daemon
 		switch i % 3 {
 		case 1: // while it resumes the job
 			call.Go(func() {
-				_, _ = d.online.Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: lease.GetLeaseId()})
+				_, _ = d.online.Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: lease})
 			})
 		case 2: // while it suspends the job
-			d.complete(lease.GetLeaseId())
+			d.complete(lease)
 			m.awaitEach(job, queues, softOn)
 			call.Go(func() { _, _ = d.online.NotifyOnline(t.Context(), announcement()) })
 		}
@@ -101,6 +101,9 @@ func TestSoftGPUKilledDaemonLeavesEveryQueueMapped(t *testing.T) {
 		m.awaitProgress(job)
 		if t.Failed() {
 			t.Fatalf("death %d", i)
+		}
+		if i%20 == 19 {
+			t.Logf("%d deaths", i+1)
 		}
 	}
 	job.stop()
@@ -113,7 +116,7 @@ func TestSoftGPUQueueBornDuringALeaseIsSuspended(t *testing.T) {
 	job := m.work("--gpus", m.gpu(0))
 	d := m.start(atOnce)
 	d.offlineTarget(job, 1)
-	lease := d.announce(t.Context())
+	lease := m.announce(d)
 	for range 3 {
 		job.create()
 	}
@@ -126,7 +129,7 @@ func TestSoftGPUQueueBornDuringALeaseIsSuspended(t *testing.T) {
 	m.eventually("the queue waits to be destroyed", func() bool {
 		return m.queues(job.PID)[softQueue{m.gpus[0], 0}] == softState{Suspended: true, Destroying: true}
 	})
-	d.complete(lease.GetLeaseId())
+	d.complete(lease)
 	job.await("destroyed")
 	m.awaitEach(job, 3, softOn)
 	job.stop()
@@ -137,11 +140,11 @@ func TestSoftGPUQueueBornDuringALeaseIsSuspended(t *testing.T) {
 func TestSoftGPUJobThatStartsDuringALeaseIsSuspended(t *testing.T) {
 	m := onSoftGPU(t)
 	d := m.start(atOnce)
-	lease := d.announce(t.Context())
+	lease := m.announce(d)
 	job := m.work("--sdma")
 	queues := 2 * len(m.gpus)
 	m.awaitEach(job, queues, softOff)
-	d.complete(lease.GetLeaseId())
+	d.complete(lease)
 	m.awaitEach(job, queues, softOn)
 	m.awaitProgress(job)
 	job.stop()
@@ -152,13 +155,13 @@ func TestSoftGPUProgramReplacedWhileSuspendedIsSuspended(t *testing.T) {
 	job := m.work("--gpus", m.gpu(0), "--queues", "2")
 	d := m.start(atOnce)
 	d.offlineTarget(job, 2)
-	lease := d.announce(t.Context())
+	lease := m.announce(d)
 	job.tell("exec work --gpus %s --queues 3 --duration 2000 --rate 20 --runtime", m.gpu(0))
 	if ready := job.await("ready"); ready.PID != job.PID {
 		t.Errorf("the new program is process %d, want %d", ready.PID, job.PID)
 	}
 	m.awaitEach(job, 3, softOff)
-	d.complete(lease.GetLeaseId())
+	d.complete(lease)
 	m.awaitEach(job, 3, softOn)
 	m.awaitProgress(job)
 	job.stop()
@@ -171,14 +174,14 @@ func TestSoftGPUChildOfASuspendedJobIsNotAffected(t *testing.T) {
 	job := m.work("--gpus", m.gpu(0), "--queues", "2")
 	d := m.start(atOnce)
 	d.offlineTarget(job, 2)
-	lease := d.announce(t.Context())
+	lease := m.announce(d)
 	job.tell("fork 100")
 	if fork := job.await("fork"); syscall.Errno(fork.Errno) != syscall.EBADF || fork.PID == job.PID {
 		t.Errorf("the driver told child %d %v, want EBADF", fork.PID, syscall.Errno(fork.Errno))
 	}
 	m.checkEach(job, 2, softOff)
 	m.checkStill(job, other)
-	d.complete(lease.GetLeaseId())
+	d.complete(lease)
 	m.awaitEach(job, 2, softOn)
 	job.stop()
 	other.stop()
@@ -191,11 +194,11 @@ func TestSoftGPUJobKilledWhileSuspendedIsForgotten(t *testing.T) {
 	d := m.start(atOnce)
 	d.offlineTarget(job, queues)
 	d.offlineTarget(other, queues)
-	lease := d.announce(t.Context())
+	lease := m.announce(d)
 	job.kill()
 	m.gone(d, job.PID)
 	m.checkEach(other, queues, softOff)
-	d.complete(lease.GetLeaseId())
+	d.complete(lease)
 	m.awaitEach(other, queues, softOn)
 	m.awaitProgress(other)
 	other.stop()
@@ -234,9 +237,9 @@ func TestSoftGPUSecondDaemonTakesOver(t *testing.T) {
 	second.check(0, "another debugger holds the process on the GPU", "target", "explain", fmt.Sprint(job.PID))
 	taken, answer := second.ask(longest)
 	checkSaid(t, "by the second daemon", said{false, unsafeNow, 0}, answer)
-	lease := first.announce(t.Context())
+	lease := m.announce(first)
 	m.checkEach(job, queues, softOff)
-	first.complete(lease.GetLeaseId())
+	first.complete(lease)
 	m.awaitEach(job, queues, softOn)
 
 	first.kill()
@@ -275,14 +278,14 @@ func TestSoftGPULaterDebuggerDoesNotResumeTheJob(t *testing.T) {
 	job := m.work("--gpus", m.gpu(0), "--queues", "2")
 	d := m.start(atOnce)
 	d.offlineTarget(job, 2)
-	lease := d.announce(t.Context())
+	lease := m.announce(d)
 	rocgdb := debug(t, exec.Command(os.Args[0]))
 	rocgdb.obey("ok", "seize %d", job.PID)
 	m.checkEach(job, 2, softOff)
 	rocgdb.obey("EALREADY", "enable %d", job.PID)
 	m.checkEach(job, 2, softOff)
 	m.checkStill(job, other)
-	d.complete(lease.GetLeaseId())
+	d.complete(lease)
 	rocgdb.obey("ok", "leave")
 	m.awaitEach(job, 2, softOn)
 	m.awaitProgress(job)
@@ -298,17 +301,17 @@ func TestSoftGPUCheckpointMechanismEvictsAndRestores(t *testing.T) {
 	d := m.start(atOnce + "mechanisms: [criu]\n")
 	d.heldBy("criu", job, 2)
 	for range m.times(100, 5) {
-		lease := d.announce(t.Context())
+		lease := m.announce(d)
 		m.checkEach(job, 2, softState{Evicted: true})
-		d.complete(lease.GetLeaseId())
+		d.complete(lease)
 		m.awaitEach(job, 2, softOn)
 	}
-	lease := d.announce(t.Context())
+	lease := m.announce(d)
 	m.checkStill(job, other)
 	if diff := cmp.Diff(softOn, m.queues(other.PID)[softQueue{m.gpus[0], 0}]); diff != "" {
 		t.Errorf("the queue of the other process (-want +got):\n%s", diff)
 	}
-	d.complete(lease.GetLeaseId())
+	d.complete(lease)
 	m.awaitEach(job, 2, softOn)
 	job.stop()
 	other.stop()
