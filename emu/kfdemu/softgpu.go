@@ -39,9 +39,11 @@ type SoftGPU struct {
 	serial uint32
 }
 
-// softKey names a queue from its first MAP to its REMOVE.
+// softKey names a queue from its first MAP to its REMOVE. The driver may use the memory of
+// an MQD for another process's queue before that.
 type softKey struct {
 	gpu uint32
+	pid int32
 	mqd uint64
 }
 
@@ -169,7 +171,7 @@ func (s *SoftGPU) listen() error {
 }
 
 func (s *SoftGPU) handle(r softRecord) {
-	key := softKey{r.GPU, r.MQD}
+	key := softKey{r.GPU, r.PID, r.MQD}
 	q := s.queues[key]
 	switch r.Kind {
 	case softMap:

@@ -90,7 +90,7 @@ func (m *module) send(kind uint32, q *softRing) {
 	m.seq++
 	const longer = 8 // as a newer module sends them
 	r := softRecord{
-		Size: minSoftRecord + longer, Kind: kind, Seq: m.seq, GPU: q.gpu, PID: q.pid, Type: kfd.QueueTypeComputeAQL, MQD: q.base,
+		Size: minSoftRecord + longer, Kind: kind, Seq: m.seq, GPU: q.gpu, PID: q.pid, Type: kfd.QueueTypeComputeAQL, MQD: q.mqd,
 		Ring: q.base + softRingAt, RingBytes: softSlots * engine.PacketBytes, Read: q.base + softRead, Write: q.base + softWrite,
 		Doorbell: q.doorbell,
 	}
@@ -147,6 +147,7 @@ type softRing struct {
 	t              *testing.T
 	gpu            uint32
 	pid            int32
+	mqd            uint64
 	base, doorbell uint64
 	mem            *os.File
 	bells          []byte
@@ -165,6 +166,7 @@ func (m *module) queue(gpu uint32, doorbell int, kernel time.Duration) *softRing
 		t: m.t, gpu: gpu, pid: c.pid, base: c.numbers(0, "map %d x", unix.PROT_READ|unix.PROT_WRITE)[0],
 		doorbell: uint64(doorbell), mem: mem, bells: m.doorbells,
 	}
+	q.mqd = q.base
 	b := make([]byte, engine.KernelBytes)
 	engine.Kernel{Op: engine.OpMix, Duration: kernel, Occupancy: 1000}.Put(b)
 	q.write(softKernel, b)
@@ -263,6 +265,20 @@ func TestSoftGPURunsEachPacketOnceWhileItsQueueIsUnmappedAndMapped(t *testing.T)
 	}
 }
 
+// The driver frees an MQD before it says that its queue is gone.
+func TestSoftGPUKeepsQueuesWithTheSameMQDApart(t *testing.T) {
+	m := newModule(t)
+	old, young := m.queue(77, 0, time.Millisecond), m.queue(77, 8, time.Millisecond)
+	old.mqd, young.mqd = 1, 1
+	m.send(softMap, old)
+	m.unmap(old)
+	m.send(softMap, young)
+	m.send(softRemove, old)
+	young.push(engine.Signal{Kind: engine.SignalUser, Value: 1})
+	until(t, "the second process's packet has run", func() bool { return young.u64(softRead) == 1 })
+	young.check()
+}
+
 func TestSoftGPUUnmapsInTheMiddleOfAKernel(t *testing.T) {
 	m := newModule(t)
 	q := m.queue(77, 0, 10*time.Hour)
@@ -301,7 +317,7 @@ func TestSoftGPUAnswersForAProcessThatEnded(t *testing.T) {
 	}
 	until(t, "the process has ended", func() bool { return state(q.pid) == 'Z' })
 	late := *q
-	late.base++ // one that is mapped after the end of its process
+	late.mqd++ // one that is mapped after the end of its process
 	m.send(softMap, &late)
 	for _, q := range []*softRing{q, &late} {
 		m.unmap(q)
