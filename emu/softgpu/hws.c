@@ -161,8 +161,10 @@ SOFT_WRAP(void, kernel_queue_uninit, struct kernel_queue *kq)
 	__real_kernel_queue_uninit(kq);
 }
 
-static void drop_faults(struct soft_hws *h, bool all, u32 doorbell)
+/* soft_hws_release ends the faults of one queue, or of all. */
+void soft_hws_release(struct soft_dev *s, bool all, u32 doorbell)
 {
+	struct soft_hws *h = &s->hws;
 	struct soft_fault *f, *next;
 
 	spin_lock(&h->lock);
@@ -173,12 +175,6 @@ static void drop_faults(struct soft_hws *h, bool all, u32 doorbell)
 		}
 	spin_unlock(&h->lock);
 	wake_up_all(&h->wait);
-}
-
-/* soft_hws_release ends the faults of one queue, or of all. */
-void soft_hws_release(struct soft_dev *s, bool all, u32 doorbell)
-{
-	drop_faults(&s->hws, all, doorbell);
 }
 
 /* A queue is freed after it was unmapped, or after the unmap failed. */
@@ -206,7 +202,7 @@ SOFT_WRAP(void, uninit_queue, struct queue *q)
 
 	/* the HIQ has no process, or an error in its place */
 	if (s && q->properties.type != KFD_QUEUE_TYPE_HIQ) {
-		drop_faults(&s->hws, false, q->properties.doorbell_off);
+		soft_hws_release(s, false, q->properties.doorbell_off);
 		forget(s, q->gart_mqd_addr, q->process->pasid);
 	}
 	__real_uninit_queue(q);
@@ -241,7 +237,7 @@ void soft_hws_reset(struct soft_dev *s)
 	struct soft_hws *h = &s->hws;
 	struct soft_queue *q;
 
-	drop_faults(h, true, 0);
+	soft_hws_release(s, true, 0);
 	spin_lock(&h->lock);
 	list_for_each_entry(q, &h->queues, list)
 		if (q->mapped)	/* MES: the driver does not remove them in a reset */
@@ -280,5 +276,5 @@ void soft_hws_fini(struct soft_dev *s)
 	stop(s);
 	kthread_destroy_worker(s->hws.worker);
 	WARN_ON(!list_empty(&s->hws.queues));
-	drop_faults(&s->hws, true, 0);
+	soft_hws_release(s, true, 0);
 }
