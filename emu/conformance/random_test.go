@@ -50,6 +50,13 @@ func TestRealDriverAgreesWithTheFakeOnRandomSchedules(t *testing.T) {
 		}
 	}
 	log := openKernelLog(t)
+	const control = "BUG that this test makes up"
+	if err := os.WriteFile("/dev/kmsg", []byte(control), 0); err != nil {
+		t.Fatal(err)
+	}
+	if got := log.reports(t); !slices.Equal(got, []string{control}) {
+		t.Fatalf("the kernel's log has the reports %q, want the one of this test", got)
+	}
 	h := newKernelHost(t, holds)
 	h.settles = true
 	if err := h.prepareSoftGPU(); err != nil {
@@ -141,7 +148,7 @@ type job struct {
 func randomSchedule(seed uint64) (expectation, error) {
 	h := newScheduleHost()
 	s := &schedule{
-		rng: rand.New(rand.NewPCG(seed, 1)), //nolint:gosec // a schedule, not a secret
+		rng: rand.New(rand.NewPCG(seed, 1)),
 		e:   expectation{name: fmt.Sprint("schedule-", seed)}, debugger: "D0",
 		play: &play{host: h, tags: h.tags(), actors: map[string]*actor{}},
 	}

@@ -31,7 +31,7 @@ func softLines(name string) ([]map[string]string, error) {
 	var lines []map[string]string
 	for line := range strings.Lines(string(text)) {
 		values, last := map[string]string{}, ""
-		for _, word := range strings.Fields(line) {
+		for word := range strings.FieldsSeq(line) {
 			switch key, value, joined := strings.Cut(word, "="); {
 			case joined:
 				values[key] = value
