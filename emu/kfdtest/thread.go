@@ -228,7 +228,7 @@ func (t *Thread) PIDInside() int32 {
 	return t.p.inside
 }
 
-// Find returns the thread with that ID, nil if there is none.
+// Find returns the thread with that ID, nil if no thread has it.
 func (t *Thread) Find(pid int32) driver.Task {
 	defer t.p.m.lock()()
 	if found := t.p.m.threads[pid]; found != nil {

@@ -113,9 +113,9 @@ var (
 	opsHolder = testutil.WithURI("spiffe://example/ops")
 )
 
-// patient is the longest max_wait. The client gives up some time after it, which must not
+// longWait is the longest max_wait. The client gives up some time after it, which must not
 // happen on a busy machine.
-const patient = 10 * time.Second
+const longWait = 10 * time.Second
 
 func TestTCPServesHoldersOfListedCertificates(t *testing.T) {
 	t.Parallel()
@@ -126,7 +126,7 @@ func TestTCPServesHoldersOfListedCertificates(t *testing.T) {
 	// An inference server on another host announces and completes.
 	web := w.dial(w.ca, webHolder)
 	since := d.revision()
-	lease, err := web.Acquire(t.Context(), client.Request{Label: "llm", MaxWait: patient})
+	lease, err := web.Acquire(t.Context(), client.Request{Label: "llm", MaxWait: longWait})
 	if err != nil || !lease.Protected() {
 		t.Fatalf("acquired %+v, %v", lease, err)
 	}
@@ -143,7 +143,7 @@ func TestTCPServesHoldersOfListedCertificates(t *testing.T) {
 
 	// Its lease ends with its connection.
 	since = d.revision()
-	if _, err := web.Acquire(t.Context(), client.Request{MaxWait: patient}); err != nil {
+	if _, err := web.Acquire(t.Context(), client.Request{MaxWait: longWait}); err != nil {
 		t.Fatal(err)
 	}
 	d.awaitTarget(pid, since, suspended)
