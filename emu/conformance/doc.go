@@ -28,4 +28,10 @@
 // files verbs_*_test.go and, those about processes, in play_test.go; attach and runtime
 // are abbreviations of several (names_test.go). Masks are numbers or names joined by "+",
 // such as runtime+new; a process's name is replaced by its pid, g0 and g1 by those of GPUs.
+//
+// GPUs are actors too: "g0 cycles" compares the runlist cycles since the last such line.
+// "T queue 0" looks at a queue, and "T evict", "T raise" and "g0 hang" are what the memory
+// manager and the hardware do. This needs a host that shows and does them: a fake, the
+// emulator, or the driver with nodes of emu/softgpu. CREATE_QUEUE gets memory as a ROCm
+// program has it (memory_test.go).
 package conformance
