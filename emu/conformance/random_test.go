@@ -51,7 +51,7 @@ func TestRealDriverAgreesWithTheFakeOnRandomSchedules(t *testing.T) {
 	}
 	log := openKernelLog(t)
 	const control = "BUG that this test makes up"
-	if err := os.WriteFile("/dev/kmsg", []byte(control), 0); err != nil {
+	if err := os.WriteFile("/dev/kmsg", []byte(control+"\n"), 0); err != nil {
 		t.Fatal(err)
 	}
 	if got := log.reports(t); !slices.Equal(got, []string{control}) {
