@@ -183,7 +183,7 @@ func TestDeathOfTheDebuggerWaitsForTheTargetsLock(t *testing.T) {
 		ids := s.suspendable(gpuA)
 		hang := s.m.Hang(driver.TrapOp(kfd.TrapSuspendQueues))
 		suspended := start(func() error {
-			_, err := s.device.Suspend(s.job.PID(), ids, kfd.GracePeriod{})
+			_, err := s.device.Suspend(s.job.PID(), ids)
 			return err
 		})
 		<-hang.Reached()

@@ -74,7 +74,7 @@ func TestKillBeforeAndAfterACall(t *testing.T) {
 		ids := s.suspendable(gpuA)
 		suspendOp := driver.TrapOp(kfd.TrapSuspendQueues)
 		s.m.Inject(kfdtest.Fault{Op: suspendOp, Caller: s.dbg, Stage: kfdtest.After, Do: s.dbg.Kill})
-		_, err := s.device.Suspend(s.job.PID(), ids, kfd.GracePeriod{})
+		_, err := s.device.Suspend(s.job.PID(), ids)
 		s.want(unix.EOWNERDEAD, err)
 		if !s.dbg.Dead() || s.job.Suspended() != nil {
 			s.Errorf("dead %v, suspended %v", s.dbg.Dead(), s.job.Suspended())
@@ -85,7 +85,7 @@ func TestKillBeforeAndAfterACall(t *testing.T) {
 		_, err = device.Enable(s.job.PID(), 0, 0)
 		s.want(unix.EBADF, err)
 		s.m.Inject(kfdtest.Fault{Op: suspendOp, Target: s.job, Do: s.job.Kill})
-		_, err = device.Suspend(s.job.PID(), ids, kfd.GracePeriod{})
+		_, err = device.Suspend(s.job.PID(), ids)
 		s.want(unix.ESRCH, err)
 	})
 }
@@ -97,7 +97,7 @@ func TestHungCallHoldsTheTargetsLock(t *testing.T) {
 		fd, err := other.Main().StartRuntime()
 		s.must(err)
 		hang := s.m.Hang(driver.TrapOp(kfd.TrapSuspendQueues))
-		suspended := start(func() error { _, err := s.device.Suspend(s.job.PID(), ids, kfd.GracePeriod{}); return err })
+		suspended := start(func() error { _, err := s.device.Suspend(s.job.PID(), ids); return err })
 		updated := start(func() error { _, err := s.job.Main().CreateQueue(s.fd, gpuB, kfd.QueueTypeSDMA); return err })
 		s.job.Main().Interrupt() // a signal does not end the call
 		sameGPU := start(func() error { _, err := other.Main().CreateQueue(fd, gpuA, kfd.QueueTypeSDMA); return err })

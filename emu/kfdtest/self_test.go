@@ -129,7 +129,7 @@ func TestMachineIsSafeForConcurrentUse(t *testing.T) {
 				ids = append(ids, q.QueueID)
 			}
 			if err == nil && len(ids) > 0 {
-				_, err = device.Suspend(job.PID(), ids, kfd.GracePeriod{})
+				_, err = device.Suspend(job.PID(), ids)
 			}
 			if err == nil {
 				_, err = device.ResumeAll(job.PID())

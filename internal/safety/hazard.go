@@ -28,12 +28,7 @@ const (
 
 var actionNames = []string{"deny", "limit", "allow"}
 
-func (a Action) String() string {
-	if int(a) < len(actionNames) {
-		return actionNames[a]
-	}
-	return fmt.Sprintf("action(%d)", uint8(a))
-}
+func (a Action) String() string { return gpreempt.Word(a, "action", actionNames...) }
 
 // Mechanisms returns the mechanisms that a row can be about.
 func Mechanisms() []string { return []string{"dbgtrap", "criu", "freezer"} }

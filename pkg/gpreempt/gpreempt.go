@@ -3,6 +3,7 @@
 package gpreempt
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,6 +18,14 @@ type GPUID uint32
 
 // String returns the decimal form sysfs uses.
 func (id GPUID) String() string { return strconv.FormatUint(uint64(id), 10) }
+
+// Word returns the word for a value of an enum, or kind(value) for a value without one.
+func Word[T ~uint8 | ~uint32](value T, kind string, words ...string) string {
+	if uint64(value) < uint64(len(words)) {
+		return words[value]
+	}
+	return fmt.Sprintf("%s(%d)", kind, uint32(value))
+}
 
 // Class is how a process is treated. The zero value is Unmanaged: a process is
 // preemptible only by a rule, a tag or an admin override.
@@ -33,17 +42,7 @@ const (
 )
 
 // String returns the name used in the config file, the API and the output.
-func (c Class) String() string {
-	switch c {
-	case Unmanaged:
-		return "unmanaged"
-	case Online:
-		return "online"
-	case Offline:
-		return "offline"
-	}
-	return "class(" + strconv.Itoa(int(c)) + ")"
-}
+func (c Class) String() string { return Word(c, "class", "unmanaged", "online", "offline") }
 
 // ParseClass reads a class as String writes it, in any letter case.
 func ParseClass(s string) (Class, error) {
@@ -93,18 +92,7 @@ func (k ProcessKey) IsZero() bool { return k == ProcessKey{} }
 
 // Compare orders keys by pid, then start time.
 func (k ProcessKey) Compare(o ProcessKey) int {
-	switch {
-	case k.PID != o.PID:
-		if k.PID < o.PID {
-			return -1
-		}
-		return 1
-	case k.Start < o.Start:
-		return -1
-	case k.Start > o.Start:
-		return 1
-	}
-	return 0
+	return cmp.Or(cmp.Compare(k.PID, o.PID), cmp.Compare(k.Start, o.Start))
 }
 
 // ParseProcessKey parses the form of String. A bare "PID" returns a key with Start 0,
@@ -137,19 +125,7 @@ const (
 )
 
 // String returns the name used in the API and the output.
-func (t QueueType) String() string {
-	switch t {
-	case QueueUnknown:
-		return "unknown"
-	case QueueCompute:
-		return "compute"
-	case QueueSDMA:
-		return "sdma"
-	case QueueSDMAXGMI:
-		return "sdma-xgmi"
-	}
-	return "type(" + strconv.Itoa(int(t)) + ")"
-}
+func (t QueueType) String() string { return Word(t, "type", "unknown", "compute", "sdma", "sdma-xgmi") }
 
 // Queue is one KFD user queue.
 type Queue struct {

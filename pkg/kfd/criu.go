@@ -1,6 +1,6 @@
 package kfd
 
-import "strconv"
+import "github.com/gpreempt/gpreempt/pkg/gpreempt"
 
 // CRIUOp is enum kfd_criu_op of kfd_ioctl.h: the steps of a checkpoint.
 type CRIUOp uint32
@@ -21,19 +21,7 @@ const (
 
 // String returns the header's name without KFD_CRIU_OP_.
 func (o CRIUOp) String() string {
-	switch o {
-	case CRIUOpProcessInfo:
-		return "PROCESS_INFO"
-	case CRIUOpCheckpoint:
-		return "CHECKPOINT"
-	case CRIUOpUnpause:
-		return "UNPAUSE"
-	case CRIUOpRestore:
-		return "RESTORE"
-	case CRIUOpResume:
-		return "RESUME"
-	}
-	return "op(" + strconv.FormatUint(uint64(o), 10) + ")"
+	return gpreempt.Word(o, "op", "PROCESS_INFO", "CHECKPOINT", "UNPAUSE", "RESTORE", "RESUME")
 }
 
 // CRIUInfo is the content of a checkpoint of a paused process.

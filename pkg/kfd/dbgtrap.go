@@ -28,17 +28,7 @@ const (
 
 // String returns a word for the state.
 func (s RuntimeState) String() string {
-	switch s {
-	case RuntimeDisabled:
-		return "disabled"
-	case RuntimeEnabled:
-		return "enabled"
-	case RuntimeBusy:
-		return "enabled, busy"
-	case RuntimeFailed:
-		return "enabled, error"
-	}
-	return fmt.Sprintf("state(%d)", uint32(s))
+	return gpreempt.Word(s, "state", "disabled", "enabled", "enabled, busy", "enabled, error")
 }
 
 // Enable starts debugging process pid (kfd_dbg_trap_enable). eventFD is the write end of a

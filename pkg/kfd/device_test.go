@@ -77,10 +77,6 @@ func allZero(b []byte) bool { return !slices.ContainsFunc(b, func(c byte) bool {
 
 func TestBytesSent(t *testing.T) {
 	const pid = 4242
-	grace, err := NewGracePeriod(7)
-	if err != nil {
-		t.Fatal(err)
-	}
 	calls := []struct {
 		name string
 		call func(d *Device) error
@@ -110,20 +106,8 @@ func TestBytesSent(t *testing.T) {
 		},
 		{
 			"suspend",
-			func(d *Device) error { _, err := d.Suspend(pid, []uint32{7, 3}, grace); return err },
-			func(Profile) sent { return sent{Bytes: words(pid, 6, 0, 0, 0, 0, 2, 7), IDs: []uint32{7, 3}} },
-		},
-		{
-			"suspend with the default grace period",
-			func(d *Device) error { _, err := d.Suspend(pid, []uint32{0, 1}, DefaultGracePeriod()); return err },
-			func(Profile) sent {
-				return sent{Bytes: words(pid, 6, 0, 0, 0, 0, 2, 0xffffffff), IDs: []uint32{0, 1}}
-			},
-		},
-		{
-			"suspend with no grace period",
-			func(d *Device) error { _, err := d.Suspend(pid, []uint32{0, 1}, GracePeriod{}); return err },
-			func(Profile) sent { return sent{Bytes: words(pid, 6, 0, 0, 0, 0, 2, 0), IDs: []uint32{0, 1}} },
+			func(d *Device) error { _, err := d.Suspend(pid, []uint32{7, 3}); return err },
+			func(Profile) sent { return sent{Bytes: words(pid, 6, 0, 0, 0, 0, 2, 0), IDs: []uint32{7, 3}} },
 		},
 		{
 			"resume",
@@ -253,7 +237,7 @@ func TestErrorsKeepTheErrnoAndNameTheTarget(t *testing.T) {
 	}{
 		"enable":    {func(d *Device) error { _, err := d.Enable(42, 0, 9); return err }, NoQueue, 0, "DBG_TRAP ENABLE"},
 		"disable":   {func(d *Device) error { return d.Disable(42) }, NoQueue, 0, "DBG_TRAP DISABLE"},
-		"suspend":   {func(d *Device) error { _, err := d.Suspend(42, []uint32{1}, GracePeriod{}); return err }, NoQueue, 0, "DBG_TRAP SUSPEND_QUEUES"},
+		"suspend":   {func(d *Device) error { _, err := d.Suspend(42, []uint32{1}); return err }, NoQueue, 0, "DBG_TRAP SUSPEND_QUEUES"},
 		"resume":    {func(d *Device) error { _, err := d.Resume(42, []uint32{1}); return err }, NoQueue, 0, "DBG_TRAP RESUME_QUEUES"},
 		"resumeall": {func(d *Device) error { _, err := d.ResumeAll(42); return err }, NoQueue, 0, "DBG_TRAP RESUME_QUEUES"},
 		"snapshot":  {func(d *Device) error { _, err := d.Snapshot(42, 1); return err }, NoQueue, 0, "DBG_TRAP GET_QUEUE_SNAPSHOT"},
@@ -319,7 +303,7 @@ func TestInterruptedCalls(t *testing.T) {
 		again bool
 	}{
 		"version":              {func(d *Device) error { _, err := d.GetVersion(); return err }, true},
-		"suspend":              {func(d *Device) error { _, err := d.Suspend(1, []uint32{4, 2}, GracePeriod{}); return err }, true},
+		"suspend":              {func(d *Device) error { _, err := d.Suspend(1, []uint32{4, 2}); return err }, true},
 		"resume":               {func(d *Device) error { _, err := d.Resume(1, []uint32{4, 2}); return err }, true},
 		"resume all":           {func(d *Device) error { _, err := d.ResumeAll(1); return err }, true},
 		"set exceptions":       {func(d *Device) error { return d.SetExceptions(1, 6) }, true},
@@ -416,7 +400,7 @@ func TestDeviceServesManyAtOnce(t *testing.T) {
 	var calls sync.WaitGroup
 	for i := range uint32(8) {
 		calls.Go(func() {
-			got, err := d.Suspend(int32(i), []uint32{i, i + 1}, GracePeriod{})
+			got, err := d.Suspend(int32(i), []uint32{i, i + 1})
 			want := []QueueResult{{ID: i}, {ID: i + 1}}
 			if diff := cmp.Diff(want, got); diff != "" || err != nil {
 				t.Errorf("error %v (-want +got):\n%s", err, diff)

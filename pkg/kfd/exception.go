@@ -1,6 +1,10 @@
 package kfd
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
 
 // ExceptionCode is enum kfd_dbg_trap_exception_code of kfd_ioctl.h: an event of a queue, a
 // GPU or a process that a debugger can be notified of.
@@ -114,8 +118,5 @@ var trapOpNames = [...]string{
 
 // String returns the header's name without KFD_IOC_DBG_TRAP_.
 func (o TrapOp) String() string {
-	if int64(o) < int64(len(trapOpNames)) {
-		return trapOpNames[o]
-	}
-	return fmt.Sprintf("op(%d)", uint32(o))
+	return gpreempt.Word(o, "op", trapOpNames[:]...)
 }

@@ -3,6 +3,8 @@ package kfd
 import (
 	"errors"
 	"fmt"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // Version is the version of the ioctl interface, as returned by GET_VERSION.
@@ -36,15 +38,7 @@ const (
 
 // String returns a word for the rule.
 func (r PermissionRule) String() string {
-	switch r {
-	case PermissionUnknown:
-		return "unknown"
-	case PermissionThread:
-		return "thread"
-	case PermissionProcess:
-		return "process"
-	}
-	return fmt.Sprintf("rule(%d)", uint8(r))
+	return gpreempt.Word(r, "rule", "unknown", "thread", "process")
 }
 
 // Profile describes the behaviour of a line of drivers, where it matters to callers of

@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // The bits that the driver sets in the array of IDs (kfd_ioctl.h). An ID with one of them
@@ -34,15 +36,7 @@ const (
 
 // String returns words for the status.
 func (s QueueStatus) String() string {
-	switch s {
-	case QueueOK:
-		return "ok"
-	case QueueSkipped:
-		return "skipped"
-	case QueueHardwareError:
-		return "hardware error"
-	}
-	return fmt.Sprintf("status(%d)", uint8(s))
+	return gpreempt.Word(s, "status", "ok", "skipped", "hardware error")
 }
 
 // QueueResult is the result of one queue.
@@ -54,7 +48,7 @@ type QueueResult struct {
 // Suspend suspends the queues ids of pid (suspend_queues) and returns the result of each,
 // in the order of ids; ids is not modified. An *Error means that the driver rejected the
 // whole call and suspended nothing. A nil error does not mean that every queue is
-// suspended: check each status.
+// suspended: check each status. The grace period is 0: the GPU saves the waves at once.
 //
 // Each call preempts every process on each GPU that has one of the queues, unless the
 // firmware schedules queue by queue: pass all queues of a process in one call, including
@@ -64,7 +58,7 @@ type QueueResult struct {
 // More than MaxQueues ids, a duplicate, or an ID with the bits of QueueErrorMask or
 // QueueInvalidMask are rejected with EINVAL without a call. ErrInconsistent means that any
 // of the queues may be suspended now: use ResumeAll. Other errors are at [Error].
-func (d *Device) Suspend(pid int32, ids []uint32, grace GracePeriod) ([]QueueResult, error) {
+func (d *Device) Suspend(pid int32, ids []uint32) ([]QueueResult, error) {
 	array, err := cleanIDs(pid, TrapSuspendQueues, ids)
 	if err != nil || len(ids) == 0 {
 		return nil, err
@@ -74,7 +68,6 @@ func (d *Device) Suspend(pid int32, ids []uint32, grace GracePeriod) ([]QueueRes
 		Op:            TrapSuspendQueues,
 		QueueArrayPtr: PointerToSlice(array),
 		NumQueues:     uint32(len(array)),
-		GracePeriod:   grace.field,
 	}
 	n, err := d.trapAgain(pid, TrapSuspendQueues, PointerTo(&args), func() { copy(array, ids) })
 	if err != nil {

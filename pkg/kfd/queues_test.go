@@ -3,7 +3,6 @@ package kfd
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 
@@ -49,7 +48,7 @@ func TestSuspendTellsEachQueueApart(t *testing.T) {
 		{7, QueueHardwareError}, {0, QueueOK}, {5, QueueSkipped}, {6, QueueHardwareError}, {1023, QueueOK},
 	}
 	for name, call := range map[string]func() ([]QueueResult, error){
-		"suspend": func() ([]QueueResult, error) { return d.Suspend(1, ids, GracePeriod{}) },
+		"suspend": func() ([]QueueResult, error) { return d.Suspend(1, ids) },
 		"resume":  func() ([]QueueResult, error) { return d.Resume(1, ids) },
 	} {
 		got, err := call()
@@ -67,7 +66,7 @@ func TestOutcomesNeverLeakIntoTheNextCall(t *testing.T) {
 	d := open(t, 17, marking(map[uint32]uint32{2: QueueErrorMask, 1: QueueInvalidMask}, 0, &seen))
 	ids := []uint32{3, 2, 1}
 	for range 2 {
-		if _, err := d.Suspend(1, ids, GracePeriod{}); err != nil {
+		if _, err := d.Suspend(1, ids); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := d.Resume(1, ids); err != nil {
@@ -92,7 +91,7 @@ func TestIDsNoDriverShouldSee(t *testing.T) {
 		"marked an error":   {1, 2 | QueueErrorMask},
 		"marked as invalid": {QueueInvalidMask},
 	} {
-		if res, err := d.Suspend(42, ids, GracePeriod{}); !errors.Is(err, unix.EINVAL) || res != nil {
+		if res, err := d.Suspend(42, ids); !errors.Is(err, unix.EINVAL) || res != nil {
 			t.Errorf("suspend, %s: %v, %v; want EINVAL", name, res, err)
 		}
 		if res, err := d.Resume(42, ids); !errors.Is(err, unix.EINVAL) || res != nil {
@@ -101,7 +100,7 @@ func TestIDsNoDriverShouldSee(t *testing.T) {
 	}
 	// Resuming no queue must not resume all queues.
 	for _, none := range [][]uint32{nil, {}} {
-		if res, err := d.Suspend(42, none, GracePeriod{}); err != nil || len(res) != 0 {
+		if res, err := d.Suspend(42, none); err != nil || len(res) != 0 {
 			t.Errorf("suspend of no queue: %v, %v", res, err)
 		}
 		if res, err := d.Resume(42, none); err != nil || len(res) != 0 {
@@ -115,7 +114,7 @@ func TestIDsNoDriverShouldSee(t *testing.T) {
 	for i := range most {
 		most[i] = uint32(i)
 	}
-	if res, err := d.Suspend(42, most, GracePeriod{}); err != nil || len(res) != MaxQueues {
+	if res, err := d.Suspend(42, most); err != nil || len(res) != MaxQueues {
 		t.Errorf("suspend of %d: %d results, %v", MaxQueues, len(res), err)
 	}
 }
@@ -124,7 +123,7 @@ func TestAnswersThatContradictThemselves(t *testing.T) {
 	var seen [][]uint32
 	// The array was not written back: according to the number one queue is missing.
 	d := open(t, 17, marking(nil, -1, &seen))
-	if res, err := d.Suspend(42, []uint32{1, 2}, GracePeriod{}); !errors.Is(err, ErrInconsistent) || res != nil {
+	if res, err := d.Suspend(42, []uint32{1, 2}); !errors.Is(err, ErrInconsistent) || res != nil {
 		t.Errorf("a count too low: %v, %v; want %v", res, err, ErrInconsistent)
 	}
 	d = open(t, 17, marking(nil, 1, &seen))
@@ -132,7 +131,7 @@ func TestAnswersThatContradictThemselves(t *testing.T) {
 		t.Errorf("a count too high: %v, %v; want %v", res, err, ErrInconsistent)
 	}
 	d = open(t, 17, marking(map[uint32]uint32{1: 4}, 1, &seen))
-	if res, err := d.Suspend(42, []uint32{1, 2}, GracePeriod{}); !errors.Is(err, ErrInconsistent) || res != nil {
+	if res, err := d.Suspend(42, []uint32{1, 2}); !errors.Is(err, ErrInconsistent) || res != nil {
 		t.Errorf("another id: %v, %v; want %v", res, err, ErrInconsistent)
 	}
 }
@@ -141,23 +140,6 @@ func TestResumeAllCounts(t *testing.T) {
 	d := open(t, 17, func(Request, Pointer) (uintptr, error) { return 12, nil })
 	if n, err := d.ResumeAll(42); n != 12 || err != nil {
 		t.Errorf("%d, %v; want 12", n, err)
-	}
-}
-
-func TestGracePeriodIsNeverInfinite(t *testing.T) {
-	for _, n := range []int{-1, 256, 512, 1 << 31, 0xffffffff} {
-		if g, err := NewGracePeriod(n); err == nil {
-			t.Errorf("%d is accepted as %v", n, g)
-		}
-	}
-	for n := range MaxGracePeriod + 1 {
-		g, err := NewGracePeriod(n)
-		if err != nil || g.field != uint32(n) {
-			t.Errorf("%d becomes %#x, %v", n, g.field, err)
-		}
-	}
-	if one, err := NewGracePeriod(1); err != nil || fmt.Sprint(GracePeriod{}, one, DefaultGracePeriod()) != "none 1000 GPU core clocks the GPU's default" {
-		t.Errorf("their texts are %v, %v, %v (%v)", GracePeriod{}, one, DefaultGracePeriod(), err)
 	}
 }
 

@@ -121,7 +121,7 @@ func (d *debugger) do(ctx context.Context, verb string, pid int32) (err error) {
 			for i := range snapshot {
 				ids = append(ids, snapshot[i].QueueID)
 			}
-			_, err = d.device.Suspend(pid, ids, kfd.GracePeriod{})
+			_, err = d.device.Suspend(pid, ids)
 			return err
 		})
 	}

@@ -77,7 +77,7 @@ func TestTargetThatADeadDebuggerLeftSuspendedRunsAgain(t *testing.T) {
 		dead.detach(j)
 		snapshot, err := dead.device.Snapshot(j.PID(), born)
 		f.must("snapshot", err)
-		_, err = dead.device.Suspend(j.PID(), idsOf(snapshot), kfd.GracePeriod{})
+		_, err = dead.device.Suspend(j.PID(), idsOf(snapshot))
 		f.must("suspend", err)
 		wantErr(t, "the thief's ENABLE", thief.enable(j), unix.EALREADY)
 		thief.detach(j)

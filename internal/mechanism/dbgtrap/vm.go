@@ -62,7 +62,7 @@ func (d *debuggee) suspendQueues(ids []uint32, snapshot []kfd.QueueSnapshotEntry
 	if err := d.checkVMs(snapshot); err != nil {
 		return nil, err
 	}
-	return d.m.cfg.Device.Suspend(d.pid, ids, kfd.GracePeriod{})
+	return d.m.cfg.Device.Suspend(d.pid, ids)
 }
 
 // checkVMs returns an error if SUSPEND_QUEUES of the queues in snapshot could crash the

@@ -1,10 +1,6 @@
 package debugfs
 
-import (
-	"strconv"
-
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-)
+import "github.com/gpreempt/gpreempt/pkg/gpreempt"
 
 // SlotKind is the kind of a hardware queue.
 type SlotKind uint8
@@ -21,17 +17,7 @@ const (
 )
 
 // String returns the name in the output.
-func (k SlotKind) String() string {
-	switch k {
-	case SlotCP:
-		return "cp"
-	case SlotHIQ:
-		return "hiq"
-	case SlotSDMA:
-		return "sdma"
-	}
-	return "kind(" + strconv.Itoa(int(k)) + ")"
-}
+func (k SlotKind) String() string { return gpreempt.Word(k, "kind", "cp", "hiq", "sdma") }
 
 // HQDDump is the content of hqds.
 type HQDDump struct {

@@ -20,17 +20,7 @@ const (
 )
 
 // String returns the name in the output.
-func (k Kind) String() string {
-	switch k {
-	case KindCompute:
-		return "compute"
-	case KindSDMA:
-		return "sdma"
-	case KindDIQ:
-		return "diq"
-	}
-	return "kind(" + strconv.Itoa(int(k)) + ")"
-}
+func (k Kind) String() string { return gpreempt.Word(k, "kind", "compute", "sdma", "diq") }
 
 // MQDDump is the content of mqds.
 type MQDDump struct {

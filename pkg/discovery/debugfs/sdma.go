@@ -1,6 +1,10 @@
 package debugfs
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
 
 // SDMALayout is the layout of the words of an SDMA queue. In each of them register i of a
 // slot is dword i of the MQD.
@@ -18,16 +22,7 @@ const (
 
 // String returns the name in the output.
 func (l SDMALayout) String() string {
-	switch l {
-	case SDMAGFX9:
-		return "gfx9/gfx10"
-	case SDMAGFX11:
-		return "gfx11"
-	case SDMAGFX12:
-		return "gfx12"
-	case SDMAUnknown:
-	}
-	return "unknown"
+	return gpreempt.Word(l, "layout", "unknown", "gfx9/gfx10", "gfx11", "gfx12")
 }
 
 // MarshalText returns String.

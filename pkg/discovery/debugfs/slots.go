@@ -1,10 +1,6 @@
 package debugfs
 
-import (
-	"strconv"
-
-	"github.com/gpreempt/gpreempt/pkg/gpreempt"
-)
+import "github.com/gpreempt/gpreempt/pkg/gpreempt"
 
 // SlotState is whether a queue is mapped to a slot.
 type SlotState uint8
@@ -20,17 +16,7 @@ const (
 )
 
 // String returns the name in the output.
-func (s SlotState) String() string {
-	switch s {
-	case Empty:
-		return "empty"
-	case Stale:
-		return "stale"
-	case Live:
-		return "live"
-	}
-	return "state(" + strconv.Itoa(int(s)) + ")"
-}
+func (s SlotState) String() string { return gpreempt.Word(s, "state", "empty", "stale", "live") }
 
 // Slot is a hardware queue, decoded.
 type Slot struct {
