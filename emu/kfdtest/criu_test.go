@@ -25,13 +25,13 @@ func (s *scene) stolen() int {
 func TestPauseNeedsTheTracingThreadAndACapability(t *testing.T) {
 	onEach(t, func(s *scene) {
 		fd := s.stolen()
-		_, err := kfd.CRIUPause(s.dbg.NewThread(), fd, s.job.PID())
+		err := kfd.CRIUPause(s.dbg.NewThread(), fd, s.job.PID())
 		s.want(unix.EBADF, err)
 		s.dbg.SetCaps(driver.CapSysPtrace)
-		_, err = kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
+		err = kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
 		s.want(unix.EACCES, err)
 		s.dbg.SetCaps(driver.CapCheckpointRestore)
-		_, err = kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
+		err = kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
 		s.must(err)
 		_, err = s.dbg.Main().PidfdGetfd(s.job.PID(), s.fd)
 		s.want(unix.EPERM, err)
@@ -42,9 +42,10 @@ func TestPausedProcessStaysPaused(t *testing.T) {
 	onEach(t, func(s *scene) {
 		old := s.queue(gpuA)
 		fd := s.stolen()
-		info, err := kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
+		info := kfd.CRIUArgs{Op: kfd.CRIUOpProcessInfo}
+		_, err := s.dbg.Main().Ioctl(fd, kfd.ReqCRIUOp, kfd.PointerTo(&info))
 		s.must(err)
-		if info.PID != s.job.PID() || info.Devices != 2 || info.Objects != 1 {
+		if int32(info.PID) != s.job.PID() || info.NumDevices != 2 || info.NumObjects != 1 {
 			s.Errorf("%+v", info)
 		}
 		fresh := s.queue(gpuB)
@@ -70,7 +71,7 @@ func TestPausingTwice(t *testing.T) {
 		id := s.queue(gpuA)
 		fd := s.stolen()
 		for range 2 {
-			_, err := kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
+			err := kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
 			s.must(err)
 		}
 		s.must(kfd.CRIUUnpause(s.dbg.Main(), fd, s.job.PID()))
@@ -90,7 +91,7 @@ func TestPauseDuringAReset(t *testing.T) {
 		s.queue(gpuB)
 		fd := s.stolen()
 		broken := s.m.FailGPU(driver.CRIUOp(kfd.CRIUOpProcessInfo), gpuB, unix.EIO)
-		_, err := kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
+		err := kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
 		s.want(unix.EIO, err)
 		broken.Remove()
 		state, _ := s.job.KFD()
@@ -143,7 +144,7 @@ func TestOtherCheckpointOperations(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		_, err = kfd.CRIUPause(p.Main(), fd, p.PID())
+		err = kfd.CRIUPause(p.Main(), fd, p.PID())
 		(&scene{T: t}).want(unix.ENODEV, err)
 	})
 }
@@ -168,7 +169,7 @@ func TestSMIEventsOfAnEviction(t *testing.T) {
 		powerless.SetCaps()
 		streams["without the right"] = s.smi(powerless, both|kfd.SMIAllProcesses)
 		fd := s.stolen()
-		_, err := kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
+		err := kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
 		s.must(err)
 		s.must(kfd.CRIUUnpause(s.dbg.Main(), fd, s.job.PID()))
 
@@ -245,7 +246,7 @@ func TestPauseThatFailsOnOneGPU(t *testing.T) {
 		a, b := s.queue(gpuA), s.queue(gpuB)
 		fd := s.stolen()
 		broken := s.m.FailGPU(driver.CRIUOp(kfd.CRIUOpProcessInfo), gpuB, unix.ETIME)
-		_, err := kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
+		err := kfd.CRIUPause(s.dbg.Main(), fd, s.job.PID())
 		s.want(unix.ETIME, err)
 		broken.Remove()
 		state, _ := s.job.KFD()

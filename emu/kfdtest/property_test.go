@@ -111,7 +111,7 @@ func (h *history) actions() map[string]func(*rapid.T) {
 		"query": func(*rapid.T) { _, _, _ = dbg().device.QueryDebugEvent(job().PID(), enabledMask) },
 		"pause": func(*rapid.T) {
 			if d, j := dbg(), job(); h.steal(d, j) {
-				_, _ = kfd.CRIUPause(d.Main(), d.thieving[j], j.PID())
+				_ = kfd.CRIUPause(d.Main(), d.thieving[j], j.PID())
 			}
 		},
 		"unpause": func(*rapid.T) {

@@ -141,10 +141,7 @@ func (h *host) withoutVM() (found []string) {
 		if err != nil {
 			continue // it has exited
 		}
-		later := discovery.GPUsAfter(gpus, func(id gpreempt.GPUID) bool {
-			return slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.GPU == id })
-		})
-		for _, id := range discovery.WithoutVM(h.cfg.Root, proc.Key.PID, later) {
+		for _, id := range discovery.WithoutVM(h.cfg.Root, proc.Key.PID, discovery.GPUsAfter(gpus, proc.GPUs())) {
 			found = append(found, fmt.Sprintf("%s (pid %d) on GPU %v", proc.Comm, proc.Key.PID, id))
 		}
 	}

@@ -34,25 +34,24 @@ func ProcessGPUs(root fs.FS, pid int32) ([]gpreempt.GPU, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the GPUs of process %d: %w", pid, err)
 	}
-	listed := map[string]bool{}
-	for _, e := range entries {
-		listed[e.Name()] = true
-	}
 	gpus, err := NewFS(root).GPUs()
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(gpus, func(g gpreempt.GPU) bool { return !listed[vramFile(g.ID)] }), nil
+	return slices.DeleteFunc(gpus, func(g gpreempt.GPU) bool {
+		return !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == vramFile(g.ID) })
+	}), nil
 }
 
 // GPUsAfter returns those of gpus that come after the first with a queue and have none. A
 // queue needs a VM.
-func GPUsAfter(gpus []gpreempt.GPU, hasQueue func(gpreempt.GPUID) bool) []gpreempt.GPU {
-	first := slices.IndexFunc(gpus, func(g gpreempt.GPU) bool { return hasQueue(g.ID) })
+func GPUsAfter(gpus []gpreempt.GPU, withQueues []gpreempt.GPUID) []gpreempt.GPU {
+	hasQueue := func(g gpreempt.GPU) bool { return slices.Contains(withQueues, g.ID) }
+	first := slices.IndexFunc(gpus, hasQueue)
 	if first < 0 {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(gpus[first:]), func(g gpreempt.GPU) bool { return hasQueue(g.ID) })
+	return slices.DeleteFunc(slices.Clone(gpus[first:]), hasQueue)
 }
 
 func vramFile(gpu gpreempt.GPUID) string { return "vram_" + gpu.String() }
@@ -65,8 +64,8 @@ func vramFile(gpu gpreempt.GPUID) string { return "vram_" + gpu.String() }
 //   - vram_GPU in sysfs: memory of the GPU needs a VM. 0 shows nothing.
 //   - A render node of the GPU that the process has open, with the process's own PASID in
 //     its fdinfo: acquiring the VM gives it that. Where the process has no PASID of its own
-//     (Linux 7.2 shows 0 in sysfs) and debugfs cannot be read, the open node alone counts: ROCm's runtime acquires the VM of each node that it opens, before it creates a
-//     queue, and keeps the node open (hsakmt_fmm_init_process_apertures).
+//     (Linux 7.2 shows 0 in sysfs) and debugfs cannot be read, the open node alone counts:
+//     ROCm's runtime acquires the VM of each node that it opens, before it creates a queue, and keeps the node open (hsakmt_fmm_init_process_apertures).
 //
 // A process that has closed its render nodes may have VMs that this does not find.
 func WithoutVM(root fs.FS, pid int32, gpus []gpreempt.GPU) []gpreempt.GPUID {

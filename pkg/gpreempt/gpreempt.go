@@ -46,13 +46,10 @@ func (c Class) String() string { return Word(c, "class", "unmanaged", "online", 
 
 // ParseClass reads a class as String writes it, in any letter case.
 func ParseClass(s string) (Class, error) {
-	switch strings.ToLower(s) {
-	case "unmanaged":
-		return Unmanaged, nil
-	case "online":
-		return Online, nil
-	case "offline":
-		return Offline, nil
+	for c := Unmanaged; c <= Offline; c++ {
+		if strings.EqualFold(s, c.String()) {
+			return c, nil
+		}
 	}
 	return Unmanaged, fmt.Errorf("invalid class %q: use one of online, offline, unmanaged", s)
 }

@@ -24,16 +24,6 @@ func (o CRIUOp) String() string {
 	return gpreempt.Word(o, "op", "PROCESS_INFO", "CHECKPOINT", "UNPAUSE", "RESTORE", "RESUME")
 }
 
-// CRIUInfo is the content of a checkpoint of a paused process.
-type CRIUInfo struct {
-	// PID is the process's ID in its own pid namespace.
-	PID int32
-	// Devices, BOs and Objects count its GPUs, buffers and other objects.
-	Devices, BOs, Objects uint32
-	// PrivDataBytes is the size of the driver's private data.
-	PrivDataBytes uint64
-}
-
 // CRIUPause evicts every queue of pid from every GPU (criu_process_info), including those
 // created later, until CRIUUnpause. Nothing else undoes it, not even the exit of the
 // caller. fd is the target's own open /dev/kfd, from pidfd_getfd; close it soon, because it
@@ -51,18 +41,10 @@ type CRIUInfo struct {
 //	ENODEV      the target has no GPU
 //	EIO         a GPU hangs or is being reset
 //	EOPNOTSUPP  a queue of a kind that cannot be saved
-func CRIUPause(sys Sys, fd int, pid int32) (CRIUInfo, error) {
+func CRIUPause(sys Sys, fd int, pid int32) error {
 	args := CRIUArgs{Op: CRIUOpProcessInfo}
-	if _, err := sys.Ioctl(fd, ReqCRIUOp, PointerTo(&args)); err != nil {
-		return CRIUInfo{}, fail(err, Error{Op: opCRIUPause, PID: pid, Queue: NoQueue})
-	}
-	return CRIUInfo{
-		PID:           int32(args.PID),
-		Devices:       args.NumDevices,
-		BOs:           args.NumBOs,
-		Objects:       args.NumObjects,
-		PrivDataBytes: args.PrivDataSize,
-	}, nil
+	_, err := sys.Ioctl(fd, ReqCRIUOp, PointerTo(&args))
+	return fail(err, Error{Op: opCRIUPause, PID: pid, Queue: NoQueue})
 }
 
 // CRIUUnpause undoes one CRIUPause (criu_unpause), with the same conditions for fd and the

@@ -118,13 +118,13 @@ func TestPermissionRuleIsProbedByBehaviour(t *testing.T) {
 }
 
 func TestProfiles(t *testing.T) {
-	old := Profile{Name: "6.5", Version: Version{1, 13}, Permission: PermissionThread, DeviceInfoSize: 120, SMIHostPIDs: true}
+	old := Profile{Name: "6.5", Version: Version{1, 13}, Permission: PermissionThread, DeviceInfoSize: 120}
 	k612 := old
 	k612.Name, k612.Version = "6.12", Version{1, 17}
 	backport := k612
 	backport.Name, backport.Permission = "6.12.103", PermissionProcess
 	dkms := k612
-	dkms.Name, dkms.Version, dkms.BusyWhileSampling = "amd-dkms", Version{1, 18}, true
+	dkms.Name, dkms.Version = "amd-dkms", Version{1, 18}
 	k72 := Profile{
 		Name: "7.2", Version: Version{1, 23}, Permission: PermissionProcess, DeviceInfoSize: 128, SecondaryContexts: true,
 	}
@@ -208,15 +208,10 @@ func TestCRIU(t *testing.T) {
 		if *a != (CRIUArgs{Op: a.Op}) {
 			t.Errorf("%v has more than its operation: %+v", a.Op, *a)
 		}
-		if a.Op == CRIUOpProcessInfo {
-			a.PID, a.NumDevices, a.NumBOs, a.NumObjects, a.PrivDataSize = 7, 8, 300, 20, 1<<33
-		}
 		return 0, nil
 	})
-	info, err := CRIUPause(sys, fd, 42)
-	want := CRIUInfo{PID: 7, Devices: 8, BOs: 300, Objects: 20, PrivDataBytes: 1 << 33}
-	if diff := cmp.Diff(want, info); diff != "" || err != nil {
-		t.Errorf("error %v (-want +got):\n%s", err, diff)
+	if err := CRIUPause(sys, fd, 42); err != nil {
+		t.Error(err)
 	}
 	if err := CRIUUnpause(sys, fd, 42); err != nil {
 		t.Error(err)
@@ -231,7 +226,7 @@ func TestCRIUIsMadeOnce(t *testing.T) {
 	for _, errno := range []unix.Errno{unix.EINTR, unix.EACCES} {
 		n := 0
 		sys := fdFunc(func(int, Request, Pointer) (uintptr, error) { n++; return 0, errno })
-		_, pause := CRIUPause(sys, 7, 42)
+		pause := CRIUPause(sys, 7, 42)
 		unpause := CRIUUnpause(sys, 7, 42)
 		if n != 2 || !errors.Is(pause, errno) || !errors.Is(unpause, errno) {
 			t.Errorf("%d calls, errors %v and %v; want 2 and %v", n, pause, unpause, errno)

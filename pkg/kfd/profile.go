@@ -58,11 +58,6 @@ type Profile struct {
 	// SecondaryContexts: a process may have several KFD contexts, of which only the first
 	// can be debugged: EOPNOTSUPP for the others.
 	SecondaryContexts bool
-	// BusyWhileSampling: debugging may fail with EBUSY while the PC sampler is active.
-	BusyWhileSampling bool
-	// SMIHostPIDs: SMI events name processes by their pid in the host's namespace, and not
-	// by the one in the process's own.
-	SMIHostPIDs bool
 }
 
 // delta is one node of the tree of profiles: the changes from its parent.
@@ -88,7 +83,6 @@ var tree = []delta{
 		change: func(p *Profile) {
 			p.Permission = PermissionThread
 			p.DeviceInfoSize = 120
-			p.SMIHostPIDs = true
 		},
 	},
 	{name: "6.12", parent: "6.5", minor: 17, through: 17, change: func(*Profile) {}},
@@ -97,19 +91,17 @@ var tree = []delta{
 		change: func(p *Profile) { p.Permission = PermissionProcess },
 	},
 	{
-		// AMD's package reports 1.18 with 6.12's debug structures. Mainline kernels
-		// of that version have no such EBUSY; expecting it does no harm there.
+		// AMD's package reports 1.18 with 6.12's debug structures. Debugging may fail with
+		// EBUSY while its PC sampler is active.
 		// AMD's older packages, before 1.13, have a DBG_TRAP of another form under
 		// another number, and are refused.
-		name: "amd-dkms", parent: "6.12", minor: 18, through: 18,
-		change: func(p *Profile) { p.BusyWhileSampling = true },
+		name: "amd-dkms", parent: "6.12", minor: 18, through: 18, change: func(*Profile) {},
 	},
 	{
 		name: "7.2", parent: "6.12.103", minor: 23, through: 23,
 		change: func(p *Profile) {
 			p.DeviceInfoSize = 128
 			p.SecondaryContexts = true
-			p.SMIHostPIDs = false
 		},
 	},
 }
@@ -174,11 +166,8 @@ func (p Profile) WithPermission(r PermissionRule) Profile {
 		return p
 	}
 	for _, d := range tree {
-		if !d.backport || d.parent != p.Name {
-			continue
-		}
-		if child := profile(d.name); child.Permission == r {
-			return child
+		if d.backport && d.parent == p.Name && profile(d.name).Permission == r {
+			return profile(d.name)
 		}
 	}
 	p.Permission = r

@@ -69,11 +69,7 @@ func (d *Device) Suspend(pid int32, ids []uint32) ([]QueueResult, error) {
 		QueueArrayPtr: PointerToSlice(array),
 		NumQueues:     uint32(len(array)),
 	}
-	n, err := d.trapAgain(pid, TrapSuspendQueues, PointerTo(&args), func() { copy(array, ids) })
-	if err != nil {
-		return nil, err
-	}
-	return results(pid, TrapSuspendQueues, ids, array, n)
+	return d.trapQueues(pid, TrapSuspendQueues, PointerTo(&args), ids, array)
 }
 
 // Resume resumes the queues ids of pid (resume_queues). The description of Suspend applies.
@@ -89,11 +85,7 @@ func (d *Device) Resume(pid int32, ids []uint32) ([]QueueResult, error) {
 		QueueArrayPtr: PointerToSlice(array),
 		NumQueues:     uint32(len(array)),
 	}
-	n, err := d.trapAgain(pid, TrapResumeQueues, PointerTo(&args), func() { copy(array, ids) })
-	if err != nil {
-		return nil, err
-	}
-	return results(pid, TrapResumeQueues, ids, array, n)
+	return d.trapQueues(pid, TrapResumeQueues, PointerTo(&args), ids, array)
 }
 
 // ResumeAll resumes every queue of pid (resume_queues without an array) and returns their
@@ -127,10 +119,14 @@ func cleanIDs(pid int32, op TrapOp, ids []uint32) ([]uint32, error) {
 	return array, nil
 }
 
-// results returns the results of ids from the array that the driver wrote and the number
-// that it returned, which counts the clean IDs. If they differ, the driver could not write
-// the array, which it only logs.
-func results(pid int32, op TrapOp, ids, array []uint32, n uintptr) ([]QueueResult, error) {
+// trapQueues makes a call with args, which has array for ids, and returns the results from
+// the array that the driver wrote and the number that it returned, which counts the clean
+// IDs. If they differ, the driver could not write the array, which it only logs.
+func (d *Device) trapQueues(pid int32, op TrapOp, args Pointer, ids, array []uint32) ([]QueueResult, error) {
+	n, err := d.trapAgain(pid, op, args, func() { copy(array, ids) })
+	if err != nil {
+		return nil, err
+	}
 	res := make([]QueueResult, len(ids))
 	var ok uintptr
 	for i, id := range ids {

@@ -172,7 +172,7 @@ const (
 type QueueEviction struct {
 	// BoottimeNS is the time, in nanoseconds of CLOCK_BOOTTIME.
 	BoottimeNS int64
-	// PID is the process; for its namespace see Profile.SMIHostPIDs.
+	// PID is the process, by its pid in the host's namespace; since Linux 7.2 in its own.
 	PID int32
 	GPU gpreempt.GPUID
 	// Restored: the queues were restored, or will be (Rescheduled). Otherwise they were

@@ -131,11 +131,11 @@ func TestEnumsHaveTheNamesOfTheAPI(t *testing.T) {
 		got["outcome"] = append(got["outcome"], Outcome(v).String())
 	}
 	want := map[string][]string{
-		"target":  {"none", "running", "suspending", "suspended", "resuming", "quarantined", "gone", "7", "8", "9", "10", "11", "12"},
-		"lease":   {"none", "requested", "quiescing", "held", "ended", "5", "6", "7", "8", "9", "10", "11", "12"},
-		"end":     {"none", "completed", "expired", "disconnected", "client-died", "idle", "released", "7", "8", "9", "10", "11", "12"},
-		"reason":  {"none", "done", "nothing-to-do", "max-wait", "deferred", "not-awaited", "share-floor", "unsafe", "shadow", "draining", "ended", "hold", "12"},
-		"outcome": {"ok", "gone", "failed", "hardware", "replaced", "debugged", "6", "7", "8", "9", "10", "11", "12"},
+		"target":  {"none", "running", "suspending", "suspended", "resuming", "quarantined", "gone", "state(7)", "state(8)", "state(9)", "state(10)", "state(11)", "state(12)"},
+		"lease":   {"none", "requested", "quiescing", "held", "ended", "state(5)", "state(6)", "state(7)", "state(8)", "state(9)", "state(10)", "state(11)", "state(12)"},
+		"end":     {"none", "completed", "expired", "disconnected", "client-died", "idle", "released", "end(7)", "end(8)", "end(9)", "end(10)", "end(11)", "end(12)"},
+		"reason":  {"none", "done", "nothing-to-do", "max-wait", "deferred", "not-awaited", "share-floor", "unsafe", "shadow", "draining", "ended", "hold", "reason(12)"},
+		"outcome": {"ok", "gone", "failed", "hardware", "replaced", "debugged", "outcome(6)", "outcome(7)", "outcome(8)", "outcome(9)", "outcome(10)", "outcome(11)", "outcome(12)"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

@@ -224,7 +224,7 @@ func (m *Mechanism) pauseOnce(fd int, pid int32) (own bool, err error) {
 	case err != nil && !errors.Is(err, unix.EINVAL):
 		return true, hardware(err)
 	}
-	_, err = kfd.CRIUPause(m.cfg.Sys, fd, pid)
+	err = kfd.CRIUPause(m.cfg.Sys, fd, pid)
 	return true, hardware(err)
 }
 

@@ -68,13 +68,11 @@ type passResult struct {
 // take records the results of a call for the queues that next returned for snapshot.
 func (p suspendPass) take(results []kfd.QueueResult, snapshot []kfd.QueueSnapshotEntry) passResult {
 	var v passResult
-	var failed []uint32
 	for _, r := range results {
 		switch r.Status {
 		case kfd.QueueOK:
 			p.suspended[r.ID] = struct{}{}
 		case kfd.QueueHardwareError:
-			failed = append(failed, r.ID)
 		default:
 			v.again = true
 			if p.skipped[r.ID]++; p.skipped[r.ID] >= maxSkips {
@@ -82,7 +80,7 @@ func (p suspendPass) take(results []kfd.QueueResult, snapshot []kfd.QueueSnapsho
 			}
 		}
 	}
-	v.failed = gpusOf(failed, snapshot)
+	v.failed = gpusOf(failures(results), snapshot)
 	return v
 }
 

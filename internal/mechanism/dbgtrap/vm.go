@@ -44,10 +44,11 @@ func (m *Mechanism) probeVMs(target gpreempt.ProcessKey) mechanism.Evidence {
 	if err != nil {
 		return mechanism.Evidence{}
 	}
-	used := m.cfg.GPUs(target)
-	later := discovery.GPUsAfter(gpus, func(id gpreempt.GPUID) bool {
-		return slices.ContainsFunc(used, func(g gpreempt.GPU) bool { return g.ID == id })
-	})
+	var used []gpreempt.GPUID
+	for _, g := range m.cfg.GPUs(target) {
+		used = append(used, g.ID)
+	}
+	later := discovery.GPUsAfter(gpus, used)
 	e := mechanism.Evidence{Check: "VMs", Found: "on every GPU that needs one", OK: true}
 	if without := m.crashing(discovery.WithoutVM(m.cfg.Files, target.PID, later)); len(without) > 0 {
 		err := withoutVM(target.PID, without)
@@ -77,12 +78,12 @@ func (d *debuggee) checkVMs(snapshot []kfd.QueueSnapshotEntry) error {
 			return err
 		}
 	}
+	used := make([]gpreempt.GPUID, len(snapshot))
 	for i := range snapshot {
-		d.vms[gpreempt.GPUID(snapshot[i].GPUID)] = true
+		used[i] = gpreempt.GPUID(snapshot[i].GPUID)
+		d.vms[used[i]] = true
 	}
-	later := discovery.GPUsAfter(d.gpus, func(id gpreempt.GPUID) bool {
-		return slices.ContainsFunc(snapshot, func(q kfd.QueueSnapshotEntry) bool { return gpreempt.GPUID(q.GPUID) == id })
-	})
+	later := discovery.GPUsAfter(d.gpus, used)
 	later = slices.DeleteFunc(later, func(g gpreempt.GPU) bool { return d.vms[g.ID] })
 	if len(later) == 0 {
 		return nil

@@ -45,14 +45,9 @@ type Totals struct {
 	MaxMicros   uint64 `json:"max_us"`
 }
 
-// Scan reads a log, compressed or not (see Open), and calls fn with each record in
-// the order of the file. It needs the same memory for a log of any size. It ends
-// at the first error of r or of fn, with the totals so far.
-func Scan(r io.Reader, fn func(*Record) error) (Totals, error) {
-	return scanAll(r, fn, func([]byte) {})
-}
-
-// scanAll is Scan with a callback for the lines without a record.
+// scanAll reads a log, compressed or not (see Open), and calls fn with each record in the
+// order of the file, and other with each other line. It needs the same memory for a log of
+// any size. It ends at the first error of r or of fn, with the totals so far.
 func scanAll(r io.Reader, fn func(*Record) error, other func([]byte)) (_ Totals, err error) {
 	text, err := Open(r)
 	if err != nil {
