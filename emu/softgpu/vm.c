@@ -456,27 +456,6 @@ out:
 	return err;
 }
 
-SOFT_WRAP(int, amdgpu_amdkfd_gpuvm_map_gtt_bo_to_kernel, struct kgd_mem *mem, void **kptr,
-	  uint64_t *size)
-{
-	int err;
-
-	if (!soft_devs[0])
-		return __real_amdgpu_amdkfd_gpuvm_map_gtt_bo_to_kernel(mem, kptr, size);
-	err = soft_bo_vmap(mem->bo, kptr);
-	if (!err && size)
-		*size = amdgpu_bo_size(mem->bo);
-	return err;
-}
-
-SOFT_WRAP(void, amdgpu_amdkfd_gpuvm_unmap_gtt_bo_from_kernel, struct kgd_mem *mem)
-{
-	if (soft_devs[0])
-		soft_bo_vunmap(mem->bo);
-	else
-		__real_amdgpu_amdkfd_gpuvm_unmap_gtt_bo_from_kernel(mem);
-}
-
 /* A checkpoint needs the file, to map it; as of any GEM object. */
 SOFT_WRAP(int, amdgpu_amdkfd_gpuvm_export_dmabuf, struct kgd_mem *mem, struct dma_buf **dma_buf)
 {
