@@ -162,7 +162,7 @@ func TestBadInputIsRejectedWithoutEffect(t *testing.T) {
 				_, err = stream.Recv()
 			}
 			return err
-		}, refusal{codes.OutOfRange, "REVISION_COMPACTED", "again"}},
+		}, refusal{codes.OutOfRange, "REVISION_COMPACTED", "read the present state"}},
 	} {
 		checkError(t, tc.what, tc.call(), tc.want)
 	}
