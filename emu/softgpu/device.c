@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
  * The nodes: for each one a platform device, a PCI device that is on no bus
- * list, and an amdgpu_device as the driver's discovery would have filled it,
- * as far as amdkfd reads it. The driver's own probe and init then make the
+ * list, and an amdgpu_device with the fields that amdkfd reads, set as the
+ * driver's discovery sets them. The driver's own probe and init then make the
  * KFD node.
  */
 #include <linux/module.h>

@@ -12,9 +12,9 @@
 #include "kfd_pm4_headers_ai.h"
 #include "kfd_pm4_opcodes.h"
 
-static void query_status(struct soft_dev *s, const struct pm4_mes_query_status *p)
+/* soft_hws_hangs counts a fence, and reports whether it is one that must not be written. */
+bool soft_hws_hangs(struct soft_hws *h)
 {
-	struct soft_hws *h = &s->hws;
 	bool hang;
 
 	spin_lock(&h->lock);
@@ -26,13 +26,20 @@ static void query_status(struct soft_dev *s, const struct pm4_mes_query_status *
 		h->fences++;
 	}
 	spin_unlock(&h->lock);
+	return hang;
+}
+
+static void query_status(struct soft_dev *s, const struct pm4_mes_query_status *p)
+{
+	bool hang = soft_hws_hangs(&s->hws);
+
 	soft_trace(s, "fence %#x%s", p->data_lo, hang ? " is not written" : "");
 	if (!hang && soft_gart_write64((u64)p->addr_hi << 32 | p->addr_lo,
 				       (u64)p->data_hi << 32 | p->data_lo))
 		dev_err(s->adev->dev, "softgpu: no fence at %#x%08x\n", p->addr_hi, p->addr_lo);
 }
 
-/* Returns an error if the scheduler executes no more packets until its next start. */
+/* execute returns an error if the scheduler must stop: it is idle until its next start. */
 static int execute(struct soft_dev *s, const u32 *p, union PM4_MES_TYPE_3_HEADER header)
 {
 	const struct pm4_mec_write_data_mmio *write = (const void *)p;

@@ -21,19 +21,9 @@ static struct soft_dev *mes_dev(struct amdgpu_mes *mes)
 /* silent reports whether the firmware does not answer; the caller has waited then. */
 static bool silent(struct soft_hws *h)
 {
-	unsigned int slow;
-	bool hang;
+	unsigned int slow = READ_ONCE(h->slow_us);
+	bool hang = soft_hws_hangs(h);
 
-	spin_lock(&h->lock);
-	slow = h->slow_us;
-	hang = h->hang;
-	if (hang) {
-		h->hang--;
-		h->hung++;
-	} else {
-		h->fences++;
-	}
-	spin_unlock(&h->lock);
 	if (hang)
 		schedule_timeout_uninterruptible(MES_TIMEOUT);
 	else if (slow)

@@ -188,9 +188,9 @@ struct soft_fault *soft_hws_fault(struct soft_hws *h, u32 doorbell)
 }
 
 /*
- * soft_hws_holds reports whether a selected queue keeps the unmap from its end.
- * A reset ends queues that a preemption does not, but the packet processor
- * still has to let go of them.
+ * soft_hws_holds reports whether the unmap must still wait for a selected
+ * queue. A reset unmaps queues that ignore a preemption, but the packet
+ * processor must acknowledge those too.
  */
 bool soft_hws_holds(struct soft_hws *h, bool reset)
 {

@@ -136,6 +136,7 @@ struct pm4_mes_runlist;
 struct pm4_mes_unmap_queues;
 struct soft_queue *soft_hws_find(struct soft_hws *h, u64 mqd, u32 pasid);
 struct soft_fault *soft_hws_fault(struct soft_hws *h, u32 doorbell);
+bool soft_hws_hangs(struct soft_hws *h);
 bool soft_hws_holds(struct soft_hws *h, bool reset);
 void soft_hws_map(struct soft_dev *s, struct soft_queue *new);
 /* called by the scheduler's thread; an error stops it */
