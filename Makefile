@@ -27,18 +27,29 @@ SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || echo 0)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help count gen check-gen lint lint-proto lint-go lint-mod fmt test race build demo bench bench-quick fuzz fuzz-quick e2e e2e-rocm vm-kfd vm-softgpu vmtest soak flood kubernetes kubernetes-test kubernetes-api dist dist-twice packages-test clean
+.PHONY: help count gen check-gen lint lint-proto lint-go lint-mod fmt kernels test race build demo bench bench-quick fuzz fuzz-quick explore history crashes clib clib-install clib-test e2e e2e-rocm vm-kfd vm-softgpu vmtest soak hostile python-test python-soak python-bench kubernetes kubernetes-test kubernetes-api vulncheck dist dist-twice sign packages-test fuzz-build clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-gen: ## Generate api/gen from api/proto
+# The Python client makes its messages from these descriptors.
+DESCRIPTORS = bindings/python/gpreempt/api.binpb
+API_REFERENCE = $(TOOL) buf build --as-file-descriptor-set -o - | (cd tools && $(GO) run ./reference)
+gen: ## Generate api/gen, the descriptors of the Python client and docs/reference
 	$(TOOL) buf generate
+	$(TOOL) buf build --as-file-descriptor-set --exclude-source-info -o $(DESCRIPTORS)
+	$(API_REFERENCE) > docs/reference/api.md
+	cd deploy/packaging && $(GO) test -count=1 -run '^TestReferenceOfTheCommands' . -update
 
-check-gen: ## Fail when api/gen is not what api/proto generates
+check-gen: ## Fail when api/gen, the descriptors or docs/reference are not what make gen writes
 	@set -e; tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 	$(TOOL) buf generate -o "$$tmp"; \
-	diff -r "$$tmp/api/gen" api/gen || { echo 'api/gen is stale: run make gen' >&2; exit 1; }
+	diff -r "$$tmp/api/gen" api/gen || { echo 'api/gen is stale: run make gen' >&2; exit 1; }; \
+	$(TOOL) buf build --as-file-descriptor-set --exclude-source-info -o "$$tmp/api.binpb"; \
+	cmp "$$tmp/api.binpb" $(DESCRIPTORS) || { echo '$(DESCRIPTORS) is stale: run make gen' >&2; exit 1; }; \
+	$(API_REFERENCE) > "$$tmp/api.md"; \
+	cmp "$$tmp/api.md" docs/reference/api.md || { echo 'docs/reference/api.md is stale: run make gen' >&2; exit 1; }; \
+	cd deploy/packaging && $(GO) test -run '^TestReferenceOfTheCommands' .
 
 lint: lint-proto lint-go lint-mod ## Check style of protos, Go and module files (make -k lint: all findings)
 
@@ -54,6 +65,16 @@ lint-go:
 lint-mod:
 	$(GO) mod tidy -diff
 	cd tools && $(GO) mod tidy -diff
+	cd examples/go && $(GO) mod tidy -diff && $(GO) vet .
+
+# apt-get install -y --no-install-recommends clang-22 lld-22
+LLVM    ?= /usr/lib/llvm-22/bin
+KERNELS ?= internal/accept/workload/kernels
+kernels: ## Build the code objects of the acceptance from kernels.c, the same bytes from the same LLVM
+	@cd internal/accept/workload/kernels && for gpu in gfx90a gfx942 gfx950; do \
+	$(LLVM)/clang --target=amdgcn-amd-amdhsa -mcpu=$$gpu -nogpulib -ffreestanding -std=c23 -O2 -Wall -Wextra -Werror \
+		-mcode-object-version=5 --ld-path=$(LLVM)/ld.lld -Wl,-s -o "$(abspath $(KERNELS))/$$gpu.co" kernels.c && \
+	chmod 644 "$(abspath $(KERNELS))/$$gpu.co" || exit; done && cd "$(abspath $(KERNELS))" && sha256sum *.co > SHA256SUMS
 
 fmt: ## Format Go and protos in place
 	$(TOOL) golangci-lint fmt
@@ -78,8 +99,8 @@ count: ## Count lines of product and kit, packages and import cycles
 build: ## Build gpreemptd, gpctl and kfdemu into build/
 	CGO_ENABLED=0 $(GO) build $(BUILDFLAGS) -ldflags '$(LDFLAGS)' -o build/ ./cmd/... ./emu/cmd/...
 
-demo: build ## Show a suspend and a resume on an emulated GPU, or a simulated one (DEMO=--sim)
-	build/kfdemu demo --json build/demo.json $(DEMO)
+demo: build ## Measure what gpreempt does for inference, on an emulated GPU or a simulated one (DEMO=--sim): bars, and build/demo.svg
+	build/kfdemu demo --json build/demo.json --svg build/demo.svg $(DEMO)
 
 bench: ## Measure what the daemon costs, as ratios in one run: a table, and build/bench.txt (BENCH='-only de')
 	$(GO) build -o build/bench ./test/bench
@@ -103,25 +124,40 @@ fuzz: ## Fuzz each target for FUZZTIME
 	@grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]+' $(FUZZ_PACKAGES) | \
 	xargs -d '\n' -n 1 -P "$$(nproc)" sh -c "$$fuzz_one" fuzz
 
+# The script for a service that fuzzes continuously; test/arch fails when it lacks a target.
+fuzz-build: ## Write deploy/fuzz/build.sh: how to build each target for OSS-Fuzz
+	$(GO) test -count=1 -run '^TestFuzzBuildHasEveryTarget$$' ./test/arch -update
+
 fuzz-quick: ## Fuzz each target for a second
 	@$(MAKE) --no-print-directory fuzz FUZZTIME=1s
 
 e2e: ## Test the built binaries against each other, on simulated and emulated GPUs; figures in build/e2e.json
-	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -count=1 -timeout 20m ./test/e2e/...
-	$(GO) test -count=1 -timeout 10m -run '^TestEmulated' ./emu/conformance -every
+	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -count=1 -timeout 40m -skip '^TestCLibrary' ./test/e2e/...
+	$(GO) test -count=1 -timeout 10m -run '^TestEmulated' ./internal/conformance -every
+
+# apt-get install -y --no-install-recommends gcc libc6-dev libnghttp2-dev libnanopb-dev nanopb protobuf-compiler libprotobuf-dev pkg-config
+clib: ## Build the C library into build/clib
+	@$(MAKE) --no-print-directory -C bindings/c
+
+PREFIX ?= /usr/local
+clib-install: ## Install the C library, its header and pkg-config file (PREFIX=/usr/local DESTDIR=)
+	@$(MAKE) --no-print-directory -C bindings/c install PREFIX='$(PREFIX)'
+
+clib-test: ## Test the C library on a simulated GPU, also under valgrind and from Python; skips what is not installed
+	$(GO) test -count=1 -timeout 10m -v -run '^TestCLibrary' ./test/e2e
 
 # apt-get install -y --no-install-recommends gcc libc6-dev rocminfo rocm-smi libhsakmt-dev libhsa-runtime-dev
 e2e-rocm: ## Run AMD's own tools and libraries on an emulated GPU; skips what is not installed
 	GPREEMPT_E2E_RACE=$(RACE) $(GO) test -tags rocm -count=1 -timeout 10m -v -run '^TestROCm' ./test/e2e
 
 # Package, or package=pattern of its tests.
-VM_PACKAGES ?= ./emu/conformance=TestRealDriver ./internal/proc ./internal/mechanism/dbgtrap=TestRealDriver \
+VM_PACKAGES ?= ./internal/conformance=TestRealDriver ./internal/proc ./internal/mechanism/dbgtrap=TestRealDriver \
 	./internal/kfdtrace=TestRealTracefs
 vm-kfd: ## Test on the real driver of Debian's 6.12 in QEMU, without a GPU; skips without QEMU
 	$(GO) run ./emu/vm -limit 10m $(VM_PACKAGES)
 
 # apt-get install -y --no-install-recommends qemu-system-x86 gcc-12 libc6-dev make xz-utils
-SOFTGPU_PACKAGES ?= ./emu/conformance=TestRealDriver './test/e2e=^TestSoftGPU'
+SOFTGPU_PACKAGES ?= ./internal/conformance=TestRealDriver './test/e2e=^TestSoftGPU'
 SOFTGPU ?= softgpu=2
 vm-softgpu: ## Test on the real driver with GPU nodes but no GPU: builds amdgpu with emu/softgpu, for minutes the first time; skips without QEMU or gcc
 	$(GO) run ./emu/vm -softgpu '$(SOFTGPU)' -with ./cmd/gpreemptd,./cmd/gpctl,./emu/cmd/kfdemu -limit 15m $(SOFTGPU_PACKAGES)
@@ -136,23 +172,51 @@ soak: ## Run the soak tests, end to end, of the tracer and of the inventory, for
 	GPREEMPT_SOAK=$(SOAK) $(GO) test -count=1 -timeout 0 -v -run '^TestSoak' ./test/e2e
 	GPREEMPT_SOAK=$(SOAK) $(GO) test $(RACE) -count=1 -timeout 0 -v -run '^TestSoak' ./internal/proc ./internal/inventory
 
-FLOOD ?= 30s
-flood: ## Offer 10^5 announcements a second for FLOOD, and judge what a legitimate client sees of it
-	GPREEMPT_FLOOD=$(FLOOD) $(GO) test -count=1 -timeout 10m -v -run '^TestFloodOfAnnouncements$$' ./test/e2e
+STATES ?= 10000000
+explore: ## Follow every history of the scheduler until there are STATES states: half an hour and 2 GiB for 10^7
+	GPREEMPT_EXPLORE=$(STATES) $(GO) test -count=1 -timeout 0 -v -run '^TestEveryHistoryUpToABoundKeepsThePromises$$' ./pkg/scheduler
+
+FAULTS ?= 3000
+history: ## Have FAULTS random faults strike the daemon on an emulated GPU, and check the recorded history (SEED= repeats one)
+	GPREEMPT_HISTORY_FAULTS=$(FAULTS) GPREEMPT_HISTORY_SEED=$(SEED) $(GO) test -count=1 -timeout 0 -v -run '^TestHistoryOfRandomFaults$$' ./test/e2e
+
+# A third each with the fake driver's dbgtrap and criu, and of the rest half each by the freezer
+# on real processes and by the built daemon on emulated GPUs.
+CRASHES ?= 10000
+crashes: ## Kill daemons CRASHES times at the steps of each mechanism: nothing may stay suspended
+	GPREEMPT_CRASHES=$$(($(CRASHES) / 3)) $(GO) test -count=1 -timeout 0 -run '^TestDeathAtEveryCall' ./internal/mechanism/dbgtrap ./internal/mechanism/criu
+	GPREEMPT_CRASHES=$$(($(CRASHES) / 6)) $(GO) test -count=1 -timeout 0 -v -run '^TestNoProcessStaysPausedAfterTheDaemonIsKilled$$' ./internal/mechanism/freezer
+	GPREEMPT_CRASHES=$$(($(CRASHES) / 6)) $(GO) test -count=1 -timeout 0 -v -run '^TestSoakDaemonKilledAnywhereLeavesEveryQueueRunning$$' ./test/e2e
+
+HOSTILE ?= 2s
+hostile: ## Abuse each method of each service for HOSTILE over each transport in each way, and judge what others see: a table, and build/hostile.json (ONLY=TRANSPORT/ABUSE/METHOD or a part of it)
+	GPREEMPT_HOSTILE=$(HOSTILE) GPREEMPT_HOSTILE_ONLY='$(ONLY)' $(GO) test -count=1 -timeout 0 -v -run '^TestHostileClientsOfEveryMethod$$' ./test/e2e
 
 kubernetes: ## Write the config file of the Helm chart and the manifests rendered from it
 	cd deploy/kubernetes && $(GO) test -count=1 -run '^TestConfigFileOfTheChart' . -update
 	cd deploy/kubernetes && $(GO) test -count=1 -run '^TestManifests' . -update
 
-kubernetes-test: ## Test chart, manifests and examples against the Kubernetes API; skips where its modules are not available
-	@cd deploy/kubernetes && if ! $(GO) list -deps -test ./... >/dev/null 2>&1; then \
-		echo 'SKIP: the modules of deploy/kubernetes are not available; go list -deps -test ./... there says why'; \
-	else $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout 10m ./...; fi
+kubernetes-test: ## Test chart, manifests, examples and CSI driver against the Kubernetes API; skips where their modules are not available
+	@set -e; for dir in deploy/kubernetes deploy/kubernetes/csi; do ( cd $$dir && if ! $(GO) list -deps -test ./... >/dev/null 2>&1; then \
+		echo "SKIP: the modules of $$dir are not available; go list -deps -test ./... there says why"; \
+	else $(GO) mod tidy -diff && $(GO) vet ./... && $(GO) test -timeout 10m ./...; fi ); done
 
 # apt-get install -y --no-install-recommends etcd-server
 kubernetes-api: ## Have a real API server accept them: builds kube-apiserver, for minutes; skips without etcd
 	cd deploy/kubernetes && $(GO) build -o ../../build/ k8s.io/kubernetes/cmd/kube-apiserver
 	cd deploy/kubernetes && PATH="$(CURDIR)/build:$$PATH" $(GO) test -count=1 -v -run '^TestAPIServer' .
+
+# Exit status 3: vulnerabilities that the code reaches. Without the database nothing was checked.
+VULNDB ?= https://vuln.go.dev
+vulncheck: ## Look for known vulnerabilities that the shipped programs reach; skips without the database (VULNDB=URL)
+	@for dir in . deploy/kubernetes/csi; do \
+		out=$$($(GO) tool -modfile=$(CURDIR)/tools/go.mod govulncheck -C $$dir -db '$(VULNDB)' ./... 2>&1); code=$$?; \
+		case "$$code $$out" in \
+		0*) echo "$$dir: $$out" ;; \
+		1*"fetching vulnerabilities:"*) echo "SKIP $$dir: nothing was checked, the database is not available: $$out" ;; \
+		*) echo "$$dir: $$out"; exit "$$code" ;; \
+		esac; \
+	done
 
 dist: ## Make tar.gz, deb, rpm, SBOM and checksums in dist/, the same bytes from the same commit (ARCHS=amd64,arm64)
 	rm -rf dist
@@ -167,6 +231,11 @@ dist-twice: ## Make dist from two copies of the commit, in directories and with 
 	done; \
 	cmp "$$tmp/one/short/dist/SHA256SUMS" "$$tmp/another/much/longer/dist/SHA256SUMS" && echo 'twice the same bytes'
 
+# KEY is a private SSH key, or the public one of a key in an agent or on a token. docs/packaging.md has the other side.
+sign: ## Sign dist/SHA256SUMS with an SSH key (KEY=FILE): dist/SHA256SUMS.sig
+	@test -n '$(KEY)' || { echo 'sign: KEY is missing: make sign KEY=FILE, an SSH key' >&2; exit 2; }
+	@cd dist && sha256sum --quiet --strict -c SHA256SUMS && rm -f SHA256SUMS.sig && ssh-keygen -Y sign -n gpreempt-release -f '$(abspath $(KEY))' SHA256SUMS
+
 # apt-get install -y --no-install-recommends lintian rpm qemu-system-x86 mmdebstrap e2fsprogs
 packages-test: ## Test the packages: lintian, rpm, and the deb from install to purge in a Debian guest; skips what is not there
 	cd deploy/packaging && $(GO) mod tidy -diff && $(GO) vet . && $(GO) test -timeout 5m .
@@ -177,6 +246,26 @@ packages-test: ## Test the packages: lintian, rpm, and the deb from install to p
 	@if command -v rpm >/dev/null; then rpm -K --nosignature build/packages/*.rpm && rpm -qpl build/packages/*.rpm | grep -qx /usr/bin/gpreemptd; \
 	else echo 'SKIP rpm: apt-get install rpm'; fi
 	$(GO) run ./emu/vm -systemd -deb build/packages/*.deb -limit 10m ./test/e2e='^TestGuestPackage$$'
+
+# apt-get install -y --no-install-recommends python3-protobuf python3-pytest python3-grpcio python3-fastapi python3-httpx python3-uvicorn mypy python3-pip python3-setuptools python3-wheel
+PYTHON ?= /usr/bin/python3
+PYTHON_TEST = cd bindings/python && PYTHONDONTWRITEBYTECODE=1 GPREEMPT_BUILD='$(CURDIR)/build'
+python-test: ## Test the Python client on a simulated machine, and check its types; skips what is not installed
+	@if ! $(PYTHON) -c 'import google.protobuf, pytest' 2>/dev/null; then \
+		echo 'SKIP: the tests of the Python client need python3-protobuf and python3-pytest'; \
+	else set -e; $(GO) build $(BUILDFLAGS) -o build/ ./emu/cmd/kfdemu; \
+		if $(PYTHON) -m mypy --version >/dev/null 2>&1; then (cd bindings/python && $(PYTHON) -m mypy --cache-dir='$(CURDIR)/build/mypy'); \
+		else echo 'SKIP types: mypy is not installed'; fi; \
+		$(PYTHON_TEST) $(PYTHON) -m pytest -q -rs; fi
+
+FORKS ?= 10000
+python-soak: ## Fork and announce FORKS times, from threads too, with the Python client: no lease may be left
+	$(GO) build $(BUILDFLAGS) -o build/ ./emu/cmd/kfdemu
+	$(PYTHON_TEST) GPREEMPT_FORKS=$(FORKS) $(PYTHON) -m pytest -q -s tests/test_soak.py
+
+python-bench: ## Measure the Python client beside a bare grpcio call, and how soon protection is back after an outage of 30 s
+	$(GO) build $(BUILDFLAGS) -o build/ ./emu/cmd/kfdemu
+	$(PYTHON_TEST) $(PYTHON) tests/bench.py
 
 clean: ## Remove what build and dist made
 	rm -rf build dist

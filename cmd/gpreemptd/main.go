@@ -13,6 +13,7 @@ import (
 	"syscall"
 
 	"github.com/gpreempt/gpreempt/internal/daemon"
+	"github.com/gpreempt/gpreempt/internal/mechanism/helper"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -20,7 +21,12 @@ import (
 // kernel would keep the process traced.
 func init() { runtime.LockOSThread() }
 
-func main() { os.Exit(run(os.Args[1:], os.Stdout, os.Stderr)) }
+func main() {
+	if len(os.Args) == 2 && os.Args[1] == helper.Argument {
+		os.Exit(helper.Main())
+	}
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}
 
 func run(args []string, stdout, stderr io.Writer) int {
 	// Before anything else: a signal during a slow start must not be lost.

@@ -31,6 +31,9 @@ import (
 	"k8s.io/kubernetes/pkg/apis/resource"
 	_ "k8s.io/kubernetes/pkg/apis/resource/install" // as above
 	resourcevalidation "k8s.io/kubernetes/pkg/apis/resource/validation"
+	"k8s.io/kubernetes/pkg/apis/storage"
+	_ "k8s.io/kubernetes/pkg/apis/storage/install" // as above
+	storagevalidation "k8s.io/kubernetes/pkg/apis/storage/validation"
 	"k8s.io/kubernetes/pkg/capabilities"
 )
 
@@ -73,7 +76,7 @@ func find[T runtime.Object](t *testing.T, objects []runtime.Object) T {
 func TestEveryObjectIsValidToTheAPI(t *testing.T) {
 	// The setting of all servers that permit privileged pods.
 	capabilities.Setup(true, 0)
-	clusterWide := []string{"Namespace", "ClusterRole", "ClusterRoleBinding"}
+	clusterWide := []string{"Namespace", "ClusterRole", "ClusterRoleBinding", "CSIDriver"}
 	for name, text := range everything(t) {
 		for _, object := range decode(t, name, text) {
 			kind := object.GetObjectKind().GroupVersionKind().Kind
@@ -119,6 +122,8 @@ func validate(object runtime.Object) field.ErrorList {
 		return rbacvalidation.ValidateClusterRole(o, rbacvalidation.ClusterRoleValidationOptions{})
 	case *rbac.ClusterRoleBinding:
 		return rbacvalidation.ValidateClusterRoleBinding(o)
+	case *storage.CSIDriver:
+		return storagevalidation.ValidateCSIDriver(o)
 	case *resource.ResourceClaim:
 		return resourcevalidation.ValidateResourceClaim(o)
 	}

@@ -34,6 +34,7 @@ var installs = map[string]values{
 	"manifests/gpreempt.yaml": {},
 	"manifests/gpreempt-device-plugin.yaml": {
 		"deviceResources": values{"squat.ai/gpreempt": "1"},
+		"csi":             values{"enabled": false}, // its container is privileged
 	},
 	"every mechanism, the kubelet's own certificate": {
 		"mechanisms":      []any{"dbgtrap", "criu", "freezer"},
@@ -49,6 +50,9 @@ var installs = map[string]values{
 			values{"name": "batch", "match": values{"pod": values{"priority_class": "batch-*"}}, "class": "offline"},
 		},
 		"imagePullSecrets": []any{values{"name": "registry"}},
+	},
+	"another root directory of the kubelet": {
+		"csi": values{"kubeletDir": "/var/lib/k0s/kubelet"},
 	},
 	"metrics": {
 		"metrics": values{"enabled": true, "podMonitor": true, "podMonitorLabels": values{"release": "prometheus"}},

@@ -14,6 +14,9 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	podsecurity "k8s.io/pod-security-admission/api"
+	"k8s.io/pod-security-admission/policy"
 	"sigs.k8s.io/yaml"
 )
 
@@ -109,10 +112,10 @@ func TestExamplesFitTheChart(t *testing.T) {
 	daemon := find[*appsv1.DaemonSet](t, objects).Spec.Template
 
 	type facts struct {
-		Directory, Mount string
-		ReadOnly         bool
-		Groups           []int64
-		Classes          []string
+		Driver, Mount string
+		ReadOnly      bool
+		Groups        []int64
+		Classes       []string
 	}
 	var chart struct {
 		SocketGroup int64
@@ -133,22 +136,48 @@ func TestExamplesFitTheChart(t *testing.T) {
 	var want facts
 	for _, v := range daemon.Spec.Volumes {
 		if v.Name == "run" {
-			want.Directory = v.HostPath.Path
+			want.Mount = v.HostPath.Path // where clients look for the socket
 		}
 	}
-	want.Mount, want.ReadOnly, want.Groups = want.Directory, true, []int64{chart.SocketGroup}
+	want.Driver, want.ReadOnly, want.Groups = find[*storagev1.CSIDriver](t, objects).Name, true, []int64{chart.SocketGroup}
 	for _, rule := range chart.Rules {
 		if rule.Match.Pod.Labels["gpreempt/class"] == rule.Class {
 			want.Classes = append(want.Classes, rule.Class)
 		}
 	}
-	mount := online.Spec.Containers[0].VolumeMounts[0]
+	mount, volume := online.Spec.Containers[0].VolumeMounts[0], online.Spec.Volumes[0].CSI
 	got := facts{
-		Directory: online.Spec.Volumes[0].HostPath.Path, Mount: mount.MountPath, ReadOnly: mount.ReadOnly,
+		Driver: volume.Driver, Mount: mount.MountPath, ReadOnly: mount.ReadOnly && volume.ReadOnly != nil && *volume.ReadOnly,
 		Groups:  online.Spec.SecurityContext.SupplementalGroups,
 		Classes: []string{offline.Labels["gpreempt/class"], online.Labels["gpreempt/class"]},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-chart +examples):\n%s", diff)
+	}
+}
+
+// Online pods once needed hostPath, which the level baseline forbids.
+func TestExamplesRunInNamespacesOfTheLevelRestricted(t *testing.T) {
+	restricted, err := policy.NewEvaluator(policy.DefaultChecks(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	evaluate := func(template corev1.PodTemplateSpec) string {
+		level := podsecurity.LevelVersion{Level: podsecurity.LevelRestricted, Version: podsecurity.LatestVersion()}
+		result := policy.AggregateCheckResults(restricted.EvaluatePod(level, &template.ObjectMeta, &template.Spec))
+		return result.ForbiddenDetail()
+	}
+	all := everything(t)
+	online := find[*appsv1.Deployment](t, decode(t, "online", all["examples/online.yaml"])).Spec.Template
+	got := map[string]string{
+		"online":  evaluate(online),
+		"offline": evaluate(find[*batchv1.Job](t, decode(t, "offline", all["examples/offline.yaml"])).Spec.Template),
+	}
+	if diff := cmp.Diff(map[string]string{"online": "", "offline": ""}, got); diff != "" {
+		t.Errorf("refused (-want +got):\n%s", diff)
+	}
+	online.Spec.Volumes[0].VolumeSource = corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/run/gpreempt"}}
+	if evaluate(online) == "" {
+		t.Error("hostPath is permitted: this test proves nothing")
 	}
 }

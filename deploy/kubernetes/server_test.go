@@ -33,6 +33,7 @@ import (
 var collections = map[string]string{
 	"ClusterRole":        "apis/rbac.authorization.k8s.io/v1/clusterroles",
 	"ClusterRoleBinding": "apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+	"CSIDriver":          "apis/storage.k8s.io/v1/csidrivers",
 	"ConfigMap":          "api/v1/namespaces/%s/configmaps",
 	"DaemonSet":          "apis/apps/v1/namespaces/%s/daemonsets",
 	"Deployment":         "apis/apps/v1/namespaces/%s/deployments",
@@ -60,6 +61,8 @@ func TestAPIServerAcceptsEveryObject(t *testing.T) {
 		"{apiVersion: v1, kind: ServiceAccount, metadata: {name: default, namespace: default}}",
 		"{apiVersion: v1, kind: Namespace, metadata: {name: guarded, labels: {pod-security.kubernetes.io/enforce: baseline}}}",
 		"{apiVersion: v1, kind: ServiceAccount, metadata: {name: gpreempt, namespace: guarded}}",
+		"{apiVersion: v1, kind: Namespace, metadata: {name: restricted, labels: {pod-security.kubernetes.io/enforce: restricted}}}",
+		"{apiVersion: v1, kind: ServiceAccount, metadata: {name: default, namespace: restricted}}",
 	} {
 		if err := api.create(t.Context(), object, ""); err != nil {
 			t.Fatal(err)
@@ -88,9 +91,9 @@ func TestAPIServerAcceptsEveryObject(t *testing.T) {
 					t.Errorf("%s: a namespace that enforces the level baseline takes the daemon's pod", name)
 				}
 			case *appsv1.Deployment:
-				pod = podOf(o.Namespace, o.Spec.Template)
+				pod = podOf("restricted", o.Spec.Template)
 			case *batchv1.Job:
-				pod = podOf(o.Namespace, o.Spec.Template)
+				pod = podOf("restricted", o.Spec.Template)
 			default:
 				continue
 			}

@@ -23,6 +23,17 @@ type Config struct {
 	// set, and after it saw the queue for the last time (init_mqd, free_mqd). The driver's
 	// lock is held: it must not call the driver.
 	Queue func(q MappedQueue, created bool)
+	// Waits, if not nil, is called each time a call of a task begins to wait. The driver's
+	// lock is held: it must not call the driver.
+	Waits func(Task)
+	// Worker, if not nil, is called when there may be work for Driver.Work, with the
+	// driver's lock held: it must not call the driver. With nil, each method does that work
+	// before it returns, for whatever process.
+	Worker func()
+	// Mapped reports whether a task has mapped the addresses from start to last, and no
+	// device's memory is among them. The driver's lock is held: it must not call the
+	// driver. With nil, all addresses that a process can map are.
+	Mapped func(t Task, start, last uint64) bool
 	// Clock reads the clocks of GET_CLOCK_COUNTERS. Raw also determines the rest of a wait
 	// for events, Boot the time of an SMI event. It is called with the driver's lock held.
 	// With nil, clocks count from New on, by package time, and the time of SMI events
@@ -36,9 +47,9 @@ type Config struct {
 	Offsets *Offsets
 	// OwnVMs: CREATE_QUEUE acquires no VM but that of its GPU.
 	OwnVMs bool
-	// Oops is called where the driver would crash the kernel, with what it did. The
-	// driver's lock is held: Oops must not call the driver. What such a kernel does next is
-	// not modelled. With nil, the program ends.
+	// Oops is called where the driver would crash the kernel, or write to memory that it has
+	// freed, with what it did. The driver's lock is held: Oops must not call the driver. What
+	// such a kernel does next is not modelled. With nil, the program ends.
 	Oops func(what string)
 }
 
@@ -186,6 +197,9 @@ type profile struct {
 	gfx950 bool
 	// checksBuffers: the memory of a queue must be mapped with the sizes of the call.
 	checksBuffers bool
+	// svmOverflow: a range of addresses that ends behind the last one is EOVERFLOW, and not
+	// EFAULT.
+	svmOverflow bool
 }
 
 // Profiles returns the names that New knows: those of package kfd, and 6.12.117, a later
@@ -214,7 +228,7 @@ func profileOf(name string) (profile, error) {
 	case "6.12.103":
 		return p, nil
 	case "6.12.117":
-		p.enableUnwinds, p.destroyRecovers, p.pauseOnce, p.suspendFlushes = true, true, true, true
+		p.enableUnwinds, p.destroyRecovers, p.pauseOnce, p.suspendFlushes, p.svmOverflow = true, true, true, true, true
 		return p, nil
 	case "7.2":
 		p.minor, p.lastIoctl, p.deviceInfoSize = 23, 0x28, 128

@@ -29,7 +29,8 @@ func (d *Driver) criu(c *call, args *kfd.CRIUArgs) (int, errno) {
 // criuProcessInfo is criu_process_info.
 func (d *Driver) criuProcessInfo(c *call, args *kfd.CRIUArgs) errno {
 	p := c.p
-	defer d.hold(c, &p.mutex)()
+	d.lockTarget(c, p, "criu_process_info")
+	defer d.unlock(&p.mutex)
 	if len(p.pdds) == 0 {
 		return ENODEV
 	}
@@ -72,7 +73,8 @@ func criuQueues(p *process) (int, errno) {
 // criuUnpause is criu_unpause.
 func (d *Driver) criuUnpause(c *call) errno {
 	p := c.p
-	defer d.hold(c, &p.mutex)()
+	d.lockTarget(c, p, "criu_unpause")
+	defer d.unlock(&p.mutex)
 	if !p.Paused {
 		return EINVAL
 	}

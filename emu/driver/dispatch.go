@@ -31,6 +31,7 @@ const (
 	ETIME      = syscall.ETIME
 	EALREADY   = syscall.EALREADY
 	EOPNOTSUPP = syscall.EOPNOTSUPP
+	EOVERFLOW  = syscall.EOVERFLOW
 
 	ERESTARTSYS = syscall.Errno(512)
 	ENOTSUPP    = syscall.Errno(524)
@@ -46,8 +47,10 @@ type call struct {
 	file   *File
 	p      *process
 
-	// target is the process that a DBG_TRAP is about.
-	target *process
+	// target is the process that a DBG_TRAP is about. locking is the function in which a
+	// DBG_TRAP or a CRIU_OP takes the mutex of its process, "" outside of that.
+	target  *process
+	locking string
 
 	// data is the driver's copy of the argument, of which the caller passed usize bytes,
 	// at arg. pointers are those of the structures made of it.

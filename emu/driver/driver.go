@@ -61,7 +61,8 @@ type Step struct {
 	GPU  gpreempt.GPUID
 	// Op is the call under way, "" for the driver's own work: the end of a process.
 	Op Op
-	// Caller is the process that makes the call, 0 for the driver's own work.
+	// Task makes the call and Caller is its process, nil and 0 for the driver's own work.
+	Task   Task
 	Caller int32
 	// Process and Queue are what the step is about, if it is about one: otherwise 0 and
 	// kfd.NoQueue.
@@ -203,11 +204,19 @@ func (d *Driver) wait(c *call, done func() bool) { d.sleep(c, false, done) }
 // reports whether done did.
 func (d *Driver) waitInterruptible(c *call, done func() bool) bool { return d.sleep(c, true, done) }
 
+// begin records that c waits.
+func (d *Driver) begin(c *call, interruptible bool) {
+	d.waiting[c] = interruptible
+	if d.cfg.Waits != nil && c.task != nil {
+		d.cfg.Waits(c.task)
+	}
+}
+
 func (d *Driver) sleep(c *call, interruptible bool, done func() bool) bool {
 	if done() {
 		return true
 	}
-	d.waiting[c] = interruptible
+	d.begin(c, interruptible)
 	defer delete(d.waiting, c)
 	d.note() // that a call waits is a change, too
 	for {

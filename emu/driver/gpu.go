@@ -44,7 +44,7 @@ func (d *Driver) step(c *call, kind StepKind, g *gpu, p *process, q *queue) errn
 		id = q.ID
 	}
 	if d.hook != nil {
-		s := Step{Kind: kind, GPU: g.ID, Op: c.op, Caller: c.caller, Process: p.PID, Queue: id}
+		s := Step{Kind: kind, GPU: g.ID, Op: c.op, Task: c.task, Caller: c.caller, Process: p.PID, Queue: id}
 		switch kind {
 		case StepMap:
 			s.Queues = mappedQueues(d.activeOn(g))

@@ -22,6 +22,8 @@ type process struct {
 	unmapped bool
 	// queuesGone: its queues were removed when it ended.
 	queuesGone bool
+	// freed: the driver has released its memory.
+	freed bool
 
 	// events is event_mutex, for debug events and for signals.
 	mutex, events mutex
@@ -32,7 +34,10 @@ type process struct {
 	queues        []*queue // newest first, as in the driver's list
 	slots         [kfd.MaxQueues]bool
 
+	// debugger is debugger_process. It has no reference: ENABLE stores it before it refuses.
+	// counted is the process whose Debugged has counted this one.
 	debugger     *process
+	counted      *process
 	eventFile    EventFile
 	rdebug       uint64
 	ttmp         bool
@@ -251,6 +256,7 @@ func (d *Driver) reap() {
 			}
 		}
 		p.freeAll()
+		p.freed = true
 		d.procs = slices.DeleteFunc(d.procs, func(o *process) bool { return o == p })
 		d.note()
 	}
@@ -287,9 +293,26 @@ func (d *Driver) terminate(c *call, p *process) {
 	p.queues = nil
 }
 
+// Work does the driver's own work, which waits for the hardware: see Config.Worker.
+func (d *Driver) Work() {
+	d.mu.Lock()
+	defer d.release()
+	d.reap()
+}
+
 // leave releases the lock, after the worker's work and before files are released.
 func (d *Driver) leave() {
-	d.reap()
+	switch {
+	case d.cfg.Worker == nil:
+		d.reap()
+	case len(d.dying) > 0:
+		d.cfg.Worker()
+	}
+	d.release()
+}
+
+// release releases the lock and then files.
+func (d *Driver) release() {
 	puts := d.puts
 	d.puts = nil
 	d.mu.Unlock()

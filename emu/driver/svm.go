@@ -10,8 +10,8 @@ import (
 )
 
 // svmRange is struct svm_range: addresses of a process, from start to last, that GPUs use
-// directly, with their attributes. Nothing migrates here, and every address counts as
-// mapped.
+// directly, with their attributes. Nothing migrates here, and ranges that are unmapped later
+// stay.
 type svmRange struct {
 	start, last          uint64
 	preferred, prefetch  uint32
@@ -68,12 +68,11 @@ func (d *Driver) svmCall(c *call, args *kfd.SVMArgs) (int, errno) {
 	}
 	attrs := make([]kfd.SVMAttribute, n)
 	decode(reflect.ValueOf(attrs), c.data[header:])
-	start, last := args.StartAddr, args.StartAddr+args.Size-1
 	switch args.Op {
 	case kfd.SVMOpSetAttr:
-		return 0, d.svmSet(c.p, start, last, attrs)
+		return 0, d.svmSet(c, args.StartAddr, args.Size, attrs)
 	case kfd.SVMOpGetAttr:
-		err := d.svmGet(c.p, start, last, attrs)
+		err := d.svmGet(c, args.StartAddr, args.Size, attrs)
 		encode(c.data[header:], reflect.ValueOf(attrs))
 		return 0, err
 	}
@@ -103,8 +102,35 @@ func (p *process) checkAttribute(a kfd.SVMAttribute) errno {
 	return 0
 }
 
-// svmValid is the part of svm_range_is_valid about GPU memory.
-func (p *process) svmValid(start, last uint64) errno {
+// svmValid is svm_range_is_valid: the caller has mapped the addresses, none of them is a
+// device's, and no GPU memory is there. It returns the last one.
+func (d *Driver) svmValid(c *call, start, size uint64) (last uint64, err errno) {
+	last = start + size - 1
+	switch {
+	case start+size < start && d.prof.svmOverflow:
+		return 0, EOVERFLOW
+	case start+size < start || !d.mapped(c.task, start, last):
+		return 0, EFAULT
+	}
+	return last, c.p.svmFree(start, last)
+}
+
+// The addresses that a process can map: mmap_min_addr, and TASK_SIZE of x86-64.
+const (
+	firstAddress = 1 << 16
+	endAddress   = 1<<47 - pageSize
+)
+
+// mapped is Config.Mapped or its default.
+func (d *Driver) mapped(t Task, start, last uint64) bool {
+	if d.cfg.Mapped != nil {
+		return d.cfg.Mapped(t, start, last)
+	}
+	return start >= firstAddress && last < endAddress
+}
+
+// svmFree is svm_range_check_vm.
+func (p *process) svmFree(start, last uint64) errno {
 	for _, x := range p.pdds {
 		for _, o := range x.memory {
 			if o.overlaps(start, last) {
@@ -117,7 +143,8 @@ func (p *process) svmValid(start, last uint64) errno {
 
 // svmSet is svm_range_set_attr: ranges are split and created so that the attributes apply
 // to exactly these addresses.
-func (d *Driver) svmSet(p *process, start, last uint64, attrs []kfd.SVMAttribute) errno {
+func (d *Driver) svmSet(c *call, start, size uint64, attrs []kfd.SVMAttribute) errno {
+	p := c.p
 	for _, a := range attrs {
 		if err := p.checkAttribute(a); err != 0 {
 			return err
@@ -126,7 +153,8 @@ func (d *Driver) svmSet(p *process, start, last uint64, attrs []kfd.SVMAttribute
 	if !slices.ContainsFunc(p.pdds, func(x *pdd) bool { return x.vm }) {
 		return EINVAL // kgd_process_info comes with the first VM
 	}
-	if err := p.svmValid(start, last); err != 0 {
+	last, err := d.svmValid(c, start, size)
+	if err != 0 {
 		return err
 	}
 	var ranges []*svmRange
@@ -192,8 +220,10 @@ func (r *svmRange) apply(p *process, a kfd.SVMAttribute) {
 
 // svmGet is svm_range_get_attr: the attributes that all ranges there have in common, or
 // those that a new range would have.
-func (d *Driver) svmGet(p *process, start, last uint64, attrs []kfd.SVMAttribute) errno {
-	if err := p.svmValid(start, last); err != 0 {
+func (d *Driver) svmGet(c *call, start, size uint64, attrs []kfd.SVMAttribute) errno {
+	p := c.p
+	last, err := d.svmValid(c, start, size)
+	if err != 0 {
 		return err
 	}
 	for _, a := range attrs {

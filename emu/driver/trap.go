@@ -1,6 +1,10 @@
 package driver
 
-import "github.com/gpreempt/gpreempt/pkg/kfd"
+import (
+	"fmt"
+
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
 
 // trapOps implement the operations of DBG_TRAP. The target's mutex is held.
 var trapOps = map[kfd.TrapOp]handler{
@@ -54,7 +58,7 @@ func (d *Driver) dbgTrap(c *call) (int, errno) {
 	// then ends with the call (get_task_mm), which does the work for that.
 	target.refs++
 	target.users++
-	d.lock(c, &target.mutex)
+	d.lockTarget(c, target, "kfd_ioctl_set_debug_trap")
 	defer func() {
 		d.unlock(&target.mutex)
 		if target.users--; target.users == 0 && target.unmapped {
@@ -127,9 +131,8 @@ func (d *Driver) enable(c *call, args *kfd.TrapEnableArgs) (int, errno) {
 	}
 	target.refs++
 	target.Enabled = true
-	if target.debugger != nil {
-		target.debugger.Debugged++
-	}
+	d.count(target, 1)
+	target.counted = target.debugger
 	info := target.runtimeInfo()
 	var err errno
 	if copyTo(c.memory(&args.RinfoPtr), info[:min(int(args.RinfoSize), len(info))]) {
@@ -146,13 +149,26 @@ func (d *Driver) enable(c *call, args *kfd.TrapEnableArgs) (int, errno) {
 	return 0, err
 }
 
+// count changes the count of targets of the debugger of target. One that was counted and ends
+// together with its target still has its memory: that is freed after a grace period
+// (mmu_notifier_put).
+func (d *Driver) count(target *process, change int) {
+	by := target.debugger
+	if by == nil {
+		return
+	}
+	if by.freed && by != target.counted {
+		d.oops(fmt.Sprintf("write to freed memory in kfd_dbg_trap_enable or kfd_dbg_trap_disable of process %d: its debugger %d, whose ENABLE was refused, has exited", target.PID, by.PID))
+	}
+	by.Debugged += change
+}
+
 // endSession is the common part of DISABLE and of undoing ENABLE. debugger keeps its value.
 func (d *Driver) endSession(target *process) {
 	d.puts = append(d.puts, target.eventFile)
 	target.eventFile = nil
-	if target.debugger != nil {
-		target.debugger.Debugged--
-	}
+	d.count(target, -1)
+	target.counted = nil
 	target.Enabled = false
 	d.unref(target)
 }

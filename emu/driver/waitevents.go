@@ -148,7 +148,6 @@ func (d *Driver) awaitEvents(c *call, args *kfd.WaitEventsArgs, w *eventWait) (r
 			w.cond.Signal()
 		})()
 	}
-	d.waiting[c] = true
 	d.eventWaits[w] = true
 	defer func() {
 		delete(d.waiting, c)
@@ -166,6 +165,7 @@ func (d *Driver) awaitEvents(c *call, args *kfd.WaitEventsArgs, w *eventWait) (r
 			return result, 0
 		}
 		if first {
+			d.begin(c, true)
 			d.note() // that a call waits is a change
 		}
 		w.asleep = true

@@ -42,7 +42,7 @@ const (
 const MaxCopyBytes = 0x3fffe0
 
 // Command is an SDMA command: NOP, Copy, CopyRect, Write, Fence, Trap, Poll, Atomic,
-// Fill, Timestamp, CacheFlush.
+// Fill, Timestamp, CacheFlush. See DecodePM4 for PM4.
 type Command any
 
 // NOP does nothing.
@@ -192,12 +192,12 @@ func (c Fence) Append(b []byte) []byte {
 // Append adds the command.
 func (c Trap) Append(b []byte) []byte { return dwords(b, sdmaTrap, c.Event) }
 
-// Errors of DecodeCommand.
+// Errors of DecodeCommand and DecodePM4.
 var (
 	// ErrShort means that the command is longer than the bytes.
-	ErrShort = errors.New("incomplete SDMA command")
+	ErrShort = errors.New("incomplete command")
 	// ErrIllegal means that the emulated GPU has no such command.
-	ErrIllegal = errors.New("unknown SDMA command")
+	ErrIllegal = errors.New("unknown command")
 )
 
 // CommandBytes returns the size of the command that b begins with. It needs the first four

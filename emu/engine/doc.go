@@ -13,7 +13,8 @@
 //
 // Layouts and meanings are those of the HSA runtime's headers: hsa.h and hsa_ext_amd.h
 // for packets, amd_hsa_signal.h for signals, sdma_registers.h of ROCR-Runtime for SDMA
-// commands in the form they have from gfx9 on. Everything is little endian.
+// commands in the form they have from gfx9 on; those of the kernel's soc15d.h and of AMD's
+// kfdtest for PM4 packets of the compute micro engine. Everything is little endian.
 //
 // A producer that takes a slot of an AQL ring increments the write index, writes the
 // packet without its first four bytes, stores those last and atomically, and rings the
@@ -51,6 +52,14 @@
 // SDMA commands run one after the other. Those that move data (Copy, CopyRect, Fill,
 // Write, Timestamp) do so before the read index passes them, those that notify (Fence,
 // Atomic, Trap) after.
+//
+// PM4 packets run one after the other, too, also behind a kernel. Data is written before the
+// read pointer passes the packet, and the event of a RELEASE_MEM follows. The read pointer
+// stays at an INDIRECT_BUFFER until the last packet in the buffer has ended, and a queue that is
+// unmapped in a buffer continues there: the hardware saves the place in the buffer (cp_hqd_ib_*
+// of the MQD). A buffer can continue in another (chain), but not contain another: the second
+// level is that of graphics rings. What the hardware does with a packet that it does not have is
+// not documented; here the queue stops, as after an invalid AQL packet.
 //
 // A signal is decremented by reading and writing it: there are no atomic operations on
 // another process's memory. A program that changes the value of a signal while a packet

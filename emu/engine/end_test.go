@@ -152,7 +152,6 @@ func TestQueuesThatCannotBeExecutedAreRefused(t *testing.T) {
 		q := w.aql(16)
 		for name, change := range map[string]func(*Queue){
 			"serial taken": func(*Queue) {},
-			"PM4":          func(s *Queue) { s.Serial, s.AQL = 1, false },
 			"ring":         func(s *Queue) { s.Serial, s.RingBytes = 1, 1000 },
 			"no doorbell":  func(s *Queue) { s.Serial, s.Doorbell = 1, nil },
 			"doorbell":     func(s *Queue) { s.Serial, s.Doorbell = 1, make([]byte, 16)[4:12] },

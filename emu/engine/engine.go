@@ -2,7 +2,6 @@ package engine
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
@@ -37,13 +36,14 @@ type Queue struct {
 	// Ref is the machine's name for it.
 	Ref  gpumodel.QueueRef
 	Type gpreempt.QueueType
-	// AQL: it is a compute queue with AQL packets.
+	// AQL: it is a compute queue with AQL packets. Other compute queues have PM4 packets.
 	AQL bool
 	// Ring is the address of the ring, of RingBytes, a power of two.
 	Ring      uint64
 	RingBytes uint32
 	// Read and Write are the addresses of the two positions, u64 that only grow. Those
-	// of AQL count packets, those of SDMA bytes.
+	// of AQL count packets, those of SDMA bytes, those of PM4 dwords. The read position of
+	// PM4 is a u32 that wraps with the ring.
 	Read, Write uint64
 	// Doorbell is the eight bytes in mapped memory that the process writes to. They stay
 	// mapped until Remove has returned. The engine writes all ones there after each write
@@ -127,15 +127,12 @@ func (e *Engine) Close() error {
 	return err
 }
 
-// Add begins to execute the packets on a queue, which the machine knows already. It fails
-// for a compute queue that is not of AQL: PM4 is not emulated.
+// Add begins to execute the packets on a queue, which the machine knows already.
 func (e *Engine) Add(spec Queue) error {
 	q := &queue{Queue: spec, e: e}
 	var err error
 	switch q.bell, err = bell(spec.Doorbell); {
 	case err != nil:
-	case spec.Type == gpreempt.QueueCompute && !spec.AQL:
-		err = errors.New("PM4 commands are not emulated: nothing on it will run")
 	case spec.RingBytes < PacketBytes || bits.OnesCount32(spec.RingBytes) != 1:
 		err = fmt.Errorf("invalid ring size %d: want a power of two", spec.RingBytes)
 	}

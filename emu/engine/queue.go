@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpreempt/gpreempt/emu/gpumodel"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // queue is a Queue that is executed.
@@ -21,22 +22,29 @@ type queue struct {
 	look, waiting bool
 	ready         []*packet
 
+	// buffer is the rest of the indirect buffer that is run, nil on the ring. taken counts the
+	// packets that were taken. Both are the poller's.
+	buffer *Jump
+	taken  uint64
+
 	// fetched is the position up to which the ring has been read: the poller writes it.
-	// read is that up to which all packets have ended. It, completed and removed are written with
-	// the machine locked.
-	fetched, read, completed atomic.Uint64
-	stopped, removed         atomic.Bool
+	// read is that up to which all packets have ended, and retired counts those. They, completed
+	// and removed are written with the machine locked.
+	fetched, read, retired, completed atomic.Uint64
+	stopped, removed                  atomic.Bool
 
 	// flight are the packets that the machine has, in the order of the ring, guarded by
 	// the machine's lock.
 	flight []*packet
 }
 
-// packet is an AQL packet or an SDMA command, and how the machine sees it.
+// packet is an AQL packet, or an SDMA or PM4 command, and how the machine sees it.
 type packet struct {
 	q *queue
-	// bytes is its size on the ring.
+	// bytes is its size on the ring, 0 in an indirect buffer, and step by how much it moves
+	// the read position.
 	bytes uint32
+	step  uint64
 	// time and share are for compute queues, moves for SDMA.
 	time  time.Duration
 	share float64
@@ -49,7 +57,7 @@ type packet struct {
 	slot   uint64
 	mix    *Mix
 	signal uint64
-	// command is the SDMA command.
+	// command is the SDMA or PM4 command.
 	command Command
 
 	// over: it ended. lost: it never will, because of a fault that was injected into the
@@ -68,9 +76,12 @@ func (q *queue) pump() (progress bool) {
 		return false
 	}
 	if len(q.ready) == 0 {
-		if q.AQL {
+		switch {
+		case q.AQL:
 			q.fetchAQL(write)
-		} else {
+		case q.pm4():
+			q.fetchPM4(write)
+		default:
 			q.fetchSDMA(write)
 		}
 	}
@@ -88,7 +99,7 @@ func (q *queue) submit() (progress bool) {
 				break
 			}
 			err := m.Submit(q.Ref.Process, q.Ref.ID, gpumodel.Packet{
-				Duration: p.time, Occupancy: p.share, Bytes: p.moves, RingBytes: p.bytes, Overlap: p.overlap, Done: p.done,
+				Duration: p.time, Occupancy: p.share, Bytes: p.moves, RingBytes: p.bytes, Nested: p.bytes == 0, Overlap: p.overlap, Done: p.done,
 			})
 			if errors.Is(err, gpumodel.ErrRingFull) {
 				q.ready, q.look, q.waiting = q.ready[i:], false, true
@@ -107,14 +118,35 @@ func (q *queue) submit() (progress bool) {
 	return progress
 }
 
+// pm4 reports whether it is a compute queue with PM4 packets.
+func (q *queue) pm4() bool { return q.Type == gpreempt.QueueCompute && !q.AQL }
+
 // idle reports whether all packets that were read have ended.
-func (q *queue) idle() bool { return len(q.ready) == 0 && q.fetched.Load() == q.read.Load() }
+func (q *queue) idle() bool { return q.taken == q.retired.Load() }
 
 // take queues a packet for submit and continues behind it on the ring.
 func (q *queue) take(p *packet, step uint64) {
-	p.q = q
+	p.q, p.step = q, step
 	q.ready = append(q.ready, p)
+	q.taken++
 	q.fetched.Add(step)
+}
+
+// joinNOP makes a NOP a part of the one before it, if that is what is ready: rings are padded
+// with them, and a row of them counts as one.
+func (q *queue) joinNOP(bytes uint32, step uint64) bool {
+	last := len(q.ready) - 1
+	if last < 0 {
+		return false
+	}
+	p := q.ready[last]
+	if _, same := p.command.(NOP); !same {
+		return false
+	}
+	p.bytes += bytes
+	p.step += step
+	q.fetched.Add(step)
+	return true
 }
 
 // done is called once by the machine, which is locked, when the packet ended.
@@ -153,16 +185,27 @@ func (q *queue) retire(p *packet) bool {
 	if !p.lost {
 		q.completed.Add(1)
 	}
+	retire := q.retireCommand
 	if q.AQL {
-		return q.retireAQL(p)
+		retire = q.retireAQL
 	}
-	return q.retireSDMA(p)
+	done := retire(p)
+	q.retired.Add(1)
+	return done
 }
 
-// advance moves the read index that the process sees.
+// advance moves the read position that the process sees. That of PM4 has 32 bits and wraps
+// with the ring.
 func (q *queue) advance(step uint64) bool {
+	if step == 0 {
+		return true
+	}
 	at := q.read.Load() + step
-	if !q.write64(q.Read, at) {
+	if q.pm4() {
+		if !q.writeAt(binary.LittleEndian.AppendUint32(nil, uint32(at)&(q.RingBytes/4-1)), q.Read) {
+			return false
+		}
+	} else if !q.write64(q.Read, at) {
 		return false
 	}
 	q.read.Store(at)

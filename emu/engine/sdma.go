@@ -71,13 +71,8 @@ func (q *queue) fetchCommand(c Command, bytes uint32) bool {
 	p := &packet{bytes: bytes, command: c, moves: 1}
 	switch c := c.(type) {
 	case NOP:
-		// Rings are padded with them: a row of them counts as one.
-		if last := len(q.ready) - 1; last >= 0 {
-			if _, same := q.ready[last].command.(NOP); same {
-				q.ready[last].bytes += bytes
-				q.fetched.Add(uint64(bytes))
-				return true
-			}
+		if q.joinNOP(bytes, uint64(bytes)) {
+			return true
 		}
 	case Poll:
 		if !q.polled(c) {
@@ -105,10 +100,10 @@ func (q *queue) polled(c Poll) bool {
 	return q.idle() && q.readAt(dword[:], c.Address) && c.Holds(binary.LittleEndian.Uint32(dword[:]))
 }
 
-// retireSDMA applies the effect of a command: before the read position passes it if it
-// moves data, afterwards if it signals that.
-func (q *queue) retireSDMA(p *packet) bool {
-	step := uint64(p.bytes)
+// retireCommand applies the effect of an SDMA or PM4 command: before the read position passes
+// it if it moves data, afterwards if it signals that.
+func (q *queue) retireCommand(p *packet) bool {
+	step := p.step
 	if p.lost {
 		return q.advance(step)
 	}
@@ -128,6 +123,8 @@ func (q *queue) retireSDMA(p *packet) bool {
 	case Atomic:
 		var b [8]byte
 		return q.advance(step) && q.readAt(b[:], c.Address) && q.write64(c.Address, binary.LittleEndian.Uint64(b[:])+c.Add)
+	case Release:
+		return q.release(c, p)
 	case Trap:
 		if !q.advance(step) {
 			return false

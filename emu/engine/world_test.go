@@ -300,6 +300,12 @@ func (w *world) queue(typ gpreempt.QueueType, bytes int) *ring {
 // unmapped makes a queue that does not run.
 func (w *world) unmapped(typ gpreempt.QueueType, bytes int) *ring {
 	w.t.Helper()
+	return w.make(typ, bytes, typ == gpreempt.QueueCompute)
+}
+
+// make is unmapped for a queue that is of AQL or not.
+func (w *world) make(typ gpreempt.QueueType, bytes int, aql bool) *ring {
+	w.t.Helper()
 	id := uint32(len(w.queues))
 	q := &ring{
 		w: w, ref: gpumodel.QueueRef{Process: w.proc, ID: id}, serial: uint64(100 + id),
@@ -311,13 +317,15 @@ func (w *world) unmapped(typ gpreempt.QueueType, bytes int) *ring {
 	}
 	w.rt.Do(func(m *gpumodel.Machine) {
 		err = m.AttachQueue(w.proc, gpumodel.QueueSpec{
-			ID: id, GPU: w.gpu, Type: typ, Ring: q.base, RingBytes: q.bytes, Read: q.read, Write: q.write, Priority: gpreempt.PriorityNormal,
+			ID: id, GPU: w.gpu, Type: typ, PM4: typ == gpreempt.QueueCompute && !aql, Ring: q.base, RingBytes: q.bytes, Read: q.read, Write: q.write, Priority: gpreempt.PriorityNormal,
 		})
 	})
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if err := w.Add(w.spec(q, typ)); err != nil {
+	spec := w.spec(q, typ)
+	spec.AQL = aql
+	if err := w.Add(spec); err != nil {
 		w.t.Fatal(err)
 	}
 	w.queues = append(w.queues, q)

@@ -68,12 +68,13 @@ func (b *Board) Nodes() []driver.Node {
 	return nodes
 }
 
-// Step has the modelled GPU do what the driver does to the real one. done is called once
-// the step has taken its time, possibly before Step returns, with the model locked. It is
-// not called when Step returns an error.
-func (b *Board) Step(s driver.Step, done func()) (err error) {
+// Step has the modelled GPU do what the driver does to the real one. ended is called once
+// the step has taken its time, possibly before Step returns, with the model, which is locked.
+// It is not called when Step returns an error.
+func (b *Board) Step(s driver.Step, ended func(*Machine)) (err error) {
 	refs := b.refs(s.Queues)
 	b.rt.Do(func(m *Machine) {
+		done := func() { ended(m) }
 		switch s.Kind {
 		case driver.StepUnmap:
 			err = m.Unmap(s.GPU, done)

@@ -2,6 +2,7 @@ package gpumodel
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"slices"
 	"strings"
@@ -232,5 +233,28 @@ func TestPropertiesAreTheKernelsInItsOrder(t *testing.T) {
 	}
 	if values["simd_count"] != "0" || values["cpu_cores_count"] == "0" {
 		t.Errorf("CPU node: %v", values)
+	}
+}
+
+// The numbers of nodes in hqds are those of the topology.
+func TestNodesFollowTheCPUNodes(t *testing.T) {
+	r := newRig(t, hws(), 2)
+	for _, cpus := range []int{2, 1, 4} {
+		if cpus != 2 {
+			r.SetCPUNodes(cpus)
+		}
+		text, err := fs.ReadFile(r.FS(), "sys/kernel/debug/kfd/hqds")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, g := range r.GPUs() {
+			if g.Node != cpus+i || !strings.Contains(string(text), fmt.Sprintf("Node %d, gpu_id %x:", g.Node, uint32(g.ID))) {
+				t.Errorf("with %d CPU nodes GPU %d is node %d in the topology, and another in hqds", cpus, i, g.Node)
+			}
+			id, err := fs.ReadFile(r.FS(), fmt.Sprintf("sys/class/kfd/kfd/topology/nodes/%d/gpu_id", g.Node))
+			if err != nil || string(id) != fmt.Sprintf("%d\n", g.ID) {
+				t.Errorf("node %d: gpu_id %q, %v", g.Node, id, err)
+			}
+		}
 	}
 }

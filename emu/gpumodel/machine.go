@@ -31,14 +31,17 @@ var (
 // or whichever call made them due, after that event has been handled. They may
 // call every method except AdvanceTo.
 type Machine struct {
-	spec   Spec
-	rng    *rand.Rand
-	now    time.Duration
+	spec Spec
+	rng  *rand.Rand
+	now  time.Duration
+	// pauses counts the calls of Pause without their Resume.
+	pauses int
 	timers timers
 	fired  uint64
 	gpus   []*gpu
 	// facts describes gpus, index by index.
-	facts []gpreempt.GPU
+	facts    []gpreempt.GPU
+	cpuNodes int
 	// procs are the living, in order of birth; ended is what is left of the others.
 	procs  []*process
 	byKey  map[gpreempt.ProcessKey]*process
@@ -82,6 +85,7 @@ func New(spec Spec, gpus int, seed uint64) *Machine {
 		spec:      spec,
 		rng:       rand.New(rand.NewPCG(seed, 0x6770726565)),
 		facts:     spec.gpus(gpus),
+		cpuNodes:  firstGPUNode,
 		byKey:     map[gpreempt.ProcessKey]*process{},
 		lastPID:   firstPID - 1,
 		lastStart: bootTicks - 1,
@@ -116,9 +120,16 @@ func (m *Machine) Next() (time.Duration, bool) {
 // then, t included. A t in the past only does what is due.
 func (m *Machine) AdvanceTo(t time.Duration) { m.advance(t, 0) }
 
+// Pause stops virtual time, until Resume was called as often: AdvanceTo does nothing. A
+// function given to the machine may call it, and then its time is that of what it reports.
+func (m *Machine) Pause() { m.pauses++ }
+
+// Resume ends one Pause.
+func (m *Machine) Resume() { m.pauses-- }
+
 // advance is AdvanceTo, but stops short of t after limit events, unless limit is 0.
 func (m *Machine) advance(t time.Duration, limit int) {
-	for n := 0; ; n++ {
+	for n := 0; m.pauses == 0; n++ {
 		next := m.timers.first()
 		if next == nil || next.at > t {
 			m.now = max(m.now, t)

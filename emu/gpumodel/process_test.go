@@ -59,3 +59,20 @@ func TestCountersOfThoseThatLeftAreForgottenInTheEnd(t *testing.T) {
 		t.Error("the last is forgotten")
 	}
 }
+
+// The driver permits 255 queues of a process on gfx942 (pqm_create_queue).
+func TestProcessHas255QueuesOnAGPU(t *testing.T) {
+	r := newRig(t, hws(), 1)
+	a := r.start("a", 255, 0)
+	if _, err := r.CreateQueue(a, r.facts[0].ID, gpreempt.QueueCompute, 64); err == nil {
+		t.Error("it has another one")
+	}
+	ended := 0
+	for id := range uint32(255) {
+		r.ok(r.Submit(a, id, Packet{Duration: ms, Occupancy: 0.1, Done: func(_, _ time.Duration) { ended++ }}))
+	}
+	r.AdvanceTo(r.Now() + time.Minute)
+	if ended != 255 {
+		t.Errorf("%d of 255 queues ran their kernel", ended)
+	}
+}

@@ -19,8 +19,10 @@ type Packet struct {
 	Occupancy float64
 	// Bytes is how much a copy moves. Copy queues only, where it must be positive.
 	Bytes int64
-	// RingBytes is how much of the ring the packet takes up; 0: 64.
+	// RingBytes is how much of the ring the packet takes up; 0: 64. Nested: it takes up
+	// nothing, because it is in a buffer that a packet behind it on the ring stands for.
 	RingBytes uint32
+	Nested    bool
 	// Jitter spreads Duration evenly over 1-Jitter to 1+Jitter of its value, drawn
 	// from the machine's seed: 0 to 0.9.
 	Jitter float64
@@ -39,8 +41,9 @@ const packetBytes = 64
 // Limits of a queue, as the kernel has them.
 const (
 	minRingPackets = 16
-	// maxQueuesPerGPU bounds the queues of one process on one GPU.
-	maxQueuesPerGPU = 127
+	// maxQueuesPerGPU bounds the queues of one process on one GPU: 255 on gfx942, and 127
+	// on others, which the driver refuses (pqm_create_queue).
+	maxQueuesPerGPU = 255
 	// maxQueues bounds the queues of one process.
 	maxQueues = 1024
 	// maxComputeQueues bounds the compute queues on one GPU.
@@ -158,7 +161,7 @@ func (m *Machine) Submit(key gpreempt.ProcessKey, id uint32, k Packet) error {
 		return err
 	}
 	bytes := uint64(k.RingBytes)
-	if bytes == 0 {
+	if bytes == 0 && !k.Nested {
 		bytes = packetBytes
 	}
 	if taken := q.writeBytes - q.readBytes; taken+bytes > q.memory.ring.bytes {

@@ -21,19 +21,22 @@ type Timer interface {
 // Realtime runs a Machine along the wall clock. Its methods may be called by any
 // goroutine and do not block.
 // When there is more to simulate than the CPU manages, virtual time falls behind
-// the wall clock.
+// the wall clock, and while the machine is paused it stands still. It never goes back.
 //
 // Functions given to it are called with the machine locked, by any goroutine: they
 // must not block, and must use the Machine, never the Realtime.
 type Realtime struct {
-	origin  time.Time
 	timer   Timer
 	stopped chan struct{}
 
 	// mu guards what follows.
 	mu sync.Mutex
 	m  *Machine
-	// wake is when the timer is set to fire, in virtual time; 0: it is not set.
+	// origin is the wall clock's time 0 of the machine. It moves when a pause ends.
+	origin time.Time
+	paused bool
+	// wake is when the timer is set to fire, in virtual time; 0: it is not set. After a
+	// pause it fires too early.
 	wake time.Duration
 	over bool
 }
@@ -93,7 +96,13 @@ func (r *Realtime) follow() {
 	if r.over {
 		return
 	}
+	if r.paused && r.m.pauses == 0 {
+		r.origin = time.Now().Add(-r.m.Now())
+	}
 	r.m.advance(time.Since(r.origin), batch)
+	if r.paused = r.m.pauses > 0; r.paused {
+		return
+	}
 	next, ok := r.m.Next()
 	// Setting the timer is a system call, and firing too early is harmless: it is set
 	// only for an earlier time.

@@ -21,13 +21,20 @@ func (m *Machine) root() *node {
 	})
 }
 
-// cpuNodes is how many CPU nodes come before the GPUs.
-const cpuNodes = firstGPUNode
+// SetCPUNodes sets the number of CPU nodes, which come before the GPUs in the topology and in
+// hqds. At first there are two.
+func (m *Machine) SetCPUNodes(n int) {
+	for i := range m.facts {
+		m.facts[i].Node = n + i
+	}
+	m.cpuNodes, m.topology = n, m.topologyTree()
+	m.moves++
+}
 
 // topologyTree is /sys/class/kfd/kfd/topology.
 func (m *Machine) topologyTree() *node {
 	nodes := map[string]*node{}
-	for i := range cpuNodes {
+	for i := range m.cpuNodes {
 		nodes[strconv.Itoa(i)] = dir(map[string]*node{
 			"gpu_id":     file("0\n"),
 			"name":       file("\n"),
@@ -101,7 +108,7 @@ func (m *Machine) gpuProperties(index int) *node {
 	return properties(names, map[string]uint64{
 		"simd_count":                 uint64(s.CUs * t.simdsPerCU),
 		"mem_banks_count":            1,
-		"io_links_count":             cpuNodes,
+		"io_links_count":             uint64(m.cpuNodes),
 		"p2p_links_count":            uint64(len(m.gpus) - 1),
 		"simd_id_base":               uint64(0x80001000 + index*0x1000),
 		"max_waves_per_simd":         uint64(t.wavesPerSIMD),

@@ -9,23 +9,68 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
 	"github.com/gpreempt/gpreempt/emu/seccomp"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
-// blocks reports whether a call may block.
-func blocks(c *seccomp.Call) bool {
-	return c.NR == unix.SYS_IOCTL || c.NR == unix.SYS_OPENAT || c.NR == unix.SYS_OPENAT2 || c.NR == seccomp.SysOpen
+// served is a call that is being answered. The time of the GPUs stands still while the
+// emulator works for the caller, which a driver would not take: from the receipt of the call
+// to its answer, except while the call waits.
+type served struct {
+	*seccomp.Call
+	rt     *gpumodel.Realtime
+	paused atomic.Bool
+	watch  func()
+}
+
+// serve begins to answer a call. The caller calls resume when it is answered.
+func (e *Emulator) serve(call *seccomp.Call) *served {
+	c := &served{Call: call, rt: e.rt, watch: sync.OnceFunc(func() { call.Watch(e.askWake) })}
+	c.paused.Store(true)
+	e.rt.Do((*gpumodel.Machine).Pause)
+	return c
+}
+
+// resume lets time run.
+func (c *served) resume() {
+	if c.paused.Swap(false) {
+		c.rt.Do((*gpumodel.Machine).Resume)
+	}
+}
+
+// Wait says that the call may wait.
+func (c *served) Wait() {
+	c.resume()
+	c.Call.Wait()
+}
+
+// waits is called when the driver waits in the call.
+func (c *served) waits() {
+	c.Wait()
+	c.watch()
+}
+
+// stepped is called when the driver need not wait for a step any more. That is noticed and
+// answered late on a busy host.
+func (c *served) stepped(m *gpumodel.Machine) {
+	if !c.paused.Swap(true) {
+		m.Pause()
+	}
 }
 
 // call answers a call.
-func (e *Emulator) call(c *seccomp.Call) {
+func (e *Emulator) call(call *seccomp.Call) {
+	c := e.serve(call)
+	defer c.resume()
 	var err error
 	switch c.NR {
 	case unix.SYS_IOCTL:
@@ -40,23 +85,28 @@ func (e *Emulator) call(c *seccomp.Call) {
 	}
 }
 
-// caller returns the thread that waits in a call, nil if it has died.
-func (e *Emulator) caller(c *seccomp.Call) *Task {
+// caller returns the thread that waits in a call and its address space, nil if it has died.
+func (e *Emulator) caller(c *served) (*Task, *Space) {
 	task, err := e.host.Task(c.TID)
-	if err != nil || !c.Valid() {
-		return nil
+	if err != nil {
+		return nil, nil
 	}
-	return task
+	space := task.callerSpace()
+	if !c.Valid() {
+		return nil, nil
+	}
+	return task, space
 }
 
 // enter is caller for a call that the driver will carry out. The caller calls end when it
 // has ended.
-func (e *Emulator) enter(c *seccomp.Call) (task *Task, end func()) {
-	if task = e.caller(c); task == nil {
+func (e *Emulator) enter(c *served) (task *Task, end func()) {
+	task, err := e.host.Task(c.TID)
+	if err != nil {
 		return nil, nil
 	}
-	end = e.ending.enter(task.Space())
-	if !c.Valid() { // the process may have been released already
+	end = e.ending.enter(task.callerSpace())
+	if !c.Valid() { // it has died, and may have been released already
 		end()
 		return nil, nil
 	}
@@ -64,11 +114,12 @@ func (e *Emulator) enter(c *seccomp.Call) (task *Task, end func()) {
 }
 
 // ioctl answers an ioctl, if its file is one of ours.
-func (e *Emulator) ioctl(c *seccomp.Call) error {
-	f := e.files.behind(c.TID, c.Args[0])
+func (e *Emulator) ioctl(c *served) error {
+	f, done := e.files.behind(c.TID, c.Args[0])
 	if f == nil {
 		return c.Continue()
 	}
+	defer done()
 	task, end := e.enter(c)
 	if task == nil {
 		return nil
@@ -83,8 +134,8 @@ func (e *Emulator) ioctl(c *seccomp.Call) error {
 		return c.Return(0, unix.ENOTTY)
 	}
 	began := time.Now()
-	task.Begin(c.Interrupted, func(fd int) (int, error) { return c.AddFD(fd, false) })
-	memory := task.Memory(arg)
+	task.Begin(c.Interrupted, c.waits, c.stepped, func(fd int) (int, error) { return c.AddFD(fd, false) })
+	memory := argument(task.Memory(arg), kfd.Request(req).Size())
 	what := driver.Describe(kfd.Request(req), memory)
 	if target, ok := task.Find(what.Target).(*Task); ok {
 		// The driver holds a reference to its memory during the call (get_task_mm): if the
@@ -105,16 +156,15 @@ func (e *Emulator) ioctl(c *seccomp.Call) error {
 }
 
 // driverCall makes a call of the driver, with the faults that match it.
-func (e *Emulator) driverCall(c *seccomp.Call, f *file, task *Task, req kfd.Request, memory driver.Memory, what driver.Described) (int64, syscall.Errno, string) {
+func (e *Emulator) driverCall(c *served, f *file, task *Task, req kfd.Request, memory driver.Memory, what driver.Described) (int64, syscall.Errno, string) {
 	caller := task.Leader().TID()
-	fault, errno, stop := e.before(what.Op, caller, what.Target)
+	fault, errno, stop := e.before(c, what.Op, caller, what.Target)
 	if stop {
 		return 0, errno, "injected"
 	}
 	if what.Op == opCreateQueue {
 		e.files.creates(f)
 	}
-	c.Watch(e.askWake)
 	var freed *driver.Allocation
 	if what.Op == opFree {
 		freed = e.allocation(f.space, memory)
@@ -166,10 +216,11 @@ var settles = map[driver.Op]bool{
 
 // before finds the fault of a call, nil for none, and applies it before the call has an
 // effect. stop: the call returns errno.
-func (e *Emulator) before(op driver.Op, caller, target int32) (f *Fault, errno syscall.Errno, stop bool) {
+func (e *Emulator) before(c *served, op driver.Op, caller, target int32) (f *Fault, errno syscall.Errno, stop bool) {
 	if f = e.faults.forCall(op, caller, target); f == nil {
 		return nil, 0, false
 	}
+	c.Wait()
 	e.report(Event{Kind: EventFault, Op: string(op), PID: caller, Target: target, Errno: errnoName(f.Errno)})
 	if f.Do != nil {
 		f.Do()
@@ -193,10 +244,13 @@ func (e *Emulator) before(op driver.Op, caller, target int32) (f *Fault, errno s
 }
 
 func victim(f *Fault, caller, target int32) int32 {
-	if f.Kill == KillCaller {
-		return caller
+	switch {
+	case f.Kill == KillTarget:
+		return target
+	case f.Caller != 0:
+		return f.Caller
 	}
-	return target
+	return caller
 }
 
 // kill ends a process and waits until it has ended, at most a second: a process that
@@ -219,17 +273,16 @@ func kill(pid int32) error {
 }
 
 // open answers an open of an emulated file.
-func (e *Emulator) open(c *seccomp.Call) error {
+func (e *Emulator) open(c *served) error {
 	at, name, flags := int32(c.Args[0]), c.Args[1], c.Args[2]
 	if c.NR == seccomp.SysOpen {
 		at = unix.AT_FDCWD
 		name, flags = c.Args[0], c.Args[1]
 	}
-	task := e.caller(c)
+	task, space := e.caller(c)
 	if task == nil {
 		return nil
 	}
-	space := task.Space()
 	if space == nil {
 		return c.Continue()
 	}
@@ -243,6 +296,9 @@ func (e *Emulator) open(c *seccomp.Call) error {
 	if err != nil || !c.Valid() {
 		return c.Continue() // the kernel returns the error
 	}
+	if tid := threadOfWchan(text); tid != 0 && flags&unix.O_ACCMODE == unix.O_RDONLY {
+		return e.openWchan(c, task, tid, flags)
+	}
 	kind, render := deviceAt(c.TID, at, text)
 	if kind == noDevice || flags&unix.O_ACCMODE != unix.O_RDWR {
 		return c.Continue()
@@ -251,6 +307,7 @@ func (e *Emulator) open(c *seccomp.Call) error {
 	// ended and the driver has released everything. A program that is started because of
 	// that death can rely on it, and opens this file first. So does a program that another
 	// one executes.
+	c.Wait()
 	e.sweep()
 	e.ending.await()
 	task, end := e.enter(c)
@@ -260,9 +317,11 @@ func (e *Emulator) open(c *seccomp.Call) error {
 	defer end()
 	f := &file{space: space, render: render}
 	began := time.Now()
-	errno := e.openDevice(kind, f, task)
+	errno := e.openDevice(c, kind, f, task)
+	program := -1
 	if errno == 0 {
-		if err := e.files.add(f); err != nil {
+		var err error
+		if program, err = e.files.add(f); err != nil {
 			e.trouble("open "+text, err)
 			if f.kfd != nil {
 				e.driver.Release(f.kfd)
@@ -279,17 +338,17 @@ func (e *Emulator) open(c *seccomp.Call) error {
 	if errno != 0 {
 		return c.Return(0, errno)
 	}
-	return c.ReturnFD(f.fd, flags&unix.O_CLOEXEC != 0)
+	return errors.Join(c.ReturnFD(program, flags&unix.O_CLOEXEC != 0), unix.Close(program))
 }
 
-func (e *Emulator) openDevice(kind device, f *file, task *Task) syscall.Errno {
+func (e *Emulator) openDevice(c *served, kind device, f *file, task *Task) syscall.Errno {
 	if kind == renderDevice {
 		if _, ok := e.tree.RenderNode(f.render); !ok {
 			return unix.ENOENT
 		}
 		return 0
 	}
-	if _, errno, stop := e.before(driver.OpOpen, task.Leader().TID(), 0); stop {
+	if _, errno, stop := e.before(c, driver.OpOpen, task.Leader().TID(), 0); stop {
 		return errno
 	}
 	opened, err := e.driver.Open(task)
@@ -340,12 +399,13 @@ func deviceAt(tid, at int32, name string) (kind device, render uint32) {
 
 // stat answers fstat and its variants for an emulated file: it is a device, and the
 // memory file behind it is not.
-func (e *Emulator) stat(c *seccomp.Call) error {
-	f := e.files.behind(c.TID, c.Args[0])
+func (e *Emulator) stat(c *served) error {
+	f, done := e.files.behind(c.TID, c.Args[0])
 	if f == nil {
 		return c.Continue()
 	}
-	task := e.caller(c)
+	defer done()
+	task, space := e.caller(c)
 	if task == nil {
 		return nil
 	}
@@ -360,7 +420,7 @@ func (e *Emulator) stat(c *seccomp.Call) error {
 	case seccomp.SysNewfstatat:
 		out = c.Args[2]
 	}
-	if err := task.Space().WriteAt(answer, out); err != nil {
+	if err := space.WriteAt(answer, out); err != nil {
 		return c.Return(0, unix.EFAULT)
 	}
 	return c.Return(0, 0)

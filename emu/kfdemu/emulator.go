@@ -75,8 +75,9 @@ type Emulator struct {
 	gpus      hardware
 	ending    endings
 
-	// wake asks for a call of driver.Wake.
+	// wake asks for a call of driver.Wake, and work for one of driver.Work.
 	wake    chan struct{}
+	work    chan struct{}
 	over    chan struct{}
 	workers sync.WaitGroup
 	// reporting serializes the calls of Config.Event.
@@ -109,7 +110,7 @@ func New(cfg Config) (e *Emulator, err error) {
 	}
 	e = &Emulator{
 		cfg: cfg, began: time.Now(), dir: cfg.Dir, files: newFiles(), gpus: hardware{doorbells: map[uint64]func() error{}}, ending: newEndings(),
-		wake: make(chan struct{}, 1), over: make(chan struct{}),
+		wake: make(chan struct{}, 1), work: make(chan struct{}, 1), over: make(chan struct{}),
 	}
 	defer func() {
 		if err != nil {
@@ -137,16 +138,17 @@ func (e *Emulator) build() error {
 	}
 	e.rt = e.gpus.Model()
 	e.undo = append(e.undo, e.gpus.Close)
+	cpus, err := CPUNodes()
+	if err != nil {
+		return err
+	}
+	e.rt.Do(func(m *gpumodel.Machine) { m.SetCPUNodes(cpus) })
 
 	if e.host, err = NewHost(e.askWake, func(err error) { e.trouble("look into a process", err) }); err != nil {
 		return err
 	}
 	e.undo = append(e.undo, func() error { e.host.Close(); return nil }, e.files.close)
-	rules, err := e.rules()
-	if err != nil {
-		return err
-	}
-	if e.driver, err = driver.New(rules, e.step); err != nil {
+	if e.driver, err = driver.New(e.rules(cpus), e.step); err != nil {
 		return err
 	}
 	if e.engine, err = engine.New(e.rt, engine.Config{KernelTime: e.cfg.KernelTime, Ticks: gpuClock, OnFault: e.gpuFault}); err != nil {
@@ -165,6 +167,7 @@ func (e *Emulator) build() error {
 		return err
 	}
 	e.workers.Go(e.followHost)
+	e.workers.Go(e.doWork)
 	// The driver is woken until the end: releasing processes waits for the hardware, too.
 	still, asleep := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -190,11 +193,13 @@ func (e *Emulator) build() error {
 const emulatedFile = "sys/devices/virtual/kfd/kfd/emulated"
 
 // rules describes the machine to the driver.
-func (e *Emulator) rules() (driver.Config, error) {
-	cpus, err := CPUNodes()
+func (e *Emulator) rules(cpus int) driver.Config {
 	return driver.Config{
-		Profile: e.cfg.Profile, Nodes: e.gpus.Nodes(), CPUNodes: cpus, Clock: e.clocks, Queue: e.queue, Offsets: e.files.offsets(e.rt.GPUs()),
-	}, err
+		Profile: e.cfg.Profile, Nodes: e.gpus.Nodes(), CPUNodes: cpus, Clock: e.clocks, Queue: e.queue, Waits: func(t driver.Task) { t.(*Task).waits() },
+		Worker:  func() { ask(e.work) },
+		Mapped:  func(t driver.Task, start, last uint64) bool { return t.(*Task).mapped(start, last) },
+		Offsets: e.files.offsets(e.rt.GPUs()),
+	}
 }
 
 // gpuClock is the counter of the GPUs at a time of the machine: 100 MHz.
@@ -217,10 +222,26 @@ func (e *Emulator) Close() error {
 }
 
 // askWake asks for a call of driver.Wake. It never waits.
-func (e *Emulator) askWake() {
+func (e *Emulator) askWake() { ask(e.wake) }
+
+// ask sends, unless that was done already and is not handled yet.
+func ask(c chan<- struct{}) {
 	select {
-	case e.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
+	}
+}
+
+// doWork does the driver's own work. No caller does: it would wait for the hardware while the
+// time of the GPUs stands still for it.
+func (e *Emulator) doWork() {
+	for {
+		select {
+		case <-e.work:
+			e.driver.Work()
+		case <-e.over:
+			return
+		}
 	}
 }
 

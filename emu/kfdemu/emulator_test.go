@@ -59,7 +59,7 @@ func here(t testing.TB, e *Emulator, f func()) {
 	seccomp.OwnThread(func() {
 		var fd int
 		if fd, err = seccomp.Install(seccomp.Filter(ioctlTypes...)); err == nil {
-			listener = seccomp.NewListener(fd, e.call, blocks)
+			listener = seccomp.NewListener(fd, e.call)
 			f()
 		}
 	})

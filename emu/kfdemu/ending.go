@@ -6,21 +6,21 @@ import (
 	"sync"
 )
 
-// endings are the address spaces that are being released, and the calls under way that
-// delay that, of the process itself or about it: a thread that is killed in a call of the
+// endings are the address spaces and files that are being released, and the calls under way
+// that delay that of an address space, of the process itself or about it: a thread that is killed in a call of the
 // driver releases its state there when the call ends. The kernel that asks the supervisor
 // about the call does not wait so long.
 type endings struct {
 	mu sync.Mutex // guards all below
-	// over is closed when the address space has been released.
-	over map[*Space]chan struct{}
+	// over is closed when the *Space or the *file has been released.
+	over map[any]chan struct{}
 	// calls counts those under way; idle is closed when the last one has ended.
 	calls map[*Space]int
 	idle  map[*Space]chan struct{}
 }
 
 func newEndings() endings {
-	return endings{over: map[*Space]chan struct{}{}, calls: map[*Space]int{}, idle: map[*Space]chan struct{}{}}
+	return endings{over: map[any]chan struct{}{}, calls: map[*Space]int{}, idle: map[*Space]chan struct{}{}}
 }
 
 // enter records a call. The caller calls end when it has ended.
@@ -42,16 +42,16 @@ func (s *endings) enter(space *Space) (end func()) {
 	}
 }
 
-// begin records the end of an address space. The caller calls over when it is released.
-func (s *endings) begin(space *Space) (over func()) {
+// begin records the end of a *Space or a *file. The caller calls over when it is released.
+func (s *endings) begin(what any) (over func()) {
 	done := make(chan struct{})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.over[space] = done
+	s.over[what] = done
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.over, space)
+		delete(s.over, what)
 		close(done)
 	}
 }
@@ -69,7 +69,17 @@ func (s *endings) awaitCalls(space *Space) {
 	<-idle
 }
 
-// await waits until every address space whose end has begun is released.
+// awaitOne waits until a *Space or a *file is released, if its end has begun.
+func (s *endings) awaitOne(what any) {
+	s.mu.Lock()
+	over := s.over[what]
+	s.mu.Unlock()
+	if over != nil {
+		<-over
+	}
+}
+
+// await waits until everything whose end has begun is released.
 func (s *endings) await() {
 	s.mu.Lock()
 	pending := slices.Collect(maps.Values(s.over))

@@ -2,6 +2,7 @@ package kfdemu
 
 import (
 	"fmt"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,8 +23,8 @@ type Fault struct {
 	// Step, if not "", is the step of the hardware that fails; GPU restricts it to one GPU.
 	Step driver.StepKind
 	GPU  gpreempt.GPUID
-	// Caller and Target restrict it to a process, 0 for any: the one that calls, and the
-	// one that the call or the step is about.
+	// Caller and Target restrict it to a process, 0 for any: the one that calls, or its parent,
+	// and the one that the call or the step is about.
 	Caller, Target int32
 	// Nth is the match that fails: 0 and 1 are the first. Always: all from there on.
 	Nth    int
@@ -32,7 +33,8 @@ type Fault struct {
 	// The effects, in this order. Do is called during the call, for tests; at a step it
 	// must not wait and not use the emulator.
 	Do func()
-	// Kill ends the caller or the target, with SIGKILL, and waits until it is dead.
+	// Kill ends the caller (Caller, if that is set) or the target, with SIGKILL, and waits until
+	// it is dead.
 	Kill Victim
 	// Delay is added to the duration.
 	Delay time.Duration
@@ -230,7 +232,7 @@ func (s *faults) strike(matches func(*Fault) bool) *Fault {
 // forCall returns the fault for a call.
 func (s *faults) forCall(op driver.Op, caller, target int32) *Fault {
 	return s.strike(func(f *Fault) bool {
-		return f.Step == "" && f.Op == op && is(f.Caller, caller) && is(f.Target, target)
+		return f.Step == "" && f.Op == op && calls(f.Caller, caller) && is(f.Target, target)
 	})
 }
 
@@ -238,8 +240,17 @@ func (s *faults) forCall(op driver.Op, caller, target int32) *Fault {
 func (s *faults) forStep(step driver.Step) *Fault {
 	return s.strike(func(f *Fault) bool {
 		return f.Step == step.Kind && (f.Op == "" || f.Op == step.Op) && (f.GPU == 0 || f.GPU == step.GPU) &&
-			is(f.Caller, step.Caller) && is(f.Target, step.Process)
+			calls(f.Caller, step.Caller) && is(f.Target, step.Process)
 	})
 }
 
 func is(want, pid int32) bool { return want == 0 || want == pid }
+
+// calls reports whether a call of pid is one of the process want, or of a child of it.
+func calls(want, pid int32) bool {
+	if is(want, pid) {
+		return true
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	return err == nil && strings.Contains(string(status), fmt.Sprintf("\nPPid:\t%d\n", want))
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -14,7 +15,9 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// file is an emulated file that is open: a memory file whose inode is known.
+// file is an emulated file that is open: a memory file whose inode is known. It is opened
+// twice: for the program, with a lock that the kernel releases with the last descriptor and the
+// last mapping of that open file, in whichever process, and here.
 type file struct {
 	id    FileID
 	space *Space
@@ -22,6 +25,8 @@ type file struct {
 	kfd    *driver.File
 	render uint32
 	fd     int
+	// calls counts those under way, which keep the file open. It is guarded by files.mu.
+	calls int
 	// doorbells are mapped for /dev/kfd: those of each GPU. They stay until the file is
 	// closed and no queue has one of them; both are guarded by files.mu.
 	doorbells [][]byte
@@ -70,15 +75,15 @@ func (s *files) index(id gpreempt.GPUID) int {
 	return slices.IndexFunc(s.gpus, func(g gpreempt.GPU) bool { return g.ID == id })
 }
 
-// add makes the memory file of f and registers it by its inode. The caller passes the
-// descriptor to the program and must not close it while the file is in use.
-func (s *files) add(f *file) (err error) {
+// add makes the memory file of f, registers it by its inode, and returns a descriptor for the
+// program. The caller closes that once the program has its own.
+func (s *files) add(f *file) (program int, err error) {
 	name := "kfd"
 	if f.kfd == nil {
 		name = fmt.Sprintf("renderD%d", f.render)
 	}
 	if f.fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING); err != nil {
-		return fmt.Errorf("make an emulated file: %w", err)
+		return -1, fmt.Errorf("make an emulated file: %w", err)
 	}
 	defer func() {
 		if err != nil {
@@ -86,15 +91,23 @@ func (s *files) add(f *file) (err error) {
 		}
 	}()
 	if err := unix.Ftruncate(f.fd, fileBytes); err != nil {
-		return fmt.Errorf("make room in an emulated file: %w", err)
+		return -1, fmt.Errorf("make room in an emulated file: %w", err)
 	}
 	// The program could make it shorter than what is mapped here.
 	if _, err := unix.FcntlInt(uintptr(f.fd), unix.F_ADD_SEALS, unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL); err != nil {
-		return fmt.Errorf("seal an emulated file: %w", err)
+		return -1, fmt.Errorf("seal an emulated file: %w", err)
 	}
 	if f.id, err = FileIDAt(int32(os.Getpid()), uint64(f.fd)); err != nil {
-		return err
+		return -1, err
 	}
+	if program, err = f.openAgain(); err != nil {
+		return -1, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, unix.Close(program))
+		}
+	}()
 	for i := range s.gpus {
 		if f.kfd == nil {
 			break
@@ -102,14 +115,47 @@ func (s *files) add(f *file) (err error) {
 		mapped, err := unix.Mmap(f.fd, int64(i)*doorbellsApart, driver.DoorbellBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 		if err != nil {
 			f.closed = true // the doorbells that are mapped are not used
-			return errors.Join(fmt.Errorf("map the doorbells: %w", err), f.unmap())
+			return -1, errors.Join(fmt.Errorf("map the doorbells: %w", err), f.unmap())
 		}
 		f.doorbells = append(f.doorbells, mapped)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.byID[f.id] = f
-	return nil
+	return program, nil
+}
+
+// openAgain opens the file once more and locks that open file.
+func (f *file) openAgain() (int, error) {
+	fd, err := unix.Open(procPath(int32(os.Getpid()), "fd/"+strconv.Itoa(f.fd)), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open an emulated file: %w", err)
+	}
+	if err := unix.FcntlFlock(uintptr(fd), unix.F_OFD_SETLK, &unix.Flock_t{Type: unix.F_WRLCK}); err != nil {
+		return -1, errors.Join(fmt.Errorf("lock an emulated file: %w", err), unix.Close(fd))
+	}
+	return fd, nil
+}
+
+// open reports whether a process has a descriptor or a mapping of the open file.
+func (f *file) open() bool {
+	lock := unix.Flock_t{Type: unix.F_WRLCK}
+	err := unix.FcntlFlock(uintptr(f.fd), unix.F_OFD_GETLK, &lock)
+	return err != nil || lock.Type != unix.F_UNLCK
+}
+
+// takeClosed forgets the files that no process has open and no call uses, and returns
+// them.
+func (s *files) takeClosed() (all []*file) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for id, f := range s.byID {
+		if f.calls == 0 && !f.open() {
+			delete(s.byID, id)
+			all = append(all, f)
+		}
+	}
+	return all
 }
 
 // remove forgets a file: processes that still have it open have a plain memory file.
@@ -146,15 +192,24 @@ func (s *files) of(space *Space) []*file {
 	return all
 }
 
-// behind finds the file behind a thread's descriptor, nil if it is not emulated.
-func (s *files) behind(tid int32, fd uint64) *file {
+// behind finds the file behind a thread's descriptor, nil if it is not emulated. It stays open
+// until the caller calls done.
+func (s *files) behind(tid int32, fd uint64) (f *file, done func()) {
 	id, err := FileIDAt(tid, fd)
 	if err != nil {
-		return nil
+		return nil, nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.byID[id]
+	if f = s.byID[id]; f == nil {
+		return nil, nil
+	}
+	f.calls++
+	return f, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f.calls--
+	}
 }
 
 // creates records a CREATE_QUEUE that uses a file: the process will map the doorbell by

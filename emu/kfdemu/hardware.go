@@ -2,6 +2,7 @@ package kfdemu
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,7 +42,11 @@ func (e *Emulator) step(s driver.Step) driver.Outcome {
 	}
 	var held atomic.Bool
 	held.Store(true)
-	release := func() {
+	// end is called with the machine when that is locked, otherwise with nil.
+	end := func(m *gpumodel.Machine) {
+		if task, ok := s.Task.(*Task); ok && s.Op != "" && m != nil {
+			task.stepped(m)
+		}
 		held.Store(false)
 		e.askWake()
 	}
@@ -53,21 +58,21 @@ func (e *Emulator) step(s driver.Step) driver.Outcome {
 		}
 		if outcome.Errno = fault.Errno; outcome.Errno != 0 {
 			// The queues stay where they are.
-			time.AfterFunc(fault.Delay, func() { reportStep(errnoName(fault.Errno)); release() })
+			time.AfterFunc(fault.Delay, func() { reportStep(errnoName(fault.Errno)); end(nil) })
 			return outcome
 		}
 	}
-	done := func() {
+	done := func(m *gpumodel.Machine) {
 		if fault != nil && fault.Delay > 0 {
-			time.AfterFunc(fault.Delay, func() { reportStep(""); release() })
+			time.AfterFunc(fault.Delay, func() { reportStep(""); end(nil) })
 			return
 		}
 		reportStep("")
-		release()
+		end(m)
 	}
 	if err := e.gpus.Step(s, done); err != nil {
 		e.trouble("do to the modelled GPU what the driver does", err)
-		done()
+		done(nil)
 	}
 	return outcome
 }
@@ -99,7 +104,7 @@ func (e *Emulator) attach(q driver.MappedQueue) error {
 	e.report(Event{Kind: EventQueue, PID: q.PID, GPU: q.GPU, Queue: &q.ID})
 	doorbell, release := e.files.doorbell(space, q.GPU, q.Doorbell)
 	e.gpus.doorbells[q.Serial] = release
-	if doorbell == nil || q.Type == kfd.QueueTypeCompute {
+	if doorbell == nil {
 		return nil // the queue exists, and its packets are not executed
 	}
 	return e.engine.Add(engine.Queue{
@@ -148,9 +153,17 @@ func (e *Emulator) settle() {
 	e.gpus.mu.Lock()
 	for _, p := range states {
 		space, ok := p.MM.(*Space)
-		if !ok { // its queues are known until the driver releases them
-			maps.DeleteFunc(gone, func(mm driver.MM, _ bool) bool { return mm.(*Space).PID() == p.PID })
+		if !ok {
 			ending = true
+			if p.Secondary || !slices.ContainsFunc(states, func(o driver.ProcessState) bool { return o.PID == p.PID && o.MM != nil }) {
+				// It and its queues are known until the driver releases them.
+				maps.DeleteFunc(gone, func(mm driver.MM, _ bool) bool { return mm.(*Space).PID() == p.PID })
+				continue
+			}
+			// It has executed a program that opened the driver, too: the model knows that one only.
+			for _, q := range p.Queues {
+				e.detach(driver.MappedQueue{QueueState: q, PID: p.PID})
+			}
 			continue
 		}
 		if !p.Secondary {
@@ -188,9 +201,8 @@ func (e *Emulator) gpuFault(serial, address uint64) {
 	e.report(Event{Kind: EventGPUFault, PID: ref.Process.PID, Queue: &ref.ID, Address: address})
 }
 
-// The time between two sweeps, and the least time between two writes of the files about the
-// GPUs: those that change with the schedule, and those with the positions of queues in
-// hardware slots.
+// The time between two sweeps, the least time between two writes of the files about the GPUs,
+// and that between two writes of the positions of queues in hardware slots alone.
 const (
 	sweepPeriod = 2 * time.Millisecond
 	movesPeriod = 20 * time.Millisecond
@@ -203,7 +215,7 @@ func (e *Emulator) followHost() {
 	tick := time.NewTicker(sweepPeriod)
 	defer tick.Stop()
 	var moves, slots time.Time
-	var moved, seated uint64
+	var moved uint64
 	for {
 		select {
 		case <-tick.C:
@@ -223,39 +235,44 @@ func (e *Emulator) followHost() {
 		e.rt.Do(func(m *gpumodel.Machine) { n = m.Moves() })
 		if n != moved {
 			moved = n
-			e.trouble("write debugfs", e.tree.Debugfs("mqds"))
-		}
-		// Slots also change when the last queue is removed.
-		if now.Sub(slots) >= slotsPeriod && (n != seated || e.gpus.QueueCount() > 0) {
-			slots, seated = now, n
+			slots = now
+			e.trouble("write debugfs", e.tree.Debugfs("mqds", "hqds"))
+		} else if now.Sub(slots) >= slotsPeriod && e.gpus.QueueCount() > 0 {
+			slots = now
 			e.trouble("write debugfs", e.tree.Debugfs("hqds"))
 		}
 	}
 }
 
-// sweep finds address spaces that have ended, and releases what belongs to them. It does
-// not wait for that, since the driver may have to wait for the hardware.
+// sweep finds address spaces that have ended and files that nobody has open, and releases
+// them. It does not wait for that, since the driver may have to wait for the hardware. A
+// process ends, or executes a program, before its files are closed: so files are looked at
+// first, and released last.
 func (e *Emulator) sweep() {
 	e.sweeping.Lock()
 	defer e.sweeping.Unlock()
+	closed := e.files.takeClosed()
 	for _, space := range e.host.Sweep() {
 		over := e.ending.begin(space)
 		e.workers.Go(func() {
 			defer over()
 			e.ending.awaitCalls(space)
-			e.release(space)
+			e.driver.MMReleased(space.Leader(), space)
+			e.driver.Work()
 			e.settle()
 		})
 	}
-}
-
-// release is the end of an address space and of the files it opened.
-func (e *Emulator) release(space *Space) {
-	e.driver.MMReleased(space.Leader(), space)
-	for _, f := range e.files.of(space) {
-		if f.kfd != nil {
-			e.driver.Release(f.kfd)
-		}
-		e.trouble("close an emulated file", e.files.remove(f))
+	for _, f := range closed {
+		over := e.ending.begin(f)
+		e.workers.Go(func() {
+			defer over()
+			e.ending.awaitOne(f.space)
+			if f.kfd != nil {
+				e.driver.Release(f.kfd)
+				e.driver.Work()
+			}
+			e.trouble("close an emulated file", e.files.remove(f))
+			e.settle()
+		})
 	}
 }

@@ -28,7 +28,7 @@ func BenchmarkTask(b *testing.B) {
 		})
 	}
 	run("Task", func() { taskOf(b, h, c.pid) })
-	run("BeginEnd", func() { task.Begin(nil, nil); task.End() })
+	run("BeginEnd", func() { task.Begin(nil, nil, nil, nil); task.End() })
 	run("Leader", func() { task.Leader() })
 	run("MM", func() { task.MM() })
 	run("Tracer", func() { task.Tracer() })

@@ -36,7 +36,7 @@ type listener struct {
 }
 
 func (l *listener) call(during func()) {
-	l.task.Begin(nil, func(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) })
+	l.task.Begin(nil, nil, nil, func(fd int) (int, error) { return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0) })
 	during()
 	l.task.End()
 }
@@ -229,7 +229,7 @@ func TestStreamThatCannotBeInstalled(t *testing.T) {
 		unix.EMFILE: func(int) (int, error) { return -1, fmt.Errorf("no room: %w", unix.EMFILE) },
 		unix.EPERM:  func(int) (int, error) { return -1, unix.EPERM },
 	} {
-		l.task.Begin(nil, install)
+		l.task.Begin(nil, nil, nil, install)
 		if got := l.task.Install(l.task.stream); got != -int(want) {
 			t.Errorf("got %d, want %d", got, -int(want))
 		}

@@ -75,7 +75,7 @@ func Exec(socket, program string, args, env []string) error {
 
 // accept serves the calls of a program that joined.
 func (e *Emulator) accept(listener int) error {
-	e.listeners.add(seccomp.NewListener(listener, e.call, blocks))
+	e.listeners.add(seccomp.NewListener(listener, e.call))
 	return nil
 }
 

@@ -1,7 +1,10 @@
 package kfdemu
 
 import (
+	"bytes"
 	"encoding/binary"
+	"fmt"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -43,6 +46,31 @@ func (m userMemory) move(how func(int, []unix.Iovec, []unix.RemoteIovec, uint) (
 	return err == nil && n == len(p)
 }
 
+// argumentMemory is the argument of a call, which was read once: the faults, the events and
+// the driver see the same.
+type argumentMemory struct {
+	driver.Memory
+	read []byte
+}
+
+// argument reads the argument of a call, of n bytes.
+func argument(m driver.Memory, n int) driver.Memory {
+	read := make([]byte, n)
+	if m == nil || n == 0 || !m.Read(read) {
+		return m
+	}
+	return argumentMemory{m, read}
+}
+
+// Read implements driver.Memory.
+func (m argumentMemory) Read(p []byte) bool {
+	if len(p) > len(m.read) {
+		return m.Memory.Read(p)
+	}
+	copy(p, m.read)
+	return true
+}
+
 // At implements driver.Memory.
 func (m userMemory) At(off int) driver.Memory {
 	return userMemory{m.tid, m.addr + uint64(off)}
@@ -55,4 +83,30 @@ func (m userMemory) Pointer(off int) driver.Memory {
 		return userMemory{m.tid, unmapped}
 	}
 	return memoryAt(m.tid, binary.NativeEndian.Uint64(b[:]))
+}
+
+// mapped reports whether the thread's process has mapped the addresses from start to last, and
+// none of them is a device's: VM_IO and VM_PFNMAP of the kernel are here the pages that the
+// kernel provides itself, and the emulated files, which are devices for the program.
+func (t *Task) mapped(start, last uint64) bool {
+	maps, err := os.ReadFile(procPath(t.tid, "maps"))
+	if err != nil {
+		return false // it has ended
+	}
+	for line := range bytes.Lines(maps) { // in ascending order
+		var from, to uint64
+		if _, err := fmt.Sscanf(string(line), "%x-%x ", &from, &to); err != nil {
+			return false
+		}
+		if to <= start {
+			continue
+		}
+		if from > start || bytes.Contains(line, []byte("[vvar")) || bytes.Contains(line, []byte("[vsyscall")) || bytes.Contains(line, []byte("/memfd:kfd")) {
+			return false
+		}
+		if start = to; start > last {
+			return true
+		}
+	}
+	return false
 }

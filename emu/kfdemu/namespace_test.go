@@ -97,6 +97,7 @@ func gpusOf(tb testing.TB, m *gpumodel.Machine) []gpreempt.GPU {
 	}
 	for i := range gpus {
 		gpus[i].Node = cpuNodes(tb) + i
+		gpus[i].Name = "Emulated " + gpreempt.GFXName(gpus[i].GFX)
 	}
 	return gpus
 }

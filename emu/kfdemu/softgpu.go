@@ -253,7 +253,7 @@ func (s *SoftGPU) attachTo(q *softQueue, r softRecord) error {
 			Ring: r.Ring, RingBytes: r.RingBytes, Read: r.Read, Write: r.Write,
 		})
 	})
-	if err == nil && r.Type != kfd.QueueTypeCompute {
+	if err == nil {
 		err = s.execute(q, p, r, typ)
 	}
 	if err != nil {

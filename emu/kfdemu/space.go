@@ -154,6 +154,11 @@ func (t *Task) Space() *Space {
 	if !t.hasMemory() {
 		return nil
 	}
+	return t.callerSpace()
+}
+
+// callerSpace is Space for a thread that is in a call, and so has an address space.
+func (t *Task) callerSpace() *Space {
 	if s := t.knownSpace(); s != nil {
 		return s
 	}

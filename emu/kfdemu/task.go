@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
+	"github.com/gpreempt/gpreempt/emu/gpumodel"
 )
 
 // Task is a thread of a real process. Its methods make few system calls and never wait,
@@ -44,6 +45,8 @@ var _ driver.Task = (*Task)(nil)
 // call is the call of the driver that a thread is in.
 type call struct {
 	interrupted func() bool
+	waits       func()
+	stepped     func(*gpumodel.Machine)
 	install     func(stream int) (int, error)
 }
 
@@ -116,11 +119,12 @@ func (t *Task) close() {
 }
 
 // Begin begins a call of the thread. interrupted reports whether a signal is pending, or
-// the thread dead; install copies a descriptor of this process into the thread's table and
+// the thread dead; waits is called before the call waits, stepped when a step of the hardware
+// for it has ended, with the machine, which is locked; install copies a descriptor of this process into the thread's table and
 // returns its number there. Call Begin without the driver's lock.
-func (t *Task) Begin(interrupted func() bool, install func(stream int) (int, error)) {
+func (t *Task) Begin(interrupted func() bool, waits func(), stepped func(*gpumodel.Machine), install func(stream int) (int, error)) {
 	t.h.eachStream((*stream).takeMasks)
-	t.call.Store(&call{interrupted: interrupted, install: install})
+	t.call.Store(&call{interrupted: interrupted, waits: waits, stepped: stepped, install: install})
 }
 
 // End ends the call. Call it without the driver's lock, and before the thread gets its
@@ -148,6 +152,20 @@ func (t *Task) MM() driver.MM {
 func (t *Task) Interrupted() bool {
 	c := t.call.Load()
 	return c != nil && c.interrupted != nil && c.interrupted()
+}
+
+// waits is called when a call of the thread waits.
+func (t *Task) waits() {
+	if c := t.call.Load(); c != nil {
+		c.waits()
+	}
+}
+
+// stepped is called when a step for a call of the thread has ended.
+func (t *Task) stepped(m *gpumodel.Machine) {
+	if c := t.call.Load(); c != nil {
+		c.stepped(m)
+	}
 }
 
 // Tracer implements driver.Task: TracerPid of /proc/TID/status is a thread's id.

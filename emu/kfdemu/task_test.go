@@ -209,7 +209,7 @@ func TestInterruptedIsThatOfTheCall(t *testing.T) {
 		t.Error("interrupted outside of any call")
 	}
 	pending := false
-	task.Begin(func() bool { return pending }, nil)
+	task.Begin(func() bool { return pending }, nil, nil, nil)
 	if task.Interrupted() {
 		t.Error("interrupted without a signal")
 	}

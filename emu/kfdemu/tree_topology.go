@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // node is a node of the topology.
@@ -23,6 +25,9 @@ type node struct {
 	Bytes              uint64
 	IOLinks, PeerLinks []int
 }
+
+// Name returns the name of the processor, such as gfx942.
+func (n node) Name() string { return gpreempt.GFXName(uint32(n.Props["gfx_target_version"])) }
 
 // GPU reports whether the node is one.
 func (n node) GPU() bool { return n.Props["simd_count"] > 0 }

@@ -149,6 +149,18 @@ func (m *Machine) GPU(id gpreempt.GPUID) driver.GPUState {
 	return g
 }
 
+// WaitsIn returns the kernel function in which a thread waits for the mutex of a process,
+// as /proc/TID/wchan shows it; "" for one that waits for anything else.
+func (m *Machine) WaitsIn(tid int) string {
+	unlock := m.lock()
+	t := m.threads[int32(tid)]
+	unlock()
+	if t == nil {
+		return ""
+	}
+	return m.Driver.WaitsIn(t)
+}
+
 // lock takes mu and returns the function that releases it.
 func (m *Machine) lock() (unlock func()) {
 	m.mu.Lock()

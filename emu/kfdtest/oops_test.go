@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
@@ -57,4 +58,42 @@ func TestVMsAreListedInTheDriversOrder(t *testing.T) {
 			s.Errorf("VMs (-want +got):\n%s", diff)
 		}
 	})
+}
+
+// TestEndOfATargetWritesToItsRefusedDebugger holds when kfd_dbg_trap_disable uses memory that
+// the driver has freed: after the end of a debugger that took the right by a refused ENABLE.
+func TestEndOfATargetWritesToItsRefusedDebugger(t *testing.T) {
+	for name, tc := range map[string]struct {
+		refused, exits, corrupts bool
+	}{
+		"debugger exits":                        {false, true, false},
+		"refused debugger stays":                {true, false, false},
+		"refused debugger exits":                {true, true, true},
+		"nobody refused, and nobody has exited": {false, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onProfiles(t, hws, func(s *scene) {
+				s.enable()
+				s.must(s.dbg.Main().Detach(s.job.PID()))
+				last := s.dbg
+				if tc.refused {
+					last = s.m.Spawn()
+					device := s.open(last)
+					_, w, err := last.Main().Pipe(true)
+					s.must(err)
+					s.must(last.Main().Seize(s.job.PID()))
+					_, err = device.Enable(s.job.PID(), enabledMask, w)
+					s.want(unix.EALREADY, err)
+				}
+				if tc.exits {
+					last.Kill()
+				}
+				s.job.Kill()
+				if corrupts := len(s.oopses) > 0; corrupts != tc.corrupts {
+					s.Errorf("corrupts memory: %v, want %v: %q", corrupts, tc.corrupts, s.oopses)
+				}
+				s.oopses = nil
+			})
+		})
+	}
 }

@@ -17,7 +17,7 @@ type Process struct {
 	pid   int32
 	start uint64
 	main  *Thread
-	real  bool // Self: descriptors that are not fake are real
+	real  bool // Self and its parts: descriptors that are not fake are real
 
 	// Guarded by Machine.mu.
 	inside  int32
@@ -252,4 +252,18 @@ func (p *Process) MM() driver.MM {
 		return nil
 	}
 	return p.mm
+}
+
+// HoldMutex takes the driver's mutex of the process until release is called, as a call of
+// the process does that pins much host memory. It panics if the driver does not know the
+// process.
+func (p *Process) HoldMutex() (release func()) {
+	unlock := p.m.lock()
+	mm := p.mm
+	unlock()
+	release, ok := p.m.Driver.HoldMutex(mm)
+	if !ok {
+		panic("kfdtest: the process has not opened the driver")
+	}
+	return release
 }

@@ -20,11 +20,20 @@ func (m *Machine) newSelf() *Process {
 	return p
 }
 
+// SpawnPart starts a process that stands for a part of the running one: its descriptors that
+// are not the Machine's are those of this process.
+func (m *Machine) SpawnPart() *Process {
+	defer m.lock()()
+	p := m.spawn(m.newID())
+	p.real, p.firstFD = true, firstSelfFD
+	return p
+}
+
 // caller returns the thread that makes a call of t. Each call of Self's main thread is one
 // of the OS thread that makes it.
 func (t *Thread) caller() *Thread {
 	tid := int32(unix.Gettid())
-	if !t.p.real || t != t.p.main || t.tid == tid {
+	if t != t.p.m.self.main || t.tid == tid {
 		return t
 	}
 	defer t.p.m.lock()()

@@ -38,6 +38,8 @@ type Call struct {
 	life     atomic.Int32
 	// interrupted: the caller was found in a killable sleep. It is never reset.
 	interrupted atomic.Bool
+	// passed: another goroutine receives calls, or the handler has returned.
+	passed atomic.Bool
 	// added: AddFD has moved the caller to a killable sleep, so the sleep no longer shows
 	// an interruption.
 	added atomic.Bool
@@ -104,6 +106,15 @@ func (c *Call) end() {
 	c.stat, c.opened = -1, true
 }
 
+// Wait says that the handler may wait: from now on another goroutine receives the calls of the
+// listener. Repeated calls have no effect.
+func (c *Call) Wait() {
+	if !c.passed.Swap(true) {
+		c.listener.busy.Add(1)
+		go c.listener.serve()
+	}
+}
+
 // Watch arranges one call of wake when Interrupted becomes true, within 5 ms, unless the
 // call is over before. wake may be called while the call is being answered, and must not
 // block.
@@ -140,7 +151,7 @@ func (c *Call) mayRestart() error {
 	switch over := c.look(); {
 	case c.interrupted.Load():
 		return nil
-	case over:
+	case over || !c.Valid(): // a caller that is ending may sleep again
 		return ErrGone
 	default:
 		return ErrNotInterrupted

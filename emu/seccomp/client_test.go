@@ -235,13 +235,14 @@ func clientReenter(args []string) error {
 func clientSupervisor(args []string) error {
 	handle := func(c *Call) {
 		if byte(c.Args[1]) == nrWait && isDevice(c) {
+			c.Wait()
 			fmt.Println("blocked")
 			select {}
 		}
 		_ = c.Continue()
 	}
 	_, err := Serve(args[0], func(fd int) error {
-		NewListener(fd, handle, isDevice)
+		NewListener(fd, handle)
 		return nil
 	}, func(err error) { fmt.Println(err) })
 	if err != nil {

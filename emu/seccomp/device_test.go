@@ -82,8 +82,6 @@ func isDevice(c *Call) bool {
 	return c.NR == unix.SYS_IOCTL && byte(c.Args[1]>>8) == ioctlType
 }
 
-func (d *device) blocks(c *Call) bool { return isDevice(c) && byte(c.Args[1]) == nrWait }
-
 func (d *device) handle(c *Call) {
 	if !isDevice(c) {
 		d.check(c.Continue())
@@ -114,6 +112,7 @@ func (d *device) handle(c *Call) {
 }
 
 func (d *device) wait(c *Call) {
+	c.Wait()
 	woken := make(chan struct{})
 	c.Watch(func() { close(woken) })
 	d.arrived <- c
@@ -159,14 +158,12 @@ func call(nr, arg uintptr) (uintptr, syscall.Errno) {
 // served has the functions of a listener.
 type served interface {
 	handle(c *Call)
-	blocks(c *Call) bool
 }
 
 // handler is one for calls that do not block.
 type handler func(*Call)
 
-func (h handler) handle(c *Call)    { h(c) }
-func (h handler) blocks(*Call) bool { return false }
+func (h handler) handle(c *Call) { h(c) }
 
 // inProcess runs f on a new thread with the device's filter, and returns when the listener
 // has ended.
@@ -181,7 +178,7 @@ func inProcess(t testing.TB, d served, f func(l *Listener)) {
 			t.Error(err)
 			return
 		}
-		l = NewListener(fd, d.handle, d.blocks)
+		l = NewListener(fd, d.handle)
 		f(l)
 	})
 	if l == nil {
@@ -230,7 +227,7 @@ func start(t testing.TB, d served, cmd *exec.Cmd) *program {
 			t.Error(err)
 			return
 		}
-		p.listener = NewListener(fd, d.handle, d.blocks)
+		p.listener = NewListener(fd, d.handle)
 		if err := p.Start(); err != nil {
 			t.Error(err)
 		}

@@ -23,7 +23,6 @@ func ExampleNewListener() {
 			fmt.Println(err)
 		}
 	}
-	blocks := func(*seccomp.Call) bool { return false }
 
 	var listener *seccomp.Listener
 	var err error
@@ -32,7 +31,7 @@ func ExampleNewListener() {
 		if fd, err = seccomp.Install(seccomp.Filter('X')); err != nil {
 			return
 		}
-		listener = seccomp.NewListener(fd, handle, blocks)
+		listener = seccomp.NewListener(fd, handle)
 		err = unix.IoctlSetInt(-1, number, 7) // a program would open the device first
 	})
 	if err != nil {

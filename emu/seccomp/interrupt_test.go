@@ -216,8 +216,7 @@ func openTask(tid int32) bool {
 // blocking is a handler whose calls all block.
 type blocking struct{ f func(*Call) }
 
-func (b blocking) handle(c *Call)      { b.f(c) }
-func (b blocking) blocks(c *Call) bool { return isDevice(c) }
+func (b blocking) handle(c *Call) { b.f(c) }
 
 // With many signals, no call is lost or executed twice, and no internal errno of the
 // kernel reaches the program.

@@ -14,11 +14,10 @@ import (
 type Listener struct {
 	fd     int
 	handle func(*Call)
-	blocks func(*Call) bool
 	// closing: receiving has stopped, and calls in progress count as interrupted.
 	closing atomic.Bool
-	// busy counts the goroutines and watches that use fd: meanwhile the number must not
-	// become that of another file.
+	// busy counts the users of fd besides the goroutine that receives: meanwhile the number
+	// must not become that of another file.
 	busy sync.WaitGroup
 	// done is closed after fd; err is set before.
 	done chan struct{}
@@ -29,11 +28,11 @@ type Listener struct {
 }
 
 // NewListener serves a filter's listener, and closes fd at the end. handle answers each
-// call before it returns; without an answer the call gets ENOSYS. It is called for one call
-// after the other, except those for which blocks returns true: each of them has its own
-// goroutine, and the handler must watch the call to notice its interruption.
-func NewListener(fd int, handle func(*Call), blocks func(*Call) bool) *Listener {
-	l := &Listener{fd: fd, handle: handle, blocks: blocks, done: make(chan struct{})}
+// call before it returns; without an answer the call gets ENOSYS. It is called by the
+// goroutine that receives the calls, one after the other: a handler that may wait must call
+// Call.Wait before.
+func NewListener(fd int, handle func(*Call)) *Listener {
+	l := &Listener{fd: fd, handle: handle, done: make(chan struct{})}
 	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		l.stop = -1
@@ -42,6 +41,10 @@ func NewListener(fd int, handle func(*Call), blocks func(*Call) bool) *Listener 
 		return l
 	}
 	l.stop = stop
+	// The caller waits for its answer, so its CPU is free for this process. To wake an idle CPU
+	// takes longer than the call, in a virtual machine much longer. It fails before Linux 6.6, which
+	// costs time only.
+	_ = unix.IoctlSetInt(fd, unix.SECCOMP_IOCTL_NOTIF_SET_FLAGS, unix.SECCOMP_USER_NOTIF_FD_SYNC_WAKE_UP)
 	go l.serve()
 	return l
 }
@@ -68,8 +71,14 @@ func (l *Listener) Close() error {
 	return l.Wait()
 }
 
+// serve receives calls until every filtered process has exited, until Close, or until a
+// handler waits and another goroutine serves.
 func (l *Listener) serve() {
-	err := l.receive()
+	passed, err := l.receive()
+	if passed {
+		l.busy.Done()
+		return
+	}
 	l.closing.Store(true)
 	l.busy.Wait()
 	l.mu.Lock()
@@ -79,8 +88,8 @@ func (l *Listener) serve() {
 	close(l.done)
 }
 
-// receive receives calls until every filtered process has exited, or until Close.
-func (l *Listener) receive() error {
+// receive receives calls. passed: a handler has passed that to another goroutine.
+func (l *Listener) receive() (passed bool, err error) {
 	// The receiving ioctl is called only when there is a call: before Linux 6.11 only a
 	// call or a signal ends it.
 	fds := []unix.PollFd{{Fd: int32(l.fd), Events: unix.POLLIN}, {Fd: int32(l.stop), Events: unix.POLLIN}}
@@ -90,17 +99,17 @@ func (l *Listener) receive() error {
 		case errors.Is(err, unix.EINTR):
 			continue
 		case err != nil:
-			return fmt.Errorf("seccomp: wait for calls: %w", err)
+			return false, fmt.Errorf("seccomp: wait for calls: %w", err)
 		case fds[1].Revents != 0:
-			return nil
+			return false, nil
 		case fds[0].Revents&unix.POLLIN != 0:
-			if err := l.next(); err != nil {
-				return err
+			if passed, err := l.next(); passed || err != nil {
+				return passed, err
 			}
 		case fds[0].Revents&unix.POLLHUP != 0:
-			return nil // no thread has the filter
+			return false, nil // no thread has the filter
 		case fds[0].Revents&unix.POLLNVAL != 0:
-			return fmt.Errorf("seccomp: wait for calls: descriptor %d is closed", l.fd)
+			return false, fmt.Errorf("seccomp: wait for calls: descriptor %d is closed", l.fd)
 		default:
 			// POLLERR: a signal arrived while the filter was locked (seccomp_notify_poll).
 		}
@@ -108,27 +117,19 @@ func (l *Listener) receive() error {
 }
 
 // next receives a call and answers it.
-func (l *Listener) next() error {
+func (l *Listener) next() (passed bool, err error) {
 	n, errno := receive(l.fd)
 	switch {
 	case errors.Is(errno, unix.ENOENT):
-		return nil // a signal ended the call meanwhile
+		return false, nil // a signal ended the call meanwhile
 	case errno != 0:
-		return fmt.Errorf("seccomp: receive a call: %w", errno)
+		return false, fmt.Errorf("seccomp: receive a call: %w", errno)
 	}
 	c := &Call{ID: n.id, TID: int32(n.pid), NR: int(n.data.nr), Args: n.data.args, listener: l}
-	if l.blocks(c) {
-		l.busy.Go(func() { l.answer(c) })
-		return nil
-	}
-	l.answer(c)
-	return nil
-}
-
-func (l *Listener) answer(c *Call) {
-	defer c.end()
 	l.handle(c)
 	if c.life.Load() != over {
 		_ = c.Return(0, unix.ENOSYS) // unless the caller has ended
 	}
+	c.end()
+	return c.passed.Swap(true), nil
 }

@@ -137,10 +137,10 @@ func TestCallThatEndedBeforeItWasReceivedIsIgnored(t *testing.T) {
 	}
 	d := newDevice(t)
 	// The kernel still counts one call to receive.
-	if err := (&Listener{fd: fd, handle: d.handle, blocks: d.blocks}).next(); err != nil {
+	if _, err := (&Listener{fd: fd, handle: d.handle}).next(); err != nil {
 		t.Error(err)
 	}
-	if err := NewListener(fd, d.handle, d.blocks).Wait(); err != nil {
+	if err := NewListener(fd, d.handle).Wait(); err != nil {
 		t.Error(err)
 	}
 	if got := d.echoCounts(); len(got) != 0 {
@@ -149,7 +149,7 @@ func TestCallThatEndedBeforeItWasReceivedIsIgnored(t *testing.T) {
 }
 
 func TestListenerOfAClosedDescriptorFails(t *testing.T) {
-	l := NewListener(1<<20, func(*Call) {}, func(*Call) bool { return false })
+	l := NewListener(1<<20, func(*Call) {})
 	if err := l.Wait(); err == nil {
 		t.Error("no error")
 	}

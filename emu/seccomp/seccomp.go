@@ -10,7 +10,7 @@
 //	filter := seccomp.Filter('X')
 //	seccomp.OwnThread(func() {
 //		fd, err := seccomp.Install(filter)
-//		l := seccomp.NewListener(fd, handle, blocks)
+//		l := seccomp.NewListener(fd, handle)
 //		...
 //	})
 //

@@ -49,7 +49,7 @@ func superviseOn(t *testing.T, socket string, d served) *supervisor {
 	s.Server, err = Serve(s.socket, func(fd int) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.listeners = append(s.listeners, NewListener(fd, d.handle, d.blocks))
+		s.listeners = append(s.listeners, NewListener(fd, d.handle))
 		s.joined <- struct{}{}
 		return nil
 	}, func(err error) { s.failed <- err })

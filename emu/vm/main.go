@@ -9,9 +9,10 @@
 // be loaded (debian.go); with -deb only the package file is present, not installed. With
 // -softgpu the driver is built from Debian's source with the folder emu/softgpu and loaded
 // with these parameters, such as softgpu=2, so that it has GPU nodes (driver.go); the tests
-// get GPREEMPT_GUEST=softgpu, and GPREEMPT_SOFTGPU and GPREEMPT_SEED of the host. The exit
-// status is 0 when every package passed. It is also 0, after a line that begins with SKIP,
-// when the host lacks QEMU or what the build needs, or no kernel is available.
+// get GPREEMPT_GUEST=softgpu, and GPREEMPT_SOFTGPU, GPREEMPT_SEED, GPREEMPT_SCHEDULES and
+// GPREEMPT_UNCHECKED of the host. The exit status is 0 when every package passed. It is
+// also 0, after a line that begins with SKIP, when the host lacks QEMU or what the build
+// needs, or no kernel is available.
 //
 // The same program is the guest's first process (guest.go).
 package main
@@ -275,7 +276,7 @@ func (o options) test(ctx context.Context, a *Archive, bin, spec string) (Progra
 	}
 	if o.softgpu != "" {
 		p.Env = append(p.Env, "GPREEMPT_GUEST=softgpu")
-		for _, name := range []string{"GPREEMPT_SOFTGPU", "GPREEMPT_SEED"} {
+		for _, name := range []string{"GPREEMPT_SOFTGPU", "GPREEMPT_SEED", "GPREEMPT_SCHEDULES", "GPREEMPT_UNCHECKED"} {
 			p.Env = append(p.Env, name+"="+os.Getenv(name))
 		}
 	}

@@ -114,6 +114,8 @@ func TestTopologyMayBeIncomplete(t *testing.T) {
 
 func FuzzProperties(f *testing.F) {
 	f.Add("cwsr_size 40960\nctl_stack_size 8192\nnum_xcc 6\n")
+	f.Add("cwsr_size 1")
+	f.Add("cwsr_size 4294967296\nctl_stack_size 4294967296\nnum_xcc 4294967296")
 	f.Add("cwsr_size -1\n\ncwsr_size\nnum_xcc 0\ndrm_render_minor 4294967296")
 	f.Fuzz(func(t *testing.T, properties string) {
 		g := gpu{SaveArea: minSaveArea, ControlStack: minControlStack, XCCs: 1}

@@ -1,15 +1,18 @@
 package workload
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
 
 // topologyNodes is where the driver describes its nodes.
@@ -76,27 +79,16 @@ func describe(root string, gpus []gpu) error {
 
 // describe sets fields from a node's properties: lines of a name and a number.
 func (g *gpu) describe(properties string) {
-	var simds, perCU, arrays, perEngine, gfx uint32
-	fields := map[string]*uint32{
-		"cwsr_size": &g.SaveArea, "ctl_stack_size": &g.ControlStack, "num_xcc": &g.XCCs, "drm_render_minor": &g.RenderMinor,
-		"simd_count": &simds, "simd_per_cu": &perCU, "array_count": &arrays, "simd_arrays_per_engine": &perEngine, "gfx_target_version": &gfx,
-	}
+	node := map[string]uint64{}
 	for line := range strings.Lines(properties) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		n, err := strconv.ParseUint(value, 10, 32)
-		if field := fields[name]; field != nil && err == nil && n > 0 {
-			*field = uint32(n)
+		if n, err := strconv.ParseUint(value, 10, 32); err == nil {
+			node[name] = n
 		}
 	}
-	if perCU == 0 || perEngine == 0 {
-		return
+	g.RenderMinor, g.XCCs = uint32(node["drm_render_minor"]), uint32(max(node["num_xcc"], 1))
+	if a := kfd.SaveAreaOf(node); 0 < a.Bytes && a.Bytes <= math.MaxUint32 {
+		g.SaveArea, g.ControlStack = uint32(a.Bytes), uint32(a.Stack)
+		g.DebugArea = cmp.Or(uint32(a.Debug), g.DebugArea)
 	}
-	// As the driver does, which does not export it (kfd_queue_ctx_save_restore_size).
-	const bytesPerWave, alignment = 32, 64
-	cus := simds / perCU / g.XCCs
-	waves := cus * 32
-	if gfx < 100100 {
-		waves = min(cus*40, arrays/perEngine*512)
-	}
-	g.DebugArea = (waves*bytesPerWave + alignment - 1) &^ (alignment - 1)
 }

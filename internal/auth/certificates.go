@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -42,14 +44,36 @@ func ReadCertificates(f CertificateFiles) (*Certificates, error) {
 		return nil, fmt.Errorf("certificates of client authorities: %s has no certificate in PEM", f.ClientCA)
 	}
 	return &Certificates{&tls.Config{
-		MinVersion:   tls.VersionTLS13,
-		Certificates: []tls.Certificate{certificate},
-		ClientAuth:   tls.RequireAndVerifyClientCert,
-		ClientCAs:    clients,
-		NextProtos:   []string{"h2"},
+		MinVersion:       tls.VersionTLS13,
+		Certificates:     []tls.Certificate{certificate},
+		ClientAuth:       tls.RequireAndVerifyClientCert,
+		ClientCAs:        clients,
+		NextProtos:       []string{"h2"},
+		VerifyConnection: func(state tls.ConnectionState) error { return forClients(state.PeerCertificates) },
 		// A resumed session would skip the check of the certificate.
 		SessionTicketsDisabled: true,
 	}, clients, ca}, nil
+}
+
+// ExposedKey returns which users other than root and the one of this program have access to the
+// private key, and how to change that; "" if there are none but members of its group, who may
+// read it. A key whose owner and mode cannot be read is the business of ReadCertificates.
+func (f CertificateFiles) ExposedKey() (problem, remedy string) {
+	info, err := os.Stat(f.Key)
+	if err != nil {
+		return "", ""
+	}
+	owner, mode := info.Sys().(*syscall.Stat_t).Uid, info.Mode().Perm()
+	foreign := owner != 0 && owner != uint32(os.Geteuid())
+	if !foreign && mode&0o027 == 0 {
+		return "", ""
+	}
+	remedy = "chmod 0600 " + f.Key
+	if foreign {
+		remedy = fmt.Sprintf("chown %d %s && %s", os.Geteuid(), f.Key, remedy)
+	}
+	return fmt.Sprintf("the private key %s has owner %d and mode %#o, so other users can read or replace it", f.Key, owner, mode),
+		remedy + "; issue another key if a user who could read it is not trusted"
 }
 
 // CertificateStore has the certificates in force and the connections that they
@@ -113,6 +137,16 @@ func (cs *CertificateStore) remove(c *tlsConn) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	delete(cs.conns, c)
+}
+
+// forClients returns an error unless the first certificate says that it is for clients. One
+// without extended key usages is for every use by RFC 5280, section 4.2.1.12, also that of a
+// server, whose key then were enough to announce.
+func forClients(certificates []*x509.Certificate) error {
+	if len(certificates) > 0 && slices.Contains(certificates[0].ExtKeyUsage, x509.ExtKeyUsageClientAuth) {
+		return nil
+	}
+	return errors.New("incompatible key usage: the certificate is not issued for clients: issue one with the extended key usage clientAuth")
 }
 
 // verify returns until when authorities accept the first of certificates; the others

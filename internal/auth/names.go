@@ -12,6 +12,8 @@ import (
 type Names struct {
 	OnlineGroups, AdminGroups []string
 	OnlineUsers, AdminUsers   []string
+	// ContainerAdmins is that of Policy.
+	ContainerAdmins bool
 }
 
 // LookUp returns the policy of the names, with the effective user of the calling process
@@ -40,6 +42,8 @@ func (n Names) LookUp() (p *Policy, unknown []string) {
 		AdminGIDs:  ids("group", n.AdminGroups, groupID),
 		OnlineUIDs: ids("user", n.OnlineUsers, userID),
 		AdminUIDs:  ids("user", n.AdminUsers, userID),
+
+		ContainerAdmins: n.ContainerAdmins,
 	}, unknown
 }
 

@@ -5,6 +5,8 @@ import (
 	"strings"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/proc"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // Rights is a set of rights.
@@ -24,8 +26,8 @@ const (
 // Allows reports whether r has all rights of need.
 func (r Rights) Allows(need Rights) bool { return r&need == need }
 
-// Policy is which callers have which rights. Uid 0 and the owner have all. A group
-// counts as a caller's primary or supplementary group.
+// Policy is which callers have which rights. Uid 0 and the owner have all, except in a
+// container. A group counts as a caller's primary or supplementary group.
 type Policy struct {
 	// OwnerUID is the daemon's own effective user id.
 	OwnerUID uint32
@@ -33,6 +35,9 @@ type Policy struct {
 	OnlineGIDs, AdminGIDs []uint32
 	// OnlineUIDs and AdminUIDs are users that have the right.
 	OnlineUIDs, AdminUIDs []uint32
+	// ContainerAdmins permits a nested Process to have Admin. Without it such a process has
+	// the other rights instead.
+	ContainerAdmins bool
 	// OnlineNames and AdminNames are names of certificates, as in Certificate.Names.
 	OnlineNames, AdminNames []string
 }
@@ -49,24 +54,42 @@ func (p Policy) Rights(peer Peer) Rights {
 }
 
 // MayReadMemory reports whether peer may read what is in the memory of a user's
-// processes, such as their environment: the kernel shows it to that user and to
-// root.
-func (p Policy) MayReadMemory(peer Peer, uid uint32) bool {
+// process, such as its environment and its command line: the kernel shows it to that user
+// and to root, and to a container only if the process is in its pid namespace.
+func (p Policy) MayReadMemory(peer Peer, key gpreempt.ProcessKey, uid uint32) bool {
 	process, ok := peer.(Process)
-	return ok && process.UID == uid || p.Rights(peer).Allows(Admin)
+	return ok && process.UID == uid && (!process.Nested || sameNamespace(process.Key(), key)) || p.Rights(peer).Allows(Admin)
+}
+
+// sameNamespace reports whether two processes are known to be in one pid namespace.
+func sameNamespace(a, b gpreempt.ProcessKey) bool {
+	var names [2]string
+	for i, key := range []gpreempt.ProcessKey{a, b} {
+		p, err := proc.Open("/", key)
+		if err == nil {
+			names[i], err = p.PIDNamespace()
+			p.Close()
+		}
+		if err != nil {
+			return false
+		}
+	}
+	return names[0] == names[1]
 }
 
 // ofProcess returns the rights of a process. With Online it has Read, because
-// every user of a host can see its processes with ps.
+// every user of a host can see its processes with ps; what ps shows only of a user's own
+// processes, or not in a container, needs MayReadMemory.
 func (p Policy) ofProcess(peer Process) Rights {
 	in := func(uids, gids []uint32) bool {
 		return slices.Contains(uids, peer.UID) || slices.Contains(gids, peer.GID) ||
 			slices.ContainsFunc(peer.Groups, func(g uint32) bool { return slices.Contains(gids, g) })
 	}
+	admin := peer.UID == 0 || peer.UID == p.OwnerUID || in(p.AdminUIDs, p.AdminGIDs)
 	switch {
-	case peer.UID == 0 || peer.UID == p.OwnerUID || in(p.AdminUIDs, p.AdminGIDs):
+	case admin && (!peer.Nested || p.ContainerAdmins):
 		return Admin | Read | Online
-	case in(p.OnlineUIDs, p.OnlineGIDs):
+	case admin || in(p.OnlineUIDs, p.OnlineGIDs):
 		return Read | Online
 	}
 	return 0
@@ -124,8 +147,8 @@ var methods = map[string]Rights{
 // services has the services whose methods all need the same right.
 var services = map[string]Rights{
 	"grpc.health.v1.Health":                    0,
-	"grpc.reflection.v1.ServerReflection":      0,
-	"grpc.reflection.v1alpha.ServerReflection": 0,
+	"grpc.reflection.v1.ServerReflection":      reads,
+	"grpc.reflection.v1alpha.ServerReflection": reads,
 }
 
 // Need returns the right that a call of fullMethod, "/package.Service/Method", needs;

@@ -13,6 +13,7 @@ import (
 	reflectionalphapb "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // fullMethods returns the full names of the methods of a service.
@@ -77,8 +78,8 @@ func TestEveryMethodNeedsARight(t *testing.T) {
 		want Rights
 	}{
 		{healthpb.Health_ServiceDesc, nobody},
-		{reflectionpb.ServerReflection_ServiceDesc, nobody},
-		{reflectionalphapb.ServerReflection_ServiceDesc, nobody},
+		{reflectionpb.ServerReflection_ServiceDesc, Read},
+		{reflectionalphapb.ServerReflection_ServiceDesc, Read},
 	} {
 		for _, method := range fullMethods(same.desc) {
 			if got, ok := Need(method); got != same.want || !ok {
@@ -123,6 +124,11 @@ func TestRights(t *testing.T) {
 		{"an admin group among others", Process{UID: 5, GID: 5, Groups: []uint32{7, 200}}, all},
 		{"online by user, admin by group", Process{UID: 10, GID: 200}, all},
 		{"a uid equal to a gid", Process{UID: 200, GID: 20, Groups: []uint32{10, 0, 1}}, 0},
+		{"root in a container", Process{UID: 0, Nested: true}, Online | Read},
+		{"an admin user in a container", Process{UID: 20, GID: 5, Nested: true}, Online | Read},
+		{"an admin group in a container", Process{UID: 5, GID: 200, Nested: true}, Online | Read},
+		{"an online group in a container", Process{UID: 5, GID: 101, Nested: true}, Online | Read},
+		{"another user in a container", Process{UID: 5, GID: 5, Nested: true}, 0},
 		{"a listed certificate", Certificate{Names: []string{"dns:web.example"}}, Online},
 		{"one of its names is listed", Certificate{Names: []string{"uri:other", "uri:spiffe://example/web", "cn:web"}}, Online},
 		{"an admin's certificate", Certificate{Names: []string{"dns:ops.example", "cn:ops"}}, all},
@@ -148,6 +154,18 @@ func TestEmptyPolicyHasRightsForRootOnly(t *testing.T) {
 	}
 	if got := (Policy{}).Rights(Certificate{Names: []string{""}}); got != 0 {
 		t.Errorf("a certificate has %b", got)
+	}
+}
+
+func TestAdminsInContainersKeepTheirRightsWhereThatIsConfigured(t *testing.T) {
+	policy := Policy{AdminGIDs: []uint32{200}, ContainerAdmins: true}
+	got := map[string]Rights{}
+	for name, peer := range map[string]Process{"root": {Nested: true}, "admin": {UID: 5, GID: 200, Nested: true}, "other": {UID: 5, Nested: true}} {
+		got[name] = policy.Rights(peer)
+	}
+	want := map[string]Rights{"root": Online | Read | Admin, "admin": Online | Read | Admin, "other": 0}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("rights (-want +got):\n%s", diff)
 	}
 }
 
@@ -178,7 +196,7 @@ func TestMemoryIsReadableForItsUserAndAdmins(t *testing.T) {
 		"its user": Process{UID: 30}, "another": Process{UID: 10}, "an admin": Process{UID: 20}, "root": Process{},
 		"online by certificate": Certificate{Names: []string{"cn:web"}}, "admin by certificate": Certificate{Names: []string{"cn:ops"}}, "nobody": nil,
 	} {
-		got[name] = policy.MayReadMemory(peer, 30)
+		got[name] = policy.MayReadMemory(peer, gpreempt.ProcessKey{}, 30)
 	}
 	want := map[string]bool{
 		"its user": true, "another": false, "an admin": true, "root": true,
@@ -187,7 +205,7 @@ func TestMemoryIsReadableForItsUserAndAdmins(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("may read (-want +got):\n%s", diff)
 	}
-	if (Policy{}).MayReadMemory(Certificate{}, 0) {
+	if (Policy{}).MayReadMemory(Certificate{}, gpreempt.ProcessKey{}, 0) {
 		t.Error("a certificate reads the memory of root")
 	}
 }

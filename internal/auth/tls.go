@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"sync"
 	"syscall"
 	"time"
@@ -19,7 +20,8 @@ import (
 
 const (
 	// maxHandshakes bounds the connections whose handshake is not complete, so that
-	// clients without a certificate cannot take all of the daemon's descriptors.
+	// clients without a certificate cannot take all of the daemon's descriptors. An
+	// address has at most as many of them as it leaves free, so that it cannot take all.
 	maxHandshakes = 64
 	// deadHostTime is how soon the connections of a host that has vanished are closed:
 	// they hold leases.
@@ -92,14 +94,52 @@ func ListenTLS(ctx context.Context, address string, certs *CertificateStore, ref
 	if err != nil {
 		return nil, err
 	}
-	return &tlsListener{Listener: l, certs: certs, refused: refused, handshakes: make(chan struct{}, maxHandshakes)}, nil
+	return &tlsListener{Listener: l, certs: certs, refused: refused, handshakes: handshakes{of: map[netip.Prefix]int{}}}, nil
+}
+
+// handshakes are the connections whose handshake is not complete.
+type handshakes struct {
+	mu  sync.Mutex // guards all below
+	all int
+	of  map[netip.Prefix]int // by network of the client
+}
+
+// begin counts a handshake and returns the function that counts it out; nil if the client
+// is at its limit.
+func (h *handshakes) begin(address net.Addr) (end func()) {
+	from := Network(address)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.of[from] >= maxHandshakes-h.all {
+		return nil
+	}
+	h.all++
+	h.of[from]++
+	return sync.OnceFunc(func() {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.all--
+		if h.of[from]--; h.of[from] == 0 {
+			delete(h.of, from)
+		}
+	})
+}
+
+// Network returns the address of a TCP client, or the /64 that a host has by IPv6.
+func Network(address net.Addr) netip.Prefix {
+	from, err := netip.ParseAddrPort(address.String())
+	if err != nil {
+		return netip.Prefix{} // not TCP
+	}
+	ip := from.Addr().Unmap().WithZone("")
+	return netip.PrefixFrom(ip, min(64, ip.BitLen())).Masked()
 }
 
 type tlsListener struct {
 	net.Listener
 	certs      *CertificateStore
 	refused    func(error)
-	handshakes chan struct{} // an element for each connection without a handshake
+	handshakes handshakes
 }
 
 func (l *tlsListener) Accept() (net.Conn, error) {
@@ -108,16 +148,14 @@ func (l *tlsListener) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		select {
-		case l.handshakes <- struct{}{}:
+		if end := l.handshakes.begin(raw.RemoteAddr()); end != nil {
 			return &tlsConn{
-				Conn: tls.Server(raw, l.certs.config()), raw: raw, certs: l.certs, done: make(chan struct{}),
-				handshakeOver: sync.OnceFunc(func() { <-l.handshakes }),
+				Conn: tls.Server(raw, l.certs.config()), raw: raw, certs: l.certs, done: make(chan struct{}), handshakeOver: end,
 			}, nil
-		default:
-			_ = raw.Close()
-			l.refused(fmt.Errorf("connection from %v refused: %d others have not completed their handshake", raw.RemoteAddr(), maxHandshakes))
 		}
+		_ = raw.Close()
+		l.refused(fmt.Errorf("connection from %v refused: too many handshakes are incomplete; the limit is %d for all clients, and for one address as many as it leaves free",
+			raw.RemoteAddr(), maxHandshakes))
 	}
 }
 

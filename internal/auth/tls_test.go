@@ -7,8 +7,11 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"io"
+	"io/fs"
 	"net"
+	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -21,7 +24,7 @@ import (
 )
 
 // maxWait bounds every wait of a test that fails.
-const maxWait = 10 * time.Second
+const maxWait = time.Minute
 
 // tlsServer is a listener with its certificates, and the results of handshakes.
 type tlsServer struct {
@@ -200,6 +203,8 @@ func TestHandshakeNeedsAValidCertificate(t *testing.T) {
 		{"not yet valid", issue(d.ca, testutil.Valid(time.Minute, time.Hour)), "expired certificate", "expired or is not yet valid"},
 		{"of another authority", issue(otherCA), "unknown certificate authority", "unknown authority"},
 		{"for servers only", issue(d.ca, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }), "bad certificate", "incompatible key usage"},
+		{"for no stated use", issue(d.ca, func(c *x509.Certificate) { c.ExtKeyUsage = nil }), "bad certificate", "clientAuth"},
+		{"for any use", issue(d.ca, func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageAny} }), "bad certificate", "clientAuth"},
 		{"TLS 1.2", old, "protocol version", "unsupported versions"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -333,12 +338,43 @@ func TestErrorNamesTheInvalidFile(t *testing.T) {
 	}
 }
 
+func TestKeyWithAccessForOthersIsExposed(t *testing.T) {
+	key := filepath.Join(t.TempDir(), "key.pem")
+	if err := os.WriteFile(key, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]bool{}
+	for _, mode := range []fs.FileMode{0o400, 0o600, 0o640, 0o644, 0o660, 0o601} {
+		if err := os.Chmod(key, mode); err != nil {
+			t.Fatal(err)
+		}
+		problem, _ := CertificateFiles{Key: key}.ExposedKey()
+		got[mode.String()] = problem != ""
+	}
+	want := map[string]bool{"-r--------": false, "-rw-------": false, "-rw-r-----": false, "-rw-r--r--": true, "-rw-rw----": true, "-rw------x": true}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("modes with a warning (-want +got):\n%s", diff)
+	}
+	if problem, _ := (CertificateFiles{Key: key + "x"}).ExposedKey(); problem != "" {
+		t.Errorf("a missing key: %s", problem)
+	}
+	if os.Getuid() != 0 {
+		return // only root can change the owner
+	}
+	if err := errors.Join(os.Chmod(key, 0o600), os.Chown(key, 1234, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if problem, remedy := (CertificateFiles{Key: key}).ExposedKey(); !strings.Contains(problem, "owner 1234") || !strings.Contains(remedy, "chown 0 "+key) {
+		t.Errorf("a key of another user: %q, %q", problem, remedy)
+	}
+}
+
 func TestConnectionsWithoutAHandshakeAreBounded(t *testing.T) {
 	d := startTLS(t)
 	cert, key := d.ca.Issue()
 	config := d.config(cert, key)
 	var silent []net.Conn
-	for range maxHandshakes {
+	for range maxHandshakes / 2 { // the limit of one address when no other has any
 		raw, err := net.Dial("tcp", d.address)
 		if err != nil {
 			t.Fatal(err)
@@ -356,13 +392,42 @@ func TestConnectionsWithoutAHandshakeAreBounded(t *testing.T) {
 	if _, err := raw.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("the connection above the bound reads %v, want its end", err)
 	}
-	if err := d.awaitRefusal(); !strings.Contains(err.Error(), "64 others") || !strings.Contains(err.Error(), raw.LocalAddr().String()) {
+	if err := d.awaitRefusal(); !strings.Contains(err.Error(), "the limit is 64") || !strings.Contains(err.Error(), raw.LocalAddr().String()) {
 		t.Errorf("refused with %v", err)
 	}
 	_ = silent[0].Close()
 	_ = d.awaitRefusal() // its end frees a place
 	for range 3 {
 		d.enter(config) // they take no place
+	}
+}
+
+// Addresses that begin all the handshakes they can leave some to others; what ends is free.
+func TestHandshakesAreSharedByAddress(t *testing.T) {
+	h := handshakes{of: map[netip.Prefix]int{}}
+	var ends []func()
+	begin := func(address string) (begun int) {
+		for range maxHandshakes {
+			end := h.begin(&net.TCPAddr{IP: net.ParseIP(address), Port: 7})
+			if end == nil {
+				break
+			}
+			ends = append(ends, end)
+			begun++
+		}
+		return begun
+	}
+	got := []int{begin("10.0.0.1"), begin("10.0.0.2"), begin("2001:db8::1"), begin("2001:db8::2"), begin("::ffff:10.0.0.1"), begin("10.0.0.3")}
+	if diff := cmp.Diff([]int{32, 16, 8, 0, 0, 4}, got); diff != "" {
+		t.Errorf("handshakes (-want +got):\n%s", diff)
+	}
+	for range 2 { // ending twice counts once
+		for _, end := range ends {
+			end()
+		}
+	}
+	if h.all != 0 || len(h.of) > 0 {
+		t.Errorf("%d handshakes of %d addresses are counted after their end", h.all, len(h.of))
 	}
 }
 

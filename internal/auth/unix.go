@@ -28,14 +28,23 @@ type Process struct {
 	Groups []uint32
 	// Start is field 22 of /proc/PID/stat: start time in clock ticks since boot.
 	Start uint64
+	// Nested is set if it is in a pid namespace below that of the daemon, as in a
+	// container. Root there can become any user and join any group of the host.
+	Nested bool
 }
 
 // Key returns the key of the process.
 func (p Process) Key() gpreempt.ProcessKey { return gpreempt.ProcessKey{PID: p.PID, Start: p.Start} }
 
 // Principal returns the user that the process acts for, the same text for every process
-// of that user.
-func (p Process) Principal() string { return fmt.Sprintf("uid %d", p.UID) }
+// of that user. In containers a user is another one than on the host: root in a container
+// can become each of them.
+func (p Process) Principal() string {
+	if p.Nested {
+		return fmt.Sprintf("uid %d in a container", p.UID)
+	}
+	return fmt.Sprintf("uid %d", p.UID)
+}
 
 // String returns the user and the pid for a person to read.
 func (p Process) String() string { return fmt.Sprintf("uid %d pid %d", p.UID, p.PID) }
@@ -67,8 +76,12 @@ func (p Process) Origin() (Origin, bool) {
 type UnixOptions struct {
 	// MaxConns bounds the connections that are open at a time; 0: no bound. Accept
 	// closes another one at once and reports it with ErrFull. Each connection takes two
-	// file descriptors.
+	// file descriptors. The last sixteenth of them is for the peers for which Reserved
+	// returns true.
 	MaxConns int
+	// Reserved reports whether a peer may have one of the last connections. Accept calls
+	// it, so it must not block.
+	Reserved func(Process) bool
 	// Admit is called with the user of each connection, before the peer is identified:
 	// an error refuses the connection, wrapped, at the cost of two system calls. Accept
 	// calls it, so it must not block.
@@ -86,6 +99,9 @@ type UnixOptions struct {
 func NewUnixListener(l *net.UnixListener, o UnixOptions) net.Listener {
 	if o.Admit == nil {
 		o.Admit = func(uint32) error { return nil }
+	}
+	if o.Reserved == nil {
+		o.Reserved = func(Process) bool { return false }
 	}
 	if o.Refused == nil {
 		o.Refused = func(error) {}
@@ -156,6 +172,10 @@ func (l *unixListener) identify(socket *net.UnixConn) (*unixConn, error) {
 		_ = c.pidfd.Close()
 		return nil, refusal(p, ErrExited)
 	}
+	if most := l.options.MaxConns; most > 0 && l.held.Load() >= int64(most-most/16) && !l.options.Reserved(p) {
+		_ = c.pidfd.Close()
+		return nil, refusal(p, ErrFull)
+	}
 	l.held.Add(1)
 	go c.watch(exit)
 	return c, nil
@@ -181,7 +201,27 @@ func (l *unixListener) lookup(socket int) (p Process, pidfd int, err error) {
 	if pidfd, p.Start, err = l.open(socket, p.PID); err != nil {
 		return p, -1, refusal(p, err)
 	}
+	if p.Nested, err = nested(p.Key()); err != nil {
+		_ = unix.Close(pidfd)
+		return p, -1, refusal(p, err)
+	}
 	return p, pidfd, nil
+}
+
+// nested returns Process.Nested of a process.
+func nested(key gpreempt.ProcessKey) (is bool, err error) {
+	p, err := proc.Open("/", key)
+	if err == nil {
+		is, err = p.Nested()
+		p.Close()
+	}
+	switch {
+	case errors.Is(err, proc.ErrGone):
+		return false, ErrExited
+	case err != nil:
+		return false, fmt.Errorf("its pid namespace cannot be read: %w: give gpreemptd a /proc of its own pid namespace, without hidepid", err)
+	}
+	return is, nil
 }
 
 // openPeer returns a pidfd of the process that connected, and its start time.

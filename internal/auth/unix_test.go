@@ -275,6 +275,38 @@ func TestProcessOfAnotherPIDNamespaceIsRefused(t *testing.T) {
 	}
 }
 
+// Many containers run as the same user, and root in one can become any user.
+func TestProcessInAContainerIsNoAdminAndReadsItsOwnMemoryOnly(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to make a pid namespace")
+	}
+	l, path := listen(t, UnixOptions{})
+	inNamespace := func(cmd *exec.Cmd) { cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID} }
+	client := start(t, "client", path, inNamespace)
+	peer := accept(t, l).peer
+	want := myself(t)
+	want.PID, want.Start, want.Nested = int32(client.cmd.Process.Pid), startOf(t, client.cmd.Process.Pid), true
+	if diff := cmp.Diff(want, peer, sortGroups); diff != "" {
+		t.Errorf("the peer (-want +got):\n%s", diff)
+	}
+	policy := Policy{}
+	if got := policy.Rights(peer); got != Online|Read {
+		t.Errorf("rights %b, want %b", got, Online|Read)
+	}
+	start(t, "client", path, inNamespace)
+	other := accept(t, l).peer
+	got := map[string]bool{
+		"its own":                 policy.MayReadMemory(peer, peer.Key(), 0),
+		"of another container":    policy.MayReadMemory(peer, other.Key(), 0),
+		"of the host":             policy.MayReadMemory(peer, myself(t).Key(), 0),
+		"of another user":         policy.MayReadMemory(peer, peer.Key(), 5),
+		"of a process that ended": policy.MayReadMemory(peer, gpreempt.ProcessKey{PID: peer.PID, Start: 1}, 0),
+	}
+	if diff := cmp.Diff(map[string]bool{"its own": true, "of another container": false, "of the host": false, "of another user": false, "of a process that ended": false}, got); diff != "" {
+		t.Errorf("may read the memory (-want +got):\n%s", diff)
+	}
+}
+
 func TestExitedProcessCannotBeOpened(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = append(os.Environ(), roleKey+"=exit")

@@ -1,4 +1,4 @@
-// Package classify assigns class and priority to a process by rules and tags.
+// Package classify assigns class, priority and job to a process by rules and tags.
 package classify
 
 import (
@@ -17,6 +17,8 @@ type Rule struct {
 	Class gpreempt.Class
 	// Priority is 0 to gpreempt.MaxPriority; nil is DefaultPriority of the class.
 	Priority *gpreempt.Priority
+	// NeverDebug is that of the Decision.
+	NeverDebug bool
 }
 
 // Subject is a process and all that is known of it.
@@ -39,6 +41,8 @@ type Decision struct {
 	Priority gpreempt.Priority
 	// By is "rule NAME", ByTag, ByDefault, or ByAdmin for an admin override.
 	By string
+	// NeverDebug forbids every mechanism that attaches to the process as a debugger.
+	NeverDebug bool
 	// Waits reports that a rule would make the process offline, and that an earlier one,
 	// which By names, may match once more is known: until then it is unmanaged.
 	Waits bool
@@ -63,8 +67,10 @@ func DefaultPriority(c gpreempt.Class) gpreempt.Priority {
 	return gpreempt.PriorityNormal
 }
 
-// RuleError is an error in a rule.
+// RuleError is an error in a Rule or a JobRule.
 type RuleError struct {
+	// Of is "rule" or "job rule".
+	Of string
 	// Index counts the rules from 0.
 	Index int
 	Name  string
@@ -76,16 +82,17 @@ type RuleError struct {
 }
 
 func (e *RuleError) Error() string {
-	text := fmt.Sprintf("rule %d %q: %s: %s", e.Index+1, e.Name, e.Field, e.Problem)
+	text := fmt.Sprintf("%s %d %q: %s: %s", e.Of, e.Index+1, e.Name, e.Field, e.Problem)
 	if e.Remedy != "" {
 		text += ": " + e.Remedy
 	}
 	return text
 }
 
-// Classifier classifies by a fixed list of rules. It is safe for concurrent use.
+// Classifier classifies by fixed lists of rules. It is safe for concurrent use.
 type Classifier struct {
 	rules []rule
+	jobs  []jobRule
 }
 
 // rule is a compiled Rule.
@@ -101,23 +108,28 @@ type rule struct {
 type reject func(field, problem, remedy string)
 
 // New checks and compiles rules. The error joins a *RuleError for every error in them.
-func New(rules []Rule) (*Classifier, error) {
-	c := &Classifier{rules: make([]rule, 0, len(rules))}
-	names := make(map[string]int, len(rules))
+func New(rules []Rule, jobs []JobRule) (*Classifier, error) {
+	c := &Classifier{rules: make([]rule, 0, len(rules)), jobs: make([]jobRule, 0, len(jobs))}
 	var problems []error
-	for n := range rules {
-		r := &rules[n]
+	names := map[string]int{}
+	failing := func(of string, n int, name string) reject {
 		fail := func(field, problem, remedy string) {
-			problems = append(problems, &RuleError{Index: n, Name: r.Name, Field: field, Problem: problem, Remedy: remedy})
+			problems = append(problems, &RuleError{Of: of, Index: n, Name: name, Field: field, Problem: problem, Remedy: remedy})
 		}
-		if r.Name == "" {
+		if name == "" {
 			fail("name", "it is empty", "write a name; decisions show it")
-		} else if first, taken := names[r.Name]; taken {
-			fail("name", fmt.Sprintf("rule %d has the same", first+1), "write a unique name for each rule")
+		} else if first, taken := names[of+name]; taken {
+			fail("name", fmt.Sprintf("%s %d has the same", of, first+1), "write a unique name for each rule")
 		} else {
-			names[r.Name] = n
+			names[of+name] = n
 		}
-		c.rules = append(c.rules, compileRule(r, fail))
+		return fail
+	}
+	for n := range rules {
+		c.rules = append(c.rules, compileRule(&rules[n], failing("rule", n, rules[n].Name)))
+	}
+	for n := range jobs {
+		c.jobs = append(c.jobs, compileJob(&jobs[n], failing("job rule", n, jobs[n].Name)))
 	}
 	if problems != nil {
 		return nil, errors.Join(problems...)
@@ -143,7 +155,7 @@ func compileRule(r *Rule, fail reject) rule {
 	}
 	return rule{
 		name: r.Name, conditions: conditions,
-		decision: Decision{Class: r.Class, Priority: priority, By: "rule " + r.Name},
+		decision: Decision{Class: r.Class, Priority: priority, By: "rule " + r.Name, NeverDebug: r.NeverDebug},
 		waiting:  Decision{Class: gpreempt.Unmanaged, Priority: DefaultPriority(gpreempt.Unmanaged), By: "rule " + r.Name + " may match", Waits: true},
 	}
 }
@@ -151,28 +163,28 @@ func compileRule(r *Rule, fail reject) rule {
 // Decide returns the decision of the first rule that matches s, else that of its tag,
 // else unmanaged. It does not allocate.
 //
-// Missing facts make no process preemptible: while an earlier rule of another class may
-// match once more is known, no rule and no tag makes the process offline.
+// Missing facts make no process preemptible: while an earlier rule that protects it more, by
+// another class or by NeverDebug, may match once more is known, no rule and no tag makes the
+// process offline.
 func (c *Classifier) Decide(s *Subject) Decision {
-	d, waits := byDefault, -1
-	n := 0
-	for ; n < len(c.rules); n++ {
-		r := &c.rules[n]
-		if r.matches(s) {
-			d = r.decision
-			break
-		}
-		if waits < 0 && r.decision.Class != gpreempt.Offline && r.mayMatch(s) {
-			waits = n
-		}
-	}
-	if n == len(c.rules) {
+	d := byDefault
+	n := slices.IndexFunc(c.rules, func(r rule) bool { return r.matches(s) })
+	if n >= 0 {
+		d = c.rules[n].decision
+	} else {
+		n = len(c.rules)
 		if _, tag, found := tagOf(s.Env); found {
 			d = tag
 		}
 	}
-	if d.Class == gpreempt.Offline && waits >= 0 {
-		return c.rules[waits].waiting
+	if d.Class != gpreempt.Offline {
+		return d
+	}
+	for i := range c.rules[:n] {
+		r := &c.rules[i]
+		if (r.decision.Class != gpreempt.Offline || r.decision.NeverDebug && !d.NeverDebug) && r.mayMatch(s) {
+			return r.waiting
+		}
 	}
 	return d
 }
@@ -228,7 +240,7 @@ func (c *Classifier) Classes() []gpreempt.Class {
 	return append(classes, gpreempt.Unmanaged)
 }
 
-// Env returns the variables that rules and tags use, sorted, each once.
+// Env returns the variables that rules of both kinds and tags use, sorted, each once.
 func (c *Classifier) Env() []string {
 	var names []string
 	for _, t := range tags {
@@ -238,6 +250,13 @@ func (c *Classifier) Env() []string {
 		for _, condition := range c.rules[n].conditions {
 			if condition.field == env {
 				names = append(names, condition.key)
+			}
+		}
+	}
+	for n := range c.jobs {
+		for _, property := range c.jobs[n].by {
+			if property.field == env {
+				names = append(names, property.key)
 			}
 		}
 	}

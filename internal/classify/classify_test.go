@@ -55,7 +55,7 @@ func compute(id uint32, ringBytes uint64, info gpreempt.QueueInfo) gpreempt.Queu
 
 func compile(tb testing.TB, rules ...classify.Rule) *classify.Classifier {
 	tb.Helper()
-	c, err := classify.New(rules)
+	c, err := classify.New(rules, nil)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -180,5 +180,22 @@ func BenchmarkDecide(b *testing.B) {
 				c.Decide(&s)
 			}
 		})
+	}
+}
+
+// A process that a rule with never_debug may match once its container is known is not offline
+// before, unless it may not be debugged then either.
+func TestProcessIsNotDebuggedBeforeItIsKnownThatItMayBe(t *testing.T) {
+	byName := classify.Rule{Name: "named", Match: classify.Match{Container: classify.ContainerMatch{Name: "ci-*"}}, Class: gpreempt.Offline, NeverDebug: true}
+	all := classify.Rule{Name: "all", Match: classify.Match{Comm: "*"}, Class: gpreempt.Offline}
+	s := classify.Subject{Process: gpreempt.Process{Comm: "test", Cgroup: gpreempt.Cgroup{ContainerID: containerID}}}
+	want := classify.Decision{Class: gpreempt.Unmanaged, Priority: 7, By: "rule named may match", Waits: true}
+	if diff := cmp.Diff(want, compile(t, byName, all).Decide(&s)); diff != "" {
+		t.Errorf("before the runtime answers (-want +got):\n%s", diff)
+	}
+	all.NeverDebug = true
+	want = classify.Decision{Class: gpreempt.Offline, By: "rule all", NeverDebug: true}
+	if diff := cmp.Diff(want, compile(t, byName, all).Decide(&s)); diff != "" {
+		t.Errorf("before a later rule that forbids it too (-want +got):\n%s", diff)
 	}
 }

@@ -36,6 +36,9 @@ func (c *Classifier) Explain(s *Subject, override *Decision) []Step {
 	for n := range c.rules {
 		r := &c.rules[n]
 		matches, detail := r.explain(s)
+		if r.decision.NeverDebug && matches {
+			detail += "; never_debug: no debugger attaches to it"
+		}
 		steps = append(steps, Step{
 			By: r.decision.By, Class: r.decision.Class, Priority: r.decision.Priority, Matches: matches, Detail: detail,
 		})

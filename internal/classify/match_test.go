@@ -223,7 +223,7 @@ func TestInvalidRulesAreErrors(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			c, err := classify.New(test.rules)
+			c, err := classify.New(test.rules, nil)
 			var rule *classify.RuleError
 			if c != nil || !errors.As(err, &rule) || err.Error() != test.want {
 				t.Errorf("error %v\nwant  %s", err, test.want)
@@ -234,7 +234,7 @@ func TestInvalidRulesAreErrors(t *testing.T) {
 
 func TestOnlyTextsThatMayEndLikeAUnitAreAccepted(t *testing.T) {
 	take := func(glob string) error {
-		_, err := classify.New([]classify.Rule{{Name: "a", Match: classify.Match{Unit: glob}}})
+		_, err := classify.New([]classify.Rule{{Name: "a", Match: classify.Match{Unit: glob}}}, nil)
 		return err
 	}
 	for _, glob := range []string{"*", "train*", "train.service", "*.scope", "*ice", "train.[st]*", "tmp.moun?", "a.swap"} {

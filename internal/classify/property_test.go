@@ -77,7 +77,7 @@ func drawRules(t *rapid.T) []classify.Rule {
 		for range rapid.IntRange(1, 3).Draw(t, "fields") {
 			setSome(t, &m)
 		}
-		r := classify.Rule{Name: fmt.Sprint(n), Match: m, Class: someClass.Draw(t, "class")}
+		r := classify.Rule{Name: fmt.Sprint(n), Match: m, Class: someClass.Draw(t, "class"), NeverDebug: rapid.Bool().Draw(t, "never_debug")}
 		if rapid.Bool().Draw(t, "has a priority") {
 			r.Priority = new(somePriority.Draw(t, "priority"))
 		}
@@ -142,24 +142,25 @@ func before(t *rapid.T, s *classify.Subject) *classify.Subject {
 	return &p
 }
 
-// Missing facts never make a process offline that is not offline once they are known.
+// Missing facts never make a process offline that is not offline once they are known, nor one
+// that is not to be debugged one that may be.
 func TestNoProcessIsOfflineBeforeItIsKnown(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rules, s := drawRules(t), drawSubject(t)
-		c, err := classify.New(rules)
+		c, err := classify.New(rules, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		early := before(t, s)
-		if d, then := c.Decide(early), c.Decide(s); d.Class == gpreempt.Offline && then.Class != gpreempt.Offline {
+		if d, then := c.Decide(early), c.Decide(s); d.Class == gpreempt.Offline && (then.Class != gpreempt.Offline || then.NeverDebug && !d.NeverDebug) {
 			t.Fatalf("%+v before, %+v when all is known\nrules %+v\nbefore %+v\nknown %+v", d, then, rules, early, s)
 		}
-		waits(t, c, early)
+		waits(t, c, rules, early)
 	})
 }
 
 // waits checks the steps of a decision that waits.
-func waits(t *rapid.T, c *classify.Classifier, s *classify.Subject) {
+func waits(t *rapid.T, c *classify.Classifier, rules []classify.Rule, s *classify.Subject) {
 	d := c.Decide(s)
 	if !d.Waits {
 		return
@@ -171,7 +172,12 @@ func waits(t *rapid.T, c *classify.Classifier, s *classify.Subject) {
 			deciding = append(deciding, step)
 		}
 	}
-	if len(deciding) != 1 || deciding[0].Matches || deciding[0].Class == gpreempt.Offline || deciding[0].By+" may match" != d.By {
+	protects := func(by string) bool {
+		return slices.ContainsFunc(rules, func(r classify.Rule) bool {
+			return "rule "+r.Name == by && (r.Class != gpreempt.Offline || r.NeverDebug)
+		})
+	}
+	if len(deciding) != 1 || deciding[0].Matches || !protects(deciding[0].By) || deciding[0].By+" may match" != d.By {
 		t.Fatalf("%+v is explained by %+v", d, steps)
 	}
 	if first := slices.IndexFunc(steps, func(step classify.Step) bool { return step.Matches }); steps[first].Class != gpreempt.Offline {
@@ -182,13 +188,13 @@ func waits(t *rapid.T, c *classify.Classifier, s *classify.Subject) {
 func TestDecideExplainAndMatchingAgree(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		rules, s := drawRules(t), drawSubject(t)
-		c, err := classify.New(rules)
+		c, err := classify.New(rules, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
 		d, steps, matching := c.Decide(s), c.Explain(s, nil), c.Matching(s, nil)
 		if d.Waits { // see TestNothingIsOfflineBeforeItIsKnownToBe
-			waits(t, c, s)
+			waits(t, c, rules, s)
 			return
 		}
 
@@ -206,7 +212,9 @@ func TestDecideExplainAndMatchingAgree(t *testing.T) {
 				t.Fatalf("step %d decides: %v, want %v: %+v", n, step.Decides, decides, steps)
 			} else if decides {
 				decided = true
-				if got := (classify.Decision{Class: step.Class, Priority: step.Priority, By: step.By}); got != d {
+				got := classify.Decision{Class: step.Class, Priority: step.Priority, By: step.By}
+				got.NeverDebug = slices.ContainsFunc(rules, func(r classify.Rule) bool { return "rule "+r.Name == step.By && r.NeverDebug })
+				if got != d {
 					t.Fatalf("step %d decides %+v, Decide says %+v", n, got, d)
 				}
 			}
@@ -239,7 +247,7 @@ func TestDecideExplainAndMatchingAgree(t *testing.T) {
 			if matching[n] {
 				continue
 			}
-			fewer, err := classify.New(slices.Delete(slices.Clone(rules), n, n+1))
+			fewer, err := classify.New(slices.Delete(slices.Clone(rules), n, n+1), nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -249,7 +257,7 @@ func TestDecideExplainAndMatchingAgree(t *testing.T) {
 		}
 		// A rule behind one that matches does not count.
 		if n := slices.Index(matching[:len(rules)], true); n >= 0 {
-			first, err := classify.New(rules[:n+1])
+			first, err := classify.New(rules[:n+1], nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -267,13 +275,13 @@ func TestARuleIsTheSumOfItsFields(t *testing.T) {
 		for _, r := range rules {
 			want := true
 			for _, part := range parts(r.Match) {
-				c, err := classify.New([]classify.Rule{{Name: "part", Match: part}})
+				c, err := classify.New([]classify.Rule{{Name: "part", Match: part}}, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
 				want = want && c.Matching(s, nil)[0]
 			}
-			c, err := classify.New([]classify.Rule{r})
+			c, err := classify.New([]classify.Rule{r}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

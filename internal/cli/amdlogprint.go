@@ -272,7 +272,7 @@ func few(words []string) string {
 	return strings.Join(words, ",")
 }
 
-func numbers[N ~int32 | ~uint32](list []N) string {
+func numbers[N ~int | ~int32 | ~uint32](list []N) string {
 	var parts []string
 	for _, n := range list {
 		parts = append(parts, fmt.Sprint(n))

@@ -54,7 +54,7 @@ func (h *history) step(now time.Duration, ev scheduler.Event) (seqs []uint64) {
 			h.events = append(h.events, eventOf(uint64(len(h.events)+1), a.Record))
 		case scheduler.ActSuspend, scheduler.ActResume:
 			seqs = append(seqs, a.Seq)
-		case scheduler.ActAnswer, scheduler.ActAttach, scheduler.ActDetach:
+		case scheduler.ActAnswer, scheduler.ActAttach, scheduler.ActDetach, scheduler.ActInspect:
 		}
 	}
 	return seqs
@@ -65,7 +65,7 @@ const us = time.Microsecond
 // preemption is one lease that suspends two targets of a GPU, while another continues.
 func preemption() []*gpreemptv1.Event {
 	policy := scheduler.DefaultPolicy()
-	policy.SuspendWhen, policy.Linger, policy.ShareFloor = scheduler.SuspendAtOnce, scheduler.LingerNone, 0
+	policy.SuspendWhen, policy.Linger, policy.ShareFloor, policy.AttachAfter = scheduler.SuspendAtOnce, scheduler.LingerNone, 0, 0
 	h := &history{core: scheduler.New(policy, scheduler.Limits{LeasesPerClient: 8, LeasesPerUser: 8, LeasesTotal: 8})}
 	train, eval := gpreempt.ProcessKey{PID: 4242, Start: 1001}, gpreempt.ProcessKey{PID: 4243, Start: 1002}
 	h.step(0, scheduler.GPUAdded{GPU: 34535})
@@ -344,6 +344,7 @@ func eventNamed(name string, data []byte) (scheduler.Event, error) {
 		scheduler.QueueBorn{},
 		scheduler.Suspended{},
 		scheduler.Resumed{},
+		scheduler.Inspected{},
 		scheduler.Alarm{},
 		scheduler.Hold{},
 		scheduler.PolicyChanged{},

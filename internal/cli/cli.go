@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -50,6 +51,9 @@ type IO struct {
 	// it returns only when that failed.
 	Environ func() []string
 	Exec    func(path string, args, env []string) error
+	// Background runs gpctl itself in the background, with the environment and the standard
+	// error of this run. It is no child of this process.
+	Background func(args []string) error
 }
 
 // Main runs gpctl with args, without the program's name, and returns its exit code.
@@ -58,7 +62,7 @@ func Main(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io
 	return Run(ctx, args, IO{
 		In: stdin, Out: stdout, Err: stderr, Getenv: getenv, Now: time.Now, Terminal: isTerminal(stdout),
 		ErrTerminal: isTerminal(stderr),
-		Sleep:       sleep, Environ: os.Environ, Exec: syscall.Exec,
+		Sleep:       sleep, Environ: os.Environ, Exec: syscall.Exec, Background: background,
 	})
 }
 
@@ -76,8 +80,17 @@ func sleep(ctx context.Context, d time.Duration) error {
 // Run is Main with an explicit environment.
 func Run(ctx context.Context, args []string, streams IO) int {
 	cmd := New(streams) //nolint:contextcheck // cobra hands ctx to the commands, in ExecuteContext
+	var unknown error
+	help := cmd.HelpFunc()
+	cmd.SetHelpFunc(func(cmd *cobra.Command, args []string) {
+		if words := cmd.Flags().Args(); cmd.HasAvailableSubCommands() && len(words) > 0 {
+			unknown = unknownSubcommand(cmd, words[0])
+			return
+		}
+		help(cmd, args)
+	})
 	cmd.SetArgs(args)
-	err := cmd.ExecuteContext(ctx)
+	err := errors.Join(cmd.ExecuteContext(ctx), unknown)
 	if err == nil {
 		return ExitOK
 	}
@@ -110,8 +123,11 @@ type app struct {
 
 	output  string
 	timeout time.Duration
-	// simulated names the machine that the daemon serves instead of hardware, or is "".
-	simulated string
+	// jq and template are texts; expression is the one that is set, or nil.
+	jq, template string
+	expression   expression
+	// simulated names the machine that the daemon serves instead of hardware, or is nil.
+	simulated atomic.Pointer[string]
 }
 
 // The formats of --output.
@@ -121,6 +137,9 @@ const (
 	formatJSON  = "json"
 	formatYAML  = "yaml"
 )
+
+// noData is the annotation of commands whose output is not data: they have no JSON.
+const noData = "no data"
 
 var formats = []string{formatTable, formatWide, formatJSON, formatYAML}
 
@@ -145,13 +164,16 @@ func New(streams IO) *cobra.Command {
 			return unknownSubcommand(cmd, args[0])
 		},
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			given := cmd.Flags().Changed
 			switch {
 			case !slices.Contains(formats, a.output):
 				return usage(cmd, "invalid --output %q; use %s", a.output, strings.Join(formats, ", "))
+			case cmd.Annotations[noData] != "" && (given("output") || given("jq") || given("template")):
+				return usage(cmd, "%s has one form of output: --output, --jq and --template do not apply", cmd.CommandPath())
 			case a.timeout <= 0:
 				return usage(cmd, "--timeout must be greater than 0")
 			}
-			return a.checkAddress(cmd)
+			return errors.Join(a.compile(cmd), a.checkAddress(cmd))
 		},
 		CompletionOptions: cobra.CompletionOptions{DisableDefaultCmd: true},
 	}
@@ -168,17 +190,47 @@ func New(streams IO) *cobra.Command {
 	flags.StringVar(&a.key, "key", streams.Getenv(KeyEnv), "with --address: key of the certificate, PEM (env "+KeyEnv+")")
 	flags.StringVar(&a.ca, "ca", streams.Getenv(CAEnv), "with --address: CA of the daemon's certificate, PEM (env "+CAEnv+")")
 	flags.StringVarP(&a.output, "output", "o", formatTable, "format: "+strings.Join(formats, ", "))
+	flags.StringVar(&a.jq, "jq", "", "print what this jq `EXPRESSION` selects of the JSON")
+	flags.StringVar(&a.template, "template", "", "print the JSON by this Go `TEMPLATE`")
 	flags.DurationVar(&a.timeout, "timeout", 15*time.Second, "longest wait for an answer")
 	complete(root, "output", formats)
 
 	root.AddCommand(
-		a.statusCommand(), a.gpuCommand(), a.targetCommand(), a.queueCommand(), a.hqdCommand(), a.mqdCommand(), a.amdlogCommand(),
+		a.statusCommand(), a.topCommand(), a.webCommand(), a.gpuCommand(), a.targetCommand(), a.queueCommand(), a.hqdCommand(), a.mqdCommand(), a.amdlogCommand(),
 		a.traceCommand(), a.leaseCommand(),
-		a.policyCommand(), a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.runCommand(), a.doctorCommand(),
+		a.policyCommand(), a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.runCommand(), a.reportRunCommand(), a.doctorCommand(),
 		completionCommand(), a.versionCommand(),
 	)
+	root.SetHelpCommand(helpCommand(root))
 	addHelp(root)
 	return root
+}
+
+// helpCommand is cobra's, except that an unknown command is an error.
+func helpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:         "help [COMMAND]",
+		Short:       "Show the help of a command",
+		Annotations: map[string]string{noData: noData},
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			cmd, _, err := root.Find(args)
+			if err != nil {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return subcommandNames(cmd), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			cmd, rest, err := root.Find(args)
+			switch {
+			case err != nil:
+				return err
+			case len(rest) > 0 && cmd.HasAvailableSubCommands():
+				return unknownSubcommand(cmd, rest[0])
+			}
+			cmd.InitDefaultHelpFlag()
+			return cmd.Help()
+		},
+	}
 }
 
 //go:embed help.txt

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -91,6 +92,10 @@ func runGpctl(ts *testscript.TestScript, want int, terminal bool, args []string)
 		In: strings.NewReader(stdin), Out: &stdout, Err: &stderr, Getenv: ts.Getenv, Terminal: terminal, ErrTerminal: terminal,
 		Environ: func() []string { return []string{"HOME=/root", "GPREEMPT_PRIORITY=9", "GPREEMPT_CLASS=online"} },
 		Exec:    execve(&stdout),
+		Background: func(args []string) error {
+			fmt.Fprintln(&stderr, "in the background:", args[0], args[len(args)-1])
+			return nil
+		},
 	}
 	streams.Now, streams.Sleep = clock()
 	code := Run(context.Background(), args, streams)

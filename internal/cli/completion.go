@@ -14,10 +14,11 @@ import (
 func completionCommand() *cobra.Command {
 	script := func(shell, where string, generate func(*cobra.Command, io.Writer) error) *cobra.Command {
 		return &cobra.Command{
-			Use:     shell,
-			Short:   "Print the completion script for " + shell,
-			Example: "  " + where,
-			Args:    operands(),
+			Use:         shell,
+			Annotations: map[string]string{noData: noData},
+			Short:       "Print the completion script for " + shell,
+			Example:     "  " + where,
+			Args:        operands(),
 			RunE: func(cmd *cobra.Command, _ []string) error {
 				return generate(cmd.Root(), cmd.OutOrStdout())
 			},

@@ -45,16 +45,24 @@ func ask[Req any, Resp proto.Message](
 // noteSimulation tells people that no hardware is involved. Programs read it in the
 // status.
 func (a *app) noteSimulation() {
-	if a.simulated == "" || a.forPrograms() {
-		return
+	if note := a.simulation(); note != "" && !a.forPrograms() {
+		fmt.Fprintln(a.Err, note)
 	}
-	fmt.Fprintf(a.Err, "(%s: no hardware is involved)\n", printable(a.simulated))
+}
+
+// simulation returns the note that no hardware is involved, "" for hardware.
+func (a *app) simulation() string {
+	machine := a.simulated.Load()
+	if machine == nil {
+		return ""
+	}
+	return fmt.Sprintf("(%s: no hardware is involved)", printable(*machine))
 }
 
 // noteSimulated keeps the daemon's description of its machine.
 func (a *app) noteSimulated(header metadata.MD) {
-	if values := header.Get(api.SimulatedHeader); len(values) > 0 {
-		a.simulated = values[0]
+	if values := header.Get(api.SimulatedHeader); len(values) > 0 && values[0] != "" {
+		a.simulated.Store(&values[0])
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -83,11 +84,13 @@ func (a *app) warnDump(name string, list []debugfs.Warning) []dumpWarning {
 	return all
 }
 
-// hexAddress is an address in JSON, "0x7f41b5200000".
-type hexAddress uint64
+// jsonAddress is an address in JSON, a decimal string as in the messages of the API.
+type jsonAddress uint64
 
-// MarshalText writes it in hex.
-func (a hexAddress) MarshalText() ([]byte, error) { return fmt.Appendf(nil, "0x%x", uint64(a)), nil }
+// MarshalText writes it in decimal.
+func (a jsonAddress) MarshalText() ([]byte, error) {
+	return strconv.AppendUint(nil, uint64(a), 10), nil
+}
 
 // hexWords are the decoded words, in JSON one string.
 type hexWords []uint32
@@ -108,17 +111,17 @@ func (w hexWords) MarshalText() ([]byte, error) {
 // a slot.
 type computeJSON struct {
 	*debugfs.Compute
-	MQD           hexAddress `json:"mqd_address"`
-	Priority      uint32     `json:"kfd_priority"`
-	PriorityExact bool       `json:"kfd_priority_exact"`
-	RingBase      hexAddress `json:"ring_address"`
-	Backlog       uint64     `json:"backlog_dwords"`
-	ReadPointer   hexAddress `json:"read_pointer_address"`
-	WritePointer  hexAddress `json:"write_pointer_address"`
-	SaveArea      hexAddress `json:"save_area_address"`
-	EOPBase       hexAddress `json:"eop_address"`
-	CUMask        hexWords   `json:"cu_mask,omitempty"`
-	Words         hexWords   `json:"words"`
+	MQD           jsonAddress `json:"mqd_address"`
+	Priority      uint32      `json:"kfd_priority"`
+	PriorityExact bool        `json:"kfd_priority_exact"`
+	RingBase      jsonAddress `json:"ring_address"`
+	Backlog       uint64      `json:"backlog_dwords"`
+	ReadPointer   jsonAddress `json:"read_pointer_address"`
+	WritePointer  jsonAddress `json:"write_pointer_address"`
+	SaveArea      jsonAddress `json:"save_area_address"`
+	EOPBase       jsonAddress `json:"eop_address"`
+	CUMask        hexWords    `json:"cu_mask,omitempty"`
+	Words         hexWords    `json:"words"`
 }
 
 // rank sets the priority. writes reports whether the kernel writes the queue priority.
@@ -130,9 +133,9 @@ func (c *computeJSON) rank(writes bool) {
 // computeForJSON converts c, without its priority.
 func computeForJSON(c *debugfs.Compute) *computeJSON {
 	v := &computeJSON{
-		Compute: c, MQD: hexAddress(c.MQD), RingBase: hexAddress(c.RingBase),
-		Backlog: c.BacklogDwords(), ReadPointer: hexAddress(c.ReadPointer), WritePointer: hexAddress(c.WritePointer),
-		SaveArea: hexAddress(c.SaveArea), EOPBase: hexAddress(c.EOPBase), Words: c.Words,
+		Compute: c, MQD: jsonAddress(c.MQD), RingBase: jsonAddress(c.RingBase),
+		Backlog: c.BacklogDwords(), ReadPointer: jsonAddress(c.ReadPointer), WritePointer: jsonAddress(c.WritePointer),
+		SaveArea: jsonAddress(c.SaveArea), EOPBase: jsonAddress(c.EOPBase), Words: c.Words,
 	}
 	if c.Image {
 		v.CUMask = c.CUMask[:]
@@ -143,21 +146,21 @@ func computeForJSON(c *debugfs.Compute) *computeJSON {
 // sdmaJSON is debugfs.SDMA for programs.
 type sdmaJSON struct {
 	*debugfs.SDMA
-	RingBase     hexAddress `json:"ring_address"`
-	ReadPointer  hexAddress `json:"read_pointer_address"`
-	WritePointer hexAddress `json:"write_pointer_address"`
-	Context      *uint32    `json:"context_status,omitempty"`
-	Idle         *bool      `json:"idle,omitempty"`
-	MQD          hexAddress `json:"mqd_address"`
-	Engine       *int       `json:"engine,omitempty"`
-	Queue        *int       `json:"engine_queue,omitempty"`
-	Words        hexWords   `json:"words"`
+	RingBase     jsonAddress `json:"ring_address"`
+	ReadPointer  jsonAddress `json:"read_pointer_address"`
+	WritePointer jsonAddress `json:"write_pointer_address"`
+	Context      *uint32     `json:"context_status,omitempty"`
+	Idle         *bool       `json:"idle,omitempty"`
+	MQD          jsonAddress `json:"mqd_address"`
+	Engine       *int        `json:"engine,omitempty"`
+	Queue        *int        `json:"engine_queue,omitempty"`
+	Words        hexWords    `json:"words"`
 }
 
 func sdmaForJSON(s *debugfs.SDMA) *sdmaJSON {
 	v := &sdmaJSON{
-		SDMA: s, RingBase: hexAddress(s.RingBase), ReadPointer: hexAddress(s.ReadPointer), WritePointer: hexAddress(s.WritePointer),
-		MQD: hexAddress(s.MQD), Words: s.Words,
+		SDMA: s, RingBase: jsonAddress(s.RingBase), ReadPointer: jsonAddress(s.ReadPointer), WritePointer: jsonAddress(s.WritePointer),
+		MQD: jsonAddress(s.MQD), Words: s.Words,
 	}
 	if s.ContextKnown {
 		v.Context, v.Idle = &s.Context, &s.Idle
@@ -174,27 +177,48 @@ var registerColumns = columns{
 	"+>SAVE AREA",
 }
 
-func computeRegisters(c *debugfs.Compute) []any {
-	behind, packets, save := count(c.BacklogDwords(), "dword"), "PM4", "-"
-	if n, ok := c.BacklogPackets(); ok {
-		behind, packets = count(n, "packet"), "AQL"
+// inRing returns the positions of a compute queue in dwords from the beginning of its ring, and
+// what is written and not read. Of the registers, the read position of some queues wraps at the
+// end of the ring, and the write position never does.
+func inRing(read, written, ringBytes uint64, aql bool) (r, w uint64, behind string) {
+	const dword, packet = 4, 64
+	if ring := ringBytes / dword; ring > 0 {
+		read, written = read%ring, written%ring
+		distance := (written + ring - read) % ring
+		if aql {
+			return read, written, count(distance*dword/packet, "packet")
+		}
+		return read, written, count(distance, "dword")
 	}
+	return read, written, "-"
+}
+
+// bytesBehind returns what an SDMA queue has written and not read. Its positions never wrap.
+func bytesBehind(read, written uint64) string {
+	if written < read {
+		return "-"
+	}
+	return count(written-read, "byte")
+}
+
+func computeRegisters(c *debugfs.Compute) []any {
+	packets, save := "PM4", "-"
+	if c.AQL {
+		packets = "AQL"
+	}
+	read, written, behind := inRing(uint64(c.ReadPosition), c.WritePosition, c.RingBytes, c.AQL)
 	if c.SaveArea != 0 {
 		save = ring(c.SaveArea, c.SaveBytes)
 	}
 	return []any{
-		address(c.RingBase), ringSize(c.RingBase, c.RingBytes), c.ReadPosition, c.WritePosition, behind, c.VMID, fmt.Sprintf("0x%x", c.Doorbell*4),
+		address(c.RingBase), ringSize(c.RingBase, c.RingBytes), read, written, behind, c.VMID, doorbellAt(c.Doorbell),
 		packets, c.Quantum, address(c.MQD), address(c.ReadPointer), address(c.WritePointer), save,
 	}
 }
 
 func sdmaRegisters(s *debugfs.SDMA) []any {
-	behind := "-"
-	if s.WritePosition >= s.ReadPosition {
-		behind = count(s.WritePosition-s.ReadPosition, "byte")
-	}
 	return []any{
-		address(s.RingBase), ringSize(s.RingBase, s.RingBytes), s.ReadPosition, s.WritePosition, behind, s.VMID, fmt.Sprintf("0x%x", s.Doorbell*4),
+		address(s.RingBase), ringSize(s.RingBase, s.RingBytes), s.ReadPosition, s.WritePosition, bytesBehind(s.ReadPosition, s.WritePosition), s.VMID, doorbellAt(s.Doorbell),
 		"SDMA", "-", address(s.MQD), address(s.ReadPointer), address(s.WritePointer), "-",
 	}
 }

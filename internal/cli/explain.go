@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -17,14 +18,21 @@ func (a *app) targetExplain() *cobra.Command {
 		Use:   "explain TARGET",
 		Short: "Show why a process is suspended or runs",
 	}, func(cmd *cobra.Command, target string) error {
-		return ask(cmd, a, adminClient.ExplainTarget, &gpreemptv1.ExplainTargetRequest{TargetId: target}, a.printExplanation)
+		return a.call(cmd, func(ctx context.Context, admin adminClient) error {
+			resp, err := admin.ExplainTarget(ctx, &gpreemptv1.ExplainTargetRequest{TargetId: target})
+			if err != nil {
+				return err
+			}
+			names := a.nameGPUs(ctx, admin)
+			return a.show(resp, func(p *printer) { a.printExplanation(p, resp, names) })
+		})
 	})
 }
 
-func (a *app) printExplanation(p *printer, e *gpreemptv1.ExplainTargetResponse) {
+func (a *app) printExplanation(p *printer, e *gpreemptv1.ExplainTargetResponse, names gpuNames) {
 	p.line(cell{e.GetVerdict(), styleBold})
 	p.linef("")
-	a.printTarget(p, e.GetTarget())
+	a.printTarget(p, e.GetTarget(), names)
 
 	if steps := e.GetClassification(); len(steps) > 0 {
 		p.linef("")
@@ -48,7 +56,7 @@ func (a *app) printExplanation(p *printer, e *gpreemptv1.ExplainTargetResponse) 
 		p.linef("No lease covers its GPUs.")
 		return
 	}
-	a.printLeases(p, e.GetLeases())
+	a.printLeases(p, e.GetLeases(), names)
 }
 
 // printClassification lists the sources of a target's class. The first that matches
@@ -69,7 +77,7 @@ func printClassification(p *printer, steps []*gpreemptv1.ClassifyStep) {
 }
 
 // printTarget writes the properties of one target, in groups of a line each.
-func (a *app) printTarget(p *printer, g *gpreemptv1.Target) {
+func (a *app) printTarget(p *printer, g *gpreemptv1.Target, names gpuNames) {
 	field := func(name string, value ...any) {
 		p.line(append([]any{fmt.Sprintf("  %-11s  ", name)}, value...)...)
 	}
@@ -101,12 +109,13 @@ func (a *app) printTarget(p *printer, g *gpreemptv1.Target) {
 	}
 	field("class", fmt.Sprintf("%s, priority %d, by %s", api.EnumName(g.GetClass()), g.GetPriority(), or(g.GetDecidedBy(), "default")))
 
+	printJob(field, g.GetJob())
 	since := " for " + took(g.GetInState())
 	if g.GetRunsWithin() != nil {
 		since += ", resumes within " + took(g.GetRunsWithin())
 	}
 	field("state", state(g.GetState()), since)
-	field("queues", fmt.Sprintf("%d on GPU %s", g.GetQueueCount(), gpus(g.GetGpuIds(), true)))
+	field("queues", fmt.Sprintf("%d on GPU %s", g.GetQueueCount(), names.full(g.GetGpuIds())))
 	if g.GetSuspends() > 0 {
 		field("suspensions", fmt.Sprintf("%d (%s total)", g.GetSuspends(), took(g.GetSuspendedTotal())))
 	}
@@ -121,8 +130,32 @@ func (a *app) printTarget(p *printer, g *gpreemptv1.Target) {
 	default:
 		field("mechanism", g.GetMechanism())
 	}
+	if n := g.GetAttachCycles(); n > 0 {
+		field("attach cycles", fmt.Sprintf("%d runlist cycles on GPUs that it does not use", n))
+	}
 	if p.wide && g.GetMechanismWhy() != "" {
 		field("", g.GetMechanismWhy())
+	}
+}
+
+// printJob writes the job of a process, and its progress.
+func printJob(field func(string, ...any), j *gpreemptv1.Job) {
+	if j == nil {
+		return
+	}
+	text := j.GetName()
+	switch n := j.GetTargetCount(); {
+	case n == 1:
+		text += ": 1 process"
+	case n > 1:
+		text += fmt.Sprintf(": %d processes", n)
+	}
+	if j.RunningRatio != nil {
+		text += fmt.Sprintf(", all running %s of the last %s", jobRan(j), took(j.GetMeasuredOver()))
+	}
+	field("job", text)
+	if j.GetWhy() != "" {
+		field("", j.GetWhy())
 	}
 }
 

@@ -2,15 +2,18 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 )
 
 func (a *app) hqdCommand() *cobra.Command {
@@ -22,7 +25,7 @@ func (f *filter) slots(ctx context.Context, cmd *cobra.Command, admin adminClien
 	if _, err := f.check(cmd); err != nil {
 		return nil, err
 	}
-	gpu, err := findGPU(ctx, cmd, admin, f.gpu)
+	gpu, err := findGPU(ctx, admin, f.gpu)
 	return &gpreemptv1.ListHqdsRequest{GpuId: gpu, TargetId: f.target}, err
 }
 
@@ -31,39 +34,34 @@ func (a *app) hqdList() *cobra.Command {
 		f   filter
 		all bool
 	)
-	cmd := &cobra.Command{
+	cmd := a.watchable(&cobra.Command{
 		Use:   "list",
 		Short: "List the hardware slots that hold queues",
 		Args:  operands(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
-				req, err := f.slots(ctx, cmd, admin)
-				if err != nil {
-					return err
-				}
-				req.All = all
-				resp, err := admin.ListHqds(ctx, req)
-				if err != nil {
-					return err
-				}
-				return a.show(resp, func(p *printer) { a.printSlots(p, resp, all) })
-			})
-		},
-	}
+	}, onInterval, func(ctx context.Context, cmd *cobra.Command, admin adminClient) (proto.Message, func(*printer), error) {
+		req, err := f.slots(ctx, cmd, admin)
+		if err != nil {
+			return nil, nil, err
+		}
+		req.All = all
+		resp, err := admin.ListHqds(ctx, req)
+		names := a.nameGPUs(ctx, admin)
+		return resp, func(p *printer) { a.printSlots(p, resp, names, all) }, err
+	})
 	a.filterFlags(cmd, &f, "gpu", "target")
 	cmd.Flags().BoolVar(&all, "all", false, "include empty and stale slots and the driver's own queues")
 	return cmd
 }
 
-func (a *app) printSlots(p *printer, resp *gpreemptv1.ListHqdsResponse, all bool) {
+func (a *app) printSlots(p *printer, resp *gpreemptv1.ListHqdsResponse, names gpuNames, all bool) {
 	shown := resp.GetHqds()
 	if !all {
 		shown = ofProcesses(shown)
 	}
 	if len(shown) > 0 {
 		t := p.table("", columns{
-			">GPU", "KIND", ">XCC", "+>MEC", ">PIPE", ">SLOT", "STATE", "TARGET", ">QUEUE", ">VMID", ">PRIO", "PIPE PRIO", ">ADDRESS", ">RING",
-			">READ", ">WRITTEN", "+>NODE", "+>QUANTUM", "+>DOORBELL", "+>MQD", "+PACKETS", "+MATCH",
+			">HIP", ">GPU", "+PRODUCT", "KIND", ">XCC", "+>MEC", ">PIPE", ">SLOT", "STATE", "TARGET", ">QUEUE", ">VMID", ">PRIO", "PIPE PRIO", ">ADDRESS", ">RING",
+			">READ", ">WRITTEN", ">BEHIND", "+>NODE", "+>QUANTUM", "+>DOORBELL", "+>MQD", "+PACKETS", "+MATCH",
 		})
 		for _, h := range shown {
 			packets, where := "-", "-"
@@ -76,13 +74,18 @@ func (a *app) printSlots(p *printer, resp *gpreemptv1.ListHqdsResponse, all bool
 					packets = "SDMA"
 				}
 			}
+			read, written, behind := positions(h)
+			quantum := "-"
+			if h.GetKind() != "sdma" {
+				quantum = debugfs.DecodeQuantum(h.GetQuantum()).String()
+			}
 			if h.GetRingBytes() > 0 {
 				where = size(h.GetRingBytes())
 			}
-			t.row(h.GetGpuId(), h.GetKind(), h.GetXcc(), h.GetMec(), h.GetPipe(), h.GetSlot(), slotState(h),
+			t.row(names.hip(h.GetGpuId()), h.GetGpuId(), names.product(h.GetGpuId()), h.GetKind(), h.GetXcc(), h.GetMec(), h.GetPipe(), h.GetSlot(), slotState(h),
 				or(h.GetTargetId(), "-"), slotQueue(h), h.GetVmid(), h.GetQueuePriority(), pipePriority(h),
-				address(h.GetRingAddress()), where, h.GetReadPointer(), h.GetWritePointer(), h.GetNode(),
-				h.GetQuantum(), fmt.Sprintf("0x%x", h.GetDoorbellOffset()), address(h.GetMqdAddress()), packets,
+				address(h.GetRingAddress()), where, read, written, behind, h.GetNode(),
+				quantum, doorbellAt(h.GetDoorbellOffset()), address(h.GetMqdAddress()), packets,
 				or(h.GetMatch(), "-"))
 		}
 		t.flush()
@@ -95,6 +98,14 @@ func (a *app) printSlots(p *printer, resp *gpreemptv1.ListHqdsResponse, all bool
 		p.line(cell{"note: " + note, styleNote})
 	}
 	p.linef("%s, read %s ago in %s", slotCounts(resp.GetHqds(), all), a.age(resp.GetReadAt()), took(resp.GetTook()))
+}
+
+// positions formats the positions in the ring of a slot's queue, and what is between them.
+func positions(h *gpreemptv1.Hqd) (read, written uint64, behind string) {
+	if h.GetKind() == "sdma" {
+		return h.GetReadPointer(), h.GetWritePointer(), bytesBehind(h.GetReadPointer(), h.GetWritePointer())
+	}
+	return inRing(h.GetReadPointer(), h.GetWritePointer(), h.GetRingBytes(), h.GetAql())
 }
 
 // ofProcesses returns the slots except the driver's own.
@@ -174,25 +185,18 @@ func (a *app) hqdWatch() *cobra.Command {
 				}
 				t := a.printer().table("", columns{
 					"TIME:12", "CHANGE:8", ">GPU:5", "KIND:4", ">XCC", ">PIPE", ">SLOT", "TARGET:16", ">QUEUE", ">ADDRESS:14", ">READ:10",
-					">WRITTEN:10", "+MATCH",
+					">WRITTEN:10", ">BEHIND:10", "+MATCH",
 				})
 				var before *gpreemptv1.ListHqdsResponse
-				for {
+				return a.repeat(ctx, interval, nil, func() error {
 					resp, err := within(ctx, a, func(ctx context.Context) (*gpreemptv1.ListHqdsResponse, error) { return admin.ListHqds(ctx, req) })
 					if err != nil {
 						return err
 					}
-					if err := a.showLine(resp, func(*printer) { printMoves(t, before, resp) }); err != nil {
-						return err
-					}
-					if t.p.err != nil {
-						return t.p.err
-					}
+					err = a.showLine(resp, func(*printer) { printMoves(t, before, resp) })
 					before = resp
-					if err := a.Sleep(ctx, interval); err != nil {
-						return err
-					}
-				}
+					return errors.Join(err, t.p.err)
+				})
 			})
 		},
 	}
@@ -227,9 +231,9 @@ func bySlot(resp *gpreemptv1.ListHqdsResponse) map[slotKey]*gpreemptv1.Hqd {
 func printMoves(t *table, before, resp *gpreemptv1.ListHqdsResponse) {
 	at := resp.GetReadAt().AsTime().Local().Format("15:04:05.000")
 	line := func(change cell, h *gpreemptv1.Hqd) {
+		read, written, behind := positions(h)
 		t.row(at, change, h.GetGpuId(), h.GetKind(), h.GetXcc(), h.GetPipe(), h.GetSlot(),
-			or(h.GetTargetId(), "-"), slotQueue(h), address(h.GetRingAddress()), h.GetReadPointer(),
-			h.GetWritePointer(), or(h.GetMatch(), "-"))
+			or(h.GetTargetId(), "-"), slotQueue(h), address(h.GetRingAddress()), read, written, behind, or(h.GetMatch(), "-"))
 	}
 	was, now := bySlot(before), bySlot(resp)
 	for _, h := range before.GetHqds() {

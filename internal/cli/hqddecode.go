@@ -63,7 +63,7 @@ type decodedSlot struct {
 	Pipe    int          `json:"pipe"`
 	Slot    int          `json:"slot"`
 	State   string       `json:"state"`
-	Address hexAddress   `json:"register_address"`
+	Address jsonAddress  `json:"register_address"`
 	Compute *computeJSON `json:"compute,omitempty"`
 	SDMA    *sdmaJSON    `json:"sdma,omitempty"`
 
@@ -102,7 +102,7 @@ func decodeHQDs(dump *debugfs.HQDDump, all bool) *decodedHQDs {
 		}
 		d := decodedSlot{
 			Node: s.Node, GPU: uint32(s.GPU), Kind: s.Kind.String(), XCC: s.XCC, MEC: s.MEC, Pipe: s.Pipe, Slot: s.Queue, State: s.State.String(),
-			Address: hexAddress(s.Address), slot: s,
+			Address: jsonAddress(s.Address), slot: s,
 		}
 		if s.Kind == debugfs.SlotSDMA {
 			d.SDMA = sdmaForJSON(&s.SDMA)

@@ -148,6 +148,8 @@ var quiesceTexts = map[gpreemptv1.QuiesceReason]string{
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_DRAINING:      "the daemon is draining",
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_ENDED:         "the lease ended meanwhile",
 	gpreemptv1.QuiesceReason_QUIESCE_REASON_HOLD:          "an admin holds a target running",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_STUCK:         "a call of a target holds its lock in the driver: it is not suspended",
+	gpreemptv1.QuiesceReason_QUIESCE_REASON_DRM_QUEUES:    "a target has user queues of DRM, which no enabled mechanism can suspend",
 }
 
 // quiesce describes the reason for the answer to an announcement.

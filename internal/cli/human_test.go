@@ -3,10 +3,12 @@ package cli
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -160,54 +162,44 @@ func TestNamesCannotControlTheTerminal(t *testing.T) {
 	}
 }
 
-func TestGPUsHaveFourSelectors(t *testing.T) {
-	tests := map[string]*gpreemptv1.GpuSelector{
-		"34535":               {By: &gpreemptv1.GpuSelector_GpuId{GpuId: 34535}},
-		"node:0":              {By: &gpreemptv1.GpuSelector_Node{}},
-		"renderD128":          {By: &gpreemptv1.GpuSelector_RenderMinor{RenderMinor: 128}},
-		"/dev/dri/renderD129": {By: &gpreemptv1.GpuSelector_RenderMinor{RenderMinor: 129}},
-		"0000:C1:00.0":        {By: &gpreemptv1.GpuSelector_Bdf{Bdf: "0000:c1:00.0"}},
-		"c1:00.7":             {By: &gpreemptv1.GpuSelector_Bdf{Bdf: "c1:00.7"}},
-		"":                    nil,
-		"0":                   nil,
-		"-1":                  nil,
-		"4294967296":          nil,
-		"node:":               nil,
-		"node:x":              nil,
-		"renderD":             nil,
-		"c1:00":               nil,
-		"c1:00.8":             nil,
+// gpusOfTest are three GPUs: two of one product, and one whose gpu_id looks like an index.
+func gpusOfTest() gpuNames {
+	return gpuNames{
+		{GpuId: 34535, Node: 2, Name: "AMD Instinct MI300X", Bdf: "0000:c1:00.0", RenderMinor: 128},
+		{GpuId: 41235, Node: 3, Name: "AMD Instinct MI300X", Bdf: "0001:c1:00.0", RenderMinor: 129},
+		{GpuId: 1, Node: 4, Name: "gfx1100", Bdf: "0000:03:00.0"},
 	}
-	for s, want := range tests {
-		got, err := parseGPU(s)
-		if (err == nil) != (want != nil) {
-			t.Errorf("parseGPU(%q): %v", s, err)
-		} else if got.String() != want.String() {
-			t.Errorf("parseGPU(%q) = %v, want %v", s, got, want)
+}
+
+func TestGPUsAreFoundByAnyOfTheirNames(t *testing.T) {
+	const unknown = `GPU %q not found on this host`
+	for s, want := range map[string]string{
+		"0": "34535", "2": "1", "hip:1": "41235", "34535": "34535", "node:3": "41235", "renderD128": "34535", "/dev/dri/renderD129": "41235",
+		"0000:C1:00.0": "34535", "c1:00.0": "34535", "0001:c1:00.0": "41235", "GFX1100": "1",
+		"1":                   `"1" names 2 GPUs: hip:1 (GPU 41235, AMD Instinct MI300X, 0001:c1:00.0), hip:2 (GPU 1, gfx1100, 0000:03:00.0)`,
+		"amd instinct mi300x": `"amd instinct mi300x" names 2 GPUs: hip:0 (GPU 34535, AMD Instinct MI300X, 0000:c1:00.0), hip:1 (GPU 41235, AMD Instinct MI300X, 0001:c1:00.0)`,
+		"3":                   unknown, "-1": unknown, "4294967296": unknown, "hip:": unknown, "node:9": unknown, "renderD0": unknown, "c1:00.7": unknown, "mi300a": unknown,
+	} {
+		g, err := gpusOfTest().find(s)
+		got := fmt.Sprint(g.GetGpuId())
+		if err != nil {
+			got = err.Error()
+		}
+		if want = strings.ReplaceAll(want, "%q", strconv.Quote(s)); got != want {
+			t.Errorf("%q: %s, want %s", s, got, want)
 		}
 	}
 }
 
-// FuzzParseGPU checks that an accepted selector selects a GPU, and that the error of
-// others lists the valid forms.
-func FuzzParseGPU(f *testing.F) {
-	for _, s := range []string{"34535", "node:2", "renderD128", "0000:c1:00.0", "c1:00.0", "", "node:-1"} {
+// FuzzFindGPU checks that any text names one of the GPUs or is an error with advice.
+func FuzzFindGPU(f *testing.F) {
+	for _, s := range []string{"34535", "node:2", "renderD128", "renderD0", "0000:c1:00.0", "c1:00.0", "", "node:-1", "hip:2", "gfx1100"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		sel, err := parseGPU(s)
-		if err != nil {
-			if !strings.Contains(err.Error(), "node:N") {
-				t.Errorf("parseGPU(%q): %v", s, err)
-			}
-			return
-		}
-		bdf := sel.GetBdf()
-		if strings.Count(bdf, ":") == 1 {
-			bdf = "0000:" + bdf
-		}
-		if !api.Selects(sel, sel.GetGpuId(), sel.GetNode(), sel.GetRenderMinor(), bdf) {
-			t.Errorf("parseGPU(%q) = %v, which does not select it", s, sel)
+		g, err := gpusOfTest().find(s)
+		if failed, ok := errors.AsType[*failure](err); (g == nil) != (err != nil) || err != nil && (!ok || failed.next == "") {
+			t.Errorf("%q: %v, %v", s, g, err)
 		}
 	})
 }

@@ -28,6 +28,7 @@ var knobMeaning = map[string]string{
 	"share_window": "time window of the share floor",
 	"max_suspend":  "longest duration of one suspension",
 	"min_run":      "shortest run after max_suspend or the share floor resumed it",
+	"attach_after": "how long a process has queues before a mechanism is attached without a lease",
 	"gang":         "what is suspended together",
 	"shadow":       "decide and report, do not act",
 	"max_wait":     "longest wait of an announcement without max_wait",

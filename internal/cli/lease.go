@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -18,43 +19,52 @@ func (a *app) leaseCommand() *cobra.Command {
 }
 
 func (a *app) leaseList() *cobra.Command {
-	return &cobra.Command{
+	return a.watchable(&cobra.Command{
 		Use:   "list",
 		Short: "List the live leases, oldest first",
 		Args:  operands(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return ask(cmd, a, adminClient.ListLeases, &gpreemptv1.ListLeasesRequest{}, func(p *printer, resp *gpreemptv1.ListLeasesResponse) {
-				if len(resp.GetLeases()) == 0 {
-					p.linef("No live leases.")
-					return
-				}
-				a.printLeases(p, resp.GetLeases())
-			})
-		},
-	}
+	}, onEvents, func(ctx context.Context, _ *cobra.Command, admin adminClient) (proto.Message, func(*printer), error) {
+		resp, err := admin.ListLeases(ctx, &gpreemptv1.ListLeasesRequest{})
+		names := a.nameGPUs(ctx, admin)
+		return resp, func(p *printer) {
+			if len(resp.GetLeases()) == 0 {
+				p.linef("No live leases.")
+				return
+			}
+			a.printLeases(p, resp.GetLeases(), names)
+		}, err
+	})
 }
 
-func (a *app) printLeases(p *printer, list []*gpreemptv1.Lease) {
+func (a *app) printLeases(p *printer, list []*gpreemptv1.Lease, names gpuNames) {
 	t := p.table("", columns{
-		"LEASE", "LABEL", "STATE", ">PRIO", "GPUS", "OWNER", "+>UID", ">AGE", ">EXPIRES IN", "+TARGETS",
+		"LEASE", "LABEL", "STATE", ">PRIO", "HIP", "GPUS", "+PRODUCT", "OWNER", "+>UID", ">AGE", ">EXPIRES IN", "+TARGETS",
 	})
 	for _, l := range list {
-		owner, uid := "admin", fmt.Sprint(l.GetClientUid())
-		switch {
-		case l.GetClientCertificate() != "":
-			owner, uid = l.GetClientCertificate(), "-"
-		case l.GetClientPid() > 0:
-			owner = fmt.Sprintf("pid %d", l.GetClientPid())
+		uid := fmt.Sprint(l.GetClientUid())
+		if l.GetClientCertificate() != "" {
+			uid = "-"
 		}
 		where := api.EnumName(l.GetState())
 		if end := api.EnumName(l.GetEnd()); end != "" {
 			where += ": " + end
 		}
-		t.row(l.GetLeaseId(), or(l.GetLabel(), "-"), where, priority(l.GetPriority()), gpus(l.GetGpuIds(), p.wide),
-			owner, uid, a.age(l.GetCreatedAt()), took(l.GetExpiresIn()),
+		t.row(l.GetLeaseId(), or(l.GetLabel(), "-"), where, priority(l.GetPriority()), names.hip(l.GetGpuIds()...), gpus(l.GetGpuIds(), p.wide), names.product(l.GetGpuIds()...),
+			leaseOwner(l), uid, a.age(l.GetCreatedAt()), took(l.GetExpiresIn()),
 			or(strings.Join(l.GetTargetIds(), ","), "-"))
 	}
 	t.flush()
+}
+
+// leaseOwner names the owner of a lease: a certificate, a process, or an admin.
+func leaseOwner(l *gpreemptv1.Lease) string {
+	switch {
+	case l.GetClientCertificate() != "":
+		return l.GetClientCertificate()
+	case l.GetClientPid() > 0:
+		return fmt.Sprintf("pid %d", l.GetClientPid())
+	}
+	return "admin"
 }
 
 func (a *app) leaseCreate() *cobra.Command {
@@ -70,13 +80,6 @@ func (a *app) leaseCreate() *cobra.Command {
 		Args:  operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			announce := &gpreemptv1.NotifyOnlineRequest{Label: label}
-			for _, s := range selectors {
-				sel, err := parseGPU(s)
-				if err != nil {
-					return usage(cmd, "%v", err)
-				}
-				announce.Gpus = append(announce.Gpus, sel)
-			}
 			if cmd.Flags().Changed("priority") {
 				announce.Priority = &rank
 			}
@@ -85,30 +88,39 @@ func (a *app) leaseCreate() *cobra.Command {
 			}
 			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
 				// On a host without a GPU there is nothing to lease.
-				gpus, err := admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{})
+				list, err := admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{})
 				if err != nil {
 					return err
 				}
-				if len(gpus.GetGpus()) == 0 {
+				names := gpuNames(list.GetGpus())
+				if len(names) == 0 {
 					return &failure{code: ExitNoGPU, message: "cannot create a lease: this host has no GPU", next: "gpctl doctor"}
+				}
+				for _, s := range selectors {
+					g, err := names.find(s)
+					if err != nil {
+						return err
+					}
+					announce.Gpus = append(announce.Gpus, &gpreemptv1.GpuSelector{By: &gpreemptv1.GpuSelector_GpuId{GpuId: g.GetGpuId()}})
 				}
 				resp, err := admin.CreateLease(ctx, &gpreemptv1.CreateLeaseRequest{Announce: announce})
 				if err != nil {
 					return err
 				}
-				return a.show(resp, func(p *printer) { printAnnounced(p, resp.GetAnnounced()) })
+				return a.show(resp, func(p *printer) { printAnnounced(p, resp.GetAnnounced(), names) })
 			})
 		},
 	}
 	cmd.Flags().StringArrayVar(&selectors, "gpu", nil, selectorHelp+"; may be repeated (default: all GPUs)")
+	completeBy(cmd, "gpu", a.completeGPUs)
 	cmd.Flags().Uint32Var(&rank, "priority", 0, "priority 0 to 15 (default: 11)")
 	cmd.Flags().DurationVar(&ttl, "ttl", 0, "time to live (default: the policy's default_ttl)")
 	cmd.Flags().StringVar(&label, "label", "", "name of the work, for display")
 	return cmd
 }
 
-func printAnnounced(p *printer, l *gpreemptv1.NotifyOnlineResponse) {
-	p.linef("lease %s on GPU %s for %s", l.GetLeaseId(), gpus(l.GetGpuIds(), true), took(l.GetTtl()))
+func printAnnounced(p *printer, l *gpreemptv1.NotifyOnlineResponse, names gpuNames) {
+	p.linef("lease %s on GPU %s for %s", l.GetLeaseId(), names.full(l.GetGpuIds()), took(l.GetTtl()))
 	if l.GetQuiesced() {
 		p.linef("  GPUs quiet after %s: %s suspended", took(l.GetTiming().GetTotal()), count(l.GetSuspendedTargets(), "target"))
 	} else {
@@ -130,7 +142,11 @@ func (a *app) leaseRelease() *cobra.Command {
 				resp, err := admin.ListLeases(ctx, &gpreemptv1.ListLeasesRequest{})
 				var ids []cobra.Completion
 				for _, l := range resp.GetLeases() {
-					ids = append(ids, cobra.CompletionWithDesc(l.GetLeaseId(), printable(l.GetLabel())))
+					about := fmt.Sprintf("%s, priority %s, %s", api.EnumName(l.GetState()), priority(l.GetPriority()), leaseOwner(l))
+					if l.GetLabel() != "" {
+						about = l.GetLabel() + ", " + about
+					}
+					ids = append(ids, cobra.CompletionWithDesc(l.GetLeaseId(), printable(about)))
 				}
 				return ids, err
 			})

@@ -70,6 +70,9 @@ func newMachine() *machine {
 				Class: offline, Priority: 0, DecidedBy: "rule training", State: suspended, GpuIds: []uint32{34535, 41235}, QueueCount: 3,
 				Mechanism: "sim", MechanismWhy: "simulated process: alive", InState: dur(1234 * time.Microsecond), RunsWithin: dur(1900 * time.Millisecond), Suspends: 17,
 				SuspendedTotal: dur(3400 * time.Millisecond), LearnedSuspend: dur(850 * time.Microsecond), LearnedResume: dur(420 * time.Microsecond),
+				Job: &gpreemptv1.Job{
+					Name: "slurm-2", Why: `rule slurm: cgroup "/slurm/job_7", uid 1000`, TargetCount: 8, RunningRatio: new(0.0061), MeasuredOver: dur(57 * time.Second),
+				},
 			},
 			{
 				TargetId: "4300@1002", Pid: 4300, Comm: "evil\x1b[31m", Cmdline: "evil \x1b]0;title\x07" + strings.Repeat("x", 200), Uid: 1001,
@@ -79,7 +82,7 @@ func newMachine() *machine {
 			{
 				TargetId: "4400@1003", Pid: 4400, Comm: "preprocess", Uid: 1000, Class: offline, Priority: 0, DecidedBy: "rule training",
 				State: quarantined, GpuIds: []uint32{41235}, QueueCount: 1, Mechanism: "sim", InState: dur(12 * time.Second), Suspends: 1,
-				SuspendedTotal: dur(20 * time.Millisecond),
+				SuspendedTotal: dur(20 * time.Millisecond), Job: &gpreemptv1.Job{Name: "own-3", TargetCount: 1},
 			},
 			{
 				TargetId: "5001@2000", Pid: 5001, Comm: "tritonserver", Cmdline: "tritonserver --model-repository /models", Uid: 990,
@@ -150,7 +153,7 @@ func balanced() *gpreemptv1.Policy {
 	return &gpreemptv1.Policy{
 		Preset: "balanced", SuspendWhen: gpreemptv1.SuspendWhen_SUSPEND_WHEN_ETA, Linger: gpreemptv1.Linger_LINGER_ADAPTIVE,
 		LingerMax: dur(20 * time.Millisecond), ShareFloor: 0.1, ShareWindow: dur(10 * time.Second), MaxSuspend: dur(2 * time.Second),
-		MinRun: dur(50 * time.Millisecond), Gang: gpreemptv1.GangScope_GANG_SCOPE_PROCESS, MaxWait: dur(20 * time.Millisecond),
+		MinRun: dur(50 * time.Millisecond), Gang: gpreemptv1.GangScope_GANG_SCOPE_JOB, MaxWait: dur(20 * time.Millisecond),
 		DefaultTtl: dur(time.Second), MaxTtl: dur(time.Minute),
 	}
 }

@@ -30,6 +30,8 @@ func (a *app) show(data any, people func(p *printer)) error {
 	switch {
 	case err != nil:
 		return err
+	case a.expression != nil:
+		return a.express(raw)
 	case a.output == formatYAML:
 		return writeYAML(a.Out, raw)
 	}
@@ -39,8 +41,9 @@ func (a *app) show(data any, people func(p *printer)) error {
 // showLine is show for one message of a stream: JSON on one line, YAML as one
 // document.
 func (a *app) showLine(m proto.Message, people func(p *printer)) error {
-	switch a.output {
-	case formatJSON:
+	switch {
+	case a.expression != nil:
+	case a.output == formatJSON:
 		raw, err := marshal(m)
 		if err != nil {
 			return err
@@ -51,7 +54,7 @@ func (a *app) showLine(m proto.Message, people func(p *printer)) error {
 		}
 		_, err = fmt.Fprintln(a.Out, line.String())
 		return err
-	case formatYAML:
+	case a.output == formatYAML:
 		if _, err := io.WriteString(a.Out, "---\n"); err != nil {
 			return err
 		}
@@ -63,7 +66,11 @@ func (a *app) showLine(m proto.Message, people func(p *printer)) error {
 // &, like protojson.
 func marshal(v any) ([]byte, error) {
 	if m, ok := v.(proto.Message); ok {
-		return protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
+		raw, err := protojson.MarshalOptions{UseProtoNames: true, EmitDefaultValues: true}.Marshal(m)
+		if err != nil {
+			return nil, err
+		}
+		return withNulls(raw)
 	}
 	var raw bytes.Buffer
 	enc := json.NewEncoder(&raw)

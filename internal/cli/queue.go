@@ -7,13 +7,15 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
 )
 
 func (a *app) queueCommand() *cobra.Command {
-	return noun("queue", "The KFD queues", a.queueList(), a.queueFind(), a.queueWatch(), a.queueSample())
+	return noun("queue", "The KFD queues", a.queueList(), a.queueFind(discovery.Host("/")), a.queueWatch(), a.queueSample())
 }
 
 func (a *app) queueList() *cobra.Command {
@@ -21,55 +23,50 @@ func (a *app) queueList() *cobra.Command {
 		f       filter
 		backlog bool
 	)
-	cmd := &cobra.Command{
+	cmd := a.watchable(&cobra.Command{
 		Use:   "list",
 		Short: "List the KFD queues of the host",
 		Args:  operands(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			class, err := f.check(cmd)
-			if err != nil {
-				return err
+	}, onQueues, func(ctx context.Context, cmd *cobra.Command, admin adminClient) (proto.Message, func(*printer), error) {
+		class, err := f.check(cmd)
+		if err != nil {
+			return nil, nil, err
+		}
+		gpu, err := findGPU(ctx, admin, f.gpu)
+		if err != nil {
+			return nil, nil, err
+		}
+		resp, err := admin.ListQueues(ctx, &gpreemptv1.ListQueuesRequest{
+			TargetId: f.target, GpuId: gpu, Class: class, Container: f.container, Backlog: backlog,
+		})
+		names := a.nameGPUs(ctx, admin)
+		return resp, func(p *printer) {
+			switch {
+			case len(resp.GetQueues()) > 0:
+				a.printQueues(p, resp.GetQueues(), names, backlog)
+			case f != filter{}:
+				p.linef("No queue matches.")
+			default:
+				p.linef("No queues.")
 			}
-			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
-				gpu, err := findGPU(ctx, cmd, admin, f.gpu)
-				if err != nil {
-					return err
-				}
-				resp, err := admin.ListQueues(ctx, &gpreemptv1.ListQueuesRequest{
-					TargetId: f.target, GpuId: gpu, Class: class, Container: f.container, Backlog: backlog,
-				})
-				if err != nil {
-					return err
-				}
-				return a.show(resp, func(p *printer) {
-					switch {
-					case len(resp.GetQueues()) > 0:
-						a.printQueues(p, resp.GetQueues(), backlog)
-					case f != filter{}:
-						p.linef("No queue matches.")
-					default:
-						p.linef("No queues.")
-					}
-				})
-			})
-		},
-	}
+		}, err
+	})
 	a.filterFlags(cmd, &f, "class", "gpu", "target", "container")
 	cmd.Flags().BoolVar(&backlog, "backlog", false, "show how much is written to each queue and not yet read")
 	return cmd
 }
 
-func (a *app) printQueues(p *printer, list []*gpreemptv1.Queue, backlog bool) {
+func (a *app) printQueues(p *printer, list []*gpreemptv1.Queue, names gpuNames, backlog bool) {
 	backlogColumn := "+>BACKLOG"
 	if backlog {
 		backlogColumn = ">BACKLOG"
 	}
 	t := p.table("", columns{
-		">PID", "COMMAND", ">QUEUE", "TYPE", ">GPU", ">ADDRESS", ">RING", ">HWPRIO", "CLASS", ">PRIO", "STATE", ">AGE", backlogColumn, "+>CHANGED",
+		">PID", "COMMAND", ">QUEUE", "TYPE", ">HIP", ">GPU", "+PRODUCT", ">ADDRESS", ">RING", ">HWPRIO", "CLASS", ">PRIO", "STATE", ">AGE", backlogColumn, "+>CHANGED",
 		"+TARGET", "+>DOORBELL", "+>MQD", "+>READ POINTER AT", "+>WRITE POINTER AT", "+PACKETS", "+SOURCE", "+NOTE",
 	})
 	for _, q := range list {
-		t.row(q.GetPid(), q.GetComm(), q.GetQueueId(), q.GetType(), q.GetGpuId(), address(q.GetRingAddress()),
+		t.row(q.GetPid(), q.GetComm(), q.GetQueueId(), q.GetType(), names.hip(q.GetGpuId()), q.GetGpuId(), names.product(q.GetGpuId()), address(q.GetRingAddress()),
 			size(q.GetRingBytes()), hardwarePriority(q), api.EnumName(q.GetClass()), q.GetPriority(), state(q.GetState()),
 			a.age(q.GetFirstSeen()), behind(q), a.age(q.GetChangedAt()), q.GetTargetId(), doorbell(q),
 			address(q.GetMqdAddress()), address(q.GetReadPointerAddress()), address(q.GetWritePointerAddress()),
@@ -99,14 +96,17 @@ func address(at uint64) string {
 	return fmt.Sprintf("0x%x", at)
 }
 
-// doorbell formats the byte offset of a queue's doorbell, which only an MQD contains. 0 is
-// valid.
+// doorbell formats where a queue's doorbell is, which only an MQD contains. 0 is valid.
 func doorbell(q *gpreemptv1.Queue) string {
 	if !strings.Contains(q.GetSource(), "mqds") {
 		return "-"
 	}
-	return fmt.Sprintf("0x%x", q.GetDoorbellOffset())
+	return doorbellAt(q.GetDoorbellOffset())
 }
+
+// doorbellAt formats the position of a doorbell in those of the GPU, in bytes. The driver and the
+// API count dwords.
+func doorbellAt(dwords uint32) string { return fmt.Sprintf("0x%x", 4*uint64(dwords)) }
 
 // hardwarePriority formats the priority that the process requested from the driver.
 func hardwarePriority(q *gpreemptv1.Queue) string {

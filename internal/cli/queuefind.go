@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,6 +31,7 @@ type finding struct {
 	notes     []string
 	simulated string
 	file      string
+	names     gpuNames
 }
 
 // foundQueue is a queue with the data joined to it.
@@ -47,16 +49,24 @@ type foundQueue struct {
 	log *hiplog.Queue
 }
 
-func (a *app) queueFind() *cobra.Command {
+// queueFind searches below root without a daemon.
+func (a *app) queueFind(root fs.FS) *cobra.Command {
 	var (
 		pid                    int32
 		container, log, pyfile string
+		by                     search
 	)
 	cmd := &cobra.Command{
-		Use:   "find PID",
-		Short: "Show the queues of one process in detail",
+		Use:   "find PID|--tag TAG|--priority RANGE",
+		Short: "Show the queues of one process in detail, or find queues by tag and priority",
 		Args: func(cmd *cobra.Command, args []string) error {
+			searched := cmd.Flags().Changed("tag") || cmd.Flags().Changed("priority")
 			switch given := cmd.Flags().Changed("pid"); {
+			case searched && (len(args) > 0 || given || cmd.Flags().Changed("amd-log") || cmd.Flags().Changed("python-config")):
+				return usage(cmd, "--tag and --priority search all processes: no PID, --pid, --amd-log or --python-config")
+			case searched && by == (search{}):
+				return usage(cmd, "--tag or --priority is empty")
+			case searched:
 			case len(args) > 1:
 				hint := ""
 				if cmd.Flags().Changed("python-config") {
@@ -72,6 +82,9 @@ func (a *app) queueFind() *cobra.Command {
 		},
 		ValidArgsFunction: a.named,
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if by != (search{}) {
+				return a.searchQueues(cmd, by, container, root)
+			}
 			key := gpreempt.ProcessKey{PID: pid}
 			var err error
 			if len(args) == 1 {
@@ -106,6 +119,9 @@ func (a *app) queueFind() *cobra.Command {
 		},
 	}
 	cmd.Flags().Int32Var(&pid, "pid", 0, "the process, as PID")
+	cmd.Flags().StringVar(&by.tag, "tag", "", "processes whose "+classEnv+" or AMD_QUEUE_TAG is this")
+	cmd.Flags().StringVar(&by.priority, "priority", "", "processes of this priority, or of a range such as 10-15")
+	completeBy(cmd, "tag", a.completeTags)
 	cmd.Flags().StringVar(&container, "container", "", "its container: name, prefix of the id, or NAMESPACE/POD")
 	cmd.Flags().StringVar(&log, "amd-log", "", "a HIP log of the process, - is standard input")
 	cmd.Flags().StringVar(&pyfile, "python-config", "", "write the queues to a Python `FILE`")
@@ -166,6 +182,7 @@ func (a *app) findInDaemon(ctx context.Context, admin adminClient, key gpreempt.
 		return err
 	}
 	f.target, f.pid, f.simulated, f.revision = target, target.GetPid(), simulated(st), list.GetRevision()
+	f.names = a.nameGPUs(ctx, admin)
 	// Not only those of the target: a slot without a known owner may contain a queue of it.
 	slots, err := admin.ListHqds(ctx, &gpreemptv1.ListHqdsRequest{})
 	if err != nil {

@@ -61,9 +61,9 @@ func TestQueuesAreFoundWithoutTheSlots(t *testing.T) {
 	t.Chdir(t.TempDir())
 	code, stdout, stderr := watchMachine(t, m, func(time.Duration) {}, "queue", "find", "5001", "--python-config")
 	_, got, _ := strings.Cut(stdout, "\n\n")
-	want := `#  ADDRESS             QUEUE ID   PID  ACTIVE   TYPE       GPU   RING  HWPRIO    AGE
-1  0x00007f0000200000         0  5001  unknown  compute  34535  64KiB     11~  1m30s
-2  0x00007f0000400000         1  5001  unknown  compute  34535  64KiB      7~     3m
+	want := `#  ADDRESS             QUEUE ID   PID  ACTIVE   TYPE     HIP    GPU   RING  HWPRIO    AGE
+1  0x00007f0000200000         0  5001  unknown  compute    0  34535  64KiB     11~  1m30s
+2  0x00007f0000400000         1  5001  unknown  compute    0  34535  64KiB      7~     3m
 
 total  2 queues, 0 active, 2 unknown
 note   unknown whether active: debugfs is not mounted

@@ -82,7 +82,7 @@ func box(p *printer, title string) {
 func (a *app) printFinding(p *printer, f *finding) {
 	box(p, "queue info summary")
 	if f.target != nil {
-		a.printTarget(p, f.target)
+		a.printTarget(p, f.target, f.names)
 	} else {
 		p.linef("  process      %d", f.pid)
 	}
@@ -96,7 +96,7 @@ func (a *app) printFinding(p *printer, f *finding) {
 		ids, dispatches = "LOG IDS", ">DISPATCHES"
 	}
 	t := p.table("", columns{
-		">#", "ADDRESS", ">QUEUE ID", ">PID", "ACTIVE", "TYPE", ">GPU", ">RING", ">HWPRIO", ids, dispatches, ">AGE", "+FIRST SEEN", "+>SLOTS",
+		">#", "ADDRESS", ">QUEUE ID", ">PID", "ACTIVE", "TYPE", ">HIP", ">GPU", ">RING", ">HWPRIO", ids, dispatches, ">AGE", "+FIRST SEEN", "+>SLOTS",
 		"+>DOORBELL", "+>MQD", "+>READ POINTER AT", "+>WRITE POINTER AT", "+PACKETS", "+SOURCE", "+NOTE",
 	})
 	active := 0
@@ -121,7 +121,7 @@ func (a *app) printFinding(p *printer, f *finding) {
 		if found.active != nil && *found.active {
 			active++
 		}
-		t.row(i+1, at, id, q.GetPid(), found.activity(), q.GetType(), gpu, ring,
+		t.row(i+1, at, id, q.GetPid(), found.activity(), q.GetType(), f.names.hip(q.GetGpuId()), gpu, ring,
 			hardwarePriority(q), logIDs(found.log), logDispatches(found.log), a.age(q.GetFirstSeen()), first,
 			found.slots, doorbell(q), address(q.GetMqdAddress()), address(q.GetReadPointerAddress()),
 			address(q.GetWritePointerAddress()), packets(q), or(q.GetSource(), "-"), or(cut(q.GetSourceNote(), 120), "-"))

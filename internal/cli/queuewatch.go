@@ -26,8 +26,9 @@ func (a *app) queueWatch() *cobra.Command {
 				if err != nil {
 					return err
 				}
+				names := a.nameGPUs(ctx, admin)
 				t := a.printer().table("", columns{
-					">REVISION", "CHANGE:8", ">PID:7", "COMMAND:15", ">QUEUE", "TYPE:9", ">GPU:5", "CLASS:9", "STATE:11", "+TARGET:20", "+AT:23", "DETAIL",
+					">REVISION", "CHANGE:8", ">PID:7", "COMMAND:15", ">QUEUE", "TYPE:9", ">HIP", ">GPU:5", "CLASS:9", "STATE:11", "+TARGET:20", "+AT:23", "DETAIL",
 				})
 				known := map[queueKey]*gpreemptv1.Queue{}
 				return each(stream, func(m *gpreemptv1.WatchQueuesResponse) error {
@@ -35,7 +36,7 @@ func (a *app) queueWatch() *cobra.Command {
 						q := m.GetQueue()
 						change := m.GetChange()
 						t.row(m.GetRevision(), cell{api.EnumName(change), changeStyles[change]}, q.GetPid(), q.GetComm(), q.GetQueueId(), q.GetType(),
-							q.GetGpuId(), api.EnumName(q.GetClass()), state(q.GetState()), q.GetTargetId(),
+							names.hip(q.GetGpuId()), q.GetGpuId(), api.EnumName(q.GetClass()), state(q.GetState()), q.GetTargetId(),
 							m.GetAt().AsTime().Local().Format("2006-01-02 15:04:05.000"), strings.Join(facts(known[keyOf(q)], q), ", "))
 						t.flush()
 						if change == gpreemptv1.QueueChange_QUEUE_CHANGE_REMOVED {

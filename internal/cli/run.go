@@ -33,10 +33,12 @@ func (a *app) runCommand() *cobra.Command {
 	var (
 		class string
 		rank  uint32
+		quiet bool
 	)
 	cmd := &cobra.Command{
-		Use:   "run --class CLASS -- COMMAND [ARGUMENT...]",
-		Short: "Run a command with a class",
+		Use:         "run --class CLASS -- COMMAND [ARGUMENT...]",
+		Annotations: map[string]string{noData: noData},
+		Short:       "Run a command with a class",
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return usage(cmd, "missing argument: COMMAND")
@@ -62,6 +64,9 @@ func (a *app) runCommand() *cobra.Command {
 			env := slices.DeleteFunc(slices.Clone(a.Environ()), func(v string) bool {
 				return strings.HasPrefix(v, classEnv+"=") || strings.HasPrefix(v, priorityEnv+"=")
 			})
+			if !quiet {
+				a.startReport(cmd, c)
+			}
 			return a.become(args, append(env, tags...))
 		},
 	}
@@ -69,6 +74,7 @@ func (a *app) runCommand() *cobra.Command {
 	cmd.Flags().SetInterspersed(false)
 	cmd.Flags().StringVar(&class, "class", "", "the class: "+strings.Join(api.EnumNames[gpreemptv1.Class](), ", "))
 	cmd.Flags().Uint32Var(&rank, "priority", 0, "priority 0 to 15 (default: the class's)")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "do not report what the daemon makes of the command")
 	complete(cmd, "class", api.EnumNames[gpreemptv1.Class]())
 	return cmd
 }

@@ -203,19 +203,19 @@ func TestSlotsAreWatchedUntilTheDaemonEnds(t *testing.T) {
 	}
 	var pauses []time.Duration
 	code, stdout, stderr := watchMachine(t, m, func(d time.Duration) { pauses = append(pauses, d) }, "hqd", "watch", "--interval", "2s")
-	want := `TIME          CHANGE      GPU  KIND  XCC  PIPE  SLOT  TARGET            QUEUE         ADDRESS        READ     WRITTEN
-12:00:00.000  mapped    34535  cp      0     0     2  4242@1001             0  0x7f41b5200000        1600        1792
-12:00:00.000  mapped    34535  cp      0     0     3  5001@2000             0  0x7f0000200000        1600        1792
-12:00:00.000  mapped    34535  cp      1     0     2  4242@1001             0  0x7f41b5200000        1600        1792
-12:00:00.000  mapped    34535  cp      1     0     3  5001@2000             0  0x7f0000200000        1600        1792
-12:00:00.000  mapped    34535  sdma    0     1     3  -                     -  0x7f41b7000000        4096        8192
-12:00:01.000  unmapped  34535  cp      0     0     2  4242@1001             0  0x7f41b5200000        1600        1792
-12:00:01.000  moved     34535  cp      0     0     3  5001@2000             0  0x7f0000200000        1792        1792
-12:00:01.000  replaced  34535  cp      1     0     3  4300@1002             0  0x7f0000200000        1600        1792
-12:00:02.000  unmapped  34535  cp      0     0     3  5001@2000             0  0x7f0000200000        1792        1792
-12:00:02.000  unmapped  34535  cp      1     0     2  4242@1001             0  0x7f41b5200000        1600        1792
-12:00:02.000  unmapped  34535  cp      1     0     3  4300@1002             0  0x7f0000200000        1600        1792
-12:00:02.000  unmapped  34535  sdma    0     1     3  -                     -  0x7f41b7000000        4096        8192
+	want := `TIME          CHANGE      GPU  KIND  XCC  PIPE  SLOT  TARGET            QUEUE         ADDRESS        READ     WRITTEN      BEHIND
+12:00:00.000  mapped    34535  cp      0     0     2  4242@1001             0  0x7f41b5200000        1600        1792  12 packets
+12:00:00.000  mapped    34535  cp      0     0     3  5001@2000             0  0x7f0000200000        1600        1792  12 packets
+12:00:00.000  mapped    34535  cp      1     0     2  4242@1001             0  0x7f41b5200000        1600        1792  12 packets
+12:00:00.000  mapped    34535  cp      1     0     3  5001@2000             0  0x7f0000200000        1600        1792  12 packets
+12:00:00.000  mapped    34535  sdma    0     1     3  -                     -  0x7f41b7000000        4096        8192  4096 bytes
+12:00:01.000  unmapped  34535  cp      0     0     2  4242@1001             0  0x7f41b5200000        1600        1792  12 packets
+12:00:01.000  moved     34535  cp      0     0     3  5001@2000             0  0x7f0000200000        1792        1792   0 packets
+12:00:01.000  replaced  34535  cp      1     0     3  4300@1002             0  0x7f0000200000        1600        1792  12 packets
+12:00:02.000  unmapped  34535  cp      0     0     3  5001@2000             0  0x7f0000200000        1792        1792   0 packets
+12:00:02.000  unmapped  34535  cp      1     0     2  4242@1001             0  0x7f41b5200000        1600        1792  12 packets
+12:00:02.000  unmapped  34535  cp      1     0     3  4300@1002             0  0x7f0000200000        1600        1792  12 packets
+12:00:02.000  unmapped  34535  sdma    0     1     3  -                     -  0x7f41b7000000        4096        8192  4096 bytes
 `
 	if diff := cmp.Diff(want, stdout); code != ExitUnreachable || diff != "" {
 		t.Errorf("code %d, stderr %q, stdout (-want +got):\n%s", code, stderr, diff)

@@ -7,30 +7,35 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 )
 
 func (a *app) statusCommand() *cobra.Command {
-	var check bool
-	cmd := &cobra.Command{
+	var check, sick bool
+	cmd := a.watchable(&cobra.Command{
 		Use:   "status",
 		Short: "Show the state of the daemon, and warnings",
 		Args:  operands(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
-				st, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
-				if err != nil {
-					return err
-				}
-				err = a.show(st, func(p *printer) { a.printStatus(p, st) })
-				if err == nil && check && !healthy(st) {
-					err = &failure{code: ExitNotReady}
-				}
-				return err
-			})
-		},
+	}, onEvents, func(ctx context.Context, _ *cobra.Command, admin adminClient) (proto.Message, func(*printer), error) {
+		st, err := admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
+		if err == nil {
+			sick = !healthy(st)
+		}
+		return st, func(p *printer) { a.printStatus(p, st) }, err
+	})
+	show := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if check && cmd.Flags().Changed("watch") {
+			return usage(cmd, "--check and --watch are mutually exclusive")
+		}
+		err := show(cmd, args)
+		if err == nil && check && sick {
+			err = &failure{code: ExitNotReady}
+		}
+		return err
 	}
 	cmd.Flags().BoolVar(&check, "check", false, "exit with 7 when nothing can be suspended or the daemon reports an error")
 	return cmd
@@ -91,7 +96,10 @@ func (a *app) printSources(p *printer, list []*gpreemptv1.Source) {
 	t := p.table("  ", columns{"SOURCE", "WORKS", ">EVERY", ">TOOK", ">LAST", ">READINGS", "NOTE"})
 	for _, s := range list {
 		works := cell{"yes", styleGood}
-		if !s.GetAvailable() {
+		switch {
+		case !s.GetAvailable() && s.GetName() == "events" && s.GetReadings() == 0:
+			works = cell{text: "-"} // no target has sent one
+		case !s.GetAvailable():
 			works = cell{"no", styleNote}
 		}
 		every := took(s.GetEvery())
@@ -138,16 +146,14 @@ func severity(w *gpreemptv1.Warning) style {
 }
 
 func (a *app) statsCommand() *cobra.Command {
-	return &cobra.Command{
+	return a.watchable(&cobra.Command{
 		Use:   "stats",
 		Short: "Show counters and latencies since the daemon started",
 		Args:  operands(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return ask(cmd, a, adminClient.GetStatistics, &gpreemptv1.GetStatisticsRequest{}, func(p *printer, resp *gpreemptv1.GetStatisticsResponse) {
-				printStats(p, resp.GetStatistics())
-			})
-		},
-	}
+	}, onEvents, func(ctx context.Context, _ *cobra.Command, admin adminClient) (proto.Message, func(*printer), error) {
+		resp, err := admin.GetStatistics(ctx, &gpreemptv1.GetStatisticsRequest{})
+		return resp, func(p *printer) { printStats(p, resp.GetStatistics()) }, err
+	})
 }
 
 func printStats(p *printer, s *gpreemptv1.Statistics) {
@@ -173,6 +179,7 @@ func printStats(p *printer, s *gpreemptv1.Statistics) {
 	counter("failures", s.GetFailures(), "failed suspends and resumes", true)
 	counter("coalesced", s.GetCoalesced(), "suspends avoided by the linger", false)
 	counter("forced resumes", s.GetForcedResumes(), "by the share floor or max_suspend", false)
+	counter("attach cycles", s.GetAttachCycles(), "runlist cycles on GPUs that the targets do not use", false)
 	counter("shadow suspends", s.GetShadowSuspends(), "decided by the shadow policy, not made", false)
 	t.flush()
 	p.linef("")

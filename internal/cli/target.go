@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -36,7 +37,7 @@ func (a *app) filterFlags(cmd *cobra.Command, f *filter, names ...string) {
 			complete(cmd, name, api.EnumNames[gpreemptv1.Class]())
 		case "gpu":
 			cmd.Flags().StringVar(&f.gpu, name, "", "only this GPU: "+selectorHelp)
-			completeBy(cmd, name, a.gpuNames)
+			completeBy(cmd, name, a.completeGPUs)
 		case "target":
 			cmd.Flags().StringVar(&f.target, name, "", "only this process: PID or PID@START")
 			completeBy(cmd, name, a.targetNames)
@@ -77,33 +78,28 @@ func parseClass(cmd *cobra.Command, s string) (gpreemptv1.Class, error) {
 
 func (a *app) targetList() *cobra.Command {
 	var f filter
-	cmd := &cobra.Command{
+	cmd := a.watchable(&cobra.Command{
 		Use:   "list",
 		Short: "List the processes with GPU queues, their class and state",
 		Args:  operands(),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			class, err := f.check(cmd)
-			if err != nil {
-				return err
-			}
-			return a.call(cmd, func(ctx context.Context, admin adminClient) error {
-				gpu, err := findGPU(ctx, cmd, admin, f.gpu)
-				if err != nil {
-					return err
-				}
-				resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{Class: class, GpuId: gpu, Container: f.container, Pid: f.pid})
-				if err != nil {
-					return err
-				}
-				return a.show(resp, func(p *printer) { printTargets(p, resp.GetTargets(), f != filter{}) })
-			})
-		},
-	}
+	}, onEvents, func(ctx context.Context, cmd *cobra.Command, admin adminClient) (proto.Message, func(*printer), error) {
+		class, err := f.check(cmd)
+		if err != nil {
+			return nil, nil, err
+		}
+		gpu, err := findGPU(ctx, admin, f.gpu)
+		if err != nil {
+			return nil, nil, err
+		}
+		resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{Class: class, GpuId: gpu, Container: f.container, Pid: f.pid})
+		names := a.nameGPUs(ctx, admin)
+		return resp, func(p *printer) { printTargets(p, resp.GetTargets(), names, f != filter{}) }, err
+	})
 	a.filterFlags(cmd, &f, "class", "gpu", "container", "pid")
 	return cmd
 }
 
-func printTargets(p *printer, list []*gpreemptv1.Target, filtered bool) {
+func printTargets(p *printer, list []*gpreemptv1.Target, names gpuNames, filtered bool) {
 	if len(list) == 0 {
 		if filtered {
 			p.linef("No process with GPU queues matches.")
@@ -113,8 +109,8 @@ func printTargets(p *printer, list []*gpreemptv1.Target, filtered bool) {
 		return
 	}
 	t := p.table("", columns{
-		">PID", "COMMAND", "CLASS", ">PRIO", "BY", "STATE", ">FOR", "GPUS", ">QUEUES", "+MECHANISM", "+>SUSPENDS", "+>SUSPENDED",
-		"+>LEARNED", "+TARGET", "+>UID", "CONTAINER", "+>PID IN IT", "+POD", "+UNIT", "+CGROUP", "NOTE", "+COMMAND LINE",
+		">PID", "COMMAND", "CLASS", ">PRIO", "BY", "STATE", ">FOR", "HIP", "GPUS", "+PRODUCT", ">QUEUES", "+MECHANISM", "+>SUSPENDS", "+>SUSPENDED",
+		"+>LEARNED", "+JOB", "+>JOB RAN", "+TARGET", "+>UID", "CONTAINER", "+>PID IN IT", "+POD", "+UNIT", "+CGROUP", "NOTE", "+COMMAND LINE",
 	})
 	for _, g := range list {
 		learned := took(g.GetLearnedSuspend()) + "/" + took(g.GetLearnedResume())
@@ -122,12 +118,20 @@ func printTargets(p *printer, list []*gpreemptv1.Target, filtered bool) {
 			learned = "-"
 		}
 		t.row(g.GetPid(), g.GetComm(), api.EnumName(g.GetClass()), g.GetPriority(), or(g.GetDecidedBy(), "-"),
-			state(g.GetState()), took(g.GetInState()), gpus(g.GetGpuIds(), p.wide), g.GetQueueCount(),
+			state(g.GetState()), took(g.GetInState()), names.hip(g.GetGpuIds()...), gpus(g.GetGpuIds(), p.wide), names.product(g.GetGpuIds()...), g.GetQueueCount(),
 			or(g.GetMechanism(), "-"), g.GetSuspends(), took(g.GetSuspendedTotal()), learned,
-			g.GetTargetId(), g.GetUid(), containerName(g.GetContainer()), ownPID(g), podName(g.GetContainer()),
+			or(g.GetJob().GetName(), "-"), jobRan(g.GetJob()), g.GetTargetId(), g.GetUid(), containerName(g.GetContainer()), ownPID(g), podName(g.GetContainer()),
 			or(g.GetUnit(), "-"), or(g.GetCgroup(), "-"), note(g), cut(g.GetCmdline(), 100))
 	}
 	t.flush()
+}
+
+// jobRan returns the share of time in which all processes of a job ran.
+func jobRan(j *gpreemptv1.Job) string {
+	if j == nil || j.RunningRatio == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%", 100*j.GetRunningRatio())
 }
 
 // containerName returns a container's name, or the beginning of its id.

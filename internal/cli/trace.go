@@ -85,6 +85,7 @@ func (a *app) recordKFD(ctx context.Context, host traceHost, o kfdtrace.Options,
 		o.Host = discovery.NewFS(host.root)
 	}
 	var text *os.File
+	made := missingDirs(dir)
 	if dir != "" {
 		if text, err = newFile(dir, traceText); err != nil {
 			return err
@@ -102,10 +103,24 @@ func (a *app) recordKFD(ctx context.Context, host traceHost, o kfdtrace.Options,
 		if text != nil {
 			err = errors.Join(err, os.Remove(text.Name())) // it is empty
 		}
+		for _, dir := range made {
+			err = errors.Join(err, os.Remove(dir))
+		}
 		return traceFailure(err)
 	}
 	recording := kfdRecording{Kernel: firstLine(host.root, "proc/sys/kernel/osrelease"), Driver: firstLine(host.root, "sys/module/amdgpu/version"), Report: report}
 	return errors.Join(traceFailure(err), a.keepRecording(dir, recording), a.showRecording(recording, dir))
+}
+
+// missingDirs returns the directories on the way to dir that do not exist, the deepest first.
+func missingDirs(dir string) (missing []string) {
+	for ; dir != ""; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		missing = append(missing, dir)
+	}
+	return missing
 }
 
 // newFile creates a file that must not exist: it could be another recording, or a link.

@@ -266,4 +266,11 @@ func TestRecordingThatCannotBeginWritesNoFiles(t *testing.T) {
 	if err != nil || len(files) > 0 {
 		t.Errorf("left %v, %v", files, err)
 	}
+	fresh := filepath.Join(dir, "fresh")
+	if got := runTrace(t.Context(), hostWith(tracing), formatTable, "--output-dir", filepath.Join(fresh, "deep")); got.code != ExitNoGPU {
+		t.Errorf("%+v", got)
+	}
+	if _, err := os.Stat(fresh); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the directory that it made: %v, want that it is gone", err)
+	}
 }

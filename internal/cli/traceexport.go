@@ -24,9 +24,10 @@ func (a *app) traceExport() *cobra.Command {
 		follow    bool
 	)
 	cmd := &cobra.Command{
-		Use:   "export",
-		Short: "Export leases, suspends and resumes as a trace for Perfetto and Chrome",
-		Args:  operands(),
+		Use:         "export",
+		Annotations: map[string]string{noData: noData},
+		Short:       "Export leases, suspends and resumes as a trace for Perfetto and Chrome",
+		Args:        operands(),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if in.since < 0 || cmd.Flags().Changed("since") && in.since == 0 {
 				return usage(cmd, "--since must be greater than 0")

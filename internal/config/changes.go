@@ -12,8 +12,8 @@ import (
 
 // Change is one difference between two configurations.
 type Change struct {
-	// Key is the dotted key; "rules.NAME" for a rule, or "rules" for their order; and
-	// "safety.hazards.ID" for a row.
+	// Key is the dotted key; "rules.NAME" for a rule, or "rules" for their order; likewise
+	// "jobs.NAME", and "safety.hazards.ID" for a row.
 	Key string
 	// From and To are the values as text; "" for a rule or a row that does not exist.
 	From, To string
@@ -21,8 +21,8 @@ type Change struct {
 	Live bool
 }
 
-// Changes returns the differences in the order of the default file, rules and hazards
-// last.
+// Changes returns the differences in the order of the default file, the lists of rules,
+// jobs and hazards last.
 func Changes(from, to Config) []Change {
 	var changes []Change
 	for _, f := range fields {
@@ -31,6 +31,7 @@ func Changes(from, to Config) []Change {
 		}
 	}
 	changes = append(changes, listChanges("rules", ruleEntries(from.Rules), ruleEntries(to.Rules))...)
+	changes = append(changes, listChanges("jobs", jobEntries(from.Jobs), jobEntries(to.Jobs))...)
 	return append(changes, listChanges("safety.hazards", hazardEntries(from.Safety.Hazards), hazardEntries(to.Safety.Hazards))...)
 }
 
@@ -53,6 +54,18 @@ func ruleEntries(rules []classify.Rule) []listEntry {
 	var entries []listEntry
 	for _, r := range rules {
 		entries = append(entries, listEntry{r.Name, ruleText(r)})
+	}
+	return entries
+}
+
+func jobEntries(rules []classify.JobRule) []listEntry {
+	var entries []listEntry
+	for _, r := range rules {
+		text := "by " + strings.Join(r.By, ", ")
+		if r.Cgroup != "" {
+			text = strings.TrimSuffix(fmt.Sprintf("cgroup %q %s", r.Cgroup, text), " by ")
+		}
+		entries = append(entries, listEntry{r.Name, text})
 	}
 	return entries
 }

@@ -36,6 +36,7 @@ type Config struct {
 	Limits     Limits
 	Policy     scheduler.Policy
 	Rules      []classify.Rule
+	Jobs       []classify.JobRule
 	Safety     Safety
 	Discovery  Discovery
 	Containers Containers

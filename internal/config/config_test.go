@@ -163,6 +163,9 @@ rules:
   - {name: a, match: {comm: a}, class: offline}
   - {name: b, match: {comm: b}, class: offline, priority: 2}
   - {name: c, match: {comm: c}, class: online}
+jobs:
+  - {name: own, by: [env.GPREEMPT_JOB]}
+  - {name: container, by: [container.id]}
 safety:
   hazards:
     - {id: one, gfx: [gfx1100], action: deny, why: W.}
@@ -175,12 +178,15 @@ mechanisms: [criu, dbgtrap]
 access: {admin_groups: [wheel, 0]}
 limits: {burst: 5000, max_message_bytes: 4096}
 policy: {preset: shadow, max_wait: 5ms}
-discovery: {interval: 1s, mqds_interval: 0s}
+discovery: {interval: 1s, mqds_interval: 1s}
 containers: {sockets: [], kubelet: "https://127.0.0.1:10250", kubelet_token: /etc/gpreempt/token}
 rules:
   - {name: d, match: {cgroup: "/batch/*", uid: 7, pod: {labels: {app: "x*"}}, queue_priority: {max: 6}}, class: offline}
   - {name: c, match: {comm: c}, class: online}
   - {name: b, match: {comm: b}, class: offline, priority: 3}
+jobs:
+  - {name: container, by: [unit, container.id]}
+  - {name: site, cgroup: "/batch/*"}
 safety:
   hazards:
     - {id: two, gfx: [gfx1101], action: deny, why: W.}
@@ -197,7 +203,7 @@ safety:
 		{Key: "policy.shadow", From: "false", To: "true", Live: true},
 		{Key: "policy.max_wait", From: "20ms", To: "5ms", Live: true},
 		{Key: "discovery.interval", From: "50ms", To: "1s", Live: true},
-		{Key: "discovery.mqds_interval", From: "1s", To: "0s", Live: true},
+		{Key: "discovery.mqds_interval", From: "0s", To: "1s", Live: true},
 		{Key: "containers.sockets", From: "[" + strings.Join(Default().Containers.Sockets, ", ") + "]", To: "[]"},
 		{Key: "containers.kubelet", From: `""`, To: "https://127.0.0.1:10250"},
 		{Key: "containers.kubelet_token", From: `""`, To: "/etc/gpreempt/token"},
@@ -205,6 +211,9 @@ safety:
 		{Key: "rules.b", From: `offline priority 2 if comm="b"`, To: `offline priority 3 if comm="b"`, Live: true},
 		{Key: "rules.d", To: `offline if uid=7 cgroup="/batch/*" pod.labels.app="x*" queue_priority=0..6`, Live: true},
 		{Key: "rules", From: "b, c", To: "c, b", Live: true},
+		{Key: "jobs.own", From: "by env.GPREEMPT_JOB", Live: true},
+		{Key: "jobs.container", From: "by container.id", To: "by unit, container.id", Live: true},
+		{Key: "jobs.site", To: `cgroup "/batch/*"`, Live: true},
 		{Key: "safety.hazards.one", From: "deny dbgtrap, criu if gfx [gfx1100]: W.", To: "limit dbgtrap, criu if gfx [gfx1100]: W.", Live: true},
 		{Key: "safety.hazards.old", From: "deny dbgtrap, criu if gfx [gfx1102]: W.", Live: true},
 		{Key: "safety.hazards.new", To: "allow dbgtrap, criu if gfx [gfx1103]: W.", Live: true},

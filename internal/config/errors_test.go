@@ -216,8 +216,23 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			[]string{"2:14: log.level: is an alias (*a), which this file does not use: write a text; put it in quotes if it looks like a number"},
 		},
 		{"merge key", "a: &a {}\nlog:\n  <<: *a\n", []string{
-			"1:1: a: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, discovery, containers, metrics, log, rules, safety",
+			"1:1: a: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, discovery, containers, metrics, log, rules, jobs, safety",
 			"3:3: log.<<: unknown key: the keys here are level",
+		}},
+		{"jobs without a value", "jobs:\n", []string{
+			"1:6: jobs: is empty: write a list, each rule beginning with `- name: ...`, [] for no jobs, or remove the key to use the default",
+		}},
+		{"jobs", "jobs:\n  - {name: a, by: [env.A, env., comm, env.A]}\n  - {name: a, cgroup: \"x\"}\n  - {name: a b, cgroup: \"[\"}\n  - {by: x, match: {}}\n", []string{
+			`2:27: jobs[0].by[1]: "env." is not a property that identifies jobs: write env.NAME, pod.labels.NAME, container.labels.NAME, container.id or unit`,
+			`2:33: jobs[0].by[2]: "comm" is not a property that identifies jobs: write env.NAME, pod.labels.NAME, container.labels.NAME, container.id or unit`,
+			`2:39: jobs[0].by[3]: "env.A" is given twice: keep one of them`,
+			"3:12: jobs[1].name: job rule 1 has the same: write a unique name for each rule",
+			`3:23: jobs[1].cgroup: "x": matches no path: paths begin with /: begin it with / or *`,
+			`4:12: jobs[2].name: "a b" is not a name: use at most 32 letters, digits, - and _`,
+			`4:25: jobs[2].cgroup: "[": the [ at character 1 is not closed: add the ], or write [[] for the character itself`,
+			"5:5: jobs[3].name: it is empty: write a name; decisions show it",
+			`5:10: jobs[3].by: is the text "x": write a list such as [env.SLURM_JOB_ID]`,
+			"5:13: jobs[3].match: unknown key: the keys here are name, cgroup, by",
 		}},
 		{"foreign type", "socket: !!binary eA==\n", []string{
 			"1:9: socket: is of the type !!binary, which this file does not use: write a text; put it in quotes if it looks like a number",
@@ -229,7 +244,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			"2: not valid YAML: did not find expected node content: check indentation, colons and quotes there and just above",
 		}},
 		{"control characters", "\"a\\e[31m\": 1\n", []string{
-			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, discovery, containers, metrics, log, rules, safety",
+			"1:1: a?[31m: unknown key: the keys here are socket, mechanisms, access, tcp, limits, policy, discovery, containers, metrics, log, rules, jobs, safety",
 		}},
 	}
 	checkErrors(t, tests)

@@ -12,7 +12,7 @@ import (
 )
 
 // field is a key of the file. The parser, the comparison of two files and the reload use
-// the table below; rules and safety.hazards have their own format. gpreemptd.yaml explains
+// the table below; rules, jobs and safety.hazards have their own format. gpreemptd.yaml explains
 // the keys.
 type field struct {
 	// key is "section.name", or "name" at the top.
@@ -29,7 +29,7 @@ type field struct {
 
 const policyPrefix = "policy."
 
-// fields has every key except those in rules and safety.hazards, in the order of the
+// fields has every key except those in rules, jobs and safety.hazards, in the order of the
 // default file.
 var fields = []field{
 	{key: "socket", at: func(c *Config) any { return &c.Socket }},
@@ -38,6 +38,7 @@ var fields = []field{
 	{key: "access.admin_groups", live: true, at: func(c *Config) any { return &c.Access.AdminGroups }},
 	{key: "access.online_users", live: true, at: func(c *Config) any { return &c.Access.OnlineUsers }},
 	{key: "access.admin_users", live: true, at: func(c *Config) any { return &c.Access.AdminUsers }},
+	{key: "access.container_admins", live: true, at: func(c *Config) any { return &c.Access.ContainerAdmins }},
 	{key: "tcp.address", at: func(c *Config) any { return &c.TCP.Address }},
 	{key: "tcp.certificate", live: true, at: func(c *Config) any { return &c.TCP.Certificate }},
 	{key: "tcp.key", live: true, at: func(c *Config) any { return &c.TCP.Key }},
@@ -63,6 +64,7 @@ var fields = []field{
 	{key: "policy.max_suspend", live: true, at: func(c *Config) any { return &c.Policy.MaxSuspend }},
 	{key: "policy.min_run", live: true, at: func(c *Config) any { return &c.Policy.MinRun }},
 	{key: "policy.gang", live: true, at: func(c *Config) any { return &c.Policy.Gang }},
+	{key: "policy.attach_after", live: true, at: func(c *Config) any { return &c.Policy.AttachAfter }},
 	{key: "policy.shadow", live: true, at: func(c *Config) any { return &c.Policy.Shadow }},
 	{key: "policy.max_wait", live: true, at: func(c *Config) any { return &c.Policy.MaxWait }},
 	{key: "policy.default_ttl", live: true, at: func(c *Config) any { return &c.Policy.DefaultTTL }},
@@ -78,13 +80,13 @@ var fields = []field{
 	{key: "log.level", live: true, at: func(c *Config) any { return &c.Log.Level }},
 }
 
-// keys are all keys in the order of errors: fields, then the two lists.
+// keys are all keys in the order of errors: fields, then the lists.
 var keys = func() []string {
 	var all []string
 	for _, f := range fields {
 		all = append(all, f.key)
 	}
-	return append(all, "rules", "safety.hazards")
+	return append(all, "rules", "jobs", "safety.hazards")
 }()
 
 // section returns the first part of a dotted key, "" for a key at the top.

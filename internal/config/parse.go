@@ -92,6 +92,8 @@ func (p *parser) root(n *yaml.Node) {
 		switch {
 		case e.Name == "rules":
 			p.rules(e.Value)
+		case e.Name == "jobs":
+			p.jobs(e.Value)
 		case e.Name == "safety":
 			p.safety(e.Value)
 		case children(e.Name) != nil:

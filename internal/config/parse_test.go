@@ -74,7 +74,8 @@ policy:
   share_window: 1m
   max_suspend: 3s
   min_run: 1.5s
-  gang: job
+  gang: process
+  attach_after: 45s
   shadow: true
   max_wait: 0
   default_ttl: 2s
@@ -111,6 +112,11 @@ rules:
       queue_priority: {min: 1, max: 6}
       ring_address: {from: 0x7F0000000000, to: "140000000000000"}
     class: unmanaged
+jobs:
+  - name: slurm
+    cgroup: "*/job_*"
+    by: [env.SLURM_STEP_ID, pod.labels.example.org/run]
+  - {name: unit, by: [unit]}
 safety:
   hazards:
     - id: ours
@@ -119,7 +125,7 @@ safety:
       mechanisms: [criu]
       action: deny
       why: It hung.
-discovery: {interval: 10ms, idle_interval: 10s, mqds_interval: 0}
+discovery: {interval: 10ms, idle_interval: 10s, mqds_interval: 3s}
 containers:
   sockets: [/run/user/1000/podman/podman.sock]
   kubelet: https://127.0.0.1:10250
@@ -141,7 +147,7 @@ log: {level: debug}
 		Policy: scheduler.Policy{
 			Preset: "custom", SuspendWhen: scheduler.SuspendSlack, Linger: scheduler.LingerFixed, LingerMax: 7 * time.Millisecond,
 			ShareFloor: 0.25, ShareWindow: time.Minute, MaxSuspend: 3 * time.Second, MinRun: 1500 * time.Millisecond,
-			Gang: scheduler.GangJob, Shadow: true, DefaultTTL: 2 * time.Second, MaxTTL: 10 * time.Minute,
+			Gang: scheduler.GangProcess, AttachAfter: 45 * time.Second, Shadow: true, DefaultTTL: 2 * time.Second, MaxTTL: 10 * time.Minute,
 		},
 		Rules: []classify.Rule{
 			{
@@ -165,11 +171,15 @@ log: {level: debug}
 				RingAddress:   &classify.AddressRange{From: 0x7f0000000000, To: 140000000000000},
 			}},
 		},
+		Jobs: []classify.JobRule{
+			{Name: "slurm", Cgroup: "*/job_*", By: []string{"env.SLURM_STEP_ID", "pod.labels.example.org/run"}},
+			{Name: "unit", By: []string{"unit"}},
+		},
 		Safety: Safety{Hazards: []safety.Row{{
 			ID: "ours", GFX: []safety.GFXRange{{First: 90010, Last: 90010}}, Driver: safety.DKMS,
 			Mechanisms: []string{"criu"}, Action: safety.Deny, Why: "It hung.",
 		}}},
-		Discovery: Discovery{Interval: 10 * time.Millisecond, IdleInterval: 10 * time.Second},
+		Discovery: Discovery{Interval: 10 * time.Millisecond, IdleInterval: 10 * time.Second, MQDsInterval: 3 * time.Second},
 		Containers: Containers{
 			Sockets: []string{"/run/user/1000/podman/podman.sock"}, Kubelet: "https://127.0.0.1:10250",
 			KubeletToken: "/etc/gpreempt/token", KubeletCA: "/var/lib/kubelet/pki/ca.crt",
@@ -313,6 +323,7 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("rules: [{name: a, class: online, match: {gpu: [node:1, 7, x], queue_priority: {min: 9}, ring_address: {from: 0x10, to: 5}}}]"))
 	f.Add([]byte("containers: {sockets: [/a, b], kubelet: http://x, kubelet_token: /t}\ndiscovery: {idle_interval: 1ms, mqds_interval: 0}"))
 	f.Add([]byte("rules: [{name: a, class: online, match: {comm: *x}}]"))
+	f.Add([]byte("jobs: [{name: a, cgroup: \"/x/job_*\", by: [env.A, unit]}, {name: a, by: [env., x, unit, unit]}, {name: b}]"))
 	f.Add([]byte("a: &a [*a]\n<<: *a\n? [x]\n: 1\n--- {}\n"))
 	f.Add([]byte("socket: !!binary x\nlog: 'x\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -29,7 +29,7 @@ func (p *parser) rules(n *yaml.Node) {
 }
 
 // ruleKeys are the keys of a rule.
-var ruleKeys = []string{"name", "match", "class", "priority"}
+var ruleKeys = []string{"name", "match", "class", "priority", "never_debug"}
 
 func (p *parser) rule(n *yaml.Node, path string) classify.Rule {
 	var r classify.Rule
@@ -43,12 +43,39 @@ func (p *parser) rule(n *yaml.Node, path string) classify.Rule {
 			p.value(e.Value, at, &r.Class)
 		case "priority":
 			p.value(e.Value, at, &r.Priority)
+		case "never_debug":
+			p.value(e.Value, at, &r.NeverDebug)
 		}
 	}
 	if !p.Given(path+".class") && n.Kind == yaml.MappingNode {
 		p.Fail(n, path+".class", "is missing", "write online, offline or unmanaged")
 	}
 	return r
+}
+
+// jobs reads the list of job rules, which replaces the default one.
+func (p *parser) jobs(n *yaml.Node) {
+	if n.Kind != yaml.SequenceNode {
+		p.Fail(n, "jobs", "is "+yamlfile.Kind(n), "write a list, each rule beginning with `- name: ...`, [] for no jobs, or remove the key to use the default")
+		return
+	}
+	p.config.Jobs = []classify.JobRule{}
+	for i, item := range n.Content {
+		path := fmt.Sprintf("jobs[%d]", i)
+		p.Set(path, item)
+		var r classify.JobRule
+		for _, e := range p.Mapping(item, path, []string{"name", "cgroup", "by"}) {
+			switch at := yamlfile.Join(path, e.Name); e.Name {
+			case "name":
+				p.value(e.Value, at, &r.Name)
+			case "cgroup":
+				p.glob(e.Value, at, &r.Cgroup)
+			case "by":
+				p.list(e.Value, at, &r.By, "write a list such as [env.SLURM_JOB_ID]", "write the name of a property")
+			}
+		}
+		p.config.Jobs = append(p.config.Jobs, r)
+	}
 }
 
 // slot is a key and the destination of its value: a pointer to a field of a Match, or

@@ -23,6 +23,17 @@ func TestRangesOfARuleHaveTheEndsOfTheirKind(t *testing.T) {
 	}
 }
 
+func TestRuleMayForbidDebuggers(t *testing.T) {
+	got := parsed(t, "rules: [{name: a, class: offline, never_debug: true, match: {comm: x}}, {name: b, class: online, match: {comm: y}}]").Rules
+	if want := []bool{true, false}; got[0].NeverDebug != want[0] || got[1].NeverDebug != want[1] {
+		t.Errorf("never_debug is %v and %v, want %v", got[0].NeverDebug, got[1].NeverDebug, want)
+	}
+	checkErrors(t, []wrongFile{{
+		"not a truth value", "rules: [{name: a, class: offline, never_debug: 1, match: {comm: x}}]\n",
+		[]string{"1:48: rules[0].never_debug: is the number 1: write true or false"},
+	}})
+}
+
 func TestErrorsInRulesHavePlaceAndRemedy(t *testing.T) {
 	checkErrors(t, []wrongFile{
 		{

@@ -78,6 +78,7 @@ func (c Config) problems() yamlfile.Errors {
 		ps.add("log.level", yamlfile.Quoted(c.Log.Level)+" is not a log level", "write debug, info, warn or error")
 	}
 	ps.rules(c.Rules)
+	ps.jobs(c.Jobs)
 	return ps.Errors
 }
 
@@ -225,7 +226,7 @@ func (ps *problems) policy(p scheduler.Policy) {
 
 // match adds the errors of the match of a rule.
 func (ps *problems) match(key string, m classify.Match) {
-	_, err := classify.New([]classify.Rule{{Name: "x", Match: m}})
+	_, err := classify.New([]classify.Rule{{Name: "x", Match: m}}, nil)
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return
@@ -239,6 +240,19 @@ func (ps *problems) match(key string, m classify.Match) {
 				"write "+strings.Join(matchKeys()[:3], ", ")+` or another field; comm: "*" for every process`)
 		default:
 			ps.add(key+"."+e.Field, e.Problem, e.Remedy)
+		}
+	}
+}
+
+func (ps *problems) jobs(rules []classify.JobRule) {
+	_, err := classify.New(nil, rules)
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return
+	}
+	for _, one := range joined.Unwrap() {
+		if e, ok := errors.AsType[*classify.RuleError](one); ok {
+			ps.add(fmt.Sprintf("jobs[%d].%s", e.Index, e.Field), e.Problem, e.Remedy)
 		}
 	}
 }

@@ -26,7 +26,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(testutil.VerifyMain(m)) }
 
 // waitTime is how long a test waits for an event before it fails.
-const waitTime = 20 * time.Second
+const waitTime = time.Minute
 
 // id returns a container id that ends in n.
 func id(n string) string { return strings.Repeat("0", 64-len(n)) + n }

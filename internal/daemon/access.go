@@ -31,7 +31,8 @@ func (d *daemon) setAccess(p *auth.Policy, unknown []string, socket string) {
 	if len(p.OnlineGIDs) == 0 {
 		return
 	}
-	if err := os.Chown(socket, -1, int(p.OnlineGIDs[0])); err != nil {
+	// A link in place of the socket must not lead to another file.
+	if err := os.Lchown(socket, -1, int(p.OnlineGIDs[0])); err != nil {
 		d.warnings.set("socket", gpreempt.WarnSocketGroup.Warn(fmt.Sprintf("cannot set the group of the socket to %d, so its members cannot connect: %v", p.OnlineGIDs[0], err)))
 	}
 }

@@ -5,13 +5,14 @@ import (
 	"errors"
 	"io/fs"
 	"path/filepath"
+	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
-	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
+	"github.com/gpreempt/gpreempt/internal/mechanism/helper"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -37,19 +38,41 @@ type backend struct {
 	// daemon; each nil if it could not be opened.
 	device  *kfd.Device
 	openErr error // why device is nil, if dbgtrap is enabled
-	dbgtrap *dbgtrap.Mechanism
+	dbgtrap debugger
 	pauses  *pauses
+	helpers *helper.Pool
+}
+
+// debugger is dbgtrap, in this process or in helpers.
+type debugger interface {
+	mechanism.Mechanism
+	Queues(gpreempt.ProcessKey) ([]kfd.QueueSnapshotEntry, bool)
+	PermissionRule() kfd.PermissionRule
+}
+
+// calls returns how many calls of the driver were made for targets, and their total time.
+func (b *backend) calls() (n int64, took time.Duration) {
+	n, took = b.device.Calls()
+	if helped, ok := b.dbgtrap.(*helper.Mechanism); ok {
+		more, longer := helped.Calls()
+		n, took = n+more, took+longer
+	}
+	return n, took
 }
 
 func (b *backend) warn(w gpreempt.Warning) { b.warnings = append(b.warnings, w) }
 
 // openBackend opens the host's KFD and the mechanisms over it. A part that cannot be
 // opened is a warning: the daemon observes and classifies without it.
-func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpreempt.ProcessKey) []gpreempt.GPU, crashes func(gpreempt.GPUID) bool, log *zap.Logger) *backend {
+func openBackend(ctx context.Context, h Host, cfg config.Config, gpus func(gpreempt.ProcessKey) []gpreempt.GPU, crashes func(gpreempt.GPUID) bool, helperEnded func(), log *zap.Logger) *backend {
 	root := h.files()
 	b := &backend{
 		name: "simulated " + h.Simulated, simulated: h.Simulated,
 		root: root, fs: discovery.NewFS(root), backlogs: h.Backlogs, mechanisms: h.Mechanisms,
+		helpers: helper.NewPool(log.Named("helper"), helperEnded),
+	}
+	if h.Attach == nil {
+		b.fs.Omit(b.owns)
 	}
 	if h.Simulated == "" {
 		b.name = discovery.Backend(root)
@@ -94,6 +117,7 @@ func (b *backend) close() error {
 	if b.pauses != nil {
 		errs = append(errs, b.pauses.Close())
 	}
+	errs = append(errs, b.helpers.Close())
 	if b.device != nil {
 		errs = append(errs, b.device.Close())
 	}

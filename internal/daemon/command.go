@@ -30,7 +30,8 @@ func Command() *cobra.Command {
 	}
 	root.SetVersionTemplate("gpreemptd {{.Version}}\n")
 	root.Flags().BoolVar(&cleanup, "cleanup", false, "resume processes left paused by a crashed daemon; safe at any time")
-	root.AddCommand(serveCommand(), diagnoseCommand(), configCommand(), versionCommand())
+	root.AddCommand(serveCommand(), diagnoseCommand(), acceptCommand(), configCommand(), versionCommand())
+	root.AddCommand(acceptPrograms()...)
 	return root
 }
 
@@ -113,7 +114,11 @@ func checkCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			for _, problem := range cfg.Access.Unreachable() {
+			problems := cfg.Access.Unreachable()
+			for _, w := range keyWarnings(cfg.TCP) {
+				problems = append(problems, w.Text+": "+w.Remedy)
+			}
+			for _, problem := range problems {
 				if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "%s: warning: %s\n", path, problem); err != nil {
 					return err
 				}

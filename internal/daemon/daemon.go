@@ -139,7 +139,7 @@ func Run(ctx context.Context, opts Options) (err error) {
 	if remote != nil {
 		defer func() { _ = remote.Close() }()
 	}
-	d.backend = openBackend(ctx, opts.Host, cfg, d.gpusOf, d.crashesWithoutVM, d.log)
+	d.backend = openBackend(ctx, opts.Host, cfg, d.gpusOf, d.crashesWithoutVM, d.helperEnded, d.log)
 	defer func() { err = errors.Join(err, d.backend.close()) }()
 	if err := d.build(cfg); err != nil {
 		return errors.Join(err, listener.Close())
@@ -208,7 +208,7 @@ func (o *Options) load() (config.Config, error) {
 
 // build creates the parts from the bottom up, and starts none of them.
 func (d *daemon) build(cfg config.Config) error {
-	rules, err := classify.New(cfg.Rules)
+	rules, err := classify.New(cfg.Rules, cfg.Jobs)
 	if err != nil {
 		return err
 	}
@@ -228,6 +228,8 @@ func (d *daemon) build(cfg config.Config) error {
 		Assess:     d.assess,
 		Post:       func(ev scheduler.Event) { d.runner.Post(ev) },
 		Look:       func(key gpreempt.ProcessKey) { d.observer.LookAt(key) },
+		Bystanders: d.bystanders,
+		Disturbed:  func(gpu gpreempt.GPUID, cycles int) { d.events.Disturbed(gpu, cycles) },
 		Now:        time0.Now,
 		Log:        d.log.Named("targets"),
 	})

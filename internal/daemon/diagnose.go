@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -58,16 +59,17 @@ func (d *daemon) processReports(ctx context.Context) (all []*gpreemptv1.Diagnose
 		if choice.Mechanism == "" && len(choice.Rejected) == 0 { // not tried, or lost
 			choice = d.sessions.Preview(ctx, proc.Key)
 		}
-		all = append(all, processReport(proc.Process, facts.Decision, choice))
+		all = append(all, processReport(proc.Process, facts.Decision, choice, facts.JobName, facts.Job))
 	}
 	return all
 }
 
 // processReport reports how a process is or would be suspended.
-func processReport(proc gpreempt.Process, decision classify.Decision, choice targets.Choice) *gpreemptv1.DiagnosedProcess {
+func processReport(proc gpreempt.Process, decision classify.Decision, choice targets.Choice, jobName string, job classify.Job) *gpreemptv1.DiagnosedProcess {
 	p := &gpreemptv1.DiagnosedProcess{
 		TargetId: proc.Key.String(), Pid: proc.Key.PID, Comm: proc.Comm,
 		Offline: decision.Class == gpreempt.Offline, Mechanism: choice.Mechanism, Why: choice.Why,
+		Job: jobName, JobIsLocal: jobName != "" && job.IsLocal(),
 	}
 	if !p.GetOffline() {
 		p.Why = "never suspended: " + decision.Class.String() + " by " + decision.By
@@ -85,7 +87,7 @@ func Diagnose(ctx context.Context, opts Options) (*gpreemptv1.DiagnoseResponse, 
 	if err != nil {
 		return nil, err
 	}
-	rules, err := classify.New(cfg.Rules)
+	rules, err := classify.New(cfg.Rules, cfg.Jobs)
 	if err != nil {
 		return nil, err
 	}
@@ -115,19 +117,32 @@ func previewProcesses(ctx context.Context, mechanisms []string, rules *classify.
 	for _, proc := range snapshot.Processes {
 		procs[proc.Key] = proc
 	}
+	// Container names, priorities and addresses are unknown without a daemon.
+	subject := func(proc discovery.Proc) *classify.Subject {
+		return &classify.Subject{Process: proc.Process, GPUs: targets.GPUsWithQueues(gpus, proc)}
+	}
 	time0 := clock{time.Now()}
 	sessions := targets.NewSessions(targets.Config{
 		Mechanisms: previewMechanisms(mechanisms, func(key gpreempt.ProcessKey) []gpreempt.GPU { return targets.GPUsWithQueues(gpus, procs[key]) }, hazards.CrashesWithoutVM),
 		Assess: func(mechanism string, key gpreempt.ProcessKey) targets.Assessment {
+			if e := targets.Obstacle(mechanism, procs[key], rules.Decide(subject(procs[key]))); e != nil {
+				return targets.Assessment{Evidence: *e}
+			}
 			return hazards.Assess(mechanism, procs[key], gpus)
 		},
 		Now: time0.Now,
 		Log: zap.NewNop(),
 	})
+	jobs := map[classify.Job]string{}
 	for _, proc := range snapshot.Processes {
-		// Container names, priorities and addresses are unknown without a daemon.
-		subject := classify.Subject{Process: proc.Process, GPUs: targets.GPUsWithQueues(gpus, proc)}
-		all = append(all, processReport(proc.Process, rules.Decide(&subject), sessions.Preview(ctx, proc.Key)))
+		job, name := rules.Job(subject(proc)), ""
+		if !job.IsZero() {
+			if jobs[job] == "" {
+				jobs[job] = fmt.Sprintf("%s-%d", job.Rule, len(jobs)+1)
+			}
+			name = jobs[job]
+		}
+		all = append(all, processReport(proc.Process, rules.Decide(subject(proc)), sessions.Preview(ctx, proc.Key), name, job))
 	}
 	return all
 }
@@ -152,9 +167,16 @@ func previewMechanisms(names []string, gpusOf func(gpreempt.ProcessKey) []gpreem
 
 // examination returns the facts about this host and its config for an examination.
 func (o Options) examination(cfg config.Config) safety.Config {
+	var needMQDs []string
+	for _, r := range cfg.Rules {
+		if r.Match.QueuePriority != nil || r.Match.RingAddress != nil {
+			needMQDs = append(needMQDs, r.Name)
+		}
+	}
 	return safety.Config{
+		MQDsInterval: cfg.Discovery.MQDsInterval, MQDsRules: needMQDs,
 		Root: o.Host.files(), Simulated: o.Host.Simulated, Version: api.VersionString(), Lock: o.lockPath(cfg.Socket),
-		Groups: slices.Concat(cfg.Access.OnlineGroups, cfg.Access.AdminGroups),
+		Groups: slices.Concat(cfg.Access.OnlineGroups, cfg.Access.AdminGroups), PrivateKey: keyWarnings(cfg.TCP),
 	}
 }
 

@@ -2,7 +2,9 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -11,7 +13,6 @@ import (
 	"github.com/gpreempt/gpreempt/internal/container"
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/log"
-	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -27,11 +28,8 @@ func (d *daemon) openObserver() {
 			c := d.config.Load().Discovery
 			return inventory.Intervals{Shortest: c.Interval, Longest: c.IdleInterval, MQDs: c.MQDsInterval}
 		},
-		Before: d.findNewGPUs,
-		Scanned: func(diff inventory.Diff) {
-			d.registry.Apply(diff)
-			d.invalidateUnreachable(diff.Changed)
-		},
+		Before:    d.findNewGPUs,
+		Scanned:   d.registry.Apply,
 		Described: d.registry.QueuesChanged,
 		Busy: func() (busy bool) {
 			d.runner.View(func(c *scheduler.Core) { busy = c.LeaseCount() > 0 })
@@ -59,7 +57,7 @@ func (d *daemon) snapshot(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo
 }
 
 // snapshot returns the queues of a process that dbgtrap is attached to.
-func snapshot(m *dbgtrap.Mechanism, key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo {
+func snapshot(m debugger, key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo {
 	queues, attached := m.Queues(key)
 	if !attached {
 		return nil
@@ -114,7 +112,30 @@ func (d *daemon) listWarnings() []gpreempt.Warning {
 	if d.containers != nil {
 		all = append(all, d.containers.Warnings()...)
 	}
-	return all
+	if d.server != nil {
+		all = append(all, d.server.Warnings()...)
+	}
+	var jobs []scheduler.JobInfo
+	var floor float64
+	d.runner.View(func(c *scheduler.Core) { jobs, floor = c.Jobs(), c.Policy().ShareFloor })
+	return slices.Concat(all, d.stuckWarning(), slowJobs(jobs, floor))
+}
+
+// stuckWarning returns the warning about the targets whose own calls hold up an action on
+// them, if there are any.
+func (d *daemon) stuckWarning() []gpreempt.Warning {
+	var stuck []string
+	d.runner.View(func(c *scheduler.Core) {
+		for _, t := range c.Targets() {
+			if t.Stuck {
+				stuck = append(stuck, fmt.Sprintf("process %d", t.Key.PID))
+			}
+		}
+	})
+	if len(stuck) == 0 {
+		return nil
+	}
+	return []gpreempt.Warning{gpreempt.WarnStuck.Warn("their own calls hold their locks in the driver: " + strings.Join(stuck, ", "))}
 }
 
 // setRules uses other rules, and starts a scan for the facts that they need.
@@ -133,6 +154,37 @@ func (d *daemon) backlogs(ctx context.Context, key gpreempt.ProcessKey, queues [
 		d.log.Debug("cannot read a backlog", log.Target(key), log.Err(err))
 	}
 	return all
+}
+
+// bystanders returns the GPUs on which a process has no queue and others have some, except
+// those whose firmware schedules without a runlist; false for a process that is not known.
+func (d *daemon) bystanders(key gpreempt.ProcessKey) ([]gpreempt.GPUID, bool) {
+	proc, known := d.inventory.Process(key)
+	own := proc.GPUs()
+	return slices.DeleteFunc(d.runlists(), func(gpu gpreempt.GPUID) bool { return slices.Contains(own, gpu) }), known
+}
+
+// runlists returns the GPUs whose firmware schedules by a runlist, and that have queues.
+func (d *daemon) runlists() (gpus []gpreempt.GPUID) {
+	used := map[gpreempt.GPUID]bool{}
+	queues, _ := d.inventory.Queues()
+	for _, q := range queues {
+		used[q.GPU] = true
+	}
+	for _, gpu := range d.inventory.GPUs() {
+		if !gpu.MES && used[gpu.ID] {
+			gpus = append(gpus, gpu.ID)
+		}
+	}
+	return gpus
+}
+
+// helperEnded counts what the end of a helper costs: as that of every process of the driver,
+// a cycle of each runlist (process_termination_cpsch).
+func (d *daemon) helperEnded() {
+	for _, gpu := range d.runlists() {
+		d.events.Disturbed(gpu, 1)
+	}
 }
 
 // busy reports whether the queues of a process have work. It is known if one has, or if

@@ -43,7 +43,7 @@ func (d *daemon) serveSocket(t *testing.T) string {
 	ended := make(chan error, 1)
 	go func() { ended <- d.server.Serve(clients) }()
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		d.server.Shutdown(ctx)
 		if err := <-ended; err != nil {

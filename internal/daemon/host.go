@@ -15,7 +15,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
-	"github.com/gpreempt/gpreempt/internal/proc"
+	"github.com/gpreempt/gpreempt/internal/mechanism/helper"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -45,7 +45,8 @@ type Host struct {
 	Files fs.FS
 	// Open opens the driver.
 	Open func() (*kfd.Device, error)
-	// Attach starts a thread that traces a process, for dbgtrap.
+	// Attach starts a thread that traces a process, for dbgtrap. Nil has dbgtrap run in helper
+	// processes.
 	Attach dbgtrap.Tracer
 	// Mechanisms, if not nil, are used in place of those that the config names.
 	Mechanisms []mechanism.Mechanism
@@ -64,7 +65,7 @@ type BacklogReader func(context.Context, gpreempt.ProcessKey, []gpreempt.QueueEn
 // RUNTIME_DIRECTORY, or else that of the default socket.
 func ThisHost() Host {
 	dir, _, _ := strings.Cut(os.Getenv("RUNTIME_DIRECTORY"), ":")
-	return Host{Dir: "/", Open: kfd.Open, Attach: debugThread, RunDir: cmp.Or(dir, filepath.Dir(config.Default().Socket))}
+	return Host{Dir: "/", Open: kfd.Open, RunDir: cmp.Or(dir, filepath.Dir(config.Default().Socket))}
 }
 
 func (h Host) files() fs.FS {
@@ -77,7 +78,7 @@ func (h Host) files() fs.FS {
 // openJournal opens the journal, even if no enabled mechanism needs it: an earlier daemon
 // may have left processes paused.
 func (b *backend) openJournal(ctx context.Context, dir string, log *zap.Logger) {
-	pauses, unreadable, err := openPauses(ctx, dir, log)
+	pauses, unreadable, err := openPauses(ctx, dir, b.helpers, log)
 	if err != nil {
 		b.warn(gpreempt.WarnNoJournal.Warn("the mechanisms criu and freezer cannot be used, and processes they left paused cannot be resumed: " + err.Error()).
 			WithRemedy("make " + dir + " a directory that only root can write, then restart gpreemptd"))
@@ -104,17 +105,45 @@ func (b *backend) openDbgtrap(host Host, gpus func(gpreempt.ProcessKey) []gpreem
 	if w := device.Warning(); w != nil {
 		b.warn(gpreempt.WarnKFDUnknown.Warn(w.String()))
 	}
-	b.dbgtrap = dbgtrap.New(dbgtrap.Config{
+	local := dbgtrap.New(dbgtrap.Config{
 		Device:  device,
 		Attach:  host.Attach,
 		Root:    host.Dir,
 		Files:   host.files(),
 		GPUs:    gpus,
 		Crashes: crashes,
+		Owns:    b.owns,
 		Log:     log.Named("dbgtrap"),
 	})
+	b.dbgtrap = local
+	if host.Attach == nil {
+		b.dbgtrap = helper.New(helper.Config{
+			Pool: b.helpers, Local: local,
+			Safe: func() []gpreempt.GPUID { return b.gpusExcept(crashes) },
+		})
+	}
 	b.snapshot = func(key gpreempt.ProcessKey) map[uint32]gpreempt.QueueInfo { return snapshot(b.dbgtrap, key) }
 	return b.dbgtrap
+}
+
+// owns reports whether a process is a part of the daemon.
+func (b *backend) owns(pid int32) bool {
+	return int(pid) == os.Getpid() || b.helpers.Owns(pid)
+}
+
+// gpusExcept returns the GPUs of the host without some of them.
+func (b *backend) gpusExcept(left func(gpreempt.GPUID) bool) []gpreempt.GPUID {
+	gpus, err := b.fs.GPUs()
+	if err != nil {
+		return nil // each may crash
+	}
+	var ids []gpreempt.GPUID
+	for _, g := range gpus {
+		if !left(g.ID) {
+			ids = append(ids, g.ID)
+		}
+	}
+	return ids
 }
 
 // hasDriver reports whether the driver is loaded, even if its device cannot be opened.
@@ -123,28 +152,22 @@ func (b *backend) hasDriver() bool {
 	return err == nil
 }
 
-// debugThread starts a thread that traces a process. An interface that holds a nil
-// *proc.Tracer would not be nil.
-func debugThread(ctx context.Context, pid int32, start uint64) (dbgtrap.Thread, error) {
-	t, err := proc.Trace(ctx, pid, start)
-	if err != nil {
-		return nil, err
-	}
-	return t, nil
-}
-
 // assess returns what is known of using a mechanism on a target beyond what the mechanism
 // can check itself. A simulated GPU has no hazards.
 func (d *daemon) assess(name string, target gpreempt.ProcessKey) targets.Assessment {
 	if p := d.backend.pauses; p != nil && p.Orphaned(target) {
 		return targets.Assessment{Evidence: mechanism.Evidence{Check: "journal", Found: "still paused by an earlier daemon"}}
 	}
+	proc, _ := d.inventory.Process(target)
+	facts, _ := d.registry.Facts(target)
+	if e := targets.Obstacle(name, proc, facts.Decision); e != nil {
+		return targets.Assessment{Evidence: *e}
+	}
 	h := d.hazards.Load()
 	if h == nil {
 		simulated := d.backend.simulated != ""
 		return targets.Assessment{Evidence: mechanism.Evidence{Check: "hazard table", Found: "the GPUs of this host are not known yet", OK: simulated}}
 	}
-	proc, _ := d.inventory.Process(target)
 	return h.Assess(name, proc, d.inventory.GPUs())
 }
 
@@ -152,15 +175,4 @@ func (d *daemon) assess(name string, target gpreempt.ProcessKey) targets.Assessm
 func (d *daemon) crashesWithoutVM(gpu gpreempt.GPUID) bool {
 	h := d.hazards.Load()
 	return h == nil || h.CrashesWithoutVM(gpu)
-}
-
-// invalidateUnreachable ends the use of mechanisms on processes with new queues that the
-// mechanism cannot suspend.
-func (d *daemon) invalidateUnreachable(changed []discovery.Proc) {
-	for _, proc := range changed {
-		state, _ := d.sessions.State(proc.Key)
-		if name := state.Choice.Mechanism; !targets.Reaches(name, proc) {
-			d.sessions.Invalidate(name, proc.Key, targets.ErrUnreachable)
-		}
-	}
 }

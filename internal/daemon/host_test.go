@@ -23,7 +23,6 @@ import (
 	"github.com/gpreempt/gpreempt/emu/kfdtest"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
-	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/client"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -244,7 +243,7 @@ func held(t *gpreemptv1.Target) bool { return t.GetMechanism() == "dbgtrap" }
 
 const trainersAreOffline = "rules:\n  - name: training\n    match:\n      comm: \"train*\"\n    class: offline\n" +
 	"limits:\n  requests_per_second: 1000000\n  burst: 1000000\n" + // the tests look all the time
-	"discovery:\n  interval: 50ms\npolicy:\n  preset: strict\n  linger: none\n"
+	"discovery:\n  interval: 50ms\n  mqds_interval: 1s\npolicy:\n  preset: strict\n  linger: none\n  attach_after: 0s\n"
 
 func TestLeaseSuspendsTheQueuesOfTheFakeDriver(t *testing.T) {
 	for _, profile := range []string{"6.5", "6.12", "6.12.103", "7.2"} {
@@ -355,7 +354,7 @@ func TestProcessWithQueuesOutOfReachIsDetached(t *testing.T) {
 	h.put(secondary+"size", "4096")
 	h.put(secondary+"type", "0")
 	h.target(c, job, "it is rejected", func(target *gpreemptv1.Target) bool {
-		return strings.Contains(target.GetAttachError(), targets.ErrUnreachable.Error())
+		return strings.Contains(target.GetAttachError(), "KFD contexts")
 	})
 	h.await("it is detached", func() bool { state, _ := job.KFD(); return !state.Enabled })
 }

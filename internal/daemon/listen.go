@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/safedir"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -26,13 +27,11 @@ const socketMode = 0o660
 // release is called. The lock file is never deleted: after a deletion two daemons could
 // hold a lock each.
 func listen(ctx context.Context, socket, lockPath string, passed []*os.File) (listener *net.UnixListener, release func(), err error) {
-	for _, dir := range []string{filepath.Dir(socket), filepath.Dir(lockPath)} {
-		if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // G301: clients must reach the socket
-			return nil, nil, fmt.Errorf("directory of the socket: %w", err)
-		}
-		if err := checkDirectory(dir); err != nil {
-			return nil, nil, err
-		}
+	if err := makeDirectory(filepath.Dir(socket), "socket"); err != nil {
+		return nil, nil, err
+	}
+	if err := makeDirectory(filepath.Dir(lockPath), "instance lock"); err != nil {
+		return nil, nil, err
 	}
 	lock, err := takeLock(lockPath)
 	if err != nil {
@@ -70,30 +69,38 @@ func bind(ctx context.Context, socket string) (*net.UnixListener, error) {
 	return listener, nil
 }
 
-// checkDirectory rejects a directory in which every user may replace the socket: clients
-// would connect to another program.
-func checkDirectory(dir string) error {
-	info, err := os.Stat(dir)
+// makeDirectory makes the directory of a file of the daemon. It rejects one in which another
+// user could replace the file: clients would connect to another program, and the daemon would
+// write to a file of that user's choice.
+func makeDirectory(dir, of string) error {
+	err := safedir.Make(dir)
+	if e, ok := errors.AsType[*safedir.Error](err); ok {
+		return &gpreempt.Error{
+			Code: gpreempt.CodeFailedPrecondition, Reason: gpreempt.ReasonOpenDirectory,
+			Message: fmt.Sprintf("directory of the %s: %s %s", of, e.Path, e.Problem), Next: e.Remedy,
+		}
+	}
 	if err != nil {
-		return fmt.Errorf("directory of the socket: %w", err)
+		return fmt.Errorf("directory of the %s: %w", of, err)
 	}
-	if info.Mode().Perm()&0o002 == 0 || info.Mode()&fs.ModeSticky != 0 {
-		return nil
-	}
-	return &gpreempt.Error{
-		Code: gpreempt.CodeFailedPrecondition, Reason: gpreempt.ReasonOpenDirectory,
-		Message: fmt.Sprintf("every user may write to %s, and replace the daemon's socket", dir),
-		Next:    "chmod o-w " + dir + ", or choose another path for socket in the config file",
-	}
+	return nil
 }
 
 // takeLock takes an exclusive lock on a file and writes the pid into it, for the message
 // of a second daemon.
 func takeLock(path string) (*os.File, error) {
-	// A process that can open the file can lock it, and keep the daemon from starting.
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	// A process that can open the file can lock it, and keep the daemon from starting. In a
+	// sticky directory it may be a file of another user, who can then open it, or a link.
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	if errors.Is(err, syscall.ELOOP) {
+		err = fmt.Errorf("%w: remove the symbolic link, and gpreemptd creates a file", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("instance lock: %w", err)
+	}
+	if info, err := file.Stat(); err != nil || !info.Mode().IsRegular() || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Geteuid()) {
+		_ = file.Close()
+		return nil, errors.Join(fmt.Errorf("instance lock: %s is not a file of user %d, the user of this program: remove it", path, os.Geteuid()), err)
 	}
 	if err := file.Chmod(0o600); err != nil {
 		_ = file.Close()

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
@@ -232,6 +234,77 @@ func TestLockFileIsForItsOwnerAlone(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
+}
+
+// In a directory of another user, links of that user led the daemon to truncate a file of root,
+// and to change its group.
+func TestLinksAreNotFollowed(t *testing.T) {
+	dir := testutil.TempSocketDir(t)
+	precious := filepath.Join(dir, "precious")
+	if err := os.WriteFile(precious, []byte("text"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"lock", "socket"} {
+		if err := os.Symlink("precious", filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lock := filepath.Join(dir, "lock")
+	if _, err := takeLock(lock); !errors.Is(err, syscall.ELOOP) || !strings.Contains(err.Error(), "remove the symbolic link") || !strings.Contains(err.Error(), lock) {
+		t.Errorf("the lock: %v", err)
+	}
+	if os.Geteuid() == 0 {
+		d := &daemon{}
+		d.setAccess(&auth.Policy{OnlineGIDs: []uint32{4711}}, nil, filepath.Join(dir, "socket"))
+	}
+	info, err := os.Stat(precious)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if stat := info.Sys().(*syscall.Stat_t); stat.Size != 4 || info.Mode() != 0o644 || stat.Gid == 4711 {
+		t.Errorf("the file has %d bytes, mode %v and group %d", stat.Size, info.Mode(), stat.Gid)
+	}
+}
+
+func TestLockFileOfAnotherUserOrKindIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	paths := map[string]func(path string) error{"a FIFO": func(path string) error { return syscall.Mkfifo(path, 0o600) }}
+	if os.Geteuid() == 0 {
+		paths["a file of another user"] = func(path string) error {
+			return errors.Join(os.WriteFile(path, nil, 0o666), os.Chown(path, 4711, 4711))
+		}
+	}
+	for name, occupy := range paths {
+		path := filepath.Join(dir, name)
+		if err := occupy(path); err != nil {
+			t.Fatal(err)
+		}
+		want := fmt.Sprintf("instance lock: %s is not a file of user %d, the user of this program: remove it", path, os.Geteuid())
+		if _, err := takeLock(path); err == nil || err.Error() != want {
+			t.Errorf("%s: %v, want %s", name, err, want)
+		}
+	}
+}
+
+func TestDirectoryOfAnotherUserIsRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, to change the owner of a directory")
+	}
+	p := newPlace(t)
+	dir := filepath.Dir(p.socket)
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.Chown(dir, 4711, 4711)); err != nil {
+		t.Fatal(err)
+	}
+	want := gpreempt.Error{
+		Code: gpreempt.CodeFailedPrecondition, Reason: gpreempt.ReasonOpenDirectory,
+		Message: "directory of the socket: " + dir + " belongs to user 4711",
+		Next:    "chown it to root, or choose another path: user 4711 can replace everything below it",
+	}
+	if diff := cmp.Diff(want, *p.refused(t, gpreempt.ReasonOpenDirectory)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	lockElsewhere := place{filepath.Join(testutil.TempSocketDir(t), "s"), p.lock}
+	lockElsewhere.refused(t, gpreempt.ReasonOpenDirectory)
 }
 
 func TestDirectoryThatEveryUserCanWriteIsRefused(t *testing.T) {

@@ -42,11 +42,12 @@ func (d *daemon) scrape() events.MetricsSnapshot {
 		s.Queues[q.GPU]++
 	}
 	if d.backend.device != nil {
-		s.DriverCalls, s.DriverTime = d.backend.device.Calls()
+		s.DriverCalls, s.DriverTime = d.backend.calls()
 	}
 	var targets []scheduler.TargetInfo
 	d.runner.View(func(c *scheduler.Core) {
 		targets, s.Leases, s.States = c.Targets(), c.Leases(), c.GPUs()
+		s.Jobs = c.Jobs()
 		s.Floor, s.FloorUse, s.Draining = c.Policy().ShareFloor, c.FloorUse(), c.Draining()
 		s.Totals = d.events.Totals(d.runner.Now())
 	})

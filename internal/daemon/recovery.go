@@ -7,6 +7,7 @@ import (
 	"io"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -16,6 +17,7 @@ import (
 	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/mechanism/criu"
 	"github.com/gpreempt/gpreempt/internal/mechanism/freezer"
+	"github.com/gpreempt/gpreempt/internal/mechanism/helper"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
 )
@@ -52,11 +54,11 @@ type pauses struct {
 // anything is paused. It waits for a cleanup that is running, until ctx ends or 10 s have
 // passed. unreadable are errors about files of the journal; a file name alone is used if
 // it names a mechanism of this version.
-func openPauses(ctx context.Context, dir string, log *zap.Logger) (p *pauses, unreadable []error, err error) {
+func openPauses(ctx context.Context, dir string, helpers *helper.Pool, log *zap.Logger) (p *pauses, unreadable []error, err error) {
 	ctx, cancel := context.WithTimeout(ctx, openTime)
 	defer cancel()
 	for {
-		p, unreadable, err = readPauses(dir, log)
+		p, unreadable, err = readPauses(dir, helpers, log)
 		if !errors.Is(err, mechanism.ErrInUse) || ctx.Err() != nil {
 			return p, unreadable, err
 		}
@@ -67,25 +69,30 @@ func openPauses(ctx context.Context, dir string, log *zap.Logger) (p *pauses, un
 	}
 }
 
-func readPauses(dir string, log *zap.Logger) (*pauses, []error, error) {
+func readPauses(dir string, helpers *helper.Pool, log *zap.Logger) (*pauses, []error, error) {
 	j, err := mechanism.OpenJournal(dir)
 	if err != nil {
 		return nil, nil, err
 	}
-	attach := func(ctx context.Context, pid int32, start uint64) (criu.Thread, error) {
-		return debugThread(ctx, pid, start)
-	}
 	p := &pauses{
-		CRIU:    criu.New(criu.Config{Sys: kfd.Kernel(), Attach: attach, Journal: j, Log: log.Named("criu")}),
+		CRIU:    criu.New(criu.Config{Sys: kfd.Kernel(), Calls: helpers, Journal: j, Log: log.Named("criu")}),
 		Freezer: freezer.New(freezer.Config{Root: "/", Journal: j, Log: log.Named("freezer")}),
 		journal: j,
 		log:     log,
 	}
 	entries, unreadable := j.Entries()
-	p.orphans = slices.DeleteFunc(entries, func(e mechanism.JournalEntry) bool {
-		return e.NameOnly && e.Mechanism != p.CRIU.Name() && e.Mechanism != p.Freezer.Name()
-	})
+	for _, err := range unreadable {
+		if bad, ok := errors.AsType[*mechanism.BadEntry](err); ok {
+			bad.Used = bad.Used && p.undoes(strings.TrimPrefix(filepath.Ext(bad.Path), "."))
+		}
+	}
+	p.orphans = slices.DeleteFunc(entries, func(e mechanism.JournalEntry) bool { return e.NameOnly && !p.undoes(e.Mechanism) })
 	return p, unreadable, nil
+}
+
+// undoes reports whether this version has a mechanism, by its name.
+func (p *pauses) undoes(mechanism string) bool {
+	return mechanism == p.CRIU.Name() || mechanism == p.Freezer.Name()
 }
 
 // Close closes the journal.
@@ -157,9 +164,12 @@ func (p *pauses) resume(ctx context.Context, e mechanism.JournalEntry) error {
 
 // cleanUp resumes every process that a crashed daemon left paused, according to the
 // journal in dir. It may be called at any time and any number of times: while a daemon
-// runs it does nothing. It writes the result to w.
-func cleanUp(ctx context.Context, w io.Writer, dir string) error {
-	p, unreadable, err := readPauses(dir, zap.NewNop())
+// runs it does nothing. It writes the result to w. Helper processes make the calls of the
+// driver: one that does not return keeps its helper, and not the program.
+func cleanUp(ctx context.Context, w io.Writer, dir string) (err error) {
+	helpers := helper.NewPool(zap.NewNop(), nil)
+	defer func() { err = errors.Join(err, helpers.Close()) }()
+	p, unreadable, err := readPauses(dir, helpers, zap.NewNop())
 	switch {
 	case errors.Is(err, mechanism.ErrInUse):
 		_, err := fmt.Fprintln(w, "gpreemptd is running, or another cleanup is: nothing to do")

@@ -81,7 +81,7 @@ func (d *daemon) prepare() (prepared, *reloadError) {
 	}
 	old := *d.config.Load()
 	r := prepared{config: config.WithRestartKeys(old, cfg), changes: config.Changes(old, cfg)}
-	if r.rules, err = classify.New(cfg.Rules); err != nil {
+	if r.rules, err = classify.New(cfg.Rules, cfg.Jobs); err != nil {
 		return prepared{}, &reloadError{err, gpreempt.WarnConfigRejected.Warn("the rules were not applied: " + oneLine(err))}
 	}
 	if d.certificates != nil && cfg.TCP.Certificate != "" { // else TCP ends with a restart
@@ -99,8 +99,10 @@ func (d *daemon) apply(r prepared) {
 	d.logs.SetLevel(r.config.Log.Level)
 	if r.certificates != nil {
 		d.certificates.Use(r.certificates)
+		d.warnings.set("key", keyWarnings(r.config.TCP)...)
 	}
 	d.setAccess(r.access, r.unknown, r.config.Socket)
+	d.server.RightsChanged()
 	d.runner.SetLimits(r.config.Limits.Leases)
 	// Compared with the policy in force, because a reload ends a policy that an admin set.
 	var inForce scheduler.Policy

@@ -44,11 +44,15 @@ func TestDaemonHoldsBackLinesThatRepeatAndWritesTheLastAtItsEnd(t *testing.T) {
 	if _, err := gpreemptv1.NewAdminServiceClient(admitted).GetStatus(t.Context(), &gpreemptv1.GetStatusRequest{}); err != nil {
 		t.Fatal(err)
 	}
+	var refused []*net.UnixConn
 	for range burst + 4 {
 		conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: opts.Socket, Net: "unix"})
 		if err != nil {
 			t.Fatal(err)
 		}
+		refused = append(refused, conn)
+	}
+	for _, conn := range refused {
 		if _, err := io.Copy(io.Discard, conn); err != nil && !errors.Is(err, syscall.ECONNRESET) {
 			t.Fatal(err)
 		}

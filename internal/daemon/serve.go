@@ -80,6 +80,10 @@ func (d *daemon) serve(ctx context.Context, listeners []net.Listener, scraped ne
 	case <-time.After(endTime):
 		err = errors.Join(err, errors.New("shutdown timed out: a call of the driver hangs"))
 	}
+	if err == nil {
+		d.logs.EndRepeats() // or its lines would follow the last one
+		d.log.Info("stopped, nothing is suspended")
+	}
 	return errors.Join(failure, err)
 }
 
@@ -94,8 +98,6 @@ func (d *daemon) shutdown(ctx context.Context) error {
 	if err := errors.Join(quiet, d.sessions.Close(ctx)); err != nil {
 		return fmt.Errorf("shut down: %w", err)
 	}
-	d.logs.EndRepeats() // or its lines would follow the last one
-	d.log.Info("stopped, nothing is suspended")
 	return nil
 }
 

@@ -12,11 +12,24 @@ import (
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/config"
 	"github.com/gpreempt/gpreempt/internal/log"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // certificateFiles returns the files of the certificates for TCP.
 func certificateFiles(t config.TCP) auth.CertificateFiles {
 	return auth.CertificateFiles{Certificate: t.Certificate, Key: t.Key, ClientCA: t.ClientCA}
+}
+
+// keyWarnings returns the warning about a private key for TCP to which others have access.
+func keyWarnings(t config.TCP) []gpreempt.Warning {
+	if t.Address == "" {
+		return nil
+	}
+	problem, remedy := certificateFiles(t).ExposedKey()
+	if problem == "" {
+		return nil
+	}
+	return []gpreempt.Warning{gpreempt.WarnPrivateKey.Warn(problem).WithRemedy(remedy)}
 }
 
 // listenTCP returns a TLS listener for clients on other hosts; nil if the config has no
@@ -35,6 +48,7 @@ func (d *daemon) listenTCP(ctx context.Context, t config.TCP) (net.Listener, err
 		return nil, fmt.Errorf("serve TCP: %w: tcp.address must be a free address of this host", err)
 	}
 	d.certificates = store
+	d.warnings.set("key", keyWarnings(t)...)
 	return l, nil
 }
 
@@ -56,7 +70,10 @@ func (d *daemon) identified(listener *net.UnixListener) (net.Listener, error) {
 		return nil, fmt.Errorf("limit of file descriptors: %w", err)
 	}
 	most := int(min(files.Cur, 1<<20)) * 3 / 8
-	return acceptLog{auth.NewUnixListener(listener, auth.UnixOptions{MaxConns: most, Admit: d.server.MayConnect, Refused: d.server.Refused}), d.log}, nil
+	return acceptLog{auth.NewUnixListener(listener, auth.UnixOptions{
+		MaxConns: most, Admit: d.server.MayConnect, Refused: d.server.Refused,
+		Reserved: func(p auth.Process) bool { return d.authz.Load().Rights(p).Allows(auth.Admin) },
+	}), d.log}, nil
 }
 
 // acceptLog logs that Accept fails; gRPC waits and retries.

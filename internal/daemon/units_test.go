@@ -2,10 +2,14 @@ package daemon
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/gpreempt/gpreempt/internal/config"
 )
@@ -45,5 +49,35 @@ func TestUnitsAgreeWithTheDaemon(t *testing.T) {
 		if got, err := time.ParseDuration(service[key]); err != nil || got < least {
 			t.Errorf("%s is %q, want at least %v: %v", key, service[key], least, err)
 		}
+	}
+}
+
+// A service that no remote client uses needs no network beyond this host.
+func TestUnitPermitsLoopbackOnly(t *testing.T) {
+	service := unit(t, "gpreemptd.service")
+	want := map[string]string{"IPAddressDeny": "any", "IPAddressAllow": "localhost"}
+	got := map[string]string{"IPAddressDeny": service["IPAddressDeny"], "IPAddressAllow": service["IPAddressAllow"]}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("addresses (-want +got):\n%s", diff)
+	}
+}
+
+func TestExposureOfTheUnitIsTheDocumentedOne(t *testing.T) {
+	version, err := exec.Command("systemd-analyze", "--version").Output()
+	if err != nil || !strings.HasPrefix(string(version), "systemd 252 ") {
+		t.Skipf("needs systemd-analyze of systemd 252: %s%v", version, err)
+	}
+	file := filepath.Join("..", "..", "deploy", "systemd", "gpreemptd.service")
+	out, err := exec.Command("systemd-analyze", "security", "--no-pager", "--offline=true", file).CombinedOutput()
+	found := regexp.MustCompile(`exposure level for \S+ ([0-9.]+)`).FindSubmatch(out)
+	if err != nil || found == nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "systemd.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := "reports an exposure of " + string(found[1]) + ";"; !strings.Contains(string(text), want) {
+		t.Errorf("docs/systemd.md has no %q", want)
 	}
 }

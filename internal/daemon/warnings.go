@@ -1,15 +1,19 @@
 package daemon
 
 import (
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // warnings are the current warnings by the part that raised them.
@@ -41,6 +45,25 @@ func (w *warnings) list() []gpreempt.Warning {
 		all = append(all, w.current[part]...)
 	}
 	return all
+}
+
+// slowJobs returns the warning about the jobs that run for less than the share floor.
+func slowJobs(jobs []scheduler.JobInfo, floor float64) []gpreempt.Warning {
+	const most = 5
+	var slow []string
+	for _, j := range jobs {
+		if j.Slow {
+			slow = append(slow, fmt.Sprintf("%s: %d processes, %.1f%% of the last %v", j.Name, j.Targets, 100*j.Ran, j.Over.Round(time.Second)))
+		}
+	}
+	if len(slow) == 0 {
+		return nil
+	}
+	if more := len(slow) - most; more > 0 {
+		slow = append(slow[:most], fmt.Sprintf("%d more", more))
+	}
+	return []gpreempt.Warning{gpreempt.WarnJobSlow.Warn(fmt.Sprintf(
+		"all processes of a job ran together for less than the share floor of %.0f%%: %s", 100*floor, strings.Join(slow, "; ")))}
 }
 
 // reported are the warnings that have been logged as raised, by code. One goroutine uses

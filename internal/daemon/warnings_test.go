@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
@@ -9,6 +10,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 func TestWarningIsLoggedOnceWhenRaisedAndOnceWhenCleared(t *testing.T) {
@@ -54,5 +56,29 @@ func TestWarningsAreKeptByPartInAFixedOrder(t *testing.T) {
 	want := []gpreempt.Warning{{Code: "A1"}, {Code: "A2"}, {Code: "S2"}}
 	if diff := cmp.Diff(want, w.list()); diff != "" {
 		t.Error(diff)
+	}
+}
+
+func TestSlowJobsAreOneWarning(t *testing.T) {
+	job := func(name string, slow bool) scheduler.JobInfo {
+		return scheduler.JobInfo{Name: name, Targets: 8, Ran: 0.0061, Over: 57*time.Second + time.Millisecond, Slow: slow}
+	}
+	const each = ": 8 processes, 0.6% of the last 57s"
+	for _, test := range []struct {
+		jobs []scheduler.JobInfo
+		want []gpreempt.Warning
+	}{
+		{nil, nil},
+		{[]scheduler.JobInfo{job("torch-1", false)}, nil},
+		{[]scheduler.JobInfo{job("torch-1", false), job("torch-2", true)}, []gpreempt.Warning{
+			gpreempt.WarnJobSlow.Warn("all processes of a job ran together for less than the share floor of 10%: torch-2" + each),
+		}},
+		{[]scheduler.JobInfo{job("a", true), job("b", true), job("c", true), job("d", true), job("e", true), job("f", true), job("g", true)}, []gpreempt.Warning{
+			gpreempt.WarnJobSlow.Warn("all processes of a job ran together for less than the share floor of 10%: a" + each + "; b" + each + "; c" + each + "; d" + each + "; e" + each + "; 2 more"),
+		}},
+	} {
+		if diff := cmp.Diff(test.want, slowJobs(test.jobs, 0.1)); diff != "" {
+			t.Errorf("%d jobs (-want +got):\n%s", len(test.jobs), diff)
+		}
 	}
 }

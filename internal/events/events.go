@@ -38,19 +38,25 @@ type Entry struct {
 	Admin string
 }
 
-// Log keeps the last entries and counts all of them. It is safe for concurrent use.
+// AdminsKept is how many actions of admins the log keeps when more recent state changes have
+// displaced them: any client that may announce causes thousands of those a second.
+const AdminsKept = 128
+
+// Log keeps the last entries, and the last actions of admins, and counts all of them. It is
+// safe for concurrent use.
 type Log struct {
 	// mu guards everything below. Readers hold it for copies only: Append is on the
 	// scheduler's hot path.
 	mu       sync.Mutex
 	entries  inventory.Ring[Entry]
+	admins   inventory.Ring[Entry] // copies of the entries with Admin
 	counters counters
 }
 
 // NewLog returns an empty log that keeps the last capacity entries, at least 1. It
 // allocates its memory, some 150 bytes an entry, at once.
 func NewLog(capacity int) *Log {
-	return &Log{entries: inventory.NewRing[Entry](capacity), counters: newCounters()}
+	return &Log{entries: inventory.NewRing[Entry](capacity), admins: inventory.NewRing[Entry](AdminsKept), counters: newCounters()}
 }
 
 // Append adds a state change seen at the given wall clock time. It waits for no reader
@@ -73,6 +79,10 @@ func (l *Log) append(at time.Time, r scheduler.Record, mechanism, admin string) 
 	defer l.mu.Unlock()
 	revision, entry := l.entries.Next()
 	*entry = Entry{Revision: revision, At: at, Record: r, Admin: admin}
+	if admin != "" {
+		_, kept := l.admins.Next()
+		*kept = *entry
+	}
 	l.counters.record(r, mechanism)
 	l.entries.Wake()
 }
@@ -92,12 +102,19 @@ func (l *Log) Oldest() uint64 {
 }
 
 // Read appends to dst the entries after a revision, oldest first and at most ReadChunk of
-// them. After 0 it begins with the oldest entry kept. The error is ErrCompacted.
+// them. After 0 it begins with the actions of admins that are older than the oldest entry
+// kept, at most AdminsKept. The error is ErrCompacted.
 func (l *Log) Read(after uint64, dst []Entry) ([]Entry, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if after == 0 {
 		after = max(l.entries.Oldest(), 1) - 1
+		kept, _ := l.admins.Read(max(l.admins.Oldest(), 1)-1, nil)
+		for _, e := range kept {
+			if e.Revision <= after {
+				dst = append(dst, e)
+			}
+		}
 	}
 	dst, ok := l.entries.Read(after, dst)
 	if !ok {
@@ -118,6 +135,18 @@ func (l *Log) Answered(a scheduler.Answer, s Stages) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.counters.answer(a, s)
+}
+
+// Disturbed counts runlist cycles on a GPU that attaching to a target caused, or releasing
+// it, without a queue of the target on that GPU.
+func (l *Log) Disturbed(gpu gpreempt.GPUID, cycles int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	c := &l.counters.totals.AttachCycles
+	if *c == nil {
+		*c = map[gpreempt.GPUID]uint64{}
+	}
+	(*c)[gpu] += uint64(cycles)
 }
 
 // Refused counts a rejected request or connection. It costs as much as Append.

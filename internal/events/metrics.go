@@ -29,6 +29,7 @@ type MetricsSnapshot struct {
 	Targets []Target
 	// Floor is the policy's share floor; FloorUse is Core.FloorUse of the scheduler.
 	Floor, FloorUse float64
+	Jobs            []scheduler.JobInfo
 	Draining        bool
 	Sources         []inventory.Source
 	// DriverCalls is the number of calls that returned, DriverTime their time together.
@@ -112,10 +113,12 @@ var (
 	failureKinds = []Failure{
 		{During: DuringSuspend, Cause: scheduler.CauseFailed},
 		{During: DuringSuspend, Cause: scheduler.CauseHardware},
+		{During: DuringSuspend, Cause: scheduler.CauseStuck},
 		{During: DuringResume, Cause: scheduler.CauseFailed},
 		{During: DuringResume, Cause: scheduler.CauseHardware},
+		{During: DuringResume, Cause: scheduler.CauseStuck},
 	}
-	openingCauses = []scheduler.Cause{scheduler.CauseAlarm, scheduler.CauseStuck, scheduler.CauseHardware}
+	openingCauses = []scheduler.Cause{scheduler.CauseAlarm, scheduler.CauseHung, scheduler.CauseHardware}
 )
 
 // keys returns those of a map and the ones that are always there.
@@ -176,6 +179,7 @@ func (o output) gpus(s MetricsSnapshot) {
 		id := gpu.ID.String()
 		o.value(gpuSuspended, float64(gpu.Suspended), id)
 		o.value(gpuLeases, float64(gpu.Leases), id)
+		o.value(attachCycles, float64(s.Totals.AttachCycles[gpu.ID]), id)
 		o.yes(breakerOpen, gpu.BreakerOpen, id)
 		for _, cause := range openingCauses {
 			opened[Opening{GPU: gpu.ID, Cause: cause}] = 0
@@ -202,6 +206,15 @@ func (o output) leases(s MetricsSnapshot) {
 	o.value(coalesced, float64(s.Totals.Coalesced))
 	o.value(floor, s.Floor)
 	o.value(floorUse, s.FloorUse)
+	least, known := 1.0, false
+	for _, j := range s.Jobs {
+		if j.Over > 0 {
+			least, known = min(least, j.Ran), true
+		}
+	}
+	if known {
+		o.value(jobRunning, least)
+	}
 	o.yes(draining, s.Draining)
 }
 

@@ -89,7 +89,7 @@ func (w *world) snapshot() MetricsSnapshot {
 	s := MetricsSnapshot{
 		Version: "v1.2.3", Backend: "simulated mi300x", Mechanisms: []string{"dbgtrap", "criu"}, Totals: w.log.Totals(w.now),
 		GPUs:   []gpreempt.GPU{{ID: 1, Name: "gfx942", BDF: "0000:05:00.0"}, {ID: 2, Name: "gfx942", BDF: "0000:06:00.0"}},
-		States: w.core.GPUs(), Leases: w.core.Leases(), Floor: w.core.Policy().ShareFloor, FloorUse: w.core.FloorUse(), Draining: w.core.Draining(),
+		States: w.core.GPUs(), Leases: w.core.Leases(), Floor: w.core.Policy().ShareFloor, FloorUse: w.core.FloorUse(), Jobs: w.core.Jobs(), Draining: w.core.Draining(),
 		Sources:     []inventory.Source{{Name: "sysfs", Available: true, Readings: 7, Spent: 3500 * time.Microsecond}, {Name: "mqds"}},
 		DriverCalls: 12, DriverTime: 4800 * time.Microsecond,
 		Processes: 3, Queues: map[gpreempt.GPUID]int{1: 4},
@@ -113,7 +113,7 @@ func history(t *testing.T) *world {
 	w := newWorld(t)
 	w.took = 1500 * time.Microsecond
 	for pid, gpu := range []gpreempt.GPUID{1, 2} {
-		w.step(scheduler.TargetSeen{Target: job(int32(pid + 1)), Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{gpu}, Queues: 1})
+		w.step(scheduler.TargetSeen{Target: job(int32(pid + 1)), Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{gpu}, Queues: 1, Job: []string{"torch-1", ""}[pid]})
 	}
 	w.step(scheduler.TargetSeen{Target: job(9), Class: gpreempt.Online, Priority: 11, GPUs: []gpreempt.GPUID{1}, Queues: 1})
 	lease := func(id scheduler.LeaseID, gpus ...gpreempt.GPUID) scheduler.LeaseRequested {

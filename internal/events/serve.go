@@ -12,7 +12,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.uber.org/zap"
-	"golang.org/x/net/netutil"
 
 	"github.com/gpreempt/gpreempt/internal/log"
 )
@@ -23,7 +22,7 @@ const (
 	scrapes     = 4
 	// headerTime is how long a request may take to arrive, answerTime how long its
 	// answer may take to be read, idleTime how long a connection is kept for another.
-	headerTime, answerTime, idleTime = 5 * time.Second, 10 * time.Second, 2 * time.Minute
+	headerTime, answerTime, idleTime = 2 * time.Second, 10 * time.Second, 2 * time.Minute
 	maxHeaderBytes                   = 8 << 10
 )
 
@@ -68,7 +67,7 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("serve metrics: %w: metrics.address must be a free address of this host", err)
 	}
-	return netutil.LimitListener(l, connections), nil
+	return &listener{Listener: l}, nil
 }
 
 // ServeMetrics serves until ctx ends, then closes all connections without waiting for scrapes.
@@ -78,12 +77,19 @@ func ServeMetrics(ctx context.Context, l net.Listener, h http.Handler, logger *z
 	if err != nil {
 		logger.Error("the errors of metrics clients are not logged", log.Err(err))
 	}
-	s := &http.Server{
-		Handler: h, ReadTimeout: headerTime, WriteTimeout: answerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeaderBytes, ErrorLog: errorLog,
-	}
+	s := newServer(h)
+	s.ErrorLog = errorLog
 	stop := context.AfterFunc(ctx, func() { _ = s.Close() })
 	defer stop()
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		logger.Error("metrics are no longer served", log.Err(err))
+	}
+}
+
+// newServer returns a server for the listener of Listen.
+func newServer(h http.Handler) *http.Server {
+	return &http.Server{
+		Handler: protectRequests(h), ConnContext: withConn,
+		ReadTimeout: headerTime, WriteTimeout: answerTime, IdleTimeout: idleTime, MaxHeaderBytes: maxHeaderBytes,
 	}
 }

@@ -3,12 +3,10 @@ package events
 import (
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
@@ -74,44 +72,4 @@ func TestServeEndsWithItsContextAndClosesConnections(t *testing.T) {
 		_ = resp.Body.Close()
 		t.Error("it is still served")
 	}
-}
-
-func TestStrangersOfTheMetricsListenerAreBounded(t *testing.T) {
-	l, err := Listen(t.Context(), "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	var dialer net.Dialer
-	for range connections + 1 {
-		c, err := dialer.DialContext(t.Context(), "tcp", l.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = c.Close() }()
-	}
-	var taken []net.Conn
-	for range connections {
-		c, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		taken = append(taken, c)
-	}
-	one := make(chan struct{})
-	go func() {
-		defer close(one)
-		if c, err := l.Accept(); err == nil {
-			_ = c.Close()
-		}
-	}()
-	select {
-	case <-one:
-		t.Error("one more than the bound was taken while all were open")
-	case <-time.After(20 * time.Millisecond): // for what must not happen there is nothing to wait for
-	}
-	for _, c := range taken {
-		_ = c.Close()
-	}
-	<-one
 }

@@ -23,6 +23,9 @@ type Stats struct {
 	ForcedResumes uint64
 	// ShadowSuspends are what the shadow policy would have suspended.
 	ShadowSuspends uint64
+	// AttachCycles are runlist cycles that attaching to targets and releasing them caused
+	// on GPUs that they have no queue on.
+	AttachCycles uint64
 	// Refused counts rejected requests and connections, by reason; nil for none.
 	Refused map[gpreempt.Reason]uint64
 	// Quiesce is the time from announcement to an answer with all targets suspended.
@@ -79,14 +82,14 @@ func (c *counters) target(r scheduler.Record, mechanism string) {
 	}
 	// A failed suspend or resume is followed by a resume into quarantine: the
 	// failure is counted when it happens, the resume as one that succeeded.
-	intoQuarantine := to == scheduler.TargetQuarantined && r.Cause == scheduler.CauseQuarantine
+	intoQuarantine := to == scheduler.TargetQuarantined && (r.Cause == scheduler.CauseQuarantine || r.Cause == scheduler.CauseStuck)
 	switch {
 	case from == scheduler.TargetSuspending && to == scheduler.TargetSuspended:
 		c.suspend.add(r.Took)
 		count(&c.totals.By, mechanism)
 	case from == scheduler.TargetResuming && (to == scheduler.TargetRunning || intoQuarantine):
 		c.resume.add(r.Took)
-	case r.Cause == scheduler.CauseFailed, r.Cause == scheduler.CauseHardware, from != to && to == scheduler.TargetQuarantined:
+	case r.Cause == scheduler.CauseFailed, r.Cause == scheduler.CauseHardware, from == to && r.Cause == scheduler.CauseStuck, from != to && to == scheduler.TargetQuarantined:
 		count(&c.totals.Failures, Failure{during(from), r.Cause})
 	case from == to: // a retry, or another class
 	case to == scheduler.TargetSuspending:
@@ -124,6 +127,9 @@ func (l *Log) Stats() Stats {
 	s.Quiesced, s.Suspends, s.Resumes = s.Quiesce.Count, s.Suspend.Count, s.Resume.Count
 	for _, n := range t.Announcements {
 		s.Announcements += n
+	}
+	for _, n := range t.AttachCycles {
+		s.AttachCycles += n
 	}
 	for _, n := range t.Failures {
 		s.Failures += n

@@ -85,6 +85,16 @@ func TestStatsCountWhatRecordsSay(t *testing.T) {
 			events.Stats{Failures: 2, Resumes: 1, Resume: one(time.Millisecond)},
 		},
 		{
+			"a suspend that is stuck, is resumed as soon as it returns, and is not retried",
+			[]scheduler.Record{
+				target(suspending, suspending, scheduler.CauseStuck, 2*time.Second),
+				target(suspending, suspended, scheduler.CauseDone, 3*time.Second),
+				target(suspended, resuming, scheduler.CauseStuck, 0),
+				target(resuming, quarantined, scheduler.CauseStuck, time.Millisecond),
+			},
+			events.Stats{Suspends: 1, Suspend: one(3 * time.Second), Failures: 1, Resumes: 1, Resume: one(time.Millisecond)},
+		},
+		{
 			"quarantine for another reason",
 			[]scheduler.Record{
 				target(running, quarantined, scheduler.CauseAlarm, 0),

@@ -65,8 +65,10 @@ var (
 		"Live leases on a GPU.", "gpu")
 	breakerOpen = define(prometheus.GaugeValue, "gpreempt_gpu_breaker_open",
 		"1 while the breaker of the GPU is open after an error: everything on it runs.", "gpu")
+	attachCycles = define(prometheus.CounterValue, "gpreempt_gpu_attach_cycles_total",
+		"Runlist cycles that attaching to targets, releasing them and ends of helper processes caused on a GPU that they have no queue on, by the driver's rules.", "gpu")
 	openings = define(prometheus.CounterValue, "gpreempt_gpu_breaker_openings_total",
-		"Breakers that opened, by cause: alarm (the kernel log), stuck (a call hung), hardware-error.", "gpu", "cause")
+		"Breakers that opened, by cause: alarm (the kernel log), hung (a call did not return), hardware-error.", "gpu", "cause")
 
 	leases = define(prometheus.GaugeValue, "gpreempt_leases",
 		"Live leases by state.", "state")
@@ -78,6 +80,8 @@ var (
 		"How long leases lived.")
 	floor = define(prometheus.GaugeValue, "gpreempt_share_floor_ratio",
 		"Minimum share of the time that offline work runs, by the policy in force.")
+	jobRunning = define(prometheus.GaugeValue, "gpreempt_job_running_ratio",
+		"Share of the last minute in which all offline processes of a job ran, of the job with the least; absent without a job.")
 	floorUse = define(prometheus.GaugeValue, "gpreempt_share_floor_use_ratio",
 		"Used share of the time for which the share floor permits a gang to be suspended, of the gang with the least left: 0 to 1.")
 	draining = define(prometheus.GaugeValue, "gpreempt_draining",

@@ -48,7 +48,7 @@ type Opening struct {
 // has no entry.
 type Totals struct {
 	// Announcements were answered, by the reason of the answer.
-	Announcements [scheduler.QuiesceHold + 1]uint64
+	Announcements [scheduler.QuiesceDRMQueues + 1]uint64
 	// Decide, Wait and Reply are the stages of all of them; Quiesce is the wait of those
 	// whose answer was that all targets are suspended.
 	Decide, Wait, Reply, Quiesce *dto.Histogram
@@ -72,6 +72,9 @@ type Totals struct {
 	ShadowSuspends uint64
 	// Openings are breakers that opened.
 	Openings map[Opening]uint64
+	// AttachCycles are runlist cycles that attaching to targets and releasing them caused
+	// on GPUs that they have no queue on.
+	AttachCycles map[gpreempt.GPUID]uint64
 	// Refused counts rejected requests and connections, by reason.
 	Refused map[gpreempt.Reason]uint64
 	// Away is the total time of all targets in the states suspending, suspended and resuming.
@@ -95,6 +98,7 @@ func (l *Log) Totals(now scheduler.Time) *Totals {
 
 func (t Totals) clone() Totals {
 	t.Ordered, t.Resuming, t.By = maps.Clone(t.Ordered), maps.Clone(t.Resuming), maps.Clone(t.By)
+	t.AttachCycles = maps.Clone(t.AttachCycles)
 	t.Failures, t.Openings, t.Refused = maps.Clone(t.Failures), maps.Clone(t.Openings), maps.Clone(t.Refused)
 	return t
 }

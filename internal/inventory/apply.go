@@ -142,7 +142,8 @@ func (m *merge) stayed(old process, p discovery.Proc) {
 
 // sameQueues reports whether a and b have the same queues.
 func sameQueues(a, b discovery.Proc) bool {
-	return slices.Equal(a.Queues, b.Queues) && slices.Equal(a.Incarnations, b.Incarnations)
+	return slices.Equal(a.Queues, b.Queues) && slices.Equal(a.Incarnations, b.Incarnations) &&
+		slices.Equal(a.DRM, b.DRM) && a.DRMAssumed == b.DRMAssumed
 }
 
 // queues compares the old and the new queues of one process side by side.

@@ -50,6 +50,7 @@ var (
 	Outcome = field("outcome", zap.String)  // how a call ended: done, failed, refused or panicked
 	Reason  = field("reason", zap.String)   // the stable reason of the error a call got
 	Waited  = field("waited", zap.Duration) // how long the caller waited
+	Unread  = field("unread", zap.Int64)    // bytes of answers that the client has not read
 
 	// A change.
 	From   = field("from", zap.String)         // the value before the change
@@ -75,7 +76,7 @@ var (
 
 	// Lines that are not in the log.
 	Repeated = field("repeated", zap.Uint64) // the number of lines like this one that were left out since the last
-	Unlogged = field("unlogged", zap.Uint64) // the number of rejected calls of this client without a line in the audit log
+	Unlogged = field("unlogged", zap.Uint64) // the number of rejected calls of this user without a line in the audit log
 	Lost     = field("lost", zap.Int64)      // the number of lines that were lost because the reader of the log is too slow
 
 	// Details.

@@ -93,8 +93,9 @@ func (c *journaldCore) Write(e zapcore.Entry, fields []zapcore.Field) error {
 func (c *journaldCore) Sync() error { return nil }
 
 // journaldEntry returns an entry in journald's native form
-// (https://systemd.io/JOURNAL_NATIVE_PROTOCOL). MESSAGE contains all fields as text,
-// because journalctl shows nothing else by default; the fields are for filters.
+// (https://systemd.io/JOURNAL_NATIVE_PROTOCOL). MESSAGE contains all fields as one line of
+// text, because journalctl shows nothing else by default; the fields, for filters, have the
+// values as they are.
 func journaldEntry(e zapcore.Entry, fields []zapcore.Field) []byte {
 	var typed, shown []string // NAME and value in turn; the part of MESSAGE about them
 	add := func(name, value string) { typed = append(typed, name, value) }
@@ -104,10 +105,10 @@ func journaldEntry(e zapcore.Entry, fields []zapcore.Field) []byte {
 		for _, key := range slices.Sorted(maps.Keys(m.Fields)) {
 			value := fieldText(m.Fields[key])
 			add(fieldPrefix+fieldName(key), value)
-			shown = append(shown, key+"="+value)
+			shown = append(shown, quoted(key)+"="+quoted(value[:min(len(value), fieldMax)]))
 		}
 	}
-	message := e.Message
+	message := printable(e.Message)
 	if len(shown) > 0 {
 		message += ": " + strings.Join(shown, ", ")
 	}
@@ -115,7 +116,8 @@ func journaldEntry(e zapcore.Entry, fields []zapcore.Field) []byte {
 		add(fieldPrefix+"LOGGER", e.LoggerName)
 	}
 	var entry []byte
-	entry = appendField(entry, "MESSAGE", message)
+	// journalctl shows a text that is not UTF-8 as its length only, so no rune is cut.
+	entry = appendField(entry, "MESSAGE", strings.ToValidUTF8(message[:min(len(message), fieldMax)], ""))
 	entry = appendField(entry, "PRIORITY", priority(e.Level))
 	entry = appendField(entry, "SYSLOG_IDENTIFIER", journaldName)
 	for i := 0; i < len(typed); i += 2 {

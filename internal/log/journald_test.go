@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 
 	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -92,7 +94,7 @@ func TestJournaldEntryHasAFieldForEachFieldOfTheEvent(t *testing.T) {
 	log.Named("executor").With(zap.Stringer("target", gpreempt.ProcessKey{PID: 7, Start: 9})).Error("a call hangs",
 		zap.Duration("after", 2*time.Second), zap.Error(errors.New("one\ntwo")), zap.Bool("was-suspended", true))
 	want := map[string]string{
-		"MESSAGE":  "a call hangs: target=7@9, after=2s, error=one\ntwo, was-suspended=true",
+		"MESSAGE":  `a call hangs: target=7@9, after=2s, error="one\ntwo", was-suspended=true`,
 		"PRIORITY": "3", "SYSLOG_IDENTIFIER": "gpreemptd",
 		"GPREEMPT_TARGET": "7@9", "GPREEMPT_AFTER": "2s", "GPREEMPT_ERROR": "one\ntwo", "GPREEMPT_WAS_SUSPENDED": "true", "GPREEMPT_LOGGER": "executor",
 	}
@@ -124,8 +126,8 @@ func TestJournaldEntryOfAStateChangeHasPriorityAndSubject(t *testing.T) {
 			},
 		},
 		{
-			scheduler.Record{Kind: scheduler.RecordBreaker, GPU: 23256, On: true, Cause: scheduler.CauseStuck},
-			map[string]string{"MESSAGE": "breaker opened: gpu=23256, cause=stuck", "PRIORITY": "4", "GPREEMPT_GPU": "23256", "GPREEMPT_CAUSE": "stuck"},
+			scheduler.Record{Kind: scheduler.RecordBreaker, GPU: 23256, On: true, Cause: scheduler.CauseHung},
+			map[string]string{"MESSAGE": "breaker opened: gpu=23256, cause=hung", "PRIORITY": "4", "GPREEMPT_GPU": "23256", "GPREEMPT_CAUSE": "hung"},
 		},
 		{scheduler.Record{Kind: scheduler.RecordPolicy}, map[string]string{"MESSAGE": "policy changed", "PRIORITY": "6"}},
 	} {
@@ -148,12 +150,81 @@ func TestJournaldEntriesKeepTheirForm(t *testing.T) {
 	log.Warn("client: "+long, zap.String("why", long), zap.String("text", "a\n_PID=1"), zap.ByteString("stack", []byte(long)), zap.String("Ärger=", "x"))
 	got := j.next(t)
 	want := map[string]string{
-		"MESSAGE": ("client: " + long)[:fieldMax], "PRIORITY": "4", "SYSLOG_IDENTIFIER": "gpreemptd",
+		"MESSAGE": ("client: " + strings.ReplaceAll(long, "\n", `\n`))[:fieldMax], "PRIORITY": "4", "SYSLOG_IDENTIFIER": "gpreemptd",
 		"GPREEMPT_WHY": long[:fieldMax], "GPREEMPT_TEXT": "a\n_PID=1", "GPREEMPT_STACK": long[:fieldMax], "GPREEMPT__RGER_": "x",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
+}
+
+// A program's path once began a line of its own in MESSAGE, which read as a call of an admin.
+func TestNoFieldCanImitateAnotherInTheMessageOfAnEntry(t *testing.T) {
+	j := newFakeJournald(t)
+	logs := openJournald(j.path)
+	defer logs.Close()
+	const exe = "/tmp/x\nadmin call: audit=true, outcome=done, uid=0"
+	logs.Audit().Warn("admin call", Audit(true), Outcome("refused"), UID(1000), Exe(exe), Cgroup("/a, uid=0"),
+		Request(`{"label":"\u202e"}`), Method(""), Address("\xff\x1b[2J\u009b\u202e\U000e0001"), Certificate(`cn:é\`))
+	want := map[string]string{
+		"MESSAGE": `admin call: audit=true, outcome=refused, uid=1000, exe="/tmp/x\nadmin call: audit=true, outcome=done, uid=0", ` +
+			`cgroup="/a, uid=0", request="{\"label\":\"\\u202e\"}", method="", address="\xff\x1b[2J\u009b\u202e\U000e0001", certificate="cn:é\\"`,
+		"PRIORITY": "4", "SYSLOG_IDENTIFIER": "gpreemptd",
+		"GPREEMPT_AUDIT": "true", "GPREEMPT_OUTCOME": "refused", "GPREEMPT_UID": "1000", "GPREEMPT_EXE": exe, "GPREEMPT_CGROUP": "/a, uid=0",
+		"GPREEMPT_REQUEST": `{"label":"\u202e"}`, "GPREEMPT_METHOD": "", "GPREEMPT_ADDRESS": "\xff\x1b[2J\u009b\u202e\U000e0001", "GPREEMPT_CERTIFICATE": `cn:é\`,
+	}
+	if diff := cmp.Diff(want, j.next(t)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Whatever the texts are, an entry can be read, its fields have the values, and MESSAGE is one
+// line from which exactly the same values can be read.
+func FuzzJournaldEntry(f *testing.F) {
+	f.Add("admin call", "/tmp/x\nadmin call: uid=0", "")
+	f.Add("a\x1b[2J", "\xff, uid=0", `"\`)
+	f.Fuzz(func(t *testing.T, message, exe, why string) {
+		if max(len(message), len(exe), len(why)) > 1<<10 {
+			return // cut values are tested elsewhere
+		}
+		entry, err := parseEntry(journaldEntry(zapcore.Entry{Message: message}, []zapcore.Field{Exe(exe), Why(why)}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		shown := entry["MESSAGE"]
+		if !isPrintable([]byte(shown)) {
+			t.Fatalf("MESSAGE is %q", shown)
+		}
+		want := []string{printable(message), exe, why}
+		pairs, ok := strings.CutPrefix(shown, want[0]+": ")
+		if !ok {
+			t.Fatalf("MESSAGE is %q", shown)
+		}
+		got := []string{want[0]}
+		for _, key := range []string{"exe=", "why="} {
+			value, rest, ok := unquoted(strings.TrimPrefix(pairs, key))
+			if !ok || !strings.HasPrefix(pairs, key) {
+				t.Fatalf("MESSAGE is %q", shown)
+			}
+			got, pairs = append(got, value), strings.TrimPrefix(rest, ", ")
+		}
+		if diff := cmp.Diff(want, append(got[:1:1], entry["GPREEMPT_EXE"], entry["GPREEMPT_WHY"])); diff != "" {
+			t.Error(diff)
+		}
+		if diff := cmp.Diff(want, got); diff != "" || pairs != "" {
+			t.Errorf("%s%q remains", diff, pairs)
+		}
+	})
+}
+
+// unquoted reads a value that quoted wrote at the beginning of a text.
+func unquoted(text string) (value, rest string, ok bool) {
+	if quote, err := strconv.QuotedPrefix(text); err == nil && text[0] == '"' {
+		value, err = strconv.Unquote(quote)
+		return value, text[len(quote):], err == nil
+	}
+	i := strings.IndexAny(text+",", " ,=\"\\")
+	return text[:i], text[i:], i > 0
 }
 
 // A journald that stops reading blocks no logger.

@@ -63,7 +63,7 @@ func openStream(w io.Writer, encoder zapcore.Encoder) *Log {
 		return line.Bytes()
 	})
 	return newLog(q, func(level zapcore.LevelEnabler) zapcore.Core {
-		return zapcore.NewCore(encoder, zapcore.AddSync(q), level)
+		return zapcore.NewCore(encoder, zapcore.AddSync(printableLines{q}), level)
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/zap/zapcore"
 )
 
 // reader reads the log once open is closed.
@@ -45,18 +46,20 @@ func (r *reader) lines(t *testing.T) (all []string) {
 }
 
 func TestLogIsWrittenLineByLineToItsEnd(t *testing.T) {
-	r := &reader{open: make(chan struct{})}
-	close(r.open)
-	logs := openStream(r, jsonEncoder())
-	log := logs.Logger()
-	log.Info("one")
-	log.Debug("below the level")
-	logs.SetLevel("debug")
-	log.Debug("two")
-	logs.Close()
-	if diff := cmp.Diff([]string{"info one 0", "debug two 0"}, r.lines(t)); diff != "" {
-		t.Error(diff)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		r := &reader{open: make(chan struct{})}
+		close(r.open)
+		logs := openStream(r, jsonEncoder())
+		log := logs.Logger()
+		log.Info("one")
+		log.Debug("below the level")
+		logs.SetLevel("debug")
+		log.Debug("two")
+		logs.Close()
+		if diff := cmp.Diff([]string{"info one 0", "debug two 0"}, r.lines(t)); diff != "" {
+			t.Error(diff)
+		}
+	})
 }
 
 func TestReaderThatStopsLosesLinesAndBlocksNoLogger(t *testing.T) {
@@ -88,28 +91,59 @@ func TestReaderThatStopsLosesLinesAndBlocksNoLogger(t *testing.T) {
 }
 
 func TestTextForATerminal(t *testing.T) {
-	r := &reader{open: make(chan struct{})}
-	close(r.open)
-	logs := openStream(r, textEncoder())
-	logs.Logger().Named("server").Warn("cannot accept connections", Socket("/run/a"))
-	logs.Close()
-	_, got, _ := strings.Cut(r.text.String(), "  ") // after the time
-	if want := "WARN  server  cannot accept connections  {\"socket\": \"/run/a\"}\n"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		r := &reader{open: make(chan struct{})}
+		close(r.open)
+		logs := openStream(r, textEncoder())
+		logs.Logger().Named("server").Warn("cannot accept connections", Socket("/run/a"))
+		logs.Close()
+		_, got, _ := strings.Cut(r.text.String(), "  ") // after the time
+		if want := "WARN  server  cannot accept connections  {\"socket\": \"/run/a\"}\n"; got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	})
+}
+
+// The encoders escape what would end a line or a string of JSON; a terminal acts on more.
+func TestNoLineHasACharacterForATerminal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const hostile = "a\nb\x1b[2J\x7f\u009b\u202e\U000e0001\xffé"
+		for name, tc := range map[string]struct {
+			encoder zapcore.Encoder
+			want    string
+		}{
+			"json": {jsonEncoder(), `"msg":"a\nb\u001b[2J\u007f\u009b\u202e\udb40\udc01\ufffdé","exe":"a\nb\u001b[2J\u007f\u009b\u202e\udb40\udc01\ufffdé"}` + "\n"},
+			"text": {textEncoder(), `INFO  a\nb\u001b[2J\u007f\u009b\u202e\udb40\udc01` + "\ufffdé" + `  {"exe": "a\nb\u001b[2J\u007f\u009b\u202e\udb40\udc01\ufffdé"}` + "\n"},
+		} {
+			r := &reader{open: make(chan struct{})}
+			close(r.open)
+			logs := openStream(r, tc.encoder)
+			logs.Logger().Info(hostile, Exe(hostile))
+			logs.Close()
+			if got := r.text.String(); !strings.HasSuffix(got, tc.want) {
+				t.Errorf("%s: %q, want %q", name, got, tc.want)
+			}
+			var exe struct{ Exe string }
+			if object := r.text.String()[strings.IndexByte(r.text.String(), '{'):]; json.Unmarshal([]byte(object), &exe) != nil || exe.Exe != strings.ToValidUTF8(hostile, "\ufffd") {
+				t.Errorf("%s: the program is read as %q", name, exe.Exe)
+			}
+		}
+	})
 }
 
 func TestAuditLogIsWrittenAtEveryLevel(t *testing.T) {
-	r := &reader{open: make(chan struct{})}
-	close(r.open)
-	logs := openStream(r, jsonEncoder())
-	logs.SetLevel("error")
-	logs.Logger().Warn("below the level")
-	for range repeatBurst + 1 {
-		logs.Audit().Info("call")
-	}
-	logs.Close()
-	if diff := cmp.Diff(slices.Repeat([]string{"info call 0"}, repeatBurst+1), r.lines(t)); diff != "" {
-		t.Error(diff)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		r := &reader{open: make(chan struct{})}
+		close(r.open)
+		logs := openStream(r, jsonEncoder())
+		logs.SetLevel("error")
+		logs.Logger().Warn("below the level")
+		for range repeatBurst + 1 {
+			logs.Audit().Info("call")
+		}
+		logs.Close()
+		if diff := cmp.Diff(slices.Repeat([]string{"info call 0"}, repeatBurst+1), r.lines(t)); diff != "" {
+			t.Error(diff)
+		}
+	})
 }

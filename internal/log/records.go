@@ -23,7 +23,8 @@ func (rs Records) Write(r scheduler.Record) {
 	level := zapcore.DebugLevel
 	switch {
 	case r.Kind == scheduler.RecordBreaker && r.On, r.ToTarget == scheduler.TargetQuarantined,
-		r.Cause == scheduler.CauseFailed, r.Cause == scheduler.CauseHardware:
+		r.Cause == scheduler.CauseFailed, r.Cause == scheduler.CauseHardware,
+		r.Kind == scheduler.RecordTarget && r.Cause == scheduler.CauseStuck:
 		level = zapcore.WarnLevel
 	case r.Kind == scheduler.RecordPolicy, r.Kind == scheduler.RecordDrain, r.Kind == scheduler.RecordBreaker,
 		reclassified(r), r.Cause == scheduler.CauseQuarantineOver:

@@ -32,7 +32,7 @@ func logged(t *testing.T, fail bool, history ...scheduler.Event) string {
 	logs.SetLevel("debug")
 	records := Records{logs.Changes(), leaseID}
 	policy := scheduler.DefaultPolicy()
-	policy.Linger = scheduler.LingerNone
+	policy.Linger, policy.AttachAfter = scheduler.LingerNone, 0
 	core := scheduler.New(policy, scheduler.Limits{LeasesPerClient: 10, LeasesPerUser: 10, LeasesTotal: 10})
 	const took = 1500 * time.Microsecond
 	now := time.Second
@@ -134,8 +134,10 @@ func TestLevelSaysWhetherTheOperatorMustAct(t *testing.T) {
 		{scheduler.Record{Kind: scheduler.RecordPolicy}, "info policy changed"},
 		{scheduler.Record{Kind: scheduler.RecordDrain, On: true}, "info drain began"},
 		{scheduler.Record{Kind: scheduler.RecordBreaker, GPU: 1, Cause: scheduler.CauseCooledDown}, "info breaker closed"},
-		{scheduler.Record{Kind: scheduler.RecordBreaker, GPU: 1, On: true, Cause: scheduler.CauseStuck}, "warn breaker opened"},
+		{scheduler.Record{Kind: scheduler.RecordBreaker, GPU: 1, On: true, Cause: scheduler.CauseHung}, "warn breaker opened"},
 		{scheduler.Record{Kind: scheduler.RecordTarget, Target: target, ToTarget: scheduler.TargetQuarantined, Cause: scheduler.CauseQuarantine}, "warn target changed"},
+		{scheduler.Record{Kind: scheduler.RecordTarget, Target: target, FromTarget: scheduler.TargetSuspending, ToTarget: scheduler.TargetSuspending, Cause: scheduler.CauseStuck}, "warn target changed"},
+		{scheduler.Record{Kind: scheduler.RecordLease, Lease: 1, FromLease: scheduler.LeaseQuiescing, ToLease: scheduler.LeaseQuiescing, Cause: scheduler.CauseStuck}, "debug lease answered"},
 		{scheduler.Record{Kind: scheduler.RecordTarget, Target: target, ToTarget: scheduler.TargetResuming, Cause: scheduler.CauseHardware}, "warn target changed"},
 	} {
 		r := &reader{open: make(chan struct{})}

@@ -55,13 +55,18 @@ var (
 type BadEntry struct {
 	Path string
 	Err  error
+	// Used is set if the process in the name of the file is resumed. It is not if another
+	// user could have written the file, or if the program knows no such mechanism.
+	Used bool
 }
 
 // Error names the file, the problem and the remedy.
 func (e *BadEntry) Error() string {
 	next := "it is ignored: remove it"
-	if named := nameOnly(filepath.Base(e.Path)); named.NameOnly {
+	if named := nameOnly(filepath.Base(e.Path)); named.NameOnly && e.Used {
 		next = fmt.Sprintf("process %d, from the name of the file, is resumed without the details of its pause: check that it runs, and restart it if not", named.Target.PID)
+	} else if named.NameOnly {
+		next = fmt.Sprintf("it is ignored, and process %d, from its name, is not resumed: check that it runs, and restart it if not; then remove the file", named.Target.PID)
 	}
 	if errors.Is(e.Err, errNewer) {
 		next += "; run the gpreemptd that wrote the file with --cleanup, which removes it"

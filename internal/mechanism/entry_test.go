@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -136,11 +137,15 @@ func TestErrorsAboutFilesNameTheRemedy(t *testing.T) {
 	const byName = "process 7, from the name of the file, is resumed without the details of its pause: check that it runs, and restart it if not"
 	for want, bad := range map[string]*BadEntry{
 		"journal of pauses: /run/gpreempt/journal/7-9.criu: it is damaged: it is empty; " + byName: {
-			Path: "/run/gpreempt/journal/7-9.criu", Err: errOf(decode(nil)),
+			Path: "/run/gpreempt/journal/7-9.criu", Err: errOf(decode(nil)), Used: true,
 		},
 		"journal of pauses: /run/gpreempt/journal/7-9.criu: a newer gpreemptd wrote it: its format is 3, and this version reads 1; " + byName +
 			"; run the gpreemptd that wrote the file with --cleanup, which removes it": {
-			Path: "/run/gpreempt/journal/7-9.criu", Err: errOf(decode([]byte("gpreempt-pause 3 ?"))),
+			Path: "/run/gpreempt/journal/7-9.criu", Err: errOf(decode([]byte("gpreempt-pause 3 ?"))), Used: true,
+		},
+		"journal of pauses: /run/gpreempt/journal/7-9.criu: it is not an entry of this journal: it is not a regular file but p---------; it is ignored, and " +
+			"process 7, from its name, is not resumed: check that it runs, and restart it if not; then remove the file": {
+			Path: "/run/gpreempt/journal/7-9.criu", Err: fmt.Errorf("%w: it is not a regular file but %v", errForeign, fs.ModeNamedPipe),
 		},
 		"journal of pauses: /run/gpreempt/journal/core: it is not an entry of this journal: it does not begin with gpreempt-pause; it is ignored: remove it": {
 			Path: "/run/gpreempt/journal/core", Err: errOf(decode([]byte("core"))),

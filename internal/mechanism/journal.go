@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/gpreempt/gpreempt/internal/safedir"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
@@ -184,8 +185,9 @@ func (j *Journal) read(name string) (JournalEntry, error) {
 		err = fmt.Errorf("%w: its text is that of %s", errForeign, e.name())
 	}
 	if err != nil {
-		bad.Err = err
-		return nameOnly(name), bad
+		named := nameOnly(name)
+		bad.Err, bad.Used = err, named.NameOnly
+		return named, bad
 	}
 	return e, nil
 }
@@ -219,7 +221,10 @@ type directory struct {
 
 func openDirectory(path string) (_ *directory, err error) {
 	// All users may list the parent: it has the socket, too.
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil { //nolint:gosec // see above
+	var unsafe *safedir.Error
+	if err := safedir.Make(filepath.Dir(path)); errors.As(err, &unsafe) {
+		return nil, fmt.Errorf("%w: %w", ErrUnsafe, err)
+	} else if err != nil {
 		return nil, err
 	}
 	if err := os.Mkdir(path, dirMode); err != nil && !errors.Is(err, fs.ErrExist) {

@@ -63,7 +63,13 @@ func mustHold(t testing.TB, j *Journal, want []JournalEntry, bad ...string) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("entries (-want +got):\n%s", diff)
 	}
-	var gotBad []string
+	var byName []string
+	for _, e := range got {
+		if e.NameOnly {
+			byName = append(byName, e.name())
+		}
+	}
+	var gotBad, used []string
 	for _, err := range errs {
 		e, ok := errors.AsType[*BadEntry](err)
 		if !ok {
@@ -71,6 +77,13 @@ func mustHold(t testing.TB, j *Journal, want []JournalEntry, bad ...string) {
 			continue
 		}
 		gotBad = append(gotBad, filepath.Base(e.Path))
+		if e.Used {
+			used = append(used, filepath.Base(e.Path))
+		}
+	}
+	slices.Sort(used)
+	if diff := cmp.Diff(byName, used); diff != "" {
+		t.Errorf("files whose name is used (-want +got):\n%s", diff)
 	}
 	slices.Sort(bad)
 	slices.Sort(gotBad)
@@ -184,8 +197,8 @@ func TestUnsafeDirectoriesAreRefused(t *testing.T) {
 	must(os.Mkdir(path("world"), 0o700))
 	must(os.Chmod(path("world"), 0o702))
 	want := map[string]error{
-		"link": syscall.ENOTDIR, "file": syscall.ENOTDIR, "file/below": syscall.ENOTDIR,
-		"group": ErrUnsafe, "world": ErrUnsafe,
+		"link": syscall.ENOTDIR, "file": syscall.ENOTDIR, "file/below": ErrUnsafe,
+		"group": ErrUnsafe, "world/below": ErrUnsafe, "world": ErrUnsafe,
 	}
 	if os.Geteuid() == 0 {
 		must(os.Mkdir(path("other"), 0o700))

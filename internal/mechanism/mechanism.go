@@ -63,6 +63,16 @@ type Mechanism interface {
 	Attach(ctx context.Context, target gpreempt.ProcessKey) (Session, error)
 }
 
+// Inspector is a Mechanism that knows what its calls wait for.
+type Inspector interface {
+	Mechanism
+	// WaitsForTarget reports whether a call that was made for the target and has not
+	// returned waits for a lock that the target itself holds: no GPU is at fault then. It
+	// returns false when that is not known. It may be called during any call, and does not
+	// block.
+	WaitsForTarget(target gpreempt.ProcessKey) bool
+}
+
 // Session is a mechanism attached to one target. Its methods are called by one goroutine
 // at a time. They may block in the driver, which nothing cuts short.
 type Session interface {

@@ -132,16 +132,29 @@ func (p *Process) Status() (discovery.ProcStatus, error) {
 	return parse(p, "status", discovery.ParseProcStatus)
 }
 
+// Nested reports whether the process is in a pid namespace below that of /proc. A process
+// never changes its own.
+func (p *Process) Nested() (bool, error) {
+	ids, err := parse(p, "status", discovery.ParseProcIDs)
+	return len(ids.NamespacePIDs) > 0, err
+}
+
+// PIDNamespace returns a name of the pid namespace of the process: two processes have the
+// same name if they are in the same one. It needs the right to trace the process.
+func (p *Process) PIDNamespace() (string, error) { return p.readlink("ns/pid") }
+
 // Cgroup returns the file cgroup; see cgroups(7).
 func (p *Process) Cgroup() ([]byte, error) { return p.read("cgroup") }
 
 // Exe returns the path of the program as the mount namespace of the process has it. A
 // kernel thread has none: the error is ErrGone, too.
-func (p *Process) Exe() (string, error) {
+func (p *Process) Exe() (string, error) { return p.readlink("exe") }
+
+func (p *Process) readlink(file string) (string, error) {
 	path := make([]byte, unix.PathMax)
-	n, err := unix.Readlinkat(p.dir, "exe", path)
+	n, err := unix.Readlinkat(p.dir, file, path)
 	if err != nil {
-		return "", p.failed("readlink", "exe", err)
+		return "", p.failed("readlink", file, err)
 	}
 	return string(path[:n]), nil
 }

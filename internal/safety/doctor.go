@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -50,10 +51,16 @@ type Config struct {
 	// Processes reports how each process of the driver would be suspended; nil if that is
 	// unknown.
 	Processes func(context.Context) []*gpreemptv1.DiagnosedProcess
+	// MQDsInterval is discovery.mqds_interval, and MQDsRules are the names of the rules that
+	// need what mqds has.
+	MQDsInterval time.Duration
+	MQDsRules    []string
 	// Lock is the path of the daemon's instance lock.
 	Lock string
 	// Groups are the groups that have rights by the config file.
 	Groups []string
+	// PrivateKey are the warnings about the access to the private key for TCP.
+	PrivateKey []gpreempt.Warning
 }
 
 // gpu is a GPU node with what matters for suspending.
@@ -137,7 +144,9 @@ var checks = []struct {
 	{"cgroup", "cgroup version", aboutHost, (*host).cgroup},
 	{"kernel-log", "kernel log", aboutHost, (*host).kernelLog},
 	{"debugfs", "debugfs", aboutDriver, (*host).debugfs},
+	{"user-queues", "user queues of DRM", aboutDriver, (*host).userQueues},
 	{"processes", "processes", aboutMachine, (*host).processes},
+	{"jobs", "jobs", aboutMachine, (*host).jobs},
 }
 
 // Examine checks a host. It changes no process. What it cannot read is in the report.
@@ -164,6 +173,9 @@ func Examine(ctx context.Context, cfg Config) *gpreemptv1.DiagnoseResponse {
 			continue
 		}
 		add(c.id, c.title, c.run(h))
+	}
+	for _, w := range cfg.PrivateKey {
+		add("private-key", "private key", warn(w.Remedy, "%s", w.Text))
 	}
 	conclude(report, cfg, none, blocked)
 	return report

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -110,6 +111,22 @@ var hosts = []testHost{
 		h.thread(901, 900, "rocgdb")
 		h.process(5001, "tritonserver", "tritonserver", 999, gpuA) // the tracer has exited
 	}, limited},
+	{"mqds-needed", false, func(h *fakeHost) { h.cfg.MQDsRules = []string{"low-priority-streams"} }, limited},
+	{"mqds-read", false, func(h *fakeHost) { h.cfg.MQDsInterval = time.Second }, ready},
+	{"debugfs-missing", false, func(h *fakeHost) { h.remove("sys/kernel/debug") }, limited},
+	{"drm-queues", false, func(h *fakeHost) {
+		h.param("user_queue", "1")
+		h.userQueue(31, 4242, "0000:c6:00.0")
+		h.userQueue(32, 999, "0000:c6:00.0") // it does not use KFD
+	}, limited},
+	{"drm-queues-of-others", false, func(h *fakeHost) { h.param("user_queue", "2"); h.userQueue(32, 999, "0000:c6:00.0") }, ready},
+	{"drm-queues-assumed", false, func(h *fakeHost) {
+		h.param("user_queue", "1")
+		h.write("proc/4242/environ", "A=1\x00HSA_ENABLE_DRM_DEBUG=1\x00")
+	}, limited},
+	{"drm-queues-unlisted", false, func(h *fakeHost) { h.param("user_queue", "1") }, limited},
+	{"drm-queues-by-default", false, func(h *fakeHost) { h.param("user_queue", "-1") }, ready},
+	{"drm-queues-off", false, func(h *fakeHost) { h.param("user_queue", "0") }, ready},
 	{"cgroup-1", false, func(h *fakeHost) {
 		h.remove("sys/fs/cgroup")
 		h.write("sys/fs/cgroup/freezer/tasks", "")
@@ -174,6 +191,8 @@ var hosts = []testHost{
 			}}
 		}
 	}, limited},
+	{"ranks-without-a-job", false, func(h *fakeHost) { h.ranks("", "own-2", "container-3", "torch-4") }, limited},
+	{"ranks-of-a-job", false, func(h *fakeHost) { h.ranks("torch-1", "torch-1", "torch-1", "torch-1", "torch-1") }, ready},
 	{"gpu-without-vm", false, func(h *fakeHost) {
 		for pid, gpu := range map[int]gpreempt.GPUID{6001: gpuA, 6002: gpuB} {
 			h.process(pid, "python3", "python3 train.py", 101, gpu)
@@ -287,7 +306,7 @@ func checkWhole(t *testing.T, r *gpreemptv1.DiagnoseResponse) {
 	}
 	want := []string{
 		"gpu", "kernel", "kfd-interface", "debug-firmware", "debug-sharing", "permission-rule", "sched-policy", "cwsr", "queue-slots", "hazards",
-		"rights", "namespaces", "yama", "lockdown", "debuggers", "daemon", "groups", "cgroup", "kernel-log", "debugfs", "processes",
+		"rights", "namespaces", "yama", "lockdown", "debuggers", "daemon", "groups", "cgroup", "kernel-log", "debugfs", "user-queues", "processes", "jobs",
 	}
 	if diff := cmp.Diff(want, ids); diff != "" {
 		t.Errorf("ids, which scripts rely on (-want +got):\n%s", diff)
@@ -355,7 +374,7 @@ func TestTheMessageHasEveryFact(t *testing.T) {
 	if !proto.Equal(want, got) {
 		t.Errorf("message\n%v\nwant\n%v", got, want)
 	}
-	if n, status := len(got.GetChecks()), got.GetChecks()[0].GetStatus(); n != 21 || status != gpreemptv1.CheckStatus_CHECK_STATUS_OK {
+	if n, status := len(got.GetChecks()), got.GetChecks()[0].GetStatus(); n != 23 || status != gpreemptv1.CheckStatus_CHECK_STATUS_OK {
 		t.Errorf("%d checks, the first %v", n, status)
 	}
 }
@@ -395,4 +414,19 @@ func TestGoldenFilesHaveTheirHost(t *testing.T) {
 			t.Errorf("%s belongs to no host", file)
 		}
 	}
+}
+
+// ranks adds offline processes of a user with these jobs, on one GPU and the other in turn.
+// Those whose name begins with container or torch are local.
+func (h *fakeHost) ranks(jobs ...string) {
+	var reports []*gpreemptv1.DiagnosedProcess
+	for i, job := range jobs {
+		pid := 6001 + i
+		h.process(pid, "python3", "python3 train.py", 101, []gpreempt.GPUID{gpuA, gpuB}[i%2])
+		reports = append(reports, &gpreemptv1.DiagnosedProcess{
+			Pid: int32(pid), Comm: "python3", Offline: true, Mechanism: "dbgtrap", Job: job,
+			JobIsLocal: strings.HasPrefix(job, "container") || strings.HasPrefix(job, "torch"),
+		})
+	}
+	h.cfg.Processes = func(context.Context) []*gpreemptv1.DiagnosedProcess { return reports }
 }

@@ -5,6 +5,9 @@ import (
 	"io/fs"
 	"slices"
 	"strings"
+
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
 // capabilities are those that gpreempt needs (capabilities(7)), by number.
@@ -225,20 +228,57 @@ func (h *host) mayNotRead(path string) finding {
 // debugfs only opens a file: reading it takes the locks of all processes of the driver.
 func (h *host) debugfs() finding {
 	const path = "sys/kernel/debug/kfd/mqds"
-	const use = "it is needed to inspect queues, not to suspend them"
+	const use = "suspending does not need it"
+	const lost = "priorities, rings, doorbells and backlogs of queues are known of attached processes only, and rules by queue_priority or ring_address match no others"
+	const trust = "discovery.mqds_interval: 1s reads it, where all processes are trusted (docs/discovery.md)"
 	file, err := h.cfg.Root.Open(path)
 	switch {
 	case absent(err):
-		return warn("mount -t debugfs none /sys/kernel/debug; "+use, "/%s does not exist: debugfs is not mounted, or not in this kernel", path)
+		return warn("mount -t debugfs none /sys/kernel/debug; then "+trust+"; "+use, "/%s does not exist: debugfs is not mounted, or not in this kernel; %s", path, lost)
 	case hidden(err) && h.self.UID != 0:
 		return skip("uid %d may not read /%s; %s", h.self.UID, path, h.asRoot())
 	case hidden(err):
-		return warn("boot without lockdown= if you need debugfs; "+use, "root may not read /%s: the kernel is locked down, or a security module forbids it", path)
+		return warn("boot without lockdown= if you need debugfs; "+use, "root may not read /%s: the kernel is locked down, or a security module forbids it; %s", path, lost)
 	case err != nil:
 		return unread(err)
 	}
 	if err := file.Close(); err != nil {
 		return unread(err)
 	}
-	return ok("/%s can be read", path)
+	if h.cfg.MQDsInterval > 0 {
+		return ok("/%s is read", path)
+	}
+	if rules := h.cfg.MQDsRules; len(rules) > 0 {
+		return warn(trust+"; "+use, "/%s is not read, because discovery.mqds_interval is 0s: %s; such rules are %s", path, lost, listed(rules))
+	}
+	return ok("/%s is not read, because discovery.mqds_interval is 0s: %s; %s", path, lost, trust)
+}
+
+// userQueues looks for queues that KFD does not know.
+func (h *host) userQueues() finding {
+	const remedy = "start these processes without HSA_ENABLE_DRM_DEBUG, or load amdgpu with user_queue=0, or add freezer to the config key mechanisms"
+	u := discovery.ReadUserQueues(h.cfg.Root)
+	var found []string
+	for _, proc := range h.seen {
+		if len(proc.DRM) > 0 {
+			found = append(found, fmt.Sprintf("%s (pid %d)", proc.Comm, proc.Key.PID))
+		}
+	}
+	switch {
+	case len(found) > 0 && u.Listed:
+		return warn(remedy, "%s: dbgtrap and criu cannot suspend the user queues of DRM of %s", gpreempt.ReasonDRMQueues, listed(found))
+	case len(found) > 0:
+		return warn(remedy, "%s: HSA_ENABLE_DRM_DEBUG is set and debugfs does not show the user queues of DRM, so that these processes are not suspended by dbgtrap or criu: %s",
+			gpreempt.ReasonDRMQueues, listed(found))
+	case u.Parameter == "":
+		return ok("none: the driver has no parameter user_queue")
+	case !u.Enabled():
+		return ok("none: amdgpu.user_queue is 0")
+	case u.Listed:
+		return ok("none of a process of KFD; amdgpu.user_queue is %s", u.Parameter)
+	case u.Parameter == "-1":
+		return ok("amdgpu.user_queue is -1, which turns them off in every driver that was read, and debugfs shows none")
+	}
+	return warn("mount debugfs with Linux 6.17 or later, or load amdgpu with user_queue=0",
+		"amdgpu.user_queue is %s, and debugfs does not show who has user queues of DRM: only processes with HSA_ENABLE_DRM_DEBUG are taken to have some", u.Parameter)
 }

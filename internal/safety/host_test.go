@@ -39,6 +39,14 @@ func (h *fakeHost) param(name, value string) {
 	h.write("sys/module/amdgpu/parameters/"+name, value+"\n")
 }
 
+// userQueue adds a client of DRM with a user queue.
+func (h *fakeHost) userQueue(client, pid int, address string) {
+	dir := fmt.Sprintf("sys/kernel/debug/dri/client-%d/", client)
+	h.write(dir+"proc_info", fmt.Sprintf("pid: %d\ncomm: x\n", pid))
+	h.write(dir+"queue-1/mqd_info", "queue_type: 1\n")
+	h.files[dir+"device"] = &fstest.MapFile{Mode: fs.ModeSymlink, Data: []byte("../" + address)}
+}
+
 // device puts a device on the PCI bus.
 func (h *fakeHost) device(address, vendor, class string) {
 	dir := "sys/bus/pci/devices/" + address + "/"

@@ -3,6 +3,7 @@ package safety
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -131,6 +132,58 @@ func (h *host) processes() finding {
 		return warn("allow this process to read these files", "%s; %s", said, strings.Join(h.unseen, "; "))
 	}
 	return ok("%s", said)
+}
+
+// jobs looks for offline processes of a user on different GPUs that have no common job: if
+// they are ranks of one, they wait for each other while one of them is suspended.
+func (h *host) jobs() finding {
+	size := map[string]int{} // of jobs
+	for _, p := range h.reports {
+		if p.GetOffline() && p.GetJob() != "" {
+			size[p.GetJob()]++
+		}
+	}
+	alone := map[uint32][]discovery.Proc{} // by user
+	for _, p := range h.reports {
+		if !p.GetOffline() || p.GetJob() != "" && (!p.GetJobIsLocal() || size[p.GetJob()] > 1) {
+			continue
+		}
+		if i := slices.IndexFunc(h.seen, func(s discovery.Proc) bool { return s.Key.PID == p.GetPid() }); i >= 0 {
+			alone[h.seen[i].UID] = append(alone[h.seen[i].UID], h.seen[i])
+		}
+	}
+	var found []string
+	for _, uid := range slices.Sorted(maps.Keys(alone)) {
+		var pids []string
+		var used []gpreempt.GPUID
+		for _, proc := range alone[uid] {
+			// Processes on the same GPU are suspended for the same leases.
+			gpus := proc.GPUs()
+			if len(gpus) > 0 && !slices.ContainsFunc(gpus, func(id gpreempt.GPUID) bool { return slices.Contains(used, id) }) {
+				pids, used = append(pids, strconv.Itoa(int(proc.Key.PID))), append(used, gpus...)
+			}
+		}
+		if len(pids) > 1 {
+			found = append(found, fmt.Sprintf("uid %d has offline processes on different GPUs without a common job: pid %s", uid, listed(pids)))
+		}
+	}
+	switch {
+	case len(found) > 0:
+		return warn("ignore this if they are independent; ranks of a job need GPREEMPT_JOB in their environment, with one value, or a rule in jobs of the config file: else they wait for each other",
+			"%s", listed(found))
+	case len(size) == 0:
+		return ok("none")
+	}
+	return ok("%s", plural(len(size), "job"))
+}
+
+// listed joins the first few of a list and counts the others.
+func listed(texts []string) string {
+	const most = 8
+	if more := len(texts) - most; more > 0 {
+		return strings.Join(texts[:most], ", ") + fmt.Sprintf(" and %d more", more)
+	}
+	return strings.Join(texts, ", ")
 }
 
 // withoutVM returns the processes for which SUSPEND_QUEUES could crash the kernel, see

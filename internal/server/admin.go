@@ -213,7 +213,7 @@ func (a adminService) ClassifyTarget(ctx context.Context, req *gpreemptv1.Classi
 		s.adminEvent(ctx, r, "target classify %v %v, priority %d, for %v", proc.Key, decision.Class, decision.Priority, ttl)
 	}
 	t := s.target(proc)
-	return &gpreemptv1.ClassifyTargetResponse{Target: t.message(s.clocks())}, nil
+	return &gpreemptv1.ClassifyTargetResponse{Target: t.message(s.clocks(), true)}, nil
 }
 
 // overrideOf returns the override of a request; nil removes one. ttl 0 means until

@@ -202,19 +202,6 @@ func TestResumeWaitsForTheTarget(t *testing.T) {
 	}
 }
 
-func TestResumeOfATargetSuspendedForALeaseReturnsAtOnce(t *testing.T) {
-	h := startHost(t)
-	if _, err := h.online(t).NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute)}); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), settleTime/2)
-	defer cancel()
-	r, err := h.admin(t).ResumeTarget(ctx, &gpreemptv1.ResumeTargetRequest{TargetId: offline.String()})
-	if err != nil || r.GetState() != gpreemptv1.TargetState_TARGET_STATE_SUSPENDED {
-		t.Errorf("resumed: %v, %v; want the state suspended", r, err)
-	}
-}
-
 func TestDrainWaitsUntilNothingIsSuspended(t *testing.T) {
 	h := startHost(t)
 	admin := h.admin(t)

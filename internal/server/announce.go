@@ -58,7 +58,11 @@ func (s *Server) prepare(req *gpreemptv1.NotifyOnlineRequest, id scheduler.Clien
 			fmt.Sprintf("use at most %d", maxLabel))
 	}
 	if len(req.GetGpus()) == 0 {
-		a.GPUs = defaultGPUs(s.cfg.Inventory, caller.peer.Key())
+		var own bool
+		a.GPUs, own = defaultGPUs(s.cfg.Inventory, caller.peer.Key())
+		if pid := ProcessOf(id).PID; !own && pid != 0 && len(a.GPUs) > 1 {
+			s.allTaken.note(pid, len(a.GPUs), s.cfg.Scheduler.Now())
+		}
 		return a, nil
 	}
 	var err error

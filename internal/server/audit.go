@@ -34,19 +34,23 @@ const (
 // maxAudited is how many bytes of a request the audit log shows.
 const maxAudited = 512
 
-// logLimiter limits the lines about refused calls, so that a refused client cannot
-// fill the log. Its methods are safe for concurrent use.
+// logLimiter limits the lines about refused calls of a user, so that no number of its
+// processes can fill the log. Its methods are safe for concurrent use.
 type logLimiter struct {
-	limiter *rate.Limiter
-	skipped atomic.Uint64
+	lines, ends *rate.Limiter
+	skipped     atomic.Uint64
+	last        atomic.Pointer[connection] // of the last skipped line
 }
 
-func newLogLimiter() *logLimiter { return &logLimiter{limiter: rate.NewLimiter(10, 20)} }
+func newLogLimiter() *logLimiter {
+	return &logLimiter{lines: rate.NewLimiter(10, 20), ends: rate.NewLimiter(1, 1)}
+}
 
-// allow reports whether a line may be written, and how many were skipped since the
-// last one.
-func (l *logLimiter) allow() (skipped uint64, ok bool) {
-	if !l.limiter.Allow() {
+// allow reports whether a line about a call may be written, and how many were skipped since
+// the last one.
+func (l *logLimiter) allow(c *connection) (skipped uint64, ok bool) {
+	if !l.lines.Allow() {
+		l.last.Store(c)
 		l.skipped.Add(1)
 		return 0, false
 	}
@@ -92,29 +96,31 @@ func (e auditEntry) fields(s *Server) (fields []zap.Field) {
 
 // auditRefusal writes a line to the audit log for a call of the admin service that
 // did not reach its handler. c is nil when the caller has no identity. The lines of
-// one client are limited; a line says how many were skipped before it.
+// one user are limited; a line says how many were skipped before it.
 func (s *Server) auditRefusal(c *connection, method string, req any, err error) {
 	if !strings.HasPrefix(method, adminPrefix) {
 		return
 	}
-	var more []zap.Field
+	limiter := s.unidentified
 	if c != nil {
-		skipped, ok := c.client.refusals.allow()
-		if !ok {
-			return
-		}
-		if skipped > 0 {
-			more = append(more, log.Unlogged(skipped))
-		}
+		limiter = c.client.user.refusals
+	}
+	skipped, ok := limiter.allow(c)
+	if !ok {
+		return
+	}
+	var more []zap.Field
+	if skipped > 0 {
+		more = append(more, log.Unlogged(skipped))
 	}
 	s.audit(c, auditRefused, method, req, err, more...)
 }
 
-// auditSkipped writes a line with the number of refusals of a client that had none,
-// when the client's last connection ends.
-func (s *Server) auditSkipped(c *connection) {
-	if skipped := c.client.refusals.skipped.Swap(0); skipped > 0 {
-		s.audit(c, auditRefused, "", nil, nil, log.Unlogged(skipped))
+// auditSkipped writes a line with the number of refusals of a user that had none, and with the
+// process of the last of them.
+func (s *Server) auditSkipped(u *user) {
+	if skipped := u.refusals.skipped.Swap(0); skipped > 0 {
+		s.audit(u.refusals.last.Load(), auditRefused, "", nil, nil, log.Unlogged(skipped))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -182,11 +183,13 @@ func TestCallsByCertificateAreAuditedWithSubjectAndAddress(t *testing.T) {
 
 func TestManyRefusalsAreAuditedInFewLines(t *testing.T) {
 	h, logs := startAudited(t)
-	h.mu.Lock()
-	h.rights = func() auth.Policy { return auth.Policy{OwnerUID: 1 << 30} }
-	h.mu.Unlock()
+	h.setRights(auth.Policy{OwnerUID: uint32(os.Getuid()), OnlineUIDs: []uint32{nobody}})
 	conn := h.dialAsNobody(t)
 	admin := gpreemptv1.NewAdminServiceClient(conn)
+	if _, err := admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	h.setRights(auth.Policy{OwnerUID: 1 << 30})
 	const calls = 500
 	for range calls {
 		_, err := admin.SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{Drain: true})
@@ -226,6 +229,43 @@ func TestManyRefusalsAreAuditedInFewLines(t *testing.T) {
 	if got := h.verbs(t); len(got) > 0 {
 		t.Errorf("%d refusals are in the event log", len(got))
 	}
+}
+
+// A user with many processes once had as many limits: 2,335 lines a second.
+func TestRefusalsOfAllProcessesOfAUserShareOneLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zap.DebugLevel)
+		s := &Server{cfg: Config{Audit: zap.New(core)}, unidentified: newLogLimiter()}
+		users := map[uint32]*user{7: {refusals: newLogLimiter()}, 8: {refusals: newLogLimiter()}}
+		refuse := func(times int, uid uint32) {
+			for n := range times {
+				p := auth.Process{UID: uid, PID: 1<<30 + int32(n)} // of no process of this host
+				s.auditRefusal(&connection{peer: p, client: newClient(clientOf(p), p, users[uid])}, adminPrefix+"SetDrain", nil, errNoIdentity)
+			}
+		}
+		summary := func() map[string]uint64 {
+			sum := map[string]uint64{}
+			for _, l := range linesOf(logs) {
+				sum[fmt.Sprint("lines of ", l["uid"])]++
+				if n, ok := l["unlogged"].(uint64); ok {
+					sum[fmt.Sprint("unlogged of ", l["uid"])] += n
+				}
+			}
+			return sum
+		}
+		refuse(1000, 7)
+		refuse(5, 8)
+		time.Sleep(time.Second)
+		refuse(100, 7)
+		s.auditSkipped(users[7])
+		for range 100 {
+			s.auditRefusal(nil, adminPrefix+"SetDrain", nil, errNoIdentity)
+		}
+		want := map[string]uint64{"lines of 7": 20 + 10 + 1, "unlogged of 7": 980 + 90, "lines of 8": 5, "lines of <nil>": 20}
+		if diff := cmp.Diff(want, summary()); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
 }
 
 func TestCallsAboveTheRateAreAudited(t *testing.T) {
@@ -283,7 +323,7 @@ func TestCallWithoutIdentityIsAudited(t *testing.T) {
 			t.Error("the handler was called")
 			return nil, nil
 		})
-	_, err := handler(nil, t.Context(), nil, nil)
+	err := handler(nil, &stream{ctx: t.Context()})
 	want(t, err, gpreempt.CodeUnauthenticated, gpreempt.ReasonNoIdentity)
 	if diff := cmp.Diff([]map[string]any{{
 		"message": "admin call", "level": "warn", "audit": true, "outcome": "refused", "method": "SetDrain", "reason": "PEER_IDENTITY_MISSING",

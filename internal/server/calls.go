@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
 	"github.com/gpreempt/gpreempt/internal/auth"
 	"github.com/gpreempt/gpreempt/internal/log"
@@ -17,30 +18,35 @@ import (
 )
 
 const (
-	// apiPrefix begins the methods of the two services in this package, and
-	// adminPrefix those of the admin service.
-	apiPrefix   = "/gpreempt.v1."
-	adminPrefix = apiPrefix + "AdminService/"
+	// apiPrefix begins the methods of the two services in this package, adminPrefix and
+	// onlinePrefix those of each.
+	apiPrefix    = "/gpreempt.v1."
+	adminPrefix  = apiPrefix + "AdminService/"
+	onlinePrefix = apiPrefix + "OnlineService/"
+	// reflectionPrefix begins the methods of the reflection services.
+	reflectionPrefix = "/grpc.reflection."
 )
 
 // registrar registers services so that each call passes one chain before its
 // handler: recovery from panics, identity, rate, bound of calls or streams, right,
 // audit. The order is a security property. The chain begins before the message of
 // a call is read; interceptors of gRPC would begin after it, and a call whose
-// message never arrives would not reach them.
+// message never arrives would not reach them. And it ends after the answer has been
+// passed to gRPC: so to gRPC every method is a stream, which is no difference for clients.
 type registrar struct{ s *Server }
 
 // RegisterService registers a service.
 func (r registrar) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	chained := *desc
-	chained.Methods, chained.Streams = slices.Clone(desc.Methods), slices.Clone(desc.Streams)
-	for i := range chained.Methods {
-		m := &chained.Methods[i]
-		m.Handler = r.s.unary("/"+desc.ServiceName+"/"+m.MethodName, m.Handler)
-	}
+	chained.Methods, chained.Streams = nil, slices.Clone(desc.Streams)
 	for i := range chained.Streams {
 		m := &chained.Streams[i]
 		m.Handler = r.s.streaming("/"+desc.ServiceName+"/"+m.StreamName, m.Handler)
+	}
+	for _, m := range desc.Methods {
+		chained.Streams = append(chained.Streams, grpc.StreamDesc{
+			StreamName: m.MethodName, Handler: r.s.unary("/"+desc.ServiceName+"/"+m.MethodName, m.Handler),
+		})
 	}
 	r.s.grpc.RegisterService(&chained, impl)
 }
@@ -50,7 +56,7 @@ func (r registrar) GetServiceInfo() map[string]grpc.ServiceInfo { return r.s.grp
 
 // unary returns a handler that calls next, the handler of a method that is not a
 // stream, at the end of the chain.
-func (s *Server) unary(method string, next grpc.MethodHandler) grpc.MethodHandler {
+func (s *Server) unary(method string, next grpc.MethodHandler) grpc.StreamHandler {
 	handle := func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		c := callerOf(ctx)
 		need, err := s.allow(c, method)
@@ -68,9 +74,12 @@ func (s *Server) unary(method string, next grpc.MethodHandler) grpc.MethodHandle
 		}
 		return handler(ctx, req)
 	}
-	return func(srv any, ctx context.Context, read func(any) error, _ grpc.UnaryServerInterceptor) (resp any, err error) {
+	need, _ := auth.Need(method)
+	reads := need == auth.Read
+	return func(srv any, ss grpc.ServerStream) (err error) {
 		defer s.finish(method, &err)
-		c, err := s.enter(ctx)
+		ctx := ss.Context()
+		c, err := s.enter(ctx, method)
 		if err == nil {
 			if err = c.client.user.beginCall(); err != nil {
 				c.client.charge(s.cfg.Limits(), refusalBytes)
@@ -78,17 +87,27 @@ func (s *Server) unary(method string, next grpc.MethodHandler) grpc.MethodHandle
 		}
 		if err != nil {
 			s.auditRefusal(c, method, nil, err)
-			return nil, err
+			return err
 		}
 		defer c.client.user.endCall()
 		readInTime := func(req any) error {
 			late := time.AfterFunc(messageTime, func() { s.closeSlow(c, method) })
 			defer late.Stop()
-			err := read(req)
+			err := ss.RecvMsg(req)
 			s.countTooLarge(err)
 			return err
 		}
-		return next(srv, withCaller(ctx, c), readInTime, handle)
+		if reads {
+			if err := c.client.user.beginRead(ctx); err != nil {
+				return err
+			}
+			defer c.client.user.endRead()
+		}
+		resp, err := next(srv, withCaller(ctx, c), readInTime, handle)
+		if err != nil {
+			return err
+		}
+		return c.sendAnswer(method, resp, true, ss)
 	}
 }
 
@@ -96,7 +115,7 @@ func (s *Server) unary(method string, next grpc.MethodHandler) grpc.MethodHandle
 func (s *Server) streaming(method string, next grpc.StreamHandler) grpc.StreamHandler {
 	return func(srv any, ss grpc.ServerStream) (err error) {
 		defer s.finish(method, &err)
-		c, err := s.enter(ss.Context())
+		c, err := s.enter(ss.Context(), method)
 		if err == nil {
 			_, err = s.allow(c, method)
 		}
@@ -117,7 +136,12 @@ func (s *Server) streaming(method string, next grpc.StreamHandler) grpc.StreamHa
 		defer cancel(nil)
 		stop := context.AfterFunc(s.closing, func() { cancel(context.Cause(s.closing)) })
 		defer stop()
-		return next(srv, &stream{ServerStream: ss, s: s, ctx: ctx, interrupt: !strings.HasPrefix(method, apiPrefix)})
+		st := &stream{
+			ServerStream: ss, s: s, c: c, ctx: ctx, method: method,
+			interrupt: !strings.HasPrefix(method, apiPrefix), computes: strings.HasPrefix(method, reflectionPrefix),
+		}
+		defer st.endRead()
+		return next(srv, st)
 	}
 }
 
@@ -161,9 +185,9 @@ func (s *Server) countTooLarge(err error) {
 	}
 }
 
-// enter identifies the caller and takes one request of its rate. The connection is
+// enter identifies the caller and takes the cost of a call of its rate. The connection is
 // nil when nothing proves who calls.
-func (s *Server) enter(ctx context.Context) (*connection, error) {
+func (s *Server) enter(ctx context.Context, method string) (*connection, error) {
 	conn, ok := auth.FromContext(ctx)
 	if !ok {
 		return nil, errNoIdentity
@@ -172,12 +196,15 @@ func (s *Server) enter(ctx context.Context) (*connection, error) {
 	if c == nil { // the connection has just ended
 		return nil, errNoIdentity
 	}
-	return c, c.client.takeRequest(s.cfg.Limits())
+	return c, c.client.takeRequest(s.cfg.Limits(), costs[method])
 }
 
 // allow returns the right that a method needs, and an error if a caller lacks it.
 func (s *Server) allow(c *connection, method string) (need auth.Rights, err error) {
 	need, known := auth.Need(method)
+	if _, remote := c.peer.(auth.Certificate); remote && strings.HasPrefix(method, reflectionPrefix) {
+		known = false // a client on another host has the protos
+	}
 	if !known || !s.cfg.Authz().Rights(c.peer).Allows(need) {
 		return need, forbidden(c.peer, method, need)
 	}
@@ -205,8 +232,12 @@ func forbidden(peer auth.Peer, method string, need auth.Rights) error {
 		Message: fmt.Sprintf("%v may not call %s", peer, method),
 		Next:    howToGet(peer, "online"),
 	}
-	if need&auth.Online == 0 || strings.HasPrefix(method, adminPrefix) {
-		e.Reason = gpreempt.ReasonNotAdmin
+	if need&auth.Online != 0 && !strings.HasPrefix(method, adminPrefix) {
+		return e
+	}
+	e.Reason = gpreempt.ReasonNotAdmin
+	// On the socket, the right to announce includes the right to read.
+	if _, process := peer.(auth.Process); !process || need != auth.Read {
 		e.Next = howToGet(peer, "admin")
 	}
 	return e
@@ -215,18 +246,43 @@ func forbidden(peer auth.Peer, method string, need auth.Rights) error {
 // stream is a gRPC stream with the context of the chain.
 type stream struct {
 	grpc.ServerStream
-	s   *Server
-	ctx context.Context //nolint:containedctx // grpc.ServerStream returns its context
+	s      *Server
+	c      *connection
+	method string
+	ctx    context.Context //nolint:containedctx // grpc.ServerStream returns its context
 	// interrupt says that the handler expects the context to live as long as the
 	// stream, so RecvMsg must return when the context ends first.
 	interrupt bool
+	received  bool // a message; used by the one goroutine that reads
+	// computes says that each answer costs as much as one that reads the state, so that it
+	// needs a place among the user's reads from the receipt of the request. One goroutine
+	// receives and answers.
+	computes, reading bool
 }
 
 func (s *stream) Context() context.Context { return s.ctx }
 
-// RecvMsg reads a message. The goroutine of an interrupted read ends with the
-// stream, right after the handler.
+// RecvMsg reads a message.
 func (s *stream) RecvMsg(m any) error {
+	if err := s.recv(m); err != nil || !s.computes {
+		return err
+	}
+	s.endRead()
+	err := s.c.client.user.beginRead(s.ctx)
+	s.reading = err == nil
+	return err
+}
+
+func (s *stream) endRead() {
+	if s.reading {
+		s.reading = false
+		s.c.client.user.endRead()
+	}
+}
+
+// recv reads a message. The goroutine of an interrupted read ends with the
+// stream, right after the handler.
+func (s *stream) recv(m any) error {
 	if !s.interrupt {
 		return s.receive(m)
 	}
@@ -240,9 +296,21 @@ func (s *stream) RecvMsg(m any) error {
 	}
 }
 
+// SendMsg sends a message.
+func (s *stream) SendMsg(m any) error {
+	s.endRead() // a client that does not read must not keep the place
+	return s.c.sendAnswer(s.method, m, false, s.ServerStream)
+}
+
 func (s *stream) receive(m any) error {
 	err := s.ServerStream.RecvMsg(m)
 	s.s.countTooLarge(err)
+	if err == nil && s.received && s.method != gpreemptv1.OnlineService_Session_FullMethodName {
+		// enter took the cost of the first. A Session takes that of each frame itself, to
+		// answer a refusal by a frame.
+		err = s.c.client.takeRequest(s.s.cfg.Limits(), costs[s.method])
+	}
+	s.received = true
 	return err
 }
 

@@ -1,12 +1,16 @@
 package server
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/auth"
+	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
@@ -74,8 +78,7 @@ type client struct {
 	prune   int // len(leases) at which ended ones are looked for
 	streams int
 
-	meter    meter
-	refusals *logLimiter // of the audit log
+	meter meter
 }
 
 // minPrune is how many leases a client may have before the server looks for those
@@ -83,7 +86,7 @@ type client struct {
 const minPrune = 64
 
 func newClient(id scheduler.ClientID, peer auth.Peer, u *user) *client {
-	return &client{id: id, peer: peer, user: u, leases: map[scheduler.LeaseID]leaseNote{}, prune: minPrune, refusals: newLogLimiter()}
+	return &client{id: id, peer: peer, user: u, leases: map[scheduler.LeaseID]leaseNote{}, prune: minPrune}
 }
 
 // addLease stores a note of a lease, which ends with the note's scope from now on.
@@ -162,11 +165,15 @@ func (c *client) note(id scheduler.LeaseID) leaseNote {
 
 // connection is one accepted connection.
 type connection struct {
+	s      *Server
 	conn   auth.Conn
 	peer   auth.Peer
 	client *client
+	rights auth.Rights // when it was made
 	// scope is the scope of leases of unary calls.
 	scope scope
+	// unread is the answers that are not yet written.
+	unread backlog
 }
 
 // clients are the connections and the clients behind them.
@@ -178,8 +185,12 @@ type clients struct {
 	byConn map[auth.Conn]*connection
 	byID   map[scheduler.ClientID]*client
 	users  map[string]*user // by principal
+	admins int              // connections made with the right Admin
 	// pruneUsers is len(users) at which those without connections are looked for.
 	pruneUsers int
+
+	unread   atomic.Int64 // bytes of answers that are not yet written, of all connections
+	watching atomic.Bool  // closeStuck will be called
 }
 
 func newClients(s *Server) *clients {
@@ -193,17 +204,27 @@ func newClients(s *Server) *clients {
 	return cs
 }
 
-// join adds a new connection until it ends. The error says why it is refused.
+// join adds a new connection until it ends. If it is refused, join returns it with the
+// error, and does not add it.
 func (cs *clients) join(conn auth.Conn) (*connection, error) {
 	peer := conn.Peer()
 	id := clientOf(peer)
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	u, err := cs.mayConnect(peer.Principal())
-	if err != nil {
-		return nil, err
+	rights := cs.s.cfg.Authz().Rights(peer) // with mu held: RightsChanged misses no connection
+	u := cs.user(peer.Principal())
+	c := &connection{s: cs.s, conn: conn, peer: peer, rights: rights, unread: backlog{user: &u.unread, all: &cs.unread}}
+	err := cs.tooOften(u)
+	if err == nil && rights != 0 {
+		err = cs.place(u, rights.Allows(auth.Admin))
 	}
-	u.meter.charge(time.Now(), cs.s.cfg.Limits().shared(), connectionBytes/2)
+	shared := cs.s.cfg.Limits().shared()
+	if err != nil || rights == 0 {
+		u.meter.charge(time.Now(), shared, connectionBytes)
+		c.client = newClient(id, peer, u)
+		return c, cmp.Or(err, errNoRight)
+	}
+	u.meter.charge(time.Now(), shared, connectionBytes/2)
 	cl := cs.byID[id]
 	if cl == nil {
 		cl = newClient(id, peer, u)
@@ -211,13 +232,39 @@ func (cs *clients) join(conn auth.Conn) (*connection, error) {
 	}
 	cl.conns++
 	u.conns++
-	c := &connection{conn: conn, peer: peer, client: cl}
+	if rights.Allows(auth.Admin) {
+		cs.admins++
+	}
+	c.client = cl
 	cs.byConn[conn] = c
 	go func() { // ends with the connection; wait waits for it
 		<-conn.Done()
 		cs.leave(c)
 	}()
 	return c, nil
+}
+
+// errNoRight refuses a connection: the refusal of its first call says what is missing.
+var errNoRight = errors.New("the peer may not call anything")
+
+// RightsChanged closes the connections of peers that no longer have all rights that they had
+// when they connected: their streams and leases end. It is called after Config.Authz returns
+// another policy.
+func (s *Server) RightsChanged() {
+	cs := s.clients
+	var lost []*connection
+	cs.mu.Lock()
+	policy := s.cfg.Authz()
+	for _, c := range cs.byConn {
+		if !policy.Rights(c.peer).Allows(c.rights) {
+			lost = append(lost, c)
+		}
+	}
+	cs.mu.Unlock()
+	for _, c := range lost {
+		s.cfg.Log.Warn("connection closed: its peer has lost a right", log.Peer(c.peer))
+		_ = c.conn.Close()
+	}
 }
 
 // leave removes a connection and ends its leases. It holds the lock throughout, so
@@ -228,13 +275,21 @@ func (cs *clients) leave(c *connection) {
 	defer cs.mu.Unlock()
 	defer cs.left.Broadcast()
 	delete(cs.byConn, c.conn)
+	c.unread.end()
+	if c.rights.Allows(auth.Admin) {
+		cs.admins--
+	}
 	c.client.user.conns--
 	c.client.conns--
 	leases := c.client.endScope(&c.scope)
 	died := c.conn.Died()
 	if c.client.conns == 0 {
 		delete(cs.byID, c.client.id)
-		cs.s.auditSkipped(c)
+	}
+	// A user that connects again and again has a line a second; the rest is counted in its
+	// next line.
+	if u := c.client.user; u.conns == 0 && u.refusals.ends.Allow() {
+		cs.s.auditSkipped(u)
 	}
 	switch {
 	case died:

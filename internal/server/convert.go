@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/events"
 	"github.com/gpreempt/gpreempt/internal/targets"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
@@ -98,16 +99,22 @@ func (t *target) priority() gpreempt.Priority {
 	return t.info.Priority
 }
 
-func (t *target) message(now clocks) *gpreemptv1.Target {
+// message returns the target; memory is whether the caller may read the memory of the process,
+// which decides over what the kernel shows only to such a caller.
+func (t *target) message(now clocks, memory bool) *gpreemptv1.Target {
 	m := &gpreemptv1.Target{
 		TargetId: t.proc.Key.String(), Pid: t.proc.Key.PID, Comm: t.proc.Comm, Cmdline: t.proc.Cmdline,
 		Uid: t.proc.UID, Cgroup: t.proc.Cgroup.Path, Class: classMessage(t.class()), Priority: uint32(t.priority()),
 		DecidedBy: t.facts.Decision.By, State: gpreemptv1.TargetState(t.info.State),
 		GpuIds: gpuIDs(t.proc.GPUs()), QueueCount: uint32(len(t.proc.Queues)),
-		Mechanism: t.facts.Mechanism, AttachError: t.facts.AttachError, MechanismWhy: t.facts.MechanismWhy,
+		Mechanism: t.facts.Mechanism, AttachError: t.facts.AttachError, MechanismWhy: t.facts.MechanismWhy, AttachCycles: t.facts.AttachCycles,
 		Gid: t.proc.GID, Exe: t.proc.Exe, NamespacePids: t.proc.NamespacePIDs, Container: containerMessage(t.proc.Cgroup, t.facts.Container),
 		Unit: t.proc.Cgroup.Unit, Slice: t.proc.Cgroup.Slice, Environment: t.proc.Env,
 		Suspends: t.info.Suspends, SuspendedTotal: durationpb.New(t.info.SuspendedTotal),
+		Job: t.jobMessage(memory),
+	}
+	if !memory {
+		m.Cmdline, m.Exe, m.Environment = "", "", nil
 	}
 	if t.info.Key.IsZero() {
 		return m
@@ -123,6 +130,26 @@ func (t *target) message(now clocks) *gpreemptv1.Target {
 	}
 	if t.info.LearnedResume > 0 {
 		m.LearnedResume = durationpb.New(t.info.LearnedResume)
+	}
+	return m
+}
+
+// jobMessage returns the job of a process; nil without one. why has the environment of its
+// processes.
+func (t *target) jobMessage(why bool) *gpreemptv1.Job {
+	if t.facts.JobName == "" {
+		return nil
+	}
+	m := &gpreemptv1.Job{Name: t.facts.JobName}
+	if why {
+		m.Why = t.facts.Job.String()
+	}
+	// The scheduler counts offline processes only, and may know the process by an earlier job.
+	if info := t.info.Job; info.Name == m.GetName() {
+		m.TargetCount = uint32(info.Targets)
+		if info.Over > 0 {
+			m.RunningRatio, m.MeasuredOver = &info.Ran, durationpb.New(info.Over)
+		}
 	}
 	return m
 }
@@ -224,6 +251,7 @@ func (s *Server) eventMessage(e events.Entry) *gpreemptv1.Event {
 		FromTarget: gpreemptv1.TargetState(r.FromTarget), ToTarget: gpreemptv1.TargetState(r.ToTarget),
 		FromLease: gpreemptv1.LeaseState(r.FromLease), ToLease: gpreemptv1.LeaseState(r.ToLease),
 		End: gpreemptv1.LeaseEnd(r.End), GpuId: uint32(r.GPU), Cause: string(r.Cause), Clock: durationpb.New(r.At),
+		GpuIds: gpuIDs(r.GPUs),
 	}
 	if !r.Target.IsZero() {
 		m.TargetId = r.Target.String()
@@ -256,14 +284,17 @@ func statisticsMessage(st events.Stats, rules []targets.RuleCount) *gpreemptv1.S
 	m := &gpreemptv1.Statistics{
 		Announcements: st.Announcements, Quiesced: st.Quiesced, MaxWaitPassed: st.MaxWaitPassed,
 		Suspends: st.Suspends, Resumes: st.Resumes, Failures: st.Failures, Coalesced: st.Coalesced,
-		ForcedResumes: st.ForcedResumes, ShadowSuspends: st.ShadowSuspends,
+		ForcedResumes: st.ForcedResumes, ShadowSuspends: st.ShadowSuspends, AttachCycles: st.AttachCycles,
 		QuiesceLatency: latencyMessage(st.Quiesce), SuspendLatency: latencyMessage(st.Suspend),
 		ResumeLatency: latencyMessage(st.Resume), LeaseDuration: latencyMessage(st.Lease),
 	}
 	for _, r := range rules {
+		class := classMessage(r.Class)
+		if r.Rule == classify.ByTag { // each process has its own
+			class = gpreemptv1.Class_CLASS_UNSPECIFIED
+		}
 		m.Rules = append(m.Rules, &gpreemptv1.RuleCount{
-			Rule: r.Rule, Class: classMessage(r.Class), Matched: r.Matched, Decided: r.Decided,
-			MatchesNow: r.MatchesNow, DecidesNow: r.DecidesNow,
+			Rule: r.Rule, Class: class, Matched: r.Matched, Decided: r.Decided, MatchesNow: r.MatchesNow, DecidesNow: r.DecidesNow,
 		})
 	}
 	for _, why := range slices.Sorted(maps.Keys(st.Refused)) {

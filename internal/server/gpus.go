@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync"
+	"time"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
 	"github.com/gpreempt/gpreempt/internal/api"
@@ -13,17 +15,49 @@ import (
 )
 
 // defaultGPUs returns the GPUs of an announcement that names none: those on which
-// the process has queues, or all.
-func defaultGPUs(inv *inventory.Inventory, key gpreempt.ProcessKey) []gpreempt.GPUID {
+// the process has queues, or all. own reports whether they are the former.
+func defaultGPUs(inv *inventory.Inventory, key gpreempt.ProcessKey) (gpus []gpreempt.GPUID, own bool) {
 	proc, _ := inv.Process(key)
-	gpus := proc.GPUs()
-	if len(gpus) == 0 {
-		for _, g := range inv.GPUs() {
-			gpus = append(gpus, g.ID)
-		}
-		slices.Sort(gpus)
+	if gpus = proc.GPUs(); len(gpus) > 0 {
+		return gpus, true
 	}
-	return gpus
+	for _, g := range inv.GPUs() {
+		gpus = append(gpus, g.ID)
+	}
+	slices.Sort(gpus)
+	return gpus, false
+}
+
+// allTakenFor is how long the warning about an announcement stays.
+const allTakenFor = time.Minute
+
+// allTaken notes the last process without queues whose announcement named no GPUs, so that
+// its lease covers all: an API server that has its queues in other processes does that by
+// accident.
+type allTaken struct {
+	mu   sync.Mutex // guards all below
+	pid  int32      // 0: none
+	gpus int
+	at   scheduler.Time
+}
+
+func (t *allTaken) note(pid int32, gpus int, now scheduler.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.pid, t.gpus, t.at = pid, gpus, now
+}
+
+// Warnings returns the warnings about announcements.
+func (s *Server) Warnings() []gpreempt.Warning { return s.allTaken.warnings(s.cfg.Scheduler.Now()) }
+
+func (t *allTaken) warnings(now scheduler.Time) []gpreempt.Warning {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.pid == 0 || now-t.at >= allTakenFor {
+		return nil
+	}
+	return []gpreempt.Warning{gpreempt.WarnAllGPUsTaken.Warn(fmt.Sprintf(
+		"process %d has no GPU queues and named no GPUs in an announcement, so its lease covers all %d", t.pid, t.gpus))}
 }
 
 // selectGPUs returns the GPUs of selectors. The error is UNKNOWN_GPU for the first

@@ -13,24 +13,21 @@ import (
 	"github.com/gpreempt/gpreempt/internal/inventory"
 	"github.com/gpreempt/gpreempt/pkg/discovery/debugfs"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
 // ListHqds returns the hardware slots.
 func (a adminService) ListHqds(ctx context.Context, req *gpreemptv1.ListHqdsRequest) (*gpreemptv1.ListHqdsResponse, error) {
 	var only gpreempt.ProcessKey
 	var on []gpreempt.GPUID // the GPUs of its queues
-	var notBefore time.Time
 	if req.GetTargetId() != "" {
 		proc, err := a.s.resolve(req.GetTargetId())
 		if err != nil {
 			return nil, err
 		}
 		only, on = proc.Key, proc.GPUs()
-		if t := a.s.target(proc); !t.info.Key.IsZero() { // a reading since its last suspend or resume
-			notBefore = a.s.clocks().at(t.info.Since).AsTime()
-		}
 	}
-	h, err := a.s.cfg.Observer.HQDs(ctx, notBefore)
+	h, err := a.s.cfg.Observer.HQDs(ctx, a.s.lastChange(only))
 	if err != nil {
 		return nil, err
 	}
@@ -57,6 +54,24 @@ func (a adminService) ListHqds(ctx context.Context, req *gpreemptv1.ListHqdsRequ
 		m.Notes = append(m.Notes, fmt.Sprintf("line %d of hqds: %s", w.Line, w.Text))
 	}
 	return m, nil
+}
+
+// lastChange returns when the state of a target changed last, or with a zero key that of any: a
+// reading of the slots from before shows queues of a target that is suspended by now.
+func (s *Server) lastChange(only gpreempt.ProcessKey) time.Time {
+	var since time.Duration
+	found := false
+	s.cfg.Scheduler.View(func(c *scheduler.Core) {
+		for _, t := range c.Targets() {
+			if only.IsZero() || t.Key == only {
+				since, found = max(since, t.Since), true
+			}
+		}
+	})
+	if !found {
+		return time.Time{}
+	}
+	return s.clocks().at(since).AsTime()
 }
 
 // unmatchedSlots returns the number of live slots of GPUs whose queue is not known.

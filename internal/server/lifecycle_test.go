@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -115,7 +116,7 @@ func TestShutdownDoesNotWaitForIdleStreams(t *testing.T) {
 	}()
 	h.until(t, "the announcement", func() bool { return len(h.leases()) == 1 })
 
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	h.server.Shutdown(ctx)
 	if ctx.Err() != nil {
@@ -169,23 +170,42 @@ func TestAnnouncementsAreRefusedWhileShuttingDown(t *testing.T) {
 }
 
 func TestShutdownEndsTheWaitForADrain(t *testing.T) {
-	h := startHost(t)
-	admin := h.admin(t)
-	if _, err := h.online(t).NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute)}); err != nil {
-		t.Fatal(err)
-	}
-	h.machine.freeze()
-	waited := make(chan error, 1)
-	go func() {
-		_, err := admin.SetDrain(context.Background(), &gpreemptv1.SetDrainRequest{Drain: true, Wait: true})
-		waited <- err
-	}()
-	h.until(t, "the drain", func() bool { s, _ := h.server.targetState(offline); return s == scheduler.TargetResuming })
-	ctx, cancel := context.WithTimeout(t.Context(), settleTime/2)
-	defer cancel()
-	h.server.Shutdown(ctx)
-	if ctx.Err() != nil {
-		t.Error("Shutdown waited for the drain")
-	}
-	want(t, <-waited, gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown)
+	peer := identity(t)
+	synctest.Test(t, func(t *testing.T) {
+		h := startInMemory(t, peer)
+		admin := h.admin(t)
+		if _, err := h.online(t).NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute)}); err != nil {
+			t.Fatal(err)
+		}
+		h.machine.freeze()
+		waited := make(chan error, 1)
+		go func() {
+			_, err := admin.SetDrain(context.Background(), &gpreemptv1.SetDrainRequest{Drain: true, Wait: true})
+			waited <- err
+		}()
+		h.until(t, "the drain", func() bool { s, _ := h.server.targetState(offline); return s == scheduler.TargetResuming })
+		ctx, cancel := context.WithTimeout(t.Context(), settleTime/2)
+		defer cancel()
+		h.server.Shutdown(ctx)
+		if ctx.Err() != nil {
+			t.Error("Shutdown waited for the drain")
+		}
+		want(t, <-waited, gpreempt.CodeUnavailable, gpreempt.ReasonShuttingDown)
+	})
+}
+
+func TestResumeOfATargetSuspendedForALeaseReturnsAtOnce(t *testing.T) {
+	peer := identity(t)
+	synctest.Test(t, func(t *testing.T) {
+		h := startInMemory(t, peer)
+		if _, err := h.online(t).NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute)}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), settleTime/2)
+		defer cancel()
+		r, err := h.admin(t).ResumeTarget(ctx, &gpreemptv1.ResumeTargetRequest{TargetId: offline.String()})
+		if err != nil || r.GetState() != gpreemptv1.TargetState_TARGET_STATE_SUSPENDED {
+			t.Errorf("resumed: %v, %v; want the state suspended", r, err)
+		}
+	})
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -92,8 +93,14 @@ func TestStreamsPerClientAreBounded(t *testing.T) {
 }
 
 func TestConnectionsPerUserAreBounded(t *testing.T) {
-	core, logs := observer.New(zap.WarnLevel)
-	h := startHost(t, func(c *Config, _ *scheduler.Limits) { c.Log = zap.New(core) })
+	logged := make(chan string, 100)
+	h := startHost(t, func(c *Config, _ *scheduler.Limits) {
+		core, _ := observer.New(zap.WarnLevel)
+		c.Log = zap.New(core, zap.Hooks(func(e zapcore.Entry) error {
+			logged <- e.Message
+			return nil
+		}))
+	})
 	h.setLimits(func(l *Limits) { l.ConnectionsPerUser = 2 })
 	var conns []*grpc.ClientConn
 	for range 2 {
@@ -111,14 +118,34 @@ func TestConnectionsPerUserAreBounded(t *testing.T) {
 	if _, err := raw.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
 		t.Errorf("the connection above the limit reads %v, want its end", err)
 	}
-	if logs.Len() == 0 {
-		t.Error("the refusal is not in the log")
+	if got := <-logged; got != "client connection refused" {
+		t.Errorf("the log has %q, want the refusal", got)
 	}
+	// A client of gRPC gets the reason, as the outcome of its call or stream.
+	admin := h.admin(t)
+	_, err = admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
+	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsPerUser)
+	stream, err := admin.WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{})
+	if err == nil {
+		_, err = stream.Recv()
+	}
+	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsPerUser)
 	// After the end of one, another is accepted: gRPC reconnects automatically.
 	_ = conns[0].Close()
-	_, err = h.admin(t).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}, grpc.WaitForReady(true))
-	if err != nil {
+	h.awaitConnections(t, 1)
+	if _, err = admin.GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}); err != nil {
 		t.Error(err)
+	}
+}
+
+// awaitConnections waits until at most so many connections are open.
+func (h *host) awaitConnections(t *testing.T, most int) {
+	t.Helper()
+	cs := h.server.clients
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	for len(cs.byConn) > most {
+		cs.left.Wait()
 	}
 }
 
@@ -266,6 +293,6 @@ func TestCallerWithoutIdentityIsRefused(t *testing.T) {
 			t.Error("the handler was called")
 			return nil, nil
 		})
-	_, err := handler(nil, t.Context(), nil, nil)
+	err := handler(nil, &stream{ctx: t.Context()})
 	want(t, err, gpreempt.CodeUnauthenticated, gpreempt.ReasonNoIdentity)
 }

@@ -92,11 +92,7 @@ func (a adminService) ListTargets(ctx context.Context, req *gpreemptv1.ListTarge
 		t := &sn.targets[i]
 		if len(t.proc.Queues) > 0 && classMatches(req.GetClass(), t) && inContainer(req.GetContainer(), t) && hasPID(req.GetPid(), t) &&
 			(req.GetGpuId() == 0 || slices.Contains(t.proc.GPUs(), gpreempt.GPUID(req.GetGpuId()))) {
-			msg := t.message(sn.clocks)
-			if !a.s.mayReadMemory(ctx, t.proc.UID) {
-				msg.Environment = nil
-			}
-			m.Targets = append(m.Targets, msg)
+			m.Targets = append(m.Targets, t.message(sn.clocks, a.s.mayReadMemory(ctx, t.proc.Process)))
 		}
 	}
 	return m, nil
@@ -139,8 +135,8 @@ func (a adminService) ListQueues(ctx context.Context, req *gpreemptv1.ListQueues
 }
 
 // mayReadMemory is auth.Policy.MayReadMemory for the caller.
-func (s *Server) mayReadMemory(ctx context.Context, uid uint32) bool {
-	return s.cfg.Authz().MayReadMemory(callerOf(ctx).peer, uid)
+func (s *Server) mayReadMemory(ctx context.Context, proc gpreempt.Process) bool {
+	return s.cfg.Authz().MayReadMemory(callerOf(ctx).peer, proc.Key, proc.UID)
 }
 
 // addBacklogs sets the backlogs of queues, which are ascending by process, in their
@@ -203,17 +199,14 @@ func (a adminService) ExplainTarget(ctx context.Context, req *gpreemptv1.Explain
 		return nil, scheduler.UnknownTarget(proc.Key)
 	}
 	now := s.clocks()
-	m := &gpreemptv1.ExplainTargetResponse{Target: t.message(now), Verdict: e.Verdict}
-	readable := s.mayReadMemory(ctx, proc.UID)
-	if !readable {
-		m.Target.Environment = nil
-	}
+	readable := s.mayReadMemory(ctx, proc.Process)
+	m := &gpreemptv1.ExplainTargetResponse{Target: t.message(now, readable), Verdict: e.Verdict}
 	for _, step := range s.cfg.Directory.Explain(proc.Key) {
 		class := gpreemptv1.Class_CLASS_UNSPECIFIED
 		if step.By != classify.ByAdmin || step.Matches {
 			class = classMessage(step.Class)
 		}
-		if !readable { // the detail may quote the environment
+		if !readable { // the detail may quote what message leaves out
 			step.Detail = "shown only to admins and to the user of the process"
 		}
 		m.Classification = append(m.Classification, &gpreemptv1.ClassifyStep{
@@ -234,15 +227,13 @@ func (a adminService) ExplainTarget(ctx context.Context, req *gpreemptv1.Explain
 }
 
 // GetStatistics returns counters and latencies.
-func (a adminService) GetStatistics(context.Context, *gpreemptv1.GetStatisticsRequest) (*gpreemptv1.GetStatisticsResponse, error) {
-	return &gpreemptv1.GetStatisticsResponse{Statistics: statisticsMessage(a.s.cfg.Events.Stats(), a.s.cfg.Directory.RuleCounts())}, nil
+func (a adminService) GetStatistics(ctx context.Context, _ *gpreemptv1.GetStatisticsRequest) (*gpreemptv1.GetStatisticsResponse, error) {
+	return a.s.statistics.get(ctx, callerOf(ctx).notBefore(), func() *gpreemptv1.GetStatisticsResponse {
+		return &gpreemptv1.GetStatisticsResponse{Statistics: statisticsMessage(a.s.cfg.Events.Stats(), a.s.cfg.Directory.RuleCounts())}
+	})
 }
 
 // Diagnose checks whether and how gpreempt can work on this host.
 func (a adminService) Diagnose(ctx context.Context, _ *gpreemptv1.DiagnoseRequest) (*gpreemptv1.DiagnoseResponse, error) {
-	report := a.s.cfg.Diagnose(ctx)
-	if ctx.Err() != nil { // the report may be incomplete
-		return nil, context.Cause(ctx)
-	}
-	return report, nil
+	return a.s.diagnosis.get(ctx, callerOf(ctx).notBefore(), func() *gpreemptv1.DiagnoseResponse { return a.s.cfg.Diagnose(ctx) })
 }

@@ -59,6 +59,10 @@ func newMachine() *machine {
 // Attach does nothing: directory.tell posts the result.
 func (m *machine) Attach(gpreempt.ProcessKey) {}
 
+func (m *machine) Inspect(target gpreempt.ProcessKey, seq uint64) {
+	m.enqueue(scheduler.Inspected{Target: target, Seq: seq})
+}
+
 func (m *machine) Detach(target gpreempt.ProcessKey) { m.enqueue(scheduler.Detached{Target: target}) }
 
 func (m *machine) Suspend(target gpreempt.ProcessKey, seq uint64) {
@@ -178,10 +182,13 @@ type readings struct {
 	hqds      *inventory.HQDs
 	hqdsErr   error
 	evictions map[gpreempt.GPUID]uint64
+	// notBefore is the argument of the last call of HQDs.
+	notBefore time.Time
 }
 
 func (s *readings) Sources() []inventory.Source { return s.sources }
-func (s *readings) HQDs(context.Context, time.Time) (*inventory.HQDs, error) {
+func (s *readings) HQDs(_ context.Context, notBefore time.Time) (*inventory.HQDs, error) {
+	s.notBefore = notBefore
 	return s.hqds, s.hqdsErr
 }
 
@@ -199,6 +206,9 @@ type host struct {
 	directory *directory
 	machine   *machine
 	socket    string
+	// listener is that of startInMemory, whose connections have the peer.
+	listener *memoryListener
+	peer     auth.Conn
 
 	mu     sync.Mutex // guards limits, rights, procs
 	limits Limits
@@ -226,7 +236,21 @@ var (
 
 type option func(*Config, *scheduler.Limits)
 
+// startHost returns a host with a server on a socket, until the end of the test.
 func startHost(tb testing.TB, opts ...option) *host {
+	tb.Helper()
+	socket := filepath.Join(testutil.TempSocketDir(tb), "gpreemptd.sock")
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
+	if err != nil {
+		tb.Fatal(err)
+	}
+	h := startOn(tb, auth.NewUnixListener(l, auth.UnixOptions{}), opts...)
+	h.socket = socket
+	return h
+}
+
+// startOn is startHost for a listener.
+func startOn(tb testing.TB, l net.Listener, opts ...option) *host {
 	tb.Helper()
 	h := &host{
 		events: events.NewLog(1024), inventory: inventory.New(1024), machine: newMachine(),
@@ -235,7 +259,6 @@ func startHost(tb testing.TB, opts ...option) *host {
 			ConnectionsPerUser: 4096, ConnectionsTotal: 4096,
 		},
 		rights: func() auth.Policy { return auth.Policy{OwnerUID: uint32(os.Getuid())} },
-		socket: filepath.Join(testutil.TempSocketDir(tb), "gpreemptd.sock"),
 	}
 	cfg := Config{
 		Events: h.events, Inventory: h.inventory, MaxMessageBytes: 64 << 10, Epoch: epoch, Now: time.Now,
@@ -255,7 +278,7 @@ func startHost(tb testing.TB, opts ...option) *host {
 		opt(&cfg, &leases)
 	}
 	policy := scheduler.DefaultPolicy()
-	policy.ShareFloor, policy.MaxWait = 0, 10*time.Second
+	policy.ShareFloor, policy.MaxWait, policy.AttachAfter = 0, 10*time.Second, 0
 	h.runner = scheduler.NewRunner(scheduler.New(policy.Normalize(), leases), monotonic{time.Now()}, testutil.NewTimer(), h.machine,
 		func(r scheduler.Record) { h.events.Append(time.Now(), r, "") })
 	h.machine.post = h.runner.Post
@@ -292,17 +315,13 @@ func startHost(tb testing.TB, opts ...option) *host {
 	wg.Go(h.machine.run)
 	wg.Go(func() { _ = h.runner.Run(ctx, time.Minute, func() {}) })
 	h.server = New(cfg)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: h.socket, Net: "unix"})
-	if err != nil {
-		tb.Fatal(err)
-	}
 	wg.Go(func() {
-		if err := h.server.Serve(auth.NewUnixListener(l, auth.UnixOptions{})); err != nil {
+		if err := h.server.Serve(l); err != nil {
 			tb.Errorf("Serve: %v", err)
 		}
 	})
 	tb.Cleanup(func() {
-		stop, over := context.WithTimeout(context.Background(), 10*time.Second)
+		stop, over := context.WithTimeout(context.Background(), time.Minute)
 		defer over()
 		h.server.Shutdown(stop)
 		if stop.Err() != nil {
@@ -326,6 +345,13 @@ func (h *host) setProcs(procs ...discovery.Proc) {
 	h.inventory.Apply(seen, discovery.Snapshot{Processes: procs})
 }
 
+// setRights sets the policy of rights.
+func (h *host) setRights(p auth.Policy) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.rights = func() auth.Policy { return p }
+}
+
 func (h *host) setLimits(change func(*Limits)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -335,8 +361,15 @@ func (h *host) setLimits(change func(*Limits)) {
 // dial returns a new connection.
 func (h *host) dial(tb testing.TB) *grpc.ClientConn {
 	tb.Helper()
-	conn, err := grpc.NewClient("unix:"+h.socket, grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(16<<20)))
+	address := "unix:" + h.socket
+	options := []grpc.DialOption{
+		grpc.EmptyDialOption{}, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(16 << 20)),
+	}
+	if h.listener != nil {
+		address = "passthrough:memory"
+		options[0] = grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return h.listener.dial(h.peer), nil })
+	}
+	conn, err := grpc.NewClient(address, options...)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -382,7 +415,7 @@ func (h *host) leases() (infos []scheduler.LeaseInfo) {
 // until waits until a condition holds; it checks it after each event.
 func (h *host) until(tb testing.TB, what string, is func() bool) {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for {
 		revision := h.events.Revision()

@@ -398,7 +398,7 @@ func TestNotesOfExpiredLeasesAreDeleted(t *testing.T) {
 func TestAnnouncementsAboveTheLimitAreRefused(t *testing.T) {
 	const limit = 10_000
 	h := startHost(t, func(_ *Config, l *scheduler.Limits) {
-		l.LeasesPerClient, l.LeasesPerUser, l.LeasesTotal = limit, limit+1, limit+1
+		l.LeasesPerClient, l.LeasesPerUser, l.LeasesTotal = limit, limit+2, limit+1
 	})
 	req := &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute), MaxWait: durationpb.New(0), Gpus: []*gpreemptv1.GpuSelector{byID(gpuA)}}
 	c := h.session(t)
@@ -417,15 +417,19 @@ func TestAnnouncementsAboveTheLimitAreRefused(t *testing.T) {
 	if got := h.startChild(t).do(t, "announce"); !strings.HasPrefix(got, h.server.leasePrefix) {
 		t.Errorf("another client gets %q, want a lease", got)
 	}
-	_, err = h.admin(t).CreateLease(t.Context(), &gpreemptv1.CreateLeaseRequest{Announce: req})
-	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonLeasesTotal)
+	if got := h.startChild(t).do(t, "announce"); !strings.Contains(got, string(gpreempt.ReasonLeasesTotal)) {
+		t.Errorf("a client above the total gets %q, want LEASES_TOTAL", got)
+	}
+	if _, err = h.admin(t).CreateLease(t.Context(), &gpreemptv1.CreateLeaseRequest{Announce: req}); err != nil {
+		t.Errorf("an admin, when the clients have all leases: %v", err)
+	}
 	if err := c.stream.CloseSend(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := c.stream.Recv(); !errors.Is(err, io.EOF) {
 		t.Fatal(err)
 	}
-	if got := len(h.leases()); got != 1 {
-		t.Errorf("%d leases after the stream ended, want the other client's", got)
+	if got := len(h.leases()); got != 2 {
+		t.Errorf("%d leases after the stream ended, want the other client's and the admin's", got)
 	}
 }

@@ -19,10 +19,9 @@ import (
 // This file has what differs between a process on a unix socket and the owner of a
 // certificate on TCP; the rest of the server uses an auth.Conn and an auth.Peer.
 
-// serverCredentials accepts a connection when its peer is proved and the limits of
-// connections allow it. A refusal here costs no goroutine, no memory and no
-// descriptor once it is over; the client sees its connection closed. A connection
-// of any other listener, such as one of plain TCP, is refused.
+// serverCredentials accepts a connection when its peer is proved and has a right, and the
+// limits of connections allow it. A connection of any other listener, such as one of
+// plain TCP, is refused.
 type serverCredentials struct {
 	credentials.TransportCredentials
 	s *Server
@@ -31,13 +30,14 @@ type serverCredentials struct {
 func (sc *serverCredentials) ServerHandshake(raw net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	sc.s.drainer.handshake()
 	conn, info, err := sc.TransportCredentials.ServerHandshake(raw)
-	var c *connection
-	if err == nil {
-		c, err = sc.s.clients.join(info.(auth.Info).Conn)
-	}
 	if err != nil {
 		sc.s.Refused(err)
 		return nil, nil, err
+	}
+	c, err := sc.s.clients.join(info.(auth.Info).Conn)
+	if err != nil {
+		sc.s.explain(c, err)
+		return nil, nil, credentials.ErrConnDispatched
 	}
 	return &throttledConn{Conn: conn, s: sc.s, c: c}, info, nil
 }
@@ -93,6 +93,9 @@ func (c *connection) fields() []zap.Field {
 func howToGet(p auth.Peer, right string) string {
 	switch p := p.(type) {
 	case auth.Process:
+		if p.Nested && right == "admin" {
+			return "call from outside of the container, or set access.container_admins in the daemon's config file"
+		}
 		return fmt.Sprintf("add the user to one of access.%s_groups, and log in again", right)
 	case auth.Certificate:
 		if len(p.Names) == 0 {

@@ -23,6 +23,7 @@ func policyMessage(p scheduler.Policy) *gpreemptv1.Policy {
 		LingerMax: durationpb.New(p.LingerMax), ShareFloor: p.ShareFloor, ShareWindow: durationpb.New(p.ShareWindow),
 		MaxSuspend: durationpb.New(p.MaxSuspend), MinRun: durationpb.New(p.MinRun), Gang: gpreemptv1.GangScope(p.Gang),
 		Shadow: p.Shadow, MaxWait: durationpb.New(p.MaxWait), DefaultTtl: durationpb.New(p.DefaultTTL), MaxTtl: durationpb.New(p.MaxTTL),
+		AttachAfter: durationpb.New(p.AttachAfter),
 	}
 }
 
@@ -79,6 +80,8 @@ func setKnob(p *scheduler.Policy, knob protoreflect.FieldDescriptor, v protorefl
 		return setTime(&p.MaxSuspend, name, v)
 	case "min_run":
 		return setTime(&p.MinRun, name, v)
+	case "attach_after":
+		return setTime(&p.AttachAfter, name, v)
 	case "max_wait":
 		return setTime(&p.MaxWait, name, v)
 	case "default_ttl":

@@ -56,12 +56,12 @@ func TestMergePolicy(t *testing.T) {
 				SuspendWhen: gpreemptv1.SuspendWhen_SUSPEND_WHEN_SLACK, Linger: gpreemptv1.Linger_LINGER_NONE, LingerMax: durationpb.New(1),
 				ShareFloor: 0.5, ShareWindow: durationpb.New(time.Second), MaxSuspend: durationpb.New(time.Second), MinRun: durationpb.New(time.Second),
 				Gang: gpreemptv1.GangScope_GANG_SCOPE_JOB, Shadow: true, MaxWait: durationpb.New(2), DefaultTtl: durationpb.New(time.Second),
-				MaxTtl: durationpb.New(time.Minute),
+				MaxTtl: durationpb.New(time.Minute), AttachAfter: durationpb.New(time.Hour),
 			}},
 			scheduler.Policy{
 				Preset: "custom", SuspendWhen: scheduler.SuspendSlack, Linger: scheduler.LingerNone, LingerMax: 1, ShareFloor: 0.5,
 				ShareWindow: time.Second, MaxSuspend: time.Second, MinRun: time.Second, Gang: scheduler.GangJob, Shadow: true, MaxWait: 2,
-				DefaultTTL: time.Second, MaxTTL: time.Minute,
+				DefaultTTL: time.Second, MaxTTL: time.Minute, AttachAfter: time.Hour,
 			},
 		},
 	} {

@@ -222,7 +222,7 @@ func TestSourcesRulesAndEvictionsAreShown(t *testing.T) {
 		}
 	})
 	h.directory.mu.Lock()
-	h.directory.counts = []targets.RuleCount{{Rule: "batch", Class: gpreempt.Offline, Matched: 4, Decided: 3, MatchesNow: 2, DecidesNow: 1}}
+	h.directory.counts = []targets.RuleCount{{Rule: "batch", Class: gpreempt.Offline, Matched: 4, Decided: 3, MatchesNow: 2, DecidesNow: 1}, {Rule: classify.ByTag, Matched: 2}}
 	h.directory.steps = []classify.Step{
 		{By: classify.ByAdmin, Detail: "no override"},
 		{By: "rule batch", Class: gpreempt.Offline, Matches: true, Decides: true, Detail: "comm"},
@@ -248,6 +248,7 @@ func TestSourcesRulesAndEvictionsAreShown(t *testing.T) {
 	}
 	if diff := cmp.Diff([]*gpreemptv1.RuleCount{
 		{Rule: "batch", Class: gpreemptv1.Class_CLASS_OFFLINE, Matched: 4, Decided: 3, MatchesNow: 2, DecidesNow: 1},
+		{Rule: "tag", Matched: 2},
 	}, stats.GetStatistics().GetRules(), protocmp.Transform()); diff != "" {
 		t.Errorf("rules (-want +got):\n%s", diff)
 	}
@@ -270,5 +271,27 @@ func TestSourcesRulesAndEvictionsAreShown(t *testing.T) {
 	}
 	if a, b := gpus.GetGpus()[0], gpus.GetGpus()[1]; a.MemoryEvictions == nil || a.GetMemoryEvictions() != 3 || b.MemoryEvictions != nil {
 		t.Errorf("evictions of %v and %v, want 3 and none", a.MemoryEvictions, b.MemoryEvictions)
+	}
+}
+
+// A reading of the slots from before the last suspend would show the queues of a target that is
+// off the GPU by now.
+func TestSlotsAreReadSinceTheLastChangeOfATarget(t *testing.T) {
+	seen := &readings{hqds: &inventory.HQDs{}}
+	h := startHost(t, func(c *Config, _ *scheduler.Limits) { c.Observer = seen })
+	admin := h.admin(t)
+	list := func(target string) time.Time {
+		t.Helper()
+		if _, err := admin.ListHqds(t.Context(), &gpreemptv1.ListHqdsRequest{TargetId: target}); err != nil {
+			t.Fatal(err)
+		}
+		return seen.notBefore
+	}
+	before := list("")
+	if _, err := h.online(t).NotifyOnline(t.Context(), &gpreemptv1.NotifyOnlineRequest{Ttl: durationpb.New(time.Minute)}); err != nil {
+		t.Fatal(err)
+	}
+	if all, ofSuspended := list(""), list(offline.String()); !all.After(before) || !ofSuspended.After(before) {
+		t.Errorf("slots of all: not before %v; of the suspended target: not before %v; both were %v before the suspend", all, ofSuspended, before)
 	}
 }

@@ -1,9 +1,11 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -73,10 +75,10 @@ func (m *meter) limiters(q quota) (requests, bytes *rate.Limiter) {
 	return m.requests, m.bytes
 }
 
-// take takes one request, and reports whether the quota allows it.
-func (m *meter) take(now time.Time, q quota) bool {
+// take takes n requests, at most the burst, and reports whether the quota allows it.
+func (m *meter) take(now time.Time, q quota, n int) bool {
 	requests, _ := m.limiters(q)
-	return requests.AllowN(now, 1)
+	return requests.AllowN(now, min(n, q.burst))
 }
 
 // charge takes n bytes, which may end in debt.
@@ -104,16 +106,16 @@ func (m *meter) full(now time.Time, q quota) bool {
 	return requests.TokensAt(now) >= float64(requests.Burst()) && bytes.TokensAt(now) >= float64(bytes.Burst())
 }
 
-// takeRequest takes one request of the client and of its user. A refusal is
+// takeRequest takes the cost of a request from the client and from its user. A refusal is
 // charged to both.
-func (c *client) takeRequest(l Limits) error {
+func (c *client) takeRequest(l Limits, cost int) error {
 	now := time.Now()
 	e := &gpreempt.Error{Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonRateLimited}
 	switch {
-	case !c.meter.take(now, l.own()):
+	case !c.meter.take(now, l.own(), cost):
 		e.Message = fmt.Sprintf("%v sends more than %d requests per second", c.peer, l.RequestsPerSecond)
 		e.Next = "send fewer, or raise limits.requests_per_second"
-	case !c.user.meter.take(now, l.shared()):
+	case !c.user.meter.take(now, l.shared(), cost):
 		e.Message = fmt.Sprintf("the clients of %s together send more than %d requests per second", c.user.id, l.RequestsPerUser)
 		e.Next = "send fewer, or raise limits.requests_per_user"
 	default:
@@ -153,12 +155,38 @@ func (c *client) closeStream() {
 type user struct {
 	id    scheduler.UserID
 	meter meter
+	// refusals limits the lines of the audit log.
+	refusals *logLimiter
 
 	conns int // guarded by clients.mu
 
+	unread atomic.Int64 // bytes of answers that are not yet written
+
 	mu    sync.Mutex // guards calls
 	calls int        // in flight, without streams
+
+	reads chan struct{} // has an element for each call that reads the state, while it does
 }
+
+// readsPerUser is how many calls of a user read the daemon's state at a time; the others
+// wait. Such an answer may need a megabyte before it is encoded.
+const readsPerUser = 2
+
+func newUser(name string) *user {
+	return &user{id: scheduler.UserID(name), refusals: newLogLimiter(), reads: make(chan struct{}, readsPerUser)}
+}
+
+// beginRead waits until a call may read the state; endRead lets the next one do so.
+func (u *user) beginRead(ctx context.Context) error {
+	select {
+	case u.reads <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (u *user) endRead() { <-u.reads }
 
 // beginCall counts a call in that is not a stream; endCall counts it out.
 func (u *user) beginCall() error {
@@ -179,58 +207,81 @@ func (u *user) endCall() {
 	u.calls--
 }
 
-// MayConnect reports whether a user may have one more connection. auth.NewUnixListener
-// calls it before anything else is done for a connection, so that a flood of
-// connections costs little.
+// MayConnect returns an error if a user connects, or is refused, too often.
+// auth.NewUnixListener calls it before anything else is done for a connection, so that a
+// flood of connections costs little. Connections of uid 0 are checked by join only, because
+// root in a container has another account than root.
 func (s *Server) MayConnect(uid uint32) error {
+	if uid == 0 {
+		return nil
+	}
 	cs := s.clients
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	u, err := cs.mayConnect(auth.Process{UID: uid}.Principal())
-	if err == nil {
-		u.meter.charge(time.Now(), s.cfg.Limits().shared(), connectionBytes/2) // join charges the other half
+	u := cs.user(auth.Process{UID: uid}.Principal())
+	if err := cs.tooOften(u); err != nil {
+		return err
 	}
-	return err
+	u.meter.charge(time.Now(), s.cfg.Limits().shared(), connectionBytes/2) // join charges the other half
+	return nil
 }
 
-// mayConnect returns the user of a new connection, or an error that says why it is
-// refused. A user without connections is forgotten once its meter is full and not
-// before, so a new connection does not start a new account. The caller holds mu.
-func (cs *clients) mayConnect(name string) (*user, error) {
-	l, now := cs.s.cfg.Limits(), time.Now()
-	shared := l.shared()
-	u := cs.users[name]
-	if u == nil {
-		if len(cs.users) >= cs.pruneUsers {
-			for id, u := range cs.users {
-				if u.conns == 0 && u.meter.full(now, shared) {
-					delete(cs.users, id)
-				}
-			}
-			cs.pruneUsers = max(minPrune, 2*len(cs.users))
-		}
-		u = &user{id: scheduler.UserID(name)}
-		cs.users[name] = u
+// user returns the account of a user. A user without connections is forgotten once its
+// meter is full and not before, so a new connection does not start a new account. The
+// caller holds mu.
+func (cs *clients) user(name string) *user {
+	if u := cs.users[name]; u != nil {
+		return u
 	}
-	refused := &gpreempt.Error{Code: gpreempt.CodeResourceExhausted}
-	switch {
-	case u.conns >= l.ConnectionsPerUser:
-		refused.Reason = gpreempt.ReasonConnsPerUser
-		refused.Message = fmt.Sprintf("%s has %d connections, its maximum", name, u.conns)
-		refused.Next = "use the open connections, or raise limits.connections_per_user"
-	case len(cs.byConn) >= l.ConnectionsTotal:
-		refused.Reason = gpreempt.ReasonConnsTotal
-		refused.Message = fmt.Sprintf("%d connections are open, the maximum", len(cs.byConn))
-		refused.Next = "see which processes have them (ss -xp), or raise limits.connections_total"
-	case u.meter.debt(now, shared) > connectDebt:
-		refused.Reason = gpreempt.ReasonRateLimited
-		refused.Message = fmt.Sprintf("the clients of %s send requests and connect too often", name)
-		refused.Next = "use the open connections, or raise limits.requests_per_user"
-	default:
-		return u, nil
+	if len(cs.users) >= cs.pruneUsers {
+		now, shared := time.Now(), cs.s.cfg.Limits().shared()
+		for id, u := range cs.users {
+			if u.conns == 0 && u.meter.full(now, shared) {
+				delete(cs.users, id)
+			}
+		}
+		cs.pruneUsers = max(minPrune, 2*len(cs.users))
+	}
+	u := newUser(name)
+	cs.users[name] = u
+	return u
+}
+
+// tooOften returns an error if the clients of a user are deep in debt. The caller holds mu.
+func (cs *clients) tooOften(u *user) error {
+	now, shared := time.Now(), cs.s.cfg.Limits().shared()
+	if u.meter.debt(now, shared) <= connectDebt {
+		return nil
 	}
 	u.meter.charge(now, shared, refusalBytes)
-	return nil, refused
+	return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonRateLimited,
+		fmt.Sprintf("the clients of %s send requests and connect too often", u.id),
+		"use the open connections, or raise limits.requests_per_user")
+}
+
+// reservedPlaces is the part of limits.connections_total that is for admins: a sixteenth.
+func reservedPlaces(total int) int { return total / 16 }
+
+// place returns an error if a user may not have another connection. Admins may use every
+// place; the others have all but the reserved ones, and none of them more than as many as
+// are left, so that a few users cannot take the places of all. The caller holds mu.
+func (cs *clients) place(u *user, admin bool) error {
+	l := cs.s.cfg.Limits()
+	left := l.ConnectionsTotal - len(cs.byConn)
+	if !admin {
+		left = l.ConnectionsTotal - reservedPlaces(l.ConnectionsTotal) - (len(cs.byConn) - cs.admins)
+	}
+	switch {
+	case u.conns >= l.ConnectionsPerUser:
+		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsPerUser,
+			fmt.Sprintf("%s has %d connections, its maximum", u.id, u.conns),
+			"use the open connections, or raise limits.connections_per_user")
+	case left <= 0, !admin && u.conns >= left:
+		return refusal(gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsTotal,
+			fmt.Sprintf("%d connections are open, %d of them of %s, and %d are left", len(cs.byConn), u.conns, u.id, max(0, left)),
+			"see which processes have them (ss -xp), or raise limits.connections_total")
+	}
+	return nil
 }
 
 // throttledConn is a connection that is read at the rate its client is allowed.
@@ -262,4 +313,12 @@ func (t *throttledConn) Read(b []byte) (int, error) {
 	n, err := t.Conn.Read(b)
 	client.charge(t.s.cfg.Limits(), n)
 	return n, err
+}
+
+func (t *throttledConn) Write(b []byte) (int, error) {
+	writes := &t.c.unread.writes
+	writes.Add(1)
+	defer writes.Add(1)
+	t.s.clients.watchUnread()
+	return t.Conn.Write(b)
 }

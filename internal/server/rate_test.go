@@ -1,17 +1,22 @@
 package server
 
 import (
-	"context"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 	"pgregory.net/rapid"
 
 	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
@@ -31,7 +36,7 @@ func TestMeterAllowsTheRateAndTheBurstAndNoMore(t *testing.T) {
 		now, allowed := began, 0
 		for _, pause := range rapid.SliceOfN(rapid.Int64Range(0, int64(3*gap)), 1, 300).Draw(t, "pauses") {
 			now = now.Add(time.Duration(pause))
-			if m.take(now, q) {
+			if m.take(now, q, 1) {
 				allowed++
 			}
 			// 1e-6: the limiter computes in floating point.
@@ -40,7 +45,7 @@ func TestMeterAllowsTheRateAndTheBurstAndNoMore(t *testing.T) {
 			}
 		}
 		for range 50 {
-			if now = now.Add(gap); !m.take(now, q) {
+			if now = now.Add(gap); !m.take(now, q, 1) {
 				t.Fatalf("refused at the rate of %d per second", q.perSecond)
 			}
 		}
@@ -82,7 +87,7 @@ func TestConnectionInDebtIsNotReadUntilItIsPaid(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
-		c := newClient(1, auth.Process{}, &user{})
+		c := newClient(1, auth.Process{}, newUser("uid 7"))
 		p := &throttledConn{Conn: endless{}, s: s, c: &connection{conn: openConn{}, client: c}}
 		read := func() time.Duration {
 			began := time.Now()
@@ -111,7 +116,7 @@ func TestWaitingConnectionsAreReadInTurns(t *testing.T) {
 		const connections = 50
 		l := Limits{RequestsPerSecond: 1000, Burst: 1000, RequestsPerUser: 4000}
 		s := &Server{cfg: Config{Limits: func() Limits { return l }}}
-		c := newClient(1, auth.Process{}, &user{})
+		c := newClient(1, auth.Process{}, newUser("uid 7"))
 		for range 11 {
 			c.charge(l, 25_600)
 		}
@@ -197,7 +202,7 @@ func TestTooLargeMessageIsCounted(t *testing.T) {
 	}
 	counted := func() uint64 { return h.events.Stats().Refused[gpreempt.ReasonMessageTooLarge] }
 	// The status is sent before it is counted.
-	for late := time.After(10 * time.Second); counted() < 2; {
+	for late := time.After(time.Minute); counted() < 2; {
 		select {
 		case <-late:
 			t.Fatalf("%d are counted, want 2", counted())
@@ -234,7 +239,7 @@ func TestCallWithoutItsMessageEndsItsConnection(t *testing.T) {
 }
 
 func TestCallsInFlightOfAUserAreBounded(t *testing.T) {
-	u := &user{id: "uid 7"}
+	u := newUser("uid 7")
 	for range callsPerUser {
 		if err := u.beginCall(); err != nil {
 			t.Fatal(err)
@@ -247,21 +252,121 @@ func TestCallsInFlightOfAUserAreBounded(t *testing.T) {
 	}
 }
 
-func TestConnectionsOfAllUsersAreBounded(t *testing.T) {
-	h := startHost(t)
-	h.setLimits(func(l *Limits) { l.ConnectionsTotal = 1 })
-	if _, err := h.admin(t).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}); err != nil {
-		t.Fatal(err)
+// places opens connections of users that do not exist, as many as they get.
+func places(h *host, limits map[string]int, admin map[string]bool) (got map[string]int) {
+	cs := h.server.clients
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	got = map[string]int{}
+	for _, name := range slices.Sorted(maps.Keys(limits)) {
+		u := newUser(name)
+		for range limits[name] {
+			if cs.place(u, admin[name]) != nil {
+				break
+			}
+			u.conns++
+			got[name]++
+			c := &connection{client: newClient(1, auth.Process{}, u)}
+			if admin[name] {
+				cs.admins++
+			}
+			cs.byConn[&closable{}] = c
+		}
 	}
-	want(t, h.server.MayConnect(12345), gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsTotal)
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	if _, err := h.admin(t).GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{}); err == nil {
-		t.Error("a second connection is served")
+	clear(cs.byConn)
+	cs.admins = 0
+	return got
+}
+
+// Users who take all they can leave places for others, and for admins.
+func TestPlacesAreLeftForOthersAndForAdmins(t *testing.T) {
+	h := startHost(t)
+	h.setLimits(func(l *Limits) { l.ConnectionsTotal, l.ConnectionsPerUser = 1024, 256 })
+	for name, c := range map[string]struct{ tried, want map[string]int }{
+		"few": {map[string]int{"a": 200, "b": 200, "root": 5}, map[string]int{"a": 200, "b": 200, "root": 5}},
+		"too many": {
+			map[string]int{"a": 1000, "b": 1000, "c": 1000, "d": 1000, "e": 1000, "f": 1000, "root": 1000},
+			map[string]int{"a": 256, "b": 256, "c": 224, "d": 112, "e": 56, "f": 28, "root": 92},
+		},
+	} {
+		if diff := cmp.Diff(c.want, places(h, c.tried, map[string]bool{"root": true})); diff != "" {
+			t.Errorf("%s: places (-want +got):\n%s", name, diff)
+		}
+	}
+	// Whatever other users do, the reserved places are left for admins.
+	crowd := map[string]int{"root": 1000}
+	for i := range 5000 {
+		crowd[fmt.Sprintf("%04d", i)] = 1
+	}
+	if got := places(h, crowd, map[string]bool{"root": true})["root"]; got != 64 {
+		t.Errorf("%d places are left for admins, want 64", got)
+	}
+}
+
+// When others have all places, the refusal names the limit, and an admin is served.
+func TestAdminIsServedWhenOthersHaveAllPlaces(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to connect as another user")
+	}
+	h := startHost(t)
+	h.setRights(auth.Policy{OnlineUIDs: []uint32{nobody}})
+	h.setLimits(func(l *Limits) { l.ConnectionsTotal = 16 })
+	var err error
+	for range 20 {
+		if _, err = gpreemptv1.NewAdminServiceClient(h.dialAsNobody(t)).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}); err != nil {
+			break
+		}
+	}
+	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsTotal)
+	if _, err := h.admin(t).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{}); err != nil {
+		t.Errorf("the admin: %v", err)
 	}
 	if h.events.Stats().Refused[gpreempt.ReasonConnsTotal] == 0 {
 		t.Error("no refusal is counted")
 	}
+}
+
+// A peer without a right takes no place, whatever it calls, and the error has what it needs.
+func TestPeerWithoutARightGetsNoConnection(t *testing.T) {
+	h := startHost(t)
+	h.setRights(auth.Policy{OwnerUID: 1 << 30})
+	conn := h.dialAsNobody(t)
+	_, err := gpreemptv1.NewOnlineServiceClient(conn).NotifyOnline(t.Context(), minute(gpuA))
+	want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotOnline)
+	_, err = gpreemptv1.NewAdminServiceClient(conn).SetDrain(t.Context(), &gpreemptv1.SetDrainRequest{})
+	want(t, err, gpreempt.CodePermissionDenied, gpreempt.ReasonNotAdmin)
+	if _, err := grpc_health_v1.NewHealthClient(conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); status.Code(err) != codes.PermissionDenied {
+		t.Errorf("health: %v, want PERMISSION_DENIED", err)
+	}
+	cs := h.server.clients
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if len(cs.byConn)+len(cs.byID) > 0 {
+		t.Errorf("%d connections and %d clients are kept", len(cs.byConn), len(cs.byID))
+	}
+}
+
+// Refused connections on which nothing is sent delay the reason for others only briefly,
+// and hold at most a few descriptors.
+func TestRefusedConnectionsThatAreSilentAreClosed(t *testing.T) {
+	h := startHost(t)
+	h.setLimits(func(l *Limits) { l.ConnectionsPerUser = 0 })
+	var silent []net.Conn
+	for range 4 * explaining {
+		conn, err := net.Dial("unix", h.socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		silent = append(silent, conn)
+	}
+	for _, conn := range silent {
+		if n, err := conn.Read(make([]byte, 1)); n > 0 || err == nil {
+			t.Errorf("read %d bytes, %v; want the end", n, err)
+		}
+	}
+	_, err := h.admin(t).GetPolicy(t.Context(), &gpreemptv1.GetPolicyRequest{})
+	want(t, err, gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsPerUser)
 }
 
 // Users without connections are deleted once their meters are full.

@@ -32,10 +32,10 @@ import (
 // Bounds of a connection that need no configuration.
 const (
 	// streamsPerConnection is how many calls of one connection may be in flight; a
-	// gRPC client lets the others wait. It bounds the cost of one descriptor, also
-	// under a flood of streams that are reset at once: gRPC accepts no more of them
-	// than this before their handlers have ended.
-	streamsPerConnection = 128
+	// gRPC client lets the others wait. It bounds the cost of one descriptor, some
+	// 10 KB for each call, also under a flood of streams that are reset at once: gRPC
+	// counts a stream until its handler has ended.
+	streamsPerConnection = 32
 	// callsPerUser is how many calls of all processes of a user may be in flight,
 	// without streams. Each may have a message of the maximum size.
 	callsPerUser = 1024
@@ -163,7 +163,10 @@ type Server struct {
 	health  *health.Server
 	clients *clients
 	// admins has the leases that admins create: they do not end with a connection.
-	admins  *client
+	admins *client
+	// unidentified limits the lines of the audit log about callers without an identity.
+	unidentified *logLimiter
+
 	started time.Time
 	// leasePrefix begins every lease ID of this run.
 	leasePrefix string
@@ -177,6 +180,14 @@ type Server struct {
 
 	drainer drainer
 
+	allTaken allTaken
+
+	statistics *shared[*gpreemptv1.GetStatisticsResponse]
+	diagnosis  *shared[*gpreemptv1.DiagnoseResponse]
+
+	explaining chan struct{}  // has an element for each connection in explain
+	explainers sync.WaitGroup // their goroutines
+
 	policyMu sync.Mutex // held in SetPolicy, which reads, changes and writes
 }
 
@@ -186,11 +197,15 @@ func New(cfg Config) *Server {
 		cfg.Warnings = func() []gpreempt.Warning { return nil }
 	}
 	s := &Server{
-		cfg:         cfg,
-		health:      health.NewServer(),
-		admins:      newClient(scheduler.ClientID(0), nil, nil),
-		started:     cfg.Now(),
-		leasePrefix: leasePrefix(cfg.Epoch),
+		cfg:          cfg,
+		health:       health.NewServer(),
+		admins:       newClient(scheduler.ClientID(0), nil, nil),
+		unidentified: newLogLimiter(),
+		started:      cfg.Now(),
+		leasePrefix:  leasePrefix(cfg.Epoch),
+		explaining:   make(chan struct{}, explaining),
+		statistics:   newShared[*gpreemptv1.GetStatisticsResponse](),
+		diagnosis:    newShared[*gpreemptv1.DiagnoseResponse](),
 	}
 	if cfg.Backend != "kfd" {
 		s.simulated = metadata.Pairs(api.SimulatedHeader, cfg.Backend)
@@ -209,6 +224,7 @@ func New(cfg Config) *Server {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingInterval, PermitWithoutStream: true}),
 		grpc.WaitForHandlers(true),
 		grpc.NumStreamWorkers(streamWorkers),
+		grpc.ForceServerCodecV2(newCodec()),
 	)
 	services := registrar{s}
 	gpreemptv1.RegisterOnlineServiceServer(services, onlineService{s: s})
@@ -268,6 +284,7 @@ func (s *Server) Shutdown(ctx context.Context) {
 		}
 	}
 	s.clients.wait()
+	s.explainers.Wait()
 }
 
 var errShuttingDown error = &gpreempt.Error{

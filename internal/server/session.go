@@ -116,7 +116,7 @@ func (ses *session) read() (err error) {
 // frame handles one frame. Without response and error, it is answered later.
 func (ses *session) frame(req *gpreemptv1.SessionRequest) (*gpreemptv1.SessionResponse, error) {
 	c := ses.caller.client
-	if err := c.takeRequest(ses.s.cfg.Limits()); err != nil {
+	if err := c.takeRequest(ses.s.cfg.Limits(), costs[gpreemptv1.OnlineService_Session_FullMethodName]); err != nil {
 		return nil, err
 	}
 	switch f := req.GetFrame().(type) {

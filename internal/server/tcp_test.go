@@ -249,9 +249,7 @@ func TestQuotasAreOfTheNamesInACertificate(t *testing.T) {
 	want(t, refused, gpreempt.CodeNotFound, gpreempt.ReasonUnknownLease)
 
 	h.setLimits(func(l *Limits) { l.ConnectionsPerUser, l.RequestsPerSecond, l.Burst = 2, 1000, 1000 })
-	if err := announce(r.dial(web)); status.Code(err) != codes.Unavailable {
-		t.Errorf("a connection above the limit: %v, want UNAVAILABLE", err)
-	}
+	want(t, announce(r.dial(web)), gpreempt.CodeResourceExhausted, gpreempt.ReasonConnsPerUser)
 }
 
 func TestClientsByCertificateAndByProcessDiffer(t *testing.T) {

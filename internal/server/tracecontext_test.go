@@ -72,3 +72,28 @@ func TestTheEventOfAnAnnouncementHasTheClientsTraceContext(t *testing.T) {
 		t.Errorf("contexts by lease (-want +got):\n%s", diff)
 	}
 }
+
+func TestTheEventOfAnAnnouncementHasItsGPUs(t *testing.T) {
+	h := startHost(t)
+	called, err := h.online(t).NotifyOnline(t.Context(), minute(gpuA))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.online(t).Complete(t.Context(), &gpreemptv1.CompleteRequest{LeaseId: called.GetLeaseId()}); err != nil {
+		t.Fatal(err)
+	}
+	events, err := h.admin(t).WatchEvents(t.Context(), &gpreemptv1.WatchEventsRequest{FromStart: true, NoFollow: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string][]uint32{}
+	for resp, err := events.Recv(); err == nil; resp, err = events.Recv() {
+		if e := resp.GetEvent(); e.GetLeaseId() == called.GetLeaseId() && e.GetKind() == gpreemptv1.EventKind_EVENT_KIND_LEASE {
+			got[e.GetFromLease().String()] = e.GetGpuIds()
+		}
+	}
+	want := map[string][]uint32{"LEASE_STATE_UNSPECIFIED": {uint32(gpuA)}, "LEASE_STATE_REQUESTED": nil, "LEASE_STATE_QUIESCING": nil, "LEASE_STATE_HELD": nil}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("GPUs by the state before (-want +got):\n%s", diff)
+	}
+}

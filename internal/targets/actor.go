@@ -124,8 +124,20 @@ func (a *actor) attach() (ended bool) {
 	if err != nil { // the session can only be closed, which the scheduler orders now
 		a.s.fail(held.name, a.target, err)
 		a.s.lost(a.target, err)
+		return false
 	}
+	a.reassess()
 	return false
+}
+
+// reassess ends the use of a mechanism that was ruled out while it was attached.
+func (a *actor) reassess() {
+	a.s.Invalidate(a.target, func(name string) *mechanism.Evidence {
+		if e := a.s.cfg.Assess(name, a.target).Evidence; !e.OK {
+			return &e
+		}
+		return nil
+	})
 }
 
 func (a *actor) postAttached() {
@@ -260,6 +272,7 @@ func (a *actor) close(h *holding) error {
 		return err
 	}
 	a.s.free(a.target, h)
+	a.s.disturb(a.target, h, releaseCycles)
 	return nil
 }
 
@@ -330,6 +343,7 @@ func (a *actor) takeOffer() {
 	a.noteAttach(a.offer.choice, nil)
 	a.offer = nil
 	a.postAttached()
+	a.reassess()
 }
 
 func (a *actor) closeOffer() error {

@@ -99,7 +99,7 @@ func newHistory() history {
 // reject returns why a mechanism is not to be tried on a target at now; nil if it may
 // be. start is the wall clock time at which now was 0, for the explanation.
 func (h *history) reject(now time.Duration, start time.Time, name string, target gpreempt.ProcessKey, a Assessment) *Rejection {
-	if f := h.failures[use{name, target}]; f != nil && now < f.backoff.Until() {
+	if f := h.failures[use{name, target}]; a.Evidence.OK && f != nil && now < f.backoff.Until() {
 		return &Rejection{
 			Mechanism: name, Reason: gpreempt.ReasonOf(f.err),
 			Why: fmt.Sprintf("it failed on this target and is not tried again before %s: %v",
@@ -107,9 +107,15 @@ func (h *history) reject(now time.Duration, start time.Time, name string, target
 		}
 	}
 	if e := a.Evidence; !e.OK {
-		return &Rejection{Mechanism: name, Why: e.Check + ": " + e.Found, Remedy: e.Remedy}
+		r := rejection(name, e)
+		return &r
 	}
 	return nil
+}
+
+// rejection returns the rejection of a mechanism that evidence prevents.
+func rejection(name string, e mechanism.Evidence) Rejection {
+	return Rejection{Mechanism: name, Reason: e.Reason, Why: e.Check + ": " + e.Found, Remedy: e.Remedy}
 }
 
 // reserve takes the slots that a mechanism needs for target, all or none; the rejection
@@ -179,6 +185,8 @@ type holding struct {
 	index int
 	name  string
 	gpus  []gpreempt.GPUID // of the slots
+	// bystanders are the GPUs of others that the session disturbs.
+	bystanders []gpreempt.GPUID
 	// failed: an action has failed, and none has succeeded since.
 	failed bool
 }
@@ -208,6 +216,7 @@ func (s *Sessions) attach(ctx context.Context, target gpreempt.ProcessKey, n int
 		}
 		h.watcher, _ = h.session.(mechanism.Watcher)
 		choice.Mechanism, choice.Why = m.Name(), why
+		s.disturb(target, h, attachCycles)
 		return h, choice, err
 	}
 	return nil, choice, nil

@@ -128,7 +128,7 @@ func TestFailureKeepsAMechanismAwayForATimeThatDoublesUpToAnHour(t *testing.T) {
 	want := &Rejection{Mechanism: "best", Why: "it failed on this target and is not tried again before 2026-01-02T03:04:15Z: it did not stop"}
 	h = newHistory()
 	h.fail(0, "best", job, broken)
-	if diff := cmp.Diff(want, h.reject(time.Second, at, "best", job, Assessment{})); diff != "" {
+	if diff := cmp.Diff(want, h.reject(time.Second, at, "best", job, Assessment{Evidence: mechanism.Evidence{OK: true}})); diff != "" {
 		t.Errorf("rejection (-want +got):\n%s", diff)
 	}
 	h.forget(job)

@@ -1,7 +1,6 @@
 package targets
 
 import (
-	"errors"
 	"io/fs"
 	"slices"
 	"strings"
@@ -59,9 +58,6 @@ func (h *Hazards) CrashesWithoutVM(gpu gpreempt.GPUID) bool {
 // Assess returns whether a mechanism may be used on a process of a host with these GPUs.
 // A process without queues may get them on any GPU.
 func (h *Hazards) Assess(name string, proc discovery.Proc, all []gpreempt.GPU) Assessment {
-	if !Reaches(name, proc) {
-		return Assessment{Evidence: secondaryContexts}
-	}
 	gpus := GPUsWithQueues(all, proc)
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -87,19 +83,4 @@ func (h *Hazards) Assess(name string, proc discovery.Proc, all []gpreempt.GPU) A
 		a.Evidence.Found = "one process a GPU: " + strings.Join(limits, "; ")
 	}
 	return a
-}
-
-// secondaryContexts prevents dbgtrap, which can only suspend the queues of the first KFD
-// context of a process (kfd_ioctl_set_debug_trap, Linux 7.2).
-var secondaryContexts = mechanism.Evidence{
-	Check: "KFD contexts", Found: "the process has queues in a secondary one, which DBG_TRAP cannot suspend",
-	Remedy: "enable criu or freezer for the process, in the config key mechanisms",
-}
-
-// ErrUnreachable is the error of a mechanism that cannot suspend all queues of a process.
-var ErrUnreachable = errors.New(secondaryContexts.Found)
-
-// Reaches reports whether a mechanism can suspend all queues of a process.
-func Reaches(name string, proc discovery.Proc) bool {
-	return name != "dbgtrap" || !slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) })
 }

@@ -180,6 +180,7 @@ func announcementPath(t *testing.T, profile string) [][]string {
 		Log: zap.NewNop(),
 	})
 	policy, err := scheduler.PresetByName("strict")
+	policy.AttachAfter = 0
 	if err != nil {
 		t.Fatal(err)
 	}

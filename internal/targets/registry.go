@@ -1,12 +1,14 @@
 package targets
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/classify"
 	"github.com/gpreempt/gpreempt/internal/inventory"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -31,6 +33,8 @@ type Registry struct {
 	mu         sync.Mutex // guards all below; taken before the scheduler's lock
 	classifier *classify.Classifier
 	known      map[gpreempt.ProcessKey]*process
+	jobs       map[classify.Job]*jobName
+	jobsNamed  uint64
 	// matched and decided count processes by rule, since the rules were loaded; the
 	// tags come last.
 	matched, decided []uint64
@@ -38,10 +42,18 @@ type Registry struct {
 	rereads int
 }
 
+// jobName is the name of a job, which has at least one process. The name tells nothing of the
+// environment of the processes, and is used once.
+type jobName struct {
+	name      string
+	processes int
+}
+
 // process is a process that discovery has found.
 type process struct {
 	discovery.Proc
 	decision classify.Decision
+	job      classify.Job
 	// override is an admin's class; it holds until expires, or while the process lives
 	// when that is zero.
 	override *classify.Decision
@@ -65,19 +77,25 @@ type RuleCount struct {
 // Facts is what is known of a process apart from its queues.
 type Facts struct {
 	Decision classify.Decision
+	// Job is the job of the process, and JobName its name, such as slurm-2; "" for none.
+	Job     classify.Job
+	JobName string
 	// Container is what the container runtime reports of its container.
 	Container gpreempt.Container
 	// Mechanism is the name of the attached mechanism; "" without one.
 	Mechanism string
 	// MechanismWhy says why it was chosen, and why preferred ones were not.
 	MechanismWhy string
+	// AttachCycles counts the runlist cycles that attaching to it and releasing it caused on
+	// GPUs that it has no queue on.
+	AttachCycles uint64
 	// AttachError says why no mechanism could be attached; "" when none failed.
 	AttachError string
 }
 
 // NewRegistry returns a registry without processes. SetRules comes first.
 func NewRegistry(cfg RegistryConfig) *Registry {
-	return &Registry{cfg: cfg, known: map[gpreempt.ProcessKey]*process{}}
+	return &Registry{cfg: cfg, known: map[gpreempt.ProcessKey]*process{}, jobs: map[classify.Job]*jobName{}}
 }
 
 // Apply takes in what a scan found, and ends overrides whose time is over.
@@ -85,9 +103,11 @@ func (r *Registry) Apply(diff inventory.Diff) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, key := range diff.Gone {
-		if r.known[key] == nil {
+		p := r.known[key]
+		if p == nil {
 			continue
 		}
+		r.setJob(p, classify.Job{})
 		delete(r.known, key)
 		r.cfg.Post(scheduler.TargetGone{Target: key})
 		r.cfg.Sessions.Forget(key)
@@ -271,12 +291,47 @@ func (r *Registry) classify(p *process) {
 	p.decision = r.classifier.Decide(s)
 	r.count(p, s)
 	if p.override != nil {
+		neverDebug := p.decision.NeverDebug // the override is of the class alone
 		p.decision = *p.override
+		p.decision.NeverDebug = neverDebug
 	}
+	r.setJob(p, r.classifier.Job(s))
 	r.cfg.Post(scheduler.TargetSeen{
-		Target: p.Key, Job: p.Cgroup.Path, Class: p.decision.Class, Priority: p.decision.Priority,
+		Target: p.Key, Job: r.jobName(p), Class: p.decision.Class, Priority: p.decision.Priority,
 		GPUs: p.GPUs(), Queues: r.cfg.Inventory.QueuesBorn(p.Key),
 	})
+	if p.decision.Class == gpreempt.Offline {
+		r.cfg.Sessions.Invalidate(p.Key, func(name string) *mechanism.Evidence { return Obstacle(name, p.Proc, p.decision) })
+	}
+}
+
+// setJob makes a process one of a job, and names the job if it is new.
+func (r *Registry) setJob(p *process, job classify.Job) {
+	if p.job == job {
+		return
+	}
+	if j := r.jobs[p.job]; j != nil {
+		if j.processes--; j.processes == 0 {
+			delete(r.jobs, p.job)
+		}
+	}
+	p.job = job
+	if job.IsZero() {
+		return
+	}
+	if r.jobs[job] == nil {
+		r.jobsNamed++
+		r.jobs[job] = &jobName{name: fmt.Sprintf("%s-%d", job.Rule, r.jobsNamed)}
+	}
+	r.jobs[job].processes++
+}
+
+// jobName returns the name of the job of a process, "" for none.
+func (r *Registry) jobName(p *process) string {
+	if j := r.jobs[p.job]; j != nil {
+		return j.name
+	}
+	return ""
 }
 
 // Facts returns what is known of a process.
@@ -287,12 +342,13 @@ func (r *Registry) Facts(key gpreempt.ProcessKey) (Facts, bool) {
 	if p == nil {
 		return Facts{}, false
 	}
-	facts := Facts{Decision: p.decision}
+	facts := Facts{Decision: p.decision, Job: p.job, JobName: r.jobName(p)}
 	facts.Container, _ = r.cfg.Container(p.Cgroup)
 	if p.decision.Class != gpreempt.Offline {
 		return facts, true
 	}
 	state, _ := r.cfg.Sessions.State(key)
+	facts.AttachCycles = state.AttachCycles
 	if state.Err != nil {
 		facts.AttachError = state.Err.Error()
 	} else if state.Choice.Mechanism != "" {

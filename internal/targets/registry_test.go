@@ -25,11 +25,13 @@ type host struct {
 	// containers is what a runtime reports, by container id.
 	containers map[string]gpreempt.Container
 	posted     []string
+	// postedJobs are the jobs that were posted last.
+	postedJobs map[gpreempt.ProcessKey]string
 }
 
 func newHost(t *testing.T, rules ...classify.Rule) *host {
 	t.Helper()
-	h := &host{t: t, clock: time.Unix(1000, 0)}
+	h := &host{t: t, clock: time.Unix(1000, 0), postedJobs: map[gpreempt.ProcessKey]string{}}
 	h.Registry = NewRegistry(RegistryConfig{
 		Inventory: inventory.New(16), Post: h.post,
 		Sessions: NewSessions(Config{Now: func() time.Duration { return 0 }, Log: zap.NewNop()}),
@@ -45,7 +47,7 @@ func newHost(t *testing.T, rules ...classify.Rule) *host {
 
 func rulesOf(t *testing.T, rules ...classify.Rule) *classify.Classifier {
 	t.Helper()
-	c, err := classify.New(rules)
+	c, err := classify.New(rules, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,6 +72,7 @@ func (h *host) attached(key gpreempt.ProcessKey, err error) {
 func (h *host) post(ev scheduler.Event) {
 	switch ev := ev.(type) {
 	case scheduler.TargetSeen:
+		h.postedJobs[ev.Target] = ev.Job
 		h.posted = append(h.posted, fmt.Sprintf("seen %v %v %d on %v, %d queues born", ev.Target, ev.Class, ev.Priority, ev.GPUs, ev.Queues))
 	case scheduler.TargetGone:
 		h.posted = append(h.posted, fmt.Sprint("gone ", ev.Target))
@@ -277,6 +280,22 @@ func TestRulesAreCountedWhetherOrNotTheyDecide(t *testing.T) {
 		RuleCount{Rule: "all", Class: gpreempt.Online, Matched: 2, Decided: 1, MatchesNow: 1})
 	h.SetRules(rulesOf(t, all))
 	counts("new rules", RuleCount{Rule: "all", Class: gpreempt.Online, Matched: 1, MatchesNow: 1})
+}
+
+func TestNeverDebugOutlivesAnOverrideOfTheClass(t *testing.T) {
+	rule := classify.Rule{Name: "batch", Match: classify.Match{Comm: "train*"}, Class: gpreempt.Unmanaged, NeverDebug: true}
+	h := newHost(t, rule)
+	h.procs = []discovery.Proc{proc(trainer, "trainer")}
+	h.scan()
+	h.want("seen 100@1 unmanaged 7 on [], 0 queues born")
+	h.Override(trainer, &classify.Decision{Class: gpreempt.Offline, Priority: 1, By: classify.ByAdmin}, 0)
+	want := classify.Decision{Class: gpreempt.Offline, Priority: 1, By: classify.ByAdmin, NeverDebug: true}
+	h.facts(trainer, Facts{Decision: want})
+	for name, obstacle := range map[string]bool{"dbgtrap": true, "criu": true, "freezer": false} {
+		if e := Obstacle(name, h.procs[0], want); (e != nil) != obstacle {
+			t.Errorf("%s: %+v", name, e)
+		}
+	}
 }
 
 func TestClassificationIsExplained(t *testing.T) {

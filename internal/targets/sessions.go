@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,6 +34,11 @@ type Config struct {
 	// Look is called when the queues of a target have changed, so that discovery reads
 	// them. It must not block. May be nil.
 	Look func(target gpreempt.ProcessKey)
+	// Bystanders returns the GPUs that the target can see and has no queue on, and whose
+	// runlists have queues of others; false for a process that is not known. May be nil.
+	Bystanders func(target gpreempt.ProcessKey) ([]gpreempt.GPUID, bool)
+	// Disturbed counts runlist cycles on a GPU that a target has no queue on. May be nil.
+	Disturbed func(gpu gpreempt.GPUID, cycles int)
 	// Now is a monotonic clock.
 	Now func() time.Duration
 	Log *zap.Logger
@@ -59,6 +65,9 @@ type State struct {
 	Choice Choice
 	// Err is why the target cannot be suspended; nil while a mechanism is attached.
 	Err error
+	// AttachCycles counts the runlist cycles that attaching to it and releasing it caused on
+	// GPUs that it has no queue on.
+	AttachCycles uint64
 	// forgotten: the process has left, and nothing is kept once its actor ends.
 	forgotten bool
 	// warned: the log says already that the target cannot be suspended.
@@ -77,6 +86,12 @@ func NewSessions(cfg Config) *Sessions {
 	if cfg.Look == nil {
 		cfg.Look = func(gpreempt.ProcessKey) {}
 	}
+	if cfg.Bystanders == nil {
+		cfg.Bystanders = func(gpreempt.ProcessKey) ([]gpreempt.GPUID, bool) { return nil, false }
+	}
+	if cfg.Disturbed == nil {
+		cfg.Disturbed = func(gpreempt.GPUID, int) {}
+	}
 	ctx, cancel := context.WithCancel(context.Background()) //nolint:forbidigo // sessions outlive the caller; Close ends them
 	return &Sessions{
 		cfg: cfg, start: time.Now().Add(-cfg.Now()), ctx: ctx, cancel: cancel,
@@ -91,6 +106,7 @@ func (s *Sessions) Attach(target gpreempt.ProcessKey) {
 	if s.ctx.Err() != nil {
 		return
 	}
+	s.state(target) // there is one from now on
 	a := s.actors[target]
 	if a == nil {
 		a = newActor(s, target)
@@ -113,6 +129,17 @@ func (s *Sessions) Suspend(target gpreempt.ProcessKey, seq uint64) {
 // Resume implements scheduler.Executor.
 func (s *Sessions) Resume(target gpreempt.ProcessKey, seq uint64) {
 	s.send(target, command{kind: resume, seq: seq}, scheduler.Resumed{Target: target, Seq: seq})
+}
+
+// Inspect implements scheduler.Executor.
+func (s *Sessions) Inspect(target gpreempt.ProcessKey, seq uint64) {
+	go func() { // the caller is in the middle of a step of the scheduler
+		stuck := slices.ContainsFunc(s.cfg.Mechanisms, func(m mechanism.Mechanism) bool {
+			i, ok := m.(mechanism.Inspector)
+			return ok && i.WaitsForTarget(target)
+		})
+		s.cfg.Post(scheduler.Inspected{Target: target, Seq: seq, Stuck: stuck})
+	}()
 }
 
 // send hands a command to the target's actor. Without one nothing is attached and
@@ -179,15 +206,21 @@ func (s *Sessions) state(target gpreempt.ProcessKey) *State {
 	return st
 }
 
-// Invalidate ends the use of a mechanism on a target to which it is attached: err says
-// why it cannot suspend all of the target any more.
-func (s *Sessions) Invalidate(mechanism string, target gpreempt.ProcessKey, err error) {
+// Invalidate ends the use of the mechanism that is attached to a target, if obstacle, which is
+// called with its name, returns one.
+func (s *Sessions) Invalidate(target gpreempt.ProcessKey, obstacle func(name string) *mechanism.Evidence) {
 	s.mu.Lock()
-	attached := s.actors[target] != nil && s.state(target).Choice.Mechanism == mechanism
+	name := ""
+	if s.actors[target] != nil {
+		name = s.state(target).Choice.Mechanism
+	}
 	s.mu.Unlock()
-	if attached {
-		s.fail(mechanism, target, err)
-		s.lost(target, err)
+	if name == "" {
+		return
+	}
+	if e := obstacle(name); e != nil {
+		r := rejection(name, *e)
+		s.lost(target, &NotSuspendable{[]Rejection{r}})
 	}
 }
 
@@ -235,6 +268,7 @@ func (s *Sessions) fail(name string, target gpreempt.ProcessKey, err error) {
 // failed.
 func outcome(err error) (scheduler.Outcome, []gpreempt.GPUID) {
 	hardware, failed := errors.AsType[*mechanism.HardwareError](err)
+	rejected, _ := errors.AsType[*NotSuspendable](err)
 	switch {
 	case err == nil:
 		return scheduler.OutcomeOK, nil
@@ -246,6 +280,8 @@ func outcome(err error) (scheduler.Outcome, []gpreempt.GPUID) {
 		return scheduler.OutcomeHardware, hardware.GPUs
 	case errors.Is(err, mechanism.ErrDebugged):
 		return scheduler.OutcomeDebugged, nil
+	case rejected != nil && slices.ContainsFunc(rejected.Rejected, func(r Rejection) bool { return r.Reason == gpreempt.ReasonDRMQueues }):
+		return scheduler.OutcomeDRMQueues, nil
 	}
 	return scheduler.OutcomeFailed, nil
 }

@@ -3,6 +3,7 @@ package targets
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -47,6 +48,7 @@ func TestFailuresHaveAKind(t *testing.T) {
 		"replaced": {fail: mechanism.ErrReplaced, want: scheduler.OutcomeReplaced},
 		"debugged": {fail: mechanism.ErrDebugged, want: scheduler.OutcomeDebugged},
 		"hardware": {fail: errors.Join(hardware, errors.New("resume failed too")), want: scheduler.OutcomeHardware, gpus: []gpreempt.GPUID{7}},
+		"DRM":      {fail: &NotSuspendable{[]Rejection{{Mechanism: "fake", Reason: gpreempt.ReasonDRMQueues}}}, want: scheduler.OutcomeDRMQueues},
 		"other":    {fail: errors.New("partial"), want: scheduler.OutcomeFailed},
 		"panic":    {panics: true, want: scheduler.OutcomeFailed},
 	} {
@@ -138,6 +140,31 @@ func TestCallThatHangsHoldsUpItsTargetOnly(t *testing.T) {
 		synctest.Wait()
 		r.Detach(other)
 		r.want(scheduler.Detached{Target: other})
+		time.Sleep(10 * time.Second)
+		r.forgetPosted()
+		r.detachAll(job)
+	})
+}
+
+// inspected is a machine that knows what its calls wait for.
+type inspected struct{ *machine }
+
+func (i inspected) WaitsForTarget(target gpreempt.ProcessKey) bool { return target == job }
+
+func TestCallThatDoesNotReturnIsInspectedMeanwhile(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		knowing, other := &machine{name: "knowing", cost: 9 * time.Second}, &machine{name: "other"}
+		r := newRig(t, nil, other, knowing)
+		r.cfg.Mechanisms = []mechanism.Mechanism{other, inspected{knowing}}
+		other.blocked = "fog"
+		r.attach(job)
+		r.Suspend(job, 1)
+		r.Inspect(job, 2)
+		synctest.Wait()
+		r.want(scheduler.Inspected{Target: job, Seq: 2, Stuck: true})
+		r.Inspect(gpreempt.ProcessKey{PID: 300, Start: 3}, 3)
+		synctest.Wait()
+		r.want(scheduler.Inspected{Target: gpreempt.ProcessKey{PID: 300, Start: 3}, Seq: 3})
 		time.Sleep(10 * time.Second)
 		r.forgetPosted()
 		r.detachAll(job)
@@ -248,22 +275,43 @@ func TestTargetThatCausesEventsAllTheTimeIsSuspendedAtOnce(t *testing.T) {
 	})
 }
 
-func TestMechanismThatReachesNotAllQueuesIsInvalidated(t *testing.T) {
+func TestMechanismWithAnObstacleIsInvalidated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, nil, &machine{name: "best"}, &machine{name: "last"})
-		r.attach(job)
-		unreachable := errors.New("queues in a secondary context")
-		r.Invalidate("last", job, unreachable)
-		r.want()
-		r.Invalidate("best", job, unreachable)
-		r.want(scheduler.Lost{Target: job, Result: scheduler.OutcomeFailed})
-		r.Detach(job)
-		r.want(scheduler.Detached{Target: job})
+		var out atomic.Value // the mechanism that is ruled out
+		out.Store("")
+		obstacle := func(name string) *mechanism.Evidence {
+			if name == out.Load() {
+				return &mechanism.Evidence{Check: "rule", Found: "it says so", Reason: "R", Remedy: "change it"}
+			}
+			return nil
+		}
+		assess := func(name string, _ gpreempt.ProcessKey) Assessment {
+			if e := obstacle(name); e != nil {
+				return Assessment{Evidence: *e}
+			}
+			return Assessment{Evidence: mechanism.Evidence{OK: true}}
+		}
+		best := &machine{name: "best", gate: make(chan struct{})}
+		r := newRig(t, assess, best, &machine{name: "last"})
+		lost := scheduler.Lost{Target: job, Result: scheduler.OutcomeFailed}
+
 		r.Attach(job)
 		synctest.Wait()
-		if st := mustState(t, r, job); st.Choice.Mechanism != "last" {
-			t.Errorf("attached is %q", st.Choice.Mechanism)
-		}
+		out.Store("best") // while it is being attached
+		close(best.gate)
+		r.want(scheduler.Attached{Target: job}, lost)
+		r.Detach(job)
+		r.want(scheduler.Detached{Target: job})
+
+		r.attach(job)
+		r.wantState(job, State{Choice: Choice{Mechanism: "last", Why: "weather: fair", Rejected: []Rejection{
+			{Mechanism: "best", Reason: "R", Why: "rule: it says so", Remedy: "change it"},
+		}}})
+		r.Invalidate(job, obstacle)
+		r.want()
+		out.Store("last")
+		r.Invalidate(job, obstacle)
+		r.want(lost)
 		r.detachAll(job)
 	})
 }

@@ -44,11 +44,16 @@ type Proc struct {
 	// Incarnations[i] differs between two scans, Queues[i] is another queue although
 	// everything else may be equal. nil when the file system does not support it.
 	Incarnations []uint64
+	// DRM are the GPUs on which the process has user queues of DRM, ascending; see UserQueues.
+	// DRMAssumed reports that only its environment asks for them, and that the kernel does not
+	// show whether it has some: then DRM are all GPUs of the host.
+	DRM        []gpreempt.GPUID
+	DRMAssumed bool
 }
 
-// GPUs returns the GPUs with queues of the process, ascending.
+// GPUs returns the GPUs with queues of the process, those of DRM included, ascending.
 func (p Proc) GPUs() []gpreempt.GPUID {
-	var gpus []gpreempt.GPUID
+	gpus := slices.Clone(p.DRM)
 	for _, q := range p.Queues {
 		gpus = append(gpus, q.GPU)
 	}
@@ -68,6 +73,7 @@ func ContextQueueID(context uint16, queue uint32) uint32 {
 type FS struct {
 	root fs.FS
 	tree tree
+	omit func(pid int32) bool // nil for none
 	// mu is held through every method and guards everything below.
 	mu sync.Mutex
 	// scans counts the scans.
@@ -89,6 +95,7 @@ type FS struct {
 	// env are the names of the variables to read, ascending.
 	env    []string
 	memory memory
+	drm    drmState
 	// denied are warnings about topology nodes without permission.
 	denied []string
 	// buf receives files, entries directories.
@@ -121,12 +128,16 @@ func (f *FS) SetEnv(names []string) {
 	f.env = slices.Compact(slices.Sorted(slices.Values(names)))
 }
 
+// Omit has processes left out that use the driver and are no use of a GPU: those of the
+// program that asks. It is called before the first Scan.
+func (f *FS) Omit(process func(pid int32) bool) { f.omit = process }
+
 // list reads KFD's list of processes, and returns its open directory.
 func (f *FS) list() (all []entry, dir directory, err error) {
 	dir, err = f.tree.open(procsDir)
 	if err == nil {
 		err = dir.list(func(name []byte, inode uint64) {
-			if pid, err := strconv.ParseInt(string(name), 10, 32); err == nil && pid > 0 {
+			if pid, err := strconv.ParseInt(string(name), 10, 32); err == nil && pid > 0 && (f.omit == nil || !f.omit(int32(pid))) {
 				all = append(all, entry{number: uint32(pid), inode: inode})
 			}
 		})
@@ -203,8 +214,10 @@ func (f *FS) Scan() (Snapshot, error) {
 			delete(f.known, pid)
 		}
 	}
+	f.readDRM(now)
 	s.Warnings = append(s.Warnings, f.readMemories(found, now)...)
 	for _, k := range found {
+		f.drm.assign(&k.proc)
 		k.proc.Unread = !k.memory.known || !slices.Equal(k.memory.asked, f.env)
 	}
 	if len(found) > 0 {

@@ -120,17 +120,47 @@ func TestGPUsAreReadFromTheTopology(t *testing.T) {
 		nodes + "10/gpu_id":     {Data: []byte("3183\n")},
 		nodes + "10/name":       {Data: []byte("navi31\n")},
 		nodes + "10/properties": {Data: []byte("simd_count 192\nsimd_per_cu 2\ngfx_target_version 110000\nlocation_id 779\ndrm_render_minor 129\nnum_cp_queues 8\n")},
+
+		"sys/class/drm/renderD128/device/product_name": {Data: []byte("AMD Instinct MI300X OAM\n")},
+		"sys/class/drm/renderD129/device/product_name": {Data: []byte("\n")},
 	})
 	got, err := newFS(m).GPUs()
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []gpreempt.GPU{mi300x, {
+	named := mi300x
+	named.Name = "AMD Instinct MI300X OAM"
+	want := []gpreempt.GPU{named, {
 		ID: 3183, Node: 10, Name: "navi31", GFX: 110000, BDF: "0000:03:01.3",
 		RenderMinor: 129, XCCs: 1, CUs: 96, QueueSlots: 8, MES: true,
 	}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("GPUs (-want +got):\n%s", diff)
+	}
+}
+
+func TestNodeValuesAreThoseOfTheGPU(t *testing.T) {
+	root := fstest.MapFS{
+		nodes + "0/gpu_id":     {Data: []byte("0\n")},
+		nodes + "3/gpu_id":     {Data: []byte("3183\n")},
+		nodes + "3/properties": {Data: []byte("cwsr_size 4096\nctl_stack_size 18446744073709551615\n")},
+		nodes + "4/gpu_id":     {Data: []byte("77\n")},
+		nodes + "4/properties": {Data: []byte("cwsr_size many\n")},
+	}
+	for gpu, want := range map[gpreempt.GPUID]map[string]uint64{
+		3183: {"cwsr_size": 4096, "ctl_stack_size": 1<<64 - 1},
+		318:  nil,
+	} {
+		got, err := discovery.NodeValues(root, gpu)
+		if err != nil {
+			t.Error(err)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("GPU %d (-want +got):\n%s", gpu, diff)
+		}
+	}
+	if got, err := discovery.NodeValues(root, 77); got != nil || err == nil || !strings.Contains(err.Error(), nodes+"4/properties") {
+		t.Errorf("an invalid value: %v, %v", got, err)
 	}
 }
 

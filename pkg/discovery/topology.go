@@ -43,6 +43,11 @@ const mecQueues = 32
 func (f *FS) GPUs() ([]gpreempt.GPU, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.gpus()
+}
+
+// gpus is GPUs, under the lock.
+func (f *FS) gpus() ([]gpreempt.GPU, error) {
 	entries, err := fs.ReadDir(f.root, nodesDir)
 	if err != nil {
 		return nil, fmt.Errorf("read the KFD topology: %w: check that the amdgpu driver is loaded and has a GPU", err)
@@ -90,7 +95,50 @@ func (f *FS) gpu(node int) (gpreempt.GPU, error) {
 	if err != nil {
 		return gpreempt.GPU{}, inFile(path, err)
 	}
-	return gpuOf(node, gpreempt.GPUID(id), name, p), nil
+	gpu := gpuOf(node, gpreempt.GPUID(id), name, p)
+	if product := f.product(gpu.RenderMinor); product != "" {
+		gpu.Name = product
+	}
+	return gpu, nil
+}
+
+// product returns the name of the board that has a render node, which boards with a memory for it
+// have (amdgpu_fru_product_name_show); "" for others.
+func (f *FS) product(minor int) string {
+	b, err := f.read(fmt.Sprintf("sys/class/drm/renderD%d/device/product_name", minor))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(text(b))
+}
+
+// NodeValues returns every value in the file "properties" of a GPU's topology node below root,
+// by name; nil if the topology has no such GPU.
+func NodeValues(root fs.FS, gpu gpreempt.GPUID) (map[string]uint64, error) {
+	files, err := fs.Glob(root, nodesDir+"/*/gpu_id")
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		id, err := fs.ReadFile(root, file)
+		if err != nil || strings.TrimSpace(string(id)) != strconv.FormatUint(uint64(gpu), 10) {
+			continue
+		}
+		path := strings.TrimSuffix(file, "gpu_id") + "properties"
+		text, err := fs.ReadFile(root, path)
+		if err != nil {
+			return nil, err
+		}
+		values := map[string]uint64{}
+		for line := range strings.Lines(string(text)) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if values[name], err = strconv.ParseUint(value, 10, 64); err != nil {
+				return nil, inFile(path, fmt.Errorf("%s: %w", name, err))
+			}
+		}
+		return values, nil
+	}
+	return nil, nil
 }
 
 // gpuOf interprets the properties of a GPU node.

@@ -59,6 +59,8 @@ const (
 	ReasonSlowReader        Reason = "SLOW_READER"
 	ReasonHQDsUnreadable    Reason = "HQDS_UNREADABLE"
 	ReasonGPUWithoutVM      Reason = "GPU_WITHOUT_VM"
+	ReasonNeverDebug        Reason = "NEVER_DEBUG"
+	ReasonDRMQueues         Reason = "DRM_QUEUES"
 	ReasonInternal          Reason = "INTERNAL"
 	ReasonDaemonUnavailable Reason = "DAEMON_UNAVAILABLE"
 	ReasonSecondDaemon      Reason = "SECOND_DAEMON"

@@ -144,7 +144,7 @@ type GPU struct {
 	ID GPUID
 	// Node is the topology node number; CPU nodes come first.
 	Node int
-	// Name is the marketing or gfx name in the topology.
+	// Name is the product's name, or that of the topology or of gfx when that is unknown.
 	Name string
 	// GFX is gfx_target_version: major*10000 + minor*100 + step.
 	GFX uint32

@@ -53,6 +53,8 @@ var (
 		"systemctl restart gpreemptd")
 	WarnCertificateRejected = define("CERTIFICATE_REJECTED", SeverityWarning, "changed certificates for TCP are invalid; the previous ones stay in force",
 		"fix the files, then reload again")
+	WarnPrivateKey = define("PRIVATE_KEY_EXPOSED", SeverityWarning, "users other than root have access to the private key for TCP, and can impersonate the daemon",
+		"chmod 0600 the file that tcp.key names, and reload; issue another key if they are not trusted")
 	WarnNoKFD = define("NO_KFD", SeverityError, "the amdgpu driver is not loaded, or found no GPU",
 		"load amdgpu (dmesg | grep -i kfd), then restart gpreemptd; kfdemu demo shows gpreempt on an emulated GPU")
 	WarnNoGPU = define("NO_GPU", SeverityError, "the driver is loaded and has no GPU for compute",
@@ -77,10 +79,16 @@ var (
 		"gpreemptd needs to read /sys/class/kfd and /proc; it uses what it read before")
 	WarnScanIncomplete = define("SCAN_INCOMPLETE", SeverityWarning, "some facts of processes cannot be read",
 		"processes are shown without these facts, and fewer rules match them")
+	WarnStuck = define("STUCK", SeverityWarning, "processes cannot be suspended or resumed now: their own calls hold their locks in the driver",
+		"wait: having the driver pin much memory takes seconds, and other processes are suspended meanwhile; ending the process ends it; gpctl target explain shows for how long it is left alone")
 	WarnSMIUnavailable = define("SMI_UNAVAILABLE", SeverityWarning, "a GPU's events cannot be read: evictions are not counted",
 		"run gpreemptd as root; everything else works")
 	WarnGPUMemoryShort = define("GPU_MEMORY_SHORT", SeverityWarning, "the driver evicts queues for lack of GPU memory",
 		"have the processes use less memory together than the GPU has: gpreempt frees time, not memory")
+	WarnJobSlow = define("JOB_SLOW", SeverityWarning, "the processes of a job run together for less than the share floor",
+		"set policy.gang: job, so that the job is suspended as a whole; under that policy, gpctl target explain shows why a process does not run")
+	WarnAllGPUsTaken = define("ALL_GPUS_TAKEN", SeverityWarning, "a process without GPU queues announced work without naming GPUs: its lease covers all GPUs of the host",
+		"name the GPUs in the announcement (gpus): a server whose queues are in other processes must do so")
 	WarnMQDsHangs = define("MQDS_HANGS", SeverityWarning, "the driver does not list its queues: a GPU may hang",
 		"dmesg | grep -i amdgpu; the details of queues beyond sysfs are from before")
 	WarnMQDsOdd = define("MQDS_ODD", SeverityWarning, "the driver's dump of queues has lines that cannot be parsed",

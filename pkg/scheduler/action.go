@@ -23,6 +23,9 @@ const (
 	// ActDetach: release Target, whose queues run then; answer with Detached. For a
 	// process that has left it may follow another action whose result is still out.
 	ActDetach
+	// ActInspect: find out what the call waits for that is made for Target and has not
+	// returned; answer with Inspected{Seq}.
+	ActInspect
 	// ActAnswer: answer the announcement of Lease. Exactly one for each lease.
 	ActAnswer
 )
@@ -32,7 +35,7 @@ type Action struct {
 	Kind   ActionKind
 	Target gpreempt.ProcessKey
 	Lease  LeaseID
-	// Seq pairs a Suspend or Resume with its result.
+	// Seq pairs a Suspend, Resume or Inspect with its result.
 	Seq uint64
 	// Answer is set for ActAnswer.
 	Answer Answer
@@ -69,25 +72,29 @@ type Cause string
 
 // The causes.
 const (
-	CauseSeen           Cause = "seen"
-	CauseLease          Cause = "lease"
-	CauseByHand         Cause = "by-hand"
-	CauseNewQueue       Cause = "new-queue"
-	CauseDone           Cause = "done"
-	CauseLeaseEnded     Cause = "lease-ended"
-	CauseLinger         Cause = "linger"
-	CauseLingerOver     Cause = "linger-over"
-	CauseShareFloor     Cause = "share-floor"
-	CauseMaxSuspend     Cause = "max-suspend"
-	CauseClass          Cause = "class-changed"
-	CauseHold           Cause = "hold"
-	CausePolicy         Cause = "policy"
-	CauseDrain          Cause = "drain"
-	CauseBreaker        Cause = "breaker-open"
-	CauseGang           Cause = "gang"
-	CauseFailed         Cause = "failed"
-	CauseHardware       Cause = "hardware-error"
-	CauseStuck          Cause = "stuck"
+	CauseSeen       Cause = "seen"
+	CauseLease      Cause = "lease"
+	CauseByHand     Cause = "by-hand"
+	CauseNewQueue   Cause = "new-queue"
+	CauseDone       Cause = "done"
+	CauseLeaseEnded Cause = "lease-ended"
+	CauseLinger     Cause = "linger"
+	CauseLingerOver Cause = "linger-over"
+	CauseShareFloor Cause = "share-floor"
+	CauseMaxSuspend Cause = "max-suspend"
+	CauseClass      Cause = "class-changed"
+	CauseHold       Cause = "hold"
+	CausePolicy     Cause = "policy"
+	CauseDrain      Cause = "drain"
+	CauseBreaker    Cause = "breaker-open"
+	CauseGang       Cause = "gang"
+	CauseFailed     Cause = "failed"
+	CauseHardware   Cause = "hardware-error"
+	// CauseStuck is on a target whose own process holds the lock that an action on it
+	// waits for. No GPU is at fault.
+	CauseStuck Cause = "stuck"
+	// CauseHung is on a breaker: an action has not come back, and not because of CauseStuck.
+	CauseHung           Cause = "hung"
 	CauseAlarm          Cause = "alarm"
 	CauseRetry          Cause = "retry"
 	CauseGone           Cause = "gone"
@@ -103,6 +110,8 @@ const (
 	CauseCoalesced Cause = "coalesced"
 	// CauseNotReady is why a target without a mechanism runs.
 	CauseNotReady Cause = "not-ready"
+	// CauseDRMQueues is why a target runs that has user queues of DRM.
+	CauseDRMQueues Cause = "drm-queues"
 	// CauseNoLease is why a target runs that no lease outranks.
 	CauseNoLease Cause = "no-lease"
 	// CauseQuarantine is why a target that failed runs.
@@ -110,7 +119,7 @@ const (
 )
 
 // Record is one state change. From and to are equal for a target with a new class or
-// priority or a failed resume, and for a lease that was answered although its GPUs are not
+// priority, with a failed resume or with an action that is found stuck, and for a lease that was answered although its GPUs are not
 // quiet; the cause is the QuiesceReason then. The event stream, the log, the statistics,
 // the metrics and the traces are all made from records.
 type Record struct {
@@ -134,4 +143,7 @@ type Record struct {
 	Took time.Duration
 	// Trace is set for a new lease whose client sent it. It is not changed afterwards.
 	Trace *TraceContext
+	// GPUs are those that a new lease covers; none for an order by hand. They are not
+	// changed afterwards.
+	GPUs []gpreempt.GPUID
 }

@@ -120,10 +120,18 @@ func (c *Core) room(id ClientID, user UserID) error {
 			Next:    "complete some, or raise limits.leases_per_user",
 		}
 	}
-	if len(c.leases) >= c.limits.LeasesTotal {
+	live := 0 // of the admins
+	if admins := c.clients[0]; admins != nil {
+		live = len(admins.leases)
+	}
+	of := "the admins"
+	if id != 0 {
+		live, of = len(c.leases)-live, "clients"
+	}
+	if live >= c.limits.LeasesTotal {
 		return &gpreempt.Error{
 			Code: gpreempt.CodeResourceExhausted, Reason: gpreempt.ReasonLeasesTotal,
-			Message: fmt.Sprintf("%d leases are live on this host, which is the limit", len(c.leases)),
+			Message: fmt.Sprintf("%d leases of %s are live on this host, which is the limit", live, of),
 			Next:    "see their owners with gpctl lease list, or raise limits.leases_total",
 		}
 	}

@@ -1,6 +1,10 @@
 package scheduler
 
-import "github.com/gpreempt/gpreempt/pkg/gpreempt"
+import (
+	"math"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
 
 // attachState is where the session of a mechanism with a process stands.
 type attachState uint8
@@ -29,6 +33,12 @@ type attachment struct {
 	reportsBirths bool
 	// dirty: it is on the list that settle goes through.
 	dirty bool
+	// inspection is the number of the Inspect in flight about an Attach, 0 for none. late:
+	// the Attach has taken longer than StuckAfter; stuck: because of the target itself.
+	inspection  uint64
+	late, stuck bool
+	// drmQueues: the last Attach or session failed with OutcomeDRMQueues.
+	drmQueues bool
 
 	// retryAt is when the next Attach or Detach may be sent: after sessions that failed
 	// and after releases that failed.
@@ -56,23 +66,42 @@ func (c *Core) markAttachment(a *attachment) {
 	}
 }
 
-// wantsSession reports whether the target is to have a mechanism attached.
-func (c *Core) wantsSession(a *attachment) bool {
-	return a.target != nil && a.target.class == gpreempt.Offline && !c.stopping
+// mayAttach reports whether the target may have a mechanism attached.
+func (c *Core) mayAttach(a *attachment) bool {
+	return a.target != nil && a.target.class == gpreempt.Offline && !c.policy.Shadow && !c.stopping
 }
+
+// attachDue returns since when the target is to have a mechanism attached, if it may: at
+// once when a lease asks for its gang. Attaching and detaching interrupt every process on
+// every GPU that the target can see, so that a process that ends before is left alone.
+func (c *Core) attachDue(t *target) Time {
+	switch {
+	case c.policy.AttachAfter == 0 || t.gang.covered():
+		return c.now
+	case !t.hadQueues:
+		return never
+	}
+	return t.queuesSince + c.policy.AttachAfter
+}
+
+// never is later than every deadline.
+const never Time = math.MaxInt64
 
 // mustDetach reports whether the session is to be released rather than used.
 func (c *Core) mustDetach(a *attachment) bool {
-	return a.state == attached && (a.failure != OutcomeOK || !c.wantsSession(a))
+	return a.state == attached && (a.failure != OutcomeOK || !c.mayAttach(a))
 }
 
 // settleAttachment sends the Attach or Detach that is missing. A target that is away is
 // resumed first.
 func (c *Core) settleAttachment(a *attachment) {
 	var kind ActionKind
+	due := a.retryAt
 	switch {
-	case a.state == detached && c.wantsSession(a):
-		kind = ActAttach
+	case a.state == attaching:
+		return // the timer is that of its Inspect
+	case a.state == detached && c.mayAttach(a):
+		kind, due = ActAttach, max(due, c.attachDue(a.target))
 	case a.state == detached && a.target == nil:
 		c.timers.clear(&a.timer)
 		delete(c.attachments, a.key)
@@ -83,20 +112,66 @@ func (c *Core) settleAttachment(a *attachment) {
 		c.timers.clear(&a.timer)
 		return
 	}
-	if c.now < a.retryAt {
-		c.timers.set(&a.timer, a.retryAt)
+	switch {
+	case due == never:
+		c.timers.clear(&a.timer)
+		return
+	case c.now < due:
+		c.timers.set(&a.timer, due)
 		return
 	}
-	c.timers.clear(&a.timer)
 	if kind == ActAttach {
 		a.state = attaching
+		c.timers.set(&a.timer, c.now+StuckAfter)
 	} else {
 		a.state = detaching
+		c.timers.clear(&a.timer)
 	}
 	c.emit(kind).Target = a.key
 }
 
-func (a *attachment) fire(c *Core) { c.markAttachment(a) }
+func (a *attachment) fire(c *Core) {
+	switch {
+	case a.state != attaching:
+		c.markAttachment(a)
+	case a.inspection != 0:
+		c.attachInspected(a, false)
+	default:
+		a.inspection = c.inspect(a.key)
+		c.timers.set(&a.timer, c.now+InspectTime)
+	}
+}
+
+// inspect sends an Inspect and returns its number.
+func (c *Core) inspect(key gpreempt.ProcessKey) uint64 {
+	c.seq++
+	a := c.emit(ActInspect)
+	a.Target, a.Seq = key, c.seq
+	return c.seq
+}
+
+// attachInspected takes in what an Attach waits for that has taken too long. An Attach
+// suspends nothing: it opens no breaker, and leases do not wait for it any longer.
+func (c *Core) attachInspected(a *attachment, stuck bool) {
+	a.inspection, a.late, a.stuck = 0, true, stuck
+	c.timers.clear(&a.timer)
+	if stuck {
+		c.timers.set(&a.timer, c.now+StuckAfter)
+	}
+	if a.target != nil {
+		c.mark(a.target.gang)
+	}
+}
+
+// markUnattached has settle look at the attachments of a gang again: what asks for them
+// has changed.
+func (c *Core) markUnattached(g *gang) {
+	for _, m := range g.members {
+		if m.attachment.state == detached {
+			c.markAttachment(m.attachment)
+		}
+	}
+}
 
 func (c *Core) attached(ev Attached) {
 	a := c.attachments[ev.Target]
@@ -104,6 +179,11 @@ func (c *Core) attached(ev Attached) {
 		return
 	}
 	c.markAttachment(a)
+	a.inspection, a.late, a.stuck, a.drmQueues = 0, false, false, ev.Result == OutcomeDRMQueues
+	c.timers.clear(&a.timer)
+	if a.target != nil {
+		c.mark(a.target.gang)
+	}
 	if ev.Result != OutcomeOK {
 		a.state = detached
 		c.openBreakers(ev.Result, ev.FailedGPUs, a.target)
@@ -111,9 +191,6 @@ func (c *Core) attached(ev Attached) {
 		return
 	}
 	a.state, a.failure, a.reportsBirths = attached, OutcomeOK, ev.ReportsBirths
-	if a.target != nil {
-		c.mark(a.target.gang)
-	}
 }
 
 // sessionLost handles a session that ended by itself. The queues that it had suspended
@@ -129,7 +206,7 @@ func (c *Core) sessionLost(ev Lost) {
 
 // failAttachment ends the use of a session that failed.
 func (c *Core) failAttachment(a *attachment, failure Outcome) {
-	a.failure = failure
+	a.failure, a.drmQueues = failure, failure == OutcomeDRMQueues
 	c.markAttachment(a)
 	if a.target != nil {
 		c.mark(a.target.gang)

@@ -36,11 +36,9 @@ var checks = []check{
 		return fmt.Sprintf("class %v, priority %d%s", g.members[0].class, g.priority, g.jobText())
 	}},
 	{"quarantine", false, func(c *Core, g *gang) Cause {
-		return when(c.now < g.quarantinedUntil(), CauseQuarantine)
-	}, func(c *Core, g *gang) string { return c.endText(g.quarantinedUntil()) }},
-	{"mechanism", false, func(_ *Core, g *gang) Cause {
-		return when(g.any((*target).unready), CauseNotReady)
-	}, func(_ *Core, g *gang) string { return g.membersText("attached", "not attached", (*target).unready) }},
+		until, cause := g.quarantine()
+		return when(c.now < until, cause)
+	}, (*Core).quarantineText},
 	{
 		"drain", false, func(c *Core, _ *gang) Cause { return when(c.draining, CauseDrain) },
 		func(c *Core, _ *gang) string {
@@ -57,6 +55,11 @@ var checks = []check{
 	{"share floor and max_suspend", false, func(c *Core, g *gang) Cause {
 		return cmp.Or(g.forced, when(c.now < g.runUntil, g.runCause))
 	}, (*Core).mustRunText},
+	{"mechanism", false, func(c *Core, g *gang) Cause {
+		stuck := g.any(func(t *target) bool { return t.attachment.stuck })
+		drm := g.any(func(t *target) bool { return t.attachment.drmQueues && t.attachment.state != attaching })
+		return when(!c.policy.Shadow, cmp.Or(when(stuck, CauseStuck), when(drm, CauseDRMQueues), when(g.any((*target).unready), CauseNotReady)))
+	}, (*Core).mechanismText},
 	{
 		"order by hand", true, func(_ *Core, g *gang) Cause { return when(g.byHand(), CauseByHand) },
 		func(_ *Core, g *gang) string {
@@ -160,7 +163,9 @@ func (c *Core) verdictText(t *target) string {
 	v := c.decide(t.gang)
 	state := "Running"
 	switch {
-	case t.state == TargetSuspending || t.state == TargetSuspended:
+	case t.state == TargetSuspending:
+		state = "Suspending"
+	case t.state == TargetSuspended:
 		state = "Suspended"
 	case t.state == TargetResuming:
 		state = "Resuming"
@@ -173,10 +178,10 @@ func (c *Core) verdictText(t *target) string {
 }
 
 func (g *gang) jobText() string {
-	if g.job == "" {
+	if g.job == nil {
 		return ""
 	}
-	return fmt.Sprintf("; %d processes of job %s", len(g.members), g.job)
+	return fmt.Sprintf("; %d processes of job %s", len(g.members), g.job.name)
 }
 
 // membersText returns good, or bad with the members for which it is true.
@@ -195,6 +200,47 @@ func (g *gang) membersText(good, bad string, is func(*target) bool) string {
 	default:
 		return bad + ": " + strings.Join(keys, ", ")
 	}
+}
+
+func (c *Core) quarantineText(g *gang) string {
+	until, cause := g.quarantine()
+	ends := c.endText(until)
+	stuck := func(t *target) bool { return t.stuck }
+	switch {
+	case g.any(stuck):
+		return g.membersText("", "a call of the process holds its lock in the driver", stuck) + "; " + ends
+	case c.now < until && cause == CauseStuck:
+		return "a call of the process held its lock in the driver; " + ends
+	}
+	return ends
+}
+
+func (c *Core) mechanismText(g *gang) string {
+	if c.policy.Shadow {
+		return "not attached: a shadow policy attaches to nothing"
+	}
+	drm := func(t *target) bool { return t.attachment.drmQueues }
+	if g.any(drm) {
+		return g.membersText("", "it has user queues of DRM, which no enabled mechanism can suspend", drm)
+	}
+	text := g.membersText("attached", "not attached", (*target).unready)
+	var due Time
+	for _, m := range g.members {
+		a := m.attachment
+		switch {
+		case a.stuck:
+			return g.membersText("", "a call of the process holds its lock in the driver, and it cannot be attached to", func(t *target) bool { return t.attachment.stuck })
+		case a.state == detached && c.mayAttach(a):
+			due = max(due, c.attachDue(m))
+		}
+	}
+	switch {
+	case due <= c.now:
+		return text
+	case due == never:
+		return text + " before it has a queue"
+	}
+	return fmt.Sprintf("%s yet: attach_after ends in %v, and a lease on its GPUs attaches at once", text, (due - c.now).Round(time.Millisecond))
 }
 
 // endText describes something that lasts until a time.

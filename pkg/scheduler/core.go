@@ -14,8 +14,9 @@
 //     suspended are suspended too.
 //  5. No announcement waits longer than its max_wait.
 //  6. The end of the last overlapping lease resumes; calls are idempotent by request id.
-//  7. Failures quarantine the target, hardware errors open the GPU's breaker:
-//     everything resumes and nothing more is suspended there until it closes.
+//  7. Failures quarantine the target, as does an action that waits for the target itself.
+//     Hardware errors, and actions that do not return for another reason, open the GPU's
+//     breaker: everything resumes and nothing more is suspended there until it closes.
 //  8. After a drain or a change of policy, only what the policy permits is suspended.
 package scheduler
 
@@ -33,9 +34,12 @@ const (
 	QuarantineTime = 5 * time.Minute
 	// BreakerTime is how long nothing is suspended on a GPU after an alarm.
 	BreakerTime = 30 * time.Second
-	// StuckAfter is how long a suspend or resume may take before the GPU is
-	// treated as failed; KFD itself gives up after 9 s.
+	// StuckAfter is how long a suspend or resume may take before the core asks what it
+	// waits for; KFD itself gives up after 9 s.
 	StuckAfter = 2 * time.Second
+	// InspectTime is how long the answer may take. Without one, what the action waits for
+	// is unknown.
+	InspectTime = 100 * time.Millisecond
 	// IdleGrace is how long the queues of a client must be empty before a lease
 	// with OnIdle ends: a serving loop pauses between two kernels of one request.
 	IdleGrace = 2 * time.Millisecond
@@ -53,7 +57,8 @@ type Limits struct {
 	// processes do not get more leases; admins are exempt. LeasesPerClient counts
 	// instead where that is more.
 	LeasesPerUser int
-	// LeasesTotal bounds all live leases.
+	// LeasesTotal bounds the live leases of all clients together, and apart from them those
+	// of the admins: clients cannot keep an admin from a lease.
 	LeasesTotal int
 }
 
@@ -73,7 +78,7 @@ type Core struct {
 	// attachments are the attachments of targets, and of processes that have left and are
 	// not detached yet.
 	attachments map[gpreempt.ProcessKey]*attachment
-	jobs        map[string]*gang // gangs of scope job
+	jobs        map[string]*job
 	leases      map[LeaseID]*lease
 	clients     map[ClientID]*client
 	perUser     map[UserID]int // live leases, except those of admins
@@ -105,7 +110,7 @@ func New(policy Policy, limits Limits) *Core {
 		limits:      limits,
 		gpus:        map[gpreempt.GPUID]*gpu{},
 		targets:     map[gpreempt.ProcessKey]*target{},
-		jobs:        map[string]*gang{},
+		jobs:        map[string]*job{},
 		attachments: map[gpreempt.ProcessKey]*attachment{},
 		leases:      map[LeaseID]*lease{},
 		clients:     map[ClientID]*client{},
@@ -176,6 +181,13 @@ func (c *Core) apply(ev Event) {
 		c.suspended(ev)
 	case Resumed:
 		c.resumed(ev)
+	case Inspected:
+		if t := c.targets[ev.Target]; t != nil && t.inspection != 0 && t.inspection == ev.Seq {
+			c.inspected(t, ev.Stuck)
+		}
+		if a := c.attachments[ev.Target]; a != nil && a.inspection != 0 && a.inspection == ev.Seq {
+			c.attachInspected(a, ev.Stuck)
+		}
 	case Alarm:
 		for _, g := range c.gpuOrder {
 			if ev.GPU == 0 || g.id == ev.GPU {
@@ -205,6 +217,11 @@ func (c *Core) setPolicy(p Policy) {
 	for _, t := range c.order {
 		c.charge(t.gang)
 	}
+	if window := jobWindow(p); window != jobWindow(c.policy) {
+		for _, j := range c.jobs {
+			j.restart(c.now, window)
+		}
+	}
 	c.policy = p
 	c.record(Record{Kind: RecordPolicy})
 	if rescope {
@@ -216,6 +233,7 @@ func (c *Core) setPolicy(p Policy) {
 		}
 	}
 	for _, t := range c.order {
+		c.markAttachment(t.attachment)
 		t.gang.budget = min(t.gang.budget, c.budgetCap())
 		t.gang.lingerUntil = min(t.gang.lingerUntil, c.now+c.linger(t.gang))
 	}

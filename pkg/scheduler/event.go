@@ -44,7 +44,7 @@ type (
 	// TargetSeen adds a process or updates it.
 	TargetSeen struct {
 		Target gpreempt.ProcessKey `json:"target"`
-		// Job is the control group the process belongs to, for gang scope job.
+		// Job is the name of the job that the process belongs to; "" for none.
 		Job      string            `json:"job,omitempty"`
 		Class    gpreempt.Class    `json:"class"`
 		Priority gpreempt.Priority `json:"priority"`
@@ -166,6 +166,16 @@ type (
 		Took       time.Duration       `json:"took"`
 	}
 
+	// Inspected is the result of an Inspect action.
+	Inspected struct {
+		Target gpreempt.ProcessKey `json:"target"`
+		// Seq is the Seq of the action.
+		Seq uint64 `json:"seq"`
+		// Stuck: the call waits for a lock that the target itself holds. False also when
+		// that is not known.
+		Stuck bool `json:"stuck,omitempty"`
+	}
+
 	// Alarm reports from outside that a GPU fails, such as by a line of the kernel
 	// log: the breaker of that GPU opens. GPU 0 means every GPU.
 	Alarm struct {
@@ -209,6 +219,7 @@ func (Lost) event()           {}
 func (QueueBorn) event()      {}
 func (Suspended) event()      {}
 func (Resumed) event()        {}
+func (Inspected) event()      {}
 func (Alarm) event()          {}
 func (Hold) event()           {}
 func (PolicyChanged) event()  {}
@@ -235,6 +246,9 @@ const (
 	OutcomeReplaced
 	// OutcomeDebugged: another debugger holds the process on the GPU. As OutcomeFailed.
 	OutcomeDebugged
+	// OutcomeDRMQueues: it has user queues of DRM, which no enabled mechanism can suspend. As
+	// OutcomeFailed.
+	OutcomeDRMQueues
 )
 
 // LeaseEnd is why a lease ended.
@@ -309,4 +323,6 @@ const (
 	QuiesceDraining
 	QuiesceEnded
 	QuiesceHold
+	QuiesceStuck
+	QuiesceDRMQueues
 )

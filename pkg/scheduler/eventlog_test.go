@@ -27,6 +27,7 @@ var EventTypes = func() map[string]reflect.Type {
 		scheduler.QueueBorn{},
 		scheduler.Suspended{},
 		scheduler.Resumed{},
+		scheduler.Inspected{},
 		scheduler.Alarm{},
 		scheduler.Hold{},
 		scheduler.PolicyChanged{},

@@ -9,12 +9,13 @@ import (
 )
 
 // gang is the targets that are suspended together: one target, or all offline targets
-// of a job. Suspending only some ranks would leave the others busy waiting on their GPUs.
+// of a job. Suspending only some ranks would leave the others waiting on their GPUs, and
+// with unrelated leases on each GPU a job of eight would almost never run as a whole.
 type gang struct {
 	members  []*target // by key
 	gpus     []*gpu    // union of the members', by id
 	priority gpreempt.Priority
-	job      string // "" for a gang of one
+	job      *job // nil for a gang of one
 
 	dirty bool
 	seen  uint64 // the last of Core.scans that counted it
@@ -42,17 +43,18 @@ type gang struct {
 }
 
 func (c *Core) joinGang(t *target) {
-	inJob := c.policy.Gang == GangJob && t.class == gpreempt.Offline && t.job != ""
+	c.joinJob(t)
+	inJob := c.policy.Gang == GangJob && t.job != nil
 	var g *gang
 	if inJob {
-		g = c.jobs[t.job]
+		g = t.job.gang
 	}
 	if g == nil {
 		g = &gang{budget: c.budgetCap(), budgetAt: c.now}
 		g.timer.owner = g
 		if inJob {
 			g.job = t.job
-			c.jobs[t.job] = g
+			g.job.gang = g
 		}
 	}
 	if t.gang != nil {
@@ -93,8 +95,8 @@ func (c *Core) leaveGang(t *target) {
 	c.charge(g)
 	g.members = slices.DeleteFunc(g.members, func(m *target) bool { return m == t })
 	c.regroup(g)
-	if len(g.members) == 0 && g.job != "" {
-		delete(c.jobs, g.job)
+	if len(g.members) == 0 && g.job != nil {
+		g.job.gang = nil
 	}
 	c.mark(g)
 }
@@ -122,6 +124,7 @@ func (c *Core) regroup(g *gang) {
 	// A linger belongs to the members it began with: a new member that no lease
 	// outranked must not be suspended by it.
 	g.lingerUntil, g.leased = 0, g.leased && g.outranked()
+	c.markUnattached(g)
 }
 
 func (g *gang) any(is func(*target) bool) bool { return slices.ContainsFunc(g.members, is) }
@@ -129,6 +132,20 @@ func (g *gang) any(is func(*target) bool) bool { return slices.ContainsFunc(g.me
 func (g *gang) anyAway() bool { return g.any((*target).isAway) }
 
 func (g *gang) byHand() bool { return g.any(func(t *target) bool { return len(t.orders) > 0 }) }
+
+// covered reports whether a lease asks for the gang, started or not, or an order by hand.
+func (g *gang) covered() bool {
+	return g.byHand() || slices.ContainsFunc(g.gpus, func(u *gpu) bool {
+		return slices.ContainsFunc(u.leases, func(l *lease) bool { return g.below(l.req.Priority) })
+	})
+}
+
+// attachComing reports whether every member is ready, or is being attached to now.
+func (g *gang) attachComing() bool {
+	return !g.any(func(t *target) bool {
+		return !t.ready() && (t.attachment.state != attaching || t.attachment.late)
+	})
+}
 
 // outranked reports whether a lease of higher priority covers one of the gang's GPUs.
 func (g *gang) outranked() bool { return g.top() > int(g.priority) }
@@ -138,13 +155,14 @@ func (g *gang) lingers() bool {
 	return g.verdict.cause == CauseLinger && !g.any(func(t *target) bool { return t.state == TargetResuming })
 }
 
-// quarantinedUntil returns when the last quarantine of a member ends.
-func (g *gang) quarantinedUntil() Time {
-	var until Time
+// quarantine returns when the last quarantine of a member ends, and its cause.
+func (g *gang) quarantine() (until Time, cause Cause) {
 	for _, m := range g.members {
-		until = max(until, m.quarantinedUntil)
+		if m.quarantinedUntil > until {
+			until, cause = m.quarantinedUntil, m.quarantineCause
+		}
 	}
-	return until
+	return until, cause
 }
 
 // holdUntil returns when the last hold on a member ends.

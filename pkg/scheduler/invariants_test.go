@@ -82,7 +82,7 @@ func (c *Core) checkTarget(t *target) error {
 		if t.seq == 0 && t.attachment.state != detaching && !t.retrying {
 			return fmt.Errorf("rule 4: away without an action")
 		}
-		if !t.stuck && t.timer.index == 0 {
+		if !t.hung && t.timer.index == 0 {
 			return fmt.Errorf("an action in flight without a deadline")
 		}
 	case TargetQuarantined:
@@ -147,6 +147,9 @@ func (c *Core) checkBooks() error {
 	if !maps.Equal(perUser, c.perUser) {
 		return fmt.Errorf("users hold leases %v, counted are %v", perUser, c.perUser)
 	}
+	if err := c.checkJobs(); err != nil {
+		return err
+	}
 	if len(c.dirty) != 0 {
 		return fmt.Errorf("%d gangs left unsettled", len(c.dirty))
 	}
@@ -157,6 +160,44 @@ func (c *Core) checkBooks() error {
 		if t.due <= c.now {
 			return fmt.Errorf("a deadline of %v is due at %v and did not fire", t.due, c.now)
 		}
+	}
+	return nil
+}
+
+// checkJobs compares the jobs with their members.
+func (c *Core) checkJobs() error {
+	type count struct{ members, away int }
+	want, got := map[string]count{}, map[string]count{}
+	for _, t := range c.order {
+		name := t.jobName
+		if t.class != gpreempt.Offline || name == "" {
+			if t.job != nil {
+				return fmt.Errorf("target %v is of job %s, and should not be", t.key, t.job.name)
+			}
+			continue
+		}
+		if t.job != c.jobs[name] {
+			return fmt.Errorf("target %v is not of job %s", t.key, name)
+		}
+		gang := t.gang
+		if c.policy.Gang != GangJob {
+			gang = nil
+		}
+		if t.job.gang != gang {
+			return fmt.Errorf("the gang of job %s is not that of target %v", name, t.key)
+		}
+		n := want[name]
+		n.members++
+		if t.isAway() {
+			n.away++
+		}
+		want[name] = n
+	}
+	for name, j := range c.jobs {
+		got[name] = count{j.members, j.away}
+	}
+	if !maps.Equal(want, got) {
+		return fmt.Errorf("jobs count members %+v, there are %+v", got, want)
 	}
 	return nil
 }
@@ -178,7 +219,7 @@ func (c *Core) Leftovers(limits Limits) error {
 			errs = append(errs, fmt.Errorf("GPU %v keeps %d gangs, %d leases, counts %v, top %d, breaker %v", u.id, len(u.gangs), len(u.leases), u.started, u.top, u.breakerOpen))
 		}
 	}
-	if n := len(c.free); n > limits.LeasesTotal+1 {
+	if n := len(c.free); n > 2*limits.LeasesTotal+1 {
 		errs = append(errs, fmt.Errorf("%d leases on the free list, more than ever lived at once", n))
 	}
 	free := map[*lease]bool{}

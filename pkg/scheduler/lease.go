@@ -79,6 +79,9 @@ func (c *Core) leaseRequested(ev LeaseRequested) {
 	c.setLeaseState(l, LeaseWaiting, CauseAnnounced)
 	announced := &c.actions[len(c.actions)-1].Record
 	announced.Trace = ev.Trace
+	if ev.Target.IsZero() {
+		announced.GPUs = ev.GPUs
+	}
 	if ev.Arrived > 0 {
 		announced.Took = max(0, c.now-ev.Arrived)
 	}
@@ -97,6 +100,9 @@ func (c *Core) coverGPUs(l *lease) {
 		u := c.gpu(id)
 		l.gpus = append(l.gpus, u)
 		u.leases = append(u.leases, l)
+		for _, g := range u.gangs {
+			c.markUnattached(g)
+		}
 		if u.quiet {
 			u.gap.learn(c.now - u.lastEnd)
 			u.quiet = false
@@ -190,6 +196,7 @@ func (c *Core) startLease(l *lease) {
 		c.charge(l.target.gang)
 		l.target.orders = append(l.target.orders, l)
 		c.mark(l.target.gang)
+		c.markUnattached(l.target.gang)
 		return
 	}
 	for _, u := range l.gpus {
@@ -263,6 +270,8 @@ func (c *Core) cover(s *coverage, g *gang) {
 		s.quiet, s.waiting = false, true
 	case g.verdict.suspend:
 		s.quiet, s.blocked = false, worse(s.blocked, QuiesceShadow)
+	case g.verdict.cause == CauseNotReady && g.attachComing():
+		s.quiet, s.waiting = false, true
 	default:
 		s.quiet, s.blocked = false, worse(s.blocked, blockReason(g.verdict.cause))
 	}
@@ -314,6 +323,10 @@ func blockReason(cause Cause) QuiesceReason {
 		return QuiesceDraining
 	case CauseHold:
 		return QuiesceHold
+	case CauseStuck:
+		return QuiesceStuck
+	case CauseDRMQueues:
+		return QuiesceDRMQueues
 	case CauseShareFloor, CauseMaxSuspend:
 		return QuiesceShareFloor
 	default:
@@ -323,7 +336,7 @@ func blockReason(cause Cause) QuiesceReason {
 
 // worse returns the reason that an admin should see first.
 func worse(a, b QuiesceReason) QuiesceReason {
-	order := []QuiesceReason{QuiesceNone, QuiesceShadow, QuiesceShareFloor, QuiesceHold, QuiesceUnsafe, QuiesceDraining}
+	order := []QuiesceReason{QuiesceNone, QuiesceShadow, QuiesceShareFloor, QuiesceHold, QuiesceStuck, QuiesceDRMQueues, QuiesceUnsafe, QuiesceDraining}
 	if slices.Index(order, a) > slices.Index(order, b) {
 		return a
 	}

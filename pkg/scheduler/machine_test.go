@@ -52,6 +52,11 @@ func (m *machine) Resume(t gpreempt.ProcessKey, seq uint64) {
 func (m *machine) Attach(t gpreempt.ProcessKey) { go m.Post(Attached{Target: t}) }
 func (m *machine) Detach(t gpreempt.ProcessKey) { go m.Post(Detached{Target: t}) }
 
+// Inspect knows nothing.
+func (m *machine) Inspect(t gpreempt.ProcessKey, seq uint64) {
+	go m.Post(Inspected{Target: t, Seq: seq})
+}
+
 // see makes an offline target known that has a queue on GPU 1.
 func (m *machine) see(t gpreempt.ProcessKey) {
 	m.Post(TargetSeen{Target: t, Class: gpreempt.Offline, GPUs: []gpreempt.GPUID{1}, Queues: 1})
@@ -76,7 +81,7 @@ var (
 func newMachine() *machine {
 	m := &machine{start: time.Now(), suspend: 400 * time.Microsecond, resume: 350 * time.Microsecond}
 	p, _ := PresetByName("strict")
-	p.Linger = LingerNone
+	p.Linger, p.AttachAfter = LingerNone, 0
 	m.Runner = NewRunner(New(p, Limits{LeasesPerClient: 4, LeasesPerUser: 100, LeasesTotal: 100}), m, testutil.NewTimer(), m, func(r Record) { m.note("%v", r) })
 	m.Post(GPUAdded{1})
 	m.see(alpha)

@@ -33,6 +33,9 @@ func (o *Observer) takeAction(a scheduler.Action, before []scheduler.Action) err
 	if a.Kind == scheduler.ActAttach || a.Kind == scheduler.ActDetach {
 		return o.takeSessionAction(a.Kind, a.Target, t)
 	}
+	if a.Kind == scheduler.ActInspect {
+		return o.takeInspect(a, t)
+	}
 	switch {
 	case t == nil:
 		return errors.New("an action on an unknown target")
@@ -47,7 +50,8 @@ func (o *Observer) takeAction(a scheduler.Action, before []scheduler.Action) err
 		return errors.New("its record does not stand right before it")
 	}
 	o.lastSeq = a.Seq
-	t.Flight, t.kind, t.sentAt, t.stuck, t.waitsForRetry = a.Seq, a.Kind, o.now, false, false
+	t.Flight, t.kind, t.waitsForRetry = a.Seq, a.Kind, false
+	t.begin(o.now)
 	if a.Kind == scheduler.ActResume {
 		o.Counts["Resumes"]++
 		if t.state != scheduler.TargetResuming {
@@ -61,6 +65,48 @@ func (o *Observer) takeAction(a scheduler.Action, before []scheduler.Action) err
 	}
 	t.sentWith = t.Queues
 	return o.justified(t, before[len(before)-1].Record)
+}
+
+// begin notes an action that begins: when it may be asked for, and that it was not.
+func (t *seenTarget) begin(now scheduler.Time) {
+	t.sentAt, t.askAt, t.asked, t.hung = now, now+scheduler.StuckAfter, 0, false
+}
+
+// overdue reports whether it is time to ask what the action in flight waits for.
+func (o *Observer) overdue(t *seenTarget) bool {
+	return (t.Flight != 0 || t.Detaching) && !t.hung && t.asked == 0 && o.now >= t.askAt
+}
+
+func (o *Observer) takeInspect(a scheduler.Action, t *seenTarget) error {
+	if a.Seq <= o.lastSeq {
+		return fmt.Errorf("sequence number %d after %d", a.Seq, o.lastSeq)
+	}
+	o.lastSeq = a.Seq
+	s := o.session(a.Target)
+	switch {
+	case t != nil && t.due && t.asked == 0:
+		t.asked, t.askedAt = a.Seq, o.now
+	case s.ask && s.asked == 0:
+		s.asked, s.askedAt = a.Seq, o.now
+	default:
+		return errors.New("nothing is overdue")
+	}
+	return nil
+}
+
+// takeInspected notes what the action in flight waits for.
+func (o *Observer) takeInspected(t *seenTarget, stuck bool) {
+	t.asked = 0
+	if stuck {
+		t.askAt, t.quarantinedUntil = o.now+scheduler.StuckAfter, o.now+scheduler.QuarantineTime
+		o.Counts["Stuck"]++
+		return
+	}
+	t.hung = true
+	o.Counts["Hung"]++
+	for _, id := range t.GPUs {
+		o.breaker[id] = o.now + scheduler.BreakerTime
+	}
 }
 
 func (o *Observer) takeRecord(r scheduler.Record) error {
@@ -130,6 +176,9 @@ func (o *Observer) takeTargetRecord(r scheduler.Record) error {
 	case t.state != r.FromTarget:
 		return fmt.Errorf("the last record says %v", t.state)
 	case r.Cause == scheduler.CauseClass && r.FromTarget == r.ToTarget: // reclassified
+	case r.Cause == scheduler.CauseStuck && r.FromTarget == r.ToTarget && (t.Flight != 0 || t.Detaching):
+		o.Counts["StuckRecords"]++
+		return nil
 	case !slices.Contains(moves[r.FromTarget], r.ToTarget):
 		return errors.New("no such move")
 	}

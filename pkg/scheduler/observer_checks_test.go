@@ -146,6 +146,9 @@ func (o *Observer) checkTargets() error {
 }
 
 func (o *Observer) checkTarget(t *seenTarget) error {
+	if o.overdue(t) {
+		return fmt.Errorf("nobody asks what the action sent at %v waits for", t.sentAt)
+	}
 	inFlight := t.Flight != 0
 	switch t.state {
 	case scheduler.TargetSuspending:
@@ -310,7 +313,7 @@ func (o *Observer) checkAnswer(l *seenLease, a scheduler.Answer, quiet bool, sus
 	case scheduler.QuiesceDeferred:
 		o.Counts["Deferred"]++
 		ok = !started && o.now >= l.created+l.MaxWait
-	case scheduler.QuiesceShareFloor, scheduler.QuiesceUnsafe, scheduler.QuiesceHold:
+	case scheduler.QuiesceShareFloor, scheduler.QuiesceUnsafe, scheduler.QuiesceHold, scheduler.QuiesceStuck, scheduler.QuiesceDRMQueues:
 		ok = !quiet && started
 	case scheduler.QuiesceShadow:
 		ok = !quiet && started && o.policy.Shadow

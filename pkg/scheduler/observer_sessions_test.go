@@ -3,6 +3,7 @@ package scheduler_test
 import (
 	"errors"
 	"fmt"
+	"math"
 
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
@@ -25,10 +26,46 @@ func (o *Observer) ready(t *seenTarget) bool {
 	return s.attached && !s.failed && s.flight == scheduler.ActRecord
 }
 
-// wanted reports whether a process is to have a mechanism attached.
-func (o *Observer) wanted(key gpreempt.ProcessKey) bool {
+// mayAttach reports whether a process may have a mechanism attached.
+func (o *Observer) mayAttach(key gpreempt.ProcessKey) bool {
 	t := o.Targets[key]
-	return t != nil && !o.left[key] && t.Class == gpreempt.Offline && !o.stopped
+	return t != nil && !o.left[key] && t.Class == gpreempt.Offline && !o.policy.Shadow && !o.stopped
+}
+
+// wanted reports whether a process is to have a mechanism attached now: a lease asks for
+// it, or it has had queues for attach_after.
+func (o *Observer) wanted(key gpreempt.ProcessKey) bool {
+	if !o.mayAttach(key) {
+		return false
+	}
+	t := o.Targets[key]
+	if o.policy.AttachAfter == 0 || o.ordered(t) || t.hadQueues && o.now >= t.queuesSince+o.policy.AttachAfter {
+		return true
+	}
+	for _, l := range o.leases {
+		if l.live && !l.order && o.covers(l, t) {
+			return true
+		}
+	}
+	return false
+}
+
+// lateAttach reports whether it is time to ask what an Attach waits for.
+func (s *seenSession) lateAttach(now scheduler.Time) bool {
+	return s.flight == scheduler.ActAttach && s.asked == 0 && now >= s.askAt
+}
+
+// takeAttachInspected notes what an Attach waits for.
+func (o *Observer) takeAttachInspected(ev scheduler.Inspected) {
+	s := o.sessions[ev.Target]
+	if s == nil || s.flight != scheduler.ActAttach || s.asked == 0 || s.asked != ev.Seq {
+		return
+	}
+	s.asked, s.askAt = 0, math.MaxInt64
+	if ev.Stuck {
+		s.askAt = o.now + scheduler.StuckAfter
+		o.Counts["StuckAttaches"]++
+	}
 }
 
 func (o *Observer) takeAttached(ev scheduler.Attached) {
@@ -60,7 +97,7 @@ func (o *Observer) takeDetached(ev scheduler.Detached) {
 		o.Counts["DetachFailures"]++
 	}
 	if t != nil && t.Detaching {
-		t.Detaching, t.stuck = false, false
+		t.Detaching = false
 		o.takeOutcome(t, scheduler.ActDetach, ev.Result, ev.FailedGPUs)
 	}
 }
@@ -77,7 +114,7 @@ func (o *Observer) takeSessionAction(kind scheduler.ActionKind, key gpreempt.Pro
 		return errors.New("it is not to be attached to")
 	case kind == scheduler.ActDetach && !s.attached:
 		return errors.New("nothing is attached")
-	case kind == scheduler.ActDetach && o.wanted(key) && !s.failed:
+	case kind == scheduler.ActDetach && o.mayAttach(key) && !s.failed:
 		return errors.New("the session is good, and needed")
 	case kind == scheduler.ActDetach && t != nil && !o.left[key] && (t.state == scheduler.TargetSuspending || t.state == scheduler.TargetSuspended || t.Flight != 0):
 		return fmt.Errorf("detached in state %v", t.state)
@@ -85,11 +122,13 @@ func (o *Observer) takeSessionAction(kind scheduler.ActionKind, key gpreempt.Pro
 	s.flight = kind
 	if kind == scheduler.ActAttach {
 		o.Counts["Attaches"]++
+		s.askAt, s.asked = o.now+scheduler.StuckAfter, 0
 		return nil
 	}
 	o.Counts["Detaches"]++
 	if t != nil && t.state == scheduler.TargetResuming {
-		t.Detaching, t.waitsForRetry, t.sentAt, t.stuck = true, false, o.now, false
+		t.Detaching, t.waitsForRetry = true, false
+		t.begin(o.now)
 	}
 	return nil
 }
@@ -99,9 +138,18 @@ func (o *Observer) checkSessions() error {
 	for key, s := range o.sessions {
 		t := o.Targets[key]
 		overdue := s.flight == scheduler.ActRecord && o.now >= s.since+scheduler.RetryAction.Last
+		wanted := o.wanted(key)
+		if wanted && !s.isDue {
+			s.dueSince = o.now
+		}
+		s.isDue = wanted
 		switch {
-		case overdue && !s.attached && o.wanted(key):
-			return fmt.Errorf("target %v: the Attach failed at %v and is not tried again", key, s.since)
+		case s.lateAttach(o.now):
+			return fmt.Errorf("target %v: nobody asks what its Attach waits for", key)
+		case overdue && !s.attached && wanted && o.now >= s.dueSince+scheduler.RetryAction.Last:
+			return fmt.Errorf("target %v: the Attach is due since %v and is not tried again", key, s.dueSince)
+		case overdue && s.attached && !o.mayAttach(key) && t != nil && !Away(t.state):
+			return fmt.Errorf("target %v: it may not be attached to, and is not detached", key)
 		case overdue && s.attached && t == nil:
 			return fmt.Errorf("process %v left and is not detached", key)
 		case t == nil && !s.attached && s.flight == scheduler.ActRecord:

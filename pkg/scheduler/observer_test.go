@@ -2,6 +2,7 @@ package scheduler_test
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -32,6 +33,8 @@ type Observer struct {
 	// rescopedAt is when the scope of gangs changed last.
 	rescopedAt scheduler.Time
 
+	jobs seenJobs
+
 	// of the step being watched
 	ends    map[scheduler.LeaseID]scheduler.LeaseEnd
 	left    map[gpreempt.ProcessKey]bool
@@ -54,19 +57,33 @@ type seenSession struct {
 	// flight is ActAttach or ActDetach while one has not come back.
 	flight                   scheduler.ActionKind
 	attached, failed, births bool
-	// since is when the last result came.
-	since scheduler.Time
+	// since is when the last result came, dueSince when the Attach became due, if isDue.
+	since, dueSince scheduler.Time
+	isDue           bool
+	// askAt is when to ask what an Attach waits for, asked the number of an Inspect that has
+	// not come back since askedAt; ask: it was time when the step began.
+	askAt, askedAt scheduler.Time
+	asked          uint64
+	ask            bool
 }
 
 type seenTarget struct {
 	scheduler.TargetSeen
 	state scheduler.TargetState
 	// Flight is the action that has not come back; seq 0 means none.
-	Flight   uint64
-	kind     scheduler.ActionKind
-	sentAt   scheduler.Time
-	stuck    bool
-	sentWith uint64 // Queues when the last Suspend was sent
+	Flight uint64
+	// queuesSince is when it was first seen with a queue, if hadQueues.
+	queuesSince scheduler.Time
+	hadQueues   bool
+	kind        scheduler.ActionKind
+	sentAt      scheduler.Time
+	// askAt is when to ask what it waits for, asked the number of an Inspect that has not
+	// come back since askedAt; hung: the answer opened the breakers.
+	askAt, askedAt scheduler.Time
+	asked          uint64
+	hung           bool
+	due            bool   // it was time to ask when the step began
+	sentWith       uint64 // Queues when the last Suspend was sent
 
 	Detaching        bool           // a Detach that resumes is in flight
 	failedAt         scheduler.Time // of a resume that waits for its retry
@@ -103,6 +120,7 @@ func NewObserver(p scheduler.Policy) *Observer {
 	return &Observer{
 		policy: p, Targets: map[gpreempt.ProcessKey]*seenTarget{}, sessions: map[gpreempt.ProcessKey]*seenSession{}, leases: map[scheduler.LeaseID]*seenLease{},
 		breaker: map[gpreempt.GPUID]scheduler.Time{}, shown: map[gpreempt.GPUID]bool{},
+		jobs: seenJobs{},
 		ends: map[scheduler.LeaseID]scheduler.LeaseEnd{}, left: map[gpreempt.ProcessKey]bool{}, answers: map[scheduler.LeaseID]scheduler.Answer{}, Counts: Counts{},
 	}
 }
@@ -121,6 +139,7 @@ func (o *Observer) Watch(now scheduler.Time, ev scheduler.Event, actions []sched
 			return fmt.Errorf("at %v, after %T: action %d, %q: %w", o.now, ev, i, a, err)
 		}
 	}
+	o.jobs.watch(o)
 	for _, err := range []error{o.checkEnds(), o.checkTargets(), o.checkSessions(), o.checkLeases(), o.checkBreakers()} {
 		if err != nil {
 			return fmt.Errorf("at %v, after %T: %w", o.now, ev, err)
@@ -132,13 +151,16 @@ func (o *Observer) Watch(now scheduler.Time, ev scheduler.Event, actions []sched
 // passTime notices what is due before the event counts.
 func (o *Observer) passTime() {
 	for _, t := range o.Targets {
-		if (t.Flight != 0 || t.Detaching) && !t.stuck && o.now >= t.sentAt+scheduler.StuckAfter {
-			t.stuck = true
-			o.Counts["Stuck"]++
-			for _, id := range t.GPUs {
-				o.breaker[id] = o.now + scheduler.BreakerTime
-			}
+		if (t.Flight != 0 || t.Detaching) && t.asked != 0 && o.now >= t.askedAt+scheduler.InspectTime {
+			o.takeInspected(t, false)
 		}
+		t.due = o.overdue(t)
+	}
+	for _, s := range o.sessions {
+		if s.asked != 0 && o.now >= s.askedAt+scheduler.InspectTime {
+			s.asked, s.askAt = 0, math.MaxInt64
+		}
+		s.ask = s.lateAttach(o.now)
 	}
 	for id, l := range o.leases {
 		if l.live && o.now >= l.expires {
@@ -183,6 +205,9 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 		before := t.TargetSeen
 		if t.state != scheduler.TargetNone && o.session(ev.Target).births {
 			ev.Queues = before.Queues
+		}
+		if !t.hadQueues && ev.Queues > 0 {
+			t.hadQueues, t.queuesSince = true, o.now
 		}
 		o.regrouped(t, ev)
 		t.TargetSeen = ev
@@ -235,6 +260,11 @@ func (o *Observer) takeEvent(ev scheduler.Event) {
 		o.takeResult(ev.Target, scheduler.ActSuspend, ev.Seq, ev.Result, ev.FailedGPUs)
 	case scheduler.Resumed:
 		o.takeResult(ev.Target, scheduler.ActResume, ev.Seq, ev.Result, ev.FailedGPUs)
+	case scheduler.Inspected:
+		if t := o.Targets[ev.Target]; t != nil && (t.Flight != 0 || t.Detaching) && t.asked != 0 && t.asked == ev.Seq {
+			o.takeInspected(t, ev.Stuck)
+		}
+		o.takeAttachInspected(ev)
 	case scheduler.Alarm:
 		for id := range o.shown {
 			if ev.GPU == 0 || ev.GPU == id {
@@ -291,10 +321,14 @@ func (o *Observer) takeBacklog(ev scheduler.ClientBacklog) {
 
 func (o *Observer) takeResult(key gpreempt.ProcessKey, kind scheduler.ActionKind, seq uint64, result scheduler.Outcome, gpus []gpreempt.GPUID) {
 	t := o.Targets[key]
-	if t == nil || t.Flight == 0 || t.Flight != seq || t.kind != kind {
+	if t == nil {
+		o.openBreakers(nil, result, gpus)
 		return
 	}
-	t.Flight, t.stuck = 0, false
+	if t.Flight == 0 || t.Flight != seq || t.kind != kind {
+		return
+	}
+	t.Flight = 0
 	o.takeOutcome(t, kind, result, gpus)
 }
 

@@ -41,7 +41,7 @@ type GangScope uint8
 // The choices.
 const (
 	GangProcess GangScope = iota + 1
-	// GangJob is all offline processes with the same Job.
+	// GangJob is all offline processes of one job, and each process without a job alone.
 	GangJob
 )
 
@@ -68,6 +68,9 @@ type Policy struct {
 	// resumed it, 1 ms to 1 min.
 	MinRun time.Duration `json:"min_run"`
 	Gang   GangScope     `json:"gang"`
+	// AttachAfter is how long a target has had queues before a mechanism is attached to
+	// it although no lease covers its GPUs, 0 to 1 h.
+	AttachAfter time.Duration `json:"attach_after"`
 	// Shadow decides and records, and suspends nothing.
 	Shadow bool `json:"shadow"`
 	// MaxWait is the longest wait of an announcement that sets none, 0 to 10 s.
@@ -92,7 +95,8 @@ func Presets() []Policy {
 		ShareWindow: 10 * time.Second,
 		MaxSuspend:  2 * time.Second,
 		MinRun:      50 * time.Millisecond,
-		Gang:        GangProcess,
+		Gang:        GangJob,
+		AttachAfter: 30 * time.Second,
 		MaxWait:     20 * time.Millisecond,
 		DefaultTTL:  time.Second,
 		MaxTTL:      time.Minute,
@@ -174,6 +178,7 @@ func (p Policy) Validate() error {
 		{"share_window", p.ShareWindow, 100 * time.Millisecond, 10 * time.Minute},
 		{"max_suspend", p.MaxSuspend, 10 * time.Millisecond, 10 * time.Minute},
 		{"min_run", p.MinRun, time.Millisecond, time.Minute},
+		{"attach_after", p.AttachAfter, 0, time.Hour},
 		{"max_wait", p.MaxWait, 0, 10 * time.Second},
 		{"max_ttl", p.MaxTTL, time.Millisecond, 10 * time.Minute},
 		{"default_ttl", p.DefaultTTL, time.Millisecond, p.MaxTTL},

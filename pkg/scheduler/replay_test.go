@@ -143,6 +143,7 @@ var oneOfEach = []scheduler.Event{
 	scheduler.QueueBorn{Target: gpreempt.ProcessKey{PID: 1, Start: 2}},
 	scheduler.Suspended{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Seq: 3, Result: scheduler.OutcomeHardware, FailedGPUs: []gpreempt.GPUID{4}, Took: 5},
 	scheduler.Resumed{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Seq: 3, Result: scheduler.OutcomeFailed, FailedGPUs: []gpreempt.GPUID{4}, Took: 5},
+	scheduler.Inspected{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, Seq: 3, Stuck: true},
 	scheduler.Alarm{GPU: 1},
 	scheduler.Hold{Target: gpreempt.ProcessKey{PID: 1, Start: 2}, For: time.Second},
 	scheduler.PolicyChanged{Policy: scheduler.DefaultPolicy()},

@@ -22,6 +22,8 @@ type Executor interface {
 	// Suspend posts Suspended, Resume posts Resumed, with seq.
 	Suspend(target gpreempt.ProcessKey, seq uint64)
 	Resume(target gpreempt.ProcessKey, seq uint64)
+	// Inspect posts Inspected, with seq. It may be called during any of the others.
+	Inspect(target gpreempt.ProcessKey, seq uint64)
 }
 
 // Reply is called with the answer to an announcement. It must not block.
@@ -232,6 +234,8 @@ func (r *Runner) step(now Time, ev Event) {
 			r.executor.Suspend(a.Target, a.Seq)
 		case ActResume:
 			r.executor.Resume(a.Target, a.Seq)
+		case ActInspect:
+			r.executor.Inspect(a.Target, a.Seq)
 		case ActAnswer:
 			for _, reply := range r.replies[a.Lease] {
 				reply(a.Lease, a.Answer)

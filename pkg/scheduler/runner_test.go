@@ -320,6 +320,14 @@ func TestLimits(t *testing.T) {
 		m.SetLimits(Limits{LeasesPerClient: 9, LeasesPerUser: 9, LeasesTotal: 4})
 		_, _, err = m.Announce(request(), nil)
 		reason(t, err, gpreempt.ReasonLeasesTotal)
+		// The admins have a limit of their own, which is the same.
+		admin := request()
+		admin.Client = 0
+		for range 4 {
+			m.announce(t, admin)
+		}
+		_, _, err = m.Announce(admin, nil)
+		reason(t, err, gpreempt.ReasonLeasesTotal)
 		m.SetLimits(Limits{LeasesPerClient: 9, LeasesPerUser: 5, LeasesTotal: 5})
 		m.announce(t, request())
 		time.Sleep(time.Millisecond)

@@ -132,6 +132,9 @@ func (s *scenario) targetEvent(cmd string, a arguments) (scheduler.Event, error)
 func (s *scenario) look(cmd string, a arguments) error {
 	switch cmd {
 	case "dump":
+		if err := s.step(scheduler.Tick{}); err != nil { // as Runner.View does
+			return err
+		}
 		s.dump()
 		return nil
 	case "next":
@@ -198,6 +201,9 @@ func (s *scenario) dump() {
 			fmt.Fprintf(&s.out, " runs-by=%v", t.RunsBy)
 		}
 		s.out.WriteByte('\n')
+	}
+	for _, j := range s.core.Jobs() {
+		fmt.Fprintf(&s.out, "job %s targets=%d ran=%.2f%% over=%v slow=%v\n", j.Name, j.Targets, 100*j.Ran, j.Over, j.Slow)
 	}
 	for _, l := range s.core.Leases() {
 		fmt.Fprintf(&s.out, "lease %d client=%d %v gpus=%v prio=%d expires=%v", l.ID, l.Client, l.State, l.GPUs, l.Priority, l.Expires)

@@ -23,11 +23,12 @@ import (
 //
 // Time stands still between commands. The commands:
 //
-//	policy preset=NAME [knob=value...]   preset=balanced by default; at the first command, or a PolicyChanged
+//	policy preset=NAME [knob=value...]   preset=balanced by default, always with attach_after=0s; at the first command, or a PolicyChanged
 //	gpu ID...
 //	target PID@START [class= prio= gpus= job= queues=]   what is left out stays, or is offline 0 1 "" 1
 //	attach auto | attach by-hand         whether every Attach, and every Detach that resumes nothing, succeeds at once, as at first
 //	attached, detached, lost PID@START [result= failed=GPUS births]
+//	inspect stuck|unknown|nothing        how an Inspect is answered from now on, at once; unknown at first
 //	born PID@START                       a birth that the mechanism reports
 //	gone PID@START
 //	lease ID [client= user= gpus= prio= ttl= maxwait= eta= slo= expected= idle request=]   1 1 11 1s 20ms
@@ -47,10 +48,10 @@ func TestScenarios(t *testing.T) {
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			s := &scenario{policy: scheduler.DefaultPolicy()}
+			s := newScenario()
 			datadriven.RunTest(t, file, func(t *testing.T, d *datadriven.TestData) string {
 				if d.Cmd == "reset" {
-					*s = scenario{policy: scheduler.DefaultPolicy()}
+					*s = *newScenario()
 					return ""
 				}
 				s.out.Reset()
@@ -85,7 +86,15 @@ type scenario struct {
 	reply    map[scheduler.ActionKind]time.Duration
 	due      []arrival
 	byHand   bool // an Attach or a Detach is answered by the script
+	inspect  string
 	out      strings.Builder
+}
+
+// newScenario has the default policy, but attaches at once.
+func newScenario() *scenario {
+	s := &scenario{policy: scheduler.DefaultPolicy()}
+	s.policy.AttachAfter = 0
+	return s
 }
 
 type arguments struct{ args []datadriven.CmdArg }
@@ -166,6 +175,9 @@ func (s *scenario) run(cmd string, a arguments) error {
 	case "attach":
 		s.byHand = a.name() == "by-hand"
 		return nil
+	case "inspect":
+		s.inspect = a.name()
+		return nil
 	case "explain", "dump", "admit", "ended", "owned", "next":
 		return s.look(cmd, a)
 	case "gpu":
@@ -191,6 +203,7 @@ func (s *scenario) setPolicy(a arguments) error {
 	p := s.policy
 	err := errors.Join(
 		fill(a, "preset", &p, scheduler.PresetByName),
+		fill(a, "preset", &p.AttachAfter, func(string) (time.Duration, error) { return 0, nil }),
 		fill(a, "suspend_when", &p.SuspendWhen, named[scheduler.SuspendWhen]),
 		fill(a, "linger", &p.Linger, named[scheduler.Linger]),
 		fill(a, "linger_max", &p.LingerMax, time.ParseDuration),
@@ -199,6 +212,7 @@ func (s *scenario) setPolicy(a arguments) error {
 		fill(a, "max_suspend", &p.MaxSuspend, time.ParseDuration),
 		fill(a, "min_run", &p.MinRun, time.ParseDuration),
 		fill(a, "gang", &p.Gang, named[scheduler.GangScope]),
+		fill(a, "attach_after", &p.AttachAfter, time.ParseDuration),
 		fill(a, "shadow", &p.Shadow, strconv.ParseBool),
 		fill(a, "max_ttl", &p.MaxTTL, time.ParseDuration),
 	)
@@ -281,16 +295,19 @@ func (s *scenario) step(ev scheduler.Event) error {
 		}
 	}
 	actions = slices.Clone(actions) // they are the core's until the next step
-	if err := errors.Join(s.observer.Watch(s.now, ev, actions), s.core.CheckInvariants()); err != nil || s.byHand {
-		s.sortDue()
+	if err := errors.Join(s.observer.Watch(s.now, ev, actions), s.core.CheckInvariants()); err != nil {
 		return err
 	}
 	for _, a := range actions {
 		var result scheduler.Event
-		switch a.Kind {
-		case scheduler.ActAttach:
+		switch {
+		case a.Kind == scheduler.ActInspect && s.inspect != "nothing":
+			result = scheduler.Inspected{Target: a.Target, Seq: a.Seq, Stuck: s.inspect == "stuck"}
+		case s.byHand:
+			continue
+		case a.Kind == scheduler.ActAttach:
 			result = scheduler.Attached{Target: a.Target}
-		case scheduler.ActDetach:
+		case a.Kind == scheduler.ActDetach:
 			result = scheduler.Detached{Target: a.Target}
 			if t := s.observer.Targets[a.Target]; t != nil && t.Detaching {
 				took, ok := s.reply[scheduler.ActResume]

@@ -148,7 +148,7 @@ func TestShareFloorHolds(t *testing.T) {
 		m.cost = func(scheduler.ActionKind) time.Duration { return slowest/4 + slowest*time.Duration(roll(16))/16 }
 		failures := roll(3) == 0
 		m.fail = func() bool { return failures && roll(200) == 0 }
-		if err := storm(m, 400, pick(time.Millisecond, 10*time.Millisecond, 50*time.Millisecond)); err != nil {
+		if err := storm(m, "", 400, pick(time.Millisecond, 10*time.Millisecond, 50*time.Millisecond)); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		for key, past := range m.past {
@@ -166,15 +166,16 @@ func TestShareFloorHolds(t *testing.T) {
 	}
 }
 
-// storm announces, completes and changes things at random for some steps.
-func storm(m *punctual, steps int, pace time.Duration) error {
+// storm announces, completes and changes things at random for some steps; job is the job of
+// the targets.
+func storm(m *punctual, job string, steps int, pace time.Duration) error {
 	for id := range gpreempt.GPUID(2) {
 		m.Step(scheduler.GPUAdded{GPU: id + 1})
 	}
 	seen := make([]scheduler.TargetSeen, 3)
 	for i := range seen {
 		seen[i] = scheduler.TargetSeen{
-			Target: gpreempt.ProcessKey{PID: int32(100 + i), Start: 1}, Class: gpreempt.Offline,
+			Target: gpreempt.ProcessKey{PID: int32(100 + i), Start: 1}, Class: gpreempt.Offline, Job: job,
 			GPUs: [][]gpreempt.GPUID{{1}, {2}, {1, 2}}[i],
 		}
 		if err := m.Step(seen[i]); err != nil {

@@ -10,7 +10,8 @@ import (
 // target is a process that owns queues.
 type target struct {
 	key        gpreempt.ProcessKey
-	job        string
+	jobName    string // of the last TargetSeen
+	job        *job   // nil unless it is offline and has a name of a job
 	class      gpreempt.Class
 	priority   gpreempt.Priority
 	gpus       []gpreempt.GPUID
@@ -21,18 +22,27 @@ type target struct {
 	since Time
 	// seq is the number of the Suspend or Resume in flight; 0 for a Detach that resumes.
 	seq uint64
+	// queuesSince is when it was first seen with a queue, if hadQueues.
+	queuesSince Time
+	hadQueues   bool
 	// queues is the number of queues that were ever born, by TargetSeen and QueueBorn;
 	// suspendedQueues is what it was when the last Suspend was sent.
 	queues, suspendedQueues uint64
 
 	quarantinedUntil Time
+	quarantineCause  Cause
 	holdUntil        Time // an admin keeps it running
 	retryAt          Time
 	backoff          Backoff
 	retrying         bool // a resume failed and waits for retryAt
-	stuck            bool
 	shadowed         bool // reported as suspended under a shadow policy
 	timer            timer
+
+	// inspection is the number of the Inspect in flight, 0 for none.
+	inspection uint64
+	// stuck: the action in flight waits for the target itself, by the last Inspect; hung:
+	// it has opened the breakers.
+	stuck, hung bool
 
 	suspend, resume estimate
 	suspends        uint64
@@ -60,14 +70,15 @@ func (c *Core) targetSeen(ev TargetSeen) {
 		c.targets[ev.Target] = t
 		at, _ := slices.BinarySearchFunc(c.order, ev.Target, func(t *target, k gpreempt.ProcessKey) int { return t.key.Compare(k) })
 		c.order = slices.Insert(c.order, at, t)
-		t.job, t.class, t.priority, t.gpus, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Queues
+		t.jobName, t.class, t.priority, t.gpus, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, ev.Queues
+		c.noteQueues(t)
 		t.attachment = c.attachmentOf(t)
 		c.markAttachment(t.attachment)
 		c.setTargetState(t, TargetRunning, CauseSeen, 0, 0)
 		c.joinGang(t)
 		return
 	}
-	regang := t.job != ev.Job || t.class != ev.Class || t.priority != ev.Priority || !slices.Equal(t.gpus, ev.GPUs)
+	regang := t.jobName != ev.Job || t.class != ev.Class || t.priority != ev.Priority || !slices.Equal(t.gpus, ev.GPUs)
 	queues := ev.Queues
 	if t.attachment.reportsBirths {
 		queues = t.queues
@@ -79,7 +90,8 @@ func (c *Core) targetSeen(ev TargetSeen) {
 		c.leaveGang(t)
 	}
 	reclassified := t.class != ev.Class || t.priority != ev.Priority
-	t.job, t.class, t.priority, t.gpus, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, queues
+	t.jobName, t.class, t.priority, t.gpus, t.queues = ev.Job, ev.Class, ev.Priority, ev.GPUs, queues
+	c.noteQueues(t)
 	c.markAttachment(t.attachment)
 	if reclassified {
 		c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseClass})
@@ -90,12 +102,19 @@ func (c *Core) targetSeen(ev TargetSeen) {
 	c.mark(t.gang)
 }
 
+func (c *Core) noteQueues(t *target) {
+	if !t.hadQueues && t.queues > 0 {
+		t.queuesSince, t.hadQueues = c.now, true
+	}
+}
+
 func (c *Core) targetGone(t *target) {
 	for len(t.orders) > 0 {
 		c.endLease(t.orders[0], EndReleased)
 	}
 	c.setTargetState(t, TargetLeft, CauseGone, 0, 0)
 	c.leaveGang(t)
+	c.leaveJob(t)
 	c.timers.clear(&t.timer)
 	t.attachment.target = nil
 	c.markAttachment(t.attachment)
@@ -110,11 +129,14 @@ func (c *Core) setTargetState(t *target, to TargetState, cause Cause, lease Leas
 	from := t.state
 	wasAway := t.isAway()
 	t.state, t.since = to, c.now
+	t.inspection, t.stuck, t.hung = 0, false, false
 	switch away := t.isAway(); {
 	case away && !wasAway:
 		t.awaySince = c.now
+		t.job.moved(c.now, 1)
 	case !away && wasAway:
 		t.away += c.now - t.awaySince
+		t.job.moved(c.now, -1)
 	}
 	c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: from, ToTarget: to, Class: t.class, Cause: cause, Lease: lease, Took: took})
 }
@@ -132,7 +154,7 @@ func (c *Core) resumeTarget(t *target, cause Cause) {
 	c.setTargetState(t, TargetResuming, cause, 0, 0)
 	if a := t.attachment; c.mustDetach(a) && a.failure != OutcomeOK {
 		a.state = detaching
-		t.seq, t.stuck, t.retrying = 0, false, false
+		t.seq, t.retrying = 0, false
 		c.emit(ActDetach).Target = t.key
 		c.setTargetTimer(t)
 		return
@@ -142,20 +164,20 @@ func (c *Core) resumeTarget(t *target, cause Cause) {
 
 func (c *Core) send(t *target, kind ActionKind) {
 	c.seq++
-	t.seq, t.stuck, t.retrying = c.seq, false, false
+	t.seq, t.retrying = c.seq, false
 	a := c.emit(kind)
 	a.Target, a.Seq = t.key, t.seq
 	c.setTargetTimer(t)
 }
 
-// setTargetTimer sets the timer of a target: to when its action counts as stuck, to the
+// setTargetTimer sets the timer of a target: to when its action takes too long, to the
 // retry of a resume, or to the end of its quarantine.
 func (c *Core) setTargetTimer(t *target) {
 	switch {
 	case t.retrying:
 		c.timers.set(&t.timer, t.retryAt)
-	case (t.state == TargetSuspending || t.state == TargetResuming) && !t.stuck:
-		c.timers.set(&t.timer, t.since+StuckAfter)
+	case (t.state == TargetSuspending || t.state == TargetResuming) && !t.hung:
+		c.timers.set(&t.timer, c.now+StuckAfter)
 	case t.state == TargetQuarantined:
 		c.timers.set(&t.timer, t.quarantinedUntil)
 	default:
@@ -167,26 +189,53 @@ func (t *target) fire(c *Core) {
 	switch {
 	case t.retrying:
 		c.resumeTarget(t, CauseRetry)
+	case t.inspection != 0:
+		c.inspected(t, false)
 	case t.state == TargetSuspending || t.state == TargetResuming:
-		t.stuck = true
-		for _, id := range t.gpus {
-			c.openBreaker(c.gpu(id), CauseStuck)
-		}
+		t.inspection = c.inspect(t.key)
+		c.timers.set(&t.timer, c.now+InspectTime)
 	case t.state == TargetQuarantined:
 		c.setTargetState(t, TargetRunning, CauseQuarantineOver, 0, 0)
 		c.mark(t.gang)
 	}
 }
 
+// inspected takes in what an action waits for that has taken too long. While it is the
+// target itself (a job that has the driver pin host memory holds its lock for seconds),
+// nothing is known against a GPU, and the core asks again.
+func (c *Core) inspected(t *target, stuck bool) {
+	t.inspection = 0
+	first := stuck && !t.stuck
+	t.stuck, t.hung = stuck, !stuck
+	if stuck {
+		c.quarantine(t, CauseStuck)
+		if first {
+			c.record(Record{Kind: RecordTarget, Target: t.key, FromTarget: t.state, ToTarget: t.state, Class: t.class, Cause: CauseStuck, Took: c.now - t.since})
+		}
+		c.mark(t.gang)
+	} else {
+		for _, id := range t.gpus {
+			c.openBreaker(c.gpu(id), CauseHung)
+		}
+	}
+	c.setTargetTimer(t)
+}
+
 func (c *Core) suspended(ev Suspended) {
 	t := c.targets[ev.Target]
-	if t == nil || t.state != TargetSuspending || t.seq != ev.Seq {
+	if t == nil {
+		c.openBreakers(ev.Result, ev.FailedGPUs, nil) // the process has left, the GPUs have not
+		return
+	}
+	if t.state != TargetSuspending || t.seq != ev.Seq {
 		return // the result of an action that was replaced
 	}
 	c.charge(t.gang)
 	switch ev.Result {
 	case OutcomeOK:
-		t.suspend.learn(ev.Took)
+		if !t.stuck && !t.hung {
+			t.suspend.learn(ev.Took)
+		}
 		t.suspends++
 		c.setTargetState(t, TargetSuspended, CauseDone, 0, ev.Took)
 		c.setTargetTimer(t)
@@ -198,7 +247,7 @@ func (c *Core) suspended(ev Suspended) {
 		c.failAttachment(t.attachment, ev.Result)
 		c.resumeTarget(t, CauseReplaced)
 	default:
-		c.quarantine(t, ev.Result, ev.FailedGPUs)
+		c.quarantineFailed(t, ev.Result, ev.FailedGPUs)
 		c.failAttachment(t.attachment, ev.Result)
 		// The mechanism has undone what it could; the Detach makes sure.
 		c.resumeTarget(t, failureCause(ev.Result))
@@ -208,10 +257,14 @@ func (c *Core) suspended(ev Suspended) {
 
 func (c *Core) resumed(ev Resumed) {
 	t := c.targets[ev.Target]
-	if t == nil || t.state != TargetResuming || t.retrying || t.seq != ev.Seq || t.seq == 0 {
+	if t == nil {
+		c.openBreakers(ev.Result, ev.FailedGPUs, nil)
 		return
 	}
-	if ev.Result == OutcomeOK {
+	if t.state != TargetResuming || t.retrying || t.seq != ev.Seq || t.seq == 0 {
+		return
+	}
+	if ev.Result == OutcomeOK && !t.stuck && !t.hung {
 		t.resume.learn(ev.Took)
 	}
 	c.resumeResult(t, ev.Result, ev.FailedGPUs, ev.Took)
@@ -226,7 +279,7 @@ func (c *Core) resumeResult(t *target, result Outcome, gpus []gpreempt.GPUID, to
 		t.backoff = Backoff{}
 		to, cause := TargetRunning, CauseDone
 		if t.quarantinedUntil > c.now {
-			to, cause = TargetQuarantined, CauseQuarantine
+			to, cause = TargetQuarantined, t.quarantineCause
 		}
 		c.setTargetState(t, to, cause, 0, took)
 	case OutcomeGone:
@@ -234,7 +287,7 @@ func (c *Core) resumeResult(t *target, result Outcome, gpus []gpreempt.GPUID, to
 		return
 	default:
 		if result != OutcomeReplaced {
-			c.quarantine(t, result, gpus)
+			c.quarantineFailed(t, result, gpus)
 		}
 		c.failAttachment(t.attachment, result)
 		t.retrying = true
@@ -257,8 +310,12 @@ func failureCause(o Outcome) Cause {
 	}
 }
 
-func (c *Core) quarantine(t *target, o Outcome, gpus []gpreempt.GPUID) {
-	t.quarantinedUntil = c.now + QuarantineTime
+func (c *Core) quarantine(t *target, cause Cause) {
+	t.quarantinedUntil, t.quarantineCause = c.now+QuarantineTime, cause
+}
+
+func (c *Core) quarantineFailed(t *target, o Outcome, gpus []gpreempt.GPUID) {
+	c.quarantine(t, CauseQuarantine)
 	c.openBreakers(o, gpus, t)
 }
 

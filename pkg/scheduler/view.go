@@ -29,11 +29,16 @@ type TargetInfo struct {
 	State    TargetState
 	Since    Time
 	// RunsBy is the time by which it runs again, while it is away.
-	RunsBy         Time
-	GPUs           []gpreempt.GPUID
-	Ready          bool
+	RunsBy Time
+	GPUs   []gpreempt.GPUID
+	Ready  bool
+	// Stuck: the action in flight, or the Attach, waits for the target itself, by the last
+	// Inspect.
+	Stuck          bool
 	Suspends       uint64
 	SuspendedTotal time.Duration
+	// Job is its job; the zero value without one.
+	Job            JobInfo
 	LearnedSuspend time.Duration
 	LearnedResume  time.Duration
 }
@@ -95,8 +100,11 @@ func (c *Core) Target(key gpreempt.ProcessKey) (TargetInfo, bool) {
 
 func (c *Core) targetInfo(t *target) TargetInfo {
 	info := TargetInfo{
-		Key: t.key, Class: t.class, Priority: t.priority, State: t.state, Since: t.since, GPUs: t.gpus, Ready: t.ready(),
+		Key: t.key, Class: t.class, Priority: t.priority, State: t.state, Since: t.since, GPUs: t.gpus, Ready: t.ready(), Stuck: t.stuck || t.attachment.stuck,
 		Suspends: t.suspends, SuspendedTotal: t.away, LearnedSuspend: t.suspend.mean, LearnedResume: t.resume.mean,
+	}
+	if t.job != nil {
+		info.Job = c.jobInfo(t.job)
 	}
 	if t.isAway() {
 		info.SuspendedTotal += c.now - t.awaySince

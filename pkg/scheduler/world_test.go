@@ -36,6 +36,8 @@ type World struct {
 	stale    []scheduler.Event // results already given once
 	// unanswered are the Attach and Detach actions that have not come back.
 	unanswered []scheduler.Action
+	// inspections are the Inspect actions that have not come back.
+	inspections []scheduler.Action
 
 	// Calm makes disturbing events rare, so that other states are reached.
 	Calm bool
@@ -66,10 +68,18 @@ func (w *World) Step(ev scheduler.Event) error {
 	if err := w.checkViews(); err != nil {
 		return err
 	}
+	asked := false
 	for _, a := range slices.Clone(actions) {
 		if a.Kind == scheduler.ActAttach || a.Kind == scheduler.ActDetach {
 			w.unanswered = append(w.unanswered, a)
 		}
+		if a.Kind == scheduler.ActInspect {
+			w.inspections = append(w.inspections[max(0, len(w.inspections)-20):], a)
+			asked = true
+		}
+	}
+	if asked && w.Roll(2) == 0 {
+		return w.inspected()
 	}
 	return nil
 }
@@ -108,6 +118,23 @@ func (w *World) sessionResult() error {
 	return w.answerAll()
 }
 
+// inspected is the result of an Inspect, mostly of the last one: some come late, and some
+// never or for another target.
+func (w *World) inspected() error {
+	n := len(w.inspections)
+	if n == 0 {
+		return w.wait()
+	}
+	a := w.inspections[n-1]
+	if w.Roll(4) == 0 {
+		a = w.inspections[w.Roll(n)]
+	}
+	if w.Roll(20) == 0 {
+		a.Target = w.anyKey()
+	}
+	return w.Step(scheduler.Inspected{Target: a.Target, Seq: a.Seq, Stuck: w.Roll(2) == 0})
+}
+
 // lost is a session that ends by itself.
 func (w *World) lost() error {
 	return w.Step(scheduler.Lost{Target: w.anyKey(), Result: []scheduler.Outcome{scheduler.OutcomeFailed, scheduler.OutcomeHardware, scheduler.OutcomeReplaced, scheduler.OutcomeDebugged}[w.Roll(4)]})
@@ -125,6 +152,9 @@ func (w *World) checkViews() error {
 		case t.State == scheduler.TargetSuspended && t.RunsBy > seen.awaySince+w.Observer.policy.MaxSuspend:
 			return fmt.Errorf("at %v: target %v runs by %v, max_suspend is over before", w.Now, t.Key, t.RunsBy)
 		}
+	}
+	if err := w.Observer.checkJobs(w.Core.Jobs()); err != nil {
+		return err
 	}
 	if got, want := len(w.Core.Targets()), len(w.Observer.Targets); got != want {
 		return fmt.Errorf("at %v: readers see %d targets of %d", w.Now, got, want)
@@ -159,6 +189,7 @@ var Ops = []op{
 	{"backlog", 6, (*World).backlog, false},
 	{"result", 40, (*World).result, false},
 	{"session result", 40, (*World).sessionResult, false},
+	{"inspected", 1, (*World).inspected, false},
 	{"lost", 1, (*World).lost, true},
 	{"born", 6, func(w *World) error { return w.Step(scheduler.QueueBorn{Target: w.anyKey()}) }, false},
 	{"stray result", 4, (*World).strayResult, false},
@@ -266,6 +297,7 @@ func (w *World) policy() scheduler.Policy {
 		MaxSuspend:  10*time.Millisecond + w.Span(12),
 		MinRun:      time.Millisecond + w.Span(8),
 		Gang:        scheduler.GangScope(1 + w.Roll(2)),
+		AttachAfter: []time.Duration{0, 0, w.Span(10), time.Minute}[w.Roll(4)],
 		Shadow:      w.Roll(8) == 0,
 		MaxWait:     min(w.Span(9), 10*time.Second),
 		MaxTTL:      time.Millisecond + w.Span(12),

@@ -161,7 +161,7 @@ func checkUnsafe(t *tree) (problems []string) {
 			}
 			base := path.Base(f.name)
 			named := strings.HasSuffix(base, "_unsafe.go") || strings.HasSuffix(base, "_unsafe_test.go")
-			if !r.unsafe || !named {
+			if !named || !r.unsafe && !(r.unsafeTests && f.test) {
 				problems = append(problems, fmt.Sprintf("%s imports unsafe: that belongs in a file *_unsafe.go of a package the table allows it", f.name))
 			}
 		}
@@ -297,11 +297,13 @@ var now = clock.Now`},
 			name:  "unsafe in the wrong file and in the wrong package",
 			check: checkUnsafe,
 			files: map[string]string{
-				"pkg/kfd/ioctl.go":            `package kfd; import _ "unsafe"`,
-				"pkg/kfd/ioctl_unsafe.go":     `package kfd; import _ "unsafe"`,
-				"internal/cli/fast_unsafe.go": `package cli; import _ "unsafe"`,
+				"pkg/kfd/ioctl.go":               `package kfd; import _ "unsafe"`,
+				"pkg/kfd/ioctl_unsafe.go":        `package kfd; import _ "unsafe"`,
+				"internal/cli/fast_unsafe.go":    `package cli; import _ "unsafe"`,
+				"pkg/scheduler/i_unsafe.go":      `package scheduler; import _ "unsafe"`,
+				"pkg/scheduler/i_unsafe_test.go": `package scheduler; import _ "unsafe"`,
 			},
-			want: []string{"internal/cli/fast_unsafe.go imports unsafe", "pkg/kfd/ioctl.go imports unsafe"},
+			want: []string{"internal/cli/fast_unsafe.go imports unsafe", "pkg/kfd/ioctl.go imports unsafe", "pkg/scheduler/i_unsafe.go imports unsafe"},
 		},
 		{
 			name:  "gpctl with a mechanism three imports down",

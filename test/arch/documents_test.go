@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"io/fs"
 	"os"
+	"path"
 	"regexp"
 	"testing"
 	"testing/fstest"
@@ -97,6 +98,73 @@ func TestDocumentThatNamesALostTestIsFound(t *testing.T) {
 		"none.md names no test: write their names as `TestName`",
 	}
 	if diff := cmp.Diff(want, checkDocuments(module, root, []string{"good.md", "bad.md", "none.md"})); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+}
+
+// indexed are the documents, by what docs/README.md has to link: decisions are read in their folder.
+var indexed = []string{"docs/*.md", "docs/*/*.md"}
+
+func TestIndexHasEveryDocumentAndLinksLead(t *testing.T) {
+	for _, problem := range checkIndex(os.DirFS("../.."), "docs/README.md", indexed) {
+		t.Error(problem)
+	}
+}
+
+// target is what a link of a document leads to, if that is a file.
+var target = regexp.MustCompile(`\]\(([^)#:\s]+)(?:#[^)]*)?\)`)
+
+// checkIndex returns a line for each document that the index does not link, and for each link
+// of a document, of an example's README and of a file of the root that leads to no file.
+func checkIndex(root fs.FS, index string, documents []string) (problems []string) {
+	linked := map[string]bool{}
+	found := func(patterns ...string) (names []string) {
+		for _, pattern := range patterns {
+			matches, err := fs.Glob(root, pattern)
+			if err != nil {
+				problems = append(problems, err.Error())
+			}
+			names = append(names, matches...)
+		}
+		return names
+	}
+	names := found(documents...)
+	for _, name := range append(names, found("*.md", "examples/*/*.md", "bindings/*/*.md")...) {
+		text, err := fs.ReadFile(root, name)
+		if err != nil {
+			problems = append(problems, err.Error())
+		}
+		for _, m := range target.FindAllSubmatch(text, -1) {
+			to := path.Join(path.Dir(name), string(m[1]))
+			if _, err := fs.Stat(root, to); err != nil {
+				problems = append(problems, fmt.Sprintf("%s links %s: %v", name, m[1], err))
+			}
+			linked[to] = linked[to] || name == index
+		}
+	}
+	for _, name := range names {
+		if name != index && !linked[name] && !linked[path.Dir(name)] {
+			problems = append(problems, fmt.Sprintf("%s has no line for %s", index, name))
+		}
+	}
+	return problems
+}
+
+func TestDocumentMissingInTheIndexIsFound(t *testing.T) {
+	root := fstest.MapFS{
+		"README.md":      {Data: []byte("[docs](docs/README.md#a) [web](https://example.org) [here](#a)")},
+		"docs/README.md": {Data: []byte("[a](a.md#x) [decisions](adr/)")},
+		"docs/a.md":      {Data: []byte("[b](b.md) [gone](gone.md) [b](../docs/b.md)")},
+		"docs/b.md":      {Data: []byte("nothing")},
+		"docs/adr/1.md":  {Data: []byte("[up](../a.md)")},
+		"docs/x/y.md":    {Data: []byte("nothing")},
+	}
+	want := []string{
+		"docs/a.md links gone.md: open docs/gone.md: file does not exist",
+		"docs/README.md has no line for docs/b.md",
+		"docs/README.md has no line for docs/x/y.md",
+	}
+	if diff := cmp.Diff(want, checkIndex(root, "docs/README.md", indexed)); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
 }

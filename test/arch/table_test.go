@@ -15,6 +15,8 @@ type rule struct {
 	kernel bool
 	// unsafe: may import unsafe, in files named *_unsafe.go.
 	unsafe bool
+	// unsafeTests: its tests may, in files named *_unsafe_test.go.
+	unsafeTests bool
 }
 
 // The generated packages.
@@ -32,13 +34,12 @@ var table = []struct {
 	// Words: the domain, the API's codes and names. No I/O.
 	{apiV1, rule{}},
 	{"internal/stat", rule{stdOnly: true, pure: true}},
-	{"internal/testutil", rule{}},
 	{"test/arch", rule{stdOnly: true}},
 	{"pkg/gpreempt", rule{stdOnly: true}},
 	{"internal/api", rule{imports: []string{apiV1, "pkg/gpreempt"}}},
 
 	// Decisions: pure, or with the filesystem as an argument.
-	{"pkg/scheduler", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true}},
+	{"pkg/scheduler", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true, unsafeTests: true}},
 	{"internal/log", rule{imports: []string{"pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/classify", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true, pure: true}},
 	{"pkg/discovery", rule{imports: []string{"pkg/gpreempt"}, stdOnly: true}},
@@ -50,23 +51,30 @@ var table = []struct {
 	{"internal/proc", rule{imports: []string{"pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"internal/auth", rule{imports: []string{apiV1, "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true, unsafe: true}},
 	{"pkg/kfd", rule{imports: []string{"pkg/gpreempt"}, kernel: true, unsafe: true}},
+	{"internal/testutil", rule{imports: []string{"pkg/kfd"}, kernel: true}},
+	{"internal/conformance", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	// Mechanisms.
-	{"internal/mechanism", rule{imports: []string{"internal/log", "internal/proc", "pkg/gpreempt"}}},
+	{"internal/safedir", rule{stdOnly: true}},
+	{"internal/mechanism", rule{imports: []string{"internal/log", "internal/proc", "internal/safedir", "pkg/gpreempt"}}},
 	{"internal/config/yamlfile", rule{imports: []string{"pkg/gpreempt"}}},
 	{"internal/safety", rule{imports: []string{apiV1, "internal/api", "internal/config/yamlfile", "pkg/discovery", "pkg/gpreempt"}}},
 	{"internal/mechanism/dbgtrap", rule{imports: []string{"internal/log", "internal/mechanism", "internal/proc", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/criu", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
+	{"internal/mechanism/helper", rule{imports: []string{"internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/proc", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 	{"internal/mechanism/freezer", rule{imports: []string{"internal/mechanism", "internal/log", "internal/proc", "pkg/discovery", "pkg/gpreempt"}, kernel: true}},
+
+	{"internal/accept/workload", rule{imports: []string{"pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
+	{"internal/accept", rule{imports: []string{"internal/accept/workload", "internal/conformance", "internal/mechanism", "internal/mechanism/dbgtrap", "internal/mechanism/helper", "internal/proc", "internal/safety", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
 
 	// The daemon.
 	{"internal/container", rule{imports: []string{"internal/log", "pkg/gpreempt"}}},
 	{"internal/inventory", rule{imports: []string{"internal/log", "internal/proc", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/kfd"}, kernel: true}},
-	{"internal/events", rule{imports: []string{"internal/inventory", "internal/log", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
+	{"internal/events", rule{imports: []string{"internal/auth", "internal/inventory", "internal/log", "internal/stat", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/targets", rule{imports: []string{"internal/classify", "internal/safety", "internal/inventory", "internal/log", "internal/mechanism", "pkg/discovery", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/server", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/api", "internal/events", "internal/inventory", "internal/log", "internal/targets", "pkg/discovery", "pkg/discovery/debugfs", "pkg/gpreempt", "pkg/scheduler"}}},
 	{"internal/config", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config/yamlfile", "internal/safety", "internal/server", "internal/api", "pkg/gpreempt", "pkg/scheduler"}}},
-	{"internal/daemon", rule{imports: []string{apiV1, "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/targets", "internal/server", "internal/proc", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler"}}},
-	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/api", "pkg/gpreempt"}}},
+	{"internal/daemon", rule{imports: []string{apiV1, "internal/accept", "internal/accept/workload", "internal/conformance", "internal/auth", "internal/classify", "internal/config", "internal/container", "internal/events", "internal/safety", "internal/hrtimer", "internal/inventory", "internal/log", "internal/mechanism", "internal/mechanism/criu", "internal/mechanism/dbgtrap", "internal/mechanism/freezer", "internal/mechanism/helper", "internal/targets", "internal/server", "internal/proc", "internal/safedir", "internal/api", "pkg/discovery", "pkg/gpreempt", "pkg/kfd", "pkg/scheduler"}}},
+	{"cmd/gpreemptd", rule{imports: []string{"internal/daemon", "internal/mechanism/helper", "internal/api", "pkg/gpreempt"}}},
 
 	// The clients: they reach the daemon over its socket and in no other way.
 	{"pkg/client", rule{imports: []string{apiV1, "internal/api", "pkg/gpreempt"}}},
@@ -86,12 +94,10 @@ var table = []struct {
 	{"emu/workload", rule{imports: []string{"emu/engine", "internal/stat", "pkg/gpreempt", "pkg/kfd"}, kernel: true, unsafe: true}},
 	{"emu/cmd/kfdemu", rule{imports: []string{apiV1, "emu/driver", "emu/gpumodel", "emu/kfdemu", "emu/kfdtest", "emu/workload", "internal/api", "internal/config", "internal/daemon", "internal/inventory", "internal/mechanism/dbgtrap", "internal/proc", "internal/stat", "pkg/client", "pkg/discovery", "pkg/gpreempt", "pkg/kfd"}}},
 
-	// Test files only, or what runs them: they run the built binaries, measure, and
-	// compare the fake and the emulated driver with the real one.
-	{"emu/conformance", rule{imports: []string{"emu/gpumodel", "emu/kfdemu", "emu/driver", "emu/seccomp", "pkg/gpreempt", "pkg/kfd", "emu/kfdtest"}, kernel: true, unsafe: true}},
+	// Test files only, or what runs them: they run the built binaries and measure.
 	{"emu/vm", rule{kernel: true}},
 	{"test/e2e", rule{}},
-	{"test/bench", rule{imports: []string{apiV1, "emu/gpumodel", "internal/daemon", "internal/hrtimer", "internal/mechanism", "internal/stat", "pkg/client", "pkg/gpreempt"}}},
+	{"test/bench", rule{imports: []string{apiV1, "emu/gpumodel", "internal/daemon", "internal/hrtimer", "internal/mechanism", "internal/stat", "internal/testutil", "pkg/client", "pkg/gpreempt"}}},
 }
 
 // notLinked are the packages that a shipped program must not link, however indirectly. A

@@ -29,7 +29,7 @@ import (
 // config is the default config except for a rule that makes the jobs offline, a policy in
 // which only leases decide, and limits that no section reaches.
 const config = `
-policy: {preset: strict, linger: none}
+policy: {preset: strict, linger: none, attach_after: 0s}
 rules:
   - {name: training, match: {comm: train}, class: offline}
 limits:

@@ -115,6 +115,7 @@ var sections = []struct {
 	{"j", "Core.Step", false, (*bench).step},
 	{"k", "discovery", true, (*bench).discovery},
 	{"l", "an idle daemon", false, (*bench).idle},
+	{"m", "gpctl top", false, (*bench).top},
 }
 
 func measure(ctx context.Context, quick bool, only, other string) (r *report, err error) {

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpreempt/gpreempt/emu/driver"
@@ -35,7 +36,7 @@ func (c *crashes) observe() []crashPoint {
 		from := c.m.now()
 		what()
 		all, _, _ := c.m.log.since(from)
-		points = append(points, pointsIn(s, all, int32(c.reign.Process.Pid))...)
+		points = append(points, pointsIn(s, all, c.works)...)
 	}
 	quiet := func() { c.m.awaitAll("everything runs after a lease", c.all) }
 	during(starting, func() { c.launch(nil); c.takeOver(true); quiet() })
@@ -46,8 +47,13 @@ func (c *crashes) observe() []crashPoint {
 	return points
 }
 
-// pointsIn returns the crash points among the events of a daemon.
-func pointsIn(s stage, events []kfdemu.Event, pid int32) []crashPoint {
+// works reports whether a process is a worker: the others are the daemon and its helpers.
+func (c *crashes) works(pid int32) bool {
+	return slices.ContainsFunc(c.all, func(w *worker) bool { return w.PID == pid })
+}
+
+// pointsIn returns the crash points among the events of a daemon and its helpers.
+func pointsIn(s stage, events []kfdemu.Event, works func(pid int32) bool) []crashPoint {
 	var points []crashPoint
 	counts := map[string]int{}
 	// Until a daemon is attached to all jobs it repeats some calls many times.
@@ -57,7 +63,7 @@ func pointsIn(s stage, events []kfdemu.Event, pid int32) []crashPoint {
 		points = append(points, crashPoint{name: fmt.Sprintf("%s: %s %s %d", s, when, op, f.Nth), stage: s, fault: &f})
 	}
 	for _, e := range events {
-		if e.PID != pid || e.Kind != kfdemu.EventCall && e.Kind != kfdemu.EventStep {
+		if e.PID == 0 || works(e.PID) || e.Kind != kfdemu.EventCall && e.Kind != kfdemu.EventStep {
 			continue
 		}
 		op := e.Op

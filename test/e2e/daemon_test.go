@@ -26,12 +26,13 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// timeout bounds every wait. It only decides how long a broken test takes. softGPUMain,
-// for an emulated CPU, changes it.
-var timeout = 30 * time.Second
+// timeout bounds every wait. It only decides how long a broken test takes. On a host that is
+// so busy that a call of the driver takes 2 s, the daemon takes the GPU for hung and suspends
+// nothing on it for 30 s, perhaps several times. softGPUMain, for an emulated CPU, changes it.
+var timeout = 2 * time.Minute
 
 // atOnce is a config in which nothing but leases decides: no share floor, no
-// linger, and jobs called train* are offline.
+// linger, jobs called train* are offline, and mechanisms are attached to them at once.
 const atOnce = `
 access:
   online_groups: []
@@ -39,8 +40,10 @@ access:
 policy:
   preset: strict
   linger: none
+  attach_after: 0s
 discovery:
   interval: 50ms
+  mqds_interval: 1s
 rules:
   - name: training
     match:
@@ -314,11 +317,33 @@ func (d *daemon) status() *gpreemptv1.GetStatusResponse {
 // fds counts the open descriptors of the daemon.
 func (d *daemon) fds() int {
 	d.t.Helper()
-	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", d.process.Process.Pid))
+	n, err := filesOf(int32(d.process.Process.Pid))
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	return len(entries)
+	return n
+}
+
+// openFiles returns what the descriptors of the daemon refer to.
+func (d *daemon) openFiles() (files []string) {
+	d.t.Helper()
+	names, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", d.process.Process.Pid))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	for _, name := range names {
+		file, err := os.Readlink(name)
+		if err == nil { // else it has been closed meanwhile
+			files = append(files, file)
+		}
+	}
+	return files
+}
+
+// filesOf returns the number of open files of a process.
+func filesOf(pid int32) (int, error) {
+	entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	return len(entries), err
 }
 
 // eventually waits until cond holds: it looks again after each event, and now

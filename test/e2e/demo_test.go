@@ -124,6 +124,7 @@ func TestDemoThatIsInterruptedLeavesNothing(t *testing.T) {
 		{name: "live and simulated, Ctrl-C", args: []string{"--live", "--sim"}, signal: syscall.SIGINT},
 		{name: "live and simulated, end of the terminal", args: []string{"--live", "--sim"}, signal: syscall.SIGHUP},
 		{name: "starting", signal: syscall.SIGINT, early: true, code: 130},
+		{name: "live, starting", args: []string{"--live"}, signal: syscall.SIGINT, early: true},
 		{name: "starting and simulated", args: []string{"--sim"}, signal: syscall.SIGINT, early: true, code: 130},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/gpreempt/gpreempt/emu/driver"
 	"github.com/gpreempt/gpreempt/emu/kfdemu"
 )
 
@@ -73,14 +75,22 @@ func TestJobThatExitsCleanlyWhileSuspendedEndsAfterTheLease(t *testing.T) {
 func TestCleanExitOfAnAttachedJobReleasesEverything(t *testing.T) {
 	eachRule(t, func(t *testing.T, profile string) {
 		m, d, job, other := endings(t, profile)
-		fds := d.fds()
+		fds, helper := d.fds(), m.helperOf(job)
+		files, err := filesOf(helper)
+		if err != nil {
+			t.Fatal(err)
+		}
 		job.stop()
 		m.gone(d, job.PID)
 		m.checkDebugs(d, 1)
 		other.stop()
 		m.gone(d, other.PID)
 		m.checkDebugs(d, 0)
-		d.eventually("the daemon has fewer files open than with two jobs", func() bool { return d.fds() < fds })
+		d.eventually("the daemon has at most as many files open as with two jobs", func() bool { return d.fds() <= fds })
+		d.eventually("the helper of the job has fewer files open, or has ended", func() bool {
+			n, err := filesOf(helper)
+			return err != nil || n < files
+		})
 		m.stays(d)
 	})
 }
@@ -193,7 +203,8 @@ func TestProgramReplacedWhileSuspendedIsAttachedAgain(t *testing.T) {
 }
 
 // The driver refuses a child the descriptor it inherited. The child lives on when the
-// job is killed, and so does the open file.
+// job is killed, and so do the open file and what the driver has of the job, except for its
+// address space and its debugger.
 func TestChildOfASuspendedJobIsNotAffected(t *testing.T) {
 	eachRule(t, func(t *testing.T, profile string) {
 		m, d, job, other := endings(t, profile)
@@ -210,18 +221,46 @@ func TestChildOfASuspendedJobIsNotAffected(t *testing.T) {
 		job.tell("fork %d", longer)
 		child := job.await("fork").PID
 		// The end of the job is seen when the child, which has its output, has ended, too.
-		defer func() {
+		end := sync.OnceFunc(func() {
 			if err := syscall.Kill(int(child), syscall.SIGKILL); err != nil {
 				t.Errorf("end the child: %v", err)
 			}
 			job.awaitEnd()
-		}()
+		})
+		defer end()
 		job.signal(syscall.SIGKILL)
-		m.gone(d, job.PID)
+		d.eventually("the daemon has forgotten the job", func() bool { return d.target(job.PID) == nil })
+		m.eventually("the driver has ended its address space and its debugging", func() bool {
+			return slices.ContainsFunc(m.Driver().Processes(), func(p driver.ProcessState) bool {
+				return p.PID == job.PID && p.MM == nil && !p.Enabled
+			})
+		})
 		m.checkDebugs(d, 1)
 		m.checkEach(other, 2, offGPU)
 		d.complete(lease.GetLeaseId())
 		m.stays(d, other)
+		end()
+		m.gone(d, job.PID)
+		m.stays(d, other)
 		other.stop()
+	})
+}
+
+// A program that inherited an open file of the driver, and opens the driver itself, is another
+// process of the driver with the same ID.
+func TestProgramThatInheritsTheDriverHasItsOwnQueues(t *testing.T) {
+	eachRule(t, func(t *testing.T, profile string) {
+		m := emulate(t, kfdemu.Config{Profile: profile})
+		job := m.workAs("sh", "-c", `exec 3<>/dev/kfd; exec "$0" work --queues 2 --duration 500 --runtime`, trainBinary)
+		d := m.start(atOnce)
+		d.offlineTarget(job, 2)
+		lease := d.announce(t.Context())
+		m.checkEach(job, 2, offGPU)
+		m.checkStill(job)
+		d.complete(lease.GetLeaseId())
+		m.awaitEach(job, 2, onGPU)
+		m.awaitProgress(job)
+		job.stop()
+		m.gone(d, job.PID)
 	})
 }

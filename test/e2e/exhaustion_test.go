@@ -7,6 +7,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -261,5 +262,39 @@ func (d *daemon) crowd(clients int) {
 	}
 	if err := <-failed; err != nil {
 		d.t.Error(err)
+	}
+}
+
+// Calls whose answers cannot be sent, because the client has closed its window, on many
+// connections: each is closed, the memory stays bounded, and others are served meanwhile.
+func TestMemoryStaysBoundedWithCallsWhoseWindowIsClosed(t *testing.T) {
+	t.Parallel()
+	d := startForStrangers(t)
+	fds, rss := d.fds(), d.kib("VmRSS")
+	is := d.attack(attack{ZeroWindow: 100, Calls: 128})
+	ended := make(chan struct{})
+	var legitimate sync.WaitGroup
+	var served []time.Duration
+	legitimate.Go(func() { served = d.serveUntil(ended) })
+	outcome := is()
+	close(ended)
+	legitimate.Wait()
+	if outcome.Failure != "" {
+		t.Error(outcome.Failure)
+	}
+	if len(served) == 0 {
+		t.Error("nobody was served meanwhile")
+	}
+	if outcome.Accepted == 0 {
+		t.Error("no connection got the beginning of an answer: the test shows nothing")
+	}
+	if n := d.refusals()[string(gpreempt.ReasonSlowReader)]; n != outcome.Accepted {
+		t.Errorf("%d connections are closed because of their answers, want the %d that got some", n, outcome.Accepted)
+	}
+	d.eventually("the hostile connections leave no descriptor", func() bool { return d.fds() <= fds })
+	peak := d.kib("VmHWM")
+	t.Logf("RSS %d KiB before, %d KiB at most", rss, peak)
+	if grown := peak - rss; grown > floodMemory && !racing() {
+		t.Errorf("the daemon grew by %d KiB, want at most %d", grown, floodMemory)
 	}
 }

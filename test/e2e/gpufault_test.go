@@ -275,7 +275,7 @@ func TestHangingSuspensionIsReportedAndUndone(t *testing.T) {
 			m.checkStill(well)
 
 			d.events.await("the breaker opens before the driver gives up", 0, func(e *gpreemptv1.Event) bool {
-				return e.GetKind() == gpreemptv1.EventKind_EVENT_KIND_BREAKER && e.GetGpuId() == uint32(bad) && e.GetCause() == string(scheduler.CauseStuck)
+				return e.GetKind() == gpreemptv1.EventKind_EVENT_KIND_BREAKER && e.GetGpuId() == uint32(bad) && e.GetCause() == string(scheduler.CauseHung)
 			})
 			if d.breaker(good) {
 				t.Error("the breaker of the good GPU is open before anything was asked of it")

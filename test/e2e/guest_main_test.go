@@ -31,6 +31,8 @@ func guestMain(m *testing.M) (code int, ran bool) {
 		return work(), true
 	case role == "job":
 		return job(), true
+	case role == "holder":
+		return holderMain(os.Args[1:], os.Stdin, os.Stdout), true
 	case role == "sandboxed":
 		return sandboxed(os.Args[1:]), true
 	case os.Getenv(guestEnv) == "systemd":

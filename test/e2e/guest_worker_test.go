@@ -67,7 +67,7 @@ func mustRun(t *testing.T, since time.Time) time.Duration {
 
 const guestConfig = `
 mechanisms: [freezer]
-policy: {preset: strict, linger: none, max_suspend: 1m}
+policy: {preset: strict, linger: none, max_suspend: 1m, attach_after: 0s}
 discovery: {interval: 50ms}
 rules: [{name: training, match: {cgroup: "/system.slice/worker.service"}, class: offline}]
 `

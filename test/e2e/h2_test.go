@@ -114,13 +114,19 @@ func dialH2(socket string) (*h2, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &h2{Conn: raw, onFrame: func(byte, byte, uint32, []byte) {}, conn: h2Window, streams: map[uint32]int{}, most: 100}
-	c.changed.L = &c.mu
-	if err := c.send(append([]byte(preface), frame(frameSettings, 0, 0, nil)...)); err != nil {
+	c := newH2(raw)
+	if err := c.send(hello); err != nil {
 		_ = raw.Close()
 		return nil, err
 	}
 	return c, nil
+}
+
+// newH2 returns a connection on which nothing has been sent.
+func newH2(raw net.Conn) *h2 {
+	c := &h2{Conn: raw, onFrame: func(byte, byte, uint32, []byte) {}, conn: h2Window, streams: map[uint32]int{}, most: 100}
+	c.changed.L = &c.mu
+	return c
 }
 
 func (c *h2) send(b []byte) error {

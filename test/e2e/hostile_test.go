@@ -2,9 +2,11 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,6 +34,15 @@ type attack struct {
 	Connect bool
 	// Abuse: instead, everything in abuses is done at once.
 	Abuse bool
+	// ZeroWindow: instead, so many connections are made, each with Calls calls of
+	// GetStatistics whose answers may not be sent.
+	ZeroWindow int
+	// Hold: instead, so many connections are made and kept until standard input ends.
+	Hold int
+	// Reason: instead, one call is made, and Failure is the reason of its error.
+	Reason bool
+	// Play: instead, orders are read from standard input and carried out.
+	Play bool
 }
 
 // tally is what became of an attack's announcements.
@@ -57,6 +68,14 @@ func hostileMain(text string, out io.Writer) int {
 		return connectMain(a, out)
 	case a.Abuse:
 		return abuseMain(a.Socket, out)
+	case a.ZeroWindow > 0:
+		return zeroWindowMain(a, out)
+	case a.Hold > 0:
+		return holdMain(a, os.Stdin, out)
+	case a.Reason:
+		return reasonMain(a, out)
+	case a.Play:
+		return playerMain(os.Stdin, out)
 	}
 	var all []*attacker
 	for i := range a.Sessions + a.Calls {
@@ -119,6 +138,66 @@ func connectMain(a attack, out io.Writer) int {
 	return 0
 }
 
+// zeroWindowMain makes calls on each of its connections, and reads what comes. A connection
+// counts as accepted when the daemon begins an answer with a message; then it must close
+// the connection, because the answer cannot be sent. A connection whose calls are all refused
+// may stay open and unread: nothing is kept for it.
+func zeroWindowMain(a attack, out io.Writer) int {
+	b := settings(4, 0)
+	for i := range a.Calls {
+		b = append(b, call(streamID(i), gpreemptv1.AdminService_GetStatistics_FullMethodName)...)
+		b = append(b, frame(frameData, flagEndStream, streamID(i), message(&gpreemptv1.GetStatisticsRequest{}))...)
+	}
+	fmt.Fprintln(out, "ready")
+	failures := make([]error, a.ZeroWindow)
+	var accepted atomic.Uint64
+	var all sync.WaitGroup
+	for i := range failures {
+		all.Go(func() {
+			c, err := dialH2(a.Socket)
+			if err != nil {
+				failures[i] = err
+				return
+			}
+			defer c.Close()
+			open, began := a.Calls, false
+			c.onFrame = func(kind, flags byte, _ uint32, _ []byte) {
+				switch {
+				case kind == frameHeaders && flags&flagEndStream == 0:
+					began = true
+				case kind == frameHeaders:
+					if open--; open == 0 { // every call was refused
+						_ = c.Close()
+					}
+				}
+			}
+			_ = c.SetDeadline(time.Now().Add(zeroWindowEnds))
+			if err := c.send(b); err != nil {
+				return // it is refused
+			}
+			err = c.read()
+			if began {
+				accepted.Add(1)
+			}
+			if isTimeout(err) && began {
+				failures[i] = fmt.Errorf("not closed within %v, %d calls without an answer", zeroWindowEnds, open)
+			}
+		})
+	}
+	all.Wait()
+	is := tally{Accepted: accepted.Load()}
+	if err := errors.Join(failures...); err != nil {
+		is.Failure = err.Error()
+	}
+	if err := json.NewEncoder(out).Encode(is); err != nil {
+		return 1
+	}
+	return 0
+}
+
+// zeroWindowEnds is how long the daemon may take to close a connection that takes no answer.
+const zeroWindowEnds = 25 * time.Second
+
 // attacker is one connection of an attack.
 type attacker struct {
 	*h2
@@ -142,7 +221,7 @@ func (a *attacker) connect(socket string, session bool) (err error) {
 		return err
 	}
 	a.session, a.next, a.ended = session, 1, make(chan struct{})
-	a.slots, a.seen = make(chan struct{}, 100), map[uint32]bool{}
+	a.slots, a.seen = make(chan struct{}, 32), map[uint32]bool{}
 	a.onFrame = a.answer
 	go func() {
 		defer close(a.ended)

@@ -41,6 +41,27 @@ func (d *daemon) checkHolder(id string, pid int, uid uint32) {
 	}
 }
 
+// Root in a container can become any user of the host, so no user and no group has the
+// right of an admin there.
+func TestRootOfAPIDNamespaceMayAnnounceAndChangesNothing(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root, to make a pid namespace")
+	}
+	for config, want := range map[string]string{"": "ADMIN_RIGHT_MISSING", "access: {container_admins: true}": "ok"} {
+		t.Run(want, func(t *testing.T) {
+			t.Parallel()
+			d := start(t, config)
+			cmd := exec.Command(strangersBinary)
+			cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+			p := d.runProcess(cmd)
+			d.checkHolder(p.do("announce"), p.cmd.Process.Pid, 0)
+			if said := p.do("drain"); said != want {
+				t.Errorf("root of a pid namespace asks to drain: %s, want %s", said, want)
+			}
+		})
+	}
+}
+
 // A client that is root in a user namespace of its own, and process 1 in a pid
 // namespace of its own, is who it is on the host: that decides what it may, and its
 // lease ends with it.

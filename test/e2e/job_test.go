@@ -84,18 +84,23 @@ func (d *daemon) mustAsk(format string, args ...any) simAnswer {
 	return a
 }
 
-// startJob starts a simulated job of two queues and returns its pid.
+const queuesOfAJob = 2
+
+// startJob starts a simulated job and returns its pid.
 func (d *daemon) startJob(comm string) int32 {
 	d.t.Helper()
-	return d.mustAsk("start %s:2:1ms", comm).PID
+	return d.mustAsk("start %s:%d:1ms", comm, queuesOfAJob).PID
 }
 
 // startOffline starts a job that may be suspended, and waits until the daemon
-// has a mechanism for it.
+// has found its queues and has a mechanism for it.
 func (d *daemon) startOffline() int32 {
 	d.t.Helper()
 	pid := d.startJob("trainer")
-	d.eventually("the job can be suspended", func() bool { return d.target(pid).GetMechanism() != "" })
+	d.eventually("the job can be suspended", func() bool {
+		target := d.target(pid)
+		return target.GetMechanism() != "" && target.GetQueueCount() == queuesOfAJob
+	})
 	return pid
 }
 

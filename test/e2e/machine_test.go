@@ -240,7 +240,7 @@ func (m *emulated) spawn(cmd *exec.Cmd) *worker {
 func spawn(t *testing.T, cmd *exec.Cmd) *worker {
 	t.Helper()
 	w := &worker{t: t, cmd: cmd, log: &lines{}, next: make(chan struct{}), waited: make(chan struct{})}
-	cmd.Env = environment()
+	cmd.Env = environment(cmd.Env...)
 	cmd.Stderr = w.log
 	var err error
 	if w.in, err = cmd.StdinPipe(); err != nil {

@@ -131,7 +131,7 @@ func TestRuntimeDoesNotWaitForADaemonThatDied(t *testing.T) {
 			d := m.start(atOnce)
 			d.offlineTarget(job, 1)
 			// It still has its queue, and the daemon holds it.
-			m.Inject(kfdemu.Fault{Op: driver.TrapOp(op), Target: job.PID, Kill: kfdemu.KillCaller})
+			m.Inject(kfdemu.Fault{Op: driver.TrapOp(op), Caller: int32(d.process.Process.Pid), Target: job.PID, Kill: kfdemu.KillCaller})
 			job.tell("rtdisable")
 			job.await("rtdisabled")
 			d.checkExit(-1)

@@ -244,8 +244,15 @@ func (m *softGPU) workAs(program string, args ...string) *worker {
 // runtime directory.
 func (m *softGPU) start(config string) *daemon {
 	m.t.Helper()
-	dir := testutil.TempSocketDir(m.t)
+	return m.startIn(testutil.TempSocketDir(m.t), config)
+}
+
+// startIn is start with the runtime directory given.
+func (m *softGPU) startIn(dir, config string) *daemon {
+	m.t.Helper()
 	d := prepare(m.t, dir, config, onHost)
+	// A helper whose call does not return keeps the daemon's standard error open.
+	d.process.WaitDelay = 10 * time.Second
 	d.process.Env = environment("RUNTIME_DIRECTORY=" + dir)
 	d.run()
 	d.awaitServing()
@@ -253,13 +260,13 @@ func (m *softGPU) start(config string) *daemon {
 	return d
 }
 
-// announce returns a lease on quiet GPUs. On an emulated CPU beside other work the driver
+// announce returns a lease on quiet GPUs, on all without an argument. On an emulated CPU beside other work the driver
 // may take 2 s for a call. The daemon then opens the breakers and everything runs: the
 // announcement is repeated when they have closed.
-func (m *softGPU) announce(d *daemon) (lease string) {
+func (m *softGPU) announce(d *daemon, gpus ...gpreempt.GPUID) (lease string) {
 	m.t.Helper()
 	for {
-		lease, answer := d.ask(longest)
+		lease, answer := d.ask(longest, gpus...)
 		if answer.Quiesced {
 			return lease
 		}

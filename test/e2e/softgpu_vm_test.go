@@ -66,11 +66,11 @@ func TestSoftGPUProcessWithoutALaterVMIsNeverSuspended(t *testing.T) {
 	without.stop()
 }
 
-// TestSoftGPUSuspendQueuesCrashesTheKernel is the reproducer of docs/upstream.md. The guest
+// TestSoftGPUSuspendQueuesCrashesTheKernel shows the crash of docs/upstream.md. The guest
 // ends with it, so it runs only with GPREEMPT_SOFTGPU=oops.
 func TestSoftGPUSuspendQueuesCrashesTheKernel(t *testing.T) {
 	if os.Getenv(softGPUEnv) != "oops" {
-		t.Skip("it crashes the guest: docs/upstream.md has the command")
+		t.Skip("it crashes the guest: set GPREEMPT_SOFTGPU=oops to run it")
 	}
 	m := onSoftGPU(t)
 	show := hideLastNode(t)

@@ -1,7 +1,11 @@
 package e2e
 
 import (
+	"fmt"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -172,20 +176,49 @@ func (m *emulated) gone(d *daemon, pid int32) {
 	d.eventually("the daemon has forgotten the process", func() bool { return d.target(pid) == nil })
 }
 
-// checkDebugs checks whom the daemon debugs, as the driver counts.
+// checkDebugs checks whom the helpers of the daemon debug, as the driver counts: each at most
+// one, and the daemon itself none.
 func (m *emulated) checkDebugs(d *daemon, want int) {
 	m.t.Helper()
 	self := int32(d.process.Process.Pid)
-	debugger, _ := m.process(self)
-	var held int
-	for _, p := range m.Driver().Processes() {
-		if p.Enabled && p.Debugger == self {
+	all := m.Driver().Processes()
+	helpers := map[int32]bool{}
+	var counted, held int
+	for _, p := range all {
+		switch {
+		case p.PID == self && p.Debugged != 0:
+			m.t.Errorf("the driver counts %d processes that the daemon itself debugs", p.Debugged)
+		case parent(p.PID) == self:
+			helpers[p.PID] = true
+			counted += p.Debugged
+			if p.Debugged > 1 {
+				m.t.Errorf("helper %d debugs %d processes", p.PID, p.Debugged)
+			}
+		}
+	}
+	for _, p := range all {
+		if p.Enabled && helpers[p.Debugger] {
 			held++
 		}
 	}
-	if debugger.Debugged != want || held != want {
-		m.t.Errorf("the daemon debugs %d processes, and the driver counts %d, want %d", held, debugger.Debugged, want)
+	if counted != want || held != want {
+		m.t.Errorf("the daemon debugs %d processes, and the driver counts %d, want %d", held, counted, want)
 	}
+}
+
+// parent returns the parent of a process, 0 if it has ended.
+func parent(pid int32) int32 {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "PPid:"); ok {
+			n, _ := strconv.Atoi(strings.TrimSpace(rest))
+			return int32(n)
+		}
+	}
+	return 0
 }
 
 // stays checks that a job the daemon did not lose goes through a lease, and that a

@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"sync"
 	"time"
+
+	"github.com/gpreempt/gpreempt/emu/workload"
 )
 
 // emulated is the emulated machine that this process runs on. The job and the inference
@@ -17,16 +19,23 @@ import (
 type emulated struct {
 	log io.Writer
 	// train is the program with the name of a job.
-	train  string
-	began  time.Time
+	train string
+	// clock is opened when it is first needed: a live demo has no use for it.
+	clock  clock
 	job    *process
 	server *process
 	// asking serializes the requests: the server answers them in turn.
 	asking sync.Mutex
 }
 
+// clock is the clock of the GPU: a workload.Clock.
+type clock interface {
+	Now() (time.Duration, error)
+	Close() error
+}
+
 func emulate(ctx context.Context, emulator, dir string, log io.Writer) (*emulated, error) {
-	m := &emulated{log: log, train: filepath.Join(dir, jobComm), began: time.Now()}
+	m := &emulated{log: log, train: filepath.Join(dir, jobComm)}
 	if err := os.Symlink(emulator, m.train); err != nil {
 		return nil, err
 	}
@@ -84,7 +93,10 @@ func (m *emulated) work(ctx context.Context) ([]progress, error) {
 		if err != nil {
 			return nil, err
 		}
-		now := time.Since(m.began)
+		now, err := m.now()
+		if err != nil {
+			return nil, err
+		}
 		for i, q := range report.Queues {
 			if parts[i].at == 0 && look > 0 && q.Count != before[i] {
 				parts[i] = progress{at: now, work: time.Duration(q.Count) * jobWork}
@@ -101,6 +113,17 @@ func (m *emulated) work(ctx context.Context) ([]progress, error) {
 	}
 }
 
+func (m *emulated) now() (time.Duration, error) {
+	if m.clock == nil {
+		clock, err := workload.OpenClock(workload.Kernel())
+		if err != nil {
+			return 0, err
+		}
+		m.clock = clock
+	}
+	return m.clock.Now()
+}
+
 func (m *emulated) request(ctx context.Context) error {
 	m.asking.Lock()
 	defer m.asking.Unlock()
@@ -113,6 +136,9 @@ func (m *emulated) close() error {
 	var errs []error
 	if m.job != nil {
 		errs = append(errs, m.job.kill())
+	}
+	if m.clock != nil {
+		errs = append(errs, m.clock.Close())
 	}
 	return errors.Join(append(errs, m.server.finish())...)
 }

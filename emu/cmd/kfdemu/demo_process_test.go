@@ -168,8 +168,18 @@ func TestWhatBecameOfTheJobsPacketsIsItsOwnProof(t *testing.T) {
 	}
 }
 
+// countingClock advances by a millisecond each time it is read.
+type countingClock struct{ at time.Duration }
+
+func (c *countingClock) Now() (time.Duration, error) {
+	c.at += time.Millisecond
+	return c.at, nil
+}
+
+func (c *countingClock) Close() error { return nil }
+
 func TestEachQueueIsLookedAtWhenAKernelOfItEnds(t *testing.T) {
-	m := &emulated{job: mustStart(t, "job"), server: mustStart(t, "answering"), began: time.Now()}
+	m := &emulated{job: mustStart(t, "job"), server: mustStart(t, "answering"), clock: &countingClock{}}
 	parts, err := m.work(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -67,6 +67,11 @@ func (m *simulated) work(context.Context) ([]progress, error) {
 	return nil, fmt.Errorf("the simulated machine has no process %v any more", m.job.Key())
 }
 
+func (m *simulated) now() (time.Duration, error) {
+	now, _, _ := m.Counters()
+	return now, nil
+}
+
 func (m *simulated) request(ctx context.Context) error {
 	kernels := make([]gpumodel.Packet, requestKernels)
 	for i := range kernels {

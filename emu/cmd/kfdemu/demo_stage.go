@@ -50,6 +50,7 @@ const (
 	jobWork           = time.Duration(trainOccupancy * float64(jobKernel)) // GPU time of a kernel
 	jobDepth          = 2
 	jobComm           = "train"
+	demoLabel         = "demo"
 	warmUp            = 300 * time.Millisecond
 )
 
@@ -59,6 +60,7 @@ rules:
     match: {comm: ` + jobComm + `}
     class: offline
     priority: 0
+policy: {attach_after: 0s} # the job has just started
 log: {level: warn}
 `
 
@@ -71,7 +73,8 @@ const emulatedYAML = `safety:
     - {id: emulated, gfx: ["gfx*"], action: allow, why: It is emulated.}
 `
 
-// machine is what the demo runs on. One goroutine calls it, except for request.
+// machine is what the demo runs on. One goroutine calls it, except for request, and now after
+// its first call.
 type machine interface {
 	// startJob starts the training job and returns its pid; stopJob ends it and reports what
 	// became of its packets.
@@ -79,6 +82,8 @@ type machine interface {
 	stopJob(ctx context.Context) (packets, error)
 	// work returns how much work each part of the job has done by now.
 	work(ctx context.Context) ([]progress, error)
+	// now is the time of the GPU.
+	now() (time.Duration, error)
 	// request has the inference server execute one request, and waits for it.
 	request(ctx context.Context) error
 	close() error
@@ -101,7 +106,9 @@ func rate(begin, end []progress) (sum float64) {
 
 // playDemo measures all arms. It touches nothing but temporary directories of its own.
 func playDemo(ctx context.Context, o demoOptions) (result *Result, err error) {
-	s, err := open(ctx, o)
+	// An announcement waits as long as the API permits: one that is not answered then is an error
+	// on any machine.
+	s, err := open(ctx, o, client.Request{Label: demoLabel, MaxWait: 10 * time.Second}, client.FailClosed())
 	if err != nil {
 		return nil, err
 	}
@@ -131,37 +138,14 @@ func playDemo(ctx context.Context, o demoOptions) (result *Result, err error) {
 	return result, nil
 }
 
-// liveDemo starts the daemon, the job and the inference server, calls started with the
-// socket, and keeps them running until ctx ends, to look at with gpctl.
-func liveDemo(ctx context.Context, o demoOptions, started func(socket string)) (err error) {
-	s, err := open(ctx, o)
-	if err != nil {
-		return err
-	}
-	defer func() { err = andThen(err, s.close()) }()
-	if err := s.startJob(ctx, Protected); err != nil {
-		return fmt.Errorf("demo: %w", err)
-	}
-	started(s.socket)
-	for ctx.Err() == nil {
-		if s.daemon.hasEnded() {
-			return errors.New("demo: the daemon ended by itself")
-		}
-		if err := s.serve(ctx, &Run{}, true, o.Duration); err != nil && ctx.Err() == nil {
-			return fmt.Errorf("demo: %w", err)
-		}
-	}
-	return nil
-}
-
 // open starts a daemon in a directory of its own and the machine it serves, and connects
-// to it.
-func open(ctx context.Context, o demoOptions) (s *stage, err error) {
+// to it. unavailable says what the requests do without the daemon.
+func open(ctx context.Context, o demoOptions, announcement client.Request, unavailable client.Option) (s *stage, err error) {
 	dir, err := os.MkdirTemp("", "gpreempt-demo-")
 	if err != nil {
 		return nil, fmt.Errorf("demo: %w", err)
 	}
-	s = &stage{socket: filepath.Join(dir, "gpreemptd.sock")}
+	s = &stage{socket: filepath.Join(dir, "gpreemptd.sock"), announcement: announcement}
 	s.undo = append(s.undo, func() error { return os.RemoveAll(dir) })
 	defer func() {
 		if err != nil {
@@ -185,7 +169,7 @@ func open(ctx context.Context, o demoOptions) (s *stage, err error) {
 	}
 	s.daemon = daemon
 	s.undo = append(s.undo, daemon.interrupt)
-	if s.client, err = client.Dial("unix://"+s.socket, client.FailClosed()); err != nil {
+	if s.client, err = client.Dial("unix://"+s.socket, unavailable); err != nil {
 		return s, err
 	}
 	s.undo = append(s.undo, s.client.Close)
@@ -224,8 +208,10 @@ type stage struct {
 	machine machine
 	socket  string
 	client  *client.Client
-	daemon  program
-	pid     int32 // of the last job
+	// announcement is that of each request.
+	announcement client.Request
+	daemon       program
+	pid          int32 // of the last job
 	// learned is what the daemon learned of the last protected job.
 	learnedSuspend, learnedResume time.Duration
 	// undo ends the parts, in reverse order.
@@ -283,12 +269,21 @@ func (s *stage) play(ctx context.Context, arm Arm, duration time.Duration) (*Run
 		}
 	}
 	started := time.Now()
+	onGPU, err := s.machine.now()
+	if err != nil {
+		return nil, err
+	}
 	if arm == OfflineAlone {
 		err = sleep(ctx, duration/2)
 	} else {
 		err = s.serve(ctx, run, arm == Protected, duration)
 	}
 	run.Seconds = time.Since(started).Seconds()
+	if end, clockErr := s.machine.now(); clockErr == nil {
+		run.Serving /= (end - onGPU).Seconds()
+	} else {
+		err = errors.Join(err, clockErr)
+	}
 	if err != nil || arm == OnlineAlone {
 		return run, err
 	}
@@ -373,15 +368,21 @@ func (s *stage) serve(ctx context.Context, run *Run, announce bool, duration tim
 			break
 		}
 		wg.Go(func() {
-			quiet, took, err := s.request(ctx, due, announce)
-			run.LatencyMS[i] = milliseconds(took)
+			r, err := s.request(ctx, due, announce)
+			run.LatencyMS[i] = milliseconds(r.took)
 			mu.Lock()
 			defer mu.Unlock()
+			run.Serving += r.held.Seconds()
 			if err != nil {
 				errs = append(errs, err)
+			} else {
+				run.served++
 			}
-			if announce && !quiet {
+			if announce && !r.quiet {
 				run.NotQuiesced++
+			}
+			if r.unprotected {
+				run.unprotected++
 			}
 		})
 	}
@@ -389,25 +390,38 @@ func (s *stage) serve(ctx context.Context, run *Run, announce bool, duration tim
 	return errors.Join(errs...)
 }
 
+// served is what one request saw: its latency, and for how long it had a lease, in the time of
+// the GPU.
+type served struct {
+	took, held time.Duration
+	quiet      bool
+	// unprotected: the daemon granted no lease.
+	unprotected bool
+}
+
 // request is one inference: announce, run on the GPU, release. Its latency ends with the
-// result; the user does not wait for the release. An announcement waits as long as the API
-// permits: one that is not answered then is an error on any machine.
-func (s *stage) request(ctx context.Context, due time.Time, announce bool) (quiet bool, took time.Duration, err error) {
+// result; the user does not wait for the release.
+func (s *stage) request(ctx context.Context, due time.Time, announce bool) (r served, err error) {
 	if announce {
 		var lease *client.Lease
-		if lease, err = s.client.Acquire(ctx, client.Request{Label: "demo", MaxWait: 10 * time.Second}); err != nil {
-			return false, 0, err
+		if lease, err = s.client.Acquire(ctx, s.announcement); err != nil {
+			return r, err
 		}
-		quiet = lease.Quiet()
+		r.quiet, r.unprotected = lease.Quiet(), lease.Cause() != nil
+		granted, clockErr := s.machine.now()
 		defer func() {
 			// A release that is not answered in time ends the lease by its time to live.
 			if release := lease.Release(ctx); gpreempt.ReasonOf(release) != gpreempt.ReasonDaemonUnavailable {
 				err = errors.Join(err, release)
 			}
+			released, releasedErr := s.machine.now()
+			r.held = released - granted
+			err = errors.Join(err, clockErr, releasedErr)
 		}()
 	}
 	err = s.machine.request(ctx)
-	return quiet, time.Since(due), err
+	r.took = time.Since(due)
+	return r, err
 }
 
 // finish reads what the daemon counted and learned.

@@ -25,12 +25,12 @@ func TestDemoUsesTheEmulatedMachineItRunsOn(t *testing.T) {
 
 func TestDemoOnAnEmulatedMachineHasTheFlagsThatWereGiven(t *testing.T) {
 	cmd := demoCommand()
-	args := []string{"--machine", "mi210", "--repeats", "2", "--json", "figures.json", "--live", "--duration", "3s", "--seed", "7"}
+	args := []string{"--machine", "mi210", "--repeats", "2", "--json", "figures.json", "--live", "--duration", "3s", "--seed", "7", "--svg", "bars.svg", "--top"}
 	if err := cmd.ParseFlags(args); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{
-		"--daemon=build/gpreemptd", "--duration=3s", "--json=figures.json", "--live=true", "--machine=mi210", "--repeats=2", "--seed=7",
+		"--daemon=build/gpreemptd", "--duration=3s", "--json=figures.json", "--live=true", "--machine=mi210", "--repeats=2", "--seed=7", "--svg=bars.svg", "--top=true",
 	}
 	if diff := cmp.Diff(want, again(cmd, "build/gpreemptd")); diff != "" {
 		t.Error(diff)

@@ -149,7 +149,7 @@ func (m *Machine) backlogs(_ context.Context, key gpreempt.ProcessKey, queues []
 // step does a step of the driver's hardware. The driver's lock is held.
 func (m *Machine) step(s driver.Step) driver.Outcome {
 	var ended atomic.Bool
-	err := m.board.Step(s, func() {
+	err := m.board.Step(s, func(*gpumodel.Machine) {
 		ended.Store(true)
 		select {
 		case m.wake <- struct{}{}:

@@ -26,7 +26,7 @@ type world struct {
 
 const simConfig = `
 access: {online_groups: [], admin_groups: []}
-policy: {preset: strict, linger: none}
+policy: {preset: strict, linger: none, attach_after: 0s}
 discovery: {interval: 50ms}
 limits: {requests_per_second: 1000000, burst: 1000000}
 rules:

@@ -15,7 +15,9 @@
 // The calls are made on the process's own descriptors, which are copied for the time of
 // the call, by a thread that traces the process for that time. If the mechanism kept
 // them, the copies would keep the memory of a dead process, and the trace would keep
-// debuggers away.
+// debuggers away. They wait for the lock of the process (kfd_process.mutex), which it can
+// hold for as long as it likes, so that the daemon has helper processes make them
+// (Config.Calls).
 //
 // Limits: a process that closes /dev/kfd while it is paused stays paused until it opens
 // /dev/kfd again and is then unpaused. In 6.12.117 a PROCESS_INFO that fails because a
@@ -60,25 +62,54 @@ type Config struct {
 	Host    Host
 	Journal mechanism.Store
 	Log     *zap.Logger
+	// Calls makes the calls about processes in place of Sys and Attach; nil is the
+	// mechanism itself, in this process.
+	Calls Calls
 }
+
+// Calls makes the calls of the driver about a process. Its methods may be called by several
+// goroutines at once. Errors are mechanism.ErrGone when the process has exited.
+type Calls interface {
+	// Pause pauses the contexts of a process except those of the descriptors in seen, each
+	// exactly once, and returns the descriptors that it has. doubtful: some may be paused
+	// already. After an error, paused reports whether some may be paused.
+	Pause(ctx context.Context, target gpreempt.ProcessKey, seen []int, doubtful bool) (numbers []int, paused bool, err error)
+	// Unpause unpauses every context of a process.
+	Unpause(ctx context.Context, target gpreempt.ProcessKey) error
+	// WaitsForTarget is that of mechanism.Inspector.
+	WaitsForTarget(target gpreempt.ProcessKey) bool
+}
+
+// TargetLocks are the functions in which CRIU_OP takes the lock of the process
+// (kfd_process.mutex), and waits for nothing else: what waits for a GPU does so in
+// functions that these call. The last one is for a compiler that inlines the others.
+var TargetLocks = []string{"criu_process_info", "criu_unpause", "kfd_ioctl_criu"}
 
 // Mechanism pauses processes as a checkpoint does. It implements mechanism.Mechanism.
 type Mechanism struct {
 	cfg    Config
+	calls  Calls
 	pauses mechanism.Pauses
 
 	mu      sync.Mutex // guards version
 	version *kfd.Version
 }
 
-var _ mechanism.Mechanism = (*Mechanism)(nil)
+var (
+	_ mechanism.Inspector = (*Mechanism)(nil)
+	_ Calls               = (*Mechanism)(nil)
+)
 
 // New returns the mechanism.
 func New(cfg Config) *Mechanism {
 	if cfg.Host == nil {
 		cfg.Host = machine{kfd.DevicePath}
 	}
-	return &Mechanism{cfg: cfg, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: name, Log: cfg.Log}}
+	m := &Mechanism{cfg: cfg, calls: cfg.Calls, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: name, Log: cfg.Log}}
+	if m.calls == nil {
+		m.calls = m
+	}
+	return m
 }
 
 // Name implements mechanism.Mechanism.
@@ -87,7 +118,7 @@ func (*Mechanism) Name() string { return name }
 // Attach implements mechanism.Mechanism. It unpauses the process. That shows whether
 // the mechanism works for it, and ends a pause that an earlier daemon did not end.
 func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mechanism.Session, error) {
-	if err := m.unpause(ctx, target); err != nil {
+	if err := m.calls.Unpause(ctx, target); err != nil {
 		return nil, err
 	}
 	m.pauses.End(target)
@@ -98,11 +129,16 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 // for a pause that was not made or has ended, and for a process that has exited. After
 // an error the entry remains.
 func (m *Mechanism) Undo(ctx context.Context, e mechanism.JournalEntry) error {
-	return m.pauses.Undo(e, func() error { return m.unpause(ctx, e.Target) })
+	return m.pauses.Undo(e, func() error { return m.calls.Unpause(ctx, e.Target) })
 }
 
-// unpause unpauses every context of the process.
-func (m *Mechanism) unpause(ctx context.Context, target gpreempt.ProcessKey) error {
+// WaitsForTarget implements mechanism.Inspector. Nothing is known of calls in this process.
+func (m *Mechanism) WaitsForTarget(target gpreempt.ProcessKey) bool {
+	return m.cfg.Calls != nil && m.cfg.Calls.WaitsForTarget(target)
+}
+
+// Unpause implements Calls, in this process.
+func (m *Mechanism) Unpause(ctx context.Context, target gpreempt.ProcessKey) error {
 	return m.visit(ctx, target, func(v *visit) error { return v.unpause(ctx) })
 }
 
@@ -140,7 +176,7 @@ func (s *session) Suspend(ctx context.Context) error {
 			return s.settle(err)
 		}
 	}
-	return s.settle(s.m.visit(ctx, s.target, func(v *visit) error { return s.pause(ctx, v) }))
+	return s.settle(s.pause(ctx))
 }
 
 // fresh reports whether there may be a context that is not paused.
@@ -169,11 +205,7 @@ func (s *session) released() {
 
 // pause pauses the contexts that are not paused yet. After an error all are unpaused,
 // or held is still set.
-func (s *session) pause(ctx context.Context, v *visit) error {
-	numbers, err := v.process.Descriptors()
-	if err != nil {
-		return err
-	}
+func (s *session) pause(ctx context.Context) error {
 	doubtful := s.held
 	if !s.held {
 		if err := s.m.pauses.Begin(mechanism.JournalEntry{Target: s.target}); err != nil {
@@ -181,11 +213,39 @@ func (s *session) pause(ctx context.Context, v *visit) error {
 		}
 		s.held = true
 	}
-	fresh := slices.DeleteFunc(slices.Clone(numbers), func(n int) bool { return slices.Contains(s.seen, n) })
+	numbers, paused, err := s.m.calls.Pause(ctx, s.target, s.seen, doubtful)
+	switch {
+	case err == nil:
+		s.seen = numbers
+	case paused:
+		s.seen = nil // the entry stays, for the next Resume or Undo
+	default:
+		s.released()
+	}
+	return err
+}
+
+// Pause implements Calls, in this process.
+func (m *Mechanism) Pause(ctx context.Context, target gpreempt.ProcessKey, seen []int, doubtful bool) (numbers []int, paused bool, err error) {
+	paused = doubtful
+	err = m.visit(ctx, target, func(v *visit) error {
+		numbers, paused, err = v.pause(ctx, seen, doubtful)
+		return err
+	})
+	return numbers, paused, err
+}
+
+// pause is Calls.Pause.
+func (v *visit) pause(ctx context.Context, seen []int, doubtful bool) (numbers []int, paused bool, err error) {
+	numbers, err = v.process.Descriptors()
+	if err != nil {
+		return nil, doubtful, err
+	}
+	fresh := slices.DeleteFunc(slices.Clone(numbers), func(n int) bool { return slices.Contains(seen, n) })
 	own := 0
 	err = v.call(ctx, fresh, func(fds []int) error {
 		for _, fd := range fds {
-			ours, err := v.m.pauseOnce(fd, s.target.PID)
+			ours, err := v.m.pauseOnce(fd, v.target.PID)
 			if ours {
 				own++
 			}
@@ -195,22 +255,15 @@ func (s *session) pause(ctx context.Context, v *visit) error {
 		}
 		return nil
 	})
-	if err == nil && own == 0 && len(s.seen) == 0 {
+	if err == nil && own == 0 && len(seen) == 0 {
 		err = errNoContext
 	}
-	if err == nil {
-		s.seen = numbers
-		return nil
-	}
-	s.seen = nil
-	if doubtful || own > 0 {
+	if err != nil && (doubtful || own > 0) {
 		if undone := v.unpause(context.WithoutCancel(ctx)); undone != nil {
-			// The entry stays, for the next Resume or Undo.
-			return errors.Join(err, fmt.Errorf("process %v may still be paused: %w", s.target, undone))
+			return nil, true, errors.Join(err, fmt.Errorf("process %v may still be paused: %w", v.target, undone))
 		}
 	}
-	s.released()
-	return err
+	return numbers, err == nil, err
 }
 
 // pauseOnce pauses the context of a descriptor, which is then paused exactly once:
@@ -256,7 +309,7 @@ func (s *session) release(ctx context.Context) error {
 		return nil
 	}
 	s.seen = nil
-	err := s.m.unpause(ctx, s.target)
+	err := s.m.calls.Unpause(ctx, s.target)
 	if err == nil || errors.Is(err, mechanism.ErrGone) {
 		s.released()
 	}

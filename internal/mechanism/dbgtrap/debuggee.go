@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync/atomic"
 
@@ -66,6 +67,8 @@ type debuggee struct {
 	changed bool
 	// notify has the session call serve.
 	notify func()
+	// calling is the thread that makes a call now, 0 for none.
+	calling atomic.Int32
 	// seen is the last snapshot, for Mechanism.Queues, which any goroutine may call.
 	seen atomic.Pointer[[]kfd.QueueSnapshotEntry]
 }
@@ -88,14 +91,13 @@ func (d *debuggee) begin(ctx, attaching context.Context) error {
 	if err := d.trace(attaching); err != nil {
 		return err
 	}
+	if err := d.checkVacant(ctx); err != nil {
+		return err
+	}
 	err = d.enable(ctx)
 	switch {
 	case errors.Is(err, unix.EALREADY):
-		// If the other debugger does not trace the target, the right to debug it has moved
-		// here. The other one takes it back in the same way once our trace has ended,
-		// which is next.
-		d.resumeForeign(ctx)
-		return fmt.Errorf("process %d: %w: end it (rocgdb, a GPU core dump, another gpreemptd), or let another mechanism suspend the process: %w", d.target.PID, mechanism.ErrDebugged, err)
+		return d.yield(ctx, err)
 	case isGone(err):
 		return d.gone()
 	case err != nil:
@@ -105,11 +107,54 @@ func (d *debuggee) begin(ctx, attaching context.Context) error {
 	return d.dropTrace(ctx)
 }
 
-// resumeForeign resumes the queues of a target that another debugger debugs without tracing
-// it. That debugger may be dead: when a third one had taken its right before, the driver
-// does not connect the two, and the queues stay suspended
-// (kfd_process_notifier_release_internal). A live one, such as a GPU core dump, finds the
-// queues running.
+// checkVacant returns mechanism.ErrDebugged if somebody debugs the target: then ENABLE must
+// not be called. An ENABLE that is refused makes its caller the target's debugger without
+// counting it (kfd_ioctl_set_debug_trap). When the caller ends, the driver keeps a pointer to
+// freed memory, and writes to it at the end of the target; and when the target ends first,
+// one of the caller's own targets is not resumed at the caller's death.
+//
+// A snapshot changes nothing, and is refused with EINVAL while nobody debugs the target. From
+// then to ENABLE this program traces it, so that only the target itself, or a process whose
+// earlier ENABLE failed, can come first: yield is for that.
+func (d *debuggee) checkVacant(ctx context.Context) error {
+	err := d.on(ctx, func() error {
+		_, err := d.m.cfg.Device.Snapshot(d.pid, 0)
+		return err
+	})
+	switch {
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ESRCH): // ENABLE may create what is not there
+		d.m.Foreign.Forget(d.target)
+		return nil
+	case isGone(err):
+		return d.gone()
+	case err != nil:
+		return err
+	}
+	if d.m.Foreign.Seen(d.target) >= d.m.foreignTime {
+		d.resumeForeign(ctx)
+	}
+	return d.debugged(nil)
+}
+
+// debugged is the error of a target that somebody else debugs.
+func (d *debuggee) debugged(cause error) error {
+	err := fmt.Errorf("process %d: %w: end it (rocgdb, a GPU core dump, another gpreemptd), or let another mechanism suspend the process", d.target.PID, mechanism.ErrDebugged)
+	if cause != nil {
+		err = fmt.Errorf("%w: %w", err, cause)
+	}
+	return err
+}
+
+// yield ends the debugging of a target whose ENABLE was refused. The driver takes this
+// program for the debugger since, see checkVacant, and DISABLE makes it forget that.
+func (d *debuggee) yield(ctx context.Context, refused error) error {
+	return errors.Join(d.debugged(refused), d.on(ctx, d.disable))
+}
+
+// resumeForeign resumes the queues of a target that somebody else has debugged for long
+// without tracing it. That debugger may be dead: when a third one had taken its right before,
+// the driver does not connect the two, and the queues stay suspended
+// (kfd_process_notifier_release_internal).
 func (d *debuggee) resumeForeign(ctx context.Context) {
 	err := d.on(ctx, func() error {
 		_, err := d.m.cfg.Device.ResumeAll(d.pid)
@@ -144,10 +189,17 @@ func (d *debuggee) trace(ctx context.Context) error {
 
 // on runs f on the thread that the driver accepts: the tracing thread while there is one.
 func (d *debuggee) on(ctx context.Context, f func() error) error {
-	if d.thread == nil {
+	call := func() error {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		d.calling.Store(int32(unix.Gettid()))
+		defer d.calling.Store(0)
 		return f()
 	}
-	return d.thread.Do(ctx, f)
+	if d.thread == nil {
+		return call()
+	}
+	return d.thread.Do(ctx, call)
 }
 
 // op runs f like on; when the driver no longer accepts this program as the debugger, op

@@ -106,3 +106,19 @@ func (d *driven) Close() error {
 }
 
 func (d *driven) closeLater() { d.once.Do(func() { close(d.closing) }) }
+
+// report takes what the kernel reports.
+func (f *fixture) report(what string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reports = append(f.reports, what)
+}
+
+// reported returns what the kernel has reported, and forgets it.
+func (f *fixture) reported() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	reports := f.reports
+	f.reports = nil
+	return reports
+}

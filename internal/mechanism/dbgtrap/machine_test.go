@@ -46,6 +46,7 @@ type fixture struct {
 	lost    chan error
 
 	mu      sync.Mutex
+	reports []string // of the kernel
 	jobs    map[int32]*job
 	threads map[int32]*fakeThread // the latest for each pid
 }
@@ -59,12 +60,16 @@ func newFixtureOf(tb testing.TB, cfg kfdtest.Config) *fixture {
 	tb.Helper()
 	f := &fixture{
 		t: tb, root: tb.TempDir(),
-		machine: kfdtest.New(cfg),
 		births:  make(chan gpreempt.ProcessKey, 1),
 		lost:    make(chan error, 16),
 		jobs:    map[int32]*job{},
 		threads: map[int32]*fakeThread{},
 	}
+	if cfg.Oops == nil {
+		cfg.Oops = f.report
+		tb.Cleanup(func() { diff(tb, "reports of the kernel", []string(nil), f.reported()) })
+	}
+	f.machine = kfdtest.New(cfg)
 	f.openDevice()
 	return f
 }
@@ -78,11 +83,12 @@ func (f *fixture) openDevice() {
 	f.t.Cleanup(func() { _ = device.Close() }) // the daemon may have died
 	f.device = device
 	f.Mechanism = New(Config{
-		Device: device,
-		Attach: f.trace,
-		Root:   f.root,
-		GPUs:   func(gpreempt.ProcessKey) []gpreempt.GPU { return nil },
-		Log:    zaptest.NewLogger(f.t),
+		Device:  device,
+		Attach:  f.trace,
+		Root:    f.root,
+		GPUs:    func(gpreempt.ProcessKey) []gpreempt.GPU { return nil },
+		WaitsIn: f.machine.WaitsIn,
+		Log:     zaptest.NewLogger(f.t),
 	})
 	f.runtimeEndTime = time.Millisecond
 	f.t.Cleanup(func() { f.await("every target is released", func() bool { return f.held() == 0 }) })
@@ -483,8 +489,4 @@ func (j *job) endMain(other *kfdtest.Thread) {
 }
 
 // held counts the targets that have a session.
-func (m *Mechanism) held() int {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.sessions)
-}
+func (m *Mechanism) held() int { return m.sessions.Len() }

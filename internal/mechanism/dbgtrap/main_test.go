@@ -1,11 +1,13 @@
 package dbgtrap
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"runtime"
 	"testing"
 
+	"github.com/gpreempt/gpreempt/emu/workload"
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
@@ -30,6 +32,9 @@ func TestMain(m *testing.M) {
 			os.Exit(0)
 		}()
 		job.main()
+	case roleQueues:
+		args := []string{"--runtime", "--rate", "0.001", "--depth", "1", "--duration", "1"}
+		os.Exit(workload.Main(context.Background(), workload.Kernel(), args, os.Stdin, os.Stdout, os.Stderr))
 	case roleDaemon:
 		answerCommands(new(realDaemon).do)
 	default:

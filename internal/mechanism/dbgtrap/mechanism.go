@@ -11,8 +11,8 @@ package dbgtrap
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
+	"os"
 	"sync"
 	"time"
 
@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpreempt/gpreempt/internal/log"
 	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 	"github.com/gpreempt/gpreempt/pkg/kfd"
@@ -51,6 +52,11 @@ type Config struct {
 	// Crashes reports whether SUSPEND_QUEUES crashes the kernel for a process without a VM on
 	// a GPU that it flushes (hazard table). Nil means that it does.
 	Crashes func(gpreempt.GPUID) bool
+	// WaitsIn returns the kernel function in which a thread of this program waits, "" when
+	// that is not known; proc.WaitsIn by default.
+	WaitsIn func(tid int) string
+	// Owns reports whether a process is a part of this program. Nil is the calling one only.
+	Owns func(pid int32) bool
 	// Log may be nil.
 	Log *zap.Logger
 }
@@ -58,17 +64,28 @@ type Config struct {
 // Mechanism is the debug interface as a mechanism.Mechanism. It has at most one
 // session for each process.
 type Mechanism struct {
-	cfg Config
+	// Foreign has the targets that Attach has found debugged by somebody else.
+	Foreign Foreign
+	cfg     Config
 	// runtimeEndTime is how long a target that has shut its runtime down may take to end.
 	runtimeEndTime time.Duration
+	// foreignTime is how long a target that somebody else debugs is not resumed. A process that
+	// writes a GPU core dump debugs itself and has suspended its queues; that takes minutes.
+	foreignTime time.Duration
+	beats       beats
+
+	sessions mechanism.Sessions[*session]
 
 	mu sync.Mutex // guards what follows; not held across a call of anything
 	// rule is the kernel's; PermissionUnknown until the first target has shown it.
-	rule     kfd.PermissionRule
-	sessions map[gpreempt.ProcessKey]*session
+	rule kfd.PermissionRule
 }
 
-var _ mechanism.Mechanism = (*Mechanism)(nil)
+var _ mechanism.Inspector = (*Mechanism)(nil)
+
+// beats are the times between two looks whether this program is still the debugger of a target
+// that is suspended, and of one that runs.
+type beats struct{ suspended, running time.Duration }
 
 // New returns the mechanism. It has no effect before Attach.
 func New(cfg Config) *Mechanism {
@@ -78,13 +95,19 @@ func New(cfg Config) *Mechanism {
 	if cfg.GPUs == nil {
 		cfg.GPUs = func(gpreempt.ProcessKey) []gpreempt.GPU { return nil }
 	}
+	if cfg.WaitsIn == nil {
+		cfg.WaitsIn = func(tid int) string { return proc.WaitsIn(os.Getpid(), tid) }
+	}
+	if cfg.Owns == nil {
+		cfg.Owns = func(pid int32) bool { return int(pid) == os.Getpid() }
+	}
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
 	}
 	if cfg.Files == nil {
 		cfg.Files = discovery.Host(cfg.Root)
 	}
-	return &Mechanism{cfg: cfg, runtimeEndTime: time.Second, sessions: map[gpreempt.ProcessKey]*session{}}
+	return &Mechanism{cfg: cfg, runtimeEndTime: time.Second, foreignTime: 2 * time.Minute, beats: beats{suspended: time.Second, running: 10 * time.Second}}
 }
 
 // Name implements mechanism.Mechanism.
@@ -98,15 +121,16 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	s, err := m.reserve(context.WithoutCancel(ctx), target)
-	if err != nil {
+	s := newSession(context.WithoutCancel(ctx), m, target)
+	if err := m.sessions.Add(target, s); err != nil {
 		return nil, err
 	}
-	err = mechanism.Guard(func() error { return s.debuggee.begin(s.ctx, ctx) })
+	err := mechanism.Guard(func() error { return s.debuggee.begin(s.ctx, ctx) })
 	if err == nil && ctx.Err() != nil {
 		err = context.Cause(ctx)
 	}
 	if err == nil {
+		s.watch()
 		return s, nil
 	}
 	if closing := s.Close(); closing != nil {
@@ -115,34 +139,12 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	return nil, err
 }
 
-// reserve makes the one session of a target.
-func (m *Mechanism) reserve(ctx context.Context, target gpreempt.ProcessKey) (*session, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.sessions[target] != nil {
-		return nil, fmt.Errorf("process %d has a session already", target.PID)
-	}
-	s := newSession(ctx, m, target)
-	m.sessions[target] = s
-	return s, nil
-}
-
-func (m *Mechanism) forget(s *session) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.sessions[s.target] == s {
-		delete(m.sessions, s.target)
-	}
-}
-
 // Queues returns the queues of a target by the driver's last snapshot, which is taken after
 // each birth; queues that were destroyed since may be among them.
 // False when the target is not held. It makes no call to the driver; the
 // result is shared and must not be changed.
 func (m *Mechanism) Queues(target gpreempt.ProcessKey) ([]kfd.QueueSnapshotEntry, bool) {
-	m.mu.Lock()
-	s := m.sessions[target]
-	m.mu.Unlock()
+	s := m.sessions.Get(target)
 	if s == nil {
 		return nil, false
 	}
@@ -151,6 +153,23 @@ func (m *Mechanism) Queues(target gpreempt.ProcessKey) ([]kfd.QueueSnapshotEntry
 		return nil, false
 	}
 	return *snapshot, true
+}
+
+// TargetLock is the function in which DBG_TRAP takes the lock of the target
+// (kfd_process.mutex), and waits for nothing else: the kernel leaves the functions of the
+// lock itself out (get_wchan). What waits for a GPU or its firmware does so in functions
+// that this one calls.
+const TargetLock = "kfd_ioctl_set_debug_trap"
+
+// WaitsForTarget implements mechanism.Inspector, by the place in the kernel where the
+// thread waits that makes the call.
+func (m *Mechanism) WaitsForTarget(target gpreempt.ProcessKey) bool {
+	s := m.sessions.Get(target)
+	if s == nil {
+		return false
+	}
+	tid := s.debuggee.calling.Load()
+	return tid != 0 && m.cfg.WaitsIn(int(tid)) == TargetLock
 }
 
 // PermissionRule returns the driver's permission rule, kfd.PermissionUnknown until the

@@ -101,7 +101,7 @@ func (m *Mechanism) probeTracer(p *proc.Process) mechanism.Evidence {
 	}
 	by := fmt.Sprintf("thread %d", status.Tracer)
 	if tracer, ok := m.status(strconv.Itoa(int(status.Tracer))); ok {
-		if int(tracer.Process) == os.Getpid() {
+		if m.cfg.Owns(tracer.Process) {
 			e.Found = "this daemon"
 			return e
 		}

@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/internal/mechanism"
 	"github.com/gpreempt/gpreempt/internal/proc"
 	"github.com/gpreempt/gpreempt/pkg/discovery"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
@@ -26,6 +27,7 @@ import (
 const (
 	roleJob    = "job"
 	roleDaemon = "daemon"
+	roleQueues = "queues" // a job with a queue on each GPU: see workload.Main
 )
 
 // answerCommands carries out the lines of standard input and answers each with one
@@ -118,7 +120,15 @@ func (d *realDaemon) do(command string, args []string) (err error) {
 	}
 	switch command {
 	case "attach":
-		d.session, err = drive(ctx, New(Config{Device: d.device, Attach: realTracer}), d.target, make(chan gpreempt.ProcessKey), make(chan error, 1))
+		if os.Getenv(uncheckedEnv) != "" {
+			if err := d.enableUnchecked(ctx); err != nil {
+				return err
+			}
+		}
+		session, err := drive(ctx, New(Config{Device: d.device, Attach: realTracer}), d.target, make(chan gpreempt.ProcessKey), make(chan error, 1))
+		if err == nil { // else it has what it had
+			d.session = session
+		}
 		return err
 	case "ignore": // it debugs the target and answers nothing
 		thread, err := realTracer(ctx, d.target.PID, d.target.Start)
@@ -146,8 +156,33 @@ func (d *realDaemon) do(command string, args []string) (err error) {
 		return d.session.Resume(ctx)
 	case "close":
 		return d.session.Close()
+	case "exit":
+		os.Exit(0)
 	}
 	return fmt.Errorf("a daemon cannot %s", command)
+}
+
+// enableUnchecked enables debugging of the target as the first thing, and ends it. A refusal
+// is left as it is.
+func (d *realDaemon) enableUnchecked(ctx context.Context) error {
+	thread, err := realTracer(ctx, d.target.PID, d.target.Start)
+	if err != nil {
+		return err
+	}
+	pipe, err := newEventPipe(func() {})
+	if err != nil {
+		return err
+	}
+	err = thread.Do(ctx, func() error {
+		_, err := d.device.Enable(d.target.PID, subscribed, pipe.write)
+		if errors.Is(err, unix.EALREADY) {
+			return fmt.Errorf("%w: %w", mechanism.ErrDebugged, err)
+		}
+		return errors.Join(err, d.device.Disable(d.target.PID))
+	})
+	pipe.handOver()
+	pipe.close()
+	return errors.Join(err, thread.Detach(ctx))
 }
 
 func realTracer(ctx context.Context, pid int32, start uint64) (Thread, error) {
@@ -190,10 +225,7 @@ func startReal(tb testing.TB, role string) *program {
 	err = p.cmd.Start()
 	inRead.Close()
 	outWrite.Close()
-	tb.Cleanup(func() {
-		p.in.Close()
-		p.out.Close()
-	})
+	tb.Cleanup(p.hangUp)
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -216,15 +248,23 @@ func statOf(pid int32) (discovery.ProcStat, error) {
 
 // kill ends the program with SIGKILL and waits for that, once.
 func (p *program) kill() {
+	defer p.hangUp()
 	if p.cmd.ProcessState == nil {
 		_ = p.cmd.Process.Kill() // it may have ended
 		_ = p.cmd.Wait()         // killed, as it says
 	}
 }
 
+// hangUp closes the pipes of the program.
+func (p *program) hangUp() {
+	_ = p.in.Close()
+	_ = p.out.Close()
+}
+
 // exits waits for the program's own end.
 func (p *program) exits() {
 	p.tb.Helper()
+	defer p.hangUp()
 	timer := time.AfterFunc(guardTime, func() { _ = p.cmd.Process.Kill() })
 	defer timer.Stop()
 	if err := p.cmd.Wait(); err != nil {

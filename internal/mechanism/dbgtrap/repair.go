@@ -95,7 +95,8 @@ func (d *debuggee) traceError(err error) error {
 }
 
 // reclaim takes the right to debug the target again: ENABLE assigns it to its caller
-// before it finds that debugging is enabled (kfd_dbg_trap_enable).
+// before it finds that debugging is enabled (kfd_dbg_trap_enable). The driver has counted this
+// program already, so the refusal leaves nothing behind.
 func (d *debuggee) reclaim(ctx context.Context) error {
 	err := d.enable(ctx)
 	if errors.Is(err, unix.EALREADY) {
@@ -114,7 +115,7 @@ func (d *debuggee) enableAgain(ctx context.Context) error {
 	d.log.Warn("another program ended the debugging of the target: enabled again", log.WasSuspended(len(d.suspended) > 0))
 	err := d.enable(ctx)
 	if errors.Is(err, unix.EALREADY) {
-		return fmt.Errorf("process %d: %w: %w", d.target.PID, mechanism.ErrDebugged, err)
+		return d.yield(ctx, err)
 	}
 	return err
 }

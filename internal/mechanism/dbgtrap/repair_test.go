@@ -1,7 +1,9 @@
 package dbgtrap
 
 import (
+	"fmt"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -49,18 +51,17 @@ func TestTargetOfAnotherDebuggerIsRefused(t *testing.T) {
 		if _, err := f.Attach(t.Context(), j.key()); err == nil {
 			t.Error("a process somebody else traces is held")
 		}
-		if _, err := d.device.Snapshot(j.PID(), 0); err != nil {
-			t.Errorf("the other debugger is disturbed: %v", err)
+		undisturbed := func() {
+			t.Helper()
+			if _, err := d.device.Snapshot(j.PID(), 0); err != nil {
+				t.Errorf("the other debugger is disturbed: %v", err)
+			}
 		}
+		undisturbed()
 		d.detach(j)
 		_, err := f.Attach(t.Context(), j.key())
 		wantErr(t, "attach", err, mechanism.ErrDebugged)
-		wantErr(t, "attach", err, unix.EALREADY)
-		// It can help itself the way we do, because we do not trace the process.
-		wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
-		if _, err := d.device.Snapshot(j.PID(), 0); err != nil {
-			t.Errorf("the other debugger cannot get its right back: %v", err)
-		}
+		undisturbed()
 		d.Kill()
 		s := f.attach(j)
 		f.must("suspend", s.Suspend(t.Context()))
@@ -68,9 +69,62 @@ func TestTargetOfAnotherDebuggerIsRefused(t *testing.T) {
 	})
 }
 
+// An ENABLE that is refused leaves the driver with a pointer to its caller, which outlives
+// the caller.
+func TestRefusedAttachLeavesNothingInTheDriver(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, f *fixture) {
+		j, d := f.start(), f.debugger()
+		f.must("enable", d.enable(j))
+		d.detach(j)
+		before, _ := j.KFD()
+		_, err := f.Attach(t.Context(), j.key())
+		wantErr(t, "attach", err, mechanism.ErrDebugged)
+		after, _ := j.KFD()
+		diff(t, "the target in the driver", before, after)
+		f.machine.Self().Kill()
+		j.kill()
+	})
+}
+
+// The driver counts the targets of a debugger, and at its death resumes none if it counts none.
+func TestTargetThatAnotherDebuggerTookToItsEndDoesNotCount(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, f *fixture) {
+		foreign, own, d := f.start(), f.start(), f.debugger()
+		f.must("enable", d.enable(foreign))
+		d.detach(foreign)
+		_, err := f.Attach(t.Context(), foreign.key())
+		wantErr(t, "attach", err, mechanism.ErrDebugged)
+		foreign.kill()
+		s, err := f.Attach(t.Context(), own.key())
+		f.must("attach", err)
+		f.must("suspend", s.Suspend(t.Context()))
+		f.machine.Self().Kill()
+		own.wantFree()
+		_ = s.Close() // the dead have no say
+	})
+}
+
+// Between the question whether anybody debugs a target and its ENABLE, the target may begin
+// to debug itself.
+func TestTargetThatDebugsItselfMeanwhileIsLeftWithoutADebugger(t *testing.T) {
+	onEachDriver(t, func(t *testing.T, f *fixture) {
+		j := f.start()
+		f.machine.Inject(kfdtest.Fault{
+			Op: driver.TrapOp(kfd.TrapGetQueueSnapshot), Caller: f.machine.Self(), Stage: kfdtest.After,
+			Do: func() { j.debugItself() },
+		})
+		_, err := f.Attach(t.Context(), j.key())
+		wantErr(t, "attach", err, mechanism.ErrDebugged)
+		wantErr(t, "attach", err, unix.EALREADY)
+		j.wantFree()
+		f.machine.Self().Kill()
+		j.kill()
+	})
+}
+
 // The kernel forgets whom a dead debugger had suspended when another one's ENABLE,
 // which failed, had taken its right.
-func TestTargetThatADeadDebuggerLeftSuspendedRunsAgain(t *testing.T) {
+func TestTargetThatADeadDebuggerLeftSuspendedRunsAgainAfterAWhile(t *testing.T) {
 	onNewRule(t, func(t *testing.T, f *fixture) {
 		j, dead, thief := f.start(), f.debugger(), f.debugger()
 		f.must("enable", dead.enable(j))
@@ -82,28 +136,44 @@ func TestTargetThatADeadDebuggerLeftSuspendedRunsAgain(t *testing.T) {
 		wantErr(t, "the thief's ENABLE", thief.enable(j), unix.EALREADY)
 		thief.detach(j)
 		dead.Kill()
-		thief.Kill()
 		j.wantSuspended() // or there is nothing to test
+		_, err = f.Attach(t.Context(), j.key())
+		wantErr(t, "attach", err, mechanism.ErrDebugged)
+		j.wantSuspended()
+		f.foreignTime = 0
 		_, err = f.Attach(t.Context(), j.key())
 		wantErr(t, "attach", err, mechanism.ErrDebugged)
 		j.wantRunning()
 	})
 }
 
-func TestTargetThatDebugsItselfIsRefused(t *testing.T) {
+// debugItself is what the runtime's core dump does first.
+func (j *job) debugItself() *kfd.Device {
+	j.f.t.Helper()
+	own, err := kfd.OpenWith(j.Main(), kfd.DevicePath)
+	j.must("open", err)
+	_, w, err := j.Main().Pipe(true)
+	j.must("pipe", err)
+	_, err = own.Enable(j.PID(), subscribed, w)
+	j.must("enable", err)
+	return own
+}
+
+func TestTargetThatDebugsItselfIsLeftAlone(t *testing.T) {
 	onEachDriver(t, func(t *testing.T, f *fixture) {
 		j := f.start()
-		own, err := kfd.OpenWith(j.Main(), kfd.DevicePath) // as the runtime's core dump does
-		f.must("open", err)
-		_, w, err := j.Main().Pipe(true)
-		f.must("pipe", err)
-		_, err = own.Enable(j.PID(), subscribed, w)
-		f.must("enable", err)
-		_, err = f.Attach(t.Context(), j.key())
-		wantErr(t, "attach", err, mechanism.ErrDebugged)
-		if s, _ := j.KFD(); !s.Enabled {
-			t.Error("its own debugging was ended")
+		own := j.debugItself()
+		snapshot, err := own.Snapshot(j.PID(), born)
+		f.must("snapshot", err)
+		_, err = own.Suspend(j.PID(), idsOf(snapshot))
+		f.must("suspend", err)
+		before, _ := j.KFD()
+		for range 2 {
+			_, err = f.Attach(t.Context(), j.key())
+			wantErr(t, "attach", err, mechanism.ErrDebugged)
 		}
+		after, _ := j.KFD()
+		diff(t, "the target in the driver", before, after)
 		f.must("disable", own.Disable(j.PID()))
 		s := f.attach(j)
 		f.must("suspend", s.Suspend(t.Context()))
@@ -299,6 +369,45 @@ func TestTargetWhoseTraceWasTakenIsReleased(t *testing.T) {
 			f.must("the other debugger: seize", d.Main().Seize(j.PID()))
 			f.must("end", h.end(t.Context()))
 			j.wantFree()
+		})
+	}
+}
+
+// Nothing tells a debugger that another one has taken its right: the driver would write to
+// freed memory at the end of the target if that other one had ended before.
+func TestRightThatWasTakenIsNoticedWithoutACall(t *testing.T) {
+	for _, suspended := range []bool{false, true} {
+		t.Run(fmt.Sprintf("suspended=%v", suspended), func(t *testing.T) {
+			onNewRule(t, func(t *testing.T, f *fixture) {
+				f.beats = beats{suspended: time.Hour, running: time.Hour}
+				if suspended {
+					f.beats.suspended = time.Millisecond
+				} else {
+					f.beats.running = time.Millisecond
+				}
+				j, d := f.start(), f.debugger()
+				s := f.attach(j)
+				if suspended {
+					f.must("suspend", s.Suspend(t.Context()))
+				}
+				// It does not trace the job at a beat, which would then end the session.
+				f.machine.Inject(kfdtest.Fault{
+					Op: driver.TrapOp(kfd.TrapQueryDebugEvent), Caller: f.machine.Self(), Target: j.Process,
+					Do: func() {
+						wantErr(t, "the other's ENABLE", d.enable(j), unix.EALREADY)
+						d.detach(j)
+						d.Kill()
+					},
+				})
+				f.await("the right is taken back", func() bool {
+					state, _ := j.KFD()
+					return d.Dead() && state.Debugger == f.machine.Self().PID()
+				})
+				if suspended {
+					j.wantSuspended()
+				}
+				j.kill()
+			})
 		})
 	}
 }

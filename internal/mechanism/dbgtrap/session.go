@@ -39,6 +39,8 @@ type session struct {
 	// runtime for so long that it does not exit.
 	ending    *time.Timer
 	endingDue atomic.Bool
+	// beat fires when Handle is to look whether this program is still the debugger.
+	beat *time.Timer
 }
 
 var _ mechanism.Watcher = (*session)(nil)
@@ -55,7 +57,22 @@ func newSession(ctx context.Context, m *Mechanism, target gpreempt.ProcessKey) *
 		s.notify()
 	})
 	s.ending.Stop()
+	s.beat = time.AfterFunc(time.Hour, s.notify)
+	s.beat.Stop()
 	return s
+}
+
+// watch sets the time of the next look. Another debugger can take the right to debug only while
+// this program does not trace the target, and the driver reports that to nobody.
+func (s *session) watch() {
+	switch {
+	case s.closed || s.over != nil || s.debuggee.thread != nil:
+		s.beat.Stop()
+	case s.suspended:
+		s.beat.Reset(s.m.beats.suspended)
+	default:
+		s.beat.Reset(s.m.beats.running)
+	}
 }
 
 // notify has Handle called. It does not block.
@@ -106,6 +123,7 @@ func (s *session) SuspendThen(ctx context.Context, done func()) error {
 	}
 	switch {
 	case err == nil:
+		s.watch()
 		return nil
 	case final(err):
 		s.conclude(err)
@@ -142,8 +160,9 @@ func (s *session) release() error {
 // Handle implements mechanism.Watcher.
 func (s *session) Handle(context.Context) (running bool, err error) {
 	if s.over != nil || s.closed {
-		return false, nil //nolint:nilerr // over has been reported, and is not an error of this call
+		return false, nil // over has been reported, and is not an error of this call
 	}
+	defer s.watch()
 	due := s.endingDue.Swap(false)
 	err = mechanism.Guard(func() error {
 		if err := s.debuggee.serve(s.ctx); err != nil || !s.suspended {
@@ -193,10 +212,11 @@ func (s *session) conclude(err error) {
 func (s *session) Close() error {
 	s.closed, s.suspended = true, false
 	s.ending.Stop()
+	s.beat.Stop()
 	if err := s.end(); err != nil {
 		return err
 	}
-	s.m.forget(s)
+	s.m.sessions.Remove(s.target, s)
 	return nil
 }
 

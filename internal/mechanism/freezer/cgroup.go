@@ -190,6 +190,11 @@ func (z *freeze) begin(ctx context.Context) error {
 	return nil
 }
 
+func (z *freeze) runs() (bool, error) {
+	frozen, err := z.begun()
+	return !frozen, err
+}
+
 func (z *freeze) undo() error { return z.thaw() }
 func (z *freeze) entry() mechanism.JournalEntry {
 	return mechanism.JournalEntry{Cgroup: z.path, CgroupID: z.id}

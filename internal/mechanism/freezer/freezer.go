@@ -12,7 +12,10 @@
 // suspended, and a SIGCONT from any program ends the pause.
 //
 // A process that another program froze or stopped earlier is left to that program, also
-// by Resume. If that program resumes it while it should be suspended, it runs.
+// by Resume.
+//
+// A pause that another program ends is noticed within a second, and begun again. A process
+// that is resumed again and again can no longer be suspended.
 //
 // The kernel undoes neither when the daemon dies, so each pause is recorded in the
 // journal first.
@@ -41,6 +44,14 @@ const name = "freezer"
 // thread is deep in a system call that no signal interrupts.
 const stopTimeout = time.Second
 
+const (
+	// checkTime is the time between two looks whether a process that is to be suspended runs.
+	checkTime = time.Second
+	// maxResumed is how often other programs may resume a process, in one suspension or in
+	// several without one between that lasted.
+	maxResumed = 3
+)
+
 // Config is what a Mechanism needs.
 type Config struct {
 	// Root is the root directory of the host: "/".
@@ -54,14 +65,15 @@ type Mechanism struct {
 	cfg    Config
 	pauses mechanism.Pauses
 	// found is where the cgroup hierarchy is mounted, nil until it was found.
-	found atomic.Pointer[mount]
+	found     atomic.Pointer[mount]
+	checkTime time.Duration
 }
 
 var _ mechanism.Mechanism = (*Mechanism)(nil)
 
 // New returns the mechanism.
 func New(cfg Config) *Mechanism {
-	return &Mechanism{cfg: cfg, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: name, Log: cfg.Log}}
+	return &Mechanism{cfg: cfg, checkTime: checkTime, pauses: mechanism.Pauses{Store: cfg.Journal, Mechanism: name, Log: cfg.Log}}
 }
 
 // Name implements mechanism.Mechanism.
@@ -114,7 +126,15 @@ func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mec
 	if err != nil {
 		return nil, err
 	}
-	return &session{m: m, target: target, process: p}, nil
+	s := &session{m: m, target: target, process: p, events: make(chan struct{}, 1)}
+	s.check = time.AfterFunc(time.Hour, func() {
+		select {
+		case s.events <- struct{}{}:
+		default: // Handle will be called already
+		}
+	})
+	s.check.Stop()
+	return s, nil
 }
 
 // Undo ends the pause of an entry of the journal and removes the entry. It returns nil
@@ -183,6 +203,9 @@ var errClosed = errors.New("the session with the process has been closed")
 type session struct {
 	m      *Mechanism
 	target gpreempt.ProcessKey
+	// events is filled by check when Handle is to look whether the process runs.
+	events chan struct{}
+	check  *time.Timer
 
 	// mu guards what follows. A call holds it until it returns, within stopTimeout, so
 	// that Close finds no partial pause.
@@ -194,7 +217,15 @@ type session struct {
 	// held is the pause to be undone, nil for none: one that was begun, or that failed
 	// to begin and could not be undone.
 	held pause
+	// suspended: it is to be paused, by this program or by another one.
+	suspended bool
+	// resumed is how often it ran while it was held, since a suspension that lasted;
+	// again: it did in this one.
+	resumed int
+	again   bool
 }
+
+var _ mechanism.Watcher = (*session)(nil)
 
 // pause is a way to stop a process on the CPU.
 type pause interface {
@@ -202,6 +233,8 @@ type pause interface {
 	begun() (bool, error)
 	// begin pauses it and returns when nothing of it runs.
 	begin(ctx context.Context) error
+	// runs reports whether it runs again after begin.
+	runs() (bool, error)
 	// undo has no effect without begin.
 	undo() error
 	// entry returns the cgroup for the journal.
@@ -213,6 +246,77 @@ type pause interface {
 func (s *session) Suspend(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	err := s.suspend(ctx)
+	if s.suspended = err == nil; s.suspended {
+		s.check.Reset(s.m.checkTime)
+	}
+	return err
+}
+
+// SuspendThen implements mechanism.Watcher.
+func (s *session) SuspendThen(ctx context.Context, done func()) error {
+	err := s.Suspend(ctx)
+	if err == nil {
+		done()
+	}
+	return err
+}
+
+// Events implements mechanism.Watcher.
+func (s *session) Events() <-chan struct{} { return s.events }
+
+// Changed implements mechanism.Watcher.
+func (*session) Changed() bool { return false }
+
+// Handle implements mechanism.Watcher: it looks whether the process runs.
+func (s *session) Handle(context.Context) (running bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.suspended {
+		return false, nil
+	}
+	s.check.Reset(s.m.checkTime)
+	running, err = s.runs()
+	switch {
+	case err != nil:
+		return false, s.orGone(err)
+	case !running || s.held == nil:
+		return running, nil
+	}
+	s.resumed++
+	s.again = true
+	if err := s.unkept(); err != nil {
+		return false, err
+	}
+	s.m.cfg.Log.Warn("another program has resumed a suspended process", log.Target(s.target))
+	return true, nil
+}
+
+// runs reports whether the process runs, which is suspended.
+func (s *session) runs() (bool, error) {
+	if s.held != nil {
+		return s.held.runs()
+	}
+	p, err := s.choose()
+	if err != nil {
+		return false, err
+	}
+	defer p.close()
+	theirs, err := p.begun()
+	return !theirs, err
+}
+
+// unkept returns an error, once, when other programs have resumed the process too often.
+func (s *session) unkept() error {
+	if s.resumed <= maxResumed {
+		return nil
+	}
+	err := fmt.Errorf("process %v cannot be kept suspended: another program has resumed it %d times, by SIGCONT or by thawing its cgroup: end that program, or start the job in a cgroup of its own that its user cannot thaw", s.target, s.resumed)
+	s.resumed = 0
+	return err
+}
+
+func (s *session) suspend(ctx context.Context) error {
 	switch {
 	case s.closed:
 		return errClosed
@@ -220,7 +324,11 @@ func (s *session) Suspend(ctx context.Context) error {
 		return context.Cause(ctx)
 	case s.process.Exited():
 		return s.takeBack(mechanism.ErrGone)
-	case s.held != nil: // repair what another program may have resumed
+	}
+	if err := s.unkept(); err != nil {
+		return s.takeBack(err)
+	}
+	if s.held != nil { // repair what another program may have resumed
 		return s.takeBack(s.orGone(s.held.begin(ctx)))
 	}
 	p, err := s.choose()
@@ -302,6 +410,7 @@ func (s *session) Resume(context.Context) error {
 	if s.process == nil {
 		return errClosed
 	}
+	s.lasted()
 	if err := s.release(); err != nil {
 		return err
 	}
@@ -311,11 +420,31 @@ func (s *session) Resume(context.Context) error {
 	return nil
 }
 
+// lasted looks whether the process was suspended until now. The next Suspend returns the
+// error when that was not so too often.
+func (s *session) lasted() {
+	s.check.Stop()
+	if !s.suspended {
+		return
+	}
+	s.suspended = false
+	running, err := s.runs()
+	switch {
+	case err != nil: // it has exited
+	case running && s.held != nil && !s.again:
+		s.resumed++
+	case !running && !s.again:
+		s.resumed = 0
+	}
+	s.again = false
+}
+
 // Close implements mechanism.Session. After an error the process may still be paused.
 func (s *session) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.closed = true
+	s.closed, s.suspended = true, false
+	s.check.Stop()
 	if s.process == nil {
 		return nil
 	}

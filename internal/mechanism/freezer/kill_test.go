@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,32 +16,19 @@ import (
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpreempt/gpreempt/internal/testutil"
 	"github.com/gpreempt/gpreempt/pkg/gpreempt"
 )
 
-// times returns how often a test repeats: def, or the number in a variable.
-func times(t *testing.T, variable string, def int) int {
-	t.Helper()
-	text := os.Getenv(variable)
-	if text == "" {
-		return def
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < 1 {
-		t.Fatalf("%s is %q, want a number of times", variable, text)
-	}
-	return n
-}
-
-// The daemon is killed at random times, GPREEMPT_FREEZER_KILLS times.
+// The daemon is killed at random times, GPREEMPT_CRASHES times.
 func TestNoProcessStaysPausedAfterTheDaemonIsKilled(t *testing.T) {
 	victims := []*victim{startVictim(t, nil), startVictim(t, nil), startVictim(t, nil)}
 	t.Run("frozen", func(t *testing.T) {
 		_, dir := newCgroup(t)
-		killDaemons(t, []*victim{startVictim(t, dir), victims[0]}, times(t, "GPREEMPT_FREEZER_KILLS", 40)/2)
+		killDaemons(t, []*victim{startVictim(t, dir), victims[0]}, testutil.Number(t, "GPREEMPT_CRASHES", 40)/2)
 	})
 	t.Run("stopped", func(t *testing.T) {
-		killDaemons(t, victims, times(t, "GPREEMPT_FREEZER_KILLS", 40)/2)
+		killDaemons(t, victims, testutil.Number(t, "GPREEMPT_CRASHES", 40)/2)
 	})
 }
 
@@ -120,7 +106,7 @@ func cleanUp(t *testing.T, dir string) int {
 // It logs how long Suspend and Resume take on real processes of this machine, over
 // GPREEMPT_FREEZER_CYCLES cycles, with a journal on the disk of temporary files.
 func TestSuspendedProcessesAreStoppedInEveryCycle(t *testing.T) {
-	cycles := times(t, "GPREEMPT_FREEZER_CYCLES", 100)
+	cycles := testutil.Number(t, "GPREEMPT_FREEZER_CYCLES", 100)
 	_, dir := newCgroup(t)
 	for name, dir := range map[string]*os.File{"SIGSTOP": nil, "cgroup": dir} {
 		t.Run(name, func(t *testing.T) {

@@ -33,6 +33,11 @@ func (s stop) begin(ctx context.Context) error {
 	return awaitStop(ctx, s.Process)
 }
 
+func (s stop) runs() (bool, error) {
+	thread, err := runningThread(s.Process)
+	return thread != "", err
+}
+
 // undo resumes a stopped process, and cancels a SIGSTOP that is pending.
 func (s stop) undo() error                 { return s.Signal(unix.SIGCONT) }
 func (stop) entry() mechanism.JournalEntry { return mechanism.JournalEntry{} }

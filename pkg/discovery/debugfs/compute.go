@@ -163,6 +163,11 @@ type Quantum struct {
 	Scale, Duration uint8
 }
 
+// DecodeQuantum decodes the register CP_HQD_QUANTUM.
+func DecodeQuantum(register uint32) Quantum {
+	return Quantum{Enabled: register&1 != 0, Scale: uint8(register >> 4 & 1), Duration: uint8(register >> 8 & 0x3f)}
+}
+
 // String returns the quantum for display: "1 ms", "off", or both fields when the unit is
 // unknown.
 func (q Quantum) String() string {
@@ -194,7 +199,7 @@ func DecodeCompute(words []uint32) (Compute, error) {
 	c.Active = r[regActive]&1 != 0
 	c.VMID = int(r[regVMID] & 0xf)
 	c.PipePriority, c.QueuePriority = r[regPipePriority], r[regQueuePriority]
-	c.Quantum = Quantum{Enabled: r[regQuantum]&1 != 0, Scale: uint8(r[regQuantum] >> 4 & 1), Duration: uint8(r[regQuantum] >> 8 & 0x3f)}
+	c.Quantum = DecodeQuantum(r[regQuantum])
 
 	c.RingBase = wide(r, regPQBase) << 8
 	control := r[regPQControl]

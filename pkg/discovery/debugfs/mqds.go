@@ -64,8 +64,8 @@ const (
 // ParseMQDs parses mqds (kfd_debugfs_mqds_by_process, pqm_debugfs_mqds) of kernels
 // 6.1 to 7.2 and of AMD's own driver. The error is a *discovery.ParseError.
 //
-// For a text that ends early it returns what is complete, with a warning. An unknown line
-// is a warning too; where a queue is expected, the data after it is skipped. Of a queue
+// For a text that begins late or ends early it returns what is complete, with a warning for each
+// part that is not. An unknown line is a warning too; where a queue is expected, the data after it is skipped. Of a queue
 // that is not of compute only the first dump is kept: after a compute queue with several
 // XCCs the kernel repeats the dump as many times, each with the memory after the previous.
 func ParseMQDs(b []byte) (MQDDump, error) {
@@ -151,10 +151,12 @@ func (p *mqdParser) queue(s *scan, kind Kind) error {
 	if err := s.end(p.line); err != nil {
 		return err
 	}
-	if len(p.processes) == 0 {
-		return malformed(p.line, 1, "a queue before any process")
-	}
 	p.endQueue(false)
+	if len(p.processes) == 0 {
+		p.add(p.line, "the queue is skipped: the line of its process is missing")
+		p.rows = unknown
+		return nil
+	}
 	p.queues = append(p.queues, MQD{Kind: kind, GPU: gpreempt.GPUID(gpu), Line: p.line})
 	p.firstDump, p.firstWord, p.rows = len(p.dumps), len(p.words), aQueue
 	return nil
@@ -164,7 +166,9 @@ func (p *mqdParser) queue(s *scan, kind Kind) error {
 func (p *mqdParser) row(offset uint32, words []uint32) error {
 	switch p.rows {
 	case nothing:
-		return malformed(p.line, 1, "data that belongs to no queue")
+		p.add(p.line, "data is skipped: the line of its queue is missing")
+		p.rows = unknown
+		return nil
 	case unknown:
 		return nil
 	case aQueue:
@@ -176,7 +180,11 @@ func (p *mqdParser) row(offset uint32, words []uint32) error {
 	}
 	switch want := 4 * (len(p.words) - p.firstWord); {
 	case !p.open:
-		return malformed(p.line, rowIndent+1, "want offset 00000000: a dump begins here")
+		q := p.queues[len(p.queues)-1]
+		p.add(q.Line, "the queue is skipped: its first rows are missing, its data begins at offset %s", hex8(offset))
+		p.queues = p.queues[:len(p.queues)-1]
+		p.rows = unknown
+		return nil
 	case p.last != rowWords:
 		return malformed(p.line, rowIndent+1, "want offset 00000000 of the next dump: the row above ended this one")
 	case int64(offset) != int64(want):

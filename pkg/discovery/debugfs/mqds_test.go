@@ -94,6 +94,37 @@ func TestMQDsOfEachKernelAreParsed(t *testing.T) {
 			{PID: 77, PASID: 77, Line: 131, Queues: []debugfs.MQD{{Kind: debugfs.KindSDMA, GPU: 0x2f1c, Line: 132, XCCs: [][]uint32{sdma10}}}},
 			{PID: 78, PASID: 78, Line: 150},
 		}}},
+		{"a text that begins within the data of a queue", func(t *text) {
+			t.at(4, 256, sdma[64:])
+			t.linef("  SDMA queue on device f7bc")
+			t.dump(4, sdma)
+			t.linef("Process 5 PASID 0x8001:")
+			t.at(4, 0, sdma)
+			t.linef("  SDMA queue on device f7bc")
+			t.dump(4, sdma)
+		}, debugfs.MQDDump{
+			Processes: []debugfs.MQDProcess{{PID: 5, PASID: 0x8001, Line: 26, Queues: []debugfs.MQD{
+				{Kind: debugfs.KindSDMA, GPU: 0xf7bc, Line: 43, XCCs: [][]uint32{sdma}},
+			}}},
+			Warnings: []debugfs.Warning{
+				{1, "data is skipped: the line of its queue is missing"},
+				{9, "the queue is skipped: the line of its process is missing"},
+				{27, "data is skipped: the line of its queue is missing"},
+			},
+		}},
+		{"a queue without its first rows", func(t *text) {
+			t.linef("Process 5 PASID 0x8001:")
+			t.linef("  Compute queue on device f7bc")
+			t.at(4, 64, compute[16:])
+			t.dump(4, second)
+			t.linef("  SDMA queue on device f7bc")
+			t.dump(4, sdma)
+		}, debugfs.MQDDump{
+			Processes: []debugfs.MQDProcess{{PID: 5, PASID: 0x8001, Line: 1, Queues: []debugfs.MQD{
+				{Kind: debugfs.KindSDMA, GPU: 0xf7bc, Line: 129, XCCs: [][]uint32{sdma}},
+			}}},
+			Warnings: []debugfs.Warning{{2, "the queue is skipped: its first rows are missing, its data begins at offset 00000040"}},
+		}},
 		{"queues the driver does not understand either", func(t *text) {
 			t.linef("Process 5 PASID 0x8001:")
 			t.linef("  Bad user queue type 9 on device f7bc")
@@ -268,13 +299,10 @@ func TestMalformedMQDsAreErrorsWithLineAndColumn(t *testing.T) {
 		{"Process 1 PASID 1\n", 1, 18, `want ":"`},
 		{"Process 1 PASID 1: \n", 1, 19, "want the end of the line"},
 		{"Process 1 pasid 1:\n", 1, 10, `want " PASID "`},
-		{compute, 1, 1, "a queue before any process"},
 		{process + "  Compute queue on device 0xf7bc\n", 2, 28, "want the end of the line"},
 		{process + "  Compute queue on device 1f7bcf7bc\n", 2, 27, "want a hexadecimal number below 2^32, in lower case"},
 		{process + "  SDMA queue on device 0001:01:00.0\n", 2, 28, "want the end of the line"},
 		{process + "  DIQ on device \n", 2, 17, "want a hexadecimal number below 2^32, in lower case"},
-		{process + row, 2, 1, "data that belongs to no queue"},
-		{process + compute + "    00000020: 00000000\n", 3, 5, "want offset 00000000: a dump begins here"},
 		{process + compute + row + "    00000040: 00000000\n", 4, 5, "want offset 00000020, or 00000000 of the next dump"},
 		{process + compute + "    00000000: 00000000\n    00000004: 00000000\n", 4, 5, "want offset 00000000 of the next dump: the row above ended this one"},
 		{process + compute + "    0000000: 00000000\n", 3, 12, "want 8 hexadecimal digits of an address"},

@@ -25,11 +25,11 @@ type Totals struct {
 	Levels  Levels `json:"levels"`
 	// ROCrRecords, included in Records, are those of ROCr, which have no level.
 	ROCrRecords uint64 `json:"rocr_records"`
-	// OtherLines contain no record: the program's own output, and the ends of torn
-	// records.
+	// OtherLines contain no record and no part of one that is recognized: the program's own
+	// output.
 	OtherLines uint64 `json:"other_lines"`
 	// TornLines are damaged by concurrent writers: a record begins after other text, or is
-	// incomplete.
+	// incomplete, or the line is the beginning or the end of one.
 	TornLines uint64 `json:"torn_lines"`
 	// CutLines were longer than 64 KiB; the rest of them was skipped.
 	CutLines uint64 `json:"cut_lines"`
@@ -177,7 +177,11 @@ func (s *scanner) line(b []byte) error {
 	if !ok {
 		var at int
 		if at, head = s.prefixes.next(b); at < 0 {
-			s.totals.OtherLines++
+			if isPart(b) {
+				s.totals.TornLines++
+			} else {
+				s.totals.OtherLines++
+			}
 			s.other(b)
 			return nil
 		}
@@ -203,6 +207,25 @@ func (s *scanner) line(b []byte) error {
 		s.totals.TornLines++
 	}
 	return nil
+}
+
+// isPart reports whether a line without a record is part of one: it begins like a prefix, or
+// has the end of a prefix, or ends like the message of a packet or an API call.
+func isPart(b []byte) bool {
+	if len(b) > 3 && b[0] == ':' && isDigit(b[1]) && b[2] == ':' {
+		return true
+	}
+	const stampDigits = 10 // "%010lu us:"
+	if i := bytes.Index(b, []byte(" us:")); i >= stampDigits && !bytes.ContainsFunc(b[i-stampDigits:i], func(r rune) bool { return r < '0' || r > '9' }) {
+		return true
+	}
+	var rec Record
+	if indices(b, &rec) || bytes.Contains(b, []byte("completion_signal=0x")) {
+		return true
+	}
+	rec.Message = b
+	cutDuration(&rec)
+	return rec.Timed
 }
 
 // record calls the callback for a record.

@@ -2170,9 +2170,10 @@ type WatchEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Send events after this revision. 0: from now on.
 	AfterRevision uint64 `protobuf:"varint,1,opt,name=after_revision,json=afterRevision,proto3" json:"after_revision,omitempty"`
-	// When after_revision is 0, begin with the oldest event in the log.
+	// When after_revision is 0, begin with the oldest event in the log, and before it with the
+	// last 128 actions of admins that are older.
 	FromStart bool `protobuf:"varint,2,opt,name=from_start,json=fromStart,proto3" json:"from_start,omitempty"`
-	// End the stream when there is no more to send.
+	// End the stream after the last event in the log, instead of waiting for new events.
 	NoFollow      bool `protobuf:"varint,3,opt,name=no_follow,json=noFollow,proto3" json:"no_follow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

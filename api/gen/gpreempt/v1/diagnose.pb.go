@@ -668,7 +668,11 @@ type DiagnosedProcess struct {
 	// The preferred mechanisms that were not chosen, best first.
 	Rejected []*Rejection `protobuf:"bytes,6,rep,name=rejected,proto3" json:"rejected,omitempty"`
 	// Whether it is known to be offline, that is, may be suspended.
-	Offline       bool `protobuf:"varint,7,opt,name=offline,proto3" json:"offline,omitempty"`
+	Offline bool `protobuf:"varint,7,opt,name=offline,proto3" json:"offline,omitempty"`
+	// The name of its job, as in Job; empty when no rule found one.
+	Job string `protobuf:"bytes,8,opt,name=job,proto3" json:"job,omitempty"`
+	// Whether the rule can find no process of the job outside one container or pod.
+	JobIsLocal    bool `protobuf:"varint,9,opt,name=job_is_local,json=jobIsLocal,proto3" json:"job_is_local,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -748,6 +752,20 @@ func (x *DiagnosedProcess) GetRejected() []*Rejection {
 func (x *DiagnosedProcess) GetOffline() bool {
 	if x != nil {
 		return x.Offline
+	}
+	return false
+}
+
+func (x *DiagnosedProcess) GetJob() string {
+	if x != nil {
+		return x.Job
+	}
+	return ""
+}
+
+func (x *DiagnosedProcess) GetJobIsLocal() bool {
+	if x != nil {
+		return x.JobIsLocal
 	}
 	return false
 }
@@ -862,7 +880,7 @@ const file_gpreempt_v1_diagnose_proto_rawDesc = "" +
 	"queueSlots\x12%\n" +
 	"\x0ecompute_queues\x18\v \x01(\rR\rcomputeQueues\x121\n" +
 	"\x06hazard\x18\f \x01(\x0e2\x19.gpreempt.v1.HazardActionR\x06hazard\x12#\n" +
-	"\rhazard_reason\x18\r \x01(\tR\fhazardReason\"\xd3\x01\n" +
+	"\rhazard_reason\x18\r \x01(\tR\fhazardReason\"\x87\x02\n" +
 	"\x10DiagnosedProcess\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x12\n" +
@@ -870,7 +888,10 @@ const file_gpreempt_v1_diagnose_proto_rawDesc = "" +
 	"\tmechanism\x18\x04 \x01(\tR\tmechanism\x12\x10\n" +
 	"\x03why\x18\x05 \x01(\tR\x03why\x122\n" +
 	"\brejected\x18\x06 \x03(\v2\x16.gpreempt.v1.RejectionR\brejected\x12\x18\n" +
-	"\aoffline\x18\a \x01(\bR\aoffline\"k\n" +
+	"\aoffline\x18\a \x01(\bR\aoffline\x12\x10\n" +
+	"\x03job\x18\b \x01(\tR\x03job\x12 \n" +
+	"\fjob_is_local\x18\t \x01(\bR\n" +
+	"jobIsLocal\"k\n" +
 	"\tRejection\x12\x1c\n" +
 	"\tmechanism\x18\x01 \x01(\tR\tmechanism\x12\x10\n" +
 	"\x03why\x18\x02 \x01(\tR\x03why\x12\x16\n" +

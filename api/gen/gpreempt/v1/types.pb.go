@@ -312,6 +312,12 @@ const (
 	QuiesceReason_QUIESCE_REASON_ENDED QuiesceReason = 10
 	// An admin keeps a target running.
 	QuiesceReason_QUIESCE_REASON_HOLD QuiesceReason = 11
+	// A call of a target holds the lock of the target in the driver, which suspending it
+	// needs: it is suspended late, and quarantined. Others on its GPUs are suspended.
+	QuiesceReason_QUIESCE_REASON_STUCK QuiesceReason = 12
+	// A target has user queues of DRM, which KFD does not know and no enabled mechanism can
+	// suspend.
+	QuiesceReason_QUIESCE_REASON_DRM_QUEUES QuiesceReason = 13
 )
 
 // Enum value maps for QuiesceReason.
@@ -329,6 +335,8 @@ var (
 		9:  "QUIESCE_REASON_DRAINING",
 		10: "QUIESCE_REASON_ENDED",
 		11: "QUIESCE_REASON_HOLD",
+		12: "QUIESCE_REASON_STUCK",
+		13: "QUIESCE_REASON_DRM_QUEUES",
 	}
 	QuiesceReason_value = map[string]int32{
 		"QUIESCE_REASON_UNSPECIFIED":   0,
@@ -343,6 +351,8 @@ var (
 		"QUIESCE_REASON_DRAINING":      9,
 		"QUIESCE_REASON_ENDED":         10,
 		"QUIESCE_REASON_HOLD":          11,
+		"QUIESCE_REASON_STUCK":         12,
+		"QUIESCE_REASON_DRM_QUEUES":    13,
 	}
 )
 
@@ -551,9 +561,9 @@ type GangScope int32
 const (
 	// Not set.
 	GangScope_GANG_SCOPE_UNSPECIFIED GangScope = 0
-	// All queues of a process on all its GPUs.
+	// Each process alone, with all its queues on all its GPUs.
 	GangScope_GANG_SCOPE_PROCESS GangScope = 1
-	// All offline processes of one control group.
+	// All offline processes of a job; each process without a job alone.
 	GangScope_GANG_SCOPE_JOB GangScope = 2
 )
 
@@ -1012,7 +1022,7 @@ type Gpu struct {
 	GpuId uint32 `protobuf:"varint,1,opt,name=gpu_id,json=gpuId,proto3" json:"gpu_id,omitempty"`
 	// KFD topology node number.
 	Node uint32 `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"`
-	// Name in KFD's topology.
+	// The product's name, or that of KFD's topology or of gfx when that is unknown.
 	Name string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
 	// gfx_target_version: major*10000 + minor*100 + step.
 	GfxTargetVersion uint32 `protobuf:"varint,4,opt,name=gfx_target_version,json=gfxTargetVersion,proto3" json:"gfx_target_version,omitempty"`
@@ -1323,7 +1333,8 @@ type Target struct {
 	Pid int32 `protobuf:"varint,2,opt,name=pid,proto3" json:"pid,omitempty"`
 	// Command name.
 	Comm string `protobuf:"bytes,3,opt,name=comm,proto3" json:"comm,omitempty"`
-	// Command line, truncated at 4096 bytes.
+	// Command line, truncated at 4096 bytes. Like exe and environment it is set for admins
+	// and for the user of the process only.
 	Cmdline string `protobuf:"bytes,4,opt,name=cmdline,proto3" json:"cmdline,omitempty"`
 	// User ID.
 	Uid uint32 `protobuf:"varint,5,opt,name=uid,proto3" json:"uid,omitempty"`
@@ -1373,7 +1384,12 @@ type Target struct {
 	// systemd slice, such as system.slice; "" without one.
 	Slice string `protobuf:"bytes,27,opt,name=slice,proto3" json:"slice,omitempty"`
 	// Variables of its environment that rules and tags use.
-	Environment   map[string]string `protobuf:"bytes,28,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Environment map[string]string `protobuf:"bytes,28,rep,name=environment,proto3" json:"environment,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	// Its job, as the rules of the config file find it; absent without one.
+	Job *Job `protobuf:"bytes,29,opt,name=job,proto3" json:"job,omitempty"`
+	// Runlist cycles that attaching to it and releasing it caused on GPUs that it has no
+	// queue on, by the driver's rules.
+	AttachCycles  uint64 `protobuf:"varint,30,opt,name=attach_cycles,json=attachCycles,proto3" json:"attach_cycles,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1604,6 +1620,107 @@ func (x *Target) GetEnvironment() map[string]string {
 	return nil
 }
 
+func (x *Target) GetJob() *Job {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+func (x *Target) GetAttachCycles() uint64 {
+	if x != nil {
+		return x.AttachCycles
+	}
+	return 0
+}
+
+// Processes that belong together.
+type Job struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name, such as "slurm-2": the rule that found it, and a number that no other job has
+	// while the daemon runs.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// The rule, and the properties that its processes have in common, which may be of
+	// their environment: only for admins outside containers and for the user of the
+	// processes, else "".
+	Why string `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	// Number of its offline processes with queues.
+	TargetCount uint32 `protobuf:"varint,3,opt,name=target_count,json=targetCount,proto3" json:"target_count,omitempty"`
+	// Share of the time measured_over in which all of them ran, 0 to 1; absent for a new
+	// job.
+	RunningRatio *float64 `protobuf:"fixed64,4,opt,name=running_ratio,json=runningRatio,proto3,oneof" json:"running_ratio,omitempty"`
+	// Time over which running_ratio is measured, until now: at most a minute, or six
+	// times the policy's share_window if that is longer.
+	MeasuredOver  *durationpb.Duration `protobuf:"bytes,5,opt,name=measured_over,json=measuredOver,proto3" json:"measured_over,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Job) Reset() {
+	*x = Job{}
+	mi := &file_gpreempt_v1_types_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Job) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Job) ProtoMessage() {}
+
+func (x *Job) ProtoReflect() protoreflect.Message {
+	mi := &file_gpreempt_v1_types_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Job.ProtoReflect.Descriptor instead.
+func (*Job) Descriptor() ([]byte, []int) {
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Job) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Job) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+func (x *Job) GetTargetCount() uint32 {
+	if x != nil {
+		return x.TargetCount
+	}
+	return 0
+}
+
+func (x *Job) GetRunningRatio() float64 {
+	if x != nil && x.RunningRatio != nil {
+		return *x.RunningRatio
+	}
+	return 0
+}
+
+func (x *Job) GetMeasuredOver() *durationpb.Duration {
+	if x != nil {
+		return x.MeasuredOver
+	}
+	return nil
+}
+
 // A KFD user queue.
 type Queue struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1666,7 +1783,7 @@ type Queue struct {
 
 func (x *Queue) Reset() {
 	*x = Queue{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[6]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1678,7 +1795,7 @@ func (x *Queue) String() string {
 func (*Queue) ProtoMessage() {}
 
 func (x *Queue) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[6]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1691,7 +1808,7 @@ func (x *Queue) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Queue.ProtoReflect.Descriptor instead.
 func (*Queue) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{6}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Queue) GetTargetId() string {
@@ -1915,7 +2032,7 @@ type Hqd struct {
 
 func (x *Hqd) Reset() {
 	*x = Hqd{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[7]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1927,7 +2044,7 @@ func (x *Hqd) String() string {
 func (*Hqd) ProtoMessage() {}
 
 func (x *Hqd) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[7]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1940,7 +2057,7 @@ func (x *Hqd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hqd.ProtoReflect.Descriptor instead.
 func (*Hqd) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{7}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Hqd) GetGpuId() uint32 {
@@ -2120,7 +2237,7 @@ type Source struct {
 
 func (x *Source) Reset() {
 	*x = Source{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[8]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2132,7 +2249,7 @@ func (x *Source) String() string {
 func (*Source) ProtoMessage() {}
 
 func (x *Source) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[8]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +2262,7 @@ func (x *Source) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Source.ProtoReflect.Descriptor instead.
 func (*Source) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{8}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Source) GetName() string {
@@ -2218,7 +2335,7 @@ type RuleCount struct {
 
 func (x *RuleCount) Reset() {
 	*x = RuleCount{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[9]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2230,7 +2347,7 @@ func (x *RuleCount) String() string {
 func (*RuleCount) ProtoMessage() {}
 
 func (x *RuleCount) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[9]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2243,7 +2360,7 @@ func (x *RuleCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RuleCount.ProtoReflect.Descriptor instead.
 func (*RuleCount) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{9}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RuleCount) GetRule() string {
@@ -2317,14 +2434,17 @@ type Policy struct {
 	// Time to live of an announcement without ttl.
 	DefaultTtl *durationpb.Duration `protobuf:"bytes,12,opt,name=default_ttl,json=defaultTtl,proto3" json:"default_ttl,omitempty"`
 	// Longest time to live that a client may request.
-	MaxTtl        *durationpb.Duration `protobuf:"bytes,13,opt,name=max_ttl,json=maxTtl,proto3" json:"max_ttl,omitempty"`
+	MaxTtl *durationpb.Duration `protobuf:"bytes,13,opt,name=max_ttl,json=maxTtl,proto3" json:"max_ttl,omitempty"`
+	// How long an offline target has had queues before a mechanism is attached to it although
+	// no lease covers its GPUs.
+	AttachAfter   *durationpb.Duration `protobuf:"bytes,14,opt,name=attach_after,json=attachAfter,proto3" json:"attach_after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Policy) Reset() {
 	*x = Policy{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[10]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2336,7 +2456,7 @@ func (x *Policy) String() string {
 func (*Policy) ProtoMessage() {}
 
 func (x *Policy) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[10]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2349,7 +2469,7 @@ func (x *Policy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Policy.ProtoReflect.Descriptor instead.
 func (*Policy) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{10}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Policy) GetPreset() string {
@@ -2443,6 +2563,13 @@ func (x *Policy) GetMaxTtl() *durationpb.Duration {
 	return nil
 }
 
+func (x *Policy) GetAttachAfter() *durationpb.Duration {
+	if x != nil {
+		return x.AttachAfter
+	}
+	return nil
+}
+
 // One state change.
 type Event struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2480,14 +2607,17 @@ type Event struct {
 	Clock *durationpb.Duration `protobuf:"bytes,15,opt,name=clock,proto3" json:"clock,omitempty"`
 	// For a new LEASE: where the client's call or stream is in a trace. Unset when the
 	// client sent no valid trace context in the metadata.
-	Trace         *TraceContext `protobuf:"bytes,16,opt,name=trace,proto3" json:"trace,omitempty"`
+	Trace *TraceContext `protobuf:"bytes,16,opt,name=trace,proto3" json:"trace,omitempty"`
+	// For a new LEASE: the GPUs that it covers; empty for that of SuspendTarget, which
+	// covers a target.
+	GpuIds        []uint32 `protobuf:"varint,17,rep,packed,name=gpu_ids,json=gpuIds,proto3" json:"gpu_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[11]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2499,7 +2629,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[11]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2512,7 +2642,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{11}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Event) GetRevision() uint64 {
@@ -2627,6 +2757,13 @@ func (x *Event) GetTrace() *TraceContext {
 	return nil
 }
 
+func (x *Event) GetGpuIds() []uint32 {
+	if x != nil {
+		return x.GpuIds
+	}
+	return nil
+}
+
 // A W3C trace context.
 type TraceContext struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2640,7 +2777,7 @@ type TraceContext struct {
 
 func (x *TraceContext) Reset() {
 	*x = TraceContext{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[12]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2652,7 +2789,7 @@ func (x *TraceContext) String() string {
 func (*TraceContext) ProtoMessage() {}
 
 func (x *TraceContext) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[12]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2665,7 +2802,7 @@ func (x *TraceContext) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceContext.ProtoReflect.Descriptor instead.
 func (*TraceContext) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{12}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TraceContext) GetTraceparent() string {
@@ -2703,7 +2840,7 @@ type LatencySummary struct {
 
 func (x *LatencySummary) Reset() {
 	*x = LatencySummary{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[13]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2715,7 +2852,7 @@ func (x *LatencySummary) String() string {
 func (*LatencySummary) ProtoMessage() {}
 
 func (x *LatencySummary) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[13]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2728,7 +2865,7 @@ func (x *LatencySummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LatencySummary.ProtoReflect.Descriptor instead.
 func (*LatencySummary) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{13}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *LatencySummary) GetCount() uint64 {
@@ -2805,14 +2942,17 @@ type Statistics struct {
 	// How often each rule matched, in their order; "tag" comes last.
 	Rules []*RuleCount `protobuf:"bytes,14,rep,name=rules,proto3" json:"rules,omitempty"`
 	// Requests and connections that were refused, by reason, in alphabetical order.
-	Refusals      []*RefusalCount `protobuf:"bytes,15,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	Refusals []*RefusalCount `protobuf:"bytes,15,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	// Runlist cycles that attaching to targets and releasing them caused on GPUs that they
+	// have no queue on, by the driver's rules.
+	AttachCycles  uint64 `protobuf:"varint,16,opt,name=attach_cycles,json=attachCycles,proto3" json:"attach_cycles,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Statistics) Reset() {
 	*x = Statistics{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[14]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2824,7 +2964,7 @@ func (x *Statistics) String() string {
 func (*Statistics) ProtoMessage() {}
 
 func (x *Statistics) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[14]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2837,7 +2977,7 @@ func (x *Statistics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Statistics.ProtoReflect.Descriptor instead.
 func (*Statistics) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{14}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Statistics) GetAnnouncements() uint64 {
@@ -2945,6 +3085,13 @@ func (x *Statistics) GetRefusals() []*RefusalCount {
 	return nil
 }
 
+func (x *Statistics) GetAttachCycles() uint64 {
+	if x != nil {
+		return x.AttachCycles
+	}
+	return 0
+}
+
 // How often the daemon refused a request for one reason.
 type RefusalCount struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2958,7 +3105,7 @@ type RefusalCount struct {
 
 func (x *RefusalCount) Reset() {
 	*x = RefusalCount{}
-	mi := &file_gpreempt_v1_types_proto_msgTypes[15]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2970,7 +3117,7 @@ func (x *RefusalCount) String() string {
 func (*RefusalCount) ProtoMessage() {}
 
 func (x *RefusalCount) ProtoReflect() protoreflect.Message {
-	mi := &file_gpreempt_v1_types_proto_msgTypes[15]
+	mi := &file_gpreempt_v1_types_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2983,7 +3130,7 @@ func (x *RefusalCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RefusalCount.ProtoReflect.Descriptor instead.
 func (*RefusalCount) Descriptor() ([]byte, []int) {
-	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{15}
+	return file_gpreempt_v1_types_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RefusalCount) GetReason() string {
@@ -3074,7 +3221,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a<\n" +
 	"\x0ePodLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xcf\b\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x98\t\n" +
 	"\x06Target\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x12\n" +
@@ -3107,10 +3254,19 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\tcontainer\x18\x19 \x01(\v2\x16.gpreempt.v1.ContainerR\tcontainer\x12\x12\n" +
 	"\x04unit\x18\x1a \x01(\tR\x04unit\x12\x14\n" +
 	"\x05slice\x18\x1b \x01(\tR\x05slice\x12F\n" +
-	"\venvironment\x18\x1c \x03(\v2$.gpreempt.v1.Target.EnvironmentEntryR\venvironment\x1a>\n" +
+	"\venvironment\x18\x1c \x03(\v2$.gpreempt.v1.Target.EnvironmentEntryR\venvironment\x12\"\n" +
+	"\x03job\x18\x1d \x01(\v2\x10.gpreempt.v1.JobR\x03job\x12#\n" +
+	"\rattach_cycles\x18\x1e \x01(\x04R\fattachCycles\x1a>\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xee\x06\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xca\x01\n" +
+	"\x03Job\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\x12!\n" +
+	"\ftarget_count\x18\x03 \x01(\rR\vtargetCount\x12(\n" +
+	"\rrunning_ratio\x18\x04 \x01(\x01H\x00R\frunningRatio\x88\x01\x01\x12>\n" +
+	"\rmeasured_over\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\fmeasuredOverB\x10\n" +
+	"\x0e_running_ratio\"\xee\x06\n" +
 	"\x05Queue\x12\x1b\n" +
 	"\ttarget_id\x18\x01 \x01(\tR\btargetId\x12\x10\n" +
 	"\x03pid\x18\x02 \x01(\x05R\x03pid\x12\x19\n" +
@@ -3187,7 +3343,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\vmatches_now\x18\x05 \x01(\x04R\n" +
 	"matchesNow\x12\x1f\n" +
 	"\vdecides_now\x18\x06 \x01(\x04R\n" +
-	"decidesNow\"\xfd\x04\n" +
+	"decidesNow\"\xbb\x05\n" +
 	"\x06Policy\x12\x16\n" +
 	"\x06preset\x18\x01 \x01(\tR\x06preset\x12;\n" +
 	"\fsuspend_when\x18\x02 \x01(\x0e2\x18.gpreempt.v1.SuspendWhenR\vsuspendWhen\x12+\n" +
@@ -3206,7 +3362,8 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\bmax_wait\x18\v \x01(\v2\x19.google.protobuf.DurationR\amaxWait\x12:\n" +
 	"\vdefault_ttl\x18\f \x01(\v2\x19.google.protobuf.DurationR\n" +
 	"defaultTtl\x122\n" +
-	"\amax_ttl\x18\r \x01(\v2\x19.google.protobuf.DurationR\x06maxTtl\"\x92\x05\n" +
+	"\amax_ttl\x18\r \x01(\v2\x19.google.protobuf.DurationR\x06maxTtl\x12<\n" +
+	"\fattach_after\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\vattachAfter\"\xab\x05\n" +
 	"\x05Event\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12*\n" +
@@ -3226,7 +3383,8 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x04took\x18\r \x01(\v2\x19.google.protobuf.DurationR\x04took\x12\x18\n" +
 	"\amessage\x18\x0e \x01(\tR\amessage\x12/\n" +
 	"\x05clock\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x05clock\x12/\n" +
-	"\x05trace\x18\x10 \x01(\v2\x19.gpreempt.v1.TraceContextR\x05trace\"P\n" +
+	"\x05trace\x18\x10 \x01(\v2\x19.gpreempt.v1.TraceContextR\x05trace\x12\x17\n" +
+	"\agpu_ids\x18\x11 \x03(\rR\x06gpuIds\"P\n" +
 	"\fTraceContext\x12 \n" +
 	"\vtraceparent\x18\x01 \x01(\tR\vtraceparent\x12\x1e\n" +
 	"\n" +
@@ -3238,7 +3396,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x03p50\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03p50\x12+\n" +
 	"\x03p95\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03p95\x12+\n" +
 	"\x03p99\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x03p99\x12+\n" +
-	"\x03max\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03max\"\xaf\x05\n" +
+	"\x03max\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x03max\"\xd4\x05\n" +
 	"\n" +
 	"Statistics\x12$\n" +
 	"\rannouncements\x18\x01 \x01(\x04R\rannouncements\x12\x1a\n" +
@@ -3256,7 +3414,8 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x0eresume_latency\x18\f \x01(\v2\x1b.gpreempt.v1.LatencySummaryR\rresumeLatency\x12B\n" +
 	"\x0elease_duration\x18\r \x01(\v2\x1b.gpreempt.v1.LatencySummaryR\rleaseDuration\x12,\n" +
 	"\x05rules\x18\x0e \x03(\v2\x16.gpreempt.v1.RuleCountR\x05rules\x125\n" +
-	"\brefusals\x18\x0f \x03(\v2\x19.gpreempt.v1.RefusalCountR\brefusals\"<\n" +
+	"\brefusals\x18\x0f \x03(\v2\x19.gpreempt.v1.RefusalCountR\brefusals\x12#\n" +
+	"\rattach_cycles\x18\x10 \x01(\x04R\fattachCycles\"<\n" +
 	"\fRefusalCount\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count*X\n" +
@@ -3287,7 +3446,7 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x16LEASE_END_DISCONNECTED\x10\x03\x12\x19\n" +
 	"\x15LEASE_END_CLIENT_DIED\x10\x04\x12\x12\n" +
 	"\x0eLEASE_END_IDLE\x10\x05\x12\x16\n" +
-	"\x12LEASE_END_RELEASED\x10\x06*\xea\x02\n" +
+	"\x12LEASE_END_RELEASED\x10\x06*\xa3\x03\n" +
 	"\rQuiesceReason\x12\x1e\n" +
 	"\x1aQUIESCE_REASON_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13QUIESCE_REASON_DONE\x10\x01\x12 \n" +
@@ -3301,7 +3460,9 @@ const file_gpreempt_v1_types_proto_rawDesc = "" +
 	"\x17QUIESCE_REASON_DRAINING\x10\t\x12\x18\n" +
 	"\x14QUIESCE_REASON_ENDED\x10\n" +
 	"\x12\x17\n" +
-	"\x13QUIESCE_REASON_HOLD\x10\v*c\n" +
+	"\x13QUIESCE_REASON_HOLD\x10\v\x12\x18\n" +
+	"\x14QUIESCE_REASON_STUCK\x10\f\x12\x1d\n" +
+	"\x19QUIESCE_REASON_DRM_QUEUES\x10\r*c\n" +
 	"\bHqdState\x12\x19\n" +
 	"\x15HQD_STATE_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fHQD_STATE_EMPTY\x10\x01\x12\x13\n" +
@@ -3344,7 +3505,7 @@ func file_gpreempt_v1_types_proto_rawDescGZIP() []byte {
 }
 
 var file_gpreempt_v1_types_proto_enumTypes = make([]protoimpl.EnumInfo, 10)
-var file_gpreempt_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_gpreempt_v1_types_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_gpreempt_v1_types_proto_goTypes = []any{
 	(Class)(0),                    // 0: gpreempt.v1.Class
 	(TargetState)(0),              // 1: gpreempt.v1.TargetState
@@ -3362,87 +3523,91 @@ var file_gpreempt_v1_types_proto_goTypes = []any{
 	(*Gpu)(nil),                   // 13: gpreempt.v1.Gpu
 	(*Container)(nil),             // 14: gpreempt.v1.Container
 	(*Target)(nil),                // 15: gpreempt.v1.Target
-	(*Queue)(nil),                 // 16: gpreempt.v1.Queue
-	(*Hqd)(nil),                   // 17: gpreempt.v1.Hqd
-	(*Source)(nil),                // 18: gpreempt.v1.Source
-	(*RuleCount)(nil),             // 19: gpreempt.v1.RuleCount
-	(*Policy)(nil),                // 20: gpreempt.v1.Policy
-	(*Event)(nil),                 // 21: gpreempt.v1.Event
-	(*TraceContext)(nil),          // 22: gpreempt.v1.TraceContext
-	(*LatencySummary)(nil),        // 23: gpreempt.v1.LatencySummary
-	(*Statistics)(nil),            // 24: gpreempt.v1.Statistics
-	(*RefusalCount)(nil),          // 25: gpreempt.v1.RefusalCount
-	nil,                           // 26: gpreempt.v1.Container.LabelsEntry
-	nil,                           // 27: gpreempt.v1.Container.PodLabelsEntry
-	nil,                           // 28: gpreempt.v1.Target.EnvironmentEntry
-	(*durationpb.Duration)(nil),   // 29: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 30: google.protobuf.Timestamp
+	(*Job)(nil),                   // 16: gpreempt.v1.Job
+	(*Queue)(nil),                 // 17: gpreempt.v1.Queue
+	(*Hqd)(nil),                   // 18: gpreempt.v1.Hqd
+	(*Source)(nil),                // 19: gpreempt.v1.Source
+	(*RuleCount)(nil),             // 20: gpreempt.v1.RuleCount
+	(*Policy)(nil),                // 21: gpreempt.v1.Policy
+	(*Event)(nil),                 // 22: gpreempt.v1.Event
+	(*TraceContext)(nil),          // 23: gpreempt.v1.TraceContext
+	(*LatencySummary)(nil),        // 24: gpreempt.v1.LatencySummary
+	(*Statistics)(nil),            // 25: gpreempt.v1.Statistics
+	(*RefusalCount)(nil),          // 26: gpreempt.v1.RefusalCount
+	nil,                           // 27: gpreempt.v1.Container.LabelsEntry
+	nil,                           // 28: gpreempt.v1.Container.PodLabelsEntry
+	nil,                           // 29: gpreempt.v1.Target.EnvironmentEntry
+	(*durationpb.Duration)(nil),   // 30: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 31: google.protobuf.Timestamp
 }
 var file_gpreempt_v1_types_proto_depIdxs = []int32{
-	29, // 0: gpreempt.v1.Timing.decide:type_name -> google.protobuf.Duration
-	29, // 1: gpreempt.v1.Timing.quiesce:type_name -> google.protobuf.Duration
-	29, // 2: gpreempt.v1.Timing.total:type_name -> google.protobuf.Duration
+	30, // 0: gpreempt.v1.Timing.decide:type_name -> google.protobuf.Duration
+	30, // 1: gpreempt.v1.Timing.quiesce:type_name -> google.protobuf.Duration
+	30, // 2: gpreempt.v1.Timing.total:type_name -> google.protobuf.Duration
 	2,  // 3: gpreempt.v1.Lease.state:type_name -> gpreempt.v1.LeaseState
 	3,  // 4: gpreempt.v1.Lease.end:type_name -> gpreempt.v1.LeaseEnd
-	30, // 5: gpreempt.v1.Lease.created_at:type_name -> google.protobuf.Timestamp
-	29, // 6: gpreempt.v1.Lease.expires_in:type_name -> google.protobuf.Duration
-	29, // 7: gpreempt.v1.Gpu.breaker_closes_in:type_name -> google.protobuf.Duration
-	26, // 8: gpreempt.v1.Container.labels:type_name -> gpreempt.v1.Container.LabelsEntry
-	27, // 9: gpreempt.v1.Container.pod_labels:type_name -> gpreempt.v1.Container.PodLabelsEntry
+	31, // 5: gpreempt.v1.Lease.created_at:type_name -> google.protobuf.Timestamp
+	30, // 6: gpreempt.v1.Lease.expires_in:type_name -> google.protobuf.Duration
+	30, // 7: gpreempt.v1.Gpu.breaker_closes_in:type_name -> google.protobuf.Duration
+	27, // 8: gpreempt.v1.Container.labels:type_name -> gpreempt.v1.Container.LabelsEntry
+	28, // 9: gpreempt.v1.Container.pod_labels:type_name -> gpreempt.v1.Container.PodLabelsEntry
 	0,  // 10: gpreempt.v1.Target.class:type_name -> gpreempt.v1.Class
 	1,  // 11: gpreempt.v1.Target.state:type_name -> gpreempt.v1.TargetState
-	29, // 12: gpreempt.v1.Target.in_state:type_name -> google.protobuf.Duration
-	29, // 13: gpreempt.v1.Target.runs_within:type_name -> google.protobuf.Duration
-	29, // 14: gpreempt.v1.Target.suspended_total:type_name -> google.protobuf.Duration
-	29, // 15: gpreempt.v1.Target.learned_suspend:type_name -> google.protobuf.Duration
-	29, // 16: gpreempt.v1.Target.learned_resume:type_name -> google.protobuf.Duration
+	30, // 12: gpreempt.v1.Target.in_state:type_name -> google.protobuf.Duration
+	30, // 13: gpreempt.v1.Target.runs_within:type_name -> google.protobuf.Duration
+	30, // 14: gpreempt.v1.Target.suspended_total:type_name -> google.protobuf.Duration
+	30, // 15: gpreempt.v1.Target.learned_suspend:type_name -> google.protobuf.Duration
+	30, // 16: gpreempt.v1.Target.learned_resume:type_name -> google.protobuf.Duration
 	14, // 17: gpreempt.v1.Target.container:type_name -> gpreempt.v1.Container
-	28, // 18: gpreempt.v1.Target.environment:type_name -> gpreempt.v1.Target.EnvironmentEntry
-	0,  // 19: gpreempt.v1.Queue.class:type_name -> gpreempt.v1.Class
-	1,  // 20: gpreempt.v1.Queue.state:type_name -> gpreempt.v1.TargetState
-	30, // 21: gpreempt.v1.Queue.first_seen:type_name -> google.protobuf.Timestamp
-	30, // 22: gpreempt.v1.Queue.changed_at:type_name -> google.protobuf.Timestamp
-	5,  // 23: gpreempt.v1.Hqd.state:type_name -> gpreempt.v1.HqdState
-	29, // 24: gpreempt.v1.Source.every:type_name -> google.protobuf.Duration
-	29, // 25: gpreempt.v1.Source.took:type_name -> google.protobuf.Duration
-	30, // 26: gpreempt.v1.Source.read_at:type_name -> google.protobuf.Timestamp
-	0,  // 27: gpreempt.v1.RuleCount.class:type_name -> gpreempt.v1.Class
-	6,  // 28: gpreempt.v1.Policy.suspend_when:type_name -> gpreempt.v1.SuspendWhen
-	7,  // 29: gpreempt.v1.Policy.linger:type_name -> gpreempt.v1.Linger
-	29, // 30: gpreempt.v1.Policy.linger_max:type_name -> google.protobuf.Duration
-	29, // 31: gpreempt.v1.Policy.share_window:type_name -> google.protobuf.Duration
-	29, // 32: gpreempt.v1.Policy.max_suspend:type_name -> google.protobuf.Duration
-	29, // 33: gpreempt.v1.Policy.min_run:type_name -> google.protobuf.Duration
-	8,  // 34: gpreempt.v1.Policy.gang:type_name -> gpreempt.v1.GangScope
-	29, // 35: gpreempt.v1.Policy.max_wait:type_name -> google.protobuf.Duration
-	29, // 36: gpreempt.v1.Policy.default_ttl:type_name -> google.protobuf.Duration
-	29, // 37: gpreempt.v1.Policy.max_ttl:type_name -> google.protobuf.Duration
-	30, // 38: gpreempt.v1.Event.at:type_name -> google.protobuf.Timestamp
-	9,  // 39: gpreempt.v1.Event.kind:type_name -> gpreempt.v1.EventKind
-	1,  // 40: gpreempt.v1.Event.from_target:type_name -> gpreempt.v1.TargetState
-	1,  // 41: gpreempt.v1.Event.to_target:type_name -> gpreempt.v1.TargetState
-	2,  // 42: gpreempt.v1.Event.from_lease:type_name -> gpreempt.v1.LeaseState
-	2,  // 43: gpreempt.v1.Event.to_lease:type_name -> gpreempt.v1.LeaseState
-	3,  // 44: gpreempt.v1.Event.end:type_name -> gpreempt.v1.LeaseEnd
-	29, // 45: gpreempt.v1.Event.took:type_name -> google.protobuf.Duration
-	29, // 46: gpreempt.v1.Event.clock:type_name -> google.protobuf.Duration
-	22, // 47: gpreempt.v1.Event.trace:type_name -> gpreempt.v1.TraceContext
-	29, // 48: gpreempt.v1.LatencySummary.mean:type_name -> google.protobuf.Duration
-	29, // 49: gpreempt.v1.LatencySummary.p50:type_name -> google.protobuf.Duration
-	29, // 50: gpreempt.v1.LatencySummary.p95:type_name -> google.protobuf.Duration
-	29, // 51: gpreempt.v1.LatencySummary.p99:type_name -> google.protobuf.Duration
-	29, // 52: gpreempt.v1.LatencySummary.max:type_name -> google.protobuf.Duration
-	23, // 53: gpreempt.v1.Statistics.quiesce_latency:type_name -> gpreempt.v1.LatencySummary
-	23, // 54: gpreempt.v1.Statistics.suspend_latency:type_name -> gpreempt.v1.LatencySummary
-	23, // 55: gpreempt.v1.Statistics.resume_latency:type_name -> gpreempt.v1.LatencySummary
-	23, // 56: gpreempt.v1.Statistics.lease_duration:type_name -> gpreempt.v1.LatencySummary
-	19, // 57: gpreempt.v1.Statistics.rules:type_name -> gpreempt.v1.RuleCount
-	25, // 58: gpreempt.v1.Statistics.refusals:type_name -> gpreempt.v1.RefusalCount
-	59, // [59:59] is the sub-list for method output_type
-	59, // [59:59] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	29, // 18: gpreempt.v1.Target.environment:type_name -> gpreempt.v1.Target.EnvironmentEntry
+	16, // 19: gpreempt.v1.Target.job:type_name -> gpreempt.v1.Job
+	30, // 20: gpreempt.v1.Job.measured_over:type_name -> google.protobuf.Duration
+	0,  // 21: gpreempt.v1.Queue.class:type_name -> gpreempt.v1.Class
+	1,  // 22: gpreempt.v1.Queue.state:type_name -> gpreempt.v1.TargetState
+	31, // 23: gpreempt.v1.Queue.first_seen:type_name -> google.protobuf.Timestamp
+	31, // 24: gpreempt.v1.Queue.changed_at:type_name -> google.protobuf.Timestamp
+	5,  // 25: gpreempt.v1.Hqd.state:type_name -> gpreempt.v1.HqdState
+	30, // 26: gpreempt.v1.Source.every:type_name -> google.protobuf.Duration
+	30, // 27: gpreempt.v1.Source.took:type_name -> google.protobuf.Duration
+	31, // 28: gpreempt.v1.Source.read_at:type_name -> google.protobuf.Timestamp
+	0,  // 29: gpreempt.v1.RuleCount.class:type_name -> gpreempt.v1.Class
+	6,  // 30: gpreempt.v1.Policy.suspend_when:type_name -> gpreempt.v1.SuspendWhen
+	7,  // 31: gpreempt.v1.Policy.linger:type_name -> gpreempt.v1.Linger
+	30, // 32: gpreempt.v1.Policy.linger_max:type_name -> google.protobuf.Duration
+	30, // 33: gpreempt.v1.Policy.share_window:type_name -> google.protobuf.Duration
+	30, // 34: gpreempt.v1.Policy.max_suspend:type_name -> google.protobuf.Duration
+	30, // 35: gpreempt.v1.Policy.min_run:type_name -> google.protobuf.Duration
+	8,  // 36: gpreempt.v1.Policy.gang:type_name -> gpreempt.v1.GangScope
+	30, // 37: gpreempt.v1.Policy.max_wait:type_name -> google.protobuf.Duration
+	30, // 38: gpreempt.v1.Policy.default_ttl:type_name -> google.protobuf.Duration
+	30, // 39: gpreempt.v1.Policy.max_ttl:type_name -> google.protobuf.Duration
+	30, // 40: gpreempt.v1.Policy.attach_after:type_name -> google.protobuf.Duration
+	31, // 41: gpreempt.v1.Event.at:type_name -> google.protobuf.Timestamp
+	9,  // 42: gpreempt.v1.Event.kind:type_name -> gpreempt.v1.EventKind
+	1,  // 43: gpreempt.v1.Event.from_target:type_name -> gpreempt.v1.TargetState
+	1,  // 44: gpreempt.v1.Event.to_target:type_name -> gpreempt.v1.TargetState
+	2,  // 45: gpreempt.v1.Event.from_lease:type_name -> gpreempt.v1.LeaseState
+	2,  // 46: gpreempt.v1.Event.to_lease:type_name -> gpreempt.v1.LeaseState
+	3,  // 47: gpreempt.v1.Event.end:type_name -> gpreempt.v1.LeaseEnd
+	30, // 48: gpreempt.v1.Event.took:type_name -> google.protobuf.Duration
+	30, // 49: gpreempt.v1.Event.clock:type_name -> google.protobuf.Duration
+	23, // 50: gpreempt.v1.Event.trace:type_name -> gpreempt.v1.TraceContext
+	30, // 51: gpreempt.v1.LatencySummary.mean:type_name -> google.protobuf.Duration
+	30, // 52: gpreempt.v1.LatencySummary.p50:type_name -> google.protobuf.Duration
+	30, // 53: gpreempt.v1.LatencySummary.p95:type_name -> google.protobuf.Duration
+	30, // 54: gpreempt.v1.LatencySummary.p99:type_name -> google.protobuf.Duration
+	30, // 55: gpreempt.v1.LatencySummary.max:type_name -> google.protobuf.Duration
+	24, // 56: gpreempt.v1.Statistics.quiesce_latency:type_name -> gpreempt.v1.LatencySummary
+	24, // 57: gpreempt.v1.Statistics.suspend_latency:type_name -> gpreempt.v1.LatencySummary
+	24, // 58: gpreempt.v1.Statistics.resume_latency:type_name -> gpreempt.v1.LatencySummary
+	24, // 59: gpreempt.v1.Statistics.lease_duration:type_name -> gpreempt.v1.LatencySummary
+	20, // 60: gpreempt.v1.Statistics.rules:type_name -> gpreempt.v1.RuleCount
+	26, // 61: gpreempt.v1.Statistics.refusals:type_name -> gpreempt.v1.RefusalCount
+	62, // [62:62] is the sub-list for method output_type
+	62, // [62:62] is the sub-list for method input_type
+	62, // [62:62] is the sub-list for extension type_name
+	62, // [62:62] is the sub-list for extension extendee
+	0,  // [0:62] is the sub-list for field type_name
 }
 
 func init() { file_gpreempt_v1_types_proto_init() }
@@ -3458,13 +3623,14 @@ func file_gpreempt_v1_types_proto_init() {
 	}
 	file_gpreempt_v1_types_proto_msgTypes[3].OneofWrappers = []any{}
 	file_gpreempt_v1_types_proto_msgTypes[6].OneofWrappers = []any{}
+	file_gpreempt_v1_types_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gpreempt_v1_types_proto_rawDesc), len(file_gpreempt_v1_types_proto_rawDesc)),
 			NumEnums:      10,
-			NumMessages:   19,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

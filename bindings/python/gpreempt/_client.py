@@ -1,0 +1,331 @@
+"""The client of one daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+import time
+import weakref
+from typing import Callable, Dict, List, Optional, Set, Union
+
+from . import _aio, _errors, _gpus, _http2, _keeper, _proto, _sync
+from ._lease import Lease
+from ._request import Request
+
+DEFAULT_SOCKET = "/run/gpreempt/gpreemptd.sock"
+# The longest wait for the answer to a call other than NotifyOnline.
+_CALL_BOUND = 1.0
+# How long no announcement may have been refused before protection counts as back: under
+# overload some are refused and some are not.
+_SETTLE = 1.0
+
+log = logging.getLogger("gpreempt")
+_clients: "weakref.WeakSet[Client]" = weakref.WeakSet()
+
+
+def _log_protection(error: Optional[_errors.Error]) -> None:
+    if error is not None:
+        log.warning("inference runs unprotected: %s", error)
+    else:
+        log.info("inference is protected again")
+
+
+class Client:
+    """A client of the daemon of this host, for all threads and event loops of a process.
+
+    It connects when an announcement first needs it, and again after an outage. A child that
+    was forked connects itself; leases of its parent stay the parent's.
+
+    socket is the daemon's socket; None means $GPREEMPT_SOCKET, or the default. on_unprotected is
+    called with the error when work begins to run unprotected, and with None when protection is
+    back, instead of a line through logging. It must return soon and must not use the client.
+    """
+
+    def __init__(
+        self, socket: Optional[str] = None, *, on_unprotected: Optional[Callable[[Optional[_errors.Error]], None]] = None
+    ) -> None:
+        path = socket or os.environ.get("GPREEMPT_SOCKET") or DEFAULT_SOCKET
+        if path.startswith("unix:"):
+            path = "/" + path[len("unix:") :].lstrip("/")
+        if not path.startswith("/"):
+            raise ValueError(f"invalid socket {path!r} of gpreemptd: use an absolute path; this client has no other transport")
+        self.socket = path
+        self._report = on_unprotected or _log_protection
+        self._reset()
+        _clients.add(self)
+
+    def _reset(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()  # guards connections and the state of protection
+        self._connection: Optional[_sync.Connection] = None
+        self._loops: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _aio.Connection]" = weakref.WeakKeyDictionary()
+        self._gpus: Optional[List[_gpus.Node]] = None
+        self._closed = False
+        # unavailable is why the daemon is known to be unavailable; announcements do not wait then.
+        self.unavailable: Optional[_errors.Error] = None
+        self._unprotected = False
+        self._refused = 0.0
+        self._refusals: Set[str] = set()
+        self._keeper = _keeper.Keeper(self)
+
+    def _after_fork(self) -> None:
+        """Leave everything to the parent. It runs in a child, where only one thread exists."""
+        connections: List[Union[_sync.Connection, _aio.Connection]] = list(self._loops.values())
+        if self._connection is not None:
+            connections.append(self._connection)
+        for connection in connections:
+            for lease in list(connection.leases):
+                lease._forget()
+            connection.leases.clear()
+            connection.abandon()
+        closed, sessions = self._closed, self._keeper.sessions
+        self._reset()
+        self._closed = closed
+        for session in sessions:
+            session._forget()
+
+    def close(self) -> None:
+        """End the connections, and with them every lease of the client."""
+        with self._lock:
+            self._closed = True
+            connection, self._connection = self._connection, None
+        self._keeper.stop()
+        if connection is not None:
+            connection.end("the client was closed")
+        for other in list(self._loops.values()):
+            other.end("the client was closed")
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def acquire(self, request: Request, *, strict: bool = False) -> Lease:
+        """Announce work and return a lease when the GPUs are quiet or max_wait has passed.
+
+        It waits for max_wait and a tenth of a second, and not at all while the daemon is known to be
+        unavailable. It does not raise an error of the daemon unless strict: the lease is unprotected
+        then. It raises NoQueues in any case, which is an error of the program.
+        """
+        if self._pid != os.getpid():
+            self._after_fork()
+        try:
+            return self._acquire(request)
+        except _errors.NoQueues:
+            raise
+        except _errors.Error as e:
+            if strict:
+                raise
+            return self._fail_open(e)
+        except Exception as e:
+            if strict:
+                raise
+            return self._fail_open(_errors.Error("INTERNAL", f"the client failed: {e!r}", "report it", _http2.INTERNAL))
+
+    async def acquire_async(self, request: Request, *, strict: bool = False) -> Lease:
+        """Do what acquire does, in the running event loop."""
+        if self._pid != os.getpid():
+            self._after_fork()
+        try:
+            return await self._acquire_async(request)
+        except _errors.NoQueues:
+            raise
+        except _errors.Error as e:
+            if strict:
+                raise
+            return self._fail_open(e)
+        except Exception as e:
+            if strict:
+                raise
+            return self._fail_open(_errors.Error("INTERNAL", f"the client failed: {e!r}", "report it", _http2.INTERNAL))
+
+    def _acquire(self, request: Request) -> Lease:
+        if self.unavailable is not None:
+            raise self.unavailable
+        begun = time.monotonic()
+        deadline = begun + request.call_time
+        for attempt in (1, 2):
+            connection = self._connect()
+            message = request.encode(lambda: self._list_gpus(request, deadline))
+            call = connection.call(_proto.NOTIFY_ONLINE, message, deadline)
+            # A broken connection may have been broken for long, unnoticed. A lease ends with it, so that a
+            # second announcement is safe.
+            if call.status != _http2.UNAVAILABLE or connection.usable or attempt == 2:
+                break
+        lease = Lease._granted(connection, self._answer(call, request), begun, request.renew)
+        self._keeper.keep(lease)
+        return lease
+
+    async def _acquire_async(self, request: Request) -> Lease:
+        if self.unavailable is not None:
+            raise self.unavailable
+        begun = time.monotonic()
+        deadline = begun + request.call_time
+        for attempt in (1, 2):
+            connection = self._connect_loop()
+            if request.needs_list and self._gpus is None:
+                self._gpus_of(await connection.call(_proto.LIST_GPUS, b"", deadline), request)
+            message = request.encode(lambda: self._gpus or [])
+            call = await connection.call(_proto.NOTIFY_ONLINE, message, deadline)
+            if call.status != _http2.UNAVAILABLE or connection.usable or attempt == 2:
+                break
+        lease = Lease._granted(connection, self._answer(call, request), begun, request.renew)
+        connection.keep(lease)
+        return lease
+
+    def _answer(self, call: _http2.Call, request: Request) -> object:
+        if call.status == _http2.OK:
+            if self._unprotected:
+                self._granted()
+            return _proto.NotifyOnlineResponse.FromString(call.message)
+        if call.status in (_http2.DEADLINE_EXCEEDED, _http2.CANCELLED):
+            raise self._lost(_errors.no_answer("NotifyOnline", request.call_time))
+        error = _errors.of_call(call)
+        if isinstance(error, _errors.UnknownGpu):
+            request.forget()
+            self._gpus = None
+        raise self._lost(error)
+
+    def _connect(self) -> _sync.Connection:
+        """Return the connection of threads; it connects if necessary."""
+        connection = self._connection
+        if connection is not None and connection.usable:
+            return connection
+        with self._lock:
+            if self._closed:
+                raise _errors.Error("CLOSED", "the client was closed")
+            connection = self._connection
+            if connection is None or not connection.usable:
+                try:
+                    connection = self._connection = _sync.Connection(self.socket)
+                except _errors.Error as e:
+                    self._connection = None
+                    error = e
+                else:
+                    return connection
+            else:
+                return connection
+        raise self._lost(error)
+
+    def _connect_loop(self) -> _aio.Connection:
+        """Return the connection of the running loop; it connects if necessary."""
+        loop = asyncio.get_running_loop()
+        connection = self._loops.get(loop)
+        if connection is None or not connection.usable:
+            if self._closed:
+                raise _errors.Error("CLOSED", "the client was closed")
+            try:
+                connection = self._loops[loop] = _aio.Connection(self.socket)
+            except _errors.Error as e:
+                raise self._lost(e) from None
+            self._keeper.start()
+        return connection
+
+    def _list_gpus(self, request: Request, deadline: float) -> List[_gpus.Node]:
+        """Return the daemon's GPUs, in the order of their nodes."""
+        gpus = self._gpus
+        if gpus is None:
+            gpus = self._gpus_of(self._connect().call(_proto.LIST_GPUS, b"", deadline), request)
+        return gpus
+
+    def _gpus_of(self, call: _http2.Call, request: Request) -> List[_gpus.Node]:
+        if call.status == _http2.DEADLINE_EXCEEDED:
+            raise self._lost(_errors.no_answer("ListGpus", request.call_time))
+        if call.status != _http2.OK:
+            raise self._lost(_errors.of_call(call))
+        gpus = _proto.ListGpusResponse.FromString(call.message).gpus
+        self._gpus = sorted((_gpus.Node(g.node, g.gpu_id) for g in gpus), key=lambda n: n.node)
+        return self._gpus
+
+    def _fail_open(self, error: _errors.Error) -> Lease:
+        """Return the lease of work that runs without the daemon."""
+        with self._lock:
+            self._refused = time.monotonic()
+            # A refusal that will be repeated is reported once for each reason, any other once until protection is back.
+            report = error.reason not in self._refusals if not error.temporary else not self._unprotected
+            if not error.temporary:
+                self._refusals.add(error.reason)
+            self._unprotected = True
+            if report:
+                self._call_report(error)
+        return Lease(error)
+
+    def _lost(self, error: _errors.Error) -> _errors.Error:
+        """Note the failure of a call, and return its error."""
+        unreachable = isinstance(error, _errors.Unavailable) or (isinstance(error, _errors.PermissionDenied) and not error.temporary)
+        if unreachable:
+            with self._lock:
+                if self.unavailable is None and not self._closed:
+                    self.unavailable = error
+                    self._keeper.probe()
+        return error
+
+    def _granted(self) -> None:
+        with self._lock:
+            if self._unprotected and self.unavailable is None and time.monotonic() - self._refused >= _SETTLE:
+                self._back()
+
+    def _found(self) -> None:
+        """The daemon answers again."""
+        with self._lock:
+            self.unavailable = None
+            if self._unprotected:
+                self._back()
+
+    def _back(self) -> None:
+        self._unprotected = False
+        self._refusals.clear()
+        self._call_report(None)
+
+    def _call_report(self, error: Optional[_errors.Error]) -> None:
+        try:
+            self._report(error)
+        except Exception:
+            log.exception("on_unprotected failed")
+
+    def _probe(self) -> bool:
+        """Report whether the daemon serves this client."""
+        with contextlib.suppress(_errors.Error):
+            connection = self._connection
+            if connection is None or not connection.usable:
+                connection = _sync.Connection(self.socket)
+            call = connection.call(_proto.HEALTH, b"", time.monotonic() + _CALL_BOUND)
+            # The answer is a HealthCheckResponse; its status 2 is NOT_SERVING. A daemon that has no health
+            # check counts as serving, one that refuses this process does not.
+            refused = call.status in (_http2.UNAVAILABLE, _http2.DEADLINE_EXCEEDED, 7, 16)
+            if not refused and call.message != b"\x08\x02":
+                with self._lock:
+                    if self._connection is None or not self._connection.usable:
+                        self._connection = connection
+                return True
+            if connection is not self._connection:
+                connection.end("the daemon does not serve")
+        return False
+
+
+_defaults: Dict[str, Client] = {}
+_defaults_lock = threading.Lock()
+
+
+def default_client() -> Client:
+    """Return the client of $GPREEMPT_SOCKET, or of the default socket."""
+    key = os.environ.get("GPREEMPT_SOCKET", "")
+    client = _defaults.get(key)
+    if client is None:
+        with _defaults_lock:
+            client = _defaults.get(key) or _defaults.setdefault(key, Client())
+    return client
+
+
+def _after_fork_in_child() -> None:
+    global _defaults_lock
+    _defaults_lock = threading.Lock()
+    for client in list(_clients):
+        client._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

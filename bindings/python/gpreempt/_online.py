@@ -1,0 +1,113 @@
+"""The announcement of one piece of work, as a context manager and as a decorator."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any, Callable, List, Optional, TypeVar, cast
+
+from . import _client
+from ._lease import Lease
+from ._request import Request
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class online:
+    """Announce work: offline work on the GPUs is suspended while the block or the function runs.
+
+        with gpreempt.online(gpus=[0]):
+            model(batch)
+
+    It is a context manager, with and async with, and a decorator of functions and coroutine functions. One
+    object may be used many times and by many threads at once, which saves the cost of making it.
+
+    gpus: HIP indices, PCI addresses, UUIDs, torch devices or gpreempt.gpu_id(N); gpreempt.ALL; or None for those on
+        which this process has queues, and NoQueues is raised when it has none.
+    label: a name of the work for a person to read, of at most 128 bytes.
+    priority: 0 to 15; offline work of lower priority is suspended. None: 11.
+    ttl: the time to live of the lease, which is renewed in time unless renew is False. None: the policy's.
+    max_wait: the longest time to wait for quiet GPUs, 0 to 10. None: the policy's.
+    eta, slo, expected: see NotifyOnlineRequest in the API.
+    complete_on_idle: end the lease when the queues of this process had work and then none.
+    strict: raise the errors of the daemon; otherwise the work runs unprotected.
+    client: the client; None means the default one.
+
+    All times are in seconds.
+    """
+
+    def __init__(
+        self,
+        gpus: Any = None,
+        *,
+        label: str = "",
+        priority: Optional[int] = None,
+        ttl: Optional[float] = None,
+        renew: bool = True,
+        max_wait: Optional[float] = None,
+        eta: Optional[float] = None,
+        slo: Optional[float] = None,
+        expected: Optional[float] = None,
+        complete_on_idle: bool = False,
+        strict: bool = False,
+        client: Optional["_client.Client"] = None,
+    ) -> None:
+        self._request = Request(
+            gpus, label=label, priority=priority, ttl=ttl, renew=renew, max_wait=max_wait, eta=eta, slo=slo, expected=expected,
+            complete_on_idle=complete_on_idle,
+        )  # fmt: skip
+        self._strict = strict
+        self._client = client
+        # The leases of the blocks that run now. All are of the same request, so a block may release
+        # the lease of another: as many stay as blocks run. Those of loops are apart.
+        self._held: List[Lease] = []
+        self._held_async: List[Lease] = []
+
+    def acquire(self) -> Lease:
+        """Return a lease, to be released. with does both."""
+        return (self._client or _client.default_client()).acquire(self._request, strict=self._strict)
+
+    async def acquire_async(self) -> Lease:
+        """Return a lease, to be released in the same event loop. async with does both."""
+        return await (self._client or _client.default_client()).acquire_async(self._request, strict=self._strict)
+
+    def __enter__(self) -> Lease:
+        lease = self.acquire()
+        self._held.append(lease)
+        return lease
+
+    def __exit__(self, *_: object) -> None:
+        if self._held:  # it is empty in a child that was forked inside the block and released it before
+            self._held.pop().release()
+
+    async def __aenter__(self) -> Lease:
+        lease = await self.acquire_async()
+        self._held_async.append(lease)
+        return lease
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._held_async:
+            self._held_async.pop().release()
+
+    def __call__(self, function: F) -> F:
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def run_async(*args: Any, **kwargs: Any) -> Any:
+                lease = await self.acquire_async()
+                try:
+                    return await function(*args, **kwargs)
+                finally:
+                    lease.release()
+
+            return cast(F, run_async)
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            lease = self.acquire()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                lease.release()
+
+        return cast(F, run)

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Dict, List, Optional
+
+import pytest
+
+import gpreempt
+from gpreempt import _gpus
+
+A, B, C = _gpus.Node(2, 51234, 0xA), _gpus.Node(3, 7, 0xB0), _gpus.Node(4, 8, 0xC000)
+
+
+def never() -> List[_gpus.Node]:
+    raise AssertionError("the daemon was asked")
+
+
+@pytest.fixture
+def topology(tmp_path: Path) -> str:
+    """A topology with a CPU, three GPUs, and a GPU that a device cgroup denies."""
+    for number, gpu_id, unique_id in ((0, 0, 0), (2, 51234, 0xA), (3, 7, 0xB0), (4, 8, 0xC000), (10, 9, 0xD)):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        (directory / "gpu_id").write_text(f"{gpu_id}\n")
+        if number != 10:
+            (directory / "properties").write_text(f"cpu_cores_count 0\nsimd_count 304\nunique_id {unique_id}\ndomain 0\n")
+    return str(tmp_path)
+
+
+def test_gpus_of_the_topology_are_listed_in_the_order_of_rocr(topology: str) -> None:
+    assert _gpus.topology(topology) == [A, B, C]
+    assert _gpus.topology(topology + "/none") is None
+
+
+@pytest.mark.parametrize(
+    "environ, shown",
+    [
+        ({}, [A, B, C]),
+        ({"ROCR_VISIBLE_DEVICES": "2,0"}, [C, A]),
+        ({"ROCR_VISIBLE_DEVICES": ""}, []),
+        ({"ROCR_VISIBLE_DEVICES": "1,5,0"}, [B]),
+        ({"ROCR_VISIBLE_DEVICES": "1,1,0"}, [B]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-00000000000000b0, GPU-000000000000000a"}, [B, A]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-ffffffffffffffff"}, []),
+        ({"HIP_VISIBLE_DEVICES": "1"}, [B]),
+        ({"HIP_VISIBLE_DEVICES": ""}, [A, B, C]),
+        ({"CUDA_VISIBLE_DEVICES": "2"}, [C]),
+        ({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "2"}, [B]),
+        ({"ROCR_VISIBLE_DEVICES": "2,1", "HIP_VISIBLE_DEVICES": "1,0"}, [B, C]),
+        ({"ROCR_VISIBLE_DEVICES": "2", "HIP_VISIBLE_DEVICES": "1"}, []),
+        ({"HIP_VISIBLE_DEVICES": "-1"}, []),
+        ({"HIP_VISIBLE_DEVICES": "x"}, []),
+    ],
+)
+def test_variables_decide_what_a_process_sees(environ: Dict[str, str], shown: List[_gpus.Node]) -> None:
+    assert _gpus.visible([A, B, C], environ) == shown
+
+
+@pytest.mark.parametrize(
+    "gpus, selectors",
+    [
+        (1, [("gpu_id", 7)]),
+        ([0, 2], [("gpu_id", 51234), ("gpu_id", 8)]),
+        ("cuda:1", [("gpu_id", 7)]),
+        (["hip:0"], [("gpu_id", 51234)]),
+        ([SimpleNamespace(type="cuda", index=2)], [("gpu_id", 8)]),
+        (["0000:C1:00.0", "c1:00.0"], [("bdf", "0000:c1:00.0"), ("bdf", "c1:00.0")]),
+        (["GPU-00000000000000B0"], [("gpu_id", 7)]),
+        ([gpreempt.gpu_id(5), gpreempt.node(6), gpreempt.render(128)], [("gpu_id", 5), ("node", 6), ("render_minor", 128)]),
+        ((gpreempt.index(0), gpreempt.pci("0000:01:00.1"), gpreempt.uuid("GPU-a")), [("gpu_id", 51234), ("bdf", "0000:01:00.1"), ("gpu_id", 51234)]),
+    ],
+)
+def test_selectors_name_gpus(gpus: Any, selectors: Any, topology: str) -> None:
+    assert _gpus.resolve(_gpus.parse_all(gpus), never, topology, {}) == selectors  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gpus, error", [
+    ([], ValueError), ("cuda", ValueError), ("GPU-x", ValueError), ("0000:c1:00", ValueError), ([None], TypeError), ([1.0], TypeError),
+    ([False], TypeError), ([SimpleNamespace(type="cpu", index=0)], TypeError), ([SimpleNamespace(type="cuda", index=None)], ValueError),
+])  # fmt: skip
+def test_what_is_no_selector_is_an_error(gpus: Any, error: Any) -> None:
+    with pytest.raises(error):
+        _gpus.parse_all(gpus)
+
+
+def test_index_that_no_gpu_has_names_the_variables(topology: str) -> None:
+    with pytest.raises(gpreempt.UnknownGpu, match=r"this process sees 1 \(HIP_VISIBLE_DEVICES=1\)"):
+        _gpus.resolve([gpreempt.index(1)], never, topology, {"HIP_VISIBLE_DEVICES": "1"})
+
+
+def test_daemon_is_asked_where_the_topology_is_missing() -> None:
+    assert _gpus.resolve([gpreempt.index(1)], lambda: [A, B], "/none", {}) == [("gpu_id", 7)]
+
+
+@pytest.mark.parametrize("links, queues, answer", [
+    ({"3": "/dev/null"}, None, False),
+    ({"3": "/dev/kfd"}, None, True),
+    ({"3": "/dev/kfd"}, [], False),
+    ({"3": "/dev/kfd"}, ["0"], True),
+    ({"3": "/memfd:kfd (deleted)"}, ["0"], True),
+])  # fmt: skip
+def test_process_without_queues_is_recognized(
+    links: Dict[str, str], queues: Optional[List[str]], answer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listdir(path: str) -> List[str]:
+        if path == "/proc/self/fd":
+            return [*links, "99"]  # 99 was closed meanwhile
+        assert path == f"/sys/class/kfd/kfd/proc/{os.getpid()}/queues"
+        if queues is None:
+            raise FileNotFoundError(path)
+        return queues
+
+    def readlink(path: str) -> str:
+        try:
+            return links[os.path.basename(path)]
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    monkeypatch.setattr(_gpus, "_has_queues", {})
+    monkeypatch.setattr(_gpus.os, "listdir", listdir)
+    monkeypatch.setattr(_gpus.os, "readlink", readlink)
+    monkeypatch.setattr(_gpus.os, "stat", lambda _: SimpleNamespace(st_ino=_gpus._HOST_PID_NAMESPACE))
+    assert _gpus.may_have_queues() is answer
+
+
+def test_queues_of_a_process_in_a_container_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gpus.os, "stat", lambda _: SimpleNamespace(st_ino=1))
+    assert _gpus._queue_exists(1)

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, List
+
+import pytest
+
+import gpreempt
+from conftest import Daemon, eventually
+
+
+def test_block_has_a_lease_and_releases_it(daemon: Daemon, client: gpreempt.Client) -> None:
+    with gpreempt.online(gpus=[0], label="chat", max_wait=10, client=client) as lease:
+        assert daemon.labels() == ["chat"]
+        assert (lease.protected, lease.quiet, lease.reason, lease.cause, lease.lost) == (True, True, "DONE", None, False)
+        assert lease.suspended_targets == 1
+        assert lease.gpus == [daemon.leases()[0].gpu_ids[0]] and lease.id == daemon.leases()[0].lease_id
+        assert lease.ttl == 1.0
+    daemon.eventually_free()
+    assert not lease.lost
+
+
+def test_lease_is_released_when_the_block_raises(daemon: Daemon, client: gpreempt.Client) -> None:
+    with pytest.raises(KeyError):
+        with gpreempt.online(gpus=[0], max_wait=10, client=client):
+            raise KeyError
+    daemon.eventually_free()
+
+
+def test_request_reaches_the_daemon_whole(daemon: Daemon, client: gpreempt.Client) -> None:
+    with gpreempt.online(gpreempt.ALL, label="ü", priority=3, ttl=30, max_wait=0, client=client) as lease:
+        live = daemon.leases()[0]
+        assert (live.label, live.priority, len(live.gpu_ids), lease.ttl) == ("ü", 3, 2, 30.0)
+
+
+def test_function_is_announced(daemon: Daemon, client: gpreempt.Client) -> None:
+    @gpreempt.online(gpus=[1], label="f", max_wait=10, client=client)
+    def f(a: int, *, b: int) -> Any:
+        """Text."""
+        return a, b, daemon.labels()
+
+    assert f(1, b=2) == (1, 2, ["f"])
+    assert (f.__name__, f.__doc__) == ("f", "Text.")
+    daemon.eventually_free()
+
+
+def test_coroutines_are_announced(daemon: Daemon, client: gpreempt.Client) -> None:
+    announce = gpreempt.online(gpus=[0], label="c", max_wait=10, client=client)
+
+    @announce
+    async def f(n: int) -> Any:
+        return n, daemon.labels()
+
+    async def main() -> Any:
+        async with announce as lease:
+            assert (lease.protected, daemon.labels()) == (True, ["c"])
+        with pytest.raises(KeyError):
+            async with announce:
+                raise KeyError
+        daemon.eventually_free()
+        return await f(1)
+
+    for _ in range(2):  # each in a loop of its own
+        assert asyncio.run(main()) == (1, ["c"])
+        daemon.eventually_free()
+
+
+def test_lease_of_a_cancelled_coroutine_ends(daemon: Daemon, client: gpreempt.Client) -> None:
+    announce = gpreempt.online(gpus=[0], max_wait=10, client=client)
+
+    async def main() -> None:
+        async def work() -> None:
+            async with announce:
+                await asyncio.sleep(3600)
+
+        for turns in range(30):
+            task = asyncio.ensure_future(work())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+        while daemon.leases():
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+
+
+def test_long_work_keeps_its_lease(daemon: Daemon, client: gpreempt.Client) -> None:
+    announce = gpreempt.online(gpus=[0], ttl=4, max_wait=10, client=client)
+
+    def renewed(lease: gpreempt.Lease, expires: List[float]) -> bool:
+        if lease._expires not in expires:
+            expires.append(lease._expires)
+        return len(expires) > 2
+
+    async def main() -> None:
+        async with announce as lease:
+            expires: List[float] = []
+            while not renewed(lease, expires) and not lease.lost:
+                await asyncio.sleep(0.01)
+            assert lease.protected and len(daemon.leases()) == 1
+
+    with announce as lease:
+        expires: List[float] = []
+        eventually("the lease is renewed", lambda: renewed(lease, expires) or lease.lost)
+        assert lease.protected and len(daemon.leases()) == 1
+    asyncio.run(main())
+    daemon.eventually_free()
+
+
+def test_lease_without_renewal_ends(daemon: Daemon, client: gpreempt.Client) -> None:
+    with gpreempt.online(gpus=[0], ttl=0.05, renew=False, max_wait=10, client=client) as lease:
+        eventually("the lease is lost", lambda: lease.lost)
+        assert not lease.protected
+        daemon.eventually_free()
+
+
+def test_one_object_serves_many_threads_and_coroutines(daemon: Daemon, client: gpreempt.Client) -> None:
+    announce = gpreempt.online(gpus=[0], max_wait=10, client=client)
+    unprotected: List[Any] = []
+
+    def work() -> None:
+        for _ in range(20):
+            with announce as lease:
+                if not lease.protected:
+                    unprotected.append(lease.cause)
+
+    async def many() -> None:
+        async def one() -> None:
+            for _ in range(5):
+                async with announce as lease:
+                    if not lease.protected:
+                        unprotected.append(lease.cause)
+                    await asyncio.sleep(0)
+
+        await asyncio.gather(*(one() for _ in range(100)))
+
+    threads = [threading.Thread(target=work) for _ in range(50)]
+    threads.append(threading.Thread(target=lambda: asyncio.run(many())))
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert unprotected == []
+    daemon.eventually_free()
+
+
+def test_closing_the_client_ends_its_leases(daemon: Daemon) -> None:
+    client = gpreempt.Client(daemon.socket)
+    lease = gpreempt.online(gpus=[0], max_wait=10, client=client).acquire()
+    client.close()
+    daemon.eventually_free()
+    assert lease.lost
+    assert gpreempt.online(gpus=[0], max_wait=10, client=client).acquire().cause.reason == "CLOSED"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "arguments, error",
+    [
+        ({"gpus": []}, ValueError), ({"gpus": ["x"]}, ValueError), ({"gpus": [True]}, TypeError), ({"gpus": [-1]}, ValueError),
+        ({"priority": 16}, ValueError), ({"ttl": 0}, ValueError), ({"max_wait": 11}, ValueError), ({"label": "x" * 129}, ValueError),
+        ({"eta": -1}, ValueError),
+    ],
+)  # fmt: skip
+def test_invalid_arguments_are_errors_at_once(arguments: Any, error: Any) -> None:
+    with pytest.raises(error):
+        gpreempt.online(**{"gpus": [0], **arguments})

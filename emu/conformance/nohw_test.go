@@ -1,5 +1,0 @@
-//go:build !hw
-
-package conformance
-
-const realHardware = false

@@ -1,0 +1,142 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+// tagEnv are the variables whose value is a tag, each with that of its priority.
+var tagEnv = map[string]string{classEnv: priorityEnv, "AMD_QUEUE_TAG": "AMD_QUEUE_PRIORITY"}
+
+// search selects processes by tag and priority.
+type search struct {
+	tag, priority string
+	least, most   uint32
+}
+
+// parse sets the range of priorities.
+func (s *search) parse(cmd *cobra.Command) error {
+	if s.priority == "" {
+		return nil
+	}
+	least, most, isRange := strings.Cut(s.priority, "-")
+	if !isRange {
+		most = least
+	}
+	from, err := strconv.ParseUint(least, 10, 8)
+	to, failed := strconv.ParseUint(most, 10, 8)
+	if err != nil || failed != nil || from > to || to > uint64(gpreempt.MaxPriority) {
+		return usage(cmd, "invalid --priority %q; use a priority 0 to %d, or a range such as 10-15", s.priority, gpreempt.MaxPriority)
+	}
+	s.least, s.most = uint32(from), uint32(to)
+	return nil
+}
+
+// selects reports whether a process is searched for. priority is nil when it is unknown.
+func (s *search) selects(env map[string]string, priority *uint32) bool {
+	tagged := s.tag == "" || slices.ContainsFunc(slices.Collect(maps.Keys(tagEnv)), func(name string) bool { return env[name] == s.tag })
+	return tagged && (s.priority == "" || priority != nil && *priority >= s.least && *priority <= s.most)
+}
+
+// searchQueues shows the queues of all processes with a tag or a priority. Without a daemon it
+// finds them in sysfs below root.
+func (a *app) searchQueues(cmd *cobra.Command, s search, container string, root fs.FS) error {
+	if err := s.parse(cmd); err != nil {
+		return err
+	}
+	resp := &gpreemptv1.ListQueuesResponse{}
+	var names gpuNames
+	err := a.call(cmd, func(ctx context.Context, admin adminClient) error {
+		list, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{Container: container})
+		if err != nil {
+			return err
+		}
+		wanted := map[string]bool{}
+		for _, g := range list.GetTargets() {
+			wanted[g.GetTargetId()] = s.selects(g.GetEnvironment(), &g.Priority)
+		}
+		if resp, err = admin.ListQueues(ctx, &gpreemptv1.ListQueuesRequest{Container: container}); err != nil {
+			return err
+		}
+		resp.Queues = slices.DeleteFunc(resp.GetQueues(), func(q *gpreemptv1.Queue) bool { return !wanted[q.GetTargetId()] })
+		names = a.nameGPUs(ctx, admin)
+		return nil
+	})
+	if f, ok := errors.AsType[*failure](err); ok && f.code == ExitUnreachable && a.address == "" && container == "" {
+		fmt.Fprintf(a.Err, "gpctl: %s; the result is from sysfs, with the priorities that the tags ask for\n", printable(f.message))
+		resp, err = s.onHost(root)
+	}
+	switch {
+	case err != nil:
+		return err
+	case len(resp.GetQueues()) == 0:
+		return &failure{code: ExitNotFound, message: "no process with KFD queues has this tag or priority", next: "gpctl target list"}
+	}
+	return a.show(resp, func(p *printer) { a.printQueues(p, resp.GetQueues(), names, false) })
+}
+
+// onHost searches the processes of this host. Their class is unknown; their priority is that of
+// the tag.
+func (s *search) onHost(root fs.FS) (*gpreemptv1.ListQueuesResponse, error) {
+	host := discovery.NewFS(root)
+	host.SetEnv(slices.AppendSeq(slices.Collect(maps.Keys(tagEnv)), maps.Values(tagEnv)))
+	found, err := host.Scan()
+	if err != nil {
+		return nil, &failure{code: ExitNoGPU, message: fmt.Sprintf("cannot read the driver's processes: %v", err), next: "gpctl doctor"}
+	}
+	resp := &gpreemptv1.ListQueuesResponse{}
+	for _, process := range found.Processes {
+		var priority *uint32
+		for _, name := range slices.Sorted(maps.Values(tagEnv)) { // GPREEMPT_PRIORITY takes precedence
+			if n, err := strconv.ParseUint(process.Env[name], 10, 8); err == nil {
+				priority = new(uint32(n))
+			}
+		}
+		if !s.selects(process.Env, priority) {
+			continue
+		}
+		for _, q := range process.Queues {
+			queue := &gpreemptv1.Queue{
+				TargetId: process.Key.String(), Pid: process.Key.PID, Comm: process.Comm, QueueId: q.ID, GpuId: uint32(q.GPU), Type: q.Type.String(),
+				RingBytes: q.RingBytes,
+			}
+			if priority != nil {
+				queue.Priority = *priority
+			}
+			resp.Queues = append(resp.Queues, queue)
+		}
+	}
+	return resp, nil
+}
+
+// completeTags completes the tags of the present targets.
+func (a *app) completeTags(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return a.offer(cmd, func(ctx context.Context, admin adminClient) ([]cobra.Completion, error) {
+		resp, err := admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
+		pids := map[string][]int32{}
+		for _, g := range resp.GetTargets() {
+			for name := range tagEnv {
+				if tag := g.GetEnvironment()[name]; tag != "" {
+					pids[tag] = append(pids[tag], g.GetPid())
+				}
+			}
+		}
+		var tags []cobra.Completion
+		for _, tag := range slices.Sorted(maps.Keys(pids)) {
+			tags = append(tags, cobra.CompletionWithDesc(printable(tag), "pid "+numbers(pids[tag])))
+		}
+		return tags, err
+	})
+}

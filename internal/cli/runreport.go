@@ -1,0 +1,200 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+	"github.com/gpreempt/gpreempt/internal/api"
+)
+
+// reportRun is the hidden command that reports what the daemon makes of the command of a gpctl
+// run. It is a process of its own: gpctl run becomes the command.
+const reportRun = "run-report"
+
+// startReport starts the report on this process, or prints in one line what prevents it. The
+// command runs in any case.
+func (a *app) startReport(cmd *cobra.Command, class gpreemptv1.Class) {
+	var why string
+	if a.address != "" {
+		why = "its processes are not on the host of " + a.address
+	} else if err := a.probe(cmd.Context()); err != nil {
+		why = unreachable(a.socket, err, groupOf(a.socket)).message
+	} else if err := a.Background([]string{reportRun, "--socket", a.socket, strconv.Itoa(os.Getpid()), api.EnumName(class)}); err != nil {
+		why = err.Error()
+	}
+	if why != "" {
+		fmt.Fprintf(a.Err, "gpctl: the command runs tagged %s; what the daemon makes of it is unknown: %s\n", api.EnumName(class), printable(why))
+	}
+}
+
+// background runs gpctl with args in the background. The shell that starts it ends, so that it is
+// no child of the command that this process becomes, and lets it ignore Ctrl-C.
+func background(args []string) error {
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	//nolint:gosec,noctx // G204: this program again, which outlives this process on purpose
+	shell := exec.Command("/bin/sh", append([]string{"-c", `"$@" </dev/null >/dev/null &`, "sh", self}, args...)...)
+	shell.Stderr = os.Stderr
+	return shell.Run()
+}
+
+func (a *app) reportRunCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:         reportRun + " PID CLASS",
+		Short:       "Report what the daemon makes of a process and its children",
+		Hidden:      true,
+		Annotations: map[string]string{noData: noData},
+		Args:        operands("PID", "CLASS"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			pid, err := strconv.ParseInt(args[0], 10, 32)
+			if err != nil {
+				return usage(cmd, "invalid PID %q", args[0])
+			}
+			class, err := parseClass(cmd, args[1])
+			if err != nil {
+				return err
+			}
+			ctx, cancel := context.WithCancel(cmd.Context())
+			defer cancel()
+			ended, err := awaitEnd(int(pid), cancel)
+			if err != nil {
+				return nil // it has ended: there is nothing to report
+			}
+			defer ended()
+			err = a.stream(ctx, func(ctx context.Context, admin adminClient) error { return a.report(ctx, admin, int32(pid), class) })
+			if ctx.Err() != nil || err == nil {
+				return nil // the command has ended
+			}
+			return &failure{code: ExitFailure, message: fmt.Sprintf("what the daemon makes of process %d is unknown: %v", pid, err)}
+		},
+	}
+}
+
+// report prints a line about the first process of the tree below root that has GPU queues.
+func (a *app) report(ctx context.Context, admin adminClient, root int32, class gpreemptv1.Class) error {
+	changes, err := admin.WatchQueues(ctx, &gpreemptv1.WatchQueuesRequest{})
+	if err != nil {
+		return err
+	}
+	reported := errors.New("reported")
+	others := map[string]bool{} // targets that are not below root
+	err = each(changes, func(m *gpreemptv1.WatchQueuesResponse) error {
+		q := m.GetQueue()
+		switch {
+		case m.GetChange() != gpreemptv1.QueueChange_QUEUE_CHANGE_ADDED || others[q.GetTargetId()]:
+			return nil
+		case !descends(q.GetPid(), root):
+			others[q.GetTargetId()] = true
+			return nil
+		}
+		e, err := admin.ExplainTarget(ctx, &gpreemptv1.ExplainTargetRequest{TargetId: q.GetTargetId()})
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(a.Err, "gpctl: %s\n", printable(opinion(e.GetTarget(), class)))
+		return reported
+	})
+	if errors.Is(err, reported) {
+		return nil
+	}
+	return err
+}
+
+// opinion describes in a line what the daemon makes of a target that was started with a class.
+func opinion(g *gpreemptv1.Target, tagged gpreemptv1.Class) string {
+	text := fmt.Sprintf("%s (%d) is %s, priority %d, by %s: ", g.GetComm(), g.GetPid(), api.EnumName(g.GetClass()), g.GetPriority(), or(g.GetDecidedBy(), "default"))
+	switch {
+	case g.GetClass() == gpreemptv1.Class_CLASS_OFFLINE && g.GetAttachError() != "":
+		text += "cannot be suspended: " + g.GetAttachError()
+	case g.GetClass() == gpreemptv1.Class_CLASS_OFFLINE && g.GetMechanism() != "":
+		text += "leases suspend it by " + g.GetMechanism()
+	case g.GetClass() == gpreemptv1.Class_CLASS_OFFLINE:
+		text += "leases may suspend it; no mechanism is attached yet"
+	case g.GetClass() == gpreemptv1.Class_CLASS_ONLINE:
+		text += "never suspended; it has to announce its work itself"
+	default:
+		text += "never suspended"
+	}
+	if g.GetClass() != tagged {
+		text += fmt.Sprintf(" (the tag says %s: gpctl target explain %d)", api.EnumName(tagged), g.GetPid())
+	}
+	return text
+}
+
+// maxDepth bounds the length of a chain of parents, which may change while it is read.
+const maxDepth = 1000
+
+// descends reports whether a process is root or below it.
+func descends(pid, root int32) bool {
+	for range maxDepth {
+		if pid == root {
+			return true
+		}
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return false
+		}
+		// PID (COMM) STATE PPID: the name may contain anything.
+		fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+		if len(fields) < 2 {
+			return false
+		}
+		parent, err := strconv.ParseInt(fields[1], 10, 32)
+		if err != nil || parent == 0 {
+			return false
+		}
+		pid = int32(parent)
+	}
+	return false
+}
+
+// awaitEnd calls ended when a process ends, unless stop is called before.
+func awaitEnd(pid int, ended func()) (stop func(), err error) {
+	process, err := os.FindProcess(pid)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = process.Release() }() // its handle, of which fd is a copy
+	fd := -1
+	failed := process.WithHandle(func(handle uintptr) { fd, err = syscall.Dup(int(handle)) })
+	if err := errors.Join(failed, err); err != nil {
+		return nil, err
+	}
+	syscall.CloseOnExec(fd)
+	if err := syscall.SetNonblock(fd, true); err != nil { // which lets the runtime wait for it
+		return nil, errors.Join(err, syscall.Close(fd))
+	}
+	file := os.NewFile(uintptr(fd), "pidfd")
+	conn, err := file.SyscallConn()
+	if err != nil {
+		return nil, errors.Join(err, file.Close())
+	}
+	var waiter sync.WaitGroup
+	waiter.Go(func() {
+		looked := false
+		// A pidfd is readable when its process has ended. The first look lets the runtime wait.
+		err := conn.Read(func(uintptr) bool {
+			defer func() { looked = true }()
+			return looked
+		})
+		if err == nil {
+			ended()
+		}
+	})
+	return func() {
+		_ = file.Close() // of a descriptor that is only waited for
+		waiter.Wait()
+	}, nil
+}

@@ -1,0 +1,275 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unicode/utf8"
+
+	"github.com/gdamore/tcell/v2"
+	"github.com/spf13/cobra"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+)
+
+func (a *app) topCommand() *cobra.Command {
+	var (
+		every time.Duration
+		once  string
+	)
+	cmd := &cobra.Command{
+		Use:         "top",
+		Annotations: map[string]string{noData: noData},
+		Short:       "Watch GPUs, targets, leases and preemptions",
+		Args:        operands(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if every < 100*time.Millisecond {
+				return usage(cmd, "invalid --every %v; use at least 100ms", every)
+			}
+			if once != "" {
+				var width, height int
+				if n, err := fmt.Sscanf(once, "%dx%d", &width, &height); n != 2 || err != nil || width < 20 || height < 10 || width > 1000 || height > 1000 {
+					return usage(cmd, "invalid --once %q; use COLUMNSxLINES, such as 80x24", once)
+				}
+				return a.stream(cmd.Context(), func(ctx context.Context, admin adminClient) error {
+					return a.topOnce(ctx, admin, every, width, height)
+				})
+			}
+			if !a.Terminal {
+				return &failure{code: ExitUsage, message: "gpctl top needs a terminal", next: "gpctl top --once 120x40, or gpctl target list"}
+			}
+			return a.stream(cmd.Context(), func(ctx context.Context, admin adminClient) error { return a.topLive(ctx, admin, every) })
+		},
+	}
+	cmd.Flags().DurationVar(&every, "every", 500*time.Millisecond, "time between readings")
+	cmd.Flags().StringVar(&once, "once", "", "print one screen of COLUMNSxLINES after two readings, and exit")
+	return cmd
+}
+
+// topOnce prints one screen, with the events between two readings.
+func (a *app) topOnce(ctx context.Context, admin adminClient, every time.Duration, width, height int) error {
+	s := newTopScreen(a)
+	first, err := readAll(ctx, admin)
+	if err != nil {
+		return err
+	}
+	s.read(first)
+	if err := a.Sleep(ctx, every); err != nil {
+		return err
+	}
+	second, err := readAll(ctx, admin)
+	if err != nil {
+		return err
+	}
+	s.read(second)
+	stream, err := admin.WatchEvents(ctx, &gpreemptv1.WatchEventsRequest{AfterRevision: first.status.GetEventRevision(), FromStart: first.status.GetEventRevision() == 0, NoFollow: true})
+	if err != nil {
+		return err
+	}
+	if err := each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
+		s.event(m.GetEvent())
+		return nil
+	}); err != nil {
+		return err
+	}
+	for _, line := range s.lines(width, height) {
+		if _, err := fmt.Fprintln(a.Out, strings.TrimRight(line, " ")); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// topLive shows the screen in the terminal until the user quits or ctx ends.
+func (a *app) topLive(ctx context.Context, admin adminClient, every time.Duration) error {
+	screen, err := a.newScreen()
+	if err != nil {
+		return err
+	}
+	defer screen.Fini() // a terminal that stays raw is of no use
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	a.topOn(ctx, admin, screen, every)
+	return nil
+}
+
+// newScreen takes the terminal.
+func (a *app) newScreen() (tcell.Screen, error) {
+	screen, err := tcell.NewScreen()
+	if err == nil {
+		err = screen.Init()
+	}
+	if err != nil {
+		return nil, &failure{code: ExitFailure, message: fmt.Sprintf("cannot use this terminal: %v", err), next: "set TERM, or redirect the output"}
+	}
+	return screen, nil
+}
+
+// topOn is topLive on a screen. Readings and events come from goroutines of their own, so that a
+// slow daemon delays no key.
+func (a *app) topOn(ctx context.Context, admin adminClient, screen tcell.Screen, every time.Duration) {
+	ctx, cancel := context.WithCancel(ctx)
+	var background sync.WaitGroup
+	defer background.Wait()
+	defer cancel()
+	changes := make(chan func(*topScreen))
+	change := func(how func(*topScreen)) {
+		select {
+		case changes <- how:
+		case <-ctx.Done():
+		}
+	}
+	keys := make(chan tcell.Event)
+	stop := make(chan struct{})
+	defer close(stop)
+	background.Go(func() { screen.ChannelEvents(keys, stop) })
+	background.Go(func() { a.readEvery(ctx, admin, every, change) })
+	background.Go(func() { a.followEvents(ctx, admin, every, change) })
+
+	s := newTopScreen(a)
+	paint(screen, s)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case how := <-changes:
+			how(s)
+			if s.stale {
+				s.stale = false
+				paint(screen, s)
+			}
+		case e := <-keys:
+			switch e := e.(type) {
+			case nil:
+				return
+			case *tcell.EventResize:
+				screen.Sync()
+			case *tcell.EventKey:
+				explain, quit := s.key(keyName(e))
+				if quit {
+					return
+				}
+				if explain != "" {
+					background.Go(func() { a.explainOn(ctx, admin, explain, change) })
+				}
+			}
+			paint(screen, s)
+		}
+	}
+}
+
+// readEvery reads the daemon, until ctx ends.
+func (a *app) readEvery(ctx context.Context, admin adminClient, every time.Duration, change func(func(*topScreen))) {
+	for {
+		limited, cancel := context.WithTimeout(ctx, a.timeout)
+		r, err := readAll(limited, admin)
+		cancel()
+		change(func(s *topScreen) {
+			switch {
+			case err != nil:
+				s.lost = a.fromDaemon(ctx, err).Error()
+			case !s.paused:
+				s.read(r)
+			}
+			s.stale = true
+		})
+		if a.Sleep(ctx, every) != nil {
+			return
+		}
+	}
+}
+
+// followEvents follows the events from now on, until ctx ends. The screen is painted with the next
+// reading: a burst of events costs nothing more.
+func (a *app) followEvents(ctx context.Context, admin adminClient, every time.Duration, change func(func(*topScreen))) {
+	a.follow(ctx, admin, every, func(r reading) {
+		change(func(s *topScreen) {
+			if !s.paused {
+				s.read(r)
+			}
+		})
+	}, func(e *gpreemptv1.Event) {
+		change(func(s *topScreen) {
+			if !s.paused {
+				s.event(e)
+			}
+		})
+	}, func(err error) {
+		change(func(s *topScreen) { s.lost = err.Error() })
+	})
+}
+
+// explainOn shows the explanation of a target.
+func (a *app) explainOn(ctx context.Context, admin adminClient, target string, change func(func(*topScreen))) {
+	limited, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	e, err := admin.ExplainTarget(limited, &gpreemptv1.ExplainTargetRequest{TargetId: target})
+	change(func(s *topScreen) {
+		var out bytes.Buffer
+		p := a.printer()
+		p.w = &out
+		if err != nil {
+			p.line(cell{a.fromDaemon(ctx, err).Error(), styleBad})
+		} else {
+			a.printExplanation(p, e, s.now.gpus)
+		}
+		s.detailOf, s.detail, s.scroll, s.stale = target, strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n"), 0, true
+	})
+}
+
+// keyName returns the name of a key as topScreen.key has it, "" for others.
+func keyName(e *tcell.EventKey) string {
+	if e.Key() == tcell.KeyRune {
+		return string(e.Rune())
+	}
+	return keyNames[e.Key()]
+}
+
+var keyNames = map[tcell.Key]string{
+	tcell.KeyUp: "up", tcell.KeyDown: "down", tcell.KeyLeft: "left", tcell.KeyRight: "right", tcell.KeyEnter: "enter", tcell.KeyEscape: "esc",
+	tcell.KeyBackspace: "backspace", tcell.KeyBackspace2: "backspace", tcell.KeyCtrlC: "ctrl-c",
+}
+
+// paint draws the screen.
+func paint(screen tcell.Screen, s *topScreen) { paintLines(screen, 0, s.lines(screen.Size())) }
+
+// paintLines draws lines from a column on. tcell sends the cells whose content changes, and a cell
+// that is cleared first changes twice; so the rest of the screen is filled with spaces instead.
+func paintLines(screen tcell.Screen, from int, lines []string) {
+	width, height := screen.Size()
+	for y := range height {
+		line := ""
+		if y < len(lines) {
+			line = lines[y]
+		}
+		x, look := -from, tcell.StyleDefault
+		for line != "" {
+			if rest, ok := strings.CutPrefix(line, "\x1b["); ok {
+				code, after, _ := strings.Cut(rest, "m")
+				look, line = looks[style(code)], after
+				continue
+			}
+			r, n := utf8.DecodeRuneInString(line)
+			screen.SetContent(x, y, r, nil, look)
+			x, line = x+1, line[n:]
+		}
+		for x = max(x, 0); x < width; x++ {
+			screen.SetContent(x, y, ' ', nil, tcell.StyleDefault)
+		}
+	}
+	screen.Show()
+}
+
+// looks has the style of each sequence of printer; "0" is the default.
+var looks = map[style]tcell.Style{
+	styleBold: tcell.StyleDefault.Bold(true),
+	styleGood: tcell.StyleDefault.Foreground(tcell.ColorGreen),
+	styleNote: tcell.StyleDefault.Foreground(tcell.ColorOlive),
+	styleBad:  tcell.StyleDefault.Foreground(tcell.ColorMaroon),
+}

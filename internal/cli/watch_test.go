@@ -1,0 +1,254 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gdamore/tcell/v2"
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/protobuf/proto"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+)
+
+// errEnough ends a watch that a test has seen enough of.
+var errEnough = errors.New("enough")
+
+// watchTable runs gpctl with --watch. steps are called one after another when the table has been
+// read, each after the shortest pause; then the watch ends.
+func watchTable(t *testing.T, m *machine, args []string, steps ...func()) (stdout, stderr string) {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), "s")
+	serve(t, socket, m)
+	var out, complaints bytes.Buffer
+	streams := IO{In: strings.NewReader(""), Out: &out, Err: &complaints, Getenv: func(string) string { return "" }}
+	var mu sync.Mutex // guards at
+	at := noon
+	streams.Now = func() time.Time {
+		mu.Lock()
+		defer mu.Unlock()
+		return at
+	}
+	streams.Sleep = func(ctx context.Context, d time.Duration) error {
+		switch {
+		case d == defaultWatch: // of what follows a stream: until the end
+			<-ctx.Done()
+			return context.Cause(ctx)
+		case d != leastPause:
+			return ctx.Err()
+		case len(steps) == 0:
+			return errEnough
+		}
+		steps[0]()
+		steps = steps[1:]
+		mu.Lock()
+		defer mu.Unlock()
+		at = at.Add(defaultWatch)
+		return nil
+	}
+	if code := Run(t.Context(), append(args, "--socket", socket), streams); code != ExitFailure || !strings.Contains(complaints.String(), errEnough.Error()) {
+		t.Fatalf("code %d, stdout %q, stderr %q", code, out.String(), complaints.String())
+	}
+	return out.String(), complaints.String()
+}
+
+func TestWatchPrintsEachChangeOnce(t *testing.T) {
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"lease", "list", "-w", "--jq", ".leases | length"}, "2\n1\n"},
+		{[]string{"lease", "list", "--watch", "--template", "{{len .leases}} leases"}, "2 leases\n1 leases\n"},
+		{[]string{"lease", "list", "--watch"}, `LEASE  LABEL  STATE       PRIO  HIP  GPUS         OWNER       AGE  EXPIRES IN
+k3-1   llama  held          11  0    34535        pid 5001  1.5ms       998ms
+k3-2   -      quiescing  admin  0,1  34535,41235  admin      40µs          2s
+--- 12:00:04
+LEASE  LABEL  STATE  PRIO  HIP  GPUS   OWNER     AGE  EXPIRES IN
+k3-1   llama  held     11  0    34535  pid 5001   4s         1ms
+`},
+	} {
+		m := newMachine()
+		ages := func() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.leases[0] = proto.CloneOf(m.leases[0])
+			m.leases[0].ExpiresIn = dur(time.Millisecond)
+		}
+		ends := func() {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.leases = m.leases[:1:1]
+		}
+		got, _ := watchTable(t, m, tt.args, ages, ends)
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%q (-want +got):\n%s", tt.args, diff)
+		}
+	}
+}
+
+func TestEveryTableCanBeWatched(t *testing.T) {
+	for _, args := range []string{"status", "stats", "gpu list", "target list", "queue list", "lease list", "hqd list"} {
+		got, note := watchTable(t, newMachine(), append(strings.Fields(args), "--watch", "-o", "json", "--jq", "type"), func() {})
+		if got != "object\n" {
+			t.Errorf("%s: %q, %q", args, got, note)
+		}
+	}
+	m := newMachine()
+	if code, _, stderr := watchMachine(t, m, nil, "gpu", "list", "--watch=500ms"); code != ExitUsage || !strings.Contains(stderr, "at least 1s") {
+		t.Errorf("code %d, %q", code, stderr)
+	}
+	if code, _, stderr := watchMachine(t, m, nil, "status", "--watch", "--check"); code != ExitUsage || !strings.Contains(stderr, "mutually exclusive") {
+		t.Errorf("code %d, %q", code, stderr)
+	}
+}
+
+func TestChangesWakeAWatch(t *testing.T) {
+	a := &app{IO: IO{Sleep: sleep}}
+	wake := make(chan struct{}, 1)
+	readings := 0
+	err := a.repeat(t.Context(), 24*time.Hour, wake, func() error {
+		if readings++; readings == 3 {
+			return errEnough
+		}
+		wake <- struct{}{}
+		return nil
+	})
+	if !errors.Is(err, errEnough) || readings != 3 {
+		t.Errorf("%v after %d readings", err, readings)
+	}
+}
+
+func TestQueueChangesWakeAWatch(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "s")
+	serve(t, socket, newMachine())
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	a := &app{IO: IO{Sleep: func(ctx context.Context, _ time.Duration) error {
+		cancel()
+		<-ctx.Done()
+		return ctx.Err()
+	}}, socket: socket}
+	changes := 0
+	err := a.stream(ctx, func(ctx context.Context, admin adminClient) error {
+		a.followQueues(ctx, admin, defaultWatch, func() { changes++ })
+		return nil
+	})
+	if err != nil || changes != 4 { // three of the machine, and the end of its stream
+		t.Errorf("%v after %d changes", err, changes)
+	}
+}
+
+func TestWatchRedrawsInPlace(t *testing.T) {
+	screen := watchedScreen{tcell.NewSimulationScreen("UTF-8"), make(chan string, 1)}
+	if err := screen.Init(); err != nil {
+		t.Fatal(err)
+	}
+	defer screen.Fini()
+	screen.SetSize(61, 4)
+	next := make(chan func() ([]string, error))
+	a := topApp()
+	a.Now, a.Sleep = func() time.Time { return noon }, func(ctx context.Context, _ time.Duration) error { return ctx.Err() }
+	a.simulated.Store(new("simulated mi300x"))
+	var last []string
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		last = a.watchOn(t.Context(), screen, "gpctl x", defaultWatch, nil, func(ctx context.Context) (proto.Message, func(*printer), error) {
+			var lines []string
+			err := ctx.Err()
+			select {
+			case read := <-next:
+				lines, err = read()
+			case <-ctx.Done():
+			}
+			return &gpreemptv1.ListGpusResponse{}, func(p *printer) {
+				for _, line := range lines {
+					p.line(cell{line, styleBad})
+				}
+			}, err
+		})
+	}()
+	five := []string{"one", "two", "three", "four", "five"}
+	next <- func() ([]string, error) { return five, nil }
+	screen.await("\ngpctl x  12:00:00  every 2s; q quits, arrows move  (simulated\none  ")
+	screen.InjectKey(tcell.KeyDown, 0, tcell.ModNone)
+	screen.await("\ntwo   ")
+	for range 9 {
+		screen.InjectKey(tcell.KeyDown, 0, tcell.ModNone)
+	}
+	screen.await("\nfive  ")
+	next <- func() ([]string, error) { return nil, errors.New("no daemon") }
+	screen.await("\nno daemon  ")
+	next <- func() ([]string, error) { return five[:1], nil }
+	screen.await("simulated\none   ")
+	screen.InjectKey(tcell.KeyRune, 'q', tcell.ModNone)
+	<-ended
+	if !slices.Equal(last, []string{"\x1b[31mone\x1b[0m"}) {
+		t.Errorf("what was shown last: %q", last)
+	}
+}
+
+func TestRunReportsWhatTheDaemonMakesOfTheTree(t *testing.T) {
+	offline, online := gpreemptv1.Class_CLASS_OFFLINE, gpreemptv1.Class_CLASS_ONLINE
+	for _, tt := range []struct {
+		target *gpreemptv1.Target
+		want   string
+	}{
+		{&gpreemptv1.Target{Class: offline, DecidedBy: "tag", Mechanism: "dbgtrap"}, "is offline, priority 0, by tag: leases suspend it by dbgtrap\n"},
+		{&gpreemptv1.Target{Class: offline, DecidedBy: "tag"}, "is offline, priority 0, by tag: leases may suspend it; no mechanism is attached yet\n"},
+		{&gpreemptv1.Target{Class: offline, DecidedBy: "rule a", AttachError: "no\x1b"}, "is offline, priority 0, by rule a: cannot be suspended: no?\n"},
+		{&gpreemptv1.Target{Class: online, Priority: 11}, "is online, priority 11, by default: never suspended; it has to announce its work itself (the tag says offline: gpctl target explain PID)\n"},
+	} {
+		m := newMachine()
+		g := tt.target
+		g.Pid, g.TargetId, g.Comm, g.QueueCount, g.GpuIds = int32(os.Getpid()), pidText(os.Getpid())+"@7", "train", 1, []uint32{34535}
+		m.targets = append(m.targets, g)
+		code, stdout, stderr := watchMachine(t, m, nil, reportRun, pidText(os.Getppid()), "offline")
+		want := "gpctl: train (PID) " + tt.want
+		if got := strings.ReplaceAll(stderr, pidText(os.Getpid()), "PID"); code != ExitOK || stdout != "" || got != want {
+			t.Errorf("code %d, stdout %q, stderr %q, want %q", code, stdout, got, want)
+		}
+	}
+}
+
+func pidText(pid int) string { return numbers([]int{pid}) }
+
+func TestRunReportEndsWithTheCommand(t *testing.T) {
+	sleeper := exec.CommandContext(t.Context(), "sleep", "1000")
+	if err := sleeper.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	stop, err := awaitEnd(sleeper.Process.Pid, func() { close(ended) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	select {
+	case <-ended:
+		t.Error("a living process has ended")
+	default:
+	}
+	stopped, err := awaitEnd(os.Getpid(), func() { t.Error("this process has ended") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopped()
+	if err := sleeper.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	_ = sleeper.Wait() // killed
+	if _, err := awaitEnd(sleeper.Process.Pid, func() {}); err == nil {
+		t.Error("a process that has ended was accepted")
+	}
+}

@@ -1,0 +1,81 @@
+package daemon
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpreempt/gpreempt/internal/accept"
+	"github.com/gpreempt/gpreempt/internal/accept/workload"
+	"github.com/gpreempt/gpreempt/internal/api"
+	"github.com/gpreempt/gpreempt/internal/conformance"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+func acceptCommand() *cobra.Command {
+	var (
+		gpu  uint32
+		cfg  accept.Config
+		soak time.Duration
+	)
+	cmd := &cobra.Command{
+		Use:   "accept --gpu ID --out FILE",
+		Short: "Test on this host whether a GPU can be preempted, and write a report",
+		Long: `Test on this host whether a GPU can be preempted, and write a report. The tests suspend
+processes of this program in every way that the daemon does, from harmless to harsh.
+They may hang a GPU, reset it, and lose the work on every GPU of the host. So the command
+refuses to begin while any other process uses the GPU driver, and it stops at the first
+stage that fails and at the first alarm in the kernel log.
+
+The report is an archive with the result of each stage, its criteria, the raw samples, what
+identifies the host, and the sums of all files. It is complete on the disk before each stage
+begins, so that it outlives a reset of the host. Stages that did not run are in it, with the
+reason. The exit code is 0 if no stage failed.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg.GPU, cfg.Soak = gpreempt.GPUID(gpu), soak
+			cfg.Root, cfg.KernelLog = discovery.Host("/"), kernelLog
+			cfg.Version, cfg.Log = api.VersionString(), cmd.OutOrStdout()
+			if !cmd.Flags().Changed("seed") {
+				cfg.Seed = rand.Uint64() //nolint:gosec // G404: test data need no secrecy; the report names the seed
+			}
+			verdict, err := accept.Run(cmd.Context(), cfg)
+			if err == nil && verdict != accept.Pass && verdict != accept.Emulated {
+				err = fmt.Errorf("the verdict is %s: see report.txt in %s", verdict, cfg.Out)
+			}
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.Uint32Var(&gpu, "gpu", 0, "the KFD gpu_id, as in /sys/class/kfd/kfd/topology/nodes/*/gpu_id")
+	flags.StringVar(&cfg.Out, "out", "", "the report: a new file, a compressed tar archive")
+	flags.BoolVar(&cfg.Quick, "quick", false, "make a hundredth of the cycles")
+	flags.DurationVar(&soak, "soak", 0, "how long the last stage repeats cycles; 0 leaves it out")
+	flags.Uint64Var(&cfg.Seed, "seed", 0, "the seed of all data, instead of a random one")
+	for _, name := range []string{"gpu", "out"} {
+		if err := cmd.MarkFlagRequired(name); err != nil {
+			panic(err) // there is such a flag
+		}
+	}
+	return cmd
+}
+
+// acceptPrograms are the processes of the acceptance: this program again.
+func acceptPrograms() []*cobra.Command {
+	program := func(use string, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
+		return &cobra.Command{Use: use, Hidden: true, DisableFlagParsing: true, RunE: run}
+	}
+	return []*cobra.Command{
+		program(conformance.AgentCommand, func(*cobra.Command, []string) error { return conformance.Agent() }),
+		program(workload.Command, func(cmd *cobra.Command, args []string) error {
+			return workload.Main(cmd.Context(), args, os.Stdin, os.Stdout)
+		}),
+		program(accept.HoldCommand, func(cmd *cobra.Command, args []string) error {
+			return accept.Hold(cmd.Context(), discovery.Host("/"), args, os.Stdin, os.Stdout)
+		}),
+	}
+}

@@ -1,0 +1,260 @@
+package helper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+var profiles = []string{"6.5", "6.12", "6.12.103", "7.2"}
+
+func onEach(t *testing.T, test func(t *testing.T, f *fixture)) {
+	t.Helper()
+	for _, profile := range profiles {
+		t.Run(profile, func(t *testing.T) { test(t, newFixture(t, profile)) })
+	}
+}
+
+func TestTargetIsSuspendedAndResumedByItsHelper(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		job := f.job()
+		s := f.attach(job)
+		done := false
+		f.must("suspend", s.SuspendThen(t.Context(), func() { done = true; f.wantSuspended(job, 1) }))
+		if !done {
+			t.Error("the end of the suspension was not reported")
+		}
+		state, _ := job.KFD()
+		if debugger := state.Debugger; debugger == f.machine.Self().PID() || int(debugger) != s.child.pid {
+			t.Errorf("process %d debugs the target, want helper %d", debugger, s.child.pid)
+		}
+		queues, held := f.Queues(job.Key())
+		if !held || len(queues) != 1 || queues[0].GPUID != uint32(gpu) {
+			t.Errorf("queues %v, held %v", queues, held)
+		}
+		f.must("resume", s.Resume(t.Context()))
+		f.wantSuspended(job, 0)
+		f.must("close", s.Close())
+		f.must("close again", s.Close())
+		if _, held := f.Queues(job.Key()); held {
+			t.Error("a released target is held")
+		}
+		if n, took := f.Calls(); n == 0 || took < 0 {
+			t.Errorf("%d calls of %v", n, took)
+		}
+		if f.PermissionRule() == kfd.PermissionUnknown {
+			t.Error("the permission rule is not known")
+		}
+	})
+}
+
+func TestSuspensionWhoseCallerHasGivenUpIsUndone(t *testing.T) {
+	f := newFixture(t, "7.2")
+	job := f.job()
+	s := f.attach(job)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	gaveUp := errors.New("gave up")
+	hang := f.machine.Hang("DBG_TRAP SUSPEND_QUEUES")
+	go func() {
+		<-hang.Reached()
+		cancel(gaveUp)
+		hang.Remove()
+	}()
+	err := s.SuspendThen(ctx, func() { t.Error("it is reported") })
+	if !errors.Is(err, gaveUp) {
+		t.Errorf("suspend returns %v", err)
+	}
+	f.wantSuspended(job, 0)
+	f.must("close", s.Close())
+}
+
+func TestHelperOfAReleasedTargetIsUsedAgain(t *testing.T) {
+	f := newFixture(t, "7.2")
+	used := map[int]bool{}
+	for range 10 {
+		job := f.job()
+		s := f.attach(job)
+		used[s.child.pid] = true
+		f.must("suspend", s.Suspend(t.Context()))
+		f.must("close", s.Close())
+		state, _ := job.KFD()
+		if state.Enabled || len(job.Suspended()) > 0 {
+			t.Errorf("after close: %+v", state)
+		}
+		job.Kill()
+	}
+	if len(used) > 2 { // the one that is started ahead may come before
+		t.Errorf("10 targets, one after another, had %d helpers", len(used))
+	}
+}
+
+// A user may have any number of processes with queues, and the daemon has not any amount of memory.
+func TestNumberOfHelpersIsBounded(t *testing.T) {
+	f := newFixture(t, "7.2")
+	f.Pool.mu.Lock() // a helper is being started ahead
+	f.most = 3
+	f.Pool.mu.Unlock()
+	var sessions []*session
+	for len(sessions) < f.most {
+		// The last place may be that of a helper that is being started ahead.
+		s, err := f.Attach(t.Context(), f.job().Key())
+		if err == nil {
+			sessions = append(sessions, s.(*session))
+		} else if !strings.Contains(err.Error(), "the maximum") {
+			t.Fatal(err)
+		}
+	}
+	job := f.job()
+	if _, err := f.Attach(t.Context(), job.Key()); err == nil || !strings.Contains(err.Error(), "3 helper processes are running, the maximum") {
+		t.Errorf("one more attach returns %v", err)
+	}
+	if state, _ := job.KFD(); state.Enabled {
+		t.Error("a process that was refused is debugged")
+	}
+	for _, s := range sessions {
+		f.must("suspend", s.Suspend(t.Context()))
+	}
+	f.must("close one", sessions[0].Close())
+	s := f.attach(job)
+	f.must("suspend", s.Suspend(t.Context()))
+	for _, s := range append(sessions[1:], s) {
+		f.must("close", s.Close())
+	}
+}
+
+// The end of a spare is seen by one goroutine, and the next target comes in another.
+func TestSpareThatHasEndedIsNotUsed(t *testing.T) {
+	f := newFixture(t, "7.2")
+	dead, err := f.startOne()
+	f.must("start", err)
+	dead.kill()
+	<-dead.ended
+	f.Pool.mu.Lock()
+	f.spares = append(f.spares, dead)
+	f.Pool.mu.Unlock()
+	s := f.attach(f.job())
+	if s.child == dead {
+		t.Error("a target has a helper that has ended")
+	}
+	f.must("close", s.Close())
+}
+
+// A helper may be killed by anybody who may, and by the kernel for lack of memory.
+func TestEndOfAHelperReleasesItsTargetOnly(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		job, other := f.job(), f.job()
+		s, o := f.attach(job), f.attach(other)
+		f.must("suspend", s.Suspend(t.Context()))
+		f.must("suspend the other", o.Suspend(t.Context()))
+		s.child.kill()
+		f.await("the target runs", func() bool { return len(job.Suspended()) == 0 })
+		<-s.Events()
+		if _, err := s.Handle(t.Context()); err == nil || errors.Is(err, mechanism.ErrGone) {
+			t.Errorf("the end of the helper is %v", err)
+		}
+		if _, err := s.Handle(t.Context()); err != nil {
+			t.Errorf("it is reported again: %v", err)
+		}
+		if err := s.Suspend(t.Context()); err == nil {
+			t.Error("a target without a helper is suspended")
+		}
+		f.must("resume", s.Resume(t.Context()))
+		f.must("close", s.Close())
+		f.wantSuspended(other, 1)
+		again := f.attach(job)
+		f.must("suspend again", again.Suspend(t.Context()))
+		f.wantSuspended(job, 1)
+		f.must("close", again.Close())
+		f.must("close the other", o.Close())
+	})
+}
+
+// A target that holds its own lock keeps its helper, and nobody else.
+func TestTargetThatHoldsItsLockKeepsItsHelperOnly(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		job, other := f.job(), f.job()
+		s, o := f.attach(job), f.attach(other)
+		f.must("suspend the other", o.Suspend(t.Context()))
+		release := job.HoldMutex()
+		f.callTime = time.Millisecond
+		err := s.Suspend(t.Context())
+		f.callTime = callTime
+		if err == nil {
+			t.Fatal("a target that holds its lock is suspended")
+		}
+		if err := s.Close(); err == nil {
+			t.Error("a target is released by a helper that has not ended")
+		}
+		f.sessions.Remove(s.target, s)
+		if _, err := f.Attach(t.Context(), job.Key()); err == nil {
+			t.Error("a second helper waits for the same lock")
+		}
+		f.wantSuspended(other, 1)
+		f.must("resume the other", o.Resume(t.Context()))
+		f.wantSuspended(other, 0)
+		f.must("close the other", o.Close())
+		release()
+		<-s.child.ended
+		f.must("close", s.Close())
+		f.wantSuspended(job, 0)
+	})
+}
+
+func TestErrorsOfAHelperAreThoseOfTheMechanism(t *testing.T) {
+	api := &gpreempt.Error{Code: gpreempt.CodeFailedPrecondition, Reason: gpreempt.ReasonGPUWithoutVM, Message: "no VM", Next: "open it"}
+	for _, err := range []error{
+		fmt.Errorf("process 1: %w", mechanism.ErrGone), fmt.Errorf("process 1: %w", mechanism.ErrReplaced),
+		fmt.Errorf("process 1: %w", mechanism.ErrDebugged), &mechanism.HardwareError{GPUs: []gpreempt.GPUID{7, 8}, Err: errors.New("hung")},
+		fmt.Errorf("process 1: %w", api), errors.New("another"),
+	} {
+		got := newFailure(err).error()
+		diff(t, "text", err.Error(), got.Error())
+		for _, known := range []error{mechanism.ErrGone, mechanism.ErrReplaced, mechanism.ErrDebugged} {
+			if errors.Is(got, known) != errors.Is(err, known) {
+				t.Errorf("%q is %q: %v", got, known, errors.Is(got, known))
+			}
+		}
+		want, _ := errors.AsType[*mechanism.HardwareError](err)
+		hardware, _ := errors.AsType[*mechanism.HardwareError](got)
+		if (want == nil) != (hardware == nil) || want != nil && fmt.Sprint(want.GPUs) != fmt.Sprint(hardware.GPUs) {
+			t.Errorf("hardware error %v, want %v", hardware, want)
+		}
+		diff(t, "reason", gpreempt.ReasonOf(err), gpreempt.ReasonOf(got))
+	}
+	if err := (*failure)(nil).error(); err != nil {
+		t.Errorf("no failure is %v", err)
+	}
+}
+
+func TestMessageOfAnySizeIsRead(t *testing.T) {
+	a, b, err := newPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	defer b.Close()
+	from, to := newCodec(a), newCodec(b)
+	for _, n := range []int{0, 1, 100, 5000, 1} {
+		want := message{Kind: kindResult, Result: result{Listed: true, Err: &failure{Text: "text"}}}
+		for i := range n {
+			want.Result.Queues = append(want.Result.Queues, kfd.QueueSnapshotEntry{QueueID: uint32(i), RingBaseAddress: 1<<40 + uint64(i)})
+		}
+		sent := make(chan error, 1)
+		go func() { sent <- from.Encode(want) }()
+		var got message
+		if err := to.Decode(&got); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-sent; err != nil {
+			t.Fatal(err)
+		}
+		diff(t, "message", want, got)
+	}
+}

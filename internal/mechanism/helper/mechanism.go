@@ -1,0 +1,129 @@
+package helper
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/internal/mechanism/dbgtrap"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/kfd"
+)
+
+// Config is what a Mechanism needs.
+type Config struct {
+	Pool *Pool
+	// Local is dbgtrap in this process. It probes, and attaches to nothing.
+	Local *dbgtrap.Mechanism
+	// Safe returns the GPUs on which SUSPEND_QUEUES does not crash the kernel for a process
+	// without a VM there.
+	Safe func() []gpreempt.GPUID
+}
+
+// Mechanism is dbgtrap with helpers. Its methods may be called by several goroutines at once.
+type Mechanism struct {
+	*Pool
+	cfg      Config
+	sessions mechanism.Sessions[*session]
+
+	noting sync.Mutex // guards what follows
+	rule   kfd.PermissionRule
+	// calls and took are those of the helpers that have ended, or been used again.
+	calls int64
+	took  time.Duration
+}
+
+var _ mechanism.Inspector = (*Mechanism)(nil)
+
+// New returns the mechanism, and starts a helper ahead.
+func New(cfg Config) *Mechanism {
+	cfg.Pool.refill()
+	return &Mechanism{Pool: cfg.Pool, cfg: cfg}
+}
+
+// Name implements mechanism.Mechanism.
+func (m *Mechanism) Name() string { return m.cfg.Local.Name() }
+
+// Probe implements mechanism.Mechanism.
+func (m *Mechanism) Probe(ctx context.Context, target gpreempt.ProcessKey) mechanism.Capability {
+	return m.cfg.Local.Probe(ctx, target)
+}
+
+// Attach implements mechanism.Mechanism. Its errors are those of dbgtrap.Mechanism.Attach, and
+// of the start of a helper.
+func (m *Mechanism) Attach(ctx context.Context, target gpreempt.ProcessKey) (mechanism.Session, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	s := newSession(m, target)
+	if err := m.sessions.Add(target, s); err != nil {
+		return nil, err
+	}
+	var err error
+	if s.child, err = m.take(target); err != nil {
+		m.sessions.Remove(target, s)
+		return nil, err
+	}
+	s.child.session.Store(s)
+	m.refill()
+	known := &m.cfg.Local.Foreign
+	r, err := s.call(request{Op: opAttach, Attach: attachment{Target: target, Safe: m.cfg.Safe(), DebuggedFor: known.Since(target)}})
+	if errors.Is(err, mechanism.ErrDebugged) {
+		known.Seen(target)
+	} else {
+		known.Forget(target)
+	}
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	switch {
+	case err == nil:
+		return s, nil
+	case !r.Held && !s.isLost():
+		s.leave()
+		return nil, err
+	}
+	if closing := s.Close(); closing != nil {
+		return s, errors.Join(err, closing)
+	}
+	return nil, err
+}
+
+// noteResult takes over what all sessions have in common.
+func (m *Mechanism) noteResult(r *result, calls int64, took time.Duration) {
+	m.noting.Lock()
+	defer m.noting.Unlock()
+	if r.Rule != kfd.PermissionUnknown {
+		m.rule = r.Rule
+	}
+	m.calls, m.took = m.calls+calls, m.took+took
+}
+
+// Calls returns the number of calls of the driver by all helpers, and their total time.
+func (m *Mechanism) Calls() (n int64, took time.Duration) {
+	m.noting.Lock()
+	defer m.noting.Unlock()
+	return m.calls, m.took
+}
+
+// PermissionRule is that of dbgtrap.Mechanism.
+func (m *Mechanism) PermissionRule() kfd.PermissionRule {
+	m.noting.Lock()
+	defer m.noting.Unlock()
+	return m.rule
+}
+
+// Queues is that of dbgtrap.Mechanism.
+func (m *Mechanism) Queues(target gpreempt.ProcessKey) ([]kfd.QueueSnapshotEntry, bool) {
+	s := m.sessions.Get(target)
+	if s == nil {
+		return nil, false
+	}
+	queues := s.queues.Load()
+	if queues == nil {
+		return nil, false
+	}
+	return *queues, true
+}

@@ -1,0 +1,54 @@
+package targets
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gpreempt/gpreempt/internal/classify"
+	"github.com/gpreempt/gpreempt/internal/mechanism"
+	"github.com/gpreempt/gpreempt/pkg/discovery"
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+)
+
+const (
+	byDbgtrap = "dbgtrap"
+	byCRIU    = "criu"
+)
+
+// Obstacle returns what prevents the use of a mechanism on a process, by what it was
+// classified as and by its queues; nil if nothing does.
+func Obstacle(name string, proc discovery.Proc, d classify.Decision) *mechanism.Evidence {
+	debugs := name == byDbgtrap || name == byCRIU
+	switch {
+	case debugs && len(proc.DRM) > 0:
+		return drmQueues(name, proc)
+	case d.NeverDebug && debugs:
+		return &mechanism.Evidence{
+			Check: "never_debug", Found: d.By + " forbids debuggers, which " + name + " is", Reason: gpreempt.ReasonNeverDebug,
+			Remedy: "add freezer to the config key mechanisms, or remove never_debug from the rule",
+		}
+	case name == byDbgtrap && slices.ContainsFunc(proc.Queues, func(q gpreempt.Queue) bool { return q.ID >= discovery.ContextQueueID(0, 0) }):
+		return &secondaryContexts
+	}
+	return nil
+}
+
+// drmQueues prevents mechanisms that suspend the queues of KFD and leave others running.
+func drmQueues(name string, proc discovery.Proc) *mechanism.Evidence {
+	e := &mechanism.Evidence{
+		Check: "DRM queues", Reason: gpreempt.ReasonDRMQueues,
+		Found:  fmt.Sprintf("it has user queues of DRM on GPU %v, which KFD does not know and %s cannot suspend", proc.DRM, name),
+		Remedy: "start it without HSA_ENABLE_DRM_DEBUG, or load amdgpu with user_queue=0, or add freezer to the config key mechanisms",
+	}
+	if proc.DRMAssumed {
+		e.Found = "HSA_ENABLE_DRM_DEBUG is in its environment, and the kernel does not show whether it has user queues of DRM, which " + name + " cannot suspend"
+	}
+	return e
+}
+
+// secondaryContexts prevents dbgtrap, which can only suspend the queues of the first KFD
+// context of a process (kfd_ioctl_set_debug_trap, Linux 7.2).
+var secondaryContexts = mechanism.Evidence{
+	Check: "KFD contexts", Found: "the process has queues in a secondary one, which DBG_TRAP cannot suspend",
+	Remedy: "enable criu or freezer for the process, in the config key mechanisms",
+}
