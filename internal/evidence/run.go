@@ -1,0 +1,138 @@
+package evidence
+
+import "time"
+
+// Format is the version of the files of a run.
+const Format = 1
+
+// Origin is what the figures of a run were measured on. Every output names it.
+type Origin string
+
+// The origins.
+const (
+	// Simulated: a model in virtual time, without processes.
+	Simulated Origin = "simulated"
+	// Emulated: real processes and daemon on a modelled GPU.
+	Emulated Origin = "emulated"
+	// Hardware: a daemon that serves the host's driver.
+	Hardware Origin = "hardware"
+)
+
+// Run is one run of a plan: the content of run.json in its folder.
+type Run struct {
+	Format int    `json:"format"`
+	Name   string `json:"name"`
+	// Command is "trial", "compare", "sim" or "plan".
+	Command string    `json:"command"`
+	Origin  Origin    `json:"origin"`
+	Backend string    `json:"backend"` // in the daemon's words
+	Began   time.Time `json:"began,omitzero"`
+	Seed    uint64    `json:"seed"`
+	// Plan is the plan as it was run, in YAML.
+	Plan string `json:"plan"`
+	// Environment is what may make two runs unlike: versions, driver, GPUs, num_kcq, log level.
+	Environment map[string]string `json:"environment"`
+	Arms        []Arm             `json:"arms"`
+	// Faults are reasons why no verdict may be given: work that did not run, lost packets.
+	Faults []Fault `json:"faults,omitempty"`
+	// Alarms are what the daemon or the kernel log reported during the run.
+	Alarms []Alarm `json:"alarms,omitempty"`
+}
+
+// Fault is something that went wrong with a run itself.
+type Fault struct {
+	Arm    string `json:"arm"`
+	Repeat int    `json:"repeat"`
+	What   string `json:"what"`
+	// Fails: the run failed (lost packets, HQDs that did not empty), rather than cannot be judged.
+	Fails bool `json:"fails"`
+}
+
+// Alarm is a line of the kernel log or an event of the daemon.
+type Alarm struct {
+	At   time.Time `json:"at"`
+	From string    `json:"from"`
+	Text string    `json:"text"`
+}
+
+// ArmKind says which kinds of work run in an arm.
+type ArmKind string
+
+// The kinds.
+const (
+	OfflineAlone ArmKind = "offline alone"
+	OnlineAlone  ArmKind = "online alone"
+	Shared       ArmKind = "shared"
+	Protected    ArmKind = "protected"
+)
+
+// Arm is one way to run the work, with all its repeats.
+type Arm struct {
+	Name string  `json:"name"`
+	Kind ArmKind `json:"kind"`
+	// Mechanism and Policy of a protected arm, or the name of a baseline of the simulator.
+	Mechanism string   `json:"mechanism,omitempty"`
+	Policy    string   `json:"policy,omitempty"`
+	Repeats   []Repeat `json:"repeats"`
+}
+
+// Repeat is one repeat of an arm. Times are in milliseconds, and At in milliseconds from its
+// beginning.
+type Repeat struct {
+	Seconds  float64   `json:"seconds"`
+	Requests []Request `json:"requests,omitempty"`
+	// Suspends and Resumes are the durations of each.
+	Suspends []Timed `json:"suspends,omitempty"`
+	Resumes  []Timed `json:"resumes,omitempty"`
+	// Work is the offline work done, in units of the plan (steps, packets, GPU seconds), and
+	// WorkUnit their name; Lost and Repeated packets, where the jobs can tell.
+	Work     float64 `json:"work"`
+	WorkUnit string  `json:"work_unit,omitempty"`
+	Lost     uint64  `json:"lost"`
+	Repeated uint64  `json:"repeated"`
+	// Samples are readings of the machine in time.
+	Samples []Sample `json:"samples,omitempty"`
+	// Spans are who had a GPU when, for timelines; they may be cut to the first seconds.
+	Spans []Span `json:"spans,omitempty"`
+}
+
+// Request is one request with the parts of its latency, which sum up to Total but for rounding.
+// Parts that were not measured are 0.
+type Request struct {
+	At float64 `json:"at"`
+	// Total is from arrival to result. Announce is the part until the announcement was
+	// answered, Start until the first kernel began, Service until the result.
+	Total    float64 `json:"total"`
+	Announce float64 `json:"announce,omitempty"`
+	Start    float64 `json:"start,omitempty"`
+	Service  float64 `json:"service,omitempty"`
+	// TTFT and TPOT of an LLM's request.
+	TTFT float64 `json:"ttft,omitempty"`
+	TPOT float64 `json:"tpot,omitempty"`
+	// Preemptions is how many suspensions the request caused, and Failed why it has no result.
+	Preemptions int    `json:"preemptions,omitempty"`
+	Failed      string `json:"failed,omitempty"`
+}
+
+// Timed is a duration and when it began.
+type Timed struct {
+	At float64 `json:"at"`
+	MS float64 `json:"ms"`
+}
+
+// Sample is one reading of the machine. Values that were not read are absent.
+type Sample struct {
+	At float64 `json:"at"`
+	// Values by name: "hqds_active", "backlog_packets", "gpu_busy", "cpu", "rss_mib", ...
+	Values map[string]float64 `json:"values"`
+}
+
+// Span is a stretch in which something held GPUs.
+type Span struct {
+	From float64 `json:"from"`
+	To   float64 `json:"to"`
+	GPU  int     `json:"gpu"`
+	// What is "online", "offline", "suspended" or "switching".
+	What string `json:"what"`
+	Name string `json:"name,omitempty"`
+}
