@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -59,7 +60,13 @@ const hostileUsers = 2 * abusers
 // lowest begins a command that runs only where nothing else would.
 var lowest = []string{"chrt", "--idle", "0"}
 
-func newArena(t *testing.T) *arena {
+// sizedFor is the number of processors of a host for which the default limits are: one user may
+// have the daemon work on 200 us of each ms.
+const sizedFor = 8
+
+// newArena starts a daemon with clients. When times are judged, its limits are those of a host
+// with this number of processors, because the clients and what they measure share them.
+func newArena(t *testing.T, judged bool) *arena {
 	t.Helper()
 	w := overTCP(t)
 	s := &arena{
@@ -74,6 +81,10 @@ func newArena(t *testing.T) *arena {
 		s.users = append(s.users, certificate{cert, key})
 	}
 	config = strings.Replace(config, "[dns:web.example]", "["+strings.Join(names, ", ")+"]", 1)
+	if part := runtime.NumCPU(); judged && part < sizedFor {
+		config += fmt.Sprintf("limits:\n  requests_per_second: %d\n  burst: %d\n  requests_per_user: %d\n",
+			2000*part/sizedFor, 4000*part/sizedFor, 8000*part/sizedFor)
+	}
 	dir := testutil.TempSocketDir(t)
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)

@@ -72,7 +72,7 @@ func TestHostileClientsOfEveryMethod(t *testing.T) {
 		}
 		judged = true
 	}
-	s := newArena(t)
+	s := newArena(t, judged)
 	var all []cell
 	for _, transport := range s.transports {
 		for _, a := range methodAbuses {

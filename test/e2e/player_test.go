@@ -346,7 +346,7 @@ func (p *player) serve(ctx context.Context, conns map[string]*grpc.ClientConn) (
 		conns[p.Address] = conn
 	}
 	online := gpreemptv1.NewOnlineServiceClient(conn)
-	tick := time.NewTicker(3 * time.Millisecond)
+	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for {
 		began := time.Now()
