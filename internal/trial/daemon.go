@@ -352,24 +352,26 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 		}
 		if err == nil && unknown == "" {
 			var after int
-			if after, err = d.slots(ctx, targets, time.Now()); err == nil {
+			until := time.Now().Add(longest - slotAge)
+			if after, err = d.settledSlots(ctx, targets, until, func(n int) bool { return n >= before }); err == nil {
 				r.Samples[len(r.Samples)-1].Values[evidence.HQDsAfter] = float64(after)
 			}
 		}
 	}()
 	began := time.Now()
-	during, err := d.slots(ctx, targets, began)
+	during, err := d.settledSlots(ctx, targets, began.Add(longest-slotAge), func(n int) bool { return n == 0 })
 	if err != nil {
 		return "the hardware slots cannot be read: " + err.Error(), nil
 	}
 	// They count only if the targets were suspended before and after the reading.
+	elapsed := time.Since(began)
 	list, err := d.admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
 	if err != nil {
 		return "", err
 	}
 	for _, t := range list.GetTargets() {
 		mine := slices.ContainsFunc(targets, func(o *gpreemptv1.Target) bool { return o.GetTargetId() == t.GetTargetId() })
-		if mine && (t.GetState() != gpreemptv1.TargetState_TARGET_STATE_SUSPENDED || t.GetInState().AsDuration() < time.Since(began)-slotSlack) {
+		if mine && (t.GetState() != gpreemptv1.TargetState_TARGET_STATE_SUSPENDED || t.GetInState().AsDuration() < elapsed) {
 			return fmt.Sprintf("%s (%d) did not stay suspended while the slots were read", t.GetComm(), t.GetPid()), nil
 		}
 	}
@@ -383,9 +385,25 @@ const (
 	// slotTime is how long the offline processes are suspended at most while slots are read: the
 	// daemon's reading may be a second old.
 	slotTime = 4 * time.Second
-	// slotSlack is how much later than our clock the daemon may have suspended.
-	slotSlack = 50 * time.Millisecond
+	// slotAge is how long the daemon may answer with the same reading, and some time to make one.
+	slotAge = 1200 * time.Millisecond
+	// slotSettle is how long the slots may take to show a change: an emulated machine writes them
+	// as files, a few times a second.
+	slotSettle = 200 * time.Millisecond
 )
+
+// settledSlots returns the number of live slots of the targets after slotSettle, and reads them
+// again until settled accepts the number or the time until has come.
+func (d *daemon) settledSlots(ctx context.Context, targets []*gpreemptv1.Target, until time.Time, settled func(int) bool) (n int, err error) {
+	for {
+		if err := sleep(ctx, slotSettle); err != nil {
+			return 0, err
+		}
+		if n, err = d.slots(ctx, targets, time.Now()); err != nil || settled(n) || time.Now().After(until) {
+			return n, err
+		}
+	}
+}
 
 // slots returns the number of live compute slots with queues of the targets, read after a time.
 func (d *daemon) slots(ctx context.Context, targets []*gpreemptv1.Target, after time.Time) (n int, err error) {
@@ -395,7 +413,7 @@ func (d *daemon) slots(ctx context.Context, targets []*gpreemptv1.Target, after 
 			return 0, err
 		}
 		if resp.GetReadAt().AsTime().Before(after) {
-			if err := sleep(ctx, slotSlack); err != nil {
+			if err := sleep(ctx, pollTime); err != nil {
 				return 0, err
 			}
 			continue

@@ -26,6 +26,9 @@ type play struct {
 	jobs   []*job
 	server *server
 	events *watcher
+	// measured are the offline processes at the beginning of the window, except those whose pid
+	// is not that of this pid namespace.
+	measured []*gpreemptv1.Target
 
 	result    evidence.Repeat
 	faults    []evidence.Fault
@@ -173,6 +176,11 @@ func (p *play) jobsRun() error {
 			return fmt.Errorf("offline %s ended early, with %s: it must run for the whole repeat; its output is in %s", j.name, j.how(), j.log.Name())
 		}
 	}
+	for _, t := range p.measured {
+		if s, here := readStat(int(t.GetPid())); !here || s.state == 'Z' || s.state == 'X' {
+			return fmt.Errorf("the offline process %s (%d) ended early: it must run for the whole repeat", t.GetComm(), t.GetPid())
+		}
+	}
 	return nil
 }
 
@@ -221,6 +229,9 @@ func (p *play) warmUp(ctx context.Context) ([]*gpreemptv1.Target, error) {
 		return nil, err
 	}
 	for _, t := range targets {
+		if _, here := readStat(int(t.GetPid())); here {
+			p.measured = append(p.measured, t)
+		}
 		row := pidRow{
 			Arm: p.arm.Name(), Repeat: p.repeat, Role: "offline", PID: t.GetPid(), NamespacePIDs: t.GetNamespacePids(), Target: t.GetTargetId(), Comm: t.GetComm(),
 			Container: t.GetContainer().GetName(), GPUs: t.GetGpuIds(), Queues: t.GetQueueCount(), Mechanism: t.GetMechanism(),
@@ -320,12 +331,10 @@ func (p *play) countWork(s *sampler) {
 	switch {
 	case known:
 		p.result.Work, p.result.WorkUnit = rate*p.result.Seconds, p.plan.Offline.Unit
-	case s.slots.unsure:
-		p.fault(false, "the slots' read pointers may have wrapped between two readings: print the progress of the jobs")
 	case s.slots.readings > 1:
-		p.result.Work, p.result.WorkUnit = float64(s.slots.dwords), "dwords of packets"
+		p.result.Work, p.result.WorkUnit = float64(s.slots.dwords), "dwords"
 	default:
-		p.fault(false, "the jobs reported their progress less than twice, and the daemon cannot read the hardware slots: print lines that match %q",
+		p.fault(false, "the jobs reported their progress less than twice, and the daemon found their hardware slots less than twice: print lines that match %q",
 			p.plan.Offline.Progress)
 	}
 }
@@ -352,9 +361,17 @@ func (p *play) settle(ctx context.Context, targets []*gpreemptv1.Target) {
 // verify reads the slots of a protected arm, ends the work, and takes what the jobs say of their
 // packets.
 func (p *play) verify(ctx context.Context) error {
+	if err := p.jobsRun(); err != nil {
+		return err
+	}
 	targets, err := p.offlineTargets(ctx)
 	if err != nil {
 		return err
+	}
+	for _, was := range p.measured {
+		if !slices.ContainsFunc(targets, func(t *gpreemptv1.Target) bool { return t.GetTargetId() == was.GetTargetId() && t.GetQueueCount() > 0 }) {
+			return fmt.Errorf("the offline process %s (%d) has no queues any more: it must run for the whole repeat", was.GetComm(), was.GetPid())
+		}
 	}
 	if p.arm.Kind == evidence.Protected && len(targets) > 0 {
 		p.checkMechanism(targets)

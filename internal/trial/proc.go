@@ -19,6 +19,7 @@ import (
 
 // stat is what /proc/PID/stat says of a process.
 type stat struct {
+	state         byte // a letter, Z for a zombie
 	parent, group int
 	ticks         uint64 // of the processors, in 1/userHZ s
 	pages         uint64
@@ -48,7 +49,7 @@ func parseStat(text string) (s stat, ok bool) {
 		errs = append(errs, err)
 		return v
 	}
-	s = stat{parent: int(number(1)), group: int(number(2)), ticks: number(11) + number(12), pages: number(21)}
+	s = stat{state: fields[0][0], parent: int(number(1)), group: int(number(2)), ticks: number(11) + number(12), pages: number(21)}
 	return s, errors.Join(errs...) == nil
 }
 

@@ -109,13 +109,13 @@ func (s *sampler) counts() bool {
 // slotsAfter is how long a job may print nothing until its progress is read from the slots.
 const slotsAfter = 2 * time.Second
 
-// slotCounter counts what the GPU reads from the rings of the offline processes.
+// slotCounter counts what the offline processes write to their rings, by the slots' write pointers.
+// These count up for as long as the queue exists, and are ahead of the GPU by a ring at most.
 type slotCounter struct {
+	// readings are those with a slot of the processes.
 	readings int
 	dwords   uint64
 	last     map[string]uint64
-	// unsure: a pointer advanced by half of its ring between two readings.
-	unsure bool
 }
 
 func (c *slotCounter) read(ctx context.Context, admin gpreemptv1.AdminServiceClient, targets []*gpreemptv1.Target) {
@@ -123,33 +123,24 @@ func (c *slotCounter) read(ctx context.Context, admin gpreemptv1.AdminServiceCli
 	if err != nil {
 		return // the caller has no second reading then
 	}
-	now := map[string]*gpreemptv1.Hqd{}
-	for _, h := range resp.GetHqds() {
-		if h.GetKind() != "cp" || h.GetState() != gpreemptv1.HqdState_HQD_STATE_LIVE ||
-			!slices.ContainsFunc(targets, func(t *gpreemptv1.Target) bool { return t.GetTargetId() == h.GetTargetId() }) {
-			continue
-		}
-		// A queue has a slot in each XCC, and all of them read the same packets.
-		key := fmt.Sprintf("%s/%d/%d", h.GetTargetId(), h.GetQueueId(), h.GetGpuId())
-		if was := now[key]; was == nil || h.GetReadPointer() > was.GetReadPointer() {
-			now[key] = h
-		}
-	}
 	if c.last == nil {
 		c.last = map[string]uint64{}
 	}
-	for key, h := range now {
-		at := h.GetReadPointer()
-		if was, ok := c.last[key]; ok && at != was {
-			ring := h.GetRingBytes() / 4
-			delta := at - was
-			if at < was {
-				delta = at + ring - was
-			}
-			c.dwords += delta
-			c.unsure = c.unsure || delta > ring/2
+	found := false
+	for _, h := range resp.GetHqds() {
+		// A queue has a slot in each XCC, and all of them have the same packets.
+		if h.GetKind() != "cp" || h.GetXcc() != 0 || h.GetState() != gpreemptv1.HqdState_HQD_STATE_LIVE ||
+			!slices.ContainsFunc(targets, func(t *gpreemptv1.Target) bool { return t.GetTargetId() == h.GetTargetId() }) {
+			continue
 		}
-		c.last[key] = at
+		found = true
+		key := fmt.Sprintf("%s/%d/%d", h.GetTargetId(), h.GetQueueId(), h.GetGpuId())
+		if was, ok := c.last[key]; ok && h.GetWritePointer() > was {
+			c.dwords += h.GetWritePointer() - was
+		}
+		c.last[key] = h.GetWritePointer()
 	}
-	c.readings++
+	if found {
+		c.readings++
+	}
 }
