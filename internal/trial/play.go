@@ -27,7 +27,7 @@ type play struct {
 	server *server
 	events *watcher
 	// measured are the offline processes at the beginning of the window, except those whose pid
-	// is not that of this pid namespace.
+	// is not that of this pid namespace, and simulated ones.
 	measured []*gpreemptv1.Target
 
 	result    evidence.Repeat
@@ -229,7 +229,7 @@ func (p *play) warmUp(ctx context.Context) ([]*gpreemptv1.Target, error) {
 		return nil, err
 	}
 	for _, t := range targets {
-		if _, here := readStat(int(t.GetPid())); here {
+		if _, here := readStat(int(t.GetPid())); here && p.run.Origin != evidence.Simulated {
 			p.measured = append(p.measured, t)
 		}
 		row := pidRow{

@@ -358,7 +358,7 @@ func (s *server) listen(ctx context.Context, began time.Time, count int, d time.
 	}
 }
 
-// announcer returns the announcement of a request for GPUs, all if there is none.
+// announcer returns the announcement of a request for GPUs; without GPUs, for all.
 func announcer(c *client.Client, gpus []uint32, maxWait time.Duration) func(context.Context) (*client.Lease, error) {
 	req := client.Request{Label: "trial", MaxWait: maxWait}
 	for _, id := range gpus {

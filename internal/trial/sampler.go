@@ -75,7 +75,9 @@ func (s *sampler) sample(ctx context.Context, minors []uint32, before map[string
 	now := time.Now()
 	var pids []int
 	for _, t := range targets {
-		pids = append(pids, int(t.GetPid()))
+		if s.trial.run.Origin != evidence.Simulated { // whose processes the host does not have
+			pids = append(pids, int(t.GetPid()))
+		}
 	}
 	use := map[string]usage{evidence.CPU: usageOf(s.roots(), pids)}
 	if s.server != nil && s.server.process != nil {
