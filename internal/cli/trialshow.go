@@ -172,6 +172,9 @@ func printVerdict(p *printer, r *trialResult) {
 		}
 		p.linef("  %s", reason)
 	}
+	for _, what := range v.Unverified {
+		p.linef("  not verified: %s", what)
+	}
 }
 
 func resultCell(r evidence.Result) cell {

@@ -327,7 +327,8 @@ func originOf(backend string) evidence.Origin {
 }
 
 // probeSlots suspends each offline target by hand and reads the hardware slots before, during and
-// after. It adds them to a repeat as a sample at a time. It returns why the slots are not known.
+// after. It adds them to a repeat as a sample at a time, unless the daemon finds no slot of the
+// targets. It returns why a reading is of no use.
 func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, at time.Duration, r *evidence.Repeat) (unknown string, err error) {
 	policy, err := d.admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
 	if err != nil {
@@ -335,9 +336,11 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 	}
 	longest := min(policy.GetPolicy().GetMaxSuspend().AsDuration(), slotTime)
 	before, err := d.slots(ctx, targets, time.Now())
-	if err != nil {
-		return "the hardware slots cannot be read: " + err.Error(), nil
+	if err != nil || before == 0 {
+		// The daemon may not read the slots, or has no queues to match them with.
+		return "", ctx.Err()
 	}
+	read := false
 	for _, t := range targets {
 		if _, err := d.admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: t.GetTargetId(), Ttl: durationpb.New(longest)}); err != nil {
 			return "the offline processes cannot be suspended by hand: " + err.Error(), nil
@@ -350,7 +353,7 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 				err = resumeErr
 			}
 		}
-		if err == nil && unknown == "" {
+		if err == nil && read {
 			var after int
 			until := time.Now().Add(longest - slotAge)
 			if after, err = d.settledSlots(ctx, targets, until, func(n int) bool { return n >= before }); err == nil {
@@ -378,6 +381,7 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 	r.Samples = append(r.Samples, evidence.Sample{At: ms(at), Values: map[string]float64{
 		evidence.HQDsActive: float64(before), evidence.HQDsSuspended: float64(during),
 	}})
+	read = true
 	return "", nil
 }
 
