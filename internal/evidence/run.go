@@ -90,6 +90,8 @@ type Repeat struct {
 	WorkUnit string  `json:"work_unit,omitempty"`
 	Lost     uint64  `json:"lost"`
 	Repeated uint64  `json:"repeated"`
+	// Steps are the steps that each offline job did, by its name, where they are known.
+	Steps map[string]float64 `json:"steps,omitempty"`
 	// Samples are readings of the machine in time.
 	Samples []Sample `json:"samples,omitempty"`
 	// Spans are who had a GPU when, for timelines; they may be cut to the first seconds.
@@ -100,6 +102,8 @@ type Repeat struct {
 // Parts that were not measured are 0.
 type Request struct {
 	At float64 `json:"at"`
+	// Server is the name of its online service, where there may be several.
+	Server string `json:"server,omitempty"`
 	// Total is from arrival to result. Announce is the part until the announcement was
 	// answered, Start until the first kernel began, Service until the result.
 	Total    float64 `json:"total"`
