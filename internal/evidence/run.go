@@ -33,6 +33,8 @@ type Run struct {
 	// Environment is what may make two runs unlike: versions, driver, GPUs, num_kcq, log level.
 	Environment map[string]string `json:"environment"`
 	Arms        []Arm             `json:"arms"`
+	// Planned is how many repeats each arm should have, 0 if that was not planned.
+	Planned int `json:"planned,omitempty"`
 	// Faults are reasons why no verdict may be given: work that did not run, lost packets.
 	Faults []Fault `json:"faults,omitempty"`
 	// Alarms are what the daemon or the kernel log reported during the run.
@@ -92,6 +94,10 @@ type Repeat struct {
 	Repeated uint64  `json:"repeated"`
 	// Steps are the steps that each offline job did, by its name, where they are known.
 	Steps map[string]float64 `json:"steps,omitempty"`
+	// Unprotected requests ran without a lease although they asked for one; NotQuiet had a
+	// lease before the GPUs were quiet.
+	Unprotected int `json:"unprotected,omitempty"`
+	NotQuiet    int `json:"not_quiet,omitempty"`
 	// Samples are readings of the machine in time.
 	Samples []Sample `json:"samples,omitempty"`
 	// Spans are who had a GPU when, for timelines; they may be cut to the first seconds.
@@ -124,10 +130,23 @@ type Timed struct {
 	MS float64 `json:"ms"`
 }
 
+// Names of values of samples. HQDs are live hardware slots with a queue of an offline process.
+const (
+	HQDsActive    = "hqds_active"
+	HQDsSuspended = "hqds_suspended" // of processes that were suspended while the slots were read
+	HQDsAfter     = "hqds_after"     // after these were resumed
+	Backlog       = "backlog_packets"
+	GPUBusy       = "gpu_busy"   // percent, of the busiest GPU
+	CPU           = "cpu"        // processors that the offline processes used
+	RSS           = "rss_mib"    // of the offline processes
+	OnlineCPU     = "online_cpu" // and the same of the online command
+	OnlineRSS     = "online_rss_mib"
+)
+
 // Sample is one reading of the machine. Values that were not read are absent.
 type Sample struct {
 	At float64 `json:"at"`
-	// Values by name: "hqds_active", "backlog_packets", "gpu_busy", "cpu", "rss_mib", ...
+	// Values by name: those above, or others.
 	Values map[string]float64 `json:"values"`
 }
 
