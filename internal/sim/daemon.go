@@ -39,6 +39,7 @@ type order struct {
 	target gpreempt.ProcessKey
 	seq    uint64
 	lease  scheduler.LeaseID
+	quiet  bool // of an answer
 }
 
 // cause is the lease of the last suspension of a process, and how often that caused one.
@@ -96,7 +97,7 @@ func (d *daemon) step(ev scheduler.Event) {
 	actions := d.core.Step(d.engine.now, ev)
 	for i := range actions {
 		a := &actions[i]
-		o := order{a.Kind, a.Target, a.Seq, a.Lease}
+		o := order{a.Kind, a.Target, a.Seq, a.Lease, a.Answer.Quiesced}
 		if a.Kind == scheduler.ActRecord {
 			if r := &a.Record; r.Kind != scheduler.RecordTarget || r.ToTarget != scheduler.TargetSuspending || r.Lease == 0 {
 				continue
@@ -140,6 +141,9 @@ func (d *daemon) act(o order) {
 		d.step(scheduler.Inspected{Target: o.target, Seq: o.seq})
 	case scheduler.ActAnswer:
 		if l := d.leases[o.lease]; l != nil {
+			if !o.quiet {
+				d.engine.out.NotQuiet += len(l.claim.requests)
+			}
 			d.engine.after(d.engine.o.Costs.Notify, func() { d.answer(l) })
 		}
 	}
@@ -186,6 +190,7 @@ func (d *daemon) request(l *lease) {
 	}
 	if _, err := d.core.Admit(&req); err != nil {
 		// The client runs unprotected, as with a daemon that refuses.
+		e.out.Unprotected += len(l.claim.requests)
 		e.after(e.o.Costs.Notify, func() { d.answer(l) })
 		return
 	}

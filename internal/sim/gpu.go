@@ -46,8 +46,8 @@ type stream struct {
 	isOnline  bool
 
 	begin, pos float64
-	// stop is the position at which something has to be done: the end of the work or of a
-	// step, or that of the last kernel in flight.
+	// drainAt is the end of the last kernel in flight when the stream is to stop, and stepEnd
+	// that of the step or request; infinite for none. The stream stops at the first of them.
 	drainAt, stepEnd float64
 	running          bool
 	reached          func() // of an online stream
