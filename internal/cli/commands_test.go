@@ -13,10 +13,12 @@ import (
 
 // elsewhere are the commands whose output is compared by other tests than the scripts.
 var elsewhere = map[string]string{
-	"gpctl hqd watch": "TestSlotsAreWatchedUntilTheDaemonEnds",
-	"gpctl top":       "TestTopScreen: the screens of docs/images",
-	"gpctl trace kfd": "TestTraceShowsHowLongQueueOperationsTake",
-	"gpctl web":       "TestWebShowsWhatTheDaemonAnswers, and the pages of docs/images",
+	"gpctl hqd watch":    "TestSlotsAreWatchedUntilTheDaemonEnds",
+	"gpctl sim fit":      "TestValidationIsShownInTables",
+	"gpctl sim validate": "TestValidationIsShownInTables, and docs/validation.md",
+	"gpctl top":          "TestTopScreen: the screens of docs/images",
+	"gpctl trace kfd":    "TestTraceShowsHowLongQueueOperationsTake",
+	"gpctl web":          "TestWebShowsWhatTheDaemonAnswers, and the pages of docs/images",
 }
 
 // TestEveryCommandHasGoldenOutput walks the commands: each is run by a script that compares its

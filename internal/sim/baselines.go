@@ -252,7 +252,7 @@ func (s *slicer) offlineWants(g *gpu) (wants bool) {
 	return wants
 }
 
-// turn gives the GPU to the other class if that has work, or leaves it for another quantum.
+// turn assigns the GPU to the other class if that has work, or leaves it for another quantum.
 func (s *slicer) turn(g *gpu) {
 	e, st := s.engine, &s.gpus[g.index]
 	e.events.clear(st.timer)

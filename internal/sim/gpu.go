@@ -230,7 +230,7 @@ func (e *engine) reach(g *gpu) {
 
 func (s *stream) atStop() bool { return s.pos >= s.stopAt()-fluidError }
 
-// run and halt let the stream run, or not.
+// run and halt start and stop a stream.
 func (s *stream) run() {
 	if s.running {
 		return

@@ -86,7 +86,7 @@ func (b *batcher) step() {
 	}
 }
 
-// stepped gives a token to each of the requests and goes on.
+// stepped adds a token to each of the requests and goes on.
 func (b *batcher) stepped(with ...*request) {
 	for _, r := range with {
 		if r.tokens++; r.tokens == r.output {

@@ -134,14 +134,14 @@ func (s *stream) wantStep() {
 // wants reports whether the stream has work.
 func (s *stream) wants() bool { return s.endless || s.pending > 0 }
 
-// resume lets the stream run when it has work and may.
+// resume starts the stream when it has work and may run.
 func (s *stream) resume() {
 	if s.allowed && s.wants() {
 		s.run()
 	}
 }
 
-// allow lets the stream run from now on.
+// allow permits the stream to run from now on.
 func (s *stream) allow() {
 	s.gpu.engine.touch(s.gpu)
 	s.allowed, s.drainAt = true, math.Inf(1)

@@ -97,7 +97,7 @@ func (o *oracle) wants(p *process) (busy bool, next time.Duration) {
 	for _, g := range p.gpus {
 		busy = busy || o.wanted[g.index] > 0
 		times := o.readies[g.index]
-		if i := sort.Search(len(times), func(i int) bool { return times[i] > o.engine.now }); i < len(times) {
+		if i := sort.Search(len(times), func(i int) bool { return times[i] >= o.engine.now }); i < len(times) {
 			next = min(next, times[i])
 		}
 	}

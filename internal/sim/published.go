@@ -42,7 +42,7 @@ var gpreemptScenarios = []string{"gpreempt-a", "gpreempt-b", "gpreempt-c", "gpre
 func gpreemptMachine(values map[string]float64) ([]scenario.Scenario, error) {
 	all, err := named(gpreemptScenarios...)
 	for i := range all {
-		all[i].Duration = 10 * time.Second // as 60 s: nothing grows with time when clients wait for answers
+		all[i].Duration = 5 * time.Second // as 60 s: nothing grows with time when clients wait for answers
 		all[i] = scaled(all[i], 1/values["speed"], values["occupancy"])
 	}
 	return all, err
@@ -74,13 +74,13 @@ func gpreemptSet() (*set, error) {
 		},
 		rows: []published{
 			{"none-latency", scenarios, none, latency, "x", 2.701, Fitted, ""},
-			{"sequential-latency", scenarios, Scheme{Kind: Sequential}, latency, "x", 3.979, HeldOut, ""},
-			{"block-latency", scenarios, Scheme{Kind: BlockWait}, latency, "x", 1.435, HeldOut, ""},
+			{"sequential-latency", scenarios, Scheme{Kind: Sequential}, latency, "x", 3.979, HeldOut, "first come first served here; the order in the paper is not published"},
+			{"block-latency", scenarios, Scheme{Kind: BlockWait}, latency, "x", 1.435, HeldOut, "one kernel of each queue is in flight here; 28 would meet the row, and how many the benchmark launches ahead is not published"},
 			{"reset-latency", scenarios, Scheme{Kind: Reset}, latency, "x", 1.132, Fitted, ""},
 			{"gpreempt-latency", scenarios, theirs(), latency, "x", 1.10, Fitted, ""},
 			{"alone-rate", scenarios, alone, throughput, "", 0.388, Fitted, ""},
 			{"sequential-rate", scenarios, Scheme{Kind: Sequential}, throughput, "", 0.531, HeldOut, ""},
-			{"block-rate", scenarios, Scheme{Kind: BlockWait}, throughput, "", 0.657, HeldOut, ""},
+			{"block-rate", scenarios, Scheme{Kind: BlockWait}, throughput, "", 0.657, HeldOut, "queues go on at once here when they may launch again; more kernels in flight do not explain it"},
 			{"reset-rate", scenarios, Scheme{Kind: Reset}, throughput, "", 0.724, HeldOut, ""},
 			{"gpreempt-rate", scenarios, theirs(), throughput, "", 0.822, HeldOut, ""},
 		},
@@ -155,7 +155,7 @@ func xschedSet() (*set, error) {
 	none, level1 := Scheme{Kind: None}, Scheme{Kind: Throttle, InFlight: 16}
 	const fixed, partition, case1, case2 = "figure 7, 7 requests/s", "two equal loops", "case 1, trainings", "case 1, BlackScholes"
 	const latencyP50, latencyP90, latencyP95, latencyP99 = "p50", "p90", "p95", "p99"
-	const tail = "launches are stopped by the CPU of each process, on messages of a server; the model has the kernels in flight only"
+	const tail = "the kernels in flight are all that is modelled; a server's messages to each process, which stops launching then, are not"
 	s := &set{
 		name:   "XSched, MI50",
 		source: "XpuOS/xsched-artifacts, HIP, raw data",
@@ -174,11 +174,11 @@ func xschedSet() (*set, error) {
 			{"training-none-online", case1, none, "production / alone", "", 0.582, HeldOut, ""},
 			{"training-none-offline", case1, none, "opportunistic / alone", "", 0.582, HeldOut, ""},
 			{"training-level1-online", case1, level1, "production / alone", "", 0.942, HeldOut, ""},
-			{"training-level1-offline", case1, level1, "opportunistic / alone", "", 0.137, HeldOut, "the production job has gaps on the CPU between its iterations, which are not published"},
-			{"scholes-none-p99", case2, none, latencyP99, "ms", 361.9, HeldOut, "sharing is even in the model; CFD got far more than half of the GPU, as MI308X products do (below)"},
+			{"training-level1-offline", case1, level1, "opportunistic / alone", "", 0.137, HeldOut, "the production job never leaves the GPU here; its gaps on the CPU are not published"},
+			{"scholes-none-p99", case2, none, latencyP99, "ms", 361.9, HeldOut, "sharing is even here; CFD got far more than half of the GPU, as products on the MI308X do"},
 			{"scholes-none-offline", case2, none, "opportunistic / alone", "", 0.753, HeldOut, ""},
 			{"scholes-level1-p99", case2, level1, latencyP99, "ms", 78.2, HeldOut, ""},
-			{"scholes-level1-offline", case2, level1, "opportunistic / alone", "", 0.451, HeldOut, "messages and the relaunch of the queue cost time that the model has not"},
+			{"scholes-level1-offline", case2, level1, "opportunistic / alone", "", 0.451, HeldOut, "the time to stop and start a queue by messages is not modelled"},
 		},
 	}
 	known := map[string]Figures{}
@@ -232,7 +232,7 @@ func mi308xSet() (*set, error) {
 	matmul, threads, t4, t3 := all[0], all[1], all[2], all[3]
 	const products, tasks, equal, heavy, light = "products, 20 requests/s", "1 high, 15 low", "16 equal", "test 4, batch 1024", "test 3, batch 8"
 	none, level1 := Scheme{Kind: None}, Scheme{Kind: Throttle, InFlight: 1}
-	const narrow = "the spread of sharing between hardware queues is not modelled: all requests share alike"
+	const narrow = "all requests share alike here; what spreads them is not modelled"
 	s := &set{
 		name:   "MI308X, two models",
 		source: "zhenhantech/amdgpudriver, logs and tables of 2026-01",
@@ -244,17 +244,17 @@ func mi308xSet() (*set, error) {
 			{"products-none-p95", products, none, "p95", "ms", 25.65, HeldOut, narrow},
 			{"products-none-p99", products, none, "p99", "ms", 29.63, HeldOut, narrow},
 			{"products-none-offline", products, none, "offline", "it/s", 3.16, HeldOut, ""},
-			{"products-level1-p50", products, level1, "p50", "ms", 17.45, HeldOut, "the model has one kernel in flight; a launch that was on its way is not modelled"},
+			{"products-level1-p50", products, level1, "p50", "ms", 17.45, HeldOut, "one kernel is in flight here; a launch on its way to the GPU is not modelled"},
 			{"products-level1-p95", products, level1, "p95", "ms", 23.95, HeldOut, ""},
 			{"products-level1-p99", products, level1, "p99", "ms", 24.55, HeldOut, ""},
-			{"products-level1-offline", products, level1, "offline", "it/s", 2.90, HeldOut, "messages and the relaunch of the queue cost time that the model has not"},
-			{"equal-none-mean", equal, none, "mean", "ms", 8079.5, HeldOut, "16 equal threads share alike, but the weight was fitted to products of two sizes"},
-			{"tasks-level1-mean", tasks, level1, "mean", "ms", 727.94, HeldOut, "the 15 low threads have no kernel in flight when the next task follows at once; there they launched between its kernels"},
-			{"heavy-none-p50", heavy, none, "p50", "ms", 7.59, HeldOut, ""},
+			{"products-level1-offline", products, level1, "offline", "it/s", 2.90, HeldOut, "the time to stop and start a queue by messages is not modelled"},
+			{"equal-none-mean", equal, none, "mean", "ms", 8079.5, HeldOut, ""},
+			{"tasks-level1-mean", tasks, level1, "mean", "ms", 727.94, HeldOut, "the next task follows at once here, and the low threads stay stopped; there they launched between the kernels of the high one"},
+			{"heavy-none-p50", heavy, none, "p50", "ms", 7.59, HeldOut, "the time alone was measured with another batch, and the weight is that of the products"},
 			{"heavy-none-p99", heavy, none, "p99", "ms", 19.62, HeldOut, narrow},
 			{"heavy-none-offline", heavy, none, "offline", "it/s", 1.97, HeldOut, ""},
-			{"light-none-p50", light, none, "p50", "ms", 2.25, HeldOut, "neither kernel fills the GPU, and what they fill is not published"},
-			{"light-none-p99", light, none, "p99", "ms", 2.67, HeldOut, "neither kernel fills the GPU, and what they fill is not published"},
+			{"light-none-p50", light, none, "p50", "ms", 2.25, HeldOut, "both models fill the GPU here; there they shared it without slowing down, and how far they fill it is not published"},
+			{"light-none-p99", light, none, "p99", "ms", 2.67, HeldOut, "both models fill the GPU here; there they shared it without slowing down, and how far they fill it is not published"},
 			{"light-none-offline", light, none, "offline", "it/s", 165.9, HeldOut, ""},
 		},
 	}

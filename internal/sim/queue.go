@@ -74,7 +74,7 @@ func (q *eventQueue) fix(i int) {
 	}
 }
 
-// pop removes the first event; nil when there is none.
+// pop removes the first event; nil for an empty queue.
 func (q *eventQueue) pop() *event {
 	if len(q.heap) == 0 {
 		return nil

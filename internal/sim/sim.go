@@ -181,7 +181,7 @@ func (s Scheme) check() error {
 func (c Costs) check() error {
 	for _, d := range []time.Duration{c.Suspend, c.Resume, c.PerQueue, c.Disturb, c.Notify, c.Reset} {
 		if d < 0 || d > time.Minute {
-			return fmt.Errorf("a cost of %v is outside 0 to 1m", d)
+			return fmt.Errorf("a cost of %v is outside 0 to 1m0s", d)
 		}
 	}
 	if c.Disturb > min(c.Suspend, c.Resume) {

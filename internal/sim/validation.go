@@ -32,7 +32,7 @@ type Row struct {
 	Published float64 `json:"published"`
 	Simulated float64 `json:"simulated"`
 	Use       Use     `json:"use"`
-	// Reason is why a row is missed, as far as it is known.
+	// Reason is why a row is missed, if that is known.
 	Reason string `json:"reason,omitempty"`
 }
 
