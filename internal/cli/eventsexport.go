@@ -111,7 +111,7 @@ func (e *exporting) run(ctx context.Context, now time.Time) error {
 		}
 	}
 	for _, l := range leases.GetLeases() {
-		// Who holds it is not needed.
+		// A replay does not need the owner.
 		if err := e.line("lease", exportedLease{l.GetLeaseId(), l.GetGpuIds(), l.GetPriority()}); err != nil {
 			return err
 		}
