@@ -17,6 +17,7 @@ compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/classify FuzzGlob
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/classify FuzzJobOfAnyProcess internal_classify_FuzzJobOfAnyProcess
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/cli FuzzFindGPU internal_cli_FuzzFindGPU
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/cli FuzzReadPolicy internal_cli_FuzzReadPolicy
+compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/cli FuzzReadRecording internal_cli_FuzzReadRecording
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/cli FuzzTrace internal_cli_FuzzTrace
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/config FuzzParse internal_config_FuzzParse
 compile_native_go_fuzzer github.com/gpreempt/gpreempt/internal/conformance FuzzParseTable internal_conformance_FuzzParseTable

@@ -81,16 +81,19 @@ func (f *simFlags) add(cmd *cobra.Command) {
 	flags.DurationVar(&f.quantum, "quantum", 0, "turn of time-slice (default 10ms)")
 	flags.IntVar(&f.inFlight, "in-flight", 0, "kernels of a queue in flight under block-wait and throttle (default 1)")
 	flags.BoolVar(&f.paced, "paced", false, "a client sends a request only after the answer to the one before")
-	cmd.ValidArgsFunction = func(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		if len(args) > 0 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
-		}
-		var names []cobra.Completion
-		for _, s := range scenario.Library() {
-			names = append(names, cobra.CompletionWithDesc(s.Name, s.About))
-		}
-		return names, cobra.ShellCompDirectiveDefault
+	cmd.ValidArgsFunction = completeScenario
+}
+
+// completeScenario completes the names of the library, and files.
+func completeScenario(_ *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
+	var names []cobra.Completion
+	for _, s := range scenario.Library() {
+		names = append(names, cobra.CompletionWithDesc(s.Name, s.About))
+	}
+	return names, cobra.ShellCompDirectiveDefault
 }
 
 // scenario reads a scenario: one of the library, or a file.
