@@ -177,7 +177,8 @@ func (v *advice) suspend() strategy {
 	}
 	if len(offline) == 0 {
 		s.Text += "None of these processes is offline yet."
-		s.Command = fmt.Sprintf("gpctl target classify %d offline", v.Processes[0].PID)
+		at := max(0, slices.IndexFunc(v.Processes, func(p advised) bool { return p.Class != gpreemptv1.Class_CLASS_ONLINE.String() }))
+		s.Command = fmt.Sprintf("gpctl target classify %d offline", v.Processes[at].PID)
 		return s
 	}
 	s.Text += fmt.Sprintf("Already offline: %s. The others have to announce their work.", strings.Join(offline, ", "))

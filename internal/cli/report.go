@@ -42,7 +42,11 @@ func (a *app) reportCommand() *cobra.Command {
 			}
 			r, err := report.New(runs, limits)
 			if err != nil {
-				return &failure{code: ExitRefused, message: err.Error(), next: "make a report of each: gpctl report " + args[0]}
+				message := err.Error()
+				if unlike, ok := errors.AsType[*evidence.UnlikeError](err); ok {
+					message = "the runs cannot be shown side by side, they differ in " + strings.Join(unlike.Differences, "; ")
+				}
+				return &failure{code: ExitRefused, message: message, next: "a report of each run"}
 			}
 			written := false
 			for _, form := range []struct {

@@ -22,6 +22,8 @@ const (
 	chartHeight = 270
 	laneHeight  = 24
 	textSize    = 12.5
+	// Browsers have other fonts than gonum measures; this leaves space for wider ones.
+	measuredSize = 14
 )
 
 // seriesInks is how many series of a chart differ in colour.
@@ -76,12 +78,14 @@ type axis struct {
 	label     string
 	log       bool
 	low, high float64
+	zero      bool     // begins at 0
 	lanes     []string // names of y = 0.5, 1.5, ... from below
 }
 
 // series is a line of a chart, or a set of points.
 type series struct {
 	name   string
+	number int // decides the colour and the dashes
 	points plotter.XYs
 	steps  bool
 	marks  bool     // points instead of a line
@@ -120,6 +124,7 @@ type legendEntry struct {
 	// Dashes is the stroke-dasharray of a line; "fill" marks a box.
 	Dashes string
 	Style  template.CSS
+	ink    ink
 }
 
 // boxes is a plotter of rectangles.
@@ -156,18 +161,18 @@ func (f *figure) draw() chart {
 	}
 	c := chart{Title: f.title, Alt: f.alt}
 	for i, name := range f.legend {
-		c.Legend = append(c.Legend, legendEntry{Name: name, Dashes: "fill", Style: cssColour(i)})
+		c.Legend = append(c.Legend, legendEntry{Name: name, Dashes: "fill", Style: cssColour(i), ink: seriesInk(i)})
 	}
-	for i, s := range f.series {
-		entry := legendEntry{Name: s.name, Dashes: dashArray(i), Style: cssColour(i)}
+	for _, s := range f.series {
+		entry := legendEntry{Name: s.name, Dashes: dashArray(s.number), Style: cssColour(s.number), ink: seriesInk(s.number)}
 		if s.marks {
 			entry.Dashes = "fill"
-			p.Add(&plotter.Scatter{XYs: s.points, GlyphStyle: draw.GlyphStyle{Color: seriesInk(i), Radius: 4, Shape: draw.CircleGlyph{}}})
+			p.Add(&plotter.Scatter{XYs: s.points, GlyphStyle: draw.GlyphStyle{Color: seriesInk(s.number), Radius: 4, Shape: draw.CircleGlyph{}}})
 			if len(s.labels) == len(s.points) {
 				p.Add(labels(s.points, s.labels))
 			}
 		} else {
-			line := &plotter.Line{XYs: s.points, LineStyle: lineStyle(i)}
+			line := &plotter.Line{XYs: s.points, LineStyle: lineStyle(s.number)}
 			if s.steps {
 				line.StepStyle = plotter.PostStep
 			}
@@ -199,7 +204,7 @@ var gridLine = draw.LineStyle{Color: inkGrid, Width: 0.7}
 // labels returns texts to the upper right of points.
 func labels(points plotter.XYs, texts []string) *plotter.Labels {
 	style := draw.TextStyle{Color: inkText, Font: plot.DefaultFont, Handler: plot.DefaultTextHandler}
-	style.Font.Variant, style.Font.Size = "Sans", textSize
+	style.Font.Variant, style.Font.Size = "Sans", measuredSize
 	l := &plotter.Labels{XYs: points, Labels: texts, Offset: vg.Point{X: 5, Y: 3}}
 	for range texts {
 		l.TextStyle = append(l.TextStyle, style)
@@ -214,6 +219,12 @@ func (a *axis) apply(to *plot.Axis) {
 	}
 	if math.IsInf(to.Min, 0) || math.IsInf(to.Max, 0) { // no data
 		to.Min, to.Max = 0, 1
+	}
+	if a.zero {
+		to.Min, to.Max = min(to.Min, 0), max(to.Max, 0)
+		if to.Max == 0 {
+			to.Max = 1
+		}
 	}
 	if to.Min == to.Max {
 		by := max(math.Abs(to.Min)/10, 1e-3)
@@ -241,7 +252,7 @@ func (a *axis) apply(to *plot.Axis) {
 		to.Tick.Length = 5
 	}
 	for _, style := range []*draw.TextStyle{&to.Label.TextStyle, &to.Tick.Label} {
-		style.Color, style.Font.Variant, style.Font.Size = inkText, "Sans", textSize
+		style.Color, style.Font.Variant, style.Font.Size = inkText, "Sans", measuredSize
 	}
 }
 
@@ -315,7 +326,7 @@ func dashArray(n int) string {
 func inline(document, alt string, height float64) template.HTML {
 	_, body, _ := strings.Cut(document, "<svg")
 	_, body, _ = strings.Cut(body, ">")
-	replace := []string{"font-family:Liberation Sans;font-variant:normal;font-weight:normal;font-style:normal;", "", "\n\t", " "}
+	replace := []string{"font-family:Liberation Sans;font-variant:normal;font-weight:normal;font-style:normal;", "", "\n\t", " ", fmt.Sprintf("font-size:%dpx", measuredSize), fmt.Sprintf("font-size:%gpx", textSize)}
 	for i := range inkSeries + seriesInks {
 		replace = append(replace, i.hex(), "var("+i.variable()+")")
 	}
@@ -346,7 +357,7 @@ func picture(c *chart) string {
 	for i, entry := range c.Legend {
 		y := top + size.height + row*i + 12
 		fmt.Fprintf(&b, `<circle cx="%d" cy="%d" r="5" style="fill:var(%s)"/><text x="%d" y="%d" style="font-size:%gpx;fill:var(--dim)">%s</text>`+"\n",
-			left, y-4, seriesInk(i).variable(), left+12, y, textSize, html.EscapeString(entry.Name))
+			left, y-4, entry.ink.variable(), left+12, y, textSize, html.EscapeString(entry.Name))
 	}
 	b.WriteString("</svg>\n")
 	return b.String()

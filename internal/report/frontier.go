@@ -118,7 +118,7 @@ func frontier(found []choice, share bool, origin string) *figure {
 		if !ok {
 			n = len(f.series)
 			groups[c.group] = n
-			f.series = append(f.series, series{name: c.group, marks: true})
+			f.series = append(f.series, series{name: c.group, number: n, marks: true})
 		}
 		x := c.work
 		if share {

@@ -54,7 +54,7 @@ func latencySection(all []arm, origin string) section {
 	}
 	for i := range all {
 		if len(all[i].latencies) > 0 {
-			curves.series = append(curves.series, series{name: all[i].name, points: cumulative(all[i].latencies), steps: true})
+			curves.series = append(curves.series, series{name: all[i].name, number: i, points: cumulative(all[i].latencies), steps: true})
 		}
 	}
 	if len(curves.series) == 0 {
@@ -141,7 +141,7 @@ func histogram(title, label string, values []float64, series int) *figure {
 	f := &figure{
 		title: title,
 		alt:   fmt.Sprintf("Histogram of %d values from %s to %s, median %s.", len(values), number(values[0]), number(values[len(values)-1]), number(stat.Quantile(values, 0.5))),
-		x:     axis{label: label, log: logarithmic, low: low, high: high}, y: axis{label: "share (%)"},
+		x:     axis{label: label, log: logarithmic, low: low, high: high}, y: axis{label: "share (%)", zero: true},
 	}
 	for i, n := range counts {
 		if n > 0 {

@@ -14,7 +14,7 @@ import (
 )
 
 // timelineSpans bounds the spans of one timeline.
-const timelineSpans = 400
+const timelineSpans = 160
 
 // spanKinds are the values of Span.What in the order of their colours; the height of a span
 // says the same.
@@ -132,7 +132,7 @@ func machineSection(all []arm, origin string) section {
 		f := figure{
 			title: origin + ": " + clean(name),
 			alt:   fmt.Sprintf("%s over time, a line for each arm. Its percentiles are in the table below.", clean(name)),
-			x:     axis{label: "time (s)"}, y: axis{low: 0, high: 1e-9},
+			x:     axis{label: "time (s)"}, y: axis{zero: true},
 		}
 		for i := range all {
 			var values []float64
@@ -150,7 +150,7 @@ func machineSection(all []arm, origin string) section {
 				}
 			}
 			if len(values) > 0 {
-				f.series = append(f.series, series{name: all[i].name, points: thin(first)})
+				f.series = append(f.series, series{name: all[i].name, number: i, points: thin(first)})
 				t.Rows = append(t.Rows, slices.Concat([]string{clean(name), all[i].name}, cells(summarize(values))))
 			}
 		}
@@ -195,7 +195,7 @@ func stabilitySection(all []arm, origin string) section {
 	overall := figure{
 		title: origin + ": p99 of each repeat",
 		alt:   "The p99 of each repeat, a line for each arm. A level line is stable. The figures are in the table below.",
-		x:     axis{label: "repeat"}, y: axis{label: "p99 (ms)", low: 0, high: 1e-9},
+		x:     axis{label: "repeat"}, y: axis{label: "p99 (ms)", zero: true},
 	}
 	for i := range all {
 		a := &all[i]
@@ -203,7 +203,7 @@ func stabilitySection(all []arm, origin string) section {
 		inTime := figure{
 			title: fmt.Sprintf("%s: p99 in time, %s", origin, a.name),
 			alt:   "The p99 of each tenth of a repeat, a line for each repeat.",
-			x:     axis{label: "time (s)"}, y: axis{label: "p99 (ms)", low: 0, high: 1e-9},
+			x:     axis{label: "time (s)"}, y: axis{label: "p99 (ms)", zero: true},
 		}
 		for n, r := range a.Repeats {
 			f, tenths := inWindows(r)
@@ -220,11 +220,11 @@ func stabilitySection(all []arm, origin string) section {
 			}
 			t.Rows = append(t.Rows, append(row, work))
 			if len(tenths) > 1 {
-				inTime.series = append(inTime.series, series{name: fmt.Sprintf("repeat %d", n+1), points: tenths})
+				inTime.series = append(inTime.series, series{name: fmt.Sprintf("repeat %d", n+1), number: n, points: tenths})
 			}
 		}
 		if len(line) > 1 {
-			overall.series = append(overall.series, series{name: a.name, points: line})
+			overall.series = append(overall.series, series{name: a.name, number: i, points: line})
 		}
 		if a.Kind == evidence.Protected && len(inTime.series) > 0 {
 			s.Charts = append(s.Charts, inTime.draw())

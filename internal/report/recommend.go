@@ -61,7 +61,7 @@ func adviceSection(all []arm) section {
 		if a.Kind != evidence.Protected || a.Policy == "" && a.run.Origin == evidence.Simulated {
 			continue // the simulator's baselines have no policy
 		}
-		worst, missing := adviceStay, 0
+		worst, missing, slow := adviceStay, 0, false
 		for _, limit := range thresholds {
 			value, known := limit.of(all, a)
 			if !known {
@@ -74,6 +74,7 @@ func adviceSection(all []arm) section {
 			if advice == adviceNext || advice == adviceConsider && worst == adviceStay {
 				worst = advice
 			}
+			slow = slow || limit.unit == "ms" && advice != adviceStay
 		}
 		switch {
 		case missing == len(thresholds):
@@ -82,6 +83,9 @@ func adviceSection(all []arm) section {
 			s.text("%s: %s, by the figures that were measured; %d of %d are missing.", a.name, worst, missing, len(thresholds))
 		default:
 			s.text("%s: %s.", a.name, worst)
+		}
+		if worst != adviceStay && !slow {
+			s.text("Only the loss of offline work of %s is beyond its threshold. The time that requests need is a part of it, which no stage returns; a share floor bounds it.", a.name)
 		}
 		if a.run.Origin != evidence.Hardware {
 			s.text("The figures of %s are %s. They say what the model does; decide by figures of hardware.", a.name, a.run.Origin)

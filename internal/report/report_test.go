@@ -29,7 +29,9 @@ var update = flag.Bool("update", false, "write testdata: the made-up run and its
 // madeUp returns a run with made-up figures, the same for the same seed.
 func madeUp() evidence.Run {
 	random := rand.New(rand.NewPCG(19, 42))
-	near := func(center, part float64) float64 { return math.Round(1e4*center*math.Exp(part*random.NormFloat64())) / 1e4 }
+	near := func(center, part float64) float64 {
+		return math.Round(1e4*center*math.Exp(part*random.NormFloat64())) / 1e4
+	}
 	const seconds, gap = 24, 200.0
 	run := evidence.Run{
 		Format: evidence.Format, Name: "made-up example", Command: "trial", Origin: evidence.Emulated, Backend: "emulated mi300x", Planned: 3, Seed: 19,
@@ -343,8 +345,8 @@ func TestBrokenRunsFailTheirCheck(t *testing.T) {
 		"hardware slots of suspended queues became empty": func(r *evidence.Run) {
 			r.Arms[3].Repeats[0].Samples[0].Values[evidence.HQDsSuspended] = 1
 		},
-		"no fault of the run":             func(r *evidence.Run) { r.Faults = []evidence.Fault{{What: "x"}} },
-		"no alarm of daemon or kernel":    func(r *evidence.Run) { r.Alarms = []evidence.Alarm{{Text: "x"}} },
+		"no fault of the run":          func(r *evidence.Run) { r.Faults = []evidence.Fault{{What: "x"}} },
+		"no alarm of daemon or kernel": func(r *evidence.Run) { r.Alarms = []evidence.Alarm{{Text: "x"}} },
 	} {
 		broken := madeUp()
 		broken.Alarms = nil
