@@ -130,8 +130,8 @@ func frontier(found []choice, share bool, origin string) *figure {
 	return f
 }
 
-// Frontier writes the chart of the p99 of latency against offline work as a picture of its own:
-// SVG for light and dark pages. The runs need two arms in which online and offline work run
+// Frontier writes the chart of the p99 of latency against offline work as a file of SVG,
+// for light and dark pages. The runs need two arms in which online and offline work run
 // together.
 func (r *Report) Frontier(w io.Writer) error {
 	found, share := choices(arms(r.runs))
