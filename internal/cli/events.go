@@ -63,6 +63,7 @@ func (a *app) eventsCommand() *cobra.Command {
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "continue with new events")
 	cmd.Flags().Uint64Var(&since, "since", 0, "only events after this revision")
 	cmd.Flags().BoolVar(&all, "all", false, "all events that the daemon keeps")
+	cmd.AddCommand(a.eventsExport())
 	return cmd
 }
 

@@ -44,16 +44,7 @@ func (a *app) showLine(m proto.Message, people func(p *printer)) error {
 	switch {
 	case a.expression != nil:
 	case a.output == formatJSON:
-		raw, err := marshal(m)
-		if err != nil {
-			return err
-		}
-		var line bytes.Buffer
-		if err := json.Compact(&line, raw); err != nil {
-			return err
-		}
-		_, err = fmt.Fprintln(a.Out, line.String())
-		return err
+		return writeLine(a.Out, m)
 	case a.output == formatYAML:
 		if _, err := io.WriteString(a.Out, "---\n"); err != nil {
 			return err
@@ -124,6 +115,15 @@ func plain(n *yaml.Node) {
 	for _, c := range n.Content {
 		plain(c)
 	}
+}
+
+// replaceRegular is replaceFile with --output-file, and refuses a path that has something else than
+// a regular file: replacing would remove a device or a pipe, which root may do.
+func replaceRegular(path string, write func(io.Writer) error) error {
+	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
+		return &failure{code: ExitRefused, message: path + " is not a regular file", next: "choose another path with --output-file, or redirect standard output"}
+	}
+	return replaceFile(path, "--output-file", write)
 }
 
 // replaceFile replaces the file at path by what write writes, completely or not at all.

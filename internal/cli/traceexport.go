@@ -48,11 +48,7 @@ func (a *app) traceExport() *cobra.Command {
 				case path == "":
 					return trace.write(a.Out)
 				}
-				// Replacing would remove a device or a pipe, which root may do.
-				if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
-					return &failure{code: ExitRefused, message: path + " is not a regular file", next: "choose another path with --output-file, or redirect standard output"}
-				}
-				if err := replaceFile(path, "--output-file", trace.write); err != nil {
+				if err := replaceRegular(path, trace.write); err != nil {
 					return err
 				}
 				_, err = fmt.Fprintf(a.Out, "Wrote %s; open it in https://ui.perfetto.dev\n", printable(path))

@@ -83,7 +83,7 @@ func TestErrorsHavePlaceAndRemedy(t *testing.T) {
 			"yes for true", "policy: {shadow: yes}\n",
 			[]string{`1:18: policy.shadow: is the text "yes": write true or false`},
 		},
-		{"not a number", "policy: {share_floor: .nan}\n", []string{"1:23: policy.share_floor: .nan is not a number a policy can use: write a number such as 0.25"}},
+		{"not a number", "policy: {share_floor: .nan}\n", []string{"1:23: policy.share_floor: .nan is not a decimal number: write a number such as 0.25"}},
 		{"no value", "socket:\n", []string{"1:8: socket: has no value: give one, or remove the key to use the default"}},
 		{
 			"unknown word", "policy: {linger: forever}\n",

@@ -55,23 +55,9 @@ func (p *parser) value(n *yaml.Node, key string, into any) bool {
 			problem = yamlfile.Cut(n.Value) + " is not written in plain decimal digits"
 		}
 	case *float64:
-		remedy = "write a number such as 0.25"
-		if yamlfile.IsScalar(n, "!!float") || yamlfile.IsScalar(n, "!!int") {
-			if *v, err = strconv.ParseFloat(n.Value, 64); err == nil {
-				return true
-			}
-			problem = yamlfile.Cut(n.Value) + " is not a number a policy can use"
-		}
+		return p.Number(n, key, v)
 	case *time.Duration:
-		remedy = "write a number with its unit, such as 20ms, 1.5s or 1m"
-		if yamlfile.IsScalar(n, "!!str") || n.Value == "0" {
-			if *v, err = time.ParseDuration(n.Value); err == nil {
-				return true
-			}
-			problem = yamlfile.Quoted(n.Value) + " is not a duration"
-		} else if yamlfile.IsScalar(n, "!!int") || yamlfile.IsScalar(n, "!!float") {
-			problem = yamlfile.Cut(n.Value) + " has no unit"
-		}
+		return p.Duration(n, key, v)
 	case *scheduler.SuspendWhen:
 		return parseEnum[gpreemptv1.SuspendWhen](p, n, key, v)
 	case *scheduler.Linger:

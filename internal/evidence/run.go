@@ -92,6 +92,8 @@ type Repeat struct {
 	WorkUnit string  `json:"work_unit,omitempty"`
 	Lost     uint64  `json:"lost"`
 	Repeated uint64  `json:"repeated"`
+	// Steps are the steps that each offline job did, by its name, where they are known.
+	Steps map[string]float64 `json:"steps,omitempty"`
 	// Unprotected requests ran without a lease although they asked for one; NotQuiet had a
 	// lease before the GPUs were quiet.
 	Unprotected int `json:"unprotected,omitempty"`
@@ -106,6 +108,8 @@ type Repeat struct {
 // Parts that were not measured are 0.
 type Request struct {
 	At float64 `json:"at"`
+	// Server is the name of its online service, where there may be several.
+	Server string `json:"server,omitempty"`
 	// Total is from arrival to result. Announce is the part until the announcement was
 	// answered, Start until the first kernel began, Service until the result.
 	Total    float64 `json:"total"`

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -51,6 +52,38 @@ func (p *Parser) Unsigned(n *yaml.Node, key string, most uint64) (uint64, bool) 
 		return 0, false
 	}
 	return u, true
+}
+
+// Number reads a number.
+func (p *Parser) Number(n *yaml.Node, key string, into *float64) bool {
+	problem := "is " + Kind(n)
+	if IsScalar(n, "!!float") || IsScalar(n, "!!int") {
+		v, err := strconv.ParseFloat(n.Value, 64)
+		if err == nil {
+			*into = v
+			return true
+		}
+		problem = Cut(n.Value) + " is not a decimal number"
+	}
+	p.Fail(n, key, problem, "write a number such as 0.25")
+	return false
+}
+
+// Duration reads a duration with its unit, or 0.
+func (p *Parser) Duration(n *yaml.Node, key string, into *time.Duration) bool {
+	problem := "is " + Kind(n)
+	if IsScalar(n, "!!str") || n.Value == "0" {
+		d, err := time.ParseDuration(n.Value)
+		if err == nil {
+			*into = d
+			return true
+		}
+		problem = Quoted(n.Value) + " is not a duration"
+	} else if IsScalar(n, "!!int") || IsScalar(n, "!!float") {
+		problem = Cut(n.Value) + " has no unit"
+	}
+	p.Fail(n, key, problem, "write a number with its unit, such as 20ms, 1.5s or 1m")
+	return false
 }
 
 // Word reads one of several words.

@@ -1,0 +1,242 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	gpreemptv1 "github.com/gpreempt/gpreempt/api/gen/gpreempt/v1"
+)
+
+// exportFormat is the version of the format of gpctl events export.
+const exportFormat = 1
+
+func (a *app) eventsExport() *cobra.Command {
+	var (
+		path   string
+		follow bool
+	)
+	cmd := &cobra.Command{
+		Use:         "export",
+		Annotations: map[string]string{noData: noData},
+		Short:       "Write the event log with the state of the host, as JSON lines, for gpctl plan",
+		Args:        operands(),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			export := func(ctx context.Context) func(io.Writer) error {
+				return func(w io.Writer) error {
+					return a.stream(ctx, func(ctx context.Context, admin adminClient) error {
+						return (&exporting{admin: admin, w: w, follow: follow}).run(ctx, a.Now())
+					})
+				}
+			}
+			ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+			defer stop()
+			switch {
+			case path == "":
+				return export(ctx)(a.Out)
+			case follow:
+				return recordTo(path, export(ctx))
+			}
+			if err := replaceRegular(path, export(ctx)); err != nil {
+				return err
+			}
+			_, err := fmt.Fprintf(a.Out, "Wrote %s\n", printable(path))
+			return err
+		},
+	}
+	cmd.Flags().StringVar(&path, "output-file", "", "write to this file instead of standard output")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "continue with new events, until interrupted")
+	return cmd
+}
+
+// recordTo writes to a new file as the events arrive: it is of use although the recording is cut.
+func recordTo(path string, write func(io.Writer) error) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644) //nolint:gosec // G302: as other exports, every user may read it
+	if err != nil {
+		return &failure{code: ExitFailure, message: fmt.Sprintf("cannot write %s: %v", path, err), next: "choose another path with --output-file"}
+	}
+	err = write(f)
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	return err
+}
+
+// exporting is one export.
+type exporting struct {
+	admin  adminClient
+	w      io.Writer
+	follow bool
+	known  map[string]bool // targets that have a line
+}
+
+// run writes the state of the host, then the events. While it follows, a target that is new or has
+// a new class gets a line before its event. The end of ctx is the end of a recording.
+func (e *exporting) run(ctx context.Context, now time.Time) error {
+	status, err := e.admin.GetStatus(ctx, &gpreemptv1.GetStatusRequest{})
+	if err != nil {
+		return err
+	}
+	if err := e.head(status, now); err != nil {
+		return err
+	}
+	policy, err := e.admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
+	if err != nil {
+		return err
+	}
+	gpus, err := e.admin.ListGpus(ctx, &gpreemptv1.ListGpusRequest{})
+	if err != nil {
+		return err
+	}
+	leases, err := e.admin.ListLeases(ctx, &gpreemptv1.ListLeasesRequest{})
+	if err != nil {
+		return err
+	}
+	if err := e.line("policy", policy.GetPolicy()); err != nil {
+		return err
+	}
+	for _, g := range gpus.GetGpus() {
+		if err := e.line("gpu", g); err != nil {
+			return err
+		}
+	}
+	for _, l := range leases.GetLeases() {
+		// Who holds it is not needed.
+		if err := e.line("lease", exportedLease{l.GetLeaseId(), l.GetGpuIds(), l.GetPriority()}); err != nil {
+			return err
+		}
+	}
+	e.known = map[string]bool{}
+	if err := e.targets(ctx, func(*gpreemptv1.Target) bool { return true }); err != nil {
+		return err
+	}
+	stream, err := e.admin.WatchEvents(ctx, &gpreemptv1.WatchEventsRequest{FromStart: true, NoFollow: !e.follow})
+	if err != nil {
+		return err
+	}
+	last := status.GetEventRevision()
+	err = each(stream, func(m *gpreemptv1.WatchEventsResponse) error {
+		// Events before the list of targets are of targets that it has, or that have left.
+		if ev := m.GetEvent(); ev.GetRevision() > last && e.changesTarget(ev) {
+			if err := e.targets(ctx, func(t *gpreemptv1.Target) bool { return t.GetTargetId() == ev.GetTargetId() }); err != nil {
+				return err
+			}
+		}
+		return writeLine(e.w, m)
+	})
+	if e.follow && ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// changesTarget reports whether a target is new or has a new class or priority.
+func (e *exporting) changesTarget(ev *gpreemptv1.Event) bool {
+	return ev.GetKind() == gpreemptv1.EventKind_EVENT_KIND_TARGET &&
+		(!e.known[ev.GetTargetId()] || ev.GetFromTarget() == ev.GetToTarget()) &&
+		ev.GetToTarget() != gpreemptv1.TargetState_TARGET_STATE_GONE
+}
+
+// head writes the first line.
+func (e *exporting) head(status *gpreemptv1.GetStatusResponse, now time.Time) error {
+	raw, err := marshal(status)
+	if err != nil {
+		return err
+	}
+	first, err := marshal(struct {
+		Format     int             `json:"format"`
+		ExportedAt time.Time       `json:"exported_at"`
+		Status     json.RawMessage `json:"status"`
+	}{exportFormat, now.UTC(), raw})
+	if err != nil {
+		return err
+	}
+	return writeCompact(e.w, first)
+}
+
+// targets writes lines for some of the targets, without what a replay does not need: a command
+// line and an environment may be private.
+func (e *exporting) targets(ctx context.Context, want func(*gpreemptv1.Target) bool) error {
+	list, err := e.admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
+	if err != nil {
+		return err
+	}
+	for _, t := range list.GetTargets() {
+		if !want(t) {
+			continue
+		}
+		e.known[t.GetTargetId()] = true
+		out := exportedTarget{
+			ID: t.GetTargetId(), Comm: t.GetComm(), Class: t.GetClass().String(), Priority: t.GetPriority(), GPUs: t.GetGpuIds(),
+			Queues: t.GetQueueCount(), Mechanism: t.GetMechanism(),
+		}
+		if t.GetJob() != nil {
+			out.Job = &exportedJob{t.GetJob().GetName()}
+		}
+		if err := e.line("target", out); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// exportedLease is the part of a Lease that is exported.
+type exportedLease struct {
+	ID       string   `json:"lease_id"`
+	GPUs     []uint32 `json:"gpu_ids"`
+	Priority uint32   `json:"priority"`
+}
+
+// exportedTarget is the part of a Target that is exported.
+type exportedTarget struct {
+	ID        string       `json:"target_id"`
+	Comm      string       `json:"comm"`
+	Class     string       `json:"class"`
+	Priority  uint32       `json:"priority"`
+	GPUs      []uint32     `json:"gpu_ids"`
+	Queues    uint32       `json:"queue_count"`
+	Mechanism string       `json:"mechanism"`
+	Job       *exportedJob `json:"job,omitempty"`
+}
+
+type exportedJob struct {
+	Name string `json:"name"`
+}
+
+// line writes {"KEY":VALUE}; v is what marshal takes.
+func (e *exporting) line(key string, v any) error {
+	raw, err := marshal(v)
+	if err != nil {
+		return err
+	}
+	return writeCompact(e.w, slices.Concat([]byte(`{"`+key+`":`), raw, []byte("}")))
+}
+
+// writeLine writes a message as JSON on one line.
+func writeLine(w io.Writer, m proto.Message) error {
+	raw, err := marshal(m)
+	if err != nil {
+		return err
+	}
+	return writeCompact(w, raw)
+}
+
+func writeCompact(w io.Writer, raw []byte) error {
+	var line bytes.Buffer
+	if err := json.Compact(&line, raw); err != nil {
+		return err
+	}
+	line.WriteByte('\n')
+	_, err := w.Write(line.Bytes())
+	return err
+}

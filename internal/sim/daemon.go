@@ -1,0 +1,223 @@
+package sim
+
+import (
+	"slices"
+	"time"
+
+	"github.com/gpreempt/gpreempt/pkg/gpreempt"
+	"github.com/gpreempt/gpreempt/pkg/scheduler"
+)
+
+// daemon is GPreempt: the core of the daemon, with the clients before it and the processes
+// behind it. A client announces when a request arrives, with the time on its CPU as the eta,
+// begins with the answer, and completes at the end.
+type daemon struct {
+	unwilling
+	engine *engine
+	core   *scheduler.Core
+	leases map[scheduler.LeaseID]*lease
+	last   scheduler.LeaseID
+	procs  map[gpreempt.ProcessKey]*process
+	// causes are, by process, the lease of its last suspension and how often that caused one.
+	causes map[gpreempt.ProcessKey]cause
+	tick   event
+	// todo are actions that are not carried out yet; stepping: some are being carried out.
+	todo     []order
+	stepping bool
+}
+
+// lease is the lease of a claim.
+type lease struct {
+	id       scheduler.LeaseID
+	claim    *claim
+	answered bool
+	renewal  *event
+	// preemptions that it has caused.
+	preemptions int
+}
+
+// order is what a run needs of an action, which is large.
+type order struct {
+	kind   scheduler.ActionKind
+	target gpreempt.ProcessKey
+	seq    uint64
+	lease  scheduler.LeaseID
+}
+
+type cause struct {
+	lease scheduler.LeaseID
+	times int
+}
+
+// unlimited are limits that no scenario reaches.
+const unlimited = 1 << 30
+
+func newDaemon(e *engine) *daemon {
+	d := &daemon{
+		engine: e, leases: map[scheduler.LeaseID]*lease{}, procs: map[gpreempt.ProcessKey]*process{}, causes: map[gpreempt.ProcessKey]cause{},
+		core: scheduler.New(e.scheme.Policy, scheduler.Limits{LeasesPerClient: unlimited, LeasesPerUser: unlimited, LeasesTotal: unlimited}),
+	}
+	d.tick.do = func() { d.step(scheduler.Tick{}) }
+	return d
+}
+
+// gpuID returns the GPU of the daemon for one of the scenario.
+func gpuID(g *gpu) gpreempt.GPUID { return gpreempt.GPUID(g.index + 1) }
+
+func gpuIDs(gpus []*gpu) []gpreempt.GPUID {
+	var ids []gpreempt.GPUID
+	for _, g := range gpus {
+		ids = append(ids, gpuID(g))
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
+}
+
+func (d *daemon) start() {
+	for _, g := range d.engine.gpus {
+		d.step(scheduler.GPUAdded{GPU: gpuID(g)})
+	}
+	for _, p := range d.engine.procs {
+		d.procs[p.key] = p
+		d.step(scheduler.TargetSeen{
+			Target: p.key, Job: p.job.Name, Class: gpreempt.Offline, Priority: gpreempt.Priority(p.job.Priority),
+			GPUs: gpuIDs(p.gpus), Queues: uint64(p.queues),
+		})
+	}
+}
+
+// step has the core handle an event, and carries out its actions. Actions whose result is known
+// at once, such as an Attach, are answered after the others.
+func (d *daemon) step(ev scheduler.Event) {
+	actions := d.core.Step(d.engine.now, ev)
+	for i := range actions {
+		a := &actions[i]
+		o := order{a.Kind, a.Target, a.Seq, a.Lease}
+		if a.Kind == scheduler.ActRecord {
+			if r := &a.Record; r.Kind != scheduler.RecordTarget || r.ToTarget != scheduler.TargetSuspending || r.Lease == 0 {
+				continue
+			}
+			o.target, o.lease = a.Record.Target, a.Record.Lease
+		}
+		d.todo = append(d.todo, o)
+	}
+	if d.stepping {
+		return
+	}
+	d.stepping = true
+	for i := 0; i < len(d.todo); i++ { //nolint:intrange // an action may append more
+		d.act(d.todo[i])
+	}
+	d.todo = d.todo[:0]
+	d.stepping = false
+	if at, ok := d.core.NextDeadline(); ok {
+		if d.tick.place == 0 || d.tick.at != at {
+			d.engine.events.set(&d.tick, max(at, d.engine.now))
+		}
+	} else {
+		d.engine.events.clear(&d.tick)
+	}
+}
+
+func (d *daemon) act(o order) {
+	switch o.kind {
+	case scheduler.ActRecord:
+		d.caused(o.target, o.lease)
+	case scheduler.ActAttach:
+		d.step(scheduler.Attached{Target: o.target, ReportsBirths: true})
+	case scheduler.ActDetach:
+		d.step(scheduler.Detached{Target: o.target})
+	case scheduler.ActSuspend:
+		d.procs[o.target].move(false, func(took time.Duration) {
+			d.step(scheduler.Suspended{Target: o.target, Seq: o.seq, Took: took})
+		})
+	case scheduler.ActResume:
+		d.procs[o.target].move(true, func(took time.Duration) {
+			d.step(scheduler.Resumed{Target: o.target, Seq: o.seq, Took: took})
+		})
+	case scheduler.ActInspect:
+		// A call that takes long waits for cycles of the GPU, not for the job.
+		d.step(scheduler.Inspected{Target: o.target, Seq: o.seq})
+	case scheduler.ActAnswer:
+		if l := d.leases[o.lease]; l != nil {
+			d.engine.after(d.engine.o.Costs.Notify, func() { d.answer(l) })
+		}
+	}
+}
+
+// caused counts a suspension for the requests that it is for.
+func (d *daemon) caused(key gpreempt.ProcessKey, id scheduler.LeaseID) {
+	c := d.causes[key]
+	if c.lease != id {
+		c = cause{lease: id}
+	}
+	c.times++
+	d.causes[key] = c
+	// Several processes that are suspended at once are one preemption.
+	if l := d.leases[id]; l != nil && c.times > l.preemptions {
+		l.preemptions = c.times
+		for _, r := range l.claim.requests {
+			r.preemptions++
+		}
+	}
+}
+
+func (d *daemon) announced(c *claim) {
+	d.last++
+	l := &lease{id: d.last, claim: c}
+	c.lease = l
+	d.leases[l.id] = l
+	d.engine.after(d.engine.o.Costs.Notify, func() { d.request(l) })
+}
+
+// request is the announcement as it arrives at the daemon.
+func (d *daemon) request(l *lease) {
+	e, s := d.engine, l.claim.service
+	if at, ok := d.core.NextDeadline(); ok && at <= e.now {
+		d.step(scheduler.Tick{})
+	}
+	req := scheduler.LeaseRequested{
+		Lease: l.id, Client: scheduler.ClientID(s.index + 1), User: "simulated", GPUs: gpuIDs(l.claim.gpus), Priority: gpreempt.Priority(s.Priority),
+		TTL: scheduler.PolicyDefault, MaxWait: scheduler.PolicyDefault, ETA: max(0, l.claim.readyAt-e.now), SLO: s.SLO,
+	}
+	if _, err := d.core.Admit(&req); err != nil {
+		// The client runs unprotected, as with a daemon that refuses.
+		e.after(e.o.Costs.Notify, func() { d.answer(l) })
+		return
+	}
+	d.step(req)
+	d.renew(l, req.TTL)
+}
+
+// renew keeps the lease alive, as the client does.
+func (d *daemon) renew(l *lease, ttl time.Duration) {
+	l.renewal = d.engine.after(ttl/2, func() {
+		d.step(scheduler.LeaseRenewed{Lease: l.id, TTL: ttl})
+		d.renew(l, ttl)
+	})
+}
+
+func (d *daemon) answer(l *lease) {
+	l.answered = true
+	l.claim.answered = d.engine.now
+	if l.claim.asked {
+		l.claim.grant()
+	}
+}
+
+func (d *daemon) ready(c *claim) {
+	if c.lease.answered {
+		c.grant()
+	}
+}
+
+func (d *daemon) released(c *claim) {
+	l := c.lease
+	d.engine.after(d.engine.o.Costs.Notify, func() {
+		if l.renewal != nil {
+			d.engine.events.clear(l.renewal)
+		}
+		delete(d.leases, l.id)
+		d.step(scheduler.LeaseFinished{Lease: l.id, End: scheduler.EndCompleted})
+	})
+}
