@@ -202,33 +202,34 @@ func TestNamesDoNotBecomeMarkup(t *testing.T) {
 
 func TestSamplesAreInLongForm(t *testing.T) {
 	run := evidence.Run{Name: "r", Origin: evidence.Simulated, Arms: []evidence.Arm{{Name: "a", Kind: evidence.Protected, Repeats: []evidence.Repeat{{
-		Seconds: 2, Work: 7, Lost: 1,
-		Requests: []evidence.Request{{At: 1, Total: 3.25, Announce: 1, Service: 2.25, Preemptions: 1}, {At: 2, Failed: "no answer"}},
+		Seconds: 2, Work: 7, Lost: 1, Steps: map[string]float64{"train": 7},
+		Requests: []evidence.Request{{At: 1, Server: "chat", Total: 3.25, Announce: 1, Service: 2.25, Preemptions: 1}, {At: 2, Server: "chat", Failed: "no answer"}},
 		Suspends: []evidence.Timed{{At: 1, MS: 1}}, Resumes: []evidence.Timed{{At: 4, MS: 0.5}},
 		Samples: []evidence.Sample{{At: 5, Values: map[string]float64{"b": 2, "a": 1}}},
 		Spans:   []evidence.Span{{From: 1, To: 1.5, GPU: 3, What: "online", Name: "chat"}},
 	}}}}}
 	_, _, samples := reportOf(t, run)
-	want := `run,origin,arm,kind,repeat,what,at_ms,name,value
-r,simulated,a,protected,1,work,0,seconds,2
-r,simulated,a,protected,1,work,0,work,7
-r,simulated,a,protected,1,work,0,lost,1
-r,simulated,a,protected,1,work,0,repeated,0
-r,simulated,a,protected,1,request,1,total_ms,3.25
-r,simulated,a,protected,1,request,1,announce_ms,1
-r,simulated,a,protected,1,request,1,service_ms,2.25
-r,simulated,a,protected,1,request,1,preemptions,1
-r,simulated,a,protected,1,request,2,failed,no answer
-r,simulated,a,protected,1,suspend,1,suspend_ms,1
-r,simulated,a,protected,1,resume,4,resume_ms,0.5
-r,simulated,a,protected,1,sample,5,a,1
-r,simulated,a,protected,1,sample,5,b,2
-r,simulated,a,protected,1,span,1,gpu 3 online chat,0.5
+	want := `run,origin,arm,kind,repeat,what,of,at_ms,name,value
+r,simulated,a,protected,1,work,,0,seconds,2
+r,simulated,a,protected,1,work,,0,work,7
+r,simulated,a,protected,1,work,,0,lost,1
+r,simulated,a,protected,1,work,,0,repeated,0
+r,simulated,a,protected,1,work,train,0,steps,7
+r,simulated,a,protected,1,request,chat,1,total_ms,3.25
+r,simulated,a,protected,1,request,chat,1,announce_ms,1
+r,simulated,a,protected,1,request,chat,1,service_ms,2.25
+r,simulated,a,protected,1,request,chat,1,preemptions,1
+r,simulated,a,protected,1,request,chat,2,failed,no answer
+r,simulated,a,protected,1,suspend,,1,suspend_ms,1
+r,simulated,a,protected,1,resume,,4,resume_ms,0.5
+r,simulated,a,protected,1,sample,,5,a,1
+r,simulated,a,protected,1,sample,,5,b,2
+r,simulated,a,protected,1,span,chat,1,gpu 3 online_ms,0.5
 `
 	if diff := cmp.Diff(want, samples); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if rows, err := csv.NewReader(strings.NewReader(samples)).ReadAll(); err != nil || len(rows) != 15 {
+	if rows, err := csv.NewReader(strings.NewReader(samples)).ReadAll(); err != nil || len(rows) != 16 {
 		t.Errorf("%d rows, %v", len(rows), err)
 	}
 }
