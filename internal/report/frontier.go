@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"gonum.org/v1/plot/plotter"
 
@@ -36,7 +37,9 @@ func choices(all []arm) (found []choice, share bool) {
 			continue
 		}
 		c := choice{arm: a, group: string(a.Kind), work: a.sum.WorkRate, latency: a.sum.Latency}
-		switch {
+		switch policy, _, several := strings.Cut(a.Arm.Name, ","); {
+		case several: // a plan's arms: a policy with one of its knobs
+			c.group = clean(policy)
 		case a.Policy != "":
 			c.group = clean(a.Policy)
 		case a.Mechanism != "":

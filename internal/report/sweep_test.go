@@ -14,7 +14,8 @@ import (
 	"github.com/gpreempt/gpreempt/pkg/scheduler"
 )
 
-// sweep simulates presets and share floors on a scenario of the library.
+// sweep simulates share floors of the preset balanced, and other ways to share a GPU, on a scenario
+// of the library.
 func sweep(t *testing.T, name string) evidence.Run {
 	t.Helper()
 	s, err := scenario.ByName(name)
@@ -22,22 +23,27 @@ func sweep(t *testing.T, name string) evidence.Run {
 		t.Fatal(err)
 	}
 	run := evidence.Run{Format: evidence.Format, Name: name, Command: "plan", Origin: evidence.Simulated, Backend: "simulated", Seed: 1, Planned: 1}
+	balanced, err := scheduler.PresetByName("balanced")
+	if err != nil {
+		t.Fatal(err)
+	}
 	o := sim.PlanOptions{
-		Floors: []float64{0, 0.2, 0.4, 0.6, 0.8}, Options: sim.Options{Seed: run.Seed, Costs: sim.DefaultCosts()}, Repeats: 1,
+		Policies: []sim.NamedPolicy{{Name: "balanced", Policy: balanced}}, Floors: []float64{0.1, 0.7, 0.8, 0.9},
+		Options: sim.Options{Seed: run.Seed, Costs: sim.DefaultCosts()}, Repeats: 1,
 		Keep: func(a evidence.Arm) error {
 			run.Arms = append(run.Arms, a)
 			return nil
 		},
 	}
-	for _, preset := range []string{"strict", "balanced"} {
-		p, err := scheduler.PresetByName(preset)
+	if _, err := sim.PlanScenario(s, o); err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []sim.Kind{sim.BlockWait, sim.Sequential, sim.TimeSlice, sim.Throttle, sim.Oracle} {
+		a, err := sim.Arm(string(kind), s, sim.Scheme{Kind: kind}, o.Options, o.Repeats)
 		if err != nil {
 			t.Fatal(err)
 		}
-		o.Policies = append(o.Policies, sim.NamedPolicy{Name: preset, Policy: p})
-	}
-	if _, err := sim.PlanScenario(s, o); err != nil {
-		t.Fatal(err)
+		run.Arms = append(run.Arms, a)
 	}
 	return run
 }
@@ -46,7 +52,7 @@ func sweep(t *testing.T, name string) evidence.Run {
 //
 //	go test ./internal/report -run OfTheDocument -update
 func TestFrontierPictureOfTheDocument(t *testing.T) {
-	r, err := New([]evidence.Run{sweep(t, "docs-100ms")}, profile(t))
+	r, err := New([]evidence.Run{sweep(t, "disb-real")}, profile(t))
 	if err != nil {
 		t.Fatal(err)
 	}
