@@ -2,6 +2,7 @@ package report
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -38,10 +39,44 @@ func armSection(all []arm) section {
 		}
 	}
 	s.Tables = append(s.Tables, t)
-	if len(tokens.Rows) > 0 {
-		s.Tables = append(s.Tables, tokens)
+	for _, more := range []table{tokens, serviceTable(all)} {
+		if len(more.Rows) > 0 {
+			s.Tables = append(s.Tables, more)
+		}
 	}
 	return s
+}
+
+// serviceTable has the latency of each service, without rows when there are not several.
+func serviceTable(all []arm) table {
+	t := table{Title: "Latency of each service, ms", Head: slices.Concat([]string{"service", "arm"}, figureHead)}
+	names := map[string]bool{}
+	for i := range all {
+		for _, r := range all[i].Repeats {
+			for _, q := range r.Requests {
+				names[q.Server] = true
+			}
+		}
+	}
+	if len(names) < 2 {
+		return t
+	}
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		for i := range all {
+			var values []float64
+			for _, r := range all[i].Repeats {
+				for _, q := range r.Requests {
+					if q.Server == name && q.Failed == "" && usable(q.Total) {
+						values = append(values, q.Total)
+					}
+				}
+			}
+			if len(values) > 0 {
+				t.Rows = append(t.Rows, slices.Concat([]string{or(clean(name)), all[i].name}, cells(summarize(values))))
+			}
+		}
+	}
+	return t
 }
 
 // latencySection is the distribution of the latency.

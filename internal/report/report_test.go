@@ -347,6 +347,19 @@ func TestUnlikeRunsAreRefused(t *testing.T) {
 	}
 }
 
+func TestServicesHaveTheirOwnLatency(t *testing.T) {
+	run := evidence.Run{Name: "r", Origin: evidence.Simulated, Arms: []evidence.Arm{{Name: "p", Kind: evidence.Protected, Repeats: []evidence.Repeat{{
+		Seconds: 1, Requests: []evidence.Request{{Server: "chat", Total: 1}, {Server: "search", Total: 4}, {Server: "chat", Total: 3}, {Server: "chat", Failed: "x"}},
+	}}}}}
+	want := [][]string{
+		{"chat", "p", "2", "2.00", "1.41", "1.00", "3.00", "3.00", "3.00"},
+		{"search", "p", "1", "4.00", "0.00", "4.00", "4.00", "4.00", "4.00"},
+	}
+	if diff := cmp.Diff(want, serviceTable(arms([]evidence.Run{run})).Rows); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
 func TestFrontierMarksDominatedArms(t *testing.T) {
 	arm := func(name string, kind evidence.ArmKind, work, latency float64) evidence.Arm {
 		a := evidence.Arm{Name: name, Kind: kind, Policy: name, Repeats: []evidence.Repeat{{Seconds: 1, Work: work, WorkUnit: "steps"}}}
