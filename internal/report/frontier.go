@@ -37,9 +37,9 @@ func choices(all []arm) (found []choice, share bool) {
 			continue
 		}
 		c := choice{arm: a, group: string(a.Kind), work: a.sum.WorkRate, latency: a.sum.Latency}
-		switch policy, _, several := strings.Cut(a.Arm.Name, ","); {
-		case several: // a plan's arms: a policy with one of its knobs
-			c.group = clean(policy)
+		switch swept := group(a.Arm.Name); {
+		case swept != a.Arm.Name:
+			c.group = clean(swept)
 		case a.Policy != "":
 			c.group = clean(a.Policy)
 		case a.Mechanism != "":
@@ -60,6 +60,13 @@ func choices(all []arm) (found []choice, share bool) {
 		})
 	}
 	return found, share
+}
+
+// group returns the name of an arm without the value of a knob, as plans and sweeps add it:
+// "balanced, share floor 0.20", "balanced share_floor=0.2".
+func group(name string) string {
+	name, _, _ = strings.Cut(name, ",")
+	return strings.Join(slices.DeleteFunc(strings.Fields(name), func(word string) bool { return strings.Contains(word, "=") }), " ")
 }
 
 // frontierSection shows what each way to share the GPUs costs and gains.

@@ -347,6 +347,16 @@ func TestUnlikeRunsAreRefused(t *testing.T) {
 	}
 }
 
+func TestKnobsOfAPolicyAreOneGroup(t *testing.T) {
+	for name, want := range map[string]string{
+		"balanced, share floor 0.20": "balanced", "gpreempt balanced share_floor=0.2": "gpreempt balanced", "online alone": "online alone",
+	} {
+		if got := group(name); got != want {
+			t.Errorf("%q: %q, want %q", name, got, want)
+		}
+	}
+}
+
 func TestServicesHaveTheirOwnLatency(t *testing.T) {
 	run := evidence.Run{Name: "r", Origin: evidence.Simulated, Arms: []evidence.Arm{{Name: "p", Kind: evidence.Protected, Repeats: []evidence.Repeat{{
 		Seconds: 1, Requests: []evidence.Request{{Server: "chat", Total: 1}, {Server: "search", Total: 4}, {Server: "chat", Total: 3}, {Server: "chat", Failed: "x"}},
