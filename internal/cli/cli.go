@@ -198,7 +198,7 @@ func New(streams IO) *cobra.Command {
 	root.AddCommand(
 		a.statusCommand(), a.topCommand(), a.webCommand(), a.gpuCommand(), a.targetCommand(), a.queueCommand(), a.hqdCommand(), a.mqdCommand(), a.amdlogCommand(),
 		a.traceCommand(), a.leaseCommand(),
-		a.policyCommand(), a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.runCommand(), a.reportRunCommand(), a.trialCommand(), a.compareCommand(), a.doctorCommand(), a.simCommand(), a.planCommand(),
+		a.policyCommand(), a.eventsCommand(), a.statsCommand(), a.drainCommand(), a.runCommand(), a.reportRunCommand(), a.trialCommand(), a.compareCommand(), a.doctorCommand(), a.simCommand(), a.planCommand(), a.reportCommand(),
 		completionCommand(), a.versionCommand(),
 	)
 	root.SetHelpCommand(helpCommand(root))

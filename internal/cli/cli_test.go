@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 //	terminal ARGS     runs gpctl as on a terminal
 //	python FILE WANT  reads FILE by Python, where it is installed, and compares queues
 //
-// run-pass, run-fail, run-slow and run-other are the folders of runs.
+// run-pass, run-fail, run-slow and run-other are the folders of runs, and $RUN that of a run with made-up figures.
 //
 // Sockets: GPREEMPT_SOCKET is the machine, $DENIED refuses all requests, $SILENT never
 // answers, $DEAD has no listener.
@@ -59,6 +59,11 @@ func TestScripts(t *testing.T) {
 			for _, s := range sockets {
 				env.Setenv(s.name, filepath.Join(env.WorkDir, s.file))
 			}
+			run, err := filepath.Abs(filepath.Join("..", "report", "testdata", "run"))
+			if err != nil {
+				return err
+			}
+			env.Setenv("RUN", run)
 			serve(test, env.Getenv(SocketEnv), newMachine())
 			serve(test, env.Getenv("DENIED"), newMachine(), grpc.UnaryInterceptor(denyAll))
 			serve(test, env.Getenv("SILENT"), newMachine(), grpc.UnaryInterceptor(silence))

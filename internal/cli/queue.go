@@ -15,7 +15,7 @@ import (
 )
 
 func (a *app) queueCommand() *cobra.Command {
-	return noun("queue", "The KFD queues", a.queueList(), a.queueFind(discovery.Host("/")), a.queueWatch(), a.queueSample())
+	return noun("queue", "The KFD queues", a.queueList(), a.queueFind(discovery.Host("/")), a.queueWatch(), a.queueSample(), a.queueAdvice())
 }
 
 func (a *app) queueList() *cobra.Command {

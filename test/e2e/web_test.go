@@ -23,10 +23,11 @@ import (
 	"github.com/gpreempt/gpreempt/internal/testutil"
 )
 
-// update has TestWebPicturesOfTheDocuments make the pictures of docs/web.md, which takes a minute:
+// update has the tests named PicturesOfTheDocuments and PictureOfTheDocument make the pictures of docs/web.md, which
+// takes a minute, and of docs/reports.md:
 //
-//	go test ./test/e2e -run TestWebPicturesOfTheDocuments -update
-var update = flag.Bool("update", false, "make the pictures of docs/web.md")
+//	go test ./test/e2e -run OfTheDocument -update
+var update = flag.Bool("update", false, "make the pictures of the documents")
 
 // startWeb runs gpctl web and returns the address of its page.
 func (d *daemon) startWeb() (cmd *exec.Cmd, address string) {

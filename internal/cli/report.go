@@ -1,0 +1,98 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpreempt/gpreempt/internal/evidence"
+	"github.com/gpreempt/gpreempt/internal/report"
+)
+
+// reportCommand needs no daemon. Its -o names a file: the report has forms of its own.
+func (a *app) reportCommand() *cobra.Command {
+	var page, markdown, samples, frontier, profile string
+	cmd := &cobra.Command{
+		Use:   "report DIR...",
+		Short: "Make a report of trials and simulations: HTML, Markdown, CSV",
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return usage(cmd, "missing argument: DIR, the folder of a run")
+			}
+			if cmd.Flags().Changed("jq") || cmd.Flags().Changed("template") {
+				return usage(cmd, "--jq and --template do not apply to a report; --csv has the samples")
+			}
+			return nil
+		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			limits, err := evidence.LoadProfile(profile)
+			if err != nil {
+				return usage(cmd, "invalid --profile: %v", err)
+			}
+			runs, err := readRuns(args)
+			if err != nil {
+				return err
+			}
+			r, err := report.New(runs, limits)
+			if err != nil {
+				message := err.Error()
+				if unlike, ok := errors.AsType[*evidence.UnlikeError](err); ok {
+					message = "the runs cannot be shown side by side, they differ in " + strings.Join(unlike.Differences, "; ")
+				}
+				return &failure{code: ExitRefused, message: message, next: "a report of each run"}
+			}
+			written := false
+			for _, form := range []struct {
+				flag, path string
+				write      func(io.Writer) error
+			}{
+				{"output", page, r.HTML},
+				{"markdown", markdown, r.Markdown},
+				{"csv", samples, r.CSV},
+				{"frontier", frontier, r.Frontier},
+			} {
+				if !cmd.Flags().Changed(form.flag) {
+					continue
+				}
+				if err := replaceFile(form.path, "--"+form.flag, form.write); err != nil {
+					return err
+				}
+				written = true
+			}
+			if !written {
+				return r.Markdown(a.Out)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&page, "output", "o", "", "write one page of HTML to this `FILE`")
+	cmd.Flags().StringVar(&markdown, "markdown", "", "write the texts and tables as Markdown to this `FILE`")
+	cmd.Flags().StringVar(&samples, "csv", "", "write all samples, one value a line, to this `FILE`")
+	cmd.Flags().StringVar(&frontier, "frontier", "", "write the chart of p99 against offline work as SVG to this `FILE`")
+	cmd.Flags().StringVar(&profile, "profile", evidence.DefaultProfile, "limits of the verdict: "+strings.Join(evidence.ProfileNames(), ", ")+", or a YAML file")
+	complete(cmd, "profile", evidence.ProfileNames())
+	return cmd
+}
+
+// readRuns reads the runs of folders.
+func readRuns(dirs []string) ([]evidence.Run, error) {
+	var runs []evidence.Run
+	for _, dir := range dirs {
+		run, err := evidence.Read(dir)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return nil, &failure{code: ExitNotFound, message: fmt.Sprintf("%s is not a folder of a run: %v", dir, err), next: "name the folder that gpctl trial or gpctl sim has written"}
+		case err != nil:
+			return nil, &failure{code: ExitFailure, message: err.Error(), next: "repeat the run"}
+		}
+		runs = append(runs, *run)
+	}
+	return runs, nil
+}
