@@ -80,7 +80,7 @@ func printRun(p *printer, r *trialResult) {
 	}
 	t.flush()
 	durations := p.table("", columns{"ARM", "", ">N", ">MEAN", ">STD", ">P50", ">P95", ">P99", ">MAX"})
-	any := false
+	some := false
 	for i := range r.Arms {
 		s := &r.Arms[i]
 		for _, d := range []struct {
@@ -88,12 +88,12 @@ func printRun(p *printer, r *trialResult) {
 			evidence.Distribution
 		}{{"suspend", s.Suspends}, {"resume", s.Resumes}} {
 			if d.N > 0 {
-				any = true
+				some = true
 				durations.row(s.Arm, d.name, d.N, inMS(d.N, d.Mean), inMS(d.N, d.Std), inMS(d.N, d.P50), inMS(d.N, d.P95), inMS(d.N, d.P99), inMS(d.N, d.Max))
 			}
 		}
 	}
-	if any {
+	if some {
 		p.linef("")
 		durations.flush()
 	}

@@ -2,6 +2,7 @@ package trial
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -326,25 +327,19 @@ func originOf(backend string) evidence.Origin {
 	return evidence.Hardware
 }
 
-// probeSlots suspends each offline target by hand and reads the hardware slots before, during and
+// probeSlots suspends the offline targets by hand and reads the hardware slots before, during and
 // after. It adds them to a repeat as a sample at a time, unless the daemon finds no slot of the
-// targets. It returns why a reading is of no use.
-func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, at time.Duration, r *evidence.Repeat) (unknown string, err error) {
+// targets, or they do not stay suspended: then nothing is known.
+func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, at time.Duration, r *evidence.Repeat) (err error) {
 	policy, err := d.admin.GetPolicy(ctx, &gpreemptv1.GetPolicyRequest{})
 	if err != nil {
-		return "", err
+		return err
 	}
 	longest := min(policy.GetPolicy().GetMaxSuspend().AsDuration(), slotTime)
-	before, err := d.slots(ctx, targets, time.Now())
-	if err != nil || before == 0 {
+	before, failed := d.slots(ctx, targets, time.Now())
+	if failed != nil || before == 0 {
 		// The daemon may not read the slots, or has no queues to match them with.
-		return "", ctx.Err()
-	}
-	read := false
-	for _, t := range targets {
-		if _, err := d.admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: t.GetTargetId(), Ttl: durationpb.New(longest)}); err != nil {
-			return "the offline processes cannot be suspended by hand: " + err.Error(), nil
-		}
+		return ctx.Err()
 	}
 	defer func() {
 		for _, t := range targets {
@@ -353,42 +348,67 @@ func (d *daemon) probeSlots(ctx context.Context, targets []*gpreemptv1.Target, a
 				err = resumeErr
 			}
 		}
-		if err == nil && read {
-			var after int
-			until := time.Now().Add(longest - slotAge)
-			if after, err = d.settledSlots(ctx, targets, until, func(n int) bool { return n >= before }); err == nil {
-				r.Samples[len(r.Samples)-1].Values[evidence.HQDsAfter] = float64(after)
-			}
-		}
 	}()
-	began := time.Now()
-	during, err := d.settledSlots(ctx, targets, began.Add(longest-slotAge), func(n int) bool { return n == 0 })
-	if err != nil {
-		return "the hardware slots cannot be read: " + err.Error(), nil
+	for _, t := range targets {
+		if _, failed := d.admin.SuspendTarget(ctx, &gpreemptv1.SuspendTargetRequest{TargetId: t.GetTargetId(), Ttl: durationpb.New(longest)}); failed != nil {
+			return ctx.Err()
+		}
 	}
-	// They count only if the targets were suspended before and after the reading.
-	elapsed := time.Since(began)
+	for end := time.Now().Add(longest / 4); ; {
+		all, err := d.suspendedFor(ctx, targets, 0)
+		switch {
+		case err != nil:
+			return err
+		case !all && time.Now().After(end):
+			return nil
+		case !all:
+			if err := sleep(ctx, pollTime); err != nil {
+				return err
+			}
+			continue
+		}
+		break
+	}
+	began := time.Now()
+	during, failed := d.settledSlots(ctx, targets, began.Add(longest/2-slotAge), func(n int) bool { return n == 0 })
+	// It counts only if the targets were suspended before and after the reading.
+	all, err := d.suspendedFor(ctx, targets, time.Since(began))
+	if err != nil || failed != nil || !all {
+		return errors.Join(err, ctx.Err())
+	}
+	values := map[string]float64{evidence.HQDsActive: float64(before), evidence.HQDsSuspended: float64(during)}
+	r.Samples = append(r.Samples, evidence.Sample{At: ms(at), Values: values})
+	for _, t := range targets {
+		if _, err := d.admin.ResumeTarget(ctx, &gpreemptv1.ResumeTargetRequest{TargetId: t.GetTargetId()}); err != nil && !isUnknownTarget(err) {
+			return err
+		}
+	}
+	if after, failed := d.settledSlots(ctx, targets, time.Now().Add(longest-slotAge), func(n int) bool { return n >= before }); failed == nil {
+		values[evidence.HQDsAfter] = float64(after)
+	}
+	return ctx.Err()
+}
+
+// suspendedFor reports whether the targets have been suspended for at least some time.
+func (d *daemon) suspendedFor(ctx context.Context, targets []*gpreemptv1.Target, least time.Duration) (bool, error) {
 	list, err := d.admin.ListTargets(ctx, &gpreemptv1.ListTargetsRequest{})
 	if err != nil {
-		return "", err
+		return false, err
 	}
+	n := 0
 	for _, t := range list.GetTargets() {
-		mine := slices.ContainsFunc(targets, func(o *gpreemptv1.Target) bool { return o.GetTargetId() == t.GetTargetId() })
-		if mine && (t.GetState() != gpreemptv1.TargetState_TARGET_STATE_SUSPENDED || t.GetInState().AsDuration() < elapsed) {
-			return fmt.Sprintf("%s (%d) did not stay suspended while the slots were read", t.GetComm(), t.GetPid()), nil
+		if t.GetState() == gpreemptv1.TargetState_TARGET_STATE_SUSPENDED && t.GetInState().AsDuration() >= least &&
+			slices.ContainsFunc(targets, func(o *gpreemptv1.Target) bool { return o.GetTargetId() == t.GetTargetId() }) {
+			n++
 		}
 	}
-	r.Samples = append(r.Samples, evidence.Sample{At: ms(at), Values: map[string]float64{
-		evidence.HQDsActive: float64(before), evidence.HQDsSuspended: float64(during),
-	}})
-	read = true
-	return "", nil
+	return n == len(targets), nil
 }
 
 const (
 	// slotTime is how long the offline processes are suspended at most while slots are read: the
 	// daemon's reading may be a second old.
-	slotTime = 4 * time.Second
+	slotTime = 8 * time.Second
 	// slotAge is how long the daemon may answer with the same reading, and some time to make one.
 	slotAge = 1200 * time.Millisecond
 	// slotSettle is how long the slots may take to show a change: an emulated machine writes them
