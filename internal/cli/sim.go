@@ -61,8 +61,6 @@ type simFlags struct {
 	dir      string
 	costs    []time.Duration
 	knobs    []string
-	schemes  []string
-	policies []string
 	quantum  time.Duration
 	inFlight int
 	sweep    string

@@ -49,11 +49,11 @@ func adopt(p *scheduler.Policy, name string, m *gpreemptv1.Policy) {
 	}
 	switch name {
 	case "suspend_when":
-		p.SuspendWhen = scheduler.SuspendWhen(m.GetSuspendWhen()) //nolint:gosec // a number of the API
+		p.SuspendWhen = scheduler.SuspendWhen(m.GetSuspendWhen())
 	case "linger":
-		p.Linger = scheduler.Linger(m.GetLinger()) //nolint:gosec // a number of the API
+		p.Linger = scheduler.Linger(m.GetLinger())
 	case "gang":
-		p.Gang = scheduler.GangScope(m.GetGang()) //nolint:gosec // a number of the API
+		p.Gang = scheduler.GangScope(m.GetGang())
 	case "share_floor":
 		p.ShareFloor = m.GetShareFloor()
 	case "shadow":

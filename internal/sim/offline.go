@@ -187,7 +187,7 @@ func (s *stream) kill() bool {
 	if !was {
 		return false
 	}
-	_, _, begin, _ := s.kernels.at(s.pos)
+	_, _, begin := s.kernels.at(s.pos)
 	begin = max(begin, s.begin)
 	lost := s.pos > begin+fluidError
 	s.pos = begin
