@@ -257,7 +257,7 @@ func (f *simFlags) simulate(s scenario.Scenario, arms []simArm) (*simResult, err
 		return nil, err
 	}
 	run := evidence.Run{
-		Format: evidence.Format, Name: s.Name, Command: "sim", Origin: evidence.Simulated, Backend: "simulated: a model in virtual time",
+		Format: evidence.Format, Name: s.Name, Command: "sim", Origin: evidence.Simulated, Backend: "simulated: a model in virtual time", Planned: f.repeats,
 		Seed: f.seed, Plan: string(plan), Environment: map[string]string{"gpctl": api.VersionString()},
 	}
 	var online, offline sim.Figures

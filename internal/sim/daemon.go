@@ -17,9 +17,6 @@ type daemon struct {
 	core   *scheduler.Core
 	leases map[scheduler.LeaseID]*lease
 	last   scheduler.LeaseID
-	procs  map[gpreempt.ProcessKey]*process
-	// causes are, by process, the lease of its last suspension and how often that caused one.
-	causes map[gpreempt.ProcessKey]cause
 	tick   event
 	// todo are actions that are not carried out yet; stepping: some are being carried out.
 	todo     []order
@@ -42,8 +39,10 @@ type order struct {
 	target gpreempt.ProcessKey
 	seq    uint64
 	lease  scheduler.LeaseID
+	quiet  bool // of an answer
 }
 
+// cause is the lease of the last suspension of a process, and how often that caused one.
 type cause struct {
 	lease scheduler.LeaseID
 	times int
@@ -54,7 +53,7 @@ const unlimited = 1 << 30
 
 func newDaemon(e *engine) *daemon {
 	d := &daemon{
-		engine: e, leases: map[scheduler.LeaseID]*lease{}, procs: map[gpreempt.ProcessKey]*process{}, causes: map[gpreempt.ProcessKey]cause{},
+		engine: e, leases: map[scheduler.LeaseID]*lease{},
 		core: scheduler.New(e.scheme.Policy, scheduler.Limits{LeasesPerClient: unlimited, LeasesPerUser: unlimited, LeasesTotal: unlimited}),
 	}
 	d.tick.do = func() { d.step(scheduler.Tick{}) }
@@ -78,7 +77,13 @@ func (d *daemon) start() {
 		d.step(scheduler.GPUAdded{GPU: gpuID(g)})
 	}
 	for _, p := range d.engine.procs {
-		d.procs[p.key] = p
+		p.moved = func(resume bool, seq uint64, took time.Duration) {
+			if resume {
+				d.step(scheduler.Resumed{Target: p.key, Seq: seq, Took: took})
+			} else {
+				d.step(scheduler.Suspended{Target: p.key, Seq: seq, Took: took})
+			}
+		}
 		d.step(scheduler.TargetSeen{
 			Target: p.key, Job: p.job.Name, Class: gpreempt.Offline, Priority: gpreempt.Priority(p.job.Priority),
 			GPUs: gpuIDs(p.gpus), Queues: uint64(p.queues),
@@ -92,7 +97,7 @@ func (d *daemon) step(ev scheduler.Event) {
 	actions := d.core.Step(d.engine.now, ev)
 	for i := range actions {
 		a := &actions[i]
-		o := order{a.Kind, a.Target, a.Seq, a.Lease}
+		o := order{a.Kind, a.Target, a.Seq, a.Lease, a.Answer.Quiesced}
 		if a.Kind == scheduler.ActRecord {
 			if r := &a.Record; r.Kind != scheduler.RecordTarget || r.ToTarget != scheduler.TargetSuspending || r.Lease == 0 {
 				continue
@@ -128,31 +133,34 @@ func (d *daemon) act(o order) {
 	case scheduler.ActDetach:
 		d.step(scheduler.Detached{Target: o.target})
 	case scheduler.ActSuspend:
-		d.procs[o.target].move(false, func(took time.Duration) {
-			d.step(scheduler.Suspended{Target: o.target, Seq: o.seq, Took: took})
-		})
+		d.process(o.target).move(false, o.seq)
 	case scheduler.ActResume:
-		d.procs[o.target].move(true, func(took time.Duration) {
-			d.step(scheduler.Resumed{Target: o.target, Seq: o.seq, Took: took})
-		})
+		d.process(o.target).move(true, o.seq)
 	case scheduler.ActInspect:
 		// A call that takes long waits for cycles of the GPU, not for the job.
 		d.step(scheduler.Inspected{Target: o.target, Seq: o.seq})
 	case scheduler.ActAnswer:
 		if l := d.leases[o.lease]; l != nil {
+			if !o.quiet {
+				d.engine.out.NotQuiet += len(l.claim.requests)
+			}
 			d.engine.after(d.engine.o.Costs.Notify, func() { d.answer(l) })
 		}
 	}
 }
 
+// process returns a process by its key.
+func (d *daemon) process(key gpreempt.ProcessKey) *process {
+	return d.engine.procs[key.PID-firstPID]
+}
+
 // caused counts a suspension for the requests that it is for.
 func (d *daemon) caused(key gpreempt.ProcessKey, id scheduler.LeaseID) {
-	c := d.causes[key]
+	c := &d.process(key).cause
 	if c.lease != id {
-		c = cause{lease: id}
+		*c = cause{lease: id}
 	}
 	c.times++
-	d.causes[key] = c
 	// Several processes that are suspended at once are one preemption.
 	if l := d.leases[id]; l != nil && c.times > l.preemptions {
 		l.preemptions = c.times
@@ -182,6 +190,7 @@ func (d *daemon) request(l *lease) {
 	}
 	if _, err := d.core.Admit(&req); err != nil {
 		// The client runs unprotected, as with a daemon that refuses.
+		e.out.Unprotected += len(l.claim.requests)
 		e.after(e.o.Costs.Notify, func() { d.answer(l) })
 		return
 	}

@@ -46,8 +46,8 @@ type stream struct {
 	isOnline  bool
 
 	begin, pos float64
-	// stop is the position at which something has to be done: the end of the work or of a
-	// step, or that of the last kernel in flight.
+	// drainAt is the end of the last kernel in flight when the stream is to stop, and stepEnd
+	// that of the step or request; infinite for none. The stream stops at the first of them.
 	drainAt, stepEnd float64
 	running          bool
 	reached          func() // of an online stream
@@ -77,8 +77,8 @@ func newKernels(durations []time.Duration) *kernels {
 
 func (k *kernels) total() float64 { return k.ends[len(k.ends)-1] }
 
-// at returns the round in which a position is, the kernel there, and its begin and end.
-func (k *kernels) at(pos float64) (round float64, index int, begin, end float64) {
+// at returns the round in which a position is, the kernel there, and its begin.
+func (k *kernels) at(pos float64) (round float64, index int, begin float64) {
 	total := k.total()
 	round = math.Floor(pos / total)
 	in := pos - round*total
@@ -86,13 +86,13 @@ func (k *kernels) at(pos float64) (round float64, index int, begin, end float64)
 	if index > 0 {
 		begin = k.ends[index-1]
 	}
-	return round, index, round*total + begin, round*total + k.ends[index]
+	return round, index, round*total + begin
 }
 
 // drain returns the end of the nth kernel from a position on, the one in progress included. A
 // position between two kernels has none in progress.
 func (k *kernels) drain(pos float64, n int) float64 {
-	round, index, begin, _ := k.at(pos)
+	round, index, begin := k.at(pos)
 	if pos <= begin+fluidError {
 		n--
 	}

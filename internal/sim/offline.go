@@ -3,6 +3,7 @@ package sim
 import (
 	"errors"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/gpreempt/gpreempt/internal/evidence"
@@ -19,6 +20,12 @@ type process struct {
 	streams  []*stream
 	queues   int
 	arrivals []scenario.Arrival
+
+	op operation
+	// moved is the way's, and called at the end of an operation.
+	moved func(resume bool, seq uint64, took time.Duration)
+	// cause is what its last suspension was for, under GPreempt.
+	cause cause
 }
 
 // firstPID is that of the first process: a number as a process may have it.
@@ -49,6 +56,7 @@ func (e *engine) addJob(j *scenario.Job, index int) error {
 	}
 	for range max(1, j.Processes) {
 		p := &process{engine: e, job: j, gpus: gpus, arrivals: arrivals}
+		p.op.process, p.op.timer.do = p, p.op.due
 		p.key = gpreempt.ProcessKey{PID: int32(firstPID + len(e.procs)), Start: 1}
 		for _, g := range gpus {
 			for range max(1, j.Queues) {
@@ -179,7 +187,7 @@ func (s *stream) kill() bool {
 	if !was {
 		return false
 	}
-	_, _, begin, _ := s.kernels.at(s.pos)
+	_, _, begin := s.kernels.at(s.pos)
 	begin = max(begin, s.begin)
 	lost := s.pos > begin+fluidError
 	s.pos = begin
@@ -214,21 +222,26 @@ func (s *stream) atEnd() {
 	}
 }
 
-// operation is a suspend or resume of a process in progress. As the driver does, it goes from
+// operation is the suspend or resume of a process in progress. As the driver does, it goes from
 // GPU to GPU, and each GPU's runlist is changed by one operation after the other.
 type operation struct {
 	process *process
 	resume  bool
-	next    int // of the process's GPUs
+	seq     uint64
 	began   time.Duration
-	done    func(took time.Duration)
+	next    int // of the process's GPUs
+	// cycling: the cycle of that GPU is in progress.
+	cycling bool
+	timer   event
 }
 
-// move suspends or resumes a process and calls done at the end.
-func (p *process) move(resume bool, done func(took time.Duration)) {
+// move suspends or resumes a process, which has no operation in progress, and calls moved at the
+// end, with seq.
+func (p *process) move(resume bool, seq uint64) {
 	e := p.engine
 	c := e.o.Costs
-	op := &operation{process: p, resume: resume, began: e.now, done: done}
+	op := &p.op
+	op.resume, op.seq, op.began, op.next = resume, seq, e.now, 0
 	fixed := c.Suspend
 	if resume {
 		fixed = c.Resume
@@ -236,7 +249,19 @@ func (p *process) move(resume bool, done func(took time.Duration)) {
 	for _, g := range p.gpus {
 		g.moving(1)
 	}
-	e.after(fixed-c.Disturb+time.Duration(p.queues)*c.PerQueue, op.step)
+	e.events.set(&op.timer, e.now+fixed-c.Disturb+time.Duration(p.queues)*c.PerQueue)
+}
+
+func (op *operation) due() {
+	if !op.cycling {
+		op.step()
+		return
+	}
+	g := op.process.gpus[op.next]
+	op.cycling = false
+	g.engine.touch(g)
+	g.cycles--
+	op.apply(g)
 }
 
 // step begins the cycle on the next GPU, or ends the operation.
@@ -251,7 +276,7 @@ func (op *operation) step() {
 		} else {
 			e.out.Suspends = append(e.out.Suspends, timed)
 		}
-		op.done(took)
+		p.moved(op.resume, op.seq, took)
 		return
 	}
 	g := p.gpus[op.next]
@@ -266,7 +291,10 @@ func (op *operation) cycle(g *gpu) {
 		op.apply(g)
 		return
 	}
-	g.stopAll(e.o.Costs.Disturb, func() { op.apply(g) })
+	e.touch(g)
+	g.cycles++
+	op.cycling = true
+	e.events.set(&op.timer, e.now+e.o.Costs.Disturb)
 }
 
 // stopAll has nothing run on the GPU for a time, and calls done then.
@@ -293,8 +321,7 @@ func (op *operation) apply(g *gpu) {
 		}
 	}
 	g.moving(-1)
-	g.lock = g.lock[1:]
-	if len(g.lock) > 0 {
+	if g.lock = slices.Delete(g.lock, 0, 1); len(g.lock) > 0 {
 		g.lock[0].cycle(g)
 	}
 	op.next++

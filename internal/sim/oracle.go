@@ -44,6 +44,11 @@ func newOracle(e *engine) (*oracle, error) {
 	for _, p := range e.procs {
 		f := &foreseen{}
 		f.timer.do = func() { o.look(p) }
+		p.moved = func(resume bool, _ uint64, _ time.Duration) {
+			f.moving, f.suspended = false, !resume
+			o.grant()
+			o.look(p)
+		}
 		o.state[p] = f
 	}
 	return o, nil
@@ -108,11 +113,7 @@ func (o *oracle) move(p *process, resume bool) {
 	f := o.state[p]
 	o.engine.events.clear(&f.timer)
 	f.moving = true
-	p.move(resume, func(time.Duration) {
-		f.moving, f.suspended = false, !resume
-		o.grant()
-		o.look(p)
-	})
+	p.move(resume, 0)
 }
 
 func (o *oracle) ready(c *claim) {

@@ -10,10 +10,7 @@ import (
 
 // sets returns the publications that the model is compared with.
 func sets() ([]*set, error) {
-	g, err := gpreemptSet()
-	if err != nil {
-		return nil, err
-	}
+	g := gpreemptSet()
 	x, err := xschedSet()
 	if err != nil {
 		return nil, err
@@ -60,7 +57,7 @@ func named(names ...string) ([]scenario.Scenario, error) {
 	return all, nil
 }
 
-func gpreemptSet() (*set, error) {
+func gpreemptSet() *set {
 	none, alone := Scheme{Kind: None}, Scheme{Kind: OnlineAlone}
 	const scenarios, latency, throughput = "A to E, mean", "mean latency / online alone", "requests per second / no preemption"
 	s := &set{
@@ -125,7 +122,7 @@ func gpreemptSet() (*set, error) {
 		}
 		return sum / float64(len(all)), nil
 	}
-	return s, nil
+	return s
 }
 
 // remember runs a scheme unless it has.

@@ -198,8 +198,8 @@ func TestShadowPolicySharesTheGPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	r := run(t, beside(millisecond), sim.Scheme{Kind: sim.GPreempt, Policy: p})
-	if got := of(r); got.Least != 11 || len(r.Suspends) > 0 {
-		t.Errorf("%+v with %d suspends", got, len(r.Suspends))
+	if got := of(r); got.Least != 11 || len(r.Suspends) > 0 || r.NotQuiet != 200 {
+		t.Errorf("%+v with %d suspends, %d not quiet", got, len(r.Suspends), r.NotQuiet)
 	}
 }
 
